@@ -1,0 +1,163 @@
+# Needs GNU make (3.81 or newer), a POSIX shell and Python 3.11 to 3.13; no
+# compiler, no git. Everything is installed into .venv, from the lock files.
+#
+#   make setup PYTHON=python3.12     another interpreter (remove .venv first)
+#   make decode ARGS=--config.temperature=1
+#   make test JOBS=4
+
+SHELL = /bin/sh
+.NOTPARALLEL:
+
+JOBS = 2
+ARGS =
+# Set from the command line or the environment to choose the interpreter.
+PYTHON ?=
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip
+INSTALL := $(PIP) install --quiet --no-build-isolation
+UV := uv==0.13.8
+
+# A caller's Python and pip settings must not reach into .venv. Where packages
+# come from (PIP_INDEX_URL, PIP_FIND_LINKS, PIP_CERT, ...) stays the caller's.
+unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONOPTIMIZE PYTHONWARNINGS
+unexport PYTHONSAFEPATH PYTHONINSPECT PYTHONPLATLIBDIR PYTHONCASEOK
+unexport PYTHONEXECUTABLE __PYVENV_LAUNCHER__ PYTHON
+unexport PIP_PYTHON PIP_TARGET PIP_PREFIX PIP_ROOT PIP_REQUIREMENT PIP_EDITABLE
+unexport PIP_CONSTRAINT PIP_BUILD_CONSTRAINT PIP_REQUIRE_HASHES PIP_NO_DEPS
+unexport PIP_NO_BINARY PIP_PRE PIP_DRY_RUN PIP_IGNORE_INSTALLED PIP_UPGRADE
+unexport PIP_FORCE_REINSTALL PIP_REPORT PIP_PLATFORM PIP_PYTHON_VERSION
+unexport PIP_ABI PIP_IMPLEMENTATION PIP_NO_BUILD_ISOLATION
+export PYTHONNOUSERSITE := 1
+export PIP_USER := 0
+export PIP_USE_PEP517 := 1
+export PIP_REQUIRE_VIRTUALENV := 0
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# A shell fragment: leaves a suitable interpreter in $python, or stops.
+CHECK := import sys, venv, ensurepip; \
+  sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
+DESCRIBE := import sys, importlib.util as u; \
+  print("Python", sys.version.split()[0], \
+  "" if u.find_spec("ensurepip") else "without ensurepip (python3-venv)")
+find_python = \
+  if [ -n '$(PYTHON)' ]; then set -- '$(PYTHON)'; \
+  else set -- python3 python3.13 python3.12 python3.11; fi; \
+  python=; \
+  for candidate in "$$@"; do \
+    if "$$candidate" -c '$(CHECK)' >/dev/null 2>&1; then \
+      python=$$candidate; break; \
+    fi; \
+  done; \
+  if [ -z "$$python" ]; then \
+    echo "specjax needs Python 3.11, 3.12 or 3.13 with its venv module." >&2; \
+    echo "Found:" >&2; \
+    for candidate in "$$@"; do \
+      echo "  $$candidate: $$("$$candidate" -c '$(DESCRIBE)' 2>/dev/null || \
+        echo nothing that runs)" >&2; \
+    done; \
+    echo "Name one with: make setup PYTHON=/path/to/python3" >&2; \
+    exit 1; \
+  fi
+
+.PHONY: help
+help:  ## Lists the targets
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | \
+	while IFS='|' read -r name text; do \
+	  printf 'make %-11s %s\n' "$$name" "$$text"; \
+	done
+
+.PHONY: setup
+setup: $(VENV)/.setup.stamp  ## Creates .venv with the pinned dependencies
+
+# An environment that was left half made, or whose interpreter is gone, is made
+# anew; setuptools comes first because one dependency has no wheel.
+$(VENV)/.setup.stamp: requirements.lock setup.py pyproject.toml
+	@if ! $(PY) -c '$(CHECK)' >/dev/null 2>&1 || \
+	  ! $(PIP) --version >/dev/null 2>&1; then \
+	  $(find_python); \
+	  echo "Creating $(VENV) with $$python"; \
+	  "$$python" -m venv --clear $(VENV); \
+	fi
+	@echo "Installing the pinned dependencies (once; a minute or two)"
+	@$(INSTALL) -c requirements.lock setuptools
+	@$(INSTALL) -r requirements.lock
+	@$(INSTALL) --no-deps -e .
+	@touch $@
+
+$(VENV)/.test.stamp: requirements-test.lock $(VENV)/.setup.stamp
+	@echo "Installing the pinned test dependencies (once)"
+	@$(INSTALL) -r requirements-test.lock
+	@touch $@
+
+.PHONY: decode
+decode: $(VENV)/.setup.stamp  ## Decodes a few prompts with the embedded pair
+	@$(PY) -m launch.decode --config=configs/embedded.py $(ARGS)
+
+.PHONY: benchmark
+benchmark: $(VENV)/.setup.stamp  ## Measures the embedded pair: benchmark.json
+	@$(PY) -m launch.benchmark --config=configs/embedded.py \
+	  --output=benchmark.json $(ARGS)
+
+# CI runs this and nothing else, so the heavy sweeps and the lint are in it; the
+# whole must stay under 12 minutes on two cores.
+.PHONY: test
+test: test-fast test-heavy lint  ## All tests and the lint: what CI runs
+
+.PHONY: test-fast
+test-fast: $(VENV)/.test.stamp  ## The tests that are not marked heavy
+	$(PY) -m pytest -n $(JOBS) -m "not heavy" $(ARGS)
+
+# Exit status 5 says that no test is marked heavy.
+.PHONY: test-heavy
+test-heavy: $(VENV)/.test.stamp  ## The long sweeps
+	$(PY) -m pytest -n $(JOBS) -m heavy $(ARGS) || [ $$? -eq 5 ]
+
+.PHONY: lint
+lint: $(VENV)/.test.stamp  ## Checks style and format, changes nothing
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+.PHONY: format
+format: $(VENV)/.test.stamp  ## Formats the code and mends what is mechanical
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+.PHONY: wheel
+wheel: $(VENV)/.setup.stamp  ## Builds dist/specjax-*.whl
+	@rm -rf build/lib build/bdist.* dist
+	@$(PIP) wheel --quiet --no-deps --no-build-isolation -w dist .
+	@ls dist
+
+# One resolution for Python 3.11 and newer on every platform. Pins that still
+# fit are kept; `make lock ARGS=--upgrade` takes the newest. What torch wants
+# for a GPU is left out: torch pins it itself, and its CPU build needs none.
+COMPILE = build/lock/bin/uv pip compile --quiet --universal \
+  --python-version 3.11 --fork-strategy fewest --no-annotate $(ARGS)
+
+.PHONY: lock
+lock:  ## Resolves requirements.lock and requirements-test.lock
+	@$(find_python); "$$python" -m venv --clear build/lock
+	@build/lock/bin/python -m pip install --quiet $(UV)
+	@echo setuptools | $(COMPILE) --custom-compile-command 'make lock' \
+	  --extra experiments -o requirements.lock setup.py - >/dev/null
+	@cat requirements.lock > build/lock/all.txt
+	@if [ -f requirements-test.lock ]; then \
+	  sed '/^-r/d' requirements-test.lock >> build/lock/all.txt; fi
+	@$(COMPILE) --no-header --extra experiments --extra test \
+	  -c requirements.lock -o build/lock/all.txt setup.py >/dev/null
+	@{ echo '# What the tests need on top of requirements.lock.'; \
+	  echo '# Regenerate with: make lock'; \
+	  echo '-r requirements.lock'; \
+	  grep -v -x -F -f requirements.lock build/lock/all.txt | \
+	  grep -v -E '^(cuda|nvidia|triton)'; } > build/lock/test.txt
+	@mv build/lock/test.txt requirements-test.lock
+	@rm -rf build/lock
+	@wc -l requirements.lock requirements-test.lock
+
+.PHONY: clean
+clean:  ## Removes builds and caches (rm -rf .venv for the environment)
+	rm -rf build dist specjax.egg-info .pytest_cache .ruff_cache .hypothesis
+	find specjax models configs launch tests -name __pycache__ \
+	  -type d -prune -exec rm -rf {} +

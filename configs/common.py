@@ -1,0 +1,33 @@
+"""What every decoding experiment has: the fields and their defaults."""
+
+import ml_collections
+
+
+def get_config() -> ml_collections.ConfigDict:
+  """The fields that `launch.decode` and `launch.benchmark` read."""
+  config = ml_collections.ConfigDict()
+  # Checkpoint directories; `draft` is read by the "model" drafter only.
+  config.target = ""
+  config.draft = ""
+  config.dtype = "float32"
+  # What proposes, and what verifies.
+  config.drafter = "model"  # model, ngram, layer_skip
+  config.rule = "token"  # a name in specjax.rules
+  config.num_speculative_tokens = 5  # 0 is plain autoregressive decoding
+  config.num_drafts = 1
+  config.max_ngram = 3  # for ngram
+  config.skip_attention = ()  # for layer_skip: layer indices
+  config.skip_mlp = ()
+  # What is sampled. Temperature 0 is greedy; 0, 1.0 and 0.0 truncate nothing.
+  config.temperature = 0.0
+  config.top_k = 0
+  config.top_p = 1.0
+  config.min_p = 0.0
+  config.seed = 0
+  # When rows end, beside the tokenizer's end-of-text token.
+  config.max_new_tokens = 128
+  config.stop_token_ids = ()
+  # Prompts and completions longer than this are refused.
+  config.max_length = 2048
+  config.batch_size = 1
+  return config

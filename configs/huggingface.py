@@ -1,0 +1,34 @@
+"""Decodes with any supported checkpoint directories on this machine.
+
+  python -m launch.decode \
+    --config=configs/huggingface.py:target=DIR,draft=DIR --prompts=IN.jsonl
+
+Without `draft=`, choose a drafter that needs none:
+
+  python -m launch.decode --config=configs/huggingface.py:target=DIR \
+    --config.drafter=ngram --prompts=IN.jsonl
+
+GPT-2, GPT-NeoX, Llama, Mistral, Qwen2 and Qwen3 directories are read
+(config.json, safetensors, tokenizer files).
+"""
+
+import ml_collections
+
+from configs import common
+
+
+def get_config(arg: str = "") -> ml_collections.ConfigDict:
+  """The experiment; `arg` is "target=DIR" or "target=DIR,draft=DIR"."""
+  given = dict.fromkeys(("target", "draft"), "")
+  for item in filter(None, arg.split(",")):
+    key, _, value = item.partition("=")
+    if key not in given or not value:
+      raise ValueError(
+        f"expected configs/huggingface.py:target=DIR[,draft=DIR], got {item!r}"
+      )
+    given[key] = value
+  if not given["target"]:
+    raise ValueError("expected configs/huggingface.py:target=DIR[,draft=DIR]")
+  config = common.get_config()
+  config.update(given)
+  return config

@@ -1,0 +1,60 @@
+"""Trains the embedded pair on Python source, on two CPU cores.
+
+The tokenizer and the target first, then the draft, distilled from the target:
+
+  python -m launch.train --config=configs/train_embedded.py:target \
+    --workdir=/tmp/specjax/target --export=models/pretrained/target
+  python -m launch.train --config=configs/train_embedded.py:draft \
+    --workdir=/tmp/specjax/draft --export=models/pretrained/draft
+
+`:tiny` trains a toy in seconds (the test of the trainer). What the two commands
+gave is in models/pretrained/README.md.
+"""
+
+import ml_collections
+
+_SHAPES = {
+  "target": dict(
+    embed_dim=384, num_layers=6, num_heads=6, num_kv_heads=6, head_dim=64,
+    mlp_dim=1024,
+  ),
+  "draft": dict(
+    embed_dim=128, num_layers=1, num_heads=4, num_kv_heads=4, head_dim=32,
+    mlp_dim=384,
+  ),
+  "tiny": dict(
+    embed_dim=32, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16,
+    mlp_dim=64,
+  ),
+}  # fmt: skip
+
+
+def get_config(arg: str = "target") -> ml_collections.ConfigDict:
+  """The experiment; `arg` is "target", "draft" or "tiny"."""
+  if arg not in _SHAPES:
+    raise ValueError(f"expected one of {sorted(_SHAPES)}, got {arg!r}")
+  config = ml_collections.ConfigDict()
+  config.model = ml_collections.ConfigDict(
+    dict(_SHAPES[arg], vocab_size=4096, max_positions=2048)
+  )
+  config.packages = ("stdlib", "absl", "etils", "flax", "optax", "rich")
+  # Where the tokenizer is. Trained and written there if the folder lacks one.
+  config.tokenizer = "models/pretrained/target"
+  # Directory of a target to distil from; empty for plain cross-entropy.
+  config.teacher = "models/pretrained/target" if arg == "draft" else ""
+  config.sequence_length = 256
+  config.batch_size = 8
+  config.num_steps = {"target": 1400, "draft": 3000, "tiny": 20}[arg]
+  config.learning_rate = {"target": 1.5e-3, "draft": 4e-3, "tiny": 1e-2}[arg]
+  config.warmup_steps = config.num_steps // 20
+  config.weight_decay = 0.05
+  config.seed = 0
+  config.log_every = 25
+  config.checkpoint_every = 100
+  if arg == "tiny":
+    config.model.vocab_size = 512
+    config.packages = ("absl",)
+    config.sequence_length = 32
+    config.batch_size = 4
+    config.log_every = config.checkpoint_every = 5
+  return config

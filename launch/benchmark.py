@@ -1,0 +1,239 @@
+"""Measures one pair in one run: rates, step costs, and the prediction.
+
+  python -m launch.benchmark --config=configs/embedded.py --output=B.json
+
+Autoregressive, speculative and (if torch and transformers are installed)
+transformers' plain and assisted generation take turns on the same prompts;
+whole steps and their parts are timed apart. Only ratios inside one run mean
+anything: machines drift. The compilation cache is off, so `compile_seconds` is
+real.
+"""
+
+import json
+import os
+import platform
+
+import jax
+import jaxlib
+import rich.console
+from absl import flags
+from ml_collections import config_flags
+
+from launch import engine, hf_reference, main, pair, prompts, timing
+from launch.journal import write_json
+from specjax import metrics
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, lock_config=True)
+_PROMPTS = flags.DEFINE_string("prompts", None, "Prompts, JSONL.")
+_OUTPUT = flags.DEFINE_string("output", None, "Where to write the numbers.")
+_ROUNDS = flags.DEFINE_integer("rounds", 5, "Timed rounds of everything.")
+_REFERENCE = flags.DEFINE_bool(
+  "reference", True, "Also measure transformers, if it is installed."
+)
+_WIDTHS = (1, 2, 4, 6, 8, 12, 16)
+
+
+def machine() -> dict:
+  """Versions and hardware, for the record."""
+  model = platform.processor()
+  info = "/proc/cpuinfo"
+  if os.path.exists(info):
+    with open(info, encoding="utf-8") as lines:
+      names = [x.split(":", 1)[1].strip() for x in lines if "model name" in x]
+    model = names[0] if names else model
+  return {
+    "python": platform.python_version(),
+    "jax": jax.__version__,
+    "jaxlib": jaxlib.__version__,
+    "backend": jax.default_backend(),
+    "devices": [d.device_kind for d in jax.devices()],
+    "processor": model,
+    "cores": len(os.sched_getaffinity(0)),
+    "system": platform.platform(),
+  }
+
+
+def measure_rates(batches, engines, reference, *, rounds: int):
+  """Decodes every batch with every system, in turn.
+
+  Args:
+    batches: what to decode.
+    engines: {"speculative": .., "autoregressive": ..}, compiled.
+    reference: a `hf_reference.Reference` or None.
+    rounds: passes over the batches, after one that warms up.
+
+  Returns:
+    `{system: [(tokens, seconds) of each round and batch]}`, all systems in the
+    same order; the completions of the last round; `{system: token ids}`.
+  """
+  systems = {
+    name: lambda batch, one=one: one.run(batch) for name, one in engines.items()
+  }
+  if reference is not None:
+    systems["hf_autoregressive"] = lambda batch: reference.run(
+      batch, assisted=False
+    )
+    if reference.can_assist and all(b.rows == 1 for b in batches):
+      systems["hf_assisted"] = lambda batch: reference.run(batch, assisted=True)
+  timings = {name: [] for name in systems}
+  last = {}
+  for index in range(rounds + 1):
+    for number, batch in enumerate(batches):
+      names = list(systems)
+      turn = (index + number) % len(names)
+      for name in names[turn:] + names[:turn]:
+        out, seconds = systems[name](batch)
+        ids = [x if isinstance(x, list) else x.token_ids for x in out]
+        last[name, number] = out
+        if index:
+          timings[name].append((sum(map(len, ids)), seconds))
+  return timings, last
+
+
+def rate(timings: list[tuple[int, float]]) -> float:
+  """Tokens per second over all timed batches."""
+  return sum(t for t, _ in timings) / sum(s for _, s in timings)
+
+
+def run(_) -> int:
+  """The command."""
+  config = _CONFIG.value
+  jax.config.update("jax_compilation_cache_dir", None)
+  models = pair.build(config)
+  room = models.max_length - config.max_new_tokens
+  if _PROMPTS.value:
+    items, problems = prompts.read_jsonl(
+      _PROMPTS.value, models.tokenizer, max_tokens=room
+    )
+    if problems:
+      raise main.UserError("; ".join(problems))
+  else:
+    items = prompts.built_in(models.tokenizer)
+  batches = prompts.make_batches(
+    items, batch_size=config.batch_size, max_width=room
+  )
+  engines = {
+    "speculative": engine.from_config(config, models),
+    "autoregressive": engine.from_config(config, models, baseline=True),
+  }
+  compile_seconds = {
+    name: sum(one.compile(b) for b in batches) for name, one in engines.items()
+  }
+  reference = None
+  if _REFERENCE.value and hf_reference.is_available():
+    eos = models.tokenizer.eos_token_id
+    reference = hf_reference.Reference(
+      config, pad_token_id=0 if eos is None else eos
+    )
+  timings, last = measure_rates(
+    batches, engines, reference, rounds=_ROUNDS.value
+  )
+  units = [
+    metrics.Unit(
+      **{
+        **vars(engine.unit_of(last["speculative", i % len(batches)], s, None)),
+        "num_tokens": t,
+        "baseline_num_tokens": bt,
+        "baseline_seconds": bs,
+      }
+    )
+    for i, ((t, s), (bt, bs)) in enumerate(
+      zip(timings["speculative"], timings["autoregressive"], strict=True)
+    )
+  ]
+  summary = metrics.summarize(units)
+
+  longest = batches[-1]
+  costs = timing.measure_step(
+    engines["speculative"],
+    engines["autoregressive"],
+    longest,
+    drafter_name=config.drafter,
+    rounds=max(5, _ROUNDS.value),
+  )
+  prefill_seconds = {
+    name: timing.alternate(
+      {"prefill": lambda one=one: jax.block_until_ready(one.prefill(longest))},
+      rounds=max(5, _ROUNDS.value),
+    )["prefill"]
+    for name, one in engines.items()
+  }
+  curve = timing.verify_curve(
+    engines["autoregressive"], longest, widths=_WIDTHS,
+    rounds=max(5, _ROUNDS.value),
+  )  # fmt: skip
+
+  # Prediction: every row of a batch takes part until its last row is done, so
+  # seconds are those of the batch's longest row.
+  predicted, predicted_plain, tokens = 0.0, 0.0, 0
+  for number in range(len(batches)):
+    done = last["speculative", number]
+    plain = last["autoregressive", number]
+    predicted += (
+      prefill_seconds["speculative"]
+      + max(c.num_target_calls for c in done) * costs.forwards
+    )
+    predicted_plain += (
+      prefill_seconds["autoregressive"]
+      + max(len(c.token_ids) for c in plain) * costs.target[1]
+    )
+    tokens += sum(len(c.token_ids) for c in done)
+  plain_tokens = sum(
+    len(c.token_ids)
+    for number in range(len(batches))
+    for c in last["autoregressive", number]
+  )
+  hf_rate = lambda name: rate(timings[name]) if name in timings else None
+  same = None
+  if reference is not None and config.temperature == 0:
+    same = sum(
+      ours.token_ids == theirs
+      for number in range(len(batches))
+      for ours, theirs in zip(
+        last["autoregressive", number],
+        last["hf_autoregressive", number],
+        strict=True,
+      )
+    ) / len(items)
+  passes = costs.draft_passes
+  result = {
+    "autoregressive_tokens_per_second": rate(timings["autoregressive"]),
+    "speculative_tokens_per_second": rate(timings["speculative"]),
+    "speedup": summary["speedup"],
+    "speedup_ci": summary["speedup_ci"],
+    "hf_autoregressive_tokens_per_second": hf_rate("hf_autoregressive"),
+    "hf_assisted_tokens_per_second": hf_rate("hf_assisted"),
+    "hf_identical_completions": same,
+    "block_efficiency": summary["block_efficiency"],
+    "acceptance_rate": summary["acceptance_rate"],
+    "expected_acceptance_rate": summary["expected_acceptance_rate"],
+    "prefill_seconds": prefill_seconds["speculative"],
+    "baseline_prefill_seconds": prefill_seconds["autoregressive"],
+    "draft_step_seconds": costs.draft[passes[-1]] if passes else None,
+    "draft_forwards_seconds": sum(costs.draft[t] for t in passes),
+    "verify_seconds": costs.target[max(costs.target)],
+    "autoregressive_forward_seconds": costs.target[1],
+    "autoregressive_step_seconds": costs.plain_step,
+    "step_seconds": costs.step,
+    "loop_overhead": costs.step / costs.forwards,
+    "autoregressive_loop_overhead": costs.plain_step / costs.target[1],
+    "target_pass_seconds": curve,
+    "compile_seconds": sum(compile_seconds.values()),
+    "compile_seconds_by_system": compile_seconds,
+    "predicted_speedup": (tokens / predicted)
+    / (plain_tokens / predicted_plain),
+    "rounds": _ROUNDS.value,
+    "num_prompts": len(items),
+    "config": json.loads(config.to_json_best_effort()),
+    "machine": machine(),
+    "reference": reference.versions if reference else None,
+  }
+  if _OUTPUT.value:
+    write_json(_OUTPUT.value, result)
+  rich.console.Console().print_json(json.dumps(result))
+  return 0
+
+
+if __name__ == "__main__":
+  flags.mark_flag_as_required("config")
+  main.run(run)

@@ -1,0 +1,171 @@
+"""Python source as training text: which files, which split, packed how.
+
+The corpus is what a Python machine already has: the running interpreter's
+standard library and a named list of permissively licensed installed packages.
+Tests, generated and vendored files are left out. A file's split is decided by
+its path inside the library (`json/decoder.py`), so a file held out on one
+machine is held out on every machine and for every Python version.
+"""
+
+import dataclasses
+import hashlib
+import importlib.util
+import pathlib
+import re
+import sysconfig
+from collections.abc import Iterator
+
+import numpy as np
+
+# Package -> licence. All permissive; the standard library is under the PSF
+# licence.
+PACKAGES = {
+  "absl": "Apache-2.0",
+  "etils": "Apache-2.0",
+  "flax": "Apache-2.0",
+  "jax": "Apache-2.0",
+  "ml_collections": "Apache-2.0",
+  "numpy": "BSD-3-Clause",
+  "optax": "Apache-2.0",
+  "orbax": "Apache-2.0",
+  "rich": "MIT",
+  "scipy": "BSD-3-Clause",
+}
+
+_EXCLUDED = re.compile(
+  r"(^|/)(tests?|testing|idlelib|lib2to3|turtledemo|site-packages|_vendor|"
+  r"vendored?|ensurepip|__pycache__|encodings|pydoc_data)(/|$)|"
+  r"(_test|_tests|_pb2|_tables?|_unicode_data\w*|sre_constants)\.py$|"
+  r"(^|/)(test_\w+|_sysconfigdata\w*|keyword|token|opcode)\.py$"
+)
+_GENERATED = re.compile(
+  r"(automatically generated|auto-?generated|do not edit)", re.I
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceFile:
+  """One file of the corpus.
+
+  Attributes:
+    name: path inside the library, which decides the split.
+    package: "stdlib" or a key of `PACKAGES`.
+    text: the source.
+  """
+
+  name: str
+  package: str
+  text: str
+
+  @property
+  def split(self) -> str:
+    """By hash of the name: "test" (5%), "validation" (2%) or "train"."""
+    digest = hashlib.sha256(self.name.encode()).digest()
+    bucket = int.from_bytes(digest[:4], "big") % 100
+    return "test" if bucket < 5 else "validation" if bucket < 7 else "train"
+
+
+def _roots(packages: tuple[str, ...]) -> Iterator[tuple[str, pathlib.Path]]:
+  for package in packages:
+    if package == "stdlib":
+      yield package, pathlib.Path(sysconfig.get_paths()["stdlib"])
+      continue
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+      raise ValueError(f"package {package!r} is not installed here")
+    yield package, pathlib.Path(next(iter(spec.submodule_search_locations)))
+
+
+def python_files(
+  packages: tuple[str, ...] = ("stdlib", *PACKAGES),
+  *,
+  split: str | None = None,
+  max_bytes: int = 100_000,
+) -> list[SourceFile]:
+  """Reads the corpus, de-duplicated, in a fixed order.
+
+  Args:
+    packages: "stdlib" and keys of `PACKAGES`.
+    split: only files of this split; None for all.
+    max_bytes: longer files (tables, mostly) are left out.
+
+  Returns:
+    The files, sorted by name.
+
+  Raises:
+    ValueError: for a package that is not installed.
+  """
+  files, seen = [], set()
+  for package, root in _roots(packages):
+    for path in sorted(root.rglob("*.py")):
+      inside = path.relative_to(root).as_posix()
+      name = inside if package == "stdlib" else f"{package}/{inside}"
+      if _EXCLUDED.search(inside):
+        continue
+      try:
+        text = path.read_text("utf-8")
+      except (UnicodeDecodeError, OSError):
+        continue
+      digest = hashlib.sha256(text.encode()).digest()
+      if (
+        not 200 < len(text) <= max_bytes
+        or digest in seen
+        or _GENERATED.search(text[:2000])
+      ):
+        continue
+      seen.add(digest)
+      file = SourceFile(name, package, text)
+      if split is None or file.split == split:
+        files.append(file)
+  return sorted(files, key=lambda f: f.name)
+
+
+def held_out_prompts(
+  count: int, *, num_lines: int = 12, packages: tuple[str, ...] = ("stdlib",)
+) -> list[str]:
+  """Prompts from files of the test split: a few lines from inside each file.
+
+  Args:
+    count: how many; files are revisited at other places if need be.
+    num_lines: lines in a prompt.
+    packages: where from.
+
+  Returns:
+    The prompts, the same on every call.
+
+  Raises:
+    ValueError: if the test split is empty.
+  """
+  files = python_files(packages, split="test")
+  if not files:
+    raise ValueError(f"no held-out files in {packages}")
+  rng = np.random.default_rng(0)
+  prompts = []
+  while len(prompts) < count:
+    for file in files:
+      lines = file.text.splitlines(keepends=True)
+      start = int(rng.integers(max(1, len(lines) - num_lines)))
+      prompts.append("".join(lines[start : start + num_lines]))
+  return prompts[:count]
+
+
+def pack(
+  documents: list[list[int]], *, length: int, separator: int, seed: int
+) -> np.ndarray:
+  """Concatenates shuffled documents and cuts them into rows.
+
+  Args:
+    documents: token ids of each document.
+    length: tokens in a row.
+    separator: put after every document.
+    seed: order of the documents.
+
+  Returns:
+    `i32[rows, length]`; the incomplete last row is dropped.
+  """
+  order = np.random.default_rng(seed).permutation(len(documents))
+  stream = np.concatenate(
+    [np.asarray([*documents[i], separator], np.int32) for i in order]
+  )
+  rows = len(stream) // length
+  return stream[: rows * length].reshape(rows, length)

@@ -1,0 +1,183 @@
+"""Runs batches of prompts through a decoder, compiled once per shape."""
+
+import dataclasses
+import functools
+import time
+
+import jax
+import numpy as np
+
+from launch.pair import Pair
+from launch.prompts import Batch
+from specjax import metrics
+from specjax import sampling as sampling_lib
+from specjax.decode import Decoder
+from specjax.types import DecodeState, StopReason
+from specjax.warp import make_sampling
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Completion:
+  """What one prompt became.
+
+  Attributes:
+    token_ids: emitted tokens, a stop token included.
+    origins: an `Origin` for each.
+    stop_reason: "stop_token", "length" or "nan_logits".
+    num_target_calls, num_drafted, num_accepted, expected_accepted,
+      accept_counts: see `specjax.types.Counters`.
+  """
+
+  token_ids: list[int]
+  origins: list[int]
+  stop_reason: str
+  num_target_calls: int
+  num_drafted: int
+  num_accepted: int
+  expected_accepted: float
+  accept_counts: list[int]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Engine:
+  """One decoder with fixed settings.
+
+  Attributes:
+    pair: what to decode with.
+    decoder: `pair.decoder` or `pair.baseline`.
+    max_new_tokens: budget of every row.
+    temperature, top_k, top_p, min_p: the warp.
+    seed: row i of the prompts file draws from `fold_in(key(seed), i)`.
+    programs: compiled prefill and loop of each `(rows, width)`.
+  """
+
+  pair: Pair
+  decoder: Decoder
+  max_new_tokens: int
+  temperature: float
+  top_k: int
+  top_p: float
+  min_p: float
+  seed: int
+  programs: dict = dataclasses.field(default_factory=dict)
+
+  def compile(self, batch: Batch) -> float:
+    """Compiles for a batch's shape; seconds it took (0 if done before)."""
+    shape = (batch.rows, batch.width)
+    if shape in self.programs:
+      return 0.0
+    start = time.perf_counter()
+    init = functools.partial(
+      self.decoder.init,
+      buffer_length=batch.width + self.max_new_tokens,
+      stop_tokens=self.pair.stop_tokens,
+    )
+    tokens, lengths, row_ids = batch.arrays()
+    args = (self.pair.params, tokens, lengths, self._keys(row_ids))
+    options = dict(
+      max_new_tokens=np.zeros(batch.rows, np.int32),
+      sampling=self._sampling(batch.rows),
+    )
+    state = jax.eval_shape(init, *args, **options)
+    prefill = jax.jit(init).lower(*args, **options).compile()
+    generate = jax.jit(self.decoder.generate, donate_argnums=1)
+    generate = generate.lower(self.pair.params, state).compile()
+    self.programs[shape] = (prefill, generate)
+    return time.perf_counter() - start
+
+  def _keys(self, row_ids):
+    return sampling_lib.row_keys(jax.random.key(self.seed), row_ids)
+
+  def _sampling(self, rows):
+    return make_sampling(
+      rows,
+      temperature=self.temperature,
+      top_k=self.top_k,
+      top_p=self.top_p,
+      min_p=self.min_p,
+    )
+
+  def prefill(self, batch: Batch) -> DecodeState:
+    """The state of a batch before its first step."""
+    tokens, lengths, row_ids = batch.arrays()
+    budget = np.full(batch.rows, self.max_new_tokens, np.int32)
+    budget[len(batch.prompts) :] = 0  # filling rows are done at once
+    prefill, _ = self.programs[batch.rows, batch.width]
+    return prefill(
+      self.pair.params,
+      tokens,
+      lengths,
+      self._keys(row_ids),
+      max_new_tokens=budget,
+      sampling=self._sampling(batch.rows),
+    )
+
+  def generate(self, batch: Batch, state: DecodeState) -> DecodeState:
+    """Decodes a batch to its end; the state is donated."""
+    _, generate = self.programs[batch.rows, batch.width]
+    return generate(self.pair.params, state)
+
+  def run(self, batch: Batch) -> tuple[list[Completion], float]:
+    """Decodes a batch; also the seconds it took, compilation excluded."""
+    self.compile(batch)
+    start = time.perf_counter()
+    state = jax.block_until_ready(self.generate(batch, self.prefill(batch)))
+    seconds = time.perf_counter() - start
+    return completions(state, len(batch.prompts)), seconds
+
+
+def completions(state: DecodeState, count: int) -> list[Completion]:
+  """Reads the first `count` rows of a final state."""
+  state = jax.device_get(
+    dataclasses.replace(state, target_cache=None, drafter_state=None, keys=None)
+  )
+  c = state.counters
+  done = []
+  for row in range(count):
+    part = slice(int(state.prompt_length[row]), int(state.length[row]))
+    done.append(
+      Completion(
+        token_ids=state.tokens[row, part].tolist(),
+        origins=state.origins[row, part].tolist(),
+        stop_reason=StopReason(int(state.stop_reason[row])).name.lower(),
+        num_target_calls=int(c.num_target_calls[row]),
+        num_drafted=int(c.num_drafted[row]),
+        num_accepted=int(c.num_accepted[row]),
+        expected_accepted=float(c.expected_accepted[row]),
+        accept_counts=c.accept_counts[row].tolist(),
+      )
+    )
+  return done
+
+
+def unit_of(
+  completions: list[Completion],
+  seconds: float,
+  baseline: tuple[list[Completion], float] | None,
+) -> metrics.Unit:
+  """The measured unit of a batch."""
+  total = lambda name: sum(getattr(c, name) for c in completions)
+  return metrics.Unit(
+    num_tokens=sum(len(c.token_ids) for c in completions),
+    num_target_calls=total("num_target_calls"),
+    num_drafted=total("num_drafted"),
+    num_accepted=total("num_accepted"),
+    expected_accepted=total("expected_accepted"),
+    seconds=seconds,
+    baseline_num_tokens=baseline and sum(len(c.token_ids) for c in baseline[0]),
+    baseline_seconds=baseline and baseline[1],
+  )
+
+
+def from_config(config, pair: Pair, *, baseline: bool = False) -> Engine:
+  """The engine of a config: speculative, or plain autoregressive."""
+  return Engine(
+    pair=pair,
+    decoder=pair.baseline if baseline else pair.decoder,
+    max_new_tokens=config.max_new_tokens,
+    temperature=config.temperature,
+    top_k=config.top_k,
+    top_p=config.top_p,
+    min_p=config.min_p,
+    seed=config.seed,
+  )

@@ -1,0 +1,99 @@
+"""`transformers` on the same files, prompts, dtype and threads, for comparison.
+
+Optional: needs torch and transformers. Assisted generation there takes one
+prompt at a time, so it is only measured at batch size 1.
+"""
+
+import importlib.util
+import os
+import time
+
+from launch.prompts import Batch
+
+
+def is_available() -> bool:
+  """Whether torch and transformers can be imported."""
+  return all(importlib.util.find_spec(n) for n in ("torch", "transformers"))
+
+
+class Reference:
+  """`generate` of transformers with the settings of a config."""
+
+  def __init__(self, config, *, pad_token_id: int):
+    """Loads the checkpoints of `config` in float32 on the CPU."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    import torch
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    load = lambda path: transformers.AutoModelForCausalLM.from_pretrained(
+      path, dtype=torch.float32
+    ).eval()
+    self._torch = torch
+    self._target = load(config.target)
+    self._draft = None
+    if config.drafter == "model" and config.num_speculative_tokens:
+      self._draft = load(config.draft)
+      generation = self._draft.generation_config
+      generation.num_assistant_tokens = config.num_speculative_tokens
+      generation.num_assistant_tokens_schedule = "constant"
+      generation.assistant_confidence_threshold = 0.0
+    self._options = dict(
+      max_new_tokens=config.max_new_tokens,
+      do_sample=config.temperature > 0,
+      pad_token_id=pad_token_id,
+    )
+    if config.temperature > 0:
+      self._options.update(
+        temperature=config.temperature,
+        top_k=config.top_k,
+        top_p=config.top_p,
+        min_p=config.min_p or None,
+      )
+    self.versions = {
+      "torch": torch.__version__,
+      "transformers": transformers.__version__,
+      "torch_num_threads": torch.get_num_threads(),
+    }
+
+  @property
+  def can_assist(self) -> bool:
+    """Whether there is a draft model to assist with."""
+    return self._draft is not None
+
+  def run(
+    self, batch: Batch, *, assisted: bool
+  ) -> tuple[list[list[int]], float]:
+    """Completes a batch.
+
+    Args:
+      batch: the prompts; one, if assisted.
+      assisted: with the draft model as assistant.
+
+    Returns:
+      The emitted tokens of every prompt (an end-of-text token included, what
+      follows it left out) and the seconds it took.
+    """
+    torch = self._torch
+    pad = self._options["pad_token_id"]
+    ids = [list(p.token_ids) for p in batch.prompts]
+    width = max(map(len, ids))
+    left = [[pad] * (width - len(row)) + row for row in ids]
+    mask = [[0] * (width - len(row)) + [1] * len(row) for row in ids]
+    extra = {"assistant_model": self._draft} if assisted else {}
+    start = time.perf_counter()
+    with torch.no_grad():
+      out = self._target.generate(
+        torch.tensor(left),
+        attention_mask=torch.tensor(mask),
+        **self._options,
+        **extra,
+      )
+    seconds = time.perf_counter() - start
+    rows = out[:, width:].tolist()
+    return [_until_end(row, pad) for row in rows], seconds
+
+
+def _until_end(row: list[int], end: int) -> list[int]:
+  return row[: row.index(end) + 1] if end in row else row

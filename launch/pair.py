@@ -1,0 +1,171 @@
+"""From a config to something that decodes: models, tokenizer, decoders."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import ml_collections
+
+from models import huggingface, tokenizers
+from models.tokenizers import Tokenizer
+from models.transformer import (
+  SkippedLayers,
+  TransformerConfig,
+  as_language_model,
+)
+from specjax import decode, drafters, rules
+from specjax.types import LanguageModel, Params
+
+DRAFTERS = ("model", "ngram", "layer_skip")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pair:
+  """A target, a way to draft for it, and the plain decoder to compare with.
+
+  Attributes:
+    decoder: the speculative decoder that the config asks for.
+    baseline: plain autoregressive decoding of the same target.
+    params: parameters for both.
+    target: the target as pure functions.
+    draft: the draft model, the thinned target, or None for n-grams.
+    target_config: the target's shapes.
+    tokenizer: the pair's one tokenizer.
+    stop_tokens: ids that end a row.
+    max_length: longest prompt with completion, in tokens.
+  """
+
+  decoder: decode.Decoder
+  baseline: decode.Decoder
+  params: Params
+  target: LanguageModel
+  draft: LanguageModel | None
+  target_config: TransformerConfig
+  tokenizer: Tokenizer
+  stop_tokens: tuple[int, ...]
+  max_length: int
+
+
+def check_config(config: ml_collections.ConfigDict) -> None:
+  """Raises ValueError for settings that can be judged without the models."""
+  if config.drafter not in DRAFTERS:
+    raise ValueError(
+      f"unknown drafter {config.drafter!r}, expected one of {list(DRAFTERS)}"
+    )
+  rules.get(config.rule)
+  gamma, budget = config.num_speculative_tokens, config.max_new_tokens
+  if gamma < 0:
+    raise ValueError(f"num_speculative_tokens must be >= 0, got {gamma}")
+  if config.num_drafts < 1:
+    raise ValueError(f"num_drafts must be >= 1, got {config.num_drafts}")
+  if budget < 1:
+    raise ValueError(f"max_new_tokens must be >= 1, got {budget}")
+  if gamma > budget:
+    raise ValueError(
+      f"num_speculative_tokens ({gamma}) is larger than max_new_tokens "
+      f"({budget})"
+    )
+  if config.batch_size < 1:
+    raise ValueError(f"batch_size must be >= 1, got {config.batch_size}")
+  if config.drafter == "ngram" and config.num_drafts > 1:
+    raise ValueError(
+      "the ngram drafter proposes one path (num_drafts=1), got "
+      f"{config.num_drafts}"
+    )
+  if config.drafter == "model" and gamma and not config.draft:
+    raise ValueError(
+      "drafter 'model' needs a draft checkpoint: give config.draft, or "
+      "config.drafter=ngram or layer_skip"
+    )
+
+
+def build(
+  config: ml_collections.ConfigDict, *, with_log_probs: bool = False
+) -> Pair:
+  """Loads the checkpoints and makes the decoders.
+
+  Args:
+    config: fields as in configs/common.py.
+    with_log_probs: whether decoders record log-probabilities.
+
+  Returns:
+    The `Pair`.
+
+  Raises:
+    ValueError: for unknown or contradictory settings, broken checkpoints, or
+      models that do not share a tokenizer.
+    FileNotFoundError: for checkpoints that are not there.
+  """
+  check_config(config)
+  dtype = jnp.dtype(config.dtype)
+  tokenizer = tokenizers.load(config.target)
+  module = huggingface.load(config.target, dtype=dtype)
+  target, target_params = as_language_model(module)
+  vocab_size = tokenizer.vocab_size
+  draft, draft_params, drafter = None, None, None
+  if config.num_speculative_tokens:
+    draft, draft_params, drafter = _make_drafter(
+      config, module, tokenizer, dtype
+    )
+  limits = [
+    config.max_length,
+    target.max_positions,
+    draft.max_positions if draft else None,
+  ]
+  eos = tokenizer.eos_token_id
+  return Pair(
+    decoder=decode.make_decoder(
+      target,
+      drafter=drafter,
+      rule=config.rule,
+      vocab_size=vocab_size,
+      with_log_probs=with_log_probs,
+    ),
+    baseline=decode.make_decoder(
+      target, vocab_size=vocab_size, with_log_probs=with_log_probs
+    ),
+    params=Params(target=target_params, draft=draft_params),
+    target=target,
+    draft=draft,
+    target_config=module.config,
+    tokenizer=tokenizer,
+    stop_tokens=(*([] if eos is None else [eos]), *config.stop_token_ids),
+    max_length=min(x for x in limits if x is not None),
+  )
+
+
+def _make_drafter(config, module, tokenizer, dtype):
+  """The drafting model (if any), its parameters (if its own), the drafter."""
+  common = dict(
+    num_speculative_tokens=config.num_speculative_tokens,
+    vocab_size=tokenizer.vocab_size,
+  )
+  if config.drafter == "ngram":
+    drafter = drafters.ngram.drafter(max_ngram=config.max_ngram, **common)
+    return None, None, drafter
+  common["num_drafts"] = config.num_drafts
+  if config.drafter == "layer_skip":
+    draft, _ = as_language_model(
+      module,
+      skipped=SkippedLayers(
+        attention=tuple(config.skip_attention), mlp=tuple(config.skip_mlp)
+      ),
+    )
+    return draft, None, drafters.layer_skip.drafter(draft, **common)
+  check_same_tokenizer(tokenizer, tokenizers.load(config.draft))
+  draft, params = as_language_model(huggingface.load(config.draft, dtype=dtype))
+  return draft, params, drafters.model.drafter(draft, **common)
+
+
+def check_same_tokenizer(target: Tokenizer, draft: Tokenizer) -> None:
+  """Raises ValueError, with an example, if any token's id differs."""
+  if target.fingerprint() == draft.fingerprint():
+    return
+  ours, theirs = target.vocabulary(), draft.vocabulary()
+  token = min(t for t in {**ours, **theirs} if ours.get(t) != theirs.get(t))
+  describe = lambda ids: f"is {ids[token]}" if token in ids else "is missing"
+  raise ValueError(
+    "draft and target must share a tokenizer (padding of the embeddings may "
+    f"differ): the target has {len(ours)} tokens, the draft {len(theirs)}; "
+    f"for example {token!r} {describe(ours)} in the target's and "
+    f"{describe(theirs)} in the draft's"
+  )

@@ -1,0 +1,163 @@
+"""Prompts: reading them, and grouping them into batches of few shapes."""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from models.tokenizers import Tokenizer
+
+# What `launch.decode` decodes when no file is given.
+BUILT_IN = (
+  'def read_json(path):\n  """Read a JSON file and return its contents."""\n',
+  "class Stack:\n  def __init__(self):\n    self.items = []\n\n  def push(",
+  "import argparse\n\ndef main():\n    parser = argparse.ArgumentParser(",
+  "def __eq__(self, other):\n        if not isinstance(other, ",
+  "    def test_empty(self):\n        self.assertEqual(",
+  'def parse_args(argv=None):\n    """Parse the command line arguments.',
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+  """One prompt.
+
+  Attributes:
+    index: its place among the good lines of the file.
+    id: whatever the file calls it.
+    text: the prompt.
+    token_ids: the prompt's tokens, at least one.
+  """
+
+  index: int
+  id: Any
+  text: str
+  token_ids: tuple[int, ...]
+
+
+def built_in(tokenizer: Tokenizer) -> list[Prompt]:
+  """The built-in prompts."""
+  return [
+    Prompt(i, i, text, tuple(tokenizer.encode(text)))
+    for i, text in enumerate(BUILT_IN)
+  ]
+
+
+def read_jsonl(
+  path: str, tokenizer: Tokenizer, *, max_tokens: int
+) -> tuple[list[Prompt], list[str]]:
+  """Reads `{"id": ..., "prompt": "..."}` lines.
+
+  Args:
+    path: the file; blank lines are skipped.
+    tokenizer: of the pair.
+    max_tokens: longest prompt that fits the buffer.
+
+  Returns:
+    The good prompts, and a message for every bad line (named by its number,
+    from 1): one bad line does not cost the others.
+
+  Raises:
+    FileNotFoundError: if there is no such file.
+  """
+  file = pathlib.Path(path)
+  if not file.is_file():
+    raise FileNotFoundError(f"no such prompts file: {path}")
+  prompts, problems = [], []
+  for number, line in enumerate(file.read_bytes().split(b"\n"), start=1):
+    if not line.strip():
+      continue
+    try:
+      record = json.loads(line)
+      prompts.append(
+        _prompt(len(prompts), record, tokenizer, max_tokens=max_tokens)
+      )
+    except UnicodeDecodeError:
+      problems.append(f"{path}:{number}: not UTF-8")
+    except json.JSONDecodeError as error:
+      problems.append(f"{path}:{number}: not JSON: {error.msg}")
+    except ValueError as error:
+      problems.append(f"{path}:{number}: {error}")
+  return prompts, problems
+
+
+def _prompt(index, record, tokenizer, *, max_tokens) -> Prompt:
+  if not isinstance(record, dict):
+    raise ValueError(
+      f'expected an object {{"id": ..., "prompt": "..."}}, got '
+      f"{type(record).__name__}"
+    )
+  text = record.get("prompt")
+  if not isinstance(text, str):
+    raise ValueError(
+      'expected a string under "prompt", got '
+      + (type(text).__name__ if "prompt" in record else "no such key")
+    )
+  token_ids = tuple(tokenizer.encode(text)) if text else ()
+  if not token_ids:
+    raise ValueError("the prompt is empty")
+  if len(token_ids) > max_tokens:
+    raise ValueError(
+      f"the prompt has {len(token_ids)} tokens, but only {max_tokens} fit "
+      "beside max_new_tokens (max_length, and the models' positions, bound "
+      "both together)"
+    )
+  return Prompt(index, record.get("id", index), text, token_ids)
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+  """Prompts decoded together, padded to a shape that others share.
+
+  Attributes:
+    prompts: the real ones.
+    rows: rows of the batch, `len(prompts)` or more.
+    width: P, the padded prompt length.
+  """
+
+  prompts: tuple[Prompt, ...]
+  rows: int
+  width: int
+
+  def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Tokens `i32[rows, width]`, lengths and row identities `i32[rows]`.
+
+    Rows beyond the prompts are filled with the first prompt.
+    """
+    tokens = np.zeros((self.rows, self.width), np.int32)
+    filled = [*self.prompts]
+    filled += [self.prompts[0]] * (self.rows - len(filled))
+    for row, prompt in enumerate(filled):
+      tokens[row, : len(prompt.token_ids)] = prompt.token_ids
+    lengths = np.array([len(p.token_ids) for p in filled], np.int32)
+    return tokens, lengths, np.array([p.index for p in filled], np.int32)
+
+
+def make_batches(
+  prompts: Sequence[Prompt], *, batch_size: int, max_width: int
+) -> list[Batch]:
+  """Groups prompts of similar length; widths are powers of two.
+
+  Args:
+    prompts: at least one.
+    batch_size: rows of a batch; fewer if there are not as many prompts.
+    max_width: longest prompt the buffer holds.
+
+  Returns:
+    The batches, short prompts first; every one has the same number of rows.
+  """
+  rows = min(batch_size, len(prompts))
+  ordered = sorted(prompts, key=lambda p: (len(p.token_ids), p.index))
+  batches = []
+  for start in range(0, len(ordered), rows):
+    group = tuple(ordered[start : start + rows])
+    width = max(_MIN_WIDTH, len(group[-1].token_ids))
+    width = min(1 << (width - 1).bit_length(), max_width)
+    batches.append(Batch(group, rows, width))
+  return batches
+
+
+_MIN_WIDTH = 32

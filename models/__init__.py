@@ -1,0 +1,1 @@
+"""Flax (NNX) networks, their checkpoints, and the embedded pair."""

@@ -1,0 +1,138 @@
+"""Byte-level BPE tokenizers: load, train, compare.
+
+A thin layer over the `tokenizers` package, so that decoding needs neither torch
+nor a hub. Files are Hugging Face's: `tokenizer.json` (or GPT-2's `vocab.json`
+and `merges.txt`) beside `tokenizer_config.json`.
+"""
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+from collections.abc import Callable, Iterable, Sequence
+
+import tokenizers as hf
+
+END_OF_TEXT = "<|endoftext|>"
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokenizer:
+  """Text to ids and back.
+
+  Attributes:
+    backend: the `tokenizers.Tokenizer`.
+    eos_token_id: id of the end-of-text token, or None if there is none.
+  """
+
+  backend: hf.Tokenizer
+  eos_token_id: int | None
+
+  @property
+  def vocab_size(self) -> int:
+    """Number of real tokens, added ones included."""
+    return self.backend.get_vocab_size(with_added_tokens=True)
+
+  def vocabulary(self) -> dict[str, int]:
+    """Token to id."""
+    return self.backend.get_vocab(with_added_tokens=True)
+
+  def encode(self, text: str) -> list[int]:
+    """Ids of a text, with whatever the tokenizer's own template adds."""
+    return self.backend.encode(text).ids
+
+  def decode(self, ids: Sequence[int]) -> str:
+    """Text of ids; special tokens are left out."""
+    return self.backend.decode([int(i) for i in ids])
+
+  def fingerprint(self) -> str:
+    """Equal for two tokenizers exactly if every token has the same id."""
+    vocab = sorted(self.vocabulary().items())
+    return hashlib.sha256(json.dumps(vocab).encode()).hexdigest()
+
+
+def load(directory: str) -> Tokenizer:
+  """Reads the tokenizer of a checkpoint directory.
+
+  Raises:
+    FileNotFoundError: if there are no tokenizer files.
+    ValueError: if they cannot be read.
+  """
+  path = pathlib.Path(directory)
+  try:
+    if (path / "tokenizer.json").exists():
+      backend = hf.Tokenizer.from_file(str(path / "tokenizer.json"))
+    elif (path / "vocab.json").exists() and (path / "merges.txt").exists():
+      backend = hf.ByteLevelBPETokenizer.from_file(
+        str(path / "vocab.json"), str(path / "merges.txt")
+      )._tokenizer
+    else:
+      raise FileNotFoundError(
+        f"no tokenizer in {directory}: expected tokenizer.json, or vocab.json "
+        "with merges.txt"
+      )
+  except FileNotFoundError:
+    raise
+  except Exception as error:  # the backend raises bare Exception
+    raise ValueError(
+      f"cannot read the tokenizer in {directory}: {error}"
+    ) from None
+  return Tokenizer(backend, _eos_id(path, backend))
+
+
+def _eos_id(path: pathlib.Path, backend: hf.Tokenizer) -> int | None:
+  token = None
+  config = path / "tokenizer_config.json"
+  if config.exists():
+    token = json.loads(config.read_text("utf-8")).get("eos_token")
+    token = token.get("content") if isinstance(token, dict) else token
+  return backend.token_to_id(token or END_OF_TEXT)
+
+
+def train(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
+  """Trains a byte-level BPE whose last id is the end-of-text token."""
+  backend = hf.Tokenizer(hf.models.BPE())
+  backend.pre_tokenizer = hf.pre_tokenizers.Sequence(
+    [
+      # Runs of spaces stay together up to the one before a word, so that an
+      # indentation is one token.
+      hf.pre_tokenizers.Split(
+        hf.Regex(r"\n+| +(?= )| ?\w+| ?[^\s\w]+|\s+"), "isolated"
+      ),
+      hf.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+  )
+  backend.decoder = hf.decoders.ByteLevel()
+  trainer = hf.trainers.BpeTrainer(
+    vocab_size=vocab_size - 1,
+    initial_alphabet=hf.pre_tokenizers.ByteLevel.alphabet(),
+    show_progress=False,
+  )
+  backend.train_from_iterator(texts, trainer)
+  backend.add_special_tokens([END_OF_TEXT])
+  return Tokenizer(backend, backend.token_to_id(END_OF_TEXT))
+
+
+def save(tokenizer: Tokenizer, directory: str) -> None:
+  """Writes `tokenizer.json` and `tokenizer_config.json`."""
+  path = pathlib.Path(directory)
+  path.mkdir(parents=True, exist_ok=True)
+  tokenizer.backend.save(str(path / "tokenizer.json"))
+  config = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "eos_token": END_OF_TEXT,
+    "bos_token": END_OF_TEXT,
+    "clean_up_tokenization_spaces": False,
+  }
+  (path / "tokenizer_config.json").write_text(json.dumps(config, indent=2))
+
+
+def load_or_train(
+  directory: str, *, vocab_size: int, texts: Callable[[], Iterable[str]]
+) -> Tokenizer:
+  """The tokenizer in `directory`, trained and saved there if there is none."""
+  try:
+    return load(directory)
+  except FileNotFoundError:
+    save(train(texts(), vocab_size=vocab_size), directory)
+    return load(directory)

@@ -1,0 +1,473 @@
+"""One configurable decoder-only transformer (Flax NNX).
+
+GPT-2, GPT-NeoX (Pythia), Llama, Mistral, Qwen2 and Qwen3 differ in a dozen
+switches of `TransformerConfig`; the file reads top to bottom: configuration,
+rotary embedding, attention, MLP, layer, model, and `as_language_model`, which
+turns a module into the pure functions that `specjax` decodes with.
+
+Letters in shapes: B rows, T fed tokens, S cache slots, D model width, H query
+heads, K key/value heads, G = H / K queries per key head, C channels per head.
+"""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from specjax import cache as cache_lib
+from specjax.cache import Cache
+from specjax.types import LanguageModel, ModelOutput
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+  """Llama 3's rescaling of the rotary frequencies.
+
+  Long wavelengths are stretched by `factor`, short ones are kept, those between
+  `original_max_positions / high` and `original_max_positions / low` blended.
+  """
+
+  factor: float
+  low_freq_factor: float
+  high_freq_factor: float
+  original_max_positions: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+  """Shapes and switches of one model.
+
+  Attributes:
+    vocab_size: rows of the embedding, padding included.
+    embed_dim: D.
+    num_layers: number of layers.
+    num_heads: H.
+    num_kv_heads: K; must divide H.
+    head_dim: C.
+    mlp_dim: width of the MLP's hidden layer.
+    max_positions: longest sequence the model is meant for (and the number of
+      rows of a learned position table).
+    norm: "rms" or "layer".
+    norm_eps: added to the variance.
+    activation: "silu", "gelu" (exact) or "gelu_tanh".
+    gated_mlp: `down(act(gate(x)) * up(x))` instead of `down(act(up(x)))`.
+    learned_positions: a table added to the embeddings instead of rotary.
+    rope_theta: base of the rotary frequencies.
+    rotary_dim: channels of each head that rotate (the first ones).
+    rope_scaling: Llama 3's rescaling, if any.
+    parallel_residual: attention and MLP both read the layer's input (NeoX).
+    qkv_bias, out_bias, mlp_bias: biases of the projections.
+    qk_norm: RMS norm of each head's queries and keys (Qwen3).
+    tied_embeddings: the output projection is the embedding's transpose.
+    windows: per layer, the sliding-window size, or None for full attention.
+  """
+
+  vocab_size: int
+  embed_dim: int
+  num_layers: int
+  num_heads: int
+  num_kv_heads: int
+  head_dim: int
+  mlp_dim: int
+  max_positions: int
+  norm: str = "rms"
+  norm_eps: float = 1e-5
+  activation: str = "silu"
+  gated_mlp: bool = True
+  learned_positions: bool = False
+  rope_theta: float = 10_000.0
+  rotary_dim: int | None = None
+  rope_scaling: RopeScaling | None = None
+  parallel_residual: bool = False
+  qkv_bias: bool = False
+  out_bias: bool = False
+  mlp_bias: bool = False
+  qk_norm: bool = False
+  tied_embeddings: bool = False
+  windows: tuple[int | None, ...] | None = None
+
+  def __post_init__(self):
+    if self.num_heads % self.num_kv_heads:
+      raise ValueError(
+        f"num_kv_heads must divide num_heads, got {self.num_kv_heads} and "
+        f"{self.num_heads}"
+      )
+    if self.norm not in ("rms", "layer"):
+      raise ValueError(f"norm must be 'rms' or 'layer', got {self.norm!r}")
+    if self.activation not in _ACTIVATIONS:
+      raise ValueError(
+        f"activation must be one of {sorted(_ACTIVATIONS)}, got "
+        f"{self.activation!r}"
+      )
+    if self.windows is not None and len(self.windows) != self.num_layers:
+      raise ValueError(
+        f"windows must have one entry per layer ({self.num_layers}), got "
+        f"{len(self.windows)}"
+      )
+
+  def window(self, layer: int) -> int | None:
+    """Sliding-window size of a layer, or None."""
+    return self.windows[layer] if self.windows else None
+
+
+_ACTIVATIONS = {
+  "silu": jax.nn.silu,
+  "gelu": functools.partial(jax.nn.gelu, approximate=False),
+  "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+}
+
+
+# ------------------------------------------------------------------- rotary
+
+
+def rotary_frequencies(config: TransformerConfig) -> np.ndarray:
+  """Angular frequency of each rotated channel pair, `f32[rotary_dim / 2]`."""
+  dim = config.head_dim if config.rotary_dim is None else config.rotary_dim
+  freq = 1.0 / config.rope_theta ** (np.arange(0, dim, 2) / dim)
+  scaling = config.rope_scaling
+  if scaling is not None:
+    wavelength = 2 * math.pi / freq
+    ratio = scaling.original_max_positions / wavelength
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    keep = np.clip((ratio - low) / (high - low), 0.0, 1.0)
+    freq = keep * freq + (1 - keep) * freq / scaling.factor
+  return freq.astype(np.float32)
+
+
+def rotary_table(
+  config: TransformerConfig, positions: Array
+) -> tuple[Array, Array]:
+  """Cosines and sines for `positions`, each `f32[B, T, 1, rotary_dim / 2]`."""
+  freq = rotary_frequencies(config)
+  angle = positions[..., None, None].astype(jnp.float32) * freq
+  return jnp.cos(angle), jnp.sin(angle)
+
+
+def rotate(x: Array, table: tuple[Array, Array]) -> Array:
+  """Rotates the first channels of every head.
+
+  Args:
+    x: `[B, T, H, C]`.
+    table: from `rotary_table`.
+
+  Returns:
+    `[B, T, H, C]`, in x's dtype.
+  """
+  cos, sin = table
+  half = cos.shape[-1]
+  a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+  turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+  return jnp.concatenate([turned.astype(x.dtype), rest], axis=-1)
+
+
+# ------------------------------------------------------------------- layers
+
+
+def _norm(config: TransformerConfig, dim: int, dtype, rngs: nnx.Rngs):
+  make = nnx.RMSNorm if config.norm == "rms" else nnx.LayerNorm
+  return make(
+    dim,
+    epsilon=config.norm_eps,
+    dtype=dtype,
+    param_dtype=dtype,
+    use_fast_variance=False,
+    rngs=rngs,
+  )
+
+
+def _linear(n_in: int, n_out: int, bias: bool, dtype, rngs: nnx.Rngs):
+  return nnx.Linear(
+    n_in,
+    n_out,
+    use_bias=bias,
+    dtype=dtype,
+    param_dtype=dtype,
+    kernel_init=nnx.initializers.normal(0.02),
+    rngs=rngs,
+  )
+
+
+def attend(q: Array, keys: Array, values: Array, mask: Array) -> Array:
+  """Grouped-query attention; the softmax is taken in float32.
+
+  Args:
+    q: `[B, T, H, C]`.
+    keys: `[B, K, S, C]`.
+    values: `[B, K, S, C]`.
+    mask: `bool[B, T, S]`, True where attention is allowed.
+
+  Returns:
+    `[B, T, H * C]`.
+  """
+  batch, fed, heads, channels = q.shape
+  kv_heads = keys.shape[1]
+  q = q.reshape(batch, fed, kv_heads, heads // kv_heads, channels)
+  scores = jnp.einsum(
+    "btkgc,bksc->bkgts", q, keys, preferred_element_type=jnp.float32
+  ) / math.sqrt(channels)
+  scores = jnp.where(
+    mask[:, None, None], scores, jnp.finfo(scores.dtype).min
+  )  # every query sees itself, so no row is empty
+  weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
+  out = jnp.einsum("bkgts,bksc->btkgc", weights, values)
+  return out.reshape(batch, fed, heads * channels)
+
+
+class Attention(nnx.Module):
+  """Self-attention over the fed tokens and, if given, a cache."""
+
+  def __init__(self, config: TransformerConfig, dtype, *, rngs: nnx.Rngs):
+    c = config
+    self.config = c
+    width, kv_width = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    self.q = _linear(c.embed_dim, width, c.qkv_bias, dtype, rngs)
+    self.k = _linear(c.embed_dim, kv_width, c.qkv_bias, dtype, rngs)
+    self.v = _linear(c.embed_dim, kv_width, c.qkv_bias, dtype, rngs)
+    self.out = _linear(width, c.embed_dim, c.out_bias, dtype, rngs)
+    if c.qk_norm:
+      self.q_norm = _norm(c, c.head_dim, dtype, rngs)
+      self.k_norm = _norm(c, c.head_dim, dtype, rngs)
+
+  def __call__(self, x, rotary, mask, kv, start):
+    """Attends.
+
+    Args:
+      x: `[B, T, D]`.
+      rotary: from `rotary_table`, or None.
+      mask: `bool[B, T, S]`.
+      kv: this layer's `(keys, values)` of the cache, or None to attend among
+        the fed tokens alone (then S == T).
+      start: `i32[B]`, the slot of the first fed token.
+
+    Returns:
+      `[B, T, D]` and the updated `(keys, values)`.
+    """
+    c = self.config
+    heads = lambda y: y.reshape(*y.shape[:-1], -1, c.head_dim)
+    q, k, v = heads(self.q(x)), heads(self.k(x)), heads(self.v(x))
+    if c.qk_norm:
+      q, k = self.q_norm(q), self.k_norm(k)
+    if rotary is not None:
+      q, k = rotate(q, rotary), rotate(k, rotary)
+    k, v = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)  # [B, K, T, C]
+    if kv is not None:
+      k = cache_lib.write_rows(kv[0], k, start)
+      v = cache_lib.write_rows(kv[1], v, start)
+    return self.out(attend(q, k, v, mask)), (k, v)
+
+
+class Mlp(nnx.Module):
+  """The feed-forward block, gated or not."""
+
+  def __init__(self, config: TransformerConfig, dtype, *, rngs: nnx.Rngs):
+    c = config
+    self.config = c
+    self.up = _linear(c.embed_dim, c.mlp_dim, c.mlp_bias, dtype, rngs)
+    self.down = _linear(c.mlp_dim, c.embed_dim, c.mlp_bias, dtype, rngs)
+    if c.gated_mlp:
+      self.gate = _linear(c.embed_dim, c.mlp_dim, c.mlp_bias, dtype, rngs)
+
+  def __call__(self, x: Array) -> Array:
+    """`[B, T, D] -> [B, T, D]`."""
+    act = _ACTIVATIONS[self.config.activation]
+    up = self.up(x)
+    return self.down(
+      act(self.gate(x)) * up if self.config.gated_mlp else act(up)
+    )
+
+
+class Layer(nnx.Module):
+  """Attention and MLP with pre-norm residuals, serial or parallel."""
+
+  def __init__(self, config: TransformerConfig, dtype, *, rngs: nnx.Rngs):
+    self.config = config
+    self.attention_norm = _norm(config, config.embed_dim, dtype, rngs)
+    self.attention = Attention(config, dtype, rngs=rngs)
+    self.mlp_norm = _norm(config, config.embed_dim, dtype, rngs)
+    self.mlp = Mlp(config, dtype, rngs=rngs)
+
+  def __call__(self, x, rotary, mask, kv, start, *, attention=True, mlp=True):
+    """As `Attention`; `attention=False` or `mlp=False` skips that sub-layer."""
+    residual = x
+    if attention:
+      out, kv = self.attention(self.attention_norm(x), rotary, mask, kv, start)
+      x = x + out
+    if mlp:
+      source = residual if self.config.parallel_residual else x
+      x = x + self.mlp(self.mlp_norm(source))
+    return x, kv
+
+
+# -------------------------------------------------------------------- model
+
+
+@dataclasses.dataclass(frozen=True)
+class SkippedLayers:
+  """Sub-layers left out of a forward pass (self-speculative drafting).
+
+  Attributes:
+    attention: indices of layers whose attention is skipped.
+    mlp: indices of layers whose MLP is skipped.
+  """
+
+  attention: tuple[int, ...] = ()
+  mlp: tuple[int, ...] = ()
+
+  def check(self, num_layers: int) -> None:
+    """Raises ValueError if an index is not a layer of the model."""
+    for kind in ("attention", "mlp"):
+      wrong = [i for i in getattr(self, kind) if not 0 <= i < num_layers]
+      if wrong:
+        raise ValueError(
+          f"skipped {kind} layers {wrong} do not exist: the model has layers "
+          f"0..{num_layers - 1}"
+        )
+
+
+class Transformer(nnx.Module):
+  """Embedding, layers, final norm and output projection.
+
+  Args:
+    config: shapes and switches.
+    dtype: dtype of parameters and of activations (the softmax, the rotary
+      angles and the logits are float32).
+    rngs: for the initial weights.
+  """
+
+  def __init__(
+    self, config: TransformerConfig, *, dtype=jnp.float32, rngs: nnx.Rngs
+  ):
+    self.config = config
+    self.dtype = jnp.dtype(dtype)
+    embed = functools.partial(
+      nnx.Embed,
+      features=config.embed_dim,
+      dtype=dtype,
+      param_dtype=dtype,
+      embedding_init=nnx.initializers.normal(0.02),
+      rngs=rngs,
+    )
+    self.embed = embed(config.vocab_size)
+    if config.learned_positions:
+      self.position_embed = embed(config.max_positions)
+    self.layers = nnx.List(
+      [Layer(config, dtype, rngs=rngs) for _ in range(config.num_layers)]
+    )
+    self.final_norm = _norm(config, config.embed_dim, dtype, rngs)
+    if not config.tied_embeddings:
+      self.lm_head = _linear(
+        config.embed_dim, config.vocab_size, False, dtype, rngs
+      )
+
+  def __call__(
+    self,
+    tokens: Array,
+    cache: Cache | None = None,
+    *,
+    positions: Array | None = None,
+    mask: np.ndarray | None = None,
+    skipped: SkippedLayers = SkippedLayers(),
+  ) -> tuple[ModelOutput, Cache | None]:
+    """Feeds T tokens; see `specjax.types.LanguageModel.apply`.
+
+    Without a cache the tokens are whole sequences (training).
+    """
+    c = self.config
+    skipped.check(c.num_layers)
+    batch, fed = tokens.shape
+    if cache is None:
+      start = jnp.zeros((batch,), jnp.int32)
+      slots = None
+    else:
+      start, slots = cache.length, cache.slots
+    if positions is None:
+      positions = start[:, None] + jnp.arange(fed)
+    if cache is None:
+      view = cache_lib.Cache(
+        keys=(jnp.zeros((batch, 1, fed, 1)),),
+        values=(),
+        positions=positions,
+        length=start,
+      )
+    else:
+      view = cache = cache_lib.write_positions(cache, positions)
+    masks = {
+      w: cache_lib.attention_mask(view, positions, mask, window=w)
+      for w in {c.window(i) for i in range(c.num_layers)}
+    }
+    x = self.embed(tokens)
+    if c.learned_positions:
+      x = x + self.position_embed(positions)
+    rotary = None if c.learned_positions else rotary_table(c, positions)
+    keys, values = [], []
+    for i, layer in enumerate(self.layers):
+      x, kv = layer(
+        x,
+        rotary,
+        masks[c.window(i)],
+        None if slots is None else (cache.keys[i], cache.values[i]),
+        start,
+        attention=i not in skipped.attention,
+        mlp=i not in skipped.mlp,
+      )
+      if slots is not None:
+        keys.append(kv[0])
+        values.append(kv[1])
+    hidden = self.final_norm(x)
+    if c.tied_embeddings:
+      logits = self.embed.attend(hidden)
+    else:
+      logits = self.lm_head(hidden)
+    if cache is not None:
+      cache = cache.replace(
+        keys=tuple(keys), values=tuple(values), length=start + fed
+      )
+    return ModelOutput(logits=logits.astype(jnp.float32), hidden=hidden), cache
+
+
+def as_language_model(
+  module: Transformer, *, skipped: SkippedLayers = SkippedLayers()
+) -> tuple[LanguageModel, nnx.State]:
+  """Splits a module into pure functions and its parameters.
+
+  Args:
+    module: the network.
+    skipped: sub-layers to leave out. The functions then take the same
+      parameters and the same cache as the full model: the layers left out keep
+      their cache entries as they are.
+
+  Returns:
+    The `LanguageModel` and the parameters to call it with.
+  """
+  config = module.config
+  skipped.check(config.num_layers)
+  graphdef, params = nnx.split(module)
+
+  def init_cache(batch: int, slots: int) -> Cache:
+    return cache_lib.make_cache(
+      batch=batch,
+      slots=slots,
+      num_layers=config.num_layers,
+      num_kv_heads=config.num_kv_heads,
+      head_dim=config.head_dim,
+      dtype=module.dtype,
+      with_positions=any(config.windows or ()),
+    )
+
+  def apply(params, tokens, cache, *, positions=None, mask=None):
+    return nnx.merge(graphdef, params)(
+      tokens, cache, positions=positions, mask=mask, skipped=skipped
+    )
+
+  model = LanguageModel(
+    vocab_size=config.vocab_size,
+    max_positions=config.max_positions,
+    init_cache=init_cache,
+    apply=apply,
+  )
+  return model, params

@@ -1,0 +1,80 @@
+"""Metadata of the `specjax` distribution.
+
+The wheel holds `specjax` only. `models/`, `configs/`, `launch/` and `tests/`
+are the research checkout around it: an editable install makes them importable,
+since `package_dir={"": "."}` turns it into a plain path to this folder.
+"""
+
+import pathlib
+import re
+
+from setuptools import find_packages, setup
+
+_ROOT = pathlib.Path(__file__).parent
+
+
+def _version() -> str:
+  """Reads `__version__` without importing the package (and jax with it)."""
+  text = (_ROOT / "specjax" / "__init__.py").read_text(encoding="utf-8")
+  found = re.search(r'^__version__ = "([^"]+)"$', text, re.MULTILINE)
+  if found is None:
+    raise RuntimeError('specjax/__init__.py has no line __version__ = "..."')
+  return found[1]
+
+
+def _readme() -> str:
+  path = _ROOT / "README.md"
+  return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+setup(
+  name="specjax",
+  version=_version(),
+  description="Speculative decoding in JAX: exact, batched, in one while loop.",
+  long_description=_readme(),
+  long_description_content_type="text/markdown",
+  license_expression="Apache-2.0",
+  python_requires=">=3.11,<3.14",
+  packages=find_packages(include=["specjax", "specjax.*"]),
+  package_dir={"": "."},
+  package_data={"specjax": ["py.typed"]},
+  # 0.11.1 is excluded for a bug of its own; 0.10.2 is the newest for 3.11.
+  install_requires=["jax>=0.10.2,!=0.11.1", "numpy>=2.0"],
+  extras_require={
+    # What models/, configs/ and launch/ import.
+    "experiments": [
+      "absl-py>=2.5",
+      "flax>=0.12.8",
+      "ml_collections>=1.1.0",
+      "optax>=0.2.8",
+      "orbax-checkpoint>=0.12.8",
+      "rich>=15.0",
+      "safetensors>=0.8.0",
+      "tensorflow-datasets>=4.9.10",
+      "tokenizers>=0.23",
+      "tqdm>=4.66",
+      "transformers>=5.23",
+    ],
+    # On top of `experiments`. torch is only an oracle: the tests compare
+    # logits with those of transformers.
+    "test": [
+      "packaging",
+      "pytest>=9",
+      "pytest-xdist>=3.8",
+      "ruff",
+      "scipy>=1.17",
+      "setuptools>=77",
+      "torch==2.13.0",
+    ],
+    "tpu": ["jax[tpu]"],
+  },
+  classifiers=[
+    "Development Status :: 3 - Alpha",
+    "Intended Audience :: Science/Research",
+    "Programming Language :: Python :: 3.11",
+    "Programming Language :: Python :: 3.12",
+    "Programming Language :: Python :: 3.13",
+    "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    "Typing :: Typed",
+  ],
+)

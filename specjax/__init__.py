@@ -1,0 +1,46 @@
+"""Speculative decoding in JAX: exact, batched, inside one `lax.while_loop`.
+
+  decoder = specjax.make_decoder(target, drafter=drafter, rule="token")
+  state = decoder.init(params, prompts, lengths, key, ...)
+  state = jax.jit(decoder.generate, donate_argnums=1)(params, state)
+
+Read `types.py` for what the pieces are, `decode.py` for the loop, `rules/` for
+how drafts are verified, `drafters/` for how they are made.
+"""
+
+from specjax.cache import Cache
+from specjax.decode import Decoder, make_decoder
+from specjax.tree import Tree
+from specjax.types import (
+  DecodeState,
+  Draft,
+  Drafter,
+  LanguageModel,
+  ModelOutput,
+  Params,
+  Rule,
+  Sampling,
+  StopReason,
+  Verification,
+)
+from specjax.warp import make_sampling
+
+__version__ = "0.1.0"
+
+__all__ = [
+  "Cache",
+  "DecodeState",
+  "Decoder",
+  "Draft",
+  "Drafter",
+  "LanguageModel",
+  "ModelOutput",
+  "Params",
+  "Rule",
+  "Sampling",
+  "StopReason",
+  "Tree",
+  "Verification",
+  "make_decoder",
+  "make_sampling",
+]

@@ -1,0 +1,211 @@
+"""The key/value cache: write at each row's own length, keep a path, roll back.
+
+A cache is a plain pytree carried through `lax.while_loop`. Rows advance by
+different amounts, so every row has its own `length`; nothing is ever shifted or
+cleared. Rolling back is lowering `length`: slots at or beyond it are stale,
+hidden by the attention mask, and overwritten by the next write.
+
+Letters in shapes: B rows, S slots, K key/value heads, C channels per head,
+T fed tokens, M trailing slots with an explicit mask.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cache:
+  """Keys and values of the tokens a model has seen.
+
+  Attributes:
+    keys: one array `[B, K, S, C]` per layer. Models without attention may keep
+      other per-slot state here, as long as the axes are in this order.
+    values: as `keys`.
+    positions: `i32[B, S]`, the position of the token in each slot, or None for
+      models that never compare positions (only sliding windows do).
+    length: `i32[B]`, the number of slots in use in each row.
+  """
+
+  keys: tuple[Array, ...]
+  values: tuple[Array, ...]
+  positions: Array | None
+  length: Array
+
+  @property
+  def slots(self) -> int:
+    """S, the number of slots of each row."""
+    return self.keys[0].shape[2]
+
+  def replace(self, **changes) -> "Cache":
+    """A copy with some fields changed."""
+    return dataclasses.replace(self, **changes)
+
+
+def make_cache(
+  *,
+  batch: int,
+  slots: int,
+  num_layers: int,
+  num_kv_heads: int,
+  head_dim: int,
+  dtype=jnp.float32,
+  with_positions: bool = False,
+) -> Cache:
+  """An empty cache; every slot is zero and every length is 0."""
+  shape = (batch, num_kv_heads, slots, head_dim)
+  zeros = lambda: tuple(jnp.zeros(shape, dtype) for _ in range(num_layers))
+  positions = jnp.zeros((batch, slots), jnp.int32) if with_positions else None
+  length = jnp.zeros((batch,), jnp.int32)
+  return Cache(keys=zeros(), values=zeros(), positions=positions, length=length)
+
+
+def write_rows(buffer: Array, rows: Array, start: Array) -> Array:
+  """Writes `rows` into `buffer` at each row's own slot.
+
+  Rows up to a handful are written one by one, which XLA does in place without
+  a scatter; more rows use one batched scatter, whose program does not grow.
+
+  Args:
+    buffer: `[B, K, S, C]`.
+    rows: `[B, K, T, C]`, cast to the buffer's dtype.
+    start: `i32[B]`, the slot of the first of the T rows. `start + T <= S` is
+    the
+      caller's duty: `lax.dynamic_update_slice` clamps silently.
+
+  Returns:
+    The buffer, updated in place when it is donated or a loop's carry.
+  """
+  rows = rows.astype(buffer.dtype)
+  if buffer.shape[0] <= _MAX_UNROLLED_ROWS:
+    for b in range(buffer.shape[0]):
+      buffer = lax.dynamic_update_slice(
+        buffer, rows[b : b + 1], (b, 0, start[b], 0)
+      )
+    return buffer
+  return jax.vmap(
+    lambda buf, new, at: lax.dynamic_update_slice(buf, new, (0, at, 0))
+  )(buffer, rows, start)
+
+
+_MAX_UNROLLED_ROWS = 8
+
+
+def write_positions(cache: Cache, positions: Array) -> Cache:
+  """Records the positions of T fed tokens, if the cache keeps positions.
+
+  Args:
+    cache: the cache about to receive the tokens at `cache.length`.
+    positions: `i32[B, T]`.
+
+  Returns:
+    The cache with `positions` updated; its length is unchanged.
+  """
+  if cache.positions is None:
+    return cache
+  update = jax.vmap(lax.dynamic_update_slice_in_dim, in_axes=(0, 0, 0, None))
+  return cache.replace(
+    positions=update(cache.positions, positions, cache.length, 0)
+  )
+
+
+def attention_mask(
+  cache: Cache,
+  positions: Array,
+  mask: np.ndarray | None,
+  *,
+  window: int | None = None,
+) -> Array:
+  """Which slots each of the T tokens being fed may attend to.
+
+  The T tokens occupy slots `cache.length .. cache.length + T - 1` (they may be
+  written before or after this call). Slots before the M masked ones are all
+  visible; the last M slots, ending at the T-th fed token, follow `mask`.
+
+  Args:
+    cache: the cache before the T tokens are counted in its length.
+    positions: `i32[B, T]`, positions of the fed tokens.
+    mask: static `bool[T, M]` with M >= T, or None for a causal chain (M = T).
+    window: sliding-window size W: a key is visible while
+      `query position - key position < W`. Needs `cache.positions`.
+
+  Returns:
+    `bool[B, T, S]`.
+  """
+  fed = positions.shape[1]
+  if mask is None:
+    mask = np.tril(np.ones((fed, fed), bool))
+  trailing = mask.shape[1]
+  slot = jnp.arange(cache.slots)  # [S]
+  first = cache.length[:, None] + (fed - trailing)  # [B, 1]
+  visible = (slot < first)[:, None, :]  # [B, 1, S]
+  offset = slot - first  # [B, S]
+  inside = (offset >= 0) & (offset < trailing)  # [B, S]
+  if trailing == 1:
+    visible = visible | inside[:, None, :]
+  else:
+    table = jnp.asarray(np.pad(mask, ((0, 0), (0, 1))))  # [T, M + 1]
+    column = jnp.where(inside, offset, trailing)  # [B, S]
+    visible = visible | jnp.moveaxis(table[:, column], 0, 1)  # [B, T, S]
+  if window is not None:
+    if cache.positions is None:
+      raise ValueError("a sliding window needs a cache that keeps positions")
+    distance = positions[:, :, None] - cache.positions[:, None, :]
+    visible = visible & (distance < window)
+  return jnp.broadcast_to(visible, (positions.shape[0], fed, cache.slots))
+
+
+def keep_path(
+  cache: Cache, start: Array, path: Array, length: Array, *, nodes: int
+) -> Cache:
+  """Keeps one root-to-node path of a verified token tree, drops the rest.
+
+  The tree's nodes lie in slots `start .. start + nodes - 1`, in node order. The
+  kept nodes are gathered into a fresh small buffer and written back to
+  `start ..`; an overlapping in-place shift would be miscompiled by XLA:CPU
+  (openxla/xla#49176).
+
+  Args:
+    cache: holds all `nodes` nodes.
+    start: `i32[B]`, the root's slot.
+    path: `i32[B, G + 1]`, node indices of the kept path, root first; entries
+      beyond a row's path may be any valid node (their slots become stale).
+    length: `i32[B]`, the new length of each row.
+    nodes: number of nodes in the tree, root included.
+
+  Returns:
+    The cache with the path in consecutive slots and `length` set.
+  """
+
+  def gather(buffer):  # [B, K, S, C]
+    block = jax.vmap(
+      lambda buf, at: lax.dynamic_slice_in_dim(buf, at, nodes, axis=1)
+    )(buffer, start)  # [B, K, N + 1, C]
+    kept = jnp.take_along_axis(block, path[:, None, :, None], axis=2)
+    return write_rows(buffer, kept, start)
+
+  positions = cache.positions
+  if positions is not None:
+    # A node's depth is its index along the path, so positions are consecutive.
+    steps = jnp.arange(path.shape[1])
+    first = jnp.take_along_axis(positions, start[:, None], axis=1)  # [B, 1]
+    positions = jax.vmap(
+      lax.dynamic_update_slice_in_dim, in_axes=(0, 0, 0, None)
+    )(positions, first + steps, start, 0)
+  return cache.replace(
+    keys=tuple(gather(k) for k in cache.keys),
+    values=tuple(gather(v) for v in cache.values),
+    positions=positions,
+    length=length,
+  )
+
+
+def cache_bytes(cache: Cache | Sequence[Array]) -> int:
+  """Bytes of all arrays of a cache (works on `jax.ShapeDtypeStruct`s too)."""
+  leaves = jax.tree.leaves(cache)
+  return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)

@@ -1,0 +1,464 @@
+"""The decoding loop: `init`, `step`, and `step` under `lax.while_loop`.
+
+One round is draft, score, verify, draw, commit:
+
+  propose a token tree -> one target pass over its nodes under the ancestor mask
+  -> the rule's law of the deepest accepted node -> draw it, then the next token
+  -> write the accepted path and the token, cut at stop tokens and budgets
+  -> keep that path in the caches.
+
+Plain autoregressive decoding is the same loop with the empty tree. Nothing here
+is jitted; shapes are fixed, so `jax.jit(decoder.generate, donate_argnums=1)` is
+one program for every prompt, length, temperature and budget of the same sizes.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from specjax import cache as cache_lib
+from specjax import drafters, rules
+from specjax import sampling as sampling_lib
+from specjax import warp as warp_lib
+from specjax.types import (
+  Commit,
+  Context,
+  Counters,
+  DecodeState,
+  Drafter,
+  LanguageModel,
+  Origin,
+  Params,
+  Rule,
+  Sampling,
+  StepInfo,
+  StopReason,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decoder:
+  """A target, a way to draft, and a rule: everything static about decoding.
+
+  Attributes:
+    target: the model whose law is sampled.
+    drafter: what proposes.
+    rule: what verifies.
+    vocab_size: V, the number of real tokens (ids at or beyond it get no mass).
+    with_log_probs: whether to record the target's log-probabilities.
+
+  Raises:
+    ValueError: if the rule does not fit the drafter's tree, or the target knows
+      fewer than V tokens.
+  """
+
+  target: LanguageModel
+  drafter: Drafter
+  rule: Rule
+  vocab_size: int
+  with_log_probs: bool = False
+
+  def __post_init__(self):
+    self.rule.check(self.drafter.tree, self.drafter.siblings)
+    if self.target.vocab_size < self.vocab_size:
+      raise ValueError(
+        f"the target's vocabulary must hold {self.vocab_size} tokens, got "
+        f"{self.target.vocab_size}"
+      )
+
+  def init(
+    self,
+    params: Params,
+    prompts: Array,
+    lengths: Array,
+    rng_key: Array,
+    *,
+    buffer_length: int,
+    max_new_tokens: Array | int,
+    sampling: Sampling | None = None,
+    stop_tokens: Sequence[int] | Array = (),
+  ) -> DecodeState:
+    """Runs the prompts through the models (prefill).
+
+    Args:
+      params: parameters of both models.
+      prompts: `i32[B, P]`, each row right-padded with anything.
+      lengths: `i32[B]` in 1..P.
+      rng_key: a typed key; row b gets the stream `fold_in(rng_key, b)`. Or
+        `key[B]`, one per row, for seeds that follow a prompt wherever it is
+        batched (`specjax.sampling.row_keys`).
+      buffer_length: static; prompt and completion of a row must fit into it.
+      max_new_tokens: tokens to emit at most, for all rows or `i32[B]`.
+      sampling: the warp; by default temperature 1 and no truncation.
+      stop_tokens: ids that end a row once emitted.
+
+    Returns:
+      The state before the first step.
+
+    Raises:
+      ValueError: for sizes that do not fit; lengths and budgets are checked
+        when they are concrete (under `jit`, rows end at the buffer's end).
+    """
+    batch, width = prompts.shape
+    self._check_sizes(width, buffer_length, lengths, max_new_tokens)
+    tree = self.drafter.tree
+    sampling = sampling or warp_lib.make_sampling(batch)
+    if rng_key.ndim == 0:
+      rng_key = sampling_lib.row_keys(rng_key, jnp.arange(batch))
+    lengths = jnp.asarray(lengths, jnp.int32)
+    max_length = jnp.minimum(
+      lengths + jnp.asarray(max_new_tokens, jnp.int32), buffer_length
+    )
+    # Every row may write a whole tree beyond its last committed token.
+    slots = buffer_length + tree.num_nodes
+    columns = buffer_length + tree.max_depth + 1
+    prompts = prompts.astype(jnp.int32)
+    # Copies: the state is made to be donated, the arguments are the caller's.
+    own = lambda tree: jax.tree.map(jnp.copy, tree)
+    _, target_cache = self.target.apply(
+      params.target, prompts, self.target.init_cache(batch, slots)
+    )
+    drafter_state = self.drafter.prefill(
+      params, self.drafter.init(params, batch, slots), prompts, own(lengths)
+    )
+    zeros = lambda: jnp.zeros((batch,), jnp.int32)
+    return DecodeState(
+      tokens=jnp.pad(prompts, ((0, 0), (0, columns - width))),
+      origins=jnp.zeros((batch, columns), jnp.int8),
+      log_probs=jnp.zeros((batch, columns)) if self.with_log_probs else None,
+      prompt_length=own(lengths),
+      length=own(lengths),
+      max_length=max_length,
+      stop_reason=jnp.where(
+        max_length > lengths, StopReason.RUNNING, StopReason.LENGTH
+      ).astype(jnp.int32),
+      stop_tokens=own(jnp.asarray(stop_tokens, jnp.int32).reshape(-1)),
+      keys=own(rng_key),
+      sampling=own(sampling),
+      target_cache=target_cache.replace(length=lengths - 1),
+      drafter_state=drafter_state,
+      counters=Counters(
+        num_target_calls=zeros(),
+        num_drafted=zeros(),
+        num_accepted=zeros(),
+        expected_accepted=jnp.zeros((batch,)),
+        accept_counts=jnp.zeros((batch, tree.max_depth + 1), jnp.int32),
+      ),
+      num_steps=jnp.zeros((), jnp.int32),
+    )
+
+  def _check_sizes(self, width, buffer_length, lengths, max_new_tokens):
+    """Raises ValueError for sizes that cannot work."""
+    if width > buffer_length:
+      raise ValueError(
+        f"prompts of {width} tokens do not fit into a buffer of {buffer_length}"
+      )
+    for who, limit in (
+      ("target", self.target.max_positions),
+      ("draft", self.drafter.max_positions),
+    ):
+      if limit is not None and buffer_length > limit:
+        raise ValueError(
+          f"the {who} model has {limit} positions, but buffer_length is "
+          f"{buffer_length}"
+        )
+    if not isinstance(lengths, jax.core.Tracer):
+      lengths = np.asarray(lengths)
+      if lengths.min() < 1 or lengths.max() > width:
+        raise ValueError(
+          f"prompt lengths must be in 1..{width}, got {lengths.tolist()}"
+        )
+      if not isinstance(max_new_tokens, jax.core.Tracer):
+        need = np.asarray(max_new_tokens) + lengths
+        if np.min(max_new_tokens) < 0 or need.max() > buffer_length:
+          raise ValueError(
+            "prompt and new tokens must fit into buffer_length "
+            f"({buffer_length}), got max_new_tokens {max_new_tokens} and "
+            f"prompt lengths {lengths.tolist()}"
+          )
+
+  def step(
+    self, params: Params, state: DecodeState
+  ) -> tuple[DecodeState, StepInfo]:
+    """One round for every row; rows that are done stay as they are.
+
+    Args:
+      params: parameters of both models.
+      state: from `init` or an earlier step.
+
+    Returns:
+      The next state, and what happened.
+    """
+    tree = self.drafter.tree
+    keys = sampling_lib.step_keys(state.keys, state.length)
+    context = Context(
+      tokens=state.tokens,
+      length=state.length,
+      sampling=state.sampling,
+      keys=keys,
+    )
+    root_slot = state.length - 1
+    with jax.named_scope("draft"):
+      draft, drafter_state, cache = self.drafter.propose(
+        params, state.drafter_state, state.target_cache, context
+      )
+    with jax.named_scope("score"):
+      output, cache = self.target.apply(
+        params.target,
+        draft.tokens,
+        cache.replace(length=root_slot),
+        positions=root_slot[:, None] + tree.depth,
+        mask=None if tree.is_chain else tree.ancestors,
+      )
+      self._check_logits(output.logits, draft.tokens.shape)
+      logits = warp_lib.match_vocabulary(
+        output.logits.astype(
+          jnp.promote_types(output.logits.dtype, jnp.float32)
+        ),
+        self.vocab_size,
+      )
+      target_log_probs = warp_lib.warp(logits, state.sampling)
+    with jax.named_scope("verify"):
+      verification = self.rule.verify(tree, draft, target_log_probs)
+      node = sampling_lib.draw_node(
+        sampling_lib.node_draw_keys(keys), verification.node_probs
+      )
+      next_token = sampling_lib.categorical(
+        sampling_lib.next_token_keys(keys), verification.next_log_probs(node)
+      )
+    with jax.named_scope("commit"):
+      # One row's NaN logits end that row, and only that.
+      healthy = ~jnp.isnan(
+        jnp.max(target_log_probs, axis=(1, 2))
+        + jnp.max(verification.node_probs, axis=1)
+      )
+      emission = _emit(tree, state, draft, node, next_token, healthy)
+      state = self._record(state, draft, verification, emission, healthy)
+      if self.with_log_probs:
+        state = dataclasses.replace(
+          state,
+          log_probs=_write(
+            state.log_probs,
+            _emitted_log_probs(logits, emission),
+            root_slot + 1,
+          ),
+        )
+      if tree.is_chain:
+        cache = cache.replace(length=state.length - 1)
+      else:
+        cache = cache_lib.keep_path(
+          cache,
+          root_slot,
+          emission.path,
+          state.length - 1,
+          nodes=tree.num_nodes,
+        )
+      drafter_state = self.drafter.commit(
+        params,
+        drafter_state,
+        Commit(
+          start=root_slot,
+          path=emission.path,
+          num_accepted=emission.depth,
+          length=state.length,
+          target_output=output,
+        ),
+      )
+    state = dataclasses.replace(
+      state, target_cache=cache, drafter_state=drafter_state
+    )
+    info = StepInfo(
+      draft=draft,
+      target_log_probs=target_log_probs,
+      node_probs=verification.node_probs,
+      node=node,
+      tokens=emission.tokens,
+      num_emitted=emission.count,
+    )
+    return state, info
+
+  def _check_logits(self, logits: Array, fed: tuple[int, ...]) -> None:
+    expected = (*fed, self.target.vocab_size)
+    if logits.shape != expected:
+      raise ValueError(
+        f"the target must return logits of shape {expected}, got {logits.shape}"
+      )
+
+  def _record(self, state, draft, verification, emission, healthy):
+    """The state with the emitted tokens written and everything counted."""
+    tree = self.drafter.tree
+    length = state.length + emission.count
+    active = ~state.done & healthy
+    stopped = jnp.where(
+      emission.hit_stop,
+      StopReason.STOP_TOKEN,
+      jnp.where(
+        length >= state.max_length, StopReason.LENGTH, StopReason.RUNNING
+      ),
+    )
+    stopped = jnp.where(healthy, stopped, StopReason.NAN_LOGITS)
+    kept = jnp.minimum(emission.depth, emission.count)
+    expected = jnp.sum(
+      verification.node_probs * _kept_depth(tree, state, draft), axis=1
+    )
+    old, one = state.counters, active.astype(jnp.int32)
+    kept_one_hot = kept[:, None] == jnp.arange(tree.max_depth + 1)
+    return dataclasses.replace(
+      state,
+      tokens=_write(state.tokens, emission.tokens, state.length),
+      origins=_write(state.origins, emission.origins, state.length),
+      length=length,
+      stop_reason=jnp.where(state.done, state.stop_reason, stopped),
+      counters=Counters(
+        num_target_calls=old.num_target_calls + one,
+        num_drafted=old.num_drafted + one * tree.num_drafted,
+        num_accepted=old.num_accepted + one * kept,
+        expected_accepted=old.expected_accepted
+        + jnp.where(active, expected, 0).astype(old.expected_accepted.dtype),
+        accept_counts=old.accept_counts + one[:, None] * kept_one_hot,
+      ),
+      num_steps=state.num_steps + 1,
+    )
+
+  def steps(
+    self, params: Params, state: DecodeState, num_steps: Array | int
+  ) -> DecodeState:
+    """At most `num_steps` rounds (traced), fewer if all rows are done.
+
+    Between calls the caller may read `state.tokens` up to `state.length`: this
+    is how to stream.
+    """
+    last = state.num_steps + num_steps
+    return lax.while_loop(
+      lambda s: ~jnp.all(s.done) & (s.num_steps < last),
+      lambda s: self.step(params, s)[0],
+      state,
+    )
+
+  def generate(self, params: Params, state: DecodeState) -> DecodeState:
+    """Rounds until every row is done: one `lax.while_loop`."""
+    return lax.while_loop(
+      lambda s: ~jnp.all(s.done),
+      lambda s: self.step(params, s)[0],
+      state,
+    )
+
+
+def make_decoder(
+  target: LanguageModel,
+  *,
+  drafter: Drafter | None = None,
+  rule: str | Rule = "token",
+  vocab_size: int | None = None,
+  with_log_probs: bool = False,
+) -> Decoder:
+  """A `Decoder`; without a drafter, plain autoregressive decoding.
+
+  Args:
+    target: the model whose law is sampled.
+    drafter: see `specjax.drafters`; build it with the same `vocab_size`.
+    rule: a `Rule`, or its name in `specjax.rules`.
+    vocab_size: number of real tokens; by default the target's.
+    with_log_probs: record the target's log-probabilities of emitted tokens.
+
+  Returns:
+    The decoder.
+
+  Raises:
+    ValueError: for an unknown rule, or parts that do not fit each other.
+  """
+  vocab_size = target.vocab_size if vocab_size is None else vocab_size
+  return Decoder(
+    target=target,
+    drafter=drafter or drafters.plain.drafter(vocab_size=vocab_size),
+    rule=rules.get(rule) if isinstance(rule, str) else rule,
+    vocab_size=vocab_size,
+    with_log_probs=with_log_probs,
+  )
+
+
+# ------------------------------------------------------- what a step emits
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Emission:
+  """The outcome of a round, cut at stop tokens and at each row's budget.
+
+  Attributes:
+    path: `i32[B, G + 1]`, nodes from the root to the deepest accepted one.
+    depth: `i32[B]`, that node's depth.
+    tokens: `i32[B, G + 1]`; entry `depth` is the residual or bonus token, those
+      after it repeat it.
+    origins: `i8[B, G + 1]`.
+    count: `i32[B]`, how many of `tokens` are emitted.
+    hit_stop: `bool[B]`, whether the last of them is a stop token.
+  """
+
+  path: Array
+  depth: Array
+  tokens: Array
+  origins: Array
+  count: Array
+  hit_stop: Array
+
+
+def _is_stop(state: DecodeState, tokens: Array) -> Array:
+  return jnp.any(tokens[..., None] == state.stop_tokens, axis=-1)
+
+
+def _emit(tree, state, draft, node, next_token, healthy) -> _Emission:
+  width = tree.max_depth + 1
+  index = jnp.arange(width)
+  depth = jnp.asarray(tree.depth)[node]
+  path = jnp.asarray(tree.paths)[node]  # [B, G + 1]
+  along = jnp.take_along_axis(draft.tokens, path, axis=1)
+  along = jnp.concatenate([along[:, 1:], next_token[:, None]], axis=1)
+  accepted = index < depth[:, None]
+  tokens = jnp.where(accepted, along, next_token[:, None])
+  is_leaf = jnp.asarray([not c for c in tree.children])[node]
+  drawn = jnp.where(is_leaf, Origin.BONUS, Origin.RESIDUAL)
+  origins = jnp.where(accepted, Origin.ACCEPTED, drawn[:, None])
+  stop = _is_stop(state, tokens) & (index <= depth[:, None])
+  until_stop = jnp.where(stop.any(1), jnp.argmax(stop, axis=1), width)
+  count = jnp.minimum(depth, until_stop) + 1
+  count = jnp.minimum(count, state.max_length - state.length)
+  count = jnp.where(state.done | ~healthy, 0, count)
+  return _Emission(
+    path=path,
+    depth=depth,
+    tokens=tokens,
+    origins=origins.astype(jnp.int8),
+    count=count,
+    hit_stop=until_stop < count,
+  )
+
+
+def _kept_depth(tree, state, draft) -> Array:
+  """Drafted tokens emitted if node n is the deepest accepted: `i32[B, N + 1]`.
+
+  A path is cut after its first stop token and at the row's budget.
+  """
+  stop = _is_stop(state, draft.tokens) & (tree.depth > 0)  # [B, N + 1]
+  cut = np.where(tree.ancestors, tree.depth, tree.max_depth)  # [n, ancestor]
+  kept = jnp.where(stop[:, None, :], cut, tree.max_depth).min(-1)
+  kept = jnp.minimum(kept, tree.depth)
+  return jnp.minimum(kept, (state.max_length - state.length)[:, None])
+
+
+def _emitted_log_probs(logits: Array, emission: _Emission) -> Array:
+  """Unwarped log-probabilities of `emission.tokens`, `f32[B, G + 1]`."""
+  rows = jnp.arange(logits.shape[0])[:, None]
+  log_z = jax.nn.logsumexp(logits, axis=-1)  # [B, N + 1]
+  picked = logits[rows, emission.path, emission.tokens]
+  return picked - jnp.take_along_axis(log_z, emission.path, axis=1)
+
+
+def _write(buffer: Array, rows: Array, start: Array) -> Array:
+  """Writes `[B, T]` rows into `[B, L]` at each row's start."""
+  return jax.vmap(lax.dynamic_update_slice_in_dim, in_axes=(0, 0, 0, None))(
+    buffer, rows.astype(buffer.dtype), start, 0
+  )

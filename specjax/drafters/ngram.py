@@ -1,0 +1,101 @@
+"""Prompt lookup: what followed the last n tokens when they last occurred.
+
+No model and no cache. The proposal is a function of the committed tokens, so
+its law is a point mass at every node, and any lossless rule accepts token x
+with probability q(x). Longer matches win; among equal lengths the most recent.
+If the continuation runs into the end of the text it is read on periodically.
+Without a match the last token is repeated: still a valid proposal, only a poor
+one.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.tree import chain
+from specjax.types import Draft, Drafter, Siblings
+
+
+def drafter(
+  *, num_speculative_tokens: int, vocab_size: int, max_ngram: int = 3
+) -> Drafter:
+  """Drafts by looking up the longest recent suffix match.
+
+  Args:
+    num_speculative_tokens: gamma >= 1.
+    vocab_size: V, the number of real tokens.
+    max_ngram: longest suffix looked for, at least 1.
+
+  Returns:
+    A `Drafter` without state.
+
+  Raises:
+    ValueError: if gamma or `max_ngram` is less than 1.
+  """
+  if num_speculative_tokens < 1:
+    raise ValueError(
+      "an n-gram drafter needs num_speculative_tokens >= 1, got "
+      f"{num_speculative_tokens} (0 is the plain drafter)"
+    )
+  if max_ngram < 1:
+    raise ValueError(f"max_ngram must be >= 1, got {max_ngram}")
+
+  def propose(params, state, target_cache, context):
+    del params
+    drafted = jax.vmap(
+      lambda tokens, length: look_up(
+        tokens, length, count=num_speculative_tokens, max_ngram=max_ngram
+      )
+    )(context.tokens, context.length)
+    root = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, 1)
+    point = jnp.where(
+      drafted[..., None] == jnp.arange(vocab_size), 0.0, -jnp.inf
+    )
+    leaf = jnp.full((root.shape[0], 1, vocab_size), -jnp.inf)
+    draft = Draft(
+      tokens=jnp.concatenate([root, drafted], axis=1),
+      log_probs=jnp.concatenate([point, leaf], axis=1),
+    )
+    return draft, state, target_cache
+
+  return Drafter(
+    name="ngram",
+    tree=chain(num_speculative_tokens),
+    siblings=Siblings.DETERMINISTIC,
+    init=lambda params, batch, slots: (),
+    prefill=lambda params, state, tokens, lengths: state,
+    propose=propose,
+    commit=lambda params, state, commit: state,
+  )
+
+
+def look_up(
+  tokens: Array, length: Array, *, count: int, max_ngram: int
+) -> Array:
+  """Continues a text from the best earlier occurrence of its suffix.
+
+  For example `[5 6 7 8 5 6]` with count 3 gives `[7 8 5]`.
+
+  Args:
+    tokens: `i32[L]`, stale from `length` on.
+    length: `i32[]`, at least 1.
+    count: tokens to propose.
+    max_ngram: longest suffix to match.
+
+  Returns:
+    `i32[count]`.
+  """
+  last = length - 1
+  place = jnp.arange(tokens.shape[0])
+  matched = jnp.zeros_like(place)  # tokens matched, ending at each place
+  alive = place < last
+  for back in range(max_ngram):
+    earlier = jnp.roll(tokens, back)  # earlier[i] == tokens[i - back]
+    wanted = tokens[jnp.maximum(last - back, 0)]
+    alive &= (place >= back) & (last >= back) & (earlier == wanted)
+    matched += alive
+  best = jnp.argmax(matched * tokens.shape[0] + place * (matched > 0))
+  best = jnp.where(jnp.max(matched) > 0, best, last - 1)
+  period = last - best  # >= 1
+  ahead = best + 1 + jnp.arange(count) % period
+  return tokens[jnp.clip(ahead, 0, last)]

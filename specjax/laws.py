@@ -1,0 +1,74 @@
+"""Arithmetic on next-token laws, done once and done carefully.
+
+A law is a row of log-probabilities with -inf for zero mass. Nothing here adds
+an epsilon or divides by a probability.
+"""
+
+import jax.numpy as jnp
+from jax import Array
+
+
+def token_log_prob(log_probs: Array, tokens: Array) -> Array:
+  """The log-probability of one token under each law.
+
+  Args:
+    log_probs: `f32[..., V]`.
+    tokens: `i32[...]`.
+
+  Returns:
+    `f32[...]`.
+  """
+  return jnp.take_along_axis(log_probs, tokens[..., None], axis=-1)[..., 0]
+
+
+def acceptance(target_log_prob: Array, draft_log_prob: Array) -> Array:
+  """`min(1, q / p)` for tokens of draft probability p and target probability q.
+
+  Args:
+    target_log_prob: `f32[...]`, log q.
+    draft_log_prob: `f32[...]`, log p. A drafted token has p > 0; where p = 0
+      the result is 1 if q > 0, and 0 if not.
+
+  Returns:
+    `f32[...]` in [0, 1].
+  """
+  ratio = jnp.minimum(target_log_prob - draft_log_prob, 0)
+  return jnp.where(target_log_prob == -jnp.inf, 0, jnp.exp(ratio))
+
+
+def normalize(mass: Array, fallback: Array) -> Array:
+  """`log(mass / sum(mass))`, or `fallback` where there is no mass.
+
+  Args:
+    mass: `f32[..., V]`, non-negative.
+    fallback: `f32[..., V]` log-probabilities.
+
+  Returns:
+    `f32[..., V]` log-probabilities.
+  """
+  total = jnp.sum(mass, axis=-1, keepdims=True)
+  some = total > 0
+  log_mass = jnp.log(mass) - jnp.log(jnp.where(some, total, 1))
+  return jnp.where(some, log_mass, fallback)
+
+
+def residual(target_log_probs: Array, draft_log_probs: Array) -> Array:
+  """`norm([q - p]_+)`, the law after a rejection; q itself where that is 0/0.
+
+  A leaf's draft row is all -inf, and its residual is the target's law: the
+  bonus token needs no case of its own.
+
+  Args:
+    target_log_probs: `f32[..., V]`, log q.
+    draft_log_probs: `f32[..., V]`, log p.
+
+  Returns:
+    `f32[..., V]` log-probabilities.
+  """
+  excess = jnp.maximum(jnp.exp(target_log_probs) - jnp.exp(draft_log_probs), 0)
+  return normalize(excess, target_log_probs)
+
+
+def total_variation(log_probs_a: Array, log_probs_b: Array) -> Array:
+  """`TV(a, b) = sum |a - b| / 2`, `f32[..., V] x 2 -> f32[...]`."""
+  return jnp.abs(jnp.exp(log_probs_a) - jnp.exp(log_probs_b)).sum(-1) / 2

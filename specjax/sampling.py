@@ -1,0 +1,121 @@
+"""All randomness: key streams and draws.
+
+Every draw of a row comes from `fold_in(fold_in(row_key, position), role)`, so a
+row's tokens do not depend on its neighbours in the batch, on padding, or on the
+mesh. Draws are made in float32 or better: `jax.random.categorical` on bfloat16
+is off by a total variation of 0.2.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+# Roles of the draws within one step. Drafted node n (n >= 1) has role n + 1.
+_NODE_ROLE = 0
+_NEXT_TOKEN_ROLE = 1
+_DRAFT_ROLE = 1
+
+
+def row_keys(rng_key: Array, row_ids: Array) -> Array:
+  """One stream per row: `key[B]` from a key and `i32[B]` row identities."""
+  return jax.vmap(lambda i: jax.random.fold_in(rng_key, i))(row_ids)
+
+
+def step_keys(keys: Array, length: Array) -> Array:
+  """This round's keys, `key[B]`: every round starts at another length."""
+  return jax.vmap(jax.random.fold_in)(keys, length)
+
+
+def _role_keys(keys: Array, role: int) -> Array:
+  return jax.vmap(lambda k: jax.random.fold_in(k, role))(keys)
+
+
+def node_draw_keys(keys: Array) -> Array:
+  """Keys for drawing the deepest accepted node, `key[B]`."""
+  return _role_keys(keys, _NODE_ROLE)
+
+
+def next_token_keys(keys: Array) -> Array:
+  """Keys for drawing the residual or bonus token, `key[B]`."""
+  return _role_keys(keys, _NEXT_TOKEN_ROLE)
+
+
+def drafted_node_keys(keys: Array, nodes: range) -> Array:
+  """Keys for drawing drafted nodes (all >= 1), `key[B, len(nodes)]`."""
+  return jnp.stack([_role_keys(keys, _DRAFT_ROLE + n) for n in nodes], axis=1)
+
+
+def categorical(keys: Array, log_probs: Array) -> Array:
+  """Draws one token from each law, by inversion in two levels.
+
+  A first uniform picks a block of about sqrt(V) tokens by the blocks' masses, a
+  second one a token inside the block. Against one flat `cumsum`, rounding then
+  stays relative to the block, so rare tokens keep their share; against the
+  Gumbel trick it needs two random numbers a draw instead of V, and is some 40
+  times faster on a CPU at V = 4096. Zero mass is never drawn.
+
+  Args:
+    keys: `key[...]`, one for each law.
+    log_probs: `f32[..., V]` with at least one finite entry each; they need not
+      be normalised.
+
+  Returns:
+    `i32[...]` in 0..V-1 (for laws of NaN too).
+  """
+  log_probs = log_probs.astype(jnp.promote_types(log_probs.dtype, jnp.float32))
+  vocab = log_probs.shape[-1]
+  mass = jnp.exp(log_probs - jnp.max(log_probs, axis=-1, keepdims=True))
+  width = 1 << math.ceil(math.log2(max(vocab, 2)) / 2)
+  pad = [(0, 0)] * (mass.ndim - 1) + [(0, -vocab % width)]
+  blocks = jnp.pad(mass, pad).reshape(*mass.shape[:-1], -1, width)
+  draw = lambda key: jax.random.uniform(key, (2,), mass.dtype)
+  for _ in keys.shape:
+    draw = jax.vmap(draw)
+  uniforms = draw(keys)
+  block = _invert(jnp.sum(blocks, axis=-1), uniforms[..., 0])
+  inside = jnp.take_along_axis(blocks, block[..., None, None], axis=-2)
+  token = _invert(inside[..., 0, :], uniforms[..., 1])
+  return jnp.minimum(block * width + token, vocab - 1)
+
+
+def draw_node(keys: Array, node_probs: Array) -> Array:
+  """Draws the deepest accepted node, `key[B], f32[B, N + 1] -> i32[B]`."""
+  draw = lambda key: jax.random.uniform(key, (), node_probs.dtype)
+  return _invert(node_probs, jax.vmap(draw)(keys))
+
+
+def _invert(mass: Array, uniform: Array) -> Array:
+  """The first entry with mass whose cumulative mass exceeds `uniform * total`.
+
+  Cumulative sums need not be monotone in floating point, and `uniform * total`
+  may round up to the total; neither may lead to an entry without mass.
+
+  Args:
+    mass: `f32[..., n]`, non-negative.
+    uniform: `f32[...]` in [0, 1).
+
+  Returns:
+    `i32[...]`.
+  """
+  some = mass > 0
+  cumulative = jnp.cumsum(mass, axis=-1)
+  total = jnp.max(jnp.where(some, cumulative, 0), axis=-1)
+  level = jnp.minimum(
+    uniform * total, jnp.nextafter(total, jnp.zeros_like(total))
+  )
+  hit = some & (cumulative > level[..., None])
+  return argmax(hit.astype(mass.dtype))
+
+
+def argmax(values: Array) -> Array:
+  """The first index of the largest value, `f32[..., n] -> i32[...]`.
+
+  Equal to `jnp.argmax` (n - 1 where that would name a NaN), from two plain
+  reductions, which XLA:CPU vectorises and `jnp.argmax` is not.
+  """
+  last = values.shape[-1] - 1
+  largest = jnp.max(values, axis=-1, keepdims=True)
+  index = jnp.arange(last + 1, dtype=jnp.int32)
+  return jnp.min(jnp.where(values == largest, index, last), axis=-1)

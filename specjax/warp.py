@@ -1,0 +1,141 @@
+"""The one map from logits to the law that tokens are drawn from.
+
+Draft and target go through the same function, in float32, in the order of plain
+sampling: temperature, top-k, top-p, min-p. The law a lossless rule reproduces
+is the warped target's.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from specjax import sampling as sampling_lib
+from specjax.types import Sampling
+
+
+def make_sampling(
+  batch: int, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0
+) -> Sampling:
+  """Broadcasts scalars or per-row sequences to `[B]` arrays.
+
+  Args:
+    batch: B.
+    temperature: at least 0; 0 is greedy.
+    top_k: at least 0; 0 keeps all tokens.
+    top_p: in (0, 1].
+    min_p: in [0, 1].
+
+  Returns:
+    The `Sampling`.
+
+  Raises:
+    ValueError: for values out of range (checked when they are concrete).
+  """
+
+  def rows(name, value, dtype, valid, expected):
+    value = jnp.asarray(value, dtype)
+    if not isinstance(value, jax.core.Tracer) and not bool(valid(value).all()):
+      raise ValueError(f"{name} must be {expected}, got {value}")
+    return jnp.broadcast_to(value, (batch,))
+
+  f32, i32 = jnp.float32, jnp.int32
+  return Sampling(
+    temperature=rows(
+      "temperature",
+      temperature,
+      f32,
+      lambda x: (x >= 0) & (x < jnp.inf),
+      "finite and >= 0",
+    ),
+    top_k=rows("top_k", top_k, i32, lambda x: x >= 0, ">= 0"),
+    top_p=rows("top_p", top_p, f32, lambda x: (x > 0) & (x <= 1), "in (0, 1]"),
+    min_p=rows("min_p", min_p, f32, lambda x: (x >= 0) & (x <= 1), "in [0, 1]"),
+  )
+
+
+def warp(logits: Array, sampling: Sampling) -> Array:
+  """Turns logits into log-probabilities.
+
+  - temperature t > 0 divides the logits; 0 makes a point mass on the first
+    largest logit.
+  - top-k keeps the k largest logits, and ties with the k-th.
+  - top-p keeps a token if the tokens strictly more probable than it have mass
+    below p (under the law left by top-k); ties are kept or dropped together,
+    so the map does not depend on the order of the vocabulary.
+  - min-p keeps tokens of at least `min_p` times the largest probability.
+
+  Args:
+    logits: `f32[B, ..., V]` (lower precisions are cast first).
+    sampling: `[B]` fields.
+
+  Returns:
+    `f32[B, ..., V]` log-probabilities, -inf where a token was dropped.
+  """
+  logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+  rows = (slice(None),) + (None,) * (logits.ndim - 1)
+  per_row = lambda x: x[rows]
+  temperature = per_row(sampling.temperature).astype(logits.dtype)
+  greedy = temperature == 0
+  scaled = logits / jnp.where(greedy, 1, temperature)
+  scaled = lax.cond(
+    jnp.any((sampling.top_k > 0) | (sampling.top_p < 1)),
+    lambda x: _truncate(
+      x, per_row(sampling.top_k), per_row(sampling.top_p).astype(x.dtype)
+    ),
+    lambda x: x,
+    scaled,
+  )
+  largest = jnp.max(scaled, axis=-1, keepdims=True)
+  floor = jnp.log(per_row(sampling.min_p).astype(scaled.dtype)) + largest
+  scaled = jnp.where(scaled < floor, -jnp.inf, scaled)
+  best = sampling_lib.argmax(logits)[..., None]
+  point = jnp.arange(logits.shape[-1]) == best
+  warped = jax.nn.log_softmax(scaled, axis=-1)
+  point = jnp.where(point, 0, -jnp.inf).astype(warped.dtype)
+  # NaN logits must not look like a healthy greedy row.
+  point = jnp.where(jnp.isnan(largest), jnp.nan, point)
+  return jnp.where(greedy, point, warped)
+
+
+def _truncate(scaled: Array, top_k: Array, top_p: Array) -> Array:
+  """Applies top-k, then top-p, by thresholds read off one sort."""
+  vocab = scaled.shape[-1]
+  descending = -jnp.sort(-scaled, axis=-1)
+  kth = jnp.take_along_axis(
+    descending, jnp.where(top_k > 0, jnp.minimum(top_k, vocab), vocab) - 1, -1
+  )
+  descending = jnp.where(descending < kth, -jnp.inf, descending)
+  probs = jax.nn.softmax(descending, axis=-1)
+  before = jnp.cumsum(probs, axis=-1) - probs  # mass of earlier tokens
+  # Ties share the mass before the first of them: the smallest value whose
+  # first occurrence is kept is the threshold.
+  first = jnp.concatenate(
+    [
+      jnp.ones_like(descending[..., :1], bool),
+      descending[..., 1:] < descending[..., :-1],
+    ],
+    axis=-1,
+  )
+  kept = (first & (before < top_p)) | (jnp.arange(vocab) == 0) | (top_p >= 1)
+  threshold = jnp.min(jnp.where(kept, descending, jnp.inf), -1, keepdims=True)
+  return jnp.where(scaled < jnp.maximum(threshold, kth), -jnp.inf, scaled)
+
+
+def match_vocabulary(logits: Array, vocab_size: int) -> Array:
+  """Cuts or fills the last axis: padded ids get no mass.
+
+  Two models that share a tokenizer may pad their embeddings differently; ids
+  at or beyond `vocab_size` are no tokens.
+
+  Args:
+    logits: `[..., V']`.
+    vocab_size: V, the number of real tokens.
+
+  Returns:
+    `[..., V]`, with -inf for ids that the model does not know.
+  """
+  have = logits.shape[-1]
+  if have >= vocab_size:
+    return logits[..., :vocab_size]
+  pad = [(0, 0)] * (logits.ndim - 1) + [(0, vocab_size - have)]
+  return jnp.pad(logits, pad, constant_values=-jnp.inf)

@@ -1,0 +1,273 @@
+"""The transformer: caches, token trees and skipped layers change no meaning."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from models.transformer import (
+  SkippedLayers,
+  Transformer,
+  TransformerConfig,
+  as_language_model,
+)
+
+VOCAB = 61
+TOKENS = np.random.default_rng(0).integers(0, VOCAB, (2, 12))
+
+LLAMA = TransformerConfig(
+  vocab_size=VOCAB, embed_dim=32, num_layers=3, num_heads=4, num_kv_heads=2,
+  head_dim=8, mlp_dim=48, max_positions=64,
+)  # fmt: skip
+CONFIGS = {
+  "llama": LLAMA,
+  "windows": dataclasses.replace(LLAMA, windows=(3, None, 4), qk_norm=True),
+  "gpt2": dataclasses.replace(
+    LLAMA, norm="layer", activation="gelu_tanh", gated_mlp=False,
+    learned_positions=True, qkv_bias=True, out_bias=True, mlp_bias=True,
+    tied_embeddings=True,
+  ),
+  "neox": dataclasses.replace(
+    LLAMA, norm="layer", activation="gelu", gated_mlp=False, rotary_dim=4,
+    parallel_residual=True,
+  ),
+}  # fmt: skip
+
+# The tree of the tests, by parent; node 5 is the grandchild 0-2-5.
+PARENTS = (-1, 0, 0, 1, 1, 2, 4)
+DEPTH = (0, 1, 1, 2, 2, 2, 3)
+
+
+def jit(function):
+  """Compiles fast rather than well."""
+  options = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+  }
+  return jax.jit(function, compiler_options=options)
+
+
+def make_module(config):
+  """A module all of whose parameters are random and matter."""
+  module = Transformer(config, rngs=nnx.Rngs(0))
+  rng = np.random.default_rng(1)
+  noise = lambda x: x + 0.2 * rng.standard_normal(x.shape).astype(x.dtype)
+  nnx.update(module, jax.tree.map(noise, nnx.state(module)))
+  return module
+
+
+@functools.cache
+def make_model(name):
+  """A module, its pure functions (compiled) and its parameters."""
+  module = make_module(CONFIGS[name])
+  model, params = as_language_model(module)
+  return module, dataclasses.replace(model, apply=jit(model.apply)), params
+
+
+def make_forward(module, **options):
+  """`i32[B, T] -> ModelOutput` of whole sequences, without a cache."""
+  graphdef, state = nnx.split(module)
+  call = jit(lambda state, x: nnx.merge(graphdef, state)(x, **options))
+
+  def forward(tokens):
+    output, cache = call(state, tokens)
+    assert cache is None
+    return output
+
+  return forward
+
+
+named_forward = functools.cache(lambda name: make_forward(make_model(name)[0]))
+
+
+def last_logits(name, sequences):
+  """`f32[n, V]`: after the last token of each of n <= 14 sequences."""
+  tokens = np.zeros((14, 12), int)
+  for row, sequence in zip(tokens, sequences, strict=False):
+    row[: len(sequence)] = sequence
+  logits = np.asarray(named_forward(name)(tokens).logits)
+  last = [len(sequence) - 1 for sequence in sequences]
+  return logits[np.arange(len(last)), last]
+
+
+def path_to(node):
+  """The nodes from the root to `node`."""
+  return [*path_to(PARENTS[node]), node] if node >= 0 else []
+
+
+def assert_close(found, expected):
+  np.testing.assert_allclose(
+    found, expected, rtol=0, atol=1e-5 * np.abs(expected).max()
+  )
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_forward_without_a_cache_equals_the_cached_one(name):
+  _, model, params = make_model(name)
+  expected = named_forward(name)(TOKENS)
+  assert expected.logits.shape == (*TOKENS.shape, VOCAB)
+  assert expected.hidden.shape == (*TOKENS.shape, LLAMA.embed_dim)
+  cache = model.init_cache(2, 24)
+  outputs = []
+  for piece in np.split(TOKENS, [1, 8, 11], axis=1):
+    output, cache = model.apply(params, piece, cache)
+    outputs.append(output)
+  np.testing.assert_array_equal(cache.length, [12, 12])
+  for field in ("logits", "hidden"):
+    found = np.concatenate([getattr(o, field) for o in outputs], axis=1)
+    assert_close(found, getattr(expected, field))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_rows_roll_back_apart_and_do_not_see_what_was_undone(name):
+  _, model, params = make_model(name)
+  lengths = (3, 7)
+  _, cache = model.apply(params, TOKENS[:, :8], model.init_cache(2, 24))
+  cache = cache.replace(length=jnp.array(lengths))
+  other = (TOKENS[:, :3] + 1) % VOCAB
+  output, cache = model.apply(params, other, cache)
+  np.testing.assert_array_equal(cache.length, [6, 10])
+  sequences = [
+    [*TOKENS[row, :length], *other[row, : t + 1]]
+    for row, length in enumerate(lengths)
+    for t in range(3)
+  ]
+  expected = last_logits(name, sequences).reshape(2, 3, VOCAB)
+  assert_close(output.logits, expected)
+
+
+@pytest.mark.parametrize(
+  ("name", "pieces"),
+  [
+    *((name, [slice(0, 7)]) for name in CONFIGS),
+    ("windows", [slice(0, 3), slice(3, 6), slice(6, 7)]),
+    ("gpt2", [slice(0, 1), slice(1, 7)]),
+  ],
+)
+def test_every_tree_node_sees_its_own_path_only(name, pieces):
+  module, model, params = make_model(name)
+  lengths = np.array([2, 6])
+  _, cache = model.apply(params, TOKENS[:, :8], model.init_cache(2, 24))
+  cache = cache.replace(length=jnp.asarray(lengths))
+  nodes = range(len(PARENTS))
+  tokens = np.random.default_rng(2).integers(0, VOCAB, (2, len(PARENTS)))
+  ancestors = np.array([[n in path_to(m) for n in nodes] for m in nodes])
+  apply = as_language_model(module)[0].apply
+  logits = []
+  for piece in pieces:
+    # The root alone is among the slots before the mask, which all nodes see.
+    columns = slice(min(piece.start, 1), piece.stop)
+    feed = functools.partial(apply, mask=ancestors[piece, columns])
+    positions = lengths[:, None] + np.array(DEPTH)[piece]
+    output, cache = jit(feed)(
+      params, tokens[:, piece], cache, positions=positions
+    )
+    logits.append(output.logits)
+  sequences = [
+    [*TOKENS[row, :length], *tokens[row, path_to(node)]]
+    for row, length in enumerate(lengths)
+    for node in nodes
+  ]
+  expected = last_logits(name, sequences).reshape(2, len(PARENTS), VOCAB)
+  assert_close(np.concatenate(logits, axis=1), expected)
+
+
+def test_windows_of_the_test_hide_something():
+  wide = make_module(dataclasses.replace(CONFIGS["windows"], windows=None))
+  found = make_forward(wide)(TOKENS).logits
+  expected = named_forward("windows")(TOKENS).logits
+  assert_close(found[:, :3], expected[:, :3])
+  assert np.abs(found - expected)[:, 3:].max(axis=-1).min() > 1e-2
+
+
+@pytest.mark.parametrize("name", ["llama", "windows"])
+def test_skipping_nothing_is_the_identity(name):
+  module, model, params = make_model(name)
+  same, same_params = as_language_model(module, skipped=SkippedLayers())
+  for a, b in zip(
+    jax.tree.leaves(
+      model.apply(params, TOKENS[:, :7], model.init_cache(2, 24))
+    ),
+    jax.tree.leaves(
+      jit(same.apply)(same_params, TOKENS[:, :7], same.init_cache(2, 24))
+    ),
+    strict=True,
+  ):
+    np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("name", ["llama", "neox"])
+def test_skipped_layers_keep_their_cache_and_add_nothing(name):
+  module, full, params = make_model(name)
+  skipped = SkippedLayers(attention=(0, 2), mlp=(1,))
+  model, _ = as_language_model(module, skipped=skipped)
+  _, cache = full.apply(params, TOKENS[:, :7], full.init_cache(2, 24))
+  output, after = jit(model.apply)(params, TOKENS[:, 7:10], cache)
+  np.testing.assert_array_equal(after.length, [10, 10])
+  for layer in range(3):
+    for old, new in (
+      (cache.keys[layer], after.keys[layer]),
+      (cache.values[layer], after.values[layer]),
+    ):
+      assert np.array_equal(old, new) == (layer in skipped.attention)
+      np.testing.assert_array_equal(old[:, :, :7], new[:, :, :7])
+  # A sub-layer whose output projection is zero adds nothing either.
+  silent = nnx.clone(module)
+  for layer in skipped.attention:
+    silence(silent.layers[layer].attention.out)
+  for layer in skipped.mlp:
+    silence(silent.layers[layer].mlp.down)
+  expected, _ = full.apply(nnx.state(silent), TOKENS[:, 7:10], cache)
+  assert_close(output.logits, expected.logits)
+  whole = make_forward(module, skipped=skipped)(TOKENS)
+  assert_close(whole.logits, make_forward(silent)(TOKENS).logits)
+
+
+def silence(linear):
+  nnx.update(linear, jax.tree.map(jnp.zeros_like, nnx.state(linear)))
+
+
+@pytest.mark.parametrize(
+  ("skipped", "message"),
+  [
+    (
+      SkippedLayers(attention=(1, 3)),
+      r"skipped attention layers \[3\] do not exist: .* layers 0\.\.2",
+    ),
+    (SkippedLayers(mlp=(-1, 7)), r"skipped mlp layers \[-1, 7\] do not exist"),
+  ],
+)
+def test_skipping_layers_that_do_not_exist_is_an_error(skipped, message):
+  module = make_model("llama")[0]
+  with pytest.raises(ValueError, match=message):
+    as_language_model(module, skipped=skipped)
+  with pytest.raises(ValueError, match=message):
+    module(jnp.asarray(TOKENS), skipped=skipped)
+
+
+def test_no_rotary_channels_means_no_rotation():
+  config = dataclasses.replace(LLAMA, rotary_dim=0)
+  module = Transformer(config, rngs=nnx.Rngs(0))
+  moved = 5 * jnp.arange(12)[None] + jnp.array([[0], [9]])
+  np.testing.assert_array_equal(
+    make_forward(module)(TOKENS).logits,
+    make_forward(module, positions=moved)(TOKENS).logits,
+  )
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    (dict(num_kv_heads=3), "num_kv_heads must divide num_heads, got 3 and 4"),
+    (dict(norm="batch"), "norm must be 'rms' or 'layer', got 'batch'"),
+    (dict(activation="relu"), "activation must be one of .* got 'relu'"),
+    (dict(windows=(4,)), r"one entry per layer \(3\), got 1"),
+  ],
+)
+def test_configurations_that_make_no_sense_are_errors(changes, message):
+  with pytest.raises(ValueError, match=message):
+    dataclasses.replace(LLAMA, **changes)

@@ -1,0 +1,120 @@
+"""Draws: their laws, and the streams they come from."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from specjax import sampling
+
+
+def _keys(count, seed=0):
+  return sampling.row_keys(jax.random.key(seed), jnp.arange(count))
+
+
+def _power(vocab, total_variation, draws, alpha):
+  """Power of a chi-squared test against an even shift of a uniform law."""
+  noncentrality = draws * 4 * total_variation**2
+  limit = stats.chi2.isf(alpha, vocab - 1)
+  return stats.ncx2.sf(limit, vocab - 1, noncentrality)
+
+
+@pytest.mark.parametrize("vocab", [2, 7, 64, 128])
+def test_draws_follow_the_law(vocab):
+  draws, alpha = 400_000, 1e-6
+  assert _power(vocab, 0.01, draws, alpha) > 0.99
+  rng = np.random.default_rng(vocab)
+  law = rng.dirichlet(np.full(vocab, 5.0))
+  tokens = sampling.categorical(
+    _keys(draws), jnp.broadcast_to(jnp.log(law), (draws, vocab))
+  )
+  counts = np.bincount(tokens, minlength=vocab)
+  assert stats.chisquare(counts, draws * law).pvalue > alpha
+
+
+def test_bfloat16_laws_are_drawn_in_float32():
+  # `jax.random.categorical` fails this test: its chi-squared is 230 a degree.
+  vocab, draws = 512, 400_000
+  logits = jnp.asarray(
+    np.random.default_rng(0).standard_normal(vocab), jnp.bfloat16
+  )
+  law = np.asarray(jax.nn.softmax(logits.astype(jnp.float32)), np.float64)
+  expected = draws * law / law.sum()
+
+  def p_value(tokens):
+    return stats.chisquare(
+      np.bincount(tokens, minlength=vocab), expected
+    ).pvalue
+
+  rows = jnp.broadcast_to(logits, (draws, vocab))
+  assert p_value(sampling.categorical(_keys(draws), rows)) > 1e-6
+  assert p_value(jax.random.categorical(jax.random.key(0), rows)) < 1e-6
+
+
+def test_zero_mass_is_never_drawn():
+  vocab, draws = 1000, 20_000
+  allowed = np.random.default_rng(1).permutation(vocab)[:13]
+  law = np.full(vocab, -np.inf)
+  law[allowed] = np.random.default_rng(2).standard_normal(13)
+  tokens = sampling.categorical(
+    _keys(draws), jnp.broadcast_to(jnp.asarray(law), (draws, vocab))
+  )
+  assert set(np.unique(tokens)) == set(allowed)
+
+
+def test_the_largest_uniform_still_lands_on_mass():
+  mass = jnp.array([[0.0, 0.1, 0.3, 0.0, 0.0]])
+  top = jnp.array([np.nextafter(np.float32(1), np.float32(0))])
+  assert sampling._invert(mass, top).tolist() == [2]
+  assert sampling._invert(mass, jnp.zeros(1)).tolist() == [1]
+
+
+def test_rare_tokens_of_a_large_vocabulary_keep_their_share():
+  # All but one token have mass 1e-9 of the first: a flat float32 cumulative sum
+  # gives most of them no width at all.
+  vocab, draws = 2**17, 40_000
+  law = np.full(vocab, np.log(1.0 / (vocab - 1)), np.float32)
+  law[0] = 0.0  # half of the mass
+  tokens = np.asarray(
+    jax.vmap(sampling.categorical, in_axes=(0, None))(
+      _keys(draws), jnp.asarray(law)
+    )
+  )
+  share = (tokens > 0).mean()
+  assert abs(share - 0.5) < 5 * 0.5 / np.sqrt(draws)
+  quarter = np.bincount(tokens[tokens > 0] * 4 // vocab, minlength=4)
+  assert stats.chisquare(quarter).pvalue > 1e-6
+
+
+def test_argmax_is_the_first_largest():
+  x = np.random.default_rng(0).integers(0, 4, (200, 17)).astype(np.float32)
+  np.testing.assert_array_equal(sampling.argmax(jnp.asarray(x)), x.argmax(1))
+
+
+def test_nan_laws_give_a_valid_index():
+  token = sampling.categorical(_keys(1), jnp.full((1, 5), jnp.nan))
+  assert 0 <= int(token[0]) < 5
+
+
+def test_a_rows_draw_does_not_depend_on_its_neighbours():
+  keys = _keys(8)
+  laws = jnp.asarray(np.random.default_rng(0).standard_normal((8, 33)))
+  whole = sampling.categorical(keys, laws)
+  order = jnp.array([5, 2, 7])
+  np.testing.assert_array_equal(
+    sampling.categorical(keys[order], laws[order]), whole[order]
+  )
+
+
+def test_draws_of_one_round_are_independent_streams():
+  keys = sampling.step_keys(_keys(2000), jnp.full(2000, 7))
+  streams = [
+    sampling.node_draw_keys(keys),
+    sampling.next_token_keys(keys),
+    *sampling.drafted_node_keys(keys, range(1, 4)).T,
+    sampling.step_keys(_keys(2000), jnp.full(2000, 8)),
+  ]
+  draws = np.stack([jax.vmap(jax.random.uniform)(s) for s in streams])
+  correlation = np.corrcoef(draws) - np.eye(len(draws))
+  assert np.abs(correlation).max() < 5 / np.sqrt(2000)

@@ -1,0 +1,74 @@
+"""Token trees."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import tree as tree_lib
+from specjax.tree import Tree
+
+
+def test_chain_numbers_nodes_by_depth():
+  tree = tree_lib.chain(3)
+  assert tree.parents == (-1, 0, 1, 2)
+  assert tree.is_chain
+  assert tree.max_depth == tree.num_drafted == 3
+  np.testing.assert_array_equal(tree.ancestors, np.tril(np.ones((4, 4), bool)))
+
+
+def test_empty_chain_is_the_root_alone():
+  tree = tree_lib.chain(0)
+  assert tree.parents == (-1,)
+  assert tree.is_chain
+  assert tree.levels == (range(1),)
+
+
+def test_paths_share_only_the_root():
+  tree = tree_lib.paths(3, 2)
+  assert tree.parents == (-1, 0, 0, 1, 2, 3, 4)
+  assert not tree.is_chain
+  assert tree.levels == (range(1), range(1, 3), range(3, 5), range(5, 7))
+  np.testing.assert_array_equal(tree.depth, [0, 1, 1, 2, 2, 3, 3])
+  np.testing.assert_array_equal(tree.paths[5], [0, 1, 3, 5])
+  np.testing.assert_array_equal(tree.paths[4], [0, 2, 4, 4])
+  both = tree.ancestors[5] & tree.ancestors[6]
+  assert np.flatnonzero(both).tolist() == [0]
+
+
+def test_children_are_listed_in_sampling_order():
+  assert Tree((-1, 0, 0, 1, 1, 2)).children == (
+    (1, 2), (3, 4), (5,), (), (), (),
+  )  # fmt: skip
+
+
+def test_equal_trees_are_one_static_value():
+  assert hash(tree_lib.paths(2, 2)) == hash(Tree((-1, 0, 0, 1, 2)))
+
+
+@pytest.mark.parametrize(
+  "parents", [(), (0,), (-1, 1), (-1, 0, 3), (-1, 0, 1, 0), (-1, -1)]
+)
+def test_malformed_parents_are_refused(parents):
+  with pytest.raises(ValueError, match=r"parent|level by level"):
+    Tree(parents)
+
+
+@pytest.mark.parametrize(("length", "count"), [(-1, 1), (2, 0)])
+def test_negative_sizes_are_refused(length, count):
+  with pytest.raises(ValueError, match="must be >="):
+    tree_lib.paths(length, count)
+
+
+def test_equal_paths_share_their_first_node():
+  tree = Tree((-1, 0, 0, 0, 1, 2, 3))
+  tokens = jnp.array(
+    [
+      [9, 5, 5, 6, 1, 1, 1],  # paths 1 and 2 agree throughout
+      [9, 5, 5, 6, 1, 2, 1],  # they part at depth 2
+      [9, 5, 6, 7, 1, 1, 1],  # equal tokens under different parents
+    ]
+  )
+  np.testing.assert_array_equal(
+    tree_lib.first_equal_node(tree, tokens),
+    [[0, 1, 1, 3, 4, 4, 6], [0, 1, 1, 3, 4, 5, 6], [0, 1, 2, 3, 4, 5, 6]],
+  )

@@ -1,0 +1,84 @@
+"""Table-lookup language models: exact in float32, and easily upset.
+
+The logits after a token depend on every visible token *and its position*, by an
+integer hash that float32 computes exactly. A stale cache slot, a wrong mask, a
+position off by one or a leaking neighbour changes the table row that is read,
+so such bugs cannot hide, and equality of tokens can be asserted without
+tolerance.
+"""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import cache as cache_lib
+from specjax.types import LanguageModel, ModelOutput
+
+_PRIMES = np.array([2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47])
+
+
+def table(vocab_size: int, *, seed: int, contexts: int = 97, scale=1.5):
+  """Random logits for every hashed context, `f32[contexts, V]`."""
+  rng = np.random.default_rng(seed)
+  return (scale * rng.standard_normal((contexts, vocab_size))).astype(
+    np.float32
+  )
+
+
+def near(logits: np.ndarray, *, noise: float, seed: int) -> np.ndarray:
+  """A table close to another: a draft for its target."""
+  rng = np.random.default_rng(seed)
+  return (logits + noise * rng.standard_normal(logits.shape)).astype(np.float32)
+
+
+def table_model(vocab_size: int, *, max_positions=None) -> LanguageModel:
+  """A `LanguageModel` whose parameters are a table from `table`."""
+
+  def init_cache(batch, slots):
+    return cache_lib.make_cache(
+      batch=batch, slots=slots, num_layers=1, num_kv_heads=1, head_dim=1,
+      with_positions=True,
+    )  # fmt: skip
+
+  def apply(params, tokens, cache, *, positions=None, mask=None):
+    fed = tokens.shape[1]
+    if positions is None:
+      positions = cache.length[:, None] + jnp.arange(fed)
+    cache = cache_lib.write_positions(cache, positions)
+    visible = cache_lib.attention_mask(cache, positions, mask)  # [B, T, S]
+    keys = cache_lib.write_rows(
+      cache.keys[0], tokens[:, None, :, None], cache.length
+    )
+    weight = jnp.asarray(_PRIMES)[cache.positions % len(_PRIMES)]
+    terms = (keys[:, 0, :, 0] + 1) * weight  # [B, S]
+    terms = jnp.mod(terms, params.shape[0])  # small, so that the sum is exact
+    context = jnp.sum(jnp.where(visible, terms[:, None, :], 0), axis=-1)
+    context = jnp.mod(context, params.shape[0]).astype(jnp.int32)
+    cache = cache.replace(keys=(keys,), length=cache.length + fed)
+    return ModelOutput(logits=params[context]), cache
+
+  return LanguageModel(
+    vocab_size=vocab_size,
+    init_cache=init_cache,
+    apply=apply,
+    max_positions=max_positions,
+  )
+
+
+def context_logits(params: np.ndarray, context) -> np.ndarray:
+  """The same model in plain Python: logits after a whole context."""
+  total = sum(
+    (int(t) + 1) * int(_PRIMES[i % len(_PRIMES)]) for i, t in enumerate(context)
+  )
+  return np.asarray(params)[total % len(params)]
+
+
+def context_law(params: np.ndarray, warp_row):
+  """A `specjax.exact.ContextLaw`: warped probabilities after a context."""
+
+  @functools.cache
+  def law(context):
+    return warp_row(context_logits(params, context))
+
+  return law
