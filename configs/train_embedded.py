@@ -19,7 +19,7 @@ _SHAPES = {
     mlp_dim=1024,
   ),
   "draft": dict(
-    embed_dim=128, num_layers=1, num_heads=4, num_kv_heads=4, head_dim=32,
+    embed_dim=128, num_layers=2, num_heads=4, num_kv_heads=4, head_dim=32,
     mlp_dim=384,
   ),
   "tiny": dict(
@@ -44,7 +44,7 @@ def get_config(arg: str = "target") -> ml_collections.ConfigDict:
   config.teacher = "models/pretrained/target" if arg == "draft" else ""
   config.sequence_length = 256
   config.batch_size = 8
-  config.num_steps = {"target": 1400, "draft": 3000, "tiny": 20}[arg]
+  config.num_steps = {"target": 1000, "draft": 1200, "tiny": 20}[arg]
   config.learning_rate = {"target": 1.5e-3, "draft": 4e-3, "tiny": 1e-2}[arg]
   config.warmup_steps = config.num_steps // 20
   config.weight_decay = 0.05

@@ -17,15 +17,11 @@ import jax
 import jaxlib
 import rich.console
 from absl import flags
-from ml_collections import config_flags
 
 from launch import engine, hf_reference, main, pair, prompts, timing
 from launch.journal import write_json
 from specjax import metrics
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, lock_config=True)
-_PROMPTS = flags.DEFINE_string("prompts", None, "Prompts, JSONL.")
-_OUTPUT = flags.DEFINE_string("output", None, "Where to write the numbers.")
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "Timed rounds of everything.")
 _REFERENCE = flags.DEFINE_bool(
   "reference", True, "Also measure transformers, if it is installed."
@@ -97,13 +93,13 @@ def rate(timings: list[tuple[int, float]]) -> float:
 
 def run(_) -> int:
   """The command."""
-  config = _CONFIG.value
+  config = main.CONFIG.value
   jax.config.update("jax_compilation_cache_dir", None)
   models = pair.build(config)
   room = models.max_length - config.max_new_tokens
-  if _PROMPTS.value:
+  if main.PROMPTS.value:
     items, problems = prompts.read_jsonl(
-      _PROMPTS.value, models.tokenizer, max_tokens=room
+      main.PROMPTS.value, models.tokenizer, max_tokens=room
     )
     if problems:
       raise main.UserError("; ".join(problems))
@@ -228,12 +224,11 @@ def run(_) -> int:
     "machine": machine(),
     "reference": reference.versions if reference else None,
   }
-  if _OUTPUT.value:
-    write_json(_OUTPUT.value, result)
+  if main.OUTPUT.value:
+    write_json(main.OUTPUT.value, result)
   rich.console.Console().print_json(json.dumps(result))
   return 0
 
 
 if __name__ == "__main__":
-  flags.mark_flag_as_required("config")
   main.run(run)

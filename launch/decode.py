@@ -20,7 +20,6 @@ import jax
 import rich.console
 import tqdm
 from absl import flags
-from ml_collections import config_flags
 
 from launch import display, engine, main, pair, prompts
 from launch.engine import Completion, Engine
@@ -29,9 +28,6 @@ from launch.prompts import Batch, Prompt
 from specjax import metrics
 from specjax.types import StopReason
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, lock_config=True)
-_PROMPTS = flags.DEFINE_string("prompts", None, "Prompts, JSONL.")
-_OUTPUT = flags.DEFINE_string("output", None, "Completions, JSONL.")
 _SUMMARY = flags.DEFINE_string("summary", None, "The run's numbers, JSON.")
 _BASELINE = flags.DEFINE_bool(
   "baseline", True, "Also decode plainly, to measure the speed-up."
@@ -87,7 +83,7 @@ def fingerprint(config, items: list[Prompt], baseline: bool) -> str:
 
 def run(_) -> int:
   """The command."""
-  config = _CONFIG.value
+  config = main.CONFIG.value
   console = rich.console.Console()
   models = pair.build(config)
   room = models.max_length - config.max_new_tokens
@@ -97,14 +93,14 @@ def run(_) -> int:
       f"prompt and completion share {models.max_length} positions"
     )
   problems: list[str] = []
-  if _PROMPTS.value:
+  if main.PROMPTS.value:
     items, problems = prompts.read_jsonl(
-      _PROMPTS.value, models.tokenizer, max_tokens=room
+      main.PROMPTS.value, models.tokenizer, max_tokens=room
     )
     for problem in problems:
       print(f"error: {problem}", file=sys.stderr)
     if not items:
-      return main.fail(f"no usable prompts in {_PROMPTS.value}")
+      return main.fail(f"no usable prompts in {main.PROMPTS.value}")
   else:
     items = prompts.built_in(models.tokenizer)
   batches = prompts.make_batches(
@@ -117,9 +113,9 @@ def run(_) -> int:
     else None
   )
   journal = None
-  if _OUTPUT.value:
+  if main.OUTPUT.value:
     journal = Journal(
-      _OUTPUT.value, fingerprint(config, items, _BASELINE.value)
+      main.OUTPUT.value, fingerprint(config, items, _BASELINE.value)
     )
   records = journal.batches if journal else {}
   chief = jax.process_index() == 0
@@ -170,5 +166,4 @@ def run(_) -> int:
 
 
 if __name__ == "__main__":
-  flags.mark_flag_as_required("config")
   main.run(run)

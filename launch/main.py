@@ -1,8 +1,8 @@
-"""What every command line does first: flags, caches, and honest exit codes.
+"""What every command line shares: flags, caches, and honest exit codes.
 
-A user's mistake (a `ValueError` or a missing file while the command is being
-set up, or a `UserError` at any time) is one line on stderr and exit code 2.
-Anything else is a bug and keeps its traceback.
+A user's mistake (a `ValueError`, a missing file or a `UserError`) is one line
+on stderr and exit code 2. What jax itself raises, and everything else, is a bug
+and keeps its traceback.
 """
 
 import os
@@ -12,28 +12,61 @@ from collections.abc import Callable, Sequence
 
 import jax
 from absl import app, flags
+from ml_collections import config_flags
+
+# Flags that several commands have; a name can be defined only once.
+CONFIG = config_flags.DEFINE_config_file(
+  "config", None, "Experiment file, as in configs/.", lock_config=True
+)
+PROMPTS = flags.DEFINE_string(
+  "prompts", None, 'Prompts: a line {"id": ..., "prompt": "..."} each.'
+)
+OUTPUT = flags.DEFINE_string("output", None, "Where to write the results.")
+WORKDIR = flags.DEFINE_string(
+  "workdir", None, "Checkpoints and metrics of a run."
+)
+
+# A command takes the arguments left over by the flags and returns an exit code.
+Command = Callable[[Sequence[str]], int]
 
 
 class UserError(Exception):
   """Something the user can mend; its text is the whole message."""
 
 
-def run(main: Callable[[Sequence[str]], int | None]) -> None:
-  """Parses flags and runs `main(argv)`; see the module's docstring."""
+def run(command: Command, *, required: Sequence[str] = ("config",)) -> None:
+  """Runs a command as the program and exits with its code.
+
+  Args:
+    command: what to run.
+    required: flags that must be given.
+  """
   os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
   jax.config.config_with_absl()
+  flags.mark_flags_as_required(required)
   _default_flag("jax_compilation_cache_dir", str(_cache_dir()))
   _default_flag("jax_persistent_cache_min_compile_time_secs", 0.0)
 
-  def guarded(argv):
+  def parse(argv):
     try:
-      return main(argv)
-    except (UserError, ValueError, FileNotFoundError) as error:
-      if isinstance(error, ValueError) and _raised_by_jax(error):
-        raise
-      return fail(str(error))
+      return _parse(argv)
+    except UserError as error:
+      sys.exit(fail(str(error)))
 
-  app.run(guarded, flags_parser=_parse)
+  app.run(lambda argv: _guarded(command, argv), flags_parser=parse)
+
+
+def execute(command: Command, argv: Sequence[str]) -> int:
+  """Parses `argv` (program name first) and runs; returns the exit code."""
+  # Settings of a config file (`--config.x=1`) are looked for in sys.argv.
+  outer, sys.argv = sys.argv, list(argv)
+  try:
+    rest = _parse(argv)
+  except UserError as error:
+    return fail(str(error))
+  finally:
+    sys.argv = outer
+  return _guarded(command, rest)
 
 
 def fail(message: str) -> int:
@@ -42,21 +75,22 @@ def fail(message: str) -> int:
   return 2
 
 
-def _parse(argv):
+def _guarded(command: Command, argv: Sequence[str]) -> int:
   try:
-    return flags.FLAGS(argv)
-  except (
-    flags.Error,
-    AttributeError,
-    KeyError,
-    TypeError,
-    ValueError,
-    OSError,
-    ImportError,
-    SyntaxError,
-  ) as error:
+    return command(argv)
+  except (UserError, ValueError, FileNotFoundError) as error:
+    if _raised_by_jax(error):
+      raise
+    return fail(" ".join(str(error).split()))
+
+
+def _parse(argv: Sequence[str]) -> list[str]:
+  """Parses flags; a config file may raise anything, and its text is shown."""
+  try:
+    return flags.FLAGS(list(argv))
+  except Exception as error:
     text = error.args[0] if error.args else error
-    sys.exit(fail(" ".join(str(text).split())))
+    raise UserError(" ".join(str(text).split())) from None
 
 
 def _raised_by_jax(error: BaseException) -> bool:

@@ -20,16 +20,11 @@ import optax
 import orbax.checkpoint as ocp
 from absl import flags, logging
 from flax import nnx
-from ml_collections import config_flags
 
 from launch import data, main
 from models import huggingface, tokenizers
 from models.transformer import Transformer, TransformerConfig
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, lock_config=True)
-_WORKDIR = flags.DEFINE_string(
-  "workdir", None, "Checkpoints and metrics of this run."
-)
 _EXPORT = flags.DEFINE_string(
   "export", None, "Where to write the trained model (Llama files)."
 )
@@ -212,15 +207,16 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> Transformer:
 
 def run(_) -> int:
   """The command."""
-  module = train(_CONFIG.value, _WORKDIR.value)
+  module = train(main.CONFIG.value, main.WORKDIR.value)
   if _EXPORT.value:
     huggingface.save_llama(
-      module, _EXPORT.value, tokenizer=tokenizers.load(_CONFIG.value.tokenizer)
+      module,
+      _EXPORT.value,
+      tokenizer=tokenizers.load(main.CONFIG.value.tokenizer),
     )
     logging.info("exported to %s", _EXPORT.value)
   return 0
 
 
 if __name__ == "__main__":
-  flags.mark_flags_as_required(["config", "workdir"])
-  main.run(run)
+  main.run(run, required=("config", "workdir"))

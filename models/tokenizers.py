@@ -118,10 +118,12 @@ def save(tokenizer: Tokenizer, directory: str) -> None:
   path = pathlib.Path(directory)
   path.mkdir(parents=True, exist_ok=True)
   tokenizer.backend.save(str(path / "tokenizer.json"))
+  end = tokenizer.eos_token_id
+  end = None if end is None else tokenizer.backend.id_to_token(end)
   config = {
     "tokenizer_class": "PreTrainedTokenizerFast",
-    "eos_token": END_OF_TEXT,
-    "bos_token": END_OF_TEXT,
+    "eos_token": end,
+    "bos_token": end,
     "clean_up_tokenization_spaces": False,
   }
   (path / "tokenizer_config.json").write_text(json.dumps(config, indent=2))

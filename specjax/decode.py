@@ -232,9 +232,9 @@ class Decoder:
       )
     with jax.named_scope("commit"):
       # One row's NaN logits end that row, and only that.
-      healthy = ~jnp.isnan(
-        jnp.max(target_log_probs, axis=(1, 2))
-        + jnp.max(verification.node_probs, axis=1)
+      # The warp makes the whole law NaN, so one entry of each tells.
+      healthy = ~jnp.any(
+        jnp.isnan(target_log_probs[..., 0] + draft.log_probs[..., 0]), axis=1
       )
       emission = _emit(tree, state, draft, node, next_token, healthy)
       state = self._record(state, draft, verification, emission, healthy)

@@ -32,8 +32,9 @@ def acceptance(target_log_prob: Array, draft_log_prob: Array) -> Array:
   Returns:
     `f32[...]` in [0, 1].
   """
-  ratio = jnp.minimum(target_log_prob - draft_log_prob, 0)
-  return jnp.where(target_log_prob == -jnp.inf, 0, jnp.exp(ratio))
+  ratio = target_log_prob - draft_log_prob
+  accept = jnp.where(ratio < 0, jnp.exp(ratio), 1)
+  return jnp.where(target_log_prob == -jnp.inf, 0, accept)
 
 
 def normalize(mass: Array, fallback: Array) -> Array:

@@ -69,7 +69,8 @@ def warp(logits: Array, sampling: Sampling) -> Array:
     sampling: `[B]` fields.
 
   Returns:
-    `f32[B, ..., V]` log-probabilities, -inf where a token was dropped.
+    `f32[B, ..., V]` log-probabilities, -inf where a token was dropped; all NaN
+    where any logit is NaN.
   """
   logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
   rows = (slice(None),) + (None,) * (logits.ndim - 1)
@@ -92,9 +93,9 @@ def warp(logits: Array, sampling: Sampling) -> Array:
   point = jnp.arange(logits.shape[-1]) == best
   warped = jax.nn.log_softmax(scaled, axis=-1)
   point = jnp.where(point, 0, -jnp.inf).astype(warped.dtype)
-  # NaN logits must not look like a healthy greedy row.
-  point = jnp.where(jnp.isnan(largest), jnp.nan, point)
-  return jnp.where(greedy, point, warped)
+  # Asked for outright: XLA:CPU's max and min reductions pass over NaNs.
+  broken = jnp.any(jnp.isnan(logits), axis=-1, keepdims=True)
+  return jnp.where(broken, jnp.nan, jnp.where(greedy, point, warped))
 
 
 def _truncate(scaled: Array, top_k: Array, top_p: Array) -> Array:

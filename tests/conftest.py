@@ -1,4 +1,4 @@
-"""Shared by all tests: the toy models are importable as `toys`."""
+"""Shared by all tests: `toys` and `files` are importable by name."""
 
 import pathlib
 import sys

@@ -408,13 +408,13 @@ def test_log_probs_are_the_unwarped_targets(rule, drafter):
       assert state.log_probs[b, i] == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("part", ["target", "draft"])
-def test_nan_logits_end_their_row_and_no_other(part):
+@pytest.mark.parametrize(("part", "after"), [("target", 4), ("draft", 0)])
+def test_nan_logits_end_their_row_and_no_other(part, after):
   """One poisoned table row; rows that never read it are untouched."""
   decoder = make("model")
   clean = rows_of(decode(decoder, start(decoder, temperature=0.0)))
   victim = 2
-  context = clean[victim][: LENGTHS[victim] + 4]
+  context = clean[victim][: LENGTHS[victim] + after]
   index = sum(
     (t + 1) * int(toys._PRIMES[i % len(toys._PRIMES)])
     for i, t in enumerate(context)

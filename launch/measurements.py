@@ -1,0 +1,53 @@
+"""Prints the README's table from the committed benchmark results.
+
+  python -m launch.measurements docs/measurements
+
+Every *.json there is the --output of one `launch.benchmark` run.
+"""
+
+import json
+import pathlib
+import sys
+
+
+def table(folder: str) -> str:
+  """The results of a folder as a Markdown table, one row a file."""
+  lines = [
+    "| run | autoregressive tok/s | speculative tok/s | speed-up (95%) | "
+    "predicted | block efficiency | loop overhead | transformers tok/s | "
+    "assisted tok/s |",
+    "|---|---|---|---|---|---|---|---|---|",
+  ]
+  for path in sorted(pathlib.Path(folder).glob("*.json")):
+    result = json.loads(path.read_text("utf-8"))
+    speculates = result["draft_forwards_seconds"] or result["acceptance_rate"]
+
+    def number(key, digits=2, result=result):
+      value = result[key]
+      return "–" if value is None else f"{value:.{digits}f}"
+
+    interval = result["speedup_ci"]
+    speedup = number("speedup")
+    if interval:
+      speedup += f" ({interval[0]:.2f}–{interval[1]:.2f})"
+    cells = [path.stem, number("autoregressive_tokens_per_second", 0)]
+    if speculates:
+      cells += [
+        number("speculative_tokens_per_second", 0),
+        speedup,
+        number("predicted_speedup"),
+        number("block_efficiency"),
+        number("loop_overhead"),
+      ]
+    else:
+      cells += ["–"] * 4 + [number("autoregressive_loop_overhead")]
+    cells += [
+      number("hf_autoregressive_tokens_per_second", 0),
+      number("hf_assisted_tokens_per_second", 0),
+    ]
+    lines.append("| " + " | ".join(cells) + " |")
+  return "\n".join(lines)
+
+
+if __name__ == "__main__":
+  print(table(*sys.argv[1:]))

@@ -1,0 +1,38 @@
+"""Files that tests make: tiny checkpoints and JSONL."""
+
+import json
+
+import jax
+from flax import nnx
+
+from models import huggingface, tokenizers
+from models.transformer import Transformer, TransformerConfig
+
+EMBEDDED = "models/pretrained/target"
+
+
+def make_checkpoint(directory, *, seed=0, embed_dim=32, vocab_size=4096):
+  """A random Llama checkpoint with the embedded pair's tokenizer."""
+  config = TransformerConfig(
+    vocab_size=vocab_size, embed_dim=embed_dim, num_layers=2, num_heads=2,
+    num_kv_heads=1, head_dim=16, mlp_dim=48, max_positions=256,
+  )  # fmt: skip
+  module = Transformer(config, rngs=nnx.Rngs(seed))
+  # Larger weights than at initialisation, so that laws are far from uniform.
+  params = jax.tree.map(lambda x: 4 * x, nnx.state(module))
+  nnx.update(module, params)
+  tokenizer = tokenizers.load(EMBEDDED)
+  huggingface.save_llama(module, str(directory), tokenizer=tokenizer)
+  tokenizers.save(tokenizer, str(directory))
+  return str(directory)
+
+
+def write_jsonl(path, records):
+  """Writes one JSON object a line."""
+  path.write_text("".join(json.dumps(r) + "\n" for r in records))
+  return str(path)
+
+
+def read_jsonl(path):
+  """Reads one JSON object a line."""
+  return [json.loads(line) for line in path.read_text().splitlines()]

@@ -1,0 +1,55 @@
+"""`launch.benchmark`: every number is there, and is of the right kind."""
+
+import json
+
+import pytest
+
+from launch import benchmark
+
+KEYS = (
+  "autoregressive_tokens_per_second", "speculative_tokens_per_second",
+  "speedup", "speedup_ci", "hf_autoregressive_tokens_per_second",
+  "hf_assisted_tokens_per_second", "prefill_seconds", "draft_step_seconds",
+  "verify_seconds", "step_seconds", "loop_overhead", "compile_seconds",
+  "predicted_speedup",
+)  # fmt: skip
+SMALL = ("--config.max_new_tokens=8", "--config.num_speculative_tokens=2",
+         "--rounds=1")  # fmt: skip
+
+
+def measure(cli, tmp_path, *flags):
+  path = tmp_path / "b.json"
+  assert cli(benchmark.run, *SMALL, *flags, f"--output={path}") == 0
+  return json.loads(path.read_text())
+
+
+def test_the_documented_numbers_are_measured(cli, tmp_path, capsys):
+  result = measure(cli, tmp_path)
+  for key in KEYS:
+    assert result[key] is not None, key
+  low, high = result["speedup_ci"]
+  assert low <= high
+  assert result["hf_identical_completions"] == 1.0
+  assert result["machine"]["jax"]
+  assert result["target_pass_seconds"]["1"] > 0
+  assert json.loads(capsys.readouterr().out) == result
+
+
+@pytest.mark.parametrize(
+  "flags",
+  [
+    ("--config.drafter=ngram",),
+    ("--config.drafter=layer_skip",),
+    ("--config.num_speculative_tokens=0",),
+    ("--config.rule=match", "--config.num_drafts=2"),
+    ("--config.batch_size=3", "--config.temperature=1.0"),
+  ],
+)
+def test_other_settings_leave_out_only_what_does_not_apply(
+  cli, tmp_path, flags
+):
+  result = measure(cli, tmp_path, "--noreference", *flags)
+  missing = {k for k in KEYS if result[k] is None}
+  allowed = {"hf_autoregressive_tokens_per_second",
+             "hf_assisted_tokens_per_second", "draft_step_seconds"}  # fmt: skip
+  assert missing <= allowed

@@ -1,0 +1,300 @@
+"""`launch.decode` as its users call it."""
+
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+from files import read_jsonl, write_jsonl
+
+from launch import decode
+from models import tokenizers
+
+SMALL = ("--config.max_new_tokens=12", "--config.num_speculative_tokens=3")
+TEXTS = ["def f(x):\n", "import os", "class A:\n  x = 1\n\n  def", "x", "for"]
+
+
+@pytest.fixture
+def prompts(tmp_path):
+  records = [{"id": f"p{i}", "prompt": t} for i, t in enumerate(TEXTS)]
+  return write_jsonl(tmp_path / "in.jsonl", records)
+
+
+def test_rows_come_back_in_order_with_the_documented_keys(
+  cli, tmp_path, prompts, pair
+):
+  out, summary = tmp_path / "out.jsonl", tmp_path / "s.json"
+  code = cli(
+    decode.run, *SMALL, "--config.batch_size=2", f"--prompts={prompts}",
+    f"--output={out}", f"--summary={summary}",
+  )  # fmt: skip
+  assert code == 0
+  rows = read_jsonl(out)
+  assert [r["id"] for r in rows] == [f"p{i}" for i in range(len(TEXTS))]
+  tokenizer = tokenizers.load(pair[0])
+  for row in rows:
+    assert set(row) == {
+      "id", "completion", "token_ids", "stop_reason", "num_target_calls",
+      "num_drafted", "num_accepted", "accept_counts",
+    }  # fmt: skip
+    assert row["completion"] == tokenizer.decode(row["token_ids"])
+    assert row["stop_reason"] in ("length", "stop_token")
+    assert len(row["token_ids"]) <= 12
+    assert sum(row["accept_counts"]) == row["num_target_calls"]
+    assert row["num_drafted"] == 3 * row["num_target_calls"]
+  numbers = json.loads(summary.read_text())
+  for name in (
+    "block_efficiency", "acceptance_rate", "expected_acceptance_rate",
+    "num_tokens", "tokens_per_second", "baseline_tokens_per_second",
+    "speedup", "speedup_ci",
+  ):  # fmt: skip
+    assert numbers[name] is not None
+  assert numbers["num_tokens"] == sum(len(r["token_ids"]) for r in rows)
+  assert not (tmp_path / "out.jsonl.partial").exists()
+
+
+@pytest.mark.parametrize(
+  "settings",
+  [
+    ("--config.drafter=model",),
+    ("--config.drafter=ngram",),
+    ("--config.drafter=layer_skip", "--config.skip_mlp=(1,)"),
+    ("--config.rule=match", "--config.num_drafts=2"),
+    ("--config.num_speculative_tokens=0",),
+  ],
+)
+def test_greedy_completions_are_the_same_for_every_drafter(
+  cli, tmp_path, prompts, settings
+):
+  outs = []
+  for name, flags in (("plain", ("--config.num_speculative_tokens=0",)),
+                      ("this", settings)):  # fmt: skip
+    out = tmp_path / f"{name}.jsonl"
+    code = cli(
+      decode.run, *SMALL, *flags, "--nobaseline", f"--prompts={prompts}",
+      f"--output={out}",
+    )  # fmt: skip
+    assert code == 0
+    outs.append([r["token_ids"] for r in read_jsonl(out)])
+  assert outs[0] == outs[1]
+
+
+def test_without_a_baseline_its_numbers_are_null(cli, tmp_path, prompts):
+  summary = tmp_path / "s.json"
+  assert cli(
+    decode.run, *SMALL, "--nobaseline", f"--prompts={prompts}",
+    f"--output={tmp_path / 'o.jsonl'}", f"--summary={summary}",
+  ) == 0  # fmt: skip
+  numbers = json.loads(summary.read_text())
+  assert numbers["baseline_tokens_per_second"] is None
+  assert numbers["speedup"] is None
+
+
+def test_sampled_rows_do_not_depend_on_the_batch_size(cli, tmp_path, prompts):
+  outs = []
+  for size in (1, 3):
+    out = tmp_path / f"{size}.jsonl"
+    assert cli(
+      decode.run, *SMALL, "--config.temperature=0.9", "--nobaseline",
+      f"--config.batch_size={size}", f"--prompts={prompts}", f"--output={out}",
+    ) == 0  # fmt: skip
+    outs.append([r["token_ids"] for r in read_jsonl(out)])
+  assert outs[0] == outs[1]
+
+
+def test_a_stopped_run_resumes_without_losing_or_repeating_a_row(
+  cli, tmp_path, prompts, monkeypatch
+):
+  flags = (*SMALL, "--nobaseline", "--config.temperature=1.0",
+           f"--prompts={prompts}")  # fmt: skip
+  whole = tmp_path / "whole.jsonl"
+  assert cli(decode.run, *flags, f"--output={whole}") == 0
+
+  out, done = tmp_path / "out.jsonl", []
+  real = decode.decode_batch
+
+  def dies_after_two(number, *args):
+    if len(done) == 2:
+      raise KeyboardInterrupt
+    done.append(number)
+    return real(number, *args)
+
+  monkeypatch.setattr(decode, "decode_batch", dies_after_two)
+  with pytest.raises(KeyboardInterrupt):
+    cli(decode.run, *flags, f"--output={out}")
+  assert not out.exists()
+  partial = tmp_path / "out.jsonl.partial"
+  with partial.open("a") as torn:  # as a crash in mid-write leaves it
+    torn.write('{"batch": 2, "unit": {"num_to')
+  again = []
+  monkeypatch.setattr(
+    decode, "decode_batch",
+    lambda number, *args: (again.append(number), real(number, *args))[1],
+  )  # fmt: skip
+  assert cli(decode.run, *flags, f"--output={out}") == 0
+  assert not set(again) & set(done)
+  assert len(again) + len(done) == len(TEXTS)
+  assert out.read_text() == whole.read_text()
+  assert not partial.exists()
+
+
+def test_a_partial_file_of_another_run_is_not_continued(
+  cli, tmp_path, prompts, capsys
+):
+  out = tmp_path / "out.jsonl"
+  partial = tmp_path / "out.jsonl.partial"
+  partial.write_text('{"fingerprint": "another"}\n')
+  assert cli(decode.run, *SMALL, f"--prompts={prompts}", f"--output={out}") == 2
+  assert "other prompts or settings" in capsys.readouterr().err
+  assert partial.read_text() == '{"fingerprint": "another"}\n'
+
+
+def test_bad_lines_are_named_and_the_others_decoded(cli, tmp_path, capsys):
+  source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+  source.write_bytes(
+    b'{"id": 1, "prompt": "def f"}\n'
+    b'{"id": 2, "prompt": "def\n'
+    b"\n"
+    b'{"id": 3, "prompt": ""}\n'
+    b'{"id": 4}\n'
+    b"[5]\n"
+    b'{"id": 6, "prompt": "' + b"x = 1; " * 300 + b'"}\n'
+    b'{"id": 7, "prompt": "\xff"}\n'
+    b'{"id": 8, "prompt": "import"}\n'
+  )
+  code = cli(
+    decode.run, *SMALL, "--nobaseline", f"--prompts={source}", f"--output={out}"
+  )
+  assert code == 2
+  assert [r["id"] for r in read_jsonl(out)] == [1, 8]
+  err = capsys.readouterr().err
+  for number, text in (
+    (2, "not JSON"), (4, "the prompt is empty"), (5, "no such key"),
+    (6, "got list"), (7, "tokens, but only"), (8, "not UTF-8"),
+  ):  # fmt: skip
+    assert f"in.jsonl:{number}: " in err
+    assert text in err
+  assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+  ("flags", "message"),
+  [
+    (("--config.rule=tokens",), "unknown rule 'tokens'"),
+    (("--config.drafter=modl",), "unknown drafter 'modl'"),
+    (("--config.gama=3",), "gama"),
+    (("--config.num_speculative_tokens=-1",), "must be >= 0, got -1"),
+    (("--config.num_speculative_tokens=x",), "x"),
+    (
+      ("--config.max_new_tokens=4", "--config.num_speculative_tokens=5"),
+      "num_speculative_tokens (5) is larger than max_new_tokens (4)",
+    ),
+    (("--config.max_new_tokens=256",), "leaves no room for a prompt"),
+    (("--config.num_drafts=2",), "verifies a single path"),
+    (("--config.top_p=0.0",), "top_p must be in (0, 1]"),
+    (("--config.temperature=-1.0",), "temperature must be finite and >= 0"),
+    (("--config.batch_size=0",), "batch_size must be >= 1"),
+    (("--prompts=/nowhere/in.jsonl",), "no such prompts file"),
+    (("--output=/nowhere/out.jsonl",), "no such folder"),
+    (("--config.drafter=layer_skip", "--config.skip_mlp=(7,)"),
+     "do not exist"),
+    (("--config.drafter=ngram", "--config.num_drafts=2"), "one path"),
+  ],
+)  # fmt: skip
+def test_bad_settings_are_one_line_and_exit_code_2(cli, capsys, flags, message):
+  assert cli(decode.run, *flags) == 2
+  err = capsys.readouterr().err.strip()
+  assert message in err
+  assert err.startswith("error: ")
+  assert "\n" not in err
+
+
+@pytest.mark.parametrize(
+  ("config", "message"),
+  [
+    ("configs/huggingface.py:target=meta-llama/Llama-3.2-1B", "meta-llama"),
+    ("configs/huggingface.py:target=", "expected configs/huggingface.py"),
+    ("configs/huggingface.py:model=x", "expected configs/huggingface.py"),
+    ("configs/nowhere.py", "nowhere"),
+  ],
+)
+def test_bad_configs_are_one_line_and_exit_code_2(cli, capsys, config, message):
+  assert cli(decode.run, "--config.drafter=ngram", config=config) == 2
+  err = capsys.readouterr().err.strip()
+  assert message in err
+  assert err.count("\n") == 0
+
+
+def test_a_missing_draft_says_what_to_do(cli, capsys, pair):
+  config = f"configs/huggingface.py:target={pair[0]}"
+  assert cli(decode.run, config=config) == 2
+  assert "config.drafter=ngram" in capsys.readouterr().err
+
+
+def test_tokenizers_that_differ_are_refused(cli, tmp_path, pair, capsys):
+  other = tmp_path / "draft"
+  shutil.copytree(pair[1], other)
+  file = other / "tokenizer.json"
+  data = json.loads(file.read_text())
+  vocab = data["model"]["vocab"]
+  first, second = list(vocab)[300:302]
+  vocab[first], vocab[second] = vocab[second], vocab[first]
+  file.write_text(json.dumps(data))
+  config = f"configs/huggingface.py:target={pair[0]},draft={other}"
+  assert cli(decode.run, config=config) == 2
+  assert "must share a tokenizer" in capsys.readouterr().err
+
+
+def test_truncated_safetensors_are_one_line(cli, tmp_path, pair, capsys):
+  broken = tmp_path / "target"
+  shutil.copytree(pair[0], broken)
+  file = broken / "model.safetensors"
+  file.write_bytes(file.read_bytes()[:-1000])
+  config = f"configs/huggingface.py:target={broken},draft={pair[1]}"
+  assert cli(decode.run, config=config) == 2
+  err = capsys.readouterr().err.strip()
+  assert err.startswith("error: ")
+  assert "model.safetensors" in err
+
+
+def test_nan_weights_end_rows_with_a_reason(
+  cli, tmp_path, prompts, pair, capsys
+):
+  """A NaN embedding: prompts with that token stop, the others go on."""
+  from safetensors.numpy import load_file, save_file
+
+  broken = tmp_path / "target"
+  shutil.copytree(pair[0], broken)
+  file = broken / "model.safetensors"
+  tensors = dict(load_file(file))
+  tokenizer = tokenizers.load(pair[0])
+  (token,) = tokenizer.encode("x")
+  embedding = tensors["model.embed_tokens.weight"].copy()
+  embedding[token] = float("nan")
+  tensors["model.embed_tokens.weight"] = embedding
+  save_file(tensors, file, metadata={"format": "pt"})
+  out = tmp_path / "out.jsonl"
+  code = cli(
+    decode.run, *SMALL, "--nobaseline", "--config.batch_size=5",
+    f"--prompts={prompts}", f"--output={out}",
+    config=f"configs/huggingface.py:target={broken},draft={pair[1]}",
+  )  # fmt: skip
+  assert code == 2
+  reasons = {r["id"]: r["stop_reason"] for r in read_jsonl(out)}
+  assert reasons["p3"] == "nan_logits"  # the prompt "x"
+  assert "length" in reasons.values()
+  assert "NaN logits ended the rows" in capsys.readouterr().err
+
+
+def test_the_program_exits_with_2_and_no_traceback():
+  root = pathlib.Path(__file__).resolve().parents[2]
+  done = subprocess.run(
+    [sys.executable, "-m", "launch.decode", "--config=configs/embedded.py",
+     "--config.rule=nope"],
+    capture_output=True, text=True, cwd=root, check=False,
+  )  # fmt: skip
+  assert done.returncode == 2
+  assert "unknown rule 'nope'" in done.stderr
+  assert "Traceback" not in done.stderr

@@ -1,0 +1,130 @@
+"""The cache, against NumPy: ragged writes, masks, and kept tree paths."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import cache as cache_lib
+from specjax import tree as tree_lib
+
+HEADS, CHANNELS = 2, 3
+
+
+def make(batch, slots, *, seed=0, length=None):
+  """A cache filled with distinct numbers."""
+  rng = np.random.default_rng(seed)
+  shape = (batch, HEADS, slots, CHANNELS)
+  draw = lambda: jnp.asarray(rng.standard_normal(shape), jnp.float32)
+  return cache_lib.Cache(
+    keys=(draw(), draw()),
+    values=(draw(), draw()),
+    positions=jnp.asarray(rng.integers(0, 99, (batch, slots)), jnp.int32),
+    length=jnp.zeros(batch, jnp.int32) if length is None else length,
+  )
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8, 9, 20])
+def test_rows_are_written_at_their_own_slots(batch):
+  rng = np.random.default_rng(batch)
+  buffer = np.asarray(make(batch, 10).keys[0])
+  rows = rng.standard_normal((batch, HEADS, 3, CHANNELS)).astype(np.float32)
+  start = rng.integers(0, 8, batch)
+  expected = buffer.copy()
+  for b in range(batch):
+    expected[b, :, start[b] : start[b] + 3] = rows[b]
+  got = jax.jit(cache_lib.write_rows)(buffer, rows, start)
+  np.testing.assert_array_equal(got, expected)
+
+
+def test_rows_are_cast_to_the_caches_dtype():
+  buffer = jnp.zeros((1, 1, 4, 1), jnp.bfloat16)
+  out = cache_lib.write_rows(buffer, jnp.ones((1, 1, 2, 1)), jnp.array([1]))
+  assert out.dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("batch", [1, 4, 12])
+@pytest.mark.parametrize("shape", [(3, 2), (4, 3), (2, 5)])
+def test_a_kept_path_is_gathered_as_numpy_does(shape, batch):
+  """Overlapping shifts included: XLA:CPU miscompiles the naive form."""
+  tree = tree_lib.paths(*shape)
+  nodes, width = tree.num_nodes, tree.max_depth + 1
+  rng = np.random.default_rng(batch)
+  cache = make(batch, nodes + 9, seed=batch)
+  start = rng.integers(0, 9, batch)
+  node = rng.integers(0, nodes, batch)
+  path, depth = tree.paths[node], tree.depth[node]
+  kept = jax.jit(
+    lambda c: cache_lib.keep_path(
+      c,
+      jnp.asarray(start),
+      jnp.asarray(path),
+      jnp.asarray(start + depth + 1),
+      nodes=nodes,
+    )
+  )(cache)
+  for before, after in zip(
+    (*cache.keys, *cache.values), (*kept.keys, *kept.values), strict=True
+  ):
+    expected = np.asarray(before).copy()
+    for b in range(batch):
+      for i in range(width):
+        expected[b, :, start[b] + i] = before[b, :, start[b] + path[b, i]]
+    np.testing.assert_array_equal(after, expected)
+  for b in range(batch):
+    new = slice(int(start[b]), int(start[b] + depth[b] + 1))
+    first = int(cache.positions[b, start[b]])
+    np.testing.assert_array_equal(
+      kept.positions[b, new], first + np.arange(depth[b] + 1)
+    )
+  np.testing.assert_array_equal(kept.length, start + depth + 1)
+
+
+def test_mask_shows_committed_slots_and_ancestors_only():
+  tree = tree_lib.paths(2, 2)  # 0 -> 1, 2; 1 -> 3; 2 -> 4
+  cache = make(2, 12, length=jnp.array([3, 6]))
+  positions = cache.length[:, None] + tree.depth
+  mask = np.asarray(cache_lib.attention_mask(cache, positions, tree.ancestors))
+  for b, length in enumerate([3, 6]):
+    for node in range(5):
+      expected = np.zeros(12, bool)
+      expected[:length] = True
+      expected[length + np.flatnonzero(tree.ancestors[node])] = True
+      np.testing.assert_array_equal(mask[b, node], expected)
+
+
+def test_mask_may_reach_back_over_slots_fed_earlier():
+  # Two tokens are fed now; four came before them in the same tree.
+  rule = np.array([[1, 0, 1, 0, 1, 0], [0, 1, 0, 1, 0, 1]], bool)
+  cache = make(1, 10, length=jnp.array([7]))
+  mask = np.asarray(cache_lib.attention_mask(cache, jnp.array([[5, 5]]), rule))[
+    0
+  ]
+  assert mask[:, :3].all()
+  np.testing.assert_array_equal(mask[:, 3:9], rule)
+  assert not mask[:, 9:].any()
+
+
+def test_a_window_hides_old_positions_not_old_slots():
+  cache = make(1, 8, length=jnp.array([4])).replace(
+    positions=jnp.array([[0, 1, 2, 3, 4, 4, 0, 0]])
+  )
+  mask = cache_lib.attention_mask(
+    cache, jnp.array([[4, 4]]), np.eye(2, dtype=bool), window=3
+  )
+  np.testing.assert_array_equal(
+    np.asarray(mask)[0].astype(int),
+    [[0, 0, 1, 1, 1, 0, 0, 0], [0, 0, 1, 1, 0, 1, 0, 0]],
+  )
+
+
+def test_a_window_without_positions_is_refused():
+  cache = make(1, 4).replace(positions=None)
+  with pytest.raises(ValueError, match="keeps positions"):
+    cache_lib.attention_mask(cache, jnp.zeros((1, 1)), None, window=2)
+
+
+def test_cache_bytes_counts_every_array():
+  cache = make(2, 4)
+  expected = 4 * 2 * HEADS * 4 * CHANNELS * 4 + 2 * 4 * 4 + 2 * 4
+  assert cache_lib.cache_bytes(cache) == expected

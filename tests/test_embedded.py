@@ -1,0 +1,113 @@
+"""The embedded pair: its files, and greedy equality on held-out prompts."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from configs import embedded
+from launch import data, engine, pair, prompts
+from models import huggingface, tokenizers
+from models.transformer import as_language_model
+
+PATHS = {
+  "target": "models/pretrained/target",
+  "draft": "models/pretrained/draft",
+}
+NEW_TOKENS = 24
+# Two logits closer than this may change places between a pass over one token
+# and a pass over several: float32 sums are then taken in another order.
+MARGIN = 1e-3
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_transformers_loads_the_same_files_to_equal_logits(name):
+  model = transformers.AutoModelForCausalLM.from_pretrained(
+    PATHS[name], dtype=torch.float32
+  )
+  ours, params = as_language_model(huggingface.load(PATHS[name]))
+  tokenizer = tokenizers.load(PATHS[name])
+  ids = tokenizer.encode("def main(argv):\n  return [x for x in argv]\n")
+  theirs = transformers.AutoTokenizer.from_pretrained(PATHS[name])
+  assert theirs(theirs.decode(ids))["input_ids"] == ids
+  with torch.no_grad():
+    expected = model(torch.tensor([ids])).logits.numpy()
+  output, _ = ours.apply(params, np.array([ids]), ours.init_cache(1, len(ids)))
+  error = np.abs(output.logits - expected).max() / np.abs(expected).max()
+  assert error < 1e-4
+
+
+def test_the_pair_is_small_and_shares_a_tokenizer():
+  import pathlib
+
+  files = pathlib.Path("models/pretrained").rglob("*")
+  assert sum(f.stat().st_size for f in files if f.is_file()) <= 32 * 2**20
+  target, draft = (tokenizers.load(p) for p in PATHS.values())
+  assert target.fingerprint() == draft.fingerprint()
+
+
+@functools.cache
+def held_out():
+  tokenizer = tokenizers.load(PATHS["target"])
+  return tuple(
+    prompts.Prompt(i, i, text, tuple(tokenizer.encode(text)[:96]))
+    for i, text in enumerate(data.held_out_prompts(100))
+  )
+
+
+def complete(**settings):
+  """Greedy completions of the held-out prompts."""
+  config = embedded.get_config()
+  config.update(max_new_tokens=NEW_TOKENS, **settings)
+  models = pair.build(config)
+  run = engine.from_config(config, models)
+  batches = prompts.make_batches(held_out(), batch_size=20, max_width=96)
+  done = {}
+  for batch in batches:
+    completions, _ = run.run(batch)
+    done |= {
+      p.index: c.token_ids
+      for p, c in zip(batch.prompts, completions, strict=True)
+    }
+  return [done[i] for i in range(len(held_out()))], models
+
+
+@functools.cache
+def plain():
+  return complete(num_speculative_tokens=0)
+
+
+@pytest.mark.parametrize(
+  "settings",
+  [
+    dict(drafter="model"),
+    dict(drafter="model", rule="match", num_drafts=2),
+    dict(drafter="ngram"),
+    dict(drafter="layer_skip"),
+  ],
+  ids=lambda s: "-".join(str(x) for x in s.values()),
+)
+def test_greedy_speculation_equals_greedy_autoregression(settings):
+  """Token for token; a difference must start at a near-tie of the target."""
+  expected, models = plain()
+  got, _ = complete(**settings, num_speculative_tokens=4)
+  apply = jax.jit(models.target.apply)
+  ties = 0
+  for prompt, ours, theirs in zip(held_out(), got, expected, strict=True):
+    if ours == theirs:
+      continue
+    at = next(
+      i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b
+    )
+    context = np.array([[*prompt.token_ids, *theirs[:at]]])
+    padded = np.pad(context, ((0, 0), (0, 128 - context.shape[1])))
+    output, _ = apply(
+      models.params.target, padded, models.target.init_cache(1, 128)
+    )
+    logits = np.asarray(output.logits[0, context.shape[1] - 1])
+    assert abs(logits[ours[at]] - logits[theirs[at]]) < MARGIN
+    ties += 1
+  assert ties <= 2
