@@ -15,14 +15,17 @@ import platform
 
 import jax
 import jaxlib
+import numpy as np
 import rich.console
 from absl import flags
 
 from launch import engine, hf_reference, main, pair, prompts, timing
-from launch.journal import write_json
+from launch.journal import check_writable, write_json
 from specjax import metrics
 
-_ROUNDS = flags.DEFINE_integer("rounds", 5, "Timed rounds of everything.")
+_ROUNDS = flags.DEFINE_integer(
+  "rounds", 5, "Timed rounds of everything.", lower_bound=1
+)
 _REFERENCE = flags.DEFINE_bool(
   "reference", True, "Also measure transformers, if it is installed."
 )
@@ -59,8 +62,9 @@ def measure_rates(batches, engines, reference, *, rounds: int):
     rounds: passes over the batches, after one that warms up.
 
   Returns:
-    `{system: [(tokens, seconds) of each round and batch]}`, all systems in the
-    same order; the completions of the last round; `{system: token ids}`.
+    `{system: [(tokens, seconds) of each batch]}`, summed over the rounds (a
+    round repeats the same prompts: it is no new sample), and
+    `{(system, batch number): completions}` of the last round.
   """
   systems = {
     name: lambda batch, one=one: one.run(batch) for name, one in engines.items()
@@ -71,18 +75,21 @@ def measure_rates(batches, engines, reference, *, rounds: int):
     )
     if reference.can_assist and all(b.rows == 1 for b in batches):
       systems["hf_assisted"] = lambda batch: reference.run(batch, assisted=True)
-  timings = {name: [] for name in systems}
+  timings = {name: [(0, 0.0)] * len(batches) for name in systems}
   last = {}
+  rng = np.random.default_rng(0)
   for index in range(rounds + 1):
     for number, batch in enumerate(batches):
-      names = list(systems)
-      turn = (index + number) % len(names)
-      for name in names[turn:] + names[:turn]:
+      for name in rng.permutation(list(systems)).tolist():
         out, seconds = systems[name](batch)
         ids = [x if isinstance(x, list) else x.token_ids for x in out]
         last[name, number] = out
         if index:
-          timings[name].append((sum(map(len, ids)), seconds))
+          tokens, total = timings[name][number]
+          timings[name][number] = (
+            tokens + sum(map(len, ids)),
+            total + seconds,
+          )
   return timings, last
 
 
@@ -95,8 +102,10 @@ def run(_) -> int:
   """The command."""
   config = main.CONFIG.value
   jax.config.update("jax_compilation_cache_dir", None)
+  if main.OUTPUT.value:
+    check_writable(main.OUTPUT.value)
   models = pair.build(config)
-  room = models.max_length - config.max_new_tokens
+  room = models.room(config.max_new_tokens)
   if main.PROMPTS.value:
     items, problems = prompts.read_jsonl(
       main.PROMPTS.value, models.tokenizer, max_tokens=room
@@ -104,7 +113,7 @@ def run(_) -> int:
     if problems:
       raise main.UserError("; ".join(problems))
   else:
-    items = prompts.built_in(models.tokenizer)
+    items = prompts.built_in(models.tokenizer, max_tokens=room)
   batches = prompts.make_batches(
     items, batch_size=config.batch_size, max_width=room
   )
@@ -117,25 +126,19 @@ def run(_) -> int:
   }
   reference = None
   if _REFERENCE.value and hf_reference.is_available():
-    eos = models.tokenizer.eos_token_id
-    reference = hf_reference.Reference(
-      config, pad_token_id=0 if eos is None else eos
-    )
+    reference = hf_reference.Reference(config, stop_tokens=models.stop_tokens)
   timings, last = measure_rates(
     batches, engines, reference, rounds=_ROUNDS.value
   )
+  per_round = lambda name, number: (
+    last[name, number],
+    timings[name][number][1] / _ROUNDS.value,
+  )
   units = [
-    metrics.Unit(
-      **{
-        **vars(engine.unit_of(last["speculative", i % len(batches)], s, None)),
-        "num_tokens": t,
-        "baseline_num_tokens": bt,
-        "baseline_seconds": bs,
-      }
+    engine.unit_of(
+      *per_round("speculative", number), per_round("autoregressive", number)
     )
-    for i, ((t, s), (bt, bs)) in enumerate(
-      zip(timings["speculative"], timings["autoregressive"], strict=True)
-    )
+    for number in range(len(batches))
   ]
   summary = metrics.summarize(units)
 
@@ -147,20 +150,21 @@ def run(_) -> int:
     drafter_name=config.drafter,
     rounds=max(5, _ROUNDS.value),
   )
-  prefill_seconds = {
-    name: timing.alternate(
-      {"prefill": lambda one=one: jax.block_until_ready(one.prefill(longest))},
-      rounds=max(5, _ROUNDS.value),
-    )["prefill"]
-    for name, one in engines.items()
-  }
+  prefill_seconds = timing.alternate(
+    {
+      name: lambda one=one: jax.block_until_ready(one.prefill(longest))
+      for name, one in engines.items()
+    },
+    rounds=max(5, _ROUNDS.value),
+  )
   curve = timing.verify_curve(
     engines["autoregressive"], longest, widths=_WIDTHS,
     rounds=max(5, _ROUNDS.value),
   )  # fmt: skip
 
-  # Prediction: every row of a batch takes part until its last row is done, so
-  # seconds are those of the batch's longest row.
+  # Prediction: costs of the passes timed alone, times the target calls that the
+  # acceptance gave. All rows of a batch take part until its last row is done,
+  # so seconds are those of its longest row.
   predicted, predicted_plain, tokens = 0.0, 0.0, 0
   for number in range(len(batches)):
     done = last["speculative", number]

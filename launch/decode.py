@@ -14,6 +14,7 @@ was wrong (said on stderr); good lines are decoded all the same.
 
 import hashlib
 import json
+import pathlib
 import sys
 
 import jax
@@ -21,9 +22,10 @@ import rich.console
 import tqdm
 from absl import flags
 
+import specjax
 from launch import display, engine, main, pair, prompts
 from launch.engine import Completion, Engine
-from launch.journal import Journal, write_json
+from launch.journal import Journal, check_writable, write_json
 from launch.prompts import Batch, Prompt
 from specjax import metrics
 from specjax.types import StopReason
@@ -69,13 +71,20 @@ def output_row(prompt: Prompt, row: dict, tokenizer) -> dict:
 
 
 def fingerprint(config, items: list[Prompt], baseline: bool) -> str:
-  """Of all that decides a run's results."""
+  """Of all that decides a run's results, the checkpoints' files included."""
+  files = [
+    (str(file), file.stat().st_size, file.stat().st_mtime_ns)
+    for directory in filter(None, (config.target, config.draft))
+    for file in sorted(pathlib.Path(directory).iterdir())
+  ]
   text = json.dumps(
     [
       config.to_json_best_effort(sort_keys=True),
       [(p.id, p.text) for p in items],
       baseline,
+      files,
       jax.__version__,
+      specjax.__version__,
     ]
   )
   return hashlib.sha256(text.encode()).hexdigest()
@@ -84,14 +93,11 @@ def fingerprint(config, items: list[Prompt], baseline: bool) -> str:
 def run(_) -> int:
   """The command."""
   config = main.CONFIG.value
+  for path in filter(None, (main.OUTPUT.value, _SUMMARY.value)):
+    check_writable(path)
   console = rich.console.Console()
   models = pair.build(config)
-  room = models.max_length - config.max_new_tokens
-  if room < 1:
-    raise ValueError(
-      f"max_new_tokens ({config.max_new_tokens}) leaves no room for a prompt: "
-      f"prompt and completion share {models.max_length} positions"
-    )
+  room = models.room(config.max_new_tokens)
   problems: list[str] = []
   if main.PROMPTS.value:
     items, problems = prompts.read_jsonl(
@@ -102,7 +108,7 @@ def run(_) -> int:
     if not items:
       return main.fail(f"no usable prompts in {main.PROMPTS.value}")
   else:
-    items = prompts.built_in(models.tokenizer)
+    items = prompts.built_in(models.tokenizer, max_tokens=room)
   batches = prompts.make_batches(
     items, batch_size=config.batch_size, max_width=room
   )

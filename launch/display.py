@@ -24,6 +24,10 @@ _STYLES = {
 _MARKS = {Origin.RESIDUAL: ("⟨", "⟩"), Origin.BONUS: ("«", "»")}
 
 
+def _in_colour(console: rich.console.Console) -> bool:
+  return console.color_system is not None and not console.no_color
+
+
 def pieces(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
   """The text each token adds; a character cut in two goes to the last."""
   out, shown = [], ""
@@ -45,7 +49,7 @@ def show_completion(
 ) -> None:
   """Prints a prompt and its completion, tokens told apart by origin."""
   text = rich.text.Text(prompt.text, style="dim")
-  in_colour = console.color_system is not None
+  in_colour = _in_colour(console)
   ids = completion.token_ids
   for piece, code in zip(
     pieces(tokenizer, ids), completion.origins, strict=True
@@ -55,13 +59,13 @@ def show_completion(
       before, after = _MARKS[origin]
       piece = before + piece + after
     text.append(piece, style=_STYLES[origin])
-  console.rule(f"prompt {prompt.id}", align="left")
+  console.rule(rich.text.Text(f"prompt {prompt.id}"), align="left")
   console.print(text, soft_wrap=True)
 
 
 def show_legend(console: rich.console.Console) -> None:
   """Says what the colours (or marks) mean."""
-  in_colour = console.color_system is not None
+  in_colour = _in_colour(console)
   text = rich.text.Text("tokens: ")
   for origin, words in (
     (Origin.ACCEPTED, "drafted and accepted"),
@@ -88,11 +92,12 @@ def show_summary(console: rich.console.Console, summary: dict) -> None:
 
   plain = summary["baseline_num_tokens"]
   row("tokens", summary["num_tokens"], plain, 0)
-  row("target calls", summary["num_target_calls"], plain, 0)
+  plain_calls = summary["baseline_num_target_calls"]
+  row("target calls", summary["num_target_calls"], plain_calls, 0)
   row(
     "block efficiency (tokens per target call)",
     summary["block_efficiency"],
-    None if plain is None else 1.0,
+    plain / plain_calls if plain_calls else None,
   )
   row("acceptance rate", summary["acceptance_rate"])
   row("expected acceptance rate", summary["expected_acceptance_rate"])

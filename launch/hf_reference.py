@@ -19,8 +19,13 @@ def is_available() -> bool:
 class Reference:
   """`generate` of transformers with the settings of a config."""
 
-  def __init__(self, config, *, pad_token_id: int):
-    """Loads the checkpoints of `config` in float32 on the CPU."""
+  def __init__(self, config, *, stop_tokens: tuple[int, ...]):
+    """Loads the checkpoints of `config` on the CPU, in the same dtype.
+
+    Args:
+      config: of the experiment.
+      stop_tokens: ids that end a completion.
+    """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import torch
     import transformers
@@ -28,7 +33,7 @@ class Reference:
     transformers.utils.logging.set_verbosity_error()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     load = lambda path: transformers.AutoModelForCausalLM.from_pretrained(
-      path, dtype=torch.float32
+      path, dtype=getattr(torch, config.dtype)
     ).eval()
     self._torch = torch
     self._target = load(config.target)
@@ -42,8 +47,10 @@ class Reference:
     self._options = dict(
       max_new_tokens=config.max_new_tokens,
       do_sample=config.temperature > 0,
-      pad_token_id=pad_token_id,
+      eos_token_id=list(stop_tokens) or None,
+      pad_token_id=stop_tokens[0] if stop_tokens else 0,
     )
+    self._stop_tokens = frozenset(stop_tokens)
     if config.temperature > 0:
       self._options.update(
         temperature=config.temperature,
@@ -59,8 +66,11 @@ class Reference:
 
   @property
   def can_assist(self) -> bool:
-    """Whether there is a draft model to assist with."""
-    return self._draft is not None
+    """Whether there is a draft model that transformers accepts."""
+    if self._draft is None:
+      return False
+    sizes = {m.config.vocab_size for m in (self._target, self._draft)}
+    return len(sizes) == 1  # it refuses embeddings padded differently
 
   def run(
     self, batch: Batch, *, assisted: bool
@@ -92,8 +102,8 @@ class Reference:
       )
     seconds = time.perf_counter() - start
     rows = out[:, width:].tolist()
-    return [_until_end(row, pad) for row in rows], seconds
+    return [self._until_end(row) for row in rows], seconds
 
-
-def _until_end(row: list[int], end: int) -> list[int]:
-  return row[: row.index(end) + 1] if end in row else row
+  def _until_end(self, row: list[int]) -> list[int]:
+    ends = (i for i, token in enumerate(row) if token in self._stop_tokens)
+    return row[: next(ends, len(row)) + 1]

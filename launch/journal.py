@@ -31,17 +31,12 @@ class Journal:
       FileNotFoundError: if the folder of `output` is not.
     """
     self._output = pathlib.Path(output)
-    if not self._output.parent.is_dir():
-      raise FileNotFoundError(
-        f"no such folder for the output: {self._output.parent}"
-      )
-    if self._output.is_dir():
-      raise ValueError(f"the output is a folder: {output}")
+    check_writable(output)
     self._partial = self._output.with_name(self._output.name + ".partial")
+    self._header = json.dumps({"fingerprint": fingerprint})
     self.batches: dict[int, dict] = {}
-    header = json.dumps({"fingerprint": fingerprint})
     lines = self._whole_lines()
-    if lines and lines[0] != header:
+    if lines and lines[0] != self._header:
       raise ValueError(
         f"{self._partial} is from a run with other prompts or settings; "
         "finish that run, or delete the file"
@@ -49,8 +44,8 @@ class Journal:
     for line in lines[1:]:
       record = json.loads(line)
       self.batches[record["batch"]] = record
-    # Rewritten without a torn last line, so that appending is safe.
-    _replace(self._partial, "\n".join(lines or [header]) + "\n")
+    if lines:  # without a torn last line, so that appending is safe
+      _replace(self._partial, "\n".join(lines) + "\n")
 
   def _whole_lines(self) -> list[str]:
     if not self._partial.exists():
@@ -60,6 +55,8 @@ class Journal:
 
   def add(self, record: dict) -> None:
     """Appends one finished batch; `record["batch"]` is its number."""
+    if not self.batches:
+      _replace(self._partial, self._header + "\n")
     self.batches[record["batch"]] = record
     with self._partial.open("a", encoding="utf-8") as out:
       out.write(json.dumps(record) + "\n")
@@ -69,7 +66,7 @@ class Journal:
   def finish(self, rows: list[dict]) -> None:
     """Writes the output, whole, and removes the partial file."""
     _replace(self._output, "".join(json.dumps(row) + "\n" for row in rows))
-    self._partial.unlink()
+    self._partial.unlink(missing_ok=True)
 
 
 def _replace(path: pathlib.Path, text: str) -> None:
@@ -79,13 +76,20 @@ def _replace(path: pathlib.Path, text: str) -> None:
   os.replace(temporary, path)
 
 
-def write_json(path: str, value: dict) -> None:
-  """Writes a JSON file, whole or not at all.
+def check_writable(path: str) -> None:
+  """Raises, before any work is done, if `path` cannot become a file.
 
   Raises:
     FileNotFoundError: if its folder does not exist.
+    ValueError: if it is a folder itself.
   """
   target = pathlib.Path(path)
   if not target.parent.is_dir():
-    raise FileNotFoundError(f"no such folder: {target.parent}")
-  _replace(target, json.dumps(value, indent=2) + "\n")
+    raise FileNotFoundError(f"no such folder for {path}: {target.parent}")
+  if target.is_dir():
+    raise ValueError(f"expected a file, but {path} is a folder")
+
+
+def write_json(path: str, value: dict) -> None:
+  """Writes a JSON file, whole or not at all."""
+  _replace(pathlib.Path(path), json.dumps(value, indent=2) + "\n")

@@ -1,7 +1,7 @@
 """What every command line shares: flags, caches, and honest exit codes.
 
-A user's mistake (a `ValueError`, a missing file or a `UserError`) is one line
-on stderr and exit code 2. What jax itself raises, and everything else, is a bug
+A user's mistake (a `ValueError`, an `OSError` or a `UserError`) is one line on
+stderr and exit code 2. What jax itself raises, and everything else, is a bug
 and keeps its traceback.
 """
 
@@ -78,7 +78,7 @@ def fail(message: str) -> int:
 def _guarded(command: Command, argv: Sequence[str]) -> int:
   try:
     return command(argv)
-  except (UserError, ValueError, FileNotFoundError) as error:
+  except (UserError, ValueError, OSError) as error:
     if _raised_by_jax(error):
       raise
     return fail(" ".join(str(error).split()))
@@ -87,10 +87,15 @@ def _guarded(command: Command, argv: Sequence[str]) -> int:
 def _parse(argv: Sequence[str]) -> list[str]:
   """Parses flags; a config file may raise anything, and its text is shown."""
   try:
-    return flags.FLAGS(list(argv))
+    rest = flags.FLAGS(list(argv))
   except Exception as error:
     text = error.args[0] if error.args else error
     raise UserError(" ".join(str(text).split())) from None
+  if rest[1:]:
+    raise UserError(
+      f"unexpected arguments {rest[1:]}: settings are written --name=value"
+    )
+  return rest
 
 
 def _raised_by_jax(error: BaseException) -> bool:
@@ -98,7 +103,8 @@ def _raised_by_jax(error: BaseException) -> bool:
   trace = error.__traceback__
   while trace.tb_next:
     trace = trace.tb_next
-  return "/jax/" in trace.tb_frame.f_code.co_filename.replace(os.sep, "/")
+  file = pathlib.Path(trace.tb_frame.f_code.co_filename)
+  return pathlib.Path(jax.__file__).parent in file.parents
 
 
 def _default_flag(name: str, value) -> None:

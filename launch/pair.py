@@ -14,6 +14,7 @@ from models.transformer import (
 )
 from specjax import decode, drafters, rules
 from specjax.types import LanguageModel, Params
+from specjax.warp import make_sampling
 
 DRAFTERS = ("model", "ngram", "layer_skip")
 
@@ -44,6 +45,15 @@ class Pair:
   stop_tokens: tuple[int, ...]
   max_length: int
 
+  def room(self, max_new_tokens: int) -> int:
+    """Tokens left for a prompt; ValueError if there are none."""
+    if max_new_tokens >= self.max_length:
+      raise ValueError(
+        f"max_new_tokens ({max_new_tokens}) leaves no room for a prompt: "
+        f"prompt and completion share {self.max_length} positions"
+      )
+    return self.max_length - max_new_tokens
+
 
 def check_config(config: ml_collections.ConfigDict) -> None:
   """Raises ValueError for settings that can be judged without the models."""
@@ -52,6 +62,17 @@ def check_config(config: ml_collections.ConfigDict) -> None:
       f"unknown drafter {config.drafter!r}, expected one of {list(DRAFTERS)}"
     )
   rules.get(config.rule)
+  if config.dtype not in ("float32", "bfloat16", "float16"):
+    raise ValueError(
+      "dtype must be float32, bfloat16 or float16, got " + repr(config.dtype)
+    )
+  make_sampling(
+    1,
+    temperature=config.temperature,
+    top_k=config.top_k,
+    top_p=config.top_p,
+    min_p=config.min_p,
+  )
   gamma, budget = config.num_speculative_tokens, config.max_new_tokens
   if gamma < 0:
     raise ValueError(f"num_speculative_tokens must be >= 0, got {gamma}")
@@ -78,14 +99,11 @@ def check_config(config: ml_collections.ConfigDict) -> None:
     )
 
 
-def build(
-  config: ml_collections.ConfigDict, *, with_log_probs: bool = False
-) -> Pair:
+def build(config: ml_collections.ConfigDict) -> Pair:
   """Loads the checkpoints and makes the decoders.
 
   Args:
     config: fields as in configs/common.py.
-    with_log_probs: whether decoders record log-probabilities.
 
   Returns:
     The `Pair`.
@@ -97,8 +115,8 @@ def build(
   """
   check_config(config)
   dtype = jnp.dtype(config.dtype)
-  tokenizer = tokenizers.load(config.target)
   module = huggingface.load(config.target, dtype=dtype)
+  tokenizer = tokenizers.load(config.target)
   target, target_params = as_language_model(module)
   vocab_size = tokenizer.vocab_size
   draft, draft_params, drafter = None, None, None
@@ -111,24 +129,23 @@ def build(
     target.max_positions,
     draft.max_positions if draft else None,
   ]
-  eos = tokenizer.eos_token_id
+  stop_tokens = {*config.stop_token_ids}
+  stop_tokens |= set(huggingface.eos_token_ids(config.target))
+  stop_tokens |= {tokenizer.eos_token_id} - {None}
   return Pair(
     decoder=decode.make_decoder(
       target,
       drafter=drafter,
       rule=config.rule,
       vocab_size=vocab_size,
-      with_log_probs=with_log_probs,
     ),
-    baseline=decode.make_decoder(
-      target, vocab_size=vocab_size, with_log_probs=with_log_probs
-    ),
+    baseline=decode.make_decoder(target, vocab_size=vocab_size),
     params=Params(target=target_params, draft=draft_params),
     target=target,
     draft=draft,
     target_config=module.config,
     tokenizer=tokenizer,
-    stop_tokens=(*([] if eos is None else [eos]), *config.stop_token_ids),
+    stop_tokens=tuple(sorted(stop_tokens)),
     max_length=min(x for x in limits if x is not None),
   )
 
@@ -151,8 +168,9 @@ def _make_drafter(config, module, tokenizer, dtype):
       ),
     )
     return draft, None, drafters.layer_skip.drafter(draft, **common)
+  draft_module = huggingface.load(config.draft, dtype=dtype)
   check_same_tokenizer(tokenizer, tokenizers.load(config.draft))
-  draft, params = as_language_model(huggingface.load(config.draft, dtype=dtype))
+  draft, params = as_language_model(draft_module)
   return draft, params, drafters.model.drafter(draft, **common)
 
 

@@ -38,10 +38,10 @@ class Prompt:
   token_ids: tuple[int, ...]
 
 
-def built_in(tokenizer: Tokenizer) -> list[Prompt]:
-  """The built-in prompts."""
+def built_in(tokenizer: Tokenizer, *, max_tokens: int) -> list[Prompt]:
+  """The built-in prompts; ValueError if one does not fit the buffer."""
   return [
-    Prompt(i, i, text, tuple(tokenizer.encode(text)))
+    _prompt(i, {"prompt": text}, tokenizer, max_tokens=max_tokens)
     for i, text in enumerate(BUILT_IN)
   ]
 
@@ -79,7 +79,9 @@ def read_jsonl(
       problems.append(f"{path}:{number}: not UTF-8")
     except json.JSONDecodeError as error:
       problems.append(f"{path}:{number}: not JSON: {error.msg}")
-    except ValueError as error:
+    except RecursionError:
+      problems.append(f"{path}:{number}: nested too deeply")
+    except (ValueError, TypeError) as error:  # TypeError: lone surrogates
       problems.append(f"{path}:{number}: {error}")
   return prompts, problems
 

@@ -4,8 +4,8 @@
   python -m launch.benchmark --config=configs/huggingface.py:target=/tmp/neox \
     --config.num_speculative_tokens=0
 
-Needs torch and transformers (the `test` extra): the files are transformers' own.
-The tokenizer is the embedded pair's; ids beyond it are padding.
+Needs torch and transformers (the `test` extra): the files are transformers'
+own. The tokenizer is the embedded pair's; ids beyond it are padding.
 """
 
 from absl import flags

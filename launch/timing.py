@@ -126,21 +126,28 @@ def measure_step(
     The medians.
   """
   pair = speculative.pair
-  decoder, plain = pair.decoder, pair.baseline
-  nodes = decoder.drafter.tree.num_nodes
+  tree = speculative.decoder.drafter.tree
+  nodes = tree.num_nodes
+  # Every timing starts from the same state and stays inside its buffer.
+  need = (repeats + 1) * (tree.max_depth + 1)
+  if batch.width + need > pair.max_length:
+    raise ValueError(
+      f"timing {repeats} steps takes {batch.width + need} positions, but the "
+      f"pair has {pair.max_length}"
+    )
+  speculative, baseline = (
+    dataclasses.replace(
+      one, max_new_tokens=max(need, one.max_new_tokens), programs={}
+    )
+    for one in (speculative, baseline)
+  )
+  for one in (speculative, baseline):
+    one.compile(batch)
 
   def steps_of(engine):
-    """Steps that never stop early: no budget, and no stop token."""
     run = jax.jit(engine.decoder.steps)
     state = engine.prefill(batch)
-    state = dataclasses.replace(
-      state,
-      stop_tokens=state.stop_tokens[:0],
-      max_length=jnp.full_like(state.max_length, jnp.iinfo(jnp.int32).max),
-      stop_reason=jnp.zeros_like(state.stop_reason),
-    )
-    # The length is put back, so that a timing never outgrows the buffer.
-    state = run(pair.params, state, 1)
+    state = dataclasses.replace(state, stop_tokens=state.stop_tokens[:0])
     return lambda: jax.block_until_ready(
       run(pair.params, state, repeats).tokens
     )
@@ -153,8 +160,8 @@ def measure_step(
   state: DecodeState = speculative.prefill(batch)
   plain_state = baseline.prefill(batch)
   parts = {
-    "step": steps_of(dataclasses.replace(speculative, decoder=decoder)),
-    "plain_step": steps_of(dataclasses.replace(baseline, decoder=plain)),
+    "step": steps_of(speculative),
+    "plain_step": steps_of(baseline),
   }
   for fed in sorted({1, nodes}):
     cache = plain_state.target_cache if fed == 1 else state.target_cache

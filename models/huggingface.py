@@ -202,6 +202,31 @@ def load(directory: str, *, dtype=jnp.float32) -> Transformer:
   return nnx.merge(graphdef, nnx.from_flat_state(state))
 
 
+def eos_token_ids(directory: str) -> tuple[int, ...]:
+  """Ids that end a text according to the model's configuration files.
+
+  Args:
+    directory: a checkpoint; `generation_config.json` counts before
+      `config.json`.
+
+  Returns:
+    The ids, which may be none.
+
+  Raises:
+    ValueError: if a file cannot be read or holds something else.
+  """
+  for name in ("generation_config.json", "config.json"):
+    path = pathlib.Path(directory) / name
+    ids = _read_json(path).get("eos_token_id") if path.is_file() else None
+    if ids is None:
+      continue
+    ids = ids if isinstance(ids, list) else [ids]
+    if not all(type(i) is int for i in ids):
+      raise ValueError(f"eos_token_id in {path} must be integers, got {ids!r}")
+    return tuple(ids)
+  return ()
+
+
 def _read_json(path: pathlib.Path) -> Mapping[str, Any]:
   if not path.is_file():
     raise FileNotFoundError(
@@ -354,6 +379,7 @@ def save_llama(
     (new / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
     (path / "config.json").unlink(missing_ok=True)
     for file in sorted(new.iterdir(), key=lambda f: f.name == "config.json"):
+      file.chmod(0o644)
       file.replace(path / file.name)
 
 

@@ -30,8 +30,8 @@ class Tokenizer:
 
   @property
   def vocab_size(self) -> int:
-    """Number of real tokens, added ones included."""
-    return self.backend.get_vocab_size(with_added_tokens=True)
+    """One more than the largest id, added tokens included."""
+    return max(self.vocabulary().values()) + 1
 
   def vocabulary(self) -> dict[str, int]:
     """Token to id."""
@@ -84,7 +84,10 @@ def _eos_id(path: pathlib.Path, backend: hf.Tokenizer) -> int | None:
   token = None
   config = path / "tokenizer_config.json"
   if config.exists():
-    token = json.loads(config.read_text("utf-8")).get("eos_token")
+    try:
+      token = json.loads(config.read_text("utf-8")).get("eos_token")
+    except (ValueError, AttributeError) as error:
+      raise ValueError(f"{config} is not valid: {error}") from None
     token = token.get("content") if isinstance(token, dict) else token
   return backend.token_to_id(token or END_OF_TEXT)
 

@@ -207,9 +207,12 @@ def attend(q: Array, keys: Array, values: Array, mask: Array) -> Array:
   batch, fed, heads, channels = q.shape
   kv_heads = keys.shape[1]
   q = q.reshape(batch, fed, kv_heads, heads // kv_heads, channels)
+  # Keys first: with the single query of a single row first, XLA:CPU repeats the
+  # cache write inside the product's fusion and copies the whole cache for it.
   scores = jnp.einsum(
-    "btkgc,bksc->bkgts", q, keys, preferred_element_type=jnp.float32
+    "bksc,btkgc->bksgt", keys, q, preferred_element_type=jnp.float32
   ) / math.sqrt(channels)
+  scores = jnp.moveaxis(scores, 2, -1)  # [B, K, G, T, S]
   scores = jnp.where(
     mask[:, None, None], scores, jnp.finfo(scores.dtype).min
   )  # every query sees itself, so no row is empty
@@ -402,7 +405,8 @@ class Transformer(nnx.Module):
     }
     x = self.embed(tokens)
     if c.learned_positions:
-      x = x + self.position_embed(positions)
+      # Drafted nodes may lie beyond the table; no such node is ever emitted.
+      x = x + self.position_embed(jnp.minimum(positions, c.max_positions - 1))
     rotary = None if c.learned_positions else rotary_table(c, positions)
     keys, values = [], []
     for i, layer in enumerate(self.layers):

@@ -42,6 +42,10 @@ __all__ = [
   "StopReason",
   "Tree",
   "Verification",
+  "drafters",
+  "exact",
   "make_decoder",
   "make_sampling",
+  "metrics",
+  "rules",
 ]

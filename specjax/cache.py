@@ -87,10 +87,11 @@ def write_rows(buffer: Array, rows: Array, start: Array) -> Array:
       buffer = lax.dynamic_update_slice(
         buffer, rows[b : b + 1], (b, 0, start[b], 0)
       )
-    return buffer
-  return jax.vmap(
-    lambda buf, new, at: lax.dynamic_update_slice(buf, new, (0, at, 0))
-  )(buffer, rows, start)
+  else:
+    buffer = jax.vmap(
+      lambda buf, new, at: lax.dynamic_update_slice(buf, new, (0, at, 0))
+    )(buffer, rows, start)
+  return buffer
 
 
 _MAX_UNROLLED_ROWS = 8

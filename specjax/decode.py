@@ -29,6 +29,7 @@ from specjax.types import (
   Context,
   Counters,
   DecodeState,
+  Draft,
   Drafter,
   LanguageModel,
   Origin,
@@ -105,6 +106,7 @@ class Decoder:
     """
     batch, width = prompts.shape
     self._check_sizes(width, buffer_length, lengths, max_new_tokens)
+    self._check_tokens(prompts, lengths)
     tree = self.drafter.tree
     sampling = sampling or warp_lib.make_sampling(batch)
     if rng_key.ndim == 0:
@@ -116,9 +118,12 @@ class Decoder:
     # Every row may write a whole tree beyond its last committed token.
     slots = buffer_length + tree.num_nodes
     columns = buffer_length + tree.max_depth + 1
-    prompts = prompts.astype(jnp.int32)
+    # Whatever the caller padded with is replaced: models may not know it.
+    prompts = jnp.where(
+      jnp.arange(width) < lengths[:, None], prompts, prompts[:, :1]
+    ).astype(jnp.int32)
     # Copies: the state is made to be donated, the arguments are the caller's.
-    own = lambda tree: jax.tree.map(jnp.copy, tree)
+    own = lambda arrays: jax.tree.map(jnp.copy, arrays)
     _, target_cache = self.target.apply(
       params.target, prompts, self.target.init_cache(batch, slots)
     )
@@ -181,6 +186,18 @@ class Decoder:
             f"prompt lengths {lengths.tolist()}"
           )
 
+  def _check_tokens(self, prompts, lengths):
+    """Raises ValueError for concrete prompts with ids that are no tokens."""
+    if any(isinstance(x, jax.core.Tracer) for x in (prompts, lengths)):
+      return
+    inside = np.arange(prompts.shape[1]) < np.asarray(lengths)[:, None]
+    ids = np.asarray(prompts)[inside]
+    if ids.min() < 0 or ids.max() >= self.vocab_size:
+      raise ValueError(
+        f"prompt tokens must be in 0..{self.vocab_size - 1}, got "
+        f"{ids.min()}..{ids.max()}"
+      )
+
   def step(
     self, params: Params, state: DecodeState
   ) -> tuple[DecodeState, StepInfo]:
@@ -206,6 +223,7 @@ class Decoder:
       draft, drafter_state, cache = self.drafter.propose(
         params, state.drafter_state, state.target_cache, context
       )
+      self._check_draft(draft, batch=state.length.shape[0])
     with jax.named_scope("score"):
       output, cache = self.target.apply(
         params.target,
@@ -215,13 +233,10 @@ class Decoder:
         mask=None if tree.is_chain else tree.ancestors,
       )
       self._check_logits(output.logits, draft.tokens.shape)
-      logits = warp_lib.match_vocabulary(
-        output.logits.astype(
-          jnp.promote_types(output.logits.dtype, jnp.float32)
-        ),
-        self.vocab_size,
-      )
+      logits = output.logits[..., : self.vocab_size]
+      logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
       target_log_probs = warp_lib.warp(logits, state.sampling)
+      draft, target_log_probs, broken = _heal(draft, target_log_probs)
     with jax.named_scope("verify"):
       verification = self.rule.verify(tree, draft, target_log_probs)
       node = sampling_lib.draw_node(
@@ -231,11 +246,9 @@ class Decoder:
         sampling_lib.next_token_keys(keys), verification.next_log_probs(node)
       )
     with jax.named_scope("commit"):
-      # One row's NaN logits end that row, and only that.
-      # The warp makes the whole law NaN, so one entry of each tells.
-      healthy = ~jnp.any(
-        jnp.isnan(target_log_probs[..., 0] + draft.log_probs[..., 0]), axis=1
-      )
+      # NaN logits end a row if its walk down the tree met them.
+      along = jnp.asarray(tree.paths)[node]  # [B, G + 1]
+      healthy = ~jnp.take_along_axis(broken, along, axis=1).any(axis=1)
       emission = _emit(tree, state, draft, node, next_token, healthy)
       state = self._record(state, draft, verification, emission, healthy)
       if self.with_log_probs:
@@ -280,6 +293,18 @@ class Decoder:
       num_emitted=emission.count,
     )
     return state, info
+
+  def _check_draft(self, draft: Draft, *, batch: int) -> None:
+    nodes = self.drafter.tree.num_nodes
+    for name, got, expected in (
+      ("tokens", draft.tokens.shape, (batch, nodes)),
+      ("log_probs", draft.log_probs.shape, (batch, nodes, self.vocab_size)),
+    ):
+      if got != expected:
+        raise ValueError(
+          f"drafter {self.drafter.name!r} must return {name} of shape "
+          f"{expected} (it may be built for another vocab_size), got {got}"
+        )
 
   def _check_logits(self, logits: Array, fed: tuple[int, ...]) -> None:
     expected = (*fed, self.target.vocab_size)
@@ -404,6 +429,26 @@ class _Emission:
   origins: Array
   count: Array
   hit_stop: Array
+
+
+def _heal(draft: Draft, target_log_probs: Array):
+  """Replaces laws that are NaN by harmless ones, and says which nodes had them.
+
+  Rules then never see a NaN, and a node that is not reached costs its row
+  nothing. The warp makes a law all NaN if any logit is, so one entry tells.
+
+  Returns:
+    The draft, the target's laws, and `bool[B, N + 1]`.
+  """
+  broken_target = jnp.isnan(target_log_probs[..., 0])
+  broken_draft = jnp.isnan(draft.log_probs[..., 0])
+  uniform = -jnp.log(jnp.float32(target_log_probs.shape[-1]))
+  target_log_probs = jnp.where(
+    broken_target[..., None], uniform, target_log_probs
+  )
+  log_probs = jnp.where(broken_draft[..., None], uniform, draft.log_probs)
+  draft = dataclasses.replace(draft, log_probs=log_probs)
+  return draft, target_log_probs, broken_target | broken_draft
 
 
 def _is_stop(state: DecodeState, tokens: Array) -> Array:

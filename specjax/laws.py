@@ -49,8 +49,12 @@ def normalize(mass: Array, fallback: Array) -> Array:
   """
   total = jnp.sum(mass, axis=-1, keepdims=True)
   some = total > 0
-  log_mass = jnp.log(mass) - jnp.log(jnp.where(some, total, 1))
-  return jnp.where(some, log_mass, fallback)
+  # Logarithms of 1 where there is no mass, so that gradients stay finite.
+  log_mass = jnp.log(jnp.where(mass > 0, mass, 1))
+  log_mass = jnp.where(mass > 0, log_mass, -jnp.inf)
+  return jnp.where(
+    some, log_mass - jnp.log(jnp.where(some, total, 1)), fallback
+  )
 
 
 def residual(target_log_probs: Array, draft_log_probs: Array) -> Array:

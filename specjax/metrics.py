@@ -20,8 +20,8 @@ class Unit:
     num_target_calls, num_drafted, num_accepted, expected_accepted: sums over
       the unit's rows of `specjax.types.Counters`.
     seconds: wall-clock time, prompt pass included, compilation excluded.
-    baseline_num_tokens, baseline_seconds: the same for plain autoregressive
-      decoding of the same prompts, or None.
+    baseline_num_tokens, baseline_num_target_calls, baseline_seconds: the same
+      for plain autoregressive decoding of the same prompts, or None.
   """
 
   num_tokens: int
@@ -31,6 +31,7 @@ class Unit:
   expected_accepted: float
   seconds: float
   baseline_num_tokens: int | None = None
+  baseline_num_target_calls: int | None = None
   baseline_seconds: float | None = None
 
 
@@ -132,6 +133,9 @@ def summarize(units: Sequence[Unit]) -> dict:
     "seconds": total("seconds"),
     "tokens_per_second": rate,
     "baseline_num_tokens": total("baseline_num_tokens") if paired else None,
+    "baseline_num_target_calls": total("baseline_num_target_calls")
+    if paired
+    else None,
     "baseline_seconds": total("baseline_seconds") if paired else None,
     "baseline_tokens_per_second": baseline,
     "speedup": rate / baseline if rate and baseline else None,

@@ -51,8 +51,9 @@ def categorical(keys: Array, log_probs: Array) -> Array:
   """Draws one token from each law, by inversion in two levels.
 
   A first uniform picks a block of about sqrt(V) tokens by the blocks' masses, a
-  second one a token inside the block. Against one flat `cumsum`, rounding then
-  stays relative to the block, so rare tokens keep their share; against the
+  second one a token inside the block. Against one flat `cumsum`, rounding is
+  relative to the block inside it, and 2^-23 of the total between blocks, so
+  that rare tokens among many keep their share; against the
   Gumbel trick it needs two random numbers a draw instead of V, and is some 40
   times faster on a CPU at V = 4096. Zero mass is never drawn.
 

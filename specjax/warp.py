@@ -120,23 +120,3 @@ def _truncate(scaled: Array, top_k: Array, top_p: Array) -> Array:
   kept = (first & (before < top_p)) | (jnp.arange(vocab) == 0) | (top_p >= 1)
   threshold = jnp.min(jnp.where(kept, descending, jnp.inf), -1, keepdims=True)
   return jnp.where(scaled < jnp.maximum(threshold, kth), -jnp.inf, scaled)
-
-
-def match_vocabulary(logits: Array, vocab_size: int) -> Array:
-  """Cuts or fills the last axis: padded ids get no mass.
-
-  Two models that share a tokenizer may pad their embeddings differently; ids
-  at or beyond `vocab_size` are no tokens.
-
-  Args:
-    logits: `[..., V']`.
-    vocab_size: V, the number of real tokens.
-
-  Returns:
-    `[..., V]`, with -inf for ids that the model does not know.
-  """
-  have = logits.shape[-1]
-  if have >= vocab_size:
-    return logits[..., :vocab_size]
-  pad = [(0, 0)] * (logits.ndim - 1) + [(0, vocab_size - have)]
-  return jnp.pad(logits, pad, constant_values=-jnp.inf)

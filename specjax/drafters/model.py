@@ -37,8 +37,14 @@ def drafter(
     The `Drafter`; its state is the draft model's `Cache`.
 
   Raises:
-    ValueError: if gamma or K is less than 1.
+    ValueError: if gamma or K is less than 1, or the model knows fewer than V
+      tokens.
   """
+  if model.vocab_size < vocab_size:
+    raise ValueError(
+      f"the draft's vocabulary must hold {vocab_size} tokens, got "
+      f"{model.vocab_size}"
+    )
   if num_speculative_tokens < 1:
     raise ValueError(
       "a model drafter needs num_speculative_tokens >= 1, got "
@@ -126,9 +132,7 @@ def draft_tree(
   root = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, 1)
 
   def law_of(logits):  # [B, W, V'] -> [B, W, V]
-    return warp.warp(
-      warp.match_vocabulary(logits, vocab_size), context.sampling
-    )
+    return warp.warp(logits[..., :vocab_size], context.sampling)
 
   law = law_of(root_logits[:, None])
   tokens, all_laws = [root], [law]

@@ -163,6 +163,7 @@ def test_bad_lines_are_named_and_the_others_decoded(cli, tmp_path, capsys):
     b'{"id": 6, "prompt": "' + b"x = 1; " * 300 + b'"}\n'
     b'{"id": 7, "prompt": "\xff"}\n'
     b'{"id": 8, "prompt": "import"}\n'
+    b'{"id": 9, "prompt": "\\ud800"}\n' + b"[" * 100_000 + b"\n"
   )
   code = cli(
     decode.run, *SMALL, "--nobaseline", f"--prompts={source}", f"--output={out}"
@@ -172,7 +173,8 @@ def test_bad_lines_are_named_and_the_others_decoded(cli, tmp_path, capsys):
   err = capsys.readouterr().err
   for number, text in (
     (2, "not JSON"), (4, "the prompt is empty"), (5, "no such key"),
-    (6, "got list"), (7, "tokens, but only"), (8, "not UTF-8"),
+    (6, "got list"), (7, "tokens, but only"), (8, "not UTF-8"), (10, ""),
+    (11, "nested too deeply"),
   ):  # fmt: skip
     assert f"in.jsonl:{number}: " in err
     assert text in err
@@ -197,14 +199,22 @@ def test_bad_lines_are_named_and_the_others_decoded(cli, tmp_path, capsys):
     (("--config.temperature=-1.0",), "temperature must be finite and >= 0"),
     (("--config.batch_size=0",), "batch_size must be >= 1"),
     (("--prompts=/nowhere/in.jsonl",), "no such prompts file"),
+    (("--summary=/nowhere/s.json",), "no such folder"),
+    (("--config.dtype=float33",), "dtype must be"),
+    (("--config.temperature=1", "2"), "settings are written --name=value"),
     (("--output=/nowhere/out.jsonl",), "no such folder"),
     (("--config.drafter=layer_skip", "--config.skip_mlp=(7,)"),
      "do not exist"),
     (("--config.drafter=ngram", "--config.num_drafts=2"), "one path"),
   ],
 )  # fmt: skip
-def test_bad_settings_are_one_line_and_exit_code_2(cli, capsys, flags, message):
+def test_bad_settings_are_one_line_and_exit_code_2(
+  cli, capsys, tmp_path, flags, message
+):
+  if not any(flag.startswith("--output") for flag in flags):
+    flags = (f"--output={tmp_path / 'out.jsonl'}", *flags)
   assert cli(decode.run, *flags) == 2
+  assert not list(tmp_path.iterdir())  # nothing half-written
   err = capsys.readouterr().err.strip()
   assert message in err
   assert err.startswith("error: ")
@@ -214,7 +224,10 @@ def test_bad_settings_are_one_line_and_exit_code_2(cli, capsys, flags, message):
 @pytest.mark.parametrize(
   ("config", "message"),
   [
-    ("configs/huggingface.py:target=meta-llama/Llama-3.2-1B", "meta-llama"),
+    (
+      "configs/huggingface.py:target=meta-llama/Llama-3.2-1B",
+      "nothing is fetched from a hub",
+    ),
     ("configs/huggingface.py:target=", "expected configs/huggingface.py"),
     ("configs/huggingface.py:model=x", "expected configs/huggingface.py"),
     ("configs/nowhere.py", "nowhere"),

@@ -54,7 +54,7 @@ def test_rows_hold_the_documents_in_some_order_with_separators():
     if document[-1] in text:
       at = text.index(document[0])
       assert text[at : at + len(document)] == document
-  assert sorted(text)[:1] == [0]
+  assert text.count(0) >= 2  # a separator after every whole document
 
 
 def test_every_row_is_seen_once_an_epoch():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +10,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import specjax
 from models.transformer import (
   SkippedLayers,
   Transformer,
   TransformerConfig,
   as_language_model,
 )
+from specjax import drafters
 
 VOCAB = 61
 TOKENS = np.random.default_rng(0).integers(0, VOCAB, (2, 12))
@@ -271,3 +274,41 @@ def test_no_rotary_channels_means_no_rotation():
 def test_configurations_that_make_no_sense_are_errors(changes, message):
   with pytest.raises(ValueError, match=message):
     dataclasses.replace(LLAMA, **changes)
+
+
+@pytest.mark.parametrize("batch", [1, 9])
+@pytest.mark.parametrize(
+  ("num_speculative_tokens", "num_drafts"), [(0, 1), (3, 1), (2, 2)]
+)
+def test_the_loop_updates_the_caches_in_place(
+  batch, num_speculative_tokens, num_drafts
+):
+  """No array of a cache's shape is copied in the compiled, donated loop."""
+  config = TransformerConfig(
+    vocab_size=64, embed_dim=48, num_layers=2, num_heads=3, num_kv_heads=3,
+    head_dim=16, mlp_dim=64, max_positions=256,
+  )  # fmt: skip
+  model, params = as_language_model(Transformer(config, rngs=nnx.Rngs(0)))
+  drafter = None
+  if num_speculative_tokens:
+    drafter = drafters.model.drafter(
+      model,
+      num_speculative_tokens=num_speculative_tokens,
+      num_drafts=num_drafts,
+      vocab_size=64,
+    )
+  decoder = specjax.make_decoder(model, drafter=drafter, rule="match")
+  both = specjax.Params(target=params, draft=params)
+  state = decoder.init(
+    both,
+    jnp.ones((batch, 4), jnp.int32),
+    np.full(batch, 4),
+    jax.random.key(0),
+    buffer_length=40,
+    max_new_tokens=30,
+  )
+  loop = jax.jit(decoder.generate, donate_argnums=1)
+  text = loop.lower(both, state).compile().as_text()
+  shape = ",".join(map(str, state.target_cache.keys[0].shape))
+  assert f"f32[{shape}]" in text
+  assert not re.findall(rf"f32\[{shape}\]\S* copy\(", text)

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from specjax.warp import make_sampling, match_vocabulary, warp
+from specjax.warp import make_sampling, warp
 
 
 def _reference(logits, temperature, top_k, top_p, min_p):
@@ -170,11 +170,3 @@ def test_settings_out_of_range_are_refused(setting):
   (name,) = setting
   with pytest.raises(ValueError, match=f"{name} must be"):
     make_sampling(2, **setting)
-
-
-def test_padded_ids_get_no_mass():
-  logits = jnp.zeros((1, 3))
-  np.testing.assert_array_equal(match_vocabulary(logits, 2), [[0, 0]])
-  wide = match_vocabulary(logits, 5)
-  law = np.exp(warp(wide, make_sampling(1)))
-  np.testing.assert_allclose(law, [[1 / 3, 1 / 3, 1 / 3, 0, 0]], atol=1e-6)
