@@ -17,6 +17,7 @@ def get_config() -> ml_collections.ConfigDict:
   config = common.get_config()
   config.target = "models/pretrained/target"
   config.draft = "models/pretrained/draft"
+  config.num_speculative_tokens = 6
   config.skip_attention = (2, 3, 4)
   config.skip_mlp = (3, 4)
   return config

@@ -53,7 +53,7 @@ def get_config(arg: str = "target") -> ml_collections.ConfigDict:
   config.checkpoint_every = 100
   if arg == "tiny":
     config.model.vocab_size = 512
-    config.packages = ("absl",)
+    config.packages = ("absl", "rich")
     config.sequence_length = 32
     config.batch_size = 4
     config.log_every = config.checkpoint_every = 5

@@ -246,11 +246,8 @@ class Decoder:
         sampling_lib.next_token_keys(keys), verification.next_log_probs(node)
       )
     with jax.named_scope("commit"):
-      # NaN logits end a row if its walk down the tree met them.
-      along = jnp.asarray(tree.paths)[node]  # [B, G + 1]
-      healthy = ~jnp.take_along_axis(broken, along, axis=1).any(axis=1)
-      emission = _emit(tree, state, draft, node, next_token, healthy)
-      state = self._record(state, draft, verification, emission, healthy)
+      emission = _emit(tree, state, draft, node, next_token, broken)
+      state = self._record(state, draft, verification, emission)
       if self.with_log_probs:
         state = dataclasses.replace(
           state,
@@ -313,11 +310,11 @@ class Decoder:
         f"the target must return logits of shape {expected}, got {logits.shape}"
       )
 
-  def _record(self, state, draft, verification, emission, healthy):
+  def _record(self, state, draft, verification, emission):
     """The state with the emitted tokens written and everything counted."""
     tree = self.drafter.tree
     length = state.length + emission.count
-    active = ~state.done & healthy
+    active = ~state.done & emission.healthy
     stopped = jnp.where(
       emission.hit_stop,
       StopReason.STOP_TOKEN,
@@ -325,7 +322,7 @@ class Decoder:
         length >= state.max_length, StopReason.LENGTH, StopReason.RUNNING
       ),
     )
-    stopped = jnp.where(healthy, stopped, StopReason.NAN_LOGITS)
+    stopped = jnp.where(emission.healthy, stopped, StopReason.NAN_LOGITS)
     kept = jnp.minimum(emission.depth, emission.count)
     expected = jnp.sum(
       verification.node_probs * _kept_depth(tree, state, draft), axis=1
@@ -421,6 +418,7 @@ class _Emission:
     origins: `i8[B, G + 1]`.
     count: `i32[B]`, how many of `tokens` are emitted.
     hit_stop: `bool[B]`, whether the last of them is a stop token.
+    healthy: `bool[B]`, whether no law that they were drawn from was NaN.
   """
 
   path: Array
@@ -429,6 +427,7 @@ class _Emission:
   origins: Array
   count: Array
   hit_stop: Array
+  healthy: Array
 
 
 def _heal(draft: Draft, target_log_probs: Array):
@@ -455,7 +454,7 @@ def _is_stop(state: DecodeState, tokens: Array) -> Array:
   return jnp.any(tokens[..., None] == state.stop_tokens, axis=-1)
 
 
-def _emit(tree, state, draft, node, next_token, healthy) -> _Emission:
+def _emit(tree, state, draft, node, next_token, broken) -> _Emission:
   width = tree.max_depth + 1
   index = jnp.arange(width)
   depth = jnp.asarray(tree.depth)[node]
@@ -471,6 +470,9 @@ def _emit(tree, state, draft, node, next_token, healthy) -> _Emission:
   until_stop = jnp.where(stop.any(1), jnp.argmax(stop, axis=1), width)
   count = jnp.minimum(depth, until_stop) + 1
   count = jnp.minimum(count, state.max_length - state.length)
+  # Emitted token i was drawn after node i of the path.
+  met = jnp.take_along_axis(broken, path, axis=1) & (index < count[:, None])
+  healthy = ~met.any(axis=1)
   count = jnp.where(state.done | ~healthy, 0, count)
   return _Emission(
     path=path,
@@ -479,6 +481,7 @@ def _emit(tree, state, draft, node, next_token, healthy) -> _Emission:
     origins=origins.astype(jnp.int8),
     count=count,
     hit_stop=until_stop < count,
+    healthy=healthy,
   )
 
 

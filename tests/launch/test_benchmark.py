@@ -43,11 +43,14 @@ def test_the_documented_numbers_are_measured(cli, tmp_path, capsys, pair):
 @pytest.mark.parametrize(
   "flags",
   [
-    ("--config.drafter=ngram",),
     ("--config.drafter=layer_skip",),
     ("--config.num_speculative_tokens=0",),
-    ("--config.rule=match", "--config.num_drafts=2"),
-    ("--config.batch_size=3", "--config.temperature=1.0"),
+    (
+      "--config.rule=match",
+      "--config.num_drafts=2",
+      "--config.batch_size=3",
+      "--config.temperature=1.0",
+    ),
   ],
 )
 def test_other_settings_leave_out_only_what_does_not_apply(

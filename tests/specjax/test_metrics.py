@@ -12,7 +12,7 @@ def unit(**changes) -> Unit:
   base = Unit(
     num_tokens=12, num_target_calls=4, num_drafted=12, num_accepted=8,
     expected_accepted=7.5, seconds=2.0, baseline_num_tokens=12,
-    baseline_seconds=3.0,
+    baseline_num_target_calls=12, baseline_seconds=3.0,
   )  # fmt: skip
   return dataclasses.replace(base, **changes)
 
