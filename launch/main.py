@@ -53,7 +53,18 @@ def run(command: Command, *, required: Sequence[str] = ("config",)) -> None:
     except UserError as error:
       sys.exit(fail(str(error)))
 
-  app.run(lambda argv: _guarded(command, argv), flags_parser=parse)
+  def body(argv):
+    try:
+      return _guarded(command, argv)
+    except KeyboardInterrupt:
+      print(
+        "interrupted; what --output or --workdir holds so far is kept, and the "
+        "same command goes on from there",
+        file=sys.stderr,
+      )
+      return 130  # as a shell reports SIGINT
+
+  app.run(body, flags_parser=parse)
 
 
 def execute(command: Command, argv: Sequence[str]) -> int:

@@ -126,6 +126,20 @@ def paths(length: int, num_paths: int) -> Tree:
   return Tree((-1, *first, *rest))
 
 
+def drafted_paths(length: int, num_paths: int = 1) -> Tree:
+  """`paths`, for drafters, which propose at least one token.
+
+  Raises:
+    ValueError: if `length` or `num_paths` is less than 1.
+  """
+  if length < 1:
+    raise ValueError(
+      f"a drafter needs num_speculative_tokens >= 1, got {length} (0 is the "
+      "plain drafter)"
+    )
+  return paths(length, num_paths)
+
+
 def first_equal_node(tree: Tree, tokens: Array) -> Array:
   """The first node whose root-to-node tokens equal those of each node.
 

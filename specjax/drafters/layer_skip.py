@@ -10,7 +10,7 @@ the cache is correct after every commit without any work here.
 import jax.numpy as jnp
 
 from specjax.drafters.model import draft_tree
-from specjax.tree import paths
+from specjax.tree import drafted_paths
 from specjax.types import Drafter, LanguageModel, Siblings
 
 
@@ -37,12 +37,7 @@ def drafter(
   Raises:
     ValueError: if gamma or K is less than 1.
   """
-  if num_speculative_tokens < 1:
-    raise ValueError(
-      "a layer-skip drafter needs num_speculative_tokens >= 1, got "
-      f"{num_speculative_tokens} (0 is the plain drafter)"
-    )
-  tree = paths(num_speculative_tokens, num_drafts)
+  tree = drafted_paths(num_speculative_tokens, num_drafts)
 
   def propose(params, state, target_cache, context):
     root = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, 1)

@@ -14,7 +14,7 @@ from jax import Array, lax
 from specjax import cache as cache_lib
 from specjax import sampling, warp
 from specjax.cache import Cache
-from specjax.tree import Tree, paths, take_node
+from specjax.tree import Tree, drafted_paths, take_node
 from specjax.types import Context, Draft, Drafter, LanguageModel, Siblings
 
 
@@ -45,12 +45,7 @@ def drafter(
       f"the draft's vocabulary must hold {vocab_size} tokens, got "
       f"{model.vocab_size}"
     )
-  if num_speculative_tokens < 1:
-    raise ValueError(
-      "a model drafter needs num_speculative_tokens >= 1, got "
-      f"{num_speculative_tokens} (0 is the plain drafter)"
-    )
-  tree = paths(num_speculative_tokens, num_drafts)
+  tree = drafted_paths(num_speculative_tokens, num_drafts)
 
   def prefill(params, cache, tokens, lengths):
     _, cache = model.apply(params.draft, tokens, cache)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.tree import chain
+from specjax.tree import drafted_paths
 from specjax.types import Draft, Drafter, Siblings
 
 
@@ -32,11 +32,7 @@ def drafter(
   Raises:
     ValueError: if gamma or `max_ngram` is less than 1.
   """
-  if num_speculative_tokens < 1:
-    raise ValueError(
-      "an n-gram drafter needs num_speculative_tokens >= 1, got "
-      f"{num_speculative_tokens} (0 is the plain drafter)"
-    )
+  tree = drafted_paths(num_speculative_tokens)
   if max_ngram < 1:
     raise ValueError(f"max_ngram must be >= 1, got {max_ngram}")
 
@@ -60,7 +56,7 @@ def drafter(
 
   return Drafter(
     name="ngram",
-    tree=chain(num_speculative_tokens),
+    tree=tree,
     siblings=Siblings.DETERMINISTIC,
     init=lambda params, batch, slots: (),
     prefill=lambda params, state, tokens, lengths: state,
