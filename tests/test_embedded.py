@@ -80,6 +80,7 @@ def plain():
   return complete(num_speculative_tokens=0)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
   "settings",
   [

@@ -7,6 +7,8 @@ import pytest
 
 from launch import benchmark
 
+pytestmark = pytest.mark.heavy
+
 KEYS = (
   "autoregressive_tokens_per_second", "speculative_tokens_per_second",
   "speedup", "speedup_ci", "hf_autoregressive_tokens_per_second",

@@ -132,6 +132,7 @@ def small_drafters(model, vocab_size):
   }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
   ("rule", "drafter"),
   [
