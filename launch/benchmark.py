@@ -23,6 +23,7 @@ from launch import engine, hf_reference, main, pair, prompts, timing
 from launch.journal import check_writable, write_json
 from specjax import metrics
 
+flags.adopt_module_key_flags(main)  # so that --help lists them
 _ROUNDS = flags.DEFINE_integer(
   "rounds", 5, "Timed rounds of everything.", lower_bound=1
 )

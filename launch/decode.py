@@ -4,12 +4,15 @@
   python -m launch.decode --config=configs/embedded.py --config.temperature=1 \
     --prompts=IN.jsonl --output=OUT.jsonl --summary=S.json
 
-Without --prompts, a few built-in code prompts are completed and shown. IN.jsonl
-has a line {"id": ..., "prompt": "..."} each; OUT.jsonl has, in the same order,
-{"id", "completion", "token_ids", "stop_reason", "num_target_calls",
-"num_drafted", "num_accepted", "accept_counts"}. A stopped run goes on where it
-was when the same command is given again. Exit code 2: something in the input
-was wrong (said on stderr); good lines are decoded all the same.
+Run it from the checkout's root. Without --prompts, a few built-in code prompts
+are completed and shown. IN.jsonl has a line {"id": ..., "prompt": "..."} each;
+OUT.jsonl has, in the same order, {"id", "completion", "token_ids",
+"stop_reason", "num_target_calls", "num_drafted", "num_accepted",
+"accept_counts"}, where accept_counts[i] is the number of target calls that
+emitted i drafted tokens. A line without an id gets its number among the good
+lines, from 0. A stopped run goes on where it was when the same command is given
+again. Exit code 2: something in the input was wrong (said on stderr); good
+lines are decoded all the same.
 """
 
 import hashlib
@@ -30,6 +33,7 @@ from launch.prompts import Batch, Prompt
 from specjax import metrics
 from specjax.types import StopReason
 
+flags.adopt_module_key_flags(main)  # so that --help lists them
 _SUMMARY = flags.DEFINE_string("summary", None, "The run's numbers, JSON.")
 _BASELINE = flags.DEFINE_bool(
   "baseline", True, "Also decode plainly, to measure the speed-up."

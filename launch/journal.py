@@ -88,6 +88,8 @@ def check_writable(path: str) -> None:
     raise FileNotFoundError(f"no such folder for {path}: {target.parent}")
   if target.is_dir():
     raise ValueError(f"expected a file, but {path} is a folder")
+  if not os.access(target.parent, os.W_OK):
+    raise PermissionError(f"cannot write to {target.parent}")
 
 
 def write_json(path: str, value: dict) -> None:

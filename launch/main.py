@@ -5,6 +5,7 @@ stderr and exit code 2. What jax itself raises, and everything else, is a bug
 and keeps its traceback.
 """
 
+import logging
 import os
 import pathlib
 import sys
@@ -43,13 +44,18 @@ def run(command: Command, *, required: Sequence[str] = ("config",)) -> None:
   """
   os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
   jax.config.config_with_absl()
-  flags.mark_flags_as_required(required)
+  # Which accelerators are not there is no news.
+  logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
   _default_flag("jax_compilation_cache_dir", str(_cache_dir()))
   _default_flag("jax_persistent_cache_min_compile_time_secs", 0.0)
 
   def parse(argv):
     try:
-      return _parse(argv)
+      rest = _parse(argv)
+      for name in required:
+        if flags.FLAGS[name].value is None:
+          raise UserError(f"--{name} is required; see --help for an example")
+      return rest
     except UserError as error:
       sys.exit(fail(str(error)))
 
@@ -100,8 +106,9 @@ def _parse(argv: Sequence[str]) -> list[str]:
   try:
     rest = flags.FLAGS(list(argv))
   except Exception as error:
-    text = error.args[0] if error.args else error
-    raise UserError(" ".join(str(text).split())) from None
+    text = str(error.args[0] if error.args else error)
+    text = text.replace("\\n", " ").replace("\\'", "'")  # a repr, at times
+    raise UserError(" ".join(text.split())) from None
   if rest[1:]:
     raise UserError(
       f"unexpected arguments {rest[1:]}: settings are written --name=value"

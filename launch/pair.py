@@ -129,6 +129,11 @@ def build(config: ml_collections.ConfigDict) -> Pair:
     target.max_positions,
     draft.max_positions if draft else None,
   ]
+  wrong = [i for i in config.stop_token_ids if not 0 <= i < vocab_size]
+  if wrong:
+    raise ValueError(
+      f"stop_token_ids must be in 0..{vocab_size - 1}, got {wrong}"
+    )
   stop_tokens = {*config.stop_token_ids}
   stop_tokens |= set(huggingface.eos_token_ids(config.target))
   stop_tokens |= {tokenizer.eos_token_id} - {None}

@@ -25,6 +25,7 @@ _SHAPES = {
     rotary_pct=0.25,
   ),
 }
+flags.adopt_module_key_flags(main)  # so that --help lists them
 _SHAPE = flags.DEFINE_enum(
   "shape", "pythia-160m", sorted(_SHAPES), "Which shape."
 )

@@ -25,6 +25,7 @@ from launch import data, main
 from models import huggingface, tokenizers
 from models.transformer import Transformer, TransformerConfig
 
+flags.adopt_module_key_flags(main)  # so that --help lists them
 _EXPORT = flags.DEFINE_string(
   "export", None, "Where to write the trained model (Llama files)."
 )

@@ -82,16 +82,17 @@ def write_rows(buffer: Array, rows: Array, start: Array) -> Array:
     The buffer, updated in place when it is donated or a loop's carry.
   """
   rows = rows.astype(buffer.dtype)
+  # Indices of one type: literals would be int64 when x64 is enabled.
+  index = lambda *parts: tuple(jnp.asarray(p, start.dtype) for p in parts)
   if buffer.shape[0] <= _MAX_UNROLLED_ROWS:
     for b in range(buffer.shape[0]):
       buffer = lax.dynamic_update_slice(
-        buffer, rows[b : b + 1], (b, 0, start[b], 0)
+        buffer, rows[b : b + 1], index(b, 0, start[b], 0)
       )
-  else:
-    buffer = jax.vmap(
-      lambda buf, new, at: lax.dynamic_update_slice(buf, new, (0, at, 0))
-    )(buffer, rows, start)
-  return buffer
+    return buffer
+  return jax.vmap(
+    lambda buf, new, at: lax.dynamic_update_slice(buf, new, index(0, at, 0))
+  )(buffer, rows, start)
 
 
 _MAX_UNROLLED_ROWS = 8
@@ -110,6 +111,7 @@ def write_positions(cache: Cache, positions: Array) -> Cache:
   if cache.positions is None:
     return cache
   update = jax.vmap(lax.dynamic_update_slice_in_dim, in_axes=(0, 0, 0, None))
+  positions = positions.astype(cache.positions.dtype)
   return cache.replace(
     positions=update(cache.positions, positions, cache.length, 0)
   )
@@ -193,7 +195,7 @@ def keep_path(
   positions = cache.positions
   if positions is not None:
     # A node's depth is its index along the path, so positions are consecutive.
-    steps = jnp.arange(path.shape[1])
+    steps = jnp.arange(path.shape[1], dtype=positions.dtype)
     first = jnp.take_along_axis(positions, start[:, None], axis=1)  # [B, 1]
     positions = jax.vmap(
       lax.dynamic_update_slice_in_dim, in_axes=(0, 0, 0, None)

@@ -104,11 +104,17 @@ class Decoder:
       ValueError: for sizes that do not fit; lengths and budgets are checked
         when they are concrete (under `jit`, rows end at the buffer's end).
     """
+    prompts = jnp.asarray(prompts)
     batch, width = prompts.shape
     self._check_sizes(width, buffer_length, lengths, max_new_tokens)
     self._check_tokens(prompts, lengths)
     tree = self.drafter.tree
     sampling = sampling or warp_lib.make_sampling(batch)
+    if sampling.temperature.shape != (batch,):
+      raise ValueError(
+        f"sampling must have {batch} rows, as the prompts have, got "
+        f"{sampling.temperature.shape[0]}"
+      )
     if rng_key.ndim == 0:
       rng_key = sampling_lib.row_keys(rng_key, jnp.arange(batch))
     lengths = jnp.asarray(lengths, jnp.int32)
@@ -456,7 +462,7 @@ def _is_stop(state: DecodeState, tokens: Array) -> Array:
 
 def _emit(tree, state, draft, node, next_token, broken) -> _Emission:
   width = tree.max_depth + 1
-  index = jnp.arange(width)
+  index = jnp.arange(width, dtype=jnp.int32)
   depth = jnp.asarray(tree.depth)[node]
   path = jnp.asarray(tree.paths)[node]  # [B, G + 1]
   along = jnp.take_along_axis(draft.tokens, path, axis=1)
@@ -467,7 +473,7 @@ def _emit(tree, state, draft, node, next_token, broken) -> _Emission:
   drawn = jnp.where(is_leaf, Origin.BONUS, Origin.RESIDUAL)
   origins = jnp.where(accepted, Origin.ACCEPTED, drawn[:, None])
   stop = _is_stop(state, tokens) & (index <= depth[:, None])
-  until_stop = jnp.where(stop.any(1), jnp.argmax(stop, axis=1), width)
+  until_stop = jnp.min(jnp.where(stop, index, width), axis=1)
   count = jnp.minimum(depth, until_stop) + 1
   count = jnp.minimum(count, state.max_length - state.length)
   # Emitted token i was drawn after node i of the path.

@@ -39,7 +39,7 @@ class BlockLaw:
 
 
 def target_block_law(
-  target: ContextLaw, *, length: int, prefix: tuple[int, ...] = ()
+  target: ContextLaw, *, length: int, prefix: tuple[int, ...] = (0,)
 ) -> np.ndarray:
   """The target's joint law of the next `length` tokens, `f64[V, .., V]`."""
   vocab = len(target(prefix))

@@ -44,8 +44,9 @@ def check(tree: Tree, siblings: Siblings) -> None:
   del siblings
   if not tree.is_chain:
     raise ValueError(
-      "rule 'token' verifies a single path (num_drafts=1), got a tree with "
-      f"parents {tree.parents}"
+      "rule 'token' verifies a single path (num_drafts=1), got a tree of "
+      f"{tree.num_drafted} drafted nodes and depth {tree.max_depth}; rule "
+      "'match' takes any tree"
     )
 
 

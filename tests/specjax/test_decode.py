@@ -412,6 +412,26 @@ def test_a_budget_of_zero_emits_nothing():
   assert state.counters.num_target_calls[1] == 0
 
 
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_decoding_works_with_x64_enabled(drafter):
+  with jax.enable_x64(True):
+    decoder = specjax.make_decoder(
+      MODEL, drafter=make_drafters(vocab_size=VOCAB)[drafter], rule="match"
+    )
+    state = start(decoder, temperature=0.0)
+    state = jax.jit(decoder.generate)(PARAMS, state)
+    for b, row in enumerate(rows_of(state)):
+      assert row == greedy_reference(PROMPTS[b, : LENGTHS[b]], BUDGETS[b])
+
+
+def test_a_sampling_batch_of_another_size_is_refused():
+  with pytest.raises(ValueError, match="sampling must have 5 rows"):
+    make("model").init(
+      PARAMS, jnp.asarray(PROMPTS), LENGTHS, jax.random.key(0),
+      buffer_length=40, max_new_tokens=3, sampling=make_sampling(2),
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(("rule", "drafter"), PAIRS)
 def test_log_probs_are_the_unwarped_targets(rule, drafter):
   decoder = make(drafter, rule, with_log_probs=True)
