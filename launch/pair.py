@@ -9,7 +9,6 @@ from models import huggingface, tokenizers
 from models.tokenizers import Tokenizer
 from models.transformer import (
   SkippedLayers,
-  TransformerConfig,
   as_language_model,
 )
 from specjax import decode, drafters, rules
@@ -29,7 +28,6 @@ class Pair:
     params: parameters for both.
     target: the target as pure functions.
     draft: the draft model, the thinned target, or None for n-grams.
-    target_config: the target's shapes.
     tokenizer: the pair's one tokenizer.
     stop_tokens: ids that end a row.
     max_length: longest prompt with completion, in tokens.
@@ -40,7 +38,6 @@ class Pair:
   params: Params
   target: LanguageModel
   draft: LanguageModel | None
-  target_config: TransformerConfig
   tokenizer: Tokenizer
   stop_tokens: tuple[int, ...]
   max_length: int
@@ -148,7 +145,6 @@ def build(config: ml_collections.ConfigDict) -> Pair:
     params=Params(target=target_params, draft=draft_params),
     target=target,
     draft=draft,
-    target_config=module.config,
     tokenizer=tokenizer,
     stop_tokens=tuple(sorted(stop_tokens)),
     max_length=min(x for x in limits if x is not None),

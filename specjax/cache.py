@@ -10,7 +10,6 @@ T fed tokens, M trailing slots with an explicit mask.
 """
 
 import dataclasses
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -206,9 +205,3 @@ def keep_path(
     positions=positions,
     length=length,
   )
-
-
-def cache_bytes(cache: Cache | Sequence[Array]) -> int:
-  """Bytes of all arrays of a cache (works on `jax.ShapeDtypeStruct`s too)."""
-  leaves = jax.tree.leaves(cache)
-  return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)

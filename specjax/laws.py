@@ -72,8 +72,3 @@ def residual(target_log_probs: Array, draft_log_probs: Array) -> Array:
   """
   excess = jnp.maximum(jnp.exp(target_log_probs) - jnp.exp(draft_log_probs), 0)
   return normalize(excess, target_log_probs)
-
-
-def total_variation(log_probs_a: Array, log_probs_b: Array) -> Array:
-  """`TV(a, b) = sum |a - b| / 2`, `f32[..., V] x 2 -> f32[...]`."""
-  return jnp.abs(jnp.exp(log_probs_a) - jnp.exp(log_probs_b)).sum(-1) / 2

@@ -122,9 +122,3 @@ def test_a_window_without_positions_is_refused():
   cache = make(1, 4).replace(positions=None)
   with pytest.raises(ValueError, match="keeps positions"):
     cache_lib.attention_mask(cache, jnp.zeros((1, 1)), None, window=2)
-
-
-def test_cache_bytes_counts_every_array():
-  cache = make(2, 4)
-  expected = 4 * 2 * HEADS * 4 * CHANNELS * 4 + 2 * 4 * 4 + 2 * 4
-  assert cache_lib.cache_bytes(cache) == expected
