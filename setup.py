@@ -39,7 +39,7 @@ setup(
   package_dir={"": "."},
   package_data={"specjax": ["py.typed"]},
   # 0.11.1 is excluded for a bug of its own; 0.10.2 is the newest for 3.11.
-  install_requires=["jax>=0.10.2,!=0.11.1", "numpy>=2.0"],
+  install_requires=["jax>=0.10.2,!=0.11.1", "numpy>=2.0", "scipy>=1.13"],
   extras_require={
     # What models/, configs/ and launch/ import.
     "experiments": [
@@ -62,7 +62,6 @@ setup(
       "pytest>=9",
       "pytest-xdist>=3.8",
       "ruff",
-      "scipy>=1.17",
       "setuptools>=77",
       "torch==2.13.0",
     ],

@@ -12,9 +12,12 @@ def get_config() -> ml_collections.ConfigDict:
   config.dtype = "float32"
   # What proposes, and what verifies.
   config.drafter = "model"  # model, ngram, layer_skip
-  config.rule = "token"  # a name in specjax.rules
+  config.rule = "token"  # a name in specjax.rules, or "typical(epsilon=0.1)"
   config.num_speculative_tokens = 5  # 0 is plain autoregressive decoding
-  config.num_drafts = 1
+  config.num_drafts = 1  # separate paths of that many tokens
+  # Any other tree, by the parents of its nodes, root first: (-1, 0, 0, 1, 1).
+  config.tree = ()
+  config.siblings = "iid"  # a name in specjax.siblings
   config.max_ngram = 3  # for ngram
   config.skip_attention = ()  # for layer_skip: layer indices
   config.skip_mlp = ()

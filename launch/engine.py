@@ -25,7 +25,7 @@ class Completion:
     origins: an `Origin` for each.
     stop_reason: "stop_token", "length" or "nan_logits".
     num_target_calls, num_drafted, num_accepted, expected_accepted,
-      accept_counts: see `specjax.types.Counters`.
+      total_variation, accept_counts: see `specjax.types.Counters`.
   """
 
   token_ids: list[int]
@@ -35,6 +35,7 @@ class Completion:
   num_drafted: int
   num_accepted: int
   expected_accepted: float
+  total_variation: float
   accept_counts: list[int]
 
 
@@ -149,6 +150,7 @@ def completions(state: DecodeState, count: int) -> list[Completion]:
         num_drafted=int(c.num_drafted[row]),
         num_accepted=int(c.num_accepted[row]),
         expected_accepted=float(c.expected_accepted[row]),
+        total_variation=float(c.total_variation[row]),
         accept_counts=c.accept_counts[row].tolist(),
       )
     )
@@ -168,6 +170,7 @@ def unit_of(
     num_drafted=total("num_drafted"),
     num_accepted=total("num_accepted"),
     expected_accepted=total("expected_accepted"),
+    total_variation=total("total_variation"),
     seconds=seconds,
     baseline_num_tokens=baseline and sum(len(c.token_ids) for c in baseline[0]),
     baseline_num_target_calls=baseline

@@ -12,6 +12,9 @@ from models.transformer import (
   as_language_model,
 )
 from specjax import decode, drafters, rules
+from specjax import siblings as siblings_lib
+from specjax import tree as tree_lib
+from specjax.tree import Tree
 from specjax.types import LanguageModel, Params
 from specjax.warp import make_sampling
 
@@ -84,16 +87,37 @@ def check_config(config: ml_collections.ConfigDict) -> None:
     )
   if config.batch_size < 1:
     raise ValueError(f"batch_size must be >= 1, got {config.batch_size}")
-  if config.drafter == "ngram" and config.num_drafts > 1:
+  how = siblings_lib.get(config.siblings)
+  tree = make_tree(config)
+  if config.drafter == "ngram" and not tree.is_chain:
     raise ValueError(
       "the ngram drafter proposes one path (num_drafts=1), got "
-      f"{config.num_drafts}"
+      f"{tree.max_children}"
+    )
+  if gamma:
+    rules.get(config.rule).check(
+      tree, siblings_lib.IID if config.drafter == "ngram" else how
     )
   if config.drafter == "model" and gamma and not config.draft:
     raise ValueError(
       "drafter 'model' needs a draft checkpoint: give config.draft, or "
       "config.drafter=ngram or layer_skip"
     )
+
+
+def make_tree(config: ml_collections.ConfigDict) -> Tree:
+  """The token tree of a config.
+
+  Raises:
+    ValueError: if it is none, or `tree` and `num_drafts` are both set.
+  """
+  if not config.tree:
+    return tree_lib.paths(config.num_speculative_tokens, config.num_drafts)
+  if config.num_drafts != 1:
+    raise ValueError(
+      f"give either tree or num_drafts, got both ({config.num_drafts} drafts)"
+    )
+  return Tree(tuple(config.tree))
 
 
 def build(config: ml_collections.ConfigDict) -> Pair:
@@ -153,14 +177,19 @@ def build(config: ml_collections.ConfigDict) -> Pair:
 
 def _make_drafter(config, module, tokenizer, dtype):
   """The drafting model (if any), its parameters (if its own), the drafter."""
+  tree = make_tree(config)
+  if config.drafter == "ngram":
+    drafter = drafters.ngram.drafter(
+      num_speculative_tokens=tree.max_depth,
+      max_ngram=config.max_ngram,
+      vocab_size=tokenizer.vocab_size,
+    )
+    return None, None, drafter
   common = dict(
-    num_speculative_tokens=config.num_speculative_tokens,
+    tree=tree,
+    siblings=siblings_lib.get(config.siblings),
     vocab_size=tokenizer.vocab_size,
   )
-  if config.drafter == "ngram":
-    drafter = drafters.ngram.drafter(max_ngram=config.max_ngram, **common)
-    return None, None, drafter
-  common["num_drafts"] = config.num_drafts
   if config.drafter == "layer_skip":
     draft, _ = as_language_model(
       module,

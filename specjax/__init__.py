@@ -8,7 +8,7 @@ Read `types.py` for what the pieces are, `decode.py` for the loop, `rules/` for
 how drafts are verified, `drafters/` for how they are made.
 """
 
-from specjax import drafters, exact, metrics, rules
+from specjax import drafters, exact, metrics, rules, siblings, theory, tree
 from specjax.cache import Cache
 from specjax.decode import Decoder, make_decoder
 from specjax.tree import Tree
@@ -48,4 +48,7 @@ __all__ = [
   "make_sampling",
   "metrics",
   "rules",
+  "siblings",
+  "theory",
+  "tree",
 ]

@@ -158,6 +158,9 @@ class Decoder:
         num_accepted=zeros(),
         expected_accepted=jnp.zeros((batch,)),
         accept_counts=jnp.zeros((batch, tree.max_depth + 1), jnp.int32),
+        total_variation=jnp.zeros((batch,)),
+        rank_offered=jnp.zeros((batch, tree.max_children)),
+        rank_accepted=jnp.zeros((batch, tree.max_children)),
       ),
       num_steps=jnp.zeros((), jnp.int32),
     )
@@ -223,6 +226,7 @@ class Decoder:
       length=state.length,
       sampling=state.sampling,
       keys=keys,
+      row_keys=state.keys,
     )
     root_slot = state.length - 1
     with jax.named_scope("draft"):
@@ -244,7 +248,9 @@ class Decoder:
       target_log_probs = warp_lib.warp(logits, state.sampling)
       draft, target_log_probs, broken = _heal(draft, target_log_probs)
     with jax.named_scope("verify"):
-      verification = self.rule.verify(tree, draft, target_log_probs)
+      verification = self.rule.verify(
+        tree, self.drafter.siblings, draft, target_log_probs
+      )
       node = sampling_lib.draw_node(
         sampling_lib.node_draw_keys(keys), verification.node_probs
       )
@@ -294,6 +300,7 @@ class Decoder:
       node=node,
       tokens=emission.tokens,
       num_emitted=emission.count,
+      total_variation=_total_variation(verification),
     )
     return state, info
 
@@ -335,6 +342,20 @@ class Decoder:
     )
     old, one = state.counters, active.astype(jnp.int32)
     kept_one_hot = kept[:, None] == jnp.arange(tree.max_depth + 1)
+    # Emitted token i followed node i of the path.
+    distance = jnp.take_along_axis(
+      _total_variation(verification), emission.path, axis=1
+    )
+    distance = jnp.where(
+      jnp.arange(tree.max_depth + 1) < emission.count[:, None], distance, 0
+    ).sum(1)
+    offered, went_on = _by_rank(tree, verification.node_probs)
+    add = lambda total, new: (
+      total
+      + jnp.where(active.reshape(-1, *[1] * (new.ndim - 1)), new, 0).astype(
+        total.dtype
+      )
+    )
     return dataclasses.replace(
       state,
       tokens=_write(state.tokens, emission.tokens, state.length),
@@ -345,9 +366,11 @@ class Decoder:
         num_target_calls=old.num_target_calls + one,
         num_drafted=old.num_drafted + one * tree.num_drafted,
         num_accepted=old.num_accepted + one * kept,
-        expected_accepted=old.expected_accepted
-        + jnp.where(active, expected, 0).astype(old.expected_accepted.dtype),
+        expected_accepted=add(old.expected_accepted, expected),
         accept_counts=old.accept_counts + one[:, None] * kept_one_hot,
+        total_variation=add(old.total_variation, distance),
+        rank_offered=add(old.rank_offered, offered),
+        rank_accepted=add(old.rank_accepted, went_on),
       ),
       num_steps=state.num_steps + 1,
     )
@@ -501,6 +524,30 @@ def _kept_depth(tree, state, draft) -> Array:
   kept = jnp.where(stop[:, None, :], cut, tree.max_depth).min(-1)
   kept = jnp.minimum(kept, tree.depth)
   return jnp.minimum(kept, (state.max_length - state.length)[:, None])
+
+
+def _total_variation(verification) -> Array:
+  """`f32[B, N + 1]`, zeros for a lossless rule."""
+  if verification.total_variation is None:
+    return jnp.zeros_like(verification.node_probs)
+  return verification.total_variation
+
+
+def _by_rank(tree, node_probs: Array) -> tuple[Array, Array]:
+  """How often the walk met a child of each rank, and went on to it.
+
+  Args:
+    tree: the static tree.
+    node_probs: `f32[B, N + 1]`.
+
+  Returns:
+    Two arrays `f32[B, C]` of probabilities summed over nodes.
+  """
+  reach = node_probs @ tree.ancestors.astype(np.float32)  # [B, N + 1]
+  ranks = np.arange(tree.max_children)
+  is_rank = (tree.rank[:, None] == ranks) & (tree.depth > 0)[:, None]
+  has_rank = np.array([len(c) for c in tree.children])[:, None] > ranks
+  return reach @ has_rank.astype(np.float32), reach @ is_rank.astype(np.float32)
 
 
 def _emitted_log_probs(logits: Array, emission: _Emission) -> Array:

@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.siblings import IID, Siblings
 from specjax.tree import Tree
-from specjax.types import Draft, Rule, Siblings
+from specjax.types import Draft, Rule
 
 # A law for every context: `(tokens so far) -> probabilities[V]`.
 ContextLaw = Callable[[tuple[int, ...]], np.ndarray]
@@ -29,23 +30,31 @@ class BlockLaw:
   Attributes:
     output: `f64[V, .., V]` with G + 1 axes: the joint law of the next G + 1
       tokens, where tokens after the emitted ones follow the target.
+    emitted: G + 1 arrays; `emitted[g]`, `f64[V, .., V]` with g + 1 axes, is the
+      mass of rounds that accept g drafted tokens, by the g + 1 tokens they emit.
     expected_accepted: expected number of accepted drafted tokens.
     accepted_at_least: `f64[G + 1]`, P(at least g accepted), g = 0..G.
+    expected_rejections: probability that the round ends with a residual token,
+      one that a drafted node was rejected for, and not with a bonus.
+    total_variation: the distance of the first token's law from the target's, as
+      the rule reports it; 0 for a lossless rule.
   """
 
   output: np.ndarray
+  emitted: tuple[np.ndarray, ...]
   expected_accepted: float
   accepted_at_least: np.ndarray
+  expected_rejections: float
+  total_variation: float
 
 
 def target_block_law(
   target: ContextLaw, *, length: int, prefix: tuple[int, ...] = (0,)
 ) -> np.ndarray:
   """The target's joint law of the next `length` tokens, `f64[V, .., V]`."""
-  vocab = len(target(prefix))
-  law = np.zeros((vocab,) * length)
-  for tokens in itertools.product(range(vocab), repeat=length):
-    law[tokens] = _path_prob(target, prefix, tokens)
+  law = np.ones(())
+  for depth in range(length):
+    law = law[..., None] * _next_laws(target, prefix, depth)
   return law
 
 
@@ -55,7 +64,7 @@ def block_law(
   draft: ContextLaw,
   target: ContextLaw,
   *,
-  siblings: Siblings = Siblings.IID,
+  siblings: Siblings = IID,
   prefix: tuple[int, ...] = (0,),
   dtype=jnp.float64,
 ) -> BlockLaw:
@@ -65,9 +74,10 @@ def block_law(
     rule: the rule, called once on a batch of all drafts. Drafts that cannot
       be drawn are among them: they have weight 0, and must not give NaN.
     tree: the token tree; V ** N drafts must be affordable.
-    draft: the law each drafted token is sampled from, given its path.
+    draft: the draft model's law after each context, from which children are
+      drawn as `siblings` says.
     target: the target's law.
-    siblings: how siblings are drawn; IID, or DETERMINISTIC with one-hot laws.
+    siblings: how the children of a node are drawn.
     prefix: committed tokens, at least one.
     dtype: of the laws given to the rule; float64 needs `jax.enable_x64`.
 
@@ -75,95 +85,153 @@ def block_law(
     The `BlockLaw`.
 
   Raises:
-    ValueError: if float64 is asked for but not enabled, or the siblings' law
-      cannot be enumerated.
+    ValueError: if float64 is asked for but not enabled, the rule is not for
+      this tree, or it verifies noise, which is not enumerable.
   """
   if dtype == jnp.float64 and not jax.config.jax_enable_x64:
     raise ValueError("float64 laws need jax.enable_x64(True)")
-  if siblings not in (Siblings.IID, Siblings.DETERMINISTIC):
-    raise ValueError(f"cannot enumerate siblings {siblings}")
+  if siblings.with_noise:
+    raise ValueError(f"drafts with noise ({siblings.name}) are not enumerable")
   rule.check(tree, siblings)
-  vocab, nodes = len(target(prefix)), tree.num_nodes
-  drafts, probs = _all_drafts(tree, draft, prefix, vocab)
-  rows = len(drafts)
-  leaves = np.array([not c for c in tree.children])
-  draft_laws = np.zeros((rows, nodes, vocab))
-  target_laws = np.zeros((rows, nodes, vocab))
-  for r, tokens in enumerate(drafts):
-    for node in range(nodes):
-      context = prefix + _path_tokens(tree, tokens, node)
-      target_laws[r, node] = target(context)
-      if not leaves[node]:
-        draft_laws[r, node] = draft(context)
+  vocab, nodes, depth = len(target(prefix)), tree.num_nodes, tree.max_depth
+  drafts = np.array(
+    list(itertools.product(range(vocab), repeat=tree.num_drafted)), np.int32
+  ).reshape(-1, tree.num_drafted)
+  tokens = np.concatenate(
+    [np.full((len(drafts), 1), prefix[-1], np.int32), drafts], axis=1
+  )  # [R, N + 1]
+  draft_laws = np.zeros((*tokens.shape, vocab))
+  target_laws = np.zeros((*tokens.shape, vocab))
+  for node in range(nodes):
+    path = tuple(tokens[:, _below_root(tree, node)].T)  # depth arrays [R]
+    for law, table in ((draft, draft_laws), (target, target_laws)):
+      if law is target or tree.children[node]:
+        table[:, node] = _next_laws(law, prefix, len(path))[path]
   with np.errstate(divide="ignore"):
     batch = Draft(
-      tokens=jnp.asarray([(prefix[-1], *d) for d in drafts], jnp.int32),
+      tokens=jnp.asarray(tokens),
       log_probs=jnp.asarray(np.log(draft_laws), dtype),
     )
     target_log_probs = jnp.asarray(np.log(target_laws), dtype)
-  node_probs, next_laws = (
+    log_draft = jnp.asarray(np.log(draft_laws))
+  probs = np.asarray(_draft_probs(tree, siblings, batch.tokens, log_draft))
+  node_probs, next_laws, distance = (
     np.asarray(x, np.float64)
-    for x in _evaluate(rule, tree, batch, target_log_probs)
+    for x in _evaluate(rule, tree, siblings, batch, target_log_probs)
   )
-  depth = tree.max_depth
-  output = np.zeros((vocab,) * (depth + 1))
-  at_least = np.zeros(depth + 1)
+  emitted = [np.zeros((vocab,) * (g + 1)) for g in range(depth + 1)]
+  rejections = 0.0
   for node in range(nodes):
-    at_least[: tree.depth[node] + 1] += probs @ node_probs[:, node]
-    for r, tokens in enumerate(drafts):
-      weight = probs[r] * node_probs[r, node]
-      if weight == 0:
-        continue
-      path = _path_tokens(tree, tokens, node)
-      for token in np.flatnonzero(next_laws[node, r]):
-        emitted = (*path, int(token))
-        rest = depth + 1 - len(emitted)
-        for tail in itertools.product(range(vocab), repeat=rest):
-          output[(*emitted, *tail)] += (
-            weight
-            * next_laws[node, r, token]
-            * _path_prob(target, prefix + emitted, tail)
-          )
+    weight = probs * node_probs[:, node]
+    path = tuple(tokens[:, _below_root(tree, node)].T)
+    np.add.at(
+      emitted[len(path)],
+      path if path else (...,),
+      weight[:, None] * next_laws[node] if path else weight @ next_laws[node],
+    )
+    rejections += weight.sum() * bool(tree.children[node])
+  output = emitted[0]
+  for g in range(1, depth + 1):
+    output = output[..., None] * _next_laws(target, prefix, g) + emitted[g]
+  sizes = np.array([e.sum() for e in emitted])
+  at_least = sizes[::-1].cumsum()[::-1]
   return BlockLaw(
     output=output,
+    emitted=tuple(emitted),
     expected_accepted=float(at_least[1:].sum()),
     accepted_at_least=at_least,
+    expected_rejections=float(rejections),
+    total_variation=float(probs @ distance[:, 0]),
   )
+
+
+def expected_rejections(
+  rule: Rule,
+  make_tree: Callable[[int], Tree],
+  draft: ContextLaw,
+  target: ContextLaw,
+  *,
+  horizon: int,
+  siblings: Siblings = IID,
+  prefix: tuple[int, ...] = (0,),
+) -> float:
+  """Expected rejections until `horizon` tokens stand, drafting all that miss.
+
+  The setting of Yin et al. (NeurIPS 2024): every round drafts to the horizon,
+  so that each position is drafted and no bonus token is ever needed.
+
+  Args:
+    rule: the rule.
+    make_tree: the tree for a number of missing tokens, of that depth.
+    draft, target, siblings, prefix: as for `block_law`.
+    horizon: T, the number of tokens to decode.
+
+  Returns:
+    E[number of rejections].
+  """
+  if horizon == 0:
+    return 0.0
+  law = block_law(
+    rule, make_tree(horizon), draft, target, siblings=siblings, prefix=prefix
+  )
+  total = law.expected_rejections
+  for mass in law.emitted[: horizon - 1]:
+    for tokens in zip(*np.nonzero(mass), strict=True):
+      left = expected_rejections(
+        rule,
+        make_tree,
+        draft,
+        target,
+        horizon=horizon - len(tokens),
+        siblings=siblings,
+        prefix=prefix + tuple(int(t) for t in tokens),
+      )
+      total += mass[tokens] * left
+  return float(total)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _evaluate(rule, tree, siblings, draft, target_log_probs):
+  """Node probabilities, next-token laws and distances of all drafts.
+
+  Returns:
+    `[R, N + 1]`, `[N + 1, R, V]`, `[R, N + 1]`.
+  """
+  verification = rule.verify(tree, siblings, draft, target_log_probs)
+  rows = draft.tokens.shape[0]
+  after = jax.lax.map(
+    lambda node: verification.next_log_probs(jnp.full((rows,), node)),
+    jnp.arange(tree.num_nodes),
+  )
+  distance = verification.total_variation
+  if distance is None:
+    distance = jnp.zeros_like(verification.node_probs)
+  return verification.node_probs, jnp.exp(after), distance
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _evaluate(rule, tree, draft, target_log_probs):
-  """The rule's `node_probs [R, N + 1]` and next-token laws `[N + 1, R, V]`."""
-  verification = rule.verify(tree, draft, target_log_probs)
-  rows = draft.tokens.shape[0]
-  after = [
-    verification.next_log_probs(jnp.full((rows,), node))
-    for node in range(tree.num_nodes)
+def _draft_probs(tree, siblings, tokens, log_probs):
+  """The probability of each drafted tree, `f64[R]`."""
+  total = jnp.ones_like(log_probs[:, 0, 0])
+  for node in range(1, tree.num_nodes):
+    parent = tree.parents[node]
+    family = tree.children[parent]
+    elders = np.array(family[: tree.rank[node]], int)
+    law = siblings.child(log_probs[:, parent], tokens[:, elders], len(family))
+    total *= jnp.exp(jnp.take_along_axis(law, tokens[:, node, None], 1)[:, 0])
+  return total
+
+
+def _next_laws(law: ContextLaw, prefix, depth: int) -> np.ndarray:
+  """The law after every continuation of `depth` tokens, `f64[V, .., V]`."""
+  vocab = len(law(prefix))
+  laws = [
+    law(prefix + tokens)
+    for tokens in itertools.product(range(vocab), repeat=depth)
   ]
-  return verification.node_probs, jnp.exp(jnp.stack(after))
+  return np.array(laws, float).reshape((vocab,) * (depth + 1))
 
 
-def _all_drafts(tree, draft, prefix, vocab):
-  """Every drafted tree, impossible ones too, and its probability."""
-  drafts, probs = [], []
-  for tokens in itertools.product(range(vocab), repeat=tree.num_drafted):
-    prob = 1.0
-    for node in range(1, tree.num_nodes):
-      path = _path_tokens(tree, tokens, node)
-      prob *= draft(prefix + path[:-1])[path[-1]]
-    drafts.append(tokens)
-    probs.append(prob)
-  return drafts, np.array(probs)
-
-
-def _path_tokens(tree, drafted, node) -> tuple[int, ...]:
-  """Drafted tokens from below the root to `node`."""
-  path = tree.paths[node][1 : tree.depth[node] + 1]
-  return tuple(drafted[n - 1] for n in path)
-
-
-def _path_prob(law, prefix, tokens) -> float:
-  prob = 1.0
-  for i, token in enumerate(tokens):
-    prob *= law(prefix + tuple(tokens[:i]))[token]
-  return prob
+def _below_root(tree: Tree, node: int) -> np.ndarray:
+  """The nodes on the way to `node`, itself included, the root not."""
+  return tree.paths[node][1 : tree.depth[node] + 1]

@@ -37,6 +37,23 @@ def acceptance(target_log_prob: Array, draft_log_prob: Array) -> Array:
   return jnp.where(target_log_prob == -jnp.inf, 0, accept)
 
 
+def share(wanted: Array, offered: Array) -> Array:
+  """`min(1, wanted / offered)` of masses, without dividing by zero.
+
+  Args:
+    wanted: `f32[...]`; negative counts as zero.
+    offered: `f32[...]`, non-negative.
+
+  Returns:
+    `f32[...]` in [0, 1]; where nothing is offered, 1 if any is wanted, else 0.
+  """
+  less = (wanted > 0) & (wanted < offered)
+  ratio = jnp.where(less, wanted, 0) / jnp.where(less, offered, 1)
+  return jnp.where(less, ratio, jnp.where(wanted > 0, 1, 0)).astype(
+    jnp.result_type(wanted, offered)
+  )
+
+
 def normalize(mass: Array, fallback: Array) -> Array:
   """`log(mass / sum(mass))`, or `fallback` where there is no mass.
 
@@ -55,6 +72,24 @@ def normalize(mass: Array, fallback: Array) -> Array:
   return jnp.where(
     some, log_mass - jnp.log(jnp.where(some, total, 1)), fallback
   )
+
+
+def rejection(target: Array, draft: Array, scale: Array) -> Array:
+  """`R(scale) = sum([q - scale p]_+)`, of which most of verification is made.
+
+  R(0) = 1, R(1) = TV(p, q); R is convex and does not increase. Recursive
+  rejection of m i.i.d. drafts rejects all with probability R(s_m), where
+  s_0 = 0, s_{j+1} = s_j + R(s_j); its residual is `norm([q - s_m p]_+)`.
+
+  Args:
+    target: `f32[..., V]`, probabilities q.
+    draft: `f32[..., V]`, probabilities p.
+    scale: `f32[...]`, at least 0.
+
+  Returns:
+    `f32[...]`.
+  """
+  return jnp.sum(jnp.maximum(target - scale[..., None] * draft, 0), axis=-1)
 
 
 def residual(target_log_probs: Array, draft_log_probs: Array) -> Array:

@@ -17,8 +17,8 @@ class Unit:
 
   Attributes:
     num_tokens: emitted tokens.
-    num_target_calls, num_drafted, num_accepted, expected_accepted: sums over
-      the unit's rows of `specjax.types.Counters`.
+    num_target_calls, num_drafted, num_accepted, expected_accepted,
+      total_variation: sums over the unit's rows of `specjax.types.Counters`.
     seconds: wall-clock time, prompt pass included, compilation excluded.
     baseline_num_tokens, baseline_num_target_calls, baseline_seconds: the same
       for plain autoregressive decoding of the same prompts, or None.
@@ -29,6 +29,7 @@ class Unit:
   num_drafted: int
   num_accepted: int
   expected_accepted: float
+  total_variation: float
   seconds: float
   baseline_num_tokens: int | None = None
   baseline_num_target_calls: int | None = None
@@ -103,7 +104,9 @@ def summarize(units: Sequence[Unit]) -> dict:
   Returns:
     A JSON-able dictionary. `block_efficiency` is emitted tokens per target
     call, `acceptance_rate` accepted over drafted tokens,
-    `expected_acceptance_rate` its Rao-Blackwellised twin, rates are tokens per
+    `expected_acceptance_rate` its Rao-Blackwellised twin, `total_variation` the
+    mean over emitted tokens of the exact distance between a token's law and
+    the target's (0 for a lossless rule), rates are tokens per
     second, `speedup` the ratio of the two rates; `_ci` are 95% intervals.
     Entries that cannot be computed are None.
   """
@@ -130,6 +133,7 @@ def summarize(units: Sequence[Unit]) -> dict:
     "expected_acceptance_rate": _ratio(
       total("expected_accepted"), total("num_drafted")
     ),
+    "total_variation": _ratio(total("total_variation"), total("num_tokens")),
     "seconds": total("seconds"),
     "tokens_per_second": rate,
     "baseline_num_tokens": total("baseline_num_tokens") if paired else None,

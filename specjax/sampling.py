@@ -16,6 +16,8 @@ from jax import Array
 _NODE_ROLE = 0
 _NEXT_TOKEN_ROLE = 1
 _DRAFT_ROLE = 1
+# Noise belongs to a position and a path, not to a step.
+_NOISE_ROLE = 1 << 20
 
 
 def row_keys(rng_key: Array, row_ids: Array) -> Array:
@@ -45,6 +47,46 @@ def next_token_keys(keys: Array) -> Array:
 def drafted_node_keys(keys: Array, nodes: range) -> Array:
   """Keys for drawing drafted nodes (all >= 1), `key[B, len(nodes)]`."""
   return jnp.stack([_role_keys(keys, _DRAFT_ROLE + n) for n in nodes], axis=1)
+
+
+def position_noise(
+  row_keys: Array, positions: Array, num_paths: int, vocab_size: int
+) -> Array:
+  """Exponential noise that belongs to a row, a position, a path and a token.
+
+  Args:
+    row_keys: `key[B]`, the rows' streams.
+    positions: `i32[B, T]`, places in the text.
+    num_paths: K.
+    vocab_size: V.
+
+  Returns:
+    `f32[B, K, T, V]`, unit exponentials.
+  """
+
+  def one(row_key, position, path):
+    key = jax.random.fold_in(row_key, position)
+    key = jax.random.fold_in(key, _NOISE_ROLE + path)
+    return jax.random.exponential(key, (vocab_size,), jnp.float32)
+
+  over_places = jax.vmap(one, in_axes=(None, 0, None))
+  over_paths = jax.vmap(over_places, in_axes=(None, None, 0))
+  return jax.vmap(over_paths, in_axes=(0, 0, None))(
+    row_keys, positions, jnp.arange(num_paths)
+  )
+
+
+def race(noise: Array, log_probs: Array) -> Array:
+  """`argmin(noise / p)`: a draw from p, made with noise others may share.
+
+  Args:
+    noise: `f32[..., V]`, unit exponentials.
+    log_probs: `f32[..., V]`.
+
+  Returns:
+    `i32[...]`.
+  """
+  return argmax(log_probs - jnp.log(noise))
 
 
 def categorical(keys: Array, log_probs: Array) -> Array:

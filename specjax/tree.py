@@ -22,8 +22,7 @@ class Tree:
 
   Attributes:
     parents: N + 1 entries; `parents[0] == -1`, and `parents[n] < n` is the
-    index
-      of node n's parent. Depths must not decrease with the index.
+      index of node n's parent. Depths must not decrease with the index.
 
   Raises:
     ValueError: if the parents are not those of a tree numbered level by level.
@@ -84,6 +83,19 @@ class Tree:
     return tuple(tuple(c) for c in children)
 
   @functools.cached_property
+  def rank(self) -> np.ndarray:
+    """`int[N + 1]`: how many siblings were drawn before each node."""
+    rank = np.zeros(len(self.parents), np.int32)
+    for children in self.children:
+      rank[list(children)] = np.arange(len(children))
+    return rank
+
+  @property
+  def max_children(self) -> int:
+    """C, the largest number of children of a node."""
+    return max(map(len, self.children))
+
+  @functools.cached_property
   def ancestors(self) -> np.ndarray:
     """`bool[N + 1, N + 1]`: entry (n, m) says that m is n or above n."""
     mask = np.eye(len(self.parents), dtype=bool)
@@ -104,6 +116,13 @@ class Tree:
   def is_chain(self) -> bool:
     """Whether every node has at most one child (node index == depth)."""
     return self.parents == tuple(range(-1, len(self.parents) - 1))
+
+  @property
+  def is_paths(self) -> bool:
+    """Whether it is `paths(G, K)`: chains of equal length under the root."""
+    return self.max_depth == 0 or self == paths(
+      self.max_depth, len(self.children[0])
+    )
 
 
 def chain(length: int) -> Tree:
@@ -126,45 +145,50 @@ def paths(length: int, num_paths: int) -> Tree:
   return Tree((-1, *first, *rest))
 
 
-def drafted_paths(length: int, num_paths: int = 1) -> Tree:
-  """`paths`, for drafters, which propose at least one token.
+def k_ary(*branching: int) -> Tree:
+  """Every node of depth d has `branching[d]` children.
 
   Raises:
-    ValueError: if `length` or `num_paths` is less than 1.
+    ValueError: if a number is not positive.
   """
-  if length < 1:
-    raise ValueError(
-      f"a drafter needs num_speculative_tokens >= 1, got {length} (0 is the "
-      "plain drafter)"
-    )
-  return paths(length, num_paths)
+  if min(branching, default=1) < 1:
+    raise ValueError(f"branching must be >= 1 at every depth, got {branching}")
+  parents, level = [-1], [0]
+  for count in branching:
+    first = len(parents)
+    parents += [node for node in level for _ in range(count)]
+    level = list(range(first, len(parents)))
+  return Tree(tuple(parents))
 
 
-def first_equal_node(tree: Tree, tokens: Array) -> Array:
-  """The first node whose root-to-node tokens equal those of each node.
+def representative(tree: Tree, tokens: Array) -> Array:
+  """For each node, the node that stands for its hypothesis.
 
-  Independent paths may draw the same tokens; they are then one hypothesis.
-  Equal paths have equal depth, so it is enough to compare with nodes of the
-  same level, given the representatives of the parents.
+  Independent paths may draw the same tokens; they are then one hypothesis. It
+  is represented by the first of its nodes that has children, or by the first
+  of them if none has. Equal paths have equal depth, so it is enough to compare
+  with nodes of the same level, given the representatives of the parents.
 
   Args:
     tree: the static tree.
     tokens: `i32[B, N + 1]`.
 
   Returns:
-    `i32[B, N + 1]`, each entry at most its own index; a node that is its own
-    entry is the representative of its hypothesis.
+    `i32[B, N + 1]`; a node that is its own entry is a representative.
   """
-  first = jnp.zeros((tokens.shape[0], 1), jnp.int32)  # [B, nodes so far]
+  found = jnp.zeros((tokens.shape[0], 1), jnp.int32)  # [B, nodes so far]
   for level in tree.levels[1:]:
     token = tokens[:, level.start : level.stop]  # [B, W]
-    parent = first[:, np.array([tree.parents[n] for n in level])]  # [B, W]
+    parent = found[:, np.array([tree.parents[n] for n in level])]  # [B, W]
     equal = (token[:, :, None] == token[:, None, :]) & (
       parent[:, :, None] == parent[:, None, :]
     )
-    index = jnp.argmax(equal, axis=-1).astype(jnp.int32)  # first True
-    first = jnp.concatenate([first, level.start + index], axis=1)
-  return first
+    inner = np.array([bool(tree.children[n]) for n in level])
+    index = jnp.argmax(equal * (1 + inner), axis=-1)  # the first largest
+    found = jnp.concatenate(
+      [found, (level.start + index).astype(jnp.int32)], axis=1
+    )
+  return found
 
 
 def take_node(per_node: Array, node: Array) -> Array:

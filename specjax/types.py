@@ -16,6 +16,7 @@ import numpy as np
 from jax import Array
 
 from specjax.cache import Cache
+from specjax.siblings import Siblings
 from specjax.tree import Tree
 
 _struct = lambda cls: jax.tree_util.register_dataclass(
@@ -117,14 +118,6 @@ class Sampling:
   min_p: Array
 
 
-class Siblings(enum.Enum):
-  """How the children of one node were drawn from its law."""
-
-  IID = "iid"
-  WITHOUT_REPLACEMENT = "without_replacement"
-  DETERMINISTIC = "deterministic"
-
-
 @_struct
 class Draft:
   """A proposed token tree and the laws it was really sampled from.
@@ -132,12 +125,17 @@ class Draft:
   Attributes:
     tokens: `i32[B, N + 1]`; node 0 is the last committed token.
     log_probs: `f32[B, N + 1, V]`; row n is the law that node n's children were
-      drawn from. A leaf has no children: its row is all -inf (zero mass), so
-      that "target minus draft" is the target's own law there.
+      drawn from, through `specjax.siblings.Siblings.child`. A leaf has no
+      children: its row is all -inf (zero mass), so that "target minus draft" is
+      the target's own law there.
+    noise: `f32[B, K, G + 1, V]`, for siblings `with_noise` only: token t of
+      path k is `argmin(noise[:, k, t - 1] / p)`, exponential noise that a rule
+      may share. Entry G is for the token after the last drafted one.
   """
 
   tokens: Array
   log_probs: Array
+  noise: Array | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -150,22 +148,27 @@ class Verification:
     next_log_probs: `i32[B] -> f32[B, V]`, the law of the token after node n,
       given that node n is the deepest accepted one. For a node of probability
       0 any law will do, but no NaN.
+    total_variation: `f32[B, N + 1]`, or None for a lossless rule: the exact
+      total variation between the law of the token that follows node n, over
+      drafts and coins, given that the walk came to n, and the target's law.
   """
 
   node_probs: Array
   next_log_probs: Callable[[Array], Array]
+  total_variation: Array | None = None
 
 
 class VerifyFn(Protocol):
   """`Rule.verify`."""
 
   def __call__(
-    self, tree: Tree, draft: Draft, target_log_probs: Array
+    self, tree: Tree, siblings: Siblings, draft: Draft, target_log_probs: Array
   ) -> Verification:
     """Maps laws to a law.
 
     Args:
       tree: the static tree.
+      siblings: how the children of a node were drawn (static).
       draft: tokens and the draft's laws.
       target_log_probs: `f32[B, N + 1, V]`, the warped target's law of the token
         after each node.
@@ -180,7 +183,7 @@ class Rule:
   """A verification rule.
 
   Attributes:
-    name: as in `specjax.rules.get`.
+    name: as in `specjax.rules.get`, with its parameters if it has any.
     verify: the deterministic map from laws to a law.
     lossless: whether the output law is exactly the warped target's.
     check: `(tree, siblings) -> None`; raises ValueError, saying what it
@@ -205,13 +208,16 @@ class Context:
     length: `i32[B]`, at least 1.
     sampling: the warp; the draft must be sampled from the warped law.
     keys: `key[B]`, fresh for this round; derive one per node with
-      `specjax.sampling.node_keys`.
+      `specjax.sampling.drafted_node_keys`.
+    row_keys: `key[B]`, the same in every round: for noise that belongs to a
+      position of the text, whatever round it is drafted in.
   """
 
   tokens: Array
   length: Array
   sampling: Sampling
   keys: Array
+  row_keys: Array
 
 
 @_struct
@@ -290,12 +296,19 @@ class Counters:
     num_target_calls: `i32[B]`, verification passes (the prompt pass excluded).
     num_drafted: `i32[B]`, drafted tokens, N per step.
     num_accepted: `i32[B]`, drafted tokens that were emitted: those beyond a
-    stop
-      token or the length limit do not count, nor does the residual or bonus.
+      stop token or the length limit do not count, nor does the residual or
+      bonus.
     expected_accepted: `f32[B]`, its expectation given the drafts: the
       Rao-Blackwellised `num_accepted`.
     accept_counts: `i32[B, G + 1]`, how many steps emitted 0, 1, .., G drafted
       tokens.
+    total_variation: `f32[B]`, summed over emitted tokens: the distance of each
+      token's law from the target's (`Verification.total_variation`); 0 for
+      lossless rules.
+    rank_offered: `f32[B, C]`, expected number of nodes the walk came to that
+      have a child of rank 0, .., C - 1 (the order siblings were drawn in).
+    rank_accepted: `f32[B, C]`, expected number of times it went on to that
+      child. Their ratio is what `specjax.tree_search` builds trees from.
   """
 
   num_target_calls: Array
@@ -303,6 +316,9 @@ class Counters:
   num_accepted: Array
   expected_accepted: Array
   accept_counts: Array
+  total_variation: Array
+  rank_offered: Array
+  rank_accepted: Array
 
 
 @_struct
@@ -359,6 +375,7 @@ class StepInfo:
     node: `i32[B]`, the node drawn from it.
     tokens: `i32[B, G + 1]`, the emitted tokens.
     num_emitted: `i32[B]`, how many of them count.
+    total_variation: `f32[B, N + 1]`, see `Verification`; 0 for lossless rules.
   """
 
   draft: Draft
@@ -367,3 +384,4 @@ class StepInfo:
   node: Array
   tokens: Array
   num_emitted: Array
+  total_variation: Array

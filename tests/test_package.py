@@ -23,12 +23,12 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 CHECKOUT = {"models", "configs", "launch", "tests", "colab"}
 
 # What the library may import besides the standard library: install_requires.
-LIBRARY_NEEDS = {"jax", "numpy"}
+LIBRARY_NEEDS = {"jax", "numpy", "scipy"}
 
 # The modules of `specjax` that rules and drafters are made of.
 FOUNDATION = {
   f"specjax.{name}"
-  for name in ("types", "tree", "warp", "cache", "sampling", "laws")
+  for name in ("types", "tree", "warp", "cache", "sampling", "laws", "siblings")
 }
 
 

@@ -9,11 +9,13 @@ tolerance.
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specjax import cache as cache_lib
 from specjax.types import LanguageModel, ModelOutput
+from specjax.warp import make_sampling, warp
 
 _PRIMES = np.array([2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47])
 
@@ -82,3 +84,25 @@ def context_law(params: np.ndarray, warp_row):
     return warp_row(context_logits(params, context))
 
   return law
+
+
+def context_laws(vocab, *, seed, warp_settings, noise=1.0, zeros=False):
+  """Draft and target laws of every context, warped by the shipped warp."""
+  target = table(vocab, seed=seed)
+  draft = near(target, noise=noise, seed=seed + 1)
+  if zeros:
+    rng = np.random.default_rng(seed + 2)
+    for logits in (target, draft):
+      rows = np.arange(len(logits))
+      logits[rows, rng.integers(vocab, size=len(rows))] = -np.inf
+  sampling = make_sampling(1, **warp_settings)
+
+  def laws(params):  # the whole table at once
+    dtype = jnp.float64 if jax.config.jax_enable_x64 else jnp.float32
+    warped = jax.jit(lambda x: warp(x[None], sampling)[0])(
+      jnp.asarray(params, dtype)
+    )
+    rows = np.exp(np.asarray(warped, np.float64))
+    return context_law(rows, lambda row: row)
+
+  return laws(draft), laws(target)

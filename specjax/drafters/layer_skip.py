@@ -9,16 +9,17 @@ the cache is correct after every commit without any work here.
 
 import jax.numpy as jnp
 
-from specjax.drafters.model import draft_tree
-from specjax.tree import drafted_paths
-from specjax.types import Drafter, LanguageModel, Siblings
+from specjax.drafters.model import check_tree, draft_tree
+from specjax.siblings import IID, Siblings
+from specjax.tree import Tree
+from specjax.types import Drafter, LanguageModel
 
 
 def drafter(
   model: LanguageModel,
   *,
-  num_speculative_tokens: int,
-  num_drafts: int = 1,
+  tree: Tree,
+  siblings: Siblings = IID,
   vocab_size: int,
 ) -> Drafter:
   """Drafts with a thinned target, on `Params.target` and the target's cache.
@@ -27,17 +28,17 @@ def drafter(
     model: the target with sub-layers left out; it must take the target's
       parameters and cache (`models.transformer.as_language_model(module,
       skipped=...)`).
-    num_speculative_tokens: gamma >= 1, tokens on each path.
-    num_drafts: K >= 1, paths sampled independently from the root.
+    tree: what every proposal fills.
+    siblings: how the children of a node are drawn.
     vocab_size: V, the number of real tokens.
 
   Returns:
     A `Drafter` without state of its own.
 
   Raises:
-    ValueError: if gamma or K is less than 1.
+    ValueError: if the tree drafts nothing, or does not suit the siblings.
   """
-  tree = drafted_paths(num_speculative_tokens, num_drafts)
+  check_tree(tree, siblings, vocab_size)
 
   def propose(params, state, target_cache, context):
     root = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, 1)
@@ -51,6 +52,7 @@ def drafter(
       output.logits[:, 0],
       context,
       tree=tree,
+      siblings=siblings,
       vocab_size=vocab_size,
     )
     return draft, state, cache.replace(length=context.length - 1)
@@ -58,7 +60,7 @@ def drafter(
   return Drafter(
     name="layer_skip",
     tree=tree,
-    siblings=Siblings.IID,
+    siblings=siblings,
     init=lambda params, batch, slots: (),
     prefill=lambda params, state, tokens, lengths: state,
     propose=propose,

@@ -1,4 +1,4 @@
-"""A separate draft model: a chain of gamma tokens, or K independent paths.
+"""A separate draft model: a chain of tokens, K paths, or any static tree.
 
 The draft model keeps its own cache. After a step it may lack the last accepted
 token (a leaf is never fed to the draft), so each proposal first feeds the last
@@ -14,38 +14,40 @@ from jax import Array, lax
 from specjax import cache as cache_lib
 from specjax import sampling, warp
 from specjax.cache import Cache
-from specjax.tree import Tree, drafted_paths, take_node
-from specjax.types import Context, Draft, Drafter, LanguageModel, Siblings
+from specjax.siblings import IID, Siblings
+from specjax.tree import Tree, take_node
+from specjax.types import Context, Draft, Drafter, LanguageModel
 
 
 def drafter(
   model: LanguageModel,
   *,
-  num_speculative_tokens: int,
-  num_drafts: int = 1,
+  tree: Tree,
+  siblings: Siblings = IID,
   vocab_size: int,
 ) -> Drafter:
   """Drafts with `model`, whose parameters are `Params.draft`.
 
   Args:
     model: the draft model; its vocabulary may be padded differently.
-    num_speculative_tokens: gamma >= 1, tokens on each path.
-    num_drafts: K >= 1, paths sampled independently from the root.
+    tree: what every proposal fills; `specjax.tree.chain(gamma)` is the
+      simplest.
+    siblings: how the children of a node are drawn.
     vocab_size: V, the number of real tokens.
 
   Returns:
     The `Drafter`; its state is the draft model's `Cache`.
 
   Raises:
-    ValueError: if gamma or K is less than 1, or the model knows fewer than V
-      tokens.
+    ValueError: if the tree drafts nothing or does not suit the siblings, or the
+      model knows fewer than V tokens.
   """
   if model.vocab_size < vocab_size:
     raise ValueError(
       f"the draft's vocabulary must hold {vocab_size} tokens, got "
       f"{model.vocab_size}"
     )
-  tree = drafted_paths(num_speculative_tokens, num_drafts)
+  check_tree(tree, siblings, vocab_size)
 
   def prefill(params, cache, tokens, lengths):
     _, cache = model.apply(params.draft, tokens, cache)
@@ -67,6 +69,7 @@ def drafter(
       logits,
       context,
       tree=tree,
+      siblings=siblings,
       vocab_size=vocab_size,
     )
     return draft, cache, target_cache
@@ -86,7 +89,7 @@ def drafter(
   return Drafter(
     name="model",
     tree=tree,
-    siblings=Siblings.IID,
+    siblings=siblings,
     init=lambda params, batch, slots: model.init_cache(batch, slots),
     prefill=prefill,
     propose=propose,
@@ -98,6 +101,31 @@ def drafter(
 _WINDOW = 2
 
 
+def check_tree(tree: Tree, siblings: Siblings, vocab_size: int) -> None:
+  """Raises ValueError if a tree cannot be drafted that way."""
+  if not tree.num_drafted:
+    raise ValueError(
+      "a drafter's tree needs at least one drafted node "
+      "(num_speculative_tokens >= 1; 0 is the plain drafter)"
+    )
+  most = siblings.max_children
+  if most is not None and tree.max_children > most:
+    raise ValueError(
+      f"siblings {siblings.name!r} are at most {most} a node, got a tree with "
+      f"{tree.max_children}"
+    )
+  if not siblings.independent and tree.max_children > vocab_size:
+    raise ValueError(
+      f"siblings {siblings.name!r} are distinct tokens, got a tree with "
+      f"{tree.max_children} children of one node for {vocab_size} tokens"
+    )
+  if siblings.with_noise and not tree.is_paths:
+    raise ValueError(
+      f"siblings {siblings.name!r} need separate paths of equal length, got "
+      f"parents {tree.parents}"
+    )
+
+
 def draft_tree(
   model: LanguageModel,
   params,
@@ -106,6 +134,7 @@ def draft_tree(
   context: Context,
   *,
   tree: Tree,
+  siblings: Siblings,
   vocab_size: int,
 ) -> tuple[Draft, Cache]:
   """Samples a tree level by level; depth G costs G - 1 model calls.
@@ -117,7 +146,8 @@ def draft_tree(
       `cache.length == context.length`.
     root_logits: `f32[B, V']`, the model's logits after the root.
     context: the round's context.
-    tree: the token tree; siblings are drawn independently.
+    tree: the token tree.
+    siblings: how the children of a node are drawn.
     vocab_size: V, the number of real tokens.
 
   Returns:
@@ -125,18 +155,29 @@ def draft_tree(
     slots `context.length ..`, in node order.
   """
   root = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, 1)
+  noise = None
+  if siblings.with_noise:
+    ahead = jnp.arange(tree.max_depth + 1, dtype=jnp.int32)
+    noise = sampling.position_noise(
+      context.row_keys,
+      context.length[:, None] + ahead,
+      len(tree.children[0]),
+      vocab_size,
+    )
 
   def law_of(logits):  # [B, W, V'] -> [B, W, V]
-    return warp.warp(logits[..., :vocab_size], context.sampling)
+    logits = logits[..., :vocab_size]
+    if siblings.deterministic:
+      return jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+    return warp.warp(logits, context.sampling)
 
   law = law_of(root_logits[:, None])
   tokens, all_laws = [root], [law]
   for depth, level in enumerate(tree.levels[1:], start=1):
-    above = tree.levels[depth - 1]
-    parents = np.array([tree.parents[n] for n in level]) - above.start
-    drawn = sampling.categorical(
-      sampling.drafted_node_keys(context.keys, level), law[:, parents]
-    )  # [B, W]
+    if noise is not None:
+      drawn = sampling.race(noise[:, :, depth - 1], law)  # [B, K]
+    else:
+      drawn = _draw_level(tree, siblings, depth, law, context.keys)  # [B, W]
     tokens.append(drawn)
     if depth == tree.max_depth:
       all_laws.append(jnp.full((*drawn.shape, vocab_size), -jnp.inf, law.dtype))
@@ -160,5 +201,43 @@ def draft_tree(
   draft = Draft(
     tokens=jnp.concatenate(tokens, axis=1),
     log_probs=jnp.concatenate(all_laws, axis=1),
+    noise=noise,
   )
   return draft, cache
+
+
+def _draw_level(
+  tree: Tree, siblings: Siblings, depth: int, law: Array, keys: Array
+) -> Array:
+  """Draws the nodes of one depth, eldest siblings first.
+
+  Args:
+    tree: the token tree.
+    siblings: how the children of a node are drawn.
+    depth: at least 1.
+    law: `f32[B, W, V]`, the model's laws at the nodes of the depth above.
+    keys: `key[B]`, this round's.
+
+  Returns:
+    `i32[B, W']`, the tokens.
+  """
+  level, above = tree.levels[depth], tree.levels[depth - 1]
+  parents = np.array([tree.parents[n] for n in level]) - above.start
+  keys = sampling.drafted_node_keys(keys, level)
+  if siblings.independent:
+    return sampling.categorical(keys, law[:, parents])
+  tokens = jnp.zeros((law.shape[0], len(level)), jnp.int32)
+  rank = tree.rank[level.start : level.stop]
+  for r in range(rank.max() + 1):
+    nodes = np.flatnonzero(rank == r)
+    family = [tree.children[tree.parents[level[n]]] for n in nodes]
+    elders = np.array([f[:r] for f in family], np.int32).reshape(-1, r)
+    child_law = siblings.child(
+      law[:, parents[nodes]],
+      tokens[:, elders - level.start],
+      np.array([len(f) for f in family]),
+    )
+    tokens = tokens.at[:, nodes].set(
+      sampling.categorical(keys[:, nodes], child_law)
+    )
+  return tokens

@@ -12,8 +12,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.tree import drafted_paths
-from specjax.types import Draft, Drafter, Siblings
+from specjax.drafters.model import check_tree
+from specjax.siblings import IID
+from specjax.tree import chain
+from specjax.types import Draft, Drafter
 
 
 def drafter(
@@ -32,7 +34,8 @@ def drafter(
   Raises:
     ValueError: if gamma or `max_ngram` is less than 1.
   """
-  tree = drafted_paths(num_speculative_tokens)
+  tree = chain(num_speculative_tokens)
+  check_tree(tree, IID, vocab_size)
   if max_ngram < 1:
     raise ValueError(f"max_ngram must be >= 1, got {max_ngram}")
 
@@ -57,7 +60,7 @@ def drafter(
   return Drafter(
     name="ngram",
     tree=tree,
-    siblings=Siblings.DETERMINISTIC,
+    siblings=IID,
     init=lambda params, batch, slots: (),
     prefill=lambda params, state, tokens, lengths: state,
     propose=propose,

@@ -2,8 +2,9 @@
 
 import jax.numpy as jnp
 
+from specjax.siblings import IID
 from specjax.tree import chain
-from specjax.types import Draft, Drafter, Siblings
+from specjax.types import Draft, Drafter
 
 
 def drafter(*, vocab_size: int) -> Drafter:
@@ -27,7 +28,7 @@ def drafter(*, vocab_size: int) -> Drafter:
   return Drafter(
     name="plain",
     tree=chain(0),
-    siblings=Siblings.IID,
+    siblings=IID,
     init=lambda params, batch, slots: (),
     prefill=lambda params, state, tokens, lengths: state,
     propose=propose,

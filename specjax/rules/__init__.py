@@ -1,21 +1,82 @@
 """Verification rules: each maps the drafted laws and the target's to a law.
 
-A rule is one short file with a `RULE`; `get` finds it by name, and the common
-tests run it over every tree and sibling law that its `check` allows.
+A rule is one short file; `get` finds it by name, and the common tests run it
+over every tree and sibling law that its `check` allows. Rules that decide at
+one node at a time are a single function without a batch (`nodewise`).
 """
 
-from specjax.rules import match, token
+import ast
+from collections.abc import Callable
+
+from specjax.rules import (
+  block,
+  bucketed,
+  canonical,
+  greedy_draft,
+  gumbel_list,
+  hub,
+  kseq,
+  match,
+  multipath_block,
+  recursive,
+  relaxed,
+  token,
+  transport,
+  traversal,
+  typical,
+)
 from specjax.types import Rule
 
-RULES: dict[str, Rule] = {rule.name: rule for rule in (token.RULE, match.RULE)}
+# Rules with parameters: `(**parameters) -> Rule`, all with defaults.
+FACTORIES: dict[str, Callable[..., Rule]] = {
+  "typical": typical.rule,
+  "lenient": relaxed.lenient,
+  "top_beta": relaxed.top_beta,
+  "decoding_opt": relaxed.decoding_opt,
+  "decoding_uno": relaxed.decoding_uno,
+}
+
+RULES: dict[str, Rule] = {
+  "token": token.RULE,
+  "match": match.RULE,
+  "block": block.RULE,
+  "batch": recursive.BATCH,
+  "recursive": recursive.RULE,
+  "kseq": kseq.RULE,
+  "bucketed": bucketed.RULE,
+  "transport": transport.RULE,
+  "canonical": canonical.RULE,
+  "greedy_draft": greedy_draft.RULE,
+  "hub": hub.RULE,
+  "traversal": traversal.RULE,
+  "multipath_block": multipath_block.RULE,
+  "gumbel_list": gumbel_list.RULE,
+} | {name: factory() for name, factory in FACTORIES.items()}
 
 
 def get(name: str) -> Rule:
   """The rule of that name.
 
+  Args:
+    name: one of `RULES`; for those of `FACTORIES` parameters may follow, as in
+      `"typical(epsilon=0.1)"`. A rule's own `name` gives that rule.
+
   Raises:
-    ValueError: if there is none, listing those there are.
+    ValueError: if there is no such rule, listing those there are; if it has no
+      such parameters, or they are out of range.
   """
-  if name not in RULES:
-    raise ValueError(f"unknown rule {name!r}, expected one of {sorted(RULES)}")
-  return RULES[name]
+  bare, _, rest = name.partition("(")
+  if bare not in RULES:
+    raise ValueError(f"unknown rule {bare!r}, expected one of {sorted(RULES)}")
+  if not rest:
+    return RULES[bare]
+  if bare not in FACTORIES:
+    raise ValueError(f"rule {bare!r} has no parameters, got {name!r}")
+  try:
+    call = ast.parse(name, mode="eval").body
+    parameters = {k.arg: ast.literal_eval(k.value) for k in call.keywords}
+    if call.args:
+      raise ValueError("parameters are written name=value")
+    return FACTORIES[bare](**parameters)
+  except (SyntaxError, TypeError, ValueError) as error:
+    raise ValueError(f"rule {name!r}: {error}") from error

@@ -16,16 +16,31 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax import laws
+from specjax.rules import checks
+from specjax.siblings import Siblings
 from specjax.tree import Tree, take_node
-from specjax.types import Draft, Rule, Siblings, Verification
+from specjax.types import Draft, Rule, Verification
 
 
-def verify(tree: Tree, draft: Draft, target_log_probs: Array) -> Verification:
+def path_laws(siblings: Siblings, draft: Draft) -> Array:
+  """The law each token of a single path was drawn from, `f32[B, N + 1, V]`.
+
+  Row n is about the token after node n, and all -inf after the last.
+  """
+  no_elders = jnp.zeros((*draft.tokens.shape, 0), jnp.int32)
+  return siblings.child(draft.log_probs, no_elders, 1)
+
+
+def verify(
+  tree: Tree, siblings: Siblings, draft: Draft, target_log_probs: Array
+) -> Verification:
   """See `specjax.types.VerifyFn`."""
+  del tree
+  draft_laws = path_laws(siblings, draft)
   drafted = draft.tokens[:, 1:]  # [B, N]
   accept = laws.acceptance(
     laws.token_log_prob(target_log_probs[:, :-1], drafted),
-    laws.token_log_prob(draft.log_probs[:, :-1], drafted),
+    laws.token_log_prob(draft_laws[:, :-1], drafted),
   )  # [B, N]
   ones = jnp.ones_like(target_log_probs[:, :1, 0])
   reach = jnp.cumprod(jnp.concatenate([ones, accept], 1), axis=1)  # [B, N + 1]
@@ -33,7 +48,7 @@ def verify(tree: Tree, draft: Draft, target_log_probs: Array) -> Verification:
 
   def next_log_probs(node):
     return laws.residual(
-      take_node(target_log_probs, node), take_node(draft.log_probs, node)
+      take_node(target_log_probs, node), take_node(draft_laws, node)
     )
 
   return Verification(node_probs=reach * stop, next_log_probs=next_log_probs)
@@ -42,12 +57,7 @@ def verify(tree: Tree, draft: Draft, target_log_probs: Array) -> Verification:
 def check(tree: Tree, siblings: Siblings) -> None:
   """Raises ValueError unless the tree is a single path."""
   del siblings
-  if not tree.is_chain:
-    raise ValueError(
-      "rule 'token' verifies a single path (num_drafts=1), got a tree of "
-      f"{tree.num_drafted} drafted nodes and depth {tree.max_depth}; rule "
-      "'match' takes any tree"
-    )
+  checks.single_path("token", tree)
 
 
 RULE = Rule(name="token", verify=verify, lossless=True, check=check)

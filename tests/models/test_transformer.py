@@ -18,6 +18,7 @@ from models.transformer import (
   as_language_model,
 )
 from specjax import drafters
+from specjax.tree import paths
 
 VOCAB = 61
 TOKENS = np.random.default_rng(0).integers(0, VOCAB, (2, 12))
@@ -293,8 +294,7 @@ def test_the_loop_updates_the_caches_in_place(
   if num_speculative_tokens:
     drafter = drafters.model.drafter(
       model,
-      num_speculative_tokens=num_speculative_tokens,
-      num_drafts=num_drafts,
+      tree=paths(num_speculative_tokens, num_drafts),
       vocab_size=64,
     )
   decoder = specjax.make_decoder(model, drafter=drafter, rule="match")

@@ -11,8 +11,9 @@ import toys
 from scipy import stats
 
 import specjax
-from specjax import drafters, exact, rules, sampling
+from specjax import drafters, exact, rules, sampling, siblings
 from specjax import tree as tree_lib
+from specjax.tree import chain, k_ary, paths
 from specjax.types import Origin, StopReason
 from specjax.warp import make_sampling, warp
 
@@ -30,15 +31,15 @@ def make_drafters(**common):
   model = drafters.model.drafter
   return {
     "plain": drafters.plain.drafter(vocab_size=VOCAB),
-    "model": model(MODEL, num_speculative_tokens=3, **common),
-    "model1": model(MODEL, num_speculative_tokens=1, **common),
-    "paths": model(MODEL, num_speculative_tokens=3, num_drafts=3, **common),
+    "model": model(MODEL, tree=chain(3), **common),
+    "model1": model(MODEL, tree=chain(1), **common),
+    "paths": model(MODEL, tree=paths(3, 3), **common),
     "ngram": drafters.ngram.drafter(num_speculative_tokens=3, **common),
     "layer_skip": drafters.layer_skip.drafter(
-      MODEL, num_speculative_tokens=3, **common
+      MODEL, tree=chain(3), **common
     ),
     "layer_skip_paths": drafters.layer_skip.drafter(
-      MODEL, num_speculative_tokens=2, num_drafts=2, **common
+      MODEL, tree=paths(2, 2), **common
     ),
   }
 
@@ -46,7 +47,7 @@ def make_drafters(**common):
 DRAFTERS = make_drafters(vocab_size=VOCAB)
 PAIRS = [
   (rule, name)
-  for rule in rules.RULES
+  for rule in ("token", "match")
   for name, drafter in DRAFTERS.items()
   if rule != "token" or drafter.tree.is_chain
 ]
@@ -122,12 +123,16 @@ def test_greedy_rows_equal_a_plain_python_argmax(rule, drafter):
 
 
 def small_drafters(model, vocab_size):
-  common = dict(num_speculative_tokens=2, vocab_size=vocab_size)
+  common = dict(tree=chain(2), vocab_size=vocab_size)
   return {
     "plain": drafters.plain.drafter(vocab_size=vocab_size),
     "model": drafters.model.drafter(model, **common),
-    "paths": drafters.model.drafter(model, num_drafts=2, **common),
-    "ngram": drafters.ngram.drafter(**common),
+    "paths": drafters.model.drafter(
+      model, tree=paths(2, 2), vocab_size=vocab_size
+    ),
+    "ngram": drafters.ngram.drafter(
+      num_speculative_tokens=2, vocab_size=vocab_size
+    ),
     "layer_skip": drafters.layer_skip.drafter(model, **common),
   }
 
@@ -513,7 +518,7 @@ def test_gradients_with_respect_to_the_draft_are_finite():
   def expected_accepted(draft_logits):
     law = jax.nn.log_softmax(draft_logits)
     draft = specjax.Draft(tokens=tokens, log_probs=law)
-    found = rules.get("token").verify(tree, draft, target)
+    found = rules.get("token").verify(tree, siblings.IID, draft, target)
     after = jnp.exp(found.next_log_probs(jnp.array([0, 1])))
     return found.node_probs @ jnp.arange(3.0) @ jnp.ones(2) + after[0, 0]
 
@@ -528,7 +533,7 @@ def test_vocabularies_may_be_padded_differently():
   wide = toys.table_model(VOCAB + 3)
   padded = jnp.pad(PARAMS.draft, ((0, 0), (0, 3)), constant_values=50.0)
   drafter = drafters.model.drafter(
-    wide, num_speculative_tokens=3, vocab_size=VOCAB
+    wide, tree=chain(3), vocab_size=VOCAB
   )
   decoder = specjax.make_decoder(MODEL, drafter=drafter)
   params = dataclasses.replace(PARAMS, draft=padded)
@@ -581,7 +586,7 @@ def test_a_buffer_beyond_the_models_positions_is_refused():
   with pytest.raises(ValueError, match="target model has 32 positions"):
     start(decoder)
   drafter = drafters.model.drafter(
-    short, num_speculative_tokens=2, vocab_size=VOCAB
+    short, tree=chain(2), vocab_size=VOCAB
   )
   with pytest.raises(ValueError, match="draft model has 32 positions"):
     start(specjax.make_decoder(MODEL, drafter=drafter))
@@ -595,19 +600,30 @@ def test_parts_that_do_not_fit_are_refused():
   with pytest.raises(ValueError, match="target's vocabulary must hold 12"):
     specjax.make_decoder(MODEL, vocab_size=12)
   with pytest.raises(ValueError, match="draft's vocabulary must hold 12"):
-    drafters.model.drafter(MODEL, num_speculative_tokens=1, vocab_size=12)
+    drafters.model.drafter(MODEL, tree=chain(1), vocab_size=12)
   small = drafters.ngram.drafter(num_speculative_tokens=2, vocab_size=7)
   decoder = specjax.make_decoder(MODEL, drafter=small)
   state = start(decoder)
   with pytest.raises(ValueError, match="must return log_probs of shape"):
     decoder.step(PARAMS, state)
   with pytest.raises(ValueError, match="num_speculative_tokens >= 1"):
-    drafters.model.drafter(MODEL, num_speculative_tokens=0, vocab_size=VOCAB)
-  with pytest.raises(ValueError, match="num_speculative_tokens >= 1"):
+    drafters.model.drafter(MODEL, tree=chain(0), vocab_size=VOCAB)
+  with pytest.raises(ValueError, match="num_speculative_tokens must be >= 0"):
     drafters.ngram.drafter(num_speculative_tokens=-1, vocab_size=VOCAB)
-  with pytest.raises(ValueError, match="num_drafts must be >= 1"):
+  with pytest.raises(ValueError, match="at most 2 a node"):
     drafters.layer_skip.drafter(
-      MODEL, num_speculative_tokens=1, num_drafts=0, vocab_size=VOCAB
+      MODEL, tree=k_ary(3), siblings=siblings.HUB, vocab_size=VOCAB
+    )
+  with pytest.raises(ValueError, match="12 children of one node for 11"):
+    drafters.layer_skip.drafter(
+      MODEL, tree=k_ary(12), siblings=siblings.TOP_K, vocab_size=VOCAB
+    )
+  with pytest.raises(ValueError, match="separate paths of equal length"):
+    drafters.layer_skip.drafter(
+      MODEL,
+      tree=k_ary(2, 2),
+      siblings=siblings.SHARED_NOISE,
+      vocab_size=VOCAB,
     )
 
 

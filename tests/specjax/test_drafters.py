@@ -7,8 +7,9 @@ import pytest
 import toys
 
 import specjax
-from specjax import drafters, sampling
+from specjax import drafters, sampling, siblings
 from specjax.drafters.ngram import look_up
+from specjax.tree import Tree, chain, paths
 from specjax.warp import make_sampling
 
 
@@ -54,6 +55,7 @@ def test_look_up_agrees_with_a_plain_search():
 
 
 VOCAB = 11
+VOCABULARY = dict(vocab_size=VOCAB)
 TARGET = toys.table(VOCAB, seed=0)
 MODEL = toys.table_model(VOCAB)
 PARAMS = specjax.Params(
@@ -73,16 +75,22 @@ def cached_tokens(cache, row):
 @pytest.mark.parametrize(
   "make",
   [
-    lambda **k: drafters.model.drafter(MODEL, **k),
-    lambda **k: drafters.model.drafter(MODEL, num_drafts=3, **k),
-    lambda **k: drafters.layer_skip.drafter(MODEL, **k),
-    lambda **k: drafters.layer_skip.drafter(MODEL, num_drafts=2, **k),
+    lambda: drafters.model.drafter(MODEL, tree=chain(3), **VOCABULARY),
+    lambda: drafters.model.drafter(MODEL, tree=paths(3, 3), **VOCABULARY),
+    lambda: drafters.model.drafter(
+      MODEL,
+      tree=Tree((-1, 0, 0, 1, 1, 2, 3)),
+      siblings=siblings.WITHOUT_REPLACEMENT,
+      **VOCABULARY,
+    ),
+    lambda: drafters.layer_skip.drafter(MODEL, tree=chain(3), **VOCABULARY),
+    lambda: drafters.layer_skip.drafter(MODEL, tree=paths(3, 2), **VOCABULARY),
   ],
-  ids=["model", "model paths", "layer skip", "layer skip paths"],
+  ids=["model", "paths", "uneven tree", "layer skip", "layer skip paths"],
 )
 def test_caches_hold_the_committed_tokens_after_every_step(make):
   """Whatever was accepted: none, some or all, with paths and ragged rows."""
-  drafter = make(num_speculative_tokens=3, vocab_size=VOCAB)
+  drafter = make()
   decoder = specjax.make_decoder(MODEL, drafter=drafter, rule="match")
   state = decoder.init(
     PARAMS, jnp.asarray(PROMPTS), LENGTHS, jax.random.key(0),
@@ -110,7 +118,7 @@ def test_caches_hold_the_committed_tokens_after_every_step(make):
 
 def test_the_target_drafting_for_itself_is_always_accepted():
   drafter = drafters.layer_skip.drafter(
-    MODEL, num_speculative_tokens=3, vocab_size=VOCAB
+    MODEL, tree=chain(3), vocab_size=VOCAB
   )
   decoder = specjax.make_decoder(MODEL, drafter=drafter)
   state = decoder.init(
@@ -125,7 +133,7 @@ def test_the_target_drafting_for_itself_is_always_accepted():
 def test_paths_are_drawn_independently():
   runs = 20_000
   drafter = drafters.model.drafter(
-    MODEL, num_speculative_tokens=1, num_drafts=2, vocab_size=VOCAB
+    MODEL, tree=paths(1, 2), vocab_size=VOCAB
   )
   decoder = specjax.make_decoder(MODEL, drafter=drafter, rule="match")
   state = decoder.init(

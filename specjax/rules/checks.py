@@ -1,0 +1,41 @@
+"""What rules ask of a tree and of its siblings, in one wording."""
+
+from specjax.siblings import Siblings
+from specjax.tree import Tree
+
+
+def single_path(name: str, tree: Tree) -> None:
+  """Raises ValueError unless the tree is a single path."""
+  if not tree.is_chain:
+    raise ValueError(
+      f"rule {name!r} verifies a single path (num_drafts=1), got a tree of "
+      f"{tree.num_drafted} drafted nodes and depth {tree.max_depth}; rule "
+      "'match' takes any tree"
+    )
+
+
+def equal_paths(name: str, tree: Tree) -> None:
+  """Raises ValueError unless the tree is paths of equal length."""
+  if not tree.is_paths:
+    raise ValueError(
+      f"rule {name!r} verifies separate paths of equal length, got parents "
+      f"{tree.parents}"
+    )
+
+
+def drawn(name: str, tree: Tree, siblings: Siblings, *allowed: Siblings) -> None:
+  """Raises ValueError unless drafted siblings are among `allowed`."""
+  if tree.num_drafted and siblings not in allowed:
+    raise ValueError(
+      f"rule {name!r} needs siblings drawn as "
+      f"{' or '.join(repr(s.name) for s in allowed)}, got {siblings.name!r}"
+    )
+
+
+def independent(name: str, tree: Tree, siblings: Siblings) -> None:
+  """Raises ValueError unless siblings, if there are any, are independent."""
+  if tree.num_drafted and not siblings.independent:
+    raise ValueError(
+      f"rule {name!r} needs independent siblings (num_drafts i.i.d. paths), "
+      f"got {siblings.name!r}"
+    )

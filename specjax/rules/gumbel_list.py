@@ -1,0 +1,75 @@
+"""Gumbel-max list sampling: target and drafts race on the same noise.
+
+Path k draws its t-th token as `argmin_i S^k_{t,i} / p_t(i)` with exponential
+noise S. With A the paths that agree with the text so far (all at first), the
+text goes on with
+
+  Y_t = argmin_i min_{k in A} S^k_{t,i} / q_t(i),
+
+which is distributed as q_t, because a minimum of exponentials over paths is
+exponential; A then keeps the paths that drafted Y_t, and the round ends once it
+is empty, or with `Y_{L+1}` after the last drafted token. Given drafted tokens
+and noise, the text does not depend on the draft's law ("drafter invariance");
+with one path it does not depend on the drafted tokens either, so that any draft
+gives the same text from the same seed. P(Y in X) is at least
+
+  sum_j K / sum_i (max(q_i / q_j, p_i / p_j) + (K - 1) q_i / q_j).
+
+Given its noise the rule is a point mass, so its node probabilities are 0 and 1:
+losslessness holds over the noise, and is tested by sampling.
+"""
+
+import jax.numpy as jnp
+from jax import Array
+
+from specjax import sampling
+from specjax.rules import checks
+from specjax.siblings import SHARED_NOISE, Siblings
+from specjax.tree import Tree, take_node
+from specjax.types import Draft, Rule, Verification
+
+
+def verify(
+  tree: Tree, siblings: Siblings, draft: Draft, target_log_probs: Array
+) -> Verification:
+  """See `specjax.types.VerifyFn`."""
+  del siblings
+  if not tree.num_drafted:
+    return Verification(
+      node_probs=jnp.ones_like(target_log_probs[:, :, 0]),
+      next_log_probs=lambda node: take_node(target_log_probs, node),
+    )
+  batch = draft.tokens.shape[0]
+  alive = jnp.ones((batch, len(tree.children[0])), bool)
+  node = jnp.zeros((batch,), jnp.int32)
+  ended = jnp.zeros((batch,), bool)
+  next_token = node
+  for depth in range(tree.max_depth + 1):
+    noise = jnp.where(alive[:, :, None], draft.noise[:, :, depth], jnp.inf)
+    winner = sampling.race(noise.min(axis=1), take_node(target_log_probs, node))
+    next_token = jnp.where(ended, next_token, winner)
+    if depth == tree.max_depth:
+      break
+    level = tree.levels[depth + 1]
+    tokens = draft.tokens[:, level.start : level.stop]
+    survives = alive & (tokens == winner[:, None])
+    ended |= ~survives.any(axis=1)
+    best = level.start + jnp.argmax(survives, axis=1).astype(jnp.int32)
+    node = jnp.where(ended, node, best)
+    alive = jnp.where(ended[:, None], alive, survives)
+  here = node[:, None] == jnp.arange(tree.num_nodes)
+  point = next_token[:, None] == jnp.arange(target_log_probs.shape[-1])
+  law = jnp.where(point, 0, -jnp.inf).astype(target_log_probs.dtype)
+  return Verification(
+    node_probs=here.astype(target_log_probs.dtype),
+    next_log_probs=lambda node: law,
+  )
+
+
+def check(tree: Tree, siblings: Siblings) -> None:
+  """Raises ValueError unless the tree is paths drawn with shared noise."""
+  checks.equal_paths("gumbel_list", tree)
+  checks.drawn("gumbel_list", tree, siblings, SHARED_NOISE)
+
+
+RULE = Rule(name="gumbel_list", verify=verify, lossless=True, check=check)

@@ -1,0 +1,98 @@
+"""Greedy multi-path block verification of K i.i.d. paths.
+
+After Thomas and Pal (2026). Give the tokens after every prefix a strict order,
+here by q / p, and select the lexicographically largest of the K paths. The
+selected path has the law `g(x^i) = F(x^i)^K - F^-(x^i)^K` of its first i
+tokens, where F^- is the draft's mass of length-i prefixes ranked below and
+`F = F^- + p(x^i)`. Block verification of the selected path, with `g(x^i) /
+g(x^{i-1})` for its draft law, is lossless because that is the law the path was
+selected from. K = 1 is block verification. Any order would be lossless.
+
+What is carried along the path is `m = p(x^i) / F(x^i)`: with E the draft's mass
+of tokens ranked below y after x^i, `u = 1 - m (1 - E - p(y))` and `v = u -
+m p(y)` are F and F^- of (x^i, y) over F(x^i), and
+
+  g(x^i, y) / g(x^i) = p(y) sum_j u^j v^{K-1-j} / sum_j (1 - m)^j,
+
+which neither underflows on long paths nor cancels.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax import laws
+from specjax.rules import checks
+from specjax.rules.block import verify_path
+from specjax.rules.ratio_classes import log_ratio
+from specjax.siblings import Siblings
+from specjax.tree import Tree, take_node
+from specjax.types import Draft, Rule, Verification
+
+
+def verify(
+  tree: Tree, siblings: Siblings, draft: Draft, target_log_probs: Array
+) -> Verification:
+  """See `specjax.types.VerifyFn`."""
+  del siblings
+  batch, num_paths = draft.tokens.shape[0], max(len(tree.children[0]), 1)
+  alive = jnp.ones((batch, num_paths), bool)
+  best = jnp.zeros((batch,), jnp.int32)
+  share = jnp.ones_like(target_log_probs[:, 0, 0])  # m
+  nodes, draft_laws = [best], []
+  for level in tree.levels[1:]:
+    target = take_node(target_log_probs, nodes[-1])  # [B, V]
+    drafted = take_node(draft.log_probs, nodes[-1])
+    ratio = log_ratio(target, drafted)
+    tokens = draft.tokens[:, level.start : level.stop]  # [B, K]
+    # The largest (ratio, token) among the paths that are still alive.
+    values = jnp.where(
+      alive, jnp.take_along_axis(ratio, tokens, axis=1), -jnp.inf
+    )
+    top = alive & (values == values.max(axis=1, keepdims=True))
+    token = jnp.max(jnp.where(top, tokens, -1), axis=1)
+    alive &= tokens == token[:, None]
+    best = jnp.argmax(alive, axis=1).astype(jnp.int32)
+    nodes.append(level.start + best)
+    probs = jnp.exp(drafted)
+    below = jax.vmap(_mass_below)(ratio, probs)
+    upper = 1 - share[:, None] * jnp.maximum(1 - below - probs, 0)  # u
+    lower = jnp.maximum(upper - share[:, None] * probs, 0)  # v
+    top_sum = sum(
+      upper**j * lower ** (num_paths - 1 - j) for j in range(num_paths)
+    )
+    all_sum = sum((1 - share) ** j for j in range(num_paths))
+    draft_laws.append(drafted + jnp.log(top_sum / all_sum[:, None]))
+    pick = lambda x: jnp.take_along_axis(x, token[:, None], axis=1)[:, 0]  # noqa: B023
+    share = laws.share(share * pick(probs), pick(upper))
+  path = jnp.stack(nodes, axis=1)  # [B, L + 1]
+  draft_laws.append(jnp.full_like(target_log_probs[:, 0], -jnp.inf))
+  along = lambda x: jax.vmap(lambda row, at: row[at])(x, path)
+  found = verify_path(
+    along(draft.tokens), jnp.stack(draft_laws, 1), along(target_log_probs)
+  )
+  is_node = path[:, :, None] == jnp.arange(tree.num_nodes)  # [B, L + 1, N + 1]
+  depth = jnp.asarray(tree.depth)
+  return Verification(
+    node_probs=jnp.sum(
+      jnp.where(is_node, found.node_probs[:, :, None], 0), axis=1
+    ),
+    next_log_probs=lambda node: found.next_log_probs(depth[node]),
+  )
+
+
+def _mass_below(ratio: Array, probs: Array) -> Array:
+  """Mass of the tokens ordered before each by (ratio, token), `f32[V]`."""
+  order = jnp.argsort(ratio, stable=True)
+  ordered = probs[order]
+  before = jnp.cumsum(ordered) - ordered
+  return jnp.zeros_like(probs).at[order].set(before)
+
+
+def check(tree: Tree, siblings: Siblings) -> None:
+  """Raises ValueError unless the tree is independent paths."""
+  checks.equal_paths("multipath_block", tree)
+  checks.independent("multipath_block", tree, siblings)
+
+
+RULE = Rule(name="multipath_block", verify=verify, lossless=True, check=check)

@@ -1,0 +1,213 @@
+"""Rules that decide at one node at a time, from the laws at that node alone.
+
+Most multi-draft rules do. Such a rule is one function for one node, without a
+batch: from the two laws and the drafted candidates it says with what
+probability each candidate is accepted, and what law the next token has if none
+is. `verify_nodes` walks the tree with it:
+
+  P(the walk reaches child x of n) = P(it reaches n) P(x is accepted at n).
+
+Independent siblings may carry equal tokens. Their paths are one hypothesis, and
+below it the children of all of them are i.i.d. draws from one law: the walk
+merges them, so that a node has as many candidates as paths survive. This is
+SpecTr's loop over surviving paths (Sun et al., NeurIPS 2023, Algorithm 2).
+"""
+
+import dataclasses
+import functools
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax.siblings import Siblings
+from specjax.tree import Tree, representative, take_node
+from specjax.types import Draft, Verification, VerifyFn
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["accept", "next_log_probs", "total_variation"],
+  meta_fields=[],
+)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decision:
+  """What a rule decides at one node; C candidates, V tokens.
+
+  Attributes:
+    accept: `f32[C]`, the probability that the walk goes on to each candidate; 0
+      where it is not valid. Their sum is at most 1.
+    next_log_probs: `f32[V]`, the next token's law if none is accepted.
+    total_variation: `f32[]`, for lossy rules, see `Verification`.
+  """
+
+  accept: Array
+  next_log_probs: Array
+  total_variation: Array | None = None
+
+
+class DecideFn(Protocol):
+  """The decision at one node."""
+
+  def __call__(
+    self,
+    siblings: Siblings,
+    target_log_probs: Array,
+    draft_log_probs: Array,
+    tokens: Array,
+    valid: Array,
+  ) -> Decision:
+    """Decides among the candidates after one node.
+
+    Args:
+      siblings: how the candidates were drawn.
+      target_log_probs: `f32[V]`, the target's law q after the node.
+      draft_log_probs: `f32[V]`, the draft's law p.
+      tokens: `i32[C]`, the candidates, in the order they were drawn.
+      valid: `bool[C]`, which of them are there. If none is, anything but NaN
+        may be returned.
+
+    Returns:
+      The `Decision`.
+    """
+
+
+def verify_nodes(decide: DecideFn, *, merge: bool = True) -> VerifyFn:
+  """The tree rule that decides with `decide` at every node.
+
+  Args:
+    decide: the decision at one node.
+    merge: whether equal paths of independent siblings are one hypothesis. If
+      not, the walk stays on the subtree of the very sibling it accepted.
+
+  Returns:
+    A `specjax.types.VerifyFn`.
+  """
+
+  def verify(
+    tree: Tree, siblings: Siblings, draft: Draft, target_log_probs: Array
+  ) -> Verification:
+    if not tree.num_drafted:
+      return Verification(
+        node_probs=jnp.ones_like(target_log_probs[:, :, 0]),
+        next_log_probs=lambda node: take_node(target_log_probs, node),
+      )
+    merged = merge and siblings.independent and not tree.is_chain
+    places = _places(tree, merged)
+    tokens, parents = draft.tokens, np.maximum(tree.parents, 0)
+    if merged:
+      group = representative(tree, tokens)  # [B, N + 1]
+      parent = group[:, parents]  # [B, N + 1]
+    else:
+      group = jnp.broadcast_to(np.arange(tree.num_nodes), tokens.shape)
+      parent = jnp.broadcast_to(parents, tokens.shape)
+    candidates = tokens[:, places.slots]  # [B, I, C]
+    valid = places.filled & (
+      parent[:, places.slots] == places.inner[:, None]
+    )  # [B, I, C]
+    over_nodes = jax.vmap(jax.vmap(functools.partial(decide, siblings)))
+    decision = over_nodes(
+      _rows(target_log_probs, places.inner),
+      _rows(draft.log_probs, places.inner),
+      candidates,
+      valid,
+    )
+    # P(n is accepted | the walk is at its parent), for n as it was drawn.
+    step = decision.accept[
+      jnp.arange(tokens.shape[0])[:, None],
+      jnp.asarray(places.row)[parent],
+      places.slot,
+    ]  # [B, N + 1]
+    reach = jnp.ones_like(step[:, :1])
+    for level in tree.levels[1:]:
+      here = slice(level.start, level.stop)
+      came = step[:, here] * jnp.take_along_axis(reach, parent[:, here], axis=1)
+      same = group[:, here, None] == np.array(level)  # [B, drawn, stands for]
+      reach = jnp.concatenate(
+        [reach, jnp.sum(jnp.where(same, came[:, :, None], 0), axis=1)], axis=1
+      )
+    onward = jnp.sum(decision.accept, axis=-1)  # [B, I]
+    stay = jnp.where(
+      places.is_inner, jnp.maximum(1 - onward, 0)[:, places.row], 1
+    )
+    distance = decision.total_variation
+    if distance is not None:
+      distance = jnp.where(places.is_inner, distance[:, places.row], 0)
+
+    def next_log_probs(node):
+      row = jnp.asarray(places.row)[node]
+      there = take_node(valid, row) & jnp.asarray(places.is_inner)[node, None]
+      law = take_node(target_log_probs, node)
+      found = jax.vmap(functools.partial(decide, siblings))(
+        law, take_node(draft.log_probs, node), take_node(candidates, row), there
+      )
+      return jnp.where(
+        there.any(axis=1, keepdims=True), found.next_log_probs, law
+      )
+
+    return Verification(
+      node_probs=reach * stay,
+      next_log_probs=next_log_probs,
+      total_variation=distance,
+    )
+
+  return verify
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Places:
+  """Where the candidates of each node with children stand; all static.
+
+  Attributes:
+    inner: `int[I]`, the nodes with children.
+    slots: `int[I, C]`, the nodes that may be candidates after each of them.
+    filled: `bool[I, C]`, False where a slot is padding.
+    row: `int[N + 1]`, each inner node's index in `inner` (0 for leaves).
+    slot: `int[N + 1]`, each node's place among its candidates.
+    is_inner: `bool[N + 1]`.
+  """
+
+  inner: np.ndarray
+  slots: np.ndarray
+  filled: np.ndarray
+  row: np.ndarray
+  slot: np.ndarray
+  is_inner: np.ndarray
+
+
+@functools.cache
+def _places(tree: Tree, merged: bool) -> _Places:
+  """A merged node's candidates may be anywhere in the next level."""
+  is_inner = np.array([bool(c) for c in tree.children])
+  inner = np.flatnonzero(is_inner)
+  if merged:
+    lists = [list(tree.levels[tree.depth[n] + 1]) for n in inner]
+    first = np.array([level.start for level in tree.levels])
+    slot = np.arange(tree.num_nodes) - first[tree.depth]
+  else:
+    lists = [list(tree.children[n]) for n in inner]
+    slot = tree.rank
+  width = max(map(len, lists))
+  slots = np.array([x + [0] * (width - len(x)) for x in lists])
+  filled = np.array(
+    [[True] * len(x) + [False] * (width - len(x)) for x in lists]
+  )
+  row = np.zeros(tree.num_nodes, np.int32)
+  row[inner] = np.arange(len(inner))
+  return _Places(
+    inner=inner,
+    slots=slots,
+    filled=filled,
+    row=row,
+    slot=slot,
+    is_inner=is_inner,
+  )
+
+
+def _rows(per_node: Array, nodes: np.ndarray) -> Array:
+  """`per_node[:, nodes]`, as a slice (no copy in a fusion) if it is one."""
+  if (nodes == np.arange(len(nodes))).all():
+    return per_node[:, : len(nodes)]
+  return per_node[:, nodes]

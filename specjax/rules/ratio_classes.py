@@ -1,0 +1,122 @@
+"""Tokens in classes by q / p, in ascending order of that ratio.
+
+The best verification of i.i.d. drafts depends on a token through q / p alone,
+so that tokens of nearly equal ratio may be treated as one: a node's problem
+shrinks from V tokens to G classes, with two sums over the vocabulary.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+# Ratios below exp(_LOW) are one class: q has little to give there.
+_LOW = -3.0
+
+
+def log_ratio(target_log_probs: Array, draft_log_probs: Array) -> Array:
+  """`log(q / p)`, +inf where p = 0 (whatever q is).
+
+  Args:
+    target_log_probs, draft_log_probs: `f32[..., V]`.
+
+  Returns:
+    `f32[..., V]`, never NaN.
+  """
+  undrafted = draft_log_probs == -jnp.inf
+  ratio = target_log_probs - jnp.where(undrafted, 0, draft_log_probs)
+  return jnp.where(undrafted, jnp.inf, ratio)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RatioClasses:
+  """G classes of tokens, lowest q / p first.
+
+  Attributes:
+    ids: `i32[V]`, each token's class.
+    draft: `f32[G]`, the classes' masses under p.
+    target: `f32[G]`, under q.
+    floors: `f32[G]`, the least q / p of each class of a `histogram`, else None.
+  """
+
+  ids: Array
+  draft: Array
+  target: Array
+  floors: Array | None = None
+
+
+def single_tokens(
+  target_log_probs: Array, draft_log_probs: Array
+) -> RatioClasses:
+  """Every token a class of its own, from one sort; `f32[V]` each."""
+  order = jnp.argsort(log_ratio(target_log_probs, draft_log_probs))
+  index = jnp.arange(len(order), dtype=jnp.int32)
+  return RatioClasses(
+    ids=jnp.zeros_like(index).at[order].set(index),
+    draft=jnp.exp(draft_log_probs[order]),
+    target=jnp.exp(target_log_probs[order]),
+  )
+
+
+def histogram(
+  target_log_probs: Array,
+  draft_log_probs: Array,
+  *,
+  num_classes: int,
+  high: float,
+) -> RatioClasses:
+  """Classes of equal width in `log(q / p)`, without a sort.
+
+  Class 0 holds all ratios below exp(-3), class G - 2 those of at least exp(
+  high), class G - 1 the tokens that are never drafted (p = 0).
+
+  Args:
+    target_log_probs, draft_log_probs: `f32[V]`.
+    num_classes: G, at least 4.
+    high: upper end of the even classes, in nats.
+
+  Returns:
+    The `RatioClasses`.
+  """
+  ratio = log_ratio(target_log_probs, draft_log_probs)
+  inner = num_classes - 3
+  width = (high - _LOW) / inner
+  place = jnp.floor((ratio - _LOW) / width) + 1
+  ids = jnp.clip(place, 0, num_classes - 2).astype(jnp.int32)
+  ids = jnp.where(draft_log_probs == -jnp.inf, num_classes - 1, ids)
+  masses = jnp.exp(jnp.stack([draft_log_probs, target_log_probs], axis=-1))
+  sums = jax.ops.segment_sum(masses, ids, num_classes)
+  edges = np.exp(_LOW + width * np.arange(inner + 1))
+  floors = np.concatenate([[0], edges, edges[-1:]])
+  return RatioClasses(
+    ids=ids,
+    draft=sums[:, 0],
+    target=sums[:, 1],
+    floors=jnp.asarray(floors, sums.dtype),
+  )
+
+
+def quantiles(fine: RatioClasses, *, num_classes: int) -> RatioClasses:
+  """Joins the classes of a histogram so that they weigh about the same.
+
+  A class's weight is four parts its mass, half under p and half under q, and
+  one part its width.
+
+  Args:
+    fine: from `histogram`, with F classes.
+    num_classes: G; the last holds the tokens that are never drafted.
+
+  Returns:
+    The `RatioClasses`.
+  """
+  num_fine = len(fine.draft)
+  weight = 0.4 * (fine.draft + fine.target) + 0.2 / num_fine
+  middle = jnp.cumsum(weight) - weight / 2
+  place = jnp.floor(middle / jnp.sum(weight) * (num_classes - 1))
+  groups = jnp.clip(place, 0, num_classes - 2).astype(jnp.int32)
+  groups = groups.at[-1].set(num_classes - 1)
+  masses = jnp.stack([fine.draft, fine.target], axis=-1)
+  sums = jax.ops.segment_sum(masses, groups, num_classes)
+  return RatioClasses(ids=groups[fine.ids], draft=sums[:, 0], target=sums[:, 1])

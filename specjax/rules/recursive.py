@@ -1,0 +1,86 @@
+"""Recursive rejection: candidates are tested in turn against what is left.
+
+With `q^1 = q`, candidate x_i, drawn from d_i given its elders, is accepted with
+probability `min(1, q^i(x_i) / d_i(x_i))`; otherwise `q^{i+1} = norm([q^i -
+d_i]_+)`, from which the next token is drawn after the last rejection. Lossless
+for any siblings, because each test is ordinary single-draft verification of
+what the tests before it left to do.
+
+- Independent siblings: SpecInfer's multi-step sampling (Miao et al., ASPLOS
+  2024). In the scale form, with `s_0 = 0, s_{j+1} = s_j + R(s_j)`, what is left
+  is `q^{j+1} = norm([q - s_j p]_+)`: nothing is normalised m times. All of m are
+  rejected with probability R(s_m) (`specjax.laws.rejection`).
+- Without replacement: RSD (Jeon et al., 2024) and Sequoia (Chen et al., NeurIPS
+  2024). A candidate whose law has run out of mass is uniform over the rest.
+- Deterministic: EAGLE's trees; x is accepted with what q has left for it.
+
+Rule `batch` is Algorithm 4 of Yin et al. (NeurIPS 2024): M i.i.d. paths, whose
+first tokens are tested in turn, and after an acceptance the walk stays on that
+path, with the single-draft test at every position. Its expected number of
+rejections is their Theorem 3. Rule `recursive` goes on with every path that
+agrees so far.
+"""
+
+import jax.numpy as jnp
+
+from specjax import laws
+from specjax.rules import checks
+from specjax.rules.nodewise import Decision, verify_nodes
+from specjax.types import Rule
+
+
+def decide(siblings, target_log_probs, draft_log_probs, tokens, valid):
+  """See `specjax.rules.nodewise.DecideFn`."""
+  if siblings.independent:
+    return _decide_independent(target_log_probs, draft_log_probs, tokens, valid)
+  left = target_log_probs  # log q^i
+  accept, alive = [], jnp.ones_like(left[0])
+  for i, token in enumerate(tokens):
+    law = siblings.child(draft_log_probs, tokens[:i], jnp.sum(valid))
+    test = jnp.where(valid[i], laws.acceptance(left[token], law[token]), 0)
+    accept.append(alive * test)
+    alive *= 1 - test
+    left = jnp.where(valid[i], laws.residual(left, law), left)
+  return Decision(accept=jnp.stack(accept), next_log_probs=left)
+
+
+def _decide_independent(target_log_probs, draft_log_probs, tokens, valid):
+  target, draft = jnp.exp(target_log_probs), jnp.exp(draft_log_probs)
+  scale = jnp.zeros_like(target[0])  # s_j
+  mass = jnp.ones_like(target[0])  # R(s_j)
+  alive = jnp.ones_like(target[0])
+  accept = []
+  for i, token in enumerate(tokens):
+    test = laws.share(target[token] - scale * draft[token], mass * draft[token])
+    test = jnp.where(valid[i], test, 0)
+    accept.append(alive * test)
+    alive *= 1 - test
+    scale = jnp.where(valid[i], scale + mass, scale)
+    mass = jnp.where(valid[i], laws.rejection(target, draft, scale), mass)
+  rest = jnp.maximum(target - scale * draft, 0)
+  return Decision(
+    accept=jnp.stack(accept),
+    next_log_probs=laws.normalize(rest, target_log_probs),
+  )
+
+
+def check(tree, siblings) -> None:
+  """Any tree and any siblings will do."""
+  del tree, siblings
+
+
+def check_batch(tree, siblings) -> None:
+  """Raises ValueError unless the tree is independent paths."""
+  checks.equal_paths("batch", tree)
+  checks.independent("batch", tree, siblings)
+
+
+RULE = Rule(
+  name="recursive", verify=verify_nodes(decide), lossless=True, check=check
+)
+BATCH = Rule(
+  name="batch",
+  verify=verify_nodes(decide, merge=False),
+  lossless=True,
+  check=check_batch,
+)

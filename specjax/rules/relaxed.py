@@ -1,0 +1,163 @@
+"""Lossy rules of a single path: accept more than the target allows.
+
+Each says with what probability b(x) a drafted token x ~ p is accepted and what
+law P follows a rejection. The law of the token is then `A = b p + Z P` with `Z
+= sum (1 - b) p`, and its distance from the target, TV(A, q), is exact and
+reported (`Verification.total_variation`).
+
+For `b >= min(1, q / p)` the least distance is `TV(p, q) - Z`, reached by the
+ordinary residual `norm([q - p]_+)`: what is gained in acceptance is lost in
+distance, one for one (Yin et al., NeurIPS 2024, Theorems 4 and 5). `lenient`
+and `decoding_opt` are on that line, `decoding_uno` is above it.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from specjax import laws
+from specjax.rules import checks
+from specjax.rules.nodewise import Decision, verify_nodes
+from specjax.types import Rule
+
+
+def single_path_rule(
+  name: str,
+  accept: Callable[[Array, Array], Array],
+  after_rejection: Callable[[Array, Array], Array],
+) -> Rule:
+  """A lossy rule of a single path.
+
+  Args:
+    name: the rule's name.
+    accept: `(log q f32[V], log p f32[V]) -> b f32[V]` in [0, 1].
+    after_rejection: `(log q, log p) -> log P f32[V]`.
+
+  Returns:
+    The `Rule`.
+  """
+
+  def decide(siblings, target_log_probs, draft_log_probs, tokens, valid):
+    drafted = siblings.child(draft_log_probs, tokens[:0], 1)
+    b = accept(target_log_probs, drafted)
+    after = after_rejection(target_log_probs, drafted)
+    draft, target = jnp.exp(drafted), jnp.exp(target_log_probs)
+    rejected = jnp.sum((1 - b) * draft)
+    law = b * draft + rejected * jnp.exp(after)
+    return Decision(
+      accept=jnp.where(valid, b[tokens], 0),
+      next_log_probs=after,
+      total_variation=jnp.sum(jnp.abs(law - target)) / 2,
+    )
+
+  def check(tree, siblings):
+    del siblings
+    checks.single_path(name, tree)
+
+  return Rule(
+    name=name, verify=verify_nodes(decide), lossless=False, check=check
+  )
+
+
+@functools.cache
+def lenient(lenience: float = 0.5) -> Rule:
+  """Accepts with `min(1, q / (l p))`: no token is over 1/l times too likely.
+
+  Lenience of Leviathan et al. (2023, A.5) and DistillSpec (Zhou et al., ICLR
+  2024), with the residual that is the best for it.
+
+  Args:
+    lenience: l in (0, 1]; 1 is lossless.
+
+  Raises:
+    ValueError: if `lenience` is not in (0, 1].
+  """
+  if not 0 < lenience <= 1:
+    raise ValueError(f"lenience must be in (0, 1], got {lenience}")
+  return single_path_rule(
+    f"lenient(lenience={lenience})",
+    lambda target, draft: laws.share(
+      jnp.exp(target), lenience * jnp.exp(draft)
+    ),
+    laws.residual,
+  )
+
+
+def _over_accept(epsilon: float) -> Callable[[Array, Array], Array]:
+  if not epsilon >= 0:
+    raise ValueError(f"epsilon must be >= 0, got {epsilon}")
+  return lambda target, draft: laws.share(
+    jnp.exp(target) + epsilon, jnp.exp(draft)
+  )
+
+
+@functools.cache
+def decoding_opt(epsilon: float = 0.1) -> Rule:
+  """Accepts with `min(1, (q + e) / p)`; the best residual (Yin et al., 2024).
+
+  Args:
+    epsilon: e >= 0; 0 is lossless.
+
+  Raises:
+    ValueError: if `epsilon` is negative.
+  """
+  return single_path_rule(
+    f"decoding_opt(epsilon={epsilon})", _over_accept(epsilon), laws.residual
+  )
+
+
+@functools.cache
+def decoding_uno(epsilon: float = 0.1) -> Rule:
+  """As `decoding_opt`, but a rejection draws from the target (Yin et al.).
+
+  Args:
+    epsilon: e >= 0; lossy even at 0.
+
+  Raises:
+    ValueError: if `epsilon` is negative.
+  """
+  return single_path_rule(
+    f"decoding_uno(epsilon={epsilon})",
+    _over_accept(epsilon),
+    lambda target, draft: target,
+  )
+
+
+@functools.cache
+def top_beta(beta: int = 3, tau: float = 1.0) -> Rule:
+  """SpecDec's verification (Xia et al., Findings of EMNLP 2023).
+
+  Accepts a token among the target's beta most probable if it is at most tau
+  nats less probable than the first; after a rejection comes the target's most
+  probable token. It approximates *greedy* decoding, and with `beta=1` or
+  `tau=0` is it, so run it at temperature 1, where the laws still rank the
+  tokens; its distance is measured from the warped target as for every rule.
+
+  Args:
+    beta: at least 1.
+    tau: at least 0, in nats.
+
+  Raises:
+    ValueError: for values out of range.
+  """
+  if beta < 1 or not tau >= 0:
+    raise ValueError(f"need beta >= 1 and tau >= 0, got {beta} and {tau}")
+
+  def accept(target, draft):
+    del draft
+    largest = lax.top_k(target, min(beta, len(target)))[0]
+    close = (target >= largest[-1]) & (target >= largest[0] - tau)
+    return (close & (target > -jnp.inf)).astype(target.dtype)
+
+  def after_rejection(target, draft):
+    del draft
+    best = jnp.argmax(target)
+    return jnp.where(jnp.arange(len(target)) == best, 0.0, -jnp.inf).astype(
+      target.dtype
+    )
+
+  return single_path_rule(
+    f"top_beta(beta={beta}, tau={tau})", accept, after_rejection
+  )

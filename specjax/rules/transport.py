@@ -1,0 +1,195 @@
+"""The exact optimum of optimal transport for k i.i.d. drafts.
+
+docs/transport.md derives it. In two steps:
+
+1. Select one of the k candidates, by a rule that depends on their ratios q / p
+   only; let a be the law of the selected token.
+2. Verify it as a single draft with law a: accept with `min(1, q / a)`, residual
+   `norm([q - a]_+)`. This is lossless whatever a is, and accepts `sum min(a,
+   q)` (Khisti et al., ICLR 2025).
+
+A selection can have any law a with `a(S) >= p(S)^k` for all S. With tokens in
+ascending order of q / p and c, Q cumulated from p, q, the best is `diff(A)`,
+
+  A = Q + (the running maximum of d = c^k - Q, from both ends to its maximum),
+
+which accepts `1 - max d`, the optimum. It is realised by random contiguous
+blocks: the boundary between two neighbours of the order has a level t_i, and
+for t uniform in [0, 1] the order is cut where `t_i <= t`; of the candidates in
+the same block as the one of highest ratio, one is picked evenly. Given t the
+selected token's cumulative law is the chord of c^k between the cuts; the levels
+are such that these chords average to A. The coin t is integrated out in closed
+form: with T_j the smallest level between candidate j and the first, sorted,
+
+  P(select candidate i) = sum_{m >= i} (T_m - T_{m+1}) / m.
+
+Tokens come in classes (`ratio_classes`): single tokens in vocabularies of up to
+1,024, else 256 classes for two drafts and 512 for more. A class shares its
+slope, and a is computed from the levels as they were used, so that neither
+classes nor rounding affect losslessness, but only how close to the optimum it
+is: above 0.999 of it at V = 128,000.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax import laws
+from specjax.rules import checks
+from specjax.rules.nodewise import Decision, verify_nodes
+from specjax.rules.ratio_classes import (
+  RatioClasses,
+  histogram,
+  quantiles,
+  single_tokens,
+)
+from specjax.types import Rule
+
+# Larger vocabularies are solved in classes, joined from fine ones.
+_MOST_TOKENS = 1024
+_NUM_FINE = 4096
+
+
+def decide(siblings, target_log_probs, draft_log_probs, tokens, valid):
+  """See `specjax.rules.nodewise.DecideFn`."""
+  del siblings
+  classes = _classes(target_log_probs, draft_log_probs, len(tokens))
+  levels, selected = selection(classes.draft, classes.target, jnp.sum(valid))
+  group = classes.ids[tokens]  # [C]
+  slope = jnp.where(
+    classes.draft > 0,
+    selected / jnp.where(classes.draft > 0, classes.draft, 1),
+    0,
+  )
+  law = jnp.exp(draft_log_probs) * slope[classes.ids]  # a, [V]
+  target = jnp.exp(target_log_probs)
+  test = laws.share(target[tokens], law[tokens])
+  return Decision(
+    accept=pick_probs(levels, group, valid) * test,
+    next_log_probs=laws.normalize(
+      jnp.maximum(target - law, 0), target_log_probs
+    ),
+  )
+
+
+def _classes(target_log_probs, draft_log_probs, most: int) -> RatioClasses:
+  """Single tokens, or as many classes as 0.999 of the optimum needs."""
+  if len(target_log_probs) <= _MOST_TOKENS:
+    return single_tokens(target_log_probs, draft_log_probs)
+  # No token is selected more than k times as often as drafted: beyond log k
+  # ratios make no difference.
+  fine = histogram(
+    target_log_probs,
+    draft_log_probs,
+    num_classes=_NUM_FINE,
+    high=max(math.log(most), 0.1),
+  )
+  return quantiles(fine, num_classes=256 if most <= 2 else 512)
+
+
+def selection(draft: Array, target: Array, count: Array) -> tuple[Array, Array]:
+  """Levels of the boundaries, and the selected class's law they lead to.
+
+  Boundary i is below class i; i = 0 and i = G are the ends. Time t runs from 0
+  to 1. At any time every uncut boundary gains the height of its chord above
+  c^k, and is cut when it has gained `A - c^k`: then, on average over t, the
+  chords are A. Each cut lowers the chords of its block.
+
+  Args:
+    draft: `f32[G]`, the classes' masses under p, in ascending order of q / p.
+    target: `f32[G]`, under q.
+    count: `i32[]`, k.
+
+  Returns:
+    `f32[G + 1]` levels in [0, 1], and `f32[G]` the law of the selected class.
+  """
+  zero = jnp.zeros_like(draft[:1])
+  cumulative = jnp.concatenate([zero, jnp.cumsum(draft)])  # c
+  cumulative /= jnp.maximum(cumulative[-1], jnp.finfo(draft.dtype).tiny)
+  given = jnp.concatenate([zero, jnp.cumsum(target)])  # Q
+  base = cumulative ** jnp.maximum(count, 1)  # c^k
+  index = jnp.arange(len(base), dtype=jnp.int32)
+  last = len(base) - 1
+  goal = _goal(base, given) - base  # A - c^k >= 0
+  edge = (index == 0) | (index == last)
+  goal = jnp.where(edge, 0, jnp.maximum(goal, 0))
+  tolerance = 4 * jnp.finfo(base.dtype).eps
+
+  def cut_next(state):
+    time, gained, is_cut, levels, rounds = state
+    left = jax.lax.cummax(jnp.where(is_cut, index, 0))
+    right = jax.lax.cummin(jnp.where(is_cut, index, last), reverse=True)
+    run = cumulative[right] - cumulative[left]
+    part = (cumulative - cumulative[left]) / jnp.where(run > 0, run, 1)
+    chord = base[left] + (base[right] - base[left]) * part
+    rate = jnp.where(is_cut, 0, jnp.maximum(chord - base, 0))
+    wait = (goal - gained) / jnp.where(rate > 0, rate, 1)
+    due = jnp.where(rate > 0, time + jnp.maximum(wait, 0), jnp.inf)
+    now = jnp.minimum(jnp.min(jnp.where(is_cut, jnp.inf, due)), 1)
+    gained = gained + rate * (now - time)
+    # Where no height can be gained (no mass, no room), cut or not is the same.
+    cut_now = ~is_cut & (due <= now) & (now < 1)
+    levels = jnp.where(cut_now, now, levels)
+    return now, gained, is_cut | cut_now, levels, rounds + 1
+
+  def unfinished(state):
+    time, _, is_cut, _, rounds = state
+    return (time < 1) & ~is_cut.all() & (rounds <= last)
+
+  is_cut = edge | (goal <= tolerance)
+  state = (
+    zero[0],
+    jnp.zeros_like(base),
+    is_cut,
+    jnp.where(is_cut, zero[0], 1),
+    jnp.zeros((), jnp.int32),
+  )
+  _, gained, _, levels, _ = jax.lax.while_loop(unfinished, cut_next, state)
+  return levels, jnp.maximum(jnp.diff(base + gained), 0)
+
+
+def _goal(base: Array, given: Array) -> Array:
+  """A: the least admissible cumulative law, `f32[G + 1]`."""
+  gap = base - given  # d
+  peak = jnp.argmax(gap)
+  index = jnp.arange(len(gap))
+  rising = jax.lax.cummax(gap)
+  falling = jax.lax.cummax(gap, reverse=True)
+  return given + jnp.where(index <= peak, rising, falling)
+
+
+def pick_probs(levels: Array, group: Array, valid: Array) -> Array:
+  """With what probability each candidate is the selected one.
+
+  Args:
+    levels: `f32[G + 1]`, of the boundaries.
+    group: `i32[C]`, the candidates' classes.
+    valid: `bool[C]`.
+
+  Returns:
+    `f32[C]`; it sums to 1 if any candidate is valid.
+  """
+  highest = jnp.max(jnp.where(valid, group, -1))
+  boundary = jnp.arange(len(levels))
+  between = (boundary > group[:, None]) & (boundary <= highest)  # [C, G + 1]
+  until = jnp.min(jnp.where(between, levels, 1), axis=1)  # T, time together
+  until = jnp.where(valid, until, 0)
+  # A candidate shares with all that stay as long: sum_m (T_m - T_{m+1}) / m.
+  ordered = -jnp.sort(-until)
+  step = ordered - jnp.concatenate([ordered[1:], jnp.zeros_like(ordered[:1])])
+  shares = step / jnp.arange(1, len(until) + 1)
+  from_here = jnp.cumsum(shares[::-1])[::-1]
+  rank = jnp.sum(ordered > until[:, None], axis=1)  # of its first equal
+  return jnp.where(valid, from_here[jnp.minimum(rank, len(until) - 1)], 0)
+
+
+def check(tree, siblings) -> None:
+  """Raises ValueError unless siblings are independent."""
+  checks.independent("transport", tree, siblings)
+
+
+RULE = Rule(
+  name="transport", verify=verify_nodes(decide), lossless=True, check=check
+)

@@ -1,0 +1,151 @@
+"""How the children of one node are drawn: the law of each given its elders.
+
+A draft model gives one law p a node; what its children are drawn from follows
+from p and from the siblings drawn before. Drafters draw from these laws, rules
+verify against them, and `specjax.exact` sums over them: one definition, so that
+the law a rule is told is the law the tokens were sampled from.
+
+Laws are log-probabilities over the last axis, and a row without any mass (all
+-inf, a leaf's) has children without mass.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax import sampling
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Siblings:
+  """A way to draw the children of a node, static and hashable.
+
+  Attributes:
+    name: as in `specjax.siblings.get`.
+    child: `(parent f32[..., V], elders i32[..., j], count i32[...]) ->
+      f32[..., V]`: the law of child j given the parent's law p, the tokens of
+      children 0..j-1, and how many children the node has.
+    independent: whether every child is drawn from p itself, so that siblings
+      may carry equal tokens.
+    deterministic: whether the children are a function of p. They are then drawn
+      from the draft model's law before the warp, which still ranks the tokens
+      at temperature 0.
+    with_noise: whether drafts carry the noise they were drawn with
+      (`specjax.types.Draft.noise`).
+    max_children: most children a node may have, or None.
+  """
+
+  name: str
+  child: Callable[[Array, Array, Array | int], Array]
+  independent: bool = False
+  deterministic: bool = False
+  with_noise: bool = False
+  max_children: int | None = None
+
+
+def _among(tokens: Array, vocab: int) -> Array:
+  """`i32[..., j] -> bool[..., V]`: which tokens are listed."""
+  return jnp.any(tokens[..., None] == jnp.arange(vocab), axis=-2)
+
+
+def _point(token: Array, like: Array) -> Array:
+  """The law that is sure of a token, where `like` has any mass."""
+  here = token[..., None] == jnp.arange(like.shape[-1])
+  some = jnp.max(like, axis=-1, keepdims=True) > -jnp.inf
+  return jnp.where(here & some, 0, -jnp.inf).astype(like.dtype)
+
+
+def _independent(parent, elders, count):
+  del elders, count
+  return parent
+
+
+def _untried(parent, elders, count):
+  """The law without the elders; uniform over the rest if that has no mass."""
+  del count
+  vocab = parent.shape[-1]
+  tried = _among(elders, vocab)
+  rest = jnp.where(tried, -jnp.inf, parent)
+  total = jax.nn.logsumexp(rest, axis=-1, keepdims=True)
+  left = jnp.sum(~tried, axis=-1, keepdims=True)
+  uniform = jnp.where(tried, -jnp.inf, -jnp.log(left.astype(parent.dtype)))
+  some = jnp.max(parent, axis=-1, keepdims=True) > -jnp.inf
+  exhausted = jnp.where(some, uniform, -jnp.inf)
+  safe = jnp.where(total > -jnp.inf, total, 0)
+  return jnp.where(total > -jnp.inf, rest - safe, exhausted)
+
+
+def _next_largest(parent, elders, count):
+  """Sure of the most probable token that is not among the elders."""
+  del count
+  floor = jnp.maximum(parent, jnp.finfo(parent.dtype).min)
+  tried = _among(elders, parent.shape[-1])
+  return _point(sampling.argmax(jnp.where(tried, -jnp.inf, floor)), parent)
+
+
+def _largest_then_random(parent, elders, count):
+  """The count - 1 most probable tokens, then one drawn from the others."""
+  last = jnp.asarray(elders.shape[-1] >= jnp.asarray(count) - 1)
+  return jnp.where(
+    last[..., None],
+    _untried(parent, elders, count),
+    _next_largest(parent, elders, count),
+  )
+
+
+def _hub_pair(parent, elders, count):
+  """First x ~ p; then the hub argmax p, or if x is the hub, p without it."""
+  if elders.shape[-1] == 0:
+    return parent
+  hub = sampling.argmax(parent)
+  return jnp.where(
+    (elders[..., 0] == hub)[..., None],
+    _untried(parent, elders, count),
+    _point(hub, parent),
+  )
+
+
+IID = Siblings(name="iid", child=_independent, independent=True)
+"""Every child is drawn from p: K paths, SpecTr, SpecInfer."""
+
+SHARED_NOISE = Siblings(
+  name="shared_noise", child=_independent, independent=True, with_noise=True
+)
+"""As `IID`, drawn by a race of exponential noise that the draft carries."""
+
+WITHOUT_REPLACEMENT = Siblings(name="without_replacement", child=_untried)
+"""One after the other, never a token twice: the law of Gumbel top-k (Kool et
+al., ICML 2019), as in RSD and Sequoia. When p is exhausted, uniform over the
+tokens not tried."""
+
+TOP_K = Siblings(name="top_k", child=_next_largest, deterministic=True)
+"""The most probable tokens: EAGLE's and Medusa's trees."""
+
+GREEDY = Siblings(name="greedy", child=_largest_then_random)
+"""All but the last are the most probable tokens, the last is drawn from the
+rest (Hu et al., ICLR 2025)."""
+
+HUB = Siblings(name="hub", child=_hub_pair, max_children=2)
+"""Pairs of which one is the most probable token a (SpecHub, EMNLP 2024): (x, a)
+with probability p(x), (a, x) with probability p(a) p(x) / (1 - p(a))."""
+
+SIBLINGS: dict[str, Siblings] = {
+  siblings.name: siblings
+  for siblings in (IID, SHARED_NOISE, WITHOUT_REPLACEMENT, TOP_K, GREEDY, HUB)
+}
+
+
+def get(name: str) -> Siblings:
+  """The siblings' law of that name.
+
+  Raises:
+    ValueError: if there is none, listing those there are.
+  """
+  if name not in SIBLINGS:
+    raise ValueError(
+      f"unknown siblings {name!r}, expected one of {sorted(SIBLINGS)}"
+    )
+  return SIBLINGS[name]

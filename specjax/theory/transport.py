@@ -1,0 +1,99 @@
+"""What the best possible verification of k drafts accepts at one position.
+
+Optimal transport with membership cost (Sun et al., NeurIPS 2023): of all
+couplings of k drafted tokens and an output token distributed as the target,
+the largest probability that the output is among the drafts.
+"""
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+from scipy import optimize, sparse
+
+
+def iid_optimum(draft: np.ndarray, target: np.ndarray, count: int) -> float:
+  """The optimum for k i.i.d. drafts, `min_S {q(S) + 1 - p(S)^k}`.
+
+  The minimum is attained by a set of the lowest q / p (p(S)^k is convex in
+  p(S)), so one sort finds it.
+
+  Args:
+    draft: `f64[V]`, p.
+    target: `f64[V]`, q.
+    count: k >= 1.
+
+  Returns:
+    The acceptance probability.
+  """
+  p, q = np.asarray(draft, float), np.asarray(target, float)
+  some = (p > 0) | (q > 0)
+  p, q = p[some], q[some]
+  ratio = np.divide(q, p, out=np.full_like(q, np.inf), where=p > 0)
+  order = np.argsort(ratio, kind="stable")
+  gap = np.cumsum(q[order]) - np.cumsum(p[order]) ** count
+  return float(1 + min(0.0, gap.min()))
+
+
+def set_optimum(
+  target: np.ndarray, covered: Callable[[tuple[int, ...]], float]
+) -> float:
+  """The optimum for any draft law, by trying every set of tokens.
+
+  `1 + min_S {q(S) - P(all drafts in S)}` (Hu et al., ICLR 2025): exponential in
+  V, for tests and small vocabularies.
+
+  Args:
+    target: `f64[V]`, q.
+    covered: P(all drafts in S) for a set S.
+
+  Returns:
+    The acceptance probability.
+  """
+  vocab = len(target)
+  return 1 + min(
+    target[list(tokens)].sum() - covered(tokens)
+    for size in range(vocab + 1)
+    for tokens in itertools.combinations(range(vocab), size)
+  )
+
+
+def plan(
+  drafts: np.ndarray, probs: np.ndarray, target: np.ndarray
+) -> tuple[float, np.ndarray]:
+  """The optimal plan for any draft law, by a linear programme (HiGHS).
+
+  Args:
+    drafts: `int[D, k]`, the possible drafts.
+    probs: `f64[D]`, their probabilities.
+    target: `f64[V]`, q.
+
+  Returns:
+    The acceptance probability, and `f64[D, V]`: the mass each draft ships to
+    each of its own tokens. Rows sum to at most `probs`, columns to at most q.
+
+  Raises:
+    RuntimeError: if the solver fails.
+  """
+  pairs = [(d, int(x)) for d, row in enumerate(drafts) for x in np.unique(row)]
+  rows, columns = np.array(pairs).T
+  variable = np.arange(len(pairs))
+  ones = np.ones(len(pairs))
+  limits = sparse.vstack(
+    [
+      sparse.csr_matrix((ones, (rows, variable)), (len(drafts), len(pairs))),
+      sparse.csr_matrix((ones, (columns, variable)), (len(target), len(pairs))),
+    ]
+  )
+  found = optimize.linprog(
+    -ones,
+    A_ub=limits,
+    b_ub=np.concatenate([probs, target]),
+    bounds=(0, None),
+    method="highs",
+  )
+  if not found.success:
+    raise RuntimeError(f"linear programme failed: {found.message}")
+  shipped = np.zeros((len(drafts), len(target)))
+  shipped[rows, columns] = found.x
+  return float(-found.fun), shipped
