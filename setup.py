@@ -45,6 +45,7 @@ setup(
     "experiments": [
       "absl-py>=2.5",
       "flax>=0.12.8",
+      "matplotlib>=3.9",
       "ml_collections>=1.1.0",
       "optax>=0.2.8",
       "orbax-checkpoint>=0.12.8",

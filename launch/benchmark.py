@@ -1,6 +1,9 @@
 """Measures one pair in one run: rates, step costs, and the prediction.
 
   python -m launch.benchmark --config=configs/embedded.py --output=B.json
+  python -m launch.benchmark --suite=rules --output=costs.json
+
+The second line measures the rules alone, without a pair (`launch.rule_costs`).
 
 Autoregressive, speculative and (if torch and transformers are installed)
 transformers' plain and assisted generation take turns on the same prompts;
@@ -19,11 +22,23 @@ import numpy as np
 import rich.console
 from absl import flags
 
-from launch import engine, hf_reference, main, pair, prompts, timing
+from launch import (
+  engine,
+  hf_reference,
+  main,
+  pair,
+  prompts,
+  rule_costs,
+  timing,
+)
 from launch.journal import check_writable, write_json
 from specjax import metrics
 
 flags.adopt_module_key_flags(main)  # so that --help lists them
+flags.adopt_module_key_flags(rule_costs)
+_SUITE = flags.DEFINE_enum(
+  "suite", "pair", ["pair", "rules"], "What to measure: a pair, or the rules."
+)
 _ROUNDS = flags.DEFINE_integer(
   "rounds", 5, "Timed rounds of everything.", lower_bound=1
 )
@@ -101,7 +116,14 @@ def rate(timings: list[tuple[int, float]]) -> float:
 
 def run(_) -> int:
   """The command."""
-  config = main.CONFIG.value
+  if _SUITE.value == "rules":
+    return rule_costs.run(rounds=_ROUNDS.value, machine=machine())
+  if main.CONFIG.value is None:
+    raise main.UserError("--config is required; see --help for an example")
+  return _measure_pair(main.CONFIG.value)
+
+
+def _measure_pair(config) -> int:
   jax.config.update("jax_compilation_cache_dir", None)
   if main.OUTPUT.value:
     check_writable(main.OUTPUT.value)
@@ -236,4 +258,4 @@ def run(_) -> int:
 
 
 if __name__ == "__main__":
-  main.run(run)
+  main.run(run, required=())

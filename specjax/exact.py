@@ -31,7 +31,7 @@ class BlockLaw:
     output: `f64[V, .., V]` with G + 1 axes: the joint law of the next G + 1
       tokens, where tokens after the emitted ones follow the target.
     emitted: G + 1 arrays; `emitted[g]`, `f64[V, .., V]` with g + 1 axes, is the
-      mass of rounds that accept g drafted tokens, by the g + 1 tokens they emit.
+      mass of rounds that accept g drafted tokens, by the g + 1 emitted tokens.
     expected_accepted: expected number of accepted drafted tokens.
     accepted_at_least: `f64[G + 1]`, P(at least g accepted), g = 0..G.
     expected_rejections: probability that the round ends with a residual token,
@@ -96,7 +96,7 @@ def block_law(
   vocab, nodes, depth = len(target(prefix)), tree.num_nodes, tree.max_depth
   drafts = np.array(
     list(itertools.product(range(vocab), repeat=tree.num_drafted)), np.int32
-  ).reshape(-1, tree.num_drafted)
+  ).reshape(vocab**tree.num_drafted, tree.num_drafted)
   tokens = np.concatenate(
     [np.full((len(drafts), 1), prefix[-1], np.int32), drafts], axis=1
   )  # [R, N + 1]
@@ -216,7 +216,7 @@ def _draft_probs(tree, siblings, tokens, log_probs):
   for node in range(1, tree.num_nodes):
     parent = tree.parents[node]
     family = tree.children[parent]
-    elders = np.array(family[: tree.rank[node]], int)
+    elders = np.array(family[: tree.rank[node]], np.int32)
     law = siblings.child(log_probs[:, parent], tokens[:, elders], len(family))
     total *= jnp.exp(jnp.take_along_axis(law, tokens[:, node, None], 1)[:, 0])
   return total

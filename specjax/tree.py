@@ -179,7 +179,8 @@ def representative(tree: Tree, tokens: Array) -> Array:
   found = jnp.zeros((tokens.shape[0], 1), jnp.int32)  # [B, nodes so far]
   for level in tree.levels[1:]:
     token = tokens[:, level.start : level.stop]  # [B, W]
-    parent = found[:, np.array([tree.parents[n] for n in level])]  # [B, W]
+    above = np.array([tree.parents[n] for n in level], np.int32)
+    parent = found[:, above]  # [B, W]
     equal = (token[:, :, None] == token[:, None, :]) & (
       parent[:, :, None] == parent[:, None, :]
     )

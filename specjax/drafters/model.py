@@ -222,16 +222,17 @@ def _draw_level(
     `i32[B, W']`, the tokens.
   """
   level, above = tree.levels[depth], tree.levels[depth - 1]
-  parents = np.array([tree.parents[n] for n in level]) - above.start
+  parents = np.array([tree.parents[n] for n in level], np.int32) - above.start
   keys = sampling.drafted_node_keys(keys, level)
   if siblings.independent:
     return sampling.categorical(keys, law[:, parents])
   tokens = jnp.zeros((law.shape[0], len(level)), jnp.int32)
   rank = tree.rank[level.start : level.stop]
   for r in range(rank.max() + 1):
-    nodes = np.flatnonzero(rank == r)
+    nodes = np.flatnonzero(rank == r).astype(np.int32)
     family = [tree.children[tree.parents[level[n]]] for n in nodes]
-    elders = np.array([f[:r] for f in family], np.int32).reshape(-1, r)
+    elders = np.array([f[:r] for f in family], np.int32)
+    elders = elders.reshape(len(nodes), r)
     child_law = siblings.child(
       law[:, parents[nodes]],
       tokens[:, elders - level.start],

@@ -53,6 +53,9 @@ RULES: dict[str, Rule] = {
   "gumbel_list": gumbel_list.RULE,
 } | {name: factory() for name, factory in FACTORIES.items()}
 
+# One object for each name, however its parameters were spelled.
+_MADE = {rule.name: rule for rule in RULES.values()}
+
 
 def get(name: str) -> Rule:
   """The rule of that name.
@@ -77,6 +80,7 @@ def get(name: str) -> Rule:
     parameters = {k.arg: ast.literal_eval(k.value) for k in call.keywords}
     if call.args:
       raise ValueError("parameters are written name=value")
-    return FACTORIES[bare](**parameters)
+    rule = FACTORIES[bare](**parameters)
   except (SyntaxError, TypeError, ValueError) as error:
     raise ValueError(f"rule {name!r}: {error}") from error
+  return _MADE.setdefault(rule.name, rule)

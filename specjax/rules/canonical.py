@@ -1,13 +1,13 @@
 """Two i.i.d. drafts in canonical form (Khisti et al., ICLR 2025).
 
 Their theorem: the best verification of two drafts selects one of them by a
-weight `w(x_1 | x_1, x_2)`, and verifies it as a single draft with the law of the
-selected token. They find the weights by a linear programme, truncated where the
-vocabulary is large. `transport` knows them in closed form for any number of
-drafts; with two, the candidate of the higher q / p has weight 1 - T / 2, where T
-is the lowest level between the two tokens. This rule is `transport` for the two
-drafts of their theorem, at every node with at most two surviving paths, and
-accepts `min_S {q(S) + 1 - p(S)^2}` (their Theorem 3).
+weight `w(x_1 | x_1, x_2)`, and verifies it as a single draft with the law of
+the selected token. They find the weights by a linear programme, truncated where
+the vocabulary is large. `transport` knows them in closed form for any number of
+drafts; with two, the candidate of the higher q / p has weight 1 - T / 2, where
+T is the lowest level between the two tokens. This rule is `transport` for the
+two drafts of their theorem, at every node with at most two surviving paths, and
+accepts `min_S {q(S) + 1 - p(S)^2}`, their optimum.
 """
 
 from specjax.rules import checks, transport

@@ -23,7 +23,9 @@ def equal_paths(name: str, tree: Tree) -> None:
     )
 
 
-def drawn(name: str, tree: Tree, siblings: Siblings, *allowed: Siblings) -> None:
+def drawn(
+  name: str, tree: Tree, siblings: Siblings, *allowed: Siblings
+) -> None:
   """Raises ValueError unless drafted siblings are among `allowed`."""
   if tree.num_drafted and siblings not in allowed:
     raise ValueError(

@@ -70,9 +70,10 @@ def accepted_per_try(one: Array, count: Array, *, most: int) -> Array:
 def solve(target: Array, draft: Array, count: Array, *, most: int) -> Array:
   """The smallest valid scale r in [1, k], from above.
 
-  Valid means `f(r) = r - (1 - (1 - b)^k) / b >= 0`. False position with the
-  Illinois change keeps a valid upper end throughout, and that end is returned:
-  a scale too large by rounding costs acceptance, one too small would be biased.
+  Valid means `f(r) = r - (1 - (1 - b)^k) / b >= 0`. Newton steps inside a
+  bracket; each aims a few roundings above the root, and the upper end of the
+  bracket, which is valid, is returned: a scale too large by rounding costs
+  acceptance, one too small would be biased.
 
   Args:
     target, draft: `f32[V]`, probabilities.
@@ -82,36 +83,27 @@ def solve(target: Array, draft: Array, count: Array, *, most: int) -> Array:
   Returns:
     `f32[]`.
   """
+  eps = jnp.finfo(target.dtype).eps
 
-  def excess(scale):
-    one = jnp.sum(jnp.minimum(draft, target / scale))
-    return scale - accepted_per_try(one, count, most=most)
-
-  def narrow(_, bracket):
-    low, f_low, high, f_high, last = bracket
-    width = f_high - f_low
-    guess = high - f_high * (high - low) / jnp.where(width > 0, width, 1)
-    guess = jnp.clip(guess, low, high)
-    f_guess = excess(guess)
-    above = f_guess >= 0
-    # Illinois: an end that stays twice has its value halved.
-    f_low = jnp.where(above & (last == 1), f_low / 2, f_low)
-    f_high = jnp.where(~above & (last == -1), f_high / 2, f_high)
-    return (
-      jnp.where(above, low, guess),
-      jnp.where(above, f_low, f_guess),
-      jnp.where(above, guess, high),
-      jnp.where(above, f_guess, f_high),
-      jnp.where(above, 1, -1),
+  def narrow(_, state):
+    low, high, scale = state
+    given = target / scale
+    one = jnp.sum(jnp.minimum(draft, given))
+    per_scale = -jnp.sum(jnp.where(given < draft, given, 0)) / scale
+    tries, slope = jax.jvp(
+      lambda b: accepted_per_try(b, count, most=most), (one,), (per_scale,)
     )
+    valid = scale >= tries
+    low, high = jnp.where(valid, low, scale), jnp.where(valid, scale, high)
+    rise = jnp.maximum(1 - slope, eps)
+    step = (scale - (scale - tries) / rise) * (1 + 4 * eps)
+    inside = (step > low) & (step < high)
+    return low, high, jnp.where(inside, step, (low + high) / 2)
 
   one = jnp.ones_like(target[0])
-  low, high = one, one * jnp.maximum(count, 1)
-  start = (low, excess(low), high, excess(high), jnp.zeros((), int))
-  rounds = 8 if target.dtype == jnp.float32 else 20
-  found = jax.lax.fori_loop(0, rounds, narrow, start)
-  # The lower end may be valid itself (equal laws, k = 1).
-  return jnp.where(start[1] >= 0, low, found[2])
+  start = (one, one * jnp.maximum(count, 1), one)
+  rounds = 10 if target.dtype == jnp.float32 else 20
+  return jax.lax.fori_loop(0, rounds, narrow, start)[1]
 
 
 def check(tree, siblings) -> None:

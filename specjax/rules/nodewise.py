@@ -96,7 +96,8 @@ def verify_nodes(decide: DecideFn, *, merge: bool = True) -> VerifyFn:
       )
     merged = merge and siblings.independent and not tree.is_chain
     places = _places(tree, merged)
-    tokens, parents = draft.tokens, np.maximum(tree.parents, 0)
+    tokens = draft.tokens
+    parents = np.maximum(tree.parents, 0).astype(np.int32)
     if merged:
       group = representative(tree, tokens)  # [B, N + 1]
       parent = group[:, parents]  # [B, N + 1]
@@ -181,16 +182,16 @@ class _Places:
 def _places(tree: Tree, merged: bool) -> _Places:
   """A merged node's candidates may be anywhere in the next level."""
   is_inner = np.array([bool(c) for c in tree.children])
-  inner = np.flatnonzero(is_inner)
+  inner = np.flatnonzero(is_inner).astype(np.int32)
   if merged:
     lists = [list(tree.levels[tree.depth[n] + 1]) for n in inner]
     first = np.array([level.start for level in tree.levels])
-    slot = np.arange(tree.num_nodes) - first[tree.depth]
+    slot = (np.arange(tree.num_nodes) - first[tree.depth]).astype(np.int32)
   else:
     lists = [list(tree.children[n]) for n in inner]
     slot = tree.rank
   width = max(map(len, lists))
-  slots = np.array([x + [0] * (width - len(x)) for x in lists])
+  slots = np.array([x + [0] * (width - len(x)) for x in lists], np.int32)
   filled = np.array(
     [[True] * len(x) + [False] * (width - len(x)) for x in lists]
   )

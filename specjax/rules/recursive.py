@@ -8,8 +8,8 @@ what the tests before it left to do.
 
 - Independent siblings: SpecInfer's multi-step sampling (Miao et al., ASPLOS
   2024). In the scale form, with `s_0 = 0, s_{j+1} = s_j + R(s_j)`, what is left
-  is `q^{j+1} = norm([q - s_j p]_+)`: nothing is normalised m times. All of m are
-  rejected with probability R(s_m) (`specjax.laws.rejection`).
+  is `q^{j+1} = norm([q - s_j p]_+)`: nothing is normalised m times. All of m
+  are rejected with probability R(s_m) (`specjax.laws.rejection`).
 - Without replacement: RSD (Jeon et al., 2024) and Sequoia (Chen et al., NeurIPS
   2024). A candidate whose law has run out of mass is uniform over the rest.
 - Deterministic: EAGLE's trees; x is accepted with what q has left for it.

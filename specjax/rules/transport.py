@@ -55,7 +55,7 @@ _NUM_FINE = 4096
 def decide(siblings, target_log_probs, draft_log_probs, tokens, valid):
   """See `specjax.rules.nodewise.DecideFn`."""
   del siblings
-  classes = _classes(target_log_probs, draft_log_probs, len(tokens))
+  classes = classes_of(target_log_probs, draft_log_probs, len(tokens))
   levels, selected = selection(classes.draft, classes.target, jnp.sum(valid))
   group = classes.ids[tokens]  # [C]
   slope = jnp.where(
@@ -74,7 +74,7 @@ def decide(siblings, target_log_probs, draft_log_probs, tokens, valid):
   )
 
 
-def _classes(target_log_probs, draft_log_probs, most: int) -> RatioClasses:
+def classes_of(target_log_probs, draft_log_probs, most: int) -> RatioClasses:
   """Single tokens, or as many classes as 0.999 of the optimum needs."""
   if len(target_log_probs) <= _MOST_TOKENS:
     return single_tokens(target_log_probs, draft_log_probs)

@@ -39,7 +39,7 @@ def verify(
   owed = jnp.ones_like(target_log_probs[:, :, 0])  # w of unvisited nodes
   passes = owed
   for level in tree.levels[:-1]:
-    here = [n for n in level if tree.children[n]]
+    here = np.array([n for n in level if tree.children[n]], np.int32)
     width = max(len(tree.children[n]) for n in here)
     there = jnp.broadcast_to(
       filled[here, :width], (len(owed), len(here), width)
@@ -52,15 +52,18 @@ def verify(
       there,
     )
     passes = passes.at[:, here].set(left)
-    parent = [i for i, n in enumerate(here) for _ in tree.children[n]]
-    below = [c for n in here for c in tree.children[n]]
+    below = np.array([c for n in here for c in tree.children[n]], np.int32)
+    above = np.array(tree.parents, np.int32)[below]
+    parent = np.searchsorted(here, above).astype(np.int32)
     start = given[:, parent, tree.rank[below]]
     owed, passes = owed.at[:, below].set(start), passes.at[:, below].set(start)
   passes = passes.at[:, 0].set(1)
   order = _post_order(tree)
   fails = jnp.cumprod(1 - passes[:, order], axis=1)
   before = jnp.concatenate([jnp.ones_like(fails[:, :1]), fails[:, :-1]], axis=1)
-  node_probs = (passes[:, order] * before)[:, np.argsort(order)]
+  node_probs = (passes[:, order] * before)[
+    :, np.argsort(order).astype(np.int32)
+  ]
 
   def next_log_probs(node):
     law = take_node(target_log_probs, node)
@@ -124,7 +127,7 @@ def _post_order(tree: Tree) -> np.ndarray:
     order.append(node)
 
   visit(0)
-  return np.array(order)
+  return np.array(order, np.int32)
 
 
 def check(tree: Tree, siblings: Siblings) -> None:

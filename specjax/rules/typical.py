@@ -71,7 +71,7 @@ def rule(epsilon: float = 0.09, delta: float = 0.3) -> Rule:
 
 def _verify_tree(tree, tokens, target_log_probs, acceptable) -> Verification:
   """The longest acceptable path of a deterministic tree."""
-  parents = np.maximum(tree.parents, 0)
+  parents = np.maximum(tree.parents, 0).astype(np.int32)
   above = target_log_probs[:, parents]  # [B, N + 1, V]
   log_prob = laws.token_log_prob(above, tokens)  # [B, N + 1]
   passes = jnp.take_along_axis(acceptable(above), tokens[..., None], -1)[..., 0]

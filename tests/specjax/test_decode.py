@@ -35,9 +35,7 @@ def make_drafters(**common):
     "model1": model(MODEL, tree=chain(1), **common),
     "paths": model(MODEL, tree=paths(3, 3), **common),
     "ngram": drafters.ngram.drafter(num_speculative_tokens=3, **common),
-    "layer_skip": drafters.layer_skip.drafter(
-      MODEL, tree=chain(3), **common
-    ),
+    "layer_skip": drafters.layer_skip.drafter(MODEL, tree=chain(3), **common),
     "layer_skip_paths": drafters.layer_skip.drafter(
       MODEL, tree=paths(2, 2), **common
     ),
@@ -120,6 +118,56 @@ def test_greedy_rows_equal_a_plain_python_argmax(rule, drafter):
   state = decode(decoder, start(decoder, temperature=0.0))
   for b, row in enumerate(rows_of(state)):
     assert row == greedy_reference(PROMPTS[b, : LENGTHS[b]], BUDGETS[b])
+
+
+LOOP_TREES = {
+  ("without_replacement", k_ary(2, 2)): ("recursive", "traversal"),
+  ("top_k", k_ary(2, 2)): ("typical(epsilon=0.5, delta=1.0)",),
+  ("greedy", k_ary(2, 1)): ("greedy_draft",),
+  ("hub", k_ary(2, 2)): ("hub",),
+  ("shared_noise", paths(2, 2)): ("gumbel_list",),
+  ("iid", paths(2, 2)): (
+    "batch",
+    "kseq",
+    "bucketed",
+    "transport",
+    "canonical",
+    "multipath_block",
+  ),
+  ("iid", chain(3)): ("block", "decoding_opt"),
+}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+  ("how", "tree", "rule"),
+  [(*key, rule) for key, names in LOOP_TREES.items() for rule in names],
+  ids=lambda x: x if isinstance(x, str) else "tree",
+)
+def test_every_rule_decodes_greedily_and_counts(how, tree, rule):
+  """At temperature 0 lossless rules, in the loop, give the argmax text."""
+  drafter = drafters.model.drafter(
+    MODEL, tree=tree, siblings=siblings.get(how), vocab_size=VOCAB
+  )
+  decoder = specjax.make_decoder(MODEL, drafter=drafter, rule=rule)
+  rows = len(PROMPTS)
+  state = decoder.init(
+    PARAMS, jnp.asarray(PROMPTS), LENGTHS, jax.random.key(0),
+    buffer_length=26, max_new_tokens=20,
+    sampling=make_sampling(rows, temperature=[0.0, 0.0, 0.0, 0.8, 0.8]),
+  )  # fmt: skip
+  state = jax.jit(decoder.generate)(PARAMS, state)
+  counters = state.counters
+  distance = np.asarray(counters.total_variation)
+  if decoder.rule.lossless:
+    assert (distance == 0).all()
+    for b, row in enumerate(rows_of(state)[:3]):
+      assert row == greedy_reference(PROMPTS[b, : LENGTHS[b]], 20)
+  else:
+    assert (distance[3:] > 0).all()
+  # Every visited node offers its children; those taken were offered.
+  assert (counters.rank_accepted <= counters.rank_offered + 1e-4).all()
+  assert int(counters.num_accepted.sum()) > 0
 
 
 def small_drafters(model, vocab_size):
@@ -206,7 +254,10 @@ def test_a_step_draws_node_and_token_from_the_rules_laws():
   )  # fmt: skip
   _, info = jax.jit(decoder.step)(PARAMS, init(jax.random.key(3)))
   verification = decoder.rule.verify(
-    decoder.drafter.tree, info.draft, info.target_log_probs
+    decoder.drafter.tree,
+    decoder.drafter.siblings,
+    info.draft,
+    info.target_log_probs,
   )
   np.testing.assert_allclose(verification.node_probs, info.node_probs)
   after = np.exp(np.asarray(verification.next_log_probs(info.node)))
@@ -532,9 +583,7 @@ def test_gradients_with_respect_to_the_draft_are_finite():
 def test_vocabularies_may_be_padded_differently():
   wide = toys.table_model(VOCAB + 3)
   padded = jnp.pad(PARAMS.draft, ((0, 0), (0, 3)), constant_values=50.0)
-  drafter = drafters.model.drafter(
-    wide, tree=chain(3), vocab_size=VOCAB
-  )
+  drafter = drafters.model.drafter(wide, tree=chain(3), vocab_size=VOCAB)
   decoder = specjax.make_decoder(MODEL, drafter=drafter)
   params = dataclasses.replace(PARAMS, draft=padded)
   state = decode(decoder, start(decoder), params)
@@ -585,9 +634,7 @@ def test_a_buffer_beyond_the_models_positions_is_refused():
   decoder = specjax.make_decoder(short)
   with pytest.raises(ValueError, match="target model has 32 positions"):
     start(decoder)
-  drafter = drafters.model.drafter(
-    short, tree=chain(2), vocab_size=VOCAB
-  )
+  drafter = drafters.model.drafter(short, tree=chain(2), vocab_size=VOCAB)
   with pytest.raises(ValueError, match="draft model has 32 positions"):
     start(specjax.make_decoder(MODEL, drafter=drafter))
 

@@ -117,9 +117,7 @@ def test_caches_hold_the_committed_tokens_after_every_step(make):
 
 
 def test_the_target_drafting_for_itself_is_always_accepted():
-  drafter = drafters.layer_skip.drafter(
-    MODEL, tree=chain(3), vocab_size=VOCAB
-  )
+  drafter = drafters.layer_skip.drafter(MODEL, tree=chain(3), vocab_size=VOCAB)
   decoder = specjax.make_decoder(MODEL, drafter=drafter)
   state = decoder.init(
     PARAMS, jnp.asarray(PROMPTS), LENGTHS, jax.random.key(0),
@@ -132,9 +130,7 @@ def test_the_target_drafting_for_itself_is_always_accepted():
 
 def test_paths_are_drawn_independently():
   runs = 20_000
-  drafter = drafters.model.drafter(
-    MODEL, tree=paths(1, 2), vocab_size=VOCAB
-  )
+  drafter = drafters.model.drafter(MODEL, tree=paths(1, 2), vocab_size=VOCAB)
   decoder = specjax.make_decoder(MODEL, drafter=drafter, rule="match")
   state = decoder.init(
     PARAMS, jnp.full((runs, 2), 3), np.full(runs, 2),

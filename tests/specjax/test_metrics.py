@@ -11,8 +11,8 @@ from specjax.metrics import Unit, ratio_interval, speedup_interval, summarize
 def unit(**changes) -> Unit:
   base = Unit(
     num_tokens=12, num_target_calls=4, num_drafted=12, num_accepted=8,
-    expected_accepted=7.5, total_variation=0.0, seconds=2.0, baseline_num_tokens=12,
-    baseline_num_target_calls=12, baseline_seconds=3.0,
+    expected_accepted=7.5, total_variation=0.0, seconds=2.0,
+    baseline_num_tokens=12, baseline_num_target_calls=12, baseline_seconds=3.0,
   )  # fmt: skip
   return dataclasses.replace(base, **changes)
 

@@ -1,0 +1,356 @@
+"""What each verification rule costs, against one pass over what it reads.
+
+  python -m launch.benchmark --suite=rules --output=costs.json
+
+A rule is timed on random laws: it verifies a batch and says the next token's
+law at one node a row. Right beside it, in turn with it, one pass over both laws
+is timed (`sum max(q, p)`), which no rule that looks at them can undercut; the
+ratio of the two is what is reported. Milliseconds are of this machine today.
+
+Every rule is measured at its centre, the cell closest to V = 131,072, K = 4,
+G = 4, B = 1 that it can verify, and along each axis from there. `--full_grid`
+measures every cell. A stopped run goes on where it was.
+"""
+
+import dataclasses
+import functools
+import itertools
+import json
+import math
+import os
+import pathlib
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import rich.console
+from absl import flags
+from jax import Array
+
+from launch import main, timing
+from launch.journal import check_writable, write_json
+from specjax import rules, sampling, siblings
+from specjax.siblings import Siblings
+from specjax.tree import Tree, paths
+from specjax.types import Draft
+
+_VOCAB_SIZES = flags.DEFINE_list(
+  "vocab_sizes", ["32768", "131072", "262144"], "Suite rules: each V."
+)
+_NUM_DRAFTS = flags.DEFINE_list(
+  "rule_num_drafts", ["1", "2", "4", "8"], "Suite rules: each K, paths drafted."
+)
+_LENGTHS = flags.DEFINE_list(
+  "rule_num_speculative_tokens", ["1", "4", "8"], "Suite rules: each G."
+)
+_BATCH_SIZES = flags.DEFINE_list(
+  "rule_batch_sizes", ["1", "8"], "Suite rules: each B."
+)
+_RULES = flags.DEFINE_list(
+  "suite_rules", [], "Suite rules: which rules to measure; none is all."
+)
+_FULL_GRID = flags.DEFINE_bool(
+  "full_grid", False, "Suite rules: every cell, not only along the axes."
+)
+_MAX_GIB = flags.DEFINE_float(
+  "max_gib", 2.0, "Suite rules: cells with more input than this are skipped."
+)
+
+# Rules that are made for other siblings than i.i.d. ones, or for them as well.
+_SIBLINGS: dict[str, tuple[Siblings, ...]] = {
+  "recursive": (siblings.IID, siblings.WITHOUT_REPLACEMENT),
+  "traversal": (siblings.IID, siblings.WITHOUT_REPLACEMENT),
+  "greedy_draft": (siblings.GREEDY,),
+  "hub": (siblings.HUB,),
+  "gumbel_list": (siblings.SHARED_NOISE,),
+}
+_SECONDS_A_TURN = 0.02  # short calls are repeated, so that clocks do not matter
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, order=True)
+class Cell:
+  """What is verified: B rows of K paths of G tokens among V."""
+
+  vocab_size: int
+  num_drafts: int
+  num_speculative_tokens: int
+  batch_size: int
+
+  @property
+  def tree(self) -> Tree:
+    """K chains of G tokens under the root."""
+    return paths(self.num_speculative_tokens, self.num_drafts)
+
+  @property
+  def pass_bytes(self) -> int:
+    """Of both laws at every node."""
+    return 8 * self.batch_size * self.tree.num_nodes * self.vocab_size
+
+  def input_bytes(self, drawn: Siblings) -> int:
+    """Of all that a rule is given."""
+    noise = self.num_drafts * (self.num_speculative_tokens + 1)
+    noise *= 4 * self.batch_size * self.vocab_size
+    return self.pass_bytes + (noise if drawn.with_noise else 0)
+
+  def distance(self, other: "Cell") -> float:
+    """How far apart, in octaves along all axes."""
+    return sum(
+      abs(math.log2(a / b))
+      for a, b in zip(
+        dataclasses.astuple(self), dataclasses.astuple(other), strict=True
+      )
+    )
+
+
+CENTRE = Cell(
+  vocab_size=1 << 17, num_drafts=4, num_speculative_tokens=4, batch_size=1
+)
+
+
+def cells_of(name: str, drawn: Siblings, grid: list[Cell], *, full: bool):
+  """The cells of a grid that a rule is measured in.
+
+  Args:
+    name: of the rule.
+    drawn: how siblings are drawn.
+    grid: all cells.
+    full: whether every cell it can verify counts, or only the star around the
+      one that is closest to `CENTRE`.
+
+  Returns:
+    A list of `Cell`, empty if the rule can verify none.
+  """
+
+  def fits(cell):
+    try:
+      rules.get(name).check(cell.tree, drawn)
+    except ValueError:
+      return False
+    return True
+
+  fit = [cell for cell in grid if fits(cell)]
+  if full or not fit:
+    return fit
+  centre = dataclasses.astuple(min(fit, key=CENTRE.distance))
+  off_axes = lambda cell: sum(
+    a != b for a, b in zip(dataclasses.astuple(cell), centre, strict=True)
+  )
+  return [cell for cell in fit if off_axes(cell) <= 1]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def make_inputs(cell: Cell, drawn: Siblings) -> tuple[Draft, Array]:
+  """A draft from noisy Zipf laws, and the target's laws near them.
+
+  Laws depend on a node's depth alone, so that paths with equal tokens have
+  equal laws, as they must.
+
+  Args:
+    cell: the sizes (static).
+    drawn: how siblings are drawn (static).
+
+  Returns:
+    The `Draft` and `f32[B, N + 1, V]`, the target's log-probabilities.
+  """
+  tree, batch, vocab = cell.tree, cell.batch_size, cell.vocab_size
+  depths, num_paths = tree.max_depth, cell.num_drafts
+  keys = jax.random.split(jax.random.key(0), 4)
+  shape = (batch, depths + 1, vocab)
+  zipf = -1.1 * jnp.log(1 + jnp.arange(vocab, dtype=jnp.float32))
+  logits = zipf + 0.5 * jax.random.normal(keys[0], shape)
+  law = jax.nn.log_softmax(logits)
+  target = jax.nn.log_softmax(logits + 0.7 * jax.random.normal(keys[1], shape))
+  noise = None
+  if drawn.with_noise:
+    shape = (batch, num_paths, depths + 1, vocab)
+    noise = jax.random.exponential(keys[2], shape)
+  tokens = [jnp.zeros((batch,), jnp.int32)]
+  for node in range(1, tree.num_nodes):
+    parent, rank = law[:, tree.depth[node] - 1], tree.rank[node]
+    siblings_before = tree.children[tree.parents[node]][:rank]
+    elders = jnp.stack([tokens[n] for n in siblings_before], 1) if rank else (
+      jnp.zeros((batch, 0), jnp.int32)
+    )  # fmt: skip
+    if drawn.with_noise:
+      path = (node - 1) % num_paths
+      tokens.append(sampling.race(noise[:, path, tree.depth[node] - 1], parent))
+      continue
+    count = len(tree.children[tree.parents[node]])
+    tokens.append(
+      sampling.categorical(
+        jax.random.split(jax.random.fold_in(keys[3], node), batch),
+        drawn.child(parent, elders, jnp.full((batch,), count)),
+      )
+    )
+  is_leaf = jnp.array([not children for children in tree.children])
+  draft = Draft(
+    tokens=jnp.stack(tokens, axis=1),
+    log_probs=jnp.where(is_leaf[:, None], -jnp.inf, law[:, tree.depth]),
+    noise=noise,
+  )
+  return draft, target[:, tree.depth]
+
+
+def verification(name: str, tree: Tree, drawn: Siblings):
+  """A jitted verification: `(draft, target_log_probs) -> what is used of it`.
+
+  The node is the most probable one, and so is the token after it: choosing them
+  needs all that the rule computes, and little else.
+  """
+  rule = rules.get(name)
+
+  @jax.jit
+  def run(draft, target_log_probs):
+    found = rule.verify(tree, drawn, draft, target_log_probs)
+    node = sampling.argmax(found.node_probs)
+    token = sampling.argmax(found.next_log_probs(node))
+    return found.node_probs, node, token, found.total_variation
+
+  return run
+
+
+@jax.jit
+def single_pass(draft: Draft, target_log_probs: Array) -> Array:
+  """Reads both laws once, `f32[B, N + 1]`."""
+  return jnp.sum(jnp.maximum(draft.log_probs, target_log_probs), axis=-1)
+
+
+def time_rule(
+  name: str, tree: Tree, drawn: Siblings, inputs, *, rounds: int
+) -> tuple[float, float]:
+  """Median milliseconds of a verification and of a pass over its inputs."""
+  functions = {
+    "rule": verification(name, tree, drawn), "pass": single_pass
+  }  # fmt: skip
+  repeats = {}
+  for part, function in functions.items():
+    jax.block_until_ready(function(*inputs))  # compiles
+    start = time.perf_counter()
+    jax.block_until_ready(function(*inputs))
+    took = time.perf_counter() - start
+    repeats[part] = max(1, math.ceil(_SECONDS_A_TURN / took))
+
+  def turn(part):
+    for _ in range(repeats[part]):
+      jax.block_until_ready(functions[part](*inputs))
+
+  seconds = timing.alternate(
+    {part: functools.partial(turn, part) for part in functions}, rounds=rounds
+  )
+  rule, one_pass = (1e3 * seconds[p] / repeats[p] for p in functions)
+  return rule, one_pass
+
+
+def run(*, rounds: int, machine: dict) -> int:
+  """The suite.
+
+  Args:
+    rounds: timed turns of a rule and of the pass, after one that is not.
+    machine: for the record.
+
+  Returns:
+    The exit code.
+
+  Raises:
+    ValueError: for unknown rules, sizes that are not positive, or a partial
+      result of another machine or number of rounds.
+  """
+  names = _RULES.value or list(rules.RULES)
+  for name in names:
+    rules.get(name)
+  grid = [
+    Cell(
+      vocab_size=v, num_drafts=k, num_speculative_tokens=g, batch_size=b
+    )
+    for v, k, g, b in itertools.product(
+      *map(_sizes, (_VOCAB_SIZES, _NUM_DRAFTS, _LENGTHS, _BATCH_SIZES))
+    )
+  ]  # fmt: skip
+  plan, skipped = [], []
+  for name in names:
+    for drawn in _SIBLINGS.get(name, (siblings.IID,)):
+      for cell in cells_of(name, drawn, grid, full=_FULL_GRID.value):
+        gib = cell.input_bytes(drawn) / 2**30
+        if gib <= _MAX_GIB.value:
+          plan.append((cell, drawn, name))
+        else:
+          skipped.append(_entry(cell, drawn, name) | {"gib": gib})
+  result = {
+    "cells": [], "skipped": skipped, "rounds": rounds, "machine": machine
+  }  # fmt: skip
+  partial = _resume(result)
+  done = {_identity(entry) for entry in result["cells"]}
+  # Rules of one cell are neighbours, and share its inputs.
+  plan.sort(key=lambda item: (item[0], item[1].name))
+  made, inputs = None, None
+  for number, (cell, drawn, name) in enumerate(plan, start=1):
+    entry = _entry(cell, drawn, name)
+    if _identity(entry) in done:
+      continue
+    if made != (cell, drawn):
+      inputs = None  # the memory of the cell before
+      made, inputs = (cell, drawn), make_inputs(cell, drawn)
+    rule, one_pass = time_rule(name, cell.tree, drawn, inputs, rounds=rounds)
+    entry |= {
+      "milliseconds": rule,
+      "pass_milliseconds": one_pass,
+      "ratio": rule / one_pass,
+      "bytes": cell.pass_bytes,
+    }
+    result["cells"].append(entry)
+    if partial:
+      write_json(partial, result)
+    print(
+      f"[{number}/{len(plan)}] V={cell.vocab_size} K={cell.num_drafts} "
+      f"G={cell.num_speculative_tokens} B={cell.batch_size} {name} "
+      f"({drawn.name}): {rule:.2f} ms, {rule / one_pass:.2f} passes",
+      file=sys.stderr,
+      flush=True,
+    )
+  if partial:
+    write_json(main.OUTPUT.value, result)
+    pathlib.Path(partial).unlink(missing_ok=True)
+  else:
+    rich.console.Console().print_json(json.dumps(result))
+  return 0
+
+
+def _sizes(flag) -> list[int]:
+  try:
+    sizes = sorted({int(text) for text in flag.value})
+  except ValueError:
+    sizes = []
+  if not sizes or sizes[0] < 1:
+    raise ValueError(
+      f"--{flag.name} must be positive integers, got {flag.value}"
+    )
+  return sizes
+
+
+def _entry(cell: Cell, drawn: Siblings, name: str) -> dict:
+  return {**dataclasses.asdict(cell), "rule": name, "siblings": drawn.name}
+
+
+def _identity(entry: dict) -> tuple:
+  """What an entry is of: all of `_entry`, without what was measured."""
+  keys = [f.name for f in dataclasses.fields(Cell)] + ["rule", "siblings"]
+  return tuple(entry[key] for key in keys)
+
+
+def _resume(result: dict) -> str | None:
+  """Adds finished cells of the partial file; returns its name, if there is."""
+  if not main.OUTPUT.value:
+    return None
+  check_writable(main.OUTPUT.value)
+  partial = main.OUTPUT.value + ".partial"
+  if os.path.exists(partial):
+    before = json.loads(pathlib.Path(partial).read_text("utf-8"))
+    for key in ("rounds", "machine"):
+      if before[key] != result[key]:
+        raise ValueError(
+          f"{partial} is from a run with other {key}; finish that run, or "
+          "delete the file"
+        )
+    result["cells"] += before["cells"]
+  return partial

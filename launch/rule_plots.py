@@ -1,0 +1,120 @@
+r"""Draws the figures about rules from committed measurements.
+
+  python -m launch.rule_plots costs docs/measurements/rules/costs.json \
+    docs/figures/rule-costs.svg
+
+The same measurements give the same file, byte for byte.
+"""
+
+import json
+import math
+import pathlib
+import sys
+from collections.abc import Callable
+
+import matplotlib
+from matplotlib.figure import Figure
+
+_AXES = {
+  "vocab_size": "vocabulary V",
+  "num_drafts": "paths K",
+  "num_speculative_tokens": "drafted tokens a path G",
+  "batch_size": "rows B",
+}
+_CENTRE = (1 << 17, 4, 4, 1)
+_MARKERS = "osD^v<>PX*"
+
+
+def costs(result: dict) -> Figure:
+  """Cost of every rule against V, K, G and B, in passes over its inputs.
+
+  A panel shows, for each rule, the line with the most points along its axis,
+  and of equals the one closest to the centre.
+
+  Args:
+    result: of `launch.benchmark --suite=rules`.
+  """
+  figure = Figure(figsize=(11, 7), layout="constrained")
+  panels = figure.subplots(2, 2, sharey=True)
+  series = {}
+  for cell in result["cells"]:
+    series.setdefault((cell["rule"], cell["siblings"]), []).append(cell)
+  styles = matplotlib.colormaps["tab10"].colors
+  for panel, (axis, title) in zip(panels.flat, _AXES.items(), strict=True):
+    for index, ((rule, siblings), cells) in enumerate(series.items()):
+      line = _line(cells, axis)
+      where = "" if siblings == "iid" else siblings.replace("_", " ")
+      panel.plot(
+        [cell[axis] for cell in line],
+        [cell["ratio"] for cell in line],
+        color=styles[index % 10],
+        marker=_MARKERS[(index + index // 10) % 10],
+        linestyle="-" if index < 10 else "--",
+        markersize=4,
+        linewidth=1,
+        label=f"{rule}, {where}" if where else rule,
+      )
+    ticks = sorted({cell[axis] for cell in result["cells"]})
+    panel.set_xscale("log", base=2)
+    panel.set_yscale("log")
+    panel.set_xticks(ticks, [f"{tick:,}" for tick in ticks], minor=False)
+    panel.minorticks_off()
+    panel.axhline(1, color="black", linewidth=0.8)
+    panel.grid(axis="y", linewidth=0.3)
+    panel.set_xlabel(title)
+  for panel in panels[:, 0]:
+    panel.set_ylabel("cost in passes over both laws")
+  figure.legend(
+    *panels[0, 0].get_legend_handles_labels(),
+    loc="outside right center",
+    fontsize="small",
+  )
+  return figure
+
+
+def _line(cells: list[dict], axis: str) -> list[dict]:
+  """The cells along one axis."""
+  names = [name for name in _AXES if name != axis]
+  centre = [c for name, c in zip(_AXES, _CENTRE, strict=True) if name != axis]
+  groups = {}
+  for cell in cells:
+    groups.setdefault(tuple(cell[n] for n in names), []).append(cell)
+
+  def order(place):
+    away = sum(
+      abs(math.log2(a / b)) for a, b in zip(place, centre, strict=True)
+    )
+    return -len(groups[place]), away
+
+  place = min(groups, key=order)
+  return sorted(groups[place], key=lambda cell: cell[axis])
+
+
+# Each takes the parsed JSON of a measurement.
+FIGURES: dict[str, Callable[[dict], Figure]] = {
+  "costs": costs,
+}
+
+
+def main(argv: list[str]) -> int:
+  """`rule_plots FIGURE MEASUREMENT.json FIGURE.svg`; returns the exit code."""
+  if len(argv) != 4 or argv[1] not in FIGURES:
+    print(
+      f"usage: python -m launch.rule_plots {{{','.join(FIGURES)}}} "
+      "MEASUREMENT.json FIGURE.svg",
+      file=sys.stderr,
+    )
+    return 2
+  _, name, source, target = argv
+  result = json.loads(pathlib.Path(source).read_text("utf-8"))
+  with matplotlib.rc_context(
+    {"svg.hashsalt": "specjax", "svg.fonttype": "none", "font.size": 9}
+  ):
+    figure = FIGURES[name](result)
+    pathlib.Path(target).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target, format="svg", metadata={"Date": None})
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(main(sys.argv))

@@ -1,0 +1,495 @@
+"""Compares verification rules: on two laws, or along a pair's real contexts.
+
+  python -m launch.rules --target=0.2,0.3,0.5 --draft=0.5,0.3,0.2 --num_drafts=2
+  python -m launch.rules --laws=LAWS.npz --num_speculative_tokens=3 --rule=all
+  python -m launch.rules --config=configs/embedded.py --config.num_drafts=2 \
+    --config.temperature=1.0 --prompts=IN.jsonl --output=R.json
+
+Two laws: every context has the target's law q and the draft's law p. Where all
+drafts can be enumerated the numbers are exact ("method": "exact"): each draft's
+outcome through the shipped rule, summed in float64. Else drafts are sampled,
+and the acceptance has a standard error; a distance that was not computed is
+null. "acceptance" is the expected number of accepted tokens, for one drafted
+token a path the acceptance probability. "output_law" is the law of the next
+token (null where it is only sampled and longer than 64 tokens).
+
+A pair: K, G, the warp and the models are the config's (its rule is not looked
+at), and the numbers are means over decoding steps (`launch.rule_contexts`,
+which also says what draft every rule is given, and how rows are named).
+
+Rules that do not fit are listed with the reason; if it is the one rule asked
+for, that is an error.
+"""
+
+import functools
+import json
+import pathlib
+import sys
+import zipfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import rich.box
+import rich.console
+import rich.table
+from absl import flags
+
+from launch import benchmark, main, prompts, rule_contexts
+from launch.journal import check_writable, write_json
+from launch.rule_contexts import Case
+from specjax import drafters, exact
+from specjax import rules as rules_lib
+from specjax import sampling as sampling_lib
+from specjax import siblings as siblings_lib
+from specjax import tree as tree_lib
+from specjax.theory import transport
+from specjax.types import Context, LanguageModel, ModelOutput
+from specjax.warp import make_sampling
+
+flags.adopt_module_key_flags(main)  # so that --help lists them
+_TARGET = flags.DEFINE_string("target", None, "The target's law: 0.2,0.3,0.5")
+_DRAFT = flags.DEFINE_string("draft", None, "The draft's law, as --target.")
+_LAWS = flags.DEFINE_string(
+  "laws", None, "Instead of both: an .npz file with arrays target and draft."
+)
+_RULE = flags.DEFINE_string(
+  "rule", "all", 'One rule, as in "typical(epsilon=0.2)", or "all".'
+)
+_NUM_DRAFTS = flags.DEFINE_integer(
+  "num_drafts", None, "K, paths drafted from the laws (2).", lower_bound=1
+)
+_LENGTH = flags.DEFINE_integer(
+  "num_speculative_tokens", None, "G, tokens of a path (1).", lower_bound=1
+)
+_SEED = flags.DEFINE_integer(
+  "seed", None, "Of drafts sampled from the laws (0).", lower_bound=0
+)
+_MAX_CONTEXTS = flags.DEFINE_integer(
+  "max_contexts", 32, "With --config: steps of a prompt.", lower_bound=1
+)
+
+# What enumeration may hold: drafts x nodes x tokens, where a rule's own tables
+# count as those of 64 tokens. About 3 GiB for the hungriest rule.
+_MAX_ENUMERATED = 4_000_000
+# What sampling may hold at a time, and go through, in the same unit.
+_SAMPLED_AT_ONCE, _MAX_SAMPLED = 1 << 22, 1 << 29
+_NUM_SAMPLES, _MIN_SAMPLES = 4096, 256
+_LONGEST_LAW = 64  # a longer one is not worth sampling
+
+
+# ------------------------------------------------------------------ the laws
+
+
+def read_laws() -> tuple[np.ndarray, np.ndarray]:
+  """The draft's and the target's law that the flags give, `f64[V]`."""
+  pair = {"--target": _TARGET.value, "--draft": _DRAFT.value}
+  if _LAWS.value is not None:
+    if any(x is not None for x in pair.values()):
+      raise main.UserError("give either --laws or --target and --draft")
+    laws = _read_npz(_LAWS.value)
+  else:
+    missing = [name for name, text in pair.items() if text is None]
+    if missing:
+      raise main.UserError(f"{' and '.join(missing)} missing: give both laws")
+    laws = {name: _parse(name, text) for name, text in pair.items()}
+  (_, target), (_, draft) = laws.items()
+  if len(target) != len(draft):
+    raise main.UserError(
+      f"target and draft must have the same length, got {len(target)} and "
+      f"{len(draft)}"
+    )
+  target, draft = (_normalised(name, law) for name, law in laws.items())
+  return draft, target
+
+
+def _parse(name: str, text: str) -> np.ndarray:
+  """The numbers of a flag."""
+  try:
+    return np.array([float(x) for x in text.split(",")] if text.strip() else [])
+  except ValueError:
+    raise main.UserError(
+      f"{name} must be numbers, as in 0.2,0.3,0.5, got {text!r}"
+    ) from None
+
+
+def _read_npz(path: str) -> dict[str, np.ndarray]:
+  """Arrays `target` and `draft` of a file."""
+  if not pathlib.Path(path).is_file():
+    raise main.UserError(f"no such file: {path}")
+  try:
+    file = np.load(path, allow_pickle=False)
+    arrays = dict(file) if isinstance(file, np.lib.npyio.NpzFile) else None
+  except (ValueError, EOFError, zipfile.BadZipFile):
+    arrays = None
+  if arrays is None:
+    raise main.UserError(f"{path} is not an .npz file of numbers")
+  laws = {}
+  for name in ("target", "draft"):
+    if name not in arrays:
+      raise main.UserError(
+        f"{path} must have arrays target and draft, got {sorted(arrays)}"
+      )
+    array = arrays[name]
+    if array.ndim != 1 or array.dtype.kind not in "fiu":
+      raise main.UserError(
+        f"{name} in {path} must be one row of numbers, got "
+        f"{array.dtype}{list(array.shape)}"
+      )
+    laws[name] = array.astype(np.float64)
+  return laws
+
+
+def _normalised(name: str, law: np.ndarray) -> np.ndarray:
+  """The law, checked, with a sum of 1 in float64."""
+  if not len(law):
+    raise main.UserError(f"{name} is empty")
+  if not np.isfinite(law).all():
+    raise main.UserError(f"{name} must be finite numbers, got NaN or infinity")
+  if (law < 0).any():
+    raise main.UserError(f"{name} must not be negative, got {law.min():g}")
+  if abs(law.sum() - 1) > 1e-6:
+    raise main.UserError(f"{name} must sum to 1, got {law.sum():.9g}")
+  return law / law.sum()
+
+
+# ---------------------------------------------------------------- on two laws
+
+
+def compare(draft: np.ndarray, target: np.ndarray) -> dict:
+  """The report on two laws, `f64[V]` each."""
+  count, length = _NUM_DRAFTS.value or 2, _LENGTH.value or 1
+  rows, left_out = rule_contexts.cases(
+    _RULE.value,
+    num_drafts=count,
+    num_speculative_tokens=length,
+    vocab_size=len(target),
+  )
+  measured = functools.lru_cache(
+    lambda row: evaluate(row, draft, target, seed=_SEED.value or 0)
+  )
+  error = None
+  if length == 1:
+    optimum = transport.iid_optimum(draft, target, count)
+    optimum_is = f"optimal transport of {count} i.i.d. drafts"
+  else:
+    best = Case(
+      name="transport",
+      rule=rules_lib.get("transport"),
+      tree=tree_lib.paths(length, count),
+      siblings=siblings_lib.IID,
+    )
+    optimum, error = (
+      measured(best)[key] for key in ("acceptance", "standard_error")
+    )
+    optimum_is = (
+      f"expected accepted tokens of rule transport on {count} i.i.d. paths of "
+      f"{length} tokens: the optimum node by node"
+    )
+  found = {}
+  for row in rows:
+    values = measured(row)
+    share = values["acceptance"] / optimum if optimum > 0 else None
+    found[row.name] = {**values, "share_of_optimum": share}
+  return {
+    "optimum": optimum,
+    "optimum_is": optimum_is,
+    "optimum_standard_error": error,
+    "num_drafts": count,
+    "num_speculative_tokens": length,
+    "rules": found,
+    "left_out": left_out,
+  }
+
+
+def evaluate(
+  row: Case, draft: np.ndarray, target: np.ndarray, *, seed: int
+) -> dict:
+  """Acceptance, output law and distance of one rule.
+
+  Args:
+    row: the rule and what it is given.
+    draft, target: `f64[V]`.
+    seed: of sampled drafts.
+
+  Returns:
+    The row's entry in the report, without its share of the optimum.
+  """
+  vocab, nodes = len(target), row.tree.num_nodes
+  numbers = vocab**row.tree.num_drafted * nodes * max(vocab, 64)
+  enumerable = not row.siblings.with_noise and numbers <= _MAX_ENUMERATED
+  if enumerable:
+    with jax.enable_x64(True):
+      found = exact.block_law(
+        row.rule,
+        row.tree,
+        lambda context: draft,
+        lambda context: target,
+        siblings=row.siblings,
+      )
+    law = found.output.sum(axis=tuple(range(1, found.output.ndim)))
+    acceptance, error = found.expected_accepted, None
+    distance = float(np.abs(law - target).sum() / 2)
+  else:
+    acceptance, error, law, distance = sample(row, draft, target, seed=seed)
+  return {
+    "acceptance": acceptance,
+    "output_law": None if law is None else law.tolist(),
+    "total_variation": distance,
+    "method": "exact" if enumerable else "sampled",
+    "standard_error": error,
+    **row.describe(),
+  }
+
+
+def sample(row: Case, draft: np.ndarray, target: np.ndarray, *, seed: int):
+  """As `evaluate`, on sampled drafts, in float32.
+
+  Returns:
+    Expected accepted tokens and its standard error; the next token's law, or
+    None if it is long; and its distance from the target, as a lossy rule
+    reports it, or None.
+  """
+  vocab, tree = len(target), row.tree
+  size = tree.num_nodes * max(vocab, 64)
+  if row.siblings.with_noise:
+    size *= 2
+  rows = min(max(_SAMPLED_AT_ONCE // size, 1), 512)
+  total = max(min(_NUM_SAMPLES, _MAX_SAMPLED // size), _MIN_SAMPLES)
+  with np.errstate(divide="ignore"):
+    log_draft, log_target = (
+      np.log(law).astype(np.float32) for law in (draft, target)
+    )
+  laws = lambda law, width: jnp.broadcast_to(law, (rows, width, vocab))
+  # A draft model that says p after every token, and keeps nothing in mind.
+  model = LanguageModel(
+    vocab_size=vocab,
+    init_cache=lambda batch, slots: None,
+    apply=lambda params, tokens, cache, **_: (
+      ModelOutput(logits=laws(log_draft, tokens.shape[1])),
+      cache,
+    ),
+  )
+  first = np.array([path[min(1, tree.max_depth)] for path in tree.paths])
+
+  @jax.jit
+  def batch(key):
+    keys = sampling_lib.row_keys(key, jnp.arange(rows))
+    context = Context(
+      tokens=jnp.zeros((rows, 1), jnp.int32),
+      length=jnp.ones((rows,), jnp.int32),
+      sampling=make_sampling(rows),
+      keys=keys,
+      row_keys=keys,
+    )
+    drafted, _ = drafters.model.draft_tree(
+      model,
+      None,
+      None,
+      laws(log_draft, 1)[:, 0],
+      context,
+      tree=tree,
+      siblings=row.siblings,
+      vocab_size=vocab,
+    )
+    found = row.rule.verify(
+      tree, row.siblings, drafted, laws(log_target, tree.num_nodes)
+    )
+    # The next token is drafted, unless the walk ends at the root.
+    probs = found.node_probs
+    rest = jnp.exp(found.next_log_probs(jnp.zeros((rows,), jnp.int32)))
+    law = jnp.sum(probs[:, :1] * rest, axis=0)
+    law = law.at[drafted.tokens[:, first[1:]]].add(probs[:, 1:])
+    distance = found.total_variation
+    return (
+      rule_contexts.expected_accepted(tree, found),
+      law,
+      None if distance is None else jnp.mean(distance[:, 0]),
+    )
+
+  key = jax.random.key(seed)
+  parts = [
+    jax.device_get(batch(jax.random.fold_in(key, number)))
+    for number in range(-(-total // rows))
+  ]
+  accepted = np.concatenate([part[0] for part in parts]).astype(np.float64)
+  law = None
+  if vocab <= _LONGEST_LAW:
+    law = np.sum([part[1] for part in parts], axis=0, dtype=np.float64)
+    law /= law.sum()
+  distance = None
+  if not row.rule.lossless:
+    distance = float(np.mean([part[2] for part in parts]))
+  error = float(accepted.std(ddof=1) / np.sqrt(len(accepted)))
+  return float(accepted.mean()), error, law, distance
+
+
+# -------------------------------------------------------- along real contexts
+
+
+def compare_on_contexts(config) -> dict:
+  """The report on a real pair."""
+  models = rule_contexts.build_pair(config)
+  rows, left_out = rule_contexts.cases(
+    _RULE.value,
+    num_drafts=config.num_drafts,
+    num_speculative_tokens=config.num_speculative_tokens,
+    vocab_size=models.tokenizer.vocab_size,
+  )
+  room = models.room(config.max_new_tokens)
+  if main.PROMPTS.value:
+    items, problems = prompts.read_jsonl(
+      main.PROMPTS.value, models.tokenizer, max_tokens=room
+    )
+    if problems:
+      raise main.UserError("; ".join(problems))
+    if not items:
+      raise main.UserError(f"no prompts in {main.PROMPTS.value}")
+  else:
+    items = prompts.built_in(models.tokenizer, max_tokens=room)
+  found = rule_contexts.measure(
+    rows,
+    models,
+    config,
+    prompts.make_batches(items, batch_size=config.batch_size, max_width=room),
+    max_contexts=_MAX_CONTEXTS.value,
+  )
+  return {
+    "rules": found,
+    "left_out": left_out,
+    "num_prompts": len(items),
+    "max_contexts": _MAX_CONTEXTS.value,
+    "config": json.loads(config.to_json_best_effort()),
+    "machine": benchmark.machine(),
+  }
+
+
+# ----------------------------------------------------------------- the tables
+
+
+def _table(title: str, columns: list[str], caption: str) -> rich.table.Table:
+  table = rich.table.Table(
+    title=title, caption=caption, box=rich.box.SIMPLE, caption_justify="left"
+  )
+  for name in columns:
+    table.add_column(name, justify="left", overflow="fold")
+  return table
+
+
+def _distance(entry: dict) -> str:
+  value = entry["total_variation"]
+  if value is None:
+    return "0 by proof"
+  return f"{value:.4f}" if value == 0 or value >= 5e-5 else f"{value:.0e}"
+
+
+_yes = lambda value: "yes" if value else "no"
+
+
+def show_laws(console, result: dict) -> None:
+  """Prints the report on two laws."""
+  caption = (
+    f"Optimum {result['optimum']:.6f}: {result['optimum_is']}. Other siblings "
+    "than i.i.d. have optima of their own, rules that look at whole paths "
+    "(block, multipath_block, traversal) are not bound node by node, and lossy "
+    "rules are not bound at all: shares above 1 are possible. Rules of a "
+    f"single path ({', '.join(rule_contexts.SINGLE_PATH)}) are given one path."
+  )
+  table = _table(
+    f"{result['num_drafts']} drafts of {result['num_speculative_tokens']}",
+    ["rule", "drafted as", "tokens", "accepted", "of optimum", "lossless",
+     "distance", "law of the next token"],
+    caption,
+  )  # fmt: skip
+  for name, entry in result["rules"].items():
+    accepted = f"{entry['acceptance']:.6f}"
+    if entry["method"] == "sampled":
+      accepted = f"{entry['acceptance']:.3f} ± {entry['standard_error']:.3f}"
+    law, share = entry["output_law"], entry["share_of_optimum"]
+    table.add_row(
+      name,
+      entry["siblings"],
+      str(entry["num_drafted"]),
+      accepted,
+      "" if share is None else f"{share:.4f}",
+      _yes(entry["lossless"]),
+      _distance(entry),
+      " ".join(f"{x:.4f}" for x in law)
+      if law and len(law) <= 8
+      else f"({'not sampled' if law is None else f'{len(law)} tokens'})",
+    )
+  console.print(table)
+
+
+def show_contexts(console, result: dict) -> None:
+  """Prints the report on a pair."""
+  table = _table(
+    f"{result['num_prompts']} prompts, up to {result['max_contexts']} steps",
+    ["rule", "drafted as", "tokens", "accepted", "block efficiency",
+     "95% interval", "lossless", "distance", "contexts"],
+    "Accepted: expected drafted tokens accepted in one step. Rules of equal "
+    "drafts share their contexts. Distance: total variation of the first "
+    "token's law from the target's, mean over contexts.",
+  )  # fmt: skip
+  for name, entry in result["rules"].items():
+    interval = entry["block_efficiency_ci"]
+    table.add_row(
+      name,
+      entry["siblings"],
+      str(entry["num_drafted"]),
+      f"{entry['expected_accepted']:.4f}",
+      f"{entry['block_efficiency']:.4f}",
+      "" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}",
+      _yes(entry["lossless"]),
+      _distance(entry),
+      str(entry["num_contexts"]),
+    )
+  console.print(table)
+
+
+def run(_) -> int:
+  """The command."""
+  on_laws = {
+    name: value
+    for name, value in (
+      ("--target", _TARGET.value),
+      ("--draft", _DRAFT.value),
+      ("--laws", _LAWS.value),
+      ("--num_drafts", _NUM_DRAFTS.value),
+      ("--num_speculative_tokens", _LENGTH.value),
+      ("--seed", _SEED.value),
+    )
+    if value is not None
+  }
+  config = main.CONFIG.value
+  if config is not None and on_laws:
+    raise main.UserError(
+      f"--config measures a real pair and does not go with {list(on_laws)}: "
+      "write --config.NAME=VALUE for what the config holds"
+    )
+  if config is None and not on_laws.keys() & {"--target", "--draft", "--laws"}:
+    raise main.UserError(
+      "nothing to compare on: give --target and --draft, --laws, or --config"
+    )
+  if config is None and main.PROMPTS.value:
+    raise main.UserError("--prompts needs a real pair: give --config as well")
+  if main.OUTPUT.value:
+    check_writable(main.OUTPUT.value)
+  # Rows are wide; what is not a terminal can hold them.
+  console = rich.console.Console(width=None if sys.stdout.isatty() else 140)
+  if config is None:
+    draft, target = read_laws()
+    result = compare(draft, target)
+    show_laws(console, result)
+  else:
+    result = compare_on_contexts(config)
+    show_contexts(console, result)
+  for name, reason in result["left_out"].items():
+    console.print(f"left out: {name} ({reason})", highlight=False, markup=False)
+  if main.OUTPUT.value:
+    write_json(main.OUTPUT.value, result)
+  return 0
+
+
+if __name__ == "__main__":
+  main.run(run, required=())

@@ -1,0 +1,163 @@
+"""Shared noise: exact over the noise, invariant to the draft given it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+
+import specjax
+from specjax import rules, sampling, tree
+from specjax.siblings import IID, SHARED_NOISE
+from specjax.types import Draft
+
+RULE = rules.get("gumbel_list")
+VOCAB = 3
+
+
+def bound(samples, cells, failure=1e-6):
+  """TV(empirical, true) is below this but with probability `failure`."""
+  return np.sqrt((cells - 1) / samples) / 2 + np.sqrt(
+    np.log(1 / failure) / (2 * samples)
+  )
+
+
+def draw(p, q, *, count, samples, seed=0):
+  """Drafted tokens and the text of one round on context-free laws.
+
+  Args:
+    p, q: `f32[G, V]`, `f32[G + 1, V]`, laws at each depth.
+    count: K.
+    samples: rows.
+    seed: of the noise.
+
+  Returns:
+    Tokens `i32[S, K, G]`, depth `i32[S]`, next token `i32[S]`.
+  """
+  depth = len(p)
+  shape = tree.paths(depth, count)
+  noise = jax.random.exponential(
+    jax.random.key(seed), (samples, count, depth + 1, VOCAB)
+  )
+  tokens = sampling.race(noise[:, :, :depth], jnp.log(p))  # [S, K, G]
+  nodes = tokens.transpose(0, 2, 1).reshape(samples, -1)
+  laws = lambda table, last: jnp.broadcast_to(
+    jnp.concatenate([table, last])[shape.depth],
+    (samples, shape.num_nodes, VOCAB),
+  )
+  draft = Draft(
+    tokens=jnp.pad(nodes, ((0, 0), (1, 0))),
+    log_probs=laws(jnp.log(p), jnp.full((1, VOCAB), -jnp.inf)),
+    noise=noise,
+  )
+  target = laws(jnp.log(q[:-1]), jnp.log(q[-1:]))
+  found = RULE.verify(shape, SHARED_NOISE, draft, target)
+  node = jnp.argmax(found.node_probs, axis=1)
+  law = found.next_log_probs(node)
+  return tokens, shape.depth[np.asarray(node)], jnp.argmax(law, axis=1), node
+
+
+def laws(seed, length):
+  return np.random.default_rng(seed).dirichlet(np.ones(VOCAB), length)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_text_follows_the_target(count):
+  samples = 1_000_000
+  p, q = laws(0, 2), laws(1, 3)
+  tokens, depth, last, node = map(
+    np.asarray, draw(p, q, count=count, samples=samples)
+  )
+  # The emitted text, completed from the target.
+  path = np.where(depth > 0, (node - 1) % count, 0)
+  text = tokens[np.arange(samples), path]  # [S, 2]
+  rng = np.random.default_rng(2)
+  fill = np.stack([rng.choice(VOCAB, samples, p=law) for law in q], 1)
+  full = np.concatenate([text, last[:, None]], axis=1)
+  place = np.arange(3)
+  full = np.where(place < depth[:, None], full, fill)
+  full[np.arange(samples), depth] = last
+  counts = np.zeros((VOCAB,) * 3)
+  np.add.at(counts, tuple(full.T), 1 / samples)
+  true = np.einsum("a,b,c->abc", *q)
+  assert np.abs(counts - true).sum() / 2 < bound(samples, VOCAB**3)
+  # Drafted tokens follow the draft.
+  for t in range(2):
+    share = np.bincount(tokens[:, -1, t], minlength=VOCAB) / samples
+    assert np.abs(share - p[t]).sum() / 2 < bound(samples, VOCAB)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_matches_are_at_least_the_list_matching_bound(count):
+  samples = 200_000
+  for seed in range(3):
+    p, q = laws(seed, 1)[0], laws(seed + 10, 2)
+    _, depth, _, _ = draw(p[None], q, count=count, samples=samples)
+    target = q[0]
+    ratio = np.maximum(target[:, None] / target, p[:, None] / p)
+    least = (
+      count / (ratio + (count - 1) * target[:, None] / target).sum(0)
+    ).sum()
+    found, spread = depth.mean(), np.sqrt(0.25 / samples)
+    assert found > least - 5 * spread
+    if count == 1:  # attained
+      assert found == pytest.approx(least, abs=5 * spread)
+
+
+def test_the_text_does_not_depend_on_the_drafts_law_given_tokens_and_noise():
+  shape = tree.paths(2, 2)
+  rng = np.random.default_rng(0)
+  noise = jax.random.exponential(jax.random.key(0), (50, 2, 3, VOCAB))
+  tokens = jnp.asarray(rng.integers(0, VOCAB, (50, 5)), jnp.int32)
+  target = jnp.log(jnp.asarray(rng.dirichlet(np.ones(VOCAB), (50, 5))))
+  found = [
+    RULE.verify(
+      shape,
+      SHARED_NOISE,
+      Draft(
+        tokens=tokens,
+        log_probs=jnp.log(jnp.asarray(rng.dirichlet(np.ones(VOCAB), (50, 5)))),
+        noise=noise,
+      ),
+      target,
+    )
+    for _ in range(2)
+  ]
+  np.testing.assert_array_equal(found[0].node_probs, found[1].node_probs)
+  np.testing.assert_array_equal(
+    found[0].next_log_probs(None), found[1].next_log_probs(None)
+  )
+
+
+def test_with_one_path_any_draft_gives_the_same_text():
+  """Noise belongs to positions, so even the rounds may fall differently."""
+  vocab = 7
+  model = toys.table_model(vocab)
+  target = toys.table(vocab, seed=0)
+  texts, calls = [], []
+  for noise, depth in ((0.1, 3), (3.0, 3), (1.0, 2)):
+    params = specjax.Params(
+      target=jnp.asarray(target),
+      draft=jnp.asarray(toys.near(target, noise=noise, seed=1)),
+    )
+    drafter = specjax.drafters.model.drafter(
+      model, tree=tree.chain(depth), siblings=SHARED_NOISE, vocab_size=vocab
+    )
+    decoder = specjax.make_decoder(model, drafter=drafter, rule="gumbel_list")
+    state = decoder.init(
+      params, jnp.array([[1, 2], [3, 4]]), [2, 2], jax.random.key(0),
+      buffer_length=40, max_new_tokens=38,
+    )  # fmt: skip
+    state = jax.jit(decoder.generate)(params, state)
+    texts.append(np.asarray(state.tokens[:, :40]))
+    calls.append(int(state.counters.num_target_calls.sum()))
+  np.testing.assert_array_equal(texts[0], texts[1])
+  np.testing.assert_array_equal(texts[0], texts[2])
+  assert calls[0] < calls[1]
+
+
+def test_it_needs_paths_drawn_with_shared_noise():
+  with pytest.raises(ValueError, match="shared_noise"):
+    RULE.check(tree.chain(2), IID)
+  with pytest.raises(ValueError, match="separate paths"):
+    RULE.check(tree.k_ary(2, 2), SHARED_NOISE)

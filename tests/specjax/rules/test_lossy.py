@@ -1,0 +1,217 @@
+"""Lossy rules: their distance is what they report, and theory's."""
+
+import itertools
+
+import instances
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+from instances import P, Q
+from scipy import optimize
+
+from specjax import exact, rules, siblings, tree
+from specjax.types import Draft
+
+LOSSY = [name for name, rule in rules.RULES.items() if not rule.lossless]
+
+
+@pytest.fixture(autouse=True)
+def _x64():
+  with jax.enable_x64(True):
+    yield
+
+
+def one_token(name, p, q):
+  return exact.block_law(
+    rules.get(name), tree.chain(1), lambda c: p, lambda c: q
+  )
+
+
+def distance(p, q):
+  return np.abs(p - q).sum() / 2
+
+
+@pytest.mark.parametrize("name", LOSSY)
+def test_reported_distance_is_that_of_the_enumerated_law(name):
+  for p, q in zip(*instances.random_laws(10, 4, seed=0), strict=True):
+    law = one_token(name, p, q)
+    found = law.output.sum(1)  # the first token's law
+    assert law.total_variation == pytest.approx(distance(found, q), abs=1e-12)
+
+
+def test_lossy_rules_are_lossy():
+  for name in LOSSY:
+    assert one_token(name, P, Q).total_variation > 0.01, name
+
+
+def test_typical_on_a_deterministic_tree_reports_its_distance():
+  shape = tree.k_ary(2, 2)
+  draft, target = toys.context_laws(4, seed=1, warp_settings={}, noise=1.0)
+  rule = rules.get("typical(epsilon=0.2, delta=0.6)")
+  law = exact.block_law(
+    rule, shape, draft, target, siblings=siblings.TOP_K, prefix=(1, 0)
+  )
+  first = law.output.sum((1, 2))
+  assert law.total_variation == pytest.approx(
+    distance(first, target((1, 0))), abs=1e-12
+  )
+  with pytest.raises(ValueError, match="deterministic siblings"):
+    rule.check(shape, siblings.IID)
+
+
+def test_typical_takes_the_longest_acceptable_path():
+  """By a plain search over a tree with random tokens."""
+  rng = np.random.default_rng(0)
+  shape = tree.Tree((-1, 0, 0, 1, 1, 2, 3))
+  rule = rules.get("typical(epsilon=0.2, delta=0.7)")
+  vocab, seen = 5, set()
+  for _ in range(50):
+    q = rng.dirichlet(np.full(vocab, 0.7), shape.num_nodes)
+    tokens = np.array([0, 0, 1, 2, 3, 4, 0])
+    entropy = -(q * np.log(q)).sum(1)
+    enough = np.minimum(0.2, 0.7 * np.exp(-entropy))
+    best, score = 0, (0, 0.0)
+    for node in range(1, shape.num_nodes):
+      path = [n for n in shape.paths[node] if n]
+      path = list(dict.fromkeys(path))
+      probs = [q[shape.parents[n], tokens[n]] for n in path]
+      ok = all(
+        a > enough[shape.parents[n]] for a, n in zip(probs, path, strict=True)
+      )
+      this = (len(path), np.log(probs).sum())
+      if ok and (
+        len(path) > score[0] or (len(path) == score[0] and this > score)
+      ):
+        best, score = node, this
+    draft = Draft(
+      tokens=jnp.asarray(tokens[None], jnp.int32),
+      log_probs=jnp.zeros((1, shape.num_nodes, vocab)),
+    )
+    found = rule.verify(
+      shape, siblings.TOP_K, draft, jnp.asarray(np.log(q))[None]
+    )
+    assert int(np.argmax(found.node_probs[0])) == best
+    seen.add(best)
+  assert len(seen) > 4
+
+
+def test_typical_accepts_less_as_thresholds_rise():
+  p, q = instances.random_laws(1, 4, seed=1)
+  for values in (
+    [f"typical(epsilon={e})" for e in (0.05, 0.2, 0.5)],
+    [f"typical(epsilon=0.9, delta={d})" for d in (0.1, 0.5, 2.0)],
+  ):
+    accepted = [one_token(v, p[0], q[0]).expected_accepted for v in values]
+    assert accepted == sorted(accepted, reverse=True)
+
+
+def test_lenience_one_and_epsilon_zero_are_lossless():
+  for name in ("lenient(lenience=1)", "decoding_opt(epsilon=0)"):
+    law = one_token(name, P, Q)
+    assert law.total_variation == pytest.approx(0, abs=1e-12)
+    assert law.expected_accepted == pytest.approx(0.7, abs=1e-12)
+  assert one_token("decoding_uno(epsilon=0)", P, Q).total_variation > 0.01
+
+
+def test_distance_grows_as_lenience_falls():
+  found = [
+    one_token(f"lenient(lenience={value})", P, Q).total_variation
+    for value in (1.0, 0.8, 0.5, 0.2)
+  ]
+  assert found == sorted(found)
+  assert found[-1] > found[0] + 0.1
+
+
+def test_hand_example_of_opt_and_uno():
+  # b = (.6, 1, 1), Z = .2: distances .1 and .2 of a total of .3.
+  opt = one_token("decoding_opt(epsilon=0.1)", P, Q)
+  uno = one_token("decoding_uno(epsilon=0.1)", P, Q)
+  assert opt.expected_accepted == pytest.approx(0.8, abs=1e-12)
+  assert opt.total_variation == pytest.approx(0.1, abs=1e-12)
+  assert uno.total_variation == pytest.approx(0.2, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+  "family", ["decoding_opt(epsilon={})", "lenient(lenience={})"]
+)
+def test_rejection_and_distance_add_up_to_the_total_variation(family):
+  """Yin et al., Theorem 5; decoding_uno is above that line."""
+  for p, q in zip(*instances.random_laws(5, 4, seed=2), strict=True):
+    for value in (0.05, 0.3, 0.9):
+      law = one_token(family.format(value), p, q)
+      rejected = 1 - law.expected_accepted
+      assert rejected + law.total_variation == pytest.approx(
+        distance(p, q), abs=1e-12
+      )
+      uno = one_token(f"decoding_uno(epsilon={value})", p, q)
+      assert (
+        1 - uno.expected_accepted + uno.total_variation
+        >= distance(p, q) - 1e-12
+      )
+
+
+def test_no_residual_beats_the_one_of_decoding_opt():
+  """Yin et al., Theorem 4, by a linear programme over residual laws."""
+  for p, q in zip(*instances.random_laws(10, 4, seed=3), strict=True):
+    b = np.minimum(1, (q + 0.1) / p)
+    rejected = ((1 - b) * p).sum()
+    # Variables: residual P and t >= |q - b p - Z P|.
+    eye, rest = np.eye(4), q - b * p
+    found = optimize.linprog(
+      np.r_[np.zeros(4), np.full(4, 0.5)],
+      A_ub=np.block([[-rejected * eye, -eye], [rejected * eye, -eye]]),
+      b_ub=np.r_[-rest, rest],
+      A_eq=np.r_[np.ones(4), np.zeros(4)][None],
+      b_eq=[1.0],
+    )
+    ours = one_token("decoding_opt(epsilon=0.1)", p, q).total_variation
+    if rejected > 1e-12:
+      assert ours == pytest.approx(found.fun, abs=1e-9)
+
+
+def test_top_beta_with_beta_one_or_tau_zero_is_greedy():
+  draft, target = toys.context_laws(4, seed=2, warp_settings={})
+  for name in ("top_beta(beta=1)", "top_beta(tau=0)"):
+    law = exact.block_law(rules.get(name), tree.chain(2), draft, target)
+    for tokens in itertools.product(range(4), repeat=2):
+      greedy = (0,)
+      for _ in range(2):
+        greedy += (int(np.argmax(target(greedy))),)
+      # The third token is a bonus, and drawn from the target.
+      mass = sum(
+        e.sum(axis=tuple(range(2, e.ndim)))[tokens] for e in law.emitted[1:]
+      )
+      if tokens != greedy[1:]:
+        assert mass == pytest.approx(0, abs=1e-12)
+
+
+def test_top_beta_accepts_more_with_beta_and_tau():
+  p, q = np.full(4, 0.25), np.array([0.4, 0.3, 0.2, 0.1])
+  by_beta = [
+    one_token(f"top_beta(beta={b}, tau=9.0)", p, q).expected_accepted
+    for b in (1, 2, 3, 4)
+  ]
+  np.testing.assert_allclose(by_beta, [0.25, 0.5, 0.75, 1.0], atol=1e-12)
+  by_tau = [
+    one_token(f"top_beta(beta=4, tau={t})", p, q).expected_accepted
+    for t in (0.0, 0.3, 0.7, 1.4)
+  ]
+  np.testing.assert_allclose(by_tau, [0.25, 0.5, 0.75, 1.0], atol=1e-12)
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    "typical(epsilon=0)",
+    "lenient(lenience=0)",
+    "lenient(lenience=1.5)",
+    "top_beta(beta=0)",
+    "top_beta(tau=-1)",
+    "decoding_uno(epsilon=-0.1)",
+  ],
+)
+def test_parameters_out_of_range_are_refused(name):
+  with pytest.raises(ValueError, match=name.split("(", maxsplit=1)[0]):
+    rules.get(name)

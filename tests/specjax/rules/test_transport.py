@@ -1,0 +1,201 @@
+"""The flagship: value and plan against a linear programme and set formulas."""
+
+import itertools
+
+import instances
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from instances import P, Q
+
+from specjax import rules, siblings
+from specjax.rules import transport
+from specjax.rules.ratio_classes import histogram, quantiles, single_tokens
+from specjax.theory import transport as theory
+
+
+@pytest.fixture(autouse=True)
+def _x64():
+  with jax.enable_x64(True):
+    yield
+
+
+def drafts_of(vocab, count):
+  return np.array(list(itertools.product(range(vocab), repeat=count)))
+
+
+@pytest.mark.parametrize(("vocab", "count"), [(3, 2), (4, 3), (5, 2)])
+def test_linear_programme_set_formula_and_sort_agree(vocab, count):
+  for p, q in zip(*instances.random_laws(6, vocab, seed=vocab), strict=True):
+    drafts = drafts_of(vocab, count)
+    value, shipped = theory.plan(drafts, p[drafts].prod(1), q)
+    assert value == pytest.approx(theory.iid_optimum(p, q, count), abs=1e-9)
+    assert value == pytest.approx(
+      theory.set_optimum(q, lambda s: p[list(s)].sum() ** count),  # noqa: B023
+      abs=1e-9,
+    )
+    assert (shipped.sum(0) <= q + 1e-9).all()
+    assert (shipped.sum(1) <= p[drafts].prod(1) + 1e-9).all()
+
+
+def test_the_rules_plan_is_feasible_and_optimal_for_the_linear_programme():
+  """The mass that the rule ships from each draft to each of its tokens."""
+  vocab, count = 4, 3
+  drafts = drafts_of(vocab, count)
+  for p, q in zip(*instances.random_laws(10, vocab, seed=1), strict=True):
+    probs = p[drafts].prod(1)
+    decide = jax.vmap(transport.decide, (None, None, None, 0, None))
+    accept = np.asarray(
+      decide(
+        siblings.IID,
+        instances.log(q),
+        instances.log(p),
+        jnp.asarray(drafts),
+        jnp.ones(count, bool),
+      ).accept
+    )
+    plan = np.zeros((len(drafts), vocab))
+    for slot in range(count):
+      plan[np.arange(len(drafts)), drafts[:, slot]] += probs * accept[:, slot]
+    assert (plan.sum(0) <= q + 1e-12).all()
+    assert (plan.sum(1) <= probs + 1e-12).all()
+    value, _ = theory.plan(drafts, probs, q)
+    assert plan.sum() == pytest.approx(value, abs=1e-9)
+
+
+def test_the_selected_law_is_what_selection_promises():
+  """Also on instances where several rounds of cuts are needed."""
+  vocab, count = 5, 3
+  drafts = drafts_of(vocab, count)
+  p, q = instances.random_laws(60, vocab, seed=2, zeros=True)
+  valid = jnp.ones(count, bool)
+
+  @jax.jit
+  def select(log_p, log_q):
+    classes = single_tokens(log_q, log_p)
+    levels, law = transport.selection(
+      classes.draft, classes.target, jnp.int32(count)
+    )
+    pick = jax.vmap(
+      lambda tokens: transport.pick_probs(levels, classes.ids[tokens], valid)
+    )(jnp.asarray(drafts))
+    return law[classes.ids], pick
+
+  several = 0
+  for i in range(len(p)):
+    law, pick = map(
+      np.asarray, select(instances.log(p[i]), instances.log(q[i]))
+    )
+    weight = p[i][drafts].prod(1)
+    np.testing.assert_allclose(pick.sum(1), 1, atol=1e-12)
+    found = np.zeros(vocab)
+    for slot in range(count):
+      np.add.at(found, drafts[:, slot], weight * pick[:, slot])
+    np.testing.assert_allclose(found, law, atol=1e-12)
+    # In the polytope of all selections: a(S) >= p(S)^k.
+    for size in range(1, vocab):
+      for s in itertools.combinations(range(vocab), size):
+        tokens = list(s)
+        assert law[tokens].sum() >= p[i][tokens].sum() ** count - 1e-12
+    several += (np.unique(pick.round(9)).size) > 4
+  assert several > 20
+
+
+def test_canonical_is_transport_for_two_drafts():
+  p, q = instances.random_laws(200, 4, seed=3)
+  one, _ = instances.at_one_position(rules.get("canonical"), p, q, 2)
+  two, _ = instances.at_one_position(rules.get("transport"), p, q, 2)
+  np.testing.assert_array_equal(one, two)
+  # Khisti et al.: certain acceptance iff q(S) >= p(S)^2 for every S.
+  sure = np.array(
+    [
+      all(
+        b[list(s)].sum() >= a[list(s)].sum() ** 2 - 1e-12
+        for size in range(1, 5)
+        for s in itertools.combinations(range(4), size)
+      )
+      for a, b in zip(p, q, strict=True)
+    ]
+  )
+  assert 0 < sure.sum() < 200
+  np.testing.assert_array_equal(one > 1 - 1e-9, sure)
+
+
+def test_hand_value():
+  found, _ = instances.at_one_position(
+    rules.get("transport"), P[None], Q[None], 2
+  )
+  assert found[0] == pytest.approx(0.86, abs=1e-12)
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_single_tokens_are_optimal_to_rounding_at_a_thousand_tokens(count):
+  for seed in range(2):
+    p, q = (x[0] for x in instances.random_laws(1, 1000, seed=seed))
+    accepted, law = value(p, q, count)
+    assert law == pytest.approx(1, abs=1e-9)
+    assert accepted == pytest.approx(theory.iid_optimum(p, q, count), abs=1e-9)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 8])
+def test_classes_reach_999_thousandths_of_the_optimum_at_128k(count):
+  with jax.enable_x64(False):
+    for seed, concentration in ((0, 1.0), (1, 0.05)):
+      rng = np.random.default_rng(seed)
+      p = rng.dirichlet(np.full(128_000, concentration))
+      q = p ** rng.uniform(0.5, 1.2) * np.exp(0.7 * rng.normal(size=p.shape))
+      q /= q.sum()
+      accepted, law = value(p, q, count)
+      assert law == pytest.approx(1, abs=2e-5)
+      assert accepted > 0.999 * theory.iid_optimum(p, q, count)
+
+
+def value(p, q, count):
+  """What the rule accepts, `sum min(a, q)`, and the sum of a."""
+  log_p, log_q = instances.log(p), instances.log(q)
+
+  @jax.jit
+  def run(log_p, log_q):
+    classes = transport.classes_of(log_q, log_p, count)
+    _, law = transport.selection(
+      classes.draft, classes.target, jnp.int32(count)
+    )
+    slope = jnp.where(
+      classes.draft > 0, law / jnp.where(classes.draft > 0, classes.draft, 1), 0
+    )
+    selected = jnp.exp(log_p) * slope[classes.ids]
+    return jnp.minimum(selected, jnp.exp(log_q)).sum(), law.sum()
+
+  return tuple(map(float, run(log_p, log_q)))
+
+
+def test_classes_stay_lossless():
+  """A vocabulary in coarse classes: less is accepted, nothing is biased."""
+  vocab, count = 6, 2
+  drafts = drafts_of(vocab, count)
+  for p, q in zip(*instances.random_laws(20, vocab, seed=5), strict=True):
+    log_p, log_q = instances.log(p), instances.log(q)
+    fine = histogram(log_q, log_p, num_classes=16, high=0.7)
+    classes = quantiles(fine, num_classes=4)
+    levels, law = transport.selection(
+      classes.draft, classes.target, jnp.int32(count)
+    )
+    slope = np.asarray(law) / np.maximum(np.asarray(classes.draft), 1e-300)
+    selected = p * slope[np.asarray(classes.ids)]
+    pick = jax.vmap(transport.pick_probs, (None, 0, None))(
+      levels, classes.ids[jnp.asarray(drafts)], jnp.ones(count, bool)
+    )
+    found = np.zeros(vocab)
+    for slot in range(count):
+      np.add.at(
+        found, drafts[:, slot], p[drafts].prod(1) * np.asarray(pick)[:, slot]
+      )
+    np.testing.assert_allclose(found, selected, atol=1e-12)
+    assert np.minimum(found, q).sum() <= theory.iid_optimum(p, q, count) + 1e-12
+
+
+def test_equal_laws_and_one_draft_need_no_choice():
+  p = np.random.default_rng(0).dirichlet(np.ones(50))
+  for count in (1, 4):
+    assert value(p, p, count)[0] == pytest.approx(1, abs=1e-9)

@@ -1,0 +1,306 @@
+"""Acceptance against closed forms and hand-computed values, all exact."""
+
+import instances
+import jax
+import numpy as np
+import pytest
+from instances import P, Q
+
+from specjax import exact, rules
+from specjax import siblings as siblings_lib
+from specjax import tree as tree_lib
+from specjax.rules import kseq
+from specjax.siblings import GREEDY, HUB, IID, TOP_K, WITHOUT_REPLACEMENT
+from specjax.theory import transport as theory
+
+
+@pytest.fixture(autouse=True)
+def _x64():
+  with jax.enable_x64(True):
+    yield
+
+
+def accepted(name, p, q, count, siblings=IID):
+  found, _ = instances.at_one_position(
+    rules.get(name), np.atleast_2d(p), np.atleast_2d(q), count, siblings
+  )
+  return found
+
+
+@pytest.mark.parametrize(
+  ("name", "siblings", "value"),
+  [
+    ("match", IID, 0.2 * 0.75 + 0.3 * 0.51 + 0.5 * 0.36),
+    ("recursive", IID, 0.76),
+    ("batch", IID, 0.76),
+    ("kseq", IID, 0.791355),
+    ("bucketed", IID, 0.86),
+    ("transport", IID, 0.86),
+    ("canonical", IID, 0.86),
+    ("recursive", WITHOUT_REPLACEMENT, 0.82),
+    ("greedy_draft", GREEDY, 0.90),
+    ("match", TOP_K, 0.5),
+  ],
+)
+def test_hand_computed_acceptance_of_two_drafts(name, siblings, value):
+  assert accepted(name, P, Q, 2, siblings)[0] == pytest.approx(value, abs=1e-6)
+
+
+def test_hub_accepts_as_much_as_greedy_drafts():
+  tree = tree_lib.k_ary(2)
+  p, q = instances.random_laws(20, 4, seed=3)
+  greedy = accepted("greedy_draft", p, q, 2, GREEDY)
+  hub = accepted("hub", p, q, 2, HUB)
+  np.testing.assert_allclose(hub, greedy, atol=1e-12)
+  law = exact.block_law(
+    rules.get("hub"), tree, lambda c: P, lambda c: Q, siblings=HUB
+  )
+  assert law.expected_accepted == pytest.approx(0.9, abs=1e-12)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_greedy_drafts_reach_the_optimum_of_their_own_law(count):
+  p, q = instances.random_laws(10, 4, seed=4)
+  found = accepted("greedy_draft", p, q, count, GREEDY)
+  for i in range(len(p)):
+    top = set(np.argsort(-p[i])[: count - 1])
+    rest = p[i] * np.array([x not in top for x in range(4)])
+    rest /= rest.sum()
+    covered = lambda s: rest[list(s)].sum() if top <= set(s) else 0.0  # noqa: B023
+    assert found[i] == pytest.approx(
+      theory.set_optimum(q[i], covered), abs=1e-12
+    )
+    outside = np.array([x not in top for x in range(4)])
+    closed = q[i][~outside].sum() + np.minimum(q[i], rest)[outside].sum()
+    assert found[i] == pytest.approx(closed, abs=1e-12)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_recursive_rejects_all_with_probability_r_of_the_scale(count):
+  p, q = instances.random_laws(30, 4, seed=5)
+  found = accepted("recursive", p, q, count)
+  scale, reject = np.zeros((30, 1)), np.ones((30, 1))
+  for _ in range(count):
+    scale = scale + reject
+    reject = np.maximum(q - scale * p, 0).sum(1, keepdims=True)
+  np.testing.assert_allclose(found, 1 - reject[:, 0], atol=1e-12)
+
+
+def test_recursive_scales_of_the_example():
+  # s = 0, 1, 1.3, 1.54, 1.732; R = 1, .3, .24, .192, .1536.
+  for count, rejected in ((1, 0.3), (2, 0.24), (3, 0.192), (4, 0.1536)):
+    assert accepted("recursive", P, Q, count)[0] == pytest.approx(
+      1 - rejected, abs=1e-12
+    )
+
+
+def test_kseq_is_at_the_root_and_the_root_is_the_least_valid_scale():
+  p, q = instances.random_laws(200, 5, seed=6)
+  for count in (1, 2, 4):
+    scale = np.asarray(
+      jax.vmap(lambda q, p: kseq.solve(q, p, np.int32(count), most=4))(q, p)  # noqa: B023
+    )[:, None]
+    assert (scale >= 1).all()
+    assert (scale <= count).all()
+    one = np.minimum(p, q / scale).sum(1)
+    value = 1 - (1 - one) ** count
+    gap = scale[:, 0] * one - value
+    assert (gap > -1e-12).all()
+    inside = scale[:, 0] > 1 + 1e-9
+    assert np.abs(gap[inside]).max(initial=0) < 1e-10
+    # At the root, acceptance is 1 - R(scale); the residual just fits.
+    reject = np.maximum(q - scale * p, 0).sum(1)
+    np.testing.assert_allclose(value[inside], (1 - reject)[inside], atol=1e-9)
+    less = scale * (1 - 1e-3)
+    one = np.minimum(p, q / less).sum(1, keepdims=True)
+    taken = np.minimum(p, q / less) * (1 - (1 - one) ** count) / one
+    assert ((q - taken).min(1)[inside] < 0).all()
+
+
+def test_a_scale_slightly_too_small_is_biased():
+  p, q = instances.random_laws(50, 4, seed=7)
+  _, good = instances.at_one_position(rules.get("kseq"), p, q, 2)
+  assert np.abs(good - q).max() < 1e-12
+
+
+@pytest.mark.parametrize(
+  ("name", "siblings", "value"),
+  [
+    ("recursive", IID, 0.75),
+    ("kseq", IID, 0.75),
+    ("transport", IID, 0.75),
+    ("recursive", WITHOUT_REPLACEMENT, 1.0),
+    ("traversal", WITHOUT_REPLACEMENT, 1.0),
+  ],
+)
+def test_cover_example(name, siblings, value):
+  """Target (1, 0), draft (.5, .5): without replacement both are tried."""
+  found = accepted(name, np.array([0.5, 0.5]), np.array([1.0, 0]), 2, siblings)
+  assert found[0] == pytest.approx(value, abs=1e-9)
+
+
+def test_without_replacement_a_covered_support_is_always_accepted():
+  p, q = instances.random_laws(20, 4, seed=8)
+  np.testing.assert_allclose(
+    accepted("recursive", p, q, 4, WITHOUT_REPLACEMENT), 1, atol=1e-9
+  )
+
+
+def test_deterministic_drafts_are_accepted_if_the_target_draws_one():
+  # EAGLE's rule of one-hot drafts has the law and acceptance of `match`.
+  p, q = instances.random_laws(20, 4, seed=9)
+  top = np.sort(np.argsort(-p, axis=1)[:, :2], axis=1)
+  expected = np.take_along_axis(q, top, axis=1).sum(1)
+  for name in ("recursive", "match"):
+    np.testing.assert_allclose(
+      accepted(name, p, q, 2, TOP_K), expected, atol=1e-12
+    )
+
+
+def test_independent_tests_of_a_sure_draft_accept_no_more_than_one():
+  # p = (1, 0), q = (.5, .5): the optimum is .5 for every K.
+  p, q = np.array([1.0, 0]), np.array([0.5, 0.5])
+  for name in ("recursive", "kseq", "bucketed", "transport", "match"):
+    assert accepted(name, p, q, 3)[0] == pytest.approx(0.5, abs=1e-9)
+
+
+# ------------------------------------------------------------- paths and trees
+
+
+def test_block_verification_of_the_papers_example():
+  # p = (2/3, 1/3), q = (1/3, 2/3), two steps: 10/9 and 11/9.
+  p, q = np.array([2, 1]) / 3, np.array([1, 2]) / 3
+  for name, value in (("token", 10 / 9), ("block", 11 / 9)):
+    law = exact.block_law(
+      rules.get(name), tree_lib.chain(2), lambda c: p, lambda c: q
+    )
+    assert law.expected_accepted == pytest.approx(value, abs=1e-12)
+
+
+def markov_laws(seed, vocab=3):
+  """Context-dependent laws: a function of the last token and the length."""
+  rng = np.random.default_rng(seed)
+  p = rng.dirichlet(np.ones(vocab), (4, vocab))
+  q = rng.dirichlet(np.ones(vocab), (4, vocab))
+  law = lambda table: lambda c: table[len(c) % 4, c[-1]]
+  return law(p), law(q)
+
+
+def test_block_verification_accepts_the_optimum_of_a_path():
+  """E[accepted] = sum of A, A(x^i) = min(A(x^{i-1}) q(x_i), p(x^i))."""
+  p, q = markov_laws(1)
+  law = exact.block_law(rules.get("block"), tree_lib.chain(3), p, q)
+  paths, total = {(): (1.0, 1.0)}, 0.0
+  for _ in range(3):
+    grown = {}
+    for path, (debt, mass) in paths.items():
+      context = (0, *path)
+      for x in range(3):
+        drawn = mass * p(context)[x]
+        grown[(*path, x)] = (min(debt * q(context)[x], drawn), drawn)
+    paths = grown
+    total += sum(debt for debt, _ in paths.values())
+  assert law.expected_accepted == pytest.approx(total, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["traversal", "multipath_block"])
+def test_on_a_chain_tree_rules_are_block_verification(name):
+  for seed in range(3):
+    p, q = markov_laws(seed)
+    block = exact.block_law(rules.get("block"), tree_lib.chain(3), p, q)
+    found = exact.block_law(rules.get(name), tree_lib.chain(3), p, q)
+    np.testing.assert_allclose(
+      found.accepted_at_least, block.accepted_at_least, atol=1e-12
+    )
+
+
+def test_at_temperature_zero_block_is_token():
+  point = lambda seed: lambda c: np.eye(3)[(sum(c) * 7 + seed * len(c)) % 3]
+  for seed in range(3):
+    values = [
+      exact.block_law(
+        rules.get(name), tree_lib.chain(3), point(1), point(seed)
+      ).accepted_at_least
+      for name in ("token", "block")
+    ]
+    np.testing.assert_allclose(*values, atol=1e-12)
+
+
+# --------------------------------------------- Yin et al., Theorems 1 and 3
+
+
+def theorem_3(p, q, count, horizon, prefix=(0,), fresh=1.0, mass=1.0):
+  """E[rejections] by their recursion over prefixes, `fresh` is f."""
+  if horizon == 0:
+    return 0.0
+  draft, target = p(prefix), q(prefix)
+  excess = np.maximum(target - draft, 0)
+  distance = excess.sum()
+  scale, reject = 0.0, 1.0
+  for _ in range(count):
+    scale += reject
+    reject = np.maximum(target - scale * draft, 0).sum()
+  rest = np.maximum(target - scale * draft, 0)
+  total = mass * distance - fresh * (distance - reject)
+  for x in range(len(target)):
+    total += theorem_3(
+      p, q, count, horizon - 1, (*prefix, x),
+      fresh * rest[x] + (mass - fresh) * excess[x], mass * target[x],
+    )  # fmt: skip
+  return total
+
+
+@pytest.mark.parametrize(("count", "horizon"), [(1, 3), (2, 3), (3, 2)])
+def test_batch_rejections_are_theorem_3(count, horizon):
+  p, q = markov_laws(2)
+  found = exact.expected_rejections(
+    rules.get("batch"), lambda n: tree_lib.paths(n, count), p, q,
+    horizon=horizon,
+  )  # fmt: skip
+  assert found == pytest.approx(theorem_3(p, q, count, horizon), abs=1e-10)
+
+
+def test_token_rejections_are_theorem_1():
+  p, q = markov_laws(3)
+  found = exact.expected_rejections(
+    rules.get("token"), tree_lib.chain, p, q, horizon=3
+  )
+  expected = 0.0
+  for length in range(3):
+    law = exact.target_block_law(q, length=length)
+    for tokens in np.ndindex(*law.shape):
+      context = (0, *(int(t) for t in tokens))
+      tv = np.abs(p(context) - q(context)).sum() / 2
+      expected += law[tokens] * tv
+  assert found == pytest.approx(expected, abs=1e-10)
+
+
+def test_rejections_of_the_hand_example():
+  for count, value in ((1, 0.6), (2, 0.5256)):
+    found = exact.expected_rejections(
+      rules.get("batch"), lambda n: tree_lib.paths(n, count),  # noqa: B023
+      lambda c: P, lambda c: Q, horizon=2,
+    )  # fmt: skip
+    assert found == pytest.approx(value, abs=1e-12)
+
+
+def test_names_give_the_rules_and_parameters_are_read():
+  for name, rule in rules.RULES.items():
+    assert rules.get(name) is rule
+    assert rules.get(rule.name) is rule
+  assert rules.get("typical(epsilon=0.2)").name.startswith(
+    "typical(epsilon=0.2"
+  )
+  with pytest.raises(ValueError, match="unknown rule 'best'"):
+    rules.get("best")
+  with pytest.raises(ValueError, match="has no parameters"):
+    rules.get("token(epsilon=1)")
+  with pytest.raises(ValueError, match="epsilon must be >= 0"):
+    rules.get("decoding_opt(epsilon=-1)")
+  with pytest.raises(ValueError, match="unexpected keyword"):
+    rules.get("lenient(l=1)")
+  with pytest.raises(ValueError, match="lenient"):
+    rules.get("lenient(__import__('os'))")
+  assert siblings_lib.get("hub") is HUB
+  with pytest.raises(ValueError, match="unknown siblings"):
+    siblings_lib.get("twins")

@@ -1,0 +1,137 @@
+"""Laws of siblings: what the drafter draws is what the law says."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+
+import specjax
+from specjax import sampling
+from specjax import siblings as siblings_lib
+from specjax.siblings import GREEDY, HUB, SIBLINGS, TOP_K, WITHOUT_REPLACEMENT
+from specjax.tree import k_ary
+from specjax.types import Params
+
+P = np.array([0.1, 0.4, 0.2, 0.3])
+
+
+def sequence_law(siblings, p, count):
+  """The law of `count` siblings together, `f64[V, .., V]`."""
+  law = np.zeros((len(p),) * count)
+  with np.errstate(divide="ignore"):
+    log_p = jnp.asarray(np.log(p), jnp.float32)
+  for tokens in itertools.product(range(len(p)), repeat=count):
+    prob = 1.0
+    for i, token in enumerate(tokens):
+      elders = jnp.asarray(tokens[:i], jnp.int32)
+      child = np.exp(np.asarray(siblings.child(log_p, elders, count)))
+      assert child.sum() == pytest.approx(1, abs=1e-6)
+      prob *= child[token]
+    law[tokens] = prob
+  return law
+
+
+def test_without_replacement_is_the_law_of_gumbel_top_k():
+  law = sequence_law(WITHOUT_REPLACEMENT, P, 2)
+  for a, b in itertools.permutations(range(4), 2):
+    assert law[a, b] == pytest.approx(P[a] * P[b] / (1 - P[a]), abs=1e-6)
+  noise = jax.random.gumbel(jax.random.key(0), (200_000, 4))
+  _, drawn = jax.lax.top_k(jnp.log(P) + noise, 2)
+  found = np.zeros((4, 4))
+  np.add.at(found, tuple(np.asarray(drawn).T), 1 / len(drawn))
+  assert np.abs(found - law).max() < 0.005
+
+
+def test_top_k_are_the_most_probable_in_order():
+  assert sequence_law(TOP_K, P, 3)[1, 3, 2] == 1
+
+
+def test_greedy_draws_only_the_last():
+  law = sequence_law(GREEDY, P, 3)
+  assert law[1, 3, 0] == pytest.approx(1 / 3, abs=1e-6)
+  assert law[1, 3, 2] == pytest.approx(2 / 3, abs=1e-6)
+  np.testing.assert_allclose(sequence_law(GREEDY, P, 1), P, atol=1e-6)
+
+
+def test_hub_pairs_hold_the_most_probable_token():
+  law = sequence_law(HUB, P, 2)
+  hub = 1
+  np.testing.assert_allclose(law.sum(1), P, atol=1e-6)
+  for x in (0, 2, 3):
+    assert law[x, hub] == pytest.approx(P[x], abs=1e-6)
+    assert law[hub, x] == pytest.approx(P[hub] * P[x] / (1 - P[hub]), abs=1e-6)
+    # All pairs with x: p(x) / (1 - p(a)).
+    assert law[x].sum() + law[:, x].sum() == pytest.approx(
+      P[x] / (1 - P[hub]), abs=1e-6
+    )
+
+
+def test_an_exhausted_law_goes_on_with_untried_tokens_evenly():
+  p = np.array([0, 1.0, 0, 0])
+  for siblings in (WITHOUT_REPLACEMENT, HUB):
+    law = sequence_law(siblings, p, 2)
+    np.testing.assert_allclose(law[1], [1 / 3, 0, 1 / 3, 1 / 3], atol=1e-6)
+
+
+def test_a_row_without_mass_has_children_without_mass():
+  empty = jnp.full(4, -jnp.inf)
+  for siblings in SIBLINGS.values():
+    for elders in ([], [2]):
+      law = siblings.child(empty, jnp.asarray(elders, jnp.int32), 2)
+      assert (np.asarray(law) == -np.inf).all()
+
+
+@pytest.mark.parametrize("name", ["without_replacement", "greedy", "hub"])
+def test_drafted_siblings_follow_their_law(name):
+  vocab, runs = 4, 40_000
+  siblings = siblings_lib.get(name)
+  table = toys.table(vocab, seed=0)
+  model = toys.table_model(vocab)
+  params = Params(target=jnp.asarray(table), draft=jnp.asarray(table))
+  drafter = specjax.drafters.model.drafter(
+    model, tree=k_ary(2, 2), siblings=siblings, vocab_size=vocab
+  )
+  decoder = specjax.make_decoder(model, drafter=drafter, rule="match")
+  state = decoder.init(
+    params, jnp.full((runs, 2), 3), np.full(runs, 2),
+    sampling.row_keys(jax.random.key(0), jnp.arange(runs)),
+    buffer_length=4, max_new_tokens=2,
+  )  # fmt: skip
+  _, info = jax.jit(decoder.step)(params, state)
+  tokens = np.asarray(info.draft.tokens)
+  laws = np.exp(np.asarray(info.draft.log_probs, np.float64))
+  top = np.zeros((vocab, vocab))
+  np.add.at(top, (tokens[:, 1], tokens[:, 2]), 1 / runs)
+  assert np.abs(top - sequence_law(siblings, laws[0, 0], 2)).max() < 0.015
+  # Below each first token, whose law is its own.
+  for x in range(vocab):
+    rows = tokens[:, 1] == x
+    if rows.sum() < 5000:
+      continue
+    below = np.zeros((vocab, vocab))
+    np.add.at(below, (tokens[rows, 3], tokens[rows, 4]), 1 / rows.sum())
+    expected = sequence_law(siblings, laws[rows][0, 1], 2)
+    assert np.abs(below - expected).max() < 0.04
+
+
+def test_deterministic_drafts_are_ranked_before_the_warp():
+  """At temperature 0 the second sibling is the second most probable token."""
+  vocab = 6
+  table = toys.table(vocab, seed=0)
+  model = toys.table_model(vocab)
+  params = Params(target=jnp.asarray(table), draft=jnp.asarray(table))
+  drafter = specjax.drafters.model.drafter(
+    model, tree=k_ary(3), siblings=TOP_K, vocab_size=vocab
+  )
+  decoder = specjax.make_decoder(model, drafter=drafter, rule="recursive")
+  state = decoder.init(
+    params, jnp.array([[1, 2]]), [2], jax.random.key(0), buffer_length=8,
+    max_new_tokens=4, sampling=specjax.make_sampling(1, temperature=0.0),
+  )  # fmt: skip
+  _, info = jax.jit(decoder.step)(params, state)
+  logits = toys.context_logits(table, (1, 2))
+  assert info.draft.tokens[0, 1:].tolist() == np.argsort(-logits)[:3].tolist()
+  assert info.node_probs[0, 1] == 1
