@@ -261,19 +261,19 @@ def sample(row: Case, draft: np.ndarray, target: np.ndarray, *, seed: int):
       np.log(law).astype(np.float32) for law in (draft, target)
     )
   laws = lambda law, width: jnp.broadcast_to(law, (rows, width, vocab))
-  # A draft model that says p after every token, and keeps nothing in mind.
+  # A draft model whose parameters are its law, and which keeps nothing in mind.
   model = LanguageModel(
     vocab_size=vocab,
     init_cache=lambda batch, slots: None,
     apply=lambda params, tokens, cache, **_: (
-      ModelOutput(logits=laws(log_draft, tokens.shape[1])),
+      ModelOutput(logits=laws(params, tokens.shape[1])),
       cache,
     ),
   )
   first = np.array([path[min(1, tree.max_depth)] for path in tree.paths])
 
   @jax.jit
-  def batch(key):
+  def batch(key, log_draft, log_target):  # as arguments: no constant folding
     keys = sampling_lib.row_keys(key, jnp.arange(rows))
     context = Context(
       tokens=jnp.zeros((rows, 1), jnp.int32),
@@ -284,7 +284,7 @@ def sample(row: Case, draft: np.ndarray, target: np.ndarray, *, seed: int):
     )
     drafted, _ = drafters.model.draft_tree(
       model,
-      None,
+      log_draft,
       None,
       laws(log_draft, 1)[:, 0],
       context,
@@ -309,7 +309,9 @@ def sample(row: Case, draft: np.ndarray, target: np.ndarray, *, seed: int):
 
   key = jax.random.key(seed)
   parts = [
-    jax.device_get(batch(jax.random.fold_in(key, number)))
+    jax.device_get(
+      batch(jax.random.fold_in(key, number), log_draft, log_target)
+    )
     for number in range(-(-total // rows))
   ]
   accepted = np.concatenate([part[0] for part in parts]).astype(np.float64)

@@ -16,6 +16,8 @@ are looked for among the floors of 1,024 fine classes, from above (exact if a
 whole class is accepted, or saturated: all of its target mass handed out).
 """
 
+import dataclasses
+import functools
 import math
 
 import jax
@@ -41,34 +43,12 @@ def decide(siblings, target_log_probs, draft_log_probs, tokens, valid):
       siblings, target_log_probs, draft_log_probs, tokens, valid
     )
   target, draft = jnp.exp(target_log_probs), jnp.exp(draft_log_probs)
-  count = jnp.sum(valid)
-  # Above log(k) nothing depends on the ratio any more.
-  fine = histogram(
-    target_log_probs,
-    draft_log_probs,
-    num_classes=_NUM_FINE,
-    high=math.log(most),
+  ids, plan = solve(
+    target_log_probs, draft_log_probs, jnp.sum(valid), most=most
   )
-  fine_ids = fine.ids
-  # k-SEQ itself: one class, one scale, solved to rounding.
-  scale = kseq.solve(target, draft, count, most=most)
-  one = jnp.sum(jnp.minimum(draft, target / scale))
-  best = (
-    1 - jnp.maximum(1 - one, 0) ** count,
-    jnp.broadcast_to(scale, (_NUM_FINE,)),
-    jnp.broadcast_to(
-      kseq.accepted_per_try(one, count, most=most), (_NUM_FINE,)
-    ),
-    jnp.zeros((_NUM_FINE,), jnp.int32),
-  )
-  for num_classes in _PARTITIONS:
-    found = _solve(fine, count, num_classes=num_classes, most=most)
-    better = found[0] > best[0]
-    best = jax.tree.map(lambda a, b: jnp.where(better, a, b), found, best)  # noqa: B023
-  _, scales, factors, classes = best
-  scale = scales[fine_ids]
+  scale = plan.scales[ids]
   taken = jnp.minimum(draft, jnp.where(scale > 0, target / scale, draft))
-  taken *= factors[fine_ids]
+  taken *= plan.factors[ids]
   tests = jnp.where(
     scale[tokens] > 0,
     laws.share(target[tokens], scale[tokens] * draft[tokens]),
@@ -76,7 +56,7 @@ def decide(siblings, target_log_probs, draft_log_probs, tokens, valid):
   )
   tests = jnp.where(valid, tests, 0)
   # A candidate's turn comes after those of higher classes, and its elders'.
-  group = classes[fine_ids[tokens]]
+  group = plan.classes[ids[tokens]]
   elder = np.tri(most, k=-1, dtype=bool)
   before = (group[None, :] > group[:, None]) | (
     (group[None, :] == group[:, None]) & elder
@@ -90,9 +70,69 @@ def decide(siblings, target_log_probs, draft_log_probs, tokens, valid):
   )
 
 
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["accepted", "scales", "factors", "classes"],
+  meta_fields=[],
+)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+  """A partition of the F fine classes, solved.
+
+  Attributes:
+    accepted: `f32[]`, the probability that a candidate is accepted.
+    scales: `f32[F]`, r_g of the class that each fine class belongs to.
+    factors: `f32[F]`, A(m) / m of it.
+    classes: `i32[F]`, the class; higher ones are tested first.
+  """
+
+  accepted: Array
+  scales: Array
+  factors: Array
+  classes: Array
+
+
+def solve(
+  target_log_probs: Array, draft_log_probs: Array, count: Array, *, most: int
+) -> tuple[Array, Plan]:
+  """The best of k-SEQ and the partitions.
+
+  Args:
+    target_log_probs, draft_log_probs: `f32[V]`.
+    count: `i32[]`, k.
+    most: a static bound on k.
+
+  Returns:
+    Each token's fine class, `i32[V]`, and the plan.
+  """
+  target, draft = jnp.exp(target_log_probs), jnp.exp(draft_log_probs)
+  # Above log(k) nothing depends on the ratio any more.
+  fine = histogram(
+    target_log_probs,
+    draft_log_probs,
+    num_classes=_NUM_FINE,
+    high=max(math.log(most), 0.1),
+  )
+  scale = kseq.solve(target, draft, count, most=most)
+  one = jnp.sum(jnp.minimum(draft, target / scale))
+  spread = lambda x: jnp.broadcast_to(x, (_NUM_FINE,))
+  best = Plan(
+    accepted=1 - jnp.maximum(1 - one, 0) ** count,
+    scales=spread(scale),
+    factors=spread(kseq.accepted_per_try(one, count, most=most)),
+    classes=spread(jnp.zeros((), jnp.int32)),
+  )
+  for num_classes in _PARTITIONS:
+    found = _solve(fine, count, num_classes=num_classes, most=most)
+    better = found.accepted > best.accepted
+    pick = functools.partial(jnp.where, better)
+    best = jax.tree.map(pick, found, best)
+  return fine.ids, best
+
+
 def _solve(
   fine: RatioClasses, count: Array, *, num_classes: int, most: int
-) -> tuple[Array, Array, Array, Array]:
+) -> Plan:
   """Solves all classes of one partition, the highest first.
 
   Args:
@@ -102,9 +142,7 @@ def _solve(
     most: a static bound on k.
 
   Returns:
-    The probability that a candidate is accepted; for each fine class the scale
-    r, the factor A(m) / m, and the class it belongs to: `f32[]`, `f32[F]`,
-    `f32[F]`, `i32[F]`.
+    The `Plan`.
   """
   width = _NUM_FINE // num_classes
   powers = np.arange(most)
@@ -150,9 +188,12 @@ def _solve(
     reverse=True,
   )
   spread = lambda x: jnp.repeat(x, width, total_repeat_length=_NUM_FINE)
-  accepted = 1 - alive**count
-  classes = spread(jnp.arange(num_classes, dtype=jnp.int32))
-  return accepted, spread(scales), spread(factors), classes
+  return Plan(
+    accepted=1 - alive**count,
+    scales=spread(scales),
+    factors=spread(factors),
+    classes=spread(jnp.arange(num_classes, dtype=jnp.int32)),
+  )
 
 
 def check(tree, siblings) -> None:
