@@ -8,7 +8,16 @@ Read `types.py` for what the pieces are, `decode.py` for the loop, `rules/` for
 how drafts are verified, `drafters/` for how they are made.
 """
 
-from specjax import drafters, exact, metrics, rules, siblings, theory, tree
+from specjax import (
+  drafters,
+  exact,
+  metrics,
+  rules,
+  siblings,
+  theory,
+  tree,
+  tree_search,
+)
 from specjax.cache import Cache
 from specjax.decode import Decoder, make_decoder
 from specjax.tree import Tree
@@ -51,4 +60,5 @@ __all__ = [
   "siblings",
   "theory",
   "tree",
+  "tree_search",
 ]

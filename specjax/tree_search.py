@@ -1,0 +1,259 @@
+"""The best static tree for a measured acceptance: Sequoia's dynamic programme.
+
+Chen et al. (NeurIPS 2024). Suppose that wherever the walk stands, it goes on to
+the child of rank b, the b-th that was drawn there, with probability a_b. Then
+node n is reached with the product of a_rank along its path, and the expected
+number of accepted tokens is the sum of that over all drafted nodes. With
+c(m, l, b) the most that a tree can have, root counted as 1, with exactly m
+nodes, depth at most l and b children of its root,
+
+  c(1, l, 0) = 1,
+  c(m, l, b) = max_y c(y, l, b - 1) + a_b max_b' c(m - y, l - 1, b'),
+
+where the last child's subtree takes m - y of the nodes. The a_b are what the
+decoder counts (`acceptance_by_rank`).
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from specjax.tree import Tree
+from specjax.types import Counters
+
+# Acceptances come from float32 sums: they may add up to this much over 1.
+_ROUNDING = 1e-4
+# A larger tree must be better by more than rounding.
+_GAIN = 1e-12
+
+
+def acceptance_by_rank(counters: Counters) -> np.ndarray:
+  """How often the walk went on to a child of rank b, given that there was one.
+
+  The ranks of one node are exclusive, but each is averaged over the nodes that
+  have it. Measure with a tree all of whose inner nodes have the same number of
+  children (`specjax.tree.k_ary`): averages over different nodes need not add up
+  to at most 1.
+
+  Args:
+    counters: of a finished `DecodeState`, or of any step.
+
+  Returns:
+    `f64[C]`, totals over all rows; 0 for ranks that were never offered.
+  """
+  offered, accepted = (
+    np.asarray(x, np.float64).sum(axis=0)
+    for x in (counters.rank_offered, counters.rank_accepted)
+  )
+  ratio = np.zeros_like(offered)
+  np.divide(accepted, offered, out=ratio, where=offered > 0)
+  return np.clip(ratio, 0, 1)
+
+
+def expected_accepted(
+  tree: Tree, acceptance: Sequence[float] | np.ndarray
+) -> float:
+  """Expected number of accepted drafted tokens a step.
+
+  Args:
+    tree: the tree; the residual or bonus token is not counted.
+    acceptance: `f[C]`, a_b for every rank that the tree has, or more.
+
+  Returns:
+    The sum over drafted nodes of the product of `acceptance[rank]` along the
+    node's path.
+
+  Raises:
+    ValueError: if an acceptance is not a probability, they add up to more than
+      1, or the tree has more ranks.
+  """
+  acceptance = _check_acceptance(acceptance)
+  if tree.max_children > len(acceptance):
+    raise ValueError(
+      f"acceptance must have an entry for each of the tree's "
+      f"{tree.max_children} ranks, got {len(acceptance)}"
+    )
+  reach = np.ones(tree.num_nodes)
+  for node in range(1, tree.num_nodes):
+    reach[node] = reach[tree.parents[node]] * acceptance[tree.rank[node]]
+  return float(reach[1:].sum())
+
+
+def best_tree(
+  acceptance: Sequence[float] | np.ndarray,
+  *,
+  num_nodes: int,
+  max_depth: int | None = None,
+) -> Tree:
+  """The tree with the largest expected number of accepted tokens.
+
+  Args:
+    acceptance: `f[C]`, a_b: the probability that the walk goes on to the child
+      of rank b. No node gets more than C children.
+    num_nodes: drafted nodes at most; the root, which is the last committed
+      token, does not count (`Tree.num_drafted`, not `Tree.num_nodes`).
+    max_depth: drafted tokens on a path at most; by default `num_nodes`.
+
+  Returns:
+    The smallest of the best trees. If nothing is ever accepted that is the root
+    alone, the tree of plain decoding.
+
+  Raises:
+    ValueError: if an acceptance is not a probability, they add up to more than
+      1, or a size is not positive.
+  """
+  acceptance = _check_acceptance(acceptance)
+  max_depth = _check_sizes(num_nodes, max_depth, "num_nodes")
+  table = _solve(acceptance, num_nodes, max_depth)
+  values = table.best[-1, 1:]
+  size = 1 + int(np.argmax(values >= values.max() - _GAIN))
+  return table.tree(size, max_depth)
+
+
+def best_tree_for_latency(
+  acceptance: Sequence[float] | np.ndarray,
+  *,
+  draft_seconds: float,
+  verify_seconds: Mapping[int, float],
+  max_nodes: int,
+  max_depth: int | None = None,
+) -> Tree:
+  """The tree with the least expected time for a token.
+
+  A step of a tree of m drafted nodes and depth l takes `l draft_seconds +
+  verify_seconds[m + 1]` and emits `1 + expected_accepted` tokens.
+
+  Args:
+    acceptance: as for `best_tree`.
+    draft_seconds: time to draft one level of the tree.
+    verify_seconds: measured time of a target pass, by the number of fed tokens
+      (the root and the drafted nodes); linear between the measured numbers,
+      which must span 1 .. max_nodes + 1. The curve need not be monotone.
+    max_nodes: drafted nodes at most.
+    max_depth: drafted tokens on a path at most; by default `max_nodes`.
+
+  Returns:
+    The tree: the root alone where speculation does not pay.
+
+  Raises:
+    ValueError: if an acceptance is not a probability, they add up to more than
+      1, a size is not positive, or a time is missing or not one.
+  """
+  acceptance = _check_acceptance(acceptance)
+  max_depth = _check_sizes(max_nodes, max_depth, "max_nodes")
+  if not 0 <= draft_seconds < np.inf:
+    raise ValueError(
+      f"draft_seconds must be finite and >= 0, got {draft_seconds}"
+    )
+  fed = np.array(sorted(verify_seconds), np.float64)
+  if not len(fed) or fed[0] > 1 or fed[-1] < max_nodes + 1:
+    raise ValueError(
+      f"verify_seconds must span 1..{max_nodes + 1} fed tokens (the root and "
+      f"max_nodes={max_nodes} drafted nodes), got {sorted(verify_seconds)}"
+    )
+  measured = np.array([verify_seconds[n] for n in sorted(verify_seconds)])
+  if not np.all((measured > 0) & (measured < np.inf)):
+    raise ValueError(
+      f"verify_seconds must be finite and > 0, got {dict(verify_seconds)}"
+    )
+  table = _solve(acceptance, max_nodes, max_depth)
+  sizes = np.arange(1, max_nodes + 2)  # fed tokens
+  # Row l has the best trees of depth *at most* l: the same tree in an earlier
+  # row is cheaper, or comes first.
+  seconds = (
+    np.arange(max_depth + 1)[:, None] * draft_seconds
+    + np.interp(sizes, fed, measured)
+  ) / np.maximum(table.best[:, 1:], 1)
+  seconds = np.where(table.best[:, 1:] > 0, seconds, np.inf)
+  depth, size = np.unravel_index(np.argmin(seconds), seconds.shape)
+  return table.tree(int(sizes[size]), int(depth))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Table:
+  """The solved programme; M nodes at most, root included, L levels, C ranks.
+
+  Attributes:
+    best: `f64[L + 1, M + 1]`, max_b c(m, l, b); -inf if there is no such tree.
+    width: `int[L + 1, M + 1]`, the b it is attained with.
+    split: `int[L + 1, C + 1, M + 1]`, the y that c(m, l, b) is attained with.
+  """
+
+  best: np.ndarray
+  width: np.ndarray
+  split: np.ndarray
+
+  def tree(self, size: int, depth: int) -> Tree:
+    """The best tree of `size` nodes (the root is one) and at most that depth.
+
+    Nodes are expanded in the order they are numbered, which is level by level.
+    """
+    parents, pending = [-1], [(size, depth)]
+    for node, (left, levels) in enumerate(pending):  # grows as we go
+      family = []
+      for rank in range(self.width[levels, left], 0, -1):
+        elders = int(self.split[levels, rank, left])
+        family.append((left - elders, levels - 1))
+        left = elders
+      pending += reversed(family)
+      parents += [node] * len(family)
+    return Tree(tuple(parents))
+
+
+def _solve(acceptance: np.ndarray, num_drafted: int, max_depth: int) -> _Table:
+  """Fills the table, one max-plus convolution for each depth and rank."""
+  most = num_drafted + 1
+  # A last rank without acceptance can only waste nodes.
+  ranks = min(np.flatnonzero(acceptance).max(initial=-1) + 1, num_drafted)
+  best = np.full((max_depth + 1, most + 1), -np.inf)
+  best[:, 1] = 1
+  width = np.zeros(best.shape, np.int32)
+  split = np.zeros((max_depth + 1, ranks + 1, most + 1), np.int32)
+  sizes = np.arange(most + 1)
+  rest = sizes[:, None] - sizes  # [m, y], nodes of the last child's subtree
+  for depth in range(1, max_depth + 1):
+    below = np.where(rest > 0, best[depth - 1][np.maximum(rest, 0)], -np.inf)
+    elders = np.full(most + 1, -np.inf)  # c(., l, b - 1)
+    elders[1] = 1
+    for rank in range(1, ranks + 1):
+      chance = acceptance[rank - 1]
+      # A rank of chance 0 still needs a subtree that exists.
+      gain = np.where(below > -np.inf, chance * np.maximum(below, 0), -np.inf)
+      total = elders + gain  # [m, y]
+      split[depth, rank] = np.argmax(total, axis=1)
+      elders = np.max(total, axis=1)
+      better = elders > best[depth]
+      best[depth] = np.where(better, elders, best[depth])
+      width[depth] = np.where(better, rank, width[depth])
+  return _Table(best=best, width=width, split=split)
+
+
+def _check_acceptance(acceptance) -> np.ndarray:
+  """The acceptances as `f64[C]`."""
+  acceptance = np.asarray(acceptance, np.float64)
+  if acceptance.ndim != 1 or not len(acceptance):
+    raise ValueError(
+      "acceptance must be one probability for each rank, got an array of shape "
+      f"{acceptance.shape}"
+    )
+  if not np.all((acceptance >= 0) & (acceptance <= 1)):
+    raise ValueError(
+      f"acceptance must be probabilities in [0, 1], got {acceptance.tolist()}"
+    )
+  if acceptance.sum() > 1 + _ROUNDING:
+    raise ValueError(
+      "acceptance must add up to at most 1 (the walk goes on to one child), got "
+      f"{acceptance.tolist()}, which add up to {acceptance.sum():.6g}; measure "
+      "it with a tree whose inner nodes all have the same number of children"
+    )
+  return acceptance
+
+
+def _check_sizes(num_nodes: int, max_depth: int | None, name: str) -> int:
+  """The largest depth that matters."""
+  if num_nodes < 1:
+    raise ValueError(f"{name} must be >= 1, got {num_nodes}")
+  if max_depth is not None and max_depth < 1:
+    raise ValueError(f"max_depth must be >= 1 or None, got {max_depth}")
+  return num_nodes if max_depth is None else min(max_depth, num_nodes)
