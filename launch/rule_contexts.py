@@ -141,7 +141,11 @@ def _tree(rule_name: str, num_drafts: int, depth: int) -> Tree:
   """The tree that a rule is given."""
   if rule_name.partition("(")[0] in SINGLE_PATH:
     return tree_lib.chain(depth)
-  if rule_name == "hub" and num_drafts == 2:
+  if rule_name == "hub":
+    if num_drafts != 2:
+      raise ValueError(
+        f"rule 'hub' verifies pairs (num_drafts=2), got {num_drafts}"
+      )
     if depth > _MAX_HUB_DEPTH:
       raise ValueError(
         "rule 'hub' needs pairs at every node, which is measured up to "

@@ -72,6 +72,70 @@ def costs(result: dict) -> Figure:
   return figure
 
 
+def optimality(result: dict) -> Figure:
+  """Share of the optimum against K, a panel for each V.
+
+  Args:
+    result: of `launch.optimality`.
+  """
+  sizes = sorted({row["vocab_size"] for row in result["rows"]})
+  figure = Figure(figsize=(11, 3.2), layout="constrained")
+  panels = figure.subplots(1, len(sizes), sharey=True)
+  names = [n for n in result["rows"][0]["share_of_optimum"] if n != "match"]
+  for panel, size in zip(panels.flat, sizes, strict=True):
+    rows = [row for row in result["rows"] if row["vocab_size"] == size]
+    counts = [row["num_drafts"] for row in rows]
+    for marker, name in zip(_MARKERS, names, strict=False):
+      shares = [row["share_of_optimum"][name] for row in rows]
+      mean = [share["mean"] for share in shares]
+      least = [share["minimum"] for share in shares]
+      (line,) = panel.plot(
+        counts, mean, marker=marker, markersize=4, linewidth=1, label=name
+      )
+      panel.fill_between(
+        counts, least, mean, color=line.get_color(), alpha=0.15, linewidth=0
+      )
+    panel.set_title(f"V = {size:,}", fontsize="medium")
+    panel.set_xticks(counts)
+    panel.set_xlabel("drafts K")
+    panel.grid(axis="y", linewidth=0.3)
+  panels.flat[0].set_ylabel("share of the optimum (shaded: to the minimum)")
+  panels.flat[-1].legend(fontsize="small", loc="lower right")
+  return figure
+
+
+def efficiency(result: dict) -> Figure:
+  """Block efficiency of every rule with its interval, a panel a cell.
+
+  Args:
+    result: of `launch.rule_sweep`.
+  """
+  cells = result["cells"]
+  names = list(dict.fromkeys(n for cell in cells for n in cell["rules"]))[::-1]
+  rows = (len(cells) + 3) // 4
+  figure = Figure(figsize=(12, 4.6 * rows), layout="constrained")
+  panels = figure.subplots(rows, 4, sharey=True, squeeze=False)
+  for panel, cell in zip(panels.flat, cells, strict=False):
+    budget = cell["num_drafts"] * cell["num_speculative_tokens"]
+    for place, name in enumerate(names):
+      found = cell["rules"].get(name)
+      if found is None or found["num_drafted"] != budget:
+        continue
+      low, high = found["block_efficiency_ci"]
+      color = "tab:blue" if found["lossless"] else "tab:red"
+      panel.plot([low, high], [place, place], color=color, linewidth=1)
+      panel.plot(found["block_efficiency"], place, "o", color=color, ms=4)
+    panel.set_title(
+      f"{cell['num_drafts']} x {cell['num_speculative_tokens']}, "
+      f"temperature {cell['temperature']}",
+      fontsize="medium",
+    )
+    panel.set_yticks(range(len(names)), names)
+    panel.grid(axis="x", linewidth=0.3)
+    panel.set_xlabel("tokens per target call")
+  return figure
+
+
 def _line(cells: list[dict], axis: str) -> list[dict]:
   """The cells along one axis."""
   names = [name for name in _AXES if name != axis]
@@ -93,6 +157,8 @@ def _line(cells: list[dict], axis: str) -> list[dict]:
 # Each takes the parsed JSON of a measurement.
 FIGURES: dict[str, Callable[[dict], Figure]] = {
   "costs": costs,
+  "optimality": optimality,
+  "efficiency": efficiency,
 }
 
 

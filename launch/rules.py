@@ -40,7 +40,6 @@ from launch.journal import check_writable, write_json
 from launch.rule_contexts import Case
 from specjax import drafters, exact
 from specjax import rules as rules_lib
-from specjax import sampling as sampling_lib
 from specjax import siblings as siblings_lib
 from specjax import tree as tree_lib
 from specjax.theory import transport
@@ -57,13 +56,13 @@ _RULE = flags.DEFINE_string(
   "rule", "all", 'One rule, as in "typical(epsilon=0.2)", or "all".'
 )
 _NUM_DRAFTS = flags.DEFINE_integer(
-  "num_drafts", None, "K, paths drafted from the laws (2).", lower_bound=1
+  "num_drafts", None, "K, paths drafted from the laws; 2.", lower_bound=1
 )
 _LENGTH = flags.DEFINE_integer(
-  "num_speculative_tokens", None, "G, tokens of a path (1).", lower_bound=1
+  "num_speculative_tokens", None, "G, tokens of a path; 1.", lower_bound=1
 )
 _SEED = flags.DEFINE_integer(
-  "seed", None, "Of drafts sampled from the laws (0).", lower_bound=0
+  "seed", None, "Of drafts sampled from the laws; 0.", lower_bound=0
 )
 _MAX_CONTEXTS = flags.DEFINE_integer(
   "max_contexts", 32, "With --config: steps of a prompt.", lower_bound=1
@@ -72,9 +71,10 @@ _MAX_CONTEXTS = flags.DEFINE_integer(
 # What enumeration may hold: drafts x nodes x tokens, where a rule's own tables
 # count as those of 64 tokens. About 3 GiB for the hungriest rule.
 _MAX_ENUMERATED = 4_000_000
-# What sampling may hold at a time, and go through, in the same unit.
-_SAMPLED_AT_ONCE, _MAX_SAMPLED = 1 << 22, 1 << 29
-_NUM_SAMPLES, _MIN_SAMPLES = 4096, 256
+# What sampling may hold at a time, and should go through, in the same unit; and
+# the least and most drafts sampled.
+_SAMPLED_AT_ONCE, _SAMPLED = 1 << 22, 1 << 24
+_MIN_SAMPLES, _MAX_SAMPLES = 1024, 8192
 _LONGEST_LAW = 64  # a longer one is not worth sampling
 
 
@@ -251,34 +251,29 @@ def sample(row: Case, draft: np.ndarray, target: np.ndarray, *, seed: int):
     reports it, or None.
   """
   vocab, tree = len(target), row.tree
-  size = tree.num_nodes * max(vocab, 64)
-  if row.siblings.with_noise:
-    size *= 2
+  size = tree.num_nodes * max(vocab, 64) * (1 + row.siblings.with_noise)
   rows = min(max(_SAMPLED_AT_ONCE // size, 1), 512)
-  total = max(min(_NUM_SAMPLES, _MAX_SAMPLED // size), _MIN_SAMPLES)
+  total = min(max(_SAMPLED // size, _MIN_SAMPLES), _MAX_SAMPLES)
   with np.errstate(divide="ignore"):
-    log_draft, log_target = (
-      np.log(law).astype(np.float32) for law in (draft, target)
-    )
-  laws = lambda law, width: jnp.broadcast_to(law, (rows, width, vocab))
+    log_laws = [np.log(law).astype(np.float32) for law in (draft, target)]
+  everywhere = lambda law, width: jnp.broadcast_to(law, (1, width, vocab))
   # A draft model whose parameters are its law, and which keeps nothing in mind.
   model = LanguageModel(
     vocab_size=vocab,
     init_cache=lambda batch, slots: None,
     apply=lambda params, tokens, cache, **_: (
-      ModelOutput(logits=laws(params, tokens.shape[1])),
+      ModelOutput(logits=everywhere(params, tokens.shape[1])),
       cache,
     ),
   )
-  first = np.array([path[min(1, tree.max_depth)] for path in tree.paths])
+  first = tree.paths[1:, 1]  # by node: the first drafted one on its path
 
-  @jax.jit
-  def batch(key, log_draft, log_target):  # as arguments: no constant folding
-    keys = sampling_lib.row_keys(key, jnp.arange(rows))
+  def one(key, log_draft, log_target):
+    keys = key[None]
     context = Context(
-      tokens=jnp.zeros((rows, 1), jnp.int32),
-      length=jnp.ones((rows,), jnp.int32),
-      sampling=make_sampling(rows),
+      tokens=jnp.zeros((1, 1), jnp.int32),
+      length=jnp.ones((1,), jnp.int32),
+      sampling=make_sampling(1),
       keys=keys,
       row_keys=keys,
     )
@@ -286,44 +281,45 @@ def sample(row: Case, draft: np.ndarray, target: np.ndarray, *, seed: int):
       model,
       log_draft,
       None,
-      laws(log_draft, 1)[:, 0],
+      log_draft[None],
       context,
       tree=tree,
       siblings=row.siblings,
       vocab_size=vocab,
     )
     found = row.rule.verify(
-      tree, row.siblings, drafted, laws(log_target, tree.num_nodes)
+      tree, row.siblings, drafted, everywhere(log_target, tree.num_nodes)
     )
     # The next token is drafted, unless the walk ends at the root.
-    probs = found.node_probs
-    rest = jnp.exp(found.next_log_probs(jnp.zeros((rows,), jnp.int32)))
-    law = jnp.sum(probs[:, :1] * rest, axis=0)
-    law = law.at[drafted.tokens[:, first[1:]]].add(probs[:, 1:])
+    law = None
+    if vocab <= _LONGEST_LAW:
+      stay, onward = found.node_probs[0, 0], found.node_probs[0, 1:]
+      rest = jnp.exp(found.next_log_probs(jnp.zeros((1,), jnp.int32))[0])
+      law = (stay * rest).at[drafted.tokens[0, first]].add(onward)
     distance = found.total_variation
     return (
-      rule_contexts.expected_accepted(tree, found),
+      rule_contexts.expected_accepted(tree, found)[0],
       law,
-      None if distance is None else jnp.mean(distance[:, 0]),
+      None if distance is None else distance[0, 0],
     )
 
-  key = jax.random.key(seed)
+  # Over keys alone: what depends on the laws only is computed once a batch.
+  batch = jax.jit(jax.vmap(one, (0, None, None)))
+  keys = jax.random.split(jax.random.key(seed), -(-total // rows) * rows)
   parts = [
-    jax.device_get(
-      batch(jax.random.fold_in(key, number), log_draft, log_target)
-    )
-    for number in range(-(-total // rows))
+    jax.device_get(batch(some, *log_laws)) for some in keys.reshape(-1, rows)
   ]
-  accepted = np.concatenate([part[0] for part in parts]).astype(np.float64)
-  law = None
-  if vocab <= _LONGEST_LAW:
-    law = np.sum([part[1] for part in parts], axis=0, dtype=np.float64)
-    law /= law.sum()
-  distance = None
-  if not row.rule.lossless:
-    distance = float(np.mean([part[2] for part in parts]))
-  error = float(accepted.std(ddof=1) / np.sqrt(len(accepted)))
-  return float(accepted.mean()), error, law, distance
+  accepted, laws, distances = (
+    None if column[0] is None else np.concatenate(column).astype(np.float64)
+    for column in zip(*parts, strict=True)
+  )
+  error = accepted.std(ddof=1) / np.sqrt(len(accepted))
+  return (
+    float(accepted.mean()),
+    float(error),
+    None if laws is None else laws.mean(axis=0) / laws.mean(axis=0).sum(),
+    None if distances is None else float(distances.mean()),
+  )
 
 
 # -------------------------------------------------------- along real contexts
@@ -429,9 +425,9 @@ def show_contexts(console, result: dict) -> None:
     f"{result['num_prompts']} prompts, up to {result['max_contexts']} steps",
     ["rule", "drafted as", "tokens", "accepted", "block efficiency",
      "95% interval", "lossless", "distance", "contexts"],
-    "Accepted: expected drafted tokens accepted in one step. Rules of equal "
-    "drafts share their contexts. Distance: total variation of the first "
-    "token's law from the target's, mean over contexts.",
+    "Accepted: expected drafted tokens accepted in one step. Rules drafted for "
+    "alike share contexts and drafts, others have their own. Distance: total "
+    "variation of the first token's law from the target's, mean over contexts.",
   )  # fmt: skip
   for name, entry in result["rules"].items():
     interval = entry["block_efficiency_ci"]

@@ -1,0 +1,89 @@
+"""Block efficiency of every rule on a pair, over shapes and temperatures.
+
+  python -m launch.rule_sweep --config=configs/embedded.py \
+    --output=docs/measurements/rules/embedded.json
+
+K x G drafted tokens in 1x8, 2x4, 4x2 (equal numbers) and 8x8, at temperatures
+0.5 and 1.0, along completions of held-out prompts (`launch.rule_contexts`). A
+stopped sweep goes on with the same command.
+"""
+
+import json
+
+import rich.console
+from absl import flags
+
+from launch import data, main, prompts, rule_contexts
+from launch.benchmark import machine
+from launch.journal import Journal, check_writable, write_json
+
+flags.adopt_module_key_flags(main)
+_NUM_PROMPTS = flags.DEFINE_integer(
+  "num_prompts", 16, "Held-out prompts to complete.", lower_bound=2
+)
+_NUM_CONTEXTS = flags.DEFINE_integer(
+  "contexts_per_prompt", 12, "Decoding steps a prompt.", lower_bound=1
+)
+
+_SHAPES = ((1, 8), (2, 4), (4, 2), (8, 8))
+_TEMPERATURES = (0.5, 1.0)
+_PROMPT_TOKENS = 96
+_BATCH_SIZE = 8
+
+
+def run(_) -> int:
+  """The command."""
+  config = main.CONFIG.value
+  if not main.OUTPUT.value:
+    raise main.UserError("--output is required; see --help for an example")
+  check_writable(main.OUTPUT.value)
+  models = rule_contexts.build_pair(config)
+  items = [
+    prompts.Prompt(
+      i, i, text, tuple(models.tokenizer.encode(text)[:_PROMPT_TOKENS])
+    )
+    for i, text in enumerate(data.held_out_prompts(_NUM_PROMPTS.value))
+  ]
+  batches = prompts.make_batches(
+    items, batch_size=_BATCH_SIZE, max_width=_PROMPT_TOKENS
+  )
+  settings = {
+    "config": json.loads(config.to_json_best_effort()),
+    "num_prompts": _NUM_PROMPTS.value,
+    "contexts_per_prompt": _NUM_CONTEXTS.value,
+  }
+  journal = Journal(main.OUTPUT.value, json.dumps(settings, sort_keys=True))
+  cells = [(s, t) for s in _SHAPES for t in _TEMPERATURES]
+  for number, ((num_drafts, depth), temperature) in enumerate(cells):
+    if number in journal.batches:
+      continue
+    rows, left_out = rule_contexts.cases(
+      "all",
+      num_drafts=num_drafts,
+      num_speculative_tokens=depth,
+      vocab_size=models.tokenizer.vocab_size,
+    )
+    config.temperature = temperature
+    found = rule_contexts.measure(
+      rows, models, config, batches, max_contexts=_NUM_CONTEXTS.value
+    )
+    journal.add(
+      {
+        "batch": number,
+        "num_drafts": num_drafts,
+        "num_speculative_tokens": depth,
+        "temperature": temperature,
+        "rules": found,
+        "left_out": left_out,
+      }
+    )
+  done = [journal.batches[i] for i in range(len(cells))]
+  result = {"cells": done, "machine": machine(), **settings}
+  journal.finish([])
+  write_json(main.OUTPUT.value, result)
+  rich.console.Console().print_json(json.dumps(result))
+  return 0
+
+
+if __name__ == "__main__":
+  main.run(run)
