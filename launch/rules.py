@@ -394,7 +394,8 @@ def show_laws(console, result: dict) -> None:
     f"single path ({', '.join(rule_contexts.SINGLE_PATH)}) are given one path."
   )
   table = _table(
-    f"{result['num_drafts']} drafts of {result['num_speculative_tokens']}",
+    f"num_drafts={result['num_drafts']}, "
+    f"num_speculative_tokens={result['num_speculative_tokens']}",
     ["rule", "drafted as", "tokens", "accepted", "of optimum", "lossless",
      "distance", "law of the next token"],
     caption,

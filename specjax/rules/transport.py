@@ -36,7 +36,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax import laws
+from specjax import laws, sampling
 from specjax.rules import checks
 from specjax.rules.nodewise import Decision, verify_nodes
 from specjax.rules.ratio_classes import (
@@ -113,40 +113,46 @@ def selection(draft: Array, target: Array, count: Array) -> tuple[Array, Array]:
   index = jnp.arange(len(base), dtype=jnp.int32)
   last = len(base) - 1
   goal = _goal(base, given) - base  # A - c^k >= 0
-  edge = (index == 0) | (index == last)
-  goal = jnp.where(edge, 0, jnp.maximum(goal, 0))
-  tolerance = 4 * jnp.finfo(base.dtype).eps
-
-  def cut_next(state):
-    time, gained, is_cut, levels, rounds = state
-    left = jax.lax.cummax(jnp.where(is_cut, index, 0))
-    right = jax.lax.cummin(jnp.where(is_cut, index, last), reverse=True)
-    run = cumulative[right] - cumulative[left]
-    part = (cumulative - cumulative[left]) / jnp.where(run > 0, run, 1)
-    chord = base[left] + (base[right] - base[left]) * part
-    rate = jnp.where(is_cut, 0, jnp.maximum(chord - base, 0))
-    wait = (goal - gained) / jnp.where(rate > 0, rate, 1)
-    due = jnp.where(rate > 0, time + jnp.maximum(wait, 0), jnp.inf)
-    now = jnp.minimum(jnp.min(jnp.where(is_cut, jnp.inf, due)), 1)
-    gained = gained + rate * (now - time)
-    # Where no height can be gained (no mass, no room), cut or not is the same.
-    cut_now = ~is_cut & (due <= now) & (now < 1)
-    levels = jnp.where(cut_now, now, levels)
-    return now, gained, is_cut | cut_now, levels, rounds + 1
+  is_cut = (index == 0) | (index == last)
+  is_cut |= goal <= 4 * jnp.finfo(base.dtype).eps
 
   def unfinished(state):
-    time, _, is_cut, _, rounds = state
-    return (time < 1) & ~is_cut.all() & (rounds <= last)
+    time, _, is_cut, *_ = state
+    return (time < 1) & ~is_cut.all()
 
-  is_cut = edge | (goal <= tolerance)
+  def cut_next(state):
+    time, gained, is_cut, levels, left, right = state
+    run = right[0] - left[0]
+    part = (cumulative - left[0]) / jnp.where(run > 0, run, 1)
+    chord = left[1] + (right[1] - left[1]) * part
+    rate = jnp.where(is_cut, 0, jnp.maximum(chord - base, 0))
+    wait = jnp.maximum(goal - gained, 0) / jnp.where(rate > 0, rate, 1)
+    due = jnp.where(rate > 0, time + wait, jnp.inf)
+    # A boundary whose chord has no height, cut or not, is the same.
+    now = jnp.minimum(jnp.min(due), 1)
+    at = sampling.argmax(-due)
+    gained = gained + rate * (now - time)
+    here = (index == at) & (now < 1)
+    # Its neighbours' chords now end here; c and c^k ascend with the index.
+    point = jnp.stack([cumulative[at], base[at]])[:, None]
+    left = jnp.where((index > at) & (now < 1), jnp.maximum(left, point), left)
+    right = jnp.where(
+      (index < at) & (now < 1), jnp.minimum(right, point), right
+    )
+    levels = jnp.where(here, now, levels)
+    return now, gained, is_cut | here, levels, left, right
+
+  # Both ends of each boundary's chord, `[2, G + 1]`: c and c^k.
+  ends = jnp.stack([cumulative, base])
   state = (
     zero[0],
     jnp.zeros_like(base),
     is_cut,
     jnp.where(is_cut, zero[0], 1),
-    jnp.zeros((), jnp.int32),
+    jax.lax.cummax(jnp.where(is_cut, ends, 0), axis=1),
+    jax.lax.cummin(jnp.where(is_cut, ends, 1), axis=1, reverse=True),
   )
-  _, gained, _, levels, _ = jax.lax.while_loop(unfinished, cut_next, state)
+  _, gained, _, levels, _, _ = jax.lax.while_loop(unfinished, cut_next, state)
   return levels, jnp.maximum(jnp.diff(base + gained), 0)
 
 
