@@ -58,22 +58,19 @@ def expected_accepted(
 
   Args:
     tree: the tree; the residual or bonus token is not counted.
-    acceptance: `f[C]`, a_b for every rank that the tree has, or more.
+    acceptance: `f[C]`, a_b; higher ranks are never accepted.
 
   Returns:
     The sum over drafted nodes of the product of `acceptance[rank]` along the
     node's path.
 
   Raises:
-    ValueError: if an acceptance is not a probability, they add up to more than
-      1, or the tree has more ranks.
+    ValueError: if an acceptance is not a probability, or they add up to more
+      than 1.
   """
   acceptance = _check_acceptance(acceptance)
-  if tree.max_children > len(acceptance):
-    raise ValueError(
-      f"acceptance must have an entry for each of the tree's "
-      f"{tree.max_children} ranks, got {len(acceptance)}"
-    )
+  missing = max(tree.max_children - len(acceptance), 0)
+  acceptance = np.pad(acceptance, (0, missing))
   reach = np.ones(tree.num_nodes)
   for node in range(1, tree.num_nodes):
     reach[node] = reach[tree.parents[node]] * acceptance[tree.rank[node]]
@@ -234,7 +231,7 @@ def _check_acceptance(acceptance) -> np.ndarray:
   acceptance = np.asarray(acceptance, np.float64)
   if acceptance.ndim != 1 or not len(acceptance):
     raise ValueError(
-      "acceptance must be one probability for each rank, got an array of shape "
+      "acceptance must be a vector of one probability a rank, got shape "
       f"{acceptance.shape}"
     )
   if not np.all((acceptance >= 0) & (acceptance <= 1)):
@@ -243,9 +240,10 @@ def _check_acceptance(acceptance) -> np.ndarray:
     )
   if acceptance.sum() > 1 + _ROUNDING:
     raise ValueError(
-      "acceptance must add up to at most 1 (the walk goes on to one child), got "
-      f"{acceptance.tolist()}, which add up to {acceptance.sum():.6g}; measure "
-      "it with a tree whose inner nodes all have the same number of children"
+      "acceptance must add up to at most 1 (ranks of one node are exclusive "
+      f"events), got {acceptance.tolist()}, which add up to "
+      f"{acceptance.sum():.6g}; measure it with a tree whose inner nodes all "
+      "have the same number of children"
     )
   return acceptance
 

@@ -85,8 +85,8 @@ def solve(target: Array, draft: Array, count: Array, *, most: int) -> Array:
   """
   eps = jnp.finfo(target.dtype).eps
 
-  def narrow(_, state):
-    low, high, scale = state
+  def narrow(state):
+    low, high, scale, _, rounds = state
     given = target / scale
     one = jnp.sum(jnp.minimum(draft, given))
     per_scale = -jnp.sum(jnp.where(given < draft, given, 0)) / scale
@@ -97,13 +97,18 @@ def solve(target: Array, draft: Array, count: Array, *, most: int) -> Array:
     low, high = jnp.where(valid, low, scale), jnp.where(valid, scale, high)
     rise = jnp.maximum(1 - slope, eps)
     step = (scale - (scale - tries) / rise) * (1 + 4 * eps)
+    # A valid scale that the next step would not lower is the root.
+    found = (high <= low) | (valid & (step >= scale * (1 - 8 * eps)))
     inside = (step > low) & (step < high)
-    return low, high, jnp.where(inside, step, (low + high) / 2)
+    step = jnp.where(inside, step, (low + high) / 2)
+    return low, high, step, found, rounds + 1
 
   one = jnp.ones_like(target[0])
-  start = (one, one * jnp.maximum(count, 1), one)
-  rounds = 10 if target.dtype == jnp.float32 else 20
-  return jax.lax.fori_loop(0, rounds, narrow, start)[1]
+  start = (one, one * jnp.maximum(count, 1), one, count <= 1, 0)
+  most_rounds = 12 if target.dtype == jnp.float32 else 24
+  return jax.lax.while_loop(
+    lambda state: ~state[3] & (state[4] < most_rounds), narrow, start
+  )[1]
 
 
 def check(tree, siblings) -> None:

@@ -1,5 +1,6 @@
 """Tree search against exhaustive search, and from measured acceptance."""
 
+import dataclasses
 import functools
 import itertools
 import time
@@ -11,156 +12,284 @@ import pytest
 import toys
 
 import specjax
-from specjax import siblings, tree_search
-from specjax.tree import Tree, chain, k_ary
-from specjax.types import Params
+from specjax import drafters, siblings, tree_search, types
+from specjax.tree import Tree, chain, k_ary, paths
 from specjax.warp import make_sampling
 
 
 @functools.cache
 def all_trees(num_nodes):
-  """Every tree of exactly that many drafted nodes, level by level."""
-  found = set()
-  for above in itertools.product(*(range(n + 1) for n in range(num_nodes))):
-    try:
-      found.add(Tree((-1, *above)))
-    except ValueError:
-      continue
-  return found
+  """Every tree of exactly that many drafted nodes.
+
+  Numbered level by level, parents do not decrease; their number is Catalan's.
+  """
+  above = itertools.product(*(range(n + 1) for n in range(num_nodes)))
+  return [
+    Tree((-1, *parents))
+    for parents in above
+    if list(parents) == sorted(parents)
+  ]
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_no_tree_of_up_to_six_nodes_is_better(seed):
-  acceptance = np.random.default_rng(seed).dirichlet(np.ones(5))[:4]
-  for num_nodes in range(1, 7):
-    best = tree_search.best_tree(acceptance, num_nodes=num_nodes)
-    value = tree_search.expected_accepted(best, acceptance)
-    assert best.num_drafted <= num_nodes
-    most = max(
-      tree_search.expected_accepted(tree, acceptance)
-      for size in range(1, num_nodes + 1)
-      for tree in all_trees(size)
+def accepts(tree, acceptance):
+  """`expected_accepted`, once more: node by node, path by path."""
+  total = 0.0
+  for node in range(1, tree.num_nodes):
+    path = tree.paths[node][1 : tree.depth[node] + 1]
+    ranks = [tree.rank[n] for n in path]
+    total += np.prod([acceptance[r] for r in ranks])
+  return total
+
+
+def test_there_are_as_many_trees_as_there_should_be():
+  assert [len(all_trees(n)) for n in range(7)] == [1, 1, 2, 5, 14, 42, 132]
+
+
+@pytest.mark.parametrize(
+  "acceptance",
+  [
+    *np.random.default_rng(0).dirichlet(np.ones(7), size=4)[:, :6],
+    [0.7, 0.2, 0.05, 0.02, 0.01, 0.0],
+    # Later ranks may be the better ones.
+    [0.1, 0.6, 0.0, 0.2, 0.0, 0.0],
+    [0.0, 0.5, 0.0, 0.0, 0.0, 0.0],
+  ],
+)
+def test_no_tree_of_up_to_six_nodes_is_better(acceptance):
+  values = {
+    tree: accepts(tree, acceptance) for n in range(7) for tree in all_trees(n)
+  }
+  for tree, value in values.items():
+    assert tree_search.expected_accepted(tree, acceptance) == pytest.approx(
+      value, abs=1e-14
     )
-    assert value == pytest.approx(most, abs=1e-12)
-    for depth in (1, 2):
-      shallow = tree_search.best_tree(
-        acceptance, num_nodes=num_nodes, max_depth=depth
-      )
-      assert shallow.max_depth <= depth
-      most = max(
-        tree_search.expected_accepted(tree, acceptance)
-        for size in range(1, num_nodes + 1)
-        for tree in all_trees(size)
-        if tree.max_depth <= depth
-      )
-      assert tree_search.expected_accepted(
-        shallow, acceptance
-      ) == pytest.approx(most, abs=1e-12)
+  for num_nodes, max_depth in itertools.product(range(1, 7), (1, 2, 3, None)):
+    allowed = {
+      tree: value
+      for tree, value in values.items()
+      if tree.num_drafted <= num_nodes
+      and tree.max_depth <= (max_depth or num_nodes)
+    }
+    best = tree_search.best_tree(
+      acceptance, num_nodes=num_nodes, max_depth=max_depth
+    )
+    most = max(allowed.values())
+    assert allowed[best] == pytest.approx(most, abs=1e-12)
+    # None that is as good is smaller.
+    assert best.num_drafted == min(
+      tree.num_drafted for tree, v in allowed.items() if v > most - 1e-12
+    )
 
 
 def test_one_rank_alone_makes_a_chain():
-  assert tree_search.best_tree([0.8], num_nodes=5) == chain(5)
-  assert tree_search.best_tree([0.8, 0.0], num_nodes=5) == chain(5)
+  for acceptance in ([0.8], [0.8, 0.0, 0.0], [1.0]):
+    assert tree_search.best_tree(acceptance, num_nodes=5) == chain(5)
+  assert tree_search.best_tree([0.8], num_nodes=5, max_depth=3) == chain(3)
   assert tree_search.expected_accepted(chain(3), [0.5]) == 0.875
+  # Ranks beyond those given are never accepted.
+  assert tree_search.expected_accepted(paths(3, 2), [0.5]) == 0.875
 
 
-def test_the_least_time_a_token_is_found():
+def test_where_nothing_is_accepted_nothing_is_drafted():
+  assert tree_search.best_tree([0.0, 0.0], num_nodes=4) == chain(0)
+  assert tree_search.best_tree([0.0, 0.4], num_nodes=1) == chain(0)
+  assert tree_search.expected_accepted(chain(0), [0.5]) == 0
+
+
+@pytest.mark.parametrize("draft_seconds", [0.0, 0.01, 0.1, 0.5, 2.0])
+@pytest.mark.parametrize(
+  "curve",
+  [
+    {1: 1.0, 4: 1.05, 8: 1.4},
+    {1: 1.0, 7: 7.0},
+    # Some sizes are faster than smaller ones.
+    {0: 1.0, 1: 1.0, 2: 3.0, 3: 3.0, 4: 3.0, 5: 1.1, 6: 3.0, 7: 1.2},
+  ],
+)
+def test_the_least_time_a_token_is_found(draft_seconds, curve):
   acceptance = [0.55, 0.2, 0.1]
-  curve = {1: 1.0, 4: 1.05, 8: 1.4}
-  verify = lambda fed: float(np.interp(fed, [1, 4, 8], [1.0, 1.05, 1.4]))
-  for draft_seconds in (0.01, 0.1, 0.5):
-    found = tree_search.best_tree_for_latency(
-      acceptance,
-      draft_seconds=draft_seconds,
-      verify_seconds=curve,
-      max_nodes=6,
-    )
-    seconds = lambda tree: (
-      (
-        tree.max_depth * draft_seconds + verify(tree.num_nodes)  # noqa: B023
-      )
-      / (1 + tree_search.expected_accepted(tree, acceptance))
-    )
-    least = min(
-      seconds(tree) for size in range(1, 7) for tree in all_trees(size)
-    )
-    assert seconds(found) == pytest.approx(least, rel=1e-9)
+  found = tree_search.best_tree_for_latency(
+    acceptance, draft_seconds=draft_seconds, verify_seconds=curve, max_nodes=6
+  )
+
+  def seconds(tree):
+    verify = np.interp(tree.num_nodes, list(curve), list(curve.values()))
+    emitted = 1 + tree_search.expected_accepted(tree, acceptance)
+    return (tree.max_depth * draft_seconds + verify) / emitted
+
+  least = min(
+    seconds(tree)
+    for n in range(7)
+    for tree in all_trees(n)
+    if tree.max_children <= 3
+  )
+  assert seconds(found) == pytest.approx(least, rel=1e-12)
+
+
+def test_depth_and_size_are_kept_to():
+  options = dict(
+    draft_seconds=0.01, verify_seconds={1: 1.0, 100: 1.0}, max_nodes=12
+  )
+  acceptance = [0.5, 0.2]
+  found = tree_search.best_tree_for_latency(acceptance, **options, max_depth=2)
+  assert (found.max_depth, found.num_drafted) == (2, 6)
+  found = tree_search.best_tree_for_latency(acceptance, **options)
+  assert found.num_drafted == 12
+  # Where drafting costs as much as the target, there is no point in it.
+  options["draft_seconds"] = 1.0
+  found = tree_search.best_tree_for_latency(acceptance, **options)
+  assert found == chain(0)
 
 
 def test_large_trees_are_found_quickly():
+  acceptance = 0.55 * 0.45 ** np.arange(16)
   start = time.process_time()
-  acceptance = 0.6 * 0.45 ** np.arange(16)
   tree = tree_search.best_tree(acceptance, num_nodes=128, max_depth=16)
+  assert time.process_time() - start < 10
   assert tree.num_drafted == 128
-  assert time.process_time() - start < 20
+  value = tree_search.expected_accepted(tree, acceptance)
+  # It is the value of the first 128 nodes of the unlimited tree, by reach.
+  reach, level = [], [1.0]
+  for _ in range(16):
+    level = sorted((r * a for r in level for a in acceptance), reverse=True)
+    level = level[:128]
+    reach += level
+  assert value == pytest.approx(sum(sorted(reach)[-128:]), rel=1e-12)
   wide = k_ary(2, 2, 2, 2, 2, 2)  # 126 nodes
-  assert tree_search.expected_accepted(
-    tree, acceptance
-  ) > tree_search.expected_accepted(wide, acceptance)
+  assert value > tree_search.expected_accepted(wide, acceptance)
 
 
 @pytest.mark.parametrize(
   ("acceptance", "message"),
   [
     ([0.7, 0.4], "exclusive events"),
-    ([-0.1, 0.4], "exclusive events"),
-    ([0.0, 0.4], "never accepted"),
+    ([-0.1, 0.4], r"in \[0, 1\]"),
+    ([1.1], r"in \[0, 1\]"),
+    ([np.nan], r"in \[0, 1\]"),
     ([], "vector"),
+    ([[0.5]], "vector"),
   ],
 )
 def test_what_is_no_acceptance_is_refused(acceptance, message):
-  with pytest.raises(ValueError, match=message):
-    tree_search.best_tree(acceptance, num_nodes=3)
+  timed = functools.partial(
+    tree_search.best_tree_for_latency,
+    draft_seconds=0.1,
+    verify_seconds={1: 1.0, 4: 2.0},
+    max_nodes=3,
+  )
+  for function in (
+    functools.partial(tree_search.best_tree, num_nodes=3),
+    functools.partial(tree_search.expected_accepted, chain(3)),
+    timed,
+  ):
+    with pytest.raises(ValueError, match=message):
+      function(acceptance)
 
 
 def test_sizes_and_times_out_of_range_are_refused():
-  with pytest.raises(ValueError, match="num_nodes >= 1"):
+  with pytest.raises(ValueError, match="num_nodes must be >= 1"):
     tree_search.best_tree([0.5], num_nodes=0)
-  with pytest.raises(ValueError, match="times must be positive"):
-    tree_search.best_tree_for_latency(
-      [0.5], draft_seconds=0.0, verify_seconds={1: 1.0}, max_nodes=2
+  with pytest.raises(ValueError, match="max_depth must be >= 1"):
+    tree_search.best_tree([0.5], num_nodes=2, max_depth=0)
+  good = dict(draft_seconds=0.1, verify_seconds={1: 1.0, 3: 2.0}, max_nodes=2)
+  for wrong, message in (
+    (dict(max_nodes=0), "max_nodes must be >= 1"),
+    (dict(max_depth=0), "max_depth must be >= 1"),
+    (dict(draft_seconds=-0.1), "draft_seconds must be"),
+    (dict(draft_seconds=np.nan), "draft_seconds must be"),
+    (dict(verify_seconds={}), r"span 1\.\.3 fed tokens"),
+    (dict(verify_seconds={1: 1.0, 2: 1.0}), r"span 1\.\.3 fed tokens"),
+    (dict(verify_seconds={2: 1.0, 3: 1.0}), r"span 1\.\.3 fed tokens"),
+    (dict(verify_seconds={1: 0.0, 3: 1.0}), "must be finite and > 0"),
+  ):
+    with pytest.raises(ValueError, match=message):
+      tree_search.best_tree_for_latency([0.5], **(good | wrong))
+
+
+# ------------------------------------------------- from what a decoder counts
+
+VOCAB, ROWS, STEPS = 11, 64, 15
+TABLE = toys.table(VOCAB, seed=0)
+PROMPTS = np.random.default_rng(0).integers(0, VOCAB, (ROWS, 3))
+
+
+@functools.cache
+def decoder_of(tree):
+  """A program for all temperatures: `STEPS` rounds, within their budget."""
+  model = toys.table_model(VOCAB)
+  drafter = drafters.model.drafter(
+    model,
+    tree=tree,
+    siblings=siblings.WITHOUT_REPLACEMENT,
+    vocab_size=VOCAB,
+  )
+  decoder = specjax.make_decoder(model, drafter=drafter, rule="recursive")
+  params = specjax.Params(
+    target=jnp.asarray(TABLE),
+    draft=jnp.asarray(toys.near(TABLE, noise=0.8, seed=1)),
+  )
+  budget = STEPS * (tree.max_depth + 1)
+
+  @jax.jit
+  def run(sampling):
+    state = decoder.init(
+      params,
+      jnp.asarray(PROMPTS),
+      jnp.full(ROWS, 3),
+      jax.random.key(0),
+      buffer_length=3 + budget,
+      max_new_tokens=budget,
+      sampling=sampling,
     )
+    return decoder.steps(params, state, STEPS)
+
+  return run
+
+
+def decode(tree, *, temperature):
+  return decoder_of(tree)(make_sampling(ROWS, temperature=temperature))
 
 
 def test_a_tree_built_from_counters_accepts_what_it_predicts():
-  vocab, rows = 11, 64
-  table = toys.table(vocab, seed=0)
-  model = toys.table_model(vocab)
-  params = Params(
-    target=jnp.asarray(table),
-    draft=jnp.asarray(toys.near(table, noise=0.8, seed=1)),
-  )
-
-  def run(tree):
-    drafter = specjax.drafters.model.drafter(
-      model,
-      tree=tree,
-      siblings=siblings.WITHOUT_REPLACEMENT,
-      vocab_size=vocab,
-    )
-    decoder = specjax.make_decoder(model, drafter=drafter, rule="recursive")
-    prompts = np.random.default_rng(0).integers(0, vocab, (rows, 3))
-    state = decoder.init(
-      params, jnp.asarray(prompts), np.full(rows, 3), jax.random.key(0),
-      buffer_length=3 + 60, max_new_tokens=60,
-      sampling=make_sampling(rows, temperature=1.0),
-    )  # fmt: skip
-    # Fewer steps than could reach the budget: nothing is cut.
-    steps = jax.jit(
-      lambda p, s: decoder.steps(p, s, 60 // (tree.max_depth + 1))
-    )
-    return steps(params, state).counters
-
-  counters = run(k_ary(3, 3))
-  assert float(counters.rank_accepted.sum()) == pytest.approx(
-    float(counters.expected_accepted.sum()), rel=1e-4
+  counters = decode(k_ary(3, 3), temperature=1.0).counters
+  # Nothing was cut: all that was accepted was emitted.
+  np.testing.assert_allclose(
+    counters.rank_accepted.sum(1), counters.expected_accepted, rtol=1e-4
   )
   acceptance = tree_search.acceptance_by_rank(counters)
+  assert acceptance.shape == (3,)
   assert (acceptance > 0).all()
-  best = tree_search.best_tree(acceptance, num_nodes=8)
-  found = run(best)
-  per_step = float(found.expected_accepted.sum() / found.num_target_calls.sum())
-  # Its assumption, acceptance independent of the place, holds here.
+  assert acceptance.sum() < 1
+  tree = tree_search.best_tree(acceptance, num_nodes=8)
+  assert tree.num_drafted == 8
+  state = decode(tree, temperature=1.0)
+  per_step = float(
+    state.counters.expected_accepted.sum()
+    / state.counters.num_target_calls.sum()
+  )
+  # Its assumption, acceptance independent of the place, nearly holds here.
   assert per_step == pytest.approx(
-    tree_search.expected_accepted(best, acceptance), rel=0.1
+    tree_search.expected_accepted(tree, acceptance), rel=0.1
+  )
+  # Greedy rows are the plain argmax of every context.
+  state = decode(tree, temperature=0.0)
+  for b in range(4):
+    row = np.asarray(state.tokens[b, : state.length[b]]).tolist()
+    assert len(row) >= 3 + STEPS
+    for at in range(3, len(row)):
+      assert row[at] == np.argmax(toys.context_logits(TABLE, row[:at]))
+
+
+def test_acceptance_is_a_ratio_of_totals_and_0_for_ranks_never_offered():
+  zeros = jnp.zeros((3, 4))
+  offered = zeros.at[0, :2].set(jnp.array([8.0, 2.0])).at[1, 0].set(2.0)
+  accepted = zeros.at[0, :2].set(jnp.array([4.0, 0.5])).at[1, 0].set(2.0)
+  fields = dict.fromkeys(
+    field.name for field in dataclasses.fields(types.Counters)
+  )
+  counters = types.Counters(
+    **fields | dict(rank_offered=offered, rank_accepted=accepted)
+  )
+  np.testing.assert_array_equal(
+    tree_search.acceptance_by_rank(counters), [0.6, 0.25, 0, 0]
   )
