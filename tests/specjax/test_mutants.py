@@ -22,7 +22,6 @@ import toys
 import specjax
 from specjax import cache as cache_lib
 from specjax import decode, drafters, exact, laws, rules, sampling
-from specjax import siblings as siblings_lib
 from specjax import tree as tree_lib
 from specjax import warp as warp_lib
 from specjax.drafters import model as model_drafter
@@ -39,12 +38,12 @@ LIMIT = 1e-10
 
 
 @functools.cache
-def error(rule, tree, siblings=IID, zeros=False) -> float:
+def error(rule, tree, siblings=IID, seed=5, zeros=False) -> float:
   """The largest error of the joint law of the next tokens, in float64."""
   vocab = 4 if tree.num_drafted <= 3 else 3
   with jax.enable_x64(True):
     draft, target = toys.context_laws(
-      vocab, seed=5, warp_settings={}, zeros=zeros
+      vocab, seed=seed, warp_settings={}, zeros=zeros
     )
     law = exact.block_law(
       rule, tree, draft, target, siblings=siblings, prefix=(1, 0)
@@ -163,7 +162,7 @@ def row_before(draft, target, node):
 
 
 def fresh_token_ratio(siblings, target, draft, tokens, valid):
-  """x passes with `min(1, p(x) / q(t))` for a fresh t ~ q; then comes q."""
+  """Accepts x with `min(1, p(x) / q(t))` for a fresh t ~ q; then comes q."""
   del siblings
   ratio = draft[tokens[0]] - target  # [t]
   test = jnp.sum(jnp.exp(target) * jnp.exp(jnp.minimum(ratio, 0)))
@@ -174,9 +173,9 @@ def fresh_token_ratio(siblings, target, draft, tokens, valid):
 
 def dropped_if_unlikely(siblings, target, draft, tokens, valid):
   """A sampled token is dropped because its own probability is low."""
-  good = rules.token.laws.acceptance(target[tokens], draft[tokens])
-  unlikely = draft[tokens[0]] < jnp.log(0.45)
   del siblings
+  good = laws.acceptance(target[tokens], draft[tokens])
+  unlikely = draft[tokens[0]] < -jnp.log(len(draft))
   return nodewise.Decision(
     accept=jnp.where(valid & ~unlikely, good, 0),
     next_log_probs=jnp.where(unlikely, target, laws.residual(target, draft)),
@@ -184,7 +183,7 @@ def dropped_if_unlikely(siblings, target, draft, tokens, valid):
 
 
 def naive_tests(siblings, target, draft, tokens, valid):
-  """k independent single-draft tests, then the single-draft residual."""
+  """Tests all k as single drafts, then the single-draft residual."""
   del siblings
   tests = laws.acceptance(target[tokens], draft[tokens])
   return nodewise.Decision(
@@ -238,7 +237,7 @@ def unofficial_settle(
 
 
 def highest_ratio(levels, group, valid):
-  """The first candidate of the highest q / p is selected, whatever the levels."""
+  """Selects the first candidate of the highest q / p, whatever the levels."""
   del levels
   first = jnp.argmax(jnp.where(valid, group, -1))
   return jnp.where(valid & (jnp.arange(len(group)) == first), 1.0, 0.0)
@@ -265,7 +264,7 @@ def hub_turns_swapped(rule) -> Rule:
 
 CHAIN = tree_lib.chain(2)
 PAIR = tree_lib.k_ary(2)
-BINARY = tree_lib.k_ary(2, 2)
+UNEVEN = Tree((-1, 0, 0, 1))
 TOKEN, RECURSIVE = rules.get("token"), rules.get("recursive")
 BLOCK, MULTIPATH = rules.get("block"), rules.get("multipath_block")
 
@@ -310,7 +309,7 @@ RULES = {
   "tests against the row before": (
     told(TOKEN, target=lambda q: jnp.roll(q, 1, axis=1)), TOKEN, CHAIN),
   # No known system.
-  "off by one depth": (one_too_high(RECURSIVE), RECURSIVE, BINARY),
+  "off by one depth": (one_too_high(TOKEN), TOKEN, CHAIN),
   # No known system; it is pitfall 1 of any confidence threshold.
   "value-dependent dropping": (
     like(TOKEN, nodewise.verify_nodes(dropped_if_unlikely)), TOKEN, CHAIN),
@@ -320,7 +319,7 @@ RULES = {
     stops_at_first_failure(BLOCK), BLOCK, CHAIN),
   # No known system. Seen only where the target's probability is 0.
   ">= for > in a share": (
-    patched(BLOCK, laws, share=at_least_share), BLOCK, CHAIN, IID, True),
+    patched(BLOCK, laws, share=at_least_share), BLOCK, CHAIN, IID, 0, True),
   # No known system.
   "siblings taken for independent": (
     told(RECURSIVE, siblings=IID), RECURSIVE, PAIR, WITHOUT_REPLACEMENT),
@@ -330,7 +329,7 @@ RULES = {
   # A known unofficial implementation of traversal verification.
   "traversal updates with S / (1 - d(x))": (
     patched(traversal.RULE, traversal, _settle=unofficial_settle),
-    traversal.RULE, BINARY, WITHOUT_REPLACEMENT),
+    traversal.RULE, UNEVEN, WITHOUT_REPLACEMENT),
   # No known system. The factor g / p of the selected path's law is left out.
   "selected path with the plain draft law": (
     patched(MULTIPATH, multipath_block, jnp=copy_of(jnp, log=jnp.zeros_like)),
@@ -380,3 +379,276 @@ def test_numbers_that_were_reported_of_real_bugs():
   p = (0.6, 0.4)
   np.testing.assert_allclose(block_law(TOKEN, p, p), p, atol=LIMIT)
   np.testing.assert_allclose(block_law(broken, p, p), (0.84, 0.16), atol=LIMIT)
+
+
+# ------------------------------------- samplers and drafters, by many samples
+
+ROWS = 20_000
+SETTINGS = dict(temperature=2.0, top_p=0.8)
+
+
+def total_variation_limit(samples, cells, *, chance=1e-6):
+  """What an empirical law is farther off than with at most that chance.
+
+  Its expected distance is at most `sqrt((cells - 1) / samples) / 2`, and one
+  sample moves it by at most `1 / samples` (McDiarmid).
+  """
+  mean = np.sqrt((cells - 1) / samples) / 2
+  return mean + np.sqrt(np.log(1 / chance) / (2 * samples))
+
+
+def plain_law(logits, *, temperature, top_p):
+  """Plain sampling in NumPy: temperature first, then top-p."""
+  mass = np.exp((logits - logits.max()) / temperature)
+  probs = mass / mass.sum()
+  before = np.array([probs[probs > p].sum() for p in probs])
+  probs = np.where(before < top_p, probs, 0)
+  return probs / probs.sum()
+
+
+def sampled(target, draft, *, count, settings, change=lambda drafter: drafter):
+  """The first tokens of many rows, `i32[R, count]`, drafting one at a time."""
+  vocab = target.shape[1]
+  model = toys.table_model(vocab)
+  drafter = drafters.model.drafter(
+    model, tree=tree_lib.chain(1), vocab_size=vocab
+  )
+  decoder = specjax.make_decoder(model, drafter=change(drafter))
+  params = specjax.Params(target=jnp.asarray(target), draft=jnp.asarray(draft))
+
+  @jax.jit  # a new function each time, for the patches to be traced
+  def run(params, prompts, key, settings):
+    state = decoder.init(
+      params, prompts, jnp.ones(ROWS, int), key,
+      buffer_length=1 + count, max_new_tokens=count, sampling=settings,
+    )  # fmt: skip
+    return decoder.generate(params, state).tokens[:, 1 : 1 + count]
+
+  prompts = jnp.zeros((ROWS, 1), int)
+  settings = make_sampling(ROWS, **settings)
+  return np.asarray(run(params, prompts, jax.random.key(0), settings))
+
+
+def is_plain_sampling(tokens, target, settings) -> bool:
+  """Whether the tokens' joint law is that of plain sampling, to a bound."""
+  vocab, count = target.shape[1], tokens.shape[1]
+  law = toys.context_law(target, lambda row: plain_law(row, **settings))
+  expected = exact.target_block_law(law, length=count).ravel()
+  cells = np.ravel_multi_index(tuple(tokens.T), (vocab,) * count)
+  found = np.bincount(cells, minlength=vocab**count) / len(tokens)
+  distance = np.abs(found - expected).sum() / 2
+  return distance < total_variation_limit(len(tokens), vocab**count)
+
+
+def verifier_warps(warp):
+  """The verifier alone makes its laws by another function."""
+  return mock.patch.object(decode, "warp_lib", copy_of(warp_lib, warp=warp))
+
+
+def shared_noise():
+  return mock.patch.object(
+    sampling,
+    "next_token_keys",
+    lambda keys: sampling.drafted_node_keys(keys, range(1, 2))[:, 0],
+  )
+
+
+def mask_before_temperature(logits, settings):
+  one = jnp.ones_like(settings.temperature)
+  kept = warp_lib.warp(logits, dataclasses.replace(settings, temperature=one))
+  return warp_lib.warp(kept, dataclasses.replace(settings, top_p=one))
+
+
+def without_temperature(logits, settings):
+  one = jnp.ones_like(settings.temperature)
+  return warp_lib.warp(logits, dataclasses.replace(settings, temperature=one))
+
+
+def drops_unlikely(drafter):
+  """A drafter that takes back what it sampled if that has a low probability.
+
+  It proposes token 0 instead, and truly says that it was sure of it.
+  """
+
+  def propose(*args):
+    draft, *rest = drafter.propose(*args)
+    law = draft.log_probs[:, 0]
+    drawn = laws.token_log_prob(law, draft.tokens[:, 1])
+    drop = drawn < -jnp.log(law.shape[-1])
+    sure = jnp.where(jnp.arange(law.shape[-1]) == 0, 0, -jnp.inf)
+    tokens = draft.tokens.at[:, 1].set(jnp.where(drop, 0, draft.tokens[:, 1]))
+    law = jnp.where(drop[:, None], sure, law)
+    log_probs = draft.log_probs.at[:, 0].set(law)
+    return dataclasses.replace(draft, tokens=tokens, log_probs=log_probs), *rest
+
+  return dataclasses.replace(drafter, propose=propose)
+
+
+TARGET = toys.table(4, seed=0)
+NEAR = toys.near(TARGET, noise=1.0, seed=1)
+
+
+@functools.cache
+def plain_tokens():
+  """The twin's, which samplers and drafters share."""
+  return sampled(TARGET, NEAR, count=2, settings=SETTINGS)
+
+
+SAMPLERS = {
+  # vLLM #54282: draft noise shared with the residual.
+  "draft noise shared with the residual": dict(patch=shared_noise),
+  # tpu-inference: the verifier masks top-k and top-p before temperature, its
+  # ordinary sampler divides first.
+  "top-p before temperature": dict(
+    patch=lambda: verifier_warps(mask_before_temperature)
+  ),
+  # SGLang #39253: ROCm EAGLE verification ignores temperature.
+  "verification without temperature": dict(
+    patch=lambda: verifier_warps(without_temperature)
+  ),
+  # No known system; it is pitfall 1 of any confidence threshold.
+  "value-dependent dropping": dict(change=drops_unlikely),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_broken_sampler_is_caught(name):
+  options = dict(SAMPLERS[name])
+  assert is_plain_sampling(plain_tokens(), TARGET, SETTINGS)
+  with options.pop("patch", contextlib.nullcontext)():
+    tokens = sampled(TARGET, NEAR, count=2, settings=SETTINGS, **options)
+  assert not is_plain_sampling(tokens, TARGET, SETTINGS)
+
+
+def test_drawing_in_bfloat16_is_caught():
+  """DeepSpec #31: tokens sampled in bf16, probabilities in f32."""
+
+  def draw(keys, law):
+    one = lambda key, row: jax.random.categorical(key, row.astype(jnp.bfloat16))
+    return jax.vmap(jax.vmap(one))(keys, law)
+
+  # One law over many tokens, of which nearly all drafts are accepted.
+  target = toys.table(64, seed=0, contexts=1)
+  options = dict(count=1, settings=dict(temperature=1.0, top_p=1.0))
+  tokens = sampled(target, target, **options)
+  assert is_plain_sampling(tokens, target, options["settings"])
+  low = copy_of(sampling, categorical=draw)
+  with mock.patch.object(model_drafter, "sampling", low):
+    tokens = sampled(target, target, **options)
+  assert not is_plain_sampling(tokens, target, options["settings"])
+
+
+# ------------------------------------------------- loops and caches, by tokens
+
+VOCAB, BUDGET = 11, 12
+TABLE = toys.table(VOCAB, seed=0)
+PROMPTS = np.random.default_rng(0).integers(0, VOCAB, (3, 4))
+TEMPERATURES = np.array([0.0, 1.0, 0.0])
+
+
+def decoded(tree, *, change=lambda drafter: drafter):
+  """Decodes a mixed batch with a draft model that is the target."""
+  model = toys.table_model(VOCAB)
+  drafter = drafters.model.drafter(model, tree=tree, vocab_size=VOCAB)
+  decoder = specjax.make_decoder(model, drafter=change(drafter), rule="match")
+  params = specjax.Params(target=jnp.asarray(TABLE), draft=jnp.asarray(TABLE))
+
+  @jax.jit
+  def run(params, prompts, key, settings):
+    state = decoder.init(
+      params, prompts, jnp.full(3, 4), key,
+      buffer_length=4 + BUDGET, max_new_tokens=BUDGET, sampling=settings,
+    )  # fmt: skip
+    return decoder.generate(params, state)
+
+  settings = make_sampling(3, temperature=TEMPERATURES)
+  return run(params, jnp.asarray(PROMPTS), jax.random.key(0), settings)
+
+
+def is_sound(state, tree) -> bool:
+  """Greedy rows are the argmax of every context, and no draft is rejected."""
+  for b in np.flatnonzero(TEMPERATURES == 0):
+    row = np.asarray(state.tokens[b, : 4 + BUDGET]).tolist()
+    for at in range(4, len(row)):
+      if row[at] != np.argmax(toys.context_logits(TABLE, row[:at])):
+        return False
+    if state.counters.num_target_calls[b] != BUDGET // (tree.max_depth + 1):
+      return False
+  return True
+
+
+def upside_down(logits, settings):
+  """Greedy rows of a mixed batch carry temperature -1."""
+  some = jnp.any(settings.temperature > 0)
+  greedy = (settings.temperature == 0) & some
+  temperature = jnp.where(greedy, -1, settings.temperature)
+  settings = dataclasses.replace(settings, temperature=temperature)
+  return warp_lib.warp(logits, settings)
+
+
+def without_keep_path():
+  """What was rejected stays in the target's cache, the length is right."""
+  keep = lambda cache, start, path, length, *, nodes: cache.replace(
+    length=length
+  )
+  return mock.patch.object(
+    decode, "cache_lib", copy_of(cache_lib, keep_path=keep)
+  )
+
+
+def feeds_one_token(drafter):
+  """A draft model that is fed the newest token only.
+
+  The last drafted token was never fed to it: once that is accepted, its slot in
+  the draft's cache is one that nobody wrote.
+  """
+  model, tree = toys.table_model(VOCAB), drafter.tree
+
+  def propose(params, cache, target_cache, context):
+    root = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, 1)
+    output, cache = model.apply(
+      params.draft, root, cache.replace(length=context.length - 1)
+    )
+    draft, cache = model_drafter.draft_tree(
+      model, params.draft, cache, output.logits[:, 0], context,
+      tree=tree, siblings=IID, vocab_size=VOCAB,
+    )  # fmt: skip
+    return draft, cache, target_cache
+
+  return dataclasses.replace(drafter, propose=propose)
+
+
+LOOPS = {
+  # tpu-inference: greedy rows of a mixed batch carry temperature -1, and the
+  # verifier has no guard for them: the logits are upside down.
+  "greedy rows upside down": (
+    tree_lib.chain(2),
+    dict(patch=lambda: verifier_warps(upside_down)),
+  ),
+  # No known system.
+  "stale rows in the target's cache": (
+    tree_lib.paths(2, 2),
+    dict(patch=without_keep_path),
+  ),
+  # No known system.
+  "a row too few in the draft's cache": (
+    tree_lib.chain(2),
+    dict(change=feeds_one_token),
+  ),
+}
+sound_twin = functools.cache(decoded)
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_broken_loop_is_caught(name):
+  tree, options = LOOPS[name]
+  options = dict(options)
+  assert is_sound(sound_twin(tree), tree)
+  with options.pop("patch", contextlib.nullcontext)():
+    state = decoded(tree, **options)
+  assert not is_sound(state, tree)
+
+
+def test_there_are_as_many_mutants_as_promised():
+  """Bugs, not tests: a name a bug, wherever it is planted."""
+  assert len(set(RULES) | set(SAMPLERS) | set(LOOPS)) >= 14

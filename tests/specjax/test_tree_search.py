@@ -224,17 +224,13 @@ def decoder_of(tree):
     vocab_size=VOCAB,
   )
   decoder = specjax.make_decoder(model, drafter=drafter, rule="recursive")
-  params = specjax.Params(
-    target=jnp.asarray(TABLE),
-    draft=jnp.asarray(toys.near(TABLE, noise=0.8, seed=1)),
-  )
   budget = STEPS * (tree.max_depth + 1)
 
   @jax.jit
-  def run(sampling):
+  def run(params, prompts, sampling):
     state = decoder.init(
       params,
-      jnp.asarray(PROMPTS),
+      prompts,
       jnp.full(ROWS, 3),
       jax.random.key(0),
       buffer_length=3 + budget,
@@ -247,7 +243,12 @@ def decoder_of(tree):
 
 
 def decode(tree, *, temperature):
-  return decoder_of(tree)(make_sampling(ROWS, temperature=temperature))
+  params = specjax.Params(
+    target=jnp.asarray(TABLE),
+    draft=jnp.asarray(toys.near(TABLE, noise=0.8, seed=1)),
+  )
+  settings = make_sampling(ROWS, temperature=temperature)
+  return decoder_of(tree)(params, jnp.asarray(PROMPTS), settings)
 
 
 def test_a_tree_built_from_counters_accepts_what_it_predicts():
