@@ -43,7 +43,13 @@ def costs(result: dict) -> Figure:
   for panel, (axis, title) in zip(panels.flat, _AXES.items(), strict=True):
     for index, ((rule, siblings), cells) in enumerate(series.items()):
       line = _line(cells, axis)
-      where = "" if siblings == "iid" else siblings.replace("_", " ")
+      where = [] if siblings == "iid" else [siblings.replace("_", " ")]
+      for letter, name, usual in (
+        ("K", "num_drafts", _CENTRE[1]),
+        ("G", "num_speculative_tokens", _CENTRE[2]),
+      ):
+        if line[0][name] != usual:
+          where.append(f"{letter} = {line[0][name]}")
       panel.plot(
         [cell[axis] for cell in line],
         [cell["ratio"] for cell in line],
@@ -52,7 +58,7 @@ def costs(result: dict) -> Figure:
         linestyle="-" if index < 10 else "--",
         markersize=4,
         linewidth=1,
-        label=f"{rule}, {where}" if where else rule,
+        label=", ".join([rule, *where]),
       )
     ticks = sorted({cell[axis] for cell in result["cells"]})
     panel.set_xscale("log", base=2)
@@ -64,10 +70,13 @@ def costs(result: dict) -> Figure:
     panel.set_xlabel(title)
   for panel in panels[:, 0]:
     panel.set_ylabel("cost in passes over both laws")
+  # The labels of the first panel, whose lines are along V: K and G stand still.
   figure.legend(
     *panels[0, 0].get_legend_handles_labels(),
     loc="outside right center",
     fontsize="small",
+    title="V = 131,072, K = 4, G = 4, B = 1\nunless the axis or the label says",
+    title_fontsize="small",
   )
   return figure
 

@@ -308,7 +308,8 @@ class Counters:
     rank_offered: `f32[B, C]`, expected number of nodes the walk came to that
       have a child of rank 0, .., C - 1 (the order siblings were drawn in).
     rank_accepted: `f32[B, C]`, expected number of times it went on to that
-      child. Their ratio is what `specjax.tree_search` builds trees from.
+      child. Their ratio is what `specjax.tree_search` builds trees from; for
+      independent siblings a merged path counts for the sibling that goes on.
   """
 
   num_target_calls: Array

@@ -48,8 +48,9 @@ def error(rule, tree, siblings=IID, seed=5, zeros=False) -> float:
     law = exact.block_law(
       rule, tree, draft, target, siblings=siblings, prefix=(1, 0)
     )
-  # A mutant must not be caught by a NaN.
+  # What is caught must be a law, if the wrong one: no NaN, no lost mass.
   assert np.isfinite(law.output).all()
+  assert law.output.sum() == pytest.approx(1, abs=1e-9)
   expected = exact.target_block_law(
     target, length=tree.max_depth + 1, prefix=(1, 0)
   )
@@ -310,7 +311,7 @@ RULES = {
     told(TOKEN, target=lambda q: jnp.roll(q, 1, axis=1)), TOKEN, CHAIN),
   # No known system.
   "off by one depth": (one_too_high(TOKEN), TOKEN, CHAIN),
-  # No known system; it is pitfall 1 of any confidence threshold.
+  # No known system; any confidence threshold on sampled tokens does it.
   "value-dependent dropping": (
     like(TOKEN, nodewise.verify_nodes(dropped_if_unlikely)), TOKEN, CHAIN),
   # vllm-ascend #7603, #7807 and #7808: block verification wrong (how, we do not
@@ -383,6 +384,10 @@ def test_numbers_that_were_reported_of_real_bugs():
 
 # ------------------------------------- samplers and drafters, by many samples
 
+# Each mutant is a program of its own: compiling it is most of the work.
+compiled = functools.partial(
+  jax.jit, compiler_options={"xla_backend_optimization_level": 0}
+)
 ROWS = 20_000
 SETTINGS = dict(temperature=2.0, top_p=0.8)
 
@@ -416,7 +421,7 @@ def sampled(target, draft, *, count, settings, change=lambda drafter: drafter):
   decoder = specjax.make_decoder(model, drafter=change(drafter))
   params = specjax.Params(target=jnp.asarray(target), draft=jnp.asarray(draft))
 
-  @jax.jit  # a new function each time, for the patches to be traced
+  @compiled  # a new function each time, for the patches to be traced
   def run(params, prompts, key, settings):
     state = decoder.init(
       params, prompts, jnp.ones(ROWS, int), key,
@@ -506,7 +511,7 @@ SAMPLERS = {
   "verification without temperature": dict(
     patch=lambda: verifier_warps(without_temperature)
   ),
-  # No known system; it is pitfall 1 of any confidence threshold.
+  # No known system; any confidence threshold on sampled tokens does it.
   "value-dependent dropping": dict(change=drops_unlikely),
 }
 
@@ -553,7 +558,7 @@ def decoded(tree, *, change=lambda drafter: drafter):
   decoder = specjax.make_decoder(model, drafter=change(drafter), rule="match")
   params = specjax.Params(target=jnp.asarray(TABLE), draft=jnp.asarray(TABLE))
 
-  @jax.jit
+  @compiled
   def run(params, prompts, key, settings):
     state = decoder.init(
       params, prompts, jnp.full(3, 4), key,
@@ -647,8 +652,3 @@ def test_a_broken_loop_is_caught(name):
   with options.pop("patch", contextlib.nullcontext)():
     state = decoded(tree, **options)
   assert not is_sound(state, tree)
-
-
-def test_there_are_as_many_mutants_as_promised():
-  """Bugs, not tests: a name a bug, wherever it is planted."""
-  assert len(set(RULES) | set(SAMPLERS) | set(LOOPS)) >= 14

@@ -226,7 +226,10 @@ def decoder_of(tree):
   decoder = specjax.make_decoder(model, drafter=drafter, rule="recursive")
   budget = STEPS * (tree.max_depth + 1)
 
-  @jax.jit
+  # Compiling is most of the work.
+  @functools.partial(
+    jax.jit, compiler_options={"xla_backend_optimization_level": 0}
+  )
   def run(params, prompts, sampling):
     state = decoder.init(
       params,
