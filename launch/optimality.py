@@ -51,15 +51,15 @@ def accepted(log_q: jax.Array, log_p: jax.Array, *, count: int) -> dict:
     reject = laws.rejection(q, p, scale)
   one = jnp.sum(jnp.minimum(p, q / kseq.solve(q, p, drafts, most=count)))
   classes = transport.classes_of(log_q, log_p, count)
-  _, selected = transport.selection(classes.draft, classes.target, drafts)
-  some = classes.draft > 0
-  slope = jnp.where(some, selected / jnp.where(some, classes.draft, 1), 0)
+  _, slopes = transport.selection(
+    classes.draft, classes.target, drafts, most=count
+  )
   return {
     "match": jnp.sum(q * (1 - (1 - p) ** count)),
     "recursive": 1 - reject,
     "kseq": 1 - (1 - one) ** count,
     "bucketed": bucketed.solve(log_q, log_p, drafts, most=count)[1].accepted,
-    "transport": jnp.sum(jnp.minimum(p * slope[classes.ids], q)),
+    "transport": jnp.sum(jnp.minimum(p * slopes[classes.ids], q)),
   }
 
 

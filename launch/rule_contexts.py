@@ -222,7 +222,7 @@ def measure(
       decoder = make_decoder(
         models.target,
         drafter=_drafter(config.drafter, models, tree, siblings),
-        rule="recursive",  # lossless for any tree and siblings
+        rule="gumbel_list" if siblings.with_noise else "recursive",
         vocab_size=models.tokenizer.vocab_size,
       )
       walk = _Walk(group, decoder, models, config, batches)

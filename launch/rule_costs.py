@@ -164,7 +164,7 @@ def make_inputs(cell: Cell, drawn: Siblings) -> tuple[Draft, Array]:
   noise = None
   if drawn.with_noise:
     shape = (batch, num_paths, depths + 1, vocab)
-    noise = jax.random.exponential(keys[2], shape)
+    noise = jax.random.gumbel(keys[2], shape)
   tokens = [jnp.zeros((batch,), jnp.int32)]
   for node in range(1, tree.num_nodes):
     parent, rank = law[:, tree.depth[node] - 1], tree.rank[node]

@@ -13,6 +13,7 @@ one program for every prompt, length, temperature and budget of the same sizes.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -65,6 +66,11 @@ class Decoder:
 
   def __post_init__(self):
     self.rule.check(self.drafter.tree, self.drafter.siblings)
+    if self.drafter.siblings.with_noise and not self.rule.with_noise:
+      raise ValueError(
+        f"rule {self.rule.name!r} does not verify drafts with noise "
+        f"(siblings {self.drafter.siblings.name!r}); rule 'gumbel_list' does"
+      )
     if self.target.vocab_size < self.vocab_size:
       raise ValueError(
         f"the target's vocabulary must hold {self.vocab_size} tokens, got "
@@ -543,11 +549,13 @@ def _by_rank(tree, node_probs: Array) -> tuple[Array, Array]:
   Returns:
     Two arrays `f32[B, C]` of probabilities summed over nodes.
   """
-  reach = node_probs @ tree.ancestors.astype(np.float32)  # [B, N + 1]
+  times = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+  reach = times(node_probs, tree.ancestors.astype(np.float32))  # [B, N + 1]
   ranks = np.arange(tree.max_children)
   is_rank = (tree.rank[:, None] == ranks) & (tree.depth > 0)[:, None]
   has_rank = np.array([len(c) for c in tree.children])[:, None] > ranks
-  return reach @ has_rank.astype(np.float32), reach @ is_rank.astype(np.float32)
+  total = lambda x: times(reach, x.astype(np.float32))
+  return total(has_rank), total(is_rank)
 
 
 def _emitted_log_probs(logits: Array, emission: _Emission) -> Array:

@@ -33,7 +33,8 @@ def acceptance(target_log_prob: Array, draft_log_prob: Array) -> Array:
     `f32[...]` in [0, 1].
   """
   ratio = target_log_prob - draft_log_prob
-  accept = jnp.where(ratio < 0, jnp.exp(ratio), 1)
+  less = ratio < 0
+  accept = jnp.where(less, jnp.exp(jnp.where(less, ratio, 0)), 1)
   return jnp.where(target_log_prob == -jnp.inf, 0, accept)
 
 

@@ -114,7 +114,7 @@ IID = Siblings(name="iid", child=_independent, independent=True)
 SHARED_NOISE = Siblings(
   name="shared_noise", child=_independent, independent=True, with_noise=True
 )
-"""As `IID`, drawn by a race of exponential noise that the draft carries."""
+"""As `IID`, drawn by a race of Gumbel noise that the draft carries."""
 
 WITHOUT_REPLACEMENT = Siblings(name="without_replacement", child=_untried)
 """One after the other, never a token twice: the law of Gumbel top-k (Kool et

@@ -129,7 +129,7 @@ class Draft:
       children: its row is all -inf (zero mass), so that "target minus draft" is
       the target's own law there.
     noise: `f32[B, K, G + 1, V]`, for siblings `with_noise` only: token t of
-      path k is `argmin(noise[:, k, t - 1] / p)`, exponential noise that a rule
+      path k is `argmax(log p + noise[:, k, t - 1])`, Gumbel noise that a rule
       may share. Entry G is for the token after the last drafted one.
   """
 
@@ -188,12 +188,16 @@ class Rule:
     lossless: whether the output law is exactly the warped target's.
     check: `(tree, siblings) -> None`; raises ValueError, saying what it
       expects, for trees or sibling laws that the rule is not valid for.
+    with_noise: whether it verifies drafts that carry noise. The noise of a
+      position is the same in every round, so a rule may see it only if where
+      a round ends does not depend on what was drafted beyond.
   """
 
   name: str
   verify: VerifyFn
   lossless: bool
   check: Callable[[Tree, Siblings], None]
+  with_noise: bool = False
 
 
 # ---------------------------------------------------------------- the drafter

@@ -80,7 +80,10 @@ def get(name: str) -> Rule:
     parameters = {k.arg: ast.literal_eval(k.value) for k in call.keywords}
     if call.args:
       raise ValueError("parameters are written name=value")
-    rule = FACTORIES[bare](**parameters)
+    kinds = {"beta": int}
+    rule = FACTORIES[bare](
+      **{name: kinds.get(name, float)(x) for name, x in parameters.items()}
+    )
   except (SyntaxError, TypeError, ValueError) as error:
     raise ValueError(f"rule {name!r}: {error}") from error
   return _MADE.setdefault(rule.name, rule)

@@ -13,7 +13,8 @@ classes, any order and any such r_g are lossless.
 The choice of classes may depend on the laws, so the rule takes the best of
 k-SEQ, 16 classes and 64 classes, and never accepts less than `kseq`. Scales r_g
 are looked for among the floors of 1,024 fine classes, from above (exact if a
-whole class is accepted, or saturated: all of its target mass handed out).
+whole class is accepted, or saturated: all of its target mass handed out). To
+differentiation, the plan is a constant.
 """
 
 import dataclasses
@@ -43,9 +44,8 @@ def decide(siblings, target_log_probs, draft_log_probs, tokens, valid):
       siblings, target_log_probs, draft_log_probs, tokens, valid
     )
   target, draft = jnp.exp(target_log_probs), jnp.exp(draft_log_probs)
-  ids, plan = solve(
-    target_log_probs, draft_log_probs, jnp.sum(valid), most=most
-  )
+  constant = jax.lax.stop_gradient((target_log_probs, draft_log_probs))
+  ids, plan = solve(*constant, jnp.sum(valid), most=most)
   scale = plan.scales[ids]
   taken = jnp.minimum(draft, jnp.where(scale > 0, target / scale, draft))
   taken *= plan.factors[ids]
@@ -113,6 +113,8 @@ def solve(
     num_classes=_NUM_FINE,
     high=max(math.log(most), 0.1),
   )
+  # What is never drafted is never accepted: its target mass is not on offer.
+  fine = dataclasses.replace(fine, target=fine.target.at[-1].set(0))
   scale = kseq.solve(target, draft, count, most=most)
   one = jnp.sum(jnp.minimum(draft, target / scale))
   spread = lambda x: jnp.broadcast_to(x, (_NUM_FINE,))

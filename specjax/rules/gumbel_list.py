@@ -1,19 +1,23 @@
 """Gumbel-max list sampling: target and drafts race on the same noise.
 
-Path k draws its t-th token as `argmin_i S^k_{t,i} / p_t(i)` with exponential
-noise S. With A the paths that agree with the text so far (all at first), the
-text goes on with
+Rowan, Phan and Khisti (2025), after Daliri et al. (2024). Path k draws its t-th
+token as `argmax_i log p_t(i) + N^k_{t,i}` with Gumbel noise N. With A the paths
+that agree with the text so far (all at first), the text goes on with
 
-  Y_t = argmin_i min_{k in A} S^k_{t,i} / q_t(i),
+  Y_t = argmax_i log q_t(i) + max_{k in A} N^k_{t,i},
 
-which is distributed as q_t, because a minimum of exponentials over paths is
-exponential; A then keeps the paths that drafted Y_t, and the round ends once it
-is empty, or with `Y_{L+1}` after the last drafted token. Given drafted tokens
-and noise, the text does not depend on the draft's law ("drafter invariance");
-with one path it does not depend on the drafted tokens either, so that any draft
-gives the same text from the same seed. P(Y in X) is at least
+which is distributed as q_t, because a maximum of Gumbel noise over paths is
+Gumbel noise, shifted; A then keeps the paths that drafted Y_t, and the round
+ends once it is empty, or with `Y_{L+1}` after the last drafted token. Given
+drafted tokens and noise, the text does not depend on the draft's law ("drafter
+invariance"); with one path it does not depend on the drafted tokens either, so
+that any draft gives the same text from the same seed. P(Y in X) is at least
 
   sum_j K / sum_i (max(q_i / q_j, p_i / p_j) + (K - 1) q_i / q_j).
+
+The noise belongs to positions of the text and is met again when a round is
+drafted anew. That is exact, because whether a round ends at t depends on noise
+up to t only.
 
 Given its noise the rule is a point mass, so its node probabilities are 0 and 1:
 losslessness holds over the noise, and is tested by sampling.
@@ -45,8 +49,8 @@ def verify(
   ended = jnp.zeros((batch,), bool)
   next_token = node
   for depth in range(tree.max_depth + 1):
-    noise = jnp.where(alive[:, :, None], draft.noise[:, :, depth], jnp.inf)
-    winner = sampling.race(noise.min(axis=1), take_node(target_log_probs, node))
+    noise = jnp.where(alive[:, :, None], draft.noise[:, :, depth], -jnp.inf)
+    winner = sampling.race(noise.max(axis=1), take_node(target_log_probs, node))
     next_token = jnp.where(ended, next_token, winner)
     if depth == tree.max_depth:
       break
@@ -72,4 +76,10 @@ def check(tree: Tree, siblings: Siblings) -> None:
   checks.drawn("gumbel_list", tree, siblings, SHARED_NOISE)
 
 
-RULE = Rule(name="gumbel_list", verify=verify, lossless=True, check=check)
+RULE = Rule(
+  name="gumbel_list",
+  verify=verify,
+  lossless=True,
+  check=check,
+  with_noise=True,
+)

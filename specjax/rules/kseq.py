@@ -1,4 +1,4 @@
-"""k-SEQ, SpecTr's selection rule (Sun et al., NeurIPS 2023, Algorithm 1).
+"""k-SEQ, SpecTr's selection rule (Sun et al., NeurIPS 2023).
 
 All k i.i.d. candidates are tested alike, in order: x is accepted with
 probability `c(x) = min(1, q(x) / (r p(x)))`. With `b(r) = sum min(p, q / r)`,
@@ -84,6 +84,8 @@ def solve(target: Array, draft: Array, count: Array, *, most: int) -> Array:
     `f32[]`.
   """
   eps = jnp.finfo(target.dtype).eps
+  laws_given = target, draft
+  target, draft = jax.lax.stop_gradient(laws_given)
 
   def narrow(state):
     low, high, scale, _, rounds = state
@@ -106,9 +108,27 @@ def solve(target: Array, draft: Array, count: Array, *, most: int) -> Array:
   one = jnp.ones_like(target[0])
   start = (one, one * jnp.maximum(count, 1), one, count <= 1, 0)
   most_rounds = 12 if target.dtype == jnp.float32 else 24
-  return jax.lax.while_loop(
+  scale = jax.lax.while_loop(
     lambda state: ~state[3] & (state[4] < most_rounds), narrow, start
   )[1]
+  return _differentiable(scale, laws_given, count, most=most)
+
+
+def _differentiable(scale: Array, laws_given, count: Array, *, most: int):
+  """The same scale, with the derivatives of a root of `f` (a Newton step)."""
+  target, draft = laws_given
+  excess = lambda r: (
+    r
+    - accepted_per_try(
+      jnp.sum(jnp.minimum(draft, target / r)), count, most=most
+    )
+  )
+  value = excess(scale)
+  constant = jax.lax.stop_gradient(value)
+  rise = jax.lax.stop_gradient(jax.grad(excess)(scale))
+  inside = (scale > 1) & (rise > 0)
+  step = (value - constant) / jnp.where(inside, rise, 1)
+  return scale - jnp.where(inside, step, 0)
 
 
 def check(tree, siblings) -> None:

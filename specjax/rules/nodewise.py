@@ -10,7 +10,7 @@ is. `verify_nodes` walks the tree with it:
 Independent siblings may carry equal tokens. Their paths are one hypothesis, and
 below it the children of all of them are i.i.d. draws from one law: the walk
 merges them, so that a node has as many candidates as paths survive. This is
-SpecTr's loop over surviving paths (Sun et al., NeurIPS 2023, Algorithm 2).
+SpecTr's loop over surviving paths (Sun et al., NeurIPS 2023).
 """
 
 import dataclasses

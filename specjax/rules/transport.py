@@ -25,9 +25,12 @@ form: with T_j the smallest level between candidate j and the first, sorted,
 
 Tokens come in classes (`ratio_classes`): single tokens in vocabularies of up to
 1,024, else 256 classes for two drafts and 512 for more. A class shares its
-slope, and a is computed from the levels as they were used, so that neither
-classes nor rounding affect losslessness, but only how close to the optimum it
-is: above 0.999 of it at V = 128,000.
+slope, and a is computed from the blocks as they were used, so that classes and
+the rounding of levels affect only how close to the optimum it is (above 0.999
+of it at V = 128,000), and not losslessness, which holds to the rounding of
+sums.
+
+To differentiation, levels and slopes are constants.
 """
 
 import math
@@ -37,7 +40,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax import laws, sampling
-from specjax.rules import checks
+from specjax.rules import checks, recursive
 from specjax.rules.nodewise import Decision, verify_nodes
 from specjax.rules.ratio_classes import (
   RatioClasses,
@@ -54,20 +57,20 @@ _NUM_FINE = 4096
 
 def decide(siblings, target_log_probs, draft_log_probs, tokens, valid):
   """See `specjax.rules.nodewise.DecideFn`."""
-  del siblings
-  classes = classes_of(target_log_probs, draft_log_probs, len(tokens))
-  levels, selected = selection(classes.draft, classes.target, jnp.sum(valid))
-  group = classes.ids[tokens]  # [C]
-  slope = jnp.where(
-    classes.draft > 0,
-    selected / jnp.where(classes.draft > 0, classes.draft, 1),
-    0,
+  if len(tokens) == 1:  # nothing to select from
+    return recursive.decide(
+      siblings, target_log_probs, draft_log_probs, tokens, valid
+    )
+  constant = jax.lax.stop_gradient((target_log_probs, draft_log_probs))
+  classes = classes_of(*constant, len(tokens))
+  levels, slopes = selection(
+    classes.draft, classes.target, jnp.sum(valid), most=len(tokens)
   )
-  law = jnp.exp(draft_log_probs) * slope[classes.ids]  # a, [V]
+  law = jnp.exp(draft_log_probs) * slopes[classes.ids]  # a, [V]
   target = jnp.exp(target_log_probs)
   test = laws.share(target[tokens], law[tokens])
   return Decision(
-    accept=pick_probs(levels, group, valid) * test,
+    accept=pick_probs(levels, classes.ids[tokens], valid) * test,
     next_log_probs=laws.normalize(
       jnp.maximum(target - law, 0), target_log_probs
     ),
@@ -89,7 +92,9 @@ def classes_of(target_log_probs, draft_log_probs, most: int) -> RatioClasses:
   return quantiles(fine, num_classes=256 if most <= 2 else 512)
 
 
-def selection(draft: Array, target: Array, count: Array) -> tuple[Array, Array]:
+def selection(
+  draft: Array, target: Array, count: Array, *, most: int
+) -> tuple[Array, Array]:
   """Levels of the boundaries, and the selected class's law they lead to.
 
   Boundary i is below class i; i = 0 and i = G are the ends. Time t runs from 0
@@ -101,9 +106,13 @@ def selection(draft: Array, target: Array, count: Array) -> tuple[Array, Array]:
     draft: `f32[G]`, the classes' masses under p, in ascending order of q / p.
     target: `f32[G]`, under q.
     count: `i32[]`, k.
+    most: a static bound on k.
 
   Returns:
-    `f32[G + 1]` levels in [0, 1], and `f32[G]` the law of the selected class.
+    `f32[G + 1]` levels in [0, 1], and `f32[G]` slopes: a token of class g is
+    selected with probability `p(x) slopes[g]`. They are summed over time from
+    the blocks as they were, `(c_e^k - c_s^k) / (c_e - c_s)`, and not read off
+    the chords, where they would cancel.
   """
   zero = jnp.zeros_like(draft[:1])
   cumulative = jnp.concatenate([zero, jnp.cumsum(draft)])  # c
@@ -116,44 +125,56 @@ def selection(draft: Array, target: Array, count: Array) -> tuple[Array, Array]:
   is_cut = (index == 0) | (index == last)
   is_cut |= goal <= 4 * jnp.finfo(base.dtype).eps
 
+  def slope_of(start, end):  # sum_j c_e^j c_s^{k-1-j}
+    total, power = jnp.zeros_like(start), jnp.ones_like(end)
+    for j in range(most):
+      total = jnp.where(j < count, total * start + power, total)
+      power = power * end
+    return total
+
   def unfinished(state):
-    time, _, is_cut, *_ = state
+    time, _, _, is_cut, *_ = state
     return (time < 1) & ~is_cut.all()
 
   def cut_next(state):
-    time, gained, is_cut, levels, left, right = state
-    run = right[0] - left[0]
-    part = (cumulative - left[0]) / jnp.where(run > 0, run, 1)
-    chord = left[1] + (right[1] - left[1]) * part
-    rate = jnp.where(is_cut, 0, jnp.maximum(chord - base, 0))
+    time, gained, slopes, is_cut, levels, start, end = state
+    # An uncut boundary is in the block of the class above it.
+    rate = jnp.zeros_like(base)
+    steep = slope_of(start, end)
+    chord = start ** jnp.maximum(count, 1) + steep * (cumulative[:-1] - start)
+    rate = rate.at[:-1].set(jnp.maximum(chord - base[:-1], 0))
+    rate = jnp.where(is_cut, 0, rate)
     wait = jnp.maximum(goal - gained, 0) / jnp.where(rate > 0, rate, 1)
     due = jnp.where(rate > 0, time + wait, jnp.inf)
     # A boundary whose chord has no height, cut or not, is the same.
     now = jnp.minimum(jnp.min(due), 1)
     at = sampling.argmax(-due)
     gained = gained + rate * (now - time)
+    slopes = slopes + steep * (now - time)
     here = (index == at) & (now < 1)
-    # Its neighbours' chords now end here; c and c^k ascend with the index.
-    point = jnp.stack([cumulative[at], base[at]])[:, None]
-    left = jnp.where((index > at) & (now < 1), jnp.maximum(left, point), left)
-    right = jnp.where(
-      (index < at) & (now < 1), jnp.minimum(right, point), right
-    )
     levels = jnp.where(here, now, levels)
-    return now, gained, is_cut | here, levels, left, right
+    # Blocks of the classes above now start here, of those below end here.
+    above = (index[:-1] >= at) & (now < 1)
+    below = (index[:-1] < at) & (now < 1)
+    start = jnp.where(above, jnp.maximum(start, cumulative[at]), start)
+    end = jnp.where(below, jnp.minimum(end, cumulative[at]), end)
+    return now, gained, slopes, is_cut | here, levels, start, end
 
-  # Both ends of each boundary's chord, `[2, G + 1]`: c and c^k.
-  ends = jnp.stack([cumulative, base])
+  start = jax.lax.cummax(jnp.where(is_cut, cumulative, 0))[:-1]
+  end = jax.lax.cummin(jnp.where(is_cut, cumulative, 1), reverse=True)[1:]
   state = (
     zero[0],
     jnp.zeros_like(base),
+    jnp.zeros_like(draft),
     is_cut,
     jnp.where(is_cut, zero[0], 1),
-    jax.lax.cummax(jnp.where(is_cut, ends, 0), axis=1),
-    jax.lax.cummin(jnp.where(is_cut, ends, 1), axis=1, reverse=True),
+    start,
+    end,
   )
-  _, gained, _, levels, _, _ = jax.lax.while_loop(unfinished, cut_next, state)
-  return levels, jnp.maximum(jnp.diff(base + gained), 0)
+  state = jax.lax.while_loop(unfinished, cut_next, state)
+  time, _, slopes, _, levels, start, end = state
+  # Once all are cut, blocks stay as they are.
+  return levels, slopes + slope_of(start, end) * (1 - time)
 
 
 def _goal(base: Array, given: Array) -> Array:

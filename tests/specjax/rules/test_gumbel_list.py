@@ -36,7 +36,7 @@ def draw(p, q, *, count, samples, seed=0):
   """
   depth = len(p)
   shape = tree.paths(depth, count)
-  noise = jax.random.exponential(
+  noise = jax.random.gumbel(
     jax.random.key(seed), (samples, count, depth + 1, VOCAB)
   )
   tokens = sampling.race(noise[:, :, :depth], jnp.log(p))  # [S, K, G]
@@ -107,7 +107,7 @@ def test_matches_are_at_least_the_list_matching_bound(count):
 def test_the_text_does_not_depend_on_the_drafts_law_given_tokens_and_noise():
   shape = tree.paths(2, 2)
   rng = np.random.default_rng(0)
-  noise = jax.random.exponential(jax.random.key(0), (50, 2, 3, VOCAB))
+  noise = jax.random.gumbel(jax.random.key(0), (50, 2, 3, VOCAB))
   tokens = jnp.asarray(rng.integers(0, VOCAB, (50, 5)), jnp.int32)
   target = jnp.log(jnp.asarray(rng.dirichlet(np.ones(VOCAB), (50, 5))))
   found = [
