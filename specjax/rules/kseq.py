@@ -98,9 +98,9 @@ def solve(target: Array, draft: Array, count: Array, *, most: int) -> Array:
     valid = scale >= tries
     low, high = jnp.where(valid, low, scale), jnp.where(valid, scale, high)
     rise = jnp.maximum(1 - slope, eps)
-    step = (scale - (scale - tries) / rise) * (1 + 4 * eps)
-    # A valid scale that the next step would not lower is the root.
-    found = (high <= low) | (valid & (step >= scale * (1 - 8 * eps)))
+    # Aimed above the root by more than the rounding of the sums.
+    step = scale - (scale - tries - 16 * eps) / rise
+    found = (high <= low) | (valid & (scale - tries <= 32 * eps))
     inside = (step > low) & (step < high)
     step = jnp.where(inside, step, (low + high) / 2)
     return low, high, step, found, rounds + 1
