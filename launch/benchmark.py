@@ -129,14 +129,7 @@ def _measure_pair(config) -> int:
     check_writable(main.OUTPUT.value)
   models = pair.build(config)
   room = models.room(config.max_new_tokens)
-  if main.PROMPTS.value:
-    items, problems = prompts.read_jsonl(
-      main.PROMPTS.value, models.tokenizer, max_tokens=room
-    )
-    if problems:
-      raise main.UserError("; ".join(problems))
-  else:
-    items = prompts.built_in(models.tokenizer, max_tokens=room)
+  items = prompts.all_of(main.PROMPTS.value, models.tokenizer, max_tokens=room)
   batches = prompts.make_batches(
     items, batch_size=config.batch_size, max_width=room
   )

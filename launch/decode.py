@@ -151,7 +151,8 @@ def run(_) -> int:
     write_json(
       _SUMMARY.value,
       {**summary, "rule": config.rule, "lossless": models.decoder.rule.lossless,
-       "num_prompts": len(items), "jax": jax.__version__},
+       "num_prompts": len(items), "jax": jax.__version__,
+       "config": json.loads(config.to_json_best_effort())},
     )  # fmt: skip
   if journal:
     journal.finish(

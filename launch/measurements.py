@@ -49,5 +49,18 @@ def table(folder: str) -> str:
   return "\n".join(lines)
 
 
+def main(argv: list[str]) -> int:
+  """`measurements FOLDER`; returns the exit code."""
+  if len(argv) != 2 or not any(pathlib.Path(argv[1]).glob("*.json")):
+    print(
+      "usage: python -m launch.measurements FOLDER (with *.json of "
+      "launch.benchmark)",
+      file=sys.stderr,
+    )
+    return 2
+  print(table(argv[1]))
+  return 0
+
+
 if __name__ == "__main__":
-  print(table(*sys.argv[1:]))
+  sys.exit(main(sys.argv))

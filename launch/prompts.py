@@ -46,6 +46,29 @@ def built_in(tokenizer: Tokenizer, *, max_tokens: int) -> list[Prompt]:
   ]
 
 
+def all_of(
+  path: str | None, tokenizer: Tokenizer, *, max_tokens: int
+) -> list[Prompt]:
+  """The prompts of a file, every line of which must be good; or the built-in.
+
+  Args:
+    path: the file, or None.
+    tokenizer: of the pair.
+    max_tokens: longest prompt that fits the buffer.
+
+  Raises:
+    ValueError: for a bad line or prompt, or a file without prompts.
+  """
+  if not path:
+    return built_in(tokenizer, max_tokens=max_tokens)
+  items, problems = read_jsonl(path, tokenizer, max_tokens=max_tokens)
+  if problems:
+    raise ValueError("; ".join(problems))
+  if not items:
+    raise ValueError(f"no prompts in {path}")
+  return items
+
+
 def read_jsonl(
   path: str, tokenizer: Tokenizer, *, max_tokens: int
 ) -> tuple[list[Prompt], list[str]]:

@@ -1,19 +1,11 @@
-"""What each verification rule is given, and rules along real contexts.
+"""Verification rules along the contexts that a real pair meets.
 
-Rules are compared on K paths of G drafted tokens; `cases` says what each of
-them gets. A row of a report is named after its rule:
-
-  NAME                            as in `specjax.rules.RULES`, or as asked for
-                                  ("typical(epsilon=0.2)")
-  recursive (without_replacement) the same rule, other siblings
-
-Along real contexts a lossless decoder decodes the prompts, and every rule is
+A lossless decoder decodes the prompts, and every rule is
 asked at every step what it would do with the very draft of that step: rules of
 one draft law are compared on the same contexts and the same drafts, and no coin
 is flipped (an expectation given the draft: Rao-Blackwell).
 """
 
-import dataclasses
 import functools
 import sys
 from collections.abc import Sequence
@@ -27,136 +19,15 @@ import tqdm
 from launch import pair as pair_lib
 from launch.pair import Pair
 from launch.prompts import Batch
-from specjax import drafters, metrics, rules
+from launch.rule_cases import Case
+from specjax import drafters, metrics
 from specjax import sampling as sampling_lib
 from specjax import siblings as siblings_lib
-from specjax import tree as tree_lib
 from specjax.decode import Decoder, make_decoder
 from specjax.siblings import Siblings
 from specjax.tree import Tree
-from specjax.types import Drafter, Rule, StopReason
+from specjax.types import Drafter, StopReason
 from specjax.warp import make_sampling
-
-# Rules of one path are given one; all others get all K.
-SINGLE_PATH = ("token", "block", *rules.FACTORIES)
-
-# The siblings of every row; a rule that is not listed is given i.i.d. ones.
-_ROWS: dict[str, tuple[str, Siblings]] = {
-  name: (name, siblings_lib.IID) for name in rules.RULES
-} | {
-  "recursive (without_replacement)": (
-    "recursive",
-    siblings_lib.WITHOUT_REPLACEMENT,
-  ),
-  "greedy_draft": ("greedy_draft", siblings_lib.GREEDY),
-  "hub": ("hub", siblings_lib.HUB),
-  "gumbel_list": ("gumbel_list", siblings_lib.SHARED_NOISE),
-}
-_MAX_HUB_DEPTH = 5  # hub pairs at every node: 2 ** (G + 1) - 2 drafted tokens
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Case:
-  """One row of a report: a rule and what it is given.
-
-  Attributes:
-    name: the row's name.
-    rule: the rule.
-    tree: what is drafted.
-    siblings: how the children of a node are drawn.
-  """
-
-  name: str
-  rule: Rule
-  tree: Tree
-  siblings: Siblings
-
-  @property
-  def draft_name(self) -> str:
-    """Tree and siblings in words."""
-    if not self.tree.is_paths:
-      return f"{self.siblings.name}, pairs at every node"
-    count = len(self.tree.children[0])
-    return f"{self.siblings.name}, {count} path{'s' if count > 1 else ''}"
-
-  def describe(self) -> dict:
-    """What a JSON report says about the row itself."""
-    return {
-      "rule": self.rule.name,
-      "lossless": self.rule.lossless,
-      "siblings": self.siblings.name,
-      "parents": list(self.tree.parents),
-      "num_drafted": self.tree.num_drafted,
-    }
-
-
-def cases(
-  asked: str, *, num_drafts: int, num_speculative_tokens: int, vocab_size: int
-) -> tuple[list[Case], dict[str, str]]:
-  """The rows of a report.
-
-  Separate paths, so that all multi-draft rules have the same budget of K G
-  tokens; `hub` alone is given a binary tree, because it needs two children at
-  every node, and rules of a single path are given one path of G tokens.
-
-  Args:
-    asked: "all", the name of a row, or of a rule with parameters.
-    num_drafts: K, at least 1.
-    num_speculative_tokens: G, at least 1.
-    vocab_size: V.
-
-  Returns:
-    The rows, and why rules that do not fit were left out, by row.
-
-  Raises:
-    ValueError: for numbers out of range, an unknown rule, or one rule asked for
-      that does not fit.
-  """
-  for name, value in (
-    ("num_drafts", num_drafts),
-    ("num_speculative_tokens", num_speculative_tokens),
-  ):
-    if value < 1:
-      raise ValueError(f"{name} must be >= 1 to compare rules, got {value}")
-  rows = _ROWS
-  if asked != "all":
-    rows = {asked: _ROWS.get(asked) or (asked, siblings_lib.IID)}
-  fitting, left_out = [], {}
-  for row, (rule_name, siblings) in rows.items():
-    rule = rules.get(rule_name)
-    try:
-      tree = _tree(rule_name, num_drafts, num_speculative_tokens)
-      rule.check(tree, siblings)
-      drafters.model.check_tree(tree, siblings, vocab_size)
-    except ValueError as error:
-      if asked != "all":
-        raise
-      left_out[row] = str(error)
-      continue
-    fitting.append(Case(name=row, rule=rule, tree=tree, siblings=siblings))
-  return fitting, left_out
-
-
-def _tree(rule_name: str, num_drafts: int, depth: int) -> Tree:
-  """The tree that a rule is given."""
-  if rule_name.partition("(")[0] in SINGLE_PATH:
-    return tree_lib.chain(depth)
-  if rule_name == "hub":
-    if num_drafts != 2:
-      raise ValueError(
-        f"rule 'hub' verifies pairs (num_drafts=2), got {num_drafts}"
-      )
-    if depth > _MAX_HUB_DEPTH:
-      raise ValueError(
-        "rule 'hub' needs pairs at every node, which is measured up to "
-        f"num_speculative_tokens={_MAX_HUB_DEPTH} "
-        f"({2 ** (_MAX_HUB_DEPTH + 1) - 2} drafted tokens), got {depth}"
-      )
-    return tree_lib.k_ary(*[2] * depth)
-  return tree_lib.paths(depth, num_drafts)
-
-
-# ------------------------------------------------------- along real contexts
 
 
 def build_pair(config: ml_collections.ConfigDict) -> Pair:

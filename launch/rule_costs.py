@@ -27,9 +27,9 @@ import rich.console
 from absl import flags
 from jax import Array
 
-from launch import main, timing
+from launch import main, rule_cases, timing
 from launch.journal import check_writable, write_json
-from specjax import rules, sampling, siblings
+from specjax import rules, sampling
 from specjax.siblings import Siblings
 from specjax.tree import Tree, paths
 from specjax.types import Draft
@@ -56,14 +56,6 @@ _MAX_GIB = flags.DEFINE_float(
   "max_gib", 2.0, "Suite rules: cells with more input than this are skipped."
 )
 
-# Rules that are made for other siblings than i.i.d. ones, or for them as well.
-_SIBLINGS: dict[str, tuple[Siblings, ...]] = {
-  "recursive": (siblings.IID, siblings.WITHOUT_REPLACEMENT),
-  "traversal": (siblings.IID, siblings.WITHOUT_REPLACEMENT),
-  "greedy_draft": (siblings.GREEDY,),
-  "hub": (siblings.HUB,),
-  "gumbel_list": (siblings.SHARED_NOISE,),
-}
 # Short calls take more turns: others on the machine disturb whole runs of them.
 _SECONDS, _MOST_TURNS = 0.3, 500
 
@@ -263,7 +255,7 @@ def run(*, rounds: int, machine: dict) -> int:
   ]  # fmt: skip
   plan, skipped = [], []
   for name in names:
-    for drawn in _SIBLINGS.get(name, (siblings.IID,)):
+    for drawn in rule_cases.siblings_of(name):
       for cell in cells_of(name, drawn, grid, full=_FULL_GRID.value):
         gib = cell.input_bytes(drawn) / 2**30
         if gib <= _MAX_GIB.value:

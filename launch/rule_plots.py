@@ -8,12 +8,14 @@ The same measurements give the same file, byte for byte.
 
 import json
 import math
+import os
 import pathlib
 import sys
 from collections.abc import Callable
 
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 _AXES = {
   "vocab_size": "vocabulary V",
@@ -108,7 +110,7 @@ def optimality(result: dict) -> Figure:
     panel.set_xticks(counts)
     panel.set_xlabel("drafts K")
     panel.grid(axis="y", linewidth=0.3)
-  panels.flat[0].set_ylabel("share of the optimum (shaded: to the minimum)")
+  panels.flat[0].set_ylabel("share of the optimum\n(shaded: to the minimum)")
   panels.flat[-1].legend(fontsize="small", loc="lower right")
   return figure
 
@@ -128,12 +130,19 @@ def efficiency(result: dict) -> Figure:
     budget = cell["num_drafts"] * cell["num_speculative_tokens"]
     for place, name in enumerate(names):
       found = cell["rules"].get(name)
-      if found is None or found["num_drafted"] != budget:
+      if found is None or found["num_drafted"] < budget:
         continue
       low, high = found["block_efficiency_ci"]
       color = "tab:blue" if found["lossless"] else "tab:red"
       panel.plot([low, high], [place, place], color=color, linewidth=1)
-      panel.plot(found["block_efficiency"], place, "o", color=color, ms=4)
+      panel.plot(
+        found["block_efficiency"],
+        place,
+        "o",
+        color=color,
+        markersize=4,
+        fillstyle="full" if found["num_drafted"] == budget else "none",
+      )
     panel.set_title(
       f"{cell['num_drafts']} x {cell['num_speculative_tokens']}, "
       f"temperature {cell['temperature']}",
@@ -142,6 +151,20 @@ def efficiency(result: dict) -> Figure:
     panel.set_yticks(range(len(names)), names)
     panel.grid(axis="x", linewidth=0.3)
     panel.set_xlabel("tokens per target call")
+  dot = lambda color, label, **more: Line2D(
+    [], [], marker="o", markersize=4, linestyle="", color=color, label=label,
+    **more,
+  )  # fmt: skip
+  figure.legend(
+    handles=[
+      dot("tab:blue", "lossless"),
+      dot("tab:red", "lossy"),
+      dot("tab:gray", "more tokens drafted than K x G", fillstyle="none"),
+    ],
+    loc="outside upper center",
+    ncols=3,
+    fontsize="small",
+  )
   return figure
 
 
@@ -173,7 +196,7 @@ FIGURES: dict[str, Callable[[dict], Figure]] = {
 
 def main(argv: list[str]) -> int:
   """`rule_plots FIGURE MEASUREMENT.json FIGURE.svg`; returns the exit code."""
-  if len(argv) != 4 or argv[1] not in FIGURES:
+  if len(argv) != 4 or argv[1] not in FIGURES or not os.path.isfile(argv[2]):
     print(
       f"usage: python -m launch.rule_plots {{{','.join(FIGURES)}}} "
       "MEASUREMENT.json FIGURE.svg",

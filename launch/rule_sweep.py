@@ -13,7 +13,7 @@ import json
 import rich.console
 from absl import flags
 
-from launch import data, main, prompts, rule_contexts
+from launch import data, main, prompts, rule_cases, rule_contexts
 from launch.benchmark import machine
 from launch.journal import Journal, check_writable, write_json
 
@@ -57,7 +57,7 @@ def run(_) -> int:
   for number, ((num_drafts, depth), temperature) in enumerate(cells):
     if number in journal.batches:
       continue
-    rows, left_out = rule_contexts.cases(
+    rows, left_out = rule_cases.cases(
       "all",
       num_drafts=num_drafts,
       num_speculative_tokens=depth,

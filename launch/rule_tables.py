@@ -1,11 +1,13 @@
 """Prints the tables about rules from committed measurements, as Markdown.
 
-python -m launch.rule_tables efficiency docs/measurements/rules/embedded.json
-python -m launch.rule_tables optimality docs/measurements/rules/optimality.json
-python -m launch.rule_tables costs docs/measurements/rules/costs.json
+efficiency (of `launch.rule_sweep`), optimality (of `launch.optimality`) and
+costs (of `launch.benchmark --suite=rules`):
+
+  python -m launch.rule_tables costs docs/measurements/rules/costs.json
 """
 
 import json
+import os
 import pathlib
 import sys
 
@@ -95,6 +97,20 @@ def costs(result: dict) -> str:
 
 TABLES = {"efficiency": efficiency, "optimality": optimality, "costs": costs}
 
-if __name__ == "__main__":
-  name, path = sys.argv[1:]
+
+def main(argv: list[str]) -> int:
+  """`rule_tables TABLE MEASUREMENT.json`; returns the exit code."""
+  if len(argv) != 3 or argv[1] not in TABLES or not os.path.isfile(argv[2]):
+    print(
+      f"usage: python -m launch.rule_tables {{{','.join(TABLES)}}} "
+      "MEASUREMENT.json",
+      file=sys.stderr,
+    )
+    return 2
+  _, name, path = argv
   print(TABLES[name](json.loads(pathlib.Path(path).read_text("utf-8"))))
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(main(sys.argv))

@@ -14,8 +14,8 @@ token a path the acceptance probability. "output_law" is the law of the next
 token (null where it is only sampled and longer than 64 tokens).
 
 A pair: K, G, the warp and the models are the config's (its rule is not looked
-at), and the numbers are means over decoding steps (`launch.rule_contexts`,
-which also says what draft every rule is given, and how rows are named).
+at), and the numbers are means over decoding steps (`launch.rule_contexts`).
+`launch.rule_cases` says what draft every rule is given, and how rows are named.
 
 Rules that do not fit are listed with the reason; if it is the one rule asked
 for, that is an error.
@@ -23,6 +23,7 @@ for, that is an error.
 
 import functools
 import json
+import math
 import pathlib
 import sys
 import zipfile
@@ -35,9 +36,9 @@ import rich.console
 import rich.table
 from absl import flags
 
-from launch import benchmark, main, prompts, rule_contexts
+from launch import benchmark, main, prompts, rule_cases, rule_contexts
 from launch.journal import check_writable, write_json
-from launch.rule_contexts import Case
+from launch.rule_cases import Case
 from specjax import drafters, exact
 from specjax import rules as rules_lib
 from specjax import siblings as siblings_lib
@@ -159,7 +160,7 @@ def _normalised(name: str, law: np.ndarray) -> np.ndarray:
 def compare(draft: np.ndarray, target: np.ndarray) -> dict:
   """The report on two laws, `f64[V]` each."""
   count, length = _NUM_DRAFTS.value or 2, _LENGTH.value or 1
-  rows, left_out = rule_contexts.cases(
+  rows, left_out = rule_cases.cases(
     _RULE.value,
     num_drafts=count,
     num_speculative_tokens=length,
@@ -190,7 +191,15 @@ def compare(draft: np.ndarray, target: np.ndarray) -> dict:
   for row in rows:
     values = measured(row)
     share = values["acceptance"] / optimum if optimum > 0 else None
-    found[row.name] = {**values, "share_of_optimum": share}
+    share_error = values["standard_error"]
+    if share is not None and share_error is not None:
+      # The optimum, where it is sampled too, has an error from other drafts.
+      share_error = math.hypot(share_error, share * (error or 0)) / optimum
+    found[row.name] = {
+      **values,
+      "share_of_optimum": share,
+      "share_standard_error": share_error,
+    }
   return {
     "optimum": optimum,
     "optimum_is": optimum_is,
@@ -229,7 +238,7 @@ def evaluate(
       )
     law = found.output.sum(axis=tuple(range(1, found.output.ndim)))
     acceptance, error = found.expected_accepted, None
-    distance = float(np.abs(law - target).sum() / 2)
+    distance = found.total_variation
   else:
     acceptance, error, law, distance = sample(row, draft, target, seed=seed)
   return {
@@ -328,23 +337,14 @@ def sample(row: Case, draft: np.ndarray, target: np.ndarray, *, seed: int):
 def compare_on_contexts(config) -> dict:
   """The report on a real pair."""
   models = rule_contexts.build_pair(config)
-  rows, left_out = rule_contexts.cases(
+  rows, left_out = rule_cases.cases(
     _RULE.value,
     num_drafts=config.num_drafts,
     num_speculative_tokens=config.num_speculative_tokens,
     vocab_size=models.tokenizer.vocab_size,
   )
   room = models.room(config.max_new_tokens)
-  if main.PROMPTS.value:
-    items, problems = prompts.read_jsonl(
-      main.PROMPTS.value, models.tokenizer, max_tokens=room
-    )
-    if problems:
-      raise main.UserError("; ".join(problems))
-    if not items:
-      raise main.UserError(f"no prompts in {main.PROMPTS.value}")
-  else:
-    items = prompts.built_in(models.tokenizer, max_tokens=room)
+  items = prompts.all_of(main.PROMPTS.value, models.tokenizer, max_tokens=room)
   found = rule_contexts.measure(
     rows,
     models,
@@ -391,7 +391,9 @@ def show_laws(console, result: dict) -> None:
     "than i.i.d. have optima of their own, rules that look at whole paths "
     "(block, multipath_block, traversal) are not bound node by node, and lossy "
     "rules are not bound at all: shares above 1 are possible. Rules of a "
-    f"single path ({', '.join(rule_contexts.SINGLE_PATH)}) are given one path."
+    f"single path ({', '.join(rule_cases.SINGLE_PATH)}) are given one path. "
+    "± is one standard error, where drafts were too many to enumerate and "
+    "were sampled."
   )
   table = _table(
     f"num_drafts={result['num_drafts']}, "
@@ -405,12 +407,15 @@ def show_laws(console, result: dict) -> None:
     if entry["method"] == "sampled":
       accepted = f"{entry['acceptance']:.3f} ± {entry['standard_error']:.3f}"
     law, share = entry["output_law"], entry["share_of_optimum"]
+    of_optimum = "" if share is None else f"{share:.4f}"
+    if entry["share_standard_error"] is not None:
+      of_optimum = f"{share:.3f} ± {entry['share_standard_error']:.3f}"
     table.add_row(
       name,
       entry["siblings"],
       str(entry["num_drafted"]),
       accepted,
-      "" if share is None else f"{share:.4f}",
+      of_optimum,
       _yes(entry["lossless"]),
       _distance(entry),
       " ".join(f"{x:.4f}" for x in law)

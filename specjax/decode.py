@@ -13,7 +13,6 @@ one program for every prompt, length, temperature and budget of the same sizes.
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 
 import jax
@@ -23,6 +22,7 @@ from jax import Array, lax
 
 from specjax import cache as cache_lib
 from specjax import drafters, rules
+from specjax import emission as emission_lib
 from specjax import sampling as sampling_lib
 from specjax import warp as warp_lib
 from specjax.types import (
@@ -33,7 +33,6 @@ from specjax.types import (
   Draft,
   Drafter,
   LanguageModel,
-  Origin,
   Params,
   Rule,
   Sampling,
@@ -264,14 +263,14 @@ class Decoder:
         sampling_lib.next_token_keys(keys), verification.next_log_probs(node)
       )
     with jax.named_scope("commit"):
-      emission = _emit(tree, state, draft, node, next_token, broken)
+      emission = emission_lib.emit(tree, state, draft, node, next_token, broken)
       state = self._record(state, draft, verification, emission)
       if self.with_log_probs:
         state = dataclasses.replace(
           state,
           log_probs=_write(
             state.log_probs,
-            _emitted_log_probs(logits, emission),
+            emission_lib.log_probs(logits, emission),
             root_slot + 1,
           ),
         )
@@ -344,7 +343,8 @@ class Decoder:
     stopped = jnp.where(emission.healthy, stopped, StopReason.NAN_LOGITS)
     kept = jnp.minimum(emission.depth, emission.count)
     expected = jnp.sum(
-      verification.node_probs * _kept_depth(tree, state, draft), axis=1
+      verification.node_probs * emission_lib.kept_depth(tree, state, draft),
+      axis=1,
     )
     old, one = state.counters, active.astype(jnp.int32)
     kept_one_hot = kept[:, None] == jnp.arange(tree.max_depth + 1)
@@ -355,7 +355,7 @@ class Decoder:
     distance = jnp.where(
       jnp.arange(tree.max_depth + 1) < emission.count[:, None], distance, 0
     ).sum(1)
-    offered, went_on = _by_rank(tree, verification.node_probs)
+    offered, went_on = emission_lib.by_rank(tree, verification.node_probs)
     add = lambda total, new: (
       total
       + jnp.where(active.reshape(-1, *[1] * (new.ndim - 1)), new, 0).astype(
@@ -438,33 +438,6 @@ def make_decoder(
   )
 
 
-# ------------------------------------------------------- what a step emits
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Emission:
-  """The outcome of a round, cut at stop tokens and at each row's budget.
-
-  Attributes:
-    path: `i32[B, G + 1]`, nodes from the root to the deepest accepted one.
-    depth: `i32[B]`, that node's depth.
-    tokens: `i32[B, G + 1]`; entry `depth` is the residual or bonus token, those
-      after it repeat it.
-    origins: `i8[B, G + 1]`.
-    count: `i32[B]`, how many of `tokens` are emitted.
-    hit_stop: `bool[B]`, whether the last of them is a stop token.
-    healthy: `bool[B]`, whether no law that they were drawn from was NaN.
-  """
-
-  path: Array
-  depth: Array
-  tokens: Array
-  origins: Array
-  count: Array
-  hit_stop: Array
-  healthy: Array
-
-
 def _heal(draft: Draft, target_log_probs: Array):
   """Replaces laws that are NaN by harmless ones, and says which nodes had them.
 
@@ -485,85 +458,11 @@ def _heal(draft: Draft, target_log_probs: Array):
   return draft, target_log_probs, broken_target | broken_draft
 
 
-def _is_stop(state: DecodeState, tokens: Array) -> Array:
-  return jnp.any(tokens[..., None] == state.stop_tokens, axis=-1)
-
-
-def _emit(tree, state, draft, node, next_token, broken) -> _Emission:
-  width = tree.max_depth + 1
-  index = jnp.arange(width, dtype=jnp.int32)
-  depth = jnp.asarray(tree.depth)[node]
-  path = jnp.asarray(tree.paths)[node]  # [B, G + 1]
-  along = jnp.take_along_axis(draft.tokens, path, axis=1)
-  along = jnp.concatenate([along[:, 1:], next_token[:, None]], axis=1)
-  accepted = index < depth[:, None]
-  tokens = jnp.where(accepted, along, next_token[:, None])
-  is_leaf = jnp.asarray([not c for c in tree.children])[node]
-  drawn = jnp.where(is_leaf, Origin.BONUS, Origin.RESIDUAL)
-  origins = jnp.where(accepted, Origin.ACCEPTED, drawn[:, None])
-  stop = _is_stop(state, tokens) & (index <= depth[:, None])
-  until_stop = jnp.min(jnp.where(stop, index, width), axis=1)
-  count = jnp.minimum(depth, until_stop) + 1
-  count = jnp.minimum(count, state.max_length - state.length)
-  # Emitted token i was drawn after node i of the path.
-  met = jnp.take_along_axis(broken, path, axis=1) & (index < count[:, None])
-  healthy = ~met.any(axis=1)
-  count = jnp.where(state.done | ~healthy, 0, count)
-  return _Emission(
-    path=path,
-    depth=depth,
-    tokens=tokens,
-    origins=origins.astype(jnp.int8),
-    count=count,
-    hit_stop=until_stop < count,
-    healthy=healthy,
-  )
-
-
-def _kept_depth(tree, state, draft) -> Array:
-  """Drafted tokens emitted if node n is the deepest accepted: `i32[B, N + 1]`.
-
-  A path is cut after its first stop token and at the row's budget.
-  """
-  stop = _is_stop(state, draft.tokens) & (tree.depth > 0)  # [B, N + 1]
-  cut = np.where(tree.ancestors, tree.depth, tree.max_depth)  # [n, ancestor]
-  kept = jnp.where(stop[:, None, :], cut, tree.max_depth).min(-1)
-  kept = jnp.minimum(kept, tree.depth)
-  return jnp.minimum(kept, (state.max_length - state.length)[:, None])
-
-
 def _total_variation(verification) -> Array:
   """`f32[B, N + 1]`, zeros for a lossless rule."""
   if verification.total_variation is None:
     return jnp.zeros_like(verification.node_probs)
   return verification.total_variation
-
-
-def _by_rank(tree, node_probs: Array) -> tuple[Array, Array]:
-  """How often the walk met a child of each rank, and went on to it.
-
-  Args:
-    tree: the static tree.
-    node_probs: `f32[B, N + 1]`.
-
-  Returns:
-    Two arrays `f32[B, C]` of probabilities summed over nodes.
-  """
-  times = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
-  reach = times(node_probs, tree.ancestors.astype(np.float32))  # [B, N + 1]
-  ranks = np.arange(tree.max_children)
-  is_rank = (tree.rank[:, None] == ranks) & (tree.depth > 0)[:, None]
-  has_rank = np.array([len(c) for c in tree.children])[:, None] > ranks
-  total = lambda x: times(reach, x.astype(np.float32))
-  return total(has_rank), total(is_rank)
-
-
-def _emitted_log_probs(logits: Array, emission: _Emission) -> Array:
-  """Unwarped log-probabilities of `emission.tokens`, `f32[B, G + 1]`."""
-  rows = jnp.arange(logits.shape[0])[:, None]
-  log_z = jax.nn.logsumexp(logits, axis=-1)  # [B, N + 1]
-  picked = logits[rows, emission.path, emission.tokens]
-  return picked - jnp.take_along_axis(log_z, emission.path, axis=1)
 
 
 def _write(buffer: Array, rows: Array, start: Array) -> Array:

@@ -36,8 +36,9 @@ class BlockLaw:
     accepted_at_least: `f64[G + 1]`, P(at least g accepted), g = 0..G.
     expected_rejections: probability that the round ends with a residual token,
       one that a drafted node was rejected for, and not with a bonus.
-    total_variation: the distance of the first token's law from the target's, as
-      the rule reports it; 0 for a lossless rule.
+    total_variation: the distance of the first token's law from the target's.
+    reported_total_variation: that distance as the rule reports it, the mean
+      over drafts; 0 for a lossless rule.
   """
 
   output: np.ndarray
@@ -46,6 +47,7 @@ class BlockLaw:
   accepted_at_least: np.ndarray
   expected_rejections: float
   total_variation: float
+  reported_total_variation: float
 
 
 def target_block_law(
@@ -135,13 +137,15 @@ def block_law(
     output = output[..., None] * _next_laws(target, prefix, g) + emitted[g]
   sizes = np.array([e.sum() for e in emitted])
   at_least = sizes[::-1].cumsum()[::-1]
+  first = output.sum(axis=tuple(range(1, output.ndim)))
   return BlockLaw(
     output=output,
     emitted=tuple(emitted),
     expected_accepted=float(at_least[1:].sum()),
     accepted_at_least=at_least,
     expected_rejections=float(rejections),
-    total_variation=float(probs @ distance[:, 0]),
+    total_variation=float(np.abs(first - target(prefix)).sum() / 2),
+    reported_total_variation=float(probs @ distance[:, 0]),
   )
 
 

@@ -90,7 +90,8 @@ def rejection(target: Array, draft: Array, scale: Array) -> Array:
   Returns:
     `f32[...]`.
   """
-  return jnp.sum(jnp.maximum(target - scale[..., None] * draft, 0), axis=-1)
+  less = scale[..., None] * draft
+  return jnp.sum(jnp.where(target > less, target - less, 0), axis=-1)
 
 
 def residual(target_log_probs: Array, draft_log_probs: Array) -> Array:

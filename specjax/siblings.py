@@ -66,6 +66,8 @@ def _independent(parent, elders, count):
 def _untried(parent, elders, count):
   """The law without the elders; uniform over the rest if that has no mass."""
   del count
+  if not elders.shape[-1]:
+    return parent
   vocab = parent.shape[-1]
   tried = _among(elders, vocab)
   rest = jnp.where(tried, -jnp.inf, parent)

@@ -3,17 +3,38 @@
 import pathlib
 import re
 
+import pytest
+
 from launch import measurements
 
 README = pathlib.Path("README.md").read_text("utf-8")
 
 
-def test_the_library_example_runs_and_completes_the_prompt(capsys):
-  (code,) = re.findall(r"```python\n(.*?)```", README, re.S)
-  exec(compile(code, "README.md", "exec"), {})
+def run_blocks(name):
+  """Runs the Python blocks of a document, one after the other."""
+  text = pathlib.Path(name).read_text("utf-8")
+  names = {}
+  for code in re.findall(r"```python\n(.*?)```", text, re.S):
+    exec(compile(code, name, "exec"), names)
+  return names
+
+
+def test_the_library_examples_run_and_complete_the_prompt(capsys):
+  names = run_blocks("README.md")
   printed = capsys.readouterr().out
   assert printed.startswith("import os\nimport sys\n\ndef main(")
   assert len(printed) > len("import os\nimport sys\n\ndef main(") + 20
+  state = names["state"]
+  assert int(state.length[0] - state.prompt_length[0]) == 64
+  assert printed.rstrip().splitlines()[-1].startswith("(-1, 0, ")
+
+
+def test_the_rule_of_the_contributors_guide_is_lossless(capsys):
+  names = run_blocks("CONTRIBUTING.md")
+  assert names["error"] < 1e-12
+  # b = min(p, q / 2) = (.1, .15, .2) of which .45 a position are accepted.
+  assert names["law"].expected_accepted == pytest.approx(0.45 + 0.45**2)
+  assert "accepts 0.65" in capsys.readouterr().out
 
 
 def test_the_table_is_drawn_from_the_committed_measurements():

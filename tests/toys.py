@@ -86,6 +86,9 @@ def context_law(params: np.ndarray, warp_row):
   return law
 
 
+_warp = jax.jit(warp)
+
+
 def context_laws(vocab, *, seed, warp_settings, noise=1.0, zeros=False):
   """Draft and target laws of every context, warped by the shipped warp."""
   target = table(vocab, seed=seed)
@@ -99,9 +102,7 @@ def context_laws(vocab, *, seed, warp_settings, noise=1.0, zeros=False):
 
   def laws(params):  # the whole table at once
     dtype = jnp.float64 if jax.config.jax_enable_x64 else jnp.float32
-    warped = jax.jit(lambda x: warp(x[None], sampling)[0])(
-      jnp.asarray(params, dtype)
-    )
+    warped = _warp(jnp.asarray(params, dtype)[None], sampling)[0]
     rows = np.exp(np.asarray(warped, np.float64))
     return context_law(rows, lambda row: row)
 

@@ -13,6 +13,7 @@ from jax import Array, lax
 
 from specjax import cache as cache_lib
 from specjax import sampling, warp
+from specjax import siblings as siblings_lib
 from specjax.cache import Cache
 from specjax.siblings import IID, Siblings
 from specjax.tree import Tree, take_node
@@ -23,7 +24,7 @@ def drafter(
   model: LanguageModel,
   *,
   tree: Tree,
-  siblings: Siblings = IID,
+  siblings: Siblings | str = IID,
   vocab_size: int,
 ) -> Drafter:
   """Drafts with `model`, whose parameters are `Params.draft`.
@@ -32,7 +33,8 @@ def drafter(
     model: the draft model; its vocabulary may be padded differently.
     tree: what every proposal fills; `specjax.tree.chain(gamma)` is the
       simplest.
-    siblings: how the children of a node are drawn.
+    siblings: how the children of a node are drawn, or the name of it in
+      `specjax.siblings`.
     vocab_size: V, the number of real tokens.
 
   Returns:
@@ -41,12 +43,15 @@ def drafter(
   Raises:
     ValueError: if the tree drafts nothing or does not suit the siblings, or the
       model knows fewer than V tokens.
+    TypeError: if the tree is not a `Tree`.
   """
   if model.vocab_size < vocab_size:
     raise ValueError(
       f"the draft's vocabulary must hold {vocab_size} tokens, got "
       f"{model.vocab_size}"
     )
+  if isinstance(siblings, str):
+    siblings = siblings_lib.get(siblings)
   check_tree(tree, siblings, vocab_size)
 
   def prefill(params, cache, tokens, lengths):
@@ -103,6 +108,11 @@ _WINDOW = 2
 
 def check_tree(tree: Tree, siblings: Siblings, vocab_size: int) -> None:
   """Raises ValueError if a tree cannot be drafted that way."""
+  if not isinstance(tree, Tree):
+    raise TypeError(
+      "tree must be a specjax.tree.Tree, as chain(6), paths(4, 2) or "
+      f"Tree((-1, 0, 0)), got {tree!r}"
+    )
   if not tree.num_drafted:
     raise ValueError(
       "a drafter's tree needs at least one drafted node "

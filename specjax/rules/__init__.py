@@ -6,6 +6,7 @@ one node at a time are a single function without a batch (`nodewise`).
 """
 
 import ast
+import inspect
 from collections.abc import Callable
 
 from specjax.rules import (
@@ -80,10 +81,20 @@ def get(name: str) -> Rule:
     parameters = {k.arg: ast.literal_eval(k.value) for k in call.keywords}
     if call.args:
       raise ValueError("parameters are written name=value")
-    kinds = {"beta": int}
+    known = inspect.signature(FACTORIES[bare]).parameters
+    if unknown := parameters.keys() - known.keys():
+      raise ValueError(f"no parameter {min(unknown)!r}, only {list(known)}")
     rule = FACTORIES[bare](
-      **{name: kinds.get(name, float)(x) for name, x in parameters.items()}
+      **{k: _as_kind(known[k], value) for k, value in parameters.items()}
     )
   except (SyntaxError, TypeError, ValueError) as error:
     raise ValueError(f"rule {name!r}: {error}") from error
   return _MADE.setdefault(rule.name, rule)
+
+
+def _as_kind(parameter: inspect.Parameter, value) -> int | float:
+  """The value as what the parameter's default is, without losing any of it."""
+  kind = type(parameter.default)
+  if kind(value) != value:
+    raise ValueError(f"{parameter.name} must be {kind.__name__}, got {value!r}")
+  return kind(value)

@@ -56,14 +56,16 @@ def verify_path(
     ratio = jnp.where(owed == -jnp.inf, -jnp.inf, owed - ratio_down[:, i])
     debts.append(jnp.minimum(0, ratio))
   debt = jnp.stack(debts, axis=1)  # [B, L + 1]
-  excess = jnp.maximum(
-    jnp.exp(debt[..., None] + target_log_probs) - jnp.exp(draft_log_probs), 0
-  )
-  total = jnp.sum(excess, axis=-1)  # S_i, [B, L + 1]
   weight = jnp.exp(debt)
-  passes = laws.share(total, total + (1 - weight))
   # After the whole path S is w itself, and the root passes whatever happened.
-  passes = passes.at[:, -1].set(weight[:, -1]).at[:, 0].set(1)
+  passes = weight.at[:, 0].set(1)
+  if drafted.shape[1] > 1:
+    owed = jnp.exp(debt[:, 1:-1, None] + target_log_probs[:, 1:-1])
+    offered = jnp.exp(draft_log_probs[:, 1:-1])
+    excess = jnp.where(owed > offered, owed - offered, 0)
+    total = jnp.sum(excess, axis=-1)  # S_i, [B, L - 1]
+    inner = laws.share(total, total + (1 - weight[:, 1:-1]))
+    passes = passes.at[:, 1:-1].set(inner)
   # The largest that passes: nothing deeper does.
   deeper_fails = jnp.cumprod((1 - passes)[:, ::-1], axis=1)[:, ::-1]
   deeper_fails = jnp.concatenate(

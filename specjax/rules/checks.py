@@ -9,8 +9,7 @@ def single_path(name: str, tree: Tree) -> None:
   if not tree.is_chain:
     raise ValueError(
       f"rule {name!r} verifies a single path (num_drafts=1), got a tree of "
-      f"{tree.num_drafted} drafted nodes and depth {tree.max_depth}; rule "
-      "'match' takes any tree"
+      f"{tree.num_drafted} drafted nodes and depth {tree.max_depth}"
     )
 
 
@@ -29,8 +28,9 @@ def drawn(
   """Raises ValueError unless drafted siblings are among `allowed`."""
   if tree.num_drafted and siblings not in allowed:
     raise ValueError(
-      f"rule {name!r} needs siblings drawn as "
-      f"{' or '.join(repr(s.name) for s in allowed)}, got {siblings.name!r}"
+      f"rule {name!r} needs "
+      f"{' or '.join(f'siblings={s.name!r}' for s in allowed)}, got "
+      f"siblings={siblings.name!r}"
     )
 
 
@@ -38,6 +38,5 @@ def independent(name: str, tree: Tree, siblings: Siblings) -> None:
   """Raises ValueError unless siblings, if there are any, are independent."""
   if tree.num_drafted and not siblings.independent:
     raise ValueError(
-      f"rule {name!r} needs independent siblings (num_drafts i.i.d. paths), "
-      f"got {siblings.name!r}"
+      f"rule {name!r} needs siblings='iid', got siblings={siblings.name!r}"
     )

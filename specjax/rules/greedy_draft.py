@@ -11,13 +11,17 @@ import jax.numpy as jnp
 
 from specjax import laws
 from specjax.rules import checks
-from specjax.rules.nodewise import Decision, verify_nodes
+from specjax.rules.nodewise import Decision, decide_single, verify_nodes
 from specjax.siblings import GREEDY
 from specjax.types import Rule
 
 
 def decide(siblings, target_log_probs, draft_log_probs, tokens, valid):
   """See `specjax.rules.nodewise.DecideFn`."""
+  if len(tokens) == 1:
+    return decide_single(
+      siblings, target_log_probs, draft_log_probs, tokens, valid
+    )
   count = jnp.sum(valid)
   index = jnp.arange(len(tokens))
   is_top = valid & (index < count - 1)

@@ -62,7 +62,8 @@ def check(tree, siblings) -> None:
   if any(len(children) not in (0, 2) for children in tree.children):
     raise ValueError(
       "rule 'hub' needs two children or none at every node "
-      f"(specjax.tree.k_ary(2, 2, ..)), got parents {tree.parents}"
+      "(specjax.tree.k_ary(2, 2, ..); for two levels "
+      f"tree=(-1, 0, 0, 1, 1, 2, 2)), got tree={tree.parents}"
     )
 
 

@@ -9,6 +9,8 @@ and k, accepts most: at least `1 - (1 - 1/k)^k` of the optimum. It is solved
 anew for every node and number of surviving paths.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,13 +18,16 @@ from jax import Array
 
 from specjax import laws
 from specjax.rules import checks
-from specjax.rules.nodewise import Decision, verify_nodes
+from specjax.rules.nodewise import Decision, decide_single, verify_nodes
 from specjax.types import Rule
 
 
 def decide(siblings, target_log_probs, draft_log_probs, tokens, valid):
   """See `specjax.rules.nodewise.DecideFn`."""
-  del siblings
+  if len(tokens) == 1:
+    return decide_single(
+      siblings, target_log_probs, draft_log_probs, tokens, valid
+    )
   target, draft = jnp.exp(target_log_probs), jnp.exp(draft_log_probs)
   count = jnp.sum(valid)
   scale = solve(target, draft, count, most=len(tokens))
@@ -71,9 +76,9 @@ def solve(target: Array, draft: Array, count: Array, *, most: int) -> Array:
   """The smallest valid scale r in [1, k], from above.
 
   Valid means `f(r) = r - (1 - (1 - b)^k) / b >= 0`. Newton steps inside a
-  bracket; each aims a few roundings above the root, and the upper end of the
-  bracket, which is valid, is returned: a scale too large by rounding costs
-  acceptance, one too small would be biased.
+  bracket, from its geometric mean; each aims a few roundings above the root,
+  and the upper end of the bracket, which is valid, is returned: a scale too
+  large by rounding costs acceptance, one too small would be biased.
 
   Args:
     target, draft: `f32[V]`, probabilities.
@@ -83,9 +88,13 @@ def solve(target: Array, draft: Array, count: Array, *, most: int) -> Array:
   Returns:
     `f32[]`.
   """
+  return _root(target, draft, count, most)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
+def _root(target, draft, count, most):
   eps = jnp.finfo(target.dtype).eps
-  laws_given = target, draft
-  target, draft = jax.lax.stop_gradient(laws_given)
+  aim = 16 * eps  # beyond the rounding of sums, or valid is never reached
 
   def narrow(state):
     low, high, scale, _, rounds = state
@@ -95,40 +104,42 @@ def solve(target: Array, draft: Array, count: Array, *, most: int) -> Array:
     tries, slope = jax.jvp(
       lambda b: accepted_per_try(b, count, most=most), (one,), (per_scale,)
     )
-    valid = scale >= tries
+    excess = scale - tries  # f
+    valid = excess >= 0
     low, high = jnp.where(valid, low, scale), jnp.where(valid, scale, high)
-    rise = jnp.maximum(1 - slope, eps)
-    # Aimed above the root by more than the rounding of the sums.
-    step = scale - (scale - tries - 16 * eps) / rise
-    found = (high <= low) | (valid & (scale - tries <= 32 * eps))
+    found = (high <= low) | (valid & (excess <= 2 * aim))
+    step = scale - (excess - aim) / jnp.maximum(1 - slope, eps)
     inside = (step > low) & (step < high)
     step = jnp.where(inside, step, (low + high) / 2)
     return low, high, step, found, rounds + 1
 
   one = jnp.ones_like(target[0])
-  start = (one, one * jnp.maximum(count, 1), one, count <= 1, 0)
+  most_scale = one * jnp.maximum(count, 1)
+  start = (one, most_scale, jnp.sqrt(most_scale), count <= 1, 0)
   most_rounds = 12 if target.dtype == jnp.float32 else 24
-  scale = jax.lax.while_loop(
+  return jax.lax.while_loop(
     lambda state: ~state[3] & (state[4] < most_rounds), narrow, start
   )[1]
-  return _differentiable(scale, laws_given, count, most=most)
 
 
-def _differentiable(scale: Array, laws_given, count: Array, *, most: int):
-  """The same scale, with the derivatives of a root of `f` (a Newton step)."""
-  target, draft = laws_given
-  excess = lambda r: (
-    r
-    - accepted_per_try(
-      jnp.sum(jnp.minimum(draft, target / r)), count, most=most
-    )
+@_root.defjvp
+def _root_jvp(most, primals, tangents):
+  """The derivatives of a root of f; 0 at the ends of the bracket."""
+  target, draft, count = primals
+  scale = _root(target, draft, count, most)
+
+  def excess(target, draft, scale):
+    one = jnp.sum(jnp.minimum(draft, target / scale))
+    return scale - accepted_per_try(one, count, most=most)
+
+  _, change = jax.jvp(
+    lambda *laws_given: excess(*laws_given, scale),
+    (target, draft),
+    tangents[:2],
   )
-  value = excess(scale)
-  constant = jax.lax.stop_gradient(value)
-  rise = jax.lax.stop_gradient(jax.grad(excess)(scale))
+  rise = jax.grad(excess, argnums=2)(target, draft, scale)
   inside = (scale > 1) & (rise > 0)
-  step = (value - constant) / jnp.where(inside, rise, 1)
-  return scale - jnp.where(inside, step, 0)
+  return scale, -jnp.where(inside, change / jnp.where(inside, rise, 1), 0)
 
 
 def check(tree, siblings) -> None:

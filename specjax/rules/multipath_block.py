@@ -43,19 +43,18 @@ def verify(
   for level in tree.levels[1:]:
     target = take_node(target_log_probs, nodes[-1])  # [B, V]
     drafted = take_node(draft.log_probs, nodes[-1])
-    ratio = log_ratio(target, drafted)
+    key = _order_keys(log_ratio(target, drafted))
     tokens = draft.tokens[:, level.start : level.stop]  # [B, K]
-    # The largest (ratio, token) among the paths that are still alive.
-    values = jnp.where(
-      alive, jnp.take_along_axis(ratio, tokens, axis=1), -jnp.inf
-    )
-    top = alive & (values == values.max(axis=1, keepdims=True))
-    token = jnp.max(jnp.where(top, tokens, -1), axis=1)
+    # The token of the largest key among the paths that are still alive.
+    keys = jnp.where(alive, jnp.take_along_axis(key, tokens, axis=1), 0)
+    token = jnp.take_along_axis(
+      tokens, jnp.argmax(keys + alive, axis=1, keepdims=True), axis=1
+    )[:, 0]
     alive &= tokens == token[:, None]
     best = jnp.argmax(alive, axis=1).astype(jnp.int32)
     nodes.append(level.start + best)
     probs = jnp.exp(drafted)
-    below = jax.vmap(_mass_below)(ratio, probs)
+    below = jax.vmap(_mass_below)(key, probs)
     upper = 1 - share[:, None] * jnp.maximum(1 - below - probs, 0)  # u
     lower = jnp.maximum(upper - share[:, None] * probs, 0)  # v
     top_sum = sum(
@@ -81,12 +80,33 @@ def verify(
   )
 
 
-def _mass_below(ratio: Array, probs: Array) -> Array:
-  """Mass of the tokens ordered before each by (ratio, token), `f32[V]`."""
-  order = jnp.argsort(ratio, stable=True)
+def _order_keys(ratio: Array) -> Array:
+  """A strict order: log ratios in fine steps, then tokens, in one integer.
+
+  Args:
+    ratio: `f32[..., V]`, log(q / p).
+
+  Returns:
+    `u32[..., V]`, all different, the token in the low bits.
+  """
+  vocab = ratio.shape[-1]
+  bits = max(vocab - 1, 1).bit_length()
+  most = (1 << (31 - bits)) - 1
+  place = jnp.clip(ratio / 32 + 0.5, 0, 1) * most
+  token = jnp.arange(vocab, dtype=jnp.uint32)
+  return (place.astype(jnp.uint32) << bits) | token
+
+
+def _mass_below(key: Array, probs: Array) -> Array:
+  """Mass of the tokens ordered before each, `f32[V]`.
+
+  Sorting integers without a second operand is many times faster.
+  """
+  bits = max(len(key) - 1, 1).bit_length()
+  order = (jnp.sort(key) & ((1 << bits) - 1)).astype(jnp.int32)
   ordered = probs[order]
   before = jnp.cumsum(ordered) - ordered
-  return jnp.zeros_like(probs).at[order].set(before)
+  return jnp.zeros_like(probs).at[order].set(before, unique_indices=True)
 
 
 def check(tree: Tree, siblings: Siblings) -> None:

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from specjax import laws
 from specjax.siblings import Siblings
 from specjax.tree import Tree, representative, take_node
 from specjax.types import Draft, Verification, VerifyFn
@@ -74,6 +75,22 @@ class DecideFn(Protocol):
     """
 
 
+def decide_single(
+  siblings: Siblings,
+  target_log_probs: Array,
+  draft_log_probs: Array,
+  tokens: Array,
+  valid: Array,
+) -> Decision:
+  """Ordinary verification of the only candidate; see `DecideFn`."""
+  law = siblings.child(draft_log_probs, tokens[:0], 1)
+  test = laws.acceptance(target_log_probs[tokens], law[tokens])
+  return Decision(
+    accept=jnp.where(valid, test, 0),
+    next_log_probs=laws.residual(target_log_probs, law),
+  )
+
+
 def verify_nodes(decide: DecideFn, *, merge: bool = True) -> VerifyFn:
   """The tree rule that decides with `decide` at every node.
 
@@ -108,13 +125,15 @@ def verify_nodes(decide: DecideFn, *, merge: bool = True) -> VerifyFn:
     valid = places.filled & (
       parent[:, places.slots] == places.inner[:, None]
     )  # [B, I, C]
-    over_nodes = jax.vmap(jax.vmap(functools.partial(decide, siblings)))
-    decision = over_nodes(
-      _rows(target_log_probs, places.inner),
-      _rows(draft.log_probs, places.inner),
-      candidates,
-      valid,
-    )
+    at_nodes = jax.vmap(jax.vmap(functools.partial(decide, siblings)))
+    if merged:
+      decision = _decide_merged(
+        at_nodes, places, draft, target_log_probs, candidates, valid
+      )
+    else:
+      decision = _decide_by_width(
+        at_nodes, places, draft, target_log_probs, candidates, valid
+      )
     # P(n is accepted | the walk is at its parent), for n as it was drawn.
     step = decision.accept[
       jnp.arange(tokens.shape[0])[:, None],
@@ -141,12 +160,25 @@ def verify_nodes(decide: DecideFn, *, merge: bool = True) -> VerifyFn:
       row = jnp.asarray(places.row)[node]
       there = take_node(valid, row) & jnp.asarray(places.is_inner)[node, None]
       law = take_node(target_log_probs, node)
-      found = jax.vmap(functools.partial(decide, siblings))(
-        law, take_node(draft.log_probs, node), take_node(candidates, row), there
-      )
-      return jnp.where(
-        there.any(axis=1, keepdims=True), found.next_log_probs, law
-      )
+      drafted = take_node(draft.log_probs, node)
+      near = take_node(candidates, row)
+      over_batch = jax.vmap(functools.partial(decide, siblings))
+      wide = lambda: over_batch(law, drafted, near, there).next_log_probs
+      if merged:
+        first = jnp.argmax(there, axis=1, keepdims=True)
+        one = over_batch(
+          law,
+          drafted,
+          jnp.take_along_axis(near, first, axis=1),
+          jnp.take_along_axis(there, first, axis=1),
+        ).next_log_probs
+        several = jnp.sum(there, axis=1, keepdims=True) > 1
+        found = jax.lax.cond(
+          several.any(), lambda: jnp.where(several, wide(), one), lambda: one
+        )
+      else:
+        found = wide()
+      return jnp.where(there.any(axis=1, keepdims=True), found, law)
 
     return Verification(
       node_probs=reach * stay,
@@ -155,6 +187,75 @@ def verify_nodes(decide: DecideFn, *, merge: bool = True) -> VerifyFn:
     )
 
   return verify
+
+
+def _decide_by_width(
+  at_nodes, places, draft, target_log_probs, candidates, valid
+) -> Decision:
+  """Decides at every node, with no more candidates than it has children."""
+  widths = places.filled.sum(axis=1)
+  parts, order = [], []
+  for width in np.unique(widths):
+    rows = np.flatnonzero(widths == width).astype(np.int32)
+    found = at_nodes(
+      node_rows(target_log_probs, places.inner[rows]),
+      node_rows(draft.log_probs, places.inner[rows]),
+      node_rows(candidates, rows)[:, :, :width],
+      node_rows(valid, rows)[:, :, :width],
+    )
+    pad = candidates.shape[-1] - width
+    accept = jnp.pad(found.accept, [(0, 0), (0, 0), (0, pad)])
+    parts.append(dataclasses.replace(found, accept=accept))
+    order.append(rows)
+  if len(parts) == 1:
+    return parts[0]
+  back = np.argsort(np.concatenate(order)).astype(np.int32)
+  return jax.tree.map(
+    lambda *x: jnp.concatenate(x, axis=1)[:, back],
+    *[dataclasses.replace(p, next_log_probs=None) for p in parts],
+  )
+
+
+def _decide_merged(
+  at_nodes, places, draft, target_log_probs, candidates, valid
+) -> Decision:
+  """Decides at nodes with one candidate at once, at others one by one."""
+  first = jnp.argmax(valid, axis=-1, keepdims=True)  # [B, I, 1]
+  one = at_nodes(
+    node_rows(target_log_probs, places.inner),
+    node_rows(draft.log_probs, places.inner),
+    jnp.take_along_axis(candidates, first, axis=-1),
+    jnp.take_along_axis(valid, first, axis=-1),
+  )
+  at_first = first == np.arange(valid.shape[-1])
+  accept = jnp.where(at_first & valid, one.accept, 0)  # [B, I, C]
+  several = jnp.sum(valid, axis=-1) > 1  # [B, I]
+  order = jnp.argsort(~several, axis=1).astype(jnp.int32)
+  count = jnp.max(jnp.sum(several, axis=1))
+  batch = jnp.arange(len(valid))
+  inner = jnp.asarray(places.inner)
+
+  def decide_one(index, accept):
+    row = jax.lax.dynamic_index_in_dim(order, index, 1, keepdims=False)
+    found = at_nodes(
+      take_node(target_log_probs, inner[row])[:, None],
+      take_node(draft.log_probs, inner[row])[:, None],
+      take_node(candidates, row)[:, None],
+      take_node(valid, row)[:, None],
+    )
+    use = several[batch, row][:, None]
+    now = jnp.where(use, found.accept[:, 0], accept[batch, row])
+    return accept.at[batch, row].set(now)
+
+  accept = jax.lax.fori_loop(
+    0,
+    len(places.inner),
+    lambda i, accept: jax.lax.cond(
+      i < count, decide_one, lambda _, accept: accept, i, accept
+    ),
+    accept,
+  )
+  return Decision(accept=accept, next_log_probs=None)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -207,8 +308,9 @@ def _places(tree: Tree, merged: bool) -> _Places:
   )
 
 
-def _rows(per_node: Array, nodes: np.ndarray) -> Array:
+def node_rows(per_node: Array, nodes: np.ndarray) -> Array:
   """`per_node[:, nodes]`, as a slice (no copy in a fusion) if it is one."""
-  if (nodes == np.arange(len(nodes))).all():
-    return per_node[:, : len(nodes)]
+  start = int(nodes[0])
+  if (nodes == np.arange(start, start + len(nodes))).all():
+    return per_node[:, start : start + len(nodes)]
   return per_node[:, nodes]

@@ -33,15 +33,22 @@ def decide(siblings, target_log_probs, draft_log_probs, tokens, valid):
   """See `specjax.rules.nodewise.DecideFn`."""
   if siblings.independent:
     return _decide_independent(target_log_probs, draft_log_probs, tokens, valid)
-  left = target_log_probs  # log q^i
-  accept, alive = [], jnp.ones_like(left[0])
+  left = jnp.exp(target_log_probs)  # R^i q^i
+  mass = alive = jnp.ones_like(left[0])  # R^i
+  accept = []
   for i, token in enumerate(tokens):
-    law = siblings.child(draft_log_probs, tokens[:i], jnp.sum(valid))
-    test = jnp.where(valid[i], laws.acceptance(left[token], law[token]), 0)
+    law = jnp.exp(siblings.child(draft_log_probs, tokens[:i], jnp.sum(valid)))
+    test = laws.share(left[token], mass * law[token])
+    test = jnp.where(valid[i], test, 0)
     accept.append(alive * test)
     alive *= 1 - test
-    left = jnp.where(valid[i], laws.residual(left, law), left)
-  return Decision(accept=jnp.stack(accept), next_log_probs=left)
+    less = jnp.where(valid[i], mass, 0) * law
+    left = jnp.where(left > less, left - less, 0)
+    mass = jnp.sum(left)
+  return Decision(
+    accept=jnp.stack(accept),
+    next_log_probs=laws.normalize(left, target_log_probs),
+  )
 
 
 def _decide_independent(target_log_probs, draft_log_probs, tokens, valid):

@@ -15,9 +15,9 @@ import functools
 from collections.abc import Callable
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
-from specjax import laws
+from specjax import laws, sampling
 from specjax.rules import checks
 from specjax.rules.nodewise import Decision, verify_nodes
 from specjax.types import Rule
@@ -26,14 +26,15 @@ from specjax.types import Rule
 def single_path_rule(
   name: str,
   accept: Callable[[Array, Array], Array],
-  after_rejection: Callable[[Array, Array], Array],
+  after_rejection: Callable[[Array, Array], tuple[Array, Array, Array]],
 ) -> Rule:
   """A lossy rule of a single path.
 
   Args:
     name: the rule's name.
     accept: `(log q f32[V], log p f32[V]) -> b f32[V]` in [0, 1].
-    after_rejection: `(log q, log p) -> log P f32[V]`.
+    after_rejection: `(log q, log p) -> (m f32[V], sum(m), log P f32[V])`, where
+      `P = m / sum(m)`.
 
   Returns:
     The `Rule`.
@@ -42,14 +43,14 @@ def single_path_rule(
   def decide(siblings, target_log_probs, draft_log_probs, tokens, valid):
     drafted = siblings.child(draft_log_probs, tokens[:0], 1)
     b = accept(target_log_probs, drafted)
-    after = after_rejection(target_log_probs, drafted)
     draft, target = jnp.exp(drafted), jnp.exp(target_log_probs)
-    rejected = jnp.sum((1 - b) * draft)
-    law = b * draft + rejected * jnp.exp(after)
+    rejected = jnp.sum(jnp.where(b < 1, draft - b * draft, 0))
+    after, total, law = after_rejection(target_log_probs, drafted)
+    got = b * draft + rejected / total * after
     return Decision(
       accept=jnp.where(valid, b[tokens], 0),
-      next_log_probs=after,
-      total_variation=jnp.sum(jnp.abs(law - target)) / 2,
+      next_log_probs=law,
+      total_variation=jnp.sum(jnp.where(got > target, got - target, 0)),
     )
 
   def check(tree, siblings):
@@ -59,6 +60,25 @@ def single_path_rule(
   return Rule(
     name=name, verify=verify_nodes(decide), lossless=False, check=check
   )
+
+
+def after_residual(target_log_probs, draft_log_probs):
+  """`norm([q - p]_+)` after a rejection: mass, its sum, log-probabilities."""
+  target, draft = jnp.exp(target_log_probs), jnp.exp(draft_log_probs)
+  mass = jnp.where(target > draft, target - draft, 0)
+  total = jnp.sum(mass)
+  some = total > 0
+  return (
+    jnp.where(some, mass, target),
+    jnp.where(some, total, 1),
+    laws.normalize(mass, target_log_probs),
+  )
+
+
+def after_target(target_log_probs, draft_log_probs):
+  """The target's own law after a rejection; see `after_residual`."""
+  del draft_log_probs
+  return jnp.exp(target_log_probs), 1, target_log_probs
 
 
 @functools.cache
@@ -81,7 +101,7 @@ def lenient(lenience: float = 0.5) -> Rule:
     lambda target, draft: laws.share(
       jnp.exp(target), lenience * jnp.exp(draft)
     ),
-    laws.residual,
+    after_residual,
   )
 
 
@@ -104,7 +124,7 @@ def decoding_opt(epsilon: float = 0.1) -> Rule:
     ValueError: if `epsilon` is negative.
   """
   return single_path_rule(
-    f"decoding_opt(epsilon={epsilon})", _over_accept(epsilon), laws.residual
+    f"decoding_opt(epsilon={epsilon})", _over_accept(epsilon), after_residual
   )
 
 
@@ -121,7 +141,7 @@ def decoding_uno(epsilon: float = 0.1) -> Rule:
   return single_path_rule(
     f"decoding_uno(epsilon={epsilon})",
     _over_accept(epsilon),
-    lambda target, draft: target,
+    after_target,
   )
 
 
@@ -147,15 +167,23 @@ def top_beta(beta: int = 3, tau: float = 1.0) -> Rule:
 
   def accept(target, draft):
     del draft
-    largest = lax.top_k(target, min(beta, len(target)))[0]
-    close = (target >= largest[-1]) & (target >= largest[0] - tau)
+    best = jnp.max(target)
+    least, more = best, jnp.sum(target == best)
+    for _ in range(min(beta, len(target)) - 1):
+      below = jnp.max(jnp.where(target < least, target, -jnp.inf))
+      least = jnp.where(more < beta, below, least)
+      more = jnp.sum(target >= least)
+    close = (target >= least) & (target >= best - tau)
     return (close & (target > -jnp.inf)).astype(target.dtype)
 
   def after_rejection(target, draft):
     del draft
-    best = jnp.argmax(target)
-    return jnp.where(jnp.arange(len(target)) == best, 0.0, -jnp.inf).astype(
-      target.dtype
+    best = sampling.argmax(target)
+    point = jnp.arange(len(target)) == best
+    return (
+      point.astype(target.dtype),
+      1,
+      jnp.where(point, 0.0, -jnp.inf).astype(target.dtype),
     )
 
   return single_path_rule(

@@ -24,6 +24,7 @@ import numpy as np
 from jax import Array
 
 from specjax import laws
+from specjax.rules import nodewise
 from specjax.siblings import Siblings
 from specjax.tree import Tree, take_node
 from specjax.types import Draft, Rule, Verification
@@ -46,8 +47,8 @@ def verify(
     )
     given, left, _ = jax.vmap(settle, 1, 1)(
       owed[:, here],
-      target_log_probs[:, here],
-      draft.log_probs[:, here],
+      nodewise.node_rows(target_log_probs, here),
+      nodewise.node_rows(draft.log_probs, here),
       candidates[:, here, :width],
       there,
     )
@@ -94,16 +95,17 @@ def _settle(siblings, owed, target_log_probs, draft_log_probs, tokens, valid):
   Returns:
     `f32[C]`, `f32[]`, `f32[V]`.
   """
-  given, left = [], target_log_probs
+  given, mass = [], owed * jnp.exp(target_log_probs)  # w_v q_v
   for i, token in enumerate(tokens):
-    law = siblings.child(draft_log_probs, tokens[:i], jnp.sum(valid))
-    mass = owed * jnp.exp(left)
-    given.append(laws.share(mass[token], jnp.exp(law[token])))
-    excess = jnp.maximum(mass - jnp.exp(law), 0)
+    law = jnp.exp(siblings.child(draft_log_probs, tokens[:i], jnp.sum(valid)))
+    given.append(laws.share(mass[token], law[token]))
+    excess = jnp.where(mass > law, mass - law, 0)
     total = jnp.sum(excess)
-    left = jnp.where(valid[i], laws.normalize(excess, left), left)
-    owed = jnp.where(valid[i], laws.share(total, total + (1 - owed)), owed)
-  return jnp.stack(given), owed, left
+    kept = total + (1 - owed)
+    excess = excess / jnp.where(kept > 0, kept, 1)
+    mass = jnp.where(valid[i], excess, mass)
+    owed = jnp.where(valid[i], laws.share(total, kept), owed)
+  return jnp.stack(given), owed, laws.normalize(mass, target_log_probs)
 
 
 @functools.cache

@@ -41,15 +41,15 @@ def rule(epsilon: float = 0.09, delta: float = 0.3) -> Rule:
 
   def acceptable(target_log_probs: Array) -> Array:  # [..., V] -> bool
     probs = jnp.exp(target_log_probs)
-    logs = jnp.where(probs > 0, target_log_probs, 0)
-    entropy = -jnp.sum(probs * logs, axis=-1, keepdims=True)
+    each = jnp.where(probs > 0, probs * target_log_probs, 0)
+    entropy = -jnp.sum(each, axis=-1, keepdims=True)
     return probs > jnp.minimum(epsilon, delta * jnp.exp(-entropy))
 
   name = f"typical(epsilon={epsilon}, delta={delta})"
   path = relaxed.single_path_rule(
     name,
     lambda target, draft: acceptable(target).astype(target.dtype),
-    lambda target, draft: target,
+    relaxed.after_target,
   )
 
   def verify(

@@ -96,6 +96,21 @@ def test_argmax_is_the_first_largest():
   np.testing.assert_array_equal(sampling.argmax(jnp.asarray(x)), x.argmax(1))
 
 
+def test_noise_of_positions_is_gumbel_into_the_tail():
+  # From one float32 uniform, Gumbel noise ends at 24 log 2.
+  noise = np.asarray(
+    jax.jit(sampling.position_noise, static_argnums=(2, 3))(
+      _keys(64), jnp.arange(4)[None].repeat(64, 0), 2, 2**17
+    )
+  )
+  for level in (-1.0, 0.0, 3.0, 10.0, 24 * np.log(2)):
+    share = -np.expm1(-np.exp(-level))
+    spread = np.sqrt(share * (1 - share) * noise.size)
+    found = (noise > level).sum()
+    assert found > 0
+    assert abs(found - share * noise.size) < 5 * spread
+
+
 def test_nan_laws_give_a_valid_index():
   token = sampling.categorical(_keys(1), jnp.full((1, 5), jnp.nan))
   assert 0 <= int(token[0]) < 5

@@ -1,5 +1,7 @@
 """Shared noise: exact over the noise, invariant to the draft given it."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -154,6 +156,49 @@ def test_with_one_path_any_draft_gives_the_same_text():
   np.testing.assert_array_equal(texts[0], texts[1])
   np.testing.assert_array_equal(texts[0], texts[2])
   assert calls[0] < calls[1]
+
+
+def texts_of(rule, *, samples):
+  """Rows of tokens from a decoder whose laws are the same everywhere."""
+  vocab, new = 2, 6
+  model = toys.table_model(vocab)
+  same = lambda law: jnp.log(jnp.tile(jnp.asarray(law), (97, 1)))
+  params = specjax.Params(target=same([0.3, 0.7]), draft=same([0.9, 0.1]))
+  drafter = specjax.drafters.model.drafter(
+    model, tree=tree.chain(3), siblings=SHARED_NOISE, vocab_size=vocab
+  )
+  decoder = specjax.make_decoder(model, drafter=drafter, rule=rule)
+  state = decoder.init(
+    params, jnp.ones((samples, 1), int), [1] * samples, jax.random.key(0),
+    buffer_length=1 + new, max_new_tokens=new,
+  )  # fmt: skip
+  state = jax.jit(decoder.generate)(params, state)
+  return np.asarray(state.tokens[:, 1 : 1 + new])
+
+
+def test_noise_may_be_met_again_in_the_next_round():
+  """A token that was not accepted leaves its noise to the round after it.
+
+  `gumbel_list` uses noise of a position once, whoever drafted there; a rule
+  that draws a residual of its own sees tokens drafted from noise that it has
+  judged before, and is biased over rounds though exact in each.
+  """
+  samples, new = 100_000, 6
+  true = np.array([0.3, 0.7])
+  for _ in range(new - 1):
+    true = np.multiply.outer(true, [0.3, 0.7])
+
+  def error(rule):
+    counts = np.zeros((2,) * new)
+    np.add.at(counts, tuple(texts_of(rule, samples=samples).T), 1 / samples)
+    return np.abs(counts - true).sum() / 2
+
+  limit = bound(samples, 2**new)
+  assert error("gumbel_list") < limit
+  block = rules.get("block")
+  with pytest.raises(ValueError, match="does not verify drafts with noise"):
+    texts_of("block", samples=1)
+  assert error(dataclasses.replace(block, with_noise=True)) > limit
 
 
 def test_it_needs_paths_drawn_with_shared_noise():

@@ -2,6 +2,7 @@
 
 import instances
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from instances import P, Q
@@ -56,6 +57,42 @@ def test_hub_accepts_as_much_as_greedy_drafts():
     rules.get("hub"), tree, lambda c: P, lambda c: Q, siblings=HUB
   )
   assert law.expected_accepted == pytest.approx(0.9, abs=1e-12)
+
+
+def test_hub_pairs_reach_the_optimum_of_their_own_law():
+  p, q = instances.random_laws(15, 4, seed=6)
+  found = accepted("hub", p, q, 2, HUB)
+  pairs = np.array([(a, b) for a in range(4) for b in range(4)])
+  for draft, target, value in zip(p, q, found, strict=True):
+    first = np.log(np.tile(draft, (len(pairs), 1)))
+    second = HUB.child(jnp.asarray(first), jnp.asarray(pairs[:, :1]), 2)
+    probs = draft[pairs[:, 0]]
+    probs = probs * np.exp(np.asarray(second))[np.arange(16), pairs[:, 1]]
+    assert probs.sum() == pytest.approx(1, abs=1e-12)
+    best, _ = theory.plan(pairs, probs, target)
+    assert value == pytest.approx(best, abs=1e-9)
+
+
+@pytest.mark.parametrize("count", [2, 8])
+def test_the_scale_of_kseq_in_float32_at_128k_tokens(count):
+  """A root to rounding, on the valid side of it up to rounding."""
+  for seed, noise in ((0, 1.0), (1, 0.01), (2, 0.0)):
+    p, q = instances.random_laws(1, 128_000, seed=seed)
+    q = p * np.exp(noise * np.log(q / p))
+    p, q = p[0], q[0] / q.sum()
+    scale = float(
+      kseq.solve(
+        jnp.asarray(q, jnp.float32), jnp.asarray(p, jnp.float32),
+        jnp.int32(count), most=count,
+      )
+    )  # fmt: skip
+    one = np.minimum(p, q / scale).sum()
+    tries = 1 - (1 - one) ** count
+    assert -1e-5 < scale - tries / one < 2e-5
+    exact_root = kseq.solve(
+      jnp.asarray(q), jnp.asarray(p), jnp.int32(count), most=count
+    )
+    assert scale == pytest.approx(float(exact_root), rel=1e-4)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -301,8 +338,12 @@ def test_names_give_the_rules_and_parameters_are_read():
     rules.get("token(epsilon=1)")
   with pytest.raises(ValueError, match="epsilon must be >= 0"):
     rules.get("decoding_opt(epsilon=-1)")
-  with pytest.raises(ValueError, match="unexpected keyword"):
+  with pytest.raises(
+    ValueError, match=r"no parameter 'l', only \['lenience'\]"
+  ):
     rules.get("lenient(l=1)")
+  with pytest.raises(ValueError, match="beta must be int"):
+    rules.get("top_beta(beta=1.5)")
   with pytest.raises(ValueError, match="lenient"):
     rules.get("lenient(__import__('os'))")
   assert siblings_lib.get("hub") is HUB

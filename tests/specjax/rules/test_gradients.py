@@ -1,0 +1,81 @@
+"""Acceptance can be differentiated: distillation through a rule is possible."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import rules
+from specjax.siblings import GREEDY, HUB, IID, WITHOUT_REPLACEMENT
+from specjax.tree import Tree, chain, k_ary, paths
+from specjax.types import Draft
+
+SHAPES = (
+  (chain(2), IID),
+  (paths(2, 2), IID),
+  (Tree((-1, 0, 0, 1, 1)), WITHOUT_REPLACEMENT),
+  (k_ary(2, 1), GREEDY),
+  (k_ary(2), HUB),
+)
+# Constants to differentiation are the plans of these; chains have none.
+PLANNED = ("bucketed", "transport", "canonical")
+VOCAB, ROWS = 5, 3
+
+
+def fits(rule, tree, siblings):
+  try:
+    rule.check(tree, siblings)
+  except ValueError:
+    return False
+  return not rule.with_noise
+
+
+CASES = [
+  pytest.param(
+    name, tree, siblings, id=f"{name}-{siblings.name}-{tree.parents}"
+  )
+  for name, rule in rules.RULES.items()
+  for tree, siblings in SHAPES
+  if fits(rule, tree, siblings)
+]
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+  with jax.enable_x64(True):
+    yield
+
+
+@pytest.mark.parametrize("name, tree, siblings", CASES)
+def test_gradient_of_the_accepted_length(name, tree, siblings):
+  """Finite, and the slope of finite differences: random drafts, some zeros."""
+  rng = np.random.default_rng(0)
+  shape = (ROWS, tree.num_nodes, VOCAB)
+  logits = jnp.asarray(rng.standard_normal(shape))
+  target = jax.nn.log_softmax(
+    jnp.asarray(rng.standard_normal(shape)).at[0, 0, 1].set(-jnp.inf)
+  )
+  tokens = jnp.asarray(rng.integers(0, VOCAB, shape[:2]), jnp.int32)
+  leaf = np.array([not children for children in tree.children])
+  zero = np.zeros(shape, bool)
+  zero[0, :, 0] = True
+  rule = rules.get(name)
+
+  @jax.jit
+  def accepted(logits):
+    law = jax.nn.log_softmax(logits)
+    law = jnp.where(leaf[:, None] | zero, -jnp.inf, law)
+    found = rule.verify(
+      tree, siblings, Draft(tokens=tokens, log_probs=law), target
+    )
+    return jnp.sum(found.node_probs * tree.depth)
+
+  slope = jax.grad(accepted)(logits)
+  assert np.isfinite(slope).all()
+  if name in PLANNED and not tree.is_chain:
+    return
+  way, step = jnp.asarray(rng.standard_normal(shape)), 1e-6
+  expected = (accepted(logits + step * way) - accepted(logits - step * way)) / (
+    2 * step
+  )
+  assert float(jnp.sum(slope * way)) == pytest.approx(float(expected), abs=1e-6)
