@@ -45,6 +45,9 @@ setup(
     "experiments": [
       "absl-py>=2.5",
       "flax>=0.12.8",
+      "grain>=0.2.18",
+      # tensorflow-datasets needs it and does not say so.
+      "importlib_resources",
       "matplotlib>=3.9",
       "ml_collections>=1.1.0",
       "optax>=0.2.8",

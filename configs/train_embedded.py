@@ -1,4 +1,4 @@
-"""Trains the embedded pair on Python source, on two CPU cores.
+"""Trains the embedded pair on Python source.
 
 The tokenizer and the target first, then the draft, distilled from the target:
 
@@ -37,24 +37,38 @@ def get_config(arg: str = "target") -> ml_collections.ConfigDict:
   config.model = ml_collections.ConfigDict(
     dict(_SHAPES[arg], vocab_size=4096, max_positions=2048)
   )
-  config.packages = ("stdlib", "absl", "etils", "flax", "optax", "rich")
+  # What is read: see launch/training/data.py.
+  config.dataset = "python_source"
+  config.data_dir = ""  # a folder of this user
+  config.text_features = ()  # for datasets that launch.training.data knows not
   # Where the tokenizer is. Trained and written there if the folder lacks one.
   config.tokenizer = "models/pretrained/target"
-  # Directory of a target to distil from; empty for plain cross-entropy.
+  # What is learned, from whose text, and from whom: launch.training.objectives,
+  # launch.training.contexts, and the directory of a target.
+  config.objective = "forward_kl" if arg == "draft" else "next_token"
+  config.contexts = "data"  # or "target", "draft": their samples
+  config.prompt_length = 64  # tokens of a row that stay, where it is sampled
   config.teacher = "models/pretrained/target" if arg == "draft" else ""
   config.sequence_length = 256
   config.batch_size = 8
-  config.num_steps = {"target": 1000, "draft": 1200, "tiny": 20}[arg]
+  config.num_steps = {"target": 5000, "draft": 5000, "tiny": 20}[arg]
   config.learning_rate = {"target": 1.5e-3, "draft": 4e-3, "tiny": 1e-2}[arg]
   config.warmup_steps = config.num_steps // 20
   config.weight_decay = 0.05
-  config.seed = 0
+  config.seed = 0  # of weights and samples
+  config.data_seed = 0
+  config.mesh = (-1, 1)  # devices on 'data' (-1: all others) and on 'model'
   config.log_every = 25
+  config.validate_every = 100
+  config.validation_batches = 16
+  config.sample_every = 200  # 0 for never
   config.checkpoint_every = 100
+  config.export_dtype = "bfloat16"
   if arg == "tiny":
     config.model.vocab_size = 512
-    config.packages = ("absl", "rich")
     config.sequence_length = 32
     config.batch_size = 4
-    config.log_every = config.checkpoint_every = 5
+    config.validation_batches = 2
+    config.log_every = config.checkpoint_every = config.validate_every = 5
+    config.sample_every = 10
   return config

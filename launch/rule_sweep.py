@@ -13,9 +13,10 @@ import json
 import rich.console
 from absl import flags
 
-from launch import data, main, prompts, rule_cases, rule_contexts
+from launch import main, prompts, rule_cases, rule_contexts
 from launch.benchmark import machine
 from launch.journal import Journal, check_writable, write_json
+from launch.training import corpus
 
 flags.adopt_module_key_flags(main)
 _NUM_PROMPTS = flags.DEFINE_integer(
@@ -42,7 +43,7 @@ def run(_) -> int:
     prompts.Prompt(
       i, i, text, tuple(models.tokenizer.encode(text)[:_PROMPT_TOKENS])
     )
-    for i, text in enumerate(data.held_out_prompts(_NUM_PROMPTS.value))
+    for i, text in enumerate(corpus.held_out_prompts(_NUM_PROMPTS.value))
   ]
   batches = prompts.make_batches(
     items, batch_size=_BATCH_SIZE, max_width=_PROMPT_TOKENS

@@ -1,221 +1,314 @@
-"""Trains a small transformer on Python source, and exports it as Llama files.
+"""Trains a small transformer: from scratch, or as the draft of a target.
 
   python -m launch.train --config=configs/train_embedded.py:target \
     --workdir=/tmp/specjax/target --export=models/pretrained/target
 
-`--workdir` alone decides where a run stands: started again, it goes on from its
-last checkpoint with the same batches it would have seen, and exports at the
-end. Losses go to WORKDIR/metrics.jsonl, one object a line.
+`--workdir` alone decides where a run stands: started again it goes on from its
+last checkpoint, to the same parameters, bit for bit, as a run that was never
+stopped. SIGTERM saves a checkpoint and ends with exit code 0. At the end the
+model is exported as Llama files. WORKDIR gets
+
+  config.json      what was asked for
+  metrics.jsonl    one object for every `log_every` steps: loss, tokens per
+                   second, model FLOPs utilisation, and with every validation
+                   bits per byte (TensorBoard files too, if tensorboardX is
+                   installed)
+  samples.jsonl    what the weights of the moment complete
+  checkpoints/     the newest two
 """
 
-import functools
 import json
 import pathlib
+import signal
+import sys
 import time
 
 import jax
+import jax.numpy as jnp
 import ml_collections
 import numpy as np
-import optax
-import orbax.checkpoint as ocp
+import tqdm
 from absl import flags, logging
 from flax import nnx
 
-from launch import data, main
+from launch import main, prompts
+from launch.training import checkpoints, data, flops, step
 from models import huggingface, tokenizers
-from models.transformer import Transformer, TransformerConfig
+from models.transformer import Transformer, TransformerConfig, as_language_model
+from specjax import decode
+from specjax.types import Params
+from specjax.warp import make_sampling
 
 flags.adopt_module_key_flags(main)  # so that --help lists them
 _EXPORT = flags.DEFINE_string(
   "export", None, "Where to write the trained model (Llama files)."
 )
 
-
-def load_rows(
-  config: ml_collections.ConfigDict, tokenizer, split: str
-) -> np.ndarray:
-  """The packed token rows of a split, `i32[rows, sequence_length + 1]`."""
-  files = data.python_files(tuple(config.packages), split=split)
-  return data.pack(
-    [tokenizer.encode(file.text) for file in files],
-    length=config.sequence_length + 1,
-    separator=tokenizer.eos_token_id,
-    seed=config.seed,
-  )
+_SAMPLE_PROMPTS, _SAMPLE_TOKENS = 3, 48
 
 
-def batch_at(rows: np.ndarray, step: int, batch_size: int, seed: int):
-  """The batch of a step: a fresh permutation of the rows every epoch."""
-  per_epoch = len(rows) // batch_size
-  epoch, index = divmod(step, per_epoch)
-  order = np.random.default_rng((seed, epoch)).permutation(len(rows))
-  return rows[order[index * batch_size : (index + 1) * batch_size]]
-
-
-def cross_entropy(logits, tokens, teacher_logits=None):
-  """Mean loss over positions: next-token, or forward KL to the teacher's law.
+class Run:
+  """One training run: everything that a folder and a config decide.
 
   Args:
-    logits: `f32[B, T, V]`.
-    tokens: `i32[B, T]`, the next tokens.
-    teacher_logits: `f32[B, T, V]`, or None.
+    config: see configs/train_embedded.py.
+    workdir: made if it is not there.
 
-  Returns:
-    `f32[]`, in nats per token: `-log p(token)`, or the cross-entropy of the
-    student under the teacher, which differs from KL by a constant.
-  """
-  if teacher_logits is None:
-    return optax.softmax_cross_entropy_with_integer_labels(
-      logits, tokens
-    ).mean()
-  return optax.softmax_cross_entropy(
-    logits, jax.nn.softmax(teacher_logits)
-  ).mean()
-
-
-def make_optimizer(config: ml_collections.ConfigDict):
-  """AdamW with warm-up and cosine decay to a tenth, gradients clipped at 1."""
-  schedule = optax.warmup_cosine_decay_schedule(
-    0.0, config.learning_rate, config.warmup_steps, config.num_steps,
-    config.learning_rate / 10,
-  )  # fmt: skip
-  decay = lambda params: jax.tree.map(lambda x: x.ndim > 1, params)
-  return optax.chain(
-    optax.clip_by_global_norm(1.0),
-    optax.adamw(
-      schedule, b2=0.98, weight_decay=config.weight_decay, mask=decay
-    ),
-  )
-
-
-def make_steps(graphdef, optimizer, teacher):
-  """The jitted training and evaluation steps.
-
-  Args:
-    graphdef: the student's static part.
-    optimizer: an optax transformation.
-    teacher: `(graphdef, params)` of the target to distil from, or None.
-
-  Returns:
-    `train_step(state, rows) -> (state, loss)` with `state = (params, opt)`
-    donated, and `eval_step(params, rows) -> nats per token`.
+  Raises:
+    ValueError: for a config that cannot be run.
   """
 
-  def forward(definition, params, tokens):
-    return nnx.merge(definition, params)(tokens)[0].logits
-
-  def loss_fn(params, rows):
-    inputs, labels = rows[:, :-1], rows[:, 1:]
-    teacher_logits = None
-    if teacher is not None:
-      teacher_logits = jax.lax.stop_gradient(forward(*teacher, inputs))
-    logits = forward(graphdef, params, inputs)
-    return cross_entropy(logits, labels, teacher_logits)
-
-  @functools.partial(jax.jit, donate_argnums=0)
-  def train_step(state, rows):
-    params, opt = state
-    loss, grads = jax.value_and_grad(loss_fn)(params, rows)
-    updates, opt = optimizer.update(grads, opt, params)
-    return (optax.apply_updates(params, updates), opt), loss
-
-  @jax.jit
-  def eval_step(params, rows):
-    return cross_entropy(forward(graphdef, params, rows[:, :-1]), rows[:, 1:])
-
-  return train_step, eval_step
-
-
-def train(config: ml_collections.ConfigDict, workdir: str) -> Transformer:
-  """Runs (or resumes) a training; returns the trained module."""
-  path = pathlib.Path(workdir).absolute()
-  path.mkdir(parents=True, exist_ok=True)
-  (path / "config.json").write_text(config.to_json_best_effort(indent=2))
-  tokenizer = tokenizers.load_or_train(
-    config.tokenizer,
-    vocab_size=config.model.vocab_size,
-    texts=lambda: (
-      f.text for f in data.python_files(tuple(config.packages), split="train")
-    ),
-  )
-  rows = {s: load_rows(config, tokenizer, s) for s in ("train", "validation")}
-  # Tokens to bytes, for a loss that does not depend on the tokenizer.
-  sample = rows["validation"][: config.batch_size]
-  bytes_per_token = len(
-    tokenizer.decode(sample.reshape(-1)).encode()
-  ) / sample.size  # fmt: skip
-
-  model = Transformer(
-    TransformerConfig(**config.model), rngs=nnx.Rngs(config.seed)
-  )
-  graphdef, params = nnx.split(model)
-  teacher = None
-  if config.teacher:
-    teacher = nnx.split(huggingface.load(config.teacher))
-  optimizer = make_optimizer(config)
-  train_step, eval_step = make_steps(graphdef, optimizer, teacher)
-  state = (params, optimizer.init(params))
-
-  manager = ocp.CheckpointManager(
-    path / "checkpoints",
-    options=ocp.CheckpointManagerOptions(
-      save_interval_steps=config.checkpoint_every, max_to_keep=2
-    ),
-  )
-  step = manager.latest_step() or 0
-  if step:
-    state = manager.restore(step, args=ocp.args.StandardRestore(state))
-    logging.info("resumed at step %d", step)
-  parameters = sum(x.size for x in jax.tree.leaves(params))
-  logging.info(
-    "%d parameters, %d training rows of %d tokens",
-    parameters, len(rows["train"]), config.sequence_length,
-  )  # fmt: skip
-  tokens_per_step = config.batch_size * config.sequence_length
-  start, first = time.perf_counter(), step
-  while step < config.num_steps:
-    batch = batch_at(rows["train"], step, config.batch_size, config.seed)
-    state, loss = train_step(state, batch)
-    step += 1
-    if step % config.log_every == 0 or step == config.num_steps:
-      val = np.mean(
-        [
-          eval_step(state[0], batch_at(rows["validation"], i, 4, 0))
-          for i in range(min(8, len(rows["validation"]) // 4))
-        ]
+  def __init__(self, config: ml_collections.ConfigDict, workdir: str):
+    self.config = config
+    self.folder = pathlib.Path(workdir).absolute()
+    self.chief = jax.process_index() == 0
+    if self.chief:
+      self.folder.mkdir(parents=True, exist_ok=True)
+      (self.folder / "config.json").write_text(
+        config.to_json_best_effort(indent=2) + "\n"
       )
-      record = {
-        "step": step,
-        "tokens": step * tokens_per_step,
-        "loss": float(loss),
-        "validation_loss": float(val),
-        "validation_bits_per_byte": float(val / np.log(2) / bytes_per_token),
-        "tokens_per_second": (step - first)
-        * tokens_per_step
-        / (time.perf_counter() - start),
-      }
-      logging.info("%s", json.dumps(record))
-      with (path / "metrics.jsonl").open("a") as out:
-        out.write(json.dumps(record) + "\n")
-    manager.save(
-      step,
-      args=ocp.args.StandardSave(state),
-      force=step == config.num_steps,
+    texts = {s: data.documents(config, s) for s in ("train", "validation")}
+    self.tokenizer = tokenizers.load_or_train(
+      config.tokenizer,
+      vocab_size=config.model.vocab_size,
+      texts=lambda: iter(texts["train"]),
     )
-  manager.wait_until_finished()
-  return nnx.merge(graphdef, state[0])
+    self.mesh = step.make_mesh(config)
+    self.student = Transformer(
+      TransformerConfig(**config.model), rngs=nnx.Rngs(config.seed)
+    )
+    self.teacher = huggingface.load(config.teacher) if config.teacher else None
+    self.steps = step.make_steps(config, self.student, self.teacher, self.mesh)
+    self.definition = nnx.graphdef(self.student)
+    common = dict(
+      length=config.sequence_length + 1, batch_size=config.batch_size
+    )
+    self.iterator = iter(
+      data.batches(
+        texts["train"], self.tokenizer, seed=config.data_seed, **common
+      )
+    )
+    self.validation = data.batches(
+      texts["validation"], self.tokenizer, seed=None, **common
+    )
+    self._writer = _tensorboard(self.folder) if self.chief else None
+    self._sampler = None
+
+  def train(self) -> tuple[Transformer, bool]:
+    """Runs, or goes on, to the end or until SIGTERM.
+
+    Returns:
+      The trained module, and whether the run is over.
+    """
+    config = self.config
+    stop = _Stop()
+    saved = checkpoints.Checkpoints(
+      self.folder / "checkpoints", every=config.checkpoint_every
+    )
+    done, state = saved.restore(
+      self.steps.init(jax.random.key(config.seed)), self.iterator
+    )
+    if done:
+      _say(f"resumed at step {done}")
+    else:
+      parameters = sum(x.size for x in jax.tree.leaves(state.params))
+      _say(f"{parameters:,} parameters on {dict(self.mesh.shape)}")
+    progress = tqdm.tqdm(
+      total=config.num_steps, initial=done, unit="step",
+      disable=not (self.chief and sys.stderr.isatty()),
+    )  # fmt: skip
+    clock = _Clock(done)
+    with progress, stop:
+      while done < config.num_steps:
+        batch = step.place_batch(next(self.iterator), self.mesh)
+        state, loss = self.steps.train(state, batch)
+        done += 1
+        progress.update()
+        last = done == config.num_steps
+        if done % config.log_every == 0 or last:
+          self._log(done, float(loss), clock)
+        if done % config.validate_every == 0 or last:
+          self._validate(done, state)
+          clock.restart(done)
+        if config.sample_every and (done % config.sample_every == 0 or last):
+          self._sample(done, state)
+          clock.restart(done)
+        ends = stop.asked or saved.preempted(done)
+        saved.save(done, state, self.iterator, force=ends or last)
+        if ends and not last:
+          _say(f"stopped at step {done}; the same command goes on from there")
+          break
+    saved.close()
+    return nnx.merge(self.definition, state.params), done == config.num_steps
+
+  def _log(self, done: int, loss: float, clock: "_Clock") -> None:
+    config = self.config
+    rate = clock.steps_per_second(done)
+    tokens = rate * config.batch_size * config.sequence_length
+    needed = flops.training_flops(
+      self.student.config,
+      self.teacher.config if self.teacher else None,
+      config.sequence_length,
+    )
+    peak, origin = flops.peak_flops()
+    _, schedule = step.make_optimizer(config)
+    self._write(
+      done,
+      {
+        "loss": loss,
+        "learning_rate": float(schedule(done - 1)),
+        "tokens_per_second": tokens,
+        "mfu": tokens * needed / peak,
+        "peak_flops": origin,
+      },
+    )
+
+  def _validate(self, done: int, state: step.TrainState) -> None:
+    sums: dict[str, float] = {}
+    size = 0
+    for number, batch in enumerate(self.validation):
+      if number == self.config.validation_batches:
+        break
+      placed = step.place_batch(batch, self.mesh)
+      for name, value in self.steps.validate(state.params, placed).items():
+        sums[name] = sums.get(name, 0.0) + float(value)
+      size += self._num_bytes(batch)
+    if not sums:
+      raise ValueError("the validation split is smaller than a batch")
+    size = int(_total(size))
+    record = {
+      "validation_loss": sums["nats"] / sums["tokens"],
+      "validation_bits_per_byte": sums["nats"] / np.log(2) / size,
+    }
+    if "accepted" in sums:
+      record["validation_acceptance"] = sums["accepted"] / sums["tokens"]
+    self._write(done, record)
+
+  def _num_bytes(self, batch: dict[str, np.ndarray]) -> int:
+    """Bytes of the text that was foretold: end-of-text tokens have none."""
+    tokens, segments = batch["tokens"], batch["segments"]
+    inside = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
+    told = tokens[:, 1:][
+      inside & (tokens[:, 1:] != self.tokenizer.eos_token_id)
+    ]
+    return int(self.tokenizer.token_bytes()[told].sum())
+
+  def _sample(self, done: int, state: step.TrainState) -> None:
+    """Greedy completions of built-in prompts by the weights of the moment."""
+    texts = prompts.BUILT_IN[:_SAMPLE_PROMPTS]
+    ids = [self.tokenizer.encode(text) for text in texts]
+    width = max(map(len, ids))
+    fed = np.array([row + [0] * (width - len(row)) for row in ids], np.int32)
+    if self._sampler is None:
+      model, _ = as_language_model(self.student)
+      decoder = decode.make_decoder(model, vocab_size=self.tokenizer.vocab_size)
+
+      @jax.jit
+      def sampler(params):
+        both = Params(target=params, draft=None)
+        start = decoder.init(
+          both, fed, jnp.array([len(row) for row in ids]), jax.random.key(0),
+          buffer_length=width + _SAMPLE_TOKENS, max_new_tokens=_SAMPLE_TOKENS,
+          sampling=make_sampling(len(ids), temperature=0.0),
+          stop_tokens=(self.tokenizer.eos_token_id,),
+        )  # fmt: skip
+        return decoder.generate(both, start)
+
+      self._sampler = sampler
+    found = jax.device_get(self._sampler(state.params))
+    if not self.chief:
+      return
+    with (self.folder / "samples.jsonl").open("a") as out:
+      for row, text in enumerate(texts):
+        new = found.tokens[row, len(ids[row]) : found.length[row]]
+        completion = self.tokenizer.decode(new.tolist())
+        line = {"step": done, "prompt": text, "completion": completion}
+        out.write(json.dumps(line) + "\n")
+
+  def _write(self, done: int, values: dict) -> None:
+    per_step = self.config.batch_size * self.config.sequence_length
+    record = {"step": done, "tokens": done * per_step, **values}
+    if not self.chief:
+      return
+    _say(json.dumps(record))
+    with (self.folder / "metrics.jsonl").open("a") as out:
+      out.write(json.dumps(record) + "\n")
+    if self._writer:
+      for name, value in values.items():
+        if isinstance(value, float):
+          self._writer.add_scalar(name, value, done)
+      self._writer.flush()
+
+
+class _Clock:
+  """Steps per second, without what is not training and the first step."""
+
+  def __init__(self, done: int):
+    self.restart(done)
+
+  def restart(self, done: int) -> None:
+    self._start, self._from = time.perf_counter(), done
+
+  def steps_per_second(self, done: int) -> float:
+    rate = (done - self._from) / (time.perf_counter() - self._start)
+    self.restart(done)
+    return rate
+
+
+class _Stop:
+  """Notes SIGTERM while it is entered."""
+
+  asked = False
+
+  def __enter__(self):
+    self._before = signal.signal(signal.SIGTERM, self._note)
+    return self
+
+  def __exit__(self, *_):
+    signal.signal(signal.SIGTERM, self._before)
+
+  def _note(self, *_):
+    self.asked = True
+
+
+def _say(text: str) -> None:
+  """A line on stderr, above the progress bar, from one process."""
+  if jax.process_index() == 0:
+    tqdm.tqdm.write(text, file=sys.stderr)
+
+
+def _total(value: int) -> int:
+  """The sum over processes."""
+  if jax.process_count() == 1:
+    return value
+  from jax.experimental import multihost_utils
+
+  return multihost_utils.process_allgather(np.int64(value)).sum()
+
+
+def _tensorboard(folder: pathlib.Path):
+  """A writer, if tensorboardX is installed."""
+  try:
+    import tensorboardX
+  except ImportError:
+    return None
+  return tensorboardX.SummaryWriter(str(folder))
 
 
 def run(_) -> int:
   """The command."""
-  module = train(main.CONFIG.value, main.WORKDIR.value)
-  if _EXPORT.value:
+  if not flags.FLAGS["verbosity"].present:
+    logging.set_verbosity(logging.WARNING)  # Orbax tells every rename
+  config = main.CONFIG.value
+  module, finished = Run(config, main.WORKDIR.value).train()
+  if _EXPORT.value and finished and jax.process_index() == 0:
     huggingface.save_llama(
       module,
       _EXPORT.value,
-      tokenizer=tokenizers.load(main.CONFIG.value.tokenizer),
+      tokenizer=tokenizers.load(config.tokenizer),
+      dtype=jnp.dtype(config.export_dtype),
     )
-    logging.info("exported to %s", _EXPORT.value)
+    _say(f"exported to {_EXPORT.value}")
   return 0
 
 

@@ -11,6 +11,7 @@ import json
 import pathlib
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
 import tokenizers as hf
 
 END_OF_TEXT = "<|endoftext|>"
@@ -44,6 +45,19 @@ class Tokenizer:
   def decode(self, ids: Sequence[int]) -> str:
     """Text of ids; special tokens are left out."""
     return self.backend.decode([int(i) for i in ids])
+
+  def token_bytes(self) -> np.ndarray:
+    """Bytes of text that each token of a byte-level BPE stands for, `i32[V]`.
+
+    Its tokens are written with one character a byte; added tokens are special,
+    and stand for none.
+    """
+    sizes = np.zeros(self.vocab_size, np.int32)
+    for token, index in self.backend.get_vocab(with_added_tokens=False).items():
+      sizes[index] = len(token)
+    for index, token in self.backend.get_added_tokens_decoder().items():
+      sizes[index] = 0 if token.special else len(token.content.encode())
+    return sizes
 
   def fingerprint(self) -> str:
     """Equal for two tokenizers exactly if every token has the same id."""

@@ -374,14 +374,23 @@ class Transformer(nnx.Module):
     *,
     positions: Array | None = None,
     mask: np.ndarray | None = None,
+    segments: Array | None = None,
     skipped: SkippedLayers = SkippedLayers(),
   ) -> tuple[ModelOutput, Cache | None]:
     """Feeds T tokens; see `specjax.types.LanguageModel.apply`.
 
-    Without a cache the tokens are whole sequences (training).
+    Without a cache the tokens are whole rows (training). Rows may then be
+    packed from documents: `segments`, `i32[B, T]`, says which token is of which
+    document of its row, and `positions` where it stands there; tokens see those
+    of their own document alone.
+
+    Raises:
+      ValueError: for segments beside a cache.
     """
     c = self.config
     skipped.check(c.num_layers)
+    if segments is not None and cache is not None:
+      raise ValueError("segments are of whole rows, without a cache")
     batch, fed = tokens.shape
     if cache is None:
       start = jnp.zeros((batch,), jnp.int32)
@@ -403,6 +412,9 @@ class Transformer(nnx.Module):
       w: cache_lib.attention_mask(view, positions, mask, window=w)
       for w in {c.window(i) for i in range(c.num_layers)}
     }
+    if segments is not None:
+      same = segments[:, :, None] == segments[:, None, :]
+      masks = {w: visible & same for w, visible in masks.items()}
     x = self.embed(tokens)
     if c.learned_positions:
       # Drafted nodes may lie beyond the table; no such node is ever emitted.

@@ -9,7 +9,8 @@ import torch
 import transformers
 
 from configs import embedded
-from launch import data, engine, pair, prompts
+from launch import engine, pair, prompts
+from launch.training import corpus
 from models import huggingface, tokenizers
 from models.transformer import as_language_model
 
@@ -54,7 +55,7 @@ def held_out():
   tokenizer = tokenizers.load(PATHS["target"])
   return tuple(
     prompts.Prompt(i, i, text, tuple(tokenizer.encode(text)[:96]))
-    for i, text in enumerate(data.held_out_prompts(100))
+    for i, text in enumerate(corpus.held_out_prompts(100))
   )
 
 

@@ -1,4 +1,4 @@
-"""Python source as training text: which files, which split, packed how.
+"""Python source as training text: which files, and which split.
 
 The corpus is what a Python machine already has: the running interpreter's
 standard library and a named list of permissively licensed installed packages.
@@ -17,9 +17,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-# Package -> licence. All permissive; the standard library is under the PSF
-# licence.
-PACKAGES = {
+# All permissive. "stdlib" is the standard library.
+LICENCES = {
+  "stdlib": "PSF-2.0",
   "absl": "Apache-2.0",
   "etils": "Apache-2.0",
   "flax": "Apache-2.0",
@@ -31,6 +31,7 @@ PACKAGES = {
   "rich": "MIT",
   "scipy": "BSD-3-Clause",
 }
+PACKAGES = tuple(LICENCES)
 
 _EXCLUDED = re.compile(
   r"(^|/)(tests?|testing|idlelib|lib2to3|turtledemo|site-packages|_vendor|"
@@ -49,7 +50,7 @@ class SourceFile:
 
   Attributes:
     name: path inside the library, which decides the split.
-    package: "stdlib" or a key of `PACKAGES`.
+    package: one of `PACKAGES`.
     text: the source.
   """
 
@@ -60,9 +61,14 @@ class SourceFile:
   @property
   def split(self) -> str:
     """By hash of the name: "test" (5%), "validation" (2%) or "train"."""
-    digest = hashlib.sha256(self.name.encode()).digest()
-    bucket = int.from_bytes(digest[:4], "big") % 100
-    return "test" if bucket < 5 else "validation" if bucket < 7 else "train"
+    return split_by_hash(self.name)
+
+
+def split_by_hash(name: str) -> str:
+  """Returns "test" (5%), "validation" (2%) or "train", by hash of a name."""
+  digest = hashlib.sha256(name.encode()).digest()
+  bucket = int.from_bytes(digest[:4], "big") % 100
+  return "test" if bucket < 5 else "validation" if bucket < 7 else "train"
 
 
 def _roots(packages: tuple[str, ...]) -> Iterator[tuple[str, pathlib.Path]]:
@@ -77,7 +83,7 @@ def _roots(packages: tuple[str, ...]) -> Iterator[tuple[str, pathlib.Path]]:
 
 
 def python_files(
-  packages: tuple[str, ...] = ("stdlib", *PACKAGES),
+  packages: tuple[str, ...] = PACKAGES,
   *,
   split: str | None = None,
   max_bytes: int = 100_000,
@@ -85,7 +91,7 @@ def python_files(
   """Reads the corpus, de-duplicated, in a fixed order.
 
   Args:
-    packages: "stdlib" and keys of `PACKAGES`.
+    packages: some of `PACKAGES`.
     split: only files of this split; None for all.
     max_bytes: longer files (tables, mostly) are left out.
 
@@ -147,25 +153,3 @@ def held_out_prompts(
       start = int(rng.integers(max(1, len(lines) - num_lines)))
       prompts.append("".join(lines[start : start + num_lines]))
   return prompts[:count]
-
-
-def pack(
-  documents: list[list[int]], *, length: int, separator: int, seed: int
-) -> np.ndarray:
-  """Concatenates shuffled documents and cuts them into rows.
-
-  Args:
-    documents: token ids of each document.
-    length: tokens in a row.
-    separator: put after every document.
-    seed: order of the documents.
-
-  Returns:
-    `i32[rows, length]`; the incomplete last row is dropped.
-  """
-  order = np.random.default_rng(seed).permutation(len(documents))
-  stream = np.concatenate(
-    [np.asarray([*documents[i], separator], np.int32) for i in order]
-  )
-  rows = len(stream) // length
-  return stream[: rows * length].reshape(rows, length)

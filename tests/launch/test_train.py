@@ -1,147 +1,258 @@
-"""`launch.train` and its data."""
+"""`launch.train`: exact, restartable, the same on any mesh."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 
 import jax
 import numpy as np
 import pytest
 from absl.testing import flagsaver
+from flax import nnx
 
 from configs import train_embedded
-from launch import data, main, train
+from launch import main, train
+from launch.training import step
 from models import huggingface, tokenizers
 
 
-def test_splits_are_disjoint_and_do_not_depend_on_the_packages():
-  files = data.python_files(("absl", "rich"))
-  by_split = {}
-  for file in files:
-    by_split.setdefault(file.split, set()).add(file.name)
-  assert set(by_split) == {"train", "validation", "test"}
-  for split in by_split:
-    alone = data.python_files(("absl", "rich"), split=split)
-    assert {f.name for f in alone} == by_split[split]
-  assert len({f.text for f in files}) == len(files)
-  names = {f.name for f in data.python_files(("rich",))}
-  assert names == {f.name for f in files if f.package == "rich"}
-
-
-def test_tests_and_vendored_files_are_left_out():
-  for file in data.python_files():
-    parts = file.name.lower().split("/")
-    assert not {"test", "tests", "_vendor", "site-packages"} & set(parts)
-    assert not parts[-1].startswith("test_")
-
-
-def test_held_out_prompts_come_from_the_test_split():
-  prompts = data.held_out_prompts(30)
-  assert prompts == data.held_out_prompts(30)
-  texts = [f.text for f in data.python_files(("stdlib",), split="test")]
-  assert all(any(p in text for text in texts) for p in prompts)
-
-
-def test_an_unknown_package_is_refused():
-  with pytest.raises(ValueError, match="not installed"):
-    data.python_files(("no_such_package",))
-
-
-def test_rows_hold_the_documents_in_some_order_with_separators():
-  documents = [[1, 2, 3], [4, 5], [6]]
-  rows = data.pack(documents, length=2, separator=0, seed=0)
-  assert rows.shape == (4, 2)
-  text = rows.ravel().tolist()
-  for document in documents:
-    if document[-1] in text:
-      at = text.index(document[0])
-      assert text[at : at + len(document)] == document
-  assert text.count(0) >= 2  # a separator after every whole document
-
-
-def test_every_row_is_seen_once_an_epoch():
-  rows = np.arange(10)[:, None]
-  for epoch in range(2):
-    seen = [train.batch_at(rows, epoch * 3 + i, 3, 0) for i in range(3)]
-    assert len(np.unique(seen)) == 9
-  first, second = (train.batch_at(rows, i, 3, 0) for i in (0, 3))
-  assert not np.array_equal(first, second)
-
-
-def test_distillation_loss_is_the_cross_entropy_under_the_teacher():
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+  """A folder of text to train on."""
+  folder = tmp_path_factory.mktemp("texts")
   rng = np.random.default_rng(0)
-  student, teacher = rng.standard_normal((2, 1, 3, 5))
-  tokens = np.array([[1, 4, 0]])
-  log_p = jax.nn.log_softmax(student)
-  q = jax.nn.softmax(teacher)
-  np.testing.assert_allclose(
-    train.cross_entropy(student, tokens, teacher),
-    -(q * log_p).sum(-1).mean(),
-    rtol=1e-5,
-  )
-  np.testing.assert_allclose(
-    train.cross_entropy(student, tokens),
-    -np.mean([log_p[0, i, t] for i, t in enumerate(tokens[0])]),
-    rtol=1e-5,
-  )
+  for split, count in (("train", 40), ("validation", 8)):
+    (folder / split).mkdir()
+    for i in range(count):
+      body = "".join(
+        f"x{k} = {k} + {rng.integers(9)}\n" for k in range(rng.integers(5, 30))
+      )
+      (folder / split / f"{i}.txt").write_text(f"# file {i}\n{body}")
+  return folder
 
 
-def tiny_config(tmp_path, **changes):
+def tiny(texts, pair=None, **changes):
   config = train_embedded.get_config("tiny")
-  config.tokenizer = str(tmp_path / "tokenizer")
+  config.dataset = str(texts)
+  config.tokenizer = "models/pretrained/target"
+  config.model.vocab_size = 4096
+  config.num_steps = 12
+  if pair:
+    config.teacher = pair[0]
   config.update(changes)
   return config
 
 
-def test_a_run_stopped_and_resumed_gives_the_same_parameters(tmp_path):
-  whole = train.train(tiny_config(tmp_path), str(tmp_path / "whole"))
-  part = tiny_config(tmp_path)
-  part.num_steps = 20
-  stopped = tmp_path / "stopped"
-
-  class StopError(Exception):
-    pass
-
-  real, calls = train.batch_at, []
-
-  def stops(rows, step, *args):
-    if len(rows) > 4 and step == 12:
-      calls.append(step)
-      if len(calls) == 1:
-        raise StopError
-    return real(rows, step, *args)
-
-  train.batch_at = stops
-  try:
-    with pytest.raises(StopError):
-      train.train(part, str(stopped))
-    resumed = train.train(part, str(stopped))
-  finally:
-    train.batch_at = real
-  assert len(calls) == 2
-  from flax import nnx
-
-  jax.tree.map(
-    np.testing.assert_array_equal, nnx.state(whole), nnx.state(resumed)
-  )
-  records = [
-    json.loads(line)
-    for line in (stopped / "metrics.jsonl").read_text().splitlines()
-  ]
-  assert records[-1]["step"] == 20
-  assert records[-1]["loss"] < records[0]["loss"]
+def parameters(module):
+  return nnx.state(module)
 
 
-def test_the_command_trains_distils_and_exports(tmp_path, pair):
-  """With a teacher, through the command line, to a loadable checkpoint."""
-  workdir, export = tmp_path / "work", tmp_path / "model"
+def assert_equal(a, b):
+  jax.tree.map(np.testing.assert_array_equal, parameters(a), parameters(b))
+
+
+def records(folder):
+  lines = (folder / "metrics.jsonl").read_text().splitlines()
+  return [json.loads(line) for line in lines]
+
+
+class KilledError(Exception):
+  """What a test kills a run with."""
+
+
+def kill_at(monkeypatch, step_number, act):
+  """`act()` before the training step after `step_number` steps, once."""
+  real, count = step.place_batch, [0]
+
+  def place(batch, mesh):
+    if batch["tokens"].shape[0] == 4:
+      count[0] += 1
+    if count[0] == step_number + 1:
+      count[0] += 1000
+      act()
+    return real(batch, mesh)
+
+  monkeypatch.setattr(step, "place_batch", place)
+
+
+def distil(**changes):
+  return dict(
+    objective="acceptance", contexts="draft", prompt_length=8,
+    validate_every=100, sample_every=0, checkpoint_every=3, **changes
+  )  # fmt: skip
+
+
+@pytest.mark.parametrize("at", [4, 7])
+def test_a_killed_run_goes_on_to_the_same_parameters(
+  texts, pair, tmp_path, monkeypatch, at
+):
+  """Of the draft's own samples, whose keys must come back too."""
+  config = tiny(texts, pair, **distil())
+  whole, finished = train.Run(config, str(tmp_path / "whole")).train()
+  assert finished
+
+  def die():
+    raise KilledError
+
+  kill_at(monkeypatch, at, die)
+  with pytest.raises(KilledError):
+    train.Run(config, str(tmp_path / "killed")).train()
+  monkeypatch.undo()
+  resumed, finished = train.Run(config, str(tmp_path / "killed")).train()
+  assert finished
+  assert_equal(whole, resumed)
+
+
+def test_sigterm_saves_and_the_run_goes_on(texts, tmp_path, monkeypatch):
+  config = tiny(texts, checkpoint_every=1000, validate_every=100)
+  whole, _ = train.Run(config, str(tmp_path / "whole")).train()
+  kill_at(monkeypatch, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
+  before = signal.getsignal(signal.SIGTERM)
+  _, finished = train.Run(config, str(tmp_path / "stopped")).train()
+  assert not finished
+  assert signal.getsignal(signal.SIGTERM) == before
+  assert (tmp_path / "stopped" / "checkpoints" / "6").is_dir()
+  monkeypatch.undo()
+  resumed, finished = train.Run(config, str(tmp_path / "stopped")).train()
+  assert finished
+  assert_equal(whole, resumed)
+
+
+def test_sigterm_ends_the_command_with_exit_code_0(texts, tmp_path):
+  command = [
+    sys.executable, "-m", "launch.train",
+    "--config=configs/train_embedded.py:tiny", f"--config.dataset={texts}",
+    "--config.tokenizer=models/pretrained/target",
+    "--config.model.vocab_size=4096", "--config.num_steps=100000",
+    "--config.validate_every=100000", "--config.sample_every=0",
+    "--config.log_every=1", f"--workdir={tmp_path}/w", f"--export={tmp_path}/x",
+  ]  # fmt: skip
+  process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+  lines = []
+  for line in process.stderr:
+    lines.append(line)
+    if line.startswith('{"step": 3,'):
+      process.send_signal(signal.SIGTERM)
+  assert process.wait(timeout=120) == 0, lines
+  assert "the same command goes on" in lines[-1]
+  saved = [int(p.name) for p in (tmp_path / "w" / "checkpoints").glob("[0-9]*")]
+  assert len(saved) == 1
+  assert saved[0] >= 3
+  assert not (tmp_path / "x").exists()
+
+
+def test_what_a_run_writes(texts, pair, tmp_path):
+  config = tiny(texts, pair, objective="forward_kl", num_steps=20)
+  train.Run(config, str(tmp_path)).train()
+  found = records(tmp_path)
+  losses = [r["loss"] for r in found if "loss" in r]
+  assert [r["step"] for r in found if "loss" in r] == [5, 10, 15, 20]
+  assert losses[-1] < losses[0]
+  for record in found:
+    assert record["tokens"] == record["step"] * 4 * 32
+    if "loss" in record:
+      assert record["tokens_per_second"] > 0
+      assert 0 < record["mfu"] < 1
+      assert record["peak_flops"] == "measured"
+  checks = [r for r in found if "validation_loss" in r]
+  assert [r["step"] for r in checks] == [5, 10, 15, 20]
+  for record in checks:
+    assert 0 < record["validation_acceptance"] < 1
+    bits = record["validation_bits_per_byte"]
+    assert 0.5 < record["validation_loss"] / np.log(2) / bits < 10
+  lines = (tmp_path / "samples.jsonl").read_text().splitlines()
+  assert {json.loads(line)["step"] for line in lines} == {10, 20}
+  assert json.loads((tmp_path / "config.json").read_text())["num_steps"] == 20
+
+
+def test_bits_per_byte_count_the_bytes_of_the_told_text(texts, tmp_path):
+  run = train.Run(tiny(texts), str(tmp_path))
+  (batch, *_) = run.validation
+  total = 0
+  for tokens, segments in zip(batch["tokens"], batch["segments"], strict=True):
+    for segment in range(1, segments.max() + 1):
+      told = tokens[segments == segment][1:]
+      total += len(run.tokenizer.decode(told).encode())
+  assert run._num_bytes(batch) == total
+
+
+@pytest.mark.parametrize(
+  "changes, words",
+  [
+    (dict(objective="forward_kl"), "needs a teacher"),
+    (dict(contexts="target"), "needs a teacher"),
+    (dict(objective="best"), "unknown objective 'best'"),
+    (dict(contexts="ours"), "contexts must be one of"),
+    (dict(mesh=(3, 1)), "mesh \\(3, 1\\) takes 3 devices"),
+    (dict(dataset="no_such_set"), "unknown dataset"),
+  ],
+)
+def test_mistakes_in_the_config(texts, tmp_path, changes, words):
+  with pytest.raises(ValueError, match=words):
+    train.Run(tiny(texts, **changes), str(tmp_path))
+
+
+def test_the_command_distils_and_exports(texts, tmp_path, pair):
+  """To a checkpoint that loads to the very same weights."""
+  export = tmp_path / "model"
   with flagsaver.flagsaver():
     code = main.execute(
       train.run,
       ["train", "--config=configs/train_embedded.py:tiny",
-       f"--config.teacher={pair[0]}", "--config.model.vocab_size=4096",
+       f"--config.dataset={texts}", f"--config.teacher={pair[0]}",
+       "--config.objective=total_variation", "--config.contexts=target",
+       "--config.prompt_length=8", "--config.model.vocab_size=4096",
        "--config.tokenizer=models/pretrained/target",
-       "--config.num_steps=2", f"--workdir={workdir}", f"--export={export}"],
+       "--config.export_dtype=float32",
+       "--config.num_steps=2", f"--workdir={tmp_path}/w",
+       f"--export={export}"],
     )  # fmt: skip
   assert code == 0
-  module = huggingface.load(str(export))
-  assert module.config.embed_dim == 32
+  exported = huggingface.load(str(export))
   assert tokenizers.load(str(export)).vocab_size == 4096
+  config = tiny(
+    texts, pair, objective="total_variation", contexts="target",
+    prompt_length=8, num_steps=2,
+  )  # fmt: skip
+  trained, _ = train.Run(config, str(tmp_path / "w")).train()  # is at its end
+  assert_equal(exported, trained)
+
+
+_ON_A_MESH = """
+import sys
+from launch import train
+sys.path.insert(0, "tests/launch")
+import test_train
+import json, numpy as np, jax
+texts, teacher, data, model, out = sys.argv[1:]
+config = test_train.tiny(texts, (teacher,), objective="forward_kl",
+  validate_every=100, sample_every=0, mesh=(int(data), int(model)))
+module, _ = train.Run(config, out).train()
+np.savez(out + "/w.npz", *jax.tree.leaves(test_train.parameters(module)))
+"""
+
+
+@pytest.mark.heavy
+def test_a_mesh_of_devices_trains_the_same_model(texts, pair, tmp_path):
+  found = []
+  for data, model in ((1, 1), (4, 1), (2, 2), (1, 4)):
+    out = tmp_path / f"{data}x{model}"
+    out.mkdir()
+    subprocess.run(
+      [sys.executable, "-c", _ON_A_MESH, str(texts), pair[0], str(data),
+       str(model), str(out)],
+      check=True,
+      env=os.environ
+      | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={data * model}"},
+    )  # fmt: skip
+    found.append(np.load(out / "w.npz"))
+  for other in found[1:]:
+    for name in found[0].files:
+      np.testing.assert_allclose(other[name], found[0][name], atol=2e-3)
+    losses = [
+      [r["loss"] for r in records(tmp_path / name) if "loss" in r]
+      for name in ("1x1", "2x2")
+    ]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)

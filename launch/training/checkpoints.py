@@ -1,0 +1,103 @@
+"""Checkpoints of a training run, with Orbax: state and place in the data.
+
+A checkpoint that was not finished is never seen; one that cannot be read (cut
+short by a full disk, damaged since) is reported and put aside, and the run goes
+on from the one before.
+"""
+
+import pathlib
+import shutil
+
+import grain
+import jax
+import orbax.checkpoint as ocp
+from absl import logging
+
+
+class Checkpoints:
+  """The checkpoints in a folder.
+
+  Args:
+    folder: made if it is not there.
+    every: steps between checkpoints.
+    keep: how many of the newest stay.
+  """
+
+  def __init__(self, folder: pathlib.Path, *, every: int, keep: int = 2):
+    self._folder = folder
+    self._every = every
+    self._manager = ocp.CheckpointManager(
+      folder.absolute(), options=ocp.CheckpointManagerOptions(max_to_keep=keep)
+    )
+
+  def save(self, step: int, state, iterator, *, force: bool = False) -> None:
+    """Saves if it is time, in the background; `force` saves and waits.
+
+    Args:
+      step: steps done.
+      state: a pytree of arrays.
+      iterator: grain's, as it stands after that step's batch.
+      force: whatever the step.
+    """
+    if step % self._every == 0 or force:
+      if step != self._manager.latest_step():
+        self._manager.save(
+          step,
+          args=ocp.args.Composite(
+            state=ocp.args.StandardSave(state),
+            data=grain.checkpoint.CheckpointSave(iterator),
+          ),
+        )
+    if force:
+      self._manager.wait_until_finished()
+
+  def restore(self, state, iterator):
+    """The newest checkpoint that can be read.
+
+    Args:
+      state: arrays, or their shapes, dtypes and shardings.
+      iterator: is set to the checkpoint's place in the data.
+
+    Returns:
+      Steps done and the state; 0 and the given state if there is nothing.
+    """
+    abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, state)
+    for step in sorted(self._manager.all_steps(), reverse=True):
+      try:
+        found = self._manager.restore(
+          step,
+          args=ocp.args.Composite(
+            state=ocp.args.StandardRestore(abstract),
+            data=grain.checkpoint.CheckpointRestore(iterator),
+          ),
+        )
+      except Exception as error:  # what damage raises depends on the damage
+        logging.warning(
+          "the checkpoint of step %d cannot be read (%s: %s); going back to "
+          "the one before", step, type(error).__name__,
+          " ".join(str(error).split())[:200],
+        )  # fmt: skip
+        self._put_aside(step)
+        continue
+      return step, found.state
+    return 0, state
+
+  def _put_aside(self, step: int) -> None:
+    """Renames a broken checkpoint, so that its step can be saved again."""
+    if jax.process_index() == 0:
+      source = self._folder / str(step)
+      target = self._folder.parent / f"broken-{self._folder.name}-{step}"
+      shutil.rmtree(target, ignore_errors=True)
+      source.rename(target)
+    if jax.process_count() > 1:
+      ocp.multihost.sync_global_processes(f"specjax:broken:{step}")
+    self._manager.reload()
+
+  def preempted(self, step: int) -> bool:
+    """Whether the machines were told to go, agreed among all processes."""
+    return jax.process_count() > 1 and self._manager.reached_preemption(step)
+
+  def close(self) -> None:
+    """Waits for what is being saved."""
+    self._manager.wait_until_finished()
+    self._manager.close()

@@ -1,0 +1,62 @@
+"""Whose text a model is trained on: the data's, the target's or its own.
+
+DistillSpec (Zhou et al., ICLR 2024) distils on samples of the target or of the
+draft that is being trained; so does the offline phase of online speculative
+decoding (Liu et al., ICML 2024). A row keeps its first tokens as a prompt, and
+a model completes it. Samples are drawn anew for every batch, from the weights
+of that step: nothing but the step's key and weights decides them, so a resumed
+run sees the same text.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax import decode
+from specjax.types import LanguageModel, Params
+from specjax.warp import make_sampling
+
+SOURCES = ("data", "target", "draft")
+
+
+def completer(
+  model: LanguageModel, *, prompt_length: int, temperature: float = 1.0
+) -> Callable[..., dict[str, Array]]:
+  """A jitted function that replaces the ends of rows by a model's samples.
+
+  Args:
+    model: what samples, with the library's own loop.
+    prompt_length: tokens of every row that stay.
+    temperature: of the samples.
+
+  Returns:
+    `(params, batch, key) -> batch`: of `{"tokens", "segments", "positions"}`,
+    `i32[B, T]` each. Prompts are read as one document, whatever they were cut
+    from, and nothing stops a sample.
+  """
+  decoder = decode.make_decoder(model)
+
+  @jax.jit
+  def complete(params, batch, key):
+    tokens = batch["tokens"]
+    rows, length = tokens.shape
+    both = Params(target=params, draft=None)
+    state = decoder.init(
+      both,
+      tokens[:, :prompt_length],
+      jnp.full((rows,), prompt_length, jnp.int32),
+      key,
+      buffer_length=length,
+      max_new_tokens=length - prompt_length,
+      sampling=make_sampling(rows, temperature=temperature),
+    )
+    sampled = decoder.generate(both, state).tokens[:, :length]
+    return {
+      "tokens": sampled,
+      "segments": jnp.ones_like(tokens),
+      "positions": jnp.broadcast_to(jnp.arange(length), tokens.shape),
+    }
+
+  return complete

@@ -1,0 +1,232 @@
+"""Text for training: from a dataset's documents to packed batches, with grain.
+
+  documents of a split -> shuffled anew every epoch -> tokens -> rows of a fixed
+  length, cut from their concatenation -> batches
+
+Every process reads its own share of the documents; all of it is a function of
+the seed, and an iterator's state (`get_state`, `set_state`) goes into
+checkpoints. `config.dataset` names what is read:
+
+  python_source      of `launch.training.python_source`, made if it is not there
+  lm1b, xsum, ...    any TFDS name, prepared before or downloadable here
+  FOLDER             *.txt files, a document each, and *.jsonl files, a document
+                     {"text": "..."} a line; or such files in subfolders train,
+                     validation and test
+"""
+
+import json
+import os
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import grain
+import jax
+import ml_collections
+import numpy as np
+import tensorflow_datasets as tfds
+from grain import experimental as grain_experimental
+
+from launch.training import corpus, python_source
+
+SPLITS = ("train", "validation", "test")
+
+# The features that make a document, joined by an empty line.
+_FEATURES = {
+  "cnn_dailymail": ("article", "highlights"),
+  "gsm8k": ("question", "answer"),
+  "lm1b": ("text",),
+  "python_source": ("text",),
+  "wmt14_translate": ("de", "en"),
+  "xsum": ("document", "summary"),
+}
+# Where a dataset has no validation split: one document in 50 of its last ones.
+_VALIDATION_SHARE = 50
+
+
+def documents(config: ml_collections.ConfigDict, split: str) -> Sequence[str]:
+  """The texts of a split, readable in any order.
+
+  Args:
+    config: `dataset`, `data_dir` ("" for a folder of this user), and
+      `text_features` (for TFDS names that are not known here).
+    split: "train", "validation" or "test". A dataset without a validation split
+      has the last fiftieth of its training split for it.
+
+  Returns:
+    A sequence of `str`.
+
+  Raises:
+    ValueError: for an unknown split or dataset, a folder without documents, or
+      features that the dataset does not have.
+  """
+  if split not in SPLITS:
+    raise ValueError(f"split must be one of {SPLITS}, got {split!r}")
+  if os.path.isdir(config.dataset):
+    return _folder(pathlib.Path(config.dataset), split)
+  data_dir = pathlib.Path(config.data_dir or python_source.default_dir())
+  name = config.dataset.partition("/")[0].partition(":")[0]
+  features = tuple(config.text_features) or _FEATURES.get(name)
+  if name == "python_source":
+    builder = python_source.prepare(data_dir)
+  else:
+    builder = _tfds_builder(config.dataset, data_dir)
+  known = list(builder.info.features)
+  if not features or not set(features) <= set(known):
+    raise ValueError(
+      f"text_features must be some of {known} for {config.dataset!r}, got "
+      f"{features or ()}"
+    )
+  return _split_of(builder, split, features)
+
+
+def _tfds_builder(name: str, data_dir: pathlib.Path):
+  """A prepared builder of a TFDS name."""
+  # Without TensorFlow's extras the registry stops before these packages.
+  import tensorflow_datasets.summarization
+  import tensorflow_datasets.text
+  import tensorflow_datasets.translate  # noqa: F401
+
+  try:
+    builder = tfds.builder(
+      name, data_dir=str(data_dir), file_format="array_record", try_gcs=False
+    )
+  except tfds.core.DatasetNotFoundError as error:
+    raise ValueError(
+      f"unknown dataset {name!r}: neither a folder here nor a TFDS name"
+    ) from error
+  builder.download_and_prepare()
+  return builder
+
+
+class _Texts(Sequence):
+  """Some records of a data source, as text."""
+
+  def __init__(self, source, features: tuple[str, ...], places: range):
+    self._source, self._features, self._places = source, features, places
+
+  def __len__(self) -> int:
+    return len(self._places)
+
+  def __getitem__(self, index: int) -> str:
+    record = self._source[self._places[index]]
+    return "\n\n".join(_text(record[name]) for name in self._features)
+
+
+def _text(value: str | bytes) -> str:
+  """TFDS gives bytes, its mock strings."""
+  return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _split_of(builder, split: str, features: tuple[str, ...]) -> _Texts:
+  names = set(builder.info.splits or SPLITS)
+  source = builder.as_data_source(
+    split=split if split in names or split == "test" else "train"
+  )
+  count = len(source)
+  held_out = 0 if "validation" in names else max(count // _VALIDATION_SHARE, 1)
+  places = {
+    "train": range(count - held_out),
+    "validation": range(count - held_out if held_out else 0, count),
+    "test": range(count),
+  }[split]
+  return _Texts(source, features, places)
+
+
+def _folder(folder: pathlib.Path, split: str) -> list[str]:
+  """The documents of a folder, by subfolder or by hash of their place."""
+  by_folder = (folder / "train").is_dir()
+  root = folder / split if by_folder else folder
+  texts = [
+    text
+    for place, text in _files(root)
+    if by_folder or corpus.split_by_hash(place) == split
+  ]
+  if not texts:
+    raise ValueError(
+      f"no documents for split {split!r} in {folder}: *.txt files, or *.jsonl "
+      'files with a line {"text": "..."} each'
+    )
+  return texts
+
+
+def _files(root: pathlib.Path) -> Iterator[tuple[str, str]]:
+  for path in sorted(root.rglob("*")):
+    place = path.relative_to(root).as_posix()
+    if path.suffix == ".txt":
+      yield place, path.read_text("utf-8")
+    elif path.suffix == ".jsonl":
+      for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        if not line.strip():
+          continue
+        try:
+          text = json.loads(line)["text"]
+        except (ValueError, KeyError, TypeError):
+          text = None
+        if not isinstance(text, str):
+          raise ValueError(
+            f'{path} line {number} must be {{"text": "..."}}, got {line[:60]!r}'
+          )
+        yield f"{place}:{number}", text
+
+
+# ------------------------------------------------------------------- batches
+
+
+def batches(
+  texts: Sequence[str],
+  tokenizer,
+  *,
+  length: int,
+  batch_size: int,
+  seed: int | None,
+) -> grain.IterDataset:
+  """Batches of packed rows; documents may go on in the next row.
+
+  Args:
+    texts: from `documents`.
+    tokenizer: see `models.tokenizers`.
+    length: tokens in a row.
+    batch_size: rows in a batch, over all processes.
+    seed: of the order, new every epoch, without end; None for one pass in order
+      (an incomplete last batch is dropped).
+
+  Returns:
+    Of `{"tokens", "segments", "positions"}`, each `i32[rows, length]`: segments
+    count a row's documents from 1 (0 where the last row of a pass is filled
+    up), positions count tokens inside them. Every document ends with the
+    end-of-text token.
+
+  Raises:
+    ValueError: if the processes cannot share the batch evenly.
+  """
+  count = jax.process_count()
+  if batch_size % count:
+    raise ValueError(
+      f"batch_size ({batch_size}) must be a multiple of the number of "
+      f"processes ({count})"
+    )
+
+  def tokens_of(text: str) -> dict[str, np.ndarray]:
+    ids = [*tokenizer.encode(text), tokenizer.eos_token_id]
+    return {"tokens": np.asarray(ids, np.int32)}
+
+  rows: Any = grain.MapDataset.source(texts)
+  if seed is not None:
+    rows = rows.seed(seed).shuffle()
+  rows = rows[jax.process_index() :: count]
+  if seed is not None:
+    rows = rows.repeat()
+  rows = rows.map(tokens_of).to_iter_dataset(
+    grain.ReadOptions(num_threads=1, prefetch_buffer_size=16)
+  )
+  rows = grain_experimental.ConcatThenSplitIterDataset(
+    rows, length_struct={"tokens": length}
+  )
+  return rows.map(
+    lambda row: {
+      "tokens": row["tokens"],
+      "segments": row["tokens_segment_ids"],
+      "positions": row["tokens_positions"],
+    }
+  ).batch(batch_size // count, drop_remainder=True)

@@ -1,0 +1,74 @@
+"""Floating point operations of training, and the share of the peak they reach.
+
+Model FLOPs utilisation (Chowdhery et al., PaLM, 2022, appendix B): operations
+that the model needs, nothing recomputed counted, over what the chips could do.
+"""
+
+import functools
+import time
+
+import jax
+import jax.numpy as jnp
+
+from models.transformer import TransformerConfig
+
+# Dense bfloat16 operations per second of one device, from the makers' data
+# sheets, by the start of its `device_kind`.
+PEAKS = {
+  "TPU v4": 275e12,
+  "TPU v5 lite": 197e12,
+  "TPU v5e": 197e12,
+  "TPU v5p": 459e12,
+  "TPU v5": 459e12,
+  "TPU v6 lite": 918e12,
+  "TPU v6e": 918e12,
+  "NVIDIA A100": 312e12,
+  "NVIDIA H100": 989e12,
+  "NVIDIA H200": 989e12,
+}
+
+
+def forward_flops(config: TransformerConfig, length: int) -> float:
+  """Operations of a forward pass, per token of a sequence of `length`.
+
+  Two for each weight of a matrix product (the embedding is a lookup, the output
+  projection is not), and the causal half of the attention's products.
+  """
+  c = config
+  heads, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+  attention = c.embed_dim * (2 * heads + 2 * kv)
+  mlp = c.embed_dim * c.mlp_dim * (3 if c.gated_mlp else 2)
+  weights = c.num_layers * (attention + mlp) + c.embed_dim * c.vocab_size
+  return 2 * weights + 2 * c.num_layers * heads * length
+
+
+def training_flops(
+  student: TransformerConfig, teacher: TransformerConfig | None, length: int
+) -> float:
+  """Operations of a training step per token: three passes, one of a teacher."""
+  total = 3 * forward_flops(student, length)
+  return total + (forward_flops(teacher, length) if teacher else 0)
+
+
+@functools.cache
+def peak_flops() -> tuple[float, str]:
+  """Operations per second that all devices together can do.
+
+  Returns:
+    The number, and where it comes from: "data sheet", or "measured": the best
+    of some float32 products of 1024 x 1024 matrices on this device.
+  """
+  device = jax.devices()[0]
+  for kind in sorted(PEAKS, key=len, reverse=True):
+    if device.device_kind.startswith(kind):
+      return PEAKS[kind] * jax.device_count(), "data sheet"
+  size, times = 1024, []
+  x = jnp.ones((size, size))
+  product = jax.jit(lambda a, b: a @ b)
+  product(x, x).block_until_ready()
+  for _ in range(10):
+    start = time.perf_counter()
+    product(x, x).block_until_ready()
+    times.append(time.perf_counter() - start)
+  # Simulated devices share one processor.
+  return 2 * size**3 / min(times), "measured"

@@ -1,0 +1,218 @@
+"""Documents from every kind of dataset, and batches of packed rows."""
+
+import collections
+import itertools
+import json
+
+import jax
+import ml_collections
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+from launch.training import corpus, data, python_source
+from models import tokenizers
+
+
+def config(dataset, data_dir="", text_features=()):
+  return ml_collections.ConfigDict(
+    dict(dataset=dataset, data_dir=str(data_dir), text_features=text_features)
+  )
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+  """`python_source` of two small packages."""
+  folder = tmp_path_factory.mktemp("datasets")
+  real = corpus.python_files
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(corpus, "python_files", lambda: real(("absl", "rich")))
+    python_source.prepare(folder)
+  return folder
+
+
+# ---------------------------------------------------------------- documents
+
+
+def test_python_source_holds_the_files_of_each_split(prepared):
+  for split in data.SPLITS:
+    files = corpus.python_files(("absl", "rich"), split=split)
+    found = data.documents(config("python_source", prepared), split)
+    assert list(found) == [f.text for f in files]
+
+
+def test_python_source_says_what_it_is_made_of(prepared):
+  builder = python_source.prepare(prepared)  # not made again
+  metadata = builder.info.metadata
+  assert metadata["licences"] == {"absl": "Apache-2.0", "rich": "MIT"}
+  assert set(metadata["versions"]) == {"absl", "rich"}
+  sizes = {s: i.num_examples for s, i in builder.info.splits.items()}
+  for split, size in sizes.items():
+    assert size == sum(files[split] for files in metadata["files"].values())
+  texts = data.documents(config("python_source", prepared), "train")
+  assert metadata["bytes"]["train"] == sum(len(t.encode()) for t in texts)
+
+
+@pytest.mark.parametrize(
+  "name", ["lm1b", "cnn_dailymail", "wmt14_translate/de-en", "gsm8k", "xsum"]
+)
+def test_datasets_of_the_field_are_read_by_name(name, tmp_path):
+  with tfds.testing.mock_data(num_examples=100):
+    splits = {
+      split: list(data.documents(config(name, tmp_path), split))
+      for split in data.SPLITS
+    }
+  for texts in splits.values():
+    assert texts
+    assert all(isinstance(text, str) for text in texts)
+
+
+def test_a_dataset_without_validation_lends_the_end_of_its_training_split():
+  class Source(list):
+    def __getitem__(self, index):
+      return {"text": f"{list.__getitem__(self, index)}".encode()}
+
+  class Builder:
+    info = collections.namedtuple("Info", "splits")({"train": 0, "test": 0})
+
+    def as_data_source(self, split):
+      return Source(range(100) if split == "train" else range(100, 105))
+
+  found = {
+    split: list(data._split_of(Builder(), split, ("text",)))
+    for split in data.SPLITS
+  }
+  assert found["train"] == [str(i) for i in range(98)]
+  assert found["validation"] == ["98", "99"]
+  assert found["test"] == [str(i) for i in range(100, 105)]
+
+
+def test_folders_of_text_and_jsonl(tmp_path):
+  (tmp_path / "a.txt").write_text("first")
+  rows = [json.dumps({"text": f"line {i}"}) for i in range(200)]
+  (tmp_path / "b.jsonl").write_text("\n".join(rows) + "\n\n")
+  (tmp_path / "c.md").write_text("not read")
+  found = {s: data.documents(config(tmp_path), s) for s in data.SPLITS}
+  texts = list(itertools.chain(*found.values()))
+  assert sorted(texts) == sorted(["first"] + [f"line {i}" for i in range(200)])
+  assert len(found["train"]) > len(found["test"]) > 0
+  for split in data.SPLITS:  # subfolders decide, where there are any
+    (tmp_path / split).mkdir()
+    (tmp_path / split / "x.txt").write_text(f"of {split}")
+    assert data.documents(config(tmp_path), split) == [f"of {split}"]
+
+
+def test_mistakes_in_datasets(tmp_path, prepared):
+  with pytest.raises(ValueError, match="split must be one of"):
+    data.documents(config("python_source", prepared), "dev")
+  with pytest.raises(ValueError, match="unknown dataset 'no_such_set'"):
+    data.documents(config("no_such_set", tmp_path), "train")
+  with pytest.raises(
+    ValueError, match=r"some of \['text', 'name', 'package'\]"
+  ):
+    data.documents(config("python_source", prepared, ("code",)), "train")
+  with pytest.raises(ValueError, match="no documents for split 'train'"):
+    data.documents(config(tmp_path), "train")
+  (tmp_path / "bad.jsonl").write_text('{"text": "good"}\n{"txt": 1}\n')
+  with pytest.raises(ValueError, match=r"bad.jsonl line 2 must be"):
+    data.documents(config(tmp_path), "train")
+
+
+# ------------------------------------------------------------------ batches
+
+TEXTS = [f"def f{i}(x):\n  return x + {i}\n" * (1 + i % 3) for i in range(23)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+  return tokenizers.load("models/pretrained/target")
+
+
+def take(batches, count):
+  return list(itertools.islice(iter(batches), count))
+
+
+def stream(batches):
+  return np.concatenate([b["tokens"][b["segments"] > 0] for b in batches])
+
+
+def test_one_pass_in_order_is_the_concatenated_documents(tokenizer):
+  found = data.batches(TEXTS, tokenizer, length=16, batch_size=2, seed=None)
+  expected = np.concatenate(
+    [[*tokenizer.encode(t), tokenizer.eos_token_id] for t in TEXTS]
+  )
+  got = stream(found)
+  assert len(expected) - len(got) < 32  # a batch that is not whole
+  np.testing.assert_array_equal(got, expected[: len(got)])
+
+
+def test_segments_and_positions_mark_the_documents(tokenizer):
+  for batch in take(
+    data.batches(TEXTS, tokenizer, length=40, batch_size=2, seed=0), 20
+  ):
+    for tokens, segments, positions in zip(
+      batch["tokens"], batch["segments"], batch["positions"], strict=True
+    ):
+      assert segments[0] == 1
+      assert positions[0] == 0
+      ends = tokens[:-1] == tokenizer.eos_token_id
+      np.testing.assert_array_equal(np.diff(segments), ends)
+      fresh = np.diff(segments) == 1
+      np.testing.assert_array_equal(positions[1:][fresh], 0)
+      np.testing.assert_array_equal(
+        positions[1:][~fresh], positions[:-1][~fresh] + 1
+      )
+
+
+def test_epochs_are_shuffled_anew_and_lose_nothing(tokenizer):
+  size = sum(len(tokenizer.encode(t)) + 1 for t in TEXTS)
+  rows = take(
+    data.batches(TEXTS, tokenizer, length=1, batch_size=1, seed=3), 2 * size
+  )
+  first, second = stream(rows)[:size], stream(rows)[size:]
+  np.testing.assert_array_equal(np.sort(first), np.sort(second))
+  assert not np.array_equal(first, second)
+  same = data.batches(TEXTS, tokenizer, length=1, batch_size=1, seed=3)
+  np.testing.assert_array_equal(stream(take(same, size)), first)
+  other = data.batches(TEXTS, tokenizer, length=1, batch_size=1, seed=4)
+  assert not np.array_equal(stream(take(other, size)), first)
+
+
+def test_an_iterator_goes_on_from_its_state(tokenizer):
+  make = lambda: iter(
+    data.batches(TEXTS, tokenizer, length=16, batch_size=3, seed=0)
+  )
+  whole = make()
+  for _ in range(5):
+    next(whole)
+  state = whole.get_state()
+  again = make()
+  again.set_state(state)
+  for _ in range(30):  # over the end of the epoch
+    np.testing.assert_array_equal(next(whole)["tokens"], next(again)["tokens"])
+
+
+def test_processes_share_the_documents(tokenizer, monkeypatch):
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
+  seen = []
+  for index in range(2):
+    monkeypatch.setattr(jax, "process_index", lambda index=index: index)
+    found = data.batches(TEXTS, tokenizer, length=1, batch_size=2, seed=None)
+    batches = list(found)
+    assert batches[0]["tokens"].shape == (1, 1)
+    seen.append(stream(batches))
+  expected = np.concatenate(
+    [[*tokenizer.encode(t), tokenizer.eos_token_id] for t in TEXTS[::2]]
+  )
+  np.testing.assert_array_equal(seen[0], expected)
+  everything = np.concatenate(seen)
+  assert len(everything) == sum(len(tokenizer.encode(t)) + 1 for t in TEXTS)
+  with pytest.raises(ValueError, match="multiple of the number of processes"):
+    data.batches(TEXTS, tokenizer, length=1, batch_size=3, seed=0)
+
+
+def test_bytes_of_tokens_add_up_to_the_text(tokenizer):
+  sizes = tokenizer.token_bytes()
+  for text in (*TEXTS, "naïve = '→ 日本'\n"):
+    assert sizes[tokenizer.encode(text)].sum() == len(text.encode())
+  assert sizes[tokenizer.eos_token_id] == 0
