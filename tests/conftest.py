@@ -1,9 +1,11 @@
 """Shared by all tests: `toys` and `files` are importable by name."""
 
+import os
 import pathlib
+import shutil
 import sys
+import tempfile
 
-import jax
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
@@ -14,8 +16,22 @@ _MAPS = pathlib.Path("/proc/self/maps")
 _MOST_MAPS = 25_000
 
 
+def pytest_configure(config):
+  """Lets the workers of one run compile a program once for all of them."""
+  if (
+    hasattr(config, "workerinput") or "JAX_COMPILATION_CACHE_DIR" in os.environ
+  ):
+    return
+  folder = tempfile.mkdtemp(prefix="specjax-tests-")
+  os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+  os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+  config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
 @pytest.fixture(autouse=True)
 def _few_memory_maps():
   yield
   if _MAPS.exists() and _MAPS.read_bytes().count(b"\n") > _MOST_MAPS:
+    import jax
+
     jax.clear_caches()
