@@ -68,6 +68,20 @@ def machine() -> dict:
   }
 
 
+def paired_units(timings, last, rounds: int) -> list[metrics.Unit]:
+  """One measured unit a batch, from what `measure_rates` returns."""
+  per_round = lambda name, number: (
+    last[name, number],
+    timings[name][number][1] / rounds,
+  )
+  return [
+    engine.unit_of(
+      *per_round("speculative", number), per_round("autoregressive", number)
+    )
+    for number in range(len(timings["speculative"]))
+  ]
+
+
 def measure_rates(batches, engines, reference, *, rounds: int):
   """Decodes every batch with every system, in turn.
 
@@ -146,17 +160,7 @@ def _measure_pair(config) -> int:
   timings, last = measure_rates(
     batches, engines, reference, rounds=_ROUNDS.value
   )
-  per_round = lambda name, number: (
-    last[name, number],
-    timings[name][number][1] / _ROUNDS.value,
-  )
-  units = [
-    engine.unit_of(
-      *per_round("speculative", number), per_round("autoregressive", number)
-    )
-    for number in range(len(batches))
-  ]
-  summary = metrics.summarize(units)
+  summary = metrics.summarize(paired_units(timings, last, _ROUNDS.value))
 
   longest = batches[-1]
   costs = timing.measure_step(

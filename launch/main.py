@@ -27,12 +27,33 @@ WORKDIR = flags.DEFINE_string(
   "workdir", None, "Checkpoints and metrics of a run."
 )
 
+NUM_DRAFTS = flags.DEFINE_list(
+  "num_drafts", None, "Numbers of drafts: K of rules, each M of the theory."
+)
+SEED = flags.DEFINE_integer(
+  "seed", None, "Of what is sampled, where no config says.", lower_bound=0
+)
+
 # A command takes the arguments left over by the flags and returns an exit code.
 Command = Callable[[Sequence[str]], int]
 
 
 class UserError(Exception):
   """Something the user can mend; its text is the whole message."""
+
+
+def num_drafts() -> list[int]:
+  """The numbers of --num_drafts; UserError if they are none."""
+  try:
+    counts = [int(text) for text in NUM_DRAFTS.value]
+  except ValueError:
+    counts = []
+  if not counts or min(counts) < 1:
+    raise UserError(
+      "--num_drafts must be positive integers, as in 1,2,4, got "
+      f"{','.join(NUM_DRAFTS.value)!r}"
+    )
+  return counts
 
 
 def run(command: Command, *, required: Sequence[str] = ("config",)) -> None:

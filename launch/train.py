@@ -149,6 +149,7 @@ class Run:
       self.student.config,
       self.teacher.config if self.teacher else None,
       config.sequence_length,
+      contexts=config.contexts,
     )
     peak, origin = flops.peak_flops()
     _, schedule = step.make_optimizer(config)

@@ -43,10 +43,21 @@ def forward_flops(config: TransformerConfig, length: int) -> float:
 
 
 def training_flops(
-  student: TransformerConfig, teacher: TransformerConfig | None, length: int
+  student: TransformerConfig,
+  teacher: TransformerConfig | None,
+  length: int,
+  *,
+  contexts: str = "data",
 ) -> float:
-  """Operations of a training step per token: three passes, one of a teacher."""
-  total = 3 * forward_flops(student, length)
+  """Operations of a training step per token.
+
+  Three passes of the student, one of a teacher, and one of the model whose
+  samples are the contexts (a prompt's share of it is not taken off).
+  """
+  passes = {"data": 0.0, "draft": forward_flops(student, length)}
+  if teacher is not None:
+    passes["target"] = forward_flops(teacher, length)
+  total = 3 * forward_flops(student, length) + passes[contexts]
   return total + (forward_flops(teacher, length) if teacher else 0)
 
 

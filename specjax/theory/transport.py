@@ -35,6 +35,70 @@ def iid_optimum(draft: np.ndarray, target: np.ndarray, count: int) -> float:
   return float(1 + min(0.0, gap.min()))
 
 
+def rejection(draft: np.ndarray, target: np.ndarray, scale: float) -> float:
+  """`R(scale) = sum [q - scale p]_+`, behind every acceptance below.
+
+  Args:
+    draft: `f64[V]`, p.
+    target: `f64[V]`, q.
+    scale: at least 0.
+  """
+  return float(
+    np.maximum(np.asarray(target) - scale * np.asarray(draft), 0).sum()
+  )
+
+
+def recursive_acceptance(
+  draft: np.ndarray, target: np.ndarray, count: int
+) -> float:
+  """What recursive rejection accepts of k i.i.d. drafts, `1 - R(s_k)`.
+
+  `s_0 = 0, s_{j+1} = s_j + R(s_j)` (SpecInfer; batch decoding of Yin et al.).
+  """
+  _check_count(count)
+  scale = 0.0
+  for _ in range(count):
+    scale += rejection(draft, target, scale)
+  return 1 - rejection(draft, target, scale)
+
+
+def kseq_scale(draft: np.ndarray, target: np.ndarray, count: int) -> float:
+  """k-SEQ's rho: the least valid one, a root found by SciPy's Brent.
+
+  With `b(r) = sum min(p, q / r)`, the r in [1, k] with `1 - (1 - b)^k = r b`
+  (Sun et al., SpecTr, NeurIPS 2023); 1 where nothing can be accepted.
+  """
+  _check_count(count)
+  p, q = np.asarray(draft, float), np.asarray(target, float)
+  one = lambda r: np.minimum(p, q / r).sum()
+  excess = lambda r: 1 - (1 - one(r)) ** count - r * one(r)
+  if count == 1 or one(1.0) == 0 or excess(1.0) <= 0:
+    return 1.0
+  return float(optimize.brentq(excess, 1.0, count, xtol=1e-15, rtol=1e-14))
+
+
+def kseq_acceptance(draft: np.ndarray, target: np.ndarray, count: int) -> float:
+  """What k-SEQ accepts of k i.i.d. drafts, `1 - (1 - b(rho))^k`."""
+  scale = kseq_scale(draft, target, count)
+  one = np.minimum(np.asarray(draft), np.asarray(target) / scale).sum()
+  return float(1 - (1 - one) ** count)
+
+
+def match_acceptance(
+  draft: np.ndarray, target: np.ndarray, count: int
+) -> float:
+  """What naive matching accepts, `sum q (1 - (1 - p)^k)`."""
+  _check_count(count)
+  return float(
+    np.sum(np.asarray(target) * (1 - (1 - np.asarray(draft)) ** count))
+  )
+
+
+def _check_count(count: int) -> None:
+  if count < 1:
+    raise ValueError(f"the number of drafts must be >= 1, got {count}")
+
+
 def set_optimum(
   target: np.ndarray, covered: Callable[[tuple[int, ...]], float]
 ) -> float:

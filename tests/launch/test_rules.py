@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from absl.testing import flagsaver
 
-from launch import main, rule_cases, rules
+from launch import main, rule_cases, rule_laws, rules
 
 TARGET, DRAFT = "--target=0.2,0.3,0.5", "--draft=0.5,0.3,0.2"
 Q = [0.2, 0.3, 0.5]
@@ -119,7 +119,7 @@ def test_several_tokens_and_a_rule_with_parameters(tmp_path):
 def test_sampled_drafts_agree_with_enumeration(
   tmp_path, monkeypatch, rule, acceptance, distance
 ):
-  monkeypatch.setattr(rules, "_MAX_ENUMERATED", 0)
+  monkeypatch.setattr(rule_laws, "_MAX_ENUMERATED", 0)
   result = compare(tmp_path / "r.json", TARGET, DRAFT, f"--rule={rule}")
   entry = result["rules"][rule]
   assert entry["method"] == "sampled"

@@ -351,3 +351,20 @@ def test_names_give_the_rules_and_parameters_are_read():
   assert siblings_lib.get("hub") is HUB
   with pytest.raises(ValueError, match="unknown siblings"):
     siblings_lib.get("twins")
+
+
+def test_acceptance_of_the_theory_is_that_of_the_rules():
+  p, q = instances.random_laws(10, 4, seed=8)
+  for name, predict in (
+    ("match", theory.match_acceptance),
+    ("recursive", theory.recursive_acceptance),
+    ("kseq", theory.kseq_acceptance),
+    ("transport", theory.iid_optimum),
+  ):
+    for count in (1, 2, 3):
+      expected = [predict(*laws, count) for laws in zip(p, q, strict=True)]
+      np.testing.assert_allclose(
+        accepted(name, p, q, count), expected, atol=1e-9
+      )
+  with pytest.raises(ValueError, match="number of drafts must be >= 1"):
+    theory.recursive_acceptance(P, Q, 0)

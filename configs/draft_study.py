@@ -1,0 +1,82 @@
+"""Which draft for the embedded target: its shape, or what it is trained for.
+
+  python -m launch.draft_study --config=configs/draft_study.py:shapes \
+    --workdir=W --output=docs/measurements/drafts/shapes.jsonl
+  python -m launch.draft_study --config=configs/draft_study.py:objectives \
+    --workdir=W --output=docs/measurements/drafts/objectives.jsonl
+
+Every draft is trained with the same number of floating point operations. The
+table is drawn by `python -m launch.draft_tables FILE.jsonl`.
+"""
+
+import ml_collections
+
+from configs import embedded, train_embedded
+
+# About equal in size, embeddings included: wide and shallow to deep and narrow.
+_SHAPES = {
+  "192x1": dict(embed_dim=192, num_layers=1, num_heads=6, mlp_dim=512),
+  "160x2": dict(embed_dim=160, num_layers=2, num_heads=5, mlp_dim=448),
+  "144x4": dict(embed_dim=144, num_layers=4, num_heads=4, mlp_dim=384),
+  "112x8": dict(embed_dim=112, num_layers=8, num_heads=4, mlp_dim=288),
+}
+_OBJECTIVES = {
+  "next_token, data": dict(objective="next_token", contexts="data"),
+  "forward_kl, data": dict(objective="forward_kl", contexts="data"),
+  "reverse_kl, data": dict(objective="reverse_kl", contexts="data"),
+  "total_variation, data": dict(objective="total_variation", contexts="data"),
+  "acceptance, data": dict(objective="acceptance", contexts="data"),
+  "forward_kl, target": dict(objective="forward_kl", contexts="target"),
+  "total_variation, target": dict(
+    objective="total_variation", contexts="target"
+  ),
+  "acceptance, target": dict(objective="acceptance", contexts="target"),
+  "reverse_kl, draft": dict(objective="reverse_kl", contexts="draft"),
+  "total_variation, draft": dict(objective="total_variation", contexts="draft"),
+}
+
+
+def get_config(arg: str = "shapes") -> ml_collections.ConfigDict:
+  """The study; `arg` is "shapes", "objectives" or "tiny" (a test's)."""
+  config = ml_collections.ConfigDict()
+  base = train_embedded.get_config("draft")
+  if arg == "shapes":
+    drafts = {
+      name: dict(
+        model=shape
+        | dict(
+          num_kv_heads=shape["num_heads"],
+          head_dim=shape["embed_dim"] // shape["num_heads"],
+        )
+      )
+      for name, shape in _SHAPES.items()
+    }
+  elif arg == "objectives":
+    drafts = _OBJECTIVES
+  elif arg == "tiny":
+    tiny = train_embedded.get_config("tiny")
+    tiny.tokenizer, tiny.model.vocab_size = base.tokenizer, 4096
+    tiny.teacher = base.teacher
+    base = tiny
+    drafts = {
+      "a": dict(objective="forward_kl"),
+      "b": dict(objective="acceptance", contexts="draft", prompt_length=8),
+    }
+  else:
+    raise ValueError(f"expected shapes, objectives or tiny, got {arg!r}")
+  config.train = base
+  # Names to what is changed in `train`.
+  config.drafts = ml_collections.ConfigDict(drafts)
+  # Floating point operations that each draft is trained with.
+  config.flops = 4e13 if arg != "tiny" else 2e9
+  # What each is then asked to decode: held-out prompts, at both temperatures.
+  config.decode = embedded.get_config()
+  config.decode.num_speculative_tokens = 5
+  config.num_prompts = 32 if arg != "tiny" else 2
+  config.prompt_tokens = 96
+  config.temperatures = (0.0, 1.0)
+  config.rounds = 3
+  if arg == "tiny":
+    config.decode.max_new_tokens = 8
+    config.rounds = 1
+  return config

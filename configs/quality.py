@@ -1,0 +1,43 @@
+"""Decoding-OPT against Decoding-UNO (Yin et al., NeurIPS 2024, section 5).
+
+  python -m launch.quality --config=configs/quality.py \
+    --output=docs/measurements/quality/embedded.json
+
+Both rules over-accept alike; after a rejection OPT draws from the residual that
+loses least, UNO from the target. Completions of the same prompts are compared
+by a score. The paper's setting, for whoever has the files (a 70-million and a
+2.8-billion Pythia and a reward model, as directories):
+
+  python -m launch.quality \
+    --config=configs/quality.py:target=PYTHIA_2.8B,draft=PYTHIA_70M \
+    --config.score=reward --config.scorer=REWARD_MODEL --prompts=ALPACA.jsonl \
+    --config.num_comparisons=500 --output=OUT.json
+"""
+
+import ml_collections
+
+from configs import common, embedded, huggingface
+
+
+def get_config(arg: str = "") -> ml_collections.ConfigDict:
+  """The experiment; `arg` is "" (the embedded pair) or target=DIR,draft=DIR."""
+  if arg:
+    config = huggingface.get_config(arg)
+  else:
+    config = common.get_config()
+    pair = embedded.get_config()
+    config.target, config.draft = pair.target, pair.draft
+  config.temperature = 1.0
+  config.num_speculative_tokens = 4
+  config.max_new_tokens = 48 if not arg else 128
+  config.epsilons = (0.1, 0.2, 0.4, 0.8)
+  # Completions of each prompt by each rule, compared one with one.
+  config.num_comparisons = 50 if not arg else 500
+  # Without --prompts: held-out Python, in the embedded pair's domain.
+  config.num_prompts = 20
+  config.prompt_tokens = 64
+  # "log_likelihood" under a causal model, per token, or "reward" of a
+  # sequence-classification model; `scorer` is its directory (the target's own).
+  config.score = "log_likelihood"
+  config.scorer = ""
+  return config

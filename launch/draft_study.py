@@ -1,0 +1,175 @@
+"""Trains several drafts for one target at equal compute, and compares them.
+
+  python -m launch.draft_study --config=configs/draft_study.py:shapes \
+    --workdir=W --output=OUT.jsonl
+
+A draft is trained for as many steps as `config.flops` pays for, exported to
+WORKDIR/NAME/model, and decodes held-out prompts with the target, in turn with
+plain decoding. OUT.jsonl gets a line a draft: what it is, what training gave,
+the cost of its pass beside the target's, and at every temperature block
+efficiency and speed-up with their intervals. Started again, it goes on where it
+was, inside a training too. `launch.draft_tables` draws the table.
+"""
+
+import json
+import pathlib
+import time
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+from absl import flags, logging
+
+from launch import benchmark, engine, main, pair, prompts, timing, train
+from launch.journal import Journal
+from launch.training import corpus, flops
+from models import huggingface, tokenizers
+from models.transformer import TransformerConfig
+from specjax import metrics
+
+flags.adopt_module_key_flags(main)
+
+
+def training_config(config, changes) -> ml_collections.ConfigDict:
+  """The config of one draft's training, with its number of steps.
+
+  Args:
+    config: the study.
+    changes: what is changed in `config.train`.
+  """
+  one = ml_collections.ConfigDict(config.train.to_dict())
+  one.update(changes)
+  teacher = huggingface.load(one.teacher).config
+  per_token = flops.training_flops(
+    TransformerConfig(**one.model),
+    teacher,
+    one.sequence_length,
+    contexts=one.contexts,
+  )
+  per_step = per_token * one.batch_size * one.sequence_length
+  one.num_steps = max(int(config.flops / per_step), 1)
+  one.warmup_steps = max(one.num_steps // 20, 1)
+  one.validate_every = one.num_steps
+  one.sample_every = 0
+  return one
+
+
+def train_draft(config, folder: pathlib.Path) -> tuple[dict, bool]:
+  """Trains and exports one draft; what training gave, and whether it ended."""
+  run = train.Run(config, str(folder))
+  start = time.perf_counter()
+  module, finished = run.train()
+  seconds = time.perf_counter() - start
+  if not finished:
+    return {}, False
+  huggingface.save_llama(
+    module,
+    str(folder / "model"),
+    tokenizer=tokenizers.load(config.tokenizer),
+    dtype=jnp.dtype(config.export_dtype),
+  )
+  lines = (folder / "metrics.jsonl").read_text().splitlines()
+  rows = [json.loads(line) for line in lines]
+  (last,) = [r for r in rows if "validation_loss" in r][-1:]
+  rate = [r["tokens_per_second"] for r in rows if "tokens_per_second" in r]
+  return {
+    "parameters": sum(x.size for x in jax.tree.leaves(train.nnx.state(module))),
+    "num_steps": config.num_steps,
+    "tokens": last["tokens"],
+    "training_seconds": last["tokens"] / sorted(rate)[len(rate) // 2]
+    if rate
+    else seconds,
+    **{k: v for k, v in last.items() if k.startswith("validation")},
+  }, True
+
+
+def decode_with(config, draft: str) -> dict:
+  """Measures a draft beside plain decoding on held-out prompts."""
+  found: dict[str, dict] = {}
+  costs = None
+  for temperature in config.temperatures:
+    settings = ml_collections.ConfigDict(config.decode.to_dict())
+    settings.draft, settings.temperature = draft, temperature
+    models = pair.build(settings)
+    items = [
+      prompts.Prompt(
+        i, i, text,
+        tuple(models.tokenizer.encode(text)[: config.prompt_tokens]),
+      )
+      for i, text in enumerate(corpus.held_out_prompts(config.num_prompts))
+    ]  # fmt: skip
+    batches = prompts.make_batches(
+      items, batch_size=settings.batch_size, max_width=config.prompt_tokens
+    )
+    engines = {
+      "speculative": engine.from_config(settings, models),
+      "autoregressive": engine.from_config(settings, models, baseline=True),
+    }
+    for batch in batches:
+      for one in engines.values():
+        one.compile(batch)
+    timings, last = benchmark.measure_rates(
+      batches, engines, None, rounds=config.rounds
+    )
+    summary = metrics.summarize(
+      benchmark.paired_units(timings, last, config.rounds)
+    )
+    found[f"{temperature:g}"] = {
+      name: summary[name]
+      for name in (
+        "block_efficiency", "block_efficiency_ci", "acceptance_rate",
+        "tokens_per_second", "baseline_tokens_per_second", "speedup",
+        "speedup_ci",
+      )
+    }  # fmt: skip
+    if costs is None:
+      costs = timing.measure_step(
+        engines["speculative"], engines["autoregressive"], batches[-1],
+        drafter_name="model", rounds=5,
+      )  # fmt: skip
+  return {
+    "draft_pass_seconds": costs.draft[1],
+    "target_pass_seconds": costs.target[1],
+    "verify_seconds": costs.target[max(costs.target)],
+    "decoding": found,
+  }
+
+
+def run(_) -> int:
+  """The command."""
+  if not flags.FLAGS["verbosity"].present:
+    logging.set_verbosity(logging.WARNING)
+  config = main.CONFIG.value
+  if not main.OUTPUT.value:
+    raise main.UserError("--output is required; see --help for an example")
+  journal = Journal(
+    main.OUTPUT.value, config.to_json_best_effort(sort_keys=True)
+  )
+  workdir = pathlib.Path(main.WORKDIR.value)
+  for number, (name, changes) in enumerate(config.drafts.items()):
+    if number in journal.batches:
+      continue
+    folder = workdir / name.replace(", ", "-")
+    one = training_config(config, changes.to_dict())
+    trained, finished = train_draft(one, folder)
+    if not finished:  # SIGTERM
+      return 0
+    measured = decode_with(config, str(folder / "model"))
+    journal.add(
+      {
+        "batch": number,
+        "name": name,
+        "changes": changes.to_dict(),
+        "flops": config.flops,
+        **trained,
+        **measured,
+        "machine": benchmark.machine(),
+      }
+    )
+  rows = [journal.batches[i] for i in range(len(config.drafts))]
+  journal.finish([{k: v for k, v in r.items() if k != "batch"} for r in rows])
+  return 0
+
+
+if __name__ == "__main__":
+  main.run(run, required=("config", "workdir"))

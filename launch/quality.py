@@ -1,0 +1,210 @@
+"""Which lossy rule writes better: Decoding-OPT against Decoding-UNO.
+
+  python -m launch.quality --config=configs/quality.py --output=OUT.json
+
+Every prompt is completed many times by both rules at every epsilon, and once
+more without loss; completions are compared in pairs by a score. The win rate of
+OPT is given in both readings: the share of comparisons won, and the share of
+prompts on which it wins most of them (ties are half a win); intervals are over
+prompts. Beside it are the rejections saved against lossless decoding, and the
+exact total variation of each rule. A stopped run goes on with the same command.
+"""
+
+import json
+import sys
+
+import ml_collections
+import numpy as np
+import tqdm
+from absl import flags
+
+from launch import engine, main, pair, prompts, scores
+from launch.benchmark import machine
+from launch.journal import Journal, check_writable, write_json
+from launch.training import corpus
+from specjax import metrics
+from specjax.types import Origin
+
+flags.adopt_module_key_flags(main)
+
+_RULES = ("opt", "uno")
+
+
+def completions_of(config, models, prompt, *, rule: str, seed: int):
+  """`num_comparisons` completions of a prompt by a rule."""
+  settings = ml_collections.ConfigDict(config.to_dict())
+  settings.rule = rule
+  decoder = models[rule]
+  one = engine.from_config(settings, decoder)
+  count = config.num_comparisons
+  batch = prompts.Batch(
+    prompts=tuple(
+      prompts.Prompt(seed + i, i, prompt.text, prompt.token_ids)
+      for i in range(count)
+    ),
+    rows=count,
+    width=len(prompt.token_ids),
+  )
+  found, _ = one.run(batch)
+  return found
+
+
+def compare(config, models, scorer, prompt, number: int) -> dict:
+  """One prompt's scores and counts, for every rule and epsilon.
+
+  Args:
+    config: the experiment.
+    models: by rule, the pair that decodes with it.
+    scorer: see `launch.scores`.
+    prompt: the prompt.
+    number: of the prompt; runs of one rule draw from streams of their own.
+  """
+  record: dict = {"batch": number, "rules": {}}
+  for place, rule in enumerate(models):
+    seed = (number * len(models) + place) * config.num_comparisons
+    found = completions_of(config, models, prompt, rule=rule, seed=seed)
+    record["rules"][rule] = {
+      "scores": scorer(prompt.token_ids, [c.token_ids for c in found]).tolist(),
+      "tokens": sum(len(c.token_ids) for c in found),
+      "rejections": sum(c.origins.count(Origin.RESIDUAL) for c in found),
+      "total_variation": sum(c.total_variation for c in found),
+    }
+  return record
+
+
+def win_rates(first: np.ndarray, second: np.ndarray) -> dict:
+  """Win rates of the first, from scores `f[prompts, comparisons]` of both."""
+  won = (first > second) + 0.5 * (first == second)
+  by_prompt = won.mean(axis=1)
+  prompts_won = (by_prompt > 0.5) + 0.5 * (by_prompt == 0.5)
+  ones = np.ones(len(won))
+  return {
+    "comparisons_won": float(won.mean()),
+    "comparisons_won_ci": metrics.ratio_interval(by_prompt, ones),
+    "prompts_won": float(prompts_won.mean()),
+    "prompts_won_ci": metrics.ratio_interval(prompts_won, ones),
+  }
+
+
+def report(config, records: list[dict]) -> list[dict]:
+  """One row an epsilon."""
+  column = lambda rule, name: np.array(
+    [record["rules"][rule][name] for record in records], float
+  )
+  rate = lambda rule, name: (
+    column(rule, name).sum() / column(rule, "tokens").sum()
+  )
+  rows = []
+  for epsilon in config.epsilons:
+    names = {r: f"decoding_{r}(epsilon={epsilon})" for r in _RULES}
+    plain = column("token", "scores")
+    opt, uno = (column(names[r], "scores") for r in _RULES)
+    rows.append(
+      {
+        "epsilon": epsilon,
+        **win_rates(opt, uno),
+        "opt_against_lossless": win_rates(opt, plain)["comparisons_won"],
+        "uno_against_lossless": win_rates(uno, plain)["comparisons_won"],
+        "mean_score": {
+          "opt": opt.mean(), "uno": uno.mean(), "lossless": plain.mean()
+        },
+        "rejections_saved": {
+          r: 1 - rate(names[r], "rejections") / rate("token", "rejections")
+          for r in _RULES
+        },
+        "total_variation": {
+          r: rate(names[r], "total_variation") for r in _RULES
+        },
+      }
+    )  # fmt: skip
+  return rows
+
+
+def table(result: dict) -> str:
+  """The result as a Markdown table."""
+  head = [
+    "ε",
+    "comparisons won by OPT",
+    "prompts won by OPT",
+    "rejections saved, OPT / UNO",
+    "total variation, OPT / UNO",
+  ]
+  lines = [head, ["---"] * len(head)]
+  interval = lambda pair: f" ({pair[0]:.3f}–{pair[1]:.3f})" if pair else ""
+  for row in result["rows"]:
+    both = lambda name, row=row: " / ".join(
+      f"{row[name][r]:.3f}" for r in _RULES
+    )
+    lines.append(
+      [
+        f"{row['epsilon']}",
+        f"{row['comparisons_won']:.3f}{interval(row['comparisons_won_ci'])}",
+        f"{row['prompts_won']:.3f}{interval(row['prompts_won_ci'])}",
+        both("rejections_saved"),
+        both("total_variation"),
+      ]
+    )
+  return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def run(_) -> int:
+  """The command."""
+  config = main.CONFIG.value
+  if not main.OUTPUT.value:
+    raise main.UserError("--output is required; see --help for an example")
+  check_writable(main.OUTPUT.value)
+  if config.score not in scores.SCORERS:
+    raise ValueError(
+      f"score must be one of {sorted(scores.SCORERS)}, got {config.score!r}"
+    )
+  if config.num_comparisons < 1 or config.num_prompts < 1:
+    raise ValueError("num_comparisons and num_prompts must be >= 1")
+  names = ["token"] + [
+    f"decoding_{rule}(epsilon={epsilon})"
+    for epsilon in config.epsilons
+    for rule in _RULES
+  ]
+  models = {}
+  for name in names:
+    settings = ml_collections.ConfigDict(config.to_dict())
+    settings.rule = name
+    models[name] = pair.build(settings)
+  tokenizer = models["token"].tokenizer
+  room = models["token"].room(config.max_new_tokens)
+  if main.PROMPTS.value:
+    items = prompts.all_of(main.PROMPTS.value, tokenizer, max_tokens=room)
+  else:
+    items = [
+      prompts.Prompt(
+        i, i, text, tuple(tokenizer.encode(text)[: config.prompt_tokens])
+      )
+      for i, text in enumerate(corpus.held_out_prompts(config.num_prompts))
+    ]
+  scorer = scores.SCORERS[config.score](
+    config.scorer or config.target, tokenizer
+  )
+  settings = json.loads(config.to_json_best_effort(sort_keys=True))
+  journal = Journal(
+    main.OUTPUT.value,
+    json.dumps([settings, [p.text for p in items]], sort_keys=True),
+  )
+  for number, prompt in enumerate(
+    tqdm.tqdm(items, unit="prompt", disable=not sys.stderr.isatty())
+  ):
+    if number not in journal.batches:
+      journal.add(compare(config, models, scorer, prompt, number))
+  records = [journal.batches[number] for number in range(len(items))]
+  result = {
+    "rows": report(config, records),
+    "num_prompts": len(items),
+    "config": settings,
+    "machine": machine(),
+  }
+  journal.finish([])
+  write_json(main.OUTPUT.value, result)
+  print(table(result))
+  return 0
+
+
+if __name__ == "__main__":
+  main.run(run)

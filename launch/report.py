@@ -1,0 +1,292 @@
+"""Does speculation pay for this pair, and why: one page of numbers.
+
+  python -m launch.report --config=configs/embedded.py \
+    --config.temperature=1.0 --prompts=IN.jsonl --workdir=W
+
+writes WORKDIR/report.md (the answer in its first sentence), report.json (every
+number) and its figures. It decodes the prompts plainly and with several numbers
+N of drafted tokens, all in turn; runs draft and target along the decoded text
+for their laws; times the passes alone; and holds what follows from the one
+against the other: rejections against Theorem 1 of Yin et al. (2024), block
+efficiency and tokens per second against `specjax.theory.throughput`.
+
+A model drafts one path (drafter model or layer_skip), and rule token verifies
+it: that is what the theory is about.
+"""
+
+import json
+import pathlib
+import sys
+
+import jax
+import matplotlib
+from absl import flags
+from matplotlib.figure import Figure
+
+from launch import main, pair, prompts, report_data
+from launch.benchmark import machine
+from launch.journal import write_json
+
+flags.adopt_module_key_flags(main)
+_SWEEP = flags.DEFINE_list(
+  "sweep", ["1", "2", "3", "4", "6", "8", "10", "12"], "Each N to measure."
+)
+_ROUNDS = flags.DEFINE_integer(
+  "report_rounds", 3, "Timed passes over the prompts.", lower_bound=1
+)
+
+
+def check(config) -> list[int]:
+  """Each N to sweep; ValueError for a config that the theory is not about."""
+  if config.drafter not in ("model", "layer_skip"):
+    raise ValueError(
+      "a report compares the laws of a draft and a target: config.drafter must "
+      f"be 'model' or 'layer_skip', got {config.drafter!r}"
+    )
+  if config.rule != "token" or config.num_drafts != 1 or config.tree:
+    raise ValueError(
+      "a report is of rule 'token' on one path (config.num_drafts=1, no "
+      "config.tree); `launch.rules` compares rules and trees"
+    )
+  if config.num_speculative_tokens < 1:
+    raise ValueError("config.num_speculative_tokens must be >= 1 for a report")
+  try:
+    sweep = [int(text) for text in _SWEEP.value]
+  except ValueError:
+    sweep = []
+  if not sweep or min(sweep) < 1:
+    raise ValueError(f"--sweep must be positive integers, got {_SWEEP.value}")
+  return sweep
+
+
+def verdict(found: dict) -> str:
+  """The sentence that a reader needs."""
+  chosen = found["num_speculative_tokens"]
+  speed, costs = found["speedup"]["measured"], found["costs"]
+  alpha, least = (
+    found["block_efficiency"]["acceptance"], found["break_even_acceptance"]
+  )  # fmt: skip
+  sweep = found["sweep"]
+  best = sweep["best_measured"]
+  best_speed = (
+    sweep["measured"][str(best)] / found["tokens_per_second"]["plain"]
+  )
+  where = f"N = {chosen}"
+  pays = speed > 1
+  why = (
+    f"a drafted token is accepted with probability {alpha:.2f}, "
+    f"{'above' if alpha > least else 'below'} the "
+    f"{least:.2f} where it breaks even, a draft step costing "
+    f"{costs['cost_ratio']:.2f} of a target pass and verifying {chosen + 1} "
+    f"tokens {found['verify_ratio']:.2f}"
+  )
+  if least == float("inf"):
+    why = (
+      "even if every drafted token were accepted, drafting and verifying "
+      f"{chosen} of them would cost more than {chosen + 1} plain passes"
+    )
+  text = (
+    f"Speculation {'pays' if pays else 'does not pay'} here: {speed:.2f} times "
+    f"plain decoding with {where}, because {why}."
+  )
+  if best != chosen:
+    text += (
+      f" The best N measured is {best}, {best_speed:.2f} times plain decoding."
+    )
+  return text
+
+
+def page(found: dict) -> str:
+  """The report as Markdown."""
+  efficiency, rates = found["block_efficiency"], found["tokens_per_second"]
+  predicted, costs = rates["predicted"], found["costs"]
+  rejected, sweep = found["rejections"], found["sweep"]
+  by_position = found["acceptance_by_position"]
+  n = found["num_speculative_tokens"]
+  ms = lambda seconds: f"{1e3 * seconds:.2f} ms"
+  interval = lambda pair, digits=2: (
+    "" if pair is None else f" ({pair[0]:.{digits}f}–{pair[1]:.{digits}f})"
+  )
+  low, high = rejected["predicted_interval"]
+  inside = low <= rejected["counted"] <= high or low == high
+  distances = found["total_variation"]
+  joint_gap = efficiency["identity"] / efficiency["independent"] - 1
+  cost_gap = costs["loop_overhead"] - 1
+  lines = [
+    "# Does speculation pay?",
+    "",
+    verdict(found),
+    "",
+    "![Throughput against N](throughput.svg)",
+    "",
+    "| N | predicted tok/s | measured tok/s (95%) |",
+    "| --- | --- | --- |",
+    *(
+      f"| {count} | {sweep['predicted'].get(count, float('nan')):.0f} | "
+      f"{value:.0f}{interval(sweep['measured_ci'][count], 0)} |"
+      for count, value in sweep["measured"].items()
+    ),
+    f"| plain | | {rates['plain']:.0f}{interval(rates['plain_ci'], 0)} |",
+    "",
+    f"Best N: {sweep['best_predicted']} predicted, {sweep['best_measured']} "
+    "measured.",
+    "",
+    "## Acceptance",
+    "",
+    "![Acceptance by position](acceptance.svg)",
+    "",
+    "| drafted token | tried | accepted, given those before | all accepted so "
+    "far |",
+    "| --- | --- | --- | --- |",
+    *(
+      f"| {i + 1} | {by_position['tried'][i]} | "
+      f"{by_position['conditional'][i]:.3f} | {by_position['joint'][i]:.3f} |"
+      for i in range(len(by_position["joint"]))
+    ),
+    "",
+    f"Total variation of draft and target along the decoded text: "
+    f"{distances['mean']:.3f}{interval(distances['mean_ci'], 3)}, median "
+    f"{distances['quantiles']['0.5']:.3f}, nine in ten below "
+    f"{distances['quantiles']['0.9']:.3f}, at {distances['positions']} "
+    "positions.",
+    "",
+    f"Rejections: {rejected['counted']} counted. Theorem 1 predicts "
+    f"{rejected['predicted']:.1f} (95% {low:.1f}–{high:.1f}) from the "
+    f"distances at the {rejected['drafted_positions']} positions that were "
+    f"drafted: {'inside' if inside else '**outside**'} the interval. (Were "
+    f"every position drafted, it would be {rejected['every_position']:.1f}.)",
+    "",
+    "## Tokens per target call",
+    "",
+    "| | N = " + str(n) + " |",
+    "| --- | --- |",
+    f"| measured | {efficiency['measured']:.3f}"
+    f"{interval(efficiency['measured_ci'], 3)} |",
+    f"| expected given the drafts (Rao-Blackwell) | "
+    f"{efficiency['rao_blackwell']:.3f} |",
+    f"| from acceptance by position (exact identity) | "
+    f"{efficiency['identity']:.3f} |",
+    f"| from the laws along the text, any start | "
+    f"{efficiency['from_the_text'] or float('nan'):.3f} |",
+    f"| if acceptance were i.i.d. with {efficiency['acceptance']:.3f} | "
+    f"{efficiency['independent']:.3f} |",
+    "",
+    "## Cost",
+    "",
+    f"A draft step takes {ms(costs['draft_step_seconds'])}, a target pass over "
+    f"one token {ms(costs['plain_pass_seconds'])}; a whole round "
+    f"{ms(costs['step_seconds'])}, {costs['loop_overhead']:.3f} times its "
+    "passes.",
+    "",
+    "| tokens in a target pass | ms | over one token |",
+    "| --- | --- | --- |",
+    *(
+      f"| {fed} | {1e3 * s:.2f} | {s / costs['verify_seconds']['1']:.2f} |"
+      for fed, s in costs["verify_seconds"].items()
+    ),
+    "",
+    "## From prediction to measurement",
+    "",
+    "| tokens per second | |",
+    "| --- | --- |",
+    f"| i.i.d. acceptance, passes alone | {predicted['independent']:.0f} |",
+    f"| real acceptance, passes alone | {predicted['real_acceptance']:.0f} |",
+    f"| and the loop's overhead | {predicted['with_overhead']:.0f} |",
+    f"| and the prompts' passes | {predicted['with_prompts']:.0f} |",
+    f"| measured | {rates['measured']:.0f}"
+    f"{interval(rates['measured_ci'], 0)} |",
+    "",
+    f"Acceptance that is not independent changes tokens per call by "
+    f"{100 * joint_gap:+.1f}%, the loop costs {100 * cost_gap:.1f}% on top of "
+    "its passes; what is left between prediction and measurement is "
+    f"{100 * rates['prediction_error']:+.1f}%.",
+    "",
+    "![Total variation along the text](distances.svg)",
+    "",
+    f"{found['machine']['processor']}, {found['machine']['cores']} cores, "
+    f"{found['machine']['backend']}, jax {found['machine']['jax']}.",
+  ]
+  return "\n".join(lines) + "\n"
+
+
+def figures(found: dict) -> dict[str, Figure]:
+  """The page's figures by name."""
+  drawn = {}
+  figure = drawn["throughput"] = Figure((5.5, 3.4), layout="constrained")
+  panel = figure.subplots()
+  sweep, plain = found["sweep"], found["tokens_per_second"]["plain"]
+  predicted = {int(n): v for n, v in sweep["predicted"].items()}
+  measured = {int(n): v for n, v in sweep["measured"].items()}
+  panel.plot(*zip(*predicted.items(), strict=True), color="C0",
+             label="predicted")  # fmt: skip
+  panel.plot(*zip(*measured.items(), strict=True), "o", color="C1",
+             label="measured")  # fmt: skip
+  panel.axhline(plain, color="black", linewidth=0.8, label="plain decoding")
+  panel.set_xlabel("drafted tokens N")
+  panel.set_ylabel("tokens per second")
+  panel.set_ylim(bottom=0)
+  panel.legend(fontsize="small")
+
+  figure = drawn["acceptance"] = Figure((5.5, 3.4), layout="constrained")
+  panel = figure.subplots()
+  by_position = found["acceptance_by_position"]
+  places = range(1, len(by_position["joint"]) + 1)
+  alpha = found["block_efficiency"]["acceptance"]
+  panel.plot(places, by_position["conditional"], "o-", markersize=4,
+             label="given those before")  # fmt: skip
+  panel.plot(places, by_position["joint"], "s-", markersize=4,
+             label="all so far")  # fmt: skip
+  panel.plot(places, [alpha**i for i in places], "--", color="black",
+             linewidth=0.8, label=f"{alpha:.2f} to the power i")  # fmt: skip
+  panel.set_xlabel("drafted token i")
+  panel.set_ylabel("accepted")
+  panel.set_ylim(0, 1)
+  panel.legend(fontsize="small")
+
+  figure = drawn["distances"] = Figure((5.5, 2.8), layout="constrained")
+  panel = figure.subplots()
+  counts = found["total_variation"]["histogram"]
+  width = 1 / len(counts)
+  panel.bar([width * (i + 0.5) for i in range(len(counts))], counts, width)
+  panel.set_xlabel("total variation of draft and target")
+  panel.set_ylabel("positions")
+  return drawn
+
+
+def run(_) -> int:
+  """The command."""
+  config = main.CONFIG.value
+  sweep = check(config)
+  jax.config.update("jax_compilation_cache_dir", None)
+  models = pair.build(config)
+  items = prompts.all_of(
+    main.PROMPTS.value,
+    models.tokenizer,
+    max_tokens=models.room(config.max_new_tokens),
+  )
+  folder = pathlib.Path(main.WORKDIR.value)
+  folder.mkdir(parents=True, exist_ok=True)
+  found = report_data.measure(
+    config, items, models, sweep=sweep, rounds=_ROUNDS.value
+  )
+  costs = found["costs"]
+  verify = costs["verify_seconds"]
+  found |= {
+    "verify_ratio": verify[str(config.num_speculative_tokens + 1)]
+    / verify["1"],
+    "num_prompts": len(items),
+    "config": json.loads(config.to_json_best_effort()),
+    "machine": machine(),
+  }
+  write_json(str(folder / "report.json"), found)
+  (folder / "report.md").write_text(page(found), "utf-8")
+  with matplotlib.rc_context({"svg.hashsalt": "specjax", "font.size": 9}):
+    for name, figure in figures(found).items():
+      figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+  print(verdict(found))
+  print(f"see {folder / 'report.md'}", file=sys.stderr)
+  return 0
+
+
+if __name__ == "__main__":
+  main.run(run, required=("config", "workdir"))

@@ -1,0 +1,167 @@
+"""Non-stationary Markov chains: language models whose theory is computable.
+
+A draft and a target over V tokens and a horizon of T positions; the law of a
+token depends on the token before it and on its position. The chains are
+`LanguageModel`s too, so that the shipped loop decodes them.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax import cache as cache_lib
+from specjax.types import LanguageModel, ModelOutput, Params
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["draft_initial", "target_initial", "draft", "target"],
+  meta_fields=[],
+)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MarkovPair:
+  """A draft's and a target's chain.
+
+  Attributes:
+    draft_initial, target_initial: `f[V]`, the first token's law.
+    draft, target: `f[T - 1, V, V]`; entry (t, x, y) is the probability of y at
+      position t + 1 after x at position t.
+  """
+
+  draft_initial: Array
+  target_initial: Array
+  draft: Array
+  target: Array
+
+  @property
+  def horizon(self) -> int:
+    """T, the number of positions."""
+    return self.draft.shape[0] + 1
+
+  @property
+  def vocab_size(self) -> int:
+    """V."""
+    return self.draft_initial.shape[0]
+
+
+def make_pair(
+  *,
+  draft_initial: np.ndarray,
+  target_initial: np.ndarray,
+  draft: np.ndarray,
+  target: np.ndarray,
+  tolerance: float = 1e-6,
+) -> MarkovPair:
+  """A checked `MarkovPair`, its rows normalised to rounding.
+
+  Args:
+    draft_initial, target_initial, draft, target: as in `MarkovPair`.
+    tolerance: how far from 1 a row may add up.
+
+  Returns:
+    The pair, in float64 NumPy arrays.
+
+  Raises:
+    ValueError: for shapes that do not fit, numbers that are not finite or are
+      negative, and rows that do not add up to 1.
+  """
+  arrays = {
+    "draft_initial": draft_initial,
+    "target_initial": target_initial,
+    "draft": draft,
+    "target": target,
+  }
+  arrays = {name: np.asarray(x, np.float64) for name, x in arrays.items()}
+  vocab = arrays["draft_initial"].shape[-1] if draft_initial.ndim == 1 else -1
+  steps = arrays["draft"].shape[0] if np.ndim(draft) == 3 else -1
+  for name, array in arrays.items():
+    shape = (vocab,) if name.endswith("initial") else (steps, vocab, vocab)
+    if array.shape != shape or vocab < 1:
+      raise ValueError(
+        "a pair of chains has initial laws of V entries and transitions of "
+        f"shape (T - 1, V, V), equal for draft and target; {name} has shape "
+        f"{array.shape}"
+      )
+    if not np.isfinite(array).all() or (array < 0).any():
+      raise ValueError(f"{name} must be finite and not negative")
+    off = np.abs(array.sum(-1) - 1).max(initial=0)
+    if off > tolerance:
+      raise ValueError(
+        f"every row of {name} must sum to 1, one is off by {off}"
+      )
+  return MarkovPair(
+    **{name: x / x.sum(-1, keepdims=True) for name, x in arrays.items()}
+  )
+
+
+def random_pair(seed: int, *, vocab_size: int, horizon: int) -> MarkovPair:
+  """All laws independent and uniform on the simplex (Dirichlet(1)).
+
+  Args:
+    seed: of NumPy's default generator.
+    vocab_size: V.
+    horizon: T, at least 1.
+  """
+  rng = np.random.default_rng(seed)
+  ones = np.ones(vocab_size)
+  rows = lambda: rng.dirichlet(ones, (horizon - 1, vocab_size))
+  return make_pair(
+    draft_initial=rng.dirichlet(ones),
+    target_initial=rng.dirichlet(ones),
+    draft=rows(),
+    target=rows(),
+  )
+
+
+def repeated(draft: np.ndarray, target: np.ndarray, horizon: int) -> MarkovPair:
+  """The pair whose every token has the law `draft` or `target`, `f[V]`."""
+  tile = lambda law: np.tile(law, (horizon - 1, len(law), 1))
+  return make_pair(
+    draft_initial=np.asarray(draft),
+    target_initial=np.asarray(target),
+    draft=tile(draft),
+    target=tile(target),
+  )
+
+
+def language_models(pair: MarkovPair) -> tuple[LanguageModel, Params]:
+  """One `LanguageModel` for both chains, and their parameters.
+
+  Decode from a prompt of one token, any: position 0 is before the first token.
+  After the horizon every law is uniform. No cache is kept.
+  """
+  vocab = pair.vocab_size
+
+  def init_cache(batch, slots):
+    del slots
+    return cache_lib.Cache(
+      keys=(), values=(), positions=None, length=jnp.zeros((batch,), jnp.int32)
+    )
+
+  def apply(params, tokens, cache, *, positions=None, mask=None):
+    del mask
+    fed = tokens.shape[1]
+    if positions is None:
+      positions = cache.length[:, None] + jnp.arange(fed)
+    place = jnp.minimum(positions, params.shape[0] - 1)
+    logits = params[place, tokens]
+    return ModelOutput(logits=logits), cache.replace(length=cache.length + fed)
+
+  def table(initial, steps):  # [T + 1, V, V] of log-probabilities
+    first = np.broadcast_to(np.asarray(initial), (1, vocab, vocab))
+    after = np.full((1, vocab, vocab), 1 / vocab)
+    with np.errstate(divide="ignore"):
+      return jnp.asarray(
+        np.log(np.concatenate([first, np.asarray(steps), after])), jnp.float32
+      )
+
+  model = LanguageModel(vocab_size=vocab, init_cache=init_cache, apply=apply)
+  params = Params(
+    target=table(pair.target_initial, pair.target),
+    draft=table(pair.draft_initial, pair.draft),
+  )
+  return model, params

@@ -1,0 +1,264 @@
+"""Tokens per second of speculative decoding, predicted from costs.
+
+N drafted tokens a cycle, P the probability that one is accepted given that all
+before it were, T_s seconds of a draft step, T_v seconds of a target pass over
+the drafted tokens. Acceptance is supposed to be i.i.d. (a capped geometric
+number of accepted tokens: Leviathan et al., ICML 2023); `exact_tokens` needs no
+such supposition. Scalars or arrays, which broadcast.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from specjax import tree_search
+from specjax.tree import Tree
+
+Number = float | np.ndarray
+
+
+def expected_accepted(num_tokens: Number, acceptance: Number) -> np.ndarray:
+  """`E_0`: drafted tokens accepted in a cycle.
+
+  From `E_N = 0, E_k = P (1 + E_{k+1})`, whose solution is `P (1 - P^N) / (1 -
+  P)`, and N at P = 1.
+
+  Args:
+    num_tokens: N >= 0.
+    acceptance: P in [0, 1].
+
+  Returns:
+    `f64[...]`.
+
+  Raises:
+    ValueError: for numbers out of range.
+  """
+  n, p = _checked(num_tokens, acceptance)
+  less = np.where(p < 1, p, 0.0)
+  # -expm1(n log p) does not cancel near P = 1.
+  with np.errstate(divide="ignore", invalid="ignore"):
+    lost = np.where(less > 0, -np.expm1(n * np.log(less)), 1.0)
+  value = less * np.where(n > 0, lost, 0.0) / (1 - less)
+  return np.where(p < 1, value, n)
+
+
+def accepted_from(position: int, num_tokens: int, acceptance: float) -> float:
+  """`E_k = P (1 - P^(N - k)) / (1 - P)`: accepted once k tokens were.
+
+  Raises:
+    ValueError: for numbers out of range, or k beyond N.
+  """
+  if not 0 <= position <= num_tokens:
+    raise ValueError(f"position must be in 0..{num_tokens}, got {position}")
+  return float(expected_accepted(num_tokens - position, acceptance))
+
+
+def tokens_per_cycle(num_tokens: Number, acceptance: Number) -> np.ndarray:
+  """`(1 - P^(N + 1)) / (1 - P)`: block efficiency, the extra token counted."""
+  return 1 + expected_accepted(num_tokens, acceptance)
+
+
+def exact_tokens(first_accepted: Sequence[float]) -> float:
+  """Block efficiency whatever acceptance is: `1 + sum P(first i accepted)`.
+
+  Args:
+    first_accepted: `f[N]`, the probability that the first i drafted tokens are
+      accepted, i = 1..N: not increasing.
+
+  Raises:
+    ValueError: if they are no probabilities, or increase.
+  """
+  first = np.asarray(first_accepted, np.float64)
+  if (first < 0).any() or (first > 1).any() or (np.diff(first) > 1e-9).any():
+    raise ValueError(
+      f"must be probabilities that do not increase, got {first.tolist()}"
+    )
+  return float(1 + first.sum())
+
+
+def tree_tokens(tree: Tree, acceptance_by_rank: Sequence[float]) -> float:
+  """Block efficiency of a tree: one, and each node's chance to be reached.
+
+  Args:
+    tree: the tree.
+    acceptance_by_rank: `f[C]`, the probability that the walk goes on to the
+      child of rank b, given that it stands at its parent
+      (`specjax.tree_search.acceptance_by_rank`).
+  """
+  return 1 + tree_search.expected_accepted(tree, acceptance_by_rank)
+
+
+def throughput(
+  num_tokens: Number,
+  acceptance: Number,
+  draft_seconds: Number,
+  verify_seconds: Number,
+) -> np.ndarray:
+  """Tokens per second: `tokens_per_cycle / (N T_s + T_v)`.
+
+  Args:
+    num_tokens: N.
+    acceptance: P.
+    draft_seconds: T_s.
+    verify_seconds: T_v; give it for the N at hand, if a pass over more tokens
+      costs more (`verify_curve`).
+
+  Raises:
+    ValueError: for numbers out of range, or cycles that take no time.
+  """
+  n, _ = _checked(num_tokens, acceptance)
+  seconds = n * _seconds("draft_seconds", draft_seconds) + _seconds(
+    "verify_seconds", verify_seconds
+  )
+  if (seconds <= 0).any():
+    raise ValueError("a cycle must take some time")
+  return tokens_per_cycle(num_tokens, acceptance) / seconds
+
+
+def verify_curve(
+  measured: Mapping[int, float],
+) -> Callable[[Number], np.ndarray]:
+  """T_v(n) between measured widths: piecewise linear.
+
+  Args:
+    measured: seconds of a target pass by the number of tokens fed, N + 1.
+
+  Returns:
+    `fed tokens -> seconds`; it raises ValueError outside what was measured.
+  """
+  if not measured or min(measured) < 1:
+    raise ValueError("verify_seconds must be given by numbers of tokens >= 1")
+  widths = np.array(sorted(measured), float)
+  seconds = np.array([measured[int(w)] for w in widths])
+  _seconds("verify_seconds", seconds)
+
+  def at(fed: Number) -> np.ndarray:
+    fed = np.asarray(fed, float)
+    if (fed < widths[0]).any() or (fed > widths[-1]).any():
+      raise ValueError(
+        f"measured for {int(widths[0])}..{int(widths[-1])} tokens, asked for "
+        f"{fed.tolist()}"
+      )
+    return np.interp(fed, widths, seconds)
+
+  return at
+
+
+def best_num_tokens(
+  acceptance: float,
+  draft_seconds: float,
+  verify_seconds: float | Callable[[Number], np.ndarray],
+  *,
+  most: int = 64,
+) -> int:
+  """The N of the largest throughput, 0 if speculation does not pay.
+
+  Args:
+    acceptance: P.
+    draft_seconds: T_s.
+    verify_seconds: T_v, or a function of the tokens fed (N + 1).
+    most: the largest N that is tried; the smallest of equals is returned.
+  """
+  n = np.arange(most + 1)
+  verify = verify_seconds(n + 1) if callable(verify_seconds) else verify_seconds
+  rates = throughput(n, acceptance, draft_seconds, verify)
+  return int(np.flatnonzero(rates >= rates.max() * (1 - 1e-12))[0])
+
+
+def break_even(
+  num_tokens: int,
+  draft_seconds: float,
+  verify_seconds: float,
+  plain_seconds: float,
+) -> float:
+  """The least P at which a cycle is no slower than plain decoding.
+
+  Plain decoding gives a token every `plain_seconds`; break-even is where
+  `tokens_per_cycle = (N T_s + T_v) / plain_seconds`, found by bisection.
+
+  Args:
+    num_tokens: N >= 1.
+    draft_seconds: T_s.
+    verify_seconds: T_v of N + 1 tokens.
+    plain_seconds: a target pass over one token.
+
+  Returns:
+    P in [0, 1]; inf if even P = 1 does not pay.
+
+  Raises:
+    ValueError: for numbers out of range.
+  """
+  if num_tokens < 1:
+    raise ValueError(f"num_tokens must be >= 1, got {num_tokens}")
+  need = (
+    num_tokens * float(_seconds("draft_seconds", draft_seconds))
+    + float(_seconds("verify_seconds", verify_seconds))
+  ) / float(_seconds("plain_seconds", plain_seconds))
+  if need <= 1:
+    return 0.0
+  if need > num_tokens + 1:
+    return float("inf")
+  low, high = 0.0, 1.0
+  for _ in range(60):
+    middle = (low + high) / 2
+    enough = tokens_per_cycle(num_tokens, middle) >= need
+    low, high = (low, middle) if enough else (middle, high)
+  return high
+
+
+def walltime_factor(
+  num_tokens: Number, acceptance: Number, cost_ratio: Number
+) -> np.ndarray:
+  """Leviathan et al.'s speed-up (Theorem 3.8), `c = T_s / T_v`.
+
+  `(1 - a^(g + 1)) / ((1 - a)(g c + 1))`: verification costs as much as one
+  token.
+  """
+  return throughput(num_tokens, acceptance, cost_ratio, 1.0)
+
+
+def operations_factor(
+  num_tokens: Number, acceptance: Number, cost_ratio: Number
+) -> np.ndarray:
+  """Leviathan et al.'s growth of arithmetic (Theorem 3.11).
+
+  `(1 - a)(g c + g + 1) / (1 - a^(g + 1))`, with c the operations of a draft
+  step over those of the target for one token.
+  """
+  n, _ = _checked(num_tokens, acceptance)
+  work = n * _seconds("cost_ratio", cost_ratio) + n + 1
+  return work / tokens_per_cycle(num_tokens, acceptance)
+
+
+def k_drafts(num_tokens: int, first: float, later: float) -> float:
+  """Block efficiency of K separate paths, the first token apart.
+
+  A path that survives is verified alone as soon as paths have parted: the
+  first token is accepted with probability `first` (any of K), later ones with
+  `later`, as in batch decoding (Yin et al., Algorithm 4).
+
+  Args:
+    num_tokens: N, tokens of a path.
+    first: acceptance at the root.
+    later: acceptance below it.
+  """
+  if num_tokens == 0:
+    return 1.0
+  _checked(num_tokens, first)
+  return float(1 + first * (1 + expected_accepted(num_tokens - 1, later)))
+
+
+def _checked(num_tokens, acceptance) -> tuple[np.ndarray, np.ndarray]:
+  n, p = np.asarray(num_tokens), np.asarray(acceptance, float)
+  if (n < 0).any() or not np.isfinite(n).all():
+    raise ValueError(f"num_tokens must be >= 0, got {num_tokens}")
+  if not ((p >= 0) & (p <= 1)).all():
+    raise ValueError(f"acceptance must be in [0, 1], got {acceptance}")
+  return n, p
+
+
+def _seconds(name: str, value) -> np.ndarray:
+  value = np.asarray(value, float)
+  if not (np.isfinite(value) & (value >= 0)).all():
+    raise ValueError(f"{name} must be finite and not negative, got {value}")
+  return value

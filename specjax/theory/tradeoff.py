@@ -1,0 +1,128 @@
+"""The bias-rejection trade-off of one position (Yin et al., 2024).
+
+A drafted token x ~ p is accepted with probability b(x), and after a rejection
+the token is drawn from a law P; the output law is `A = b p + Z P`, with `Z` the
+probability of a rejection, `sum (1 - b) p`. The loss is its total variation
+from the target, `TV(q, A)`. Arrays are `f64[V]`.
+"""
+
+import numpy as np
+
+
+def rejection(draft: np.ndarray, accept: np.ndarray) -> float:
+  """`Z`, the probability of a rejection.
+
+  Args:
+    draft: p.
+    accept: b, in [0, 1].
+  """
+  draft, accept = _checked(draft, accept)
+  return float(np.sum((1 - accept) * draft))
+
+
+def best_loss(
+  draft: np.ndarray, target: np.ndarray, accept: np.ndarray
+) -> float:
+  """The least loss over all laws P, `min_P TV(q, b p + Z P)` (Theorem 4).
+
+  `sum |q - b p| / 2 - Z / 2`; without rejections it is `TV(p, q)`.
+
+  Args:
+    draft: p.
+    target: q.
+    accept: b.
+  """
+  draft, accept = _checked(draft, accept)
+  target = np.asarray(target, np.float64)
+  z = rejection(draft, accept)
+  return float((np.abs(target - accept * draft).sum() - z) / 2)
+
+
+def best_residual(
+  draft: np.ndarray, target: np.ndarray, accept: np.ndarray
+) -> np.ndarray:
+  """A law P that attains `best_loss`: `norm([q - b p]_+)` (Theorem 4).
+
+  All minimisers: P is 0 where `q < b p`, and at most `(q - b p) / Z` elsewhere.
+
+  Returns:
+    `f64[V]`; the target where `q <= b p` everywhere.
+  """
+  draft, accept = _checked(draft, accept)
+  target = np.asarray(target, np.float64)
+  mass = np.maximum(target - accept * draft, 0)
+  return mass / mass.sum() if mass.sum() > 0 else target
+
+
+def loss(
+  draft: np.ndarray,
+  target: np.ndarray,
+  accept: np.ndarray,
+  residual: np.ndarray,
+) -> float:
+  """`TV(q, b p + Z P)` for any law P, `f64[V]`."""
+  draft, accept = _checked(draft, accept)
+  output = accept * draft + rejection(draft, accept) * np.asarray(residual)
+  return float(np.abs(np.asarray(target) - output).sum() / 2)
+
+
+def pareto_loss(
+  draft: np.ndarray, target: np.ndarray, rejection: float
+) -> float:
+  """The least loss at a given probability of rejection (Theorem 5).
+
+  The front is a line: for every `min(1, q / p) <= b <= 1`, `Z + min_P loss =
+  TV(p, q)`. At TV and more, nothing is lost.
+
+  Raises:
+    ValueError: if `rejection` is not in [0, 1].
+  """
+  if not 0 <= rejection <= 1:
+    raise ValueError(f"rejection must be in [0, 1], got {rejection}")
+  distance = np.maximum(np.asarray(target) - np.asarray(draft), 0).sum()
+  return float(max(distance - rejection, 0))
+
+
+def over_acceptance(
+  draft: np.ndarray, target: np.ndarray, epsilon: float
+) -> np.ndarray:
+  """`b(x) = min(1, (q + epsilon) / p)`, of Decoding-OPT and Decoding-UNO.
+
+  Raises:
+    ValueError: if `epsilon` is negative.
+  """
+  if epsilon < 0:
+    raise ValueError(f"epsilon must be >= 0, got {epsilon}")
+  draft, target = np.asarray(draft, float), np.asarray(target, float)
+  wanted = target + epsilon
+  return np.where(wanted < draft, wanted / np.where(draft > 0, draft, 1), 1.0)
+
+
+def decoding_opt(
+  draft: np.ndarray, target: np.ndarray, epsilon: float
+) -> tuple[float, float]:
+  """Rejection and loss of Decoding-OPT: on the Pareto front.
+
+  `Z = sum [p - q - epsilon]_+`, and the loss is `TV - Z`. The residual is that
+  of ordinary speculative decoding.
+  """
+  accept = over_acceptance(draft, target, epsilon)
+  return rejection(draft, accept), best_loss(draft, target, accept)
+
+
+def decoding_uno(
+  draft: np.ndarray, target: np.ndarray, epsilon: float
+) -> tuple[float, float]:
+  """Rejection and loss of Decoding-UNO, which draws from q after a rejection.
+
+  The same rejections as Decoding-OPT, and never less loss.
+  """
+  accept = over_acceptance(draft, target, epsilon)
+  return rejection(draft, accept), loss(draft, target, accept, target)
+
+
+def _checked(draft, accept) -> tuple[np.ndarray, np.ndarray]:
+  draft, accept = np.asarray(draft, float), np.asarray(accept, float)
+  if (accept < 0).any() or (accept > 1).any():
+    raise ValueError("acceptance probabilities must be in [0, 1]")
+  return draft, accept

@@ -1,0 +1,97 @@
+"""`launch.draft_study`: equal compute, one line a draft, resumable."""
+
+import json
+import pathlib
+
+import files
+import pytest
+from absl.testing import flagsaver
+
+from configs import draft_study as study_config
+from launch import draft_study, draft_tables, main
+from launch.training import flops
+from models import huggingface
+from models.transformer import TransformerConfig
+
+
+@pytest.mark.parametrize("arg", ["shapes", "objectives"])
+def test_every_draft_is_paid_for_with_the_same_operations(arg):
+  config = study_config.get_config(arg)
+  teacher = huggingface.load(config.train.teacher).config
+  assert len(config.drafts) >= 4
+  sizes = []
+  for changes in config.drafts.values():
+    one = draft_study.training_config(config, changes.to_dict())
+    model = TransformerConfig(**one.model)
+    per_token = flops.training_flops(
+      model, teacher, one.sequence_length, contexts=one.contexts
+    )
+    tokens = one.num_steps * one.batch_size * one.sequence_length
+    assert per_token * tokens == pytest.approx(config.flops, rel=0.02)
+    width = model.embed_dim
+    heads = model.num_heads * model.head_dim
+    assert heads == width
+    layer = 4 * width * heads + 3 * width * model.mlp_dim
+    sizes.append(2 * width * model.vocab_size + model.num_layers * layer)
+  assert max(sizes) < 1.15 * min(sizes)
+
+
+def test_forward_operations_are_twice_the_weights_and_attention():
+  config = TransformerConfig(
+    vocab_size=10, embed_dim=4, num_layers=2, num_heads=2, num_kv_heads=1,
+    head_dim=2, mlp_dim=6, max_positions=8,
+  )  # fmt: skip
+  layer = 4 * (4 + 2 + 2 + 4) + 3 * 4 * 6
+  weights = 2 * layer + 4 * 10
+  assert flops.forward_flops(config, 8) == 2 * weights + 2 * 2 * 4 * 8
+  one = flops.forward_flops(config, 8)
+  assert flops.training_flops(config, None, 8) == 3 * one
+  assert flops.training_flops(config, config, 8) == 4 * one
+  assert flops.training_flops(config, config, 8, contexts="target") == 5 * one
+
+
+def test_a_study_writes_a_line_a_draft_and_resumes(tmp_path, monkeypatch):
+  texts = tmp_path / "texts"
+  for split in ("train", "validation"):
+    (texts / split).mkdir(parents=True)
+    for i in range(20):
+      (texts / split / f"{i}.txt").write_text(f"def f{i}():\n  pass\n" * 30)
+  output = tmp_path / "o.jsonl"
+
+  def study():
+    with flagsaver.flagsaver():
+      return main.execute(
+        draft_study.run,
+        ["study", "--config=configs/draft_study.py:tiny",
+         f"--config.train.dataset={texts}", f"--workdir={tmp_path}/w",
+         f"--output={output}"],
+      )  # fmt: skip
+
+  real = draft_study.decode_with
+
+  def dies_at_the_second(config, draft):
+    if "/b/" in draft:
+      raise KeyboardInterrupt
+    return real(config, draft)
+
+  monkeypatch.setattr(draft_study, "decode_with", dies_at_the_second)
+  with pytest.raises(KeyboardInterrupt):
+    study()
+  monkeypatch.undo()
+  assert not output.exists()
+  before = pathlib.Path(f"{output}.partial").read_text().splitlines()
+  assert len(before) == 2  # a header and the first draft
+  assert study() == 0
+  rows = files.read_jsonl(output)
+  assert [row["name"] for row in rows] == ["a", "b"]
+  first = json.loads(before[1])
+  assert rows[0] == {k: v for k, v in first.items() if k != "batch"}
+  for row in rows:
+    assert row["num_steps"] >= 1
+    assert 0 < row["validation_acceptance"] < 1
+    assert row["draft_pass_seconds"] > 0
+    assert set(row["decoding"]) == {"0", "1"}
+    assert row["decoding"]["0"]["block_efficiency"] >= 1
+  printed = draft_tables.table(rows)
+  assert printed.count("\n") == 3
+  assert "`b`" in printed

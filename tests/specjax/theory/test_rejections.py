@@ -1,0 +1,235 @@
+"""Theorems 1 to 3 and the limit, against brute force and closed forms."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from specjax import exact, rules
+from specjax import tree as tree_lib
+from specjax.theory import markov, rejections
+
+P, Q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5])
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+  with jax.enable_x64(True):
+    yield
+
+
+def context_laws(pair):
+  """The chains as laws of contexts, behind a prompt of one token."""
+  steps = {
+    "draft": (pair.draft_initial, pair.draft),
+    "target": (pair.target_initial, pair.target),
+  }
+
+  def law(name, context):
+    first, after = steps[name]
+    place = len(context) - 1
+    if place > len(after):  # after the horizon
+      return np.full(len(first), 1 / len(first))
+    return first if place == 0 else after[place - 1, context[-1]]
+
+  return (lambda c: law("draft", c)), (lambda c: law("target", c))
+
+
+def by_hand(pair, num_drafts):
+  """The recursion of Theorem 3 over all prefixes."""
+  draft, target = context_laws(pair)
+
+  def total(prefix, fresh, mass):
+    if len(prefix) == pair.horizon + 1:
+      return 0.0
+    p, q = draft(prefix), target(prefix)
+    excess = np.maximum(q - p, 0)
+    scale = 0.0
+    for _ in range(num_drafts):
+      scale += np.maximum(q - scale * p, 0).sum()
+    rest = np.maximum(q - scale * p, 0)
+    here = mass * excess.sum() - fresh * (excess.sum() - rest.sum())
+    return here + sum(
+      total(
+        (*prefix, x),
+        fresh * rest[x] + (mass - fresh) * excess[x],
+        mass * q[x],
+      )
+      for x in range(len(q))
+    )
+
+  return total((0,), 1.0, 1.0)
+
+
+@pytest.mark.parametrize("num_drafts", [1, 2, 3, 5])
+def test_the_dynamic_programme_is_the_recursion_over_prefixes(num_drafts):
+  for seed in range(3):
+    pair = markov.random_pair(seed, vocab_size=3, horizon=4)
+    found = rejections.theorem3(pair, num_drafts)
+    assert float(found) == pytest.approx(by_hand(pair, num_drafts), abs=1e-12)
+
+
+@pytest.mark.parametrize("num_drafts, horizon", [(1, 3), (2, 3)])
+def test_the_shipped_rule_rejects_as_often(num_drafts, horizon):
+  pair = markov.random_pair(5, vocab_size=2, horizon=horizon)
+  found = exact.expected_rejections(
+    rules.get("batch"),
+    lambda missing: tree_lib.paths(missing, num_drafts),
+    *context_laws(pair),
+    horizon=horizon,
+  )
+  expected = float(rejections.theorem3(pair, num_drafts))
+  assert found == pytest.approx(expected, abs=1e-10)
+
+
+def test_one_draft_is_theorem_1_and_the_bound():
+  pair = markov.random_pair(1, vocab_size=4, horizon=6)
+  mass, total = pair.target_initial, 0.0
+  total += np.maximum(pair.target_initial - pair.draft_initial, 0).sum()
+  for draft, target in zip(pair.draft, pair.target, strict=True):
+    total += mass @ np.maximum(target - draft, 0).sum(-1)
+    mass = mass @ target
+  for found in (
+    rejections.theorem1(pair),
+    rejections.theorem2_bound(pair),
+    rejections.theorem3(pair, 1),
+  ):
+    assert float(found) == pytest.approx(total, abs=1e-12)
+
+
+def test_the_paper_sized_example():
+  """V = 7, T = 50, Dirichlet(1) rows."""
+  pair = markov.random_pair(2024, vocab_size=7, horizon=50)
+  values = [float(rejections.theorem3(pair, m)) for m in (1, 4, 5, 1024)]
+  assert values == sorted(values, reverse=True)
+  assert float(rejections.limit(pair)) <= values[-1] + 1e-9
+
+
+def test_more_drafts_are_never_worse_and_reach_the_limit():
+  pair = markov.random_pair(0, vocab_size=3, horizon=5)
+  floored = markov.make_pair(
+    draft_initial=0.7 * pair.draft_initial + 0.1,
+    target_initial=pair.target_initial,
+    draft=0.7 * pair.draft + 0.1,
+    target=pair.target,
+  )
+  values = [
+    float(rejections.theorem3(floored, m)) for m in (1, 2, 3, 4, 8, 64, 512)
+  ]
+  assert values == sorted(values, reverse=True)
+  assert values[-1] == pytest.approx(float(rejections.limit(floored)), abs=1e-6)
+
+
+def test_hand_example_and_its_scales():
+  pair = markov.repeated(P, Q, 2)
+  assert float(rejections.theorem1(pair)) == pytest.approx(0.6, abs=1e-12)
+  assert float(rejections.theorem3(pair, 2)) == pytest.approx(0.5256, abs=1e-12)
+  for count, value in ((1, 0.3), (2, 0.24), (3, 0.192), (4, 0.1536)):
+    found, left = rejections.batch_rejection(P, Q, count)
+    assert float(found) == pytest.approx(value, abs=1e-12)
+    assert float(left.sum()) == pytest.approx(value, abs=1e-12)
+
+
+def test_positions_add_up():
+  pair = markov.random_pair(3, vocab_size=4, horizon=7)
+  for count in (1, 3, None):
+    each = rejections.by_position(pair, count)
+    assert each.shape == (7,)
+    total = (
+      rejections.limit(pair)
+      if count is None
+      else rejections.theorem3(pair, count)
+    )
+    assert float(each.sum()) == pytest.approx(float(total), abs=1e-12)
+
+
+@pytest.mark.parametrize("count", range(1, 7))
+def test_closed_forms(count):
+  for u, v in ((0.3, 0.8), (0.9, 0.4), (0.5, 0.5)):
+    found, _ = rejections.batch_rejection(
+      np.array([1 - u, u]), np.array([1 - v, v]), count
+    )
+    closed = rejections.bernoulli(u, v, count)
+    assert float(found) == pytest.approx(closed, abs=1e-12)
+  for size, target_size in ((5, 2), (4, 4), (6, 1)):
+    p = np.full(size, 1 / size)
+    q = (np.arange(size) < target_size) / target_size
+    found, _ = rejections.batch_rejection(p, q, count)
+    closed = rejections.uniform(size, target_size, count)
+    assert float(found) == pytest.approx(closed, abs=1e-12)
+    gained = rejections.improvement(p, q, count)
+    assert gained == pytest.approx((1 - target_size / size) - closed, abs=1e-12)
+
+
+def test_what_the_draft_never_says_is_rejected_however_many_drafts():
+  p, q = np.array([0.6, 0.4, 0.0]), np.array([0.2, 0.5, 0.3])
+  found, _ = rejections.batch_rejection(p, q, 400)
+  assert float(found) == pytest.approx(0.3, abs=1e-9)
+  pair = markov.repeated(p, q, 1)
+  assert float(rejections.limit(pair)) == pytest.approx(0.3, abs=1e-12)
+
+
+def test_equal_chains_reject_nothing():
+  pair = markov.random_pair(0, vocab_size=3, horizon=4)
+  same = markov.make_pair(
+    draft_initial=pair.target_initial,
+    target_initial=pair.target_initial,
+    draft=pair.target,
+    target=pair.target,
+  )
+  for value in (
+    rejections.theorem1(same),
+    rejections.theorem3(same, 3),
+    rejections.limit(same),
+  ):
+    assert float(value) == 0
+
+
+@pytest.mark.parametrize(
+  "change, words",
+  [
+    (dict(draft_initial=np.array([0.5, 0.6])), "sum to 1"),
+    (dict(draft_initial=np.array([1.5, -0.5])), "not negative"),
+    (dict(target=np.full((2, 2, 2), np.nan)), "finite"),
+    (dict(target=np.full((1, 2, 2), 0.5)), "shape"),
+    (dict(target_initial=np.full(3, 1 / 3)), "shape"),
+  ],
+)
+def test_chains_that_are_none(change, words):
+  good = dict(
+    draft_initial=np.full(2, 0.5),
+    target_initial=np.full(2, 0.5),
+    draft=np.full((2, 2, 2), 0.5),
+    target=np.full((2, 2, 2), 0.5),
+  )
+  markov.make_pair(**good)
+  with pytest.raises(ValueError, match=words):
+    markov.make_pair(**good | change)
+
+
+def test_numbers_out_of_range():
+  pair = markov.random_pair(0, vocab_size=2, horizon=2)
+  with pytest.raises(ValueError, match="num_drafts must be >= 1"):
+    rejections.theorem3(pair, 0)
+  with pytest.raises(ValueError, match=r"draft must be in \[0, 1\]"):
+    rejections.bernoulli(1.5, 0.5, 2)
+  with pytest.raises(ValueError, match="sizes must satisfy"):
+    rejections.uniform(3, 4, 2)
+
+
+def test_the_models_of_a_pair_follow_its_laws():
+  pair = markov.random_pair(2, vocab_size=3, horizon=3)
+  model, params = markov.language_models(pair)
+  draft, target = context_laws(pair)
+  for text in itertools.product(range(3), repeat=2):
+    tokens = np.array([[0, *text]])
+    for table, law in ((params.target, target), (params.draft, draft)):
+      output, cache = model.apply(table, tokens, model.init_cache(1, 3))
+      assert int(cache.length[0]) == 3
+      for place in range(3):
+        np.testing.assert_allclose(
+          np.exp(output.logits[0, place]),
+          law((0, *text[:place])),
+          atol=1e-6,
+        )

@@ -1,0 +1,129 @@
+"""The throughput formula and its relatives."""
+
+import numpy as np
+import pytest
+
+from specjax.theory import throughput as theory
+from specjax.tree import chain, k_ary
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.8, 0.999999, 1.0])
+def test_the_recursion_has_the_closed_form(acceptance):
+  for most in range(12):
+    value = 0.0
+    for k in range(most, -1, -1):
+      assert theory.accepted_from(k, most, acceptance) == pytest.approx(
+        value, abs=1e-9
+      )
+      value = acceptance * (1 + value)
+    by_sum = sum(acceptance**i for i in range(1, most + 1))
+    assert theory.expected_accepted(most, acceptance) == pytest.approx(
+      by_sum, abs=1e-9
+    )
+
+
+def test_tokens_per_cycle_is_the_mean_of_the_capped_geometric():
+  for n, p in ((4, 0.7), (1, 0.2), (9, 0.95)):
+    law = [(1 - p) * p**i for i in range(n)] + [p**n]
+    mean = sum((i + 1) * mass for i, mass in enumerate(law))
+    assert theory.tokens_per_cycle(n, p) == pytest.approx(mean, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+  "acceptance, num_tokens, operations, speed",
+  [(0.6, 2, 1.53, 1.96), (0.7, 3, 1.58, 2.53), (0.8, 2, 1.23, 2.44),
+   (0.8, 5, 1.63, 3.69), (0.9, 2, 1.11, 2.71), (0.9, 10, 1.60, 6.86)],
+)  # fmt: skip
+def test_leviathans_table(acceptance, num_tokens, operations, speed):
+  factors = (
+    theory.operations_factor(num_tokens, acceptance, 0.0),
+    theory.walltime_factor(num_tokens, acceptance, 0.0),
+  )
+  assert factors == pytest.approx((operations, speed), abs=0.006)
+
+
+@pytest.mark.parametrize(
+  "acceptance, cost_ratio, best",
+  [(0.5, 0.01, 5), (0.5, 0.05, 3), (0.5, 0.1, 2), (0.5, 0.2, 1),
+   (0.7, 0.01, 9), (0.7, 0.05, 6), (0.7, 0.1, 4), (0.7, 0.2, 3),
+   (0.8, 0.01, 14), (0.8, 0.05, 8), (0.8, 0.1, 6), (0.8, 0.2, 4),
+   (0.9, 0.01, 24), (0.9, 0.05, 13), (0.9, 0.1, 10), (0.9, 0.2, 7)],
+)  # fmt: skip
+def test_the_best_number_of_tokens(acceptance, cost_ratio, best):
+  assert theory.best_num_tokens(acceptance, cost_ratio, 1.0) == best
+  rates = theory.throughput(np.arange(60), acceptance, cost_ratio, 1.0)
+  rising = np.diff(rates) > 0
+  assert rising[:best].all()
+  assert not rising[best:].any()
+
+
+def test_one_token_and_the_limits():
+  assert theory.walltime_factor(1, 0.6, 0.1) == pytest.approx(1.6 / 1.1)
+  assert theory.throughput(4, 1.0, 0.1, 1.0) == pytest.approx(5 / 1.4)
+  assert theory.throughput(4, 0.0, 0.1, 1.0) == pytest.approx(1 / 1.4)
+  near = theory.throughput(4, 1 - 1e-13, 0.1, 1.0)
+  assert near == pytest.approx(5 / 1.4, rel=1e-9)
+  assert theory.best_num_tokens(0.05, 0.2, 1.0) == 0
+
+
+def test_verification_that_grows_with_the_tokens_moves_the_optimum():
+  free = theory.best_num_tokens(0.8, 0.05, 1.0, most=15)
+  curve = theory.verify_curve({1: 1.0, 4: 1.3, 16: 4.0})
+  assert curve(2) == pytest.approx(1.1)
+  dear = theory.best_num_tokens(0.8, 0.05, curve, most=15)
+  assert 0 < dear < free
+  with pytest.raises(ValueError, match=r"measured for 1\.\.16 tokens"):
+    curve(17)
+
+
+def test_break_even_is_where_a_cycle_pays():
+  least = theory.break_even(4, 0.1, 1.2, 1.0)
+  cycle = 4 * 0.1 + 1.2
+  assert theory.tokens_per_cycle(4, least) == pytest.approx(cycle, rel=1e-9)
+  assert theory.break_even(4, 0.0, 0.9, 1.0) == 0
+  assert theory.break_even(1, 1.0, 1.5, 1.0) == np.inf
+  # With verification at the price of one token, alpha > c pays (Leviathan).
+  assert theory.break_even(1, 0.3, 1.0, 1.0) == pytest.approx(0.3)
+
+
+def test_the_identity_needs_no_independence():
+  assert theory.exact_tokens([0.8, 0.7, 0.6]) == pytest.approx(3.1)
+  powers = 0.7 ** np.arange(1, 6)
+  assert theory.exact_tokens(powers) == pytest.approx(
+    float(theory.tokens_per_cycle(5, 0.7))
+  )
+  with pytest.raises(ValueError, match="do not increase"):
+    theory.exact_tokens([0.5, 0.6])
+
+
+def test_trees_and_paths():
+  assert theory.tree_tokens(chain(4), [0.7]) == pytest.approx(
+    float(theory.tokens_per_cycle(4, 0.7))
+  )
+  assert theory.tree_tokens(k_ary(2, 2), [0.6, 0.2]) == pytest.approx(
+    1 + 0.8 + 0.8 * 0.8
+  )
+  assert theory.k_drafts(3, 0.9, 0.7) == pytest.approx(
+    1 + 0.9 * (1 + 0.7 + 0.49)
+  )
+  assert theory.k_drafts(0, 0.9, 0.7) == 1
+
+
+@pytest.mark.parametrize(
+  "call, words",
+  [
+    (lambda: theory.tokens_per_cycle(-1, 0.5), "num_tokens must be >= 0"),
+    (
+      lambda: theory.tokens_per_cycle(2, 1.1),
+      r"acceptance must be in \[0, 1\]",
+    ),
+    (lambda: theory.tokens_per_cycle(2, np.nan), "acceptance"),
+    (lambda: theory.throughput(2, 0.5, -1, 1), "draft_seconds"),
+    (lambda: theory.throughput(0, 0.5, 1, 0), "take some time"),
+    (lambda: theory.break_even(0, 1, 1, 1), "num_tokens must be >= 1"),
+    (lambda: theory.accepted_from(3, 2, 0.5), "position must be in"),
+  ],
+)
+def test_numbers_out_of_range(call, words):
+  with pytest.raises(ValueError, match=words):
+    call()

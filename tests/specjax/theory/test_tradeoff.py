@@ -1,0 +1,91 @@
+"""Theorems 4 and 5, against a linear programme and the shipped rules."""
+
+import instances
+import jax
+import numpy as np
+import pytest
+from scipy import optimize
+
+from specjax import exact, rules
+from specjax.theory import tradeoff
+from specjax.tree import chain
+
+P, Q = instances.P, instances.Q
+
+
+def least_loss(p, q, b):
+  """`min_P TV(q, b p + Z P)` as a linear programme over P and |differences|."""
+  size = len(p)
+  z = float(np.sum((1 - b) * p))
+  eye = np.eye(size)
+  above = np.block([[z * eye, -eye], [-z * eye, -eye]])
+  limits = np.concatenate([q - b * p, b * p - q])
+  found = optimize.linprog(
+    np.concatenate([np.zeros(size), np.full(size, 0.5)]),
+    A_ub=above, b_ub=limits,
+    A_eq=np.concatenate([np.ones(size), np.zeros(size)])[None], b_eq=[1.0],
+  )  # fmt: skip
+  return found.fun
+
+
+def cases(count, seed):
+  rng = np.random.default_rng(seed)
+  p, q = instances.random_laws(count, 5, seed=seed)
+  return zip(p, q, rng.uniform(size=p.shape), strict=True)
+
+
+def test_theorem_4_is_the_linear_programme():
+  for p, q, b in cases(20, 0):
+    found = tradeoff.best_loss(p, q, b)
+    assert found == pytest.approx(least_loss(p, q, b), abs=1e-9)
+    residual = tradeoff.best_residual(p, q, b)
+    assert tradeoff.loss(p, q, b, residual) == pytest.approx(found, abs=1e-12)
+    assert tradeoff.loss(p, q, b, q) >= found - 1e-12
+
+
+def test_theorem_5_is_a_line():
+  for p, q, u in cases(20, 1):
+    least = np.minimum(1, q / p)
+    b = least + u * (1 - least)
+    z = tradeoff.rejection(p, b)
+    distance = np.abs(p - q).sum() / 2
+    assert z + tradeoff.best_loss(p, q, b) == pytest.approx(distance, abs=1e-12)
+    assert tradeoff.pareto_loss(p, q, z) == pytest.approx(
+      tradeoff.best_loss(p, q, b), abs=1e-12
+    )
+    under = b * 0.9  # not over-acceptance: above the line
+    assert (
+      tradeoff.rejection(p, under) + tradeoff.best_loss(p, q, under) > distance
+    )
+  assert tradeoff.pareto_loss(P, Q, 0.9) == 0
+
+
+def test_opt_and_uno_of_the_hand_example():
+  np.testing.assert_allclose(tradeoff.over_acceptance(P, Q, 0.1), [0.6, 1, 1])
+  assert tradeoff.decoding_opt(P, Q, 0.1) == pytest.approx((0.2, 0.1))
+  assert tradeoff.decoding_uno(P, Q, 0.1) == pytest.approx((0.2, 0.2))
+  assert tradeoff.decoding_opt(P, Q, 0.0) == pytest.approx((0.3, 0.0))
+  assert tradeoff.decoding_uno(P, Q, 0.0)[1] > 0
+
+
+@pytest.mark.parametrize("name", ["opt", "uno"])
+def test_the_shipped_rules_lose_and_reject_what_is_predicted(name):
+  predict = getattr(tradeoff, f"decoding_{name}")
+  for p, q, _ in cases(5, 2):
+    for epsilon in (0.0, 0.05, 0.3):
+      with jax.enable_x64(True):
+        law = exact.block_law(
+          rules.get(f"decoding_{name}(epsilon={epsilon})"), chain(1),
+          lambda c: p, lambda c: q,  # noqa: B023
+        )  # fmt: skip
+      found = (1 - law.expected_accepted, law.total_variation)
+      assert found == pytest.approx(predict(p, q, epsilon), abs=1e-12)
+
+
+def test_numbers_out_of_range():
+  with pytest.raises(ValueError, match="epsilon must be >= 0"):
+    tradeoff.over_acceptance(P, Q, -0.1)
+  with pytest.raises(ValueError, match=r"in \[0, 1\]"):
+    tradeoff.rejection(P, np.array([0.5, 1.5, 0]))
+  with pytest.raises(ValueError, match=r"rejection must be in \[0, 1\]"):
+    tradeoff.pareto_loss(P, Q, 1.2)
