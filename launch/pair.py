@@ -117,6 +117,11 @@ def make_tree(config: ml_collections.ConfigDict) -> Tree:
     raise ValueError(
       f"give either tree or num_drafts, got both ({config.num_drafts} drafts)"
     )
+  if any(not isinstance(parent, int) for parent in config.tree):
+    raise ValueError(
+      "config.tree must be the nodes' parents, integers as in -1,0,0,1,1, got "
+      f"{','.join(map(str, config.tree))!r}"
+    )
   return Tree(tuple(config.tree))
 
 

@@ -40,6 +40,7 @@ ROWS: dict[str, tuple[str, Siblings]] = {
   for name in rules.RULES
   for number, siblings in enumerate(siblings_of(name))
 }
+_MOST_NODES = 256  # trees are unrolled: larger ones take minutes to compile
 _MAX_HUB_DEPTH = 5  # hub pairs at every node: 2 ** (G + 1) - 2 drafted tokens
 
 
@@ -98,6 +99,11 @@ def cases(
   ):
     if value < 1:
       raise ValueError(f"{name} must be >= 1 to compare rules, got {value}")
+  if num_drafts * num_speculative_tokens > _MOST_NODES:
+    raise ValueError(
+      f"rules are compared on up to {_MOST_NODES} drafted tokens, got "
+      f"{num_drafts} paths of {num_speculative_tokens}"
+    )
   rows = ROWS
   if asked != "all":
     rows = {asked: ROWS.get(asked) or (asked, siblings_lib.IID)}

@@ -1,14 +1,15 @@
 """Prints the tables about rules from committed measurements, as Markdown.
 
 efficiency (of `launch.rule_sweep`), optimality (of `launch.optimality`) and
-costs (of `launch.benchmark --suite=rules`):
+costs and cost_limits (of `launch.benchmark --suite=rules`):
 
   python -m launch.rule_tables costs docs/measurements/rules/costs.json
 """
 
 import json
-import os
+import math
 import pathlib
+import statistics
 import sys
 
 
@@ -64,51 +65,98 @@ def optimality(result: dict) -> str:
 
 
 def costs(result: dict) -> str:
-  """Milliseconds and passes over the inputs, of the benchmark's rule suite.
+  """Milliseconds (passes over the inputs), of the benchmark's rule suite.
 
-  One row a rule: the cells at V = 131,072 with the fewest and most nodes
-  measured for every rule at batch size 1.
+  One row a rule, one column a shape, at the vocabulary closest to 131,072 and
+  the smallest batch that were measured.
   """
-  shapes = sorted(
-    {
-      (c["num_drafts"], c["num_speculative_tokens"])
-      for c in result["cells"]
-      if c["vocab_size"] == 131_072 and c["batch_size"] == 1
-    }
+  near = min(
+    (c["vocab_size"] for c in result["cells"]),
+    key=lambda v: abs(math.log(v / 131_072)),
   )
-  found = {
-    (c["rule"], c["siblings"], c["num_drafts"], c["num_speculative_tokens"]): c
+  rows_of = min(c["batch_size"] for c in result["cells"])
+  cells = [
+    c
     for c in result["cells"]
-    if c["vocab_size"] == 131_072 and c["batch_size"] == 1
-  }
-  names = dict.fromkeys(key[:2] for key in found)
+    if c["vocab_size"] == near and c["batch_size"] == rows_of
+  ]
+  shape_of = lambda c: (c["num_drafts"], c["num_speculative_tokens"])
+  shapes = sorted({shape_of(c) for c in cells})
   rows = []
-  for rule, siblings in names:
-    label = f"`{rule}`" if siblings == "iid" else f"`{rule}`, {siblings}"
-    row = [label]
-    for shape in shapes:
-      cell = found.get((rule, siblings, *shape))
-      row.append(
-        f"{cell['milliseconds']:.1f} ({cell['ratio']:.1f}x)" if cell else "–"
-      )
-    rows.append(row)
-  return _table(["rule", *(f"K={k}, G={g}" for k, g in shapes)], rows)
+  for label, own in _by_rule(cells).items():
+    found = {shape_of(c): c for c in own}
+    rows.append(
+      [label]
+      + [
+        f"{found[s]['milliseconds']:.1f} ({found[s]['ratio']:.1f}x)"
+        if s in found
+        else "–"
+        for s in shapes
+      ]
+    )
+  head = [f"V = {near:,}, B = {rows_of}", *(f"K={k}, G={g}" for k, g in shapes)]
+  return _table(head, rows)
 
 
-TABLES = {"efficiency": efficiency, "optimality": optimality, "costs": costs}
+def cost_limits(result: dict, limit: float = 3.0) -> str:
+  """In how many of the cells measured a rule costs at most `limit` passes."""
+  rows = []
+  for label, own in _by_rule(result["cells"]).items():
+    ratios = [c["ratio"] for c in own]
+    most = max(own, key=lambda c: c["ratio"])
+    rows.append(
+      [
+        label,
+        str(len(own)),
+        str(sum(ratio <= limit for ratio in ratios)),
+        f"{statistics.median(ratios):.1f}",
+        f"{most['ratio']:.1f} (V = {most['vocab_size']:,}, "
+        f"K = {most['num_drafts']}, G = {most['num_speculative_tokens']}, "
+        f"B = {most['batch_size']})",
+      ]
+    )
+  return _table(
+    ["rule", "cells", f"within {limit:g} passes", "median", "most"], rows
+  )
+
+
+def _by_rule(cells: list[dict]) -> dict[str, list[dict]]:
+  """Cells by rule and siblings, in words."""
+  groups: dict[str, list[dict]] = {}
+  for cell in cells:
+    drawn = "" if cell["siblings"] == "iid" else f", {cell['siblings']}"
+    groups.setdefault(f"`{cell['rule']}`{drawn}", []).append(cell)
+  return groups
+
+
+TABLES = {
+  "efficiency": efficiency,
+  "optimality": optimality,
+  "costs": costs,
+  "cost_limits": cost_limits,
+}
 
 
 def main(argv: list[str]) -> int:
   """`rule_tables TABLE MEASUREMENT.json`; returns the exit code."""
-  if len(argv) != 3 or argv[1] not in TABLES or not os.path.isfile(argv[2]):
-    print(
-      f"usage: python -m launch.rule_tables {{{','.join(TABLES)}}} "
-      "MEASUREMENT.json",
-      file=sys.stderr,
-    )
+  usage = (
+    f"usage: python -m launch.rule_tables {{{','.join(TABLES)}}} "
+    "MEASUREMENT.json"
+  )
+  if len(argv) != 3 or argv[1] not in TABLES:
+    print(usage, file=sys.stderr)
     return 2
   _, name, path = argv
-  print(TABLES[name](json.loads(pathlib.Path(path).read_text("utf-8"))))
+  try:
+    text = TABLES[name](json.loads(pathlib.Path(path).read_text("utf-8")))
+  except FileNotFoundError:
+    print(f"error: no such file: {path}", file=sys.stderr)
+    return 2
+  except (KeyError, ValueError):
+    print(f"error: {path} is no measurement for {name}\n{usage}",
+          file=sys.stderr)  # fmt: skip
+    return 2
+  print(text)
   return 0
 
 

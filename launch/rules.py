@@ -6,12 +6,14 @@
     --config.temperature=1.0 --prompts=IN.jsonl --output=R.json
 
 Two laws: every context has the target's law q and the draft's law p. Where all
-drafts can be enumerated the numbers are exact ("method": "exact"): each draft's
-outcome through the shipped rule, summed in float64. Else drafts are sampled,
-and the acceptance has a standard error; a distance that was not computed is
-null. "acceptance" is the expected number of accepted tokens, for one drafted
-token a path the acceptance probability. "output_law" is the law of the next
-token (null where it is only sampled and longer than 64 tokens).
+drafts together fit into memory (V to the power of the drafted tokens, times
+nodes, times V, up to four million) the numbers are exact ("method": "exact"):
+each draft's outcome through the shipped rule, summed in float64. Else drafts
+are sampled, and the acceptance has a standard error; the distance of a lossless
+rule is then null (0 by proof, not computed). "acceptance" is the expected
+number of accepted tokens, for one drafted token a path the acceptance
+probability. "output_law" is the law of the next token (null where it is only
+sampled and longer than 64 tokens).
 
 A pair: K, G, the warp and the models are the config's (its rule is not looked
 at), and the numbers are means over decoding steps (`launch.rule_contexts`).
@@ -239,7 +241,10 @@ def show_laws(console, result: dict) -> None:
 def show_contexts(console, result: dict) -> None:
   """Prints the report on a pair."""
   table = _table(
-    f"{result['num_prompts']} prompts, up to {result['max_contexts']} steps",
+    f"{result['num_prompts']} prompts, up to {result['max_contexts']} steps, "
+    f"num_drafts={result['config']['num_drafts']}, "
+    f"num_speculative_tokens={result['config']['num_speculative_tokens']}, "
+    f"temperature={result['config']['temperature']:g}",
     ["rule", "drafted as", "tokens", "accepted", "block efficiency",
      "95% interval", "lossless", "distance", "contexts"],
     "Accepted: expected drafted tokens accepted in one step. Rules drafted for "

@@ -64,6 +64,11 @@ class Decoder:
   with_log_probs: bool = False
 
   def __post_init__(self):
+    if not isinstance(self.rule, Rule):
+      raise TypeError(
+        "rule must be a specjax.Rule, or in make_decoder its name, got "
+        f"{self.rule!r}"
+      )
     self.rule.check(self.drafter.tree, self.drafter.siblings)
     if self.drafter.siblings.with_noise and not self.rule.with_noise:
       raise ValueError(

@@ -87,15 +87,27 @@ def block_law(
     The `BlockLaw`.
 
   Raises:
-    ValueError: if float64 is asked for but not enabled, the rule is not for
-      this tree, or it verifies noise, which is not enumerable.
+    ValueError: if float64 is asked for but not enabled, a law is none or of
+      another length, the rule is not for this tree, the siblings cannot be
+      drawn for it, or they carry noise, which is not enumerable.
+    TypeError: if the rule is not a `Rule`.
   """
+  if not isinstance(rule, Rule):
+    raise TypeError(
+      f"rule must be a specjax.Rule (specjax.rules.get(name)), got {rule!r}"
+    )
   if dtype == jnp.float64 and not jax.config.jax_enable_x64:
     raise ValueError("float64 laws need jax.enable_x64(True)")
   if siblings.with_noise:
     raise ValueError(f"drafts with noise ({siblings.name}) are not enumerable")
   rule.check(tree, siblings)
   vocab, nodes, depth = len(target(prefix)), tree.num_nodes, tree.max_depth
+  most = vocab if siblings.max_children is None else siblings.max_children
+  if not siblings.independent and tree.max_children > min(most, vocab):
+    raise ValueError(
+      f"siblings {siblings.name!r} are at most {min(most, vocab)} a node for "
+      f"{vocab} tokens, got a tree with {tree.max_children}"
+    )
   drafts = np.array(
     list(itertools.product(range(vocab), repeat=tree.num_drafted)), np.int32
   ).reshape(vocab**tree.num_drafted, tree.num_drafted)
@@ -108,7 +120,9 @@ def block_law(
     path = tuple(tokens[:, _below_root(tree, node)].T)  # depth arrays [R]
     for law, table in ((draft, draft_laws), (target, target_laws)):
       if law is target or tree.children[node]:
-        table[:, node] = _next_laws(law, prefix, len(path))[path]
+        laws_here = _next_laws(law, prefix, len(path))
+        _check_laws("target" if law is target else "draft", laws_here, vocab)
+        table[:, node] = laws_here[path]
   with np.errstate(divide="ignore"):
     batch = Draft(
       tokens=jnp.asarray(tokens),
@@ -226,6 +240,21 @@ def _draft_probs(tree, siblings, tokens, log_probs):
   return total
 
 
+def _check_laws(name: str, laws: np.ndarray, vocab: int) -> None:
+  """Raises ValueError unless the rows are laws over V tokens."""
+  if laws.shape[-1] != vocab:
+    raise ValueError(
+      f"the {name}'s laws must be over {vocab} tokens, as the target's first, "
+      f"got {laws.shape[-1]}"
+    )
+  off = np.abs(laws.sum(-1) - 1).max()
+  if (laws < 0).any() or not off <= 1e-6:
+    raise ValueError(
+      f"the {name}'s laws must be probabilities that sum to 1; one is off by "
+      f"{off:g}"
+    )
+
+
 def _next_laws(law: ContextLaw, prefix, depth: int) -> np.ndarray:
   """The law after every continuation of `depth` tokens, `f64[V, .., V]`."""
   vocab = len(law(prefix))
@@ -233,7 +262,7 @@ def _next_laws(law: ContextLaw, prefix, depth: int) -> np.ndarray:
     law(prefix + tokens)
     for tokens in itertools.product(range(vocab), repeat=depth)
   ]
-  return np.array(laws, float).reshape((vocab,) * (depth + 1))
+  return np.array(laws, float).reshape((*(vocab,) * depth, -1))
 
 
 def _below_root(tree: Tree, node: int) -> np.ndarray:

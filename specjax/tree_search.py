@@ -143,6 +143,11 @@ def best_tree_for_latency(
     raise ValueError(
       f"draft_seconds must be finite and >= 0, got {draft_seconds}"
     )
+  if not isinstance(verify_seconds, Mapping):
+    raise ValueError(
+      "verify_seconds must be seconds by the number of fed tokens, as in "
+      f"{{1: 0.01, 8: 0.02}}, got {verify_seconds!r}"
+    )
   fed = np.array(sorted(verify_seconds), np.float64)
   if not len(fed) or fed[0] > 1 or fed[-1] < max_nodes + 1:
     raise ValueError(

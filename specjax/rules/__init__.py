@@ -6,6 +6,7 @@ one node at a time are a single function without a batch (`nodewise`).
 """
 
 import ast
+import difflib
 import inspect
 from collections.abc import Callable
 
@@ -71,7 +72,11 @@ def get(name: str) -> Rule:
   """
   bare, _, rest = name.partition("(")
   if bare not in RULES:
-    raise ValueError(f"unknown rule {bare!r}, expected one of {sorted(RULES)}")
+    near = difflib.get_close_matches(bare, RULES, n=1)
+    guess = f"did you mean {near[0]!r}? " if near else ""
+    raise ValueError(
+      f"unknown rule {bare!r}, {guess}expected one of {sorted(RULES)}"
+    )
   if not rest:
     return RULES[bare]
   if bare not in FACTORIES:

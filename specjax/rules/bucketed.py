@@ -159,8 +159,10 @@ def _solve(
   def turn(alive, given):
     draft, target, floors, ceiling = given
     scales = jnp.concatenate([floors, ceiling[None]])  # [width + 1]
-    above = jnp.concatenate([jnp.cumsum(draft[::-1])[::-1], jnp.zeros(1)])
-    below = jnp.concatenate([jnp.zeros(1), jnp.cumsum(target)])
+    above = jnp.concatenate(
+      [jnp.cumsum(draft[::-1])[::-1], jnp.zeros_like(draft[:1])]
+    )
+    below = jnp.concatenate([jnp.zeros_like(target[:1]), jnp.cumsum(target)])
     masses = above + jnp.where(below > 0, below, 0) / jnp.where(
       scales > 0, scales, 1
     )
@@ -169,7 +171,8 @@ def _solve(
     pick = jnp.argmax(valid)
     # Saturated: A(m) is all of the class's target mass.
     total = below[-1]
-    left = jnp.maximum(alive**count - total, 0) ** (1 / jnp.maximum(count, 1))
+    root = 1 / jnp.maximum(count, 1).astype(alive.dtype)
+    left = jnp.maximum(alive**count - total, 0) ** root
     scale = jnp.maximum(factor(alive, alive - left), ceiling)
     mass = jnp.where(total > 0, total, 0) / jnp.where(scale > 0, scale, 1)
     some = valid.any()

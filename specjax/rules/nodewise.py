@@ -11,6 +11,10 @@ Independent siblings may carry equal tokens. Their paths are one hypothesis, and
 below it the children of all of them are i.i.d. draws from one law: the walk
 merges them, so that a node has as many candidates as paths survive. This is
 SpecTr's loop over surviving paths (Sun et al., NeurIPS 2023).
+
+Most nodes have one candidate, and are decided at once with arrays of one; the
+others one after the other, as many as there are (under `jax.vmap`, as many as
+there could be: the results are the same, the saving is lost).
 """
 
 import dataclasses
@@ -61,6 +65,9 @@ class DecideFn(Protocol):
     valid: Array,
   ) -> Decision:
     """Decides among the candidates after one node.
+
+    It is called with C = 1 and with larger C, and what it returns must depend
+    on the valid candidates alone.
 
     Args:
       siblings: how the candidates were drawn.
@@ -126,16 +133,12 @@ def verify_nodes(decide: DecideFn, *, merge: bool = True) -> VerifyFn:
       parent[:, places.slots] == places.inner[:, None]
     )  # [B, I, C]
     at_nodes = jax.vmap(jax.vmap(functools.partial(decide, siblings)))
-    if merged:
-      decision = _decide_merged(
-        at_nodes, places, draft, target_log_probs, candidates, valid
-      )
-    else:
-      decision = _decide_by_width(
-        at_nodes, places, draft, target_log_probs, candidates, valid
-      )
+    decide_all = _decide_merged if merged else _decide_by_width
+    accept, distance = decide_all(
+      at_nodes, places, draft, target_log_probs, candidates, valid
+    )
     # P(n is accepted | the walk is at its parent), for n as it was drawn.
-    step = decision.accept[
+    step = accept[
       jnp.arange(tokens.shape[0])[:, None],
       jnp.asarray(places.row)[parent],
       places.slot,
@@ -148,11 +151,10 @@ def verify_nodes(decide: DecideFn, *, merge: bool = True) -> VerifyFn:
       reach = jnp.concatenate(
         [reach, jnp.sum(jnp.where(same, came[:, :, None], 0), axis=1)], axis=1
       )
-    onward = jnp.sum(decision.accept, axis=-1)  # [B, I]
+    onward = jnp.sum(accept, axis=-1)  # [B, I]
     stay = jnp.where(
       places.is_inner, jnp.maximum(1 - onward, 0)[:, places.row], 1
     )
-    distance = decision.total_variation
     if distance is not None:
       distance = jnp.where(places.is_inner, distance[:, places.row], 0)
 
@@ -191,8 +193,13 @@ def verify_nodes(decide: DecideFn, *, merge: bool = True) -> VerifyFn:
 
 def _decide_by_width(
   at_nodes, places, draft, target_log_probs, candidates, valid
-) -> Decision:
-  """Decides at every node, with no more candidates than it has children."""
+) -> tuple[Array, Array | None]:
+  """Decides at every node, with no more candidates than it has children.
+
+  Returns:
+    `f32[B, I, C]`, each candidate's acceptance, and `f32[B, I]`, the distances
+    of a lossy rule.
+  """
   widths = places.filled.sum(axis=1)
   parts, order = [], []
   for width in np.unique(widths):
@@ -205,21 +212,22 @@ def _decide_by_width(
     )
     pad = candidates.shape[-1] - width
     accept = jnp.pad(found.accept, [(0, 0), (0, 0), (0, pad)])
-    parts.append(dataclasses.replace(found, accept=accept))
+    parts.append((accept, found.total_variation))
     order.append(rows)
-  if len(parts) == 1:
-    return parts[0]
   back = np.argsort(np.concatenate(order)).astype(np.int32)
   return jax.tree.map(
-    lambda *x: jnp.concatenate(x, axis=1)[:, back],
-    *[dataclasses.replace(p, next_log_probs=None) for p in parts],
+    lambda *x: node_rows(jnp.concatenate(x, axis=1), back), *parts
   )
 
 
 def _decide_merged(
   at_nodes, places, draft, target_log_probs, candidates, valid
-) -> Decision:
-  """Decides at nodes with one candidate at once, at others one by one."""
+) -> tuple[Array, Array | None]:
+  """Decides at nodes with one candidate at once, at others one by one.
+
+  Returns:
+    As `_decide_by_width`.
+  """
   first = jnp.argmax(valid, axis=-1, keepdims=True)  # [B, I, 1]
   one = at_nodes(
     node_rows(target_log_probs, places.inner),
@@ -235,7 +243,7 @@ def _decide_merged(
   batch = jnp.arange(len(valid))
   inner = jnp.asarray(places.inner)
 
-  def decide_one(index, accept):
+  def decide_one(index, decided):
     row = jax.lax.dynamic_index_in_dim(order, index, 1, keepdims=False)
     found = at_nodes(
       take_node(target_log_probs, inner[row])[:, None],
@@ -243,19 +251,23 @@ def _decide_merged(
       take_node(candidates, row)[:, None],
       take_node(valid, row)[:, None],
     )
-    use = several[batch, row][:, None]
-    now = jnp.where(use, found.accept[:, 0], accept[batch, row])
-    return accept.at[batch, row].set(now)
+    use = several[batch, row]
 
-  accept = jax.lax.fori_loop(
+    def put(all_nodes, new):
+      keep = use.reshape(-1, *[1] * (all_nodes.ndim - 2))
+      old = all_nodes[batch, row]
+      return all_nodes.at[batch, row].set(jnp.where(keep, new[:, 0], old))
+
+    return jax.tree.map(put, decided, (found.accept, found.total_variation))
+
+  return jax.lax.fori_loop(
     0,
     len(places.inner),
-    lambda i, accept: jax.lax.cond(
-      i < count, decide_one, lambda _, accept: accept, i, accept
+    lambda i, decided: jax.lax.cond(
+      i < count, decide_one, lambda _, same: same, i, decided
     ),
-    accept,
+    (accept, one.total_variation),
   )
-  return Decision(accept=accept, next_log_probs=None)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

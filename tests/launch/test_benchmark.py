@@ -20,6 +20,11 @@ SMALL = ("--config.max_new_tokens=8", "--config.num_speculative_tokens=2",
          "--rounds=1")  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def _few_widths(monkeypatch):
+  monkeypatch.setattr(benchmark, "_WIDTHS", (1, 4))
+
+
 def measure(cli, tmp_path, *flags, config=None):
   path = tmp_path / "b.json"
   flags = (*SMALL, *flags, f"--output={path}")

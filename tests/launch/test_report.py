@@ -14,6 +14,11 @@ SMALL = ("--config.max_new_tokens=16", "--config.num_speculative_tokens=3",
 A, R, B = Origin.ACCEPTED, Origin.RESIDUAL, Origin.BONUS
 
 
+@pytest.fixture(autouse=True)
+def _few_widths(monkeypatch):
+  monkeypatch.setattr(report_data, "_WIDTHS", (1,))
+
+
 def completion(*origins, expected=0.0):
   ends = sum(o != A for o in origins) + (origins[-1] == A)
   return Completion(

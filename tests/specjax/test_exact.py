@@ -16,6 +16,7 @@ from specjax import exact, rules
 from specjax import siblings as siblings_lib
 from specjax import tree as tree_lib
 from specjax.tree import Tree
+from specjax.types import Draft
 
 LOSSLESS = {n: r for n, r in rules.RULES.items() if r.lossless}
 WARPS = {
@@ -35,6 +36,9 @@ TREES = {
   # Equal siblings of which only the second goes on.
   "late": Tree((-1, 0, 0, 2)),
   "binary": tree_lib.k_ary(2, 2),
+  # Equal siblings that go on differently.
+  "one and two": Tree((-1, 0, 0, 1, 2, 2)),
+  "two and deeper": Tree((-1, 0, 0, 1, 1, 4)),
 }
 
 
@@ -55,14 +59,21 @@ CASES = [
   for name, rule in LOSSLESS.items()
   for tree_name, tree in TREES.items()
   for siblings in siblings_lib.SIBLINGS.values()
-  if siblings is siblings_lib.IID or tree_name in ("uneven", "binary")
+  if siblings is siblings_lib.IID
+  or tree_name in ("uneven", "binary", "one and two")
   if enumerable(rule, tree, siblings)
 ]
-# One tree a rule for the checks that need no more.
+# One tree a rule, all leaves equally deep, for the checks that need no more.
 ONE_TREE = {
   (case.values[0].name, case.values[2].name): case
   for case in CASES
   if case.values[1].num_drafted >= 3
+  if all(
+    children or depth == case.values[1].max_depth
+    for children, depth in zip(
+      case.values[1].children, case.values[1].depth, strict=True
+    )
+  )
 }.values()
 ONE_TREE = [pytest.param(*case.values, id=case.id) for case in ONE_TREE]
 
@@ -194,3 +205,49 @@ def test_noise_is_not_enumerable():
       lambda c: np.ones(2) / 2,
       siblings=siblings_lib.SHARED_NOISE,
     )
+
+
+def test_siblings_that_cannot_be_drawn_are_refused():
+  p, q = np.array([0.5, 0.5]), np.array([0.3, 0.7])
+  for siblings in (siblings_lib.WITHOUT_REPLACEMENT, siblings_lib.TOP_K):
+    with pytest.raises(ValueError, match="at most 2 a node for 2 tokens"):
+      exact.block_law(
+        rules.get("recursive"), tree_lib.k_ary(3), lambda c: p, lambda c: q,
+        siblings=siblings,
+      )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  "p, words",
+  [([0.5, 0.3, 0.3], "sum to 1; one is off by 0.1"),
+   ([0.5, 0.5], "over 3 tokens"), ([1.5, -0.5, 0], "probabilities")],
+)  # fmt: skip
+def test_laws_that_are_none_are_refused(p, words):
+  p, q = np.array(p), np.array([0.2, 0.3, 0.5])
+  with pytest.raises(ValueError, match=words):
+    exact.block_law(
+      rules.get("token"), tree_lib.chain(2), lambda c: p, lambda c: q
+    )
+  with pytest.raises(TypeError, match=r"must be a specjax\.Rule"):
+    exact.block_law("token", tree_lib.chain(2), lambda c: q, lambda c: q)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_rules_keep_the_laws_dtype(dtype):
+  """Laws of a float32 model stay float32 where x64 is enabled."""
+  with jax.enable_x64(True):
+    for case in CASES:
+      rule, tree, siblings = case.values
+      shape = (2, tree.num_nodes)
+      draft = Draft(
+        tokens=jax.ShapeDtypeStruct(shape, jnp.int32),
+        log_probs=jax.ShapeDtypeStruct((*shape, 5), dtype),
+      )
+
+      def ask(draft, target, rule=rule, tree=tree, siblings=siblings):
+        found = rule.verify(tree, siblings, draft, target)
+        node = jnp.zeros(2, jnp.int32)
+        return found.node_probs, found.next_log_probs(node)
+
+      found = jax.eval_shape(ask, draft, draft.log_probs)
+      assert [x.dtype for x in found] == [dtype] * 2, case.id
