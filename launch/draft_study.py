@@ -91,13 +91,11 @@ def decode_with(config, draft: str) -> dict:
     settings = ml_collections.ConfigDict(config.decode.to_dict())
     settings.draft, settings.temperature = draft, temperature
     models = pair.build(settings)
-    items = [
-      prompts.Prompt(
-        i, i, text,
-        tuple(models.tokenizer.encode(text)[: config.prompt_tokens]),
-      )
-      for i, text in enumerate(corpus.held_out_prompts(config.num_prompts))
-    ]  # fmt: skip
+    items = prompts.first_tokens(
+      corpus.held_out_prompts(config.num_prompts),
+      models.tokenizer,
+      num_tokens=config.prompt_tokens,
+    )
     batches = prompts.make_batches(
       items, batch_size=settings.batch_size, max_width=config.prompt_tokens
     )

@@ -46,6 +46,16 @@ def built_in(tokenizer: Tokenizer, *, max_tokens: int) -> list[Prompt]:
   ]
 
 
+def first_tokens(
+  texts: Sequence[str], tokenizer: Tokenizer, *, num_tokens: int
+) -> list[Prompt]:
+  """Prompts of at most `num_tokens` tokens, the first ones of each text."""
+  return [
+    Prompt(i, i, text, tuple(tokenizer.encode(text)[:num_tokens]))
+    for i, text in enumerate(texts)
+  ]
+
+
 def all_of(
   path: str | None, tokenizer: Tokenizer, *, max_tokens: int
 ) -> list[Prompt]:

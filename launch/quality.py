@@ -174,12 +174,11 @@ def run(_) -> int:
   if main.PROMPTS.value:
     items = prompts.all_of(main.PROMPTS.value, tokenizer, max_tokens=room)
   else:
-    items = [
-      prompts.Prompt(
-        i, i, text, tuple(tokenizer.encode(text)[: config.prompt_tokens])
-      )
-      for i, text in enumerate(corpus.held_out_prompts(config.num_prompts))
-    ]
+    items = prompts.first_tokens(
+      corpus.held_out_prompts(config.num_prompts),
+      tokenizer,
+      num_tokens=config.prompt_tokens,
+    )
   scorer = scores.SCORERS[config.score](
     config.scorer or config.target, tokenizer
   )

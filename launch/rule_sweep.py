@@ -39,12 +39,11 @@ def run(_) -> int:
     raise main.UserError("--output is required; see --help for an example")
   check_writable(main.OUTPUT.value)
   models = rule_contexts.build_pair(config)
-  items = [
-    prompts.Prompt(
-      i, i, text, tuple(models.tokenizer.encode(text)[:_PROMPT_TOKENS])
-    )
-    for i, text in enumerate(corpus.held_out_prompts(_NUM_PROMPTS.value))
-  ]
+  items = prompts.first_tokens(
+    corpus.held_out_prompts(_NUM_PROMPTS.value),
+    models.tokenizer,
+    num_tokens=_PROMPT_TOKENS,
+  )
   batches = prompts.make_batches(
     items, batch_size=_BATCH_SIZE, max_width=_PROMPT_TOKENS
   )

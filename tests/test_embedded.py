@@ -54,8 +54,7 @@ def test_the_pair_is_small_and_shares_a_tokenizer():
 def held_out():
   tokenizer = tokenizers.load(PATHS["target"])
   return tuple(
-    prompts.Prompt(i, i, text, tuple(tokenizer.encode(text)[:96]))
-    for i, text in enumerate(corpus.held_out_prompts(100))
+    prompts.first_tokens(corpus.held_out_prompts(100), tokenizer, num_tokens=96)
   )
 
 

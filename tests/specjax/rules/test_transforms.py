@@ -1,0 +1,73 @@
+"""Rules are pure functions: under `jit` and `vmap` they say the same."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import rules
+from specjax.siblings import GREEDY, HUB, IID, SHARED_NOISE, WITHOUT_REPLACEMENT
+from specjax.tree import Tree, chain, k_ary, paths
+from specjax.types import Draft
+
+VOCAB = 6
+SHAPES = (
+  (Tree((-1, 0, 0, 1, 2, 2)), IID),
+  (paths(2, 2), SHARED_NOISE),
+  (paths(2, 2), IID),
+  (Tree((-1, 0, 0, 1, 1)), WITHOUT_REPLACEMENT),
+  (k_ary(2), GREEDY),
+  (k_ary(2), HUB),
+  (chain(2), IID),
+)
+
+
+def first_shape(rule):
+  """The first tree and siblings that a rule is for."""
+  for tree, siblings in SHAPES:
+    if siblings.with_noise == rule.with_noise:
+      try:
+        rule.check(tree, siblings)
+      except ValueError:
+        continue
+      return tree, siblings
+  raise AssertionError(rule.name)
+
+
+@pytest.mark.parametrize("name", rules.RULES)
+def test_batches_of_batches_are_one_batch(name):
+  rule = rules.get(name)
+  tree, siblings = first_shape(rule)
+  rng = np.random.default_rng(0)
+  rows, nodes = 6, tree.num_nodes
+  leaf = np.array([not children for children in tree.children])
+  law = jax.nn.log_softmax(rng.standard_normal((rows, nodes, VOCAB)))
+  noise = None
+  if siblings.with_noise:
+    noise = jnp.asarray(rng.gumbel(size=(rows, 2, 3, VOCAB)), jnp.float32)
+  tokens = rng.integers(0, 3, (rows, nodes))  # few: siblings are often equal
+  if not siblings.independent:  # the most probable one, and others
+    top = np.asarray(law).argmax(-1)[:, np.maximum(tree.parents, 0)]
+    tokens = (top + tree.rank) % VOCAB
+  draft = Draft(
+    tokens=jnp.asarray(tokens, jnp.int32),
+    log_probs=jnp.where(leaf[:, None], -jnp.inf, law),
+    noise=noise,
+  )
+  target = jax.nn.log_softmax(rng.standard_normal((rows, nodes, VOCAB)))
+
+  def ask(draft, target):
+    found = rule.verify(tree, siblings, draft, target)
+    node = jnp.argmax(found.node_probs, axis=1)
+    return found.node_probs, found.next_log_probs(node), found.total_variation
+
+  flat = jax.jit(ask)(draft, target)
+  fold = lambda x: x.reshape(3, 2, *x.shape[1:])
+  nested = jax.jit(jax.vmap(ask))(*jax.tree.map(fold, (draft, target)))
+  for one, other in zip(
+    jax.tree.leaves(flat), jax.tree.leaves(nested), strict=True
+  ):
+    np.testing.assert_allclose(
+      np.exp(fold(one)), np.exp(other), rtol=1e-5, atol=1e-6
+    )
+  np.testing.assert_allclose(flat[0].sum(1), 1, atol=1e-5)
