@@ -103,7 +103,11 @@ benchmark: $(VENV)/.setup.stamp  ## Measures the embedded pair: benchmark.json
 # CI runs this and nothing else, so the heavy sweeps and the lint are in it; the
 # whole must stay under 20 minutes on two cores.
 .PHONY: test
-test: test-fast test-heavy lint  ## All tests and the lint: what CI runs
+test: test-all lint  ## All tests and the lint: what CI runs
+
+.PHONY: test-all
+test-all: $(VENV)/.test.stamp  ## The fast tests and the long sweeps
+	$(PY) -m pytest -n $(JOBS) $(ARGS)
 
 .PHONY: test-fast
 test-fast: $(VENV)/.test.stamp  ## The tests that are not marked heavy

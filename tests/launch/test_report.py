@@ -10,7 +10,7 @@ from launch.engine import Completion
 from specjax.types import Origin
 
 SMALL = ("--config.max_new_tokens=16", "--config.num_speculative_tokens=3",
-         "--sweep=1,3", "--report_rounds=1")  # fmt: skip
+         "--sweep=1", "--report_rounds=1")  # fmt: skip
 A, R, B = Origin.ACCEPTED, Origin.RESIDUAL, Origin.BONUS
 
 

@@ -120,7 +120,7 @@ def test_broken_chains(tmp_path, capsys):
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", theory_data.FIGURES)
 def test_every_figure_is_drawn_from_its_json(tmp_path, name, monkeypatch):
-  monkeypatch.setattr(theory_data, "_HORIZON", 8)
+  monkeypatch.setattr(theory_data, "_HORIZON", 3)
   few = functools.partial(theory_data.acceptance, counts=(1, 2))
   monkeypatch.setitem(theory_data.FIGURES, "acceptance", few)
   assert execute(f"--figure={name}", f"--workdir={tmp_path}",

@@ -277,9 +277,9 @@ def test_configurations_that_make_no_sense_are_errors(changes, message):
     dataclasses.replace(LLAMA, **changes)
 
 
-@pytest.mark.parametrize("batch", [1, 9])
 @pytest.mark.parametrize(
-  ("num_speculative_tokens", "num_drafts"), [(0, 1), (3, 1), (2, 2)]
+  ("num_speculative_tokens", "num_drafts", "batch"),
+  [(0, 1, 1), (3, 1, 9), (2, 2, 1), (2, 2, 9)],
 )
 def test_the_loop_updates_the_caches_in_place(
   batch, num_speculative_tokens, num_drafts

@@ -236,7 +236,7 @@ def test_laws_that_are_none_are_refused(p, words):
 def test_rules_keep_the_laws_dtype(dtype):
   """Laws of a float32 model stay float32 where x64 is enabled."""
   with jax.enable_x64(True):
-    for case in CASES:
+    for case in ONE_TREE:
       rule, tree, siblings = case.values
       shape = (2, tree.num_nodes)
       draft = Draft(
