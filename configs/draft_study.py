@@ -1,9 +1,9 @@
 """Which draft for the embedded target: its shape, or what it is trained for.
 
   python -m launch.draft_study --config=configs/draft_study.py:shapes \
-    --workdir=W --output=docs/measurements/drafts/shapes.jsonl
+    --workdir=W --output=shapes.jsonl
   python -m launch.draft_study --config=configs/draft_study.py:objectives \
-    --workdir=W --output=docs/measurements/drafts/objectives.jsonl
+    --workdir=W --output=objectives.jsonl
 
 Every draft is trained with the same number of floating point operations. The
 table is drawn by `python -m launch.draft_tables FILE.jsonl`.

@@ -1,7 +1,6 @@
 """Decoding-OPT against Decoding-UNO (Yin et al., NeurIPS 2024, section 5).
 
-  python -m launch.quality --config=configs/quality.py \
-    --output=docs/measurements/quality/embedded.json
+  python -m launch.quality --config=configs/quality.py --output=OUT.json
 
 Both rules over-accept alike; after a rejection OPT draws from the residual that
 loses least, UNO from the target. Completions of the same prompts are compared

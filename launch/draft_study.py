@@ -48,7 +48,6 @@ def training_config(config, changes) -> ml_collections.ConfigDict:
   )
   per_step = per_token * one.batch_size * one.sequence_length
   one.num_steps = max(int(config.flops / per_step), 1)
-  one.warmup_steps = one.num_steps // 20
   one.validate_every = one.num_steps
   one.sample_every = 0
   return one

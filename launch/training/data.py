@@ -1,7 +1,8 @@
 """Text for training: from a dataset's documents to packed batches, with grain.
 
   documents of a split -> shuffled anew every epoch -> tokens -> rows of a fixed
-  length, cut from their concatenation -> batches
+  length, cut from their concatenation -> shuffled among their neighbours, so
+  that a batch is not one document -> batches
 
 Every process reads its own share of the documents; all of it is a function of
 the seed, and an iterator's state (`get_state`, `set_state`) goes into
@@ -180,6 +181,7 @@ def batches(
   length: int,
   batch_size: int,
   seed: int | None,
+  shuffle_rows: int = 1024,
 ) -> grain.IterDataset:
   """Batches of packed rows; documents may go on in the next row.
 
@@ -190,6 +192,8 @@ def batches(
     batch_size: rows in a batch, over all processes.
     seed: of the order, new every epoch, without end; None for one pass in order
       (an incomplete last batch is dropped).
+    shuffle_rows: so many rows in succession are shuffled among each other, in
+      memory; 1 leaves them in the order of the documents. Not without a seed.
 
   Returns:
     Of `{"tokens", "segments", "positions"}`, each `i32[rows, length]`: segments
@@ -223,10 +227,45 @@ def batches(
   rows = grain_experimental.ConcatThenSplitIterDataset(
     rows, length_struct={"tokens": length}
   )
-  return rows.map(
+  rows = rows.map(
     lambda row: {
       "tokens": row["tokens"],
       "segments": row["tokens_segment_ids"],
       "positions": row["tokens_positions"],
     }
-  ).batch(batch_size // count, drop_remainder=True)
+  )
+  if seed is not None and shuffle_rows > 1:
+    rows = grain_experimental.WindowShuffleIterDataset(
+      rows, window_size=shuffle_rows, seed=seed
+    )
+  return _Restorable(rows.batch(batch_size // count, drop_remainder=True))
+
+
+class _Restorable(grain.IterDataset):
+  """The same elements; a state that was JSON in between restores them too.
+
+  grain's packing compares slices of its state with tuples, and JSON has lists:
+  a state at a document's end came back as another place.
+  """
+
+  def __iter__(self) -> grain.DatasetIterator:
+    return _RestorableIterator(iter(self._parent))
+
+
+class _RestorableIterator(grain.DatasetIterator):
+  def __next__(self):
+    return next(self._parent)
+
+  def get_state(self):
+    return self._parent.get_state()
+
+  def set_state(self, state):
+    self._parent.set_state(_with_tuples(state))
+
+
+def _with_tuples(state):
+  if isinstance(state, dict):
+    return {key: _with_tuples(value) for key, value in state.items()}
+  if isinstance(state, list):
+    return tuple(_with_tuples(value) for value in state)
+  return state

@@ -40,11 +40,28 @@ class TrainState:
 def make_optimizer(
   config: ml_collections.ConfigDict,
 ) -> tuple[optax.GradientTransformation, optax.Schedule]:
-  """AdamW with warm-up and cosine decay to a tenth, gradients clipped at 1."""
-  schedule = optax.warmup_cosine_decay_schedule(
-    0.0, config.learning_rate, config.warmup_steps, config.num_steps,
-    config.learning_rate / 10,
-  )  # fmt: skip
+  """AdamW at a warmed-up, constant, then decaying rate; gradients clipped at 1.
+
+  The rate falls linearly to a hundredth over the last `config.decay_share` of
+  `config.num_steps` (warm-up, stable, decay: Hu et al., 2024, MiniCPM, section
+  4), so a run may be made longer or shorter until that begins.
+
+  Raises:
+    ValueError: if `config.decay_share` is not in [0, 1].
+  """
+  if not 0 <= config.decay_share <= 1:
+    raise ValueError(f"decay_share must be in [0, 1], got {config.decay_share}")
+  rate = config.learning_rate
+  decay = round(config.decay_share * config.num_steps)
+  warmup = min(config.warmup_steps, config.num_steps - decay)
+  schedule = optax.join_schedules(
+    [
+      optax.linear_schedule(0.0, rate, warmup),
+      optax.constant_schedule(rate),
+      optax.linear_schedule(rate, rate / 100, decay),
+    ],
+    [warmup, config.num_steps - decay],
+  )
   matrices = lambda params: jax.tree.map(lambda x: x.ndim > 1, params)
   optimizer = optax.chain(
     optax.clip_by_global_norm(1.0),

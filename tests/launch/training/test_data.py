@@ -1,6 +1,7 @@
 """Documents from every kind of dataset, and batches of packed rows."""
 
 import collections
+import functools
 import itertools
 import json
 
@@ -166,27 +167,52 @@ def test_segments_and_positions_mark_the_documents(tokenizer):
 
 def test_epochs_are_shuffled_anew_and_lose_nothing(tokenizer):
   size = sum(len(tokenizer.encode(t)) + 1 for t in TEXTS)
-  rows = take(
-    data.batches(TEXTS, tokenizer, length=1, batch_size=1, seed=3), 2 * size
+  make = functools.partial(
+    data.batches, TEXTS, tokenizer, length=1, batch_size=1, shuffle_rows=1
   )
+  rows = take(make(seed=3), 2 * size)
   first, second = stream(rows)[:size], stream(rows)[size:]
   np.testing.assert_array_equal(np.sort(first), np.sort(second))
   assert not np.array_equal(first, second)
-  same = data.batches(TEXTS, tokenizer, length=1, batch_size=1, seed=3)
-  np.testing.assert_array_equal(stream(take(same, size)), first)
-  other = data.batches(TEXTS, tokenizer, length=1, batch_size=1, seed=4)
-  assert not np.array_equal(stream(take(other, size)), first)
+  np.testing.assert_array_equal(stream(take(make(seed=3), size)), first)
+  assert not np.array_equal(stream(take(make(seed=4), size)), first)
 
 
-def test_an_iterator_goes_on_from_its_state(tokenizer):
-  make = lambda: iter(
-    data.batches(TEXTS, tokenizer, length=16, batch_size=3, seed=0)
+def test_neighbouring_rows_are_shuffled_within_their_window(tokenizer):
+  make = functools.partial(
+    data.batches, TEXTS, tokenizer, length=4, batch_size=1, seed=3
   )
+  ordered = stream(take(make(shuffle_rows=1), 40)).reshape(2, 20, 4)
+  shuffled = stream(take(make(shuffle_rows=20), 40)).reshape(2, 20, 4)
+  for before, after in zip(ordered, shuffled, strict=True):
+    assert not np.array_equal(before, after)
+    assert sorted(map(tuple, before)) == sorted(map(tuple, after))
+
+
+def test_a_batch_is_not_one_document(tokenizer):
+  texts = [f"name_{i} = {i}\n" * 200 for i in range(20)]
+  (batch,) = take(
+    data.batches(texts, tokenizer, length=32, batch_size=8, seed=0), 1
+  )
+  documents = {tuple(sorted(set(row.tolist()))) for row in batch["tokens"]}
+  assert len(documents) > 4
+
+
+@pytest.mark.parametrize("shuffle_rows", [1, 20])
+@pytest.mark.parametrize("done", [0, 1, 5, 7, 20])
+def test_an_iterator_goes_on_from_its_state(tokenizer, done, shuffle_rows):
+  make = lambda: iter(
+    data.batches(
+      TEXTS, tokenizer, length=16, batch_size=3, seed=0,
+      shuffle_rows=shuffle_rows,
+    )
+  )  # fmt: skip
   whole = make()
-  for _ in range(5):
+  for _ in range(done):
     next(whole)
-  state = whole.get_state()
+  state = json.loads(json.dumps(whole.get_state()))  # as in a checkpoint
   again = make()
+  next(again)
   again.set_state(state)
   for _ in range(30):  # over the end of the epoch
     np.testing.assert_array_equal(next(whole)["tokens"], next(again)["tokens"])
