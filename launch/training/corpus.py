@@ -23,21 +23,20 @@ LICENCES = {
   "absl": "Apache-2.0",
   "etils": "Apache-2.0",
   "flax": "Apache-2.0",
-  "jax": "Apache-2.0",
   "ml_collections": "Apache-2.0",
   "numpy": "BSD-3-Clause",
   "optax": "Apache-2.0",
   "orbax": "Apache-2.0",
   "rich": "MIT",
-  "scipy": "BSD-3-Clause",
 }
 PACKAGES = tuple(LICENCES)
 
 _EXCLUDED = re.compile(
-  r"(^|/)(tests?|testing|idlelib|lib2to3|turtledemo|site-packages|_vendor|"
-  r"vendored?|ensurepip|__pycache__|encodings|pydoc_data)(/|$)|"
+  r"(^|/)(tests?|testing|\w*test_(util|data)\w*|idlelib|lib2to3|turtledemo|"
+  r"site-packages|_vendor|vendored?|ensurepip|__pycache__|encodings|pydoc_data)"
+  r"(/|$)|"
   r"(_test|_tests|_pb2|_tables?|_unicode_data\w*|sre_constants)\.py$|"
-  r"(^|/)(test_\w+|_sysconfigdata\w*|keyword|token|opcode)\.py$"
+  r"(^|/)(test_\w+|_sysconfigdata[\w-]*|entities|keyword|token|opcode)\.py$"
 )
 _GENERATED = re.compile(
   r"(automatically generated|auto-?generated|do not edit)", re.I
