@@ -15,7 +15,7 @@ import pathlib
 import platform
 
 import tensorflow_datasets as tfds
-from absl import flags
+from absl import flags, logging
 
 from launch import main
 from launch.training import corpus
@@ -32,7 +32,7 @@ class Builder(tfds.core.GeneratorBasedBuilder):
   """A TFDS builder; records are `{"text", "name", "package"}`."""
 
   name = "python_source"
-  VERSION = tfds.core.Version("1.0.0")
+  VERSION = tfds.core.Version("1.1.0")
 
   def _info(self) -> tfds.core.DatasetInfo:
     text = tfds.features.Text()
@@ -89,6 +89,13 @@ def prepare(data_dir: str | pathlib.Path) -> Builder:
   """The builder with its dataset in `data_dir`, made now if it is not there."""
   builder = Builder(data_dir=str(data_dir), file_format="array_record")
   builder.download_and_prepare()
+  made_of = dict(builder.info.metadata["versions"])
+  here = {package: _version(package) for package in made_of}
+  if made_of != here:
+    logging.warning(
+      "%s was made of %s; installed here are %s. Delete the folder to have it "
+      "made anew.", builder.data_path, made_of, here,
+    )  # fmt: skip
   return builder
 
 
