@@ -96,9 +96,10 @@ class Engine:
     return make_sampling(
       rows,
       temperature=self.temperature,
-      top_k=self.top_k,
-      top_p=self.top_p,
-      min_p=self.min_p,
+      # None where nothing is truncated: a smaller program.
+      top_k=self.top_k or None,
+      top_p=self.top_p if self.top_p < 1 else None,
+      min_p=self.min_p or None,
     )
 
   def prefill(self, batch: Batch, budget: int | None = None) -> DecodeState:

@@ -27,6 +27,16 @@ WORKDIR = flags.DEFINE_string(
   "workdir", None, "Checkpoints and metrics of a run."
 )
 
+TARGET = flags.DEFINE_string(
+  "target", None, "The target: its law (0.2,0.3,0.5), or its shape (a name)."
+)
+DRAFT = flags.DEFINE_string("draft", None, "The draft, as --target.")
+RULE = flags.DEFINE_string(
+  "rule", None, 'A rule, as in "token" or "typical(epsilon=0.2)".'
+)
+NUM_SPECULATIVE_TOKENS = flags.DEFINE_list(
+  "num_speculative_tokens", None, "G, tokens of a drafted path."
+)
 NUM_DRAFTS = flags.DEFINE_list(
   "num_drafts", None, "Numbers of drafts: K of rules, each M of the theory."
 )
@@ -42,16 +52,18 @@ class UserError(Exception):
   """Something the user can mend; its text is the whole message."""
 
 
-def num_drafts() -> list[int]:
-  """The numbers of --num_drafts; UserError if they are none."""
+def integers(flag: flags.FlagHolder, *, default: Sequence[int]) -> list[int]:
+  """The positive integers of a list flag; UserError if they are none."""
+  if flag.value is None:
+    return list(default)
   try:
-    counts = [int(text) for text in NUM_DRAFTS.value]
+    counts = [int(text) for text in flag.value]
   except ValueError:
     counts = []
   if not counts or min(counts) < 1:
     raise UserError(
-      "--num_drafts must be positive integers, as in 1,2,4, got "
-      f"{','.join(NUM_DRAFTS.value)!r}"
+      f"--{flag.name} must be positive integers, as in 1,2,4, got "
+      f"{','.join(flag.value)!r}"
     )
   return counts
 

@@ -45,16 +45,8 @@ from launch import (
 from launch.journal import check_writable, write_json
 
 flags.adopt_module_key_flags(main)  # so that --help lists them
-_TARGET = flags.DEFINE_string("target", None, "The target's law: 0.2,0.3,0.5")
-_DRAFT = flags.DEFINE_string("draft", None, "The draft's law, as --target.")
 _LAWS = flags.DEFINE_string(
   "laws", None, "Instead of both: an .npz file with arrays target and draft."
-)
-_RULE = flags.DEFINE_string(
-  "rule", "all", 'One rule, as in "typical(epsilon=0.2)", or "all".'
-)
-_LENGTH = flags.DEFINE_integer(
-  "num_speculative_tokens", None, "G, tokens of a path; 1.", lower_bound=1
 )
 _MAX_CONTEXTS = flags.DEFINE_integer(
   "max_contexts", 32, "With --config: steps of a prompt.", lower_bound=1
@@ -66,7 +58,7 @@ _MAX_CONTEXTS = flags.DEFINE_integer(
 
 def read_laws() -> tuple[np.ndarray, np.ndarray]:
   """The draft's and the target's law that the flags give, `f64[V]`."""
-  pair = {"--target": _TARGET.value, "--draft": _DRAFT.value}
+  pair = {"--target": main.TARGET.value, "--draft": main.DRAFT.value}
   if _LAWS.value is not None:
     if any(x is not None for x in pair.values()):
       raise main.UserError("give either --laws or --target and --draft")
@@ -86,11 +78,11 @@ def read_laws() -> tuple[np.ndarray, np.ndarray]:
   return draft, target
 
 
-def _count() -> int:
-  """K of --num_drafts, one number here."""
-  counts = main.num_drafts()
+def _one(flag: flags.FlagHolder, default: int) -> int:
+  """The number of a list flag, one here."""
+  counts = main.integers(flag, default=[default])
   if len(counts) != 1:
-    raise main.UserError(f"--num_drafts must be one number, got {counts}")
+    raise main.UserError(f"--{flag.name} must be one number, got {counts}")
   return counts[0]
 
 
@@ -151,7 +143,7 @@ def compare_on_contexts(config) -> dict:
   """The report on a real pair."""
   models = rule_contexts.build_pair(config)
   rows, left_out = rule_cases.cases(
-    _RULE.value,
+    main.RULE.value or "all",
     num_drafts=config.num_drafts,
     num_speculative_tokens=config.num_speculative_tokens,
     vocab_size=models.tokenizer.vocab_size,
@@ -272,11 +264,11 @@ def run(_) -> int:
   on_laws = {
     name: value
     for name, value in (
-      ("--target", _TARGET.value),
-      ("--draft", _DRAFT.value),
+      ("--target", main.TARGET.value),
+      ("--draft", main.DRAFT.value),
       ("--laws", _LAWS.value),
       ("--num_drafts", main.NUM_DRAFTS.value),
-      ("--num_speculative_tokens", _LENGTH.value),
+      ("--num_speculative_tokens", main.NUM_SPECULATIVE_TOKENS.value),
       ("--seed", main.SEED.value),
     )
     if value is not None
@@ -302,9 +294,9 @@ def run(_) -> int:
     result = rule_laws.compare(
       draft,
       target,
-      _RULE.value,
-      count=2 if main.NUM_DRAFTS.value is None else _count(),
-      length=_LENGTH.value or 1,
+      main.RULE.value or "all",
+      count=_one(main.NUM_DRAFTS, 2),
+      length=_one(main.NUM_SPECULATIVE_TOKENS, 1),
       seed=main.SEED.value or 0,
     )
     show_laws(console, result)

@@ -103,7 +103,7 @@ def run(_) -> int:
       check_writable(main.OUTPUT.value)
     found = theory_data.of_chain(
       read_chain(_CHAIN.value),
-      [1, 2, 4] if main.NUM_DRAFTS.value is None else main.num_drafts(),
+      main.integers(main.NUM_DRAFTS, default=[1, 2, 4]),
       runs=runs or 0,
       seed=main.SEED.value or 0,
     )

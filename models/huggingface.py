@@ -18,14 +18,18 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import safetensors
 import safetensors.numpy
 from flax import nnx
+from jax.sharding import Mesh, NamedSharding
 
-from models import tokenizers
+from models import sharding as sharding_lib
+from models import stacked, tokenizers
 from models.huggingface_config import config_from_json, llama_json
+from models.sharding import Sharding
 from models.transformer import Transformer, TransformerConfig
 
 
@@ -161,6 +165,107 @@ def load(directory: str, *, dtype=jnp.float32) -> Transformer:
     CheckpointError: (a ValueError) if tensors are left over, missing or of
       another shape or type than they should be; it lists them all.
   """
+  with contextlib.ExitStack() as stack:
+    checkpoint = _checked(directory, stack)
+    config = checkpoint.config
+    graphdef, state = nnx.split(
+      nnx.eval_shape(lambda: Transformer(config, dtype=dtype, rngs=nnx.Rngs(0)))
+    )
+    state = dict(nnx.to_flat_state(state))
+    wanted: dict[str, list] = {}  # tensor -> the parameters that it holds
+    for parameter in state:
+      name, layout = _locate(parameter, checkpoint.family)
+      wanted.setdefault(name, []).append((parameter, layout))
+    for name, parameters in wanted.items():
+      tensor = _read(checkpoint.tensors[name])
+      for parameter, layout in parameters:
+        array = layout.take(tensor, config).astype(jnp.dtype(dtype))
+        state[parameter] = state[parameter].replace(jnp.array(array))
+  return nnx.merge(graphdef, nnx.from_flat_state(state))
+
+
+def load_stacked(
+  directory: str, *, mesh: Mesh, sharding: Sharding, dtype=jnp.bfloat16
+) -> tuple[TransformerConfig, stacked.StackedParams]:
+  """Reads a checkpoint straight to where its parameters lie on a mesh.
+
+  Every process reads the parts of the files that its own devices hold, and no
+  more; nothing is held twice. (The queries, keys and values of GPT-2 and
+  GPT-NeoX share tensors, which are read whole, one layer's at a time.)
+
+  Args:
+    directory: as of `load`.
+    mesh: all devices, over all processes.
+    sharding: the model's rules on it.
+    dtype: of the parameters, whatever the files' is.
+
+  Returns:
+    The configuration, whose key/value heads are repeated if they are fewer than
+    the devices they are cut over, and the parameters for `models.stacked`.
+
+  Raises:
+    FileNotFoundError, ValueError, CheckpointError: as `load`; ValueError also
+      for a model that cannot be cut so.
+  """
+  with contextlib.ExitStack() as stack:
+    checkpoint = _checked(directory, stack)
+    config = sharding_lib.kv_heads_for(
+      checkpoint.config, sharding_lib.num_parts(sharding, mesh)
+    )
+    shapes = stacked.abstract_params(config, dtype=dtype)
+
+    def place(path, shape, spec):
+      part, *names = sharding_lib.names(path)
+
+      def read(index):
+        if part == "frame":
+          return checkpoint.part(tuple(names), index, config).astype(dtype)
+        layers = range(config.num_layers)[index[0]]
+        return np.stack(
+          [
+            checkpoint.part(("layers", i, *names), index[1:], config)
+            for i in layers
+          ]
+        ).astype(dtype)
+
+      where = NamedSharding(mesh, spec)
+      return jax.make_array_from_callback(shape.shape, where, read)
+
+    params = jax.tree_util.tree_map_with_path(
+      place, shapes, sharding_lib.param_specs(shapes, sharding)
+    )
+  return config, params
+
+
+@dataclasses.dataclass(frozen=True)
+class _Checkpoint:
+  """An open checkpoint whose tensors are those of its configuration."""
+
+  config: TransformerConfig
+  family: str
+  tensors: Mapping[str, tuple[Any, str]]
+
+  def part(
+    self, parameter: tuple, index: tuple[slice, ...], cut: TransformerConfig
+  ) -> np.ndarray:
+    """A part of a parameter of a model with `cut`'s key/value heads."""
+    name, layout = _locate(parameter, self.family)
+    file, full_name = self.tensors[name]
+    times = cut.num_kv_heads // self.config.num_kv_heads
+    if times > 1 and parameter[-2] in ("k", "v"):
+      whole = layout.take(_read(self.tensors[name]), self.config)
+      return sharding_lib.repeat_heads(whole, self.config.head_dim, times)[
+        index
+      ]
+    if layout is _AS_IS:
+      return file.get_slice(full_name)[index]
+    if layout is _TRANSPOSED:
+      return file.get_slice(full_name)[index[::-1]].T
+    return layout.take(_read(self.tensors[name]), self.config)[index]
+
+
+def _checked(directory: str, stack: contextlib.ExitStack) -> _Checkpoint:
+  """Opens a checkpoint and compares its tensors with its configuration."""
   path = pathlib.Path(directory)
   if not path.is_dir():
     raise FileNotFoundError(
@@ -173,33 +278,24 @@ def load(directory: str, *, dtype=jnp.float32) -> Transformer:
   except ValueError as error:
     raise ValueError(f"cannot use {path / 'config.json'}: {error}") from error
   family = settings["model_type"]
-  graphdef, state = nnx.split(
-    nnx.eval_shape(lambda: Transformer(config, dtype=dtype, rngs=nnx.Rngs(0)))
+  state = nnx.state(
+    nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
   )
-  state = dict(nnx.to_flat_state(state))
-  wanted: dict[str, list] = {}  # tensor -> the parameters that it holds
   shapes: dict[str, tuple[int, ...]] = {}
-  for parameter, variable in state.items():
+  for parameter, variable in nnx.to_flat_state(state):
     name, layout = _locate(parameter, family)
-    wanted.setdefault(name, []).append((parameter, layout))
     shapes[name] = layout.shape(variable.shape)
   tied = _locate(("embed", "embedding"), family)[0]
-  with contextlib.ExitStack() as stack:
-    tensors, problems = _open(_weight_files(path), stack)
-    problems += _mismatches(
-      tensors, shapes, tied if config.tied_embeddings else None
+  tensors, problems = _open(_weight_files(path), stack)
+  problems += _mismatches(
+    tensors, shapes, tied if config.tied_embeddings else None
+  )
+  if problems:
+    raise CheckpointError(
+      f"the tensors in {path} are not those of the {family} model in its "
+      "config.json:\n  " + "\n  ".join(sorted(problems))
     )
-    if problems:
-      raise CheckpointError(
-        f"the tensors in {path} are not those of the {family} model in its "
-        "config.json:\n  " + "\n  ".join(sorted(problems))
-      )
-    for name, parameters in wanted.items():
-      tensor = _read(tensors[name])
-      for parameter, layout in parameters:
-        array = layout.take(tensor, config).astype(jnp.dtype(dtype))
-        state[parameter] = state[parameter].replace(jnp.array(array))
-  return nnx.merge(graphdef, nnx.from_flat_state(state))
+  return _Checkpoint(config, family, tensors)
 
 
 def eos_token_ids(directory: str) -> tuple[int, ...]:

@@ -236,16 +236,17 @@ class Attention(nnx.Module):
       self.q_norm = _norm(c, c.head_dim, dtype, rngs)
       self.k_norm = _norm(c, c.head_dim, dtype, rngs)
 
-  def __call__(self, x, rotary, mask, kv, start):
+  def __call__(self, x, rotary, mask, kv, start, *, layer=None):
     """Attends.
 
     Args:
       x: `[B, T, D]`.
       rotary: from `rotary_table`, or None.
       mask: `bool[B, T, S]`.
-      kv: this layer's `(keys, values)` of the cache, or None to attend among
-        the fed tokens alone (then S == T).
+      kv: this layer's `(keys, values)` of the cache, or all layers' if `layer`
+        is given; None to attend among the fed tokens alone (then S == T).
       start: `i32[B]`, the slot of the first fed token.
+      layer: `i32[]`, which layer of stacked keys and values this one is.
 
     Returns:
       `[B, T, D]` and the updated `(keys, values)`.
@@ -258,10 +259,14 @@ class Attention(nnx.Module):
     if rotary is not None:
       q, k = rotate(q, rotary), rotate(k, rotary)
     k, v = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)  # [B, K, T, C]
-    if kv is not None:
-      k = cache_lib.write_rows(kv[0], k, start)
-      v = cache_lib.write_rows(kv[1], v, start)
-    return self.out(attend(q, k, v, mask)), (k, v)
+    if kv is None:
+      return self.out(attend(q, k, v, mask)), (k, v)
+    kv = tuple(
+      cache_lib.write_rows(buffer, new, start, layer=layer)
+      for buffer, new in zip(kv, (k, v), strict=True)
+    )
+    k, v = kv if layer is None else (buffer[layer] for buffer in kv)
+    return self.out(attend(q, k, v, mask)), kv
 
 
 class Mlp(nnx.Module):
@@ -294,11 +299,15 @@ class Layer(nnx.Module):
     self.mlp_norm = _norm(config, config.embed_dim, dtype, rngs)
     self.mlp = Mlp(config, dtype, rngs=rngs)
 
-  def __call__(self, x, rotary, mask, kv, start, *, attention=True, mlp=True):
+  def __call__(
+    self, x, rotary, mask, kv, start, *, layer=None, attention=True, mlp=True
+  ):
     """As `Attention`; `attention=False` or `mlp=False` skips that sub-layer."""
     residual = x
     if attention:
-      out, kv = self.attention(self.attention_norm(x), rotary, mask, kv, start)
+      out, kv = self.attention(
+        self.attention_norm(x), rotary, mask, kv, start, layer=layer
+      )
       x = x + out
     if mlp:
       source = residual if self.config.parallel_residual else x
@@ -389,14 +398,46 @@ class Transformer(nnx.Module):
     """
     c = self.config
     skipped.check(c.num_layers)
+    fed = self.enter(
+      tokens, cache, positions=positions, mask=mask, segments=segments
+    )
+    x, cache = fed.x, fed.cache
+    keys, values = [], []
+    for i, layer in enumerate(self.layers):
+      x, kv = layer(
+        x,
+        fed.rotary,
+        fed.masks[c.window(i)],
+        None if cache is None else (cache.keys[i], cache.values[i]),
+        fed.start,
+        attention=i not in skipped.attention,
+        mlp=i not in skipped.mlp,
+      )
+      keys.append(kv and kv[0])
+      values.append(kv and kv[1])
+    if cache is not None:
+      cache = cache.replace(
+        keys=tuple(keys),
+        values=tuple(values),
+        length=fed.start + tokens.shape[1],
+      )
+    return self.leave(x), cache
+
+  def enter(
+    self,
+    tokens: Array,
+    cache: Cache | None,
+    *,
+    positions: Array | None = None,
+    mask: np.ndarray | None = None,
+    segments: Array | None = None,
+  ) -> "Fed":
+    """What comes before the layers; arguments as of `__call__`."""
+    c = self.config
     if segments is not None and cache is not None:
       raise ValueError("segments are of whole rows, without a cache")
     batch, fed = tokens.shape
-    if cache is None:
-      start = jnp.zeros((batch,), jnp.int32)
-      slots = None
-    else:
-      start, slots = cache.length, cache.slots
+    start = jnp.zeros((batch,), jnp.int32) if cache is None else cache.length
     if positions is None:
       positions = start[:, None] + jnp.arange(fed)
     if cache is None:
@@ -420,30 +461,35 @@ class Transformer(nnx.Module):
       # Drafted nodes may lie beyond the table; no such node is ever emitted.
       x = x + self.position_embed(jnp.minimum(positions, c.max_positions - 1))
     rotary = None if c.learned_positions else rotary_table(c, positions)
-    keys, values = [], []
-    for i, layer in enumerate(self.layers):
-      x, kv = layer(
-        x,
-        rotary,
-        masks[c.window(i)],
-        None if slots is None else (cache.keys[i], cache.values[i]),
-        start,
-        attention=i not in skipped.attention,
-        mlp=i not in skipped.mlp,
-      )
-      if slots is not None:
-        keys.append(kv[0])
-        values.append(kv[1])
+    return Fed(x=x, rotary=rotary, masks=masks, start=start, cache=cache)
+
+  def leave(self, x: Array) -> ModelOutput:
+    """What comes after the layers, of `x: [B, T, D]`."""
     hidden = self.final_norm(x)
-    if c.tied_embeddings:
+    if self.config.tied_embeddings:
       logits = self.embed.attend(hidden)
     else:
       logits = self.lm_head(hidden)
-    if cache is not None:
-      cache = cache.replace(
-        keys=tuple(keys), values=tuple(values), length=start + fed
-      )
-    return ModelOutput(logits=logits.astype(jnp.float32), hidden=hidden), cache
+    return ModelOutput(logits=logits.astype(jnp.float32), hidden=hidden)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fed:
+  """What the layers need of T fed tokens.
+
+  Attributes:
+    x: `[B, T, D]`, the embedded tokens.
+    rotary: from `rotary_table`, or None.
+    masks: `bool[B, T, S]` for every window size that some layer has.
+    start: `i32[B]`, the slot of the first fed token.
+    cache: with the tokens' positions recorded, or None.
+  """
+
+  x: Array
+  rotary: tuple[Array, Array] | None
+  masks: dict[int | None, Array]
+  start: Array
+  cache: Cache | None
 
 
 def as_language_model(

@@ -6,7 +6,7 @@ cleared. Rolling back is lowering `length`: slots at or beyond it are stale,
 hidden by the attention mask, and overwritten by the next write.
 
 Letters in shapes: B rows, S slots, K key/value heads, C channels per head,
-T fed tokens, M trailing slots with an explicit mask.
+T fed tokens, M trailing slots with an explicit mask, L layers.
 """
 
 import dataclasses
@@ -23,8 +23,10 @@ class Cache:
   """Keys and values of the tokens a model has seen.
 
   Attributes:
-    keys: one array `[B, K, S, C]` per layer. Models without attention may keep
-      other per-slot state here, as long as the axes are in this order.
+    keys: one array `[B, K, S, C]` per layer, or arrays `[L, B, K, S, C]` that
+      hold several layers (models that scan over their layers). Models without
+      attention may keep other per-slot state here, as long as the axes are in
+      this order.
     values: as `keys`.
     positions: `i32[B, S]`, the position of the token in each slot, or None for
       models that never compare positions (only sliding windows do).
@@ -39,7 +41,7 @@ class Cache:
   @property
   def slots(self) -> int:
     """S, the number of slots of each row."""
-    return self.keys[0].shape[2]
+    return self.keys[0].shape[-2]
 
   def replace(self, **changes) -> "Cache":
     """A copy with some fields changed."""
@@ -55,27 +57,37 @@ def make_cache(
   head_dim: int,
   dtype=jnp.float32,
   with_positions: bool = False,
+  stacked: bool = False,
 ) -> Cache:
-  """An empty cache; every slot is zero and every length is 0."""
+  """An empty cache; every slot is zero and every length is 0.
+
+  With `stacked`, one array holds all layers.
+  """
   shape = (batch, num_kv_heads, slots, head_dim)
-  zeros = lambda: tuple(jnp.zeros(shape, dtype) for _ in range(num_layers))
+  if stacked:
+    zeros = lambda: (jnp.zeros((num_layers, *shape), dtype),)
+  else:
+    zeros = lambda: tuple(jnp.zeros(shape, dtype) for _ in range(num_layers))
   positions = jnp.zeros((batch, slots), jnp.int32) if with_positions else None
   length = jnp.zeros((batch,), jnp.int32)
   return Cache(keys=zeros(), values=zeros(), positions=positions, length=length)
 
 
-def write_rows(buffer: Array, rows: Array, start: Array) -> Array:
+def write_rows(
+  buffer: Array, rows: Array, start: Array, *, layer: Array | None = None
+) -> Array:
   """Writes `rows` into `buffer` at each row's own slot.
 
   Rows up to a handful are written one by one, which XLA does in place without
   a scatter; more rows use one batched scatter, whose program does not grow.
 
   Args:
-    buffer: `[B, K, S, C]`.
-    rows: `[B, K, T, C]`, cast to the buffer's dtype.
+    buffer: `[B, K, S, C]`, or `[L, B, K, S, C]`.
+    rows: `[B, K, T, C]`, or `[L, B, K, T, C]` to write into all layers; cast to
+      the buffer's dtype.
     start: `i32[B]`, the slot of the first of the T rows. `start + T <= S` is
-    the
-      caller's duty: `lax.dynamic_update_slice` clamps silently.
+      the caller's duty: `lax.dynamic_update_slice` clamps silently.
+    layer: `i32[]`, the one layer of a stacked buffer that `rows` are of.
 
   Returns:
     The buffer, updated in place when it is donated or a loop's carry.
@@ -83,14 +95,21 @@ def write_rows(buffer: Array, rows: Array, start: Array) -> Array:
   rows = rows.astype(buffer.dtype)
   # Indices of one type: literals would be int64 when x64 is enabled.
   index = lambda *parts: tuple(jnp.asarray(p, start.dtype) for p in parts)
-  if buffer.shape[0] <= _MAX_UNROLLED_ROWS:
-    for b in range(buffer.shape[0]):
+  first = () if buffer.ndim == 4 else (0 if layer is None else layer,)
+  if layer is not None:
+    rows = rows[None]
+  if buffer.shape[-4] <= _MAX_UNROLLED_ROWS:
+    for b in range(buffer.shape[-4]):
       buffer = lax.dynamic_update_slice(
-        buffer, rows[b : b + 1], index(b, 0, start[b], 0)
+        buffer, rows[..., b : b + 1, :, :, :], index(*first, b, 0, start[b], 0)
       )
     return buffer
   return jax.vmap(
-    lambda buf, new, at: lax.dynamic_update_slice(buf, new, index(0, at, 0))
+    lambda buf, new, at: lax.dynamic_update_slice(
+      buf, new, index(*first, 0, at, 0)
+    ),
+    in_axes=(-4, -4, 0),
+    out_axes=-4,
   )(buffer, rows, start)
 
 
@@ -184,11 +203,16 @@ def keep_path(
     The cache with the path in consecutive slots and `length` set.
   """
 
-  def gather(buffer):  # [B, K, S, C]
+  def gather(buffer):  # [..., B, K, S, C]
     block = jax.vmap(
-      lambda buf, at: lax.dynamic_slice_in_dim(buf, at, nodes, axis=1)
-    )(buffer, start)  # [B, K, N + 1, C]
-    kept = jnp.take_along_axis(block, path[:, None, :, None], axis=2)
+      lambda buf, at: lax.dynamic_slice_in_dim(buf, at, nodes, axis=-2),
+      in_axes=(-4, 0),
+      out_axes=-4,
+    )(buffer, start)  # [..., B, K, N + 1, C]
+    index = path[:, None, :, None].reshape(
+      *[1] * (buffer.ndim - 4), path.shape[0], 1, path.shape[1], 1
+    )
+    kept = jnp.take_along_axis(block, index, axis=-2)
     return write_rows(buffer, kept, start)
 
   positions = cache.positions

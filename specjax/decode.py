@@ -116,8 +116,7 @@ class Decoder:
     """
     prompts = jnp.asarray(prompts)
     batch, width = prompts.shape
-    self._check_sizes(width, buffer_length, lengths, max_new_tokens)
-    self._check_tokens(prompts, lengths)
+    self.check(prompts, lengths, buffer_length, max_new_tokens)
     tree = self.drafter.tree
     sampling = sampling or warp_lib.make_sampling(batch)
     if sampling.temperature.shape != (batch,):
@@ -175,8 +174,18 @@ class Decoder:
       num_steps=jnp.zeros((), jnp.int32),
     )
 
-  def _check_sizes(self, width, buffer_length, lengths, max_new_tokens):
-    """Raises ValueError for sizes that cannot work."""
+  def check(
+    self,
+    prompts: Array,
+    lengths: Array,
+    buffer_length: int,
+    max_new_tokens: Array | int,
+  ) -> None:
+    """Raises ValueError for arguments of `init` that cannot work.
+
+    Lengths, budgets and tokens are looked at when they are concrete.
+    """
+    width = prompts.shape[1]
     if width > buffer_length:
       raise ValueError(
         f"prompts of {width} tokens do not fit into a buffer of {buffer_length}"
@@ -205,8 +214,6 @@ class Decoder:
             f"prompt lengths {lengths.tolist()}"
           )
 
-  def _check_tokens(self, prompts, lengths):
-    """Raises ValueError for concrete prompts with ids that are no tokens."""
     if any(isinstance(x, jax.core.Tracer) for x in (prompts, lengths)):
       return
     inside = np.arange(prompts.shape[1]) < np.asarray(lengths)[:, None]

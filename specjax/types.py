@@ -107,15 +107,16 @@ class Sampling:
 
   Attributes:
     temperature: `f32[B]`; 0 is greedy.
-    top_k: `i32[B]`; 0 keeps all tokens.
-    top_p: `f32[B]` in (0, 1]; 1 keeps all tokens.
-    min_p: `f32[B]` in [0, 1]; 0 keeps all tokens.
+    top_k: `i32[B]`; 0 keeps all tokens. None: the program truncates nothing
+      so, and has no sort of the vocabulary; likewise below.
+    top_p: `f32[B]` in (0, 1]; 1 keeps all tokens. Or None.
+    min_p: `f32[B]` in [0, 1]; 0 keeps all tokens. Or None.
   """
 
   temperature: Array
-  top_k: Array
-  top_p: Array
-  min_p: Array
+  top_k: Array | None
+  top_p: Array | None
+  min_p: Array | None
 
 
 @_struct

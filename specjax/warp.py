@@ -14,16 +14,17 @@ from specjax.types import Sampling
 
 
 def make_sampling(
-  batch: int, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0
+  batch: int, *, temperature=1.0, top_k=None, top_p=None, min_p=None
 ) -> Sampling:
   """Broadcasts scalars or per-row sequences to `[B]` arrays.
 
   Args:
     batch: B.
     temperature: at least 0; 0 is greedy.
-    top_k: at least 0; 0 keeps all tokens.
-    top_p: in (0, 1].
-    min_p: in [0, 1].
+    top_k: at least 0; 0 keeps all tokens. None does too, at trace time: from
+      None to a number is another program, from number to number is not.
+    top_p: in (0, 1], or None for 1.
+    min_p: in [0, 1], or None for 0.
 
   Returns:
     The `Sampling`.
@@ -33,6 +34,8 @@ def make_sampling(
   """
 
   def rows(name, value, dtype, valid, expected):
+    if value is None:
+      return None
     value = jnp.asarray(value, dtype)
     if not isinstance(value, jax.core.Tracer) and not bool(valid(value).all()):
       raise ValueError(f"{name} must be {expected}, got {value}")
@@ -73,22 +76,26 @@ def warp(logits: Array, sampling: Sampling) -> Array:
     where any logit is NaN.
   """
   logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-  rows = (slice(None),) + (None,) * (logits.ndim - 1)
-  per_row = lambda x: x[rows]
+  expand = (slice(None),) + (None,) * (logits.ndim - 1)
+  per_row = lambda x: x[expand]
   temperature = per_row(sampling.temperature).astype(logits.dtype)
   greedy = temperature == 0
   scaled = logits / jnp.where(greedy, 1, temperature)
-  scaled = lax.cond(
-    jnp.any((sampling.top_k > 0) | (sampling.top_p < 1)),
-    lambda x: _truncate(
-      x, per_row(sampling.top_k), per_row(sampling.top_p).astype(x.dtype)
-    ),
-    lambda x: x,
-    scaled,
-  )
-  largest = jnp.max(scaled, axis=-1, keepdims=True)
-  floor = jnp.log(per_row(sampling.min_p).astype(scaled.dtype)) + largest
-  scaled = jnp.where(scaled < floor, -jnp.inf, scaled)
+  if sampling.top_k is not None or sampling.top_p is not None:
+    rows = sampling.temperature.shape
+    top_k, top_p = sampling.top_k, sampling.top_p
+    top_k = jnp.zeros(rows, jnp.int32) if top_k is None else top_k
+    top_p = jnp.ones(rows) if top_p is None else top_p
+    scaled = lax.cond(
+      jnp.any((top_k > 0) | (top_p < 1)),
+      lambda x: _truncate(x, per_row(top_k), per_row(top_p).astype(x.dtype)),
+      lambda x: x,
+      scaled,
+    )
+  if sampling.min_p is not None:
+    largest = jnp.max(scaled, axis=-1, keepdims=True)
+    floor = jnp.log(per_row(sampling.min_p).astype(scaled.dtype)) + largest
+    scaled = jnp.where(scaled < floor, -jnp.inf, scaled)
   best = sampling_lib.argmax(logits)[..., None]
   point = jnp.arange(logits.shape[-1]) == best
   warped = jax.nn.log_softmax(scaled, axis=-1)

@@ -1,0 +1,59 @@
+"""Shapes of published models, by lower-case name, as their `config.json` says.
+
+Only what decides shapes and logits is kept; see each model's card on its hub
+for the whole file. `python -m launch.plan` takes these names or any
+`config.json`.
+"""
+
+from typing import Any
+
+
+def _pythia(hidden: int, layers: int, heads: int) -> dict[str, Any]:
+  return dict(
+    model_type="gpt_neox", vocab_size=50304, hidden_size=hidden,
+    num_hidden_layers=layers, num_attention_heads=heads,
+    intermediate_size=4 * hidden, max_position_embeddings=2048,
+    rotary_pct=0.25, rotary_emb_base=10000, hidden_act="gelu",
+    layer_norm_eps=1e-5, use_parallel_residual=True, tie_word_embeddings=False,
+  )  # fmt: skip
+
+
+def _llama(
+  hidden: int, layers: int, heads: int, mlp: int, *, factor: float, **changes
+) -> dict[str, Any]:
+  return dict(
+    model_type="llama", vocab_size=128256, hidden_size=hidden,
+    num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=8,
+    intermediate_size=mlp, max_position_embeddings=131072, hidden_act="silu",
+    rms_norm_eps=1e-5, rope_theta=500000.0, tie_word_embeddings=False,
+    rope_scaling=dict(
+      rope_type="llama3", factor=factor, low_freq_factor=1.0,
+      high_freq_factor=4.0, original_max_position_embeddings=8192,
+    ),
+  ) | changes  # fmt: skip
+
+
+def _qwen3(
+  hidden: int, layers: int, heads: int, mlp: int, *, tied: bool
+) -> dict[str, Any]:
+  return dict(
+    model_type="qwen3", vocab_size=151936, hidden_size=hidden,
+    num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=8,
+    head_dim=128, intermediate_size=mlp, max_position_embeddings=40960,
+    hidden_act="silu", rms_norm_eps=1e-6, rope_theta=1000000.0,
+    tie_word_embeddings=tied,
+  )  # fmt: skip
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+  "pythia-70m": _pythia(512, 6, 8),
+  "pythia-2.8b": _pythia(2560, 32, 32),
+  "llama-3.2-1b": _llama(
+    2048, 16, 32, 8192, factor=32.0, head_dim=64, tie_word_embeddings=True
+  ),
+  "llama-3.1-8b": _llama(4096, 32, 32, 14336, factor=8.0),
+  "llama-3.1-70b": _llama(8192, 80, 64, 28672, factor=8.0),
+  "llama-3.1-405b": _llama(16384, 126, 128, 53248, factor=8.0),
+  "qwen3-0.6b": _qwen3(1024, 28, 16, 3072, tied=True),
+  "qwen3-32b": _qwen3(5120, 64, 64, 25600, tied=False),
+}

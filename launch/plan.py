@@ -1,0 +1,187 @@
+"""What would this pod do? Compiles the decoding loop for TPUs without a TPU.
+
+  python -m launch.plan --topology=v5e:4x4 --target=llama-3.1-70b \
+    --draft=llama-3.2-1b --batch_size=8 --max_length=4096 \
+    --num_speculative_tokens=4 --output=P.json
+
+Needs x86-64 Linux and `pip install '.[tpu]'`; no TPU, no account, no network.
+Models are names in configs/shapes.py or paths of a `config.json`. What is
+reported as bytes, collectives and copies is read from the compiled program;
+what is reported as time is a roofline (launch/planning/roofline.py), a model
+and no measurement.
+
+With --sweep, --topology, --batch_size, --num_speculative_tokens and
+--num_drafts take several values each, as in 1,2,4; --output then holds a list,
+and --plot draws it.
+
+Exit codes: 0, 2 for a mistake (unknown topologies list the known ones), 3 for
+what does not fit.
+"""
+
+import itertools
+import json
+import pathlib
+import sys
+
+from launch.planning import chips
+
+chips.set_environment()  # before anything starts jax
+
+import rich.console  # noqa: E402
+from absl import flags  # noqa: E402
+
+from configs import shapes  # noqa: E402
+from launch import main  # noqa: E402
+from launch.journal import check_writable, write_json  # noqa: E402
+from launch.planning import answer, plots, program  # noqa: E402
+from models.huggingface_config import config_from_json  # noqa: E402
+from models.transformer import TransformerConfig  # noqa: E402
+from specjax import tree as tree_lib  # noqa: E402
+
+flags.adopt_module_key_flags(main)
+_TOPOLOGY = flags.DEFINE_list("topology", None, "Slices, as v5e:4x4 or v5p-8.")
+_BATCH_SIZE = flags.DEFINE_list("batch_size", ["8"], "Rows, over all devices.")
+_MAX_LENGTH = flags.DEFINE_integer(
+  "max_length", 4096, "Tokens of a prompt with its completion.", lower_bound=2
+)
+_DRAFTER = flags.DEFINE_enum(
+  "drafter", "model", ("model", "ngram", "plain"), "What proposes."
+)
+_TREE = flags.DEFINE_list(
+  "tree", None, "Parents of a token tree, as -1,0,0,1,1; instead of paths."
+)
+_SIBLINGS = flags.DEFINE_string(
+  "siblings", "iid", "How children are drawn; see specjax.siblings."
+)
+_MESH = flags.DEFINE_string(
+  "mesh", None, "As data:2,model:8; all devices on 'model' by default."
+)
+_DRAFT_DEVICES = flags.DEFINE_integer(
+  "draft_devices", None,
+  "Devices that each copy of the draft is cut over; as many as can be, up to "
+  "the target's.", lower_bound=1,
+)  # fmt: skip
+_SWEEP = flags.DEFINE_bool("sweep", False, "Plan every combination of values.")
+_PLOT = flags.DEFINE_string("plot", None, "Where to draw a sweep, SVG or PNG.")
+
+_DOES_NOT_FIT = 3
+
+
+def shape(text: str) -> TransformerConfig:
+  """A model by its name, or by the path of its `config.json`.
+
+  Raises:
+    UserError: if it is neither.
+  """
+  if text in shapes.SHAPES:
+    return config_from_json(shapes.SHAPES[text])
+  path = pathlib.Path(text)
+  if not path.is_file():
+    raise main.UserError(
+      f"unknown shape {text!r}: expected one of {sorted(shapes.SHAPES)}, or "
+      "the path of a config.json"
+    )
+  try:
+    return config_from_json(json.loads(path.read_text("utf-8")))
+  except ValueError as error:
+    raise main.UserError(f"cannot use {path}: {error}") from error
+
+
+def mesh_axes(text: str | None, num_devices: int) -> tuple[int, int]:
+  """Sizes of 'data' and 'model'.
+
+  Raises:
+    UserError: if they are not given so, or take another number of devices.
+  """
+  axes = {"data": 1, "model": num_devices}
+  if text is not None:
+    try:
+      given = {
+        name: int(size)
+        for name, size in (part.split(":") for part in text.split(","))
+      }
+    except ValueError:
+      given = {}
+    if given.keys() != axes.keys() or min(given.values()) < 1:
+      raise main.UserError(f"--mesh must be as in data:2,model:8, got {text!r}")
+    axes = given
+  if axes["data"] * axes["model"] != num_devices:
+    raise main.UserError(
+      f"mesh {axes} takes {axes['data'] * axes['model']} devices, the slice "
+      f"has {num_devices}"
+    )
+  return axes["data"], axes["model"]
+
+
+def question(
+  topology: chips.Topology, *, batch_size: int, length: int, num_drafts: int
+) -> program.Question:
+  """What the flags ask, for one combination of values."""
+  if main.TARGET.value is None:
+    raise main.UserError("--target is required; see --help for an example")
+  drafts = _DRAFTER.value == "model"
+  if drafts and main.DRAFT.value is None:
+    raise main.UserError("drafter 'model' needs --draft")
+  target = shape(main.TARGET.value)
+  draft = shape(main.DRAFT.value) if drafts else None
+  data, model = mesh_axes(_MESH.value, topology.num_devices)
+  if _TREE.value is not None:
+    try:
+      tree = tree_lib.Tree(tuple(int(p) for p in _TREE.value))
+    except ValueError as error:
+      raise main.UserError(f"--tree: {error}") from error
+  elif _DRAFTER.value == "plain":
+    tree = tree_lib.chain(0)
+  else:
+    tree = tree_lib.paths(length, num_drafts)
+  return program.Question(
+    target=target,
+    draft=draft,
+    tree=tree,
+    siblings=_SIBLINGS.value,
+    rule=main.RULE.value or ("token" if tree.is_chain else "recursive"),
+    batch_size=batch_size,
+    max_length=_MAX_LENGTH.value,
+    data=data,
+    model=model,
+    draft_size=_DRAFT_DEVICES.value or program.most_devices(draft, model),
+  )
+
+
+def run(_) -> int:
+  """The command."""
+  for path in (main.OUTPUT.value, _PLOT.value):
+    if path:
+      check_writable(path)
+  if not _TOPOLOGY.value:
+    raise main.UserError("--topology is required; see --help for an example")
+  values = (
+    [chips.topology(name) for name in _TOPOLOGY.value],
+    main.integers(_BATCH_SIZE, default=[]),
+    main.integers(main.NUM_SPECULATIVE_TOKENS, default=[4]),
+    main.integers(main.NUM_DRAFTS, default=[1]),
+  )
+  combinations = list(itertools.product(*values))
+  if len(combinations) > 1 and not _SWEEP.value:
+    raise main.UserError(
+      f"{len(combinations)} combinations of values need --sweep"
+    )
+  if _PLOT.value and not _SWEEP.value:
+    raise main.UserError("--plot draws a --sweep")
+  console = rich.console.Console(width=None if sys.stdout.isatty() else 100)
+  plans = []
+  for topology, batch_size, length, num_drafts in combinations:
+    asked = question(
+      topology, batch_size=batch_size, length=length, num_drafts=num_drafts
+    )
+    plans.append(answer.plan(topology, asked))
+    answer.show(console, plans[-1])
+    if main.OUTPUT.value:
+      write_json(main.OUTPUT.value, plans if _SWEEP.value else plans[0])
+  if _PLOT.value:
+    plots.sweep(plans).savefig(_PLOT.value)
+  return 0 if any(plan["fits"] for plan in plans) else _DOES_NOT_FIT
+
+
+if __name__ == "__main__":
+  main.run(run, required=())

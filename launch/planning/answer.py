@@ -1,0 +1,306 @@
+"""From a question to a plan: what fits, what is sent, what it should give."""
+
+import dataclasses
+import importlib.metadata
+
+import numpy as np
+import rich.box
+import rich.console
+import rich.table
+from scipy import optimize
+
+from launch.planning import program, roofline
+from launch.planning.chips import GIB, Topology, devices
+from launch.planning.program import Compiled, DoesNotFitError, Question
+from specjax.theory import throughput
+from specjax.tree import Tree, chain
+
+_ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+_TYPICAL = 0.8  # acceptance, where one number must be chosen
+_MOST = 32  # tokens of the widest verify pass
+_ITEM = 2  # bytes of a bfloat16
+
+
+def plan(topology: Topology, question: Question) -> dict:
+  """Compiles and reports; see `launch.plan` for the result's form.
+
+  Raises:
+    ValueError: for what cannot be cut or decoded.
+  """
+  chip = topology.chip
+  try:
+    compiled = program.compile_for(question, devices(topology))
+    needed = compiled.peak
+  except DoesNotFitError as error:
+    compiled, needed = None, error.needed
+  fits = compiled is not None and needed <= chip.hbm_bytes
+  temporaries = max(needed - _held(question), 0)
+  found = {
+    "topology": topology.name,
+    "accelerator_type": topology.accelerator_type,
+    "settings": _settings(question),
+    "libtpu": importlib.metadata.version("libtpu"),
+    "fits": fits,
+    "per_chip_bytes": {
+      "arguments": compiled.arguments if compiled else _held(question),
+      "temporaries": compiled.temporaries if compiled else temporaries,
+      "peak": needed,
+      "hbm": chip.hbm_bytes,
+    },
+    "largest": _largest(question, temporaries, chip.hbm_bytes),
+  }
+  if compiled:
+    found |= _compiled(question, compiled)
+  return found | {"roofline": _roofline(topology, question)}
+
+
+def _settings(q: Question) -> dict:
+  fields = {
+    f.name: getattr(q, f.name)
+    for f in dataclasses.fields(q)
+    if f.name not in ("target", "draft", "tree")
+  }
+  return fields | {
+    "target_parameters": program.num_params(q.target),
+    "draft_parameters": program.num_params(q.draft) if q.draft else 0,
+    "parents": list(q.tree.parents),
+    "num_speculative_tokens": q.tree.max_depth,
+    "num_drafts": q.tree.max_children if q.tree.num_drafted else 0,
+  }
+
+
+def _compiled(q: Question, compiled: Compiled) -> dict:
+  phases = dict(compiled.collectives)
+  passes = q.tree.max_depth
+  if passes:
+    phases["draft_step"] = {
+      kind: {name: value / passes for name, value in entry.items()}
+      for kind, entry in phases["draft_step"].items()
+    }
+  return {
+    "collectives": phases,
+    "cache_copies": compiled.cache_copies,
+    "donation_honoured": compiled.donation_honoured,
+    "compile_seconds": compiled.seconds,
+  }
+
+
+# -------------------------------------------------------------------- memory
+
+
+def _held(q: Question) -> int:
+  """Bytes of weights and caches on a device, padding left out."""
+  total = 0
+  for config, size in _models(q):
+    total += _ITEM * program.num_params(config) // size
+    total += _cache(config, size, q.rows * q.slots)
+  return total
+
+
+def _models(q: Question):
+  """The models as they are cut, and over how many devices."""
+  yield q.cut_target(), q.model
+  if q.draft:
+    yield q.cut_draft(), q.draft_size
+
+
+def _cache(config, size: int, slots: int) -> int:
+  per_slot = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+  return _ITEM * per_slot * slots // size
+
+
+def _largest(q: Question, temporaries: int, hbm: int) -> dict:
+  """The largest batch at this length, and length at this batch, that fit.
+
+  Temporaries are taken to grow with the rows, and with the length: an estimate
+  from the one program that was compiled.
+  """
+
+  def fits(**changes):
+    other = dataclasses.replace(q, **changes)
+    rows, length = other.rows / q.rows, other.max_length / q.max_length
+    return _held(other) + temporaries * rows * max(length, 1) <= hbm
+
+  batch = _last(lambda n: fits(batch_size=n * q.data), 2**20) * q.data
+  longest = min(c.max_positions for c in (q.target, q.draft) if c)
+  length = _last(lambda n: fits(max_length=n), longest)
+  return {"batch_size": batch, "max_length": length}
+
+
+def _last(holds, most: int) -> int:
+  """The largest n in 1..most for which it holds, 0 if none; monotone."""
+  low, high = 0, most
+  while low < high:
+    middle = (low + high + 1) // 2
+    low, high = (middle, high) if holds(middle) else (low, middle - 1)
+  return low
+
+
+# ---------------------------------------------------------------------- time
+
+
+def _costs(topology: Topology, q: Question) -> tuple[float, np.ndarray]:
+  """Seconds of a draft step, and of verifying 1..32 tokens."""
+  place = lambda config, size: roofline.Placement(
+    config=config,
+    num_params=program.num_params(config),
+    size=size,
+    rows=q.rows,
+    slots=q.slots,
+  )
+  target = place(q.cut_target(), q.model)
+  verify = np.array(
+    [
+      roofline.forward(target, n).seconds(topology.chip)
+      for n in range(1, max(_MOST, q.tree.num_nodes) + 1)
+    ]
+  )
+  if q.draft is None:
+    return 0.0, verify
+  draft = place(q.cut_draft(), q.draft_size)
+  # The first pass feeds the last two tokens, later ones a level of the tree.
+  widths = [2, *(len(level) for level in q.tree.levels[1:-1])]
+  each = [roofline.forward(draft, n).seconds(topology.chip) for n in widths]
+  return float(np.mean(each)), verify
+
+
+def tokens_per_round(tree: Tree, acceptance: float) -> float:
+  """Tokens of a round if every child is accepted with the same probability.
+
+  A node's children are tried in turn; on a chain this is the i.i.d. formula
+  (Leviathan et al., 2023, equation 1).
+
+  Args:
+    tree: what is drafted.
+    acceptance: P, of each child whose elders were rejected.
+  """
+  by_rank = [
+    acceptance * (1 - acceptance) ** r for r in range(tree.max_children)
+  ]
+  return throughput.tree_tokens(tree, by_rank)
+
+
+def _roofline(topology: Topology, q: Question) -> dict:
+  draft, verify = _costs(topology, q)
+  plain = q.batch_size / verify[0]
+  depth, nodes = q.tree.max_depth, q.tree.num_nodes
+  seconds = depth * draft + verify[nodes - 1]
+  speculative = lambda p: q.batch_size * tokens_per_round(q.tree, p) / seconds
+  by_batch = [
+    _best_of_batch(topology, dataclasses.replace(q, batch_size=q.data * 2**i))
+    for i in range(13)
+  ]
+  pays = [row["batch_size"] for row in by_batch if row["speedup"] > 1]
+  return {
+    "note": "a model, not a measurement; acceptance taken as i.i.d.",
+    "draft_step_seconds": draft,
+    "verify_seconds": {str(n + 1): float(s) for n, s in enumerate(verify)},
+    "cost_ratio": draft / verify[0],
+    "break_even_acceptance": _break_even(lambda p: speculative(p) / plain),
+    "best_num_speculative_tokens": _best_length(draft, verify),
+    "tokens_per_second": [
+      [p, float(plain), float(speculative(p))] for p in _ACCEPTANCES
+    ],
+    "acceptance": _TYPICAL,
+    "by_batch_size": by_batch,
+    "pays_up_to_batch_size": max(pays, default=0),
+  }
+
+
+def _best_length(draft: float, verify: np.ndarray) -> int:
+  return throughput.best_num_tokens(
+    _TYPICAL, draft, lambda fed: verify[np.asarray(fed) - 1], most=_MOST - 1
+  )
+
+
+def _best_of_batch(topology: Topology, q: Question) -> dict:
+  """The best chain of a batch size, over plain decoding."""
+  draft, verify = _costs(topology, dataclasses.replace(q, tree=_chain(q)))
+  best = _best_length(draft, verify)
+  rate = throughput.throughput(best, _TYPICAL, draft, verify[best])
+  return {
+    "batch_size": q.batch_size,
+    "num_speculative_tokens": best,
+    "speedup": float(rate * verify[0]),
+  }
+
+
+def _chain(q: Question) -> Tree:
+  return chain(max(q.tree.max_depth, 1))
+
+
+def _break_even(speedup) -> float | None:
+  """The least acceptance of a speed-up of 1; None if there is none."""
+  if speedup(1.0) < 1:
+    return None
+  if speedup(0.0) >= 1:
+    return 0.0
+  return float(optimize.brentq(lambda p: speedup(p) - 1, 0.0, 1.0))
+
+
+# ---------------------------------------------------------------------- show
+
+
+def show(console: rich.console.Console, found: dict) -> None:
+  """Prints a plan: one line that answers, then the tables."""
+  size, line = found["per_chip_bytes"], found["roofline"]
+  gib = lambda n: f"{n / GIB:.2f}"
+  s = found["settings"]
+  head = (
+    f"{found['topology']} ({found['accelerator_type']}), data:{s['data']}, "
+    f"model:{s['model']}, draft on {s['draft_size']}, batch {s['batch_size']}, "
+    f"length {s['max_length']}, {len(s['parents']) - 1} drafted nodes"
+  )
+  verdict = "fits" if found["fits"] else "does not fit"
+  largest = found["largest"]
+  out = lambda text: console.print(
+    text, highlight=False, markup=False, soft_wrap=True
+  )
+  out(
+    f"{verdict}: {gib(size['peak'])} of {gib(size['hbm'])} GiB a device; "
+    f"arguments {gib(size['arguments'])}, temporaries "
+    f"{gib(size['temporaries'])}; largest batch at this length "
+    f"{largest['batch_size']}, longest at this batch {largest['max_length']} "
+    f"({head})"
+  )
+  if not found["fits"]:
+    return
+  out(
+    f"copies of a whole cache in a round: {found['cache_copies']}; donation "
+    f"{'honoured' if found['donation_honoured'] else 'NOT honoured'}; compiled "
+    f"in {found['compile_seconds']:.0f} s with libtpu {found['libtpu']}"
+  )
+  table = rich.table.Table(
+    box=rich.box.SIMPLE, title="collectives a round, on one device"
+  )
+  for name in ("phase", "kind", "count", "bytes"):
+    table.add_column(
+      name, justify="left" if name in ("phase", "kind") else "right"
+    )
+  for phase, kinds in found["collectives"].items():
+    for kind, entry in kinds.items():
+      table.add_row(
+        phase, kind, f"{entry['count']:g}", f"{entry['bytes']:,.0f}"
+      )
+  console.print(table)
+  even = line["break_even_acceptance"]
+  best = line["best_num_speculative_tokens"]
+  verify = line["verify_seconds"]
+  out(
+    "roofline (a model, not a measurement): draft step "
+    f"{1e3 * line['draft_step_seconds']:.2f} ms, verifying 1, 8, 32 tokens "
+    + ", ".join(f"{1e3 * verify[n]:.2f}" for n in ("1", "8", "32"))
+    + f" ms; c = {line['cost_ratio']:.3f}; break-even acceptance "
+    + ("none" if even is None else f"{even:.2f}")
+    + f"; best N at acceptance {line['acceptance']}: {best}; pays up to batch "
+    + f"{line['pays_up_to_batch_size']}"
+  )
+  rates = rich.table.Table(box=rich.box.SIMPLE, title="tokens a second")
+  for name in ("acceptance", "plain", "speculative", "ratio"):
+    rates.add_column(name, justify="right")
+  for acceptance, plain, speculative in line["tokens_per_second"]:
+    rates.add_row(
+      f"{acceptance:g}", f"{plain:,.0f}", f"{speculative:,.0f}",
+      f"{speculative / plain:.2f}",
+    )  # fmt: skip
+  console.print(rates)

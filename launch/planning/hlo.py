@@ -1,0 +1,197 @@
+"""What an optimised XLA program does: collectives and copies, by phase.
+
+Reads the text of a compiled module (`compiled.as_text()`). What is inside a
+loop counts as often as the loop runs; a loop whose number of rounds is not
+known (the decoding loop) counts once, so figures are of one round.
+"""
+
+import collections
+import dataclasses
+import re
+
+import numpy as np
+
+COLLECTIVES = (
+  "all-reduce", "all-gather", "reduce-scatter", "all-to-all",
+  "collective-permute",
+)  # fmt: skip
+
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
+_INSTRUCTION = re.compile(
+  r"^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$"
+)
+_SHAPE = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
+_CALLED = re.compile(
+  r"(?:body|condition|calls|to_apply|true_computation|false_computation)="
+  r"%?([\w.\-]+)|branch_computations=\{([^}]*)\}"
+)
+_TRIPS = re.compile(r'"?known_trip_count"?:\s*\{"?n"?:\s*"?(\d+)"?\}')
+_LIMIT = re.compile(r"constant\((\d+)\)")
+_NAME = re.compile(r'op_name="([^"]*)"')
+_BYTES = {
+  "pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2,
+  "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8,
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+  """One instruction of a computation.
+
+  Attributes:
+    name: without the percent sign.
+    shapes: of its result or its results, as `(dtype, dimensions)`.
+    opcode: as in "all-reduce-start".
+    called: computations it calls, each `trips` times. Not those of a fusion:
+      what happens inside one never reaches memory.
+    trips: rounds of a while loop if they are known, else 1.
+    scopes: parts of the name that jax gave the operation.
+  """
+
+  name: str
+  shapes: tuple[tuple[str, tuple[int, ...]], ...]
+  opcode: str
+  called: tuple[str, ...]
+  trips: int
+  scopes: tuple[str, ...]
+
+  @property
+  def num_bytes(self) -> int:
+    """Bytes of the largest result (asynchronous starts have several)."""
+    return max((nbytes(*shape) for shape in self.shapes), default=0)
+
+
+def nbytes(dtype: str, dimensions: tuple[int, ...]) -> int:
+  """Bytes of an array, padding left out; 0 for tokens and the like."""
+  return _BYTES.get(dtype, 0) * int(np.prod(dimensions, dtype=np.int64))
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+  """A parsed program.
+
+  Attributes:
+    entry: name of the computation that runs.
+    computations: instructions by computation.
+  """
+
+  entry: str
+  computations: dict[str, tuple[Instruction, ...]]
+
+
+def parse(text: str) -> Module:
+  """Reads the text of a compiled module.
+
+  Raises:
+    ValueError: if there is no entry computation in it.
+  """
+  lines: dict[str, list[str]] = {}
+  entry = current = None
+  for line in text.splitlines():
+    if match := _COMPUTATION.match(line):
+      current = lines.setdefault(match[2], [])
+      entry = match[2] if match[1] else entry
+    elif current is not None:
+      current.append(line)
+  if entry is None:
+    raise ValueError("this is not the text of a compiled XLA module")
+  rounds = {name: _rounds(body) for name, body in lines.items()}
+  return Module(
+    entry,
+    {
+      name: tuple(
+        _instruction(*match.groups(), rounds=rounds)
+        for match in map(_INSTRUCTION.match, body)
+        if match
+      )
+      for name, body in lines.items()
+    },
+  )
+
+
+def _rounds(condition: list[str]) -> int | None:
+  """N, where a loop's condition is `i < N` and nothing else."""
+  limits = [m[1] for m in map(_LIMIT.search, condition) if m]
+  root = next((line for line in condition if "ROOT" in line), "")
+  if len(limits) == 1 and "compare(" in root and "direction=LT" in root:
+    return int(limits[0])
+  return None
+
+
+def _instruction(name, shape, opcode, rest, *, rounds) -> Instruction:
+  called = []
+  for one, several in _CALLED.findall(rest):
+    called += [one] if one else re.findall(r"[\w.\-]+", several)
+  trips = 1
+  if opcode == "while":
+    known = _TRIPS.search(rest)
+    condition = re.search(r"condition=%?([\w.\-]+)", rest)
+    trips = int(known[1]) if known else rounds.get(condition[1]) or 1
+  label = _NAME.search(rest)
+  return Instruction(
+    name=name,
+    shapes=tuple(
+      (dtype, tuple(int(d) for d in dims.split(",") if d))
+      for dtype, dims in _SHAPE.findall(shape)
+    ),
+    opcode=opcode,
+    called=() if opcode == "fusion" else tuple(called),
+    trips=trips,
+    scopes=tuple(label[1].split("/")) if label else (),
+  )
+
+
+def walk(module: Module):
+  """All instructions that run, with how often and under which scopes.
+
+  Yields:
+    `(instruction, count, scopes)`; scopes are the instruction's own, or those
+    of what called it if the compiler made it up.
+  """
+
+  def visit(name, count, scopes):
+    for one in module.computations.get(name, ()):
+      here = one.scopes or scopes
+      yield one, count, here
+      for called in one.called:
+        yield from visit(called, count * one.trips, here)
+
+  yield from visit(module.entry, 1, ())
+
+
+def collectives(
+  module: Module, phases: dict[str, tuple[str, ...]]
+) -> dict[str, dict[str, dict[str, int]]]:
+  """Counts collectives and their bytes.
+
+  Args:
+    module: the program.
+    phases: names to the `jax.named_scope`s that they are made of.
+
+  Returns:
+    For every phase, and for "other", kinds to `{"count", "bytes"}`; bytes are
+    those of the results on one device.
+  """
+  phase_of = {scope: name for name, parts in phases.items() for scope in parts}
+  found: dict = {
+    name: collections.defaultdict(lambda: {"count": 0, "bytes": 0})
+    for name in (*phases, "other")
+  }
+  for one, count, scopes in walk(module):
+    kind = one.opcode.removesuffix("-start")
+    if kind in COLLECTIVES:
+      phase = next((phase_of[s] for s in scopes if s in phase_of), "other")
+      entry = found[phase][kind]
+      entry["count"] += count
+      entry["bytes"] += count * one.num_bytes
+  return {phase: dict(kinds) for phase, kinds in found.items()}
+
+
+def copies(module: Module, shapes: set[tuple[str, tuple[int, ...]]]) -> int:
+  """How many copies of arrays of these `(dtype, dimensions)` a round makes."""
+  return sum(
+    count
+    for one, count, _ in walk(module)
+    if one.opcode in ("copy", "copy-start")
+    and any(shape in shapes for shape in one.shapes[:1])
+  )

@@ -1,0 +1,362 @@
+"""The decoding loop for a slice: built from shapes, compiled ahead of time.
+
+Nothing is loaded and nothing runs: parameters are shapes with shardings. The
+program is the one that decodes (`specjax.mesh.MeshDecoder`).
+"""
+
+import dataclasses
+import math
+import re
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.layout import Format, Layout
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from launch.planning import hlo
+from models import sharding as sharding_lib
+from models import stacked
+from models.sharding import Sharding
+from models.transformer import TransformerConfig
+from specjax import decode, drafters, rules
+from specjax import sampling as sampling_lib
+from specjax import siblings as siblings_lib
+from specjax.cache import Cache
+from specjax.mesh import MeshDecoder
+from specjax.tree import Tree
+from specjax.types import Params
+
+_DTYPE = jnp.bfloat16
+_PROMPT = 512  # tokens of a prompt in the prefill that is compiled
+# Scopes of `Decoder.step` by what a reader asks for.
+PHASES = {
+  "draft_step": ("draft",),
+  "verify": ("score", "verify"),
+  "commit": ("commit",),
+}
+
+
+class DoesNotFitError(Exception):
+  """The compiler ran out of memory.
+
+  Attributes:
+    needed, available: bytes of a device's memory.
+  """
+
+  def __init__(self, needed: int, available: int):
+    super().__init__(f"{needed} bytes needed, {available} available")
+    self.needed, self.available = needed, available
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Question:
+  """What is to be planned.
+
+  Attributes:
+    target: the large model.
+    draft: the small one, or None for n-grams.
+    tree: what a round drafts.
+    siblings: how children are drawn, a name in `specjax.siblings`.
+    rule: a name in `specjax.rules`.
+    batch_size: rows, over all devices.
+    max_length: tokens of a prompt with its completion.
+    data, model: mesh axes; their product is the number of devices.
+    draft_size: devices that a copy of the draft is cut over; it divides
+      `model`.
+  """
+
+  target: TransformerConfig
+  draft: TransformerConfig | None
+  tree: Tree
+  siblings: str
+  rule: str
+  batch_size: int
+  max_length: int
+  data: int
+  model: int
+  draft_size: int
+
+  def check(self) -> None:
+    """Raises ValueError for what cannot be cut or decoded."""
+    if self.model % self.draft_size:
+      raise ValueError(
+        f"the draft's devices ({self.draft_size}) must divide the mesh's "
+        f"'model' axis ({self.model})"
+      )
+    if self.batch_size % self.data:
+      raise ValueError(
+        f"batch_size ({self.batch_size}) must be a multiple of the mesh's "
+        f"'data' axis ({self.data})"
+      )
+    longest = min(
+      c.max_positions for c in (self.target, self.draft) if c is not None
+    )
+    if self.max_length > longest:
+      raise ValueError(
+        f"max_length ({self.max_length}) exceeds the models' {longest} "
+        "positions"
+      )
+
+  @property
+  def slots(self) -> int:
+    """Cache slots of a row."""
+    return self.max_length + self.tree.num_nodes
+
+  @property
+  def rows(self) -> int:
+    """Rows on each group of devices."""
+    return self.batch_size // self.data
+
+  def cut_target(self) -> TransformerConfig:
+    """The target with as many key/value heads as its devices need."""
+    return sharding_lib.kv_heads_for(self.target, self.model)
+
+  def cut_draft(self) -> TransformerConfig | None:
+    """The draft, likewise."""
+    return self.draft and sharding_lib.kv_heads_for(self.draft, self.draft_size)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compiled:
+  """What the compiler said about both programs, per device.
+
+  Attributes:
+    arguments: bytes of parameters, caches and the rest of the state.
+    temporaries: bytes on top, the larger of prefill's and the loop's.
+    peak: the larger of both programs' totals.
+    collectives: see `hlo.collectives`, of one round.
+    cache_copies: copies of a whole cache in a round.
+    donation_honoured: whether the loop writes into the state it is given.
+    seconds: what compiling both took.
+  """
+
+  arguments: int
+  temporaries: int
+  peak: int
+  collectives: dict
+  cache_copies: int
+  donation_honoured: bool
+  seconds: float
+
+
+def most_devices(draft: TransformerConfig | None, model: int) -> int:
+  """The most devices, among divisors of `model`, that a draft can be cut over.
+
+  Its key/value heads are not repeated for it.
+  """
+  sizes = [n for n in range(1, model + 1) if model % n == 0]
+  if draft is None:
+    return 1
+  return max(
+    n
+    for n in sizes
+    if draft.num_kv_heads % n == 0
+    and draft.mlp_dim % n == 0
+    and draft.vocab_size % n == 0
+  )
+
+
+def make_mesh(question: Question, devices: list) -> Mesh:
+  """The mesh: data, model and, for a draft of its own size, draft."""
+  q = question
+  shape, names = (q.data, q.model), ("data", "model")
+  if 1 < q.draft_size < q.model:
+    shape = (q.data, q.model // q.draft_size, q.draft_size)
+    names = ("data", "model", "draft")
+  return Mesh(
+    np.array(devices).reshape(shape), names,
+    axis_types=(AxisType.Auto,) * len(names),
+  )  # fmt: skip
+
+
+def shardings_of(question: Question) -> tuple[Sharding, Sharding]:
+  """The target's and the draft's rules."""
+  q = question
+  own_axis = 1 < q.draft_size < q.model
+  target = sharding_lib.tensor_parallel(
+    ("model", "draft") if own_axis else ("model",)
+  )
+  if q.draft_size == q.model:
+    return target, target
+  return target, sharding_lib.tensor_parallel(("draft",) if own_axis else ())
+
+
+def make_decoder(question: Question, mesh: Mesh) -> MeshDecoder:
+  """The decoder that would run."""
+  q = question
+  of_target, of_draft = shardings_of(q)
+  target = stacked.as_language_model(
+    q.cut_target(), dtype=_DTYPE, sharding=of_target
+  )
+  vocab = q.target.vocab_size
+  if not q.tree.num_drafted:
+    drafter = None
+  elif q.draft is None:
+    drafter = drafters.ngram.drafter(
+      num_speculative_tokens=q.tree.max_depth, vocab_size=vocab
+    )
+  else:
+    vocab = min(vocab, q.draft.vocab_size)
+    drafter = drafters.model.drafter(
+      stacked.as_language_model(q.cut_draft(), dtype=_DTYPE, sharding=of_draft),
+      tree=q.tree,
+      siblings=siblings_lib.get(q.siblings),
+      vocab_size=vocab,
+    )
+  return MeshDecoder(
+    decoder=decode.make_decoder(
+      target, drafter=drafter, rule=rules.get(q.rule), vocab_size=vocab
+    ),
+    mesh=mesh,
+  )
+
+
+def num_params(config: TransformerConfig) -> int:
+  """Parameters of a model."""
+  shapes = stacked.abstract_params(config, dtype=_DTYPE)
+  return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
+
+
+def compile_for(question: Question, devices: list) -> Compiled:
+  """Compiles prefill and loop for the devices.
+
+  Raises:
+    DoesNotFitError: if either does not fit into a device's memory.
+    ValueError: as `Question.check`.
+  """
+  question.check()
+  q, mesh = question, make_mesh(question, devices)
+  decoder = make_decoder(q, mesh)
+  params = Params(
+    target=_place(q.cut_target(), shardings_of(q)[0], mesh),
+    draft=q.draft and _place(q.cut_draft(), shardings_of(q)[1], mesh),
+  )
+  keys = jax.eval_shape(
+    lambda: sampling_lib.row_keys(jax.random.key(0), jnp.arange(q.batch_size))
+  )
+  rows = NamedSharding(mesh, P("data"))
+  row = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=rows)
+  width = min(_PROMPT, q.max_length - 1)
+  arguments = (
+    params,
+    row((q.batch_size, width), jnp.int32),
+    row((q.batch_size,), jnp.int32),
+    row(keys.shape, keys.dtype),
+    row((q.batch_size,), jnp.int32),
+  )
+
+  def init(params, prompts, lengths, keys, budgets):
+    return decoder.init(
+      params, prompts, lengths, keys, buffer_length=q.max_length,
+      max_new_tokens=budgets,
+    )  # fmt: skip
+
+  start = time.perf_counter()
+  with jax.set_mesh(mesh):
+    state = jax.eval_shape(init, *arguments)
+    # The loop says how it wants its caches laid out, prefill makes them so:
+    # otherwise they would be copied on the way in and out.
+    own = lambda x: x.ndim == 5  # caches; keys cannot have a layout
+    where = jax.tree.map(
+      lambda x, s: Format(Layout.AUTO, s) if own(x) else s,
+      state,
+      _state_shardings(q, decoder, state),
+    )
+    loop = _compile(
+      jax.jit(
+        decoder.generate, donate_argnums=1,
+        in_shardings=(jax.tree.map(lambda x: x.sharding, params), where),
+        out_shardings=where,
+      ).lower(params, state)
+    )  # fmt: skip
+    formats = jax.tree.map(
+      lambda x, s, chosen: chosen if own(x) else s,
+      state, where, loop.input_formats[0][1],
+    )  # fmt: skip
+    prefill = _compile(jax.jit(init, out_shardings=formats).lower(*arguments))
+  seconds = time.perf_counter() - start
+  module = hlo.parse(loop.as_text())
+  before, during = prefill.memory_analysis(), loop.memory_analysis()
+  total = lambda m: (
+    m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
+    + m.temp_size_in_bytes
+  )  # fmt: skip
+  buffers = lambda tree: [
+    x
+    for node in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Cache))
+    if isinstance(node, Cache)
+    for x in (*node.keys, *node.values)
+  ]
+  pieces = [
+    form.sharding.shard_shape(x.shape)
+    for x, form in zip(buffers(state), buffers(formats), strict=True)
+  ]
+  cache_bytes = sum(math.prod(p) * _DTYPE.dtype.itemsize for p in pieces)
+  return Compiled(
+    arguments=during.argument_size_in_bytes,
+    temporaries=max(before.temp_size_in_bytes, during.temp_size_in_bytes),
+    peak=max(total(before), total(during)),
+    collectives=hlo.collectives(module, PHASES),
+    cache_copies=hlo.copies(module, {("bf16", p) for p in pieces}),
+    donation_honoured=during.alias_size_in_bytes >= cache_bytes,
+    seconds=seconds,
+  )
+
+
+def _state_shardings(question: Question, decoder: MeshDecoder, state):
+  """Where the loop's state lies: rows over 'data', caches as their model."""
+
+  def cut(node, sharding):
+    if not isinstance(node, Cache):
+      return node
+    spec = P(None, "data", *sharding.cache_lbksc[2:])
+    put = lambda specs: tuple(spec for _ in specs)
+    return node.replace(keys=put(node.keys), values=put(node.values))
+
+  of_target, of_draft = shardings_of(question)
+  specs = decoder.specs(state)
+  specs = dataclasses.replace(
+    specs,
+    target_cache=cut(specs.target_cache, of_target),
+    drafter_state=cut(specs.drafter_state, of_draft),
+  )
+  return sharding_lib.named(decoder.mesh, specs)
+
+
+def _place(config: TransformerConfig, sharding: Sharding, mesh: Mesh):
+  """Shapes of a model's parameters where they lie."""
+  shapes = stacked.abstract_params(config, dtype=_DTYPE)
+  return jax.tree.map(
+    lambda x, spec: jax.ShapeDtypeStruct(
+      x.shape, x.dtype, sharding=NamedSharding(mesh, spec)
+    ),
+    shapes,
+    sharding_lib.param_specs(shapes, sharding),
+  )
+
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_OUT_OF_MEMORY = re.compile(
+  r"([\d.]+)([KMGT]?)i?B? ?(?:\)|of) ?(?:exceeds available HBM \(|)"
+  r"([\d.]+)([KMGT]?)"
+)
+
+
+def _compile(lowered):
+  try:
+    return lowered.compile()
+  except jax.errors.JaxRuntimeError as error:
+    if "RESOURCE_EXHAUSTED" not in str(error):
+      raise
+    raise _does_not_fit(str(error)) from None
+
+
+def _does_not_fit(message: str) -> Exception:
+  found = _OUT_OF_MEMORY.search(message)
+  if not found:
+    return RuntimeError(message)
+  size = lambda number, unit: int(float(number) * _UNITS[unit])
+  return DoesNotFitError(size(*found.group(1, 2)), size(*found.group(3, 4)))

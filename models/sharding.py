@@ -1,0 +1,179 @@
+"""Where a model's weights, activations and cache lie on a mesh.
+
+A mesh has the axes 'data' (rows of a batch; see `launch.mesh`) and 'model'
+(tensor parallelism), and, if the draft has an axis size of its own, 'draft':
+then the target is cut over 'model' and 'draft' together, the draft over 'draft'
+alone. `Sharding` says what is cut over which; XLA's partitioner does the rest.
+
+Letters: V vocabulary, D model width, N the outputs of a projection (heads times
+channels, or the MLP's), L layers, B rows, T tokens, K key/value heads, S slots,
+C channels.
+"""
+
+import dataclasses
+import math
+
+import jax
+from jax import Array
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from models.transformer import TransformerConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sharding:
+  """The rules of one model; a spec for everything that is large.
+
+  Rows are not named here: over 'data' the whole loop is mapped.
+
+  Attributes:
+    embed_vd: the embedding table.
+    column_dn: kernels whose outputs are cut: queries, keys, values, MLP up.
+    row_nd: kernels whose inputs are cut: attention out, MLP down.
+    head_dv: the output projection.
+    bias_n: biases of cut outputs.
+    cache_lbksc: keys and values of all layers.
+    act_btd: activations between layers.
+    logits_btv: what the model returns; whole, for rules read whole laws.
+  """
+
+  embed_vd: P
+  column_dn: P
+  row_nd: P
+  head_dv: P
+  bias_n: P
+  cache_lbksc: P
+  act_btd: P
+  logits_btv: P
+
+
+def replicated() -> Sharding:
+  """The whole model on every device."""
+  return tensor_parallel(())
+
+
+def tensor_parallel(axes: tuple[str, ...] = ("model",)) -> Sharding:
+  """Heads, MLP and vocabulary cut over mesh axes (Megatron's layout)."""
+  cut = axes or None
+  return Sharding(
+    embed_vd=P(cut, None),
+    column_dn=P(None, cut),
+    row_nd=P(cut, None),
+    head_dv=P(None, cut),
+    bias_n=P(cut),
+    cache_lbksc=P(None, None, cut, None, None),
+    act_btd=P(),
+    logits_btv=P(),
+  )
+
+
+def constrain(x: Array, name: str, *, sharding: Sharding | None) -> Array:
+  """`x` laid out as a rule says; as it is without rules or without a mesh."""
+  if sharding is None or jax.sharding.get_abstract_mesh().empty:
+    return x
+  return jax.lax.with_sharding_constraint(x, getattr(sharding, name))
+
+
+def param_specs(params, sharding: Sharding):
+  """The `PartitionSpec` of every parameter.
+
+  Args:
+    params: parameters of `models.stacked`, or their shapes.
+    sharding: the model's rules.
+  """
+
+  def spec(path, leaf):
+    part, *_, module, kind = names(path)
+    stacked = part == "layers"
+    if kind == "embedding":
+      found = sharding.embed_vd if module == "embed" else P()
+    elif kind == "kernel":
+      found = (
+        sharding.head_dv
+        if module == "lm_head"
+        else sharding.row_nd
+        if module in ("out", "down")
+        else sharding.column_dn
+      )
+    elif kind == "bias" and module in ("q", "k", "v", "up", "gate"):
+      found = sharding.bias_n
+    else:
+      found = P()
+    return P(None, *found) if stacked else found
+
+  return jax.tree_util.tree_map_with_path(spec, params)
+
+
+def named(mesh: Mesh, specs):
+  """`NamedSharding`s of a tree of specs."""
+  return jax.tree.map(
+    lambda spec: NamedSharding(mesh, spec), specs,
+    is_leaf=lambda x: isinstance(x, P),
+  )  # fmt: skip
+
+
+def kv_heads_for(config: TransformerConfig, size: int) -> TransformerConfig:
+  """The config whose key/value heads can be cut in `size` parts.
+
+  Fewer heads than parts are repeated, each for its own queries: the same
+  function, with a larger cache.
+
+  Raises:
+    ValueError: if heads, MLP or vocabulary cannot be cut so.
+  """
+  c = config
+  heads = math.lcm(c.num_kv_heads, size)
+  for name in ("num_heads", "mlp_dim", "vocab_size"):
+    if getattr(c, name) % size:
+      raise ValueError(
+        f"{name} ({getattr(c, name)}) cannot be cut over {size} devices"
+      )
+  if c.num_heads % heads:
+    raise ValueError(
+      f"{c.num_kv_heads} key/value heads cannot be repeated for {size} devices "
+      f"and {c.num_heads} query heads"
+    )
+  return dataclasses.replace(c, num_kv_heads=heads)
+
+
+def repeat_kv_heads(params, old: TransformerConfig, new: TransformerConfig):
+  """Parameters of `models.stacked` for a config of `kv_heads_for`.
+
+  Args:
+    params: of `old`; arrays of numpy or jax.
+    old: the model as it was trained.
+    new: the same with more key/value heads.
+
+  Returns:
+    The parameters; keys' and values' kernels and biases are larger.
+  """
+  times = new.num_kv_heads // old.num_kv_heads
+  if times == 1:
+    return params
+
+  def repeat(path, x):
+    if names(path)[-2] not in ("k", "v"):
+      return x
+    return repeat_heads(x, old.head_dim, times)
+
+  return jax.tree_util.tree_map_with_path(repeat, params)
+
+
+def repeat_heads(x, head_dim: int, times: int):
+  """Every head of `[..., K * C]` so many times in a row."""
+  heads = x.reshape(*x.shape[:-1], -1, head_dim)
+  return heads.repeat(times, axis=-2).reshape(*x.shape[:-1], -1)
+
+
+def num_parts(sharding: Sharding, mesh: Mesh) -> int:
+  """Devices that each copy of a model is cut over."""
+  axes = sharding.column_dn[1] or ()
+  axes = (axes,) if isinstance(axes, str) else axes
+  return math.prod(mesh.shape[axis] for axis in axes)
+
+
+def names(path) -> list[str]:
+  """Names along a parameter's path, that of the variable's value left out."""
+  found = [str(getattr(k, "key", getattr(k, "name", k))) for k in path]
+  return found[:-1] if found[-1] == "value" else found

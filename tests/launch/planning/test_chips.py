@@ -1,0 +1,40 @@
+"""Slices by their names."""
+
+import pytest
+
+from launch.planning import chips
+
+
+@pytest.mark.parametrize(
+  ("name", "chips_", "devices", "cloud"),
+  [
+    ("v5e:2x2", 4, 4, "v5litepod-4"),
+    ("v5e-16", 16, 16, "v5litepod-16"),
+    ("v5p-8", 4, 4, "v5p-8"),
+    ("v5p-64", 32, 32, "v5p-64"),
+    ("v6e-64", 64, 64, "v6e-64"),
+    ("v4:4x4x4", 64, 64, "v4-128"),
+    ("tpu7x:2x2x1", 4, 8, "tpu7x-8"),
+    ("v5litepod-256", 256, 256, "v5litepod-256"),
+  ],
+)
+def test_slices_go_by_both_names(name, chips_, devices, cloud):
+  one = chips.topology(name)
+  assert (one.num_chips, one.num_devices) == (chips_, devices)
+  assert one.accelerator_type == cloud
+  assert chips.topology(one.name) == chips.topology(cloud) == one
+
+
+def test_an_unknown_slice_lists_the_known_ones():
+  with pytest.raises(ValueError, match=r"unknown topology 'v9:1x1'.*v5e:4x4"):
+    chips.topology("v9:1x1")
+
+
+def test_every_generation_goes_from_one_host_to_256_chips():
+  for generation in chips.CHIPS:
+    sizes = [
+      t.num_chips for t in chips.topologies() if t.chip.name == generation
+    ]
+    assert min(sizes) <= 4
+    assert max(sizes) == 256
+    assert sizes == sorted(sizes)

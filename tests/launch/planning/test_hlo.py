@@ -1,0 +1,111 @@
+"""Counting what compiled programs do."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from launch.planning import hlo
+
+# As libtpu prints: trip counts are only in the conditions.
+TEXT = """\
+HloModule jit_f, is_scheduled=true
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+%fused (p: bf16[4,8]) -> bf16[4,8] {
+  %p = bf16[4,8]{1,0} parameter(0)
+  ROOT %inside = bf16[4,8]{0,1} copy(%p)
+}
+
+%layer_cond (p: (s32[], bf16[4,8])) -> pred[] {
+  %twelve = s32[]{:T(128)} constant(12)
+  %p = (s32[], bf16[4,8]) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  ROOT %lt = pred[] compare(%i, %twelve), direction=LT
+}
+
+%layer (p: (s32[], bf16[4,8])) -> (s32[], bf16[4,8]) {
+  %p = (s32[], bf16[4,8]) parameter(0)
+  %x = bf16[4,8]{1,0:T(8,128)} get-tuple-element(%p), index=1
+  %r = bf16[4,8]{1,0} all-reduce(%x), to_apply=%add, \
+metadata={op_name="jit(f)/while/body/score/while/body/dot_general"}
+  %c = bf16[4,8]{0,1} copy(%r)
+  ROOT %t = (s32[], bf16[4,8]) tuple(%i, %c)
+}
+
+%round_cond (p: (pred[])) -> pred[] {
+  %p = (pred[]) parameter(0)
+  ROOT %more = pred[] get-tuple-element(%p), index=0
+}
+
+%round (p: (pred[])) -> (pred[]) {
+  %w = (s32[], bf16[4,8]) while(%t0), condition=%layer_cond, body=%layer, \
+metadata={op_name="jit(f)/while/body/score/while"}
+  %g = (f32[2,3], f32[2,6]) all-gather-start(%y), dimensions={1}, \
+metadata={op_name="jit(f)/while/body/draft/concatenate"}
+  %d = f32[2,6] all-gather-done(%g)
+  %f = bf16[4,8] fusion(%x), kind=kLoop, calls=%fused
+  ROOT %q = (pred[]) tuple(%z)
+}
+
+ENTRY %main (x: bf16[4,8]) -> bf16[4,8] {
+  %x = bf16[4,8]{1,0} parameter(0)
+  %k = bf16[4,8]{0,1} copy(%x)
+  ROOT %loop = (pred[]) while(%t1), condition=%round_cond, body=%round
+}
+"""
+PHASES = {"draft_step": ("draft",), "verify": ("score", "verify")}
+
+
+def test_collectives_of_loops_count_as_often_as_they_run():
+  found = hlo.collectives(hlo.parse(TEXT), PHASES)
+  assert found == {
+    "draft_step": {"all-gather": {"count": 1, "bytes": 2 * 6 * 4}},
+    "verify": {"all-reduce": {"count": 12, "bytes": 12 * 4 * 8 * 2}},
+    "other": {},
+  }
+
+
+def test_copies_count_outside_of_fusions_by_shape():
+  module = hlo.parse(TEXT)
+  assert hlo.copies(module, {("bf16", (4, 8))}) == 12 + 1
+  assert hlo.copies(module, {("bf16", (8, 4))}) == 0
+  assert hlo.copies(module, {("f32", (4, 8))}) == 0
+
+
+def test_text_that_is_no_program_is_refused():
+  with pytest.raises(ValueError, match="not the text of a compiled"):
+    hlo.parse("error: no such file")
+
+
+def test_a_program_of_this_machine_is_read():
+  """Seven rounds of one all-reduce, compiled here."""
+  mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+
+  def f(x):
+    def body(carry, _):
+      with jax.named_scope("score"):
+        total = jax.shard_map(
+          lambda y: lax.psum(y, "x"), mesh=mesh, in_specs=P(), out_specs=P(),
+          check_vma=False,
+        )(carry)  # fmt: skip
+      return jnp.tanh(total), None
+
+    return lax.scan(body, x, None, length=7)[0]
+
+  x = jax.ShapeDtypeStruct(
+    (16, 2), jnp.float32, sharding=NamedSharding(mesh, P())
+  )
+  text = jax.jit(f).lower(x).compile().as_text()
+  found = hlo.collectives(hlo.parse(text), PHASES)
+  reduced = found["verify"].get("all-reduce", {"count": 0, "bytes": 0})
+  # XLA may drop a sum over one device; if it is there, it runs seven times.
+  assert reduced["count"] in (0, 7)
+  assert reduced["bytes"] == reduced["count"] * 16 * 2 * 4

@@ -1,0 +1,66 @@
+"""The roofline against sums done by hand."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from launch.planning import roofline
+from launch.planning.chips import CHIPS
+from models.transformer import TransformerConfig
+
+CONFIG = TransformerConfig(
+  vocab_size=1000, embed_dim=64, num_layers=3, num_heads=4, num_kv_heads=2,
+  head_dim=16, mlp_dim=128, max_positions=512,
+)  # fmt: skip
+ONE = roofline.Placement(
+  config=CONFIG, num_params=10**9, size=1, rows=2, slots=100
+)
+
+
+def test_a_pass_of_one_device_by_hand():
+  found = roofline.forward(ONE, 5)
+  tokens = 2 * 5
+  weights = 10**9 - 1000 * 64  # the embedding is only looked up
+  cache = 2 * 3 * 2 * 100 * 2 * 16
+  activations = 2 * tokens * 3 * (4 * 64 + 2 * (4 * 16 + 128))
+  assert found.hbm_bytes == pytest.approx(
+    2 * (weights + cache + activations) + 2 * 4 * tokens * 1000
+  )
+  assert found.flops == pytest.approx(
+    2 * tokens * weights + 4 * 3 * tokens * 100 * 4 * 16
+  )
+  assert found.ici_bytes == 0
+
+
+def test_what_eight_devices_send_by_hand():
+  found = roofline.forward(dataclasses.replace(ONE, size=8), 5)
+  tokens = 2 * 5
+  reductions = (2 * 3 + 1) * 2 * 7 / 8 * 2 * tokens * 64
+  assert found.ici_bytes == pytest.approx(
+    reductions + 7 / 8 * 4 * tokens * 1000
+  )
+
+
+def test_one_token_is_bound_by_memory_and_many_by_operations():
+  chip = CHIPS["v5e"]
+  times = np.array(
+    [roofline.forward(ONE, n).seconds(chip) for n in (1, 2, 4096)]
+  )
+  weights = 2e9 / chip.hbm_bandwidth
+  assert times[0] == pytest.approx(weights, rel=0.01)
+  assert times[1] == pytest.approx(times[0], rel=0.01)
+  assert times[2] > 10 * times[0]
+  assert times[2] == pytest.approx(
+    roofline.forward(ONE, 4096).flops / chip.peak_flops
+  )
+
+
+def test_tied_embeddings_are_read():
+  tied = dataclasses.replace(
+    ONE, config=dataclasses.replace(CONFIG, tied_embeddings=True)
+  )
+  more = (
+    roofline.forward(tied, 1).hbm_bytes - roofline.forward(ONE, 1).hbm_bytes
+  )
+  assert more == pytest.approx(2 * 1000 * 64)

@@ -1,0 +1,137 @@
+"""launch.plan: three plans that stay as they are, and its mistakes."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from configs import shapes
+from launch.planning import answer, program
+from launch.planning.chips import topology
+from models.huggingface_config import config_from_json
+from specjax import tree as tree_lib
+from specjax.theory import throughput
+
+ROOT = pathlib.Path(__file__).parents[2]
+PAIR = ("--target=pythia-2.8b", "--draft=pythia-70m")
+
+
+def plan(*arguments):
+  return subprocess.run(
+    [sys.executable, "-m", "launch.plan", *arguments],
+    cwd=ROOT,
+    env=os.environ | {"JAX_PLATFORMS": "cpu"},
+    capture_output=True,
+    text=True,
+    timeout=600,
+  )
+
+
+def message(done):
+  """The error line; libtpu may have logged before it."""
+  (line,) = [x for x in done.stderr.splitlines() if x.startswith("error: ")]
+  return line
+
+
+def test_shapes_have_the_published_numbers_of_parameters():
+  found = {
+    name: program.num_params(config_from_json(settings))
+    for name, settings in shapes.SHAPES.items()
+  }
+  assert found == {
+    "pythia-70m": 70_426_624,
+    "pythia-2.8b": 2_775_208_960,
+    "llama-3.2-1b": 1_235_814_400,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.1-70b": 70_553_706_496,
+    "llama-3.1-405b": 405_853_388_800,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-32b": 32_762_123_264,
+  }
+
+
+@pytest.mark.parametrize(
+  ("arguments", "expected"),
+  [
+    (("--topology=v9:2x2", *PAIR), "unknown topology 'v9:2x2'; known are v4:"),
+    (PAIR, "--topology is required"),
+    (("--topology=v5e-4",), "--target is required"),
+    (("--topology=v5e-4", "--target=gpt-9", "--drafter=plain"),
+     "unknown shape 'gpt-9': expected one of"),
+    (("--topology=v5e-4", "--target=pythia-2.8b"), "needs --draft"),
+    (("--topology=v5e-4", *PAIR, "--mesh=data:2,model:4"),
+     "takes 8 devices, the slice has 4"),
+    (("--topology=v5e-4", *PAIR, "--mesh=model:4"), "must be as in data:2"),
+    (("--topology=v5e-4,v5e-8", *PAIR), "2 combinations of values need"),
+    (("--topology=v5e-4", *PAIR, "--batch_size=0"), "positive integers"),
+    (("--topology=v5e-4", *PAIR, "--max_length=4096"),
+     "exceeds the models' 2048 positions"),
+    (("--topology=v5e-4", *PAIR, "--max_length=512", "--rule=tokn"),
+     "unknown rule 'tokn'"),
+  ],
+)  # fmt: skip
+def test_mistakes_are_one_line_and_exit_code_2(arguments, expected):
+  done = plan(*arguments)
+  assert done.returncode == 2, done.stderr
+  assert expected in message(done)
+  assert "Traceback" not in done.stderr
+
+
+def question(**changes):
+  config = config_from_json(shapes.SHAPES["pythia-2.8b"])
+  fields = dict(
+    target=config, draft=config_from_json(shapes.SHAPES["pythia-70m"]),
+    tree=tree_lib.chain(4), siblings="iid", rule="token", batch_size=8,
+    max_length=1024, data=1, model=4, draft_size=4,
+  )  # fmt: skip
+  return program.Question(**fields | changes)
+
+
+def test_tokens_of_a_chain_are_the_iid_formula():
+  for acceptance in (0.0, 0.3, 0.9, 1.0):
+    assert answer.tokens_per_round(
+      tree_lib.chain(5), acceptance
+    ) == pytest.approx(float(throughput.tokens_per_cycle(5, acceptance)))
+
+
+def test_two_paths_are_tried_in_turn():
+  p = 0.6
+  expected = 1 + (p + (1 - p) * p) * (1 + p)
+  assert answer.tokens_per_round(tree_lib.paths(2, 2), p) == pytest.approx(
+    expected
+  )
+
+
+def test_break_even_is_where_the_rates_meet():
+  line = answer._roofline(topology("v5e-4"), question())
+  even = line["break_even_acceptance"]
+  seconds = 4 * line["draft_step_seconds"] + line["verify_seconds"]["5"]
+  assert answer.tokens_per_round(tree_lib.chain(4), even) / seconds == (
+    pytest.approx(1 / line["verify_seconds"]["1"])
+  )
+  for acceptance, plain, speculative in line["tokens_per_second"]:
+    assert (speculative > plain) == (acceptance > even)
+
+
+def test_the_largest_batch_and_length_are_where_memory_ends():
+  q, temporaries, hbm = question(), 10**9, 15 * 2**30
+  found = answer._largest(q, temporaries, hbm)
+
+  def needed(batch, length):
+    other = question(batch_size=batch, max_length=length)
+    return answer._held(other) + temporaries * batch / 8 * max(length / 1024, 1)
+
+  batch = found["batch_size"]
+  assert needed(batch, 1024) <= hbm < needed(batch + 1, 1024)
+  length = found["max_length"]
+  assert needed(8, length) <= hbm
+  assert length == 2048 or needed(8, length + 1) > hbm
+
+
+def test_the_draft_takes_as_many_devices_as_its_heads_allow():
+  llama = config_from_json(shapes.SHAPES["llama-3.2-1b"])  # 8 kv heads
+  assert program.most_devices(llama, 16) == 8
+  assert program.most_devices(llama, 4) == 4
+  assert program.most_devices(None, 16) == 1

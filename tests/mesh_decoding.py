@@ -1,0 +1,191 @@
+"""Decodes toy pairs on meshes; run as a program, one process or one of several.
+
+  python tests/mesh_decoding.py OUTPUT LOCAL_DEVICES [PROCESSES ID PORT]
+
+OUTPUT gets `{case: {mesh: {"tokens", "num_steps", "num_accepted"}}}`; the mesh
+"none" is one device without one.
+"""
+
+import json
+import pathlib
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import toys
+from flax import nnx
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from models import sharding, stacked
+from models.transformer import Transformer, TransformerConfig
+from specjax import decode, drafters
+from specjax import tree as tree_lib
+from specjax.mesh import MeshDecoder
+from specjax.types import Params
+
+ROWS, VOCAB = 8, 32
+LENGTHS = np.array([3, 7, 5, 6, 1, 2, 7, 4], np.int32)
+PROMPTS = np.random.default_rng(0).integers(0, VOCAB, (ROWS, 7), np.int32)
+# Rows stop at very different times, some of them at once.
+BUDGETS = np.array([20, 3, 0, 11, 20, 1, 17, 9], np.int32)
+
+# Two key/value heads of eight: repeated where they are cut over more devices.
+CONFIG = TransformerConfig(
+  vocab_size=VOCAB, embed_dim=16, num_layers=2, num_heads=8, num_kv_heads=2,
+  head_dim=4, mlp_dim=24, max_positions=64,
+)  # fmt: skip
+
+TREES = {
+  "chain": (tree_lib.chain(3), "token"),
+  "tree": (tree_lib.paths(2, 2), "recursive"),
+}
+
+
+def table_pair(tree, rule, mesh):
+  """Table-lookup models, whole on every device."""
+  del mesh
+  target = toys.table(VOCAB, seed=1)
+  draft = toys.near(target, noise=0.7, seed=2)
+  model = toys.table_model(VOCAB)
+  decoder = decode.make_decoder(
+    model,
+    drafter=drafters.model.drafter(model, tree=tree, vocab_size=VOCAB),
+    rule=rule,
+  )
+  return decoder, Params(target=jnp.asarray(target), draft=jnp.asarray(draft))
+
+
+def network_pair(how):
+  """Stacked transformers in float64, the draft laid out as `how` says."""
+
+  def make(tree, rule, mesh):
+    size = mesh.size // mesh.shape["data"] if mesh else 1
+    axes = tuple(a for a in mesh.axis_names if a != "data") if mesh else ()
+    rules = sharding.tensor_parallel(axes)
+    of_draft = {
+      "replicated": sharding.replicated(),
+      "as the target": rules,
+      "on its own axis": sharding.tensor_parallel(axes[-1:]),
+    }[how]
+    config = sharding.kv_heads_for(CONFIG, size)
+    params = sharding.repeat_kv_heads(_weights(), CONFIG, config)
+    model = lambda rules: stacked.as_language_model(
+      config, dtype=jnp.float64, sharding=rules
+    )
+    decoder = decode.make_decoder(
+      model(rules),
+      drafter=drafters.model.drafter(
+        model(of_draft), tree=tree, vocab_size=VOCAB
+      ),
+      rule=rule,
+    )
+    # The draft is the target, a little off.
+    draft = jax.tree.map(lambda x: 1.2 * x, params)
+    if mesh:
+      put = lambda tree, rules: jax.tree.map(
+        lambda x, s: jax.make_array_from_callback(
+          x.shape, NamedSharding(mesh, s), lambda i, x=x: np.asarray(x)[i]
+        ),
+        tree,
+        sharding.param_specs(tree, rules),
+      )
+      params, draft = put(params, rules), put(draft, of_draft)
+    return decoder, Params(target=params, draft=draft)
+
+  return make
+
+
+def _weights():
+  module = Transformer(CONFIG, dtype=jnp.float64, rngs=nnx.Rngs(3))
+  return jax.tree.map(lambda x: 8 * x, stacked.stack(module))
+
+
+CASES = {
+  "table, chain": ("chain", table_pair),
+  "table, tree": ("tree", table_pair),
+  "replicated draft, chain": ("chain", network_pair("replicated")),
+  "cut draft, tree": ("tree", network_pair("as the target")),
+}
+OWN_AXIS = "draft on its own axis, chain"
+
+
+def decode_on(case: str, mesh) -> dict:
+  """Runs one case on a mesh, or on one device without."""
+  if case == OWN_AXIS:
+    shape, make = (
+      "chain",
+      network_pair("on its own axis" if mesh else "replicated"),
+    )
+  else:
+    shape, make = CASES[case]
+  decoder, params = make(*TREES[shape], mesh)
+  if mesh:
+    decoder = MeshDecoder(decoder=decoder, mesh=mesh)
+
+  def run(params):
+    state = decoder.init(
+      params, PROMPTS, LENGTHS, jax.random.key(5), buffer_length=32,
+      max_new_tokens=BUDGETS,
+    )  # fmt: skip
+    state = decoder.generate(params, state)
+    return {
+      "tokens": state.tokens,
+      "num_steps": state.num_steps,
+      "num_accepted": state.counters.num_accepted,
+    }
+
+  if not mesh:
+    found = jax.jit(run)(params)
+  else:
+    with jax.set_mesh(mesh):
+      whole = NamedSharding(mesh, P())
+      found = jax.jit(run, out_shardings=whole)(params)
+  return {
+    k: np.asarray(v.addressable_data(0)).tolist() for k, v in found.items()
+  }
+
+
+def meshes() -> dict:
+  """Every (data, model) factorisation of all devices."""
+  count = jax.device_count()
+  auto = lambda n: (AxisType.Auto,) * n
+  found = {
+    f"{data}x{count // data}": jax.make_mesh(
+      (data, count // data), ("data", "model"), axis_types=auto(2)
+    )
+    for data in (1, 2, 4, 8)
+    if count % data == 0
+  }
+  return found
+
+
+def main(output, local_devices, processes="1", process_id="0", port=None):
+  """See the module."""
+  jax.config.update("jax_num_cpu_devices", int(local_devices))
+  jax.config.update("jax_enable_x64", True)
+  if int(processes) > 1:
+    jax.distributed.initialize(
+      f"localhost:{port}", num_processes=int(processes),
+      process_id=int(process_id),
+    )  # fmt: skip
+  on = meshes()
+  found = {
+    case: {name: decode_on(case, mesh) for name, mesh in on.items()}
+    for case in CASES
+  }
+  if jax.device_count() == 8:
+    own = jax.make_mesh(
+      (2, 2, 2), ("data", "model", "draft"), axis_types=(AxisType.Auto,) * 3
+    )
+    found[OWN_AXIS] = {"2x2x2": decode_on(OWN_AXIS, own)}
+  if jax.process_index() == 0:
+    pathlib.Path(output).write_text(json.dumps(found))
+  if int(processes) > 1:
+    multihost_utils.sync_global_devices("done")
+
+
+if __name__ == "__main__":
+  main(*sys.argv[1:])

@@ -1,0 +1,175 @@
+"""How models are cut, and how checkpoints come to lie so."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from models import huggingface, sharding, stacked
+from models.transformer import Transformer, TransformerConfig
+
+CONFIG = TransformerConfig(
+  vocab_size=40, embed_dim=16, num_layers=3, num_heads=8, num_kv_heads=2,
+  head_dim=4, mlp_dim=24, max_positions=32,
+)  # fmt: skip
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+  """A Llama directory, in float32."""
+  folder = tmp_path_factory.mktemp("llama")
+  module = Transformer(CONFIG, rngs=nnx.Rngs(0))
+  huggingface.save_llama(module, str(folder), dtype=jnp.float32)
+  return str(folder)
+
+
+def spec_of(name, config=CONFIG):
+  params = stacked.abstract_params(config, dtype=jnp.float32)
+  specs = sharding.param_specs(params, sharding.tensor_parallel())
+  found = [
+    spec
+    for path, spec in jax.tree_util.tree_leaves_with_path(
+      specs, is_leaf=lambda x: isinstance(x, P)
+    )
+    if ".".join(sharding.names(path)).endswith(name)
+  ]
+  assert len(found) == 1, name
+  return found[0]
+
+
+@pytest.mark.parametrize(
+  ("name", "spec"),
+  [
+    ("attention.q.kernel", P(None, None, ("model",))),
+    ("attention.v.kernel", P(None, None, ("model",))),
+    ("attention.v.bias", P(None, ("model",))),
+    ("attention.out.kernel", P(None, ("model",), None)),
+    ("attention.out.bias", P(None)),
+    ("mlp.gate.kernel", P(None, None, ("model",))),
+    ("mlp.down.kernel", P(None, ("model",), None)),
+    ("attention_norm.scale", P(None)),
+    ("embed.embedding", P(("model",), None)),
+    ("lm_head.kernel", P(None, ("model",))),
+    ("final_norm.scale", P()),
+  ],
+)
+def test_projections_are_cut_as_megatron_cuts_them(name, spec):
+  config = dataclasses.replace(CONFIG, qkv_bias=True, out_bias=True)
+  assert spec_of(name, config) == spec
+
+
+def test_a_replicated_model_is_cut_nowhere():
+  params = stacked.abstract_params(CONFIG, dtype=jnp.float32)
+  for spec in jax.tree.leaves(
+    sharding.param_specs(params, sharding.replicated()),
+    is_leaf=lambda x: isinstance(x, P),
+  ):
+    assert not any(spec)
+
+
+def test_repeated_key_value_heads_are_the_same_function():
+  params = stacked.stack(Transformer(CONFIG, rngs=nnx.Rngs(0)))
+  wide = sharding.kv_heads_for(CONFIG, 8)
+  assert wide.num_kv_heads == 8
+  more = sharding.repeat_kv_heads(params, CONFIG, wide)
+  tokens = jax.random.randint(jax.random.key(0), (2, 6), 0, 40)
+  logits = []
+  for config, weights in ((CONFIG, params), (wide, more)):
+    model = stacked.as_language_model(config)
+    output, _ = model.apply(weights, tokens, model.init_cache(2, 8))
+    logits.append(output.logits)
+  np.testing.assert_allclose(*logits, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+  ("changes", "size", "message"),
+  [
+    ({}, 3, r"num_heads \(8\) cannot be cut over 3"),
+    (dict(mlp_dim=25), 2, r"mlp_dim \(25\) cannot be cut over 2"),
+    (dict(num_kv_heads=8, num_heads=24, mlp_dim=48), 12, "cannot be repeated"),
+    (dict(vocab_size=41), 2, r"vocab_size \(41\) cannot be cut over 2"),
+  ],
+)
+def test_what_cannot_be_cut_is_refused(changes, size, message):
+  config = dataclasses.replace(CONFIG, **changes)
+  with pytest.raises(ValueError, match=message):
+    sharding.kv_heads_for(config, size)
+
+
+def one_device():
+  return jax.make_mesh(
+    (1, 1), ("data", "model"), axis_types=(AxisType.Auto,) * 2
+  )
+
+
+def test_a_checkpoint_read_into_shardings_is_the_checkpoint(checkpoint):
+  config, params = huggingface.load_stacked(
+    checkpoint, mesh=one_device(), sharding=sharding.tensor_parallel(),
+    dtype=jnp.float32,
+  )  # fmt: skip
+  assert config == CONFIG
+  expected = stacked.stack(huggingface.load(checkpoint))
+  jax.tree.map(np.testing.assert_array_equal, params, expected)
+
+
+_EIGHT_DEVICES = """
+  import json, sys
+  import jax, jax.numpy as jnp, numpy as np
+  import models.huggingface as huggingface
+  from models import sharding, stacked
+
+  jax.config.update("jax_num_cpu_devices", 8)
+  real, read = huggingface._Checkpoint.part, []
+
+  def part(self, parameter, index, config):
+    found = real(self, parameter, index, config)
+    read.append(found.size)
+    return found
+
+  huggingface._Checkpoint.part = part
+  mesh = jax.make_mesh((2, 4), ("data", "model"),
+                       axis_types=(jax.sharding.AxisType.Auto,) * 2)
+  config, params = huggingface.load_stacked(
+    sys.argv[1], mesh=mesh, sharding=sharding.tensor_parallel(),
+    dtype=jnp.float32)
+  module = huggingface.load(sys.argv[1])
+  expected = sharding.repeat_kv_heads(stacked.stack(module), module.config,
+                                      config)
+  equal = jax.tree.map(lambda a, b: bool((np.asarray(a) == b).all()),
+                       params, expected)
+  held = sum(x.addressable_shards[0].data.size for x in jax.tree.leaves(params))
+  print(json.dumps({
+    "equal": all(jax.tree.leaves(equal)), "heads": config.num_kv_heads,
+    "held": held, "read": sum(read),
+    "whole": sum(x.size for x in jax.tree.leaves(params))}))
+"""
+
+
+def test_eight_devices_read_their_parts_of_a_checkpoint(checkpoint):
+  done = subprocess.run(
+    [sys.executable, "-c", textwrap.dedent(_EIGHT_DEVICES), checkpoint],
+    cwd=ROOT,
+    env=os.environ | {"JAX_PLATFORMS": "cpu"},
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+  assert done.returncode == 0, done.stderr[-2000:]
+  found = json.loads(done.stdout.splitlines()[-1])
+  assert found["equal"]
+  assert found["heads"] == 4  # two, each on two devices
+  assert found["held"] < found["whole"] / 2
+  # Eight devices, each its own part: the rows of 'data' hold the same.
+  assert found["read"] <= 8 * found["held"]

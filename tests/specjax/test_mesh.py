@@ -1,0 +1,146 @@
+"""The loop on a mesh gives the tokens of one device.
+
+`tests/mesh_decoding.py` decodes on 8 simulated devices, in one process and in
+two; its cases without a mesh run here.
+"""
+
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import mesh_decoding
+import numpy as np
+import pytest
+
+from specjax.mesh import MeshDecoder
+
+_PROGRAM = pathlib.Path(mesh_decoding.__file__)
+_TIMEOUT = 400  # seconds; a hang must not be one
+
+
+def start(output, *arguments):
+  """The program, in a process of its own."""
+  environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+  root = _PROGRAM.parents[1]
+  return subprocess.Popen(
+    [sys.executable, str(_PROGRAM), str(output), *map(str, arguments)],
+    env=environment | {"PYTHONPATH": str(root), "JAX_PLATFORMS": "cpu"},
+    cwd=root,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+
+
+def finish(processes):
+  """Waits for all; what they wrote to stderr if one failed."""
+  try:
+    errors = [p.communicate(timeout=_TIMEOUT)[1] for p in processes]
+  finally:
+    for process in processes:
+      process.kill()
+  codes = [p.returncode for p in processes]
+  assert codes == [0] * len(processes), "\n".join(e[-3000:] for e in errors)
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory):
+  output = tmp_path_factory.mktemp("mesh") / "one.json"
+  finish([start(output, 8)])
+  return json.loads(output.read_text())
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory):
+  output = tmp_path_factory.mktemp("mesh") / "two.json"
+  with socket.socket() as free:
+    free.bind(("localhost", 0))
+    port = free.getsockname()[1]
+  finish([start(output, 4, 2, i, port) for i in range(2)])
+  return json.loads(output.read_text())
+
+
+@pytest.fixture(scope="module")
+def alone():
+  """Every case on one device, without a mesh, in float64."""
+  with jax.enable_x64(True):
+    return {
+      case: mesh_decoding.decode_on(case, None)
+      for case in (*mesh_decoding.CASES, mesh_decoding.OWN_AXIS)
+    }
+
+
+CASES = tuple(mesh_decoding.CASES)
+MESHES = ("1x8", "2x4", "4x2", "8x1")
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("case", CASES)
+def test_eight_devices_give_the_tokens_of_one(one_process, alone, case, mesh):
+  assert one_process[case][mesh] == alone[case]
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_give_the_tokens_of_one_device(
+  two_processes, alone, case, mesh
+):
+  assert two_processes[case][mesh] == alone[case]
+
+
+def test_a_draft_may_have_an_axis_of_its_own(one_process, two_processes, alone):
+  case = mesh_decoding.OWN_AXIS
+  assert one_process[case]["2x2x2"] == alone[case]
+  assert two_processes[case]["2x2x2"] == alone[case]
+
+
+def test_the_cases_accept_some_tokens_and_reject_others(alone):
+  for found in alone.values():
+    accepted = np.array(found["num_accepted"])
+    assert 0 < accepted.sum() < 3 * 8 * found["num_steps"]
+
+
+def one_device_mesh(axis="data"):
+  auto = (jax.sharding.AxisType.Auto,)
+  return jax.make_mesh((1,), (axis,), axis_types=auto)
+
+
+def test_a_mesh_needs_the_row_axis():
+  decoder, _ = mesh_decoding.table_pair(*mesh_decoding.TREES["chain"], None)
+  with pytest.raises(ValueError, match="must have an axis 'data'"):
+    MeshDecoder(decoder=decoder, mesh=one_device_mesh("rows"))
+
+
+def test_arguments_are_checked_before_they_are_mapped():
+  decoder, params = mesh_decoding.table_pair(
+    *mesh_decoding.TREES["chain"], None
+  )
+  decoder = MeshDecoder(decoder=decoder, mesh=one_device_mesh())
+  with pytest.raises(ValueError, match="prompt lengths must be in"):
+    decoder.init(
+      params, jnp.zeros((2, 3), jnp.int32), [0, 3], jax.random.key(0),
+      buffer_length=8, max_new_tokens=2,
+    )  # fmt: skip
+
+
+def test_steps_and_generate_agree():
+  decoder, params = mesh_decoding.table_pair(
+    *mesh_decoding.TREES["chain"], None
+  )
+  mapped = MeshDecoder(decoder=decoder, mesh=one_device_mesh())
+  state = mapped.init(
+    params, mesh_decoding.PROMPTS, mesh_decoding.LENGTHS, jax.random.key(5),
+    buffer_length=32, max_new_tokens=mesh_decoding.BUDGETS,
+  )  # fmt: skip
+  whole = jax.jit(mapped.generate)(params, state)
+  steps = jax.jit(mapped.steps)
+  while not state.done.all():
+    before = int(state.num_steps)
+    state = steps(params, state, 3)
+    assert before < state.num_steps <= before + 3
+  np.testing.assert_array_equal(state.tokens, whole.tokens)
+  assert state.num_steps == whole.num_steps
