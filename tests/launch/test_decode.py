@@ -124,10 +124,11 @@ def test_a_stopped_run_resumes_without_losing_or_repeating_a_row(
   monkeypatch.setattr(decode, "decode_batch", dies_after_two)
   with pytest.raises(KeyboardInterrupt):
     cli(decode.run, *flags, f"--output={out}")
-  assert not out.exists()
+  assert [r["id"] for r in read_jsonl(out)] == ["p1", "p3"]  # short ones first
   partial = tmp_path / "out.jsonl.partial"
-  with partial.open("a") as torn:  # as a crash in mid-write leaves it
-    torn.write('{"batch": 2, "unit": {"num_to')
+  for file in (out, partial):
+    with file.open("a") as torn:  # as a crash in mid-write leaves it
+      torn.write('{"batch": 2, "unit": {"num_to')
   again = []
   monkeypatch.setattr(
     decode, "decode_batch",
