@@ -83,9 +83,16 @@ no_more_arguments() {
 
 # Words as a shell would read them back.
 quoted() {
-  local text
-  text=$(printf '%q ' "$@")
-  printf '%s' "${text% }"
+  local word text=
+  for word in "$@"; do
+    case $word in
+      "" | *[!A-Za-z0-9_./:=,@%+-]*)
+        word="'$(printf '%s' "$word" | sed "s/'/'\\\\''/g")'"
+        ;;
+    esac
+    text="$text $word"
+  done
+  printf '%s' "${text# }"
 }
 
 # Runs a command and shows it on stderr; with --dry_run, prints it on stdout.
