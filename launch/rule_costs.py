@@ -27,7 +27,7 @@ import rich.console
 from absl import flags
 from jax import Array
 
-from launch import main, rule_cases, timing
+from launch import main, processes, rule_cases, timing
 from launch.journal import check_writable, write_json
 from specjax import rules, sampling
 from specjax.siblings import Siblings
@@ -296,7 +296,8 @@ def run(*, rounds: int, machine: dict) -> int:
     )
   if partial:
     write_json(main.OUTPUT.value, result)
-    pathlib.Path(partial).unlink(missing_ok=True)
+    if processes.is_chief():
+      pathlib.Path(partial).unlink(missing_ok=True)
   else:
     rich.console.Console().print_json(json.dumps(result))
   return 0

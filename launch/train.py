@@ -21,6 +21,7 @@ import json
 import pathlib
 import signal
 import sys
+import tempfile
 import time
 
 import jax
@@ -31,7 +32,7 @@ import tqdm
 from absl import flags, logging
 from flax import nnx
 
-from launch import main, prompts
+from launch import main, processes, prompts
 from launch.training import checkpoints, data, flops, step
 from models import huggingface, tokenizers
 from models.transformer import Transformer, TransformerConfig, as_language_model
@@ -68,11 +69,7 @@ class Run:
         config.to_json_best_effort(indent=2) + "\n"
       )
     texts = {s: data.documents(config, s) for s in ("train", "validation")}
-    self.tokenizer = tokenizers.load_or_train(
-      config.tokenizer,
-      vocab_size=config.model.vocab_size,
-      texts=lambda: iter(texts["train"]),
-    )
+    self.tokenizer = _tokenizer(config, texts["train"], chief=self.chief)
     self.mesh = step.make_mesh(config)
     self.student = Transformer(
       TransformerConfig(**config.model), rngs=nnx.Rngs(config.seed)
@@ -257,19 +254,44 @@ class _Clock:
 
 
 class _Stop:
-  """Notes SIGTERM while it is entered."""
+  """Notes SIGTERM while it is entered; of several processes, jax does."""
 
   asked = False
 
   def __enter__(self):
-    self._before = signal.signal(signal.SIGTERM, self._note)
+    if not processes.several():
+      self._before = signal.signal(signal.SIGTERM, self._note)
     return self
 
   def __exit__(self, *_):
-    signal.signal(signal.SIGTERM, self._before)
+    if not processes.several():
+      signal.signal(signal.SIGTERM, self._before)
 
   def _note(self, *_):
     self.asked = True
+
+
+def _tokenizer(config, texts, *, chief: bool) -> tokenizers.Tokenizer:
+  """The one of the config, trained on `texts` if it is not there.
+
+  The chief writes it. A process that does not see the chief's files trains the
+  same one for itself, in a folder that is then deleted.
+  """
+
+  def load_or_train(folder):
+    return tokenizers.load_or_train(
+      folder, vocab_size=config.model.vocab_size, texts=lambda: iter(texts)
+    )
+
+  found = load_or_train(config.tokenizer) if chief else None
+  processes.gather(None)  # the chief is through
+  if chief:
+    return found
+  try:
+    return tokenizers.load(config.tokenizer)
+  except FileNotFoundError:
+    with tempfile.TemporaryDirectory() as folder:
+      return load_or_train(folder)
 
 
 def _say(text: str) -> None:
@@ -314,4 +336,4 @@ def run(_) -> int:
 
 
 if __name__ == "__main__":
-  main.run(run, required=("config", "workdir"))
+  main.run(run, required=("config", "workdir"), preemption_notice=True)

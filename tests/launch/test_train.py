@@ -9,6 +9,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+import several
 from absl.testing import flagsaver
 from flax import nnx
 
@@ -255,3 +256,30 @@ def test_a_mesh_of_devices_trains_the_same_model(texts, pair, tmp_path):
       for name in ("1x1", "2x2")
     ]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
+
+
+def test_two_processes_stop_at_one_step_when_one_gets_sigterm(texts, tmp_path):
+  command = [
+    "-m", "launch.train",
+    "--config=configs/train_embedded.py:tiny", f"--config.dataset={texts}",
+    f"--config.tokenizer={tmp_path}/tokenizer",
+    "--config.model.vocab_size=300", "--config.num_steps=100000",
+    "--config.validate_every=2", "--config.sample_every=2",
+    "--config.log_every=1", f"--workdir={tmp_path}/w", f"--export={tmp_path}/x",
+  ]  # fmt: skip
+  first, second = started = several.start([command] * 2)
+  lines = []
+  for line in first.stderr:
+    lines.append(line)
+    if line.startswith('{"step": 5,'):
+      second.send_signal(signal.SIGTERM)
+  (code, _, _), (second_code, _, second_err) = several.finish(started)
+  assert (code, second_code) == (0, 0), (lines, second_err)
+  assert "the same command goes on" in lines[-1]
+  folder = tmp_path / "w" / "checkpoints"
+  saved = max(int(p.name) for p in folder.glob("[0-9]*"))
+  steps = [record["step"] for record in records(tmp_path / "w")]
+  assert steps == sorted(steps)
+  assert steps[-1] == saved >= 5
+  assert (tmp_path / "w" / "samples.jsonl").stat().st_size
+  assert not (tmp_path / "x").exists()

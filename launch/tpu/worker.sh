@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# What install.sh, run.sh and job.sh run on every worker, in its checkout.
+#
+#   worker.sh install                     make or mend .venv
+#   worker.sh run MAIN ARGUMENTS          python -m launch.MAIN ARGUMENTS
+#   worker.sh detach MAIN ARGUMENTS       the same, in the background
+#   worker.sh job STORE DATA MAIN ARGUMENTS
+#       install; copy gs:// folders DATA to data/ and STORE/results to results/;
+#       run, again if it dies, with results/ copied back every minute by worker
+#       0; and leave the exit code in STORE/exit_code
+set -euo pipefail
+cd "$(dirname -- "${BASH_SOURCE[0]}")/../.."
+
+PAUSE=${PAUSE:-60}
+TRIES=${TRIES:-5}
+SUITABLE='import sys, venv, ensurepip
+sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))'
+
+# TPU images have an older Python than specjax needs; uv brings a newer one.
+install() {
+  if ! .venv/bin/python -c "$SUITABLE" 2>/dev/null; then
+    local python=
+    for candidate in python3 python3.13 python3.12 python3.11; do
+      if "$candidate" -c "$SUITABLE" 2>/dev/null; then
+        python=$candidate
+        break
+      fi
+    done
+    if [ -n "$python" ]; then
+      "$python" -m venv --clear .venv
+    else
+      python3 -m pip install --quiet --user uv
+      python3 -m uv venv --quiet --seed --clear --python=3.12 .venv
+    fi
+  fi
+  .venv/bin/python -m pip install --quiet -c requirements.lock \
+    -e '.[experiments,tpu]'
+}
+
+run() {
+  local main=$1
+  shift
+  mkdir -p data results
+  .venv/bin/python -m "launch.$main" "$@" 2>&1 | tee -a results/run.log
+}
+
+job() {
+  local store=$1 data=$2 code=0 try copier=
+  shift 2
+  mkdir -p data results
+  install
+  [ -z "$data" ] || gcloud storage rsync --recursive "$data" data
+  if [ "$(worker_number)" = 0 ]; then
+    if gcloud storage ls "$store/results/" >/dev/null 2>&1; then
+      gcloud storage rsync --recursive "$store/results" results
+    fi
+    while sleep "$PAUSE"; do save "$store"; done &
+    copier=$!
+  fi
+  # Another worker's death ends this one too; all then meet again. 2 is a
+  # mistake in the command, which stays one.
+  for ((try = 1; try <= TRIES; try++)); do
+    code=0
+    run "$@" || code=$?
+    case $code in 0 | 2) break ;; esac
+  done
+  if [ -n "$copier" ]; then
+    kill "$copier" 2>/dev/null || true
+    save "$store"
+    echo "$code" | gcloud storage cp - "$store/exit_code"
+  fi
+  return "$code"
+}
+
+save() {
+  gcloud storage rsync --recursive results "$1/results" || true
+}
+
+worker_number() {
+  curl --silent --fail --header 'Metadata-Flavor: Google' \
+    http://metadata.google.internal/computeMetadata/v1/instance/attributes/agent-worker-number
+}
+
+what=${1-}
+[ $# -eq 0 ] || shift
+case $what in
+  install | job) "$what" "$@" ;;
+  run) run "$@" ;;
+  detach)
+    mkdir -p results
+    nohup bash launch/tpu/worker.sh run "$@" </dev/null >/dev/null 2>&1 &
+    ;;
+  *)
+    echo "error: expected install, run, detach or job, got '$what'" >&2
+    exit 2
+    ;;
+esac

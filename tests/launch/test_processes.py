@@ -1,0 +1,267 @@
+"""Several processes of one run."""
+
+import itertools
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import several
+from absl import flags
+from absl.testing import flagsaver
+from files import read_jsonl, write_jsonl
+
+from launch import decode, main, processes
+
+_NAMES = (
+  "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID",
+  "TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES", "MEGASCALE_NUM_SLICES",
+  "JAX_PLATFORMS",
+)  # fmt: skip
+
+
+@pytest.fixture
+def joins(monkeypatch):
+  """What `start` asks of jax, under flags and an environment that are given."""
+
+  def call(*args, chips=(), metadata="", **environment):
+    for name in _NAMES:
+      monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+      monkeypatch.setenv(name, value)
+    asked = []
+    monkeypatch.setattr(
+      processes.jax.distributed, "initialize", lambda **how: asked.append(how)
+    )
+    monkeypatch.setattr(
+      processes.jax.config, "update", lambda *names: asked.append(names)
+    )
+    monkeypatch.setattr(
+      processes.glob, "glob", lambda p: [c for c in chips if c[:9] == p[:9]]
+    )
+    monkeypatch.setattr(processes, "_metadata", lambda: metadata)
+    with flagsaver.flagsaver():
+      flags.FLAGS(["test", *args])
+      processes.start()
+    return asked[-1] if asked else None
+
+  return call
+
+
+_TPU = dict(chips=["/dev/accel0"])
+
+
+@pytest.mark.parametrize(
+  "how",
+  [
+    dict(),
+    dict(metadata="10.0.0.1,10.0.0.2"),  # no chip: some other machine
+    dict(**_TPU, metadata="worker-0"),
+    dict(**_TPU),  # the metadata server does not answer
+    dict(**_TPU, TPU_WORKER_HOSTNAMES="a,b", JAX_PLATFORMS="cpu"),
+    dict(args=["--distributed=off"], JAX_COORDINATOR_ADDRESS="a:1"),
+    dict(args=["--distributed=off"], **_TPU, metadata="a,b"),
+  ],
+)
+def test_a_single_process_joins_nothing(joins, how):
+  assert joins(*how.pop("args", ()), **how) is None
+
+
+@pytest.mark.parametrize(
+  "how",
+  [
+    dict(**_TPU, metadata="worker-0,worker-1"),
+    dict(chips=["/dev/vfio/0"], TPU_WORKER_HOSTNAMES="a,b"),
+    dict(**_TPU, TPU_PROCESS_ADDRESSES="a:1,b:1"),
+    dict(**_TPU, TPU_WORKER_HOSTNAMES="a", MEGASCALE_NUM_SLICES="2"),
+    dict(args=["--distributed=on"]),
+  ],
+)
+def test_on_a_slice_of_several_workers_jax_finds_them_itself(joins, how):
+  asked = joins(*how.pop("args", ()), "--heartbeat_timeout=7", **how)
+  assert asked["heartbeat_timeout_seconds"] == 7
+  assert (
+    asked["coordinator_address"],
+    asked["num_processes"],
+    asked["process_id"],
+  ) == (None, None, None)
+
+
+def test_settings_come_from_flags_and_then_from_the_environment(joins):
+  asked = joins(
+    "--process_id=0",
+    JAX_COORDINATOR_ADDRESS="host:1234",
+    JAX_NUM_PROCESSES="3",
+    JAX_PROCESS_ID="2",
+  )
+  assert asked["coordinator_address"] == "host:1234"
+  assert asked["num_processes"] == 3
+  assert asked["process_id"] == 0
+  assert asked["heartbeat_timeout_seconds"] <= 45  # "within a minute"
+
+
+@pytest.mark.parametrize(
+  ("args", "environment", "words"),
+  [
+    ([], {"JAX_NUM_PROCESSES": "two"}, "JAX_NUM_PROCESSES must be a number"),
+    (["--coordinator_address=host"], {}, "must be HOST:PORT, got 'host'"),
+    (["--num_processes=2", "--process_id=0"], {}, "the address of process 0"),
+  ],
+)
+def test_half_a_setting_is_refused(joins, args, environment, words):
+  with pytest.raises(ValueError, match=words):
+    joins(*args, **environment)
+
+
+def test_on_without_anything_to_join_is_one_line_and_exit_code_2():
+  done = subprocess.run(
+    [sys.executable, "-m", "launch.rules", "--distributed=on",
+     "--target=0.5,0.5", "--draft=0.5,0.5"],
+    cwd=several.ROOT, capture_output=True, text=True, check=False,
+    timeout=several.PATIENCE,
+  )  # fmt: skip
+  assert done.returncode == 2
+  (line,) = done.stderr.strip().splitlines()
+  assert "--distributed=on cannot join the other processes" in line
+  assert "--coordinator_address=HOST:PORT" in line
+
+
+def test_several_processes_decode_shares_and_the_first_writes(
+  pair, cli, tmp_path
+):
+  texts = ["def f(x):\n", "import os", "class A:", "x", "for"]
+  prompts = write_jsonl(
+    tmp_path / "in.jsonl", [{"id": [t], "prompt": t} for t in texts]
+  )
+  settings = (
+    "--config.max_new_tokens=12", "--config.num_speculative_tokens=3",
+    "--config.temperature=1", f"--prompts={prompts}", "--nobaseline",
+  )  # fmt: skip
+  alone = tmp_path / "alone.jsonl"
+  assert cli(decode.run, *settings, f"--output={alone}") == 0
+  done = several.finish(
+    several.start(
+      [
+        ["-m", "launch.decode",
+         f"--config=configs/huggingface.py:target={pair[0]},draft={pair[1]}",
+         *settings, f"--output={tmp_path}/{i}.jsonl",
+         f"--summary={tmp_path}/{i}.json"]
+        for i in range(2)
+      ],
+      devices=2,
+    )
+  )  # fmt: skip
+  for number, (code, out, err) in enumerate(done):
+    assert code == 0, err
+    assert f"process {number} of 2: 2 local of 4 devices" in err
+    assert ("block efficiency" in out) == (number == 0)
+  assert (tmp_path / "0.jsonl").read_text() == alone.read_text()
+  summary = json.loads((tmp_path / "0.json").read_text())
+  assert summary["num_tokens"] == sum(
+    len(row["token_ids"]) for row in read_jsonl(alone)
+  )
+  assert not list(tmp_path.glob("1.*"))
+
+
+# A command whose processes meet once and then wait for each other in vain.
+_WAITS = """
+import time
+from launch import main, processes
+
+def run(_):
+  processes.gather(None)
+  print("met", flush=True)
+  if MODE == "raises" and not processes.is_chief():
+    time.sleep(1)
+    raise main.UserError("no such thing")
+  time.sleep(1000)
+
+main.run(run, required=())
+"""
+
+
+def _waiting(tmp_path, mode):
+  script = tmp_path / "waits.py"
+  script.write_text(f"MODE = {mode!r}\n{_WAITS}")
+  started = several.start(
+    [[script, "--heartbeat_timeout=4"]] * 2, PYTHONPATH=str(several.ROOT)
+  )
+  watchdog = threading.Timer(
+    several.PATIENCE, lambda: [p.kill() for p in started]
+  )
+  watchdog.start()
+  for process in started:
+    while "met" not in (line := process.stdout.readline()):
+      assert line, process.stderr.read()
+  watchdog.cancel()
+  return started
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_when_one_is_killed_the_other_stops_with_a_message(tmp_path, victim):
+  started = _waiting(tmp_path, "waits")
+  start = time.monotonic()
+  started[victim].send_signal(signal.SIGKILL)
+  done = several.finish(started, patience=60)
+  assert time.monotonic() - start < 60
+  code, _, err = done[1 - victim]
+  assert code not in (0, None)
+  assert "another task died" in err
+
+
+def test_when_one_fails_alone_the_other_stops(tmp_path):
+  (code, _, err), (own_code, _, own_err) = several.finish(
+    _waiting(tmp_path, "raises"), patience=90
+  )
+  assert own_code == 2
+  assert "error: process 1: no such thing" in own_err
+  assert code not in (0, None)
+  assert "another task died" in err
+
+
+def test_sigterm_ends_a_process_that_does_not_ask_for_notice(tmp_path):
+  first, second = _waiting(tmp_path, "waits")
+  first.send_signal(signal.SIGTERM)
+  assert first.wait(timeout=60) == -signal.SIGTERM
+  several.finish([second], patience=90)
+
+
+def test_gathering_alone_is_a_list_of_one():
+  assert processes.gather({"a": [1, "é"]}) == [{"a": [1, "é"]}]
+  assert processes.is_chief()
+
+
+def test_every_batch_is_decoded_once_whatever_the_number_of_processes(
+  monkeypatch,
+):
+  """Two processes in lockstep, as `gather` sees them."""
+  batches = list(range(7))
+  shares = []
+  for rank in range(2):
+    mine = []
+    monkeypatch.setattr(processes, "several", lambda: True)
+    monkeypatch.setattr(decode.jax, "process_index", lambda rank=rank: rank)
+    monkeypatch.setattr(decode.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(processes, "gather", lambda value: [value])
+    done = {3: {"batch": 3}}
+    list(
+      decode.decode_all(
+        batches, done,
+        lambda number, _, mine=mine: mine.append(number) or {"batch": number},
+        together=False,
+      )
+    )  # fmt: skip
+    shares.append(mine)
+  assert sorted(itertools.chain(*shares)) == [0, 1, 2, 4, 5, 6]
+  assert abs(len(shares[0]) - len(shares[1])) <= 1
+
+
+def test_help_lists_the_flags():
+  names = {flag.name for flag in flags.FLAGS.get_key_flags_for_module(main)}
+  assert {
+    "distributed", "coordinator_address", "num_processes", "process_id",
+    "heartbeat_timeout",
+  } <= names  # fmt: skip

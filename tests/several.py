@@ -1,0 +1,69 @@
+"""Several processes of one run, on this machine."""
+
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).parents[1]
+# Generous: the machine may be busy. A test that hangs is ended by it.
+PATIENCE = 240
+
+
+def free_port() -> int:
+  with socket.socket() as probe:
+    probe.bind(("localhost", 0))
+    return probe.getsockname()[1]
+
+
+def start(commands, *, devices=1, **environment):
+  """Starts a Python process for each list of arguments.
+
+  Args:
+    commands: arguments of each process, `-m launch.decode` and so on.
+    devices: CPU devices of each.
+    **environment: further variables.
+
+  Returns:
+    The `subprocess.Popen`s; stdout and stderr are piped, as text.
+  """
+  port = free_port()
+  return [
+    subprocess.Popen(
+      [sys.executable, *map(str, command)],
+      cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+      env={
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": str(devices),
+        "JAX_COORDINATOR_ADDRESS": f"localhost:{port}",
+        "JAX_NUM_PROCESSES": str(len(commands)),
+        "JAX_PROCESS_ID": str(number),
+        **environment,
+      },
+    )
+    for number, command in enumerate(commands)
+  ]  # fmt: skip
+
+
+def finish(processes, *, patience=PATIENCE):
+  """Waits; every process is killed once `patience` seconds are over.
+
+  Returns:
+    `(exit code, stdout, stderr)` of each.
+  """
+  end = time.monotonic() + patience
+  try:
+    outputs = [
+      process.communicate(timeout=max(1, end - time.monotonic()))
+      for process in processes
+    ]
+  finally:
+    for process in processes:
+      process.kill()
+  return [
+    (process.returncode, *texts)
+    for process, texts in zip(processes, outputs, strict=True)
+  ]
