@@ -9,6 +9,7 @@ from models import huggingface, tokenizers
 from models.tokenizers import Tokenizer
 from models.transformer import (
   SkippedLayers,
+  Transformer,
   as_language_model,
 )
 from specjax import decode, drafters, rules
@@ -125,14 +126,31 @@ def make_tree(config: ml_collections.ConfigDict) -> Tree:
   return Tree(tuple(config.tree))
 
 
-def build(config: ml_collections.ConfigDict) -> Pair:
-  """Loads the checkpoints and makes the decoders.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Models:
+  """What is read from disk, for any rule, tree and sampling.
+
+  Attributes:
+    target: the target's module.
+    draft: the draft's, or None where no other model drafts.
+    tokenizer: the pair's one tokenizer.
+    eos_tokens: ids that end a text.
+  """
+
+  target: Transformer
+  draft: Transformer | None
+  tokenizer: Tokenizer
+  eos_tokens: tuple[int, ...]
+
+
+def load(config: ml_collections.ConfigDict) -> Models:
+  """Loads the checkpoints of a config.
 
   Args:
     config: fields as in configs/common.py.
 
   Returns:
-    The `Pair`.
+    The `Models`, to be shared by every `assemble` of the same checkpoints.
 
   Raises:
     ValueError: for unknown or contradictory settings, broken checkpoints, or
@@ -141,15 +159,39 @@ def build(config: ml_collections.ConfigDict) -> Pair:
   """
   check_config(config)
   dtype = jnp.dtype(config.dtype)
-  module = huggingface.load(config.target, dtype=dtype)
+  target = huggingface.load(config.target, dtype=dtype)
   tokenizer = tokenizers.load(config.target)
-  target, target_params = as_language_model(module)
+  draft = None
+  if config.drafter == "model" and config.num_speculative_tokens:
+    draft = huggingface.load(config.draft, dtype=dtype)
+    check_same_tokenizer(tokenizer, tokenizers.load(config.draft))
+  eos_tokens = {*huggingface.eos_token_ids(config.target)}
+  eos_tokens |= {tokenizer.eos_token_id} - {None}
+  return Models(
+    target=target,
+    draft=draft,
+    tokenizer=tokenizer,
+    eos_tokens=tuple(sorted(eos_tokens)),
+  )
+
+
+def assemble(config: ml_collections.ConfigDict, models: Models) -> Pair:
+  """Makes the decoders of a config from models that are loaded.
+
+  Args:
+    config: with the checkpoints, dtype and drafter that `models` are of.
+    models: from `load`.
+
+  Raises:
+    ValueError: for unknown or contradictory settings.
+  """
+  check_config(config)
+  tokenizer = models.tokenizer
   vocab_size = tokenizer.vocab_size
+  target, target_params = as_language_model(models.target)
   draft, draft_params, drafter = None, None, None
   if config.num_speculative_tokens:
-    draft, draft_params, drafter = _make_drafter(
-      config, module, tokenizer, dtype
-    )
+    draft, draft_params, drafter = _make_drafter(config, models)
   limits = [
     config.max_length,
     target.max_positions,
@@ -160,9 +202,6 @@ def build(config: ml_collections.ConfigDict) -> Pair:
     raise ValueError(
       f"stop_token_ids must be in 0..{vocab_size - 1}, got {wrong}"
     )
-  stop_tokens = {*config.stop_token_ids}
-  stop_tokens |= set(huggingface.eos_token_ids(config.target))
-  stop_tokens |= {tokenizer.eos_token_id} - {None}
   return Pair(
     decoder=decode.make_decoder(
       target,
@@ -175,37 +214,41 @@ def build(config: ml_collections.ConfigDict) -> Pair:
     target=target,
     draft=draft,
     tokenizer=tokenizer,
-    stop_tokens=tuple(sorted(stop_tokens)),
+    stop_tokens=tuple(sorted({*config.stop_token_ids, *models.eos_tokens})),
     max_length=min(x for x in limits if x is not None),
   )
 
 
-def _make_drafter(config, module, tokenizer, dtype):
+def build(config: ml_collections.ConfigDict) -> Pair:
+  """Loads the checkpoints and makes the decoders: `load`, then `assemble`."""
+  return assemble(config, load(config))
+
+
+def _make_drafter(config, models):
   """The drafting model (if any), its parameters (if its own), the drafter."""
   tree = make_tree(config)
+  vocab_size = models.tokenizer.vocab_size
   if config.drafter == "ngram":
     drafter = drafters.ngram.drafter(
       num_speculative_tokens=tree.max_depth,
       max_ngram=config.max_ngram,
-      vocab_size=tokenizer.vocab_size,
+      vocab_size=vocab_size,
     )
     return None, None, drafter
   common = dict(
     tree=tree,
     siblings=siblings_lib.get(config.siblings),
-    vocab_size=tokenizer.vocab_size,
+    vocab_size=vocab_size,
   )
   if config.drafter == "layer_skip":
     draft, _ = as_language_model(
-      module,
+      models.target,
       skipped=SkippedLayers(
         attention=tuple(config.skip_attention), mlp=tuple(config.skip_mlp)
       ),
     )
     return draft, None, drafters.layer_skip.drafter(draft, **common)
-  draft_module = huggingface.load(config.draft, dtype=dtype)
-  check_same_tokenizer(tokenizer, tokenizers.load(config.draft))
-  draft, params = as_language_model(draft_module)
+  draft, params = as_language_model(models.draft)
   return draft, params, drafters.model.drafter(draft, **common)
 
 

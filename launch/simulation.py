@@ -2,7 +2,8 @@
 
 Every round drafts to beyond the horizon, as in the theory: each position is
 drafted, and no bonus token is emitted (`specjax.theory.rejections`). A
-rejection is an emitted token of origin `RESIDUAL`.
+rejection is an emitted token of origin `RESIDUAL`. Runs are spread over all
+devices; `launch.theory` makes every core one.
 """
 
 import functools
@@ -11,23 +12,18 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec as P
 
-from specjax import drafters
 from specjax import sampling as sampling_lib
-from specjax import tree as tree_lib
 from specjax.decode import make_decoder
-from specjax.theory.markov import (
-  MarkovPair,
-  language_models,
-  random_pair,
-)
+from specjax.theory import markov
 from specjax.types import Origin
 
-_NODES_AT_ONCE = 1 << 19
+_NODES_AT_ONCE = 1 << 12  # of a device: what a core's caches hold
 
 
 def simulate(
-  pair: MarkovPair,
+  pair: markov.MarkovPair,
   *,
   runs: int,
   num_drafts: int = 1,
@@ -54,12 +50,17 @@ def simulate(
   if num_drafts < 1:
     raise ValueError(f"num_drafts must be >= 1, got {num_drafts}")
   rule = rule or ("token" if num_drafts == 1 else "batch")
-  tree = tree_lib.paths(pair.horizon, num_drafts)
-  at_once = min(max(_NODES_AT_ONCE // tree.num_nodes, 1), runs)
-  parts = math.ceil(runs / at_once)
-  rejected, tokens = _run(
-    pair.horizon, pair.vocab_size, num_drafts, rule, at_once, parts
-  )(language_models(pair)[1], jax.random.key(seed))
+  devices = jax.device_count()
+  most = max(_NODES_AT_ONCE // (1 + pair.horizon * num_drafts), 1)
+  parts = math.ceil(runs / (devices * most))
+  at_once = math.ceil(runs / (devices * parts))
+  run = _run(pair.horizon, pair.vocab_size, num_drafts, rule, at_once, parts)
+  # Half the hashes a random number; every run has a key of its own, so the mesh
+  # does not show in its tokens all the same.
+  with jax.threefry_partitionable(False):
+    rejected, tokens = run(
+      markov.language_models(pair)[1], jax.random.key(seed)
+    )
   return np.asarray(rejected)[:runs], np.asarray(tokens)[:runs]
 
 
@@ -67,9 +68,12 @@ def simulate(
 def _run(horizon, vocab, num_drafts, rule, at_once, parts):
   """The jitted call, for any pair of that size."""
   # A chain is its model's parameters: any pair of that size gives the model.
-  model, _ = language_models(random_pair(0, vocab_size=vocab, horizon=1))
-  tree = tree_lib.paths(horizon, num_drafts)
-  drafter = drafters.model.drafter(model, tree=tree, vocab_size=vocab)
+  model, _ = markov.language_models(
+    markov.random_pair(0, vocab_size=vocab, horizon=1)
+  )
+  drafter = markov.drafter(
+    num_tokens=horizon, num_drafts=num_drafts, vocab_size=vocab
+  )
   decoder = make_decoder(model, drafter=drafter, rule=rule)
 
   def some(params, key, part):
@@ -89,14 +93,24 @@ def _run(horizon, vocab, num_drafts, rule, at_once, parts):
       state.tokens[:, emitted],
     )
 
-  @jax.jit
-  def run(params, key):
+  mesh = jax.make_mesh((jax.device_count(),), ("device",))
+
+  def of_device(params, key):
+    first = jax.lax.axis_index("device") * parts
     rejected, tokens = jax.lax.map(
-      functools.partial(some, params, key), jnp.arange(parts)
+      functools.partial(some, params, key), first + jnp.arange(parts)
     )
     return rejected.reshape(-1), tokens.reshape(-1, horizon)
 
-  return run
+  return jax.jit(
+    jax.shard_map(
+      of_device,
+      mesh=mesh,
+      in_specs=P(),
+      out_specs=P("device"),
+      check_vma=False,  # every device has a loop of its own
+    )
+  )
 
 
 def summary(rejected: np.ndarray) -> dict:

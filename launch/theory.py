@@ -20,11 +20,13 @@ the next token (last axis) after a token (middle axis).
 """
 
 import json
+import os
 import pathlib
 import sys
 import time
 import zipfile
 
+import jax
 import matplotlib
 import numpy as np
 import rich.console
@@ -130,4 +132,6 @@ def run(_) -> int:
 
 
 if __name__ == "__main__":
+  # A device a core, to which `launch.simulation` deals out the runs.
+  jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
   main.run(run, required=())
