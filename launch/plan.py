@@ -31,7 +31,7 @@ import rich.console  # noqa: E402
 from absl import flags  # noqa: E402
 
 from configs import shapes  # noqa: E402
-from launch import main  # noqa: E402
+from launch import main, mesh  # noqa: E402
 from launch.journal import check_writable, write_json  # noqa: E402
 from launch.planning import answer, plots, program  # noqa: E402
 from models.huggingface_config import config_from_json  # noqa: E402
@@ -54,7 +54,7 @@ _SIBLINGS = flags.DEFINE_string(
   "siblings", "iid", "How children are drawn; see specjax.siblings."
 )
 _MESH = flags.DEFINE_string(
-  "mesh", None, "As data:2,model:8; all devices on 'model' by default."
+  "mesh", "", "As data:2,model:8; all devices on 'model' by default."
 )
 _DRAFT_DEVICES = flags.DEFINE_integer(
   "draft_devices", None,
@@ -87,32 +87,6 @@ def shape(text: str) -> TransformerConfig:
     raise main.UserError(f"cannot use {path}: {error}") from error
 
 
-def mesh_axes(text: str | None, num_devices: int) -> tuple[int, int]:
-  """Sizes of 'data' and 'model'.
-
-  Raises:
-    UserError: if they are not given so, or take another number of devices.
-  """
-  axes = {"data": 1, "model": num_devices}
-  if text is not None:
-    try:
-      given = {
-        name: int(size)
-        for name, size in (part.split(":") for part in text.split(","))
-      }
-    except ValueError:
-      given = {}
-    if given.keys() != axes.keys() or min(given.values()) < 1:
-      raise main.UserError(f"--mesh must be as in data:2,model:8, got {text!r}")
-    axes = given
-  if axes["data"] * axes["model"] != num_devices:
-    raise main.UserError(
-      f"mesh {axes} takes {axes['data'] * axes['model']} devices, the slice "
-      f"has {num_devices}"
-    )
-  return axes["data"], axes["model"]
-
-
 def question(
   topology: chips.Topology, *, batch_size: int, length: int, num_drafts: int
 ) -> program.Question:
@@ -124,7 +98,12 @@ def question(
     raise main.UserError("drafter 'model' needs --draft")
   target = shape(main.TARGET.value)
   draft = shape(main.DRAFT.value) if drafts else None
-  data, model = mesh_axes(_MESH.value, topology.num_devices)
+  layout = mesh.parse(
+    _MESH.value,
+    topology.num_devices,
+    draft=draft,
+    draft_devices=_DRAFT_DEVICES.value,
+  )
   if _TREE.value is not None:
     try:
       tree = tree_lib.Tree(tuple(int(p) for p in _TREE.value))
@@ -142,9 +121,7 @@ def question(
     rule=main.RULE.value or ("token" if tree.is_chain else "recursive"),
     batch_size=batch_size,
     max_length=_MAX_LENGTH.value,
-    data=data,
-    model=model,
-    draft_size=_DRAFT_DEVICES.value or program.most_devices(draft, model),
+    layout=layout,
   )
 
 

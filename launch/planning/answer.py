@@ -58,9 +58,10 @@ def _settings(q: Question) -> dict:
   fields = {
     f.name: getattr(q, f.name)
     for f in dataclasses.fields(q)
-    if f.name not in ("target", "draft", "tree")
+    if f.name not in ("target", "draft", "tree", "layout")
   }
   return fields | {
+    "mesh": dataclasses.asdict(q.layout),
     "target_parameters": program.num_params(q.target),
     "draft_parameters": program.num_params(q.draft) if q.draft else 0,
     "parents": list(q.tree.parents),
@@ -99,9 +100,9 @@ def _held(q: Question) -> int:
 
 def _models(q: Question):
   """The models as they are cut, and over how many devices."""
-  yield q.cut_target(), q.model
+  yield q.cut_target(), q.layout.model
   if q.draft:
-    yield q.cut_draft(), q.draft_size
+    yield q.cut_draft(), q.layout.draft
 
 
 def _cache(config, size: int, slots: int) -> int:
@@ -121,7 +122,9 @@ def _largest(q: Question, temporaries: int, hbm: int) -> dict:
     rows, length = other.rows / q.rows, other.max_length / q.max_length
     return _held(other) + temporaries * rows * max(length, 1) <= hbm
 
-  batch = _last(lambda n: fits(batch_size=n * q.data), 2**20) * q.data
+  batch = (
+    _last(lambda n: fits(batch_size=n * q.layout.data), 2**20) * q.layout.data
+  )
   longest = min(c.max_positions for c in (q.target, q.draft) if c)
   length = _last(lambda n: fits(max_length=n), longest)
   return {"batch_size": batch, "max_length": length}
@@ -148,7 +151,7 @@ def _costs(topology: Topology, q: Question) -> tuple[float, np.ndarray]:
     rows=q.rows,
     slots=q.slots,
   )
-  target = place(q.cut_target(), q.model)
+  target = place(q.cut_target(), q.layout.model)
   verify = np.array(
     [
       roofline.forward(target, n).seconds(topology.chip)
@@ -157,7 +160,7 @@ def _costs(topology: Topology, q: Question) -> tuple[float, np.ndarray]:
   )
   if q.draft is None:
     return 0.0, verify
-  draft = place(q.cut_draft(), q.draft_size)
+  draft = place(q.cut_draft(), q.layout.draft)
   # The first pass feeds the last two tokens, later ones a level of the tree.
   widths = [2, *(len(level) for level in q.tree.levels[1:-1])]
   each = [roofline.forward(draft, n).seconds(topology.chip) for n in widths]
@@ -187,7 +190,9 @@ def _roofline(topology: Topology, q: Question) -> dict:
   seconds = depth * draft + verify[nodes - 1]
   speculative = lambda p: q.batch_size * tokens_per_round(q.tree, p) / seconds
   by_batch = [
-    _best_of_batch(topology, dataclasses.replace(q, batch_size=q.data * 2**i))
+    _best_of_batch(
+      topology, dataclasses.replace(q, batch_size=q.layout.data * 2**i)
+    )
     for i in range(13)
   ]
   pays = [row["batch_size"] for row in by_batch if row["speedup"] > 1]
@@ -247,8 +252,9 @@ def show(console: rich.console.Console, found: dict) -> None:
   gib = lambda n: f"{n / GIB:.2f}"
   s = found["settings"]
   head = (
-    f"{found['topology']} ({found['accelerator_type']}), data:{s['data']}, "
-    f"model:{s['model']}, draft on {s['draft_size']}, batch {s['batch_size']}, "
+    f"{found['topology']} ({found['accelerator_type']}), "
+    f"data:{s['mesh']['data']}, model:{s['mesh']['model']}, draft on "
+    f"{s['mesh']['draft']}, batch {s['batch_size']}, "
     f"length {s['max_length']}, {len(s['parents']) - 1} drafted nodes"
   )
   verdict = "fits" if found["fits"] else "does not fit"

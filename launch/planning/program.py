@@ -11,11 +11,11 @@ import time
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.experimental.layout import Format, Layout
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.experimental import layout as jax_layout
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from launch.mesh import Layout
 from launch.planning import hlo
 from models import sharding as sharding_lib
 from models import stacked
@@ -63,9 +63,7 @@ class Question:
     rule: a name in `specjax.rules`.
     batch_size: rows, over all devices.
     max_length: tokens of a prompt with its completion.
-    data, model: mesh axes; their product is the number of devices.
-    draft_size: devices that a copy of the draft is cut over; it divides
-      `model`.
+    layout: the mesh.
   """
 
   target: TransformerConfig
@@ -75,21 +73,14 @@ class Question:
   rule: str
   batch_size: int
   max_length: int
-  data: int
-  model: int
-  draft_size: int
+  layout: Layout
 
   def check(self) -> None:
     """Raises ValueError for what cannot be cut or decoded."""
-    if self.model % self.draft_size:
-      raise ValueError(
-        f"the draft's devices ({self.draft_size}) must divide the mesh's "
-        f"'model' axis ({self.model})"
-      )
-    if self.batch_size % self.data:
+    if self.batch_size % self.layout.data:
       raise ValueError(
         f"batch_size ({self.batch_size}) must be a multiple of the mesh's "
-        f"'data' axis ({self.data})"
+        f"'data' axis ({self.layout.data})"
       )
     longest = min(
       c.max_positions for c in (self.target, self.draft) if c is not None
@@ -108,15 +99,17 @@ class Question:
   @property
   def rows(self) -> int:
     """Rows on each group of devices."""
-    return self.batch_size // self.data
+    return self.batch_size // self.layout.data
 
   def cut_target(self) -> TransformerConfig:
     """The target with as many key/value heads as its devices need."""
-    return sharding_lib.kv_heads_for(self.target, self.model)
+    return sharding_lib.kv_heads_for(self.target, self.layout.model)
 
   def cut_draft(self) -> TransformerConfig | None:
     """The draft, likewise."""
-    return self.draft and sharding_lib.kv_heads_for(self.draft, self.draft_size)
+    return self.draft and sharding_lib.kv_heads_for(
+      self.draft, self.layout.draft
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -142,52 +135,10 @@ class Compiled:
   seconds: float
 
 
-def most_devices(draft: TransformerConfig | None, model: int) -> int:
-  """The most devices, among divisors of `model`, that a draft can be cut over.
-
-  Its key/value heads are not repeated for it.
-  """
-  sizes = [n for n in range(1, model + 1) if model % n == 0]
-  if draft is None:
-    return 1
-  return max(
-    n
-    for n in sizes
-    if draft.num_kv_heads % n == 0
-    and draft.mlp_dim % n == 0
-    and draft.vocab_size % n == 0
-  )
-
-
-def make_mesh(question: Question, devices: list) -> Mesh:
-  """The mesh: data, model and, for a draft of its own size, draft."""
-  q = question
-  shape, names = (q.data, q.model), ("data", "model")
-  if 1 < q.draft_size < q.model:
-    shape = (q.data, q.model // q.draft_size, q.draft_size)
-    names = ("data", "model", "draft")
-  return Mesh(
-    np.array(devices).reshape(shape), names,
-    axis_types=(AxisType.Auto,) * len(names),
-  )  # fmt: skip
-
-
-def shardings_of(question: Question) -> tuple[Sharding, Sharding]:
-  """The target's and the draft's rules."""
-  q = question
-  own_axis = 1 < q.draft_size < q.model
-  target = sharding_lib.tensor_parallel(
-    ("model", "draft") if own_axis else ("model",)
-  )
-  if q.draft_size == q.model:
-    return target, target
-  return target, sharding_lib.tensor_parallel(("draft",) if own_axis else ())
-
-
 def make_decoder(question: Question, mesh: Mesh) -> MeshDecoder:
   """The decoder that would run."""
   q = question
-  of_target, of_draft = shardings_of(q)
+  of_target, of_draft = q.layout.shardings()
   target = stacked.as_language_model(
     q.cut_target(), dtype=_DTYPE, sharding=of_target
   )
@@ -228,11 +179,11 @@ def compile_for(question: Question, devices: list) -> Compiled:
     ValueError: as `Question.check`.
   """
   question.check()
-  q, mesh = question, make_mesh(question, devices)
+  q, mesh = question, question.layout.mesh(devices)
   decoder = make_decoder(q, mesh)
   params = Params(
-    target=_place(q.cut_target(), shardings_of(q)[0], mesh),
-    draft=q.draft and _place(q.cut_draft(), shardings_of(q)[1], mesh),
+    target=_place(q.cut_target(), q.layout.shardings()[0], mesh),
+    draft=q.draft and _place(q.cut_draft(), q.layout.shardings()[1], mesh),
   )
   keys = jax.eval_shape(
     lambda: sampling_lib.row_keys(jax.random.key(0), jnp.arange(q.batch_size))
@@ -261,7 +212,9 @@ def compile_for(question: Question, devices: list) -> Compiled:
     # otherwise they would be copied on the way in and out.
     own = lambda x: x.ndim == 5  # caches; keys cannot have a layout
     where = jax.tree.map(
-      lambda x, s: Format(Layout.AUTO, s) if own(x) else s,
+      lambda x, s: (
+        jax_layout.Format(jax_layout.Layout.AUTO, s) if own(x) else s
+      ),
       state,
       _state_shardings(q, decoder, state),
     )
@@ -316,7 +269,7 @@ def _state_shardings(question: Question, decoder: MeshDecoder, state):
     put = lambda specs: tuple(spec for _ in specs)
     return node.replace(keys=put(node.keys), values=put(node.values))
 
-  of_target, of_draft = shardings_of(question)
+  of_target, of_draft = question.layout.shardings()
   specs = decoder.specs(state)
   specs = dataclasses.replace(
     specs,

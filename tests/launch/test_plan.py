@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from configs import shapes
+from launch.mesh import Layout
 from launch.planning import answer, program
 from launch.planning.chips import topology
 from models.huggingface_config import config_from_json
@@ -62,7 +63,7 @@ def test_shapes_have_the_published_numbers_of_parameters():
      "unknown shape 'gpt-9': expected one of"),
     (("--topology=v5e-4", "--target=pythia-2.8b"), "needs --draft"),
     (("--topology=v5e-4", *PAIR, "--mesh=data:2,model:4"),
-     "takes 8 devices, the slice has 4"),
+     "takes 8 devices, there are 4"),
     (("--topology=v5e-4", *PAIR, "--mesh=model:4"), "must be as in data:2"),
     (("--topology=v5e-4,v5e-8", *PAIR), "2 combinations of values need"),
     (("--topology=v5e-4", *PAIR, "--batch_size=0"), "positive integers"),
@@ -84,7 +85,7 @@ def question(**changes):
   fields = dict(
     target=config, draft=config_from_json(shapes.SHAPES["pythia-70m"]),
     tree=tree_lib.chain(4), siblings="iid", rule="token", batch_size=8,
-    max_length=1024, data=1, model=4, draft_size=4,
+    max_length=1024, layout=Layout(data=1, model=4, draft=4),
   )  # fmt: skip
   return program.Question(**fields | changes)
 
@@ -128,10 +129,3 @@ def test_the_largest_batch_and_length_are_where_memory_ends():
   length = found["max_length"]
   assert needed(8, length) <= hbm
   assert length == 2048 or needed(8, length + 1) > hbm
-
-
-def test_the_draft_takes_as_many_devices_as_its_heads_allow():
-  llama = config_from_json(shapes.SHAPES["llama-3.2-1b"])  # 8 kv heads
-  assert program.most_devices(llama, 16) == 8
-  assert program.most_devices(llama, 4) == 4
-  assert program.most_devices(None, 16) == 1
