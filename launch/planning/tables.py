@@ -1,0 +1,80 @@
+"""Prints the table of several plans, as Markdown.
+
+python -m launch.planning.tables docs/plans/*.json
+"""
+
+import json
+import pathlib
+import sys
+
+from launch.planning.chips import GIB
+
+
+def table(plans: dict[str, dict]) -> str:
+  """One row a plan, as `launch.plan --output` wrote them, by name."""
+  head = [
+    "plan", "slice", "mesh", "drafted", "GiB a device", "largest batch",
+    "all-reduces a draft step / verify", "cache copies", "compile, s",
+    "c", "break-even", "best N at .8", "speed-up at .8",
+  ]  # fmt: skip
+  lines = [head, ["---"] * len(head)]
+  lines += [_row(name, plan) for name, plan in plans.items()]
+  return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _row(name: str, plan: dict) -> list[str]:
+  size, settings, line = (
+    plan[part] for part in ("per_chip_bytes", "settings", "roofline")
+  )
+  mesh = settings["mesh"]
+  cells = [
+    name,
+    f"`{plan['topology']}`",
+    f"data:{mesh['data']}, model:{mesh['model']}, draft on {mesh['draft']}",
+    f"{len(settings['parents']) - 1}",
+    f"{size['peak'] / GIB:.2f} of {size['hbm'] / GIB:.2f}",
+    f"{plan['largest']['batch_size']}",
+  ]
+  if not plan["fits"]:
+    return [*cells, "does not fit", *[""] * 6]
+  reduced = "{:g} / {:g}".format(
+    *(
+      plan["collectives"][phase].get("all-reduce", {"count": 0})["count"]
+      for phase in ("draft_step", "verify")
+    )
+  )
+  even = line["break_even_acceptance"]
+  (rates,) = [r for r in line["tokens_per_second"] if r[0] == 0.8]
+  return [
+    *cells,
+    reduced,
+    f"{plan['cache_copies']}",
+    f"{plan['compile_seconds']:.0f}",
+    f"{line['cost_ratio']:.3f}",
+    "none" if even is None else f"{even:.2f}",
+    f"{line['best_num_speculative_tokens']}",
+    f"{rates[2] / rates[1]:.2f}",
+  ]
+
+
+def read(paths: list[str]) -> dict[str, dict]:
+  """Plans by the names of their files, in order."""
+  return {
+    pathlib.Path(path).stem: json.loads(pathlib.Path(path).read_text("utf-8"))
+    for path in sorted(paths)
+  }
+
+
+def main(argv: list[str]) -> int:
+  """`tables FILE.json...`; returns the exit code."""
+  if len(argv) < 2 or not all(pathlib.Path(p).is_file() for p in argv[1:]):
+    print(
+      "usage: python -m launch.planning.tables PLAN.json...", file=sys.stderr
+    )
+    return 2
+  print(table(read(argv[1:])))
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(main(sys.argv))
