@@ -33,4 +33,9 @@ def get_config() -> ml_collections.ConfigDict:
   # Prompts and completions longer than this are refused.
   config.max_length = 2048
   config.batch_size = 1
+  # Several devices: as in "data:2,model:4", rows cut over 'data' and models
+  # over 'model'; "" is one device. And how many of 'model' each copy of the
+  # draft is cut over; 0 is as many as its heads allow.
+  config.mesh = ""
+  config.draft_devices = 0
   return config

@@ -1,17 +1,21 @@
 """Runs batches of prompts through a decoder, compiled once per shape."""
 
+import contextlib
 import dataclasses
 import functools
 import time
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from launch.pair import Pair
 from launch.prompts import Batch
 from specjax import metrics
 from specjax import sampling as sampling_lib
 from specjax.decode import Decoder
+from specjax.mesh import MeshDecoder
 from specjax.types import DecodeState, StopReason
 from specjax.warp import make_sampling
 
@@ -69,25 +73,59 @@ class Engine:
       return 0.0
     start = time.perf_counter()
     init = functools.partial(
-      self.decoder.init,
+      self._decoder.init,
       buffer_length=batch.width + self.max_new_tokens,
       stop_tokens=self.pair.stop_tokens,
     )
     tokens, lengths, row_ids = batch.arrays()
-    args = (self.pair.params, tokens, lengths, self._keys(row_ids))
-    options = dict(
-      max_new_tokens=np.zeros(batch.rows, np.int32),
-      sampling=self._sampling(batch.rows),
+    args, options = self._put(
+      (
+        (tokens, lengths, self._keys(row_ids)),
+        dict(
+          max_new_tokens=np.zeros(batch.rows, np.int32),
+          sampling=self._sampling(batch.rows),
+        ),
+      )
     )
-    state = jax.eval_shape(init, *args, **options)
-    prefill = jax.jit(init).lower(*args, **options).compile()
-    generate = jax.jit(self.decoder.generate, donate_argnums=1)
-    generate = generate.lower(self.pair.params, state).compile()
+    args = (self.pair.params, *args)
+    with self._on_mesh():
+      state = jax.eval_shape(init, *args, **options)
+      prefill = jax.jit(init).lower(*args, **options).compile()
+      if self.pair.mesh:
+        state = jax.tree.map(
+          lambda x, where: jax.ShapeDtypeStruct(
+            x.shape, x.dtype, sharding=where
+          ),
+          state,
+          prefill.output_shardings,
+        )
+      generate = jax.jit(self._decoder.generate, donate_argnums=1)
+      generate = generate.lower(self.pair.params, state).compile()
     self.programs[shape] = (prefill, generate)
     seconds = time.perf_counter() - start
     # One run with no budget, so that the first timed one starts warm.
     jax.block_until_ready(self.generate(batch, self.prefill(batch, budget=0)))
     return seconds
+
+  @property
+  def _decoder(self) -> Decoder | MeshDecoder:
+    """What runs: the decoder, its rows over the mesh if there is one."""
+    if self.pair.mesh is None:
+      return self.decoder
+    return MeshDecoder(decoder=self.decoder, mesh=self.pair.mesh)
+
+  def _on_mesh(self):
+    return (
+      jax.set_mesh(self.pair.mesh)
+      if self.pair.mesh
+      else contextlib.nullcontext()
+    )
+
+  def _put(self, arguments):
+    """Arguments on all devices of the mesh, if there is one."""
+    if self.pair.mesh is None:
+      return arguments
+    return jax.device_put(arguments, NamedSharding(self.pair.mesh, P()))
 
   def _keys(self, row_ids):
     return sampling_lib.row_keys(jax.random.key(self.seed), row_ids)
@@ -110,14 +148,13 @@ class Engine:
       budgets[:] = budget
     budgets[len(batch.prompts) :] = 0  # filling rows are done at once
     prefill, _ = self.programs[batch.rows, batch.width]
-    return prefill(
-      self.pair.params,
-      tokens,
-      lengths,
-      self._keys(row_ids),
-      max_new_tokens=budgets,
-      sampling=self._sampling(batch.rows),
+    args, options = self._put(
+      (
+        (tokens, lengths, self._keys(row_ids)),
+        dict(max_new_tokens=budgets, sampling=self._sampling(batch.rows)),
+      )
     )
+    return prefill(self.pair.params, *args, **options)
 
   def generate(self, batch: Batch, state: DecodeState) -> DecodeState:
     """Decodes a batch to its end; the state is donated."""
@@ -135,9 +172,13 @@ class Engine:
 
 def completions(state: DecodeState, count: int) -> list[Completion]:
   """Reads the first `count` rows of a final state."""
-  state = jax.device_get(
-    dataclasses.replace(state, target_cache=None, drafter_state=None, keys=None)
+  state = dataclasses.replace(
+    state, target_cache=None, drafter_state=None, keys=None
   )
+  if not state.tokens.is_fully_addressable:  # rows of other processes
+    whole = NamedSharding(state.tokens.sharding.mesh, P())
+    state = jax.jit(lambda s: s, out_shardings=whole)(state)
+  state = jax.device_get(state)
   c = state.counters
   done = []
   for row in range(count):

@@ -1,15 +1,19 @@
 """From a config to something that decodes: models, tokenizer, decoders."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import ml_collections
+from jax.sharding import Mesh
 
-from models import huggingface, tokenizers
+from launch import mesh as mesh_lib
+from models import huggingface, stacked, tokenizers
 from models.tokenizers import Tokenizer
 from models.transformer import (
   SkippedLayers,
-  Transformer,
   as_language_model,
 )
 from specjax import decode, drafters, rules
@@ -35,6 +39,7 @@ class Pair:
     tokenizer: the pair's one tokenizer.
     stop_tokens: ids that end a row.
     max_length: longest prompt with completion, in tokens.
+    mesh: the devices, or None for one without a mesh.
   """
 
   decoder: decode.Decoder
@@ -45,6 +50,7 @@ class Pair:
   tokenizer: Tokenizer
   stop_tokens: tuple[int, ...]
   max_length: int
+  mesh: Mesh | None = None
 
   def room(self, max_new_tokens: int) -> int:
     """Tokens left for a prompt; ValueError if there are none."""
@@ -127,20 +133,35 @@ def make_tree(config: ml_collections.ConfigDict) -> Tree:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Network:
+  """A model that is loaded, on one device or over a mesh.
+
+  Attributes:
+    params: its parameters.
+    functions: the model as pure functions of them, some layers left out.
+  """
+
+  params: Any
+  functions: Callable[[SkippedLayers], LanguageModel]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Models:
   """What is read from disk, for any rule, tree and sampling.
 
   Attributes:
-    target: the target's module.
-    draft: the draft's, or None where no other model drafts.
+    target: the target.
+    draft: the draft, or None where no other model drafts.
     tokenizer: the pair's one tokenizer.
     eos_tokens: ids that end a text.
+    mesh: the devices, or None for one without a mesh.
   """
 
-  target: Transformer
-  draft: Transformer | None
+  target: Network
+  draft: Network | None
   tokenizer: Tokenizer
   eos_tokens: tuple[int, ...]
+  mesh: Mesh | None
 
 
 def load(config: ml_collections.ConfigDict) -> Models:
@@ -158,12 +179,27 @@ def load(config: ml_collections.ConfigDict) -> Models:
     FileNotFoundError: for checkpoints that are not there.
   """
   check_config(config)
+  has_draft = config.drafter == "model" and bool(config.num_speculative_tokens)
+  mesh, shardings = None, (None, None)
+  if config.mesh:
+    layout = mesh_lib.parse(
+      config.mesh,
+      jax.device_count(),
+      draft=huggingface.read_config(config.draft) if has_draft else None,
+      draft_devices=config.draft_devices or None,
+    )
+    if config.batch_size % layout.data:
+      raise ValueError(
+        f"batch_size ({config.batch_size}) must be a multiple of the mesh's "
+        f"'data' axis ({layout.data})"
+      )
+    mesh, shardings = layout.mesh(jax.devices()), layout.shardings()
   dtype = jnp.dtype(config.dtype)
-  target = huggingface.load(config.target, dtype=dtype)
   tokenizer = tokenizers.load(config.target)
+  target = _network(config.target, dtype, mesh, shardings[0])
   draft = None
-  if config.drafter == "model" and config.num_speculative_tokens:
-    draft = huggingface.load(config.draft, dtype=dtype)
+  if has_draft:
+    draft = _network(config.draft, dtype, mesh, shardings[1])
     check_same_tokenizer(tokenizer, tokenizers.load(config.draft))
   eos_tokens = {*huggingface.eos_token_ids(config.target)}
   eos_tokens |= {tokenizer.eos_token_id} - {None}
@@ -172,6 +208,27 @@ def load(config: ml_collections.ConfigDict) -> Models:
     draft=draft,
     tokenizer=tokenizer,
     eos_tokens=tuple(sorted(eos_tokens)),
+    mesh=mesh,
+  )
+
+
+def _network(directory, dtype, mesh, sharding) -> Network:
+  """A checkpoint, whole or with stacked layers over a mesh."""
+  if mesh is None:
+    module = huggingface.load(directory, dtype=dtype)
+    _, params = as_language_model(module)
+    return Network(
+      params=params,
+      functions=lambda skipped: as_language_model(module, skipped=skipped)[0],
+    )
+  config, params = huggingface.load_stacked(
+    directory, mesh=mesh, sharding=sharding, dtype=dtype
+  )
+  return Network(
+    params=params,
+    functions=lambda skipped: stacked.as_language_model(
+      config, dtype=dtype, skipped=skipped, sharding=sharding
+    ),
   )
 
 
@@ -188,7 +245,7 @@ def assemble(config: ml_collections.ConfigDict, models: Models) -> Pair:
   check_config(config)
   tokenizer = models.tokenizer
   vocab_size = tokenizer.vocab_size
-  target, target_params = as_language_model(models.target)
+  target = models.target.functions(SkippedLayers())
   draft, draft_params, drafter = None, None, None
   if config.num_speculative_tokens:
     draft, draft_params, drafter = _make_drafter(config, models)
@@ -210,12 +267,13 @@ def assemble(config: ml_collections.ConfigDict, models: Models) -> Pair:
       vocab_size=vocab_size,
     ),
     baseline=decode.make_decoder(target, vocab_size=vocab_size),
-    params=Params(target=target_params, draft=draft_params),
+    params=Params(target=models.target.params, draft=draft_params),
     target=target,
     draft=draft,
     tokenizer=tokenizer,
     stop_tokens=tuple(sorted({*config.stop_token_ids, *models.eos_tokens})),
     max_length=min(x for x in limits if x is not None),
+    mesh=models.mesh,
   )
 
 
@@ -241,14 +299,14 @@ def _make_drafter(config, models):
     vocab_size=vocab_size,
   )
   if config.drafter == "layer_skip":
-    draft, _ = as_language_model(
-      models.target,
-      skipped=SkippedLayers(
+    draft = models.target.functions(
+      SkippedLayers(
         attention=tuple(config.skip_attention), mlp=tuple(config.skip_mlp)
-      ),
+      )
     )
     return draft, None, drafters.layer_skip.drafter(draft, **common)
-  draft, params = as_language_model(models.draft)
+  draft = models.draft.functions(SkippedLayers())
+  params = models.draft.params
   return draft, params, drafters.model.drafter(draft, **common)
 
 

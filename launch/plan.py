@@ -27,6 +27,7 @@ from launch.planning import chips
 
 chips.set_environment()  # before anything starts jax
 
+import jax  # noqa: E402
 import rich.console  # noqa: E402
 from absl import flags  # noqa: E402
 
@@ -44,6 +45,11 @@ _BATCH_SIZE = flags.DEFINE_list("batch_size", ["8"], "Rows, over all devices.")
 _MAX_LENGTH = flags.DEFINE_integer(
   "max_length", 4096, "Tokens of a prompt with its completion.", lower_bound=2
 )
+_PROMPT_LENGTH = flags.DEFINE_integer(
+  "prompt_length", 128,
+  "Tokens that prefill takes at once; its temporaries grow with them.",
+  lower_bound=1,
+)  # fmt: skip
 _DRAFTER = flags.DEFINE_enum(
   "drafter", "model", ("model", "ngram", "plain"), "What proposes."
 )
@@ -121,12 +127,15 @@ def question(
     rule=main.RULE.value or ("token" if tree.is_chain else "recursive"),
     batch_size=batch_size,
     max_length=_MAX_LENGTH.value,
+    prompt_length=_PROMPT_LENGTH.value,
     layout=layout,
   )
 
 
 def run(_) -> int:
   """The command."""
+  # Programs for another machine cannot be read back from it.
+  jax.config.update("jax_enable_compilation_cache", False)
   for path in (main.OUTPUT.value, _PLOT.value):
     if path:
       check_writable(path)

@@ -264,20 +264,29 @@ class _Checkpoint:
     return layout.take(_read(self.tensors[name]), self.config)[index]
 
 
-def _checked(directory: str, stack: contextlib.ExitStack) -> _Checkpoint:
-  """Opens a checkpoint and compares its tensors with its configuration."""
-  path = pathlib.Path(directory)
+def read_config(directory: str) -> TransformerConfig:
+  """The configuration of a checkpoint directory; raises as `load`."""
+  return _configuration(pathlib.Path(directory))[0]
+
+
+def _configuration(path: pathlib.Path) -> tuple[TransformerConfig, str]:
+  """The configuration and the family's name."""
   if not path.is_dir():
     raise FileNotFoundError(
-      f"there is no directory {str(directory)!r}: only local checkpoint "
+      f"there is no directory {str(path)!r}: only local checkpoint "
       "directories are read, nothing is fetched from a hub"
     )
   settings = _read_json(path / "config.json")
   try:
-    config = config_from_json(settings)
+    return config_from_json(settings), settings["model_type"]
   except ValueError as error:
     raise ValueError(f"cannot use {path / 'config.json'}: {error}") from error
-  family = settings["model_type"]
+
+
+def _checked(directory: str, stack: contextlib.ExitStack) -> _Checkpoint:
+  """Opens a checkpoint and compares its tensors with its configuration."""
+  path = pathlib.Path(directory)
+  config, family = _configuration(path)
   state = nnx.state(
     nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
   )

@@ -74,10 +74,11 @@ def constrain(x: Array, name: str, *, sharding: Sharding | None) -> Array:
   if sharding is None or jax.sharding.get_abstract_mesh().empty:
     return x
   x = jax.lax.with_sharding_constraint(x, getattr(sharding, name))
-  if name == "logits_btv":
-    # Left alone, XLA:TPU may put the few tokens where 128 lanes are, and every
-    # array of laws takes 25 times its size.
-    x = with_layout_constraint(x, Layout(major_to_minor=(0, 1, 2)))
+  if name in ("logits_btv", "cache_lbksc"):
+    # Left alone, XLA:TPU may put a few tokens where 128 lanes are, and every
+    # array of laws takes 25 times its size; or give passes over one token and
+    # over two each their own layout, and copy the caches between them.
+    x = with_layout_constraint(x, Layout(major_to_minor=tuple(range(x.ndim))))
   return x
 
 

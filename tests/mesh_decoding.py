@@ -1,12 +1,13 @@
-"""Decodes toy pairs on meshes; run as a program, one process or one of several.
+"""Decodes toy pairs on meshes, as a program that `several` starts.
 
-  python tests/mesh_decoding.py OUTPUT LOCAL_DEVICES [PROCESSES ID PORT]
+  python tests/mesh_decoding.py OUTPUT
 
 OUTPUT gets `{case: {mesh: {"tokens", "num_steps", "num_accepted"}}}`; the mesh
 "none" is one device without one.
 """
 
 import json
+import os
 import pathlib
 import sys
 
@@ -162,15 +163,14 @@ def meshes() -> dict:
   return found
 
 
-def main(output, local_devices, processes="1", process_id="0", port=None):
+def main(output):
   """See the module."""
-  jax.config.update("jax_num_cpu_devices", int(local_devices))
   jax.config.update("jax_enable_x64", True)
-  if int(processes) > 1:
+  count = int(os.environ["JAX_NUM_PROCESSES"])
+  if count > 1:
     jax.distributed.initialize(
-      f"localhost:{port}", num_processes=int(processes),
-      process_id=int(process_id),
-    )  # fmt: skip
+      num_processes=count, process_id=int(os.environ["JAX_PROCESS_ID"])
+    )
   on = meshes()
   found = {
     case: {name: decode_on(case, mesh) for name, mesh in on.items()}
@@ -183,7 +183,7 @@ def main(output, local_devices, processes="1", process_id="0", port=None):
     found[OWN_AXIS] = {"2x2x2": decode_on(OWN_AXIS, own)}
   if jax.process_index() == 0:
     pathlib.Path(output).write_text(json.dumps(found))
-  if int(processes) > 1:
+  if count > 1:
     multihost_utils.sync_global_devices("done")
 
 

@@ -30,7 +30,6 @@ from specjax.tree import Tree
 from specjax.types import Params
 
 _DTYPE = jnp.bfloat16
-_PROMPT = 512  # tokens of a prompt in the prefill that is compiled
 # Scopes of `Decoder.step` by what a reader asks for.
 PHASES = {
   "draft_step": ("draft",),
@@ -63,6 +62,7 @@ class Question:
     rule: a name in `specjax.rules`.
     batch_size: rows, over all devices.
     max_length: tokens of a prompt with its completion.
+    prompt_length: tokens that prefill takes at once.
     layout: the mesh.
   """
 
@@ -73,6 +73,7 @@ class Question:
   rule: str
   batch_size: int
   max_length: int
+  prompt_length: int
   layout: Layout
 
   def check(self) -> None:
@@ -81,6 +82,11 @@ class Question:
       raise ValueError(
         f"batch_size ({self.batch_size}) must be a multiple of the mesh's "
         f"'data' axis ({self.layout.data})"
+      )
+    if not 0 < self.prompt_length < self.max_length:
+      raise ValueError(
+        f"prompt_length ({self.prompt_length}) must be in 1.."
+        f"{self.max_length - 1}"
       )
     longest = min(
       c.max_positions for c in (self.target, self.draft) if c is not None
@@ -190,10 +196,9 @@ def compile_for(question: Question, devices: list) -> Compiled:
   )
   rows = NamedSharding(mesh, P("data"))
   row = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=rows)
-  width = min(_PROMPT, q.max_length - 1)
   arguments = (
     params,
-    row((q.batch_size, width), jnp.int32),
+    row((q.batch_size, q.prompt_length), jnp.int32),
     row((q.batch_size,), jnp.int32),
     row(keys.shape, keys.dtype),
     row((q.batch_size,), jnp.int32),

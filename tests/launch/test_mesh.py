@@ -1,7 +1,10 @@
 """Meshes as they are written."""
 
+import json
+
 import jax
 import pytest
+import several
 
 from configs import shapes
 from launch import mesh
@@ -57,3 +60,50 @@ def test_a_draft_of_its_own_size_has_an_axis():
 def test_without_a_draft_model_nothing_is_cut_for_it():
   assert mesh.most_devices(None, 16) == 1
   assert mesh.most_devices(LLAMA, 4) == 4
+
+
+def rows(path):
+  return {
+    row["id"]: row["token_ids"]
+    for row in map(json.loads, path.read_text().splitlines())
+  }
+
+
+def decode(folder, *, mesh, processes=1, devices=1, **changes):
+  """Tokens of the built-in prompts by the command, on some devices."""
+  output = (
+    folder / f"{mesh.replace(':', '').replace(',', '-')}-{processes}.jsonl"
+  )
+  settings = dict(
+    max_new_tokens=12, batch_size=2, num_speculative_tokens=3, mesh=mesh
+  )
+  command = [
+    "-m", "launch.decode", "--config=configs/embedded.py", f"--output={output}",
+    "--nobaseline",
+    *(f"--config.{k}={v}" for k, v in (settings | changes).items()),
+  ]  # fmt: skip
+  for code, _, errors in several.finish(
+    several.start([command] * processes, devices=devices)
+  ):
+    assert code == 0, errors[-3000:]
+  return rows(output)
+
+
+def test_the_command_decodes_on_meshes_what_it_decodes_without(tmp_path):
+  """Greedy in float32; a near-tie may go either way, none of these does."""
+  expected = decode(tmp_path, mesh="")
+  on_mesh = decode(tmp_path, mesh="data:2,model:2", devices=4)
+  assert on_mesh == expected
+  apart = decode(tmp_path, mesh="data:2,model:2", devices=2, processes=2)
+  assert apart == expected
+
+
+def test_a_mesh_that_does_not_suit_the_pair_is_one_line(tmp_path):
+  (process,) = several.start(
+    [["-m", "launch.decode", "--config=configs/embedded.py",
+      "--config.mesh=data:1,model:4", "--config.max_new_tokens=8"]], devices=4
+  )  # fmt: skip
+  ((code, _, errors),) = several.finish([process])
+  assert code == 2
+  assert "num_heads (6) cannot be cut over 4 devices" in errors
+  assert "Traceback" not in errors

@@ -85,7 +85,7 @@ def question(**changes):
   fields = dict(
     target=config, draft=config_from_json(shapes.SHAPES["pythia-70m"]),
     tree=tree_lib.chain(4), siblings="iid", rule="token", batch_size=8,
-    max_length=1024, layout=Layout(data=1, model=4, draft=4),
+    max_length=1024, prompt_length=128, layout=Layout(data=1, model=4, draft=4),
   )  # fmt: skip
   return program.Question(**fields | changes)
 

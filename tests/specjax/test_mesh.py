@@ -5,63 +5,38 @@ two; its cases without a mesh run here.
 """
 
 import json
-import os
-import pathlib
-import socket
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
 import mesh_decoding
 import numpy as np
 import pytest
+import several
 
 from specjax.mesh import MeshDecoder
 
-_PROGRAM = pathlib.Path(mesh_decoding.__file__)
-_TIMEOUT = 400  # seconds; a hang must not be one
 
-
-def start(output, *arguments):
-  """The program, in a process of its own."""
-  environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-  root = _PROGRAM.parents[1]
-  return subprocess.Popen(
-    [sys.executable, str(_PROGRAM), str(output), *map(str, arguments)],
-    env=environment | {"PYTHONPATH": str(root), "JAX_PLATFORMS": "cpu"},
-    cwd=root,
-    stderr=subprocess.PIPE,
-    text=True,
-  )
-
-
-def finish(processes):
-  """Waits for all; what they wrote to stderr if one failed."""
-  try:
-    errors = [p.communicate(timeout=_TIMEOUT)[1] for p in processes]
-  finally:
-    for process in processes:
-      process.kill()
-  codes = [p.returncode for p in processes]
-  assert codes == [0] * len(processes), "\n".join(e[-3000:] for e in errors)
+def decoded(folder, *, processes, devices):
+  """What the program writes, run by several processes of some devices each."""
+  output = folder / "decoded.json"
+  command = [mesh_decoding.__file__, output]
+  for code, _, errors in several.finish(
+    several.start(
+      [command] * processes, devices=devices, PYTHONPATH=str(several.ROOT)
+    )
+  ):
+    assert code == 0, errors[-3000:]
+  return json.loads(output.read_text())
 
 
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory):
-  output = tmp_path_factory.mktemp("mesh") / "one.json"
-  finish([start(output, 8)])
-  return json.loads(output.read_text())
+  return decoded(tmp_path_factory.mktemp("one"), processes=1, devices=8)
 
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory):
-  output = tmp_path_factory.mktemp("mesh") / "two.json"
-  with socket.socket() as free:
-    free.bind(("localhost", 0))
-    port = free.getsockname()[1]
-  finish([start(output, 4, 2, i, port) for i in range(2)])
-  return json.loads(output.read_text())
+  return decoded(tmp_path_factory.mktemp("two"), processes=2, devices=4)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,32 @@
+#!/bin/sh
+# Makes every plan of this folder anew; about a minute each.
+#
+#   docs/plans/run.sh [NAME...]
+cd "$(dirname "$0")/../.." || exit 1
+
+plan() {
+  name=$1
+  shift
+  for wanted in $names; do
+    if [ "$wanted" = "$name" ] || [ "$wanted" = all ]; then
+      "${PYTHON:-python}" -m launch.plan "$@" --output="docs/plans/$name.json"
+    fi
+  done
+}
+
+names=${*:-all}
+plan 2.8b-v5e-4 --topology=v5e-4 --target=pythia-2.8b --draft=pythia-70m \
+  --max_length=2048
+plan 8b-v5e-8 --topology=v5e-8 --target=llama-3.1-8b --draft=llama-3.2-1b
+plan 8b-v5e-8-paths --topology=v5e-8 --target=llama-3.1-8b \
+  --draft=llama-3.2-1b --num_drafts=8 --rule=kseq
+plan 8b-v5e-8-tree --topology=v5e-8 --target=llama-3.1-8b \
+  --draft=llama-3.2-1b --rule=recursive --siblings=without_replacement \
+  --tree=-1,0,0,0,0,1,1,1,2,2,3,4,5,5,6,7,8,9,10,12,12,13,14,16,17,19,20,21,25,26,27,29,30
+plan 70b-v5e-16 --topology=v5e-16 --target=llama-3.1-70b --draft=llama-3.2-1b
+plan 70b-v6e-8 --topology=v6e-8 --target=llama-3.1-70b --draft=llama-3.2-1b
+plan 70b-v5p-8 --topology=v5p-8 --target=llama-3.1-70b --draft=llama-3.2-1b
+plan 405b-v5p-64 --topology=v5p-64 --target=llama-3.1-405b \
+  --draft=llama-3.1-8b
+plan 405b-v6e-64 --topology=v6e-64 --target=llama-3.1-405b \
+  --draft=llama-3.1-8b
