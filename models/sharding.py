@@ -130,18 +130,12 @@ def kv_heads_for(config: TransformerConfig, size: int) -> TransformerConfig:
     ValueError: if heads, MLP or vocabulary cannot be cut so.
   """
   c = config
-  heads = math.lcm(c.num_kv_heads, size)
   for name in ("num_heads", "mlp_dim", "vocab_size"):
     if getattr(c, name) % size:
       raise ValueError(
         f"{name} ({getattr(c, name)}) cannot be cut over {size} devices"
       )
-  if c.num_heads % heads:
-    raise ValueError(
-      f"{c.num_kv_heads} key/value heads cannot be repeated for {size} devices "
-      f"and {c.num_heads} query heads"
-    )
-  return dataclasses.replace(c, num_kv_heads=heads)
+  return dataclasses.replace(c, num_kv_heads=math.lcm(c.num_kv_heads, size))
 
 
 def repeat_kv_heads(params, old: TransformerConfig, new: TransformerConfig):
