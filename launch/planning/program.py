@@ -215,7 +215,8 @@ def compile_for(question: Question, devices: list) -> Compiled:
     state = jax.eval_shape(init, *arguments)
     # The loop says how it wants its caches laid out, prefill makes them so:
     # otherwise they would be copied on the way in and out.
-    own = lambda x: x.ndim == 5  # caches; keys cannot have a layout
+    # Keys cannot have a layout.
+    own = lambda x: not jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
     where = jax.tree.map(
       lambda x, s: (
         jax_layout.Format(jax_layout.Layout.AUTO, s) if own(x) else s
