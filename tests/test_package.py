@@ -131,7 +131,7 @@ def test_metadata(metadata: email.message.Message):
     "0.12.0.1": True,
   }.items():
     assert library["jax"].specifier.contains(jax_version) is allowed
-  assert {"experiments", "test", "tpu"} <= set(
+  assert {"experiments", "test", "tpu", "cuda"} <= set(
     metadata.get_all("Provides-Extra")
   )
 

@@ -109,6 +109,7 @@ def assert_close(found, expected):
   )
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", CONFIGS)
 def test_forward_without_a_cache_equals_the_cached_one(name):
   _, model, params = make_model(name)
@@ -126,6 +127,7 @@ def test_forward_without_a_cache_equals_the_cached_one(name):
     assert_close(found, getattr(expected, field))
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", CONFIGS)
 def test_rows_roll_back_apart_and_do_not_see_what_was_undone(name):
   _, model, params = make_model(name)
@@ -144,6 +146,7 @@ def test_rows_roll_back_apart_and_do_not_see_what_was_undone(name):
   assert_close(output.logits, expected)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize(
   ("name", "pieces"),
   [

@@ -8,6 +8,8 @@ import pytest
 from specjax import cache as cache_lib
 from specjax import tree as tree_lib
 
+pytestmark = pytest.mark.gpu
+
 HEADS, CHANNELS = 2, 3
 
 

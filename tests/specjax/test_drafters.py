@@ -72,6 +72,7 @@ def cached_tokens(cache, row):
   return np.asarray(cache.keys[0][row, 0, :count, 0]).astype(int).tolist()
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize(
   "make",
   [

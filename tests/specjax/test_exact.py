@@ -115,6 +115,7 @@ def test_output_law_is_the_warped_targets(rule, tree, siblings):
   assert found < 1e-10
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize(("rule", "tree", "siblings"), ONE_TREE)
 def test_output_law_holds_in_float32(rule, tree, siblings):
   with jax.enable_x64(False):

@@ -10,6 +10,8 @@ from scipy import stats
 
 from specjax import sampling
 
+pytestmark = pytest.mark.gpu
+
 
 def _keys(count, seed=0):
   return sampling.row_keys(jax.random.key(seed), jnp.arange(count))

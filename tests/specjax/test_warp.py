@@ -42,6 +42,7 @@ _SETTINGS = [
 ]
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("seed", range(5))
 def test_rows_with_different_settings_equal_the_definition(seed):
   rng = np.random.default_rng(seed)
@@ -105,11 +106,13 @@ def test_permuting_the_vocabulary_permutes_the_law():
   np.testing.assert_allclose(permuted, law[:, order], atol=1e-6)
 
 
+@pytest.mark.gpu
 def test_greedy_takes_the_first_of_equal_logits():
   law = warp(jnp.array([[1.0, 3.0, 3.0]]), make_sampling(1, temperature=0.0))
   np.testing.assert_array_equal(np.exp(law), [[0, 1, 0]])
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("vocab", [3, 4096])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_one_nan_logit_makes_its_law_nan_and_no_other(temperature, vocab):
@@ -122,6 +125,7 @@ def test_one_nan_logit_makes_its_law_nan_and_no_other(temperature, vocab):
   assert not np.isnan(law[1]).any()
 
 
+@pytest.mark.gpu
 def test_low_precision_logits_are_cast_to_float32():
   law = warp(jnp.ones((1, 4), jnp.bfloat16), make_sampling(1))
   assert law.dtype == jnp.float32
