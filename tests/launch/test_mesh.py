@@ -54,7 +54,7 @@ def test_a_draft_of_its_own_size_has_an_axis():
   )
   target, draft = own.shardings()
   assert target.column_dn[1] == ("model", "draft")
-  assert draft.column_dn[1] == ("draft",)
+  assert draft.column_dn[1] == "draft"
 
 
 def test_without_a_draft_model_nothing_is_cut_for_it():
