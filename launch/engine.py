@@ -6,6 +6,7 @@ import functools
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -125,7 +126,15 @@ class Engine:
     """Arguments on all devices of the mesh, if there is one."""
     if self.pair.mesh is None:
       return arguments
-    return jax.device_put(arguments, NamedSharding(self.pair.mesh, P()))
+    whole = NamedSharding(self.pair.mesh, P())
+
+    def put(x):  # of other processes' devices too, to which nothing is sent
+      if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(put(jax.random.key_data(x)))
+      x = np.asarray(x)
+      return jax.make_array_from_callback(x.shape, whole, lambda i: x[i])
+
+    return jax.tree.map(put, arguments)
 
   def _keys(self, row_ids):
     return sampling_lib.row_keys(jax.random.key(self.seed), row_ids)
