@@ -32,6 +32,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   config.epsilons = (0.1, 0.2, 0.4, 0.8)
   # Completions of each prompt by each rule, compared one with one.
   config.num_comparisons = 50 if not arg else 500
+  config.batch_size = 50  # completions decoded together
   # Without --prompts: held-out Python, in the embedded pair's domain.
   config.num_prompts = 20
   config.prompt_tokens = 64

@@ -18,7 +18,7 @@ import numpy as np
 import tqdm
 from absl import flags
 
-from launch import engine, main, pair, prompts, scores
+from launch import engine, main, pair, prompts, rule_tables, scores
 from launch.benchmark import machine
 from launch.journal import Journal, check_writable, write_json
 from launch.training import corpus
@@ -30,39 +30,33 @@ flags.adopt_module_key_flags(main)
 _RULES = ("opt", "uno")
 
 
-def completions_of(config, models, prompt, *, rule: str, seed: int):
-  """`num_comparisons` completions of a prompt by a rule."""
-  settings = ml_collections.ConfigDict(config.to_dict())
-  settings.rule = rule
-  decoder = models[rule]
-  one = engine.from_config(settings, decoder)
-  count = config.num_comparisons
-  batch = prompts.Batch(
-    prompts=tuple(
+def completions_of(config, one: engine.Engine, prompt, *, seed: int):
+  """`num_comparisons` completions of a prompt, each from its own stream."""
+  batches = prompts.make_batches(
+    [
       prompts.Prompt(seed + i, i, prompt.text, prompt.token_ids)
-      for i in range(count)
-    ),
-    rows=count,
-    width=len(prompt.token_ids),
+      for i in range(config.num_comparisons)
+    ],
+    batch_size=config.batch_size,
+    max_width=one.pair.room(config.max_new_tokens),
   )
-  found, _ = one.run(batch)
-  return found
+  return [done for batch in batches for done in one.run(batch)[0]]
 
 
-def compare(config, models, scorer, prompt, number: int) -> dict:
+def compare(config, engines, scorer, prompt, number: int) -> dict:
   """One prompt's scores and counts, for every rule and epsilon.
 
   Args:
     config: the experiment.
-    models: by rule, the pair that decodes with it.
+    engines: by rule, what decodes with it.
     scorer: see `launch.scores`.
     prompt: the prompt.
     number: of the prompt; runs of one rule draw from streams of their own.
   """
   record: dict = {"batch": number, "rules": {}}
-  for place, rule in enumerate(models):
-    seed = (number * len(models) + place) * config.num_comparisons
-    found = completions_of(config, models, prompt, rule=rule, seed=seed)
+  for place, (rule, one) in enumerate(engines.items()):
+    seed = (number * len(engines) + place) * config.num_comparisons
+    found = completions_of(config, one, prompt, seed=seed)
     record["rules"][rule] = {
       "scores": scorer(prompt.token_ids, [c.token_ids for c in found]).tolist(),
       "tokens": sum(len(c.token_ids) for c in found),
@@ -122,29 +116,31 @@ def report(config, records: list[dict]) -> list[dict]:
 
 def table(result: dict) -> str:
   """The result as a Markdown table."""
-  head = [
-    "ε",
-    "comparisons won by OPT",
-    "prompts won by OPT",
-    "rejections saved, OPT / UNO",
-    "total variation, OPT / UNO",
-  ]
-  lines = [head, ["---"] * len(head)]
   interval = lambda pair: f" ({pair[0]:.3f}–{pair[1]:.3f})" if pair else ""
+  rows = []
   for row in result["rows"]:
     both = lambda name, row=row: " / ".join(
       f"{row[name][r]:.3f}" for r in _RULES
     )
-    lines.append(
+    rows.append(
       [
         f"{row['epsilon']}",
         f"{row['comparisons_won']:.3f}{interval(row['comparisons_won_ci'])}",
         f"{row['prompts_won']:.3f}{interval(row['prompts_won_ci'])}",
+        f"{row['opt_against_lossless']:.3f} / "
+        f"{row['uno_against_lossless']:.3f}",
         both("rejections_saved"),
         both("total_variation"),
       ]
     )
-  return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+  return rule_tables.table(
+    [
+      "ε", "comparisons won by OPT", "prompts won by OPT",
+      "won against lossless, OPT / UNO", "rejections saved, OPT / UNO",
+      "total variation, OPT / UNO",
+    ],
+    rows,
+  )  # fmt: skip
 
 
 def run(_) -> int:
@@ -164,13 +160,15 @@ def run(_) -> int:
     for epsilon in config.epsilons
     for rule in _RULES
   ]
-  models = {}
+  models, engines = pair.load(config), {}
   for name in names:
     settings = ml_collections.ConfigDict(config.to_dict())
     settings.rule = name
-    models[name] = pair.build(settings)
-  tokenizer = models["token"].tokenizer
-  room = models["token"].room(config.max_new_tokens)
+    engines[name] = engine.from_config(
+      settings, pair.assemble(settings, models)
+    )
+  tokenizer = models.tokenizer
+  room = engines["token"].pair.room(config.max_new_tokens)
   if main.PROMPTS.value:
     items = prompts.all_of(main.PROMPTS.value, tokenizer, max_tokens=room)
   else:
@@ -191,7 +189,7 @@ def run(_) -> int:
     tqdm.tqdm(items, unit="prompt", disable=not sys.stderr.isatty())
   ):
     if number not in journal.batches:
-      journal.add(compare(config, models, scorer, prompt, number))
+      journal.add(compare(config, engines, scorer, prompt, number))
   records = [journal.batches[number] for number in range(len(items))]
   result = {
     "rows": report(config, records),

@@ -5,6 +5,8 @@ text, costs of passes timed alone. Measurements are of the shipped loop.
 """
 
 import dataclasses
+import functools
+import statistics
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +14,6 @@ import ml_collections
 import numpy as np
 
 from launch import benchmark, engine, prompts, timing
-from launch import pair as pair_lib
 from launch.engine import Completion
 from launch.pair import Pair
 from specjax import metrics, warp
@@ -21,6 +22,7 @@ from specjax.types import Origin
 
 _RESAMPLES = 2000
 _WIDTHS = (1, 2, 3, 4, 5, 7, 9, 11, 13, 17)
+_STEPS = 48  # steps or passes in one timing
 
 
 # ------------------------------------------------------------------ acceptance
@@ -203,12 +205,16 @@ def rate_interval(timing_of: list[tuple[int, float]]):
   return metrics.ratio_interval(tokens, seconds, num_resamples=_RESAMPLES)
 
 
+def _decode(one: engine.Engine, batch, states: dict, name) -> None:
+  """Decodes a batch and keeps its final state under a name."""
+  states[name] = jax.block_until_ready(one.generate(batch, one.prefill(batch)))
+
+
 def measure(
   config: ml_collections.ConfigDict,
   items: list[prompts.Prompt],
-  models: Pair,
+  pairs: dict[int, Pair],
   *,
-  sweep: list[int],
   rounds: int,
 ) -> dict:
   """Everything the page says; see `launch.report`.
@@ -216,20 +222,15 @@ def measure(
   Args:
     config: of the pair; N is its num_speculative_tokens.
     items: the prompts.
-    models: from `launch.pair.build`.
-    sweep: numbers of drafted tokens to measure.
-    rounds: timed passes over the prompts, all systems in turn.
+    pairs: by the number of drafted tokens, N and all others to measure.
+    rounds: timings of every part, of which the mean counts.
   """
-  chosen = config.num_speculative_tokens
-  sweep = sorted({*sweep, chosen})
+  chosen, sweep = config.num_speculative_tokens, sorted(pairs)
+  models = pairs[chosen]
   batches = prompts.make_batches(
     items, batch_size=config.batch_size,
     max_width=models.room(config.max_new_tokens),
   )  # fmt: skip
-  pairs = {
-    n: models if n == chosen else pair_lib.build(with_tokens(config, n))
-    for n in sweep
-  }
   engines = {
     "autoregressive": engine.from_config(config, models, baseline=True)
   }
@@ -238,10 +239,46 @@ def measure(
   for one in engines.values():
     for batch in batches:
       one.compile(batch)
-  timings, last = benchmark.measure_rates(batches, engines, None, rounds=rounds)
-  rate = {
-    name: sum(t for t, _ in cells) / sum(s for _, s in cells)
-    for name, cells in timings.items()
+  # Decoding and its parts take turns, so that a machine's drift falls on what
+  # is predicted and on what is measured alike.
+  states = {}
+  parts = {
+    **{
+      f"run {name} {number}": functools.partial(
+        _decode, one, batch, states, (name, number)
+      )
+      for number, batch in enumerate(batches)
+      for name, one in engines.items()
+    },
+    **timing.step_parts(
+      engines[f"N={chosen}"], engines["autoregressive"], batches[-1],
+      drafter_name=config.drafter, repeats=_STEPS,
+    ),
+    **timing.curve_parts(
+      engines["autoregressive"], batches[-1],
+      widths=tuple(sorted({*_WIDTHS, *(n + 1 for n in sweep)})), repeats=_STEPS,
+    ),
+    # Decoding of no tokens: the prompts' passes and two calls from the host.
+    "prefill": lambda: jax.block_until_ready(
+      engines[f"N={chosen}"].generate(
+        batches[-1], engines[f"N={chosen}"].prefill(batches[-1], budget=0)
+      )
+    ),
+  }  # fmt: skip
+  seconds = timing.alternate(parts, rounds=rounds, average=statistics.fmean)
+  last = {
+    (name, number): engine.completions(state, len(batches[number].prompts))
+    for (name, number), state in states.items()
+  }
+  timings = {
+    name: [
+      (
+        sum(len(c.token_ids) for c in last[name, number]),
+        seconds[f"run {name} {number}"],
+      )
+      for number in range(len(batches))
+    ]
+    for name in engines
   }
   in_order = lambda name: [
     (prompt, completion)
@@ -260,38 +297,30 @@ def measure(
     acceptance_by_position([r.completion for r in rows], chosen)["joint"],
     chosen,
   )
-  costs = timing.measure_step(
-    engines[f"N={chosen}"], engines["autoregressive"], batches[-1],
-    drafter_name=config.drafter, rounds=max(rounds, 5),
-  )  # fmt: skip
-  curve = timing.verify_curve(
-    engines["autoregressive"], batches[-1],
-    widths=tuple(sorted({*_WIDTHS, *(n + 1 for n in sweep)})),
-    rounds=max(rounds, 5),
-  )  # fmt: skip
+  costs = timing.step_costs(
+    seconds, timing.draft_passes(models, config.drafter), repeats=_STEPS
+  )
+  curve = timing.curve_of(seconds, repeats=_STEPS)
   # Rows of a batch share its steps until the last of them is done.
   steps = sum(
     max(c.num_target_calls for c in last[f"N={chosen}", number])
     for number in range(len(batches))
   )
-  prefill = timing.alternate(
-    {"prefill": lambda: jax.block_until_ready(
-      engines[f"N={chosen}"].prefill(batches[-1])
-    )},
-    rounds=max(rounds, 5),
-  )["prefill"]  # fmt: skip
+  predicted = predictions(
+    costs, curve, efficiency, by_position["joint"],
+    prefill=seconds["prefill"], steps=steps, batches=len(batches),
+    tokens=sum(len(row.completion.token_ids) for row in rows),
+    rows=config.batch_size, num_tokens=chosen,
+  )  # fmt: skip
   return {
     "num_speculative_tokens": chosen,
     "acceptance_by_position": by_position,
     "total_variation": _summary_of_distances(rows),
     "rejections": rejections(rows),
     "block_efficiency": efficiency,
-    **_speeds(
-      costs, curve, efficiency, by_position["joint"], rate, timings, rows,
-      prefill=prefill, chosen=chosen, sweep=sweep, batches=len(batches),
-      batch_rows=config.batch_size, steps=steps,
-    ),
-  }  # fmt: skip
+    **predicted["costs"],
+    **_measured(timings, predicted, chosen=chosen, sweep=sweep),
+  }
 
 
 def _summary_of_distances(rows: list[Row]) -> dict:
@@ -311,70 +340,112 @@ def _summary_of_distances(rows: list[Row]) -> dict:
   }
 
 
-def _speeds(
-  costs, curve, efficiency, joint, rate, timings, rows, *,
-  prefill, chosen, sweep, batches, batch_rows, steps,
+def predictions(
+  costs: timing.StepCosts, curve: dict[int, float], efficiency: dict,
+  joint: list[float], *, prefill: float, steps: int, batches: int, tokens: int,
+  rows: int, num_tokens: int,
 ) -> dict:  # fmt: skip
-  """Costs, and tokens per second predicted step by step and measured."""
-  drafting = sum(costs.draft[fed] for fed in costs.draft_passes)
-  draft_seconds = drafting / chosen
-  verify_seconds = costs.target[max(costs.target)]
-  name = f"N={chosen}"
-  tokens = sum(len(row.completion.token_ids) for row in rows)
-  whole = steps * costs.step + batches * prefill
-  passes = drafting + verify_seconds
-  predicted = {
-    "independent": batch_rows * efficiency["independent"] / passes,
-    "real_acceptance": batch_rows * efficiency["measured"] / passes,
-    "with_overhead": batch_rows * efficiency["measured"] / costs.step,
+  """Tokens per second from costs and acceptance, one effect after the other.
+
+  Args:
+    costs: of a step at N and of its passes.
+    curve: seconds of a target pass by the tokens fed.
+    efficiency: from `block_efficiencies`.
+    joint: P(the first i drafted tokens are accepted), i = 1, 2, ...
+    prefill: seconds of the prompts' passes of a batch.
+    steps: that the loop made in all batches.
+    batches: how many.
+    tokens: emitted in all of them.
+    rows: of a batch.
+    num_tokens: N.
+
+  Returns:
+    `costs`, what the page says of them; `rates`, tokens per second predicted
+    for N; `sweep`, for each N that `joint` and `curve` cover.
+  """
+  draft_seconds = sum(costs.draft[t] for t in costs.draft_passes) / num_tokens
+  plain, whole = costs.target[1], steps * costs.step + batches * prefill
+  # What the loop adds to its passes: as much as in a plain step, and the rest
+  # in proportion to the drafted tokens, each of which is warped and drawn.
+  constant = costs.plain_step - plain
+  each = (costs.step - costs.forwards - constant) / num_tokens
+  # As many fewer or more steps as the drafts deserved, without their luck.
+  luck = efficiency["measured"] / efficiency["rao_blackwell"]
+  rates = {
+    "independent": rows * efficiency["independent"] / costs.forwards,
+    "real_acceptance": rows * efficiency["measured"] / costs.forwards,
+    "with_overhead": rows * efficiency["measured"] / costs.step,
     "with_prompts": tokens / whole,
+    "expected": tokens / (whole + (luck - 1) * steps * costs.step),
   }
   verify = throughput.verify_curve(curve)
-  exact = np.concatenate([[1.0], 1 + np.cumsum(joint)])
-  by_tokens = {
-    n: batch_rows * float(exact[n] / (n * draft_seconds + verify(n + 1)))
-    for n in range(len(exact))
-    if n + 1 <= max(curve)
-  }
-  measured = {n: rate[f"N={n}"] for n in sweep}
-  plain = rate["autoregressive"]
-  break_even = throughput.break_even(
-    chosen, draft_seconds, verify_seconds, costs.target[1]
-  )
-  paired = [
-    (s_tokens / s_seconds) / (p_tokens / p_seconds)
-    for (s_tokens, s_seconds), (p_tokens, p_seconds) in zip(
-      timings[name], timings["autoregressive"], strict=True
-    )
-  ]
+  sweep = {}
+  for n in range(1, len(joint) + 1):
+    if n + 1 > max(curve):
+      break
+    step = constant + n * (draft_seconds + each) + float(verify(n + 1))
+    needed = tokens / throughput.exact_tokens(joint[:n]) / rows
+    sweep[n] = tokens / (needed * step + batches * prefill)
   return {
     "costs": {
-      "draft_step_seconds": draft_seconds,
-      "verify_seconds": {str(fed): s for fed, s in curve.items()},
-      "plain_pass_seconds": costs.target[1],
-      "step_seconds": costs.step,
-      "loop_overhead": costs.step / passes,
-      "prefill_seconds": prefill,
-      "cost_ratio": draft_seconds / costs.target[1],
+      "costs": {
+        "draft_step_seconds": draft_seconds,
+        "verify_seconds": {str(fed): s for fed, s in curve.items()},
+        "plain_pass_seconds": plain,
+        "step_seconds": costs.step,
+        "plain_step_seconds": costs.plain_step,
+        "loop_overhead": costs.step / costs.forwards,
+        "prefill_seconds": prefill,
+        "cost_ratio": draft_seconds / plain,
+        "verify_ratio": costs.target[max(costs.target)] / plain,
+        "step_ratio": costs.step / costs.plain_step,
+      },
+      # Whole steps, so that the loop's own costs count too.
+      "break_even_acceptance": throughput.break_even(
+        num_tokens, 0.0, costs.step, costs.plain_step
+      ),
     },
+    "rates": rates,
+    "sweep": sweep,
+  }
+
+
+def _measured(timings, predicted, *, chosen, sweep) -> dict:
+  """What the loop did, beside the predictions."""
+  speedup_ci = metrics.speedup_interval(
+    [
+      metrics.Unit(
+        num_tokens=tokens, num_target_calls=0, num_drafted=0, num_accepted=0,
+        expected_accepted=0, total_variation=0, seconds=seconds,
+        baseline_num_tokens=plain_tokens, baseline_seconds=plain_seconds,
+      )
+      for (tokens, seconds), (plain_tokens, plain_seconds) in zip(
+        timings[f"N={chosen}"], timings["autoregressive"], strict=True
+      )
+    ]
+  )  # fmt: skip
+  rate = {name: benchmark.rate(cells) for name, cells in timings.items()}
+  measured = {n: rate[f"N={n}"] for n in sweep}
+  here, rates = measured[chosen], predicted["rates"]
+  return {
     "tokens_per_second": {
-      "plain": plain,
+      "plain": rate["autoregressive"],
       "plain_ci": rate_interval(timings["autoregressive"]),
-      "measured": rate[name],
-      "measured_ci": rate_interval(timings[name]),
-      "predicted": predicted,
-      "prediction_error": predicted["with_prompts"] / rate[name] - 1,
+      "measured": here,
+      "measured_ci": rate_interval(timings[f"N={chosen}"]),
+      "predicted": rates,
+      "prediction_error": rates["expected"] / here - 1,
+      "prediction_error_given_calls": rates["with_prompts"] / here - 1,
     },
     "speedup": {
-      "measured": rate[name] / plain,
-      "by_batch": paired,
+      "measured": here / rate["autoregressive"],
+      "measured_ci": speedup_ci,
     },
     "sweep": {
-      "predicted": {str(n): value for n, value in by_tokens.items()},
-      "measured": {str(n): value for n, value in measured.items()},
+      "predicted": {str(n): v for n, v in predicted["sweep"].items()},
+      "measured": {str(n): v for n, v in measured.items()},
       "measured_ci": {str(n): rate_interval(timings[f"N={n}"]) for n in sweep},
-      "best_predicted": max(by_tokens, key=by_tokens.get),
+      "best_predicted": max(predicted["sweep"], key=predicted["sweep"].get),
       "best_measured": max(measured, key=measured.get),
     },
-    "break_even_acceptance": break_even,
   }

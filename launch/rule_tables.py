@@ -13,7 +13,8 @@ import statistics
 import sys
 
 
-def _table(head: list[str], rows: list[list[str]]) -> str:
+def table(head: list[str], rows: list[list[str]]) -> str:
+  """A Markdown table."""
   lines = [head, ["---"] * len(head), *rows]
   return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -46,7 +47,7 @@ def efficiency(result: dict) -> str:
         text += f", TV {found['total_variation']:.2f}"
       row.append(text)
     rows.append(row)
-  return _table(head, rows)
+  return table(head, rows)
 
 
 def optimality(result: dict) -> str:
@@ -61,7 +62,7 @@ def optimality(result: dict) -> str:
     ]
     for row in result["rows"]
   ]
-  return _table(["V", "K", *(f"`{n}`" for n in names)], rows)
+  return table(["V", "K", *(f"`{n}`" for n in names)], rows)
 
 
 def costs(result: dict) -> str:
@@ -95,7 +96,7 @@ def costs(result: dict) -> str:
       ]
     )
   head = [f"V = {near:,}, B = {rows_of}", *(f"K={k}, G={g}" for k, g in shapes)]
-  return _table(head, rows)
+  return table(head, rows)
 
 
 def cost_limits(result: dict, limit: float = 3.0) -> str:
@@ -115,7 +116,7 @@ def cost_limits(result: dict, limit: float = 3.0) -> str:
         f"B = {most['batch_size']})",
       ]
     )
-  return _table(
+  return table(
     ["rule", "cells", f"within {limit:g} passes", "median", "most"], rows
   )
 

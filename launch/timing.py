@@ -22,16 +22,22 @@ from specjax.types import DecodeState, LanguageModel
 
 
 def alternate(
-  parts: dict[str, Callable[[], object]], *, rounds: int
+  parts: dict[str, Callable[[], object]],
+  *,
+  rounds: int,
+  average: Callable[[list[float]], float] = statistics.median,
 ) -> dict[str, float]:
   """Runs the parts in turn; the median seconds of each.
 
   Args:
     parts: name to a function that blocks until its work is done.
     rounds: counted rounds, after one that is not.
+    average: over the rounds. Where what is timed in short parts is compared
+      with a long one, the mean: interruptions are rare and long, and the median
+      of the short parts has none of them.
 
   Returns:
-    Name to median seconds.
+    Name to seconds.
   """
   seconds = {name: [] for name in parts}
   for index in range(rounds + 1):
@@ -40,7 +46,7 @@ def alternate(
       part()
       if index:
         seconds[name].append(time.perf_counter() - start)
-  return {name: statistics.median(s) for name, s in seconds.items()}
+  return {name: average(s) for name, s in seconds.items()}
 
 
 def forward_loop(model: LanguageModel, fed: int, repeats: int):
@@ -107,26 +113,24 @@ def draft_passes(pair: Pair, drafter_name: str) -> tuple[int, ...]:
   return (first, *(len(level) for level in tree.levels[1:-1]))
 
 
-def measure_step(
+def step_parts(
   speculative: Engine,
   baseline: Engine,
   batch: Batch,
   *,
   drafter_name: str,
-  rounds: int,
   repeats: int = 16,
-) -> StepCosts:
-  """Times whole steps and their parts from the middle of a real decode.
+) -> dict[str, Callable[[], object]]:
+  """Whole steps and their passes, from the middle of a real decode.
 
   Args:
     speculative, baseline: compiled engines.
     batch: the prompts to start from.
     drafter_name: `config.drafter`.
-    rounds: timed rounds of every part.
     repeats: steps or passes inside one timing.
 
   Returns:
-    The medians.
+    Functions for `alternate`, whose result `step_costs` reads.
   """
   pair = speculative.pair
   tree = speculative.decoder.drafter.tree
@@ -155,48 +159,110 @@ def measure_step(
       run(pair.params, state, repeats).tokens
     )
 
-  def forwards_of(model, params, cache, fed):
-    loop = forward_loop(model, fed, repeats)
-    tokens = jnp.zeros((batch.rows, fed), jnp.int32)
-    return lambda: jax.block_until_ready(loop(params, tokens, cache))
-
   state: DecodeState = speculative.prefill(batch)
   plain_state = baseline.prefill(batch)
-  parts = {
-    "step": steps_of(speculative),
-    "plain_step": steps_of(baseline),
-  }
+  parts = {"step": steps_of(speculative), "plain_step": steps_of(baseline)}
   for fed in sorted({1, nodes}):
     cache = plain_state.target_cache if fed == 1 else state.target_cache
-    parts[f"target {fed}"] = forwards_of(
-      pair.target, pair.params.target, cache, fed
+    parts[f"target {fed}"] = _passes(
+      pair.target, pair.params.target, cache, fed, repeats
     )
-  passes = draft_passes(pair, drafter_name)
-  for fed in sorted(set(passes)):
+  for fed in sorted(set(draft_passes(pair, drafter_name))):
     own = drafter_name == "model"
-    parts[f"draft {fed}"] = forwards_of(
+    parts[f"draft {fed}"] = _passes(
       pair.draft,
       pair.params.draft if own else pair.params.target,
       state.drafter_state if own else state.target_cache,
       fed,
+      repeats,
     )
-  seconds = {
-    name: total / repeats
-    for name, total in alternate(parts, rounds=rounds).items()
-  }
+  return parts
+
+
+def _passes(model, params, cache, fed, repeats):
+  """A function that makes `repeats` passes over `fed` tokens, and waits."""
+  loop = forward_loop(model, fed, repeats)
+  tokens = jnp.zeros((len(cache.length), fed), jnp.int32)
+  return lambda: jax.block_until_ready(loop(params, tokens, cache))
+
+
+def step_costs(
+  seconds: dict[str, float], passes: tuple[int, ...], *, repeats: int = 16
+) -> StepCosts:
+  """Costs of one step and one pass.
+
+  Args:
+    seconds: by part, of `step_parts` (others are ignored).
+    passes: from `draft_passes`.
+    repeats: as for `step_parts`.
+  """
   pick = lambda kind: {
-    int(name.split()[1]): s
-    for name, s in seconds.items()
+    int(name.split()[1]): total / repeats
+    for name, total in seconds.items()
     if name.startswith(kind + " ")
   }
   return StepCosts(
-    step=seconds["step"],
-    plain_step=seconds["plain_step"],
+    step=seconds["step"] / repeats,
+    plain_step=seconds["plain_step"] / repeats,
     target=pick("target"),
     draft=pick("draft"),
     draft_passes=passes,
     plain_cache=jax.eval_shape(lambda cache: cache, plain_state.target_cache),
   )
+
+
+def measure_step(
+  speculative: Engine,
+  baseline: Engine,
+  batch: Batch,
+  *,
+  drafter_name: str,
+  rounds: int,
+) -> StepCosts:
+  """Times the parts of a step; see `step_parts`.
+
+  Args:
+    speculative, baseline, batch, drafter_name: as for `step_parts`.
+    rounds: timed rounds of every part.
+
+  Returns:
+    The medians.
+  """
+  parts = step_parts(speculative, baseline, batch, drafter_name=drafter_name)
+  return step_costs(
+    alternate(parts, rounds=rounds),
+    draft_passes(speculative.pair, drafter_name),
+  )
+
+
+def curve_parts(
+  engine: Engine, batch: Batch, *, widths: tuple[int, ...], repeats: int = 16
+) -> dict[str, Callable[[], object]]:
+  """Target passes over each number of tokens, for `alternate`.
+
+  Widths that do not fit the batch's buffer are left out.
+  """
+  pair = engine.pair
+  cache = engine.prefill(batch).target_cache
+  room = cache.slots - int(cache.length.max())
+  return {
+    f"verify {fed}": _passes(
+      pair.target, pair.params.target, cache, fed, repeats
+    )
+    for fed in widths
+    if fed <= room
+  }
+
+
+def curve_of(
+  seconds: dict[str, float], *, repeats: int = 16
+) -> dict[int, float]:
+  """Seconds of one pass by the tokens fed, of `curve_parts`."""
+  return {
+    int(name.split()[1]): total / repeats
+    for name, total in seconds.items()
+    if name.startswith("verify ")
+  }
 
 
 def verify_curve(
@@ -206,16 +272,6 @@ def verify_curve(
 
   Widths that do not fit the batch's buffer are left out.
   """
-  pair = engine.pair
-  cache = engine.prefill(batch).target_cache
-  room = cache.slots - int(cache.length.max())
-  parts = {}
-  for fed in widths:
-    if fed > room:
-      continue
-    loop = forward_loop(pair.target, fed, 8)
-    tokens = jnp.zeros((batch.rows, fed), jnp.int32)
-    parts[str(fed)] = lambda loop=loop, tokens=tokens: jax.block_until_ready(
-      loop(pair.params.target, tokens, cache)
-    )
-  return {int(fed): s / 8 for fed, s in alternate(parts, rounds=rounds).items()}
+  return curve_of(
+    alternate(curve_parts(engine, batch, widths=widths), rounds=rounds)
+  )

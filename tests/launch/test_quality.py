@@ -80,6 +80,7 @@ def test_win_rates_in_both_readings():
 def test_the_command_compares_and_resumes(cli, pair, tmp_path, capsys):
   output = tmp_path / "q.json"
   flags = ("--config.max_new_tokens=6", "--config.num_comparisons=6",
+           "--config.batch_size=4",
            "--config.num_speculative_tokens=2",
            "--config.num_prompts=2", "--config.prompt_tokens=16",
            "--config.epsilons=(0.0,0.5)", f"--output={output}")  # fmt: skip

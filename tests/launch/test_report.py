@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from launch import report, report_data
+from launch import report, report_data, timing
 from launch.engine import Completion
 from specjax.types import Origin
 
@@ -17,6 +17,7 @@ A, R, B = Origin.ACCEPTED, Origin.RESIDUAL, Origin.BONUS
 @pytest.fixture(autouse=True)
 def _few_widths(monkeypatch):
   monkeypatch.setattr(report_data, "_WIDTHS", (1,))
+  monkeypatch.setattr(report_data, "_STEPS", 4)
 
 
 def completion(*origins, expected=0.0):
@@ -67,6 +68,65 @@ def test_block_efficiency_from_the_text_is_the_mean_over_starts():
   assert found["measured"] == pytest.approx(3 / 2)
   alpha = 1 - 0.7 / 3
   assert found["independent"] == pytest.approx(1 + alpha + alpha**2)
+
+
+def test_predictions_from_costs_by_hand():
+  costs = timing.StepCosts(
+    step=0.5, plain_step=0.25, target={1: 0.2, 3: 0.3},
+    draft={1: 0.04, 2: 0.06}, draft_passes=(2, 1),
+  )  # fmt: skip
+  found = report_data.predictions(
+    costs, {1: 0.2, 2: 0.25, 3: 0.3}, joint=[0.5, 0.25, 0.1], prefill=1.0,
+    efficiency={"independent": 1.8, "measured": 1.5, "rao_blackwell": 2.0},
+    steps=20, batches=2, tokens=30, rows=1, num_tokens=2,
+  )  # fmt: skip
+  assert found["rates"] == pytest.approx(
+    {
+      "independent": 1.8 / 0.4,
+      "real_acceptance": 1.5 / 0.4,
+      "with_overhead": 1.5 / 0.5,
+      "with_prompts": 30 / (20 * 0.5 + 2),
+      "expected": 30 / (20 * 0.75 * 0.5 + 2),
+    }
+  )
+  # Three tokens would need a pass over four, which was not timed.
+  # The loop adds 0.05 s to a plain pass, and 0.1 s to those of a step.
+  assert found["sweep"] == pytest.approx(
+    {
+      1: 30 / (30 / 1.5 * (0.05 + 0.25 + 0.05 + 0.025) + 2),
+      2: 30 / (30 / 1.75 * 0.5 + 2),
+    }
+  )
+  # 1 + P + P^2 tokens must pay for two plain steps.
+  least = found["costs"]["break_even_acceptance"]
+  assert 1 + least + least**2 == pytest.approx(2)
+
+
+@pytest.mark.parametrize(
+  "interval, least, words",
+  [
+    ((1.1, 1.3), 0.4, "pays here: 1.20 times"),
+    ((0.9, 1.3), 0.4, "makes no clear difference here"),
+    ((0.7, 0.9), float("inf"), "even if all were accepted"),
+    ((0.7, 0.9), 0.4, "does not pay here"),
+    (None, 0.4, "pays here"),
+  ],
+)
+def test_the_verdict_follows_the_interval(interval, least, words):
+  text = report.verdict(
+    {
+      "num_speculative_tokens": 2,
+      "costs": {"step_ratio": 1.5},
+      "speedup": {"measured": 1.2, "measured_ci": interval},
+      "block_efficiency": {"acceptance": 0.7, "measured": 1.9},
+      "break_even_acceptance": least,
+      "sweep": {"best_measured": 4, "measured": {"4": 30.0}},
+      "tokens_per_second": {"plain": 20.0},
+    }
+  )
+  assert words in text
+  assert "1.90 tokens and takes 1.50 times" in text
+  assert text.endswith("The best N measured is 4, 1.50 times plain decoding.")
 
 
 @pytest.mark.heavy
