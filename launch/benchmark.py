@@ -179,7 +179,9 @@ def _measure_pair(config) -> int:
   )
   memory = bandwidth.share(
     weight_bytes=bandwidth.weight_bytes(models.params.target),
-    cache_bytes=bandwidth.cache_bytes(costs.plain_cache),
+    cache_bytes=bandwidth.cache_bytes(
+      engines["autoregressive"].prefill(longest, budget=0).target_cache
+    ),
     rows=longest.rows,
     step_seconds=costs.plain_step,
     bandwidth=bandwidth.of_device(jax.devices()[0]),

@@ -17,7 +17,6 @@ from jax import lax
 from launch.engine import Engine
 from launch.pair import Pair
 from launch.prompts import Batch
-from specjax.cache import Cache
 from specjax.types import DecodeState, LanguageModel
 
 
@@ -87,7 +86,6 @@ class StepCosts:
     target: {T: one target pass over T tokens}.
     draft: {T: one draft pass over T tokens}; empty without a draft model.
     draft_passes: T of each draft pass of a step, in order.
-    plain_cache: shapes and dtypes of the target's cache in `plain_step`.
   """
 
   step: float
@@ -95,7 +93,6 @@ class StepCosts:
   target: dict[int, float]
   draft: dict[int, float]
   draft_passes: tuple[int, ...]
-  plain_cache: Cache
 
   @property
   def forwards(self) -> float:
@@ -207,7 +204,6 @@ def step_costs(
     target=pick("target"),
     draft=pick("draft"),
     draft_passes=passes,
-    plain_cache=jax.eval_shape(lambda cache: cache, plain_state.target_cache),
   )
 
 
