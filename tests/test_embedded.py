@@ -111,7 +111,8 @@ def test_bfloat16_weights_decode_to_their_own_greedy_completions():
   settings = dict(dtype="bfloat16", count=20)
   expected, models = complete(**settings, num_speculative_tokens=0)
   got, both = complete(**settings, num_speculative_tokens=4)
-  assert {x.dtype for x in jax.tree.leaves(both.params)} == {jnp.bfloat16}
+  dtypes = {x.dtype for x in jax.tree.leaves(both.params)}
+  assert dtypes == {jnp.dtype(jnp.bfloat16)}
   cache = models.target.init_cache(1, 4)
   assert cache.keys[0].dtype == cache.values[0].dtype == jnp.bfloat16
   output, _ = models.target.apply(models.params.target, np.array([[1]]), cache)
