@@ -195,8 +195,8 @@ def load(config: ml_collections.ConfigDict) -> Models:
       )
     mesh, shardings = layout.mesh(jax.devices()), layout.shardings()
   dtype = jnp.dtype(config.dtype)
-  tokenizer = tokenizers.load(config.target)
   target = _network(config.target, dtype, mesh, shardings[0])
+  tokenizer = tokenizers.load(config.target)
   draft = None
   if has_draft:
     draft = _network(config.draft, dtype, mesh, shardings[1])
