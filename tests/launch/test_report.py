@@ -151,7 +151,6 @@ def test_a_pair_is_reported(cli, tmp_path, capsys, temperature):
     efficiency["measured"], rel=0.3
   )
   predicted = found["tokens_per_second"]["predicted"]
-  assert predicted["real_acceptance"] >= predicted["with_overhead"] * 0.9
   assert set(found["sweep"]["measured"]) == {"1", "3"}
   assert found["costs"]["loop_overhead"] > 0
   text = (tmp_path / "report.md").read_text()
