@@ -150,7 +150,6 @@ def test_a_pair_is_reported(cli, tmp_path, capsys, temperature):
   assert efficiency["identity"] == pytest.approx(
     efficiency["measured"], rel=0.3
   )
-  predicted = found["tokens_per_second"]["predicted"]
   assert set(found["sweep"]["measured"]) == {"1", "3"}
   assert found["costs"]["loop_overhead"] > 0
   text = (tmp_path / "report.md").read_text()
