@@ -27,6 +27,7 @@ def plan(topology: Topology, question: Question) -> dict:
   Raises:
     ValueError: for what cannot be cut or decoded.
   """
+  question.check()
   chip = topology.chip
   try:
     compiled = program.compile_for(question, devices(topology))

@@ -156,14 +156,14 @@ def devices(one: Topology) -> list:
   """The slice's devices, to compile for.
 
   Raises:
-    RuntimeError: if libtpu is not installed.
+    OSError: if libtpu is not installed.
   """
   from jax.experimental import topologies as jax_topologies
 
   try:
     import libtpu  # noqa: F401
   except ImportError as error:
-    raise RuntimeError(
+    raise OSError(
       "libtpu is needed to compile for TPUs (x86-64 Linux): "
       "pip install '.[tpu]'"
     ) from error

@@ -78,6 +78,9 @@ class Question:
 
   def check(self) -> None:
     """Raises ValueError for what cannot be cut or decoded."""
+    rule, siblings = rules.get(self.rule), siblings_lib.get(self.siblings)
+    if self.tree.num_drafted:
+      rule.check(self.tree, siblings)
     if self.batch_size % self.layout.data:
       raise ValueError(
         f"batch_size ({self.batch_size}) must be a multiple of the mesh's "
