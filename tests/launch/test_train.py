@@ -10,6 +10,8 @@ import jax
 import numpy as np
 import pytest
 import several
+import torch
+import transformers
 from absl.testing import flagsaver
 from flax import nnx
 
@@ -195,7 +197,7 @@ def test_mistakes_in_the_config(texts, tmp_path, changes, words):
 
 
 def test_the_command_distils_and_exports(texts, tmp_path, pair):
-  """To a checkpoint that loads to the very same weights."""
+  """To a directory that gives the very same weights, and logits anywhere."""
   export = tmp_path / "model"
   with flagsaver.flagsaver():
     code = main.execute(
@@ -218,6 +220,14 @@ def test_the_command_distils_and_exports(texts, tmp_path, pair):
   )  # fmt: skip
   trained, _ = train.Run(config, str(tmp_path / "w")).train()  # is at its end
   assert_equal(exported, trained)
+  tokens = np.random.default_rng(0).integers(4096, size=(2, 16))
+  elsewhere = transformers.AutoModelForCausalLM.from_pretrained(
+    str(export), dtype="float32"
+  )
+  with torch.no_grad():
+    expected = elsewhere(torch.tensor(tokens)).logits.numpy()
+  ours = trained(np.asarray(tokens))[0].logits
+  np.testing.assert_allclose(ours, expected, atol=1e-4 * np.abs(expected).max())
 
 
 _ON_A_MESH = """
