@@ -14,6 +14,7 @@ RESULTS = {
   "tradeoff": ("tradeoff",),
   "throughput": ("throughput",),
   "acceptance": ("acceptance",),
+  "quality": ("quality",),
 }
 
 
