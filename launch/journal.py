@@ -70,17 +70,20 @@ class Journal:
       _append(self._partial, [record])
     self.batches[record["batch"]] = record
 
-  def finish(self, rows: list[dict], *, keep: bool = False) -> None:
+  def finish(
+    self, rows: list[dict] | None = None, *, keep: bool = False
+  ) -> None:
     """Writes the output, whole, and removes the partial file.
 
     Args:
-      rows: lines of the output.
+      rows: lines of the output; None if it has been written.
       keep: to keep the partial file as `OUTPUT.journal`; the same run, asked
         for again, then has nothing left to do.
     """
     if not processes.is_chief():
       return
-    _replace(self._output, _lines(rows))
+    if rows is not None:
+      _replace(self._output, _lines(rows))
     if keep and self._partial.exists():
       os.replace(self._partial, self._kept)
     else:

@@ -11,6 +11,7 @@ exact total variation of each rule. A stopped run goes on with the same command.
 """
 
 import json
+import math
 import sys
 
 import ml_collections
@@ -28,6 +29,30 @@ from specjax.types import Origin
 flags.adopt_module_key_flags(main)
 
 _RULES = ("opt", "uno")
+
+
+def check(config) -> None:
+  """Raises ValueError for an experiment that compares nothing."""
+  if config.score not in scores.SCORERS:
+    raise ValueError(
+      f"score must be one of {sorted(scores.SCORERS)}, got {config.score!r}"
+    )
+  if config.score == "reward" and not config.scorer:
+    raise ValueError("score 'reward' needs config.scorer, a model's directory")
+  for name in (
+    "num_comparisons", "num_prompts", "prompt_tokens", "num_speculative_tokens"
+  ):  # fmt: skip
+    if config[name] < 1:
+      raise ValueError(f"{name} must be >= 1, got {config[name]}")
+  good = [
+    isinstance(epsilon, (int, float)) and 0 <= epsilon < math.inf
+    for epsilon in config.epsilons
+  ]
+  if not good or not all(good):
+    raise ValueError(
+      "epsilons must be one or more numbers >= 0, as in (0.1,0.2), got "
+      f"{tuple(config.epsilons)}"
+    )
 
 
 def completions_of(config, one: engine.Engine, prompt, *, seed: int):
@@ -88,6 +113,7 @@ def report(config, records: list[dict]) -> list[dict]:
   rate = lambda rule, name: (
     column(rule, name).sum() / column(rule, "tokens").sum()
   )
+  lossless = rate("token", "rejections")
   rows = []
   for epsilon in config.epsilons:
     names = {r: f"decoding_{r}(epsilon={epsilon})" for r in _RULES}
@@ -102,8 +128,8 @@ def report(config, records: list[dict]) -> list[dict]:
         "mean_score": {
           "opt": opt.mean(), "uno": uno.mean(), "lossless": plain.mean()
         },
-        "rejections_saved": {
-          r: 1 - rate(names[r], "rejections") / rate("token", "rejections")
+        "rejections_saved": {  # None where there were none to save
+          r: 1 - rate(names[r], "rejections") / lossless if lossless else None
           for r in _RULES
         },
         "total_variation": {
@@ -120,7 +146,7 @@ def table(result: dict) -> str:
   rows = []
   for row in result["rows"]:
     both = lambda name, row=row: " / ".join(
-      f"{row[name][r]:.3f}" for r in _RULES
+      "–" if row[name][r] is None else f"{row[name][r]:.3f}" for r in _RULES
     )
     rows.append(
       [
@@ -149,12 +175,7 @@ def run(_) -> int:
   if not main.OUTPUT.value:
     raise main.UserError("--output is required; see --help for an example")
   check_writable(main.OUTPUT.value)
-  if config.score not in scores.SCORERS:
-    raise ValueError(
-      f"score must be one of {sorted(scores.SCORERS)}, got {config.score!r}"
-    )
-  if config.num_comparisons < 1 or config.num_prompts < 1:
-    raise ValueError("num_comparisons and num_prompts must be >= 1")
+  check(config)
   names = ["token"] + [
     f"decoding_{rule}(epsilon={epsilon})"
     for epsilon in config.epsilons
@@ -172,6 +193,11 @@ def run(_) -> int:
   if main.PROMPTS.value:
     items = prompts.all_of(main.PROMPTS.value, tokenizer, max_tokens=room)
   else:
+    if config.prompt_tokens > room:
+      raise ValueError(
+        f"prompt_tokens ({config.prompt_tokens}) must be at most {room}: "
+        "prompt and completion share the pair's positions"
+      )
     items = prompts.first_tokens(
       corpus.held_out_prompts(config.num_prompts),
       tokenizer,
@@ -197,8 +223,8 @@ def run(_) -> int:
     "config": settings,
     "machine": machine(),
   }
-  journal.finish([])
   write_json(main.OUTPUT.value, result)
+  journal.finish()
   print(table(result))
   return 0
 

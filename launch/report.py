@@ -60,6 +60,11 @@ def check(config) -> list[int]:
     sweep = []
   if not sweep or min(sweep) < 1:
     raise ValueError(f"--sweep must be positive integers, got {_SWEEP.value}")
+  if max(sweep) > config.max_new_tokens:
+    raise ValueError(
+      f"--sweep must be at most config.max_new_tokens "
+      f"({config.max_new_tokens}), got {','.join(_SWEEP.value)}"
+    )
   return sweep
 
 
@@ -76,7 +81,7 @@ def verdict(found: dict) -> str:
   )  # fmt: skip
   bound = (
     "even if all were accepted it would not break even"
-    if least == float("inf")
+    if least is None
     else f"it breaks even at {least:.2f}"
   )
   text = (
@@ -101,6 +106,7 @@ def page(found: dict) -> str:
   rejected, sweep = found["rejections"], found["sweep"]
   by_position = found["acceptance_by_position"]
   n = found["num_speculative_tokens"]
+  number = lambda x, digits: "–" if x is None else f"{x:.{digits}f}"
   ms = lambda seconds: f"{1e3 * seconds:.2f} ms"
   interval = lambda pair, digits=2: (
     "" if pair is None else f" ({pair[0]:.{digits}f}–{pair[1]:.{digits}f})"
@@ -120,7 +126,7 @@ def page(found: dict) -> str:
     "| N | predicted tok/s | measured tok/s (95%) |",
     "| --- | --- | --- |",
     *(
-      f"| {count} | {sweep['predicted'].get(count, float('nan')):.0f} | "
+      f"| {count} | {number(sweep['predicted'].get(count), 0)} | "
       f"{value:.0f}{interval(sweep['measured_ci'][count], 0)} |"
       for count, value in sweep["measured"].items()
     ),
@@ -138,7 +144,11 @@ def page(found: dict) -> str:
     "| --- | --- | --- | --- |",
     *(
       f"| {i + 1} | {by_position['tried'][i]} | "
-      f"{by_position['conditional'][i]:.3f} | {by_position['joint'][i]:.3f} |"
+      + (
+        f"{by_position['conditional'][i]:.3f} | {by_position['joint'][i]:.3f} |"
+        if by_position["tried"][i]
+        else "– | – |"
+      )
       for i in range(len(by_position["joint"]))
     ),
     "",
@@ -165,7 +175,7 @@ def page(found: dict) -> str:
     f"| from acceptance by position (exact identity) | "
     f"{efficiency['identity']:.3f} |",
     f"| from the laws along the text, any start | "
-    f"{efficiency['from_the_text'] or float('nan'):.3f} |",
+    f"{number(efficiency['from_the_text'], 3)} |",
     f"| if acceptance were i.i.d. with {efficiency['acceptance']:.3f} | "
     f"{efficiency['independent']:.3f} |",
     "",

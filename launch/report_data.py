@@ -378,6 +378,8 @@ def predictions(
     "with_prompts": tokens / whole,
     "expected": tokens / (whole + (luck - 1) * steps * costs.step),
   }
+  # Whole steps, so that the loop's own costs count too.
+  least = throughput.break_even(num_tokens, 0.0, costs.step, costs.plain_step)
   verify = throughput.verify_curve(curve)
   sweep = {}
   for n in range(1, len(joint) + 1):
@@ -400,10 +402,8 @@ def predictions(
         "verify_ratio": costs.target[max(costs.target)] / plain,
         "step_ratio": costs.step / costs.plain_step,
       },
-      # Whole steps, so that the loop's own costs count too.
-      "break_even_acceptance": throughput.break_even(
-        num_tokens, 0.0, costs.step, costs.plain_step
-      ),
+      # None where even all tokens accepted would not do (JSON has no infinity).
+      "break_even_acceptance": least if least <= 1 else None,
     },
     "rates": rates,
     "sweep": sweep,

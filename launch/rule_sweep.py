@@ -79,8 +79,8 @@ def run(_) -> int:
     )
   done = [journal.batches[i] for i in range(len(cells))]
   result = {"cells": done, "machine": machine(), **settings}
-  journal.finish([])
   write_json(main.OUTPUT.value, result)
+  journal.finish()
   rich.console.Console().print_json(json.dumps(result))
   return 0
 

@@ -4,6 +4,7 @@ A scorer is built from a directory and scores completions of a prompt; larger is
 better.
 """
 
+import pathlib
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -14,6 +15,8 @@ import numpy as np
 from models import huggingface, tokenizers
 from models.tokenizers import Tokenizer
 from models.transformer import as_language_model
+
+_ROWS = 16  # completions scored together: their logits are all in memory
 
 
 class Scorer(Protocol):
@@ -74,19 +77,27 @@ class LogLikelihood:
     for row, completion in enumerate(completions):
       text = [*prompt, *completion]
       tokens[row, : len(text)], last[row] = text, len(text)
-    found = self._score(self._params, tokens, len(prompt), last)
-    return np.asarray(found, np.float64)
+    parts = [
+      self._score(
+        self._params, tokens[i : i + _ROWS], len(prompt), last[i : i + _ROWS]
+      )
+      for i in range(0, len(tokens), _ROWS)
+    ]
+    return np.concatenate(parts).astype(np.float64)
 
 
 class Reward:
   """The scalar of a Hugging Face sequence-classification model, with torch.
+
+  Of a text longer than the model's tokenizer allows the end is scored.
 
   Args:
     directory: the reward model, with its own tokenizer.
     tokenizer: of the pair, whose ids are turned into text.
 
   Raises:
-    ValueError: if the model has more than one output, or torch is missing.
+    ValueError: if there is no such directory, the model in it is none with one
+      trained output, or torch is missing.
   """
 
   def __init__(self, directory: str, tokenizer: Tokenizer):
@@ -98,18 +109,29 @@ class Reward:
         "a reward model needs torch and transformers: pip install "
         "'.[experiments,test]'"
       ) from error
+    if not pathlib.Path(directory).is_dir():
+      raise ValueError(f"no such folder of a reward model: {directory}")
+    transformers.logging.set_verbosity_error()
     self._torch, self._ours = torch, tokenizer
-    self._tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
-    self._model = (
-      transformers.AutoModelForSequenceClassification.from_pretrained(
-        directory
-      ).eval()
+    self._tokenizer = transformers.AutoTokenizer.from_pretrained(
+      directory, truncation_side="left"
     )
-    if self._model.config.num_labels != 1:
+    model, loaded = (
+      transformers.AutoModelForSequenceClassification.from_pretrained(
+        directory, output_loading_info=True
+      )
+    )
+    if model.config.num_labels != 1:
       raise ValueError(
         f"the reward model in {directory} must have one output, got "
-        f"{self._model.config.num_labels}"
+        f"{model.config.num_labels}"
       )
+    missing = sorted(loaded["missing_keys"])
+    if missing:  # they would be drawn at random
+      raise ValueError(
+        f"the model in {directory} is no reward model: it has no {missing[0]}"
+      )
+    self._model = model.eval()
 
   def __call__(self, prompt, completions) -> np.ndarray:
     """See `Scorer`."""

@@ -25,6 +25,7 @@ import pathlib
 import sys
 import time
 import zipfile
+import zlib
 
 import jax
 import matplotlib
@@ -47,6 +48,7 @@ _SIMULATE = flags.DEFINE_integer(
 
 _ARRAYS = ("draft_initial", "target_initial", "draft", "target")
 _RUNS = 100_000
+_FEWEST = 100  # runs from which averages are drawn
 
 
 def read_chain(path: str) -> markov.MarkovPair:
@@ -60,7 +62,10 @@ def read_chain(path: str) -> markov.MarkovPair:
   try:
     with np.load(path, allow_pickle=False) as file:
       arrays = dict(file)
-  except (ValueError, EOFError, AttributeError, zipfile.BadZipFile):
+  except (
+    ValueError, TypeError, EOFError, AttributeError,
+    zipfile.BadZipFile, zlib.error,
+  ):  # fmt: skip
     raise main.UserError(f"{path} is not an .npz file of numbers") from None
   missing = [name for name in _ARRAYS if name not in arrays]
   if missing:
@@ -124,6 +129,10 @@ def run(_) -> int:
     )
   if main.WORKDIR.value is None:
     raise main.UserError("--figure needs --workdir, where figures go")
+  if runs is not None and runs < _FEWEST:
+    raise main.UserError(
+      f"figures need --simulate of at least {_FEWEST} runs, got {runs}"
+    )
   folder = pathlib.Path(main.WORKDIR.value)
   folder.mkdir(parents=True, exist_ok=True)
   for name in names:

@@ -55,7 +55,7 @@ def rejections(*results: dict) -> str:
 def tradeoff(result: dict) -> str:
   """Rejection and loss of Decoding-OPT and -UNO, predicted and simulated."""
   pair = lambda point, name: [
-    f"{point[f'predicted_{name}']:.4f}",
+    f"{round(point[f'predicted_{name}'], 4) + 0.0:.4f}",  # no minus zero
     f"{point[name]:.4f} ± {_SIDE * point[f'{name}_standard_error']:.4f}",
   ]
   return table(

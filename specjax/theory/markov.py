@@ -78,8 +78,9 @@ def make_pair(
     "target": target,
   }
   arrays = {name: np.asarray(x, np.float64) for name, x in arrays.items()}
-  vocab = arrays["draft_initial"].shape[-1] if draft_initial.ndim == 1 else -1
-  steps = arrays["draft"].shape[0] if np.ndim(draft) == 3 else -1
+  first, after = arrays["draft_initial"], arrays["draft"]
+  vocab = len(first) if first.ndim == 1 else -1
+  steps = len(after) if after.ndim == 3 else -1
   for name, array in arrays.items():
     shape = (vocab,) if name.endswith("initial") else (steps, vocab, vocab)
     if array.shape != shape or vocab < 1:

@@ -85,17 +85,16 @@ def theorem3(pair: MarkovPair, num_drafts: int) -> Array:
   Raises:
     ValueError: if `num_drafts` is not positive.
   """
-  if num_drafts < 1:
-    raise ValueError(f"num_drafts must be >= 1, got {num_drafts}")
+  _check_drafts(num_drafts)
   return _expected(pair, num_drafts)[0]
 
 
 def limit(pair: MarkovPair) -> Array:
   """Theorem 3's number as M goes to infinity (Proposition 1), `f[]`.
 
-  `Pi_M` goes to the target's mass where the draft has none; it is positive
-  unless draft and target are equal wherever a restart may lead: only the first
-  token of a restart has many drafts.
+  `Pi_M` goes to the target's mass where the draft has none. Only the first
+  token of a restart has many drafts: the others are rejected with `TV` for any
+  M, so the limit is positive if draft and target differ at one of those.
   """
   return _expected(pair, None)[0]
 
@@ -106,7 +105,12 @@ def by_position(pair: MarkovPair, num_drafts: int | None = 1) -> Array:
   Args:
     pair: the chains.
     num_drafts: M, or None for the limit.
+
+  Raises:
+    ValueError: if `num_drafts` is not positive.
   """
+  if num_drafts is not None:
+    _check_drafts(num_drafts)
   return _expected(pair, num_drafts)[1]
 
 
@@ -194,7 +198,15 @@ def uniform(draft_size: int, target_size: int, num_drafts: int) -> float:
 def improvement(
   draft: np.ndarray, target: np.ndarray, num_drafts: int
 ) -> float:
-  """`TV - Pi_M`: what M drafts save over one at one fresh position."""
+  """`TV - Pi_M`: what M drafts save over one at one fresh position.
+
+  Args:
+    draft, target: `f[V]`, probabilities p and q.
+    num_drafts: M >= 1.
+
+  Raises:
+    ValueError: if `num_drafts` is not positive.
+  """
   _check_drafts(num_drafts)
   p, q = jnp.asarray(draft), jnp.asarray(target)
   return float(total_variation(p, q) - batch_rejection(p, q, num_drafts)[0])

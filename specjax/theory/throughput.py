@@ -69,7 +69,8 @@ def exact_tokens(first_accepted: Sequence[float]) -> float:
     ValueError: if they are no probabilities, or increase.
   """
   first = np.asarray(first_accepted, np.float64)
-  if (first < 0).any() or (first > 1).any() or (np.diff(first) > 1e-9).any():
+  likely = ((first >= 0) & (first <= 1)).all()
+  if not likely or (np.diff(first) > 1e-9).any():
     raise ValueError(
       f"must be probabilities that do not increase, got {first.tolist()}"
     )
@@ -84,8 +85,40 @@ def tree_tokens(tree: Tree, acceptance_by_rank: Sequence[float]) -> float:
     acceptance_by_rank: `f[C]`, the probability that the walk goes on to the
       child of rank b, given that it stands at its parent
       (`specjax.tree_search.acceptance_by_rank`).
+
+  Raises:
+    ValueError: if they are no probabilities, or add up to more than 1.
   """
   return 1 + tree_search.expected_accepted(tree, acceptance_by_rank)
+
+
+def tree_throughput(
+  tree: Tree,
+  acceptance_by_rank: Sequence[float],
+  draft_seconds: float,
+  verify_seconds: float | Callable[[Number], np.ndarray],
+) -> float:
+  """Tokens per second of a tree: `tree_tokens / (depth T_s + T_v(nodes))`.
+
+  K drafts of N tokens are the tree `specjax.tree.paths(N, K)`: N draft steps,
+  and a pass over 1 + K N tokens.
+
+  Args:
+    tree: the tree.
+    acceptance_by_rank: as for `tree_tokens`.
+    draft_seconds: T_s, of one draft pass over a level.
+    verify_seconds: T_v, or a function of the tokens fed (`verify_curve`).
+
+  Raises:
+    ValueError: for numbers out of range, or cycles that take no time.
+  """
+  tokens = tree_tokens(tree, acceptance_by_rank)
+  verify = (
+    verify_seconds(tree.num_nodes)
+    if callable(verify_seconds)
+    else verify_seconds
+  )
+  return float(tokens / _cycle_seconds(tree.max_depth, draft_seconds, verify))
 
 
 def throughput(
@@ -106,13 +139,8 @@ def throughput(
   Raises:
     ValueError: for numbers out of range, or cycles that take no time.
   """
-  n, _ = _checked(num_tokens, acceptance)
-  seconds = n * _seconds("draft_seconds", draft_seconds) + _seconds(
-    "verify_seconds", verify_seconds
-  )
-  if (seconds <= 0).any():
-    raise ValueError("a cycle must take some time")
-  return tokens_per_cycle(num_tokens, acceptance) / seconds
+  tokens = tokens_per_cycle(num_tokens, acceptance)
+  return tokens / _cycle_seconds(num_tokens, draft_seconds, verify_seconds)
 
 
 def verify_curve(
@@ -158,7 +186,12 @@ def best_num_tokens(
     draft_seconds: T_s.
     verify_seconds: T_v, or a function of the tokens fed (N + 1).
     most: the largest N that is tried; the smallest of equals is returned.
+
+  Raises:
+    ValueError: for numbers out of range.
   """
+  if most < 0:
+    raise ValueError(f"most must be >= 0, got {most}")
   n = np.arange(most + 1)
   verify = verify_seconds(n + 1) if callable(verify_seconds) else verify_seconds
   rates = throughput(n, acceptance, draft_seconds, verify)
@@ -190,6 +223,8 @@ def break_even(
   """
   if num_tokens < 1:
     raise ValueError(f"num_tokens must be >= 1, got {num_tokens}")
+  if not plain_seconds > 0:
+    raise ValueError(f"plain_seconds must be positive, got {plain_seconds}")
   need = (
     num_tokens * float(_seconds("draft_seconds", draft_seconds))
     + float(_seconds("verify_seconds", verify_seconds))
@@ -241,17 +276,22 @@ def k_drafts(num_tokens: int, first: float, later: float) -> float:
     num_tokens: N, tokens of a path.
     first: acceptance at the root.
     later: acceptance below it.
+
+  Raises:
+    ValueError: for numbers out of range.
   """
+  _checked(num_tokens, first)
   if num_tokens == 0:
     return 1.0
-  _checked(num_tokens, first)
   return float(1 + first * (1 + expected_accepted(num_tokens - 1, later)))
 
 
 def _checked(num_tokens, acceptance) -> tuple[np.ndarray, np.ndarray]:
   n, p = np.asarray(num_tokens), np.asarray(acceptance, float)
-  if (n < 0).any() or not np.isfinite(n).all():
-    raise ValueError(f"num_tokens must be >= 0, got {num_tokens}")
+  if not (np.isfinite(n) & (n >= 0) & (np.floor(n) == n)).all():
+    raise ValueError(
+      f"num_tokens must be >= 0 and whole numbers, got {num_tokens}"
+    )
   if not ((p >= 0) & (p <= 1)).all():
     raise ValueError(f"acceptance must be in [0, 1], got {acceptance}")
   return n, p
@@ -262,3 +302,12 @@ def _seconds(name: str, value) -> np.ndarray:
   if not (np.isfinite(value) & (value >= 0)).all():
     raise ValueError(f"{name} must be finite and not negative, got {value}")
   return value
+
+
+def _cycle_seconds(num_steps, draft_seconds, verify_seconds) -> np.ndarray:
+  seconds = np.asarray(num_steps) * _seconds(
+    "draft_seconds", draft_seconds
+  ) + _seconds("verify_seconds", verify_seconds)
+  if (seconds <= 0).any():
+    raise ValueError("a cycle must take some time")
+  return seconds

@@ -35,7 +35,8 @@ def best_loss(
   draft, accept = _checked(draft, accept)
   target = np.asarray(target, np.float64)
   z = rejection(draft, accept)
-  return float((np.abs(target - accept * draft).sum() - z) / 2)
+  # Where nothing is lost rounding may leave less than nothing.
+  return float(max(np.abs(target - accept * draft).sum() - z, 0) / 2)
 
 
 def best_residual(
@@ -91,7 +92,7 @@ def over_acceptance(
   Raises:
     ValueError: if `epsilon` is negative.
   """
-  if epsilon < 0:
+  if not epsilon >= 0:
     raise ValueError(f"epsilon must be >= 0, got {epsilon}")
   draft, target = np.asarray(draft, float), np.asarray(target, float)
   wanted = target + epsilon
@@ -123,6 +124,6 @@ def decoding_uno(
 
 def _checked(draft, accept) -> tuple[np.ndarray, np.ndarray]:
   draft, accept = np.asarray(draft, float), np.asarray(accept, float)
-  if (accept < 0).any() or (accept > 1).any():
+  if not ((accept >= 0) & (accept <= 1)).all():
     raise ValueError("acceptance probabilities must be in [0, 1]")
   return draft, accept

@@ -25,7 +25,11 @@ def iid_optimum(draft: np.ndarray, target: np.ndarray, count: int) -> float:
 
   Returns:
     The acceptance probability.
+
+  Raises:
+    ValueError: if `count` is not positive.
   """
+  _check_count(count)
   p, q = np.asarray(draft, float), np.asarray(target, float)
   some = (p > 0) | (q > 0)
   p, q = p[some], q[some]
@@ -74,6 +78,8 @@ def kseq_scale(draft: np.ndarray, target: np.ndarray, count: int) -> float:
   excess = lambda r: 1 - (1 - one(r)) ** count - r * one(r)
   if count == 1 or one(1.0) == 0 or excess(1.0) <= 0:
     return 1.0
+  if excess(count) >= 0:  # by rounding, where next to nothing is accepted
+    return float(count)
   return float(optimize.brentq(excess, 1.0, count, xtol=1e-15, rtol=1e-14))
 
 
@@ -92,11 +98,6 @@ def match_acceptance(
   return float(
     np.sum(np.asarray(target) * (1 - (1 - np.asarray(draft)) ** count))
   )
-
-
-def _check_count(count: int) -> None:
-  if count < 1:
-    raise ValueError(f"the number of drafts must be >= 1, got {count}")
 
 
 def set_optimum(
@@ -161,3 +162,8 @@ def plan(
   shipped = np.zeros((len(drafts), len(target)))
   shipped[rows, columns] = found.x
   return float(-found.fun), shipped
+
+
+def _check_count(count: int) -> None:
+  if count < 1:
+    raise ValueError(f"the number of drafts must be >= 1, got {count}")

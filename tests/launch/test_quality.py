@@ -4,6 +4,7 @@ import json
 
 import files
 import jax
+import ml_collections
 import numpy as np
 import pytest
 import torch
@@ -64,6 +65,78 @@ def test_reward_models_are_read_by_transformers(tokenizer, tmp_path):
   tokenizers.save(tokenizer, str(tmp_path / "three"))
   with pytest.raises(ValueError, match="one output, got 3"):
     scores.Reward(str(tmp_path / "three"), tokenizer)
+  # A causal model has no trained output: a new one would be random.
+  transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "causal")
+  tokenizers.save(tokenizer, str(tmp_path / "causal"))
+  with pytest.raises(ValueError, match=r"no reward model.* score\.weight"):
+    scores.Reward(str(tmp_path / "causal"), tokenizer)
+  with pytest.raises(ValueError, match="no such folder of a reward model"):
+    scores.Reward(str(tmp_path / "none"), tokenizer)
+
+
+def test_a_long_text_is_scored_by_its_end(tokenizer, tmp_path):
+  config = transformers.LlamaConfig(
+    vocab_size=tokenizer.vocab_size, hidden_size=16, intermediate_size=16,
+    num_hidden_layers=1, num_attention_heads=2, num_labels=1, pad_token_id=0,
+  )  # fmt: skip
+  transformers.LlamaForSequenceClassification(config).save_pretrained(tmp_path)
+  tokenizers.save(tokenizer, str(tmp_path))
+  settings = tmp_path / "tokenizer_config.json"
+  settings.write_text(
+    json.dumps(json.loads(settings.read_text()) | {"model_max_length": 8})
+  )
+  prompt = tokenizer.encode("def f(x):\n" * 8)
+  completions = [tokenizer.encode(t) for t in ("  return x\n", "pass")]
+  first, second = scores.Reward(str(tmp_path), tokenizer)(prompt, completions)
+  assert first != second
+
+
+def test_scores_do_not_depend_on_how_many_are_scored_together(
+  pair, tokenizer, monkeypatch
+):
+  prompt = tokenizer.encode("def f(x):\n")
+  completions = [tokenizer.encode(t) for t in ("return x\n", "pass", "x = 1")]
+  scorer = scores.LogLikelihood(pair[0], tokenizer)
+  together = scorer(prompt, completions)
+  monkeypatch.setattr(scores, "_ROWS", 2)
+  np.testing.assert_allclose(scorer(prompt, completions), together, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+  "flags, words",
+  [
+    (("--config.score=taste",), "score must be one of"),
+    (("--config.score=reward",), "needs config.scorer"),
+    (("--config.num_comparisons=0",), "num_comparisons must be >= 1"),
+    (("--config.num_prompts=0",), "num_prompts must be >= 1"),
+    (("--config.prompt_tokens=0",), "prompt_tokens must be >= 1"),
+    (("--config.prompt_tokens=256",), "prompt_tokens (256) must be at most"),
+    (("--config.num_speculative_tokens=0",), "must be >= 1, got 0"),
+    (("--config.epsilons=(-0.1,)",), "numbers >= 0"),
+    (("--config.epsilons=('a',)",), "numbers >= 0"),
+    (("--config.epsilons=()",), "numbers >= 0"),
+  ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(
+  cli, pair, tmp_path, capsys, flags, words
+):
+  config = f"configs/quality.py:target={pair[0]},draft={pair[1]}"
+  output = f"--output={tmp_path / 'q.json'}"
+  assert cli(quality.run, *flags, output, config=config) == 2
+  error = capsys.readouterr().err
+  assert words in error
+  assert error.count("\n") == 1
+
+
+def test_where_nothing_was_rejected_there_is_nothing_to_save():
+  config = ml_collections.ConfigDict({"epsilons": (0.1,)})
+  counts = {
+    "scores": [0.0], "tokens": 1, "rejections": 0, "total_variation": 0.0
+  }  # fmt: skip
+  names = ("token", "decoding_opt(epsilon=0.1)", "decoding_uno(epsilon=0.1)")
+  rows = quality.report(config, [{"rules": dict.fromkeys(names, counts)}])
+  assert rows[0]["rejections_saved"] == {"opt": None, "uno": None}
+  assert "– / –" in quality.table({"rows": rows})
 
 
 def test_win_rates_in_both_readings():
@@ -112,7 +185,3 @@ def test_the_command_compares_and_resumes(cli, pair, tmp_path, capsys):
   for row in result["rows"]:
     assert 0 <= row["comparisons_won"] <= 1
   assert "comparisons won by OPT" in capsys.readouterr().out
-  assert cli(
-    quality.run, f"--output={output}", "--config.score=taste", config=config
-  ) == 2  # fmt: skip
-  assert "score must be one of" in capsys.readouterr().err

@@ -102,12 +102,25 @@ def test_predictions_from_costs_by_hand():
   assert 1 + least + least**2 == pytest.approx(2)
 
 
+def test_what_never_pays_has_no_break_even():
+  costs = timing.StepCosts(
+    step=0.9, plain_step=0.25, target={1: 0.2, 3: 0.3},
+    draft={1: 0.04, 2: 0.06}, draft_passes=(2, 1),
+  )  # fmt: skip
+  found = report_data.predictions(
+    costs, {1: 0.2, 3: 0.3}, joint=[0.5, 0.25], prefill=1.0,
+    efficiency={"independent": 1.8, "measured": 1.5, "rao_blackwell": 2.0},
+    steps=20, batches=2, tokens=30, rows=1, num_tokens=2,
+  )  # fmt: skip
+  assert found["costs"]["break_even_acceptance"] is None
+
+
 @pytest.mark.parametrize(
   "interval, least, words",
   [
     ((1.1, 1.3), 0.4, "pays here: 1.20 times"),
     ((0.9, 1.3), 0.4, "makes no clear difference here"),
-    ((0.7, 0.9), float("inf"), "even if all were accepted"),
+    ((0.7, 0.9), None, "even if all were accepted"),
     ((0.7, 0.9), 0.4, "does not pay here"),
     (None, 0.4, "pays here"),
   ],
@@ -168,6 +181,7 @@ def test_a_pair_is_reported(cli, tmp_path, capsys, temperature):
     (("--config.num_drafts=2",), "rule 'token' on one path"),
     (("--config.num_speculative_tokens=0",), "must be >= 1"),
     (("--sweep=0,2",), "--sweep must be positive"),
+    (("--sweep=2,17",), "--sweep must be at most config.max_new_tokens (16)"),
   ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(

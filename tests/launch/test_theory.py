@@ -84,6 +84,7 @@ def test_a_chain_from_a_file(tmp_path):
     (("--figure=all",), "needs --workdir"),
     (("--figure=all", "--chain=c.npz"), "either --figure or --chain"),
     (("--figure=all", "--workdir=w", "--simulate=0"), "at least 1 run"),
+    (("--figure=all", "--workdir=w", "--simulate=99"), "at least 100 runs"),
   ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(capsys, flags, words):
@@ -111,6 +112,9 @@ def test_broken_chains(tmp_path, capsys):
   assert "missing" in capsys.readouterr().err
   path.write_text("no")
   assert execute(f"--chain={path}") == 2
+  assert "not an .npz file" in capsys.readouterr().err
+  np.save(tmp_path / "one.npy", good["draft"])
+  assert execute(f"--chain={tmp_path / 'one.npy'}") == 2
   assert "not an .npz file" in capsys.readouterr().err
   save(path, pair)
   assert execute(f"--chain={path}", "--num_drafts=0") == 2

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from specjax.theory import throughput as theory
-from specjax.tree import chain, k_ary
+from specjax.tree import chain, k_ary, paths
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.8, 0.999999, 1.0])
@@ -107,6 +107,20 @@ def test_trees_and_paths():
     1 + 0.9 * (1 + 0.7 + 0.49)
   )
   assert theory.k_drafts(0, 0.9, 0.7) == 1
+  # Each of two paths may be taken at the root, and below it there is one.
+  assert theory.tree_tokens(paths(3, 2), [0.7, 0.2]) == pytest.approx(
+    theory.k_drafts(3, 0.9, 0.7)
+  )
+
+
+def test_throughput_of_trees():
+  assert theory.tree_throughput(chain(4), [0.7], 0.1, 1.0) == pytest.approx(
+    float(theory.throughput(4, 0.7, 0.1, 1.0))
+  )
+  curve = theory.verify_curve({1: 1.0, 7: 1.6})
+  assert theory.tree_throughput(
+    paths(3, 2), [0.7, 0.2], 0.1, curve
+  ) == pytest.approx(theory.k_drafts(3, 0.9, 0.7) / (3 * 0.1 + 1.6))
 
 
 @pytest.mark.parametrize(
@@ -121,6 +135,13 @@ def test_trees_and_paths():
     (lambda: theory.throughput(2, 0.5, -1, 1), "draft_seconds"),
     (lambda: theory.throughput(0, 0.5, 1, 0), "take some time"),
     (lambda: theory.break_even(0, 1, 1, 1), "num_tokens must be >= 1"),
+    (lambda: theory.break_even(1, 1, 1, 0), "plain_seconds must be positive"),
+    (lambda: theory.tokens_per_cycle(1.5, 0.5), "whole numbers"),
+    (lambda: theory.tokens_per_cycle(np.inf, 0.5), "num_tokens must be >= 0"),
+    (lambda: theory.exact_tokens([0.5, np.nan]), "must be probabilities"),
+    (lambda: theory.best_num_tokens(0.5, 1, 1, most=-1), "most must be >= 0"),
+    (lambda: theory.k_drafts(0, 1.5, 0.5), "acceptance must be in"),
+    (lambda: theory.tree_throughput(chain(2), [0.5], 0, 0), "take some time"),
     (lambda: theory.accepted_from(3, 2, 0.5), "position must be in"),
   ],
 )

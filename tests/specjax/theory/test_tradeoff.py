@@ -85,7 +85,11 @@ def test_the_shipped_rules_lose_and_reject_what_is_predicted(name):
 def test_numbers_out_of_range():
   with pytest.raises(ValueError, match="epsilon must be >= 0"):
     tradeoff.over_acceptance(P, Q, -0.1)
+  with pytest.raises(ValueError, match="epsilon must be >= 0"):
+    tradeoff.over_acceptance(P, Q, np.nan)
   with pytest.raises(ValueError, match=r"in \[0, 1\]"):
     tradeoff.rejection(P, np.array([0.5, 1.5, 0]))
+  with pytest.raises(ValueError, match=r"in \[0, 1\]"):
+    tradeoff.rejection(P, np.array([0.5, np.nan, 0]))
   with pytest.raises(ValueError, match=r"rejection must be in \[0, 1\]"):
     tradeoff.pareto_loss(P, Q, 1.2)
