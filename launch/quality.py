@@ -7,7 +7,9 @@ more without loss; completions are compared in pairs by a score. The win rate of
 OPT is given in both readings: the share of comparisons won, and the share of
 prompts on which it wins most of them (ties are half a win); intervals are over
 prompts. Beside it are the rejections saved against lossless decoding, and the
-exact total variation of each rule. A stopped run goes on with the same command.
+exact total variation of each rule (the config's own rule is not looked at). All
+of --prompts are used; `num_prompts` counts the built-in ones without it. A
+stopped run goes on with the same command.
 """
 
 import json

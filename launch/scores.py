@@ -16,7 +16,7 @@ from models import huggingface, tokenizers
 from models.tokenizers import Tokenizer
 from models.transformer import as_language_model
 
-_ROWS = 16  # completions scored together: their logits are all in memory
+_ROWS = 16  # completions scored together, their logits all in memory
 
 
 class Scorer(Protocol):
@@ -89,7 +89,8 @@ class LogLikelihood:
 class Reward:
   """The scalar of a Hugging Face sequence-classification model, with torch.
 
-  Of a text longer than the model's tokenizer allows the end is scored.
+  Of a text longer than the model's tokenizer allows the end is scored. On a GPU
+  if torch has one; in batches if the model names its padding token.
 
   Args:
     directory: the reward model, with its own tokenizer.
@@ -114,7 +115,7 @@ class Reward:
     transformers.logging.set_verbosity_error()
     self._torch, self._ours = torch, tokenizer
     self._tokenizer = transformers.AutoTokenizer.from_pretrained(
-      directory, truncation_side="left"
+      directory, truncation_side="left", padding_side="right"
     )
     model, loaded = (
       transformers.AutoModelForSequenceClassification.from_pretrained(
@@ -131,17 +132,26 @@ class Reward:
       raise ValueError(
         f"the model in {directory} is no reward model: it has no {missing[0]}"
       )
-    self._model = model.eval()
+    # Without a padding token of its own a model finds no text's end in a batch.
+    padding = model.config.pad_token_id
+    if padding is not None:
+      self._tokenizer.pad_token_id = padding
+    self._rows = 1 if padding is None else _ROWS
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    self._model = model.eval().to(device)
 
   def __call__(self, prompt, completions) -> np.ndarray:
     """See `Scorer`."""
+    texts = [self._ours.decode([*prompt, *c]) for c in completions]
     scores = []
-    for completion in completions:  # one by one: no padding token is needed
-      text = self._ours.decode([*prompt, *completion])
-      fed = self._tokenizer(text, return_tensors="pt", truncation=True)
-      with self._torch.no_grad():
-        scores.append(float(self._model(**fed).logits[0, 0]))
-    return np.array(scores)
+    for start in range(0, len(texts), self._rows):
+      fed = self._tokenizer(
+        texts[start : start + self._rows],
+        return_tensors="pt", truncation=True, padding=self._rows > 1,
+      ).to(self._model.device)  # fmt: skip
+      with self._torch.inference_mode():
+        scores.append(self._model(**fed).logits[:, 0].float().cpu().numpy())
+    return np.concatenate(scores).astype(np.float64)
 
 
 SCORERS = {"log_likelihood": LogLikelihood, "reward": Reward}

@@ -58,6 +58,11 @@ def test_reward_models_are_read_by_transformers(tokenizer, tmp_path):
     with torch.no_grad():
       ids = torch.tensor([[*prompt, *completion]])
       assert score == pytest.approx(float(model(ids).logits[0, 0]), abs=1e-5)
+  model.config.pad_token_id = None  # then one by one
+  model.save_pretrained(tmp_path / "unpadded")
+  tokenizers.save(tokenizer, str(tmp_path / "unpadded"))
+  alone = scores.Reward(str(tmp_path / "unpadded"), tokenizer)
+  np.testing.assert_allclose(alone(prompt, completions), found, atol=1e-5)
   model = transformers.LlamaForSequenceClassification(
     transformers.LlamaConfig(**{**config.to_dict(), "num_labels": 3})
   )
