@@ -162,7 +162,7 @@ def _measure_pair(config) -> int:
   }
   reference = None
   on_cpu = jax.default_backend() == "cpu"
-  if _REFERENCE.value and on_cpu and hf_reference.is_available():
+  if _REFERENCE.value and on_cpu and hf_reference.is_available(config):
     reference = hf_reference.Reference(config, stop_tokens=models.stop_tokens)
   timings, last = measure_rates(
     batches, engines, reference, rounds=_ROUNDS.value
