@@ -252,4 +252,4 @@ def run(_) -> int:
 
 
 if __name__ == "__main__":
-  main.run(run)
+  main.run(run, several_processes=True)

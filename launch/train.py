@@ -346,4 +346,7 @@ def run(_) -> int:
 
 
 if __name__ == "__main__":
-  main.run(run, required=("config", "workdir"), preemption_notice=True)
+  main.run(
+    run, required=("config", "workdir"), several_processes=True,
+    preemption_notice=True,
+  )  # fmt: skip
