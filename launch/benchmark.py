@@ -10,7 +10,7 @@ transformers' plain and assisted generation take turns on the same prompts;
 whole steps and their parts are timed apart. Only ratios inside one run mean
 anything: machines drift. The compilation cache is off, so `compile_seconds` is
 real. `memory_bandwidth` says how much of the memory's bandwidth plain decoding
-reaches (`launch.bandwidth`); it is one line on stderr too.
+reaches (`launch.bandwidth`); it is one line on stderr too, and null on a mesh.
 
 transformers runs on the CPU, so it is left out where jax runs elsewhere.
 """
@@ -32,7 +32,6 @@ from launch import (
   hf_reference,
   main,
   pair,
-  processes,
   prompts,
   rule_costs,
   timing,
@@ -162,7 +161,7 @@ def _measure_pair(config) -> int:
   }
   reference = None
   on_cpu = jax.default_backend() == "cpu"
-  if _REFERENCE.value and on_cpu and hf_reference.is_available():
+  if _REFERENCE.value and on_cpu and hf_reference.is_available(config):
     reference = hf_reference.Reference(config, stop_tokens=models.stop_tokens)
   timings, last = measure_rates(
     batches, engines, reference, rounds=_ROUNDS.value
@@ -177,15 +176,17 @@ def _measure_pair(config) -> int:
     drafter_name=config.drafter,
     rounds=max(5, _ROUNDS.value),
   )
-  memory = bandwidth.share(
-    weight_bytes=bandwidth.weight_bytes(models.params.target),
-    cache_bytes=bandwidth.cache_bytes(
-      engines["autoregressive"].prefill(longest, budget=0).target_cache
-    ),
-    rows=longest.rows,
-    step_seconds=costs.plain_step,
-    bandwidth=bandwidth.of_device(jax.devices()[0]),
-  )
+  memory = None
+  if models.mesh is None:  # of one device, whose memory all is in
+    memory = bandwidth.share(
+      weight_bytes=bandwidth.weight_bytes(models.params.target),
+      cache_bytes=bandwidth.cache_bytes(
+        engines["autoregressive"].prefill(longest, budget=0).target_cache
+      ),
+      rows=longest.rows,
+      step_seconds=costs.plain_step,
+      bandwidth=bandwidth.of_device(jax.devices()[0]),
+    )
   prefill_seconds = timing.alternate(
     {
       name: lambda one=one: jax.block_until_ready(one.prefill(longest))
@@ -267,9 +268,9 @@ def _measure_pair(config) -> int:
   }
   if main.OUTPUT.value:
     write_json(main.OUTPUT.value, result)
-  if processes.is_chief():
+  if memory:
     print(bandwidth.row(memory), file=sys.stderr)
-    rich.console.Console().print_json(json.dumps(result))
+  rich.console.Console().print_json(json.dumps(result))
   return 0
 
 

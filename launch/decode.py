@@ -32,7 +32,15 @@ import tqdm
 from absl import flags
 
 import specjax
-from launch import display, engine, main, pair, processes, prompts
+from launch import (
+  display,
+  engine,
+  main,
+  networks,
+  pair,
+  processes,
+  prompts,
+)
 from launch.engine import Completion, Engine
 from launch.journal import Results, check_writable, write_json
 from launch.prompts import Batch, Prompt
@@ -91,8 +99,7 @@ def fingerprint(config, items: list[Prompt], baseline: bool) -> str:
   files = [
     (str(file), _sample(file))
     for directory in filter(None, (config.target, config.draft))
-    for file in sorted(pathlib.Path(directory).iterdir())
-    if file.is_file()
+    for file in networks.files(directory)
   ]
   text = json.dumps(
     [
@@ -245,4 +252,4 @@ def run(_) -> int:
 
 
 if __name__ == "__main__":
-  main.run(run)
+  main.run(run, several_processes=True)

@@ -74,7 +74,7 @@ class Engine:
       return 0.0
     start = time.perf_counter()
     init = functools.partial(
-      self._decoder.init,
+      self.mapped.init,
       buffer_length=batch.width + self.max_new_tokens,
       stop_tokens=self.pair.stop_tokens,
     )
@@ -89,7 +89,7 @@ class Engine:
       )
     )
     args = (self.pair.params, *args)
-    with self._on_mesh():
+    with self.on_mesh():
       state = jax.eval_shape(init, *args, **options)
       prefill = jax.jit(init).lower(*args, **options).compile()
       if self.pair.mesh:
@@ -100,7 +100,7 @@ class Engine:
           state,
           prefill.output_shardings,
         )
-      generate = jax.jit(self._decoder.generate, donate_argnums=1)
+      generate = jax.jit(self.mapped.generate, donate_argnums=1)
       generate = generate.lower(self.pair.params, state).compile()
     self.programs[shape] = (prefill, generate)
     seconds = time.perf_counter() - start
@@ -109,13 +109,14 @@ class Engine:
     return seconds
 
   @property
-  def _decoder(self) -> Decoder | MeshDecoder:
+  def mapped(self) -> Decoder | MeshDecoder:
     """What runs: the decoder, its rows over the mesh if there is one."""
     if self.pair.mesh is None:
       return self.decoder
     return MeshDecoder(decoder=self.decoder, mesh=self.pair.mesh)
 
-  def _on_mesh(self):
+  def on_mesh(self):
+    """A context in which the pair's models are laid out on its mesh."""
     return (
       jax.set_mesh(self.pair.mesh)
       if self.pair.mesh

@@ -9,10 +9,16 @@ import os
 import time
 
 from launch.prompts import Batch
+from launch.training import trained
 
 
-def is_available() -> bool:
-  """Whether torch and transformers can be imported."""
+def is_available(config) -> bool:
+  """Whether torch and transformers are there, and can read the config's files.
+
+  They cannot read the folders of training runs.
+  """
+  if any(map(trained.is_run, filter(None, (config.target, config.draft)))):
+    return False
   return all(importlib.util.find_spec(n) for n in ("torch", "transformers"))
 
 

@@ -77,6 +77,7 @@ def run(
   command: Command,
   *,
   required: Sequence[str] = ("config",),
+  several_processes: bool = False,
   preemption_notice: bool = False,
 ) -> None:
   """Runs a command as the program and exits with its code.
@@ -84,6 +85,7 @@ def run(
   Args:
     command: what to run.
     required: flags that must be given.
+    several_processes: whether it may be one of several processes.
     preemption_notice: see `processes.start`.
   """
   os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -105,7 +107,10 @@ def run(
       sys.exit(fail(str(error)))
 
   def whole(argv):
-    processes.start(preemption_notice=preemption_notice)
+    if several_processes:
+      processes.start(preemption_notice=preemption_notice)
+    else:
+      processes.refuse()
     return command(argv)
 
   def body(argv):

@@ -12,14 +12,20 @@ import sys
 
 def table(folder: str) -> str:
   """The results of a folder as a Markdown table, one row a file."""
-  lines = [
-    "| run | autoregressive tok/s | speculative tok/s | speed-up (95%) | "
-    "predicted | block efficiency | loop overhead | transformers tok/s | "
-    "assisted tok/s |",
-    "|---|---|---|---|---|---|---|---|---|",
-  ]
-  for path in sorted(pathlib.Path(folder).glob("*.json")):
-    result = json.loads(path.read_text("utf-8"))
+  results = {
+    path.stem: json.loads(path.read_text("utf-8"))
+    for path in sorted(pathlib.Path(folder).glob("*.json"))
+  }
+  # Older files have no share of the memory's bandwidth, meshes neither.
+  with_memory = any(map(_share, results.values()))
+  names = [
+    "run", "autoregressive tok/s", "speculative tok/s", "speed-up (95%)",
+    "predicted", "block efficiency", "loop overhead",
+    *(["memory bandwidth"] if with_memory else []),
+    "transformers tok/s", "assisted tok/s",
+  ]  # fmt: skip
+  lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+  for name, result in results.items():
     speculates = result["draft_forwards_seconds"] or result["acceptance_rate"]
 
     def number(key, digits=2, result=result):
@@ -30,7 +36,7 @@ def table(folder: str) -> str:
     speedup = number("speedup")
     if interval:
       speedup += f" ({interval[0]:.2f}–{interval[1]:.2f})"
-    cells = [path.stem, number("autoregressive_tokens_per_second", 0)]
+    cells = [name, number("autoregressive_tokens_per_second", 0)]
     if speculates:
       cells += [
         number("speculative_tokens_per_second", 0),
@@ -41,12 +47,22 @@ def table(folder: str) -> str:
       ]
     else:
       cells += ["–"] * 4 + [number("autoregressive_loop_overhead")]
+    if with_memory:
+      cells.append(_share(result) or "–")
     cells += [
       number("hf_autoregressive_tokens_per_second", 0),
       number("hf_assisted_tokens_per_second", 0),
     ]
     lines.append("| " + " | ".join(cells) + " |")
   return "\n".join(lines)
+
+
+def _share(result: dict) -> str | None:
+  """The share of the memory's bandwidth that plain decoding reached, if any."""
+  memory = result.get("memory_bandwidth")
+  return (
+    memory and f"{memory['share']:.0%} ({memory['device_bandwidth_source']})"
+  )
 
 
 def main(argv: list[str]) -> int:

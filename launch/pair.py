@@ -1,8 +1,6 @@
 """From a config to something that decodes: models, tokenizer, decoders."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +8,10 @@ import ml_collections
 from jax.sharding import Mesh
 
 from launch import mesh as mesh_lib
-from models import huggingface, stacked, tokenizers
+from launch import networks
+from launch.networks import Network
 from models.tokenizers import Tokenizer
-from models.transformer import (
-  SkippedLayers,
-  as_language_model,
-)
+from models.transformer import SkippedLayers
 from specjax import decode, drafters, rules
 from specjax import siblings as siblings_lib
 from specjax import tree as tree_lib
@@ -133,19 +129,6 @@ def make_tree(config: ml_collections.ConfigDict) -> Tree:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Network:
-  """A model that is loaded, on one device or over a mesh.
-
-  Attributes:
-    params: its parameters.
-    functions: the model as pure functions of them, some layers left out.
-  """
-
-  params: Any
-  functions: Callable[[SkippedLayers], LanguageModel]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Models:
   """What is read from disk, for any rule, tree and sampling.
 
@@ -185,7 +168,7 @@ def load(config: ml_collections.ConfigDict) -> Models:
     layout = mesh_lib.parse(
       config.mesh,
       jax.device_count(),
-      draft=huggingface.read_config(config.draft) if has_draft else None,
+      draft=networks.read_config(config.draft) if has_draft else None,
       draft_devices=config.draft_devices or None,
     )
     if config.batch_size % layout.data:
@@ -195,13 +178,17 @@ def load(config: ml_collections.ConfigDict) -> Models:
       )
     mesh, shardings = layout.mesh(jax.devices()), layout.shardings()
   dtype = jnp.dtype(config.dtype)
-  target = _network(config.target, dtype, mesh, shardings[0])
-  tokenizer = tokenizers.load(config.target)
+  target = networks.load(
+    config.target, dtype=dtype, mesh=mesh, sharding=shardings[0]
+  )
+  tokenizer = networks.load_tokenizer(config.target)
   draft = None
   if has_draft:
-    draft = _network(config.draft, dtype, mesh, shardings[1])
-    check_same_tokenizer(tokenizer, tokenizers.load(config.draft))
-  eos_tokens = {*huggingface.eos_token_ids(config.target)}
+    draft = networks.load(
+      config.draft, dtype=dtype, mesh=mesh, sharding=shardings[1]
+    )
+    check_same_tokenizer(tokenizer, networks.load_tokenizer(config.draft))
+  eos_tokens = {*networks.eos_token_ids(config.target)}
   eos_tokens |= {tokenizer.eos_token_id} - {None}
   return Models(
     target=target,
@@ -209,26 +196,6 @@ def load(config: ml_collections.ConfigDict) -> Models:
     tokenizer=tokenizer,
     eos_tokens=tuple(sorted(eos_tokens)),
     mesh=mesh,
-  )
-
-
-def _network(directory, dtype, mesh, sharding) -> Network:
-  """A checkpoint, whole or with stacked layers over a mesh."""
-  if mesh is None:
-    module = huggingface.load(directory, dtype=dtype)
-    _, params = as_language_model(module)
-    return Network(
-      params=params,
-      functions=lambda skipped: as_language_model(module, skipped=skipped)[0],
-    )
-  config, params = huggingface.load_stacked(
-    directory, mesh=mesh, sharding=sharding, dtype=dtype
-  )
-  return Network(
-    params=params,
-    functions=lambda skipped: stacked.as_language_model(
-      config, dtype=dtype, skipped=skipped, sharding=sharding
-    ),
   )
 
 

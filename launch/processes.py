@@ -8,9 +8,11 @@ several can be started by hand. They must join before jax touches a device:
   JAX_COORDINATOR_ADDRESS=localhost:9911 JAX_NUM_PROCESSES=2 JAX_PROCESS_ID=1 \
     python -m launch.decode --config=configs/embedded.py --output=OUT.jsonl
 
-or the same by flags. Process 0, the chief, alone writes files. When one process
-dies, the others end within --heartbeat_timeout seconds or a little more: jax
-aborts them with "another task died", or they raise what broke in their hands.
+or the same by flags. `launch.decode` and `launch.train` run so; the other
+commands are of one process, and refuse. Process 0, the chief, alone writes
+files. When one process dies, the others end within --heartbeat_timeout seconds
+or a little more: jax aborts them with "another task died", or they raise what
+broke in their hands.
 """
 
 import glob
@@ -71,9 +73,7 @@ def start(*, preemption_notice: bool = False) -> None:
   """
   mode = _DISTRIBUTED.value
   settings = _settings()
-  if mode == "off" or (
-    mode == "auto" and not any(settings.values()) and _tpu_workers() < 2
-  ):
+  if not _is_asked(settings):
     return
   jax.config.update("jax_enable_preemption_service", preemption_notice)
   try:
@@ -95,6 +95,29 @@ def start(*, preemption_notice: bool = False) -> None:
     file=sys.stderr,
     flush=True,
   )
+
+
+def refuse() -> None:
+  """Raises if this is to be one of several processes; nothing is joined.
+
+  Raises:
+    ValueError: that says so.
+  """
+  settings = _settings()
+  if _is_asked(settings) and settings["num_processes"] != 1:
+    raise ValueError(
+      "this command is of one process, but was started as one of several "
+      "(launch.decode and launch.train can be): start it once, without "
+      "--coordinator_address and JAX_COORDINATOR_ADDRESS, or with "
+      "--distributed=off"
+    )
+
+
+def _is_asked(settings: dict[str, Any]) -> bool:
+  """Whether flags, the environment or the machine say: one of several."""
+  if _DISTRIBUTED.value == "auto":
+    return any(settings.values()) or _tpu_workers() > 1
+  return _DISTRIBUTED.value == "on"
 
 
 def _settings() -> dict[str, Any]:

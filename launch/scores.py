@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models import huggingface, tokenizers
+from launch import networks
 from models.tokenizers import Tokenizer
 from models.transformer import as_language_model
 
@@ -48,13 +48,13 @@ class LogLikelihood:
   """
 
   def __init__(self, directory: str, tokenizer: Tokenizer):
-    theirs = tokenizers.load(directory)
+    theirs = networks.load_tokenizer(directory)
     if theirs.fingerprint() != tokenizer.fingerprint():
       raise ValueError(
         f"the scorer in {directory} must have the pair's tokenizer"
       )
     self._vocab = tokenizer.vocab_size
-    model, self._params = as_language_model(huggingface.load(directory))
+    model, self._params = as_language_model(networks.load_module(directory))
 
     @jax.jit
     def score(params, tokens, first, last):

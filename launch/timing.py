@@ -149,12 +149,15 @@ def step_parts(
     one.compile(batch)
 
   def steps_of(engine):
-    run = jax.jit(engine.decoder.steps)
+    run = jax.jit(engine.mapped.steps)
     state = engine.prefill(batch)
     state = dataclasses.replace(state, stop_tokens=state.stop_tokens[:0])
-    return lambda: jax.block_until_ready(
-      run(pair.params, state, repeats).tokens
-    )
+
+    def part():
+      with engine.on_mesh():
+        jax.block_until_ready(run(pair.params, state, repeats).tokens)
+
+    return part
 
   state: DecodeState = speculative.prefill(batch)
   plain_state = baseline.prefill(batch)
@@ -162,11 +165,12 @@ def step_parts(
   for fed in sorted({1, nodes}):
     cache = plain_state.target_cache if fed == 1 else state.target_cache
     parts[f"target {fed}"] = _passes(
-      pair.target, pair.params.target, cache, fed, repeats
+      baseline, pair.target, pair.params.target, cache, fed, repeats
     )
   for fed in sorted(set(draft_passes(pair, drafter_name))):
     own = drafter_name == "model"
     parts[f"draft {fed}"] = _passes(
+      speculative,
       pair.draft,
       pair.params.draft if own else pair.params.target,
       state.drafter_state if own else state.target_cache,
@@ -176,11 +180,16 @@ def step_parts(
   return parts
 
 
-def _passes(model, params, cache, fed, repeats):
+def _passes(engine, model, params, cache, fed, repeats):
   """A function that makes `repeats` passes over `fed` tokens, and waits."""
   loop = forward_loop(model, fed, repeats)
   tokens = jnp.zeros((len(cache.length), fed), jnp.int32)
-  return lambda: jax.block_until_ready(loop(params, tokens, cache))
+
+  def part():
+    with engine.on_mesh():
+      jax.block_until_ready(loop(params, tokens, cache))
+
+  return part
 
 
 def step_costs(
@@ -243,7 +252,7 @@ def curve_parts(
   room = cache.slots - int(cache.length.max())
   return {
     f"verify {fed}": _passes(
-      pair.target, pair.params.target, cache, fed, repeats
+      engine, pair.target, pair.params.target, cache, fed, repeats
     )
     for fed in widths
     if fed <= room

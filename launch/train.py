@@ -15,6 +15,12 @@ model is exported as Llama files. WORKDIR gets
                    installed)
   samples.jsonl    what the weights of the moment complete
   checkpoints/     the newest two
+  tokenizer/       the one of the config
+
+Checkpoints go onto any mesh: with another `--config.mesh`, or on other devices,
+the same command goes on (only the number of processes must stay: each has its
+place in the data). And WORKDIR is a model that the other commands take as a
+target or a draft (`launch.training.trained`).
 """
 
 import json
@@ -32,8 +38,8 @@ import tqdm
 from absl import flags, logging
 from flax import nnx
 
-from launch import main, processes, prompts
-from launch.training import checkpoints, data, flops, step
+from launch import main, networks, processes, prompts
+from launch.training import checkpoints, data, flops, step, trained
 from models import huggingface, tokenizers
 from models.transformer import Transformer, TransformerConfig, as_language_model
 from specjax import decode
@@ -70,11 +76,15 @@ class Run:
       )
     texts = {s: data.documents(config, s) for s in ("train", "validation")}
     self.tokenizer = _tokenizer(config, texts["train"], chief=self.chief)
+    if self.chief:  # with it, the folder is a model that can decode
+      tokenizers.save(self.tokenizer, trained.tokenizer_dir(workdir))
     self.mesh = step.make_mesh(config)
     self.student = Transformer(
       TransformerConfig(**config.model), rngs=nnx.Rngs(config.seed)
     )
-    self.teacher = huggingface.load(config.teacher) if config.teacher else None
+    self.teacher = (
+      networks.load_module(config.teacher) if config.teacher else None
+    )
     self.steps = step.make_steps(config, self.student, self.teacher, self.mesh)
     self.definition = nnx.graphdef(self.student)
     common = dict(
@@ -336,4 +346,7 @@ def run(_) -> int:
 
 
 if __name__ == "__main__":
-  main.run(run, required=("config", "workdir"), preemption_notice=True)
+  main.run(
+    run, required=("config", "workdir"), several_processes=True,
+    preemption_notice=True,
+  )  # fmt: skip

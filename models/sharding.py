@@ -86,13 +86,15 @@ def param_specs(params, sharding: Sharding):
   """The `PartitionSpec` of every parameter.
 
   Args:
-    params: parameters of `models.stacked`, or their shapes.
+    params: parameters of `models.stacked` or `models.transformer`, or their
+      shapes.
     sharding: the model's rules.
   """
 
   def spec(path, leaf):
-    part, *_, module, kind = names(path)
-    stacked = part == "layers"
+    parts = names(path)
+    module, kind = parts[-2:]
+    stacked = parts[0] == "layers" and not parts[1].isdecimal()
     if kind == "embedding":
       found = sharding.embed_vd if module == "embed" else P()
     elif kind == "kernel":

@@ -3,9 +3,10 @@
   python tests/mesh_decoding.py OUTPUT CASE:MESH...
 
 OUTPUT gets `{"CASE:MESH": {"tokens", "num_steps", "num_accepted"}}`; a mesh is
-the sizes of its axes, as in 2x4.
+the sizes of its axes, as in 2x4, or `alone` for one device without a mesh.
 """
 
+import functools
 import json
 import os
 import pathlib
@@ -21,7 +22,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from models import sharding, stacked
-from models.transformer import Transformer, TransformerConfig
+from models.transformer import SkippedLayers, Transformer, TransformerConfig
 from specjax import decode, drafters
 from specjax import tree as tree_lib
 from specjax.mesh import MeshDecoder
@@ -34,15 +35,16 @@ PROMPTS = np.random.default_rng(0).integers(0, VOCAB, (ROWS, 7), np.int32)
 BUDGETS = np.array([20, 3, 0, 11, 20, 1, 17, 9], np.int32)
 
 # Two key/value heads of eight: repeated where they are cut over more devices.
-TREE = tree_lib.paths(2, 2)
 CONFIG = TransformerConfig(
   vocab_size=VOCAB, embed_dim=16, num_layers=2, num_heads=8, num_kv_heads=2,
   head_dim=4, mlp_dim=24, max_positions=64,
 )  # fmt: skip
+PATHS = tree_lib.paths(2, 2)
+TREE = tree_lib.Tree((-1, 0, 0, 1))
 
 # A draft is laid out in another way on every other mesh.
 DRAFTS = {
-  "1x8": "replicated",
+  "1x8": "as the target",
   "2x4": "as the target",
   "4x2": "replicated",
   "8x1": "as the target",
@@ -58,13 +60,13 @@ def table_pair(mesh):
   model = toys.table_model(VOCAB)
   decoder = decode.make_decoder(
     model,
-    drafter=drafters.model.drafter(model, tree=TREE, vocab_size=VOCAB),
+    drafter=drafters.model.drafter(model, tree=PATHS, vocab_size=VOCAB),
     rule="recursive",
   )
   return decoder, Params(target=jnp.asarray(target), draft=jnp.asarray(draft))
 
 
-def network_pair(mesh):
+def network_pair(mesh, how="paths"):
   """Stacked transformers in float64, the draft laid out as `DRAFTS` says."""
   axes = tuple(a for a in mesh.axis_names if a != "data") if mesh else ()
   rules = sharding.tensor_parallel(axes)
@@ -76,15 +78,13 @@ def network_pair(mesh):
   size = sharding.num_parts(rules, mesh) if mesh else 1
   config = sharding.kv_heads_for(CONFIG, size)
   params = sharding.repeat_kv_heads(_weights(), CONFIG, config)
-  model = lambda rules: stacked.as_language_model(
-    config, dtype=jnp.float64, sharding=rules
+  model = lambda rules, **more: stacked.as_language_model(
+    config, dtype=jnp.float64, sharding=rules, **more
   )
   decoder = decode.make_decoder(
     model(rules),
-    drafter=drafters.model.drafter(
-      model(of_draft), tree=TREE, vocab_size=VOCAB
-    ),
-    rule="recursive",
+    drafter=_drafter(how, lambda **more: model(of_draft, **more)),
+    rule="recursive" if how in ("paths", "tree") else "token",
   )
   # The draft is the target, a little off.
   draft = jax.tree.map(lambda x: 1.2 * x, params)
@@ -97,7 +97,27 @@ def network_pair(mesh):
       sharding.param_specs(tree, rules),
     )
     params, draft = put(params, rules), put(draft, of_draft)
-  return decoder, Params(target=params, draft=draft)
+  own = how in ("paths", "tree")
+  return decoder, Params(target=params, draft=draft if own else None)
+
+
+def _drafter(how, model):
+  """What drafts; `model` makes the drafting model."""
+  if how == "plain":
+    return None
+  if how == "ngram":
+    return drafters.ngram.drafter(
+      num_speculative_tokens=2, max_ngram=1, vocab_size=VOCAB
+    )
+  if how == "layer_skip":
+    return drafters.layer_skip.drafter(
+      model(skipped=SkippedLayers(attention=(1,))),
+      tree=tree_lib.paths(2, 1),
+      vocab_size=VOCAB,
+    )
+  return drafters.model.drafter(
+    model(), tree={"paths": PATHS, "tree": TREE}[how], vocab_size=VOCAB
+  )
 
 
 def name_of(mesh) -> str:
@@ -110,7 +130,14 @@ def _weights():
   return jax.tree.map(lambda x: 8 * x, stacked.stack(module))
 
 
-CASES = {"tables": table_pair, "networks": network_pair}
+# Lookup tables, and networks that draft in every way.
+CASES = {
+  "tables": table_pair,
+  **{
+    how: functools.partial(network_pair, how=how)
+    for how in ("paths", "tree", "layer_skip", "ngram", "plain")
+  },
+}
 
 
 def decode_on(case: str, mesh) -> dict:
@@ -162,7 +189,9 @@ def main(output, *runs):
   found = {}
   for run in runs:
     case, sizes = run.split(":")
-    mesh = make_mesh(tuple(map(int, sizes.split("x"))))
+    mesh = None
+    if sizes != "alone":
+      mesh = make_mesh(tuple(map(int, sizes.split("x"))))
     found[run] = decode_on(case, mesh)
   if jax.process_index() == 0:
     pathlib.Path(output).write_text(json.dumps(found))

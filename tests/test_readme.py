@@ -1,5 +1,6 @@
 """What the README says was run."""
 
+import json
 import pathlib
 import re
 
@@ -44,3 +45,21 @@ def test_the_table_is_drawn_from_the_committed_measurements():
 def test_named_files_exist():
   for name in re.findall(r"\]\(([\w/.]+)\)", README):
     assert pathlib.Path(name).exists(), name
+
+
+def test_the_table_tells_the_share_of_bandwidth_where_one_was_measured(
+  tmp_path,
+):
+  source = pathlib.Path("docs/measurements/embedded-greedy.json")
+  result = json.loads(source.read_text())
+  (tmp_path / "a.json").write_text(json.dumps(result))
+  assert "bandwidth" not in measurements.table(str(tmp_path))
+  result["memory_bandwidth"] = {
+    "share": 0.62, "device_bandwidth_source": "spec sheet"
+  }  # fmt: skip
+  (tmp_path / "b.json").write_text(json.dumps(result))
+  header, rule, without, found = measurements.table(str(tmp_path)).splitlines()
+  place = header.split(" | ").index("memory bandwidth")
+  assert without.split(" | ")[place] == "–"
+  assert found.split(" | ")[place] == "62% (spec sheet)"
+  assert len({line.count("|") for line in (header, rule, without, found)}) == 1

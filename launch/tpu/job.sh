@@ -68,9 +68,18 @@ outcome() {
   gcloud storage cat "$store/exit_code" 2>/dev/null || true
 }
 
+# The queued resource's state; NONE if there is none, UNKNOWN if that cannot be
+# asked just now: then a slice may be there, and none is created.
 state() {
-  gcloud compute tpus queued-resources describe "$NAME" "${PLACE[@]}" \
-    '--format=value(state.state)' 2>/dev/null || echo NONE
+  if ! gcloud compute tpus queued-resources describe "$NAME" "${PLACE[@]}" \
+    '--format=value(state.state)' 2>"$files/error"; then
+    if grep -q -i 'not.found' "$files/error"; then
+      echo NONE
+    else
+      echo UNKNOWN
+      cat "$files/error" >&2
+    fi
+  fi
 }
 
 if [ "$DRY_RUN" = 0 ]; then

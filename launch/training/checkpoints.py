@@ -55,14 +55,20 @@ class Checkpoints:
     """The newest checkpoint that can be read.
 
     Args:
-      state: arrays, or their shapes, dtypes and shardings.
+      state: arrays, or their shapes, dtypes and shardings, which need not be
+        those that were saved.
       iterator: is set to the checkpoint's place in the data.
 
     Returns:
       Steps done and the state; 0 and the given state if there is nothing.
+
+    Raises:
+      ValueError: if another number of processes saved it: each has its place in
+        the data.
     """
     abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, state)
     for step in sorted(self._manager.all_steps(), reverse=True):
+      self._check_processes(step)
       try:
         found = self._manager.restore(
           step,
@@ -81,6 +87,16 @@ class Checkpoints:
         continue
       return step, found.state
     return 0, state
+
+  def _check_processes(self, step: int) -> None:
+    places = (self._folder / str(step) / "data").glob("process_*-of-*.json")
+    counts = {int(path.stem.rpartition("-")[2]) for path in places}
+    if counts and jax.process_count() not in counts:
+      raise ValueError(
+        f"the checkpoint of step {step} in {self._folder} is of "
+        f"{max(counts)} processes, each with its place in the data; go on with "
+        f"as many (on any mesh), not with {jax.process_count()}"
+      )
 
   def _put_aside(self, step: int) -> None:
     """Renames a broken checkpoint, so that its step can be saved again."""

@@ -1,6 +1,7 @@
 """A tiny pair on disk, and the command lines as functions."""
 
 import files
+import numpy as np
 import pytest
 from absl.testing import flagsaver
 
@@ -30,3 +31,18 @@ def cli(pair):
       return main.execute(command, ["test", f"--config={config}", *args])
 
   return run
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory):
+  """A folder of text to train on."""
+  folder = tmp_path_factory.mktemp("texts")
+  rng = np.random.default_rng(0)
+  for split, count in (("train", 40), ("validation", 8)):
+    (folder / split).mkdir()
+    for i in range(count):
+      body = "".join(
+        f"x{k} = {k} + {rng.integers(9)}\n" for k in range(rng.integers(5, 30))
+      )
+      (folder / split / f"{i}.txt").write_text(f"# file {i}\n{body}")
+  return folder

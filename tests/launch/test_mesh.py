@@ -1,13 +1,13 @@
 """Meshes as they are written."""
 
-import json
-
 import jax
 import pytest
 import several
+from absl.testing import flagsaver
+from files import read_jsonl, write_jsonl
 
 from configs import shapes
-from launch import mesh
+from launch import decode, main, mesh
 from models.huggingface_config import config_from_json
 
 LLAMA = config_from_json(shapes.SHAPES["llama-3.2-1b"])  # 8 key/value heads
@@ -62,48 +62,53 @@ def test_without_a_draft_model_nothing_is_cut_for_it():
   assert mesh.most_devices(LLAMA, 4) == 4
 
 
-def rows(path):
-  return {
-    row["id"]: row["token_ids"]
-    for row in map(json.loads, path.read_text().splitlines())
-  }
-
-
-def decode(folder, *, mesh, processes=1, devices=1, **changes):
-  """Tokens of the built-in prompts by the command, on some devices."""
-  output = (
-    folder / f"{mesh.replace(':', '').replace(',', '-')}-{processes}.jsonl"
-  )
-  settings = dict(
-    max_new_tokens=12, batch_size=2, num_speculative_tokens=3, mesh=mesh
-  )
-  command = [
-    "-m", "launch.decode", "--config=configs/embedded.py", f"--output={output}",
-    "--nobaseline",
+def settings_of(folder, **changes):
+  """Arguments that decode two prompts of one width with the built-in pair."""
+  records = [{"id": i, "prompt": f"def f{i}(x):\n  return"} for i in range(2)]
+  prompts = write_jsonl(folder / "in.jsonl", records)
+  settings = dict(max_new_tokens=12, batch_size=2, num_speculative_tokens=3)
+  return [
+    "--config=configs/embedded.py", f"--prompts={prompts}", "--nobaseline",
     *(f"--config.{k}={v}" for k, v in (settings | changes).items()),
   ]  # fmt: skip
-  for code, _, errors in several.finish(
-    several.start([command] * processes, devices=devices)
-  ):
-    assert code == 0, errors[-3000:]
-  return rows(output)
 
 
 def test_the_command_decodes_on_meshes_what_it_decodes_without(tmp_path):
   """Greedy in float32; a near-tie may go either way, none of these does."""
-  expected = decode(tmp_path, mesh="")
-  on_mesh = decode(tmp_path, mesh="data:2,model:2", devices=4)
+  outputs = [tmp_path / f"{name}.jsonl" for name in ("alone", "one", "two")]
+  with flagsaver.flagsaver():
+    code = main.execute(
+      decode.run, ["test", *settings_of(tmp_path), f"--output={outputs[0]}"]
+    )
+  assert code == 0
+  command = [
+    "-m",
+    "launch.decode",
+    *settings_of(tmp_path, mesh="data:2,model:2"),
+  ]
+  for count, output in ((1, outputs[1]), (2, outputs[2])):
+    for code, _, errors in several.finish(
+      several.start([[*command, f"--output={output}"]] * count,
+                    devices=4 // count)
+    ):  # fmt: skip
+      assert code == 0, errors[-3000:]
+  expected, on_mesh, apart = (
+    [row["token_ids"] for row in read_jsonl(output)] for output in outputs
+  )
   assert on_mesh == expected
-  apart = decode(tmp_path, mesh="data:2,model:2", devices=2, processes=2)
   assert apart == expected
 
 
-def test_a_mesh_that_does_not_suit_the_pair_is_one_line(tmp_path):
-  (process,) = several.start(
-    [["-m", "launch.decode", "--config=configs/embedded.py",
-      "--config.mesh=data:1,model:4", "--config.max_new_tokens=8"]], devices=4
-  )  # fmt: skip
-  ((code, _, errors),) = several.finish([process])
+def test_a_mesh_that_does_not_suit_the_pair_is_one_line(
+  tmp_path, monkeypatch, capsys
+):
+  devices = jax.devices() * 4
+  monkeypatch.setattr(jax, "devices", lambda: devices)
+  monkeypatch.setattr(jax, "device_count", lambda: 4)
+  with flagsaver.flagsaver():
+    code = main.execute(
+      decode.run, ["test", *settings_of(tmp_path, mesh="data:1,model:4")]
+    )
   assert code == 2
-  assert "num_heads (6) cannot be cut over 4 devices" in errors
-  assert "Traceback" not in errors
+  (line,) = capsys.readouterr().err.strip().splitlines()
+  assert "num_heads (6) cannot be cut over 4 devices" in line

@@ -27,7 +27,7 @@ _NAMES = (
 def joins(monkeypatch):
   """What `start` asks of jax, under flags and an environment that are given."""
 
-  def call(*args, chips=(), metadata="", **environment):
+  def call(*args, act=processes.start, chips=(), metadata="", **environment):
     for name in _NAMES:
       monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
@@ -45,7 +45,7 @@ def joins(monkeypatch):
     monkeypatch.setattr(processes, "_metadata", lambda: metadata)
     with flagsaver.flagsaver():
       flags.FLAGS(["test", *args])
-      processes.start()
+      act()
     return asked[-1] if asked else None
 
   return call
@@ -118,8 +118,8 @@ def test_half_a_setting_is_refused(joins, args, environment, words):
 
 def test_on_without_anything_to_join_is_one_line_and_exit_code_2():
   done = subprocess.run(
-    [sys.executable, "-m", "launch.rules", "--distributed=on",
-     "--target=0.5,0.5", "--draft=0.5,0.5"],
+    [sys.executable, "-m", "launch.decode", "--distributed=on",
+     "--config=configs/embedded.py"],
     cwd=several.ROOT, capture_output=True, text=True, check=False,
     timeout=several.PATIENCE,
   )  # fmt: skip
@@ -127,6 +127,37 @@ def test_on_without_anything_to_join_is_one_line_and_exit_code_2():
   (line,) = done.stderr.strip().splitlines()
   assert "--distributed=on cannot join the other processes" in line
   assert "--coordinator_address=HOST:PORT" in line
+
+
+def test_a_command_of_one_process_refuses_to_be_one_of_several():
+  (process,) = several.start(
+    [["-m", "launch.optimality", "--num_processes=2", "--process_id=0"]]
+  )
+  ((code, _, errors),) = several.finish([process])
+  assert code == 2
+  (line,) = errors.strip().splitlines()
+  assert "this command is of one process" in line
+  assert "--distributed=off" in line
+
+
+@pytest.mark.parametrize(
+  ("how", "refused"),
+  [
+    (dict(), False),
+    (dict(args=["--distributed=on"]), True),
+    (dict(args=["--distributed=on", "--num_processes=1"]), False),
+    (dict(JAX_COORDINATOR_ADDRESS="a:1"), True),
+    (dict(args=["--distributed=off"], JAX_COORDINATOR_ADDRESS="a:1"), False),
+    (dict(**_TPU, metadata="worker-0,worker-1"), True),
+  ],
+)
+def test_what_counts_as_one_of_several(joins, how, refused):
+  start = lambda: joins(*how.pop("args", ()), act=processes.refuse, **how)
+  if refused:
+    with pytest.raises(ValueError, match="of one process, but was started"):
+      start()
+  else:
+    assert start() is None
 
 
 def test_several_processes_decode_shares_and_the_first_writes(
@@ -179,7 +210,7 @@ def run(_):
     raise main.UserError("no such thing")
   time.sleep(1000)
 
-main.run(run, required=())
+main.run(run, required=(), several_processes=True)
 """
 
 
@@ -200,13 +231,19 @@ def _waiting(tmp_path, mode):
   return started
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_when_one_is_killed_the_other_stops_with_a_message(tmp_path, victim):
+@pytest.mark.parametrize(
+  ("victim", "how"), [(0, signal.SIGKILL), (1, signal.SIGTERM)]
+)
+def test_when_one_is_killed_the_other_stops_with_a_message(
+  tmp_path, victim, how
+):
+  """SIGTERM too ends a process that does not ask for notice of it."""
   started = _waiting(tmp_path, "waits")
   start = time.monotonic()
-  started[victim].send_signal(signal.SIGKILL)
+  started[victim].send_signal(how)
   done = several.finish(started, patience=60)
   assert time.monotonic() - start < 60
+  assert done[victim][0] == -how
   code, _, err = done[1 - victim]
   assert code not in (0, None)
   assert "another task died" in err
@@ -220,13 +257,6 @@ def test_when_one_fails_alone_the_other_stops(tmp_path):
   assert "error: process 1: no such thing" in own_err
   assert code not in (0, None)
   assert "another task died" in err
-
-
-def test_sigterm_ends_a_process_that_does_not_ask_for_notice(tmp_path):
-  first, second = _waiting(tmp_path, "waits")
-  first.send_signal(signal.SIGTERM)
-  assert first.wait(timeout=60) == -signal.SIGTERM
-  several.finish([second], patience=90)
 
 
 def test_gathering_alone_is_a_list_of_one():

@@ -21,21 +21,6 @@ from launch.training import step
 from models import huggingface, tokenizers
 
 
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory):
-  """A folder of text to train on."""
-  folder = tmp_path_factory.mktemp("texts")
-  rng = np.random.default_rng(0)
-  for split, count in (("train", 40), ("validation", 8)):
-    (folder / split).mkdir()
-    for i in range(count):
-      body = "".join(
-        f"x{k} = {k} + {rng.integers(9)}\n" for k in range(rng.integers(5, 30))
-      )
-      (folder / split / f"{i}.txt").write_text(f"# file {i}\n{body}")
-  return folder
-
-
 def tiny(texts, pair=None, **changes):
   config = train_embedded.get_config("tiny")
   config.dataset = str(texts)

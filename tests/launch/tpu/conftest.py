@@ -13,7 +13,8 @@ ROOT = pathlib.Path(__file__).parents[3]
 
 # Notes its arguments in $FAKE/calls and answers with the next of the lines that
 # $FAKE/answers.json has for the first key that the arguments contain: text, or
-# an exit code. The last line of a key is repeated.
+# an exit code (404 is exit code 1 and that something was not found). The last
+# line of a key is repeated.
 _FAKE = """#!{python} -IS
 import json, os, pathlib, sys
 here = pathlib.Path(os.environ["FAKE"])
@@ -33,8 +34,8 @@ for key, lines in answers.items():
     answer = lines.pop(0) if len(lines) > 1 else lines[0]
     file.write_text(json.dumps(answers))
     if isinstance(answer, int):
-      print("fake failure", file=sys.stderr)
-      sys.exit(answer)
+      print("NOT_FOUND" if answer == 404 else "fake failure", file=sys.stderr)
+      sys.exit(1 if answer == 404 else answer)
     print(answer)
     break
 """

@@ -266,7 +266,7 @@ def test_a_job_is_created_anew_until_it_has_an_exit_code(machine):
   machine.answer(
     **{
       _CODE: [1] * 6 + ["0"],  # it fails where there is no such file
-      _STATE: [1, "WAITING_FOR_RESOURCES", "ACTIVE", "SUSPENDED",
+      _STATE: [404, "WAITING_FOR_RESOURCES", "ACTIVE", "SUSPENDED",
                "ACTIVE", "ACTIVE"],
     }
   )  # fmt: skip
@@ -297,15 +297,24 @@ def test_the_exit_code_of_the_run_is_that_of_the_job(machine):
 
 
 def test_a_job_that_has_ended_is_not_run_again(machine):
-  machine.answer(**{_CODE: ["0"], _STATE: [1]})
+  machine.answer(**{_CODE: ["0"], _STATE: [404]})
   done = machine.run(TPU / "job.sh", "decode", **JOB)
   assert done.returncode == 2
   assert "my-tpu has ended already, with exit code 0" in done.stderr
   assert _steps(machine) == []
 
 
+def test_a_state_that_cannot_be_asked_creates_nothing(machine):
+  machine.answer(**{_CODE: [1] * 3 + ["0"], _STATE: ["ACTIVE", 1, "ACTIVE"]})
+  done = machine.run(TPU / "job.sh", "decode", **JOB)
+  assert done.returncode == 0, done.stderr
+  assert "my-tpu: UNKNOWN" in done.stderr
+  assert "fake failure" in done.stderr
+  assert _steps(machine) == ["cp", "delete"]
+
+
 def test_a_refused_request_ends_the_job(machine):
-  machine.answer(**{"create": [9], _CODE: [1], _STATE: [1]})
+  machine.answer(**{"create": [9], _CODE: [1], _STATE: [404]})
   done = machine.run(TPU / "job.sh", "decode", **JOB)
   assert done.returncode == 9
   assert _steps(machine) == ["cp", "create"]
