@@ -30,7 +30,9 @@ from launch.journal import write_json
 
 flags.adopt_module_key_flags(main)
 _SWEEP = flags.DEFINE_list(
-  "sweep", ["1", "2", "3", "4", "6", "8", "10", "12"], "Each N to measure."
+  "sweep_tokens",
+  ["1", "2", "3", "4", "6", "8", "10", "12"],
+  "Each N to measure.",
 )
 _ROUNDS = flags.DEFINE_integer(
   "report_rounds",
@@ -59,10 +61,12 @@ def check(config) -> list[int]:
   except ValueError:
     sweep = []
   if not sweep or min(sweep) < 1:
-    raise ValueError(f"--sweep must be positive integers, got {_SWEEP.value}")
+    raise ValueError(
+      f"--sweep_tokens must be positive integers, got {_SWEEP.value}"
+    )
   if max(sweep) > config.max_new_tokens:
     raise ValueError(
-      f"--sweep must be at most config.max_new_tokens "
+      f"--sweep_tokens must be at most config.max_new_tokens "
       f"({config.max_new_tokens}), got {','.join(_SWEEP.value)}"
     )
   return sweep

@@ -10,7 +10,7 @@ from launch.engine import Completion
 from specjax.types import Origin
 
 SMALL = ("--config.max_new_tokens=16", "--config.num_speculative_tokens=3",
-         "--sweep=1", "--report_rounds=1")  # fmt: skip
+         "--sweep_tokens=1", "--report_rounds=1")  # fmt: skip
 A, R, B = Origin.ACCEPTED, Origin.RESIDUAL, Origin.BONUS
 
 
@@ -180,8 +180,11 @@ def test_a_pair_is_reported(cli, tmp_path, capsys, temperature):
     (("--config.rule=block",), "rule 'token' on one path"),
     (("--config.num_drafts=2",), "rule 'token' on one path"),
     (("--config.num_speculative_tokens=0",), "must be >= 1"),
-    (("--sweep=0,2",), "--sweep must be positive"),
-    (("--sweep=2,17",), "--sweep must be at most config.max_new_tokens (16)"),
+    (("--sweep_tokens=0,2",), "--sweep_tokens must be positive"),
+    (
+      ("--sweep_tokens=2,17",),
+      "--sweep_tokens must be at most config.max_new_tokens (16)",
+    ),
   ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(
