@@ -19,6 +19,7 @@ _ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _TYPICAL = 0.8  # acceptance, where one number must be chosen
 _MOST = 32  # tokens of the widest verify pass
 _ITEM = 2  # bytes of a bfloat16
+_LANES = 128  # heads have channels for all of them, used or not
 _OF_A_PROGRAM = (
   "collectives", "cache_copies", "donation_honoured", "compile_seconds",
   "compile_cpu_seconds",
@@ -102,7 +103,7 @@ def _compiled(q: Question, compiled: Compiled | None) -> dict:
 
 
 def _held(q: Question) -> int:
-  """Bytes of weights and caches on a device, padding left out."""
+  """Bytes of weights and caches on a device, as the compiler lays them out."""
   total = 0
   for config, size in _models(q):
     total += _ITEM * program.num_params(config) // size
@@ -118,7 +119,8 @@ def _models(q: Question):
 
 
 def _cache(config, size: int, slots: int) -> int:
-  per_slot = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+  channels = -(-config.head_dim // _LANES) * _LANES
+  per_slot = 2 * config.num_layers * config.num_kv_heads * channels
   return _ITEM * per_slot * slots // size
 
 
