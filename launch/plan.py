@@ -24,7 +24,8 @@ import os
 import pathlib
 import sys
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")  # a compiler is all it takes
+if __name__ == "__main__":  # a compiler is all it takes; before jax starts
+  os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import rich.console
@@ -126,6 +127,10 @@ def question(
     draft_devices=_DRAFT_DEVICES.value,
   )
   if _TREE.value is not None:
+    if main.NUM_SPECULATIVE_TOKENS.value or main.NUM_DRAFTS.value:
+      raise main.UserError(
+        "--tree takes the place of --num_speculative_tokens and --num_drafts"
+      )
     try:
       tree = tree_lib.Tree(tuple(int(p) for p in _TREE.value))
     except ValueError as error:
@@ -159,8 +164,6 @@ def question(
 
 def run(_) -> int:
   """The command."""
-  # Programs for another machine cannot be read back from it.
-  jax.config.update("jax_enable_compilation_cache", False)
   for path in (main.OUTPUT.value, _PLOT.value):
     if path:
       check_writable(path)
@@ -180,11 +183,16 @@ def run(_) -> int:
   if _PLOT.value and not _SWEEP.value:
     raise main.UserError("--plot draws a --sweep")
   console = rich.console.Console(width=None if sys.stdout.isatty() else 100)
-  plans = []
-  for topology, batch_size, length, num_drafts in combinations:
-    asked = question(
+  questions = [  # all before the first minute of compiling is spent
+    question(
       topology, batch_size=batch_size, length=length, num_drafts=num_drafts
     )
+    for topology, batch_size, length, num_drafts in combinations
+  ]
+  for one in questions:
+    one.check()
+  plans = []
+  for (topology, *_), asked in zip(combinations, questions, strict=True):
     plans.append(answer.plan(topology, asked))
     answer.show(console, plans[-1])
     if main.OUTPUT.value:
@@ -195,4 +203,6 @@ def run(_) -> int:
 
 
 if __name__ == "__main__":
+  # Programs for another machine cannot be read back from the cache.
+  jax.config.update("jax_enable_compilation_cache", False)
   main.run(run, required=())
