@@ -196,6 +196,8 @@ def tokens_per_round(tree: Tree, acceptance: float) -> float:
     tree: what is drafted.
     acceptance: P, of each child whose elders were rejected.
   """
+  if not tree.num_drafted:
+    return 1.0
   by_rank = [
     acceptance * (1 - acceptance) ** r for r in range(tree.max_children)
   ]

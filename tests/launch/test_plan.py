@@ -9,6 +9,7 @@ from launch.mesh import Layout
 from launch.planning import answer, program
 from launch.planning.chips import topology
 from models.huggingface_config import config_from_json
+from models.transformer import SkippedLayers
 from specjax import tree as tree_lib
 from specjax.theory import throughput
 
@@ -85,6 +86,26 @@ def test_tokens_of_a_chain_are_the_iid_formula():
     assert answer.tokens_per_round(
       tree_lib.chain(5), acceptance
     ) == pytest.approx(float(throughput.tokens_per_cycle(5, acceptance)))
+
+
+def test_plain_decoding_is_planned_without_a_speed_up():
+  line = answer._roofline(
+    topology("v5e-4"), question(draft=None, tree=tree_lib.chain(0))
+  )
+  assert line["best_num_speculative_tokens"] == 0
+  assert line["pays_up_to_batch_size"] == 0
+  for _, plain_rate, speculative in line["tokens_per_second"]:
+    assert speculative == plain_rate
+
+
+def test_skipping_half_of_the_target_costs_half_a_pass():
+  half = SkippedLayers(attention=tuple(range(16)), mlp=tuple(range(16)))
+  ask = lambda skipped: answer._roofline(
+    topology("v5e-4"), question(draft=None, skipped=skipped)
+  )["cost_ratio"]
+  # The output projection, 5% of the weights, is never skipped.
+  assert ask(half) == pytest.approx(0.52, abs=0.02)
+  assert ask(SkippedLayers()) == pytest.approx(1.0)
 
 
 def test_two_paths_are_tried_in_turn():

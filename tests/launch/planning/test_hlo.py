@@ -45,7 +45,19 @@ metadata={op_name="jit(f)/while/body/score/while/body/dot_general"}
   ROOT %more = pred[] get-tuple-element(%p), index=0
 }
 
+%first (p: f32[4]) -> f32[4] {
+  ROOT %small = f32[4] all-reduce(%p), to_apply=%add
+}
+
+%second (p: f32[4]) -> f32[4] {
+  %one = f32[4] all-reduce(%p), to_apply=%add
+  %kept = f32[4] copy(%one)
+  ROOT %two = f32[4] all-reduce(%one), to_apply=%add
+}
+
 %round (p: (pred[])) -> (pred[]) {
+  %s = f32[4] conditional(%i, %p, %p), branch_computations={%first, %second}, \
+metadata={op_name="jit(f)/while/body/verify/cond"}
   %w = (s32[], bf16[4,8]) while(%t0), condition=%layer_cond, body=%layer, \
 metadata={op_name="jit(f)/while/body/score/while"}
   %g = (f32[2,3], f32[2,6]) all-gather-start(%y), dimensions={1}, \
@@ -68,7 +80,10 @@ def test_collectives_of_loops_count_as_often_as_they_run():
   found = hlo.collectives(hlo.parse(TEXT), PHASES)
   assert found == {
     "draft_step": {"all-gather": {"count": 1, "bytes": 2 * 6 * 4}},
-    "verify": {"all-reduce": {"count": 12, "bytes": 12 * 4 * 8 * 2}},
+    # The second branch of the conditional sends more: two sums of 16 bytes.
+    "verify": {
+      "all-reduce": {"count": 12 + 2, "bytes": 12 * 4 * 8 * 2 + 2 * 16}
+    },
     "other": {},
   }
 
@@ -78,6 +93,7 @@ def test_copies_count_outside_of_fusions_by_shape():
   assert hlo.copies(module, {("bf16", (4, 8))}) == 12 + 1
   assert hlo.copies(module, {("bf16", (8, 4))}) == 0
   assert hlo.copies(module, {("f32", (4, 8))}) == 0
+  assert hlo.copies(module, {("f32", (4,))}) == 1  # in any branch
 
 
 def test_text_that_is_no_program_is_refused():
