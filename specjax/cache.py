@@ -79,7 +79,9 @@ def write_rows(
   """Writes `rows` into `buffer` at each row's own slot.
 
   Rows up to a handful are written one by one, which XLA does in place without
-  a scatter; more rows use one batched scatter, whose program does not grow.
+  a scatter. More rows of a single layer use one batched scatter, whose program
+  does not grow. Those of a stacked buffer never do: there is one layer's
+  program, and for a scatter XLA:TPU copies the whole buffer there and back.
 
   Args:
     buffer: `[B, K, S, C]`, or `[L, B, K, S, C]`.
@@ -98,7 +100,7 @@ def write_rows(
   first = () if buffer.ndim == 4 else (0 if layer is None else layer,)
   if layer is not None:
     rows = rows[None]
-  if buffer.shape[-4] <= _MAX_UNROLLED_ROWS:
+  if buffer.ndim == 5 or buffer.shape[-4] <= _MAX_UNROLLED_ROWS:
     for b in range(buffer.shape[-4]):
       buffer = lax.dynamic_update_slice(
         buffer, rows[..., b : b + 1, :, :, :], index(*first, b, 0, start[b], 0)
@@ -114,6 +116,29 @@ def write_rows(
 
 
 _MAX_UNROLLED_ROWS = 8
+
+
+def read_rows(buffer: Array, start: Array, count: int) -> Array:
+  """Reads `count` slots from each row's own slot on.
+
+  Rows of a stacked buffer are read one by one, as `write_rows` writes them: for
+  one batched gather XLA:TPU transposes the whole buffer.
+
+  Args:
+    buffer: `[B, K, S, C]`, or `[L, B, K, S, C]`.
+    start: `i32[B]`, the first slot of each row.
+    count: T, slots to read.
+
+  Returns:
+    `[B, K, T, C]`, or `[L, B, K, T, C]`.
+  """
+  read = lambda row, at: lax.dynamic_slice_in_dim(row, at, count, axis=-2)
+  if buffer.ndim == 5:
+    rows = [
+      read(buffer[:, b : b + 1], start[b]) for b in range(buffer.shape[1])
+    ]
+    return jnp.concatenate(rows, axis=1)
+  return jax.vmap(read)(buffer, start)
 
 
 def write_positions(cache: Cache, positions: Array) -> Cache:
@@ -204,11 +229,7 @@ def keep_path(
   """
 
   def gather(buffer):  # [..., B, K, S, C]
-    block = jax.vmap(
-      lambda buf, at: lax.dynamic_slice_in_dim(buf, at, nodes, axis=-2),
-      in_axes=(-4, 0),
-      out_axes=-4,
-    )(buffer, start)  # [..., B, K, N + 1, C]
+    block = read_rows(buffer, start, nodes)  # [..., B, K, N + 1, C]
     index = path[:, None, :, None].reshape(
       *[1] * (buffer.ndim - 4), path.shape[0], 1, path.shape[1], 1
     )

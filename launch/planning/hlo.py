@@ -45,6 +45,7 @@ class Instruction:
     opcode: as in "all-reduce-start".
     called: computations it calls, each `trips` times. Not those of a fusion:
       what happens inside one never reaches memory.
+    fused: the computation of a fusion.
     trips: rounds of a while loop if they are known, else 1.
     scopes: parts of the name that jax gave the operation.
   """
@@ -53,6 +54,7 @@ class Instruction:
   shapes: tuple[tuple[str, tuple[int, ...]], ...]
   opcode: str
   called: tuple[str, ...]
+  fused: str | None
   trips: int
   scopes: tuple[str, ...]
 
@@ -137,6 +139,7 @@ def _instruction(name, shape, opcode, rest, *, rounds) -> Instruction:
     ),
     opcode=opcode,
     called=() if opcode == "fusion" else tuple(called),
+    fused=called[0] if opcode == "fusion" and called else None,
     trips=trips,
     scopes=tuple(label[1].split("/")) if label else (),
   )
@@ -206,10 +209,19 @@ def collectives(
 
 
 def copies(module: Module, shapes: set[tuple[str, tuple[int, ...]]]) -> int:
-  """How many copies of arrays of these `(dtype, dimensions)` a round makes."""
-  return sum(
-    count
-    for one, count, _ in walk(module)
-    if one.opcode in ("copy", "copy-start")
-    and any(shape in shapes for shape in one.shapes[:1])
-  )
+  """How many copies of arrays of these `(dtype, dimensions)` a round makes.
+
+  A copy may have its dimensions in another order, and may be a fusion; one that
+  updates a slice of such an array writes no more than that slice.
+  """
+  wanted = {(dtype, tuple(sorted(dims))) for dtype, dims in shapes}
+
+  def makes_one(one: Instruction) -> bool:
+    if not any((t, tuple(sorted(d))) in wanted for t, d in one.shapes[:1]):
+      return False
+    if one.opcode != "fusion":
+      return one.opcode in ("copy", "copy-start", "transpose")
+    inside = {x.opcode for x in module.computations.get(one.fused, ())}
+    return not inside & {"dynamic-update-slice", "scatter"}
+
+  return sum(count for one, count, _ in walk(module) if makes_one(one))

@@ -24,6 +24,12 @@ HloModule jit_f, is_scheduled=true
   ROOT %inside = bf16[4,8]{0,1} copy(%p)
 }
 
+%written (p: bf16[4,8], r: bf16[1,8]) -> bf16[4,8] {
+  %p = bf16[4,8]{1,0} parameter(0)
+  %r = bf16[1,8]{1,0} parameter(1)
+  ROOT %inside = bf16[4,8]{1,0} dynamic-update-slice(%p, %r, %i, %j)
+}
+
 %layer_cond (p: (s32[], bf16[4,8])) -> pred[] {
   %twelve = s32[]{:T(128)} constant(12)
   %p = (s32[], bf16[4,8]) parameter(0)
@@ -63,7 +69,8 @@ metadata={op_name="jit(f)/while/body/score/while"}
   %g = (f32[2,3], f32[2,6]) all-gather-start(%y), dimensions={1}, \
 metadata={op_name="jit(f)/while/body/draft/concatenate"}
   %d = f32[2,6] all-gather-done(%g)
-  %f = bf16[4,8] fusion(%x), kind=kLoop, calls=%fused
+  %f = bf16[8,4] fusion(%x), kind=kLoop, calls=%fused
+  %u = bf16[4,8] fusion(%x, %y), kind=kLoop, calls=%written
   ROOT %q = (pred[]) tuple(%z)
 }
 
@@ -88,10 +95,11 @@ def test_collectives_of_loops_count_as_often_as_they_run():
   }
 
 
-def test_copies_count_outside_of_fusions_by_shape():
+def test_copies_count_in_any_order_of_dimensions_but_not_updates():
+  """Twelve in the layers, one at the entry, one as a fusion."""
   module = hlo.parse(TEXT)
-  assert hlo.copies(module, {("bf16", (4, 8))}) == 12 + 1
-  assert hlo.copies(module, {("bf16", (8, 4))}) == 0
+  assert hlo.copies(module, {("bf16", (4, 8))}) == 12 + 1 + 1
+  assert hlo.copies(module, {("bf16", (8, 4))}) == 12 + 1 + 1
   assert hlo.copies(module, {("f32", (4, 8))}) == 0
   assert hlo.copies(module, {("f32", (4,))}) == 1  # in any branch
 
