@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.experimental.layout import Layout, with_layout_constraint
 
 
 @jax.tree_util.register_dataclass
@@ -80,8 +81,9 @@ def write_rows(
 
   Rows up to a handful are written one by one, which XLA does in place without
   a scatter. More rows of a single layer use one batched scatter, whose program
-  does not grow. Those of a stacked buffer never do: there is one layer's
-  program, and for a scatter XLA:TPU copies the whole buffer there and back.
+  does not grow. Those of a stacked buffer never do, though compiling takes
+  longer for each: for a scatter XLA:TPU copies the whole buffer there and back,
+  in every layer.
 
   Args:
     buffer: `[B, K, S, C]`, or `[L, B, K, S, C]`.
@@ -118,6 +120,11 @@ def write_rows(
 _MAX_UNROLLED_ROWS = 8
 
 
+def _row_major(x: Array) -> Array:
+  """`x` as it is indexed: who reads a few slots must not turn a whole cache."""
+  return with_layout_constraint(x, Layout(major_to_minor=tuple(range(x.ndim))))
+
+
 def read_rows(buffer: Array, start: Array, count: int) -> Array:
   """Reads `count` slots from each row's own slot on.
 
@@ -134,10 +141,11 @@ def read_rows(buffer: Array, start: Array, count: int) -> Array:
   """
   read = lambda row, at: lax.dynamic_slice_in_dim(row, at, count, axis=-2)
   if buffer.ndim == 5:
+    buffer = _row_major(buffer)
     rows = [
       read(buffer[:, b : b + 1], start[b]) for b in range(buffer.shape[1])
     ]
-    return jnp.concatenate(rows, axis=1)
+    return _row_major(jnp.concatenate(rows, axis=1))
   return jax.vmap(read)(buffer, start)
 
 
