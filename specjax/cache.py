@@ -139,14 +139,22 @@ def read_rows(buffer: Array, start: Array, count: int) -> Array:
   Returns:
     `[B, K, T, C]`, or `[L, B, K, T, C]`.
   """
-  read = lambda row, at: lax.dynamic_slice_in_dim(row, at, count, axis=-2)
   if buffer.ndim == 5:
+    layers, batch, heads, _, channels = buffer.shape
     buffer = _row_major(buffer)
+    zero = jnp.zeros((), start.dtype)
     rows = [
-      read(buffer[:, b : b + 1], start[b]) for b in range(buffer.shape[1])
+      lax.dynamic_slice(
+        buffer,
+        (zero, jnp.asarray(b, start.dtype), zero, start[b], zero),
+        (layers, 1, heads, count, channels),
+      )
+      for b in range(batch)
     ]
     return _row_major(jnp.concatenate(rows, axis=1))
-  return jax.vmap(read)(buffer, start)
+  return jax.vmap(
+    lambda row, at: lax.dynamic_slice_in_dim(row, at, count, axis=-2)
+  )(buffer, start)
 
 
 def write_positions(cache: Cache, positions: Array) -> Cache:
