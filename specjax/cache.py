@@ -141,7 +141,6 @@ def read_rows(buffer: Array, start: Array, count: int) -> Array:
   """
   if buffer.ndim == 5:
     layers, batch, heads, _, channels = buffer.shape
-    buffer = _row_major(buffer)
     zero = jnp.zeros((), start.dtype)
     rows = [
       lax.dynamic_slice(
@@ -250,6 +249,8 @@ def keep_path(
       *[1] * (buffer.ndim - 4), path.shape[0], 1, path.shape[1], 1
     )
     kept = jnp.take_along_axis(block, index, axis=-2)
+    if buffer.ndim == 5:  # nothing is written before all is read
+      buffer, kept = lax.optimization_barrier((buffer, kept))
     return write_rows(buffer, kept, start)
 
   positions = cache.positions
