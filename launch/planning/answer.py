@@ -128,13 +128,19 @@ def _largest(q: Question, temporaries: int, hbm: int) -> dict:
   """The largest batch at this length, and length at this batch, that fit.
 
   Temporaries are taken to grow with the rows, and with the length: an estimate
-  from the one program that was compiled.
+  from the one program that was compiled. Room is left for one more copy of the
+  target's keys, which the compiler was seen to make once memory is nearly full.
   """
+  size = q.layout.model
+  keys = lambda other: (
+    _cache(q.cut_target(), size, other.rows * other.slots) / 2
+  )
 
   def fits(**changes):
     other = dataclasses.replace(q, **changes)
     rows, length = other.rows / q.rows, other.max_length / q.max_length
-    return _held(other) + temporaries * rows * max(length, 1) <= hbm
+    total = _held(other) + keys(other) + temporaries * rows * max(length, 1)
+    return total <= hbm
 
   batch = (
     _last(lambda n: fits(batch_size=n * q.layout.data), 2**20) * q.layout.data
