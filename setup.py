@@ -13,6 +13,26 @@ from setuptools import find_packages, setup
 _ROOT = pathlib.Path(__file__).parent
 
 
+# What models/, configs/ and launch/ import.
+_EXPERIMENTS = [
+  "absl-py>=2.5",
+  "flax>=0.12.8",
+  "grain>=0.2.18",
+  # tensorflow-datasets needs it and does not say so.
+  "importlib_resources",
+  "matplotlib>=3.9",
+  "ml_collections>=1.1.0",
+  "optax>=0.2.8",
+  "orbax-checkpoint>=0.12.8",
+  "rich>=15.0",
+  "safetensors>=0.8.0",
+  "tensorflow-datasets>=4.9.10",
+  "tokenizers>=0.23",
+  "tqdm>=4.66",
+  "transformers>=5.23",
+]
+
+
 def _version() -> str:
   """Reads `__version__` without importing the package (and jax with it)."""
   text = (_ROOT / "specjax" / "__init__.py").read_text(encoding="utf-8")
@@ -41,27 +61,12 @@ setup(
   # 0.11.1 is excluded for a bug of its own; 0.10.2 is the newest for 3.11.
   install_requires=["jax>=0.10.2,!=0.11.1", "numpy>=2.0", "scipy>=1.13"],
   extras_require={
-    # What models/, configs/ and launch/ import.
-    "experiments": [
-      "absl-py>=2.5",
-      "flax>=0.12.8",
-      "grain>=0.2.18",
-      # tensorflow-datasets needs it and does not say so.
-      "importlib_resources",
-      "matplotlib>=3.9",
-      "ml_collections>=1.1.0",
-      "optax>=0.2.8",
-      "orbax-checkpoint>=0.12.8",
-      "rich>=15.0",
-      "safetensors>=0.8.0",
-      "tensorflow-datasets>=4.9.10",
-      "tokenizers>=0.23",
-      "tqdm>=4.66",
-      "transformers>=5.23",
-    ],
+    "experiments": _EXPERIMENTS,
     # On top of `experiments`. torch is only an oracle: the tests compare
-    # logits with those of transformers.
+    # logits with those of transformers. libtpu is only a compiler: there are
+    # wheels for one platform.
     "test": [
+      "jax[tpu]; sys_platform == 'linux' and platform_machine == 'x86_64'",
       "packaging",
       "pytest>=9",
       "pytest-xdist>=3.8",
@@ -72,7 +77,7 @@ setup(
     ],
     # One NVIDIA GPU, with CUDA's own libraries from wheels; Linux.
     "cuda": ["jax[cuda12]"],
-    "tpu": ["jax[tpu]"],
+    "tpu": [*_EXPERIMENTS, "jax[tpu]"],
   },
   classifiers=[
     "Development Status :: 3 - Alpha",

@@ -16,7 +16,7 @@ import jax
 from absl import app, flags
 from ml_collections import config_flags
 
-from launch import processes
+from launch import processes, without_tpu
 
 flags.adopt_module_key_flags(processes)
 
@@ -89,6 +89,7 @@ def run(
     preemption_notice: see `processes.start`.
   """
   os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+  without_tpu.set_environment()
   jax.config.config_with_absl()
   # Which accelerators are not there is no news.
   for name in ("xla_bridge", "distributed"):

@@ -20,24 +20,24 @@ what does not fit.
 
 import itertools
 import json
+import os
 import pathlib
 import sys
 
-from launch.planning import chips
+if __name__ == "__main__":  # a compiler is all it takes; before jax starts
+  os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-chips.set_environment()  # before anything starts jax
+import jax
+import rich.console
+from absl import flags
 
-import jax  # noqa: E402
-import rich.console  # noqa: E402
-from absl import flags  # noqa: E402
-
-from configs import shapes  # noqa: E402
-from launch import main, mesh  # noqa: E402
-from launch.journal import check_writable, write_json  # noqa: E402
-from launch.planning import answer, plots, program  # noqa: E402
-from models.huggingface_config import config_from_json  # noqa: E402
-from models.transformer import TransformerConfig  # noqa: E402
-from specjax import tree as tree_lib  # noqa: E402
+from configs import shapes
+from launch import main, mesh
+from launch.journal import check_writable, write_json
+from launch.planning import answer, chips, plots, program
+from models.huggingface_config import config_from_json
+from models.transformer import SkippedLayers, TransformerConfig
+from specjax import tree as tree_lib
 
 flags.adopt_module_key_flags(main)
 _TOPOLOGY = flags.DEFINE_list("topology", None, "Slices, as v5e:4x4 or v5p-8.")
@@ -51,7 +51,14 @@ _PROMPT_LENGTH = flags.DEFINE_integer(
   lower_bound=1,
 )  # fmt: skip
 _DRAFTER = flags.DEFINE_enum(
-  "drafter", "model", ("model", "ngram", "plain"), "What proposes."
+  "drafter", "model", ("model", "ngram", "layer_skip", "plain"),
+  "What proposes.",
+)  # fmt: skip
+_SKIP_ATTENTION = flags.DEFINE_list(
+  "skip_attention", [], "Layers whose attention layer_skip leaves out."
+)
+_SKIP_MLP = flags.DEFINE_list(
+  "skip_mlp", [], "Layers whose MLP layer_skip leaves out."
 )
 _TREE = flags.DEFINE_list(
   "tree", None, "Parents of a token tree, as -1,0,0,1,1; instead of paths."
@@ -93,6 +100,15 @@ def shape(text: str) -> TransformerConfig:
     raise main.UserError(f"cannot use {path}: {error}") from error
 
 
+def _layers(flag: flags.FlagHolder) -> tuple[int, ...]:
+  """The layer numbers of a list flag; UserError if they are none."""
+  if not all(text.isdecimal() for text in flag.value):
+    raise main.UserError(
+      f"--{flag.name} must be layers, as in 1,3,5, got {','.join(flag.value)!r}"
+    )
+  return tuple(sorted({int(text) for text in flag.value}))
+
+
 def question(
   topology: chips.Topology, *, batch_size: int, length: int, num_drafts: int
 ) -> program.Question:
@@ -111,6 +127,10 @@ def question(
     draft_devices=_DRAFT_DEVICES.value,
   )
   if _TREE.value is not None:
+    if main.NUM_SPECULATIVE_TOKENS.value or main.NUM_DRAFTS.value:
+      raise main.UserError(
+        "--tree takes the place of --num_speculative_tokens and --num_drafts"
+      )
     try:
       tree = tree_lib.Tree(tuple(int(p) for p in _TREE.value))
     except ValueError as error:
@@ -119,9 +139,19 @@ def question(
     tree = tree_lib.chain(0)
   else:
     tree = tree_lib.paths(length, num_drafts)
+  skipped = None
+  if _DRAFTER.value == "layer_skip":
+    skipped = SkippedLayers(
+      attention=_layers(_SKIP_ATTENTION), mlp=_layers(_SKIP_MLP)
+    )
+  elif _SKIP_ATTENTION.value or _SKIP_MLP.value:
+    raise main.UserError(
+      "--skip_attention and --skip_mlp need --drafter=layer_skip"
+    )
   return program.Question(
     target=target,
     draft=draft,
+    skipped=skipped,
     tree=tree,
     siblings=_SIBLINGS.value,
     rule=main.RULE.value or ("token" if tree.is_chain else "recursive"),
@@ -134,8 +164,6 @@ def question(
 
 def run(_) -> int:
   """The command."""
-  # Programs for another machine cannot be read back from it.
-  jax.config.update("jax_enable_compilation_cache", False)
   for path in (main.OUTPUT.value, _PLOT.value):
     if path:
       check_writable(path)
@@ -155,11 +183,16 @@ def run(_) -> int:
   if _PLOT.value and not _SWEEP.value:
     raise main.UserError("--plot draws a --sweep")
   console = rich.console.Console(width=None if sys.stdout.isatty() else 100)
-  plans = []
-  for topology, batch_size, length, num_drafts in combinations:
-    asked = question(
+  questions = [  # all before the first minute of compiling is spent
+    question(
       topology, batch_size=batch_size, length=length, num_drafts=num_drafts
     )
+    for topology, batch_size, length, num_drafts in combinations
+  ]
+  for one in questions:
+    one.check()
+  plans = []
+  for (topology, *_), asked in zip(combinations, questions, strict=True):
     plans.append(answer.plan(topology, asked))
     answer.show(console, plans[-1])
     if main.OUTPUT.value:
@@ -170,4 +203,6 @@ def run(_) -> int:
 
 
 if __name__ == "__main__":
+  # Programs for another machine cannot be read back from the cache.
+  jax.config.update("jax_enable_compilation_cache", False)
   main.run(run, required=())

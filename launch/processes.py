@@ -15,7 +15,6 @@ or a little more: jax aborts them with "another task died", or they raise what
 broke in their hands.
 """
 
-import glob
 import json
 import os
 import sys
@@ -27,6 +26,8 @@ from typing import Any
 import jax
 import numpy as np
 from absl import flags
+
+from launch import without_tpu
 
 _DISTRIBUTED = flags.DEFINE_enum(
   "distributed", "auto", ["auto", "on", "off"],
@@ -160,7 +161,7 @@ def _tpu_workers() -> int:
   platforms = os.environ.get("JAX_PLATFORMS", "tpu")
   if "tpu" not in platforms.split(","):
     return 0
-  if not (glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*")):
+  if not without_tpu.has_tpu():
     return 0
   names = os.environ.get("TPU_PROCESS_ADDRESSES") or os.environ.get(
     "TPU_WORKER_HOSTNAMES"

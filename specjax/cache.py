@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.experimental.layout import Layout, with_layout_constraint
 
 
 @jax.tree_util.register_dataclass
@@ -79,7 +80,10 @@ def write_rows(
   """Writes `rows` into `buffer` at each row's own slot.
 
   Rows up to a handful are written one by one, which XLA does in place without
-  a scatter; more rows use one batched scatter, whose program does not grow.
+  a scatter. More rows of a single layer use one batched scatter, whose program
+  does not grow. Those of a stacked buffer never do, though compiling takes
+  longer for each: for a scatter XLA:TPU copies the whole buffer there and back,
+  in every layer.
 
   Args:
     buffer: `[B, K, S, C]`, or `[L, B, K, S, C]`.
@@ -98,7 +102,7 @@ def write_rows(
   first = () if buffer.ndim == 4 else (0 if layer is None else layer,)
   if layer is not None:
     rows = rows[None]
-  if buffer.shape[-4] <= _MAX_UNROLLED_ROWS:
+  if buffer.ndim == 5 or buffer.shape[-4] <= _MAX_UNROLLED_ROWS:
     for b in range(buffer.shape[-4]):
       buffer = lax.dynamic_update_slice(
         buffer, rows[..., b : b + 1, :, :, :], index(*first, b, 0, start[b], 0)
@@ -114,6 +118,42 @@ def write_rows(
 
 
 _MAX_UNROLLED_ROWS = 8
+
+
+def _row_major(x: Array) -> Array:
+  """`x` as it is indexed: who reads a few slots must not turn a whole cache."""
+  return with_layout_constraint(x, Layout(major_to_minor=tuple(range(x.ndim))))
+
+
+def read_rows(buffer: Array, start: Array, count: int) -> Array:
+  """Reads `count` slots from each row's own slot on.
+
+  Rows of a stacked buffer are read one by one, as `write_rows` writes them: for
+  one batched gather XLA:TPU transposes the whole buffer.
+
+  Args:
+    buffer: `[B, K, S, C]`, or `[L, B, K, S, C]`.
+    start: `i32[B]`, the first slot of each row.
+    count: T, slots to read.
+
+  Returns:
+    `[B, K, T, C]`, or `[L, B, K, T, C]`.
+  """
+  if buffer.ndim == 5:
+    layers, batch, heads, _, channels = buffer.shape
+    zero = jnp.zeros((), start.dtype)
+    rows = [
+      lax.dynamic_slice(
+        buffer,
+        (zero, jnp.asarray(b, start.dtype), zero, start[b], zero),
+        (layers, 1, heads, count, channels),
+      )
+      for b in range(batch)
+    ]
+    return _row_major(jnp.concatenate(rows, axis=1))
+  return jax.vmap(
+    lambda row, at: lax.dynamic_slice_in_dim(row, at, count, axis=-2)
+  )(buffer, start)
 
 
 def write_positions(cache: Cache, positions: Array) -> Cache:
@@ -204,15 +244,13 @@ def keep_path(
   """
 
   def gather(buffer):  # [..., B, K, S, C]
-    block = jax.vmap(
-      lambda buf, at: lax.dynamic_slice_in_dim(buf, at, nodes, axis=-2),
-      in_axes=(-4, 0),
-      out_axes=-4,
-    )(buffer, start)  # [..., B, K, N + 1, C]
+    block = read_rows(buffer, start, nodes)  # [..., B, K, N + 1, C]
     index = path[:, None, :, None].reshape(
       *[1] * (buffer.ndim - 4), path.shape[0], 1, path.shape[1], 1
     )
     kept = jnp.take_along_axis(block, index, axis=-2)
+    if buffer.ndim == 5:  # nothing is written before all is read
+      buffer, kept = lax.optimization_barrier((buffer, kept))
     return write_rows(buffer, kept, start)
 
   positions = cache.positions

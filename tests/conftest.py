@@ -8,6 +8,8 @@ import tempfile
 
 import pytest
 
+from launch import without_tpu
+
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 _MAPS = pathlib.Path("/proc/self/maps")
@@ -18,6 +20,7 @@ _MOST_MAPS = 25_000
 
 def pytest_configure(config):
   """Lets the workers of one run share compiled programs, and a GPU."""
+  without_tpu.set_environment()
   os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
   if (
     hasattr(config, "workerinput") or "JAX_COMPILATION_CACHE_DIR" in os.environ

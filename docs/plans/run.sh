@@ -1,5 +1,6 @@
 #!/bin/sh
-# Makes every plan of this folder anew; about a minute each.
+# Makes every plan of this folder anew; about a minute of a core each, the sweep
+# four times that.
 #
 #   docs/plans/run.sh [NAME...]
 cd "$(dirname "$0")/../.." || exit 1
@@ -30,3 +31,6 @@ plan 405b-v5p-64 --topology=v5p-64 --target=llama-3.1-405b \
   --draft=llama-3.1-8b
 plan 405b-v6e-64 --topology=v6e-64 --target=llama-3.1-405b \
   --draft=llama-3.1-8b
+plan sweeps/2.8b --sweep --topology=v5e-4,v6e-4 --target=pythia-2.8b \
+  --draft=pythia-70m --max_length=2048 --num_speculative_tokens=2,6 \
+  --plot=docs/plans/sweeps/2.8b.svg

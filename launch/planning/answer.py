@@ -19,6 +19,11 @@ _ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _TYPICAL = 0.8  # acceptance, where one number must be chosen
 _MOST = 32  # tokens of the widest verify pass
 _ITEM = 2  # bytes of a bfloat16
+_LANES = 128  # heads have channels for all of them, used or not
+_OF_A_PROGRAM = (
+  "collectives", "cache_copies", "donation_honoured", "compile_seconds",
+  "compile_cpu_seconds",
+)  # fmt: skip
 
 
 def plan(topology: Topology, question: Question) -> dict:
@@ -50,18 +55,21 @@ def plan(topology: Topology, question: Question) -> dict:
     },
     "largest": _largest(question, temporaries, chip.hbm_bytes),
   }
-  if compiled:
-    found |= _compiled(question, compiled)
-  return found | {"roofline": _roofline(topology, question)}
+  return found | {
+    **_compiled(question, compiled),
+    "roofline": _roofline(topology, question),
+  }
 
 
 def _settings(q: Question) -> dict:
   fields = {
     f.name: getattr(q, f.name)
     for f in dataclasses.fields(q)
-    if f.name not in ("target", "draft", "tree", "layout")
+    if f.name not in ("target", "draft", "skipped", "tree", "layout")
   }
   return fields | {
+    "drafter": q.drafter,
+    "skipped": q.skipped and dataclasses.asdict(q.skipped),
     "mesh": dataclasses.asdict(q.layout),
     "target_parameters": program.num_params(q.target),
     "draft_parameters": program.num_params(q.draft) if q.draft else 0,
@@ -71,7 +79,10 @@ def _settings(q: Question) -> dict:
   }
 
 
-def _compiled(q: Question, compiled: Compiled) -> dict:
+def _compiled(q: Question, compiled: Compiled | None) -> dict:
+  """What the program says; None for everything if there is no program."""
+  if compiled is None:
+    return dict.fromkeys(_OF_A_PROGRAM)
   phases = dict(compiled.collectives)
   passes = q.tree.max_depth
   if passes:
@@ -84,6 +95,7 @@ def _compiled(q: Question, compiled: Compiled) -> dict:
     "cache_copies": compiled.cache_copies,
     "donation_honoured": compiled.donation_honoured,
     "compile_seconds": compiled.seconds,
+    "compile_cpu_seconds": compiled.cpu_seconds,
   }
 
 
@@ -91,7 +103,7 @@ def _compiled(q: Question, compiled: Compiled) -> dict:
 
 
 def _held(q: Question) -> int:
-  """Bytes of weights and caches on a device, padding left out."""
+  """Bytes of weights and caches on a device, as the compiler lays them out."""
   total = 0
   for config, size in _models(q):
     total += _ITEM * program.num_params(config) // size
@@ -107,7 +119,8 @@ def _models(q: Question):
 
 
 def _cache(config, size: int, slots: int) -> int:
-  per_slot = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+  channels = -(-config.head_dim // _LANES) * _LANES
+  per_slot = 2 * config.num_layers * config.num_kv_heads * channels
   return _ITEM * per_slot * slots // size
 
 
@@ -115,13 +128,19 @@ def _largest(q: Question, temporaries: int, hbm: int) -> dict:
   """The largest batch at this length, and length at this batch, that fit.
 
   Temporaries are taken to grow with the rows, and with the length: an estimate
-  from the one program that was compiled.
+  from the one program that was compiled. Room is left for one more copy of the
+  target's keys, which the compiler was seen to make once memory is nearly full.
   """
+  size = q.layout.model
+  keys = lambda other: (
+    _cache(q.cut_target(), size, other.rows * other.slots) / 2
+  )
 
   def fits(**changes):
     other = dataclasses.replace(q, **changes)
     rows, length = other.rows / q.rows, other.max_length / q.max_length
-    return _held(other) + temporaries * rows * max(length, 1) <= hbm
+    total = _held(other) + keys(other) + temporaries * rows * max(length, 1)
+    return total <= hbm
 
   batch = (
     _last(lambda n: fits(batch_size=n * q.layout.data), 2**20) * q.layout.data
@@ -145,12 +164,13 @@ def _last(holds, most: int) -> int:
 
 def _costs(topology: Topology, q: Question) -> tuple[float, np.ndarray]:
   """Seconds of a draft step, and of verifying 1..32 tokens."""
-  place = lambda config, size: roofline.Placement(
+  place = lambda config, size, **skipped: roofline.Placement(
     config=config,
     num_params=program.num_params(config),
     size=size,
     rows=q.rows,
     slots=q.slots,
+    **skipped,
   )
   target = place(q.cut_target(), q.layout.model)
   verify = np.array(
@@ -159,11 +179,15 @@ def _costs(topology: Topology, q: Question) -> tuple[float, np.ndarray]:
       for n in range(1, max(_MOST, q.tree.num_nodes) + 1)
     ]
   )
-  if q.draft is None:
+  # The first pass feeds a draft its last two tokens, and a target that drafts
+  # for itself the last one; later passes feed a level of the tree.
+  if q.drafter == "model":
+    draft, first = place(q.cut_draft(), q.layout.draft), 2
+  elif q.drafter == "layer_skip":
+    draft, first = (place(q.cut_target(), q.layout.model, skipped=q.skipped), 1)
+  else:
     return 0.0, verify
-  draft = place(q.cut_draft(), q.layout.draft)
-  # The first pass feeds the last two tokens, later ones a level of the tree.
-  widths = [2, *(len(level) for level in q.tree.levels[1:-1])]
+  widths = [first, *(len(level) for level in q.tree.levels[1:-1])]
   each = [roofline.forward(draft, n).seconds(topology.chip) for n in widths]
   return float(np.mean(each)), verify
 
@@ -178,6 +202,8 @@ def tokens_per_round(tree: Tree, acceptance: float) -> float:
     tree: what is drafted.
     acceptance: P, of each child whose elders were rejected.
   """
+  if not tree.num_drafted:
+    return 1.0
   by_rank = [
     acceptance * (1 - acceptance) ** r for r in range(tree.max_children)
   ]
@@ -194,7 +220,7 @@ def _roofline(topology: Topology, q: Question) -> dict:
     _best_of_batch(
       topology, dataclasses.replace(q, batch_size=q.layout.data * 2**i)
     )
-    for i in range(13)
+    for i in range(13 if nodes > 1 else 0)
   ]
   pays = [row["batch_size"] for row in by_batch if row["speedup"] > 1]
   return {
@@ -202,8 +228,12 @@ def _roofline(topology: Topology, q: Question) -> dict:
     "draft_step_seconds": draft,
     "verify_seconds": {str(n + 1): float(s) for n, s in enumerate(verify)},
     "cost_ratio": draft / verify[0],
-    "break_even_acceptance": _break_even(lambda p: speculative(p) / plain),
-    "best_num_speculative_tokens": _best_length(draft, verify),
+    "break_even_acceptance": (
+      _break_even(lambda p: speculative(p) / plain) if nodes > 1 else None
+    ),
+    "best_num_speculative_tokens": (
+      _best_length(draft, verify) if nodes > 1 else 0
+    ),
     "tokens_per_second": [
       [p, float(plain), float(speculative(p))] for p in _ACCEPTANCES
     ],
@@ -221,7 +251,9 @@ def _best_length(draft: float, verify: np.ndarray) -> int:
 
 def _best_of_batch(topology: Topology, q: Question) -> dict:
   """The best chain of a batch size, over plain decoding."""
-  draft, verify = _costs(topology, dataclasses.replace(q, tree=_chain(q)))
+  draft, verify = _costs(
+    topology, dataclasses.replace(q, tree=chain(q.tree.max_depth))
+  )
   best = _best_length(draft, verify)
   rate = throughput.throughput(best, _TYPICAL, draft, verify[best])
   return {
@@ -229,10 +261,6 @@ def _best_of_batch(topology: Topology, q: Question) -> dict:
     "num_speculative_tokens": best,
     "speedup": float(rate * verify[0]),
   }
-
-
-def _chain(q: Question) -> Tree:
-  return chain(max(q.tree.max_depth, 1))
 
 
 def _break_even(speedup) -> float | None:
@@ -270,12 +298,13 @@ def show(console: rich.console.Console, found: dict) -> None:
     f"{largest['batch_size']}, longest at this batch {largest['max_length']} "
     f"({head})"
   )
-  if not found["fits"]:
+  if found["collectives"] is None:
     return
   out(
     f"copies of a whole cache in a round: {found['cache_copies']}; donation "
     f"{'honoured' if found['donation_honoured'] else 'NOT honoured'}; compiled "
-    f"in {found['compile_seconds']:.0f} s with libtpu {found['libtpu']}"
+    f"in {found['compile_seconds']:.0f} s ({found['compile_cpu_seconds']:.0f} "
+    f"of a core) with libtpu {found['libtpu']}"
   )
   table = rich.table.Table(
     box=rich.box.SIMPLE, title="collectives a round, on one device"

@@ -8,19 +8,8 @@ than what is soldered on.
 
 import dataclasses
 import math
-import os
 
 GIB = 2**30
-
-# Before jax is imported: a compiler for TPUs, but no TPU.
-ENVIRONMENT = {
-  "JAX_PLATFORMS": "cpu",
-  "TPU_SKIP_MDS_QUERY": "1",
-  "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else one process a machine
-  "TPU_WORKER_HOSTNAMES": "localhost",
-  "TPU_ACCELERATOR_TYPE": "v5litepod-8",  # any: silences a warning
-  "TPU_LOG_DIR": "disabled",
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -177,9 +166,3 @@ def devices(one: Topology) -> list:
       platform="tpu", topology_name=one.name, **options
     ).devices
   )
-
-
-def set_environment() -> None:
-  """Tells jax and libtpu that there is no TPU; before jax is imported."""
-  for name, value in ENVIRONMENT.items():
-    os.environ.setdefault(name, value)

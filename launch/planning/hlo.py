@@ -2,7 +2,8 @@
 
 Reads the text of a compiled module (`compiled.as_text()`). What is inside a
 loop counts as often as the loop runs; a loop whose number of rounds is not
-known (the decoding loop) counts once, so figures are of one round.
+known (the decoding loop) counts once, so figures are of one round. Of the
+branches of a conditional, collectives are those of the branch that sends most.
 """
 
 import collections
@@ -44,6 +45,7 @@ class Instruction:
     opcode: as in "all-reduce-start".
     called: computations it calls, each `trips` times. Not those of a fusion:
       what happens inside one never reaches memory.
+    fused: the computation of a fusion.
     trips: rounds of a while loop if they are known, else 1.
     scopes: parts of the name that jax gave the operation.
   """
@@ -52,6 +54,7 @@ class Instruction:
   shapes: tuple[tuple[str, tuple[int, ...]], ...]
   opcode: str
   called: tuple[str, ...]
+  fused: str | None
   trips: int
   scopes: tuple[str, ...]
 
@@ -136,13 +139,20 @@ def _instruction(name, shape, opcode, rest, *, rounds) -> Instruction:
     ),
     opcode=opcode,
     called=() if opcode == "fusion" else tuple(called),
+    fused=called[0] if opcode == "fusion" and called else None,
     trips=trips,
     scopes=tuple(label[1].split("/")) if label else (),
   )
 
 
-def walk(module: Module):
+def walk(module: Module, *, start: str | None = None, branches=tuple):
   """All instructions that run, with how often and under which scopes.
+
+  Args:
+    module: the program.
+    start: the computation to begin with; by default the one that runs.
+    branches: which of a conditional's computations are walked, a function of
+      all their names.
 
   Yields:
     `(instruction, count, scopes)`; scopes are the instruction's own, or those
@@ -153,10 +163,23 @@ def walk(module: Module):
     for one in module.computations.get(name, ()):
       here = one.scopes or scopes
       yield one, count, here
-      for called in one.called:
-        yield from visit(called, count * one.trips, here)
+      called = one.called
+      for name in branches(called) if one.opcode == "conditional" else called:
+        yield from visit(name, count * one.trips, here)
 
-  yield from visit(module.entry, 1, ())
+  yield from visit(start or module.entry, 1, ())
+
+
+def _collectives(module: Module, start: str | None = None):
+  """As `walk`, but only collectives, each with its kind in front."""
+  most = lambda names: [max(names, key=lambda name: sent(name))]
+  sent = lambda name: sum(
+    count * one.num_bytes for _, one, count, _ in _collectives(module, name)
+  )
+  for one, count, scopes in walk(module, start=start, branches=most):
+    kind = one.opcode.removesuffix("-start")
+    if kind in COLLECTIVES:
+      yield kind, one, count, scopes
 
 
 def collectives(
@@ -177,21 +200,28 @@ def collectives(
     name: collections.defaultdict(lambda: {"count": 0, "bytes": 0})
     for name in (*phases, "other")
   }
-  for one, count, scopes in walk(module):
-    kind = one.opcode.removesuffix("-start")
-    if kind in COLLECTIVES:
-      phase = next((phase_of[s] for s in scopes if s in phase_of), "other")
-      entry = found[phase][kind]
-      entry["count"] += count
-      entry["bytes"] += count * one.num_bytes
+  for kind, one, count, scopes in _collectives(module):
+    phase = next((phase_of[s] for s in scopes if s in phase_of), "other")
+    entry = found[phase][kind]
+    entry["count"] += count
+    entry["bytes"] += count * one.num_bytes
   return {phase: dict(kinds) for phase, kinds in found.items()}
 
 
 def copies(module: Module, shapes: set[tuple[str, tuple[int, ...]]]) -> int:
-  """How many copies of arrays of these `(dtype, dimensions)` a round makes."""
-  return sum(
-    count
-    for one, count, _ in walk(module)
-    if one.opcode in ("copy", "copy-start")
-    and any(shape in shapes for shape in one.shapes[:1])
-  )
+  """How many copies of arrays of these `(dtype, dimensions)` a round makes.
+
+  A copy may have its dimensions in another order, and may be a fusion; one that
+  updates a slice of such an array writes no more than that slice.
+  """
+  wanted = {(dtype, tuple(sorted(dims))) for dtype, dims in shapes}
+
+  def makes_one(one: Instruction) -> bool:
+    if not any((t, tuple(sorted(d))) in wanted for t, d in one.shapes[:1]):
+      return False
+    if one.opcode != "fusion":
+      return one.opcode in ("copy", "copy-start", "transpose")
+    inside = {x.opcode for x in module.computations.get(one.fused, ())}
+    return not inside & {"dynamic-update-slice", "scatter"}
+
+  return sum(count for one, count, _ in walk(module) if makes_one(one))

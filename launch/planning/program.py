@@ -20,7 +20,7 @@ from launch.planning import hlo
 from models import sharding as sharding_lib
 from models import stacked
 from models.sharding import Sharding
-from models.transformer import TransformerConfig
+from models.transformer import SkippedLayers, TransformerConfig
 from specjax import decode, drafters, rules
 from specjax import sampling as sampling_lib
 from specjax import siblings as siblings_lib
@@ -56,7 +56,9 @@ class Question:
 
   Attributes:
     target: the large model.
-    draft: the small one, or None for n-grams.
+    draft: the small one, if there is one.
+    skipped: sub-layers that the target leaves out to draft for itself, if it
+      does. With neither, n-grams are drafted.
     tree: what a round drafts.
     siblings: how children are drawn, a name in `specjax.siblings`.
     rule: a name in `specjax.rules`.
@@ -68,6 +70,7 @@ class Question:
 
   target: TransformerConfig
   draft: TransformerConfig | None
+  skipped: SkippedLayers | None = None
   tree: Tree
   siblings: str
   rule: str
@@ -79,8 +82,17 @@ class Question:
   def check(self) -> None:
     """Raises ValueError for what cannot be cut or decoded."""
     rule, siblings = rules.get(self.rule), siblings_lib.get(self.siblings)
+    if self.drafter == "ngram":
+      if not self.tree.is_chain:
+        raise ValueError(
+          "the ngram drafter proposes one path (num_drafts=1), got "
+          f"{self.tree.max_children}"
+        )
+      siblings = siblings_lib.IID
     if self.tree.num_drafted:
       rule.check(self.tree, siblings)
+    if self.skipped is not None:
+      self.skipped.check(self.target.num_layers)
     if self.batch_size % self.layout.data:
       raise ValueError(
         f"batch_size ({self.batch_size}) must be a multiple of the mesh's "
@@ -99,6 +111,15 @@ class Question:
         f"max_length ({self.max_length}) exceeds the models' {longest} "
         "positions"
       )
+
+  @property
+  def drafter(self) -> str:
+    """What proposes: "plain" (nothing), "model", "layer_skip" or "ngram"."""
+    if not self.tree.num_drafted:
+      return "plain"
+    if self.draft is not None:
+      return "model"
+    return "ngram" if self.skipped is None else "layer_skip"
 
   @property
   def slots(self) -> int:
@@ -132,7 +153,8 @@ class Compiled:
     collectives: see `hlo.collectives`, of one round.
     cache_copies: copies of a whole cache in a round.
     donation_honoured: whether the loop writes into the state it is given.
-    seconds: what compiling both took.
+    seconds: what compiling both took, by the clock.
+    cpu_seconds: likewise, of all threads.
   """
 
   arguments: int
@@ -142,30 +164,34 @@ class Compiled:
   cache_copies: int
   donation_honoured: bool
   seconds: float
+  cpu_seconds: float
 
 
 def make_decoder(question: Question, mesh: Mesh) -> MeshDecoder:
   """The decoder that would run."""
   q = question
   of_target, of_draft = q.layout.shardings()
-  target = stacked.as_language_model(
-    q.cut_target(), dtype=_DTYPE, sharding=of_target
+  of = lambda config, sharding, skipped=None: stacked.as_language_model(
+    config, dtype=_DTYPE, sharding=sharding, skipped=skipped
   )
-  vocab = q.target.vocab_size
-  if not q.tree.num_drafted:
-    drafter = None
-  elif q.draft is None:
-    drafter = drafters.ngram.drafter(
-      num_speculative_tokens=q.tree.max_depth, vocab_size=vocab
-    )
-  else:
-    vocab = min(vocab, q.draft.vocab_size)
-    drafter = drafters.model.drafter(
-      stacked.as_language_model(q.cut_draft(), dtype=_DTYPE, sharding=of_draft),
-      tree=q.tree,
-      siblings=siblings_lib.get(q.siblings),
-      vocab_size=vocab,
-    )
+  target = of(q.cut_target(), of_target)
+  vocab = min(c.vocab_size for c in (q.target, q.draft) if c)
+  tree = dict(tree=q.tree, siblings=siblings_lib.get(q.siblings))
+  match q.drafter:
+    case "plain":
+      drafter = None
+    case "ngram":
+      drafter = drafters.ngram.drafter(
+        num_speculative_tokens=q.tree.max_depth, vocab_size=vocab
+      )
+    case "layer_skip":
+      drafter = drafters.layer_skip.drafter(
+        of(q.cut_target(), of_target, q.skipped), vocab_size=vocab, **tree
+      )
+    case _:
+      drafter = drafters.model.drafter(
+        of(q.cut_draft(), of_draft), vocab_size=vocab, **tree
+      )
   return MeshDecoder(
     decoder=decode.make_decoder(
       target, drafter=drafter, rule=rules.get(q.rule), vocab_size=vocab
@@ -213,7 +239,7 @@ def compile_for(question: Question, devices: list) -> Compiled:
       max_new_tokens=budgets,
     )  # fmt: skip
 
-  start = time.perf_counter()
+  start, cpu_start = time.perf_counter(), time.process_time()
   with jax.set_mesh(mesh):
     state = jax.eval_shape(init, *arguments)
     # The loop says how it wants its caches laid out, prefill makes them so:
@@ -240,6 +266,7 @@ def compile_for(question: Question, devices: list) -> Compiled:
     )  # fmt: skip
     prefill = _compile(jax.jit(init, out_shardings=formats).lower(*arguments))
   seconds = time.perf_counter() - start
+  cpu_seconds = time.process_time() - cpu_start
   module = hlo.parse(loop.as_text())
   before, during = prefill.memory_analysis(), loop.memory_analysis()
   total = lambda m: (
@@ -265,6 +292,7 @@ def compile_for(question: Question, devices: list) -> Compiled:
     cache_copies=hlo.copies(module, {("bf16", p) for p in pieces}),
     donation_honoured=during.alias_size_in_bytes >= cache_bytes,
     seconds=seconds,
+    cpu_seconds=cpu_seconds,
   )
 
 

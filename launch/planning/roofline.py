@@ -10,12 +10,11 @@ models on many chips look better here than they are.
 
 import dataclasses
 
-import numpy as np
-
 from launch.planning.chips import Chip
-from models.transformer import TransformerConfig
+from models.transformer import SkippedLayers, TransformerConfig
 
 _ITEM = 2  # bytes of a bfloat16
+_NOTHING = SkippedLayers()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,6 +27,7 @@ class Placement:
     size: devices that the model is cut over.
     rows: rows of the batch that each such group decodes.
     slots: cache slots of each row.
+    skipped: sub-layers that the pass leaves out.
   """
 
   config: TransformerConfig
@@ -35,6 +35,32 @@ class Placement:
   size: int
   rows: int
   slots: int
+  skipped: SkippedLayers = _NOTHING
+
+  @property
+  def attentions(self) -> int:
+    """Attention blocks of a pass."""
+    return self.config.num_layers - len(self.skipped.attention)
+
+  @property
+  def mlps(self) -> int:
+    """Feed-forward blocks of a pass."""
+    return self.config.num_layers - len(self.skipped.mlp)
+
+  @property
+  def weights(self) -> int:
+    """Parameters that a pass reads and multiplies (and skipped biases)."""
+    c = self.config
+    # An embedding that is only looked up is neither read whole nor multiplied.
+    looked_up = 0 if c.tied_embeddings else c.vocab_size * c.embed_dim
+    attention = 2 * c.embed_dim * c.head_dim * (c.num_heads + c.num_kv_heads)
+    mlp = (3 if c.gated_mlp else 2) * c.embed_dim * c.mlp_dim
+    return (
+      self.num_params
+      - looked_up
+      - len(self.skipped.attention) * attention
+      - len(self.skipped.mlp) * mlp
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,18 +94,16 @@ def forward(placement: Placement, num_tokens: int) -> Pass:
   """
   p, c = placement, placement.config
   tokens = p.rows * num_tokens
-  embedding = c.vocab_size * c.embed_dim
-  # An embedding that is only looked up is neither read whole nor multiplied.
-  weights = p.num_params - (0 if c.tied_embeddings else embedding)
-  cache = 2 * c.num_layers * p.rows * p.slots * c.num_kv_heads * c.head_dim
-  # Written once and read once: what a layer hands on, and the logits.
-  per_layer = 4 * c.embed_dim + 2 * (c.num_heads * c.head_dim + c.mlp_dim)
-  activations = 2 * tokens * (c.num_layers * per_layer)
+  cache = 2 * p.attentions * p.rows * p.slots * c.num_kv_heads * c.head_dim
+  # Written once and read once: what a block hands on, and the logits.
+  inside = p.attentions * (2 * c.embed_dim + 2 * c.num_heads * c.head_dim)
+  inside += p.mlps * (2 * c.embed_dim + 2 * c.mlp_dim)
+  activations = 2 * tokens * inside
   logits = 2 * 4 * tokens * c.vocab_size  # float32, whole on every device
-  flops = 2 * tokens * weights
-  flops += 4 * c.num_layers * tokens * p.slots * c.num_heads * c.head_dim
+  flops = 2 * tokens * p.weights
+  flops += 4 * p.attentions * tokens * p.slots * c.num_heads * c.head_dim
   return Pass(
-    hbm_bytes=_ITEM * (weights + cache + activations) / p.size + logits,
+    hbm_bytes=_ITEM * (p.weights + cache + activations) / p.size + logits,
     flops=flops / p.size,
     ici_bytes=_sent(p, tokens),
   )
@@ -91,44 +115,9 @@ def _sent(p: Placement, tokens: int) -> float:
     return 0.0
   c, share = p.config, (p.size - 1) / p.size
   reduced = _ITEM * tokens * c.embed_dim  # a partial sum
-  sums = 1 if c.parallel_residual else 2
-  # The table is cut over the vocabulary: one more sum, of what was looked up.
-  reductions = 2 * share * reduced * (sums * c.num_layers + 1)
-  return reductions + share * 4 * tokens * c.vocab_size
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Costs:
-  """What a round is made of, in seconds.
-
-  Attributes:
-    draft: one draft pass.
-    verify: `verify[n - 1]`, a target pass over n tokens, n = 1...
-  """
-
-  draft: float
-  verify: np.ndarray
-
-  @property
-  def ratio(self) -> float:
-    """c, a draft pass over a target pass of one token."""
-    return self.draft / float(self.verify[0])
-
-
-def costs(
-  target: Placement, draft: Placement | None, chip: Chip, *, most: int = 32
-) -> Costs:
-  """The roofline's costs.
-
-  Args:
-    target: the target on its devices.
-    draft: the draft on its own, or None where drafting is free.
-    chip: what both run on.
-    most: verify passes of 1..most tokens.
-  """
-  return Costs(
-    draft=forward(draft, 1).seconds(chip) if draft else 0.0,
-    verify=np.array(
-      [forward(target, n).seconds(chip) for n in range(1, most + 1)]
-    ),
+  sums = (
+    max(p.attentions, p.mlps) if c.parallel_residual else p.attentions + p.mlps
   )
+  # The table is cut over the vocabulary: one more sum, of what was looked up.
+  reductions = 2 * share * reduced * (sums + 1)
+  return reductions + share * 4 * tokens * c.vocab_size

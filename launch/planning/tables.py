@@ -14,7 +14,7 @@ def table(plans: dict[str, dict]) -> str:
   """One row a plan, as `launch.plan --output` wrote them, by name."""
   head = [
     "plan", "slice", "mesh", "drafted", "GiB a device", "largest batch",
-    "all-reduces a draft step / verify", "cache copies", "compile, s",
+    "all-reduces a draft step / verify", "cache copies", "compile, s of a core",
     "c", "break-even", "best N at .8", "speed-up at .8",
   ]  # fmt: skip
   lines = [head, ["---"] * len(head)]
@@ -35,7 +35,7 @@ def _row(name: str, plan: dict) -> list[str]:
     f"{size['peak'] / GIB:.2f} of {size['hbm'] / GIB:.2f}",
     f"{plan['largest']['batch_size']}",
   ]
-  if not plan["fits"]:
+  if plan["collectives"] is None:
     return [*cells, "does not fit", *[""] * 6]
   reduced = "{:g} / {:g}".format(
     *(
@@ -49,7 +49,7 @@ def _row(name: str, plan: dict) -> list[str]:
     *cells,
     reduced,
     f"{plan['cache_copies']}",
-    f"{plan['compile_seconds']:.0f}",
+    f"{plan['compile_cpu_seconds']:.0f}",
     f"{line['cost_ratio']:.3f}",
     "none" if even is None else f"{even:.2f}",
     f"{line['best_num_speculative_tokens']}",

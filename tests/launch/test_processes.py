@@ -14,7 +14,7 @@ from absl import flags
 from absl.testing import flagsaver
 from files import read_jsonl, write_jsonl
 
-from launch import decode, main, processes
+from launch import decode, main, processes, without_tpu
 
 _NAMES = (
   "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID",
@@ -40,7 +40,7 @@ def joins(monkeypatch):
       processes.jax.config, "update", lambda *names: asked.append(names)
     )
     monkeypatch.setattr(
-      processes.glob, "glob", lambda p: [c for c in chips if c[:9] == p[:9]]
+      without_tpu.glob, "glob", lambda p: [c for c in chips if c[:9] == p[:9]]
     )
     monkeypatch.setattr(processes, "_metadata", lambda: metadata)
     with flagsaver.flagsaver():

@@ -39,6 +39,26 @@ def test_rows_are_written_at_their_own_slots(batch):
   np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.parametrize("batch", [1, 9])
+def test_rows_of_all_layers_are_written_and_read_at_their_own_slots(batch):
+  rng = np.random.default_rng(batch)
+  buffer = np.stack([np.asarray(x) for x in make(batch, 10).keys])
+  rows = rng.standard_normal((2, batch, HEADS, 3, CHANNELS)).astype(np.float32)
+  start = rng.integers(0, 8, batch)
+  every, second = buffer.copy(), buffer.copy()
+  for b in range(batch):
+    every[:, b, :, start[b] : start[b] + 3] = rows[:, b]
+    second[1, b, :, start[b] : start[b] + 3] = rows[1, b]
+  write = jax.jit(cache_lib.write_rows)
+  np.testing.assert_array_equal(write(buffer, rows, start), every)
+  np.testing.assert_array_equal(
+    write(buffer, rows[1], start, layer=jnp.int32(1)), second
+  )
+  for stacked, expected in ((every, rows), (every[1], rows[1])):
+    found = jax.jit(cache_lib.read_rows, static_argnums=2)(stacked, start, 3)
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_rows_are_cast_to_the_caches_dtype():
   buffer = jnp.zeros((1, 1, 4, 1), jnp.bfloat16)
   out = cache_lib.write_rows(buffer, jnp.ones((1, 1, 2, 1)), jnp.array([1]))

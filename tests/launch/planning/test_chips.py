@@ -38,3 +38,10 @@ def test_every_generation_goes_from_one_host_to_256_chips():
     assert min(sizes) <= 4
     assert max(sizes) == 256
     assert sizes == sorted(sizes)
+
+
+def test_every_slice_has_the_devices_that_are_said():
+  """A v4 chip is one device, a tpu7x chip two; needs the compiler's tables."""
+  pytest.importorskip("libtpu", reason="libtpu is for Linux on x86-64 only")
+  for one in chips.topologies():
+    assert len(chips.devices(one)) == one.num_devices, one.name

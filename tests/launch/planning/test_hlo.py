@@ -24,6 +24,12 @@ HloModule jit_f, is_scheduled=true
   ROOT %inside = bf16[4,8]{0,1} copy(%p)
 }
 
+%written (p: bf16[4,8], r: bf16[1,8]) -> bf16[4,8] {
+  %p = bf16[4,8]{1,0} parameter(0)
+  %r = bf16[1,8]{1,0} parameter(1)
+  ROOT %inside = bf16[4,8]{1,0} dynamic-update-slice(%p, %r, %i, %j)
+}
+
 %layer_cond (p: (s32[], bf16[4,8])) -> pred[] {
   %twelve = s32[]{:T(128)} constant(12)
   %p = (s32[], bf16[4,8]) parameter(0)
@@ -45,13 +51,26 @@ metadata={op_name="jit(f)/while/body/score/while/body/dot_general"}
   ROOT %more = pred[] get-tuple-element(%p), index=0
 }
 
+%first (p: f32[4]) -> f32[4] {
+  ROOT %small = f32[4] all-reduce(%p), to_apply=%add
+}
+
+%second (p: f32[4]) -> f32[4] {
+  %one = f32[4] all-reduce(%p), to_apply=%add
+  %kept = f32[4] copy(%one)
+  ROOT %two = f32[4] all-reduce(%one), to_apply=%add
+}
+
 %round (p: (pred[])) -> (pred[]) {
+  %s = f32[4] conditional(%i, %p, %p), branch_computations={%first, %second}, \
+metadata={op_name="jit(f)/while/body/verify/cond"}
   %w = (s32[], bf16[4,8]) while(%t0), condition=%layer_cond, body=%layer, \
 metadata={op_name="jit(f)/while/body/score/while"}
   %g = (f32[2,3], f32[2,6]) all-gather-start(%y), dimensions={1}, \
 metadata={op_name="jit(f)/while/body/draft/concatenate"}
   %d = f32[2,6] all-gather-done(%g)
-  %f = bf16[4,8] fusion(%x), kind=kLoop, calls=%fused
+  %f = bf16[8,4] fusion(%x), kind=kLoop, calls=%fused
+  %u = bf16[4,8] fusion(%x, %y), kind=kLoop, calls=%written
   ROOT %q = (pred[]) tuple(%z)
 }
 
@@ -68,16 +87,21 @@ def test_collectives_of_loops_count_as_often_as_they_run():
   found = hlo.collectives(hlo.parse(TEXT), PHASES)
   assert found == {
     "draft_step": {"all-gather": {"count": 1, "bytes": 2 * 6 * 4}},
-    "verify": {"all-reduce": {"count": 12, "bytes": 12 * 4 * 8 * 2}},
+    # The second branch of the conditional sends more: two sums of 16 bytes.
+    "verify": {
+      "all-reduce": {"count": 12 + 2, "bytes": 12 * 4 * 8 * 2 + 2 * 16}
+    },
     "other": {},
   }
 
 
-def test_copies_count_outside_of_fusions_by_shape():
+def test_copies_count_in_any_order_of_dimensions_but_not_updates():
+  """Twelve in the layers, one at the entry, one as a fusion."""
   module = hlo.parse(TEXT)
-  assert hlo.copies(module, {("bf16", (4, 8))}) == 12 + 1
-  assert hlo.copies(module, {("bf16", (8, 4))}) == 0
+  assert hlo.copies(module, {("bf16", (4, 8))}) == 12 + 1 + 1
+  assert hlo.copies(module, {("bf16", (8, 4))}) == 12 + 1 + 1
   assert hlo.copies(module, {("f32", (4, 8))}) == 0
+  assert hlo.copies(module, {("f32", (4,))}) == 1  # in any branch
 
 
 def test_text_that_is_no_program_is_refused():

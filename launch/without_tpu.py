@@ -1,0 +1,32 @@
+"""A machine with libtpu but no TPU: said so before libtpu looks for one.
+
+Left alone, libtpu complains about hosts that it cannot find, writes logs, and
+lets one process of a machine load it. Nothing here imports jax.
+"""
+
+import glob
+import os
+
+ENVIRONMENT = {
+  "TPU_SKIP_MDS_QUERY": "1",
+  "TPU_WORKER_HOSTNAMES": "localhost",
+  "TPU_ACCELERATOR_TYPE": "v5litepod-8",  # any known one
+  "TPU_LOG_DIR": "disabled",
+  "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+
+def has_tpu() -> bool:
+  """Whether this machine has a TPU, as far as device files tell."""
+  return bool(glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*"))
+
+
+def set_environment() -> None:
+  """Tells libtpu that there is no TPU, if there is none.
+
+  Must come before jax looks for devices. What is already set is kept.
+  """
+  if has_tpu():
+    return
+  for name, value in ENVIRONMENT.items():
+    os.environ.setdefault(name, value)

@@ -1,0 +1,85 @@
+"""Three plans that stay as they are: compiled for TPUs, none of them here.
+
+A change of these numbers is not a mistake by itself; it must be meant.
+"""
+
+import pytest
+
+pytest.importorskip("libtpu", reason="libtpu is for Linux on x86-64 only")
+
+from configs import shapes
+from launch.mesh import Layout
+from launch.planning import chips, program
+from models.huggingface_config import config_from_json
+from specjax import tree as tree_lib
+
+pytestmark = pytest.mark.heavy
+
+
+def compiled(topology, target, draft, **changes):
+  model = lambda name: config_from_json(shapes.SHAPES[name])
+  fields = dict(
+    target=model(target), draft=model(draft), siblings="iid", batch_size=8,
+    max_length=2048, prompt_length=32,
+  )  # fmt: skip
+  return program.compile_for(
+    program.Question(**fields | changes),
+    chips.devices(chips.topology(topology)),
+  )
+
+
+def counts(found, phase):
+  return {kind: x["count"] for kind, x in found.collectives[phase].items()}
+
+
+def check(found, *, peak):
+  assert found.donation_honoured
+  assert found.cache_copies == 0
+  assert found.peak == pytest.approx(peak, rel=0.02)
+  assert found.collectives["commit"] == {}
+
+
+def test_a_chain_over_four_devices():
+  """Parallel residuals: one sum a layer, and one of the embedding."""
+  found = compiled(
+    "v5e-4", "pythia-2.8b", "pythia-70m", tree=tree_lib.chain(2), rule="token",
+    layout=Layout(data=1, model=4, draft=4),
+  )  # fmt: skip
+  check(found, peak=3_712_362_496)
+  assert counts(found, "other") == {}
+  assert counts(found, "verify") == {"all-reduce": 32 + 1, "all-gather": 1}
+  assert counts(found, "draft_step") == {
+    "all-reduce": 2 * (6 + 1), "all-gather": 2,
+  }  # fmt: skip
+
+
+def test_paths_with_fewer_heads_than_devices():
+  """Eight heads on 16 devices, the draft on 8 of them: two sums a layer."""
+  found = compiled(
+    "v5e-16", "qwen3-32b", "qwen3-0.6b", tree=tree_lib.paths(2, 4),
+    rule="kseq", layout=Layout(data=1, model=16, draft=8),
+  )  # fmt: skip
+  check(found, peak=5_946_667_520)
+  assert counts(found, "other") == {}
+  assert counts(found, "verify") == {"all-reduce": 2 * 64 + 1, "all-gather": 1}
+  assert counts(found, "draft_step") == {
+    "all-reduce": 2 * (2 * 28 + 1), "all-gather": 2,
+  }  # fmt: skip
+
+
+def test_a_tree_over_rows_and_devices():
+  """Two groups of four devices: what they tell each other is one flag.
+
+  It is asked before the loop, and once a round.
+  """
+  found = compiled(
+    "v6e-8", "llama-3.1-8b", "llama-3.2-1b",
+    tree=tree_lib.Tree((-1, 0, 0, 1, 1, 2)), siblings="without_replacement",
+    rule="recursive", layout=Layout(data=2, model=4, draft=4),
+  )  # fmt: skip
+  check(found, peak=5_316_696_064)
+  assert counts(found, "other") == {"all-reduce": 2}
+  assert counts(found, "verify") == {"all-reduce": 2 * 32 + 1, "all-gather": 1}
+  assert counts(found, "draft_step") == {
+    "all-reduce": 2 * (2 * 16 + 1), "all-gather": 2,
+  }  # fmt: skip
