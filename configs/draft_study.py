@@ -6,7 +6,7 @@
     --workdir=W --output=objectives.jsonl
 
 Every draft is trained with the same number of floating point operations. The
-table is drawn by `python -m launch.draft_tables FILE.jsonl`.
+table is drawn by `python -m launch.training.tables FILE.jsonl`.
 """
 
 import ml_collections

@@ -3,14 +3,16 @@
   python -m launch.benchmark --config=configs/embedded.py --output=B.json
   python -m launch.benchmark --suite=rules --output=costs.json
 
-The second line measures the rules alone, without a pair (`launch.rule_costs`).
+The second line measures the rules alone, without a pair
+(`launch.verifying.costs`).
 
 Autoregressive, speculative and (if torch and transformers are installed)
 transformers' plain and assisted generation take turns on the same prompts;
 whole steps and their parts are timed apart. Only ratios inside one run mean
 anything: machines drift. The compilation cache is off, so `compile_seconds` is
 real. `memory_bandwidth` says how much of the memory's bandwidth plain decoding
-reaches (`launch.bandwidth`); it is one line on stderr too, and null on a mesh.
+reaches (`launch.measuring.bandwidth`); it is one line on stderr too, and null
+on a mesh.
 
 transformers runs on the CPU, so it is left out where jax runs elsewhere.
 """
@@ -26,21 +28,15 @@ import numpy as np
 import rich.console
 from absl import flags
 
-from launch import (
-  bandwidth,
-  engine,
-  hf_reference,
-  main,
-  pair,
-  prompts,
-  rule_costs,
-  timing,
-)
+from launch import main
+from launch.decoding import engine, pair, prompts
 from launch.journal import check_writable, write_json
+from launch.measuring import bandwidth, hf_reference, timing
+from launch.verifying import costs
 from specjax import metrics
 
 flags.adopt_module_key_flags(main)  # so that --help lists them
-flags.adopt_module_key_flags(rule_costs)
+flags.adopt_module_key_flags(costs)
 _SUITE = flags.DEFINE_enum(
   "suite", "pair", ["pair", "rules"], "What to measure: a pair, or the rules."
 )
@@ -136,7 +132,7 @@ def rate(timings: list[tuple[int, float]]) -> float:
 def run(_) -> int:
   """The command."""
   if _SUITE.value == "rules":
-    return rule_costs.run(rounds=_ROUNDS.value, machine=machine())
+    return costs.run(rounds=_ROUNDS.value, machine=machine())
   if main.CONFIG.value is None:
     raise main.UserError("--config is required; see --help for an example")
   return _measure_pair(main.CONFIG.value)

@@ -32,18 +32,11 @@ import tqdm
 from absl import flags
 
 import specjax
-from launch import (
-  display,
-  engine,
-  main,
-  networks,
-  pair,
-  processes,
-  prompts,
-)
-from launch.engine import Completion, Engine
+from launch import main, processes
+from launch.decoding import display, engine, networks, pair, prompts
+from launch.decoding.engine import Completion, Engine
+from launch.decoding.prompts import Batch, Prompt
 from launch.journal import Results, check_writable, write_json
-from launch.prompts import Batch, Prompt
 from specjax import metrics
 from specjax.types import StopReason
 

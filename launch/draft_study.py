@@ -8,7 +8,7 @@ WORKDIR/NAME/model, and decodes held-out prompts with the target, in turn with
 plain decoding. OUT.jsonl gets a line a draft: what it is, what training gave,
 the cost of its pass beside the target's, and at every temperature block
 efficiency and speed-up with their intervals. Started again, it goes on where it
-was, inside a training too. `launch.draft_tables` draws the table.
+was, inside a training too. `launch.training.tables` draws the table.
 """
 
 import json
@@ -20,8 +20,10 @@ import jax.numpy as jnp
 import ml_collections
 from absl import flags, logging
 
-from launch import benchmark, engine, main, pair, prompts, timing, train
+from launch import benchmark, main, train
+from launch.decoding import engine, pair, prompts
 from launch.journal import Journal
+from launch.measuring import timing
 from launch.training import corpus, flops
 from models import huggingface, tokenizers
 from models.transformer import TransformerConfig

@@ -32,7 +32,8 @@ import rich.console
 from absl import flags
 
 from configs import shapes
-from launch import main, mesh
+from launch import main
+from launch.decoding import mesh
 from launch.journal import check_writable, write_json
 from launch.planning import answer, chips, plots, program
 from models.huggingface_config import config_from_json

@@ -21,10 +21,13 @@ import numpy as np
 import tqdm
 from absl import flags
 
-from launch import engine, main, pair, prompts, rule_tables, scores
+from launch import main
 from launch.benchmark import machine
+from launch.decoding import engine, pair, prompts
 from launch.journal import Journal, check_writable, write_json
+from launch.predicting import scores
 from launch.training import corpus
+from launch.verifying import tables
 from specjax import metrics
 from specjax.types import Origin
 
@@ -76,7 +79,7 @@ def compare(config, engines, scorer, prompt, number: int) -> dict:
   Args:
     config: the experiment.
     engines: by rule, what decodes with it.
-    scorer: see `launch.scores`.
+    scorer: see `launch.predicting.scores`.
     prompt: the prompt.
     number: of the prompt; runs of one rule draw from streams of their own.
   """
@@ -161,7 +164,7 @@ def table(result: dict) -> str:
         both("total_variation"),
       ]
     )
-  return rule_tables.table(
+  return tables.table(
     [
       "ε", "comparisons won by OPT", "prompts won by OPT",
       "won against lossless, OPT / UNO", "rejections saved, OPT / UNO",

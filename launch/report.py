@@ -24,9 +24,11 @@ import numpy as np
 from absl import flags
 from matplotlib.figure import Figure
 
-from launch import main, pair, prompts, report_data
+from launch import main
 from launch.benchmark import machine
+from launch.decoding import pair, prompts
 from launch.journal import write_json
+from launch.predicting import findings
 
 flags.adopt_module_key_flags(main)
 _SWEEP = flags.DEFINE_list(
@@ -283,7 +285,7 @@ def run(_) -> int:
   jax.config.update("jax_compilation_cache_dir", None)
   models = pair.load(config)
   pairs = {
-    n: pair.assemble(report_data.with_tokens(config, n), models)
+    n: pair.assemble(findings.with_tokens(config, n), models)
     for n in {*sweep, config.num_speculative_tokens}
   }
   items = prompts.all_of(
@@ -293,7 +295,7 @@ def run(_) -> int:
   )
   folder = pathlib.Path(main.WORKDIR.value)
   folder.mkdir(parents=True, exist_ok=True)
-  found = report_data.measure(config, items, pairs, rounds=_ROUNDS.value)
+  found = findings.measure(config, items, pairs, rounds=_ROUNDS.value)
   found |= {
     "num_prompts": len(items),
     "config": json.loads(config.to_json_best_effort()),

@@ -4,8 +4,8 @@
     --output=docs/measurements/rules/embedded.json
 
 K x G drafted tokens in 1x8, 2x4, 4x2 (equal numbers) and 8x8, at temperatures
-0.5 and 1.0, along completions of held-out prompts (`launch.rule_contexts`). A
-stopped sweep goes on with the same command.
+0.5 and 1.0, along completions of held-out prompts
+(`launch.verifying.contexts`). A stopped sweep goes on with the same command.
 """
 
 import json
@@ -13,10 +13,12 @@ import json
 import rich.console
 from absl import flags
 
-from launch import main, prompts, rule_cases, rule_contexts
+from launch import main
 from launch.benchmark import machine
+from launch.decoding import prompts
 from launch.journal import Journal, check_writable, write_json
 from launch.training import corpus
+from launch.verifying import cases, contexts
 
 flags.adopt_module_key_flags(main)
 _NUM_PROMPTS = flags.DEFINE_integer(
@@ -38,7 +40,7 @@ def run(_) -> int:
   if not main.OUTPUT.value:
     raise main.UserError("--output is required; see --help for an example")
   check_writable(main.OUTPUT.value)
-  models = rule_contexts.build_pair(config)
+  models = contexts.build_pair(config)
   items = prompts.first_tokens(
     corpus.held_out_prompts(_NUM_PROMPTS.value),
     models.tokenizer,
@@ -57,14 +59,14 @@ def run(_) -> int:
   for number, ((num_drafts, depth), temperature) in enumerate(cells):
     if number in journal.batches:
       continue
-    rows, left_out = rule_cases.cases(
+    rows, left_out = cases.cases(
       "all",
       num_drafts=num_drafts,
       num_speculative_tokens=depth,
       vocab_size=models.tokenizer.vocab_size,
     )
     config.temperature = temperature
-    found = rule_contexts.measure(
+    found = contexts.measure(
       rows, models, config, batches, max_contexts=_NUM_CONTEXTS.value
     )
     journal.add(

@@ -16,8 +16,9 @@ probability. "output_law" is the law of the next token (null where it is only
 sampled and longer than 64 tokens).
 
 A pair: K, G, the warp and the models are the config's (its rule is not looked
-at), and the numbers are means over decoding steps (`launch.rule_contexts`).
-`launch.rule_cases` says what draft every rule is given, and how rows are named.
+at), and the numbers are means over decoding steps
+(`launch.verifying.contexts`). `launch.verifying.cases` says what draft every
+rule is given, and how rows are named.
 
 Rules that do not fit are listed with the reason; if it is the one rule asked
 for, that is an error.
@@ -34,15 +35,10 @@ import rich.console
 import rich.table
 from absl import flags
 
-from launch import (
-  benchmark,
-  main,
-  prompts,
-  rule_cases,
-  rule_contexts,
-  rule_laws,
-)
+from launch import benchmark, main
+from launch.decoding import prompts
 from launch.journal import check_writable, write_json
+from launch.verifying import cases, contexts, vectors
 
 flags.adopt_module_key_flags(main)  # so that --help lists them
 _LAWS = flags.DEFINE_string(
@@ -141,8 +137,8 @@ def _normalised(name: str, law: np.ndarray) -> np.ndarray:
 
 def compare_on_contexts(config) -> dict:
   """The report on a real pair."""
-  models = rule_contexts.build_pair(config)
-  rows, left_out = rule_cases.cases(
+  models = contexts.build_pair(config)
+  rows, left_out = cases.cases(
     main.RULE.value or "all",
     num_drafts=config.num_drafts,
     num_speculative_tokens=config.num_speculative_tokens,
@@ -150,7 +146,7 @@ def compare_on_contexts(config) -> dict:
   )
   room = models.room(config.max_new_tokens)
   items = prompts.all_of(main.PROMPTS.value, models.tokenizer, max_tokens=room)
-  found = rule_contexts.measure(
+  found = contexts.measure(
     rows,
     models,
     config,
@@ -196,7 +192,7 @@ def show_laws(console, result: dict) -> None:
     "than i.i.d. have optima of their own, rules that look at whole paths "
     "(block, multipath_block, traversal) are not bound node by node, and lossy "
     "rules are not bound at all: shares above 1 are possible. Rules of a "
-    f"single path ({', '.join(rule_cases.SINGLE_PATH)}) are given one path. "
+    f"single path ({', '.join(cases.SINGLE_PATH)}) are given one path. "
     "± is one standard error, where drafts were too many to enumerate and "
     "were sampled."
   )
@@ -291,7 +287,7 @@ def run(_) -> int:
   console = rich.console.Console(width=None if sys.stdout.isatty() else 140)
   if config is None:
     draft, target = read_laws()
-    result = rule_laws.compare(
+    result = vectors.compare(
       draft,
       target,
       main.RULE.value or "all",

@@ -33,9 +33,10 @@ import numpy as np
 import rich.console
 from absl import flags
 
-from launch import main, theory_data, theory_plots
+from launch import main
 from launch.benchmark import machine
 from launch.journal import check_writable, write_json
+from launch.predicting import figures, plots
 from specjax.theory import markov
 
 flags.adopt_module_key_flags(main)
@@ -82,7 +83,7 @@ def read_chain(path: str) -> markov.MarkovPair:
 def draw(name: str, folder: pathlib.Path, *, runs: int) -> None:
   """Computes a figure's numbers and draws it; both go to the folder."""
   start = time.perf_counter()
-  numbers = theory_data.FIGURES[name](runs)
+  numbers = figures.FIGURES[name](runs)
   result = {
     "figure": name,
     **numbers,
@@ -92,7 +93,7 @@ def draw(name: str, folder: pathlib.Path, *, runs: int) -> None:
   write_json(str(folder / f"{name}.json"), result)
   settings = {"svg.hashsalt": "specjax", "svg.fonttype": "none", "font.size": 9}
   with matplotlib.rc_context(settings):
-    figure = theory_plots.FIGURES[name](numbers)
+    figure = plots.FIGURES[name](numbers)
     figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
     figure.savefig(folder / f"{name}.png", dpi=150)
   print(f"{name}: {result['seconds']:.1f} s", file=sys.stderr, flush=True)
@@ -108,7 +109,7 @@ def run(_) -> int:
   if _CHAIN.value is not None:
     if main.OUTPUT.value:
       check_writable(main.OUTPUT.value)
-    found = theory_data.of_chain(
+    found = figures.of_chain(
       read_chain(_CHAIN.value),
       main.integers(main.NUM_DRAFTS, default=[1, 2, 4]),
       runs=runs or 0,
@@ -120,12 +121,12 @@ def run(_) -> int:
     return 0
   names = list(_FIGURE.value)
   if names == ["all"]:
-    names = list(theory_data.FIGURES)
-  unknown = [name for name in names if name not in theory_data.FIGURES]
+    names = list(figures.FIGURES)
+  unknown = [name for name in names if name not in figures.FIGURES]
   if unknown or not names:
     raise main.UserError(
       f"unknown figures {unknown}, expected all or some of "
-      f"{list(theory_data.FIGURES)}"
+      f"{list(figures.FIGURES)}"
     )
   if main.WORKDIR.value is None:
     raise main.UserError("--figure needs --workdir, where figures go")
@@ -141,6 +142,6 @@ def run(_) -> int:
 
 
 if __name__ == "__main__":
-  # A device a core, to which `launch.simulation` deals out the runs.
+  # A device a core, to which `launch.predicting.simulation` deals out the runs.
   jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
   main.run(run, required=())

@@ -38,7 +38,8 @@ import tqdm
 from absl import flags, logging
 from flax import nnx
 
-from launch import main, networks, processes, prompts
+from launch import main, processes
+from launch.decoding import networks, prompts
 from launch.training import checkpoints, data, flops, step, trained
 from models import huggingface, tokenizers
 from models.transformer import Transformer, TransformerConfig, as_language_model

@@ -1,9 +1,10 @@
 """Where a model's weights, activations and cache lie on a mesh.
 
-A mesh has the axes 'data' (rows of a batch; see `launch.mesh`) and 'model'
-(tensor parallelism), and, if the draft has an axis size of its own, 'draft':
-then the target is cut over 'model' and 'draft' together, the draft over 'draft'
-alone. `Sharding` says what is cut over which; XLA's partitioner does the rest.
+A mesh has the axes 'data' (rows of a batch; see `launch.decoding.mesh`) and
+'model' (tensor parallelism), and, if the draft has an axis size of its own,
+'draft': then the target is cut over 'model' and 'draft' together, the draft
+over 'draft' alone. `Sharding` says what is cut over which; XLA's partitioner
+does the rest.
 
 Letters: V vocabulary, D model width, N the outputs of a projection (heads times
 channels, or the MLP's), L layers, B rows, T tokens, K key/value heads, S slots,

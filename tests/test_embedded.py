@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from configs import embedded
-from launch import engine, pair, prompts
+from launch.decoding import engine, pair, prompts
 from launch.training import corpus
 from models import huggingface, tokenizers
 from models.transformer import as_language_model

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from launch import measurements
+from launch.measuring import tables
 
 README = pathlib.Path("README.md").read_text("utf-8")
 
@@ -39,7 +39,7 @@ def test_the_rule_of_the_contributors_guide_is_lossless(capsys):
 
 
 def test_the_table_is_drawn_from_the_committed_measurements():
-  assert measurements.table("docs/measurements") in README
+  assert tables.table("docs/measurements") in README
 
 
 def test_named_files_exist():
@@ -53,12 +53,12 @@ def test_the_table_tells_the_share_of_bandwidth_where_one_was_measured(
   source = pathlib.Path("docs/measurements/embedded-greedy.json")
   result = json.loads(source.read_text())
   (tmp_path / "a.json").write_text(json.dumps(result))
-  assert "bandwidth" not in measurements.table(str(tmp_path))
+  assert "bandwidth" not in tables.table(str(tmp_path))
   result["memory_bandwidth"] = {
     "share": 0.62, "device_bandwidth_source": "spec sheet"
   }  # fmt: skip
   (tmp_path / "b.json").write_text(json.dumps(result))
-  header, rule, without, found = measurements.table(str(tmp_path)).splitlines()
+  header, rule, without, found = tables.table(str(tmp_path)).splitlines()
   place = header.split(" | ").index("memory bandwidth")
   assert without.split(" | ")[place] == "–"
   assert found.split(" | ")[place] == "62% (spec sheet)"

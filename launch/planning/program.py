@@ -15,7 +15,7 @@ from jax.experimental import layout as jax_layout
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from launch.mesh import Layout
+from launch.decoding.mesh import Layout
 from launch.planning import hlo
 from models import sharding as sharding_lib
 from models import stacked

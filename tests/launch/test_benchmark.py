@@ -6,7 +6,8 @@ import files
 import jax
 import pytest
 
-from launch import bandwidth, benchmark
+from launch import benchmark
+from launch.measuring import bandwidth
 
 pytestmark = pytest.mark.heavy
 

@@ -8,8 +8,8 @@ import pytest
 from absl.testing import flagsaver
 
 from configs import draft_study as study_config
-from launch import draft_study, draft_tables, main
-from launch.training import flops
+from launch import draft_study, main
+from launch.training import flops, tables
 from models import huggingface
 from models.transformer import TransformerConfig
 
@@ -92,6 +92,6 @@ def test_a_study_writes_a_line_a_draft_and_resumes(tmp_path, monkeypatch):
     assert row["draft_pass_seconds"] > 0
     assert set(row["decoding"]) == {"0", "1"}
     assert row["decoding"]["0"]["block_efficiency"] >= 1
-  printed = draft_tables.table(rows)
+  printed = tables.table(rows)
   assert printed.count("\n") == 3
   assert "`b`" in printed

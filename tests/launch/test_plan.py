@@ -5,7 +5,7 @@ from absl.testing import flagsaver
 
 from configs import shapes
 from launch import main, plan
-from launch.mesh import Layout
+from launch.decoding.mesh import Layout
 from launch.planning import answer, program
 from launch.planning.chips import topology
 from models.huggingface_config import config_from_json

@@ -10,7 +10,8 @@ import pytest
 import torch
 import transformers
 
-from launch import quality, scores
+from launch import quality
+from launch.predicting import scores
 from models import huggingface, tokenizers
 from models.transformer import as_language_model
 

@@ -5,8 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from launch import report, report_data, timing
-from launch.engine import Completion
+from launch import report
+from launch.decoding.engine import Completion
+from launch.measuring import timing
+from launch.predicting import findings
 from specjax.types import Origin
 
 SMALL = ("--config.max_new_tokens=16", "--config.num_speculative_tokens=3",
@@ -16,8 +18,8 @@ A, R, B = Origin.ACCEPTED, Origin.RESIDUAL, Origin.BONUS
 
 @pytest.fixture(autouse=True)
 def _few_widths(monkeypatch):
-  monkeypatch.setattr(report_data, "_WIDTHS", (1,))
-  monkeypatch.setattr(report_data, "_STEPS", 4)
+  monkeypatch.setattr(findings, "_WIDTHS", (1,))
+  monkeypatch.setattr(findings, "_STEPS", 4)
 
 
 def completion(*origins, expected=0.0):
@@ -30,7 +32,7 @@ def completion(*origins, expected=0.0):
 
 
 def test_acceptance_by_position_counts_rounds_and_forgets_what_was_cut():
-  found = report_data.acceptance_by_position(
+  found = findings.acceptance_by_position(
     [completion(A, A, B, A, R, R, A, A), completion(A, R)], 2
   )
   assert found["tried"] == [5, 4]
@@ -39,7 +41,7 @@ def test_acceptance_by_position_counts_rounds_and_forgets_what_was_cut():
 
 
 def row(distances, ratios, *origins):
-  return report_data.Row(
+  return findings.Row(
     completion=completion(*origins),
     distances=np.array(distances),
     ratios=np.array(ratios),
@@ -47,7 +49,7 @@ def row(distances, ratios, *origins):
 
 
 def test_rejections_are_predicted_where_tokens_were_drafted():
-  found = report_data.rejections(
+  found = findings.rejections(
     [row([0.2, 0.5, 0.9], [1, 1, 1], A, R, B), row([0.1], [1], A)]
   )
   assert found["counted"] == 1
@@ -61,7 +63,7 @@ def test_rejections_are_predicted_where_tokens_were_drafted():
 
 def test_block_efficiency_from_the_text_is_the_mean_over_starts():
   rows = [row([0.2, 0.5, 0.0], [0.5, 1.0, 0.25], A, R, R)]
-  found = report_data.block_efficiencies(rows, [0.5, 0.25], 2)
+  found = findings.block_efficiencies(rows, [0.5, 0.25], 2)
   by_hand = [1 + 0.8 + 0.5 * 0.5, 1 + 0.5 + 1.0 * 1.0]
   assert found["from_the_text"] == pytest.approx(np.mean(by_hand))
   assert found["identity"] == pytest.approx(1.75)
@@ -75,7 +77,7 @@ def test_predictions_from_costs_by_hand():
     step=0.5, plain_step=0.25, target={1: 0.2, 3: 0.3},
     draft={1: 0.04, 2: 0.06}, draft_passes=(2, 1),
   )  # fmt: skip
-  found = report_data.predictions(
+  found = findings.predictions(
     costs, {1: 0.2, 2: 0.25, 3: 0.3}, joint=[0.5, 0.25, 0.1], prefill=1.0,
     efficiency={"independent": 1.8, "measured": 1.5, "rao_blackwell": 2.0},
     steps=20, batches=2, tokens=30, rows=1, num_tokens=2,
@@ -107,7 +109,7 @@ def test_what_never_pays_has_no_break_even():
     step=0.9, plain_step=0.25, target={1: 0.2, 3: 0.3},
     draft={1: 0.04, 2: 0.06}, draft_passes=(2, 1),
   )  # fmt: skip
-  found = report_data.predictions(
+  found = findings.predictions(
     costs, {1: 0.2, 3: 0.3}, joint=[0.5, 0.25], prefill=1.0,
     efficiency={"independent": 1.8, "measured": 1.5, "rao_blackwell": 2.0},
     steps=20, batches=2, tokens=30, rows=1, num_tokens=2,

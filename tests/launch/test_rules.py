@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from absl.testing import flagsaver
 
-from launch import main, rule_cases, rule_laws, rules
+from launch import main, rules
+from launch.verifying import cases, vectors
 
 TARGET, DRAFT = "--target=0.2,0.3,0.5", "--draft=0.5,0.3,0.2"
 Q = [0.2, 0.3, 0.5]
@@ -86,7 +87,7 @@ def test_noise_is_sampled_and_says_so(everything):
 
 def test_every_rule_is_shown_with_what_it_was_given(everything):
   result, shown = everything
-  assert set(result["rules"]) == set(rule_cases.ROWS)
+  assert set(result["rules"]) == set(cases.ROWS)
   assert not result["left_out"]
   drafted = {n: (e["siblings"], e["num_drafted"])
              for n, e in result["rules"].items()}  # fmt: skip
@@ -119,7 +120,7 @@ def test_several_tokens_and_a_rule_with_parameters(tmp_path):
 def test_sampled_drafts_agree_with_enumeration(
   tmp_path, monkeypatch, rule, acceptance, distance
 ):
-  monkeypatch.setattr(rule_laws, "_MAX_ENUMERATED", 0)
+  monkeypatch.setattr(vectors, "_MAX_ENUMERATED", 0)
   result = compare(tmp_path / "r.json", TARGET, DRAFT, f"--rule={rule}")
   entry = result["rules"][rule]
   assert entry["method"] == "sampled"
@@ -154,17 +155,17 @@ def test_disjoint_laws_have_no_share(tmp_path):
 
 
 def test_rules_that_do_not_fit_are_left_out_with_the_reason():
-  rows, left_out = rule_cases.cases(
+  rows, left_out = cases.cases(
     "all", num_drafts=3, num_speculative_tokens=2, vocab_size=3
   )
   assert set(left_out) == {"hub", "canonical"}
   assert "num_drafts=2" in left_out["hub"]
-  assert {r.name for r in rows} | set(left_out) == set(rule_cases.ROWS)
-  _, left_out = rule_cases.cases(  # more distinct siblings than tokens
+  assert {r.name for r in rows} | set(left_out) == set(cases.ROWS)
+  _, left_out = cases.cases(  # more distinct siblings than tokens
     "all", num_drafts=4, num_speculative_tokens=1, vocab_size=3
   )
   assert "recursive (without_replacement)" in left_out
-  rows, _ = rule_cases.cases(
+  rows, _ = cases.cases(
     "hub", num_drafts=2, num_speculative_tokens=2, vocab_size=3
   )
   assert rows[0].tree.parents == (-1, 0, 0, 1, 1, 2, 2)
@@ -268,7 +269,7 @@ def test_rules_along_real_contexts(cli, tmp_path, capsys):
   assert code == 0
   result = json.loads(path.read_text())
   found = result["rules"]
-  assert set(found) == set(rule_cases.ROWS)
+  assert set(found) == set(cases.ROWS)
   assert result["machine"]["jax"]
   assert result["config"]["num_drafts"] == 2
   shown = capsys.readouterr().out

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from absl.testing import flagsaver
 
-from launch import main, simulation, theory, theory_data
+from launch import main, theory
+from launch.predicting import figures, simulation
 from specjax.theory import markov
 
 
@@ -30,7 +31,7 @@ def test_the_loop_rejects_as_often_as_the_theorem_says(num_drafts):
     pair, runs=runs, num_drafts=num_drafts, seed=1
   )
   found = simulation.summary(rejected)
-  expected = theory_data.theorem3(pair, num_drafts)
+  expected = figures.theorem3(pair, num_drafts)
   assert abs(found["mean"] - expected) < 5 * found["standard_error"]
   # And the runs are the target's: its joint law of the last two tokens.
   mass = pair.target_initial
@@ -122,11 +123,11 @@ def test_broken_chains(tmp_path, capsys):
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("name", theory_data.FIGURES)
+@pytest.mark.parametrize("name", figures.FIGURES)
 def test_every_figure_is_drawn_from_its_json(tmp_path, name, monkeypatch):
-  monkeypatch.setattr(theory_data, "_HORIZON", 3)
-  few = functools.partial(theory_data.acceptance, counts=(1, 2))
-  monkeypatch.setitem(theory_data.FIGURES, "acceptance", few)
+  monkeypatch.setattr(figures, "_HORIZON", 3)
+  few = functools.partial(figures.acceptance, counts=(1, 2))
+  monkeypatch.setitem(figures.FIGURES, "acceptance", few)
   assert execute(f"--figure={name}", f"--workdir={tmp_path}",
                  "--simulate=300") == 0  # fmt: skip
   numbers = json.loads((tmp_path / f"{name}.json").read_text())

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("libtpu", reason="libtpu is for Linux on x86-64 only")
 
 from configs import shapes
-from launch.mesh import Layout
+from launch.decoding.mesh import Layout
 from launch.planning import chips, program
 from models.huggingface_config import config_from_json
 from specjax import tree as tree_lib

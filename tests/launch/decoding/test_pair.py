@@ -1,9 +1,9 @@
-"""`launch.pair`: what is loaded once serves every rule and tree."""
+"""`launch.decoding.pair`: what is loaded once serves every rule and tree."""
 
 import jax
 
 from configs import huggingface
-from launch import pair as pair_lib
+from launch.decoding import pair as pair_lib
 
 
 def test_pairs_of_the_same_models_share_their_parameters(pair):

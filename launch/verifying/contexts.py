@@ -16,10 +16,10 @@ import ml_collections
 import numpy as np
 import tqdm
 
-from launch import pair as pair_lib
-from launch.pair import Pair
-from launch.prompts import Batch
-from launch.rule_cases import Case
+from launch.decoding import pair as pair_lib
+from launch.decoding.pair import Pair
+from launch.decoding.prompts import Batch
+from launch.verifying.cases import Case
 from specjax import drafters, metrics
 from specjax import sampling as sampling_lib
 from specjax import siblings as siblings_lib
@@ -35,7 +35,8 @@ def build_pair(config: ml_collections.ConfigDict) -> Pair:
 
   Raises:
     ValueError: if the config sets what every rule has of its own (`tree`,
-      `siblings`), or has no model that drafts; and as `launch.pair.build`.
+      `siblings`), or has no model that drafts; and as
+      `launch.decoding.pair.build`.
   """
   if config.tree or config.siblings != siblings_lib.IID.name:
     raise ValueError(

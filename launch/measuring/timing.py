@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from launch.engine import Engine
-from launch.pair import Pair
-from launch.prompts import Batch
+from launch.decoding.engine import Engine
+from launch.decoding.pair import Pair
+from launch.decoding.prompts import Batch
 from specjax.types import DecodeState, LanguageModel
 
 

@@ -27,8 +27,10 @@ import rich.console
 from absl import flags
 from jax import Array
 
-from launch import main, processes, rule_cases, timing
+from launch import main, processes
 from launch.journal import check_writable, write_json
+from launch.measuring import timing
+from launch.verifying import cases
 from specjax import rules, sampling
 from specjax.siblings import Siblings
 from specjax.tree import Tree, paths
@@ -255,7 +257,7 @@ def run(*, rounds: int, machine: dict) -> int:
   ]  # fmt: skip
   plan, skipped = [], []
   for name in names:
-    for drawn in rule_cases.siblings_of(name):
+    for drawn in cases.siblings_of(name):
       for cell in cells_of(name, drawn, grid, full=_FULL_GRID.value):
         gib = cell.input_bytes(drawn) / 2**30
         if gib <= _MAX_GIB.value:

@@ -9,7 +9,8 @@ import functools
 import jax
 import numpy as np
 
-from launch import rule_cases, rule_laws, simulation
+from launch.predicting import simulation
+from launch.verifying import cases, vectors
 from specjax.theory import (
   markov,
   rejections,
@@ -237,7 +238,7 @@ def acceptance(runs: int, counts: tuple[int, ...] = (1, 2, 3, 4)) -> dict:
   todo = [
     (count, case)
     for count in counts
-    for case in rule_cases.cases(
+    for case in cases.cases(
       "all", num_drafts=count, num_speculative_tokens=1, vocab_size=len(p)
     )[0]
     # A rule of a single path is in the figure where K = 1.
@@ -246,7 +247,7 @@ def acceptance(runs: int, counts: tuple[int, ...] = (1, 2, 3, 4)) -> dict:
   # Nearly all of it is compilation, of programs that run once.
   jax.config.update("jax_disable_most_optimizations", True)
   try:
-    entries = [rule_laws.evaluate(case, p, q, seed=0) for _, case in todo]
+    entries = [vectors.evaluate(case, p, q, seed=0) for _, case in todo]
   finally:
     jax.config.update("jax_disable_most_optimizations", False)
   found: dict[str, list] = {}

@@ -7,7 +7,8 @@ from absl.testing import flagsaver
 from files import read_jsonl, write_jsonl
 
 from configs import shapes
-from launch import decode, main, mesh
+from launch import decode, main
+from launch.decoding import mesh
 from models.huggingface_config import config_from_json
 
 LLAMA = config_from_json(shapes.SHAPES["llama-3.2-1b"])  # 8 key/value heads

@@ -8,7 +8,7 @@ import importlib.util
 import os
 import time
 
-from launch.prompts import Batch
+from launch.decoding.prompts import Batch
 from launch.training import trained
 
 

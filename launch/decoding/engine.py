@@ -11,8 +11,8 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from launch.pair import Pair
-from launch.prompts import Batch
+from launch.decoding.pair import Pair
+from launch.decoding.prompts import Batch
 from specjax import metrics
 from specjax import sampling as sampling_lib
 from specjax.decode import Decoder

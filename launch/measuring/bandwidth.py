@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from launch import timing
+from launch.measuring import timing
 from specjax.cache import Cache
 
 SPEC_SHEET = "spec sheet"

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from launch import bandwidth
+from launch.measuring import bandwidth
 from models.transformer import (
   Transformer,
   TransformerConfig,

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import ml_collections
 from jax.sharding import Mesh
 
-from launch import mesh as mesh_lib
-from launch import networks
-from launch.networks import Network
+from launch.decoding import mesh as mesh_lib
+from launch.decoding import networks
+from launch.decoding.networks import Network
 from models.tokenizers import Tokenizer
 from models.transformer import SkippedLayers
 from specjax import decode, drafters, rules

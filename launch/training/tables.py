@@ -1,6 +1,6 @@
 """Prints the table of a study of drafts, as Markdown.
 
-python -m launch.draft_tables docs/measurements/drafts/shapes.jsonl
+python -m launch.training.tables docs/measurements/drafts/shapes.jsonl
 """
 
 import json
@@ -47,7 +47,7 @@ def _with_interval(found: dict, name: str) -> str:
 def main(argv: list[str]) -> int:
   """`draft_tables FILE.jsonl`; returns the exit code."""
   if len(argv) != 2 or not pathlib.Path(argv[1]).is_file():
-    print("usage: python -m launch.draft_tables FILE.jsonl", file=sys.stderr)
+    print("usage: python -m launch.training.tables FILE.jsonl", file=sys.stderr)
     return 2
   lines = pathlib.Path(argv[1]).read_text("utf-8").splitlines()
   print(table([json.loads(line) for line in lines]))

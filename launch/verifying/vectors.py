@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from launch import rule_cases, rule_contexts
-from launch.rule_cases import Case
+from launch.verifying import cases, contexts
+from launch.verifying.cases import Case
 from specjax import drafters, exact
 from specjax import rules as rules_lib
 from specjax import siblings as siblings_lib
@@ -44,12 +44,12 @@ def compare(
 
   Args:
     draft, target: `f64[V]`.
-    asked: "all", or one rule as in `launch.rule_cases.cases`.
+    asked: "all", or one rule as in `launch.verifying.cases.cases`.
     count: K.
     length: G.
     seed: of sampled drafts.
   """
-  rows, left_out = rule_cases.cases(
+  rows, left_out = cases.cases(
     asked,
     num_drafts=count,
     num_speculative_tokens=length,
@@ -196,7 +196,7 @@ def sample(row: Case, draft: np.ndarray, target: np.ndarray, *, seed: int):
       law = (stay * rest).at[drafted.tokens[0, first]].add(onward)
     distance = found.total_variation
     return (
-      rule_contexts.expected_accepted(tree, found)[0],
+      contexts.expected_accepted(tree, found)[0],
       law,
       None if distance is None else distance[0, 0],
     )

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from launch.prompts import Prompt, make_batches
+from launch.decoding.prompts import Prompt, make_batches
 
 
 def prompts(lengths):

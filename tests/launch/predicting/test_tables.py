@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from launch import theory_data, theory_tables
+from launch.predicting import figures, tables
 
 PAGE = pathlib.Path("docs/theory.md").read_text("utf-8")
 RESULTS = {
@@ -26,12 +26,12 @@ def paths_of(table):
 
 @pytest.mark.parametrize("table", [*RESULTS, "reports"])
 def test_the_tables_are_printed_from_the_committed_results(table, capsys):
-  assert theory_tables.main(["x", table, *paths_of(table)]) == 0
+  assert tables.main(["x", table, *paths_of(table)]) == 0
   assert capsys.readouterr().out.strip() in PAGE
 
 
 def test_every_figure_is_committed_with_its_numbers():
-  for name in theory_data.FIGURES:
+  for name in figures.FIGURES:
     assert f"(theory/{name}.svg)" in PAGE
     assert pathlib.Path(f"docs/theory/{name}.svg").exists()
     numbers = json.loads(pathlib.Path(f"docs/theory/{name}.json").read_text())
@@ -39,7 +39,7 @@ def test_every_figure_is_committed_with_its_numbers():
 
 
 def test_simulations_agree_with_the_theorems():
-  rows = theory_tables.rejections(
+  rows = tables.rejections(
     *(json.loads(pathlib.Path(p).read_text()) for p in paths_of("rejections"))
   ).splitlines()[2:]
   assert len(rows) == 7
@@ -72,5 +72,5 @@ def test_reports_predict_what_they_measured():
   ],
 )
 def test_mistakes_are_told(args, words, capsys):
-  assert theory_tables.main(["theory_tables", *args]) == 2
+  assert tables.main(["theory_tables", *args]) == 2
   assert words in capsys.readouterr().err

@@ -4,9 +4,9 @@ rejections, tradeoff, throughput and acceptance (of the JSON files of
 `launch.theory --figure`), reports (of `launch.report`) and quality (of
 `launch.quality`):
 
-  python -m launch.theory_tables rejections docs/theory/single.json \
+  python -m launch.predicting.tables rejections docs/theory/single.json \
     docs/theory/batch.json docs/theory/drafts.json
-  python -m launch.theory_tables reports docs/reports/*/report.json
+  python -m launch.predicting.tables reports docs/reports/*/report.json
 """
 
 import json
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 
 from launch import quality
-from launch.rule_tables import table
+from launch.verifying.tables import table
 
 _SIDE = 1.96  # standard errors of a 95% interval
 
@@ -171,7 +171,7 @@ TABLES: dict[str, Callable[..., str]] = {
 def main(argv: list[str]) -> int:
   """`theory_tables TABLE RESULT.json...`; returns the exit code."""
   usage = (
-    f"usage: python -m launch.theory_tables {{{','.join(TABLES)}}} "
+    f"usage: python -m launch.predicting.tables {{{','.join(TABLES)}}} "
     "RESULT.json..."
   )
   if len(argv) < 3 or argv[1] not in TABLES:

@@ -1,6 +1,6 @@
 r"""Draws the figures about rules from committed measurements.
 
-  python -m launch.rule_plots costs docs/measurements/rules/costs.json \
+  python -m launch.verifying.plots costs docs/measurements/rules/costs.json \
     docs/figures/rule-costs.svg
 
 The same measurements give the same file, byte for byte.
@@ -198,7 +198,7 @@ def main(argv: list[str]) -> int:
   """`rule_plots FIGURE MEASUREMENT.json FIGURE.svg`; returns the exit code."""
   if len(argv) != 4 or argv[1] not in FIGURES or not os.path.isfile(argv[2]):
     print(
-      f"usage: python -m launch.rule_plots {{{','.join(FIGURES)}}} "
+      f"usage: python -m launch.verifying.plots {{{','.join(FIGURES)}}} "
       "MEASUREMENT.json FIGURE.svg",
       file=sys.stderr,
     )

@@ -1,6 +1,6 @@
 """Prints the README's table from the committed benchmark results.
 
-  python -m launch.measurements docs/measurements
+  python -m launch.measuring.tables docs/measurements
 
 Every *.json there is the --output of one `launch.benchmark` run.
 """
@@ -69,7 +69,7 @@ def main(argv: list[str]) -> int:
   """`measurements FOLDER`; returns the exit code."""
   if len(argv) != 2 or not any(pathlib.Path(argv[1]).glob("*.json")):
     print(
-      "usage: python -m launch.measurements FOLDER (with *.json of "
+      "usage: python -m launch.measuring.tables FOLDER (with *.json of "
       "launch.benchmark)",
       file=sys.stderr,
     )

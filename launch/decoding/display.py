@@ -11,8 +11,8 @@ import rich.console
 import rich.table
 import rich.text
 
-from launch.engine import Completion
-from launch.prompts import Prompt
+from launch.decoding.engine import Completion
+from launch.decoding.prompts import Prompt
 from models.tokenizers import Tokenizer
 from specjax.types import Origin
 

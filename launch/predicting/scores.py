@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from launch import networks
+from launch.decoding import networks
 from models.tokenizers import Tokenizer
 from models.transformer import as_language_model
 

@@ -13,9 +13,11 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from launch import benchmark, engine, prompts, timing
-from launch.engine import Completion
-from launch.pair import Pair
+from launch import benchmark
+from launch.decoding import engine, prompts
+from launch.decoding.engine import Completion
+from launch.decoding.pair import Pair
+from launch.measuring import timing
 from specjax import metrics, warp
 from specjax.theory import throughput
 from specjax.types import Origin

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from launch import benchmark, rule_costs, rule_plots
+from launch import benchmark
+from launch.verifying import costs, plots
 from specjax import siblings
 
 SMALL = ("--suite=rules", "--vocab_sizes=256", "--rounds=1",
@@ -16,7 +17,7 @@ def grid(**axes):
            "num_speculative_tokens": [1, 4], "batch_size": [1, 8]}  # fmt: skip
   sizes |= axes
   return [
-    rule_costs.Cell(
+    costs.Cell(
       vocab_size=v, num_drafts=k, num_speculative_tokens=g, batch_size=b
     )
     for v in sizes["vocab_size"]
@@ -63,7 +64,7 @@ def test_measures_what_fits_and_draws_it(measure, tmp_path, capsys):
   drawn = [tmp_path / "a" / "costs.svg", tmp_path / "costs.svg"]
   for figure in drawn:
     arguments = ["costs", str(tmp_path / "costs.json"), str(figure)]
-    assert rule_plots.main(["rule_plots", *arguments]) == 0
+    assert plots.main(["rule_plots", *arguments]) == 0
   assert "gumbel_list" in drawn[0].read_text()
   assert drawn[0].read_bytes() == drawn[1].read_bytes()
 
@@ -85,7 +86,7 @@ def test_cells_that_are_too_large_are_named(measure):
 
 
 def test_the_pair_suite_needs_a_config(capsys):
-  assert rule_costs.main.execute(benchmark.run, ["test"]) == 2
+  assert costs.main.execute(benchmark.run, ["test"]) == 2
   assert "--config is required" in capsys.readouterr().err
 
 
@@ -108,15 +109,15 @@ def test_mistakes_are_named(cli, flag):
 def test_a_rules_star_is_around_a_cell_it_can_verify(
   rule, drawn, centre, count
 ):
-  cells = rule_costs.cells_of(rule, drawn, grid(), full=False)
+  cells = costs.cells_of(rule, drawn, grid(), full=False)
   assert centre in [tuple(vars(cell).values()) for cell in cells]
   assert len(cells) == count
-  assert count <= len(rule_costs.cells_of(rule, drawn, grid(), full=True))
+  assert count <= len(costs.cells_of(rule, drawn, grid(), full=True))
 
 
 def test_inputs_are_laws_and_tokens_drawn_from_them():
   cell = grid(num_drafts=[4])[0]
-  draft, target = rule_costs.make_inputs(cell, siblings.WITHOUT_REPLACEMENT)
+  draft, target = costs.make_inputs(cell, siblings.WITHOUT_REPLACEMENT)
   assert draft.tokens.shape == (1, cell.tree.num_nodes)
   assert len(set(draft.tokens[0, 1:5].tolist())) == 4
   assert target.shape == draft.log_probs.shape == (1, cell.tree.num_nodes, 256)

@@ -3,7 +3,7 @@
 efficiency (of `launch.rule_sweep`), optimality (of `launch.optimality`) and
 costs and cost_limits (of `launch.benchmark --suite=rules`):
 
-  python -m launch.rule_tables costs docs/measurements/rules/costs.json
+  python -m launch.verifying.tables costs docs/measurements/rules/costs.json
 """
 
 import json
@@ -141,7 +141,7 @@ TABLES = {
 def main(argv: list[str]) -> int:
   """`rule_tables TABLE MEASUREMENT.json`; returns the exit code."""
   usage = (
-    f"usage: python -m launch.rule_tables {{{','.join(TABLES)}}} "
+    f"usage: python -m launch.verifying.tables {{{','.join(TABLES)}}} "
     "MEASUREMENT.json"
   )
   if len(argv) != 3 or argv[1] not in TABLES:
