@@ -24,7 +24,7 @@ from launch import benchmark, main, train
 from launch.decoding import engine, pair, prompts
 from launch.journal import Journal
 from launch.measuring import timing
-from launch.training import corpus, flops
+from launch.training import corpus, flops, memory
 from models import huggingface, tokenizers
 from models.transformer import TransformerConfig
 from specjax import metrics
@@ -138,6 +138,7 @@ def run(_) -> int:
   """The command."""
   if not flags.FLAGS["verbosity"].present:
     logging.set_verbosity(logging.WARNING)
+  memory.keep_freed()
   config = main.CONFIG.value
   if not main.OUTPUT.value:
     raise main.UserError("--output is required; see --help for an example")

@@ -40,7 +40,7 @@ from flax import nnx
 
 from launch import main, processes
 from launch.decoding import networks, prompts
-from launch.training import checkpoints, data, flops, step, trained
+from launch.training import checkpoints, data, flops, memory, step, trained
 from models import huggingface, tokenizers
 from models.transformer import Transformer, TransformerConfig, as_language_model
 from specjax import decode
@@ -333,6 +333,7 @@ def run(_) -> int:
   """The command."""
   if not flags.FLAGS["verbosity"].present:
     logging.set_verbosity(logging.WARNING)  # Orbax tells every rename
+  memory.keep_freed()
   config = main.CONFIG.value
   module, finished = Run(config, main.WORKDIR.value).train()
   if _EXPORT.value and finished and jax.process_index() == 0:
