@@ -218,7 +218,7 @@ def test_the_command_distils_and_exports(texts, tmp_path, pair):
 _ON_A_MESH = """
 import sys
 from launch import train
-sys.path.insert(0, "tests")
+sys.path[:0] = ["tests", "tests/launch"]
 import test_train
 import json, numpy as np, jax
 texts, teacher, data, model, out = sys.argv[1:]

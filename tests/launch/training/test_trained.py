@@ -43,7 +43,7 @@ sys.path[:0] = ["tests", "tests/launch/training"]
 from test_trained import config_of
 from flax import nnx
 from launch import train
-from launch import mesh as mesh_lib
+from launch.decoding import mesh as mesh_lib
 from launch.training import trained
 from models import sharding, stacked
 
