@@ -12,6 +12,7 @@ from launch import without_tpu
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
+_SOONER = "JAX_DISABLE_MOST_OPTIMIZATIONS"
 _MAPS = pathlib.Path("/proc/self/maps")
 # Linux allows a process 65,530 memory maps, and every compiled program takes a
 # few: XLA aborts where no more are to be had.
@@ -33,12 +34,31 @@ def pytest_configure(config):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _whole_float32_products():
-  """A GPU else multiplies float32 matrices in TF32, of 10 bits of mantissa."""
+def _settings_of_the_backend():
+  """On a CPU programs compile sooner, as most run once; on a GPU they are exact.
+
+  There float32 matrices are multiplied in TF32 else, of 10 bits of mantissa. Set
+  JAX_DISABLE_MOST_OPTIMIZATIONS=0 for programs as they are without tests.
+  """
   import jax
 
   if jax.default_backend() == "gpu":
     jax.config.update("jax_default_matmul_precision", "highest")
+  elif (
+    os.environ.setdefault(_SOONER, "1") == "1"
+  ):  # of processes begun here too
+    jax.config.update(_SOONER.lower(), True)
+
+
+@pytest.fixture
+def optimized():
+  """Programs as they are without tests."""
+  import jax
+
+  before = jax.config.values[_SOONER.lower()]
+  jax.config.update(_SOONER.lower(), False)
+  yield
+  jax.config.update(_SOONER.lower(), before)
 
 
 @pytest.fixture(autouse=True)

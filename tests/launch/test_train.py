@@ -10,8 +10,6 @@ import jax
 import numpy as np
 import pytest
 import several
-import torch
-import transformers
 from absl.testing import flagsaver
 from flax import nnx
 
@@ -183,6 +181,9 @@ def test_mistakes_in_the_config(texts, tmp_path, changes, words):
 
 def test_the_command_distils_and_exports(texts, tmp_path, pair):
   """To a directory that gives the very same weights, and logits anywhere."""
+  import torch
+  import transformers
+
   export = tmp_path / "model"
   with flagsaver.flagsaver():
     code = main.execute(
