@@ -81,6 +81,7 @@ class Question:
 
   def check(self) -> None:
     """Raises ValueError for what cannot be cut or decoded."""
+    self.cut_target(), self.cut_draft()
     rule, siblings = rules.get(self.rule), siblings_lib.get(self.siblings)
     if self.drafter == "ngram":
       if not self.tree.is_chain:

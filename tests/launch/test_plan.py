@@ -61,6 +61,8 @@ def test_shapes_have_the_published_numbers_of_parameters():
       "--max_length=512", "--num_drafts=2"), "proposes one path"),
     (("--sweep", "--topology=v5e-4", *PAIR, "--max_length=512",
       "--batch_size=4,3", "--mesh=data:2,model:2"), "must be a multiple"),
+    (("--sweep", "--topology=v5e-4,v5e-64", *PAIR, "--max_length=512"),
+     "num_heads (32) cannot be cut over 64 devices"),
   ],
 )  # fmt: skip
 def test_mistakes_are_one_line_and_exit_code_2(arguments, expected, capsys):
@@ -106,6 +108,13 @@ def test_skipping_half_of_the_target_costs_half_a_pass():
   # The output projection, 5% of the weights, is never skipped.
   assert ask(half) == pytest.approx(0.52, abs=0.02)
   assert ask(SkippedLayers()) == pytest.approx(1.0)
+
+
+def test_the_best_chain_does_not_depend_on_what_else_is_drafted():
+  ask = lambda tree: answer._roofline(
+    topology("v5e-4"), question(tree=tree, batch_size=64)
+  )["best_num_speculative_tokens"]
+  assert ask(tree_lib.paths(4, 16)) == ask(tree_lib.chain(4)) > 0
 
 
 def test_two_paths_are_tried_in_turn():
