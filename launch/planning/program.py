@@ -153,7 +153,8 @@ class Compiled:
     peak: the larger of both programs' totals.
     collectives: see `hlo.collectives`, of one round.
     cache_copies: copies of a whole cache in a round.
-    donation_honoured: whether the loop writes into the state it is given.
+    donation_honoured: whether the loop writes every cache into the one that it
+      is given.
     seconds: what compiling both took, by the clock.
     cpu_seconds: likewise, of all threads.
   """
@@ -284,14 +285,16 @@ def compile_for(question: Question, devices: list) -> Compiled:
     form.sharding.shard_shape(x.shape)
     for x, form in zip(buffers(state), buffers(formats), strict=True)
   ]
-  cache_bytes = sum(math.prod(p) * _DTYPE.dtype.itemsize for p in pieces)
+  cache_bytes = [math.prod(p) * _DTYPE.dtype.itemsize for p in pieces]
+  # What the loop returns in memory that it was not given.
+  fresh = during.output_size_in_bytes - during.alias_size_in_bytes
   return Compiled(
     arguments=during.argument_size_in_bytes,
     temporaries=max(before.temp_size_in_bytes, during.temp_size_in_bytes),
     peak=max(total(before), total(during)),
     collectives=hlo.collectives(module, PHASES),
     cache_copies=hlo.copies(module, {("bf16", p) for p in pieces}),
-    donation_honoured=during.alias_size_in_bytes >= cache_bytes,
+    donation_honoured=fresh < min(cache_bytes),
     seconds=seconds,
     cpu_seconds=cpu_seconds,
   )
