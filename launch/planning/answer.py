@@ -307,7 +307,8 @@ def show(console: rich.console.Console, found: dict) -> None:
     f"of a core) with libtpu {found['libtpu']}"
   )
   table = rich.table.Table(
-    box=rich.box.SIMPLE, title="collectives a round, on one device"
+    box=rich.box.SIMPLE,
+    title="collectives on one device; of draft steps, the mean",
   )
   for name in ("phase", "kind", "count", "bytes"):
     table.add_column(

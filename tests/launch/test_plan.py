@@ -1,5 +1,7 @@
 """launch.plan: what it is asked, its mistakes, and its sums."""
 
+import json
+
 import pytest
 from absl.testing import flagsaver
 
@@ -63,6 +65,8 @@ def test_shapes_have_the_published_numbers_of_parameters():
       "--batch_size=4,3", "--mesh=data:2,model:2"), "must be a multiple"),
     (("--sweep", "--topology=v5e-4,v5e-64", *PAIR, "--max_length=512"),
      "num_heads (32) cannot be cut over 64 devices"),
+    (("--sweep", "--topology=v5e-4", *PAIR, "--plot=sweep.gif"),
+     "--plot must end in .svg or .png"),
   ],
 )  # fmt: skip
 def test_mistakes_are_one_line_and_exit_code_2(arguments, expected, capsys):
@@ -70,6 +74,32 @@ def test_mistakes_are_one_line_and_exit_code_2(arguments, expected, capsys):
     assert main.execute(plan.run, ["plan", *arguments]) == 2
   (line,) = capsys.readouterr().err.splitlines()
   assert line.startswith("error: ")
+  assert expected in line
+
+
+def test_a_model_may_be_a_file_or_its_folder(tmp_path):
+  path = tmp_path / "config.json"
+  path.write_text(json.dumps(shapes.SHAPES["qwen3-0.6b"]))
+  expected = config_from_json(shapes.SHAPES["qwen3-0.6b"])
+  assert plan.shape(str(path)) == plan.shape(str(tmp_path)) == expected
+
+
+@pytest.mark.parametrize(
+  ("text", "expected"),
+  [
+    ("[1]", "it must hold a JSON object, got [1]"),
+    ("{", "Expecting property name"),
+    ('{"model_type": "mamba"}', "model_type must be one of"),
+  ],
+)
+def test_a_file_that_is_no_model_is_one_line(tmp_path, capsys, text, expected):
+  path = tmp_path / "config.json"
+  path.write_text(text)
+  arguments = ("--topology=v5e-4", f"--target={path}", "--drafter=plain")
+  with flagsaver.flagsaver():
+    assert main.execute(plan.run, ["plan", *arguments]) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert f"cannot use {path}: " in line
   assert expected in line
 
 
