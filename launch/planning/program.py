@@ -1,7 +1,7 @@
 """The decoding loop for a slice: built from shapes, compiled ahead of time.
 
 Nothing is loaded and nothing runs: parameters are shapes with shardings. The
-program is the one that decodes (`specjax.mesh.MeshDecoder`).
+programs are those that `launch.decode` runs (`launch.decoding.programs`).
 """
 
 import dataclasses
