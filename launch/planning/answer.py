@@ -307,8 +307,7 @@ def show(console: rich.console.Console, found: dict) -> None:
     f"of a core) with libtpu {found['libtpu']}"
   )
   table = rich.table.Table(
-    box=rich.box.SIMPLE,
-    title="collectives on one device; of draft steps, the mean",
+    box=rich.box.SIMPLE, title="collectives on one device"
   )
   for name in ("phase", "kind", "count", "bytes"):
     table.add_column(
@@ -317,9 +316,13 @@ def show(console: rich.console.Console, found: dict) -> None:
   for phase, kinds in found["collectives"].items():
     for kind, entry in kinds.items():
       table.add_row(
-        phase, kind, f"{entry['count']:g}", f"{entry['bytes']:,.0f}"
-      )
-  console.print(table)
+        "draft step (mean)" if phase == "draft_step" else phase,
+        kind, f"{entry['count']:g}", f"{entry['bytes']:,.0f}",
+      )  # fmt: skip
+  if table.rows:
+    console.print(table)
+  else:
+    out("no collectives")
   even = line["break_even_acceptance"]
   best = line["best_num_speculative_tokens"]
   verify = line["verify_seconds"]

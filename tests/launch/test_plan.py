@@ -1,8 +1,11 @@
 """launch.plan: what it is asked, its mistakes, and its sums."""
 
+import io
 import json
+import pathlib
 
 import pytest
+import rich.console
 from absl.testing import flagsaver
 
 from configs import shapes
@@ -164,6 +167,42 @@ def test_break_even_is_where_the_rates_meet():
   )
   for acceptance, plain, speculative in line["tokens_per_second"]:
     assert (speculative > plain) == (acceptance > even)
+
+
+def shown(found):
+  console = rich.console.Console(file=io.StringIO(), width=100)
+  answer.show(console, found)
+  return console.file.getvalue()
+
+
+def test_what_is_shown():
+  found = json.loads(pathlib.Path("docs/plans/70b-v5e-16.json").read_text())
+  text = shown(found)
+  first, second, *_ = text.splitlines()
+  assert first.startswith("fits: 10.70 of 15.75 GiB a device; arguments 10.16")
+  assert "v5e:4x4 (v5litepod-16), data:1, model:16, draft on 8" in first
+  assert second.startswith(
+    "copies of a whole cache in a round: 0; donation hon"
+  )
+  words = " ".join(text.split())
+  assert "draft step (mean) all-reduce 33 1,351,680" in words
+  assert "verify all-reduce 161 105,512,960" in words
+  assert "a model, not a measurement" in words
+  assert "drafting pays up to batch 4096, the largest tried" in words
+
+  found["collectives"] = {"draft_step": {}, "verify": {}}
+  found["roofline"] |= dict(pays_up_to_batch_size=0, break_even_acceptance=None)
+  text = shown(found)
+  assert "no collectives" in text
+  assert "break-even acceptance none" in text
+  assert "and no batch pays" in text
+
+
+def test_what_does_not_fit_is_one_line():
+  found = json.loads(pathlib.Path("docs/plans/70b-v5e-16.json").read_text())
+  unfit = found | {"fits": False, "collectives": None}
+  (line,) = shown(unfit).splitlines()
+  assert line.startswith("does not fit: 10.70 of 15.75 GiB a device")
 
 
 def test_the_largest_batch_and_length_are_where_memory_ends():
