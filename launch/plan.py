@@ -15,7 +15,7 @@ With --sweep, --topology, --batch_size, --num_speculative_tokens and
 and --plot draws it.
 
 Exit codes: 0, 2 for a mistake (unknown topologies list the known ones), 3 for
-what does not fit.
+what does not fit; of a sweep, if nothing does.
 """
 
 import itertools
@@ -82,7 +82,7 @@ _DOES_NOT_FIT = 3
 
 
 def shape(text: str) -> TransformerConfig:
-  """A model by its name, or by the path of its `config.json`.
+  """A model by its name, or by the path of its `config.json` or of its folder.
 
   Raises:
     UserError: if it is neither.
@@ -90,13 +90,18 @@ def shape(text: str) -> TransformerConfig:
   if text in shapes.SHAPES:
     return config_from_json(shapes.SHAPES[text])
   path = pathlib.Path(text)
+  if path.is_dir():
+    path /= "config.json"
   if not path.is_file():
     raise main.UserError(
       f"unknown shape {text!r}: expected one of {sorted(shapes.SHAPES)}, or "
       "the path of a config.json"
     )
   try:
-    return config_from_json(json.loads(path.read_text("utf-8")))
+    settings = json.loads(path.read_text("utf-8"))
+    if not isinstance(settings, dict):
+      raise ValueError(f"it must hold a JSON object, got {settings!r:.40}")
+    return config_from_json(settings)
   except ValueError as error:
     raise main.UserError(f"cannot use {path}: {error}") from error
 
@@ -183,6 +188,10 @@ def run(_) -> int:
     )
   if _PLOT.value and not _SWEEP.value:
     raise main.UserError("--plot draws a --sweep")
+  if _PLOT.value and not _PLOT.value.endswith((".svg", ".png")):
+    raise main.UserError(
+      f"--plot must end in .svg or .png, got {_PLOT.value!r}"
+    )
   console = rich.console.Console(width=None if sys.stdout.isatty() else 100)
   questions = [  # all before the first minute of compiling is spent
     question(

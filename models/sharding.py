@@ -136,7 +136,8 @@ def kv_heads_for(config: TransformerConfig, size: int) -> TransformerConfig:
   for name in ("num_heads", "mlp_dim", "vocab_size"):
     if getattr(c, name) % size:
       raise ValueError(
-        f"{name} ({getattr(c, name)}) cannot be cut over {size} devices"
+        f"{name} ({getattr(c, name)}) cannot be cut over {size} devices: "
+        "cut the model over fewer"
       )
   return dataclasses.replace(c, num_kv_heads=math.lcm(c.num_kv_heads, size))
 

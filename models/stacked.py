@@ -139,24 +139,28 @@ def as_language_model(
       )
       module = nnx.merge(layer_def, own)
       visible = masks[0] if len(windows) == 1 else masks[this["window"]]
-      run = functools.partial(
-        module, rotary=fed.rotary, mask=visible, start=fed.start,
-        layer=this["layer"],
-      )  # fmt: skip
+
+      def run(x, kv, **kind):
+        x, kv = module(
+          x, rotary=fed.rotary, mask=visible, kv=kv, start=fed.start,
+          layer=this["layer"], **kind,
+        )  # fmt: skip
+        return put(x, "act_btd"), tuple(put(b, "cache_lbksc") for b in kv)
+
       if which["attention"].all() and which["mlp"].all():
-        x, kv = run(x, kv=kv)
+        x, kv = run(x, kv)
       else:
         x, kv = lax.switch(
           2 * this["attention"].astype(jnp.int32) + this["mlp"] - 1,
           [
-            lambda x, kv: run(x, kv=kv, attention=False),
-            lambda x, kv: run(x, kv=kv, mlp=False),
-            lambda x, kv: run(x, kv=kv),
+            functools.partial(run, attention=False),
+            functools.partial(run, mlp=False),
+            run,
           ],
           x,
           kv,
         )
-      return (put(x, "act_btd"), tuple(put(b, "cache_lbksc") for b in kv)), None
+      return (x, kv), None
 
     (x, kv), _ = lax.scan(
       body,

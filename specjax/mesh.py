@@ -157,7 +157,7 @@ class MeshDecoder:
     )
 
   def _loop(self, params, state, goes_on):
-    """Rounds until no group has work; the flag is carried, one round behind."""
+    """Rounds until no group has work, which they ask each other after each."""
 
     def any_left(state):
       mine = ~jnp.all(state.done) & goes_on(state)

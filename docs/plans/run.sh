@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes every plan of this folder anew; about a minute of a core each, the sweep
-# four times that.
+# Makes every plan of this folder anew; one or two minutes of a core each, the
+# sweep two or three.
 #
 #   docs/plans/run.sh [NAME...]
 cd "$(dirname "$0")/../.." || exit 1

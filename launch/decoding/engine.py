@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from launch.decoding import programs as programs_lib
 from launch.decoding.pair import Pair
 from launch.decoding.prompts import Batch
 from specjax import metrics
@@ -90,18 +91,16 @@ class Engine:
     )
     args = (self.pair.params, *args)
     with self.on_mesh():
-      state = jax.eval_shape(init, *args, **options)
-      prefill = jax.jit(init).lower(*args, **options).compile()
-      if self.pair.mesh:
-        state = jax.tree.map(
-          lambda x, where: jax.ShapeDtypeStruct(
-            x.shape, x.dtype, sharding=where
-          ),
-          state,
-          prefill.output_shardings,
+      if self.pair.mesh is None:
+        state = jax.eval_shape(init, *args, **options)
+        prefill = jax.jit(init).lower(*args, **options).compile()
+        generate = jax.jit(self.mapped.generate, donate_argnums=1)
+        generate = generate.lower(self.pair.params, state).compile()
+      else:
+        both = programs_lib.compile_both(
+          self.mapped, init, self.pair.layout, args, options
         )
-      generate = jax.jit(self.mapped.generate, donate_argnums=1)
-      generate = generate.lower(self.pair.params, state).compile()
+        prefill, generate = both.prefill, both.loop
     self.programs[shape] = (prefill, generate)
     seconds = time.perf_counter() - start
     # One run with no budget, so that the first timed one starts warm.

@@ -36,6 +36,7 @@ class Pair:
     stop_tokens: ids that end a row.
     max_length: longest prompt with completion, in tokens.
     mesh: the devices, or None for one without a mesh.
+    layout: what is cut over which of the mesh's axes, if there is one.
   """
 
   decoder: decode.Decoder
@@ -47,6 +48,7 @@ class Pair:
   stop_tokens: tuple[int, ...]
   max_length: int
   mesh: Mesh | None = None
+  layout: mesh_lib.Layout | None = None
 
   def room(self, max_new_tokens: int) -> int:
     """Tokens left for a prompt; ValueError if there are none."""
@@ -138,6 +140,7 @@ class Models:
     tokenizer: the pair's one tokenizer.
     eos_tokens: ids that end a text.
     mesh: the devices, or None for one without a mesh.
+    layout: what is cut over which of the mesh's axes, if there is one.
   """
 
   target: Network
@@ -145,6 +148,7 @@ class Models:
   tokenizer: Tokenizer
   eos_tokens: tuple[int, ...]
   mesh: Mesh | None
+  layout: mesh_lib.Layout | None
 
 
 def load(config: ml_collections.ConfigDict) -> Models:
@@ -163,7 +167,7 @@ def load(config: ml_collections.ConfigDict) -> Models:
   """
   check_config(config)
   has_draft = config.drafter == "model" and bool(config.num_speculative_tokens)
-  mesh, shardings = None, (None, None)
+  layout, mesh, shardings = None, None, (None, None)
   if config.mesh:
     layout = mesh_lib.parse(
       config.mesh,
@@ -196,6 +200,7 @@ def load(config: ml_collections.ConfigDict) -> Models:
     tokenizer=tokenizer,
     eos_tokens=tuple(sorted(eos_tokens)),
     mesh=mesh,
+    layout=layout,
   )
 
 
@@ -241,6 +246,7 @@ def assemble(config: ml_collections.ConfigDict, models: Models) -> Pair:
     stop_tokens=tuple(sorted({*config.stop_token_ids, *models.eos_tokens})),
     max_length=min(x for x in limits if x is not None),
     mesh=models.mesh,
+    layout=models.layout,
   )
 
 

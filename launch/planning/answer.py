@@ -41,6 +41,10 @@ def plan(topology: Topology, question: Question) -> dict:
     compiled, needed = None, error.needed
   fits = compiled is not None and needed <= chip.hbm_bytes
   temporaries = max(needed - _held(question), 0)
+  largest = _largest(question, temporaries, chip.hbm_bytes)
+  if fits:  # which is known, whatever the estimate says
+    largest["batch_size"] = max(largest["batch_size"], question.batch_size)
+    largest["max_length"] = max(largest["max_length"], question.max_length)
   found = {
     "topology": topology.name,
     "accelerator_type": topology.accelerator_type,
@@ -53,7 +57,7 @@ def plan(topology: Topology, question: Question) -> dict:
       "peak": needed,
       "hbm": chip.hbm_bytes,
     },
-    "largest": _largest(question, temporaries, chip.hbm_bytes),
+    "largest": largest,
   }
   return found | {
     **_compiled(question, compiled),
@@ -232,7 +236,7 @@ def _roofline(topology: Topology, q: Question) -> dict:
       _break_even(lambda p: speculative(p) / plain) if nodes > 1 else None
     ),
     "best_num_speculative_tokens": (
-      _best_length(draft, verify) if nodes > 1 else 0
+      _best_of_batch(topology, q)["num_speculative_tokens"] if nodes > 1 else 0
     ),
     "tokens_per_second": [
       [p, float(plain), float(speculative(p))] for p in _ACCEPTANCES
@@ -243,18 +247,14 @@ def _roofline(topology: Topology, q: Question) -> dict:
   }
 
 
-def _best_length(draft: float, verify: np.ndarray) -> int:
-  return throughput.best_num_tokens(
-    _TYPICAL, draft, lambda fed: verify[np.asarray(fed) - 1], most=_MOST - 1
-  )
-
-
 def _best_of_batch(topology: Topology, q: Question) -> dict:
   """The best chain of a batch size, over plain decoding."""
   draft, verify = _costs(
     topology, dataclasses.replace(q, tree=chain(q.tree.max_depth))
   )
-  best = _best_length(draft, verify)
+  best = throughput.best_num_tokens(
+    _TYPICAL, draft, lambda fed: verify[np.asarray(fed) - 1], most=_MOST - 1
+  )
   rate = throughput.throughput(best, _TYPICAL, draft, verify[best])
   return {
     "batch_size": q.batch_size,
@@ -307,7 +307,7 @@ def show(console: rich.console.Console, found: dict) -> None:
     f"of a core) with libtpu {found['libtpu']}"
   )
   table = rich.table.Table(
-    box=rich.box.SIMPLE, title="collectives a round, on one device"
+    box=rich.box.SIMPLE, title="collectives on one device"
   )
   for name in ("phase", "kind", "count", "bytes"):
     table.add_column(
@@ -316,9 +316,13 @@ def show(console: rich.console.Console, found: dict) -> None:
   for phase, kinds in found["collectives"].items():
     for kind, entry in kinds.items():
       table.add_row(
-        phase, kind, f"{entry['count']:g}", f"{entry['bytes']:,.0f}"
-      )
-  console.print(table)
+        "draft step (mean)" if phase == "draft_step" else phase,
+        kind, f"{entry['count']:g}", f"{entry['bytes']:,.0f}",
+      )  # fmt: skip
+  if table.rows:
+    console.print(table)
+  else:
+    out("no collectives")
   even = line["break_even_acceptance"]
   best = line["best_num_speculative_tokens"]
   verify = line["verify_seconds"]
@@ -328,8 +332,8 @@ def show(console: rich.console.Console, found: dict) -> None:
     + ", ".join(f"{1e3 * verify[n]:.2f}" for n in ("1", "8", "32"))
     + f" ms; c = {line['cost_ratio']:.3f}; break-even acceptance "
     + ("none" if even is None else f"{even:.2f}")
-    + f"; best N at acceptance {line['acceptance']}: {best}; pays up to batch "
-    + f"{line['pays_up_to_batch_size']}"
+    + f"; at acceptance {line['acceptance']} the best chain has N = {best}, "
+    + _pays(line)
   )
   rates = rich.table.Table(box=rich.box.SIMPLE, title="tokens a second")
   for name in ("acceptance", "plain", "speculative", "ratio"):
@@ -340,3 +344,13 @@ def show(console: rich.console.Console, found: dict) -> None:
       f"{speculative / plain:.2f}",
     )  # fmt: skip
   console.print(rates)
+
+
+def _pays(line: dict) -> str:
+  """Up to which batch size drafting pays."""
+  last = line["pays_up_to_batch_size"]
+  if not last:
+    return "and no batch pays"
+  tried = line["by_batch_size"][-1]["batch_size"]
+  more = ", the largest tried" if last == tried else ""
+  return f"and drafting pays up to batch {last}{more}"

@@ -2,8 +2,9 @@
 
 Figures are Google's, from the pages of each generation under
 https://docs.cloud.google.com/tpu/docs (system architecture), read in November
-2026. The memory that a program may use is what libtpu's compiler reports, less
-than what is soldered on.
+2026; v4's six links of 50 GB/s are from its paper (Jouppi et al., 2023). The
+memory that a program may use is what libtpu's compiler reports, less than what
+is soldered on.
 """
 
 import dataclasses
@@ -21,7 +22,8 @@ class Chip:
     hbm_bytes: memory that a program may use on one device.
     hbm_bandwidth: bytes a second.
     peak_flops: bfloat16 operations a second.
-    ici_bandwidth: bytes a second into and out of a device, over all its links.
+    ici_bandwidth: bytes a second out of a device, over all its links, while as
+      many come in: half of what Google's tables call bidirectional.
     dimensions: of its torus, 2 or 3.
     devices_per_chip: devices that jax sees; the figures above are of a device.
     accelerator: how Cloud names a slice of it; the number counts `counted`.
@@ -43,28 +45,28 @@ CHIPS = {
   chip.name: chip
   for chip in (
     Chip(
-      name="v4", hbm_bytes=int(30.75 * GIB), hbm_bandwidth=1228e9,
-      peak_flops=275e12, ici_bandwidth=600e9, dimensions=3,
+      name="v4", hbm_bytes=int(30.75 * GIB), hbm_bandwidth=1200e9,
+      peak_flops=275e12, ici_bandwidth=600e9 / 2, dimensions=3,
       accelerator="v4", counted="cores",
     ),
     Chip(
       name="v5e", hbm_bytes=int(15.75 * GIB), hbm_bandwidth=819e9,
-      peak_flops=197e12, ici_bandwidth=400e9, dimensions=2,
+      peak_flops=197e12, ici_bandwidth=400e9 / 2, dimensions=2,
       accelerator="v5litepod",
     ),
     Chip(
       name="v5p", hbm_bytes=int(95.74 * GIB), hbm_bandwidth=2765e9,
-      peak_flops=459e12, ici_bandwidth=1200e9, dimensions=3,
+      peak_flops=459e12, ici_bandwidth=1200e9 / 2, dimensions=3,
       accelerator="v5p", counted="cores",
     ),
     Chip(
       name="v6e", hbm_bytes=int(31.25 * GIB), hbm_bandwidth=1638e9,
-      peak_flops=918e12, ici_bandwidth=800e9, dimensions=2,
+      peak_flops=918e12, ici_bandwidth=800e9 / 2, dimensions=2,
       accelerator="v6e",
     ),
     Chip(  # half a chip: jax sees two devices on each
       name="tpu7x", hbm_bytes=int(94.75 * GIB), hbm_bandwidth=7380e9 / 2,
-      peak_flops=2307e12 / 2, ici_bandwidth=1200e9 / 2, dimensions=3,
+      peak_flops=2307e12 / 2, ici_bandwidth=1200e9 / 2 / 2, dimensions=3,
       devices_per_chip=2, accelerator="tpu7x", counted="cores",
     ),
   )

@@ -43,8 +43,8 @@ class Instruction:
     name: without the percent sign.
     shapes: of its result or its results, as `(dtype, dimensions)`.
     opcode: as in "all-reduce-start".
-    called: computations it calls, each `trips` times. Not those of a fusion:
-      what happens inside one never reaches memory.
+    called: computations it calls, each `trips` times. Not that of a fusion:
+      what is between its operations never reaches memory.
     fused: the computation of a fusion.
     trips: rounds of a while loop if they are known, else 1.
     scopes: parts of the name that jax gave the operation.
@@ -60,8 +60,12 @@ class Instruction:
 
   @property
   def num_bytes(self) -> int:
-    """Bytes of the largest result (asynchronous starts have several)."""
-    return max((nbytes(*shape) for shape in self.shapes), default=0)
+    """Bytes of all results; of the largest if a start repeats its inputs."""
+    sizes = [nbytes(*shape) for shape in self.shapes]
+    repeats = self.opcode.endswith("-start") and (
+      self.opcode != "all-reduce-start"
+    )
+    return max(sizes, default=0) if repeats else sum(sizes)
 
 
 def nbytes(dtype: str, dimensions: tuple[int, ...]) -> int:
@@ -176,10 +180,11 @@ def _collectives(module: Module, start: str | None = None):
   sent = lambda name: sum(
     count * one.num_bytes for _, one, count, _ in _collectives(module, name)
   )
-  for one, count, scopes in walk(module, start=start, branches=most):
-    kind = one.opcode.removesuffix("-start")
-    if kind in COLLECTIVES:
-      yield kind, one, count, scopes
+  for found, count, scopes in walk(module, start=start, branches=most):
+    for one in (found, *module.computations.get(found.fused, ())):
+      kind = one.opcode.removesuffix("-start")
+      if kind in COLLECTIVES:
+        yield kind, one, count, one.scopes or scopes
 
 
 def collectives(
@@ -217,9 +222,11 @@ def copies(module: Module, shapes: set[tuple[str, tuple[int, ...]]]) -> int:
   wanted = {(dtype, tuple(sorted(dims))) for dtype, dims in shapes}
 
   def makes_one(one: Instruction) -> bool:
-    if not any((t, tuple(sorted(d))) in wanted for t, d in one.shapes[:1]):
+    fusion = one.opcode == "fusion"  # it may have several results
+    results = one.shapes if fusion else one.shapes[:1]
+    if not any((t, tuple(sorted(d))) in wanted for t, d in results):
       return False
-    if one.opcode != "fusion":
+    if not fusion:
       return one.opcode in ("copy", "copy-start", "transpose")
     inside = {x.opcode for x in module.computations.get(one.fused, ())}
     return not inside & {"dynamic-update-slice", "scatter"}

@@ -1,7 +1,7 @@
 """The decoding loop for a slice: built from shapes, compiled ahead of time.
 
 Nothing is loaded and nothing runs: parameters are shapes with shardings. The
-program is the one that decodes (`specjax.mesh.MeshDecoder`).
+programs are those that `launch.decode` runs (`launch.decoding.programs`).
 """
 
 import dataclasses
@@ -11,10 +11,10 @@ import time
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import layout as jax_layout
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from launch.decoding import programs as programs_lib
 from launch.decoding.mesh import Layout
 from launch.planning import hlo
 from models import sharding as sharding_lib
@@ -81,6 +81,7 @@ class Question:
 
   def check(self) -> None:
     """Raises ValueError for what cannot be cut or decoded."""
+    self.cut_target(), self.cut_draft()
     rule, siblings = rules.get(self.rule), siblings_lib.get(self.siblings)
     if self.drafter == "ngram":
       if not self.tree.is_chain:
@@ -152,7 +153,8 @@ class Compiled:
     peak: the larger of both programs' totals.
     collectives: see `hlo.collectives`, of one round.
     cache_copies: copies of a whole cache in a round.
-    donation_honoured: whether the loop writes into the state it is given.
+    donation_honoured: whether the loop writes every cache into the one that it
+      is given.
     seconds: what compiling both took, by the clock.
     cpu_seconds: likewise, of all threads.
   """
@@ -241,79 +243,39 @@ def compile_for(question: Question, devices: list) -> Compiled:
 
   start, cpu_start = time.perf_counter(), time.process_time()
   with jax.set_mesh(mesh):
-    state = jax.eval_shape(init, *arguments)
-    # The loop says how it wants its caches laid out, prefill makes them so:
-    # otherwise they would be copied on the way in and out.
-    # Keys cannot have a layout.
-    own = lambda x: not jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-    where = jax.tree.map(
-      lambda x, s: (
-        jax_layout.Format(jax_layout.Layout.AUTO, s) if own(x) else s
-      ),
-      state,
-      _state_shardings(q, decoder, state),
+    programs = programs_lib.compile_both(
+      decoder, init, q.layout, arguments, compiled=_compile
     )
-    loop = _compile(
-      jax.jit(
-        decoder.generate, donate_argnums=1,
-        in_shardings=(jax.tree.map(lambda x: x.sharding, params), where),
-        out_shardings=where,
-      ).lower(params, state)
-    )  # fmt: skip
-    formats = jax.tree.map(
-      lambda x, s, chosen: chosen if own(x) else s,
-      state, where, loop.input_formats[0][1],
-    )  # fmt: skip
-    prefill = _compile(jax.jit(init, out_shardings=formats).lower(*arguments))
   seconds = time.perf_counter() - start
   cpu_seconds = time.process_time() - cpu_start
-  module = hlo.parse(loop.as_text())
-  before, during = prefill.memory_analysis(), loop.memory_analysis()
+  module = hlo.parse(programs.loop.as_text())
+  before = programs.prefill.memory_analysis()
+  during = programs.loop.memory_analysis()
   total = lambda m: (
     m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
     + m.temp_size_in_bytes
   )  # fmt: skip
-  buffers = lambda tree: [
-    x
-    for node in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Cache))
-    if isinstance(node, Cache)
-    for x in (*node.keys, *node.values)
-  ]
   pieces = [
-    form.sharding.shard_shape(x.shape)
-    for x, form in zip(buffers(state), buffers(formats), strict=True)
+    buffer.sharding.shard_shape(buffer.shape)
+    for node in jax.tree.leaves(
+      programs.state, is_leaf=lambda x: isinstance(x, Cache)
+    )
+    if isinstance(node, Cache)
+    for buffer in (*node.keys, *node.values)
   ]
-  cache_bytes = sum(math.prod(p) * _DTYPE.dtype.itemsize for p in pieces)
+  cache_bytes = [math.prod(p) * _DTYPE.dtype.itemsize for p in pieces]
+  # What the loop returns in memory that it was not given.
+  fresh = during.output_size_in_bytes - during.alias_size_in_bytes
   return Compiled(
     arguments=during.argument_size_in_bytes,
     temporaries=max(before.temp_size_in_bytes, during.temp_size_in_bytes),
     peak=max(total(before), total(during)),
     collectives=hlo.collectives(module, PHASES),
     cache_copies=hlo.copies(module, {("bf16", p) for p in pieces}),
-    donation_honoured=during.alias_size_in_bytes >= cache_bytes,
+    donation_honoured=fresh < min(cache_bytes),
     seconds=seconds,
     cpu_seconds=cpu_seconds,
   )
-
-
-def _state_shardings(question: Question, decoder: MeshDecoder, state):
-  """Where the loop's state lies: rows over 'data', caches as their model."""
-
-  def cut(node, sharding):
-    if not isinstance(node, Cache):
-      return node
-    spec = P(None, "data", *sharding.cache_lbksc[2:])
-    put = lambda specs: tuple(spec for _ in specs)
-    return node.replace(keys=put(node.keys), values=put(node.values))
-
-  of_target, of_draft = question.layout.shardings()
-  specs = decoder.specs(state)
-  specs = dataclasses.replace(
-    specs,
-    target_cache=cut(specs.target_cache, of_target),
-    drafter_state=cut(specs.drafter_state, of_draft),
-  )
-  return sharding_lib.named(decoder.mesh, specs)
 
 
 def _place(config: TransformerConfig, sharding: Sharding, mesh: Mesh):

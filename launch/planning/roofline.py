@@ -4,8 +4,10 @@
              operations / peak) + bytes sent / interconnect bandwidth
 
 per device. Bytes are the weights once, the whole cache of the rows once, and
-the activations; latencies, kernel launches and overlap are left out, so small
-models on many chips look better here than they are.
+the activations; scores of attention are taken to stay on the chip. Collectives
+are rings that use all links of a device at once, as if every slice were a torus
+and every group of devices a ring in it. Latencies, kernel launches and overlap
+are left out, so small models on many chips look better here than they are.
 """
 
 import dataclasses
@@ -95,15 +97,16 @@ def forward(placement: Placement, num_tokens: int) -> Pass:
   p, c = placement, placement.config
   tokens = p.rows * num_tokens
   cache = 2 * p.attentions * p.rows * p.slots * c.num_kv_heads * c.head_dim
-  # Written once and read once: what a block hands on, and the logits.
-  inside = p.attentions * (2 * c.embed_dim + 2 * c.num_heads * c.head_dim)
-  inside += p.mlps * (2 * c.embed_dim + 2 * c.mlp_dim)
-  activations = 2 * tokens * inside
+  # Written once and read once: what a block takes and hands on, whole on every
+  # device; what is inside it, cut; and the logits.
+  whole = 2 * tokens * (p.attentions + p.mlps) * 2 * c.embed_dim
+  inside = p.attentions * 2 * c.num_heads * c.head_dim + p.mlps * 2 * c.mlp_dim
+  cut = 2 * tokens * inside
   logits = 2 * 4 * tokens * c.vocab_size  # float32, whole on every device
   flops = 2 * tokens * p.weights
   flops += 4 * p.attentions * tokens * p.slots * c.num_heads * c.head_dim
   return Pass(
-    hbm_bytes=_ITEM * (p.weights + cache + activations) / p.size + logits,
+    hbm_bytes=_ITEM * ((p.weights + cache + cut) / p.size + whole) + logits,
     flops=flops / p.size,
     ici_bytes=_sent(p, tokens),
   )
@@ -115,9 +118,12 @@ def _sent(p: Placement, tokens: int) -> float:
     return 0.0
   c, share = p.config, (p.size - 1) / p.size
   reduced = _ITEM * tokens * c.embed_dim  # a partial sum
-  sums = (
-    max(p.attentions, p.mlps) if c.parallel_residual else p.attentions + p.mlps
-  )
+  sums = p.attentions + p.mlps
+  if (
+    c.parallel_residual
+  ):  # both blocks of a layer are added before they are sent
+    nothing_left = {*p.skipped.attention} & {*p.skipped.mlp}
+    sums = c.num_layers - len(nothing_left)
   # The table is cut over the vocabulary: one more sum, of what was looked up.
   reductions = 2 * share * reduced * (sums + 1)
   return reductions + share * 4 * tokens * c.vocab_size

@@ -1,6 +1,11 @@
 """launch.plan: what it is asked, its mistakes, and its sums."""
 
+import io
+import json
+import pathlib
+
 import pytest
+import rich.console
 from absl.testing import flagsaver
 
 from configs import shapes
@@ -61,6 +66,10 @@ def test_shapes_have_the_published_numbers_of_parameters():
       "--max_length=512", "--num_drafts=2"), "proposes one path"),
     (("--sweep", "--topology=v5e-4", *PAIR, "--max_length=512",
       "--batch_size=4,3", "--mesh=data:2,model:2"), "must be a multiple"),
+    (("--sweep", "--topology=v5e-4,v5e-64", *PAIR, "--max_length=512"),
+     "num_heads (32) cannot be cut over 64 devices"),
+    (("--sweep", "--topology=v5e-4", *PAIR, "--plot=sweep.gif"),
+     "--plot must end in .svg or .png"),
   ],
 )  # fmt: skip
 def test_mistakes_are_one_line_and_exit_code_2(arguments, expected, capsys):
@@ -68,6 +77,32 @@ def test_mistakes_are_one_line_and_exit_code_2(arguments, expected, capsys):
     assert main.execute(plan.run, ["plan", *arguments]) == 2
   (line,) = capsys.readouterr().err.splitlines()
   assert line.startswith("error: ")
+  assert expected in line
+
+
+def test_a_model_may_be_a_file_or_its_folder(tmp_path):
+  path = tmp_path / "config.json"
+  path.write_text(json.dumps(shapes.SHAPES["qwen3-0.6b"]))
+  expected = config_from_json(shapes.SHAPES["qwen3-0.6b"])
+  assert plan.shape(str(path)) == plan.shape(str(tmp_path)) == expected
+
+
+@pytest.mark.parametrize(
+  ("text", "expected"),
+  [
+    ("[1]", "it must hold a JSON object, got [1]"),
+    ("{", "Expecting property name"),
+    ('{"model_type": "mamba"}', "model_type must be one of"),
+  ],
+)
+def test_a_file_that_is_no_model_is_one_line(tmp_path, capsys, text, expected):
+  path = tmp_path / "config.json"
+  path.write_text(text)
+  arguments = ("--topology=v5e-4", f"--target={path}", "--drafter=plain")
+  with flagsaver.flagsaver():
+    assert main.execute(plan.run, ["plan", *arguments]) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert f"cannot use {path}: " in line
   assert expected in line
 
 
@@ -108,6 +143,13 @@ def test_skipping_half_of_the_target_costs_half_a_pass():
   assert ask(SkippedLayers()) == pytest.approx(1.0)
 
 
+def test_the_best_chain_does_not_depend_on_what_else_is_drafted():
+  ask = lambda tree: answer._roofline(
+    topology("v5e-4"), question(tree=tree, batch_size=64)
+  )["best_num_speculative_tokens"]
+  assert ask(tree_lib.paths(4, 16)) == ask(tree_lib.chain(4)) > 0
+
+
 def test_two_paths_are_tried_in_turn():
   p = 0.6
   expected = 1 + (p + (1 - p) * p) * (1 + p)
@@ -125,6 +167,42 @@ def test_break_even_is_where_the_rates_meet():
   )
   for acceptance, plain, speculative in line["tokens_per_second"]:
     assert (speculative > plain) == (acceptance > even)
+
+
+def shown(found):
+  console = rich.console.Console(file=io.StringIO(), width=100)
+  answer.show(console, found)
+  return console.file.getvalue()
+
+
+def test_what_is_shown():
+  found = json.loads(pathlib.Path("docs/plans/70b-v5e-16.json").read_text())
+  text = shown(found)
+  first, second, *_ = text.splitlines()
+  assert first.startswith("fits: 10.70 of 15.75 GiB a device; arguments 10.16")
+  assert "v5e:4x4 (v5litepod-16), data:1, model:16, draft on 8" in first
+  assert second.startswith(
+    "copies of a whole cache in a round: 0; donation hon"
+  )
+  words = " ".join(text.split())
+  assert "draft step (mean) all-reduce 33 1,351,680" in words
+  assert "verify all-reduce 161 105,512,960" in words
+  assert "a model, not a measurement" in words
+  assert "drafting pays up to batch 4096, the largest tried" in words
+
+  found["collectives"] = {"draft_step": {}, "verify": {}}
+  found["roofline"] |= dict(pays_up_to_batch_size=0, break_even_acceptance=None)
+  text = shown(found)
+  assert "no collectives" in text
+  assert "break-even acceptance none" in text
+  assert "and no batch pays" in text
+
+
+def test_what_does_not_fit_is_one_line():
+  found = json.loads(pathlib.Path("docs/plans/70b-v5e-16.json").read_text())
+  unfit = found | {"fits": False, "collectives": None}
+  (line,) = shown(unfit).splitlines()
+  assert line.startswith("does not fit: 10.70 of 15.75 GiB a device")
 
 
 def test_the_largest_batch_and_length_are_where_memory_ends():

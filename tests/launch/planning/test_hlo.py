@@ -7,7 +7,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from launch.planning import hlo
+from launch.planning import chips, hlo
 
 # As libtpu prints: trip counts are only in the conditions.
 TEXT = """\
@@ -28,6 +28,12 @@ HloModule jit_f, is_scheduled=true
   %p = bf16[4,8]{1,0} parameter(0)
   %r = bf16[1,8]{1,0} parameter(1)
   ROOT %inside = bf16[4,8]{1,0} dynamic-update-slice(%p, %r, %i, %j)
+}
+
+%reduced (p: bf16[4,8]) -> bf16[1,8] {
+  %p = bf16[4,8]{1,0} parameter(0)
+  %whole = bf16[4,8]{1,0} all-reduce(%p), to_apply=%add
+  ROOT %part = bf16[1,8]{1,0} dynamic-slice(%whole, %i, %j)
 }
 
 %layer_cond (p: (s32[], bf16[4,8])) -> pred[] {
@@ -69,7 +75,10 @@ metadata={op_name="jit(f)/while/body/score/while"}
   %g = (f32[2,3], f32[2,6]) all-gather-start(%y), dimensions={1}, \
 metadata={op_name="jit(f)/while/body/draft/concatenate"}
   %d = f32[2,6] all-gather-done(%g)
-  %f = bf16[8,4] fusion(%x), kind=kLoop, calls=%fused
+  %h = (f32[3], f32[5]) all-reduce(%y, %z), to_apply=%add
+  %e = bf16[1,8] fusion(%x), kind=kCustom, calls=%reduced, \
+metadata={op_name="jit(f)/while/body/commit/add"}
+  %f = (f32[7], bf16[8,4]) fusion(%x), kind=kLoop, calls=%fused
   %u = bf16[4,8] fusion(%x, %y), kind=kLoop, calls=%written
   ROOT %q = (pred[]) tuple(%z)
 }
@@ -80,7 +89,10 @@ ENTRY %main (x: bf16[4,8]) -> bf16[4,8] {
   ROOT %loop = (pred[]) while(%t1), condition=%round_cond, body=%round
 }
 """
-PHASES = {"draft_step": ("draft",), "verify": ("score", "verify")}
+PHASES = {
+  "draft_step": ("draft",), "verify": ("score", "verify"),
+  "commit": ("commit",),
+}  # fmt: skip
 
 
 def test_collectives_of_loops_count_as_often_as_they_run():
@@ -91,7 +103,10 @@ def test_collectives_of_loops_count_as_often_as_they_run():
     "verify": {
       "all-reduce": {"count": 12 + 2, "bytes": 12 * 4 * 8 * 2 + 2 * 16}
     },
-    "other": {},
+    # Inside a fusion, of which a part alone is kept.
+    "commit": {"all-reduce": {"count": 1, "bytes": 4 * 8 * 2}},
+    # Two arrays in one sum.
+    "other": {"all-reduce": {"count": 1, "bytes": (3 + 5) * 4}},
   }
 
 
@@ -109,27 +124,27 @@ def test_text_that_is_no_program_is_refused():
     hlo.parse("error: no such file")
 
 
-def test_a_program_of_this_machine_is_read():
-  """Seven rounds of one all-reduce, compiled here."""
-  mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+def test_a_program_for_tpus_is_read():
+  """Seven rounds of one sum over four devices, as libtpu prints them."""
+  pytest.importorskip("libtpu", reason="libtpu is for Linux on x86-64 only")
+  mesh = jax.sharding.Mesh(chips.devices(chips.topology("v5e-4")), ("x",))
 
   def f(x):
     def body(carry, _):
       with jax.named_scope("score"):
-        total = jax.shard_map(
-          lambda y: lax.psum(y, "x"), mesh=mesh, in_specs=P(), out_specs=P(),
-          check_vma=False,
-        )(carry)  # fmt: skip
+        total = lax.psum(carry, "x")
       return jnp.tanh(total), None
 
     return lax.scan(body, x, None, length=7)[0]
 
+  f = jax.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=P("x"),
+                    check_vma=False)  # fmt: skip
   x = jax.ShapeDtypeStruct(
-    (16, 2), jnp.float32, sharding=NamedSharding(mesh, P())
+    (64, 128), jnp.float32, sharding=NamedSharding(mesh, P("x"))
   )
   text = jax.jit(f).lower(x).compile().as_text()
   found = hlo.collectives(hlo.parse(text), PHASES)
-  reduced = found["verify"].get("all-reduce", {"count": 0, "bytes": 0})
-  # XLA may drop a sum over one device; if it is there, it runs seven times.
-  assert reduced["count"] in (0, 7)
-  assert reduced["bytes"] == reduced["count"] * 16 * 2 * 4
+  assert found["verify"] == {
+    "all-reduce": {"count": 7, "bytes": 7 * 16 * 128 * 4}
+  }
+  assert found["other"] == {}

@@ -7,7 +7,7 @@ import pytest
 
 from launch.planning import roofline
 from launch.planning.chips import CHIPS
-from models.transformer import TransformerConfig
+from models.transformer import SkippedLayers, TransformerConfig
 
 CONFIG = TransformerConfig(
   vocab_size=1000, embed_dim=64, num_layers=3, num_heads=4, num_kv_heads=2,
@@ -33,6 +33,18 @@ def test_a_pass_of_one_device_by_hand():
   assert found.ici_bytes == 0
 
 
+def test_eight_devices_cut_all_but_what_lies_between_blocks():
+  found = roofline.forward(dataclasses.replace(ONE, size=8), 5)
+  tokens = 2 * 5
+  cut = 10**9 - 1000 * 64  # weights
+  cut += 2 * 3 * 2 * 100 * 2 * 16  # cache
+  cut += 2 * tokens * 3 * 2 * (4 * 16 + 128)  # inside blocks
+  whole = 2 * tokens * 3 * 4 * 64
+  assert found.hbm_bytes == pytest.approx(
+    2 * (cut / 8 + whole) + 2 * 4 * tokens * 1000
+  )
+
+
 def test_what_eight_devices_send_by_hand():
   found = roofline.forward(dataclasses.replace(ONE, size=8), 5)
   tokens = 2 * 5
@@ -40,6 +52,23 @@ def test_what_eight_devices_send_by_hand():
   assert found.ici_bytes == pytest.approx(
     reductions + 7 / 8 * 4 * tokens * 1000
   )
+
+
+def test_parallel_blocks_are_summed_once_a_layer_that_has_any():
+  sums = lambda attention, mlp: (
+    roofline.forward(
+      dataclasses.replace(
+        ONE,
+        size=8,
+        config=dataclasses.replace(CONFIG, parallel_residual=True),
+        skipped=SkippedLayers(attention=attention, mlp=mlp),
+      ),
+      1,
+    ).ici_bytes
+  )
+  one = 2 * 7 / 8 * 2 * 2 * 64  # two rows' partial sums there and back
+  assert sums((), ()) - sums((0,), (0,)) == pytest.approx(one)
+  assert sums((0,), (1,)) == sums((), ())
 
 
 def test_one_token_is_bound_by_memory_and_many_by_operations():

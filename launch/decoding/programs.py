@@ -1,0 +1,110 @@
+"""Prefill and the decoding loop on a mesh, compiled to fit each other.
+
+`launch.decode` runs what is compiled here, and `launch.plan` reads it.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from jax.experimental.layout import Format, Layout
+from jax.sharding import PartitionSpec as P
+
+from launch.decoding import mesh as mesh_lib
+from models import sharding as sharding_lib
+from specjax.cache import Cache
+from specjax.mesh import MeshDecoder
+from specjax.types import DecodeState
+
+_NOTHING: Mapping[str, Any] = {}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Programs:
+  """Two compiled programs.
+
+  Attributes:
+    prefill: from the arguments to a state.
+    loop: from parameters and a state, which is donated, to the last state.
+    state: shapes of a state, and its shardings and layouts in memory.
+  """
+
+  prefill: jax.stages.Compiled
+  loop: jax.stages.Compiled
+  state: DecodeState
+
+
+def compile_both(
+  decoder: MeshDecoder,
+  init: Callable[..., DecodeState],
+  layout: mesh_lib.Layout,
+  arguments: tuple,
+  options: Mapping[str, Any] = _NOTHING,
+  *,
+  compiled: Callable[[Any], Any] = lambda lowered: lowered.compile(),
+) -> Programs:
+  """Compiles prefill and loop; the mesh must be in use (`jax.set_mesh`).
+
+  The loop says how it wants the state laid out in memory, and prefill makes it
+  so: otherwise caches would be copied on the way in and out, and for that be
+  held twice.
+
+  Args:
+    decoder: what is decoded, and where.
+    init: prefill, of the arguments and options.
+    layout: that of the decoder's mesh.
+    arguments: parameters and the rest, arrays or their shapes, with shardings.
+    options: keyword arguments of `init`, likewise.
+    compiled: compiles what was lowered.
+  """
+  state = jax.eval_shape(init, *arguments, **options)
+  wanted = jax.tree.map(
+    lambda x, s: Format(Layout.AUTO, s) if _has_layout(x) else s,
+    state,
+    _shardings(layout, decoder, state),
+  )
+  of_params = jax.tree.map(lambda x: x.sharding, arguments[0])
+  loop = compiled(
+    jax.jit(
+      decoder.generate, donate_argnums=1,
+      in_shardings=(of_params, wanted), out_shardings=wanted,
+    ).lower(arguments[0], state)
+  )  # fmt: skip
+  formats = jax.tree.map(
+    lambda x, s, chosen: chosen if _has_layout(x) else s,
+    state, wanted, loop.input_formats[0][1],
+  )  # fmt: skip
+  prefill = compiled(
+    jax.jit(init, out_shardings=formats).lower(*arguments, **options)
+  )
+  placed = jax.tree.map(
+    lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
+    state,
+    formats,
+  )
+  return Programs(prefill=prefill, loop=loop, state=placed)
+
+
+def _has_layout(x) -> bool:
+  return not jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _shardings(layout: mesh_lib.Layout, decoder: MeshDecoder, state):
+  """Where the loop's state lies: rows over 'data', caches as their model."""
+
+  def cut(node, sharding):
+    if not isinstance(node, Cache):
+      return node
+    spec = P(None, decoder.row_axis, *sharding.cache_lbksc[2:])
+    put = lambda specs: tuple(spec for _ in specs)
+    return node.replace(keys=put(node.keys), values=put(node.values))
+
+  of_target, of_draft = layout.shardings()
+  specs = decoder.specs(state)
+  specs = dataclasses.replace(
+    specs,
+    target_cache=cut(specs.target_cache, of_target),
+    drafter_state=cut(specs.drafter_state, of_draft),
+  )
+  return sharding_lib.named(decoder.mesh, specs)
