@@ -35,10 +35,10 @@ def pytest_configure(config):
 
 @pytest.fixture(scope="session", autouse=True)
 def _settings_of_the_backend():
-  """On a CPU programs compile sooner, as most run once; on a GPU they are exact.
+  """On a CPU programs compile sooner, as most run once; on a GPU: no TF32.
 
-  There float32 matrices are multiplied in TF32 else, of 10 bits of mantissa. Set
-  JAX_DISABLE_MOST_OPTIMIZATIONS=0 for programs as they are without tests.
+  That has 10 bits of mantissa, and is what float32 matrices are multiplied in.
+  JAX_DISABLE_MOST_OPTIMIZATIONS=0 gives programs as they are without tests.
   """
   import jax
 
