@@ -91,17 +91,10 @@ class Engine:
     )
     args = (self.pair.params, *args)
     with self.on_mesh():
-      if self.pair.mesh is None:
-        state = jax.eval_shape(init, *args, **options)
-        prefill = jax.jit(init).lower(*args, **options).compile()
-        generate = jax.jit(self.mapped.generate, donate_argnums=1)
-        generate = generate.lower(self.pair.params, state).compile()
-      else:
-        both = programs_lib.compile_both(
-          self.mapped, init, self.pair.layout, args, options
-        )
-        prefill, generate = both.prefill, both.loop
-    self.programs[shape] = (prefill, generate)
+      both = programs_lib.compile_both(
+        self.mapped, init, self.pair.layout, args, options
+      )
+    self.programs[shape] = (both.prefill, both.loop)
     seconds = time.perf_counter() - start
     # One run with no budget, so that the first timed one starts warm.
     jax.block_until_ready(self.generate(batch, self.prefill(batch, budget=0)))

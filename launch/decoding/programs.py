@@ -1,4 +1,4 @@
-"""Prefill and the decoding loop on a mesh, compiled to fit each other.
+"""Prefill and the decoding loop, compiled to fit each other.
 
 `launch.decode` runs what is compiled here, and `launch.plan` reads it.
 """
@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from launch.decoding import mesh as mesh_lib
 from models import sharding as sharding_lib
 from specjax.cache import Cache
+from specjax.decode import Decoder
 from specjax.mesh import MeshDecoder
 from specjax.types import DecodeState
 
@@ -36,15 +37,15 @@ class Programs:
 
 
 def compile_both(
-  decoder: MeshDecoder,
+  decoder: Decoder | MeshDecoder,
   init: Callable[..., DecodeState],
-  layout: mesh_lib.Layout,
+  layout: mesh_lib.Layout | None,
   arguments: tuple,
   options: Mapping[str, Any] = _NOTHING,
   *,
   compiled: Callable[[Any], Any] = lambda lowered: lowered.compile(),
 ) -> Programs:
-  """Compiles prefill and loop; the mesh must be in use (`jax.set_mesh`).
+  """Compiles prefill and loop; a mesh must be in use (`jax.set_mesh`).
 
   The loop says how it wants the state laid out in memory, and prefill makes it
   so: otherwise caches would be copied on the way in and out, and for that be
@@ -53,18 +54,21 @@ def compile_both(
   Args:
     decoder: what is decoded, and where.
     init: prefill, of the arguments and options.
-    layout: that of the decoder's mesh.
-    arguments: parameters and the rest, arrays or their shapes, with shardings.
-    options: keyword arguments of `init`, likewise.
+    layout: that of the decoder's mesh; None for one device.
+    arguments: parameters, arrays or their shapes, with shardings; and the rest.
+    options: keyword arguments of `init`.
     compiled: compiles what was lowered.
   """
   state = jax.eval_shape(init, *arguments, **options)
-  wanted = jax.tree.map(
-    lambda x, s: Format(Layout.AUTO, s) if _has_layout(x) else s,
-    state,
-    _shardings(layout, decoder, state),
-  )
   of_params = jax.tree.map(lambda x: x.sharding, arguments[0])
+  if layout is None:
+    here = jax.tree.leaves(of_params)[0]
+    where = jax.tree.map(lambda x: here, state)
+  else:
+    where = _shardings(layout, decoder, state)
+  wanted = jax.tree.map(
+    lambda x, s: Format(Layout.AUTO, s) if _has_layout(x) else s, state, where
+  )
   loop = compiled(
     jax.jit(
       decoder.generate, donate_argnums=1,
