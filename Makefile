@@ -101,7 +101,7 @@ benchmark: $(VENV)/.setup.stamp  ## Measures the embedded pair: benchmark.json
 	  --output=benchmark.json $(ARGS)
 
 # CI runs this and nothing else, so the heavy sweeps and the lint are in it; the
-# whole must stay under 20 minutes on two cores.
+# whole should stay under 20 minutes on two cores.
 .PHONY: test
 test: test-all lint  ## All tests and the lint: what CI runs
 

@@ -12,7 +12,6 @@ from launch import without_tpu
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
-_SOONER = "JAX_DISABLE_MOST_OPTIMIZATIONS"
 _MAPS = pathlib.Path("/proc/self/maps")
 # Linux allows a process 65,530 memory maps, and every compiled program takes a
 # few: XLA aborts where no more are to be had.
@@ -34,31 +33,22 @@ def pytest_configure(config):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _settings_of_the_backend():
-  """On a CPU programs compile sooner, as most run once; on a GPU: no TF32.
-
-  That has 10 bits of mantissa, and is what float32 matrices are multiplied in.
-  JAX_DISABLE_MOST_OPTIMIZATIONS=0 gives programs as they are without tests.
-  """
+def _whole_float32_products():
+  """A GPU else multiplies float32 matrices in TF32, of 10 bits of mantissa."""
   import jax
 
   if jax.default_backend() == "gpu":
     jax.config.update("jax_default_matmul_precision", "highest")
-  elif (
-    os.environ.setdefault(_SOONER, "1") == "1"
-  ):  # of processes begun here too
-    jax.config.update(_SOONER.lower(), True)
 
 
-@pytest.fixture
-def optimized():
-  """Programs as they are without tests."""
+@pytest.fixture(scope="module")
+def quick_to_compile():
+  """For modules of many programs that run once: without most optimisations."""
   import jax
 
-  before = jax.config.values[_SOONER.lower()]
-  jax.config.update(_SOONER.lower(), False)
+  jax.config.update("jax_disable_most_optimizations", True)
   yield
-  jax.config.update(_SOONER.lower(), before)
+  jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(autouse=True)

@@ -31,7 +31,10 @@ def decoded(folder, runs, *, processes, devices):
   command = [mesh_decoding.__file__, output, *runs]
   for code, _, errors in several.finish(
     several.start(
-      [command] * processes, devices=devices, PYTHONPATH=str(several.ROOT)
+      [command] * processes,
+      devices=devices,
+      PYTHONPATH=str(several.ROOT),
+      JAX_DISABLE_MOST_OPTIMIZATIONS="1",  # it compiles faster, and runs little
     ),
     patience=600,
   ):

@@ -13,7 +13,7 @@ from launch.planning import chips, program
 from models.huggingface_config import config_from_json
 from specjax import tree as tree_lib
 
-pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("optimized")]
+pytestmark = pytest.mark.heavy
 
 
 def compiled(topology, target, draft, **changes):
