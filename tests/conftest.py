@@ -41,16 +41,6 @@ def _whole_float32_products():
     jax.config.update("jax_default_matmul_precision", "highest")
 
 
-@pytest.fixture(scope="module")
-def quick_to_compile():
-  """For modules of many programs that run once: without most optimisations."""
-  import jax
-
-  jax.config.update("jax_disable_most_optimizations", True)
-  yield
-  jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture(autouse=True)
 def _few_memory_maps():
   yield

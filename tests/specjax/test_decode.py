@@ -17,8 +17,6 @@ from specjax.tree import chain, k_ary, paths
 from specjax.types import Origin, StopReason
 from specjax.warp import make_sampling, warp
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 VOCAB = 11
 TARGET = toys.table(VOCAB, seed=0)
 DRAFT = toys.near(TARGET, noise=0.8, seed=1)

@@ -12,8 +12,6 @@ from specjax.drafters.ngram import look_up
 from specjax.tree import Tree, chain, paths
 from specjax.warp import make_sampling
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 
 @pytest.mark.parametrize(
   ("text", "expected"),
