@@ -21,13 +21,12 @@ import numpy as np
 import tqdm
 from absl import flags
 
-from launch import main
+from launch import main, markdown
 from launch.benchmark import machine
 from launch.decoding import engine, pair, prompts
 from launch.journal import Journal, check_writable, write_json
 from launch.predicting import scores
 from launch.training import corpus
-from launch.verifying import tables
 from specjax import metrics
 from specjax.types import Origin
 
@@ -164,7 +163,7 @@ def table(result: dict) -> str:
         both("total_variation"),
       ]
     )
-  return tables.table(
+  return markdown.table(
     [
       "ε", "comparisons won by OPT", "prompts won by OPT",
       "won against lossless, OPT / UNO", "rejections saved, OPT / UNO",

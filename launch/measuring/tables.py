@@ -66,7 +66,7 @@ def _share(result: dict) -> str | None:
 
 
 def main(argv: list[str]) -> int:
-  """`measurements FOLDER`; returns the exit code."""
+  """`tables FOLDER`; returns the exit code."""
   if len(argv) != 2 or not any(pathlib.Path(argv[1]).glob("*.json")):
     print(
       "usage: python -m launch.measuring.tables FOLDER (with *.json of "

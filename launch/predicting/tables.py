@@ -9,13 +9,11 @@ rejections, tradeoff, throughput and acceptance (of the JSON files of
   python -m launch.predicting.tables reports docs/reports/*/report.json
 """
 
-import json
-import pathlib
 import sys
 from collections.abc import Callable
 
 from launch import quality
-from launch.verifying.tables import table
+from launch.markdown import print_table, table
 
 _SIDE = 1.96  # standard errors of a 95% interval
 
@@ -169,27 +167,8 @@ TABLES: dict[str, Callable[..., str]] = {
 
 
 def main(argv: list[str]) -> int:
-  """`theory_tables TABLE RESULT.json...`; returns the exit code."""
-  usage = (
-    f"usage: python -m launch.predicting.tables {{{','.join(TABLES)}}} "
-    "RESULT.json..."
-  )
-  if len(argv) < 3 or argv[1] not in TABLES:
-    print(usage, file=sys.stderr)
-    return 2
-  _, name, *paths = argv
-  try:
-    results = [json.loads(pathlib.Path(p).read_text("utf-8")) for p in paths]
-    text = TABLES[name](*results)
-  except FileNotFoundError as error:
-    print(f"error: no such file: {error.filename}", file=sys.stderr)
-    return 2
-  except (KeyError, TypeError, ValueError):
-    print(f"error: {' '.join(paths)} hold no results for {name}\n{usage}",
-          file=sys.stderr)  # fmt: skip
-    return 2
-  print(text)
-  return 0
+  """`tables TABLE RESULT.json...`; returns the exit code."""
+  return print_table(argv, "launch.predicting.tables", TABLES)
 
 
 if __name__ == "__main__":

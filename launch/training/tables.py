@@ -45,7 +45,7 @@ def _with_interval(found: dict, name: str) -> str:
 
 
 def main(argv: list[str]) -> int:
-  """`draft_tables FILE.jsonl`; returns the exit code."""
+  """`tables FILE.jsonl`; returns the exit code."""
   if len(argv) != 2 or not pathlib.Path(argv[1]).is_file():
     print("usage: python -m launch.training.tables FILE.jsonl", file=sys.stderr)
     return 2

@@ -6,17 +6,11 @@ costs and cost_limits (of `launch.benchmark --suite=rules`):
   python -m launch.verifying.tables costs docs/measurements/rules/costs.json
 """
 
-import json
 import math
-import pathlib
 import statistics
 import sys
 
-
-def table(head: list[str], rows: list[list[str]]) -> str:
-  """A Markdown table."""
-  lines = [head, ["---"] * len(head), *rows]
-  return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+from launch.markdown import print_table, table
 
 
 def efficiency(result: dict) -> str:
@@ -139,26 +133,8 @@ TABLES = {
 
 
 def main(argv: list[str]) -> int:
-  """`rule_tables TABLE MEASUREMENT.json`; returns the exit code."""
-  usage = (
-    f"usage: python -m launch.verifying.tables {{{','.join(TABLES)}}} "
-    "MEASUREMENT.json"
-  )
-  if len(argv) != 3 or argv[1] not in TABLES:
-    print(usage, file=sys.stderr)
-    return 2
-  _, name, path = argv
-  try:
-    text = TABLES[name](json.loads(pathlib.Path(path).read_text("utf-8")))
-  except FileNotFoundError:
-    print(f"error: no such file: {path}", file=sys.stderr)
-    return 2
-  except (KeyError, ValueError):
-    print(f"error: {path} is no measurement for {name}\n{usage}",
-          file=sys.stderr)  # fmt: skip
-    return 2
-  print(text)
-  return 0
+  """`tables TABLE RESULT.json...`; returns the exit code."""
+  return print_table(argv, "launch.verifying.tables", TABLES)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,44 @@
+"""Markdown tables of committed results, and the commands that print them."""
+
+import json
+import pathlib
+import sys
+from collections.abc import Callable, Mapping
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+  """A Markdown table."""
+  lines = [head, ["---"] * len(head), *rows]
+  return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def print_table(
+  argv: list[str], module: str, tables: Mapping[str, Callable[..., str]]
+) -> int:
+  """Prints the table that the command line names.
+
+  Args:
+    argv: the program, the name of a table, and JSON files.
+    module: the command, for `python -m`.
+    tables: by name, what makes a table of the files' contents.
+
+  Returns:
+    The exit code.
+  """
+  usage = f"usage: python -m {module} {{{','.join(tables)}}} RESULT.json..."
+  if len(argv) < 3 or argv[1] not in tables:
+    print(usage, file=sys.stderr)
+    return 2
+  _, name, *paths = argv
+  try:
+    results = [json.loads(pathlib.Path(p).read_text("utf-8")) for p in paths]
+    text = tables[name](*results)
+  except FileNotFoundError as error:
+    print(f"error: no such file: {error.filename}", file=sys.stderr)
+    return 2
+  except (KeyError, TypeError, ValueError):
+    print(f"error: {' '.join(paths)} hold no results for {name}\n{usage}",
+          file=sys.stderr)  # fmt: skip
+    return 2
+  print(text)
+  return 0
