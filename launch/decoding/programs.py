@@ -3,8 +3,9 @@
 `launch.decode` runs what is compiled here, and `launch.plan` reads it.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -69,25 +70,41 @@ def compile_both(
   wanted = jax.tree.map(
     lambda x, s: Format(Layout.AUTO, s) if _has_layout(x) else s, state, where
   )
-  loop = compiled(
-    jax.jit(
+  with _without_call_stacks():
+    lowered = jax.jit(
       decoder.generate, donate_argnums=1,
       in_shardings=(of_params, wanted), out_shardings=wanted,
-    ).lower(arguments[0], state)
-  )  # fmt: skip
+    ).lower(arguments[0], state)  # fmt: skip
+  loop = compiled(lowered)
   formats = jax.tree.map(
     lambda x, s, chosen: chosen if _has_layout(x) else s,
     state, wanted, loop.input_formats[0][1],
   )  # fmt: skip
-  prefill = compiled(
-    jax.jit(init, out_shardings=formats).lower(*arguments, **options)
-  )
+  with _without_call_stacks():
+    lowered = jax.jit(init, out_shardings=formats).lower(*arguments, **options)
+  prefill = compiled(lowered)
   placed = jax.tree.map(
     lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
     state,
     formats,
   )
   return Programs(prefill=prefill, loop=loop, state=placed)
+
+
+@contextlib.contextmanager
+def _without_call_stacks() -> Iterator[None]:
+  """Operations keep their names, and do not say which lines made them.
+
+  XLA joins such stacks as it inlines functions, and may follow one forever
+  (`StackFrames::IsPrefix` in libtpu 0.0.42.1): whether it does depends on who
+  called, and on what was traced before in the process.
+  """
+  before = jax.config.jax_traceback_in_locations_limit
+  jax.config.update("jax_traceback_in_locations_limit", 0)
+  try:
+    yield
+  finally:
+    jax.config.update("jax_traceback_in_locations_limit", before)
 
 
 def _has_layout(x) -> bool:

@@ -1,5 +1,8 @@
 """Prefill and loop fit each other: compiled for TPUs, none of them here."""
 
+import dataclasses
+
+import jax
 import pytest
 
 pytest.importorskip("libtpu", reason="libtpu is for Linux on x86-64 only")
@@ -45,3 +48,20 @@ def test_drafting_with_some_sublayers_left_out_copies_no_cache():
   assert found.donation_honoured
   assert found.cache_copies == 0
   assert found.temporaries < CACHES / 10
+
+
+def test_programs_carry_no_call_stacks(monkeypatch):
+  """XLA:TPU may follow them forever."""
+  texts = []
+
+  def read(lowered):
+    texts.append(lowered.as_text(debug_info=True))
+    return lowered.compile()
+
+  monkeypatch.setattr(program, "_compile", read)
+  before = jax.config.jax_traceback_in_locations_limit
+  compiled(target=dataclasses.replace(CONFIG, num_layers=1))
+  assert len(texts) == 2
+  assert not any("callsite" in text for text in texts)
+  assert "while/body/verify" in texts[0]
+  assert jax.config.jax_traceback_in_locations_limit == before
