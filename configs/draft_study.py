@@ -68,7 +68,7 @@ def get_config(arg: str = "shapes") -> ml_collections.ConfigDict:
   # Names to what is changed in `train`.
   config.drafts = ml_collections.ConfigDict(drafts)
   # Floating point operations that each draft is trained with.
-  config.flops = 4e13 if arg != "tiny" else 2e10
+  config.flops = 2e13 if arg != "tiny" else 2e10
   # What each is then asked to decode: held-out prompts, at both temperatures.
   config.decode = embedded.get_config()
   config.decode.num_speculative_tokens = 5

@@ -22,6 +22,8 @@ def pytest_configure(config):
   """Lets the workers of one run share compiled programs, and a GPU."""
   without_tpu.set_environment()
   os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+  # XLA may follow call stacks forever: see launch/decoding/programs.py.
+  os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
   if (
     hasattr(config, "workerinput") or "JAX_COMPILATION_CACHE_DIR" in os.environ
   ):
