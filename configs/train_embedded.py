@@ -51,7 +51,7 @@ def get_config(arg: str = "target") -> ml_collections.ConfigDict:
   config.teacher = "models/pretrained/target" if arg == "draft" else ""
   config.sequence_length = 256
   config.batch_size = 8
-  config.num_steps = {"target": 4000, "draft": 3000, "tiny": 20}[arg]
+  config.num_steps = {"target": 3000, "draft": 2000, "tiny": 20}[arg]
   config.learning_rate = {"target": 1.5e-3, "draft": 4e-3, "tiny": 1e-2}[arg]
   config.warmup_steps = 100 if arg != "tiny" else 1
   config.decay_share = 0.3

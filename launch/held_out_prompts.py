@@ -1,0 +1,39 @@
+"""Writes prompts from Python files that no embedded model was trained on.
+
+  python -m launch.held_out_prompts --output=P.jsonl --count=200
+  python -m launch.benchmark --config=configs/embedded.py --prompts=P.jsonl
+
+A prompt is some lines from inside a file of the test split (`launch.training.
+corpus`) of this interpreter's standard library: the same on every call.
+"""
+
+import json
+import pathlib
+
+from absl import flags
+
+from launch import main
+from launch.training import corpus
+
+flags.adopt_module_key_flags(main)
+_COUNT = flags.DEFINE_integer("count", 200, "How many.", lower_bound=1)
+_NUM_LINES = flags.DEFINE_integer(
+  "num_lines", 8, "Lines of a prompt.", lower_bound=1
+)
+
+
+def run(_) -> int:
+  """The command."""
+  if not main.OUTPUT.value:
+    raise main.UserError("--output is needed: the file to write")
+  texts = corpus.held_out_prompts(_COUNT.value, num_lines=_NUM_LINES.value)
+  lines = [
+    json.dumps({"id": i, "prompt": text}) + "\n" for i, text in enumerate(texts)
+  ]
+  pathlib.Path(main.OUTPUT.value).write_text("".join(lines), "utf-8")
+  print(f"{len(lines)} prompts in {main.OUTPUT.value}")
+  return 0
+
+
+if __name__ == "__main__":
+  main.run(run, required=())
