@@ -19,8 +19,8 @@ _SHAPES = {
     mlp_dim=1024,
   ),
   "draft": dict(
-    embed_dim=128, num_layers=2, num_heads=4, num_kv_heads=4, head_dim=32,
-    mlp_dim=384,
+    embed_dim=160, num_layers=2, num_heads=5, num_kv_heads=5, head_dim=32,
+    mlp_dim=448,
   ),
   "tiny": dict(
     embed_dim=32, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16,
@@ -51,7 +51,7 @@ def get_config(arg: str = "target") -> ml_collections.ConfigDict:
   config.teacher = "models/pretrained/target" if arg == "draft" else ""
   config.sequence_length = 256
   config.batch_size = 8
-  config.num_steps = {"target": 3000, "draft": 2000, "tiny": 20}[arg]
+  config.num_steps = {"target": 3000, "draft": 1500, "tiny": 20}[arg]
   config.learning_rate = {"target": 1.5e-3, "draft": 4e-3, "tiny": 1e-2}[arg]
   config.warmup_steps = 100 if arg != "tiny" else 1
   config.decay_share = 0.3

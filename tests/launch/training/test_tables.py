@@ -1,0 +1,34 @@
+"""What docs/drafts.md says is printed from the committed studies."""
+
+import json
+import pathlib
+
+import pytest
+
+from launch.training import tables
+
+PAGE = pathlib.Path("docs/drafts.md").read_text("utf-8")
+STUDIES = sorted(pathlib.Path("docs/measurements/drafts").glob("*.jsonl"))
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_the_tables_are_printed_from_the_committed_studies(path, capsys):
+  assert tables.main(["tables", str(path)]) == 0
+  assert capsys.readouterr().out.strip() in PAGE
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_drafts_of_a_study_had_equal_compute(path):
+  rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+  assert len(rows) >= 4
+  assert len({row["flops"] for row in rows}) == 1
+  assert len({row["name"] for row in rows}) == len(rows)
+
+
+def test_there_is_a_study_of_shapes():
+  assert "shapes" in [path.stem for path in STUDIES]
+
+
+def test_a_file_that_is_none_prints_how_it_is_used(capsys):
+  assert tables.main(["tables", "no-such-file.jsonl"]) == 2
+  assert "usage" in capsys.readouterr().err
