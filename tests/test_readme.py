@@ -52,6 +52,7 @@ def test_the_table_tells_the_share_of_bandwidth_where_one_was_measured(
 ):
   source = pathlib.Path("docs/measurements/embedded-greedy.json")
   result = json.loads(source.read_text())
+  del result["memory_bandwidth"]  # as on a mesh
   (tmp_path / "a.json").write_text(json.dumps(result))
   assert "bandwidth" not in tables.table(str(tmp_path))
   result["memory_bandwidth"] = {
