@@ -5,8 +5,11 @@
   python -m launch.draft_study --config=configs/draft_study.py:objectives \
     --workdir=W --output=objectives.jsonl
 
-Every draft is trained with the same number of floating point operations. The
-table is drawn by `python -m launch.training.tables FILE.jsonl`.
+Every draft is trained with the same number of floating point operations: of
+every shape from random weights; for every objective from the embedded draft, as
+DistillSpec and online speculative decoding go on from a trained one (a random
+draft's own samples teach nothing). The row `before` of that study is the draft
+before. The table is drawn by `python -m launch.training.tables FILE.jsonl`.
 """
 
 import ml_collections
@@ -21,6 +24,7 @@ _SHAPES = {
   "112x8": dict(embed_dim=112, num_layers=8, num_heads=4, mlp_dim=288),
 }
 _OBJECTIVES = {
+  "before": dict(num_steps=0),
   "next_token, data": dict(objective="next_token", contexts="data"),
   "forward_kl, data": dict(objective="forward_kl", contexts="data"),
   "reverse_kl, data": dict(objective="reverse_kl", contexts="data"),
@@ -53,6 +57,8 @@ def get_config(arg: str = "shapes") -> ml_collections.ConfigDict:
     }
   elif arg == "objectives":
     drafts = _OBJECTIVES
+    base.init_from = "models/pretrained/draft"
+    base.learning_rate, base.warmup_steps = 5e-4, 20
   elif arg == "tiny":
     tiny = train_embedded.get_config("tiny")
     tiny.tokenizer, tiny.model.vocab_size = base.tokenizer, 4096
@@ -68,7 +74,7 @@ def get_config(arg: str = "shapes") -> ml_collections.ConfigDict:
   # Names to what is changed in `train`.
   config.drafts = ml_collections.ConfigDict(drafts)
   # Floating point operations that each draft is trained with.
-  config.flops = 2e13 if arg != "tiny" else 2e10
+  config.flops = {"shapes": 2e13, "objectives": 1.2e13, "tiny": 2e10}[arg]
   # What each is then asked to decode: held-out prompts, at both temperatures.
   config.decode = embedded.get_config()
   config.decode.num_speculative_tokens = 5

@@ -43,6 +43,8 @@ def get_config(arg: str = "target") -> ml_collections.ConfigDict:
   config.text_features = ()  # for datasets that launch.training.data knows not
   # Where the tokenizer is. Trained and written there if the folder lacks one.
   config.tokenizer = "models/pretrained/target"
+  # A model to begin with (its directory), in place of random weights.
+  config.init_from = ""
   # What is learned, from whose text, and from whom: launch.training.objectives,
   # launch.training.contexts, and the directory of a target.
   config.objective = "forward_kl" if arg == "draft" else "next_token"

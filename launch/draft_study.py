@@ -3,7 +3,8 @@
   python -m launch.draft_study --config=configs/draft_study.py:shapes \
     --workdir=W --output=OUT.jsonl
 
-A draft is trained for as many steps as `config.flops` pays for, exported to
+A draft is trained for as many steps as `config.flops` pays for (or those that
+its changes name: 0 for what a study begins with), exported to
 WORKDIR/NAME/model, and decodes held-out prompts with the target, in turn with
 plain decoding. OUT.jsonl gets a line a draft: what it is, what training gave,
 the cost of its pass beside the target's, and at every temperature block
@@ -12,8 +13,9 @@ was, inside a training too. `launch.training.tables` draws the table.
 """
 
 import json
+import math
 import pathlib
-import time
+import statistics
 
 import jax
 import jax.numpy as jnp
@@ -49,18 +51,16 @@ def training_config(config, changes) -> ml_collections.ConfigDict:
     contexts=one.contexts,
   )
   per_step = per_token * one.batch_size * one.sequence_length
-  one.num_steps = max(int(config.flops / per_step), 1)
-  one.validate_every = one.num_steps
+  if "num_steps" not in changes:
+    one.num_steps = max(int(config.flops / per_step), 1)
+  one.validate_every = max(one.num_steps, 1)
   one.sample_every = 0
   return one
 
 
 def train_draft(config, folder: pathlib.Path) -> tuple[dict, bool]:
   """Trains and exports one draft; what training gave, and whether it ended."""
-  run = train.Run(config, str(folder))
-  start = time.perf_counter()
-  module, finished = run.train()
-  seconds = time.perf_counter() - start
+  module, finished = train.Run(config, str(folder)).train()
   if not finished:
     return {}, False
   huggingface.save_llama(
@@ -72,14 +72,12 @@ def train_draft(config, folder: pathlib.Path) -> tuple[dict, bool]:
   lines = (folder / "metrics.jsonl").read_text().splitlines()
   rows = [json.loads(line) for line in lines]
   (last,) = [r for r in rows if "validation_loss" in r][-1:]
-  rate = [r["tokens_per_second"] for r in rows if "tokens_per_second" in r]
+  rates = [r["tokens_per_second"] for r in rows if "tokens_per_second" in r]
   return {
     "parameters": sum(x.size for x in jax.tree.leaves(train.nnx.state(module))),
     "num_steps": config.num_steps,
     "tokens": last["tokens"],
-    "training_seconds": last["tokens"] / sorted(rate)[len(rate) // 2]
-    if rate
-    else seconds,
+    "training_seconds": last["tokens"] / statistics.median(rates or [math.inf]),
     **{k: v for k, v in last.items() if k.startswith("validation")},
   }, True
 

@@ -80,9 +80,7 @@ class Run:
     if self.chief:  # with it, the folder is a model that can decode
       tokenizers.save(self.tokenizer, trained.tokenizer_dir(workdir))
     self.mesh = step.make_mesh(config)
-    self.student = Transformer(
-      TransformerConfig(**config.model), rngs=nnx.Rngs(config.seed)
-    )
+    self.student = _first(config)
     self.teacher = (
       networks.load_module(config.teacher) if config.teacher else None
     )
@@ -121,6 +119,8 @@ class Run:
     else:
       parameters = sum(x.size for x in jax.tree.leaves(state.params))
       _say(f"{parameters:,} parameters on {dict(self.mesh.shape)}")
+      if config.init_from:  # what there was to begin with
+        self._validate(0, state)
     progress = tqdm.tqdm(
       total=config.num_steps, initial=done, unit="step",
       disable=not (self.chief and sys.stderr.isatty()),
@@ -280,6 +280,20 @@ class _Stop:
 
   def _note(self, *_):
     self.asked = True
+
+
+def _first(config) -> Transformer:
+  """The model to begin with: random, or read from `config.init_from`."""
+  wanted = TransformerConfig(**config.model)
+  if not config.init_from:
+    return Transformer(wanted, rngs=nnx.Rngs(config.seed))
+  found = networks.load_module(config.init_from)
+  if found.config != wanted:
+    raise ValueError(
+      f"config.init_from has another shape than config.model: "
+      f"{config.init_from} is {found.config}, not {wanted}"
+    )
+  return found
 
 
 def _tokenizer(config, texts, *, chief: bool) -> tokenizers.Tokenizer:

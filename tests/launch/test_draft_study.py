@@ -4,10 +4,14 @@ import json
 import pathlib
 
 import files
+import jax
+import numpy as np
 import pytest
 from absl.testing import flagsaver
+from flax import nnx
 
 from configs import draft_study as study_config
+from configs import embedded
 from launch import draft_study, main
 from launch.training import flops, tables
 from models import huggingface
@@ -20,7 +24,9 @@ def test_every_draft_is_paid_for_with_the_same_operations(arg):
   teacher = huggingface.load(config.train.teacher).config
   assert len(config.drafts) >= 4
   sizes = []
-  for changes in config.drafts.values():
+  for name, changes in config.drafts.items():
+    if name == "before":
+      continue
     one = draft_study.training_config(config, changes.to_dict())
     model = TransformerConfig(**one.model)
     per_token = flops.training_flops(
@@ -34,6 +40,36 @@ def test_every_draft_is_paid_for_with_the_same_operations(arg):
     layer = 4 * width * heads + 3 * width * model.mlp_dim
     sizes.append(2 * width * model.vocab_size + model.num_layers * layer)
   assert max(sizes) < 1.15 * min(sizes)
+
+
+def test_the_study_of_objectives_begins_with_the_embedded_draft():
+  config = study_config.get_config("objectives")
+  assert config.train.init_from == embedded.get_config().draft
+  found = huggingface.load(config.train.init_from).config
+  for changes in config.drafts.values():
+    one = draft_study.training_config(config, changes.to_dict())
+    assert TransformerConfig(**one.model) == found
+  before = config.drafts["before"].to_dict()
+  assert draft_study.training_config(config, before).num_steps == 0
+
+
+def test_a_draft_that_is_not_trained_is_what_it_begins_with(texts, tmp_path):
+  config = study_config.get_config("tiny")
+  config.train.dataset = str(texts)
+  config.train.init_from = embedded.get_config().draft
+  model = study_config.get_config("objectives").train.model
+  one = draft_study.training_config(
+    config, {"num_steps": 0, "model": model.to_dict()}
+  )
+  found, finished = draft_study.train_draft(one, tmp_path)
+  assert finished
+  assert found["num_steps"] == found["tokens"] == found["training_seconds"] == 0
+  assert 0 < found["validation_acceptance"] < 1
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    nnx.state(huggingface.load(str(tmp_path / "model"))),
+    nnx.state(huggingface.load(config.train.init_from)),
+  )
 
 
 def test_forward_operations_are_twice_the_weights_and_attention():

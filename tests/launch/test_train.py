@@ -163,6 +163,30 @@ def test_bits_per_byte_count_the_bytes_of_the_told_text(texts, tmp_path):
   assert run._num_bytes(batch) == total
 
 
+def test_a_run_begins_with_the_model_it_is_given(texts, tmp_path):
+  first, _ = train.Run(
+    tiny(texts, num_steps=2), str(tmp_path / "first")
+  ).train()
+  config = tiny(texts, num_steps=2, init_from=str(tmp_path / "first"), seed=1)
+  run = train.Run(config, str(tmp_path / "second"))
+  assert_equal(run.student, first)
+  last = [r for r in records(tmp_path / "first") if "validation_loss" in r][-1]
+  trained, _ = run.train()
+  here = [r for r in records(tmp_path / "second") if "validation_loss" in r]
+  assert [r["step"] for r in here] == [0, 2]
+  assert here[0]["validation_loss"] == pytest.approx(last["validation_loss"])
+  with pytest.raises(AssertionError):
+    assert_equal(trained, first)
+  # Begun runs go on from their own checkpoint.
+  again, _ = train.Run(config, str(tmp_path / "second")).train()
+  assert_equal(again, trained)
+
+
+def test_a_model_of_another_shape_is_refused(texts, pair, tmp_path):
+  with pytest.raises(ValueError, match="another shape than"):
+    train.Run(tiny(texts, init_from=pair[0]), str(tmp_path))
+
+
 @pytest.mark.parametrize(
   "changes, words",
   [
