@@ -5,11 +5,12 @@
 
 A draft is trained for as many steps as `config.flops` pays for (or those that
 its changes name: 0 for what a study begins with), exported to
-WORKDIR/NAME/model, and decodes held-out prompts with the target, in turn with
-plain decoding. OUT.jsonl gets a line a draft: what it is, what training gave,
-the cost of its pass beside the target's, and at every temperature block
-efficiency and speed-up with their intervals. Started again, it goes on where it
-was, inside a training too. `launch.training.tables` draws the table.
+WORKDIR/NAME/model, and decodes prompts from validation files with the target,
+in turn with plain decoding. OUT.jsonl gets a line a draft: what it is, what
+training gave, the cost of its pass beside the target's, and at every
+temperature block efficiency and speed-up with their intervals. Started again,
+it goes on where it was, inside a training too. `launch.training.tables` draws
+the table.
 """
 
 import json
@@ -23,12 +24,11 @@ import ml_collections
 from absl import flags, logging
 
 from launch import benchmark, main, train
-from launch.decoding import engine, pair, prompts
+from launch.decoding import engine, networks, pair, prompts
 from launch.journal import Journal
 from launch.measuring import timing
 from launch.training import corpus, flops, memory
 from models import huggingface, tokenizers
-from models.transformer import TransformerConfig
 from specjax import metrics
 
 flags.adopt_module_key_flags(main)
@@ -43,15 +43,9 @@ def training_config(config, changes) -> ml_collections.ConfigDict:
   """
   one = ml_collections.ConfigDict(config.train.to_dict())
   one.update(changes)
-  teacher = huggingface.load(one.teacher).config
-  per_token = flops.training_flops(
-    TransformerConfig(**one.model),
-    teacher,
-    one.sequence_length,
-    contexts=one.contexts,
-  )
-  per_step = per_token * one.batch_size * one.sequence_length
+  teacher = networks.load_module(one.teacher).config
   if "num_steps" not in changes:
+    per_step = flops.step_flops(one, teacher)
     one.num_steps = max(int(config.flops / per_step), 1)
   one.validate_every = max(one.num_steps, 1)
   one.sample_every = 0
@@ -60,7 +54,8 @@ def training_config(config, changes) -> ml_collections.ConfigDict:
 
 def train_draft(config, folder: pathlib.Path) -> tuple[dict, bool]:
   """Trains and exports one draft; what training gave, and whether it ended."""
-  module, finished = train.Run(config, str(folder)).train()
+  run = train.Run(config, str(folder))
+  module, finished = run.train()
   if not finished:
     return {}, False
   huggingface.save_llama(
@@ -76,6 +71,7 @@ def train_draft(config, folder: pathlib.Path) -> tuple[dict, bool]:
   return {
     "parameters": sum(x.size for x in jax.tree.leaves(train.nnx.state(module))),
     "num_steps": config.num_steps,
+    "flops": config.num_steps * run.step_flops(),
     "tokens": last["tokens"],
     "training_seconds": last["tokens"] / statistics.median(rates or [math.inf]),
     **{k: v for k, v in last.items() if k.startswith("validation")},
@@ -83,7 +79,7 @@ def train_draft(config, folder: pathlib.Path) -> tuple[dict, bool]:
 
 
 def decode_with(config, draft: str) -> dict:
-  """Measures a draft beside plain decoding on held-out prompts."""
+  """Measures a draft beside plain decoding, on prompts of validation files."""
   found: dict[str, dict] = {}
   costs = None
   for temperature in config.temperatures:
@@ -91,7 +87,7 @@ def decode_with(config, draft: str) -> dict:
     settings.draft, settings.temperature = draft, temperature
     models = pair.build(settings)
     items = prompts.first_tokens(
-      corpus.held_out_prompts(config.num_prompts),
+      corpus.held_out_prompts(config.num_prompts, split="validation"),
       models.tokenizer,
       num_tokens=config.prompt_tokens,
     )
@@ -115,6 +111,7 @@ def decode_with(config, draft: str) -> dict:
       name: summary[name]
       for name in (
         "block_efficiency", "block_efficiency_ci", "acceptance_rate",
+        "expected_acceptance_rate",
         "tokens_per_second", "baseline_tokens_per_second", "speedup",
         "speedup_ci",
       )
@@ -158,7 +155,6 @@ def run(_) -> int:
         "batch": number,
         "name": name,
         "changes": changes.to_dict(),
-        "flops": config.flops,
         **trained,
         **measured,
         "machine": benchmark.machine(),

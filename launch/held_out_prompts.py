@@ -4,7 +4,8 @@
   python -m launch.benchmark --config=configs/embedded.py --prompts=P.jsonl
 
 A prompt is some lines from inside a file of the test split (`launch.training.
-corpus`) of this interpreter's standard library: the same on every call.
+corpus`), of the standard library and the packages that the embedded pair was
+trained on: the same on every call, for the versions that are installed.
 """
 
 import json

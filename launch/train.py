@@ -23,6 +23,7 @@ place in the data). And WORKDIR is a model that the other commands take as a
 target or a draft (`launch.training.trained`).
 """
 
+import itertools
 import json
 import pathlib
 import signal
@@ -94,8 +95,9 @@ class Run:
         texts["train"], self.tokenizer, seed=config.data_seed, **common
       )
     )
-    self.validation = data.batches(
-      texts["validation"], self.tokenizer, seed=None, **common
+    self.validation = _first_batches(
+      data.batches(texts["validation"], self.tokenizer, seed=None, **common),
+      config.validation_batches,
     )
     self._writer = _tensorboard(self.folder) if self.chief else None
     self._sampler = None
@@ -149,16 +151,14 @@ class Run:
     saved.close()
     return nnx.merge(self.definition, state.params), done == config.num_steps
 
+  def step_flops(self) -> float:
+    """Floating point operations that a step needs."""
+    teacher = self.teacher.config if self.teacher else None
+    return flops.step_flops(self.config, teacher)
+
   def _log(self, done: int, loss: float, clock: "_Clock") -> None:
     config = self.config
     rate = clock.steps_per_second(done)
-    tokens = rate * config.batch_size * config.sequence_length
-    needed = flops.training_flops(
-      self.student.config,
-      self.teacher.config if self.teacher else None,
-      config.sequence_length,
-      contexts=config.contexts,
-    )
     peak, origin = flops.peak_flops()
     _, schedule = step.make_optimizer(config)
     self._write(
@@ -166,8 +166,8 @@ class Run:
       {
         "loss": loss,
         "learning_rate": float(schedule(done - 1)),
-        "tokens_per_second": tokens,
-        "mfu": tokens * needed / peak,
+        "tokens_per_second": rate * config.batch_size * config.sequence_length,
+        "mfu": rate * self.step_flops() / peak,
         "peak_flops": origin,
       },
     )
@@ -175,15 +175,11 @@ class Run:
   def _validate(self, done: int, state: step.TrainState) -> None:
     sums: dict[str, float] = {}
     size = 0
-    for number, batch in enumerate(self.validation):
-      if number == self.config.validation_batches:
-        break
+    for batch in self.validation:
       placed = step.place_batch(batch, self.mesh)
       for name, value in self.steps.validate(state.params, placed).items():
         sums[name] = sums.get(name, 0.0) + float(value)
       size += self._num_bytes(batch)
-    if not sums:
-      raise ValueError("the validation split is smaller than a batch")
     size = int(_total(size))
     record = {
       "validation_loss": sums["nats"] / sums["tokens"],
@@ -317,6 +313,18 @@ def _tokenizer(config, texts, *, chief: bool) -> tokenizers.Tokenizer:
   except FileNotFoundError:
     with tempfile.TemporaryDirectory() as folder:
       return load_or_train(folder)
+
+
+def _first_batches(batches, limit: int) -> list[dict[str, np.ndarray]]:
+  """At most `limit` batches (0: all), as many on every process."""
+  found = list(itertools.islice(batches, limit or None))
+  count = min(processes.gather(len(found)))
+  if not count:
+    raise ValueError(
+      "the validation split is smaller than a batch: lower config.batch_size "
+      "or config.sequence_length"
+    )
+  return found[:count]
 
 
 def _say(text: str) -> None:

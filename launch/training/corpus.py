@@ -4,7 +4,8 @@ The corpus is what a Python machine already has: the running interpreter's
 standard library and a named list of permissively licensed installed packages.
 Tests, generated and vendored files are left out. A file's split is decided by
 its path inside the library (`json/decoder.py`), so a file held out on one
-machine is held out on every machine and for every Python version.
+machine is held out on every machine and for every Python version. Files that
+are near-duplicates of training files are not held out: they are in no split.
 """
 
 import dataclasses
@@ -39,8 +40,12 @@ _EXCLUDED = re.compile(
   r"(^|/)(test_\w+|_sysconfigdata[\w-]*|entities|keyword|token|opcode)\.py$"
 )
 _GENERATED = re.compile(
-  r"(automatically generated|auto-?generated|do not edit)", re.I
+  r"(automatically generated|auto[- ]?generated|do not edit)", re.I
 )
+# A held-out file shares at most so much of its long lines with training files.
+_MAX_SHARED, _LONG_LINE = 0.3, 20
+# Lines at the top of a file, licences mostly, that no prompt begins in.
+_TOP = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +100,8 @@ def python_files(
     max_bytes: longer files (tables, mostly) are left out.
 
   Returns:
-    The files, sorted by name.
+    The files, sorted by name. Of "validation" and "test", and of all, without
+    near-duplicates of training files.
 
   Raises:
     ValueError: for a package that is not installed.
@@ -119,36 +125,73 @@ def python_files(
       ):
         continue
       seen.add(digest)
-      file = SourceFile(name, package, text)
-      if split is None or file.split == split:
-        files.append(file)
-  return sorted(files, key=lambda f: f.name)
+      files.append(SourceFile(name, package, text))
+  learned = {
+    line for f in files if f.split == "train" for line in long_lines(f.text)
+  }
+  return sorted(
+    (
+      f
+      for f in files
+      if split in (None, f.split)
+      and (f.split == "train" or shared(f.text, learned) <= _MAX_SHARED)
+    ),
+    key=lambda f: f.name,
+  )
+
+
+def long_lines(text: str) -> list[str]:
+  """The lines that tell files apart: of 20 characters, no comments."""
+  lines = (line.strip() for line in text.splitlines())
+  return [x for x in lines if len(x) >= _LONG_LINE and not x.startswith("#")]
+
+
+def shared(text: str, learned: set[str]) -> float:
+  """The share of a text's long lines that are among `learned`, 0 if none is."""
+  lines = long_lines(text)
+  return sum(line in learned for line in lines) / max(len(lines), 1)
 
 
 def held_out_prompts(
-  count: int, *, num_lines: int = 12, packages: tuple[str, ...] = ("stdlib",)
+  count: int,
+  *,
+  num_lines: int = 8,
+  split: str = "test",
+  packages: tuple[str, ...] = PACKAGES,
 ) -> list[str]:
-  """Prompts from files of the test split: a few lines from inside each file.
+  """Prompts from held-out files: some lines from inside each.
+
+  Files take turns, and no two prompts share a line of a file.
 
   Args:
-    count: how many; files are revisited at other places if need be.
+    count: how many.
     num_lines: lines in a prompt.
+    split: "test", or "validation" for what is chosen before it is tested.
     packages: where from.
 
   Returns:
-    The prompts, the same on every call.
+    The prompts, all different, the same on every call with the same packages
+    installed.
 
   Raises:
-    ValueError: if the test split is empty.
+    ValueError: if the split has fewer.
   """
-  files = python_files(packages, split="test")
-  if not files:
-    raise ValueError(f"no held-out files in {packages}")
   rng = np.random.default_rng(0)
-  prompts = []
-  while len(prompts) < count:
-    for file in files:
-      lines = file.text.splitlines(keepends=True)
-      start = int(rng.integers(max(1, len(lines) - num_lines)))
-      prompts.append("".join(lines[start : start + num_lines]))
-  return prompts[:count]
+  waiting = []
+  for file in python_files(packages, split=split):
+    lines = file.text.splitlines(keepends=True)
+    starts = np.arange(_TOP, len(lines) - num_lines + 1, num_lines)
+    waiting.append(
+      ["".join(lines[i : i + num_lines]) for i in rng.permutation(starts)]
+    )
+  prompts: dict[str, None] = {}  # in order, without repetition
+  while len(prompts) < count and any(waiting):
+    for texts in waiting:
+      if texts:
+        prompts.setdefault(texts.pop())
+  if len(prompts) < count:
+    raise ValueError(
+      f"the {split} files of {', '.join(packages)} give {len(prompts)} prompts "
+      f"of {num_lines} lines, not {count}"
+    )
+  return list(prompts)[:count]

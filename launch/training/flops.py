@@ -9,7 +9,9 @@ import time
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 
+from launch.training import objectives
 from models.transformer import TransformerConfig
 
 # Dense bfloat16 operations per second of one device, from the makers' data
@@ -47,18 +49,36 @@ def training_flops(
   teacher: TransformerConfig | None,
   length: int,
   *,
+  objective: str = "next_token",
   contexts: str = "data",
 ) -> float:
   """Operations of a training step per token.
 
-  Three passes of the student, one of a teacher, and one of the model whose
-  samples are the contexts (a prompt's share of it is not taken off).
+  Three passes of the student, one of a teacher whose laws the objective asks
+  for, and one of the model whose samples are the contexts (a prompt's share of
+  it is not taken off).
   """
   passes = {"data": 0.0, "draft": forward_flops(student, length)}
   if teacher is not None:
     passes["target"] = forward_flops(teacher, length)
   total = 3 * forward_flops(student, length) + passes[contexts]
-  return total + (forward_flops(teacher, length) if teacher else 0)
+  if teacher is not None and objectives.needs_teacher(objective):
+    total += forward_flops(teacher, length)
+  return total
+
+
+def step_flops(
+  config: ml_collections.ConfigDict, teacher: TransformerConfig | None
+) -> float:
+  """Operations of a training step of a config (configs/train_embedded.py)."""
+  per_token = training_flops(
+    TransformerConfig(**config.model),
+    teacher,
+    config.sequence_length,
+    objective=config.objective,
+    contexts=config.contexts,
+  )
+  return per_token * config.batch_size * config.sequence_length
 
 
 @functools.cache

@@ -116,6 +116,11 @@ OBJECTIVES: dict[str, Objective] = {
 }
 
 
+def needs_teacher(name: str) -> bool:
+  """Whether an objective asks for the target's laws."""
+  return get(name) is not next_token
+
+
 def get(name: str) -> Objective:
   """The objective of that name.
 

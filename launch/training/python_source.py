@@ -32,7 +32,7 @@ class Builder(tfds.core.GeneratorBasedBuilder):
   """A TFDS builder; records are `{"text", "name", "package"}`."""
 
   name = "python_source"
-  VERSION = tfds.core.Version("1.1.0")
+  VERSION = tfds.core.Version("1.2.0")
 
   def _info(self) -> tfds.core.DatasetInfo:
     text = tfds.features.Text()

@@ -157,9 +157,8 @@ def make_steps(
     raise ValueError(
       f"contexts must be one of {contexts.SOURCES}, got {config.contexts!r}"
     )
-  if teacher is None and not (
-    config.objective == "next_token" and config.contexts in ("data", "draft")
-  ):
+  judged = objectives.needs_teacher(config.objective)
+  if teacher is None and (judged or config.contexts == "target"):
     raise ValueError(
       f"objective {config.objective!r} on contexts of {config.contexts!r} "
       "needs a teacher: give config.teacher"
@@ -198,7 +197,7 @@ def make_steps(
 
   def loss_fn(params, teacher_params, batch):
     taught = None
-    if teacher_definition is not None:
+    if judged:
       taught = jax.lax.stop_gradient(
         logits(teacher_definition, teacher_params, batch)
       )
