@@ -55,7 +55,7 @@ def get_config(arg: str = "shapes") -> ml_collections.ConfigDict:
     base.data_seed = 1  # not once more the batches it began with
   elif arg == "tiny":
     tiny = train_embedded.get_config("tiny")
-    tiny.tokenizer, tiny.model.vocab_size = base.tokenizer, 4096
+    tiny.tokenizer = base.tokenizer
     tiny.teacher = base.teacher
     base = tiny
     drafts = {

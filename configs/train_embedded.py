@@ -41,7 +41,8 @@ def get_config(arg: str = "target") -> ml_collections.ConfigDict:
   config.dataset = "python_source"
   config.data_dir = ""  # a folder of this user
   config.text_features = ()  # for datasets that launch.training.data knows not
-  # Where the tokenizer is. Trained and written there if the folder lacks one.
+  # Where the tokenizer is. Trained on the data, and written there, if the
+  # folder lacks one: name another folder for other data.
   config.tokenizer = "models/pretrained/target"
   # A model to begin with (its directory), in place of random weights.
   config.init_from = ""
@@ -61,14 +62,13 @@ def get_config(arg: str = "target") -> ml_collections.ConfigDict:
   config.seed = 0  # of weights and samples
   config.data_seed = 0
   config.mesh = (-1, 1)  # devices on 'data' (-1: all others) and on 'model'
-  config.log_every = 25
+  config.log_every = 25  # 0 for never, as in the next ones
   config.validate_every = 100
   config.validation_batches = 0  # the first ones; 0 for the whole split
-  config.sample_every = 200  # 0 for never
+  config.sample_every = 200
   config.checkpoint_every = 100
   config.export_dtype = "bfloat16"
   if arg == "tiny":
-    config.model.vocab_size = 512
     config.sequence_length = 32
     config.batch_size = 4
     config.validation_batches = 2

@@ -19,16 +19,15 @@ import pathlib
 import statistics
 
 import jax
-import jax.numpy as jnp
 import ml_collections
-from absl import flags, logging
+from absl import flags
+from flax import nnx
 
 from launch import benchmark, main, train
 from launch.decoding import engine, networks, pair, prompts
 from launch.journal import Journal
 from launch.measuring import timing
-from launch.training import corpus, flops, memory
-from models import huggingface, tokenizers
+from launch.training import corpus, flops
 from specjax import metrics
 
 flags.adopt_module_key_flags(main)
@@ -58,18 +57,13 @@ def train_draft(config, folder: pathlib.Path) -> tuple[dict, bool]:
   module, finished = run.train()
   if not finished:
     return {}, False
-  huggingface.save_llama(
-    module,
-    str(folder / "model"),
-    tokenizer=tokenizers.load(config.tokenizer),
-    dtype=jnp.dtype(config.export_dtype),
-  )
+  run.export(module, str(folder / "model"))
   lines = (folder / "metrics.jsonl").read_text().splitlines()
   rows = [json.loads(line) for line in lines]
   (last,) = [r for r in rows if "validation_loss" in r][-1:]
   rates = [r["tokens_per_second"] for r in rows if "tokens_per_second" in r]
   return {
-    "parameters": sum(x.size for x in jax.tree.leaves(train.nnx.state(module))),
+    "parameters": sum(x.size for x in jax.tree.leaves(nnx.state(module))),
     "num_steps": config.num_steps,
     "flops": config.num_steps * run.step_flops(),
     "tokens": last["tokens"],
@@ -131,9 +125,7 @@ def decode_with(config, draft: str) -> dict:
 
 def run(_) -> int:
   """The command."""
-  if not flags.FLAGS["verbosity"].present:
-    logging.set_verbosity(logging.WARNING)
-  memory.keep_freed()
+  train.quiet()
   config = main.CONFIG.value
   if not main.OUTPUT.value:
     raise main.UserError("--output is required; see --help for an example")
@@ -155,6 +147,7 @@ def run(_) -> int:
         "batch": number,
         "name": name,
         "changes": changes.to_dict(),
+        "num_speculative_tokens": config.decode.num_speculative_tokens,
         **trained,
         **measured,
         "machine": benchmark.machine(),

@@ -3,15 +3,17 @@
   python -m launch.train --config=configs/train_embedded.py:target \
     --workdir=/tmp/specjax/target --export=models/pretrained/target
 
-`--workdir` alone decides where a run stands: started again it goes on from its
-last checkpoint, to the same parameters, bit for bit, as a run that was never
-stopped. SIGTERM saves a checkpoint and ends with exit code 0. At the end the
-model is exported as Llama files. WORKDIR gets
+A folder decides where a run stands: the same command, or `--workdir` alone,
+goes on from its last checkpoint, to the same parameters, bit for bit, as a run
+that was never stopped. SIGTERM saves a checkpoint and ends with exit code 0. At
+the end the model is exported as Llama files, if `--export` says where. WORKDIR
+gets
 
   config.json      what was asked for
-  metrics.jsonl    one object for every `log_every` steps: loss, tokens per
-                   second, model FLOPs utilisation, and with every validation
-                   bits per byte (TensorBoard files too, if tensorboardX is
+  metrics.jsonl    every `log_every` steps loss, tokens per second and model
+                   FLOPs utilisation; every `validate_every` steps loss, bits
+                   per byte and, with a teacher, how often a drafted token
+                   would be accepted (TensorBoard files too, if tensorboardX is
                    installed)
   samples.jsonl    what the weights of the moment complete
   checkpoints/     the newest two
@@ -24,12 +26,10 @@ target or a draft (`launch.training.trained`).
 """
 
 import itertools
-import json
 import pathlib
 import signal
 import sys
 import tempfile
-import time
 
 import jax
 import jax.numpy as jnp
@@ -40,20 +40,27 @@ from absl import flags, logging
 from flax import nnx
 
 from launch import main, processes
-from launch.decoding import networks, prompts
-from launch.training import checkpoints, data, flops, memory, step, trained
+from launch.decoding import networks
+from launch.training import (
+  checkpoints,
+  data,
+  flops,
+  memory,
+  records,
+  samples,
+  settings,
+  step,
+  trained,
+)
+from launch.training.records import say
 from models import huggingface, tokenizers
-from models.transformer import Transformer, TransformerConfig, as_language_model
-from specjax import decode
-from specjax.types import Params
-from specjax.warp import make_sampling
+from models.tokenizers import Tokenizer
+from models.transformer import Transformer, TransformerConfig
 
 flags.adopt_module_key_flags(main)  # so that --help lists them
 _EXPORT = flags.DEFINE_string(
   "export", None, "Where to write the trained model (Llama files)."
 )
-
-_SAMPLE_PROMPTS, _SAMPLE_TOKENS = 3, 48
 
 
 class Run:
@@ -64,27 +71,19 @@ class Run:
     workdir: made if it is not there.
 
   Raises:
-    ValueError: for a config that cannot be run.
+    ValueError: for a config that cannot be run, or is not the folder's.
   """
 
   def __init__(self, config: ml_collections.ConfigDict, workdir: str):
     self.config = config
     self.folder = pathlib.Path(workdir).absolute()
     self.chief = jax.process_index() == 0
-    if self.chief:
-      self.folder.mkdir(parents=True, exist_ok=True)
-      (self.folder / "config.json").write_text(
-        config.to_json_best_effort(indent=2) + "\n"
-      )
+    settings.check(config, self.folder)
     texts = {s: data.documents(config, s) for s in ("train", "validation")}
     self.tokenizer = _tokenizer(config, texts["train"], chief=self.chief)
-    if self.chief:  # with it, the folder is a model that can decode
-      tokenizers.save(self.tokenizer, trained.tokenizer_dir(workdir))
     self.mesh = step.make_mesh(config)
     self.student = _first(config)
-    self.teacher = (
-      networks.load_module(config.teacher) if config.teacher else None
-    )
+    self.teacher = _teacher(config, self.tokenizer)
     self.steps = step.make_steps(config, self.student, self.teacher, self.mesh)
     self.definition = nnx.graphdef(self.student)
     common = dict(
@@ -99,14 +98,20 @@ class Run:
       data.batches(texts["validation"], self.tokenizer, seed=None, **common),
       config.validation_batches,
     )
-    self._writer = _tensorboard(self.folder) if self.chief else None
-    self._sampler = None
+    if self.chief:
+      self.folder.mkdir(parents=True, exist_ok=True)
+      settings.write(config, self.folder)
+      # With it, the folder is a model that can decode.
+      tokenizers.save(self.tokenizer, trained.tokenizer_dir(workdir))
 
   def train(self) -> tuple[Transformer, bool]:
     """Runs, or goes on, to the end or until SIGTERM.
 
     Returns:
       The trained module, and whether the run is over.
+
+    Raises:
+      ValueError: if the folder has checkpoints, and none can be read.
     """
     config = self.config
     stop = _Stop()
@@ -116,78 +121,92 @@ class Run:
     done, state = saved.restore(
       self.steps.init(jax.random.key(config.seed)), self.iterator
     )
+    written = records.Records(
+      self.folder if self.chief else None,
+      done=done,
+      tokens_per_step=config.batch_size * config.sequence_length,
+    )
     if done:
-      _say(f"resumed at step {done}")
+      say(f"resumed at step {done}")
     else:
       parameters = sum(x.size for x in jax.tree.leaves(state.params))
-      _say(f"{parameters:,} parameters on {dict(self.mesh.shape)}")
+      say(f"{parameters:,} parameters on {dict(self.mesh.shape)}")
       if config.init_from:  # what there was to begin with
-        self._validate(0, state)
+        written.metrics(0, self.validate(state.params))
     progress = tqdm.tqdm(
       total=config.num_steps, initial=done, unit="step",
       disable=not (self.chief and sys.stderr.isatty()),
     )  # fmt: skip
-    clock = _Clock(done)
+    sampler = samples.Sampler(self.student, self.tokenizer)
+    clock = None
     with progress, stop:
       while done < config.num_steps:
         batch = step.place_batch(next(self.iterator), self.mesh)
         state, loss = self.steps.train(state, batch)
         done += 1
         progress.update()
+        if clock is None:  # the first step is compiled
+          jax.block_until_ready(loss)
+          clock = records.Clock(done)
         last = done == config.num_steps
-        if done % config.log_every == 0 or last:
-          self._log(done, float(loss), clock)
-        if done % config.validate_every == 0 or last:
-          self._validate(done, state)
+        if _due(config.log_every, done, last=last):
+          written.metrics(done, self.progress(done, float(loss), clock))
+        if _due(config.validate_every, done, last=last):
+          written.metrics(done, self.validate(state.params))
           clock.restart(done)
-        if config.sample_every and (done % config.sample_every == 0 or last):
-          self._sample(done, state)
+        if _due(config.sample_every, done, last=last):
+          for prompt, completion in sampler(state.params):
+            written.sample(done, prompt, completion)
           clock.restart(done)
         ends = stop.asked or saved.preempted(done)
         saved.save(done, state, self.iterator, force=ends or last)
         if ends and not last:
-          _say(f"stopped at step {done}; the same command goes on from there")
+          say(f"stopped at step {done}; the same command goes on from there")
           break
     saved.close()
-    return nnx.merge(self.definition, state.params), done == config.num_steps
+    return nnx.merge(self.definition, state.params), done >= config.num_steps
 
   def step_flops(self) -> float:
     """Floating point operations that a step needs."""
     teacher = self.teacher.config if self.teacher else None
     return flops.step_flops(self.config, teacher)
 
-  def _log(self, done: int, loss: float, clock: "_Clock") -> None:
+  def progress(self, done: int, loss: float, clock: records.Clock) -> dict:
+    """What is logged of training; no rate before a second step."""
     config = self.config
-    rate = clock.steps_per_second(done)
-    peak, origin = flops.peak_flops()
     _, schedule = step.make_optimizer(config)
-    self._write(
-      done,
-      {
-        "loss": loss,
-        "learning_rate": float(schedule(done - 1)),
+    found = {"loss": loss, "learning_rate": float(schedule(done - 1))}
+    rate = clock.steps_per_second(done)
+    if rate is not None:
+      peak, origin = flops.peak_flops()
+      found |= {
         "tokens_per_second": rate * config.batch_size * config.sequence_length,
         "mfu": rate * self.step_flops() / peak,
         "peak_flops": origin,
-      },
-    )
+      }
+    return found
 
-  def _validate(self, done: int, state: step.TrainState) -> None:
+  def validate(self, params: nnx.State) -> dict[str, float]:
+    """Loss of the validation text, nats a token, and bits per byte.
+
+    With a teacher also the probability that a token drafted along that text
+    would be accepted: one minus the mean total variation.
+    """
     sums: dict[str, float] = {}
     size = 0
     for batch in self.validation:
       placed = step.place_batch(batch, self.mesh)
-      for name, value in self.steps.validate(state.params, placed).items():
+      for name, value in self.steps.validate(params, placed).items():
         sums[name] = sums.get(name, 0.0) + float(value)
       size += self._num_bytes(batch)
-    size = int(_total(size))
+    size = sum(processes.gather(size))
     record = {
       "validation_loss": sums["nats"] / sums["tokens"],
       "validation_bits_per_byte": sums["nats"] / np.log(2) / size,
     }
     if "accepted" in sums:
       record["validation_acceptance"] = sums["accepted"] / sums["tokens"]
-    self._write(done, record)
+    return record
 
   def _num_bytes(self, batch: dict[str, np.ndarray]) -> int:
     """Bytes of the text that was foretold: end-of-text tokens have none."""
@@ -198,66 +217,19 @@ class Run:
     ]
     return int(self.tokenizer.token_bytes()[told].sum())
 
-  def _sample(self, done: int, state: step.TrainState) -> None:
-    """Greedy completions of built-in prompts by the weights of the moment."""
-    texts = prompts.BUILT_IN[:_SAMPLE_PROMPTS]
-    ids = [self.tokenizer.encode(text) for text in texts]
-    width = max(map(len, ids))
-    fed = np.array([row + [0] * (width - len(row)) for row in ids], np.int32)
-    if self._sampler is None:
-      model, _ = as_language_model(self.student)
-      decoder = decode.make_decoder(model, vocab_size=self.tokenizer.vocab_size)
-
-      @jax.jit
-      def sampler(params):
-        both = Params(target=params, draft=None)
-        start = decoder.init(
-          both, fed, jnp.array([len(row) for row in ids]), jax.random.key(0),
-          buffer_length=width + _SAMPLE_TOKENS, max_new_tokens=_SAMPLE_TOKENS,
-          sampling=make_sampling(len(ids), temperature=0.0),
-          stop_tokens=(self.tokenizer.eos_token_id,),
-        )  # fmt: skip
-        return decoder.generate(both, start)
-
-      self._sampler = sampler
-    found = jax.device_get(self._sampler(state.params))
-    if not self.chief:
-      return
-    with (self.folder / "samples.jsonl").open("a") as out:
-      for row, text in enumerate(texts):
-        new = found.tokens[row, len(ids[row]) : found.length[row]]
-        completion = self.tokenizer.decode(new.tolist())
-        line = {"step": done, "prompt": text, "completion": completion}
-        out.write(json.dumps(line) + "\n")
-
-  def _write(self, done: int, values: dict) -> None:
-    per_step = self.config.batch_size * self.config.sequence_length
-    record = {"step": done, "tokens": done * per_step, **values}
-    if not self.chief:
-      return
-    _say(json.dumps(record))
-    with (self.folder / "metrics.jsonl").open("a") as out:
-      out.write(json.dumps(record) + "\n")
-    if self._writer:
-      for name, value in values.items():
-        if isinstance(value, float):
-          self._writer.add_scalar(name, value, done)
-      self._writer.flush()
+  def export(self, module: Transformer, directory: str) -> None:
+    """Writes a trained module as Llama files, with the run's tokenizer."""
+    huggingface.save_llama(
+      module,
+      directory,
+      tokenizer=self.tokenizer,
+      dtype=jnp.dtype(self.config.export_dtype),
+    )
 
 
-class _Clock:
-  """Steps per second, without what is not training and the first step."""
-
-  def __init__(self, done: int):
-    self.restart(done)
-
-  def restart(self, done: int) -> None:
-    self._start, self._from = time.perf_counter(), done
-
-  def steps_per_second(self, done: int) -> float:
-    rate = (done - self._from) / (time.perf_counter() - self._start)
-    self.restart(done)
-    return rate
+def _due(every: int, done: int, *, last: bool) -> bool:
+  """Whether it is time, after `done` steps; 0 for never."""
+  return every > 0 and (last or done % every == 0)
 
 
 class _Stop:
@@ -292,7 +264,26 @@ def _first(config) -> Transformer:
   return found
 
 
-def _tokenizer(config, texts, *, chief: bool) -> tokenizers.Tokenizer:
+def _teacher(config, tokenizer: Tokenizer) -> Transformer | None:
+  """The target of `config.teacher`; it must speak of the same tokens."""
+  if not config.teacher:
+    return None
+  theirs = networks.load_tokenizer(config.teacher)
+  if theirs.fingerprint() != tokenizer.fingerprint():
+    raise ValueError(
+      f"config.teacher ({config.teacher}) has another tokenizer than "
+      f"config.tokenizer ({config.tokenizer})"
+    )
+  found = networks.load_module(config.teacher)
+  if found.config.vocab_size != config.model.vocab_size:
+    raise ValueError(
+      f"config.model.vocab_size ({config.model.vocab_size}) must be that of "
+      f"config.teacher ({found.config.vocab_size})"
+    )
+  return found
+
+
+def _tokenizer(config, texts, *, chief: bool) -> Tokenizer:
   """The one of the config, trained on `texts` if it is not there.
 
   The chief writes it. A process that does not see the chief's files trains the
@@ -306,13 +297,18 @@ def _tokenizer(config, texts, *, chief: bool) -> tokenizers.Tokenizer:
 
   found = load_or_train(config.tokenizer) if chief else None
   processes.gather(None)  # the chief is through
-  if chief:
-    return found
-  try:
-    return tokenizers.load(config.tokenizer)
-  except FileNotFoundError:
-    with tempfile.TemporaryDirectory() as folder:
-      return load_or_train(folder)
+  if not chief:
+    try:
+      found = tokenizers.load(config.tokenizer)
+    except FileNotFoundError:
+      with tempfile.TemporaryDirectory() as folder:
+        found = load_or_train(folder)
+  if found.vocab_size > config.model.vocab_size:
+    raise ValueError(
+      f"config.model.vocab_size ({config.model.vocab_size}) is less than the "
+      f"{found.vocab_size} tokens of config.tokenizer ({config.tokenizer})"
+    )
+  return found
 
 
 def _first_batches(batches, limit: int) -> list[dict[str, np.ndarray]]:
@@ -327,50 +323,26 @@ def _first_batches(batches, limit: int) -> list[dict[str, np.ndarray]]:
   return found[:count]
 
 
-def _say(text: str) -> None:
-  """A line on stderr, above the progress bar, from one process."""
-  if jax.process_index() == 0:
-    tqdm.tqdm.write(text, file=sys.stderr)
-
-
-def _total(value: int) -> int:
-  """The sum over processes."""
-  if jax.process_count() == 1:
-    return value
-  from jax.experimental import multihost_utils
-
-  return multihost_utils.process_allgather(np.int64(value)).sum()
-
-
-def _tensorboard(folder: pathlib.Path):
-  """A writer, if tensorboardX is installed."""
-  try:
-    import tensorboardX
-  except ImportError:
-    return None
-  return tensorboardX.SummaryWriter(str(folder))
+def quiet() -> None:
+  """What a process that trains sets first: few log lines, memory kept."""
+  if not flags.FLAGS["verbosity"].present:
+    logging.set_verbosity(logging.WARNING)  # Orbax tells every rename
+  memory.keep_freed()
 
 
 def run(_) -> int:
   """The command."""
-  if not flags.FLAGS["verbosity"].present:
-    logging.set_verbosity(logging.WARNING)  # Orbax tells every rename
-  memory.keep_freed()
-  config = main.CONFIG.value
-  module, finished = Run(config, main.WORKDIR.value).train()
-  if _EXPORT.value and finished and jax.process_index() == 0:
-    huggingface.save_llama(
-      module,
-      _EXPORT.value,
-      tokenizer=tokenizers.load(config.tokenizer),
-      dtype=jnp.dtype(config.export_dtype),
-    )
-    _say(f"exported to {_EXPORT.value}")
+  quiet()
+  workdir = main.WORKDIR.value
+  one = Run(main.CONFIG.value or settings.read(workdir), workdir)
+  module, finished = one.train()
+  if _EXPORT.value and finished and one.chief:
+    one.export(module, _EXPORT.value)
+    say(f"exported to {_EXPORT.value}")
   return 0
 
 
 if __name__ == "__main__":
   main.run(
-    run, required=("config", "workdir"), several_processes=True,
-    preemption_notice=True,
-  )  # fmt: skip
+    run, required=("workdir",), several_processes=True, preemption_notice=True
+  )

@@ -19,7 +19,7 @@ class Checkpoints:
 
   Args:
     folder: made if it is not there.
-    every: steps between checkpoints.
+    every: steps between checkpoints; 0 for those that are forced only.
     keep: how many of the newest stay.
   """
 
@@ -39,7 +39,7 @@ class Checkpoints:
       iterator: grain's, as it stands after that step's batch.
       force: whatever the step.
     """
-    if step % self._every == 0 or force:
+    if force or (self._every > 0 and step % self._every == 0):
       if step != self._manager.latest_step():
         self._manager.save(
           step,
@@ -64,9 +64,10 @@ class Checkpoints:
 
     Raises:
       ValueError: if another number of processes saved it: each has its place in
-        the data.
+        the data; or if there are checkpoints, and none can be read.
     """
     abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, state)
+    broken: list[int] = []
     for step in sorted(self._manager.all_steps(), reverse=True):
       self._check_processes(step)
       try:
@@ -78,14 +79,23 @@ class Checkpoints:
           ),
         )
       except Exception as error:  # what damage raises depends on the damage
+        broken.append(step)
         logging.warning(
-          "the checkpoint of step %d cannot be read (%s: %s); going back to "
-          "the one before", step, type(error).__name__,
-          " ".join(str(error).split())[:200],
+          "the checkpoint of step %d cannot be read (%s: %s)", step,
+          type(error).__name__, " ".join(str(error).split())[:200],
         )  # fmt: skip
-        self._put_aside(step)
         continue
+      for other in broken:
+        self._put_aside(other)
+      if broken:
+        logging.warning("going back to the checkpoint of step %d", step)
       return step, found.state
+    if broken:
+      raise ValueError(
+        f"none of the checkpoints in {self._folder} can be read (of steps "
+        f"{', '.join(map(str, broken))}); without that folder the run begins "
+        "anew"
+      )
     return 0, state
 
   def _check_processes(self, step: int) -> None:

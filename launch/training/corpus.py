@@ -161,7 +161,8 @@ def held_out_prompts(
 ) -> list[str]:
   """Prompts from held-out files: some lines from inside each.
 
-  Files take turns, and no two prompts share a line of a file.
+  Files take turns, no two prompts share a line of a file, and no prompt stands
+  as a whole in a training file.
 
   Args:
     count: how many.
@@ -177,8 +178,12 @@ def held_out_prompts(
     ValueError: if the split has fewer.
   """
   rng = np.random.default_rng(0)
+  files = python_files(packages)
+  learned = "".join(f.text for f in files if f.split == "train")
   waiting = []
-  for file in python_files(packages, split=split):
+  for file in files:
+    if file.split != split:
+      continue
     lines = file.text.splitlines(keepends=True)
     starts = np.arange(_TOP, len(lines) - num_lines + 1, num_lines)
     waiting.append(
@@ -187,8 +192,8 @@ def held_out_prompts(
   prompts: dict[str, None] = {}  # in order, without repetition
   while len(prompts) < count and any(waiting):
     for texts in waiting:
-      if texts:
-        prompts.setdefault(texts.pop())
+      if texts and (text := texts.pop()) not in learned:
+        prompts.setdefault(text)
   if len(prompts) < count:
     raise ValueError(
       f"the {split} files of {', '.join(packages)} give {len(prompts)} prompts "

@@ -202,8 +202,13 @@ def batches(
     end-of-text token.
 
   Raises:
-    ValueError: if the processes cannot share the batch evenly.
+    ValueError: if the processes cannot share the batch evenly, or the tokenizer
+      has no end-of-text token.
   """
+  if tokenizer.eos_token_id is None:
+    raise ValueError(
+      "the tokenizer has no end-of-text token, which documents are to end with"
+    )
   count = jax.process_count()
   if batch_size % count:
     raise ValueError(

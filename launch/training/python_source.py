@@ -82,7 +82,10 @@ class Builder(tfds.core.GeneratorBasedBuilder):
 def _version(package: str) -> str:
   if package == "stdlib":
     return platform.python_version()
-  return importlib.metadata.version(_DISTRIBUTIONS.get(package, package))
+  try:
+    return importlib.metadata.version(_DISTRIBUTIONS.get(package, package))
+  except importlib.metadata.PackageNotFoundError:
+    return "none"
 
 
 def prepare(data_dir: str | pathlib.Path) -> Builder:

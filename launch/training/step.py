@@ -150,7 +150,7 @@ def make_steps(
 
   Raises:
     ValueError: for an objective or contexts that need a teacher without one, or
-      unknown ones.
+      unknown ones; for a prompt that leaves nothing to sample.
   """
   objective = objectives.get(config.objective)
   if config.contexts not in contexts.SOURCES:
@@ -162,6 +162,13 @@ def make_steps(
     raise ValueError(
       f"objective {config.objective!r} on contexts of {config.contexts!r} "
       "needs a teacher: give config.teacher"
+    )
+  if config.contexts != "data" and not (
+    0 < config.prompt_length < config.sequence_length
+  ):
+    raise ValueError(
+      f"prompt_length must be in [1, sequence_length), here "
+      f"[1, {config.sequence_length}), got {config.prompt_length}"
     )
   optimizer, _ = make_optimizer(config)
   student_model, first = as_language_model(student)

@@ -8,6 +8,8 @@ import pathlib
 import statistics
 import sys
 
+from specjax.theory import throughput
+
 
 def table(rows: list[dict]) -> str:
   """One row a draft, as `launch.draft_study` wrote them."""
@@ -15,11 +17,16 @@ def table(rows: list[dict]) -> str:
   head = [
     "draft", "parameters", "steps", "seconds", "validation nats",
     "accepted, one token", "draft pass, ms", "of the target's",
+    "speed-up predicted, best N",
   ]  # fmt: skip
   for temperature in temperatures:
     head += [f"block efficiency, T={temperature}", "tok/s", "speed-up"]
   lines = [head, ["---"] * len(head)]
-  target = statistics.median(row["target_pass_seconds"] for row in rows)
+  # The same target, timed beside every draft.
+  target, verify = (
+    statistics.median(row[name] for row in rows)
+    for name in ("target_pass_seconds", "verify_seconds")
+  )
   for row in rows:
     seconds = row["draft_pass_seconds"]
     cells = [
@@ -31,6 +38,7 @@ def table(rows: list[dict]) -> str:
       f"{row['validation_acceptance']:.3f}",
       f"{1e3 * seconds:.3f}",
       f"{seconds / target:.3f}",
+      "{:.2f}, {}".format(*predicted(row, target, verify)),
     ]
     for temperature in temperatures:
       found = row["decoding"][temperature]
@@ -41,6 +49,26 @@ def table(rows: list[dict]) -> str:
       ]
     lines.append(cells)
   return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def predicted(row: dict, target: float, verify: float) -> tuple[float, int]:
+  """What the throughput formula makes of one-token acceptance and latency.
+
+  Args:
+    row: of a draft.
+    target: seconds of a target pass over one token.
+    verify: seconds of one over all drafted tokens of the study and one more.
+
+  Returns:
+    Tokens per second over those of plain decoding, with the best number of
+    drafted tokens up to the study's, and that number.
+  """
+  most = row["num_speculative_tokens"]
+  passes = throughput.verify_curve({1: target, 1 + most: verify})
+  acceptance, draft = row["validation_acceptance"], row["draft_pass_seconds"]
+  best = throughput.best_num_tokens(acceptance, draft, passes, most=most)
+  rate = throughput.throughput(best, acceptance, draft, passes(best + 1))
+  return float(rate) * target, best
 
 
 def _with_interval(found: dict, name: str) -> str:

@@ -1,5 +1,6 @@
 """`launch.draft_study`: equal compute, one line a draft, resumable."""
 
+import functools
 import json
 import pathlib
 
@@ -12,8 +13,8 @@ from flax import nnx
 
 from configs import draft_study as study_config
 from configs import embedded
-from launch import draft_study, main
-from launch.training import flops, tables
+from launch import draft_study, main, train
+from launch.training import flops, step, tables
 from models import huggingface
 from models.transformer import TransformerConfig
 
@@ -29,11 +30,8 @@ def test_every_draft_is_paid_for_with_the_same_operations(arg):
       continue
     one = draft_study.training_config(config, changes.to_dict())
     model = TransformerConfig(**one.model)
-    per_token = flops.training_flops(
-      model, teacher, one.sequence_length, contexts=one.contexts
-    )
-    tokens = one.num_steps * one.batch_size * one.sequence_length
-    assert per_token * tokens == pytest.approx(config.flops, rel=0.02)
+    spent = one.num_steps * flops.step_flops(one, teacher)
+    assert spent == pytest.approx(config.flops, rel=0.02)
     width = model.embed_dim
     heads = model.num_heads * model.head_dim
     assert heads == width
@@ -82,8 +80,11 @@ def test_forward_operations_are_twice_the_weights_and_attention():
   assert flops.forward_flops(config, 8) == 2 * weights + 2 * 2 * 4 * 8
   one = flops.forward_flops(config, 8)
   assert flops.training_flops(config, None, 8) == 3 * one
-  assert flops.training_flops(config, config, 8) == 4 * one
-  assert flops.training_flops(config, config, 8, contexts="target") == 5 * one
+  cost = functools.partial(flops.training_flops, config, config, 8)
+  assert cost(objective="next_token") == 3 * one
+  assert cost(objective="next_token", contexts="draft") == 4 * one
+  assert cost(objective="forward_kl") == 4 * one
+  assert cost(objective="forward_kl", contexts="target") == 5 * one
 
 
 def test_a_study_writes_a_line_a_draft_and_resumes(tmp_path, monkeypatch):
@@ -123,6 +124,7 @@ def test_a_study_writes_a_line_a_draft_and_resumes(tmp_path, monkeypatch):
   first = json.loads(before[1])
   assert rows[0] == {k: v for k, v in first.items() if k != "batch"}
   for row in rows:
+    assert row["flops"] == pytest.approx(2e10, rel=0.1)
     assert row["num_steps"] >= 1
     assert 0 < row["validation_acceptance"] < 1
     assert row["draft_pass_seconds"] > 0
@@ -131,3 +133,24 @@ def test_a_study_writes_a_line_a_draft_and_resumes(tmp_path, monkeypatch):
   printed = tables.table(rows)
   assert printed.count("\n") == 3
   assert "`b`" in printed
+
+
+def test_a_study_is_charged_for_the_passes_that_a_step_runs(texts, tmp_path):
+  """XLA counts the teacher's pass where we do, and only there."""
+  config = study_config.get_config("tiny").train
+  config.dataset = str(texts)
+
+  def counted(objective):
+    config.objective = objective
+    run = train.Run(config, str(tmp_path / objective))
+    state = run.steps.init(jax.random.key(0))
+    batch = step.place_batch(next(run.iterator), run.mesh)
+    cost = jax.jit(run.steps.train).lower(state, batch).cost_analysis()
+    return cost["flops"], run.step_flops()
+
+  (plain, plain_ours), (taught, taught_ours) = map(
+    counted, ("next_token", "forward_kl")
+  )
+  # The softmax over the vocabulary is not counted by us.
+  assert taught - plain == pytest.approx(taught_ours - plain_ours, rel=0.1)
+  assert taught_ours > 4 * plain_ours

@@ -21,7 +21,7 @@ def test_prompts_are_of_held_out_files_and_are_read_back(tmp_path, capsys):
   assert "9 prompts" in capsys.readouterr().out
   rows = read_jsonl(path)
   assert [r["id"] for r in rows] == list(range(9))
-  texts = [f.text for f in corpus.python_files(("stdlib",), split="test")]
+  texts = [f.text for f in corpus.python_files(split="test")]
   for row in rows:
     assert 1 <= len(row["prompt"].splitlines()) <= 5
     assert any(row["prompt"] in text for text in texts)

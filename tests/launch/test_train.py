@@ -1,7 +1,9 @@
 """`launch.train`: exact, restartable, the same on any mesh."""
 
+import functools
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -15,15 +17,13 @@ from flax import nnx
 
 from configs import train_embedded
 from launch import main, train
-from launch.training import step
+from launch.training import settings, step
 from models import huggingface, tokenizers
 
 
 def tiny(texts, pair=None, **changes):
   config = train_embedded.get_config("tiny")
   config.dataset = str(texts)
-  config.tokenizer = "models/pretrained/target"
-  config.model.vocab_size = 4096
   config.num_steps = 12
   if pair:
     config.teacher = pair[0]
@@ -109,8 +109,7 @@ def test_sigterm_ends_the_command_with_exit_code_0(texts, tmp_path):
   command = [
     sys.executable, "-m", "launch.train",
     "--config=configs/train_embedded.py:tiny", f"--config.dataset={texts}",
-    "--config.tokenizer=models/pretrained/target",
-    "--config.model.vocab_size=4096", "--config.num_steps=100000",
+    "--config.num_steps=100000",
     "--config.validate_every=100000", "--config.sample_every=0",
     "--config.log_every=1", f"--workdir={tmp_path}/w", f"--export={tmp_path}/x",
   ]  # fmt: skip
@@ -130,7 +129,9 @@ def test_sigterm_ends_the_command_with_exit_code_0(texts, tmp_path):
 
 def test_what_a_run_writes(texts, pair, tmp_path):
   config = tiny(texts, pair, objective="forward_kl", num_steps=20)
-  train.Run(config, str(tmp_path)).train()
+  run = train.Run(config, str(tmp_path))
+  told = functools.partial(told_text, run.tokenizer)
+  run.train()
   found = records(tmp_path)
   losses = [r["loss"] for r in found if "loss" in r]
   assert [r["step"] for r in found if "loss" in r] == [5, 10, 15, 20]
@@ -143,24 +144,26 @@ def test_what_a_run_writes(texts, pair, tmp_path):
       assert record["peak_flops"] == "measured"
   checks = [r for r in found if "validation_loss" in r]
   assert [r["step"] for r in checks] == [5, 10, 15, 20]
+  tokens = sum(count for count, _ in map(told, run.validation))
+  size = sum(len(text) for _, text in map(told, run.validation))
   for record in checks:
     assert 0 < record["validation_acceptance"] < 1
-    bits = record["validation_bits_per_byte"]
-    assert 0.5 < record["validation_loss"] / np.log(2) / bits < 10
+    bits = record["validation_loss"] / np.log(2) * tokens
+    assert record["validation_bits_per_byte"] == pytest.approx(bits / size)
   lines = (tmp_path / "samples.jsonl").read_text().splitlines()
   assert {json.loads(line)["step"] for line in lines} == {10, 20}
   assert json.loads((tmp_path / "config.json").read_text())["num_steps"] == 20
 
 
-def test_bits_per_byte_count_the_bytes_of_the_told_text(texts, tmp_path):
-  run = train.Run(tiny(texts), str(tmp_path))
-  (batch, *_) = run.validation
-  total = 0
+def told_text(tokenizer, batch):
+  """How many tokens of a batch are foretold, and the bytes they stand for."""
+  count, text = 0, b""
   for tokens, segments in zip(batch["tokens"], batch["segments"], strict=True):
     for segment in range(1, segments.max() + 1):
       told = tokens[segments == segment][1:]
-      total += len(run.tokenizer.decode(told).encode())
-  assert run._num_bytes(batch) == total
+      count += len(told)
+      text += tokenizer.decode(told).encode()
+  return count, text
 
 
 def test_a_run_begins_with_the_model_it_is_given(texts, tmp_path):
@@ -196,11 +199,101 @@ def test_a_model_of_another_shape_is_refused(texts, pair, tmp_path):
     (dict(contexts="ours"), "contexts must be one of"),
     (dict(mesh=(3, 1)), "mesh \\(3, 1\\) takes 3 devices"),
     (dict(dataset="no_such_set"), "unknown dataset"),
+    (dict(batch_size=1000), "validation split is smaller than a batch"),
+    (
+      dict(contexts="draft", prompt_length=32),
+      r"here \[1, 32\), got 32",
+    ),
+    (dict(model=dict(vocab_size=300)), "less than the 4096 tokens"),
   ],
 )
 def test_mistakes_in_the_config(texts, tmp_path, changes, words):
   with pytest.raises(ValueError, match=words):
-    train.Run(tiny(texts, **changes), str(tmp_path))
+    train.Run(tiny(texts, **changes), str(tmp_path / "w"))
+  assert not (tmp_path / "w").exists()
+
+
+def test_a_teacher_speaks_of_the_same_tokens(texts, pair, tmp_path):
+  distilling = functools.partial(tiny, texts, pair, objective="forward_kl")
+  other = distilling(tokenizer=str(tmp_path / "tokenizer"))
+  with pytest.raises(ValueError, match="another tokenizer than"):
+    train.Run(other, str(tmp_path / "a"))
+  padded = distilling(model=dict(vocab_size=4100))
+  with pytest.raises(ValueError, match=r"must be that of\s+config.teacher"):
+    train.Run(padded, str(tmp_path / "b"))
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [dict(seed=1), dict(batch_size=2), dict(model=dict(embed_dim=64))],
+  ids=lambda changes: next(iter(changes)),
+)
+def test_the_folder_of_another_run_is_refused(texts, tmp_path, changes):
+  kept = dict(num_steps=3, validate_every=0, sample_every=0)
+  train.Run(tiny(texts, **kept), str(tmp_path)).train()
+  before = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+  with pytest.raises(ValueError, match=f"has config.{next(iter(changes))} = "):
+    train.Run(tiny(texts, **kept, **changes), str(tmp_path))
+  after = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+  assert before == after
+  assert not list(tmp_path.glob("broken-*"))
+  # What may change: here the run goes on for longer.
+  longer = tiny(texts, **kept | dict(num_steps=4, log_every=1))
+  assert train.Run(longer, str(tmp_path)).train()[1]
+  # And a run beyond its end is over.
+  assert train.Run(tiny(texts, **kept), str(tmp_path)).train()[1]
+
+
+def command_line(*args):
+  with flagsaver.flagsaver():
+    return main.execute(train.run, ["train", *args])
+
+
+def test_the_folder_alone_goes_on(texts, tmp_path, capsys):
+  folder = f"--workdir={tmp_path}/w"
+  assert command_line(folder) == 2
+  assert "a new one needs --config" in capsys.readouterr().err
+  config = tiny(
+    texts, num_steps=4, log_every=1, validate_every=0, sample_every=0
+  )
+  train.Run(config, str(tmp_path / "w")).train()
+  path = tmp_path / "w" / "config.json"
+  path.write_text(path.read_text().replace('"num_steps": 4', '"num_steps": 6'))
+  assert command_line(folder, f"--export={tmp_path}/x") == 0
+  assert [r["step"] for r in records(tmp_path / "w")] == [1, 2, 3, 4, 5, 6]
+  config.num_steps = 6
+  whole, _ = train.Run(config, str(tmp_path / "whole")).train()
+  resumed, _ = train.Run(config, str(tmp_path / "w")).train()
+  assert_equal(whole, resumed)
+  assert (tmp_path / "x" / "model.safetensors").is_file()
+
+
+def test_a_run_killed_at_any_moment_goes_on_to_the_same_bits(texts, tmp_path):
+  """SIGKILL at a random time, while it trains, saves or writes."""
+  arguments = [
+    "--config=configs/train_embedded.py:tiny", f"--config.dataset={texts}",
+    "--config.num_steps=60", "--config.validate_every=25",
+    "--config.sample_every=0", "--config.log_every=1",
+    "--config.checkpoint_every=4", "--config.export_dtype=float32",
+  ]  # fmt: skip
+  killed, whole = tmp_path / "killed", tmp_path / "whole"
+  process = subprocess.Popen(
+    [sys.executable, "-m", "launch.train", *arguments, f"--workdir={killed}"],
+    stderr=subprocess.PIPE, text=True,
+  )  # fmt: skip
+  last = random.SystemRandom().randrange(5, 50)
+  for line in process.stderr:
+    if line.startswith(f'{{"step": {last},'):
+      break
+  process.kill()
+  process.communicate()
+  assert command_line(*arguments, f"--workdir={whole}") == 0
+  assert command_line(f"--workdir={killed}", f"--export={tmp_path}/x") == 0
+  steps = [r["step"] for r in records(killed) if "loss" in r]
+  assert steps == list(range(1, 61)), f"killed at step {last}"
+  config = settings.read(str(whole))
+  expected, _ = train.Run(config, str(whole)).train()
+  assert_equal(huggingface.load(str(tmp_path / "x")), expected)
 
 
 def test_the_command_distils_and_exports(texts, tmp_path, pair):
@@ -215,8 +308,7 @@ def test_the_command_distils_and_exports(texts, tmp_path, pair):
       ["train", "--config=configs/train_embedded.py:tiny",
        f"--config.dataset={texts}", f"--config.teacher={pair[0]}",
        "--config.objective=total_variation", "--config.contexts=target",
-       "--config.prompt_length=8", "--config.model.vocab_size=4096",
-       "--config.tokenizer=models/pretrained/target",
+       "--config.prompt_length=8",
        "--config.export_dtype=float32",
        "--config.num_steps=2", f"--workdir={tmp_path}/w",
        f"--export={export}"],
@@ -268,14 +360,13 @@ def test_a_mesh_of_devices_trains_the_same_model(texts, pair, tmp_path):
       | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={data * model}"},
     )  # fmt: skip
     found.append(np.load(out / "w.npz"))
-  for other in found[1:]:
+  first = [r["loss"] for r in records(tmp_path / "1x1") if "loss" in r]
+  assert len(first) > 1
+  for other, shape in zip(found[1:], ("4x1", "2x2", "1x4"), strict=True):
     for name in found[0].files:
       np.testing.assert_allclose(other[name], found[0][name], atol=2e-3)
-    losses = [
-      [r["loss"] for r in records(tmp_path / name) if "loss" in r]
-      for name in ("1x1", "2x2")
-    ]
-    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
+    losses = [r["loss"] for r in records(tmp_path / shape) if "loss" in r]
+    np.testing.assert_allclose(losses, first, rtol=1e-4)
 
 
 def test_two_processes_stop_at_one_step_when_one_gets_sigterm(texts, tmp_path):

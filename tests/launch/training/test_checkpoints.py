@@ -63,10 +63,37 @@ def test_a_broken_checkpoint_gives_way_to_the_one_before(
   assert (step, int(found["step"])) == (2, 2)
   assert next(iterator) == 2
   assert "checkpoint of step 4 cannot be read" in caplog.text
+  assert "going back to the checkpoint of step 2" in caplog.text
+  assert (folder.parent / "broken-checkpoints-4").is_dir()
   # Its step can be saved again.
   saved.save(4, state(40), iterator, force=True)
   step, found = Checkpoints(folder, every=2).restore(state(0), numbers())
   assert (step, int(found["step"])) == (4, 40)
+
+
+def test_a_lost_place_in_the_data_breaks_a_checkpoint(folder):
+  for file in (folder / "4" / "data").rglob("*.json"):
+    file.write_text("{")
+  iterator = numbers()
+  step, _ = Checkpoints(folder, every=2).restore(state(0), iterator)
+  assert step == 2
+  assert next(iterator) == 2
+
+
+def test_where_no_checkpoint_can_be_read_nothing_begins_anew(folder):
+  for file in folder.rglob("d/*"):
+    if file.is_file():
+      file.unlink()
+  with pytest.raises(ValueError, match=r"none of the checkpoints.*steps 4, 2"):
+    Checkpoints(folder, every=2).restore(state(0), numbers())
+  assert {"2", "4"} <= {path.name for path in folder.iterdir()}
+
+
+def test_a_state_of_another_shape_touches_no_checkpoint(folder):
+  other = {"w": jnp.zeros((3, 3)), "step": jnp.int32(0)}
+  with pytest.raises(ValueError, match="none of the checkpoints"):
+    Checkpoints(folder, every=2).restore(other, numbers())
+  assert Checkpoints(folder, every=2).restore(state(0), numbers())[0] == 4
 
 
 def test_an_unfinished_checkpoint_is_not_seen(folder):

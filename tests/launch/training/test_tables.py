@@ -21,7 +21,8 @@ def test_the_tables_are_printed_from_the_committed_studies(path, capsys):
 def test_drafts_of_a_study_had_equal_compute(path):
   rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
   assert len(rows) >= 4
-  assert len({row["flops"] for row in rows}) == 1
+  spent = [row["flops"] for row in rows if row["num_steps"]]
+  assert spent == pytest.approx([max(spent)] * len(spent), rel=0.02)
   assert len({row["name"] for row in rows}) == len(rows)
 
 

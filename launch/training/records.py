@@ -1,0 +1,101 @@
+"""What a training run writes: metrics, samples, and TensorBoard's files."""
+
+import json
+import pathlib
+import sys
+import time
+
+import jax
+import tqdm
+
+
+class Records:
+  """The files of a run, from the step on at which it begins or goes on.
+
+  What a killed run wrote after its last checkpoint is taken back: those steps
+  are done again.
+
+  Args:
+    folder: WORKDIR, or None for a process that writes nothing.
+    done: steps done.
+    tokens_per_step: what a step reads.
+  """
+
+  def __init__(
+    self, folder: pathlib.Path | None, *, done: int, tokens_per_step: int
+  ):
+    self._folder = folder
+    self._tokens_per_step = tokens_per_step
+    self._board = None
+    if folder is None:
+      return
+    for name in ("metrics.jsonl", "samples.jsonl"):
+      _keep(folder / name, up_to=done)
+    try:
+      import tensorboardX
+    except ImportError:
+      return
+    self._board = tensorboardX.SummaryWriter(str(folder), purge_step=done + 1)
+
+  def metrics(self, step: int, values: dict) -> None:
+    """A line of metrics.jsonl, also on stderr."""
+    if self._folder is None:
+      return
+    record = {"step": step, "tokens": step * self._tokens_per_step, **values}
+    say(json.dumps(record))
+    self._append("metrics.jsonl", record)
+    if self._board:
+      for name, value in values.items():
+        if isinstance(value, float):
+          self._board.add_scalar(name, value, step)
+      self._board.flush()
+
+  def sample(self, step: int, prompt: str, completion: str) -> None:
+    """A line of samples.jsonl."""
+    if self._folder is not None:
+      self._append(
+        "samples.jsonl",
+        {"step": step, "prompt": prompt, "completion": completion},
+      )
+
+  def _append(self, name: str, record: dict) -> None:
+    with (self._folder / name).open("a", encoding="utf-8") as out:
+      out.write(json.dumps(record) + "\n")
+
+
+def _keep(path: pathlib.Path, *, up_to: int) -> None:
+  """Drops the lines of later steps, and one that was not finished."""
+  if not path.is_file():
+    return
+  kept = []
+  for line in path.read_text("utf-8").splitlines(keepends=True):
+    try:
+      step = json.loads(line)["step"]
+    except (ValueError, KeyError):
+      continue
+    if step <= up_to:
+      kept.append(line)
+  path.write_text("".join(kept), "utf-8")
+
+
+class Clock:
+  """Steps per second, without what is not training; starts at `done` steps."""
+
+  def __init__(self, done: int):
+    self.restart(done)
+
+  def restart(self, done: int) -> None:
+    """Nothing before now counts."""
+    self._start, self._from = time.perf_counter(), done
+
+  def steps_per_second(self, done: int) -> float | None:
+    """Since the last call or restart; None if no step was timed since."""
+    steps, seconds = done - self._from, time.perf_counter() - self._start
+    self.restart(done)
+    return steps / seconds if steps else None
+
+
+def say(text: str) -> None:
+  """A line on stderr, above the progress bar, from one process."""
+  if jax.process_index() == 0:
+    tqdm.tqdm.write(text, file=sys.stderr)

@@ -1,0 +1,59 @@
+"""The config of a training run, kept in its folder: what may change, what not.
+
+WORKDIR/config.json is what a run was last asked for. With it `--workdir` alone
+goes on, and a folder is not taken for that of another run: what decides the
+weights and the place in the data stays. Numbers of steps, rates, and what is
+logged, saved and exported may be changed between two parts of a run.
+"""
+
+import json
+import pathlib
+
+import ml_collections
+
+_STAYS = (
+  "model", "init_from", "dataset", "text_features", "sequence_length",
+  "batch_size", "seed", "data_seed", "objective", "contexts", "prompt_length",
+)  # fmt: skip
+
+
+def read(workdir: str) -> ml_collections.ConfigDict:
+  """What the run in a folder was asked for.
+
+  Raises:
+    ValueError: if there is no run, or its file is damaged.
+  """
+  path = pathlib.Path(workdir) / "config.json"
+  if not path.is_file():
+    raise ValueError(
+      f"no run to go on with in {workdir}: a new one needs --config"
+    )
+  try:
+    config = ml_collections.ConfigDict(json.loads(path.read_text("utf-8")))
+  except (ValueError, TypeError) as error:
+    raise ValueError(f"{path} is not the config of a run: {error}") from None
+  config.lock()
+  return config
+
+
+def check(config: ml_collections.ConfigDict, folder: pathlib.Path) -> None:
+  """ValueError if the run that was begun in a folder is another one."""
+  path = folder / "config.json"
+  if not (path.is_file() and (folder / "checkpoints").is_dir()):
+    return
+  before = json.loads(path.read_text("utf-8"))
+  now = json.loads(config.to_json_best_effort())
+  for name in _STAYS:
+    # "" and () are what configs had before they had a setting.
+    if (before.get(name) or None) != (now.get(name) or None):
+      raise ValueError(
+        f"the run in {folder} has config.{name} = {before.get(name)!r}, not "
+        f"{now.get(name)!r}: take another --workdir (config.init_from can "
+        "begin with this run's model)"
+      )
+
+
+def write(config: ml_collections.ConfigDict, folder: pathlib.Path) -> None:
+  """Writes WORKDIR/config.json."""
+  text = config.to_json_best_effort(indent=2)
+  (folder / "config.json").write_text(text + "\n", "utf-8")
