@@ -1,0 +1,104 @@
+"""Decoders of table-lookup toys, five ragged rows, and how to run them."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import toys
+
+import specjax
+from specjax import drafters, sampling
+from specjax.tree import chain, paths
+from specjax.warp import make_sampling
+
+VOCAB = 11
+TARGET = toys.table(VOCAB, seed=0)
+DRAFT = toys.near(TARGET, noise=0.8, seed=1)
+MODEL = toys.table_model(VOCAB)
+PARAMS = specjax.Params(target=jnp.asarray(TARGET), draft=jnp.asarray(DRAFT))
+PROMPTS = np.random.default_rng(0).integers(0, VOCAB, (5, 6)).astype(np.int32)
+LENGTHS = np.array([1, 3, 6, 2, 5], np.int32)
+BUDGETS = np.array([30, 21, 34, 5, 1], np.int32)
+
+
+def make_drafters(**common):
+  model = drafters.model.drafter
+  return {
+    "plain": drafters.plain.drafter(vocab_size=VOCAB),
+    "model": model(MODEL, tree=chain(3), **common),
+    "model1": model(MODEL, tree=chain(1), **common),
+    "paths": model(MODEL, tree=paths(3, 3), **common),
+    "ngram": drafters.ngram.drafter(num_speculative_tokens=3, **common),
+    "layer_skip": drafters.layer_skip.drafter(MODEL, tree=chain(3), **common),
+    "layer_skip_paths": drafters.layer_skip.drafter(
+      MODEL, tree=paths(2, 2), **common
+    ),
+  }
+
+
+DRAFTERS = make_drafters(vocab_size=VOCAB)
+PAIRS = [
+  (rule, name)
+  for rule in ("token", "match")
+  for name, drafter in DRAFTERS.items()
+  if rule != "token" or drafter.tree.is_chain
+]
+NO_STOP = (-1, -1)
+
+
+@functools.cache
+def make(drafter="model", rule="token", with_log_probs=False):
+  """One decoder per combination, so that its programs are compiled once."""
+  return specjax.make_decoder(
+    MODEL, drafter=DRAFTERS[drafter], rule=rule, with_log_probs=with_log_probs
+  )
+
+
+@functools.cache
+def jitted(decoder, name):
+  function = getattr(decoder, name)
+  static = "buffer_length" if name == "init" else None
+  return jax.jit(function, static_argnames=static)
+
+
+def start(
+  decoder,
+  *,
+  rows=slice(None),
+  key=0,
+  prompts=PROMPTS,
+  temperature=1.0,
+  max_new_tokens=BUDGETS,
+  stop_tokens=NO_STOP,
+):
+  ids = np.arange(len(PROMPTS))[rows]
+  return jitted(decoder, "init")(
+    PARAMS,
+    jnp.asarray(prompts[rows]),
+    jnp.asarray(LENGTHS[rows]),
+    sampling.row_keys(jax.random.key(key), jnp.asarray(ids)),
+    buffer_length=40,
+    max_new_tokens=jnp.asarray(max_new_tokens[rows]),
+    sampling=make_sampling(len(ids), temperature=temperature),
+    stop_tokens=jnp.asarray(stop_tokens),
+  )
+
+
+def decode(decoder, state, params=PARAMS):
+  return jitted(decoder, "generate")(params, state)
+
+
+def rows_of(state):
+  """The committed tokens of every row."""
+  return [
+    np.asarray(state.tokens[b, : state.length[b]]).tolist()
+    for b in range(state.tokens.shape[0])
+  ]
+
+
+def greedy_reference(prompt, count):
+  context = list(prompt)
+  for _ in range(count):
+    context.append(int(np.argmax(toys.context_logits(TARGET, context))))
+  return context

@@ -1,0 +1,142 @@
+"""One program for any batch: rows alone, padded, a few steps at a time."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from decoding import (
+  LENGTHS,
+  PAIRS,
+  PARAMS,
+  PROMPTS,
+  VOCAB,
+  decode,
+  jitted,
+  make,
+  rows_of,
+  start,
+)
+
+from specjax import sampling
+from specjax.warp import make_sampling
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("rule", "drafter"), PAIRS)
+def test_while_loop_equals_a_python_loop_over_step(rule, drafter):
+  decoder = make(drafter, rule)
+  state = start(decoder)
+  step = jitted(decoder, "step")
+  while not bool(state.done.all()):
+    state, _ = step(PARAMS, state)
+  whole = decode(decoder, start(decoder))
+  assert rows_of(whole) == rows_of(state)
+  # Sums of probabilities may be rounded apart by two programs; counts may not.
+  close = functools.partial(np.testing.assert_allclose, rtol=1e-6)
+  jax.tree.map(close, whole.counters, state.counters)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("rule", "drafter"), PAIRS)
+def test_a_row_does_not_depend_on_its_batch(rule, drafter, temperature):
+  decoder = make(drafter, rule)
+  options = dict(temperature=temperature, stop_tokens=(7,))
+  together = rows_of(decode(decoder, start(decoder, **options)))
+  order = np.array([3, 0, 4, 2, 1])
+  shuffled = rows_of(decode(decoder, start(decoder, rows=order, **options)))
+  assert shuffled == [together[i] for i in order]
+  for b in range(len(PROMPTS)):
+    alone = decode(decoder, start(decoder, rows=slice(b, b + 1), **options))
+    assert rows_of(alone) == together[b : b + 1]
+
+
+def test_a_row_does_not_depend_on_what_its_prompt_is_padded_with():
+  decoder = make("paths", "match")
+  other = np.where(np.arange(6) < LENGTHS[:, None], PROMPTS, 9)
+  wider = np.pad(other, ((0, 0), (0, 7)), constant_values=5)
+  expected = rows_of(decode(decoder, start(decoder)))
+  assert rows_of(decode(decoder, start(decoder, prompts=other))) == expected
+  assert rows_of(decode(decoder, start(decoder, prompts=wider))) == expected
+
+
+@pytest.mark.gpu
+def test_nine_rows_take_the_scatter_path_to_the_same_tokens():
+  decoder = make("paths", "match")
+  rows = np.array([0, 1, 2, 3, 4, 4, 3, 2, 1])
+  expected = rows_of(decode(decoder, start(decoder)))
+  many = rows_of(decode(decoder, start(decoder, rows=rows)))
+  assert many == [expected[i] for i in rows]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("drafter", ["model", "paths", "ngram", "layer_skip"])
+def test_one_trace_for_all_prompts_lengths_settings_and_budgets(drafter):
+  decoder = make(drafter, "match")
+  traces = []
+
+  @jax.jit
+  def run(prompts, lengths, keys, budgets, settings, stops):
+    traces.append(1)
+    state = decoder.init(
+      PARAMS, prompts, lengths, keys, buffer_length=40,
+      max_new_tokens=budgets, sampling=settings, stop_tokens=stops,
+    )  # fmt: skip
+    return decoder.generate(PARAMS, state).tokens
+
+  for seed in range(3):
+    rng = np.random.default_rng(seed)
+    run(
+      jnp.asarray(rng.integers(0, VOCAB, (5, 6))),
+      jnp.asarray(rng.integers(1, 7, 5)),
+      sampling.row_keys(jax.random.key(seed), jnp.arange(5)),
+      jnp.asarray(rng.integers(1, 30, 5)),
+      make_sampling(5, temperature=seed * 0.5, top_p=1 - seed / 4),
+      jnp.array([seed]),
+    )
+  assert len(traces) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("rule", "drafter"), PAIRS)
+def test_generate_keeps_the_host_out(rule, drafter):
+  """No callback, infeed or outfeed in the program of the whole loop."""
+  decoder = make(drafter, rule)
+  program = jitted(decoder, "generate").lower(PARAMS, start(decoder)).as_text()
+  assert "while" in program
+  for word in ("callback", "infeed", "outfeed", "send", "recv"):
+    assert word not in program
+
+
+@pytest.mark.gpu
+def test_steps_can_be_taken_a_few_at_a_time():
+  decoder = make("model")
+  expected = rows_of(decode(decoder, start(decoder)))
+  state = start(decoder)
+  run = jitted(decoder, "steps")
+  seen = np.asarray(state.length)
+  while not bool(state.done.all()):
+    state = run(PARAMS, state, 2)
+    assert (np.asarray(state.length) >= seen).all()
+    seen = np.asarray(state.length)
+  assert rows_of(state) == expected
+
+
+@pytest.mark.gpu
+def test_the_callers_arrays_survive_donation():
+  decoder = make("model")
+  prompts, lengths = jnp.asarray(PROMPTS), jnp.asarray(LENGTHS)
+  keys = sampling.row_keys(jax.random.key(0), jnp.arange(5))
+  settings = make_sampling(5)
+  stops, budget = jnp.array([3]), jnp.full(5, 4)
+  state = decoder.init(
+    PARAMS, prompts, lengths, keys, buffer_length=16, max_new_tokens=budget,
+    sampling=settings, stop_tokens=stops,
+  )  # fmt: skip
+  jax.jit(decoder.generate, donate_argnums=1)(PARAMS, state)
+  assert state.target_cache.keys[0].is_deleted()
+  for x in jax.tree.leaves((prompts, lengths, settings, stops, budget, PARAMS)):
+    assert not x.is_deleted()
+  assert not keys.is_deleted()

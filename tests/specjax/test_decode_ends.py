@@ -1,0 +1,202 @@
+"""How rows end, what is counted, and what a row is not touched by."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+from decoding import (
+  BUDGETS,
+  DRAFT,
+  DRAFTERS,
+  LENGTHS,
+  MODEL,
+  PAIRS,
+  PARAMS,
+  PROMPTS,
+  TARGET,
+  VOCAB,
+  decode,
+  greedy_reference,
+  make,
+  make_drafters,
+  rows_of,
+  start,
+)
+
+import specjax
+from specjax import drafters, rules, siblings
+from specjax import tree as tree_lib
+from specjax.tree import chain
+from specjax.types import Origin, StopReason
+from specjax.warp import make_sampling
+
+
+@pytest.mark.parametrize(("rule", "drafter"), PAIRS)
+def test_rows_end_at_the_first_stop_token(rule, drafter):
+  decoder = make(drafter, rule)
+  free = rows_of(decode(decoder, start(decoder, temperature=0.0)))
+  stops = (2, 8)
+  state = decode(decoder, start(decoder, temperature=0.0, stop_tokens=stops))
+  for b, row in enumerate(rows_of(state)):
+    new = free[b][LENGTHS[b] :]
+    at = next((i for i, t in enumerate(new) if t in stops), None)
+    expected = new if at is None else new[: at + 1]
+    assert row[LENGTHS[b] :] == expected
+    reason = StopReason.LENGTH if at is None else StopReason.STOP_TOKEN
+    assert state.stop_reason[b] == reason
+
+
+@pytest.mark.parametrize(("rule", "drafter"), PAIRS)
+def test_counts_add_up(rule, drafter):
+  decoder = make(drafter, rule)
+  state = decode(decoder, start(decoder, stop_tokens=(2,)))
+  c, tree = jax.device_get(state.counters), decoder.drafter.tree
+  emitted = np.asarray(state.length - state.prompt_length)
+  assert (emitted <= BUDGETS).all()
+  assert (c.accept_counts.sum(1) == c.num_target_calls).all()
+  depths = np.arange(tree.max_depth + 1)
+  assert (c.accept_counts @ depths == c.num_accepted).all()
+  assert (c.num_drafted == c.num_target_calls * tree.num_drafted).all()
+  # A call emits its accepted tokens and one more, unless the row ends first.
+  short = c.num_accepted + c.num_target_calls - emitted
+  assert set(short.tolist()) <= {0, 1}
+  for b, row in enumerate(np.asarray(state.origins)):
+    new = row[LENGTHS[b] : state.length[b]]
+    assert (row[: LENGTHS[b]] == Origin.PROMPT).all()
+    assert (new == Origin.ACCEPTED).sum() == c.num_accepted[b]
+    assert (new != Origin.PROMPT).all()
+
+
+def test_a_budget_of_zero_emits_nothing():
+  decoder = make("model")
+  budgets = np.array([3, 0, 2, 0, 1])
+  state = decode(decoder, start(decoder, max_new_tokens=budgets))
+  np.testing.assert_array_equal(state.length - LENGTHS, budgets)
+  assert (state.stop_reason == StopReason.LENGTH).all()
+  assert state.counters.num_target_calls[1] == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_decoding_works_with_x64_enabled(drafter):
+  with jax.enable_x64(True):
+    decoder = specjax.make_decoder(
+      MODEL, drafter=make_drafters(vocab_size=VOCAB)[drafter], rule="match"
+    )
+    state = start(decoder, temperature=0.0)
+    state = jax.jit(decoder.generate)(PARAMS, state)
+    for b, row in enumerate(rows_of(state)):
+      assert row == greedy_reference(PROMPTS[b, : LENGTHS[b]], BUDGETS[b])
+
+
+def test_a_sampling_batch_of_another_size_is_refused():
+  with pytest.raises(ValueError, match="sampling must have 5 rows"):
+    make("model").init(
+      PARAMS, jnp.asarray(PROMPTS), LENGTHS, jax.random.key(0),
+      buffer_length=40, max_new_tokens=3, sampling=make_sampling(2),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("rule", "drafter"), PAIRS)
+def test_log_probs_are_the_unwarped_targets(rule, drafter):
+  decoder = make(drafter, rule, with_log_probs=True)
+  state = decode(decoder, start(decoder, temperature=0.5))
+  for b, row in enumerate(rows_of(state)):
+    for i in range(LENGTHS[b], len(row)):
+      logits = toys.context_logits(TARGET, row[:i]).astype(np.float64)
+      expected = logits[row[i]] - np.log(np.exp(logits).sum())
+      assert state.log_probs[b, i] == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(("part", "after"), [("target", 4), ("draft", 0)])
+def test_nan_logits_end_their_row_and_no_other(part, after):
+  """One poisoned table row; rows that never read it are untouched."""
+  decoder = make("model")
+  clean = rows_of(decode(decoder, start(decoder, temperature=0.0)))
+  victim = 2
+  context = clean[victim][: LENGTHS[victim] + after]
+  index = sum(
+    (t + 1) * int(toys._PRIMES[i % len(toys._PRIMES)])
+    for i, t in enumerate(context)
+  ) % len(TARGET)  # fmt: skip
+  table = {"target": TARGET, "draft": DRAFT}[part].copy()
+  table[index] = np.nan
+  params = dataclasses.replace(PARAMS, **{part: jnp.asarray(table)})
+  state = start(decoder, temperature=0.0)
+  state = decode(decoder, state, params)
+  assert state.stop_reason[victim] == StopReason.NAN_LOGITS
+  for b, row in enumerate(rows_of(state)):
+    assert row == clean[b][: len(row)]
+    if state.stop_reason[b] != StopReason.NAN_LOGITS:
+      assert row == clean[b]
+  assert (np.asarray(state.stop_reason) == StopReason.LENGTH).any()
+
+
+def test_nan_on_nodes_that_are_not_reached_costs_nothing():
+  """Greedy rows end with NaN exactly if plain decoding meets it too."""
+  decoder, plain = make("model"), make("plain")
+  clean = decode(plain, start(plain, temperature=0.0))
+  hit = 0
+  for index in range(0, len(TARGET), 4):
+    table = TARGET.copy()
+    table[index] = np.nan
+    params = dataclasses.replace(PARAMS, target=jnp.asarray(table))
+    expected = decode(plain, start(plain, temperature=0.0), params)
+    state = decode(decoder, start(decoder, temperature=0.0), params)
+    np.testing.assert_array_equal(state.stop_reason, expected.stop_reason)
+    hit += int((expected.stop_reason == StopReason.NAN_LOGITS).sum())
+    for row, whole in zip(rows_of(state), rows_of(clean), strict=True):
+      assert row == whole[: len(row)]
+  assert hit > 5
+
+
+def test_rows_keep_their_own_sampling_settings():
+  decoder = make("model")
+  mixed = np.array([0.0, 1.0, 0.0, 1.0, 0.0])
+  state = rows_of(decode(decoder, start(decoder, temperature=mixed)))
+  greedy = rows_of(decode(decoder, start(decoder, temperature=0.0)))
+  sampled = rows_of(decode(decoder, start(decoder, temperature=1.0)))
+  for b, temperature in enumerate(mixed):
+    assert state[b] == (greedy if temperature == 0 else sampled)[b]
+
+
+def test_seeds_change_samples_and_repeat_them():
+  decoder = make("model")
+  first = rows_of(decode(decoder, start(decoder, key=1)))
+  assert first == rows_of(decode(decoder, start(decoder, key=1)))
+  assert first != rows_of(decode(decoder, start(decoder, key=2)))
+
+
+def test_gradients_with_respect_to_the_draft_are_finite():
+  """Rules are differentiable, zero probabilities included."""
+  rng = np.random.default_rng(0)
+  tree = tree_lib.chain(2)
+  logits = jnp.asarray(rng.standard_normal((2, 3, 5)), jnp.float32)
+  target = jax.nn.log_softmax(logits.at[0, 0, 1].set(-jnp.inf))
+  tokens = jnp.array([[0, 1, 2], [0, 3, 4]])
+
+  def expected_accepted(draft_logits):
+    law = jax.nn.log_softmax(draft_logits)
+    draft = specjax.Draft(tokens=tokens, log_probs=law)
+    found = rules.get("token").verify(tree, siblings.IID, draft, target)
+    after = jnp.exp(found.next_log_probs(jnp.array([0, 1])))
+    return found.node_probs @ jnp.arange(3.0) @ jnp.ones(2) + after[0, 0]
+
+  grad = jax.grad(expected_accepted)(
+    jnp.asarray(rng.standard_normal((2, 3, 5)), jnp.float32)
+  )
+  assert np.isfinite(grad).all()
+  assert np.abs(grad).max() > 0
+
+
+def test_vocabularies_may_be_padded_differently():
+  wide = toys.table_model(VOCAB + 3)
+  padded = jnp.pad(PARAMS.draft, ((0, 0), (0, 3)), constant_values=50.0)
+  drafter = drafters.model.drafter(wide, tree=chain(3), vocab_size=VOCAB)
+  decoder = specjax.make_decoder(MODEL, drafter=drafter)
+  params = dataclasses.replace(PARAMS, draft=padded)
+  state = decode(decoder, start(decoder), params)
+  assert rows_of(state) == rows_of(decode(make("model"), start(make("model"))))

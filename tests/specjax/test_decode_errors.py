@@ -1,0 +1,117 @@
+"""Sizes, ids and parts that do not fit are refused."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+from decoding import (
+  DRAFTERS,
+  LENGTHS,
+  MODEL,
+  PARAMS,
+  PROMPTS,
+  VOCAB,
+  make,
+  start,
+)
+
+import specjax
+from specjax import drafters, siblings
+from specjax import tree as tree_lib
+from specjax.tree import chain, k_ary
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    (dict(buffer_length=5), "prompts of 6 tokens do not fit"),
+    (dict(max_new_tokens=40), "must fit into buffer_length"),
+    (dict(max_new_tokens=-1), "must fit into buffer_length"),
+  ],
+)
+def test_sizes_that_do_not_fit_are_refused(options, message):
+  options = {"buffer_length": 40, "max_new_tokens": 3} | options
+  with pytest.raises(ValueError, match=message):
+    make("model").init(
+      PARAMS, jnp.asarray(PROMPTS), LENGTHS, jax.random.key(0), **options
+    )
+
+
+def test_ids_that_are_no_tokens_are_refused():
+  for wrong in (-1, VOCAB):
+    prompts = PROMPTS.copy()
+    prompts[1, 2] = wrong
+    with pytest.raises(ValueError, match=r"prompt tokens must be in 0\.\.10"):
+      make("model").init(
+        PARAMS, jnp.asarray(prompts), LENGTHS, jax.random.key(0),
+        buffer_length=40, max_new_tokens=3,
+      )  # fmt: skip
+
+
+@pytest.mark.parametrize("lengths", [[0, 1, 2, 3, 4], [7, 1, 1, 1, 1]])
+def test_empty_prompts_and_wrong_lengths_are_refused(lengths):
+  with pytest.raises(ValueError, match="prompt lengths must be in"):
+    make("model").init(
+      PARAMS, jnp.asarray(PROMPTS), np.array(lengths), jax.random.key(0),
+      buffer_length=40, max_new_tokens=3,
+    )  # fmt: skip
+
+
+def test_a_buffer_beyond_the_models_positions_is_refused():
+  short = toys.table_model(VOCAB, max_positions=32)
+  decoder = specjax.make_decoder(short)
+  with pytest.raises(ValueError, match="target model has 32 positions"):
+    start(decoder)
+  drafter = drafters.model.drafter(short, tree=chain(2), vocab_size=VOCAB)
+  with pytest.raises(ValueError, match="draft model has 32 positions"):
+    start(specjax.make_decoder(MODEL, drafter=drafter))
+
+
+def test_parts_that_do_not_fit_are_refused():
+  with pytest.raises(ValueError, match="unknown rule 'tokens'"):
+    make("model", "tokens")
+  with pytest.raises(ValueError, match="verifies a single path"):
+    make("paths", "token")
+  with pytest.raises(ValueError, match="target's vocabulary must hold 12"):
+    specjax.make_decoder(MODEL, vocab_size=12)
+  with pytest.raises(ValueError, match="draft's vocabulary must hold 12"):
+    drafters.model.drafter(MODEL, tree=chain(1), vocab_size=12)
+  small = drafters.ngram.drafter(num_speculative_tokens=2, vocab_size=7)
+  decoder = specjax.make_decoder(MODEL, drafter=small)
+  state = start(decoder)
+  with pytest.raises(ValueError, match="must return log_probs of shape"):
+    decoder.step(PARAMS, state)
+  with pytest.raises(ValueError, match="num_speculative_tokens >= 1"):
+    drafters.model.drafter(MODEL, tree=chain(0), vocab_size=VOCAB)
+  with pytest.raises(ValueError, match="num_speculative_tokens must be >= 0"):
+    drafters.ngram.drafter(num_speculative_tokens=-1, vocab_size=VOCAB)
+  with pytest.raises(ValueError, match="at most 2 a node"):
+    drafters.layer_skip.drafter(
+      MODEL, tree=k_ary(3), siblings=siblings.HUB, vocab_size=VOCAB
+    )
+  with pytest.raises(ValueError, match="12 children of one node for 11"):
+    drafters.layer_skip.drafter(
+      MODEL, tree=k_ary(12), siblings=siblings.TOP_K, vocab_size=VOCAB
+    )
+  with pytest.raises(ValueError, match="separate paths of equal length"):
+    drafters.layer_skip.drafter(
+      MODEL,
+      tree=k_ary(2, 2),
+      siblings=siblings.SHARED_NOISE,
+      vocab_size=VOCAB,
+    )
+
+
+def test_a_target_that_returns_the_wrong_shape_is_named():
+  broken = dataclasses.replace(MODEL, vocab_size=VOCAB + 1)
+  decoder = specjax.make_decoder(broken, vocab_size=VOCAB)
+  state = start(decoder)
+  with pytest.raises(ValueError, match="must return logits of shape"):
+    decoder.step(PARAMS, state)
+
+
+def test_the_empty_tree_proposes_nothing():
+  assert DRAFTERS["plain"].tree == tree_lib.chain(0)
