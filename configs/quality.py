@@ -29,7 +29,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   config.temperature = 1.0
   config.num_speculative_tokens = 4
   config.max_new_tokens = 48 if not arg else 128
-  config.epsilons = (0.1, 0.2, 0.4, 0.8)
+  config.epsilons = (0.01, 0.03, 0.1, 0.3)
   # Completions of each prompt by each rule, compared one with one.
   config.num_comparisons = 50 if not arg else 500
   config.batch_size = 50  # completions decoded together
