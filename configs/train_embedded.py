@@ -49,6 +49,7 @@ def get_config(arg: str = "target") -> ml_collections.ConfigDict:
   # What is learned, from whose text, and from whom: launch.training.objectives,
   # launch.training.contexts, and the directory of a target.
   config.objective = "forward_kl" if arg == "draft" else "next_token"
+  config.acceptance_block = 5  # drafted tokens a step, for "acceptance"
   config.contexts = "data"  # or "target", "draft": their samples
   config.prompt_length = 64  # tokens of a row that stay, where it is sampled
   config.teacher = "models/pretrained/target" if arg == "draft" else ""
@@ -66,6 +67,7 @@ def get_config(arg: str = "target") -> ml_collections.ConfigDict:
   config.validate_every = 100
   config.validation_batches = 0  # the first ones; 0 for the whole split
   config.sample_every = 200
+  config.sample_prompts = ()  # texts to complete; () for some Python
   config.checkpoint_every = 100
   config.export_dtype = "bfloat16"
   if arg == "tiny":

@@ -179,7 +179,9 @@ def _parse(argv: Sequence[str]) -> list[str]:
     rest = flags.FLAGS(list(argv))
   except Exception as error:
     text = str(error.args[0] if error.args else error)
-    text = text.replace("\\n", " ").replace("\\'", "'")  # a repr, at times
+    text = text.replace("\\n", "\n").replace("\\'", "'")  # a repr, at times
+    if "Traceback" in text:  # of the config's file: its last line says what
+      text = text.strip().splitlines()[-1]
     raise UserError(" ".join(text.split())) from None
   if rest[1:]:
     raise UserError(

@@ -5,9 +5,10 @@
 
 A folder decides where a run stands: the same command, or `--workdir` alone,
 goes on from its last checkpoint, to the same parameters, bit for bit, as a run
-that was never stopped. SIGTERM saves a checkpoint and ends with exit code 0. At
-the end the model is exported as Llama files, if `--export` says where. WORKDIR
-gets
+that was never stopped. SIGTERM or Ctrl-C saves a checkpoint and ends with exit
+code 0. At the end the model is exported as Llama files, if `--export` says
+where. Settings are changed as in `--config=FILE --config.num_steps=500`, those
+of a run that was begun too, where that leaves it the same run. WORKDIR gets
 
   config.json      what was asked for
   metrics.jsonl    every `log_every` steps loss, tokens per second and model
@@ -25,6 +26,7 @@ place in the data). And WORKDIR is a model that the other commands take as a
 target or a draft (`launch.training.trained`).
 """
 
+import dataclasses
 import itertools
 import pathlib
 import signal
@@ -79,8 +81,8 @@ class Run:
     self.folder = pathlib.Path(workdir).absolute()
     self.chief = jax.process_index() == 0
     settings.check(config, self.folder)
-    texts = {s: data.documents(config, s) for s in ("train", "validation")}
-    self.tokenizer = _tokenizer(config, texts["train"], chief=self.chief)
+    texts = data.documents(config, "train")
+    self.tokenizer = _tokenizer(config, texts, chief=self.chief)
     self.mesh = step.make_mesh(config)
     self.student = _first(config)
     self.teacher = _teacher(config, self.tokenizer)
@@ -90,17 +92,17 @@ class Run:
       length=config.sequence_length + 1, batch_size=config.batch_size
     )
     self.iterator = iter(
-      data.batches(
-        texts["train"], self.tokenizer, seed=config.data_seed, **common
+      data.batches(texts, self.tokenizer, seed=config.data_seed, **common)
+    )
+    self.validation: list[dict[str, np.ndarray]] = []
+    if config.validate_every:
+      texts = data.documents(config, "validation")
+      self.validation = _first_batches(
+        data.batches(texts, self.tokenizer, seed=None, **common),
+        config.validation_batches,
       )
-    )
-    self.validation = _first_batches(
-      data.batches(texts["validation"], self.tokenizer, seed=None, **common),
-      config.validation_batches,
-    )
     if self.chief:
       self.folder.mkdir(parents=True, exist_ok=True)
-      settings.write(config, self.folder)
       # With it, the folder is a model that can decode.
       tokenizers.save(self.tokenizer, trained.tokenizer_dir(workdir))
 
@@ -121,6 +123,12 @@ class Run:
     done, state = saved.restore(
       self.steps.init(jax.random.key(config.seed)), self.iterator
     )
+    if done and done >= config.num_steps:
+      say(f"is over: {done} steps done, config.num_steps is {config.num_steps}")
+      saved.close()
+      return nnx.merge(self.definition, state.params), True
+    if self.chief:
+      settings.write(config, self.folder)
     written = records.Records(
       self.folder if self.chief else None,
       done=done,
@@ -131,13 +139,15 @@ class Run:
     else:
       parameters = sum(x.size for x in jax.tree.leaves(state.params))
       say(f"{parameters:,} parameters on {dict(self.mesh.shape)}")
-      if config.init_from:  # what there was to begin with
+      if config.init_from and self.validation:  # what there was to begin with
         written.metrics(0, self.validate(state.params))
     progress = tqdm.tqdm(
       total=config.num_steps, initial=done, unit="step",
       disable=not (self.chief and sys.stderr.isatty()),
     )  # fmt: skip
-    sampler = samples.Sampler(self.student, self.tokenizer)
+    sampler = samples.Sampler(
+      self.student, self.tokenizer, tuple(config.sample_prompts)
+    )
     clock = None
     with progress, stop:
       while done < config.num_steps:
@@ -233,21 +243,28 @@ def _due(every: int, done: int, *, last: bool) -> bool:
 
 
 class _Stop:
-  """Notes SIGTERM while it is entered; of several processes, jax does."""
+  """Notes SIGTERM and Ctrl-C while it is entered; a second Ctrl-C interrupts.
+
+  Of several processes, jax notes SIGTERM.
+  """
 
   asked = False
 
   def __enter__(self):
+    self._before = {}
     if not processes.several():
-      self._before = signal.signal(signal.SIGTERM, self._note)
+      for number in (signal.SIGTERM, signal.SIGINT):
+        self._before[number] = signal.signal(number, self._note)
     return self
 
   def __exit__(self, *_):
-    if not processes.several():
-      signal.signal(signal.SIGTERM, self._before)
+    for number, handler in self._before.items():
+      signal.signal(number, handler)
 
-  def _note(self, *_):
+  def _note(self, number, _):
     self.asked = True
+    if number == signal.SIGINT:
+      signal.signal(number, self._before[number])
 
 
 def _first(config) -> Transformer:
@@ -258,10 +275,19 @@ def _first(config) -> Transformer:
   found = networks.load_module(config.init_from)
   if found.config != wanted:
     raise ValueError(
-      f"config.init_from has another shape than config.model: "
-      f"{config.init_from} is {found.config}, not {wanted}"
+      f"config.init_from ({config.init_from}) has another shape than "
+      f"config.model: {_differences(found.config, wanted)}"
     )
   return found
+
+
+def _differences(found: TransformerConfig, wanted: TransformerConfig) -> str:
+  pairs = dataclasses.asdict(found).items(), dataclasses.asdict(wanted).items()
+  return ", ".join(
+    f"{name} is {a}, not {b}"
+    for (name, a), (_, b) in zip(*pairs, strict=True)
+    if a != b
+  )
 
 
 def _teacher(config, tokenizer: Tokenizer) -> Transformer | None:

@@ -80,6 +80,8 @@ def load(directory: str) -> Tokenizer:
       backend = hf.ByteLevelBPETokenizer.from_file(
         str(path / "vocab.json"), str(path / "merges.txt")
       )._tokenizer
+    elif not path.is_dir():
+      raise FileNotFoundError(f"no such directory: {directory}")
     else:
       raise FileNotFoundError(
         f"no tokenizer in {directory}: expected tokenizer.json, or vocab.json "

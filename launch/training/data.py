@@ -26,6 +26,7 @@ import jax
 import ml_collections
 import numpy as np
 import tensorflow_datasets as tfds
+from absl import logging
 from grain import experimental as grain_experimental
 
 from launch.training import corpus, python_source
@@ -65,6 +66,12 @@ def documents(config: ml_collections.ConfigDict, split: str) -> Sequence[str]:
     raise ValueError(f"split must be one of {SPLITS}, got {split!r}")
   if os.path.isdir(config.dataset):
     return _folder(pathlib.Path(config.dataset), split)
+  if os.path.isfile(config.dataset):
+    raise ValueError(
+      f"config.dataset must be a folder, and {config.dataset} is a file"
+    )
+  if config.dataset.startswith(("/", ".", "~")):
+    raise ValueError(f"no such folder: {config.dataset} (config.dataset)")
   data_dir = pathlib.Path(config.data_dir or python_source.default_dir())
   name = config.dataset.partition("/")[0].partition(":")[0]
   features = tuple(config.text_features) or _FEATURES.get(name)
@@ -96,6 +103,11 @@ def _tfds_builder(name: str, data_dir: pathlib.Path):
     raise ValueError(
       f"unknown dataset {name!r}: neither a folder here nor a TFDS name"
     ) from error
+  if not pathlib.Path(builder.data_path).is_dir():
+    logging.warning(
+      "%s is not in %s: it is fetched from the network now, which may take "
+      "long, and long to fail", name, data_dir,
+    )  # fmt: skip
   builder.download_and_prepare()
   return builder
 
@@ -146,7 +158,8 @@ def _folder(folder: pathlib.Path, split: str) -> list[str]:
   if not texts:
     raise ValueError(
       f"no documents for split {split!r} in {folder}: *.txt files, or *.jsonl "
-      'files with a line {"text": "..."} each'
+      'files with a line {"text": "..."} each, in subfolders train, validation '
+      "and test, or else 2 in 100 by the hash of their names for validation"
     )
   return texts
 

@@ -121,14 +121,20 @@ def needs_teacher(name: str) -> bool:
   return get(name) is not next_token
 
 
-def get(name: str) -> Objective:
+def get(name: str, *, block: int = 5) -> Objective:
   """The objective of that name.
 
+  Args:
+    name: one of `OBJECTIVES`.
+    block: see `acceptance`; the others know no blocks.
+
   Raises:
-    ValueError: if there is none, listing those there are.
+    ValueError: if there is none, listing those there are; or for no block.
   """
+  if block < 1:
+    raise ValueError(f"acceptance_block must be >= 1, got {block}")
   if name not in OBJECTIVES:
     raise ValueError(
       f"unknown objective {name!r}, expected one of {sorted(OBJECTIVES)}"
     )
-  return OBJECTIVES[name]
+  return acceptance(block) if name == "acceptance" else OBJECTIVES[name]

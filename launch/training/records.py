@@ -13,7 +13,7 @@ class Records:
   """The files of a run, from the step on at which it begins or goes on.
 
   What a killed run wrote after its last checkpoint is taken back: those steps
-  are done again.
+  are done again. A run that begins has no records.
 
   Args:
     folder: WORKDIR, or None for a process that writes nothing.
@@ -73,7 +73,7 @@ def _keep(path: pathlib.Path, *, up_to: int) -> None:
       step = json.loads(line)["step"]
     except (ValueError, KeyError):
       continue
-    if step <= up_to:
+    if step <= up_to and up_to > 0:
       kept.append(line)
   path.write_text("".join(kept), "utf-8")
 

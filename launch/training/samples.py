@@ -1,4 +1,4 @@
-"""What the weights of the moment complete: greedy, of built-in prompts."""
+"""What the weights of the moment complete, greedily."""
 
 from collections.abc import Iterator
 
@@ -13,20 +13,24 @@ from specjax import decode
 from specjax.types import Params
 from specjax.warp import make_sampling
 
-_PROMPTS, _TOKENS = 3, 48
+_TOKENS = 48
 
 
 class Sampler:
-  """Completes the first built-in prompts, in one compiled program.
+  """Completes some prompts, in one compiled program.
 
   Args:
     module: the model's definition.
     tokenizer: its tokenizer.
+    texts: the prompts; some Python if there are none.
   """
 
-  def __init__(self, module: Transformer, tokenizer: Tokenizer):
+  def __init__(
+    self, module: Transformer, tokenizer: Tokenizer, texts: tuple[str, ...]
+  ):
     self._tokenizer = tokenizer
-    self._ids = [tokenizer.encode(text) for text in prompts.BUILT_IN[:_PROMPTS]]
+    self._texts = texts or prompts.BUILT_IN[:3]
+    self._ids = [tokenizer.encode(text) for text in self._texts]
     width = max(map(len, self._ids))
     fed = np.array(
       [row + [0] * (width - len(row)) for row in self._ids], np.int32
@@ -53,4 +57,4 @@ class Sampler:
     found = jax.device_get(self._generate(params))
     for row, ids in enumerate(self._ids):
       new = found.tokens[row, len(ids) : found.length[row]]
-      yield prompts.BUILT_IN[row], self._tokenizer.decode(new.tolist())
+      yield self._texts[row], self._tokenizer.decode(new.tolist())

@@ -2,8 +2,9 @@
 
 WORKDIR/config.json is what a run was last asked for. With it `--workdir` alone
 goes on, and a folder is not taken for that of another run: what decides the
-weights and the place in the data stays. Numbers of steps, rates, and what is
-logged, saved and exported may be changed between two parts of a run.
+weights and the place in the data stays, a teacher's name too. Numbers of steps,
+rates, and what is logged, saved and exported may be changed between two parts
+of a run.
 """
 
 import json
@@ -12,8 +13,9 @@ import pathlib
 import ml_collections
 
 _STAYS = (
-  "model", "init_from", "dataset", "text_features", "sequence_length",
-  "batch_size", "seed", "data_seed", "objective", "contexts", "prompt_length",
+  "model", "init_from", "teacher", "dataset", "text_features",
+  "sequence_length", "batch_size", "seed", "data_seed", "objective",
+  "acceptance_block", "contexts", "prompt_length",
 )  # fmt: skip
 
 

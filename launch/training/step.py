@@ -150,9 +150,16 @@ def make_steps(
 
   Raises:
     ValueError: for an objective or contexts that need a teacher without one, or
-      unknown ones; for a prompt that leaves nothing to sample.
+      unknown ones; for a prompt that leaves nothing to sample, or a block that
+      is longer than a row.
   """
-  objective = objectives.get(config.objective)
+  block = config.acceptance_block
+  objective = objectives.get(config.objective, block=block)
+  if config.objective == "acceptance" and block > config.sequence_length:
+    raise ValueError(
+      f"acceptance_block ({block}) is longer than sequence_length "
+      f"({config.sequence_length})"
+    )
   if config.contexts not in contexts.SOURCES:
     raise ValueError(
       f"contexts must be one of {contexts.SOURCES}, got {config.contexts!r}"

@@ -90,14 +90,17 @@ def test_a_killed_run_goes_on_to_the_same_parameters(
   assert_equal(whole, resumed)
 
 
-def test_sigterm_saves_and_the_run_goes_on(texts, tmp_path, monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_the_run_goes_on(
+  texts, tmp_path, monkeypatch, number
+):
   config = tiny(texts, checkpoint_every=1000, validate_every=100)
   whole, _ = train.Run(config, str(tmp_path / "whole")).train()
-  kill_at(monkeypatch, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
-  before = signal.getsignal(signal.SIGTERM)
+  kill_at(monkeypatch, 5, lambda: os.kill(os.getpid(), number))
+  before = signal.getsignal(number)
   _, finished = train.Run(config, str(tmp_path / "stopped")).train()
   assert not finished
-  assert signal.getsignal(signal.SIGTERM) == before
+  assert signal.getsignal(number) == before
   assert (tmp_path / "stopped" / "checkpoints" / "6").is_dir()
   monkeypatch.undo()
   resumed, finished = train.Run(config, str(tmp_path / "stopped")).train()
@@ -199,6 +202,10 @@ def test_a_model_of_another_shape_is_refused(texts, pair, tmp_path):
     (dict(contexts="ours"), "contexts must be one of"),
     (dict(mesh=(3, 1)), "mesh \\(3, 1\\) takes 3 devices"),
     (dict(dataset="no_such_set"), "unknown dataset"),
+    (dict(dataset="/no/such/folder"), "no such folder"),
+    (dict(dataset="README.md"), "README.md is a file"),
+    (dict(acceptance_block=0), "acceptance_block must be >= 1"),
+    (dict(objective="acceptance", acceptance_block=33), "longer than"),
     (dict(batch_size=1000), "validation split is smaller than a batch"),
     (
       dict(contexts="draft", prompt_length=32),
@@ -240,8 +247,9 @@ def test_the_folder_of_another_run_is_refused(texts, tmp_path, changes):
   # What may change: here the run goes on for longer.
   longer = tiny(texts, **kept | dict(num_steps=4, log_every=1))
   assert train.Run(longer, str(tmp_path)).train()[1]
-  # And a run beyond its end is over.
+  # And a run beyond its end is over, and stays what it was.
   assert train.Run(tiny(texts, **kept), str(tmp_path)).train()[1]
+  assert settings.read(str(tmp_path)).num_steps == 4
 
 
 def command_line(*args):

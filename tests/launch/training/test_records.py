@@ -35,6 +35,8 @@ def test_lines_after_the_checkpoint_are_taken_back(tmp_path):
   assert [row["loss"] for row in rows] == [1.0, 2.0, 7.0]
   rows = files.read_jsonl(tmp_path / "samples.jsonl")
   assert [row["step"] for row in rows] == [1, 2]
+  make(tmp_path, 0)
+  assert not (tmp_path / "metrics.jsonl").read_text()
 
 
 def test_a_process_without_a_folder_writes_nothing(tmp_path, capsys):
