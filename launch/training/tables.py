@@ -12,15 +12,21 @@ from specjax.theory import throughput
 
 
 def table(rows: list[dict]) -> str:
-  """One row a draft, as `launch.draft_study` wrote them."""
+  """One row a draft, as `launch.draft_study` wrote them.
+
+  What a pass costs and how fast it all is are left out where the drafts are of
+  one shape: they were not trained to differ in that.
+  """
+  one_shape = len({row["parameters"] for row in rows}) == 1
   temperatures = list(rows[0]["decoding"])
-  head = [
-    "draft", "parameters", "steps", "seconds", "validation nats",
-    "accepted, one token", "draft pass, ms", "of the target's",
-    "speed-up predicted, best N",
-  ]  # fmt: skip
+  head = ["draft", "steps", "seconds", "validation nats", "accepted, one token"]
+  if not one_shape:
+    head[1:1] = ["parameters"]
+    head += ["draft pass, ms", "of the target's", "speed-up predicted, best N"]
   for temperature in temperatures:
-    head += [f"block efficiency, T={temperature}", "tok/s", "speed-up"]
+    head.append(f"block efficiency, T={temperature}")
+    if not one_shape:
+      head += ["tok/s", "speed-up"]
   lines = [head, ["---"] * len(head)]
   # The same target, timed beside every draft.
   target, verify = (
@@ -28,25 +34,29 @@ def table(rows: list[dict]) -> str:
     for name in ("target_pass_seconds", "verify_seconds")
   )
   for row in rows:
-    seconds = row["draft_pass_seconds"]
     cells = [
       f"`{row['name']}`",
-      f"{row['parameters']:,}",
       f"{row['num_steps']:,}",
       f"{row['training_seconds']:,.0f}",
       f"{row['validation_loss']:.3f}",
       f"{row['validation_acceptance']:.3f}",
-      f"{1e3 * seconds:.3f}",
-      f"{seconds / target:.3f}",
-      "{:.2f}, {}".format(*predicted(row, target, verify)),
     ]
+    if not one_shape:
+      seconds = row["draft_pass_seconds"]
+      cells[1:1] = [f"{row['parameters']:,}"]
+      cells += [
+        f"{1e3 * seconds:.3f}",
+        f"{seconds / target:.3f}",
+        "{:.2f}, {}".format(*predicted(row, target, verify)),
+      ]
     for temperature in temperatures:
       found = row["decoding"][temperature]
-      cells += [
-        _with_interval(found, "block_efficiency"),
-        f"{found['tokens_per_second']:.0f}",
-        _with_interval(found, "speedup"),
-      ]
+      cells.append(_with_interval(found, "block_efficiency"))
+      if not one_shape:
+        cells += [
+          f"{found['tokens_per_second']:.0f}",
+          _with_interval(found, "speedup"),
+        ]
     lines.append(cells)
   return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
