@@ -241,6 +241,8 @@ def measure(
   for one in engines.values():
     for batch in batches:
       one.compile(batch)
+  # Batches come in the order of their width, on which a pass's time depends.
+  typical = batches[len(batches) // 2]
   # Decoding and its parts take turns, so that a machine's drift falls on what
   # is predicted and on what is measured alike.
   states = {}
@@ -253,17 +255,17 @@ def measure(
       for name, one in engines.items()
     },
     **timing.step_parts(
-      engines[f"N={chosen}"], engines["autoregressive"], batches[-1],
+      engines[f"N={chosen}"], engines["autoregressive"], typical,
       drafter_name=config.drafter, repeats=_STEPS,
     ),
     **timing.curve_parts(
-      engines["autoregressive"], batches[-1],
+      engines["autoregressive"], typical,
       widths=tuple(sorted({*_WIDTHS, *(n + 1 for n in sweep)})), repeats=_STEPS,
     ),
     # Decoding of no tokens: the prompts' passes and two calls from the host.
     "prefill": lambda: jax.block_until_ready(
       engines[f"N={chosen}"].generate(
-        batches[-1], engines[f"N={chosen}"].prefill(batches[-1], budget=0)
+        typical, engines[f"N={chosen}"].prefill(typical, budget=0)
       )
     ),
   }  # fmt: skip
