@@ -60,43 +60,62 @@ def laws_along(
   config: ml_collections.ConfigDict,
   items: list[tuple[prompts.Prompt, Completion]],
 ) -> list[Row]:
-  """The warped laws of draft and target along completions, in one pass each."""
-  width = max(len(p.token_ids) for p, _ in items) + config.max_new_tokens
+  """The warped laws of draft and target along completions.
+
+  They are those of the loop: a draft model reads the text with its own cache, a
+  thinned target (drafter layer_skip) each round with the target's.
+  """
+  nodes = config.num_speculative_tokens + 1
+  longest = max(len(p.token_ids) for p, _ in items)
+  width = longest + config.max_new_tokens + nodes
   sampling = warp.make_sampling(
     1, temperature=config.temperature, top_k=config.top_k, top_p=config.top_p,
     min_p=config.min_p,
   )  # fmt: skip
   vocab = models.tokenizer.vocab_size
-  own = models.params.draft is not None
+  law = lambda logits: warp.warp(
+    logits[..., :vocab].astype(jnp.float32), sampling
+  )[0]
+
+  @functools.partial(jax.jit, static_argnums=0)
+  def whole(model, params, tokens):
+    output, cache = model.apply(params, tokens, model.init_cache(1, width))
+    return law(output.logits), cache
 
   @jax.jit
-  def along(params, tokens):
-    laws = []
-    for model, weights in (
-      (models.draft, params.draft if own else params.target),
-      (models.target, params.target),
-    ):
-      output, _ = model.apply(weights, tokens, model.init_cache(1, width))
-      logits = output.logits[..., :vocab].astype(jnp.float32)
-      laws.append(warp.warp(logits, sampling)[0])
-    log_p, log_q = laws
+  def of_round(params, cache, tokens, root):
+    fed = jax.lax.dynamic_slice(tokens, (0, root), (1, nodes))
+    before = cache.replace(length=jnp.full((1,), root))
+    output, _ = models.draft.apply(params, fed, before)
+    return law(output.logits)
+
+  @jax.jit
+  def compare(log_p, log_q, tokens):
     p, q = jnp.exp(log_p), jnp.exp(log_q)
     following = jnp.roll(tokens[0], -1)[:, None]
     pick = lambda law: jnp.take_along_axis(law, following, axis=1)[:, 0]
     ratio = jnp.where(
       pick(q) > 0, pick(p) / jnp.where(pick(q) > 0, pick(q), 1), 1
     )
-    return (
-      jnp.sum(jnp.where(q > p, q - p, 0), axis=1),
-      jnp.minimum(ratio, 1),
-    )
+    distance = jnp.sum(jnp.where(q > p, q - p, 0), axis=1)
+    return distance, jnp.minimum(ratio, 1)
 
   rows = []
   for prompt, completion in items:
     text = [*prompt.token_ids, *completion.token_ids]
     tokens = np.zeros((1, width), np.int32)
     tokens[0, : len(text)] = text
-    distances, ratios = jax.device_get(along(models.params, tokens))
+    log_q, cache = whole(models.target, models.params.target, tokens)
+    if models.params.draft is not None:
+      log_p, _ = whole(models.draft, models.params.draft, tokens)
+    else:
+      log_p = np.array(log_q)  # where nothing is drafted it does not matter
+      root = len(prompt.token_ids) - 1
+      for count in rounds(completion):
+        found = of_round(models.params.target, cache, tokens, root)
+        log_p[root : root + count] = found[:count]
+        root += count
+    distances, ratios = jax.device_get(compare(log_p, log_q, tokens))
     # The law of token i was computed where token i - 1 was fed.
     here = slice(len(prompt.token_ids) - 1, len(text) - 1)
     rows.append(
@@ -107,6 +126,17 @@ def laws_along(
       )
     )
   return rows
+
+
+def rounds(completion: Completion) -> list[int]:
+  """How many tokens each round of a completion gave."""
+  counts, count = [], 0
+  for origin in completion.origins:
+    count += 1
+    if origin != Origin.ACCEPTED:  # a round ends with a token of the target's
+      counts.append(count)
+      count = 0
+  return [*counts, count] if count else counts
 
 
 def acceptance_by_position(

@@ -2,10 +2,14 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 
+from configs import huggingface as huggingface_config
 from launch import report
+from launch.decoding import engine, prompts
+from launch.decoding import pair as pair_lib
 from launch.decoding.engine import Completion
 from launch.measuring import timing
 from launch.predicting import findings
@@ -194,3 +198,45 @@ def test_mistakes_are_one_line_and_exit_code_2(
 ):
   assert cli(report.run, *SMALL, *flags, f"--workdir={tmp_path}") == 2
   assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [dict(drafter="model"), dict(drafter="layer_skip", skip_mlp=(0,))],
+  ids=lambda changes: changes["drafter"],
+)
+def test_laws_along_the_text_are_those_that_the_loop_drew_from(pair, changes):
+  """A thinned target drafts on the target's own cache, and so it is read."""
+  config = huggingface_config.get_config(f"target={pair[0]},draft={pair[1]}")
+  config.update(
+    max_new_tokens=24, num_speculative_tokens=3, temperature=2.0, **changes
+  )
+  models = pair_lib.build(config)
+  one = engine.from_config(config, models)
+  items = prompts.built_in(models.tokenizer, max_tokens=32)[:1]
+  (batch,) = prompts.make_batches(items, batch_size=1, max_width=64)
+  one.compile(batch)
+  state, step = one.prefill(batch), jax.jit(models.decoder.step)
+  laws = []
+  while not bool(state.done[0]):
+    state, info = step(models.params, state)
+    p, q = (
+      np.exp(np.asarray(x[0], np.float64))
+      for x in (info.draft.log_probs, info.target_log_probs)
+    )
+    met = 0.5 * np.abs(p - q).sum(1)
+    laws += met[: int(info.num_emitted[0])].tolist()
+  (done,) = engine.completions(state, 1)
+  assert findings.rounds(done)
+  (row,) = findings.laws_along(models, config, [(batch.prompts[0], done)])
+  assert len(laws) == len(row.distances) == 24
+  assert row.drafted.sum() > 10
+  np.testing.assert_allclose(
+    row.distances[row.drafted], np.array(laws)[row.drafted], atol=1e-4
+  )
+  assert np.ptp(row.distances) > 0.01
+
+
+def test_a_round_ends_with_a_token_of_the_targets():
+  assert findings.rounds(completion(A, A, B, A, R, R, A, A)) == [3, 2, 1, 2]
+  assert findings.rounds(completion(B)) == [1]
