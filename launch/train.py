@@ -361,6 +361,8 @@ def run(_) -> int:
   quiet()
   workdir = main.WORKDIR.value
   one = Run(main.CONFIG.value or settings.read(workdir), workdir)
+  if _EXPORT.value and one.chief:  # found out now, not after hours
+    pathlib.Path(_EXPORT.value).mkdir(parents=True, exist_ok=True)
   module, finished = one.train()
   if _EXPORT.value and finished and one.chief:
     one.export(module, _EXPORT.value)

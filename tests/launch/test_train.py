@@ -276,6 +276,19 @@ def test_the_folder_alone_goes_on(texts, tmp_path, capsys):
   assert (tmp_path / "x" / "model.safetensors").is_file()
 
 
+def test_an_export_that_cannot_be_written_is_found_before_training(
+  texts, tmp_path, capsys
+):
+  config = tiny(texts, num_steps=4, validate_every=0, sample_every=0)
+  folder = tmp_path / "w"
+  folder.mkdir()
+  (folder / "config.json").write_text(config.to_json())
+  (tmp_path / "x").write_text("a file")
+  assert command_line(f"--workdir={folder}", f"--export={tmp_path}/x") == 2
+  assert str(tmp_path / "x") in capsys.readouterr().err
+  assert not (folder / "metrics.jsonl").exists()
+
+
 def test_a_run_killed_at_any_moment_goes_on_to_the_same_bits(texts, tmp_path):
   """SIGKILL at a random time, while it trains, saves or writes."""
   arguments = [
