@@ -219,6 +219,26 @@ def check_writable(path: str) -> None:
     raise PermissionError(f"cannot write to {target.parent}")
 
 
+def check_folder_writable(path: str) -> None:
+  """Raises, before any work is done, if files cannot go into a folder `path`.
+
+  It need not be there yet. Of several processes the chief asks: it writes.
+
+  Raises:
+    NotADirectoryError: if it, or what it would be in, is a file.
+    PermissionError: if it cannot be written to, or cannot be made.
+  """
+  if not processes.is_chief():
+    return
+  there = pathlib.Path(path).absolute()
+  while not there.exists():
+    there = there.parent
+  if not there.is_dir():
+    raise NotADirectoryError(f"expected a folder, but {there} is a file")
+  if not os.access(there, os.W_OK):
+    raise PermissionError(f"cannot write to {there}")
+
+
 def write_json(path: str, value: dict) -> None:
   """Writes a JSON file, whole or not at all; the chief does."""
   if processes.is_chief():

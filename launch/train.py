@@ -41,7 +41,7 @@ import tqdm
 from absl import flags, logging
 from flax import nnx
 
-from launch import main, processes
+from launch import journal, main, processes
 from launch.decoding import networks
 from launch.training import (
   checkpoints,
@@ -361,8 +361,8 @@ def run(_) -> int:
   quiet()
   workdir = main.WORKDIR.value
   one = Run(main.CONFIG.value or settings.read(workdir), workdir)
-  if _EXPORT.value and one.chief:  # found out now, not after hours
-    pathlib.Path(_EXPORT.value).mkdir(parents=True, exist_ok=True)
+  if _EXPORT.value:
+    journal.check_folder_writable(_EXPORT.value)
   module, finished = one.train()
   if _EXPORT.value and finished and one.chief:
     one.export(module, _EXPORT.value)

@@ -3,7 +3,7 @@
 Context-dependent models (a random table indexed by a hash of the whole
 context), every rule, draft law, tree and warp: the joint law of the next G + 1
 tokens must be the warped target's, to float64 rounding. What must fail is in
-test_mutants.py.
+mutants/.
 """
 
 import jax

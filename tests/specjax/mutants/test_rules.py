@@ -1,37 +1,27 @@
-"""What is broken must fail: rules, samplers, drafters and loops with one bug.
+"""Broken rules must fail the enumeration that their sound twins pass.
 
-Each mutant has one deliberate bug, where one is known the bug of a real system,
-and goes through the very check that its unbroken twin passes: enumeration
-(`specjax.exact`) for rules, the law of many sampled rows for samplers, equality
-of tokens on table-lookup models for caches. A test method that lets a mutant
+Each has one deliberate bug, where one is known the bug of a real system, and
+goes through the very check of test_exact.py. A test method that lets a mutant
 through is worth nothing.
 """
 
-import contextlib
 import dataclasses
 import functools
-import types
 from unittest import mock
 
 import jax
 import jax.numpy as jnp
+import mutation
 import numpy as np
 import pytest
 import toys
 
-import specjax
-from specjax import cache as cache_lib
-from specjax import decode, drafters, exact, laws, rules, sampling
+from specjax import exact, laws, rules
 from specjax import tree as tree_lib
-from specjax import warp as warp_lib
-from specjax.drafters import model as model_drafter
 from specjax.rules import kseq, multipath_block, nodewise, transport, traversal
 from specjax.siblings import HUB, IID, WITHOUT_REPLACEMENT
 from specjax.tree import Tree, take_node
 from specjax.types import Rule, Verification
-from specjax.warp import make_sampling
-
-# ------------------------------------------------------- rules, by enumeration
 
 # The limit of test_exact.py.
 LIMIT = 1e-10
@@ -129,11 +119,6 @@ def patched(rule, module, **replaced) -> Rule:
     )
 
   return like(rule, verify)
-
-
-def copy_of(module, **replaced):
-  """What a module's name may stand for instead: it, with other functions."""
-  return types.SimpleNamespace(**vars(module) | replaced)
 
 
 def at_temperature(log_probs, temperature=0.7):
@@ -333,7 +318,8 @@ RULES = {
     traversal.RULE, UNEVEN, WITHOUT_REPLACEMENT),
   # No known system. The factor g / p of the selected path's law is left out.
   "selected path with the plain draft law": (
-    patched(MULTIPATH, multipath_block, jnp=copy_of(jnp, log=jnp.zeros_like)),
+    patched(MULTIPATH, multipath_block,
+      jnp=mutation.copy_of(jnp, log=jnp.zeros_like)),
     MULTIPATH, PAIR),
   # No known system; what a search that returns the lower end would do.
   "k-SEQ's scale is below the valid ones": (
@@ -380,275 +366,3 @@ def test_numbers_that_were_reported_of_real_bugs():
   p = (0.6, 0.4)
   np.testing.assert_allclose(block_law(TOKEN, p, p), p, atol=LIMIT)
   np.testing.assert_allclose(block_law(broken, p, p), (0.84, 0.16), atol=LIMIT)
-
-
-# ------------------------------------- samplers and drafters, by many samples
-
-# Each mutant is a program of its own: compiling it is most of the work.
-compiled = functools.partial(
-  jax.jit, compiler_options={"xla_backend_optimization_level": 0}
-)
-ROWS = 20_000
-SETTINGS = dict(temperature=2.0, top_p=0.8)
-
-
-def total_variation_limit(samples, cells, *, chance=1e-6):
-  """What an empirical law is farther off than with at most that chance.
-
-  Its expected distance is at most `sqrt((cells - 1) / samples) / 2`, and one
-  sample moves it by at most `1 / samples` (McDiarmid).
-  """
-  mean = np.sqrt((cells - 1) / samples) / 2
-  return mean + np.sqrt(np.log(1 / chance) / (2 * samples))
-
-
-def plain_law(logits, *, temperature, top_p):
-  """Plain sampling in NumPy: temperature first, then top-p."""
-  mass = np.exp((logits - logits.max()) / temperature)
-  probs = mass / mass.sum()
-  before = np.array([probs[probs > p].sum() for p in probs])
-  probs = np.where(before < top_p, probs, 0)
-  return probs / probs.sum()
-
-
-def sampled(target, draft, *, count, settings, change=lambda drafter: drafter):
-  """The first tokens of many rows, `i32[R, count]`, drafting one at a time."""
-  vocab = target.shape[1]
-  model = toys.table_model(vocab)
-  drafter = drafters.model.drafter(
-    model, tree=tree_lib.chain(1), vocab_size=vocab
-  )
-  decoder = specjax.make_decoder(model, drafter=change(drafter))
-  params = specjax.Params(target=jnp.asarray(target), draft=jnp.asarray(draft))
-
-  @compiled  # a new function each time, for the patches to be traced
-  def run(params, prompts, key, settings):
-    state = decoder.init(
-      params, prompts, jnp.ones(ROWS, int), key,
-      buffer_length=1 + count, max_new_tokens=count, sampling=settings,
-    )  # fmt: skip
-    return decoder.generate(params, state).tokens[:, 1 : 1 + count]
-
-  prompts = jnp.zeros((ROWS, 1), int)
-  settings = make_sampling(ROWS, **settings)
-  return np.asarray(run(params, prompts, jax.random.key(0), settings))
-
-
-def is_plain_sampling(tokens, target, settings) -> bool:
-  """Whether the tokens' joint law is that of plain sampling, to a bound."""
-  vocab, count = target.shape[1], tokens.shape[1]
-  law = toys.context_law(target, lambda row: plain_law(row, **settings))
-  expected = exact.target_block_law(law, length=count).ravel()
-  cells = np.ravel_multi_index(tuple(tokens.T), (vocab,) * count)
-  found = np.bincount(cells, minlength=vocab**count) / len(tokens)
-  distance = np.abs(found - expected).sum() / 2
-  return distance < total_variation_limit(len(tokens), vocab**count)
-
-
-def verifier_warps(warp):
-  """The verifier alone makes its laws by another function."""
-  return mock.patch.object(decode, "warp_lib", copy_of(warp_lib, warp=warp))
-
-
-def shared_noise():
-  return mock.patch.object(
-    sampling,
-    "next_token_keys",
-    lambda keys: sampling.drafted_node_keys(keys, range(1, 2))[:, 0],
-  )
-
-
-def mask_before_temperature(logits, settings):
-  one = jnp.ones_like(settings.temperature)
-  kept = warp_lib.warp(logits, dataclasses.replace(settings, temperature=one))
-  return warp_lib.warp(kept, dataclasses.replace(settings, top_p=one))
-
-
-def without_temperature(logits, settings):
-  one = jnp.ones_like(settings.temperature)
-  return warp_lib.warp(logits, dataclasses.replace(settings, temperature=one))
-
-
-def drops_unlikely(drafter):
-  """A drafter that takes back what it sampled if that has a low probability.
-
-  It proposes token 0 instead, and truly says that it was sure of it.
-  """
-
-  def propose(*args):
-    draft, *rest = drafter.propose(*args)
-    law = draft.log_probs[:, 0]
-    drawn = laws.token_log_prob(law, draft.tokens[:, 1])
-    drop = drawn < -jnp.log(law.shape[-1])
-    sure = jnp.where(jnp.arange(law.shape[-1]) == 0, 0, -jnp.inf)
-    tokens = draft.tokens.at[:, 1].set(jnp.where(drop, 0, draft.tokens[:, 1]))
-    law = jnp.where(drop[:, None], sure, law)
-    log_probs = draft.log_probs.at[:, 0].set(law)
-    return dataclasses.replace(draft, tokens=tokens, log_probs=log_probs), *rest
-
-  return dataclasses.replace(drafter, propose=propose)
-
-
-TARGET = toys.table(4, seed=0)
-NEAR = toys.near(TARGET, noise=1.0, seed=1)
-
-
-@functools.cache
-def plain_tokens():
-  """The twin's, which samplers and drafters share."""
-  return sampled(TARGET, NEAR, count=2, settings=SETTINGS)
-
-
-SAMPLERS = {
-  # vLLM #54282: draft noise shared with the residual.
-  "draft noise shared with the residual": dict(patch=shared_noise),
-  # tpu-inference: the verifier masks top-k and top-p before temperature, its
-  # ordinary sampler divides first.
-  "top-p before temperature": dict(
-    patch=lambda: verifier_warps(mask_before_temperature)
-  ),
-  # SGLang #39253: ROCm EAGLE verification ignores temperature.
-  "verification without temperature": dict(
-    patch=lambda: verifier_warps(without_temperature)
-  ),
-  # No known system; any confidence threshold on sampled tokens does it.
-  "value-dependent dropping": dict(change=drops_unlikely),
-}
-
-
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_a_broken_sampler_is_caught(name):
-  options = dict(SAMPLERS[name])
-  assert is_plain_sampling(plain_tokens(), TARGET, SETTINGS)
-  with options.pop("patch", contextlib.nullcontext)():
-    tokens = sampled(TARGET, NEAR, count=2, settings=SETTINGS, **options)
-  assert not is_plain_sampling(tokens, TARGET, SETTINGS)
-
-
-def test_drawing_in_bfloat16_is_caught():
-  """DeepSpec #31: tokens sampled in bf16, probabilities in f32."""
-
-  def draw(keys, law):
-    one = lambda key, row: jax.random.categorical(key, row.astype(jnp.bfloat16))
-    return jax.vmap(jax.vmap(one))(keys, law)
-
-  # One law over many tokens, of which nearly all drafts are accepted.
-  target = toys.table(64, seed=0, contexts=1)
-  options = dict(count=1, settings=dict(temperature=1.0, top_p=1.0))
-  tokens = sampled(target, target, **options)
-  assert is_plain_sampling(tokens, target, options["settings"])
-  low = copy_of(sampling, categorical=draw)
-  with mock.patch.object(model_drafter, "sampling", low):
-    tokens = sampled(target, target, **options)
-  assert not is_plain_sampling(tokens, target, options["settings"])
-
-
-# ------------------------------------------------- loops and caches, by tokens
-
-VOCAB, BUDGET = 11, 12
-TABLE = toys.table(VOCAB, seed=0)
-PROMPTS = np.random.default_rng(0).integers(0, VOCAB, (3, 4))
-TEMPERATURES = np.array([0.0, 1.0, 0.0])
-
-
-def decoded(tree, *, change=lambda drafter: drafter):
-  """Decodes a mixed batch with a draft model that is the target."""
-  model = toys.table_model(VOCAB)
-  drafter = drafters.model.drafter(model, tree=tree, vocab_size=VOCAB)
-  decoder = specjax.make_decoder(model, drafter=change(drafter), rule="match")
-  params = specjax.Params(target=jnp.asarray(TABLE), draft=jnp.asarray(TABLE))
-
-  @compiled
-  def run(params, prompts, key, settings):
-    state = decoder.init(
-      params, prompts, jnp.full(3, 4), key,
-      buffer_length=4 + BUDGET, max_new_tokens=BUDGET, sampling=settings,
-    )  # fmt: skip
-    return decoder.generate(params, state)
-
-  settings = make_sampling(3, temperature=TEMPERATURES)
-  return run(params, jnp.asarray(PROMPTS), jax.random.key(0), settings)
-
-
-def is_sound(state, tree) -> bool:
-  """Greedy rows are the argmax of every context, and no draft is rejected."""
-  for b in np.flatnonzero(TEMPERATURES == 0):
-    row = np.asarray(state.tokens[b, : 4 + BUDGET]).tolist()
-    for at in range(4, len(row)):
-      if row[at] != np.argmax(toys.context_logits(TABLE, row[:at])):
-        return False
-    if state.counters.num_target_calls[b] != BUDGET // (tree.max_depth + 1):
-      return False
-  return True
-
-
-def upside_down(logits, settings):
-  """Greedy rows of a mixed batch carry temperature -1."""
-  some = jnp.any(settings.temperature > 0)
-  greedy = (settings.temperature == 0) & some
-  temperature = jnp.where(greedy, -1, settings.temperature)
-  settings = dataclasses.replace(settings, temperature=temperature)
-  return warp_lib.warp(logits, settings)
-
-
-def without_keep_path():
-  """What was rejected stays in the target's cache, the length is right."""
-  keep = lambda cache, start, path, length, *, nodes: cache.replace(
-    length=length
-  )
-  return mock.patch.object(
-    decode, "cache_lib", copy_of(cache_lib, keep_path=keep)
-  )
-
-
-def feeds_one_token(drafter):
-  """A draft model that is fed the newest token only.
-
-  The last drafted token was never fed to it: once that is accepted, its slot in
-  the draft's cache is one that nobody wrote.
-  """
-  model, tree = toys.table_model(VOCAB), drafter.tree
-
-  def propose(params, cache, target_cache, context):
-    root = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, 1)
-    output, cache = model.apply(
-      params.draft, root, cache.replace(length=context.length - 1)
-    )
-    draft, cache = model_drafter.draft_tree(
-      model, params.draft, cache, output.logits[:, 0], context,
-      tree=tree, siblings=IID, vocab_size=VOCAB,
-    )  # fmt: skip
-    return draft, cache, target_cache
-
-  return dataclasses.replace(drafter, propose=propose)
-
-
-LOOPS = {
-  # tpu-inference: greedy rows of a mixed batch carry temperature -1, and the
-  # verifier has no guard for them: the logits are upside down.
-  "greedy rows upside down": (
-    tree_lib.chain(2),
-    dict(patch=lambda: verifier_warps(upside_down)),
-  ),
-  # No known system.
-  "stale rows in the target's cache": (
-    tree_lib.paths(2, 2),
-    dict(patch=without_keep_path),
-  ),
-  # No known system.
-  "a row too few in the draft's cache": (
-    tree_lib.chain(2),
-    dict(change=feeds_one_token),
-  ),
-}
-sound_twin = functools.cache(decoded)
-
-
-@pytest.mark.parametrize("name", LOOPS)
-def test_a_broken_loop_is_caught(name):
-  tree, options = LOOPS[name]
-  options = dict(options)
-  assert is_sound(sound_twin(tree), tree)
-  with options.pop("patch", contextlib.nullcontext)():
-    state = decoded(tree, **options)
-  assert not is_sound(state, tree)

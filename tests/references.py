@@ -1,0 +1,179 @@
+"""Models of transformers, and ours beside them."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+import transformers
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+
+torch.set_num_threads(1)
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+VOCAB = 97
+TOKENS = np.random.default_rng(0).integers(0, VOCAB, (3, 14))
+
+LLAMA3 = dict(
+  rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
+  original_max_position_embeddings=16,
+)  # fmt: skip
+GATED = dict(
+  vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+  num_attention_heads=4, max_position_embeddings=64, bos_token_id=None,
+  eos_token_id=None,
+)  # fmt: skip
+GPT2 = dict(
+  vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=64,
+  bos_token_id=None, eos_token_id=None,
+)  # fmt: skip
+
+# Each is (family, settings, how many files it is saved in).
+MODELS = {
+  "gpt2": ("gpt2", GPT2, 1),
+  "gpt2-untied": (
+    "gpt2",
+    GPT2
+    | dict(tie_word_embeddings=False, n_inner=40, activation_function="gelu"),
+    1,
+  ),
+  "neox": (
+    "gpt_neox",
+    GATED | dict(rope_parameters=dict(partial_rotary_factor=0.5)),
+    1,
+  ),
+  "neox-serial": (
+    "gpt_neox",
+    GATED
+    | dict(
+      use_parallel_residual=False,
+      tie_word_embeddings=True,
+      attention_bias=False,
+      hidden_act="gelu_fast",
+      rope_parameters=dict(partial_rotary_factor=1.0, rope_theta=100.0),
+    ),
+    3,
+  ),
+  "llama-grouped": ("llama", GATED | dict(num_key_value_heads=2), 3),
+  "llama-scaled": (
+    "llama",
+    GATED
+    | dict(
+      tie_word_embeddings=True,
+      attention_bias=True,
+      mlp_bias=True,
+      head_dim=12,
+      rope_parameters=dict(LLAMA3, rope_theta=1000.0),
+      hidden_act="gelu_pytorch_tanh",
+    ),
+    1,
+  ),
+  "mistral-window": (
+    "mistral",
+    GATED | dict(num_key_value_heads=2, head_dim=16, sliding_window=3),
+    1,
+  ),
+  "mistral-full": (
+    "mistral",
+    GATED | dict(num_key_value_heads=1, sliding_window=None),
+    1,
+  ),
+  "qwen2": (
+    "qwen2",
+    GATED
+    | dict(num_key_value_heads=2, tie_word_embeddings=True, rms_norm_eps=1e-3),
+    1,
+  ),
+  "qwen2-mixed": (
+    "qwen2",
+    GATED
+    | dict(
+      num_key_value_heads=4,
+      use_sliding_window=True,
+      sliding_window=4,
+      max_window_layers=0,
+      layer_types=["sliding_attention", "full_attention"],
+    ),
+    1,
+  ),
+  "qwen3": (
+    "qwen3",
+    GATED | dict(num_key_value_heads=2, head_dim=16, attention_bias=True),
+    1,
+  ),
+  "qwen3-window": (
+    "qwen3",
+    GATED
+    | dict(
+      num_key_value_heads=4,
+      head_dim=8,
+      tie_word_embeddings=True,
+      use_sliding_window=True,
+      sliding_window=3,
+      max_window_layers=1,
+    ),
+    1,
+  ),
+}
+
+
+def make_config(family, settings):
+  return transformers.AutoConfig.for_model(
+    family, **json.loads(json.dumps(settings))
+  )
+
+
+def make(family, settings, *, seed=0):
+  """A model none of whose parameters could be left out unnoticed."""
+  model = transformers.AutoModelForCausalLM.from_config(
+    make_config(family, settings), attn_implementation="eager"
+  )
+  generator = torch.Generator().manual_seed(seed)
+  with torch.no_grad():
+    for name, parameter in model.named_parameters():
+      noise = torch.randn(parameter.shape, generator=generator)
+      is_scale = parameter.ndim == 1 and name.endswith("weight")
+      parameter.copy_(1 + 0.3 * noise if is_scale else 0.2 * noise)
+  return model.eval()
+
+
+def read(path, **options):
+  return transformers.AutoModelForCausalLM.from_pretrained(
+    path, attn_implementation="eager", **options
+  )
+
+
+def logits(model, tokens):
+  with torch.no_grad():
+    return model(torch.tensor(tokens), use_cache=False).logits.float().numpy()
+
+
+def relative_error(found, expected):
+  return np.abs(np.asarray(found) - expected).max() / np.abs(expected).max()
+
+
+def jit(function):
+  """Compiles fast rather than well."""
+  options = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+  }
+  return jax.jit(function, compiler_options=options)
+
+
+def module_logits(module, tokens=TOKENS):
+  """`f32[B, T, V]` of whole sequences, without a cache."""
+  graphdef, state = nnx.split(module)
+  forward = lambda state, x: nnx.merge(graphdef, state)(x)[0].logits
+  return np.asarray(jit(forward)(state, jnp.asarray(tokens)))
+
+
+def edit_tensors(path, edit):
+  """Changes what a checkpoint of one file holds."""
+  file = path / "model.safetensors"
+  tensors = load_file(file)
+  edit(tensors)
+  save_file(tensors, file)
