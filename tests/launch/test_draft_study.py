@@ -87,7 +87,7 @@ def test_forward_operations_are_twice_the_weights_and_attention():
   assert cost(objective="forward_kl", contexts="target") == 5 * one
 
 
-def test_a_study_writes_a_line_a_draft_and_resumes(tmp_path, monkeypatch):
+def test_a_study_writes_a_line_a_draft_and_resumes(tmp_path, monkeypatch, pair):
   texts = tmp_path / "texts"
   for split in ("train", "validation"):
     (texts / split).mkdir(parents=True)
@@ -101,7 +101,8 @@ def test_a_study_writes_a_line_a_draft_and_resumes(tmp_path, monkeypatch):
         draft_study.run,
         ["study", "--config=configs/draft_study.py:tiny",
          f"--config.train.dataset={texts}", f"--workdir={tmp_path}/w",
-         f"--output={output}"],
+         f"--config.train.teacher={pair[0]}",
+         f"--config.decode.target={pair[0]}", f"--output={output}"],
       )  # fmt: skip
 
   real = draft_study.decode_with
