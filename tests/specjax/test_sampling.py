@@ -73,9 +73,42 @@ def test_zero_mass_is_never_drawn():
 
 def test_the_largest_uniform_still_lands_on_mass():
   mass = jnp.array([[0.0, 0.1, 0.3, 0.0, 0.0]])
-  top = jnp.array([np.nextafter(np.float32(1), np.float32(0))])
-  assert sampling._invert(mass, top).tolist() == [2]
-  assert sampling._invert(mass, jnp.zeros(1)).tolist() == [1]
+  smallest, largest = sampling._fraction(
+    jnp.array([0, 2**32 - 1], jnp.uint32), jnp.float32
+  )
+  assert (smallest, largest) == (2.0**-32, 1)
+  assert sampling._invert(mass, largest[None]).tolist() == [2]
+  assert sampling._invert(mass, smallest[None]).tolist() == [1]
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _inverted(mass, bits, dtype=jnp.float32):
+  """The entries drawn by random bits, `u32[R] -> i32[R]`."""
+  uniforms = sampling._fraction(bits, dtype)
+  return sampling._invert(jnp.broadcast_to(mass, (*bits.shape, 4)), uniforms)
+
+
+@pytest.mark.parametrize("entry", range(4))
+def test_an_entry_is_drawn_by_its_own_share_of_all_random_bits(entry):
+  """Counted, by bisection: which bits draw an entry is an interval."""
+  # What is smaller than the spacing of float32 has width where it comes first.
+  for share in (1e-30, 1e-9, 2.0**-25, 1e-6, 0.3, 0.9999999):
+    mass = np.full(4, (1 - share) / 3)
+    mass[entry] = share
+    mass = jnp.asarray(mass, jnp.float32)
+
+    def bits_until(token, mass=mass):
+      """How many of the 2^32 draw a token below this one."""
+      low, high = 0, 2**32
+      while low < high:
+        middle = np.uint32((low + high) // 2)
+        below = _inverted(mass, jnp.array([middle]))[0] < token
+        low, high = (int(middle) + 1, high) if below else (low, int(middle))
+      return low
+
+    count = bits_until(entry + 1) - bits_until(entry)
+    spacing = 2.0**-32 if entry == 0 else 2.0**-23
+    assert abs(count / 2**32 - share) <= spacing + share * 2.0**-22
 
 
 def test_rare_tokens_of_a_large_vocabulary_keep_their_share():
