@@ -263,7 +263,7 @@ class Attention(nnx.Module):
       return self.out(attend(q, k, v, mask)), (k, v)
     kv = tuple(
       cache_lib.write_rows(buffer, new, start, layer=layer)
-      for buffer, new in zip(kv, (k, v), strict=True)
+      for buffer, new in zip(kv, cache_lib.contain(k, v), strict=True)
     )
     k, v = kv if layer is None else (buffer[layer] for buffer in kv)
     return self.out(attend(q, k, v, mask)), kv
@@ -458,7 +458,7 @@ class Transformer(nnx.Module):
       masks = {w: visible & same for w, visible in masks.items()}
     x = self.embed(tokens)
     if c.learned_positions:
-      # Drafted nodes may lie beyond the table; no such node is ever emitted.
+      # Drafted nodes may lie beyond the table (`LanguageModel.max_positions`).
       x = x + self.position_embed(jnp.minimum(positions, c.max_positions - 1))
     rotary = None if c.learned_positions else rotary_table(c, positions)
     return Fed(x=x, rotary=rotary, masks=masks, start=start, cache=cache)

@@ -74,6 +74,26 @@ def make_cache(
   return Cache(keys=zeros(), values=zeros(), positions=positions, length=length)
 
 
+def contain(keys: Array, values: Array) -> tuple[Array, Array]:
+  """Moves what is not finite from the values to the keys, where masks hold it.
+
+  The weight of a slot that is not seen is 0, and 0 x NaN is NaN: one broken
+  value, be it of a drafted token that was rejected, would reach every token fed
+  to its row from then on. A score that is masked is replaced, whatever it was.
+  So what a broken slot does is left to its key: who sees it gets NaN, as it
+  should be, and nobody else.
+
+  Args:
+    keys: `[..., C]`, about to be written.
+    values: `[..., C]`.
+
+  Returns:
+    Both; finite ones are as they were.
+  """
+  broken = ~jnp.isfinite(values)
+  return jnp.where(broken, jnp.nan, keys), jnp.where(broken, 0, values)
+
+
 def write_rows(
   buffer: Array, rows: Array, start: Array, *, layer: Array | None = None
 ) -> Array:

@@ -21,7 +21,7 @@ import numpy as np
 from jax import Array, lax
 
 from specjax import cache as cache_lib
-from specjax import drafters, rules
+from specjax import drafters, laws, rules
 from specjax import emission as emission_lib
 from specjax import sampling as sampling_lib
 from specjax import warp as warp_lib
@@ -451,23 +451,22 @@ def make_decoder(
 
 
 def _heal(draft: Draft, target_log_probs: Array):
-  """Replaces laws that are NaN by harmless ones, and says which nodes had them.
+  """Replaces laws that are NaN by uniform ones, and says which nodes end a row.
 
-  Rules then never see a NaN, and a node that is not reached costs its row
-  nothing. The warp makes a law all NaN if any logit is, so one entry tells.
+  Rules then never see a NaN. The target's law at a node that is not reached
+  costs its row nothing: to the rule, the target is uniform there, and a row
+  that comes there ends before a token is drawn. Drafted tokens that were drawn
+  from a law that nobody knows cannot be verified, wherever they are, so that a
+  draft with such a law ends its row before any of it is emitted; the library's
+  drafters heal their laws before they draw, and return none.
 
   Returns:
     The draft, the target's laws, and `bool[B, N + 1]`.
   """
-  broken_target = jnp.isnan(target_log_probs[..., 0])
-  broken_draft = jnp.isnan(draft.log_probs[..., 0])
-  uniform = -jnp.log(jnp.float32(target_log_probs.shape[-1]))
-  target_log_probs = jnp.where(
-    broken_target[..., None], uniform, target_log_probs
-  )
-  log_probs = jnp.where(broken_draft[..., None], uniform, draft.log_probs)
-  draft = dataclasses.replace(draft, log_probs=log_probs)
-  return draft, target_log_probs, broken_target | broken_draft
+  unknown = jnp.isnan(draft.log_probs[..., 0]).any(axis=1, keepdims=True)
+  broken = jnp.isnan(target_log_probs[..., 0]) | unknown
+  draft = dataclasses.replace(draft, log_probs=laws.heal(draft.log_probs))
+  return draft, laws.heal(target_log_probs), broken
 
 
 def _total_variation(verification) -> Array:

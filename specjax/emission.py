@@ -24,7 +24,7 @@ class Emission:
     origins: `i8[B, G + 1]`.
     count: `i32[B]`, how many of `tokens` are emitted.
     hit_stop: `bool[B]`, whether the last of them is a stop token.
-    healthy: `bool[B]`, whether no law that they were drawn from was NaN.
+    healthy: `bool[B]`, whether none of them came after a broken node.
   """
 
   path: Array
@@ -52,7 +52,7 @@ def emit(
     draft: what was drafted.
     node: `i32[B]`, the deepest accepted node.
     next_token: `i32[B]`, drawn after it.
-    broken: `bool[B, N + 1]`, the nodes whose laws were NaN.
+    broken: `bool[B, N + 1]`, the nodes after which no token can be drawn.
 
   Returns:
     The `Emission`; a row that is done, or met a broken node, emits nothing.

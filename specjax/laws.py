@@ -4,8 +4,28 @@ A law is a row of log-probabilities with -inf for zero mass. Nothing here adds
 an epsilon or divides by a probability.
 """
 
+import math
+
 import jax.numpy as jnp
 from jax import Array
+
+
+def heal(log_probs: Array) -> Array:
+  """Replaces laws that are NaN by the uniform one.
+
+  A drafter heals its laws before it draws from them. Then a law is the law that
+  was drawn from whatever the draft model says, and every rule stays lossless: a
+  node whose law was NaN has uniform children, likely to be rejected.
+
+  Args:
+    log_probs: `f32[..., V]`, all NaN where any of it is (`specjax.warp.warp`
+      and `jax.nn.log_softmax` make it so).
+
+  Returns:
+    `f32[..., V]`.
+  """
+  broken = jnp.isnan(log_probs[..., :1])
+  return jnp.where(broken, -math.log(log_probs.shape[-1]), log_probs)
 
 
 def token_log_prob(log_probs: Array, tokens: Array) -> Array:

@@ -64,7 +64,9 @@ class ApplyFn(Protocol):
         visible. None is a causal chain.
 
     Returns:
-      The output and the cache, its length raised by T.
+      The output and the cache, its length raised by T. A token's logits depend
+      on what it sees alone, even if a slot that it does not see holds NaN
+      (`specjax.cache.contain`).
     """
 
 
@@ -77,6 +79,9 @@ class LanguageModel:
     init_cache: `(batch, slots) -> Cache`.
     apply: see `ApplyFn`.
     max_positions: positions the model was made for, or None if unbounded.
+      Prompts and completions stay below; drafted nodes may be fed beyond, where
+      no token is ever emitted, and whatever the model says there (NaN too)
+      changes nothing but the speed.
   """
 
   vocab_size: int
@@ -128,7 +133,8 @@ class Draft:
     log_probs: `f32[B, N + 1, V]`; row n is the law that node n's children were
       drawn from, through `specjax.siblings.Siblings.child`. A leaf has no
       children: its row is all -inf (zero mass), so that "target minus draft" is
-      the target's own law there.
+      the target's own law there. A law that may be NaN is healed before it is
+      drawn from (`specjax.laws.heal`); a row with one here ends as NAN_LOGITS.
     noise: `f32[B, K, G + 1, V]`, for siblings `with_noise` only: token t of
       path k is `argmax(log p + noise[:, k, t - 1])`, Gumbel noise that a rule
       may share. Entry G is for the token after the last drafted one.
@@ -276,7 +282,11 @@ class Drafter:
 
 
 class StopReason(enum.IntEnum):
-  """Why a row ended."""
+  """Why a row ended.
+
+  NAN_LOGITS: the target's logits for the next token were not numbers, or the
+  drafter returned a law that was none (`Draft.log_probs`).
+  """
 
   RUNNING = 0
   STOP_TOKEN = 1

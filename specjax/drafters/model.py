@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array, lax
 
 from specjax import cache as cache_lib
-from specjax import sampling, warp
+from specjax import laws, sampling, warp
 from specjax import siblings as siblings_lib
 from specjax.cache import Cache
 from specjax.siblings import IID, Siblings
@@ -162,7 +162,8 @@ def draft_tree(
 
   Returns:
     The draft, and the cache with all nodes but those of the deepest level in
-    slots `context.length ..`, in node order.
+    slots `context.length ..`, in node order. Where the model's logits are NaN
+    the law is uniform.
   """
   root = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, 1)
   noise = None
@@ -178,8 +179,10 @@ def draft_tree(
   def law_of(logits):  # [B, W, V'] -> [B, W, V]
     logits = logits[..., :vocab_size]
     if siblings.deterministic:
-      return jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
-    return warp.warp(logits, context.sampling)
+      law = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+    else:
+      law = warp.warp(logits, context.sampling)
+    return laws.heal(law)
 
   law = law_of(root_logits[:, None])
   tokens, all_laws = [root], [law]

@@ -16,7 +16,9 @@ from models.transformer import (
   Transformer,
   TransformerConfig,
   as_language_model,
+  attend,
 )
+from specjax import cache as cache_lib
 from specjax import drafters
 from specjax.tree import paths
 
@@ -315,3 +317,22 @@ def test_the_loop_updates_the_caches_in_place(
   shape = ",".join(map(str, state.target_cache.keys[0].shape))
   assert f"f32[{shape}]" in text
   assert not re.findall(rf"f32\[{shape}\]\S* copy\(", text)
+
+
+@pytest.mark.parametrize("broken", ["key", "value"])
+@pytest.mark.parametrize("what", [np.nan, np.inf])
+def test_a_broken_slot_is_felt_by_those_who_see_it_and_nobody_else(
+  broken, what
+):
+  rng = np.random.default_rng(0)
+  draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)
+  q, keys, values = draw(1, 2, 4, 3), draw(1, 2, 5, 3), draw(1, 2, 5, 3)
+  mask = np.ones((1, 2, 5), bool)
+  mask[0, 0, 3] = False
+  expected = attend(q, keys, values, mask)
+  {"key": keys, "value": values}[broken][:, :, 3, 1] = what
+  found = attend(q, *cache_lib.contain(keys, values), mask)
+  np.testing.assert_allclose(found[:, 0], expected[:, 0], rtol=1e-6)
+  # An infinite key of the right sign only says not to look there.
+  lost = np.isnan(found[:, 1]).reshape(4, 3)
+  assert lost.all() if broken == "value" or np.isnan(what) else lost.any()

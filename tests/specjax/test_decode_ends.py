@@ -9,7 +9,6 @@ import pytest
 import toys
 from decoding import (
   BUDGETS,
-  DRAFT,
   DRAFTERS,
   LENGTHS,
   MODEL,
@@ -111,20 +110,19 @@ def test_log_probs_are_the_unwarped_targets(rule, drafter):
       assert state.log_probs[b, i] == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize(("part", "after"), [("target", 4), ("draft", 0)])
-def test_nan_logits_end_their_row_and_no_other(part, after):
+def test_nan_logits_of_the_target_end_their_row_and_no_other():
   """One poisoned table row; rows that never read it are untouched."""
   decoder = make("model")
   clean = rows_of(decode(decoder, start(decoder, temperature=0.0)))
   victim = 2
-  context = clean[victim][: LENGTHS[victim] + after]
+  context = clean[victim][: LENGTHS[victim] + 4]
   index = sum(
     (t + 1) * int(toys._PRIMES[i % len(toys._PRIMES)])
     for i, t in enumerate(context)
   ) % len(TARGET)  # fmt: skip
-  table = {"target": TARGET, "draft": DRAFT}[part].copy()
+  table = TARGET.copy()
   table[index] = np.nan
-  params = dataclasses.replace(PARAMS, **{part: jnp.asarray(table)})
+  params = dataclasses.replace(PARAMS, target=jnp.asarray(table))
   state = start(decoder, temperature=0.0)
   state = decode(decoder, state, params)
   assert state.stop_reason[victim] == StopReason.NAN_LOGITS
