@@ -11,6 +11,7 @@ Laws are log-probabilities over the last axis, and a row without any mass (all
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +28,8 @@ class Siblings:
     name: as in `specjax.siblings.get`.
     child: `(parent f32[..., V], elders i32[..., j], count i32[...]) ->
       f32[..., V]`: the law of child j given the parent's law p, the tokens of
-      children 0..j-1, and how many children the node has.
+      children 0..j-1, and how many children the node has. Elders of -1 are
+      nobody: then it is the law of the child after the others.
     independent: whether every child is drawn from p itself, so that siblings
       may carry equal tokens.
     deterministic: whether the children are a function of p. They are then drawn
@@ -44,6 +46,45 @@ class Siblings:
   deterministic: bool = False
   with_noise: bool = False
   max_children: int | None = None
+
+
+_MOST_UNROLLED = 8
+
+
+def in_turn(
+  visit: Callable[[Any, Array | int], tuple[Any, Any]], carry: Any, count: int
+) -> tuple[Any, Any]:
+  """Visits siblings one after the other, eldest first, as `lax.scan` does.
+
+  A few are visited each with arrays of its own size, which is faster. Of more a
+  loop is made, whose program does not grow.
+
+  Args:
+    visit: `(carry, j) -> (carry, out)`, with j an integer or `i32[]`.
+    carry: what goes from each to the next.
+    count: number of siblings.
+
+  Returns:
+    The last carry, and the outs of all, stacked along a first axis.
+  """
+  if count > _MOST_UNROLLED:
+    return jax.lax.scan(visit, carry, jnp.arange(count, dtype=jnp.int32))
+  outs = []
+  for j in range(count):
+    carry, out = visit(carry, j)
+    outs.append(out)
+  return carry, jax.tree.map(lambda *x: jnp.stack(x), *outs)
+
+
+def elders(tokens: Array, j: Array | int) -> Array:
+  """The siblings before child j of `i32[..., C]`, as `Siblings.child` has them.
+
+  Returns:
+    `i32[..., j]`; if j is traced `i32[..., C]`, with -1 for the others.
+  """
+  if isinstance(j, int):
+    return tokens[..., :j]
+  return jnp.where(jnp.arange(tokens.shape[-1]) < j, tokens, -1)
 
 
 def _among(tokens: Array, vocab: int) -> Array:
@@ -90,7 +131,7 @@ def _next_largest(parent, elders, count):
 
 def _largest_then_random(parent, elders, count):
   """The count - 1 most probable tokens, then one drawn from the others."""
-  last = jnp.asarray(elders.shape[-1] >= jnp.asarray(count) - 1)
+  last = jnp.sum(elders >= 0, axis=-1) >= jnp.asarray(count) - 1
   return jnp.where(
     last[..., None],
     _untried(parent, elders, count),
@@ -102,12 +143,13 @@ def _hub_pair(parent, elders, count):
   """First x ~ p; then the hub argmax p, or if x is the hub, p without it."""
   if elders.shape[-1] == 0:
     return parent
-  hub = sampling.argmax(parent)
-  return jnp.where(
-    (elders[..., 0] == hub)[..., None],
+  hub, first = sampling.argmax(parent), elders[..., :1]
+  second = jnp.where(
+    first == hub[..., None],
     _untried(parent, elders, count),
     _point(hub, parent),
   )
+  return jnp.where(first < 0, parent, second)
 
 
 IID = Siblings(name="iid", child=_independent, independent=True)

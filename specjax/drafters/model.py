@@ -235,23 +235,27 @@ def _draw_level(
     `i32[B, W']`, the tokens.
   """
   level, above = tree.levels[depth], tree.levels[depth - 1]
-  parents = np.array([tree.parents[n] for n in level], np.int32) - above.start
   keys = sampling.drafted_node_keys(keys, level)
+  parents = np.array([tree.parents[n] for n in level], np.int32) - above.start
   if siblings.independent:
     return sampling.categorical(keys, law[:, parents])
-  tokens = jnp.zeros((law.shape[0], len(level)), jnp.int32)
-  rank = tree.rank[level.start : level.stop]
-  for r in range(rank.max() + 1):
-    nodes = np.flatnonzero(rank == r).astype(np.int32)
-    family = [tree.children[tree.parents[level[n]]] for n in nodes]
-    elders = np.array([f[:r] for f in family], np.int32)
-    elders = elders.reshape(len(nodes), r)
+  heads, family = np.unique(parents, return_inverse=True)
+  sizes, rank = np.bincount(family), tree.rank[level.start : level.stop]
+  place = np.zeros((len(heads), sizes.max()), np.int32)  # in the level
+  place[family, rank] = np.arange(len(level))
+
+  def draw(tokens, r):  # child r of each node that has so many
+    some = np.flatnonzero(sizes > r) if isinstance(r, int) else slice(None)
     child_law = siblings.child(
-      law[:, parents[nodes]],
-      tokens[:, elders - level.start],
-      np.array([len(f) for f in family]),
+      law[:, heads[some]],
+      siblings_lib.elders(tokens[:, some], r),
+      sizes[some],
     )
-    tokens = tokens.at[:, nodes].set(
-      sampling.categorical(keys[:, nodes], child_law)
+    drawn = sampling.categorical(
+      keys[:, jnp.asarray(place)[some, r]], child_law
     )
-  return tokens
+    return tokens.at[:, some, r].set(drawn), None
+
+  tokens = jnp.zeros((len(law), *place.shape), jnp.int32)  # [B, F, C]
+  tokens, _ = siblings_lib.in_turn(draw, tokens, place.shape[1])
+  return tokens[:, family, rank]

@@ -24,6 +24,7 @@ agrees so far.
 import jax.numpy as jnp
 
 from specjax import laws
+from specjax import siblings as siblings_lib
 from specjax.rules import checks
 from specjax.rules.nodewise import Decision, verify_nodes
 from specjax.types import Rule
@@ -33,41 +34,46 @@ def decide(siblings, target_log_probs, draft_log_probs, tokens, valid):
   """See `specjax.rules.nodewise.DecideFn`."""
   if siblings.independent:
     return _decide_independent(target_log_probs, draft_log_probs, tokens, valid)
-  left = jnp.exp(target_log_probs)  # R^i q^i
-  mass = alive = jnp.ones_like(left[0])  # R^i
-  accept = []
-  for i, token in enumerate(tokens):
-    law = jnp.exp(siblings.child(draft_log_probs, tokens[:i], jnp.sum(valid)))
+  target = jnp.exp(target_log_probs)
+  one = jnp.ones_like(target[0])
+
+  def test_next(carry, i):
+    left, mass, alive = carry  # R^i q^i, R^i
+    elders, token = siblings_lib.elders(tokens, i), tokens[i]
+    law = jnp.exp(siblings.child(draft_log_probs, elders, jnp.sum(valid)))
     test = laws.share(left[token], mass * law[token])
     test = jnp.where(valid[i], test, 0)
-    accept.append(alive * test)
-    alive *= 1 - test
     less = jnp.where(valid[i], mass, 0) * law
     left = jnp.where(left > less, left - less, 0)
-    mass = jnp.sum(left)
+    return (left, jnp.sum(left), alive * (1 - test)), alive * test
+
+  (left, _, _), accept = siblings_lib.in_turn(
+    test_next, (target, one, one), len(tokens)
+  )
   return Decision(
-    accept=jnp.stack(accept),
-    next_log_probs=laws.normalize(left, target_log_probs),
+    accept=accept, next_log_probs=laws.normalize(left, target_log_probs)
   )
 
 
 def _decide_independent(target_log_probs, draft_log_probs, tokens, valid):
   target, draft = jnp.exp(target_log_probs), jnp.exp(draft_log_probs)
-  scale = jnp.zeros_like(target[0])  # s_j
-  mass = jnp.ones_like(target[0])  # R(s_j)
-  alive = jnp.ones_like(target[0])
-  accept = []
-  for i, token in enumerate(tokens):
+  one = jnp.ones_like(target[0])
+
+  def test_next(carry, i):
+    scale, mass, alive = carry  # s_j, R(s_j)
+    token = tokens[i]
     test = laws.share(target[token] - scale * draft[token], mass * draft[token])
     test = jnp.where(valid[i], test, 0)
-    accept.append(alive * test)
-    alive *= 1 - test
     scale = jnp.where(valid[i], scale + mass, scale)
     mass = jnp.where(valid[i], laws.rejection(target, draft, scale), mass)
+    return (scale, mass, alive * (1 - test)), alive * test
+
+  (scale, _, _), accept = siblings_lib.in_turn(
+    test_next, (jnp.zeros_like(one), one, one), len(tokens)
+  )
   rest = jnp.maximum(target - scale * draft, 0)
   return Decision(
-    accept=jnp.stack(accept),
-    next_log_probs=laws.normalize(rest, target_log_probs),
+    accept=accept, next_log_probs=laws.normalize(rest, target_log_probs)
   )
 
 

@@ -24,6 +24,7 @@ import numpy as np
 from jax import Array
 
 from specjax import laws
+from specjax import siblings as siblings_lib
 from specjax.rules import nodewise
 from specjax.siblings import Siblings
 from specjax.tree import Tree, take_node
@@ -95,17 +96,24 @@ def _settle(siblings, owed, target_log_probs, draft_log_probs, tokens, valid):
   Returns:
     `f32[C]`, `f32[]`, `f32[V]`.
   """
-  given, mass = [], owed * jnp.exp(target_log_probs)  # w_v q_v
-  for i, token in enumerate(tokens):
-    law = jnp.exp(siblings.child(draft_log_probs, tokens[:i], jnp.sum(valid)))
-    given.append(laws.share(mass[token], law[token]))
+
+  def reject(carry, i):
+    mass, owed = carry  # w_v q_v, w_v
+    elders, token = siblings_lib.elders(tokens, i), tokens[i]
+    law = jnp.exp(siblings.child(draft_log_probs, elders, jnp.sum(valid)))
+    given = laws.share(mass[token], law[token])
     excess = jnp.where(mass > law, mass - law, 0)
     total = jnp.sum(excess)
     kept = total + (1 - owed)
     excess = excess / jnp.where(kept > 0, kept, 1)
     mass = jnp.where(valid[i], excess, mass)
     owed = jnp.where(valid[i], laws.share(total, kept), owed)
-  return jnp.stack(given), owed, laws.normalize(mass, target_log_probs)
+    return (mass, owed), given
+
+  (mass, owed), given = siblings_lib.in_turn(
+    reject, (owed * jnp.exp(target_log_probs), owed), len(tokens)
+  )
+  return given, owed, laws.normalize(mass, target_log_probs)
 
 
 @functools.cache

@@ -1,18 +1,22 @@
 """Laws of siblings: what the drafter draws is what the law says."""
 
+import dataclasses
 import itertools
 
 import jax
+import jax.extend
 import jax.numpy as jnp
+import mutation
 import numpy as np
 import pytest
 import toys
 
 import specjax
-from specjax import sampling
+from specjax import exact, rules, sampling
 from specjax import siblings as siblings_lib
+from specjax.drafters import model as model_drafter
 from specjax.siblings import GREEDY, HUB, SIBLINGS, TOP_K, WITHOUT_REPLACEMENT
-from specjax.tree import k_ary
+from specjax.tree import Tree, k_ary
 from specjax.types import Params
 
 P = np.array([0.1, 0.4, 0.2, 0.3])
@@ -135,3 +139,76 @@ def test_deterministic_drafts_are_ranked_before_the_warp():
   logits = toys.context_logits(table, (1, 2))
   assert info.draft.tokens[0, 1:].tolist() == np.argsort(-logits)[:3].tolist()
   assert info.node_probs[0, 1] == 1
+
+
+# ------------------------------------------------------- many: a loop over them
+
+
+def looped(monkeypatch):
+  monkeypatch.setattr(siblings_lib, "_MOST_UNROLLED", 0)
+
+
+@pytest.mark.parametrize("name", ["without_replacement", "top_k", "greedy"])
+def test_siblings_drawn_in_a_loop_are_those_drawn_unrolled(name, monkeypatch):
+  tree = Tree((-1, 0, 0, 0, 1, 1, 1, 3, 3))  # families of three and of two
+  laws = jnp.asarray(np.random.default_rng(0).dirichlet(np.ones(6), (40, 3)))
+  keys = sampling.row_keys(jax.random.key(0), jnp.arange(40))
+
+  def drawn():
+    return mutation.compiled(
+      lambda laws: model_drafter._draw_level(
+        tree, siblings_lib.get(name), 2, jnp.log(laws), keys
+      )
+    )(laws)
+
+  expected = drawn()
+  looped(monkeypatch)
+  np.testing.assert_array_equal(drawn(), expected)
+
+
+@pytest.mark.parametrize(
+  ("rule", "how"),
+  [("recursive", "iid"), ("recursive", "greedy"),
+   ("traversal", "without_replacement")],
+)  # fmt: skip
+def test_siblings_verified_in_a_loop_are_verified_exactly(
+  rule, how, monkeypatch
+):
+  looped(monkeypatch)
+  rule = dataclasses.replace(rules.get(rule), name="traced anew")
+  rng = np.random.default_rng(0)
+  p, q = rng.dirichlet(np.ones(4), 2)
+  with jax.enable_x64(True):
+    law = exact.block_law(
+      rule, k_ary(3), lambda c: p, lambda c: q, siblings=siblings_lib.get(how)
+    )
+  np.testing.assert_allclose(law.output.sum(axis=1), q, atol=1e-12)
+  assert law.expected_accepted > 0.5
+
+
+def test_a_program_does_not_grow_with_the_number_of_siblings():
+  def operations(jaxpr):
+    inner = jax.extend.core.jaxprs_in_params
+    return len(jaxpr.eqns) + sum(
+      operations(x) for e in jaxpr.eqns for x in inner(e.params)
+    )
+
+  def size(count, rule):
+    model = toys.table_model(300)
+    drafter = specjax.drafters.model.drafter(
+      model, tree=k_ary(count), siblings=WITHOUT_REPLACEMENT, vocab_size=300
+    )
+    decoder = specjax.make_decoder(model, drafter=drafter, rule=rule)
+    table = jax.ShapeDtypeStruct((7, 300), jnp.float32)
+    params = Params(target=table, draft=table)
+    state = jax.eval_shape(
+      lambda params: decoder.init(
+        params, jnp.ones((1, 2), int), np.array([2]), jax.random.key(0),
+        buffer_length=8, max_new_tokens=4,
+      ),
+      params,
+    )  # fmt: skip
+    return operations(jax.make_jaxpr(decoder.step)(params, state).jaxpr)
+
+  for rule in ("recursive", "traversal"):
+    assert size(16, rule) == size(256, rule)
