@@ -75,11 +75,7 @@ class Decoder:
         f"rule {self.rule.name!r} does not verify drafts with noise "
         f"(siblings {self.drafter.siblings.name!r}); rule 'gumbel_list' does"
       )
-    if self.target.vocab_size < self.vocab_size:
-      raise ValueError(
-        f"the target's vocabulary must hold {self.vocab_size} tokens, got "
-        f"{self.target.vocab_size}"
-      )
+    drafters.model.check_model("target", self.target, self.vocab_size)
 
   def init(
     self,

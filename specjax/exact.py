@@ -129,7 +129,9 @@ def block_law(
       log_probs=jnp.asarray(np.log(draft_laws), dtype),
     )
     target_log_probs = jnp.asarray(np.log(target_laws), dtype)
-    log_draft = jnp.asarray(np.log(draft_laws))
+  # Drafts are drawn from the very laws that the rule is given: what is a tie,
+  # and so which children are certain, rounding may have decided.
+  log_draft = batch.log_probs.astype(float)
   probs = np.asarray(_draft_probs(tree, siblings, batch.tokens, log_draft))
   node_probs, next_laws, distance = (
     np.asarray(x, np.float64)

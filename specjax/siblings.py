@@ -182,12 +182,14 @@ SIBLINGS: dict[str, Siblings] = {
 }
 
 
-def get(name: str) -> Siblings:
-  """The siblings' law of that name.
+def get(name: str | Siblings) -> Siblings:
+  """The siblings' law of that name, or the law itself.
 
   Raises:
     ValueError: if there is none, listing those there are.
   """
+  if isinstance(name, Siblings):
+    return name
   if name not in SIBLINGS:
     raise ValueError(
       f"unknown siblings {name!r}, expected one of {sorted(SIBLINGS)}"

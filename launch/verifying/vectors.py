@@ -80,10 +80,11 @@ def compare(
   for row in rows:
     values = measured(row)
     share = values["acceptance"] / optimum if optimum > 0 else None
-    share_error = values["standard_error"]
-    if share is not None and share_error is not None:
+    share_error = None
+    if share is not None and values["standard_error"] is not None:
       # The optimum, where it is sampled too, has an error from other drafts.
-      share_error = math.hypot(share_error, share * (error or 0)) / optimum
+      share_error = math.hypot(values["standard_error"], share * (error or 0))
+      share_error /= optimum
     found[row.name] = {
       **values,
       "share_of_optimum": share,

@@ -9,7 +9,8 @@ the cache is correct after every commit without any work here.
 
 import jax.numpy as jnp
 
-from specjax.drafters.model import check_tree, draft_tree
+from specjax import siblings as siblings_lib
+from specjax.drafters.model import check_model, check_tree, draft_tree
 from specjax.siblings import IID, Siblings
 from specjax.tree import Tree
 from specjax.types import Drafter, LanguageModel
@@ -19,7 +20,7 @@ def drafter(
   model: LanguageModel,
   *,
   tree: Tree,
-  siblings: Siblings = IID,
+  siblings: Siblings | str = IID,
   vocab_size: int,
 ) -> Drafter:
   """Drafts with a thinned target, on `Params.target` and the target's cache.
@@ -29,15 +30,20 @@ def drafter(
       parameters and cache (`models.transformer.as_language_model(module,
       skipped=...)`).
     tree: what every proposal fills.
-    siblings: how the children of a node are drawn.
+    siblings: how the children of a node are drawn, or the name of it in
+      `specjax.siblings`.
     vocab_size: V, the number of real tokens.
 
   Returns:
     A `Drafter` without state of its own.
 
   Raises:
-    ValueError: if the tree drafts nothing, or does not suit the siblings.
+    ValueError: if the tree drafts nothing or does not suit the siblings, or the
+      model knows fewer than V tokens.
+    TypeError: if the tree is not a `Tree`.
   """
+  siblings = siblings_lib.get(siblings)
+  check_model("target", model, vocab_size)
   check_tree(tree, siblings, vocab_size)
 
   def propose(params, state, target_cache, context):

@@ -45,13 +45,8 @@ def drafter(
       model knows fewer than V tokens.
     TypeError: if the tree is not a `Tree`.
   """
-  if model.vocab_size < vocab_size:
-    raise ValueError(
-      f"the draft's vocabulary must hold {vocab_size} tokens, got "
-      f"{model.vocab_size}"
-    )
-  if isinstance(siblings, str):
-    siblings = siblings_lib.get(siblings)
+  siblings = siblings_lib.get(siblings)
+  check_model("draft", model, vocab_size)
   check_tree(tree, siblings, vocab_size)
 
   def prefill(params, cache, tokens, lengths):
@@ -104,6 +99,15 @@ def drafter(
 
 
 _WINDOW = 2
+
+
+def check_model(who: str, model: LanguageModel, vocab_size: int) -> None:
+  """Raises ValueError if a model knows fewer tokens than are drafted."""
+  if model.vocab_size < vocab_size:
+    raise ValueError(
+      f"the {who}'s vocabulary must hold {vocab_size} tokens, got "
+      f"{model.vocab_size}"
+    )
 
 
 def check_tree(tree: Tree, siblings: Siblings, vocab_size: int) -> None:

@@ -75,6 +75,21 @@ def test_lossless_rules_have_the_targets_law_and_lossy_ones_a_distance(
       np.testing.assert_allclose(entry["output_law"], Q, atol=1e-9)
 
 
+@pytest.mark.parametrize("rule", ["gumbel_list", "recursive"])
+def test_laws_without_a_token_in_common_are_compared(rule, tmp_path, capsys):
+  """Nothing is accepted, and no share of an optimum of nothing is shown."""
+  result = compare(
+    tmp_path / "r.json", "--target=0,0,.5,.5", "--draft=.5,.5,0,0",
+    "--num_drafts=2", f"--rule={rule}",
+  )  # fmt: skip
+  entry = result["rules"][rule]
+  assert result["optimum"] == entry["acceptance"] == 0
+  assert entry["share_of_optimum"] is None
+  assert entry["share_standard_error"] is None
+  np.testing.assert_allclose(entry["output_law"], [0, 0, 0.5, 0.5], atol=0.03)
+  assert rule in capsys.readouterr().out
+
+
 def test_noise_is_sampled_and_says_so(everything):
   entry = everything[0]["rules"]["gumbel_list"]
   assert entry["method"] == "sampled"

@@ -79,6 +79,8 @@ def test_parts_that_do_not_fit_are_refused():
     specjax.make_decoder(MODEL, vocab_size=12)
   with pytest.raises(ValueError, match="draft's vocabulary must hold 12"):
     drafters.model.drafter(MODEL, tree=chain(1), vocab_size=12)
+  with pytest.raises(ValueError, match="target's vocabulary must hold 12"):
+    drafters.layer_skip.drafter(MODEL, tree=chain(1), vocab_size=12)
   small = drafters.ngram.drafter(num_speculative_tokens=2, vocab_size=7)
   decoder = specjax.make_decoder(MODEL, drafter=small)
   state = start(decoder)
@@ -94,7 +96,11 @@ def test_parts_that_do_not_fit_are_refused():
     )
   with pytest.raises(ValueError, match="12 children of one node for 11"):
     drafters.layer_skip.drafter(
-      MODEL, tree=k_ary(12), siblings=siblings.TOP_K, vocab_size=VOCAB
+      MODEL, tree=k_ary(12), siblings="top_k", vocab_size=VOCAB
+    )
+  with pytest.raises(ValueError, match="unknown siblings 'best'"):
+    drafters.layer_skip.drafter(
+      MODEL, tree=chain(1), siblings="best", vocab_size=VOCAB
     )
   with pytest.raises(ValueError, match="separate paths of equal length"):
     drafters.layer_skip.drafter(

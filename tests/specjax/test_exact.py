@@ -126,6 +126,20 @@ def test_output_law_holds_in_float32(rule, tree, siblings):
   assert found < 1e-5
 
 
+@pytest.mark.parametrize(
+  ("name", "siblings"),
+  [("hub", siblings_lib.HUB), ("greedy_draft", siblings_lib.GREEDY)],
+)
+def test_ties_of_float32_are_drawn_as_they_are_verified(name, siblings):
+  """Two tokens are equally probable to the rule, and in float64 are not."""
+  p, q = np.array([0.35, 0.35 + 1e-9, 0.3 - 1e-9]), np.array([0.2, 0.7, 0.1])
+  law = exact.block_law(
+    rules.get(name), tree_lib.k_ary(2), lambda c: p, lambda c: q,
+    siblings=siblings, dtype=jnp.float32,
+  )  # fmt: skip
+  np.testing.assert_allclose(law.output.sum(axis=1), q, atol=1e-6)
+
+
 @pytest.mark.parametrize(("rule", "tree", "siblings"), ONE_TREE)
 def test_equal_laws_are_verified_exactly_and_a_path_always_accepted(
   rule, tree, siblings
