@@ -1,0 +1,67 @@
+"""What a round's counters hold, to the value."""
+
+import types
+
+import jax.numpy as jnp
+import mutation
+import numpy as np
+from decoding import DRAFTERS, LENGTHS, MODEL, PARAMS, start
+
+import specjax
+from specjax import emission
+from specjax.tree import Tree
+from specjax.types import Draft
+
+
+def test_a_path_is_kept_to_its_first_drafted_stop_token_and_the_budget():
+  """The last committed token is no stop: a prompt may end in one."""
+  tree = Tree((-1, 0, 0, 1, 2, 3, 5))  # 0 -> 1 -> 3 -> 5 -> 6 and 0 -> 2 -> 4
+  stop, room = 9, 4
+  tokens = np.array(
+    [
+      [stop, 1, 2, 3, 4, 5, 6],
+      [0, 1, 2, stop, 4, 5, 6],
+      [0, stop, 2, 3, 4, stop, 6],
+      [stop, 1, stop, 3, stop, 5, stop],
+    ]
+  )
+  state = types.SimpleNamespace(
+    stop_tokens=jnp.array([stop, 8]),
+    length=jnp.full(4, 10),
+    max_length=jnp.full(4, 10 + room),
+  )
+  draft = Draft(tokens=jnp.asarray(tokens), log_probs=jnp.zeros((4, 7, 1)))
+  kept = np.array(
+    [
+      [0, 1, 1, 2, 2, 3, 4],
+      [0, 1, 1, 2, 2, 2, 2],
+      [0, 1, 1, 1, 2, 1, 1],
+      [0, 1, 1, 2, 1, 3, 4],
+    ]
+  )
+  found = emission.kept_depth(tree, state, draft)
+  np.testing.assert_array_equal(found, kept)
+  state.max_length = jnp.full(4, 10 + 2)
+  found = emission.kept_depth(tree, state, draft)
+  np.testing.assert_array_equal(found, np.minimum(kept, 2))
+
+
+def test_the_distance_is_summed_over_the_tokens_emitted_and_no_other():
+  decoder = specjax.make_decoder(
+    MODEL, drafter=DRAFTERS["model"], rule="decoding_uno(epsilon=0.05)"
+  )
+  step = mutation.compiled(decoder.step)
+  state = start(decoder, stop_tokens=(7, -1))
+  expected, cut = np.zeros(len(LENGTHS)), 0
+  while not state.done.all():
+    done = np.asarray(state.done)
+    state, info = step(PARAMS, state)
+    distance = np.asarray(info.total_variation, np.float64)
+    for row, count in enumerate(np.asarray(info.num_emitted)):
+      # Of a chain token i was drawn after node i.
+      expected[row] += distance[row, :count].sum()
+      cut += not done[row] and distance[row, count:].sum() > 0
+  assert cut >= 3  # rounds with a distance that must not count
+  np.testing.assert_allclose(
+    state.counters.total_variation, expected, rtol=1e-5
+  )
