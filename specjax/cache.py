@@ -10,6 +10,7 @@ T fed tokens, M trailing slots with an explicit mask, L layers.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -72,6 +73,34 @@ def make_cache(
   positions = jnp.zeros((batch, slots), jnp.int32) if with_positions else None
   length = jnp.zeros((batch,), jnp.int32)
   return Cache(keys=zeros(), values=zeros(), positions=positions, length=length)
+
+
+def row_axes(caches: Any) -> Any:
+  """Which axis of each array of a pytree of caches is rows.
+
+  Args:
+    caches: a `Cache`, or any pytree of them.
+
+  Returns:
+    The same pytree, of integers.
+
+  Raises:
+    ValueError: if there is an array outside of a `Cache`.
+  """
+
+  def of(node):
+    if not isinstance(node, Cache):
+      raise ValueError(
+        "which axis is rows is known of a Cache alone, got an array of shape "
+        f"{tuple(node.shape)} (a drafter with such a state needs row_axes)"
+      )
+    axes = jax.tree.map(lambda x: 0, node)
+    of_buffers = lambda xs: tuple(1 if x.ndim == 5 else 0 for x in xs)
+    return axes.replace(
+      keys=of_buffers(node.keys), values=of_buffers(node.values)
+    )
+
+  return jax.tree.map(of, caches, is_leaf=lambda x: isinstance(x, Cache))
 
 
 def contain(keys: Array, values: Array) -> tuple[Array, Array]:

@@ -16,9 +16,9 @@ from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from specjax import cache as cache_lib
 from specjax import sampling as sampling_lib
 from specjax import warp as warp_lib
-from specjax.cache import Cache
 from specjax.decode import Decoder
 from specjax.types import DecodeState, Params, Sampling
 
@@ -117,22 +117,32 @@ class MeshDecoder:
     return self._run(local, params, state, jnp.asarray(num_steps, jnp.int32))
 
   def specs(self, state: DecodeState):
-    """The `PartitionSpec`s of a state over the row axis, one for every leaf."""
-    first, second = P(self.row_axis), P(None, self.row_axis)
+    """The `PartitionSpec`s of a state over the row axis, one for every leaf.
 
-    def of(node):
-      if isinstance(node, Cache):
-        buffers = lambda xs: tuple(second if x.ndim == 5 else first for x in xs)
-        return node.replace(
-          keys=buffers(node.keys),
-          values=buffers(node.values),
-          positions=None if node.positions is None else first,
-          length=first,
+    Raises:
+      ValueError: if the drafter does not say which axes of its state are rows
+        (`Drafter.row_axes`), or says what cannot be.
+    """
+    rows, drafter = len(state.length), self.decoder.drafter
+    axes = dataclasses.replace(
+      jax.tree.map(lambda x: 0, state),
+      stop_tokens=None,
+      num_steps=None,
+      target_cache=cache_lib.row_axes(state.target_cache),
+      drafter_state=drafter.row_axes(state.drafter_state),
+    )
+
+    def spec(x, axis):
+      if axis is None:
+        return P()
+      if x.shape[axis : axis + 1] != (rows,):
+        raise ValueError(
+          f"axis {axis} must be the {rows} rows, got an array of shape "
+          f"{x.shape} (row_axes of drafter {drafter.name!r})"
         )
-      return first
+      return P(*[None] * axis, self.row_axis)
 
-    found = jax.tree.map(of, state, is_leaf=lambda x: isinstance(x, Cache))
-    return dataclasses.replace(found, stop_tokens=P(), num_steps=P())
+    return jax.tree.map(spec, state, axes)
 
   def shardings(self, state: DecodeState):
     """`NamedSharding`s of a state: rows over their axis, all else whole."""

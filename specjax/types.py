@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax import Array
 
+from specjax import cache as cache_lib
 from specjax.cache import Cache
 from specjax.siblings import Siblings
 from specjax.tree import Tree
@@ -266,6 +267,10 @@ class Drafter:
       to slots at or beyond `context.length - 1`; all others pass it through.
     commit: `(params, state, Commit) -> state`, after verification.
     max_positions: positions the draft was made for, or None if unbounded.
+    row_axes: `state -> pytree of int | None`: which axis of each array of the
+      state is rows, so that it can be cut over a mesh; None for an array that
+      all rows share, which no round may change. By default the state is made of
+      `Cache`s alone.
   """
 
   name: str
@@ -276,6 +281,7 @@ class Drafter:
   propose: Callable[[Params, Any, Cache, Context], tuple[Draft, Any, Cache]]
   commit: Callable[[Params, Any, Commit], Any]
   max_positions: int | None = None
+  row_axes: Callable[[Any], Any] = cache_lib.row_axes
 
 
 # -------------------------------------------------------------- the decoder

@@ -2,8 +2,9 @@
 
   python tests/mesh_decoding.py OUTPUT CASE:MESH...
 
-OUTPUT gets `{"CASE:MESH": {"tokens", "num_steps", "num_accepted"}}`; a mesh is
-the sizes of its axes, as in 2x4, or `alone` for one device without a mesh.
+OUTPUT gets `{"CASE:MESH": {"tokens", "num_steps", "num_accepted",
+"own_state"}}`; a mesh is the sizes of its axes, as in 2x4, or `alone` for one
+device without a mesh.
 """
 
 import functools
@@ -26,7 +27,8 @@ from models.transformer import SkippedLayers, Transformer, TransformerConfig
 from specjax import decode, drafters
 from specjax import tree as tree_lib
 from specjax.mesh import MeshDecoder
-from specjax.types import Params
+from specjax.siblings import IID
+from specjax.types import Draft, Drafter, Params
 
 ROWS, VOCAB = 8, 32
 LENGTHS = np.array([3, 7, 5, 6, 1, 2, 7, 4], np.int32)
@@ -64,6 +66,48 @@ def table_pair(mesh):
     rule="recursive",
   )
   return decoder, Params(target=jnp.asarray(target), draft=jnp.asarray(draft))
+
+
+def shared_pair(mesh):
+  """A draft from a table that all rows share, and from what each row did."""
+  del mesh
+  chain = tree_lib.chain(2)
+
+  def propose(params, state, target_cache, context):
+    del params
+    root = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, 1)
+    first = state["table"][root, state["done"][1][:, None] % VOCAB]
+    tokens = jnp.concatenate([root, first, first], axis=1)
+    sure = tokens[:, 1:, None] == jnp.arange(VOCAB)
+    law = jnp.where(sure, 0.0, -jnp.inf)
+    draft = Draft(
+      tokens=tokens, log_probs=jnp.pad(law, ((0, 0), (0, 1), (0, 0)),
+      constant_values=-jnp.inf),
+    )  # fmt: skip
+    return draft, state, target_cache
+
+  def commit(params, state, commit):
+    del params
+    done = state["done"].at[1].add(1 + commit.num_accepted)
+    return state | {"done": done}
+
+  target = toys.table(VOCAB, seed=1, contexts=1, scale=3)
+  likely = np.argsort(-target[0])[:4]
+  table = np.random.default_rng(0).choice(likely, (VOCAB, VOCAB))
+  drafter = Drafter(
+    name="shared",
+    tree=chain,
+    siblings=IID,
+    init=lambda params, batch, slots: {
+      "table": jnp.asarray(table), "done": jnp.zeros((2, batch), int)
+    },
+    prefill=lambda params, state, tokens, lengths: state,
+    propose=propose,
+    commit=commit,
+    row_axes=lambda state: {"table": None, "done": 1},
+  )  # fmt: skip
+  decoder = decode.make_decoder(toys.table_model(VOCAB), drafter=drafter)
+  return decoder, Params(target=jnp.asarray(target))
 
 
 def network_pair(mesh, how="paths"):
@@ -133,6 +177,7 @@ def _weights():
 # Lookup tables, and networks that draft in every way.
 CASES = {
   "tables": table_pair,
+  "shared": shared_pair,
   **{
     how: functools.partial(network_pair, how=how)
     for how in ("paths", "tree", "layer_skip", "ngram", "plain")
@@ -156,6 +201,8 @@ def decode_on(case: str, mesh) -> dict:
       "tokens": state.tokens,
       "num_steps": state.num_steps,
       "num_accepted": state.counters.num_accepted,
+      # Caches lie as their models do.
+      "own_state": state.drafter_state if case == "shared" else (),
     }
 
   if not mesh:
@@ -164,9 +211,9 @@ def decode_on(case: str, mesh) -> dict:
     with jax.set_mesh(mesh):
       whole = NamedSharding(mesh, P())
       found = jax.jit(run, out_shardings=whole)(params)
-  return {
-    k: np.asarray(v.addressable_data(0)).tolist() for k, v in found.items()
-  }
+  return jax.tree.map(
+    lambda x: np.asarray(x.addressable_data(0)).tolist(), found
+  )
 
 
 def make_mesh(sizes: tuple[int, ...]):

@@ -4,6 +4,7 @@
 two, and alone on one.
 """
 
+import dataclasses
 import json
 
 import jax
@@ -12,14 +13,16 @@ import mesh_decoding
 import numpy as np
 import pytest
 import several
+from jax.sharding import PartitionSpec as P
 
+from specjax import cache as cache_lib
 from specjax.mesh import MeshDecoder
 
 # Every factorisation of eight devices, a draft with an axis of its own, and
 # every way to draft. Key/value heads are fewer than 'model' in 1x8 and 2x4.
 ON_ONE_PROCESS = (
   "paths:1x8", "layer_skip:2x4", "ngram:2x4", "tree:4x2", "paths:8x1",
-  "paths:2x2x2", "plain:1x8", "tables:8x1",
+  "paths:2x2x2", "plain:1x8", "tables:8x1", "shared:8x1",
 )  # fmt: skip
 # Models that are cut across both processes, and rows that are.
 ON_TWO_PROCESSES = ("paths:1x8", "tables:8x1")
@@ -99,6 +102,29 @@ def test_arguments_are_checked_before_they_are_mapped():
       params, jnp.zeros((2, 3), jnp.int32), [0, 3], jax.random.key(0),
       buffer_length=8, max_new_tokens=2,
     )  # fmt: skip
+
+
+def test_a_drafter_says_which_axes_of_its_state_are_rows():
+  decoder, params = mesh_decoding.shared_pair(None)
+  state = jax.eval_shape(
+    lambda: decoder.init(
+      params, mesh_decoding.PROMPTS, mesh_decoding.LENGTHS, jax.random.key(5),
+      buffer_length=32, max_new_tokens=2,
+    )
+  )  # fmt: skip
+
+  def specs(**changes):
+    drafter = dataclasses.replace(decoder.drafter, **changes)
+    changed = dataclasses.replace(decoder, drafter=drafter)
+    mapped = MeshDecoder(decoder=changed, mesh=one_device_mesh())
+    return mapped.specs(state).drafter_state
+
+  assert specs() == {"table": P(), "done": P(None, "data")}
+  silent = cache_lib.row_axes  # what a drafter has that says nothing
+  with pytest.raises(ValueError, match=r"known of a Cache alone.*\(2, 8\)"):
+    specs(row_axes=silent)
+  with pytest.raises(ValueError, match=r"axis 0 must be the 8 rows.*'shared'"):
+    specs(row_axes=lambda state: {"table": None, "done": 0})
 
 
 def test_steps_and_generate_agree():
