@@ -16,6 +16,7 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
+from models.params import check_params
 from models.sharding import Sharding, constrain
 from models.transformer import (
   Layer,
@@ -109,6 +110,7 @@ def as_language_model(
     "mlp": np.array([i not in skipped.mlp for i in kept]),
   }
   put = functools.partial(constrain, sharding=sharding)
+  shapes = abstract_params(config, dtype=dtype)
 
   def init_cache(batch: int, slots: int) -> Cache:
     cache = cache_lib.make_cache(
@@ -125,7 +127,10 @@ def as_language_model(
       lambda x: put(x, "cache_lbksc") if x.ndim == 5 else x, cache
     )
 
-  def apply(params, tokens, cache, *, positions=None, mask=None):
+  def apply(
+    params, tokens, cache, *, positions=None, mask=None, logits_at=None
+  ):
+    check_params(shapes, params)
     outer = nnx.merge(frame_def, params["frame"])
     outer.config = config
     fed = outer.enter(tokens, cache, positions=positions, mask=mask)
@@ -167,7 +172,7 @@ def as_language_model(
       (put(fed.x, "act_btd"), (fed.cache.keys[0], fed.cache.values[0])),
       jax.tree.map(jnp.asarray, which),
     )
-    output = outer.leave(x)
+    output = outer.leave(x, logits_at)
     output = dataclasses.replace(
       output, logits=put(output.logits, "logits_btv")
     )

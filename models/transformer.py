@@ -19,6 +19,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from models.params import check_params
 from specjax import cache as cache_lib
 from specjax.cache import Cache
 from specjax.types import LanguageModel, ModelOutput
@@ -383,6 +384,7 @@ class Transformer(nnx.Module):
     *,
     positions: Array | None = None,
     mask: np.ndarray | None = None,
+    logits_at: Array | None = None,
     segments: Array | None = None,
     skipped: SkippedLayers = SkippedLayers(),
   ) -> tuple[ModelOutput, Cache | None]:
@@ -421,7 +423,7 @@ class Transformer(nnx.Module):
         values=tuple(values),
         length=fed.start + tokens.shape[1],
       )
-    return self.leave(x), cache
+    return self.leave(x, logits_at), cache
 
   def enter(
     self,
@@ -463,13 +465,15 @@ class Transformer(nnx.Module):
     rotary = None if c.learned_positions else rotary_table(c, positions)
     return Fed(x=x, rotary=rotary, masks=masks, start=start, cache=cache)
 
-  def leave(self, x: Array) -> ModelOutput:
-    """What comes after the layers, of `x: [B, T, D]`."""
-    hidden = self.final_norm(x)
+  def leave(self, x: Array, logits_at: Array | None = None) -> ModelOutput:
+    """What comes after the layers, of `x: [B, T, D]`; see `ApplyFn`."""
+    read = hidden = self.final_norm(x)
+    if logits_at is not None:
+      read = jnp.take_along_axis(hidden, logits_at[..., None], axis=1)
     if self.config.tied_embeddings:
-      logits = self.embed.attend(hidden)
+      logits = self.embed.attend(read)
     else:
-      logits = self.lm_head(hidden)
+      logits = self.lm_head(read)
     return ModelOutput(logits=logits.astype(jnp.float32), hidden=hidden)
 
 
@@ -509,6 +513,9 @@ def as_language_model(
   config = module.config
   skipped.check(config.num_layers)
   graphdef, params = nnx.split(module)
+  shapes = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params
+  )
 
   def init_cache(batch: int, slots: int) -> Cache:
     return cache_lib.make_cache(
@@ -521,9 +528,17 @@ def as_language_model(
       with_positions=any(config.windows or ()),
     )
 
-  def apply(params, tokens, cache, *, positions=None, mask=None):
+  def apply(
+    params, tokens, cache, *, positions=None, mask=None, logits_at=None
+  ):
+    check_params(shapes, params)
     return nnx.merge(graphdef, params)(
-      tokens, cache, positions=positions, mask=mask, skipped=skipped
+      tokens,
+      cache,
+      positions=positions,
+      mask=mask,
+      logits_at=logits_at,
+      skipped=skipped,
     )
 
   model = LanguageModel(

@@ -17,11 +17,10 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 
+from specjax import arguments, drafters, laws, rules
 from specjax import cache as cache_lib
-from specjax import drafters, laws, rules
 from specjax import emission as emission_lib
 from specjax import sampling as sampling_lib
 from specjax import warp as warp_lib
@@ -111,21 +110,18 @@ class Decoder:
         when they are concrete (under `jit`, rows end at the buffer's end).
     """
     prompts = jnp.asarray(prompts)
+    lengths = jnp.asarray(lengths, jnp.int32)
+    max_new_tokens = jnp.asarray(max_new_tokens, jnp.int32)
+    self.check(
+      params, prompts, lengths, rng_key, buffer_length=buffer_length,
+      max_new_tokens=max_new_tokens, sampling=sampling,
+    )  # fmt: skip
     batch, width = prompts.shape
-    self.check(prompts, lengths, buffer_length, max_new_tokens)
     tree = self.drafter.tree
     sampling = sampling or warp_lib.make_sampling(batch)
-    if sampling.temperature.shape != (batch,):
-      raise ValueError(
-        f"sampling must have {batch} rows, as the prompts have, got "
-        f"{sampling.temperature.shape[0]}"
-      )
     if rng_key.ndim == 0:
       rng_key = sampling_lib.row_keys(rng_key, jnp.arange(batch))
-    lengths = jnp.asarray(lengths, jnp.int32)
-    max_length = jnp.minimum(
-      lengths + jnp.asarray(max_new_tokens, jnp.int32), buffer_length
-    )
+    max_length = jnp.minimum(lengths + max_new_tokens, buffer_length)
     # Every row may write a whole tree beyond its last committed token.
     slots = buffer_length + tree.num_nodes
     columns = buffer_length + tree.max_depth + 1
@@ -136,7 +132,10 @@ class Decoder:
     # Copies: the state is made to be donated, the arguments are the caller's.
     own = lambda arrays: jax.tree.map(jnp.copy, arrays)
     _, target_cache = self.target.apply(
-      params.target, prompts, self.target.init_cache(batch, slots)
+      params.target,
+      prompts,
+      self.target.init_cache(batch, slots),
+      logits_at=jnp.zeros((batch, 0), jnp.int32),
     )
     drafter_state = self.drafter.prefill(
       params, self.drafter.init(params, batch, slots), prompts, own(lengths)
@@ -172,53 +171,32 @@ class Decoder:
 
   def check(
     self,
+    params: Params,
     prompts: Array,
     lengths: Array,
+    rng_key: Array,
+    *,
     buffer_length: int,
-    max_new_tokens: Array | int,
+    max_new_tokens: Array,
+    sampling: Sampling | None,
   ) -> None:
     """Raises ValueError for arguments of `init` that cannot work.
 
     Lengths, budgets and tokens are looked at when they are concrete.
     """
-    width = prompts.shape[1]
-    if width > buffer_length:
-      raise ValueError(
-        f"prompts of {width} tokens do not fit into a buffer of {buffer_length}"
-      )
-    for who, limit in (
-      ("target", self.target.max_positions),
-      ("draft", self.drafter.max_positions),
-    ):
-      if limit is not None and buffer_length > limit:
-        raise ValueError(
-          f"the {who} model has {limit} positions, but buffer_length is "
-          f"{buffer_length}"
-        )
-    if not isinstance(lengths, jax.core.Tracer):
-      lengths = np.asarray(lengths)
-      if lengths.min() < 1 or lengths.max() > width:
-        raise ValueError(
-          f"prompt lengths must be in 1..{width}, got {lengths.tolist()}"
-        )
-      if not isinstance(max_new_tokens, jax.core.Tracer):
-        need = np.asarray(max_new_tokens) + lengths
-        if np.min(max_new_tokens) < 0 or need.max() > buffer_length:
-          raise ValueError(
-            "prompt and new tokens must fit into buffer_length "
-            f"({buffer_length}), got max_new_tokens {max_new_tokens} and "
-            f"prompt lengths {lengths.tolist()}"
-          )
-
-    if any(isinstance(x, jax.core.Tracer) for x in (prompts, lengths)):
-      return
-    inside = np.arange(prompts.shape[1]) < np.asarray(lengths)[:, None]
-    ids = np.asarray(prompts)[inside]
-    if ids.min() < 0 or ids.max() >= self.vocab_size:
-      raise ValueError(
-        f"prompt tokens must be in 0..{self.vocab_size - 1}, got "
-        f"{ids.min()}..{ids.max()}"
-      )
+    arguments.check_params(params)
+    arguments.check_rows(prompts, lengths, rng_key, max_new_tokens, sampling)
+    arguments.check_sizes(
+      prompts,
+      lengths,
+      max_new_tokens,
+      buffer_length=buffer_length,
+      vocab_size=self.vocab_size,
+      max_positions={
+        "target": self.target.max_positions,
+        "draft": self.drafter.max_positions,
+      },
+    )
 
   def step(
     self, params: Params, state: DecodeState
@@ -232,6 +210,7 @@ class Decoder:
     Returns:
       The next state, and what happened.
     """
+    arguments.check_params(params)
     tree = self.drafter.tree
     keys = sampling_lib.step_keys(state.keys, state.length)
     context = Context(
@@ -397,6 +376,7 @@ class Decoder:
     Between calls the caller may read `state.tokens` up to `state.length`: this
     is how to stream.
     """
+    arguments.check_params(params)
     last = state.num_steps + num_steps
     return lax.while_loop(
       lambda s: ~jnp.all(s.done) & (s.num_steps < last),
@@ -406,6 +386,7 @@ class Decoder:
 
   def generate(self, params: Params, state: DecodeState) -> DecodeState:
     """Rounds until every row is done: one `lax.while_loop`."""
+    arguments.check_params(params)
     return lax.while_loop(
       lambda s: ~jnp.all(s.done),
       lambda s: self.step(params, s)[0],

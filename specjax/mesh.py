@@ -16,6 +16,7 @@ from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from specjax import arguments
 from specjax import cache as cache_lib
 from specjax import sampling as sampling_lib
 from specjax import warp as warp_lib
@@ -64,13 +65,17 @@ class MeshDecoder:
       ValueError: as `Decoder.init`, or if the rows cannot be cut evenly.
     """
     prompts, lengths = jnp.asarray(prompts), jnp.asarray(lengths, jnp.int32)
+    max_new_tokens = jnp.asarray(max_new_tokens, jnp.int32)
+    self.decoder.check(
+      params, prompts, lengths, rng_key, buffer_length=buffer_length,
+      max_new_tokens=max_new_tokens, sampling=sampling,
+    )  # fmt: skip
     batch, groups = prompts.shape[0], self.mesh.shape[self.row_axis]
     if batch % groups:
       raise ValueError(
         f"{batch} rows cannot be cut evenly over {groups} groups of devices "
         f"({self.row_axis!r})"
       )
-    self.decoder.check(prompts, lengths, buffer_length, max_new_tokens)
     if rng_key.ndim == 0:
       rng_key = sampling_lib.row_keys(rng_key, jnp.arange(batch))
 
@@ -80,9 +85,9 @@ class MeshDecoder:
         max_new_tokens=budgets, sampling=sampling, stop_tokens=stop_tokens,
       )  # fmt: skip
 
-    arguments = (
+    given = (
       params, prompts, lengths, rng_key,
-      jnp.broadcast_to(jnp.asarray(max_new_tokens, jnp.int32), (batch,)),
+      jnp.broadcast_to(max_new_tokens, (batch,)),
       sampling or warp_lib.make_sampling(batch),
       jnp.asarray(stop_tokens, jnp.int32).reshape(-1),
     )  # fmt: skip
@@ -93,9 +98,9 @@ class MeshDecoder:
         *a[:4], buffer_length=buffer_length, max_new_tokens=a[4],
         sampling=a[5], stop_tokens=a[6],
       ),
-      *arguments,
+      *given,
     )  # fmt: skip
-    return self._map(local, in_specs, self.specs(shapes))(*arguments)
+    return self._map(local, in_specs, self.specs(shapes))(*given)
 
   def generate(self, params: Params, state: DecodeState) -> DecodeState:
     """As `Decoder.generate`, until the rows of every group are done."""
@@ -152,6 +157,7 @@ class MeshDecoder:
     )  # fmt: skip
 
   def _run(self, local, params, state, *more):
+    arguments.check_params(params)
     specs = self.specs(state)
     in_specs = (P(), specs, *(P() for _ in more))
     return self._map(local, in_specs, specs)(params, state, *more)

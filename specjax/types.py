@@ -33,7 +33,8 @@ class ModelOutput:
   """What a model returns for T fed tokens.
 
   Attributes:
-    logits: `f32[B, T, V]`; entry t is about the token after fed token t.
+    logits: `f32[B, T, V]`; entry t is about the token after fed token t. Or
+      `f32[B, W, V]`, of those that `logits_at` asks for.
     hidden: `f[B, T, D]`, the states that `logits` were read from, or None.
   """
 
@@ -52,6 +53,7 @@ class ApplyFn(Protocol):
     *,
     positions: Array | None = None,
     mask: np.ndarray | None = None,
+    logits_at: Array | None = None,
   ) -> tuple[ModelOutput, Cache]:
     """Feeds T tokens into slots `cache.length .. cache.length + T - 1`.
 
@@ -63,6 +65,9 @@ class ApplyFn(Protocol):
       mask: static `bool[T, M]`, M >= T: which of the last M slots (ending with
         the T-th fed token) each fed token sees; all slots before those are
         visible. None is a causal chain.
+      logits_at: `i32[B, W]`, which of the T tokens' logits are wanted; None for
+        all. Prompts are fed with W = 0: nobody reads their logits, which may be
+        the largest array of all.
 
     Returns:
       The output and the cache, its length raised by T. A token's logits depend

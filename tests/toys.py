@@ -43,7 +43,9 @@ def table_model(vocab_size: int, *, max_positions=None) -> LanguageModel:
       with_positions=True,
     )  # fmt: skip
 
-  def apply(params, tokens, cache, *, positions=None, mask=None):
+  def apply(
+    params, tokens, cache, *, positions=None, mask=None, logits_at=None
+  ):
     fed = tokens.shape[1]
     if positions is None:
       positions = cache.length[:, None] + jnp.arange(fed)
@@ -57,6 +59,8 @@ def table_model(vocab_size: int, *, max_positions=None) -> LanguageModel:
     terms = jnp.mod(terms, params.shape[0])  # small, so that the sum is exact
     context = jnp.sum(jnp.where(visible, terms[:, None, :], 0), axis=-1)
     context = jnp.mod(context, params.shape[0]).astype(jnp.int32)
+    if logits_at is not None:
+      context = jnp.take_along_axis(context, logits_at, axis=1)
     cache = cache.replace(keys=(keys,), length=cache.length + fed)
     return ModelOutput(logits=params[context]), cache
 

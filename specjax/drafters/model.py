@@ -50,7 +50,8 @@ def drafter(
   check_tree(tree, siblings, vocab_size)
 
   def prefill(params, cache, tokens, lengths):
-    _, cache = model.apply(params.draft, tokens, cache)
+    nothing = jnp.zeros((len(tokens), 0), jnp.int32)
+    _, cache = model.apply(params.draft, tokens, cache, logits_at=nothing)
     return cache.replace(length=lengths)
 
   def propose(params, cache, target_cache, context):

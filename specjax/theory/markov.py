@@ -145,11 +145,16 @@ def language_models(pair: MarkovPair) -> tuple[LanguageModel, Params]:
       keys=(), values=(), positions=None, length=jnp.zeros((batch,), jnp.int32)
     )
 
-  def apply(params, tokens, cache, *, positions=None, mask=None):
+  def apply(
+    params, tokens, cache, *, positions=None, mask=None, logits_at=None
+  ):
     del mask
     fed = tokens.shape[1]
     if positions is None:
       positions = cache.length[:, None] + jnp.arange(fed)
+    if logits_at is not None:
+      take = lambda x: jnp.take_along_axis(x, logits_at, axis=1)
+      positions, tokens = take(positions), take(tokens)
     place = jnp.minimum(positions, params.shape[0] - 1)
     logits = params[place, tokens]
     return ModelOutput(logits=logits), cache.replace(length=cache.length + fed)

@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 
 import specjax
+from models import stacked
 from models.transformer import (
   SkippedLayers,
   Transformer,
@@ -336,3 +337,51 @@ def test_a_broken_slot_is_felt_by_those_who_see_it_and_nobody_else(
   # An infinite key of the right sign only says not to look there.
   lost = np.isnan(found[:, 1]).reshape(4, 3)
   assert lost.all() if broken == "value" or np.isnan(what) else lost.any()
+
+
+def test_parameters_of_another_model_are_refused():
+  narrow = make_module(dataclasses.replace(LLAMA, embed_dim=16))
+  shallow = make_module(dataclasses.replace(LLAMA, num_layers=2))
+  model, _ = as_language_model(make_model("llama")[0])
+  cache = model.init_cache(2, 24)
+  with pytest.raises(ValueError, match=r"the 30 arrays.*got 21 \(are target"):
+    model.apply(nnx.state(shallow), TOKENS, cache)
+  with pytest.raises(
+    ValueError, match=r"embedding is \[61, 32\], got \[61, 16"
+  ):
+    model.apply(nnx.state(narrow), TOKENS, cache)
+  model = stacked.as_language_model(LLAMA)
+  cache = model.init_cache(2, 24)
+  for other in (shallow, narrow):
+    with pytest.raises(ValueError, match="are target and draft swapped"):
+      model.apply(stacked.stack(other), TOKENS, cache)
+
+
+def test_logits_are_of_the_tokens_that_are_asked_for():
+  for name in ("llama", "gpt2"):
+    module, model, params = make_model(name)
+    assert module.config.tied_embeddings == (name == "gpt2")
+    whole, _ = model.apply(params, TOKENS[:, :8], model.init_cache(2, 24))
+    wanted = np.array([[7, 0, 3], [2, 2, 6]])
+    some, _ = model.apply(
+      params, TOKENS[:, :8], model.init_cache(2, 24), logits_at=wanted
+    )
+    assert some.hidden.shape == (2, 8, LLAMA.embed_dim)
+    expected = np.take_along_axis(whole.logits, wanted[..., None], axis=1)
+    np.testing.assert_allclose(some.logits, expected, atol=1e-5)
+
+
+def test_prefill_makes_no_logits_of_the_prompt():
+  """Nor does it where nothing is jitted: they may be larger than all else."""
+  config = dataclasses.replace(LLAMA, num_layers=1)
+  model, params = as_language_model(make_module(config))
+  drafter = drafters.model.drafter(model, tree=paths(2, 1), vocab_size=VOCAB)
+  decoder = specjax.make_decoder(model, drafter=drafter)
+  jaxpr = jax.make_jaxpr(
+    lambda params: decoder.init(
+      specjax.Params(target=params, draft=params), jnp.ones((1, 13), int),
+      np.array([13]), jax.random.key(0), buffer_length=20, max_new_tokens=4,
+    )
+  )(params)  # fmt: skip
+  assert "f32[1,13,32]" in str(jaxpr)
+  assert "f32[1,13,61]" not in str(jaxpr)

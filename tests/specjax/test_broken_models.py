@@ -42,12 +42,16 @@ PREFIX, BUFFER = (1, 2, 1, 2, 0, 1, 2), 9
 def nan_from(position, model):
   """The model, made for so many positions: beyond, its logits are NaN."""
 
-  def apply(params, tokens, cache, *, positions=None, **options):
+  def apply(
+    params, tokens, cache, *, positions=None, logits_at=None, mask=None
+  ):
     if positions is None:
       positions = cache.length[:, None] + jnp.arange(tokens.shape[1])
     output, cache = model.apply(
-      params, tokens, cache, positions=positions, **options
+      params, tokens, cache, positions=positions, mask=mask, logits_at=logits_at
     )
+    if logits_at is not None:
+      return output, cache
     logits = jnp.where(positions[..., None] < position, output.logits, jnp.nan)
     return dataclasses.replace(output, logits=logits), cache
 

@@ -21,6 +21,7 @@ from decoding import (
 import specjax
 from specjax import drafters, siblings
 from specjax import tree as tree_lib
+from specjax.mesh import MeshDecoder
 from specjax.tree import chain, k_ary
 
 
@@ -38,6 +39,48 @@ def test_sizes_that_do_not_fit_are_refused(options, message):
     make("model").init(
       PARAMS, jnp.asarray(PROMPTS), LENGTHS, jax.random.key(0), **options
     )
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    (dict(prompts=PROMPTS[0]), r"i32\[B, P\], a row for each.*int32\[6\]"),
+    (dict(prompts=PROMPTS / 1), r"token ids.*got float32\[5, 6\]"),
+    (dict(lengths=LENGTHS[:4]), r"each of 5 prompts, got int32\[4\]"),
+    (dict(lengths=3), r"lengths must be.*got int32\[\]"),
+    (dict(rng_key=jax.random.PRNGKey(0)), r"jax\.random\.key\), got uint32"),
+    (dict(rng_key=0), r"must be a typed key \(jax\.random\.key\), got int"),
+    (
+      dict(rng_key=jax.random.split(jax.random.key(0), 4)),
+      r"one key, or one for each of 5 prompts, got key<fry>\[4\]",
+    ),
+    (dict(max_new_tokens=[1, 2]), r"or one for each of 5 prompts.*int32\[2\]"),
+    (dict(params=PARAMS.target), r"first argument must be specjax\.Params"),
+  ],
+)
+def test_arguments_that_do_not_fit_are_refused_in_one_line(changes, message):
+  decoder = make("model")
+  arguments = dict(
+    params=PARAMS, prompts=PROMPTS, lengths=LENGTHS, rng_key=jax.random.key(0),
+    buffer_length=40, max_new_tokens=3,
+  ) | changes  # fmt: skip
+  for init in (
+    decoder.init,
+    MeshDecoder(decoder=decoder, mesh=jax.make_mesh((1,), ("data",))).init,
+  ):
+    with pytest.raises(ValueError, match=message) as error:
+      init(**arguments)
+    assert "\n" not in str(error.value)
+
+
+def test_a_state_in_the_place_of_parameters_is_refused():
+  state = jax.eval_shape(lambda: start(make("model")))
+  mapped = MeshDecoder(
+    decoder=make("model"), mesh=jax.make_mesh((1,), ("data",))
+  )
+  for run in (make("model").generate, make("model").step, mapped.generate):
+    with pytest.raises(ValueError, match=r"specjax\.Params, got DecodeState"):
+      run(state, PARAMS)
 
 
 def test_ids_that_are_no_tokens_are_refused():

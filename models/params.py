@@ -1,0 +1,34 @@
+"""What a model takes for its parameters."""
+
+from typing import Any
+
+import jax
+
+
+def check_params(expected: Any, params: Any) -> None:
+  """Raises ValueError unless parameters have the shapes of a model's own.
+
+  Args:
+    expected: a pytree of arrays or shapes.
+    params: what was given in their place.
+  """
+  wanted = jax.tree_util.tree_leaves_with_path(expected)
+  found = [tuple(x.shape) for x in jax.tree.leaves(params)]
+  if len(found) != len(wanted):
+    raise ValueError(
+      f"expected the {len(wanted)} arrays of the model's parameters, got "
+      f"{len(found)} (are target and draft swapped?)"
+    )
+  for (path, array), shape in zip(wanted, found, strict=True):
+    if tuple(array.shape) != shape:
+      raise ValueError(
+        f"expected the model's parameters, of which {_name(path)} is "
+        f"{list(array.shape)}, got {list(shape)} (are target and draft "
+        "swapped?)"
+      )
+
+
+def _name(path) -> str:
+  """A parameter's name, as in "layers.0.mlp.up.kernel"."""
+  parts = [str(getattr(k, "key", getattr(k, "name", k))) for k in path]
+  return ".".join(part for part in parts if part != "value")
