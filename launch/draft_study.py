@@ -60,7 +60,7 @@ def train_draft(config, folder: pathlib.Path) -> tuple[dict, bool]:
   run.export(module, str(folder / "model"))
   lines = (folder / "metrics.jsonl").read_text().splitlines()
   rows = [json.loads(line) for line in lines]
-  (last,) = [r for r in rows if "validation_loss" in r][-1:]
+  (last,) = [r for r in rows if "validation_next_token_loss" in r][-1:]
   rates = [r["tokens_per_second"] for r in rows if "tokens_per_second" in r]
   return {
     "parameters": sum(x.size for x in jax.tree.leaves(nnx.state(module))),

@@ -38,7 +38,7 @@ def table(rows: list[dict]) -> str:
       f"`{row['name']}`",
       f"{row['num_steps']:,}",
       f"{row['training_seconds']:,.0f}",
-      f"{row['validation_loss']:.3f}",
+      f"{row['validation_next_token_loss']:.3f}",
       f"{row['validation_acceptance']:.3f}",
     ]
     if not one_shape:
