@@ -20,7 +20,6 @@ import statistics
 
 import jax
 import ml_collections
-from absl import flags
 from flax import nnx
 
 from launch import benchmark, main, train
@@ -30,7 +29,7 @@ from launch.measuring import timing
 from launch.training import corpus, flops
 from specjax import metrics
 
-flags.adopt_module_key_flags(main)
+main.reads(main.CONFIG, main.WORKDIR, main.OUTPUT)
 
 
 def training_config(config, changes) -> ml_collections.ConfigDict:

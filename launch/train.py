@@ -61,7 +61,7 @@ from models import huggingface, tokenizers
 from models.tokenizers import Tokenizer
 from models.transformer import Transformer, TransformerConfig
 
-flags.adopt_module_key_flags(main)  # so that --help lists them
+main.reads(main.CONFIG, main.WORKDIR, *processes.FLAGS)
 _EXPORT = flags.DEFINE_string(
   "export", None, "Where to write the trained model (Llama files)."
 )

@@ -8,6 +8,7 @@ import pathlib
 import statistics
 import sys
 
+from launch import markdown
 from specjax.theory import throughput
 
 
@@ -98,4 +99,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-  sys.exit(main(sys.argv))
+  markdown.run(main)
