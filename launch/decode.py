@@ -232,7 +232,7 @@ def run(_) -> int:
         console, models.tokenizer, item, Completion(**completion)
       )
     display.show_legend(console)
-  display.show_summary(console, summary)
+  display.show_summary(console, summary, models.decoder.rule)
   broken = [
     p.id
     for p in items
