@@ -16,6 +16,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.num_speculative_tokens = 5  # 0 is plain autoregressive decoding
   config.num_drafts = 1  # separate paths of that many tokens
   # Any other tree, by the parents of its nodes, root first: (-1, 0, 0, 1, 1).
+  # Then its depth counts, in place of num_speculative_tokens.
   config.tree = ()
   config.siblings = "iid"  # a name in specjax.siblings
   config.max_ngram = 3  # for ngram

@@ -25,17 +25,16 @@ import sys
 import jax
 import jaxlib
 import numpy as np
-import rich.console
 from absl import flags
 
-from launch import main
+from launch import main, terminal
 from launch.decoding import engine, pair, prompts
 from launch.journal import check_writable, write_json
 from launch.measuring import bandwidth, hf_reference, timing
 from launch.verifying import costs
 from specjax import metrics
 
-flags.adopt_module_key_flags(main)  # so that --help lists them
+main.reads(main.CONFIG, main.PROMPTS, main.OUTPUT)
 flags.adopt_module_key_flags(costs)
 _SUITE = flags.DEFINE_enum(
   "suite", "pair", ["pair", "rules"], "What to measure: a pair, or the rules."
@@ -132,10 +131,12 @@ def rate(timings: list[tuple[int, float]]) -> float:
 def run(_) -> int:
   """The command."""
   if _SUITE.value == "rules":
+    main.refuse_with("--suite=rules", main.CONFIG, main.PROMPTS, _REFERENCE)
     return costs.run(rounds=_ROUNDS.value, machine=machine())
   if main.CONFIG.value is None:
     raise main.UserError("--config is required; see --help for an example")
-  return _measure_pair(main.CONFIG.value)
+  main.refuse_with("--suite=pair", *costs.FLAGS)
+  return _measure_pair(pair.settled(main.CONFIG.value))
 
 
 def _measure_pair(config) -> int:
@@ -267,7 +268,7 @@ def _measure_pair(config) -> int:
     write_json(main.OUTPUT.value, result)
   if memory:
     print(bandwidth.row(memory), file=sys.stderr)
-  rich.console.Console().print_json(json.dumps(result))
+  terminal.console().print_json(json.dumps(result))
   return 0
 
 

@@ -27,12 +27,11 @@ import sys
 from collections.abc import Callable, Iterator
 
 import jax
-import rich.console
 import tqdm
 from absl import flags
 
 import specjax
-from launch import main, processes
+from launch import main, processes, terminal
 from launch.decoding import display, engine, networks, pair, prompts
 from launch.decoding.engine import Completion, Engine
 from launch.decoding.prompts import Batch, Prompt
@@ -40,7 +39,7 @@ from launch.journal import Results, check_writable, write_json
 from specjax import metrics
 from specjax.types import StopReason
 
-flags.adopt_module_key_flags(main)  # so that --help lists them
+main.reads(main.CONFIG, main.PROMPTS, main.OUTPUT, *processes.FLAGS)
 _SUMMARY = flags.DEFINE_string("summary", None, "The run's numbers, JSON.")
 _BASELINE = flags.DEFINE_bool(
   "baseline", True, "Also decode plainly, to measure the speed-up."
@@ -155,11 +154,11 @@ def decode_all(
 
 def run(_) -> int:
   """The command."""
-  config = main.CONFIG.value
+  config = pair.settled(main.CONFIG.value)
   chief = processes.is_chief()
   for path in filter(None, (main.OUTPUT.value, _SUMMARY.value)):
     check_writable(path)
-  console = rich.console.Console(quiet=not chief)
+  console = terminal.console(quiet=not chief)
   models = pair.build(config)
   room = models.room(config.max_new_tokens)
   problems: list[str] = []
@@ -233,7 +232,7 @@ def run(_) -> int:
         console, models.tokenizer, item, Completion(**completion)
       )
     display.show_legend(console)
-  display.show_summary(console, summary)
+  display.show_summary(console, summary, models.decoder.rule)
   broken = [
     p.id
     for p in items

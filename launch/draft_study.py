@@ -20,7 +20,6 @@ import statistics
 
 import jax
 import ml_collections
-from absl import flags
 from flax import nnx
 
 from launch import benchmark, main, train
@@ -30,7 +29,7 @@ from launch.measuring import timing
 from launch.training import corpus, flops
 from specjax import metrics
 
-flags.adopt_module_key_flags(main)
+main.reads(main.CONFIG, main.WORKDIR, main.OUTPUT)
 
 
 def training_config(config, changes) -> ml_collections.ConfigDict:
@@ -60,7 +59,7 @@ def train_draft(config, folder: pathlib.Path) -> tuple[dict, bool]:
   run.export(module, str(folder / "model"))
   lines = (folder / "metrics.jsonl").read_text().splitlines()
   rows = [json.loads(line) for line in lines]
-  (last,) = [r for r in rows if "validation_loss" in r][-1:]
+  (last,) = [r for r in rows if "validation_next_token_loss" in r][-1:]
   rates = [r["tokens_per_second"] for r in rows if "tokens_per_second" in r]
   return {
     "parameters": sum(x.size for x in jax.tree.leaves(nnx.state(module))),

@@ -16,7 +16,7 @@ from absl import flags
 from launch import main
 from launch.training import corpus
 
-flags.adopt_module_key_flags(main)
+main.reads(main.OUTPUT)
 _COUNT = flags.DEFINE_integer("count", 200, "How many.", lower_bound=1)
 _NUM_LINES = flags.DEFINE_integer(
   "num_lines", 8, "Lines of a prompt.", lower_bound=1

@@ -1,24 +1,29 @@
 """What every command line shares: flags, caches, and honest exit codes.
 
-A user's mistake (a `ValueError`, an `OSError` or a `UserError`) is one line on
-stderr and exit code 2. What jax itself raises, and everything else, is a bug
-and keeps its traceback.
+A user's mistake is one line on stderr and exit code 2: a `UserError`, what the
+operating system says of a file, or a `ValueError` that this project raises of
+itself. Every other error is a bug, and keeps its traceback: Python's own, those
+of libraries, and whatever is raised while jax traces a program, as in a rule or
+a drafter that somebody is writing.
+
+A command reads the flags that its module defines, and those that it names with
+`reads`: it takes no others, and `--help` lists no others.
 """
 
+import dis
 import logging
 import os
 import pathlib
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 from absl import app, flags
 from ml_collections import config_flags
 
-from launch import processes, without_tpu
-
-flags.adopt_module_key_flags(processes)
+from launch import processes, terminal, usage, without_tpu
 
 # Flags that several commands have; a name can be defined only once.
 CONFIG = config_flags.DEFINE_config_file(
@@ -46,15 +51,35 @@ NUM_DRAFTS = flags.DEFINE_list(
   "num_drafts", None, "Numbers of drafts: K of rules, each M of the theory."
 )
 SEED = flags.DEFINE_integer(
-  "seed", None, "Of what is sampled, where no config says.", lower_bound=0
-)
+  "seed", None, "Of what is sampled, where no config says.", lower_bound=0,
+  upper_bound=2**32 - 1,
+)  # fmt: skip
+
+flags.disclaim_key_flags()  # what is declared from here on is the caller's
 
 # A command takes the arguments left over by the flags and returns an exit code.
 Command = Callable[[Sequence[str]], int]
 
+_ROOT = pathlib.Path(__file__).parents[1]
+_OURS = tuple(
+  _ROOT / name for name in ("configs", "launch", "models", "specjax")
+)
+
 
 class UserError(Exception):
   """Something the user can mend; its text is the whole message."""
+
+
+def reads(*shared: flags.FlagHolder) -> None:
+  """Declares which flags of other modules the command reads that calls this."""
+  for flag in (processes.DISTRIBUTED, *shared):
+    flags.declare_key_flag(flag.name)
+
+
+def refuse_with(what: str, *unread: flags.FlagHolder) -> None:
+  """Raises UserError if flags are given that are not read beside `what`."""
+  if names := [f"--{flag.name}" for flag in unread if flag.present]:
+    raise UserError(f"{', '.join(names)}: not read with {what}")
 
 
 def integers(flag: flags.FlagHolder, *, default: Sequence[int]) -> list[int]:
@@ -88,6 +113,7 @@ def run(
     several_processes: whether it may be one of several processes.
     preemption_notice: see `processes.start`.
   """
+  terminal.guard()
   os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
   without_tpu.set_environment()
   jax.config.config_with_absl()
@@ -99,7 +125,7 @@ def run(
 
   def parse(argv):
     try:
-      rest = _parse(argv)
+      rest = _parse(command, argv)
       for name in required:
         if flags.FLAGS[name].value is None:
           raise UserError(f"--{name} is required; see --help for an example")
@@ -143,13 +169,14 @@ def execute(command: Command, argv: Sequence[str]) -> int:
   """Parses `argv` (program name first) and runs; returns the exit code."""
   # Settings of a config file (`--config.x=1`) are looked for in sys.argv.
   outer, sys.argv = sys.argv, list(argv)
-  try:
-    rest = _parse(argv)
-  except UserError as error:
-    return fail(str(error))
-  finally:
-    sys.argv = outer
-  return _guarded(command, rest)
+  with terminal.guarded():
+    try:
+      rest = _parse(command, argv)
+    except UserError as error:
+      return fail(str(error))
+    finally:
+      sys.argv = outer
+    return _guarded(command, rest)
 
 
 def fail(message: str, code: int = 2) -> int:
@@ -166,17 +193,40 @@ def _guarded(
   try:
     return command(argv)
   except (UserError, ValueError, OSError) as error:
-    if _raised_by_jax(error):
+    if not _is_mistake(error):
       raise
     if failed is not None:
       failed.append(error)
     return fail(" ".join(str(error).split()))
 
 
-def _parse(argv: Sequence[str]) -> list[str]:
-  """Parses flags; a config file may raise anything, and its text is shown."""
+def _parse(command: Command, argv: Sequence[str]) -> list[str]:
+  """Parses flags; a config file may raise anything, and its text is shown.
+
+  Raises:
+    UserError: for flags that are none, or that the command does not read.
+    SystemExit: once help that was asked for is shown.
+  """
   try:
+    argv = [
+      argv[0],
+      *flags.FLAGS.read_flags_from_files(argv[1:], force_gnu=False),
+    ]
+    wants_help = not usage.ASKS.isdisjoint(argv)
+    if wants_help:
+      print(usage.of_flags(command, full="--helpfull" in argv))
+      argv = [arg for arg in argv if arg not in usage.ASKS]
+    elif unread := usage.unread(command, argv):
+      raise UserError(
+        f"this command does not read {', '.join(unread)}; --help lists the "
+        "flags that it reads (settings of a config are --config.NAME=VALUE)"
+      )
     rest = flags.FLAGS(list(argv))
+    if wants_help:
+      print("\n" + usage.of_settings(command, flags.FLAGS[CONFIG.name]))
+      raise SystemExit(0)
+  except UserError:
+    raise
   except Exception as error:
     text = str(error.args[0] if error.args else error)
     text = text.replace("\\n", "\n").replace("\\'", "'")  # a repr, at times
@@ -190,13 +240,32 @@ def _parse(argv: Sequence[str]) -> list[str]:
   return rest
 
 
-def _raised_by_jax(error: BaseException) -> bool:
-  """Whether the innermost frame is jax's own: then it is not a user's error."""
+def _is_mistake(error: BaseException) -> bool:
+  """Whether an error's text is all that a user needs."""
+  if isinstance(error, UserError):
+    return True
+  *_, (frame, instruction) = _frames(error)
+  through_jax = any(
+    _is_in(f, pathlib.Path(jax.__file__).parent) for f, _ in _frames(error)
+  ) or any("JAX has removed" in x for x in getattr(error, "__notes__", ()))
+  if through_jax or isinstance(error, OSError):
+    return not through_jax
+  own = any(_is_in(frame, folder) for folder in _OURS)
+  return own and dis.opname[frame.f_code.co_code[instruction]].startswith(
+    "RAISE"
+  )
+
+
+def _frames(error: BaseException) -> Iterator[tuple[types.FrameType, int]]:
+  """The frames of a traceback, outermost first, and where each was."""
   trace = error.__traceback__
-  while trace.tb_next:
+  while trace:
+    yield trace.tb_frame, trace.tb_lasti
     trace = trace.tb_next
-  file = pathlib.Path(trace.tb_frame.f_code.co_filename)
-  return pathlib.Path(jax.__file__).parent in file.parents
+
+
+def _is_in(frame: types.FrameType, folder: pathlib.Path) -> bool:
+  return folder in pathlib.Path(frame.f_code.co_filename).parents
 
 
 def _default_flag(name: str, value) -> None:

@@ -5,6 +5,8 @@ import pathlib
 import sys
 from collections.abc import Callable, Mapping
 
+from launch import terminal
+
 
 def table(head: list[str], rows: list[list[str]]) -> str:
   """A Markdown table."""
@@ -42,3 +44,18 @@ def print_table(
     return 2
   print(text)
   return 0
+
+
+def run(main: Callable[[list[str]], int]) -> None:
+  """Runs what draws committed results as the program, and exits with its code.
+
+  Files are what may be wrong: one that holds something else is one line.
+  """
+  terminal.guard()
+  try:
+    code = main(sys.argv)
+  except (LookupError, TypeError, ValueError, RecursionError) as error:
+    files, kind = " ".join(sys.argv[1:]), type(error).__name__
+    print(f"error: no results in {files} ({kind}: {error})", file=sys.stderr)
+    code = 2
+  sys.exit(code)

@@ -13,17 +13,16 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
-import rich.console
 from absl import flags
 
-from launch import main
+from launch import main, terminal
 from launch.benchmark import machine
 from launch.journal import check_writable, write_json
 from specjax import laws
 from specjax.rules import bucketed, kseq, transport
 from specjax.theory.transport import iid_optimum
 
-flags.adopt_module_key_flags(main)
+main.reads(main.OUTPUT)
 _INSTANCES = flags.DEFINE_integer(
   "instances", 20, "Random pairs of laws for each size.", lower_bound=2
 )
@@ -105,7 +104,7 @@ def run(_) -> int:
   }  # fmt: skip
   if main.OUTPUT.value:
     write_json(main.OUTPUT.value, result)
-  rich.console.Console().print_json(json.dumps(result))
+  terminal.console().print_json(json.dumps(result))
   return 0
 
 

@@ -4,7 +4,7 @@
     --draft=llama-3.2-1b --batch_size=8 --max_length=4096 \
     --num_speculative_tokens=4 --output=P.json
 
-Needs x86-64 Linux and `pip install '.[tpu]'`; no TPU, no account, no network.
+Needs x86-64 Linux and `pip install -e '.[tpu]'`; no TPU, account or network.
 Models are names in configs/shapes.py or paths of a `config.json`. What is
 reported as bytes, collectives and copies is read from the compiled program;
 what is reported as time is a roofline (launch/planning/roofline.py), a model
@@ -28,11 +28,10 @@ if __name__ == "__main__":  # a compiler is all it takes; before jax starts
   os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
-import rich.console
 from absl import flags
 
 from configs import shapes
-from launch import main
+from launch import main, terminal
 from launch.decoding import mesh
 from launch.journal import check_writable, write_json
 from launch.planning import answer, chips, plots, program
@@ -40,7 +39,10 @@ from models.huggingface_config import config_from_json
 from models.transformer import SkippedLayers, TransformerConfig
 from specjax import tree as tree_lib
 
-flags.adopt_module_key_flags(main)
+main.reads(
+  main.TARGET, main.DRAFT, main.RULE, main.NUM_SPECULATIVE_TOKENS,
+  main.NUM_DRAFTS, main.OUTPUT,
+)  # fmt: skip
 _TOPOLOGY = flags.DEFINE_list("topology", None, "Slices, as v5e:4x4 or v5p-8.")
 _BATCH_SIZE = flags.DEFINE_list("batch_size", ["8"], "Rows, over all devices.")
 _MAX_LENGTH = flags.DEFINE_integer(
@@ -78,6 +80,18 @@ _DRAFT_DEVICES = flags.DEFINE_integer(
 _SWEEP = flags.DEFINE_bool("sweep", False, "Plan every combination of values.")
 _PLOT = flags.DEFINE_string("plot", None, "Where to draw a sweep, SVG or PNG.")
 
+_OF_DRAFT = (main.DRAFT, _DRAFT_DEVICES)
+_OF_SKIPPED = (_SKIP_ATTENTION, _SKIP_MLP)
+_UNREAD = {
+  "model": _OF_SKIPPED,
+  "layer_skip": _OF_DRAFT,
+  "ngram": (*_OF_DRAFT, *_OF_SKIPPED, _SIBLINGS),
+  "plain": (
+    *_OF_DRAFT, *_OF_SKIPPED, _SIBLINGS, _TREE, main.RULE, main.NUM_DRAFTS,
+    main.NUM_SPECULATIVE_TOKENS,
+  ),
+}  # fmt: skip
+
 _DOES_NOT_FIT = 3
 
 
@@ -102,7 +116,7 @@ def shape(text: str) -> TransformerConfig:
     if not isinstance(settings, dict):
       raise ValueError(f"it must hold a JSON object, got {settings!r:.40}")
     return config_from_json(settings)
-  except ValueError as error:
+  except (ValueError, RecursionError) as error:
     raise main.UserError(f"cannot use {path}: {error}") from error
 
 
@@ -122,6 +136,7 @@ def question(
   if main.TARGET.value is None:
     raise main.UserError("--target is required; see --help for an example")
   drafts = _DRAFTER.value == "model"
+  main.refuse_with(f"--drafter={_DRAFTER.value}", *_UNREAD[_DRAFTER.value])
   if drafts and main.DRAFT.value is None:
     raise main.UserError("drafter 'model' needs --draft")
   target = shape(main.TARGET.value)
@@ -150,10 +165,6 @@ def question(
     skipped = SkippedLayers(
       attention=_layers(_SKIP_ATTENTION), mlp=_layers(_SKIP_MLP)
     )
-  elif _SKIP_ATTENTION.value or _SKIP_MLP.value:
-    raise main.UserError(
-      "--skip_attention and --skip_mlp need --drafter=layer_skip"
-    )
   return program.Question(
     target=target,
     draft=draft,
@@ -166,6 +177,19 @@ def question(
     prompt_length=_PROMPT_LENGTH.value,
     layout=layout,
   )
+
+
+def warn_of_vocabularies(
+  target: TransformerConfig, draft: TransformerConfig | None
+) -> None:
+  """A line on stderr if two models may not speak of the same tokens."""
+  if draft is not None and draft.vocab_size != target.vocab_size:
+    print(
+      f"warning: the target has {target.vocab_size} token ids and the draft "
+      f"{draft.vocab_size}; they can be a pair only if they share a tokenizer, "
+      "and the difference is padding",
+      file=sys.stderr,
+    )
 
 
 def run(_) -> int:
@@ -192,7 +216,7 @@ def run(_) -> int:
     raise main.UserError(
       f"--plot must end in .svg or .png, got {_PLOT.value!r}"
     )
-  console = rich.console.Console(width=None if sys.stdout.isatty() else 100)
+  console = terminal.console(width=None if sys.stdout.isatty() else 100)
   questions = [  # all before the first minute of compiling is spent
     question(
       topology, batch_size=batch_size, length=length, num_drafts=num_drafts
@@ -201,6 +225,7 @@ def run(_) -> int:
   ]
   for one in questions:
     one.check()
+  warn_of_vocabularies(questions[0].target, questions[0].draft)
   plans = []
   for (topology, *_), asked in zip(combinations, questions, strict=True):
     plans.append(answer.plan(topology, asked))

@@ -29,7 +29,7 @@ from absl import flags
 
 from launch import without_tpu
 
-_DISTRIBUTED = flags.DEFINE_enum(
+DISTRIBUTED = flags.DEFINE_enum(
   "distributed", "auto", ["auto", "on", "off"],
   "Whether this is one of several processes. auto: on a TPU slice of several "
   "workers, or if a coordinator is given.",
@@ -50,6 +50,9 @@ _HEARTBEAT = flags.DEFINE_integer(
   "heartbeat_timeout", 30,
   "Seconds of silence after which a process counts as dead.", lower_bound=1,
 )  # fmt: skip
+
+# What a command of several processes reads; one of a single process, the first.
+FLAGS = (DISTRIBUTED, _COORDINATOR, _NUM_PROCESSES, _PROCESS_ID, _HEARTBEAT)
 
 # How long workers wait for each other at the start, and a failed process for
 # the others to fail alike.
@@ -72,7 +75,7 @@ def start(*, preemption_notice: bool = False) -> None:
   Raises:
     ValueError: if the processes cannot be joined, or half a setting was given.
   """
-  mode = _DISTRIBUTED.value
+  mode = DISTRIBUTED.value
   settings = _settings()
   if not _is_asked(settings):
     return
@@ -116,9 +119,9 @@ def refuse() -> None:
 
 def _is_asked(settings: dict[str, Any]) -> bool:
   """Whether flags, the environment or the machine say: one of several."""
-  if _DISTRIBUTED.value == "auto":
+  if DISTRIBUTED.value == "auto":
     return any(settings.values()) or _tpu_workers() > 1
-  return _DISTRIBUTED.value == "on"
+  return DISTRIBUTED.value == "on"
 
 
 def _settings() -> dict[str, Any]:

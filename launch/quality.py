@@ -19,7 +19,6 @@ import sys
 import ml_collections
 import numpy as np
 import tqdm
-from absl import flags
 
 from launch import main, markdown
 from launch.benchmark import machine
@@ -30,7 +29,7 @@ from launch.training import corpus
 from specjax import metrics
 from specjax.types import Origin
 
-flags.adopt_module_key_flags(main)
+main.reads(main.CONFIG, main.PROMPTS, main.OUTPUT)
 
 _RULES = ("opt", "uno")
 
@@ -175,7 +174,7 @@ def table(result: dict) -> str:
 
 def run(_) -> int:
   """The command."""
-  config = main.CONFIG.value
+  config = pair.settled(main.CONFIG.value)
   if not main.OUTPUT.value:
     raise main.UserError("--output is required; see --help for an example")
   check_writable(main.OUTPUT.value)

@@ -25,7 +25,7 @@ _SHAPES = {
     rotary_pct=0.25,
   ),
 }
-flags.adopt_module_key_flags(main)  # so that --help lists them
+main.reads(main.OUTPUT)
 _SHAPE = flags.DEFINE_enum(
   "shape", "pythia-160m", sorted(_SHAPES), "Which shape."
 )

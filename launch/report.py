@@ -30,7 +30,7 @@ from launch.decoding import pair, prompts
 from launch.journal import write_json
 from launch.predicting import findings
 
-flags.adopt_module_key_flags(main)
+main.reads(main.CONFIG, main.PROMPTS, main.WORKDIR)
 _SWEEP = flags.DEFINE_list(
   "sweep_tokens",
   ["1", "2", "3", "4", "6", "8", "10", "12"],

@@ -10,17 +10,16 @@ K x G drafted tokens in 1x8, 2x4, 4x2 (equal numbers) and 8x8, at temperatures
 
 import json
 
-import rich.console
 from absl import flags
 
-from launch import main
+from launch import main, terminal
 from launch.benchmark import machine
 from launch.decoding import prompts
 from launch.journal import Journal, check_writable, write_json
 from launch.training import corpus
 from launch.verifying import cases, contexts
 
-flags.adopt_module_key_flags(main)
+main.reads(main.CONFIG, main.OUTPUT)
 _NUM_PROMPTS = flags.DEFINE_integer(
   "num_prompts", 16, "Held-out prompts to complete.", lower_bound=2
 )
@@ -83,7 +82,7 @@ def run(_) -> int:
   result = {"cells": done, "machine": machine(), **settings}
   write_json(main.OUTPUT.value, result)
   journal.finish()
-  rich.console.Console().print_json(json.dumps(result))
+  terminal.console().print_json(json.dumps(result))
   return 0
 
 

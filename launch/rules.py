@@ -31,16 +31,18 @@ import zipfile
 
 import numpy as np
 import rich.box
-import rich.console
 import rich.table
 from absl import flags
 
-from launch import benchmark, main
+from launch import benchmark, main, terminal
 from launch.decoding import prompts
 from launch.journal import check_writable, write_json
 from launch.verifying import cases, contexts, vectors
 
-flags.adopt_module_key_flags(main)  # so that --help lists them
+main.reads(
+  main.CONFIG, main.PROMPTS, main.OUTPUT, main.TARGET, main.DRAFT, main.RULE,
+  main.NUM_SPECULATIVE_TOKENS, main.NUM_DRAFTS, main.SEED,
+)  # fmt: skip
 _LAWS = flags.DEFINE_string(
   "laws", None, "Instead of both: an .npz file with arrays target and draft."
 )
@@ -279,12 +281,12 @@ def run(_) -> int:
     raise main.UserError(
       "nothing to compare on: give --target and --draft, --laws, or --config"
     )
-  if config is None and main.PROMPTS.value:
-    raise main.UserError("--prompts needs a real pair: give --config as well")
+  if config is None:
+    main.refuse_with("two laws, but with --config", main.PROMPTS, _MAX_CONTEXTS)
   if main.OUTPUT.value:
     check_writable(main.OUTPUT.value)
   # Rows are wide; what is not a terminal can hold them.
-  console = rich.console.Console(width=None if sys.stdout.isatty() else 140)
+  console = terminal.console(width=None if sys.stdout.isatty() else 140)
   if config is None:
     draft, target = read_laws()
     result = vectors.compare(

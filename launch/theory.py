@@ -30,16 +30,15 @@ import zlib
 import jax
 import matplotlib
 import numpy as np
-import rich.console
 from absl import flags
 
-from launch import main
+from launch import main, terminal
 from launch.benchmark import machine
 from launch.journal import check_writable, write_json
 from launch.predicting import figures, plots
 from specjax.theory import markov
 
-flags.adopt_module_key_flags(main)
+main.reads(main.WORKDIR, main.OUTPUT, main.NUM_DRAFTS, main.SEED)
 _FIGURE = flags.DEFINE_list("figure", None, "Figures to draw, or all.")
 _CHAIN = flags.DEFINE_string("chain", None, "An .npz file with a chain.")
 _SIMULATE = flags.DEFINE_integer(
@@ -107,6 +106,7 @@ def run(_) -> int:
   if runs is not None and runs < 1:
     raise main.UserError(f"--simulate must be at least 1 run, got {runs}")
   if _CHAIN.value is not None:
+    main.refuse_with("--chain", main.WORKDIR)
     if main.OUTPUT.value:
       check_writable(main.OUTPUT.value)
     found = figures.of_chain(
@@ -117,8 +117,9 @@ def run(_) -> int:
     )
     if main.OUTPUT.value:
       write_json(main.OUTPUT.value, found)
-    rich.console.Console().print_json(json.dumps(found))
+    terminal.console().print_json(json.dumps(found))
     return 0
+  main.refuse_with("--figure", main.OUTPUT, main.NUM_DRAFTS, main.SEED)
   names = list(_FIGURE.value)
   if names == ["all"]:
     names = list(figures.FIGURES)

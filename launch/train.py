@@ -11,10 +11,12 @@ where. Settings are changed as in `--config=FILE --config.num_steps=500`, those
 of a run that was begun too, where that leaves it the same run. WORKDIR gets
 
   config.json      what was asked for
-  metrics.jsonl    every `log_every` steps loss, tokens per second and model
-                   FLOPs utilisation; every `validate_every` steps loss, bits
-                   per byte and, with a teacher, how often a drafted token
-                   would be accepted (TensorBoard files too, if tensorboardX is
+  metrics.jsonl    every `log_every` steps the objective's loss (as in
+                   `forward_kl_loss`), tokens per second and model FLOPs
+                   utilisation; every `validate_every` steps the text's
+                   cross-entropy (`validation_next_token_loss`), bits per byte
+                   and, with a teacher, how often a drafted token would be
+                   accepted (TensorBoard files too, if tensorboardX is
                    installed)
   samples.jsonl    what the weights of the moment complete
   checkpoints/     the newest two
@@ -59,7 +61,7 @@ from models import huggingface, tokenizers
 from models.tokenizers import Tokenizer
 from models.transformer import Transformer, TransformerConfig
 
-flags.adopt_module_key_flags(main)  # so that --help lists them
+main.reads(main.CONFIG, main.WORKDIR, *processes.FLAGS)
 _EXPORT = flags.DEFINE_string(
   "export", None, "Where to write the trained model (Llama files)."
 )
@@ -185,7 +187,10 @@ class Run:
     """What is logged of training; no rate before a second step."""
     config = self.config
     _, schedule = step.make_optimizer(config)
-    found = {"loss": loss, "learning_rate": float(schedule(done - 1))}
+    found = {
+      f"{config.objective}_loss": loss,
+      "learning_rate": float(schedule(done - 1)),
+    }
     rate = clock.steps_per_second(done)
     if rate is not None:
       peak, origin = flops.peak_flops()
@@ -211,7 +216,7 @@ class Run:
       size += self._num_bytes(batch)
     size = sum(processes.gather(size))
     record = {
-      "validation_loss": sums["nats"] / sums["tokens"],
+      "validation_next_token_loss": sums["nats"] / sums["tokens"],
       "validation_bits_per_byte": sums["nats"] / np.log(2) / size,
     }
     if "accepted" in sums:

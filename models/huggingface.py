@@ -131,6 +131,7 @@ _BUFFER = re.compile(
   r"rotary_emb\.inv_freq|(h|layers)\.\d+\.(attn|attention|self_attn)\."
   r"(bias|masked_bias|rotary_emb\.inv_freq)"
 )
+_LAYER = re.compile(r"(?:h|layers)\.(\d{1,9})\.")
 _DTYPES = ("F16", "BF16", "F32", "F64")
 
 
@@ -287,6 +288,13 @@ def _checked(directory: str, stack: contextlib.ExitStack) -> _Checkpoint:
   """Opens a checkpoint and compares its tensors with its configuration."""
   path = pathlib.Path(directory)
   config, family = _configuration(path)
+  tensors, problems = _open(_weight_files(path), stack)
+  numbers = [int(n[1]) for t in tensors if (n := _LAYER.match(t))]
+  if config.num_layers > 1 + max(numbers, default=0):
+    raise CheckpointError(
+      f"config.json in {path} is of {config.num_layers} layers, and the "
+      f"tensors beside it are of {1 + max(numbers, default=-1)}"
+    )
   state = nnx.state(
     nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
   )
@@ -295,7 +303,6 @@ def _checked(directory: str, stack: contextlib.ExitStack) -> _Checkpoint:
     name, layout = _locate(parameter, family)
     shapes[name] = layout.shape(variable.shape)
   tied = _locate(("embed", "embedding"), family)[0]
-  tensors, problems = _open(_weight_files(path), stack)
   problems += _mismatches(
     tensors, shapes, tied if config.tied_embeddings else None
   )
@@ -326,8 +333,10 @@ def eos_token_ids(directory: str) -> tuple[int, ...]:
     if ids is None:
       continue
     ids = ids if isinstance(ids, list) else [ids]
-    if not all(type(i) is int for i in ids):
-      raise ValueError(f"eos_token_id in {path} must be integers, got {ids!r}")
+    if not all(type(i) is int and abs(i) < 2**31 for i in ids):
+      raise ValueError(
+        f"eos_token_id in {path} must be 32-bit integers, got {ids!r:.80}"
+      )
     return tuple(ids)
   return ()
 
@@ -340,7 +349,7 @@ def _read_json(path: pathlib.Path) -> Mapping[str, Any]:
     )
   try:
     contents = json.loads(path.read_text("utf-8"))
-  except ValueError as error:  # bad JSON or bad UTF-8
+  except (ValueError, RecursionError) as error:  # of bad UTF-8, too deep
     raise ValueError(f"{path} is not valid JSON: {error}") from error
   if not isinstance(contents, Mapping):
     raise ValueError(f"{path} must hold a JSON object, got {contents!r:.40}")

@@ -62,6 +62,9 @@ _ACTIVATIONS = {
   **dict.fromkeys(("gelu_pytorch_tanh", "gelu_python_tanh"), "gelu_tanh"),
 }
 
+# Beyond any model; what is said of every layer is listed for each.
+_MOST_LAYERS = 2**20
+
 _ROPE_FACTORS = ("factor", "low_freq_factor", "high_freq_factor")
 _ROPE_LENGTH = "original_max_position_embeddings"
 _ROPE_ALIASES = {
@@ -98,6 +101,12 @@ def config_from_json(config: Mapping[str, Any]) -> TransformerConfig:
       )
   config = {**_DEFAULTS[family], **config}
   name = lambda key: _NAMES.get(family, {}).get(key, key)
+  num_layers = _get(config, name("num_hidden_layers"), int)
+  if num_layers > _MOST_LAYERS:
+    raise ValueError(
+      f"{name('num_hidden_layers')} must be at most {_MOST_LAYERS}, got "
+      f"{num_layers}"
+    )
   embed_dim = _get(config, name("hidden_size"), int)
   num_heads = _get(config, name("num_attention_heads"), int)
   head_dim = _get(config, "head_dim", int, None)
@@ -116,7 +125,7 @@ def config_from_json(config: Mapping[str, Any]) -> TransformerConfig:
   common = dict(
     vocab_size=_get(config, "vocab_size", int),
     embed_dim=embed_dim,
-    num_layers=_get(config, name("num_hidden_layers"), int),
+    num_layers=num_layers,
     num_heads=num_heads,
     num_kv_heads=_get(config, "num_key_value_heads", int, num_heads),
     head_dim=head_dim or embed_dim // num_heads,

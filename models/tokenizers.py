@@ -102,9 +102,13 @@ def _eos_id(path: pathlib.Path, backend: hf.Tokenizer) -> int | None:
   if config.exists():
     try:
       token = json.loads(config.read_text("utf-8")).get("eos_token")
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
       raise ValueError(f"{config} is not valid: {error}") from None
     token = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(token, str | None):
+      raise ValueError(
+        f"eos_token in {config} must be a string, got {token!r:.40}"
+      )
   return backend.token_to_id(token or END_OF_TEXT)
 
 

@@ -11,10 +11,11 @@ import rich.console
 import rich.table
 import rich.text
 
+from launch import terminal
 from launch.decoding.engine import Completion
 from launch.decoding.prompts import Prompt
 from models.tokenizers import Tokenizer
-from specjax.types import Origin
+from specjax.types import Origin, Rule
 
 _STYLES = {
   Origin.ACCEPTED: "green",
@@ -48,7 +49,8 @@ def show_completion(
   completion: Completion,
 ) -> None:
   """Prints a prompt and its completion, tokens told apart by origin."""
-  text = rich.text.Text(prompt.text, style="dim")
+  text = rich.text.Text(terminal.visible(prompt.text), style="dim")
+  text = rich.text.Text().append_text(text)  # dim is the prompt alone
   in_colour = _in_colour(console)
   ids = completion.token_ids
   for piece, code in zip(
@@ -58,8 +60,9 @@ def show_completion(
     if not in_colour and origin in _MARKS and piece:
       before, after = _MARKS[origin]
       piece = before + piece + after
-    text.append(piece, style=_STYLES[origin])
-  console.rule(rich.text.Text(f"prompt {prompt.id}"), align="left")
+    text.append(terminal.visible(piece), style=_STYLES[origin])
+  name = terminal.visible(f"prompt {prompt.id}")
+  console.rule(rich.text.Text(name), align="left")
   console.print(text, soft_wrap=True)
 
 
@@ -78,8 +81,17 @@ def show_legend(console: rich.console.Console) -> None:
   console.print(text)
 
 
-def show_summary(console: rich.console.Console, summary: dict) -> None:
-  """Prints the table: speculative beside plain autoregressive decoding."""
+def show_summary(
+  console: rich.console.Console, summary: dict, rule: Rule
+) -> None:
+  """Prints the table: speculative beside plain autoregressive decoding.
+
+  A lossy rule's distance from the target stands beside every speed-up.
+  """
+  loss = "lossless"
+  if not rule.lossless:
+    loss = f"lossy, total variation {summary['total_variation']:.3f}"
+  console.print(rich.text.Text(f"rule {rule.name}: {loss}"), soft_wrap=True)
   table = rich.table.Table(box=rich.box.SIMPLE)
   for name, justify in (
     ("", "left"), ("speculative", "right"), ("autoregressive", "right"),
@@ -115,4 +127,6 @@ def show_summary(console: rich.console.Console, summary: dict) -> None:
       if interval is None
       else f"(95% interval {interval[0]:.2f} to {interval[1]:.2f}, paired)"
     )
+    if not rule.lossless:
+      tail += f", {loss}"
     console.print(f"speed-up {summary['speedup']:.2f} {tail}")

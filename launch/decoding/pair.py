@@ -19,6 +19,8 @@ from specjax.tree import Tree
 from specjax.types import LanguageModel, Params
 from specjax.warp import make_sampling
 
+# Keys have 32 bits of a seed; ranks are 32-bit integers.
+_LIMITS = {"seed": 2**32, "top_k": 2**31}
 DRAFTERS = ("model", "ngram", "layer_skip")
 
 
@@ -71,6 +73,11 @@ def check_config(config: ml_collections.ConfigDict) -> None:
     raise ValueError(
       "dtype must be float32, bfloat16 or float16, got " + repr(config.dtype)
     )
+  for name in ("seed", "top_k"):
+    if not 0 <= config[name] < _LIMITS[name]:
+      raise ValueError(
+        f"{name} must be in 0..{_LIMITS[name] - 1}, got {config[name]}"
+      )
   make_sampling(
     1,
     temperature=config.temperature,
@@ -85,13 +92,21 @@ def check_config(config: ml_collections.ConfigDict) -> None:
     raise ValueError(f"num_drafts must be >= 1, got {config.num_drafts}")
   if budget < 1:
     raise ValueError(f"max_new_tokens must be >= 1, got {budget}")
-  if gamma > budget:
-    raise ValueError(
-      f"num_speculative_tokens ({gamma}) is larger than max_new_tokens "
-      f"({budget})"
-    )
   if config.batch_size < 1:
     raise ValueError(f"batch_size must be >= 1, got {config.batch_size}")
+  if config.tree:
+    what, depth = "the depth of config.tree", make_tree(config).max_depth
+    if not gamma:
+      raise ValueError(
+        f"{what} is {depth}, and num_speculative_tokens=0 asks for plain "
+        "decoding: give one of them"
+      )
+  else:
+    what, depth = "num_speculative_tokens", gamma
+  if depth > budget:
+    raise ValueError(
+      f"{what} ({depth}) is larger than max_new_tokens ({budget})"
+    )
   how = siblings_lib.get(config.siblings)
   tree = make_tree(config)
   if config.drafter == "ngram" and not tree.is_chain:
@@ -99,15 +114,29 @@ def check_config(config: ml_collections.ConfigDict) -> None:
       "the ngram drafter proposes one path (num_drafts=1), got "
       f"{tree.max_children}"
     )
-  if gamma:
-    rules.get(config.rule).check(
-      tree, siblings_lib.IID if config.drafter == "ngram" else how
+  if config.drafter == "ngram" and how is not siblings_lib.IID:
+    raise ValueError(
+      "the ngram drafter draws no siblings: siblings must be 'iid', got "
+      f"{how.name!r}"
     )
+  if gamma:
+    rules.get(config.rule).check(tree, how)
   if config.drafter == "model" and gamma and not config.draft:
     raise ValueError(
       "drafter 'model' needs a draft checkpoint: give config.draft, or "
       "config.drafter=ngram or layer_skip"
     )
+
+
+def settled(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+  """The config as it is run, for records: a tree decides how deep it drafts.
+
+  Beside `tree`, `num_speculative_tokens` is not read, and becomes its depth.
+  """
+  config = ml_collections.ConfigDict(config.to_dict())
+  if config.tree and config.num_speculative_tokens:
+    config.num_speculative_tokens = make_tree(config).max_depth
+  return config
 
 
 def make_tree(config: ml_collections.ConfigDict) -> Tree:

@@ -9,6 +9,8 @@ import json
 import pathlib
 import sys
 
+from launch import markdown
+
 
 def table(folder: str) -> str:
   """The results of a folder as a Markdown table, one row a file."""
@@ -79,4 +81,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-  sys.exit(main(sys.argv))
+  markdown.run(main)

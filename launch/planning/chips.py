@@ -156,7 +156,7 @@ def devices(one: Topology) -> list:
   except ImportError as error:
     raise OSError(
       "libtpu is needed to compile for TPUs (x86-64 Linux): "
-      "pip install '.[tpu]'"
+      "pip install -e '.[tpu]'"
     ) from error
   options = {}
   if one.num_chips == 1:

@@ -7,6 +7,7 @@ import json
 import pathlib
 import sys
 
+from launch import markdown
 from launch.planning.chips import GIB
 
 
@@ -77,4 +78,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-  sys.exit(main(sys.argv))
+  markdown.run(main)

@@ -107,21 +107,23 @@ class Reward:
       import transformers
     except ImportError as error:
       raise ValueError(
-        "a reward model needs torch and transformers: pip install "
+        "a reward model needs torch and transformers: pip install -e "
         "'.[experiments,test]'"
       ) from error
     if not pathlib.Path(directory).is_dir():
       raise ValueError(f"no such folder of a reward model: {directory}")
     transformers.logging.set_verbosity_error()
     self._torch, self._ours = torch, tokenizer
-    self._tokenizer = transformers.AutoTokenizer.from_pretrained(
-      directory, truncation_side="left", padding_side="right"
-    )
-    model, loaded = (
-      transformers.AutoModelForSequenceClassification.from_pretrained(
-        directory, output_loading_info=True
+    kind = transformers.AutoModelForSequenceClassification
+    try:
+      self._tokenizer = transformers.AutoTokenizer.from_pretrained(
+        directory, truncation_side="left", padding_side="right"
       )
-    )
+      model, loaded = kind.from_pretrained(directory, output_loading_info=True)
+    except ValueError as error:
+      raise ValueError(
+        f"cannot read the reward model in {directory}: {error}"
+      ) from error
     if model.config.num_labels != 1:
       raise ValueError(
         f"the reward model in {directory} must have one output, got "

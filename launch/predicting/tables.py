@@ -9,10 +9,9 @@ rejections, tradeoff, throughput and acceptance (of the JSON files of
   python -m launch.predicting.tables reports docs/reports/*/report.json
 """
 
-import sys
 from collections.abc import Callable
 
-from launch import quality
+from launch import markdown, quality
 from launch.markdown import print_table, table
 
 _SIDE = 1.96  # standard errors of a 95% interval
@@ -172,4 +171,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-  sys.exit(main(sys.argv))
+  markdown.run(main)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes .venv in the checkout of every worker: pip install '.[experiments,tpu]',
+# Makes .venv in the checkout of every worker: pip install -e '.[experiments,tpu]',
 # with the versions of requirements.lock. Again: brings it up to date.
 #
 #   launch/tpu/install.sh

@@ -99,7 +99,7 @@ def _tfds_builder(name: str, data_dir: pathlib.Path):
     builder = tfds.builder(
       name, data_dir=str(data_dir), file_format="array_record", try_gcs=False
     )
-  except tfds.core.DatasetNotFoundError as error:
+  except (tfds.core.DatasetNotFoundError, ValueError) as error:
     raise ValueError(
       f"unknown dataset {name!r}: neither a folder here nor a TFDS name"
     ) from error
@@ -168,20 +168,27 @@ def _files(root: pathlib.Path) -> Iterator[tuple[str, str]]:
   for path in sorted(root.rglob("*")):
     place = path.relative_to(root).as_posix()
     if path.suffix == ".txt":
-      yield place, path.read_text("utf-8")
+      yield place, _read(path)
     elif path.suffix == ".jsonl":
-      for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+      for number, line in enumerate(_read(path).splitlines(), 1):
         if not line.strip():
           continue
         try:
           text = json.loads(line)["text"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
           text = None
         if not isinstance(text, str):
           raise ValueError(
             f'{path} line {number} must be {{"text": "..."}}, got {line[:60]!r}'
           )
         yield f"{place}:{number}", text
+
+
+def _read(path: pathlib.Path) -> str:
+  try:
+    return path.read_text("utf-8")
+  except UnicodeDecodeError as error:
+    raise ValueError(f"{path} must be UTF-8: {error}") from None
 
 
 # ------------------------------------------------------------------- batches

@@ -108,6 +108,7 @@ def default_dir() -> pathlib.Path:
   return pathlib.Path(home) / "specjax"
 
 
+main.reads()
 _DATA_DIR = flags.DEFINE_string(
   "data_dir", None, "Where datasets are; a folder of this user by default."
 )

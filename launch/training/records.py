@@ -70,11 +70,10 @@ def _keep(path: pathlib.Path, *, up_to: int) -> None:
   kept = []
   for line in path.read_text("utf-8").splitlines(keepends=True):
     try:
-      step = json.loads(line)["step"]
-    except (ValueError, KeyError):
+      if json.loads(line)["step"] <= up_to and up_to > 0:
+        kept.append(line)
+    except (ValueError, KeyError, TypeError, RecursionError):
       continue
-    if step <= up_to and up_to > 0:
-      kept.append(line)
   path.write_text("".join(kept), "utf-8")
 
 

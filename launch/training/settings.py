@@ -30,20 +30,29 @@ def read(workdir: str) -> ml_collections.ConfigDict:
     raise ValueError(
       f"no run to go on with in {workdir}: a new one needs --config"
     )
-  try:
-    config = ml_collections.ConfigDict(json.loads(path.read_text("utf-8")))
-  except (ValueError, TypeError) as error:
-    raise ValueError(f"{path} is not the config of a run: {error}") from None
+  config = ml_collections.ConfigDict(_load(path))
   config.lock()
   return config
 
 
+def _load(path: pathlib.Path) -> dict:
+  try:
+    return dict(json.loads(path.read_text("utf-8")))
+  except (ValueError, TypeError, RecursionError) as error:
+    raise ValueError(f"{path} is not the config of a run: {error}") from None
+
+
 def check(config: ml_collections.ConfigDict, folder: pathlib.Path) -> None:
-  """ValueError if the run that was begun in a folder is another one."""
+  """ValueError for seeds out of range, and in a folder of another run."""
+  for name in ("seed", "data_seed"):
+    if not 0 <= config[name] < 2**32:
+      raise ValueError(
+        f"config.{name} must be in 0..{2**32 - 1}, got {config[name]}"
+      )
   path = folder / "config.json"
   if not (path.is_file() and (folder / "checkpoints").is_dir()):
     return
-  before = json.loads(path.read_text("utf-8"))
+  before = _load(path)
   now = json.loads(config.to_json_best_effort())
   for name in _STAYS:
     # "" and () are what configs had before they had a setting.

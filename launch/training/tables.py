@@ -8,6 +8,7 @@ import pathlib
 import statistics
 import sys
 
+from launch import markdown
 from specjax.theory import throughput
 
 
@@ -38,7 +39,7 @@ def table(rows: list[dict]) -> str:
       f"`{row['name']}`",
       f"{row['num_steps']:,}",
       f"{row['training_seconds']:,.0f}",
-      f"{row['validation_loss']:.3f}",
+      f"{row['validation_next_token_loss']:.3f}",
       f"{row['validation_acceptance']:.3f}",
     ]
     if not one_shape:
@@ -98,4 +99,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-  sys.exit(main(sys.argv))
+  markdown.run(main)

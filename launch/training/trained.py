@@ -59,7 +59,7 @@ def read_config(directory: str) -> TransformerConfig:
   path = pathlib.Path(directory) / "config.json"
   try:
     return TransformerConfig(**json.loads(path.read_text("utf-8"))["model"])
-  except (ValueError, KeyError, TypeError) as error:
+  except (ValueError, KeyError, TypeError, RecursionError) as error:
     raise ValueError(
       f"{path} is not the config.json of a training run: {error}"
     ) from None

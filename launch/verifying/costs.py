@@ -23,11 +23,10 @@ import sys
 
 import jax
 import jax.numpy as jnp
-import rich.console
 from absl import flags
 from jax import Array
 
-from launch import main, processes
+from launch import main, processes, terminal
 from launch.journal import check_writable, write_json
 from launch.measuring import timing
 from launch.verifying import cases
@@ -57,6 +56,11 @@ _FULL_GRID = flags.DEFINE_bool(
 _MAX_GIB = flags.DEFINE_float(
   "max_gib", 2.0, "Suite rules: cells with more input than this are skipped."
 )
+
+FLAGS = (
+  _VOCAB_SIZES, _NUM_DRAFTS, _LENGTHS, _BATCH_SIZES, _RULES, _FULL_GRID,
+  _MAX_GIB,
+)  # fmt: skip
 
 # Short calls take more turns: others on the machine disturb whole runs of them.
 _SECONDS, _MOST_TURNS = 0.3, 500
@@ -301,7 +305,7 @@ def run(*, rounds: int, machine: dict) -> int:
     if processes.is_chief():
       pathlib.Path(partial).unlink(missing_ok=True)
   else:
-    rich.console.Console().print_json(json.dumps(result))
+    terminal.console().print_json(json.dumps(result))
   return 0
 
 
@@ -334,7 +338,10 @@ def _resume(result: dict) -> str | None:
   check_writable(main.OUTPUT.value)
   partial = main.OUTPUT.value + ".partial"
   if os.path.exists(partial):
-    before = json.loads(pathlib.Path(partial).read_text("utf-8"))
+    try:
+      before = json.loads(pathlib.Path(partial).read_text("utf-8"))
+    except (ValueError, RecursionError):
+      raise ValueError(f"{partial} is not JSON; delete the file") from None
     for key in ("rounds", "machine"):
       if before[key] != result[key]:
         raise ValueError(

@@ -17,6 +17,8 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from launch import markdown
+
 _AXES = {
   "vocab_size": "vocabulary V",
   "num_drafts": "paths K",
@@ -215,4 +217,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-  sys.exit(main(sys.argv))
+  markdown.run(main)

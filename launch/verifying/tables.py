@@ -8,8 +8,8 @@ costs and cost_limits (of `launch.benchmark --suite=rules`):
 
 import math
 import statistics
-import sys
 
+from launch import markdown
 from launch.markdown import print_table, table
 
 
@@ -138,4 +138,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-  sys.exit(main(sys.argv))
+  markdown.run(main)

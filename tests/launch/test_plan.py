@@ -58,7 +58,13 @@ def test_shapes_have_the_published_numbers_of_parameters():
      "unknown rule 'tokn'"),
     (("--topology=v5e-4", *PAIR, "--tree=-1,0,0", "--num_drafts=2"),
      "--tree takes the place of"),
-    (("--topology=v5e-4", *PAIR, "--skip_mlp=1"), "need --drafter=layer_skip"),
+    (("--topology=v5e-4", *PAIR, "--skip_mlp=1"),
+     "--skip_mlp: not read with --drafter=model"),
+    (("--topology=v5e-4", *PAIR, "--drafter=ngram", "--siblings=top_k"),
+     "--draft, --siblings: not read with --drafter=ngram"),
+    (("--topology=v5e-4", "--target=pythia-2.8b", "--drafter=plain",
+      "--tree=-1,0,0", "--rule=token"),
+     "--tree, --rule: not read with --drafter=plain"),
     (("--topology=v5e-4", "--target=pythia-2.8b", "--drafter=layer_skip",
       "--max_length=512", "--skip_mlp=1,32"),
      "skipped mlp layers [32] do not exist"),
@@ -80,6 +86,18 @@ def test_mistakes_are_one_line_and_exit_code_2(arguments, expected, capsys):
   assert expected in line
 
 
+def test_a_pair_of_other_vocabularies_is_planned_with_a_warning(capsys):
+  sizes = [
+    config_from_json(shapes.SHAPES[n]) for n in ("qwen3-0.6b", "pythia-70m")
+  ]
+  plan.warn_of_vocabularies(*sizes)
+  (line,) = capsys.readouterr().err.splitlines()
+  assert line.startswith("warning: the target has 151936 token ids and the ")
+  plan.warn_of_vocabularies(sizes[0], sizes[0])
+  plan.warn_of_vocabularies(sizes[0], None)
+  assert capsys.readouterr().err == ""
+
+
 def test_a_model_may_be_a_file_or_its_folder(tmp_path):
   path = tmp_path / "config.json"
   path.write_text(json.dumps(shapes.SHAPES["qwen3-0.6b"]))
@@ -92,6 +110,7 @@ def test_a_model_may_be_a_file_or_its_folder(tmp_path):
   [
     ("[1]", "it must hold a JSON object, got [1]"),
     ("{", "Expecting property name"),
+    ("[" * 99_999, "maximum recursion depth exceeded"),
     ('{"model_type": "mamba"}', "model_type must be one of"),
   ],
 )

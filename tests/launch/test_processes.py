@@ -14,7 +14,7 @@ from absl import flags
 from absl.testing import flagsaver
 from files import read_jsonl, write_jsonl
 
-from launch import decode, main, processes, without_tpu
+from launch import decode, processes, without_tpu
 
 _NAMES = (
   "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID",
@@ -131,7 +131,7 @@ def test_on_without_anything_to_join_is_one_line_and_exit_code_2():
 
 def test_a_command_of_one_process_refuses_to_be_one_of_several():
   (process,) = several.start(
-    [["-m", "launch.optimality", "--num_processes=2", "--process_id=0"]]
+    [["-m", "launch.optimality"]], JAX_NUM_PROCESSES="2"
   )
   ((code, _, errors),) = several.finish([process])
   assert code == 2
@@ -201,6 +201,8 @@ def test_several_processes_decode_shares_and_the_first_writes(
 _WAITS = """
 import time
 from launch import main, processes
+
+main.reads(*processes.FLAGS)
 
 def run(_):
   processes.gather(None)
@@ -287,11 +289,3 @@ def test_every_batch_is_decoded_once_whatever_the_number_of_processes(
     shares.append(mine)
   assert sorted(itertools.chain(*shares)) == [0, 1, 2, 4, 5, 6]
   assert abs(len(shares[0]) - len(shares[1])) <= 1
-
-
-def test_help_lists_the_flags():
-  names = {flag.name for flag in flags.FLAGS.get_key_flags_for_module(main)}
-  assert {
-    "distributed", "coordinator_address", "num_processes", "process_id",
-    "heartbeat_timeout",
-  } <= names  # fmt: skip

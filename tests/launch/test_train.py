@@ -136,22 +136,22 @@ def test_what_a_run_writes(texts, pair, tmp_path):
   told = functools.partial(told_text, run.tokenizer)
   run.train()
   found = records(tmp_path)
-  losses = [r["loss"] for r in found if "loss" in r]
-  assert [r["step"] for r in found if "loss" in r] == [5, 10, 15, 20]
+  losses = [r["forward_kl_loss"] for r in found if "forward_kl_loss" in r]
+  assert [r["step"] for r in found if "forward_kl_loss" in r] == [5, 10, 15, 20]
   assert losses[-1] < losses[0]
   for record in found:
     assert record["tokens"] == record["step"] * 4 * 32
-    if "loss" in record:
+    if "forward_kl_loss" in record:
       assert record["tokens_per_second"] > 0
       assert 0 < record["mfu"] < 1
       assert record["peak_flops"] == "measured"
-  checks = [r for r in found if "validation_loss" in r]
+  checks = [r for r in found if "validation_next_token_loss" in r]
   assert [r["step"] for r in checks] == [5, 10, 15, 20]
   tokens = sum(count for count, _ in map(told, run.validation))
   size = sum(len(text) for _, text in map(told, run.validation))
   for record in checks:
     assert 0 < record["validation_acceptance"] < 1
-    bits = record["validation_loss"] / np.log(2) * tokens
+    bits = record["validation_next_token_loss"] / np.log(2) * tokens
     assert record["validation_bits_per_byte"] == pytest.approx(bits / size)
   lines = (tmp_path / "samples.jsonl").read_text().splitlines()
   assert {json.loads(line)["step"] for line in lines} == {10, 20}
@@ -176,11 +176,17 @@ def test_a_run_begins_with_the_model_it_is_given(texts, tmp_path):
   config = tiny(texts, num_steps=2, init_from=str(tmp_path / "first"), seed=1)
   run = train.Run(config, str(tmp_path / "second"))
   assert_equal(run.student, first)
-  last = [r for r in records(tmp_path / "first") if "validation_loss" in r][-1]
+  last = [
+    r for r in records(tmp_path / "first") if "validation_next_token_loss" in r
+  ][-1]
   trained, _ = run.train()
-  here = [r for r in records(tmp_path / "second") if "validation_loss" in r]
+  here = [
+    r for r in records(tmp_path / "second") if "validation_next_token_loss" in r
+  ]
   assert [r["step"] for r in here] == [0, 2]
-  assert here[0]["validation_loss"] == pytest.approx(last["validation_loss"])
+  assert here[0]["validation_next_token_loss"] == pytest.approx(
+    last["validation_next_token_loss"]
+  )
   with pytest.raises(AssertionError):
     assert_equal(trained, first)
   # Begun runs go on from their own checkpoint.
@@ -197,6 +203,8 @@ def test_a_model_of_another_shape_is_refused(texts, pair, tmp_path):
   "changes, words",
   [
     (dict(objective="forward_kl"), "needs a teacher"),
+    (dict(seed=2**70), "config.seed must be in 0..4294967295"),
+    (dict(data_seed=-1), "config.data_seed must be in"),
     (dict(contexts="target"), "needs a teacher"),
     (dict(objective="best"), "unknown objective 'best'"),
     (dict(contexts="ours"), "contexts must be one of"),
@@ -310,7 +318,7 @@ def test_a_run_killed_at_any_moment_goes_on_to_the_same_bits(texts, tmp_path):
   process.communicate()
   assert command_line(*arguments, f"--workdir={whole}") == 0
   assert command_line(f"--workdir={killed}", f"--export={tmp_path}/x") == 0
-  steps = [r["step"] for r in records(killed) if "loss" in r]
+  steps = [r["step"] for r in records(killed) if "next_token_loss" in r]
   assert steps == list(range(1, 61)), f"killed at step {last}"
   config = settings.read(str(whole))
   expected, _ = train.Run(config, str(whole)).train()
@@ -381,12 +389,20 @@ def test_a_mesh_of_devices_trains_the_same_model(texts, pair, tmp_path):
       | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={data * model}"},
     )  # fmt: skip
     found.append(np.load(out / "w.npz"))
-  first = [r["loss"] for r in records(tmp_path / "1x1") if "loss" in r]
+  first = [
+    r["next_token_loss"]
+    for r in records(tmp_path / "1x1")
+    if "next_token_loss" in r
+  ]
   assert len(first) > 1
   for other, shape in zip(found[1:], ("4x1", "2x2", "1x4"), strict=True):
     for name in found[0].files:
       np.testing.assert_allclose(other[name], found[0][name], atol=2e-3)
-    losses = [r["loss"] for r in records(tmp_path / shape) if "loss" in r]
+    losses = [
+      r["next_token_loss"]
+      for r in records(tmp_path / shape)
+      if "next_token_loss" in r
+    ]
     np.testing.assert_allclose(losses, first, rtol=1e-4)
 
 

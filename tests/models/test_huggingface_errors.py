@@ -1,13 +1,14 @@
 """Checkpoints that cannot be read: errors that say why."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 import references
 from references import VOCAB
 
-from models import huggingface
+from models import huggingface, tokenizers
 
 
 def test_all_problems_with_tensors_are_in_one_error(copied):
@@ -77,6 +78,7 @@ def test_a_name_that_is_no_directory_is_not_fetched(name):
     ("config.json", None, FileNotFoundError, "there is no config.json in"),
     ("config.json", b"{", ValueError, "config.json is not valid JSON"),
     ("config.json", b"\xff", ValueError, "config.json is not valid JSON"),
+    ("config.json", b"[" * 99_999, ValueError, "is not valid JSON: maximum"),
     ("config.json", b"[1]", ValueError, "must hold a JSON object, got .1"),
     ("config.json", b"{}", ValueError, "cannot use .*config.json: model_type"),
     ("model.safetensors", None, FileNotFoundError, "there are no weights in"),
@@ -95,6 +97,51 @@ def test_files_that_are_missing_or_damaged_are_named(
   with pytest.raises(error, match=message) as caught:
     huggingface.load(path)
   assert str(path) in str(caught.value)
+
+
+def edit_config(path, **changes):
+  file = path / "config.json"
+  file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+  ("layers", "message"),
+  [
+    (2**20, r"is of 1048576 layers, and the tensors beside it are of 2$"),
+    (3, r"is of 3 layers, and the tensors beside it are of 2$"),
+    (2**40, "n_layer must be at most 1048576"),
+  ],
+)
+def test_more_layers_than_the_files_have_are_refused_at_once(
+  copied, layers, message
+):
+  path = copied("gpt2")
+  edit_config(path, n_layer=layers)
+  with pytest.raises(ValueError, match=message):
+    huggingface.load(path)
+
+
+@pytest.mark.parametrize("ends", [2**31, [1, -(2**31) - 1], "2", 1.0])
+def test_ends_of_text_that_are_no_ids_are_refused(copied, ends):
+  path = copied("gpt2")
+  edit_config(path, eos_token_id=ends)
+  with pytest.raises(ValueError, match=r"eos_token_id in .* must be 32-bit"):
+    huggingface.eos_token_ids(path)
+
+
+@pytest.mark.parametrize(
+  ("text", "message"),
+  [
+    ('{"eos_token": 7}', "eos_token in .* must be a string, got 7"),
+    ('{"eos_token": {"content": ["a"]}}', r"must be a string, got \['a'\]"),
+    ("[" * 99_999, "tokenizer_config.json is not valid"),
+  ],
+)
+def test_an_end_of_text_that_is_no_string_is_refused(tmp_path, text, message):
+  shutil.copy("models/pretrained/target/tokenizer.json", tmp_path)
+  (tmp_path / "tokenizer_config.json").write_text(text)
+  with pytest.raises(ValueError, match=message):
+    tokenizers.load(tmp_path)
 
 
 @pytest.mark.parametrize("kept", [4, 500, -1])

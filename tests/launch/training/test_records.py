@@ -28,7 +28,8 @@ def test_lines_after_the_checkpoint_are_taken_back(tmp_path):
     made.metrics(step, {"loss": float(step)})
     made.sample(step, "a", "b")
   with (tmp_path / "metrics.jsonl").open("a") as out:
-    out.write('{"step": 4, "lo')  # killed in the middle of a line
+    # What others wrote, and a line in the middle of which a run was killed.
+    out.write(f'[1]\n{"[" * 99_999}\n{{"step": "1"}}\n{{"step": 4, "lo')
   made = make(tmp_path, 2)
   made.metrics(3, {"loss": 7.0})
   rows = files.read_jsonl(tmp_path / "metrics.jsonl")

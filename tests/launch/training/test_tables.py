@@ -2,9 +2,11 @@
 
 import json
 import pathlib
+import sys
 
 import pytest
 
+from launch import markdown, terminal
 from launch.training import tables
 
 PAGE = pathlib.Path("docs/drafts.md").read_text("utf-8")
@@ -33,3 +35,17 @@ def test_there_is_a_study_of_shapes():
 def test_a_file_that_is_none_prints_how_it_is_used(capsys):
   assert tables.main(["tables", "no-such-file.jsonl"]) == 2
   assert "usage" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["[1]\n", "{}\n", "[" * 99_999 + "\n"])
+def test_a_file_of_something_else_is_one_line(
+  text, tmp_path, capsys, monkeypatch
+):
+  path = tmp_path / "metrics.jsonl"
+  path.write_text(text)
+  monkeypatch.setattr(sys, "argv", ["tables", str(path)])
+  with terminal.guarded(), pytest.raises(SystemExit, match="2"):
+    markdown.run(tables.main)
+  error = capsys.readouterr().err
+  assert f"error: no results in {path}" in error
+  assert error.count("\n") == 1

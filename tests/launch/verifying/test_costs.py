@@ -3,8 +3,9 @@
 import json
 
 import pytest
+from absl.testing import flagsaver
 
-from launch import benchmark
+from launch import benchmark, main
 from launch.verifying import costs, plots
 from specjax import siblings
 
@@ -27,11 +28,16 @@ def grid(**axes):
   ]
 
 
+def execute(*flags):
+  with flagsaver.flagsaver():
+    return main.execute(benchmark.run, ["test", *flags])
+
+
 @pytest.fixture
-def measure(cli, tmp_path):
+def measure(tmp_path):
   def run(*flags):
     path = tmp_path / "costs.json"
-    assert cli(benchmark.run, *SMALL, *flags, f"--output={path}") == 0
+    assert execute(*SMALL, *flags, f"--output={path}") == 0
     assert not (tmp_path / "costs.json.partial").exists()
     return json.loads(path.read_text())
 
@@ -69,12 +75,15 @@ def test_measures_what_fits_and_draws_it(measure, tmp_path, capsys):
   assert drawn[0].read_bytes() == drawn[1].read_bytes()
 
 
-def test_a_partial_result_of_another_run_is_not_mixed_in(cli, tmp_path, capsys):
+def test_a_partial_result_of_another_run_is_not_mixed_in(tmp_path, capsys):
   path = tmp_path / "costs.json"
   partial = tmp_path / "costs.json.partial"
   partial.write_text(json.dumps({"cells": [], "rounds": 7, "machine": {}}))
-  assert cli(benchmark.run, *SMALL, f"--output={path}") == 2
+  assert execute(*SMALL, f"--output={path}") == 2
   assert "other rounds" in capsys.readouterr().err
+  partial.write_text("{")
+  assert execute(*SMALL, f"--output={path}") == 2
+  assert f"{partial} is not JSON" in capsys.readouterr().err
 
 
 def test_cells_that_are_too_large_are_named(measure):
@@ -86,15 +95,15 @@ def test_cells_that_are_too_large_are_named(measure):
 
 
 def test_the_pair_suite_needs_a_config(capsys):
-  assert costs.main.execute(benchmark.run, ["test"]) == 2
+  assert execute() == 2
   assert "--config is required" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
   "flag", ["--suite_rules=none", "--vocab_sizes=0", "--vocab_sizes=many"]
 )
-def test_mistakes_are_named(cli, flag):
-  assert cli(benchmark.run, *SMALL, flag) == 2
+def test_mistakes_are_named(flag):
+  assert execute(*SMALL, flag) == 2
 
 
 @pytest.mark.parametrize(

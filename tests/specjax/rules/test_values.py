@@ -353,6 +353,28 @@ def test_names_give_the_rules_and_parameters_are_read():
     siblings_lib.get("twins")
 
 
+@pytest.mark.parametrize(
+  ("name", "message"),
+  [
+    ("typical(epsilon=0.1)+1", r"expected rule\(name=value"),
+    ("typical(epsilon=0.3)(delta=.2)", r"expected rule\(name=value"),
+    ("typical(epsilon=0.1, epsilon=0.2)", "a parameter is given twice"),
+    ("typical(**{'epsilon': 0.1})", "are written name=value"),
+    ("typical(", "was never closed"),
+    ("token(", "has no parameters"),
+    ("top_beta(beta=1e999)", "beta must be int, got inf"),
+    ("typical(epsilon=1e999)", "epsilon must be float, got inf"),
+    ("typical(epsilon=True)", "epsilon must be float, got True"),
+    (f"typical(epsilon={10**400})", "rule 'typical"),
+    ("typical(" + 9999 * "(", "rule 'typical"),
+  ],
+)
+def test_what_is_no_rule_with_parameters_is_a_value_error(name, message):
+  with pytest.raises(ValueError, match=message) as caught:
+    rules.get(name)
+  assert len(str(caught.value)) < 300
+
+
 def test_acceptance_of_the_theory_is_that_of_the_rules():
   p, q = instances.random_laws(10, 4, seed=8)
   for name, predict in (

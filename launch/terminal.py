@@ -1,0 +1,110 @@
+"""What the terminal is given: control characters are shown, not obeyed.
+
+Prompts, ids, names of files and tensors come from outside, and a terminal obeys
+what they hold: an escape sequence may empty the screen or fill the clipboard, a
+bidirectional override shows another text than there is. All that goes through
+`sys.stdout` and `sys.stderr` (tracebacks too), through `console` and through
+the log is therefore written with such characters made visible. Files that
+commands write hold what they held.
+"""
+
+import contextlib
+import sys
+import unicodedata
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+import rich.console
+from absl import logging
+
+# Other, but not private or unassigned characters; separators of lines.
+_HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
+# Joiners make one letter, or one emoji, of several.
+_KEPT = "\n\t\u200c\u200d"
+
+
+def visible(text: str) -> str:
+  """The text, with pictures or escapes for control characters.
+
+  C0 controls and DEL become the pictures that Unicode has for them, all others
+  (C1, formats as bidirectional overrides, lone surrogates) Python's escapes.
+  Newlines and tabs stay.
+  """
+  if text.isprintable():
+    return text
+  return "".join(
+    c if c in _KEPT or unicodedata.category(c) not in _HIDDEN else _picture(c)
+    for c in text
+  )
+
+
+def _picture(character: str) -> str:
+  code = ord(character)
+  if code < 0x20:
+    return chr(0x2400 + code)
+  return "␡" if code == 0x7F else character.encode("unicode_escape").decode()
+
+
+class _Console(rich.console.Console):
+  """A console whose own escape sequences are the only ones."""
+
+  def render(self, renderable, options=None):
+    for segment in super().render(renderable, options):
+      shown = segment.text if segment.control else visible(segment.text)
+      yield segment._replace(text=shown)
+
+  def print_json(self, json=None, **options):
+    # JSON has escapes of its own.
+    super().print_json(json, **{"ensure_ascii": True, **options})
+
+
+def console(**options: Any) -> rich.console.Console:
+  """A `rich.console.Console` on stdout; rich's escape sequences pass."""
+  return _Console(file=_raw(sys.stdout), **options)
+
+
+class _Visible:
+  """A stream that text is made visible for; all else is the stream's own."""
+
+  def __init__(self, raw: TextIO):
+    self.raw = raw
+
+  def write(self, text: str) -> int:
+    # Progress bars begin with a return to the line's start, or go up a line.
+    body = text.lstrip("\r")
+    if body.replace("\x1b[A", ""):
+      body = visible(body)
+    self.raw.write(text[: len(text) - len(text.lstrip("\r"))] + body)
+    return len(text)
+
+  def writelines(self, lines) -> None:
+    for line in lines:
+      self.write(line)
+
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self.raw, name)
+
+
+def _raw(stream: Any) -> TextIO:
+  return stream.raw if isinstance(stream, _Visible) else stream
+
+
+def guard() -> None:
+  """From now on streams and the log show control characters."""
+  log = logging.get_absl_handler().python_handler
+  sys.stdout, sys.stderr, log.stream = (
+    x if isinstance(x, _Visible) else _Visible(x)
+    for x in (sys.stdout, sys.stderr, log.stream)
+  )
+
+
+@contextlib.contextmanager
+def guarded() -> Iterator[None]:
+  """As `guard`, while it is entered."""
+  log = logging.get_absl_handler().python_handler
+  before = sys.stdout, sys.stderr, log.stream
+  guard()
+  try:
+    yield
+  finally:
+    sys.stdout, sys.stderr, log.stream = before

@@ -1,0 +1,78 @@
+"""`launch.terminal`: nothing from outside is obeyed by a terminal."""
+
+import contextlib
+import io
+import logging
+import re
+import sys
+
+import absl.logging
+import rich.text
+import tqdm
+
+from launch import main, terminal
+
+CLIPBOARD = "\x1b]52;c;cm0gLXJm\x07"
+EVIL = f"a{CLIPBOARD}\x1b[2J\x9b2J\u202egpj\x7f\r"
+SHOWN = "a␛]52;c;cm0gLXJm␇␛[2J\\x9b2J\\u202egpj␡␍"
+
+
+def test_control_characters_become_visible_and_text_stays():
+  assert terminal.visible(EVIL) == SHOWN
+  assert terminal.visible("\ud800\u2028\U000e0041") == (
+    "\\ud800\\u2028\\U000e0041"
+  )
+  for text in ("def f(x):\n\treturn 'é' ⟨x⟩", "می\u200cخواهم", "👩\u200d🔬"):
+    assert terminal.visible(text) == text
+  assert terminal.visible(SHOWN) == SHOWN
+
+
+@contextlib.contextmanager
+def streams():
+  out, err = io.StringIO(), io.StringIO()
+  with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with terminal.guarded():
+      yield out, err
+    assert (sys.stdout, sys.stderr) == (out, err)
+
+
+def test_streams_consoles_and_the_log_are_guarded(monkeypatch):
+  log = absl.logging.get_absl_handler().python_handler
+  with streams() as (out, err):
+    print(EVIL, end="")
+    console = terminal.console(force_terminal=True, width=200)
+    console.print(rich.text.Text(EVIL, style="red"))
+    console.print_json('{"a": "\\u009b\\u202e"}')
+    print(EVIL, file=sys.stderr)
+    warning = "warning", logging.WARNING, "", 0, "the tensor %s", (EVIL,), None
+    with io.StringIO() as stream:
+      monkeypatch.setattr(log, "stream", stream)
+      terminal.guard()
+      log.handle(logging.LogRecord(*warning))
+      print(stream.getvalue(), file=err)
+  shown, own = out.getvalue(), r"\x1b\[[\d;]*m"
+  assert shown.startswith(SHOWN)
+  assert re.search(own, shown)  # rich's colours are obeyed
+  assert '"\\u009b\\u202e"' in re.sub(own, "", shown)  # still JSON
+  for text in (re.sub(own, "", shown), err.getvalue()):
+    assert text.replace("\n", "").isprintable()
+  assert err.getvalue().count(SHOWN) == 2
+
+
+def test_progress_bars_may_return_to_the_lines_start():
+  with streams() as (_, err):
+    for _ in tqdm.tqdm(range(2), desc="\x1b[2J", position=1):
+      tqdm.tqdm.write(EVIL, file=sys.stderr)
+  assert "\r␛[2J:   0%" in err.getvalue()
+  assert SHOWN in err.getvalue()
+  assert set(re.findall(r"\x1b(..)", err.getvalue())) == {"[A"}
+
+
+def test_messages_and_tracebacks_are_guarded(capsys):
+  def fails(_):
+    raise main.UserError(f"no such tensor: {EVIL}")
+
+  assert main.execute(fails, ["test"]) == 2
+  assert f"no such tensor: {SHOWN[:-1]}" in capsys.readouterr().err
+  assert main.execute(fails, ["test", EVIL]) == 2
+  assert capsys.readouterr().err.replace("\n", "").isprintable()
