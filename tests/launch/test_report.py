@@ -17,6 +17,7 @@ from specjax.types import Origin
 
 SMALL = ("--config.max_new_tokens=16", "--config.num_speculative_tokens=3",
          "--sweep_tokens=1", "--report_rounds=1")  # fmt: skip
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
 A, R, B = Origin.ACCEPTED, Origin.RESIDUAL, Origin.BONUS
 
 
