@@ -100,23 +100,28 @@ benchmark: $(VENV)/.setup.stamp  ## Measures the embedded pair: benchmark.json
 	@$(PY) -m launch.benchmark --config=configs/embedded.py \
 	  --output=benchmark.json $(ARGS)
 
-# CI runs this and nothing else, so the heavy sweeps and the lint are in it; the
-# whole should stay under 20 minutes on two cores.
-.PHONY: test
-test: test-all lint  ## All tests and the lint: what CI runs
+# A file is one worker's, so that what its tests share is compiled once.
+PYTEST = $(PY) -m pytest -n $(JOBS) --dist loadfile
 
-.PHONY: test-all
-test-all: $(VENV)/.test.stamp  ## The fast tests and the long sweeps
-	$(PY) -m pytest -n $(JOBS) $(ARGS)
+# CI runs this and nothing else; CONTRIBUTING.md says what it may cost.
+.PHONY: test
+test: test-share lint  ## Fast tests, a share of the heavy ones, lint: CI
+
+.PHONY: test-share
+test-share: $(VENV)/.test.stamp  ## The same without the lint
+	$(PYTEST) --heavy=commit $(ARGS)
+
+.PHONY: test-times
+test-times: $(VENV)/.test.stamp  ## The same, and what was dearest in it
+	$(PYTEST) --heavy=commit --dearest=20 $(ARGS)
 
 .PHONY: test-fast
 test-fast: $(VENV)/.test.stamp  ## The tests that are not marked heavy
-	$(PY) -m pytest -n $(JOBS) -m "not heavy" $(ARGS)
+	$(PYTEST) -m "not heavy" $(ARGS)
 
-# Exit status 5 says that no test is marked heavy.
 .PHONY: test-heavy
-test-heavy: $(VENV)/.test.stamp  ## The long sweeps
-	$(PY) -m pytest -n $(JOBS) -m heavy $(ARGS) || [ $$? -eq 5 ]
+test-heavy: $(VENV)/.test.stamp  ## All the heavy ones: long sweeps
+	$(PYTEST) -m heavy $(ARGS)
 
 # On a GPU after: .venv/bin/python -m pip install -e '.[cuda]'. One process, for
 # one GPU; without one, the same tests on the CPU.

@@ -10,7 +10,12 @@ import pytest
 
 from launch import without_tpu
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
+TESTS = pathlib.Path(__file__).parent
+sys.path.insert(0, str(TESTS))
+
+import compiling  # noqa: E402
+import shares  # noqa: E402
+import times  # noqa: E402
 
 _MAPS = pathlib.Path("/proc/self/maps")
 # Linux allows a process 65,530 memory maps, and every compiled program takes a
@@ -18,8 +23,15 @@ _MAPS = pathlib.Path("/proc/self/maps")
 _MOST_MAPS = 25_000
 
 
+def pytest_addoption(parser):
+  shares.add_option(parser)
+  times.add_option(parser)
+
+
 def pytest_configure(config):
   """Lets the workers of one run share compiled programs, and a GPU."""
+  shares.configure(config, TESTS)
+  times.configure(config)
   without_tpu.set_environment()
   os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
   # XLA may follow call stacks forever: see launch/decoding/programs.py.
@@ -30,7 +42,7 @@ def pytest_configure(config):
     return
   folder = tempfile.mkdtemp(prefix="specjax-tests-")
   os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
-  os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+  os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
   config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
@@ -43,6 +55,13 @@ def _whole_float32_products():
     jax.config.update("jax_default_matmul_precision", "highest")
 
 
+@pytest.fixture(scope="module")
+def quick_to_compile():
+  """For modules of many programs that run once: see compiling.py."""
+  with compiling.quickly():
+    yield
+
+
 @pytest.fixture(autouse=True)
 def _few_memory_maps():
   yield
@@ -50,3 +69,15 @@ def _few_memory_maps():
     import jax
 
     jax.clear_caches()
+
+
+@pytest.fixture(autouse=True)
+def _the_cache_stays():
+  """Commands that time things turn the cache of compiled programs off."""
+  import jax
+
+  names = ("jax_compilation_cache_dir", "jax_enable_compilation_cache")
+  before = {name: jax.config.values[name] for name in names}
+  yield
+  for name, value in before.items():
+    jax.config.update(name, value)

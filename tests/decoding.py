@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import toys
 
 import specjax
@@ -38,13 +39,33 @@ def make_drafters(**common):
 
 
 DRAFTERS = make_drafters(vocab_size=VOCAB)
-PAIRS = [
-  (rule, name)
-  for rule in ("token", "match")
-  for name, drafter in DRAFTERS.items()
-  if rule != "token" or drafter.tree.is_chain
+# Each is a program: those named here are compiled in every run.
+_ALWAYS = [
+  ("token", "model"),
+  ("match", "paths"),
+  ("match", "ngram"),
+  ("match", "layer_skip_paths"),
+  ("token", "plain"),
+  ("token", "model1"),
+  ("match", "layer_skip"),
 ]
-NO_STOP = (-1, -1)
+
+
+def _pairs(always):
+  return [
+    pytest.param(
+      rule, name, marks=() if (rule, name) in always else pytest.mark.heavy
+    )
+    for rule in ("token", "match")
+    for name, drafter in DRAFTERS.items()
+    if rule != "token" or drafter.tree.is_chain
+  ]
+
+
+PAIRS = _pairs(_ALWAYS)
+# For tests that compile one more program each.
+FEWER_PAIRS = _pairs(_ALWAYS[:4])
+NO_STOP = (-1, -1)  # two: another number of them is another program
 
 
 @functools.cache

@@ -4,15 +4,14 @@ import functools
 import types
 from unittest import mock
 
+import compiling
 import jax
 
 from specjax import decode
 from specjax import warp as warp_lib
 
 # Each mutant is a program of its own: compiling it is most of the work.
-compiled = functools.partial(
-  jax.jit, compiler_options={"xla_backend_optimization_level": 0}
-)
+compiled = functools.partial(jax.jit, compiler_options=compiling.OPTIONS)
 
 
 def copy_of(module, **replaced):

@@ -2,6 +2,7 @@
 
 import json
 
+import compiling
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -157,11 +158,7 @@ def relative_error(found, expected):
 
 def jit(function):
   """Compiles fast rather than well."""
-  options = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-  }
-  return jax.jit(function, compiler_options=options)
+  return jax.jit(function, compiler_options=compiling.OPTIONS)
 
 
 def module_logits(module, tokens=TOKENS):

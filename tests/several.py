@@ -1,10 +1,12 @@
 """Several processes of one run, on this machine."""
 
+import contextlib
 import os
 import pathlib
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -46,6 +48,26 @@ def start(commands, *, devices=1, **environment):
     )
     for number, command in enumerate(commands)
   ]  # fmt: skip
+
+
+@contextlib.contextmanager
+def limited(processes, *, patience=PATIENCE):
+  """Kills the processes after `patience` seconds, and at the end.
+
+  What reads their output inside ends with them, and so does not wait forever.
+  """
+
+  def kill():
+    for process in processes:
+      process.kill()
+
+  timer = threading.Timer(patience, kill)
+  timer.start()
+  try:
+    yield processes
+  finally:
+    timer.cancel()
+    kill()
 
 
 def finish(processes, *, patience=PATIENCE):

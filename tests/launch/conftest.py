@@ -20,7 +20,7 @@ def pair(tmp_path_factory):
   )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def cli(pair):
   """Runs a command in this process: `cli(command, *flags) -> exit code`."""
   target, draft = pair

@@ -9,7 +9,7 @@ import pytest
 from launch import benchmark
 from launch.measuring import bandwidth
 
-pytestmark = pytest.mark.heavy
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 KEYS = (
   "autoregressive_tokens_per_second", "speculative_tokens_per_second",
@@ -62,6 +62,7 @@ def test_the_documented_numbers_are_measured(cli, tmp_path, capsys, pair):
 
 
 @pytest.mark.gpu
+@pytest.mark.heavy
 @pytest.mark.parametrize(
   "flags",
   [

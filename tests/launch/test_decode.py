@@ -9,12 +9,14 @@ import sys
 import time
 
 import pytest
+import several
 from files import read_jsonl, write_jsonl
 
 from configs import common
 from launch import decode
 from models import tokenizers
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
 SMALL = ("--config.max_new_tokens=12", "--config.num_speculative_tokens=3")
 TEXTS = ["def f(x):\n", "import os", "class A:\n  x = 1\n\n  def", "x", "for"]
 
@@ -30,7 +32,7 @@ def test_rows_come_back_in_order_with_the_documented_keys(
 ):
   out, summary = tmp_path / "out.jsonl", tmp_path / "s.json"
   code = cli(
-    decode.run, *SMALL, "--config.batch_size=2", f"--prompts={prompts}",
+    decode.run, *SMALL, "--config.batch_size=3", f"--prompts={prompts}",
     f"--output={out}", f"--summary={summary}",
   )  # fmt: skip
   assert code == 0
@@ -58,6 +60,24 @@ def test_rows_come_back_in_order_with_the_documented_keys(
   assert not (tmp_path / "out.jsonl.partial").exists()
 
 
+@pytest.fixture(scope="module")
+def plain(cli, tmp_path_factory):
+  """The greedy completions without a draft."""
+  folder = tmp_path_factory.mktemp("plain")
+  return greedy(cli, folder, "--config.num_speculative_tokens=0")
+
+
+def greedy(cli, folder, *settings):
+  records = [{"id": f"p{i}", "prompt": t} for i, t in enumerate(TEXTS)]
+  out, source = folder / "out.jsonl", folder / "in.jsonl"
+  source = write_jsonl(source, records)
+  assert cli(
+    decode.run, *SMALL, *settings, "--nobaseline", f"--prompts={source}",
+    f"--output={out}",
+  ) == 0  # fmt: skip
+  return [r["token_ids"] for r in read_jsonl(out)]
+
+
 @pytest.mark.parametrize(
   "settings",
   [
@@ -65,23 +85,12 @@ def test_rows_come_back_in_order_with_the_documented_keys(
     ("--config.drafter=ngram",),
     ("--config.drafter=layer_skip", "--config.skip_mlp=(1,)"),
     ("--config.rule=match", "--config.num_drafts=2"),
-    ("--config.num_speculative_tokens=0",),
   ],
 )
 def test_greedy_completions_are_the_same_for_every_drafter(
-  cli, tmp_path, prompts, settings
+  cli, tmp_path, plain, settings
 ):
-  outs = []
-  for name, flags in (("plain", ("--config.num_speculative_tokens=0",)),
-                      ("this", settings)):  # fmt: skip
-    out = tmp_path / f"{name}.jsonl"
-    code = cli(
-      decode.run, *SMALL, *flags, "--nobaseline", f"--prompts={prompts}",
-      f"--output={out}",
-    )  # fmt: skip
-    assert code == 0
-    outs.append([r["token_ids"] for r in read_jsonl(out)])
-  assert outs[0] == outs[1]
+  assert greedy(cli, tmp_path, *settings) == plain
 
 
 def test_without_a_baseline_its_numbers_are_null(cli, tmp_path, prompts):
@@ -163,10 +172,10 @@ def test_a_killed_process_resumes_by_id(cli, tmp_path, pair, monkeypatch):
     cwd=pathlib.Path(__file__).resolve().parents[2],
     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
   )  # fmt: skip
-  while not (out.exists() and out.read_text().count("\n") > 2):
-    assert process.poll() is None
-    time.sleep(0.01)
-  process.kill()
+  with several.limited([process]):
+    while not (out.exists() and out.read_text().count("\n") > 2):
+      assert process.poll() is None
+      time.sleep(0.01)
   process.wait()
   there = [json.loads(x)["id"] for x in out.read_text().split("\n")[:-1]]
   assert 2 < len(there) < 200
@@ -408,7 +417,7 @@ def test_nan_weights_end_rows_with_a_reason(
   save_file(tensors, file, metadata={"format": "pt"})
   out = tmp_path / "out.jsonl"
   code = cli(
-    decode.run, *SMALL, "--nobaseline", "--config.batch_size=5",
+    decode.run, *SMALL, "--nobaseline", "--config.batch_size=3",
     f"--prompts={prompts}", f"--output={out}",
     config=f"configs/huggingface.py:target={broken},draft={pair[1]}",
   )  # fmt: skip
@@ -425,6 +434,7 @@ def test_the_program_exits_with_2_and_no_traceback():
     [sys.executable, "-m", "launch.decode", "--config=configs/embedded.py",
      "--config.rule=nope"],
     capture_output=True, text=True, cwd=root, check=False,
+    timeout=several.PATIENCE,
   )  # fmt: skip
   assert done.returncode == 2
   assert "unknown rule 'nope'" in done.stderr

@@ -18,6 +18,8 @@ from launch.training import flops, step, tables
 from models import huggingface
 from models.transformer import TransformerConfig
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 
 @pytest.mark.parametrize("arg", ["shapes", "objectives"])
 def test_every_draft_is_paid_for_with_the_same_operations(arg):

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 import several
@@ -16,6 +15,7 @@ from files import read_jsonl, write_jsonl
 
 from launch import decode, processes, without_tpu
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
 _NAMES = (
   "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID",
   "TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES", "MEGASCALE_NUM_SLICES",
@@ -241,10 +241,8 @@ def test_when_one_is_killed_the_other_stops_with_a_message(
 ):
   """SIGTERM too ends a process that does not ask for notice of it."""
   started = _waiting(tmp_path, "waits")
-  start = time.monotonic()
   started[victim].send_signal(how)
-  done = several.finish(started, patience=60)
-  assert time.monotonic() - start < 60
+  done = several.finish(started)
   assert done[victim][0] == -how
   code, _, err = done[1 - victim]
   assert code not in (0, None)
@@ -253,7 +251,7 @@ def test_when_one_is_killed_the_other_stops_with_a_message(
 
 def test_when_one_fails_alone_the_other_stops(tmp_path):
   (code, _, err), (own_code, _, own_err) = several.finish(
-    _waiting(tmp_path, "raises"), patience=90
+    _waiting(tmp_path, "raises")
   )
   assert own_code == 2
   assert "error: process 1: no such thing" in own_err

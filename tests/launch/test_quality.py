@@ -15,6 +15,8 @@ from launch.predicting import scores
 from models import huggingface, tokenizers
 from models.transformer import as_language_model
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 
 @pytest.fixture(scope="module")
 def tokenizer():

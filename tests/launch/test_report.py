@@ -17,6 +17,7 @@ from specjax.types import Origin
 
 SMALL = ("--config.max_new_tokens=16", "--config.num_speculative_tokens=3",
          "--sweep_tokens=1", "--report_rounds=1")  # fmt: skip
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
 A, R, B = Origin.ACCEPTED, Origin.RESIDUAL, Origin.BONUS
 
 
@@ -148,8 +149,9 @@ def test_the_verdict_follows_the_interval(interval, least, words):
   assert text.endswith("The best N measured is 4, 1.50 times plain decoding.")
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+  "temperature", [1.0, pytest.param(0.0, marks=pytest.mark.heavy)]
+)
 def test_a_pair_is_reported(cli, tmp_path, capsys, temperature):
   code = cli(
     report.run, *SMALL, f"--config.temperature={temperature}",

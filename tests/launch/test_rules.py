@@ -11,6 +11,7 @@ from absl.testing import flagsaver
 from launch import main, rules
 from launch.verifying import cases, vectors
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
 TARGET, DRAFT = "--target=0.2,0.3,0.5", "--draft=0.5,0.3,0.2"
 Q = [0.2, 0.3, 0.5]
 
@@ -274,8 +275,16 @@ def test_a_thinned_target_drafts_for_every_tree(cli, tmp_path):
   assert 0 <= entry["expected_accepted"] <= 2
 
 
-@pytest.mark.heavy
-def test_rules_along_real_contexts(cli, tmp_path, capsys):
+@pytest.mark.parametrize(
+  "names",
+  [
+    ("token", "lenient", "canonical", "transport"),
+    pytest.param(tuple(cases.ROWS), marks=pytest.mark.heavy, id="all"),
+  ],
+)
+def test_rules_along_real_contexts(cli, tmp_path, capsys, monkeypatch, names):
+  rows = {name: cases.ROWS[name] for name in names}
+  monkeypatch.setattr(cases, "ROWS", rows)
   path = tmp_path / "r.json"
   code = cli(
     rules.run, *SMALL, "--config.temperature=0.7", "--config.num_drafts=2",
@@ -284,7 +293,7 @@ def test_rules_along_real_contexts(cli, tmp_path, capsys):
   assert code == 0
   result = json.loads(path.read_text())
   found = result["rules"]
-  assert set(found) == set(cases.ROWS)
+  assert set(found) == set(names)
   assert result["machine"]["jax"]
   assert result["config"]["num_drafts"] == 2
   shown = capsys.readouterr().out
@@ -302,6 +311,7 @@ def test_rules_along_real_contexts(cli, tmp_path, capsys):
   value = lambda name: found[name]["expected_accepted"]
   assert value("canonical") == pytest.approx(value("transport"), abs=1e-5)
   assert value("lenient") >= value("token") - 1e-5
-  assert value("decoding_opt") == pytest.approx(value("decoding_uno"))
-  assert found["hub"]["num_drafted"] == 6
   assert 0 < found["lenient"]["total_variation"] < 1
+  if "hub" in found:
+    assert found["hub"]["num_drafted"] == 6
+    assert value("decoding_opt") == pytest.approx(value("decoding_uno"))

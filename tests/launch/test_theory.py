@@ -12,6 +12,8 @@ from launch import main, theory
 from launch.predicting import figures, simulation
 from specjax.theory import markov
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 
 def execute(*flags):
   with flagsaver.flagsaver():

@@ -20,6 +20,8 @@ from launch import main, train
 from launch.training import settings, step
 from models import huggingface, tokenizers
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 
 def tiny(texts, pair=None, **changes):
   config = train_embedded.get_config("tiny")
@@ -118,11 +120,12 @@ def test_sigterm_ends_the_command_with_exit_code_0(texts, tmp_path):
   ]  # fmt: skip
   process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
   lines = []
-  for line in process.stderr:
-    lines.append(line)
-    if line.startswith('{"step": 3,'):
-      process.send_signal(signal.SIGTERM)
-  assert process.wait(timeout=120) == 0, lines
+  with several.limited([process]):
+    for line in process.stderr:
+      lines.append(line)
+      if line.startswith('{"step": 3,'):
+        process.send_signal(signal.SIGTERM)
+    assert process.wait() == 0, lines
   assert "the same command goes on" in lines[-1]
   saved = [int(p.name) for p in (tmp_path / "w" / "checkpoints").glob("[0-9]*")]
   assert len(saved) == 1
@@ -311,10 +314,10 @@ def test_a_run_killed_at_any_moment_goes_on_to_the_same_bits(texts, tmp_path):
     stderr=subprocess.PIPE, text=True,
   )  # fmt: skip
   last = random.SystemRandom().randrange(5, 50)
-  for line in process.stderr:
-    if line.startswith(f'{{"step": {last},'):
-      break
-  process.kill()
+  with several.limited([process]):
+    for line in process.stderr:
+      if line.startswith(f'{{"step": {last},'):
+        break
   process.communicate()
   assert command_line(*arguments, f"--workdir={whole}") == 0
   assert command_line(f"--workdir={killed}", f"--export={tmp_path}/x") == 0
@@ -384,9 +387,8 @@ def test_a_mesh_of_devices_trains_the_same_model(texts, pair, tmp_path):
     subprocess.run(
       [sys.executable, "-c", _ON_A_MESH, str(texts), pair[0], str(data),
        str(model), str(out)],
-      check=True,
-      env=os.environ
-      | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={data * model}"},
+      check=True, timeout=several.PATIENCE,
+      env=os.environ | {"JAX_NUM_CPU_DEVICES": str(data * model)},
     )  # fmt: skip
     found.append(np.load(out / "w.npz"))
   first = [
@@ -417,11 +419,12 @@ def test_two_processes_stop_at_one_step_when_one_gets_sigterm(texts, tmp_path):
   ]  # fmt: skip
   first, second = started = several.start([command] * 2)
   lines = []
-  for line in first.stderr:
-    lines.append(line)
-    if line.startswith('{"step": 5,'):
-      second.send_signal(signal.SIGTERM)
-  (code, _, _), (second_code, _, second_err) = several.finish(started)
+  with several.limited(started):
+    for line in first.stderr:
+      lines.append(line)
+      if line.startswith('{"step": 5,'):
+        second.send_signal(signal.SIGTERM)
+    (code, _, _), (second_code, _, second_err) = several.finish(started)
   assert (code, second_code) == (0, 0), (lines, second_err)
   assert "the same command goes on" in lines[-1]
   folder = tmp_path / "w" / "checkpoints"

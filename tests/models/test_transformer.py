@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import re
 
+import compiling
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,13 +50,8 @@ PARENTS = (-1, 0, 0, 1, 1, 2, 4)
 DEPTH = (0, 1, 1, 2, 2, 2, 3)
 
 
-def jit(function):
-  """Compiles fast rather than well."""
-  options = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-  }
-  return jax.jit(function, compiler_options=options)
+# Fast rather than well.
+jit = functools.partial(jax.jit, compiler_options=compiling.OPTIONS)
 
 
 def make_module(config):

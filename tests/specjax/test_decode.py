@@ -55,12 +55,18 @@ LOOP_TREES = {
 }
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize(
   ("how", "tree", "rule"),
-  [(*key, rule) for key, names in LOOP_TREES.items() for rule in names],
+  [
+    pytest.param(
+      *key, rule,
+      marks=() if rule in ("recursive", "decoding_opt") else pytest.mark.heavy,
+    )
+    for key, names in LOOP_TREES.items()
+    for rule in names
+  ],
   ids=lambda x: x if isinstance(x, str) else "tree",
-)
+)  # fmt: skip
 def test_every_rule_decodes_greedily_and_counts(how, tree, rule):
   """At temperature 0 lossless rules, in the loop, give the argmax text."""
   drafter = drafters.model.drafter(
@@ -102,15 +108,14 @@ def small_drafters(model, vocab_size):
   }
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize(
   ("rule", "drafter"),
   [
-    ("token", "plain"),
     ("token", "model"),
-    ("token", "ngram"),
-    ("token", "layer_skip"),
-    ("match", "paths"),
+    pytest.param("token", "plain", marks=pytest.mark.heavy),
+    pytest.param("token", "ngram", marks=pytest.mark.heavy),
+    pytest.param("token", "layer_skip", marks=pytest.mark.heavy),
+    pytest.param("match", "paths", marks=pytest.mark.heavy),
   ],
 )
 def test_sampled_blocks_follow_the_targets_joint_law(rule, drafter):
@@ -212,7 +217,16 @@ def test_reported_draft_law_is_the_law_sampled_from():
   assert (np.abs(counts - runs * law)[some] < 6 * spread[some]).all()
 
 
-@pytest.mark.parametrize("drafter", [d for d in DRAFTERS if d != "plain"])
+@pytest.mark.parametrize(
+  "drafter",
+  [
+    pytest.param(
+      name, marks=() if name in ("paths", "ngram") else pytest.mark.heavy
+    )
+    for name in DRAFTERS
+    if name != "plain"
+  ],
+)
 def test_expected_acceptance_agrees_with_realised_acceptance(drafter):
   runs = 4000
   decoder = make(drafter, "match")

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from decoding import (
+  FEWER_PAIRS,
   LENGTHS,
   PAIRS,
   PARAMS,
@@ -24,7 +25,7 @@ from specjax.warp import make_sampling
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("rule", "drafter"), PAIRS)
+@pytest.mark.parametrize(("rule", "drafter"), FEWER_PAIRS)
 def test_while_loop_equals_a_python_loop_over_step(rule, drafter):
   decoder = make(drafter, rule)
   state = start(decoder)
@@ -40,10 +41,10 @@ def test_while_loop_equals_a_python_loop_over_step(rule, drafter):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize(("rule", "drafter"), PAIRS)
+@pytest.mark.parametrize(("rule", "drafter"), FEWER_PAIRS)
 def test_a_row_does_not_depend_on_its_batch(rule, drafter, temperature):
   decoder = make(drafter, rule)
-  options = dict(temperature=temperature, stop_tokens=(7,))
+  options = dict(temperature=temperature, stop_tokens=(7, 7))
   together = rows_of(decode(decoder, start(decoder, **options)))
   order = np.array([3, 0, 4, 2, 1])
   shuffled = rows_of(decode(decoder, start(decoder, rows=order, **options)))
@@ -88,7 +89,7 @@ def test_one_trace_for_all_prompts_lengths_settings_and_budgets(drafter):
 
   for seed in range(3):
     rng = np.random.default_rng(seed)
-    run(
+    run.trace(
       jnp.asarray(rng.integers(0, VOCAB, (5, 6))),
       jnp.asarray(rng.integers(1, 7, 5)),
       sampling.row_keys(jax.random.key(seed), jnp.arange(5)),

@@ -10,6 +10,7 @@ import toys
 from decoding import (
   BUDGETS,
   DRAFTERS,
+  FEWER_PAIRS,
   LENGTHS,
   MODEL,
   PAIRS,
@@ -51,7 +52,7 @@ def test_rows_end_at_the_first_stop_token(rule, drafter):
 @pytest.mark.parametrize(("rule", "drafter"), PAIRS)
 def test_counts_add_up(rule, drafter):
   decoder = make(drafter, rule)
-  state = decode(decoder, start(decoder, stop_tokens=(2,)))
+  state = decode(decoder, start(decoder, stop_tokens=(2, 2)))
   c, tree = jax.device_get(state.counters), decoder.drafter.tree
   emitted = np.asarray(state.length - state.prompt_length)
   assert (emitted <= BUDGETS).all()
@@ -79,7 +80,15 @@ def test_a_budget_of_zero_emits_nothing():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(
+  "drafter",
+  [
+    pytest.param(
+      name, marks=() if name in ("paths", "ngram") else pytest.mark.heavy
+    )
+    for name in DRAFTERS
+  ],
+)
 def test_decoding_works_with_x64_enabled(drafter):
   with jax.enable_x64(True):
     decoder = specjax.make_decoder(
@@ -99,7 +108,7 @@ def test_a_sampling_batch_of_another_size_is_refused():
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("rule", "drafter"), PAIRS)
+@pytest.mark.parametrize(("rule", "drafter"), FEWER_PAIRS)
 def test_log_probs_are_the_unwarped_targets(rule, drafter):
   decoder = make(drafter, rule, with_log_probs=True)
   state = decode(decoder, start(decoder, temperature=0.5))

@@ -6,6 +6,9 @@ tokens must be the warped target's, to float64 rounding. What must fail is in
 mutants/.
 """
 
+import contextlib
+
+import compiling
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,15 +57,30 @@ def enumerable(rule, tree, siblings) -> bool:
   return True
 
 
+# These go through all trees in every run, one rule for each way to walk one;
+# the others through the first few.
+WALKERS = ("match", "batch", "traversal", "multipath_block")
+FIRST_TREES = ("chain3", "paths2x2", "one and two")
+
+
+def marks(name, tree_name, siblings):
+  usual = siblings is siblings_lib.IID and name in WALKERS
+  fast = usual or tree_name in FIRST_TREES or LOSSLESS[name].with_noise
+  return () if fast else pytest.mark.heavy
+
+
 CASES = [
-  pytest.param(rule, tree, siblings, id=f"{name}-{tree_name}-{siblings.name}")
+  pytest.param(
+    rule, tree, siblings, id=f"{name}-{tree_name}-{siblings.name}",
+    marks=marks(name, tree_name, siblings),
+  )
   for name, rule in LOSSLESS.items()
   for tree_name, tree in TREES.items()
   for siblings in siblings_lib.SIBLINGS.values()
   if siblings is siblings_lib.IID
   or tree_name in ("uneven", "binary", "one and two")
   if enumerable(rule, tree, siblings)
-]
+]  # fmt: skip
 # One tree a rule, all leaves equally deep, for the checks that need no more.
 ONE_TREE = {
   (case.values[0].name, case.values[2].name): case
@@ -79,8 +97,11 @@ ONE_TREE = [pytest.param(*case.values, id=case.id) for case in ONE_TREE]
 
 
 @pytest.fixture(autouse=True)
-def _x64():
-  with jax.enable_x64(True):
+def _x64(request):
+  """Sums in float64 are of no compiler; those in float32 are as users get."""
+  as_for_users = request.node.get_closest_marker("gpu")
+  quick = contextlib.nullcontext() if as_for_users else compiling.quickly()
+  with jax.enable_x64(True), quick:
     yield
 
 
@@ -115,8 +136,18 @@ def test_output_law_is_the_warped_targets(rule, tree, siblings):
   assert found < 1e-10
 
 
+def each_rule_once():
+  """Other siblings of the same rule are heavy."""
+  seen = set()
+  for case in ONE_TREE:
+    name = case.values[0].name
+    again = pytest.mark.heavy if name in seen else ()
+    seen.add(name)
+    yield pytest.param(*case.values, id=case.id, marks=again)
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize(("rule", "tree", "siblings"), ONE_TREE)
+@pytest.mark.parametrize(("rule", "tree", "siblings"), each_rule_once())
 def test_output_law_holds_in_float32(rule, tree, siblings):
   with jax.enable_x64(False):
     found = distance(
@@ -170,11 +201,11 @@ def test_disjoint_supports_are_verified_exactly(rule, tree, siblings):
 @pytest.mark.parametrize("name", sorted(LOSSLESS))
 def test_point_mass_drafts_are_verified_exactly(name):
   # N-gram drafts: the law of every node is one-hot, all paths are equal.
-  _, target = toys.context_laws(4, seed=2, warp_settings={})
-  point = lambda context: np.eye(4)[sum(context) % 4]
-  for tree in (tree_lib.chain(3), tree_lib.paths(2, 2)):
+  for tree, vocab in ((tree_lib.chain(3), 4), (tree_lib.paths(2, 2), 3)):
     if not enumerable(LOSSLESS[name], tree, siblings_lib.IID):
       continue
+    _, target = toys.context_laws(vocab, seed=2, warp_settings={})
+    point = lambda context, vocab=vocab: np.eye(vocab)[sum(context) % vocab]
     law = exact.block_law(LOSSLESS[name], tree, point, target)
     expected = exact.target_block_law(target, length=tree.max_depth + 1)
     assert np.abs(law.output - expected).max() < 1e-10

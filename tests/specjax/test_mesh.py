@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 from specjax import cache as cache_lib
 from specjax.mesh import MeshDecoder
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
 # Every factorisation of eight devices, a draft with an axis of its own, and
 # every way to draft. Key/value heads are fewer than 'model' in 1x8 and 2x4.
 ON_ONE_PROCESS = (
@@ -37,7 +38,6 @@ def decoded(folder, runs, *, processes, devices):
       [command] * processes,
       devices=devices,
       PYTHONPATH=str(several.ROOT),
-      JAX_DISABLE_MOST_OPTIMIZATIONS="1",  # it compiles faster, and runs little
     ),
     patience=600,
   ):

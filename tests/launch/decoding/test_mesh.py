@@ -11,6 +11,7 @@ from launch import decode, main
 from launch.decoding import mesh
 from models.huggingface_config import config_from_json
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
 LLAMA = config_from_json(shapes.SHAPES["llama-3.2-1b"])  # 8 key/value heads
 
 

@@ -33,11 +33,28 @@ def compiled(**changes):
   )
 
 
-def test_caches_of_narrow_heads_are_not_held_twice():
-  """Left alone, XLA:TPU turns arrays of 80 channels over, to pad them less."""
-  found = compiled()
+def test_a_pair_copies_no_cache_and_sends_what_it_must():
+  """Left alone, XLA:TPU turns arrays of 80 channels over, to pad them less.
+
+  A layer has two sums over devices, the embedding one. Plans of real pairs are
+  in planning/test_fixed_plans.py.
+  """
+  found = compiled(
+    draft=dataclasses.replace(CONFIG, num_layers=2, embed_dim=128),
+    layout=Layout(data=1, model=4, draft=4),
+  )
   assert found.donation_honoured
+  assert found.cache_copies == 0
   assert found.temporaries < CACHES / 10
+  counts = lambda phase: {
+    kind: x["count"] for kind, x in found.collectives[phase].items()
+  }
+  assert counts("verify") == {"all-reduce": 2 * 24 + 1, "all-gather": 1}
+  assert counts("draft_step") == {
+    "all-reduce": 2 * (2 * 2 + 1),
+    "all-gather": 2,
+  }
+  assert counts("commit") == counts("other") == {}
 
 
 def test_drafting_with_some_sublayers_left_out_copies_no_cache():

@@ -9,6 +9,8 @@ import pytest
 
 from launch.training.checkpoints import Checkpoints
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 
 def numbers():
   return iter(grain.MapDataset.range(100).to_iter_dataset())

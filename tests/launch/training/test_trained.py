@@ -15,6 +15,8 @@ from launch import decode, train
 from launch.training import trained
 from models import huggingface, tokenizers
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 
 def config_of(texts, **changes):
   config = train_embedded.get_config("tiny")

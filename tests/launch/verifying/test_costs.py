@@ -9,6 +9,7 @@ from launch import benchmark, main
 from launch.verifying import costs, plots
 from specjax import siblings
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
 SMALL = ("--suite=rules", "--vocab_sizes=256", "--rounds=1",
          "--rule_num_speculative_tokens=2", "--rule_batch_sizes=1")  # fmt: skip
 

@@ -10,6 +10,7 @@ from specjax.siblings import GREEDY, HUB, IID, WITHOUT_REPLACEMENT
 from specjax.tree import Tree, chain, k_ary, paths
 from specjax.types import Draft
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
 SHAPES = (
   (chain(2), IID),
   (paths(2, 2), IID),
@@ -30,13 +31,19 @@ def fits(rule, tree, siblings):
   return not rule.with_noise
 
 
+def cases(name, rule):
+  """The last that fits, and of what is planned all, in every run."""
+  fitting = [shape for shape in SHAPES if fits(rule, *shape)]
+  for number, (tree, siblings) in enumerate(fitting, 1):
+    always = number == len(fitting) or name in PLANNED
+    yield pytest.param(
+      name, tree, siblings, id=f"{name}-{siblings.name}-{tree.parents}",
+      marks=() if always else pytest.mark.heavy,
+    )  # fmt: skip
+
+
 CASES = [
-  pytest.param(
-    name, tree, siblings, id=f"{name}-{siblings.name}-{tree.parents}"
-  )
-  for name, rule in rules.RULES.items()
-  for tree, siblings in SHAPES
-  if fits(rule, tree, siblings)
+  case for name, rule in rules.RULES.items() for case in cases(name, rule)
 ]
 
 

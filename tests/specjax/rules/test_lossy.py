@@ -14,6 +14,7 @@ from scipy import optimize
 from specjax import exact, rules, siblings, tree
 from specjax.types import Draft
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
 LOSSY = [name for name, rule in rules.RULES.items() if not rule.lossless]
 
 

@@ -4,6 +4,8 @@ Asserted where a theorem says so. Where none does, the observed order is in
 docs/transport.md.
 """
 
+import functools
+
 import instances
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,8 @@ from specjax import rules, tree
 from specjax.siblings import IID
 from specjax.theory import transport as theory
 from specjax.types import Draft
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 
 @pytest.fixture(autouse=True)
@@ -85,10 +89,9 @@ def test_block_never_accepts_less_than_token():
   )
 
   def expected(name):
-    found = rules.get(name).verify(
-      tree.chain(2), IID, draft, jnp.asarray(np.log(q))
-    )
-    mean = np.asarray(found.node_probs) @ np.arange(3)
+    verify = functools.partial(rules.get(name).verify, tree.chain(2), IID)
+    ask = jax.jit(lambda *laws: verify(*laws).node_probs)
+    mean = np.asarray(ask(draft, np.log(q))) @ np.arange(3)
     return (weight * mean).reshape(count, 9).sum(1)
 
   token, block = expected("token"), expected("block")

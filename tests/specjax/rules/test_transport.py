@@ -16,6 +16,8 @@ from specjax.rules.nodewise import verify_nodes
 from specjax.rules.ratio_classes import single_tokens
 from specjax.theory import transport as theory
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 
 @pytest.fixture(autouse=True)
 def _x64():
@@ -45,18 +47,17 @@ def test_the_rules_plan_is_feasible_and_optimal_for_the_linear_programme():
   """The mass that the rule ships from each draft to each of its tokens."""
   vocab, count = 4, 3
   drafts = drafts_of(vocab, count)
+
+  @jax.jit
+  def decide(log_q, log_p):
+    one = lambda tokens: transport.decide(
+      siblings.IID, log_q, log_p, tokens, jnp.ones(count, bool)
+    )
+    return jax.vmap(one)(jnp.asarray(drafts)).accept
+
   for p, q in zip(*instances.random_laws(10, vocab, seed=1), strict=True):
     probs = p[drafts].prod(1)
-    decide = jax.vmap(transport.decide, (None, None, None, 0, None))
-    accept = np.asarray(
-      decide(
-        siblings.IID,
-        instances.log(q),
-        instances.log(p),
-        jnp.asarray(drafts),
-        jnp.ones(count, bool),
-      ).accept
-    )
+    accept = np.asarray(decide(instances.log(q), instances.log(p)))
     plan = np.zeros((len(drafts), vocab))
     for slot in range(count):
       plan[np.arange(len(drafts)), drafts[:, slot]] += probs * accept[:, slot]
@@ -193,11 +194,17 @@ def test_in_float32_the_selected_law_is_that_of_the_levels(vocab, count):
   p, q = (x[0] for x in instances.random_laws(1, vocab, seed=7))
   with jax.enable_x64(False):
     log_p, log_q = instances.log(p), instances.log(q)
-    classes = transport.classes_of(log_q, log_p, count)
-    levels, slopes = transport.selection(
-      classes.draft, classes.target, jnp.int32(count), most=count
-    )
-  ids, levels = np.asarray(classes.ids), np.asarray(levels, np.float64)
+
+    @jax.jit
+    def select(log_p, log_q):
+      classes = transport.classes_of(log_q, log_p, count)
+      found = transport.selection(
+        classes.draft, classes.target, jnp.int32(count), most=count
+      )
+      return classes.ids, *found
+
+    ids, levels, slopes = map(np.asarray, select(log_p, log_q))
+  levels = levels.astype(np.float64)
   p = np.exp(np.asarray(log_p, np.float64))
   mass = np.bincount(ids, p / p.sum(), minlength=len(slopes))
   c = np.concatenate([[0], np.cumsum(mass)])

@@ -14,6 +14,8 @@ from specjax.rules import kseq
 from specjax.siblings import GREEDY, HUB, IID, TOP_K, WITHOUT_REPLACEMENT
 from specjax.theory import transport as theory
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 
 @pytest.fixture(autouse=True)
 def _x64():
