@@ -64,7 +64,7 @@ def _pairs(always):
 
 PAIRS = _pairs(_ALWAYS)
 # For tests that compile one more program each.
-FEWER_PAIRS = _pairs(_ALWAYS[:4])
+FEWER_PAIRS, FEWEST_PAIRS = _pairs(_ALWAYS[:3]), _pairs(_ALWAYS[:2])
 NO_STOP = (-1, -1)  # two: another number of them is another program
 
 

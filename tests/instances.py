@@ -14,6 +14,8 @@ from specjax.types import Draft
 # The example that theory and literature use throughout.
 P, Q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5])
 
+_LEAST = 64
+
 
 def random_laws(count, vocab, *, seed, zeros=False):
   """Draft and target laws, `f64[count, V]` each; q is near p, or far."""
@@ -53,6 +55,11 @@ def at_one_position(rule, p, q, count, siblings=siblings_lib.IID):
     `f64[I]` and `f64[I, V]`; exact.
   """
   instances, vocab = p.shape
+  if instances < _LEAST and vocab**count <= _LEAST:  # one program for all
+    more = [(0, _LEAST - instances), (0, 0)]
+    padded = (np.pad(law, more, mode="edge") for law in (p, q))
+    found = at_one_position(rule, *padded, count, siblings)
+    return tuple(x[:instances] for x in found)
   drafts = np.array(list(itertools.product(range(vocab), repeat=count)))
   size = len(drafts)
   tree = tree_lib.paths(1, count)

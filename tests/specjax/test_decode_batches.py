@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from decoding import (
   FEWER_PAIRS,
+  FEWEST_PAIRS,
   LENGTHS,
   PAIRS,
   PARAMS,
@@ -25,7 +26,7 @@ from specjax.warp import make_sampling
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("rule", "drafter"), FEWER_PAIRS)
+@pytest.mark.parametrize(("rule", "drafter"), FEWEST_PAIRS)
 def test_while_loop_equals_a_python_loop_over_step(rule, drafter):
   decoder = make(drafter, rule)
   state = start(decoder)

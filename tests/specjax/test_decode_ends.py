@@ -10,7 +10,7 @@ import toys
 from decoding import (
   BUDGETS,
   DRAFTERS,
-  FEWER_PAIRS,
+  FEWEST_PAIRS,
   LENGTHS,
   MODEL,
   PAIRS,
@@ -108,7 +108,7 @@ def test_a_sampling_batch_of_another_size_is_refused():
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("rule", "drafter"), FEWER_PAIRS)
+@pytest.mark.parametrize(("rule", "drafter"), FEWEST_PAIRS)
 def test_log_probs_are_the_unwarped_targets(rule, drafter):
   decoder = make(drafter, rule, with_log_probs=True)
   state = decode(decoder, start(decoder, temperature=0.5))

@@ -76,7 +76,10 @@ def cached_tokens(cache, row):
 @pytest.mark.parametrize(
   "make",
   [
-    lambda: drafters.model.drafter(MODEL, tree=chain(3), **VOCABULARY),
+    pytest.param(
+      lambda: drafters.model.drafter(MODEL, tree=chain(3), **VOCABULARY),
+      marks=pytest.mark.heavy,
+    ),
     lambda: drafters.model.drafter(MODEL, tree=paths(3, 3), **VOCABULARY),
     lambda: drafters.model.drafter(
       MODEL,
@@ -84,7 +87,10 @@ def cached_tokens(cache, row):
       siblings=siblings.WITHOUT_REPLACEMENT,
       **VOCABULARY,
     ),
-    lambda: drafters.layer_skip.drafter(MODEL, tree=chain(3), **VOCABULARY),
+    pytest.param(
+      lambda: drafters.layer_skip.drafter(MODEL, tree=chain(3), **VOCABULARY),
+      marks=pytest.mark.heavy,
+    ),
     lambda: drafters.layer_skip.drafter(MODEL, tree=paths(3, 2), **VOCABULARY),
   ],
   ids=["model", "paths", "uneven tree", "layer skip", "layer skip paths"],
