@@ -194,7 +194,14 @@ def rejections(rows: list[Row]) -> dict:
 def block_efficiencies(
   rows: list[Row], joint: list[float], num_tokens: int
 ) -> dict:
-  """Tokens per target call: measured, and predicted in four ways."""
+  """Tokens per target call: measured, and predicted in four ways.
+
+  `rao_blackwell` takes the drafted tokens that were emitted at what they were
+  expected to be given the drafts, and every other token as it came: a round
+  that a budget or a stop token cuts emits no residual or bonus token. The
+  difference from what was measured has mean zero, whatever cuts a completion.
+  `identity`, `independent` and `from_the_text` are of rounds that nothing cuts.
+  """
   completions = [row.completion for row in rows]
   tokens = [len(c.token_ids) for c in completions]
   calls = [c.num_target_calls for c in completions]
@@ -208,13 +215,13 @@ def block_efficiencies(
         total += reach * overlap[i]
         reach *= ratios[i]
       ahead.append(total)
-  expected = sum(c.expected_accepted for c in completions)
+  surplus = sum(c.expected_accepted - c.num_accepted for c in completions)
   return {
     "measured": sum(tokens) / sum(calls),
     "measured_ci": metrics.ratio_interval(tokens, calls),
     "independent": float(throughput.tokens_per_cycle(num_tokens, alpha)),
     "identity": throughput.exact_tokens(joint[:num_tokens]),
-    "rao_blackwell": 1 + expected / sum(calls),
+    "rao_blackwell": (sum(tokens) + surplus) / sum(calls),
     "from_the_text": float(np.mean(ahead)) if ahead else None,
     "acceptance": alpha,
   }

@@ -5,7 +5,9 @@ import json
 import jax
 import numpy as np
 import pytest
+import toys
 
+import specjax
 from configs import huggingface as huggingface_config
 from launch import report
 from launch.decoding import engine, prompts
@@ -13,6 +15,7 @@ from launch.decoding import pair as pair_lib
 from launch.decoding.engine import Completion
 from launch.measuring import timing
 from launch.predicting import findings
+from specjax.theory import throughput
 from specjax.types import Origin
 
 SMALL = ("--config.max_new_tokens=16", "--config.num_speculative_tokens=3",
@@ -31,7 +34,7 @@ def completion(*origins, expected=0.0):
   ends = sum(o != A for o in origins) + (origins[-1] == A)
   return Completion(
     token_ids=[0] * len(origins), origins=list(origins), stop_reason="length",
-    num_target_calls=ends, num_drafted=0, num_accepted=0,
+    num_target_calls=ends, num_drafted=0, num_accepted=origins.count(A),
     expected_accepted=expected, total_variation=0.0, accept_counts=[],
   )  # fmt: skip
 
@@ -75,6 +78,44 @@ def test_block_efficiency_from_the_text_is_the_mean_over_starts():
   assert found["measured"] == pytest.approx(3 / 2)
   alpha = 1 - 0.7 / 3
   assert found["independent"] == pytest.approx(1 + alpha + alpha**2)
+
+
+def test_tokens_a_call_are_right_where_budgets_cut_rounds():
+  """Short completions of independent acceptance, of which all is known."""
+  logits = toys.table(5, seed=0, contexts=1)
+  drafted = toys.near(logits, noise=0.6, seed=1)
+  p, q = (np.exp(x[0]) / np.exp(x[0]).sum() for x in (drafted, logits))
+  alpha = np.minimum(p, q).sum()
+  exact = 8 / throughput.expected_calls(alpha ** np.arange(1, 7), 8)
+  model, rows = toys.table_model(5), 4000
+  decoder = specjax.make_decoder(
+    model,
+    drafter=specjax.drafters.model.drafter(
+      model, tree=specjax.tree.chain(6), vocab_size=5
+    ),
+  )
+  state = jax.jit(
+    lambda params: decoder.generate(
+      params,
+      decoder.init(
+        params, np.zeros((rows, 1), np.int32), np.ones(rows, np.int32),
+        jax.random.key(0), buffer_length=9, max_new_tokens=8,
+      ),
+    )
+  )(specjax.Params(target=logits, draft=drafted))  # fmt: skip
+  found = findings.block_efficiencies(
+    [
+      findings.Row(
+        completion=one, distances=np.full(8, 1 - alpha), ratios=np.ones(8)
+      )
+      for one in engine.completions(state, rows)
+    ],
+    list(alpha ** np.arange(1, 7)),
+    6,
+  )
+  assert found["rao_blackwell"] == pytest.approx(exact, abs=0.02)
+  assert found["measured"] == pytest.approx(exact, abs=0.04)
+  assert found["identity"] > exact + 0.3  # of rounds that nothing cuts
 
 
 def test_predictions_from_costs_by_hand():
