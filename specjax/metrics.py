@@ -90,46 +90,44 @@ def log_interval(
   return np.exp(middle - side), np.exp(middle + side)
 
 
+def interval(
+  numerators: Sequence[Sequence[float]],
+  denominators: Sequence[Sequence[float]],
+  *,
+  confidence: float = 0.95,
+) -> tuple[float, float] | None:
+  """`log_interval` of one sample.
+
+  Returns:
+    Low and high end; None with fewer than two units, or fewer than two that
+    have anything in one of the columns.
+  """
+  if any(np.count_nonzero(x) < 2 for x in (*numerators, *denominators)):
+    return None
+  low, high = log_interval(numerators, denominators, confidence=confidence)
+  return float(low), float(high)
+
+
 def ratio_interval(
   numerators: Sequence[float],
   denominators: Sequence[float],
   *,
   confidence: float = 0.95,
 ) -> tuple[float, float] | None:
-  """Interval of a ratio of sums over units; see `log_interval`.
-
-  Args:
-    numerators, denominators: one entry a unit.
-    confidence: coverage aimed at.
-
-  Returns:
-    Low and high end; None with fewer than two units, or fewer than two that
-    have anything in the numerator or in the denominator.
-  """
-  return _ends([numerators], [denominators], confidence)
+  """`interval` of a ratio of sums; one entry a unit."""
+  return interval([numerators], [denominators], confidence=confidence)
 
 
 def speedup_interval(
   units: Sequence[Unit], *, confidence: float = 0.95
 ) -> tuple[float, float] | None:
-  """Interval of the paired speed-up; None with fewer than two units.
-
-  A unit's two times stay together; see `log_interval`.
-  """
+  """`interval` of the paired speed-up: a unit's two times stay together."""
   column = lambda name: [getattr(u, name) for u in units]
-  return _ends(
+  return interval(
     [column("num_tokens"), column("baseline_seconds")],
     [column("seconds"), column("baseline_num_tokens")],
-    confidence,
+    confidence=confidence,
   )
-
-
-def _ends(tops, bottoms, confidence) -> tuple[float, float] | None:
-  columns = [*tops, *bottoms]
-  if any(np.count_nonzero(column) < 2 for column in columns):
-    return None
-  low, high = log_interval(tops, bottoms, confidence=confidence)
-  return float(low), float(high)
 
 
 def mean_interval(
