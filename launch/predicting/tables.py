@@ -131,7 +131,9 @@ def reports(*results: dict) -> str:
         f"{config['temperature']:g}",
         str(result["num_speculative_tokens"]),
         f"{rejected['predicted']:.1f} "
-        f"{interval(rejected['predicted_interval'], 1)}",
+        f"{interval(rejected['predicted_interval'], 1)}"
+        if config["temperature"]
+        else "the count itself",
         str(rejected["counted"]),
         f"{efficiency['independent']:.2f}",
         f"{efficiency['identity']:.2f}",
