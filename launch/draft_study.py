@@ -94,12 +94,15 @@ def decode_with(config, draft: str) -> dict:
     for batch in batches:
       for one in engines.values():
         one.compile(batch)
-    timings, last = benchmark.measure_rates(
-      batches, engines, None, rounds=config.rounds
-    )
-    summary = metrics.summarize(
-      benchmark.paired_units(timings, last, config.rounds)
-    )
+    pieces = timing.Pieces(
+      engines["speculative"], engines["autoregressive"],
+      drafter_name="model", typical=batches[-1],
+    )  # fmt: skip
+    turns = benchmark.measure_rates(
+      batches, engines, None, rounds=config.rounds,
+      pieces=None if costs else pieces,
+    )  # fmt: skip
+    summary = metrics.summarize(turns.units())
     found[f"{temperature:g}"] = {
       name: summary[name]
       for name in (
@@ -109,15 +112,11 @@ def decode_with(config, draft: str) -> dict:
         "speedup_ci",
       )
     }  # fmt: skip
-    if costs is None:
-      costs = timing.measure_step(
-        engines["speculative"], engines["autoregressive"], batches[-1],
-        drafter_name="model", rounds=5,
-      )  # fmt: skip
+    costs = costs or pieces.costs()
   return {
     "draft_pass_seconds": costs.draft[1],
     "target_pass_seconds": costs.target[1],
-    "verify_seconds": costs.target[max(costs.target)],
+    "verify_seconds": costs.target[costs.nodes],
     "decoding": found,
   }
 

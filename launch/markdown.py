@@ -6,6 +6,16 @@ import sys
 from collections.abc import Callable, Mapping
 
 from launch import terminal
+from specjax import metrics
+
+# What `plus_minus` means, for captions.
+PLUS_MINUS = f"± is a 95% interval, {metrics.SIDE:g} standard errors."
+
+
+def plus_minus(value: float, standard_error: float, digits: int) -> str:
+  """A mean over many with its 95% interval: what ± is, wherever it stands."""
+  side = metrics.SIDE * standard_error
+  return f"{value:.{digits}f} ± {side:.{digits}f}"
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:

@@ -5,11 +5,12 @@
 Every prompt is completed many times by both rules at every epsilon, and once
 more without loss; completions are compared in pairs by a score. The win rate of
 OPT is given in both readings: the share of comparisons won, and the share of
-prompts on which it wins most of them (ties are half a win); intervals are over
-prompts. Beside it are the rejections saved against lossless decoding, and the
-exact total variation of each rule (the config's own rule is not looked at). All
-of --prompts are used; `num_prompts` counts the built-in ones without it. A
-stopped run goes on with the same command.
+prompts on which it wins most of them (ties are half a win), with 95% intervals
+over prompts, Student's t of the first, Clopper and Pearson's of the second.
+Beside it are the rejections saved against lossless decoding, and the exact
+total variation of each rule (the config's own rule is not looked at). All of
+--prompts are used; `num_prompts` counts the built-in ones without it. A stopped
+run goes on with the same command.
 """
 
 import json
@@ -99,12 +100,11 @@ def win_rates(first: np.ndarray, second: np.ndarray) -> dict:
   won = (first > second) + 0.5 * (first == second)
   by_prompt = won.mean(axis=1)
   prompts_won = (by_prompt > 0.5) + 0.5 * (by_prompt == 0.5)
-  ones = np.ones(len(won))
   return {
     "comparisons_won": float(won.mean()),
-    "comparisons_won_ci": metrics.ratio_interval(by_prompt, ones),
+    "comparisons_won_ci": metrics.mean_interval(by_prompt),
     "prompts_won": float(prompts_won.mean()),
-    "prompts_won_ci": metrics.ratio_interval(prompts_won, ones),
+    "prompts_won_ci": metrics.share_interval(prompts_won.sum(), len(won)),
   }
 
 

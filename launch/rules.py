@@ -37,6 +37,7 @@ from absl import flags
 from launch import benchmark, main, terminal
 from launch.decoding import prompts
 from launch.journal import check_writable, write_json
+from launch.markdown import PLUS_MINUS, plus_minus
 from launch.verifying import cases, contexts, vectors
 
 main.reads(
@@ -195,8 +196,8 @@ def show_laws(console, result: dict) -> None:
     "(block, multipath_block, traversal) are not bound node by node, and lossy "
     "rules are not bound at all: shares above 1 are possible. Rules of a "
     f"single path ({', '.join(cases.SINGLE_PATH)}) are given one path. "
-    "± is one standard error, where drafts were too many to enumerate and "
-    "were sampled."
+    f"{PLUS_MINUS} It stands where drafts were too many to enumerate and were "
+    "sampled."
   )
   table = _table(
     f"num_drafts={result['num_drafts']}, "
@@ -208,11 +209,11 @@ def show_laws(console, result: dict) -> None:
   for name, entry in result["rules"].items():
     accepted = f"{entry['acceptance']:.6f}"
     if entry["method"] == "sampled":
-      accepted = f"{entry['acceptance']:.3f} ± {entry['standard_error']:.3f}"
+      accepted = plus_minus(entry["acceptance"], entry["standard_error"], 3)
     law, share = entry["output_law"], entry["share_of_optimum"]
     of_optimum = "" if share is None else f"{share:.4f}"
     if entry["share_standard_error"] is not None:
-      of_optimum = f"{share:.3f} ± {entry['share_standard_error']:.3f}"
+      of_optimum = plus_minus(share, entry["share_standard_error"], 3)
     table.add_row(
       name,
       entry["siblings"],

@@ -243,11 +243,12 @@ class Decoder:
       verification = self.rule.verify(
         tree, self.drafter.siblings, draft, target_log_probs
       )
-      node = sampling_lib.draw_node(
-        sampling_lib.node_draw_keys(keys), verification.node_probs
-      )
-      next_token = sampling_lib.categorical(
-        sampling_lib.next_token_keys(keys), verification.next_log_probs(node)
+      numbers = sampling_lib.numbers(
+        sampling_lib.verification_keys(keys), target_log_probs.dtype
+      )  # [B, 2, 2]
+      node = sampling_lib.pick_node(numbers[:, 0, 0], verification.node_probs)
+      next_token = sampling_lib.pick(
+        numbers[:, 1], verification.next_log_probs(node)
       )
     with jax.named_scope("commit"):
       emission = emission_lib.emit(tree, state, draft, node, next_token, broken)

@@ -30,24 +30,27 @@ def step_keys(keys: Array, length: Array) -> Array:
   return jax.vmap(jax.random.fold_in)(keys, length)
 
 
-def _role_keys(keys: Array, role: Array | int) -> Array:
-  return jax.vmap(lambda k: jax.random.fold_in(k, role))(keys)
+def _role_keys(keys: Array, roles: range) -> Array:
+  """`key[B, len(roles)]`, hashed together: many cost what one does."""
+  data = jnp.arange(roles.start, roles.stop, dtype=jnp.int32)
+  each = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
+  return jax.vmap(each, in_axes=(0, None))(keys, data)
 
 
-def node_draw_keys(keys: Array) -> Array:
-  """Keys for drawing the deepest accepted node, `key[B]`."""
-  return _role_keys(keys, _NODE_ROLE)
+def verification_keys(keys: Array) -> Array:
+  """Keys for drawing the deepest accepted node, and the token after it.
 
-
-def next_token_keys(keys: Array) -> Array:
-  """Keys for drawing the residual or bonus token, `key[B]`."""
-  return _role_keys(keys, _NEXT_TOKEN_ROLE)
+  Returns:
+    `key[B, 2]`.
+  """
+  return _role_keys(keys, range(_NODE_ROLE, _NEXT_TOKEN_ROLE + 1))
 
 
 def drafted_node_keys(keys: Array, nodes: range) -> Array:
   """Keys for drawing drafted nodes (all >= 1), `key[B, len(nodes)]`."""
-  roles = _DRAFT_ROLE + jnp.arange(nodes.start, nodes.stop, dtype=jnp.int32)
-  return jax.vmap(lambda role: _role_keys(keys, role), out_axes=1)(roles)
+  return _role_keys(
+    keys, range(_DRAFT_ROLE + nodes.start, _DRAFT_ROLE + nodes.stop)
+  )
 
 
 def position_noise(
@@ -92,15 +95,7 @@ def race(noise: Array, log_probs: Array) -> Array:
 
 
 def categorical(keys: Array, log_probs: Array) -> Array:
-  """Draws one token from each law, by inversion in two levels.
-
-  A first uniform picks a block of about sqrt(V) tokens by the blocks' masses, a
-  second one a token inside the block. Against one flat `cumsum`, rounding is
-  relative to the block inside it, and 2^-23 of the total between blocks, so
-  that rare tokens among many keep their share; against the
-  Gumbel trick it needs two random numbers a draw instead of V, and is some 40
-  times faster on a CPU at V = 4096. Zero mass is never drawn, and no mass is
-  drawn more than 2^-32 more often for being the first.
+  """Draws one token from each law: `pick` with the `numbers` of its key.
 
   Args:
     keys: `key[...]`, one for each law.
@@ -110,28 +105,56 @@ def categorical(keys: Array, log_probs: Array) -> Array:
   Returns:
     `i32[...]` in 0..V-1 (for laws of NaN too).
   """
+  return pick(numbers(keys, log_probs.dtype), log_probs)
+
+
+def pick(numbers: Array, log_probs: Array) -> Array:
+  """The token that two numbers draw from each law, by inversion in two levels.
+
+  The first picks a block of about sqrt(V) tokens by the blocks' masses, the
+  second a token inside the block. Against one flat `cumsum`, rounding is
+  relative to the block inside it, and 2^-23 of the total between blocks, so
+  that rare tokens among many keep their share; against the Gumbel trick it
+  needs two random numbers a draw instead of V, and is some 40 times faster on a
+  CPU at V = 4096. Zero mass is never drawn, and no mass is drawn more than
+  2^-32 more often for being the first.
+
+  Args:
+    numbers: `f32[..., 2]` of `numbers`.
+    log_probs: as for `categorical`.
+
+  Returns:
+    `i32[...]`.
+  """
   log_probs = log_probs.astype(jnp.promote_types(log_probs.dtype, jnp.float32))
   vocab = log_probs.shape[-1]
   mass = jnp.exp(log_probs - jnp.max(log_probs, axis=-1, keepdims=True))
   width = 1 << math.ceil(math.log2(max(vocab, 2)) / 2)
   pad = [(0, 0)] * (mass.ndim - 1) + [(0, -vocab % width)]
   blocks = jnp.pad(mass, pad).reshape(*mass.shape[:-1], -1, width)
-  uniforms = _uniforms(keys, 2, mass.dtype)
-  block = _invert(jnp.sum(blocks, axis=-1), uniforms[..., 0])
+  block = _invert(jnp.sum(blocks, axis=-1), numbers[..., 0])
   inside = jnp.take_along_axis(blocks, block[..., None, None], axis=-2)
-  token = _invert(inside[..., 0, :], uniforms[..., 1])
+  token = _invert(inside[..., 0, :], numbers[..., 1])
   return jnp.minimum(block * width + token, vocab - 1)
 
 
-def draw_node(keys: Array, node_probs: Array) -> Array:
-  """Draws the deepest accepted node, `key[B], f32[B, N + 1] -> i32[B]`."""
-  return _invert(node_probs, _uniforms(keys, 1, node_probs.dtype)[..., 0])
+def pick_node(numbers: Array, node_probs: Array) -> Array:
+  """The node that a number draws, `f32[B], f32[B, N + 1] -> i32[B]`."""
+  return _invert(node_probs, numbers)
 
 
-def _uniforms(keys: Array, count: int, dtype) -> Array:
-  """Numbers in (0, 1], `key[...] -> f[..., count]`."""
+def numbers(keys: Array, dtype) -> Array:
+  """Two random numbers in (0, 1] for every key, `key[...] -> f[..., 2]`.
+
+  A round asks for those of many draws at once: it is as fast as for one.
+
+  Args:
+    keys: `key[...]`.
+    dtype: of the laws to draw from; less than float32 is float32.
+  """
+  dtype = jnp.promote_types(dtype, jnp.float32)
   width = jnp.finfo(dtype).bits
-  draw = lambda key: jax.random.bits(key, (count,), f"uint{width}")
+  draw = lambda key: jax.random.bits(key, (2,), f"uint{width}")
   for _ in keys.shape:
     draw = jax.vmap(draw)
   return _fraction(draw(keys), dtype)

@@ -21,6 +21,8 @@ from specjax.mesh import MeshDecoder
 from specjax.types import DecodeState, StopReason
 from specjax.warp import make_sampling
 
+_NO_END = 2**30  # more rounds than any buffer has room for
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Completion:
@@ -92,7 +94,7 @@ class Engine:
     args = (self.pair.params, *args)
     with self.on_mesh():
       both = programs_lib.compile_both(
-        self.mapped, init, self.pair.layout, args, options
+        self.mapped, init, self.pair.layout, args, options, in_pieces=True
       )
     self.programs[shape] = (both.prefill, both.loop)
     seconds = time.perf_counter() - start
@@ -158,10 +160,12 @@ class Engine:
     )
     return prefill(self.pair.params, *args, **options)
 
-  def generate(self, batch: Batch, state: DecodeState) -> DecodeState:
-    """Decodes a batch to its end; the state is donated."""
-    _, generate = self.programs[batch.rows, batch.width]
-    return generate(self.pair.params, state)
+  def generate(
+    self, batch: Batch, state: DecodeState, num_rounds: int = _NO_END
+  ) -> DecodeState:
+    """Decodes a batch to its end, or so many rounds; the state is donated."""
+    _, loop = self.programs[batch.rows, batch.width]
+    return loop(self.pair.params, state, self._put(np.int32(num_rounds)))
 
   def run(self, batch: Batch) -> tuple[list[Completion], float]:
     """Decodes a batch; also the seconds it took, compilation excluded."""

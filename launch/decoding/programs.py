@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 from jax.experimental.layout import Format, Layout
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from launch.decoding import mesh as mesh_lib
@@ -28,7 +29,8 @@ class Programs:
 
   Attributes:
     prefill: from the arguments to a state.
-    loop: from parameters and a state, which is donated, to the last state.
+    loop: from parameters and a state, which is donated (and, if it runs in
+      pieces, the most rounds to make), to the last state.
     state: shapes of a state, and its shardings and layouts in memory.
   """
 
@@ -44,6 +46,7 @@ def compile_both(
   arguments: tuple,
   options: Mapping[str, Any] = _NOTHING,
   *,
+  in_pieces: bool = False,
   compiled: Callable[[Any], Any] = lambda lowered: lowered.compile(),
 ) -> Programs:
   """Compiles prefill and loop; a mesh must be in use (`jax.set_mesh`).
@@ -58,6 +61,7 @@ def compile_both(
     layout: that of the decoder's mesh; None for one device.
     arguments: parameters, arrays or their shapes, with shardings; and the rest.
     options: keyword arguments of `init`.
+    in_pieces: whether the loop takes the most rounds to make, `i32[]`.
     compiled: compiles what was lowered.
   """
   state = jax.eval_shape(init, *arguments, **options)
@@ -66,15 +70,20 @@ def compile_both(
     here = jax.tree.leaves(of_params)[0]
     where = jax.tree.map(lambda x: here, state)
   else:
+    here = NamedSharding(decoder.mesh, P())
     where = _shardings(layout, decoder, state)
   wanted = jax.tree.map(
     lambda x, s: Format(Layout.AUTO, s) if _has_layout(x) else s, state, where
   )
+  loop, most = decoder.generate, ()
+  if in_pieces:
+    loop, most = decoder.steps, (jax.ShapeDtypeStruct((), jax.numpy.int32),)
   with _without_call_stacks():
     lowered = jax.jit(
-      decoder.generate, donate_argnums=1,
-      in_shardings=(of_params, wanted), out_shardings=wanted,
-    ).lower(arguments[0], state)  # fmt: skip
+      loop, donate_argnums=1,
+      in_shardings=(of_params, wanted, *(here for _ in most)),
+      out_shardings=wanted,
+    ).lower(arguments[0], state, *most)  # fmt: skip
   loop = compiled(lowered)
   formats = jax.tree.map(
     lambda x, s, chosen: chosen if _has_layout(x) else s,

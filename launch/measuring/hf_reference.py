@@ -1,5 +1,6 @@
 """`transformers` on the same files, prompts, dtype and threads, for comparison.
 
+Ids beyond the tokenizer's vocabulary get no mass there either.
 Optional: needs torch and transformers. Assisted generation there takes one
 prompt at a time, so it is only measured at batch size 1.
 """
@@ -22,15 +23,31 @@ def is_available(config) -> bool:
   return all(importlib.util.find_spec(n) for n in ("torch", "transformers"))
 
 
+class _Support:
+  """What `suppress_tokens` does, for target and assistant.
+
+  That option looks every id up in the list of those suppressed, at every step:
+  with tens of thousands of them transformers would be timed doing that.
+  """
+
+  def __init__(self, vocab_size: int):
+    self._vocab_size = vocab_size
+
+  def __call__(self, input_ids, scores):
+    scores[:, self._vocab_size :] = -float("inf")
+    return scores
+
+
 class Reference:
   """`generate` of transformers with the settings of a config."""
 
-  def __init__(self, config, *, stop_tokens: tuple[int, ...]):
+  def __init__(self, config, *, stop_tokens: tuple[int, ...], vocab_size: int):
     """Loads the checkpoints of `config` on the CPU, in the same dtype.
 
     Args:
       config: of the experiment.
       stop_tokens: ids that end a completion.
+      vocab_size: V, the number of real tokens.
     """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import torch
@@ -55,6 +72,7 @@ class Reference:
       do_sample=config.temperature > 0,
       eos_token_id=list(stop_tokens) or None,
       pad_token_id=stop_tokens[0] if stop_tokens else 0,
+      logits_processor=[_Support(vocab_size)],
     )
     self._stop_tokens = frozenset(stop_tokens)
     if config.temperature > 0:

@@ -22,7 +22,7 @@ def table(folder: str) -> str:
   with_memory = any(map(_share, results.values()))
   names = [
     "run", "autoregressive tok/s", "speculative tok/s", "speed-up (95%)",
-    "predicted", "block efficiency", "loop overhead",
+    "predicted, off by (95%)", "block efficiency", "loop overhead",
     *(["memory bandwidth"] if with_memory else []),
     "transformers tok/s", "assisted tok/s",
   ]  # fmt: skip
@@ -43,7 +43,7 @@ def table(folder: str) -> str:
       cells += [
         number("speculative_tokens_per_second", 0),
         speedup,
-        number("predicted_speedup"),
+        number("predicted_speedup") + _error(result),
         number("block_efficiency"),
         number("loop_overhead"),
       ]
@@ -52,11 +52,29 @@ def table(folder: str) -> str:
     if with_memory:
       cells.append(_share(result) or "–")
     cells += [
-      number("hf_autoregressive_tokens_per_second", 0),
+      number("hf_autoregressive_tokens_per_second", 0) + _alike(result),
       number("hf_assisted_tokens_per_second", 0),
     ]
     lines.append("| " + " | ".join(cells) + " |")
   return "\n".join(lines)
+
+
+def _error(result: dict) -> str:
+  """How far a prediction was off; older files do not tell."""
+  if "prediction_error" not in result:
+    return ""
+  text = f", {result['prediction_error']:+.1%}"
+  if result["prediction_error_ci"]:
+    text += " ({:+.1%} to {:+.1%})".format(*result["prediction_error_ci"])
+  return text
+
+
+def _alike(result: dict) -> str:
+  """A warning where transformers did not write the same greedy texts."""
+  same = result["hf_identical_completions"]
+  if same is None or same == 1:
+    return ""
+  return f" (**other texts**: {same:.0%} alike)"
 
 
 def _share(result: dict) -> str | None:

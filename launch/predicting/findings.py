@@ -1,12 +1,12 @@
 """What `launch.report` measures, and what it predicts from the measurements.
 
 Predictions use `specjax.theory` on numbers of this run: laws along the decoded
-text, costs of passes timed alone. Measurements are of the shipped loop.
+text, costs of rounds and passes timed between the rounds of runs
+(`launch.measuring.timing`). Measurements are of the shipped loop.
 """
 
 import dataclasses
 import functools
-import statistics
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +22,7 @@ from specjax import metrics, warp
 from specjax.theory import throughput
 from specjax.types import Origin
 
-_RESAMPLES = 2000
 _WIDTHS = (1, 2, 3, 4, 5, 7, 9, 11, 13, 17)
-_STEPS = 48  # steps or passes in one timing
 
 
 # ------------------------------------------------------------------ acceptance
@@ -184,8 +182,8 @@ def rejections(rows: list[Row]) -> dict:
     "counted": counted,
     "predicted": predicted,
     "predicted_interval": [
-      predicted - 1.96 * spread,
-      predicted + 1.96 * spread,
+      predicted - metrics.SIDE * spread,
+      predicted + metrics.SIDE * spread,
     ],
     "every_position": float(sum(row.distances.sum() for row in rows)),
     "drafted_positions": len(met),
@@ -195,7 +193,14 @@ def rejections(rows: list[Row]) -> dict:
 def block_efficiencies(
   rows: list[Row], joint: list[float], num_tokens: int
 ) -> dict:
-  """Tokens per target call: measured, and predicted in four ways."""
+  """Tokens per target call: measured, and predicted in four ways.
+
+  `rao_blackwell` takes the drafted tokens that were emitted at what they were
+  expected to be given the drafts, and every other token as it came: a round
+  that a budget or a stop token cuts emits no residual or bonus token. The
+  difference from what was measured has mean zero, whatever cuts a completion.
+  `identity`, `independent` and `from_the_text` are of rounds that nothing cuts.
+  """
   completions = [row.completion for row in rows]
   tokens = [len(c.token_ids) for c in completions]
   calls = [c.num_target_calls for c in completions]
@@ -209,13 +214,13 @@ def block_efficiencies(
         total += reach * overlap[i]
         reach *= ratios[i]
       ahead.append(total)
-  expected = sum(c.expected_accepted for c in completions)
+  surplus = sum(c.expected_accepted - c.num_accepted for c in completions)
   return {
     "measured": sum(tokens) / sum(calls),
     "measured_ci": metrics.ratio_interval(tokens, calls),
     "independent": float(throughput.tokens_per_cycle(num_tokens, alpha)),
     "identity": throughput.exact_tokens(joint[:num_tokens]),
-    "rao_blackwell": 1 + expected / sum(calls),
+    "rao_blackwell": (sum(tokens) + surplus) / sum(calls),
     "from_the_text": float(np.mean(ahead)) if ahead else None,
     "acceptance": alpha,
   }
@@ -231,17 +236,6 @@ def with_tokens(config: ml_collections.ConfigDict, num_tokens: int):
   return config
 
 
-def rate_interval(timing_of: list[tuple[int, float]]):
-  """95% bootstrap interval of tokens over seconds, over batches."""
-  tokens, seconds = zip(*timing_of, strict=True)
-  return metrics.ratio_interval(tokens, seconds, num_resamples=_RESAMPLES)
-
-
-def _decode(one: engine.Engine, batch, states: dict, name) -> None:
-  """Decodes a batch and keeps its final state under a name."""
-  states[name] = jax.block_until_ready(one.generate(batch, one.prefill(batch)))
-
-
 def measure(
   config: ml_collections.ConfigDict,
   items: list[prompts.Prompt],
@@ -255,7 +249,7 @@ def measure(
     config: of the pair; N is its num_speculative_tokens.
     items: the prompts.
     pairs: by the number of drafted tokens, N and all others to measure.
-    rounds: timings of every part, of which the mean counts.
+    rounds: timings of everything.
   """
   chosen, sweep = config.num_speculative_tokens, sorted(pairs)
   models = pairs[chosen]
@@ -263,87 +257,48 @@ def measure(
     items, batch_size=config.batch_size,
     max_width=models.room(config.max_new_tokens),
   )  # fmt: skip
+  name_of = lambda n: "speculative" if n == chosen else f"N={n}"
   engines = {
-    "autoregressive": engine.from_config(config, models, baseline=True)
+    "autoregressive": engine.from_config(config, models, baseline=True),
+    **{
+      name_of(n): engine.from_config(with_tokens(config, n), one)
+      for n, one in pairs.items()
+    },
   }
-  for n, one in pairs.items():
-    engines[f"N={n}"] = engine.from_config(with_tokens(config, n), one)
   for one in engines.values():
     for batch in batches:
       one.compile(batch)
   # Batches come in the order of their width, on which a pass's time depends.
-  typical = batches[len(batches) // 2]
-  # Decoding and its parts take turns, so that a machine's drift falls on what
-  # is predicted and on what is measured alike.
-  states = {}
-  parts = {
-    **{
-      f"run {name} {number}": functools.partial(
-        _decode, one, batch, states, (name, number)
-      )
-      for number, batch in enumerate(batches)
-      for name, one in engines.items()
-    },
-    **timing.step_parts(
-      engines[f"N={chosen}"], engines["autoregressive"], typical,
-      drafter_name=config.drafter, repeats=_STEPS,
-    ),
-    **timing.curve_parts(
-      engines["autoregressive"], typical,
-      widths=tuple(sorted({*_WIDTHS, *(n + 1 for n in sweep)})), repeats=_STEPS,
-    ),
-    # Decoding of no tokens: the prompts' passes and two calls from the host.
-    "prefill": lambda: jax.block_until_ready(
-      engines[f"N={chosen}"].generate(
-        typical, engines[f"N={chosen}"].prefill(typical, budget=0)
-      )
-    ),
-  }  # fmt: skip
-  seconds = timing.alternate(parts, rounds=rounds, average=statistics.fmean)
-  last = {
-    (name, number): engine.completions(state, len(batches[number].prompts))
-    for (name, number), state in states.items()
-  }
-  timings = {
-    name: [
-      (
-        sum(len(c.token_ids) for c in last[name, number]),
-        seconds[f"run {name} {number}"],
-      )
-      for number in range(len(batches))
-    ]
-    for name in engines
-  }
-  in_order = lambda name: [
+  pieces = timing.Pieces(
+    engines["speculative"], engines["autoregressive"],
+    drafter_name=config.drafter, typical=batches[len(batches) // 2],
+    widths=(*_WIDTHS, *(n + 1 for n in sweep)),
+  )  # fmt: skip
+  turns = benchmark.measure_rates(
+    batches, engines, None, rounds=rounds, pieces=pieces
+  )
+  in_order = lambda n: [
     (prompt, completion)
     for number, batch in enumerate(batches)
     for prompt, completion in zip(
-      batch.prompts, last[name, number], strict=True
+      batch.prompts, turns.last[name_of(n), number], strict=True
     )
   ]
-  rows = laws_along(models, config, in_order(f"N={chosen}"))
+  rows = laws_along(models, config, in_order(chosen))
   longest = max(sweep)
   by_position = acceptance_by_position(
-    [c for _, c in in_order(f"N={longest}")], longest
+    [c for _, c in in_order(longest)], longest
   )
   efficiency = block_efficiencies(
     rows,
     acceptance_by_position([r.completion for r in rows], chosen)["joint"],
     chosen,
   )
-  costs = timing.step_costs(
-    seconds, timing.draft_passes(models, config.drafter), repeats=_STEPS
-  )
-  curve = timing.curve_of(seconds, repeats=_STEPS)
-  # Rows of a batch share its steps until the last of them is done.
-  steps = sum(
-    max(c.num_target_calls for c in last[f"N={chosen}", number])
-    for number in range(len(batches))
-  )
   predicted = predictions(
-    costs, curve, efficiency, by_position["joint"],
-    prefill=seconds["prefill"], steps=steps, batches=len(batches),
-    tokens=sum(len(row.completion.token_ids) for row in rows),
+    pieces.costs(), efficiency, by_position["joint"],
+    seconds=float(pieces.predicted("speculative").sum()) / rounds,
+    round_seconds=pieces.round_seconds("speculative") / rounds,
+    batches=len(batches), lengths=[len(r.completion.token_ids) for r in rows],
     rows=config.batch_size, num_tokens=chosen,
   )  # fmt: skip
   return {
@@ -353,8 +308,11 @@ def measure(
     "rejections": rejections(rows),
     "block_efficiency": efficiency,
     **predicted["costs"],
-    **_measured(timings, predicted, chosen=chosen, sweep=sweep),
-  }
+    **_measured(
+      turns, predicted, pieces, names={n: name_of(n) for n in sweep},
+      chosen=chosen,
+    ),
+  }  # fmt: skip
 
 
 def _summary_of_distances(rows: list[Row]) -> dict:
@@ -375,65 +333,68 @@ def _summary_of_distances(rows: list[Row]) -> dict:
 
 
 def predictions(
-  costs: timing.StepCosts, curve: dict[int, float], efficiency: dict,
-  joint: list[float], *, prefill: float, steps: int, batches: int, tokens: int,
+  costs: timing.StepCosts, efficiency: dict, joint: list[float], *,
+  seconds: float, round_seconds: float, batches: int, lengths: list[int],
   rows: int, num_tokens: int,
 ) -> dict:  # fmt: skip
   """Tokens per second from costs and acceptance, one effect after the other.
 
   Args:
-    costs: of a step at N and of its passes.
-    curve: seconds of a target pass by the tokens fed.
+    costs: of a round at N and of its passes.
     efficiency: from `block_efficiencies`.
     joint: P(the first i drafted tokens are accepted), i = 1, 2, ...
-    prefill: seconds of the prompts' passes of a batch.
-    steps: that the loop made in all batches.
+    seconds: that decoding all batches takes, from runs in pieces.
+    round_seconds: of these, those of the rounds.
     batches: how many.
-    tokens: emitted in all of them.
+    lengths: tokens of every completion.
     rows: of a batch.
     num_tokens: N.
 
   Returns:
     `costs`, what the page says of them; `rates`, tokens per second predicted
-    for N; `sweep`, for each N that `joint` and `curve` cover.
+    for N; `sweep`, for each N that `joint` and the passes timed cover, that of
+    N itself being the prediction in `rates`.
   """
   draft_seconds = sum(costs.draft[t] for t in costs.draft_passes) / num_tokens
-  plain, whole = costs.target[1], steps * costs.step + batches * prefill
-  # What the loop adds to its passes: as much as in a plain step, and the rest
+  plain, tokens = costs.target[1], sum(lengths)
+  # What the loop adds to its passes: as much as in a plain round, and the rest
   # in proportion to the drafted tokens, each of which is warped and drawn.
   constant = costs.plain_step - plain
   each = (costs.step - costs.forwards - constant) / num_tokens
-  # As many fewer or more steps as the drafts deserved, without their luck.
+  # As many fewer or more rounds as the drafts deserved, without their luck.
   luck = efficiency["measured"] / efficiency["rao_blackwell"]
   rates = {
     "independent": rows * efficiency["independent"] / costs.forwards,
     "real_acceptance": rows * efficiency["measured"] / costs.forwards,
     "with_overhead": rows * efficiency["measured"] / costs.step,
-    "with_prompts": tokens / whole,
-    "expected": tokens / (whole + (luck - 1) * steps * costs.step),
+    "with_prompts": tokens / seconds,
+    "expected": tokens / (seconds + (luck - 1) * round_seconds),
   }
-  # Whole steps, so that the loop's own costs count too.
+  # Whole rounds, so that the loop's own costs count too.
   least = throughput.break_even(num_tokens, 0.0, costs.step, costs.plain_step)
-  verify = throughput.verify_curve(curve)
+  verify = throughput.verify_curve(costs.target)
   sweep = {}
   for n in range(1, len(joint) + 1):
-    if n + 1 > max(curve):
+    if n + 1 > max(costs.target):
       break
     step = constant + n * (draft_seconds + each) + float(verify(n + 1))
-    needed = tokens / throughput.exact_tokens(joint[:n]) / rows
-    sweep[n] = tokens / (needed * step + batches * prefill)
+    calls = sum(throughput.expected_calls(joint[:n], x) for x in lengths)
+    sweep[n] = tokens / (calls / rows * step + batches * costs.prefill)
+  sweep[num_tokens] = rates["expected"]
   return {
     "costs": {
       "costs": {
         "draft_step_seconds": draft_seconds,
-        "verify_seconds": {str(fed): s for fed, s in curve.items()},
+        "verify_seconds": {str(fed): s for fed, s in costs.target.items()},
         "plain_pass_seconds": plain,
         "step_seconds": costs.step,
+        "round_seconds": costs.attribution,
         "plain_step_seconds": costs.plain_step,
         "loop_overhead": costs.step / costs.forwards,
-        "prefill_seconds": prefill,
+        "prefill_seconds": costs.prefill,
+        "dispatch_seconds": costs.dispatch,
         "cost_ratio": draft_seconds / plain,
-        "verify_ratio": costs.target[max(costs.target)] / plain,
+        "verify_ratio": costs.target[costs.nodes] / plain,
         "step_ratio": costs.step / costs.plain_step,
       },
       # None where even all tokens accepted would not do (JSON has no infinity).
@@ -444,41 +405,38 @@ def predictions(
   }
 
 
-def _measured(timings, predicted, *, chosen, sweep) -> dict:
+def _measured(turns, predicted, pieces, *, names, chosen) -> dict:
   """What the loop did, beside the predictions."""
-  speedup_ci = metrics.speedup_interval(
-    [
-      metrics.Unit(
-        num_tokens=tokens, num_target_calls=0, num_drafted=0, num_accepted=0,
-        expected_accepted=0, total_variation=0, seconds=seconds,
-        baseline_num_tokens=plain_tokens, baseline_seconds=plain_seconds,
-      )
-      for (tokens, seconds), (plain_tokens, plain_seconds) in zip(
-        timings[f"N={chosen}"], timings["autoregressive"], strict=True
-      )
-    ]
-  )  # fmt: skip
-  rate = {name: benchmark.rate(cells) for name, cells in timings.items()}
-  measured = {n: rate[f"N={n}"] for n in sweep}
+  ours, plain = names[chosen], "autoregressive"
+  rate_ci = lambda name: metrics.ratio_interval(
+    turns.tokens[name].mean(0), turns.seconds[name].mean(0)
+  )
+  measured = {n: turns.rate(name) for n, name in names.items()}
   here, rates = measured[chosen], predicted["rates"]
+  # A run in pieces stands beside a whole one of the same round.
+  error_ci = metrics.ratio_interval(
+    turns.seconds[ours].ravel(), pieces.predicted(ours).ravel()
+  )
   return {
     "tokens_per_second": {
-      "plain": rate["autoregressive"],
-      "plain_ci": rate_interval(timings["autoregressive"]),
+      "plain": turns.rate(plain),
+      "plain_ci": rate_ci(plain),
       "measured": here,
-      "measured_ci": rate_interval(timings[f"N={chosen}"]),
+      "measured_ci": rate_ci(ours),
       "predicted": rates,
       "prediction_error": rates["expected"] / here - 1,
       "prediction_error_given_calls": rates["with_prompts"] / here - 1,
+      "prediction_error_given_calls_ci": error_ci
+      and [end - 1 for end in error_ci],
     },
     "speedup": {
-      "measured": here / rate["autoregressive"],
-      "measured_ci": speedup_ci,
+      "measured": here / turns.rate(plain),
+      "measured_ci": metrics.speedup_interval(turns.units()),
     },
     "sweep": {
       "predicted": {str(n): v for n, v in predicted["sweep"].items()},
       "measured": {str(n): v for n, v in measured.items()},
-      "measured_ci": {str(n): rate_interval(timings[f"N={n}"]) for n in sweep},
+      "measured_ci": {str(n): rate_ci(name) for n, name in names.items()},
       "best_predicted": max(predicted["sweep"], key=predicted["sweep"].get),
       "best_measured": max(measured, key=measured.get),
     },

@@ -6,8 +6,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from launch.markdown import plus_minus
+from specjax import metrics
+
 _MARKERS = "os^v<>DPX*dph"
-_SIDE = 1.96  # standard errors of a 95% interval
 
 
 def _figure(width=5.5, height=3.6, columns=1) -> tuple[Figure, list[Axes]]:
@@ -44,12 +46,12 @@ def _converging(panel: Axes, numbers: dict, theorem: str) -> None:
   for index, (count, line) in enumerate(numbers["drafts"].items()):
     color, found = f"C{index}", line["simulated"]
     runs, mean = np.array(line["runs"]), np.array(line["mean"])
-    error = _SIDE * np.array(line["standard_error"])
+    error = metrics.SIDE * np.array(line["standard_error"])
     name = "" if count == "1" else f"M = {count}, "
     panel.plot(
       runs, mean, color=color, linewidth=1.2,
-      label=f"{name}simulated: {found['mean']:.3f} ± "
-      f"{_SIDE * found['standard_error']:.3f}",
+      label=f"{name}simulated (95%): "
+      + plus_minus(found["mean"], found["standard_error"], 3),
     )  # fmt: skip
     panel.fill_between(
       runs, mean - error, mean + error, color=color, alpha=0.2, linewidth=0
@@ -107,7 +109,7 @@ def drafts(numbers: dict) -> Figure:
   panel.errorbar(
     [int(count) for count in numbers["simulated"]],
     [one["mean"] for one in found],
-    yerr=[_SIDE * one["standard_error"] for one in found],
+    yerr=[metrics.SIDE * one["standard_error"] for one in found],
     color="C1", marker="x", markersize=8, capsize=3, linestyle="",
     label=f"simulated, {next(iter(found))['runs']:,} runs (95%)",
   )  # fmt: skip
@@ -160,8 +162,8 @@ def tradeoff(numbers: dict) -> Figure:
     column = lambda key, points=points: [point[key] for point in points]
     panel.errorbar(
       column("rejection"), column("loss"),
-      xerr=_SIDE * np.array(column("rejection_standard_error")),
-      yerr=_SIDE * np.array(column("loss_standard_error")),
+      xerr=metrics.SIDE * np.array(column("rejection_standard_error")),
+      yerr=metrics.SIDE * np.array(column("loss_standard_error")),
       fmt="x", color=color,
       label=f"simulated, {numbers['runs']:,} runs (95%)",
     )  # fmt: skip
@@ -224,7 +226,7 @@ def acceptance(numbers: dict) -> Figure:
     names.setdefault(same, []).append(name)
   for index, (curve, alike) in enumerate(names.items()):
     points = numbers["rules"][alike[0]]
-    error = [_SIDE * (point["standard_error"] or 0) for point in points]
+    error = [metrics.SIDE * (point["standard_error"] or 0) for point in points]
     independent = points[0]["siblings"] == "iid"
     panel.errorbar(
       *zip(*curve, strict=True), yerr=error, capsize=2,

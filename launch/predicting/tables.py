@@ -12,9 +12,7 @@ rejections, tradeoff, throughput and acceptance (of the JSON files of
 from collections.abc import Callable
 
 from launch import markdown, quality
-from launch.markdown import print_table, table
-
-_SIDE = 1.96  # standard errors of a 95% interval
+from launch.markdown import plus_minus, print_table, table
 
 
 def rejections(*results: dict) -> str:
@@ -38,7 +36,7 @@ def rejections(*results: dict) -> str:
             str(one["horizon"]),
             count,
             f"{line['theory']:.3f}",
-            f"{found['mean']:.3f} ± {_SIDE * found['standard_error']:.3f}",
+            plus_minus(found["mean"], found["standard_error"], 3),
             f"{away:+.1f}",
             f"{found['runs']:,}",
           ]
@@ -53,12 +51,12 @@ def tradeoff(result: dict) -> str:
   """Rejection and loss of Decoding-OPT and -UNO, predicted and simulated."""
   pair = lambda point, name: [
     f"{round(point[f'predicted_{name}'], 4) + 0.0:.4f}",  # no minus zero
-    f"{point[name]:.4f} ± {_SIDE * point[f'{name}_standard_error']:.4f}",
+    plus_minus(point[name], point[f"{name}_standard_error"], 4),
   ]
   return table(
     [
-      "rule", "ε", "P(rejection) predicted", "simulated", "loss predicted",
-      "simulated",
+      "rule", "ε", "P(rejection) predicted", "simulated (95%)",
+      "loss predicted", "simulated (95%)",
     ],
     [
       [
@@ -103,8 +101,9 @@ def acceptance(result: dict) -> str:
       yield (
         "–"
         if point is None
+        else plus_minus(point["acceptance"], error, 4) + " (95%)"
+        if error
         else f"{point['acceptance']:.4f}"
-        + (f" ± {_SIDE * error:.4f}" if error else "")
       )
 
   return table(
@@ -132,7 +131,9 @@ def reports(*results: dict) -> str:
         f"{config['temperature']:g}",
         str(result["num_speculative_tokens"]),
         f"{rejected['predicted']:.1f} "
-        f"{interval(rejected['predicted_interval'], 1)}",
+        f"{interval(rejected['predicted_interval'], 1)}"
+        if config["temperature"]
+        else "the count itself",
         str(rejected["counted"]),
         f"{efficiency['independent']:.2f}",
         f"{efficiency['identity']:.2f}",

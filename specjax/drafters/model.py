@@ -191,11 +191,13 @@ def draft_tree(
 
   law = law_of(root_logits[:, None])
   tokens, all_laws = [root], [law]
+  keys = sampling.drafted_node_keys(context.keys, range(1, tree.num_nodes))
+  numbers = sampling.numbers(keys, law.dtype)  # [B, N, 2]
   for depth, level in enumerate(tree.levels[1:], start=1):
     if noise is not None:
       drawn = sampling.race(noise[:, :, depth - 1], law)  # [B, K]
     else:
-      drawn = _draw_level(tree, siblings, depth, law, context.keys)  # [B, W]
+      drawn = _draw_level(tree, siblings, depth, law, numbers)  # [B, W]
     tokens.append(drawn)
     if depth == tree.max_depth:
       all_laws.append(jnp.full((*drawn.shape, vocab_size), -jnp.inf, law.dtype))
@@ -225,7 +227,7 @@ def draft_tree(
 
 
 def _draw_level(
-  tree: Tree, siblings: Siblings, depth: int, law: Array, keys: Array
+  tree: Tree, siblings: Siblings, depth: int, law: Array, numbers: Array
 ) -> Array:
   """Draws the nodes of one depth, eldest siblings first.
 
@@ -234,16 +236,16 @@ def _draw_level(
     siblings: how the children of a node are drawn.
     depth: at least 1.
     law: `f32[B, W, V]`, the model's laws at the nodes of the depth above.
-    keys: `key[B]`, this round's.
+    numbers: `f32[B, N, 2]`, what draws each of nodes 1..N.
 
   Returns:
     `i32[B, W']`, the tokens.
   """
   level, above = tree.levels[depth], tree.levels[depth - 1]
-  keys = sampling.drafted_node_keys(keys, level)
+  numbers = numbers[:, level.start - 1 : level.stop - 1]
   parents = np.array([tree.parents[n] for n in level], np.int32) - above.start
   if siblings.independent:
-    return sampling.categorical(keys, law[:, parents])
+    return sampling.pick(numbers, law[:, parents])
   heads, family = np.unique(parents, return_inverse=True)
   sizes, rank = np.bincount(family), tree.rank[level.start : level.stop]
   place = np.zeros((len(heads), sizes.max()), np.int32)  # in the level
@@ -256,9 +258,7 @@ def _draw_level(
       siblings_lib.elders(tokens[:, some], r),
       sizes[some],
     )
-    drawn = sampling.categorical(
-      keys[:, jnp.asarray(place)[some, r]], child_law
-    )
+    drawn = sampling.pick(numbers[:, jnp.asarray(place)[some, r]], child_law)
     return tokens.at[:, some, r].set(drawn), None
 
   tokens = jnp.zeros((len(law), *place.shape), jnp.int32)  # [B, F, C]

@@ -77,6 +77,30 @@ def exact_tokens(first_accepted: Sequence[float]) -> float:
   return float(1 + first.sum())
 
 
+def expected_calls(first_accepted: Sequence[float], length: int) -> float:
+  """Target calls that a completion of so many tokens takes.
+
+  `C(L) = 1 + sum_d P(d accepted) C(L - d - 1)`, with `C = 0` below one token:
+  the last call gives fewer tokens than it could, so that `L / C(L)` is less
+  than `exact_tokens`, which it tends to.
+
+  Args:
+    first_accepted: as for `exact_tokens`; calls are supposed to be independent
+      of each other.
+    length: L, tokens that the completion must have.
+
+  Raises:
+    ValueError: as `exact_tokens`.
+  """
+  exact_tokens(first_accepted)
+  reached = np.array([1.0, *first_accepted, 0.0])
+  accepted = reached[:-1] - reached[1:]  # P(d accepted), d = 0..N
+  calls = np.zeros(len(accepted) + length)  # of the last L' - d - 1 <= 0 too
+  for left in range(len(accepted), len(calls)):
+    calls[left] = 1 + accepted @ calls[left - len(accepted) : left][::-1]
+  return float(calls[-1])
+
+
 def tree_tokens(tree: Tree, acceptance_by_rank: Sequence[float]) -> float:
   """Block efficiency of a tree: one, and each node's chance to be reached.
 

@@ -5,7 +5,9 @@ import json
 import jax
 import numpy as np
 import pytest
+import toys
 
+import specjax
 from configs import huggingface as huggingface_config
 from launch import report
 from launch.decoding import engine, prompts
@@ -13,6 +15,7 @@ from launch.decoding import pair as pair_lib
 from launch.decoding.engine import Completion
 from launch.measuring import timing
 from launch.predicting import findings
+from specjax.theory import throughput
 from specjax.types import Origin
 
 SMALL = ("--config.max_new_tokens=16", "--config.num_speculative_tokens=3",
@@ -24,14 +27,13 @@ A, R, B = Origin.ACCEPTED, Origin.RESIDUAL, Origin.BONUS
 @pytest.fixture(autouse=True)
 def _few_widths(monkeypatch):
   monkeypatch.setattr(findings, "_WIDTHS", (1,))
-  monkeypatch.setattr(findings, "_STEPS", 4)
 
 
 def completion(*origins, expected=0.0):
   ends = sum(o != A for o in origins) + (origins[-1] == A)
   return Completion(
     token_ids=[0] * len(origins), origins=list(origins), stop_reason="length",
-    num_target_calls=ends, num_drafted=0, num_accepted=0,
+    num_target_calls=ends, num_drafted=0, num_accepted=origins.count(A),
     expected_accepted=expected, total_variation=0.0, accept_counts=[],
   )  # fmt: skip
 
@@ -77,49 +79,100 @@ def test_block_efficiency_from_the_text_is_the_mean_over_starts():
   assert found["independent"] == pytest.approx(1 + alpha + alpha**2)
 
 
+def test_tokens_a_call_are_right_where_budgets_cut_rounds():
+  """Short completions of independent acceptance, of which all is known."""
+  logits = toys.table(5, seed=0, contexts=1)
+  drafted = toys.near(logits, noise=0.6, seed=1)
+  p, q = (np.exp(x[0]) / np.exp(x[0]).sum() for x in (drafted, logits))
+  alpha = np.minimum(p, q).sum()
+  exact = 8 / throughput.expected_calls(alpha ** np.arange(1, 7), 8)
+  model, rows = toys.table_model(5), 4000
+  decoder = specjax.make_decoder(
+    model,
+    drafter=specjax.drafters.model.drafter(
+      model, tree=specjax.tree.chain(6), vocab_size=5
+    ),
+  )
+  state = jax.jit(
+    lambda params: decoder.generate(
+      params,
+      decoder.init(
+        params, np.zeros((rows, 1), np.int32), np.ones(rows, np.int32),
+        jax.random.key(0), buffer_length=9, max_new_tokens=8,
+      ),
+    )
+  )(specjax.Params(target=logits, draft=drafted))  # fmt: skip
+  found = findings.block_efficiencies(
+    [
+      findings.Row(
+        completion=one, distances=np.full(8, 1 - alpha), ratios=np.ones(8)
+      )
+      for one in engine.completions(state, rows)
+    ],
+    list(alpha ** np.arange(1, 7)),
+    6,
+  )
+  assert found["rao_blackwell"] == pytest.approx(exact, abs=0.02)
+  assert found["measured"] == pytest.approx(exact, abs=0.04)
+  assert found["identity"] > exact + 0.3  # of rounds that nothing cuts
+
+
+def predictions(step):
+  return findings.predictions(
+    timing.StepCosts(
+      step=step, plain_step=0.25, target={1: 0.2, 2: 0.25, 3: 0.3},
+      draft={1: 0.04, 2: 0.06}, draft_passes=(2, 1), nodes=3, in_order=0.42,
+      with_laws=0.45, dispatch=0.0, prefill=1.0, plain_prefill=1.0,
+    ),
+    {"independent": 1.8, "measured": 1.5, "rao_blackwell": 2.0},
+    [0.5, 0.25, 0.1], seconds=12.0, round_seconds=10.0, batches=2,
+    lengths=[15, 15], rows=1, num_tokens=2,
+  )  # fmt: skip
+
+
 def test_predictions_from_costs_by_hand():
-  costs = timing.StepCosts(
-    step=0.5, plain_step=0.25, target={1: 0.2, 3: 0.3},
-    draft={1: 0.04, 2: 0.06}, draft_passes=(2, 1),
-  )  # fmt: skip
-  found = findings.predictions(
-    costs, {1: 0.2, 2: 0.25, 3: 0.3}, joint=[0.5, 0.25, 0.1], prefill=1.0,
-    efficiency={"independent": 1.8, "measured": 1.5, "rao_blackwell": 2.0},
-    steps=20, batches=2, tokens=30, rows=1, num_tokens=2,
-  )  # fmt: skip
+  found = predictions(0.5)
   assert found["rates"] == pytest.approx(
     {
       "independent": 1.8 / 0.4,
       "real_acceptance": 1.5 / 0.4,
       "with_overhead": 1.5 / 0.5,
-      "with_prompts": 30 / (20 * 0.5 + 2),
-      "expected": 30 / (20 * 0.75 * 0.5 + 2),
+      "with_prompts": 30 / 12,
+      "expected": 30 / (0.75 * 10 + 2),
     }
   )
-  # Three tokens would need a pass over four, which was not timed.
-  # The loop adds 0.05 s to a plain pass, and 0.1 s to those of a step.
+  # Three tokens would need a pass over four, which was not timed; two are what
+  # was predicted. The loop adds 0.05 s to a plain pass, and 0.1 s to a round's.
+  calls = 2 * throughput.expected_calls([0.5], 15)
   assert found["sweep"] == pytest.approx(
     {
-      1: 30 / (30 / 1.5 * (0.05 + 0.25 + 0.05 + 0.025) + 2),
-      2: 30 / (30 / 1.75 * 0.5 + 2),
+      1: 30 / (calls * (0.05 + 0.25 + 0.05 + 0.025) + 2),
+      2: found["rates"]["expected"],
     }
   )
   # 1 + P + P^2 tokens must pay for two plain steps.
   least = found["costs"]["break_even_acceptance"]
   assert 1 + least + least**2 == pytest.approx(2)
+  parts = found["costs"]["costs"]["round_seconds"]
+  assert parts == pytest.approx(
+    {"passes": 0.4, "out_of_cache": 0.02, "laws": 0.03, "bookkeeping": 0.05}
+  )
 
 
 def test_what_never_pays_has_no_break_even():
-  costs = timing.StepCosts(
-    step=0.9, plain_step=0.25, target={1: 0.2, 3: 0.3},
-    draft={1: 0.04, 2: 0.06}, draft_passes=(2, 1),
-  )  # fmt: skip
-  found = findings.predictions(
-    costs, {1: 0.2, 3: 0.3}, joint=[0.5, 0.25], prefill=1.0,
-    efficiency={"independent": 1.8, "measured": 1.5, "rao_blackwell": 2.0},
-    steps=20, batches=2, tokens=30, rows=1, num_tokens=2,
-  )  # fmt: skip
-  assert found["costs"]["break_even_acceptance"] is None
+  assert predictions(0.9)["costs"]["break_even_acceptance"] is None
+
+
+def test_at_temperature_0_theorem_1_is_no_prediction():
+  found = {
+    "counted": 588, "predicted": 588.0, "predicted_interval": [588.0, 588.0],
+    "every_position": 600.0, "drafted_positions": 2175,
+  }  # fmt: skip
+  text = report.rejections(found, 0.0)
+  assert "this very count (588)" in text
+  assert "95%" not in text
+  found["predicted_interval"] = [560.0, 590.0]
+  assert "(95% 560.0–590.0)" in report.rejections(found, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +225,14 @@ def test_a_pair_is_reported(cli, tmp_path, capsys, temperature):
     efficiency["measured"], rel=0.3
   )
   assert set(found["sweep"]["measured"]) == {"1", "3"}
-  assert found["costs"]["loop_overhead"] > 0
+  costs = found["costs"]
+  assert sum(costs["round_seconds"].values()) == pytest.approx(
+    costs["step_seconds"]
+  )
+  # One number for one quantity.
+  assert costs["verify_seconds"]["1"] == costs["plain_pass_seconds"]
+  rates = found["tokens_per_second"]["predicted"]
+  assert found["sweep"]["predicted"]["3"] == rates["expected"]
   text = (tmp_path / "report.md").read_text()
   assert text.startswith("# Does speculation pay?\n\nSpeculation ")
   for name in ("throughput", "acceptance", "distances"):

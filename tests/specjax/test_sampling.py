@@ -164,8 +164,7 @@ def test_a_rows_draw_does_not_depend_on_its_neighbours():
 def test_draws_of_one_round_are_independent_streams():
   keys = sampling.step_keys(_keys(2000), jnp.full(2000, 7))
   streams = [
-    sampling.node_draw_keys(keys),
-    sampling.next_token_keys(keys),
+    *sampling.verification_keys(keys).T,
     *sampling.drafted_node_keys(keys, range(1, 4)).T,
     sampling.step_keys(_keys(2000), jnp.full(2000, 8)),
   ]

@@ -77,10 +77,12 @@ def is_plain_sampling(tokens, target, settings) -> bool:
 
 
 def shared_noise():
+  apart = sampling.verification_keys
+  drafted = lambda keys: sampling.drafted_node_keys(keys, range(1, 2))
   return mock.patch.object(
     sampling,
-    "next_token_keys",
-    lambda keys: sampling.drafted_node_keys(keys, range(1, 2))[:, 0],
+    "verification_keys",
+    lambda keys: jnp.concatenate([apart(keys)[:, :1], drafted(keys)], axis=1),
   )
 
 
@@ -163,7 +165,7 @@ def test_drawing_in_bfloat16_is_caught():
   options = dict(count=1, settings=dict(temperature=1.0, top_p=1.0))
   tokens = sampled(target, target, **options)
   assert is_plain_sampling(tokens, target, options["settings"])
-  low = mutation.copy_of(sampling, categorical=draw)
+  low = mutation.copy_of(sampling, numbers=lambda keys, dtype: keys, pick=draw)
   with mock.patch.object(model_drafter, "sampling", low):
     tokens = sampled(target, target, **options)
   assert not is_plain_sampling(tokens, target, options["settings"])

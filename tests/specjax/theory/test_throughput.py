@@ -29,6 +29,18 @@ def test_tokens_per_cycle_is_the_mean_of_the_capped_geometric():
     assert theory.tokens_per_cycle(n, p) == pytest.approx(mean, rel=1e-12)
 
 
+def test_the_calls_of_a_completion_count_the_last_one_that_is_cut():
+  joint = [0.75, 0.5, 0.25]  # 0, 1, 2 or 3 accepted, a quarter each
+  calls = [theory.expected_calls(joint, length) for length in range(6)]
+  assert calls[:5] == [0, 1, 1.25, 1.5625, 1.953125]
+  assert calls[5] == 1 + sum(calls[1:5]) / 4
+  assert theory.expected_calls([1.0, 1.0], 7) == 3
+  assert theory.expected_calls([0.0, 0.0], 7) == 7
+  rate = 1000 / theory.expected_calls(joint, 1000)
+  assert rate == pytest.approx(theory.exact_tokens(joint), rel=1e-3)
+  assert rate < theory.exact_tokens(joint)
+
+
 @pytest.mark.parametrize(
   "acceptance, num_tokens, operations, speed",
   [(0.6, 2, 1.53, 1.96), (0.7, 3, 1.58, 2.53), (0.8, 2, 1.23, 2.44),
