@@ -160,6 +160,9 @@ def page(found: dict) -> str:
     "",
     "![Throughput against N](throughput.svg)",
     "",
+    "*Tokens per second against the number N of drafted tokens, predicted and "
+    "measured (95% over prompts).*",
+    "",
     "| N | predicted tok/s | measured tok/s (95%) |",
     "| --- | --- | --- |",
     *(
@@ -175,6 +178,9 @@ def page(found: dict) -> str:
     "## Acceptance",
     "",
     "![Acceptance by position](acceptance.svg)",
+    "",
+    "*Drafted tokens accepted by their place in a round, and what independent "
+    "acceptance would make of it (dashed).*",
     "",
     "| drafted token | tried | accepted, given those before | all accepted so "
     "far |",
@@ -258,6 +264,9 @@ def page(found: dict) -> str:
     + (f" (95% {gap[0]:+.1%} to {gap[1]:+.1%})." if gap else "."),
     "",
     "![Total variation along the text](distances.svg)",
+    "",
+    "*Positions of the decoded text by the total variation of draft and target "
+    "there.*",
     "",
     f"{found['machine']['processor']}, {found['machine']['cores']} cores, "
     f"{found['machine']['backend']}, jax {found['machine']['jax']}.",

@@ -10,10 +10,13 @@ import json
 import math
 import os
 import pathlib
+import statistics
 import sys
 from collections.abc import Callable
 
 import matplotlib
+import numpy as np
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -30,59 +33,75 @@ _MARKERS = "osD^v<>PX*"
 
 
 def costs(result: dict) -> Figure:
-  """Cost of every rule against V, K, G and B, in passes over its inputs.
+  """Cost of every rule along V, K, G and B, in passes over its inputs.
 
-  A panel shows, for each rule, the line with the most points along its axis,
-  and of equals the one closest to the centre.
+  A row a rule, the cheapest first, and a column a value of an axis, each with
+  its number. Of the lines along an axis a rule shows the one with the most
+  points, and of equals the one closest to the centre.
 
   Args:
     result: of `launch.benchmark --suite=rules`.
   """
-  figure = Figure(figsize=(11, 7), layout="constrained")
-  panels = figure.subplots(2, 2, sharey=True)
   series = {}
   for cell in result["cells"]:
     series.setdefault((cell["rule"], cell["siblings"]), []).append(cell)
-  styles = matplotlib.colormaps["tab10"].colors
-  for panel, (axis, title) in zip(panels.flat, _AXES.items(), strict=True):
-    for index, ((rule, siblings), cells) in enumerate(series.items()):
-      line = _line(cells, axis)
-      where = [] if siblings == "iid" else [siblings.replace("_", " ")]
-      for letter, name, usual in (
-        ("K", "num_drafts", _CENTRE[1]),
-        ("G", "num_speculative_tokens", _CENTRE[2]),
-      ):
-        if line[0][name] != usual:
-          where.append(f"{letter} = {line[0][name]}")
-      panel.plot(
-        [cell[axis] for cell in line],
-        [cell["ratio"] for cell in line],
-        color=styles[index % 10],
-        marker=_MARKERS[(index + index // 10) % 10],
-        linestyle="-" if index < 10 else "--",
-        markersize=4,
-        linewidth=1,
-        label=", ".join([rule, *where]),
-      )
-    ticks = sorted({cell[axis] for cell in result["cells"]})
-    panel.set_xscale("log", base=2)
-    panel.set_yscale("log")
-    panel.set_xticks(ticks, [f"{tick:,}" for tick in ticks], minor=False)
-    panel.minorticks_off()
-    panel.axhline(1, color="black", linewidth=0.8)
-    panel.grid(axis="y", linewidth=0.3)
+  lines = {
+    _label(name, cells): {axis: _line(cells, axis) for axis in _AXES}
+    for name, cells in series.items()
+  }
+  ratios = lambda label: [c["ratio"] for x in lines[label].values() for c in x]
+  labels = sorted(lines, key=lambda label: statistics.median(ratios(label)))
+  ticks = {axis: sorted({c[axis] for c in result["cells"]}) for axis in _AXES}
+  figure = Figure(figsize=(9.5, 7.2), layout="constrained")
+  panels = figure.subplots(
+    1, len(_AXES), sharey=True, width_ratios=[len(t) for t in ticks.values()]
+  )
+  colors = matplotlib.colormaps["RdBu_r"]
+  norm = LogNorm(1 / 32, 32)
+  for panel, (axis, title) in zip(panels, _AXES.items(), strict=True):
+    table = np.full((len(labels), len(ticks[axis])), np.nan)
+    for row, label in enumerate(labels):
+      for cell in lines[label][axis]:
+        column = ticks[axis].index(cell[axis])
+        table[row, column] = cell["ratio"]
+        panel.text(
+          column, row, f"{cell['ratio']:.1f}", ha="center", va="center",
+          color="white" if abs(math.log2(cell["ratio"])) > 3 else "black",
+        )  # fmt: skip
+    panel.imshow(table, cmap=colors, norm=norm, aspect="auto")
+    panel.set_xticks(
+      range(len(ticks[axis])), [f"{tick:,}" for tick in ticks[axis]]
+    )
+    panel.set_yticks(range(len(labels)), labels)
+    panel.tick_params(length=0)
+    panel.spines[:].set_visible(False)
     panel.set_xlabel(title)
-  for panel in panels[:, 0]:
-    panel.set_ylabel("cost in passes over both laws")
-  # The labels of the first panel, whose lines are along V: K and G stand still.
-  figure.legend(
-    *panels[0, 0].get_legend_handles_labels(),
-    loc="outside right center",
-    fontsize="small",
-    title="V = 131,072, K = 4, G = 4, B = 1\nunless the axis or the label says",
-    title_fontsize="small",
+  figure.suptitle(
+    "Cost of verification in passes over both laws: below 1 blue, above red. V "
+    "= 131,072, K = 4, G = 4, B = 1\nunless the column or the rule's name says "
+    "otherwise; empty where nothing was measured.",
+    fontsize="medium",
   )
   return figure
+
+
+def _label(name: tuple[str, str], cells: list[dict]) -> str:
+  """A rule, how its drafts are drawn, and where its lines are if not centred.
+
+  Args:
+    name: rule and siblings.
+    cells: all of the rule's.
+  """
+  rule, siblings = name
+  notes = [] if siblings == "iid" else [siblings.replace("_", " ")]
+  line = _line(cells, "vocab_size")  # along which K and G stand still
+  for letter, axis, usual in (
+    ("K", "num_drafts", _CENTRE[1]),
+    ("G", "num_speculative_tokens", _CENTRE[2]),
+  ):
+    if line[0][axis] != usual:
+      notes.append(f"{letter} = {line[0][axis]}")
+  return ", ".join([rule, *notes])
 
 
 def optimality(result: dict) -> Figure:
@@ -118,7 +137,7 @@ def optimality(result: dict) -> Figure:
 
 
 def efficiency(result: dict) -> Figure:
-  """Block efficiency of every rule with its interval, a panel a cell.
+  """Block efficiency of every rule with its 95% interval, a panel a cell.
 
   Args:
     result: of `launch.rule_sweep`.
@@ -127,7 +146,7 @@ def efficiency(result: dict) -> Figure:
   names = list(dict.fromkeys(n for cell in cells for n in cell["rules"]))[::-1]
   rows = (len(cells) + 3) // 4
   figure = Figure(figsize=(12, 4.6 * rows), layout="constrained")
-  panels = figure.subplots(rows, 4, sharey=True, squeeze=False)
+  panels = figure.subplots(rows, 4, sharex=True, sharey=True, squeeze=False)
   for panel, cell in zip(panels.flat, cells, strict=False):
     budget = cell["num_drafts"] * cell["num_speculative_tokens"]
     for place, name in enumerate(names):
@@ -152,7 +171,8 @@ def efficiency(result: dict) -> Figure:
     )
     panel.set_yticks(range(len(names)), names)
     panel.grid(axis="x", linewidth=0.3)
-    panel.set_xlabel("tokens per target call")
+  for panel in panels[-1]:
+    panel.set_xlabel("tokens per target call (95%)")
   dot = lambda color, label, **more: Line2D(
     [], [], marker="o", markersize=4, linestyle="", color=color, label=label,
     **more,
