@@ -43,7 +43,7 @@ import tqdm
 from absl import flags, logging
 from flax import nnx
 
-from launch import journal, main, processes
+from launch import main, outputs, processes
 from launch.decoding import networks
 from launch.training import (
   checkpoints,
@@ -367,7 +367,7 @@ def run(_) -> int:
   workdir = main.WORKDIR.value
   one = Run(main.CONFIG.value or settings.read(workdir), workdir)
   if _EXPORT.value:
-    journal.check_folder_writable(_EXPORT.value)
+    outputs.check_folder("--export", _EXPORT.value)
   module, finished = one.train()
   if _EXPORT.value and finished and one.chief:
     one.export(module, _EXPORT.value)
