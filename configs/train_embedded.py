@@ -3,9 +3,9 @@
 The tokenizer and the target first, then the draft, distilled from the target:
 
   python -m launch.train --config=configs/train_embedded.py:target \
-    --workdir=/tmp/specjax/target --export=models/pretrained/target
+    --workdir=/tmp/specjax/target --export=models/pretrained/target --overwrite
   python -m launch.train --config=configs/train_embedded.py:draft \
-    --workdir=/tmp/specjax/draft --export=models/pretrained/draft
+    --workdir=/tmp/specjax/draft --export=models/pretrained/draft --overwrite
 
 `:tiny` trains a toy in seconds (the test of the trainer). What the shipped pair
 was trained with is in models/pretrained/README.md.

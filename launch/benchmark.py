@@ -22,18 +22,14 @@ transformers runs on the CPU, so it is left out where jax runs elsewhere.
 
 import dataclasses
 import json
-import os
-import platform
 import sys
 
 import jax
-import jaxlib
 import numpy as np
 from absl import flags
 
-from launch import main, terminal
+from launch import main, outputs, provenance
 from launch.decoding import engine, pair, prompts
-from launch.journal import check_writable, write_json
 from launch.measuring import bandwidth, hf_reference, timing
 from launch.verifying import costs
 from specjax import metrics
@@ -50,26 +46,6 @@ _REFERENCE = flags.DEFINE_bool(
   "reference", True, "Also measure transformers, if installed, on the CPU."
 )
 _WIDTHS = (1, 2, 4, 6, 8, 12, 16)
-
-
-def machine() -> dict:
-  """Versions and hardware, for the record."""
-  model = platform.processor()
-  info = "/proc/cpuinfo"
-  if os.path.exists(info):
-    with open(info, encoding="utf-8") as lines:
-      names = [x.split(":", 1)[1].strip() for x in lines if "model name" in x]
-    model = names[0] if names else model
-  return {
-    "python": platform.python_version(),
-    "jax": jax.__version__,
-    "jaxlib": jaxlib.__version__,
-    "backend": jax.default_backend(),
-    "devices": [d.device_kind for d in jax.devices()],
-    "processor": model,
-    "cores": len(os.sched_getaffinity(0)),
-    "system": platform.platform(),
-  }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -182,7 +158,7 @@ def run(_) -> int:
   """The command."""
   if _SUITE.value == "rules":
     main.refuse_with("--suite=rules", main.CONFIG, main.PROMPTS, _REFERENCE)
-    return costs.run(rounds=_ROUNDS.value, machine=machine())
+    return costs.run(rounds=_ROUNDS.value)
   if main.CONFIG.value is None:
     raise main.UserError("--config is required; see --help for an example")
   main.refuse_with("--suite=pair", *costs.FLAGS)
@@ -191,11 +167,15 @@ def run(_) -> int:
 
 def _measure_pair(config) -> int:
   jax.config.update("jax_compilation_cache_dir", None)
-  if main.OUTPUT.value:
-    check_writable(main.OUTPUT.value)
+  outputs.check({"--output": main.OUTPUT.value}, stdout=True)
   models = pair.build(config)
   room = models.room(config.max_new_tokens)
   items = prompts.all_of(main.PROMPTS.value, models.tokenizer, max_tokens=room)
+  made_by = provenance.record(
+    models=provenance.checkpoints(config),
+    prompts=main.PROMPTS.value,
+    texts=[p.text for p in items],
+  )
   batches = prompts.make_batches(
     items, batch_size=config.batch_size, max_width=room
   )
@@ -284,14 +264,12 @@ def _measure_pair(config) -> int:
     "rounds": _ROUNDS.value,
     "num_prompts": len(items),
     "config": json.loads(config.to_json_best_effort()),
-    "machine": machine(),
+    **made_by,
     "reference": reference.versions if reference else None,
   }
-  if main.OUTPUT.value:
-    write_json(main.OUTPUT.value, result)
   if memory:
     print(bandwidth.row(memory), file=sys.stderr)
-  terminal.console().print_json(json.dumps(result))
+  outputs.show_json(main.OUTPUT.value, result)
   return 0
 
 

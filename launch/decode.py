@@ -9,20 +9,21 @@ are completed and shown. IN.jsonl has a line {"id": ..., "prompt": "..."} each;
 OUT.jsonl has, in the same order, {"id", "completion", "token_ids",
 "stop_reason", "num_target_calls", "num_drafted", "num_accepted",
 "accept_counts"}, where accept_counts[i] is the number of target calls that
-emitted i drafted tokens. A line without an id gets its number among the good
-lines, from 0. Rows are appended as they are finished, and put in order at the
-end. The same command given again goes on where a stopped run was: ids that are
-in OUT.jsonl are not decoded again (OUT.jsonl.partial, later OUT.jsonl.journal,
-remembers the settings and the times). Exit code 2: something in the input was
-wrong (said on stderr); good lines are decoded all the same.
+emitted i drafted tokens. A line without an id gets its line number. Rows are
+appended as they are finished, and put in order at the end. The same command
+given again goes on where a stopped run was, or with the prompts that were added
+since: rows that are in OUT.jsonl are not decoded again (OUT.jsonl.partial,
+later OUT.jsonl.journal, remembers the settings and the times). An OUT.jsonl of
+other settings or prompts is refused; --overwrite begins anew. --output=- prints
+the rows. Exit code 2: something in the input was wrong (said on stderr); good
+lines are decoded all the same.
 
 Several processes (see launch/processes.py) take turns at the batches, if each
 holds the whole pair on its own devices, and process 0 writes.
 """
 
-import hashlib
+import contextlib
 import json
-import pathlib
 import sys
 from collections.abc import Callable, Iterator
 
@@ -31,11 +32,11 @@ import tqdm
 from absl import flags
 
 import specjax
-from launch import main, processes, terminal
-from launch.decoding import display, engine, networks, pair, prompts
+from launch import main, outputs, processes, provenance, terminal
+from launch.decoding import display, engine, pair, prompts
 from launch.decoding.engine import Completion, Engine
 from launch.decoding.prompts import Batch, Prompt
-from launch.journal import Results, check_writable, write_json
+from launch.journal import Results
 from specjax import metrics
 from specjax.types import StopReason
 
@@ -44,7 +45,6 @@ _SUMMARY = flags.DEFINE_string("summary", None, "The run's numbers, JSON.")
 _BASELINE = flags.DEFINE_bool(
   "baseline", True, "Also decode plainly, to measure the speed-up."
 )
-_SAMPLE_BYTES = 1 << 20
 
 
 def decode_batch(
@@ -58,14 +58,18 @@ def decode_batch(
   for one in engines if number % 2 == 0 else reversed(engines):
     results[one is speculative] = one.run(batch)
   unit = engine.unit_of(*results[True], results.get(False))
+  return record_of(batch, results[True][0], unit)
+
+
+def record_of(
+  batch: Batch, completions: list[Completion], unit: metrics.Unit
+) -> dict:
+  """What is kept of a batch: its rows by their keys, and what was measured."""
   return {
-    "batch": number,
+    "keys": [p.key for p in batch.prompts],
     "ids": [p.id for p in batch.prompts],
     "unit": vars(unit),
-    "rows": [
-      {"index": p.index, **vars(c)}
-      for p, c in zip(batch.prompts, results[True][0], strict=True)
-    ],
+    "rows": [vars(c) for c in completions],
   }
 
 
@@ -82,53 +86,37 @@ def output_row(prompt: Prompt, row: dict, tokenizer) -> dict:
   }
 
 
-def fingerprint(config, items: list[Prompt], baseline: bool) -> str:
-  """Of all that decides a run's results, the checkpoints' files included.
+def settings_of(config, baseline: bool, models: dict) -> dict:
+  """All that decides a row, but what it is the row of.
 
-  Dates of files do not count: a machine that was preempted comes back with
-  fresh copies.
+  Neither paths nor dates of the checkpoints count: a machine that was preempted
+  comes back with fresh copies.
+
+  Args:
+    config: of the run.
+    baseline: whether rows are also decoded plainly.
+    models: see `provenance.checkpoints`.
   """
-  files = [
-    (str(file), _sample(file))
-    for directory in filter(None, (config.target, config.draft))
-    for file in networks.files(directory)
-  ]
-  text = json.dumps(
-    [
-      config.to_json_best_effort(sort_keys=True),
-      [(p.id, p.text) for p in items],
-      baseline,
-      files,
-      jax.__version__,
-      specjax.__version__,
-    ]
-  )
-  return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _sample(file: pathlib.Path) -> str:
-  """A hash of a file's size, beginning, middle and end: weights are large."""
-  size = file.stat().st_size
-  digest = hashlib.sha256(str(size).encode())
-  with file.open("rb") as data:
-    for place in (0, size // 2, max(size - _SAMPLE_BYTES, 0)):
-      data.seek(place)
-      digest.update(data.read(_SAMPLE_BYTES))
-  return digest.hexdigest()
+  kept = json.loads(config.to_json_best_effort(sort_keys=True))
+  return {
+    "config": {k: v for k, v in kept.items() if k not in ("target", "draft")},
+    "baseline": baseline,
+    "checkpoints": {role: found["sha256"] for role, found in models.items()},
+    "jax": jax.__version__,
+    "specjax": specjax.__version__,
+  }
 
 
 def decode_all(
   batches: list[Batch],
-  done: dict[int, dict],
   decode_one: Callable[[int, Batch], dict],
   *,
   together: bool,
 ) -> Iterator[dict]:
-  """The records of the batches that are not done, on every process.
+  """The records of batches, on every process.
 
   Args:
-    batches: all of them, the same on every process.
-    done: records by number; what the chief has counts, and the others get it.
+    batches: the same on every process.
     decode_one: makes the record of a batch of a number.
     together: whether every process must take part in every batch, because the
       pair's arrays lie on the devices of several; otherwise they take turns.
@@ -136,111 +124,153 @@ def decode_all(
   Yields:
     A record at a time, the same ones in the same order on every process.
   """
-  for record in processes.gather(list(done.values()))[0]:
-    done[record["batch"]] = record
-  todo = [number for number in range(len(batches)) if number not in done]
   if together or not processes.several():
-    for number in todo:
-      yield decode_one(number, batches[number])
+    for number, batch in enumerate(batches):
+      yield decode_one(number, batch)
     return
   rank, count = jax.process_index(), jax.process_count()
-  for start in range(0, len(todo), count):
-    turn = todo[start : start + count]
+  for start in range(0, len(batches), count):
+    turn = range(start, min(start + count, len(batches)))
     record = None
     if rank < len(turn):
       record = decode_one(turn[rank], batches[turn[rank]])
     yield from filter(None, processes.gather(record))
 
 
-def run(_) -> int:
-  """The command."""
-  config = pair.settled(main.CONFIG.value)
-  chief = processes.is_chief()
-  for path in filter(None, (main.OUTPUT.value, _SUMMARY.value)):
-    check_writable(path)
-  console = terminal.console(quiet=not chief)
-  models = pair.build(config)
-  room = models.room(config.max_new_tokens)
-  problems: list[str] = []
-  if main.PROMPTS.value:
-    items, problems = prompts.read_jsonl(
-      main.PROMPTS.value, models.tokenizer, max_tokens=room
-    )
-    for problem in problems if chief else ():
-      print(f"error: {problem}", file=sys.stderr)
-    if not items:
-      return main.fail(f"no usable prompts in {main.PROMPTS.value}")
-  else:
-    items = prompts.built_in(models.tokenizer, max_tokens=room)
-  batches = prompts.make_batches(
-    items, batch_size=config.batch_size, max_width=room
-  )
+def decode_missing(
+  config, models: pair.Pair, items: list[Prompt], results: Results | None
+) -> list[dict]:
+  """Decodes what is not among the results yet.
+
+  Args:
+    config: of the run.
+    models: the pair.
+    items: all prompts.
+    results: the output, open, or None.
+
+  Returns:
+    The records of all prompts, the same on every process.
+  """
+  # What the chief has counts, and the others get it.
+  records = processes.gather(results.records if results else [])[0]
+  done = {key for record in records for key in record["keys"]}
+  missing = [p for p in items if p.key not in done]
   speculative = engine.from_config(config, models)
-  baseline = (
-    engine.from_config(config, models, baseline=True)
-    if _BASELINE.value
-    else None
-  )
-  results = None
-  if main.OUTPUT.value:
-    results = Results(
-      main.OUTPUT.value, fingerprint(config, items, _BASELINE.value)
-    )
-  records = results.batches if results else {}
+  baseline = None
+  if _BASELINE.value:
+    baseline = engine.from_config(config, models, baseline=True)
   found = decode_all(
-    batches,
-    records,
+    prompts.make_batches(
+      missing,
+      batch_size=config.batch_size,
+      max_width=models.room(config.max_new_tokens),
+      among=len(items),
+    ),
     lambda number, batch: decode_batch(number, batch, speculative, baseline),
     together=processes.spanned_by(models.params),
   )
+  by_key = {p.key: p for p in items}
   progress = tqdm.tqdm(
-    total=len(items),
-    initial=sum(len(r["rows"]) for r in records.values()),
-    unit="prompt",
-    disable=not (chief and sys.stderr.isatty()),
-  )
+    total=len(items), initial=len(done), unit="prompt",
+    disable=not (processes.is_chief() and sys.stderr.isatty()),
+  )  # fmt: skip
   with progress:
     for record in found:
       if results:
         results.add(
           record,
           [
-            output_row(items[row["index"]], row, models.tokenizer)
-            for row in record["rows"]
+            output_row(by_key[key], row, models.tokenizer)
+            for key, row in zip(record["keys"], record["rows"], strict=True)
           ],
         )
-      records[record["batch"]] = record
+      records.append(record)
       progress.update(len(record["rows"]))
-  rows = {row["index"]: row for r in records.values() for row in r["rows"]}
-  units = [metrics.Unit(**r["unit"]) for _, r in sorted(records.items())]
-  summary = metrics.summarize(units)
-  if _SUMMARY.value:
-    write_json(
-      _SUMMARY.value,
-      {**summary, "rule": config.rule, "lossless": models.decoder.rule.lossless,
-       "num_prompts": len(items), "jax": jax.__version__,
-       "config": json.loads(config.to_json_best_effort())},
-    )  # fmt: skip
-  if results:
-    results.finish(
-      [output_row(p, rows[p.index], models.tokenizer) for p in items]
+  return records
+
+
+def read_prompts(models: pair.Pair, room: int) -> tuple[list[Prompt], bool]:
+  """The prompts that are asked for; whether all of them are good.
+
+  Raises:
+    UserError: if none is good.
+  """
+  if not main.PROMPTS.value:
+    return prompts.built_in(models.tokenizer, max_tokens=room), True
+  items, problems = prompts.read_jsonl(
+    main.PROMPTS.value, models.tokenizer, max_tokens=room
+  )
+  for problem in problems if processes.is_chief() else ():
+    print(f"error: {problem}", file=sys.stderr)
+  if not items:
+    raise main.UserError(f"no usable prompts in {main.PROMPTS.value}")
+  return items, not problems
+
+
+def run(_) -> int:
+  """The command."""
+  config, output = pair.settled(main.CONFIG.value), main.OUTPUT.value
+  outputs.check(
+    {"--summary": _SUMMARY.value}, grown={"--output": output}, stdout=True
+  )
+  models = pair.build(config)
+  items, good = read_prompts(models, models.room(config.max_new_tokens))
+  made_by = {}
+  results = contextlib.nullcontext()
+  if processes.is_chief() and (output or _SUMMARY.value):
+    made_by = provenance.record(
+      models=provenance.checkpoints(config),
+      prompts=main.PROMPTS.value,
+      texts=[p.text for p in items],
     )
-  else:
+  on_disk = output and output != outputs.STDOUT
+  if on_disk:
+    checkpoints = made_by["provenance"]["checkpoints"] if made_by else {}
+    results = Results(
+      output,
+      settings_of(config, _BASELINE.value, checkpoints),
+      {p.key: p.id for p in items},
+    )
+  with results as opened:
+    records = decode_missing(config, models, items, opened)
+    rows = {
+      key: row
+      for record in records
+      for key, row in zip(record["keys"], record["rows"], strict=True)
+    }
+    lines = [output_row(p, rows[p.key], models.tokenizer) for p in items]
+    summary = metrics.summarize([metrics.Unit(**r["unit"]) for r in records])
+    if _SUMMARY.value:
+      outputs.write_json(
+        _SUMMARY.value,
+        {**summary, "rule": config.rule,
+         "lossless": models.decoder.rule.lossless,
+         "num_prompts": len(items), "jax": jax.__version__,
+         "config": json.loads(config.to_json_best_effort()), **made_by},
+      )  # fmt: skip
+    if opened:
+      opened.finish(lines)
+  dash = outputs.STDOUT in (output, _SUMMARY.value)
+  console = terminal.console(
+    sys.stderr if dash else sys.stdout, quiet=not processes.is_chief()
+  )
+  if output == outputs.STDOUT:
+    outputs.write_text(output, "".join(json.dumps(x) + "\n" for x in lines))
+  elif not output:
     for item in items:
-      completion = {k: v for k, v in rows[item.index].items() if k != "index"}
       display.show_completion(
-        console, models.tokenizer, item, Completion(**completion)
+        console, models.tokenizer, item, Completion(**rows[item.key])
       )
     display.show_legend(console)
   display.show_summary(console, summary, models.decoder.rule)
   broken = [
     p.id
     for p in items
-    if rows[p.index]["stop_reason"] == StopReason.NAN_LOGITS.name.lower()
+    if rows[p.key]["stop_reason"] == StopReason.NAN_LOGITS.name.lower()
   ]
   if broken:
     return main.fail(f"NaN logits ended the rows with id {broken}")
-  return 2 if problems else 0
+  return 0 if good else 2
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import jax
 import ml_collections
 from flax import nnx
 
-from launch import benchmark, main, train
+from launch import benchmark, main, outputs, provenance, train
 from launch.decoding import engine, networks, pair, prompts
 from launch.journal import Journal
 from launch.measuring import timing
@@ -127,32 +127,34 @@ def run(_) -> int:
   config = main.CONFIG.value
   if not main.OUTPUT.value:
     raise main.UserError("--output is required; see --help for an example")
-  journal = Journal(
-    main.OUTPUT.value, config.to_json_best_effort(sort_keys=True)
-  )
-  workdir = pathlib.Path(main.WORKDIR.value)
-  for number, (name, changes) in enumerate(config.drafts.items()):
-    if number in journal.batches:
-      continue
-    folder = workdir / name.replace(", ", "-")
-    one = training_config(config, changes.to_dict())
-    trained, finished = train_draft(one, folder)
-    if not finished:  # SIGTERM
-      return 0
-    measured = decode_with(config, str(folder / "model"))
-    journal.add(
-      {
-        "batch": number,
-        "name": name,
-        "changes": changes.to_dict(),
-        "num_speculative_tokens": config.decode.num_speculative_tokens,
-        **trained,
-        **measured,
-        "machine": benchmark.machine(),
-      }
-    )
-  rows = [journal.batches[i] for i in range(len(config.drafts))]
-  journal.finish([{k: v for k, v in r.items() if k != "batch"} for r in rows])
+  outputs.check({}, grown={"--output": main.OUTPUT.value})
+  workdir = outputs.check_folder("--workdir", main.WORKDIR.value)
+  settings = json.loads(config.to_json_best_effort())
+  with Journal(main.OUTPUT.value, settings, grows=True) as journal:
+    for number, (name, changes) in enumerate(config.drafts.items()):
+      if number in journal.batches:
+        continue
+      folder = workdir / name.replace(", ", "-")
+      one = training_config(config, changes.to_dict())
+      trained, finished = train_draft(one, folder)
+      if not finished:  # SIGTERM
+        return 0
+      draft = str(folder / "model")
+      measured = decode_with(config, draft)
+      models = {"target": config.decode.target, "draft": draft}
+      journal.add(
+        {
+          "batch": number,
+          "name": name,
+          "changes": changes.to_dict(),
+          "num_speculative_tokens": config.decode.num_speculative_tokens,
+          **trained,
+          **measured,
+          **provenance.record(models=provenance.hashes(models)),
+        }
+      )
+    rows = [journal.batches[i] for i in range(len(config.drafts))]
+    journal.finish([{k: v for k, v in r.items() if k != "batch"} for r in rows])
   return 0
 
 

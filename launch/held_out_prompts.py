@@ -9,11 +9,10 @@ trained on: the same on every call, for the versions that are installed.
 """
 
 import json
-import pathlib
 
 from absl import flags
 
-from launch import main
+from launch import main, outputs
 from launch.training import corpus
 
 main.reads(main.OUTPUT)
@@ -27,12 +26,14 @@ def run(_) -> int:
   """The command."""
   if not main.OUTPUT.value:
     raise main.UserError("--output is needed: the file to write")
+  outputs.check({}, grown={"--output": main.OUTPUT.value}, stdout=True)
   texts = corpus.held_out_prompts(_COUNT.value, num_lines=_NUM_LINES.value)
   lines = [
     json.dumps({"id": i, "prompt": text}) + "\n" for i, text in enumerate(texts)
   ]
-  pathlib.Path(main.OUTPUT.value).write_text("".join(lines), "utf-8")
-  print(f"{len(lines)} prompts in {main.OUTPUT.value}")
+  outputs.write_new(main.OUTPUT.value, "".join(lines))
+  out = outputs.beside(main.OUTPUT.value)
+  print(f"{len(lines)} prompts in {main.OUTPUT.value}", file=out)
   return 0
 
 

@@ -33,6 +33,9 @@ PROMPTS = flags.DEFINE_string(
   "prompts", None, 'Prompts: a line {"id": ..., "prompt": "..."} each.'
 )
 OUTPUT = flags.DEFINE_string("output", None, "Where to write the results.")
+OVERWRITE = flags.DEFINE_bool(
+  "overwrite", False, "Replace what is there, whatever it is of."
+)
 WORKDIR = flags.DEFINE_string(
   "workdir", None, "Checkpoints and metrics of a run."
 )
@@ -71,8 +74,13 @@ class UserError(Exception):
 
 
 def reads(*shared: flags.FlagHolder) -> None:
-  """Declares which flags of other modules the command reads that calls this."""
-  for flag in (processes.DISTRIBUTED, *shared):
+  """Declares which flags of other modules the command reads that calls this.
+
+  Those of every command are among them, and --overwrite of all that write.
+  """
+  writes = any(flag.name in (OUTPUT.name, WORKDIR.name) for flag in shared)
+  every = [processes.DISTRIBUTED, *([OVERWRITE] if writes else [])]
+  for flag in (*every, *shared):
     flags.declare_key_flag(flag.name)
 
 
@@ -80,6 +88,19 @@ def refuse_with(what: str, *unread: flags.FlagHolder) -> None:
   """Raises UserError if flags are given that are not read beside `what`."""
   if names := [f"--{flag.name}" for flag in unread if flag.present]:
     raise UserError(f"{', '.join(names)}: not read with {what}")
+
+
+_given: list[str] = []
+
+
+def arguments() -> list[str]:
+  """The command line as it was parsed, without the program, files read in."""
+  return list(_given)
+
+
+def config_file() -> str:
+  """The path in --config, without what stands after its colon."""
+  return config_flags.get_config_filename(flags.FLAGS["config"]).split(":")[0]
 
 
 def integers(flag: flags.FlagHolder, *, default: Sequence[int]) -> list[int]:
@@ -212,6 +233,7 @@ def _parse(command: Command, argv: Sequence[str]) -> list[str]:
       argv[0],
       *flags.FLAGS.read_flags_from_files(argv[1:], force_gnu=False),
     ]
+    _given[:] = argv[1:]
     wants_help = not usage.ASKS.isdisjoint(argv)
     if wants_help:
       print(usage.of_flags(command, full="--helpfull" in argv))

@@ -8,16 +8,13 @@ target's are `q ~ p^u exp(noise)`, u in [0.5, 1.2].
 """
 
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from launch import main, terminal
-from launch.benchmark import machine
-from launch.journal import check_writable, write_json
+from launch import main, outputs, provenance
 from specjax import laws
 from specjax.rules import bucketed, kseq, transport
 from specjax.theory.transport import iid_optimum
@@ -72,8 +69,7 @@ def random_pair(rng: np.random.Generator, vocab_size: int):
 
 def run(_) -> int:
   """The command."""
-  if main.OUTPUT.value:
-    check_writable(main.OUTPUT.value)
+  outputs.check({"--output": main.OUTPUT.value}, stdout=True)
   rows = []
   for vocab_size in _VOCAB_SIZES:
     rng = np.random.default_rng(vocab_size)
@@ -99,12 +95,8 @@ def run(_) -> int:
           },
         }
       )
-  result = {
-    "instances": _INSTANCES.value, "rows": rows, "machine": machine()
-  }  # fmt: skip
-  if main.OUTPUT.value:
-    write_json(main.OUTPUT.value, result)
-  terminal.console().print_json(json.dumps(result))
+  result = {"instances": _INSTANCES.value, "rows": rows, **provenance.record()}
+  outputs.show_json(main.OUTPUT.value, result)
   return 0
 
 

@@ -31,9 +31,8 @@ import jax
 from absl import flags
 
 from configs import shapes
-from launch import main, terminal
+from launch import main, outputs, provenance, terminal
 from launch.decoding import mesh
-from launch.journal import check_writable, write_json
 from launch.planning import answer, chips, plots, program
 from models.huggingface_config import config_from_json
 from models.transformer import SkippedLayers, TransformerConfig
@@ -101,11 +100,9 @@ def shape(text: str) -> TransformerConfig:
   Raises:
     UserError: if it is neither.
   """
-  if text in shapes.SHAPES:
+  path = _shape_file(text)
+  if path is None:
     return config_from_json(shapes.SHAPES[text])
-  path = pathlib.Path(text)
-  if path.is_dir():
-    path /= "config.json"
   if not path.is_file():
     raise main.UserError(
       f"unknown shape {text!r}: expected one of {sorted(shapes.SHAPES)}, or "
@@ -118,6 +115,14 @@ def shape(text: str) -> TransformerConfig:
     return config_from_json(settings)
   except (ValueError, RecursionError) as error:
     raise main.UserError(f"cannot use {path}: {error}") from error
+
+
+def _shape_file(text: str) -> pathlib.Path | None:
+  """Where a shape is read from; None for one that has a name."""
+  if text in shapes.SHAPES:
+    return None
+  path = pathlib.Path(text)
+  return path / "config.json" if path.is_dir() else path
 
 
 def _layers(flag: flags.FlagHolder) -> tuple[int, ...]:
@@ -192,11 +197,15 @@ def warn_of_vocabularies(
     )
 
 
+def _result(plans: list[dict]) -> list[dict] | dict:
+  return plans if _SWEEP.value else plans[0]
+
+
 def run(_) -> int:
   """The command."""
-  for path in (main.OUTPUT.value, _PLOT.value):
-    if path:
-      check_writable(path)
+  outputs.check(
+    {"--output": main.OUTPUT.value}, drawn={"--plot": _PLOT.value}, stdout=True
+  )
   if not _TOPOLOGY.value:
     raise main.UserError("--topology is required; see --help for an example")
   values = (
@@ -216,7 +225,8 @@ def run(_) -> int:
     raise main.UserError(
       f"--plot must end in .svg or .png, got {_PLOT.value!r}"
     )
-  console = terminal.console(width=None if sys.stdout.isatty() else 100)
+  out = outputs.beside(main.OUTPUT.value)
+  console = terminal.console(out, width=None if out.isatty() else 100)
   questions = [  # all before the first minute of compiling is spent
     question(
       topology, batch_size=batch_size, length=length, num_drafts=num_drafts
@@ -226,12 +236,17 @@ def run(_) -> int:
   for one in questions:
     one.check()
   warn_of_vocabularies(questions[0].target, questions[0].draft)
+  names = {"--target": main.TARGET.value, "--draft": main.DRAFT.value}
+  files = {flag: _shape_file(name) for flag, name in names.items() if name}
+  made_by = provenance.record(files=files)
   plans = []
   for (topology, *_), asked in zip(combinations, questions, strict=True):
-    plans.append(answer.plan(topology, asked))
+    plans.append(answer.plan(topology, asked) | made_by)
     answer.show(console, plans[-1])
-    if main.OUTPUT.value:
-      write_json(main.OUTPUT.value, plans if _SWEEP.value else plans[0])
+    if main.OUTPUT.value and main.OUTPUT.value != outputs.STDOUT:
+      outputs.write_json(main.OUTPUT.value, _result(plans))
+  if main.OUTPUT.value == outputs.STDOUT:
+    outputs.write_json(outputs.STDOUT, _result(plans))
   if _PLOT.value:
     plots.sweep(plans).savefig(_PLOT.value)
   return 0 if any(plan["fits"] for plan in plans) else _DOES_NOT_FIT

@@ -21,10 +21,9 @@ import ml_collections
 import numpy as np
 import tqdm
 
-from launch import main, markdown
-from launch.benchmark import machine
+from launch import main, markdown, outputs, provenance
 from launch.decoding import engine, pair, prompts
-from launch.journal import Journal, check_writable, write_json
+from launch.journal import Journal
 from launch.predicting import scores
 from launch.training import corpus
 from specjax import metrics
@@ -177,7 +176,7 @@ def run(_) -> int:
   config = pair.settled(main.CONFIG.value)
   if not main.OUTPUT.value:
     raise main.UserError("--output is required; see --help for an example")
-  check_writable(main.OUTPUT.value)
+  outputs.check({"--output": main.OUTPUT.value}, resumes=True)
   check(config)
   names = ["token"] + [
     f"decoding_{rule}(epsilon={epsilon})"
@@ -210,24 +209,27 @@ def run(_) -> int:
     config.scorer or config.target, tokenizer
   )
   settings = json.loads(config.to_json_best_effort(sort_keys=True))
-  journal = Journal(
-    main.OUTPUT.value,
-    json.dumps([settings, [p.text for p in items]], sort_keys=True),
+  texts = [p.text for p in items]
+  made_by = provenance.record(
+    models=provenance.checkpoints(config),
+    prompts=main.PROMPTS.value,
+    texts=texts,
   )
-  for number, prompt in enumerate(
-    tqdm.tqdm(items, unit="prompt", disable=not sys.stderr.isatty())
-  ):
-    if number not in journal.batches:
-      journal.add(compare(config, engines, scorer, prompt, number))
-  records = [journal.batches[number] for number in range(len(items))]
-  result = {
-    "rows": report(config, records),
-    "num_prompts": len(items),
-    "config": settings,
-    "machine": machine(),
-  }
-  write_json(main.OUTPUT.value, result)
-  journal.finish()
+  asked = {"config": settings, "prompts": provenance.hash_texts(texts)}
+  with Journal(main.OUTPUT.value, asked) as journal:
+    for number, prompt in enumerate(
+      tqdm.tqdm(items, unit="prompt", disable=not sys.stderr.isatty())
+    ):
+      if number not in journal.batches:
+        journal.add(compare(config, engines, scorer, prompt, number))
+    result = {
+      "rows": report(config, [journal.batches[i] for i in range(len(items))]),
+      "num_prompts": len(items),
+      "config": settings,
+      **made_by,
+    }
+    outputs.write_json(main.OUTPUT.value, result)
+    journal.finish()
   print(table(result))
   return 0
 

@@ -10,7 +10,7 @@ own. The tokenizer is the embedded pair's; ids beyond it are padding.
 
 from absl import flags
 
-from launch import main
+from launch import main, outputs
 from models import tokenizers
 
 # The public shape of EleutherAI/pythia-160m: 162 million parameters.
@@ -38,6 +38,7 @@ def run(_) -> int:
 
   if not main.OUTPUT.value:
     raise main.UserError("--output is needed: the folder to write to")
+  outputs.check_no_model("--output", main.OUTPUT.value)
   torch.manual_seed(0)
   config = transformers.GPTNeoXConfig(**_SHAPES[_SHAPE.value])
   model = transformers.GPTNeoXForCausalLM(config)

@@ -16,7 +16,6 @@ it: that is what the theory is about.
 """
 
 import json
-import pathlib
 import sys
 
 import jax
@@ -25,10 +24,8 @@ import numpy as np
 from absl import flags
 from matplotlib.figure import Figure
 
-from launch import main
-from launch.benchmark import machine
+from launch import main, outputs, provenance
 from launch.decoding import pair, prompts
-from launch.journal import write_json
 from launch.predicting import findings
 
 main.reads(main.CONFIG, main.PROMPTS, main.WORKDIR)
@@ -328,6 +325,13 @@ def run(_) -> int:
   """The command."""
   config = main.CONFIG.value
   sweep = check(config)
+  folder = outputs.check_folder("--workdir", main.WORKDIR.value)
+  if folder.is_dir():
+    names = ("report.md", "throughput.svg", "acceptance.svg", "distances.svg")
+    outputs.check(
+      {"--workdir": str(folder / "report.json")},
+      drawn={name: str(folder / name) for name in names},
+    )
   jax.config.update("jax_compilation_cache_dir", None)
   models = pair.load(config)
   pairs = {
@@ -339,16 +343,20 @@ def run(_) -> int:
     models.tokenizer,
     max_tokens=next(iter(pairs.values())).room(config.max_new_tokens),
   )
-  folder = pathlib.Path(main.WORKDIR.value)
+  made_by = provenance.record(
+    models=provenance.checkpoints(config),
+    prompts=main.PROMPTS.value,
+    texts=[p.text for p in items],
+  )
   folder.mkdir(parents=True, exist_ok=True)
   found = findings.measure(config, items, pairs, rounds=_ROUNDS.value)
   found |= {
     "num_prompts": len(items),
     "config": json.loads(config.to_json_best_effort()),
-    "machine": machine(),
+    **made_by,
   }
-  write_json(str(folder / "report.json"), found)
-  (folder / "report.md").write_text(page(found), "utf-8")
+  outputs.write_json(str(folder / "report.json"), found)
+  outputs.write_text(str(folder / "report.md"), page(found))
   settings = {"svg.hashsalt": "specjax", "svg.fonttype": "none", "font.size": 9}
   with matplotlib.rc_context(settings):
     for name, figure in figures(found).items():

@@ -12,10 +12,9 @@ import json
 
 from absl import flags
 
-from launch import main, terminal
-from launch.benchmark import machine
+from launch import main, outputs, provenance, terminal
 from launch.decoding import prompts
-from launch.journal import Journal, check_writable, write_json
+from launch.journal import Journal
 from launch.training import corpus
 from launch.verifying import cases, contexts
 
@@ -38,7 +37,7 @@ def run(_) -> int:
   config = main.CONFIG.value
   if not main.OUTPUT.value:
     raise main.UserError("--output is required; see --help for an example")
-  check_writable(main.OUTPUT.value)
+  outputs.check({"--output": main.OUTPUT.value}, resumes=True)
   models = contexts.build_pair(config)
   items = prompts.first_tokens(
     corpus.held_out_prompts(_NUM_PROMPTS.value),
@@ -53,35 +52,38 @@ def run(_) -> int:
     "num_prompts": _NUM_PROMPTS.value,
     "contexts_per_prompt": _NUM_CONTEXTS.value,
   }
-  journal = Journal(main.OUTPUT.value, json.dumps(settings, sort_keys=True))
+  made_by = provenance.record(
+    models=provenance.checkpoints(config), texts=[p.text for p in items]
+  )
   cells = [(s, t) for s in _SHAPES for t in _TEMPERATURES]
-  for number, ((num_drafts, depth), temperature) in enumerate(cells):
-    if number in journal.batches:
-      continue
-    rows, left_out = cases.cases(
-      "all",
-      num_drafts=num_drafts,
-      num_speculative_tokens=depth,
-      vocab_size=models.tokenizer.vocab_size,
-    )
-    config.temperature = temperature
-    found = contexts.measure(
-      rows, models, config, batches, max_contexts=_NUM_CONTEXTS.value
-    )
-    journal.add(
-      {
-        "batch": number,
-        "num_drafts": num_drafts,
-        "num_speculative_tokens": depth,
-        "temperature": temperature,
-        "rules": found,
-        "left_out": left_out,
-      }
-    )
-  done = [journal.batches[i] for i in range(len(cells))]
-  result = {"cells": done, "machine": machine(), **settings}
-  write_json(main.OUTPUT.value, result)
-  journal.finish()
+  with Journal(main.OUTPUT.value, settings) as journal:
+    for number, ((num_drafts, depth), temperature) in enumerate(cells):
+      if number in journal.batches:
+        continue
+      rows, left_out = cases.cases(
+        "all",
+        num_drafts=num_drafts,
+        num_speculative_tokens=depth,
+        vocab_size=models.tokenizer.vocab_size,
+      )
+      config.temperature = temperature
+      found = contexts.measure(
+        rows, models, config, batches, max_contexts=_NUM_CONTEXTS.value
+      )
+      journal.add(
+        {
+          "batch": number,
+          "num_drafts": num_drafts,
+          "num_speculative_tokens": depth,
+          "temperature": temperature,
+          "rules": found,
+          "left_out": left_out,
+        }
+      )
+    done = [journal.batches[i] for i in range(len(cells))]
+    result = {"cells": done, **made_by, **settings}
+    outputs.write_json(main.OUTPUT.value, result)
+    journal.finish()
   terminal.console().print_json(json.dumps(result))
   return 0
 

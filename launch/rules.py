@@ -26,7 +26,6 @@ for, that is an error.
 
 import json
 import pathlib
-import sys
 import zipfile
 
 import numpy as np
@@ -34,9 +33,8 @@ import rich.box
 import rich.table
 from absl import flags
 
-from launch import benchmark, main, terminal
+from launch import main, outputs, provenance, terminal
 from launch.decoding import prompts
-from launch.journal import check_writable, write_json
 from launch.markdown import PLUS_MINUS, plus_minus
 from launch.verifying import cases, contexts, vectors
 
@@ -162,7 +160,11 @@ def compare_on_contexts(config) -> dict:
     "num_prompts": len(items),
     "max_contexts": _MAX_CONTEXTS.value,
     "config": json.loads(config.to_json_best_effort()),
-    "machine": benchmark.machine(),
+    **provenance.record(
+      models=provenance.checkpoints(config),
+      prompts=main.PROMPTS.value,
+      texts=[p.text for p in items],
+    ),
   }
 
 
@@ -284,10 +286,12 @@ def run(_) -> int:
     )
   if config is None:
     main.refuse_with("two laws, but with --config", main.PROMPTS, _MAX_CONTEXTS)
-  if main.OUTPUT.value:
-    check_writable(main.OUTPUT.value)
+  outputs.check(
+    {"--output": main.OUTPUT.value}, inputs={"--laws": _LAWS.value}, stdout=True
+  )
   # Rows are wide; what is not a terminal can hold them.
-  console = terminal.console(width=None if sys.stdout.isatty() else 140)
+  out = outputs.beside(main.OUTPUT.value)
+  console = terminal.console(out, width=None if out.isatty() else 140)
   if config is None:
     draft, target = read_laws()
     result = vectors.compare(
@@ -298,6 +302,7 @@ def run(_) -> int:
       length=_one(main.NUM_SPECULATIVE_TOKENS, 1),
       seed=main.SEED.value or 0,
     )
+    result |= provenance.record(files={"--laws": _LAWS.value})
     show_laws(console, result)
   else:
     result = compare_on_contexts(config)
@@ -305,7 +310,7 @@ def run(_) -> int:
   for name, reason in result["left_out"].items():
     console.print(f"left out: {name} ({reason})", highlight=False, markup=False)
   if main.OUTPUT.value:
-    write_json(main.OUTPUT.value, result)
+    outputs.write_json(main.OUTPUT.value, result)
   return 0
 
 

@@ -58,9 +58,11 @@ class _Console(rich.console.Console):
     super().print_json(json, **{"ensure_ascii": True, **options})
 
 
-def console(**options: Any) -> rich.console.Console:
-  """A `rich.console.Console` on stdout; rich's escape sequences pass."""
-  return _Console(file=_raw(sys.stdout), **options)
+def console(
+  stream: TextIO | None = None, **options: Any
+) -> rich.console.Console:
+  """A `rich.console.Console`, on stdout by default; its escapes pass."""
+  return _Console(file=_raw(stream or sys.stdout), **options)
 
 
 class _Visible:

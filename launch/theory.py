@@ -19,7 +19,6 @@ laws of the first token, and `draft` and `target`, f[T - 1, V, V], the laws of
 the next token (last axis) after a token (middle axis).
 """
 
-import json
 import os
 import pathlib
 import sys
@@ -32,9 +31,7 @@ import matplotlib
 import numpy as np
 from absl import flags
 
-from launch import main, terminal
-from launch.benchmark import machine
-from launch.journal import check_writable, write_json
+from launch import main, outputs, provenance
 from launch.predicting import figures, plots
 from specjax.theory import markov
 
@@ -87,9 +84,9 @@ def draw(name: str, folder: pathlib.Path, *, runs: int) -> None:
     "figure": name,
     **numbers,
     "seconds": time.perf_counter() - start,
-    "machine": machine(),
+    **provenance.record(),
   }
-  write_json(str(folder / f"{name}.json"), result)
+  outputs.write_json(str(folder / f"{name}.json"), result)
   settings = {"svg.hashsalt": "specjax", "svg.fonttype": "none", "font.size": 9}
   with matplotlib.rc_context(settings):
     figure = plots.FIGURES[name](numbers)
@@ -107,17 +104,19 @@ def run(_) -> int:
     raise main.UserError(f"--simulate must be at least 1 run, got {runs}")
   if _CHAIN.value is not None:
     main.refuse_with("--chain", main.WORKDIR)
-    if main.OUTPUT.value:
-      check_writable(main.OUTPUT.value)
+    outputs.check(
+      {"--output": main.OUTPUT.value},
+      inputs={"--chain": _CHAIN.value},
+      stdout=True,
+    )
     found = figures.of_chain(
       read_chain(_CHAIN.value),
       main.integers(main.NUM_DRAFTS, default=[1, 2, 4]),
       runs=runs or 0,
       seed=main.SEED.value or 0,
     )
-    if main.OUTPUT.value:
-      write_json(main.OUTPUT.value, found)
-    terminal.console().print_json(json.dumps(found))
+    made_by = provenance.record(files={"--chain": _CHAIN.value})
+    outputs.show_json(main.OUTPUT.value, found | made_by)
     return 0
   main.refuse_with("--figure", main.OUTPUT, main.NUM_DRAFTS, main.SEED)
   names = list(_FIGURE.value)
@@ -135,8 +134,13 @@ def run(_) -> int:
     raise main.UserError(
       f"figures need --simulate of at least {_FEWEST} runs, got {runs}"
     )
-  folder = pathlib.Path(main.WORKDIR.value)
+  folder = outputs.check_folder("--workdir", main.WORKDIR.value)
   folder.mkdir(parents=True, exist_ok=True)
+  for name in names:
+    path = lambda kind, name=name: str(folder / f"{name}.{kind}")
+    outputs.check(
+      {"--workdir": path("json")}, drawn={x: path(x) for x in ("svg", "png")}
+    )
   for name in names:
     draw(name, folder, runs=runs or _RUNS)
   return 0

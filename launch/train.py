@@ -1,14 +1,15 @@
 """Trains a small transformer: from scratch, or as the draft of a target.
 
   python -m launch.train --config=configs/train_embedded.py:target \
-    --workdir=/tmp/specjax/target --export=models/pretrained/target
+    --workdir=/tmp/specjax/target --export=models/pretrained/target --overwrite
 
 A folder decides where a run stands: the same command, or `--workdir` alone,
 goes on from its last checkpoint, to the same parameters, bit for bit, as a run
 that was never stopped. SIGTERM or Ctrl-C saves a checkpoint and ends with exit
 code 0. At the end the model is exported as Llama files, if `--export` says
-where. Settings are changed as in `--config=FILE --config.num_steps=500`, those
-of a run that was begun too, where that leaves it the same run. WORKDIR gets
+where; another model that is there is replaced with --overwrite only. Settings
+are changed as in `--config=FILE --config.num_steps=500`, those of a run that
+was begun too, where that leaves it the same run. WORKDIR gets
 
   config.json      what was asked for
   metrics.jsonl    every `log_every` steps the objective's loss (as in
@@ -19,8 +20,10 @@ of a run that was begun too, where that leaves it the same run. WORKDIR gets
                    accepted (TensorBoard files too, if tensorboardX is
                    installed)
   samples.jsonl    what the weights of the moment complete
-  checkpoints/     the newest two
+  checkpoints/     the newest two, with checksums
   tokenizer/       the one of the config
+  exports.json     where the model was exported: another's is not replaced
+  lock             while a process trains: who
 
 Checkpoints go onto any mesh: with another `--config.mesh`, or on other devices,
 the same command goes on (only the number of processes must stay: each has its
@@ -43,11 +46,12 @@ import tqdm
 from absl import flags, logging
 from flax import nnx
 
-from launch import journal, main, processes
+from launch import locks, main, outputs, processes
 from launch.decoding import networks
 from launch.training import (
   checkpoints,
   data,
+  exports,
   flops,
   memory,
   records,
@@ -103,10 +107,6 @@ class Run:
         data.batches(texts, self.tokenizer, seed=None, **common),
         config.validation_batches,
       )
-    if self.chief:
-      self.folder.mkdir(parents=True, exist_ok=True)
-      # With it, the folder is a model that can decode.
-      tokenizers.save(self.tokenizer, trained.tokenizer_dir(workdir))
 
   def train(self) -> tuple[Transformer, bool]:
     """Runs, or goes on, to the end or until SIGTERM.
@@ -115,19 +115,28 @@ class Run:
       The trained module, and whether the run is over.
 
     Raises:
-      ValueError: if the folder has checkpoints, and none can be read.
+      ValueError: if the folder has checkpoints, and none can be read; or if
+        another process trains in it.
+      OSError: if the disk is full. The run can go on once it is not.
     """
+    if self.chief:
+      self.folder.mkdir(parents=True, exist_ok=True)
+    with locks.Lock(self.folder / "lock", what=str(self.folder)):
+      if self.chief:  # With it, the folder is a model that can decode.
+        tokenizers.save(self.tokenizer, trained.tokenizer_dir(str(self.folder)))
+      with checkpoints.Checkpoints(
+        self.folder / "checkpoints", every=self.config.checkpoint_every
+      ) as saved:
+        return self._train(saved)
+
+  def _train(self, saved: checkpoints.Checkpoints) -> tuple[Transformer, bool]:
     config = self.config
     stop = _Stop()
-    saved = checkpoints.Checkpoints(
-      self.folder / "checkpoints", every=config.checkpoint_every
-    )
     done, state = saved.restore(
       self.steps.init(jax.random.key(config.seed)), self.iterator
     )
     if done and done >= config.num_steps:
       say(f"is over: {done} steps done, config.num_steps is {config.num_steps}")
-      saved.close()
       return nnx.merge(self.definition, state.params), True
     if self.chief:
       settings.write(config, self.folder)
@@ -175,7 +184,6 @@ class Run:
         if ends and not last:
           say(f"stopped at step {done}; the same command goes on from there")
           break
-    saved.close()
     return nnx.merge(self.definition, state.params), done >= config.num_steps
 
   def step_flops(self) -> float:
@@ -364,14 +372,16 @@ def quiet() -> None:
 def run(_) -> int:
   """The command."""
   quiet()
-  workdir = main.WORKDIR.value
-  one = Run(main.CONFIG.value or settings.read(workdir), workdir)
-  if _EXPORT.value:
-    journal.check_folder_writable(_EXPORT.value)
+  workdir, export = main.WORKDIR.value, _EXPORT.value
+  outputs.check_folder("--workdir", workdir)
+  config = main.CONFIG.value or settings.read(workdir)
+  exports.check(config, workdir, export)
+  one = Run(config, workdir)
   module, finished = one.train()
-  if _EXPORT.value and finished and one.chief:
-    one.export(module, _EXPORT.value)
-    say(f"exported to {_EXPORT.value}")
+  if export and finished and one.chief:
+    with exports.noted(workdir, export):
+      one.export(module, export)
+    say(f"exported to {export}")
   return 0
 
 

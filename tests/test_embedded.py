@@ -75,7 +75,7 @@ def complete(count=100, **settings):
   for batch in batches:
     completions, _ = run.run(batch)
     done |= {
-      p.index: c.token_ids
+      p.stream: c.token_ids
       for p, c in zip(batch.prompts, completions, strict=True)
     }
   return [done[i] for i in range(count)], models

@@ -42,6 +42,20 @@ def test_the_table_is_drawn_from_the_committed_measurements():
   assert tables.table("docs/measurements") in README
 
 
+def test_the_commands_of_the_rows_stand_under_the_table(tmp_path):
+  source = pathlib.Path("docs/measurements/embedded-greedy.json")
+  result = json.loads(source.read_text())
+  result.pop("provenance", None)
+  (tmp_path / "old.json").write_text(json.dumps(result))
+  rows = tables.table(str(tmp_path)).count("\n")
+  command = "python -m launch.benchmark --config=a.py '--config.rule=x y'"
+  result["provenance"] = {"command": f"{command} --output=B.json --overwrite"}
+  (tmp_path / "new.json").write_text(json.dumps(result))
+  lines = tables.table(str(tmp_path)).splitlines()
+  assert lines[-2:] == ["", f"- new: `{command}`"]
+  assert len(lines) == rows + 4
+
+
 def test_named_files_exist():
   for name in re.findall(r"\]\(([\w/.]+)\)", README):
     assert pathlib.Path(name).exists(), name

@@ -10,7 +10,8 @@ plan() {
   shift
   for wanted in $names; do
     if [ "$wanted" = "$name" ] || [ "$wanted" = all ]; then
-      "${PYTHON:-python}" -m launch.plan "$@" --output="docs/plans/$name.json"
+      "${PYTHON:-python}" -m launch.plan "$@" --overwrite \
+        --output="docs/plans/$name.json"
     fi
   done
 }

@@ -56,7 +56,7 @@ class Engine:
     decoder: `pair.decoder` or `pair.baseline`.
     max_new_tokens: budget of every row.
     temperature, top_k, top_p, min_p: the warp.
-    seed: row i of the prompts file draws from `fold_in(key(seed), i)`.
+    seed: a prompt draws from `fold_in(key(seed), prompt.stream)`.
     programs: compiled prefill and loop of each `(rows, width)`.
   """
 

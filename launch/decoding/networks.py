@@ -98,12 +98,14 @@ def eos_token_ids(directory: str) -> tuple[int, ...]:
 
 
 def files(directory: str) -> list[pathlib.Path]:
-  """The files that decide what a model is."""
+  """The files that decide what a model is; raises as `trained.newest`."""
   root = pathlib.Path(directory)
   if not trained.is_run(directory):
-    return sorted(path for path in root.iterdir() if path.is_file())
-  folders = (trained.newest(directory), root / "tokenizer")
-  found = [path for folder in folders for path in folder.rglob("*")]
+    kinds = (".json", ".safetensors", ".txt")  # vocabularies' merges.txt
+    return sorted(path for path in root.iterdir() if path.suffix in kinds)
+  found = [root / "config.json"]
+  for folder in (trained.newest(directory), root / "tokenizer"):
+    found += folder.rglob("*")
   return sorted(path for path in found if path.is_file())
 
 

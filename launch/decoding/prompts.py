@@ -1,6 +1,7 @@
 """Prompts: reading them, and grouping them into batches of few shapes."""
 
 import dataclasses
+import hashlib
 import json
 import pathlib
 from collections.abc import Sequence
@@ -26,22 +27,29 @@ class Prompt:
   """One prompt.
 
   Attributes:
-    index: its place among the good lines of the file.
-    id: whatever the file calls it.
+    stream: what it draws from, `fold_in(key(seed), stream)`; of prompts that
+      are decoded together, each has its own.
+    id: whatever the file calls it, or the number of its line.
     text: the prompt.
     token_ids: the prompt's tokens, at least one.
   """
 
-  index: int
+  stream: int
   id: Any
   text: str
   token_ids: tuple[int, ...]
+
+  @property
+  def key(self) -> str:
+    """A hash of what it is: id, text and stream."""
+    text = json.dumps([self.id, self.text, self.stream], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def built_in(tokenizer: Tokenizer, *, max_tokens: int) -> list[Prompt]:
   """The built-in prompts; ValueError if one does not fit the buffer."""
   return [
-    _prompt(i, {"prompt": text}, tokenizer, max_tokens=max_tokens)
+    Prompt(i, i, text, _encode(text, tokenizer, max_tokens=max_tokens))
     for i, text in enumerate(BUILT_IN)
   ]
 
@@ -84,6 +92,10 @@ def read_jsonl(
 ) -> tuple[list[Prompt], list[str]]:
   """Reads `{"id": ..., "prompt": "..."}` lines.
 
+  The stream of a prompt follows from its id alone, so that neither its place in
+  the file nor the other prompts change what is drawn. (If the hashes of two ids
+  are the same, the second takes another.)
+
   Args:
     path: the file; blank lines are skipped.
     tokenizer: of the pair.
@@ -91,7 +103,8 @@ def read_jsonl(
 
   Returns:
     The good prompts, and a message for every bad line (named by its number,
-    from 1): one bad line does not cost the others.
+    from 1): one bad line does not cost the others. A line without an id gets
+    its number; one whose id another line had before is bad.
 
   Raises:
     FileNotFoundError: if there is no such file.
@@ -100,14 +113,28 @@ def read_jsonl(
   if not file.is_file():
     raise FileNotFoundError(f"no such prompts file: {path}")
   prompts, problems = [], []
+  lines: dict[str, int] = {}
+  streams: set[int] = set()
   for number, line in enumerate(file.read_bytes().split(b"\n"), start=1):
     if not line.strip():
       continue
     try:
       record = json.loads(line)
+      text = _text(record)
+      identity = record.get("id")
+      identity = number if identity is None else identity
+      name = json.dumps(identity, sort_keys=True)
+      if name in lines:
+        raise ValueError(
+          f"the id {name} is that of line {lines[name]} already"
+          + ("" if record.get("id") is not None else
+             " (a line without an id has its number)")
+        )  # fmt: skip
+      token_ids = _encode(text, tokenizer, max_tokens=max_tokens)
       prompts.append(
-        _prompt(len(prompts), record, tokenizer, max_tokens=max_tokens)
+        Prompt(_stream(identity, streams), identity, text, token_ids)
       )
+      lines[name] = number
     except UnicodeDecodeError:
       problems.append(f"{path}:{number}: not UTF-8")
     except json.JSONDecodeError as error:
@@ -119,7 +146,8 @@ def read_jsonl(
   return prompts, problems
 
 
-def _prompt(index, record, tokenizer, *, max_tokens) -> Prompt:
+def _text(record: Any) -> str:
+  """The prompt of a line; ValueError if it has none."""
   if not isinstance(record, dict):
     raise ValueError(
       f'expected an object {{"id": ..., "prompt": "..."}}, got '
@@ -131,6 +159,11 @@ def _prompt(index, record, tokenizer, *, max_tokens) -> Prompt:
       'expected a string under "prompt", got '
       + (type(text).__name__ if "prompt" in record else "no such key")
     )
+  return text
+
+
+def _encode(text: str, tokenizer: Tokenizer, *, max_tokens: int):
+  """The tokens of a prompt; ValueError if they are none or too many."""
   token_ids = tuple(tokenizer.encode(text)) if text else ()
   if not token_ids:
     raise ValueError("the prompt is empty")
@@ -140,7 +173,26 @@ def _prompt(index, record, tokenizer, *, max_tokens) -> Prompt:
       "beside max_new_tokens (max_length, and the models' positions, bound "
       "both together)"
     )
-  return Prompt(index, record.get("id", index), text, token_ids)
+  return token_ids
+
+
+_HALF = 1 << 31
+
+
+def _stream(identity: Any, taken: set[int]) -> int:
+  """The stream of an id, an `u32`, which is added to those that are taken.
+
+  That of a number below 2^31 is the number; of any other id, a hash above.
+  """
+  if type(identity) is int and 0 <= identity < _HALF:
+    stream = identity
+  else:
+    text, stream = json.dumps(identity, sort_keys=True), None
+    while stream is None or stream in taken:
+      text = hashlib.sha256(text.encode()).hexdigest()
+      stream = _HALF + int(text, 16) % _HALF
+  taken.add(stream)
+  return stream
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +210,7 @@ class Batch:
   width: int
 
   def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokens `i32[rows, width]`, lengths and row identities `i32[rows]`.
+    """Tokens `i32[rows, width]`, lengths `i32[rows]`, streams `u32[rows]`.
 
     Rows beyond the prompts are filled with the first prompt.
     """
@@ -168,24 +220,30 @@ class Batch:
     for row, prompt in enumerate(filled):
       tokens[row, : len(prompt.token_ids)] = prompt.token_ids
     lengths = np.array([len(p.token_ids) for p in filled], np.int32)
-    return tokens, lengths, np.array([p.index for p in filled], np.int32)
+    return tokens, lengths, np.array([p.stream for p in filled], np.uint32)
 
 
 def make_batches(
-  prompts: Sequence[Prompt], *, batch_size: int, max_width: int
+  prompts: Sequence[Prompt],
+  *,
+  batch_size: int,
+  max_width: int,
+  among: int | None = None,
 ) -> list[Batch]:
   """Groups prompts of similar length; widths are powers of two.
 
   Args:
-    prompts: at least one.
+    prompts: those to decode, in the order of the file.
     batch_size: rows of a batch; fewer if there are not as many prompts.
     max_width: longest prompt the buffer holds.
+    among: all prompts of the run, if some are decoded already: it has as many
+      rows, and, if whole batches are, the same batches, as if none were.
 
   Returns:
     The batches, short prompts first; every one has the same number of rows.
   """
-  rows = min(batch_size, len(prompts))
-  ordered = sorted(prompts, key=lambda p: (len(p.token_ids), p.index))
+  rows = min(batch_size, among or len(prompts))
+  ordered = sorted(prompts, key=lambda p: len(p.token_ids))
   batches = []
   for start in range(0, len(ordered), rows):
     group = tuple(ordered[start : start + rows])

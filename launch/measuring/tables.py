@@ -2,11 +2,13 @@
 
   python -m launch.measuring.tables docs/measurements
 
-Every *.json there is the --output of one `launch.benchmark` run.
+Every *.json there is the --output of one `launch.benchmark` run. Under the
+table are the commands that made the rows, where files tell them.
 """
 
 import json
 import pathlib
+import shlex
 import sys
 
 from launch import markdown
@@ -56,6 +58,10 @@ def table(folder: str) -> str:
       number("hf_assisted_tokens_per_second", 0),
     ]
     lines.append("| " + " | ".join(cells) + " |")
+  commands = {name: _command(result) for name, result in results.items()}
+  if any(commands.values()):
+    lines.append("")
+  lines += [f"- {name}: `{text}`" for name, text in commands.items() if text]
   return "\n".join(lines)
 
 
@@ -75,6 +81,15 @@ def _alike(result: dict) -> str:
   if same is None or same == 1:
     return ""
   return f" (**other texts**: {same:.0%} alike)"
+
+
+def _command(result: dict) -> str | None:
+  """The command that made a result, but for where it wrote; older: None."""
+  if "provenance" not in result:
+    return None
+  parts = shlex.split(result["provenance"]["command"])
+  left_out = ("--output=", "--overwrite")
+  return shlex.join(x for x in parts if not x.startswith(left_out))
 
 
 def _share(result: dict) -> str | None:

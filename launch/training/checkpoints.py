@@ -1,21 +1,30 @@
 """Checkpoints of a training run, with Orbax: state and place in the data.
 
-A checkpoint that was not finished is never seen; one that cannot be read (cut
-short by a full disk, damaged since) is reported and put aside, and the run goes
-on from the one before.
+A checkpoint that was not finished is never seen; one that cannot be read, or
+whose files are not those that were written, is reported and put aside, and the
+run goes on from the one before.
 """
 
+import contextlib
+import errno
+import os
 import pathlib
 import shutil
+import sys
 
 import grain
 import jax
 import orbax.checkpoint as ocp
 from absl import logging
 
+from launch import processes
+from launch.training import checksums
+
+_UNFINISHED = ".orbax-checkpoint-tmp"
+
 
 class Checkpoints:
-  """The checkpoints in a folder.
+  """The checkpoints in a folder; saved while it is entered.
 
   Args:
     folder: made if it is not there.
@@ -26,9 +35,22 @@ class Checkpoints:
   def __init__(self, folder: pathlib.Path, *, every: int, keep: int = 2):
     self._folder = folder
     self._every = every
+    self._saving: int | None = None
+    self._quiet = _Quiet()
     self._manager = ocp.CheckpointManager(
-      folder.absolute(), options=ocp.CheckpointManagerOptions(max_to_keep=keep)
+      folder.absolute(),
+      options=ocp.CheckpointManagerOptions(
+        max_to_keep=keep,
+        cleanup_tmp_directories=True,  # of a run that a full disk ended
+        async_options=ocp.AsyncOptions(
+          post_finalization_callback=self._add_checksums
+        ),
+      ),
     )
+
+  def _add_checksums(self) -> None:
+    """Called, on the chief, when all is written and before it is renamed."""
+    checksums.write(self._folder / f"{self._saving}{_UNFINISHED}")
 
   def save(self, step: int, state, iterator, *, force: bool = False) -> None:
     """Saves if it is time, in the background; `force` saves and waits.
@@ -38,18 +60,24 @@ class Checkpoints:
       state: a pytree of arrays.
       iterator: grain's, as it stands after that step's batch.
       force: whatever the step.
+
+    Raises:
+      OSError: if the disk is full, perhaps at an earlier save.
     """
-    if force or (self._every > 0 and step % self._every == 0):
-      if step != self._manager.latest_step():
-        self._manager.save(
-          step,
-          args=ocp.args.Composite(
-            state=ocp.args.StandardSave(state),
-            data=grain.checkpoint.CheckpointSave(iterator),
-          ),
-        )
-    if force:
-      self._manager.wait_until_finished()
+    with _full_disk_is_an_os_error(self._folder):
+      if force or (self._every > 0 and step % self._every == 0):
+        if step != self._manager.latest_step():
+          self._manager.wait_until_finished()  # of the save before
+          self._saving = step
+          self._manager.save(
+            step,
+            args=ocp.args.Composite(
+              state=ocp.args.StandardSave(state),
+              data=grain.checkpoint.CheckpointSave(iterator),
+            ),
+          )
+      if force:
+        self._manager.wait_until_finished()
 
   def restore(self, state, iterator):
     """The newest checkpoint that can be read.
@@ -71,6 +99,7 @@ class Checkpoints:
     for step in sorted(self._manager.all_steps(), reverse=True):
       self._check_processes(step)
       try:
+        check_sound(self._folder / str(step))
         found = self._manager.restore(
           step,
           args=ocp.args.Composite(
@@ -123,7 +152,86 @@ class Checkpoints:
     """Whether the machines were told to go, agreed among all processes."""
     return jax.process_count() > 1 and self._manager.reached_preemption(step)
 
-  def close(self) -> None:
-    """Waits for what is being saved."""
-    self._manager.wait_until_finished()
-    self._manager.close()
+  def __enter__(self):
+    self._quiet.__enter__()
+    return self
+
+  def __exit__(self, kind, *_):
+    """Waits for what is being saved; raises as `save`, if nothing else did."""
+    try:
+      with _full_disk_is_an_os_error(self._folder):
+        self._manager.wait_until_finished()
+        self._manager.close()
+    except Exception:
+      if kind is None:
+        raise
+    finally:
+      self._quiet.__exit__()
+
+
+def check_sound(folder: pathlib.Path) -> None:
+  """Raises ValueError, on every process, if a checkpoint is damaged.
+
+  The chief looks.
+  """
+  wrong = None
+  if processes.is_chief():
+    try:
+      checksums.check(folder)
+    except (ValueError, OSError) as error:
+      wrong = str(error)
+  (wrong, *_) = processes.gather(wrong)
+  if wrong:
+    raise ValueError(wrong)
+
+
+@contextlib.contextmanager
+def _full_disk_is_an_os_error(folder: pathlib.Path):
+  """Whatever Orbax and what it is made of raise where there is no space left.
+
+  Raises:
+    OSError: then, of ENOSPC or EDQUOT.
+  """
+  try:
+    yield
+  except Exception as error:
+    if number := _full_disk(error):
+      raise OSError(number, os.strerror(number), str(folder)) from None
+    raise
+
+
+def _full_disk(error: BaseException | None) -> int | None:
+  """The error number, if a full disk is what an exception comes from."""
+  text = ""
+  while error is not None:
+    text += f"{error} "
+    error = error.__cause__ or error.__context__
+  numbers = (errno.ENOSPC, errno.EDQUOT)
+  return next((n for n in numbers if os.strerror(n) in text), None)
+
+
+class _Quiet(logging.logging.Filter):
+  """While entered, Orbax's threads do not tell of a full disk: `save` raises.
+
+  Each of them logs it with its traceback, and tensorstore then calls loops that
+  are closed.
+  """
+
+  def __enter__(self):
+    self._hook, sys.excepthook = sys.excepthook, self._excepthook
+    logging.get_absl_logger().addFilter(self)
+    return self
+
+  def __exit__(self, *_):
+    sys.excepthook = self._hook
+    logging.get_absl_logger().removeFilter(self)
+
+  def filter(self, record) -> bool:
+    """Whether to log."""
+    raised = record.exc_info[1] if record.exc_info else None
+    told = Exception(record.getMessage())
+    return not (_full_disk(told) or _full_disk(raised))
+
+  def _excepthook(self, kind, error, trace):
+    if str(error) != "Event loop is closed":
+      self._hook(kind, error, trace)

@@ -8,6 +8,8 @@ import time
 import jax
 import tqdm
 
+from launch import outputs
+
 
 class Records:
   """The files of a run, from the step on at which it begins or goes on.
@@ -59,8 +61,7 @@ class Records:
       )
 
   def _append(self, name: str, record: dict) -> None:
-    with (self._folder / name).open("a", encoding="utf-8") as out:
-      out.write(json.dumps(record) + "\n")
+    outputs.append(self._folder / name, json.dumps(record) + "\n")
 
 
 def _keep(path: pathlib.Path, *, up_to: int) -> None:
@@ -68,13 +69,14 @@ def _keep(path: pathlib.Path, *, up_to: int) -> None:
   if not path.is_file():
     return
   kept = []
-  for line in path.read_text("utf-8").splitlines(keepends=True):
+  for line in path.read_text("utf-8", errors="replace").split("\n"):
     try:
-      if json.loads(line)["step"] <= up_to and up_to > 0:
-        kept.append(line)
-    except (ValueError, KeyError, TypeError, RecursionError):
+      stays = json.loads(line)["step"] <= up_to and up_to > 0
+    except (ValueError, LookupError, TypeError, RecursionError):
       continue
-  path.write_text("".join(kept), "utf-8")
+    if stays:
+      kept.append(line + "\n")
+  outputs.replace(path, "".join(kept))
 
 
 class Clock:

@@ -12,6 +12,8 @@ import pathlib
 
 import ml_collections
 
+from launch import outputs
+
 _STAYS = (
   "model", "init_from", "teacher", "dataset", "text_features",
   "sequence_length", "batch_size", "seed", "data_seed", "objective",
@@ -67,4 +69,4 @@ def check(config: ml_collections.ConfigDict, folder: pathlib.Path) -> None:
 def write(config: ml_collections.ConfigDict, folder: pathlib.Path) -> None:
   """Writes WORKDIR/config.json."""
   text = config.to_json_best_effort(indent=2)
-  (folder / "config.json").write_text(text + "\n", "utf-8")
+  outputs.replace(folder / "config.json", text + "\n")

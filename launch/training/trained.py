@@ -6,11 +6,12 @@ no export in between, as the target or the draft of any config:
   python -m launch.decode --config=configs/huggingface.py:target=WORKDIR \
     --config.drafter=ngram --config.mesh=data:2,model:4
 
-The newest checkpoint is read, of the parameters alone, and straight to where
-they are to lie: on whatever mesh the run was, they may lie on any other, over
-any number of processes, or on one device.
+The newest sound checkpoint is read, of the parameters alone, and straight to
+where they are to lie: on whatever mesh the run was, they may lie on any other,
+over any number of processes, or on one device.
 """
 
+import functools
 import json
 import pathlib
 
@@ -21,6 +22,8 @@ from flax import nnx
 from jax.sharding import Mesh, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
+from launch import processes
+from launch.training import checksums
 from models import sharding as sharding_lib
 from models import stacked
 from models.sharding import Sharding
@@ -38,16 +41,35 @@ def tokenizer_dir(directory: str) -> str:
 
 
 def newest(directory: str) -> pathlib.Path:
-  """The folder of a run's newest checkpoint.
+  """The folder of a run's newest checkpoint that is as it was written.
 
   Raises:
     FileNotFoundError: if there is none.
+    ValueError: if all are damaged.
   """
   folder = pathlib.Path(directory).absolute() / "checkpoints"
   steps = [path for path in folder.iterdir() if path.name.isdecimal()]
   if not steps:
     raise FileNotFoundError(f"{folder} has no finished checkpoint")
-  return max(steps, key=lambda path: int(path.name))
+  for path in sorted(steps, key=lambda path: int(path.name), reverse=True):
+    stamps = [(x, x.stat().st_mtime_ns) for x in path.rglob("*") if x.is_file()]
+    if _is_sound(path, tuple(sorted(stamps))):
+      return path
+  raise ValueError(f"the checkpoints in {folder} are damaged, all of them")
+
+
+@functools.lru_cache
+def _is_sound(path: pathlib.Path, stamps: tuple) -> bool:
+  """Whether a checkpoint is as it was written; says so once if it is not."""
+  del stamps  # files that change are looked at again
+  try:
+    checksums.check(path)
+  except ValueError as error:
+    logging.warning(
+      "the checkpoint %s is damaged (%s): the one before is taken", path, error
+    )
+    return False
+  return True
 
 
 def read_config(directory: str) -> TransformerConfig:
@@ -146,7 +168,10 @@ def _restore(directory: str, shapes: nnx.State, where) -> nnx.State:
     {"params": shapes},
     {"params": where},
   )
-  path = newest(directory) / "state"
+  # The chief's choice is that of all.
+  chosen = newest(directory).name if processes.is_chief() else None
+  chosen = processes.gather(chosen)[0]
+  path = pathlib.Path(directory).absolute() / "checkpoints" / chosen / "state"
   logging.set_verbosity(logging.WARNING)  # Orbax tells every step
   try:
     with ocp.PyTreeCheckpointer() as checkpointer:

@@ -166,7 +166,7 @@ class _Walk:
       )
       sums += np.where(counts[:, None], here.T[:count], 0)
     for prompt, row in zip(batch.prompts, sums, strict=True):
-      self._sums[prompt.index] = row
+      self._sums[prompt.stream] = row
 
   def _start(self, batch: Batch):
     """The state before the first step; rows that only fill up are done."""

@@ -12,22 +12,22 @@ G = 4, B = 1 that it can verify, and along each axis from there. `--full_grid`
 measures every cell. A stopped run goes on where it was.
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import json
 import math
-import os
-import pathlib
 import sys
+from collections.abc import Collection, Iterator
 
 import jax
 import jax.numpy as jnp
 from absl import flags
 from jax import Array
 
-from launch import main, processes, terminal
-from launch.journal import check_writable, write_json
+from launch import main, outputs, provenance
+from launch.journal import Journal
 from launch.measuring import timing
 from launch.verifying import cases
 from specjax import rules, sampling
@@ -234,12 +234,11 @@ def time_rule(
   return 1e3 * seconds["rule"], 1e3 * seconds["pass"]
 
 
-def run(*, rounds: int, machine: dict) -> int:
+def run(*, rounds: int) -> int:
   """The suite.
 
   Args:
     rounds: least number of timed turns of a rule and of the pass.
-    machine: for the record.
 
   Returns:
     The exit code.
@@ -268,45 +267,59 @@ def run(*, rounds: int, machine: dict) -> int:
           plan.append((cell, drawn, name))
         else:
           skipped.append(_entry(cell, drawn, name) | {"gib": gib})
-  result = {
-    "cells": [], "skipped": skipped, "rounds": rounds, "machine": machine
-  }  # fmt: skip
-  partial = _resume(result)
-  done = {_identity(entry) for entry in result["cells"]}
   # Rules of one cell are neighbours, and share its inputs.
   plan.sort(key=lambda item: (item[0], item[1].name))
+  made_by = provenance.record()
+  settings = {"rounds": rounds, "machine": made_by["machine"]}
+  path = main.OUTPUT.value
+  outputs.check({"--output": path}, resumes=True)
+  with Journal(path, settings) if path else contextlib.nullcontext() as journal:
+    done = dict(journal.batches) if journal else {}
+    for name, entry in _measure(plan, done.keys(), rounds=rounds):
+      if journal:
+        journal.add({"batch": name, **entry})
+      done[name] = entry
+    cells = [
+      {key: value for key, value in entry.items() if key != "batch"}
+      for entry in done.values()
+    ]
+    result = {"cells": cells, "skipped": skipped, "rounds": rounds, **made_by}
+    if journal:
+      outputs.write_json(path, result)
+      journal.finish()
+    else:
+      outputs.show_json(None, result)
+  return 0
+
+
+def _measure(
+  plan: list, done: Collection[str], *, rounds: int
+) -> Iterator[tuple[str, dict]]:
+  """What is not done of a plan: entries, and what they are called."""
   made, inputs = None, None
-  for number, (cell, drawn, name) in enumerate(plan, start=1):
-    entry = _entry(cell, drawn, name)
-    if _identity(entry) in done:
+  for number, (cell, drawn, rule) in enumerate(plan, start=1):
+    entry = _entry(cell, drawn, rule)
+    name = json.dumps(list(entry.values()))
+    if name in done:
       continue
     if made != (cell, drawn):
       inputs = None  # the memory of the cell before
       made, inputs = (cell, drawn), make_inputs(cell, drawn)
-    rule, one_pass = time_rule(name, cell.tree, drawn, inputs, rounds=rounds)
+    own, one_pass = time_rule(rule, cell.tree, drawn, inputs, rounds=rounds)
     entry |= {
-      "milliseconds": rule,
+      "milliseconds": own,
       "pass_milliseconds": one_pass,
-      "ratio": rule / one_pass,
+      "ratio": own / one_pass,
       "bytes": cell.pass_bytes,
     }
-    result["cells"].append(entry)
-    if partial:
-      write_json(partial, result)
     print(
       f"[{number}/{len(plan)}] V={cell.vocab_size} K={cell.num_drafts} "
-      f"G={cell.num_speculative_tokens} B={cell.batch_size} {name} "
-      f"({drawn.name}): {rule:.2f} ms, {rule / one_pass:.2f} passes",
+      f"G={cell.num_speculative_tokens} B={cell.batch_size} {rule} "
+      f"({drawn.name}): {own:.2f} ms, {own / one_pass:.2f} passes",
       file=sys.stderr,
       flush=True,
     )
-  if partial:
-    write_json(main.OUTPUT.value, result)
-    if processes.is_chief():
-      pathlib.Path(partial).unlink(missing_ok=True)
-  else:
-    terminal.console().print_json(json.dumps(result))
-  return 0
+    yield name, entry
 
 
 def _sizes(flag) -> list[int]:
@@ -323,30 +336,3 @@ def _sizes(flag) -> list[int]:
 
 def _entry(cell: Cell, drawn: Siblings, name: str) -> dict:
   return {**dataclasses.asdict(cell), "rule": name, "siblings": drawn.name}
-
-
-def _identity(entry: dict) -> tuple:
-  """What an entry is of: all of `_entry`, without what was measured."""
-  keys = [f.name for f in dataclasses.fields(Cell)] + ["rule", "siblings"]
-  return tuple(entry[key] for key in keys)
-
-
-def _resume(result: dict) -> str | None:
-  """Adds finished cells of the partial file; returns its name, if there is."""
-  if not main.OUTPUT.value:
-    return None
-  check_writable(main.OUTPUT.value)
-  partial = main.OUTPUT.value + ".partial"
-  if os.path.exists(partial):
-    try:
-      before = json.loads(pathlib.Path(partial).read_text("utf-8"))
-    except (ValueError, RecursionError):
-      raise ValueError(f"{partial} is not JSON; delete the file") from None
-    for key in ("rounds", "machine"):
-      if before[key] != result[key]:
-        raise ValueError(
-          f"{partial} is from a run with other {key}; finish that run, or "
-          "delete the file"
-        )
-    result["cells"] += before["cells"]
-  return partial

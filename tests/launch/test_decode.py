@@ -1,18 +1,15 @@
 """`launch.decode` as its users call it."""
 
 import json
-import os
 import pathlib
 import shutil
 import subprocess
 import sys
-import time
 
 import pytest
 import several
 from files import read_jsonl, write_jsonl
 
-from configs import common
 from launch import decode
 from models import tokenizers
 
@@ -114,168 +111,6 @@ def test_sampled_rows_do_not_depend_on_the_batch_size(cli, tmp_path, prompts):
     ) == 0  # fmt: skip
     outs.append([r["token_ids"] for r in read_jsonl(out)])
   assert outs[0] == outs[1]
-
-
-def test_a_stopped_run_resumes_without_losing_or_repeating_a_row(
-  cli, tmp_path, prompts, monkeypatch, capsys
-):
-  flags = (*SMALL, "--nobaseline", "--config.temperature=1.0",
-           f"--prompts={prompts}")  # fmt: skip
-  whole = tmp_path / "whole.jsonl"
-  assert cli(decode.run, *flags, f"--output={whole}") == 0
-
-  out, done = tmp_path / "out.jsonl", []
-  real = decode.decode_batch
-
-  def dies_after_two(number, *args):
-    if len(done) == 2:
-      raise KeyboardInterrupt
-    done.append(number)
-    return real(number, *args)
-
-  monkeypatch.setattr(decode, "decode_batch", dies_after_two)
-  with pytest.raises(KeyboardInterrupt):
-    cli(decode.run, *flags, f"--output={out}")
-  assert [r["id"] for r in read_jsonl(out)] == ["p3", "p4"]  # short ones first
-  partial = tmp_path / "out.jsonl.partial"
-  for file in (out, partial):
-    with file.open("a") as torn:  # as a crash in mid-write leaves it
-      torn.write('{"batch": 2, "unit": {"num_to')
-  again = []
-  monkeypatch.setattr(
-    decode, "decode_batch",
-    lambda number, *args: (again.append(number), real(number, *args))[1],
-  )  # fmt: skip
-  capsys.readouterr()
-  assert cli(decode.run, *flags, f"--output={out}") == 0
-  err = capsys.readouterr().err
-  assert f"{out}: dropped a half-written last line" in err
-  assert f"{out}: 2 rows are there already" in err
-  assert not set(again) & set(done)
-  assert len(again) + len(done) == len(TEXTS)
-  assert out.read_text() == whole.read_text()
-  assert not partial.exists()
-
-
-def test_a_killed_process_resumes_by_id(cli, tmp_path, pair, monkeypatch):
-  """SIGKILL in the middle of a file, then the same command."""
-  prompts = write_jsonl(
-    tmp_path / "in.jsonl",
-    [{"id": f"p{i}", "prompt": TEXTS[i % 5]} for i in range(200)],
-  )
-  flags = (*SMALL, "--nobaseline", f"--prompts={prompts}")
-  out = tmp_path / "out.jsonl"
-  process = subprocess.Popen(
-    [sys.executable, "-m", "launch.decode",
-     f"--config=configs/huggingface.py:target={pair[0]},draft={pair[1]}",
-     *flags, f"--output={out}"],
-    cwd=pathlib.Path(__file__).resolve().parents[2],
-    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-  )  # fmt: skip
-  with several.limited([process]):
-    while not (out.exists() and out.read_text().count("\n") > 2):
-      assert process.poll() is None
-      time.sleep(0.01)
-  process.wait()
-  there = [json.loads(x)["id"] for x in out.read_text().split("\n")[:-1]]
-  assert 2 < len(there) < 200
-  with out.open("a") as torn:
-    torn.write('{"id": "p')
-  again = []
-  real = decode.decode_batch
-  monkeypatch.setattr(
-    decode, "decode_batch",
-    lambda number, batch, *rest: (
-      again.extend(p.id for p in batch.prompts), real(number, batch, *rest)
-    )[1],
-  )  # fmt: skip
-  assert cli(decode.run, *flags, f"--output={out}") == 0
-  assert not set(again) & set(there)
-  assert len(again) + len(there) == 200
-  rows = read_jsonl(out)
-  assert [row["id"] for row in rows] == [f"p{i}" for i in range(200)]
-  whole = tmp_path / "whole.jsonl"
-  few = write_jsonl(
-    tmp_path / "few.jsonl",
-    [{"id": f"p{i}", "prompt": TEXTS[i]} for i in range(5)],
-  )
-  assert cli(
-    decode.run, *SMALL, "--nobaseline", f"--prompts={few}", f"--output={whole}"
-  ) == 0  # fmt: skip
-  for i, row in enumerate(rows):
-    assert row["token_ids"] == read_jsonl(whole)[i % 5]["token_ids"]
-
-
-def test_a_finished_run_decodes_only_what_was_deleted(
-  cli, tmp_path, prompts, monkeypatch
-):
-  out, summary = tmp_path / "out.jsonl", tmp_path / "s.json"
-  flags = (*SMALL, "--nobaseline", f"--prompts={prompts}", f"--output={out}",
-           f"--summary={summary}")  # fmt: skip
-  real, decoded = decode.decode_batch, []
-  monkeypatch.setattr(
-    decode, "decode_batch",
-    lambda number, batch, *rest: (
-      decoded.append(batch.prompts[0].id), real(number, batch, *rest)
-    )[1],
-  )  # fmt: skip
-  assert cli(decode.run, *flags) == 0
-  whole, numbers = out.read_text(), summary.read_text()
-  decoded.clear()
-  # A machine that was preempted comes back with new copies of the files.
-  os.utime(pathlib.Path(prompts))
-  assert cli(decode.run, *flags) == 0
-  assert decoded == []
-  assert (out.read_text(), summary.read_text()) == (whole, numbers)
-
-  lines = whole.splitlines(keepends=True)
-  out.write_text("".join(lines[:1] + lines[2:]))
-  assert cli(decode.run, *flags) == 0
-  assert decoded == ["p1"]
-  assert out.read_text() == whole
-
-  decoded.clear()
-  assert cli(decode.run, *flags, "--config.max_new_tokens=11") == 0
-  assert len(decoded) == len(TEXTS)  # other settings, another run
-
-
-def test_the_fingerprint_knows_weights_but_not_their_dates(tmp_path, pair):
-  copy = tmp_path / "target"
-  shutil.copytree(pair[0], copy)
-  config = common.get_config()
-  config.target = str(copy)
-  before = decode.fingerprint(config, [], False)
-  for file in copy.iterdir():
-    os.utime(file, (0, 0))
-  assert decode.fingerprint(config, [], False) == before
-  weights = copy / "model.safetensors"
-  data = bytearray(weights.read_bytes())
-  data[-1] ^= 1
-  weights.write_bytes(data)
-  assert decode.fingerprint(config, [], False) != before
-
-
-def test_lines_that_are_no_json_are_named(cli, tmp_path, prompts, capsys):
-  out = tmp_path / "out.jsonl"
-  flags = (*SMALL, "--nobaseline", f"--prompts={prompts}", f"--output={out}")
-  assert cli(decode.run, *flags) == 0
-  out.write_text("nonsense\n")
-  capsys.readouterr()
-  assert cli(decode.run, *flags) == 2
-  err = capsys.readouterr().err
-  assert f"{out}:1: expected a JSON object; mend or delete the file" in err
-  assert out.read_text() == "nonsense\n"
-
-
-def test_a_partial_file_of_another_run_is_not_continued(
-  cli, tmp_path, prompts, capsys
-):
-  out = tmp_path / "out.jsonl"
-  partial = tmp_path / "out.jsonl.partial"
-  partial.write_text('{"fingerprint": "another"}\n')
-  assert cli(decode.run, *SMALL, f"--prompts={prompts}", f"--output={out}") == 2
-  assert "other prompts or settings" in capsys.readouterr().err
-  assert partial.read_text() == '{"fingerprint": "another"}\n'
 
 
 def test_bad_lines_are_named_and_the_others_decoded(cli, tmp_path, capsys):

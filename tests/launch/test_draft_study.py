@@ -122,10 +122,14 @@ def test_a_study_writes_a_line_a_draft_and_resumes(tmp_path, monkeypatch, pair):
   before = pathlib.Path(f"{output}.partial").read_text().splitlines()
   assert len(before) == 2  # a header and the first draft
   assert study() == 0
+  assert set(json.loads(output.read_text().splitlines()[0])["provenance"][
+    "checkpoints"]) == {"target", "draft"}  # fmt: skip
   rows = files.read_jsonl(output)
   assert [row["name"] for row in rows] == ["a", "b"]
   first = json.loads(before[1])
-  assert rows[0] == {k: v for k, v in first.items() if k != "batch"}
+  assert rows[0] == {
+    k: v for k, v in first.items() if k not in ("batch", "sum")
+  }
   for row in rows:
     assert row["flops"] == pytest.approx(2e10, rel=0.1)
     assert row["num_steps"] >= 1

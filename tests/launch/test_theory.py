@@ -74,7 +74,7 @@ def test_a_chain_from_a_file(tmp_path):
     assert simulated["runs"] == 2000
     away = abs(simulated["mean"] - found["theorem3"][m])
     assert away < 5 * simulated["standard_error"]
-  assert execute(f"--chain={path}", f"--output={output}") == 0
+  assert execute(f"--chain={path}", f"--output={output}", "--overwrite") == 0
   assert json.loads(output.read_text())["simulated"] == {}
 
 

@@ -1,5 +1,6 @@
 """`launch.train`: exact, restartable, the same on any mesh."""
 
+import errno
 import functools
 import json
 import os
@@ -16,7 +17,7 @@ from absl.testing import flagsaver
 from flax import nnx
 
 from configs import train_embedded
-from launch import main, train
+from launch import locks, main, train
 from launch.training import settings, step
 from models import huggingface, tokenizers
 
@@ -298,6 +299,41 @@ def test_an_export_that_cannot_be_written_is_found_before_training(
   assert command_line(f"--workdir={folder}", f"--export={tmp_path}/x") == 2
   assert f"{tmp_path}/x is a file" in capsys.readouterr().err
   assert not (folder / "metrics.jsonl").exists()
+
+
+def test_the_second_trainer_in_a_folder_is_refused(texts, tmp_path, capsys):
+  config = tiny(texts, num_steps=2, validate_every=0, sample_every=0)
+  train.Run(config, str(tmp_path)).train()
+  before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
+  with locks.Lock(tmp_path / "lock", what="it"):
+    assert command_line(f"--workdir={tmp_path}") == 2
+  *_, line = capsys.readouterr().err.splitlines()
+  assert f"{tmp_path} is being written by process {os.getpid()} on" in line
+  assert before == {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
+
+
+def test_a_full_disk_is_one_line_and_the_run_goes_on(
+  texts, tmp_path, monkeypatch, capsys
+):
+  config = tiny(
+    texts, num_steps=6, log_every=1, checkpoint_every=2, validate_every=0,
+    sample_every=0,
+  )  # fmt: skip
+  tmp_path.joinpath("config.json").write_text(config.to_json())
+
+  written = tmp_path / "metrics.jsonl"
+
+  def full(number):
+    if written.exists() and written.read_bytes().count(b"\n") >= 4:
+      raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  monkeypatch.setattr(os, "fsync", full)
+  assert command_line(f"--workdir={tmp_path}") == 2
+  *_, line = capsys.readouterr().err.splitlines()
+  assert line == (f"error: [Errno 28] No space left on device: '{written}'")
+  monkeypatch.undo()
+  assert command_line(f"--workdir={tmp_path}") == 0
+  assert [r["step"] for r in records(tmp_path)] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_run_killed_at_any_moment_goes_on_to_the_same_bits(texts, tmp_path):

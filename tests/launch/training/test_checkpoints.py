@@ -1,12 +1,19 @@
 """Checkpoints that are broken, missing or half written."""
 
+import errno
 import itertools
+import json
+import os
+import sys
+import threading
 
 import grain
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from absl import logging
 
+from launch.training import checksums
 from launch.training.checkpoints import Checkpoints
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -17,18 +24,18 @@ def numbers():
 
 
 def state(value):
-  return {"w": jnp.full((64, 64), value, jnp.float32), "step": jnp.int32(value)}
+  noise = np.random.default_rng(value).normal(size=(64, 64))
+  return {"w": jnp.asarray(noise, jnp.float32), "step": jnp.int32(value)}
 
 
 @pytest.fixture
 def folder(tmp_path):
   """With checkpoints of steps 2 and 4."""
-  saved = Checkpoints(tmp_path / "checkpoints", every=2)
   iterator = numbers()
-  for step in range(1, 5):
-    next(iterator)
-    saved.save(step, state(step), iterator)
-  saved.close()
+  with Checkpoints(tmp_path / "checkpoints", every=2) as saved:
+    for step in range(1, 5):
+      next(iterator)
+      saved.save(step, state(step), iterator)
   return tmp_path / "checkpoints"
 
 
@@ -105,12 +112,109 @@ def test_an_unfinished_checkpoint_is_not_seen(folder):
 
 
 def test_only_the_newest_are_kept_and_force_saves_any_step(tmp_path):
-  saved = Checkpoints(tmp_path / "c", every=10, keep=2)
   iterator = numbers()
-  for step in (10, 13, 20):
-    saved.save(step, state(step), iterator, force=step == 13)
-  saved.save(20, state(20), iterator, force=True)  # is there: nothing to do
-  saved.close()
+  with Checkpoints(tmp_path / "c", every=10, keep=2) as saved:
+    for step in (10, 13, 20):
+      saved.save(step, state(step), iterator, force=step == 13)
+    saved.save(20, state(20), iterator, force=True)  # is there: nothing to do
   kept = [int(p.name) for p in (tmp_path / "c").iterdir() if p.name.isdigit()]
   assert sorted(kept) == [13, 20]
   assert list(itertools.islice(iterator, 1)) == [0]
+
+
+def flip(file, bit=None):
+  data = bytearray(file.read_bytes())
+  bit = 4 * len(data) if bit is None else bit
+  data[bit // 8] ^= 1 << bit % 8
+  file.write_bytes(data)
+
+
+def test_every_file_of_a_checkpoint_has_a_checksum(folder):
+  """One bit is enough, in any file but those that nothing is read from."""
+  files = [file for file in (folder / "4").rglob("*") if file.is_file()]
+  later = ("_CHECKPOINT_METADATA", "commit_success.txt")
+  checked = [f for f in files if f not in [folder / "4" / n for n in later]]
+  assert len(checked) == len(files) - 2
+  assert {"manifest.ocdbt", "_METADATA", "checksums.json"} <= {
+    file.name for file in checked
+  }
+  checksums.check(folder / "4")
+  for file in checked:
+    for bit in (0, 8 * file.stat().st_size - 6):
+      flip(file, bit)
+      with pytest.raises(ValueError, match=f"{file.name} |is damaged|changed"):
+        checksums.check(folder / "4")
+      flip(file, bit)
+  checksums.check(folder / "4")
+  (folder / "4" / "state" / "more").touch()
+  with pytest.raises(ValueError, match="state/more changed"):
+    checksums.check(folder / "4")
+
+
+def test_a_flipped_bit_in_the_weights_is_found(folder, caplog):
+  """Orbax reads it without a word."""
+  flip(max((folder / "4" / "state").rglob("d/*"), key=os.path.getsize))
+  with caplog.at_level("WARNING"):
+    step, found = Checkpoints(folder, every=2).restore(state(0), numbers())
+  assert step == 2
+  np.testing.assert_array_equal(found["w"], state(2)["w"])
+  assert "checkpoint of step 4 cannot be read (ValueError: state/" in (
+    caplog.text
+  )
+
+
+def test_a_changed_place_in_the_data_is_found(folder):
+  (place,) = (folder / "4" / "data").rglob("*.json")
+  text = place.read_text()
+  assert text.count("4") == 1
+  place.write_text(text.replace("4", "5"))
+  iterator = numbers()
+  assert Checkpoints(folder, every=2).restore(state(0), iterator)[0] == 2
+  assert next(iterator) == 2
+
+
+def test_a_checkpoint_from_before_there_were_checksums_is_taken(folder):
+  (folder / "4" / "checksums.json").unlink()
+  assert Checkpoints(folder, every=2).restore(state(0), numbers())[0] == 4
+
+
+def test_a_full_disk_is_an_os_error_and_nothing_else_is_said(
+  folder, monkeypatch, capsys, caplog
+):
+  """As tensorstore raises it in a thread, and as Orbax then logs it."""
+  saved = Checkpoints(folder, every=1)
+  words = "RESOURCE_EXHAUSTED: ... No space left on device [os_error_code='28']"
+
+  def fails():
+    try:
+      raise ValueError(words)
+    except ValueError as error:
+      logging.exception("in a thread")
+      raise RuntimeError("Event loop is closed") from error
+
+  def save(*_, **__):
+    thread = threading.Thread(target=lambda: sys.excepthook(
+      RuntimeError, RuntimeError("Event loop is closed"), None
+    ))  # fmt: skip
+    thread.start()
+    thread.join()
+    fails()
+
+  hook = sys.excepthook
+  monkeypatch.setattr(saved._manager, "save", save)
+  with pytest.raises(OSError, match="No space left") as raised, saved:
+    saved.save(7, state(7), numbers())
+  assert raised.value.errno == errno.ENOSPC
+  assert raised.value.filename == str(folder)
+  assert sys.excepthook is hook
+  assert os.strerror(errno.ENOSPC) not in caplog.text
+  assert capsys.readouterr().err == ""
+
+
+def test_another_error_of_saving_stays_itself(folder, monkeypatch):
+  with Checkpoints(folder, every=1) as saved:
+    monkeypatch.setattr(
+      saved._manager, "save", lambda *_, **__: json.loads("{")
+    )
+    with pytest.raises(json.JSONDecodeError):
+      saved.save(7, state(7), numbers())

@@ -1,6 +1,7 @@
 """A training run's checkpoints, on other meshes than the run's."""
 
 import json
+import os
 import shutil
 
 import jax
@@ -11,7 +12,7 @@ from files import read_jsonl
 from flax import nnx
 
 from configs import train_embedded
-from launch import decode, train
+from launch import decode, provenance, train
 from launch.training import trained
 from models import huggingface, tokenizers
 
@@ -136,14 +137,41 @@ def test_a_run_on_a_mesh_is_read_onto_one_device_and_decodes_as_its_export(
     )  # fmt: skip
     assert code == 0
     found.append(read_jsonl(output))
-    output.with_name("out.jsonl.journal").unlink()
+    output.unlink()
   assert found[0] == found[1]
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(
+  runs, tmp_path, caplog
+):
+  run = shutil.copytree(runs[0] / "first", tmp_path / "run")
+  assert trained.newest(str(run)).name == "6"
+  before = provenance.hash_checkpoint(str(run))
+  file = max((run / "checkpoints" / "6").rglob("d/*"), key=os.path.getsize)
+  data = bytearray(file.read_bytes())
+  data[len(data) // 2] ^= 16
+  file.write_bytes(data)
+  with caplog.at_level("WARNING"):
+    found = trained.load(str(run))
+  assert caplog.text.count("checkpoints/6 is damaged") == 1
+  assert file.name in caplog.text
+  shutil.rmtree(run / "checkpoints" / "6")
+  for one, other in zip(
+    *(jax.tree.leaves(nnx.state(x)) for x in (found, trained.load(str(run)))),
+    strict=True,
+  ):
+    np.testing.assert_array_equal(one, other)
+  assert provenance.hash_checkpoint(str(run)) != before
 
 
 def test_what_cannot_be_read_is_said(runs, tmp_path):
   run = shutil.copytree(runs[0] / "first", tmp_path / "run")
-  for file in trained.newest(str(run)).rglob("state/**/d/*"):
+  for file in (run / "checkpoints").rglob("state/**/d/*"):
     file.write_bytes(b"")
+  with pytest.raises(ValueError, match="are damaged, all of them"):
+    trained.load(str(run))
+  # As from before there were checksums.
+  (run / "checkpoints" / "6" / "checksums.json").unlink()
   with pytest.raises(ValueError, match=r"checkpoints/6/state cannot be read"):
     trained.load(str(run))
   (run / "config.json").write_text("{}")

@@ -5,7 +5,8 @@ import json
 import pytest
 from absl.testing import flagsaver
 
-from launch import benchmark, main
+from launch import benchmark, main, provenance
+from launch.journal import Journal
 from launch.verifying import costs, plots
 from specjax import siblings
 
@@ -61,8 +62,10 @@ def test_measures_what_fits_and_draws_it(measure, tmp_path, capsys):
 
   # A stopped run goes on: what is finished is not measured again.
   kept = result["cells"][:1]
-  partial = tmp_path / "costs.json.partial"
-  partial.write_text(json.dumps(result | {"cells": kept}))
+  name = json.dumps([256, 2, 2, 1, kept[0]["rule"], kept[0]["siblings"]])
+  settings = {"rounds": 1, "machine": result["machine"]}
+  with Journal(str(tmp_path / "costs.json"), settings) as journal:
+    journal.add({"batch": name, **kept[0]})
   resumed = measure(*flags)
   assert capsys.readouterr().err.count("passes") == 1
   assert resumed["cells"][:1] == kept
@@ -78,13 +81,11 @@ def test_measures_what_fits_and_draws_it(measure, tmp_path, capsys):
 
 def test_a_partial_result_of_another_run_is_not_mixed_in(tmp_path, capsys):
   path = tmp_path / "costs.json"
-  partial = tmp_path / "costs.json.partial"
-  partial.write_text(json.dumps({"cells": [], "rounds": 7, "machine": {}}))
+  settings = {"rounds": 7, "machine": provenance.machine()}
+  with Journal(str(path), settings) as journal:
+    journal.add({"batch": "x"})
   assert execute(*SMALL, f"--output={path}") == 2
-  assert "other rounds" in capsys.readouterr().err
-  partial.write_text("{")
-  assert execute(*SMALL, f"--output={path}") == 2
-  assert f"{partial} is not JSON" in capsys.readouterr().err
+  assert "rounds was 7, is 1" in capsys.readouterr().err
 
 
 def test_cells_that_are_too_large_are_named(measure):

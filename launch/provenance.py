@@ -1,0 +1,228 @@
+"""What made a result: the code, the command, the checkpoints, the machine.
+
+Every JSON that a command writes as its result has
+
+  provenance.specjax      version, commit, and whether the code differed from it
+                          (null, with a note, where nothing tells)
+  provenance.command      the command line
+  provenance.checkpoints  by role, path and hash of each model that took part
+  provenance.prompts      path and hash of the prompts
+  provenance.files        by flag, path and hash of other files
+  machine                 versions and hardware
+
+The hash of a file is its `sha256sum`; that of a checkpoint is that of the list
+of its files: in its folder, `sha256sum FILES | sha256sum`, the files in the
+order of their names' bytes.
+"""
+
+import concurrent.futures
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jaxlib
+
+import specjax
+from launch import main
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+# What results depend on; checkpoints are hashed.
+_CODE = ("specjax", "models", "configs", "launch")
+# `git archive` writes the commit here: what a TPU worker gets has no .git.
+_ARCHIVED = "$Format:%H$"
+
+# These do not decide what comes out.
+_WHERE = ("output", "summary", "workdir", "export", "plot", "overwrite")
+
+
+def command() -> str:
+  """The command line of this process, as a shell takes it."""
+  spec = getattr(sys.modules["__main__"], "__spec__", None)
+  program = ["-m", spec.name] if spec else [sys.argv[0]]
+  return shlex.join(["python", *program, *main.arguments()])
+
+
+def differences(theirs: str, ours: str) -> str:
+  """In what two command lines differ, in words; "" if in nothing that counts.
+
+  Where they write to does not count, nor the order.
+  """
+  a, b = (set(filter(_counts, _settings(text))) for text in (theirs, ours))
+  parts = []
+  if a - b:
+    parts.append(f"it has {shlex.join(sorted(a - b))}")
+  if b - a:
+    parts.append(f"this command has {shlex.join(sorted(b - a))}")
+  return ", ".join(parts)
+
+
+def _settings(line: str) -> list[str]:
+  """The arguments of a command line, `--name value` as `--name=value`."""
+  found: list[str] = []
+  for part in shlex.split(line):
+    if not part.startswith("-") and found and found[-1].startswith("--"):
+      if "=" not in found[-1]:
+        found[-1] += f"={part}"
+        continue
+    found.append(part)
+  return found
+
+
+def _counts(argument: str) -> bool:
+  name = argument.lstrip("-").partition("=")[0]
+  return not argument.startswith("-") or name not in _WHERE
+
+
+@functools.cache
+def code() -> dict[str, Any]:
+  """Version and commit of the code that runs, as far as they can be known.
+
+  Returns:
+    `version`; `commit`, or None; `dirty`, whether what is imported (specjax,
+    models, configs, launch) differs from the commit, or None; and a `note` that
+    says why where something is None.
+  """
+  found = {"version": specjax.__version__, "commit": None, "dirty": None}
+  if pathlib.Path(specjax.__file__).resolve().parents[1] != _ROOT:
+    return found | {"note": "specjax is installed apart from the commands"}
+  if not _ARCHIVED.startswith("$"):
+    note = "an archive of the commit: changes since would not be seen"
+    return found | {"commit": _ARCHIVED, "note": note}
+  try:
+    top = _git("rev-parse", "--show-toplevel")
+    if pathlib.Path(top).resolve() != _ROOT:
+      return found | {"note": "no git checkout"}
+    changes = _git("status", "--porcelain", "--", *_CODE)
+    return found | {"commit": _git("rev-parse", "HEAD"), "dirty": bool(changes)}
+  except FileNotFoundError:
+    return found | {"note": "git is not installed"}
+  except subprocess.SubprocessError as error:
+    said = " ".join(str(getattr(error, "stderr", None) or error).split())
+    return found | {"note": said[:200]}
+
+
+def _git(*arguments: str) -> str:
+  """What git says of the checkout, whatever repository the caller is in."""
+  environment = {k: v for k, v in os.environ.items() if k[:4] != "GIT_"}
+  done = subprocess.run(
+    ["git", "--no-optional-locks", "-C", str(_ROOT), *arguments],
+    env=environment, capture_output=True, text=True, check=True, timeout=60,
+  )  # fmt: skip
+  return done.stdout.strip()
+
+
+def hash_file(path: pathlib.Path) -> str:
+  """The SHA-256 of a file, in hexadecimal."""
+  with path.open("rb") as data:
+    return hashlib.file_digest(data, "sha256").hexdigest()
+
+
+def hash_files(root: pathlib.Path, files: Iterable[pathlib.Path]) -> dict:
+  """The SHA-256 of each file by its path under `root`, sorted."""
+  files = sorted(files, key=lambda file: file.relative_to(root).as_posix())
+  with concurrent.futures.ThreadPoolExecutor() as threads:
+    hashes = threads.map(hash_file, files)
+    return {
+      file.relative_to(root).as_posix(): found
+      for file, found in zip(files, hashes, strict=True)
+    }
+
+
+def hash_checkpoint(directory: str) -> str:
+  """One hash of all files that decide what a model is."""
+  from launch.decoding import networks
+
+  root = pathlib.Path(directory).absolute()
+  hashes = hash_files(root, networks.files(str(root)))
+  lines = "".join(f"{found}  {name}\n" for name, found in hashes.items())
+  return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def hash_texts(texts: Sequence[str]) -> str:
+  """One hash of a list of texts."""
+  return hashlib.sha256(json.dumps(list(texts)).encode()).hexdigest()
+
+
+def checkpoints(config: Any) -> dict[str, dict[str, str]]:
+  """By role, path and hash of each checkpoint that a config reads.
+
+  Args:
+    config: with a `target`, and perhaps a `draft` and a `scorer`.
+  """
+  roles = {role: config.get(role) for role in ("target", "draft", "scorer")}
+  if config.get("drafter") != "model" or not config.num_speculative_tokens:
+    roles["draft"] = None  # named, perhaps, but not read
+  return hashes({role: path for role, path in roles.items() if path})
+
+
+def hashes(directories: Mapping[str, str]) -> dict[str, dict[str, str]]:
+  """By role, path and hash of each checkpoint."""
+  return {
+    role: {"path": directory, "sha256": hash_checkpoint(directory)}
+    for role, directory in directories.items()
+  }
+
+
+def record(
+  *,
+  models: Mapping[str, dict] | None = None,
+  prompts: str | None = None,
+  texts: Sequence[str] | None = None,
+  files: Mapping[str, Any] | None = None,
+) -> dict[str, dict]:
+  """What made a result, to be merged into it.
+
+  Args:
+    models: `checkpoints` of the config, if a pair took part.
+    prompts: path of the prompts file, if there was one.
+    texts: the prompts, if they came from no file.
+    files: by flag, paths of what else was read; None for what was not.
+  """
+  source = None
+  if prompts:
+    source = _file(prompts)
+  elif texts is not None:
+    source = {"path": None, "sha256": hash_texts(texts)}
+  return {
+    "provenance": {
+      "specjax": code(),
+      "command": command(),
+      "checkpoints": dict(models or {}),
+      "prompts": source,
+      "files": {n: _file(path) for n, path in (files or {}).items() if path},
+    },
+    "machine": machine(),
+  }
+
+
+def _file(path: str | os.PathLike) -> dict[str, str]:
+  return {"path": str(path), "sha256": hash_file(pathlib.Path(path))}
+
+
+def machine() -> dict[str, Any]:
+  """Versions and hardware."""
+  model = platform.processor()
+  info = "/proc/cpuinfo"
+  if os.path.exists(info):
+    with open(info, encoding="utf-8") as lines:
+      names = [x.split(":", 1)[1].strip() for x in lines if "model name" in x]
+    model = names[0] if names else model
+  return {
+    "python": platform.python_version(),
+    "jax": jax.__version__,
+    "jaxlib": jaxlib.__version__,
+    "backend": jax.default_backend(),
+    "devices": [d.device_kind for d in jax.devices()],
+    "processor": model,
+    "cores": len(os.sched_getaffinity(0)),
+    "system": platform.platform(),
+  }

@@ -1,0 +1,76 @@
+"""Where a run exports its model: no model that is not its own is replaced.
+
+WORKDIR/exports.json has the hash of the weights that the run wrote to each
+folder, null while it writes them.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+
+import ml_collections
+
+from launch import main, outputs, processes, provenance
+
+# The tokenizer stays as it is where it is the run's.
+_READ = ("teacher", "init_from", "dataset")
+
+
+def check(
+  config: ml_collections.ConfigDict, workdir: str, export: str | None
+) -> None:
+  """Raises, before any work is done, if a model cannot go into a folder.
+
+  Args:
+    config: of the run.
+    workdir: of the run.
+    export: the folder, or None.
+
+  Raises:
+    UserError: for --overwrite without a folder.
+    ValueError: if the run reads that folder; or if another model is there,
+      without --overwrite.
+    NotADirectoryError, PermissionError: see `outputs.check_folder`.
+  """
+  if export is None:
+    main.refuse_with("a run that is not exported", main.OVERWRITE)
+    return
+  outputs.check_folder("--export", export)
+  if not processes.is_chief():
+    return
+  for name, path in [("--workdir", workdir)] + [
+    (f"config.{name}", config.get(name)) for name in _READ
+  ]:
+    if path and os.path.realpath(path) == os.path.realpath(export):
+      raise ValueError(f"--export is also {name}: {export}")
+  weights = pathlib.Path(export) / "model.safetensors"
+  before = _read(workdir)
+  key = os.path.realpath(export)
+  if key in before and weights.is_file():
+    if before[key] in (None, provenance.hash_file(weights)):
+      return
+  outputs.check_no_model("--export", export)
+
+
+@contextlib.contextmanager
+def noted(workdir: str, export: str):
+  """Notes in WORKDIR what is written to a folder within; the chief does."""
+  key = os.path.realpath(export)
+  _write(workdir, _read(workdir) | {key: None})
+  yield
+  weights = pathlib.Path(export) / "model.safetensors"
+  _write(workdir, _read(workdir) | {key: provenance.hash_file(weights)})
+
+
+def _read(workdir: str) -> dict[str, str | None]:
+  try:
+    found = json.loads((pathlib.Path(workdir) / "exports.json").read_bytes())
+  except (FileNotFoundError, ValueError):
+    return {}
+  return found if isinstance(found, dict) else {}
+
+
+def _write(workdir: str, exports: dict[str, str | None]) -> None:
+  path = pathlib.Path(workdir) / "exports.json"
+  outputs.write_json(str(path), exports)
