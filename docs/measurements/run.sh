@@ -1,0 +1,116 @@
+#!/bin/sh
+# Measures anew what README, docs/theory.md and docs/reports show, and copies it
+# there. What is in build/measured is not measured again: a stopped run goes on.
+#
+#   docs/measurements/run.sh [PART...]     all | timed | counted | NAME
+#
+# The parts of `timed` want the machine for themselves: about 35 minutes of two
+# cores. Those of `counted` do not (about 35 more). The studies of docs/drafts.md,
+# which train, and docs/measurements/rules/costs.json have commands of their own.
+cd "$(dirname "$0")/../.." || exit 1
+python=${PYTHON:-.venv/bin/python}
+out=build/measured
+mkdir -p "$out" || exit 1
+
+# Runs a command that writes to $target unless that is there, atomically.
+part() { # KIND NAME MINUTES WHERE COMMAND...
+  kind=$1 name=$2 minutes=$3 where=$4
+  shift 4
+  for wanted in $parts; do
+    case $wanted in
+      all | "$kind" | "$name") ;;
+      *) continue ;;
+    esac
+    if [ ! -e "$out/$name" ]; then
+      echo "$name, about $minutes minutes from $(date +%T)" >&2
+      rm -rf "$out/$name.new"
+      target=$out/$name.new
+      "$python" -m "$@" "$(flag "$1")=$target" >"$out/$name.log" 2>&1 || {
+        tail -n 3 "$out/$name.log" >&2
+        exit 1
+      }
+      mv "$target" "$out/$name"
+    fi
+    copy "$name" "$where"
+    return
+  done
+}
+
+flag() { # which flag of a command names where it writes
+  case $1 in
+    launch.report | launch.theory) echo --workdir ;;
+    *) echo --output ;;
+  esac
+}
+
+copy() {
+  if [ "$2" = - ]; then
+    return
+  elif [ -d "$out/$1" ]; then
+    mkdir -p "$2" && cp "$out/$1"/*.json "$out/$1"/*.svg "$2"
+    [ ! -e "$out/$1/report.md" ] || cp "$out/$1/report.md" "$2"
+  else
+    mkdir -p "$(dirname "$2")" && cp "$out/$1" "$2"
+  fi
+}
+
+benchmark() { # NAME MINUTES FLAG...
+  name=$1 minutes=$2
+  shift 2
+  part timed "$name" "$minutes" "docs/measurements/$name.json" \
+    launch.benchmark "$@"
+}
+
+report() { # NAME FLAG...
+  name=$1
+  shift
+  part timed "report-$name" 3 "docs/reports/$name" launch.report \
+    --config=configs/embedded.py --report_rounds=4 \
+    --config.max_new_tokens=256 "$@"
+}
+
+parts=${*:-all}
+pair=--config=configs/embedded.py
+
+part timed held-out.jsonl 1 - launch.held_out_prompts --count=64
+part timed neox 1 - launch.random_checkpoint --shape=pythia-160m
+
+benchmark embedded-greedy 3 $pair
+benchmark embedded-temperature-1 3 $pair --config.temperature=1.0
+benchmark embedded-greedy-ngram 2 $pair --noreference --config.drafter=ngram
+benchmark embedded-greedy-layer-skip 2 $pair --noreference \
+  --config.drafter=layer_skip
+benchmark embedded-greedy-batch-6 2 $pair --noreference --config.batch_size=6
+benchmark held-out-greedy 4 $pair --noreference --rounds=1 \
+  --prompts=$out/held-out.jsonl
+benchmark held-out-temperature-1 4 $pair --noreference --rounds=1 \
+  --config.temperature=1.0 --prompts=$out/held-out.jsonl
+benchmark pythia-160m-shape 2 --config=configs/huggingface.py:target=$out/neox \
+  --config.num_speculative_tokens=0 --config.max_new_tokens=32 --rounds=3
+report greedy --config.temperature=0.0 --sweep_tokens=2,4,6,8,10
+report temperature-1 --config.temperature=1.0 --sweep_tokens=2,4,6,8,10
+report layer-skip --config.temperature=1.0 --config.num_speculative_tokens=2 \
+  --config.drafter=layer_skip --sweep_tokens=1,2,4
+# With those above of the embedded pair and of held-out prompts five at each
+# temperature: does the prediction hold every time?
+for again in 1 2 3; do
+  for temperature in 0.0 1.0; do
+    part timed again-$temperature-$again.json 1 \
+      docs/measurements/again/temperature-$temperature-$again.json \
+      launch.benchmark $pair --noreference --rounds=2 \
+      --config.temperature=$temperature
+  done
+done
+
+part counted rules.json 15 docs/measurements/rules/embedded.json \
+  launch.rule_sweep $pair
+part counted quality.json 10 docs/theory/quality.json launch.quality \
+  --config=configs/quality.py
+part counted theory 10 docs/theory launch.theory --figure=all
+
+if [ -e "$out/rules.json" ]; then
+  "$python" -m launch.verifying.plots efficiency \
+    docs/measurements/rules/embedded.json docs/figures/rule-efficiency.svg
+fi
+echo "then: python -m launch.measuring.tables docs/measurements, and" \
+  "launch.predicting.tables and launch.verifying.tables, for the pages" >&2
