@@ -19,10 +19,13 @@ from jax import lax
 from models.params import check_params
 from models.sharding import Sharding, constrain
 from models.transformer import (
+  FINAL,
+  Features,
   Layer,
   SkippedLayers,
   Transformer,
   TransformerConfig,
+  check_features,
 )
 from specjax import cache as cache_lib
 from specjax.cache import Cache
@@ -74,6 +77,7 @@ def as_language_model(
   dtype=jnp.float32,
   skipped: SkippedLayers | None = None,
   sharding: Sharding | None = None,
+  features: Features = (),
 ) -> LanguageModel:
   """The model as pure functions of stacked parameters.
 
@@ -84,12 +88,14 @@ def as_language_model(
       model, as in `models.transformer.as_language_model`.
     sharding: where activations and cache lie on the mesh in use; None, or no
       mesh, for wherever XLA puts them.
+    features: what `ModelOutput.features` holds, as in `models.transformer`.
 
   Returns:
     The `LanguageModel`; its parameters are as `abstract_params` says.
   """
   skipped = skipped or SkippedLayers()
   skipped.check(config.num_layers)
+  check_features(features, config.num_layers)
   frame, layer = _modules(config, dtype)
   frame_def, layer_def = nnx.graphdef(frame), nnx.graphdef(layer)
   windows = sorted(
@@ -109,6 +115,10 @@ def as_language_model(
     "attention": np.array([i not in skipped.attention for i in kept]),
     "mlp": np.array([i not in skipped.mlp for i in kept]),
   }
+  # Of each feature: the first layer kept that is given it; x itself after all.
+  wanted = [i for i in features if i != FINAL and i <= max(kept, default=-1)]
+  first = [min(k for k in kept if k >= i) for i in wanted]
+  which["feature"] = np.equal.outer(kept, first)
   put = functools.partial(constrain, sharding=sharding)
   shapes = abstract_params(config, dtype=dtype)
 
@@ -137,7 +147,8 @@ def as_language_model(
     masks = jnp.stack([fed.masks[w] for w in windows])
 
     def body(carry, this):
-      x, kv = carry
+      x, kv, seen = carry
+      seen = jnp.where(this["feature"][:, None, None, None], x, seen)
       own = jax.tree.map(
         lambda p: lax.dynamic_index_in_dim(p, this["layer"], keepdims=False),
         params["layers"],
@@ -165,14 +176,17 @@ def as_language_model(
           x,
           kv,
         )
-      return (x, kv), None
+      return (x, kv, seen), None
 
-    (x, kv), _ = lax.scan(
-      body,
-      (put(fed.x, "act_btd"), (fed.cache.keys[0], fed.cache.values[0])),
-      jax.tree.map(jnp.asarray, which),
+    x = put(fed.x, "act_btd")
+    kv = (fed.cache.keys[0], fed.cache.values[0])
+    seen = jnp.zeros((len(wanted), *x.shape), x.dtype)
+    (x, kv, seen), _ = lax.scan(
+      body, (x, kv, seen), jax.tree.map(jnp.asarray, which)
     )
-    output = outer.leave(x, logits_at)
+    given = dict(zip(wanted, seen, strict=True))
+    given |= {i: x for i in features if i != FINAL and i not in given}
+    output = outer.leave(x, logits_at, given, features)
     output = dataclasses.replace(
       output, logits=put(output.logits, "logits_btv")
     )

@@ -12,6 +12,7 @@ heads, K key/value heads, G = H / K queries per key head, C channels per head.
 import dataclasses
 import functools
 import math
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -319,6 +320,22 @@ class Layer(nnx.Module):
 # -------------------------------------------------------------------- model
 
 
+FINAL = "final"
+# What a model returns of its hidden states, next to each other on the last
+# axis: i in 0..L is the residual stream that layer i is given (L: that after
+# the last layer), FINAL is that after the final norm, which logits are read of.
+Features = tuple[int | str, ...]
+
+
+def check_features(features: Features, num_layers: int) -> None:
+  """Raises ValueError unless all of them are there."""
+  for i in features:
+    if i != FINAL and not (isinstance(i, int) and 0 <= i <= num_layers):
+      raise ValueError(
+        f"features must be in 0..{num_layers} or {FINAL!r}, got {i!r}"
+      )
+
+
 @dataclasses.dataclass(frozen=True)
 class SkippedLayers:
   """Sub-layers left out of a forward pass (self-speculative drafting).
@@ -387,6 +404,7 @@ class Transformer(nnx.Module):
     logits_at: Array | None = None,
     segments: Array | None = None,
     skipped: SkippedLayers = SkippedLayers(),
+    features: Features = (),
   ) -> tuple[ModelOutput, Cache | None]:
     """Feeds T tokens; see `specjax.types.LanguageModel.apply`.
 
@@ -404,8 +422,9 @@ class Transformer(nnx.Module):
       tokens, cache, positions=positions, mask=mask, segments=segments
     )
     x, cache = fed.x, fed.cache
-    keys, values = [], []
+    keys, values, seen = [], [], {}
     for i, layer in enumerate(self.layers):
+      seen[i] = x
       x, kv = layer(
         x,
         fed.rotary,
@@ -423,7 +442,8 @@ class Transformer(nnx.Module):
         values=tuple(values),
         length=fed.start + tokens.shape[1],
       )
-    return self.leave(x, logits_at), cache
+    seen[c.num_layers] = x
+    return self.leave(x, logits_at, seen, features), cache
 
   def enter(
     self,
@@ -465,8 +485,21 @@ class Transformer(nnx.Module):
     rotary = None if c.learned_positions else rotary_table(c, positions)
     return Fed(x=x, rotary=rotary, masks=masks, start=start, cache=cache)
 
-  def leave(self, x: Array, logits_at: Array | None = None) -> ModelOutput:
-    """What comes after the layers, of `x: [B, T, D]`; see `ApplyFn`."""
+  def leave(
+    self,
+    x: Array,
+    logits_at: Array | None = None,
+    seen: Mapping[int, Array] | None = None,
+    features: Features = (),
+  ) -> ModelOutput:
+    """What comes after the layers, of `x: [B, T, D]`; see `ApplyFn`.
+
+    Args:
+      x: what the last layer gave.
+      logits_at: which tokens' logits are wanted.
+      seen: what each layer was given, and after all of them x.
+      features: what to return of it.
+    """
     read = hidden = self.final_norm(x)
     if logits_at is not None:
       read = jnp.take_along_axis(hidden, logits_at[..., None], axis=1)
@@ -474,7 +507,11 @@ class Transformer(nnx.Module):
       logits = self.embed.attend(read)
     else:
       logits = self.lm_head(read)
-    return ModelOutput(logits=logits.astype(jnp.float32), hidden=hidden)
+    chosen = [hidden if i == FINAL else seen[i] for i in features]
+    return ModelOutput(
+      logits=logits.astype(jnp.float32),
+      features=jnp.concatenate(chosen, axis=-1) if chosen else None,
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -497,7 +534,10 @@ class Fed:
 
 
 def as_language_model(
-  module: Transformer, *, skipped: SkippedLayers = SkippedLayers()
+  module: Transformer,
+  *,
+  skipped: SkippedLayers = SkippedLayers(),
+  features: Features = (),
 ) -> tuple[LanguageModel, nnx.State]:
   """Splits a module into pure functions and its parameters.
 
@@ -506,12 +546,17 @@ def as_language_model(
     skipped: sub-layers to leave out. The functions then take the same
       parameters and the same cache as the full model: the layers left out keep
       their cache entries as they are.
+    features: what `ModelOutput.features` holds, see `Features`.
 
   Returns:
     The `LanguageModel` and the parameters to call it with.
+
+  Raises:
+    ValueError: for layers that are not there.
   """
   config = module.config
   skipped.check(config.num_layers)
+  check_features(features, config.num_layers)
   graphdef, params = nnx.split(module)
   shapes = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params
@@ -539,6 +584,7 @@ def as_language_model(
       mask=mask,
       logits_at=logits_at,
       skipped=skipped,
+      features=features,
     )
 
   model = LanguageModel(

@@ -33,12 +33,15 @@ class Cache:
     positions: `i32[B, S]`, the position of the token in each slot, or None for
       models that never compare positions (only sliding windows do).
     length: `i32[B]`, the number of slots in use in each row.
+    context: what an encoder made of the row's input, arrays with rows first:
+      read by every pass, never written. None for decoder-only models.
   """
 
   keys: tuple[Array, ...]
   values: tuple[Array, ...]
   positions: Array | None
   length: Array
+  context: Any = None
 
   @property
   def slots(self) -> int:
@@ -227,7 +230,7 @@ def write_positions(cache: Cache, positions: Array) -> Cache:
 def attention_mask(
   cache: Cache,
   positions: Array,
-  mask: np.ndarray | None,
+  mask: np.ndarray | Array | None,
   *,
   window: int | None = None,
 ) -> Array:
@@ -240,7 +243,8 @@ def attention_mask(
   Args:
     cache: the cache before the T tokens are counted in its length.
     positions: `i32[B, T]`, positions of the fed tokens.
-    mask: static `bool[T, M]` with M >= T, or None for a causal chain (M = T).
+    mask: static `bool[T, M]`, or `bool[B, T, M]`, with M >= T; or None for a
+      causal chain (M = T).
     window: sliding-window size W: a key is visible while
       `query position - key position < W`. Needs `cache.positions`.
 
@@ -250,7 +254,7 @@ def attention_mask(
   fed = positions.shape[1]
   if mask is None:
     mask = np.tril(np.ones((fed, fed), bool))
-  trailing = mask.shape[1]
+  trailing = mask.shape[-1]
   slot = jnp.arange(cache.slots)  # [S]
   first = cache.length[:, None] + (fed - trailing)  # [B, 1]
   visible = (slot < first)[:, None, :]  # [B, 1, S]
@@ -259,9 +263,14 @@ def attention_mask(
   if trailing == 1:
     visible = visible | inside[:, None, :]
   else:
-    table = jnp.asarray(np.pad(mask, ((0, 0), (0, 1))))  # [T, M + 1]
     column = jnp.where(inside, offset, trailing)  # [B, S]
-    visible = visible | jnp.moveaxis(table[:, column], 0, 1)  # [B, T, S]
+    if mask.ndim == 2:
+      table = jnp.asarray(np.pad(mask, ((0, 0), (0, 1))))  # [T, M + 1]
+      seen = jnp.moveaxis(table[:, column], 0, 1)
+    else:
+      table = jnp.pad(mask, ((0, 0), (0, 0), (0, 1)))
+      seen = jax.vmap(lambda rows, at: rows[:, at])(table, column)
+    visible = visible | seen  # [B, T, S]
   if window is not None:
     if cache.positions is None:
       raise ValueError("a sliding window needs a cache that keeps positions")

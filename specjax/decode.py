@@ -1,4 +1,4 @@
-"""The decoding loop: `init`, `step`, and `step` under `lax.while_loop`.
+"""The decoding loop: `step`, `generate`, and what it begins with.
 
 One round is draft, score, verify, draw, commit:
 
@@ -10,20 +10,25 @@ One round is draft, score, verify, draw, commit:
 Plain autoregressive decoding is the same loop with the empty tree. Nothing here
 is jitted; shapes are fixed, so `jax.jit(decoder.generate, donate_argnums=1)` is
 one program for every prompt, length, temperature and budget of the same sizes.
+What is checked is in `arguments` and `checks`, what is counted in `emission`.
 """
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
-from specjax import arguments, drafters, laws, rules
+from specjax import arguments, checks, drafters, laws, rows, rules
 from specjax import cache as cache_lib
 from specjax import emission as emission_lib
 from specjax import sampling as sampling_lib
 from specjax import warp as warp_lib
+from specjax.cache import Cache
+from specjax.tree import Form
 from specjax.types import (
   Commit,
   Context,
@@ -31,12 +36,15 @@ from specjax.types import (
   DecodeState,
   Draft,
   Drafter,
+  DrawFn,
   LanguageModel,
   Params,
+  Round,
   Rule,
   Sampling,
   StepInfo,
   StopReason,
+  pick_nodes,
 )
 
 
@@ -63,18 +71,224 @@ class Decoder:
   with_log_probs: bool = False
 
   def __post_init__(self):
-    if not isinstance(self.rule, Rule):
-      raise TypeError(
-        "rule must be a specjax.Rule, or in make_decoder its name, got "
-        f"{self.rule!r}"
+    checks.parts(self.target, self.drafter, self.rule, self.vocab_size)
+
+  def step(
+    self, params: Params, state: DecodeState
+  ) -> tuple[DecodeState, StepInfo]:
+    """One round for every row; rows that are done stay as they are.
+
+    Three rows and a chain of three drafted tokens, so four nodes; the target
+    counts up and is greedy; row 2 may emit two more tokens. Each row is another
+    case: everything is accepted, a token is rejected, the budget cuts.
+
+                              row 0        row 1        row 2
+      text (`length`)         3 4 (2)      8 (1)        0 0 1 (3)
+      drafted                 5 6 7        9 9 9        2 3 4
+      fed to the target       4 5 6 7      8 9 9 9      1 2 3 4
+      at positions            1 2 3 4      0 1 2 3      2 3 4 5
+      the target's next       5 6 7 8      9 0 0 0      2 3 4 5
+      `node_probs`            0 0 0 1      0 1 0 0      0 0 0 1
+      `node`, next token      3, 8         1, 0         3, 5
+      emitted                 5 6 7 8      9 0          2 3
+      their `Origin`          A A A bonus  A residual   A A
+      `length`                6            3            5
+      slots kept              3 4 5 6 7    8 9          0 0 1 2
+      why it ended            -            -            LENGTH
+
+    The newest token is never among the slots kept: it is the next root.
+
+    Args:
+      params: parameters of both models.
+      state: from `init` or an earlier step.
+
+    Returns:
+      The next state, and what happened.
+    """
+    arguments.check_params(params)
+    keys = sampling_lib.step_keys(state.keys, state.length)
+    now = self.look(params, state)
+    draft, verification, cache = now.draft, now.verification, now.target_cache
+    root_slot = state.length - 1
+    with jax.named_scope("verify"):
+      numbers = sampling_lib.numbers(
+        sampling_lib.verification_keys(keys), verification.node_probs.dtype
+      )  # [B, 2, 2]
+      node = sampling_lib.pick_node(numbers[:, 0, 0], verification.node_probs)
+      next_token = sampling_lib.pick(
+        numbers[:, 1], verification.next_log_probs(node)
       )
-    self.rule.check(self.drafter.tree, self.drafter.siblings)
-    if self.drafter.siblings.with_noise and not self.rule.with_noise:
-      raise ValueError(
-        f"rule {self.rule.name!r} does not verify drafts with noise "
-        f"(siblings {self.drafter.siblings.name!r}); rule 'gumbel_list' does"
+    with jax.named_scope("commit"):
+      emission = emission_lib.emit(state, draft, node, next_token, now.broken)
+      state = emission_lib.record(state, draft, verification, emission)
+      if self.with_log_probs:
+        state = emission_lib.record_log_probs(
+          state, now.logits, emission, root_slot + 1
+        )
+      if draft.tree.is_chain:
+        cache = cache.replace(length=state.length - 1)
+      else:
+        cache = cache_lib.keep_path(
+          cache,
+          root_slot,
+          emission.path,
+          state.length - 1,
+          nodes=draft.tree.num_nodes,
+        )
+      drafter_state = self.drafter.commit(
+        params,
+        now.drafter_state,
+        Commit(
+          tokens=draft.tokens,
+          start=root_slot,
+          path=emission.path,
+          length=state.length,
+          target_output=now.output,
+        ),
       )
-    drafters.model.check_model("target", self.target, self.vocab_size)
+    state = dataclasses.replace(
+      state, target_cache=cache, drafter_state=drafter_state
+    )
+    info = StepInfo(
+      draft=draft,
+      target_log_probs=now.target_log_probs,
+      node_probs=verification.node_probs,
+      node=node,
+      tokens=emission.tokens,
+      num_emitted=emission.count,
+      total_variation=emission_lib.distances(verification),
+    )
+    return state, info
+
+  def look(
+    self,
+    params: Params,
+    state: DecodeState,
+    *,
+    draws: DrawFn = pick_nodes,
+  ) -> Round:
+    """Draft, score, verify: all of a round that comes before its coins.
+
+    Args:
+      params: parameters of both models.
+      state: from `init` or an earlier step.
+      draws: what draws the drafted tokens, see `Context`.
+
+    Returns:
+      The `Round`.
+    """
+    now = self.score(params, state, draws=draws)
+    with jax.named_scope("verify"):
+      verification = self.rule.verify(now.draft, now.target_log_probs)
+    return dataclasses.replace(now, verification=verification)
+
+  def score(
+    self,
+    params: Params,
+    state: DecodeState,
+    *,
+    draws: DrawFn = pick_nodes,
+  ) -> Round:
+    """As `look`, but the rule is not asked: no verification."""
+    tree, root_slot = self.drafter.tree, state.length - 1
+    with jax.named_scope("draft"):
+      draft, drafter_state, cache = self.propose(params, state, draws)
+    with jax.named_scope("score"):
+      if tree.form is Form.FREE:
+        topology = draft.topology()
+        depth, mask = topology.depth, topology.ancestors
+      else:  # what is not there is above nothing that is
+        depth, mask = tree.fed_depth, tree.fed_ancestors
+      output, cache = self.target.apply(
+        params.target,
+        draft.tokens,
+        cache.replace(length=root_slot),
+        positions=root_slot[:, None] + depth,
+        mask=None if tree.is_chain and not tree.lanes else mask,
+      )
+      checks.logits(self.target, output.logits, draft.tokens.shape)
+      logits = output.logits[:, : tree.num_nodes, : self.vocab_size]
+      logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+      target_log_probs = warp_lib.warp(logits, state.sampling)
+      draft, target_log_probs, broken = _heal(draft, target_log_probs)
+    return Round(
+      draft=draft,
+      drafter_state=drafter_state,
+      output=output,
+      target_cache=cache,
+      logits=logits,
+      target_log_probs=target_log_probs,
+      broken=broken,
+    )
+
+  def propose(
+    self,
+    params: Params,
+    state: DecodeState,
+    draws: DrawFn = pick_nodes,
+  ) -> tuple[Draft, Any, Cache]:
+    """The drafter's proposal, as it is scored; see `Drafter.propose`."""
+    tree = self.drafter.tree
+    keys = sampling_lib.step_keys(state.keys, state.length)
+    context = Context(
+      tokens=state.tokens,
+      length=state.length,
+      max_depth=state.max_depth,
+      sampling=state.sampling,
+      keys=keys,
+      row_keys=state.keys,
+      numbers=sampling_lib.drafted_numbers(keys, tree.num_drafted),
+      draws=draws,
+    )
+    draft, drafter_state, cache = self.drafter.propose(
+      params, state.drafter_state, state.target_cache, context
+    )
+    checks.draft(
+      self.drafter, draft, len(state.length), vocab_size=self.vocab_size
+    )
+    return _within(draft, state.max_depth), drafter_state, cache
+
+  def generate(self, params: Params, state: DecodeState) -> DecodeState:
+    """Rounds until every row is done: one `lax.while_loop`."""
+    arguments.check_params(params)
+    return lax.while_loop(
+      lambda s: ~jnp.all(s.done),
+      lambda s: self.step(params, s)[0],
+      state,
+    )
+
+  def steps(
+    self,
+    params: Params,
+    state: DecodeState,
+    num_steps: Array | int,
+    *,
+    num_idle: Array | int | None = None,
+  ) -> DecodeState:
+    """At most `num_steps` rounds (traced), fewer if all rows are done.
+
+    Between calls the caller may read `state.tokens` up to `state.length`: this
+    is how to stream.
+
+    Args:
+      params: parameters of both models.
+      state: from `init` or an earlier step.
+      num_steps: rounds at most.
+      num_idle: end as soon as so many rows are done (traced), so that they can
+        be given other prompts (`admit`). None: as soon as all are.
+
+    Returns:
+      The state.
+    """
+    arguments.check_params(params)
+    last = state.num_steps + num_steps
+    enough = len(state.length) if num_idle is None else num_idle
+
+    def goes_on(s):
+      idle = jnp.sum(s.done)
+      return ~jnp.all(s.done) & (idle < enough) & (s.num_steps < last)
+
+    return lax.while_loop(goes_on, lambda s: self.step(params, s)[0], state)
 
   def init(
     self,
@@ -87,6 +301,7 @@ class Decoder:
     max_new_tokens: Array | int,
     sampling: Sampling | None = None,
     stop_tokens: Sequence[int] | Array = (),
+    inputs: Any = None,
   ) -> DecodeState:
     """Runs the prompts through the models (prefill).
 
@@ -101,6 +316,8 @@ class Decoder:
       max_new_tokens: tokens to emit at most, for all rows or `i32[B]`.
       sampling: the warp; by default temperature 1 and no truncation.
       stop_tokens: ids that end a row once emitted.
+      inputs: what encoders read, any pytree with rows first (`encode` of
+        `LanguageModel`).
 
     Returns:
       The state before the first step.
@@ -116,56 +333,150 @@ class Decoder:
       params, prompts, lengths, rng_key, buffer_length=buffer_length,
       max_new_tokens=max_new_tokens, sampling=sampling,
     )  # fmt: skip
-    batch, width = prompts.shape
-    tree = self.drafter.tree
-    sampling = sampling or warp_lib.make_sampling(batch)
+    count = len(prompts)
     if rng_key.ndim == 0:
-      rng_key = sampling_lib.row_keys(rng_key, jnp.arange(batch))
+      rng_key = sampling_lib.row_keys(rng_key, jnp.arange(count))
+    # Every row may write a whole draft beyond its last committed token.
+    slots = buffer_length + self.drafter.tree.num_fed
+    return self._prefill(
+      params, prompts, lengths, rng_key,
+      buffer_length=buffer_length,
+      max_new_tokens=max_new_tokens,
+      sampling=sampling or warp_lib.make_sampling(count),
+      stop_tokens=jnp.asarray(stop_tokens, jnp.int32).reshape(-1),
+      inputs=inputs,
+      drafter_state=self.drafter.init(params, count, slots, inputs),
+    )  # fmt: skip
+
+  def admit(
+    self,
+    params: Params,
+    state: DecodeState,
+    row: Array | int,
+    prompt: Array,
+    length: Array | int,
+    rng_key: Array,
+    *,
+    max_new_tokens: Array | int,
+    sampling: Sampling | None = None,
+    inputs: Any = None,
+  ) -> DecodeState:
+    """Gives a row of a running state another prompt; whatever it was is gone.
+
+    The row emits from now on exactly what it would in a state of its own, and
+    the others what they would have. One program for prompts of one width:
+    `row`, `length`, `rng_key`, the budget and the warp are traced.
+
+    Args:
+      params: parameters of both models.
+      state: from `init` or later; donate it.
+      row: which of its B rows, one that is done.
+      prompt: `i32[P]`, right-padded with anything.
+      length: tokens of it, in 1..P.
+      rng_key: the request's key, not the slot's: its stream, as it is.
+      max_new_tokens: tokens to emit at most.
+      sampling: the warp of one row, with the same truncations as the state's;
+        by default temperature 1 and no truncation.
+      inputs: as `init`'s, of one row.
+
+    Returns:
+      The state with the row in it.
+
+    Raises:
+      ValueError: as `init`.
+    """
+    prompt = jnp.asarray(prompt)[None]
+    lengths = jnp.asarray(length, jnp.int32).reshape(1)
+    budgets = jnp.asarray(max_new_tokens, jnp.int32).reshape(1)
+    tree = self.drafter.tree
+    buffer_length = state.tokens.shape[1] - tree.max_depth - 1
+    sampling = warp_lib.as_in(state.sampling, sampling)
+    keys = rng_key[None]
+    self.check(
+      params, prompt, lengths, keys, buffer_length=buffer_length,
+      max_new_tokens=budgets, sampling=sampling,
+    )  # fmt: skip
+    slots = buffer_length + tree.num_fed
+    own = self.drafter.init(params, 1, slots, inputs)
+    fresh = self._prefill(
+      params, prompt, lengths, keys,
+      buffer_length=buffer_length,
+      max_new_tokens=budgets,
+      sampling=sampling,
+      stop_tokens=state.stop_tokens,
+      inputs=inputs,
+      # What all rows share goes on from where it is.
+      drafter_state=rows.over_leaves(
+        lambda axis, new, now: now if axis is None else new,
+        self.drafter.row_axes(state.drafter_state), own, state.drafter_state,
+      ),
+    )  # fmt: skip
+    fresh = dataclasses.replace(fresh, num_steps=state.num_steps)
+    return rows.put(self.row_axes(state), state, row, fresh)
+
+  def _prefill(
+    self,
+    params,
+    prompts,
+    lengths,
+    keys,
+    *,
+    buffer_length,
+    max_new_tokens,
+    sampling,
+    stop_tokens,
+    inputs,
+    drafter_state,
+  ) -> DecodeState:
+    """The state after the prompts; arguments as `init` has checked them."""
+    count, width = prompts.shape
+    tree = self.drafter.tree
     max_length = jnp.minimum(lengths + max_new_tokens, buffer_length)
-    # Every row may write a whole tree beyond its last committed token.
-    slots = buffer_length + tree.num_nodes
     columns = buffer_length + tree.max_depth + 1
     # Whatever the caller padded with is replaced: models may not know it.
     prompts = jnp.where(
       jnp.arange(width) < lengths[:, None], prompts, prompts[:, :1]
     ).astype(jnp.int32)
-    # Copies: the state is made to be donated, the arguments are the caller's.
-    own = lambda arrays: jax.tree.map(jnp.copy, arrays)
-    _, target_cache = self.target.apply(
+    output, target_cache = self.target.apply(
       params.target,
       prompts,
-      self.target.init_cache(batch, slots),
-      logits_at=jnp.zeros((batch, 0), jnp.int32),
+      self.target.new_cache(
+        params.target, count, buffer_length + tree.num_fed, inputs
+      ),
+      logits_at=jnp.zeros((count, 0), jnp.int32),
     )
+    # Copies: the state is made to be donated, the arguments are the caller's.
+    own = lambda arrays: jax.tree.map(jnp.copy, arrays)
+    index = jnp.arange(width, dtype=jnp.int32)
     drafter_state = self.drafter.prefill(
-      params, self.drafter.init(params, batch, slots), prompts, own(lengths)
+      params,
+      drafter_state,
+      Commit(
+        tokens=prompts,
+        start=jnp.zeros_like(lengths),
+        path=jnp.broadcast_to(index, prompts.shape),
+        length=own(lengths),
+        target_output=output,
+      ),
     )
-    zeros = lambda: jnp.zeros((batch,), jnp.int32)
+    running = max_length > lengths
     return DecodeState(
       tokens=jnp.pad(prompts, ((0, 0), (0, columns - width))),
-      origins=jnp.zeros((batch, columns), jnp.int8),
-      log_probs=jnp.zeros((batch, columns)) if self.with_log_probs else None,
+      origins=jnp.zeros((count, columns), jnp.int8),
+      log_probs=jnp.zeros((count, columns)) if self.with_log_probs else None,
       prompt_length=own(lengths),
       length=own(lengths),
       max_length=max_length,
+      max_depth=jnp.full((count,), tree.max_depth, jnp.int32),
       stop_reason=jnp.where(
-        max_length > lengths, StopReason.RUNNING, StopReason.LENGTH
+        running, StopReason.RUNNING, StopReason.LENGTH
       ).astype(jnp.int32),
-      stop_tokens=own(jnp.asarray(stop_tokens, jnp.int32).reshape(-1)),
-      keys=own(rng_key),
+      stop_tokens=own(stop_tokens),
+      keys=own(keys),
       sampling=own(sampling),
       target_cache=target_cache.replace(length=lengths - 1),
       drafter_state=drafter_state,
-      counters=Counters(
-        num_target_calls=zeros(),
-        num_drafted=zeros(),
-        num_accepted=zeros(),
-        expected_accepted=jnp.zeros((batch,)),
-        accept_counts=jnp.zeros((batch, tree.max_depth + 1), jnp.int32),
-        total_variation=jnp.zeros((batch,)),
-        rank_offered=jnp.zeros((batch, tree.max_children)),
-        rank_accepted=jnp.zeros((batch, tree.max_children)),
-      ),
+      counters=Counters.zeros(count, tree),
       num_steps=jnp.zeros((), jnp.int32),
     )
 
@@ -198,200 +509,14 @@ class Decoder:
       },
     )
 
-  def step(
-    self, params: Params, state: DecodeState
-  ) -> tuple[DecodeState, StepInfo]:
-    """One round for every row; rows that are done stay as they are.
-
-    Args:
-      params: parameters of both models.
-      state: from `init` or an earlier step.
-
-    Returns:
-      The next state, and what happened.
-    """
-    arguments.check_params(params)
-    tree = self.drafter.tree
-    keys = sampling_lib.step_keys(state.keys, state.length)
-    context = Context(
-      tokens=state.tokens,
-      length=state.length,
-      sampling=state.sampling,
-      keys=keys,
-      row_keys=state.keys,
-    )
-    root_slot = state.length - 1
-    with jax.named_scope("draft"):
-      draft, drafter_state, cache = self.drafter.propose(
-        params, state.drafter_state, state.target_cache, context
-      )
-      self._check_draft(draft, batch=state.length.shape[0])
-    with jax.named_scope("score"):
-      output, cache = self.target.apply(
-        params.target,
-        draft.tokens,
-        cache.replace(length=root_slot),
-        positions=root_slot[:, None] + tree.depth,
-        mask=None if tree.is_chain else tree.ancestors,
-      )
-      self._check_logits(output.logits, draft.tokens.shape)
-      logits = output.logits[..., : self.vocab_size]
-      logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-      target_log_probs = warp_lib.warp(logits, state.sampling)
-      draft, target_log_probs, broken = _heal(draft, target_log_probs)
-    with jax.named_scope("verify"):
-      verification = self.rule.verify(
-        tree, self.drafter.siblings, draft, target_log_probs
-      )
-      numbers = sampling_lib.numbers(
-        sampling_lib.verification_keys(keys), target_log_probs.dtype
-      )  # [B, 2, 2]
-      node = sampling_lib.pick_node(numbers[:, 0, 0], verification.node_probs)
-      next_token = sampling_lib.pick(
-        numbers[:, 1], verification.next_log_probs(node)
-      )
-    with jax.named_scope("commit"):
-      emission = emission_lib.emit(tree, state, draft, node, next_token, broken)
-      state = self._record(state, draft, verification, emission)
-      if self.with_log_probs:
-        state = dataclasses.replace(
-          state,
-          log_probs=_write(
-            state.log_probs,
-            emission_lib.log_probs(logits, emission),
-            root_slot + 1,
-          ),
-        )
-      if tree.is_chain:
-        cache = cache.replace(length=state.length - 1)
-      else:
-        cache = cache_lib.keep_path(
-          cache,
-          root_slot,
-          emission.path,
-          state.length - 1,
-          nodes=tree.num_nodes,
-        )
-      drafter_state = self.drafter.commit(
-        params,
-        drafter_state,
-        Commit(
-          start=root_slot,
-          path=emission.path,
-          num_accepted=emission.depth,
-          length=state.length,
-          target_output=output,
-        ),
-      )
-    state = dataclasses.replace(
-      state, target_cache=cache, drafter_state=drafter_state
-    )
-    info = StepInfo(
-      draft=draft,
-      target_log_probs=target_log_probs,
-      node_probs=verification.node_probs,
-      node=node,
-      tokens=emission.tokens,
-      num_emitted=emission.count,
-      total_variation=_total_variation(verification),
-    )
-    return state, info
-
-  def _check_draft(self, draft: Draft, *, batch: int) -> None:
-    nodes = self.drafter.tree.num_nodes
-    for name, got, expected in (
-      ("tokens", draft.tokens.shape, (batch, nodes)),
-      ("log_probs", draft.log_probs.shape, (batch, nodes, self.vocab_size)),
-    ):
-      if got != expected:
-        raise ValueError(
-          f"drafter {self.drafter.name!r} must return {name} of shape "
-          f"{expected} (it may be built for another vocab_size), got {got}"
-        )
-
-  def _check_logits(self, logits: Array, fed: tuple[int, ...]) -> None:
-    expected = (*fed, self.target.vocab_size)
-    if logits.shape != expected:
-      raise ValueError(
-        f"the target must return logits of shape {expected}, got {logits.shape}"
-      )
-
-  def _record(self, state, draft, verification, emission):
-    """The state with the emitted tokens written and everything counted."""
-    tree = self.drafter.tree
-    length = state.length + emission.count
-    active = ~state.done & emission.healthy
-    stopped = jnp.where(
-      emission.hit_stop,
-      StopReason.STOP_TOKEN,
-      jnp.where(
-        length >= state.max_length, StopReason.LENGTH, StopReason.RUNNING
-      ),
-    )
-    stopped = jnp.where(emission.healthy, stopped, StopReason.NAN_LOGITS)
-    kept = jnp.minimum(emission.depth, emission.count)
-    expected = jnp.sum(
-      verification.node_probs * emission_lib.kept_depth(tree, state, draft),
-      axis=1,
-    )
-    old, one = state.counters, active.astype(jnp.int32)
-    kept_one_hot = kept[:, None] == jnp.arange(tree.max_depth + 1)
-    # Emitted token i followed node i of the path.
-    distance = jnp.take_along_axis(
-      _total_variation(verification), emission.path, axis=1
-    )
-    distance = jnp.where(
-      jnp.arange(tree.max_depth + 1) < emission.count[:, None], distance, 0
-    ).sum(1)
-    offered, went_on = emission_lib.by_rank(tree, verification.node_probs)
-    add = lambda total, new: (
-      total
-      + jnp.where(active.reshape(-1, *[1] * (new.ndim - 1)), new, 0).astype(
-        total.dtype
-      )
-    )
+  def row_axes(self, state: DecodeState) -> DecodeState:
+    """The axis of each leaf that rows lie along; None: all rows share it."""
     return dataclasses.replace(
-      state,
-      tokens=_write(state.tokens, emission.tokens, state.length),
-      origins=_write(state.origins, emission.origins, state.length),
-      length=length,
-      stop_reason=jnp.where(state.done, state.stop_reason, stopped),
-      counters=Counters(
-        num_target_calls=old.num_target_calls + one,
-        num_drafted=old.num_drafted + one * tree.num_drafted,
-        num_accepted=old.num_accepted + one * kept,
-        expected_accepted=add(old.expected_accepted, expected),
-        accept_counts=old.accept_counts + one[:, None] * kept_one_hot,
-        total_variation=add(old.total_variation, distance),
-        rank_offered=add(old.rank_offered, offered),
-        rank_accepted=add(old.rank_accepted, went_on),
-      ),
-      num_steps=state.num_steps + 1,
-    )
-
-  def steps(
-    self, params: Params, state: DecodeState, num_steps: Array | int
-  ) -> DecodeState:
-    """At most `num_steps` rounds (traced), fewer if all rows are done.
-
-    Between calls the caller may read `state.tokens` up to `state.length`: this
-    is how to stream.
-    """
-    arguments.check_params(params)
-    last = state.num_steps + num_steps
-    return lax.while_loop(
-      lambda s: ~jnp.all(s.done) & (s.num_steps < last),
-      lambda s: self.step(params, s)[0],
-      state,
-    )
-
-  def generate(self, params: Params, state: DecodeState) -> DecodeState:
-    """Rounds until every row is done: one `lax.while_loop`."""
-    arguments.check_params(params)
-    return lax.while_loop(
-      lambda s: ~jnp.all(s.done),
-      lambda s: self.step(params, s)[0],
-      state,
+      jax.tree.map(lambda x: 0, state),
+      stop_tokens=None,
+      num_steps=None,
+      target_cache=cache_lib.row_axes(state.target_cache),
+      drafter_state=self.drafter.row_axes(state.drafter_state),
     )
 
 
@@ -421,10 +546,28 @@ def make_decoder(
   vocab_size = target.vocab_size if vocab_size is None else vocab_size
   return Decoder(
     target=target,
-    drafter=drafter or drafters.plain.drafter(vocab_size=vocab_size),
+    drafter=drafter or drafters.plain.drafter(),
     rule=rules.get(rule) if isinstance(rule, str) else rule,
     vocab_size=vocab_size,
     with_log_probs=with_log_probs,
+  )
+
+
+def _within(draft: Draft, max_depth: Array) -> Draft:
+  """The draft without what is deeper than its row may draft.
+
+  A depth that is set between rounds knows nothing of the tokens, so that every
+  rule that takes a tree of that form stays lossless. A tree whose form is fixed
+  is drafted whole.
+  """
+  if draft.parents is None:
+    return draft
+  depth = draft.topology().depth
+  within = (depth <= max_depth[:, None]) | (
+    np.arange(draft.tree.num_fed) >= draft.tree.num_nodes
+  )
+  return dataclasses.replace(
+    draft, parents=jnp.where(within, draft.parents, -1)
   )
 
 
@@ -441,21 +584,11 @@ def _heal(draft: Draft, target_log_probs: Array):
   Returns:
     The draft, the target's laws, and `bool[B, N + 1]`.
   """
-  unknown = jnp.isnan(draft.log_probs[..., 0]).any(axis=1, keepdims=True)
-  broken = jnp.isnan(target_log_probs[..., 0]) | unknown
-  draft = dataclasses.replace(draft, log_probs=laws.heal(draft.log_probs))
+  broken = jnp.isnan(target_log_probs[..., 0])
+  if draft.log_probs is not None:
+    nodes = draft.tree.num_nodes
+    unknown = jnp.isnan(draft.log_probs[..., 0])
+    unknown &= draft.topology().there[:, :nodes] & (np.arange(nodes) > 0)
+    broken |= unknown.any(axis=1, keepdims=True)
+    draft = dataclasses.replace(draft, log_probs=laws.heal(draft.log_probs))
   return draft, laws.heal(target_log_probs), broken
-
-
-def _total_variation(verification) -> Array:
-  """`f32[B, N + 1]`, zeros for a lossless rule."""
-  if verification.total_variation is None:
-    return jnp.zeros_like(verification.node_probs)
-  return verification.total_variation
-
-
-def _write(buffer: Array, rows: Array, start: Array) -> Array:
-  """Writes `[B, T]` rows into `[B, L]` at each row's start."""
-  return jax.vmap(lax.dynamic_update_slice_in_dim, in_axes=(0, 0, 0, None))(
-    buffer, rows.astype(buffer.dtype), start, 0
-  )

@@ -8,8 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from specjax.tree import Tree
-from specjax.types import DecodeState, Draft, Origin
+from specjax.tree import take_node
+from specjax.types import (
+  Counters,
+  DecodeState,
+  Draft,
+  Origin,
+  StopReason,
+  Verification,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,7 +44,6 @@ class Emission:
 
 
 def emit(
-  tree: Tree,
   state: DecodeState,
   draft: Draft,
   node: Array,
@@ -47,7 +53,6 @@ def emit(
   """The accepted path and the token after it, cut.
 
   Args:
-    tree: the static tree.
     state: before the round.
     draft: what was drafted.
     node: `i32[B]`, the deepest accepted node.
@@ -57,15 +62,16 @@ def emit(
   Returns:
     The `Emission`; a row that is done, or met a broken node, emits nothing.
   """
+  tree, topology = draft.tree, draft.topology()
   width = tree.max_depth + 1
   index = jnp.arange(width, dtype=jnp.int32)
-  depth = jnp.asarray(tree.depth)[node]
-  path = jnp.asarray(tree.paths)[node]  # [B, G + 1]
+  depth = _of_node(topology.depth, node)
+  path = _of_node(topology.paths, node)  # [B, G + 1]
   along = jnp.take_along_axis(draft.tokens, path, axis=1)
   along = jnp.concatenate([along[:, 1:], next_token[:, None]], axis=1)
   accepted = index < depth[:, None]
   tokens = jnp.where(accepted, along, next_token[:, None])
-  is_leaf = jnp.asarray([not c for c in tree.children])[node]
+  is_leaf = _of_node(topology.num_children, node) == 0
   drawn = jnp.where(is_leaf, Origin.BONUS, Origin.RESIDUAL)
   origins = jnp.where(accepted, Origin.ACCEPTED, drawn[:, None])
   stop = _is_stop(state, tokens) & (index <= depth[:, None])
@@ -87,39 +93,70 @@ def emit(
   )
 
 
+def _of_node(per_node: np.ndarray | Array, node: Array) -> Array:
+  """`per_node[b, node[b]]`, where B may be 1 for what all rows share."""
+  if isinstance(per_node, np.ndarray):
+    return jnp.asarray(per_node[0])[node]
+  return take_node(per_node, node)
+
+
 def _is_stop(state: DecodeState, tokens: Array) -> Array:
   return jnp.any(tokens[..., None] == state.stop_tokens, axis=-1)
 
 
-def kept_depth(tree: Tree, state: DecodeState, draft: Draft) -> Array:
+def num_drafted(draft: Draft) -> int | Array:
+  """N, or how many of the nodes are there, `i32[B]`."""
+  if draft.parents is None:
+    return draft.tree.num_drafted
+  there = draft.topology().there[:, 1 : draft.tree.num_nodes]
+  return jnp.sum(there, axis=1, dtype=jnp.int32)
+
+
+def kept_depth(state: DecodeState, draft: Draft) -> Array:
   """Drafted tokens emitted if node n is the deepest accepted: `i32[B, N + 1]`.
 
   A path is cut after its first stop token and at the row's budget.
   """
-  stop = _is_stop(state, draft.tokens) & (tree.depth > 0)  # [B, N + 1]
-  cut = np.where(tree.ancestors, tree.depth, tree.max_depth)  # [n, ancestor]
+  tree, topology = draft.tree, draft.topology()
+  nodes = tree.num_nodes
+  xp = np if isinstance(topology.depth, np.ndarray) else jnp
+  depth, above = (
+    topology.depth[:, :nodes],
+    topology.ancestors[:, :nodes, :nodes],
+  )
+  stop = _is_stop(state, draft.tokens[:, :nodes]) & (depth > 0)  # [B, N + 1]
+  cut = xp.where(above, depth[:, None, :], tree.max_depth)  # [n, ancestor]
   kept = jnp.where(stop[:, None, :], cut, tree.max_depth).min(-1)
-  kept = jnp.minimum(kept, tree.depth)
+  kept = jnp.minimum(kept, depth)
   return jnp.minimum(kept, (state.max_length - state.length)[:, None])
 
 
-def by_rank(tree: Tree, node_probs: Array) -> tuple[Array, Array]:
+def by_rank(draft: Draft, node_probs: Array) -> tuple[Array, Array]:
   """How often the walk met a child of each rank, and went on to it.
 
   Args:
-    tree: the static tree.
+    draft: what was drafted.
     node_probs: `f32[B, N + 1]`.
 
   Returns:
     Two arrays `f32[B, C]` of probabilities summed over nodes.
   """
+  topology, nodes = draft.topology(), draft.tree.num_nodes
+  ranks = np.arange(draft.tree.max_children)
+  is_node = topology.there[:, :nodes] & (np.arange(nodes) > 0)
+  is_rank = (topology.rank[..., None] == ranks) & is_node[..., None]
+  has_rank = topology.num_children[..., None] > ranks
+  reach = _total(node_probs, topology.ancestors[:, :nodes, :nodes])
+  return _total(reach, has_rank), _total(reach, is_rank)
+
+
+def _total(values: Array, chosen: np.ndarray | Array) -> Array:
+  """Sums of `f32[B, n]` over what is chosen, `bool[B or 1, n, m]`."""
   times = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
-  reach = times(node_probs, tree.ancestors.astype(np.float32))  # [B, N + 1]
-  ranks = np.arange(tree.max_children)
-  is_rank = (tree.rank[:, None] == ranks) & (tree.depth > 0)[:, None]
-  has_rank = np.array([len(c) for c in tree.children])[:, None] > ranks
-  total = lambda x: times(reach, x.astype(np.float32))
-  return total(has_rank), total(is_rank)
+  chosen = chosen.astype(np.float32)
+  if isinstance(chosen, np.ndarray):
+    return times(values, chosen[0])
+  return times(values[:, None], chosen)[:, 0]
 
 
 def log_probs(logits: Array, emission: Emission) -> Array:
@@ -128,3 +165,79 @@ def log_probs(logits: Array, emission: Emission) -> Array:
   log_z = jax.nn.logsumexp(logits, axis=-1)  # [B, N + 1]
   picked = logits[rows, emission.path, emission.tokens]
   return picked - jnp.take_along_axis(log_z, emission.path, axis=1)
+
+
+def distances(verification: Verification) -> Array:
+  """`Verification.total_variation`, zeros for a lossless rule."""
+  if verification.total_variation is None:
+    return jnp.zeros_like(verification.node_probs)
+  return verification.total_variation
+
+
+def record(
+  state: DecodeState,
+  draft: Draft,
+  verification: Verification,
+  emission: Emission,
+) -> DecodeState:
+  """The state with the emitted tokens written and everything counted."""
+  width = draft.tree.max_depth + 1
+  length = state.length + emission.count
+  active = ~state.done & emission.healthy
+  stopped = jnp.where(
+    emission.hit_stop,
+    StopReason.STOP_TOKEN,
+    jnp.where(
+      length >= state.max_length, StopReason.LENGTH, StopReason.RUNNING
+    ),
+  )
+  stopped = jnp.where(emission.healthy, stopped, StopReason.NAN_LOGITS)
+  kept = jnp.minimum(emission.depth, emission.count)
+  expected = jnp.sum(verification.node_probs * kept_depth(state, draft), axis=1)
+  old, one = state.counters, active.astype(jnp.int32)
+  kept_one_hot = kept[:, None] == jnp.arange(width)
+  # Emitted token i followed node i of the path.
+  distance = jnp.take_along_axis(distances(verification), emission.path, axis=1)
+  distance = jnp.where(
+    jnp.arange(width) < emission.count[:, None], distance, 0
+  ).sum(1)
+  offered, went_on = by_rank(draft, verification.node_probs)
+  add = lambda total, new: (
+    total
+    + jnp.where(active.reshape(-1, *[1] * (new.ndim - 1)), new, 0).astype(
+      total.dtype
+    )
+  )
+  return dataclasses.replace(
+    state,
+    tokens=_write(state.tokens, emission.tokens, state.length),
+    origins=_write(state.origins, emission.origins, state.length),
+    length=length,
+    stop_reason=jnp.where(state.done, state.stop_reason, stopped),
+    counters=Counters(
+      num_target_calls=old.num_target_calls + one,
+      num_drafted=old.num_drafted + one * num_drafted(draft),
+      num_accepted=old.num_accepted + one * kept,
+      expected_accepted=add(old.expected_accepted, expected),
+      accept_counts=old.accept_counts + one[:, None] * kept_one_hot,
+      total_variation=add(old.total_variation, distance),
+      rank_offered=add(old.rank_offered, offered),
+      rank_accepted=add(old.rank_accepted, went_on),
+    ),
+    num_steps=state.num_steps + 1,
+  )
+
+
+def record_log_probs(
+  state: DecodeState, logits: Array, emission: Emission, start: Array
+) -> DecodeState:
+  """The state with the emitted tokens' own log-probabilities from `start`."""
+  written = _write(state.log_probs, log_probs(logits, emission), start)
+  return dataclasses.replace(state, log_probs=written)
+
+
+def _write(buffer: Array, tokens: Array, start: Array) -> Array:
+  """Writes `[B, T]` rows into `[B, L]` at each row's start."""
+  return jax.vmap(lax.dynamic_update_slice_in_dim, in_axes=(0, 0, 0, None))(
+    buffer, tokens.astype(buffer.dtype), start, 0
+  )

@@ -9,6 +9,7 @@ them still has work, once a round, so that all run the same number of rounds.
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +17,7 @@ from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from specjax import arguments
-from specjax import cache as cache_lib
+from specjax import arguments, rows
 from specjax import sampling as sampling_lib
 from specjax import warp as warp_lib
 from specjax.decode import Decoder
@@ -58,6 +58,7 @@ class MeshDecoder:
     max_new_tokens: Array | int,
     sampling: Sampling | None = None,
     stop_tokens: Sequence[int] | Array = (),
+    inputs: Any = None,
   ) -> DecodeState:
     """As `Decoder.init`; every group fills the caches of its rows.
 
@@ -79,28 +80,60 @@ class MeshDecoder:
     if rng_key.ndim == 0:
       rng_key = sampling_lib.row_keys(rng_key, jnp.arange(batch))
 
-    def local(params, prompts, lengths, keys, budgets, sampling, stop_tokens):
+    def alone(params, stop_tokens, prompts, lengths, keys, budgets, *more):
+      sampling, inputs = more
       return self.decoder.init(
         params, prompts, lengths, keys, buffer_length=buffer_length,
         max_new_tokens=budgets, sampling=sampling, stop_tokens=stop_tokens,
+        inputs=inputs,
       )  # fmt: skip
 
+    def local(params, *more):
+      state = alone(params, *more)
+      drafter = self.decoder.drafter
+      slots = buffer_length + drafter.tree.num_fed
+      empty = drafter.init(params, len(state.length), slots, more[-1])
+      return self._together(empty, state)
+
     given = (
-      params, prompts, lengths, rng_key,
-      jnp.broadcast_to(max_new_tokens, (batch,)),
-      sampling or warp_lib.make_sampling(batch),
-      jnp.asarray(stop_tokens, jnp.int32).reshape(-1),
+      params, jnp.asarray(stop_tokens, jnp.int32).reshape(-1),
+      prompts, lengths, rng_key, jnp.broadcast_to(max_new_tokens, (batch,)),
+      sampling or warp_lib.make_sampling(batch), inputs,
     )  # fmt: skip
-    rows = P(self.row_axis)
-    in_specs = (P(), rows, rows, rows, rows, rows, P())
-    shapes = jax.eval_shape(
-      lambda *a: self.decoder.init(
-        *a[:4], buffer_length=buffer_length, max_new_tokens=a[4],
-        sampling=a[5], stop_tokens=a[6],
-      ),
-      *given,
-    )  # fmt: skip
+    in_specs = (P(), P(), *[P(self.row_axis)] * 6)
+    shapes = jax.eval_shape(alone, *given)
     return self._map(local, in_specs, self.specs(shapes))(*given)
+
+  def admit(
+    self,
+    params: Params,
+    state: DecodeState,
+    row: Array | int,
+    prompt: Array,
+    length: Array | int,
+    rng_key: Array,
+    *,
+    max_new_tokens: Array | int,
+    sampling: Sampling | None = None,
+    inputs: Any = None,
+  ) -> DecodeState:
+    """As `Decoder.admit`; every group reads the prompt, one keeps it."""
+    share = len(state.length) // self.mesh.shape[self.row_axis]
+
+    def local(
+      params, state, row, prompt, length, key, budget, sampling, inputs
+    ):
+      first = lax.axis_index(self.row_axis) * share
+      return self.decoder.admit(
+        params, state, row - first, prompt, length, key, max_new_tokens=budget,
+        sampling=sampling, inputs=inputs,
+      )  # fmt: skip
+
+    return self._run(
+      local, params, state, jnp.asarray(row, jnp.int32), jnp.asarray(prompt),
+      jnp.asarray(length, jnp.int32), rng_key,
+      jnp.asarray(max_new_tokens, jnp.int32), sampling, inputs,
+    )  # fmt: skip
 
   def generate(self, params: Params, state: DecodeState) -> DecodeState:
     """As `Decoder.generate`, until the rows of every group are done."""
@@ -111,15 +144,31 @@ class MeshDecoder:
     return self._run(local, params, state)
 
   def steps(
-    self, params: Params, state: DecodeState, num_steps: Array | int
+    self,
+    params: Params,
+    state: DecodeState,
+    num_steps: Array | int,
+    *,
+    num_idle: Array | int | None = None,
   ) -> DecodeState:
-    """As `Decoder.steps`."""
+    """As `Decoder.steps`; `num_idle` counts the rows of all groups."""
 
-    def local(params, state, num_steps):
+    def local(params, state, num_steps, num_idle):
       last = state.num_steps + num_steps
-      return self._loop(params, state, lambda s: s.num_steps < last)
 
-    return self._run(local, params, state, jnp.asarray(num_steps, jnp.int32))
+      def goes_on(state):
+        left = state.num_steps < last
+        if num_idle is not None:
+          idle = lax.psum(jnp.sum(state.done), self.row_axis)
+          left &= idle < num_idle
+        return left
+
+      return self._loop(params, state, goes_on)
+
+    return self._run(
+      local, params, state, jnp.asarray(num_steps, jnp.int32),
+      None if num_idle is None else jnp.asarray(num_idle, jnp.int32),
+    )  # fmt: skip
 
   def specs(self, state: DecodeState):
     """The `PartitionSpec`s of a state over the row axis, one for every leaf.
@@ -128,26 +177,19 @@ class MeshDecoder:
       ValueError: if the drafter does not say which axes of its state are rows
         (`Drafter.row_axes`), or says what cannot be.
     """
-    rows, drafter = len(state.length), self.decoder.drafter
-    axes = dataclasses.replace(
-      jax.tree.map(lambda x: 0, state),
-      stop_tokens=None,
-      num_steps=None,
-      target_cache=cache_lib.row_axes(state.target_cache),
-      drafter_state=drafter.row_axes(state.drafter_state),
-    )
+    count, drafter = len(state.length), self.decoder.drafter
 
-    def spec(x, axis):
+    def spec(axis, x):
       if axis is None:
         return P()
-      if x.shape[axis : axis + 1] != (rows,):
+      if x.shape[axis : axis + 1] != (count,):
         raise ValueError(
-          f"axis {axis} must be the {rows} rows, got an array of shape "
+          f"axis {axis} must be the {count} rows, got an array of shape "
           f"{x.shape} (row_axes of drafter {drafter.name!r})"
         )
       return P(*[None] * axis, self.row_axis)
 
-    return jax.tree.map(spec, state, axes)
+    return rows.over_leaves(spec, self.decoder.row_axes(state), state)
 
   def shardings(self, state: DecodeState):
     """`NamedSharding`s of a state: rows over their axis, all else whole."""
@@ -181,6 +223,24 @@ class MeshDecoder:
 
     def body(carry):
       state = self.decoder.step(params, carry[0])[0]
+      state = self._together(carry[0].drafter_state, state)
       return state, any_left(state)
 
     return lax.while_loop(lambda c: c[1], body, (state, any_left(state)))[0]
+
+  def _together(self, before: Any, state: DecodeState) -> DecodeState:
+    """What a group has added to what all rows share is added for all.
+
+    Args:
+      before: the drafter's state before it was added.
+      state: with the drafter's state after.
+    """
+
+    def of(axis, old, new):
+      if axis is not None or old is new:
+        return new
+      return old + lax.psum(new - old, self.row_axis)
+
+    axes = self.decoder.drafter.row_axes(before)
+    together = rows.over_leaves(of, axes, before, state.drafter_state)
+    return dataclasses.replace(state, drafter_state=together)

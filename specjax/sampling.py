@@ -53,6 +53,14 @@ def drafted_node_keys(keys: Array, nodes: range) -> Array:
   )
 
 
+def drafted_numbers(keys: Array, num_drafted: int) -> Array:
+  """What draws each drafted node of a round, `key[B] -> f[B, N, 2]`."""
+  if not num_drafted:
+    return jnp.zeros((len(keys), 0, 2))
+  nodes = drafted_node_keys(keys, range(1, num_drafted + 1))
+  return numbers(nodes, jnp.result_type(float))
+
+
 def position_noise(
   row_keys: Array, positions: Array, num_paths: int, vocab_size: int
 ) -> Array:

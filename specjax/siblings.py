@@ -15,9 +15,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from specjax import sampling
+from specjax.tree import Tree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -152,6 +154,13 @@ def _hub_pair(parent, elders, count):
   return jnp.where(first < 0, parent, second)
 
 
+def _carried(parent, elders, count):
+  del parent, elders, count
+  raise ValueError(
+    "siblings 'given' are drawn by their drafter: their laws are in the Draft"
+  )
+
+
 IID = Siblings(name="iid", child=_independent, independent=True)
 """Every child is drawn from p: K paths, SpecTr, SpecInfer."""
 
@@ -172,6 +181,10 @@ GREEDY = Siblings(name="greedy", child=_largest_then_random)
 """All but the last are the most probable tokens, the last is drawn from the
 rest (Hu et al., ICLR 2025)."""
 
+GIVEN = Siblings(name="given", child=_carried)
+"""Each token carries its own law, or is certain: retrieved and sampled ones may
+be siblings. Only the drafter that makes them knows how."""
+
 HUB = Siblings(name="hub", child=_hub_pair, max_children=2)
 """Pairs of which one is the most probable token a (SpecHub, EMNLP 2024): (x, a)
 with probability p(x), (a, x) with probability p(a) p(x) / (1 - p(a))."""
@@ -180,6 +193,30 @@ SIBLINGS: dict[str, Siblings] = {
   siblings.name: siblings
   for siblings in (IID, SHARED_NOISE, WITHOUT_REPLACEMENT, TOP_K, GREEDY, HUB)
 }
+
+
+def laws_of_tokens(
+  tree: Tree, siblings: Siblings, tokens: Array, model_laws: Array
+) -> Array:
+  """The law that each token of a tree was drawn from.
+
+  Args:
+    tree: the tree.
+    siblings: how the children of a node are drawn.
+    tokens: `i32[B, N + 1]`.
+    model_laws: `f32[B, N + 1, V]`, the draft model's law after each node.
+
+  Returns:
+    `f32[B, N + 1, V]`, see `specjax.types.Draft`; row 0 is all -inf.
+  """
+  laws = [jnp.full_like(model_laws[:, 0], -jnp.inf)]
+  for node in range(1, tree.num_nodes):
+    parent = tree.parents[node]
+    family = tree.children[parent]
+    before = np.array(family[: tree.rank[node]], np.int32)
+    count = jnp.full(tokens.shape[:1], len(family))
+    laws.append(siblings.child(model_laws[:, parent], tokens[:, before], count))
+  return jnp.stack(laws, axis=1)
 
 
 def get(name: str | Siblings) -> Siblings:

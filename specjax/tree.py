@@ -1,19 +1,36 @@
-"""Static token trees: what a draft proposes and one target pass scores.
+"""Token trees: what a draft proposes and one target pass scores.
 
-Node 0 is the last committed token; nodes 1..N are drafted. Nodes are numbered
-level by level, so the nodes of one depth are neighbours and a parent always has
-a smaller index than its children. Everything here is NumPy, computed once when
-a decoder is built: a tree is static and hashable.
+Node 0 is the last committed token; nodes 1..N are drafted. A `Tree` is static
+and hashable, and everything about it is NumPy, computed once when a decoder is
+built. Its nodes are numbered level by level, so the nodes of one depth are
+neighbours and a parent always has a smaller index than its children.
+
+How much of a draft's form is known beforehand is the tree's `Form`. A
+`Topology` is what a round needs to know of it: constants where it is fixed,
+arrays made from `Draft.parents` where it is data.
 """
 
 import dataclasses
+import enum
 import functools
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+
+
+class Form(enum.Enum):
+  """What of a draft's form is static."""
+
+  FIXED = "fixed"
+  """Every node is there, under its parent."""
+  MASKED = "masked"
+  """A node may not be there; if it is, it is under its parent."""
+  FREE = "free"
+  """Parents are data. The tree bounds N, the depth G and the children C."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,12 +40,19 @@ class Tree:
   Attributes:
     parents: N + 1 entries; `parents[0] == -1`, and `parents[n] < n` is the
       index of node n's parent. Depths must not decrease with the index.
+    form: whether all of that is so in every draft.
+    lanes: the parents of E tokens that are fed to the target after the nodes
+      and scored with them, and never verified: entry e is the index, below
+      N + 1 + e, of the root or of another lane.
 
   Raises:
-    ValueError: if the parents are not those of a tree numbered level by level.
+    ValueError: if the parents are not those of a tree numbered level by level,
+      or a lane hangs on a drafted node.
   """
 
   parents: tuple[int, ...] = (-1,)
+  form: Form = Form.FIXED
+  lanes: tuple[int, ...] = ()
 
   def __post_init__(self):
     parents = self.parents
@@ -42,6 +66,12 @@ class Tree:
       raise ValueError(
         f"nodes must be numbered level by level, got depths {self.depth}"
       )
+    for lane, parent in enumerate(self.lanes, start=len(parents)):
+      if parent and not len(parents) <= parent < lane:
+        raise ValueError(
+          "a lane's parent must be the root or an earlier lane, got lanes "
+          f"{self.lanes} after {len(parents)} nodes"
+        )
 
   @property
   def num_nodes(self) -> int:
@@ -53,13 +83,15 @@ class Tree:
     """N, the number of drafted tokens per step."""
     return len(self.parents) - 1
 
+  @property
+  def num_fed(self) -> int:
+    """N + 1 + E: what one target pass is fed."""
+    return len(self.parents) + len(self.lanes)
+
   @functools.cached_property
   def depth(self) -> np.ndarray:
     """`int[N + 1]`: 0 at the root."""
-    depth = np.zeros(len(self.parents), np.int32)
-    for node, parent in enumerate(self.parents[1:], start=1):
-      depth[node] = depth[parent] + 1
-    return depth
+    return _depths(self.parents)
 
   @property
   def max_depth(self) -> int:
@@ -98,10 +130,7 @@ class Tree:
   @functools.cached_property
   def ancestors(self) -> np.ndarray:
     """`bool[N + 1, N + 1]`: entry (n, m) says that m is n or above n."""
-    mask = np.eye(len(self.parents), dtype=bool)
-    for node, parent in enumerate(self.parents[1:], start=1):
-      mask[node] |= mask[parent]
-    return mask
+    return _ancestors(self.parents)
 
   @functools.cached_property
   def paths(self) -> np.ndarray:
@@ -114,15 +143,45 @@ class Tree:
 
   @property
   def is_chain(self) -> bool:
-    """Whether every node has at most one child (node index == depth)."""
-    return self.parents == tuple(range(-1, len(self.parents) - 1))
+    """Whether every node has at most one child (node index == depth).
+
+    What may be any tree is none.
+    """
+    return self.form is not Form.FREE and self.parents == tuple(
+      range(-1, len(self.parents) - 1)
+    )
+
+  @functools.cached_property
+  def fed_depth(self) -> np.ndarray:
+    """`int[N + 1 + E]`: the depth of every fed token."""
+    return _depths((*self.parents, *self.lanes))
+
+  @functools.cached_property
+  def fed_ancestors(self) -> np.ndarray:
+    """`bool[N + 1 + E, N + 1 + E]`: which fed tokens each of them sees."""
+    return _ancestors((*self.parents, *self.lanes))
 
   @property
   def is_paths(self) -> bool:
     """Whether it is `paths(G, K)`: chains of equal length under the root."""
-    return self.max_depth == 0 or self == paths(
-      self.max_depth, len(self.children[0])
+    return self.form is not Form.FREE and (
+      self.max_depth == 0
+      or self.parents == paths(self.max_depth, len(self.children[0])).parents
     )
+
+
+def _depths(parents: tuple[int, ...]) -> np.ndarray:
+  depth = np.zeros(len(parents), np.int32)
+  for node, parent in enumerate(parents[1:], start=1):
+    depth[node] = depth[parent] + 1
+  return depth
+
+
+def _ancestors(parents: tuple[int, ...]) -> np.ndarray:
+  mask = np.eye(len(parents), dtype=bool)
+  for node, parent in enumerate(parents[1:], start=1):
+    mask[node] |= mask[parent]
+  return mask
 
 
 def chain(length: int) -> Tree:
@@ -161,29 +220,189 @@ def k_ary(*branching: int) -> Tree:
   return Tree(tuple(parents))
 
 
-def representative(tree: Tree, tokens: Array) -> Array:
+def bound(num_drafted: int, max_depth: int, max_children: int) -> Tree:
+  """A tree for drafts whose parents are data, within these bounds.
+
+  Args:
+    num_drafted: N, nodes at most.
+    max_depth: G.
+    max_children: C, children of one node at most.
+
+  Raises:
+    ValueError: if no tree of N nodes is so deep and has so many children.
+  """
+  if not (
+    1 <= max_depth
+    and 1 <= max_children
+    and max_depth + max_children - 1 <= num_drafted
+    and num_drafted <= sum(max_children**d for d in range(1, max_depth + 1))
+  ):
+    raise ValueError(
+      f"no tree of {num_drafted} drafted nodes has depth {max_depth} and "
+      f"{max_children} children of one node"
+    )
+  # As many nodes a level as can be, while the levels below get one each.
+  parents, level, left = [-1], [0], num_drafted
+  for below in range(max_depth - 1, -1, -1):
+    count = min(len(level) * max_children, left - below)
+    first = len(parents)
+    parents += [level[i // max_children] for i in range(count)]
+    level, left = list(range(first, len(parents))), left - count
+  return Tree(tuple(parents), form=Form.FREE)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Topology:
+  """What a round needs to know of a draft's form; F = N + 1 + E fed tokens.
+
+  B is the number of rows, or 1 for what is the same in all of them, and then a
+  NumPy constant.
+
+  Attributes:
+    there: `bool[B, F]`; False for what is not there, or too deep.
+    parents: `int[B, F]`, 0 for the root and what is not there.
+    depth: `int[B, F]`.
+    ancestors: `bool[B, F, F]`: entry (n, m) says that m is n or above n.
+    paths: `int[B, N + 1, G + 1]`: nodes from the root to n; the tail repeats n.
+    rank: `int[B, N + 1]`: siblings that are there before each node.
+    num_children: `int[B, N + 1]`: children that are there.
+  """
+
+  there: np.ndarray | Array
+  parents: np.ndarray | Array
+  depth: np.ndarray | Array
+  ancestors: np.ndarray | Array
+  paths: np.ndarray | Array
+  rank: np.ndarray | Array
+  num_children: np.ndarray | Array
+
+
+@functools.cache
+def fixed_topology(tree: Tree) -> Topology:
+  """The topology of a draft in which everything is there."""
+  parents = np.maximum((*tree.parents, *tree.lanes), 0).astype(np.int32)
+  return Topology(
+    there=np.ones((1, tree.num_fed), bool),
+    parents=parents[None],
+    depth=tree.fed_depth[None],
+    ancestors=tree.fed_ancestors[None],
+    paths=tree.paths[None],
+    rank=tree.rank[None],
+    num_children=np.array([[len(c) for c in tree.children]], np.int32),
+  )
+
+
+def data_topology(tree: Tree, parents: Array) -> Topology:
+  """The topology of drafts whose parents are data.
+
+  Args:
+    tree: its bounds, and all else where its form is `MASKED`.
+    parents: `i32[B, F]`; -1 is not there, and nor is what hangs on such a node
+      or is deeper than the bounds.
+
+  Returns:
+    The `Topology`; depths, ancestors and paths of a `MASKED` tree are constant.
+  """
+  nodes, fed = tree.num_nodes, tree.num_fed
+  index = np.arange(fed, dtype=np.int32)
+  there = (parents >= 0) | (index == 0)
+  fixed = fixed_topology(tree)
+  if tree.form is Form.FREE:
+    linked = there & (index > 0)
+    above = (parents[..., None] == index) & linked[..., None]
+    ancestors = jnp.eye(fed, dtype=bool) | above
+    for _ in range(math.ceil(math.log2(fed))):  # closes under "above"
+      reached = ancestors.astype(jnp.float32)
+      ancestors = jnp.matmul(reached, reached) > 0
+    depth = jnp.sum(ancestors, axis=-1, dtype=jnp.int32) - 1
+    most = np.where(index < nodes, tree.max_depth, fed)
+    there &= depth <= most
+    below = ancestors[:, :nodes, None, :nodes] & (
+      depth[:, None, None, :nodes]
+      <= np.arange(tree.max_depth + 1, dtype=np.int32)[:, None]
+    )  # [B, N + 1, G + 1, N + 1]
+    paths = jnp.max(jnp.where(below, index[:nodes], 0), axis=-1)
+  else:
+    ancestors, depth, paths = fixed.ancestors, fixed.depth, fixed.paths
+    parents = jnp.broadcast_to(fixed.parents, parents.shape)
+  there &= ~jnp.any(ancestors & ~there[:, None, :], axis=-1)
+  parents = jnp.where(there, parents, 0)
+  parents = parents.at[:, 0].set(0)
+  mine = there[:, :nodes] & (index[:nodes] > 0)
+  together = (
+    (parents[:, :nodes, None] == parents[:, None, :nodes])
+    & mine[:, :, None]
+    & mine[:, None, :]
+  )
+  elder = np.tri(nodes, k=-1, dtype=bool)
+  child = (parents[:, None, :nodes] == index[:nodes, None]) & mine[:, None, :]
+  return Topology(
+    there=there,
+    parents=parents,
+    depth=depth,
+    ancestors=ancestors,
+    paths=paths,
+    rank=jnp.sum(together & elder, axis=-1, dtype=jnp.int32),
+    num_children=jnp.sum(child, axis=-1, dtype=jnp.int32),
+  )
+
+
+def child_table(
+  tree: Tree, topology: Topology
+) -> tuple[np.ndarray | Array, np.ndarray | Array]:
+  """The children of every node, eldest first.
+
+  Args:
+    tree: the tree; of more children than it bounds the eldest are listed.
+    topology: of a draft with that tree.
+
+  Returns:
+    Their indices, `int[B or 1, N + 1, C]`, and which entries are real.
+  """
+  nodes, most = tree.num_nodes, max(tree.max_children, 1)
+  there = topology.there[:, :nodes]
+  if tree.form is Form.FREE:
+    mine = there & (np.arange(nodes) > 0)
+    is_child = topology.parents[:, None, :nodes] == np.arange(nodes)[:, None]
+    ranked = (is_child & mine[:, None])[:, :, None] & (
+      topology.rank[:, None] == np.arange(most)[:, None]
+    )[:, None]  # [B, N + 1, C, N + 1]
+    return jnp.argmax(ranked, axis=-1).astype(jnp.int32), ranked.any(axis=-1)
+  pad = lambda children: [*children, *[0] * (most - len(children))]
+  slots = np.array([pad(children) for children in tree.children], np.int32)
+  filled = np.arange(most) < fixed_topology(tree).num_children[0][:, None]
+  return slots[None], filled & there[:, slots]
+
+
+def representative(
+  tree: Tree, tokens: Array, there: np.ndarray | Array
+) -> Array:
   """For each node, the node that stands for its hypothesis.
 
   Independent paths may draw the same tokens; they are then one hypothesis. It
-  is represented by the first of its nodes that has children, or by the first
-  of them if none has. Equal paths have equal depth, so it is enough to compare
-  with nodes of the same level, given the representatives of the parents.
+  is represented by the first of its nodes that may have children, or by the
+  first of them if none may. Equal paths have equal depth, so it is enough to
+  compare with nodes of the same level, given the parents' representatives.
 
   Args:
-    tree: the static tree.
+    tree: the tree, not `FREE`.
     tokens: `i32[B, N + 1]`.
+    there: `bool[B or 1, N + 1]`; what is not there stands for itself.
 
   Returns:
     `i32[B, N + 1]`; a node that is its own entry is a representative.
   """
   found = jnp.zeros((tokens.shape[0], 1), jnp.int32)  # [B, nodes so far]
   for level in tree.levels[1:]:
-    token = tokens[:, level.start : level.stop]  # [B, W]
+    here = slice(level.start, level.stop)
+    token = tokens[:, here]  # [B, W]
     above = np.array([tree.parents[n] for n in level], np.int32)
     parent = found[:, above]  # [B, W]
     equal = (token[:, :, None] == token[:, None, :]) & (
       parent[:, :, None] == parent[:, None, :]
     )
+    equal &= there[:, here, None] & there[:, None, here]
+    equal |= np.eye(len(level), dtype=bool)
     inner = np.array([bool(tree.children[n]) for n in level])
     index = jnp.argmax(equal * (1 + inner), axis=-1)  # the first largest
     found = jnp.concatenate(

@@ -1,14 +1,15 @@
 """The types everything else is made of.
 
 Letters in shapes: B rows, T fed tokens, S cache slots, L token-buffer length,
-N drafted nodes of the tree (N + 1 with the root), G its depth, V vocabulary.
+N drafted nodes of the tree (N + 1 with the root), G its depth, E lanes, F =
+N + 1 + E tokens fed to the target in a round, V vocabulary.
 All laws are float32 log-probabilities (float64 when x64 is enabled and the
 inputs are), with -inf for zero mass.
 """
 
 import dataclasses
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -16,13 +17,15 @@ import numpy as np
 from jax import Array
 
 from specjax import cache as cache_lib
+from specjax import sampling as sampling_lib
 from specjax.cache import Cache
 from specjax.siblings import Siblings
-from specjax.tree import Tree
+from specjax.tree import Form, Topology, Tree, data_topology, fixed_topology
 
 _struct = lambda cls: jax.tree_util.register_dataclass(
   dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 )
+_static = lambda: dataclasses.field(metadata={"static": True})
 
 
 # ---------------------------------------------------------------- the models
@@ -35,11 +38,12 @@ class ModelOutput:
   Attributes:
     logits: `f32[B, T, V]`; entry t is about the token after fed token t. Or
       `f32[B, W, V]`, of those that `logits_at` asks for.
-    hidden: `f[B, T, D]`, the states that `logits` were read from, or None.
+    features: `f[B, T, F]`, hidden states that a drafter may read: which, is
+      chosen when the model is built. Or None.
   """
 
   logits: Array
-  hidden: Array | None = None
+  features: Array | None = None
 
 
 class ApplyFn(Protocol):
@@ -52,7 +56,7 @@ class ApplyFn(Protocol):
     cache: Cache,
     *,
     positions: Array | None = None,
-    mask: np.ndarray | None = None,
+    mask: np.ndarray | Array | None = None,
     logits_at: Array | None = None,
   ) -> tuple[ModelOutput, Cache]:
     """Feeds T tokens into slots `cache.length .. cache.length + T - 1`.
@@ -62,9 +66,9 @@ class ApplyFn(Protocol):
       tokens: `i32[B, T]`.
       cache: from `init_cache`; slots at or beyond its length are stale.
       positions: `i32[B, T]`, by default `cache.length + arange(T)`.
-      mask: static `bool[T, M]`, M >= T: which of the last M slots (ending with
-        the T-th fed token) each fed token sees; all slots before those are
-        visible. None is a causal chain.
+      mask: `bool[T, M]`, static, or `bool[B, T, M]`, M >= T: which of the last
+        M slots (ending with the T-th fed token) each fed token sees; all slots
+        before those are visible. None is a causal chain.
       logits_at: `i32[B, W]`, which of the T tokens' logits are wanted; None for
         all. Prompts are fed with W = 0: nobody reads their logits, which may be
         the largest array of all.
@@ -84,6 +88,8 @@ class LanguageModel:
     vocab_size: V, the last axis of the logits.
     init_cache: `(batch, slots) -> Cache`.
     apply: see `ApplyFn`.
+    encode: `(params, inputs) -> context`, for models that also read an input:
+      arrays with rows first, computed once a row and kept in `Cache.context`.
     max_positions: positions the model was made for, or None if unbounded.
       Prompts and completions stay below; drafted nodes may be fed beyond, where
       no token is ever emitted, and whatever the model says there (NaN too)
@@ -93,7 +99,26 @@ class LanguageModel:
   vocab_size: int
   init_cache: Callable[[int, int], Cache]
   apply: ApplyFn
+  encode: Callable[[Any, Any], Any] | None = None
   max_positions: int | None = None
+
+  def new_cache(
+    self, params: Any, batch: int, slots: int, inputs: Any = None
+  ) -> Cache:
+    """An empty cache, with what the encoder made of the inputs.
+
+    Raises:
+      ValueError: if there are inputs and no encoder, or the other way round.
+    """
+    cache = self.init_cache(batch, slots)
+    if (self.encode is None) != (inputs is None):
+      raise ValueError(
+        f"a model with{'out' if self.encode is None else ''} an encoder was "
+        f"given {'no' if inputs is None else 'some'} inputs"
+      )
+    if self.encode is None:
+      return cache
+    return cache.replace(context=self.encode(params, inputs))
 
 
 @_struct
@@ -135,20 +160,51 @@ class Draft:
   """A proposed token tree and the laws it was really sampled from.
 
   Attributes:
-    tokens: `i32[B, N + 1]`; node 0 is the last committed token.
-    log_probs: `f32[B, N + 1, V]`; row n is the law that node n's children were
-      drawn from, through `specjax.siblings.Siblings.child`. A leaf has no
-      children: its row is all -inf (zero mass), so that "target minus draft" is
-      the target's own law there. A law that may be NaN is healed before it is
-      drawn from (`specjax.laws.heal`); a row with one here ends as NAN_LOGITS.
+    tree: what of its form is known beforehand (static).
+    siblings: how the children of a node were drawn (static).
+    tokens: `i32[B, F]`; node 0 is the last committed token, nodes 1..N are
+      drafted, the E lanes come last.
+    log_probs: `f32[B, N + 1, V]`; row n is the law that token n itself was
+      drawn from, given the tokens drawn before it. Row 0, and rows of nodes
+      that are not there, are not looked at. A law that may be NaN is healed
+      before it is drawn from (`specjax.laws.heal`); a row with one here ends as
+      NAN_LOGITS. None: every token is certain, a function of what was known
+      before the round.
+    parents: `i32[B, F]`, the index of each token's parent, smaller than its
+      own; -1 for the root and for what is not there. None exactly if the
+      tree's form is `FIXED`.
     noise: `f32[B, K, G + 1, V]`, for siblings `with_noise` only: token t of
       path k is `argmax(log p + noise[:, k, t - 1])`, Gumbel noise that a rule
       may share. Entry G is for the token after the last drafted one.
   """
 
+  tree: Tree = _static()
+  siblings: Siblings = _static()
   tokens: Array
-  log_probs: Array
+  log_probs: Array | None
+  parents: Array | None = None
   noise: Array | None = None
+
+  def topology(self) -> Topology:
+    """Who hangs on whom; NumPy constants where the form is `FIXED`."""
+    if self.tree.form is Form.FIXED:
+      return fixed_topology(self.tree)
+    return data_topology(self.tree, self.parents)
+
+  def laws(self, like: Array) -> Array:
+    """The law each node was drawn from, a point mass where it is certain.
+
+    Args:
+      like: `f32[B, N + 1, V]`, for the vocabulary and the kind of float.
+
+    Returns:
+      `f32[B, N + 1, V]` log-probabilities.
+    """
+    if self.log_probs is not None:
+      return self.log_probs
+    here = self.tokens[:, : self.tree.num_nodes, None]
+    point = here == jax.numpy.arange(like.shape[-1])
+    return jax.numpy.where(point, 0, -jax.numpy.inf).astype(like.dtype)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -174,15 +230,11 @@ class Verification:
 class VerifyFn(Protocol):
   """`Rule.verify`."""
 
-  def __call__(
-    self, tree: Tree, siblings: Siblings, draft: Draft, target_log_probs: Array
-  ) -> Verification:
+  def __call__(self, draft: Draft, target_log_probs: Array) -> Verification:
     """Maps laws to a law.
 
     Args:
-      tree: the static tree.
-      siblings: how the children of a node were drawn (static).
-      draft: tokens and the draft's laws.
+      draft: tokens, their topology, and the laws they were drawn from.
       target_log_probs: `f32[B, N + 1, V]`, the warped target's law of the token
         after each node.
 
@@ -216,6 +268,16 @@ class Rule:
 # ---------------------------------------------------------------- the drafter
 
 
+# `(numbers f32[B, n, 2], nodes, log_probs f32[B, n, V]) -> i32[B, n]`.
+DrawFn = Callable[[Array, Sequence[int], Array], Array]
+
+
+def pick_nodes(numbers: Array, nodes: Sequence[int], log_probs: Array) -> Array:
+  """Draws drafted nodes, each from its own law (`specjax.sampling.pick`)."""
+  del nodes
+  return sampling_lib.pick(numbers, log_probs)
+
+
 @_struct
 class Context:
   """What a drafter may look at when it proposes.
@@ -223,70 +285,118 @@ class Context:
   Attributes:
     tokens: `i32[B, L]`, committed tokens, prompt included; stale from `length`.
     length: `i32[B]`, at least 1.
+    max_depth: `i32[B]`, how deep each row may draft, in 0..G. Deeper nodes of a
+      tree that is not `FIXED` are taken away; a drafter may save their cost.
     sampling: the warp; the draft must be sampled from the warped law.
-    keys: `key[B]`, fresh for this round; derive one per node with
-      `specjax.sampling.drafted_node_keys`.
+    keys: `key[B]`, fresh for this round; `draw` derives one per node.
     row_keys: `key[B]`, the same in every round: for noise that belongs to a
       position of the text, whatever round it is drafted in.
+    numbers: `f[B, N, 2]`, what draws each of nodes 1..N: hashed together, many
+      cost what one does.
+    draws: what makes the draws (static). `specjax.exact` puts a table in its
+      place, and enumerates so what a drafter may draw.
   """
 
   tokens: Array
   length: Array
+  max_depth: Array
   sampling: Sampling
   keys: Array
   row_keys: Array
+  numbers: Array
+  draws: DrawFn = dataclasses.field(
+    default=pick_nodes, metadata={"static": True}
+  )
+
+  @property
+  def root(self) -> Array:
+    """`i32[B, 1]`, the last committed token: node 0."""
+    newest = self.length[:, None] - 1
+    return jax.numpy.take_along_axis(self.tokens, newest, axis=1)
+
+  def draw(self, nodes: Sequence[int], log_probs: Array) -> Array:
+    """Draws the tokens of some nodes, each from its own law.
+
+    A draft that is sampled by this alone can be enumerated.
+
+    Args:
+      nodes: indices of drafted nodes, n of them.
+      log_probs: `f32[B, n, V]`.
+
+    Returns:
+      `i32[B, n]`.
+    """
+    if isinstance(nodes, range):
+      numbers = self.numbers[:, nodes.start - 1 : nodes.stop - 1]
+    else:
+      numbers = self.numbers[:, jax.numpy.asarray(nodes) - 1]
+    return self.draws(numbers.astype(log_probs.dtype), nodes, log_probs)
 
 
 @_struct
 class Commit:
-  """What became of a draft.
+  """What has become of fed tokens: of a prompt's, or of a round's.
+
+  A prompt is a chain of which all tokens but the newest stand. The newest
+  committed token never counts as fed, in a prompt or in a round: it is fed
+  again as the next round's root.
 
   Attributes:
-    start: `i32[B]`, the root's slot (committed length before the step, less 1).
-    path: `i32[B, G + 1]`, nodes from the root to the deepest accepted one; the
-      tail repeats the last.
-    num_accepted: `i32[B]`, depth of the deepest accepted node.
-    length: `i32[B]`, committed length after the step.
-    target_output: the target's output at all N + 1 nodes.
+    tokens: `i32[B, T]`, what was fed: the prompt, or the draft's F tokens.
+    start: `i32[B]`, the slot of the first of them.
+    path: `i32[B, W]`, indices of those that stand, in order; of more than
+      `count` entries any valid index.
+    length: `i32[B]`, committed tokens now.
+    target_output: the target's output at all T tokens; logits of a prompt may
+      be missing.
   """
 
+  tokens: Array
   start: Array
   path: Array
-  num_accepted: Array
   length: Array
   target_output: ModelOutput
+
+  @property
+  def count(self) -> Array:
+    """`i32[B]`, how many of the fed tokens stand: slots `start ..`."""
+    return self.length - 1 - self.start
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Drafter:
-  """A way to propose; four pure functions and what is static about them.
+  """A way to propose: pure functions, and what is static about them.
 
   Attributes:
     name: for messages and reports.
-    tree: the token tree that every proposal fills.
+    tree: the form of every proposal.
     siblings: how children of one node are drawn.
-    init: `(params, batch, slots) -> state`.
-    prefill: `(params, state, tokens i32[B, P], lengths i32[B]) -> state`.
+    init: `(params, batch, slots, inputs) -> state`; `inputs` is what encoders
+      read, None for a decoder-only pair.
+    prefill, commit: `(params, state, Commit) -> state`, after the target has
+      read the prompt, and after verification.
     propose: `(params, state, target_cache, context) -> (Draft, state,
       target_cache)`. A drafter that runs on the target's own cache may write
       to slots at or beyond `context.length - 1`; all others pass it through.
-    commit: `(params, state, Commit) -> state`, after verification.
+    passes: tokens a row feeds in each draft pass of a round, in order: what
+      drafting costs. Empty if no model drafts.
     max_positions: positions the draft was made for, or None if unbounded.
     row_axes: `state -> pytree of int | None`: which axis of each array of the
       state is rows, so that it can be cut over a mesh; None for an array that
-      all rows share, which no round may change. By default the state is made of
-      `Cache`s alone.
+      all rows share: what a round adds to it, on any device, is added for all.
+      By default the state is made of `Cache`s alone.
   """
 
   name: str
   tree: Tree
   siblings: Siblings
-  init: Callable[[Params, int, int], Any]
-  prefill: Callable[[Params, Any, Array, Array], Any]
+  init: Callable[[Params, int, int, Any], Any]
+  prefill: Callable[[Params, Any, Commit], Any]
   propose: Callable[[Params, Any, Cache, Context], tuple[Draft, Any, Cache]]
   commit: Callable[[Params, Any, Commit], Any]
-  max_positions: int | None = None
   row_axes: Callable[[Any], Any] = cache_lib.row_axes
+  passes: tuple[int, ...] = ()
+  max_positions: int | None = None
 
 
 # -------------------------------------------------------------- the decoder
@@ -347,6 +457,22 @@ class Counters:
   rank_offered: Array
   rank_accepted: Array
 
+  @classmethod
+  def zeros(cls, rows: int, tree: Tree) -> "Counters":
+    """Before the first round of B rows."""
+    count = lambda *more: jax.numpy.zeros((rows, *more), jax.numpy.int32)
+    total = lambda *more: jax.numpy.zeros((rows, *more))
+    return cls(
+      num_target_calls=count(),
+      num_drafted=count(),
+      num_accepted=count(),
+      expected_accepted=total(),
+      accept_counts=count(tree.max_depth + 1),
+      total_variation=total(),
+      rank_offered=total(tree.max_children),
+      rank_accepted=total(tree.max_children),
+    )
+
 
 @_struct
 class DecodeState:
@@ -360,6 +486,7 @@ class DecodeState:
     prompt_length: `i32[B]`.
     length: `i32[B]`, committed tokens.
     max_length: `i32[B]`, where the row must end.
+    max_depth: `i32[B]`, see `Context`; G at first, and the host may set it.
     stop_reason: `i32[B]`, a `StopReason`.
     stop_tokens: `i32[n]`, token ids that end a row.
     keys: `key[B]`, one stream per row.
@@ -376,6 +503,7 @@ class DecodeState:
   prompt_length: Array
   length: Array
   max_length: Array
+  max_depth: Array
   stop_reason: Array
   stop_tokens: Array
   keys: Array
@@ -389,6 +517,31 @@ class DecodeState:
   def done(self) -> Array:
     """`bool[B]`."""
     return self.stop_reason != StopReason.RUNNING
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Round:
+  """A round before its coins: drafted, scored, and what the rule says of it.
+
+  Attributes:
+    draft: the proposal.
+    drafter_state: the drafter's state after it.
+    output: the target's output at all F tokens.
+    target_cache: the cache with all F tokens.
+    logits: `f32[B, N + 1, V]`, the target's own, of real tokens.
+    target_log_probs: `f32[B, N + 1, V]`, the warped target's laws.
+    verification: what the rule says, if it was asked.
+    broken: `bool[B, N + 1]`, where laws were NaN.
+  """
+
+  draft: Draft
+  drafter_state: Any
+  output: ModelOutput
+  target_cache: Cache
+  logits: Array
+  target_log_probs: Array
+  broken: Array
+  verification: Verification | None = None
 
 
 @_struct

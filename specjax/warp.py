@@ -56,6 +56,38 @@ def make_sampling(
   )
 
 
+def as_in(program: Sampling, row: Sampling | None) -> Sampling:
+  """One row's sampling, with just the truncations of a running program.
+
+  Args:
+    program: the running state's.
+    row: of one row; None is temperature 1 without truncation.
+
+  Returns:
+    The `Sampling` of the row.
+
+  Raises:
+    ValueError: if it truncates in a way that the program does without.
+  """
+  row = row or make_sampling(1)
+  neutral = make_sampling(1, top_k=0, top_p=1.0, min_p=0.0)
+  for name in ("top_k", "top_p", "min_p"):
+    if getattr(program, name) is None and getattr(row, name) is not None:
+      raise ValueError(
+        f"this state's program does without {name}: begin it with a {name} "
+        "that keeps all tokens"
+      )
+  return Sampling(
+    temperature=row.temperature,
+    **{
+      name: None
+      if getattr(program, name) is None
+      else getattr(neutral if getattr(row, name) is None else row, name)
+      for name in ("top_k", "top_p", "min_p")
+    },
+  )
+
+
 def warp(logits: Array, sampling: Sampling) -> Array:
   """Turns logits into log-probabilities.
 

@@ -26,7 +26,7 @@ BUDGETS = np.array([30, 21, 34, 5, 1], np.int32)
 def make_drafters(**common):
   model = drafters.model.drafter
   return {
-    "plain": drafters.plain.drafter(vocab_size=VOCAB),
+    "plain": drafters.plain.drafter(),
     "model": model(MODEL, tree=chain(3), **common),
     "model1": model(MODEL, tree=chain(1), **common),
     "paths": model(MODEL, tree=paths(3, 3), **common),

@@ -35,9 +35,21 @@ def log(law):
     return jnp.asarray(np.log(law))
 
 
+def make_draft(tree, siblings, tokens, model_laws, noise=None):
+  """A draft whose tokens were drawn from a model's laws after each node."""
+  return Draft(
+    tree=tree,
+    siblings=siblings,
+    tokens=tokens,
+    log_probs=siblings_lib.laws_of_tokens(tree, siblings, tokens, model_laws),
+    noise=noise,
+  )
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _verify(rule, tree, siblings, draft, target_log_probs):
-  found = rule.verify(tree, siblings, draft, target_log_probs)
+def _verify(rule, tree, siblings, tokens, model_laws, target_log_probs):
+  draft = make_draft(tree, siblings, tokens, model_laws)
+  found = rule.verify(draft, target_log_probs)
   root = jnp.zeros(len(draft.tokens), jnp.int32)
   return found.node_probs, jnp.exp(found.next_log_probs(root))
 
@@ -76,11 +88,16 @@ def at_one_position(rule, p, q, count, siblings=siblings_lib.IID):
       jnp.asarray(rows), jnp.asarray(tokens[:, 1 : 1 + i], jnp.int32), count
     )
     probs *= np.exp(np.asarray(law))[np.arange(len(rows)), tokens[:, 1 + i]]
-  draft = Draft(
-    tokens=jnp.asarray(tokens, jnp.int32), log_probs=jnp.asarray(laws)
-  )
   node_probs, after = map(
-    np.asarray, _verify(rule, tree, siblings, draft, jnp.asarray(target))
+    np.asarray,
+    _verify(
+      rule,
+      tree,
+      siblings,
+      jnp.asarray(tokens, jnp.int32),
+      jnp.asarray(laws),
+      jnp.asarray(target),
+    ),
   )
   assert np.isfinite(node_probs).all()
   assert np.isfinite(after).all()

@@ -26,6 +26,7 @@ from models import sharding, stacked
 from models.transformer import SkippedLayers, Transformer, TransformerConfig
 from specjax import decode, drafters
 from specjax import tree as tree_lib
+from specjax.drafters.plain import keep
 from specjax.mesh import MeshDecoder
 from specjax.siblings import IID
 from specjax.types import Draft, Drafter, Params
@@ -75,20 +76,15 @@ def shared_pair(mesh):
 
   def propose(params, state, target_cache, context):
     del params
-    root = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, 1)
+    root = context.root
     first = state["table"][root, state["done"][1][:, None] % VOCAB]
     tokens = jnp.concatenate([root, first, first], axis=1)
-    sure = tokens[:, 1:, None] == jnp.arange(VOCAB)
-    law = jnp.where(sure, 0.0, -jnp.inf)
-    draft = Draft(
-      tokens=tokens, log_probs=jnp.pad(law, ((0, 0), (0, 1), (0, 0)),
-      constant_values=-jnp.inf),
-    )  # fmt: skip
+    draft = Draft(tree=chain, siblings=IID, tokens=tokens, log_probs=None)
     return draft, state, target_cache
 
   def commit(params, state, commit):
     del params
-    done = state["done"].at[1].add(1 + commit.num_accepted)
+    done = state["done"].at[1].add(commit.count)
     return state | {"done": done}
 
   target = toys.table(VOCAB, seed=1, contexts=1, scale=3)
@@ -98,10 +94,10 @@ def shared_pair(mesh):
     name="shared",
     tree=chain,
     siblings=IID,
-    init=lambda params, batch, slots: {
+    init=lambda params, batch, slots, inputs: {
       "table": jnp.asarray(table), "done": jnp.zeros((2, batch), int)
     },
-    prefill=lambda params, state, tokens, lengths: state,
+    prefill=keep,
     propose=propose,
     commit=commit,
     row_axes=lambda state: {"table": None, "done": 1},

@@ -36,6 +36,8 @@ def test_the_rule_of_the_contributors_guide_is_lossless(capsys):
   # b = min(p, q / 2) = (.1, .15, .2) of which .45 a position are accepted.
   assert names["law"].expected_accepted == pytest.approx(0.45 + 0.45**2)
   assert "accepts 0.65" in capsys.readouterr().out
+  assert names["checked"].method == "exact"
+  assert names["checked"].num_drafts == 9
 
 
 def test_the_table_is_drawn_from_the_committed_measurements():

@@ -33,12 +33,10 @@ import numpy as np
 from jax import lax
 
 from launch.decoding.engine import Engine
-from launch.decoding.pair import Pair
 from launch.decoding.prompts import Batch
 from specjax import sampling as sampling_lib
-from specjax import warp as warp_lib
 from specjax.decode import Decoder
-from specjax.types import Context, DecodeState, LanguageModel, Params
+from specjax.types import DecodeState, LanguageModel, Params
 
 _PLACES = (0.25, 0.5, 0.75)  # of a run, where passes are timed
 _REPEATS = 12  # passes in one timing
@@ -81,15 +79,6 @@ def _per_repeat(loop, params, carry, *more) -> tuple[float, object]:
 
 
 # ----------------------------------------------------------------- the passes
-
-
-def draft_passes(pair: Pair, drafter_name: str) -> tuple[int, ...]:
-  """Tokens fed in each draft pass of one round."""
-  tree = pair.decoder.drafter.tree
-  if pair.draft is None:
-    return ()
-  first = 2 if drafter_name == "model" else 1
-  return (first, *(len(level) for level in tree.levels[1:-1]))
 
 
 def _copy(tree):
@@ -146,7 +135,6 @@ def laws_loop(decoder: Decoder):
     warps, every time after another last token, which depends on all laws of the
     time before.
   """
-  tree, vocab = decoder.drafter.tree, decoder.vocab_size
 
   @functools.partial(jax.jit, donate_argnums=1)
   def run(params: Params, carry, repeats, state: DecodeState):
@@ -154,28 +142,21 @@ def laws_loop(decoder: Decoder):
 
     def body(index, carry):
       tokens, drafter_state, cache = carry
-      context = Context(
-        tokens=tokens,
-        length=state.length,
-        sampling=state.sampling,
-        keys=sampling_lib.step_keys(state.keys, state.length + index),
-        row_keys=state.keys,
+      now = decoder.score(
+        params,
+        dataclasses.replace(
+          state,
+          tokens=tokens,
+          drafter_state=drafter_state,
+          target_cache=cache,
+          keys=sampling_lib.step_keys(state.keys, root + index),
+        ),
       )
-      draft, drafter_state, cache = decoder.drafter.propose(
-        params, drafter_state, cache, context
-      )
-      output, cache = decoder.target.apply(
-        params.target,
-        draft.tokens,
-        cache.replace(length=root),
-        positions=root[:, None] + tree.depth,
-        mask=None if tree.is_chain else tree.ancestors,
-      )
-      laws = warp_lib.warp(output.logits[..., :vocab], state.sampling)
-      some = jnp.any(jnp.max(laws, axis=-1) > -1, axis=1)
-      last = (draft.tokens[:, -1] + some) % vocab
+      some = jnp.any(jnp.max(now.target_log_probs, axis=-1) > -1, axis=1)
+      last = (now.draft.tokens[:, -1] + some) % decoder.vocab_size
       rows = jnp.arange(len(root))
-      return tokens.at[rows, root].set(last), drafter_state, cache
+      tokens = tokens.at[rows, root].set(last)
+      return tokens, now.drafter_state, now.target_cache
 
     return lax.fori_loop(0, repeats, body, carry)
 
@@ -295,7 +276,7 @@ class Pieces:
       self._params["draft"] = (
         pair.params.draft if self._own_cache else pair.params.target
       )
-    self._passes = draft_passes(pair, drafter_name)
+    self._passes = pair.decoder.drafter.passes
     self._nodes = speculative.decoder.drafter.tree.num_nodes
     room = typical.width + baseline.max_new_tokens
     self._widths = sorted({w for w in widths if w <= room} - {1, self._nodes})

@@ -88,13 +88,15 @@ def acceptance(block: int = 5) -> Objective:
     text, whole = cut(labels), cut(weights).min(axis=1)
     # Roles exchanged: the text is the teacher's, and p judges it.
     after = lambda x: jnp.pad(x, ((0, 0), (0, 1), (0, 0)), mode="edge")
-    judge, author = after(cut(log_p)), after(cut(log_q))
-    leaf = (jnp.arange(block + 1) == block)[:, None]
+    judge = after(cut(log_p))
+    author = jnp.pad(cut(log_q), ((0, 0), (1, 0), (0, 0)))
     draft = Draft(
+      tree=tree,
+      siblings=IID,
       tokens=jnp.pad(text, ((0, 0), (1, 0))),
-      log_probs=jnp.where(leaf, -jnp.inf, author),
+      log_probs=author,
     )
-    found = verify(tree, IID, draft, judge)
+    found = verify(draft, judge)
     return -mean(found.node_probs @ (tree.depth / block), whole)
 
   return objective

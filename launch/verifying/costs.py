@@ -31,7 +31,7 @@ from launch.journal import Journal
 from launch.measuring import timing
 from launch.verifying import cases
 from specjax import rules, sampling
-from specjax.siblings import Siblings
+from specjax.siblings import Siblings, laws_of_tokens
 from specjax.tree import Tree, paths
 from specjax.types import Draft
 
@@ -181,10 +181,12 @@ def make_inputs(cell: Cell, drawn: Siblings) -> tuple[Draft, Array]:
         drawn.child(parent, elders, jnp.full((batch,), count)),
       )
     )
-  is_leaf = jnp.array([not children for children in tree.children])
+  tokens = jnp.stack(tokens, axis=1)
   draft = Draft(
-    tokens=jnp.stack(tokens, axis=1),
-    log_probs=jnp.where(is_leaf[:, None], -jnp.inf, law[:, tree.depth]),
+    tree=tree,
+    siblings=drawn,
+    tokens=tokens,
+    log_probs=laws_of_tokens(tree, drawn, tokens, law[:, tree.depth]),
     noise=noise,
   )
   return draft, target[:, tree.depth]
@@ -200,7 +202,7 @@ def verification(name: str, tree: Tree, drawn: Siblings):
 
   @jax.jit
   def run(draft, target_log_probs):
-    found = rule.verify(tree, drawn, draft, target_log_probs)
+    found = rule.verify(draft, target_log_probs)
     node = sampling.argmax(found.node_probs)
     largest = jnp.max(found.next_log_probs(node), axis=-1)
     return found.node_probs, node, largest, found.total_variation

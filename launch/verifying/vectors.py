@@ -13,7 +13,7 @@ import numpy as np
 
 from launch.verifying import cases, contexts
 from launch.verifying.cases import Case
-from specjax import drafters, exact
+from specjax import drafters, exact, sampling
 from specjax import rules as rules_lib
 from specjax import siblings as siblings_lib
 from specjax import tree as tree_lib
@@ -172,6 +172,8 @@ def sample(row: Case, draft: np.ndarray, target: np.ndarray, *, seed: int):
     context = Context(
       tokens=jnp.zeros((1, 1), jnp.int32),
       length=jnp.ones((1,), jnp.int32),
+      max_depth=jnp.full((1,), tree.max_depth, jnp.int32),
+      numbers=sampling.drafted_numbers(keys, tree.num_drafted),
       sampling=make_sampling(1),
       keys=keys,
       row_keys=keys,
@@ -186,9 +188,7 @@ def sample(row: Case, draft: np.ndarray, target: np.ndarray, *, seed: int):
       siblings=row.siblings,
       vocab_size=vocab,
     )
-    found = row.rule.verify(
-      tree, row.siblings, drafted, everywhere(log_target, tree.num_nodes)
-    )
+    found = row.rule.verify(drafted, everywhere(log_target, tree.num_nodes))
     # The next token is drafted, unless the walk ends at the root.
     law = None
     if vocab <= _LONGEST_LAW:

@@ -7,10 +7,9 @@ kept layers only. Verification then writes all layers of those slots anew, so
 the cache is correct after every commit without any work here.
 """
 
-import jax.numpy as jnp
-
 from specjax import siblings as siblings_lib
 from specjax.drafters.model import check_model, check_tree, draft_tree
+from specjax.drafters.plain import keep, no_state
 from specjax.siblings import IID, Siblings
 from specjax.tree import Tree
 from specjax.types import Drafter, LanguageModel
@@ -47,9 +46,9 @@ def drafter(
   check_tree(tree, siblings, vocab_size)
 
   def propose(params, state, target_cache, context):
-    root = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, 1)
+    start = context.length - 1
     output, cache = model.apply(
-      params.target, root, target_cache.replace(length=context.length - 1)
+      params.target, context.root, target_cache.replace(length=start)
     )
     draft, cache = draft_tree(
       model,
@@ -61,15 +60,16 @@ def drafter(
       siblings=siblings,
       vocab_size=vocab_size,
     )
-    return draft, state, cache.replace(length=context.length - 1)
+    return draft, state, cache.replace(length=start)
 
   return Drafter(
     name="layer_skip",
     tree=tree,
     siblings=siblings,
-    init=lambda params, batch, slots: (),
-    prefill=lambda params, state, tokens, lengths: state,
+    init=no_state,
+    prefill=keep,
     propose=propose,
-    commit=lambda params, state, commit: state,
+    commit=keep,
+    passes=(1, *(len(level) for level in tree.levels[1:-1])),
     max_positions=model.max_positions,
   )

@@ -49,10 +49,12 @@ def drafter(
   check_model("draft", model, vocab_size)
   check_tree(tree, siblings, vocab_size)
 
-  def prefill(params, cache, tokens, lengths):
-    nothing = jnp.zeros((len(tokens), 0), jnp.int32)
-    _, cache = model.apply(params.draft, tokens, cache, logits_at=nothing)
-    return cache.replace(length=lengths)
+  def prefill(params, cache, commit):
+    nothing = jnp.zeros((len(commit.tokens), 0), jnp.int32)
+    _, cache = model.apply(
+      params.draft, commit.tokens, cache, logits_at=nothing
+    )
+    return cache.replace(length=commit.length)
 
   def propose(params, cache, target_cache, context):
     start = jnp.maximum(context.length - 2, 0)
@@ -91,10 +93,13 @@ def drafter(
     name="model",
     tree=tree,
     siblings=siblings,
-    init=lambda params, batch, slots: model.init_cache(batch, slots),
+    init=lambda params, batch, slots, inputs: model.new_cache(
+      params.draft, batch, slots, inputs if model.encode else None
+    ),
     prefill=prefill,
     propose=propose,
     commit=commit,
+    passes=(_WINDOW, *(len(level) for level in tree.levels[1:-1])),
     max_positions=model.max_positions,
   )
 
@@ -170,7 +175,6 @@ def draft_tree(
     slots `context.length ..`, in node order. Where the model's logits are NaN
     the law is uniform.
   """
-  root = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, 1)
   noise = None
   if siblings.with_noise:
     ahead = jnp.arange(tree.max_depth + 1, dtype=jnp.int32)
@@ -190,17 +194,18 @@ def draft_tree(
     return laws.heal(law)
 
   law = law_of(root_logits[:, None])
-  tokens, all_laws = [root], [law]
-  keys = sampling.drafted_node_keys(context.keys, range(1, tree.num_nodes))
-  numbers = sampling.numbers(keys, law.dtype)  # [B, N, 2]
+  tokens, all_laws = [context.root], [jnp.full_like(law, -jnp.inf)]
   for depth, level in enumerate(tree.levels[1:], start=1):
     if noise is not None:
-      drawn = sampling.race(noise[:, :, depth - 1], law)  # [B, K]
+      above = tree.levels[depth - 1].start
+      parents = np.array([tree.parents[n] for n in level], np.int32) - above
+      drawn_from = law[:, parents]
+      drawn = sampling.race(noise[:, :, depth - 1], drawn_from)  # [B, K]
     else:
-      drawn = _draw_level(tree, siblings, depth, law, numbers)  # [B, W]
+      drawn, drawn_from = _draw_level(tree, siblings, depth, law, context)
     tokens.append(drawn)
+    all_laws.append(drawn_from)
     if depth == tree.max_depth:
-      all_laws.append(jnp.full((*drawn.shape, vocab_size), -jnp.inf, law.dtype))
       break
     output, cache = model.apply(
       params,
@@ -214,11 +219,9 @@ def draft_tree(
       else tree.ancestors[level.start : level.stop, 1 : level.stop],
     )
     law = law_of(output.logits)
-    leaves = np.array([not tree.children[n] for n in level])
-    if leaves.any():
-      law = jnp.where(leaves[:, None], -jnp.inf, law)
-    all_laws.append(law)
   draft = Draft(
+    tree=tree,
+    siblings=siblings,
     tokens=jnp.concatenate(tokens, axis=1),
     log_probs=jnp.concatenate(all_laws, axis=1),
     noise=noise,
@@ -227,8 +230,8 @@ def draft_tree(
 
 
 def _draw_level(
-  tree: Tree, siblings: Siblings, depth: int, law: Array, numbers: Array
-) -> Array:
+  tree: Tree, siblings: Siblings, depth: int, law: Array, context: Context
+) -> tuple[Array, Array]:
   """Draws the nodes of one depth, eldest siblings first.
 
   Args:
@@ -236,31 +239,38 @@ def _draw_level(
     siblings: how the children of a node are drawn.
     depth: at least 1.
     law: `f32[B, W, V]`, the model's laws at the nodes of the depth above.
-    numbers: `f32[B, N, 2]`, what draws each of nodes 1..N.
+    context: the round's, of which it draws.
 
   Returns:
-    `i32[B, W']`, the tokens.
+    `i32[B, W']`, the tokens, and `f32[B, W', V]`, what each was drawn from.
   """
   level, above = tree.levels[depth], tree.levels[depth - 1]
-  numbers = numbers[:, level.start - 1 : level.stop - 1]
   parents = np.array([tree.parents[n] for n in level], np.int32) - above.start
   if siblings.independent:
-    return sampling.pick(numbers, law[:, parents])
+    drawn_from = law[:, parents]
+    return context.draw(level, drawn_from), drawn_from
   heads, family = np.unique(parents, return_inverse=True)
   sizes, rank = np.bincount(family), tree.rank[level.start : level.stop]
   place = np.zeros((len(heads), sizes.max()), np.int32)  # in the level
   place[family, rank] = np.arange(len(level))
 
-  def draw(tokens, r):  # child r of each node that has so many
+  def draw(found, r):  # child r of each node that has so many
+    tokens, drawn_from = found  # [B, F, C], [B, F, C, V]
     some = np.flatnonzero(sizes > r) if isinstance(r, int) else slice(None)
     child_law = siblings.child(
       law[:, heads[some]],
       siblings_lib.elders(tokens[:, some], r),
       sizes[some],
     )
-    drawn = sampling.pick(numbers[:, jnp.asarray(place)[some, r]], child_law)
-    return tokens.at[:, some, r].set(drawn), None
+    nodes = level.start + (
+      place[some, r] if isinstance(r, int) else jnp.asarray(place)[:, r]
+    )
+    tokens = tokens.at[:, some, r].set(context.draw(nodes, child_law))
+    return (tokens, drawn_from.at[:, some, r].set(child_law)), None
 
-  tokens = jnp.zeros((len(law), *place.shape), jnp.int32)  # [B, F, C]
-  tokens, _ = siblings_lib.in_turn(draw, tokens, place.shape[1])
-  return tokens[:, family, rank]
+  tokens = jnp.zeros((len(law), *place.shape), jnp.int32)
+  empty = jnp.zeros((*tokens.shape, law.shape[-1]), law.dtype)
+  (tokens, drawn_from), _ = siblings_lib.in_turn(
+    draw, (tokens, empty), place.shape[1]
+  )
+  return tokens[:, family, rank], drawn_from[:, family, rank]

@@ -1,8 +1,8 @@
 """Prompt lookup: what followed the last n tokens when they last occurred.
 
 No model and no cache. The proposal is a function of the committed tokens, so
-its law is a point mass at every node, and any lossless rule accepts token x
-with probability q(x). Longer matches win; among equal lengths the most recent.
+every token is certain, and any lossless rule accepts token x with probability
+q(x). Longer matches win; among equal lengths the most recent.
 If the continuation runs into the end of the text it is read on periodically.
 Without a match the last token is repeated: still a valid proposal, only a poor
 one.
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.drafters.model import check_tree
+from specjax.drafters.plain import keep, no_state
 from specjax.siblings import IID
 from specjax.tree import chain
 from specjax.types import Draft, Drafter
@@ -46,14 +47,11 @@ def drafter(
         tokens, length, count=num_speculative_tokens, max_ngram=max_ngram
       )
     )(context.tokens, context.length)
-    root = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, 1)
-    point = jnp.where(
-      drafted[..., None] == jnp.arange(vocab_size), 0.0, -jnp.inf
-    )
-    leaf = jnp.full((root.shape[0], 1, vocab_size), -jnp.inf)
     draft = Draft(
-      tokens=jnp.concatenate([root, drafted], axis=1),
-      log_probs=jnp.concatenate([point, leaf], axis=1),
+      tree=tree,
+      siblings=IID,
+      tokens=jnp.concatenate([context.root, drafted], axis=1),
+      log_probs=None,
     )
     return draft, state, target_cache
 
@@ -61,10 +59,10 @@ def drafter(
     name="ngram",
     tree=tree,
     siblings=IID,
-    init=lambda params, batch, slots: (),
-    prefill=lambda params, state, tokens, lengths: state,
+    init=no_state,
+    prefill=keep,
     propose=propose,
-    commit=lambda params, state, commit: state,
+    commit=keep,
   )
 
 

@@ -18,37 +18,34 @@ from jax import Array
 
 from specjax import laws
 from specjax.rules import checks
-from specjax.rules.token import path_laws
+from specjax.rules.token import Path
 from specjax.siblings import Siblings
 from specjax.tree import Tree, take_node
 from specjax.types import Draft, Rule, Verification
 
 
-def verify(
-  tree: Tree, siblings: Siblings, draft: Draft, target_log_probs: Array
-) -> Verification:
+def verify(draft: Draft, target_log_probs: Array) -> Verification:
   """See `specjax.types.VerifyFn`."""
-  del tree
-  return verify_path(draft.tokens, path_laws(siblings, draft), target_log_probs)
+  return verify_path(Path.of(draft, target_log_probs), target_log_probs)
 
 
-def verify_path(
-  tokens: Array, draft_log_probs: Array, target_log_probs: Array
-) -> Verification:
+def verify_path(path: Path, target_log_probs: Array) -> Verification:
   """Block verification of one path a row.
 
+  Where a path ends early nothing is offered after its last token, so that S is
+  w there, as after the whole path; and beyond, w is 0.
+
   Args:
-    tokens: `i32[B, L + 1]`, the root and the path.
-    draft_log_probs: `f32[B, L + 1, V]`, the law of the token after each; the
-      last row is all -inf.
+    path: L drafted tokens a row.
     target_log_probs: `f32[B, L + 1, V]`.
 
   Returns:
     The `Verification` of that path as a chain.
   """
-  drafted = tokens[:, 1:]
+  drafted = path.tokens
   ratio_up = laws.token_log_prob(target_log_probs[:, :-1], drafted)
-  ratio_down = laws.token_log_prob(draft_log_probs[:, :-1], drafted)
+  ratio_up = jnp.where(path.there, ratio_up, -jnp.inf)
+  ratio_down = laws.token_log_prob(path.laws[:, 1:], drafted)
   debts = [jnp.zeros_like(target_log_probs[:, 0, 0])]  # log w_i
   for i in range(drafted.shape[1]):
     owed = debts[-1] + ratio_up[:, i]
@@ -61,7 +58,8 @@ def verify_path(
   passes = weight.at[:, 0].set(1)
   if drafted.shape[1] > 1:
     owed = jnp.exp(debt[:, 1:-1, None] + target_log_probs[:, 1:-1])
-    offered = jnp.exp(draft_log_probs[:, 1:-1])
+    offered = jnp.where(path.there[:, 1:, None], path.laws[:, 2:], -jnp.inf)
+    offered = jnp.exp(offered)
     excess = jnp.where(owed > offered, owed - offered, 0)
     total = jnp.sum(excess, axis=-1)  # S_i, [B, L - 1]
     inner = laws.share(total, total + (1 - weight[:, 1:-1]))
@@ -75,7 +73,7 @@ def verify_path(
   def next_log_probs(node):
     law = take_node(target_log_probs, node)
     owed = jnp.exp(take_node(debt, node)[:, None] + law)
-    rest = owed - jnp.exp(take_node(draft_log_probs, node))
+    rest = owed - jnp.exp(path.after(node))
     return laws.normalize(jnp.maximum(rest, 0), law)
 
   return Verification(

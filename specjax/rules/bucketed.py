@@ -36,13 +36,12 @@ _NUM_FINE = 1024
 _PARTITIONS = (16, 64)
 
 
-def decide(siblings, target_log_probs, draft_log_probs, tokens, valid):
+def decide(target_log_probs, draft_log_probs, tokens, valid):
   """See `specjax.rules.nodewise.DecideFn`."""
   most = len(tokens)
   if most == 1:
-    return kseq.decide(
-      siblings, target_log_probs, draft_log_probs, tokens, valid
-    )
+    return kseq.decide(target_log_probs, draft_log_probs, tokens, valid)
+  draft_log_probs = draft_log_probs[0]
   target, draft = jnp.exp(target_log_probs), jnp.exp(draft_log_probs)
   constant = jax.lax.stop_gradient((target_log_probs, draft_log_probs))
   ids, plan = solve(*constant, jnp.sum(valid), most=most)

@@ -1,7 +1,7 @@
 """What rules ask of a tree and of its siblings, in one wording."""
 
 from specjax.siblings import Siblings
-from specjax.tree import Tree
+from specjax.tree import Form, Tree
 
 
 def single_path(name: str, tree: Tree) -> None:
@@ -13,8 +13,19 @@ def single_path(name: str, tree: Tree) -> None:
     )
 
 
+def form(name: str, tree: Tree, *allowed: Form) -> None:
+  """Raises ValueError unless so much of the tree's form is known."""
+  if tree.form not in allowed:
+    raise ValueError(
+      f"rule {name!r} verifies trees whose form is "
+      f"{' or '.join(f.value for f in allowed)}, got one that is "
+      f"{tree.form.value}"
+    )
+
+
 def equal_paths(name: str, tree: Tree) -> None:
-  """Raises ValueError unless the tree is paths of equal length."""
+  """Raises ValueError unless the tree is paths of equal length, all there."""
+  form(name, tree, Form.FIXED)
   if not tree.is_paths:
     raise ValueError(
       f"rule {name!r} verifies separate paths of equal length, got parents "
@@ -25,7 +36,8 @@ def equal_paths(name: str, tree: Tree) -> None:
 def drawn(
   name: str, tree: Tree, siblings: Siblings, *allowed: Siblings
 ) -> None:
-  """Raises ValueError unless drafted siblings are among `allowed`."""
+  """Raises ValueError unless drafted siblings, all there, are `allowed`."""
+  form(name, tree, Form.FIXED)
   if tree.num_drafted and siblings not in allowed:
     raise ValueError(
       f"rule {name!r} needs "
@@ -35,7 +47,11 @@ def drawn(
 
 
 def independent(name: str, tree: Tree, siblings: Siblings) -> None:
-  """Raises ValueError unless siblings, if there are any, are independent."""
+  """Raises ValueError unless siblings, if there are any, are independent.
+
+  Nodes may be missing, but parents are not data: equal paths are merged.
+  """
+  form(name, tree, Form.FIXED, Form.MASKED)
   if tree.num_drafted and not siblings.independent:
     raise ValueError(
       f"rule {name!r} needs siblings='iid', got siblings={siblings.name!r}"

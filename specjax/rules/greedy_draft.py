@@ -16,17 +16,15 @@ from specjax.siblings import GREEDY
 from specjax.types import Rule
 
 
-def decide(siblings, target_log_probs, draft_log_probs, tokens, valid):
+def decide(target_log_probs, draft_log_probs, tokens, valid):
   """See `specjax.rules.nodewise.DecideFn`."""
   if len(tokens) == 1:
-    return decide_single(
-      siblings, target_log_probs, draft_log_probs, tokens, valid
-    )
+    return decide_single(target_log_probs, draft_log_probs, tokens, valid)
   count = jnp.sum(valid)
   index = jnp.arange(len(tokens))
   is_top = valid & (index < count - 1)
   last = tokens[jnp.maximum(count - 1, 0)]
-  law = siblings.child(draft_log_probs, jnp.where(is_top, tokens, -1), count)
+  law = draft_log_probs[jnp.maximum(count - 1, 0)]
   test = laws.acceptance(target_log_probs[last], law[last])
   rest = jnp.exp(laws.residual(target_log_probs, law))
   by_rest = jnp.where(is_top, (1 - test) * rest[tokens], 0)

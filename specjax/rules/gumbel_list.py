@@ -35,11 +35,9 @@ from specjax.tree import Tree, take_node
 from specjax.types import Draft, Rule, Verification
 
 
-def verify(
-  tree: Tree, siblings: Siblings, draft: Draft, target_log_probs: Array
-) -> Verification:
+def verify(draft: Draft, target_log_probs: Array) -> Verification:
   """See `specjax.types.VerifyFn`."""
-  del siblings
+  tree = draft.tree
   if not tree.num_drafted:
     return Verification(
       node_probs=jnp.ones_like(target_log_probs[:, :, 0]),

@@ -20,13 +20,16 @@ from specjax.siblings import HUB
 from specjax.types import Rule
 
 
-def decide(siblings, target_log_probs, draft_log_probs, tokens, valid):
+def decide(target_log_probs, draft_log_probs, tokens, valid):
   """See `specjax.rules.nodewise.DecideFn`."""
   del valid  # both are there
+  draft_log_probs = draft_log_probs[
+    0
+  ]  # p: the first of a pair is drawn from it
   hub = sampling.argmax(draft_log_probs)
   vocab = jnp.arange(len(draft_log_probs))
   first = jnp.exp(draft_log_probs)  # of pairs (x, a), and of (a, .) at a
-  after_hub = siblings.child(draft_log_probs, hub[None], 2)
+  after_hub = HUB.child(draft_log_probs, hub[None], 2)
   second = first[hub] * jnp.exp(after_hub)  # of pairs (a, x)
   first = jnp.where(vocab == hub, 0, first)
   target = jnp.exp(target_log_probs)

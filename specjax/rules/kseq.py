@@ -22,13 +22,11 @@ from specjax.rules.nodewise import Decision, decide_single, verify_nodes
 from specjax.types import Rule
 
 
-def decide(siblings, target_log_probs, draft_log_probs, tokens, valid):
+def decide(target_log_probs, draft_log_probs, tokens, valid):
   """See `specjax.rules.nodewise.DecideFn`."""
   if len(tokens) == 1:
-    return decide_single(
-      siblings, target_log_probs, draft_log_probs, tokens, valid
-    )
-  target, draft = jnp.exp(target_log_probs), jnp.exp(draft_log_probs)
+    return decide_single(target_log_probs, draft_log_probs, tokens, valid)
+  target, draft = jnp.exp(target_log_probs), jnp.exp(draft_log_probs[0])
   count = jnp.sum(valid)
   scale = solve(target, draft, count, most=len(tokens))
   test = laws.share(target[tokens], scale * draft[tokens])

@@ -19,30 +19,32 @@ which neither underflows on long paths nor cancels.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from specjax import laws
 from specjax.rules import checks
 from specjax.rules.block import verify_path
 from specjax.rules.ratio_classes import log_ratio
+from specjax.rules.token import Path
 from specjax.siblings import Siblings
 from specjax.tree import Tree, take_node
 from specjax.types import Draft, Rule, Verification
 
 
-def verify(
-  tree: Tree, siblings: Siblings, draft: Draft, target_log_probs: Array
-) -> Verification:
+def verify(draft: Draft, target_log_probs: Array) -> Verification:
   """See `specjax.types.VerifyFn`."""
-  del siblings
+  tree = draft.tree
+  given = draft.laws(target_log_probs)
   batch, num_paths = draft.tokens.shape[0], max(len(tree.children[0]), 1)
   alive = jnp.ones((batch, num_paths), bool)
   best = jnp.zeros((batch,), jnp.int32)
   share = jnp.ones_like(target_log_probs[:, 0, 0])  # m
-  nodes, draft_laws = [best], []
+  nodes, draft_laws = [best], [given[:, 0]]
   for level in tree.levels[1:]:
     target = take_node(target_log_probs, nodes[-1])  # [B, V]
-    drafted = take_node(draft.log_probs, nodes[-1])
+    # Of the selected path's own child: equal paths have equal laws.
+    drafted = take_node(given, level.start + best)
     key = _order_keys(log_ratio(target, drafted))
     tokens = draft.tokens[:, level.start : level.stop]  # [B, K]
     # The token of the largest key among the paths that are still alive.
@@ -65,11 +67,13 @@ def verify(
     pick = lambda x: jnp.take_along_axis(x, token[:, None], axis=1)[:, 0]  # noqa: B023
     share = laws.share(share * pick(probs), pick(upper))
   path = jnp.stack(nodes, axis=1)  # [B, L + 1]
-  draft_laws.append(jnp.full_like(target_log_probs[:, 0], -jnp.inf))
   along = lambda x: jax.vmap(lambda row, at: row[at])(x, path)
-  found = verify_path(
-    along(draft.tokens), jnp.stack(draft_laws, 1), along(target_log_probs)
+  selected = Path(
+    tokens=along(draft.tokens)[:, 1:],
+    laws=jnp.stack(draft_laws, axis=1),
+    there=np.ones((1, tree.max_depth), bool),
   )
+  found = verify_path(selected, along(target_log_probs))
   is_node = path[:, :, None] == jnp.arange(tree.num_nodes)  # [B, L + 1, N + 1]
   depth = jnp.asarray(tree.depth)
   return Verification(

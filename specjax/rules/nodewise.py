@@ -19,6 +19,7 @@ there could be: the results are the same, the saving is lost).
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Protocol
 
 import jax
@@ -27,8 +28,14 @@ import numpy as np
 from jax import Array
 
 from specjax import laws
-from specjax.siblings import Siblings
-from specjax.tree import Tree, representative, take_node
+from specjax.tree import (
+  Form,
+  Topology,
+  Tree,
+  child_table,
+  representative,
+  take_node,
+)
 from specjax.types import Draft, Verification, VerifyFn
 
 
@@ -58,7 +65,6 @@ class DecideFn(Protocol):
 
   def __call__(
     self,
-    siblings: Siblings,
     target_log_probs: Array,
     draft_log_probs: Array,
     tokens: Array,
@@ -70,12 +76,13 @@ class DecideFn(Protocol):
     on the valid candidates alone.
 
     Args:
-      siblings: how the candidates were drawn.
       target_log_probs: `f32[V]`, the target's law q after the node.
-      draft_log_probs: `f32[V]`, the draft's law p.
+      draft_log_probs: `f32[C, V]`, the law that each candidate was drawn from,
+        given its elders; or `f32[1, V]` if siblings are independent, and the
+        draft's law p is that of all.
       tokens: `i32[C]`, the candidates, in the order they were drawn.
-      valid: `bool[C]`, which of them are there. If none is, anything but NaN
-        may be returned.
+      valid: `bool[C]`, which of them are there: the first so many, unless
+        siblings are independent. If none is, anything but NaN may be returned.
 
     Returns:
       The `Decision`.
@@ -83,14 +90,13 @@ class DecideFn(Protocol):
 
 
 def decide_single(
-  siblings: Siblings,
   target_log_probs: Array,
   draft_log_probs: Array,
   tokens: Array,
   valid: Array,
 ) -> Decision:
   """Ordinary verification of the only candidate; see `DecideFn`."""
-  law = siblings.child(draft_log_probs, tokens[:0], 1)
+  law = draft_log_probs[0]
   test = laws.acceptance(target_log_probs[tokens], law[tokens])
   return Decision(
     accept=jnp.where(valid, test, 0),
@@ -98,165 +104,330 @@ def decide_single(
   )
 
 
-def verify_nodes(decide: DecideFn, *, merge: bool = True) -> VerifyFn:
+def verify_nodes(
+  decide: DecideFn, *, merge: bool = True, with_laws: bool = True
+) -> VerifyFn:
   """The tree rule that decides with `decide` at every node.
 
   Args:
     decide: the decision at one node.
     merge: whether equal paths of independent siblings are one hypothesis. If
-      not, the walk stays on the subtree of the very sibling it accepted.
+      not, the walk stays on the subtree of the very sibling it accepted. So it
+      does where the tree's form is `FREE`.
+    with_laws: whether `decide` looks at the draft's laws; if not, it is given
+      laws without any mass, `f32[1, V]`.
 
   Returns:
     A `specjax.types.VerifyFn`.
   """
 
-  def verify(
-    tree: Tree, siblings: Siblings, draft: Draft, target_log_probs: Array
-  ) -> Verification:
+  def verify(draft: Draft, target_log_probs: Array) -> Verification:
+    tree, independent = draft.tree, draft.siblings.independent
     if not tree.num_drafted:
       return Verification(
         node_probs=jnp.ones_like(target_log_probs[:, :, 0]),
         next_log_probs=lambda node: take_node(target_log_probs, node),
       )
-    merged = merge and siblings.independent and not tree.is_chain
-    places = _places(tree, merged)
-    tokens = draft.tokens
-    parents = np.maximum(tree.parents, 0).astype(np.int32)
-    if merged:
-      group = representative(tree, tokens)  # [B, N + 1]
-      parent = group[:, parents]  # [B, N + 1]
-    else:
-      group = jnp.broadcast_to(np.arange(tree.num_nodes), tokens.shape)
-      parent = jnp.broadcast_to(parents, tokens.shape)
-    candidates = tokens[:, places.slots]  # [B, I, C]
-    valid = places.filled & (
-      parent[:, places.slots] == places.inner[:, None]
-    )  # [B, I, C]
-    at_nodes = jax.vmap(jax.vmap(functools.partial(decide, siblings)))
-    decide_all = _decide_merged if merged else _decide_by_width
-    accept, distance = decide_all(
-      at_nodes, places, draft, target_log_probs, candidates, valid
+    walk = _Walk(
+      decide=decide,
+      tree=tree,
+      topology=draft.topology(),
+      tokens=draft.tokens[:, : tree.num_nodes],
+      target=target_log_probs,
+      laws=draft.laws(target_log_probs) if with_laws else None,
+      shared=independent,
     )
-    # P(n is accepted | the walk is at its parent), for n as it was drawn.
-    step = accept[
-      jnp.arange(tokens.shape[0])[:, None],
-      jnp.asarray(places.row)[parent],
-      places.slot,
-    ]  # [B, N + 1]
-    reach = jnp.ones_like(step[:, :1])
-    for level in tree.levels[1:]:
-      here = slice(level.start, level.stop)
-      came = step[:, here] * jnp.take_along_axis(reach, parent[:, here], axis=1)
-      same = group[:, here, None] == np.array(level)  # [B, drawn, stands for]
-      reach = jnp.concatenate(
-        [reach, jnp.sum(jnp.where(same, came[:, :, None], 0), axis=1)], axis=1
-      )
-    onward = jnp.sum(accept, axis=-1)  # [B, I]
-    stay = jnp.where(
-      places.is_inner, jnp.maximum(1 - onward, 0)[:, places.row], 1
-    )
-    if distance is not None:
-      distance = jnp.where(places.is_inner, distance[:, places.row], 0)
-
-    def next_log_probs(node):
-      row = jnp.asarray(places.row)[node]
-      there = take_node(valid, row) & jnp.asarray(places.is_inner)[node, None]
-      law = take_node(target_log_probs, node)
-      drafted = take_node(draft.log_probs, node)
-      near = take_node(candidates, row)
-      over_batch = jax.vmap(functools.partial(decide, siblings))
-      wide = lambda: over_batch(law, drafted, near, there).next_log_probs
-      if merged:
-        first = jnp.argmax(there, axis=1, keepdims=True)
-        one = over_batch(
-          law,
-          drafted,
-          jnp.take_along_axis(near, first, axis=1),
-          jnp.take_along_axis(there, first, axis=1),
-        ).next_log_probs
-        several = jnp.sum(there, axis=1, keepdims=True) > 1
-        found = jax.lax.cond(
-          several.any(), lambda: jnp.where(several, wide(), one), lambda: one
-        )
-      else:
-        found = wide()
-      return jnp.where(there.any(axis=1, keepdims=True), found, law)
-
-    return Verification(
-      node_probs=reach * stay,
-      next_log_probs=next_log_probs,
-      total_variation=distance,
-    )
+    if tree.form is Form.FREE:
+      return _verify_free(walk)
+    if merge and independent and not tree.is_chain:
+      return _verify_merged(walk)
+    return _verify_apart(walk)
 
   return verify
 
 
-def _decide_by_width(
-  at_nodes, places, draft, target_log_probs, candidates, valid
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Walk:
+  """What all ways of walking a tree start from.
+
+  Attributes:
+    decide: the decision at one node.
+    tree: the tree.
+    topology: who hangs on whom.
+    tokens: `i32[B, N + 1]`.
+    target: `f32[B, N + 1, V]`, the target's laws.
+    laws: `f32[B, N + 1, V]`, the law each token was drawn from; None if it is
+      not looked at.
+    shared: whether all candidates of a node are given one law.
+  """
+
+  decide: DecideFn
+  tree: Tree
+  topology: Topology
+  tokens: Array
+  target: Array
+  laws: Array | None
+  shared: bool
+
+  def at_nodes(
+    self, nodes: np.ndarray, slots: np.ndarray, valid: Array
+  ) -> Decision:
+    """Decides at several nodes.
+
+    Args:
+      nodes: `int[I]`.
+      slots: `int[I, C]`, the candidates of each.
+      valid: `bool[B, I, C]`.
+
+    Returns:
+      Decisions `[B, I, ...]`.
+    """
+    if self.laws is None:
+      drafted = jnp.full_like(self.target[:, : len(nodes), None], -jnp.inf)
+    elif self.shared:
+      drafted = node_rows(self.laws, slots[:, 0])[:, :, None]
+    else:
+      drafted = node_rows(self.laws, slots.reshape(-1)).reshape(
+        *valid.shape, self.laws.shape[-1]
+      )
+    return jax.vmap(jax.vmap(self.decide))(
+      node_rows(self.target, nodes), drafted, self.tokens[:, slots], valid
+    )
+
+  def at_node(self, node: Array, slots: Array, valid: Array) -> Decision:
+    """Decides at one node of every row.
+
+    Args:
+      node: `i32[B]`.
+      slots: `i32[B, C]`, its candidates.
+      valid: `bool[B, C]`.
+
+    Returns:
+      Decisions `[B, ...]`.
+    """
+    target = take_node(self.target, node)
+    if self.laws is None:
+      drafted = jnp.full_like(target[:, None], -jnp.inf)
+    elif self.shared:
+      first = jnp.argmax(valid, axis=1, keepdims=True)
+      first = jnp.take_along_axis(slots, first, axis=1)
+      drafted = take_node(self.laws, first[:, 0])[:, None]
+    else:
+      drafted = jax.vmap(lambda rows, at: rows[at])(self.laws, slots)
+    tokens = jnp.take_along_axis(self.tokens, slots, axis=1)
+    return jax.vmap(self.decide)(target, drafted, tokens, valid)
+
+  def verification(
+    self,
+    reach: Array,
+    onward: Array,
+    distance: Array | None,
+    candidates: Callable[[Array], tuple[Array, Array]],
+    after: Callable[[Array, Array, Array], Array] | None = None,
+  ) -> Verification:
+    """What is said of the draft.
+
+    Args:
+      reach: `f32[B, N + 1]`, the probability that the walk comes to a node.
+      onward: `f32[B, N + 1]`, that it goes on from there.
+      distance: `f32[B, N + 1]`, or None; 0 where no candidates are.
+      candidates: a node's slots and which are valid, `i32[B] -> [B, C]` twice.
+      after: `(node, slots, valid) -> f32[B, V]`, the law if none is accepted;
+        by default that of the decision there.
+    """
+    if after is None:
+      after = lambda *where: self.at_node(*where).next_log_probs
+
+    def next_log_probs(node):
+      slots, valid = candidates(node)
+      return jnp.where(
+        valid.any(axis=1, keepdims=True),
+        after(node, slots, valid),
+        take_node(self.target, node),
+      )
+
+    return Verification(
+      node_probs=reach * jnp.maximum(1 - onward, 0),
+      next_log_probs=next_log_probs,
+      total_variation=distance,
+    )
+
+
+# ------------------------------------------------- every sibling for itself
+
+
+def _verify_apart(walk: _Walk) -> Verification:
+  """Each node's candidates are its children, as many as it has."""
+  tree, there = walk.tree, walk.topology.there
+  batch = walk.tokens.shape[0]
+  counts = np.array([len(c) for c in tree.children])
+  by_node = []  # of each width: the nodes, and what was decided there
+  for width in np.unique(counts[counts > 0]):
+    nodes = np.flatnonzero(counts == width).astype(np.int32)
+    slots = np.array([tree.children[n] for n in nodes], np.int32)
+    valid = jnp.broadcast_to(there[:, slots], (batch, *slots.shape))
+    by_node.append((slots, nodes, valid, walk.at_nodes(nodes, slots, valid)))
+  # Children of all inner nodes, in the order they were decided, then by node.
+  below = np.concatenate([slots.reshape(-1) for slots, *_ in by_node])
+  inner = np.concatenate([nodes for _, nodes, *_ in by_node])
+  flat = [found.accept.reshape(batch, -1) for *_, found in by_node]
+  accept = jnp.concatenate(flat, axis=1)[:, _inverse(below)]  # [B, N]
+  reach = jnp.ones_like(accept[:, :1])
+  for level in tree.levels[1:]:
+    above = np.array([tree.parents[n] for n in level], np.int32)
+    came = node_rows(reach, above) * node_rows(accept, np.array(level) - 1)
+    reach = jnp.concatenate([reach, came], axis=1)
+
+  def spread(values: list[Array]) -> Array:  # [B, I] of inner nodes -> all
+    zeros = jnp.zeros((batch, tree.num_nodes), accept.dtype)
+    return zeros.at[:, inner].set(jnp.concatenate(values, axis=1))
+
+  distance = None
+  if by_node[0][3].total_variation is not None:
+    distance = spread(
+      [
+        jnp.where(valid.any(axis=-1), found.total_variation, 0)
+        for *_, valid, found in by_node
+      ]
+    )
+  table, is_child = child_table(tree, walk.topology)
+  is_child = jnp.broadcast_to(is_child, (batch, *is_child.shape[1:]))
+
+  def candidates(node):
+    return jnp.asarray(table[0])[node], take_node(is_child, node)
+
+  onward = spread([found.accept.sum(axis=-1) for *_, found in by_node])
+  return walk.verification(reach, onward, distance, candidates)
+
+
+def _inverse(order: np.ndarray) -> np.ndarray:
+  """Where each of the nodes 1..N stands in an order of them."""
+  return np.argsort(order).astype(np.int32)
+
+
+# --------------------------------------------------------- parents are data
+
+
+def _verify_free(walk: _Walk) -> Verification:
+  """As `_verify_apart`; nodes are decided one after the other."""
+  tree, topology = walk.tree, walk.topology
+  count, nodes = tree.max_children, tree.num_nodes
+  parents, rank = topology.parents[:, :nodes], topology.rank
+  there = topology.there[:, :nodes]
+  slots, valid = child_table(tree, topology)
+
+  def candidates(node):
+    return take_node(slots, node), take_node(valid, node)
+
+  def decide(node):
+    where = jnp.full_like(walk.tokens[:, 0], node)
+    here, some = candidates(where)
+    found = walk.at_node(where, here, some)
+    distance = found.total_variation
+    if distance is not None:
+      distance = jnp.where(some.any(axis=1), distance, 0)
+    return jnp.where(some, found.accept, 0), distance
+
+  accept, distance = jax.lax.map(decide, jnp.arange(nodes))  # [N + 1, B, C]
+  accept = jnp.moveaxis(accept, 0, 1)
+  onward = accept.sum(axis=-1)
+  if distance is not None:
+    distance = jnp.moveaxis(distance, 0, 1)
+  batch = jnp.arange(len(there))[:, None]
+  step = accept[batch, parents, jnp.minimum(rank, count - 1)]  # [B, N + 1]
+  step = jnp.where(there & (rank < count), step, 0).at[:, 0].set(1)
+  along = step[batch[..., None], topology.paths]  # [B, N + 1, G + 1]
+  is_path = np.arange(tree.max_depth + 1) <= topology.depth[:, :nodes, None]
+  reach = jnp.prod(jnp.where(is_path, along, 1), axis=-1)
+  return walk.verification(reach, onward, distance, candidates)
+
+
+# ----------------------------------------------- equal paths are one hypothesis
+
+
+def _verify_merged(walk: _Walk) -> Verification:
+  """Each node's candidates are the children of all nodes equal to it."""
+  tree, tokens, there = walk.tree, walk.tokens, walk.topology.there
+  there = there[:, : tree.num_nodes]
+  places = _merged_places(tree)
+  group = representative(tree, tokens, there)  # [B, N + 1]
+  parent = group[:, np.maximum(tree.parents, 0).astype(np.int32)]
+  valid = (
+    places.filled
+    & (parent[:, places.slots] == places.inner[:, None])
+    & there[:, places.slots]
+  )  # [B, I, C]
+  accept, distance = _decide_merged(walk, places, valid)
+  batch = jnp.arange(tokens.shape[0])[:, None]
+  # P(n is accepted | the walk is at its parent), for n as it was drawn.
+  step = accept[batch, jnp.asarray(places.row)[parent], places.slot]
+  reach = jnp.ones_like(step[:, :1])
+  for level in tree.levels[1:]:
+    here = slice(level.start, level.stop)
+    came = step[:, here] * jnp.take_along_axis(reach, parent[:, here], axis=1)
+    came = jnp.where(there[:, here], came, 0)
+    same = group[:, here, None] == np.array(level)  # [B, drawn, stands for]
+    reach = jnp.concatenate(
+      [reach, jnp.sum(jnp.where(same, came[:, :, None], 0), axis=1)], axis=1
+    )
+  onward = jnp.where(
+    places.is_inner, jnp.sum(accept, axis=-1)[:, places.row], 0
+  )
+  if distance is not None:
+    distance = jnp.where(valid.any(axis=-1), distance, 0)
+    distance = jnp.where(places.is_inner, distance[:, places.row], 0)
+
+  def candidates(node):
+    row = jnp.asarray(places.row)[node]
+    some = take_node(valid, row) & jnp.asarray(places.is_inner)[node, None]
+    return jnp.asarray(places.slots)[row], some
+
+  def after(node, slots, valid):
+    first = jnp.argmax(valid, axis=1, keepdims=True)
+    one = walk.at_node(
+      node,
+      jnp.take_along_axis(slots, first, axis=1),
+      jnp.take_along_axis(valid, first, axis=1),
+    ).next_log_probs
+    several = jnp.sum(valid, axis=1, keepdims=True) > 1
+    wide = lambda: walk.at_node(node, slots, valid).next_log_probs
+    return jax.lax.cond(
+      several.any(), lambda: jnp.where(several, wide(), one), lambda: one
+    )
+
+  return walk.verification(reach, onward, distance, candidates, after)
+
+
+def _decide_merged(
+  walk: _Walk, places: "_Places", valid: Array
 ) -> tuple[Array, Array | None]:
-  """Decides at every node, with no more candidates than it has children.
+  """Decides at nodes with one candidate at once, at others one by one.
 
   Returns:
     `f32[B, I, C]`, each candidate's acceptance, and `f32[B, I]`, the distances
     of a lossy rule.
   """
-  widths = places.filled.sum(axis=1)
-  parts, order = [], []
-  for width in np.unique(widths):
-    rows = np.flatnonzero(widths == width).astype(np.int32)
-    found = at_nodes(
-      node_rows(target_log_probs, places.inner[rows]),
-      node_rows(draft.log_probs, places.inner[rows]),
-      node_rows(candidates, rows)[:, :, :width],
-      node_rows(valid, rows)[:, :, :width],
-    )
-    pad = candidates.shape[-1] - width
-    accept = jnp.pad(found.accept, [(0, 0), (0, 0), (0, pad)])
-    parts.append((accept, found.total_variation))
-    order.append(rows)
-  back = np.argsort(np.concatenate(order)).astype(np.int32)
-  return jax.tree.map(
-    lambda *x: node_rows(jnp.concatenate(x, axis=1), back), *parts
-  )
-
-
-def _decide_merged(
-  at_nodes, places, draft, target_log_probs, candidates, valid
-) -> tuple[Array, Array | None]:
-  """Decides at nodes with one candidate at once, at others one by one.
-
-  Returns:
-    As `_decide_by_width`.
-  """
+  batch, inner = jnp.arange(len(valid)), jnp.asarray(places.inner)
   first = jnp.argmax(valid, axis=-1, keepdims=True)  # [B, I, 1]
-  one = at_nodes(
-    node_rows(target_log_probs, places.inner),
-    node_rows(draft.log_probs, places.inner),
-    jnp.take_along_axis(candidates, first, axis=-1),
-    jnp.take_along_axis(valid, first, axis=-1),
-  )
+  slot = jnp.asarray(places.slots)[np.arange(len(places.inner)), first[..., 0]]
+  one = _at_single(walk, places, slot, valid.any(axis=-1))
   at_first = first == np.arange(valid.shape[-1])
   accept = jnp.where(at_first & valid, one.accept, 0)  # [B, I, C]
   several = jnp.sum(valid, axis=-1) > 1  # [B, I]
   order = jnp.argsort(~several, axis=1).astype(jnp.int32)
   count = jnp.max(jnp.sum(several, axis=1))
-  batch = jnp.arange(len(valid))
-  inner = jnp.asarray(places.inner)
 
   def decide_one(index, decided):
     row = jax.lax.dynamic_index_in_dim(order, index, 1, keepdims=False)
-    found = at_nodes(
-      take_node(target_log_probs, inner[row])[:, None],
-      take_node(draft.log_probs, inner[row])[:, None],
-      take_node(candidates, row)[:, None],
-      take_node(valid, row)[:, None],
+    found = walk.at_node(
+      inner[row], jnp.asarray(places.slots)[row], take_node(valid, row)
     )
     use = several[batch, row]
 
     def put(all_nodes, new):
       keep = use.reshape(-1, *[1] * (all_nodes.ndim - 2))
       old = all_nodes[batch, row]
-      return all_nodes.at[batch, row].set(jnp.where(keep, new[:, 0], old))
+      return all_nodes.at[batch, row].set(jnp.where(keep, new, old))
 
     return jax.tree.map(put, decided, (found.accept, found.total_variation))
 
@@ -270,12 +441,43 @@ def _decide_merged(
   )
 
 
+def _at_single(
+  walk: _Walk, places: "_Places", slot: Array, valid: Array
+) -> Decision:
+  """Decides at all inner nodes with one candidate each.
+
+  Siblings are independent, and so the law is that of any child.
+
+  Args:
+    walk: the walk.
+    places: where candidates stand.
+    slot: `i32[B, I]`, the candidate.
+    valid: `bool[B, I]`.
+  """
+  target = node_rows(walk.target, places.inner)
+  if walk.laws is None:
+    drafted = jnp.full_like(target, -jnp.inf)
+  elif walk.tree.form is Form.FIXED:
+    drafted = node_rows(walk.laws, places.child)
+  else:  # of a child that is there
+    drafted = jax.vmap(lambda rows, at: rows[at])(walk.laws, slot)
+  return jax.vmap(jax.vmap(walk.decide))(
+    target,
+    drafted[:, :, None],
+    jnp.take_along_axis(walk.tokens, slot, axis=1)[..., None],
+    valid[..., None],
+  )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Places:
   """Where the candidates of each node with children stand; all static.
 
+  A merged node's candidates may be anywhere in the next level.
+
   Attributes:
     inner: `int[I]`, the nodes with children.
+    child: `int[I]`, the first child of each.
     slots: `int[I, C]`, the nodes that may be candidates after each of them.
     filled: `bool[I, C]`, False where a slot is padding.
     row: `int[N + 1]`, each inner node's index in `inner` (0 for leaves).
@@ -284,6 +486,7 @@ class _Places:
   """
 
   inner: np.ndarray
+  child: np.ndarray
   slots: np.ndarray
   filled: np.ndarray
   row: np.ndarray
@@ -292,30 +495,21 @@ class _Places:
 
 
 @functools.cache
-def _places(tree: Tree, merged: bool) -> _Places:
-  """A merged node's candidates may be anywhere in the next level."""
+def _merged_places(tree: Tree) -> _Places:
   is_inner = np.array([bool(c) for c in tree.children])
   inner = np.flatnonzero(is_inner).astype(np.int32)
-  if merged:
-    lists = [list(tree.levels[tree.depth[n] + 1]) for n in inner]
-    first = np.array([level.start for level in tree.levels])
-    slot = (np.arange(tree.num_nodes) - first[tree.depth]).astype(np.int32)
-  else:
-    lists = [list(tree.children[n]) for n in inner]
-    slot = tree.rank
+  lists = [list(tree.levels[tree.depth[n] + 1]) for n in inner]
+  first = np.array([level.start for level in tree.levels])
   width = max(map(len, lists))
-  slots = np.array([x + [0] * (width - len(x)) for x in lists], np.int32)
-  filled = np.array(
-    [[True] * len(x) + [False] * (width - len(x)) for x in lists]
-  )
   row = np.zeros(tree.num_nodes, np.int32)
   row[inner] = np.arange(len(inner))
   return _Places(
     inner=inner,
-    slots=slots,
-    filled=filled,
+    child=np.array([tree.children[n][0] for n in inner], np.int32),
+    slots=np.array([x + [0] * (width - len(x)) for x in lists], np.int32),
+    filled=np.array([[i < len(x) for i in range(width)] for x in lists]),
     row=row,
-    slot=slot,
+    slot=(np.arange(tree.num_nodes) - first[tree.depth]).astype(np.int32),
     is_inner=is_inner,
   )
 

@@ -12,7 +12,8 @@ what the tests before it left to do.
   are rejected with probability R(s_m) (`specjax.laws.rejection`).
 - Without replacement: RSD (Jeon et al., 2024) and Sequoia (Chen et al., NeurIPS
   2024). A candidate whose law has run out of mass is uniform over the rest.
-- Deterministic: EAGLE's trees; x is accepted with what q has left for it.
+- Certain: EAGLE's trees; x is accepted with what q has left for it. Certain
+  and drawn siblings may follow each other: each is tested with its own law.
 
 Rule `batch` is Algorithm 4 of Yin et al. (NeurIPS 2024): M i.i.d. paths, whose
 first tokens are tested in turn, and after an acceptance the walk stays on that
@@ -30,17 +31,16 @@ from specjax.rules.nodewise import Decision, verify_nodes
 from specjax.types import Rule
 
 
-def decide(siblings, target_log_probs, draft_log_probs, tokens, valid):
+def decide(target_log_probs, draft_log_probs, tokens, valid):
   """See `specjax.rules.nodewise.DecideFn`."""
-  if siblings.independent:
-    return _decide_independent(target_log_probs, draft_log_probs, tokens, valid)
+  if len(draft_log_probs) == 1:
+    return _decide_equal(target_log_probs, draft_log_probs[0], tokens, valid)
   target = jnp.exp(target_log_probs)
   one = jnp.ones_like(target[0])
 
   def test_next(carry, i):
     left, mass, alive = carry  # R^i q^i, R^i
-    elders, token = siblings_lib.elders(tokens, i), tokens[i]
-    law = jnp.exp(siblings.child(draft_log_probs, elders, jnp.sum(valid)))
+    law, token = jnp.exp(draft_log_probs[i]), tokens[i]
     test = laws.share(left[token], mass * law[token])
     test = jnp.where(valid[i], test, 0)
     less = jnp.where(valid[i], mass, 0) * law
@@ -55,7 +55,8 @@ def decide(siblings, target_log_probs, draft_log_probs, tokens, valid):
   )
 
 
-def _decide_independent(target_log_probs, draft_log_probs, tokens, valid):
+def _decide_equal(target_log_probs, draft_log_probs, tokens, valid):
+  """The scale form, where all candidates are drawn from one law `f32[V]`."""
   target, draft = jnp.exp(target_log_probs), jnp.exp(draft_log_probs)
   one = jnp.ones_like(target[0])
 

@@ -40,8 +40,8 @@ def single_path_rule(
     The `Rule`.
   """
 
-  def decide(siblings, target_log_probs, draft_log_probs, tokens, valid):
-    drafted = siblings.child(draft_log_probs, tokens[:0], 1)
+  def decide(target_log_probs, draft_log_probs, tokens, valid):
+    drafted = draft_log_probs[0]
     b = accept(target_log_probs, drafted)
     draft, target = jnp.exp(drafted), jnp.exp(target_log_probs)
     rejected = jnp.sum(jnp.where(b < 1, draft - b * draft, 0))

@@ -12,7 +12,10 @@ position (Leviathan et al., ICML 2023, Appendix A.1; Chen et al., 2023, Theorem
 1).
 """
 
+import dataclasses
+
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from specjax import laws
@@ -22,36 +25,60 @@ from specjax.tree import Tree, take_node
 from specjax.types import Draft, Rule, Verification
 
 
-def path_laws(siblings: Siblings, draft: Draft) -> Array:
-  """The law each token of a single path was drawn from, `f32[B, N + 1, V]`.
-
-  Row n is about the token after node n, and all -inf after the last.
-  """
-  no_elders = jnp.zeros((*draft.tokens.shape, 0), jnp.int32)
-  return siblings.child(draft.log_probs, no_elders, 1)
-
-
-def verify(
-  tree: Tree, siblings: Siblings, draft: Draft, target_log_probs: Array
-) -> Verification:
+def verify(draft: Draft, target_log_probs: Array) -> Verification:
   """See `specjax.types.VerifyFn`."""
-  del tree
-  draft_laws = path_laws(siblings, draft)
-  drafted = draft.tokens[:, 1:]  # [B, N]
+  path = Path.of(draft, target_log_probs)
   accept = laws.acceptance(
-    laws.token_log_prob(target_log_probs[:, :-1], drafted),
-    laws.token_log_prob(draft_laws[:, :-1], drafted),
+    laws.token_log_prob(target_log_probs[:, :-1], path.tokens),
+    laws.token_log_prob(path.laws[:, 1:], path.tokens),
   )  # [B, N]
+  accept = jnp.where(path.there, accept, 0)
   ones = jnp.ones_like(target_log_probs[:, :1, 0])
   reach = jnp.cumprod(jnp.concatenate([ones, accept], 1), axis=1)  # [B, N + 1]
   stop = jnp.concatenate([1 - accept, ones], axis=1)
 
   def next_log_probs(node):
-    return laws.residual(
-      take_node(target_log_probs, node), take_node(draft_laws, node)
-    )
+    return laws.residual(take_node(target_log_probs, node), path.after(node))
 
   return Verification(node_probs=reach * stop, next_log_probs=next_log_probs)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Path:
+  """A draft that is a single path, which may end early.
+
+  Attributes:
+    tokens: `i32[B, N]`, the drafted ones.
+    laws: `f32[B, N + 1, V]`, the law that each node was drawn from.
+    there: `bool[B or 1, N]`, whether each drafted token is there.
+  """
+
+  tokens: Array
+  laws: Array
+  there: np.ndarray | Array
+
+  @classmethod
+  def of(cls, draft: Draft, like: Array) -> "Path":
+    """The path of a draft whose tree is a chain; see `Draft.laws`."""
+    nodes = draft.tree.num_nodes
+    return cls(
+      tokens=draft.tokens[:, 1:nodes],
+      laws=draft.laws(like),
+      there=draft.topology().there[:, 1:nodes],
+    )
+
+  def after(self, node: Array) -> Array:
+    """The law of the token drafted after a node, `i32[B] -> f32[B, V]`.
+
+    All -inf where there is none: the residual is then the target's own law.
+    """
+    last = self.tokens.shape[1]
+    law = take_node(self.laws, jnp.minimum(node + 1, last))
+    there = jnp.pad(self.there, ((0, 0), (0, 1)))
+    there = jnp.broadcast_to(there, (len(law), last + 1))
+    return jnp.where(
+      jnp.take_along_axis(there, node[:, None], axis=1), law, -jnp.inf
+    )
 
 
 def check(tree: Tree, siblings: Siblings) -> None:

@@ -55,12 +55,11 @@ _MOST_TOKENS = 1024
 _NUM_FINE = 4096
 
 
-def decide(siblings, target_log_probs, draft_log_probs, tokens, valid):
+def decide(target_log_probs, draft_log_probs, tokens, valid):
   """See `specjax.rules.nodewise.DecideFn`."""
   if len(tokens) == 1:  # nothing to select from
-    return recursive.decide(
-      siblings, target_log_probs, draft_log_probs, tokens, valid
-    )
+    return recursive.decide(target_log_probs, draft_log_probs, tokens, valid)
+  draft_log_probs = draft_log_probs[0]
   constant = jax.lax.stop_gradient((target_log_probs, draft_log_probs))
   classes = classes_of(*constant, len(tokens))
   levels, slopes = selection(

@@ -16,6 +16,7 @@ update: it is the debt that is left, given the rejection. On a chain this is
 block verification. Lossless for any siblings.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -27,31 +28,101 @@ from specjax import laws
 from specjax import siblings as siblings_lib
 from specjax.rules import nodewise
 from specjax.siblings import Siblings
-from specjax.tree import Tree, take_node
+from specjax.tree import Form, Tree, child_table, take_node
 from specjax.types import Draft, Rule, Verification
 
 
-def verify(
-  tree: Tree, siblings: Siblings, draft: Draft, target_log_probs: Array
-) -> Verification:
+def verify(draft: Draft, target_log_probs: Array) -> Verification:
   """See `specjax.types.VerifyFn`."""
-  slots, filled = _child_table(tree)
-  candidates = draft.tokens[:, slots]  # [B, N + 1, C]
-  settle = jax.vmap(functools.partial(_settle, siblings), (0, 0, 0, 0, 0))
-  owed = jnp.ones_like(target_log_probs[:, :, 0])  # w of unvisited nodes
+  tree, topology = draft.tree, draft.topology()
+  if not tree.num_drafted:
+    return Verification(
+      node_probs=jnp.ones_like(target_log_probs[:, :, 0]),
+      next_log_probs=lambda node: take_node(target_log_probs, node),
+    )
+  free = tree.form is Form.FREE
+  slots, valid = child_table(tree, topology)
+  everywhere = lambda x: jnp.broadcast_to(x, (len(draft.tokens), *x.shape[1:]))
+  family = _Family(
+    target=target_log_probs,
+    laws=draft.laws(target_log_probs),
+    tokens=draft.tokens,
+    slots=everywhere(slots),
+    valid=everywhere(valid),
+  )
+  settle_all = _settle_in_turn if free else _settle_by_level
+  owed, passes = settle_all(tree, family)
+  passes = passes.at[:, 0].set(1)
+  if free:
+    before = _tested_before(topology.ancestors[:, : tree.num_nodes])
+    others = jnp.where(before, 1 - passes[:, None, :], 1)
+    node_probs = passes * jnp.prod(others, axis=-1)
+  else:
+    order = _post_order(tree)
+    fails = jnp.cumprod(1 - passes[:, order], axis=1)
+    fails = jnp.concatenate([jnp.ones_like(fails[:, :1]), fails[:, :-1]], 1)
+    node_probs = (passes[:, order] * fails)[:, np.argsort(order)]
+
+  def next_log_probs(node):
+    there = take_node(family.valid, node)
+    _, _, rest = family.settle(take_node(owed, node), node)
+    law = take_node(target_log_probs, node)
+    return jnp.where(there.any(axis=1, keepdims=True), rest, law)
+
+  return Verification(node_probs=node_probs, next_log_probs=next_log_probs)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Family:
+  """Every node's law and its children's.
+
+  Attributes:
+    target: `f32[B, N + 1, V]`.
+    laws: `f32[B, N + 1, V]`, the law each node was drawn from.
+    tokens: `i32[B, F]`.
+    slots, valid: `i32[B, N + 1, C]` and `bool[B, N + 1, C]`, its children.
+  """
+
+  target: Array
+  laws: Array
+  tokens: Array
+  slots: Array
+  valid: Array
+
+  def settle(self, owed: Array, node: Array) -> tuple[Array, Array, Array]:
+    """`_settle` at one node of every row, `f32[B]` and `i32[B]`."""
+    slots = take_node(self.slots, node)
+    at = lambda x: jax.vmap(lambda rows, where: rows[where])(x, slots)
+    return jax.vmap(_settle)(
+      owed,
+      take_node(self.target, node),
+      at(self.laws),
+      at(self.tokens),
+      take_node(self.valid, node),
+    )
+
+
+def _settle_by_level(tree: Tree, family: _Family) -> tuple[Array, Array]:
+  """What every node owes before its children are tested, and after.
+
+  Returns:
+    `f32[B, N + 1]` twice.
+  """
+  owed = jnp.ones_like(family.target[:, :, 0])  # w of unvisited nodes
   passes = owed
   for level in tree.levels[:-1]:
     here = np.array([n for n in level if tree.children[n]], np.int32)
     width = max(len(tree.children[n]) for n in here)
-    there = jnp.broadcast_to(
-      filled[here, :width], (len(owed), len(here), width)
-    )
-    given, left, _ = jax.vmap(settle, 1, 1)(
+    pad = lambda nodes: [*nodes, *[0] * (width - len(nodes))]  # noqa: B023
+    slots = np.array([pad(tree.children[n]) for n in here], np.int32)
+    given, left, _ = jax.vmap(jax.vmap(_settle))(
       owed[:, here],
-      nodewise.node_rows(target_log_probs, here),
-      nodewise.node_rows(draft.log_probs, here),
-      candidates[:, here, :width],
-      there,
+      nodewise.node_rows(family.target, here),
+      nodewise.node_rows(family.laws, slots.reshape(-1)).reshape(
+        len(owed), *slots.shape, -1
+      ),
+      family.tokens[:, slots],
+      family.valid[:, here, :width],
     )
     passes = passes.at[:, here].set(left)
     below = np.array([c for n in here for c in tree.children[n]], np.int32)
@@ -59,49 +130,47 @@ def verify(
     parent = np.searchsorted(here, above).astype(np.int32)
     start = given[:, parent, tree.rank[below]]
     owed, passes = owed.at[:, below].set(start), passes.at[:, below].set(start)
-  passes = passes.at[:, 0].set(1)
-  order = _post_order(tree)
-  fails = jnp.cumprod(1 - passes[:, order], axis=1)
-  before = jnp.concatenate([jnp.ones_like(fails[:, :1]), fails[:, :-1]], axis=1)
-  node_probs = (passes[:, order] * before)[
-    :, np.argsort(order).astype(np.int32)
-  ]
-
-  def next_log_probs(node):
-    law = take_node(target_log_probs, node)
-    if not tree.num_drafted:
-      return law
-    there = jnp.asarray(filled)[node]
-    _, _, rest = settle(
-      take_node(owed, node),
-      law,
-      take_node(draft.log_probs, node),
-      take_node(candidates, node),
-      there,
-    )
-    return jnp.where(there.any(axis=1, keepdims=True), rest, law)
-
-  return Verification(node_probs=node_probs, next_log_probs=next_log_probs)
+  return owed, passes
 
 
-def _settle(siblings, owed, target_log_probs, draft_log_probs, tokens, valid):
+def _settle_in_turn(tree: Tree, family: _Family) -> tuple[Array, Array]:
+  """As `_settle_by_level`, one node after the other, parents first."""
+  zeros = jnp.zeros_like(family.target[:, :, 0])
+  index = jnp.arange(tree.num_nodes)
+
+  def turn(node, found):
+    owed, passes = found
+    where = jnp.full_like(family.tokens[:, 0], node)
+    given, left, _ = family.settle(take_node(owed, where), where)
+    slots = take_node(family.slots, where)
+    mine = (slots[..., None] == index) & take_node(family.valid, where)[
+      ..., None
+    ]
+    owed += jnp.sum(jnp.where(mine, given[..., None], 0), axis=1)
+    return owed, passes.at[:, node].set(left)
+
+  return jax.lax.fori_loop(
+    0, tree.num_nodes, turn, (zeros.at[:, 0].set(1), zeros)
+  )
+
+
+def _settle(owed, target_log_probs, draft_log_probs, tokens, valid):
   """One node's debts: `w_x` of its C children, `w_v` and log q_v after them.
 
   Args:
-    siblings: how the children were drawn.
     owed: `f32[]`, w_v before them.
-    target_log_probs, draft_log_probs: `f32[V]`.
+    target_log_probs: `f32[V]`.
+    draft_log_probs: `f32[C, V]`, the law that each child was drawn from.
     tokens, valid: `i32[C]`, `bool[C]`.
 
   Returns:
-    `f32[C]`, `f32[]`, `f32[V]`.
+    `f32[C]`, 0 for what is not there; `f32[]`, `f32[V]`.
   """
 
   def reject(carry, i):
     mass, owed = carry  # w_v q_v, w_v
-    elders, token = siblings_lib.elders(tokens, i), tokens[i]
-    law = jnp.exp(siblings.child(draft_log_probs, elders, jnp.sum(valid)))
-    given = laws.share(mass[token], law[token])
+    law, token = jnp.exp(draft_log_probs[i]), tokens[i]
+    given = jnp.where(valid[i], laws.share(mass[token], law[token]), 0)
     excess = jnp.where(mass > law, mass - law, 0)
     total = jnp.sum(excess)
     kept = total + (1 - owed)
@@ -117,16 +186,6 @@ def _settle(siblings, owed, target_log_probs, draft_log_probs, tokens, valid):
 
 
 @functools.cache
-def _child_table(tree: Tree) -> tuple[np.ndarray, np.ndarray]:
-  """Children of each node, `int[N + 1, C]`, and which entries are real."""
-  width = max(tree.max_children, 1)
-  pad = lambda children: [*children, *[0] * (width - len(children))]
-  slots = np.array([pad(c) for c in tree.children], np.int32)
-  counts = np.array([len(c) for c in tree.children])
-  return slots, np.arange(width) < counts[:, None]
-
-
-@functools.cache
 def _post_order(tree: Tree) -> np.ndarray:
   """Nodes in the order they are tested: children first, eldest first."""
   order = []
@@ -138,6 +197,26 @@ def _post_order(tree: Tree) -> np.ndarray:
 
   visit(0)
   return np.array(order, np.int32)
+
+
+def _tested_before(ancestors: Array) -> Array:
+  """Entry (n, m): whether m is tested before n, in post-order.
+
+  Below n everything is; of two nodes apart, the one on the elder branch, where
+  the smaller index is elder.
+
+  Args:
+    ancestors: `bool[B, n, n]`, see `Topology`.
+
+  Returns:
+    `bool[B, n, n]`.
+  """
+  nodes = ancestors.shape[1]
+  own = ancestors[:, :, None, :nodes] & ~ancestors[:, None, :, :nodes]
+  branch = jnp.where(own, jnp.arange(nodes), nodes).min(axis=-1)  # of n, not m
+  other = jnp.swapaxes(branch, 1, 2)
+  below = (branch == nodes) & (other < nodes)  # n is above m
+  return below | ((other < branch) & (branch < nodes))
 
 
 def check(tree: Tree, siblings: Siblings) -> None:

@@ -17,9 +17,9 @@ import numpy as np
 from jax import Array
 
 from specjax import laws, sampling
-from specjax.rules import relaxed
+from specjax.rules import checks, relaxed
 from specjax.siblings import Siblings
-from specjax.tree import Tree, take_node
+from specjax.tree import Form, Tree, take_node
 from specjax.types import Draft, Rule, Verification
 
 
@@ -52,14 +52,13 @@ def rule(epsilon: float = 0.09, delta: float = 0.3) -> Rule:
     relaxed.after_target,
   )
 
-  def verify(
-    tree: Tree, siblings: Siblings, draft: Draft, target_log_probs: Array
-  ) -> Verification:
-    if tree.is_chain:
-      return path.verify(tree, siblings, draft, target_log_probs)
-    return _verify_tree(tree, draft.tokens, target_log_probs, acceptable)
+  def verify(draft: Draft, target_log_probs: Array) -> Verification:
+    if draft.tree.is_chain:
+      return path.verify(draft, target_log_probs)
+    return _verify_tree(draft, target_log_probs, acceptable)
 
   def check(tree: Tree, siblings: Siblings) -> None:
+    checks.form("typical", tree, Form.FIXED, Form.MASKED)
     if not tree.is_chain and not siblings.deterministic:
       raise ValueError(
         "rule 'typical' verifies a single path, or a tree of deterministic "
@@ -69,13 +68,15 @@ def rule(epsilon: float = 0.09, delta: float = 0.3) -> Rule:
   return dataclasses.replace(path, verify=verify, check=check)
 
 
-def _verify_tree(tree, tokens, target_log_probs, acceptable) -> Verification:
+def _verify_tree(draft, target_log_probs, acceptable) -> Verification:
   """The longest acceptable path of a deterministic tree."""
+  tree, nodes = draft.tree, draft.tree.num_nodes
+  tokens = draft.tokens[:, :nodes]
   parents = np.maximum(tree.parents, 0).astype(np.int32)
   above = target_log_probs[:, parents]  # [B, N + 1, V]
   log_prob = laws.token_log_prob(above, tokens)  # [B, N + 1]
   passes = jnp.take_along_axis(acceptable(above), tokens[..., None], -1)[..., 0]
-  passes = passes.at[:, 0].set(True)
+  passes = passes.at[:, 0].set(True) & draft.topology().there[:, :nodes]
   path_passes = jnp.all(passes[:, None, :] | ~tree.ancestors, axis=-1)
   # Depth first; then the path's log-probability, of paths equally deep.
   below_root = tree.ancestors & (np.arange(tree.num_nodes) > 0)

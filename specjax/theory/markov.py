@@ -16,6 +16,7 @@ from jax import Array
 from specjax import cache as cache_lib
 from specjax import sampling, siblings
 from specjax import tree as tree_lib
+from specjax.drafters.plain import keep, no_state
 from specjax.types import Draft, Drafter, LanguageModel, ModelOutput, Params
 
 
@@ -196,7 +197,7 @@ def drafter(*, num_tokens: int, num_drafts: int, vocab_size: int) -> Drafter:
     table = params.draft
     last = table.shape[0] - 1
     cumulative = jnp.cumsum(jnp.exp(table), axis=-1)
-    root = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, 1)
+    root = context.root
     keys = sampling.drafted_node_keys(context.keys, range(1, 2))[:, 0]
     uniforms = jax.vmap(
       lambda key: jax.random.uniform(key, (num_tokens, num_drafts))
@@ -221,16 +222,21 @@ def drafter(*, num_tokens: int, num_drafts: int, vocab_size: int) -> Drafter:
     drawn = jnp.moveaxis(drawn, 0, 1).reshape(len(root), -1)  # [B, G M]
     tokens = jnp.concatenate([root, drawn], axis=1)
     place = jnp.minimum(context.length[:, None] - 1 + tree.depth, last)
-    is_leaf = np.array([not nodes for nodes in tree.children])
-    log_probs = jnp.where(is_leaf[:, None], -jnp.inf, table[place, tokens])
-    return Draft(tokens=tokens, log_probs=log_probs), state, target_cache
+    above = np.maximum(tree.parents, 0).astype(np.int32)
+    draft = Draft(
+      tree=tree,
+      siblings=siblings.IID,
+      tokens=tokens,
+      log_probs=table[place[:, above], tokens[:, above]],
+    )
+    return draft, state, target_cache
 
   return Drafter(
     name="markov",
     tree=tree,
     siblings=siblings.IID,
-    init=lambda params, batch, slots: (),
-    prefill=lambda params, state, tokens, lengths: state,
+    init=no_state,
+    prefill=keep,
     propose=propose,
-    commit=lambda params, state, commit: state,
+    commit=keep,
   )

@@ -286,6 +286,7 @@ def test_laws_along_the_text_are_those_that_the_loop_drew_from(pair, changes):
       np.exp(np.asarray(x[0], np.float64))
       for x in (info.draft.log_probs, info.target_log_probs)
     )
+    p = np.roll(p, -1, axis=0)  # row n is the law that token n was drawn from
     met = 0.5 * np.abs(p - q).sum(1)
     laws += met[: int(info.num_emitted[0])].tolist()
   (done,) = engine.completions(state, 1)

@@ -428,18 +428,18 @@ def test_a_mesh_of_devices_trains_the_same_model(texts, pair, tmp_path):
     )  # fmt: skip
     found.append(np.load(out / "w.npz"))
   first = [
-    r["next_token_loss"]
+    r["forward_kl_loss"]
     for r in records(tmp_path / "1x1")
-    if "next_token_loss" in r
+    if "forward_kl_loss" in r
   ]
   assert len(first) > 1
   for other, shape in zip(found[1:], ("4x1", "2x2", "1x4"), strict=True):
     for name in found[0].files:
       np.testing.assert_allclose(other[name], found[0][name], atol=2e-3)
     losses = [
-      r["next_token_loss"]
+      r["forward_kl_loss"]
       for r in records(tmp_path / shape)
-      if "next_token_loss" in r
+      if "forward_kl_loss" in r
     ]
     np.testing.assert_allclose(losses, first, rtol=1e-4)
 

@@ -8,6 +8,7 @@ from flax import nnx
 
 from models import stacked
 from models.transformer import (
+  FINAL,
   SkippedLayers,
   Transformer,
   TransformerConfig,
@@ -34,28 +35,32 @@ VARIANTS = {
 }  # fmt: skip
 
 
+# Every layer's input, what comes after the last, and the final norm of it.
+FEATURES = (0, 2, 1, 3, FINAL)
+
+
 def both(skipped=None, **changes):
   """A module's functions and parameters, and the stacked ones."""
   config = TransformerConfig(**SMALL | changes)
   module = Transformer(config, rngs=nnx.Rngs(0))
   skipped = skipped or SkippedLayers()
-  plain, params = as_language_model(module, skipped=skipped)
+  plain, params = as_language_model(module, skipped=skipped, features=FEATURES)
   return (
     (plain, params),
     (
-      stacked.as_language_model(config, skipped=skipped),
+      stacked.as_language_model(config, skipped=skipped, features=FEATURES),
       stacked.stack(module),
     ),
   )
 
 
 def feed(model, params, tokens, mask=None):
-  """Logits and cache of ragged rows fed in two parts."""
+  """Output and cache of ragged rows fed in two parts."""
   cache = model.init_cache(tokens.shape[0], 24)
   _, cache = model.apply(params, tokens[:, :6], cache)
   cache = cache.replace(length=jnp.array([6, 2, 4]))  # rolled back
   output, cache = model.apply(params, tokens[:, 6:], cache, mask=mask)
-  return output.logits, cache
+  return output, cache
 
 
 TOKENS = jax.random.randint(jax.random.key(0), (3, 10), 0, 61)
@@ -67,9 +72,11 @@ SKIPS = (
 
 
 def assert_same(one, other, mask=None):
-  logits, cache = feed(*one, TOKENS, mask)
+  expected, cache = feed(*one, TOKENS, mask)
   got, stacked_cache = feed(*other, TOKENS, mask)
-  np.testing.assert_allclose(got, logits, atol=2e-6)
+  np.testing.assert_allclose(got.logits, expected.logits, atol=2e-6)
+  assert got.features.shape[-1] == len(FEATURES) * SMALL["embed_dim"]
+  np.testing.assert_allclose(got.features, expected.features, atol=2e-6)
   np.testing.assert_allclose(
     stacked_cache.keys[0], jnp.stack(cache.keys), atol=1e-6
   )

@@ -14,6 +14,7 @@ from flax import nnx
 import specjax
 from models import stacked
 from models.transformer import (
+  FINAL,
   SkippedLayers,
   Transformer,
   TransformerConfig,
@@ -54,6 +55,9 @@ DEPTH = (0, 1, 1, 2, 2, 2, 3)
 jit = functools.partial(jax.jit, compiler_options=compiling.OPTIONS)
 
 
+FEATURES = (0, 3, FINAL)  # the first layer's input, the last's output, normed
+
+
 def make_module(config):
   """A module all of whose parameters are random and matter."""
   module = Transformer(config, rngs=nnx.Rngs(0))
@@ -67,7 +71,7 @@ def make_module(config):
 def make_model(name):
   """A module, its pure functions (compiled) and its parameters."""
   module = make_module(CONFIGS[name])
-  model, params = as_language_model(module)
+  model, params = as_language_model(module, features=FEATURES)
   return module, dataclasses.replace(model, apply=jit(model.apply)), params
 
 
@@ -84,7 +88,9 @@ def make_forward(module, **options):
   return forward
 
 
-named_forward = functools.cache(lambda name: make_forward(make_model(name)[0]))
+named_forward = functools.cache(
+  lambda name: make_forward(make_model(name)[0], features=FEATURES)
+)
 
 
 def last_logits(name, sequences):
@@ -114,14 +120,15 @@ def test_forward_without_a_cache_equals_the_cached_one(name):
   _, model, params = make_model(name)
   expected = named_forward(name)(TOKENS)
   assert expected.logits.shape == (*TOKENS.shape, VOCAB)
-  assert expected.hidden.shape == (*TOKENS.shape, LLAMA.embed_dim)
+  width = len(FEATURES) * LLAMA.embed_dim
+  assert expected.features.shape == (*TOKENS.shape, width)
   cache = model.init_cache(2, 24)
   outputs = []
   for piece in np.split(TOKENS, [1, 8, 11], axis=1):
     output, cache = model.apply(params, piece, cache)
     outputs.append(output)
   np.testing.assert_array_equal(cache.length, [12, 12])
-  for field in ("logits", "hidden"):
+  for field in ("logits", "features"):
     found = np.concatenate([getattr(o, field) for o in outputs], axis=1)
     assert_close(found, getattr(expected, field))
 
@@ -193,7 +200,9 @@ def test_windows_of_the_test_hide_something():
 @pytest.mark.parametrize("name", ["llama", "windows"])
 def test_skipping_nothing_is_the_identity(name):
   module, model, params = make_model(name)
-  same, same_params = as_language_model(module, skipped=SkippedLayers())
+  same, same_params = as_language_model(
+    module, skipped=SkippedLayers(), features=FEATURES
+  )
   for a, b in zip(
     jax.tree.leaves(
       model.apply(params, TOKENS[:, :7], model.init_cache(2, 24))
@@ -365,7 +374,7 @@ def test_logits_are_of_the_tokens_that_are_asked_for():
     some, _ = model.apply(
       params, TOKENS[:, :8], model.init_cache(2, 24), logits_at=wanted
     )
-    assert some.hidden.shape == (2, 8, LLAMA.embed_dim)
+    np.testing.assert_array_equal(some.features, whole.features)
     expected = np.take_along_axis(whole.logits, wanted[..., None], axis=1)
     np.testing.assert_allclose(some.logits, expected, atol=1e-5)
 

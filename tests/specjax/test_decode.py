@@ -96,7 +96,7 @@ def test_every_rule_decodes_greedily_and_counts(how, tree, rule):
 def small_drafters(model, vocab_size):
   common = dict(tree=chain(2), vocab_size=vocab_size)
   return {
-    "plain": drafters.plain.drafter(vocab_size=vocab_size),
+    "plain": drafters.plain.drafter(),
     "model": drafters.model.drafter(model, **common),
     "paths": drafters.model.drafter(
       model, tree=paths(2, 2), vocab_size=vocab_size
@@ -176,12 +176,7 @@ def test_a_step_draws_node_and_token_from_the_rules_laws():
     )
   )  # fmt: skip
   _, info = jax.jit(decoder.step)(PARAMS, init(jax.random.key(3)))
-  verification = decoder.rule.verify(
-    decoder.drafter.tree,
-    decoder.drafter.siblings,
-    info.draft,
-    info.target_log_probs,
-  )
+  verification = decoder.rule.verify(info.draft, info.target_log_probs)
   np.testing.assert_allclose(
     verification.node_probs, info.node_probs, rtol=1e-5, atol=1e-6
   )
@@ -209,7 +204,7 @@ def test_reported_draft_law_is_the_law_sampled_from():
     )
   )  # fmt: skip
   _, info = jax.jit(decoder.step)(PARAMS, init(jax.random.key(0)))
-  law = np.exp(np.asarray(info.draft.log_probs[0, 0], np.float64))
+  law = np.exp(np.asarray(info.draft.log_probs[0, 1], np.float64))
   counts = np.bincount(info.draft.tokens[:, 1], minlength=VOCAB)
   assert (counts[law == 0] == 0).all()
   some = law > 0

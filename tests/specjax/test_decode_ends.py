@@ -187,8 +187,10 @@ def test_gradients_with_respect_to_the_draft_are_finite():
 
   def expected_accepted(draft_logits):
     law = jax.nn.log_softmax(draft_logits)
-    draft = specjax.Draft(tokens=tokens, log_probs=law)
-    found = rules.get("token").verify(tree, siblings.IID, draft, target)
+    draft = specjax.Draft(
+      tree=tree, siblings=siblings.IID, tokens=tokens, log_probs=law
+    )
+    found = rules.get("token").verify(draft, target)
     after = jnp.exp(found.next_log_probs(jnp.array([0, 1])))
     return found.node_probs @ jnp.arange(3.0) @ jnp.ones(2) + after[0, 0]
 

@@ -124,7 +124,7 @@ def test_parts_that_do_not_fit_are_refused():
     drafters.model.drafter(MODEL, tree=chain(1), vocab_size=12)
   with pytest.raises(ValueError, match="target's vocabulary must hold 12"):
     drafters.layer_skip.drafter(MODEL, tree=chain(1), vocab_size=12)
-  small = drafters.ngram.drafter(num_speculative_tokens=2, vocab_size=7)
+  small = drafters.model.drafter(MODEL, tree=chain(2), vocab_size=7)
   decoder = specjax.make_decoder(MODEL, drafter=small)
   state = start(decoder)
   with pytest.raises(ValueError, match="must return log_probs of shape"):

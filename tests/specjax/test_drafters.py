@@ -145,7 +145,7 @@ def test_paths_are_drawn_independently():
     buffer_length=4, max_new_tokens=2, sampling=make_sampling(runs),
   )  # fmt: skip
   _, info = jax.jit(decoder.step)(PARAMS, state)
-  law = np.exp(np.asarray(info.draft.log_probs[0, 0], np.float64))
+  law = np.exp(np.asarray(info.draft.log_probs[0, 1], np.float64))
   first, second = np.asarray(info.draft.tokens[:, 1:]).T
   joint = np.zeros((VOCAB, VOCAB))
   np.add.at(joint, (first, second), 1 / runs)

@@ -9,6 +9,7 @@ from decoding import DRAFTERS, LENGTHS, MODEL, PARAMS, start
 
 import specjax
 from specjax import emission
+from specjax.siblings import TOP_K
 from specjax.tree import Tree
 from specjax.types import Draft
 
@@ -30,7 +31,9 @@ def test_a_path_is_kept_to_its_first_drafted_stop_token_and_the_budget():
     length=jnp.full(4, 10),
     max_length=jnp.full(4, 10 + room),
   )
-  draft = Draft(tokens=jnp.asarray(tokens), log_probs=jnp.zeros((4, 7, 1)))
+  draft = Draft(
+    tree=tree, siblings=TOP_K, tokens=jnp.asarray(tokens), log_probs=None
+  )
   kept = np.array(
     [
       [0, 1, 1, 2, 2, 3, 4],
@@ -39,10 +42,10 @@ def test_a_path_is_kept_to_its_first_drafted_stop_token_and_the_budget():
       [0, 1, 1, 2, 1, 3, 4],
     ]
   )
-  found = emission.kept_depth(tree, state, draft)
+  found = emission.kept_depth(state, draft)
   np.testing.assert_array_equal(found, kept)
   state.max_length = jnp.full(4, 10 + 2)
-  found = emission.kept_depth(tree, state, draft)
+  found = emission.kept_depth(state, draft)
   np.testing.assert_array_equal(found, np.minimum(kept, 2))
 
 

@@ -286,12 +286,14 @@ def test_rules_keep_the_laws_dtype(dtype):
       rule, tree, siblings = case.values
       shape = (2, tree.num_nodes)
       draft = Draft(
+        tree=tree,
+        siblings=siblings,
         tokens=jax.ShapeDtypeStruct(shape, jnp.int32),
         log_probs=jax.ShapeDtypeStruct((*shape, 5), dtype),
       )
 
-      def ask(draft, target, rule=rule, tree=tree, siblings=siblings):
-        found = rule.verify(tree, siblings, draft, target)
+      def ask(draft, target, rule=rule):
+        found = rule.verify(draft, target)
         node = jnp.zeros(2, jnp.int32)
         return found.node_probs, found.next_log_probs(node)
 

@@ -1,7 +1,9 @@
 """Laws of siblings: what the drafter draws is what the law says."""
 
 import dataclasses
+import functools
 import itertools
+import types
 
 import jax
 import jax.extend
@@ -10,6 +12,7 @@ import mutation
 import numpy as np
 import pytest
 import toys
+from scipy import special
 
 import specjax
 from specjax import exact, rules, sampling
@@ -17,7 +20,7 @@ from specjax import siblings as siblings_lib
 from specjax.drafters import model as model_drafter
 from specjax.siblings import GREEDY, HUB, SIBLINGS, TOP_K, WITHOUT_REPLACEMENT
 from specjax.tree import Tree, k_ary
-from specjax.types import Params
+from specjax.types import Context, Params, pick_nodes
 
 P = np.array([0.1, 0.4, 0.2, 0.3])
 
@@ -106,10 +109,12 @@ def test_drafted_siblings_follow_their_law(name):
   )  # fmt: skip
   _, info = jax.jit(decoder.step)(params, state)
   tokens = np.asarray(info.draft.tokens)
-  laws = np.exp(np.asarray(info.draft.log_probs, np.float64))
+  model_law = lambda *text: special.softmax(
+    toys.context_logits(table, text).astype(np.float64)
+  )
   top = np.zeros((vocab, vocab))
   np.add.at(top, (tokens[:, 1], tokens[:, 2]), 1 / runs)
-  assert np.abs(top - sequence_law(siblings, laws[0, 0], 2)).max() < 0.015
+  assert np.abs(top - sequence_law(siblings, model_law(3, 3), 2)).max() < 0.015
   # Below each first token, whose law is its own.
   for x in range(vocab):
     rows = tokens[:, 1] == x
@@ -117,7 +122,7 @@ def test_drafted_siblings_follow_their_law(name):
       continue
     below = np.zeros((vocab, vocab))
     np.add.at(below, (tokens[rows, 3], tokens[rows, 4]), 1 / rows.sum())
-    expected = sequence_law(siblings, laws[rows][0, 1], 2)
+    expected = sequence_law(siblings, model_law(3, 3, x), 2)
     assert np.abs(below - expected).max() < 0.04
 
 
@@ -153,17 +158,23 @@ def test_siblings_drawn_in_a_loop_are_those_drawn_unrolled(name, monkeypatch):
   tree = Tree((-1, 0, 0, 0, 1, 1, 1, 3, 3))  # families of three and of two
   laws = jnp.asarray(np.random.default_rng(0).dirichlet(np.ones(6), (40, 3)))
   keys = sampling.row_keys(jax.random.key(0), jnp.arange(40))
+  context = types.SimpleNamespace(
+    numbers=sampling.drafted_numbers(keys, tree.num_drafted), draws=pick_nodes
+  )
+  context.draw = functools.partial(Context.draw, context)
 
   def drawn():
     return mutation.compiled(
       lambda laws: model_drafter._draw_level(
-        tree, siblings_lib.get(name), 2, jnp.log(laws), keys
+        tree, siblings_lib.get(name), 2, jnp.log(laws), context
       )
     )(laws)
 
-  expected = drawn()
+  tokens, drawn_from = drawn()
   looped(monkeypatch)
-  np.testing.assert_array_equal(drawn(), expected)
+  again = drawn()
+  np.testing.assert_array_equal(again[0], tokens)
+  np.testing.assert_allclose(again[1], drawn_from, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

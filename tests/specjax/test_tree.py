@@ -69,6 +69,6 @@ def test_equal_paths_share_their_first_node():
     ]
   )
   np.testing.assert_array_equal(
-    tree_lib.representative(tree, tokens),
+    tree_lib.representative(tree, tokens, np.ones((1, 7), bool)),
     [[0, 1, 1, 3, 4, 4, 6], [0, 1, 1, 3, 4, 5, 6], [0, 1, 2, 3, 4, 5, 6]],
   )

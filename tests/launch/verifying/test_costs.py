@@ -132,4 +132,5 @@ def test_inputs_are_laws_and_tokens_drawn_from_them():
   assert draft.tokens.shape == (1, cell.tree.num_nodes)
   assert len(set(draft.tokens[0, 1:5].tolist())) == 4
   assert target.shape == draft.log_probs.shape == (1, cell.tree.num_nodes, 256)
-  assert (draft.log_probs[0, -1] == -float("inf")).all()
+  # Never a token twice: the second's law has lost the first.
+  assert draft.log_probs[0, 2, draft.tokens[0, 1]] == -float("inf")

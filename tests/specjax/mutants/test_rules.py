@@ -64,14 +64,14 @@ def token_with(accept=None, next_log_probs=None) -> Rule:
   """
   token = rules.get("token")
 
-  def verify(tree, siblings, draft, target):
-    good = token.verify(tree, siblings, draft, target)
+  def verify(draft, target):
+    good = token.verify(draft, target)
     node_probs, after = good.node_probs, good.next_log_probs
     if accept is not None:
       drafted = draft.tokens[:, 1:]
       a = accept(
         laws.token_log_prob(target[:, :-1], drafted),
-        laws.token_log_prob(draft.log_probs[:, :-1], drafted),
+        laws.token_log_prob(draft.log_probs[:, 1:], drafted),
       )
       one = jnp.ones_like(a[:, :1])
       reach = jnp.cumprod(jnp.concatenate([one, a], 1), 1)
@@ -92,12 +92,12 @@ def told(rule, *, draft=None, target=None, siblings=None) -> Rule:
     siblings: the siblings' law it is told.
   """
 
-  def verify(tree, actual, real, target_log_probs):
+  def verify(real, target_log_probs):
     log_probs = draft(real.log_probs) if draft else real.log_probs
     return rule.verify(
-      tree,
-      siblings or actual,
-      dataclasses.replace(real, log_probs=log_probs),
+      dataclasses.replace(
+        real, log_probs=log_probs, siblings=siblings or real.siblings
+      ),
       target(target_log_probs) if target else target_log_probs,
     )
 
@@ -107,9 +107,9 @@ def told(rule, *, draft=None, target=None, siblings=None) -> Rule:
 def patched(rule, module, **replaced) -> Rule:
   """A rule that is traced with functions of a module replaced."""
 
-  def verify(tree, siblings, draft, target):
+  def verify(draft, target):
     with mock.patch.multiple(module, **replaced):
-      found = rule.verify(tree, siblings, draft, target)
+      found = rule.verify(draft, target)
 
     def next_log_probs(node):
       with mock.patch.multiple(module, **replaced):
@@ -128,39 +128,45 @@ def at_temperature(log_probs, temperature=0.7):
   return jnp.where(jnp.isneginf(log_probs), -jnp.inf, law)
 
 
+def drafted_after(draft):
+  """The law of the token after each node of a chain; -inf after the last."""
+  nothing = jnp.full_like(draft.log_probs[:, :1], -jnp.inf)
+  return jnp.concatenate([draft.log_probs[:, 1:], nothing], axis=1)
+
+
 def bad_residual(draft, target, node):
   """The draft's own law; the bonus is right."""
-  leaf = jnp.isneginf(draft.log_probs)
-  return take_node(jnp.where(leaf, target, draft.log_probs), node)
+  law = drafted_after(draft)
+  return take_node(jnp.where(jnp.isneginf(law), target, law), node)
 
 
 def bad_bonus(draft, target, node):
   last = draft.tokens.shape[1] - 2
   return laws.residual(
-    take_node(target, jnp.minimum(node, last)), take_node(draft.log_probs, node)
+    take_node(target, jnp.minimum(node, last)),
+    take_node(drafted_after(draft), node),
   )
 
 
 def row_before(draft, target, node):
   before = jnp.maximum(node - 1, 0)
   return laws.residual(
-    take_node(target, before), take_node(draft.log_probs, before)
+    take_node(target, before), take_node(drafted_after(draft), before)
   )
 
 
-def fresh_token_ratio(siblings, target, draft, tokens, valid):
+def fresh_token_ratio(target, draft, tokens, valid):
   """Accepts x with `min(1, p(x) / q(t))` for a fresh t ~ q; then comes q."""
-  del siblings
-  ratio = draft[tokens[0]] - target  # [t]
+  ratio = draft[0, tokens[0]] - target  # [t]
   test = jnp.sum(jnp.exp(target) * jnp.exp(jnp.minimum(ratio, 0)))
   return nodewise.Decision(
     accept=jnp.where(valid, test, 0), next_log_probs=target
   )
 
 
-def dropped_if_unlikely(siblings, target, draft, tokens, valid):
+def dropped_if_unlikely(target, draft, tokens, valid):
   """A sampled token is dropped because its own probability is low."""
-  del siblings
+  draft = draft[0]
   good = laws.acceptance(target[tokens], draft[tokens])
   unlikely = draft[tokens[0]] < -jnp.log(len(draft))
   return nodewise.Decision(
@@ -169,9 +175,9 @@ def dropped_if_unlikely(siblings, target, draft, tokens, valid):
   )
 
 
-def naive_tests(siblings, target, draft, tokens, valid):
+def naive_tests(target, draft, tokens, valid):
   """Tests all k as single drafts, then the single-draft residual."""
-  del siblings
+  draft = draft[0]
   tests = laws.acceptance(target[tokens], draft[tokens])
   return nodewise.Decision(
     accept=kseq.first_success(jnp.where(valid, tests, 0)),
@@ -182,8 +188,8 @@ def naive_tests(siblings, target, draft, tokens, valid):
 def one_too_high(rule) -> Rule:
   """The round ends one node above the one that the rule says."""
 
-  def verify(tree, siblings, draft, target):
-    found = rule.verify(tree, siblings, draft, target)
+  def verify(draft, target):
+    found, tree = rule.verify(draft, target), draft.tree
     shift = np.zeros((tree.num_nodes, tree.num_nodes))
     shift[np.arange(tree.num_nodes), np.maximum(tree.parents, 0)] = 1
     return dataclasses.replace(found, node_probs=found.node_probs @ shift)
@@ -194,8 +200,8 @@ def one_too_high(rule) -> Rule:
 def stops_at_first_failure(rule) -> Rule:
   """Block verification whose tests end at the first that fails."""
 
-  def verify(tree, siblings, draft, target):
-    found = rule.verify(tree, siblings, draft, target)
+  def verify(draft, target):
+    found = rule.verify(draft, target)
     # P(n is the last that passes) = h_n (1 - h_{n+1}) .. (1 - h_L).
     deeper = jnp.cumsum(found.node_probs[:, ::-1], 1)[:, ::-1]
     left = 1 - jnp.pad(deeper[:, 1:], ((0, 0), (0, 1)))
@@ -207,15 +213,14 @@ def stops_at_first_failure(rule) -> Rule:
   return like(rule, verify)
 
 
-def unofficial_settle(
-  siblings, owed, target_log_probs, draft_log_probs, tokens, valid
-):
+def unofficial_settle(owed, target_log_probs, draft_log_probs, tokens, valid):
   """`traversal._settle`, but `w <- min(S / (1 - d(x)), 1)`."""
   given, left = [], target_log_probs
   for i, token in enumerate(tokens):
-    law = siblings.child(draft_log_probs, tokens[:i], jnp.sum(valid))
+    law = draft_log_probs[i]
     mass = owed * jnp.exp(left)
-    given.append(laws.share(mass[token], jnp.exp(law[token])))
+    test = laws.share(mass[token], jnp.exp(law[token]))
+    given.append(jnp.where(valid[i], test, 0))
     excess = jnp.maximum(mass - jnp.exp(law), 0)
     left = jnp.where(valid[i], laws.normalize(excess, left), left)
     update = laws.share(jnp.sum(excess), 1 - jnp.exp(law[token]))
@@ -241,9 +246,9 @@ def hub_turns_swapped(rule) -> Rule:
   """Pairs (x, a) are verified as (a, x), and the other way round."""
   order = np.array([0, 2, 1])
 
-  def verify(tree, siblings, draft, target):
+  def verify(draft, target):
     swapped = dataclasses.replace(draft, tokens=draft.tokens[:, order])
-    found = rule.verify(tree, siblings, swapped, target)
+    found = rule.verify(swapped, target)
     return dataclasses.replace(found, node_probs=found.node_probs[:, order])
 
   return like(rule, verify)

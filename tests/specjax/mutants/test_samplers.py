@@ -16,7 +16,6 @@ import specjax
 from specjax import drafters, exact, laws, sampling
 from specjax import tree as tree_lib
 from specjax import warp as warp_lib
-from specjax.drafters import model as model_drafter
 from specjax.warp import make_sampling
 
 ROWS = 20_000
@@ -105,13 +104,13 @@ def drops_unlikely(drafter):
 
   def propose(*args):
     draft, *rest = drafter.propose(*args)
-    law = draft.log_probs[:, 0]
+    law = draft.log_probs[:, 1]
     drawn = laws.token_log_prob(law, draft.tokens[:, 1])
     drop = drawn < -jnp.log(law.shape[-1])
     sure = jnp.where(jnp.arange(law.shape[-1]) == 0, 0, -jnp.inf)
     tokens = draft.tokens.at[:, 1].set(jnp.where(drop, 0, draft.tokens[:, 1]))
     law = jnp.where(drop[:, None], sure, law)
-    log_probs = draft.log_probs.at[:, 0].set(law)
+    log_probs = draft.log_probs.at[:, 1].set(law)
     return dataclasses.replace(draft, tokens=tokens, log_probs=log_probs), *rest
 
   return dataclasses.replace(drafter, propose=propose)
@@ -156,16 +155,24 @@ def test_a_broken_sampler_is_caught(name):
 def test_drawing_in_bfloat16_is_caught():
   """DeepSpec #31: tokens sampled in bf16, probabilities in f32."""
 
-  def draw(keys, law):
-    one = lambda key, row: jax.random.categorical(key, row.astype(jnp.bfloat16))
-    return jax.vmap(jax.vmap(one))(keys, law)
+  def low(drafter):
+    def propose(params, state, cache, context):
+      def draws(numbers, nodes, law):
+        one = lambda key, row: jax.random.categorical(
+          key, row.astype(jnp.bfloat16)
+        )
+        keys = sampling.drafted_node_keys(context.keys, nodes)
+        return jax.vmap(jax.vmap(one))(keys, law)
+
+      context = dataclasses.replace(context, draws=draws)
+      return drafter.propose(params, state, cache, context)
+
+    return dataclasses.replace(drafter, propose=propose)
 
   # One law over many tokens, of which nearly all drafts are accepted.
   target = toys.table(64, seed=0, contexts=1)
   options = dict(count=1, settings=dict(temperature=1.0, top_p=1.0))
   tokens = sampled(target, target, **options)
   assert is_plain_sampling(tokens, target, options["settings"])
-  low = mutation.copy_of(sampling, numbers=lambda keys, dtype: keys, pick=draw)
-  with mock.patch.object(model_drafter, "sampling", low):
-    tokens = sampled(target, target, **options)
+  tokens = sampled(target, target, change=low, **options)
   assert not is_plain_sampling(tokens, target, options["settings"])

@@ -1,5 +1,6 @@
 """Acceptance can be differentiated: distillation through a rule is possible."""
 
+import instances
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +9,6 @@ import pytest
 from specjax import rules
 from specjax.siblings import GREEDY, HUB, IID, WITHOUT_REPLACEMENT
 from specjax.tree import Tree, chain, k_ary, paths
-from specjax.types import Draft
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 SHAPES = (
@@ -72,9 +72,8 @@ def test_gradient_of_the_accepted_length(name, tree, siblings):
   def accepted(logits):
     law = jax.nn.log_softmax(logits)
     law = jnp.where(leaf[:, None] | zero, -jnp.inf, law)
-    found = rule.verify(
-      tree, siblings, Draft(tokens=tokens, log_probs=law), target
-    )
+    draft = instances.make_draft(tree, siblings, tokens, law)
+    found = rule.verify(draft, target)
     return jnp.sum(found.node_probs * tree.depth)
 
   slope = jax.grad(accepted)(logits)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import instances
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,13 +48,15 @@ def draw(p, q, *, count, samples, seed=0):
     jnp.concatenate([table, last])[shape.depth],
     (samples, shape.num_nodes, VOCAB),
   )
-  draft = Draft(
-    tokens=jnp.pad(nodes, ((0, 0), (1, 0))),
-    log_probs=laws(jnp.log(p), jnp.full((1, VOCAB), -jnp.inf)),
-    noise=noise,
+  draft = instances.make_draft(
+    shape,
+    SHARED_NOISE,
+    jnp.pad(nodes, ((0, 0), (1, 0))),
+    laws(jnp.log(p), jnp.full((1, VOCAB), -jnp.inf)),
+    noise,
   )
   target = laws(jnp.log(q[:-1]), jnp.log(q[-1:]))
-  found = RULE.verify(shape, SHARED_NOISE, draft, target)
+  found = RULE.verify(draft, target)
   node = jnp.argmax(found.node_probs, axis=1)
   law = found.next_log_probs(node)
   return tokens, shape.depth[np.asarray(node)], jnp.argmax(law, axis=1), node
@@ -114,9 +117,9 @@ def test_the_text_does_not_depend_on_the_drafts_law_given_tokens_and_noise():
   target = jnp.log(jnp.asarray(rng.dirichlet(np.ones(VOCAB), (50, 5))))
   found = [
     RULE.verify(
-      shape,
-      SHARED_NOISE,
       Draft(
+        tree=shape,
+        siblings=SHARED_NOISE,
         tokens=tokens,
         log_probs=jnp.log(jnp.asarray(rng.dirichlet(np.ones(VOCAB), (50, 5)))),
         noise=noise,

@@ -90,12 +90,12 @@ def test_typical_takes_the_longest_acceptable_path():
       ):
         best, score = node, this
     draft = Draft(
+      tree=shape,
+      siblings=siblings.TOP_K,
       tokens=jnp.asarray(tokens[None], jnp.int32),
-      log_probs=jnp.zeros((1, shape.num_nodes, vocab)),
+      log_probs=None,
     )
-    found = rule.verify(
-      shape, siblings.TOP_K, draft, jnp.asarray(np.log(q))[None]
-    )
+    found = rule.verify(draft, jnp.asarray(np.log(q))[None])
     assert int(np.argmax(found.node_probs[0])) == best
     seen.add(best)
   assert len(seen) > 4

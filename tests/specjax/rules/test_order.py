@@ -4,8 +4,6 @@ Asserted where a theorem says so. Where none does, the observed order is in
 docs/transport.md.
 """
 
-import functools
-
 import instances
 import jax
 import jax.numpy as jnp
@@ -15,7 +13,6 @@ import pytest
 from specjax import rules, tree
 from specjax.siblings import IID
 from specjax.theory import transport as theory
-from specjax.types import Draft
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -84,12 +81,12 @@ def test_block_never_accepts_less_than_token():
   weight = p[at, 0, tiled[:, 1]] * p[at, 1, tiled[:, 2]]
   log_p = np.log(p)
   log_p[:, 2] = -np.inf
-  draft = Draft(
-    tokens=jnp.asarray(tiled, jnp.int32), log_probs=jnp.asarray(log_p)
+  draft = instances.make_draft(
+    tree.chain(2), IID, jnp.asarray(tiled, jnp.int32), jnp.asarray(log_p)
   )
 
   def expected(name):
-    verify = functools.partial(rules.get(name).verify, tree.chain(2), IID)
+    verify = rules.get(name).verify
     ask = jax.jit(lambda *laws: verify(*laws).node_probs)
     mean = np.asarray(ask(draft, np.log(q))) @ np.arange(3)
     return (weight * mean).reshape(count, 9).sum(1)

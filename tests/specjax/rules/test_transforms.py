@@ -1,5 +1,6 @@
 """Rules are pure functions: under `jit` and `vmap` they say the same."""
 
+import instances
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +9,6 @@ import pytest
 from specjax import rules
 from specjax.siblings import GREEDY, HUB, IID, SHARED_NOISE, WITHOUT_REPLACEMENT
 from specjax.tree import Tree, chain, k_ary, paths
-from specjax.types import Draft
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 VOCAB = 6
@@ -50,15 +50,17 @@ def test_batches_of_batches_are_one_batch(name):
   if not siblings.independent:  # the most probable one, and others
     top = np.asarray(law).argmax(-1)[:, np.maximum(tree.parents, 0)]
     tokens = (top + tree.rank) % VOCAB
-  draft = Draft(
-    tokens=jnp.asarray(tokens, jnp.int32),
-    log_probs=jnp.where(leaf[:, None], -jnp.inf, law),
-    noise=noise,
+  draft = instances.make_draft(
+    tree,
+    siblings,
+    jnp.asarray(tokens, jnp.int32),
+    jnp.where(leaf[:, None], -jnp.inf, law),
+    noise,
   )
   target = jax.nn.log_softmax(rng.standard_normal((rows, nodes, VOCAB)))
 
   def ask(draft, target):
-    found = rule.verify(tree, siblings, draft, target)
+    found = rule.verify(draft, target)
     node = jnp.argmax(found.node_probs, axis=1)
     return found.node_probs, found.next_log_probs(node), found.total_variation
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from instances import P, Q
 
-from specjax import rules, siblings
+from specjax import rules
 from specjax.rules import transport
 from specjax.rules.nodewise import verify_nodes
 from specjax.rules.ratio_classes import single_tokens
@@ -51,7 +51,7 @@ def test_the_rules_plan_is_feasible_and_optimal_for_the_linear_programme():
   @jax.jit
   def decide(log_q, log_p):
     one = lambda tokens: transport.decide(
-      siblings.IID, log_q, log_p, tokens, jnp.ones(count, bool)
+      log_q, log_p[None], tokens, jnp.ones(count, bool)
     )
     return jax.vmap(one)(jnp.asarray(drafts)).accept
 

@@ -9,14 +9,14 @@ are functions of the whole context, so an index that is off by one cannot hide.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.siblings import IID, Siblings
-from specjax.tree import Tree
+from specjax.siblings import IID, Siblings, laws_of_tokens
+from specjax.tree import Tree, fixed_topology
 from specjax.types import Draft, Rule
 
 # A law for every context: `(tokens so far) -> probabilities[V]`.
@@ -124,33 +124,85 @@ def block_law(
         _check_laws("target" if law is target else "draft", laws_here, vocab)
         table[:, node] = laws_here[path]
   with np.errstate(divide="ignore"):
-    batch = Draft(
-      tokens=jnp.asarray(tokens),
-      log_probs=jnp.asarray(np.log(draft_laws), dtype),
-    )
-    target_log_probs = jnp.asarray(np.log(target_laws), dtype)
+    log_draft, log_target = np.log(draft_laws), np.log(target_laws)
   # Drafts are drawn from the very laws that the rule is given: what is a tie,
   # and so which children are certain, rounding may have decided.
-  log_draft = batch.log_probs.astype(float)
-  probs = np.asarray(_draft_probs(tree, siblings, batch.tokens, log_draft))
+  drawn_from = _laws_of_tokens(
+    tree, siblings, jnp.asarray(tokens), jnp.asarray(log_draft, dtype)
+  )
+  probs = np.asarray(
+    _draft_probs(jnp.asarray(tokens), drawn_from.astype(float))
+  )
+  batch = Draft(
+    tree=tree,
+    siblings=siblings,
+    tokens=jnp.asarray(tokens),
+    log_probs=drawn_from,
+  )
   node_probs, next_laws, distance = (
     np.asarray(x, np.float64)
-    for x in _evaluate(rule, tree, siblings, batch, target_log_probs)
+    for x in _evaluate(rule, batch, jnp.asarray(log_target, dtype))
   )
-  emitted = [np.zeros((vocab,) * (g + 1)) for g in range(depth + 1)]
+  fixed = fixed_topology(tree)
+  whole = lambda x: np.broadcast_to(x, (len(tokens), *x.shape[1:]))
+  return block_law_of(
+    probs=probs,
+    tokens=tokens,
+    paths=whole(fixed.paths),
+    depth=whole(fixed.depth),
+    num_children=whole(fixed.num_children),
+    node_probs=node_probs,
+    next_laws=next_laws,
+    distance=distance,
+    target=[_next_laws(target, prefix, g) for g in range(depth + 1)],
+  )
+
+
+def block_law_of(
+  *,
+  probs: np.ndarray,
+  tokens: np.ndarray,
+  paths: np.ndarray,
+  depth: np.ndarray,
+  num_children: np.ndarray,
+  node_probs: np.ndarray,
+  next_laws: np.ndarray,
+  distance: np.ndarray | None,
+  target: Sequence[np.ndarray],
+) -> BlockLaw:
+  """Sums what a rule says over R drafts of N nodes, G deep.
+
+  Args:
+    probs: `f64[R]`, the probability of each draft.
+    tokens: `int[R, F]`.
+    paths, depth, num_children: see `specjax.tree.Topology`; R rows.
+    node_probs: `f64[R, N + 1]`.
+    next_laws: `f64[N + 1, R, V]`, the law of the token after each node.
+    distance: `f64[R, N + 1]`, as the rule reports it, or None.
+    target: entry g is the target's law after g tokens, `f64[V, .., V]`.
+
+  Returns:
+    The `BlockLaw`.
+  """
+  vocab, deepest = next_laws.shape[-1], len(target) - 1
+  emitted = [np.zeros((vocab,) * (g + 1)) for g in range(deepest + 1)]
   rejections = 0.0
-  for node in range(nodes):
+  for node in range(node_probs.shape[1]):
     weight = probs * node_probs[:, node]
-    path = tuple(tokens[:, _below_root(tree, node)].T)
-    np.add.at(
-      emitted[len(path)],
-      path if path else (...,),
-      weight[:, None] * next_laws[node] if path else weight @ next_laws[node],
-    )
-    rejections += weight.sum() * bool(tree.children[node])
+    for g in range(deepest + 1):
+      rows = np.flatnonzero(depth[:, node] == g)
+      along = np.take_along_axis(tokens, paths[:, node], axis=1)[rows]
+      np.add.at(
+        emitted[g],
+        tuple(along[:, 1 : g + 1].T) or (slice(None),),
+        weight[rows, None] * next_laws[node, rows]
+        if g
+        else weight[rows] @ next_laws[node, rows],
+      )
+    rejections += weight @ (num_children[:, node] > 0)
   output = emitted[0]
-  for g in range(1, depth + 1):
-    output = output[..., None] * _next_laws(target, prefix, g) + emitted[g]
+  for g in range(1, deepest + 1):
+    output = output[..., None] * target[g] + emitted[g]
   sizes = np.array([e.sum() for e in emitted])
   at_least = sizes[::-1].cumsum()[::-1]
   first = output.sum(axis=tuple(range(1, output.ndim)))
@@ -160,8 +212,10 @@ def block_law(
     expected_accepted=float(at_least[1:].sum()),
     accepted_at_least=at_least,
     expected_rejections=float(rejections),
-    total_variation=float(np.abs(first - target(prefix)).sum() / 2),
-    reported_total_variation=float(probs @ distance[:, 0]),
+    total_variation=float(np.abs(first - target[0]).sum() / 2),
+    reported_total_variation=0.0
+    if distance is None
+    else float(probs @ np.asarray(distance)[:, 0]),
   )
 
 
@@ -210,18 +264,18 @@ def expected_rejections(
   return float(total)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _evaluate(rule, tree, siblings, draft, target_log_probs):
+@functools.partial(jax.jit, static_argnums=0)
+def _evaluate(rule, draft, target_log_probs):
   """Node probabilities, next-token laws and distances of all drafts.
 
   Returns:
     `[R, N + 1]`, `[N + 1, R, V]`, `[R, N + 1]`.
   """
-  verification = rule.verify(tree, siblings, draft, target_log_probs)
+  verification = rule.verify(draft, target_log_probs)
   rows = draft.tokens.shape[0]
   after = jax.lax.map(
     lambda node: verification.next_log_probs(jnp.full((rows,), node)),
-    jnp.arange(tree.num_nodes),
+    jnp.arange(draft.tree.num_nodes),
   )
   distance = verification.total_variation
   if distance is None:
@@ -229,17 +283,14 @@ def _evaluate(rule, tree, siblings, draft, target_log_probs):
   return verification.node_probs, jnp.exp(after), distance
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _draft_probs(tree, siblings, tokens, log_probs):
+_laws_of_tokens = jax.jit(laws_of_tokens, static_argnums=(0, 1))
+
+
+@jax.jit
+def _draft_probs(tokens, log_probs):
   """The probability of each drafted tree, `f64[R]`."""
-  total = jnp.ones_like(log_probs[:, 0, 0])
-  for node in range(1, tree.num_nodes):
-    parent = tree.parents[node]
-    family = tree.children[parent]
-    elders = np.array(family[: tree.rank[node]], np.int32)
-    law = siblings.child(log_probs[:, parent], tokens[:, elders], len(family))
-    total *= jnp.exp(jnp.take_along_axis(law, tokens[:, node, None], 1)[:, 0])
-  return total
+  each = jnp.take_along_axis(log_probs[:, 1:], tokens[:, 1:, None], axis=-1)
+  return jnp.exp(jnp.sum(each[..., 0], axis=1))
 
 
 def _check_laws(name: str, laws: np.ndarray, vocab: int) -> None:

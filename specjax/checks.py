@@ -1,0 +1,68 @@
+"""What parts of a decoder owe each other, checked where they meet."""
+
+from jax import Array
+
+from specjax.drafters.model import check_model
+from specjax.tree import Form
+from specjax.types import Draft, Drafter, LanguageModel, Rule
+
+
+def parts(
+  target: LanguageModel, drafter: Drafter, rule: Rule, vocab_size: int
+) -> None:
+  """Raises unless a target, a drafter and a rule fit each other."""
+  if not isinstance(rule, Rule):
+    raise TypeError(
+      f"rule must be a specjax.Rule, or in make_decoder its name, got {rule!r}"
+    )
+  rule.check(drafter.tree, drafter.siblings)
+  if drafter.siblings.with_noise and not rule.with_noise:
+    raise ValueError(
+      f"rule {rule.name!r} does not verify drafts with noise (siblings "
+      f"{drafter.siblings.name!r}); rule 'gumbel_list' does"
+    )
+  check_model("target", target, vocab_size)
+
+
+def draft(drafter: Drafter, found: Draft, rows: int, *, vocab_size: int):
+  """Raises ValueError unless a draft is what its drafter has announced.
+
+  Args:
+    drafter: the drafter.
+    found: what it has proposed.
+    rows: B.
+    vocab_size: V.
+  """
+  tree = drafter.tree
+  if found.tree != tree or found.siblings != drafter.siblings:
+    raise ValueError(
+      f"drafter {drafter.name!r} must propose the tree and siblings that it "
+      f"announces ({tree}, {drafter.siblings.name!r}), got {found.tree} and "
+      f"{found.siblings.name!r}"
+    )
+  if (found.parents is None) != (tree.form is Form.FIXED):
+    raise ValueError(
+      f"drafter {drafter.name!r} must give parents exactly if its tree's form "
+      f"is not fixed, got a form that is {tree.form.value} and "
+      f"{'no' if found.parents is None else 'some'} parents"
+    )
+  fed = (rows, tree.num_fed)
+  for name, array, expected in (
+    ("tokens", found.tokens, fed),
+    ("parents", found.parents, fed),
+    ("log_probs", found.log_probs, (rows, tree.num_nodes, vocab_size)),
+  ):
+    if array is not None and array.shape != expected:
+      raise ValueError(
+        f"drafter {drafter.name!r} must return {name} of shape {expected} (it "
+        f"may be built for another vocab_size), got {array.shape}"
+      )
+
+
+def logits(model: LanguageModel, found: Array, fed: tuple[int, ...]) -> None:
+  """Raises ValueError unless the target's logits are of T fed tokens."""
+  expected = (*fed, model.vocab_size)
+  if found.shape != expected:
+    raise ValueError(
+      f"the target must return logits of shape {expected}, got {found.shape}"
+    )

@@ -1,0 +1,29 @@
+"""Exact laws by enumeration: what rules and drafters really do.
+
+`block_law` sums a rule over every draft of a tree, from laws that are given as
+functions; `round_law` sums a decoder's own round, its drafting code included;
+`check_drafter` asks whether a drafter says the truth.
+"""
+
+from specjax.exact.drafters import DrafterCheck, check_drafter
+from specjax.exact.enumeration import (
+  BlockLaw,
+  ContextLaw,
+  block_law,
+  expected_rejections,
+  target_block_law,
+)
+from specjax.exact.rounds import Drafts, drafts, round_law
+
+__all__ = [
+  "BlockLaw",
+  "ContextLaw",
+  "DrafterCheck",
+  "Drafts",
+  "block_law",
+  "check_drafter",
+  "drafts",
+  "expected_rejections",
+  "round_law",
+  "target_block_law",
+]

@@ -1,0 +1,304 @@
+"""Does a drafter say the truth, and look at nothing that it may not?
+
+A draft whose law is not the one it was drawn from makes every rule lossy, and
+shows in nothing but the text; a draft that looks at a stale slot or at another
+row is a row that cannot be decoded again. Both are asked here of a drafter as
+it is, in a state that the loop has made.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.stats
+
+from specjax import decode, rows
+from specjax import sampling as sampling_lib
+from specjax.exact import rounds
+from specjax.tree import Form
+from specjax.types import (
+  DecodeState,
+  Draft,
+  Drafter,
+  LanguageModel,
+  Params,
+)
+from specjax.warp import make_sampling
+
+_ALPHA = 1e-6  # of the sampled test
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DrafterCheck:
+  """What was checked of a drafter that passed.
+
+  Attributes:
+    method: "exact": every draft that it may draw was enumerated. "sampled": its
+      tokens were drawn often and held against its laws; whether what was drawn
+      decides on the form of the tree is then not known. "certain": it draws
+      nothing.
+    num_drafts: drafts enumerated or drawn.
+    error: the largest difference of a law from what was drawn from it; 0 if
+      sampled.
+    p_value: of the sampled test, the least over nodes; else None.
+  """
+
+  method: str
+  num_drafts: int
+  error: float
+  p_value: float | None
+
+
+def check_drafter(
+  drafter: Drafter,
+  params: Params,
+  target: LanguageModel,
+  *,
+  vocab_size: int,
+  prompts=None,
+  temperature: float = 1.0,
+  num_steps: int = 2,
+  max_drafts: int = 20_000,
+  num_samples: int = 4096,
+  rng_key=None,
+) -> DrafterCheck:
+  """Checks a drafter in a state that some rounds with a target have made.
+
+  - Its laws are those that its tokens are drawn from: exactly, if it draws by
+    `Context.draw` alone and V ** N is affordable, else by a chi-squared test
+    (level 1e-6) of every node.
+  - Whether a node is there, and under which parent, is decided before the
+    first token of its family is drawn (of certain drafts it may be decided by
+    anything).
+  - A row's draft depends on that row alone, and on nothing stale: neither on
+    tokens from `length` on nor on the target's slots from `length - 1` on.
+  - Its state's row axes are as it declares.
+
+  Args:
+    drafter: the drafter.
+    params: parameters of target and draft.
+    target: the target.
+    vocab_size: V.
+    prompts: `i32[B, P]`, at least two rows; by default three rows of ids that
+      count up.
+    temperature: of the warp.
+    num_steps: rounds before the check.
+    max_drafts: most drafts to enumerate a row.
+    num_samples: drafts to draw otherwise.
+    rng_key: by default `jax.random.key(0)`.
+
+  Returns:
+    What was checked.
+
+  Raises:
+    ValueError: if the drafter does not pass, saying where.
+  """
+  if prompts is None:
+    prompts = np.arange(12).reshape(3, 4) % vocab_size
+  prompts = np.asarray(prompts, np.int32)
+  key = jax.random.key(0) if rng_key is None else rng_key
+  decoder = decode.make_decoder(
+    target,
+    drafter=drafter,
+    rule="gumbel_list" if drafter.siblings.with_noise else "match",
+    vocab_size=vocab_size,
+  )
+  width = prompts.shape[1]
+  budget = (num_steps + 1) * (drafter.tree.max_depth + 1)
+  state = jax.jit(decoder.init, static_argnames="buffer_length")(
+    params,
+    prompts,
+    np.maximum(width - np.arange(len(prompts)) % width, 1),
+    key,
+    buffer_length=width + budget,
+    max_new_tokens=np.int32(budget),
+    sampling=make_sampling(len(prompts), temperature=temperature),
+  )
+  _check_axes(decoder, state)
+  axes = decoder.row_axes(state)
+  state = jax.jit(decoder.steps)(params, state, num_steps)
+  draft_of = jax.jit(lambda p, s: decoder.propose(p, s)[0])
+  draft = draft_of(params, state)
+  _check_same(
+    draft,
+    draft_of(params, _scrambled(decoder, state)),
+    "what is stale (tokens from length on, slots from length - 1 on)",
+  )
+  for row in range(len(prompts)):
+    alone = rows.pick(axes, state, np.array([row]))
+    _check_same(
+      jax.tree.map(lambda x: x[row : row + 1], draft),  # noqa: B023
+      draft_of(params, alone),
+      f"the other rows (row {row} alone drafts otherwise)",
+    )
+  alone = rows.pick(axes, state, np.array([0]))
+  if draft.log_probs is None:
+    return DrafterCheck(
+      method="certain", num_drafts=len(prompts), error=0.0, p_value=None
+    )
+  asked = rounds.asked(decoder, params, alone)
+  enumerable = vocab_size ** len(asked) <= max_drafts
+  if asked and enumerable and not drafter.siblings.with_noise:
+    every = rounds.drafts(decoder, params, alone)
+    return DrafterCheck(
+      method="exact",
+      num_drafts=len(every.table),
+      error=_check_laws(drafter, every),
+      p_value=None,
+    )
+  return DrafterCheck(
+    method="sampled",
+    num_drafts=num_samples,
+    error=0.0,
+    p_value=_check_samples(decoder, params, alone, key, num_samples),
+  )
+
+
+def _check_axes(decoder: decode.Decoder, state: DecodeState) -> None:
+  """Raises ValueError unless every row axis is as long as there are rows."""
+  count, drafter = len(state.length), decoder.drafter
+  leaves, kind = jax.tree.flatten(state.drafter_state)
+  try:
+    axes = kind.flatten_up_to(drafter.row_axes(state.drafter_state))
+  except ValueError as error:
+    raise ValueError(
+      f"row_axes of drafter {drafter.name!r} must have the structure of its "
+      f"state, got another: {error}"
+    ) from error
+  for leaf, axis in zip(leaves, axes, strict=True):
+    if axis is not None and (leaf.ndim <= axis or leaf.shape[axis] != count):
+      raise ValueError(
+        f"drafter {drafter.name!r} declares rows along axis {axis} of a state "
+        f"of shape {leaf.shape}, but there are {count} rows"
+      )
+
+
+def _scrambled(decoder: decode.Decoder, state: DecodeState) -> DecodeState:
+  """The state with all that is stale replaced."""
+  cache = state.target_cache
+  stale = jnp.arange(state.tokens.shape[1]) >= state.length[:, None]
+  other = (state.tokens + 1) % decoder.vocab_size
+
+  def scramble(buffer):  # [..., B, K, S, C]
+    slots = jnp.arange(buffer.shape[-2])
+    gone = slots >= state.length[:, None, None] - 1  # [B, 1, S]
+    return jnp.where(gone[..., None], buffer + 1, buffer)
+
+  return dataclasses.replace(
+    state,
+    tokens=jnp.where(stale, other, state.tokens),
+    target_cache=cache.replace(
+      keys=jax.tree.map(scramble, cache.keys),
+      values=jax.tree.map(scramble, cache.values),
+    ),
+  )
+
+
+def _check_same(draft: Draft, other: Draft, looked_at: str) -> None:
+  """Raises ValueError unless two drafts are equal where nodes are there."""
+  there = np.asarray(draft.topology().there)
+  whole = np.broadcast_to(there, draft.tokens.shape)
+  nodes = draft.tree.num_nodes
+  same = np.array_equal(there, other.topology().there)
+  same &= bool((np.asarray(draft.tokens == other.tokens) | ~whole).all())
+  if draft.log_probs is not None:
+    mine, theirs = (
+      np.exp(np.asarray(d.log_probs, np.float64)) for d in (draft, other)
+    )
+    apart = np.abs(mine - theirs).max(axis=-1)
+    drawn = whole[:, :nodes] & (np.arange(nodes) > 0)
+    same &= bool((apart[drawn] < 1e-5).all())
+  if not same:
+    raise ValueError(f"the draft depends on {looked_at}")
+
+
+def _check_laws(drafter: Drafter, every: rounds.Drafts) -> float:
+  """Raises ValueError unless laws and forms are what was drawn, and when.
+
+  Returns:
+    The largest error of a law.
+  """
+  draft, tree = every.draft, drafter.tree
+  topology = draft.topology()
+  whole = lambda x: np.broadcast_to(x, (len(every.table), x.shape[1]))
+  there, parents = whole(topology.there), whole(topology.parents)
+  possible = every.probs > 0
+  tokens = np.asarray(draft.tokens)
+  laws = np.exp(np.asarray(draft.log_probs, np.float64))
+  worst = 0.0
+  for node in range(1, tree.num_nodes):
+    here = there[:, node] & possible
+    if not here.any():
+      continue
+    if node not in every.drawn:
+      sure = laws[here, node, tokens[here, node]]
+      if (sure != 1).any():
+        raise ValueError(
+          f"node {node} was not drawn, so it is certain, but its law gives its "
+          f"token {sure.min():.3g}"
+        )
+      continue
+    if (tokens[here, node] != every.table[here, node]).any():
+      raise ValueError(f"node {node} is not the token that was drawn for it")
+    error = np.abs(laws[here, node] - every.drawn[node][1][here]).max()
+    worst = max(worst, float(error))
+    if not error < 1e-5:
+      raise ValueError(
+        f"node {node} was drawn from another law than the draft says: they "
+        f"differ by {error:.3g}"
+      )
+    if tree.form is Form.FIXED:
+      continue
+    family = tree.children[tree.parents[node]]
+    if tree.form is Form.FREE:
+      family = (node,)
+    first = min(every.drawn[n][0] for n in family if n in every.drawn)
+    before = [n for n, (call, _) in every.drawn.items() if call < first]
+    known = every.table[possible][:, before]
+    form = np.stack([there[possible, node], parents[possible, node]], axis=1)
+    both = len(np.unique(np.concatenate([known, form], axis=1), axis=0))
+    if both != len(np.unique(known, axis=0)):
+      raise ValueError(
+        f"whether node {node} is there, or where, depends on tokens that were "
+        "drawn with it or after it"
+      )
+  return worst
+
+
+def _check_samples(decoder, params, state, key, count: int) -> float:
+  """Raises ValueError unless many draws agree with the laws that came along.
+
+  Returns:
+    The least p-value of the nodes.
+  """
+  many = rows.pick(decoder.row_axes(state), state, np.zeros(count, int))
+  many = dataclasses.replace(
+    many, keys=sampling_lib.row_keys(key, jnp.arange(count))
+  )
+  draft = jax.jit(lambda p, s: decoder.propose(p, s)[0])(params, many)
+  there = np.broadcast_to(draft.topology().there, draft.tokens.shape)
+  least = 1.0
+  for node in range(1, draft.tree.num_nodes):
+    here = there[:, node]
+    law = np.exp(np.asarray(draft.log_probs[here, node], np.float64))
+    drawn = np.asarray(draft.tokens)[here, node]
+    if (law[np.arange(len(drawn)), drawn] == 0).any():
+      raise ValueError(f"node {node} drew a token that its law gives nothing")
+    expected = law.sum(axis=0)
+    counted = np.bincount(drawn, minlength=law.shape[1])
+    order = np.argsort(-expected)
+    often = max(int((expected >= 5).sum()), 1)
+    pool = lambda x: np.append(x[order][:often], x[order][often:].sum())  # noqa: B023
+    e, c = pool(expected), pool(counted)
+    e, c = e[e > 0], c[e > 0]
+    statistic = float(((c - e) ** 2 / e).sum())
+    p_value = float(scipy.stats.chi2.sf(statistic, max(len(e) - 1, 1)))
+    least = min(least, p_value)
+    if p_value < _ALPHA:
+      raise ValueError(
+        f"node {node} is not drawn from the law that the draft says: "
+        f"chi-squared {statistic:.0f} for {len(e) - 1} degrees of freedom over "
+        f"{len(drawn)} drafts"
+      )
+  return least

@@ -1,0 +1,209 @@
+"""The exact law of a whole round: through the shipped drafting code too.
+
+`specjax.exact` sums over drafts of one static tree, from laws that are given as
+functions. Here a decoder's own round is run, on every draft that its drafter
+may draw: a table stands in the place of the draws, and what each draw was from
+is written down where it is made. So the sum knows nothing of what the drafter
+says about its laws, its shape or its lanes, and is right about a drafter that
+lies.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax import rows, warp
+from specjax.decode import Decoder
+from specjax.exact.enumeration import BlockLaw, block_law_of
+from specjax.types import DecodeState, Draft, DrawFn, Params
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Drafts:
+  """Every draft that a drafter may make in a round; R of them.
+
+  Attributes:
+    draft: the proposals, R rows.
+    table: `i32[R, N + 1]`, what each draw gave, whether it was asked or not.
+    drawn: by node, the number of the call that drew it, and the law it was
+      drawn from, `f64[R, V]`; without nodes that were never drawn.
+    probs: `f64[R]`, the probability of each; they sum to 1.
+    found: what else was asked of the rounds.
+  """
+
+  draft: Draft
+  table: np.ndarray
+  drawn: dict[int, tuple[int, np.ndarray]]
+  probs: np.ndarray
+  found: Any
+
+
+def drafts(
+  decoder: Decoder,
+  params: Params,
+  state: DecodeState,
+  look: Callable[[Params, DecodeState, DrawFn], tuple[Draft, Any]]
+  | None = None,
+) -> Drafts:
+  """Every draft that may be drawn in a round.
+
+  Args:
+    decoder: of a small vocabulary: V ** N drafts must be affordable.
+    params: parameters of both models.
+    state: of one row.
+    look: `(params, rows, draws) -> (Draft, found)`, what is asked of R equal
+      rows of the state; by default to draft.
+
+  Returns:
+    The `Drafts`.
+
+  Raises:
+    ValueError: if the state has several rows, or the drafter draws a node
+      twice.
+  """
+  if len(state.length) != 1:
+    raise ValueError(f"the state must have one row, got {len(state.length)}")
+  look = look or (lambda *args: (decoder.propose(*args)[0], None))
+  nodes, vocab = decoder.drafter.tree.num_nodes, decoder.vocab_size
+  drawn_nodes = asked(decoder, params, state)
+  table = np.zeros((vocab ** len(drawn_nodes), nodes), np.int32)
+  table[:, drawn_nodes] = list(
+    itertools.product(range(vocab), repeat=len(drawn_nodes))
+  )
+  repeated = rows.pick(
+    decoder.row_axes(state), state, np.zeros(len(table), int)
+  )
+
+  @jax.jit
+  def run(params, state, table):
+    calls = []
+
+    def draws(numbers, here, log_probs):
+      calls.append((tuple(map(int, here)), log_probs))
+      return table[:, np.asarray(here, np.int32)]
+
+    draft, found = look(params, state, draws)
+    given = {
+      node: (number, log_probs[:, place])
+      for number, (here, log_probs) in enumerate(calls)
+      for place, node in enumerate(here)
+    }
+    if len(given) != sum(len(here) for here, _ in calls):
+      raise ValueError("the drafter draws a node twice")
+    return draft, given, found
+
+  draft, given, found = run(params, repeated, jnp.asarray(table))
+  probs = np.ones(len(table))
+  drawn = {}
+  for node, (number, log_probs) in given.items():
+    law = np.exp(np.asarray(log_probs, np.float64))
+    probs *= law[np.arange(len(table)), table[:, node]]
+    drawn[node] = (int(number), law)
+  return Drafts(draft=draft, table=table, drawn=drawn, probs=probs, found=found)
+
+
+def asked(decoder: Decoder, params: Params, state: DecodeState) -> list[int]:
+  """The nodes that a drafter draws by `Context.draw`, in order.
+
+  None of them if it draws many siblings in a loop: those cannot be enumerated.
+  """
+  nodes = set()
+
+  def draws(numbers, here, log_probs):
+    if not isinstance(here, jax.core.Tracer):
+      nodes.update(map(int, here))
+    return jnp.zeros(log_probs.shape[:2], jnp.int32)
+
+  jax.eval_shape(lambda *args: decoder.propose(*args, draws), params, state)
+  return sorted(nodes)
+
+
+def round_law(
+  decoder: Decoder, params: Params, state: DecodeState
+) -> tuple[BlockLaw, np.ndarray]:
+  """The exact outcome of a round, and what it should be.
+
+  Args:
+    decoder, params, state: see `drafts`; float64 where the models are and
+      `jax.enable_x64` is set.
+
+  Returns:
+    The `BlockLaw`, and the warped target's joint law of the next G + 1 tokens,
+    `f64[V, .., V]`.
+  """
+
+  def look(params, state, draws):
+    found = decoder.look(params, state, draws=draws)
+    said, count = found.verification, len(state.length)
+    after = jax.lax.map(
+      lambda node: jnp.exp(said.next_log_probs(jnp.full((count,), node))),
+      jnp.arange(decoder.drafter.tree.num_nodes),
+    )
+    return found.draft, (said.node_probs, after, said.total_variation)
+
+  every = drafts(decoder, params, state, look)
+  node_probs, next_laws, distance = jax.tree.map(
+    lambda x: np.asarray(x, np.float64), every.found
+  )
+  topology = every.draft.topology()
+  target = target_laws(decoder, params, state)
+  whole = lambda x: np.broadcast_to(x, (len(every.table), *x.shape[1:]))
+  law = block_law_of(
+    probs=every.probs,
+    tokens=np.asarray(every.draft.tokens),
+    paths=whole(np.asarray(topology.paths)),
+    depth=whole(np.asarray(topology.depth)),
+    num_children=whole(np.asarray(topology.num_children)),
+    node_probs=node_probs,
+    next_laws=next_laws,
+    distance=distance,
+    target=target,
+  )
+  expected = np.ones(())
+  for laws in target:
+    expected = expected[..., None] * laws
+  return law, expected
+
+
+def target_laws(
+  decoder: Decoder, params: Params, state: DecodeState
+) -> Sequence[np.ndarray]:
+  """The warped target's law after each continuation of 0..G tokens.
+
+  Args:
+    decoder, params, state: see `drafts`.
+
+  Returns:
+    G + 1 arrays; entry g is `f64[V, .., V]` with g + 1 axes.
+  """
+  depth, vocab = decoder.drafter.tree.max_depth, decoder.vocab_size
+  texts = np.array(
+    list(itertools.product(range(vocab), repeat=depth)), np.int32
+  ).reshape(vocab**depth, depth)
+  repeated = rows.pick(
+    decoder.row_axes(state), state, np.zeros(len(texts), int)
+  )
+
+  @jax.jit
+  def laws(params, state, texts) -> Array:
+    root = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
+    output, _ = decoder.target.apply(
+      params.target,
+      jnp.concatenate([root, texts], axis=1),
+      state.target_cache.replace(length=state.length - 1),
+    )
+    logits = output.logits[..., :vocab]
+    return jnp.exp(warp.warp(logits, state.sampling))
+
+  found = np.asarray(laws(params, repeated, texts), np.float64)
+  shaped = found.reshape(*(vocab,) * depth, depth + 1, vocab)
+  return [
+    shaped[(slice(None),) * g + (0,) * (depth - g) + (g,)]
+    for g in range(depth + 1)
+  ]

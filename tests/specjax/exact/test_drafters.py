@@ -1,0 +1,173 @@
+"""`check_drafter`: every drafter here passes, and liars do not."""
+
+import dataclasses
+
+import decoding
+import forms
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+
+import specjax
+from specjax import drafters, exact, sampling
+from specjax.siblings import GREEDY, HUB, SHARED_NOISE, TOP_K
+from specjax.tree import Tree, chain, k_ary, paths
+from specjax.types import pick_nodes
+
+VOCAB = 3
+TARGET = toys.table(VOCAB, seed=0)
+MODEL = toys.table_model(VOCAB)
+PARAMS = specjax.Params(
+  target=jnp.asarray(TARGET),
+  draft=jnp.asarray(toys.near(TARGET, noise=0.8, seed=1)),
+)
+FAMILY = Tree((-1, 0, 0, 1))
+
+
+def check(drafter, **options):
+  return exact.check_drafter(
+    drafter, PARAMS, MODEL, vocab_size=VOCAB, **options
+  )
+
+
+of_table = lambda *args: forms.table_drafter(VOCAB, *args)
+
+
+@pytest.mark.parametrize(
+  ("drafter", "method"),
+  [
+    (of_table(chain(2)), "exact"),
+    pytest.param(
+      of_table(FAMILY, GREEDY), "exact", marks=pytest.mark.heavy),
+    pytest.param(
+      of_table(k_ary(2), HUB), "exact", marks=pytest.mark.heavy),
+    pytest.param(
+      of_table(FAMILY, TOP_K), "exact", marks=pytest.mark.heavy),
+    (of_table(paths(1, 2), SHARED_NOISE), "sampled"),
+    (
+      drafters.layer_skip.drafter(MODEL, tree=chain(2), vocab_size=VOCAB),
+      "exact",
+    ),
+    (
+      drafters.ngram.drafter(num_speculative_tokens=2, vocab_size=VOCAB),
+      "certain",
+    ),
+    (forms.masked(of_table(FAMILY), forms.varying_families), "exact"),
+    (forms.masked(of_table(chain(2)), forms.random_stop), "exact"),
+    (forms.confidence_tree(VOCAB, nodes=4, depth=2), "certain"),
+    (forms.mixed(VOCAB), "exact"),
+    (forms.with_lanes(VOCAB), "exact"),
+  ],
+  ids=[
+    "model", "greedy", "hub", "top_k", "shared noise", "layer skip", "ngram",
+    "varying families", "random stop", "dynamic tree", "mixed", "lanes",
+  ],
+)  # fmt: skip
+def test_a_drafter_that_says_the_truth_passes(drafter, method):
+  assert check(drafter).method == method
+
+
+def changed(drafter, change):
+  """A drafter whose draft is changed: `(draft, context) -> draft`."""
+
+  def propose(params, state, cache, context):
+    draft, state, cache = drafter.propose(params, state, cache, context)
+    return change(draft, context), state, cache
+
+  return dataclasses.replace(drafter, propose=propose)
+
+
+def hotter(draft, context):
+  law = jax.nn.log_softmax(draft.log_probs / 0.7, axis=-1)
+  return dataclasses.replace(draft, log_probs=law.at[:, 0].set(-jnp.inf))
+
+
+def other_token(draft, context):
+  tokens = draft.tokens.at[:, 1].set((draft.tokens[:, 1] + 1) % VOCAB)
+  return dataclasses.replace(draft, tokens=tokens)
+
+
+def reads_beyond(draft, context):
+  stale = context.tokens[jnp.arange(len(context.length)), context.length]
+  law = jnp.where(
+    (stale % 2 == 0)[:, None, None], draft.log_probs, hotter(draft, 0).log_probs
+  )
+  return dataclasses.replace(draft, log_probs=law)
+
+
+def reads_its_neighbour(draft, context):
+  near = jnp.roll(context.root[:, 0], 1)
+  law = jnp.where(
+    (near % 2 == 0)[:, None, None], draft.log_probs, hotter(draft, 0).log_probs
+  )
+  return dataclasses.replace(draft, log_probs=law)
+
+
+@pytest.mark.parametrize(
+  ("drafter", "words"),
+  [
+    (changed(of_table(chain(2)), hotter), "drawn from another law"),
+    (changed(of_table(chain(2)), other_token), "not the token that was drawn"),
+    (changed(of_table(chain(2)), reads_beyond), "depends on what is stale"),
+    (changed(of_table(chain(2)), reads_its_neighbour), "on the other rows"),
+    (
+      forms.masked(of_table(chain(2)), forms.dropped_for_its_value),
+      "drawn with it or after it",
+    ),
+    (
+      forms.masked(of_table(paths(1, 2)), forms.after_its_elder),
+      "drawn with it or after it",
+    ),
+    (
+      dataclasses.replace(of_table(chain(2)), row_axes=lambda state: 0),
+      "must have the structure",
+    ),
+  ],
+  ids=[
+    "law", "token", "stale tokens", "neighbour", "dropped", "elder", "axes",
+  ],
+)  # fmt: skip
+def test_a_drafter_that_lies_is_caught(drafter, words):
+  with pytest.raises(ValueError, match=words):
+    check(drafter)
+
+
+def test_draws_of_its_own_are_held_against_the_laws_by_sampling():
+  """A drafter that draws with keys of its own, truly and not."""
+
+  def own_draws(draft, context, bend):
+    keys = sampling.drafted_node_keys(context.keys, range(1, 2))
+    law = draft.log_probs[:, 1:2]
+    token = sampling.categorical(keys, law * bend)[:, 0]
+    return dataclasses.replace(
+      draft,
+      tokens=jnp.stack([draft.tokens[:, 0], token.astype(jnp.int32)], axis=1),
+    )
+
+  inner = of_table(chain(1))
+  silent = lambda bend: changed(
+    dataclasses.replace(
+      inner,
+      propose=lambda params, state, cache, context: inner.propose(
+        params, state, cache,
+        dataclasses.replace(context, draws=pick_nodes),
+      ),
+    ),
+    lambda draft, context: own_draws(draft, context, bend),
+  )  # fmt: skip
+  found = check(silent(1.0))
+  assert found.method == "sampled"
+  assert found.p_value > 1e-6
+  with pytest.raises(ValueError, match="is not drawn from the law"):
+    check(silent(0.6))
+
+
+def test_a_larger_vocabulary_is_sampled():
+  found = exact.check_drafter(
+    decoding.DRAFTERS["paths"], decoding.PARAMS, decoding.MODEL,
+    vocab_size=decoding.VOCAB, num_samples=2000,
+  )  # fmt: skip
+  assert found.method == "sampled"
+  assert np.isfinite(found.p_value)

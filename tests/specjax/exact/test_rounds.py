@@ -1,0 +1,162 @@
+"""Losslessness of whole rounds, through drafting code of every form.
+
+Shapes that depend on data, certain and drawn siblings, lanes: every draft that
+a drafter may draw is run through the decoder's own round, and the joint law of
+the next tokens must be the warped target's. What breaks the shape law must
+fail.
+"""
+
+import dataclasses
+
+import forms
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+
+import specjax
+from specjax import exact
+from specjax.siblings import IID, WITHOUT_REPLACEMENT
+from specjax.tree import Form, Tree, chain, paths
+
+LIMIT = 1e-10
+VOCAB = 3
+TARGET = toys.table(VOCAB, seed=0).astype(np.float64)
+DRAFT = toys.near(TARGET, noise=1.0, seed=1).astype(np.float64)
+CHAIN, PATHS, FAMILY = chain(2), paths(2, 2), Tree((-1, 0, 0, 1, 1))
+
+
+@pytest.fixture(autouse=True)
+def _x64():
+  with jax.enable_x64(True):
+    yield
+
+
+def error(drafter, rule: str) -> float:
+  """The largest error of the joint law of the next tokens of a round."""
+  decoder = specjax.make_decoder(
+    toys.table_model(VOCAB), drafter=drafter, rule=rule
+  )
+  params = specjax.Params(target=jnp.asarray(TARGET), draft=jnp.asarray(DRAFT))
+  state = decoder.init(
+    params,
+    np.array([[1, 0]]),
+    [2],
+    jax.random.key(0),
+    buffer_length=8,
+    max_new_tokens=6,
+  )
+  law, expected = exact.round_law(decoder, params, state)
+  assert law.output.sum() == pytest.approx(1, abs=1e-9)
+  return float(np.abs(law.output - expected).max())
+
+
+def of_table(tree, siblings=IID):
+  return forms.table_drafter(VOCAB, tree, siblings)
+
+
+# Each form, and the rules of which it asks something.
+SOUND = {
+  "depth ended early, chain": (
+    forms.masked(of_table(CHAIN), forms.ends_early), "token block"),
+  "depth ended early, paths": (
+    forms.masked(of_table(PATHS), forms.ends_early),
+    "recursive kseq transport traversal"),
+  "depth ended by a coin": (
+    forms.masked(of_table(CHAIN), forms.random_stop), "block"),
+  "families of varying size": (
+    forms.masked(of_table(FAMILY), forms.varying_families),
+    "match recursive kseq transport traversal"),
+  "without replacement": (
+    forms.masked(of_table(FAMILY, WITHOUT_REPLACEMENT), forms.varying_families),
+    "recursive"),
+  "parents are data": (
+    forms.masked(
+      of_table(FAMILY, WITHOUT_REPLACEMENT), forms.varying_families, Form.FREE
+    ),
+    "match recursive traversal"),
+  "certain tree": (
+    forms.confidence_tree(VOCAB, nodes=4, depth=2), "match traversal"),
+  "certain and drawn siblings": (
+    forms.mixed(VOCAB), "match recursive traversal"),
+  "lanes": (forms.with_lanes(VOCAB), "token"),
+}  # fmt: skip
+CASES = [
+  pytest.param(drafter, rule, id=f"{name}-{rule}")
+  for name, (drafter, some) in SOUND.items()
+  for rule in some.split()
+]
+
+
+@pytest.mark.parametrize(("drafter", "rule"), CASES)
+def test_a_round_has_the_targets_law(drafter, rule):
+  assert error(drafter, rule) < LIMIT
+
+
+BROKEN = {
+  "a sibling decided after its elder, kseq": (
+    forms.masked(of_table(FAMILY), forms.after_its_elder), "kseq"),
+  "a sibling decided after its elder, transport": (
+    forms.masked(of_table(FAMILY), forms.after_its_elder), "transport"),
+  "a drawn token dropped for its value": (
+    forms.masked(of_table(CHAIN), forms.dropped_for_its_value), "token"),
+  "a sampled tree reranked by its tokens": (
+    forms.masked(of_table(FAMILY), forms.reranked_by_its_tokens), "recursive"),
+  "a node without a law that has a token": (
+    forms.not_there_but_named(of_table(CHAIN)), "token"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_breaks_the_shape_law_is_caught(name):
+  drafter, rule = BROKEN[name]
+  assert error(drafter, rule) > 1e-3
+
+
+@pytest.mark.parametrize("rule", ["recursive", "traversal"])
+def test_rules_that_test_in_turn_allow_a_sibling_after_its_elder(rule):
+  late = forms.masked(of_table(FAMILY), forms.after_its_elder)
+  assert error(late, rule) < LIMIT
+
+
+def test_match_allows_any_shape_whatever_decided_it():
+  for there in (forms.dropped_for_its_value, forms.reranked_by_its_tokens):
+    assert error(forms.masked(of_table(FAMILY), there), "match") < LIMIT
+
+
+def test_a_lane_that_is_verified_is_caught():
+  """The lane is told to the rule as the drafted token's child."""
+  sound = forms.with_lanes(VOCAB)
+  tree = Tree((-1, 0, 1))
+
+  def propose(params, state, cache, context):
+    draft, state, cache = sound.propose(params, state, cache, context)
+    laws = jnp.concatenate([draft.log_probs, draft.log_probs[:, 1:]], axis=1)
+    return (
+      specjax.types.Draft(
+        tree=tree, siblings=IID, tokens=draft.tokens[:, :3], log_probs=laws
+      ),
+      state,
+      cache,
+    )
+
+  broken = dataclasses.replace(
+    sound, tree=tree, propose=propose, commit=forms.keep
+  )
+  assert error(broken, "token") > 1e-3
+
+
+def test_a_state_of_several_rows_is_refused():
+  decoder = specjax.make_decoder(
+    toys.table_model(VOCAB), drafter=of_table(CHAIN)
+  )
+  params = specjax.Params(target=jnp.asarray(TARGET), draft=jnp.asarray(DRAFT))
+  state = jax.eval_shape(
+    lambda: decoder.init(
+      params, jnp.zeros((2, 2), jnp.int32), jnp.array([2, 2]),
+      jax.random.key(0), buffer_length=8, max_new_tokens=2,
+    )
+  )  # fmt: skip
+  with pytest.raises(ValueError, match="must have one row, got 2"):
+    exact.drafts(decoder, params, state)

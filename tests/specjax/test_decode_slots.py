@@ -1,0 +1,164 @@
+"""A row that ended is given another prompt in a running state."""
+
+import dataclasses
+from unittest import mock
+
+import decoding
+import forms
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from decoding import LENGTHS, MODEL, PARAMS, PROMPTS, VOCAB, decode, rows_of
+
+import specjax
+from specjax import rows as rows_lib
+from specjax import sampling
+from specjax.tree import paths
+from specjax.warp import make_sampling
+
+BUDGETS = np.array([6, 21, 9, 5, 3], np.int32)
+DECODER = specjax.make_decoder(
+  MODEL, drafter=forms.table_drafter(VOCAB, paths(2, 2)), rule="recursive"
+)
+SHARED = specjax.make_decoder(
+  MODEL, drafter=forms.shared_counts(VOCAB), rule="match"
+)
+
+
+def keys_of(ids):
+  return sampling.row_keys(jax.random.key(7), jnp.asarray(ids))
+
+
+def admit(decoder, state, row, prompt, length, *, key=9, budget=11):
+  return decoding.jitted(decoder, "admit")(
+    PARAMS,
+    state,
+    jnp.int32(row),
+    jnp.asarray(prompt),
+    jnp.int32(length),
+    keys_of([key])[0],
+    max_new_tokens=jnp.int32(budget),
+    sampling=make_sampling(1, temperature=0.8),
+  )
+
+
+def alone(decoder, prompt, length, *, key=9, budget=11):
+  """The same request in a state of its own."""
+  state = decoding.jitted(decoder, "init")(
+    PARAMS,
+    jnp.asarray(prompt[None]),
+    jnp.array([length]),
+    keys_of([key]),
+    buffer_length=40,
+    max_new_tokens=jnp.array([budget]),
+    sampling=make_sampling(1, temperature=0.8),
+  )
+  return rows_of(decode(decoder, state))[0]
+
+
+def used(decoder):
+  """A state in which some rows have ended and others go on."""
+  state = decoding.start(decoder, max_new_tokens=BUDGETS, stop_tokens=())
+  state = decoding.jitted(decoder, "steps")(PARAMS, state, jnp.int32(5))
+  assert state.done[4]
+  assert not state.done.all()
+  return state
+
+
+def test_a_row_that_is_admitted_emits_what_it_does_alone():
+  """And its neighbours what they do without it; in one program."""
+  state = used(DECODER)
+  undisturbed = rows_of(decode(DECODER, state))
+  for row, request in ((4, 2), (0, 1)):
+    prompt, length = PROMPTS[request], LENGTHS[request]
+    found = rows_of(decode(DECODER, admit(DECODER, state, row, prompt, length)))
+    assert found.pop(row) == alone(DECODER, prompt, length)
+    assert found == undisturbed[:row] + undisturbed[row + 1 :]
+  assert decoding.jitted(DECODER, "admit")._cache_size() == 1
+
+
+def test_counters_begin_anew_and_rounds_go_on():
+  state = used(DECODER)
+  after = admit(DECODER, state, 4, PROMPTS[1], LENGTHS[1])
+  assert after.counters.num_target_calls.tolist() == [
+    *state.counters.num_target_calls[:4].tolist(), 0
+  ]  # fmt: skip
+  assert after.num_steps == state.num_steps
+  assert after.length[4] == LENGTHS[1]
+  assert not after.done[4]
+
+
+def test_what_all_rows_share_goes_on_from_where_it_was():
+  state = used(SHARED)
+  after = admit(SHARED, state, 4, PROMPTS[2], 6)
+  new = np.asarray(
+    after.drafter_state["counts"] - state.drafter_state["counts"]
+  )
+  expected = np.zeros_like(new)
+  np.add.at(expected, (PROMPTS[2][:4], PROMPTS[2][1:5]), 1)
+  np.testing.assert_array_equal(new, expected)
+  assert after.drafter_state["own"][4] == 5
+
+
+def test_a_row_that_sees_its_predecessors_cache_is_caught():
+  """The mutant puts all of a row but the target's cache."""
+  put = rows_lib.put
+
+  def without_cache(axes, tree, row, fresh):
+    old = rows_lib.pick(axes, tree, jnp.array([4]))
+    cache = old.target_cache.replace(length=fresh.target_cache.length)
+    return put(axes, tree, row, dataclasses.replace(fresh, target_cache=cache))
+
+  state = used(DECODER)
+  with mock.patch.object(rows_lib, "put", without_cache):
+    broken = DECODER.admit(
+      PARAMS, state, 4, PROMPTS[2], 6, keys_of([9])[0], max_new_tokens=11,
+      sampling=make_sampling(1, temperature=0.8),
+    )  # fmt: skip
+  assert rows_of(decode(DECODER, broken))[4] != alone(DECODER, PROMPTS[2], 6)
+
+
+def test_rounds_end_as_soon_as_so_many_rows_are_idle():
+  state = decoding.start(DECODER, max_new_tokens=BUDGETS, stop_tokens=())
+  steps = decoding.jitted(DECODER, "steps")
+  for idle in (1, 3):
+    state = steps(PARAMS, state, jnp.int32(100), num_idle=jnp.int32(idle))
+    assert state.done.sum() >= idle
+    assert not state.done.all()
+
+
+def test_a_request_that_does_not_fit_is_refused():
+  state = jax.eval_shape(lambda: decoding.start(DECODER))
+  ask = lambda prompt, budget: DECODER.admit(
+    PARAMS, state, 0, prompt, 1, jax.random.key(0), max_new_tokens=budget
+  )
+  with pytest.raises(ValueError, match="41 tokens do not fit into a buffer"):
+    ask(np.zeros(41, int), 1)
+  with pytest.raises(ValueError, match="must fit into buffer_length"):
+    ask(np.zeros(3, int), 40)
+
+
+def test_truncations_are_those_of_the_running_program():
+  state = jax.eval_shape(lambda: decoding.start(DECODER))
+  with pytest.raises(ValueError, match="does without top_p"):
+    DECODER.admit(
+      PARAMS, state, 0, PROMPTS[0], 1, jax.random.key(0), max_new_tokens=2,
+      sampling=make_sampling(1, top_p=0.5),
+    )  # fmt: skip
+
+
+def test_the_host_sets_how_deep_each_row_drafts():
+  """A tree that is not fixed is cut there: fewer drafted, the same law."""
+  drafter = forms.masked(
+    forms.table_drafter(VOCAB, paths(2, 2)),
+    lambda draft, context: jnp.ones(draft.tokens.shape, bool),
+  )
+  decoder = specjax.make_decoder(MODEL, drafter=drafter, rule="recursive")
+  state = decoding.start(decoder, max_new_tokens=BUDGETS, stop_tokens=())
+  state = dataclasses.replace(state, max_depth=jnp.array([0, 1, 2, 0, 1]))
+  state, info = decoding.jitted(decoder, "step")(PARAMS, state)
+  assert state.counters.num_drafted.tolist() == [0, 2, 4, 0, 2]
+  assert info.num_emitted[0] == info.num_emitted[3] == 1
+  assert (info.node_probs[:, 3:].sum(1)[np.array([0, 1, 3, 4])] == 0).all()
+  np.testing.assert_allclose(info.node_probs.sum(1), 1, rtol=1e-6)
