@@ -263,12 +263,15 @@ def shared_counts(vocab_size: int) -> Drafter:
     del params
     kept = jnp.arange(commit.path.shape[1]) < commit.count[:, None]
     text = jnp.take_along_axis(commit.tokens, commit.path, axis=1)
-    one = lambda t: t[..., None] == jnp.arange(vocab_size)
-    pairs = one(text[:, :-1])[..., None] & one(text[:, 1:])[..., None, :]
-    pairs &= kept[:, 1:, None, None]
+    before = jnp.concatenate([state["last"][:, None], text[:, :-1]], axis=1)
+    one = lambda t: t[..., None] == jnp.arange(vocab_size)  # nobody is -1
+    pairs = one(before)[..., None] & one(text)[..., None, :]
+    pairs &= kept[..., None, None]
+    newest = jnp.maximum(commit.count - 1, 0)[:, None]
+    newest = jnp.take_along_axis(text, newest, axis=1)[:, 0]
     return {
       "counts": state["counts"] + pairs.sum(axis=(0, 1), dtype=jnp.int32),
-      "own": state["own"] + commit.count,
+      "last": jnp.where(commit.count > 0, newest, state["last"]),
     }
 
   return Drafter(
@@ -277,10 +280,10 @@ def shared_counts(vocab_size: int) -> Drafter:
     siblings=IID,
     init=lambda params, batch, slots, inputs: {
       "counts": jnp.zeros((vocab_size, vocab_size), jnp.int32),
-      "own": jnp.zeros((batch,), jnp.int32),
+      "last": jnp.full((batch,), -1, jnp.int32),
     },
     prefill=commit,
     propose=propose,
     commit=commit,
-    row_axes=lambda state: {"counts": None, "own": 0},
+    row_axes=lambda state: {"counts": None, "last": 0},
   )

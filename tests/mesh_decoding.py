@@ -13,6 +13,7 @@ import os
 import pathlib
 import sys
 
+import forms
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -106,6 +107,16 @@ def shared_pair(mesh):
   return decoder, Params(target=jnp.asarray(target))
 
 
+def counted_pair(mesh):
+  """A draft of what was commonest so far, counted over the rows of all."""
+  del mesh
+  decoder = decode.make_decoder(
+    toys.table_model(VOCAB), drafter=forms.shared_counts(VOCAB), rule="match"
+  )
+  target = toys.table(VOCAB, seed=1, contexts=1, scale=5)
+  return decoder, Params(target=jnp.asarray(target))
+
+
 def network_pair(mesh, how="paths"):
   """Stacked transformers in float64, the draft laid out as `DRAFTS` says."""
   axes = tuple(a for a in mesh.axis_names if a != "data") if mesh else ()
@@ -173,7 +184,9 @@ def _weights():
 # Lookup tables, and networks that draft in every way.
 CASES = {
   "tables": table_pair,
+  "refilled": table_pair,
   "shared": shared_pair,
+  "counted": counted_pair,
   **{
     how: functools.partial(network_pair, how=how)
     for how in ("paths", "tree", "layer_skip", "ngram", "plain")
@@ -192,13 +205,19 @@ def decode_on(case: str, mesh) -> dict:
       params, PROMPTS, LENGTHS, jax.random.key(5), buffer_length=32,
       max_new_tokens=BUDGETS,
     )  # fmt: skip
+    if case == "refilled":  # the first row that ends is another prompt's
+      state = decoder.steps(params, state, 100, num_idle=1)
+      state = decoder.admit(
+        params, state, jnp.argmax(state.done), PROMPTS[6], LENGTHS[6],
+        jax.random.key(8), max_new_tokens=9,
+      )  # fmt: skip
     state = decoder.generate(params, state)
     return {
       "tokens": state.tokens,
       "num_steps": state.num_steps,
       "num_accepted": state.counters.num_accepted,
       # Caches lie as their models do.
-      "own_state": state.drafter_state if case == "shared" else (),
+      "own_state": state.drafter_state if case in ("shared", "counted") else (),
     }
 
   if not mesh:

@@ -98,7 +98,7 @@ def test_what_all_rows_share_goes_on_from_where_it_was():
   expected = np.zeros_like(new)
   np.add.at(expected, (PROMPTS[2][:4], PROMPTS[2][1:5]), 1)
   np.testing.assert_array_equal(new, expected)
-  assert after.drafter_state["own"][4] == 5
+  assert after.drafter_state["last"][4] == PROMPTS[2][4]
 
 
 def test_a_row_that_sees_its_predecessors_cache_is_caught():
