@@ -17,7 +17,11 @@ OPTIONS = {
 
 @contextlib.contextmanager
 def quickly():
-  """What is compiled inside, also by processes begun there; for CPUs only."""
+  """What is compiled inside, also by processes begun there; for CPUs only.
+
+  A process keeps its programs in memory and does not ask how they were made,
+  and the two ways round differently: none may pass from one into the other.
+  """
   import jax
   from jax._src import compiler
 
@@ -37,4 +41,8 @@ def quickly():
     mock.patch.dict(os.environ, XLA_FLAGS=flags),
     mock.patch.object(compiler, "get_compile_options", options),
   ):
-    yield
+    jax.clear_caches()
+    try:
+      yield
+    finally:
+      jax.clear_caches()
