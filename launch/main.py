@@ -212,7 +212,11 @@ def _guarded(
 ) -> int:
   """Runs; a user's mistake becomes one line, and is appended to `failed`."""
   try:
-    return command(argv)
+    code = command(argv)
+    sys.stdout.flush()
+    return code
+  except BrokenPipeError:
+    return terminal.reader_left()
   except (UserError, ValueError, OSError) as error:
     if not _is_mistake(error):
       raise

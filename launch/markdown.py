@@ -18,6 +18,13 @@ def plus_minus(value: float, standard_error: float, digits: int) -> str:
   return f"{value:.{digits}f} ± {side:.{digits}f}"
 
 
+def loss_in_words(lossless: bool, total_variation: float) -> str:
+  """How far from the target's law tokens were drawn: beside every speed-up."""
+  if lossless:
+    return "lossless"
+  return f"lossy, total variation {total_variation:.3f}"
+
+
 def table(head: list[str], rows: list[list[str]]) -> str:
   """A Markdown table."""
   lines = [head, ["---"] * len(head), *rows]
@@ -64,6 +71,9 @@ def run(main: Callable[[list[str]], int]) -> None:
   terminal.guard()
   try:
     code = main(sys.argv)
+    sys.stdout.flush()
+  except BrokenPipeError:
+    code = terminal.reader_left()
   except (LookupError, TypeError, ValueError, RecursionError) as error:
     files, kind = " ".join(sys.argv[1:]), type(error).__name__
     print(f"error: no results in {files} ({kind}: {error})", file=sys.stderr)

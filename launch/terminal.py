@@ -9,6 +9,7 @@ commands write hold what they held.
 """
 
 import contextlib
+import os
 import sys
 import unicodedata
 from collections.abc import Iterator
@@ -57,6 +58,9 @@ class _Console(rich.console.Console):
     # JSON has escapes of its own.
     super().print_json(json, **{"ensure_ascii": True, **options})
 
+  def on_broken_pipe(self):
+    raise SystemExit(reader_left())
+
 
 def console(
   stream: TextIO | None = None, **options: Any
@@ -98,6 +102,13 @@ def guard() -> None:
     x if isinstance(x, _Visible) else _Visible(x)
     for x in (sys.stdout, sys.stderr, log.stream)
   )
+
+
+def reader_left() -> int:
+  """Writes no more to a stdout that nobody reads (`| head`); the exit code."""
+  nowhere = os.open(os.devnull, os.O_WRONLY)
+  os.dup2(nowhere, sys.stdout.fileno())
+  return 141  # as a shell reports SIGPIPE
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ import rich.text
 from launch import terminal
 from launch.decoding.engine import Completion
 from launch.decoding.prompts import Prompt
+from launch.markdown import loss_in_words
 from models.tokenizers import Tokenizer
 from specjax.types import Origin, Rule
 
@@ -88,9 +89,7 @@ def show_summary(
 
   A lossy rule's distance from the target stands beside every speed-up.
   """
-  loss = "lossless"
-  if not rule.lossless:
-    loss = f"lossy, total variation {summary['total_variation']:.3f}"
+  loss = loss_in_words(rule.lossless, summary["total_variation"])
   console.print(rich.text.Text(f"rule {rule.name}: {loss}"), soft_wrap=True)
   table = rich.table.Table(box=rich.box.SIMPLE)
   for name, justify in (

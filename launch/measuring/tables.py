@@ -40,6 +40,8 @@ def table(folder: str) -> str:
     speedup = number("speedup")
     if interval:
       speedup += f" ({interval[0]:.2f}–{interval[1]:.2f})"
+    if speculates:
+      speedup += _loss(result)
     cells = [name, number("autoregressive_tokens_per_second", 0)]
     if speculates:
       cells += [
@@ -63,6 +65,14 @@ def table(folder: str) -> str:
     lines.append("")
   lines += [f"- {name}: `{text}`" for name, text in commands.items() if text]
   return "\n".join(lines)
+
+
+def _loss(result: dict) -> str:
+  """What a speed-up costs; older files do not tell."""
+  if "lossless" not in result:
+    return ""
+  loss = (result["lossless"], result["total_variation"])
+  return f", {markdown.loss_in_words(*loss)}"
 
 
 def _error(result: dict) -> str:

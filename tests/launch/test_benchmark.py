@@ -16,7 +16,7 @@ KEYS = (
   "speedup", "speedup_ci", "hf_autoregressive_tokens_per_second",
   "hf_assisted_tokens_per_second", "prefill_seconds", "draft_step_seconds",
   "verify_seconds", "step_seconds", "loop_overhead", "compile_seconds",
-  "predicted_speedup", "memory_bandwidth",
+  "predicted_speedup", "memory_bandwidth", "lossless", "total_variation",
 )  # fmt: skip
 ON_CPU = {
   "hf_autoregressive_tokens_per_second",
@@ -50,6 +50,7 @@ def test_the_documented_numbers_are_measured(cli, tmp_path, capsys):
   on_cpu = jax.default_backend() == "cpu"
   for key in KEYS:
     assert result[key] is not None or (key in ON_CPU and not on_cpu), key
+  assert result["rule"] == "token" and result["lossless"]
   low, high = result["speedup_ci"]
   assert low <= high
   low, high = result["prediction_error_ci"]

@@ -3,10 +3,13 @@
 import contextlib
 import io
 import logging
+import os
 import re
+import subprocess
 import sys
 
 import absl.logging
+import pytest
 import rich.text
 import tqdm
 
@@ -76,3 +79,22 @@ def test_messages_and_tracebacks_are_guarded(capsys):
   assert f"no such tensor: {SHOWN[:-1]}" in capsys.readouterr().err
   assert main.execute(fails, ["test", EVIL]) == 2
   assert capsys.readouterr().err.replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize(
+  "command",
+  [
+    ["launch.rules", "--target=.5,.5", "--draft=.25,.75"],
+    ["launch.measuring.tables", "docs/measurements"],
+  ],
+)
+def test_a_reader_that_leaves_is_no_error(command):
+  """As `| head -1`, whose pipe is closed while the command still writes."""
+  reader, writer = os.pipe()
+  os.close(reader)
+  done = subprocess.run(
+    [sys.executable, "-m", *command],
+    stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120,
+  )  # fmt: skip
+  os.close(writer)
+  assert (done.returncode, done.stderr) == (141, "")
