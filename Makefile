@@ -130,9 +130,10 @@ test-gpu: $(VENV)/.test.stamp  ## The tests that matter on a GPU, where jax runs
 	$(PY) -m pytest -m gpu $(ARGS)
 
 .PHONY: lint
-lint: $(VENV)/.test.stamp  ## Checks style and format, changes nothing
+lint: $(VENV)/.test.stamp  ## Checks style, format and types, changes nothing
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(PY) -m mypy
 
 .PHONY: format
 format: $(VENV)/.test.stamp  ## Formats the code and mends what is mechanical

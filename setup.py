@@ -67,6 +67,7 @@ setup(
     # wheels for one platform.
     "test": [
       "jax[tpu]; sys_platform == 'linux' and platform_machine == 'x86_64'",
+      "mypy",
       "packaging",
       "pytest>=9",
       "pytest-xdist>=3.8",

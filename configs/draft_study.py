@@ -1,15 +1,15 @@
 """Which draft for the embedded target: its shape, or what it is trained for.
 
-  python -m launch.draft_study --config=configs/draft_study.py:shapes \
+  python -m launch.studies.drafts --config=configs/draft_study.py:shapes \
     --workdir=W --output=shapes.jsonl
-  python -m launch.draft_study --config=configs/draft_study.py:objectives \
+  python -m launch.studies.drafts --config=configs/draft_study.py:objectives \
     --workdir=W --output=objectives.jsonl
 
 Every draft is trained with the same number of floating point operations: of
 every shape from random weights; for every objective from the embedded draft, as
 DistillSpec and online speculative decoding go on from a trained one (a random
 draft's own samples teach nothing). The row `before` of that study is the draft
-before. The table is drawn by `python -m launch.training.tables FILE.jsonl`.
+before. The table is drawn by `python -m launch.studies.drafts.page FILE.jsonl`.
 """
 
 import ml_collections

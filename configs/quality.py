@@ -1,13 +1,13 @@
 """Decoding-OPT against Decoding-UNO (Yin et al., NeurIPS 2024, section 5).
 
-  python -m launch.quality --config=configs/quality.py --output=OUT.json
+  python -m launch.studies.quality --config=configs/quality.py --output=OUT.json
 
 Both rules over-accept alike; after a rejection OPT draws from the residual that
 loses least, UNO from the target. Completions of the same prompts are compared
 by a score. The paper's setting, for whoever has the files (a 70-million and a
 2.8-billion Pythia and a reward model, as directories):
 
-  python -m launch.quality \
+  python -m launch.studies.quality \
     --config=configs/quality.py:target=PYTHIA_2.8B,draft=PYTHIA_70M \
     --config.score=reward --config.scorer=REWARD_MODEL --prompts=ALPACA.jsonl \
     --config.num_comparisons=500 --output=OUT.json

@@ -32,15 +32,23 @@ import tqdm
 from absl import flags
 
 import specjax
-from launch import main, outputs, processes, provenance, terminal
-from launch.decoding import display, engine, pair, prompts
-from launch.decoding.engine import Completion, Engine
-from launch.decoding.prompts import Batch, Prompt
+from launch import (
+  cli,
+  display,
+  outputs,
+  pair,
+  processes,
+  prompts,
+  provenance,
+  terminal,
+)
 from launch.journal import Results
-from specjax import metrics
+from launch.prompts import Prompt
+from specjax import engine, metrics
+from specjax.engine import Batch, Completion, Engine
 from specjax.types import StopReason
 
-main.reads(main.CONFIG, main.PROMPTS, main.OUTPUT, *processes.FLAGS)
+cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT, *processes.FLAGS)
 _SUMMARY = flags.DEFINE_string("summary", None, "The run's numbers, JSON.")
 _BASELINE = flags.DEFINE_bool(
   "baseline", True, "Also decode plainly, to measure the speed-up."
@@ -155,12 +163,12 @@ def decode_missing(
   records = processes.gather(results.records if results else [])[0]
   done = {key for record in records for key in record["keys"]}
   missing = [p for p in items if p.key not in done]
-  speculative = engine.from_config(config, models)
+  speculative = pair.engine_of(config, models)
   baseline = None
   if _BASELINE.value:
-    baseline = engine.from_config(config, models, baseline=True)
+    baseline = pair.engine_of(config, models, baseline=True)
   found = decode_all(
-    prompts.make_batches(
+    engine.make_batches(
       missing,
       batch_size=config.batch_size,
       max_width=models.room(config.max_new_tokens),
@@ -195,21 +203,21 @@ def read_prompts(models: pair.Pair, room: int) -> tuple[list[Prompt], bool]:
   Raises:
     UserError: if none is good.
   """
-  if not main.PROMPTS.value:
+  if not cli.PROMPTS.value:
     return prompts.built_in(models.tokenizer, max_tokens=room), True
   items, problems = prompts.read_jsonl(
-    main.PROMPTS.value, models.tokenizer, max_tokens=room
+    cli.PROMPTS.value, models.tokenizer, max_tokens=room
   )
   for problem in problems if processes.is_chief() else ():
     print(f"error: {problem}", file=sys.stderr)
   if not items:
-    raise main.UserError(f"no usable prompts in {main.PROMPTS.value}")
+    raise cli.UserError(f"no usable prompts in {cli.PROMPTS.value}")
   return items, not problems
 
 
 def run(_) -> int:
   """The command."""
-  config, output = pair.settled(main.CONFIG.value), main.OUTPUT.value
+  config, output = pair.settled(cli.CONFIG.value), cli.OUTPUT.value
   outputs.check(
     {"--summary": _SUMMARY.value}, grown={"--output": output}, stdout=True
   )
@@ -220,7 +228,7 @@ def run(_) -> int:
   if processes.is_chief() and (output or _SUMMARY.value):
     made_by = provenance.record(
       models=provenance.checkpoints(config),
-      prompts=main.PROMPTS.value,
+      prompts=cli.PROMPTS.value,
       texts=[p.text for p in items],
     )
   on_disk = output and output != outputs.STDOUT
@@ -269,9 +277,9 @@ def run(_) -> int:
     if rows[p.key]["stop_reason"] == StopReason.NAN_LOGITS.name.lower()
   ]
   if broken:
-    return main.fail(f"NaN logits ended the rows with id {broken}")
+    return cli.fail(f"NaN logits ended the rows with id {broken}")
   return 0 if good else 2
 
 
 if __name__ == "__main__":
-  main.run(run, several_processes=True)
+  cli.run(run, several_processes=True)

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from launch import locks, main, outputs, processes
+from launch import cli, locks, outputs, processes
 
 # Of settings that differ, as many are named.
 _MOST_NAMED = 3
@@ -65,7 +65,7 @@ class Journal:
     """
     self._lock.__enter__()
     try:
-      if processes.is_chief() and not main.OVERWRITE.value:
+      if processes.is_chief() and not cli.OVERWRITE.value:
         self._resume()
     except BaseException:
       self._lock.__exit__()

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from launch import main, processes, provenance, terminal
+from launch import cli, processes, provenance, terminal
 
 STDOUT = "-"
 # What a journal keeps beside its output.
@@ -78,7 +78,7 @@ def check(
           raise ValueError(f"{name} would replace {other}: {path}")
       _check_streams(name, one)
       taken[f"{name} ({one})" if one != path else name] = one
-  if main.OVERWRITE.value:
+  if cli.OVERWRITE.value:
     return
   for name in results.keys() & given.keys():
     _check_command(name, given[name])
@@ -125,7 +125,7 @@ def check_no_model(name: str, path: str) -> None:
   folder = check_folder(name, path)
   names = ("config.json", "model.safetensors")
   there = [name for name in names if (folder / name).exists()]
-  if there and processes.is_chief() and not main.OVERWRITE.value:
+  if there and processes.is_chief() and not cli.OVERWRITE.value:
     raise ValueError(
       f"{name}: {folder / there[0]} is there already: --overwrite replaces it"
     )
@@ -187,7 +187,7 @@ def write_text(path: str, text: str) -> None:
 
 def write_new(path: str, text: str) -> None:
   """`write_text`, if nothing else is there; ValueError, or --overwrite."""
-  if path != STDOUT and _size(path) and not main.OVERWRITE.value:
+  if path != STDOUT and _size(path) and not cli.OVERWRITE.value:
     if pathlib.Path(path).read_bytes() == text.encode():
       return
     raise ValueError(f"{path} holds something else: --overwrite replaces it")
@@ -215,18 +215,18 @@ def beside(path: str | None) -> TextIO:
 def _inputs() -> dict[str, str]:
   """What every command may read: its config, the prompts, the models."""
   found = {}
-  if main.PROMPTS.value:
-    found["--prompts"] = main.PROMPTS.value
-  config = main.CONFIG.value
+  if cli.PROMPTS.value:
+    found["--prompts"] = cli.PROMPTS.value
+  config = cli.CONFIG.value
   if config is None:
     return found
-  found["--config"] = main.config_file()
-  from launch.decoding import networks
+  found["--config"] = cli.config_file()
+  from models import checkpoints
 
   for role in ("target", "draft"):
     directory = config.get(role)
     if isinstance(directory, str) and os.path.isdir(directory):
-      for file in networks.files(directory):
+      for file in checkpoints.files(directory):
         found[f"config.{role} ({file})"] = str(file)
   return found
 

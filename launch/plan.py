@@ -31,16 +31,16 @@ import jax
 from absl import flags
 
 from configs import shapes
-from launch import main, outputs, provenance, terminal
-from launch.decoding import mesh
-from launch.planning import answer, chips, plots, program
+from launch import cli, hardware, outputs, provenance, terminal
+from launch.planning import answer, plots, program
+from models import layout as layout_lib
 from models.huggingface_config import config_from_json
 from models.transformer import SkippedLayers, TransformerConfig
 from specjax import tree as tree_lib
 
-main.reads(
-  main.TARGET, main.DRAFT, main.RULE, main.NUM_SPECULATIVE_TOKENS,
-  main.NUM_DRAFTS, main.OUTPUT,
+cli.reads(
+  cli.TARGET, cli.DRAFT, cli.RULE, cli.NUM_SPECULATIVE_TOKENS,
+  cli.NUM_DRAFTS, cli.OUTPUT,
 )  # fmt: skip
 _TOPOLOGY = flags.DEFINE_list("topology", None, "Slices, as v5e:4x4 or v5p-8.")
 _BATCH_SIZE = flags.DEFINE_list("batch_size", ["8"], "Rows, over all devices.")
@@ -79,15 +79,15 @@ _DRAFT_DEVICES = flags.DEFINE_integer(
 _SWEEP = flags.DEFINE_bool("sweep", False, "Plan every combination of values.")
 _PLOT = flags.DEFINE_string("plot", None, "Where to draw a sweep, SVG or PNG.")
 
-_OF_DRAFT = (main.DRAFT, _DRAFT_DEVICES)
+_OF_DRAFT = (cli.DRAFT, _DRAFT_DEVICES)
 _OF_SKIPPED = (_SKIP_ATTENTION, _SKIP_MLP)
 _UNREAD = {
   "model": _OF_SKIPPED,
   "layer_skip": _OF_DRAFT,
   "ngram": (*_OF_DRAFT, *_OF_SKIPPED, _SIBLINGS),
   "plain": (
-    *_OF_DRAFT, *_OF_SKIPPED, _SIBLINGS, _TREE, main.RULE, main.NUM_DRAFTS,
-    main.NUM_SPECULATIVE_TOKENS,
+    *_OF_DRAFT, *_OF_SKIPPED, _SIBLINGS, _TREE, cli.RULE, cli.NUM_DRAFTS,
+    cli.NUM_SPECULATIVE_TOKENS,
   ),
 }  # fmt: skip
 
@@ -104,7 +104,7 @@ def shape(text: str) -> TransformerConfig:
   if path is None:
     return config_from_json(shapes.SHAPES[text])
   if not path.is_file():
-    raise main.UserError(
+    raise cli.UserError(
       f"unknown shape {text!r}: expected one of {sorted(shapes.SHAPES)}, or "
       "the path of a config.json"
     )
@@ -114,7 +114,7 @@ def shape(text: str) -> TransformerConfig:
       raise ValueError(f"it must hold a JSON object, got {settings!r:.40}")
     return config_from_json(settings)
   except (ValueError, RecursionError) as error:
-    raise main.UserError(f"cannot use {path}: {error}") from error
+    raise cli.UserError(f"cannot use {path}: {error}") from error
 
 
 def _shape_file(text: str) -> pathlib.Path | None:
@@ -128,39 +128,39 @@ def _shape_file(text: str) -> pathlib.Path | None:
 def _layers(flag: flags.FlagHolder) -> tuple[int, ...]:
   """The layer numbers of a list flag; UserError if they are none."""
   if not all(text.isdecimal() for text in flag.value):
-    raise main.UserError(
+    raise cli.UserError(
       f"--{flag.name} must be layers, as in 1,3,5, got {','.join(flag.value)!r}"
     )
   return tuple(sorted({int(text) for text in flag.value}))
 
 
 def question(
-  topology: chips.Topology, *, batch_size: int, length: int, num_drafts: int
+  topology: hardware.Topology, *, batch_size: int, length: int, num_drafts: int
 ) -> program.Question:
   """What the flags ask, for one combination of values."""
-  if main.TARGET.value is None:
-    raise main.UserError("--target is required; see --help for an example")
+  if cli.TARGET.value is None:
+    raise cli.UserError("--target is required; see --help for an example")
   drafts = _DRAFTER.value == "model"
-  main.refuse_with(f"--drafter={_DRAFTER.value}", *_UNREAD[_DRAFTER.value])
-  if drafts and main.DRAFT.value is None:
-    raise main.UserError("drafter 'model' needs --draft")
-  target = shape(main.TARGET.value)
-  draft = shape(main.DRAFT.value) if drafts else None
-  layout = mesh.parse(
+  cli.refuse_with(f"--drafter={_DRAFTER.value}", *_UNREAD[_DRAFTER.value])
+  if drafts and cli.DRAFT.value is None:
+    raise cli.UserError("drafter 'model' needs --draft")
+  target = shape(cli.TARGET.value)
+  draft = shape(cli.DRAFT.value) if drafts else None
+  layout = layout_lib.parse(
     _MESH.value,
     topology.num_devices,
     draft=draft,
     draft_devices=_DRAFT_DEVICES.value,
   )
   if _TREE.value is not None:
-    if main.NUM_SPECULATIVE_TOKENS.value or main.NUM_DRAFTS.value:
-      raise main.UserError(
+    if cli.NUM_SPECULATIVE_TOKENS.value or cli.NUM_DRAFTS.value:
+      raise cli.UserError(
         "--tree takes the place of --num_speculative_tokens and --num_drafts"
       )
     try:
       tree = tree_lib.Tree(tuple(int(p) for p in _TREE.value))
     except ValueError as error:
-      raise main.UserError(f"--tree: {error}") from error
+      raise cli.UserError(f"--tree: {error}") from error
   elif _DRAFTER.value == "plain":
     tree = tree_lib.chain(0)
   else:
@@ -176,7 +176,7 @@ def question(
     skipped=skipped,
     tree=tree,
     siblings=_SIBLINGS.value,
-    rule=main.RULE.value or ("token" if tree.is_chain else "recursive"),
+    rule=cli.RULE.value or ("token" if tree.is_chain else "recursive"),
     batch_size=batch_size,
     max_length=_MAX_LENGTH.value,
     prompt_length=_PROMPT_LENGTH.value,
@@ -204,28 +204,26 @@ def _result(plans: list[dict]) -> list[dict] | dict:
 def run(_) -> int:
   """The command."""
   outputs.check(
-    {"--output": main.OUTPUT.value}, drawn={"--plot": _PLOT.value}, stdout=True
+    {"--output": cli.OUTPUT.value}, drawn={"--plot": _PLOT.value}, stdout=True
   )
   if not _TOPOLOGY.value:
-    raise main.UserError("--topology is required; see --help for an example")
+    raise cli.UserError("--topology is required; see --help for an example")
   values = (
-    [chips.topology(name) for name in _TOPOLOGY.value],
-    main.integers(_BATCH_SIZE, default=[]),
-    main.integers(main.NUM_SPECULATIVE_TOKENS, default=[4]),
-    main.integers(main.NUM_DRAFTS, default=[1]),
+    [hardware.topology(name) for name in _TOPOLOGY.value],
+    cli.integers(_BATCH_SIZE, default=[]),
+    cli.integers(cli.NUM_SPECULATIVE_TOKENS, default=[4]),
+    cli.integers(cli.NUM_DRAFTS, default=[1]),
   )
   combinations = list(itertools.product(*values))
   if len(combinations) > 1 and not _SWEEP.value:
-    raise main.UserError(
+    raise cli.UserError(
       f"{len(combinations)} combinations of values need --sweep"
     )
   if _PLOT.value and not _SWEEP.value:
-    raise main.UserError("--plot draws a --sweep")
+    raise cli.UserError("--plot draws a --sweep")
   if _PLOT.value and not _PLOT.value.endswith((".svg", ".png")):
-    raise main.UserError(
-      f"--plot must end in .svg or .png, got {_PLOT.value!r}"
-    )
-  out = outputs.beside(main.OUTPUT.value)
+    raise cli.UserError(f"--plot must end in .svg or .png, got {_PLOT.value!r}")
+  out = outputs.beside(cli.OUTPUT.value)
   console = terminal.console(out, width=None if out.isatty() else 100)
   questions = [  # all before the first minute of compiling is spent
     question(
@@ -236,16 +234,16 @@ def run(_) -> int:
   for one in questions:
     one.check()
   warn_of_vocabularies(questions[0].target, questions[0].draft)
-  names = {"--target": main.TARGET.value, "--draft": main.DRAFT.value}
+  names = {"--target": cli.TARGET.value, "--draft": cli.DRAFT.value}
   files = {flag: _shape_file(name) for flag, name in names.items() if name}
   made_by = provenance.record(files=files)
   plans = []
   for (topology, *_), asked in zip(combinations, questions, strict=True):
     plans.append(answer.plan(topology, asked) | made_by)
     answer.show(console, plans[-1])
-    if main.OUTPUT.value and main.OUTPUT.value != outputs.STDOUT:
-      outputs.write_json(main.OUTPUT.value, _result(plans))
-  if main.OUTPUT.value == outputs.STDOUT:
+    if cli.OUTPUT.value and cli.OUTPUT.value != outputs.STDOUT:
+      outputs.write_json(cli.OUTPUT.value, _result(plans))
+  if cli.OUTPUT.value == outputs.STDOUT:
     outputs.write_json(outputs.STDOUT, _result(plans))
   if _PLOT.value:
     plots.sweep(plans).savefig(_PLOT.value)
@@ -255,4 +253,4 @@ def run(_) -> int:
 if __name__ == "__main__":
   # Programs for another machine cannot be read back from the cache.
   jax.config.update("jax_enable_compilation_cache", False)
-  main.run(run, required=())
+  cli.run(run, required=())

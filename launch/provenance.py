@@ -15,7 +15,6 @@ of its files: in its folder, `sha256sum FILES | sha256sum`, the files in the
 order of their names' bytes.
 """
 
-import concurrent.futures
 import functools
 import hashlib
 import json
@@ -25,14 +24,15 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jaxlib
 
 import specjax
-from launch import main
+from launch import cli, drafting
+from models.checksums import hash_file, hash_files
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 # What results depend on; checkpoints are hashed.
@@ -47,8 +47,9 @@ _WHERE = ("output", "summary", "workdir", "export", "plot", "overwrite")
 def command() -> str:
   """The command line of this process, as a shell takes it."""
   spec = getattr(sys.modules["__main__"], "__spec__", None)
-  program = ["-m", spec.name] if spec else [sys.argv[0]]
-  return shlex.join(["python", *program, *main.arguments()])
+  name = spec and spec.name.removesuffix(".__main__")  # of a package
+  program = ["-m", name] if name else [sys.argv[0]]
+  return shlex.join(["python", *program, *cli.arguments()])
 
 
 def differences(theirs: str, ours: str) -> str:
@@ -120,29 +121,12 @@ def _git(*arguments: str) -> str:
   return done.stdout.strip()
 
 
-def hash_file(path: pathlib.Path) -> str:
-  """The SHA-256 of a file, in hexadecimal."""
-  with path.open("rb") as data:
-    return hashlib.file_digest(data, "sha256").hexdigest()
-
-
-def hash_files(root: pathlib.Path, files: Iterable[pathlib.Path]) -> dict:
-  """The SHA-256 of each file by its path under `root`, sorted."""
-  files = sorted(files, key=lambda file: file.relative_to(root).as_posix())
-  with concurrent.futures.ThreadPoolExecutor() as threads:
-    hashes = threads.map(hash_file, files)
-    return {
-      file.relative_to(root).as_posix(): found
-      for file, found in zip(files, hashes, strict=True)
-    }
-
-
 def hash_checkpoint(directory: str) -> str:
   """One hash of all files that decide what a model is."""
-  from launch.decoding import networks
+  from models import checkpoints
 
   root = pathlib.Path(directory).absolute()
-  hashes = hash_files(root, networks.files(str(root)))
+  hashes = hash_files(root, checkpoints.files(str(root)))
   lines = "".join(f"{found}  {name}\n" for name, found in hashes.items())
   return hashlib.sha256(lines.encode()).hexdigest()
 
@@ -159,7 +143,7 @@ def checkpoints(config: Any) -> dict[str, dict[str, str]]:
     config: with a `target`, and perhaps a `draft` and a `scorer`.
   """
   roles = {role: config.get(role) for role in ("target", "draft", "scorer")}
-  if config.get("drafter") != "model" or not config.num_speculative_tokens:
+  if not drafting.reads_draft(config):
     roles["draft"] = None  # named, perhaps, but not read
   return hashes({role: path for role, path in roles.items() if path})
 

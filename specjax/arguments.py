@@ -88,22 +88,22 @@ def check_sizes(
       )
   if isinstance(lengths, jax.core.Tracer):
     return
-  lengths = np.asarray(lengths)
-  if lengths.min(initial=1) < 1 or lengths.max(initial=1) > width:
+  known = np.asarray(lengths)
+  if known.min(initial=1) < 1 or known.max(initial=1) > width:
     raise ValueError(
-      f"prompt lengths must be in 1..{width}, got {lengths.tolist()}"
+      f"prompt lengths must be in 1..{width}, got {known.tolist()}"
     )
   if not isinstance(max_new_tokens, jax.core.Tracer):
     budgets = np.asarray(max_new_tokens)
-    need = (budgets + lengths).max(initial=0)
+    need = (budgets + known).max(initial=0)
     if budgets.min(initial=0) < 0 or need > buffer_length:
       raise ValueError(
         "prompt and new tokens must fit into buffer_length "
         f"({buffer_length}), got max_new_tokens {budgets.tolist()} and "
-        f"prompt lengths {lengths.tolist()}"
+        f"prompt lengths {known.tolist()}"
       )
   if not isinstance(prompts, jax.core.Tracer):
-    inside = np.arange(width) < lengths[:, None]
+    inside = np.arange(width) < known[:, None]
     ids = np.asarray(prompts)[inside]
     if ids.min(initial=0) < 0 or ids.max(initial=0) >= vocab_size:
       raise ValueError(

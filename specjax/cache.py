@@ -69,10 +69,12 @@ def make_cache(
   With `stacked`, one array holds all layers.
   """
   shape = (batch, num_kv_heads, slots, head_dim)
-  if stacked:
-    zeros = lambda: (jnp.zeros((num_layers, *shape), dtype),)
-  else:
-    zeros = lambda: tuple(jnp.zeros(shape, dtype) for _ in range(num_layers))
+
+  def zeros() -> tuple[Array, ...]:
+    if stacked:
+      return (jnp.zeros((num_layers, *shape), dtype),)
+    return tuple(jnp.zeros(shape, dtype) for _ in range(num_layers))
+
   positions = jnp.zeros((batch, slots), jnp.int32) if with_positions else None
   length = jnp.zeros((batch,), jnp.int32)
   return Cache(keys=zeros(), values=zeros(), positions=positions, length=length)

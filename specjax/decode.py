@@ -22,10 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from specjax import arguments, checks, drafters, laws, rows, rules
+from specjax import arguments, checks, drafters, drawing, laws, rows, rules
 from specjax import cache as cache_lib
 from specjax import emission as emission_lib
-from specjax import sampling as sampling_lib
 from specjax import warp as warp_lib
 from specjax.cache import Cache
 from specjax.tree import Form
@@ -44,6 +43,7 @@ from specjax.types import (
   Sampling,
   StepInfo,
   StopReason,
+  Verification,
   pick_nodes,
 )
 
@@ -106,16 +106,16 @@ class Decoder:
       The next state, and what happened.
     """
     arguments.check_params(params)
-    keys = sampling_lib.step_keys(state.keys, state.length)
-    now = self.look(params, state)
-    draft, verification, cache = now.draft, now.verification, now.target_cache
+    keys = drawing.step_keys(state.keys, state.length)
+    now, verification = self.look(params, state)
+    draft, cache = now.draft, now.target_cache
     root_slot = state.length - 1
     with jax.named_scope("verify"):
-      numbers = sampling_lib.numbers(
-        sampling_lib.verification_keys(keys), verification.node_probs.dtype
+      numbers = drawing.numbers(
+        drawing.verification_keys(keys), verification.node_probs.dtype
       )  # [B, 2, 2]
-      node = sampling_lib.pick_node(numbers[:, 0, 0], verification.node_probs)
-      next_token = sampling_lib.pick(
+      node = drawing.pick_node(numbers[:, 0, 0], verification.node_probs)
+      next_token = drawing.pick(
         numbers[:, 1], verification.next_log_probs(node)
       )
     with jax.named_scope("commit"):
@@ -166,7 +166,7 @@ class Decoder:
     state: DecodeState,
     *,
     draws: DrawFn = pick_nodes,
-  ) -> Round:
+  ) -> tuple[Round, Verification]:
     """Draft, score, verify: all of a round that comes before its coins.
 
     Args:
@@ -175,12 +175,12 @@ class Decoder:
       draws: what draws the drafted tokens, see `Context`.
 
     Returns:
-      The `Round`.
+      The `Round`, and what the rule says of it.
     """
     now = self.score(params, state, draws=draws)
     with jax.named_scope("verify"):
       verification = self.rule.verify(now.draft, now.target_log_probs)
-    return dataclasses.replace(now, verification=verification)
+    return now, verification
 
   def score(
     self,
@@ -229,7 +229,7 @@ class Decoder:
   ) -> tuple[Draft, Any, Cache]:
     """The drafter's proposal, as it is scored; see `Drafter.propose`."""
     tree = self.drafter.tree
-    keys = sampling_lib.step_keys(state.keys, state.length)
+    keys = drawing.step_keys(state.keys, state.length)
     context = Context(
       tokens=state.tokens,
       length=state.length,
@@ -237,7 +237,7 @@ class Decoder:
       sampling=state.sampling,
       keys=keys,
       row_keys=state.keys,
-      numbers=sampling_lib.drafted_numbers(keys, tree.num_drafted),
+      numbers=drawing.drafted_numbers(keys, tree.num_drafted),
       draws=draws,
     )
     draft, drafter_state, cache = self.drafter.propose(
@@ -311,7 +311,7 @@ class Decoder:
       lengths: `i32[B]` in 1..P.
       rng_key: a typed key; row b gets the stream `fold_in(rng_key, b)`. Or
         `key[B]`, one per row, for seeds that follow a prompt wherever it is
-        batched (`specjax.sampling.row_keys`).
+        batched (`specjax.drawing.row_keys`).
       buffer_length: static; prompt and completion of a row must fit into it.
       max_new_tokens: tokens to emit at most, for all rows or `i32[B]`.
       sampling: the warp; by default temperature 1 and no truncation.
@@ -335,7 +335,7 @@ class Decoder:
     )  # fmt: skip
     count = len(prompts)
     if rng_key.ndim == 0:
-      rng_key = sampling_lib.row_keys(rng_key, jnp.arange(count))
+      rng_key = drawing.row_keys(rng_key, jnp.arange(count))
     # Every row may write a whole draft beyond its last committed token.
     slots = buffer_length + self.drafter.tree.num_fed
     return self._prefill(

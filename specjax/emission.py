@@ -232,6 +232,7 @@ def record_log_probs(
   state: DecodeState, logits: Array, emission: Emission, start: Array
 ) -> DecodeState:
   """The state with the emitted tokens' own log-probabilities from `start`."""
+  assert state.log_probs is not None  # the decoder records them
   written = _write(state.log_probs, log_probs(logits, emission), start)
   return dataclasses.replace(state, log_probs=written)
 

@@ -17,8 +17,7 @@ from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from specjax import arguments, rows
-from specjax import sampling as sampling_lib
+from specjax import arguments, drawing, rows
 from specjax import warp as warp_lib
 from specjax.decode import Decoder
 from specjax.types import DecodeState, Params, Sampling
@@ -78,7 +77,7 @@ class MeshDecoder:
         f"({self.row_axis!r})"
       )
     if rng_key.ndim == 0:
-      rng_key = sampling_lib.row_keys(rng_key, jnp.arange(batch))
+      rng_key = drawing.row_keys(rng_key, jnp.arange(batch))
 
     def alone(params, stop_tokens, prompts, lengths, keys, budgets, *more):
       sampling, inputs = more

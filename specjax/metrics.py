@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import special
 
 # Standard errors on each side of a 95% interval of a mean over very many.
@@ -42,8 +43,8 @@ class Unit:
 
 
 def log_interval(
-  numerators: Sequence[np.ndarray],
-  denominators: Sequence[np.ndarray],
+  numerators: Sequence[ArrayLike],
+  denominators: Sequence[ArrayLike],
   *,
   confidence: float = 0.95,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -91,8 +92,8 @@ def log_interval(
 
 
 def interval(
-  numerators: Sequence[Sequence[float]],
-  denominators: Sequence[Sequence[float]],
+  numerators: Sequence[ArrayLike],
+  denominators: Sequence[ArrayLike],
   *,
   confidence: float = 0.95,
 ) -> tuple[float, float] | None:
@@ -136,10 +137,10 @@ def mean_interval(
   """Student's t interval of a mean over units; None with fewer than two."""
   if len(values) < 2:
     return None
-  values = np.asarray(values, float)
-  error = values.std(ddof=1) / np.sqrt(len(values))
-  side = error * special.stdtrit(len(values) - 1, (1 + confidence) / 2)
-  return float(values.mean() - side), float(values.mean() + side)
+  x = np.asarray(values, float)
+  error = x.std(ddof=1) / np.sqrt(len(x))
+  side = error * special.stdtrit(len(x) - 1, (1 + confidence) / 2)
+  return float(x.mean() - side), float(x.mean() + side)
 
 
 def share_interval(

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.typing import ArrayLike
 
 
 def over_leaves(function: Callable[..., Any], axes: Any, tree: Any, *more: Any):
@@ -24,12 +25,12 @@ def over_leaves(function: Callable[..., Any], axes: Any, tree: Any, *more: Any):
   Returns:
     The pytree of what the function gave.
   """
-  kind = jax.tree.structure(tree)
+  kind: Any = jax.tree.structure(tree)
   columns = [kind.flatten_up_to(x) for x in (axes, tree, *more)]
   return kind.unflatten(function(*x) for x in zip(*columns, strict=True))
 
 
-def pick(axes: Any, tree: Any, rows: Array) -> Any:
+def pick(axes: Any, tree: Any, rows: ArrayLike) -> Any:
   """Some rows, each as often as it is named.
 
   Args:

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
 
 class Form(enum.Enum):
@@ -109,7 +110,7 @@ class Tree:
   @functools.cached_property
   def children(self) -> tuple[tuple[int, ...], ...]:
     """The children of each node, in sampling order."""
-    children = [[] for _ in self.parents]
+    children: list[list[int]] = [[] for _ in self.parents]
     for node, parent in enumerate(self.parents[1:], start=1):
       children[parent].append(node)
     return tuple(tuple(c) for c in children)
@@ -307,6 +308,9 @@ def data_topology(tree: Tree, parents: Array) -> Topology:
   index = np.arange(fed, dtype=np.int32)
   there = (parents >= 0) | (index == 0)
   fixed = fixed_topology(tree)
+  ancestors: np.ndarray | Array
+  depth: np.ndarray | Array
+  paths: np.ndarray | Array
   if tree.form is Form.FREE:
     linked = there & (index > 0)
     above = (parents[..., None] == index) & linked[..., None]
@@ -411,7 +415,7 @@ def representative(
   return found
 
 
-def take_node(per_node: Array, node: Array) -> Array:
+def take_node(per_node: ArrayLike, node: Array) -> Array:
   """`per_node[b, node[b]]` for every row b.
 
   Args:

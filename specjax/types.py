@@ -10,22 +10,32 @@ inputs are), with -inf for zero mass.
 import dataclasses
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, dataclass_transform
 
 import jax
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
 from specjax import cache as cache_lib
-from specjax import sampling as sampling_lib
+from specjax import drawing
 from specjax.cache import Cache
 from specjax.siblings import Siblings
 from specjax.tree import Form, Topology, Tree, data_topology, fixed_topology
 
-_struct = lambda cls: jax.tree_util.register_dataclass(
-  dataclasses.dataclass(frozen=True, kw_only=True)(cls)
-)
-_static = lambda: dataclasses.field(metadata={"static": True})
+_C = TypeVar("_C", bound=type)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def _struct(cls: _C) -> _C:
+  """A frozen dataclass that is a pytree."""
+  made: Any = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+  return jax.tree_util.register_dataclass(made)
+
+
+def _static() -> Any:
+  """A field that is no leaf of the pytree."""
+  return dataclasses.field(metadata={"static": True})
 
 
 # ---------------------------------------------------------------- the models
@@ -189,6 +199,8 @@ class Draft:
     """Who hangs on whom; NumPy constants where the form is `FIXED`."""
     if self.tree.form is Form.FIXED:
       return fixed_topology(self.tree)
+    if self.parents is None:
+      raise ValueError(f"parents of a {self.tree.form.name} tree are data")
     return data_topology(self.tree, self.parents)
 
   def laws(self, like: Array) -> Array:
@@ -269,13 +281,15 @@ class Rule:
 
 
 # `(numbers f32[B, n, 2], nodes, log_probs f32[B, n, V]) -> i32[B, n]`.
-DrawFn = Callable[[Array, Sequence[int], Array], Array]
+DrawFn = Callable[[Array, ArrayLike | Sequence[int], Array], Array]
 
 
-def pick_nodes(numbers: Array, nodes: Sequence[int], log_probs: Array) -> Array:
-  """Draws drafted nodes, each from its own law (`specjax.sampling.pick`)."""
+def pick_nodes(
+  numbers: Array, nodes: ArrayLike | Sequence[int], log_probs: Array
+) -> Array:
+  """Draws drafted nodes, each from its own law (`specjax.drawing.pick`)."""
   del nodes
-  return sampling_lib.pick(numbers, log_probs)
+  return drawing.pick(numbers, log_probs)
 
 
 @_struct
@@ -314,7 +328,7 @@ class Context:
     newest = self.length[:, None] - 1
     return jax.numpy.take_along_axis(self.tokens, newest, axis=1)
 
-  def draw(self, nodes: Sequence[int], log_probs: Array) -> Array:
+  def draw(self, nodes: ArrayLike | Sequence[int], log_probs: Array) -> Array:
     """Draws the tokens of some nodes, each from its own law.
 
     A draft that is sampled by this alone can be enumerated.
@@ -363,6 +377,18 @@ class Commit:
     return self.length - 1 - self.start
 
 
+def no_state(params, batch, slots, inputs):
+  """The `init` of a drafter that remembers nothing."""
+  del params, batch, slots, inputs
+  return ()
+
+
+def keep(params, state, commit):
+  """The `prefill` and `commit` of a drafter that learns nothing from them."""
+  del params, commit
+  return state
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Drafter:
   """A way to propose: pure functions, and what is static about them.
@@ -371,13 +397,13 @@ class Drafter:
     name: for messages and reports.
     tree: the form of every proposal.
     siblings: how children of one node are drawn.
-    init: `(params, batch, slots, inputs) -> state`; `inputs` is what encoders
-      read, None for a decoder-only pair.
-    prefill, commit: `(params, state, Commit) -> state`, after the target has
-      read the prompt, and after verification.
     propose: `(params, state, target_cache, context) -> (Draft, state,
       target_cache)`. A drafter that runs on the target's own cache may write
       to slots at or beyond `context.length - 1`; all others pass it through.
+    init: `(params, batch, slots, inputs) -> state`; `inputs` is what encoders
+      read, None for a decoder-only pair. By default there is no state.
+    prefill, commit: `(params, state, Commit) -> state`, after the target has
+      read the prompt, and after verification. By default nothing is learned.
     passes: tokens a row feeds in each draft pass of a round, in order: what
       drafting costs. Empty if no model drafts.
     max_positions: positions the draft was made for, or None if unbounded.
@@ -390,10 +416,10 @@ class Drafter:
   name: str
   tree: Tree
   siblings: Siblings
-  init: Callable[[Params, int, int, Any], Any]
-  prefill: Callable[[Params, Any, Commit], Any]
   propose: Callable[[Params, Any, Cache, Context], tuple[Draft, Any, Cache]]
-  commit: Callable[[Params, Any, Commit], Any]
+  init: Callable[[Params, int, int, Any], Any] = no_state
+  prefill: Callable[[Params, Any, Commit], Any] = keep
+  commit: Callable[[Params, Any, Commit], Any] = keep
   row_axes: Callable[[Any], Any] = cache_lib.row_axes
   passes: tuple[int, ...] = ()
   max_positions: int | None = None
@@ -521,7 +547,7 @@ class DecodeState:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Round:
-  """A round before its coins: drafted, scored, and what the rule says of it.
+  """A round before its verification: drafted and scored.
 
   Attributes:
     draft: the proposal.
@@ -530,7 +556,6 @@ class Round:
     target_cache: the cache with all F tokens.
     logits: `f32[B, N + 1, V]`, the target's own, of real tokens.
     target_log_probs: `f32[B, N + 1, V]`, the warped target's laws.
-    verification: what the rule says, if it was asked.
     broken: `bool[B, N + 1]`, where laws were NaN.
   """
 
@@ -541,7 +566,6 @@ class Round:
   logits: Array
   target_log_probs: Array
   broken: Array
-  verification: Verification | None = None
 
 
 @_struct

@@ -9,7 +9,7 @@ import pytest
 import toys
 
 import specjax
-from specjax import drafters, sampling
+from specjax import drafters, drawing
 from specjax.tree import chain, paths
 from specjax.warp import make_sampling
 
@@ -98,7 +98,7 @@ def start(
     PARAMS,
     jnp.asarray(prompts[rows]),
     jnp.asarray(LENGTHS[rows]),
-    sampling.row_keys(jax.random.key(key), jnp.asarray(ids)),
+    drawing.row_keys(jax.random.key(key), jnp.asarray(ids)),
     buffer_length=40,
     max_new_tokens=jnp.asarray(max_new_tokens[rows]),
     sampling=make_sampling(len(ids), temperature=temperature),

@@ -8,7 +8,7 @@ import numpy as np
 import toys
 
 from specjax import drafters
-from specjax.drafters.plain import keep, no_state
+from specjax import warp as warp_lib
 from specjax.siblings import GIVEN, IID
 from specjax.tree import Form, Tree, bound, chain
 from specjax.types import Draft, Drafter
@@ -165,10 +165,7 @@ def confidence_tree(vocab_size: int, *, nodes: int, depth: int) -> Drafter:
     name="confidence",
     tree=tree,
     siblings=GIVEN,
-    init=no_state,
-    prefill=keep,
     propose=propose,
-    commit=keep,
   )
 
 
@@ -198,10 +195,7 @@ def mixed(vocab_size: int) -> Drafter:
     name="mixed",
     tree=tree,
     siblings=GIVEN,
-    init=no_state,
-    prefill=keep,
     propose=propose,
-    commit=keep,
   )
 
 
@@ -237,7 +231,6 @@ def with_lanes(vocab_size: int) -> Drafter:
     tree=tree,
     siblings=IID,
     init=lambda params, batch, slots, inputs: jnp.zeros((batch, vocab_size)),
-    prefill=keep,
     propose=propose,
     commit=commit,
     row_axes=lambda state: 0,
@@ -286,4 +279,66 @@ def shared_counts(vocab_size: int) -> Drafter:
     propose=propose,
     commit=commit,
     row_axes=lambda state: {"counts": None, "last": 0},
+  )
+
+
+def feature_head(vocab_size: int, *, layer: int = 1, tree=None) -> Drafter:
+  """A head on the target's features (`toys.table_model(.., layers=..)`).
+
+  It knows what the target had read before the newest token from one layer's
+  feature of the token before it, and so draws from the very law that a draft
+  with `params.draft` for its table has there. Every mistake by one, of a
+  position, a node or a layer, is another row of that table.
+
+  Args:
+    vocab_size: V.
+    layer: whose features it reads.
+    tree: by default a path of two tokens.
+  """
+  tree = tree or chain(2)
+
+  def propose(params, state, cache, context):
+    contexts = params.draft.shape[0]
+    tokens, laws = [context.root[:, 0]], [None]
+    read = [state]  # the hash of what was read before each node
+    for node in range(1, tree.num_nodes):
+      above = tree.parents[node]
+      place = context.length - 1 + int(tree.depth[above])
+      seen = read[above] + (tokens[above] + 1) * toys.weight_at(place)
+      seen = jnp.mod(seen, contexts)
+      law = warp_lib.warp(params.draft[seen][:, None], context.sampling)[:, 0]
+      laws.append(law)
+      tokens.append(context.draw([node], law[:, None])[:, 0])
+      read.append(seen)
+    laws[0] = laws[1]  # not looked at
+    draft = Draft(
+      tree=tree,
+      siblings=IID,
+      tokens=jnp.stack(tokens, axis=1),
+      log_probs=jnp.stack(laws, axis=1),
+    )
+    return draft, state, cache
+
+  def commit(params, state, commit):
+    del params
+    newest = jnp.maximum(commit.count - 1, 0)[:, None]
+    node = jnp.take_along_axis(commit.path, newest, axis=1)
+    features = commit.target_output.features[..., layer] - layer * toys.SHIFT
+    found = jnp.take_along_axis(features, node, axis=1)[:, 0]
+    return jnp.where(commit.count > 0, found, state)
+
+  def init(params, batch, slots, inputs):
+    del params, slots
+    # Before the first token the target has read its input, if anything.
+    return jnp.zeros(batch, jnp.int32) if inputs is None else inputs
+
+  return Drafter(
+    name="features",
+    tree=tree,
+    siblings=IID,
+    init=init,
+    prefill=commit,
+    propose=propose,
+    commit=commit,
+    row_axes=lambda state: 0,
   )

@@ -27,7 +27,6 @@ from models import sharding, stacked
 from models.transformer import SkippedLayers, Transformer, TransformerConfig
 from specjax import decode, drafters
 from specjax import tree as tree_lib
-from specjax.drafters.plain import keep
 from specjax.mesh import MeshDecoder
 from specjax.siblings import IID
 from specjax.types import Draft, Drafter, Params
@@ -98,7 +97,6 @@ def shared_pair(mesh):
     init=lambda params, batch, slots, inputs: {
       "table": jnp.asarray(table), "done": jnp.zeros((2, batch), int)
     },
-    prefill=keep,
     propose=propose,
     commit=commit,
     row_axes=lambda state: {"table": None, "done": 1},
@@ -115,6 +113,18 @@ def counted_pair(mesh):
   )
   target = toys.table(VOCAB, seed=1, contexts=1, scale=5)
   return decoder, Params(target=jnp.asarray(target))
+
+
+def inputs_pair(mesh):
+  """A head on the features of a target that reads an input, a little off."""
+  del mesh
+  target = toys.table(VOCAB, seed=1)
+  draft = toys.near(target, noise=0.7, seed=2)
+  decoder = decode.make_decoder(
+    toys.table_model(VOCAB, layers=2, with_inputs=True),
+    drafter=forms.feature_head(VOCAB),
+  )
+  return decoder, Params(target=jnp.asarray(target), draft=jnp.asarray(draft))
 
 
 def network_pair(mesh, how="paths"):
@@ -187,6 +197,7 @@ CASES = {
   "refilled": table_pair,
   "shared": shared_pair,
   "counted": counted_pair,
+  "inputs": inputs_pair,
   **{
     how: functools.partial(network_pair, how=how)
     for how in ("paths", "tree", "layer_skip", "ngram", "plain")
@@ -200,16 +211,19 @@ def decode_on(case: str, mesh) -> dict:
   if mesh:
     decoder = MeshDecoder(decoder=decoder, mesh=mesh)
 
+  inputs = jnp.arange(8, dtype=jnp.int32) if case == "inputs" else None
+
   def run(params):
     state = decoder.init(
       params, PROMPTS, LENGTHS, jax.random.key(5), buffer_length=32,
-      max_new_tokens=BUDGETS,
+      max_new_tokens=BUDGETS, inputs=inputs,
     )  # fmt: skip
-    if case == "refilled":  # the first row that ends is another prompt's
+    if case in ("refilled", "inputs"):  # the first row that ends is another's
       state = decoder.steps(params, state, 100, num_idle=1)
       state = decoder.admit(
         params, state, jnp.argmax(state.done), PROMPTS[6], LENGTHS[6],
         jax.random.key(8), max_new_tokens=9,
+        inputs=None if inputs is None else inputs[6:7],
       )  # fmt: skip
     state = decoder.generate(params, state)
     return {

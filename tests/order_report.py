@@ -29,7 +29,6 @@ ROWS = {
   "multipath_block": ("multipath_block", IID),
   "recursive": ("recursive", IID),
   "kseq": ("kseq", IID),
-  "bucketed": ("bucketed", IID),
   "transport": ("transport", IID),
   "match, top_k": ("match", TOP_K),
   "recursive, without_replacement": ("recursive", WITHOUT_REPLACEMENT),

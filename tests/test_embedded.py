@@ -11,10 +11,11 @@ import torch
 import transformers
 
 from configs import embedded
-from launch.decoding import engine, pair, prompts
+from launch import pair, prompts
 from launch.training import corpus
 from models import huggingface, tokenizers
 from models.transformer import as_language_model
+from specjax import engine
 
 PATHS = {
   "target": "models/pretrained/target",
@@ -68,9 +69,9 @@ def complete(count=100, **settings):
   config = embedded.get_config()
   config.update(max_new_tokens=NEW_TOKENS, **settings)
   models = pair.build(config)
-  run = engine.from_config(config, models)
+  run = pair.engine_of(config, models)
   asked = held_out()[:count]
-  batches = prompts.make_batches(asked, batch_size=20, max_width=96)
+  batches = engine.make_batches(asked, batch_size=20, max_width=96)
   done = {}
   for batch in batches:
     completions, _ = run.run(batch)

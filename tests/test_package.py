@@ -28,7 +28,7 @@ LIBRARY_NEEDS = {"jax", "numpy", "scipy"}
 # The modules of `specjax` that rules and drafters are made of.
 FOUNDATION = {
   f"specjax.{name}"
-  for name in ("types", "tree", "warp", "cache", "sampling", "laws", "siblings")
+  for name in ("types", "tree", "warp", "cache", "drawing", "laws", "siblings")
 }
 
 
@@ -357,3 +357,16 @@ def test_configs_and_models_do_not_import_launch():
   for folder in ("configs", "models"):
     for file, imports in _imports_under(folder).items():
       assert "launch" not in {n.split(".")[0] for n in imports}, file
+
+
+def test_no_module_imports_a_command():
+  """What two commands share is in a module of its own."""
+  imports_by_file = _imports_under("launch")
+  commands = {
+    _module_name(ROOT / file)
+    for file in imports_by_file
+    if "\n  cli.run(" in (ROOT / file).read_text(encoding="utf-8")
+  }
+  assert {"launch.decode", "launch.studies.rules.__main__"} <= commands
+  for file, imports in imports_by_file.items():
+    assert not imports & commands, file

@@ -34,8 +34,21 @@ def near(logits: np.ndarray, *, noise: float, seed: int) -> np.ndarray:
   return (logits + noise * rng.standard_normal(logits.shape)).astype(np.float32)
 
 
-def table_model(vocab_size: int, *, max_positions=None) -> LanguageModel:
-  """A `LanguageModel` whose parameters are a table from `table`."""
+SHIFT = 1000  # what each layer adds to the context that the one below has read
+
+
+def table_model(
+  vocab_size: int, *, max_positions=None, layers=0, with_inputs=False
+) -> LanguageModel:
+  """A `LanguageModel` whose parameters are a table from `table`.
+
+  Args:
+    vocab_size: V.
+    max_positions: of the model.
+    layers: of which it has features: that of layer j is the hash of all that a
+      token sees, itself too, plus j times `SHIFT`, whatever the input.
+    with_inputs: whether an `i32[B]` is read, and added to every hash.
+  """
 
   def init_cache(batch, slots):
     return cache_lib.make_cache(
@@ -58,23 +71,34 @@ def table_model(vocab_size: int, *, max_positions=None) -> LanguageModel:
     terms = (keys[:, 0, :, 0] + 1) * weight  # [B, S]
     terms = jnp.mod(terms, params.shape[0])  # small, so that the sum is exact
     context = jnp.sum(jnp.where(visible, terms[:, None, :], 0), axis=-1)
+    if with_inputs:
+      context += cache.context[:, None]
     context = jnp.mod(context, params.shape[0]).astype(jnp.int32)
+    features = None
+    if layers:
+      features = context[..., None] + SHIFT * np.arange(layers)
     if logits_at is not None:
       context = jnp.take_along_axis(context, logits_at, axis=1)
     cache = cache.replace(keys=(keys,), length=cache.length + fed)
-    return ModelOutput(logits=params[context]), cache
+    return ModelOutput(logits=params[context], features=features), cache
 
   return LanguageModel(
     vocab_size=vocab_size,
     init_cache=init_cache,
     apply=apply,
+    encode=(lambda params, inputs: inputs) if with_inputs else None,
     max_positions=max_positions,
   )
 
 
-def context_logits(params: np.ndarray, context) -> np.ndarray:
+def weight_at(position):
+  """What the token at a position is multiplied by in the hash."""
+  return jnp.asarray(_PRIMES)[position % len(_PRIMES)]
+
+
+def context_logits(params: np.ndarray, context, added=0) -> np.ndarray:
   """The same model in plain Python: logits after a whole context."""
-  total = sum(
+  total = added + sum(
     (int(t) + 1) * int(_PRIMES[i % len(_PRIMES)]) for i, t in enumerate(context)
   )
   return np.asarray(params)[total % len(params)]

@@ -38,7 +38,7 @@ part() { # KIND NAME MINUTES WHERE COMMAND...
 
 flag() { # which flag of a command names where it writes
   case $1 in
-    launch.report | launch.theory) echo --workdir ;;
+    launch.studies.report | launch.studies.theory) echo --workdir ;;
     *) echo --output ;;
   esac
 }
@@ -64,7 +64,7 @@ benchmark() { # NAME MINUTES FLAG...
 report() { # NAME FLAG...
   name=$1
   shift
-  part timed "report-$name" 3 "docs/reports/$name" launch.report \
+  part timed "report-$name" 3 "docs/reports/$name" launch.studies.report \
     --config=configs/embedded.py --report_rounds=4 \
     --config.max_new_tokens=256 "$@"
 }
@@ -72,8 +72,8 @@ report() { # NAME FLAG...
 parts=${*:-all}
 pair=--config=configs/embedded.py
 
-part timed held-out.jsonl 1 - launch.held_out_prompts --count=64
-part timed neox 1 - launch.random_checkpoint --shape=pythia-160m
+part timed held-out.jsonl 1 - launch.tools.held_out_prompts --count=64
+part timed neox 1 - launch.tools.random_checkpoint --shape=pythia-160m
 
 benchmark embedded-greedy 3 $pair
 benchmark embedded-temperature-1 3 $pair --config.temperature=1.0
@@ -103,14 +103,19 @@ for again in 1 2 3; do
 done
 
 part counted rules.json 15 docs/measurements/rules/embedded.json \
-  launch.rule_sweep $pair
-part counted quality.json 10 docs/theory/quality.json launch.quality \
+  launch.studies.rules.sweep $pair
+part counted quality.json 10 docs/theory/quality.json launch.studies.quality \
   --config=configs/quality.py
-part counted theory 10 docs/theory launch.theory --figure=all
+part counted optimality.json 5 docs/measurements/rules/optimality.json \
+  launch.studies.rules.optimality
+part counted theory 10 docs/theory launch.studies.theory --figure=all
 
-if [ -e "$out/rules.json" ]; then
-  "$python" -m launch.verifying.plots efficiency \
-    docs/measurements/rules/embedded.json docs/figures/rule-efficiency.svg
-fi
-echo "then: python -m launch.measuring.tables docs/measurements, and" \
-  "launch.predicting.tables and launch.verifying.tables, for the pages" >&2
+draw() { # FIGURE MEASUREMENT SVG
+  "$python" -m launch.studies.rules.plots "$1" "docs/measurements/rules/$2" \
+    "docs/figures/$3"
+}
+
+draw efficiency embedded.json rule-efficiency.svg
+draw optimality optimality.json optimality.svg
+draw costs costs.json rule-costs.svg
+echo "then: python -m launch.tables prints what the pages show" >&2

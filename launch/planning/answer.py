@@ -9,8 +9,8 @@ import rich.console
 import rich.table
 from scipy import optimize
 
+from launch.hardware import GIB, Topology, devices
 from launch.planning import program, roofline
-from launch.planning.chips import GIB, Topology, devices
 from launch.planning.program import Compiled, DoesNotFitError, Question
 from specjax.theory import throughput
 from specjax.tree import Tree, chain
@@ -183,16 +183,16 @@ def _costs(topology: Topology, q: Question) -> tuple[float, np.ndarray]:
       for n in range(1, max(_MOST, q.tree.num_nodes) + 1)
     ]
   )
-  # The first pass feeds a draft its last two tokens, and a target that drafts
-  # for itself the last one; later passes feed a level of the tree.
-  if q.drafter == "model":
-    draft, first = place(q.cut_draft(), q.layout.draft), 2
-  elif q.drafter == "layer_skip":
-    draft, first = (place(q.cut_target(), q.layout.model, skipped=q.skipped), 1)
+  if q.draft is not None:
+    draft = place(q.cut_draft(), q.layout.draft)
   else:
+    draft = place(q.cut_target(), q.layout.model, skipped=q.skipped)
+  each = [
+    roofline.forward(draft, n).seconds(topology.chip)
+    for n in program.make_drafter(q).passes
+  ]
+  if not each:
     return 0.0, verify
-  widths = [first, *(len(level) for level in q.tree.levels[1:-1])]
-  each = [roofline.forward(draft, n).seconds(topology.chip) for n in widths]
   return float(np.mean(each)), verify
 
 

@@ -1,7 +1,7 @@
 """The decoding loop for a slice: built from shapes, compiled ahead of time.
 
 Nothing is loaded and nothing runs: parameters are shapes with shardings. The
-programs are those that `launch.decode` runs (`launch.decoding.programs`).
+programs are those that `launch.decode` runs (`specjax.programs`).
 """
 
 import dataclasses
@@ -14,20 +14,18 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from launch.decoding import programs as programs_lib
-from launch.decoding.mesh import Layout
 from launch.planning import hlo
 from models import sharding as sharding_lib
 from models import stacked
+from models.layout import Layout
 from models.sharding import Sharding
 from models.transformer import SkippedLayers, TransformerConfig
-from specjax import decode, drafters, rules
-from specjax import sampling as sampling_lib
+from specjax import decode, drafters, drawing, programs, rules
 from specjax import siblings as siblings_lib
 from specjax.cache import Cache
 from specjax.mesh import MeshDecoder
 from specjax.tree import Tree
-from specjax.types import Params
+from specjax.types import Drafter, LanguageModel, Params
 
 _DTYPE = jnp.bfloat16
 # Scopes of `Decoder.step` by what a reader asks for.
@@ -123,6 +121,11 @@ class Question:
     return "ngram" if self.skipped is None else "layer_skip"
 
   @property
+  def vocab_size(self) -> int:
+    """V, the tokens that both models know."""
+    return min(c.vocab_size for c in (self.target, self.draft) if c)
+
+  @property
   def slots(self) -> int:
     """Cache slots of a row."""
     return self.max_length + self.tree.num_nodes
@@ -169,36 +172,42 @@ class Compiled:
   cpu_seconds: float
 
 
+def make_drafter(question: Question) -> Drafter:
+  """The drafter that would run."""
+  q = question
+  of_target, of_draft = q.layout.shardings()
+  static = dict(
+    tree=q.tree, siblings=siblings_lib.get(q.siblings), vocab_size=q.vocab_size
+  )
+  if not q.tree.num_drafted:
+    return drafters.plain.drafter()
+  if q.draft is not None:
+    draft = _functions(q.cut_draft(), of_draft)
+    return drafters.model.drafter(draft, **static)
+  if q.skipped is not None:
+    draft = _functions(q.cut_target(), of_target, q.skipped)
+    return drafters.layer_skip.drafter(draft, **static)
+  return drafters.ngram.drafter(
+    num_speculative_tokens=q.tree.max_depth, vocab_size=q.vocab_size
+  )
+
+
 def make_decoder(question: Question, mesh: Mesh) -> MeshDecoder:
   """The decoder that would run."""
   q = question
-  of_target, of_draft = q.layout.shardings()
-  of = lambda config, sharding, skipped=None: stacked.as_language_model(
-    config, dtype=_DTYPE, sharding=sharding, skipped=skipped
+  target = _functions(q.cut_target(), q.layout.shardings()[0])
+  decoder = decode.make_decoder(
+    target,
+    drafter=make_drafter(q),
+    rule=rules.get(q.rule),
+    vocab_size=q.vocab_size,
   )
-  target = of(q.cut_target(), of_target)
-  vocab = min(c.vocab_size for c in (q.target, q.draft) if c)
-  tree = dict(tree=q.tree, siblings=siblings_lib.get(q.siblings))
-  match q.drafter:
-    case "plain":
-      drafter = None
-    case "ngram":
-      drafter = drafters.ngram.drafter(
-        num_speculative_tokens=q.tree.max_depth, vocab_size=vocab
-      )
-    case "layer_skip":
-      drafter = drafters.layer_skip.drafter(
-        of(q.cut_target(), of_target, q.skipped), vocab_size=vocab, **tree
-      )
-    case _:
-      drafter = drafters.model.drafter(
-        of(q.cut_draft(), of_draft), vocab_size=vocab, **tree
-      )
-  return MeshDecoder(
-    decoder=decode.make_decoder(
-      target, drafter=drafter, rule=rules.get(q.rule), vocab_size=vocab
-    ),
-    mesh=mesh,
+  return MeshDecoder(decoder=decoder, mesh=mesh)
+
+
+def _functions(config, sharding, skipped=None) -> LanguageModel:
+  return stacked.as_language_model(
+    config, dtype=_DTYPE, sharding=sharding, skipped=skipped
   )
 
 
@@ -223,7 +232,7 @@ def compile_for(question: Question, devices: list) -> Compiled:
     draft=q.draft and _place(q.cut_draft(), q.layout.shardings()[1], mesh),
   )
   keys = jax.eval_shape(
-    lambda: sampling_lib.row_keys(jax.random.key(0), jnp.arange(q.batch_size))
+    lambda: drawing.row_keys(jax.random.key(0), jnp.arange(q.batch_size))
   )
   rows = NamedSharding(mesh, P("data"))
   row = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=rows)
@@ -243,14 +252,18 @@ def compile_for(question: Question, devices: list) -> Compiled:
 
   start, cpu_start = time.perf_counter(), time.process_time()
   with jax.set_mesh(mesh):
-    programs = programs_lib.compile_both(
-      decoder, init, q.layout, arguments, compiled=_compile
+    found = programs.compile_both(
+      decoder,
+      init,
+      arguments,
+      compiled=_compile,
+      cache_specs=q.layout.cache_specs(),
     )
   seconds = time.perf_counter() - start
   cpu_seconds = time.process_time() - cpu_start
-  module = hlo.parse(programs.loop.as_text())
-  before = programs.prefill.memory_analysis()
-  during = programs.loop.memory_analysis()
+  module = hlo.parse(found.loop.as_text())
+  before = found.prefill.memory_analysis()
+  during = found.loop.memory_analysis()
   total = lambda m: (
     m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
     + m.temp_size_in_bytes
@@ -258,7 +271,7 @@ def compile_for(question: Question, devices: list) -> Compiled:
   pieces = [
     buffer.sharding.shard_shape(buffer.shape)
     for node in jax.tree.leaves(
-      programs.state, is_leaf=lambda x: isinstance(x, Cache)
+      found.state, is_leaf=lambda x: isinstance(x, Cache)
     )
     if isinstance(node, Cache)
     for buffer in (*node.keys, *node.values)

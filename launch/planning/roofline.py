@@ -12,7 +12,7 @@ are left out, so small models on many chips look better here than they are.
 
 import dataclasses
 
-from launch.planning.chips import Chip
+from launch.hardware import Chip
 from models.transformer import SkippedLayers, TransformerConfig
 
 _ITEM = 2  # bytes of a bfloat16

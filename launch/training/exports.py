@@ -11,7 +11,8 @@ import pathlib
 
 import ml_collections
 
-from launch import main, outputs, processes, provenance
+from launch import cli, outputs, processes
+from models import checksums
 
 # The tokenizer stays as it is where it is the run's.
 _READ = ("teacher", "init_from", "dataset")
@@ -34,7 +35,7 @@ def check(
     NotADirectoryError, PermissionError: see `outputs.check_folder`.
   """
   if export is None:
-    main.refuse_with("a run that is not exported", main.OVERWRITE)
+    cli.refuse_with("a run that is not exported", cli.OVERWRITE)
     return
   outputs.check_folder("--export", export)
   if not processes.is_chief():
@@ -48,7 +49,7 @@ def check(
   before = _read(workdir)
   key = os.path.realpath(export)
   if key in before and weights.is_file():
-    if before[key] in (None, provenance.hash_file(weights)):
+    if before[key] in (None, checksums.hash_file(weights)):
       return
   outputs.check_no_model("--export", export)
 
@@ -60,7 +61,7 @@ def noted(workdir: str, export: str):
   _write(workdir, _read(workdir) | {key: None})
   yield
   weights = pathlib.Path(export) / "model.safetensors"
-  _write(workdir, _read(workdir) | {key: provenance.hash_file(weights)})
+  _write(workdir, _read(workdir) | {key: checksums.hash_file(weights)})
 
 
 def _read(workdir: str) -> dict[str, str | None]:

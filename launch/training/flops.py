@@ -11,23 +11,9 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 
-from launch.training import objectives
+from launch import hardware
 from models.transformer import TransformerConfig
-
-# Dense bfloat16 operations per second of one device, from the makers' data
-# sheets, by the start of its `device_kind`.
-PEAKS = {
-  "TPU v4": 275e12,
-  "TPU v5 lite": 197e12,
-  "TPU v5e": 197e12,
-  "TPU v5p": 459e12,
-  "TPU v5": 459e12,
-  "TPU v6 lite": 918e12,
-  "TPU v6e": 918e12,
-  "NVIDIA A100": 312e12,
-  "NVIDIA H100": 989e12,
-  "NVIDIA H200": 989e12,
-}
+from specjax import losses
 
 
 def forward_flops(config: TransformerConfig, length: int) -> float:
@@ -62,7 +48,7 @@ def training_flops(
   if teacher is not None:
     passes["target"] = forward_flops(teacher, length)
   total = 3 * forward_flops(student, length) + passes[contexts]
-  if teacher is not None and objectives.needs_teacher(objective):
+  if teacher is not None and losses.needs_teacher(objective):
     total += forward_flops(teacher, length)
   return total
 
@@ -90,9 +76,9 @@ def peak_flops() -> tuple[float, str]:
     of some float32 products of 1024 x 1024 matrices on this device.
   """
   device = jax.devices()[0]
-  for kind in sorted(PEAKS, key=len, reverse=True):
-    if device.device_kind.startswith(kind):
-      return PEAKS[kind] * jax.device_count(), "data sheet"
+  known = hardware.peak_flops_of(device.device_kind)
+  if known is not None:
+    return known * jax.device_count(), "data sheet"
   size, times = 1024, []
   x = jnp.ones((size, size))
   product = jax.jit(lambda a, b: a @ b)

@@ -1,12 +1,10 @@
 """`python_source`: the Python files of this machine, as a TFDS dataset.
 
-  python -m launch.training.python_source --data_dir=DIR
-
-prepares it (no TensorFlow, no network): `launch.training.corpus` says which
-files it holds, and which split a file is in. Another machine, Python or set of
-package versions gives another dataset; its metadata says which they were, and
-with what licences. A prepared dataset is not read again from the files: delete
-its folder to make it anew.
+It is prepared without TensorFlow or network; `launch.training.corpus` says
+which files it holds, and which split a file is in. Another machine, Python or
+set of package versions gives another dataset; its metadata says which they
+were, and with what licences. A prepared dataset is not read again from the
+files: delete its folder to make it anew.
 """
 
 import importlib.metadata
@@ -15,9 +13,8 @@ import pathlib
 import platform
 
 import tensorflow_datasets as tfds
-from absl import flags, logging
+from absl import logging
 
-from launch import main
 from launch.training import corpus
 
 # The distribution that each package of `corpus.PACKAGES` comes with.
@@ -106,22 +103,3 @@ def default_dir() -> pathlib.Path:
   """Where datasets of this user are, `$XDG_DATA_HOME/specjax`."""
   home = os.environ.get("XDG_DATA_HOME") or pathlib.Path.home() / ".local/share"
   return pathlib.Path(home) / "specjax"
-
-
-main.reads()
-_DATA_DIR = flags.DEFINE_string(
-  "data_dir", None, "Where datasets are; a folder of this user by default."
-)
-
-
-def run(_) -> int:
-  """The command."""
-  builder = prepare(_DATA_DIR.value or default_dir())
-  for name, split in builder.info.splits.items():
-    print(f"{name}: {split.num_examples} files, {split.num_bytes:,} bytes")
-  print(f"in {builder.data_path}")
-  return 0
-
-
-if __name__ == "__main__":
-  main.run(run, required=())

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from launch.decoding import prompts
+from launch import prompts
 from models.tokenizers import Tokenizer
 from models.transformer import Transformer, as_language_model
 from specjax import decode

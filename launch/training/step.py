@@ -13,8 +13,9 @@ from flax import nnx
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from launch.training import contexts, objectives
+from launch.training import contexts
 from models.transformer import Transformer, as_language_model
+from specjax import losses
 
 
 @functools.partial(
@@ -154,7 +155,7 @@ def make_steps(
       is longer than a row.
   """
   block = config.acceptance_block
-  objective = objectives.get(config.objective, block=block)
+  objective = losses.get(config.objective, block=block)
   if config.objective == "acceptance" and block > config.sequence_length:
     raise ValueError(
       f"acceptance_block ({block}) is longer than sequence_length "
@@ -164,7 +165,7 @@ def make_steps(
     raise ValueError(
       f"contexts must be one of {contexts.SOURCES}, got {config.contexts!r}"
     )
-  judged = objectives.needs_teacher(config.objective)
+  judged = losses.needs_teacher(config.objective)
   if teacher is None and (judged or config.contexts == "target"):
     raise ValueError(
       f"objective {config.objective!r} on contexts of {config.contexts!r} "
@@ -254,11 +255,11 @@ def make_steps(
     total = jnp.sum(weights)
     sums = {
       "tokens": total,
-      "nats": total * objectives.next_token(found, None, labels, weights),
+      "nats": total * losses.next_token(found, None, labels, weights),
     }
     if teacher_definition is not None:
       taught = logits(teacher_definition, teacher_params, batch)
-      away = objectives.total_variation(found, taught, labels, weights)
+      away = losses.total_variation(found, taught, labels, weights)
       sums["accepted"] = total * (1 - away)
     return sums
 

@@ -9,7 +9,6 @@ the cache is correct after every commit without any work here.
 
 from specjax import siblings as siblings_lib
 from specjax.drafters.model import check_model, check_tree, draft_tree
-from specjax.drafters.plain import keep, no_state
 from specjax.siblings import IID, Siblings
 from specjax.tree import Tree
 from specjax.types import Drafter, LanguageModel
@@ -66,10 +65,7 @@ def drafter(
     name="layer_skip",
     tree=tree,
     siblings=siblings,
-    init=no_state,
-    prefill=keep,
     propose=propose,
-    commit=keep,
     passes=(1, *(len(level) for level in tree.levels[1:-1])),
     max_positions=model.max_positions,
   )

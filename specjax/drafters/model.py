@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array, lax
 
 from specjax import cache as cache_lib
-from specjax import laws, sampling, warp
+from specjax import drawing, laws, warp
 from specjax import siblings as siblings_lib
 from specjax.cache import Cache
 from specjax.siblings import IID, Siblings
@@ -178,7 +178,7 @@ def draft_tree(
   noise = None
   if siblings.with_noise:
     ahead = jnp.arange(tree.max_depth + 1, dtype=jnp.int32)
-    noise = sampling.position_noise(
+    noise = drawing.position_noise(
       context.row_keys,
       context.length[:, None] + ahead,
       len(tree.children[0]),
@@ -200,7 +200,7 @@ def draft_tree(
       above = tree.levels[depth - 1].start
       parents = np.array([tree.parents[n] for n in level], np.int32) - above
       drawn_from = law[:, parents]
-      drawn = sampling.race(noise[:, :, depth - 1], drawn_from)  # [B, K]
+      drawn = drawing.race(noise[:, :, depth - 1], drawn_from)  # [B, K]
     else:
       drawn, drawn_from = _draw_level(tree, siblings, depth, law, context)
     tokens.append(drawn)

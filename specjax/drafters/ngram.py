@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.drafters.model import check_tree
-from specjax.drafters.plain import keep, no_state
 from specjax.siblings import IID
 from specjax.tree import chain
 from specjax.types import Draft, Drafter
@@ -59,10 +58,7 @@ def drafter(
     name="ngram",
     tree=tree,
     siblings=IID,
-    init=no_state,
-    prefill=keep,
     propose=propose,
-    commit=keep,
   )
 
 

@@ -22,20 +22,5 @@ def drafter() -> Drafter:
     name="plain",
     tree=tree,
     siblings=IID,
-    init=no_state,
-    prefill=keep,
     propose=propose,
-    commit=keep,
   )
-
-
-def no_state(params, batch, slots, inputs):
-  """The `init` of a drafter that remembers nothing."""
-  del params, batch, slots, inputs
-  return ()
-
-
-def keep(params, state, commit):
-  """The `prefill` and `commit` of a drafter that learns nothing from them."""
-  del params, commit
-  return state

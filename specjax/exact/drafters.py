@@ -7,14 +7,14 @@ it is, in a state that the loop has made.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.stats
 
-from specjax import decode, rows
-from specjax import sampling as sampling_lib
+from specjax import decode, drawing, rows
 from specjax.exact import rounds
 from specjax.tree import Form
 from specjax.types import (
@@ -158,7 +158,8 @@ def check_drafter(
 def _check_axes(decoder: decode.Decoder, state: DecodeState) -> None:
   """Raises ValueError unless every row axis is as long as there are rows."""
   count, drafter = len(state.length), decoder.drafter
-  leaves, kind = jax.tree.flatten(state.drafter_state)
+  leaves = jax.tree.leaves(state.drafter_state)
+  kind: Any = jax.tree.structure(state.drafter_state)
   try:
     axes = kind.flatten_up_to(drafter.row_axes(state.drafter_state))
   except ValueError as error:
@@ -274,7 +275,7 @@ def _check_samples(decoder, params, state, key, count: int) -> float:
   """
   many = rows.pick(decoder.row_axes(state), state, np.zeros(count, int))
   many = dataclasses.replace(
-    many, keys=sampling_lib.row_keys(key, jnp.arange(count))
+    many, keys=drawing.row_keys(key, jnp.arange(count))
   )
   draft = jax.jit(lambda p, s: decoder.propose(p, s)[0])(params, many)
   there = np.broadcast_to(draft.topology().there, draft.tokens.shape)

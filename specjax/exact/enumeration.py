@@ -96,7 +96,7 @@ def block_law(
     raise TypeError(
       f"rule must be a specjax.Rule (specjax.rules.get(name)), got {rule!r}"
     )
-  if dtype == jnp.float64 and not jax.config.jax_enable_x64:
+  if dtype == jnp.float64 and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
     raise ValueError("float64 laws need jax.enable_x64(True)")
   if siblings.with_noise:
     raise ValueError(f"drafts with noise ({siblings.name}) are not enumerable")

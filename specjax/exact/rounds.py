@@ -113,14 +113,14 @@ def asked(decoder: Decoder, params: Params, state: DecodeState) -> list[int]:
 
   None of them if it draws many siblings in a loop: those cannot be enumerated.
   """
-  nodes = set()
+  nodes: set[int] = set()
 
   def draws(numbers, here, log_probs):
     if not isinstance(here, jax.core.Tracer):
       nodes.update(map(int, here))
     return jnp.zeros(log_probs.shape[:2], jnp.int32)
 
-  jax.eval_shape(lambda *args: decoder.propose(*args, draws), params, state)
+  jax.eval_shape(lambda p, s: decoder.propose(p, s, draws), params, state)
   return sorted(nodes)
 
 
@@ -139,8 +139,8 @@ def round_law(
   """
 
   def look(params, state, draws):
-    found = decoder.look(params, state, draws=draws)
-    said, count = found.verification, len(state.length)
+    found, said = decoder.look(params, state, draws=draws)
+    count = len(state.length)
     after = jax.lax.map(
       lambda node: jnp.exp(said.next_log_probs(jnp.full((count,), node))),
       jnp.arange(decoder.drafter.tree.num_nodes),

@@ -7,6 +7,7 @@ one node at a time are a single function without a batch (`nodewise`).
 
 import ast
 import difflib
+import importlib
 import inspect
 import math
 from collections.abc import Callable
@@ -14,8 +15,6 @@ from typing import Any
 
 from specjax.rules import (
   block,
-  bucketed,
-  canonical,
   greedy_draft,
   gumbel_list,
   hub,
@@ -47,9 +46,7 @@ RULES: dict[str, Rule] = {
   "batch": recursive.BATCH,
   "recursive": recursive.RULE,
   "kseq": kseq.RULE,
-  "bucketed": bucketed.RULE,
   "transport": transport.RULE,
-  "canonical": canonical.RULE,
   "greedy_draft": greedy_draft.RULE,
   "hub": hub.RULE,
   "traversal": traversal.RULE,
@@ -66,13 +63,17 @@ def get(name: str) -> Rule:
 
   Args:
     name: one of `RULES`; for those of `FACTORIES` parameters may follow, as in
-      `"typical(epsilon=0.1)"`. A rule's own `name` gives that rule.
+      `"typical(epsilon=0.1)"`. A rule's own `name` gives that rule. One's own
+      is `"package.module:RULE"`.
 
   Raises:
     ValueError: if there is no such rule, listing those there are; if it has no
-      such parameters, or they are out of range.
+      such parameters, or they are out of range; if a module is not there or
+      holds no such rule.
   """
   bare, bracket, _ = name.partition("(")
+  if ":" in bare:
+    return _imported(name)
   if bare not in RULES:
     near = difflib.get_close_matches(bare, RULES, n=1)
     guess = f"did you mean {near[0]!r}? " if near else ""
@@ -96,6 +97,20 @@ def get(name: str) -> Rule:
   return _MADE.setdefault(rule.name, rule)
 
 
+def _imported(name: str) -> Rule:
+  """The rule that `package.module:RULE` names."""
+  module, _, attribute = name.partition(":")
+  try:
+    found = getattr(importlib.import_module(module), attribute)
+  except (ImportError, AttributeError, ValueError) as error:
+    raise ValueError(f"no rule {name!r}: {error}") from error
+  if not isinstance(found, Rule):
+    raise ValueError(
+      f"{name!r} must be a specjax.Rule, is {type(found).__name__}"
+    )
+  return found
+
+
 # What Python's parser says of many brackets, and arithmetic of many digits.
 _TOO_MUCH = (RecursionError, MemoryError, OverflowError)
 
@@ -109,7 +124,7 @@ def _parameters(call: ast.expr) -> dict[str, Any]:
     raise ValueError("parameters are written name=value")
   if len(set(names)) < len(names):
     raise ValueError(f"a parameter is given twice, got {names}")
-  return {k.arg: ast.literal_eval(k.value) for k in call.keywords}
+  return {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
 
 
 def _as_kind(parameter: inspect.Parameter, value) -> int | float:

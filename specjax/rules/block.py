@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax import laws
-from specjax.rules import checks
+from specjax.rules import requirements
 from specjax.rules.token import Path
 from specjax.siblings import Siblings
 from specjax.tree import Tree, take_node
@@ -84,7 +84,7 @@ def verify_path(path: Path, target_log_probs: Array) -> Verification:
 def check(tree: Tree, siblings: Siblings) -> None:
   """Raises ValueError unless the tree is a single path."""
   del siblings
-  checks.single_path("block", tree)
+  requirements.single_path("block", tree)
 
 
 RULE = Rule(name="block", verify=verify, lossless=True, check=check)

@@ -10,7 +10,7 @@ min(q, d)`, the optimum of optimal transport for this draft law.
 import jax.numpy as jnp
 
 from specjax import laws
-from specjax.rules import checks
+from specjax.rules import requirements
 from specjax.rules.nodewise import Decision, decide_single, verify_nodes
 from specjax.siblings import GREEDY
 from specjax.types import Rule
@@ -39,7 +39,7 @@ def decide(target_log_probs, draft_log_probs, tokens, valid):
 
 def check(tree, siblings) -> None:
   """Raises ValueError unless siblings are greedy drafts."""
-  checks.drawn("greedy_draft", tree, siblings, GREEDY)
+  requirements.drawn("greedy_draft", tree, siblings, GREEDY)
 
 
 RULE = Rule(

@@ -28,8 +28,8 @@ import functools
 import jax.numpy as jnp
 from jax import Array
 
-from specjax import sampling
-from specjax.rules import checks
+from specjax import drawing
+from specjax.rules import requirements
 from specjax.siblings import SHARED_NOISE, Siblings
 from specjax.tree import Tree, take_node
 from specjax.types import Draft, Rule, Verification
@@ -43,6 +43,7 @@ def verify(draft: Draft, target_log_probs: Array) -> Verification:
       node_probs=jnp.ones_like(target_log_probs[:, :, 0]),
       next_log_probs=lambda node: take_node(target_log_probs, node),
     )
+  assert draft.noise is not None  # `siblings.with_noise`
   batch = draft.tokens.shape[0]
   alive = jnp.ones((batch, len(tree.children[0])), bool)
   node = jnp.zeros((batch,), jnp.int32)
@@ -54,7 +55,7 @@ def verify(draft: Draft, target_log_probs: Array) -> Verification:
       for k in range(alive.shape[1])
     ]
     most = functools.reduce(jnp.maximum, noise)  # fuses, as `max(axis=1)` not
-    winner = sampling.race(most, take_node(target_log_probs, node))
+    winner = drawing.race(most, take_node(target_log_probs, node))
     next_token = jnp.where(ended, next_token, winner)
     if depth == tree.max_depth:
       break
@@ -76,8 +77,8 @@ def verify(draft: Draft, target_log_probs: Array) -> Verification:
 
 def check(tree: Tree, siblings: Siblings) -> None:
   """Raises ValueError unless the tree is paths drawn with shared noise."""
-  checks.equal_paths("gumbel_list", tree)
-  checks.drawn("gumbel_list", tree, siblings, SHARED_NOISE)
+  requirements.equal_paths("gumbel_list", tree)
+  requirements.drawn("gumbel_list", tree, siblings, SHARED_NOISE)
 
 
 RULE = Rule(

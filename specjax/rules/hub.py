@@ -13,8 +13,8 @@ optimum of optimal transport for this draft law.
 
 import jax.numpy as jnp
 
-from specjax import laws, sampling
-from specjax.rules import checks
+from specjax import drawing, laws
+from specjax.rules import requirements
 from specjax.rules.nodewise import Decision, verify_nodes
 from specjax.siblings import HUB
 from specjax.types import Rule
@@ -26,7 +26,7 @@ def decide(target_log_probs, draft_log_probs, tokens, valid):
   draft_log_probs = draft_log_probs[
     0
   ]  # p: the first of a pair is drawn from it
-  hub = sampling.argmax(draft_log_probs)
+  hub = drawing.argmax(draft_log_probs)
   vocab = jnp.arange(len(draft_log_probs))
   first = jnp.exp(draft_log_probs)  # of pairs (x, a), and of (a, .) at a
   after_hub = HUB.child(draft_log_probs, hub[None], 2)
@@ -61,7 +61,7 @@ def decide(target_log_probs, draft_log_probs, tokens, valid):
 
 def check(tree, siblings) -> None:
   """Raises ValueError unless every node has a hub pair or nothing below."""
-  checks.drawn("hub", tree, siblings, HUB)
+  requirements.drawn("hub", tree, siblings, HUB)
   if any(len(children) not in (0, 2) for children in tree.children):
     raise ValueError(
       "rule 'hub' needs two children or none at every node "

@@ -17,7 +17,7 @@ import numpy as np
 from jax import Array
 
 from specjax import laws
-from specjax.rules import checks
+from specjax.rules import requirements
 from specjax.rules.nodewise import Decision, decide_single, verify_nodes
 from specjax.types import Rule
 
@@ -102,11 +102,11 @@ def _root(target, draft, count, most):
     tries, slope = jax.jvp(
       lambda b: accepted_per_try(b, count, most=most), (one,), (per_scale,)
     )
-    excess = scale - tries  # f
-    valid = excess >= 0
+    over = scale - tries  # f
+    valid = over >= 0
     low, high = jnp.where(valid, low, scale), jnp.where(valid, scale, high)
-    found = (high <= low) | (valid & (excess <= 2 * aim))
-    step = scale - (excess - aim) / jnp.maximum(1 - slope, eps)
+    found = (high <= low) | (valid & (over <= 2 * aim))
+    step = scale - (over - aim) / jnp.maximum(1 - slope, eps)
     inside = (step > low) & (step < high)
     step = jnp.where(inside, step, (low + high) / 2)
     return low, high, step, found, rounds + 1
@@ -131,7 +131,7 @@ def _root_jvp(most, primals, tangents):
     return scale - accepted_per_try(one, count, most=most)
 
   _, change = jax.jvp(
-    lambda *laws_given: excess(*laws_given, scale),
+    lambda target, draft: excess(target, draft, scale),
     (target, draft),
     tangents[:2],
   )
@@ -142,7 +142,7 @@ def _root_jvp(most, primals, tangents):
 
 def check(tree, siblings) -> None:
   """Raises ValueError unless siblings are independent."""
-  checks.independent("kseq", tree, siblings)
+  requirements.independent("kseq", tree, siblings)
 
 
 RULE = Rule(

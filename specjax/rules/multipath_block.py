@@ -23,7 +23,7 @@ import numpy as np
 from jax import Array
 
 from specjax import laws
-from specjax.rules import checks
+from specjax.rules import requirements
 from specjax.rules.block import verify_path
 from specjax.rules.ratio_classes import log_ratio
 from specjax.rules.token import Path
@@ -59,10 +59,11 @@ def verify(draft: Draft, target_log_probs: Array) -> Verification:
     below = jax.vmap(_mass_below)(key, probs)
     upper = 1 - share[:, None] * jnp.maximum(1 - below - probs, 0)  # u
     lower = jnp.maximum(upper - share[:, None] * probs, 0)  # v
+    powers = range(num_paths)
     top_sum = sum(
-      upper**j * lower ** (num_paths - 1 - j) for j in range(num_paths)
+      (upper**j * lower ** (num_paths - 1 - j) for j in powers), 0.0
     )
-    all_sum = sum((1 - share) ** j for j in range(num_paths))
+    all_sum = sum(((1 - share) ** j for j in powers), jnp.zeros_like(share))
     draft_laws.append(drafted + jnp.log(top_sum / all_sum[:, None]))
     pick = lambda x: jnp.take_along_axis(x, token[:, None], axis=1)[:, 0]  # noqa: B023
     share = laws.share(share * pick(probs), pick(upper))
@@ -115,8 +116,8 @@ def _mass_below(key: Array, probs: Array) -> Array:
 
 def check(tree: Tree, siblings: Siblings) -> None:
   """Raises ValueError unless the tree is independent paths."""
-  checks.equal_paths("multipath_block", tree)
-  checks.independent("multipath_block", tree, siblings)
+  requirements.equal_paths("multipath_block", tree)
+  requirements.independent("multipath_block", tree, siblings)
 
 
 RULE = Rule(name="multipath_block", verify=verify, lossless=True, check=check)

@@ -282,14 +282,12 @@ def _verify_apart(walk: _Walk) -> Verification:
     zeros = jnp.zeros((batch, tree.num_nodes), accept.dtype)
     return zeros.at[:, inner].set(jnp.concatenate(values, axis=1))
 
-  distance = None
-  if by_node[0][3].total_variation is not None:
-    distance = spread(
-      [
-        jnp.where(valid.any(axis=-1), found.total_variation, 0)
-        for *_, valid, found in by_node
-      ]
-    )
+  apart = [
+    jnp.where(valid.any(axis=-1), found.total_variation, 0)
+    for *_, valid, found in by_node
+    if found.total_variation is not None
+  ]
+  distance = spread(apart) if apart else None
   table, is_child = child_table(tree, walk.topology)
   is_child = jnp.broadcast_to(is_child, (batch, *is_child.shape[1:]))
 
@@ -352,7 +350,7 @@ def _verify_merged(walk: _Walk) -> Verification:
   places = _merged_places(tree)
   group = representative(tree, tokens, there)  # [B, N + 1]
   parent = group[:, np.maximum(tree.parents, 0).astype(np.int32)]
-  valid = (
+  valid = jnp.asarray(
     places.filled
     & (parent[:, places.slots] == places.inner[:, None])
     & there[:, places.slots]

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 
 from specjax import laws
 from specjax import siblings as siblings_lib
-from specjax.rules import checks
+from specjax.rules import requirements
 from specjax.rules.nodewise import Decision, verify_nodes
 from specjax.types import Rule
 
@@ -85,8 +85,8 @@ def check(tree, siblings) -> None:
 
 def check_batch(tree, siblings) -> None:
   """Raises ValueError unless the tree is independent paths."""
-  checks.equal_paths("batch", tree)
-  checks.independent("batch", tree, siblings)
+  requirements.equal_paths("batch", tree)
+  requirements.independent("batch", tree, siblings)
 
 
 RULE = Rule(

@@ -17,8 +17,8 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jax import Array
 
-from specjax import laws, sampling
-from specjax.rules import checks
+from specjax import drawing, laws
+from specjax.rules import requirements
 from specjax.rules.nodewise import Decision, verify_nodes
 from specjax.types import Rule
 
@@ -55,7 +55,7 @@ def single_path_rule(
 
   def check(tree, siblings):
     del siblings
-    checks.single_path(name, tree)
+    requirements.single_path(name, tree)
 
   return Rule(
     name=name, verify=verify_nodes(decide), lossless=False, check=check
@@ -178,7 +178,7 @@ def top_beta(beta: int = 3, tau: float = 1.0) -> Rule:
 
   def after_rejection(target, draft):
     del draft
-    best = sampling.argmax(target)
+    best = drawing.argmax(target)
     point = jnp.arange(len(target)) == best
     return (
       point.astype(target.dtype),

@@ -19,7 +19,7 @@ import numpy as np
 from jax import Array
 
 from specjax import laws
-from specjax.rules import checks
+from specjax.rules import requirements
 from specjax.siblings import Siblings
 from specjax.tree import Tree, take_node
 from specjax.types import Draft, Rule, Verification
@@ -84,7 +84,7 @@ class Path:
 def check(tree: Tree, siblings: Siblings) -> None:
   """Raises ValueError unless the tree is a single path."""
   del siblings
-  checks.single_path("token", tree)
+  requirements.single_path("token", tree)
 
 
 RULE = Rule(name="token", verify=verify, lossless=True, check=check)

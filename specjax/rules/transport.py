@@ -39,8 +39,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax import laws, sampling
-from specjax.rules import checks, recursive
+from specjax import drawing, laws
+from specjax.rules import recursive, requirements
 from specjax.rules.nodewise import Decision, verify_nodes
 from specjax.rules.ratio_classes import (
   RatioClasses,
@@ -147,7 +147,7 @@ def selection(
     due = jnp.where(rate > 0, time + wait, jnp.inf)
     # A boundary whose chord has no height, cut or not, is the same.
     now = jnp.minimum(jnp.min(due), 1)
-    at = sampling.argmax(-due)
+    at = drawing.argmax(-due)
     gained = gained + rate * (now - time)
     slopes = slopes + steep * (now - time)
     here = (index == at) & (now < 1)
@@ -213,7 +213,7 @@ def pick_probs(levels: Array, group: Array, valid: Array) -> Array:
 
 def check(tree, siblings) -> None:
   """Raises ValueError unless siblings are independent."""
-  checks.independent("transport", tree, siblings)
+  requirements.independent("transport", tree, siblings)
 
 
 RULE = Rule(

@@ -199,7 +199,7 @@ def _post_order(tree: Tree) -> np.ndarray:
   return np.array(order, np.int32)
 
 
-def _tested_before(ancestors: Array) -> Array:
+def _tested_before(ancestors: Array | np.ndarray) -> Array:
   """Entry (n, m): whether m is tested before n, in post-order.
 
   Below n everything is; of two nodes apart, the one on the elder branch, where

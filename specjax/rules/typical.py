@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import laws, sampling
-from specjax.rules import checks, relaxed
+from specjax import drawing, laws
+from specjax.rules import relaxed, requirements
 from specjax.siblings import Siblings
 from specjax.tree import Form, Tree, take_node
 from specjax.types import Draft, Rule, Verification
@@ -58,7 +58,7 @@ def rule(epsilon: float = 0.09, delta: float = 0.3) -> Rule:
     return _verify_tree(draft, target_log_probs, acceptable)
 
   def check(tree: Tree, siblings: Siblings) -> None:
-    checks.form("typical", tree, Form.FIXED, Form.MASKED)
+    requirements.form("typical", tree, Form.FIXED, Form.MASKED)
     if not tree.is_chain and not siblings.deterministic:
       raise ValueError(
         "rule 'typical' verifies a single path, or a tree of deterministic "
@@ -85,7 +85,7 @@ def _verify_tree(draft, target_log_probs, acceptable) -> Verification:
   )
   depth = jnp.where(path_passes, tree.depth, -1)
   longest = depth == depth.max(axis=1, keepdims=True)
-  node = sampling.argmax(jnp.where(longest, likelihood, -jnp.inf))
+  node = drawing.argmax(jnp.where(longest, likelihood, -jnp.inf))
   on_path = jnp.asarray(tree.ancestors)[node]  # [B, N + 1]
   # The token after an inner node of the path is certain.
   is_child = np.array(tree.parents) == np.arange(tree.num_nodes)[:, None]

@@ -14,10 +14,7 @@ import numpy as np
 from jax import Array
 
 from specjax import cache as cache_lib
-from specjax import sampling, siblings
-from specjax import tree as tree_lib
-from specjax.drafters.plain import keep, no_state
-from specjax.types import Draft, Drafter, LanguageModel, ModelOutput, Params
+from specjax.types import LanguageModel, ModelOutput, Params
 
 
 @functools.partial(
@@ -174,69 +171,3 @@ def language_models(pair: MarkovPair) -> tuple[LanguageModel, Params]:
     draft=table(pair.draft_initial, pair.draft),
   )
   return model, params
-
-
-def drafter(*, num_tokens: int, num_drafts: int, vocab_size: int) -> Drafter:
-  """Drafts i.i.d. paths of a chain, as `specjax.drafters.model` would.
-
-  A scan over positions with one random number a token, where the drafter for
-  any model unrolls its passes and keeps a key for every node: the same law, and
-  several times faster on many rows of few tokens.
-
-  Args:
-    num_tokens: tokens of a path, at least 1.
-    num_drafts: paths.
-    vocab_size: V.
-
-  Returns:
-    A `Drafter` without state, for the parameters of `language_models`.
-  """
-  tree = tree_lib.paths(num_tokens, num_drafts)
-
-  def propose(params, state, target_cache, context):
-    table = params.draft
-    last = table.shape[0] - 1
-    cumulative = jnp.cumsum(jnp.exp(table), axis=-1)
-    root = context.root
-    keys = sampling.drafted_node_keys(context.keys, range(1, 2))[:, 0]
-    uniforms = jax.vmap(
-      lambda key: jax.random.uniform(key, (num_tokens, num_drafts))
-    )(keys)  # [B, G, M]
-
-    def draw(tokens, here):  # i32[B, M], the tokens before
-      uniform, place = here
-      level = cumulative[place[:, None], tokens]  # [B, M, V]
-      total = level[..., -1:]
-      # Below the total even where rounding would reach it.
-      point = jnp.minimum(
-        uniform[..., None] * total, jnp.nextafter(total, jnp.zeros_like(total))
-      )
-      drawn = jnp.sum(point >= level, axis=-1, dtype=jnp.int32)
-      return drawn, drawn
-
-    places = jnp.minimum(
-      context.length - 1 + jnp.arange(num_tokens)[:, None], last
-    )  # [G, B]
-    start = jnp.broadcast_to(root, (len(root), num_drafts))
-    _, drawn = jax.lax.scan(draw, start, (jnp.moveaxis(uniforms, 1, 0), places))
-    drawn = jnp.moveaxis(drawn, 0, 1).reshape(len(root), -1)  # [B, G M]
-    tokens = jnp.concatenate([root, drawn], axis=1)
-    place = jnp.minimum(context.length[:, None] - 1 + tree.depth, last)
-    above = np.maximum(tree.parents, 0).astype(np.int32)
-    draft = Draft(
-      tree=tree,
-      siblings=siblings.IID,
-      tokens=tokens,
-      log_probs=table[place[:, above], tokens[:, above]],
-    )
-    return draft, state, target_cache
-
-  return Drafter(
-    name="markov",
-    tree=tree,
-    siblings=siblings.IID,
-    init=no_state,
-    prefill=keep,
-    propose=propose,
-    commit=keep,
-  )

@@ -30,7 +30,7 @@ def total_variation(draft: Array, target: Array) -> Array:
 
 
 def batch_rejection(
-  draft: Array, target: Array, num_drafts: int
+  draft: Array, target: Array, num_drafts: int | Array
 ) -> tuple[Array, Array]:
   """All M i.i.d. drafts are rejected: with what probability, and what is left.
 

@@ -42,17 +42,6 @@ def expected_accepted(num_tokens: Number, acceptance: Number) -> np.ndarray:
   return np.where(p < 1, value, n)
 
 
-def accepted_from(position: int, num_tokens: int, acceptance: float) -> float:
-  """`E_k = P (1 - P^(N - k)) / (1 - P)`: accepted once k tokens were.
-
-  Raises:
-    ValueError: for numbers out of range, or k beyond N.
-  """
-  if not 0 <= position <= num_tokens:
-    raise ValueError(f"position must be in 0..{num_tokens}, got {position}")
-  return float(expected_accepted(num_tokens - position, acceptance))
-
-
 def tokens_per_cycle(num_tokens: Number, acceptance: Number) -> np.ndarray:
   """`(1 - P^(N + 1)) / (1 - P)`: block efficiency, the extra token counted."""
   return 1 + expected_accepted(num_tokens, acceptance)
@@ -114,35 +103,6 @@ def tree_tokens(tree: Tree, acceptance_by_rank: Sequence[float]) -> float:
     ValueError: if they are no probabilities, or add up to more than 1.
   """
   return 1 + tree_search.expected_accepted(tree, acceptance_by_rank)
-
-
-def tree_throughput(
-  tree: Tree,
-  acceptance_by_rank: Sequence[float],
-  draft_seconds: float,
-  verify_seconds: float | Callable[[Number], np.ndarray],
-) -> float:
-  """Tokens per second of a tree: `tree_tokens / (depth T_s + T_v(nodes))`.
-
-  K drafts of N tokens are the tree `specjax.tree.paths(N, K)`: N draft steps,
-  and a pass over 1 + K N tokens.
-
-  Args:
-    tree: the tree.
-    acceptance_by_rank: as for `tree_tokens`.
-    draft_seconds: T_s, of one draft pass over a level.
-    verify_seconds: T_v, or a function of the tokens fed (`verify_curve`).
-
-  Raises:
-    ValueError: for numbers out of range, or cycles that take no time.
-  """
-  tokens = tree_tokens(tree, acceptance_by_rank)
-  verify = (
-    verify_seconds(tree.num_nodes)
-    if callable(verify_seconds)
-    else verify_seconds
-  )
-  return float(tokens / _cycle_seconds(tree.max_depth, draft_seconds, verify))
 
 
 def throughput(
@@ -263,51 +223,6 @@ def break_even(
     enough = tokens_per_cycle(num_tokens, middle) >= need
     low, high = (low, middle) if enough else (middle, high)
   return high
-
-
-def walltime_factor(
-  num_tokens: Number, acceptance: Number, cost_ratio: Number
-) -> np.ndarray:
-  """Leviathan et al.'s speed-up (Theorem 3.8), `c = T_s / T_v`.
-
-  `(1 - a^(g + 1)) / ((1 - a)(g c + 1))`: verification costs as much as one
-  token.
-  """
-  return throughput(num_tokens, acceptance, cost_ratio, 1.0)
-
-
-def operations_factor(
-  num_tokens: Number, acceptance: Number, cost_ratio: Number
-) -> np.ndarray:
-  """Leviathan et al.'s growth of arithmetic (Theorem 3.11).
-
-  `(1 - a)(g c + g + 1) / (1 - a^(g + 1))`, with c the operations of a draft
-  step over those of the target for one token.
-  """
-  n, _ = _checked(num_tokens, acceptance)
-  work = n * _seconds("cost_ratio", cost_ratio) + n + 1
-  return work / tokens_per_cycle(num_tokens, acceptance)
-
-
-def k_drafts(num_tokens: int, first: float, later: float) -> float:
-  """Block efficiency of K separate paths, the first token apart.
-
-  A path that survives is verified alone as soon as paths have parted: the
-  first token is accepted with probability `first` (any of K), later ones with
-  `later`, as in batch decoding (Yin et al., Algorithm 4).
-
-  Args:
-    num_tokens: N, tokens of a path.
-    first: acceptance at the root.
-    later: acceptance below it.
-
-  Raises:
-    ValueError: for numbers out of range.
-  """
-  _checked(num_tokens, first)
-  if num_tokens == 0:
-    return 1.0
-  return float(1 + first * (1 + expected_accepted(num_tokens - 1, later)))
 
 
 def _checked(num_tokens, acceptance) -> tuple[np.ndarray, np.ndarray]:

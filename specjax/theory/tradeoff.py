@@ -39,22 +39,6 @@ def best_loss(
   return float(max(np.abs(target - accept * draft).sum() - z, 0) / 2)
 
 
-def best_residual(
-  draft: np.ndarray, target: np.ndarray, accept: np.ndarray
-) -> np.ndarray:
-  """A law P that attains `best_loss`: `norm([q - b p]_+)` (Theorem 4).
-
-  All minimisers: P is 0 where `q < b p`, and at most `(q - b p) / Z` elsewhere.
-
-  Returns:
-    `f64[V]`; the target where `q <= b p` everywhere.
-  """
-  draft, accept = _checked(draft, accept)
-  target = np.asarray(target, np.float64)
-  mass = np.maximum(target - accept * draft, 0)
-  return mass / mass.sum() if mass.sum() > 0 else target
-
-
 def loss(
   draft: np.ndarray,
   target: np.ndarray,
@@ -65,23 +49,6 @@ def loss(
   draft, accept = _checked(draft, accept)
   output = accept * draft + rejection(draft, accept) * np.asarray(residual)
   return float(np.abs(np.asarray(target) - output).sum() / 2)
-
-
-def pareto_loss(
-  draft: np.ndarray, target: np.ndarray, rejection: float
-) -> float:
-  """The least loss at a given probability of rejection (Theorem 5).
-
-  The front is a line: for every `min(1, q / p) <= b <= 1`, `Z + min_P loss =
-  TV(p, q)`. At TV and more, nothing is lost.
-
-  Raises:
-    ValueError: if `rejection` is not in [0, 1].
-  """
-  if not 0 <= rejection <= 1:
-    raise ValueError(f"rejection must be in [0, 1], got {rejection}")
-  distance = np.maximum(np.asarray(target) - np.asarray(draft), 0).sum()
-  return float(max(distance - rejection, 0))
 
 
 def over_acceptance(

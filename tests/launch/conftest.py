@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from absl.testing import flagsaver
 
-from launch import main
+from launch import cli as command_line
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +28,8 @@ def cli(pair):
   def run(command, *args, config=None):
     config = config or f"configs/huggingface.py:target={target},draft={draft}"
     with flagsaver.flagsaver():
-      return main.execute(command, ["test", f"--config={config}", *args])
+      args = ["test", f"--config={config}", *args]
+      return command_line.execute(command, args)
 
   return run
 

@@ -6,8 +6,7 @@ import files
 import jax
 import pytest
 
-from launch import benchmark
-from launch.measuring import bandwidth
+from launch import bandwidth, benchmark
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 

@@ -14,8 +14,10 @@ from files import read_jsonl, write_jsonl
 
 from configs import common
 from launch import decode, provenance
-from launch.decoding import engine
-from launch.decoding.engine import Completion
+from specjax import engine
+from specjax.engine import Completion
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 SMALL = ("--config.max_new_tokens=12", "--config.num_speculative_tokens=3")
 TEXTS = ["def f(x):\n", "import os", "class A:\n  x = 1\n\n  def", "x", "for"]

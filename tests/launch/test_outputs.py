@@ -8,14 +8,15 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from launch import main, outputs, provenance, rules
+from launch import cli, outputs, provenance
+from launch.studies.rules import __main__ as rules
 
 
 @pytest.fixture
 def parsed():
   """Parses a command line, as `main` does."""
   with flagsaver.flagsaver():
-    yield lambda *args: main._parse(rules.run, ["test", *args])
+    yield lambda *args: cli._parse(rules.run, ["test", *args])
 
 
 @pytest.fixture(autouse=True)

@@ -9,11 +9,11 @@ import rich.console
 from absl.testing import flagsaver
 
 from configs import shapes
-from launch import main, plan
-from launch.decoding.mesh import Layout
+from launch import cli, plan
+from launch.hardware import topology
 from launch.planning import answer, program
-from launch.planning.chips import topology
 from models.huggingface_config import config_from_json
+from models.layout import Layout
 from models.transformer import SkippedLayers
 from specjax import tree as tree_lib
 from specjax.theory import throughput
@@ -80,7 +80,7 @@ def test_shapes_have_the_published_numbers_of_parameters():
 )  # fmt: skip
 def test_mistakes_are_one_line_and_exit_code_2(arguments, expected, capsys):
   with flagsaver.flagsaver():
-    assert main.execute(plan.run, ["plan", *arguments]) == 2
+    assert cli.execute(plan.run, ["plan", *arguments]) == 2
   (line,) = capsys.readouterr().err.splitlines()
   assert line.startswith("error: ")
   assert expected in line
@@ -119,7 +119,7 @@ def test_a_file_that_is_no_model_is_one_line(tmp_path, capsys, text, expected):
   path.write_text(text)
   arguments = ("--topology=v5e-4", f"--target={path}", "--drafter=plain")
   with flagsaver.flagsaver():
-    assert main.execute(plan.run, ["plan", *arguments]) == 2
+    assert cli.execute(plan.run, ["plan", *arguments]) == 2
   (line,) = capsys.readouterr().err.splitlines()
   assert f"cannot use {path}: " in line
   assert expected in line

@@ -130,7 +130,7 @@ def test_on_without_anything_to_join_is_one_line_and_exit_code_2():
 
 def test_a_command_of_one_process_refuses_to_be_one_of_several():
   (process,) = several.start(
-    [["-m", "launch.optimality"]], JAX_NUM_PROCESSES="2"
+    [["-m", "launch.studies.rules.optimality"]], JAX_NUM_PROCESSES="2"
   )
   ((code, _, errors),) = several.finish([process])
   assert code == 2
@@ -199,19 +199,19 @@ def test_several_processes_decode_shares_and_the_first_writes(
 # A command whose processes meet once and then wait for each other in vain.
 _WAITS = """
 import time
-from launch import main, processes
+from launch import cli, processes
 
-main.reads(*processes.FLAGS)
+cli.reads(*processes.FLAGS)
 
 def run(_):
   processes.gather(None)
   print("met", flush=True)
   if MODE == "raises" and not processes.is_chief():
     time.sleep(1)
-    raise main.UserError("no such thing")
+    raise cli.UserError("no such thing")
   time.sleep(1000)
 
-main.run(run, required=(), several_processes=True)
+cli.run(run, required=(), several_processes=True)
 """
 
 

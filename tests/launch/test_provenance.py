@@ -11,7 +11,8 @@ from absl.testing import flagsaver
 
 import specjax
 from configs import common
-from launch import main, provenance, rules
+from launch import cli, provenance
+from launch.studies.rules import __main__ as rules
 
 
 @pytest.fixture
@@ -101,7 +102,7 @@ def test_a_record_has_everything(tmp_path):
   prompts.write_text("x\n")
   with flagsaver.flagsaver():
     arguments = ["--seed=3", f"--prompts={prompts}", "--rule=a b"]
-    main._parse(rules.run, ["test", *arguments])
+    cli._parse(rules.run, ["test", *arguments])
     made = provenance.record(prompts=str(prompts), files={"--laws": None})
   assert json.loads(json.dumps(made)) == made
   found = made["provenance"]

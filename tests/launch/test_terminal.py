@@ -13,7 +13,7 @@ import pytest
 import rich.text
 import tqdm
 
-from launch import main, terminal
+from launch import cli, terminal
 
 CLIPBOARD = "\x1b]52;c;cm0gLXJm\x07"
 EVIL = f"a{CLIPBOARD}\x1b[2J\x9b2J\u202egpj\x7f\r"
@@ -73,19 +73,24 @@ def test_progress_bars_may_return_to_the_lines_start():
 
 def test_messages_and_tracebacks_are_guarded(capsys):
   def fails(_):
-    raise main.UserError(f"no such tensor: {EVIL}")
+    raise cli.UserError(f"no such tensor: {EVIL}")
 
-  assert main.execute(fails, ["test"]) == 2
+  assert cli.execute(fails, ["test"]) == 2
   assert f"no such tensor: {SHOWN[:-1]}" in capsys.readouterr().err
-  assert main.execute(fails, ["test", EVIL]) == 2
+  assert cli.execute(fails, ["test", EVIL]) == 2
   assert capsys.readouterr().err.replace("\n", "").isprintable()
 
 
 @pytest.mark.parametrize(
   "command",
   [
-    ["launch.rules", "--target=.5,.5", "--draft=.25,.75"],
-    ["launch.measuring.tables", "docs/measurements"],
+    [
+      "launch.studies.rules",
+      "--target=.5,.5",
+      "--draft=.25,.75",
+      "--rule=token",
+    ],
+    ["launch.tables", "costs", "docs/measurements/rules/costs.json"],
   ],
 )
 def test_a_reader_that_leaves_is_no_error(command):

@@ -17,8 +17,9 @@ from absl.testing import flagsaver
 from flax import nnx
 
 from configs import train_embedded
-from launch import locks, main, train
+from launch import cli, locks, train
 from launch.training import settings, step
+from launch.training.run import Run
 from models import huggingface, tokenizers
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -78,7 +79,7 @@ def test_a_killed_run_goes_on_to_the_same_parameters(
 ):
   """Of the draft's own samples, whose keys must come back too."""
   config = tiny(texts, pair, **distil())
-  whole, finished = train.Run(config, str(tmp_path / "whole")).train()
+  whole, finished = Run(config, str(tmp_path / "whole")).train()
   assert finished
 
   def die():
@@ -86,9 +87,9 @@ def test_a_killed_run_goes_on_to_the_same_parameters(
 
   kill_at(monkeypatch, 7, die)
   with pytest.raises(KilledError):
-    train.Run(config, str(tmp_path / "killed")).train()
+    Run(config, str(tmp_path / "killed")).train()
   monkeypatch.undo()
-  resumed, finished = train.Run(config, str(tmp_path / "killed")).train()
+  resumed, finished = Run(config, str(tmp_path / "killed")).train()
   assert finished
   assert_equal(whole, resumed)
 
@@ -98,15 +99,15 @@ def test_a_signal_saves_and_the_run_goes_on(
   texts, tmp_path, monkeypatch, number
 ):
   config = tiny(texts, checkpoint_every=1000, validate_every=100)
-  whole, _ = train.Run(config, str(tmp_path / "whole")).train()
+  whole, _ = Run(config, str(tmp_path / "whole")).train()
   kill_at(monkeypatch, 5, lambda: os.kill(os.getpid(), number))
   before = signal.getsignal(number)
-  _, finished = train.Run(config, str(tmp_path / "stopped")).train()
+  _, finished = Run(config, str(tmp_path / "stopped")).train()
   assert not finished
   assert signal.getsignal(number) == before
   assert (tmp_path / "stopped" / "checkpoints" / "6").is_dir()
   monkeypatch.undo()
-  resumed, finished = train.Run(config, str(tmp_path / "stopped")).train()
+  resumed, finished = Run(config, str(tmp_path / "stopped")).train()
   assert finished
   assert_equal(whole, resumed)
 
@@ -136,7 +137,7 @@ def test_sigterm_ends_the_command_with_exit_code_0(texts, tmp_path):
 
 def test_what_a_run_writes(texts, pair, tmp_path):
   config = tiny(texts, pair, objective="forward_kl", num_steps=20)
-  run = train.Run(config, str(tmp_path))
+  run = Run(config, str(tmp_path))
   told = functools.partial(told_text, run.tokenizer)
   run.train()
   found = records(tmp_path)
@@ -174,11 +175,9 @@ def told_text(tokenizer, batch):
 
 
 def test_a_run_begins_with_the_model_it_is_given(texts, tmp_path):
-  first, _ = train.Run(
-    tiny(texts, num_steps=2), str(tmp_path / "first")
-  ).train()
+  first, _ = Run(tiny(texts, num_steps=2), str(tmp_path / "first")).train()
   config = tiny(texts, num_steps=2, init_from=str(tmp_path / "first"), seed=1)
-  run = train.Run(config, str(tmp_path / "second"))
+  run = Run(config, str(tmp_path / "second"))
   assert_equal(run.student, first)
   last = [
     r for r in records(tmp_path / "first") if "validation_next_token_loss" in r
@@ -194,13 +193,13 @@ def test_a_run_begins_with_the_model_it_is_given(texts, tmp_path):
   with pytest.raises(AssertionError):
     assert_equal(trained, first)
   # Begun runs go on from their own checkpoint.
-  again, _ = train.Run(config, str(tmp_path / "second")).train()
+  again, _ = Run(config, str(tmp_path / "second")).train()
   assert_equal(again, trained)
 
 
 def test_a_model_of_another_shape_is_refused(texts, pair, tmp_path):
   with pytest.raises(ValueError, match="another shape than"):
-    train.Run(tiny(texts, init_from=pair[0]), str(tmp_path))
+    Run(tiny(texts, init_from=pair[0]), str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -228,7 +227,7 @@ def test_a_model_of_another_shape_is_refused(texts, pair, tmp_path):
 )
 def test_mistakes_in_the_config(texts, tmp_path, changes, words):
   with pytest.raises(ValueError, match=words):
-    train.Run(tiny(texts, **changes), str(tmp_path / "w"))
+    Run(tiny(texts, **changes), str(tmp_path / "w"))
   assert not (tmp_path / "w").exists()
 
 
@@ -236,10 +235,10 @@ def test_a_teacher_speaks_of_the_same_tokens(texts, pair, tmp_path):
   distilling = functools.partial(tiny, texts, pair, objective="forward_kl")
   other = distilling(tokenizer=str(tmp_path / "tokenizer"))
   with pytest.raises(ValueError, match="another tokenizer than"):
-    train.Run(other, str(tmp_path / "a"))
+    Run(other, str(tmp_path / "a"))
   padded = distilling(model=dict(vocab_size=4100))
   with pytest.raises(ValueError, match=r"must be that of\s+config.teacher"):
-    train.Run(padded, str(tmp_path / "b"))
+    Run(padded, str(tmp_path / "b"))
 
 
 @pytest.mark.parametrize(
@@ -249,24 +248,24 @@ def test_a_teacher_speaks_of_the_same_tokens(texts, pair, tmp_path):
 )
 def test_the_folder_of_another_run_is_refused(texts, tmp_path, changes):
   kept = dict(num_steps=3, validate_every=0, sample_every=0)
-  train.Run(tiny(texts, **kept), str(tmp_path)).train()
+  Run(tiny(texts, **kept), str(tmp_path)).train()
   before = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
   with pytest.raises(ValueError, match=f"has config.{next(iter(changes))} = "):
-    train.Run(tiny(texts, **kept, **changes), str(tmp_path))
+    Run(tiny(texts, **kept, **changes), str(tmp_path))
   after = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
   assert before == after
   assert not list(tmp_path.glob("broken-*"))
   # What may change: here the run goes on for longer.
   longer = tiny(texts, **kept | dict(num_steps=4, log_every=1))
-  assert train.Run(longer, str(tmp_path)).train()[1]
+  assert Run(longer, str(tmp_path)).train()[1]
   # And a run beyond its end is over, and stays what it was.
-  assert train.Run(tiny(texts, **kept), str(tmp_path)).train()[1]
+  assert Run(tiny(texts, **kept), str(tmp_path)).train()[1]
   assert settings.read(str(tmp_path)).num_steps == 4
 
 
 def command_line(*args):
   with flagsaver.flagsaver():
-    return main.execute(train.run, ["train", *args])
+    return cli.execute(train.run, ["train", *args])
 
 
 def test_the_folder_alone_goes_on(texts, tmp_path, capsys):
@@ -276,14 +275,14 @@ def test_the_folder_alone_goes_on(texts, tmp_path, capsys):
   config = tiny(
     texts, num_steps=4, log_every=1, validate_every=0, sample_every=0
   )
-  train.Run(config, str(tmp_path / "w")).train()
+  Run(config, str(tmp_path / "w")).train()
   path = tmp_path / "w" / "config.json"
   path.write_text(path.read_text().replace('"num_steps": 4', '"num_steps": 6'))
   assert command_line(folder, f"--export={tmp_path}/x") == 0
   assert [r["step"] for r in records(tmp_path / "w")] == [1, 2, 3, 4, 5, 6]
   config.num_steps = 6
-  whole, _ = train.Run(config, str(tmp_path / "whole")).train()
-  resumed, _ = train.Run(config, str(tmp_path / "w")).train()
+  whole, _ = Run(config, str(tmp_path / "whole")).train()
+  resumed, _ = Run(config, str(tmp_path / "w")).train()
   assert_equal(whole, resumed)
   assert (tmp_path / "x" / "model.safetensors").is_file()
 
@@ -303,7 +302,7 @@ def test_an_export_that_cannot_be_written_is_found_before_training(
 
 def test_the_second_trainer_in_a_folder_is_refused(texts, tmp_path, capsys):
   config = tiny(texts, num_steps=2, validate_every=0, sample_every=0)
-  train.Run(config, str(tmp_path)).train()
+  Run(config, str(tmp_path)).train()
   before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
   with locks.Lock(tmp_path / "lock", what="it"):
     assert command_line(f"--workdir={tmp_path}") == 2
@@ -360,7 +359,7 @@ def test_a_run_killed_at_any_moment_goes_on_to_the_same_bits(texts, tmp_path):
   steps = [r["step"] for r in records(killed) if "next_token_loss" in r]
   assert steps == list(range(1, 61)), f"killed at step {last}"
   config = settings.read(str(whole))
-  expected, _ = train.Run(config, str(whole)).train()
+  expected, _ = Run(config, str(whole)).train()
   assert_equal(huggingface.load(str(tmp_path / "x")), expected)
 
 
@@ -371,7 +370,7 @@ def test_the_command_distils_and_exports(texts, tmp_path, pair):
 
   export = tmp_path / "model"
   with flagsaver.flagsaver():
-    code = main.execute(
+    code = cli.execute(
       train.run,
       ["train", "--config=configs/train_embedded.py:tiny",
        f"--config.dataset={texts}", f"--config.teacher={pair[0]}",
@@ -388,7 +387,7 @@ def test_the_command_distils_and_exports(texts, tmp_path, pair):
     texts, pair, objective="total_variation", contexts="target",
     prompt_length=8, num_steps=2,
   )  # fmt: skip
-  trained, _ = train.Run(config, str(tmp_path / "w")).train()  # is at its end
+  trained, _ = Run(config, str(tmp_path / "w")).train()  # is at its end
   assert_equal(exported, trained)
   tokens = np.random.default_rng(0).integers(4096, size=(2, 16))
   elsewhere = transformers.AutoModelForCausalLM.from_pretrained(
@@ -402,14 +401,14 @@ def test_the_command_distils_and_exports(texts, tmp_path, pair):
 
 _ON_A_MESH = """
 import sys
-from launch import train
+from launch.training.run import Run
 sys.path[:0] = ["tests", "tests/launch"]
 import test_train
 import json, numpy as np, jax
 texts, teacher, data, model, out = sys.argv[1:]
 config = test_train.tiny(texts, (teacher,), objective="forward_kl",
   validate_every=100, sample_every=0, mesh=(int(data), int(model)))
-module, _ = train.Run(config, out).train()
+module, _ = Run(config, out).train()
 np.savez(out + "/w.npz", *jax.tree.leaves(test_train.parameters(module)))
 """
 

@@ -17,6 +17,8 @@ from models.transformer import (
 from specjax import decode, drafters, tree
 from specjax.types import Params
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 SMALL = dict(
   vocab_size=61, embed_dim=32, num_layers=3, num_heads=4, num_kv_heads=2,
   head_dim=8, mlp_dim=48, max_positions=64,

@@ -46,9 +46,7 @@ LOOP_TREES = {
   ("iid", paths(2, 2)): (
     "batch",
     "kseq",
-    "bucketed",
     "transport",
-    "canonical",
     "multipath_block",
   ),
   ("iid", chain(3)): ("block", "decoding_opt"),

@@ -33,6 +33,8 @@ from specjax.tree import chain
 from specjax.types import Origin, StopReason
 from specjax.warp import make_sampling
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 
 @pytest.mark.parametrize(("rule", "drafter"), PAIRS)
 def test_rows_end_at_the_first_stop_token(rule, drafter):

@@ -24,6 +24,8 @@ from specjax import tree as tree_lib
 from specjax.mesh import MeshDecoder
 from specjax.tree import chain, k_ary
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 
 @pytest.mark.parametrize(
   ("options", "message"),

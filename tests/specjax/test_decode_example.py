@@ -7,7 +7,6 @@ import toys
 
 import specjax
 from specjax import cache as cache_lib
-from specjax.drafters.plain import keep, no_state
 from specjax.siblings import IID
 from specjax.tree import chain
 from specjax.types import Draft, Drafter, Origin, StopReason
@@ -45,8 +44,8 @@ def fixed_drafter(drafted):
     return draft, state, target_cache
 
   return Drafter(
-    name="fixed", tree=tree, siblings=IID, init=no_state, prefill=keep,
-    propose=propose, commit=keep,
+    name="fixed", tree=tree, siblings=IID,
+    propose=propose,
   )  # fmt: skip
 
 

@@ -12,10 +12,12 @@ import pytest
 from decoding import LENGTHS, MODEL, PARAMS, PROMPTS, VOCAB, decode, rows_of
 
 import specjax
+from specjax import drawing
 from specjax import rows as rows_lib
-from specjax import sampling
 from specjax.tree import paths
 from specjax.warp import make_sampling
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 BUDGETS = np.array([6, 21, 9, 5, 3], np.int32)
 DECODER = specjax.make_decoder(
@@ -27,7 +29,7 @@ SHARED = specjax.make_decoder(
 
 
 def keys_of(ids):
-  return sampling.row_keys(jax.random.key(7), jnp.asarray(ids))
+  return drawing.row_keys(jax.random.key(7), jnp.asarray(ids))
 
 
 def admit(decoder, state, row, prompt, length, *, key=9, budget=11):

@@ -7,10 +7,12 @@ import pytest
 import toys
 
 import specjax
-from specjax import drafters, sampling, siblings
+from specjax import drafters, drawing, siblings
 from specjax.drafters.ngram import look_up
 from specjax.tree import Tree, chain, paths
 from specjax.warp import make_sampling
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 
 @pytest.mark.parametrize(
@@ -141,7 +143,7 @@ def test_paths_are_drawn_independently():
   decoder = specjax.make_decoder(MODEL, drafter=drafter, rule="match")
   state = decoder.init(
     PARAMS, jnp.full((runs, 2), 3), np.full(runs, 2),
-    sampling.row_keys(jax.random.key(0), jnp.arange(runs)),
+    drawing.row_keys(jax.random.key(0), jnp.arange(runs)),
     buffer_length=4, max_new_tokens=2, sampling=make_sampling(runs),
   )  # fmt: skip
   _, info = jax.jit(decoder.step)(PARAMS, state)

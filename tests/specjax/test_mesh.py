@@ -24,10 +24,12 @@ pytestmark = pytest.mark.usefixtures("quick_to_compile")
 ON_ONE_PROCESS = (
   "paths:1x8", "layer_skip:2x4", "ngram:2x4", "tree:4x2", "paths:8x1",
   "paths:2x2x2", "plain:1x8", "tables:8x1", "shared:8x1",
-  "refilled:8x1", "refilled:2x4", "counted:8x1",
+  "refilled:8x1", "refilled:2x4", "counted:8x1", "inputs:8x1", "inputs:2x4",
 )  # fmt: skip
 # Models that are cut across both processes, and rows that are.
-ON_TWO_PROCESSES = ("paths:1x8", "tables:8x1", "refilled:8x1", "counted:8x1")
+ON_TWO_PROCESSES = (
+  "paths:1x8", "tables:8x1", "refilled:8x1", "counted:8x1", "inputs:8x1",
+)  # fmt: skip
 
 
 def decoded(folder, runs, *, processes, devices):

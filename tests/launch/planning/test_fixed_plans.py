@@ -8,9 +8,10 @@ import pytest
 pytest.importorskip("libtpu", reason="libtpu is for Linux on x86-64 only")
 
 from configs import shapes
-from launch.decoding.mesh import Layout
-from launch.planning import chips, program
+from launch import hardware
+from launch.planning import program
 from models.huggingface_config import config_from_json
+from models.layout import Layout
 from specjax import tree as tree_lib
 
 pytestmark = pytest.mark.heavy
@@ -24,7 +25,7 @@ def compiled(topology, target, draft, **changes):
   )  # fmt: skip
   return program.compile_for(
     program.Question(**fields | changes),
-    chips.devices(chips.topology(topology)),
+    hardware.devices(hardware.topology(topology)),
   )
 
 

@@ -7,7 +7,8 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from launch.planning import chips, hlo
+from launch import hardware
+from launch.planning import hlo
 
 # As libtpu prints: trip counts are only in the conditions.
 TEXT = """\
@@ -127,7 +128,7 @@ def test_text_that_is_no_program_is_refused():
 def test_a_program_for_tpus_is_read():
   """Seven rounds of one sum over four devices, as libtpu prints them."""
   pytest.importorskip("libtpu", reason="libtpu is for Linux on x86-64 only")
-  mesh = jax.sharding.Mesh(chips.devices(chips.topology("v5e-4")), ("x",))
+  mesh = jax.sharding.Mesh(hardware.devices(hardware.topology("v5e-4")), ("x",))
 
   def f(x):
     def body(carry, _):

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
+from launch.hardware import CHIPS
 from launch.planning import roofline
-from launch.planning.chips import CHIPS
 from models.transformer import SkippedLayers, TransformerConfig
 
 CONFIG = TransformerConfig(

@@ -7,7 +7,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from launch import main
+from launch import cli
 from launch.training import exports
 
 
@@ -83,5 +83,5 @@ def test_what_the_run_reads_is_not_replaced(check, tmp_path):
 
 def test_without_an_export_there_is_nothing_to_overwrite(check, tmp_path):
   check(None)
-  with pytest.raises(main.UserError, match="--overwrite: not read with a run"):
+  with pytest.raises(cli.UserError, match="--overwrite: not read with a run"):
     check(None, "--overwrite")

@@ -12,9 +12,9 @@ from files import read_jsonl
 from flax import nnx
 
 from configs import train_embedded
-from launch import decode, provenance, train
-from launch.training import trained
-from models import huggingface, tokenizers
+from launch import decode, provenance
+from launch.training.run import Run
+from models import huggingface, tokenizers, trained
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -45,23 +45,23 @@ import jax, numpy as np
 sys.path[:0] = ["tests", "tests/launch/training"]
 from test_trained import config_of
 from flax import nnx
-from launch import train
-from launch.decoding import mesh as mesh_lib
-from launch.training import trained
+from launch.training.run import Run
+from models.layout import Layout
+from models import trained
 from models import sharding, stacked
 
 texts, out = sys.argv[1:]
 first = out + "/first"
-whole, _ = train.Run(config_of(texts, mesh=(2, 2)), first).train()
+whole, _ = Run(config_of(texts, mesh=(2, 2)), first).train()
 second = shutil.copytree(first, out + "/second")
 shutil.rmtree(second + "/checkpoints/6")
-resumed, _ = train.Run(config_of(texts, mesh=(4, 1)), second).train()
+resumed, _ = Run(config_of(texts, mesh=(4, 1)), second).train()
 for name, module in (("whole", whole), ("resumed", resumed)):
   np.savez(f"{out}/{name}.npz", *jax.tree.leaves(nnx.state(module)))
 
 found = {}
 for data, model, draft in ((2, 2, 2), (1, 4, 2), (4, 1, 1)):
-  layout = mesh_lib.Layout(data=data, model=model, draft=draft)
+  layout = Layout(data=data, model=model, draft=draft)
   mesh = layout.mesh(jax.devices())
   for which, rules in zip(("target", "draft"), layout.shardings()):
     config, params = trained.load_stacked(
@@ -193,5 +193,5 @@ def test_another_number_of_processes_is_refused_and_breaks_nothing(
     place = run / "checkpoints" / str(step) / "data"
     (place / "process_0-of-1.json").rename(place / "process_1-of-2.json")
   with pytest.raises(ValueError, match=r"is of 2 processes.*not with 1"):
-    train.Run(config_of(texts), str(run)).train()
+    Run(config_of(texts), str(run)).train()
   assert (run / "checkpoints" / "6").is_dir()

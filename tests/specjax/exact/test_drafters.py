@@ -11,10 +11,12 @@ import pytest
 import toys
 
 import specjax
-from specjax import drafters, exact, sampling
+from specjax import drafters, drawing, exact
 from specjax.siblings import GREEDY, HUB, SHARED_NOISE, TOP_K
 from specjax.tree import Tree, chain, k_ary, paths
 from specjax.types import pick_nodes
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 VOCAB = 3
 TARGET = toys.table(VOCAB, seed=0)
@@ -138,9 +140,9 @@ def test_draws_of_its_own_are_held_against_the_laws_by_sampling():
   """A drafter that draws with keys of its own, truly and not."""
 
   def own_draws(draft, context, bend):
-    keys = sampling.drafted_node_keys(context.keys, range(1, 2))
+    keys = drawing.drafted_node_keys(context.keys, range(1, 2))
     law = draft.log_probs[:, 1:2]
-    token = sampling.categorical(keys, law * bend)[:, 0]
+    token = drawing.categorical(keys, law * bend)[:, 0]
     return dataclasses.replace(
       draft,
       tokens=jnp.stack([draft.tokens[:, 0], token.astype(jnp.int32)], axis=1),

@@ -20,6 +20,8 @@ from specjax import exact
 from specjax.siblings import IID, WITHOUT_REPLACEMENT
 from specjax.tree import Form, Tree, chain, paths
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 LIMIT = 1e-10
 VOCAB = 3
 TARGET = toys.table(VOCAB, seed=0).astype(np.float64)
@@ -142,7 +144,7 @@ def test_a_lane_that_is_verified_is_caught():
     )
 
   broken = dataclasses.replace(
-    sound, tree=tree, propose=propose, commit=forms.keep
+    sound, tree=tree, propose=propose, commit=specjax.types.keep
   )
   assert error(broken, "token") > 1e-3
 

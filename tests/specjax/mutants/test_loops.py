@@ -21,6 +21,8 @@ from specjax.drafters import model as model_drafter
 from specjax.siblings import IID
 from specjax.warp import make_sampling
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 VOCAB, BUDGET = 11, 12
 TABLE = toys.table(VOCAB, seed=0)
 PROMPTS = np.random.default_rng(0).integers(0, VOCAB, (3, 4))

@@ -13,10 +13,12 @@ import pytest
 import toys
 
 import specjax
-from specjax import drafters, exact, laws, sampling
+from specjax import drafters, drawing, exact, laws
 from specjax import tree as tree_lib
 from specjax import warp as warp_lib
 from specjax.warp import make_sampling
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 ROWS = 20_000
 SETTINGS = dict(temperature=2.0, top_p=0.8)
@@ -76,10 +78,10 @@ def is_plain_sampling(tokens, target, settings) -> bool:
 
 
 def shared_noise():
-  apart = sampling.verification_keys
-  drafted = lambda keys: sampling.drafted_node_keys(keys, range(1, 2))
+  apart = drawing.verification_keys
+  drafted = lambda keys: drawing.drafted_node_keys(keys, range(1, 2))
   return mock.patch.object(
-    sampling,
+    drawing,
     "verification_keys",
     lambda keys: jnp.concatenate([apart(keys)[:, :1], drafted(keys)], axis=1),
   )
@@ -161,7 +163,7 @@ def test_drawing_in_bfloat16_is_caught():
         one = lambda key, row: jax.random.categorical(
           key, row.astype(jnp.bfloat16)
         )
-        keys = sampling.drafted_node_keys(context.keys, nodes)
+        keys = drawing.drafted_node_keys(context.keys, nodes)
         return jax.vmap(jax.vmap(one))(keys, law)
 
       context = dataclasses.replace(context, draws=draws)

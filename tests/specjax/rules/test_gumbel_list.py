@@ -10,9 +10,11 @@ import pytest
 import toys
 
 import specjax
-from specjax import rules, sampling, tree
+from specjax import drawing, rules, tree
 from specjax.siblings import IID, SHARED_NOISE
 from specjax.types import Draft
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 RULE = rules.get("gumbel_list")
 VOCAB = 3
@@ -42,7 +44,7 @@ def draw(p, q, *, count, samples, seed=0):
   noise = jax.random.gumbel(
     jax.random.key(seed), (samples, count, depth + 1, VOCAB)
   )
-  tokens = sampling.race(noise[:, :, :depth], jnp.log(p))  # [S, K, G]
+  tokens = drawing.race(noise[:, :, :depth], jnp.log(p))  # [S, K, G]
   nodes = tokens.transpose(0, 2, 1).reshape(samples, -1)
   laws = lambda table, last: jnp.broadcast_to(
     jnp.concatenate([table, last])[shape.depth],

@@ -1,5 +1,6 @@
 """Acceptance against closed forms and hand-computed values, all exact."""
 
+import acceptances
 import instances
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from specjax import siblings as siblings_lib
 from specjax import tree as tree_lib
 from specjax.rules import kseq
 from specjax.siblings import GREEDY, HUB, IID, TOP_K, WITHOUT_REPLACEMENT
-from specjax.theory import transport as theory
+from specjax.theory import optimum as theory
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -37,9 +38,7 @@ def accepted(name, p, q, count, siblings=IID):
     ("recursive", IID, 0.76),
     ("batch", IID, 0.76),
     ("kseq", IID, 0.791355),
-    ("bucketed", IID, 0.86),
     ("transport", IID, 0.86),
-    ("canonical", IID, 0.86),
     ("recursive", WITHOUT_REPLACEMENT, 0.82),
     ("greedy_draft", GREEDY, 0.90),
     ("match", TOP_K, 0.5),
@@ -71,7 +70,7 @@ def test_hub_pairs_reach_the_optimum_of_their_own_law():
     probs = draft[pairs[:, 0]]
     probs = probs * np.exp(np.asarray(second))[np.arange(16), pairs[:, 1]]
     assert probs.sum() == pytest.approx(1, abs=1e-12)
-    best, _ = theory.plan(pairs, probs, target)
+    best, _ = acceptances.plan(pairs, probs, target)
     assert value == pytest.approx(best, abs=1e-9)
 
 
@@ -109,7 +108,7 @@ def test_greedy_drafts_reach_the_optimum_of_their_own_law(count):
     rest /= rest.sum()
     covered = lambda s: rest[list(s)].sum() if top <= set(s) else 0.0  # noqa: B023
     assert found[i] == pytest.approx(
-      theory.set_optimum(q[i], covered), abs=1e-12
+      acceptances.set_optimum(q[i], covered), abs=1e-12
     )
     outside = np.array([x not in top for x in range(4)])
     closed = q[i][~outside].sum() + np.minimum(q[i], rest)[outside].sum()
@@ -159,18 +158,6 @@ def test_kseq_is_at_the_root_and_the_root_is_the_least_valid_scale():
 
 
 @pytest.mark.parametrize(
-  "count", [5, *(pytest.param(n, marks=pytest.mark.heavy) for n in (4, 6, 7))]
-)
-def test_bucketed_stays_lossless_with_many_drafts_and_undrafted_tokens(count):
-  p, q = np.array([[0.5, 0.5, 0]]), np.array([[0.2, 0.3, 0.5]])
-  accepted, output = instances.at_one_position(
-    rules.get("bucketed"), p, q, count
-  )
-  np.testing.assert_allclose(output, q, atol=1e-12)
-  assert accepted[0] <= theory.iid_optimum(p[0], q[0], count) + 1e-12
-
-
-@pytest.mark.parametrize(
   ("name", "siblings", "value"),
   [
     ("recursive", IID, 0.75),
@@ -207,7 +194,7 @@ def test_deterministic_drafts_are_accepted_if_the_target_draws_one():
 def test_independent_tests_of_a_sure_draft_accept_no_more_than_one():
   # p = (1, 0), q = (.5, .5): the optimum is .5 for every K.
   p, q = np.array([1.0, 0]), np.array([0.5, 0.5])
-  for name in ("recursive", "kseq", "bucketed", "transport", "match"):
+  for name in ("recursive", "kseq", "transport", "match"):
     assert accepted(name, p, q, 3)[0] == pytest.approx(0.5, abs=1e-9)
 
 
@@ -382,9 +369,9 @@ def test_what_is_no_rule_with_parameters_is_a_value_error(name, message):
 def test_acceptance_of_the_theory_is_that_of_the_rules():
   p, q = instances.random_laws(10, 4, seed=8)
   for name, predict in (
-    ("match", theory.match_acceptance),
-    ("recursive", theory.recursive_acceptance),
-    ("kseq", theory.kseq_acceptance),
+    ("match", acceptances.match),
+    ("recursive", acceptances.recursive),
+    ("kseq", acceptances.kseq),
     ("transport", theory.iid_optimum),
   ):
     for count in (1, 2, 3):
@@ -392,5 +379,3 @@ def test_acceptance_of_the_theory_is_that_of_the_rules():
       np.testing.assert_allclose(
         accepted(name, p, q, count), expected, atol=1e-9
       )
-  with pytest.raises(ValueError, match="number of drafts must be >= 1"):
-    theory.recursive_acceptance(P, Q, 0)

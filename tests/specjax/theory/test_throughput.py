@@ -12,7 +12,7 @@ def test_the_recursion_has_the_closed_form(acceptance):
   for most in range(12):
     value = 0.0
     for k in range(most, -1, -1):
-      assert theory.accepted_from(k, most, acceptance) == pytest.approx(
+      assert theory.expected_accepted(most - k, acceptance) == pytest.approx(
         value, abs=1e-9
       )
       value = acceptance * (1 + value)
@@ -47,9 +47,10 @@ def test_the_calls_of_a_completion_count_the_last_one_that_is_cut():
    (0.8, 5, 1.63, 3.69), (0.9, 2, 1.11, 2.71), (0.9, 10, 1.60, 6.86)],
 )  # fmt: skip
 def test_leviathans_table(acceptance, num_tokens, operations, speed):
+  tokens = theory.tokens_per_cycle(num_tokens, acceptance)
   factors = (
-    theory.operations_factor(num_tokens, acceptance, 0.0),
-    theory.walltime_factor(num_tokens, acceptance, 0.0),
+    (num_tokens + 1) / tokens,
+    theory.throughput(num_tokens, acceptance, 0.0, 1.0),
   )
   assert factors == pytest.approx((operations, speed), abs=0.006)
 
@@ -70,7 +71,7 @@ def test_the_best_number_of_tokens(acceptance, cost_ratio, best):
 
 
 def test_one_token_and_the_limits():
-  assert theory.walltime_factor(1, 0.6, 0.1) == pytest.approx(1.6 / 1.1)
+  assert theory.throughput(1, 0.6, 0.1, 1.0) == pytest.approx(1.6 / 1.1)
   assert theory.throughput(4, 1.0, 0.1, 1.0) == pytest.approx(5 / 1.4)
   assert theory.throughput(4, 0.0, 0.1, 1.0) == pytest.approx(1 / 1.4)
   near = theory.throughput(4, 1 - 1e-13, 0.1, 1.0)
@@ -115,24 +116,10 @@ def test_trees_and_paths():
   assert theory.tree_tokens(k_ary(2, 2), [0.6, 0.2]) == pytest.approx(
     1 + 0.8 + 0.8 * 0.8
   )
-  assert theory.k_drafts(3, 0.9, 0.7) == pytest.approx(
-    1 + 0.9 * (1 + 0.7 + 0.49)
-  )
-  assert theory.k_drafts(0, 0.9, 0.7) == 1
   # Each of two paths may be taken at the root, and below it there is one.
   assert theory.tree_tokens(paths(3, 2), [0.7, 0.2]) == pytest.approx(
-    theory.k_drafts(3, 0.9, 0.7)
+    1 + 0.9 * (1 + 0.7 + 0.49)
   )
-
-
-def test_throughput_of_trees():
-  assert theory.tree_throughput(chain(4), [0.7], 0.1, 1.0) == pytest.approx(
-    float(theory.throughput(4, 0.7, 0.1, 1.0))
-  )
-  curve = theory.verify_curve({1: 1.0, 7: 1.6})
-  assert theory.tree_throughput(
-    paths(3, 2), [0.7, 0.2], 0.1, curve
-  ) == pytest.approx(theory.k_drafts(3, 0.9, 0.7) / (3 * 0.1 + 1.6))
 
 
 @pytest.mark.parametrize(
@@ -152,9 +139,6 @@ def test_throughput_of_trees():
     (lambda: theory.tokens_per_cycle(np.inf, 0.5), "num_tokens must be >= 0"),
     (lambda: theory.exact_tokens([0.5, np.nan]), "must be probabilities"),
     (lambda: theory.best_num_tokens(0.5, 1, 1, most=-1), "most must be >= 0"),
-    (lambda: theory.k_drafts(0, 1.5, 0.5), "acceptance must be in"),
-    (lambda: theory.tree_throughput(chain(2), [0.5], 0, 0), "take some time"),
-    (lambda: theory.accepted_from(3, 2, 0.5), "position must be in"),
   ],
 )
 def test_numbers_out_of_range(call, words):

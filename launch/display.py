@@ -1,0 +1,131 @@
+"""Completions and summaries for people.
+
+Each token shows where it came from: accepted from the draft, drawn from the
+residual after a rejection, or the bonus after a fully accepted block. With
+colour these are green, orange and blue; without, the two rarer kinds are
+bracketed.
+"""
+
+import rich.box
+import rich.console
+import rich.table
+import rich.text
+
+from launch import terminal
+from launch.prompts import Prompt
+from launch.tables import loss_in_words
+from models.tokenizers import Tokenizer
+from specjax.engine import Completion
+from specjax.types import Origin, Rule
+
+_STYLES = {
+  Origin.ACCEPTED: "green",
+  Origin.RESIDUAL: "bold dark_orange",
+  Origin.BONUS: "bold dodger_blue1",
+}
+_MARKS = {Origin.RESIDUAL: ("⟨", "⟩"), Origin.BONUS: ("«", "»")}
+
+
+def _in_colour(console: rich.console.Console) -> bool:
+  return console.color_system is not None and not console.no_color
+
+
+def pieces(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+  """The text each token adds; a character cut in two goes to the last."""
+  out, shown = [], ""
+  for count in range(1, len(ids) + 1):
+    text = tokenizer.decode(ids[:count])
+    if text.endswith("\ufffd") and count < len(ids):
+      out.append("")
+      continue
+    out.append(text[len(shown) :])
+    shown = text
+  return out
+
+
+def show_completion(
+  console: rich.console.Console,
+  tokenizer: Tokenizer,
+  prompt: Prompt,
+  completion: Completion,
+) -> None:
+  """Prints a prompt and its completion, tokens told apart by origin."""
+  text = rich.text.Text(terminal.visible(prompt.text), style="dim")
+  text = rich.text.Text().append_text(text)  # dim is the prompt alone
+  in_colour = _in_colour(console)
+  ids = completion.token_ids
+  for piece, code in zip(
+    pieces(tokenizer, ids), completion.origins, strict=True
+  ):
+    origin = Origin(code)
+    if not in_colour and origin in _MARKS and piece:
+      before, after = _MARKS[origin]
+      piece = before + piece + after
+    text.append(terminal.visible(piece), style=_STYLES[origin])
+  name = terminal.visible(f"prompt {prompt.id}")
+  console.rule(rich.text.Text(name), align="left")
+  console.print(text, soft_wrap=True)
+
+
+def show_legend(console: rich.console.Console) -> None:
+  """Says what the colours (or marks) mean."""
+  in_colour = _in_colour(console)
+  text = rich.text.Text("tokens: ")
+  for origin, words in (
+    (Origin.ACCEPTED, "drafted and accepted"),
+    (Origin.RESIDUAL, "corrected (residual)"),
+    (Origin.BONUS, "bonus"),
+  ):
+    before, after = ("", "") if in_colour else _MARKS.get(origin, ("", ""))
+    text.append(f"{before}{words}{after}", style=_STYLES[origin])
+    text.append("  ")
+  console.print(text)
+
+
+def show_summary(
+  console: rich.console.Console, summary: dict, rule: Rule
+) -> None:
+  """Prints the table: speculative beside plain autoregressive decoding.
+
+  A lossy rule's distance from the target stands beside every speed-up.
+  """
+  loss = loss_in_words(rule.lossless, summary["total_variation"])
+  console.print(rich.text.Text(f"rule {rule.name}: {loss}"), soft_wrap=True)
+  table = rich.table.Table(box=rich.box.SIMPLE)
+  for name, justify in (
+    ("", "left"), ("speculative", "right"), ("autoregressive", "right"),
+  ):  # fmt: skip
+    table.add_column(name, justify=justify)
+
+  def row(label, value, baseline=None, digits=2):
+    text = lambda x: "" if x is None else f"{x:.{digits}f}"
+    table.add_row(label, text(value), text(baseline))
+
+  plain = summary["baseline_num_tokens"]
+  row("tokens", summary["num_tokens"], plain, 0)
+  plain_calls = summary["baseline_num_target_calls"]
+  row("target calls", summary["num_target_calls"], plain_calls, 0)
+  row(
+    "block efficiency (tokens per target call)",
+    summary["block_efficiency"],
+    plain / plain_calls if plain_calls else None,
+  )
+  row("acceptance rate", summary["acceptance_rate"])
+  row("expected acceptance rate", summary["expected_acceptance_rate"])
+  row(
+    "tokens per second",
+    summary["tokens_per_second"],
+    summary["baseline_tokens_per_second"],
+    1,
+  )
+  console.print(table)
+  if summary["speedup"] is not None:
+    interval = summary["speedup_ci"]
+    tail = (
+      "(one timed unit: no interval)"
+      if interval is None
+      else f"(95% interval {interval[0]:.2f} to {interval[1]:.2f}, paired)"
+    )
+    if not rule.lossless:
+      tail += f", {loss}"
+    console.print(f"speed-up {summary['speedup']:.2f} {tail}")

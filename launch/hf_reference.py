@@ -1,0 +1,134 @@
+"""`transformers` on the same files, prompts, dtype and threads, for comparison.
+
+Ids beyond the tokenizer's vocabulary get no mass there either.
+Optional: needs torch and transformers. Assisted generation there takes one
+prompt at a time, so it is only measured at batch size 1.
+"""
+
+import importlib.util
+import os
+import time
+
+from launch import drafting
+from models import trained
+from specjax.engine import Batch
+
+
+def is_available(config) -> bool:
+  """Whether torch and transformers are there, and can read the config's files.
+
+  They cannot read the folders of training runs.
+  """
+  if any(map(trained.is_run, filter(None, (config.target, config.draft)))):
+    return False
+  return all(importlib.util.find_spec(n) for n in ("torch", "transformers"))
+
+
+class _Support:
+  """What `suppress_tokens` does, for target and assistant.
+
+  That option looks every id up in the list of those suppressed, at every step:
+  with tens of thousands of them transformers would be timed doing that.
+  """
+
+  def __init__(self, vocab_size: int):
+    self._vocab_size = vocab_size
+
+  def __call__(self, input_ids, scores):
+    scores[:, self._vocab_size :] = -float("inf")
+    return scores
+
+
+class Reference:
+  """`generate` of transformers with the settings of a config."""
+
+  def __init__(self, config, *, stop_tokens: tuple[int, ...], vocab_size: int):
+    """Loads the checkpoints of `config` on the CPU, in the same dtype.
+
+    Args:
+      config: of the experiment.
+      stop_tokens: ids that end a completion.
+      vocab_size: V, the number of real tokens.
+    """
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    import torch
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    load = lambda path: transformers.AutoModelForCausalLM.from_pretrained(
+      path, dtype=getattr(torch, config.dtype)
+    ).eval()
+    self._torch = torch
+    self._target = load(config.target)
+    self._draft = None
+    if drafting.reads_draft(config):
+      self._draft = load(config.draft)
+      generation = self._draft.generation_config
+      generation.num_assistant_tokens = config.num_speculative_tokens
+      generation.num_assistant_tokens_schedule = "constant"
+      generation.assistant_confidence_threshold = 0.0
+    self._options = dict(
+      max_new_tokens=config.max_new_tokens,
+      do_sample=config.temperature > 0,
+      eos_token_id=list(stop_tokens) or None,
+      pad_token_id=stop_tokens[0] if stop_tokens else 0,
+      logits_processor=[_Support(vocab_size)],
+    )
+    self._stop_tokens = frozenset(stop_tokens)
+    if config.temperature > 0:
+      self._options.update(
+        temperature=config.temperature,
+        top_k=config.top_k,
+        top_p=config.top_p,
+        min_p=config.min_p or None,
+      )
+    self.versions = {
+      "torch": torch.__version__,
+      "transformers": transformers.__version__,
+      "torch_num_threads": torch.get_num_threads(),
+    }
+
+  @property
+  def can_assist(self) -> bool:
+    """Whether there is a draft model that transformers accepts."""
+    if self._draft is None:
+      return False
+    sizes = {m.config.vocab_size for m in (self._target, self._draft)}
+    return len(sizes) == 1  # it refuses embeddings padded differently
+
+  def run(
+    self, batch: Batch, *, assisted: bool
+  ) -> tuple[list[list[int]], float]:
+    """Completes a batch.
+
+    Args:
+      batch: the prompts; one, if assisted.
+      assisted: with the draft model as assistant.
+
+    Returns:
+      The emitted tokens of every prompt (an end-of-text token included, what
+      follows it left out) and the seconds it took.
+    """
+    torch = self._torch
+    pad = self._options["pad_token_id"]
+    ids = [list(p.token_ids) for p in batch.prompts]
+    width = max(map(len, ids))
+    left = [[pad] * (width - len(row)) + row for row in ids]
+    mask = [[0] * (width - len(row)) + [1] * len(row) for row in ids]
+    extra = {"assistant_model": self._draft} if assisted else {}
+    start = time.perf_counter()
+    with torch.no_grad():
+      out = self._target.generate(
+        torch.tensor(left),
+        attention_mask=torch.tensor(mask),
+        **self._options,
+        **extra,
+      )
+    seconds = time.perf_counter() - start
+    rows = out[:, width:].tolist()
+    return [self._until_end(row) for row in rows], seconds
+
+  def _until_end(self, row: list[int]) -> list[int]:
+    ends = (i for i, token in enumerate(row) if token in self._stop_tokens)
+    return row[: next(ends, len(row)) + 1]

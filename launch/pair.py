@@ -1,0 +1,287 @@
+"""From a config to something that decodes: models, tokenizer, decoders."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+from jax.sharding import Mesh
+
+from launch import drafting
+from models import checkpoints
+from models import layout as layout_lib
+from models.checkpoints import Network
+from models.tokenizers import Tokenizer
+from models.transformer import SkippedLayers
+from specjax import decode, rules
+from specjax import siblings as siblings_lib
+from specjax.engine import Engine
+from specjax.types import LanguageModel, Params
+from specjax.warp import make_sampling
+
+# Keys have 32 bits of a seed; ranks are 32-bit integers.
+_LIMITS = {"seed": 2**32, "top_k": 2**31}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pair:
+  """A target, a way to draft for it, and the plain decoder to compare with.
+
+  Attributes:
+    decoder: the speculative decoder that the config asks for.
+    baseline: plain autoregressive decoding of the same target.
+    params: parameters for both.
+    target: the target as pure functions.
+    draft: the draft model, the thinned target, or None for n-grams.
+    tokenizer: the pair's one tokenizer.
+    stop_tokens: ids that end a row.
+    max_length: longest prompt with completion, in tokens.
+    mesh: the devices, or None for one without a mesh.
+    layout: what is cut over which of the mesh's axes, if there is one.
+  """
+
+  decoder: decode.Decoder
+  baseline: decode.Decoder
+  params: Params
+  target: LanguageModel
+  draft: LanguageModel | None
+  tokenizer: Tokenizer
+  stop_tokens: tuple[int, ...]
+  max_length: int
+  mesh: Mesh | None = None
+  layout: layout_lib.Layout | None = None
+
+  def room(self, max_new_tokens: int) -> int:
+    """Tokens left for a prompt; ValueError if there are none."""
+    if max_new_tokens >= self.max_length:
+      raise ValueError(
+        f"max_new_tokens ({max_new_tokens}) leaves no room for a prompt: "
+        f"prompt and completion share {self.max_length} positions"
+      )
+    return self.max_length - max_new_tokens
+
+
+def check_config(config: ml_collections.ConfigDict) -> None:
+  """Raises ValueError for settings that can be judged without the models."""
+  family = drafting.get(config.drafter)
+  rules.get(config.rule)
+  if config.dtype not in ("float32", "bfloat16", "float16"):
+    raise ValueError(
+      "dtype must be float32, bfloat16 or float16, got " + repr(config.dtype)
+    )
+  for name in ("seed", "top_k"):
+    if not 0 <= config[name] < _LIMITS[name]:
+      raise ValueError(
+        f"{name} must be in 0..{_LIMITS[name] - 1}, got {config[name]}"
+      )
+  make_sampling(
+    1,
+    temperature=config.temperature,
+    top_k=config.top_k,
+    top_p=config.top_p,
+    min_p=config.min_p,
+  )
+  gamma, budget = config.num_speculative_tokens, config.max_new_tokens
+  if gamma < 0:
+    raise ValueError(f"num_speculative_tokens must be >= 0, got {gamma}")
+  if config.num_drafts < 1:
+    raise ValueError(f"num_drafts must be >= 1, got {config.num_drafts}")
+  if budget < 1:
+    raise ValueError(f"max_new_tokens must be >= 1, got {budget}")
+  if config.batch_size < 1:
+    raise ValueError(f"batch_size must be >= 1, got {config.batch_size}")
+  if config.tree:
+    what = "the depth of config.tree"
+    depth = drafting.make_tree(config).max_depth
+    if not gamma:
+      raise ValueError(
+        f"{what} is {depth}, and num_speculative_tokens=0 asks for plain "
+        "decoding: give one of them"
+      )
+  else:
+    what, depth = "num_speculative_tokens", gamma
+  if depth > budget:
+    raise ValueError(
+      f"{what} ({depth}) is larger than max_new_tokens ({budget})"
+    )
+  how = siblings_lib.get(config.siblings)
+  tree = drafting.make_tree(config)
+  family.check(config, tree, how)
+  if gamma:
+    rules.get(config.rule).check(tree, how)
+
+
+def settled(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+  """The config as it is run, for records: a tree decides how deep it drafts.
+
+  Beside `tree`, `num_speculative_tokens` is not read, and becomes its depth.
+  """
+  config = ml_collections.ConfigDict(config.to_dict())
+  if config.tree and config.num_speculative_tokens:
+    config.num_speculative_tokens = drafting.make_tree(config).max_depth
+  return config
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Models:
+  """What is read from disk, for any rule, tree and sampling.
+
+  Attributes:
+    target: the target.
+    draft: the draft, or None where no other model drafts.
+    tokenizer: the pair's one tokenizer.
+    eos_tokens: ids that end a text.
+    mesh: the devices, or None for one without a mesh.
+    layout: what is cut over which of the mesh's axes, if there is one.
+  """
+
+  target: Network
+  draft: Network | None
+  tokenizer: Tokenizer
+  eos_tokens: tuple[int, ...]
+  mesh: Mesh | None
+  layout: layout_lib.Layout | None
+
+
+def load(config: ml_collections.ConfigDict) -> Models:
+  """Loads the checkpoints of a config.
+
+  Args:
+    config: fields as in configs/common.py.
+
+  Returns:
+    The `Models`, to be shared by every `assemble` of the same checkpoints.
+
+  Raises:
+    ValueError: for unknown or contradictory settings, broken checkpoints, or
+      models that do not share a tokenizer.
+    FileNotFoundError: for checkpoints that are not there.
+  """
+  check_config(config)
+  has_draft = drafting.reads_draft(config)
+  layout, mesh, shardings = None, None, (None, None)
+  if config.mesh:
+    layout = layout_lib.parse(
+      config.mesh,
+      jax.device_count(),
+      draft=checkpoints.read_config(config.draft) if has_draft else None,
+      draft_devices=config.draft_devices or None,
+    )
+    if config.batch_size % layout.data:
+      raise ValueError(
+        f"batch_size ({config.batch_size}) must be a multiple of the mesh's "
+        f"'data' axis ({layout.data})"
+      )
+    mesh, shardings = layout.mesh(jax.devices()), layout.shardings()
+  dtype = jnp.dtype(config.dtype)
+  target = checkpoints.load(
+    config.target, dtype=dtype, mesh=mesh, sharding=shardings[0]
+  )
+  tokenizer = checkpoints.load_tokenizer(config.target)
+  draft = None
+  if has_draft:
+    draft = checkpoints.load(
+      config.draft, dtype=dtype, mesh=mesh, sharding=shardings[1]
+    )
+    check_same_tokenizer(tokenizer, checkpoints.load_tokenizer(config.draft))
+  eos_tokens = {*checkpoints.eos_token_ids(config.target)}
+  eos_tokens |= {tokenizer.eos_token_id} - {None}
+  return Models(
+    target=target,
+    draft=draft,
+    tokenizer=tokenizer,
+    eos_tokens=tuple(sorted(eos_tokens)),
+    mesh=mesh,
+    layout=layout,
+  )
+
+
+def assemble(config: ml_collections.ConfigDict, models: Models) -> Pair:
+  """Makes the decoders of a config from models that are loaded.
+
+  Args:
+    config: with the checkpoints, dtype and drafter that `models` are of.
+    models: from `load`.
+
+  Raises:
+    ValueError: for unknown or contradictory settings.
+  """
+  check_config(config)
+  tokenizer = models.tokenizer
+  vocab_size = tokenizer.vocab_size
+  target = models.target.functions(SkippedLayers())
+  draft, draft_params, drafter = None, None, None
+  if config.num_speculative_tokens:
+    family = drafting.get(config.drafter)
+    draft, draft_params = family.model(config, models)
+    drafter = family.make(
+      config,
+      draft,
+      tree=drafting.make_tree(config),
+      siblings=siblings_lib.get(config.siblings),
+      vocab_size=vocab_size,
+    )
+  limits = [
+    config.max_length,
+    target.max_positions,
+    draft.max_positions if draft else None,
+  ]
+  wrong = [i for i in config.stop_token_ids if not 0 <= i < vocab_size]
+  if wrong:
+    raise ValueError(
+      f"stop_token_ids must be in 0..{vocab_size - 1}, got {wrong}"
+    )
+  return Pair(
+    decoder=decode.make_decoder(
+      target,
+      drafter=drafter,
+      rule=config.rule,
+      vocab_size=vocab_size,
+    ),
+    baseline=decode.make_decoder(target, vocab_size=vocab_size),
+    params=Params(target=models.target.params, draft=draft_params),
+    target=target,
+    draft=draft,
+    tokenizer=tokenizer,
+    stop_tokens=tuple(sorted({*config.stop_token_ids, *models.eos_tokens})),
+    max_length=min(x for x in limits if x is not None),
+    mesh=models.mesh,
+    layout=models.layout,
+  )
+
+
+def build(config: ml_collections.ConfigDict) -> Pair:
+  """Loads the checkpoints and makes the decoders: `load`, then `assemble`."""
+  return assemble(config, load(config))
+
+
+def check_same_tokenizer(target: Tokenizer, draft: Tokenizer) -> None:
+  """Raises ValueError, with an example, if any token's id differs."""
+  if target.fingerprint() == draft.fingerprint():
+    return
+  ours, theirs = target.vocabulary(), draft.vocabulary()
+  token = min(t for t in {**ours, **theirs} if ours.get(t) != theirs.get(t))
+  describe = lambda ids: f"is {ids[token]}" if token in ids else "is missing"
+  raise ValueError(
+    "draft and target must share a tokenizer (padding of the embeddings may "
+    f"differ): the target has {len(ours)} tokens, the draft {len(theirs)}; "
+    f"for example {token!r} {describe(ours)} in the target's and "
+    f"{describe(theirs)} in the draft's"
+  )
+
+
+def engine_of(config, pair: Pair, *, baseline: bool = False) -> Engine:
+  """The engine of a config: speculative, or plain autoregressive."""
+  return Engine(
+    decoder=pair.baseline if baseline else pair.decoder,
+    params=pair.params,
+    stop_tokens=pair.stop_tokens,
+    max_new_tokens=config.max_new_tokens,
+    temperature=config.temperature,
+    top_k=config.top_k,
+    top_p=config.top_p,
+    min_p=config.min_p,
+    seed=config.seed,
+    mesh=pair.mesh,
+    cache_specs=pair.layout and pair.layout.cache_specs(),
+  )

@@ -1,0 +1,52 @@
+"""The table of several plans."""
+
+import pathlib
+
+from launch import tables
+from launch.hardware import GIB
+
+
+def table(plans: dict[str, dict]) -> str:
+  """One row a plan, as `launch.plan --output` wrote them, by name."""
+  head = [
+    "plan", "slice", "mesh", "drafted", "GiB a device", "largest batch",
+    "all-reduces a draft step / verify", "cache copies", "compile, s of a core",
+    "c", "break-even", "best N at .8", "speed-up at .8",
+  ]  # fmt: skip
+  rows = [_row(pathlib.Path(path).stem, p) for path, p in plans.items()]
+  return tables.table(head, rows)
+
+
+def _row(name: str, plan: dict) -> list[str]:
+  size, settings, line = (
+    plan[part] for part in ("per_chip_bytes", "settings", "roofline")
+  )
+  mesh = settings["mesh"]
+  cells = [
+    name,
+    f"`{plan['topology']}`",
+    f"data:{mesh['data']}, model:{mesh['model']}, draft on {mesh['draft']}",
+    f"{len(settings['parents']) - 1}",
+    f"{size['peak'] / GIB:.2f} of {size['hbm'] / GIB:.2f}",
+    f"{plan['largest']['batch_size']}",
+  ]
+  if plan["collectives"] is None:
+    return [*cells, "does not fit", *[""] * 6]
+  reduced = "{:g} / {:g}".format(
+    *(
+      plan["collectives"][phase].get("all-reduce", {"count": 0})["count"]
+      for phase in ("draft_step", "verify")
+    )
+  )
+  even = line["break_even_acceptance"]
+  (rates,) = [r for r in line["tokens_per_second"] if r[0] == 0.8]
+  return [
+    *cells,
+    reduced,
+    f"{plan['cache_copies']}",
+    f"{plan['compile_cpu_seconds']:.0f}",
+    f"{line['cost_ratio']:.3f}",
+    "none" if even is None else f"{even:.2f}",
+    f"{line['best_num_speculative_tokens']}",
+    f"{rates[2] / rates[1]:.2f}",
+  ]

@@ -1,0 +1,118 @@
+"""Does speculation pay for this pair, and why: one page of numbers.
+
+  python -m launch.studies.report --config=configs/embedded.py \
+    --config.temperature=1.0 --prompts=IN.jsonl --workdir=W
+
+writes WORKDIR/report.md (the answer in its first sentence), report.json (every
+number) and its figures. It decodes the prompts plainly and with several numbers
+N of drafted tokens, all in turn; times rounds and passes between the rounds of
+such runs; runs draft and target along the decoded text for their laws; and
+holds what follows from the one against the other: rejections against Theorem 1
+of Yin et al. (2024), block efficiency and tokens per second against
+`specjax.theory.throughput`.
+
+A model drafts one path (drafter model or layer_skip), and rule token verifies
+it: that is what the theory is about.
+"""
+
+import json
+import sys
+
+import jax
+import matplotlib
+from absl import flags
+
+from launch import cli, outputs, pair, prompts, provenance
+from launch.studies.report import findings, page
+
+cli.reads(cli.CONFIG, cli.PROMPTS, cli.WORKDIR)
+_SWEEP = flags.DEFINE_list(
+  "sweep_tokens",
+  ["1", "2", "3", "4", "6", "8", "10", "12"],
+  "Each N to measure.",
+)
+_ROUNDS = flags.DEFINE_integer(
+  "report_rounds",
+  9,
+  "Timed turns of everything.",
+  lower_bound=1,
+)
+
+
+def check(config) -> list[int]:
+  """Each N to sweep; ValueError for a config that the theory is not about."""
+  if config.rule != "token" or config.num_drafts != 1 or config.tree:
+    raise ValueError(
+      "a report is of rule 'token' on one path (config.num_drafts=1, no "
+      "config.tree); `launch.studies.rules` compares rules and trees"
+    )
+  if config.num_speculative_tokens < 1:
+    raise ValueError("config.num_speculative_tokens must be >= 1 for a report")
+  try:
+    sweep = [int(text) for text in _SWEEP.value]
+  except ValueError:
+    sweep = []
+  if not sweep or min(sweep) < 1:
+    raise ValueError(
+      f"--sweep_tokens must be positive integers, got {_SWEEP.value}"
+    )
+  if max(sweep) > config.max_new_tokens:
+    raise ValueError(
+      f"--sweep_tokens must be at most config.max_new_tokens "
+      f"({config.max_new_tokens}), got {','.join(_SWEEP.value)}"
+    )
+  return sweep
+
+
+def run(_) -> int:
+  """The command."""
+  config = cli.CONFIG.value
+  sweep = check(config)
+  folder = outputs.check_folder("--workdir", cli.WORKDIR.value)
+  if folder.is_dir():
+    names = ("report.md", "throughput.svg", "acceptance.svg", "distances.svg")
+    outputs.check(
+      {"--workdir": str(folder / "report.json")},
+      drawn={name: str(folder / name) for name in names},
+    )
+  jax.config.update("jax_compilation_cache_dir", None)
+  models = pair.load(config)
+  pairs = {
+    n: pair.assemble(findings.with_tokens(config, n), models)
+    for n in {*sweep, config.num_speculative_tokens}
+  }
+  if pairs[config.num_speculative_tokens].draft is None:
+    raise ValueError(
+      "a report compares the laws of a draft and a target, and with "
+      f"config.drafter={config.drafter} no model drafts"
+    )
+  items = prompts.all_of(
+    cli.PROMPTS.value,
+    models.tokenizer,
+    max_tokens=next(iter(pairs.values())).room(config.max_new_tokens),
+  )
+  made_by = provenance.record(
+    models=provenance.checkpoints(config),
+    prompts=cli.PROMPTS.value,
+    texts=[p.text for p in items],
+  )
+  folder.mkdir(parents=True, exist_ok=True)
+  found = findings.measure(config, items, pairs, rounds=_ROUNDS.value)
+  found |= {
+    "num_prompts": len(items),
+    "config": json.loads(config.to_json_best_effort()),
+    **made_by,
+  }
+  outputs.write_json(str(folder / "report.json"), found)
+  outputs.write_text(str(folder / "report.md"), page.page(found))
+  settings = {"svg.hashsalt": "specjax", "svg.fonttype": "none", "font.size": 9}
+  with matplotlib.rc_context(settings):
+    for name, figure in page.figures(found).items():
+      figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+  print(page.verdict(found))
+  print(f"see {folder / 'report.md'}", file=sys.stderr)
+  return 0
+
+
+if __name__ == "__main__":
+  cli.run(run, required=("config", "workdir"))

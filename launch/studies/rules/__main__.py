@@ -1,0 +1,321 @@
+"""Compares verification rules: on two laws, or along a pair's real contexts.
+
+  python -m launch.studies.rules --target=0.2,0.3,0.5 --draft=0.5,0.3,0.2 \
+    --num_drafts=2
+  python -m launch.studies.rules --laws=LAWS.npz --num_speculative_tokens=3 \
+    --rule=all
+  python -m launch.studies.rules --config=configs/embedded.py \
+    --config.num_drafts=2 --config.temperature=1.0 --prompts=IN.jsonl \
+    --output=R.json
+
+Two laws: every context has the target's law q and the draft's law p. Where all
+drafts together fit into memory (V to the power of the drafted tokens, times
+nodes, times V, up to four million) the numbers are exact ("method": "exact"):
+each draft's outcome through the shipped rule, summed in float64. Else drafts
+are sampled, and the acceptance has a standard error; the distance of a lossless
+rule is then null (0 by proof, not computed). "acceptance" is the expected
+number of accepted tokens, for one drafted token a path the acceptance
+probability. "output_law" is the law of the next token (null where it is only
+sampled and longer than 64 tokens).
+
+A pair: K, G, the warp and the models are the config's (its rule is not looked
+at), and the numbers are means over decoding steps
+(`launch.studies.rules.on_pair`). `launch.studies.rules.cases` says what draft
+every rule is given, and how rows are named.
+
+Rules that do not fit are listed with the reason; if it is the one rule asked
+for, that is an error.
+"""
+
+import json
+import pathlib
+import zipfile
+
+import numpy as np
+import rich.box
+import rich.table
+from absl import flags
+
+from launch import cli, outputs, prompts, provenance, terminal
+from launch.studies.rules import cases, on_pair, on_vectors
+from launch.tables import PLUS_MINUS, plus_minus
+from specjax.engine import make_batches
+
+cli.reads(
+  cli.CONFIG, cli.PROMPTS, cli.OUTPUT, cli.TARGET, cli.DRAFT, cli.RULE,
+  cli.NUM_SPECULATIVE_TOKENS, cli.NUM_DRAFTS, cli.SEED,
+)  # fmt: skip
+_LAWS = flags.DEFINE_string(
+  "laws", None, "Instead of both: an .npz file with arrays target and draft."
+)
+_MAX_CONTEXTS = flags.DEFINE_integer(
+  "max_contexts", 32, "With --config: steps of a prompt.", lower_bound=1
+)
+
+
+# ------------------------------------------------------------------ the laws
+
+
+def read_laws() -> tuple[np.ndarray, np.ndarray]:
+  """The draft's and the target's law that the flags give, `f64[V]`."""
+  pair = {"--target": cli.TARGET.value, "--draft": cli.DRAFT.value}
+  if _LAWS.value is not None:
+    if any(x is not None for x in pair.values()):
+      raise cli.UserError("give either --laws or --target and --draft")
+    laws = _read_npz(_LAWS.value)
+  else:
+    missing = [name for name, text in pair.items() if text is None]
+    if missing:
+      raise cli.UserError(f"{' and '.join(missing)} missing: give both laws")
+    laws = {name: _parse(name, text) for name, text in pair.items()}
+  (_, target), (_, draft) = laws.items()
+  if len(target) != len(draft):
+    raise cli.UserError(
+      f"target and draft must have the same length, got {len(target)} and "
+      f"{len(draft)}"
+    )
+  target, draft = (_normalised(name, law) for name, law in laws.items())
+  return draft, target
+
+
+def _one(flag: flags.FlagHolder, default: int) -> int:
+  """The number of a list flag, one here."""
+  counts = cli.integers(flag, default=[default])
+  if len(counts) != 1:
+    raise cli.UserError(f"--{flag.name} must be one number, got {counts}")
+  return counts[0]
+
+
+def _parse(name: str, text: str) -> np.ndarray:
+  """The numbers of a flag."""
+  try:
+    return np.array([float(x) for x in text.split(",")] if text.strip() else [])
+  except ValueError:
+    raise cli.UserError(
+      f"{name} must be numbers, as in 0.2,0.3,0.5, got {text!r}"
+    ) from None
+
+
+def _read_npz(path: str) -> dict[str, np.ndarray]:
+  """Arrays `target` and `draft` of a file."""
+  if not pathlib.Path(path).is_file():
+    raise cli.UserError(f"no such file: {path}")
+  try:
+    file = np.load(path, allow_pickle=False)
+    arrays = dict(file) if isinstance(file, np.lib.npyio.NpzFile) else None
+  except (ValueError, EOFError, zipfile.BadZipFile):
+    arrays = None
+  if arrays is None:
+    raise cli.UserError(f"{path} is not an .npz file of numbers")
+  laws = {}
+  for name in ("target", "draft"):
+    if name not in arrays:
+      raise cli.UserError(
+        f"{path} must have arrays target and draft, got {sorted(arrays)}"
+      )
+    array = arrays[name]
+    if array.ndim != 1 or array.dtype.kind not in "fiu":
+      raise cli.UserError(
+        f"{name} in {path} must be one row of numbers, got "
+        f"{array.dtype}{list(array.shape)}"
+      )
+    laws[name] = array.astype(np.float64)
+  return laws
+
+
+def _normalised(name: str, law: np.ndarray) -> np.ndarray:
+  """The law, checked, with a sum of 1 in float64."""
+  if not len(law):
+    raise cli.UserError(f"{name} is empty")
+  if not np.isfinite(law).all():
+    raise cli.UserError(f"{name} must be finite numbers, got NaN or infinity")
+  if (law < 0).any():
+    raise cli.UserError(f"{name} must not be negative, got {law.min():g}")
+  if abs(law.sum() - 1) > 1e-6:
+    raise cli.UserError(f"{name} must sum to 1, got {law.sum():.9g}")
+  return law / law.sum()
+
+
+# -------------------------------------------------------- along real contexts
+
+
+def compare_on_contexts(config) -> dict:
+  """The report on a real pair."""
+  models = on_pair.build_pair(config)
+  rows, left_out = cases.cases(
+    cli.RULE.value or "all",
+    num_drafts=config.num_drafts,
+    num_speculative_tokens=config.num_speculative_tokens,
+    vocab_size=models.tokenizer.vocab_size,
+  )
+  room = models.room(config.max_new_tokens)
+  items = prompts.all_of(cli.PROMPTS.value, models.tokenizer, max_tokens=room)
+  found = on_pair.measure(
+    rows,
+    models,
+    config,
+    make_batches(items, batch_size=config.batch_size, max_width=room),
+    max_contexts=_MAX_CONTEXTS.value,
+  )
+  return {
+    "rules": found,
+    "left_out": left_out,
+    "num_prompts": len(items),
+    "max_contexts": _MAX_CONTEXTS.value,
+    "config": json.loads(config.to_json_best_effort()),
+    **provenance.record(
+      models=provenance.checkpoints(config),
+      prompts=cli.PROMPTS.value,
+      texts=[p.text for p in items],
+    ),
+  }
+
+
+# ----------------------------------------------------------------- the tables
+
+
+def _table(title: str, columns: list[str], caption: str) -> rich.table.Table:
+  table = rich.table.Table(
+    title=title, caption=caption, box=rich.box.SIMPLE, caption_justify="left"
+  )
+  for name in columns:
+    table.add_column(name, justify="left", overflow="fold")
+  return table
+
+
+def _distance(entry: dict) -> str:
+  value = entry["total_variation"]
+  if value is None:
+    return "0 by proof"
+  return f"{value:.4f}" if value == 0 or value >= 5e-5 else f"{value:.0e}"
+
+
+_yes = lambda value: "yes" if value else "no"
+
+
+def show_laws(console, result: dict) -> None:
+  """Prints the report on two laws."""
+  caption = (
+    f"Optimum {result['optimum']:.6f}: {result['optimum_is']}. Other siblings "
+    "than i.i.d. have optima of their own, rules that look at whole paths "
+    "(block, multipath_block, traversal) are not bound node by node, and lossy "
+    "rules are not bound at all: shares above 1 are possible. Rules of a "
+    f"single path ({', '.join(cases.SINGLE_PATH)}) are given one path. "
+    f"{PLUS_MINUS} It stands where drafts were too many to enumerate and were "
+    "sampled."
+  )
+  table = _table(
+    f"num_drafts={result['num_drafts']}, "
+    f"num_speculative_tokens={result['num_speculative_tokens']}",
+    ["rule", "drafted as", "tokens", "accepted", "of optimum", "lossless",
+     "distance", "law of the next token"],
+    caption,
+  )  # fmt: skip
+  for name, entry in result["rules"].items():
+    accepted = f"{entry['acceptance']:.6f}"
+    if entry["method"] == "sampled":
+      accepted = plus_minus(entry["acceptance"], entry["standard_error"], 3)
+    law, share = entry["output_law"], entry["share_of_optimum"]
+    of_optimum = "" if share is None else f"{share:.4f}"
+    if entry["share_standard_error"] is not None:
+      of_optimum = plus_minus(share, entry["share_standard_error"], 3)
+    table.add_row(
+      name,
+      entry["siblings"],
+      str(entry["num_drafted"]),
+      accepted,
+      of_optimum,
+      _yes(entry["lossless"]),
+      _distance(entry),
+      " ".join(f"{x:.4f}" for x in law)
+      if law and len(law) <= 8
+      else f"({'not sampled' if law is None else f'{len(law)} tokens'})",
+    )
+  console.print(table)
+
+
+def show_contexts(console, result: dict) -> None:
+  """Prints the report on a pair."""
+  table = _table(
+    f"{result['num_prompts']} prompts, up to {result['max_contexts']} steps, "
+    f"num_drafts={result['config']['num_drafts']}, "
+    f"num_speculative_tokens={result['config']['num_speculative_tokens']}, "
+    f"temperature={result['config']['temperature']:g}",
+    ["rule", "drafted as", "tokens", "accepted", "block efficiency",
+     "95% interval", "lossless", "distance", "contexts"],
+    "Accepted: expected drafted tokens accepted in one step. Rules drafted for "
+    "alike share contexts and drafts, others have their own. Distance: total "
+    "variation of the first token's law from the target's, mean over contexts.",
+  )  # fmt: skip
+  for name, entry in result["rules"].items():
+    interval = entry["block_efficiency_ci"]
+    table.add_row(
+      name,
+      entry["siblings"],
+      str(entry["num_drafted"]),
+      f"{entry['expected_accepted']:.4f}",
+      f"{entry['block_efficiency']:.4f}",
+      "" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}",
+      _yes(entry["lossless"]),
+      _distance(entry),
+      str(entry["num_contexts"]),
+    )
+  console.print(table)
+
+
+def run(_) -> int:
+  """The command."""
+  on_laws = {
+    name: value
+    for name, value in (
+      ("--target", cli.TARGET.value),
+      ("--draft", cli.DRAFT.value),
+      ("--laws", _LAWS.value),
+      ("--num_drafts", cli.NUM_DRAFTS.value),
+      ("--num_speculative_tokens", cli.NUM_SPECULATIVE_TOKENS.value),
+      ("--seed", cli.SEED.value),
+    )
+    if value is not None
+  }
+  config = cli.CONFIG.value
+  if config is not None and on_laws:
+    raise cli.UserError(
+      f"--config measures a real pair and does not go with {list(on_laws)}: "
+      "write --config.NAME=VALUE for what the config holds"
+    )
+  if config is None and not on_laws.keys() & {"--target", "--draft", "--laws"}:
+    raise cli.UserError(
+      "nothing to compare on: give --target and --draft, --laws, or --config"
+    )
+  if config is None:
+    cli.refuse_with("two laws, but with --config", cli.PROMPTS, _MAX_CONTEXTS)
+  outputs.check(
+    {"--output": cli.OUTPUT.value}, inputs={"--laws": _LAWS.value}, stdout=True
+  )
+  # Rows are wide; what is not a terminal can hold them.
+  out = outputs.beside(cli.OUTPUT.value)
+  console = terminal.console(out, width=None if out.isatty() else 140)
+  if config is None:
+    draft, target = read_laws()
+    result = on_vectors.compare(
+      draft,
+      target,
+      cli.RULE.value or "all",
+      count=_one(cli.NUM_DRAFTS, 2),
+      length=_one(cli.NUM_SPECULATIVE_TOKENS, 1),
+      seed=cli.SEED.value or 0,
+    )
+    result |= provenance.record(files={"--laws": _LAWS.value})
+    show_laws(console, result)
+  else:
+    result = compare_on_contexts(config)
+    show_contexts(console, result)
+  for name, reason in result["left_out"].items():
+    console.print(f"left out: {name} ({reason})", highlight=False, markup=False)
+  if cli.OUTPUT.value:
+    outputs.write_json(cli.OUTPUT.value, result)
+  return 0
+
+
+if __name__ == "__main__":
+  cli.run(run, required=())

@@ -1,0 +1,225 @@
+"""Verification rules along the contexts that a real pair meets.
+
+A lossless decoder decodes the prompts, and every rule is
+asked at every step what it would do with the very draft of that step: rules of
+one draft law are compared on the same contexts and the same drafts, and no coin
+is flipped (an expectation given the draft: Rao-Blackwell).
+"""
+
+import functools
+import sys
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import tqdm
+
+from launch import drafting
+from launch import pair as pair_lib
+from launch.pair import Pair
+from launch.studies.rules.cases import Case
+from specjax import drawing, metrics
+from specjax import siblings as siblings_lib
+from specjax.decode import Decoder, make_decoder
+from specjax.engine import Batch
+from specjax.siblings import Siblings
+from specjax.tree import Tree
+from specjax.types import Drafter, StopReason
+from specjax.warp import make_sampling
+
+
+def build_pair(config: ml_collections.ConfigDict) -> Pair:
+  """The models of a config, whatever rule it names.
+
+  Raises:
+    ValueError: if the config sets what every rule has of its own (`tree`,
+      `siblings`), or has no model that drafts; and as
+      `launch.pair.build`.
+  """
+  if config.tree or config.siblings != siblings_lib.IID.name:
+    raise ValueError(
+      "every rule is given a tree and siblings of its own: set "
+      "config.num_drafts and config.num_speculative_tokens, not config.tree "
+      "or config.siblings"
+    )
+  if config.drafter == "ngram":
+    raise ValueError(
+      "rules are compared on drafts of a model: config.drafter must be 'model' "
+      "or 'layer_skip', got 'ngram'"
+    )
+  config = ml_collections.ConfigDict(config.to_dict())
+  config.update(rule="token", num_drafts=1)
+  return pair_lib.build(config)
+
+
+def measure(
+  rows: Sequence[Case],
+  models: Pair,
+  config: ml_collections.ConfigDict,
+  batches: Sequence[Batch],
+  *,
+  max_contexts: int,
+) -> dict[str, dict]:
+  """Measures every rule along the contexts of its group.
+
+  Args:
+    rows: what to measure; those of equal tree and siblings share contexts.
+    models: from `build_pair`.
+    config: the config; its rule and num_drafts are not looked at.
+    batches: the prompts.
+    max_contexts: decoding steps a prompt, at most.
+
+  Returns:
+    By row: `expected_accepted` drafted tokens a step, `block_efficiency` (one
+    more) with its 95% interval over prompts, `total_variation` of the first
+    token's law (the mean over contexts, null for lossless rules),
+    `num_contexts`, and `Case.describe()`.
+
+  Raises:
+    ValueError: if the models give no context without NaN.
+  """
+  groups: dict[tuple[Tree, Siblings], list[Case]] = {}
+  for row in rows:
+    groups.setdefault((row.tree, row.siblings), []).append(row)
+  report = {}
+  progress = tqdm.tqdm(
+    total=len(groups) * len(batches),
+    unit="batch",
+    disable=not sys.stderr.isatty(),
+  )
+  with progress:
+    for (tree, siblings), group in groups.items():
+      decoder = make_decoder(
+        models.target,
+        drafter=_drafter(config, models, tree, siblings),
+        rule="gumbel_list" if siblings.with_noise else "recursive",
+        vocab_size=models.tokenizer.vocab_size,
+      )
+      walk = _Walk(group, decoder, models, config, batches)
+      for batch in batches:
+        walk.add(batch, max_contexts)
+        progress.update()
+      report |= walk.report()
+  return {row.name: report[row.name] for row in rows}
+
+
+def _drafter(config, models: Pair, tree: Tree, siblings: Siblings) -> Drafter:
+  """The config's drafter, for another tree and other siblings."""
+  return drafting.get(config.drafter).make(
+    config,
+    models.draft,
+    tree=tree,
+    siblings=siblings,
+    vocab_size=models.tokenizer.vocab_size,
+  )
+
+
+class _Walk:
+  """Decodes with one draft law, and asks every rule of a group at each step."""
+
+  def __init__(
+    self,
+    group: Sequence[Case],
+    decoder: Decoder,
+    models: Pair,
+    config: ml_collections.ConfigDict,
+    batches: Sequence[Batch],
+  ):
+    self._group, self._models, self._config = group, models, config
+    # One buffer for all batches, so that a step is compiled once.
+    self._init = jax.jit(
+      functools.partial(
+        decoder.init,
+        buffer_length=max(b.width for b in batches) + config.max_new_tokens,
+        stop_tokens=models.stop_tokens,
+      )
+    )
+    self._step = jax.jit(decoder.step, donate_argnums=1)
+    self._ask = [jax.jit(functools.partial(_ask, row)) for row in group]
+    # By prompt: contexts, and for every rule accepted tokens and distances.
+    self._sums: dict[int, np.ndarray] = {}
+
+  def add(self, batch: Batch, max_contexts: int) -> None:
+    """Walks along the completions of a batch."""
+    state = self._start(batch)
+    count = len(batch.prompts)
+    sums = np.zeros((count, 2 * len(self._group) + 1))
+    for _ in range(max_contexts):
+      done = np.asarray(state.done)
+      if done.all():
+        break
+      state, info = self._step(self._models.params, state)
+      found = jax.device_get(
+        [ask(info.draft, info.target_log_probs) for ask in self._ask]
+      )
+      # The laws of a row that NaNs ended are made up.
+      broken = np.asarray(state.stop_reason) == StopReason.NAN_LOGITS
+      counts = ~(done | broken)[:count]
+      here = np.concatenate(
+        [np.ones((1, len(done))), np.reshape(found, (-1, len(done)))]
+      )
+      sums += np.where(counts[:, None], here.T[:count], 0)
+    for prompt, row in zip(batch.prompts, sums, strict=True):
+      self._sums[prompt.stream] = row
+
+  def _start(self, batch: Batch):
+    """The state before the first step; rows that only fill up are done."""
+    config = self._config
+    tokens, lengths, row_ids = batch.arrays()
+    budgets = np.full(batch.rows, config.max_new_tokens, np.int32)
+    budgets[len(batch.prompts) :] = 0
+    return self._init(
+      self._models.params,
+      tokens,
+      lengths,
+      drawing.row_keys(jax.random.key(config.seed), row_ids),
+      max_new_tokens=budgets,
+      sampling=make_sampling(
+        batch.rows,
+        temperature=config.temperature,
+        top_k=config.top_k,
+        top_p=config.top_p,
+        min_p=config.min_p,
+      ),
+    )
+
+  def report(self) -> dict[str, dict]:
+    """The numbers of every row of the group."""
+    sums = np.array([self._sums[index] for index in sorted(self._sums)])
+    contexts = sums[:, 0]
+    total = contexts.sum()
+    if not total:
+      raise ValueError("no context to compare rules on: the models gave NaN")
+    found = {}
+    for number, row in enumerate(self._group):
+      accepted, distance = sums[:, 1 + 2 * number], sums[:, 2 + 2 * number]
+      mean = float(accepted.sum() / total)
+      found[row.name] = {
+        "expected_accepted": mean,
+        "block_efficiency": 1 + mean,
+        "block_efficiency_ci": metrics.ratio_interval(
+          contexts + accepted, contexts
+        ),
+        "total_variation": None
+        if row.rule.lossless
+        else float(distance.sum() / total),
+        "num_contexts": int(total),
+        **row.describe(),
+      }
+    return found
+
+
+def _ask(row: Case, draft, target_log_probs):
+  """Expected accepted tokens and the first token's distance, `f32[2, B]`."""
+  verification = row.rule.verify(draft, target_log_probs)
+  accepted = expected_accepted(row.tree, verification)
+  distance = verification.total_variation
+  first = jnp.zeros_like(accepted) if distance is None else distance[:, 0]
+  return jnp.stack([accepted, first])
+
+
+def expected_accepted(tree: Tree, verification) -> jax.Array:
+  """Expected accepted tokens of each draft, `f32[B]`."""
+  return jnp.sum(verification.node_probs * tree.depth, axis=-1)

@@ -1,0 +1,124 @@
+"""The tables about rules."""
+
+import math
+import statistics
+
+from launch.tables import table
+from specjax import rules
+
+
+def efficiency(results: dict[str, dict]) -> str:
+  """Block efficiency of every rule, of `launch.studies.rules.sweep`.
+
+  Rules of one path are measured in the cells with one path only. A number with
+  a star drafted more tokens than its column says (hub pairs at every node).
+  """
+  (result,) = results.values()
+  cells = result["cells"]
+  names = dict.fromkeys(name for cell in cells for name in cell["rules"])
+  head = ["rule"]
+  for cell in cells:
+    shape = f"{cell['num_drafts']}x{cell['num_speculative_tokens']}"
+    head.append(f"{shape}, T={cell['temperature']}")
+  rows = []
+  for name in names:
+    row = [f"`{name}`"]
+    for cell in cells:
+      found = cell["rules"].get(name)
+      budget = cell["num_drafts"] * cell["num_speculative_tokens"]
+      if found is None or found["num_drafted"] < budget:
+        row.append("–")
+        continue
+      low, high = found["block_efficiency_ci"]
+      star = "*" if found["num_drafted"] > budget else ""
+      text = f"{found['block_efficiency']:.2f}{star} ({low:.2f}–{high:.2f})"
+      if not found["lossless"]:
+        text += f", TV {found['total_variation']:.2f}"
+      row.append(text)
+    rows.append(row)
+  return table(head, rows)
+
+
+def optimality(results: dict[str, dict]) -> str:
+  """Share of the optimum, mean (minimum), of `rules.optimality`."""
+  (result,) = results.values()
+  names = list(result["rows"][0]["share_of_optimum"])
+  rows = [
+    [f"{row['vocab_size']:,}", str(row["num_drafts"])]
+    + [
+      f"{row['share_of_optimum'][n]['mean']:.4f} "
+      f"({row['share_of_optimum'][n]['minimum']:.4f})"
+      for n in names
+    ]
+    for row in result["rows"]
+  ]
+  return table(["V", "K", *(f"`{n}`" for n in names)], rows)
+
+
+def costs(results: dict[str, dict]) -> str:
+  """Milliseconds (passes over the inputs), of `launch.studies.rules.costs`.
+
+  One row a rule, one column a shape, at the vocabulary closest to 131,072 and
+  the smallest batch that were measured.
+  """
+  (result,) = results.values()
+  near = min(
+    (c["vocab_size"] for c in result["cells"]),
+    key=lambda v: abs(math.log(v / 131_072)),
+  )
+  rows_of = min(c["batch_size"] for c in result["cells"])
+  cells = [
+    c
+    for c in result["cells"]
+    if c["vocab_size"] == near and c["batch_size"] == rows_of
+  ]
+  shape_of = lambda c: (c["num_drafts"], c["num_speculative_tokens"])
+  shapes = sorted({shape_of(c) for c in cells})
+  rows = []
+  for label, own in _by_rule(cells).items():
+    found = {shape_of(c): c for c in own}
+    rows.append(
+      [label]
+      + [
+        f"{found[s]['milliseconds']:.1f} ({found[s]['ratio']:.1f}x)"
+        if s in found
+        else "–"
+        for s in shapes
+      ]
+    )
+  head = [f"V = {near:,}, B = {rows_of}", *(f"K={k}, G={g}" for k, g in shapes)]
+  return table(head, rows)
+
+
+def cost_limits(results: dict[str, dict], limit: float = 3.0) -> str:
+  """In how many of the cells measured a rule costs at most `limit` passes."""
+  (result,) = results.values()
+  rows = []
+  for label, own in _by_rule(result["cells"]).items():
+    ratios = [c["ratio"] for c in own]
+    most = max(own, key=lambda c: c["ratio"])
+    rows.append(
+      [
+        label,
+        str(len(own)),
+        str(sum(ratio <= limit for ratio in ratios)),
+        f"{statistics.median(ratios):.1f}",
+        f"{most['ratio']:.1f} (V = {most['vocab_size']:,}, "
+        f"K = {most['num_drafts']}, G = {most['num_speculative_tokens']}, "
+        f"B = {most['batch_size']})",
+      ]
+    )
+  return table(
+    ["rule", "cells", f"within {limit:g} passes", "median", "most"], rows
+  )
+
+
+def _by_rule(cells: list[dict]) -> dict[str, list[dict]]:
+  """Cells by rule and siblings, in words; without rules that are gone."""
+  groups: dict[str, list[dict]] = {}
+  for cell in cells:
+    if cell["rule"].partition("(")[0] not in rules.RULES:
+      continue
+    drawn = "" if cell["siblings"] == "iid" else f", {cell['siblings']}"
+    groups.setdefault(f"`{cell['rule']}`{drawn}", []).append(cell)
+  return groups

@@ -1,0 +1,243 @@
+r"""Draws the figures about rules from committed measurements.
+
+  python -m launch.studies.rules.plots costs \
+    docs/measurements/rules/costs.json \
+    docs/figures/rule-costs.svg
+
+The same measurements give the same file, byte for byte.
+"""
+
+import json
+import math
+import os
+import pathlib
+import statistics
+import sys
+from collections.abc import Callable
+
+import matplotlib
+import numpy as np
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from launch import tables
+from specjax import rules
+
+_AXES = {
+  "vocab_size": "vocabulary V",
+  "num_drafts": "paths K",
+  "num_speculative_tokens": "drafted tokens a path G",
+  "batch_size": "rows B",
+}
+_CENTRE = (1 << 17, 4, 4, 1)
+_MARKERS = "osD^v<>PX*"
+
+
+def costs(result: dict) -> Figure:
+  """Cost of every rule along V, K, G and B, in passes over its inputs.
+
+  A row a rule, the cheapest first, and a column a value of an axis, each with
+  its number. Of the lines along an axis a rule shows the one with the most
+  points, and of equals the one closest to the centre.
+
+  Args:
+    result: of `launch.studies.rules.costs`.
+  """
+  series = {}
+  for cell in result["cells"]:
+    if cell["rule"].partition("(")[0] in rules.RULES:  # others are gone
+      series.setdefault((cell["rule"], cell["siblings"]), []).append(cell)
+  lines = {
+    _label(name, cells): {axis: _line(cells, axis) for axis in _AXES}
+    for name, cells in series.items()
+  }
+  ratios = lambda label: [c["ratio"] for x in lines[label].values() for c in x]
+  labels = sorted(lines, key=lambda label: statistics.median(ratios(label)))
+  ticks = {axis: sorted({c[axis] for c in result["cells"]}) for axis in _AXES}
+  figure = Figure(figsize=(9.5, 7.2), layout="constrained")
+  panels = figure.subplots(
+    1, len(_AXES), sharey=True, width_ratios=[len(t) for t in ticks.values()]
+  )
+  colors = matplotlib.colormaps["RdBu_r"]
+  norm = LogNorm(1 / 32, 32)
+  for panel, (axis, title) in zip(panels, _AXES.items(), strict=True):
+    table = np.full((len(labels), len(ticks[axis])), np.nan)
+    for row, label in enumerate(labels):
+      for cell in lines[label][axis]:
+        column = ticks[axis].index(cell[axis])
+        table[row, column] = cell["ratio"]
+        panel.text(
+          column, row, f"{cell['ratio']:.1f}", ha="center", va="center",
+          color="white" if abs(math.log2(cell["ratio"])) > 3 else "black",
+        )  # fmt: skip
+    panel.imshow(table, cmap=colors, norm=norm, aspect="auto")
+    panel.set_xticks(
+      range(len(ticks[axis])), [f"{tick:,}" for tick in ticks[axis]]
+    )
+    panel.set_yticks(range(len(labels)), labels)
+    panel.tick_params(length=0)
+    panel.spines[:].set_visible(False)
+    panel.set_xlabel(title)
+  figure.suptitle(
+    "Cost of verification in passes over both laws: below 1 blue, above red. V "
+    "= 131,072, K = 4, G = 4, B = 1\nunless the column or the rule's name says "
+    "otherwise; empty where nothing was measured.",
+    fontsize="medium",
+  )
+  return figure
+
+
+def _label(name: tuple[str, str], cells: list[dict]) -> str:
+  """A rule, how its drafts are drawn, and where its lines are if not centred.
+
+  Args:
+    name: rule and siblings.
+    cells: all of the rule's.
+  """
+  rule, siblings = name
+  notes = [] if siblings == "iid" else [siblings.replace("_", " ")]
+  line = _line(cells, "vocab_size")  # along which K and G stand still
+  for letter, axis, usual in (
+    ("K", "num_drafts", _CENTRE[1]),
+    ("G", "num_speculative_tokens", _CENTRE[2]),
+  ):
+    if line[0][axis] != usual:
+      notes.append(f"{letter} = {line[0][axis]}")
+  return ", ".join([rule, *notes])
+
+
+def optimality(result: dict) -> Figure:
+  """Share of the optimum against K, a panel for each V.
+
+  Args:
+    result: of `launch.studies.rules.optimality`.
+  """
+  sizes = sorted({row["vocab_size"] for row in result["rows"]})
+  figure = Figure(figsize=(11, 3.2), layout="constrained")
+  panels = figure.subplots(1, len(sizes), sharey=True)
+  names = [n for n in result["rows"][0]["share_of_optimum"] if n != "match"]
+  for panel, size in zip(panels.flat, sizes, strict=True):
+    rows = [row for row in result["rows"] if row["vocab_size"] == size]
+    counts = [row["num_drafts"] for row in rows]
+    for marker, name in zip(_MARKERS, names, strict=False):
+      shares = [row["share_of_optimum"][name] for row in rows]
+      mean = [share["mean"] for share in shares]
+      least = [share["minimum"] for share in shares]
+      (line,) = panel.plot(
+        counts, mean, marker=marker, markersize=4, linewidth=1, label=name
+      )
+      panel.fill_between(
+        counts, least, mean, color=line.get_color(), alpha=0.15, linewidth=0
+      )
+    panel.set_title(f"V = {size:,}", fontsize="medium")
+    panel.set_xticks(counts)
+    panel.set_xlabel("drafts K")
+    panel.grid(axis="y", linewidth=0.3)
+  panels.flat[0].set_ylabel("share of the optimum\n(shaded: to the minimum)")
+  panels.flat[-1].legend(fontsize="small", loc="lower right")
+  return figure
+
+
+def efficiency(result: dict) -> Figure:
+  """Block efficiency of every rule with its 95% interval, a panel a cell.
+
+  Args:
+    result: of `launch.studies.rules.sweep`.
+  """
+  cells = result["cells"]
+  names = list(dict.fromkeys(n for cell in cells for n in cell["rules"]))[::-1]
+  rows = (len(cells) + 3) // 4
+  figure = Figure(figsize=(12, 4.6 * rows), layout="constrained")
+  panels = figure.subplots(rows, 4, sharex=True, sharey=True, squeeze=False)
+  for panel, cell in zip(panels.flat, cells, strict=False):
+    budget = cell["num_drafts"] * cell["num_speculative_tokens"]
+    for place, name in enumerate(names):
+      found = cell["rules"].get(name)
+      if found is None or found["num_drafted"] < budget:
+        continue
+      low, high = found["block_efficiency_ci"]
+      color = "tab:blue" if found["lossless"] else "tab:red"
+      panel.plot([low, high], [place, place], color=color, linewidth=1)
+      panel.plot(
+        found["block_efficiency"],
+        place,
+        "o",
+        color=color,
+        markersize=4,
+        fillstyle="full" if found["num_drafted"] == budget else "none",
+      )
+    panel.set_title(
+      f"{cell['num_drafts']} x {cell['num_speculative_tokens']}, "
+      f"temperature {cell['temperature']}",
+      fontsize="medium",
+    )
+    panel.set_yticks(range(len(names)), names)
+    panel.grid(axis="x", linewidth=0.3)
+  for panel in panels[-1]:
+    panel.set_xlabel("tokens per target call (95%)")
+  dot = lambda color, label, **more: Line2D(
+    [], [], marker="o", markersize=4, linestyle="", color=color, label=label,
+    **more,
+  )  # fmt: skip
+  figure.legend(
+    handles=[
+      dot("tab:blue", "lossless"),
+      dot("tab:red", "lossy"),
+      dot("tab:gray", "more tokens drafted than K x G", fillstyle="none"),
+    ],
+    loc="outside upper center",
+    ncols=3,
+    fontsize="small",
+  )
+  return figure
+
+
+def _line(cells: list[dict], axis: str) -> list[dict]:
+  """The cells along one axis."""
+  names = [name for name in _AXES if name != axis]
+  centre = [c for name, c in zip(_AXES, _CENTRE, strict=True) if name != axis]
+  groups = {}
+  for cell in cells:
+    groups.setdefault(tuple(cell[n] for n in names), []).append(cell)
+
+  def order(place):
+    away = sum(
+      abs(math.log2(a / b)) for a, b in zip(place, centre, strict=True)
+    )
+    return -len(groups[place]), away
+
+  place = min(groups, key=order)
+  return sorted(groups[place], key=lambda cell: cell[axis])
+
+
+# Each takes the parsed JSON of a measurement.
+FIGURES: dict[str, Callable[[dict], Figure]] = {
+  "costs": costs,
+  "optimality": optimality,
+  "efficiency": efficiency,
+}
+
+
+def main(argv: list[str]) -> int:
+  """`rule_plots FIGURE MEASUREMENT.json FIGURE.svg`; returns the exit code."""
+  if len(argv) != 4 or argv[1] not in FIGURES or not os.path.isfile(argv[2]):
+    print(
+      f"usage: python -m launch.studies.rules.plots {{{','.join(FIGURES)}}} "
+      "MEASUREMENT.json FIGURE.svg",
+      file=sys.stderr,
+    )
+    return 2
+  _, name, source, target = argv
+  result = json.loads(pathlib.Path(source).read_text("utf-8"))
+  with matplotlib.rc_context(
+    {"svg.hashsalt": "specjax", "svg.fonttype": "none", "font.size": 9}
+  ):
+    figure = FIGURES[name](result)
+    pathlib.Path(target).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target, format="svg", metadata={"Date": None})
+  return 0
+
+
+if __name__ == "__main__":
+  tables.run(main)

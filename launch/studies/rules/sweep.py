@@ -1,0 +1,92 @@
+"""Block efficiency of every rule on a pair, over shapes and temperatures.
+
+  python -m launch.studies.rules.sweep --config=configs/embedded.py \
+    --output=docs/measurements/rules/embedded.json
+
+K x G drafted tokens in 1x8, 2x4, 4x2 (equal numbers) and 8x8, at temperatures
+0.5 and 1.0, along completions of held-out prompts
+(`launch.studies.rules.on_pair`). A stopped sweep goes on with the same command.
+"""
+
+import json
+
+from absl import flags
+
+from launch import cli, outputs, prompts, provenance, terminal
+from launch.journal import Journal
+from launch.studies.rules import cases, on_pair
+from launch.training import corpus
+from specjax.engine import make_batches
+
+cli.reads(cli.CONFIG, cli.OUTPUT)
+_NUM_PROMPTS = flags.DEFINE_integer(
+  "num_prompts", 16, "Held-out prompts to complete.", lower_bound=2
+)
+_NUM_CONTEXTS = flags.DEFINE_integer(
+  "contexts_per_prompt", 12, "Decoding steps a prompt.", lower_bound=1
+)
+
+_SHAPES = ((1, 8), (2, 4), (4, 2), (8, 8))
+_TEMPERATURES = (0.5, 1.0)
+_PROMPT_TOKENS = 96
+_BATCH_SIZE = 8
+
+
+def run(_) -> int:
+  """The command."""
+  config = cli.CONFIG.value
+  if not cli.OUTPUT.value:
+    raise cli.UserError("--output is required; see --help for an example")
+  outputs.check({"--output": cli.OUTPUT.value}, resumes=True)
+  models = on_pair.build_pair(config)
+  items = prompts.first_tokens(
+    corpus.held_out_prompts(_NUM_PROMPTS.value),
+    models.tokenizer,
+    num_tokens=_PROMPT_TOKENS,
+  )
+  batches = make_batches(
+    items, batch_size=_BATCH_SIZE, max_width=_PROMPT_TOKENS
+  )
+  settings = {
+    "config": json.loads(config.to_json_best_effort()),
+    "num_prompts": _NUM_PROMPTS.value,
+    "contexts_per_prompt": _NUM_CONTEXTS.value,
+  }
+  made_by = provenance.record(
+    models=provenance.checkpoints(config), texts=[p.text for p in items]
+  )
+  cells = [(s, t) for s in _SHAPES for t in _TEMPERATURES]
+  with Journal(cli.OUTPUT.value, settings) as journal:
+    for number, ((num_drafts, depth), temperature) in enumerate(cells):
+      if number in journal.batches:
+        continue
+      rows, left_out = cases.cases(
+        "all",
+        num_drafts=num_drafts,
+        num_speculative_tokens=depth,
+        vocab_size=models.tokenizer.vocab_size,
+      )
+      config.temperature = temperature
+      found = on_pair.measure(
+        rows, models, config, batches, max_contexts=_NUM_CONTEXTS.value
+      )
+      journal.add(
+        {
+          "batch": number,
+          "num_drafts": num_drafts,
+          "num_speculative_tokens": depth,
+          "temperature": temperature,
+          "rules": found,
+          "left_out": left_out,
+        }
+      )
+    done = [journal.batches[i] for i in range(len(cells))]
+    result = {"cells": done, **made_by, **settings}
+    outputs.write_json(cli.OUTPUT.value, result)
+    journal.finish()
+  terminal.console().print_json(json.dumps(result))
+  return 0
+
+
+if __name__ == "__main__":
+  cli.run(run)

@@ -1,0 +1,252 @@
+"""Draws the figures of `launch.studies.theory` from their numbers."""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from launch.tables import plus_minus
+from specjax import metrics
+
+_MARKERS = "os^v<>DPX*dph"
+
+
+def _figure(width=5.5, height=3.6, columns=1) -> tuple[Figure, list[Axes]]:
+  figure = Figure(figsize=(width, height), layout="constrained")
+  panels = figure.subplots(1, columns, squeeze=False)[0]
+  for panel in panels:
+    panel.grid(linewidth=0.3)
+    panel.spines[["top", "right"]].set_visible(False)
+  return figure, list(panels)
+
+
+def _curves(
+  panel: Axes,
+  x: list[int],
+  lines: Iterable[tuple[str, list[float], int | None]],
+  *,
+  title: str,
+  xlabel: str,
+) -> None:
+  """Lines over the same whole numbers, each with at most one place marked."""
+  for index, (label, y, mark) in enumerate(lines):
+    style = {"marker": _MARKERS[index], "markersize": 3} if mark is None else {}
+    panel.plot(x, y, color=f"C{index}", linewidth=1, label=label, **style)
+    if mark is not None:
+      panel.plot(x[mark], y[mark], "*", color=f"C{index}", markersize=9)
+  panel.set_title(title, fontsize="medium")
+  panel.set_xlabel(xlabel)
+  panel.legend(fontsize="small")
+
+
+def _converging(panel: Axes, numbers: dict, theorem: str) -> None:
+  """Running averages with 95% intervals, and the theory's lines."""
+  first = 100  # runs; the interval before is wider than all that follows
+  for index, (count, line) in enumerate(numbers["drafts"].items()):
+    color, found = f"C{index}", line["simulated"]
+    runs, mean = np.array(line["runs"]), np.array(line["mean"])
+    error = metrics.SIDE * np.array(line["standard_error"])
+    name = "" if count == "1" else f"M = {count}, "
+    panel.plot(
+      runs, mean, color=color, linewidth=1.2,
+      label=f"{name}simulated (95%): "
+      + plus_minus(found["mean"], found["standard_error"], 3),
+    )  # fmt: skip
+    panel.fill_between(
+      runs, mean - error, mean + error, color=color, alpha=0.2, linewidth=0
+    )
+    panel.axhline(
+      line["theory"], color=color, linestyle="--", linewidth=1,
+      label=f"{name}{theorem}: {line['theory']:.3f}",
+    )  # fmt: skip
+  shown = [line["theory"] for line in numbers["drafts"].values()]
+  spread = max(
+    np.array(line["standard_error"])[np.array(line["runs"]) >= first].max()
+    for line in numbers["drafts"].values()
+  )
+  panel.set_ylim(min(shown) - 3 * spread, max(shown) + 5 * spread)
+  panel.set_xlim(left=first)
+  panel.set_xscale("log")
+  panel.set_xlabel("runs averaged")
+  panel.set_title(
+    f"T = {numbers['horizon']} tokens, V = {numbers['vocab_size']}",
+    fontsize="medium",
+  )
+  panel.legend(fontsize="small", loc="upper right")
+
+
+def single(numbers: dict) -> Figure:
+  """Figure 1."""
+  horizons = numbers["horizons"].values()
+  figure, panels = _figure(9, 3.4, len(horizons))
+  for panel, one in zip(panels, horizons, strict=True):
+    _converging(panel, one, "Theorem 1")
+  panels[0].set_ylabel("rejections a run")
+  return figure
+
+
+def batch(numbers: dict) -> Figure:
+  """Figure 2."""
+  figure, (panel,) = _figure(6, 4)
+  _converging(panel, numbers, "Theorem 3")
+  panel.set_ylabel("rejections a run")
+  return figure
+
+
+def drafts(numbers: dict) -> Figure:
+  """Figure 3."""
+  figure, (panel,) = _figure()
+  panel.plot(
+    numbers["num_drafts"], numbers["expected"], "-", marker="o",
+    markersize=3, linewidth=1, label="Theorem 3",
+  )  # fmt: skip
+  panel.axhline(
+    numbers["limit"], color="black", linestyle="--", linewidth=1,
+    label=f"limit, {numbers['limit']:.3f}",
+  )  # fmt: skip
+  found = numbers["simulated"].values()
+  panel.errorbar(
+    [int(count) for count in numbers["simulated"]],
+    [one["mean"] for one in found],
+    yerr=[metrics.SIDE * one["standard_error"] for one in found],
+    color="C1", marker="x", markersize=8, capsize=3, linestyle="",
+    label=f"simulated, {next(iter(found))['runs']:,} runs (95%)",
+  )  # fmt: skip
+  panel.set_xscale("log", base=2)
+  panel.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+  panel.set_xlabel("drafts M")
+  panel.set_ylabel(f"rejections in {numbers['horizon']} tokens")
+  panel.legend(fontsize="small")
+  return figure
+
+
+def improvement(numbers: dict) -> Figure:
+  """Figure 4."""
+  figure, panels = _figure(9, 3.4, 2)
+  for panel, family, title in zip(
+    panels,
+    ("bernoulli", "uniform"),
+    ("Ber(u) drafts for Ber(v)", "Uniform on V drafts for V'"),
+    strict=True,
+  ):
+    _curves(
+      panel,
+      numbers["num_drafts"],
+      [(name, values, None) for name, values in numbers[family].items()],
+      title=title,
+      xlabel="drafts M",
+    )
+  panels[0].set_ylabel("rejection probability saved")
+  return figure
+
+
+def tradeoff(numbers: dict) -> Figure:
+  """Figure 5."""
+  figure, (panel,) = _figure()
+  (x0, y0), (x1, y1) = numbers["front"]
+  panel.plot(
+    [x0, x1], [y0, y1], color="black", linewidth=1, label="front (Theorem 5)"
+  )
+  panel.fill_between([x0, x1], [y0, y1], color="black", alpha=0.06, linewidth=0)
+  panel.text(x1 / 4, y0 / 4, "unattainable", color="0.4", fontsize="small")
+  for color, (name, line) in zip(
+    ("C0", "C3"), numbers["lines"].items(), strict=True
+  ):
+    panel.plot(
+      [point["rejection"] for point in line],
+      [point["loss"] for point in line],
+      color=color, linewidth=3, alpha=0.4, label=f"Decoding-{name.upper()}",
+    )  # fmt: skip
+    points = numbers["simulated"][name]
+    column = lambda key, points=points: [point[key] for point in points]
+    panel.errorbar(
+      column("rejection"), column("loss"),
+      xerr=metrics.SIDE * np.array(column("rejection_standard_error")),
+      yerr=metrics.SIDE * np.array(column("loss_standard_error")),
+      fmt="x", color=color,
+      label=f"simulated, {numbers['runs']:,} runs (95%)",
+    )  # fmt: skip
+    if name == "uno":
+      for point in points:
+        panel.annotate(
+          f"ε = {point['epsilon']:g}", (point["rejection"], point["loss"]),
+          xytext=(3, 5), textcoords="offset points", fontsize="small",
+        )  # fmt: skip
+  panel.set_xlabel("probability of a rejection")
+  panel.set_ylabel("total variation from the target")
+  panel.set_xlim(0, 1.15 * x1)
+  panel.set_ylim(0, 1.25 * y0)
+  panel.legend(fontsize="small", loc="upper right")
+  return figure
+
+
+def throughput(numbers: dict) -> Figure:
+  """Figure 6."""
+  ratios = sorted({line["cost_ratio"] for line in numbers["lines"]})
+  figure, panels = _figure(10, 3.4, len(ratios))
+  for panel, ratio in zip(panels, ratios, strict=True):
+    _curves(
+      panel,
+      numbers["num_tokens"],
+      [
+        (
+          f"P = {line['acceptance']}, best N = {line['best']}",
+          line["throughput"],
+          line["best"],
+        )
+        for line in numbers["lines"]
+        if line["cost_ratio"] == ratio
+      ],
+      title=f"$T_s / T_v$ = {ratio}",
+      xlabel="drafted tokens N",
+    )
+    panel.axhline(1, color="black", linewidth=0.6)
+    panel.set_ylim(0, 1.35 * panel.get_ylim()[1])  # the legend is above
+    panel.legend(fontsize="small", loc="upper right")
+  panels[0].set_ylabel("tokens a second / plain decoding's")
+  return figure
+
+
+def acceptance(numbers: dict) -> Figure:
+  """Figure 7; rules whose points are the same share a line.
+
+  Lines of other drafts than i.i.d. ones are dashed: the optimum is not theirs.
+  """
+  figure, (panel,) = _figure(7.5, 4.4)
+  panel.plot(
+    numbers["num_drafts"], numbers["optimum"], color="black", linewidth=4,
+    alpha=0.3, label="optimum of i.i.d. drafts",
+  )  # fmt: skip
+  names: dict[tuple, list[str]] = {}
+  for name, points in numbers["rules"].items():
+    same = tuple(
+      (point["num_drafts"], round(point["acceptance"], 9)) for point in points
+    )
+    names.setdefault(same, []).append(name)
+  for index, (curve, alike) in enumerate(names.items()):
+    points = numbers["rules"][alike[0]]
+    error = [metrics.SIDE * (point["standard_error"] or 0) for point in points]
+    independent = points[0]["siblings"] == "iid"
+    panel.errorbar(
+      *zip(*curve, strict=True), yerr=error, capsize=2,
+      marker=_MARKERS[index % len(_MARKERS)], markersize=4, linewidth=0.9,
+      color=f"C{index % 10}", linestyle="-" if independent else "--",
+      label=",\n".join(name.replace("_", " ") for name in alike),
+    )  # fmt: skip
+  panel.set_xticks(numbers["num_drafts"])
+  panel.set_xlabel("drafts K of one token")
+  panel.set_ylabel("P(a drafted token is accepted)")
+  figure.legend(loc="outside right center", fontsize="small")
+  return figure
+
+
+FIGURES: dict[str, Callable[[dict], Figure]] = {
+  "single": single,
+  "batch": batch,
+  "drafts": drafts,
+  "improvement": improvement,
+  "tradeoff": tradeoff,
+  "throughput": throughput,
+  "acceptance": acceptance,
+}

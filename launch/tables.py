@@ -1,0 +1,108 @@
+"""Markdown tables, and the command that prints those of committed results.
+
+  python -m launch.tables benchmark docs/measurements/*.json
+
+prints what the pages under docs/ and the README show. Every study has its
+tables in a file `page.py`.
+"""
+
+import importlib
+import json
+import pathlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from launch import terminal
+from specjax import metrics
+
+# Where each is made of results by their files.
+TABLES = {
+  "benchmark": "launch.rates:table",
+  "speed": "launch.rates:short",
+  "plans": "launch.planning.page:table",
+  "drafts": "launch.studies.drafts.page:table",
+  "reports": "launch.studies.report.page:table",
+  "quality": "launch.studies.quality.page:table",
+  "efficiency": "launch.studies.rules.page:efficiency",
+  "optimality": "launch.studies.rules.page:optimality",
+  "costs": "launch.studies.rules.page:costs",
+  "cost_limits": "launch.studies.rules.page:cost_limits",
+  "rejections": "launch.studies.theory.page:rejections",
+  "tradeoff": "launch.studies.theory.page:tradeoff",
+  "throughput": "launch.studies.theory.page:throughput",
+  "acceptance": "launch.studies.theory.page:acceptance",
+}
+# What `plus_minus` means, for captions.
+PLUS_MINUS = f"± is a 95% interval, {metrics.SIDE:g} standard errors."
+
+
+def plus_minus(value: float, standard_error: float, digits: int) -> str:
+  """A mean over many with its 95% interval: what ± is, wherever it stands."""
+  side = metrics.SIDE * standard_error
+  return f"{value:.{digits}f} ± {side:.{digits}f}"
+
+
+def loss_in_words(lossless: bool, total_variation: float) -> str:
+  """How far from the target's law tokens were drawn: beside every speed-up."""
+  if lossless:
+    return "lossless"
+  return f"lossy, total variation {total_variation:.3f}"
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+  """A Markdown table."""
+  lines = [head, ["---"] * len(head), *rows]
+  return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def read(path: str) -> Any:
+  """The contents of a JSON file, or the list of a JSONL file's lines."""
+  text = pathlib.Path(path).read_text("utf-8")
+  if path.endswith(".jsonl"):
+    return [json.loads(line) for line in text.splitlines()]
+  return json.loads(text)
+
+
+def main(argv: list[str]) -> int:
+  """`tables TABLE RESULT...`; returns the exit code."""
+  usage = f"usage: python -m launch.tables {{{','.join(TABLES)}}} RESULT..."
+  if len(argv) < 3 or argv[1] not in TABLES:
+    print(usage, file=sys.stderr)
+    return 2
+  _, name, *paths = argv
+  module, _, function = TABLES[name].partition(":")
+  try:
+    results = {path: read(path) for path in paths}
+    print(getattr(importlib.import_module(module), function)(results))
+  except FileNotFoundError as error:
+    print(f"error: no such file: {error.filename}", file=sys.stderr)
+    return 2
+  except (LookupError, TypeError, ValueError, RecursionError) as error:
+    kind = type(error).__name__
+    print(f"error: {' '.join(paths)} hold no results for {name} "
+          f"({kind}: {error})\n{usage}", file=sys.stderr)  # fmt: skip
+    return 2
+  return 0
+
+
+def run(main: Callable[[list[str]], int]) -> None:
+  """Runs what draws committed results as the program, and exits with its code.
+
+  Files are what may be wrong: one that holds something else is one line.
+  """
+  terminal.guard()
+  try:
+    code = main(sys.argv)
+    sys.stdout.flush()
+  except BrokenPipeError:
+    code = terminal.reader_left()
+  except (LookupError, TypeError, ValueError, RecursionError) as error:
+    files, kind = " ".join(sys.argv[1:]), type(error).__name__
+    print(f"error: no results in {files} ({kind}: {error})", file=sys.stderr)
+    code = 2
+  sys.exit(code)
+
+
+if __name__ == "__main__":
+  run(main)

@@ -1,0 +1,41 @@
+"""Writes prompts from Python files that no embedded model was trained on.
+
+  python -m launch.tools.held_out_prompts --output=P.jsonl --count=200
+  python -m launch.benchmark --config=configs/embedded.py --prompts=P.jsonl
+
+A prompt is some lines from inside a file of the test split (`launch.training.
+corpus`), of the standard library and the packages that the embedded pair was
+trained on: the same on every call, for the versions that are installed.
+"""
+
+import json
+
+from absl import flags
+
+from launch import cli, outputs
+from launch.training import corpus
+
+cli.reads(cli.OUTPUT)
+_COUNT = flags.DEFINE_integer("count", 200, "How many.", lower_bound=1)
+_NUM_LINES = flags.DEFINE_integer(
+  "num_lines", 8, "Lines of a prompt.", lower_bound=1
+)
+
+
+def run(_) -> int:
+  """The command."""
+  if not cli.OUTPUT.value:
+    raise cli.UserError("--output is needed: the file to write")
+  outputs.check({}, grown={"--output": cli.OUTPUT.value}, stdout=True)
+  texts = corpus.held_out_prompts(_COUNT.value, num_lines=_NUM_LINES.value)
+  lines = [
+    json.dumps({"id": i, "prompt": text}) + "\n" for i, text in enumerate(texts)
+  ]
+  outputs.write_new(cli.OUTPUT.value, "".join(lines))
+  out = outputs.beside(cli.OUTPUT.value)
+  print(f"{len(lines)} prompts in {cli.OUTPUT.value}", file=out)
+  return 0
+
+
+if __name__ == "__main__":
+  cli.run(run, required=())

@@ -1,0 +1,135 @@
+"""Meshes of decoding: which devices decode which rows, and hold which parts.
+
+Written `data:2,model:4`: two groups of devices, each with its own rows, and in
+each group the target cut over four. A copy of the draft may be cut over fewer
+than the target, down to one (replicated).
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+from jax.sharding import AxisType, Mesh
+from jax.sharding import PartitionSpec as P
+
+from models.sharding import Sharding, tensor_parallel
+from models.transformer import TransformerConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layout:
+  """Sizes of a mesh.
+
+  Attributes:
+    data: groups of devices; each decodes its own rows.
+    model: devices of a group, which the target is cut over.
+    draft: devices that each copy of the draft is cut over; divides `model`.
+
+  Raises:
+    ValueError: for sizes that do not go together.
+  """
+
+  data: int
+  model: int
+  draft: int
+
+  def __post_init__(self):
+    if min(self.data, self.model, self.draft) < 1 or self.model % self.draft:
+      raise ValueError(
+        f"the draft's devices ({self.draft}) must divide those of the target "
+        f"({self.model}), and all be positive"
+      )
+
+  @property
+  def num_devices(self) -> int:
+    """Devices of the mesh."""
+    return self.data * self.model
+
+  @property
+  def _own_axis(self) -> bool:
+    return 1 < self.draft < self.model
+
+  def mesh(self, devices: list) -> Mesh:
+    """The mesh: axes 'data', 'model' and, for a draft of its own size, 'draft'.
+
+    Args:
+      devices: `num_devices` of them, in jax's order.
+    """
+    shape, names = (self.data, self.model), ("data", "model")
+    if self._own_axis:
+      shape = (self.data, self.model // self.draft, self.draft)
+      names = ("data", "model", "draft")
+    return Mesh(
+      np.array(devices).reshape(shape),
+      names,
+      axis_types=(AxisType.Auto,) * len(names),
+    )
+
+  def shardings(self) -> tuple[Sharding, Sharding]:
+    """The target's and the draft's rules."""
+    target = tensor_parallel(
+      ("model", "draft") if self._own_axis else ("model",)
+    )
+    if self.draft == self.model:
+      return target, target
+    return target, tensor_parallel(("draft",) if self._own_axis else ())
+
+  def cache_specs(self) -> tuple[P, P]:
+    """How the target's and the draft's caches are cut, rows apart."""
+    target, draft = self.shardings()
+    return target.cache_lbksc, draft.cache_lbksc
+
+
+def parse(
+  text: str,
+  num_devices: int,
+  *,
+  draft: TransformerConfig | None,
+  draft_devices: int | None = None,
+) -> Layout:
+  """A layout of all devices.
+
+  Args:
+    text: as in `data:2,model:4`; "" for all devices on 'model'.
+    num_devices: how many there are.
+    draft: the draft model, if there is one.
+    draft_devices: devices of a copy of the draft; by default as many as its
+      heads allow.
+
+  Raises:
+    ValueError: if it is not written so, or takes another number of devices.
+  """
+  axes = {"data": 1, "model": num_devices}
+  if text:
+    try:
+      given = {
+        name: int(size)
+        for name, size in (part.split(":") for part in text.split(","))
+      }
+    except ValueError:
+      given = {}
+    if given.keys() != axes.keys() or min(given.values()) < 1:
+      raise ValueError(f"a mesh must be as in data:2,model:8, got {text!r}")
+    axes = given
+  if math.prod(axes.values()) != num_devices:
+    raise ValueError(
+      f"mesh {text} takes {math.prod(axes.values())} devices, there are "
+      f"{num_devices}"
+    )
+  size = draft_devices or most_devices(draft, axes["model"])
+  return Layout(data=axes["data"], model=axes["model"], draft=size)
+
+
+def most_devices(draft: TransformerConfig | None, model: int) -> int:
+  """The most devices, among divisors of `model`, that a draft can be cut over.
+
+  Its key/value heads are not repeated for it.
+  """
+  if draft is None:
+    return 1
+  sizes = (draft.num_kv_heads, draft.mlp_dim, draft.vocab_size)
+  return max(
+    n
+    for n in range(1, model + 1)
+    if model % n == 0 and all(size % n == 0 for size in sizes)
+  )

@@ -1,0 +1,142 @@
+"""What a draft is trained for: the text, the target's law, or being accepted.
+
+Every objective is a mean loss over predicted positions, in nats or in shares of
+a token, from the laws of student p and teacher q after the same contexts. Whose
+text the contexts are is another choice: see `launch.training.contexts`.
+
+With the teacher's own samples as text, `acceptance` is an unbiased estimate of
+what speculative decoding is paid for. For tokens x_1.. drawn from q,
+
+  E_q[prod_j min(1, p(x_j) / q(x_j))] = sum_x prod_j min(p(x_j), q(x_j))
+    = P(the first i tokens drafted from p are accepted),
+
+since the sum is symmetric: it is `rules.get("token")` asked how much of the
+target's text it would accept *with the laws' roles exchanged*. Differentiating
+the shipped rule needs no score function, because the text does not depend on p.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax import rules
+from specjax.siblings import IID
+from specjax.tree import chain
+from specjax.types import Draft
+
+# `(student f32[B, T, V], teacher f32[B, T, V] or None, labels i32[B, T],
+# weights f32[B, T]) -> f32[]`, logits, the tokens after each position, and 1
+# where a token counts.
+Objective = Callable[[Array, Array | None, Array, Array], Array]
+
+
+def mean(values: Array, weights: Array) -> Array:
+  """The weighted mean over positions, 0 if no position counts."""
+  return jnp.sum(values * weights) / jnp.maximum(jnp.sum(weights), 1)
+
+
+def next_token(student, teacher, labels, weights) -> Array:
+  """Cross-entropy of the text, nats per token."""
+  del teacher
+  law = jax.nn.log_softmax(student)
+  each = jnp.take_along_axis(law, labels[..., None], axis=-1)[..., 0]
+  return -mean(each, weights)
+
+
+def forward_kl(student, teacher, labels, weights) -> Array:
+  """`KL(q || p)`, nats: p must cover what the target may say."""
+  del labels
+  log_p, log_q = _log_laws(student, teacher)
+  return mean(jnp.sum(jnp.exp(log_q) * (log_q - log_p), -1), weights)
+
+
+def reverse_kl(student, teacher, labels, weights) -> Array:
+  """`KL(p || q)`, nats: p must not say what the target would not."""
+  del labels
+  log_p, log_q = _log_laws(student, teacher)
+  return mean(jnp.sum(jnp.exp(log_p) * (log_p - log_q), -1), weights)
+
+
+def total_variation(student, teacher, labels, weights) -> Array:
+  """`TV(p, q)`: one minus the probability that a drafted token is accepted."""
+  del labels
+  p, q = map(jnp.exp, _log_laws(student, teacher))
+  return mean(jnp.sum(jnp.where(q > p, q - p, 0), -1), weights)
+
+
+def acceptance(block: int = 5) -> Objective:
+  """Minus the expected share of a block of drafted tokens that is accepted.
+
+  Exact in expectation on the teacher's own samples; on other text it is the
+  same function of it.
+
+  Args:
+    block: drafted tokens a step, gamma; blocks start every so many positions,
+      and those that hold a position without weight do not count.
+
+  Returns:
+    The objective, in [-1, 0].
+  """
+  tree, verify = chain(block), rules.get("token").verify
+
+  def objective(student, teacher, labels, weights) -> Array:
+    log_p, log_q = _log_laws(student, teacher)
+    count = labels.shape[1] // block
+    cut = lambda x: x[:, : count * block].reshape(-1, block, *x.shape[2:])
+    text, whole = cut(labels), cut(weights).min(axis=1)
+    # Roles exchanged: the text is the teacher's, and p judges it.
+    after = lambda x: jnp.pad(x, ((0, 0), (0, 1), (0, 0)), mode="edge")
+    judge = after(cut(log_p))
+    author = jnp.pad(cut(log_q), ((0, 0), (1, 0), (0, 0)))
+    draft = Draft(
+      tree=tree,
+      siblings=IID,
+      tokens=jnp.pad(text, ((0, 0), (1, 0))),
+      log_probs=author,
+    )
+    found = verify(draft, judge)
+    return -mean(found.node_probs @ (tree.depth / block), whole)
+
+  return objective
+
+
+def _log_laws(student: Array, teacher: Array) -> tuple[Array, Array]:
+  return (
+    jax.nn.log_softmax(student),
+    jax.lax.stop_gradient(jax.nn.log_softmax(teacher)),
+  )
+
+
+OBJECTIVES: dict[str, Objective] = {
+  "next_token": next_token,
+  "forward_kl": forward_kl,
+  "reverse_kl": reverse_kl,
+  "total_variation": total_variation,
+  "acceptance": acceptance(),
+}
+
+
+def needs_teacher(name: str) -> bool:
+  """Whether an objective asks for the target's laws."""
+  return get(name) is not next_token
+
+
+def get(name: str, *, block: int = 5) -> Objective:
+  """The objective of that name.
+
+  Args:
+    name: one of `OBJECTIVES`.
+    block: see `acceptance`; the others know no blocks.
+
+  Raises:
+    ValueError: if there is none, listing those there are; or for no block.
+  """
+  if block < 1:
+    raise ValueError(f"acceptance_block must be >= 1, got {block}")
+  if name not in OBJECTIVES:
+    raise ValueError(
+      f"unknown objective {name!r}, expected one of {sorted(OBJECTIVES)}"
+    )
+  return acceptance(block) if name == "acceptance" else OBJECTIVES[name]

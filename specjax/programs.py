@@ -1,0 +1,146 @@
+"""Prefill and the decoding loop, compiled to fit each other.
+
+`specjax.engine` runs what is compiled here, and a plan for a pod reads it.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+from jax.experimental.layout import Format, Layout
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from specjax.cache import Cache
+from specjax.decode import Decoder
+from specjax.mesh import MeshDecoder
+from specjax.types import DecodeState
+
+_NOTHING: Mapping[str, Any] = {}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Programs:
+  """Two compiled programs.
+
+  Attributes:
+    prefill: from the arguments to a state.
+    loop: from parameters and a state, which is donated (and, if it runs in
+      pieces, the most rounds to make), to the last state.
+    state: shapes of a state, and its shardings and layouts in memory.
+  """
+
+  prefill: jax.stages.Compiled
+  loop: jax.stages.Compiled
+  state: DecodeState
+
+
+def compile_both(
+  decoder: Decoder | MeshDecoder,
+  init: Callable[..., DecodeState],
+  arguments: tuple,
+  options: Mapping[str, Any] = _NOTHING,
+  *,
+  cache_specs: tuple[P, P] | None = None,
+  in_pieces: bool = False,
+  compiled: Callable[[Any], Any] = lambda lowered: lowered.compile(),
+) -> Programs:
+  """Compiles prefill and loop; a mesh must be in use (`jax.set_mesh`).
+
+  The loop says how it wants the state laid out in memory, and prefill makes it
+  so: otherwise caches would be copied on the way in and out, and for that be
+  held twice.
+
+  Args:
+    decoder: what is decoded, and where.
+    init: prefill, of the arguments and options.
+    arguments: parameters, arrays or their shapes, with shardings; and the rest.
+    options: keyword arguments of `init`.
+    cache_specs: how the target's and the draft's caches are cut over the
+      decoder's mesh, `(layers, rows, heads, slots, channels)`; rows are the
+      decoder's to cut. None for one device.
+    in_pieces: whether the loop takes the most rounds to make, `i32[]`.
+    compiled: compiles what was lowered.
+  """
+  state = jax.eval_shape(init, *arguments, **options)
+  of_params = jax.tree.map(lambda x: x.sharding, arguments[0])
+  if isinstance(decoder, MeshDecoder):
+    here = NamedSharding(decoder.mesh, P())
+    where = _shardings(cache_specs or (P(), P()), decoder, state)
+  else:
+    here = jax.tree.leaves(of_params)[0]
+    where = jax.tree.map(lambda x: here, state)
+  wanted = jax.tree.map(
+    lambda x, s: Format(Layout.AUTO, s) if _has_layout(x) else s, state, where
+  )
+  loop: Callable[..., DecodeState] = decoder.generate
+  most: tuple[jax.ShapeDtypeStruct, ...] = ()
+  if in_pieces:
+    loop, most = decoder.steps, (jax.ShapeDtypeStruct((), jax.numpy.int32),)
+  with _without_call_stacks():
+    lowered = jax.jit(
+      loop, donate_argnums=1,
+      in_shardings=(of_params, wanted, *(here for _ in most)),
+      out_shardings=wanted,
+    ).lower(arguments[0], state, *most)  # fmt: skip
+  compiled_loop = compiled(lowered)
+  formats = jax.tree.map(
+    lambda x, s, chosen: chosen if _has_layout(x) else s,
+    state, wanted, compiled_loop.input_formats[0][1],
+  )  # fmt: skip
+  with _without_call_stacks():
+    lowered = jax.jit(init, out_shardings=formats).lower(*arguments, **options)
+  prefill = compiled(lowered)
+  placed = jax.tree.map(
+    lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
+    state,
+    formats,
+  )
+  return Programs(prefill=prefill, loop=compiled_loop, state=placed)
+
+
+@contextlib.contextmanager
+def _without_call_stacks() -> Iterator[None]:
+  """Operations keep their names, and do not say which lines made them.
+
+  XLA joins such stacks as it inlines functions, and may follow one forever
+  (`StackFrames::IsPrefix` in libtpu 0.0.42.1): whether it does depends on who
+  called, and on what was traced before in the process.
+  """
+  config: Any = jax.config  # mypy does not see its options
+  before = config.jax_traceback_in_locations_limit
+  jax.config.update("jax_traceback_in_locations_limit", 0)
+  try:
+    yield
+  finally:
+    jax.config.update("jax_traceback_in_locations_limit", before)
+
+
+def _has_layout(x) -> bool:
+  return not jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _shardings(cache_specs: tuple[P, P], decoder: MeshDecoder, state):
+  """Where the loop's state lies: rows over 'data', caches as their model."""
+
+  def cut(node, spec):
+    if not isinstance(node, Cache):
+      return node
+    spec = P(None, decoder.row_axis, *spec[2:])
+    put = lambda specs: tuple(spec for _ in specs)
+    return node.replace(keys=put(node.keys), values=put(node.values))
+
+  of_target, of_draft = cache_specs
+  specs = decoder.specs(state)
+  specs = dataclasses.replace(
+    specs,
+    target_cache=cut(specs.target_cache, of_target),
+    drafter_state=cut(specs.drafter_state, of_draft),
+  )
+  return jax.tree.map(
+    lambda spec: NamedSharding(decoder.mesh, spec),
+    specs,
+    is_leaf=lambda x: isinstance(x, P),
+  )

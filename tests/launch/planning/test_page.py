@@ -1,0 +1,60 @@
+"""docs/pods.md says what the committed plans say."""
+
+import json
+import pathlib
+import re
+
+import pytest
+
+from launch import tables
+from launch.planning import page, plots
+
+PAGE = pathlib.Path("docs/pods.md").read_text("utf-8")
+FOLDER = pathlib.Path("docs/plans")
+PLANS = sorted(FOLDER.glob("*.json"))
+SWEEPS = sorted(FOLDER.glob("sweeps/*.json"))
+
+
+def test_the_table_is_printed_from_the_committed_plans(capsys):
+  assert tables.main(["tables", "plans", *map(str, PLANS)]) == 0
+  assert capsys.readouterr().out.strip() in PAGE
+
+
+def test_every_plan_of_the_script_is_committed():
+  script = (FOLDER / "run.sh").read_text("utf-8")
+  named = re.findall(r"^plan (\S+)", script, re.MULTILINE)
+  found = [str(p.relative_to(FOLDER))[:-5] for p in (*PLANS, *SWEEPS)]
+  assert sorted(named) == sorted(found)
+
+
+@pytest.mark.parametrize("path", PLANS, ids=lambda p: p.stem)
+def test_committed_plans_fit_and_copy_no_cache(path):
+  plan = json.loads(path.read_text("utf-8"))
+  assert plan["fits"] is True
+  assert plan["cache_copies"] == 0
+  assert plan["donation_honoured"] is True
+  size = plan["per_chip_bytes"]
+  assert size["peak"] <= size["hbm"]
+  assert plan["largest"]["batch_size"] >= plan["settings"]["batch_size"]
+
+
+def test_pages_and_pictures_that_are_named_exist():
+  for name in re.findall(r"\]\(([\w/.-]+)\)", PAGE):
+    assert (pathlib.Path("docs") / name).exists(), name
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda p: p.stem)
+def test_sweeps_are_drawn_with_a_row_for_every_plan(path):
+  plans = json.loads(path.read_text("utf-8"))
+  speed, memory = plots.sweep(plans).axes
+  labels = [t.get_text() for t in speed.get_yticklabels()]
+  assert len(set(labels)) == len(plans) == len(memory.patches)
+  assert f"({path.relative_to('docs').with_suffix('.svg')})" in PAGE
+
+
+def test_what_does_not_fit_says_so_in_its_row():
+  plan = json.loads(PLANS[0].read_text("utf-8"))
+  unfit = plan | {"fits": False, "collectives": None}
+  *_, row = page.table({"x": unfit}).splitlines()
+  assert "does not fit" in row
+  assert row.count("|") == page.table({"x": plan}).splitlines()[0].count("|")

@@ -1,0 +1,166 @@
+"""`launch.studies.drafts`: equal compute, one line a draft, resumable."""
+
+import functools
+import json
+import pathlib
+
+import files
+import jax
+import numpy as np
+import pytest
+from absl.testing import flagsaver
+from flax import nnx
+
+from configs import draft_study as study_config
+from configs import embedded
+from launch import cli
+from launch.studies.drafts import __main__ as draft_study
+from launch.studies.drafts import page
+from launch.training import flops, step
+from launch.training.run import Run
+from models import huggingface
+from models.transformer import TransformerConfig
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+
+@pytest.mark.parametrize("arg", ["shapes", "objectives"])
+def test_every_draft_is_paid_for_with_the_same_operations(arg):
+  config = study_config.get_config(arg)
+  teacher = huggingface.load(config.train.teacher).config
+  assert len(config.drafts) >= 4
+  sizes = []
+  for name, changes in config.drafts.items():
+    if name == "before":
+      continue
+    one = draft_study.training_config(config, changes.to_dict())
+    model = TransformerConfig(**one.model)
+    spent = one.num_steps * flops.step_flops(one, teacher)
+    assert spent == pytest.approx(config.flops, rel=0.02)
+    width = model.embed_dim
+    heads = model.num_heads * model.head_dim
+    assert heads == width
+    layer = 4 * width * heads + 3 * width * model.mlp_dim
+    sizes.append(2 * width * model.vocab_size + model.num_layers * layer)
+  assert max(sizes) < 1.15 * min(sizes)
+
+
+def test_the_study_of_objectives_begins_with_the_embedded_draft():
+  config = study_config.get_config("objectives")
+  assert config.train.init_from == embedded.get_config().draft
+  found = huggingface.load(config.train.init_from).config
+  for changes in config.drafts.values():
+    one = draft_study.training_config(config, changes.to_dict())
+    assert TransformerConfig(**one.model) == found
+  before = config.drafts["before"].to_dict()
+  assert draft_study.training_config(config, before).num_steps == 0
+
+
+def test_a_draft_that_is_not_trained_is_what_it_begins_with(texts, tmp_path):
+  config = study_config.get_config("tiny")
+  config.train.dataset = str(texts)
+  config.train.init_from = embedded.get_config().draft
+  model = study_config.get_config("objectives").train.model
+  one = draft_study.training_config(
+    config, {"num_steps": 0, "model": model.to_dict()}
+  )
+  found, finished = draft_study.train_draft(one, tmp_path)
+  assert finished
+  assert found["num_steps"] == found["tokens"] == found["training_seconds"] == 0
+  assert 0 < found["validation_acceptance"] < 1
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    nnx.state(huggingface.load(str(tmp_path / "model"))),
+    nnx.state(huggingface.load(config.train.init_from)),
+  )
+
+
+def test_forward_operations_are_twice_the_weights_and_attention():
+  config = TransformerConfig(
+    vocab_size=10, embed_dim=4, num_layers=2, num_heads=2, num_kv_heads=1,
+    head_dim=2, mlp_dim=6, max_positions=8,
+  )  # fmt: skip
+  layer = 4 * (4 + 2 + 2 + 4) + 3 * 4 * 6
+  weights = 2 * layer + 4 * 10
+  assert flops.forward_flops(config, 8) == 2 * weights + 2 * 2 * 4 * 8
+  one = flops.forward_flops(config, 8)
+  assert flops.training_flops(config, None, 8) == 3 * one
+  cost = functools.partial(flops.training_flops, config, config, 8)
+  assert cost(objective="next_token") == 3 * one
+  assert cost(objective="next_token", contexts="draft") == 4 * one
+  assert cost(objective="forward_kl") == 4 * one
+  assert cost(objective="forward_kl", contexts="target") == 5 * one
+
+
+def test_a_study_writes_a_line_a_draft_and_resumes(tmp_path, monkeypatch, pair):
+  texts = tmp_path / "texts"
+  for split in ("train", "validation"):
+    (texts / split).mkdir(parents=True)
+    for i in range(20):
+      (texts / split / f"{i}.txt").write_text(f"def f{i}():\n  pass\n" * 30)
+  output = tmp_path / "o.jsonl"
+
+  def study():
+    with flagsaver.flagsaver():
+      return cli.execute(
+        draft_study.run,
+        ["study", "--config=configs/draft_study.py:tiny",
+         f"--config.train.dataset={texts}", f"--workdir={tmp_path}/w",
+         f"--config.train.teacher={pair[0]}",
+         f"--config.decode.target={pair[0]}", f"--output={output}"],
+      )  # fmt: skip
+
+  real = draft_study.decode_with
+
+  def dies_at_the_second(config, draft):
+    if "/b/" in draft:
+      raise KeyboardInterrupt
+    return real(config, draft)
+
+  monkeypatch.setattr(draft_study, "decode_with", dies_at_the_second)
+  with pytest.raises(KeyboardInterrupt):
+    study()
+  monkeypatch.undo()
+  assert not output.exists()
+  before = pathlib.Path(f"{output}.partial").read_text().splitlines()
+  assert len(before) == 2  # a header and the first draft
+  assert study() == 0
+  assert set(json.loads(output.read_text().splitlines()[0])["provenance"][
+    "checkpoints"]) == {"target", "draft"}  # fmt: skip
+  rows = files.read_jsonl(output)
+  assert [row["name"] for row in rows] == ["a", "b"]
+  first = json.loads(before[1])
+  assert rows[0] == {
+    k: v for k, v in first.items() if k not in ("batch", "sum")
+  }
+  for row in rows:
+    assert row["flops"] == pytest.approx(2e10, rel=0.1)
+    assert row["num_steps"] >= 1
+    assert 0 < row["validation_acceptance"] < 1
+    assert row["draft_pass_seconds"] > 0
+    assert set(row["decoding"]) == {"0", "1"}
+    assert row["decoding"]["0"]["block_efficiency"] >= 1
+  printed = page.table({"": rows})
+  assert printed.count("\n") == 3
+  assert "`b`" in printed
+
+
+def test_a_study_is_charged_for_the_passes_that_a_step_runs(texts, tmp_path):
+  """XLA counts the teacher's pass where we do, and only there."""
+  config = study_config.get_config("tiny").train
+  config.dataset = str(texts)
+
+  def counted(objective):
+    config.objective = objective
+    run = Run(config, str(tmp_path / objective))
+    state = run.steps.init(jax.random.key(0))
+    batch = step.place_batch(next(run.iterator), run.mesh)
+    cost = jax.jit(run.steps.train).lower(state, batch).cost_analysis()
+    return cost["flops"], run.step_flops()
+
+  (plain, plain_ours), (taught, taught_ours) = map(
+    counted, ("next_token", "forward_kl")
+  )
+  # The softmax over the vocabulary is not counted by us.
+  assert taught - plain == pytest.approx(taught_ours - plain_ours, rel=0.1)
+  assert taught_ours > 4 * plain_ours

@@ -1,0 +1,63 @@
+"""What docs/theory.md says is printed from the committed results."""
+
+import json
+import pathlib
+import re
+
+import pytest
+
+from launch import tables
+from launch.studies.theory import figures, page
+
+PAGE = pathlib.Path("docs/theory.md").read_text("utf-8")
+RESULTS = {
+  "rejections": ("single", "batch", "drafts"),
+  "tradeoff": ("tradeoff",),
+  "throughput": ("throughput",),
+  "acceptance": ("acceptance",),
+  "quality": ("quality",),
+}
+
+
+def paths_of(table):
+  if table == "reports":
+    return sorted(map(str, pathlib.Path("docs/reports").glob("*/report.json")))
+  return [f"docs/theory/{name}.json" for name in RESULTS[table]]
+
+
+@pytest.mark.parametrize("table", [*RESULTS, "reports"])
+def test_the_tables_are_printed_from_the_committed_results(table, capsys):
+  assert tables.main(["tables", table, *paths_of(table)]) == 0
+  assert capsys.readouterr().out.strip() in PAGE
+
+
+def test_every_figure_is_committed_with_its_numbers():
+  for name in figures.FIGURES:
+    assert f"(theory/{name}.svg)" in PAGE
+    assert pathlib.Path(f"docs/theory/{name}.svg").exists()
+    numbers = json.loads(pathlib.Path(f"docs/theory/{name}.json").read_text())
+    assert numbers["seconds"] < 120
+
+
+def test_simulations_agree_with_the_theorems():
+  rows = page.rejections(
+    {p: json.loads(pathlib.Path(p).read_text()) for p in paths_of("rejections")}
+  ).splitlines()[2:]
+  assert len(rows) == 7
+  for row in rows:
+    cells = [cell.strip() for cell in row.split("|")]
+    assert abs(float(cells[6])) < 4
+    assert cells[7] == "100,000"
+
+
+def test_pages_that_are_named_exist():
+  for name in re.findall(r"\]\(([\w/.-]+)\)", PAGE):
+    assert (pathlib.Path("docs") / name).exists(), name
+
+
+def test_reports_predict_what_they_measured():
+  for path in paths_of("reports"):
+    found = json.loads(pathlib.Path(path).read_text())
+    assert abs(found["tokens_per_second"]["prediction_error"]) < 0.05, path
+    low, high = found["rejections"]["predicted_interval"]
+    assert low - 0.5 <= found["rejections"]["counted"] <= high + 0.5, path

@@ -1,0 +1,64 @@
+"""What `launch.decode` shows of completions and summaries."""
+
+import io
+
+import rich.console
+from files import EMBEDDED
+
+from launch import display
+from launch.prompts import Prompt
+from models import tokenizers
+from specjax import metrics, rules
+from specjax.engine import Completion
+from specjax.types import Origin
+
+
+def shown(show, *arguments, **options):
+  console = rich.console.Console(file=io.StringIO(), width=100, **options)
+  show(console, *arguments)
+  return console.file.getvalue()
+
+
+def test_the_prompt_is_dim_and_its_completion_as_bright_as_the_legend():
+  tokenizer = tokenizers.load(EMBEDDED)
+  ids = tokenizer.encode("x = 1")
+  completion = Completion(
+    token_ids=ids, origins=[Origin.ACCEPTED] * len(ids), stop_reason="length",
+    num_target_calls=1, num_drafted=3, num_accepted=3, expected_accepted=3.0,
+    total_variation=0.0, accept_counts=[0, 0, 0, 1],
+  )  # fmt: skip
+  prompt = Prompt(0, "\x1b[2J", "def f():\x1b]0;x\x07", (1, 2))
+  colours = dict(force_terminal=True, color_system="256")
+  text = shown(
+    display.show_completion, tokenizer, prompt, completion, **colours
+  )
+  assert "\x1b[2mdef f():␛]0;x␇\x1b[0m\x1b[32mx\x1b[0m" in text
+  assert "prompt ␛[2J" in text
+  legend = shown(display.show_legend, **colours)
+  assert "\x1b[32mdrafted and accepted\x1b[0m" in legend
+
+
+def summary_of(total_variation):
+  unit = metrics.Unit(
+    num_tokens=16, num_target_calls=4, num_drafted=20, num_accepted=12,
+    expected_accepted=11.5, total_variation=16 * total_variation, seconds=1.0,
+    baseline_num_tokens=16, baseline_num_target_calls=16, baseline_seconds=2.0,
+  )  # fmt: skip
+  return metrics.summarize([unit, unit])
+
+
+def test_a_lossy_run_says_so_beside_its_speedup():
+  rule = rules.get("typical(epsilon=0.3)")
+  text = shown(display.show_summary, summary_of(0.125), rule)
+  head, *_, last = text.strip().splitlines()
+  assert head == (
+    "rule typical(epsilon=0.3, delta=0.3): lossy, total variation 0.125"
+  )
+  assert last.startswith("speed-up 2.00 (95% interval ")
+  assert last.endswith(", paired), lossy, total variation 0.125")
+
+
+def test_a_lossless_run_names_its_rule():
+  text = shown(display.show_summary, summary_of(0.0), rules.get("token"))
+  assert text.startswith("rule token: lossless")
+  assert "lossy" not in text

@@ -1,0 +1,109 @@
+"""`launch.drafting`: families by name, a rule and a drafter of one's own."""
+
+import json
+
+import pytest
+
+from configs import embedded
+from launch import decode, drafting, pair
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+# A file of a user: a rule under another name, and a drafter of certain tokens.
+MINE = '''
+import dataclasses
+import jax.numpy as jnp
+import specjax
+
+RULE = dataclasses.replace(specjax.rules.get("token"), name="mine")
+NUMBER = 3
+
+
+def make(config, draft, *, tree, siblings, vocab_size):
+  """Supposes that the last token goes on."""
+
+  def propose(params, state, target_cache, context):
+    tokens = jnp.tile(context.root, (1, tree.num_nodes))
+    found = specjax.Draft(
+      tree=tree, siblings=siblings, tokens=tokens, log_probs=None
+    )
+    return found, state, target_cache
+
+  return specjax.Drafter(
+    name="again", tree=tree, siblings=siblings, propose=propose
+  )
+'''
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+  (tmp_path / "of_a_user.py").write_text(MINE)
+  monkeypatch.syspath_prepend(tmp_path)
+  return "of_a_user"
+
+
+def test_ones_own_rule_and_drafter_decode_what_plain_decoding_does(
+  cli, mine, tmp_path
+):
+  prompts = tmp_path / "p.jsonl"
+  prompts.write_text('{"id": 0, "prompt": "x = 1"}\n')
+  texts = {}
+  for name, flags in {
+    "own": (f"--config.rule={mine}:RULE", f"--config.drafter={mine}:make"),
+    "plain": ("--config.num_speculative_tokens=0",),
+  }.items():
+    out, summary = tmp_path / f"{name}.jsonl", tmp_path / f"{name}.json"
+    code = cli(
+      decode.run, "--config.max_new_tokens=12", "--nobaseline", *flags,
+      f"--prompts={prompts}", f"--output={out}", f"--summary={summary}",
+    )  # fmt: skip
+    assert code == 0
+    texts[name] = json.loads(out.read_text())["completion"]
+  assert texts["own"] == texts["plain"]
+  found = json.loads((tmp_path / "own.json").read_text())
+  assert found["rule"] == f"{mine}:RULE"
+  assert found["lossless"]
+
+
+@pytest.mark.parametrize(
+  "flag, words",
+  [
+    (
+      "--config.drafter=no_such_module:make",
+      "no drafter 'no_such_module:make'",
+    ),
+    ("--config.drafter=of_a_user:nothing", "has no attribute 'nothing'"),
+    ("--config.rule=of_a_user:NUMBER", "must be a specjax.Rule, is int"),
+    ("--config.rule=of_a_user:", "no rule 'of_a_user:'"),
+    ("--config.drafter=modle", "did you mean 'model'?"),
+  ],
+)
+def test_what_is_none_is_one_line(cli, mine, capsys, flag, words):
+  assert cli(decode.run, flag) == 2
+  error = capsys.readouterr().err
+  assert words in error
+  assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+  "changes, read",
+  [
+    ({}, True),
+    ({"drafter": "ngram"}, False),
+    ({"drafter": "layer_skip"}, False),
+    ({"num_speculative_tokens": 0}, False),
+    ({"draft": ""}, False),
+    ({"drafter": "launch.drafting:FAMILIES"}, True),
+  ],
+)
+def test_the_draft_checkpoint_is_read_where_a_family_asks_for_it(changes, read):
+  config = embedded.get_config()
+  config.update(changes)
+  assert drafting.reads_draft(config) == read
+
+
+def test_every_family_says_what_it_needs():
+  config = embedded.get_config()
+  config.update(draft="", drafter="model")
+  with pytest.raises(ValueError, match="drafter 'model' needs a draft"):
+    pair.check_config(config)

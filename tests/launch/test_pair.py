@@ -1,0 +1,57 @@
+"""`launch.pair`: what is loaded once serves every rule and tree."""
+
+import jax
+import pytest
+
+from configs import common, huggingface
+from launch import pair as pair_lib
+
+
+def test_pairs_of_the_same_models_share_their_parameters(pair):
+  config = huggingface.get_config(f"target={pair[0]},draft={pair[1]}")
+  config.num_speculative_tokens = 2
+  models = pair_lib.load(config)
+  one = pair_lib.assemble(config, models)
+  config.num_speculative_tokens, config.rule = 3, "block"
+  other = pair_lib.assemble(config, models)
+  assert other.decoder.rule.name == "block"
+  assert other.decoder.drafter.tree.max_depth == 3
+  shared = jax.tree.map(lambda a, b: a is b, one.params, other.params)
+  assert all(jax.tree.leaves(shared))
+  assert one.params.draft is not None
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    (dict(tree=(-1, 0, 1), num_speculative_tokens=0), "is 2, and num_specul"),
+    (
+      dict(tree=(-1, 0, 1), max_new_tokens=1),
+      "the depth of config.tree .2. is",
+    ),
+    (dict(num_speculative_tokens=9), "num_speculative_tokens .9. is larger"),
+    (dict(num_speculative_tokens=2**60), "is larger than max_new_tokens"),
+    (dict(drafter="ngram", siblings="top_k"), "must be 'iid', got 'top_k'"),
+    (dict(top_k=2**31), "top_k must be in 0..2147483647, got 2147483648"),
+    (dict(seed=2**70), r"seed must be in 0\.\.4294967295, got"),
+    (dict(seed=-1), "seed must be in"),
+  ],
+)
+def test_settings_that_cannot_be_run_are_refused(changes, message):
+  config = common.get_config()
+  config.draft, config.max_new_tokens = "models/pretrained/draft", 8
+  config.update(changes)
+  with pytest.raises(ValueError, match=message):
+    pair_lib.check_config(config)
+
+
+def test_beside_a_tree_the_number_of_tokens_is_its_depth():
+  config = common.get_config()
+  config.draft, config.rule = "models/pretrained/draft", "recursive"
+  config.tree, config.num_speculative_tokens = (-1, 0, 0, 1), 5
+  config.max_new_tokens = 2  # fewer than the tokens that nobody reads
+  pair_lib.check_config(config)
+  assert pair_lib.settled(config).num_speculative_tokens == 2
+  assert config.num_speculative_tokens == 5
+  config.tree = ()
+  assert pair_lib.settled(config).num_speculative_tokens == 5

@@ -1,0 +1,66 @@
+"""What the README's table says of a run beside its rates."""
+
+import json
+import pathlib
+
+import pytest
+
+from launch import rates
+
+
+@pytest.mark.parametrize(
+  "changes, words",
+  [
+    (
+      dict(prediction_error=-0.0125, prediction_error_ci=[-0.03, 0.006]),
+      ", -1.2% (-3.0% to +0.6%)",
+    ),
+    (dict(prediction_error=0.05, prediction_error_ci=None), ", +5.0% |"),
+    (dict(lossless=True, total_variation=0.0), "), lossless |"),
+    (
+      dict(lossless=False, total_variation=0.1254),
+      "), lossy, total variation 0.125 |",
+    ),
+    (dict(hf_identical_completions=0.5), "(**other texts**: 50% alike)"),
+    (dict(hf_identical_completions=1.0), None),
+    (dict(hf_identical_completions=None), None),
+  ],
+)
+def test_a_row_says_what_its_numbers_are_worth(changes, words):
+  source = pathlib.Path("docs/measurements/embedded-greedy.json")
+  result = json.loads(source.read_text("utf-8")) | changes
+  text = rates.table({"run": result})
+  assert (words or "| 116 |") in text
+  assert ("loss" in text) == ("lossless" in changes)
+  assert ("other texts" in text) == ("other" in (words or ""))
+
+
+def committed():
+  source = pathlib.Path("docs/measurements/embedded-greedy.json")
+  return json.loads(source.read_text("utf-8"))
+
+
+def test_the_commands_of_the_rows_stand_under_the_table():
+  old = committed()
+  old.pop("provenance", None)
+  rows = rates.table({"old": old}).count("\n")
+  command = "python -m launch.benchmark --config=a.py '--config.rule=x y'"
+  made_by = {"command": f"{command} --output=B.json --overwrite"}
+  new = old | {"provenance": made_by}
+  lines = rates.table({"old": old, "new": new}).splitlines()
+  assert lines[-2:] == ["", f"- new: `{command}`"]
+  assert len(lines) == rows + 4
+
+
+def test_the_table_tells_the_share_of_bandwidth_where_one_was_measured():
+  found = {"share": 0.62, "device_bandwidth_source": "spec sheet"}
+  on_a_mesh = committed() | {"memory_bandwidth": None}
+  on_a_mesh.pop("provenance", None)
+  assert "bandwidth" not in rates.table({"a": on_a_mesh})
+  measured = on_a_mesh | {"memory_bandwidth": found}
+  table = rates.table({"a": on_a_mesh, "b": measured}).splitlines()
+  header, _, without, row = table
+  place = header.split(" | ").index("memory bandwidth")
+  assert without.split(" | ")[place] == "–"
+  assert row.split(" | ")[place] == "62% (spec sheet)"
+  assert len({line.count("|") for line in table}) == 1

@@ -1,0 +1,116 @@
+"""Meshes as they are written."""
+
+import jax
+import pytest
+import several
+from absl.testing import flagsaver
+from files import read_jsonl, write_jsonl
+
+from configs import shapes
+from launch import cli, decode
+from models import layout
+from models.huggingface_config import config_from_json
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+LLAMA = config_from_json(shapes.SHAPES["llama-3.2-1b"])  # 8 key/value heads
+
+
+@pytest.mark.parametrize(
+  ("text", "devices", "draft_devices", "expected"),
+  [
+    ("", 16, None, (1, 16, 8)),
+    ("data:2,model:4", 8, None, (2, 4, 4)),
+    ("model:4,data:2", 8, 1, (2, 4, 1)),
+    ("data:1,model:16", 16, 4, (1, 16, 4)),
+  ],
+)
+def test_layouts_are_read(text, devices, draft_devices, expected):
+  found = layout.parse(text, devices, draft=LLAMA, draft_devices=draft_devices)
+  assert (found.data, found.model, found.draft) == expected
+
+
+@pytest.mark.parametrize(
+  ("text", "draft_devices", "message"),
+  [
+    ("data:2", None, "must be as in data:2,model:8, got 'data:2'"),
+    ("data:2,model:x", None, "must be as in"),
+    ("data:0,model:8", None, "must be as in"),
+    ("data:2,model:2", None, "takes 4 devices, there are 8"),
+    ("", 3, r"the draft's devices \(3\) must divide those of the target \(8\)"),
+  ],
+)
+def test_mistakes_say_what_was_expected(text, draft_devices, message):
+  with pytest.raises(ValueError, match=message):
+    layout.parse(text, 8, draft=LLAMA, draft_devices=draft_devices)
+
+
+def test_a_draft_of_its_own_size_has_an_axis():
+  of = lambda **sizes: layout.Layout(**sizes).mesh(
+    jax.devices() * (sizes["data"] * sizes["model"])
+  )
+  assert dict(of(data=2, model=4, draft=4).shape) == dict(data=2, model=4)
+  assert dict(of(data=2, model=4, draft=1).shape) == dict(data=2, model=4)
+  own = layout.Layout(data=2, model=8, draft=2)
+  assert dict(own.mesh(jax.devices() * 16).shape) == dict(
+    data=2, model=4, draft=2
+  )
+  target, draft = own.shardings()
+  assert target.column_dn[1] == ("model", "draft")
+  assert draft.column_dn[1] == "draft"
+
+
+def test_without_a_draft_model_nothing_is_cut_for_it():
+  assert layout.most_devices(None, 16) == 1
+  assert layout.most_devices(LLAMA, 4) == 4
+
+
+def settings_of(folder, **changes):
+  """Arguments that decode two prompts of one width with the built-in pair."""
+  records = [{"id": i, "prompt": f"def f{i}(x):\n  return"} for i in range(2)]
+  prompts = write_jsonl(folder / "in.jsonl", records)
+  settings = dict(max_new_tokens=12, batch_size=2, num_speculative_tokens=3)
+  return [
+    "--config=configs/embedded.py", f"--prompts={prompts}", "--nobaseline",
+    *(f"--config.{k}={v}" for k, v in (settings | changes).items()),
+  ]  # fmt: skip
+
+
+def test_the_command_decodes_on_meshes_what_it_decodes_without(tmp_path):
+  """Greedy in float32; a near-tie may go either way, none of these does."""
+  outputs = [tmp_path / f"{name}.jsonl" for name in ("alone", "one", "two")]
+  with flagsaver.flagsaver():
+    code = cli.execute(
+      decode.run, ["test", *settings_of(tmp_path), f"--output={outputs[0]}"]
+    )
+  assert code == 0
+  command = [
+    "-m",
+    "launch.decode",
+    *settings_of(tmp_path, mesh="data:2,model:2"),
+  ]
+  for count, output in ((1, outputs[1]), (2, outputs[2])):
+    for code, _, errors in several.finish(
+      several.start([[*command, f"--output={output}"]] * count,
+                    devices=4 // count)
+    ):  # fmt: skip
+      assert code == 0, errors[-3000:]
+  expected, on_mesh, apart = (
+    [row["token_ids"] for row in read_jsonl(output)] for output in outputs
+  )
+  assert on_mesh == expected
+  assert apart == expected
+
+
+def test_a_mesh_that_does_not_suit_the_pair_is_one_line(
+  tmp_path, monkeypatch, capsys
+):
+  devices = jax.devices() * 4
+  monkeypatch.setattr(jax, "devices", lambda: devices)
+  monkeypatch.setattr(jax, "device_count", lambda: 4)
+  with flagsaver.flagsaver():
+    code = cli.execute(
+      decode.run, ["test", *settings_of(tmp_path, mesh="data:1,model:4")]
+    )
+  assert code == 2
+  (line,) = capsys.readouterr().err.strip().splitlines()
+  assert "num_heads (6) cannot be cut over 4 devices" in line

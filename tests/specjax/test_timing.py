@@ -1,0 +1,110 @@
+"""What runs in pieces say of whole ones, and what a round is made of."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+
+from specjax import timing
+
+
+@dataclasses.dataclass
+class Clock:
+  """An engine of known speed, and the clock that it is timed by."""
+
+  now: float = 0.0
+  length: int = 8
+
+  def __call__(self):
+    return self.now
+
+  def prefill(self, batch):
+    self.now += 1.0
+    return self.state(0)
+
+  def generate(self, batch, state, num_rounds=1 << 30):
+    rounds = min(num_rounds, self.length - state.num_steps)
+    self.now += 0.125 + 0.5 * rounds
+    return self.state(state.num_steps + rounds)
+
+  def state(self, num_steps):
+    return dataclasses.make_dataclass("State", ["num_steps"])(num_steps)
+
+
+def run_of(monkeypatch, clock, **changes):
+  monkeypatch.setattr(timing.time, "perf_counter", clock)
+  return timing._in_pieces(clock, None, **changes)
+
+
+def test_two_pieces_tell_what_a_whole_run_takes(monkeypatch):
+  clock = Clock()
+  run = run_of(monkeypatch, clock, place=3, parts=None)
+  assert (run.prefill, run.dispatch, run.seconds) == (1.0, 0.125, 4.0)
+  assert run.rounds == 8
+  before = clock.now
+  clock.generate(None, clock.prefill(None))
+  assert run.whole == clock.now - before
+
+
+def test_an_empty_call_that_was_held_up_makes_no_time_negative(monkeypatch):
+  """The first call of the loop, and one that finds nothing to do, take long."""
+  times = iter([0.0, 5.0, 5.0, 5.6])  # 5 s without a repeat, 0.6 s with all
+  monkeypatch.setattr(timing.time, "perf_counter", lambda: next(times))
+  seconds, _ = timing._per_repeat(lambda params, carry, count: carry, None, 0)
+  assert seconds == pytest.approx(0.6 / timing._REPEATS)
+  clock = Clock()
+  fast = clock.generate
+
+  def generate(batch, state, num_rounds=1 << 30):
+    clock.now += 100.0 * (state.num_steps == clock.length)
+    return fast(batch, state, num_rounds)
+
+  clock.generate = generate
+  assert run_of(monkeypatch, clock, place=3, parts=None).seconds == 4.25
+
+
+def test_parts_are_shares_of_the_round_beside_them(monkeypatch):
+  """A machine that is twice as slow for a while changes no share."""
+  runs = []
+  for slower in (1, 2, 2):
+    clock = Clock()
+    fast = clock.generate
+
+    def generate(*arguments, slower=slower, fast=fast, clock=clock):
+      before = clock.now
+      state = fast(*arguments)
+      clock.now = before + slower * (clock.now - before)
+      return state
+
+    clock.generate = generate
+    parts = lambda state, slower=slower: {"target 1": 0.25 * slower}
+    runs.append(run_of(monkeypatch, clock, place=4, parts=parts))
+  assert timing._mean_round(runs) == pytest.approx((0.5 + 1 + 1) / 3)
+  assert timing._scaled(runs, 0.5) == {"target 1": 0.25}
+
+
+def test_a_loop_of_passes_makes_all_of_them_where_the_cache_ends():
+  model = toys.table_model(5)
+  caches = {
+    who: model.init_cache(2, 9).replace(length=jnp.full((2,), 3 + place))
+    for place, who in enumerate(("target", "draft"))
+  }
+  loop = timing.passes_loop(
+    {"target": (model, "target"), "draft": (model, "draft")},
+    (("draft", 2), ("target", 4)),
+  )
+  params = dict.fromkeys(caches, toys.table(5, seed=0, scale=1.0) + 9)
+  for repeats, written in ((0, 0), (1, 1)):
+    copies = {who: cache.replace() for who, cache in caches.items()}
+    found = loop(params, copies, repeats)
+    for place, (who, fed) in enumerate((("target", 4), ("draft", 2))):
+      np.testing.assert_array_equal(found[who].length, 3 + place)
+      places = np.asarray(found[who].positions[0]) > 0
+      assert places.sum() == written * fed
+      assert places[3 + place : 3 + place + fed * written].all()
+    caches = found
+  # The draft was fed token 0, and the target what came of it.
+  np.testing.assert_array_equal(found["draft"].keys[0][0, 0, 4:6, 0], 0)
+  np.testing.assert_array_equal(found["target"].keys[0][0, 0, 3:7, 0], 1)
