@@ -184,13 +184,16 @@ def short(results: dict[str, dict]) -> str:
   """The same in a few columns, for pairs that speculate."""
   rows = []
   for name, result in results.items():
-    low, high = result["speedup_ci"] or (result["speedup"],) * 2
+    interval = result["speedup_ci"]
+    speedup = f"{result['speedup']:.2f}"
+    if interval:
+      speedup += " ({:.2f}–{:.2f})".format(*interval)
     rows.append(
       [
         pathlib.Path(name).stem,
         f"{result['autoregressive_tokens_per_second']:.0f}",
         f"{result['speculative_tokens_per_second']:.0f}",
-        f"{result['speedup']:.2f} ({low:.2f}–{high:.2f}){_loss(result)}",
+        speedup + _loss(result),
         f"{result['predicted_speedup']:.2f}",
         f"{result['block_efficiency']:.2f}",
       ]
