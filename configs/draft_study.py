@@ -9,7 +9,7 @@ Every draft is trained with the same number of floating point operations: of
 every shape from random weights; for every objective from the embedded draft, as
 DistillSpec and online speculative decoding go on from a trained one (a random
 draft's own samples teach nothing). The row `before` of that study is the draft
-before. The table is drawn by `python -m launch.studies.drafts.page FILE.jsonl`.
+before. The table is drawn by `python -m launch.tables drafts FILE.jsonl`.
 """
 
 import ml_collections

@@ -8,8 +8,7 @@ import ml_collections
 from jax.sharding import Mesh
 
 from launch import drafting
-from models import checkpoints
-from models import layout as layout_lib
+from models import checkpoints, meshes
 from models.checkpoints import Network
 from models.tokenizers import Tokenizer
 from models.transformer import SkippedLayers
@@ -49,7 +48,7 @@ class Pair:
   stop_tokens: tuple[int, ...]
   max_length: int
   mesh: Mesh | None = None
-  layout: layout_lib.Layout | None = None
+  layout: meshes.Layout | None = None
 
   def room(self, max_new_tokens: int) -> int:
     """Tokens left for a prompt; ValueError if there are none."""
@@ -140,7 +139,7 @@ class Models:
   tokenizer: Tokenizer
   eos_tokens: tuple[int, ...]
   mesh: Mesh | None
-  layout: layout_lib.Layout | None
+  layout: meshes.Layout | None
 
 
 def load(config: ml_collections.ConfigDict) -> Models:
@@ -161,7 +160,7 @@ def load(config: ml_collections.ConfigDict) -> Models:
   has_draft = drafting.reads_draft(config)
   layout, mesh, shardings = None, None, (None, None)
   if config.mesh:
-    layout = layout_lib.parse(
+    layout = meshes.parse(
       config.mesh,
       jax.device_count(),
       draft=checkpoints.read_config(config.draft) if has_draft else None,

@@ -33,7 +33,7 @@ from absl import flags
 from configs import shapes
 from launch import cli, hardware, outputs, provenance, terminal
 from launch.planning import answer, plots, program
-from models import layout as layout_lib
+from models import meshes
 from models.huggingface_config import config_from_json
 from models.transformer import SkippedLayers, TransformerConfig
 from specjax import tree as tree_lib
@@ -146,7 +146,7 @@ def question(
     raise cli.UserError("drafter 'model' needs --draft")
   target = shape(cli.TARGET.value)
   draft = shape(cli.DRAFT.value) if drafts else None
-  layout = layout_lib.parse(
+  layout = meshes.parse(
     _MESH.value,
     topology.num_devices,
     draft=draft,

@@ -3,7 +3,7 @@
   python -m launch.tables benchmark docs/measurements/*.json
 
 prints what the pages under docs/ and the README show. Every study has its
-tables in a file `page.py`.
+tables in a file `page.py`, `launch.benchmark` in `benchmark_page.py`.
 """
 
 import importlib
@@ -18,8 +18,8 @@ from specjax import metrics
 
 # Where each is made of results by their files.
 TABLES = {
-  "benchmark": "launch.rates:table",
-  "speed": "launch.rates:short",
+  "benchmark": "launch.benchmark_page:table",
+  "speed": "launch.benchmark_page:short",
   "plans": "launch.planning.page:table",
   "drafts": "launch.studies.drafts.page:table",
   "reports": "launch.studies.report.page:table",

@@ -1,6 +1,6 @@
 """Where a model's weights, activations and cache lie on a mesh.
 
-A mesh has the axes 'data' (rows of a batch; see `models.layout`) and
+A mesh has the axes 'data' (rows of a batch; see `models.meshes`) and
 'model' (tensor parallelism), and, if the draft has an axis size of its own,
 'draft': then the target is cut over 'model' and 'draft' together, the draft
 over 'draft' alone. `Sharding` says what is cut over which; XLA's partitioner

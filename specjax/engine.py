@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from specjax import drawing, metrics, programs
+from specjax import compilation, drawing, metrics
 from specjax.decode import Decoder
 from specjax.mesh import MeshDecoder
 from specjax.types import DecodeState, Params, StopReason
@@ -132,7 +132,7 @@ class Engine:
     temperature, top_k, top_p, min_p: the warp.
     seed: a prompt draws from `fold_in(key(seed), prompt.stream)`.
     mesh: the devices, or None for one without a mesh.
-    cache_specs: how caches lie on it, see `programs.compile_both`.
+    cache_specs: how caches lie on it, see `compilation.compile_both`.
     programs: compiled prefill and loop of each `(rows, width)`.
   """
 
@@ -172,7 +172,7 @@ class Engine:
     )
     args = (self.params, *args)
     with self.on_mesh():
-      both = programs.compile_both(
+      both = compilation.compile_both(
         self.mapped,
         init,
         args,

@@ -194,7 +194,6 @@ def _weights():
 # Lookup tables, and networks that draft in every way.
 CASES = {
   "tables": table_pair,
-  "refilled": table_pair,
   "shared": shared_pair,
   "counted": counted_pair,
   "inputs": inputs_pair,
@@ -218,12 +217,12 @@ def decode_on(case: str, mesh) -> dict:
       params, PROMPTS, LENGTHS, jax.random.key(5), buffer_length=32,
       max_new_tokens=BUDGETS, inputs=inputs,
     )  # fmt: skip
-    if case in ("refilled", "inputs"):  # the first row that ends is another's
+    if case == "inputs":  # the first row that ends is given another prompt
       state = decoder.steps(params, state, 100, num_idle=1)
       state = decoder.admit(
         params, state, jnp.argmax(state.done), PROMPTS[6], LENGTHS[6],
         jax.random.key(8), max_new_tokens=9,
-        inputs=None if inputs is None else inputs[6:7],
+        inputs=inputs[6:7],
       )  # fmt: skip
     state = decoder.generate(params, state)
     return {

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from launch import rates, tables
+from launch import benchmark_page, tables
 
 README = pathlib.Path("README.md").read_text("utf-8")
 
@@ -43,10 +43,10 @@ def test_the_tables_are_drawn_from_the_committed_measurements():
   paths = pathlib.Path("docs/measurements").glob("*.json")
   results = {path.stem: tables.read(str(path)) for path in sorted(paths)}
   page = pathlib.Path("docs/measured.md").read_text("utf-8")
-  assert rates.table(results) in page
+  assert benchmark_page.table(results) in page
   shown = [name for name in results if f"| {name} |" in README]
   assert len(shown) == 5
-  assert rates.short({name: results[name] for name in shown}) in README
+  assert benchmark_page.short({name: results[name] for name in shown}) in README
 
 
 def test_the_readme_is_read_in_six_minutes():

@@ -1,7 +1,7 @@
 """The decoding loop for a slice: built from shapes, compiled ahead of time.
 
 Nothing is loaded and nothing runs: parameters are shapes with shardings. The
-programs are those that `launch.decode` runs (`specjax.programs`).
+programs are those that `launch.decode` runs (`specjax.compilation`).
 """
 
 import dataclasses
@@ -17,10 +17,10 @@ from jax.sharding import PartitionSpec as P
 from launch.planning import hlo
 from models import sharding as sharding_lib
 from models import stacked
-from models.layout import Layout
+from models.meshes import Layout
 from models.sharding import Sharding
 from models.transformer import SkippedLayers, TransformerConfig
-from specjax import decode, drafters, drawing, programs, rules
+from specjax import compilation, decode, drafters, drawing, rules
 from specjax import siblings as siblings_lib
 from specjax.cache import Cache
 from specjax.mesh import MeshDecoder
@@ -252,7 +252,7 @@ def compile_for(question: Question, devices: list) -> Compiled:
 
   start, cpu_start = time.perf_counter(), time.process_time()
   with jax.set_mesh(mesh):
-    found = programs.compile_both(
+    found = compilation.compile_both(
       decoder,
       init,
       arguments,

@@ -13,7 +13,7 @@ from launch import cli, plan
 from launch.hardware import topology
 from launch.planning import answer, program
 from models.huggingface_config import config_from_json
-from models.layout import Layout
+from models.meshes import Layout
 from models.transformer import SkippedLayers
 from specjax import tree as tree_lib
 from specjax.theory import throughput

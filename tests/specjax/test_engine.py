@@ -9,7 +9,7 @@ pytest.importorskip("libtpu", reason="libtpu is for Linux on x86-64 only")
 
 from launch import hardware
 from launch.planning import program
-from models.layout import Layout
+from models.meshes import Layout
 from models.transformer import SkippedLayers, TransformerConfig
 from specjax import tree as tree_lib
 

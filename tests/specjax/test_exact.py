@@ -6,120 +6,32 @@ tokens must be the warped target's, to float64 rounding. What must fail is in
 mutants/.
 """
 
-import contextlib
-
-import compiling
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
+from exact_cases import (
+  CASES,
+  LOSSLESS,
+  ONE_TREE,
+  WARPS,
+  distance,
+  enumerable,
+)
 
 from specjax import exact, rules
 from specjax import siblings as siblings_lib
 from specjax import tree as tree_lib
-from specjax.tree import Tree
 from specjax.types import Draft
 
-LOSSLESS = {n: r for n, r in rules.RULES.items() if r.lossless}
-WARPS = {
-  "plain": {},
-  "cold": dict(temperature=0.6),
-  "top_p": dict(temperature=1.3, top_p=0.7),
-  "top_k": dict(top_k=2),
-  "greedy": dict(temperature=0.0),
-}
-TREES = {
-  "root": tree_lib.chain(0),
-  "chain1": tree_lib.chain(1),
-  "chain3": tree_lib.chain(3),
-  "paths2x2": tree_lib.paths(2, 2),
-  "paths1x3": tree_lib.paths(1, 3),
-  "uneven": Tree((-1, 0, 0, 1, 1)),
-  # Equal siblings of which only the second goes on.
-  "late": Tree((-1, 0, 0, 2)),
-  "binary": tree_lib.k_ary(2, 2),
-  # Equal siblings that go on differently.
-  "one and two": Tree((-1, 0, 0, 1, 2, 2)),
-  "two and deeper": Tree((-1, 0, 0, 1, 1, 4)),
-}
-
-
-def enumerable(rule, tree, siblings) -> bool:
-  """Whether the rule is for this tree and these siblings."""
-  most = siblings.max_children or tree.max_children
-  if siblings.with_noise or tree.max_children > most:
-    return False
-  try:
-    rule.check(tree, siblings)
-  except ValueError:
-    return False
-  return True
-
-
-# These go through all trees in every run, one rule for each way to walk one;
-# the others through the first few.
-WALKERS = ("match", "batch", "traversal", "multipath_block")
-FIRST_TREES = ("chain3", "paths2x2", "one and two")
-
-
-def marks(name, tree_name, siblings):
-  usual = siblings is siblings_lib.IID and name in WALKERS
-  fast = usual or tree_name in FIRST_TREES or LOSSLESS[name].with_noise
-  return () if fast else pytest.mark.heavy
-
-
-CASES = [
-  pytest.param(
-    rule, tree, siblings, id=f"{name}-{tree_name}-{siblings.name}",
-    marks=marks(name, tree_name, siblings),
-  )
-  for name, rule in LOSSLESS.items()
-  for tree_name, tree in TREES.items()
-  for siblings in siblings_lib.SIBLINGS.values()
-  if siblings is siblings_lib.IID
-  or tree_name in ("uneven", "binary", "one and two")
-  if enumerable(rule, tree, siblings)
-]  # fmt: skip
-# One tree a rule, all leaves equally deep, for the checks that need no more.
-ONE_TREE = {
-  (case.values[0].name, case.values[2].name): case
-  for case in CASES
-  if case.values[1].num_drafted >= 3
-  if all(
-    children or depth == case.values[1].max_depth
-    for children, depth in zip(
-      case.values[1].children, case.values[1].depth, strict=True
-    )
-  )
-}.values()
-ONE_TREE = [pytest.param(*case.values, id=case.id) for case in ONE_TREE]
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 
 @pytest.fixture(autouse=True)
-def _x64(request):
-  """Sums in float64 are of no compiler; those in float32 are as users get."""
-  as_for_users = request.node.get_closest_marker("gpu")
-  quick = contextlib.nullcontext() if as_for_users else compiling.quickly()
-  with jax.enable_x64(True), quick:
+def _x64():
+  with jax.enable_x64(True):
     yield
-
-
-def distance(
-  rule, tree, *, siblings=siblings_lib.IID, dtype=jnp.float64, **options
-):
-  """Largest error of the joint law of the next tokens."""
-  vocab = 4 if tree.num_drafted <= 3 else 3
-  draft, target = toys.context_laws(vocab, **options)
-  law = exact.block_law(
-    rule, tree, draft, target, siblings=siblings, prefix=(1, 0), dtype=dtype
-  )
-  assert np.isfinite(law.output).all()
-  assert law.accepted_at_least[0] == pytest.approx(1, abs=1e-5)
-  expected = exact.target_block_law(
-    target, length=tree.max_depth + 1, prefix=(1, 0)
-  )
-  return np.abs(law.output - expected).max()
 
 
 @pytest.mark.parametrize(("rule", "tree", "siblings"), CASES)
@@ -134,27 +46,6 @@ def test_output_law_is_the_warped_targets(rule, tree, siblings):
     rule, tree, siblings=siblings, seed=5, warp_settings={}, zeros=True
   )
   assert found < 1e-10
-
-
-def each_rule_once():
-  """Other siblings of the same rule are heavy."""
-  seen = set()
-  for case in ONE_TREE:
-    name = case.values[0].name
-    again = pytest.mark.heavy if name in seen else ()
-    seen.add(name)
-    yield pytest.param(*case.values, id=case.id, marks=again)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("rule", "tree", "siblings"), each_rule_once())
-def test_output_law_holds_in_float32(rule, tree, siblings):
-  with jax.enable_x64(False):
-    found = distance(
-      rule, tree, siblings=siblings, seed=5, warp_settings={}, zeros=True,
-      dtype=jnp.float32,
-    )  # fmt: skip
-  assert found < 1e-5
 
 
 @pytest.mark.parametrize(

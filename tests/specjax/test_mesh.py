@@ -22,13 +22,13 @@ pytestmark = pytest.mark.usefixtures("quick_to_compile")
 # Every factorisation of eight devices, a draft with an axis of its own, and
 # every way to draft. Key/value heads are fewer than 'model' in 1x8 and 2x4.
 ON_ONE_PROCESS = (
-  "paths:1x8", "layer_skip:2x4", "ngram:2x4", "tree:4x2", "paths:8x1",
+  "paths:1x8", "layer_skip:2x4", "ngram:2x4", "tree:4x2",
   "paths:2x2x2", "plain:1x8", "tables:8x1", "shared:8x1",
-  "refilled:8x1", "refilled:2x4", "counted:8x1", "inputs:8x1", "inputs:2x4",
+  "counted:8x1", "inputs:8x1",
 )  # fmt: skip
 # Models that are cut across both processes, and rows that are.
 ON_TWO_PROCESSES = (
-  "paths:1x8", "tables:8x1", "refilled:8x1", "counted:8x1", "inputs:8x1",
+  "paths:1x8", "tables:8x1", "counted:8x1", "inputs:8x1",
 )  # fmt: skip
 
 
@@ -133,7 +133,8 @@ def test_a_drafter_says_which_axes_of_its_state_are_rows():
 def test_steps_and_generate_agree():
   decoder, params = mesh_decoding.table_pair(None)
   mapped = MeshDecoder(decoder=decoder, mesh=one_device_mesh())
-  state = mapped.init(
+  init = jax.jit(mapped.init, static_argnames="buffer_length")
+  state = init(
     params, mesh_decoding.PROMPTS, mesh_decoding.LENGTHS, jax.random.key(5),
     buffer_length=32, max_new_tokens=mesh_decoding.BUDGETS,
   )  # fmt: skip

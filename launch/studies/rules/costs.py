@@ -45,9 +45,7 @@ _LENGTHS = flags.DEFINE_list(
   "rule_num_speculative_tokens", ["1", "4", "8"], "Each G."
 )
 _BATCH_SIZES = flags.DEFINE_list("rule_batch_sizes", ["1", "8"], "Each B.")
-_RULES = flags.DEFINE_list(
-  "suite_rules", [], "Which rules to measure; none is all."
-)
+_RULES = flags.DEFINE_list("rules", [], "Which rules to measure; none is all.")
 _FULL_GRID = flags.DEFINE_bool(
   "full_grid", False, "Every cell, not only along the axes."
 )

@@ -11,7 +11,7 @@ from configs import shapes
 from launch import hardware
 from launch.planning import program
 from models.huggingface_config import config_from_json
-from models.layout import Layout
+from models.meshes import Layout
 from specjax import tree as tree_lib
 
 pytestmark = pytest.mark.heavy

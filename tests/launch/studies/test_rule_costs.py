@@ -47,7 +47,7 @@ def measure(tmp_path):
 
 
 def test_measures_what_fits_and_draws_it(measure, tmp_path, capsys):
-  flags = ("--rule_num_drafts=2", "--suite_rules=token,match,gumbel_list")
+  flags = ("--rule_num_drafts=2", "--rules=token,match,gumbel_list")
   result = measure(*flags)
   cells = {cell["rule"]: cell for cell in result["cells"]}
   assert set(cells) == {"match", "gumbel_list"}  # token takes a single path
@@ -89,15 +89,13 @@ def test_a_partial_result_of_another_run_is_not_mixed_in(tmp_path, capsys):
 
 
 def test_cells_that_are_too_large_are_named(measure):
-  result = measure(
-    "--rule_num_drafts=2", "--suite_rules=match", "--max_gib=1e-9"
-  )
+  result = measure("--rule_num_drafts=2", "--rules=match", "--max_gib=1e-9")
   assert not result["cells"]
   assert [cell["rule"] for cell in result["skipped"]] == ["match"]
 
 
 @pytest.mark.parametrize(
-  "flag", ["--suite_rules=none", "--vocab_sizes=0", "--vocab_sizes=many"]
+  "flag", ["--rules=none", "--vocab_sizes=0", "--vocab_sizes=many"]
 )
 def test_mistakes_are_named(flag):
   assert execute(*SMALL, flag) == 2

@@ -46,7 +46,7 @@ sys.path[:0] = ["tests", "tests/launch/training"]
 from test_trained import config_of
 from flax import nnx
 from launch.training.run import Run
-from models.layout import Layout
+from models.meshes import Layout
 from models import trained
 from models import sharding, stacked
 

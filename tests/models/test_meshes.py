@@ -8,7 +8,7 @@ from files import read_jsonl, write_jsonl
 
 from configs import shapes
 from launch import cli, decode
-from models import layout
+from models import meshes
 from models.huggingface_config import config_from_json
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -25,7 +25,7 @@ LLAMA = config_from_json(shapes.SHAPES["llama-3.2-1b"])  # 8 key/value heads
   ],
 )
 def test_layouts_are_read(text, devices, draft_devices, expected):
-  found = layout.parse(text, devices, draft=LLAMA, draft_devices=draft_devices)
+  found = meshes.parse(text, devices, draft=LLAMA, draft_devices=draft_devices)
   assert (found.data, found.model, found.draft) == expected
 
 
@@ -41,16 +41,16 @@ def test_layouts_are_read(text, devices, draft_devices, expected):
 )
 def test_mistakes_say_what_was_expected(text, draft_devices, message):
   with pytest.raises(ValueError, match=message):
-    layout.parse(text, 8, draft=LLAMA, draft_devices=draft_devices)
+    meshes.parse(text, 8, draft=LLAMA, draft_devices=draft_devices)
 
 
 def test_a_draft_of_its_own_size_has_an_axis():
-  of = lambda **sizes: layout.Layout(**sizes).mesh(
+  of = lambda **sizes: meshes.Layout(**sizes).mesh(
     jax.devices() * (sizes["data"] * sizes["model"])
   )
   assert dict(of(data=2, model=4, draft=4).shape) == dict(data=2, model=4)
   assert dict(of(data=2, model=4, draft=1).shape) == dict(data=2, model=4)
-  own = layout.Layout(data=2, model=8, draft=2)
+  own = meshes.Layout(data=2, model=8, draft=2)
   assert dict(own.mesh(jax.devices() * 16).shape) == dict(
     data=2, model=4, draft=2
   )
@@ -60,8 +60,8 @@ def test_a_draft_of_its_own_size_has_an_axis():
 
 
 def test_without_a_draft_model_nothing_is_cut_for_it():
-  assert layout.most_devices(None, 16) == 1
-  assert layout.most_devices(LLAMA, 4) == 4
+  assert meshes.most_devices(None, 16) == 1
+  assert meshes.most_devices(LLAMA, 4) == 4
 
 
 def settings_of(folder, **changes):
