@@ -94,7 +94,7 @@ def check_sizes(
       f"prompt lengths must be in 1..{width}, got {known.tolist()}"
     )
   if not isinstance(max_new_tokens, jax.core.Tracer):
-    budgets = np.asarray(max_new_tokens)
+    budgets = np.asarray(max_new_tokens, np.int64)
     need = (budgets + known).max(initial=0)
     if budgets.min(initial=0) < 0 or need > buffer_length:
       raise ValueError(

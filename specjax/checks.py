@@ -46,6 +46,16 @@ def draft(drafter: Drafter, found: Draft, rows: int, *, vocab_size: int):
       f"is not fixed, got a form that is {tree.form.value} and "
       f"{'no' if found.parents is None else 'some'} parents"
     )
+  if (
+    found.log_probs is None
+    and found.siblings.independent
+    and tree.max_children > 1
+  ):
+    raise ValueError(
+      f"drafter {drafter.name!r} proposes certain tokens, which are no "
+      f"independent draws from one law: its siblings must be 'given', got "
+      f"{found.siblings.name!r}"
+    )
   fed = (rows, tree.num_fed)
   for name, array, expected in (
     ("tokens", found.tokens, fed),

@@ -60,7 +60,7 @@ def compile_both(
     options: keyword arguments of `init`.
     cache_specs: how the target's and the draft's caches are cut over the
       decoder's mesh, `(layers, rows, heads, slots, channels)`; rows are the
-      decoder's to cut. None for one device.
+      decoder's to cut. None: over rows alone.
     in_pieces: whether the loop takes the most rounds to make, `i32[]`.
     compiled: compiles what was lowered.
   """
@@ -123,13 +123,13 @@ def _has_layout(x) -> bool:
 
 
 def _shardings(cache_specs: tuple[P, P], decoder: MeshDecoder, state):
-  """Where the loop's state lies: rows over 'data', caches as their model."""
+  """Where the loop's state lies: rows over their axis, caches as models."""
 
   def cut(node, spec):
     if not isinstance(node, Cache):
       return node
-    spec = P(None, decoder.row_axis, *spec[2:])
-    put = lambda specs: tuple(spec for _ in specs)
+    # Rows as the decoder cuts them, and what comes after as the model is cut.
+    put = lambda rows: tuple(P(*row, *spec[2:]) for row in rows)
     return node.replace(keys=put(node.keys), values=put(node.values))
 
   of_target, of_draft = cache_specs

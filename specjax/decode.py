@@ -281,12 +281,13 @@ class Decoder:
       The state.
     """
     arguments.check_params(params)
-    last = state.num_steps + num_steps
+    first = state.num_steps
     enough = len(state.length) if num_idle is None else num_idle
 
     def goes_on(s):
       idle = jnp.sum(s.done)
-      return ~jnp.all(s.done) & (idle < enough) & (s.num_steps < last)
+      made = s.num_steps - first
+      return ~jnp.all(s.done) & (idle < enough) & (made < num_steps)
 
     return lax.while_loop(goes_on, lambda s: self.step(params, s)[0], state)
 
@@ -385,24 +386,15 @@ class Decoder:
     Raises:
       ValueError: as `init`.
     """
-    prompt = jnp.asarray(prompt)[None]
-    lengths = jnp.asarray(length, jnp.int32).reshape(1)
-    budgets = jnp.asarray(max_new_tokens, jnp.int32).reshape(1)
-    tree = self.drafter.tree
-    buffer_length = state.tokens.shape[1] - tree.max_depth - 1
-    sampling = warp_lib.as_in(state.sampling, sampling)
-    keys = rng_key[None]
-    self.check(
-      params, prompt, lengths, keys, buffer_length=buffer_length,
-      max_new_tokens=budgets, sampling=sampling,
+    request = self.check_request(
+      params, state, prompt, length, rng_key, max_new_tokens=max_new_tokens,
+      sampling=sampling,
     )  # fmt: skip
-    slots = buffer_length + tree.num_fed
+    slots = request["buffer_length"] + self.drafter.tree.num_fed
     own = self.drafter.init(params, 1, slots, inputs)
     fresh = self._prefill(
-      params, prompt, lengths, keys,
-      buffer_length=buffer_length,
-      max_new_tokens=budgets,
-      sampling=sampling,
+      params,
+      **request,
       stop_tokens=state.stop_tokens,
       inputs=inputs,
       # What all rows share goes on from where it is.
@@ -419,7 +411,7 @@ class Decoder:
     params,
     prompts,
     lengths,
-    keys,
+    rng_key,
     *,
     buffer_length,
     max_new_tokens,
@@ -431,7 +423,8 @@ class Decoder:
     """The state after the prompts; arguments as `init` has checked them."""
     count, width = prompts.shape
     tree = self.drafter.tree
-    max_length = jnp.minimum(lengths + max_new_tokens, buffer_length)
+    room = buffer_length - lengths  # no sum of the two may wrap around
+    max_length = lengths + jnp.minimum(max_new_tokens, room)
     columns = buffer_length + tree.max_depth + 1
     # Whatever the caller padded with is replaced: models may not know it.
     prompts = jnp.where(
@@ -472,7 +465,7 @@ class Decoder:
         running, StopReason.RUNNING, StopReason.LENGTH
       ).astype(jnp.int32),
       stop_tokens=own(stop_tokens),
-      keys=own(keys),
+      keys=own(rng_key),
       sampling=own(sampling),
       target_cache=target_cache.replace(length=lengths - 1),
       drafter_state=drafter_state,
@@ -508,6 +501,21 @@ class Decoder:
         "draft": self.drafter.max_positions,
       },
     )
+
+  def check_request(
+    self, params, state, prompt, length, rng_key, *, max_new_tokens, sampling
+  ) -> dict[str, Any]:
+    """What `admit` was given as arguments of one row; raises as `init`."""
+    request = dict(
+      prompts=jnp.asarray(prompt)[None],
+      lengths=jnp.asarray(length, jnp.int32).reshape(1),
+      rng_key=rng_key[None],
+      max_new_tokens=jnp.asarray(max_new_tokens, jnp.int32).reshape(1),
+      sampling=warp_lib.as_in(state.sampling, sampling),
+      buffer_length=state.tokens.shape[1] - self.drafter.tree.max_depth - 1,
+    )
+    self.check(params, **request)
+    return request
 
   def row_axes(self, state: DecodeState) -> DecodeState:
     """The axis of each leaf that rows lie along; None: all rows share it."""
@@ -587,7 +595,7 @@ def _heal(draft: Draft, target_log_probs: Array):
   broken = jnp.isnan(target_log_probs[..., 0])
   if draft.log_probs is not None:
     nodes = draft.tree.num_nodes
-    unknown = jnp.isnan(draft.log_probs[..., 0])
+    unknown = jnp.isnan(draft.log_probs).any(axis=-1)
     unknown &= draft.topology().there[:, :nodes] & (np.arange(nodes) > 0)
     broken |= unknown.any(axis=1, keepdims=True)
     draft = dataclasses.replace(draft, log_probs=laws.heal(draft.log_probs))

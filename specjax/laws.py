@@ -18,13 +18,12 @@ def heal(log_probs: Array) -> Array:
   node whose law was NaN has uniform children, likely to be rejected.
 
   Args:
-    log_probs: `f32[..., V]`, all NaN where any of it is (`specjax.warp.warp`
-      and `jax.nn.log_softmax` make it so).
+    log_probs: `f32[..., V]`.
 
   Returns:
     `f32[..., V]`.
   """
-  broken = jnp.isnan(log_probs[..., :1])
+  broken = jnp.isnan(log_probs).any(axis=-1, keepdims=True)
   return jnp.where(broken, -math.log(log_probs.shape[-1]), log_probs)
 
 

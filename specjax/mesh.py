@@ -3,8 +3,9 @@
 Rows do not depend on each other, so the whole loop is mapped over the row axis
 of the mesh: a device sees its rows alone, and what one row accepts moves no
 other row's data. Over all other axes the partitioner cuts the models as their
-parameters lie. The one thing that the groups tell each other is whether any of
-them still has work, once a round, so that all run the same number of rounds.
+parameters lie. Once a round the groups tell each other whether any of them
+still has work, so that all run the same number of rounds, and what they add to
+those parts of a drafter's state that all rows share.
 """
 
 import dataclasses
@@ -14,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from specjax import arguments, drawing, rows
@@ -117,6 +118,10 @@ class MeshDecoder:
     inputs: Any = None,
   ) -> DecodeState:
     """As `Decoder.admit`; every group reads the prompt, one keeps it."""
+    self.decoder.check_request(
+      params, state, prompt, length, rng_key, max_new_tokens=max_new_tokens,
+      sampling=sampling,
+    )  # fmt: skip
     share = len(state.length) // self.mesh.shape[self.row_axis]
 
     def local(
@@ -153,10 +158,10 @@ class MeshDecoder:
     """As `Decoder.steps`; `num_idle` counts the rows of all groups."""
 
     def local(params, state, num_steps, num_idle):
-      last = state.num_steps + num_steps
+      first = state.num_steps
 
       def goes_on(state):
-        left = state.num_steps < last
+        left = state.num_steps - first < num_steps
         if num_idle is not None:
           idle = lax.psum(jnp.sum(state.done), self.row_axis)
           left &= idle < num_idle
@@ -189,13 +194,6 @@ class MeshDecoder:
       return P(*[None] * axis, self.row_axis)
 
     return rows.over_leaves(spec, self.decoder.row_axes(state), state)
-
-  def shardings(self, state: DecodeState):
-    """`NamedSharding`s of a state: rows over their axis, all else whole."""
-    return jax.tree.map(
-      lambda spec: NamedSharding(self.mesh, spec), self.specs(state),
-      is_leaf=lambda x: isinstance(x, P),
-    )  # fmt: skip
 
   def _run(self, local, params, state, *more):
     arguments.check_params(params)
@@ -238,7 +236,8 @@ class MeshDecoder:
     def of(axis, old, new):
       if axis is not None or old is new:
         return new
-      return old + lax.psum(new - old, self.row_axis)
+      added = jnp.where(new == old, 0, new - old)  # of -inf too
+      return old + lax.psum(added, self.row_axis)
 
     axes = self.decoder.drafter.row_axes(before)
     together = rows.over_leaves(of, axes, before, state.drafter_state)

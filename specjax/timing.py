@@ -34,6 +34,7 @@ import numpy as np
 from jax import lax
 
 from specjax import drawing
+from specjax.cache import Cache
 from specjax.decode import Decoder
 from specjax.engine import Batch, Engine
 from specjax.types import DecodeState, LanguageModel, Params
@@ -259,8 +260,9 @@ class Pieces:
 
   Args:
     speculative, baseline: compiled engines of one pair.
-    draft: the model that drafts, whose passes are timed on its own cache if it
-      has parameters of its own, else on the target's; None where none does.
+    draft: the model that drafts, whose passes are timed on the drafter's state
+      if that is a cache and the model has parameters of its own, on the
+      target's cache if it has none; None where none drafts.
     typical: a batch; passes are timed for its shape only, since every shape has
       programs of its own.
     widths: tokens of further target passes to time; those that no cache of that
@@ -287,7 +289,7 @@ class Pieces:
       models["draft"] = (draft, "draft" if own else "target")
       self._params["draft"] = params.draft if own else params.target
     self._passes = speculative.decoder.drafter.passes
-    self._nodes = speculative.decoder.drafter.tree.num_nodes
+    self._nodes = speculative.decoder.drafter.tree.num_fed
     room = typical.width + baseline.max_new_tokens
     self._widths = sorted({w for w in widths if w <= room} - {1, self._nodes})
     self._loop = functools.cache(functools.partial(passes_loop, models))
@@ -332,10 +334,13 @@ class Pieces:
   def _of_a_round(self, state: DecodeState) -> dict[str, float]:
     """Seconds of a speculative round's passes, alone and together."""
     verify = ("target", self._nodes)
-    drafts = tuple(("draft", fed) for fed in self._passes)
     caches = {"target": state.target_cache}
     if self._own_cache:
-      caches["draft"] = state.drafter_state
+      if isinstance(state.drafter_state, Cache):
+        caches["draft"] = state.drafter_state
+      else:  # a drafter of another kind: its passes are part of the laws
+        self._passes = ()
+    drafts = tuple(("draft", fed) for fed in self._passes)
     orders = {f"{who} {fed}": ((who, fed),) for who, fed in (*drafts, verify)}
     found = self._time(orders | {"in order": (*drafts, verify)}, caches)
     if self._laws is not None:

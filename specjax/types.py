@@ -344,7 +344,8 @@ class Context:
       numbers = self.numbers[:, nodes.start - 1 : nodes.stop - 1]
     else:
       numbers = self.numbers[:, jax.numpy.asarray(nodes) - 1]
-    return self.draws(numbers.astype(log_probs.dtype), nodes, log_probs)
+    dtype = jax.numpy.promote_types(log_probs.dtype, jax.numpy.float32)
+    return self.draws(numbers.astype(dtype), nodes, log_probs)
 
 
 @_struct
@@ -456,7 +457,7 @@ class Counters:
 
   Attributes:
     num_target_calls: `i32[B]`, verification passes (the prompt pass excluded).
-    num_drafted: `i32[B]`, drafted tokens, N per step.
+    num_drafted: `i32[B]`, drafted tokens: the nodes that were there.
     num_accepted: `i32[B]`, drafted tokens that were emitted: those beyond a
       stop token or the length limit do not count, nor does the residual or
       bonus.

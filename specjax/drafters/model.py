@@ -16,7 +16,7 @@ from specjax import drawing, laws, warp
 from specjax import siblings as siblings_lib
 from specjax.cache import Cache
 from specjax.siblings import IID, Siblings
-from specjax.tree import Tree, take_node
+from specjax.tree import Form, Tree, take_node
 from specjax.types import Context, Draft, Drafter, LanguageModel
 
 
@@ -127,6 +127,11 @@ def check_tree(tree: Tree, siblings: Siblings, vocab_size: int) -> None:
     raise ValueError(
       "a drafter's tree needs at least one drafted node "
       "(num_speculative_tokens >= 1; 0 is the plain drafter)"
+    )
+  if tree.form is not Form.FIXED or tree.lanes:
+    raise ValueError(
+      "a model drafts whole trees, whose form is fixed, without lanes: got "
+      f"{tree.form.value}, lanes {tree.lanes}"
     )
   most = siblings.max_children
   if most is not None and tree.max_children > most:

@@ -137,8 +137,11 @@ def check_drafter(
     return DrafterCheck(
       method="certain", num_drafts=len(prompts), error=0.0, p_value=None
     )
+  _check_families(drafter, draft)
   asked = rounds.asked(decoder, params, alone)
   enumerable = vocab_size ** len(asked) <= max_drafts
+  # What it draws otherwise is seen by sampling alone.
+  enumerable &= _rest_is_certain(draft, asked)
   if asked and enumerable and not drafter.siblings.with_noise:
     every = rounds.drafts(decoder, params, alone)
     return DrafterCheck(
@@ -212,6 +215,37 @@ def _check_same(draft: Draft, other: Draft, looked_at: str) -> None:
     same &= bool((apart[drawn] < 1e-5).all())
   if not same:
     raise ValueError(f"the draft depends on {looked_at}")
+
+
+def _check_families(drafter: Drafter, draft: Draft) -> None:
+  """Raises ValueError unless independent siblings share one law."""
+  if not drafter.siblings.independent:
+    return
+  topology = draft.topology()
+  nodes = draft.tree.num_nodes
+  whole = lambda x: np.broadcast_to(x, draft.tokens.shape)[:, :nodes]
+  there, parents = whole(topology.there), whole(topology.parents)
+  laws = np.exp(np.asarray(draft.log_probs, np.float64))
+  drawn = there & (np.arange(nodes) > 0)
+  family = parents[:, :, None] == parents[:, None]
+  family &= drawn[:, :, None] & drawn[:, None]
+  apart = np.abs(laws[:, :, None] - laws[:, None]).max(axis=-1)
+  if (apart[family] > 1e-5).any():
+    raise ValueError(
+      f"siblings of drafter {drafter.name!r} are drawn from laws that differ "
+      f"by {apart[family].max():.3g}: they are 'given', not "
+      f"{drafter.siblings.name!r}"
+    )
+
+
+def _rest_is_certain(draft: Draft, asked: list[int]) -> bool:
+  """Whether each node that is not among those has all of its law's mass."""
+  nodes = draft.tree.num_nodes
+  there = np.broadcast_to(draft.topology().there, draft.tokens.shape)
+  there = there[:, :nodes] & ~np.isin(np.arange(nodes), [0, *asked])
+  tokens = np.asarray(draft.tokens)[:, :nodes, None]
+  mass = np.take_along_axis(np.asarray(draft.log_probs), tokens, axis=-1)
+  return bool((mass[..., 0][there] == 0).all())
 
 
 def _check_laws(drafter: Drafter, every: rounds.Drafts) -> float:

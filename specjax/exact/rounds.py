@@ -114,14 +114,17 @@ def asked(decoder: Decoder, params: Params, state: DecodeState) -> list[int]:
   None of them if it draws many siblings in a loop: those cannot be enumerated.
   """
   nodes: set[int] = set()
+  in_loop = []
 
   def draws(numbers, here, log_probs):
-    if not isinstance(here, jax.core.Tracer):
+    if isinstance(here, jax.core.Tracer):
+      in_loop.append(here)
+    else:
       nodes.update(map(int, here))
     return jnp.zeros(log_probs.shape[:2], jnp.int32)
 
   jax.eval_shape(lambda p, s: decoder.propose(p, s, draws), params, state)
-  return sorted(nodes)
+  return [] if in_loop else sorted(nodes)
 
 
 def round_law(

@@ -337,6 +337,8 @@ def _verify_free(walk: _Walk) -> Verification:
   along = step[batch[..., None], topology.paths]  # [B, N + 1, G + 1]
   is_path = np.arange(tree.max_depth + 1) <= topology.depth[:, :nodes, None]
   reach = jnp.prod(jnp.where(is_path, along, 1), axis=-1)
+  # What is deeper than the bounds has no path of its own.
+  reach = jnp.where(there, reach, 0)
   return walk.verification(reach, onward, distance, candidates)
 
 
@@ -374,6 +376,8 @@ def _verify_merged(walk: _Walk) -> Verification:
   if distance is not None:
     distance = jnp.where(valid.any(axis=-1), distance, 0)
     distance = jnp.where(places.is_inner, distance[:, places.row], 0)
+    # A path may go through a node that another stands for.
+    distance = jnp.take_along_axis(distance, group, axis=1)
 
   def candidates(node):
     row = jnp.asarray(places.row)[node]

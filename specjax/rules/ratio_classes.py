@@ -9,7 +9,6 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 # Ratios below exp(_LOW) are one class: q has little to give there.
@@ -38,13 +37,11 @@ class RatioClasses:
     ids: `i32[V]`, each token's class.
     draft: `f32[G]`, the classes' masses under p.
     target: `f32[G]`, under q.
-    floors: `f32[G]`, the least q / p of each class of a `histogram`, else None.
   """
 
   ids: Array
   draft: Array
   target: Array
-  floors: Array | None = None
 
 
 def single_tokens(
@@ -88,15 +85,7 @@ def histogram(
   ids = jnp.where(draft_log_probs == -jnp.inf, num_classes - 1, ids)
   masses = jnp.exp(jnp.stack([draft_log_probs, target_log_probs], axis=-1))
   sums = _sum_by(ids, masses, num_classes)
-  edges = np.exp(_LOW + width * np.arange(inner + 1))
-  edges[-1] = np.exp(high) * (1 + 1e-6)  # not below by rounding
-  floors = np.concatenate([[0], edges, edges[-1:]])
-  return RatioClasses(
-    ids=ids,
-    draft=sums[:, 0],
-    target=sums[:, 1],
-    floors=jnp.asarray(floors, sums.dtype),
-  )
+  return RatioClasses(ids=ids, draft=sums[:, 0], target=sums[:, 1])
 
 
 def _sum_by(ids: Array, masses: Array, num_classes: int) -> Array:

@@ -222,7 +222,10 @@ def test_nan_logits_of_the_draft_end_no_row():
     assert row == greedy_reference(row[:length], int(new) - length)
 
 
-def test_a_draft_that_returns_nan_ends_its_row_before_anything_is_emitted():
+@pytest.mark.parametrize("place", [slice(None), 5], ids=["law", "token"])
+def test_a_draft_that_returns_nan_ends_its_row_before_anything_is_emitted(
+  place,
+):
   """Wherever it is: what such a token was drawn from nobody can know."""
   drafter = make("model").drafter
 
@@ -230,7 +233,8 @@ def test_a_draft_that_returns_nan_ends_its_row_before_anything_is_emitted():
     draft, *rest = drafter.propose(*arguments)
     broken = draft.tokens[:, :1, None] == 1
     late = jnp.arange(4)[:, None] == 2
-    log_probs = jnp.where(broken & late, jnp.nan, draft.log_probs)
+    nan = jnp.where(broken & late, jnp.nan, draft.log_probs)
+    log_probs = draft.log_probs.at[..., place].set(nan[..., place])
     return dataclasses.replace(draft, log_probs=log_probs), *rest
 
   decoder = specjax.make_decoder(

@@ -211,3 +211,23 @@ def test_vocabularies_may_be_padded_differently():
   params = dataclasses.replace(PARAMS, draft=padded)
   state = decode(decoder, start(decoder), params)
   assert rows_of(state) == rows_of(decode(make("model"), start(make("model"))))
+
+
+def test_as_many_tokens_and_rounds_as_an_integer_holds_are_no_fewer():
+  """Sums with them would wrap around, and end a row or a loop at once."""
+  decoder, most = make("model"), np.int32(2**31 - 1)
+  short = start(decoder, max_new_tokens=np.full(5, 40) - LENGTHS)
+  endless = jax.jit(
+    lambda budgets: decoder.init(
+      PARAMS, PROMPTS, LENGTHS, jax.random.key(0), buffer_length=40,
+      max_new_tokens=budgets,
+    )
+  )(jnp.full(5, most))  # fmt: skip
+  np.testing.assert_array_equal(endless.max_length, short.max_length)
+  sizes = dict(buffer_length=40, max_new_tokens=most)
+  with pytest.raises(ValueError, match="must fit into buffer_length"):
+    decoder.init(PARAMS, PROMPTS, LENGTHS, jax.random.key(0), **sizes)
+  steps = jax.jit(decoder.steps)
+  state = steps(PARAMS, short, 2)
+  state = steps(PARAMS, state, most)
+  assert state.done.all()

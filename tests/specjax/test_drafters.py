@@ -9,7 +9,8 @@ import toys
 import specjax
 from specjax import drafters, drawing, siblings
 from specjax.drafters.ngram import look_up
-from specjax.tree import Tree, chain, paths
+from specjax.tree import Form, Tree, chain, paths
+from specjax.types import Context
 from specjax.warp import make_sampling
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -153,3 +154,26 @@ def test_paths_are_drawn_independently():
   np.add.at(joint, (first, second), 1 / runs)
   spread = 5 * np.sqrt(np.outer(law, law) / runs) + 1e-3
   assert (np.abs(joint - np.outer(law, law)) < spread).all()
+
+
+@pytest.mark.parametrize(
+  "tree", [Tree((-1, 0), form=Form.MASKED), Tree((-1, 0), lanes=(0,))]
+)
+def test_a_model_drafts_whole_trees(tree):
+  with pytest.raises(ValueError, match="a model drafts whole trees"):
+    drafters.model.drafter(toys.table_model(5), tree=tree, vocab_size=5)
+
+
+def test_a_law_of_few_bits_is_drawn_from_with_numbers_of_many():
+  """Numbers of eight bits would never draw a token of less than 1 in 256."""
+  count = 200_000
+  law = jnp.log(jnp.array([0.999, 0.001])).astype(jnp.bfloat16)
+  keys = drawing.row_keys(jax.random.key(0), jnp.arange(count))
+  context = Context(
+    tokens=None, length=None, max_depth=None, sampling=None, keys=keys,
+    row_keys=keys, numbers=drawing.drafted_numbers(keys, 1),
+  )  # fmt: skip
+  drawn = context.draw([1], jnp.broadcast_to(law, (count, 1, 2)))
+  said = float(jnp.exp(law[1].astype(jnp.float32)))
+  wide = 5 * np.sqrt(said / count)
+  assert abs(float(drawn.mean()) - said) < wide

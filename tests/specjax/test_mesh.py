@@ -107,6 +107,25 @@ def test_arguments_are_checked_before_they_are_mapped():
     )  # fmt: skip
 
 
+def test_a_request_is_checked_before_it_is_mapped():
+  decoder, params = mesh_decoding.table_pair(None)
+  state = jax.eval_shape(
+    lambda: decoder.init(
+      params, mesh_decoding.PROMPTS, mesh_decoding.LENGTHS, jax.random.key(5),
+      buffer_length=32, max_new_tokens=2,
+    )
+  )  # fmt: skip
+  mapped = MeshDecoder(decoder=decoder, mesh=one_device_mesh())
+  ask = lambda length, budget: mapped.admit(
+    params, state, 0, mesh_decoding.PROMPTS[0], length, jax.random.key(1),
+    max_new_tokens=budget,
+  )  # fmt: skip
+  with pytest.raises(ValueError, match="prompt lengths must be in"):
+    ask(0, 1)
+  with pytest.raises(ValueError, match="must fit into buffer_length"):
+    ask(7, 30)
+
+
 def test_a_drafter_says_which_axes_of_its_state_are_rows():
   decoder, params = mesh_decoding.shared_pair(None)
   state = jax.eval_shape(
