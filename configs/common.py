@@ -11,8 +11,8 @@ def get_config() -> ml_collections.ConfigDict:
   config.draft = ""
   config.dtype = "float32"
   # What proposes, and what verifies.
-  config.drafter = "model"  # model, ngram, layer_skip
-  config.rule = "token"  # a name in specjax.rules, or "typical(epsilon=0.1)"
+  config.drafter = "model"  # model, ngram, layer_skip or module:make
+  config.rule = "token"  # of docs/rules.md, "typical(epsilon=0.1)", module:RULE
   config.num_speculative_tokens = 5  # 0 is plain autoregressive decoding
   config.num_drafts = 1  # separate paths of that many tokens
   # Any other tree, by the parents of its nodes, root first: (-1, 0, 0, 1, 1).

@@ -1,4 +1,4 @@
-"""Which draft for the embedded target: its shape, or what it is trained for.
+r"""Which draft for the embedded target: its shape, or what it is trained for.
 
   python -m launch.studies.drafts --config=configs/draft_study.py:shapes \
     --workdir=W --output=shapes.jsonl

@@ -1,4 +1,4 @@
-"""Decodes with the embedded pair: two small Llama-format models of Python.
+r"""Decodes with the embedded pair: two small Llama-format models of Python.
 
   python -m launch.decode --config=configs/embedded.py
   python -m launch.decode --config=configs/embedded.py \

@@ -1,4 +1,4 @@
-"""Decodes with any supported checkpoint directories on this machine.
+r"""Decodes with any supported checkpoint directories on this machine.
 
   python -m launch.decode \
     --config=configs/huggingface.py:target=DIR,draft=DIR --prompts=IN.jsonl

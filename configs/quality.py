@@ -1,4 +1,4 @@
-"""Decoding-OPT against Decoding-UNO (Yin et al., NeurIPS 2024, section 5).
+r"""Decoding-OPT against Decoding-UNO (Yin et al., NeurIPS 2024, section 5).
 
   python -m launch.studies.quality --config=configs/quality.py --output=OUT.json
 

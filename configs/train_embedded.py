@@ -1,4 +1,4 @@
-"""Trains the embedded pair on Python source.
+r"""Trains the embedded pair on Python source.
 
 The tokenizer and the target first, then the draft, distilled from the target:
 

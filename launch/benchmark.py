@@ -121,7 +121,7 @@ def run(_) -> int:
     "speculative_tokens_per_second": turns.rate("speculative"),
     "speedup": summary["speedup"],
     "speedup_ci": summary["speedup_ci"],
-    "rule": config.rule,
+    "rule": models.decoder.rule.name,
     "lossless": models.decoder.rule.lossless,
     "total_variation": summary["total_variation"],
     **rates.prediction(turns, pieces),

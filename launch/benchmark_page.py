@@ -94,11 +94,11 @@ def short(results: dict[str, dict]) -> str:
 
 
 def _loss(result: dict) -> str:
-  """What a speed-up costs; older files do not tell."""
+  """The rule, and what a speed-up costs; older files do not tell."""
   if "lossless" not in result:
     return ""
   loss = (result["lossless"], result["total_variation"])
-  return f", {tables.loss_in_words(*loss)}"
+  return f", `{result['rule']}`: {tables.loss_in_words(*loss)}"
 
 
 def _error(result: dict) -> str:

@@ -37,11 +37,11 @@ OVERWRITE = flags.DEFINE_bool(
   "overwrite", False, "Replace what is there, whatever it is of."
 )
 WORKDIR = flags.DEFINE_string(
-  "workdir", None, "Checkpoints and metrics of a run."
+  "workdir", None, "The folder of a run: a training, a report, figures."
 )
 
 TARGET = flags.DEFINE_string(
-  "target", None, "The target: its law (0.2,0.3,0.5), or its shape (a name)."
+  "target", None, "The target: its law (0.2,0.3,0.5), or the shape of a plan."
 )
 DRAFT = flags.DEFINE_string("draft", None, "The draft, as --target.")
 RULE = flags.DEFINE_string(
@@ -51,7 +51,7 @@ NUM_SPECULATIVE_TOKENS = flags.DEFINE_list(
   "num_speculative_tokens", None, "G, tokens of a drafted path."
 )
 NUM_DRAFTS = flags.DEFINE_list(
-  "num_drafts", None, "Numbers of drafts: K of rules, each M of the theory."
+  "num_drafts", None, "Paths that are drafted: K, or each M of the theory."
 )
 SEED = flags.DEFINE_integer(
   "seed", None, "Of what is sampled, where no config says.", lower_bound=0,

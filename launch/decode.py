@@ -1,4 +1,4 @@
-"""Decodes prompts, speculatively and (for comparison) plainly.
+r"""Decodes prompts, speculatively and (for comparison) plainly.
 
   python -m launch.decode --config=configs/embedded.py
   python -m launch.decode --config=configs/embedded.py --config.temperature=1 \
@@ -251,7 +251,7 @@ def run(_) -> int:
     if _SUMMARY.value:
       outputs.write_json(
         _SUMMARY.value,
-        {**summary, "rule": config.rule,
+        {**summary, "rule": models.decoder.rule.name,
          "lossless": models.decoder.rule.lossless,
          "num_prompts": len(items), "jax": jax.__version__,
          "config": json.loads(config.to_json_best_effort()), **made_by},
@@ -270,6 +270,8 @@ def run(_) -> int:
         console, models.tokenizer, item, Completion(**rows[item.key])
       )
     display.show_legend(console)
+  if not config.num_speculative_tokens:
+    console.print("nothing is drafted: plain decoding beside itself")
   display.show_summary(console, summary, models.decoder.rule)
   broken = [
     p.id

@@ -1,4 +1,4 @@
-"""What would this pod do? Compiles the decoding loop for TPUs without a TPU.
+r"""What would this pod do? Compiles the decoding loop for TPUs without a TPU.
 
   python -m launch.plan --topology=v5e:4x4 --target=llama-3.1-70b \
     --draft=llama-3.2-1b --batch_size=8 --max_length=4096 \

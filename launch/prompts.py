@@ -109,7 +109,8 @@ def read_jsonl(
   """
   file = pathlib.Path(path)
   if not file.is_file():
-    raise FileNotFoundError(f"no such prompts file: {path}")
+    what = "is a folder" if file.is_dir() else "no such prompts file"
+    raise FileNotFoundError(f"{what}: {path}")
   prompts, problems = [], []
   lines: dict[str, int] = {}
   streams: set[int] = set()

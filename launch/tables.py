@@ -67,6 +67,9 @@ def read(path: str) -> Any:
 def main(argv: list[str]) -> int:
   """`tables TABLE RESULT...`; returns the exit code."""
   usage = f"usage: python -m launch.tables {{{','.join(TABLES)}}} RESULT..."
+  if argv[1:] == ["--help"]:
+    print(f"{__doc__}\n{usage}")
+    return 0
   if len(argv) < 3 or argv[1] not in TABLES:
     print(usage, file=sys.stderr)
     return 2

@@ -9,6 +9,7 @@ commands write hold what they held.
 """
 
 import contextlib
+import io
 import os
 import sys
 import unicodedata
@@ -96,8 +97,14 @@ def _raw(stream: Any) -> TextIO:
 
 
 def guard() -> None:
-  """From now on streams and the log show control characters."""
+  """From now on streams and the log show control characters.
+
+  What a terminal's encoding lacks is shown as an escape.
+  """
   log = logging.get_absl_handler().python_handler
+  for stream in (sys.stdout, sys.stderr):
+    if isinstance(_raw(stream), io.TextIOWrapper):
+      _raw(stream).reconfigure(errors="backslashreplace")
   sys.stdout, sys.stderr, log.stream = (
     x if isinstance(x, _Visible) else _Visible(x)
     for x in (sys.stdout, sys.stderr, log.stream)

@@ -1,4 +1,4 @@
-"""Trains a small transformer: from scratch, or as the draft of a target.
+r"""Trains a small transformer: from scratch, or as the draft of a target.
 
   python -m launch.train --config=configs/train_embedded.py:target \
     --workdir=/tmp/specjax/target --export=models/pretrained/target --overwrite

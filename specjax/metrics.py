@@ -7,6 +7,7 @@ few units too (`log_interval`, `share_interval`).
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -114,9 +115,21 @@ def ratio_interval(
   denominators: Sequence[float],
   *,
   confidence: float = 0.95,
+  limits: tuple[float, float] = (0.0, math.inf),
 ) -> tuple[float, float] | None:
-  """`interval` of a ratio of sums; one entry a unit."""
-  return interval([numerators], [denominators], confidence=confidence)
+  """`interval` of a ratio of sums; one entry a unit.
+
+  Args:
+    numerators, denominators: of the units.
+    confidence: coverage aimed at.
+    limits: what the ratio can be: no end lies outside, where few units would
+      put it, and as many intervals hold the truth.
+  """
+  found = interval([numerators], [denominators], confidence=confidence)
+  if found is None:
+    return None
+  low, high = (min(max(end, limits[0]), limits[1]) for end in found)
+  return low, high
 
 
 def speedup_interval(
@@ -194,11 +207,11 @@ def summarize(units: Sequence[Unit]) -> dict:
     "num_accepted": total("num_accepted"),
     "block_efficiency": _ratio(total("num_tokens"), total("num_target_calls")),
     "block_efficiency_ci": ratio_interval(
-      column("num_tokens"), column("num_target_calls")
+      column("num_tokens"), column("num_target_calls"), limits=(1, math.inf)
     ),
     "acceptance_rate": _ratio(total("num_accepted"), total("num_drafted")),
     "acceptance_rate_ci": ratio_interval(
-      column("num_accepted"), column("num_drafted")
+      column("num_accepted"), column("num_drafted"), limits=(0, 1)
     ),
     "expected_acceptance_rate": _ratio(
       total("expected_accepted"), total("num_drafted")

@@ -1,7 +1,7 @@
-"""Writes a checkpoint of a known shape with random weights, for timing.
+r"""Writes a checkpoint of a known shape with random weights, for timing.
 
   python -m launch.tools.random_checkpoint --shape=pythia-160m --output=NEOX
-  python -m launch.benchmark --config=configs/huggingface.py:target=/tmp/neox \
+  python -m launch.benchmark --config=configs/huggingface.py:target=NEOX \
     --config.num_speculative_tokens=0
 
 Needs torch and transformers (the `test` extra): the files are transformers'
@@ -33,9 +33,11 @@ _SHAPE = flags.DEFINE_enum(
 
 def run(_) -> int:
   """The command."""
-  import torch
-  import transformers
-
+  try:
+    import torch
+    import transformers
+  except ImportError as error:
+    raise cli.UserError(f"{error}: pip install -e '.[test]'") from error
   if not cli.OUTPUT.value:
     raise cli.UserError("--output is needed: the folder to write to")
   outputs.check_no_model("--output", cli.OUTPUT.value)

@@ -16,10 +16,10 @@ from launch import benchmark_page
       ", -1.2% (-3.0% to +0.6%)",
     ),
     (dict(prediction_error=0.05, prediction_error_ci=None), ", +5.0% |"),
-    (dict(lossless=True, total_variation=0.0), "), lossless |"),
+    (dict(lossless=True, total_variation=0.0), "), `token`: lossless |"),
     (
       dict(lossless=False, total_variation=0.1254),
-      "), lossy, total variation 0.125 |",
+      "), `token`: lossy, total variation 0.125 |",
     ),
     (dict(hf_identical_completions=0.5), "(**other texts**: 50% alike)"),
     (dict(hf_identical_completions=1.0), None),

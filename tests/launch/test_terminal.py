@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from unittest import mock
 
 import absl.logging
 import pytest
@@ -103,3 +104,17 @@ def test_a_reader_that_leaves_is_no_error(command):
   )  # fmt: skip
   os.close(writer)
   assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_characters_that_an_encoding_lacks_are_escaped():
+  done = subprocess.run(
+    [sys.executable, "-m", "launch.tables", "--help"],
+    env=os.environ | {"PYTHONIOENCODING": "ascii"},
+    capture_output=True, text=True, timeout=120,
+  )  # fmt: skip
+  assert (done.returncode, done.stderr) == (0, "")
+  raw = io.TextIOWrapper(io.BytesIO(), "ascii")
+  with mock.patch.object(sys, "stdout", raw), terminal.guarded():
+    print("ε «bonus»")
+  raw.flush()
+  assert raw.buffer.getvalue() == rb"\u03b5 \xabbonus\xbb" + b"\n"

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from specjax import metrics
 from specjax.metrics import (
   Unit,
   log_interval,
@@ -117,3 +118,22 @@ def test_what_cannot_be_computed_is_none():
   plain = summarize([unit(num_drafted=0, num_accepted=0)] * 2)
   assert plain["acceptance_rate"] is None
   assert plain["acceptance_rate_ci"] is None
+
+
+def test_an_interval_stays_within_what_is_possible():
+  """Two prompts of three: beyond, nothing can be, and nothing is lost."""
+  tokens, calls = [7.0, 12.0], [3.0, 10.0]
+  free = metrics.ratio_interval(tokens, calls)
+  assert free[0] < 1
+  assert free[1] > 7
+  assert metrics.ratio_interval(tokens, calls, limits=(1, 7)) == (1, 7)
+  units = [
+    metrics.Unit(
+      num_tokens=t, num_target_calls=c, num_drafted=6 * c, num_accepted=t - c,
+      expected_accepted=t - c, total_variation=0.0, seconds=1.0,
+    )
+    for t, c in ((7, 3), (12, 10))
+  ]  # fmt: skip
+  found = metrics.summarize(units)
+  assert found["block_efficiency_ci"][0] == 1
+  assert found["acceptance_rate_ci"][1] <= 1

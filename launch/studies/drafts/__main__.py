@@ -1,4 +1,4 @@
-"""Trains several drafts for one target at equal compute, and compares them.
+r"""Trains several drafts for one target at equal compute, and compares them.
 
   python -m launch.studies.drafts --config=configs/draft_study.py:shapes \
     --workdir=W --output=OUT.jsonl

@@ -1,4 +1,4 @@
-"""Does speculation pay for this pair, and why: one page of numbers.
+r"""Does speculation pay for this pair, and why: one page of numbers.
 
   python -m launch.studies.report --config=configs/embedded.py \
     --config.temperature=1.0 --prompts=IN.jsonl --workdir=W

@@ -216,7 +216,9 @@ def block_efficiencies(
   surplus = sum(c.expected_accepted - c.num_accepted for c in completions)
   return {
     "measured": sum(tokens) / sum(calls),
-    "measured_ci": metrics.ratio_interval(tokens, calls),
+    "measured_ci": metrics.ratio_interval(
+      tokens, calls, limits=(1, num_tokens + 1)
+    ),
     "independent": float(throughput.tokens_per_cycle(num_tokens, alpha)),
     "identity": throughput.exact_tokens(joint[:num_tokens]),
     "rao_blackwell": (sum(tokens) + surplus) / sum(calls),
@@ -321,6 +323,7 @@ def _summary_of_distances(rows: list[Row]) -> dict:
     "mean_ci": metrics.ratio_interval(
       [row.distances.sum() for row in rows],
       [len(row.distances) for row in rows],
+      limits=(0, 1),
     ),
     "quantiles": {
       str(level): float(np.quantile(every, level))

@@ -1,4 +1,4 @@
-"""Compares verification rules: on two laws, or along a pair's real contexts.
+r"""Compares verification rules: on two laws, or along a pair's real contexts.
 
   python -m launch.studies.rules --target=0.2,0.3,0.5 --draft=0.5,0.3,0.2 \
     --num_drafts=2

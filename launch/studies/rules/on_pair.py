@@ -200,7 +200,7 @@ class _Walk:
         "expected_accepted": mean,
         "block_efficiency": 1 + mean,
         "block_efficiency_ci": metrics.ratio_interval(
-          contexts + accepted, contexts
+          contexts + accepted, contexts, limits=(1, row.tree.max_depth + 1)
         ),
         "total_variation": None
         if row.rule.lossless

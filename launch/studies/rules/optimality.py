@@ -1,4 +1,4 @@
-"""How close each rule for i.i.d. drafts comes to the optimum of transport.
+r"""How close each rule for i.i.d. drafts comes to the optimum of transport.
 
   python -m launch.studies.rules.optimality \
     --output=docs/measurements/rules/optimality.json

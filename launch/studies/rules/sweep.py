@@ -1,4 +1,4 @@
-"""Block efficiency of every rule on a pair, over shapes and temperatures.
+r"""Block efficiency of every rule on a pair, over shapes and temperatures.
 
   python -m launch.studies.rules.sweep --config=configs/embedded.py \
     --output=docs/measurements/rules/embedded.json

@@ -1,4 +1,4 @@
-"""The theory of speculative decoding, held against the shipped loop.
+r"""The theory of speculative decoding, held against the shipped loop.
 
   python -m launch.studies.theory --figure=all --workdir=W
   python -m launch.studies.theory --chain=C.npz --num_drafts=1,2,4 \
