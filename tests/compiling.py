@@ -1,7 +1,8 @@
 """Compiling for the CPU in a third of the time, without optimisations.
 
 For programs that run once and test no compiler: what a rule sums to, what a
-command writes. The loop, caches, sampling and models are compiled as for users,
+command writes. The loop (`test_decode.py`), caches, the warp and models are
+compiled as for users,
 and so is every rule once (`test_output_law_holds_in_float32`).
 """
 

@@ -46,8 +46,6 @@ _ALWAYS = [
   ("match", "ngram"),
   ("match", "layer_skip_paths"),
   ("token", "plain"),
-  ("token", "model1"),
-  ("match", "layer_skip"),
 ]
 
 

@@ -10,7 +10,7 @@ import zlib
 
 import pytest
 
-COUNT = 8
+COUNT = 16
 
 
 def add_option(parser) -> None:

@@ -10,7 +10,7 @@ from scipy import stats
 
 from specjax import drawing
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("quick_to_compile")]
 
 
 def _keys(count, seed=0):

@@ -72,6 +72,7 @@ def test_eight_devices_give_the_tokens_of_one(one_process, run):
   assert one_process[run] == on_one_device(one_process, run)
 
 
+@pytest.mark.heavy("a mesh over two processes")  # one run for all
 @pytest.mark.parametrize("run", ON_TWO_PROCESSES)
 def test_two_processes_give_the_tokens_of_one_device(
   two_processes, one_process, run

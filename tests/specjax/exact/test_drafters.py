@@ -63,10 +63,13 @@ of_table = lambda *args: forms.table_drafter(VOCAB, *args)
       "certain",
     ),
     (forms.masked(of_table(FAMILY), forms.varying_families), "exact"),
-    (forms.masked(of_table(chain(2)), forms.random_stop), "exact"),
+    pytest.param(
+      forms.masked(of_table(chain(2)), forms.random_stop), "exact",
+      marks=pytest.mark.heavy),
     (forms.confidence_tree(VOCAB, nodes=4, depth=2), "certain"),
     (forms.mixed(VOCAB), "exact"),
-    (forms.with_lanes(VOCAB), "exact"),
+    pytest.param(
+      forms.with_lanes(VOCAB), "exact", marks=pytest.mark.heavy),
   ],
   ids=[
     "model", "greedy", "hub", "top_k", "shared noise", "layer skip", "ngram",

@@ -84,11 +84,15 @@ SOUND = {
     forms.mixed(VOCAB), "match recursive traversal"),
   "lanes": (forms.with_lanes(VOCAB), "token"),
 }  # fmt: skip
+# Of each form one rule in every run, and those that walk levels together.
 CASES = [
-  pytest.param(drafter, rule, id=f"{name}-{rule}")
+  pytest.param(
+    drafter, rule, id=f"{name}-{rule}",
+    marks=() if not place or rule == "kseq" else pytest.mark.heavy,
+  )
   for name, (drafter, some) in SOUND.items()
-  for rule in some.split()
-]
+  for place, rule in enumerate(some.split())
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("drafter", "rule"), CASES)
