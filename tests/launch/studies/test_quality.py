@@ -168,11 +168,11 @@ def test_the_command_compares_and_resumes(cli, pair, tmp_path, capsys):
   config = f"configs/quality.py:target={pair[0]},draft={pair[1]}"
   real, calls = quality.compare, []
 
-  def dies(*args):
+  def dies(*args, **options):
     calls.append(args[-1])
     if len(calls) == 2:
       raise KeyboardInterrupt
-    return real(*args)
+    return real(*args, **options)
 
   quality.compare = dies
   try:
