@@ -5,7 +5,7 @@ import json
 import pytest
 
 from configs import embedded
-from launch import decode, drafting, pair
+from launch import benchmark, decode, drafting, pair
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -63,6 +63,23 @@ def test_ones_own_rule_and_drafter_decode_what_plain_decoding_does(
   found = json.loads((tmp_path / "own.json").read_text())
   assert found["rule"] == "mine"
   assert found["lossless"]
+
+
+def test_a_drafter_without_a_cache_is_measured(
+  cli, mine, tmp_path, monkeypatch
+):
+  """A draft model is read for it, whose passes nobody can time apart."""
+  monkeypatch.setattr(benchmark, "_WIDTHS", (1,))
+  out = tmp_path / "b.json"
+  code = cli(
+    benchmark.run, "--rounds=1", "--noreference", "--config.max_new_tokens=8",
+    "--config.num_speculative_tokens=2", f"--config.drafter={mine}:make",
+    f"--output={out}",
+  )  # fmt: skip
+  assert code == 0
+  found = json.loads(out.read_text())
+  assert found["draft_forwards_seconds"] == 0
+  assert found["round_seconds"]["passes"] == found["verify_seconds"] > 0
 
 
 @pytest.mark.parametrize(
