@@ -11,7 +11,7 @@ parameters are `params.draft`), or None if the config names none.
 
 import dataclasses
 import difflib
-import importlib
+import pkgutil
 from collections.abc import Callable
 from typing import Any
 
@@ -123,8 +123,7 @@ def get(name: str) -> Family:
     ValueError: if there is none, or its module cannot be imported.
   """
   if ":" in name:
-    found = imported(name, "drafter")
-    return found if isinstance(found, Family) else Family(make=found)
+    return _imported(name)
   if name not in FAMILIES:
     near = difflib.get_close_matches(name, FAMILIES, n=1)
     guess = f"did you mean {near[0]!r}? " if near else ""
@@ -135,13 +134,20 @@ def get(name: str) -> Family:
   return FAMILIES[name]
 
 
-def imported(name: str, what: str) -> Any:
-  """What `package.module:NAME` names; ValueError if it is not there."""
-  module, _, attribute = name.partition(":")
+def _imported(name: str) -> Family:
+  """The family, or its `make`, that `package.module:NAME` names."""
   try:
-    return getattr(importlib.import_module(module), attribute)
+    found = pkgutil.resolve_name(name)
   except (ImportError, AttributeError, ValueError) as error:
-    raise ValueError(f"no {what} {name!r}: {error}") from error
+    raise ValueError(f"no drafter {name!r}: {error}") from error
+  if isinstance(found, Family):
+    return found
+  if not callable(found):
+    raise ValueError(
+      f"{name!r} must be a Family or a function that makes a drafter, is "
+      f"{type(found).__name__}"
+    )
+  return Family(make=found)
 
 
 def reads_draft(config: ml_collections.ConfigDict) -> bool:

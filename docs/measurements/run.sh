@@ -4,8 +4,8 @@
 #
 #   docs/measurements/run.sh [PART...]     all | timed | counted | NAME
 #
-# The parts of `timed` want the machine for themselves: about 35 minutes of two
-# cores. Those of `counted` do not (about 35 more). The studies of docs/drafts.md,
+# The parts of `timed` want the machine for themselves: about 30 minutes of two
+# cores. Those of `counted` do not (about 25 more). The studies of docs/drafts.md,
 # which train, and docs/measurements/rules/costs.json have commands of their own.
 cd "$(dirname "$0")/../.." || exit 1
 python=${PYTHON:-.venv/bin/python}
@@ -106,7 +106,7 @@ part counted rules.json 15 docs/measurements/rules/embedded.json \
   launch.studies.rules.sweep $pair
 part counted quality.json 10 docs/theory/quality.json launch.studies.quality \
   --config=configs/quality.py
-part counted optimality.json 5 docs/measurements/rules/optimality.json \
+part counted optimality.json 1 docs/measurements/rules/optimality.json \
   launch.studies.rules.optimality
 part counted theory 10 docs/theory launch.studies.theory --figure=all
 

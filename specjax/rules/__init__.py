@@ -7,9 +7,9 @@ one node at a time are a single function without a batch (`nodewise`).
 
 import ast
 import difflib
-import importlib
 import inspect
 import math
+import pkgutil
 from collections.abc import Callable
 from typing import Any
 
@@ -99,9 +99,8 @@ def get(name: str) -> Rule:
 
 def _imported(name: str) -> Rule:
   """The rule that `package.module:RULE` names."""
-  module, _, attribute = name.partition(":")
   try:
-    found = getattr(importlib.import_module(module), attribute)
+    found = pkgutil.resolve_name(name)
   except (ImportError, AttributeError, ValueError) as error:
     raise ValueError(f"no rule {name!r}: {error}") from error
   if not isinstance(found, Rule):

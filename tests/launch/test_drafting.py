@@ -91,7 +91,10 @@ def test_a_drafter_without_a_cache_is_measured(
     ),
     ("--config.drafter=of_a_user:nothing", "has no attribute 'nothing'"),
     ("--config.rule=of_a_user:NUMBER", "must be a specjax.Rule, is int"),
-    ("--config.rule=of_a_user:", "no rule 'of_a_user:'"),
+    ("--config.rule=of_a_user:", "must be a specjax.Rule, is module"),
+    ("--config.rule=of_a_user:nothing", "no rule 'of_a_user:nothing'"),
+    ("--config.drafter=of_a_user:NUMBER", "makes a drafter, is int"),
+    ("--config.drafter=of_a_user:", "makes a drafter, is module"),
     ("--config.drafter=modle", "did you mean 'model'?"),
   ],
 )
@@ -110,7 +113,7 @@ def test_what_is_none_is_one_line(cli, mine, capsys, flag, words):
     ({"drafter": "layer_skip"}, False),
     ({"num_speculative_tokens": 0}, False),
     ({"draft": ""}, False),
-    ({"drafter": "launch.drafting:FAMILIES"}, True),
+    ({"drafter": "launch.drafting:make_tree"}, True),
   ],
 )
 def test_the_draft_checkpoint_is_read_where_a_family_asks_for_it(changes, read):
