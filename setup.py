@@ -17,9 +17,12 @@ _ROOT = pathlib.Path(__file__).parent
 _EXPERIMENTS = [
   "absl-py>=2.5",
   "flax>=0.12.8",
+  "gguf>=0.19",
   "grain>=0.2.18",
   # tensorflow-datasets needs it and does not say so.
   "importlib_resources",
+  # Chat templates are written in it.
+  "jinja2>=3.1",
   "matplotlib>=3.9",
   "ml_collections>=1.1.0",
   "optax>=0.2.8",
@@ -67,7 +70,11 @@ setup(
     # wheels for one platform.
     "test": [
       "jax[tpu]; sys_platform == 'linux' and platform_machine == 'x86_64'",
+      # Notebooks: their files, and what executes them.
+      "ipykernel>=7",
+      "jupytext>=1.19",
       "mypy",
+      "nbclient>=0.11",
       "packaging",
       "pytest>=9",
       "pytest-xdist>=3.8",
