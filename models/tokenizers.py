@@ -6,6 +6,7 @@ and `merges.txt`) beside `tokenizer_config.json`.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import pathlib
@@ -24,10 +25,21 @@ class Tokenizer:
   Attributes:
     backend: the `tokenizers.Tokenizer`.
     eos_token_id: id of the end-of-text token, or None if there is none.
+    bos_token: the token that begins a text, as the model's files name it.
+    chat_template: the Jinja template of conversations (`models.chat`), or None.
   """
 
   backend: hf.Tokenizer
   eos_token_id: int | None
+  bos_token: str | None = None
+  chat_template: str | None = None
+
+  @property
+  def eos_token(self) -> str | None:
+    """The end-of-text token, or None if there is none."""
+    if self.eos_token_id is None:
+      return None
+    return self.backend.id_to_token(self.eos_token_id)
 
   @property
   def vocab_size(self) -> int:
@@ -41,6 +53,21 @@ class Tokenizer:
   def encode(self, text: str) -> list[int]:
     """Ids of a text, with whatever the tokenizer's own template adds."""
     return self.backend.encode(text).ids
+
+  def encode_text(self, text: str) -> list[int]:
+    """Ids of what is text and no more: special tokens' names are text too."""
+    return self._without_special.encode(text, add_special_tokens=False).ids
+
+  @functools.cached_property
+  def _without_special(self) -> hf.Tokenizer:
+    copy = hf.Tokenizer.from_str(self.backend.to_str())
+    copy.encode_special_tokens = True
+    return copy
+
+  def special_tokens(self) -> dict[str, hf.AddedToken]:
+    """The tokens that are no text, by their names."""
+    added = self.backend.get_added_tokens_decoder().values()
+    return {token.content: token for token in added if token.special}
 
   def decode(self, ids: Sequence[int]) -> str:
     """Text of ids; special tokens are left out."""
@@ -93,23 +120,55 @@ def load(directory: str) -> Tokenizer:
     raise ValueError(
       f"cannot read the tokenizer in {directory}: {error}"
     ) from None
-  return Tokenizer(backend, _eos_id(path, backend))
+  config = _config(path)
+  end = _token(path, config, "eos_token") or END_OF_TEXT
+  return Tokenizer(
+    backend,
+    backend.token_to_id(end),
+    bos_token=_token(path, config, "bos_token"),
+    chat_template=_chat_template(path, config),
+  )
 
 
-def _eos_id(path: pathlib.Path, backend: hf.Tokenizer) -> int | None:
-  token = None
-  config = path / "tokenizer_config.json"
-  if config.exists():
-    try:
-      token = json.loads(config.read_text("utf-8")).get("eos_token")
-    except (ValueError, AttributeError, RecursionError) as error:
-      raise ValueError(f"{config} is not valid: {error}") from None
-    token = token.get("content") if isinstance(token, dict) else token
-    if not isinstance(token, str | None):
-      raise ValueError(
-        f"eos_token in {config} must be a string, got {token!r:.40}"
-      )
-  return backend.token_to_id(token or END_OF_TEXT)
+def _config(path: pathlib.Path) -> dict:
+  """What `tokenizer_config.json` says; nothing if there is none."""
+  file = path / "tokenizer_config.json"
+  if not file.exists():
+    return {}
+  try:
+    config = json.loads(file.read_text("utf-8"))
+  except (ValueError, RecursionError) as error:
+    raise ValueError(f"{file} is not valid: {error}") from None
+  if not isinstance(config, dict):
+    raise ValueError(f"{file} is not valid: expected an object")
+  return config
+
+
+def _token(path: pathlib.Path, config: dict, name: str) -> str | None:
+  """A token that the config names, as a string or an object with one."""
+  token = config.get(name)
+  token = token.get("content") if isinstance(token, dict) else token
+  if not isinstance(token, str | None):
+    file = path / "tokenizer_config.json"
+    raise ValueError(f"{name} in {file} must be a string, got {token!r:.40}")
+  return token
+
+
+def _chat_template(path: pathlib.Path, config: dict) -> str | None:
+  """The template of its own file, or the config's (the default of several)."""
+  own = path / "chat_template.jinja"
+  if own.exists():
+    return own.read_text("utf-8")
+  template = config.get("chat_template")
+  if isinstance(template, list):
+    named = [t for t in template if isinstance(t, dict)]
+    named = {t.get("name"): t.get("template") for t in named}
+    template = named.get("default")
+  if not isinstance(template, str | None):
+    raise ValueError(
+      f"chat_template in {path / 'tokenizer_config.json'} must be a string"
+    )
+  return template
 
 
 def train(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
