@@ -5,11 +5,13 @@ r"""Decodes prompts, speculatively and (for comparison) plainly.
     --prompts=IN.jsonl --output=OUT.jsonl --summary=S.json
 
 Run it from the checkout's root. Without --prompts, a few built-in code prompts
-are completed and shown. IN.jsonl has a line {"id": ..., "prompt": "..."} each;
-OUT.jsonl has, in the same order, {"id", "completion", "token_ids",
-"stop_reason", "num_target_calls", "num_drafted", "num_accepted",
-"accept_counts"}, where accept_counts[i] is the number of target calls that
-emitted i drafted tokens. A line without an id gets its line number. Rows are
+are completed and shown. IN.jsonl has a line {"id": ..., "prompt": "..."} each,
+with "messages" in place of a prompt for chat models, and with what it wants for
+itself: samples, a temperature, a budget, a seed, stop strings
+(launch/prompt_lines.py). OUT.jsonl has, in the same order, {"id", "sample" (of
+several), "completion", "token_ids", "stop_reason", "num_target_calls",
+"num_drafted", "num_accepted", "accept_counts"}, where accept_counts[i] is the
+number of target calls that emitted i drafted tokens. A line without an id gets its line number. Rows are
 appended as they are finished, and put in order at the end. The same command
 given again goes on where a stopped run was, or with the prompts that were added
 since: rows that are in OUT.jsonl are not decoded again (OUT.jsonl.partial,
@@ -40,6 +42,7 @@ from launch import (
   processes,
   prompts,
   provenance,
+  stops,
   terminal,
 )
 from launch.journal import Results
@@ -75,7 +78,7 @@ def record_of(
   """What is kept of a batch: its rows by their keys, and what was measured."""
   return {
     "keys": [p.key for p in batch.prompts],
-    "ids": [p.id for p in batch.prompts],
+    "ids": [p.row_id for p in batch.prompts],
     "unit": vars(unit),
     "rows": [vars(c) for c in completions],
   }
@@ -89,7 +92,8 @@ def output_row(prompt: Prompt, row: dict, tokenizer) -> dict:
   )  # fmt: skip
   return {
     "id": prompt.id,
-    "completion": tokenizer.decode(row["token_ids"]),
+    **({} if prompt.sample is None else {"sample": prompt.sample}),
+    "completion": stops.text_of(prompt, row, tokenizer),
     **{name: row[name] for name in names},
   }
 
@@ -197,17 +201,21 @@ def decode_missing(
   return records
 
 
-def read_prompts(models: pair.Pair, room: int) -> tuple[list[Prompt], bool]:
+def read_prompts(
+  models: pair.Pair, max_new_tokens: int
+) -> tuple[list[Prompt], bool]:
   """The prompts that are asked for; whether all of them are good.
 
   Raises:
     UserError: if none is good.
   """
+  room = models.room(max_new_tokens)
   if not cli.PROMPTS.value:
     return prompts.built_in(models.tokenizer, max_tokens=room), True
   items, problems = prompts.read_jsonl(
-    cli.PROMPTS.value, models.tokenizer, max_tokens=room
-  )
+    cli.PROMPTS.value, models.tokenizer, max_tokens=room,
+    max_new_tokens=max_new_tokens,
+  )  # fmt: skip
   for problem in problems if processes.is_chief() else ():
     print(f"error: {problem}", file=sys.stderr)
   if not items:
@@ -222,7 +230,7 @@ def run(_) -> int:
     {"--summary": _SUMMARY.value}, grown={"--output": output}, stdout=True
   )
   models = pair.build(config)
-  items, good = read_prompts(models, models.room(config.max_new_tokens))
+  items, good = read_prompts(models, config.max_new_tokens)
   made_by = {}
   results = contextlib.nullcontext()
   if processes.is_chief() and (output or _SUMMARY.value):
@@ -237,7 +245,7 @@ def run(_) -> int:
     results = Results(
       output,
       settings_of(config, _BASELINE.value, checkpoints),
-      {p.key: p.id for p in items},
+      {p.key: p.row_id for p in items},
     )
   with results as opened:
     records = decode_missing(config, models, items, opened)
@@ -274,7 +282,7 @@ def run(_) -> int:
     console.print("nothing is drafted: plain decoding beside itself")
   display.show_summary(console, summary, models.decoder.rule)
   broken = [
-    p.id
+    p.row_id
     for p in items
     if rows[p.key]["stop_reason"] == StopReason.NAN_LOGITS.name.lower()
   ]

@@ -11,7 +11,7 @@ import rich.console
 import rich.table
 import rich.text
 
-from launch import terminal
+from launch import stops, terminal
 from launch.prompts import Prompt
 from launch.tables import loss_in_words
 from models.tokenizers import Tokenizer
@@ -54,15 +54,18 @@ def show_completion(
   text = rich.text.Text().append_text(text)  # dim is the prompt alone
   in_colour = _in_colour(console)
   ids = completion.token_ids
+  room = len(stops.text_of(prompt, vars(completion), tokenizer))
   for piece, code in zip(
     pieces(tokenizer, ids), completion.origins, strict=True
   ):
+    piece, room = piece[:room], max(room - len(piece), 0)
     origin = Origin(code)
     if not in_colour and origin in _MARKS and piece:
       before, after = _MARKS[origin]
       piece = before + piece + after
     text.append(terminal.visible(piece), style=_STYLES[origin])
-  name = terminal.visible(f"prompt {prompt.id}")
+  number = "" if prompt.sample is None else f", sample {prompt.sample}"
+  name = terminal.visible(f"prompt {prompt.id}{number}")
   console.rule(rich.text.Text(name), align="left")
   console.print(text, soft_wrap=True)
 

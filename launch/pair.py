@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import ml_collections
 from jax.sharding import Mesh
 
-from launch import drafting
+from launch import drafting, stops
 from models import checkpoints, meshes
 from models.checkpoints import Network
 from models.tokenizers import Tokenizer
@@ -281,6 +281,7 @@ def engine_of(config, pair: Pair, *, baseline: bool = False) -> Engine:
     top_p=config.top_p,
     min_p=config.min_p,
     seed=config.seed,
+    watch=lambda prompt: stops.watch(pair.tokenizer, prompt.stop),
     mesh=pair.mesh,
     cache_specs=pair.layout and pair.layout.cache_specs(),
   )

@@ -434,12 +434,14 @@ class StopReason(enum.IntEnum):
 
   NAN_LOGITS: the target's logits for the next token were not numbers, or the
   drafter returned a law that was none (`Draft.log_probs`).
+  STOP_STRING: the host found its end in the text (`specjax.endings`).
   """
 
   RUNNING = 0
   STOP_TOKEN = 1
   LENGTH = 2
   NAN_LOGITS = 3
+  STOP_STRING = 4
 
 
 class Origin(enum.IntEnum):
