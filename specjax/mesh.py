@@ -169,9 +169,9 @@ class MeshDecoder:
       # The other groups have read the tokens behind a text that is none.
       mine = (at >= 0) & (at < share)
       learned = rows.over_leaves(
-        lambda axis, old, new: jnp.where(mine, new, old)
-        if axis is None
-        else new,
+        lambda axis, old, new: (
+          jnp.where(mine, new, old) if axis is None else new
+        ),
         axes,
         state.drafter_state,
         after.drafter_state,
