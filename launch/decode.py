@@ -11,14 +11,14 @@ itself: samples, a temperature, a budget, a seed, stop strings
 (launch/prompt_lines.py). OUT.jsonl has, in the same order, {"id", "sample" (of
 several), "completion", "token_ids", "stop_reason", "num_target_calls",
 "num_drafted", "num_accepted", "accept_counts"}, where accept_counts[i] is the
-number of target calls that emitted i drafted tokens. A line without an id gets its line number. Rows are
-appended as they are finished, and put in order at the end. The same command
-given again goes on where a stopped run was, or with the prompts that were added
-since: rows that are in OUT.jsonl are not decoded again (OUT.jsonl.partial,
-later OUT.jsonl.journal, remembers the settings and the times). An OUT.jsonl of
-other settings or prompts is refused; --overwrite begins anew. --output=- prints
-the rows. Exit code 2: something in the input was wrong (said on stderr); good
-lines are decoded all the same.
+number of target calls that emitted i drafted tokens. A line without an id gets
+its line number. Rows are appended as they are finished, and put in order at the
+end. The same command given again goes on where a stopped run was, or with the
+prompts that were added since: rows that are in OUT.jsonl are not decoded again
+(OUT.jsonl.partial, later OUT.jsonl.journal, remembers the settings and the
+times). An OUT.jsonl of other settings or prompts is refused; --overwrite begins
+anew. --output=- prints the rows. Exit code 2: something in the input was wrong
+(said on stderr); good lines are decoded all the same.
 
 Several processes (see launch/processes.py) take turns at the batches, if each
 holds the whole pair on its own devices, and process 0 writes.

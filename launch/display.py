@@ -54,11 +54,14 @@ def show_completion(
   text = rich.text.Text().append_text(text)  # dim is the prompt alone
   in_colour = _in_colour(console)
   ids = completion.token_ids
-  room = len(stops.text_of(prompt, vars(completion), tokenizer))
+  room = None  # characters that are left to show; None is all
+  if prompt.stop:
+    room = len(stops.text_of(prompt, vars(completion), tokenizer))
   for piece, code in zip(
     pieces(tokenizer, ids), completion.origins, strict=True
   ):
-    piece, room = piece[:room], max(room - len(piece), 0)
+    if room is not None:
+      piece, room = piece[:room], max(room - len(piece), 0)
     origin = Origin(code)
     if not in_colour and origin in _MARKS and piece:
       before, after = _MARKS[origin]

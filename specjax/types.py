@@ -364,6 +364,9 @@ class Commit:
     length: `i32[B]`, committed tokens now.
     target_output: the target's output at all T tokens; logits of a prompt may
       be missing.
+    again: `i32[B]`, how many of those that stand stood before, and were fed
+      again: where a text goes on, so that a draft's cache that lacks the last
+      of them is filled. Who counts tokens leaves them out.
   """
 
   tokens: Array
@@ -371,6 +374,7 @@ class Commit:
   path: Array
   length: Array
   target_output: ModelOutput
+  again: Array
 
   @property
   def count(self) -> Array:
@@ -404,7 +408,8 @@ class Drafter:
     init: `(params, batch, slots, inputs) -> state`; `inputs` is what encoders
       read, None for a decoder-only pair. By default there is no state.
     prefill, commit: `(params, state, Commit) -> state`, after the target has
-      read the prompt, and after verification. By default nothing is learned.
+      read a prompt or what is appended to a text (then `start` is not 0), and
+      after verification. By default nothing is learned.
     passes: tokens a row feeds in each draft pass of a round, in order: what
       drafting costs. Empty if no model drafts.
     max_positions: positions the draft was made for, or None if unbounded.

@@ -52,7 +52,10 @@ def drafter(
   def prefill(params, cache, commit):
     nothing = jnp.zeros((len(commit.tokens), 0), jnp.int32)
     _, cache = model.apply(
-      params.draft, commit.tokens, cache, logits_at=nothing
+      params.draft,
+      commit.tokens,
+      cache.replace(length=commit.start),
+      logits_at=nothing,
     )
     return cache.replace(length=commit.length)
 
