@@ -20,13 +20,27 @@ times). An OUT.jsonl of other settings or prompts is refused; --overwrite begins
 anew. --output=- prints the rows. Exit code 2: something in the input was wrong
 (said on stderr); good lines are decoded all the same.
 
+--log_probs adds to each row "log_probs", the target's own of each token
+(temperature 1, no truncation), and "warped_log_probs", those of the law that
+was sampled. --steps=TRACE.jsonl writes a line for each round of each row:
+{"id", "sample", "round", "position" (tokens before it), "drafted" (the tokens
+of nodes 1..N of the tree; node 0 is the newest token), "parents" (each one's
+node), "draft_log_probs" (of each in the law that it was drawn from),
+"target_log_probs" (in the target's warped law), "node_probs" (of nodes 0..N, to
+be the deepest accepted one), "expected_accepted", "accepted" (the nodes that
+were), "tokens" (what was emitted), "origins", "warped_log_probs"}; null is
+log 0, or a node that is not there. Either flag decodes round by round, without
+the comparison with plain decoding: its times would be no measurement.
+
 Several processes (see launch/processes.py) take turns at the batches, if each
 holds the whole pair on its own devices, and process 0 writes.
 """
 
 import contextlib
+import dataclasses
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 
 import jax
@@ -44,6 +58,7 @@ from launch import (
   provenance,
   stops,
   terminal,
+  tracing,
 )
 from launch.journal import Results
 from launch.prompts import Prompt
@@ -56,12 +71,33 @@ _SUMMARY = flags.DEFINE_string("summary", None, "The run's numbers, JSON.")
 _BASELINE = flags.DEFINE_bool(
   "baseline", True, "Also decode plainly, to measure the speed-up."
 )
+_LOG_PROBS = flags.DEFINE_bool(
+  "log_probs", False, "Also write the log-probability of every token."
+)
+_STEPS = flags.DEFINE_string(
+  "steps", None, "Where to write what every round did, JSONL."
+)
 
 
 def decode_batch(
-  number: int, batch: Batch, speculative: Engine, baseline: Engine | None
+  number: int,
+  batch: Batch,
+  speculative: Engine,
+  baseline: Engine | None,
+  trace: Callable[[Batch], tracing.Traced] | None = None,
 ) -> dict:
-  """Decodes a batch with both engines, which takes turns at going first."""
+  """Decodes a batch with both engines, which takes turns at going first.
+
+  Or, if it is traced, round by round with the first.
+  """
+  if trace:
+    start = time.perf_counter()
+    done, beside = trace(batch)
+    unit = engine.unit_of(done, time.perf_counter() - start, None)
+    record = record_of(batch, done, unit)
+    for row, more in zip(record["rows"], beside, strict=True):
+      row |= {name: more[name] for name in traced_fields()}
+    return record
   engines = [e for e in (speculative, baseline) if e]
   for one in engines:
     one.compile(batch)
@@ -84,6 +120,17 @@ def record_of(
   }
 
 
+def measures_speedup() -> bool:
+  """Whether prompts are decoded plainly too."""
+  return _BASELINE.value and not traced_fields()
+
+
+def traced_fields() -> list[str]:
+  """What is kept of a traced row beside its completion; nothing if untraced."""
+  of_rows = ["log_probs", "warped_log_probs"] if _LOG_PROBS.value else []
+  return [*of_rows, *(["rounds"] if _STEPS.value else [])]
+
+
 def output_row(prompt: Prompt, row: dict, tokenizer) -> dict:
   """A line of OUT.jsonl."""
   names = (
@@ -95,7 +142,23 @@ def output_row(prompt: Prompt, row: dict, tokenizer) -> dict:
     **({} if prompt.sample is None else {"sample": prompt.sample}),
     "completion": stops.text_of(prompt, row, tokenizer),
     **{name: row[name] for name in names},
+    **{name: row[name] for name in traced_fields() if name != "rounds"},
   }
+
+
+def rows_of(records: list[dict]) -> dict[str, dict]:
+  """What is kept of every prompt, by its key."""
+  return {
+    key: row
+    for record in records
+    for key, row in zip(record["keys"], record["rows"], strict=True)
+  }
+
+
+def completion_of(row: dict) -> Completion:
+  """What a row of a record was made of."""
+  names = [field.name for field in dataclasses.fields(Completion)]
+  return Completion(**{name: row[name] for name in names})
 
 
 def settings_of(config, baseline: bool, models: dict) -> dict:
@@ -116,6 +179,7 @@ def settings_of(config, baseline: bool, models: dict) -> dict:
     "checkpoints": {role: found["sha256"] for role, found in models.items()},
     "jax": jax.__version__,
     "specjax": specjax.__version__,
+    **({"traced": traced_fields()} if traced_fields() else {}),
   }
 
 
@@ -168,8 +232,10 @@ def decode_missing(
   done = {key for record in records for key in record["keys"]}
   missing = [p for p in items if p.key not in done]
   speculative = pair.engine_of(config, models)
-  baseline = None
-  if _BASELINE.value:
+  baseline, trace = None, []
+  if traced_fields():
+    trace = [tracing.tracer(speculative)]
+  elif measures_speedup():
     baseline = pair.engine_of(config, models, baseline=True)
   found = decode_all(
     engine.make_batches(
@@ -178,7 +244,9 @@ def decode_missing(
       max_width=models.room(config.max_new_tokens),
       among=len(items),
     ),
-    lambda number, batch: decode_batch(number, batch, speculative, baseline),
+    lambda number, batch: decode_batch(
+      number, batch, speculative, baseline, *trace
+    ),
     together=processes.spanned_by(models.params),
   )
   by_key = {p.key: p for p in items}
@@ -227,8 +295,17 @@ def run(_) -> int:
   """The command."""
   config, output = pair.settled(cli.CONFIG.value), cli.OUTPUT.value
   outputs.check(
-    {"--summary": _SUMMARY.value}, grown={"--output": output}, stdout=True
+    {"--summary": _SUMMARY.value},
+    grown={"--output": output, "--steps": _STEPS.value},
+    stdout=True,
   )
+  if traced_fields() and _BASELINE.present and _BASELINE.value:
+    raise cli.UserError(
+      "--baseline measures a speed-up, and --log_probs and --steps take time "
+      "of their own: give one or the other"
+    )
+  if _LOG_PROBS.value and not output:
+    raise cli.UserError("--log_probs are written to --output: give one")
   models = pair.build(config)
   items, good = read_prompts(models, config.max_new_tokens)
   made_by = {}
@@ -244,18 +321,23 @@ def run(_) -> int:
     checkpoints = made_by["provenance"]["checkpoints"] if made_by else {}
     results = Results(
       output,
-      settings_of(config, _BASELINE.value, checkpoints),
+      settings_of(config, measures_speedup(), checkpoints),
       {p.key: p.row_id for p in items},
     )
   with results as opened:
+    if _STEPS.value:
+      known = rows_of(opened.records if opened else [])
+      there = [item for item in items if item.key in known]
+      tracing.check_there(_STEPS.value, tracing.lines_of(there, known))
     records = decode_missing(config, models, items, opened)
-    rows = {
-      key: row
-      for record in records
-      for key, row in zip(record["keys"], record["rows"], strict=True)
-    }
+    rows = rows_of(records)
     lines = [output_row(p, rows[p.key], models.tokenizer) for p in items]
     summary = metrics.summarize([metrics.Unit(**r["unit"]) for r in records])
+    if traced_fields():  # no measurement
+      summary |= dict.fromkeys(("seconds", "tokens_per_second"))
+    if _STEPS.value:
+      trace = "".join(tracing.lines_of(items, rows))
+      outputs.write_text(_STEPS.value, trace)
     if _SUMMARY.value:
       outputs.write_json(
         _SUMMARY.value,
@@ -266,7 +348,7 @@ def run(_) -> int:
       )  # fmt: skip
     if opened:
       opened.finish(lines)
-  dash = outputs.STDOUT in (output, _SUMMARY.value)
+  dash = outputs.STDOUT in (output, _SUMMARY.value, _STEPS.value)
   console = terminal.console(
     sys.stderr if dash else sys.stdout, quiet=not processes.is_chief()
   )
@@ -275,7 +357,7 @@ def run(_) -> int:
   elif not output:
     for item in items:
       display.show_completion(
-        console, models.tokenizer, item, Completion(**rows[item.key])
+        console, models.tokenizer, item, completion_of(rows[item.key])
       )
     display.show_legend(console)
   if not config.num_speculative_tokens:
