@@ -18,7 +18,7 @@ from models.tokenizers import Tokenizer
 from specjax.engine import Completion
 from specjax.types import Origin, Rule
 
-_STYLES = {
+STYLES = {
   Origin.ACCEPTED: "green",
   Origin.RESIDUAL: "bold dark_orange",
   Origin.BONUS: "bold dodger_blue1",
@@ -66,7 +66,7 @@ def show_completion(
     if not in_colour and origin in _MARKS and piece:
       before, after = _MARKS[origin]
       piece = before + piece + after
-    text.append(terminal.visible(piece), style=_STYLES[origin])
+    text.append(terminal.visible(piece), style=STYLES[origin])
   number = "" if prompt.sample is None else f", sample {prompt.sample}"
   name = terminal.visible(f"prompt {prompt.id}{number}")
   console.rule(rich.text.Text(name), align="left")
@@ -83,7 +83,7 @@ def show_legend(console: rich.console.Console) -> None:
     (Origin.BONUS, "bonus"),
   ):
     before, after = ("", "") if in_colour else _MARKS.get(origin, ("", ""))
-    text.append(f"{before}{words}{after}", style=_STYLES[origin])
+    text.append(f"{before}{words}{after}", style=STYLES[origin])
     text.append("  ")
   console.print(text)
 
