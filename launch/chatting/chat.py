@@ -273,7 +273,7 @@ class Chat:
     self._screen.tell("\n".join(lines))
 
   def _measure_plain(self, last: Answer) -> None:
-    """Decodes as many tokens plainly, after the same text, and takes the time."""
+    """Decodes as many tokens plainly after the same text, and times them."""
     if not (last.num_tokens and self._config.num_speculative_tokens):
       return
     first_buffer = self.talk.buffer_length
