@@ -70,7 +70,7 @@ class Header:
 
 
 def read_header(path: str) -> Header:
-  """Reads and checks a header; it is remembered as long as the file is the same.
+  """Reads and checks a header, once for a file that does not change.
 
   Raises:
     FileNotFoundError: if there is no such file.
@@ -91,7 +91,7 @@ def _read_header(path: pathlib.Path, size: int, time: int) -> Header:
     if size < 24:
       raise ValueError(f"it has {size} bytes, fewer than any GGUF file")
     data = memoryview(np.memmap(path, mode="r"))
-    version, num_tensors, num_values = _preamble(data)
+    num_tensors, num_values = _preamble(data)
     at, metadata = 24, {}
     for _ in range(num_values):
       key, at = _string(data, at)
@@ -102,11 +102,11 @@ def _read_header(path: pathlib.Path, size: int, time: int) -> Header:
         metadata[key], at = _value(data, at, int(kind))
       except ValueError as error:
         raise ValueError(f"the value of {key!r:.80}: {error}") from None
-    del version
-    if metadata.get("split.count", 1) not in (0, 1):
+    parts = metadata.get("split.count", 1)
+    if type(parts) is not int or parts > 1:
       raise ValueError(
-        f"it is one of {metadata['split.count']!r:.20} files of a model that "
-        "was split: join them with `llama-gguf-split --merge`"
+        f"it is one of {parts!r:.20} files of a model that was split: join "
+        "them with `llama-gguf-split --merge`"
       )
     return Header(
       path=path,
@@ -117,8 +117,8 @@ def _read_header(path: pathlib.Path, size: int, time: int) -> Header:
     raise ValueError(f"cannot read {path} as GGUF: {error}") from None
 
 
-def _preamble(data: memoryview) -> tuple[int, int, int]:
-  """The version and how many tensors and values there are."""
+def _preamble(data: memoryview) -> tuple[int, int]:
+  """How many tensors and values there are."""
   if data[:4] != b"GGUF":
     raise ValueError("it does not begin with the letters GGUF")
   version, num_tensors, num_values = struct.unpack_from("<IQQ", data, 4)
@@ -127,7 +127,7 @@ def _preamble(data: memoryview) -> tuple[int, int, int]:
     if swapped in _VERSIONS:
       raise ValueError("it is big-endian, which is not read")
     raise ValueError(f"its version is {version}, expected one of {_VERSIONS}")
-  return version, num_tensors, num_values
+  return num_tensors, num_values
 
 
 def _numbers(
@@ -250,10 +250,14 @@ def read(
   raw = np.memmap(
     header.path, mode="r", offset=entry.start, shape=(*rows, entry.row_bytes)
   )
+  if not rows:  # a vector is one row
+    values = gguf.quants.dequantize(raw, entry.kind)
+    values = values if order is None else values[order]
+    return values[index]
   outer, inner = index[: len(rows)], index[len(rows) :]
-  if order is not None:
-    raw = raw[order[outer[0]] if outer else order]
-  else:
+  if order is None:
     raw = raw[outer]
+  else:
+    raw = raw[order[outer[0]] if outer else order]
   values = gguf.quants.dequantize(np.ascontiguousarray(raw), entry.kind)
-  return values[(..., *inner)] if inner else values
+  return values[(..., *inner)]
