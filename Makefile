@@ -95,6 +95,11 @@ $(VENV)/.test.stamp: requirements-test.lock $(VENV)/.setup.stamp
 decode: $(VENV)/.setup.stamp  ## Decodes a few prompts with the embedded pair
 	@$(PY) -m launch.decode --config=configs/embedded.py $(ARGS)
 
+.PHONY: chat
+chat: $(VENV)/.setup.stamp  ## Fetches SmolLM2 (98 MB, once) and chats with it
+	@$(PY) -m launch.tools.fetch_smollm2
+	@$(PY) -m launch.chat --config=configs/smollm2.py $(ARGS)
+
 .PHONY: benchmark
 benchmark: $(VENV)/.setup.stamp  ## Measures the embedded pair: benchmark.json
 	@$(PY) -m launch.benchmark --config=configs/embedded.py \

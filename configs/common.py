@@ -6,7 +6,8 @@ import ml_collections
 def get_config() -> ml_collections.ConfigDict:
   """The fields that `launch.decode` and `launch.benchmark` read."""
   config = ml_collections.ConfigDict()
-  # Checkpoint directories; `draft` is read by the "model" drafter only.
+  # Checkpoints: directories, or GGUF files. `draft` is read by the "model"
+  # drafter only.
   config.target = ""
   config.draft = ""
   config.dtype = "float32"

@@ -1,27 +1,63 @@
 """`transformers` on the same files, prompts, dtype and threads, for comparison.
 
 Ids beyond the tokenizer's vocabulary get no mass there either.
-Optional: needs torch and transformers. Assisted generation there takes one
-prompt at a time, so it is only measured at batch size 1.
+Optional: needs torch and transformers, and accelerate for GGUF files. Assisted
+generation there takes one prompt at a time, so it is only measured at batch
+size 1.
 """
 
 import importlib.util
 import os
+import pathlib
 import time
+from typing import Any
 
 from launch import drafting
-from models import trained
+from models import checkpoints, huggingface, trained
 from specjax.engine import Batch
 
 
 def is_available(config) -> bool:
   """Whether torch and transformers are there, and can read the config's files.
 
-  They cannot read the folders of training runs.
+  They cannot read the folders of training runs, nor every GGUF file.
   """
-  if any(map(trained.is_run, filter(None, (config.target, config.draft)))):
+  paths = list(filter(None, (config.target, config.draft)))
+  needed = ["torch", "transformers"]
+  if any(map(checkpoints.is_file, paths)):
+    needed.append("accelerate")
+  if any(map(trained.is_run, paths)):
     return False
-  return all(importlib.util.find_spec(n) for n in ("torch", "transformers"))
+  return all(map(importlib.util.find_spec, needed)) and all(
+    map(_is_understood, filter(checkpoints.is_file, paths))
+  )
+
+
+def _is_understood(path: str) -> bool:
+  """Whether transformers takes a GGUF file for the model that it is.
+
+  It leaves out what it does not know, such as the rescaling of Llama 3's rotary
+  frequencies and biases, and refuses GPT-NeoX.
+  """
+  import transformers
+
+  try:
+    theirs = transformers.AutoConfig.from_pretrained(**_where(path))
+    found = huggingface.config_from_json(theirs.to_dict())
+  except (ValueError, KeyError):
+    return False
+  return found == checkpoints.read_config(path)
+
+
+def _where(path: str) -> dict[str, Any]:
+  """The arguments of `from_pretrained` for a checkpoint."""
+  if not checkpoints.is_file(path):
+    return {"pretrained_model_name_or_path": path}
+  file = pathlib.Path(path).absolute()
+  return {
+    "pretrained_model_name_or_path": str(file.parent),
+    "gguf_file": file.name,
+  }
 
 
 class _Support:
@@ -57,7 +93,7 @@ class Reference:
     transformers.utils.logging.set_verbosity_error()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     load = lambda path: transformers.AutoModelForCausalLM.from_pretrained(
-      path, dtype=getattr(torch, config.dtype)
+      **_where(path), dtype=getattr(torch, config.dtype)
     ).eval()
     self._torch = torch
     self._target = load(config.target)
