@@ -77,6 +77,7 @@ class Reference:
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     load = lambda path: transformers.AutoModelForCausalLM.from_pretrained(
       path, dtype=getattr(torch, config.dtype)
