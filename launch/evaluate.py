@@ -107,6 +107,16 @@ def temperatures(config) -> list[float]:
   return list(dict.fromkeys(found))
 
 
+def check_sizes(sizes: list[int], plain: pair.Pair) -> None:
+  """Raises UserError for a batch that cannot be cut over the mesh."""
+  count = plain.layout.data if plain.layout else 1
+  if wrong := [size for size in sizes if size % count]:
+    raise cli.UserError(
+      f"--batch_sizes must be multiples of the mesh's 'data' axis ({count}), "
+      f"got {wrong}"
+    )
+
+
 def settings_of(config, entered: list[System], asked, checkpoints) -> dict:
   """All that decides what is measured; neither paths nor dates count."""
   hashed = lambda text: text and checkpoints.get(text, text)
@@ -166,8 +176,8 @@ def measure_missing(
   progress = tqdm.tqdm(
     total=sum(len(g.questions) for g in groups),
     initial=sum(len(g.questions) for g in groups if g.name in records),
-    unit="question", smoothing=0.05,
-    disable=not (processes.is_chief() and sys.stderr.isatty()),
+    unit="question", smoothing=0.05, disable=not processes.is_chief(),
+    mininterval=0.5 if sys.stderr.isatty() else 60,  # a log's lines
   )  # fmt: skip
   missing = [group for group in groups if group.name not in records]
   sizes = {group.name: len(group.questions) for group in groups}
@@ -256,6 +266,7 @@ def result_of(records: list[dict], facts: dict) -> dict:
       differences += [d | where for d in turn.get("differences", ())]
   return {
     **facts,
+    "reference": next((r["reference"] for r in groups if r["reference"]), None),
     "refused": refused,
     "compile_seconds": dict(seconds),
     "runs": summary.rows_of(groups, timed),
@@ -335,6 +346,7 @@ def run(_) -> int:
   asked = chosen(config)
   pairs = systems.assemble(entered)
   contests = measure.contests(config, entered, pairs, degrees)
+  check_sizes(sizes, pairs[systems.PLAIN])
   one = contests[degrees[0]]
   fit, refused = measure.first_turns(asked, one.tokenizer, one.room)
   if not fit:
@@ -378,7 +390,6 @@ def run(_) -> int:
       records = measure_missing(contests, groups, pairs, journal)
     finally:
       one.reference.close()
-    facts["reference"] = one.reference.versions or None
     result = result_of(records, facts)
     write(output, result)
     journal.finish()

@@ -38,7 +38,12 @@ def group(category, *turns, temperature=0.0, batch_size=2, task=None):
 
 def example():
   """Two groups; the first has two turns, and only one question the second."""
-  ngram = dict(drafted=[12, 6], accepted=[6, 0], accept_counts=[4, 0, 3])
+  ngram = dict(
+    prefill_seconds=0.5,
+    drafted=[12, 6],
+    accepted=[6, 0],
+    accept_counts=[4, 0, 3],
+  )
   return [
     group(
       "math",

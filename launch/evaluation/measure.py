@@ -161,10 +161,11 @@ def measure(contest: Contest, group: Group) -> dict:
   """Decodes a group's questions with every system that takes such batches.
 
   Returns:
-    The record: what the group is of, `compile_seconds` by system, and for each
-    turn the questions, the lengths of their prompts, the prompts `refused`,
-    and by system what `_decoded` returns, with `identical_to_plain` and
-    `identical_to_hf` for each question and `differences` at temperature 0.
+    The record: what the group is of, `compile_seconds` by system, versions of
+    the `reference` (transformers), and for each turn the questions, the lengths
+    of their prompts, the prompts `refused`, and by system what `_decoded`
+    returns, with `identical_to_plain` and `identical_to_hf` for each question
+    and `differences` at temperature 0.
   """
   record: dict = {
     "batch": group.name,
@@ -207,6 +208,7 @@ def measure(contest: Contest, group: Group) -> dict:
       answers[prompt.question.id].append(tokens)
     if not group.temperature:
       _compare(part, prompts, texts, contest.next_logits)
+  record["reference"] = contest.reference.versions or None
   return record
 
 

@@ -202,8 +202,8 @@ def predicted_speedup(
 ) -> float | None:
   """The speed-up that follows from a round's cost and the rounds there were.
 
-  A turn should take the prompts' pass, which is plain decoding's too, and its
-  rounds, each `round_cost` times a plain round of the same turn.
+  A turn should take the prompts' pass, as long as it took, and its rounds, each
+  `round_cost` times a plain round of the same turn.
 
   Args:
     every: of one system and setting.
@@ -213,9 +213,10 @@ def predicted_speedup(
     return None
   seconds = 0.0
   for e in every:
-    prefill = e.plain["prefill_seconds"]
-    plain_round = (e.plain["seconds"] - prefill) / e.plain["rounds"]
-    seconds += prefill + e.found["rounds"] * round_cost * plain_round
+    plain_rounds = e.plain["seconds"] - e.plain["prefill_seconds"]
+    plain_round = plain_rounds / e.plain["rounds"]
+    seconds += e.found["prefill_seconds"]
+    seconds += e.found["rounds"] * round_cost * plain_round
   tokens = sum(sum(e.found["tokens"]) for e in every)
   plain_tokens = sum(sum(e.plain["tokens"]) for e in every)
   plain_seconds = sum(e.plain["seconds"] for e in every)

@@ -177,6 +177,7 @@ def record_of(contest, group):
     "batch": group.name, "temperature": group.temperature,
     "batch_size": group.batch_size, "category": group.questions[0].category,
     "task": group.questions[0].task, "compile_seconds": {},
+    "reference": None,
     "turns": [{
       "questions": [q.id for q in group.questions],
       "prompt_tokens": [5] * len(group.questions), "refused": [],

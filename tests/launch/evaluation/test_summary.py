@@ -84,7 +84,7 @@ def test_the_prediction_is_made_of_the_rounds_cost_and_of_the_rounds():
   costs = [{"batch_size": 2, "system": "ngram", "round_cost": 1.2}]
   rows = summary.rows_of(evaluations.example(), costs)
   # A plain round takes 3.75 / 10, 2.75 / 6 and 1.75 / 8 seconds in the turns.
-  seconds = 3 * 0.25 + 1.2 * (4 * 0.375 + 3 * 2.75 / 6 + 5 * 1.75 / 8)
+  seconds = 0.5 + 2 * 0.25 + 1.2 * (4 * 0.375 + 3 * 2.75 / 6 + 5 * 1.75 / 8)
   assert row(rows, "ngram")["predicted_speedup"] == pytest.approx(9 / seconds)
   assert row(rows, "plain")["predicted_speedup"] is None
   other = summary.rows_of(evaluations.example(), [costs[0] | {"batch_size": 1}])
@@ -97,7 +97,7 @@ def test_a_prediction_with_true_costs_is_what_was_measured():
     for turn in one["turns"]:
       plain, found = turn["systems"]["plain"], turn["systems"]["ngram"]
       each = (plain["seconds"] - 0.25) / plain["rounds"]
-      found["seconds"] = 0.25 + 1.3 * each * found["rounds"]
+      found["seconds"] = found["prefill_seconds"] + 1.3 * each * found["rounds"]
   costs = [{"batch_size": 2, "system": "ngram", "round_cost": 1.3}]
   for found in summary.rows_of(some, costs):
     if found["system"] == "ngram":
