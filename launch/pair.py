@@ -142,11 +142,15 @@ class Models:
   layout: meshes.Layout | None
 
 
-def load(config: ml_collections.ConfigDict) -> Models:
+def load(
+  config: ml_collections.ConfigDict, *, beside: Models | None = None
+) -> Models:
   """Loads the checkpoints of a config.
 
   Args:
     config: fields as in configs/common.py.
+    beside: models with the same target and dtype: its arrays are shared if they
+      lie where this config wants them.
 
   Returns:
     The `Models`, to be shared by every `assemble` of the same checkpoints.
@@ -173,9 +177,12 @@ def load(config: ml_collections.ConfigDict) -> Models:
       )
     mesh, shardings = layout.mesh(jax.devices()), layout.shardings()
   dtype = jnp.dtype(config.dtype)
-  target = checkpoints.load(
-    config.target, dtype=dtype, mesh=mesh, sharding=shardings[0]
-  )
+  if beside is not None and beside.layout == layout:
+    target = beside.target
+  else:
+    target = checkpoints.load(
+      config.target, dtype=dtype, mesh=mesh, sharding=shardings[0]
+    )
   tokenizer = checkpoints.load_tokenizer(config.target)
   draft = None
   if has_draft:
