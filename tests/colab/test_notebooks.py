@@ -1,0 +1,155 @@
+"""The notebooks of colab/: made from their scripts, and executed on the CPU."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import jupytext
+import nbclient
+import nbformat
+import pytest
+
+from launch.tools import notebooks
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+ROOT = notebooks.FOLDER.parent
+
+
+def committed(name):
+  return nbformat.read(notebooks.FOLDER / f"{name}.ipynb", as_version=4)
+
+
+def cells(name):
+  return jupytext.read(notebooks.FOLDER / f"{name}.py", fmt="py:percent").cells
+
+
+# ------------------------------------------------------------------- the files
+
+
+def test_every_script_has_a_notebook_and_every_notebook_a_script():
+  for suffix in ("py", "ipynb"):
+    found = {path.stem for path in notebooks.FOLDER.glob(f"*.{suffix}")}
+    assert found == {*notebooks.NAMES}
+
+
+@pytest.mark.parametrize("name", notebooks.NAMES)
+def test_a_notebook_is_what_its_script_makes(name):
+  """If not: `make notebooks`, and commit what it wrote."""
+  text = (notebooks.FOLDER / f"{name}.ipynb").read_text("utf-8")
+  assert text == notebooks.notebook(name)
+  made = nbformat.reads(text, as_version=4)
+  nbformat.validate(made)
+  source = lambda cells: [(cell.cell_type, cell.source) for cell in cells]
+  assert source(made.cells[2:]) == source(cells(name))
+  assert len({cell.id for cell in made.cells}) == len(made.cells)
+  for cell in made.cells:
+    assert not cell.get("outputs")
+
+
+def test_the_index_has_a_badge_of_every_notebook():
+  text = (notebooks.FOLDER / "README.md").read_text("utf-8")
+  assert text == notebooks.readme()
+  assert notebooks.index() in text
+  for name in notebooks.NAMES:
+    assert notebooks.badge(name) in text
+    assert committed(name).cells[0].source == notebooks.badge(name)
+
+
+def test_the_public_address_is_in_one_place():
+  """Whoever publishes the project changes a line, and makes the notebooks."""
+  listed = subprocess.run(
+    ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+    cwd=ROOT, capture_output=True, text=True, check=True,
+  )  # fmt: skip
+  address = re.compile(rf"\b{re.escape(notebooks.REPOSITORY)}\b")
+  holders = {
+    name
+    for name in listed.stdout.splitlines()
+    if (ROOT / name).suffix in (".py", ".md", ".ipynb", ".toml", ".cff")
+    and address.search((ROOT / name).read_text("utf-8"))
+  }
+  made = {f"colab/{name}.ipynb" for name in notebooks.NAMES}
+  assert holders == {
+    "launch/tools/notebooks.py", "colab/README.md", *made
+  }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", notebooks.NAMES)
+def test_a_notebook_explains_every_cell_and_calls_the_library(name):
+  found = cells(name)
+  for before, cell in zip(found, found[1:], strict=False):
+    if cell.cell_type == "code":
+      assert before.cell_type == "markdown", cell.source
+      assert len(cell.source.splitlines()) <= 10, cell.source
+  assert found[-1].cell_type == "markdown"
+  assert found[-1].source.startswith("## Where to go next\n")
+  assert sum("assert " in cell.source for cell in found) >= 2
+
+
+@pytest.mark.parametrize("name", notebooks.NAMES)
+def test_the_files_that_a_notebook_names_exist(name):
+  text = "\n".join(c.source for c in cells(name) if c.cell_type == "markdown")
+  named = set(re.findall(r"`([\w/-]+(?:\.[\w]+)+|[\w/-]+/)`", text))
+  files = {path for path in named if "/" in path or path.endswith(".md")}
+  assert len(files) >= 4
+  for path in files:
+    assert (ROOT / path).exists(), path
+
+
+# ------------------------------------------------------------------ executed
+
+
+def execute(name, folder, monkeypatch):
+  """Runs the committed notebook in a process of its own; its code cells.
+
+  The installation is left out. What it writes is written to `folder`.
+  """
+  monkeypatch.setenv("SPECJAX_SMALL", "1")
+  monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+  monkeypatch.setenv("PYTHONPATH", str(ROOT))
+  monkeypatch.setenv("TMPDIR", str(folder))
+  monkeypatch.setenv("IPYTHONDIR", str(folder / "ipython"))
+  monkeypatch.setenv("MPLCONFIGDIR", str(folder / "matplotlib"))
+  book = committed(name)
+  for cell in book.cells:
+    if notebooks.INSTALL in cell.metadata.get("tags", []):
+      cell.source = ""
+  client = nbclient.NotebookClient(
+    book,
+    timeout=600,
+    kernel_name="python3",
+    resources={"metadata": {"path": str(folder)}},
+  )
+  client.execute()
+  return [cell for cell in book.cells if cell.cell_type == "code"]
+
+
+def outputs(code, kind):
+  """All outputs of a MIME type."""
+  return [
+    output.data[kind]
+    for cell in code
+    for output in cell.outputs
+    if kind in output.get("data", {})
+  ]
+
+
+def printed(code):
+  return "".join(
+    output.text
+    for cell in code
+    for output in cell.outputs
+    if output.output_type == "stream"
+  )
+
+
+def test_decoding(tmp_path, monkeypatch):
+  code = execute("decoding", tmp_path, monkeypatch)
+  assert "12 tokens in " in printed(code)
+  assert len(outputs(code, "image/png")) == 3
+  shown = "".join(outputs(code, "text/html"))
+  assert "drafted and accepted" in shown
+  assert "color: #008000" in shown  # accepted tokens are green
