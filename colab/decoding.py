@@ -36,7 +36,7 @@ from configs import embedded
 from launch import pair, prompts
 
 config = embedded.get_config()
-config.temperature, config.num_speculative_tokens = 0.5, 3 if SMALL else 6
+config.temperature, config.num_speculative_tokens = 0.5, 2 if SMALL else 6
 config.max_new_tokens = 12 if SMALL else 64
 models = pair.load(config)
 one = pair.assemble(config, models)
