@@ -54,8 +54,8 @@ from specjax import engine
 (batch, *_) = engine.make_batches(items, batch_size=len(items), max_width=64)
 fast = pair.engine_of(config, one)
 plain = pair.engine_of(config, one, baseline=True)
-completions, seconds = fast.run(batch)
-plainly, plain_seconds = plain.run(batch)
+completions, _ = fast.run(batch)
+plainly, _ = plain.run(batch)
 
 # %% [markdown]
 # Every token has an origin. **Green** was drafted and accepted; orange was
@@ -131,8 +131,8 @@ plt.plot(places, reach[1:], "ko-", label="accepted up to here")
 plt.xticks(places, [repr(one.tokenizer.decode([t])) for t in drafted])
 plt.xlabel("drafted token, in order")
 plt.ylabel("probability")
-plt.legend();
-
+plt.legend(loc="upper left", bbox_to_anchor=(1, 1))
+plt.show()
 # %% [markdown]
 # ## How many tokens to draft?
 #
@@ -155,8 +155,8 @@ found = findings.measure(config, items, sweep, rounds=1 if SMALL else 3)
 # %% [markdown]
 # Acceptance by place. If every token were accepted with one probability
 # $\alpha$, independently, "all so far" would be the dashed line $\alpha^i$.
-# Real text is easy in some places and hard in others, so that a draft that
-# got far is likely to get further.
+# Where it leaves that line, acceptance depends on the place, or on what was
+# accepted before.
 
 # %%
 from IPython.display import display as show

@@ -42,7 +42,7 @@ import numpy as np
 tokens = np.arange(24)
 bell = lambda place, width: -(((tokens - place) / width) ** 2) / 2
 law = lambda logits: np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-target = 0.6 * law(bell(6, 1.5)) + 0.4 * law(bell(16, 3))
+target = 0.5 * law(bell(5, 1)) + 0.5 * law(bell(18, 4))
 students = np.array(
   [bell(place, width) for place in range(24) for width in range(1, 12)]
 )
@@ -100,8 +100,8 @@ for name in ("forward_kl", "reverse_kl", "total_variation"):
   plt.plot(tokens, law(students[best]), label=label)
 plt.xlabel("token")
 plt.ylabel("probability")
-plt.legend();
-
+plt.legend()
+plt.show()
 # %% [markdown]
 # ## Your text
 #
@@ -135,7 +135,8 @@ config.validate_every = config.num_steps // 4
 config.validation_batches, config.sample_every = 2 if SMALL else 8, 0
 
 # %% [markdown]
-# Two objectives, the same text and the same steps. `Run` is what
+# Two objectives, the same text and the same steps: the text itself, or the
+# target's laws after every token of it. `Run` is what
 # `python -m launch.train --config=... --workdir=...` runs: killed and started
 # again, it goes on where it was, to the same bits.
 
@@ -161,60 +162,69 @@ import json
 curves = {}
 for objective in ("next_token", "total_variation"):
   lines = (workdir / objective / "metrics.jsonl").read_text().splitlines()
-  rows = [row for row in map(json.loads, lines) if "validation_acceptance" in row]
-  curves[objective] = [(row["step"], row["validation_acceptance"]) for row in rows]
+  rows = [
+    row for row in map(json.loads, lines) if "validation_acceptance" in row
+  ]
+  curves[objective] = [
+    (row["step"], row["validation_acceptance"]) for row in rows
+  ]
 assert curves["next_token"][0] == curves["total_variation"][0]
 assert all(curve[-1][0] == config.num_steps for curve in curves.values())
 
 # %% [markdown]
-# The picture. With so few steps the difference of the objectives is small
-# beside what any training on the right text gives.
+# The picture. Learning the text is not learning the target: this target was
+# never trained on this text either, and a draft that learns the text leaves
+# it. In a run of 60 steps `next_token` fell from 0.73 accepted to 0.59, and
+# `total_variation`, on the very same text, rose to 0.76.
 
 # %%
 for objective, curve in curves.items():
   plt.plot(*zip(*curve, strict=True), "o-", label=objective)
 plt.xlabel("training step")
 plt.ylabel("accepted, of one drafted token")
-plt.legend();
-
+plt.legend()
+plt.show()
 # %% [markdown]
 # ## What it is worth
 #
-# Decoding prompts of the validation text with the draft before and after.
-# Whatever the draft is, the text is the target's: only the number of target
-# passes changes.
+# Decoding prompts of the validation text at temperature 1, which is what the
+# drafts were trained for. Whatever the draft is, the text has the target's
+# law: only the number of target passes changes.
 
 # %%
 from configs import embedded
 from launch import pair, prompts
-from specjax import engine, metrics
+
+held_out = [path.read_text() for path in sorted(texts.glob("validation/*"))]
 
 
-def tokens_per_call(draft):
+def decoder_with(draft):
   settings = embedded.get_config()
-  settings.draft, settings.max_new_tokens = draft, 16 if SMALL else 128
+  settings.draft, settings.temperature = draft, 1.0
+  settings.max_new_tokens = 16 if SMALL else 128
   one = pair.build(settings)
-  held_out = [path.read_text() for path in sorted(texts.glob("validation/*"))]
   items = prompts.first_tokens(held_out, one.tokenizer, num_tokens=64)
-  (batch,) = engine.make_batches(items, batch_size=len(items), max_width=64)
-  found, seconds = pair.engine_of(settings, one).run(batch)
-  return metrics.summarize([engine.unit_of(found, seconds, None)])
+  return pair.engine_of(settings, one), items
 
 
 # %% [markdown]
-# Tokens per target call (block efficiency), and the share of drafted tokens
-# that were accepted.
+# Tokens per target call (block efficiency) with a 95% interval over prompts.
+# After 60 steps the draft that learned the text had lost, 2.50 (2.23–2.81)
+# after 3.15 (2.82–3.52), and the gain of the other, 3.20 (2.82–3.63), was too
+# small to be seen on so few prompts. To see it, train longer on more text.
 
 # %%
-drafts = {
-  "before": "models/pretrained/draft",
-  "after": str(workdir / "total_variation" / "model"),
-}
+from specjax import engine, metrics
+
+drafts = {"before": "models/pretrained/draft"}
+drafts |= {name: str(workdir / name / "model") for name in curves}
 for name, draft in drafts.items():
-  found = tokens_per_call(draft)
-  print(f"{name}: {found['block_efficiency']:.2f} tokens per target call,",
-        f"{found['acceptance_rate']:.3f} accepted")  # fmt: skip
-  assert 1 <= found["block_efficiency"] <= 7  # six drafted and one
+  fast, items = decoder_with(draft)
+  (batch,) = engine.make_batches(items, batch_size=len(items), max_width=64)
+  units = [engine.unit_of([c], 0.0, None) for c in fast.run(batch)[0]]
+  found = metrics.summarize(units)
+  assert 1 <= found["block_efficiency"] <= 7  # six drafted, and one
+  print(name, found["block_efficiency"], found["block_efficiency_ci"])
 
 # %% [markdown]
 # ## Which draft, at equal compute?
@@ -235,8 +245,7 @@ command = f"""{sys.executable} -m launch.studies.drafts
   --config.flops={flops} --config.temperatures=(1.0,)
   --config.decode.num_speculative_tokens=2
   --workdir={workdir}/study --output={output}"""
-subprocess.run(command.split(), check=True);
-
+done = subprocess.run(command.split(), check=True)
 # %% [markdown]
 # Its table: toys are hardly accepted.
 

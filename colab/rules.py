@@ -77,8 +77,8 @@ plt.plot(tokens - 0.2, p, "k_", markersize=20, label="draft, p")
 plt.xticks(tokens)
 plt.xlabel("token")
 plt.ylabel("probability")
-plt.legend();
-
+plt.legend(loc="upper left", bbox_to_anchor=(1, 1))
+plt.show()
 # %% [markdown]
 # Real laws depend on the context, and many bugs show only then: an index that
 # is off by one reads the law of another context. So we draw a law for every
@@ -98,9 +98,10 @@ draft = functools.partial(random_law, 1)
 target = functools.partial(random_law, 2)
 
 # %% [markdown]
-# Four lossless rules on two drafted tokens in a row. All have the right law;
-# they differ in how much of the draft they use. `block` decides over the two
-# jointly, and no rule for a path accepts more.
+# Every rule that can verify two drafted tokens in a row. The lossless ones all
+# have the right law, and differ in how much of the draft they use: `block`
+# decides over the two jointly, and no lossless rule for a path accepts more.
+# The lossy ones (`typical` and the like) are off by what you see.
 
 # %%
 wanted = exact.target_block_law(target, length=3)
@@ -110,7 +111,10 @@ for name in ("match", "token", "block") if SMALL else rules.RULES:
     law = law_of(rules.get(name), tree.chain(2), draft, target)
   except ValueError:  # not a rule for a path of independent draws
     continue
-  error, accepts[name] = np.abs(law.output - wanted).max(), law.expected_accepted
+  error, accepts[name] = (
+    np.abs(law.output - wanted).max(),
+    law.expected_accepted,
+  )
   print(f"{name:>16} accepts {accepts[name]:.4f}, error {error:.0e}")
   assert error < 1e-10 or not rules.get(name).lossless
 assert accepts["match"] <= accepts["token"] <= accepts["block"]
@@ -160,8 +164,8 @@ def rule_of(name, decide):
 # %% [markdown]
 # The proof: not a sample, and not only this pair of laws' marginals, but all
 # tokens of the round together, equal to rounding. Barker's rule is as
-# lossless as `token`, and accepts less, never less than half: $b \ge
-# \min(p, q)/2$.
+# lossless as `token`, and accepts less; of a single token never less than half,
+# since $b \ge \min(p, q)/2$.
 
 # %%
 law = law_of(rule_of("barker", barker), tree.chain(2), draft, target)
@@ -204,8 +208,8 @@ plt.plot(counts, best, "k--", label="the optimum")
 plt.xticks(counts)
 plt.xlabel("independent drafts K")
 plt.ylabel("probability that one is accepted")
-plt.legend();
-
+plt.legend()
+plt.show()
 # %% [markdown]
 # All rules of the library on the same two laws, as the command
 # `python -m launch.studies.rules` compares them. Rules that get other drafts
@@ -226,6 +230,7 @@ for name, row in report["rules"].items():
 # A serving system added $\varepsilon$ to p in the ratio, against a division by
 # zero: accept with $\min(1, q/(p + \varepsilon))$. It then rejects a little
 # too often, and the residual does not know.
+
 
 # %%
 def careful(epsilon, target_log_probs, draft_log_probs, tokens, valid):
@@ -291,7 +296,8 @@ plt.loglog(list(samples), list(samples.values()), "o-")
 plt.axhline(1e6, color="gray", linestyle="--", label="a million samples")
 plt.xlabel("epsilon that was added")
 plt.ylabel("samples to find it, 9 times in 10")
-plt.legend();
+plt.legend()
+plt.show()
 
 # %% [markdown]
 # ## Where to go next

@@ -1,11 +1,8 @@
 """The notebooks of colab/: made from their scripts, and executed on the CPU."""
 
-import json
-import os
-import pathlib
+import itertools
 import re
 import subprocess
-import sys
 
 import jupytext
 import nbclient
@@ -80,7 +77,7 @@ def test_the_public_address_is_in_one_place():
 @pytest.mark.parametrize("name", notebooks.NAMES)
 def test_a_notebook_explains_every_cell_and_calls_the_library(name):
   found = cells(name)
-  for before, cell in zip(found, found[1:], strict=False):
+  for before, cell in itertools.pairwise(found):
     if cell.cell_type == "code":
       assert before.cell_type == "markdown", cell.source
       assert len(cell.source.splitlines()) <= 10, cell.source
@@ -102,10 +99,16 @@ def test_the_files_that_a_notebook_names_exist(name):
 # ------------------------------------------------------------------ executed
 
 
-def execute(name, folder, monkeypatch):
+def execute(name, folder, monkeypatch, *, last=""):
   """Runs the committed notebook in a process of its own; its code cells.
 
-  The installation is left out. What it writes is written to `folder`.
+  The installation is left out, and what it writes is written to `folder`.
+
+  Args:
+    name: of the notebook.
+    folder: where it runs, as if the checkout were elsewhere.
+    monkeypatch: the fixture.
+    last: code to run after it.
   """
   monkeypatch.setenv("SPECJAX_SMALL", "1")
   monkeypatch.setenv("JAX_PLATFORMS", "cpu")
@@ -117,6 +120,7 @@ def execute(name, folder, monkeypatch):
   for cell in book.cells:
     if notebooks.INSTALL in cell.metadata.get("tags", []):
       cell.source = ""
+  book.cells.append(nbformat.v4.new_code_cell(last))
   client = nbclient.NotebookClient(
     book,
     timeout=600,
@@ -142,14 +146,56 @@ def printed(code):
     output.text
     for cell in code
     for output in cell.outputs
-    if output.output_type == "stream"
+    if output.get("name") == "stdout"
   )
 
 
 def test_decoding(tmp_path, monkeypatch):
   code = execute("decoding", tmp_path, monkeypatch)
-  assert "12 tokens in " in printed(code)
+  assert printed(code).count("12 tokens in ") == 2
   assert len(outputs(code, "image/png")) == 3
   shown = "".join(outputs(code, "text/html"))
-  assert "drafted and accepted" in shown
   assert "color: #008000" in shown  # accepted tokens are green
+  for words in ("drafted and accepted", "corrected (residual)", "bonus"):
+    assert words in shown
+
+
+def test_rules(tmp_path, monkeypatch):
+  code = execute("rules", tmp_path, monkeypatch)
+  assert len(outputs(code, "image/png")) == 3
+  text = printed(code)
+  assert re.search(r"^accepts 0\.5589, error \de-1[67]$", text, re.M)  # barker
+  assert "1e-09: error 8.5e-10\n" in text
+  assert "1e-09: 2e+18 samples needed" in text
+
+
+def test_drafts(tmp_path, monkeypatch):
+  code = execute("drafts", tmp_path, monkeypatch)
+  assert len(outputs(code, "image/png")) == 2
+  toys, measured = outputs(code, "text/markdown")
+  assert [line.split("|")[1] for line in toys.splitlines()[2:]] == [
+    " `a` ", " `b` "
+  ]  # fmt: skip
+  assert "| `before` |" in measured
+  for name in ("before", "next_token", "total_variation"):
+    assert re.search(rf"^{name} \d\.\d+ \(", printed(code), re.M)
+  # All that it wrote is where it was told to write.
+  (workdir,) = (path for path in tmp_path.iterdir() if path.name[:3] == "tmp")
+  assert (workdir / "total_variation/model/model.safetensors").exists()
+
+
+def test_pods(tmp_path, monkeypatch):
+  pytest.importorskip("libtpu", reason="libtpu is for Linux on x86-64 only")
+  code = execute("pods", tmp_path, monkeypatch, last=_UNTOUCHED)
+  assert len(outputs(code, "image/png")) == 4
+  shown = "".join(outputs(code, "text/html"))
+  assert "v5e:1x1 (v5litepod-1)" in shown  # compiled here, not a committed one
+  assert "No accelerator here" in outputs(code, "text/markdown")[-1]
+
+
+# A process that holds a TPU, or most of a GPU's memory, would leave none for
+# the commands that it starts.
+_UNTOUCHED = """
+from jax._src import xla_bridge
+assert not xla_bridge.backends_are_initialized()
+"""
