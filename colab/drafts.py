@@ -37,6 +37,7 @@ workdir = pathlib.Path(tempfile.mkdtemp())
 # widths.
 
 # %%
+import matplotlib.pyplot as plt
 import numpy as np
 
 tokens = np.arange(24)
@@ -90,16 +91,13 @@ assert np.allclose(
 # for. By definition nobody is accepted more than the best by total variation.
 
 # %%
-import matplotlib.pyplot as plt
-
 plt.bar(tokens, target, color="lightgray", label="target")
 for name in ("forward_kl", "reverse_kl", "total_variation"):
   best = np.argmin(values[name])
   assert accepted[best] <= accepted.max()
   label = f"{name}: {accepted[best]:.3f} accepted"
   plt.plot(tokens, law(students[best]), label=label)
-plt.xlabel("token")
-plt.ylabel("probability")
+plt.gca().set(xlabel="token", ylabel="probability")
 plt.legend()
 plt.show()
 # %% [markdown]
@@ -157,19 +155,15 @@ for objective in ("next_token", "total_variation"):
 # same model, so with exactly the same number.
 
 # %%
-import json
+from launch import tables
 
 curves = {}
 for objective in ("next_token", "total_variation"):
-  lines = (workdir / objective / "metrics.jsonl").read_text().splitlines()
-  rows = [
-    row for row in map(json.loads, lines) if "validation_acceptance" in row
-  ]
-  curves[objective] = [
-    (row["step"], row["validation_acceptance"]) for row in rows
-  ]
+  rows = tables.read(str(workdir / objective / "metrics.jsonl"))
+  name = "validation_acceptance"
+  curves[objective] = [(r["step"], r[name]) for r in rows if name in r]
+  assert curves[objective][-1][0] == config.num_steps
 assert curves["next_token"][0] == curves["total_variation"][0]
-assert all(curve[-1][0] == config.num_steps for curve in curves.values())
 
 # %% [markdown]
 # The picture. Learning the text is not learning the target: this target was
@@ -180,8 +174,7 @@ assert all(curve[-1][0] == config.num_steps for curve in curves.values())
 # %%
 for objective, curve in curves.items():
   plt.plot(*zip(*curve, strict=True), "o-", label=objective)
-plt.xlabel("training step")
-plt.ylabel("accepted, of one drafted token")
+plt.gca().set(xlabel="training step", ylabel="accepted, of one drafted token")
 plt.legend()
 plt.show()
 # %% [markdown]
@@ -252,7 +245,6 @@ done = subprocess.run(command.split(), check=True)
 # %%
 from IPython.display import Markdown
 
-from launch import tables
 from launch.studies.drafts import page
 
 rows = tables.read(str(output))

@@ -36,6 +36,9 @@ workdir = pathlib.Path(tempfile.mkdtemp())
 # tokens, $(1 - P^{N+1})/(1 - P)$ in the mean.
 
 # %%
+import matplotlib.pyplot as plt
+import numpy as np
+
 from specjax.theory import throughput
 
 assert throughput.tokens_per_cycle(4, 0.0) == 1
@@ -50,17 +53,13 @@ print(throughput.tokens_per_cycle(4, 0.8), "tokens a round at P = 0.8")
 # point.
 
 # %%
-import matplotlib.pyplot as plt
-import numpy as np
-
 lengths, cost = np.arange(17), 0.05
 for acceptance in (0.9, 0.8, 0.7, 0.5):
   rates = throughput.throughput(lengths, acceptance, cost, 1.0)
   best = throughput.best_num_tokens(acceptance, cost, 1.0, most=16)
   assert best == rates.argmax()
   plt.plot(lengths, rates, "o-", markersize=4, label=f"P = {acceptance}")
-plt.xlabel(f"drafted tokens N, each {cost} of a target pass")
-plt.ylabel("speed-up over plain decoding")
+plt.gca().set(xlabel="drafted tokens N", ylabel="speed-up, c = 0.05")
 plt.legend()
 plt.show()
 # %% [markdown]
@@ -144,12 +143,11 @@ import importlib.util
 import subprocess
 import sys
 
-target, draft = "pythia-2.8b", "pythia-70m"
+models = "--target=pythia-2.8b --draft=pythia-70m"
 if SMALL:
-  target, draft = "models/pretrained/target", "models/pretrained/draft"
-command = f"""{sys.executable} -m launch.plan --topology=v5e:1x1
-  --target={target} --draft={draft} --num_speculative_tokens=2
-  --batch_size=1 --max_length=1024 --output={workdir}/plan.json"""
+  models = "--target=models/pretrained/target --draft=models/pretrained/draft"
+command = f"""{sys.executable} -m launch.plan --topology=v5e:1x1 {models}
+  --num_speculative_tokens=2 --max_length=1024 --output={workdir}/plan.json"""
 if importlib.util.find_spec("libtpu"):
   subprocess.run(command.split(), check=True, stdout=subprocess.DEVNULL)
 
@@ -186,10 +184,9 @@ verify = line["verify_seconds"]
 rate = throughput.throughput(
   length, acceptance, line["draft_step_seconds"], verify[str(length + 1)]
 )
-print(
-  f"P = {acceptance:.2f}: speed-up {rate * verify['1']:.2f} by the roofline"
-)
-assert (rate * verify["1"] > 1) == (acceptance > line["break_even_acceptance"])
+gain = rate * verify["1"]
+print(f"P = {acceptance:.2f}: speed-up {gain:.2f} by the roofline")
+assert (gain > 1) == (acceptance > line["break_even_acceptance"])
 
 # %% [markdown]
 # The roofline leaves out what a loop costs beside its passes, and so does the
@@ -203,8 +200,7 @@ for name in ("predicted", "measured"):
 plain = report["tokens_per_second"]["plain"]
 plt.axhline(plain, color="gray", label="plain decoding")
 plt.ylim(bottom=0)
-plt.xlabel("drafted tokens N")
-plt.ylabel("tokens per second")
+plt.gca().set(xlabel="drafted tokens N", ylabel="tokens per second")
 plt.legend()
 plt.show()
 # %% [markdown]
@@ -221,14 +217,13 @@ import shutil
 
 has_device = without_tpu.has_tpu() or shutil.which("nvidia-smi") is not None
 fetch = pathlib.Path("launch/tools/fetch_smollm2.py").exists()
-output = workdir / "benchmark.json"
-run = [sys.executable, "-m"]
+config, output = "configs/embedded.py", workdir / "benchmark.json"
 if has_device and fetch and not SMALL:
-  subprocess.run([*run, "launch.tools.fetch_smollm2"], check=True)
+  config, run = "configs/smollm2.py", "-m launch.tools.fetch_smollm2"
+  subprocess.run([sys.executable, *run.split()], check=True)
+run = f"-m launch.benchmark --config={config} --output={output}"
 if has_device and not SMALL:
-  config = f"configs/{'smollm2' if fetch else 'embedded'}.py"
-  run += ["launch.benchmark", f"--config={config}", f"--output={output}"]
-  subprocess.run(run, check=True)
+  subprocess.run([sys.executable, *run.split()], check=True)
 
 # %% [markdown]
 # The rates that were measured, and the speed-up that the timed passes
