@@ -1,7 +1,6 @@
 """Makes the notebooks of colab/ from the scripts beside them.
 
-  make notebooks
-  python -m launch.tools.notebooks
+  python -m launch.tools.notebooks    # or: make notebooks
 
 colab/NAME.py, in the percent format, is the source of colab/NAME.ipynb: edit
 the script and run this. Two cells that every notebook begins with are added

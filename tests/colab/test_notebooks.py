@@ -170,6 +170,7 @@ def test_rules(tmp_path, monkeypatch):
   assert "1e-09: 2e+18 samples needed" in text
 
 
+@pytest.mark.heavy  # a minute, and what it calls has tests of its own
 def test_drafts(tmp_path, monkeypatch):
   code = execute("drafts", tmp_path, monkeypatch)
   assert len(outputs(code, "image/png")) == 2
