@@ -132,6 +132,7 @@ plt.xticks(places, [repr(one.tokenizer.decode([t])) for t in drafted])
 plt.gca().set(xlabel="drafted token, in order", ylabel="probability")
 plt.legend(loc="upper left", bbox_to_anchor=(1, 1))
 plt.show()
+
 # %% [markdown]
 # ## How many tokens to draft?
 #

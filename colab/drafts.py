@@ -94,12 +94,12 @@ assert np.allclose(
 plt.bar(tokens, target, color="lightgray", label="target")
 for name in ("forward_kl", "reverse_kl", "total_variation"):
   best = np.argmin(values[name])
-  assert accepted[best] <= accepted.max()
   label = f"{name}: {accepted[best]:.3f} accepted"
   plt.plot(tokens, law(students[best]), label=label)
 plt.gca().set(xlabel="token", ylabel="probability")
 plt.legend()
 plt.show()
+
 # %% [markdown]
 # ## Your text
 #
@@ -177,6 +177,7 @@ for objective, curve in curves.items():
 plt.gca().set(xlabel="training step", ylabel="accepted, of one drafted token")
 plt.legend()
 plt.show()
+
 # %% [markdown]
 # ## What it is worth
 #
@@ -188,7 +189,8 @@ plt.show()
 from configs import embedded
 from launch import pair, prompts
 
-held_out = [path.read_text() for path in sorted(texts.glob("validation/*"))]
+held_out = sorted(texts.glob("validation/*"))
+held_out = [path.read_text("utf-8") for path in held_out]
 
 
 def decoder_with(draft):
@@ -239,6 +241,7 @@ command = f"""{sys.executable} -m launch.studies.drafts
   --config.decode.num_speculative_tokens=2
   --workdir={workdir}/study --output={output}"""
 done = subprocess.run(command.split(), check=True)
+
 # %% [markdown]
 # Its table: toys are hardly accepted.
 

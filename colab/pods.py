@@ -62,6 +62,7 @@ for acceptance in (0.9, 0.8, 0.7, 0.5):
 plt.gca().set(xlabel="drafted tokens N", ylabel="speed-up, c = 0.05")
 plt.legend()
 plt.show()
+
 # %% [markdown]
 # ## Break-even
 #
@@ -80,6 +81,7 @@ plt.xlabel("cost of a draft pass, in target passes")
 plt.ylabel("least acceptance that pays")
 plt.legend()
 plt.show()
+
 # %% [markdown]
 # ## Costs of a slice
 #
@@ -130,6 +132,7 @@ plt.xlabel("rows decoded together")
 plt.ylabel("speed-up, by the roofline")
 plt.legend()
 plt.show()
+
 # %% [markdown]
 # ## Your plan
 #
@@ -203,6 +206,7 @@ plt.ylim(bottom=0)
 plt.gca().set(xlabel="drafted tokens N", ylabel="tokens per second")
 plt.legend()
 plt.show()
+
 # %% [markdown]
 # ## On your device
 #

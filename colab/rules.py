@@ -76,6 +76,7 @@ plt.plot(tokens - 0.2, p, "k_", markersize=20, label="draft, p")
 plt.gca().set(xlabel="token", ylabel="probability", xticks=tokens)
 plt.legend(loc="upper left", bbox_to_anchor=(1, 1))
 plt.show()
+
 # %% [markdown]
 # Real laws depend on the context, and many bugs show only then: an index that
 # is off by one reads the law of another context. So we draw a law for every
@@ -201,6 +202,7 @@ plt.plot(counts, best, "k--", label="the optimum")
 plt.gca().set(xlabel="drafts K", ylabel="accepted", xticks=counts)
 plt.legend()
 plt.show()
+
 # %% [markdown]
 # All rules of the library on the same two laws, as the command
 # `python -m launch.studies.rules` compares them. Rules that get other drafts

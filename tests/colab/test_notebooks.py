@@ -2,7 +2,6 @@
 
 import itertools
 import re
-import subprocess
 
 import jupytext
 import nbclient
@@ -57,21 +56,20 @@ def test_the_index_has_a_badge_of_every_notebook():
 
 def test_the_public_address_is_in_one_place():
   """Whoever publishes the project changes a line, and makes the notebooks."""
-  listed = subprocess.run(
-    ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-    cwd=ROOT, capture_output=True, text=True, check=True,
-  )  # fmt: skip
+  folders = ("colab", "configs", "docs", "launch", "models", "specjax", "tests")
+  files = [
+    *ROOT.glob("*"),
+    *(x for f in folders for x in (ROOT / f).rglob("*")),
+  ]
   address = re.compile(rf"\b{re.escape(notebooks.REPOSITORY)}\b")
   holders = {
-    name
-    for name in listed.stdout.splitlines()
-    if (ROOT / name).suffix in (".py", ".md", ".ipynb", ".toml", ".cff")
-    and address.search((ROOT / name).read_text("utf-8"))
+    str(path.relative_to(ROOT))
+    for path in files
+    if path.suffix in (".py", ".md", ".ipynb", ".toml", ".cff", ".sh")
+    and address.search(path.read_text("utf-8"))
   }
   made = {f"colab/{name}.ipynb" for name in notebooks.NAMES}
-  assert holders == {
-    "launch/tools/notebooks.py", "colab/README.md", *made
-  }  # fmt: skip
+  assert holders == {"launch/tools/notebooks.py", "colab/README.md", *made}
 
 
 @pytest.mark.parametrize("name", notebooks.NAMES)
