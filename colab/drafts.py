@@ -188,16 +188,14 @@ plt.show()
 # %%
 from configs import embedded
 from launch import pair, prompts
-
-held_out = sorted(texts.glob("validation/*"))
-held_out = [path.read_text("utf-8") for path in held_out]
+from launch.training import data
 
 
 def decoder_with(draft):
   settings = embedded.get_config()
   settings.draft, settings.temperature = draft, 1.0
   settings.max_new_tokens = 16 if SMALL else 128
-  one = pair.build(settings)
+  one, held_out = pair.build(settings), data.documents(config, "validation")
   items = prompts.first_tokens(held_out, one.tokenizer, num_tokens=64)
   return pair.engine_of(settings, one), items
 
