@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import cache as cache_lib
-from specjax.drafters import eagle
-from specjax.types import LanguageModel, ModelOutput
+from specjax.types import FeatureModel, LanguageModel, ModelOutput
 from specjax.warp import make_sampling, warp
 
 _PRIMES = np.array([2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47])
@@ -132,7 +131,7 @@ def feature_model(vocab_size: int, *, num_features: int, layer: int = 1):
     cache = cache.replace(keys=(keys,), length=cache.length + fed)
     return params[row], context[..., None].astype(hidden.dtype), cache
 
-  return eagle.FeatureModel(
+  return FeatureModel(
     vocab_size=vocab_size,
     num_features=num_features,
     init_cache=init_cache,

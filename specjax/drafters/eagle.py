@@ -5,7 +5,7 @@ beside token i + 1, and gives a law for token i + 2 and a hidden state, which
 stands for the feature that the target has not made yet: fed back with the token
 drawn, it drafts the next. EAGLE-2 (EMNLP 2024) grows the tree where the head is
 confident, EAGLE-3 (NeurIPS 2025) fuses features of several layers; to this file
-they are one thing, a `FeatureModel`.
+they are one thing, a `specjax.types.FeatureModel`.
 
 A draft is sampled, over a static tree, or certain: EAGLE-2's dynamic tree takes
 at each depth the likeliest continuations and keeps the N nodes of the largest
@@ -36,32 +36,7 @@ from specjax.drafters import levels
 from specjax.drafters.model import check_tree
 from specjax.siblings import GIVEN, IID, Siblings
 from specjax.tree import Tree, take_node
-from specjax.types import Commit, Context, Draft, Drafter
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FeatureModel:
-  """A head as pure functions.
-
-  Attributes:
-    vocab_size: V', the last axis of its logits; tokens that it cannot say have
-      -inf there.
-    num_features: F, width of the target's features that it reads.
-    init_cache: `(batch, slots) -> Cache`.
-    fuse: `(params, features f[B, T, F]) -> f[B, T, H]`: the target's features
-      as hidden states of the head.
-    apply: `(params, tokens i32[B, T], hidden f[B, T, H], cache, *, positions,
-      mask) -> (logits f32[B, T, V'], hidden f[B, T, H], cache)`, with positions
-      and mask as `LanguageModel.apply` has them.
-    max_positions: positions it was made for, or None if unbounded.
-  """
-
-  vocab_size: int
-  num_features: int
-  init_cache: Callable[[int, int], Cache]
-  fuse: Callable[[Any, Array], Array]
-  apply: Callable[..., tuple[Array, Array, Cache]]
-  max_positions: int | None = None
+from specjax.types import Commit, Context, Draft, Drafter, FeatureModel
 
 
 def drafter(
