@@ -62,6 +62,8 @@ class TransformerConfig:
     rope_theta: base of the rotary frequencies.
     rotary_dim: channels of each head that rotate (the first ones).
     rope_scaling: Llama 3's rescaling, if any.
+    rope_factors: what each rotary frequency is divided by: a rescaling that is
+      known by its outcome alone.
     parallel_residual: attention and MLP both read the layer's input (NeoX).
     qkv_bias, out_bias, mlp_bias: biases of the projections.
     qk_norm: RMS norm of each head's queries and keys (Qwen3).
@@ -85,6 +87,7 @@ class TransformerConfig:
   rope_theta: float = 10_000.0
   rotary_dim: int | None = None
   rope_scaling: RopeScaling | None = None
+  rope_factors: tuple[float, ...] | None = None
   parallel_residual: bool = False
   qkv_bias: bool = False
   out_bias: bool = False
@@ -110,6 +113,12 @@ class TransformerConfig:
       raise ValueError(
         f"windows must have one entry per layer ({self.num_layers}), got "
         f"{len(self.windows)}"
+      )
+    pairs = (self.rotary_dim or self.head_dim) // 2
+    if self.rope_factors is not None and len(self.rope_factors) != pairs:
+      raise ValueError(
+        f"rope_factors must have one entry per rotated pair ({pairs}), got "
+        f"{len(self.rope_factors)}"
       )
 
   def window(self, layer: int) -> int | None:
@@ -138,6 +147,8 @@ def rotary_frequencies(config: TransformerConfig) -> np.ndarray:
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     keep = np.clip((ratio - low) / (high - low), 0.0, 1.0)
     freq = keep * freq + (1 - keep) * freq / scaling.factor
+  if config.rope_factors is not None:
+    freq = freq / np.array(config.rope_factors)
   return freq.astype(np.float32)
 
 
