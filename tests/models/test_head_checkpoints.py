@@ -220,7 +220,7 @@ def test_what_is_not_understood_is_an_error(name, changes, message, tmp_path):
 
 def test_two_names_of_one_tensor_are_refused(tmp_path):
   more = {"layers.0.hidden_norm.weight": random(H)}
-  with pytest.raises(CheckpointError, match="^twice: "):
+  with pytest.raises(CheckpointError, match=r"^twice: "):
     head_checkpoints.load(write(tmp_path / "h", "eagle3", **more), TARGET)
 
 
