@@ -50,6 +50,16 @@ class Head:
   module: eagle.Eagle | eagle.Eagle3 | heads.Medusa
   features: Features
 
+  def functions(self) -> tuple[Any, Any]:
+    """Pure functions and their parameters.
+
+    Returns:
+      A `FeatureModel`, or of Medusa a `specjax.drafters.heads.Marginals`.
+    """
+    if isinstance(self.module, heads.Medusa):
+      return heads.as_marginals(self.module)
+    return eagle.as_feature_model(self.module)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Target:

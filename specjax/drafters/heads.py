@@ -37,7 +37,6 @@ def drafter(
   num_features: int,
   tree: Tree,
   siblings: Siblings | str = IID,
-  certain: bool = False,
   vocab_size: int,
   name: str = "medusa",
 ) -> Drafter:
@@ -51,9 +50,9 @@ def drafter(
     num_heads: K, depths that they know.
     num_features: F, width of the target's features (`ModelOutput.features`).
     tree: what every proposal fills; not deeper than K.
-    siblings: how the children of a node are drawn, if they are drawn.
-    certain: take the likeliest tokens instead: a node that is child r of its
-      parent is the token of rank r in the law of its depth.
+    siblings: how the children of a node are drawn, or the name of it in
+      `specjax.siblings`. GIVEN: they are not drawn, but certain; child r of a
+      node is the token of rank r in the law of its depth.
     vocab_size: V, the number of real tokens.
     name: for messages and reports.
 
@@ -65,21 +64,12 @@ def drafter(
       vocabulary.
   """
   siblings = siblings_lib.get(siblings)
-  if certain and siblings is not IID:
-    raise ValueError(
-      f"{name}: nothing is drawn of a certain tree, so siblings must be left "
-      f"as they are, got {siblings.name!r}"
-    )
-  check_tree(tree, siblings, vocab_size)
+  certain = siblings is GIVEN
+  check_tree(tree, siblings, vocab_size, certain=True)
   if tree.max_depth > num_heads:
     raise ValueError(
       f"{name} has {num_heads} heads, which say as many tokens, got a tree of "
       f"depth {tree.max_depth}"
-    )
-  if certain and tree.max_children > vocab_size:
-    raise ValueError(
-      f"{name}: {tree.max_children} children of one node are distinct tokens, "
-      f"and there are {vocab_size}"
     )
   grow = _certain if certain else _sampled
 
@@ -91,7 +81,7 @@ def drafter(
   return Drafter(
     name=name,
     tree=tree,
-    siblings=GIVEN if certain else siblings,
+    siblings=siblings,
     init=lambda params, batch, slots, inputs: jnp.zeros((batch, num_features)),
     prefill=_newest,
     propose=propose,

@@ -118,8 +118,17 @@ def check_model(who: str, model: LanguageModel, vocab_size: int) -> None:
     )
 
 
-def check_tree(tree: Tree, siblings: Siblings, vocab_size: int) -> None:
-  """Raises ValueError if a tree cannot be drafted that way."""
+def check_tree(
+  tree: Tree, siblings: Siblings, vocab_size: int, *, certain: bool = False
+) -> None:
+  """Raises ValueError if a tree cannot be drafted that way.
+
+  Args:
+    tree: the token tree.
+    siblings: how the children of a node are drawn.
+    vocab_size: V.
+    certain: whether they may be not drawn at all (`siblings.GIVEN`).
+  """
   if not isinstance(tree, Tree):
     raise TypeError(
       "tree must be a specjax.tree.Tree, as chain(6), paths(4, 2) or "
@@ -129,6 +138,10 @@ def check_tree(tree: Tree, siblings: Siblings, vocab_size: int) -> None:
     raise ValueError(
       "a drafter's tree needs at least one drafted node "
       "(num_speculative_tokens >= 1; 0 is the plain drafter)"
+    )
+  if siblings is siblings_lib.GIVEN and not certain:
+    raise ValueError(
+      "siblings 'given' are tokens that are not drawn, and this drafter draws"
     )
   if tree.form is not Form.FIXED or tree.lanes:
     raise ValueError(

@@ -39,7 +39,7 @@ DRAFTERS = {
   "distinct": (
     make(tree.k_ary(2, 1), siblings=siblings.WITHOUT_REPLACEMENT), "recursive"
   ),
-  "certain": (make(TREE, certain=True), "match"),
+  "certain": (make(TREE, siblings="given"), "match"),
 }  # fmt: skip
 
 
@@ -135,18 +135,15 @@ def test_a_tree_is_made_of_paths_of_ranks():
 
 
 @pytest.mark.parametrize(
-  "options, message",
+  "shape, message",
   [
-    (dict(shape=tree.chain(4)), "has 3 heads.* depth 4"),
-    (dict(shape=tree.k_ary(12), certain=True), "12 children .* there are 11"),
-    (dict(shape=tree.chain(2), certain=True, siblings="top"), "left as they"),
+    (tree.chain(4), "has 3 heads.* depth 4"),
+    (tree.k_ary(12), "12 children of one node for 11 tokens"),
   ],
 )
-def test_trees_that_do_not_suit_the_heads_are_refused(options, message):
-  if options.get("siblings") == "top":
-    options = {**options, "siblings": siblings.WITHOUT_REPLACEMENT}
+def test_trees_that_do_not_suit_the_heads_are_refused(shape, message):
   with pytest.raises(ValueError, match=message):
-    make(**options)
+    make(shape, siblings="given")
 
 
 def test_features_that_the_target_does_not_give_are_refused():
