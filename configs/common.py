@@ -6,7 +6,7 @@ import ml_collections
 def get_config() -> ml_collections.ConfigDict:
   """The fields that `launch.decode` and `launch.benchmark` read."""
   config = ml_collections.ConfigDict()
-  # Checkpoints: directories, or GGUF files. `draft` is a model, or a head on the
+  # Checkpoints: directories, or GGUF files. `draft` is a model or a head on the
   # target's features, and tells by itself which it is.
   config.target = ""
   config.draft = ""
