@@ -69,6 +69,8 @@ setup(
     # logits with those of transformers. libtpu is only a compiler: there are
     # wheels for one platform.
     "test": [
+      # transformers reads GGUF files with it alone.
+      "accelerate>=1.15",
       "jax[tpu]; sys_platform == 'linux' and platform_machine == 'x86_64'",
       # Notebooks: their files, and what executes them.
       "ipykernel>=7",

@@ -41,7 +41,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import jax
 import tqdm
@@ -183,36 +183,6 @@ def settings_of(config, baseline: bool, models: dict) -> dict:
   }
 
 
-def decode_all(
-  batches: list[Batch],
-  decode_one: Callable[[int, Batch], dict],
-  *,
-  together: bool,
-) -> Iterator[dict]:
-  """The records of batches, on every process.
-
-  Args:
-    batches: the same on every process.
-    decode_one: makes the record of a batch of a number.
-    together: whether every process must take part in every batch, because the
-      pair's arrays lie on the devices of several; otherwise they take turns.
-
-  Yields:
-    A record at a time, the same ones in the same order on every process.
-  """
-  if together or not processes.several():
-    for number, batch in enumerate(batches):
-      yield decode_one(number, batch)
-    return
-  rank, count = jax.process_index(), jax.process_count()
-  for start in range(0, len(batches), count):
-    turn = range(start, min(start + count, len(batches)))
-    record = None
-    if rank < len(turn):
-      record = decode_one(turn[rank], batches[turn[rank]])
-    yield from filter(None, processes.gather(record))
-
-
 def decode_missing(
   config, models: pair.Pair, items: list[Prompt], results: Results | None
 ) -> list[dict]:
@@ -237,7 +207,7 @@ def decode_missing(
     trace = [tracing.tracer(speculative)]
   elif measures_speedup():
     baseline = pair.engine_of(config, models, baseline=True)
-  found = decode_all(
+  found = processes.in_turn(
     engine.make_batches(
       missing,
       batch_size=config.batch_size,

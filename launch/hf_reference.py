@@ -1,27 +1,64 @@
 """`transformers` on the same files, prompts, dtype and threads, for comparison.
 
 Ids beyond the tokenizer's vocabulary get no mass there either.
-Optional: needs torch and transformers. Assisted generation there takes one
-prompt at a time, so it is only measured at batch size 1.
+Optional: needs torch and transformers, and accelerate for GGUF files. Assisted
+generation there takes one prompt at a time, so it is only measured at batch
+size 1.
 """
 
+import dataclasses
 import importlib.util
 import os
+import pathlib
 import time
+from typing import Any
 
 from launch import drafting
-from models import trained
+from models import checkpoints, huggingface, trained
 from specjax.engine import Batch
 
 
 def is_available(config) -> bool:
   """Whether torch and transformers are there, and can read the config's files.
 
-  They cannot read the folders of training runs.
+  They cannot read the folders of training runs, nor every GGUF file.
   """
-  if any(map(trained.is_run, filter(None, (config.target, config.draft)))):
+  paths = list(filter(None, (config.target, config.draft)))
+  needed = ["torch", "transformers"]
+  if any(map(checkpoints.is_file, paths)):
+    needed.append("accelerate")
+  if any(map(trained.is_run, paths)):
     return False
-  return all(importlib.util.find_spec(n) for n in ("torch", "transformers"))
+  return all(map(importlib.util.find_spec, needed)) and all(
+    map(_is_understood, filter(checkpoints.is_file, paths))
+  )
+
+
+def _is_understood(path: str) -> bool:
+  """Whether transformers takes a GGUF file for the model that it is.
+
+  It leaves out what it does not know, such as the rescaling of Llama 3's rotary
+  frequencies and biases, and refuses GPT-NeoX.
+  """
+  import transformers
+
+  try:
+    theirs = transformers.AutoConfig.from_pretrained(**_where(path))
+    found = huggingface.config_from_json(theirs.to_dict())
+  except (ValueError, KeyError):
+    return False
+  return found == checkpoints.read_config(path)
+
+
+def _where(path: str) -> dict[str, Any]:
+  """The arguments of `from_pretrained` for a checkpoint."""
+  if not checkpoints.is_file(path):
+    return {"pretrained_model_name_or_path": path}
+  file = pathlib.Path(path).absolute()
+  return {
+    "pretrained_model_name_or_path": str(file.parent),
+    "gguf_file": file.name,
+  }
 
 
 class _Support:
@@ -37,6 +74,26 @@ class _Support:
   def __call__(self, input_ids, scores):
     scores[:, self._vocab_size :] = -float("inf")
     return scores
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Generated:
+  """What transformers made of a batch.
+
+  Attributes:
+    token_ids: emitted tokens of every prompt (an end-of-text token included,
+      what follows it left out).
+    seconds: until all were there.
+    first_seconds: until the target's first pass was over, from which the first
+      token follows.
+    num_target_calls: passes of the target, the first one included: it gives a
+      token too.
+  """
+
+  token_ids: list[list[int]]
+  seconds: float
+  first_seconds: float
+  num_target_calls: int
 
 
 class Reference:
@@ -55,9 +112,10 @@ class Reference:
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     load = lambda path: transformers.AutoModelForCausalLM.from_pretrained(
-      path, dtype=getattr(torch, config.dtype)
+      **_where(path), dtype=getattr(torch, config.dtype)
     ).eval()
     self._torch = torch
     self._target = load(config.target)
@@ -107,8 +165,28 @@ class Reference:
       assisted: with the draft model as assistant.
 
     Returns:
-      The emitted tokens of every prompt (an end-of-text token included, what
-      follows it left out) and the seconds it took.
+      The emitted tokens of every prompt, see `Generated`, and the seconds.
+    """
+    found = self.generate(batch, assisted=assisted)
+    return found.token_ids, found.seconds
+
+  def generate(
+    self,
+    batch: Batch,
+    *,
+    assisted: bool = False,
+    prompt_lookup: tuple[int, int] | None = None,
+  ) -> Generated:
+    """Completes a batch, plainly or with drafts.
+
+    Args:
+      batch: the prompts; one, if anything is drafted.
+      assisted: with the draft model as assistant.
+      prompt_lookup: tokens to draft by prompt lookup, and the longest n-gram
+        that is looked up; None for none.
+
+    Returns:
+      What came out.
     """
     torch = self._torch
     pad = self._options["pad_token_id"]
@@ -116,18 +194,35 @@ class Reference:
     width = max(map(len, ids))
     left = [[pad] * (width - len(row)) + row for row in ids]
     mask = [[0] * (width - len(row)) + [1] * len(row) for row in ids]
-    extra = {"assistant_model": self._draft} if assisted else {}
+    extra: dict[str, Any] = {}
+    if assisted:
+      extra["assistant_model"] = self._draft
+    if prompt_lookup:
+      extra["prompt_lookup_num_tokens"] = prompt_lookup[0]
+      extra["max_matching_ngram_size"] = prompt_lookup[1]
+    ends: list[float] = []
+    hook = self._target.register_forward_hook(
+      lambda *_: ends.append(time.perf_counter())
+    )
     start = time.perf_counter()
-    with torch.no_grad():
-      out = self._target.generate(
-        torch.tensor(left),
-        attention_mask=torch.tensor(mask),
-        **self._options,
-        **extra,
-      )
-    seconds = time.perf_counter() - start
+    try:
+      with torch.no_grad():
+        out = self._target.generate(
+          torch.tensor(left),
+          attention_mask=torch.tensor(mask),
+          **self._options,
+          **extra,
+        )
+      seconds = time.perf_counter() - start
+    finally:
+      hook.remove()
     rows = out[:, width:].tolist()
-    return [self._until_end(row) for row in rows], seconds
+    return Generated(
+      token_ids=[self._until_end(row) for row in rows],
+      seconds=seconds,
+      first_seconds=ends[0] - start,
+      num_target_calls=len(ends),
+    )
 
   def _until_end(self, row: list[int]) -> list[int]:
     ends = (i for i, token in enumerate(row) if token in self._stop_tokens)

@@ -225,7 +225,7 @@ def _inputs() -> dict[str, str]:
 
   for role in ("target", "draft"):
     directory = config.get(role)
-    if isinstance(directory, str) and os.path.isdir(directory):
+    if isinstance(directory, str) and os.path.exists(directory):
       for file in checkpoints.files(directory):
         found[f"config.{role} ({file})"] = str(file)
   return found

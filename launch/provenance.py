@@ -10,9 +10,9 @@ Every JSON that a command writes as its result has
   provenance.files        by flag, path and hash of other files
   machine                 versions and hardware
 
-The hash of a file is its `sha256sum`; that of a checkpoint is that of the list
-of its files: in its folder, `sha256sum FILES | sha256sum`, the files in the
-order of their names' bytes.
+The hash of a file is its `sha256sum`, also of a checkpoint that is one; that of
+a checkpoint in a folder is that of the list of its files: in it, `sha256sum
+FILES | sha256sum`, the files in the order of their names' bytes.
 """
 
 import functools
@@ -126,6 +126,8 @@ def hash_checkpoint(directory: str) -> str:
   from models import checkpoints
 
   root = pathlib.Path(directory).absolute()
+  if checkpoints.is_file(str(root)):
+    return hash_file(root)
   hashes = hash_files(root, checkpoints.files(str(root)))
   lines = "".join(f"{found}  {name}\n" for name, found in hashes.items())
   return hashlib.sha256(lines.encode()).hexdigest()

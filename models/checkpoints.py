@@ -1,7 +1,7 @@
-"""Models as configs name them: a directory, in whichever form it is.
+"""Models as configs name them: a path, in whichever form it is.
 
-That is one in Hugging Face's format (`models.huggingface`), or the folder of a
-training run (`models.trained`).
+That is a directory in Hugging Face's format (`models.huggingface`), the folder
+of a training run (`models.trained`), or a GGUF file (`models.gguf`).
 """
 
 import dataclasses
@@ -12,10 +12,20 @@ from typing import Any
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from models import huggingface, stacked, tokenizers, trained
+from models import (
+  gguf,
+  gguf_tokenizer,
+  head_checkpoints,
+  huggingface,
+  stacked,
+  tokenizers,
+  trained,
+)
+from models.head_checkpoints import Head
 from models.sharding import Sharding
 from models.tokenizers import Tokenizer
 from models.transformer import (
+  Features,
   SkippedLayers,
   Transformer,
   TransformerConfig,
@@ -29,21 +39,24 @@ class Network:
   """A model that is loaded, on one device or over a mesh.
 
   Attributes:
+    config: its shapes and switches.
     params: its parameters.
-    functions: the model as pure functions of them, some layers left out.
+    functions: the model as pure functions of them, some layers left out, with
+      the features that are asked for.
   """
 
+  config: TransformerConfig
   params: Any
-  functions: Callable[[SkippedLayers], LanguageModel]
+  functions: Callable[[SkippedLayers, Features], LanguageModel]
 
 
 def load(
-  directory: str, *, dtype, mesh: Mesh | None, sharding: Sharding | None
+  path: str, *, dtype, mesh: Mesh | None, sharding: Sharding | None
 ) -> Network:
   """Reads a model.
 
   Args:
-    directory: where it is.
+    path: where it is.
     dtype: of parameters and activations.
     mesh: the devices, for a model with stacked layers; None for one device.
     sharding: the model's rules on the mesh.
@@ -55,59 +68,104 @@ def load(
     FileNotFoundError, ValueError: as `models.huggingface.load_stacked`.
   """
   if mesh is None:
-    module = load_module(directory, dtype=dtype)
+    module = load_module(path, dtype=dtype)
     _, params = as_language_model(module)
     return Network(
+      config=module.config,
       params=params,
-      functions=lambda skipped: as_language_model(module, skipped=skipped)[0],
+      functions=lambda skipped, features: as_language_model(
+        module, skipped=skipped, features=features
+      )[0],
     )
-  config, params = _reader(directory).load_stacked(
-    directory, mesh=mesh, sharding=sharding, dtype=dtype
+  config, params = _reader(path).load_stacked(
+    path, mesh=mesh, sharding=sharding, dtype=dtype
   )
   return Network(
+    config=config,
     params=params,
-    functions=lambda skipped: stacked.as_language_model(
-      config, dtype=dtype, skipped=skipped, sharding=sharding
+    functions=lambda skipped, features: stacked.as_language_model(
+      config, dtype=dtype, skipped=skipped, sharding=sharding, features=features
     ),
   )
 
 
-def load_module(directory: str, *, dtype=jnp.float32) -> Transformer:
+def load_head(path: str, target: Network, *, dtype) -> Head:
+  """Reads a draft head of a target on one device.
+
+  Args:
+    path: its directory.
+    target: as `load` gave it, without a mesh.
+    dtype: of parameters and activations.
+
+  Returns:
+    The `models.head_checkpoints.Head`.
+
+  Raises:
+    FileNotFoundError, ValueError: as `models.head_checkpoints.load`.
+  """
+  embedding = target.params["embed"]["embedding"][...]
+  if target.config.tied_embeddings:
+    output = embedding.T
+  else:
+    output = target.params["lm_head"]["kernel"][...]
+  about = head_checkpoints.Target(
+    num_layers=target.config.num_layers,
+    embed_dim=target.config.embed_dim,
+    vocab_size=target.config.vocab_size,
+    embedding=embedding,
+    output=output,
+  )
+  return head_checkpoints.load(path, about, dtype=dtype)
+
+
+def load_module(path: str, *, dtype=jnp.float32) -> Transformer:
   """Reads a model to one device, as a module; raises as `load`."""
-  return _reader(directory).load(directory, dtype=dtype)
+  return _reader(path).load(path, dtype=dtype)
 
 
-def read_config(directory: str) -> TransformerConfig:
+def read_config(path: str) -> TransformerConfig:
   """The configuration of a model that is not loaded; raises as `load`."""
-  return _reader(directory).read_config(directory)
+  return _reader(path).read_config(path)
 
 
-def load_tokenizer(directory: str) -> Tokenizer:
+def load_tokenizer(path: str) -> Tokenizer:
   """The tokenizer of a model; raises as `models.tokenizers.load`."""
-  if trained.is_run(directory):
-    directory = trained.tokenizer_dir(directory)
-  return tokenizers.load(directory)
+  if is_file(path):
+    return gguf_tokenizer.load(path)
+  if trained.is_run(path):
+    path = trained.tokenizer_dir(path)
+  return tokenizers.load(path)
 
 
-def eos_token_ids(directory: str) -> tuple[int, ...]:
+def is_file(path: str) -> bool:
+  """Whether a path is one of a GGUF file, there or not, and not a directory."""
+  where = pathlib.Path(path)
+  return where.is_file() or (where.suffix == ".gguf" and not where.is_dir())
+
+
+def eos_token_ids(path: str) -> tuple[int, ...]:
   """Ids that end a text by the model's own files, beside its tokenizer's."""
-  if trained.is_run(directory):
+  if trained.is_run(path):
     return ()
-  return huggingface.eos_token_ids(directory)
+  return _reader(path).eos_token_ids(path)
 
 
-def files(directory: str) -> list[pathlib.Path]:
+def files(path: str) -> list[pathlib.Path]:
   """The files that decide what a model is; raises as `trained.newest`."""
-  root = pathlib.Path(directory)
-  if not trained.is_run(directory):
+  root = pathlib.Path(path)
+  if is_file(path):
+    return [root]
+  if not trained.is_run(path):
     kinds = (".json", ".safetensors", ".txt")  # vocabularies' merges.txt
     return sorted(path for path in root.iterdir() if path.suffix in kinds)
   found = [root / "config.json"]
-  for folder in (trained.newest(directory), root / "tokenizer"):
+  for folder in (trained.newest(path), root / "tokenizer"):
     found += folder.rglob("*")
   return sorted(path for path in found if path.is_file())
 
 
-def _reader(directory: str):
-  """The module that reads what is in a directory."""
-  return trained if trained.is_run(directory) else huggingface
+def _reader(path: str):
+  """The module that reads what a path leads to."""
+  if is_file(path):
+    return gguf
+  return trained if trained.is_run(path) else huggingface

@@ -131,6 +131,31 @@ class LanguageModel:
     return cache.replace(context=self.encode(params, inputs))
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FeatureModel:
+  """A head that drafts from the target's features, as pure functions.
+
+  Attributes:
+    vocab_size: V', the last axis of its logits; tokens that it cannot say have
+      -inf there.
+    num_features: F, width of the target's features that it reads.
+    init_cache: `(batch, slots) -> Cache`.
+    fuse: `(params, features f[B, T, F]) -> f[B, T, H]`: the target's features
+      as hidden states of the head.
+    apply: `(params, tokens i32[B, T], hidden f[B, T, H], cache, *, positions,
+      mask) -> (logits f32[B, T, V'], hidden f[B, T, H], cache)`, with positions
+      and mask as `LanguageModel.apply` has them.
+    max_positions: positions it was made for, or None if unbounded.
+  """
+
+  vocab_size: int
+  num_features: int
+  init_cache: Callable[[int, int], Cache]
+  fuse: Callable[[Any, Array], Array]
+  apply: Callable[..., tuple[Array, Array, Cache]]
+  max_positions: int | None = None
+
+
 @_struct
 class Params:
   """Parameters of the pair; what the jitted functions take first.

@@ -1,6 +1,7 @@
 """Models of transformers, and ours beside them."""
 
 import json
+from unittest import mock
 
 import compiling
 import jax
@@ -145,6 +146,17 @@ def read(path, **options):
   return transformers.AutoModelForCausalLM.from_pretrained(
     path, attn_implementation="eager", **options
   )
+
+
+def read_gguf(path):
+  """A GGUF file, as transformers reads it.
+
+  It asks for accelerate, and does without it on one CPU.
+  """
+  with mock.patch.object(
+    transformers.modeling_utils, "is_accelerate_available", return_value=True
+  ):
+    return read(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
 
 
 def logits(model, tokens):

@@ -1,0 +1,39 @@
+r"""Decodes with SmolLM2-135M-Instruct, a small model that chats.
+
+  python -m launch.tools.fetch_smollm2
+  python -m launch.decode --config=configs/smollm2.py --prompts=IN.jsonl
+  python -m launch.benchmark --config=configs/smollm2.py --output=B.json
+
+It drafts from the text itself. The file is quantised to four bits a weight and
+computed with in float32.
+"""
+
+import os
+import pathlib
+
+import ml_collections
+
+from configs import common
+
+
+def path() -> pathlib.Path:
+  """Where `launch.tools.fetch_smollm2` puts the model."""
+  home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+  folder = pathlib.Path(home) / "specjax" / "smollm2"
+  return folder / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def get_config() -> ml_collections.ConfigDict:
+  """The experiment."""
+  if not path().is_file():
+    raise ValueError(
+      f"there is no {path()}: fetch it (98 MB) with "
+      "`python -m launch.tools.fetch_smollm2`"
+    )
+  config = common.get_config()
+  config.target = str(path())
+  config.drafter = "ngram"
+  config.num_speculative_tokens = 4
+  config.max_new_tokens = 256
+  config.max_length = 8192
+  return config

@@ -1,0 +1,158 @@
+"""GGUF files that tests write, as llama.cpp's converter writes them."""
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType as Kind
+
+ARCHITECTURES = {"gpt_neox": "gptneox", "mistral": "llama"}
+
+
+def write(
+  path,
+  model,
+  *,
+  kinds=lambda name, shape: Kind.F32,
+  metadata=(),
+  edit=None,
+  **options,
+):
+  """Writes a model of transformers.
+
+  Args:
+    path: of the file.
+    model: of the library, with float32 parameters.
+    kinds: the type of each tensor, given its name and shape.
+    metadata: more of it, as `(method, *arguments)` of the writer each.
+    edit: changes the tensors, a dict by llama.cpp's names.
+    options: of the writer.
+  """
+  arch = ARCHITECTURES.get(model.config.model_type, model.config.model_type)
+  writer = gguf.GGUFWriter(str(path), arch, **options)
+  for method, *arguments in [*_settings(model.config), *metadata]:
+    getattr(writer, method)(*arguments)
+  tensors = _tensors(model, arch)
+  if edit:
+    edit(tensors)
+  for name, array in tensors.items():
+    kind = kinds(name, array.shape)
+    array = np.ascontiguousarray(array)
+    if kind == Kind.F32:
+      writer.add_tensor(name, array)
+    else:
+      writer.add_tensor(name, quantized(array, kind), raw_dtype=kind)
+  writer.write_header_to_file()
+  writer.write_kv_data_to_file()
+  writer.write_tensors_to_file()
+  writer.close()
+  return path
+
+
+def quantized(array, kind):
+  """Blocks of a type; of what the package cannot quantise, random ones."""
+  try:
+    return gguf.quants.quantize(array.astype(np.float32), kind)
+  except NotImplementedError:
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    generator = np.random.default_rng(array.shape[0])
+    shape = (*array.shape[:-1], array.shape[-1] // block, size)
+    found = generator.integers(0, 256, shape, np.uint8)
+    for start in SCALES.get(kind, ()):  # halves, that are to be small numbers
+      scale = generator.uniform(0.001, 0.01, shape[:-1]).astype(np.float16)
+      found[..., start : start + 2] = scale[..., None].view(np.uint8)
+    return found.reshape(*shape[:-2], -1)
+
+
+# Where the float16 scales of a block begin.
+SCALES = {
+  Kind.Q2_K: (80, 82),
+  Kind.Q3_K: (108,),
+  Kind.Q4_K: (0, 2),
+  Kind.Q5_K: (0, 2),
+  Kind.Q6_K: (208,),
+}
+
+
+def names(count):
+  """A vocabulary of so many tokens: what transformers takes its size from."""
+  return [
+    ("add_tokenizer_model", "gpt2"),
+    ("add_token_list", [f"t{i}" for i in range(count)]),
+  ]
+
+
+def _settings(c):
+  """The metadata of a model, as calls of the writer."""
+  gpt2, neox = c.model_type == "gpt2", c.model_type == "gpt_neox"
+  heads = c.num_attention_heads
+  yield "add_context_length", c.max_position_embeddings
+  yield "add_embedding_length", c.hidden_size
+  yield "add_block_count", c.num_hidden_layers
+  width = c.n_inner or 4 * c.n_embd if gpt2 else c.intermediate_size
+  yield "add_feed_forward_length", width
+  yield "add_head_count", heads
+  if gpt2:
+    yield "add_layer_norm_eps", c.layer_norm_epsilon
+    return
+  rope = c.rope_parameters
+  if neox:
+    share = rope.get("partial_rotary_factor", 0.25)
+    yield "add_rope_dimension_count", int(share * (c.hidden_size // heads))
+    yield "add_parallel_residual", c.use_parallel_residual
+    yield "add_layer_norm_eps", c.layer_norm_eps
+    return
+  yield "add_head_count_kv", c.num_key_value_heads
+  yield "add_rope_freq_base", rope["rope_theta"]
+  yield "add_layer_norm_rms_eps", c.rms_norm_eps
+  size = getattr(c, "head_dim", None) or c.hidden_size // heads
+  if size * heads != c.hidden_size or c.model_type == "qwen3":
+    yield "add_key_length", size
+    yield "add_value_length", size
+  if c.model_type in ("llama", "mistral"):
+    yield "add_vocab_size", c.vocab_size
+    yield "add_rope_dimension_count", size
+  if c.model_type == "mistral" and c.sliding_window:
+    yield "add_sliding_window", c.sliding_window
+
+
+def _tensors(model, arch):
+  """The tensors by llama.cpp's names, changed as its converter changes them."""
+  c = model.config
+  numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+  table = gguf.get_tensor_name_map(numbers[arch], c.num_hidden_layers)
+  found = {}
+  for name, tensor in model.state_dict().items():
+    if name == "lm_head.weight" and c.tie_word_embeddings:
+      continue
+    array = tensor.numpy()
+    if arch == "gpt2" and name.split(".")[-2] in ("c_attn", "c_proj", "c_fc"):
+      array = array.T
+    if arch == "llama" and name.split(".")[-2] in ("q_proj", "k_proj"):
+      heads = c.num_attention_heads
+      if name.split(".")[-2] == "k_proj":
+        heads = c.num_key_value_heads
+      array = array.reshape(heads, 2, -1, *array.shape[1:])
+      array = array.swapaxes(1, 2).reshape(-1, *array.shape[3:])
+    if arch == "gptneox" and name.split(".")[-2] == "query_key_value":
+      parts = array.reshape(c.num_attention_heads, 3, -1, *array.shape[1:])
+      array = np.concatenate(
+        [parts[:, i].reshape(-1, *array.shape[1:]) for i in range(3)]
+      )
+    own = table.get_name(name, try_suffixes=(".weight", ".bias"))
+    assert own, name
+    found[own] = array
+  rope = getattr(c, "rope_parameters", None) or {}
+  if rope.get("rope_type") == "llama3":
+    found["rope_freqs.weight"] = _factors(c, rope)
+  return found
+
+
+def _factors(c, rope):
+  """What Llama 3 divides its frequencies by, `f32[C / 2]`."""
+  size = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+  waves = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, size, 2) / size)
+  low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+  length = rope["original_max_position_embeddings"]
+  smooth = (length / waves - low) / (high - low)
+  between = 1 / ((1 - smooth) / rope["factor"] + smooth)
+  factors = np.where(waves > length / low, rope["factor"], between)
+  return np.where(waves < length / high, 1, factors).astype(np.float32)
