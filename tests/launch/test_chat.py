@@ -311,9 +311,9 @@ sys.exit(child.exitstatus)
 def test_in_a_terminal(model):
   """Colours, the line after an answer, history, Ctrl-C, Ctrl-D."""
   done = subprocess.run(
-    [sys.executable, "-c", IN_TERMINAL, str(several.PATIENCE / 4),
+    [sys.executable, "-c", IN_TERMINAL, str(several.PATIENCE),
      f"--config=configs/huggingface.py:target={model}", *SMALL],
     capture_output=True, text=True, cwd=ROOT, check=False,
-    timeout=several.PATIENCE,
+    timeout=2 * several.PATIENCE,
   )  # fmt: skip
   assert done.returncode == 0, done.stderr
