@@ -1,10 +1,10 @@
 r"""A conversation with a chat model in the terminal, decoded speculatively.
 
-  python -m launch.chat --config=configs/huggingface.py:target=DIR,draft=DIR
-  python -m launch.chat --config=configs/huggingface.py:target=DIR \
-    --config.drafter=ngram --config.max_new_tokens=512
-  echo "What is 2+2?" | python -m launch.chat \
-    --config=configs/huggingface.py:target=DIR --config.drafter=ngram
+  python -m launch.tools.fetch_smollm2
+  python -m launch.chat --config=configs/smollm2.py
+  echo "What is 2+2?" | python -m launch.chat --config=configs/smollm2.py
+  python -m launch.chat --config=configs/huggingface.py:target=DIR,draft=DIR \
+    --config.max_new_tokens=512
 
 DIR is a model with a chat template. Tokens appear as they are accepted, in the
 colours of launch.decode; the line after an answer says how fast it came. The

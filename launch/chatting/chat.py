@@ -175,7 +175,7 @@ class Chat:
   def _speed(self, last: Answer) -> str:
     """The line after an answer."""
     parts = [
-      f"{last.num_tokens} tokens",
+      f"{last.num_tokens} token{'s' if last.num_tokens != 1 else ''}",
       f"{last.tokens_per_second:.1f} a second",
     ]
     if last.num_target_calls:
@@ -188,13 +188,18 @@ class Chat:
     rule = self.pair.decoder.rule
     if not self._config.num_speculative_tokens:
       return "plain decoding"
-    if self._plain_rate is None:
+    if self._plain_rate is None or self._plain_is_old():
       return "speed-up unknown (/stats measures it)"
     speedup = last.tokens_per_second / self._plain_rate
     loss = loss_in_words(
       rule.lossless, last.total_variation / max(last.num_tokens, 1)
     )
     return f"speed-up {speedup:.2f}, {loss}"
+
+  def _plain_is_old(self) -> bool:
+    """Whether plain decoding was measured on smaller or larger caches."""
+    plain = self._plain
+    return not plain or plain.buffer_length != self.talk.buffer_length
 
   # --------------------------------------------------------------- commands
 
@@ -228,7 +233,6 @@ class Chat:
     made = pair.assemble(config, models)
     self._config, self._models, self.pair = config, models, made
     (what,) = settings
-    self._plain = self._plain_rate = None
     self.talk = self._new_talk(because=f"the {what} is another")
     self._screen.note(self.headline())
 
@@ -276,9 +280,10 @@ class Chat:
     """Decodes as many tokens plainly after the same text, and times them."""
     if not (last.num_tokens and self._config.num_speculative_tokens):
       return
-    first_buffer = self.talk.buffer_length
-    if self._plain is None or self._plain.buffer_length != first_buffer:
-      self._plain = self._new_talk(plain=True, first_buffer=first_buffer)
+    if self._plain is None or self._plain_is_old():
+      self._plain = self._new_talk(
+        plain=True, first_buffer=self.talk.buffer_length
+      )
     self._plain.read(
       self.talk.held[: last.begins],
       max_new_tokens=last.num_tokens,

@@ -173,15 +173,15 @@ class Talk:
     state, start = self._state, time.perf_counter()
     while state is not None:
       tokens, origins, length, reason = jax.device_get(
-        (state.tokens[0], state.origins[0], state.length, state.stop_reason)
+        (state.tokens, state.origins, state.length, state.stop_reason)
       )
       new = slice(len(self.held), int(length[0]))
-      self.held = tokens[: new.stop].tolist()
+      self.held = tokens[0, : new.stop].tolist()
       self.seconds += time.perf_counter() - start
       if new.stop > new.start:
         yield [
           (int(token), Origin(int(origin)))
-          for token, origin in zip(tokens[new], origins[new], strict=True)
+          for token, origin in zip(tokens[0, new], origins[0, new], strict=True)
         ]
       if reason[0] != StopReason.RUNNING:
         return

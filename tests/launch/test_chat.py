@@ -3,11 +3,15 @@
 import dataclasses
 import io
 import itertools
+import os
 import pathlib
+import signal
+import subprocess
 import sys
 
 import files
 import pytest
+import several
 
 import launch.chat
 from launch import terminal
@@ -15,6 +19,7 @@ from launch.chatting import commands, screen
 from launch.chatting.chat import Chat
 from models import chat as templates
 from models import tokenizers
+from specjax.types import Origin
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 CHATML = (
@@ -23,6 +28,7 @@ CHATML = (
 )
 SMALL = ("--config.drafter=ngram", "--config.num_speculative_tokens=3",
          "--config.max_new_tokens=12")  # fmt: skip
+TEXT = "def f(x):\n  return x + 1"
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -228,3 +234,86 @@ def test_commands_are_told_from_messages(line, found):
 def test_a_line_that_ends_in_a_backslash_goes_on():
   lines = ["a\\\n", "b\r\n", "\\\n", "c\\"]
   assert list(screen._joined(iter(lines))) == ["a\nb", "\nc"]
+
+
+@pytest.fixture
+def shown(monkeypatch):
+  """A screen that somebody sits before, and what it shows."""
+  out = io.StringIO()
+  monkeypatch.setattr(sys, "stdout", out)
+  return screen.Screen(interactive=True), out
+
+
+def interrupted(*, times):
+  """Rounds of a token; Ctrl-C comes in the second, so often."""
+  for number, token in enumerate(tokenizers.load(files.EMBEDDED).encode(TEXT)):
+    if number == 1:
+      for _ in range(times):
+        os.kill(os.getpid(), signal.SIGINT)
+    yield [(token, Origin.ACCEPTED)]
+
+
+@pytest.mark.parametrize("times, left", [(0, 99), (1, 2), (2, 1)])
+def test_ctrl_c_ends_an_answer_and_what_was_written_stays(shown, times, left):
+  """The first is noted until a round is over, the second breaks one off."""
+  before = signal.getsignal(signal.SIGINT)
+  tokenizer = tokenizers.load(files.EMBEDDED)
+  ids = shown[0].answer(tokenizer, interrupted(times=times))
+  assert ids == tokenizer.encode(TEXT)[:left]
+  assert shown[1].getvalue() == tokenizer.decode(ids) + "\n"
+  assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_ends_a_pipe(monkeypatch):
+  monkeypatch.setattr(sys, "stdout", io.StringIO())
+  piped = screen.Screen(interactive=False)
+  with pytest.raises(KeyboardInterrupt):
+    piped.answer(tokenizers.load(files.EMBEDDED), interrupted(times=1))
+
+
+# A process of its own: jax has threads, and one that has does not fork well.
+IN_TERMINAL = r"""
+import os, pexpect, sys
+seconds, *command = sys.argv[1:]
+child = pexpect.spawn(
+  sys.executable, ["-m", "launch.chat", *command], encoding="utf-8",
+  env={**os.environ, "TERM": "xterm-256color", "NO_COLOR": ""},
+  timeout=float(seconds), dimensions=(40, 200),
+)
+child.expect("drafted by ngram, rule token, temperature 0; /help")
+child.expect("drafted and accepted")
+child.expect("\n> ")
+child.sendline("What is 2+2?")
+child.expect("\x1b\\[[0-9;]*m[^\x1b]+\x1b\\[0m")  # a token in its colour
+child.expect("12 tokens, [0-9.]+ a second, [0-9.]+ a target call, ")
+child.expect("\n> ")
+child.send("given up")
+child.sendintr()
+child.expect("\n> ")
+child.send("\x1b[A")  # the line before, which readline keeps
+child.expect_exact("What is 2+2?")
+child.send("\r")
+child.expect("12 tokens")
+child.expect("\n> ")
+child.sendline("/stats")
+child.expect("new tokens after [0-9]+ that were kept")
+child.expect("speed-up [0-9.]+, lossless")
+child.expect("\n> ")
+child.sendeof()
+child.expect(pexpect.EOF)
+child.close()
+sys.exit(child.exitstatus)
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(os.name != "posix", reason="needs a terminal of its own")
+def test_in_a_terminal(model):
+  """Colours, the line after an answer, history, Ctrl-C, Ctrl-D."""
+  done = subprocess.run(
+    [sys.executable, "-c", IN_TERMINAL, str(several.PATIENCE),
+     f"--config=configs/huggingface.py:target={model}", *SMALL],
+    capture_output=True, text=True, cwd=ROOT, check=False,
+    timeout=2 * several.PATIENCE,
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr
