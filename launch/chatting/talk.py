@@ -125,13 +125,12 @@ class Talk:
     need, room = len(ids) + budget, self.buffer_length
     kept = len(self.held)
     more = ids[kept:]
-    width = _power_of_two(len(more))
     why = ""
     if self._state is None:
       why = self._because
     elif ids[:kept] != self.held or not more:
       why = "what came before is another text"
-    elif need > room or width >= room:
+    elif need > room:
       why = "the buffer grew"
     sampling = make_sampling(1, temperature=temperature, **self._truncation)
     with self._whole_or_nothing():
@@ -152,6 +151,7 @@ class Talk:
             sampling=sampling,
           )
       else:
+        width = min(_power_of_two(len(more)), room - 1)
         with self._saying("extend", room, width):
           self._state = self._extend(
             self._params,

@@ -101,10 +101,11 @@ def test_an_answer_is_that_of_a_text_that_is_read_at_once(talk):
 
 def test_a_text_that_is_another_is_read_anew(talk):
   _, tokens = say(talk, [1, 2, 3])
-  reading, again = say(talk, [1, 2, 9, *tokens])
+  other = [1, 2, 9, *tokens, 5, 6]
+  reading, again = say(talk, other)
   assert reading.kept == 0
   assert reading.why == "what came before is another text"
-  assert again == greedily([1, 2, 9, *tokens])
+  assert again == greedily(other)
   reading, _ = say(talk, talk.held[:4])
   assert reading.read == 4
 
@@ -130,6 +131,21 @@ def test_the_buffer_grows_and_all_is_read_again_once(talk):
   assert tokens == greedily(more)
   reading, _ = say(talk, [*talk.held, 3])
   assert reading.read == 1
+
+
+def test_up_to_the_last_token_only_what_is_new_is_read(talk):
+  """As many as nearly fill the buffer, or a budget beyond it."""
+  say(talk, [*([7, 8, 9] * 25)])
+  assert talk.buffer_length == 100  # it is the largest
+  reading, tokens = say(talk, [3], budget=0)
+  many = [3, *tokens, *([7, 8, 9] * 26)]
+  reading, tokens = say(talk, many)
+  assert reading.kept == 1
+  assert tokens == greedily(many)
+  more = [*talk.held, 5]
+  reading, tokens = say(talk, more, budget=50)
+  assert reading.read == 1
+  assert tokens == greedily(more, budget=100 - len(more))
 
 
 def test_a_full_context_is_refused_and_cuts_the_last_answer(talk):
