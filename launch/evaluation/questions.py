@@ -5,12 +5,13 @@ import hashlib
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from models import chat
 from models.tokenizers import Tokenizer
+from specjax.requests import Settings
 
 # Our own suite: what is asked if no file is given.
 OWN = pathlib.Path(__file__).with_name("questions.jsonl")
@@ -58,11 +59,14 @@ class Asked:
     token_ids: of the conversation so far.
     stream: what its draws come from: a hash of id and turn, so that neither
       the question's place in the file nor the other questions change it.
+    settings, stop: nothing of its own: all questions are asked alike.
   """
 
   question: Question
   turn: int
   token_ids: tuple[int, ...]
+  settings: ClassVar[Settings] = Settings()
+  stop: ClassVar[tuple[str, ...]] = ()
 
   @property
   def stream(self) -> int:

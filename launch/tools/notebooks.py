@@ -35,14 +35,14 @@ NAMES = ("decoding", "rules", "drafts", "pods")
 
 _INSTALLATION = f"""\
 # On Colab: two minutes, and before anything imports jax, because Colab's own is
-# too old. Elsewhere `make setup` has installed what is needed.
+# too old; the versions are those of the tests. Elsewhere: `make setup`.
 import shutil
 import sys
 if "google.colab" in sys.modules:
   extras = "cuda,experiments" if shutil.which("nvidia-smi") else "tpu"
   !git clone --quiet --depth=1 https://github.com/{REPOSITORY} specjax
   %cd specjax
-  %pip install --quiet -e .[{{extras}}]"""
+  %pip install --quiet -c requirements.lock -e .[{{extras}}]"""
 
 
 def badge(name: str) -> str:

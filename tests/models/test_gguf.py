@@ -172,6 +172,14 @@ def test_a_mesh_holds_the_same_parameters(written):
   jax.tree.map(np.testing.assert_array_equal, network.params, expected)
 
 
+def test_all_that_ends_a_turn_ends_a_text(tmp_path):
+  model = references.make(*FAMILIES["llama"][:2])
+  ends = [("add_eos_token_id", 9), ("add_eot_token_id", 7)]
+  for metadata, expected in [([], ()), (ends[:1], (9,)), (ends, (7, 9))]:
+    path = ggufs.write(tmp_path / "x.gguf", model, metadata=metadata)
+    assert checkpoints.eos_token_ids(str(path)) == expected
+
+
 @pytest.mark.parametrize("name", ["gpt2", "neox", "llama-scaled"])
 def test_a_part_of_a_tensor_is_that_part_of_the_whole(written, name):
   source = gguf._source(str(written(name)[0]))

@@ -60,6 +60,14 @@ def test_what_is_not_understood_is_refused(llama, metadata, expected):
   assert re.search(expected, message(llama(metadata=[metadata])))
 
 
+@pytest.mark.parametrize("value", ["2", -1, 2.0])
+def test_an_end_that_is_no_token_is_refused(llama, value):
+  kind = {str: "string", int: "int32", float: "float32"}[type(value)]
+  path = llama(metadata=[(f"add_{kind}", "tokenizer.ggml.eot_token_id", value)])
+  with pytest.raises(ValueError, match=r"eot_token_id in .* must be a token"):
+    checkpoints.eos_token_ids(path)
+
+
 def test_a_rotation_of_another_size_is_refused(llama):
   def edit(tensors):
     tensors["rope_freqs.weight"] = np.ones(3, np.float32)
@@ -89,6 +97,31 @@ def test_all_problems_with_tensors_are_told(llama):
 def test_a_model_without_an_embedding_is_refused(llama):
   path = llama(edit=lambda tensors: tensors.pop("token_embd.weight"))
   assert "no tensor token_embd.weight" in message(path)
+
+
+def test_a_vocabulary_of_another_size_is_refused(llama):
+  def edit(tensors):
+    tensors["token_embd.weight"] = np.zeros((98, 32), np.float32)
+
+  said = message(llama(edit=edit))
+  assert "llama.vocab_size is 97, and token_embd.weight has 98 rows" in said
+
+
+@pytest.mark.parametrize(
+  ("old", "new", "expected"),
+  [
+    (b"rms_epsilon", b"rms_epsilom", "rms_epsilon is missing"),
+    (b"blk.1.attn_q.w", b"blk.0.attn_q.w", "'blk.0.attn_q.weight' is there tw"),
+    (b"llama.a", b"llama.b", "the key 'llama.block_count' is there twice"),
+    (b"general.arch", b"general.arck", "must be one of .*, got None"),
+  ],
+)
+def test_names_that_are_not_there_or_twice_are_told(llama, old, new, expected):
+  path = llama(metadata=[("add_uint32", "llama.alock_count", 2)])
+  data = open(path, "rb").read()
+  assert old in data
+  open(path, "wb").write(data.replace(old, new))
+  assert re.search(expected, message(path))
 
 
 def test_layers_that_are_not_there_are_told(llama):

@@ -87,7 +87,8 @@ def test_the_prediction_is_made_of_the_rounds_cost_and_of_the_rounds():
   seconds = 0.5 + 2 * 0.25 + 1.2 * (4 * 0.375 + 3 * 2.75 / 6 + 5 * 1.75 / 8)
   assert row(rows, "ngram")["predicted_speedup"] == pytest.approx(9 / seconds)
   assert row(rows, "plain")["predicted_speedup"] is None
-  other = summary.rows_of(evaluations.example(), [costs[0] | {"batch_size": 1}])
+  wider = [one | {"batch_size": 8} for one in evaluations.example()]
+  other = summary.rows_of(wider, costs)  # of another batch size
   assert row(other, "ngram")["predicted_speedup"] is None
 
 
