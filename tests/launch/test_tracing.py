@@ -130,6 +130,18 @@ def test_nodes_are_judged_by_the_laws_that_are_traced(traced):
   assert judged
 
 
+def test_a_node_has_the_law_after_its_parent(traced):
+  """As an accepted one is a token that was emitted: of depth two as well."""
+  depths = set()
+  for _, rounds in traced:
+    for one in rounds:
+      for depth, node in enumerate(one["accepted"][: len(one["tokens"])]):
+        law = one["target_log_probs"][node - 1]
+        assert law == one["warped_log_probs"][depth]
+        depths.add(depth)
+  assert depths == {0, 1}
+
+
 def test_times_of_a_traced_run_are_no_measurement(traced, folder):
   del traced
   numbers = json.loads((folder / "s.json").read_text())
