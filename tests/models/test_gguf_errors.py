@@ -186,6 +186,19 @@ def test_models_and_types_that_are_not_read_are_named(
     gguf.load(path)
 
 
+def test_rows_that_are_no_blocks_are_refused(llama):
+  path = llama()
+  data = bytearray(open(path, "rb").read())
+  name = b"output_norm.weight"
+  place = data.index(name) + len(name) + 4 + 8  # after one axis of 32
+  data[place] = Kind.Q4_K
+  open(path, "wb").write(data)
+  assert "are no blocks of 256: (32,)" in message(path)
+  data[place] = 77
+  open(path, "wb").write(data)
+  assert "is of type 77, which is unknown" in message(path)
+
+
 def test_a_file_that_is_not_there_is_told(tmp_path):
   with pytest.raises(FileNotFoundError, match=r"no file .*none\.gguf'"):
     checkpoints.load_module(str(tmp_path / "none.gguf"))
