@@ -50,7 +50,11 @@ def message(path):
     (("add_uint64", "llama.rope.scaling.factor", 2**40), r"below 2\^31"),
     (
       ("add_uint32", "llama.attention.key_length", 10),
-      "value_length|dimension",
+      "dimension_count must be that of keys, 10, got 8",
+    ),
+    (
+      ("add_uint32", "llama.attention.value_length", 16),
+      "value_length must be that of keys, 8, got 16",
     ),
     (("add_uint16", "split.count", 2), "one of 2 files .* --merge"),
     (("add_uint32", "general.alignment", 33), "must be a power of two, got 33"),
