@@ -35,7 +35,10 @@ NASTY = [
   "\x00\x01\x7f\ufffd",
   "cafe\u0301 A\u030angstrom \u1112\u1161\u11ab",  # in the form NFD
 ]
-CORPUS = [*NASTY, *(["the cat sat on the mat, and 2024 was the year"] * 20)]
+CORPUS = [
+  *NASTY,
+  *(["the cat sat on the mat (2024), and 2024 was the year"] * 20),
+]
 
 # What their own tokenizer.json files say of models that have these names.
 _LLAMA3 = (
