@@ -145,6 +145,10 @@ format: $(VENV)/.test.stamp  ## Formats the code and mends what is mechanical
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
+.PHONY: notebooks
+notebooks: $(VENV)/.test.stamp  ## Makes colab/*.ipynb from the scripts beside them
+	@$(PY) -m launch.tools.notebooks
+
 .PHONY: wheel
 wheel: $(VENV)/.setup.stamp  ## Builds dist/specjax-*.whl
 	@rm -rf build/lib build/bdist.* dist
@@ -180,5 +184,5 @@ lock:  ## Resolves requirements.lock and requirements-test.lock
 .PHONY: clean
 clean:  ## Removes builds and caches (rm -rf .venv for the environment)
 	rm -rf build dist specjax.egg-info .pytest_cache .ruff_cache .hypothesis
-	find specjax models configs launch tests -name __pycache__ \
+	find specjax models configs launch tests colab -name __pycache__ \
 	  -type d -prune -exec rm -rf {} +

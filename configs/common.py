@@ -6,19 +6,23 @@ import ml_collections
 def get_config() -> ml_collections.ConfigDict:
   """The fields that `launch.decode` and `launch.benchmark` read."""
   config = ml_collections.ConfigDict()
-  # Checkpoints: directories, or GGUF files. `draft` is read by the "model"
-  # drafter only.
+  # Checkpoints: directories, or GGUF files. `draft` is a model or a head on the
+  # target's features, and tells by itself which it is.
   config.target = ""
   config.draft = ""
   config.dtype = "float32"
   # What proposes, and what verifies.
-  config.drafter = "model"  # model, ngram, layer_skip or module:make
+  config.drafter = "model"  # of launch/drafting.py, or module:make
   config.rule = "token"  # of docs/rules.md, "typical(epsilon=0.1)", module:RULE
   config.num_speculative_tokens = 5  # 0 is plain autoregressive decoding
   config.num_drafts = 1  # separate paths of that many tokens
   # Any other tree, by the parents of its nodes, root first: (-1, 0, 0, 1, 1).
   # Then its depth counts, in place of num_speculative_tokens.
   config.tree = ()
+  # An EAGLE head's dynamic tree: nodes that are verified, 0 for a static tree,
+  # and children of a node; num_speculative_tokens deep, verified by "match".
+  config.num_nodes = 0
+  config.num_children = 10
   config.siblings = "iid"  # a name in specjax.siblings
   config.max_ngram = 3  # for ngram
   config.skip_attention = ()  # for layer_skip: layer indices

@@ -1,6 +1,7 @@
 r"""Decodes with SmolLM2-135M-Instruct, a small model that chats.
 
   python -m launch.tools.fetch_smollm2
+  python -m launch.chat --config=configs/smollm2.py
   python -m launch.decode --config=configs/smollm2.py --prompts=IN.jsonl
   python -m launch.benchmark --config=configs/smollm2.py --output=B.json
 

@@ -5,27 +5,43 @@ r"""Decodes prompts, speculatively and (for comparison) plainly.
     --prompts=IN.jsonl --output=OUT.jsonl --summary=S.json
 
 Run it from the checkout's root. Without --prompts, a few built-in code prompts
-are completed and shown. IN.jsonl has a line {"id": ..., "prompt": "..."} each;
-OUT.jsonl has, in the same order, {"id", "completion", "token_ids",
-"stop_reason", "num_target_calls", "num_drafted", "num_accepted",
-"accept_counts"}, where accept_counts[i] is the number of target calls that
-emitted i drafted tokens. A line without an id gets its line number. Rows are
-appended as they are finished, and put in order at the end. The same command
-given again goes on where a stopped run was, or with the prompts that were added
-since: rows that are in OUT.jsonl are not decoded again (OUT.jsonl.partial,
-later OUT.jsonl.journal, remembers the settings and the times). An OUT.jsonl of
-other settings or prompts is refused; --overwrite begins anew. --output=- prints
-the rows. Exit code 2: something in the input was wrong (said on stderr); good
-lines are decoded all the same.
+are completed and shown. IN.jsonl has a line {"id": ..., "prompt": "..."} each,
+with "messages" in place of a prompt for chat models, and with what it wants for
+itself: samples, a temperature, a budget, a seed, stop strings
+(launch/prompt_lines.py). OUT.jsonl has, in the same order, {"id", "sample" (of
+several), "completion", "token_ids", "stop_reason", "num_target_calls",
+"num_drafted", "num_accepted", "accept_counts"}, where accept_counts[i] is the
+number of target calls that emitted i drafted tokens. A line without an id gets
+its line number. Rows are appended as they are finished, and put in order at the
+end. The same command given again goes on where a stopped run was, or with the
+prompts that were added since: rows that are in OUT.jsonl are not decoded again
+(OUT.jsonl.partial, later OUT.jsonl.journal, remembers the settings and the
+times). An OUT.jsonl of other settings or prompts is refused; --overwrite begins
+anew. --output=- prints the rows. Exit code 2: something in the input was wrong
+(said on stderr); good lines are decoded all the same.
+
+--log_probs adds to each row "log_probs", the target's own of each token
+(temperature 1, no truncation), and "warped_log_probs", those of the law that
+was sampled. --steps=TRACE.jsonl writes a line for each round of each row:
+{"id", "sample", "round", "position" (tokens before it), "drafted" (the tokens
+of nodes 1..N of the tree; node 0 is the newest token), "parents" (each one's
+node), "draft_log_probs" (of each in the law that it was drawn from),
+"target_log_probs" (in the target's warped law), "node_probs" (of nodes 0..N, to
+be the deepest accepted one), "expected_accepted", "accepted" (the nodes that
+were), "tokens" (what was emitted), "origins", "warped_log_probs"}; null is
+log 0, or a node that is not there. Either flag decodes round by round, without
+the comparison with plain decoding: its times would be no measurement.
 
 Several processes (see launch/processes.py) take turns at the batches, if each
 holds the whole pair on its own devices, and process 0 writes.
 """
 
 import contextlib
+import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 
 import jax
 import tqdm
@@ -40,7 +56,9 @@ from launch import (
   processes,
   prompts,
   provenance,
+  stops,
   terminal,
+  tracing,
 )
 from launch.journal import Results
 from launch.prompts import Prompt
@@ -53,12 +71,33 @@ _SUMMARY = flags.DEFINE_string("summary", None, "The run's numbers, JSON.")
 _BASELINE = flags.DEFINE_bool(
   "baseline", True, "Also decode plainly, to measure the speed-up."
 )
+_LOG_PROBS = flags.DEFINE_bool(
+  "log_probs", False, "Also write the log-probability of every token."
+)
+_STEPS = flags.DEFINE_string(
+  "steps", None, "Where to write what every round did, JSONL."
+)
 
 
 def decode_batch(
-  number: int, batch: Batch, speculative: Engine, baseline: Engine | None
+  number: int,
+  batch: Batch,
+  speculative: Engine,
+  baseline: Engine | None,
+  trace: Callable[[Batch], tracing.Traced] | None = None,
 ) -> dict:
-  """Decodes a batch with both engines, which takes turns at going first."""
+  """Decodes a batch with both engines, which takes turns at going first.
+
+  Or, if it is traced, round by round with the first.
+  """
+  if trace:
+    start = time.perf_counter()
+    done, beside = trace(batch)
+    unit = engine.unit_of(done, time.perf_counter() - start, None)
+    record = record_of(batch, done, unit)
+    for row, more in zip(record["rows"], beside, strict=True):
+      row |= {name: more[name] for name in traced_fields()}
+    return record
   engines = [e for e in (speculative, baseline) if e]
   for one in engines:
     one.compile(batch)
@@ -75,10 +114,21 @@ def record_of(
   """What is kept of a batch: its rows by their keys, and what was measured."""
   return {
     "keys": [p.key for p in batch.prompts],
-    "ids": [p.id for p in batch.prompts],
+    "ids": [p.row_id for p in batch.prompts],
     "unit": vars(unit),
     "rows": [vars(c) for c in completions],
   }
+
+
+def measures_speedup() -> bool:
+  """Whether prompts are decoded plainly too."""
+  return _BASELINE.value and not traced_fields()
+
+
+def traced_fields() -> list[str]:
+  """What is kept of a traced row beside its completion; nothing if untraced."""
+  of_rows = ["log_probs", "warped_log_probs"] if _LOG_PROBS.value else []
+  return [*of_rows, *(["rounds"] if _STEPS.value else [])]
 
 
 def output_row(prompt: Prompt, row: dict, tokenizer) -> dict:
@@ -89,9 +139,26 @@ def output_row(prompt: Prompt, row: dict, tokenizer) -> dict:
   )  # fmt: skip
   return {
     "id": prompt.id,
-    "completion": tokenizer.decode(row["token_ids"]),
+    **({} if prompt.sample is None else {"sample": prompt.sample}),
+    "completion": stops.text_of(prompt, row, tokenizer),
     **{name: row[name] for name in names},
+    **{name: row[name] for name in traced_fields() if name != "rounds"},
   }
+
+
+def rows_of(records: list[dict]) -> dict[str, dict]:
+  """What is kept of every prompt, by its key."""
+  return {
+    key: row
+    for record in records
+    for key, row in zip(record["keys"], record["rows"], strict=True)
+  }
+
+
+def completion_of(row: dict) -> Completion:
+  """What a row of a record was made of."""
+  names = [field.name for field in dataclasses.fields(Completion)]
+  return Completion(**{name: row[name] for name in names})
 
 
 def settings_of(config, baseline: bool, models: dict) -> dict:
@@ -112,37 +179,8 @@ def settings_of(config, baseline: bool, models: dict) -> dict:
     "checkpoints": {role: found["sha256"] for role, found in models.items()},
     "jax": jax.__version__,
     "specjax": specjax.__version__,
+    **({"traced": traced_fields()} if traced_fields() else {}),
   }
-
-
-def decode_all(
-  batches: list[Batch],
-  decode_one: Callable[[int, Batch], dict],
-  *,
-  together: bool,
-) -> Iterator[dict]:
-  """The records of batches, on every process.
-
-  Args:
-    batches: the same on every process.
-    decode_one: makes the record of a batch of a number.
-    together: whether every process must take part in every batch, because the
-      pair's arrays lie on the devices of several; otherwise they take turns.
-
-  Yields:
-    A record at a time, the same ones in the same order on every process.
-  """
-  if together or not processes.several():
-    for number, batch in enumerate(batches):
-      yield decode_one(number, batch)
-    return
-  rank, count = jax.process_index(), jax.process_count()
-  for start in range(0, len(batches), count):
-    turn = range(start, min(start + count, len(batches)))
-    record = None
-    if rank < len(turn):
-      record = decode_one(turn[rank], batches[turn[rank]])
-    yield from filter(None, processes.gather(record))
 
 
 def decode_missing(
@@ -164,17 +202,21 @@ def decode_missing(
   done = {key for record in records for key in record["keys"]}
   missing = [p for p in items if p.key not in done]
   speculative = pair.engine_of(config, models)
-  baseline = None
-  if _BASELINE.value:
+  baseline, trace = None, []
+  if traced_fields():
+    trace = [tracing.tracer(speculative)]
+  elif measures_speedup():
     baseline = pair.engine_of(config, models, baseline=True)
-  found = decode_all(
+  found = processes.in_turn(
     engine.make_batches(
       missing,
       batch_size=config.batch_size,
       max_width=models.room(config.max_new_tokens),
       among=len(items),
     ),
-    lambda number, batch: decode_batch(number, batch, speculative, baseline),
+    lambda number, batch: decode_batch(
+      number, batch, speculative, baseline, *trace
+    ),
     together=processes.spanned_by(models.params),
   )
   by_key = {p.key: p for p in items}
@@ -197,17 +239,21 @@ def decode_missing(
   return records
 
 
-def read_prompts(models: pair.Pair, room: int) -> tuple[list[Prompt], bool]:
+def read_prompts(
+  models: pair.Pair, max_new_tokens: int
+) -> tuple[list[Prompt], bool]:
   """The prompts that are asked for; whether all of them are good.
 
   Raises:
     UserError: if none is good.
   """
+  room = models.room(max_new_tokens)
   if not cli.PROMPTS.value:
     return prompts.built_in(models.tokenizer, max_tokens=room), True
   items, problems = prompts.read_jsonl(
-    cli.PROMPTS.value, models.tokenizer, max_tokens=room
-  )
+    cli.PROMPTS.value, models.tokenizer, max_tokens=room,
+    max_new_tokens=max_new_tokens,
+  )  # fmt: skip
   for problem in problems if processes.is_chief() else ():
     print(f"error: {problem}", file=sys.stderr)
   if not items:
@@ -219,10 +265,19 @@ def run(_) -> int:
   """The command."""
   config, output = pair.settled(cli.CONFIG.value), cli.OUTPUT.value
   outputs.check(
-    {"--summary": _SUMMARY.value}, grown={"--output": output}, stdout=True
+    {"--summary": _SUMMARY.value},
+    grown={"--output": output, "--steps": _STEPS.value},
+    stdout=True,
   )
+  if traced_fields() and _BASELINE.present and _BASELINE.value:
+    raise cli.UserError(
+      "--baseline measures a speed-up, and --log_probs and --steps take time "
+      "of their own: give one or the other"
+    )
+  if _LOG_PROBS.value and not output:
+    raise cli.UserError("--log_probs are written to --output: give one")
   models = pair.build(config)
-  items, good = read_prompts(models, models.room(config.max_new_tokens))
+  items, good = read_prompts(models, config.max_new_tokens)
   made_by = {}
   results = contextlib.nullcontext()
   if processes.is_chief() and (output or _SUMMARY.value):
@@ -236,18 +291,23 @@ def run(_) -> int:
     checkpoints = made_by["provenance"]["checkpoints"] if made_by else {}
     results = Results(
       output,
-      settings_of(config, _BASELINE.value, checkpoints),
-      {p.key: p.id for p in items},
+      settings_of(config, measures_speedup(), checkpoints),
+      {p.key: p.row_id for p in items},
     )
   with results as opened:
+    if _STEPS.value:
+      known = rows_of(opened.records if opened else [])
+      there = [item for item in items if item.key in known]
+      tracing.check_there(_STEPS.value, tracing.lines_of(there, known))
     records = decode_missing(config, models, items, opened)
-    rows = {
-      key: row
-      for record in records
-      for key, row in zip(record["keys"], record["rows"], strict=True)
-    }
+    rows = rows_of(records)
     lines = [output_row(p, rows[p.key], models.tokenizer) for p in items]
     summary = metrics.summarize([metrics.Unit(**r["unit"]) for r in records])
+    if traced_fields():  # no measurement
+      summary |= dict.fromkeys(("seconds", "tokens_per_second"))
+    if _STEPS.value:
+      trace = "".join(tracing.lines_of(items, rows))
+      outputs.write_text(_STEPS.value, trace)
     if _SUMMARY.value:
       outputs.write_json(
         _SUMMARY.value,
@@ -258,7 +318,7 @@ def run(_) -> int:
       )  # fmt: skip
     if opened:
       opened.finish(lines)
-  dash = outputs.STDOUT in (output, _SUMMARY.value)
+  dash = outputs.STDOUT in (output, _SUMMARY.value, _STEPS.value)
   console = terminal.console(
     sys.stderr if dash else sys.stdout, quiet=not processes.is_chief()
   )
@@ -267,14 +327,14 @@ def run(_) -> int:
   elif not output:
     for item in items:
       display.show_completion(
-        console, models.tokenizer, item, Completion(**rows[item.key])
+        console, models.tokenizer, item, completion_of(rows[item.key])
       )
     display.show_legend(console)
   if not config.num_speculative_tokens:
     console.print("nothing is drafted: plain decoding beside itself")
   display.show_summary(console, summary, models.decoder.rule)
   broken = [
-    p.id
+    p.row_id
     for p in items
     if rows[p.key]["stop_reason"] == StopReason.NAN_LOGITS.name.lower()
   ]

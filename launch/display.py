@@ -11,14 +11,14 @@ import rich.console
 import rich.table
 import rich.text
 
-from launch import terminal
+from launch import stops, terminal
 from launch.prompts import Prompt
 from launch.tables import loss_in_words
 from models.tokenizers import Tokenizer
 from specjax.engine import Completion
 from specjax.types import Origin, Rule
 
-_STYLES = {
+STYLES = {
   Origin.ACCEPTED: "green",
   Origin.RESIDUAL: "bold dark_orange",
   Origin.BONUS: "bold dodger_blue1",
@@ -54,15 +54,21 @@ def show_completion(
   text = rich.text.Text().append_text(text)  # dim is the prompt alone
   in_colour = _in_colour(console)
   ids = completion.token_ids
+  room = None  # characters that are left to show; None is all
+  if prompt.stop:
+    room = len(stops.text_of(prompt, vars(completion), tokenizer))
   for piece, code in zip(
     pieces(tokenizer, ids), completion.origins, strict=True
   ):
+    if room is not None:
+      piece, room = piece[:room], max(room - len(piece), 0)
     origin = Origin(code)
     if not in_colour and origin in _MARKS and piece:
       before, after = _MARKS[origin]
       piece = before + piece + after
-    text.append(terminal.visible(piece), style=_STYLES[origin])
-  name = terminal.visible(f"prompt {prompt.id}")
+    text.append(terminal.visible(piece), style=STYLES[origin])
+  number = "" if prompt.sample is None else f", sample {prompt.sample}"
+  name = terminal.visible(f"prompt {prompt.id}{number}")
   console.rule(rich.text.Text(name), align="left")
   console.print(text, soft_wrap=True)
 
@@ -77,7 +83,7 @@ def show_legend(console: rich.console.Console) -> None:
     (Origin.BONUS, "bonus"),
   ):
     before, after = ("", "") if in_colour else _MARKS.get(origin, ("", ""))
-    text.append(f"{before}{words}{after}", style=_STYLES[origin])
+    text.append(f"{before}{words}{after}", style=STYLES[origin])
     text.append("  ")
   console.print(text)
 

@@ -17,6 +17,8 @@ from typing import Any
 
 import ml_collections
 
+from models import head_checkpoints
+from models.head_checkpoints import Head
 from models.transformer import SkippedLayers
 from specjax import drafters
 from specjax import siblings as siblings_lib
@@ -31,7 +33,23 @@ def _of_draft(config, models) -> tuple[LanguageModel | None, Any]:
   del config
   if models.draft is None:
     return None, None
-  return models.draft.functions(SkippedLayers()), models.draft.params
+  return models.draft.functions(SkippedLayers(), ()), models.draft.params
+
+
+def _of_head(config, models) -> tuple[Head, Any]:
+  """The head that `config.draft` names, and its parameters."""
+  head, wanted = models.draft, config.drafter
+  if not isinstance(head, Head):
+    raise ValueError(
+      f"drafter {wanted!r} is a head on the target's features, and "
+      f"{config.draft} is a model of its own"
+    )
+  if wanted not in ("model", head.kind):
+    raise ValueError(
+      f"config.drafter is {wanted!r}, and the head in {config.draft} is "
+      f"{head.kind!r}"
+    )
+  return head, head.functions()[1]
 
 
 def _of_target(config, models) -> tuple[LanguageModel, None]:
@@ -39,7 +57,7 @@ def _of_target(config, models) -> tuple[LanguageModel, None]:
   skipped = SkippedLayers(
     attention=tuple(config.skip_attention), mlp=tuple(config.skip_mlp)
   )
-  return models.target.functions(skipped), None
+  return models.target.functions(skipped, ()), None
 
 
 def _nothing(config, models) -> tuple[None, None]:
@@ -80,12 +98,14 @@ class Family:
       `launch.pair.Models`.
     reads_draft: whether `config.draft` is loaded.
     check: `(config, tree, siblings)`, raises ValueError for what does not fit.
+    is_head: whether `config.draft` is a head on the target's features.
   """
 
   make: Callable[..., Drafter]
   model: Callable[..., tuple[LanguageModel | None, Any]] = _of_draft
   reads_draft: bool = True
   check: Callable[..., None] = lambda config, tree, siblings: None
+  is_head: bool = False
 
 
 def _model(config, draft, **static) -> Drafter:
@@ -107,8 +127,42 @@ def _ngram(config, draft, *, tree, siblings, vocab_size) -> Drafter:
   )
 
 
+def _head(config, draft: Head, *, tree, siblings, vocab_size) -> Drafter:
+  functions, _ = draft.functions()
+  shape = draft.module.config
+  if draft.kind == "medusa":
+    return drafters.heads.drafter(
+      functions,
+      num_heads=shape.num_heads,
+      num_features=shape.embed_dim,
+      tree=tree,
+      siblings=siblings,
+      vocab_size=vocab_size,
+    )
+  if config.num_nodes:
+    return drafters.eagle.dynamic(
+      functions,
+      num_nodes=config.num_nodes,
+      depth=tree.max_depth,
+      top_k=config.num_children,
+      vocab_size=vocab_size,
+    )
+  return drafters.eagle.drafter(
+    functions,
+    tree=tree,
+    siblings=siblings,
+    vocab_size=vocab_size,
+    name=draft.kind,
+  )
+
+
+_HEAD = Family(make=_head, model=_of_head, check=_needs_draft, is_head=True)
+
 FAMILIES = {
   "model": Family(make=_model, check=_needs_draft),
+  "eagle": _HEAD,
+  "eagle3": _HEAD,
+  "medusa": _HEAD,
   "layer_skip": Family(make=_layer_skip, model=_of_target, reads_draft=False),
   "ngram": Family(
     make=_ngram, model=_nothing, reads_draft=False, check=_one_path
@@ -132,6 +186,23 @@ def get(name: str) -> Family:
       "package.module:make"
     )
   return FAMILIES[name]
+
+
+def of(config: ml_collections.ConfigDict) -> Family:
+  """The family of a config: a directory tells by itself that it is a head.
+
+  Raises:
+    ValueError: as `get`.
+  """
+  family = get(config.drafter)
+  if config.drafter == "model" and has_head(config):
+    return _HEAD
+  return family
+
+
+def has_head(config: ml_collections.ConfigDict) -> bool:
+  """Whether `config.draft` is a head on the target's features."""
+  return bool(config.draft) and head_checkpoints.is_head(config.draft)
 
 
 def _imported(name: str) -> Family:
@@ -159,21 +230,34 @@ def reads_draft(config: ml_collections.ConfigDict) -> bool:
   )
 
 
+def make_siblings(config: ml_collections.ConfigDict) -> Siblings:
+  """How the children of a node are drawn; of a dynamic tree they are not."""
+  if config.num_nodes:
+    return siblings_lib.GIVEN
+  return siblings_lib.get(config.siblings)
+
+
 def make_tree(config: ml_collections.ConfigDict) -> Tree:
   """The token tree of a config.
 
   Raises:
     ValueError: if it is none, or `tree` and `num_drafts` are both set.
   """
+  gamma = config.num_speculative_tokens
+  if config.num_nodes and gamma:
+    return tree_lib.bound(config.num_nodes, gamma, config.num_children)
   if not config.tree:
-    return tree_lib.paths(config.num_speculative_tokens, config.num_drafts)
+    return tree_lib.paths(gamma, config.num_drafts)
   if config.num_drafts != 1:
     raise ValueError(
       f"give either tree or num_drafts, got both ({config.num_drafts} drafts)"
     )
+  if len(config.tree) == 1 and config.tree[0] in drafters.heads.TREES:
+    return drafters.heads.TREES[config.tree[0]]
   if any(not isinstance(parent, int) for parent in config.tree):
     raise ValueError(
-      "config.tree must be the nodes' parents, integers as in -1,0,0,1,1, got "
+      "config.tree must be the nodes' parents, integers as in -1,0,0,1,1, "
+      f"or one of {sorted(drafters.heads.TREES)}, got "
       f"{','.join(map(str, config.tree))!r}"
     )
   return Tree(tuple(config.tree))

@@ -6,6 +6,7 @@ generation there takes one prompt at a time, so it is only measured at batch
 size 1.
 """
 
+import dataclasses
 import importlib.util
 import os
 import pathlib
@@ -75,6 +76,26 @@ class _Support:
     return scores
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Generated:
+  """What transformers made of a batch.
+
+  Attributes:
+    token_ids: emitted tokens of every prompt (an end-of-text token included,
+      what follows it left out).
+    seconds: until all were there.
+    first_seconds: until the target's first pass was over, from which the first
+      token follows.
+    num_target_calls: passes of the target, the first one included: it gives a
+      token too.
+  """
+
+  token_ids: list[list[int]]
+  seconds: float
+  first_seconds: float
+  num_target_calls: int
+
+
 class Reference:
   """`generate` of transformers with the settings of a config."""
 
@@ -91,6 +112,7 @@ class Reference:
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     load = lambda path: transformers.AutoModelForCausalLM.from_pretrained(
       **_where(path), dtype=getattr(torch, config.dtype)
@@ -143,8 +165,28 @@ class Reference:
       assisted: with the draft model as assistant.
 
     Returns:
-      The emitted tokens of every prompt (an end-of-text token included, what
-      follows it left out) and the seconds it took.
+      The emitted tokens of every prompt, see `Generated`, and the seconds.
+    """
+    found = self.generate(batch, assisted=assisted)
+    return found.token_ids, found.seconds
+
+  def generate(
+    self,
+    batch: Batch,
+    *,
+    assisted: bool = False,
+    prompt_lookup: tuple[int, int] | None = None,
+  ) -> Generated:
+    """Completes a batch, plainly or with drafts.
+
+    Args:
+      batch: the prompts; one, if anything is drafted.
+      assisted: with the draft model as assistant.
+      prompt_lookup: tokens to draft by prompt lookup, and the longest n-gram
+        that is looked up; None for none.
+
+    Returns:
+      What came out.
     """
     torch = self._torch
     pad = self._options["pad_token_id"]
@@ -152,18 +194,35 @@ class Reference:
     width = max(map(len, ids))
     left = [[pad] * (width - len(row)) + row for row in ids]
     mask = [[0] * (width - len(row)) + [1] * len(row) for row in ids]
-    extra = {"assistant_model": self._draft} if assisted else {}
+    extra: dict[str, Any] = {}
+    if assisted:
+      extra["assistant_model"] = self._draft
+    if prompt_lookup:
+      extra["prompt_lookup_num_tokens"] = prompt_lookup[0]
+      extra["max_matching_ngram_size"] = prompt_lookup[1]
+    ends: list[float] = []
+    hook = self._target.register_forward_hook(
+      lambda *_: ends.append(time.perf_counter())
+    )
     start = time.perf_counter()
-    with torch.no_grad():
-      out = self._target.generate(
-        torch.tensor(left),
-        attention_mask=torch.tensor(mask),
-        **self._options,
-        **extra,
-      )
-    seconds = time.perf_counter() - start
+    try:
+      with torch.no_grad():
+        out = self._target.generate(
+          torch.tensor(left),
+          attention_mask=torch.tensor(mask),
+          **self._options,
+          **extra,
+        )
+      seconds = time.perf_counter() - start
+    finally:
+      hook.remove()
     rows = out[:, width:].tolist()
-    return [self._until_end(row) for row in rows], seconds
+    return Generated(
+      token_ids=[self._until_end(row) for row in rows],
+      seconds=seconds,
+      first_seconds=ends[0] - start,
+      num_target_calls=len(ends),
+    )
 
   def _until_end(self, row: list[int]) -> list[int]:
     ends = (i for i, token in enumerate(row) if token in self._stop_tokens)

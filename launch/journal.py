@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from launch import cli, locks, outputs, processes
+from launch.prompts import row_id
 
 # Of settings that differ, as many are named.
 _MOST_NAMED = 3
@@ -166,8 +167,9 @@ class Results:
     Args:
       output: the file.
       settings: everything that decides a row, but what it is the row of.
-      wanted: the ids of all rows that are to be there, by their keys: a key
-        tells all that a row is of (its id, the prompt).
+      wanted: the ids (`launch.prompts.row_id`) of all rows that are to be
+        there, by their keys: a key tells all that a row is of (its id, the
+        prompt).
     """
     self._path = outputs.resolve(output)
     self._journal = Journal(output, settings, grows=True)
@@ -208,7 +210,7 @@ class Results:
           f"{self._path}:{number}: expected a JSON object; delete that line to "
           "have it made again, or give --overwrite to begin anew"
         )
-      there[_key(row.get("id"))] = number, row
+      there[_key(row_id(row))] = number, row
     kept, known = [], set()
     for record in self.records:
       ids = [_key(i) for i in record["ids"]]

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import ml_collections
 from jax.sharding import Mesh
 
-from launch import drafting
+from launch import drafting, stops
 from models import checkpoints, meshes
 from models.checkpoints import Network
+from models.head_checkpoints import Head
 from models.tokenizers import Tokenizer
 from models.transformer import SkippedLayers
 from specjax import decode, rules
-from specjax import siblings as siblings_lib
 from specjax.engine import Engine
 from specjax.types import LanguageModel, Params
 from specjax.warp import make_sampling
@@ -31,7 +31,7 @@ class Pair:
     baseline: plain autoregressive decoding of the same target.
     params: parameters for both.
     target: the target as pure functions.
-    draft: the draft model, the thinned target, or None for n-grams.
+    draft: the draft model, the thinned target, or None for n-grams and heads.
     tokenizer: the pair's one tokenizer.
     stop_tokens: ids that end a row.
     max_length: longest prompt with completion, in tokens.
@@ -62,7 +62,7 @@ class Pair:
 
 def check_config(config: ml_collections.ConfigDict) -> None:
   """Raises ValueError for settings that can be judged without the models."""
-  family = drafting.get(config.drafter)
+  family = drafting.of(config)
   rules.get(config.rule)
   if config.dtype not in ("float32", "bfloat16", "float16"):
     raise ValueError(
@@ -81,6 +81,9 @@ def check_config(config: ml_collections.ConfigDict) -> None:
     min_p=config.min_p,
   )
   gamma, budget = config.num_speculative_tokens, config.max_new_tokens
+  for name in ("num_nodes", "num_children"):
+    if config[name] < 0:
+      raise ValueError(f"{name} must be >= 0, got {config[name]}")
   if gamma < 0:
     raise ValueError(f"num_speculative_tokens must be >= 0, got {gamma}")
   if config.num_drafts < 1:
@@ -103,8 +106,13 @@ def check_config(config: ml_collections.ConfigDict) -> None:
     raise ValueError(
       f"{what} ({depth}) is larger than max_new_tokens ({budget})"
     )
-  how = siblings_lib.get(config.siblings)
+  how = drafting.make_siblings(config)
   tree = drafting.make_tree(config)
+  if config.num_nodes and not family.is_head:
+    raise ValueError(
+      "num_nodes is of the dynamic tree of an EAGLE head, and the drafter is "
+      f"{config.drafter!r}"
+    )
   family.check(config, tree, how)
   if gamma:
     rules.get(config.rule).check(tree, how)
@@ -127,7 +135,7 @@ class Models:
 
   Attributes:
     target: the target.
-    draft: the draft, or None where no other model drafts.
+    draft: the draft or the head, or None where nothing else drafts.
     tokenizer: the pair's one tokenizer.
     eos_tokens: ids that end a text.
     mesh: the devices, or None for one without a mesh.
@@ -135,18 +143,22 @@ class Models:
   """
 
   target: Network
-  draft: Network | None
+  draft: Network | Head | None
   tokenizer: Tokenizer
   eos_tokens: tuple[int, ...]
   mesh: Mesh | None
   layout: meshes.Layout | None
 
 
-def load(config: ml_collections.ConfigDict) -> Models:
+def load(
+  config: ml_collections.ConfigDict, *, beside: Models | None = None
+) -> Models:
   """Loads the checkpoints of a config.
 
   Args:
     config: fields as in configs/common.py.
+    beside: models with the same target and dtype: its arrays are shared if they
+      lie where this config wants them.
 
   Returns:
     The `Models`, to be shared by every `assemble` of the same checkpoints.
@@ -173,12 +185,22 @@ def load(config: ml_collections.ConfigDict) -> Models:
       )
     mesh, shardings = layout.mesh(jax.devices()), layout.shardings()
   dtype = jnp.dtype(config.dtype)
-  target = checkpoints.load(
-    config.target, dtype=dtype, mesh=mesh, sharding=shardings[0]
-  )
+  if beside is not None and beside.layout == layout:
+    target = beside.target
+  else:
+    target = checkpoints.load(
+      config.target, dtype=dtype, mesh=mesh, sharding=shardings[0]
+    )
   tokenizer = checkpoints.load_tokenizer(config.target)
   draft = None
-  if has_draft:
+  if has_draft and drafting.has_head(config):
+    if mesh is not None:
+      raise ValueError(
+        "a head on the target's features drafts on one device, got the mesh "
+        f"{config.mesh!r}"
+      )
+    draft = checkpoints.load_head(config.draft, target, dtype=dtype)
+  elif has_draft:
     draft = checkpoints.load(
       config.draft, dtype=dtype, mesh=mesh, sharding=shardings[1]
     )
@@ -208,22 +230,26 @@ def assemble(config: ml_collections.ConfigDict, models: Models) -> Pair:
   check_config(config)
   tokenizer = models.tokenizer
   vocab_size = tokenizer.vocab_size
-  target = models.target.functions(SkippedLayers())
+  features = models.draft.features if isinstance(models.draft, Head) else ()
+  target = models.target.functions(SkippedLayers(), features)
   draft, draft_params, drafter = None, None, None
   if config.num_speculative_tokens:
-    family = drafting.get(config.drafter)
+    family = drafting.of(config)
     draft, draft_params = family.model(config, models)
     drafter = family.make(
       config,
       draft,
       tree=drafting.make_tree(config),
-      siblings=siblings_lib.get(config.siblings),
+      siblings=drafting.make_siblings(config),
       vocab_size=vocab_size,
     )
+  if isinstance(draft, Head):
+    draft = None  # no model of its own
   limits = [
     config.max_length,
     target.max_positions,
     draft.max_positions if draft else None,
+    drafter.max_positions if drafter else None,
   ]
   wrong = [i for i in config.stop_token_ids if not 0 <= i < vocab_size]
   if wrong:
@@ -281,6 +307,7 @@ def engine_of(config, pair: Pair, *, baseline: bool = False) -> Engine:
     top_p=config.top_p,
     min_p=config.min_p,
     seed=config.seed,
+    watch=lambda prompt: stops.watch(pair.tokenizer, prompt.stop),
     mesh=pair.mesh,
     cache_specs=pair.layout and pair.layout.cache_specs(),
   )

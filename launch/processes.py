@@ -8,11 +8,11 @@ several can be started by hand. They must join before jax touches a device:
   JAX_COORDINATOR_ADDRESS=localhost:9911 JAX_NUM_PROCESSES=2 JAX_PROCESS_ID=1 \
     python -m launch.decode --config=configs/embedded.py --output=OUT.jsonl
 
-or the same by flags. `launch.decode` and `launch.train` run so; the other
-commands are of one process, and refuse. Process 0, the chief, alone writes
-files. When one process dies, the others end within --heartbeat_timeout seconds
-or a little more: jax aborts them with "another task died", or they raise what
-broke in their hands.
+or the same by flags. `launch.decode`, `launch.evaluate` and `launch.train` run
+so; the other commands are of one process, and refuse. Process 0, the chief,
+alone writes files. When one process dies, the others end within
+--heartbeat_timeout seconds or a little more: jax aborts them with "another task
+died", or they raise what broke in their hands.
 """
 
 import json
@@ -21,7 +21,8 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -58,6 +59,8 @@ FLAGS = (DISTRIBUTED, _COORDINATOR, _NUM_PROCESSES, _PROCESS_ID, _HEARTBEAT)
 # the others to fail alike.
 _JOIN_SECONDS = 300
 _LEAVE_SECONDS = 5
+
+_Part = TypeVar("_Part")
 
 _METADATA = "computeMetadata/v1/instance/attributes/worker-network-endpoints"
 
@@ -111,7 +114,8 @@ def refuse() -> None:
   if _is_asked(settings) and settings["num_processes"] != 1:
     raise ValueError(
       "this command is of one process, but was started as one of several "
-      "(launch.decode and launch.train can be): start it once, without "
+      "(launch.decode, launch.evaluate and launch.train can be): start it "
+      "once, without "
       "--coordinator_address and JAX_COORDINATOR_ADDRESS, or with "
       "--distributed=off"
     )
@@ -224,6 +228,36 @@ def gather(value: Any) -> list[Any]:
     json.loads(bytes(row[:size]))
     for row, size in zip(texts, sizes.tolist(), strict=True)
   ]
+
+
+def in_turn(
+  parts: Sequence[_Part],
+  work: Callable[[int, _Part], dict],
+  *,
+  together: bool,
+) -> Iterator[dict]:
+  """The records of parts of a run, on every process.
+
+  Args:
+    parts: the same on every process.
+    work: makes the record of a part of a number.
+    together: whether every process must take part in every part, because the
+      models' arrays lie on the devices of several; otherwise they take turns.
+
+  Yields:
+    A record at a time, the same ones in the same order on every process.
+  """
+  if together or not several():
+    for number, part in enumerate(parts):
+      yield work(number, part)
+    return
+  rank, count = jax.process_index(), jax.process_count()
+  for start in range(0, len(parts), count):
+    turn = range(start, min(start + count, len(parts)))
+    record = None
+    if rank < len(turn):
+      record = work(turn[rank], parts[turn[rank]])
+    yield from filter(None, gather(record))
 
 
 def spanned_by(tree: Any) -> bool:

@@ -4,10 +4,12 @@ import dataclasses
 import hashlib
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from launch import prompt_lines
 from models.tokenizers import Tokenizer
+from specjax.engine import Settings
 
 # What `launch.decode` decodes when no file is given.
 BUILT_IN = (
@@ -26,28 +28,65 @@ class Prompt:
 
   Attributes:
     stream: what it draws from, `fold_in(key(seed), stream)`; of prompts that
-      are decoded together, each has its own.
+      are decoded together, each has its own, unless it has a seed of its own.
     id: whatever the file calls it, or the number of its line.
-    text: the prompt.
+    text: the prompt; of messages, what the chat template makes of them.
     token_ids: the prompt's tokens, at least one.
+    sample: which of several completions of one prompt, or None.
+    settings: what it wants in place of the config's.
+    stop: texts before the first of which its completion ends.
+    is_chat: whether the text was made of messages.
   """
 
   stream: int
   id: Any
   text: str
   token_ids: tuple[int, ...]
+  sample: int | None = None
+  settings: Settings = dataclasses.field(default_factory=Settings)
+  stop: tuple[str, ...] = ()
+  is_chat: bool = False
+
+  @property
+  def row_id(self) -> Any:
+    """What its row is told apart by: `row_id` of the row."""
+    return _row_id(self.id, self.sample)
 
   @property
   def key(self) -> str:
-    """A hash of what it is: id, text and stream."""
-    text = json.dumps([self.id, self.text, self.stream], sort_keys=True)
+    """A hash of what it is: id, text, stream, and what it wants for itself."""
+    wants: dict[str, Any] = {**self.settings.given()}
+    if self.sample is not None:
+      wants["sample"] = self.sample
+    if self.stop:
+      wants["stop"] = self.stop
+    if self.is_chat:
+      wants["is_chat"] = True
+    what = [self.id, self.text, self.stream, *([wants] if wants else [])]
+    text = json.dumps(what, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def row_id(row: Mapping[str, Any]) -> Any:
+  """What a row of an output is told apart by: its id, and which sample."""
+  return _row_id(row.get("id"), row.get("sample"))
+
+
+def _row_id(identity: Any, sample: int | None) -> Any:
+  if sample is None:
+    return identity
+  return {"id": identity, "sample": sample}
 
 
 def built_in(tokenizer: Tokenizer, *, max_tokens: int) -> list[Prompt]:
   """The built-in prompts; ValueError if one does not fit the buffer."""
   return [
-    Prompt(i, i, text, _encode(text, tokenizer, max_tokens=max_tokens))
+    Prompt(
+      i,
+      i,
+      text,
+      prompt_lines.encode(text, tokenizer, max_tokens=max_tokens),
+    )
     for i, text in enumerate(BUILT_IN)
   ]
 
@@ -67,13 +106,16 @@ def all_of(
 ) -> list[Prompt]:
   """The prompts of a file, every line of which must be good; or the built-in.
 
+  For commands that give all prompts the same settings.
+
   Args:
     path: the file, or None.
     tokenizer: of the pair.
     max_tokens: longest prompt that fits the buffer.
 
   Raises:
-    ValueError: for a bad line or prompt, or a file without prompts.
+    ValueError: for a bad line or prompt, for one that wants settings of its
+      own, or for a file without prompts.
   """
   if not path:
     return built_in(tokenizer, max_tokens=max_tokens)
@@ -82,27 +124,40 @@ def all_of(
     raise ValueError("; ".join(problems))
   if not items:
     raise ValueError(f"no prompts in {path}")
+  for item in items:
+    if item.stop or item.settings.given() or item.sample is not None:
+      raise ValueError(
+        f"{path}: the prompt of id {json.dumps(item.id)} has settings of its "
+        "own (or stop strings, or samples), which launch.decode alone reads"
+      )
   return items
 
 
 def read_jsonl(
-  path: str, tokenizer: Tokenizer, *, max_tokens: int
+  path: str,
+  tokenizer: Tokenizer,
+  *,
+  max_tokens: int,
+  max_new_tokens: int | None = None,
 ) -> tuple[list[Prompt], list[str]]:
-  """Reads `{"id": ..., "prompt": "..."}` lines.
+  """Reads lines as `launch.prompt_lines` describes them.
 
-  The stream of a prompt follows from its id alone, so that neither its place in
-  the file nor the other prompts change what is drawn. (If the hashes of two ids
-  are the same, the second takes another.)
+  The stream of a prompt follows from its id alone (and the number of the
+  sample), so that neither its place in the file nor the other prompts change
+  what is drawn. (If the hashes of two ids are the same, the second takes
+  another.) One with a seed of its own draws what follows from that seed and the
+  number of the sample, whatever its id.
 
   Args:
     path: the file; blank lines are skipped.
     tokenizer: of the pair.
     max_tokens: longest prompt that fits the buffer.
+    max_new_tokens: the largest budget that a line may ask for, or None.
 
   Returns:
-    The good prompts, and a message for every bad line (named by its number,
-    from 1): one bad line does not cost the others. A line without an id gets
-    its number; one whose id another line had before is bad.
+    The good prompts, one for each sample, and a message for every bad line
+    (named by its number, from 1): one bad line does not cost the others. A line
+    without an id gets its number; one whose id another line had before is bad.
 
   Raises:
     FileNotFoundError: if there is no such file.
@@ -119,21 +174,21 @@ def read_jsonl(
       continue
     try:
       record = json.loads(line)
-      text = _text(record)
+      found = prompt_lines.read(
+        record, tokenizer, max_tokens=max_tokens, max_new_tokens=max_new_tokens
+      )
       identity = record.get("id")
       identity = number if identity is None else identity
-      name = json.dumps(identity, sort_keys=True)
-      if name in lines:
+      rows = [identity, *(_row_id(identity, s) for s in _numbers(found))]
+      names = [json.dumps(row, sort_keys=True) for row in rows]
+      if there := [lines[name] for name in names if name in lines]:
         raise ValueError(
-          f"the id {name} is that of line {lines[name]} already"
+          f"the id {names[0]} is that of line {there[0]} already"
           + ("" if record.get("id") is not None else
              " (a line without an id has its number)")
         )  # fmt: skip
-      token_ids = _encode(text, tokenizer, max_tokens=max_tokens)
-      prompts.append(
-        Prompt(_stream(identity, streams), identity, text, token_ids)
-      )
-      lines[name] = number
+      prompts += _samples(identity, found, streams)
+      lines.update(dict.fromkeys(names, number))
     except UnicodeDecodeError:
       problems.append(f"{path}:{number}: not UTF-8")
     except json.JSONDecodeError as error:
@@ -145,34 +200,31 @@ def read_jsonl(
   return prompts, problems
 
 
-def _text(record: Any) -> str:
-  """The prompt of a line; ValueError if it has none."""
-  if not isinstance(record, dict):
-    raise ValueError(
-      f'expected an object {{"id": ..., "prompt": "..."}}, got '
-      f"{type(record).__name__}"
+def _samples(
+  identity: Any, line: prompt_lines.Line, streams: set[int]
+) -> list[Prompt]:
+  """The prompts of a line: one, or as many as it wants samples."""
+  return [
+    Prompt(
+      # Of a seed of its own: the number of the sample.
+      sample or 0
+      if line.settings.seed is not None
+      else _stream(_row_id(identity, sample), streams),
+      identity,
+      line.text,
+      line.token_ids,
+      sample=sample,
+      settings=line.settings,
+      stop=line.stop,
+      is_chat=line.is_chat,
     )
-  text = record.get("prompt")
-  if not isinstance(text, str):
-    raise ValueError(
-      'expected a string under "prompt", got '
-      + (type(text).__name__ if "prompt" in record else "no such key")
-    )
-  return text
+    for sample in _numbers(line)
+  ]
 
 
-def _encode(text: str, tokenizer: Tokenizer, *, max_tokens: int):
-  """The tokens of a prompt; ValueError if they are none or too many."""
-  token_ids = tuple(tokenizer.encode(text)) if text else ()
-  if not token_ids:
-    raise ValueError("the prompt is empty")
-  if len(token_ids) > max_tokens:
-    raise ValueError(
-      f"the prompt has {len(token_ids)} tokens, but only {max_tokens} fit "
-      "beside max_new_tokens (max_length, and the models' positions, bound "
-      "both together)"
-    )
-  return token_ids
+def _numbers(line: prompt_lines.Line) -> Sequence[int | None]:
+  """Of the samples of a line; of a single one, which has none, None."""
+  return [None] if line.num_samples is None else range(line.num_samples)
 
 
 _HALF = 1 << 31

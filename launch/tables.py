@@ -20,6 +20,7 @@ from specjax import metrics
 TABLES = {
   "benchmark": "launch.benchmark_page:table",
   "speed": "launch.benchmark_page:short",
+  "evaluation": "launch.evaluation.page:table",
   "plans": "launch.planning.page:table",
   "drafts": "launch.studies.drafts.page:table",
   "reports": "launch.studies.report.page:table",

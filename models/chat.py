@@ -37,6 +37,27 @@ def encode(
     ValueError: for messages without a role or a content, or that the template
       refuses, or if there is none.
   """
+  safe, forged = protect(tokenizer, messages)
+  text = render(tokenizer, safe, add_generation_prompt=add_generation_prompt)
+  return encode_rendered(tokenizer, text, forged)
+
+
+def protect(
+  tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]
+) -> tuple[Sequence[Any], tuple[str, ...]]:
+  """Messages in which no special token is named, for a template to render.
+
+  Args:
+    tokenizer: whose special tokens they are.
+    messages: as `encode`'s.
+
+  Returns:
+    The messages, with marks in place of the names, and the names: what
+    `encode_rendered` takes.
+
+  Raises:
+    ValueError: for messages without a role or a content.
+  """
   for message in messages:
     for key in ("role", "content"):
       if not isinstance(message.get(key), str):
@@ -44,17 +65,25 @@ def encode(
   names = tokenizer.special_tokens()
   forged = sorted((n for n in names if _holds(messages, n)), key=len)[::-1]
   if not forged:
-    text = render(
-      tokenizer, messages, add_generation_prompt=add_generation_prompt
-    )
-    return tokenizer.backend.encode(text, add_special_tokens=False).ids
+    return messages, ()
   if _holds(messages, _MARK):
     raise ValueError(f"a message holds {_MARK!r}, which is no character")
-  text = render(
-    tokenizer,
-    _replaced(messages, forged),
-    add_generation_prompt=add_generation_prompt,
-  )
+  return _replaced(messages, forged), tuple(forged)
+
+
+def encode_rendered(
+  tokenizer: Tokenizer, text: str, forged: Sequence[str] = ()
+) -> list[int]:
+  """Ids of what a template made of protected messages, or of a part of it.
+
+  Args:
+    tokenizer: with the template.
+    text: the text, or a part that begins or ends at a special token.
+    forged: from `protect`.
+  """
+  if not forged:
+    return tokenizer.backend.encode(text, add_special_tokens=False).ids
+  names = tokenizer.special_tokens()
   ids: list[int] = []
   pieces = _pieces(text, names)
   for number, piece in enumerate(pieces):

@@ -15,14 +15,17 @@ from jax.sharding import Mesh
 from models import (
   gguf,
   gguf_tokenizer,
+  head_checkpoints,
   huggingface,
   stacked,
   tokenizers,
   trained,
 )
+from models.head_checkpoints import Head
 from models.sharding import Sharding
 from models.tokenizers import Tokenizer
 from models.transformer import (
+  Features,
   SkippedLayers,
   Transformer,
   TransformerConfig,
@@ -36,12 +39,15 @@ class Network:
   """A model that is loaded, on one device or over a mesh.
 
   Attributes:
+    config: its shapes and switches.
     params: its parameters.
-    functions: the model as pure functions of them, some layers left out.
+    functions: the model as pure functions of them, some layers left out, with
+      the features that are asked for.
   """
 
+  config: TransformerConfig
   params: Any
-  functions: Callable[[SkippedLayers], LanguageModel]
+  functions: Callable[[SkippedLayers, Features], LanguageModel]
 
 
 def load(
@@ -65,18 +71,51 @@ def load(
     module = load_module(path, dtype=dtype)
     _, params = as_language_model(module)
     return Network(
+      config=module.config,
       params=params,
-      functions=lambda skipped: as_language_model(module, skipped=skipped)[0],
+      functions=lambda skipped, features: as_language_model(
+        module, skipped=skipped, features=features
+      )[0],
     )
   config, params = _reader(path).load_stacked(
     path, mesh=mesh, sharding=sharding, dtype=dtype
   )
   return Network(
+    config=config,
     params=params,
-    functions=lambda skipped: stacked.as_language_model(
-      config, dtype=dtype, skipped=skipped, sharding=sharding
+    functions=lambda skipped, features: stacked.as_language_model(
+      config, dtype=dtype, skipped=skipped, sharding=sharding, features=features
     ),
   )
+
+
+def load_head(path: str, target: Network, *, dtype) -> Head:
+  """Reads a draft head of a target on one device.
+
+  Args:
+    path: its directory.
+    target: as `load` gave it, without a mesh.
+    dtype: of parameters and activations.
+
+  Returns:
+    The `models.head_checkpoints.Head`.
+
+  Raises:
+    FileNotFoundError, ValueError: as `models.head_checkpoints.load`.
+  """
+  embedding = target.params["embed"]["embedding"][...]
+  if target.config.tied_embeddings:
+    output = embedding.T
+  else:
+    output = target.params["lm_head"]["kernel"][...]
+  about = head_checkpoints.Target(
+    num_layers=target.config.num_layers,
+    embed_dim=target.config.embed_dim,
+    vocab_size=target.config.vocab_size,
+    embedding=embedding,
+    output=output,
+  )
+  return head_checkpoints.load(path, about, dtype=dtype)
 
 
 def load_module(path: str, *, dtype=jnp.float32) -> Transformer:

@@ -181,7 +181,8 @@ def rotate(x: Array, table: tuple[Array, Array]) -> Array:
 # ------------------------------------------------------------------- layers
 
 
-def _norm(config: TransformerConfig, dim: int, dtype, rngs: nnx.Rngs):
+def make_norm(config: TransformerConfig, dim: int, dtype, rngs: nnx.Rngs):
+  """A norm of the configuration's kind over `dim` channels."""
   make = nnx.RMSNorm if config.norm == "rms" else nnx.LayerNorm
   return make(
     dim,
@@ -193,7 +194,8 @@ def _norm(config: TransformerConfig, dim: int, dtype, rngs: nnx.Rngs):
   )
 
 
-def _linear(n_in: int, n_out: int, bias: bool, dtype, rngs: nnx.Rngs):
+def make_linear(n_in: int, n_out: int, bias: bool, dtype, rngs: nnx.Rngs):
+  """A projection with small random weights."""
   return nnx.Linear(
     n_in,
     n_out,
@@ -235,19 +237,34 @@ def attend(q: Array, keys: Array, values: Array, mask: Array) -> Array:
 
 
 class Attention(nnx.Module):
-  """Self-attention over the fed tokens and, if given, a cache."""
+  """Self-attention over the fed tokens and, if given, a cache.
 
-  def __init__(self, config: TransformerConfig, dtype, *, rngs: nnx.Rngs):
+  Args:
+    config: shapes and switches.
+    dtype: of parameters and activations.
+    input_dim: width of what it reads; by default D, which it always returns.
+    rngs: for the initial weights.
+  """
+
+  def __init__(
+    self,
+    config: TransformerConfig,
+    dtype,
+    *,
+    input_dim: int | None = None,
+    rngs: nnx.Rngs,
+  ):
     c = config
     self.config = c
     width, kv_width = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    self.q = _linear(c.embed_dim, width, c.qkv_bias, dtype, rngs)
-    self.k = _linear(c.embed_dim, kv_width, c.qkv_bias, dtype, rngs)
-    self.v = _linear(c.embed_dim, kv_width, c.qkv_bias, dtype, rngs)
-    self.out = _linear(width, c.embed_dim, c.out_bias, dtype, rngs)
+    read = c.embed_dim if input_dim is None else input_dim
+    self.q = make_linear(read, width, c.qkv_bias, dtype, rngs)
+    self.k = make_linear(read, kv_width, c.qkv_bias, dtype, rngs)
+    self.v = make_linear(read, kv_width, c.qkv_bias, dtype, rngs)
+    self.out = make_linear(width, c.embed_dim, c.out_bias, dtype, rngs)
     if c.qk_norm:
-      self.q_norm = _norm(c, c.head_dim, dtype, rngs)
-      self.k_norm = _norm(c, c.head_dim, dtype, rngs)
+      self.q_norm = make_norm(c, c.head_dim, dtype, rngs)
+      self.k_norm = make_norm(c, c.head_dim, dtype, rngs)
 
   def __call__(self, x, rotary, mask, kv, start, *, layer=None):
     """Attends.
@@ -288,10 +305,10 @@ class Mlp(nnx.Module):
   def __init__(self, config: TransformerConfig, dtype, *, rngs: nnx.Rngs):
     c = config
     self.config = c
-    self.up = _linear(c.embed_dim, c.mlp_dim, c.mlp_bias, dtype, rngs)
-    self.down = _linear(c.mlp_dim, c.embed_dim, c.mlp_bias, dtype, rngs)
+    self.up = make_linear(c.embed_dim, c.mlp_dim, c.mlp_bias, dtype, rngs)
+    self.down = make_linear(c.mlp_dim, c.embed_dim, c.mlp_bias, dtype, rngs)
     if c.gated_mlp:
-      self.gate = _linear(c.embed_dim, c.mlp_dim, c.mlp_bias, dtype, rngs)
+      self.gate = make_linear(c.embed_dim, c.mlp_dim, c.mlp_bias, dtype, rngs)
 
   def __call__(self, x: Array) -> Array:
     """`[B, T, D] -> [B, T, D]`."""
@@ -307,9 +324,9 @@ class Layer(nnx.Module):
 
   def __init__(self, config: TransformerConfig, dtype, *, rngs: nnx.Rngs):
     self.config = config
-    self.attention_norm = _norm(config, config.embed_dim, dtype, rngs)
+    self.attention_norm = make_norm(config, config.embed_dim, dtype, rngs)
     self.attention = Attention(config, dtype, rngs=rngs)
-    self.mlp_norm = _norm(config, config.embed_dim, dtype, rngs)
+    self.mlp_norm = make_norm(config, config.embed_dim, dtype, rngs)
     self.mlp = Mlp(config, dtype, rngs=rngs)
 
   def __call__(
@@ -399,9 +416,9 @@ class Transformer(nnx.Module):
     self.layers = nnx.List(
       [Layer(config, dtype, rngs=rngs) for _ in range(config.num_layers)]
     )
-    self.final_norm = _norm(config, config.embed_dim, dtype, rngs)
+    self.final_norm = make_norm(config, config.embed_dim, dtype, rngs)
     if not config.tied_embeddings:
-      self.lm_head = _linear(
+      self.lm_head = make_linear(
         config.embed_dim, config.vocab_size, False, dtype, rngs
       )
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax.types import Params, Sampling
+from specjax.types import DecodeState, Params, Sampling
 
 
 def check_params(params: Params) -> None:
@@ -109,6 +109,54 @@ def check_sizes(
       raise ValueError(
         f"prompt tokens must be in 0..{vocab_size - 1}, got "
         f"{ids.min()}..{ids.max()}"
+      )
+
+
+def check_extension(
+  state: DecodeState,
+  row: Array,
+  tokens: Array,
+  count: Array,
+  max_new_tokens: Array,
+  *,
+  buffer_length: int,
+  vocab_size: int,
+) -> None:
+  """Raises ValueError for what cannot be appended; see `Decoder.extend`.
+
+  Args:
+    state: whose row it is.
+    row, tokens, count, max_new_tokens: looked at if they are concrete.
+    buffer_length: static.
+    vocab_size: V.
+  """
+  if tokens.ndim != 1 or not jnp.issubdtype(tokens.dtype, jnp.integer):
+    raise ValueError(
+      f"tokens must be token ids i32[P], of one row, got {_show(tokens)}"
+    )
+  width, known = len(tokens), lambda x: not isinstance(x, jax.core.Tracer)
+  if width >= buffer_length:
+    raise ValueError(
+      f"{width} more tokens do not fit into a buffer of {buffer_length}"
+    )
+  if known(row) and not 0 <= row < len(state.length):
+    raise ValueError(f"row must be in 0..{len(state.length) - 1}, got {row}")
+  if known(count) and not 1 <= count <= width:
+    raise ValueError(f"count must be in 1..{width}, got {count}")
+  if known(count) and known(tokens):
+    ids = np.asarray(tokens)[: int(count)]
+    if ids.min() < 0 or ids.max() >= vocab_size:
+      raise ValueError(
+        f"tokens must be in 0..{vocab_size - 1}, got {ids.min()}..{ids.max()}"
+      )
+  if known(row) and known(state.length) and known(count):
+    text = int(state.length[row])
+    if known(max_new_tokens) and not (
+      0 <= max_new_tokens <= buffer_length - text - int(count)
+    ):
+      raise ValueError(
+        f"text, appended and new tokens must fit into buffer_length "
+        f"({buffer_length}), got {text}, {count} and {max_new_tokens}"
       )
 
 

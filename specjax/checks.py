@@ -1,7 +1,12 @@
-"""What parts of a decoder owe each other, checked where they meet."""
+"""What parts of a decoder owe each other, checked or mended where they meet."""
 
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
+from specjax import laws
 from specjax.drafters.model import check_model
 from specjax.tree import Form
 from specjax.types import Draft, Drafter, LanguageModel, Rule
@@ -76,3 +81,44 @@ def logits(model: LanguageModel, found: Array, fed: tuple[int, ...]) -> None:
     raise ValueError(
       f"the target must return logits of shape {expected}, got {found.shape}"
     )
+
+
+def within(draft: Draft, max_depth: Array) -> Draft:
+  """The draft without what is deeper than its row may draft.
+
+  A depth that is set between rounds knows nothing of the tokens, so that every
+  rule that takes a tree of that form stays lossless. A tree whose form is fixed
+  is drafted whole.
+  """
+  if draft.parents is None:
+    return draft
+  depth = draft.topology().depth
+  within = (depth <= max_depth[:, None]) | (
+    np.arange(draft.tree.num_fed) >= draft.tree.num_nodes
+  )
+  return dataclasses.replace(
+    draft, parents=jnp.where(within, draft.parents, -1)
+  )
+
+
+def heal(draft: Draft, target_log_probs: Array) -> tuple[Draft, Array, Array]:
+  """Replaces laws that are NaN by uniform ones, and says which nodes end a row.
+
+  Rules then never see a NaN. The target's law at a node that is not reached
+  costs its row nothing: to the rule, the target is uniform there, and a row
+  that comes there ends before a token is drawn. Drafted tokens that were drawn
+  from a law that nobody knows cannot be verified, wherever they are, so that a
+  draft with such a law ends its row before any of it is emitted; the library's
+  drafters heal their laws before they draw, and return none.
+
+  Returns:
+    The draft, the target's laws, and `bool[B, N + 1]`.
+  """
+  broken = jnp.isnan(target_log_probs[..., 0])
+  if draft.log_probs is not None:
+    nodes = draft.tree.num_nodes
+    unknown = jnp.isnan(draft.log_probs).any(axis=-1)
+    unknown &= draft.topology().there[:, :nodes] & (np.arange(nodes) > 0)
+    broken |= unknown.any(axis=1, keepdims=True)
+    draft = dataclasses.replace(draft, log_probs=laws.heal(draft.log_probs))
+  return draft, laws.heal(target_log_probs), broken

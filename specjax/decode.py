@@ -10,7 +10,8 @@ One round is draft, score, verify, draw, commit:
 Plain autoregressive decoding is the same loop with the empty tree. Nothing here
 is jitted; shapes are fixed, so `jax.jit(decoder.generate, donate_argnums=1)` is
 one program for every prompt, length, temperature and budget of the same sizes.
-What is checked is in `arguments` and `checks`, what is counted in `emission`.
+How prompts are read is in `prefill`, what is checked in `arguments` and
+`checks`, what is counted in `emission`.
 """
 
 import dataclasses
@@ -19,10 +20,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 
-from specjax import arguments, checks, drafters, drawing, laws, rows, rules
+from specjax import (
+  arguments,
+  checks,
+  drafters,
+  drawing,
+  prefill,
+  rows,
+  rules,
+)
 from specjax import cache as cache_lib
 from specjax import emission as emission_lib
 from specjax import warp as warp_lib
@@ -31,7 +39,6 @@ from specjax.tree import Form
 from specjax.types import (
   Commit,
   Context,
-  Counters,
   DecodeState,
   Draft,
   Drafter,
@@ -42,7 +49,6 @@ from specjax.types import (
   Rule,
   Sampling,
   StepInfo,
-  StopReason,
   Verification,
   pick_nodes,
 )
@@ -144,6 +150,7 @@ class Decoder:
           path=emission.path,
           length=state.length,
           target_output=now.output,
+          again=jnp.zeros_like(root_slot),
         ),
       )
     state = dataclasses.replace(
@@ -210,7 +217,7 @@ class Decoder:
       logits = output.logits[:, : tree.num_nodes, : self.vocab_size]
       logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
       target_log_probs = warp_lib.warp(logits, state.sampling)
-      draft, target_log_probs, broken = _heal(draft, target_log_probs)
+      draft, target_log_probs, broken = checks.heal(draft, target_log_probs)
     return Round(
       draft=draft,
       drafter_state=drafter_state,
@@ -246,7 +253,7 @@ class Decoder:
     checks.draft(
       self.drafter, draft, len(state.length), vocab_size=self.vocab_size
     )
-    return _within(draft, state.max_depth), drafter_state, cache
+    return checks.within(draft, state.max_depth), drafter_state, cache
 
   def generate(self, params: Params, state: DecodeState) -> DecodeState:
     """Rounds until every row is done: one `lax.while_loop`."""
@@ -339,14 +346,15 @@ class Decoder:
       rng_key = drawing.row_keys(rng_key, jnp.arange(count))
     # Every row may write a whole draft beyond its last committed token.
     slots = buffer_length + self.drafter.tree.num_fed
-    return self._prefill(
-      params, prompts, lengths, rng_key,
+    return prefill.begin(
+      self.target, self.drafter, params, prompts, lengths, rng_key,
       buffer_length=buffer_length,
       max_new_tokens=max_new_tokens,
       sampling=sampling or warp_lib.make_sampling(count),
       stop_tokens=jnp.asarray(stop_tokens, jnp.int32).reshape(-1),
       inputs=inputs,
       drafter_state=self.drafter.init(params, count, slots, inputs),
+      with_log_probs=self.with_log_probs,
     )  # fmt: skip
 
   def admit(
@@ -392,8 +400,8 @@ class Decoder:
     )  # fmt: skip
     slots = request["buffer_length"] + self.drafter.tree.num_fed
     own = self.drafter.init(params, 1, slots, inputs)
-    fresh = self._prefill(
-      params,
+    fresh = prefill.begin(
+      self.target, self.drafter, params,
       **request,
       stop_tokens=state.stop_tokens,
       inputs=inputs,
@@ -402,76 +410,62 @@ class Decoder:
         lambda axis, new, now: now if axis is None else new,
         self.drafter.row_axes(state.drafter_state), own, state.drafter_state,
       ),
+      with_log_probs=self.with_log_probs,
     )  # fmt: skip
     fresh = dataclasses.replace(fresh, num_steps=state.num_steps)
     return rows.put(self.row_axes(state), state, row, fresh)
 
-  def _prefill(
+  def extend(
     self,
-    params,
-    prompts,
-    lengths,
-    rng_key,
+    params: Params,
+    state: DecodeState,
+    row: Array | int,
+    tokens: Array,
+    count: Array | int,
     *,
-    buffer_length,
-    max_new_tokens,
-    sampling,
-    stop_tokens,
-    inputs,
-    drafter_state,
+    max_new_tokens: Array | int,
+    sampling: Sampling | None = None,
   ) -> DecodeState:
-    """The state after the prompts; arguments as `init` has checked them."""
-    count, width = prompts.shape
-    tree = self.drafter.tree
-    room = buffer_length - lengths  # no sum of the two may wrap around
-    max_length = lengths + jnp.minimum(max_new_tokens, room)
-    columns = buffer_length + tree.max_depth + 1
-    # Whatever the caller padded with is replaced: models may not know it.
-    prompts = jnp.where(
-      jnp.arange(width) < lengths[:, None], prompts, prompts[:, :1]
-    ).astype(jnp.int32)
-    output, target_cache = self.target.apply(
-      params.target,
-      prompts,
-      self.target.new_cache(
-        params.target, count, buffer_length + tree.num_fed, inputs
-      ),
-      logits_at=jnp.zeros((count, 0), jnp.int32),
+    """Appends tokens to the text of a row, which goes on from there.
+
+    What a conversation's next turn needs: the caches keep what the row has,
+    and only what is new is read (with the two newest tokens, of which one was
+    not read yet). The row then emits what one with all of that text as its
+    prompt would; it counts as prompt now, and counters begin anew. One program
+    for tokens of one width: `row`, `count`, the budget and the warp are traced.
+
+    Args:
+      params: parameters of both models.
+      state: from `init` or later; donate it.
+      row: which of its B rows; whether it is done does not matter.
+      tokens: `i32[P]`, right-padded with anything.
+      count: tokens of it, in 1..P.
+      max_new_tokens: tokens to emit at most.
+      sampling: the warp of one row, as `admit`'s; by default the row keeps its
+        own.
+
+    Returns:
+      The state. Where text and tokens do not fit into the buffer, which under
+      `jit` nobody has checked, the row is as it was and ended (LENGTH).
+
+    Raises:
+      ValueError: as `init`.
+    """
+    tokens, row = jnp.asarray(tokens), jnp.asarray(row, jnp.int32)
+    count = jnp.asarray(count, jnp.int32)
+    max_new_tokens = jnp.asarray(max_new_tokens, jnp.int32)
+    self.check_extension(
+      params, state, row, tokens, count, max_new_tokens=max_new_tokens
     )
-    # Copies: the state is made to be donated, the arguments are the caller's.
-    own = lambda arrays: jax.tree.map(jnp.copy, arrays)
-    index = jnp.arange(width, dtype=jnp.int32)
-    drafter_state = self.drafter.prefill(
-      params,
-      drafter_state,
-      Commit(
-        tokens=prompts,
-        start=jnp.zeros_like(lengths),
-        path=jnp.broadcast_to(index, prompts.shape),
-        length=own(lengths),
-        target_output=output,
-      ),
-    )
-    running = max_length > lengths
-    return DecodeState(
-      tokens=jnp.pad(prompts, ((0, 0), (0, columns - width))),
-      origins=jnp.zeros((count, columns), jnp.int8),
-      log_probs=jnp.zeros((count, columns)) if self.with_log_probs else None,
-      prompt_length=own(lengths),
-      length=own(lengths),
-      max_length=max_length,
-      max_depth=jnp.full((count,), tree.max_depth, jnp.int32),
-      stop_reason=jnp.where(
-        running, StopReason.RUNNING, StopReason.LENGTH
-      ).astype(jnp.int32),
-      stop_tokens=own(stop_tokens),
-      keys=own(rng_key),
-      sampling=own(sampling),
-      target_cache=target_cache.replace(length=lengths - 1),
-      drafter_state=drafter_state,
-      counters=Counters.zeros(count, tree),
-      num_steps=jnp.zeros((), jnp.int32),
-    )
+    axes = self.row_axes(state)
+    if sampling is not None:
+      sampling = warp_lib.as_in(state.sampling, sampling)
+    at = jnp.clip(row, 0, len(state.length) - 1)
+    longer = prefill.extend(
+      self.target, self.drafter, params, rows.pick(axes, state, at[None]),
+      tokens, count, max_new_tokens=max_new_tokens, sampling=sampling,
+    )  # fmt: skip
+    return rows.put(axes, state, row, longer)
 
   def check(
     self,
@@ -512,10 +506,24 @@ class Decoder:
       rng_key=rng_key[None],
       max_new_tokens=jnp.asarray(max_new_tokens, jnp.int32).reshape(1),
       sampling=warp_lib.as_in(state.sampling, sampling),
-      buffer_length=state.tokens.shape[1] - self.drafter.tree.max_depth - 1,
+      buffer_length=self.buffer_length(state),
     )
     self.check(params, **request)
     return request
+
+  def check_extension(
+    self, params, state, row, tokens, count, *, max_new_tokens
+  ) -> None:
+    """Raises ValueError for arguments of `extend` that cannot work."""
+    arguments.check_params(params)
+    arguments.check_extension(
+      state, row, tokens, count, max_new_tokens,
+      buffer_length=self.buffer_length(state), vocab_size=self.vocab_size,
+    )  # fmt: skip
+
+  def buffer_length(self, state: DecodeState) -> int:
+    """Tokens that prompt and completion of a row may have together."""
+    return state.tokens.shape[1] - self.drafter.tree.max_depth - 1
 
   def row_axes(self, state: DecodeState) -> DecodeState:
     """The axis of each leaf that rows lie along; None: all rows share it."""
@@ -559,44 +567,3 @@ def make_decoder(
     vocab_size=vocab_size,
     with_log_probs=with_log_probs,
   )
-
-
-def _within(draft: Draft, max_depth: Array) -> Draft:
-  """The draft without what is deeper than its row may draft.
-
-  A depth that is set between rounds knows nothing of the tokens, so that every
-  rule that takes a tree of that form stays lossless. A tree whose form is fixed
-  is drafted whole.
-  """
-  if draft.parents is None:
-    return draft
-  depth = draft.topology().depth
-  within = (depth <= max_depth[:, None]) | (
-    np.arange(draft.tree.num_fed) >= draft.tree.num_nodes
-  )
-  return dataclasses.replace(
-    draft, parents=jnp.where(within, draft.parents, -1)
-  )
-
-
-def _heal(draft: Draft, target_log_probs: Array):
-  """Replaces laws that are NaN by uniform ones, and says which nodes end a row.
-
-  Rules then never see a NaN. The target's law at a node that is not reached
-  costs its row nothing: to the rule, the target is uniform there, and a row
-  that comes there ends before a token is drawn. Drafted tokens that were drawn
-  from a law that nobody knows cannot be verified, wherever they are, so that a
-  draft with such a law ends its row before any of it is emitted; the library's
-  drafters heal their laws before they draw, and return none.
-
-  Returns:
-    The draft, the target's laws, and `bool[B, N + 1]`.
-  """
-  broken = jnp.isnan(target_log_probs[..., 0])
-  if draft.log_probs is not None:
-    nodes = draft.tree.num_nodes
-    unknown = jnp.isnan(draft.log_probs).any(axis=-1)
-    unknown &= draft.topology().there[:, :nodes] & (np.arange(nodes) > 0)
-    broken |= unknown.any(axis=1, keepdims=True)
-    draft = dataclasses.replace(draft, log_probs=laws.heal(draft.log_probs))
-  return draft, laws.heal(target_log_probs), broken

@@ -25,6 +25,16 @@ def row_keys(rng_key: Array, row_ids: Array) -> Array:
   return jax.vmap(lambda i: jax.random.fold_in(rng_key, i))(row_ids)
 
 
+def seeded_keys(seeds: Array, row_ids: Array) -> Array:
+  """One stream per row, each of a seed of its own: `key[B]` from two `u32[B]`.
+
+  Row b's is `row_keys(key(seeds[b]), row_ids)[b]`.
+  """
+  return jax.vmap(lambda seed, i: jax.random.fold_in(jax.random.key(seed), i))(
+    seeds, row_ids
+  )
+
+
 def step_keys(keys: Array, length: Array) -> Array:
   """This round's keys, `key[B]`: every round starts at another length."""
   return jax.vmap(jax.random.fold_in)(keys, length)

@@ -4,8 +4,8 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,28 +15,27 @@ from jax.sharding import PartitionSpec as P
 
 from specjax import compilation, drawing, metrics
 from specjax.decode import Decoder
+from specjax.endings import Endings, Watch, fetch
 from specjax.mesh import MeshDecoder
+from specjax.requests import Request, Settings
 from specjax.types import DecodeState, Params, StopReason
 from specjax.warp import make_sampling
 
 _MIN_WIDTH = 32
 _NO_END = 2**30  # more rounds than any buffer has room for
+# What keeps all tokens: a program of rows that all have it does without.
+_NEUTRAL = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
-
-class Request(Protocol):
-  """What is asked of an engine: a prompt of one or more tokens.
-
-  Its draws come from `fold_in(key(seed), stream)`, a `u32`, whatever is decoded
-  beside it.
-  """
-
-  @property
-  def token_ids(self) -> Sequence[int]:
-    """Tokens of the prompt."""
-
-  @property
-  def stream(self) -> int:
-    """What its draws are told apart by."""
+__all__ = [
+  "Batch",
+  "Completion",
+  "Engine",
+  "Request",
+  "Settings",
+  "completions",
+  "make_batches",
+  "unit_of",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,12 +58,18 @@ class Batch:
     Rows beyond the prompts are filled with the first prompt.
     """
     tokens = np.zeros((self.rows, self.width), np.int32)
-    filled = [*self.prompts]
-    filled += [self.prompts[0]] * (self.rows - len(filled))
+    filled = self.filled()
     for row, prompt in enumerate(filled):
       tokens[row, : len(prompt.token_ids)] = prompt.token_ids
     lengths = np.array([len(p.token_ids) for p in filled], np.int32)
     return tokens, lengths, np.array([p.stream for p in filled], np.uint32)
+
+  def filled(self) -> list[Request]:
+    """The prompt of every row."""
+    return [
+      *self.prompts,
+      *[self.prompts[0]] * (self.rows - len(self.prompts)),
+    ]
 
 
 def make_batches(
@@ -104,7 +109,7 @@ class Completion:
   Attributes:
     token_ids: emitted tokens, a stop token included.
     origins: an `Origin` for each.
-    stop_reason: "stop_token", "length" or "nan_logits".
+    stop_reason: "stop_token", "length", "nan_logits" or "stop_string".
     num_target_calls, num_drafted, num_accepted, expected_accepted,
       total_variation, accept_counts: see `specjax.types.Counters`.
   """
@@ -120,20 +125,28 @@ class Completion:
   accept_counts: list[int]
 
 
+def _nobody(request: Request) -> None:
+  """The watch of an engine whose rows the host does not end."""
+  del request
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Engine:
-  """One decoder with fixed settings.
+  """One decoder with settings for all that a request does not set itself.
 
   Attributes:
     decoder: what decodes.
     params: its parameters.
     stop_tokens: ids that end a row.
-    max_new_tokens: budget of every row.
+    max_new_tokens: budget of a row, and the most that one may ask for.
     temperature, top_k, top_p, min_p: the warp.
     seed: a prompt draws from `fold_in(key(seed), prompt.stream)`.
+    watch: what looks at a request's tokens after every round and may end it
+      (`specjax.endings`), or None: batches of such requests cost nothing.
     mesh: the devices, or None for one without a mesh.
     cache_specs: how caches lie on it, see `compilation.compile_both`.
-    programs: compiled prefill and loop of each `(rows, width)`.
+    programs: compiled prefill and loop of each `(rows, width)` and each set of
+      truncations.
   """
 
   decoder: Decoder
@@ -145,13 +158,14 @@ class Engine:
   top_p: float
   min_p: float
   seed: int
+  watch: Callable[[Any], Watch | None] = _nobody
   mesh: Mesh | None = None
   cache_specs: tuple[P, P] | None = None
   programs: dict = dataclasses.field(default_factory=dict)
 
   def compile(self, batch: Batch) -> float:
     """Compiles for a batch's shape; seconds it took (0 if done before)."""
-    shape = (batch.rows, batch.width)
+    shape = self._shape(batch)
     if shape in self.programs:
       return 0.0
     start = time.perf_counter()
@@ -163,10 +177,10 @@ class Engine:
     tokens, lengths, row_ids = batch.arrays()
     args, options = self._put(
       (
-        (tokens, lengths, self._keys(row_ids)),
+        (tokens, lengths, self._keys(batch, row_ids)),
         dict(
           max_new_tokens=np.zeros(batch.rows, np.int32),
-          sampling=self._sampling(batch.rows),
+          sampling=self._sampling(batch),
         ),
       )
     )
@@ -211,31 +225,48 @@ class Engine:
 
     return jax.tree.map(put, arguments)
 
-  def _keys(self, row_ids):
-    return drawing.row_keys(jax.random.key(self.seed), row_ids)
+  def _keys(self, batch, row_ids):
+    seeds = jnp.array(self._each(batch, "seed"), jnp.uint32)
+    return drawing.seeded_keys(seeds, row_ids)
 
-  def _sampling(self, rows):
+  def _each(self, batch, name) -> list:
+    """A setting of every row: the request's own, or the engine's."""
+    own = [getattr(request.settings, name) for request in batch.filled()]
+    return [getattr(self, name) if x is None else x for x in own]
+
+  def _truncations(self, batch) -> dict[str, list]:
+    """Those that any row has, of every row."""
+    rows = {name: self._each(batch, name) for name in _NEUTRAL}
+    return {k: v for k, v in rows.items() if set(v) != {_NEUTRAL[k]}}
+
+  def _sampling(self, batch):
     return make_sampling(
-      rows,
-      temperature=self.temperature,
-      # None where nothing is truncated: a smaller program.
-      top_k=self.top_k or None,
-      top_p=self.top_p if self.top_p < 1 else None,
-      min_p=self.min_p or None,
+      batch.rows,
+      temperature=self._each(batch, "temperature"),
+      **self._truncations(batch),  # the others are None: a smaller program
     )
+
+  def _shape(self, batch):
+    """What is static of a batch's programs."""
+    return (batch.rows, batch.width, *self._truncations(batch))
 
   def prefill(self, batch: Batch, budget: int | None = None) -> DecodeState:
     """The state before the first step; `budget` replaces max_new_tokens."""
     tokens, lengths, row_ids = batch.arrays()
-    budgets = np.full(batch.rows, self.max_new_tokens, np.int32)
+    budgets = np.array(self._each(batch, "max_new_tokens"), np.int32)
+    if budgets.max() > self.max_new_tokens:
+      raise ValueError(
+        f"a request asks for {budgets.max()} new tokens, and the buffer is "
+        f"made for {self.max_new_tokens} (max_new_tokens)"
+      )
     if budget is not None:
       budgets[:] = budget
     budgets[len(batch.prompts) :] = 0  # filling rows are done at once
-    prefill, _ = self.programs[batch.rows, batch.width]
+    prefill, _ = self.programs[self._shape(batch)]
     args, options = self._put(
       (
-        (tokens, lengths, self._keys(row_ids)),
-        dict(max_new_tokens=budgets, sampling=self._sampling(batch.rows)),
+        (tokens, lengths, self._keys(batch, row_ids)),
+        dict(max_new_tokens=budgets, sampling=self._sampling(batch)),
       )
     )
     return prefill(self.params, *args, **options)
@@ -244,27 +275,34 @@ class Engine:
     self, batch: Batch, state: DecodeState, num_rounds: int = _NO_END
   ) -> DecodeState:
     """Decodes a batch to its end, or so many rounds; the state is donated."""
-    _, loop = self.programs[batch.rows, batch.width]
+    _, loop = self.programs[self._shape(batch)]
     return loop(self.params, state, self._put(np.int32(num_rounds)))
 
   def run(self, batch: Batch) -> tuple[list[Completion], float]:
     """Decodes a batch; also the seconds it took, compilation excluded."""
     self.compile(batch)
     start = time.perf_counter()
-    state = jax.block_until_ready(self.generate(batch, self.prefill(batch)))
+    state = self.prefill(batch)
+    if endings := self.endings(batch, state):
+      while not endings.done:
+        state = endings.look(self.generate(batch, state, 1))
+    else:
+      state = self.generate(batch, state)
+    jax.block_until_ready(state)
     seconds = time.perf_counter() - start
     return completions(state, len(batch.prompts)), seconds
+
+  def endings(self, batch: Batch, state: DecodeState) -> Endings | None:
+    """What watches over the rows of a state, if anybody watches any."""
+    watches = [self.watch(request) for request in batch.prompts]
+    return Endings(watches, state) if any(watches) else None
 
 
 def completions(state: DecodeState, count: int) -> list[Completion]:
   """Reads the first `count` rows of a final state."""
   small: dict[str, Any] = dict(target_cache=None, drafter_state=None, keys=None)
   state = dataclasses.replace(state, **small)
-  where: Any = state.tokens.sharding
-  if not state.tokens.is_fully_addressable:  # rows of other processes
-    whole = NamedSharding(where.mesh, P())
-    state = jax.jit(lambda s: s, out_shardings=whole)(state)
-  state = jax.device_get(state)
+  state = fetch(state)
   c = state.counters
   done = []
   for row in range(count):

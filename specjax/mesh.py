@@ -139,6 +139,50 @@ class MeshDecoder:
       jnp.asarray(max_new_tokens, jnp.int32), sampling, inputs,
     )  # fmt: skip
 
+  def extend(
+    self,
+    params: Params,
+    state: DecodeState,
+    row: Array | int,
+    tokens: Array,
+    count: Array | int,
+    *,
+    max_new_tokens: Array | int,
+    sampling: Sampling | None = None,
+  ) -> DecodeState:
+    """As `Decoder.extend`; every group reads the tokens, one keeps them."""
+    row, tokens = jnp.asarray(row, jnp.int32), jnp.asarray(tokens)
+    count = jnp.asarray(count, jnp.int32)
+    max_new_tokens = jnp.asarray(max_new_tokens, jnp.int32)
+    self.decoder.check_extension(
+      params, state, row, tokens, count, max_new_tokens=max_new_tokens
+    )
+    share = len(state.length) // self.mesh.shape[self.row_axis]
+    axes = self.decoder.drafter.row_axes(state.drafter_state)
+
+    def local(params, state, row, tokens, count, budget, sampling):
+      at = row - lax.axis_index(self.row_axis) * share
+      after = self.decoder.extend(
+        params, state, at, tokens, count, max_new_tokens=budget,
+        sampling=sampling,
+      )  # fmt: skip
+      # The other groups have read the tokens behind a text that is none.
+      mine = (at >= 0) & (at < share)
+      learned = rows.over_leaves(
+        lambda axis, old, new: (
+          jnp.where(mine, new, old) if axis is None else new
+        ),
+        axes,
+        state.drafter_state,
+        after.drafter_state,
+      )
+      after = dataclasses.replace(after, drafter_state=learned)
+      return self._together(state.drafter_state, after)
+
+    return self._run(
+      local, params, state, row, tokens, count, max_new_tokens, sampling
+    )
+
   def generate(self, params: Params, state: DecodeState) -> DecodeState:
     """As `Decoder.generate`, until the rows of every group are done."""
 

@@ -228,6 +228,8 @@ def get(name: str | Siblings) -> Siblings:
   """
   if isinstance(name, Siblings):
     return name
+  if name == GIVEN.name:  # no way to draw: a drafter's own
+    return GIVEN
   if name not in SIBLINGS:
     raise ValueError(
       f"unknown siblings {name!r}, expected one of {sorted(SIBLINGS)}"

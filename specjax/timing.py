@@ -288,7 +288,9 @@ class Pieces:
       own = self._own_cache
       models["draft"] = (draft, "draft" if own else "target")
       self._params["draft"] = params.draft if own else params.target
-    self._passes = speculative.decoder.drafter.passes
+    # What no model drafts is timed with the laws.
+    passes = speculative.decoder.drafter.passes
+    self._passes = () if draft is None else passes
     self._nodes = speculative.decoder.drafter.tree.num_fed
     room = typical.width + baseline.max_new_tokens
     self._widths = sorted({w for w in widths if w <= room} - {1, self._nodes})

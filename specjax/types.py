@@ -131,6 +131,31 @@ class LanguageModel:
     return cache.replace(context=self.encode(params, inputs))
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FeatureModel:
+  """A head that drafts from the target's features, as pure functions.
+
+  Attributes:
+    vocab_size: V', the last axis of its logits; tokens that it cannot say have
+      -inf there.
+    num_features: F, width of the target's features that it reads.
+    init_cache: `(batch, slots) -> Cache`.
+    fuse: `(params, features f[B, T, F]) -> f[B, T, H]`: the target's features
+      as hidden states of the head.
+    apply: `(params, tokens i32[B, T], hidden f[B, T, H], cache, *, positions,
+      mask) -> (logits f32[B, T, V'], hidden f[B, T, H], cache)`, with positions
+      and mask as `LanguageModel.apply` has them.
+    max_positions: positions it was made for, or None if unbounded.
+  """
+
+  vocab_size: int
+  num_features: int
+  init_cache: Callable[[int, int], Cache]
+  fuse: Callable[[Any, Array], Array]
+  apply: Callable[..., tuple[Array, Array, Cache]]
+  max_positions: int | None = None
+
+
 @_struct
 class Params:
   """Parameters of the pair; what the jitted functions take first.
@@ -364,6 +389,9 @@ class Commit:
     length: `i32[B]`, committed tokens now.
     target_output: the target's output at all T tokens; logits of a prompt may
       be missing.
+    again: `i32[B]`, how many of those that stand stood before, and were fed
+      again: where a text goes on, so that a draft's cache that lacks the last
+      of them is filled. Who counts tokens leaves them out.
   """
 
   tokens: Array
@@ -371,6 +399,7 @@ class Commit:
   path: Array
   length: Array
   target_output: ModelOutput
+  again: Array
 
   @property
   def count(self) -> Array:
@@ -404,7 +433,8 @@ class Drafter:
     init: `(params, batch, slots, inputs) -> state`; `inputs` is what encoders
       read, None for a decoder-only pair. By default there is no state.
     prefill, commit: `(params, state, Commit) -> state`, after the target has
-      read the prompt, and after verification. By default nothing is learned.
+      read a prompt or what is appended to a text (then `start` is not 0), and
+      after verification. By default nothing is learned.
     passes: tokens a row feeds in each draft pass of a round, in order: what
       drafting costs. Empty if no model drafts.
     max_positions: positions the draft was made for, or None if unbounded.
@@ -434,12 +464,14 @@ class StopReason(enum.IntEnum):
 
   NAN_LOGITS: the target's logits for the next token were not numbers, or the
   drafter returned a law that was none (`Draft.log_probs`).
+  STOP_STRING: the host found its end in the text (`specjax.endings`).
   """
 
   RUNNING = 0
   STOP_TOKEN = 1
   LENGTH = 2
   NAN_LOGITS = 3
+  STOP_STRING = 4
 
 
 class Origin(enum.IntEnum):

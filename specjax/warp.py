@@ -88,6 +88,11 @@ def as_in(program: Sampling, row: Sampling | None) -> Sampling:
   )
 
 
+# What lies between it and 0 would divide logits to infinity. The law is a point
+# mass at either, unless logits differ by less than that.
+_COLDEST = 1e-30
+
+
 def warp(logits: Array, sampling: Sampling) -> Array:
   """Turns logits into log-probabilities.
 
@@ -105,14 +110,14 @@ def warp(logits: Array, sampling: Sampling) -> Array:
 
   Returns:
     `f32[B, ..., V]` log-probabilities, -inf where a token was dropped; all NaN
-    where any logit is NaN.
+    where any logit is NaN, or none is above -inf.
   """
   logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
   expand = (slice(None),) + (None,) * (logits.ndim - 1)
   per_row = lambda x: x[expand]
   temperature = per_row(sampling.temperature).astype(logits.dtype)
   greedy = temperature == 0
-  scaled = logits / jnp.where(greedy, 1, temperature)
+  scaled = logits / jnp.where(greedy, 1, jnp.maximum(temperature, _COLDEST))
   if sampling.top_k is not None or sampling.top_p is not None:
     rows = sampling.temperature.shape
     top_k, top_p = sampling.top_k, sampling.top_p
@@ -134,6 +139,7 @@ def warp(logits: Array, sampling: Sampling) -> Array:
   point = jnp.where(point, 0, -jnp.inf).astype(warped.dtype)
   # Asked for outright: XLA:CPU's max and min reductions pass over NaNs.
   broken = jnp.any(jnp.isnan(logits), axis=-1, keepdims=True)
+  broken |= ~jnp.any(logits > -jnp.inf, axis=-1, keepdims=True)
   return jnp.where(broken, jnp.nan, jnp.where(greedy, point, warped))
 
 

@@ -225,6 +225,11 @@ def decode_on(case: str, mesh) -> dict:
         inputs=inputs[6:7],
       )  # fmt: skip
     state = decoder.generate(params, state)
+    if case in ("inputs", "counted"):  # the text of a row goes on
+      state = decoder.extend(
+        params, state, 5, PROMPTS[0], LENGTHS[0], max_new_tokens=4
+      )
+      state = decoder.generate(params, state)
     return {
       "tokens": state.tokens,
       "num_steps": state.num_steps,

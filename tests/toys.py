@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import cache as cache_lib
-from specjax.types import LanguageModel, ModelOutput
+from specjax.types import FeatureModel, LanguageModel, ModelOutput
 from specjax.warp import make_sampling, warp
 
 _PRIMES = np.array([2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47])
@@ -88,6 +88,55 @@ def table_model(
     apply=apply,
     encode=(lambda params, inputs: inputs) if with_inputs else None,
     max_positions=max_positions,
+  )
+
+
+def feature_model(vocab_size: int, *, num_features: int, layer: int = 1):
+  """A head for `table_model(.., layers=..)` that knows what it knows.
+
+  Its hidden state at place i, `f[.., 1]`, is the context hashed up to token
+  i + 1: the target's feature there, as if the target had read one token more.
+  Its cache says the same, from the feature of slot 0 and all tokens in slots
+  that are seen. Where the two differ, by a slot that is stale, missing, masked
+  wrongly or in the wrong place, or by a hidden state that is not the parent's,
+  another row of the table is read.
+
+  Args:
+    vocab_size: V.
+    num_features: F, layers of the target.
+    layer: whose feature is read.
+  """
+
+  def init_cache(batch, slots):
+    return cache_lib.make_cache(
+      batch=batch, slots=slots, num_layers=1, num_kv_heads=1, head_dim=2,
+      with_positions=True,
+    )  # fmt: skip
+
+  def apply(params, tokens, hidden, cache, *, positions=None, mask=None):
+    contexts, fed = params.shape[0], tokens.shape[1]
+    if positions is None:
+      positions = cache.length[:, None] + jnp.arange(fed)
+    cache = cache_lib.write_positions(cache, positions)
+    visible = cache_lib.attention_mask(cache, positions, mask)
+    terms = (tokens + 1) * weight_at(positions + 1)
+    entry = jnp.stack([jnp.mod(terms, contexts), hidden[..., 0]], axis=-1)
+    keys = cache_lib.write_rows(
+      cache.keys[0], entry[:, None].astype(hidden.dtype), cache.length
+    )
+    read = jnp.where(visible, keys[:, 0, None, :, 0], 0).sum(-1)
+    by_cache = jnp.mod(read + keys[:, 0, :1, 1], contexts)
+    context = jnp.mod(hidden[..., 0] + terms, contexts)
+    row = jnp.mod(2 * context - by_cache, contexts).astype(jnp.int32)
+    cache = cache.replace(keys=(keys,), length=cache.length + fed)
+    return params[row], context[..., None].astype(hidden.dtype), cache
+
+  return FeatureModel(
+    vocab_size=vocab_size,
+    num_features=num_features,
+    init_cache=init_cache,
+    fuse=lambda params, x: x[..., layer : layer + 1] - layer * SHIFT,
+    apply=apply,
   )
 
 

@@ -8,13 +8,12 @@ filled in. No row needs to know which.
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 
 from specjax import cache as cache_lib
-from specjax import drawing, laws, warp
 from specjax import siblings as siblings_lib
 from specjax.cache import Cache
+from specjax.drafters import levels
 from specjax.siblings import IID, Siblings
 from specjax.tree import Form, Tree, take_node
 from specjax.types import Context, Draft, Drafter, LanguageModel
@@ -52,7 +51,10 @@ def drafter(
   def prefill(params, cache, commit):
     nothing = jnp.zeros((len(commit.tokens), 0), jnp.int32)
     _, cache = model.apply(
-      params.draft, commit.tokens, cache, logits_at=nothing
+      params.draft,
+      commit.tokens,
+      cache.replace(length=commit.start),
+      logits_at=nothing,
     )
     return cache.replace(length=commit.length)
 
@@ -116,8 +118,17 @@ def check_model(who: str, model: LanguageModel, vocab_size: int) -> None:
     )
 
 
-def check_tree(tree: Tree, siblings: Siblings, vocab_size: int) -> None:
-  """Raises ValueError if a tree cannot be drafted that way."""
+def check_tree(
+  tree: Tree, siblings: Siblings, vocab_size: int, *, certain: bool = False
+) -> None:
+  """Raises ValueError if a tree cannot be drafted that way.
+
+  Args:
+    tree: the token tree.
+    siblings: how the children of a node are drawn.
+    vocab_size: V.
+    certain: whether they may be not drawn at all (`siblings.GIVEN`).
+  """
   if not isinstance(tree, Tree):
     raise TypeError(
       "tree must be a specjax.tree.Tree, as chain(6), paths(4, 2) or "
@@ -127,6 +138,10 @@ def check_tree(tree: Tree, siblings: Siblings, vocab_size: int) -> None:
     raise ValueError(
       "a drafter's tree needs at least one drafted node "
       "(num_speculative_tokens >= 1; 0 is the plain drafter)"
+    )
+  if siblings is siblings_lib.GIVEN and not certain:
+    raise ValueError(
+      "siblings 'given' are tokens that are not drawn, and this drafter draws"
     )
   if tree.form is not Form.FIXED or tree.lanes:
     raise ValueError(
@@ -180,102 +195,23 @@ def draft_tree(
     slots `context.length ..`, in node order. Where the model's logits are NaN
     the law is uniform.
   """
-  noise = None
-  if siblings.with_noise:
-    ahead = jnp.arange(tree.max_depth + 1, dtype=jnp.int32)
-    noise = drawing.position_noise(
-      context.row_keys,
-      context.length[:, None] + ahead,
-      len(tree.children[0]),
-      vocab_size,
-    )
 
-  def law_of(logits):  # [B, W, V'] -> [B, W, V]
-    logits = logits[..., :vocab_size]
-    if siblings.deterministic:
-      law = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
-    else:
-      law = warp.warp(logits, context.sampling)
-    return laws.heal(law)
-
-  law = law_of(root_logits[:, None])
-  tokens, all_laws = [context.root], [jnp.full_like(law, -jnp.inf)]
-  for depth, level in enumerate(tree.levels[1:], start=1):
-    if noise is not None:
-      above = tree.levels[depth - 1].start
-      parents = np.array([tree.parents[n] for n in level], np.int32) - above
-      drawn_from = law[:, parents]
-      drawn = drawing.race(noise[:, :, depth - 1], drawn_from)  # [B, K]
-    else:
-      drawn, drawn_from = _draw_level(tree, siblings, depth, law, context)
-    tokens.append(drawn)
-    all_laws.append(drawn_from)
-    if depth == tree.max_depth:
-      break
+  def feed(cache, depth, drawn):
     output, cache = model.apply(
       params,
       drawn,
       cache,
-      positions=jnp.broadcast_to(
-        (context.length - 1 + depth)[:, None], drawn.shape
-      ),
-      mask=None
-      if tree.is_chain
-      else tree.ancestors[level.start : level.stop, 1 : level.stop],
+      positions=levels.positions(context.length - 1, depth, drawn),
+      mask=levels.mask(tree, depth),
     )
-    law = law_of(output.logits)
-  draft = Draft(
+    return output.logits, cache
+
+  return levels.draw_tree(
+    root_logits,
+    feed,
+    cache,
+    context,
     tree=tree,
     siblings=siblings,
-    tokens=jnp.concatenate(tokens, axis=1),
-    log_probs=jnp.concatenate(all_laws, axis=1),
-    noise=noise,
+    vocab_size=vocab_size,
   )
-  return draft, cache
-
-
-def _draw_level(
-  tree: Tree, siblings: Siblings, depth: int, law: Array, context: Context
-) -> tuple[Array, Array]:
-  """Draws the nodes of one depth, eldest siblings first.
-
-  Args:
-    tree: the token tree.
-    siblings: how the children of a node are drawn.
-    depth: at least 1.
-    law: `f32[B, W, V]`, the model's laws at the nodes of the depth above.
-    context: the round's, of which it draws.
-
-  Returns:
-    `i32[B, W']`, the tokens, and `f32[B, W', V]`, what each was drawn from.
-  """
-  level, above = tree.levels[depth], tree.levels[depth - 1]
-  parents = np.array([tree.parents[n] for n in level], np.int32) - above.start
-  if siblings.independent:
-    drawn_from = law[:, parents]
-    return context.draw(level, drawn_from), drawn_from
-  heads, family = np.unique(parents, return_inverse=True)
-  sizes, rank = np.bincount(family), tree.rank[level.start : level.stop]
-  place = np.zeros((len(heads), sizes.max()), np.int32)  # in the level
-  place[family, rank] = np.arange(len(level))
-
-  def draw(found, r):  # child r of each node that has so many
-    tokens, drawn_from = found  # [B, F, C], [B, F, C, V]
-    some = np.flatnonzero(sizes > r) if isinstance(r, int) else slice(None)
-    child_law = siblings.child(
-      law[:, heads[some]],
-      siblings_lib.elders(tokens[:, some], r),
-      sizes[some],
-    )
-    nodes = level.start + (
-      place[some, r] if isinstance(r, int) else jnp.asarray(place)[:, r]
-    )
-    tokens = tokens.at[:, some, r].set(context.draw(nodes, child_law))
-    return (tokens, drawn_from.at[:, some, r].set(child_law)), None
-
-  tokens = jnp.zeros((len(law), *place.shape), jnp.int32)
-  empty = jnp.zeros((*tokens.shape, law.shape[-1]), law.dtype)
-  (tokens, drawn_from), _ = siblings_lib.in_turn(
-    draw, (tokens, empty), place.shape[1]
-  )
-  return tokens[:, family, rank], drawn_from[:, family, rank]

@@ -38,6 +38,23 @@ def test_the_prompt_is_dim_and_its_completion_as_bright_as_the_legend():
   assert "\x1b[32mdrafted and accepted\x1b[0m" in legend
 
 
+def test_a_sample_has_its_number_and_ends_before_its_stop_string():
+  tokenizer = tokenizers.load(EMBEDDED)
+  ids = tokenizer.encode("x = 1\n\ndef f():")
+  completion = Completion(
+    token_ids=ids, origins=[Origin.RESIDUAL] * len(ids),
+    stop_reason="stop_string", num_target_calls=1, num_drafted=3,
+    num_accepted=0, expected_accepted=0.0, total_variation=0.0,
+    accept_counts=[1],
+  )  # fmt: skip
+  prompt = Prompt(0, "a", "", (1,), sample=2, stop=("f()", "\ndef"))
+  text = shown(display.show_completion, tokenizer, prompt, completion)
+  head, *body = text.splitlines()
+  assert head.startswith("prompt a, sample 2 ")
+  body = "\n".join(body).replace("⟨", "").replace("⟩", "")
+  assert body == "x = 1\n"
+
+
 def summary_of(total_variation):
   unit = metrics.Unit(
     num_tokens=16, num_target_calls=4, num_drafted=20, num_accepted=12,

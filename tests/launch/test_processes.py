@@ -271,11 +271,11 @@ def test_every_batch_is_decoded_once_whatever_the_number_of_processes(
   for rank in range(2):
     mine = []
     monkeypatch.setattr(processes, "several", lambda: True)
-    monkeypatch.setattr(decode.jax, "process_index", lambda rank=rank: rank)
-    monkeypatch.setattr(decode.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(processes.jax, "process_index", lambda rank=rank: rank)
+    monkeypatch.setattr(processes.jax, "process_count", lambda: 2)
     monkeypatch.setattr(processes, "gather", lambda value: [value])
     list(
-      decode.decode_all(
+      processes.in_turn(
         list(range(7)),
         lambda number, _, mine=mine: mine.append(number) or {"batch": number},
         together=False,

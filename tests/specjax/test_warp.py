@@ -158,6 +158,24 @@ def test_settings_are_traced():
   assert len(traces) == 1
 
 
+@pytest.mark.parametrize("temperature", [1e-20, 1e-38, 1e-45])
+def test_a_temperature_next_to_zero_is_a_point_mass(temperature):
+  """And no logit that was divided to infinity."""
+  logits = np.array([[-20.0, 3.0, 20.0, 19.99, -np.inf]], np.float32)
+  law = np.exp(warp(logits, make_sampling(1, temperature=temperature)))
+  np.testing.assert_array_equal(law, [[0, 0, 1, 0, 0]])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_allow_no_token_are_no_law(temperature):
+  """Greedy decoding too has nothing to emit there."""
+  logits = np.full((2, 5), -np.inf, np.float32)
+  logits[1, 3] = -1e30
+  law = warp(logits, make_sampling(2, temperature=temperature))
+  assert np.isnan(law[0]).all()
+  np.testing.assert_array_equal(np.exp(law[1]), [0, 0, 0, 1, 0])
+
+
 @pytest.mark.parametrize(
   "setting",
   [

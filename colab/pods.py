@@ -1,0 +1,252 @@
+# %% [markdown]
+# # Will it pay on my pod?
+#
+# Whether speculative decoding is faster than plain decoding is arithmetic:
+# how often a drafted token is accepted, what a draft pass costs, and what it
+# costs the target to score several tokens in place of one. This notebook does
+# the arithmetic, reads the costs from programs that were compiled for TPU
+# slices without having one, compiles such a program itself, and puts a
+# measured acceptance beside it.
+#
+# A CPU is enough; on Colab's T4 or v5e-1 the last part measures.
+
+# %% [markdown]
+# First the paths: names of files below are those of the checkout's root.
+# `SMALL` is how the tests ask for a short run. This notebook computes nothing
+# on a device itself, so that the commands it starts can have it.
+
+# %%
+import os
+import pathlib
+import tempfile
+
+import launch
+from launch import without_tpu
+
+os.chdir(pathlib.Path(launch.__file__).parents[1])
+without_tpu.set_environment()  # where there is no TPU nobody looks for one
+SMALL = "SPECJAX_SMALL" in os.environ
+workdir = pathlib.Path(tempfile.mkdtemp())
+
+# %% [markdown]
+# ## The arithmetic
+#
+# A round drafts N tokens, each accepted with probability P if all before it
+# were, and emits one more token of the target's own: between 1 and N + 1
+# tokens, $(1 - P^{N+1})/(1 - P)$ in the mean.
+
+# %%
+import matplotlib.pyplot as plt
+import numpy as np
+
+from specjax.theory import throughput
+
+assert throughput.tokens_per_cycle(4, 0.0) == 1
+assert throughput.tokens_per_cycle(4, 1.0) == 5
+print(throughput.tokens_per_cycle(4, 0.8), "tokens a round at P = 0.8")
+
+# %% [markdown]
+# A round costs N draft passes and one target pass. Measure time in target
+# passes over one token, so that plain decoding has rate 1; let a draft pass
+# cost c, and scoring N + 1 tokens be as cheap as scoring one, as it is where
+# reading the weights is what takes the time. Longer drafts help, up to a
+# point.
+
+# %%
+lengths, cost = np.arange(17), 0.05
+for acceptance in (0.9, 0.8, 0.7, 0.5):
+  rates = throughput.throughput(lengths, acceptance, cost, 1.0)
+  best = throughput.best_num_tokens(acceptance, cost, 1.0, most=16)
+  assert best == rates.argmax()
+  plt.plot(lengths, rates, "o-", markersize=4, label=f"P = {acceptance}")
+plt.gca().set(xlabel="drafted tokens N", ylabel="speed-up, c = 0.05")
+plt.legend()
+plt.show()
+
+# %% [markdown]
+# ## Break-even
+#
+# Turned round: how often must tokens be accepted for it not to lose? One
+# token pays as soon as P exceeds c. A draft as slow as its target never pays,
+# however often it is right.
+
+# %%
+assert np.isclose(throughput.break_even(1, 0.3, 1.0, 1.0), 0.3)
+assert throughput.break_even(4, 1.01, 1.0, 1.0) == float("inf")
+costs = np.linspace(0, 0.99, 60)
+for length in (1, 2, 4, 8):
+  least = [throughput.break_even(length, c, 1.0, 1.0) for c in costs]
+  plt.plot(costs, least, label=f"N = {length}")
+plt.xlabel("cost of a draft pass, in target passes")
+plt.ylabel("least acceptance that pays")
+plt.legend()
+plt.show()
+
+# %% [markdown]
+# ## Costs of a slice
+#
+# What c is, and what scoring N + 1 tokens costs, depends on models, slice and
+# batch. `launch.plan` compiles prefill and loop for a TPU slice, with the
+# compiler of TPUs and no TPU: memory, collectives and copies are read from
+# the program. Times are a *roofline*, a model and no measurement. These plans
+# are in the repository.
+
+# %%
+from IPython.display import Markdown
+
+from launch import tables
+from launch.planning import page
+
+names = ("2.8b-v5e-4", "8b-v5e-8", "70b-v5e-16", "405b-v6e-64")
+plans = {name: tables.read(f"docs/plans/{name}.json") for name in names}
+Markdown(page.table(plans))
+
+# %% [markdown]
+# A plan's break-even is the one of the theory, with the slice's costs; the
+# two are computed by different code.
+
+# %%
+for name, plan in plans.items():
+  line, length = plan["roofline"], plan["settings"]["num_speculative_tokens"]
+  verify, draft = line["verify_seconds"], line["draft_step_seconds"]
+  least = throughput.break_even(
+    length, draft, verify[str(length + 1)], verify["1"]
+  )
+  assert np.isclose(least, line["break_even_acceptance"], atol=1e-6)
+  print(f"{name}: N = {length} pays from P = {least:.3f}")
+
+# %% [markdown]
+# Rows that are decoded together share the reading of the weights, which is
+# what drafting saves: so the gain shrinks with the batch. Here is that of the
+# best N at P = 0.8, for the roofline. On two CPU cores, which a batch fills by
+# itself, six rows already lose (`docs/measured.md`).
+
+# %%
+for name, plan in plans.items():
+  rows = plan["roofline"]["by_batch_size"]
+  batches = [row["batch_size"] for row in rows]
+  gains = [row["speedup"] for row in rows]
+  plt.semilogx(batches, gains, "o-", markersize=4, label=name, base=2)
+plt.axhline(1, color="gray", linewidth=0.8)
+plt.xlabel("rows decoded together")
+plt.ylabel("speed-up, by the roofline")
+plt.legend()
+plt.show()
+
+# %% [markdown]
+# ## Your plan
+#
+# Name your slice and models (`configs/shapes.py`, or the path of any
+# `config.json`). Compiling takes half a minute for these; it needs libtpu,
+# which exists for Linux on x86-64. Where there is none, a committed plan
+# stands in.
+
+# %%
+import importlib.util
+import subprocess
+import sys
+
+models = "--target=pythia-2.8b --draft=pythia-70m"
+if SMALL:
+  models = "--target=models/pretrained/target --draft=models/pretrained/draft"
+command = f"""{sys.executable} -m launch.plan --topology=v5e:1x1 {models}
+  --num_speculative_tokens=2 --max_length=1024 --output={workdir}/plan.json"""
+if importlib.util.find_spec("libtpu"):
+  subprocess.run(command.split(), check=True, stdout=subprocess.DEVNULL)
+
+# %% [markdown]
+# One line that answers, and the tables. "Donation honoured" and "copies of a
+# whole cache" say whether the caches stay where they are: a copy costs as
+# much as reading the cache once more.
+
+# %%
+from launch import terminal
+from launch.planning import answer
+
+mine = workdir / "plan.json"
+path = mine if mine.exists() else "docs/plans/2.8b-v5e-4.json"
+plan = tables.read(str(path))
+answer.show(terminal.console(width=100), plan)
+assert plan["donation_honoured"]
+assert plan["fits"]
+assert plan["per_chip_bytes"]["peak"] <= plan["per_chip_bytes"]["hbm"]
+
+# %% [markdown]
+# ## Acceptance, and the answer
+#
+# Acceptance is a property of the pair and of the text, not of the machine:
+# measure it anywhere. Here is that of the embedded pair at temperature 1,
+# from a committed report, put into the plan. Your own: `launch.decode` and
+# `launch.studies.report`.
+
+# %%
+report = tables.read("docs/reports/temperature-1/report.json")
+acceptance = report["block_efficiency"]["acceptance"]
+line, length = plan["roofline"], plan["settings"]["num_speculative_tokens"]
+verify = line["verify_seconds"]
+rate = throughput.throughput(
+  length, acceptance, line["draft_step_seconds"], verify[str(length + 1)]
+)
+gain = rate * verify["1"]
+print(f"P = {acceptance:.2f}: speed-up {gain:.2f} by the roofline")
+assert (gain > 1) == (acceptance > line["break_even_acceptance"])
+
+# %% [markdown]
+# The roofline leaves out what a loop costs beside its passes, and so does the
+# theory. On two CPU cores that was measured: the report's prediction with all
+# costs beside what the loop did.
+
+# %%
+for name in ("predicted", "measured"):
+  rates = report["sweep"][name]
+  plt.plot([int(n) for n in rates], list(rates.values()), "o-", label=name)
+plain = report["tokens_per_second"]["plain"]
+plt.axhline(plain, color="gray", label="plain decoding")
+plt.ylim(bottom=0)
+plt.gca().set(xlabel="drafted tokens N", ylabel="tokens per second")
+plt.legend()
+plt.show()
+
+# %% [markdown]
+# ## On your device
+#
+# Where there is a TPU or a GPU, as Colab's v5e-1 or T4: SmolLM2-135M, which is
+# fetched once (98 MB), decodes the built-in prompts in turn with plain
+# decoding; n-grams of its own text draft for it, so that c is 0. It is too
+# small to fill such a device, and shows what a loop costs there beside its
+# passes. Without a device nothing runs.
+
+# %%
+import shutil
+
+has_device = without_tpu.has_tpu() or shutil.which("nvidia-smi") is not None
+config, output = "configs/smollm2.py", workdir / "benchmark.json"
+if has_device and not SMALL:
+  fetch = "-m launch.tools.fetch_smollm2"
+  subprocess.run([sys.executable, *fetch.split()], check=True)
+  run = f"-m launch.benchmark --config={config} --output={output}"
+  subprocess.run([sys.executable, *run.split()], check=True)
+
+# %% [markdown]
+# The rates that were measured, and the speed-up that the timed passes
+# predict.
+
+# %%
+from launch import benchmark_page
+
+text = "No accelerator here: nothing was measured."
+if output.exists():
+  text = benchmark_page.table({str(output): tables.read(str(output))})
+Markdown(text)
+
+# %% [markdown]
+# ## Where to go next
+#
+# - `docs/pods.md`: every committed plan, sharded decoding, and what groups of
+#   devices tell each other.
+# - `launch/tpu/README.md`: scripts that make a TPU VM or a pod, run a command
+#   on it and fetch the results.
+# - `launch/planning/roofline.py` and `launch/hardware.py`: what the times are
+#   made of; `configs/shapes.py`: models by name.
+# - `docs/theory.md`: the theorems beside simulation.
+# - `docs/measured.md`: rates measured, with every command.

@@ -1,0 +1,307 @@
+# %% [markdown]
+# # Verification rules, exactly
+#
+# Is a rule for speculative decoding *lossless*: is the text distributed as if
+# the target had written it alone? Samples cannot say. This notebook gets the
+# law of the output by summing over everything that can happen, through the
+# very code that decodes. You write a rule of your own and prove it lossless,
+# see how close the known rules come to what is possible at all, and catch a
+# broken rule that no amount of sampling would.
+#
+# A CPU is enough, and a minute or two.
+
+# %% [markdown]
+# First the paths: names of files below are those of the checkout's root.
+# `SMALL` is how the tests ask for a short run.
+
+# %%
+import os
+import pathlib
+
+import launch
+from launch import without_tpu
+
+os.chdir(pathlib.Path(launch.__file__).parents[1])
+without_tpu.set_environment()  # where there is no TPU nobody looks for one
+SMALL = "SPECJAX_SMALL" in os.environ
+
+# %% [markdown]
+# ## Laws in, law out
+#
+# The draft draws a token from p, and the target would draw it from q. A rule
+# maps these laws, and the drafted token, to the probability that it stands
+# and to the law of the token that comes next. It flips no coins, so that the
+# output's law is a finite sum: over drafted tokens, what becomes of them, and
+# next tokens. `exact.block_law` sums it in double precision.
+
+# %%
+import jax
+import matplotlib.pyplot as plt
+import numpy as np
+
+from specjax import exact, rules, tree
+
+
+def law_of(rule, shape, draft, target):
+  with jax.enable_x64(True):
+    return exact.block_law(rule, shape, draft, target)
+
+
+# %% [markdown]
+# Two laws over four tokens, the same in every context, one drafted token, and
+# the rule `token` of Leviathan et al. and Chen et al.: accept x with
+# probability $\min(1, q(x)/p(x))$, else draw from $[q - p]_+$, normalised.
+# It accepts $\sum \min(p, q)$, and its output is q.
+
+# %%
+p = np.array([0.45, 0.30, 0.20, 0.05])
+q = np.array([0.10, 0.35, 0.15, 0.40])
+found = law_of(rules.get("token"), tree.chain(1), lambda c: p, lambda c: q)
+
+print("law of the next token", found.output.sum(1))
+assert np.abs(found.output.sum(1) - q).max() < 1e-12
+assert np.isclose(found.expected_accepted, np.minimum(p, q).sum())
+
+# %% [markdown]
+# Where the mass comes from: what is accepted is at most p, and the residual
+# fills up to q exactly. That is the whole proof for one token.
+
+# %%
+accepted, residual = found.emitted[1].sum(1), found.emitted[0]
+tokens = np.arange(len(q))
+plt.bar(tokens - 0.2, accepted, 0.4, label="drafted and accepted")
+plt.bar(tokens - 0.2, residual, 0.4, bottom=accepted, label="residual")
+plt.bar(tokens + 0.2, q, 0.4, color="lightgray", label="target, q")
+plt.plot(tokens - 0.2, p, "k_", markersize=20, label="draft, p")
+plt.gca().set(xlabel="token", ylabel="probability", xticks=tokens)
+plt.legend(loc="upper left", bbox_to_anchor=(1, 1))
+plt.show()
+
+# %% [markdown]
+# Real laws depend on the context, and many bugs show only then: an index that
+# is off by one reads the law of another context. So we draw a law for every
+# context, and compare the *joint* law of all tokens that a round can emit.
+
+# %%
+import functools
+
+
+@functools.cache
+def random_law(seed, context):
+  rng = np.random.default_rng([seed, *context])
+  return rng.dirichlet(np.ones(3))
+
+
+draft = functools.partial(random_law, 1)
+target = functools.partial(random_law, 2)
+
+# %% [markdown]
+# Some rules for two drafted tokens in a row. The lossless ones all have the
+# right law, and differ in how much of the draft they use: `block` decides over
+# the two jointly, and no lossless rule for a path accepts more. The lossy ones,
+# `lenient` and `typical`, are off by what you see.
+
+# %%
+wanted = exact.target_block_law(target, length=3)
+names = ["match", "token", "block", "multipath_block", "lenient", "typical"]
+accepts = {}
+for name in names[:3] if SMALL else names:
+  law = law_of(rules.get(name), tree.chain(2), draft, target)
+  error = np.abs(law.output - wanted).max()
+  print(f"{name}: {law.expected_accepted:.4f} accepted, error {error:.0e}")
+  assert (error < 1e-10) == rules.get(name).lossless
+  accepts[name] = law.expected_accepted
+assert accepts["match"] <= accepts["token"] <= accepts["block"]
+
+# %% [markdown]
+# ## A rule of your own
+#
+# `token` is the Metropolis rule of Markov chain Monte Carlo. Barker's (1965)
+# accepts with $q/(p+q)$ instead. What is accepted of x is then
+# $b = pq/(p+q) \le \min(p, q)$, and the rest of q must come from the residual
+# $q - b$. Such a rule is one function for one node: candidates and laws in,
+# a `Decision` out. `verify_nodes` walks the tree with it.
+
+# %%
+import jax.numpy as jnp
+
+from specjax import laws
+from specjax.rules.nodewise import Decision, verify_nodes
+
+
+def barker(target_log_probs, draft_log_probs, tokens, valid):
+  q, p = jnp.exp(target_log_probs), jnp.exp(draft_log_probs[0])
+  ratio = q / jnp.where(p + q > 0, p + q, 1)
+  rest = laws.normalize(q - p * ratio, target_log_probs)
+  accept = jnp.where(valid, ratio[tokens], 0)
+  return Decision(accept=accept, next_log_probs=rest)
+
+
+# %% [markdown]
+# A `Rule` gives it a name, claims that it is lossless, and refuses trees that
+# it is not for. It could be passed to `make_decoder(..., rule=...)` now.
+
+# %%
+from specjax import Rule
+from specjax.rules import requirements
+
+
+def rule_of(name, decide):
+  return Rule(
+    name=name,
+    verify=verify_nodes(decide),
+    lossless=True,
+    check=lambda tree, siblings: requirements.single_path(name, tree),
+  )
+
+
+# %% [markdown]
+# The proof: not a sample, and not only this pair of laws' marginals, but all
+# tokens of the round together, equal to rounding. Barker's rule is as
+# lossless as `token`, and accepts less; of a single token never less than half,
+# since $b \ge \min(p, q)/2$.
+
+# %%
+law = law_of(rule_of("barker", barker), tree.chain(2), draft, target)
+error = np.abs(law.output - wanted).max()
+print(f"accepts {law.expected_accepted:.4f}, error {error:.0e}")
+assert error < 1e-12
+assert law.expected_accepted < accepts["token"]
+first = law.accepted_at_least[1]
+assert first >= np.minimum(draft((0,)), target((0,))).sum() / 2
+
+# %% [markdown]
+# ## What is possible at all
+#
+# With K independent drafts of one position, the best any rule can accept is a
+# problem of optimal transport; `theory.optimum` solves it exactly (the
+# derivation is in `docs/transport.md`). Here are four rules and the optimum.
+
+# %%
+from specjax.theory import optimum
+
+NAMES = ("match", "recursive", "kseq", "transport")
+counts = (1, 2) if SMALL else (1, 2, 3, 4)
+best = [optimum.iid_optimum(p, q, count) for count in counts]
+reached = {name: [] for name in NAMES}
+for name in NAMES:
+  for shape in map(tree.k_ary, counts):
+    law = law_of(rules.get(name), shape, lambda c: p, lambda c: q)
+    reached[name].append(law.expected_accepted)
+
+# %% [markdown]
+# No rule is above the optimum, and `transport` is on it: to rounding, since
+# both are exact.
+
+# %%
+for name in NAMES:
+  assert (np.array(reached[name]) <= np.array(best) + 1e-9).all()
+  plt.plot(counts, reached[name], "o-", label=name)
+assert np.allclose(reached["transport"], best, atol=1e-9)
+plt.plot(counts, best, "k--", label="the optimum")
+plt.gca().set(xlabel="drafts K", ylabel="accepted", xticks=counts)
+plt.legend()
+plt.show()
+
+# %% [markdown]
+# All rules of the library on the same two laws, as the command
+# `python -m launch.studies.rules` compares them. Rules that get other drafts
+# (without replacement, hub pairs) have optima of their own.
+
+# %%
+from launch.studies.rules import on_vectors
+
+asked = "recursive" if SMALL else "all"
+report = on_vectors.compare(p, q, asked, count=2, length=1, seed=0)
+for name, row in report["rules"].items():
+  share = f"{row['acceptance']:.4f}, {row['share_of_optimum']:.3f} of optimum"
+  print(f"{name:>32} accepts {share} ({row['method']})")
+
+# %% [markdown]
+# ## A broken rule that sampling misses
+#
+# A serving system added $\varepsilon$ to p in the ratio, against a division by
+# zero: accept with $\min(1, q/(p + \varepsilon))$. It then rejects a little
+# too often, and the residual does not know.
+
+
+# %%
+def careful(epsilon, target_log_probs, draft_log_probs, tokens, valid):
+  q, p = jnp.exp(target_log_probs), jnp.exp(draft_log_probs[0])
+  accept = jnp.minimum(1, q[tokens] / (p[tokens] + epsilon))
+  return Decision(
+    accept=jnp.where(valid, accept, 0),
+    next_log_probs=laws.residual(target_log_probs, draft_log_probs[0]),
+  )
+
+
+# %% [markdown]
+# The exact law of its output for several $\varepsilon$. With none, the rule
+# is `token`, and the error is rounding; with $10^{-9}$, as in that system,
+# the error is millions of times as large: plain to see.
+
+# %%
+epsilons = (0.0, 1e-9, 1e-3) if SMALL else (0.0, 1e-9, 1e-7, 1e-5, 1e-3, 1e-2)
+broken = {}
+for epsilon in epsilons:
+  rule = rule_of(f"{epsilon:g}", functools.partial(careful, epsilon))
+  found = law_of(rule, tree.chain(1), lambda c: p, lambda c: q)
+  broken[epsilon] = found.output.sum(1)
+  print(f"{epsilon:g}: error {np.abs(broken[epsilon] - q).max():.1e}")
+assert np.abs(broken[0] - q).max() < 1e-14
+assert np.abs(broken[1e-9] - q).max() > 1e-11
+
+# %% [markdown]
+# What would a statistician need? Pearson's chi-squared test of n samples has
+# noncentrality $n \sum (o - q)^2 / q$. To find the bug nine times in ten at
+# the 5% level, that must be about 14 for four tokens.
+
+# %%
+from scipy import optimize, stats
+
+freedom = len(q) - 1
+limit = stats.chi2.isf(0.05, freedom)
+power = lambda x: stats.ncx2.sf(limit, freedom, x)
+needed = optimize.brentq(lambda x: power(x) - 0.9, 1, 100)
+samples = {
+  e: needed / ((law - q) ** 2 / q).sum() for e, law in broken.items() if e
+}
+
+# %% [markdown]
+# A million tokens were sampled from each broken law, and tested. The bug of
+# $10^{-9}$ would take more than $10^{17}$ samples: at a million a second,
+# thousands of years. The sum took a second.
+
+# %%
+rng = np.random.default_rng(0)
+for epsilon, count in samples.items():
+  drawn = rng.multinomial(10**6, broken[epsilon])
+  test = stats.chisquare(drawn, 10**6 * q)
+  print(f"{epsilon:g}: {count:.0e} samples needed; p-value {test.pvalue:.2g}")
+assert samples[1e-9] > 1e17
+
+# %% [markdown]
+# The error falls with $\varepsilon$, the samples needed grow with its inverse
+# square.
+
+# %%
+plt.loglog(list(samples), list(samples.values()), "o-")
+plt.axhline(1e6, color="gray", linestyle="--", label="a million samples")
+plt.xlabel("epsilon that was added")
+plt.ylabel("samples to find it, 9 times in 10")
+plt.legend()
+plt.show()
+
+# %% [markdown]
+# ## Where to go next
+#
+# - `CONTRIBUTING.md`: a rule or a drafter of your own in the library, and
+#   `specjax.exact.check_drafter`, which asks a drafter whether it tells the
+#   truth about what it drew from.
+# - `specjax/rules/match.py` is the shortest rule, `specjax/rules/block.py`
+#   one that decides over a whole path, `specjax/exact/enumeration.py` the sum.
+# - `tests/specjax/mutants/test_rules.py`: more broken rules, each with the
+#   system that had the bug.
+# - `docs/rules.md`: all rules, and what they accept on a real pair;
+#   `docs/theory.md`: what lossy rules trade.
+# - `colab/drafts.py`: a draft that is accepted more.

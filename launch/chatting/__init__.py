@@ -1,0 +1,1 @@
+"""What `launch.chat` is made of."""

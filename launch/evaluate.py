@@ -1,0 +1,433 @@
+r"""Evaluates ways to draft on real questions: speed, acceptance, agreement.
+
+  python -m launch.evaluate --config=configs/huggingface.py:target=DIR \
+    --systems=plain,ngram,hf,hf_prompt_lookup --temperatures=0,1 \
+    --batch_sizes=1,8 --questions=FILE --subset=120 --output=E.json
+  python -m launch.evaluate --compare=BEFORE.json,AFTER.json
+
+All systems answer the same questions in turn, and every speed-up is against
+plain decoding of the same questions at the same batch size. FILE has a line
+{"question_id": 81, "category": "writing", "turns": ["...", "..."]} each, as
+Spec-Bench's question file has; without it, the forty of our own are asked,
+eight of each of five tasks. A system is plain, a drafter (ngram, layer_skip,
+model, package.module:make), or transformers' hf, hf_assisted and
+hf_prompt_lookup; settings of its own follow a colon, as in
+ngram:max_ngram=2,num_speculative_tokens=8. What all share is the config's.
+
+E.json has a row for each system, temperature, batch size and category, and all
+that it was made of; E.md shows it, E.svg draws it (docs/evaluation.md says how
+to read them). A run that was stopped goes on when the same command is given
+again; E.json.partial, later E.json.journal, remembers what was measured.
+
+Several processes (see launch/processes.py) take turns at the groups of
+questions, if each holds the models on its own devices; process 0 writes.
+"""
+
+import collections
+import json
+import os
+import sys
+
+import jax
+import matplotlib
+import tqdm
+from absl import flags
+
+import specjax
+from launch import (
+  cli,
+  drafting,
+  outputs,
+  pair,
+  processes,
+  provenance,
+  tables,
+  terminal,
+)
+from launch.evaluation import (
+  compare,
+  costs,
+  measure,
+  page,
+  plots,
+  questions,
+  reference,
+  summary,
+  systems,
+)
+from launch.evaluation.measure import Contest, Group
+from launch.evaluation.systems import System
+from launch.journal import Journal
+
+cli.reads(cli.CONFIG, cli.OUTPUT, *processes.FLAGS)
+_QUESTIONS = flags.DEFINE_string(
+  "questions", None, "The questions, JSONL; our own if not given."
+)
+_SYSTEMS = flags.DEFINE_string(
+  "systems", None, "What to compare; plain and the config's drafter."
+)
+_TEMPERATURES = flags.DEFINE_list(
+  "temperatures", None, "Temperatures to decode at; the config's."
+)
+_BATCH_SIZES = flags.DEFINE_list(
+  "batch_sizes", None, "Questions decoded together; the config's."
+)
+_SUBSET = flags.DEFINE_integer(
+  "subset", None, "So many questions, of every category its share.",
+  lower_bound=1,
+)  # fmt: skip
+_CATEGORIES = flags.DEFINE_list(
+  "categories", None, "Only questions of these categories or tasks."
+)
+_COMPARE = flags.DEFINE_list(
+  "compare", None, "Two results to compare, paired; nothing is decoded."
+)
+
+
+def chosen(config) -> list[questions.Question]:
+  """The questions that are asked."""
+  found = questions.read(_QUESTIONS.value or questions.OWN)
+  if _CATEGORIES.value:
+    found = questions.of_categories(found, _CATEGORIES.value)
+  if _SUBSET.value:
+    found = questions.subset(found, _SUBSET.value, seed=config.seed)
+  return found
+
+
+def temperatures(config) -> list[float]:
+  """Those to decode at; UserError for what is none."""
+  try:
+    found = [float(x) for x in _TEMPERATURES.value or [config.temperature]]
+  except ValueError:
+    found = []
+  if not found or not all(0 <= t < float("inf") for t in found):
+    raise cli.UserError(
+      f"--temperatures must be numbers of 0 or more, got {_TEMPERATURES.value}"
+    )
+  return list(dict.fromkeys(found))
+
+
+def check_sizes(sizes: list[int], plain: pair.Pair) -> None:
+  """Raises UserError for a batch that cannot be cut over the mesh."""
+  count = plain.layout.data if plain.layout else 1
+  if wrong := [size for size in sizes if size % count]:
+    raise cli.UserError(
+      f"--batch_sizes must be multiples of the mesh's 'data' axis ({count}), "
+      f"got {wrong}"
+    )
+
+
+def settings_of(config, entered: list[System], asked, checkpoints) -> dict:
+  """All that decides what is measured; neither paths nor dates count."""
+  hashed = lambda text: text and checkpoints.get(text, text)
+  own = {}
+  for system in entered:
+    kept = json.loads(system.config.to_json_best_effort(sort_keys=True))
+    own[system.name] = {
+      name: hashed(value) if name in ("target", "draft") else value
+      for name, value in kept.items()
+    }
+  return {
+    "systems": own,
+    "temperatures": temperatures(config),
+    "batch_sizes": cli.integers(_BATCH_SIZES, default=[config.batch_size]),
+    "questions": provenance.hash_texts(
+      [json.dumps([q.id, q.category, q.task, q.turns]) for q in asked]
+    ),
+    "jax": jax.__version__,
+    "specjax": specjax.__version__,
+  }
+
+
+def checkpoints_of(entered: list[System]) -> dict[str, dict]:
+  """By role, path and hash of every checkpoint that is read."""
+  found = {}
+  for system in entered:
+    own = system.config
+    found["target"] = own.target
+    if drafting.reads_draft(own):
+      used = found.setdefault("draft", own.draft)
+      if used != own.draft:
+        found[f"draft of {system.name}"] = own.draft
+  return provenance.hashes(found)
+
+
+def measure_missing(
+  contests: dict[float, Contest],
+  groups: list[Group],
+  pairs: dict[str, pair.Pair],
+  journal: Journal | None,
+) -> list[dict]:
+  """Measures what is not in the journal: groups, and then rounds' costs.
+
+  Returns:
+    All records by the order of the groups, costs last, the same on every
+    process.
+  """
+  there = processes.gather(list(journal.batches.values()) if journal else [])
+  records = {record["batch"]: record for record in there[0]}
+  spans = processes.spanned_by(pairs[systems.PLAIN].params)
+
+  def keep(record: dict) -> None:
+    records[record["batch"]] = record
+    if journal:
+      journal.add(record)
+
+  progress = tqdm.tqdm(
+    total=sum(len(g.questions) for g in groups),
+    initial=sum(len(g.questions) for g in groups if g.name in records),
+    unit="question", smoothing=0.05, disable=not processes.is_chief(),
+    mininterval=0.5 if sys.stderr.isatty() else 60,  # a log's lines
+  )  # fmt: skip
+  missing = [group for group in groups if group.name not in records]
+  sizes = {group.name: len(group.questions) for group in groups}
+  with progress:
+    for record in processes.in_turn(
+      missing,
+      lambda _, group: measure.measure(contests[group.temperature], group),
+      together=spans,
+    ):
+      keep(record)
+      progress.update(sizes[record["batch"]])
+  if not spans:
+    for record in processes.in_turn(
+      _costs_missing(contests, groups, records),
+      lambda _, part: costs.measure_costs(
+        contests[part[1].temperature], part[0], pairs[part[0].name], part[1],
+        records[part[1].name],
+      ),
+      together=False,
+    ):  # fmt: skip
+      keep(record)
+  return list(records.values())
+
+
+def _costs_missing(
+  contests: dict[float, Contest], groups: list[Group], records: dict[str, dict]
+) -> list[tuple[System, Group]]:
+  """Systems and groups at which their rounds are still to be timed.
+
+  A round's cost does not depend on the temperature: the first one is taken.
+  """
+  first = next(iter(contests))
+  missing = []
+  for size in dict.fromkeys(group.batch_size for group in groups):
+    some = [g for g in groups if (g.temperature, g.batch_size) == (first, size)]
+    typical = costs.middling(some, records)
+    missing += [
+      (system, typical)
+      for system in contests[first].systems
+      if system.name in contests[first].engines
+      and system.kind != systems.PLAIN
+      and costs.name_of(system, size) not in records
+    ]
+  return missing
+
+
+def describe(entered: list[System], pairs: dict[str, pair.Pair]) -> dict:
+  """What each system is: its settings, rule, and the shape of its drafts."""
+  found = {}
+  for system in entered:
+    own = system.config
+    told = {
+      "kind": system.kind, "dtype": own.dtype, "rule": None, "lossless": None,
+      "draft_shape": None, "parents": None,
+      "config": json.loads(own.to_json_best_effort()),
+    }  # fmt: skip
+    if system.name in pairs and system.kind != systems.PLAIN:
+      decoder = pairs[system.name].decoder
+      tree = decoder.drafter.tree
+      told |= {
+        "rule": decoder.rule.name,
+        "lossless": decoder.rule.lossless,
+        "draft_shape": f"chain of {tree.max_depth}"
+        if tree.is_chain
+        else f"tree of {tree.num_nodes} nodes, {tree.max_depth} deep",
+        "parents": list(tree.parents),
+      }
+    elif system.kind in systems.ONE_PROMPT:
+      told["draft_shape"] = f"chain of {own.num_speculative_tokens}"
+    found[system.name] = told
+  return found
+
+
+def result_of(records: list[dict], facts: dict) -> dict:
+  """E.json: the rows of the summary, and what they were made of."""
+  groups = [record for record in records if "turns" in record]
+  timed = [record for record in records if "turns" not in record]
+  seconds: dict[str, float] = collections.defaultdict(float)
+  refused, differences = list(facts["refused"]), []
+  for record in groups:
+    for name, value in record["compile_seconds"].items():
+      seconds[name] += value
+    where = {n: record[n] for n in ("temperature", "batch_size")}
+    for turn in record["turns"]:
+      refused += [r | where for r in turn["refused"]]
+      differences += [d | where for d in turn.get("differences", ())]
+  return {
+    **facts,
+    "reference": next((r["reference"] for r in groups if r["reference"]), None),
+    "refused": refused,
+    "compile_seconds": dict(seconds),
+    "runs": summary.rows_of(groups, timed),
+    "costs": timed,
+    "differences": differences,
+    "groups": groups,
+  }
+
+
+def as_text(result: dict) -> str:
+  """JSON, each entry of the long lists on a line of its own."""
+  parts = []
+  for name, value in result.items():
+    text = json.dumps(value, indent=2)
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+      text = "[\n" + ",\n".join(f"  {json.dumps(x)}" for x in value) + "\n]"
+    parts.append(f"{json.dumps(name)}: {text}")
+  return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def beside(path: str) -> dict[str, str]:
+  """The page and the figure of a result."""
+  stem = os.path.splitext(path)[0]
+  return {"the page": f"{stem}.md", "the figure": f"{stem}.svg"}
+
+
+def write(path: str, result: dict) -> None:
+  """The result, its page and its figure; the chief does."""
+  if not processes.is_chief():
+    return
+  text, drawing = beside(path).values()
+  settings = {"svg.hashsalt": "specjax", "svg.fonttype": "none", "font.size": 9}
+  with matplotlib.rc_context(settings):
+    plots.figure(result).savefig(drawing, metadata={"Date": None})
+  outputs.write_text(text, page.page(result, figure=os.path.basename(drawing)))
+  outputs.write_text(path, as_text(result))
+
+
+def compare_files(paths: list[str]) -> int:
+  """Prints how the second of two results compares with the first."""
+  cli.refuse_with(
+    "--compare", cli.CONFIG, cli.OUTPUT, _QUESTIONS, _SYSTEMS, _TEMPERATURES,
+    _BATCH_SIZES, _SUBSET, _CATEGORIES,
+  )  # fmt: skip
+  if len(paths) != 2:
+    raise cli.UserError(f"--compare takes two files, got {len(paths)}")
+  found = []
+  for path in paths:
+    try:
+      found.append(tables.read(path))
+    except ValueError as error:
+      raise cli.UserError(f"{path} is not JSON: {error}") from None
+    if not isinstance(found[-1], dict) or "groups" not in found[-1]:
+      raise cli.UserError(f"{path} is no result of launch.evaluate")
+  print(compare.table(compare.compare(*found)))
+  return 0
+
+
+def run(_) -> int:
+  """The command."""
+  if _COMPARE.value:
+    return compare_files(_COMPARE.value)
+  config, output = cli.CONFIG.value, cli.OUTPUT.value
+  for flag in (cli.CONFIG, cli.OUTPUT):
+    if not flag.value:
+      raise cli.UserError(f"--{flag.name} is required; see --help")
+  outputs.check(
+    {"--output": output}, drawn=beside(output), resumes=True,
+    inputs={"--questions": _QUESTIONS.value},
+  )  # fmt: skip
+  entered = systems.parse(_SYSTEMS.value or config.drafter, config)
+  for system in entered:
+    if system.is_reference:
+      reference.check(system)
+  degrees = temperatures(config)
+  sizes = cli.integers(_BATCH_SIZES, default=[config.batch_size])
+  asked = chosen(config)
+  pairs = systems.assemble(entered)
+  contests = measure.contests(config, entered, pairs, degrees)
+  check_sizes(sizes, pairs[systems.PLAIN])
+  one = contests[degrees[0]]
+  fit, refused = measure.first_turns(asked, one.tokenizer, one.room)
+  if not fit:
+    raise cli.UserError(
+      f"no question fits: prompts have room for {one.room} tokens beside "
+      "max_new_tokens (max_length, and the models' positions, bound both)"
+    )
+  groups = [
+    group
+    for temperature in degrees
+    for size in sizes
+    for group in measure.groups_of(
+      fit, temperature=temperature, batch_size=size, room=one.room
+    )
+  ]
+  by_category = collections.Counter(q.category for q in asked)
+  models = checkpoints_of(entered)
+  facts = {
+    **provenance.record(
+      models=models,
+      prompts=_QUESTIONS.value or str(questions.OWN),
+    ),
+    "config": json.loads(config.to_json_best_effort()),
+    "systems": describe(entered, pairs),
+    "questions": {
+      "count": len(asked),
+      "by_category": dict(by_category),
+      "chat_template": one.tokenizer.chat_template is not None,
+      "ids": json.dumps([q.id for q in asked]),
+    },
+    "left_out": left_out(entered, sizes),
+    "refused": refused,
+  }
+  hashes = {found["path"]: found["sha256"] for found in models.values()}
+  settings = settings_of(config, entered, asked, hashes)
+  with Journal(output, settings, grows=True) as journal:
+    if journal.batches:
+      print(f"{output}: {len(journal.batches)} groups and costs are measured "
+            "already, and are kept", file=sys.stderr)  # fmt: skip
+    try:
+      records = measure_missing(contests, groups, pairs, journal)
+    finally:
+      one.reference.close()
+    result = result_of(records, facts)
+    write(output, result)
+    journal.finish()
+  terminal.console(quiet=not processes.is_chief()).print(
+    page.over_all(result), soft_wrap=True, markup=False
+  )
+  if result["refused"]:
+    print(f"{len(result['refused'])} prompts were too long for config."
+          f"max_length: see {output}", file=sys.stderr)  # fmt: skip
+  if broken := ended_by_nan(result["groups"]):
+    return cli.fail("NaN logits ended answers: " + ", ".join(broken))
+  return 0
+
+
+def ended_by_nan(groups: list[dict]) -> list[str]:
+  """The systems whose answers ended so, with their questions."""
+  return [
+    f"{name} on {question}"
+    for record in groups
+    for turn in record["turns"]
+    for name, found in turn["systems"].items()
+    for question, broken in zip(
+      turn["questions"], found.get("broken", ()), strict=False
+    )
+    if broken
+  ]
+
+
+def left_out(entered: list[System], sizes: list[int]) -> list[str]:
+  """What was asked for and cannot be, in words."""
+  return [
+    f"`{system.name}` at batch size {size}, since transformers drafts for one "
+    "prompt at a time"
+    for system in entered
+    for size in sizes
+    if not system.takes(size)
+  ]
+
+
+if __name__ == "__main__":
+  cli.run(run, several_processes=True)

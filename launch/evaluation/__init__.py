@@ -1,0 +1,16 @@
+"""An evaluation on real questions: what flows from where to where.
+
+  questions.py   a file of questions -> `Question`s, with tasks; subsets of them
+  systems.py     names such as "ngram:max_ngram=2" -> `System`s that decode
+  reference.py   transformers in a process of its own, as further systems
+  measure.py     a group of questions -> one record: every system in turn
+  margins.py     where greedy completions part -> how near the two logits were
+  summary.py     records -> rows of numbers, by category, by task and over all
+  page.py, plots.py   those rows -> a page, a figure
+  compare.py     the rows of two results -> paired differences
+
+A *group* is what is measured at once: at most `batch_size` questions of one
+category, at one temperature, all their turns, by all systems in random order.
+Its *record* is JSON, has all that the summary needs, and is one line of the
+journal: a run that is stopped goes on with the group that it was in.
+"""

@@ -1,0 +1,144 @@
+"""Two results of the same questions, paired: what the second one changes."""
+
+from collections.abc import Mapping, Sequence
+
+from launch import tables
+from launch.evaluation import summary
+from launch.evaluation.systems import PLAIN
+from specjax import metrics
+
+
+def compare(before: Mapping, after: Mapping) -> list[dict]:
+  """A row for each system, setting and category that both results have.
+
+  Groups count that hold the same questions in both. Requests are paired in
+  `tokens_per_call_change`, the mean over questions of the second result's
+  emitted tokens per target call less the first's; groups are paired in
+  `speedup_ratio`, the second's speed-up over the first's, each against the
+  plain decoding of its own run. 95% intervals, over questions and groups.
+
+  Args:
+    before, after: contents of two files that `launch.evaluate` wrote.
+
+  Raises:
+    ValueError: if they have no group, or no system, in common.
+  """
+  found = []
+  ours, theirs = (_by_group(result) for result in (before, after))
+  common = [key for key in ours if key in theirs]
+  if not common:
+    raise ValueError(
+      "the two results have no group of questions in common: the same "
+      "temperature, batch size and questions"
+    )
+  for level in summary.LEVELS:
+    scopes: dict[tuple, list] = {}
+    for key in common:
+      record = ours[key]
+      category = "all" if level == "all" else record[level]
+      scope = (record["temperature"], record["batch_size"], category)
+      scopes.setdefault(scope, []).append((record, theirs[key]))
+    for (temperature, batch_size, category), both in scopes.items():
+      for system in _shared_systems(both):
+        found.append(
+          {
+            "system": system,
+            "temperature": temperature,
+            "batch_size": batch_size,
+            "level": level,
+            "category": category,
+            **_row(system, both),
+          }
+        )
+  if not found:
+    raise ValueError("the two results have no system in common but plain")
+  return found
+
+
+def _by_group(result: Mapping) -> dict[tuple, dict]:
+  """Records by setting and questions."""
+  return {
+    (
+      record["temperature"],
+      record["batch_size"],
+      *(tuple(turn["questions"]) for turn in record["turns"]),
+    ): record
+    for record in result["groups"]
+  }
+
+
+def _shared_systems(both: Sequence[tuple[dict, dict]]) -> list[str]:
+  names = lambda r: {n for turn in r["turns"] for n in turn["systems"]}
+  every = set.intersection(*(names(record) for pair in both for record in pair))
+  return sorted(every - {PLAIN})
+
+
+def _row(system: str, both: Sequence[tuple[dict, dict]]) -> dict:
+  units = [
+    tuple(summary.unit_of(record, system) for record in pair) for pair in both
+  ]
+  column = lambda which, name: [getattr(u[which], name) for u in units]
+  top = [
+    column(1, "num_tokens"), column(1, "baseline_seconds"),
+    column(0, "seconds"), column(0, "baseline_num_tokens"),
+  ]  # fmt: skip
+  bottom = [
+    column(1, "seconds"), column(1, "baseline_num_tokens"),
+    column(0, "num_tokens"), column(0, "baseline_seconds"),
+  ]  # fmt: skip
+  ratio = 1.0
+  for above, below in zip(top, bottom, strict=True):
+    ratio *= sum(above) / sum(below)
+  one, other = (_per_question(pair, system) for pair in zip(*both, strict=True))
+  changes = [other[question] - one[question] for question in one]
+  return {
+    "num_questions": len(changes),
+    "num_groups": len(both),
+    "tokens_per_call_change": sum(changes) / len(changes),
+    "tokens_per_call_change_ci": metrics.mean_interval(changes),
+    "speedup_ratio": ratio,
+    "speedup_ratio_ci": metrics.interval(top, bottom),
+  }
+
+
+def _per_question(records: Sequence[dict], system: str) -> dict:
+  """Emitted tokens per target call of each question, its turns together."""
+  tokens: dict = {}
+  calls: dict = {}
+  for record in records:
+    for e in summary.entries(record, system):
+      for question, count, number in zip(
+        e.turn["questions"], e.found["tokens"], e.found["calls"], strict=True
+      ):
+        tokens[question] = tokens.get(question, 0) + count
+        calls[question] = calls.get(question, 0) + number
+  return {question: tokens[question] / calls[question] for question in tokens}
+
+
+def table(rows: Sequence[Mapping]) -> str:
+  """The comparison as Markdown."""
+
+  def cell(row: Mapping, name: str, form: str) -> str:
+    text, ends = format(row[name], form), row[f"{name}_ci"]
+    if ends:
+      text += " ({} to {})".format(*(format(end, form) for end in ends))
+    return text
+
+  return tables.table(
+    [
+      "system", "T", "batch", "questions of", "questions",
+      "tokens per call, change (95%)", "speed-up, ratio (95%)",
+    ],
+    [
+      [
+        f"`{row['system']}`",
+        f"{row['temperature']:g}",
+        str(row["batch_size"]),
+        row["category"],
+        str(row["num_questions"]),
+        cell(row, "tokens_per_call_change", "+.3f"),
+        cell(row, "speedup_ratio", ".3f"),
+      ]
+      for row in rows
+    ],
+  )  # fmt: skip

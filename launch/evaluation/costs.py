@@ -1,0 +1,80 @@
+"""What a system's round costs, in plain rounds: timed apart from the answers.
+
+`specjax.timing` decodes the turn of a middling group in pieces, between which
+passes are timed. From the ratio of two rounds, and from how many rounds the
+answers took, follows the speed-up that should be measured (`summary`).
+"""
+
+import dataclasses
+import json
+
+from launch.evaluation import measure
+from launch.evaluation.measure import Contest, Group
+from launch.evaluation.systems import PLAIN, System
+from launch.pair import Pair
+from specjax import timing
+
+_RUNS = 3  # that count; one for each place that `timing` stops at
+
+
+def name_of(system: System, batch_size: int) -> str:
+  """What its record is called in the journal."""
+  return f"costs B={batch_size} {system.name}"
+
+
+def measure_costs(
+  contest: Contest, system: System, pair: Pair, group: Group, record: dict
+) -> dict:
+  """Times the rounds of a system and of plain decoding, and their passes.
+
+  Args:
+    contest: of the systems, at the group's temperature.
+    system: one that we decode with drafts.
+    pair: its models.
+    group: the questions whose first turn is decoded in pieces.
+    record: what was measured of the group.
+
+  Returns:
+    The record: `timing.StepCosts`, and of them `round_cost` and `draft_cost`,
+    a round and its draft passes in plain rounds; `prompt_tokens` is the width
+    of the batch that all was timed at.
+  """
+  (prompts, _) = measure.first_turns(
+    group.questions, contest.tokenizer, contest.room
+  )
+  batch = measure.batch_of(prompts, group.batch_size, contest.room)
+  drafting, plain = contest.engines[system.name], contest.engines[PLAIN]
+  for one in (drafting, plain):
+    one.compile(batch)
+  pieces = timing.Pieces(drafting, plain, draft=pair.draft, typical=batch)
+  found = record["turns"][0]["systems"]
+  calls = {
+    "speculative": found[system.name]["rounds"],
+    "autoregressive": found[PLAIN]["rounds"],
+  }
+  for index in range(_RUNS + 1):
+    pieces.add(batch, calls, index=index, number=0)
+  costs = pieces.costs()
+  drafts = sum(costs.draft[t] for t in costs.draft_passes)
+  return {
+    "batch": name_of(system, group.batch_size),
+    "batch_size": group.batch_size,
+    "system": system.name,
+    "prompt_tokens": batch.width,
+    "round_cost": costs.step / costs.plain_step,
+    "draft_cost": drafts / costs.plain_step,
+    "round_seconds": costs.attribution,
+    "seconds": json.loads(json.dumps(dataclasses.asdict(costs))),
+  }
+
+
+def middling(groups: list[Group], records: dict[str, dict]) -> Group:
+  """The group whose prompts are of median length.
+
+  Args:
+    groups: of one setting, at least one.
+    records: those of the groups, by name.
+  """
+  length = lambda g: max(records[g.name]["turns"][0]["prompt_tokens"])
+  ordered = sorted(groups, key=length)
+  return ordered[len(ordered) // 2]

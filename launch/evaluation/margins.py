@@ -1,0 +1,85 @@
+"""Where greedy completions part, and how near the two tokens' logits were."""
+
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.engine import Engine
+
+_MIN_WIDTH = 64
+
+# `(prompt and tokens so far) -> f32[V]`, logits of the next token.
+NextLogits = Callable[[tuple[int, ...]], np.ndarray]
+
+
+def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
+  """The first place where two completions differ; None if they are alike.
+
+  One that goes on where the other has ended differs there.
+  """
+  for place, (a, b) in enumerate(zip(one, other, strict=False)):
+    if a != b:
+      return place
+  return None if len(one) == len(other) else min(len(one), len(other))
+
+
+def difference(
+  prompt: Sequence[int],
+  tokens: Sequence[int],
+  reference: Sequence[int],
+  next_logits: NextLogits | None,
+) -> dict | None:
+  """How a completion differs from another one of the same prompt.
+
+  Args:
+    prompt: tokens of the prompt.
+    tokens: of the completion.
+    reference: of the other.
+    next_logits: the target's; None where it cannot be asked.
+
+  Returns:
+    None if they are alike. Else `place`, how many tokens are alike, `token`
+    and `reference_token` after them (None for a completion that has ended),
+    and `margin`, the second's logit less the first's: None if one has ended,
+    or there is nobody to ask.
+  """
+  place = first_difference(tokens, reference)
+  if place is None:
+    return None
+  at = lambda ids: ids[place] if place < len(ids) else None
+  mine, theirs = at(tokens), at(reference)
+  margin = None
+  if next_logits is not None and mine is not None and theirs is not None:
+    logits = next_logits((*prompt, *reference[:place]))
+    margin = float(logits[theirs]) - float(logits[mine])
+  return {
+    "place": place,
+    "token": mine,
+    "reference_token": theirs,
+    "margin": margin,
+  }
+
+
+def next_logits_of(engine: Engine) -> NextLogits:
+  """The target's logits by one pass over the tokens, padded to few widths."""
+  target = engine.decoder.target
+
+  @jax.jit
+  def run(params, tokens, last):
+    cache = target.new_cache(params, 1, tokens.shape[1])
+    output, _ = target.apply(params, tokens, cache, logits_at=last)
+    return output.logits[0, 0].astype(jnp.float32)
+
+  @functools.lru_cache(maxsize=16)  # several systems may part at one place
+  def next_logits(token_ids: tuple[int, ...]) -> np.ndarray:
+    width = max(_MIN_WIDTH, 1 << (len(token_ids) - 1).bit_length())
+    tokens = np.zeros((1, width), np.int32)
+    tokens[0, : len(token_ids)] = token_ids
+    last = np.array([[len(token_ids) - 1]], np.int32)
+    with engine.on_mesh():
+      return np.asarray(run(engine.params.target, tokens, last))
+
+  return next_logits

@@ -1,0 +1,309 @@
+"""The page of an evaluation, from what `launch.evaluate` wrote."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+
+from launch import tables
+from launch.evaluation import summary
+from launch.evaluation.systems import HF, PLAIN
+
+_MOST_DIFFERENCES = 20
+
+
+def table(results: dict[str, dict]) -> str:
+  """Results by file, over all of their questions, as Markdown."""
+  return "\n\n".join(
+    f"{pathlib.Path(path).stem}:\n\n" + over_all(result)
+    for path, result in results.items()
+  )
+
+
+def page(result: Mapping, *, figure: str) -> str:
+  """The whole page; `figure` is the path of the figure from it."""
+  sections = [
+    f"# {pathlib.Path(result['config']['target']).name}: "
+    "speculative decoding of real questions",
+    _what_ran(result),
+    over_all(result),
+    f"![Speed-up and tokens per target call by category]({figure})",
+    "*Speed-up over plain decoding at the same batch size, and emitted tokens "
+    "per target call, by category, with 95% intervals.*",
+    "## By task and category",
+    by_category(result),
+    "## Acceptance by position",
+    _by_position(result),
+    "## Are greedy completions the same?",
+    _agreement(result),
+    "## Systems",
+    _systems(result),
+    "## How it was measured",
+    _how(result),
+  ]
+  return "\n\n".join(sections) + "\n"
+
+
+def _number(value: float | None, form: str = ".2f") -> str:
+  return "–" if value is None else format(value, form)
+
+
+def _with_interval(row: Mapping, name: str, form: str = ".2f") -> str:
+  text, ends = _number(row[name], form), row[f"{name}_ci"]
+  if ends:
+    text += f" ({format(ends[0], form)}–{format(ends[1], form)})"
+  return text
+
+
+def _loss(result: Mapping, row: Mapping) -> str:
+  """What a speed-up costs, where our rule is known to be lossy or not."""
+  system = result["systems"][row["system"]]
+  if system["lossless"] is None or row["total_variation"] is None:
+    return ""
+  return ", " + tables.loss_in_words(system["lossless"], row["total_variation"])
+
+
+def _rows(result: Mapping, *levels: str) -> list[dict]:
+  return [row for row in result["runs"] if row["level"] in levels]
+
+
+def _what_ran(result: Mapping) -> str:
+  config, asked = result["config"], result["questions"]
+  sizes = ", ".join(
+    f"{count} of {name}" for name, count in asked["by_category"].items()
+  )
+  form = "the chat template" if asked["chat_template"] else "plain text"
+  return (
+    f"Target `{config['target']}` in {config['dtype']}, at most "
+    f"{config['max_new_tokens']} new tokens a turn, on "
+    f"{', '.join(sorted(set(result['machine']['devices'])))} "
+    f"({result['machine']['processor']}, {result['machine']['cores']} cores). "
+    f"{asked['count']} questions ({sizes}), as {form}."
+  )
+
+
+def over_all(result: Mapping) -> str:
+  """The table over all questions: a row for each system and setting."""
+  return tables.table(
+    [
+      "T", "batch", "system", "tok/s", "speed-up (95%)", "predicted",
+      "tokens per target call (95%)", "mean of requests",
+      "first token, s", "next token, ms",
+    ],
+    [
+      [
+        f"{row['temperature']:g}",
+        str(row["batch_size"]),
+        f"`{row['system']}`",
+        _number(row["tokens_per_second"], ".1f"),
+        _with_interval(row, "speedup")
+        + (_loss(result, row) if row["speedup"] else ""),
+        _number(row["predicted_speedup"]),
+        _with_interval(row, "tokens_per_call"),
+        _number(row["tokens_per_call_request_mean"]),
+        _number(row["time_to_first_token"]),
+        _number(_milli(row["seconds_per_token"]), ".1f"),
+      ]
+      for row in _rows(result, "all")
+    ],
+  )  # fmt: skip
+
+
+def _milli(seconds: float | None) -> float | None:
+  return None if seconds is None else 1e3 * seconds
+
+
+def by_category(result: Mapping) -> str:
+  """Tasks first, then categories: speed-ups and tokens per call."""
+  rows, seen = [], set()
+  for row in _rows(result, "task", "category"):
+    key = tuple(
+      row[name] for name in ("temperature", "batch_size", "category", "system")
+    )
+    if row["system"] == PLAIN or key in seen:  # a task of one category
+      continue
+    seen.add(key)
+    rows.append(
+      [
+        f"{row['temperature']:g}",
+        str(row["batch_size"]),
+        row["category"],
+        f"`{row['system']}`",
+        str(row["num_questions"]),
+        _with_interval(row, "speedup"),
+        _number(row["predicted_speedup"]),
+        _with_interval(row, "tokens_per_call"),
+      ]
+    )
+  return tables.table(
+    [
+      "T", "batch", "questions of", "system", "questions", "speed-up (95%)",
+      "predicted", "tokens per target call (95%)",
+    ],
+    rows,
+  )  # fmt: skip
+
+
+def _by_position(result: Mapping) -> str:
+  rows = [row for row in _rows(result, "all") if row["accepted_by_position"]]
+  if not rows:
+    return "Nothing was drafted."
+  deepest = max(len(row["accepted_by_position"]) for row in rows)
+  return (
+    tables.table(
+      [
+        "T", "batch", "system", "accepted of drafted",
+        *(f"{i + 1} or more" for i in range(deepest)),
+      ],
+      [
+        [
+          f"{row['temperature']:g}",
+          str(row["batch_size"]),
+          f"`{row['system']}`",
+          _number(row["acceptance_rate"], ".3f"),
+          *(
+            _number(share, ".3f")
+            for share in [
+              *row["accepted_by_position"],
+              *[None] * (deepest - len(row["accepted_by_position"])),
+            ]
+          ),
+        ]
+        for row in rows
+      ],
+    )
+    + "\n\nThe share of target calls that emitted so many drafted tokens; the "
+    "histograms are in the JSON file."
+  )  # fmt: skip
+
+
+def _agreement(result: Mapping) -> str:
+  greedy = [row for row in _rows(result, "all") if not row["temperature"]]
+  if not greedy:
+    return "No system decoded at temperature 0."
+  share = lambda value: "–" if value is None else f"{value:.1%}"
+  text = tables.table(
+    ["batch", "system", "as plain decoding", "as transformers (`hf`)"],
+    [
+      [
+        str(row["batch_size"]),
+        f"`{row['system']}`",
+        share(row[f"identical_to_{PLAIN}"]),
+        share(row[f"identical_to_{HF}"]),
+      ]
+      for row in greedy
+    ],
+  )
+  differences = result["differences"]
+  if not differences:
+    return text
+  size = lambda d: float("inf") if d["margin"] is None else abs(d["margin"])
+  worst = sorted(differences, key=size, reverse=True)[:_MOST_DIFFERENCES]
+  return (
+    text
+    + f"\n\n{len(differences)} completions differ. The margin is the logit of "
+    "the other's token less that of the system's, by one pass of the target "
+    "over what they have in common: passes over one token and over several add "
+    "in another order, so that tokens with a margin near 0 may change places. "
+    + (
+      f"The {_MOST_DIFFERENCES} with the largest margins:\n\n"
+      if len(differences) > _MOST_DIFFERENCES
+      else "By the size of the margin:\n\n"
+    )
+    + tables.table(
+      ["batch", "question, turn", "system", "against", "alike", "margin"],
+      [
+        [
+          str(d["batch_size"]),
+          f"{d['question']}, {d['turn'] + 1}",
+          f"`{d['system']}`",
+          f"`{d['against']}`",
+          f"{d['place']} tokens",
+          "one has ended" if d["margin"] is None else f"{d['margin']:+.1e}",
+        ]
+        for d in worst
+      ],
+    )
+  )
+
+
+def _systems(result: Mapping) -> str:
+  costs = {(c["system"], c["batch_size"]): c for c in result["costs"]}
+  sizes = sorted({row["batch_size"] for row in result["runs"]})
+  rows = []
+  for name, system in result["systems"].items():
+    of = lambda size, what, name=name: _number(
+      costs.get((name, size), {}).get(what), ".2f"
+    )
+    rows.append(
+      [
+        f"`{name}`",
+        system["rule"] or "–",
+        system["draft_shape"] or "–",
+        system["dtype"],
+        " / ".join(of(size, "draft_cost") for size in sizes),
+        " / ".join(of(size, "round_cost") for size in sizes),
+      ]
+    )
+  batches = " / ".join(map(str, sizes))
+  text = tables.table(
+    [
+      "system", "rule", "draft", "dtype", f"draft passes, batch {batches}",
+      f"round, batch {batches}",
+    ],
+    rows,
+  )  # fmt: skip
+  return text + (
+    "\n\nA round, and the draft passes in it, take so many times as long as a "
+    "round of plain decoding: timed apart from the answers, on a middling "
+    "prompt. The predicted speed-up follows from that ratio, from the rounds "
+    "that the answers took, and from the time of their prompts' passes."
+  )
+
+
+def _how(result: Mapping) -> str:
+  compiled = ", ".join(
+    f"`{name}` {seconds:.0f} s"
+    for name, seconds in result["compile_seconds"].items()
+  )
+  lines = [
+    "All systems answer a group of questions in one go, in random order; a "
+    "group is of one category, and its rows are different questions. Speed-ups "
+    "are ratios of tokens per second of the same groups, prompts' passes "
+    "included; intervals are over groups. One counter counts all tokens, a "
+    "stop token included, by the ids that were emitted.",
+    "A second turn holds the answer that plain decoding gave to the first "
+    "one, at the same temperature and batch size, for every system.",
+    f"Compiling is no part of any rate: {compiled} (programs that were "
+    "compiled before come from jax's cache).",
+    *(f"Left out: {text}." for text in result["left_out"]),
+  ]
+  if result["refused"]:
+    rows = [
+      [str(r["question"]), str(r["turn"] + 1), f"{r['prompt_tokens']}",
+       f"{r['room']}", *_settings(r)]
+      for r in result["refused"]
+    ]  # fmt: skip
+    lines.append(
+      "Prompts that were too long, and not decoded:\n\n"
+      + tables.table(["question", "turn", "tokens", "room", "where"], rows)
+    )
+  lines.append(f"Made by `{result['provenance']['command']}`.")
+  return "\n\n".join(lines)
+
+
+def _settings(refusal: Mapping) -> Sequence[str]:
+  if "temperature" not in refusal:
+    return ["everywhere"]
+  return [f"T {refusal['temperature']:g}, batch {refusal['batch_size']}"]
+
+
+def settings_of(result: Mapping) -> list[tuple[float, int]]:
+  """Temperatures with batch sizes, in the order they were measured."""
+  return list(
+    dict.fromkeys((r["temperature"], r["batch_size"]) for r in result["runs"])
+  )
+
+
+def categories_of(result: Mapping) -> list[str]:
+  """Of a figure: over all, then each category."""
+  names = [row["category"] for row in _rows(result, "category")]
+  return [summary.LEVELS[0], *dict.fromkeys(names)]

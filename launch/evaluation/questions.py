@@ -1,0 +1,200 @@
+"""Questions that are asked: their file, their tasks, their prompts."""
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from models import chat
+from models.tokenizers import Tokenizer
+from specjax.requests import Settings
+
+# Our own suite: what is asked if no file is given.
+OWN = pathlib.Path(__file__).with_name("questions.jsonl")
+
+# The tasks of Spec-Bench, by the categories in its file. A category that is
+# not here is a task by itself, unless its line names one.
+TASKS = {
+  **dict.fromkeys(
+    ("writing", "roleplay", "reasoning", "math", "coding", "extraction",
+     "stem", "humanities"),
+    "multi-turn conversation",
+  ),
+  "translation": "translation",
+  "summarization": "summarization",
+  "qa": "question answering",
+  "math_reasoning": "mathematical reasoning",
+  "rag": "retrieval-augmented generation",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Question:
+  """One question.
+
+  Attributes:
+    id: whatever the file calls it.
+    category: what kind of question it is; batches are of one category.
+    task: what numbers are summed up by, beside categories.
+    turns: what is said to the model, one text a turn.
+  """
+
+  id: int | str
+  category: str
+  task: str
+  turns: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Asked:
+  """A question's turn as a prompt: what `specjax.engine` decodes.
+
+  Attributes:
+    question: the question.
+    turn: which of its turns, from 0.
+    token_ids: of the conversation so far.
+    stream: what its draws come from: a hash of id and turn, so that neither
+      the question's place in the file nor the other questions change it.
+    settings, stop: nothing of its own: all questions are asked alike.
+  """
+
+  question: Question
+  turn: int
+  token_ids: tuple[int, ...]
+  settings: ClassVar[Settings] = Settings()
+  stop: ClassVar[tuple[str, ...]] = ()
+
+  @property
+  def stream(self) -> int:
+    """See `specjax.engine.Request`."""
+    text = json.dumps([self.question.id, self.turn])
+    return int(hashlib.sha256(text.encode()).hexdigest()[:8], 16)
+
+
+def read(path: str | pathlib.Path) -> list[Question]:
+  """Reads lines of Spec-Bench's form.
+
+  That is `{"question_id": 81, "category": "writing", "turns": ["...", "..."]}`,
+  and "task" if it is none of `TASKS`; other keys are not looked at.
+
+  Raises:
+    FileNotFoundError: if there is no such file.
+    ValueError: for a line that is no question, naming it; or if there is none.
+  """
+  file = pathlib.Path(path)
+  if not file.is_file():
+    raise FileNotFoundError(f"no such file of questions: {path}")
+  found: dict[int | str, Question] = {}
+  for number, line in enumerate(file.read_bytes().split(b"\n"), start=1):
+    if not line.strip():
+      continue
+    try:
+      question = _parsed(json.loads(line))
+      if question.id in found:
+        raise ValueError(f"question_id {question.id!r} is there twice")
+    except UnicodeDecodeError:
+      raise ValueError(f"{path}:{number}: not UTF-8") from None
+    except json.JSONDecodeError as error:
+      raise ValueError(f"{path}:{number}: not JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:
+      raise ValueError(f"{path}:{number}: {error}") from None
+    found[question.id] = question
+  if not found:
+    raise ValueError(f"no questions in {path}")
+  return list(found.values())
+
+
+def _parsed(record: Any) -> Question:
+  """The question of a line; ValueError if it is none."""
+  if not isinstance(record, dict):
+    raise ValueError("expected an object with question_id, category and turns")
+  identity, turns = record.get("question_id"), record.get("turns")
+  if type(identity) not in (int, str):
+    raise ValueError("question_id must be an integer or a string")
+  category = record.get("category")
+  if not isinstance(category, str) or not category:
+    raise ValueError("category must be a string that is not empty")
+  if not isinstance(turns, list) or not turns:
+    raise ValueError("turns must be a list of one or more strings")
+  if not all(isinstance(turn, str) and turn.strip() for turn in turns):
+    raise ValueError("turns must be strings that are not empty")
+  task = record.get("task", TASKS.get(category, category))
+  if not isinstance(task, str) or not task:
+    raise ValueError("task must be a string that is not empty")
+  return Question(id=identity, category=category, task=task, turns=tuple(turns))
+
+
+def of_categories(
+  questions: Sequence[Question], names: Sequence[str]
+) -> list[Question]:
+  """Those of some categories or tasks; ValueError for one that is not there."""
+  there = {name for q in questions for name in (q.category, q.task)}
+  if missing := sorted(set(names) - there):
+    raise ValueError(
+      f"no questions of {', '.join(missing)}; there are {sorted(there)}"
+    )
+  return [q for q in questions if {q.category, q.task} & set(names)]
+
+
+def subset(
+  questions: Sequence[Question], count: int, *, seed: int
+) -> list[Question]:
+  """So many questions, of every category its share, drawn by a seed.
+
+  Shares are rounded by largest remainders, and earlier categories first among
+  equal ones. All questions, if there are no more.
+  """
+  if count >= len(questions):
+    return list(questions)
+  places: dict[str, list[int]] = {}
+  for place, question in enumerate(questions):
+    places.setdefault(question.category, []).append(place)
+  exact = [count * len(p) / len(questions) for p in places.values()]
+  sizes = np.floor(exact).astype(int)
+  order = np.argsort(sizes - exact, kind="stable")
+  sizes[order[: count - sizes.sum()]] += 1
+  rng = np.random.default_rng(seed)
+  kept: list[int] = []
+  for of_category, size in zip(places.values(), sizes, strict=True):
+    kept += rng.permutation(of_category)[:size].tolist()
+  return [questions[place] for place in sorted(kept)]
+
+
+def ask(
+  tokenizer: Tokenizer,
+  question: Question,
+  turn: int,
+  answers: Sequence[Sequence[int]],
+) -> Asked:
+  """A turn as a prompt, after the turns before it and their answers.
+
+  A tokenizer with a chat template gets messages of "user" and "assistant";
+  without one, texts stand under each other, an empty line between them.
+
+  Args:
+    tokenizer: the target's.
+    question: the question.
+    turn: which turn, from 0.
+    answers: tokens of the answer to each turn before.
+
+  Raises:
+    ValueError: for what the chat template refuses.
+  """
+  told = [tokenizer.decode(ids) for ids in answers[:turn]]
+  if tokenizer.chat_template is None:
+    texts = [question.turns[0]]
+    for answer, said in zip(told, question.turns[1 : turn + 1], strict=True):
+      texts += [answer, said]
+    ids = tokenizer.encode("\n\n".join(texts))
+  else:
+    messages: list[Mapping[str, str]] = []
+    for said, answer in zip(question.turns, told, strict=False):
+      messages.append({"role": "user", "content": said})
+      messages.append({"role": "assistant", "content": answer})
+    messages.append({"role": "user", "content": question.turns[turn]})
+    ids = chat.encode(tokenizer, messages)
+  return Asked(question=question, turn=turn, token_ids=tuple(ids))

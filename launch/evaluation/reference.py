@@ -1,0 +1,171 @@
+"""transformers in a process of its own: neither's threads wait for the other's.
+
+The process is this file, run as a program. It reads a line of JSON for each
+batch, and answers with one; the end of its input ends it, and so does the end
+of the process that started it.
+"""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from typing import IO, Any
+
+import jax
+import ml_collections
+
+from launch import drafting, hf_reference, processes
+from launch.evaluation.systems import System
+from specjax.engine import Batch
+
+_STATIC = ("target", "draft", "drafter", "dtype", "num_speculative_tokens")
+
+
+def check(system: System) -> None:
+  """Raises ValueError if transformers cannot be measured here, saying why."""
+  if processes.several():
+    reason = "runs beside one process, and there are several"
+  elif jax.default_backend() != "cpu":
+    reason = f"runs on the CPU, and jax on {jax.default_backend()}"
+  elif not hf_reference.is_available(system.config):
+    reason = "needs torch, transformers, and checkpoints in their format"
+  elif system.kind == "hf_assisted" and not drafting.reads_draft(system.config):
+    reason = "needs config.draft"
+  else:
+    return
+  raise ValueError(f"system {system.name!r} {reason}")
+
+
+class Process:
+  """The other process, started when it is first asked."""
+
+  def __init__(self, *, stop_tokens: tuple[int, ...], vocab_size: int):
+    """Starts nothing yet.
+
+    Args:
+      stop_tokens: ids that end a completion, those of the other systems.
+      vocab_size: V, the number of real tokens.
+    """
+    self._begin = {"stop_tokens": stop_tokens, "vocab_size": vocab_size}
+    self._process: subprocess.Popen[str] | None = None
+    self.versions: dict[str, Any] = {}
+
+  def run(
+    self, system: System, batch: Batch, *, temperature: float, seed: int
+  ) -> hf_reference.Generated:
+    """Decodes a batch.
+
+    Args:
+      system: one of transformers'.
+      batch: the prompts.
+      temperature: of the target's law.
+      seed: of what is drawn.
+
+    Raises:
+      RuntimeError: if the process broke; its own words are on stderr.
+    """
+    config = json.loads(system.config.to_json_best_effort())
+    config["temperature"] = temperature
+    answer = self._ask(
+      {
+        "kind": system.kind,
+        "config": config,
+        "prompts": [list(p.token_ids) for p in batch.prompts],
+        "seed": seed,
+      }
+    )
+    self.versions = answer.pop("versions")
+    return hf_reference.Generated(**answer)
+
+  def _ask(self, request: dict) -> dict:
+    if self._process is None:
+      self._process = subprocess.Popen(
+        [sys.executable, "-m", "launch.evaluation.reference"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+      )
+      self._send(self._begin)
+    self._send(request)
+    assert self._process.stdout is not None
+    line = self._process.stdout.readline()
+    if not line:
+      raise RuntimeError(
+        "the process of transformers ended: exit code "
+        f"{self._process.wait(timeout=60)}"
+      )
+    return json.loads(line)
+
+  def _send(self, message: dict) -> None:
+    assert self._process is not None
+    assert self._process.stdin is not None
+    try:
+      self._process.stdin.write(json.dumps(message) + "\n")
+      self._process.stdin.flush()
+    except BrokenPipeError:
+      raise RuntimeError("the process of transformers ended") from None
+
+  def close(self) -> None:
+    """Ends the process, if there is one."""
+    if self._process is not None:
+      self._process.kill()
+      self._process.communicate()
+      self._process = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Prompt:
+  """A prompt as `Reference` reads it."""
+
+  token_ids: list[int]
+  stream: int = 0
+
+
+def serve(lines: IO[str], answers: IO[str]) -> None:
+  """Answers requests until there are no more.
+
+  A model is kept for as long as requests agree on it and on how is sampled:
+  those of one temperature come one after the other.
+  """
+  begin = json.loads(lines.readline())
+  begin["stop_tokens"] = tuple(begin["stop_tokens"])
+  held: dict[str, hf_reference.Reference] = {}
+  sampled: Any = None
+  for line in lines:
+    request = json.loads(line)
+    config = ml_collections.ConfigDict(request["config"])
+    if sampled != config.temperature:
+      sampled = config.temperature
+      held.clear()
+    key = json.dumps([config[name] for name in _STATIC])
+    batch = Batch(tuple(map(_Prompt, request["prompts"])), 1, 0)
+    how: dict[str, Any] = {"assisted": request["kind"] == "hf_assisted"}
+    if request["kind"] == "hf_prompt_lookup":
+      how["prompt_lookup"] = (config.num_speculative_tokens, config.max_ngram)
+    if not how["assisted"] and held:  # any of them has the target
+      key = next(iter(held))
+    fresh = key not in held
+    if fresh:
+      held[key] = hf_reference.Reference(config, **begin)
+    if fresh:  # its first run is slower
+      held[key].generate(batch, **how)
+    import torch
+
+    torch.manual_seed(request["seed"])
+    found = held[key].generate(batch, **how)
+    answer = {**vars(found), "versions": held[key].versions}
+    answers.write(json.dumps(answer) + "\n")
+    answers.flush()
+
+
+def main() -> None:
+  """Serves stdin and stdout; what libraries print goes to stderr."""
+  answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+  os.dup2(2, 1)
+  serve(sys.stdin, answers)
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,223 @@
+"""From records of groups to numbers: by category, by task and over all.
+
+A *request* is one turn of a question. Counts are summed over requests before
+they are divided. Seconds are those of groups, so a group is the unit of every
+interval, all turns of its questions together; at batch size 1 it is a
+question.
+"""
+
+import collections
+import dataclasses
+import statistics
+from collections.abc import Iterator, Sequence
+
+from launch.evaluation.systems import HF, PLAIN
+from specjax import metrics
+
+LEVELS = ("all", "task", "category")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Entry:
+  """A system's turn of a group beside plain decoding's turn of it.
+
+  Attributes:
+    turn: the turn's part of the record.
+    found, plain: the two systems' parts of that.
+  """
+
+  turn: dict
+  found: dict
+  plain: dict
+
+
+def rows_of(records: Sequence[dict], costs: Sequence[dict]) -> list[dict]:
+  """The rows of a result: a system in a setting on some of the questions.
+
+  Args:
+    records: of groups, see `measure.measure`.
+    costs: see `costs.measure_costs`.
+
+  Returns:
+    A row for each setting, level, category and system: see `_row`.
+  """
+  round_costs = {(c["batch_size"], c["system"]): c["round_cost"] for c in costs}
+  rows = []
+  for (temperature, batch_size), of_setting in _by(
+    records, "temperature", "batch_size"
+  ).items():
+    for level in LEVELS:
+      names = (level,) if level != "all" else ()
+      for key, some in _by(of_setting, *names).items():
+        for system in _systems(some):
+          rows.append(
+            {
+              "system": system,
+              "temperature": temperature,
+              "batch_size": batch_size,
+              "level": level,
+              "category": key[0] if key else "all",
+              **_row(some, system, round_costs.get((batch_size, system))),
+            }
+          )
+  return rows
+
+
+def _by(records: Sequence[dict], *names: str) -> dict[tuple, list[dict]]:
+  """Records by their values of some fields, in the order they come in."""
+  found = collections.defaultdict(list)
+  for record in records:
+    found[tuple(record[name] for name in names)].append(record)
+  return dict(found)
+
+
+def _systems(records: Sequence[dict]) -> list[str]:
+  """Systems that answered, plain decoding first, then by name."""
+  names = {n for r in records for turn in r["turns"] for n in turn["systems"]}
+  return sorted(names, key=lambda name: (name != PLAIN, name))
+
+
+def entries(record: dict, system: str) -> Iterator[Entry]:
+  """A system's turns of a group."""
+  for turn in record["turns"]:
+    if system in turn["systems"]:
+      yield Entry(
+        turn=turn,
+        found=turn["systems"][system],
+        plain=turn["systems"][PLAIN],
+      )
+
+
+def unit_of(record: dict, system: str) -> metrics.Unit:
+  """A group as the unit of intervals: sums over its turns and rows."""
+  every = list(entries(record, system))
+  total = lambda name: sum(sum(e.found[name] or ()) for e in every)
+  return metrics.Unit(
+    num_tokens=total("tokens"),
+    num_target_calls=total("calls"),
+    num_drafted=total("drafted"),
+    num_accepted=total("accepted"),
+    expected_accepted=0.0,
+    total_variation=sum(e.found["total_variation"] or 0 for e in every),
+    seconds=sum(e.found["seconds"] for e in every),
+    baseline_num_tokens=sum(sum(e.plain["tokens"]) for e in every),
+    baseline_num_target_calls=sum(sum(e.plain["calls"]) for e in every),
+    baseline_seconds=sum(e.plain["seconds"] for e in every),
+  )
+
+
+def _row(
+  records: Sequence[dict], system: str, round_cost: float | None
+) -> dict:
+  """One system's numbers on some groups of one setting.
+
+  Returns:
+    `tokens_per_call` is emitted tokens per target call, bonus tokens included,
+    of all requests together, and `tokens_per_call_request_mean` the mean of the
+    requests' own. `accepted_by_position[i]` is the share of target calls that
+    emitted more than i drafted tokens, `accept_counts[i]` the number of those
+    that emitted i. `time_to_first_token` is the mean over requests of the
+    seconds until the first round was over, `seconds_per_token` what each token
+    after the first took. `_ci` are 95% intervals over groups; what cannot be
+    known is None.
+  """
+  units = [unit_of(record, system) for record in records]
+  of_units = metrics.summarize(units)
+  every = [e for record in records for e in entries(record, system)]
+  is_plain = system == PLAIN
+  own = [
+    tokens / calls
+    for e in every
+    for tokens, calls in zip(e.found["tokens"], e.found["calls"], strict=True)
+  ]
+  first = [e.found["first_seconds"] for e in every for _ in e.found["tokens"]]
+  counts = _accept_counts(every)
+  return {
+    "num_questions": len(
+      {question for e in every for question in e.turn["questions"]}
+    ),
+    "num_requests": len(own),
+    "num_groups": len(records),
+    "emitted_tokens": of_units["num_tokens"],
+    "target_calls": of_units["num_target_calls"],
+    "tokens_per_call": of_units["block_efficiency"],
+    "tokens_per_call_ci": of_units["block_efficiency_ci"],
+    "tokens_per_call_request_mean": statistics.fmean(own),
+    "acceptance_rate": of_units["acceptance_rate"],
+    "accepted_by_position": _by_position(counts),
+    "accept_counts": counts,
+    "seconds": of_units["seconds"],
+    "tokens_per_second": of_units["tokens_per_second"],
+    "speedup": None if is_plain else of_units["speedup"],
+    "speedup_ci": None if is_plain else of_units["speedup_ci"],
+    "predicted_speedup": predicted_speedup(every, round_cost),
+    "time_to_first_token": statistics.fmean(first),
+    "seconds_per_token": _seconds_per_token(every),
+    "total_variation": None
+    if any(e.found["total_variation"] is None for e in every)
+    else of_units["total_variation"],
+    **{
+      f"identical_to_{other}": _share(every, f"identical_to_{other}")
+      for other in (PLAIN, HF)
+    },
+  }
+
+
+def _accept_counts(every: Sequence[Entry]) -> list[int] | None:
+  if any(e.found["accept_counts"] is None for e in every):
+    return None
+  columns = zip(*(e.found["accept_counts"] for e in every), strict=True)
+  return [sum(column) for column in columns]
+
+
+def _by_position(counts: Sequence[int] | None) -> list[float] | None:
+  """Share of calls that emitted 1 or more drafted tokens, 2 or more, ..."""
+  if counts is None:
+    return None
+  return [sum(counts[i:]) / sum(counts) for i in range(1, len(counts))]
+
+
+def _seconds_per_token(every: Sequence[Entry]) -> float | None:
+  """Seconds after the first round for each token after the first one.
+
+  A row of a batch has its share of the time after the first round: that of the
+  rounds which it took part in.
+  """
+  seconds, tokens = 0.0, 0
+  for e in every:
+    rest = e.found["seconds"] - e.found["first_seconds"]
+    for count, calls in zip(e.found["tokens"], e.found["calls"], strict=True):
+      seconds += rest * (calls - 1) / max(e.found["rounds"] - 1, 1)
+      tokens += count - 1
+  return seconds / tokens if tokens else None
+
+
+def _share(every: Sequence[Entry], name: str) -> float | None:
+  same = [one for e in every for one in e.found.get(name, ())]
+  return sum(same) / len(same) if same else None
+
+
+def predicted_speedup(
+  every: Sequence[Entry], round_cost: float | None
+) -> float | None:
+  """The speed-up that follows from a round's cost and the rounds there were.
+
+  A turn should take the prompts' pass, as long as it took, and its rounds, each
+  `round_cost` times a plain round of the same turn.
+
+  Args:
+    every: of one system and setting.
+    round_cost: a round in plain rounds, timed apart; None if it was not.
+  """
+  if round_cost is None:
+    return None
+  seconds = 0.0
+  for e in every:
+    plain_rounds = e.plain["seconds"] - e.plain["prefill_seconds"]
+    plain_round = plain_rounds / e.plain["rounds"]
+    seconds += e.found["prefill_seconds"]
+    seconds += e.found["rounds"] * round_cost * plain_round
+  tokens = sum(sum(e.found["tokens"]) for e in every)
+  plain_tokens = sum(sum(e.plain["tokens"]) for e in every)
+  plain_seconds = sum(e.plain["seconds"] for e in every)
+  return (tokens / seconds) / (plain_tokens / plain_seconds)

@@ -1,0 +1,201 @@
+r"""What a line of a prompts file says: the prompt, and what it asks for.
+
+  {"id": ..., "prompt": "...", or "messages": [{"role": ..., "content": ...}],
+   "num_samples": 4, "temperature": 0.8, "top_k": 40, "top_p": 0.95,
+   "min_p": 0.05, "max_new_tokens": 64, "seed": 7, "stop": ["\n\n", "END"]}
+
+All but the prompt (or the messages) may be left out, or null. Other keys are
+not read, so that a data set's own columns may stay, but one that is nearly the
+name of one of these is refused: it would be missed silently.
+"""
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from models import chat
+from models.tokenizers import Tokenizer
+from specjax.engine import Settings
+
+_OTHERS = ("id", "prompt", "messages", "num_samples", "stop")
+# How near an unknown key must be to a known one to be refused.
+_NEAR = 0.83
+_EXPECTED = 'expected an object {"id": ..., "prompt": "..."}'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Line:
+  """A good line.
+
+  Attributes:
+    text: the prompt, or what the chat template makes of the messages.
+    token_ids: its tokens, at least one.
+    is_chat: whether there were messages.
+    num_samples: completions that are wanted, or None: one, without a number.
+    settings: what it wants in place of the config's.
+    stop: texts before the first of which a completion ends.
+  """
+
+  text: str
+  token_ids: tuple[int, ...]
+  is_chat: bool
+  num_samples: int | None
+  settings: Settings
+  stop: tuple[str, ...]
+
+
+def read(
+  record: Any,
+  tokenizer: Tokenizer,
+  *,
+  max_tokens: int,
+  max_new_tokens: int | None,
+) -> Line:
+  """Checks a line.
+
+  Args:
+    record: whatever JSON the line holds.
+    tokenizer: of the pair.
+    max_tokens: longest prompt that fits the buffer.
+    max_new_tokens: the largest budget that fits it, or None for any.
+
+  Raises:
+    ValueError: in one line, for what is no good.
+  """
+  if not isinstance(record, dict):
+    raise ValueError(f"{_EXPECTED}, got {type(record).__name__}")
+  _check_keys(record)
+  if record.get("messages") is not None:
+    text, token_ids = _conversation(record, tokenizer)
+  else:
+    text = _prompt(record)
+    token_ids = tokenizer.encode(text) if text else []
+  _check_length(token_ids, max_tokens=max_tokens)
+  return Line(
+    text=text,
+    token_ids=tuple(token_ids),
+    is_chat=record.get("messages") is not None,
+    num_samples=_number(record, "num_samples"),
+    settings=_settings(record, max_new_tokens),
+    stop=_stop(record.get("stop")),
+  )
+
+
+def encode(text: str, tokenizer: Tokenizer, *, max_tokens: int):
+  """The tokens of a prompt; ValueError if they are none or too many."""
+  token_ids = tuple(tokenizer.encode(text)) if text else ()
+  _check_length(token_ids, max_tokens=max_tokens)
+  return token_ids
+
+
+def _check_length(token_ids: Sequence[int], *, max_tokens: int) -> None:
+  if not token_ids:
+    raise ValueError("the prompt is empty")
+  if len(token_ids) > max_tokens:
+    raise ValueError(
+      f"the prompt has {len(token_ids)} tokens, but only {max_tokens} fit "
+      "beside max_new_tokens (max_length, and the models' positions, bound "
+      "both together)"
+    )
+
+
+def _check_keys(record: dict) -> None:
+  known = [*_OTHERS, *_NUMBERS]
+  for key in record:
+    near = difflib.get_close_matches(key, known, n=1, cutoff=_NEAR)
+    if key not in known and near:
+      raise ValueError(f"unknown key {key!r}, did you mean {near[0]!r}?")
+
+
+def _prompt(record: dict) -> str:
+  text = record.get("prompt")
+  if not isinstance(text, str):
+    raise ValueError(
+      'expected a string under "prompt", got '
+      + (type(text).__name__ if "prompt" in record else "no such key")
+    )
+  return text
+
+
+def _conversation(
+  record: dict, tokenizer: Tokenizer
+) -> tuple[str, Sequence[int]]:
+  """What the template makes of the messages, as text and as ids."""
+  messages = record["messages"]
+  if record.get("prompt") is not None:
+    raise ValueError('give either "prompt" or "messages", got both')
+  if not (
+    isinstance(messages, list)
+    and messages
+    and all(isinstance(message, dict) for message in messages)
+  ):
+    raise ValueError(
+      'expected a list of {"role": ..., "content": ...} under "messages"'
+    )
+  ids = chat.encode(tokenizer, messages)
+  return chat.render(tokenizer, messages), ids
+
+
+# A number's type, its test, and the test in words. Programs have 32 bits.
+_Test = tuple[type, Callable[[Any], bool], str]
+_NUMBERS: dict[str, _Test] = {
+  "temperature": (float, lambda x: 0 <= x, "a number >= 0"),
+  "top_k": (int, lambda x: 0 <= x < 2**31, "a whole number >= 0"),
+  "top_p": (float, lambda x: 0 < x <= 1, "a number in (0, 1]"),
+  "min_p": (float, lambda x: 0 <= x <= 1, "a number in [0, 1]"),
+  "max_new_tokens": (int, lambda x: 1 <= x < 2**31, "a whole number >= 1"),
+  "seed": (int, lambda x: 0 <= x < 2**32, f"in 0..{2**32 - 1}"),
+}
+_MOST_SAMPLES = 10_000
+
+
+def _number(record: dict, name: str) -> Any:
+  """A number of the line as it is meant, or None; ValueError if it is none."""
+  value = record.get(name)
+  if value is None:
+    return None
+  if name == "num_samples":
+    kind: type = int
+    valid: Callable[[Any], bool] = lambda x: 1 <= x <= _MOST_SAMPLES
+    expected = f"a whole number in 1..{_MOST_SAMPLES}"
+  else:
+    kind, valid, expected = _NUMBERS[name]
+  is_number = isinstance(value, int | float) and not isinstance(value, bool)
+  if is_number and kind is float:
+    with np.errstate(over="ignore"):
+      value = float(np.float32(value)) if abs(value) < 1e300 else math.inf
+    is_number = math.isfinite(value)
+  elif kind is int:
+    is_number = is_number and isinstance(value, int)
+  if not is_number or not valid(value):
+    raise ValueError(
+      f'"{name}" must be {expected}, got {str(record[name])[:40]!r}'
+    )
+  return record[name]
+
+
+def _settings(record: dict, max_new_tokens: int | None) -> Settings:
+  wanted = {name: _number(record, name) for name in _NUMBERS}
+  budget = wanted["max_new_tokens"]
+  if budget and max_new_tokens is not None and budget > max_new_tokens:
+    raise ValueError(
+      f'"max_new_tokens" is {budget}, but buffers are made for '
+      f"{max_new_tokens}: raise --config.max_new_tokens"
+    )
+  return Settings(**wanted)
+
+
+def _stop(value: Any) -> tuple[str, ...]:
+  """The stop strings of a line, each once."""
+  if value is None:
+    return ()
+  texts = [value] if isinstance(value, str) else value
+  if not (
+    isinstance(texts, list) and all(isinstance(x, str) and x for x in texts)
+  ):
+    raise ValueError('"stop" must be a text, or a list of them, none empty')
+  return tuple(dict.fromkeys(texts))

@@ -1,0 +1,197 @@
+"""What every round did: drafts, laws, what was accepted, what was emitted.
+
+Traced rows are decoded a round at a time, and after each the host reads what
+happened: the tokens are the same as ever, the times are no measurement.
+"""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from launch import cli, outputs
+from launch.prompts import Prompt
+from specjax import engine as engine_lib
+from specjax.engine import Batch, Completion, Engine
+from specjax.tree import take_node
+from specjax.types import Origin, Params
+
+# A batch's completions, and what is known of each beside it.
+Traced = tuple[list[Completion], list[dict[str, Any]]]
+
+
+def tracer(engine: Engine) -> Callable[[Batch], Traced]:
+  """What decodes batches and traces them.
+
+  Args:
+    engine: what would decode them, on one device.
+
+  Returns:
+    A function of a batch. Of each row it returns beside the completion
+    "log_probs", the target's own of each emitted token (temperature 1, no
+    truncation), "warped_log_probs", those of the law that is sampled, and
+    "rounds", as `launch.decode` documents them.
+
+  Raises:
+    ValueError: if the engine is one of several devices.
+  """
+  if engine.mesh is not None:
+    raise ValueError("what is traced runs on one device: give no config.mesh")
+  engine = dataclasses.replace(
+    engine,
+    decoder=dataclasses.replace(engine.decoder, with_log_probs=True),
+    programs={},
+  )
+  look = jax.jit(_look_with(engine.decoder), donate_argnums=1)
+
+  def trace(batch: Batch) -> Traced:
+    engine.compile(batch)
+    state = engine.prefill(batch)
+    endings = engine.endings(batch, state)
+    seen: list[dict[str, np.ndarray]] = []
+    while not np.all(jax.device_get(state.done)):
+      state, found = look(engine.params, state)
+      seen.append(jax.device_get(found))
+      if endings:
+        state = endings.look(state)
+    done = engine_lib.completions(state, len(batch.prompts))
+    own = np.asarray(state.log_probs)
+    starts = np.asarray(state.prompt_length)
+    beside = []
+    for row, completion in enumerate(done):
+      rounds = _rounds_of(seen, row, completion)
+      part = slice(starts[row], starts[row] + len(completion.token_ids))
+      beside.append(
+        {
+          "log_probs": _numbers(own[row, part]),
+          "warped_log_probs": [
+            x for one in rounds for x in one["warped_log_probs"]
+          ],
+          "rounds": rounds,
+        }
+      )
+    return done, beside
+
+  return trace
+
+
+def _look_with(decoder):
+  """`(params, state) -> (state, arrays)`: a round, and what it did.
+
+  The laws, which are as large as the vocabulary, stay on the device.
+  """
+
+  def look(params: Params, state):
+    after, info = decoder.step(params, state)
+    draft, topology = info.draft, info.draft.topology()
+    count = draft.tree.num_nodes
+    per_row = lambda x: jnp.broadcast_to(x, (len(state.length), *x.shape[1:]))
+    parents = per_row(topology.parents)[:, :count]
+    tokens = draft.tokens[:, :count]
+    rows = jnp.arange(len(tokens))[:, None]
+    path = take_node(per_row(topology.paths), info.node)  # [B, G + 1]
+    drafted = jnp.zeros(tokens.shape)
+    if draft.log_probs is not None:
+      drafted = jnp.take_along_axis(draft.log_probs, tokens[..., None], -1)
+      drafted = drafted[..., 0]
+    depth = per_row(topology.depth)[:, :count]
+    return after, {
+      "position": state.length,
+      "there": per_row(topology.there)[:, :count],
+      "parents": parents,
+      "drafted": tokens,
+      "draft_log_probs": drafted,
+      "target_log_probs": info.target_log_probs[rows, parents, tokens],
+      "node_probs": info.node_probs,
+      "expected_accepted": jnp.sum(info.node_probs * depth, axis=1),
+      "path": path,
+      "depth": take_node(depth, info.node),
+      "tokens": info.tokens,
+      "warped_log_probs": info.target_log_probs[rows, path, info.tokens],
+      "num_emitted": info.num_emitted,
+    }
+
+  return look
+
+
+def _rounds_of(
+  seen: list[dict[str, np.ndarray]], row: int, completion: Completion
+) -> list[dict[str, Any]]:
+  """The rounds in which a row emitted what stands of it."""
+  rounds: list[dict[str, Any]] = []
+  start, end = 0, len(completion.token_ids)
+  for found in seen:
+    one = {name: values[row] for name, values in found.items()}
+    count = min(int(one["num_emitted"]), end - start)
+    if not count:
+      continue
+    there = one["there"][1:]
+    of_nodes = lambda values, there=there: [
+      x if here else None for x, here in zip(values, there, strict=True)
+    ]
+    rounds.append(
+      {
+        "round": len(rounds),
+        "position": int(one["position"]),
+        "drafted": of_nodes(one["drafted"][1:].tolist()),
+        "parents": of_nodes(one["parents"][1:].tolist()),
+        "draft_log_probs": of_nodes(_numbers(one["draft_log_probs"][1:])),
+        "target_log_probs": of_nodes(_numbers(one["target_log_probs"][1:])),
+        "node_probs": _numbers(one["node_probs"]),
+        "expected_accepted": float(one["expected_accepted"]),
+        "accepted": one["path"][1 : int(one["depth"]) + 1].tolist(),
+        "tokens": completion.token_ids[start : start + count],
+        "origins": [
+          Origin(x).name.lower()
+          for x in completion.origins[start : start + count]
+        ],
+        "warped_log_probs": _numbers(one["warped_log_probs"][:count]),
+      }
+    )
+    start += count
+  return rounds
+
+
+def _numbers(values: np.ndarray) -> list[float | None]:
+  """Numbers as JSON has them: what is not finite, as log 0, is null."""
+  return [float(x) if np.isfinite(x) else None for x in values]
+
+
+def lines_of(items: Iterable[Prompt], rows: Mapping[str, dict]) -> list[str]:
+  """The lines of a trace: every round of every prompt.
+
+  Args:
+    items: the prompts.
+    rows: what is kept of each, "rounds" among it, by its key.
+  """
+  return [
+    json.dumps(
+      {
+        "id": item.id,
+        **({} if item.sample is None else {"sample": item.sample}),
+        **one,
+      }
+    )
+    + "\n"
+    for item in items
+    for one in rows[item.key]["rounds"]
+  ]
+
+
+def check_there(path: str, lines: Iterable[str]) -> None:
+  """Raises ValueError if a trace is there that is not of this run.
+
+  Args:
+    path: where the trace is to be written.
+    lines: those that the run has made before it was stopped.
+  """
+  file = pathlib.Path(path)
+  if path == outputs.STDOUT or cli.OVERWRITE.value or not file.exists():
+    return
+  if set(file.read_text("utf-8").splitlines(keepends=True)) - {*lines}:
+    raise ValueError(f"{path} holds something else: --overwrite replaces it")

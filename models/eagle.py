@@ -1,0 +1,250 @@
+"""EAGLE's heads: a layer that reads features of the target and drafts.
+
+EAGLE-1 and 2 (Li et al., ICML and EMNLP 2024) share one network, EAGLE-3
+(NeurIPS 2025) is another; their descendants differ in switches. The file reads
+top to bottom: configuration, the two networks, and `as_feature_model`, which
+turns either into the pure functions that `specjax.drafters.eagle` drafts with.
+
+Letters in shapes: B rows, T fed tokens, H the head's width, F width of all
+features that it reads, V target vocabulary.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from models.params import check_params
+from models.transformer import (
+  Attention,
+  Mlp,
+  TransformerConfig,
+  make_linear,
+  make_norm,
+  rotary_table,
+)
+from specjax import cache as cache_lib
+from specjax.cache import Cache
+from specjax.types import FeatureModel
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EagleConfig:
+  """Shapes and switches of a head.
+
+  Attributes:
+    layer: of its one layer: `embed_dim` is H, `vocab_size` V. Rotary
+      frequencies are the head's own, whatever the target's are.
+    generation: 1 (of EAGLE-1 and 2) or 3.
+    num_features: F: the width of the target's final hidden state, or, of
+      EAGLE-3, that of all layers that are fused, next to each other.
+    num_fused: layers that F is made of.
+    draft_vocab_size: tokens that it can say; None for all V.
+    fc_bias: of the projection of what is read (EAGLE-1).
+    norm_before_residual: the residual is the normed hidden state.
+    norm_before_fc: one norm over all features before they are fused.
+    fc_norm: a norm for the features of each fused layer (EAGLE-3.1).
+    norm_output: what is fed back is the normed hidden state (EAGLE-3.1).
+  """
+
+  layer: TransformerConfig
+  generation: int
+  num_features: int
+  num_fused: int = 1
+  draft_vocab_size: int | None = None
+  fc_bias: bool = False
+  norm_before_residual: bool = False
+  norm_before_fc: bool = False
+  fc_norm: bool = False
+  norm_output: bool = False
+
+  def __post_init__(self):
+    if self.generation not in (1, 3):
+      raise ValueError(f"generation must be 1 or 3, got {self.generation}")
+    if self.norm_before_fc and self.fc_norm:
+      raise ValueError("norm_before_fc and fc_norm exclude each other")
+    if self.num_features % self.num_fused:
+      raise ValueError(
+        f"{self.num_features} features are not of {self.num_fused} layers"
+      )
+    width = self.draft_vocab_size
+    if width is not None and not 1 <= width <= self.layer.vocab_size:
+      raise ValueError(
+        f"draft_vocab_size must be in 1..{self.layer.vocab_size}, got {width}"
+      )
+
+
+class Eagle(nnx.Module):
+  """EAGLE-1's network, which EAGLE-2 drafts trees with.
+
+  A token's embedding and a feature, in this order, are projected to H and go
+  through one layer without a norm before its attention. Its output is the next
+  feature, and the target's output projection reads it as it is. Embedding and
+  projection are the target's arrays.
+  """
+
+  def __init__(self, config: EagleConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
+    c = config.layer
+    self.config = config
+    self.dtype = jnp.dtype(dtype)
+    self.embed = nnx.Embed(
+      c.vocab_size, c.embed_dim, dtype=dtype, param_dtype=dtype, rngs=rngs
+    )
+    self.fc = make_linear(
+      2 * c.embed_dim, c.embed_dim, config.fc_bias, dtype, rngs
+    )
+    self.attention = Attention(c, dtype, rngs=rngs)
+    self.mlp_norm = make_norm(c, c.embed_dim, dtype, rngs)
+    self.mlp = Mlp(c, dtype, rngs=rngs)
+    self.lm_head = make_linear(c.embed_dim, c.vocab_size, False, dtype, rngs)
+
+  def fuse(self, features: Array) -> Array:
+    """`[B, T, F] -> [B, T, H]`: features are read as they are."""
+    return features.astype(self.dtype)
+
+  def __call__(self, tokens, hidden, rotary, mask, kv, start):
+    """One pass.
+
+    Args:
+      tokens: `i32[B, T]`.
+      hidden: `[B, T, H]`, beside each token the state of the one before it.
+      rotary, mask, kv, start: as `models.transformer.Attention`.
+
+    Returns:
+      `f32[B, T, V]` logits, `[B, T, H]` states, and keys and values.
+    """
+    both = [self.embed(tokens), hidden.astype(self.dtype)]
+    x = self.fc(jnp.concatenate(both, axis=-1))
+    out, kv = self.attention(x, rotary, mask, kv, start)
+    x = x + out
+    x = x + self.mlp(self.mlp_norm(x))
+    return self.lm_head(x).astype(jnp.float32), x, kv
+
+
+class Eagle3(nnx.Module):
+  """EAGLE-3's network and its descendants'.
+
+  Features of several layers are fused to H. The layer's attention reads the
+  normed embedding beside the normed state; logits are of a vocabulary of its
+  own, `target_ids`, and all other tokens have none.
+  """
+
+  def __init__(self, config: EagleConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
+    c, features = config.layer, config.num_features
+    self.config = config
+    self.dtype = jnp.dtype(dtype)
+    norm = lambda dim: make_norm(c, dim, dtype, rngs)
+    self.embed = nnx.Embed(
+      c.vocab_size, c.embed_dim, dtype=dtype, param_dtype=dtype, rngs=rngs
+    )
+    if config.norm_before_fc:
+      self.input_norm = norm(features)
+    if config.fc_norm:
+      each = features // config.num_fused
+      self.fc_norms = nnx.List([norm(each) for _ in range(config.num_fused)])
+    self.fc = make_linear(features, c.embed_dim, config.fc_bias, dtype, rngs)
+    self.embed_norm = norm(c.embed_dim)
+    self.hidden_norm = norm(c.embed_dim)
+    self.attention = Attention(c, dtype, input_dim=2 * c.embed_dim, rngs=rngs)
+    self.mlp_norm = norm(c.embed_dim)
+    self.mlp = Mlp(c, dtype, rngs=rngs)
+    self.final_norm = norm(c.embed_dim)
+    words = config.draft_vocab_size or c.vocab_size
+    self.lm_head = make_linear(c.embed_dim, words, False, dtype, rngs)
+    if config.draft_vocab_size is not None:
+      # Which token of the target's each of its own is.
+      self.target_ids = nnx.Variable(jnp.arange(words, dtype=jnp.int32))
+
+  def fuse(self, features: Array) -> Array:
+    """`[B, T, F] -> [B, T, H]`."""
+    x = features.astype(self.dtype)
+    if self.config.norm_before_fc:
+      x = self.input_norm(x)
+    if self.config.fc_norm:
+      parts = jnp.split(x, self.config.num_fused, axis=-1)
+      parts = [n(p) for n, p in zip(self.fc_norms, parts, strict=True)]
+      x = jnp.concatenate(parts, axis=-1)
+    return self.fc(x)
+
+  def __call__(self, tokens, hidden, rotary, mask, kv, start):
+    """As `Eagle.__call__`."""
+    hidden = hidden.astype(self.dtype)
+    normed = self.hidden_norm(hidden)
+    both = [self.embed_norm(self.embed(tokens)), normed]
+    out, kv = self.attention(
+      jnp.concatenate(both, axis=-1), rotary, mask, kv, start
+    )
+    x = (normed if self.config.norm_before_residual else hidden) + out
+    x = x + self.mlp(self.mlp_norm(x))
+    read = self.final_norm(x)
+    logits = self.lm_head(read).astype(jnp.float32)
+    if self.config.draft_vocab_size is not None:
+      nothing = jnp.full(
+        (*logits.shape[:-1], self.config.layer.vocab_size), -jnp.inf
+      )
+      logits = nothing.at[..., self.target_ids[...]].set(logits)
+    return logits, read if self.config.norm_output else x, kv
+
+
+def make(config: EagleConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
+  """The network of a configuration, with random weights."""
+  kind = Eagle if config.generation == 1 else Eagle3
+  return kind(config, dtype=dtype, rngs=rngs)
+
+
+def as_feature_model(
+  module: Eagle | Eagle3,
+) -> tuple[FeatureModel, nnx.State]:
+  """Splits a head into pure functions and its parameters.
+
+  Returns:
+    The `FeatureModel` and the parameters to call it with.
+  """
+  config, layer = module.config, module.config.layer
+  graphdef, params = nnx.split(module)
+  shapes = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params
+  )
+
+  def init_cache(batch: int, slots: int) -> Cache:
+    return cache_lib.make_cache(
+      batch=batch,
+      slots=slots,
+      num_layers=1,
+      num_kv_heads=layer.num_kv_heads,
+      head_dim=layer.head_dim,
+      dtype=module.dtype,
+    )
+
+  def fuse(params, features):
+    check_params(shapes, params)
+    return nnx.merge(graphdef, params).fuse(features)
+
+  def apply(params, tokens, hidden, cache, *, positions=None, mask=None):
+    check_params(shapes, params)
+    fed, start = tokens.shape[1], cache.length
+    if positions is None:
+      positions = start[:, None] + np.arange(fed)
+    logits, hidden, kv = nnx.merge(graphdef, params)(
+      tokens,
+      hidden,
+      rotary_table(layer, positions),
+      cache_lib.attention_mask(cache, positions, mask),
+      (cache.keys[0], cache.values[0]),
+      start,
+    )
+    cache = cache.replace(keys=kv[:1], values=kv[1:], length=start + fed)
+    return logits, hidden, cache
+
+  model = FeatureModel(
+    vocab_size=layer.vocab_size,
+    num_features=config.num_features,
+    init_cache=init_cache,
+    fuse=fuse,
+    apply=apply,
+    max_positions=layer.max_positions,
+  )
+  return model, params

@@ -1,0 +1,412 @@
+"""EAGLE: a layer that drafts from the target's features, and its own.
+
+EAGLE (Li et al., ICML 2024) reads at place i the target's feature of token i
+beside token i + 1, and gives a law for token i + 2 and a hidden state, which
+stands for the feature that the target has not made yet: fed back with the token
+drawn, it drafts the next. EAGLE-2 (EMNLP 2024) grows the tree where the head is
+confident, EAGLE-3 (NeurIPS 2025) fuses features of several layers; to this file
+they are one thing, a `specjax.types.FeatureModel`.
+
+A draft is sampled, over a static tree, or certain: EAGLE-2's dynamic tree takes
+at each depth the likeliest continuations and keeps the N nodes of the largest
+cumulative probability. No token of it is drawn, so its shape may depend on
+tokens, and the rule that fits is `match`, which is optimal for it. To accept
+its tokens with min(1, q/p) of the head's law p would be lossy: they were not
+drawn from p.
+
+The head's cache holds a pair (feature i, token i + 1) in slot i. What was
+drafted is thrown away after each round, since it was made of the head's own
+states, and the pairs that stand are read anew with the target's features.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax import cache as cache_lib
+from specjax import siblings as siblings_lib
+from specjax import tree as tree_lib
+from specjax.cache import Cache
+from specjax.drafters import levels
+from specjax.drafters.model import check_tree
+from specjax.siblings import GIVEN, IID, Siblings
+from specjax.tree import Tree, take_node
+from specjax.types import Commit, Context, Draft, Drafter, FeatureModel
+
+
+def drafter(
+  model: FeatureModel,
+  *,
+  tree: Tree,
+  siblings: Siblings | str = IID,
+  vocab_size: int,
+  name: str = "eagle",
+) -> Drafter:
+  """Drafts a chain or any static tree, each token drawn from its own law.
+
+  Args:
+    model: the head, whose parameters are `Params.draft`.
+    tree: what every proposal fills.
+    siblings: how the children of a node are drawn, or the name of it in
+      `specjax.siblings`.
+    vocab_size: V, the number of real tokens.
+    name: for messages and reports.
+
+  Returns:
+    The `Drafter`. Its target has to give the features that the head reads.
+
+  Raises:
+    ValueError: if the tree drafts nothing or does not suit the siblings.
+  """
+  siblings = siblings_lib.get(siblings)
+  check_tree(tree, siblings, vocab_size)
+
+  def grow(params, root: "_Root", context):
+    hidden = root.hidden[:, None]
+
+    def feed(carry, depth, drawn):
+      hidden, cache = carry
+      level, above = tree.levels[depth], tree.levels[depth - 1].start
+      parents = np.array([tree.parents[n] for n in level], np.int32) - above
+      logits, hidden, cache = model.apply(
+        params.draft,
+        drawn,
+        hidden[:, parents],
+        cache,
+        positions=levels.positions(context.length - 2, depth, drawn),
+        mask=levels.mask(tree, depth),
+      )
+      return logits, (hidden, cache)
+
+    draft, (_, cache) = levels.draw_tree(
+      root.logits,
+      feed,
+      (hidden, root.cache),
+      context,
+      tree=tree,
+      siblings=siblings,
+      vocab_size=vocab_size,
+    )
+    return draft, cache
+
+  passes = tuple(len(level) for level in tree.levels[1:-1])
+  return _made(
+    model, grow, tree=tree, siblings=siblings, name=name, passes=passes
+  )
+
+
+def dynamic(
+  model: FeatureModel,
+  *,
+  num_nodes: int = 59,
+  depth: int = 7,
+  top_k: int = 10,
+  vocab_size: int,
+  name: str = "eagle2",
+) -> Drafter:
+  """Drafts EAGLE-2's dynamic tree of certain tokens (its section 4).
+
+  The root gets its `top_k` likeliest tokens. At every further depth each of
+  `top_k` nodes, those of the largest cumulative probability of the depth above,
+  gets as many. Of all nodes the `num_nodes` best by cumulative probability are
+  verified, a parent before its child where both have the same.
+
+  Args:
+    model: the head, whose parameters are `Params.draft`.
+    num_nodes: N, nodes that are verified.
+    depth: G, of the deepest node; the published code's `depth` is one less.
+    top_k: nodes that are continued at each depth, and children of each.
+    vocab_size: V, the number of real tokens.
+    name: for messages and reports.
+
+  Returns:
+    The `Drafter`, whose tree is data: rules that take such trees are `match`
+    and those that verify any certain tree.
+
+  Raises:
+    ValueError: if no tree has such sizes.
+  """
+  if not 1 <= top_k <= vocab_size:
+    raise ValueError(f"top_k must be in 1..{vocab_size}, got {top_k}")
+  scored = top_k + (depth - 1) * top_k**2
+  if num_nodes > scored:
+    raise ValueError(
+      f"depth {depth} and top_k {top_k} make {scored} nodes, of which "
+      f"num_nodes ({num_nodes}) cannot be chosen"
+    )
+  tree = tree_lib.bound(num_nodes, depth, top_k)
+
+  def grow(params, root: "_Root", context):
+    found, cache = _continued(
+      model, params.draft, root, context, depth=depth, top_k=top_k,
+      vocab_size=vocab_size,
+    )  # fmt: skip
+    tokens, parents = _best(found, num_nodes)
+    draft = Draft(
+      tree=tree,
+      siblings=GIVEN,
+      tokens=jnp.concatenate([context.root, tokens], axis=1),
+      log_probs=None,
+      parents=jnp.pad(parents, ((0, 0), (1, 0)), constant_values=-1),
+    )
+    return draft, cache
+
+  return _made(
+    model, grow, tree=tree, siblings=GIVEN, name=name,
+    passes=(top_k,) * (depth - 1), more_slots=top_k * (depth - 1),
+  )  # fmt: skip
+
+
+# ------------------------------------------------- what both have in common
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _State:
+  """What the head remembers of a row.
+
+  Attributes:
+    cache: pairs (feature i, token i + 1) in slots i.
+    features: `f[B, G + 1, F]`, the target's, of tokens `start ..`: those that
+      stand since the last round and are not in the cache yet.
+    start: `i32[B]`.
+  """
+
+  cache: Cache
+  features: Array
+  start: Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Root:
+  """What the head says at the newest token.
+
+  Attributes:
+    logits: `f32[B, V']`.
+    hidden: `f[B, H]`.
+    cache: with all pairs that stand, `length - 1` of them.
+  """
+
+  logits: Array
+  hidden: Array
+  cache: Cache
+
+
+def _made(
+  model: FeatureModel,
+  grow: Callable[[Any, _Root, Context], tuple[Draft, Cache]],
+  *,
+  tree: Tree,
+  siblings: Siblings,
+  name: str,
+  passes: tuple[int, ...],
+  more_slots: int = 0,
+) -> Drafter:
+  """The drafter that grows a draft from the head's `_Root`.
+
+  Args:
+    model: the head.
+    grow: `(params, root, context) -> (draft, cache)`.
+    tree, siblings, name: of the drafter.
+    passes: tokens of each pass after that which reads what stands.
+    more_slots: of the head's cache, for nodes that are not verified.
+  """
+  width = tree.max_depth + 1
+
+  def init(params, batch, slots, inputs):
+    del params, inputs
+    return _State(
+      cache=model.init_cache(batch, slots + more_slots),
+      features=jnp.zeros((batch, width, model.num_features)),
+      start=jnp.zeros((batch,), jnp.int32),
+    )
+
+  def read(params, state: _State, context: Context) -> _Root:
+    """Reads the pairs that stand since the last round."""
+    # Of one token the target has read nothing: a pair of it and zeros.
+    count = jnp.maximum(context.length - 1 - state.start, 1)
+    place = (context.length - count)[:, None] + np.arange(width)
+    tokens = jnp.take_along_axis(
+      context.tokens, jnp.minimum(place, context.tokens.shape[1] - 1), axis=1
+    )
+    logits, hidden, cache = model.apply(
+      params.draft,
+      tokens,
+      model.fuse(params.draft, state.features),
+      state.cache.replace(length=state.start),
+    )
+    return _Root(
+      logits=take_node(logits, count - 1),
+      hidden=take_node(hidden, count - 1),
+      cache=cache.replace(length=state.start + count),
+    )
+
+  def propose(params, state, target_cache, context):
+    root = read(params, state, context)
+    draft, cache = grow(params, root, context)
+    return draft, dataclasses.replace(state, cache=cache), target_cache
+
+  def prefill(params, state: _State, commit: Commit) -> _State:
+    features = _features_of(commit, state)
+    cache = state.cache
+    if commit.tokens.shape[1] > 1:
+      _, _, cache = model.apply(
+        params.draft,
+        commit.tokens[:, 1:],
+        model.fuse(params.draft, features[:, :-1]),
+        cache.replace(length=commit.start),
+      )
+    # The newest pair is read again, for what the head says after it.
+    last = jnp.maximum(commit.count - 1, 0)
+    newest = take_node(features, last)
+    newest = jnp.where(commit.count[:, None] > 0, newest, 0)
+    pending = jnp.zeros_like(state.features).at[:, 0].set(newest)
+    return _State(cache=cache, features=pending, start=commit.start + last)
+
+  def commit(params, state: _State, commit: Commit) -> _State:
+    del params
+    features = _features_of(commit, state)
+    along = jnp.take_along_axis(features, commit.path[..., None], axis=1)
+    went_on = commit.count > 0
+    return dataclasses.replace(
+      state,
+      features=jnp.where(went_on[:, None, None], along, state.features),
+      start=jnp.where(went_on, commit.start, state.start),
+    )
+
+  def row_axes(state: _State) -> Any:
+    return _State(cache=cache_lib.row_axes(state.cache), features=0, start=0)  # type: ignore[arg-type]
+
+  return Drafter(
+    name=name,
+    tree=tree,
+    siblings=siblings,
+    init=init,
+    prefill=prefill,
+    propose=propose,
+    commit=commit,
+    row_axes=row_axes,
+    passes=(width, *passes),
+    max_positions=model.max_positions,
+  )
+
+
+def _features_of(commit: Commit, state: _State) -> Array:
+  """The target's features of all that was fed, `f[B, T, F]`."""
+  features, width = commit.target_output.features, state.features.shape[-1]
+  if features is None or features.shape[-1] != width:
+    given = "none" if features is None else str(features.shape[-1])
+    raise ValueError(
+      f"this head reads {width} features of the target, which gives {given} "
+      "(build it with features=)"
+    )
+  return features.astype(state.features.dtype)
+
+
+# ------------------------------------------------------- the dynamic tree
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Scored:
+  """All nodes that were scored, level by level; M of them, the root apart.
+
+  Attributes:
+    tokens: `i32[B, M]`.
+    parents: `i32[B, M]`, indices among them, -1 for the root.
+    scores: `f32[B, M]`, cumulative log-probabilities.
+    depth: `int[M]`.
+  """
+
+  tokens: Array
+  parents: Array
+  scores: Array
+  depth: np.ndarray
+
+
+def _continued(
+  model: FeatureModel,
+  params,
+  root: _Root,
+  context: Context,
+  *,
+  depth: int,
+  top_k: int,
+  vocab_size: int,
+) -> tuple[_Scored, Cache]:
+  """Continues the likeliest nodes of each depth."""
+  rows = len(context.length)
+
+  def likeliest(logits):  # [B, W, V'] -> two of [B, W, K]
+    logits = logits[..., :vocab_size].astype(jnp.float32)
+    law = jax.nn.log_softmax(logits, axis=-1)
+    return jax.lax.top_k(jnp.where(jnp.isnan(law), -jnp.inf, law), top_k)
+
+  scores, tokens = (x[:, 0] for x in likeliest(root.logits[:, None]))
+  every = [(tokens, jnp.full((rows, top_k), -1), scores)]
+  frontier = jnp.broadcast_to(np.arange(top_k), (rows, top_k))
+  parents_hidden = jnp.broadcast_to(
+    root.hidden[:, None], (rows, top_k, root.hidden.shape[-1])
+  )
+  seen = jnp.zeros((rows, top_k, 0), bool)  # of what was fed, which is above
+  cache, first = root.cache, 0
+  for level in range(1, depth):
+    own = jnp.broadcast_to(jnp.eye(top_k, dtype=bool), (rows, top_k, top_k))
+    seen = jnp.concatenate([seen, own], axis=-1)
+    logits, hidden, cache = model.apply(
+      params,
+      tokens,
+      parents_hidden,
+      cache,
+      positions=levels.positions(context.length - 2, level, tokens),
+      mask=seen,
+    )
+    more, words = likeliest(logits)  # [B, K, K]
+    total = (scores[..., None] + more).reshape(rows, -1)
+    words = words.reshape(rows, -1)
+    above = jnp.repeat(frontier, top_k, axis=1)
+    every.append((words, above, total))
+    first += top_k if level == 1 else top_k**2
+    if level == depth - 1:
+      break
+    scores, kept = jax.lax.top_k(total, top_k)
+    frontier = first + kept
+    tokens = jnp.take_along_axis(words, kept, axis=1)
+    parent = (kept // top_k)[..., None]  # among those just fed
+    parents_hidden = jnp.take_along_axis(hidden, parent, axis=1)
+    seen = jnp.take_along_axis(seen, parent, axis=1)
+  tokens, parents, scores = (
+    jnp.concatenate(x, axis=1) for x in zip(*every, strict=True)
+  )
+  depths = np.repeat(
+    np.arange(1, depth + 1), [top_k] + [top_k**2] * (depth - 1)
+  )
+  found = _Scored(
+    tokens=tokens.astype(jnp.int32),
+    parents=parents.astype(jnp.int32),
+    scores=scores,
+    depth=depths,
+  )
+  return found, cache
+
+
+def _best(found: _Scored, count: int) -> tuple[Array, Array]:
+  """The best nodes by cumulative probability: tokens and parents `i32[B, N]`.
+
+  Parents are indices of the draft's nodes, 0 for the root; -1 for a node that
+  no law gives any mass, and what hangs on it.
+  """
+  # A stable sort: of equal scores those less deep come first, so that a
+  # parent, whose score is never below its child's, is always among them.
+  order = jnp.argsort(-found.scores, axis=1, stable=True)[:, :count]
+  kept = jnp.sort(order, axis=1)  # by level
+  take = lambda x: jnp.take_along_axis(x, kept, axis=1)
+  above = take(found.parents)
+  place = jnp.argmax(kept[:, None] == above[..., None], axis=-1) + 1
+  parents = jnp.where(above < 0, 0, place)
+  parents = jnp.where(take(found.scores) > -jnp.inf, parents, -1)
+  return take(found.tokens), parents.astype(jnp.int32)

@@ -1,0 +1,119 @@
+"""Rows that the host ends between rounds, for what it reads in their tokens.
+
+A stop string may lie across tokens, and a decoder knows no text: whoever knows
+it looks at the new tokens after every round, and says where a row ends. What a
+row becomes depends on its own tokens alone, never on its neighbours.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from specjax.types import DecodeState, Origin, StopReason
+
+# Takes a row's tokens since the last call; says how many of them stand if the
+# row ends among them (or after them), else None.
+Watch = Callable[[Sequence[int]], int | None]
+
+
+class Endings:
+  """Watches over the rows of one running state.
+
+  Attributes:
+    done: whether every row has ended, as of the last `look`.
+  """
+
+  def __init__(self, watches: Sequence[Watch | None], state: DecodeState):
+    """Watches from the state before the first round.
+
+    Args:
+      watches: one for each of the first rows, None where nobody looks.
+      state: before the first round.
+    """
+    self._watches = list(watches)
+    self._seen = np.array(fetch(state.length))
+    self.done = False
+
+  def look(self, state: DecodeState) -> DecodeState:
+    """Ends the rows whose watch says so; call it after every single round.
+
+    Tokens beyond the end do not count, in `num_accepted` and `accept_counts`
+    either; `expected_accepted` and `total_variation` keep their last round
+    whole.
+
+    Args:
+      state: after a round.
+
+    Returns:
+      The state, with those rows done (`StopReason.STOP_STRING`).
+    """
+    tokens, length, reason = map(
+      np.array, fetch((state.tokens, state.length, state.stop_reason))
+    )
+    kept, some = length.copy(), False
+    for row, watch in enumerate(self._watches):
+      start, end = self._seen[row], length[row]
+      if watch is None or start == end:
+        continue
+      stand = watch(tokens[row, start:end].tolist())
+      if stand is not None:
+        kept[row] = start + stand
+        reason[row] = StopReason.STOP_STRING
+        self._watches[row], some = None, True
+    self.done = bool((reason != StopReason.RUNNING).all())
+    if some:
+      state = self._ended(state, length, kept, reason)
+    self._seen = kept
+    return state
+
+  def _ended(self, state, length, kept, reason) -> DecodeState:
+    """The state cut to `kept`, `i32[B]`, and its counters with it."""
+    origins, accepted, counts = map(
+      np.array,
+      fetch(
+        (
+          state.origins,
+          state.counters.num_accepted,
+          state.counters.accept_counts,
+        )
+      ),
+    )
+    for row in np.flatnonzero(kept < length):
+      cut = origins[row, kept[row] : length[row]] == Origin.ACCEPTED
+      whole = origins[row, self._seen[row] : length[row]] == Origin.ACCEPTED
+      accepted[row] -= cut.sum()
+      counts[row, whole.sum()] -= 1
+      counts[row, whole.sum() - cut.sum()] += 1
+    old = state.counters
+    return dataclasses.replace(
+      state,
+      length=_like(state.length, kept),
+      stop_reason=_like(state.stop_reason, reason),
+      counters=dataclasses.replace(
+        old,
+        num_accepted=_like(old.num_accepted, accepted),
+        accept_counts=_like(old.accept_counts, counts),
+      ),
+    )
+
+
+def fetch(tree: Any) -> Any:
+  """Arrays on the host, from devices of other processes too."""
+  leaves = jax.tree.leaves(tree)
+  if not all(x.is_fully_addressable for x in leaves):
+    where: Any = leaves[0].sharding
+    whole = NamedSharding(where.mesh, P())
+    tree = jax.jit(lambda x: x, out_shardings=whole)(tree)
+  return jax.device_get(tree)
+
+
+def _like(old: jax.Array, new: np.ndarray) -> jax.Array:
+  """A host's array where another lies; all processes have the same one."""
+  return jax.make_array_from_callback(
+    old.shape, old.sharding, lambda index: new[index]
+  )

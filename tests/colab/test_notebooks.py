@@ -1,0 +1,201 @@
+"""The notebooks of colab/: made from their scripts, and executed on the CPU."""
+
+import itertools
+import re
+
+import jupytext
+import nbclient
+import nbformat
+import pytest
+
+from launch.tools import notebooks
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+ROOT = notebooks.FOLDER.parent
+
+
+def committed(name):
+  return nbformat.read(notebooks.FOLDER / f"{name}.ipynb", as_version=4)
+
+
+def cells(name):
+  return jupytext.read(notebooks.FOLDER / f"{name}.py", fmt="py:percent").cells
+
+
+# ------------------------------------------------------------------- the files
+
+
+def test_every_script_has_a_notebook_and_every_notebook_a_script():
+  for suffix in ("py", "ipynb"):
+    found = {path.stem for path in notebooks.FOLDER.glob(f"*.{suffix}")}
+    assert found == {*notebooks.NAMES}
+
+
+@pytest.mark.parametrize("name", notebooks.NAMES)
+def test_a_notebook_is_what_its_script_makes(name):
+  """If not: `make notebooks`, and commit what it wrote."""
+  text = (notebooks.FOLDER / f"{name}.ipynb").read_text("utf-8")
+  assert text == notebooks.notebook(name)
+  made = nbformat.reads(text, as_version=4)
+  nbformat.validate(made)
+  source = lambda cells: [(cell.cell_type, cell.source) for cell in cells]
+  assert source(made.cells[2:]) == source(cells(name))
+  assert len({cell.id for cell in made.cells}) == len(made.cells)
+  for cell in made.cells:
+    assert not cell.get("outputs")
+
+
+def test_the_index_has_a_badge_of_every_notebook():
+  text = (notebooks.FOLDER / "README.md").read_text("utf-8")
+  assert text == notebooks.readme()
+  assert notebooks.index() in text
+  for name in notebooks.NAMES:
+    assert notebooks.badge(name) in text
+    assert committed(name).cells[0].source == notebooks.badge(name)
+
+
+def test_the_public_address_is_in_one_place():
+  """Whoever publishes the project changes a line, and makes the notebooks."""
+  folders = ("colab", "configs", "docs", "launch", "models", "specjax", "tests")
+  files = [
+    *ROOT.glob("*"),
+    *(x for f in folders for x in (ROOT / f).rglob("*")),
+  ]
+  address = re.compile(rf"\b{re.escape(notebooks.REPOSITORY)}\b")
+  holders = {
+    str(path.relative_to(ROOT))
+    for path in files
+    if path.suffix in (".py", ".md", ".ipynb", ".toml", ".cff", ".sh")
+    and address.search(path.read_text("utf-8"))
+  }
+  made = {f"colab/{name}.ipynb" for name in notebooks.NAMES}
+  assert holders == {"launch/tools/notebooks.py", "colab/README.md", *made}
+
+
+@pytest.mark.parametrize("name", notebooks.NAMES)
+def test_a_notebook_explains_every_cell_and_calls_the_library(name):
+  found = cells(name)
+  for before, cell in itertools.pairwise(found):
+    if cell.cell_type == "code":
+      assert before.cell_type == "markdown", cell.source
+      lines = [line for line in cell.source.splitlines() if line.strip()]
+      assert len(lines) <= 10, cell.source
+  assert found[-1].cell_type == "markdown"
+  assert found[-1].source.startswith("## Where to go next\n")
+  assert sum("assert " in cell.source for cell in found) >= 2
+
+
+@pytest.mark.parametrize("name", notebooks.NAMES)
+def test_the_files_that_a_notebook_names_exist(name):
+  text = "\n".join(c.source for c in cells(name) if c.cell_type == "markdown")
+  named = set(re.findall(r"`([\w/-]+(?:\.[\w]+)+|[\w/-]+/)`", text))
+  files = {path for path in named if "/" in path or path.endswith(".md")}
+  assert len(files) >= 4
+  for path in files:
+    assert (ROOT / path).exists(), path
+
+
+# ------------------------------------------------------------------ executed
+
+
+def execute(name, folder, monkeypatch, *, last=""):
+  """Runs the committed notebook in a process of its own; its code cells.
+
+  The installation is left out, and what it writes is written to `folder`.
+
+  Args:
+    name: of the notebook.
+    folder: where it runs, as if the checkout were elsewhere.
+    monkeypatch: the fixture.
+    last: code to run after it.
+  """
+  monkeypatch.setenv("SPECJAX_SMALL", "1")
+  monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+  monkeypatch.setenv("PYTHONPATH", str(ROOT))
+  monkeypatch.setenv("TMPDIR", str(folder))
+  monkeypatch.setenv("IPYTHONDIR", str(folder / "ipython"))
+  monkeypatch.setenv("MPLCONFIGDIR", str(folder / "matplotlib"))
+  book = committed(name)
+  for cell in book.cells:
+    if notebooks.INSTALL in cell.metadata.get("tags", []):
+      cell.source = ""
+  book.cells.append(nbformat.v4.new_code_cell(last))
+  client = nbclient.NotebookClient(
+    book,
+    timeout=600,
+    kernel_name="python3",
+    resources={"metadata": {"path": str(folder)}},
+  )
+  client.execute()
+  return [cell for cell in book.cells if cell.cell_type == "code"]
+
+
+def outputs(code, kind):
+  """All outputs of a MIME type."""
+  return [
+    output.data[kind]
+    for cell in code
+    for output in cell.outputs
+    if kind in output.get("data", {})
+  ]
+
+
+def printed(code):
+  return "".join(
+    output.text
+    for cell in code
+    for output in cell.outputs
+    if output.get("name") == "stdout"
+  )
+
+
+def test_decoding(tmp_path, monkeypatch):
+  code = execute("decoding", tmp_path, monkeypatch)
+  assert printed(code).count("12 tokens in ") == 2
+  assert len(outputs(code, "image/png")) == 3
+  shown = "".join(outputs(code, "text/html"))
+  assert "color: #008000" in shown  # accepted tokens are green
+  for words in ("drafted and accepted", "corrected (residual)", "bonus"):
+    assert words in shown
+
+
+def test_rules(tmp_path, monkeypatch):
+  code = execute("rules", tmp_path, monkeypatch)
+  assert len(outputs(code, "image/png")) == 3
+  text = printed(code)
+  assert re.search(r"^accepts 0\.5589, error \de-1[67]$", text, re.M)  # barker
+  assert "1e-09: error 8.5e-10\n" in text
+  assert "1e-09: 2e+18 samples needed" in text
+
+
+@pytest.mark.heavy  # a minute, and what it calls has tests of its own
+def test_drafts(tmp_path, monkeypatch):
+  code = execute("drafts", tmp_path, monkeypatch)
+  assert len(outputs(code, "image/png")) == 2
+  toys, measured = outputs(code, "text/markdown")
+  assert [line.split("|")[1] for line in toys.splitlines()[2:]] == [
+    " `a` ", " `b` "
+  ]  # fmt: skip
+  assert "| `before` |" in measured
+  for name in ("before", "next_token", "total_variation"):
+    assert re.search(rf"^{name} \d\.\d+ \(", printed(code), re.M)
+  # All that it wrote is where it was told to write.
+  (workdir,) = (path for path in tmp_path.iterdir() if path.name[:3] == "tmp")
+  assert (workdir / "total_variation/model/model.safetensors").exists()
+
+
+def test_pods(tmp_path, monkeypatch):
+  pytest.importorskip("libtpu", reason="libtpu is for Linux on x86-64 only")
+  code = execute("pods", tmp_path, monkeypatch, last=_UNTOUCHED)
+  assert len(outputs(code, "image/png")) == 4
+  shown = "".join(outputs(code, "text/html"))
+  assert "v5e:1x1 (v5litepod-1)" in shown  # compiled here, not a committed one
+  assert "No accelerator here" in outputs(code, "text/markdown")[-1]
+
+
+# A process that holds a TPU, or most of a GPU's memory, would leave none for
+# the commands that it starts.
+_UNTOUCHED = """
+from jax._src import xla_bridge
+assert not xla_bridge.backends_are_initialized()
+"""

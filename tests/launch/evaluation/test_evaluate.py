@@ -1,0 +1,333 @@
+"""`launch.evaluate` from its flags to its files, on a tiny pair."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import files
+import numpy as np
+import pytest
+import several
+from absl.testing import flagsaver
+
+from launch import cli as command_line
+from launch import evaluate
+from launch.evaluation import costs, measure
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+SMALL = ("--config.max_new_tokens=8", "--config.num_speculative_tokens=2",
+         "--config.max_length=72")  # fmt: skip
+QUESTIONS = [
+  {"question_id": "a1", "category": "a", "turns": ["def f(x):", "class A:"]},
+  {"question_id": "a2", "category": "a", "turns": ["import os"]},
+  {"question_id": "a3", "category": "a", "turns": ["for i in range(3):"]},
+  {"question_id": "b1", "category": "b", "turns": ["x = 1", "y = 2\n" * 30]},
+  {"question_id": "b2", "category": "b", "turns": ["z = 3\n" * 30]},
+]
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
+  return files.write_jsonl(
+    tmp_path_factory.mktemp("asked") / "q.jsonl", QUESTIONS
+  )
+
+
+@pytest.fixture(scope="module")
+def ran(cli, asked, tmp_path_factory):
+  """One run of everything: its folder and its result."""
+  folder = tmp_path_factory.mktemp("ran")
+  code = cli(
+    evaluate.run, *SMALL, f"--questions={asked}",
+    f"--output={folder / 'E.json'}", "--systems=plain,ngram,model,hf",
+    "--temperatures=0,1", "--batch_sizes=1,2",
+  )  # fmt: skip
+  assert code == 0
+  return folder, json.loads((folder / "E.json").read_text())
+
+
+def turns_of(result, temperature, batch_size):
+  return [
+    turn
+    for group in result["groups"]
+    if (group["temperature"], group["batch_size"]) == (temperature, batch_size)
+    for turn in group["turns"]
+  ]
+
+
+def test_every_system_answers_every_question_in_every_setting(ran):
+  _, result = ran
+  for temperature in (0, 1):
+    for batch_size in (1, 2):
+      turns = turns_of(result, temperature, batch_size)
+      ids = sorted(i for turn in turns for i in turn["questions"])
+      assert ids == ["a1", "a1", "a2", "a3", "b1"]
+      assert max(len(turn["questions"]) for turn in turns) == batch_size
+      for turn in turns:
+        if turn["questions"]:
+          assert {*turn["systems"]} == {"plain", "ngram", "model", "hf"}
+  assert {g["category"] for g in result["groups"]} == {"a", "b"}
+  rows = [(r["system"], r["level"]) for r in result["runs"]]
+  assert len(rows) == 2 * 2 * 4 * (1 + 2 + 2)
+
+
+def test_systems_take_turns_at_going_first(ran):
+  _, result = ran
+  orders = [
+    tuple(turn["systems"])
+    for group in result["groups"]
+    for turn in group["turns"]
+    if turn["systems"]
+  ]
+  assert {order[0] for order in orders} == {"plain", "ngram", "model", "hf"}
+  assert len(set(orders)) > 6
+
+
+def test_greedy_answers_are_those_of_plain_decoding_and_transformers(ran):
+  _, result = ran
+  for found in result["runs"]:
+    greedy = found["temperature"] == 0
+    for other in ("plain", "hf"):
+      share = found[f"identical_to_{other}"]
+      if greedy and found["system"] != other and not (
+        (found["system"], other) == ("plain", "hf")
+      ):  # fmt: skip
+        assert share == 1
+      else:
+        assert share is None
+  assert result["differences"] == []
+
+
+def test_prompts_that_do_not_fit_are_listed_and_the_others_are_answered(ran):
+  _, result = ran
+  first, *second = result["refused"]
+  assert (first["question"], first["turn"]) == ("b2", 0)
+  assert first["prompt_tokens"] > first["room"] == 72 - 8
+  assert {(r["question"], r["turn"]) for r in second} == {("b1", 1)}
+  assert len(second) == 4  # once for each setting
+
+
+def test_a_second_turn_holds_the_answer_of_plain_decoding(ran):
+  _, result = ran
+  (group,) = [
+    g for g in result["groups"] if g["batch"].startswith("T=1 B=1 'a1'")
+  ]
+  first, second = group["turns"]
+  answer = first["systems"]["plain"]["tokens"][0]
+  between = second["prompt_tokens"][0] - first["prompt_tokens"][0]
+  assert between >= answer  # and the second question
+
+
+def test_the_page_the_figure_and_the_costs_are_there(ran):
+  folder, result = ran
+  page = (folder / "E.md").read_text()
+  assert "![Speed-up and tokens per target call by category](E.svg)" in page
+  assert "| `model` | token | chain of 2 | float32 |" in page
+  assert "as plain text" in page
+  assert "| b2 | 1 |" in page
+  figure = (folder / "E.svg").read_text()
+  for words in ("temperature 1, batch size 2", "ngram", "all"):
+    assert words in figure
+  found = {(c["system"], c["batch_size"]) for c in result["costs"]}
+  assert found == {(s, b) for s in ("ngram", "model") for b in (1, 2)}
+  for one in result["costs"]:
+    assert one["round_cost"] > 0
+    assert (one["draft_cost"] > 0) == (one["system"] == "model")
+  for one in result["runs"]:
+    known = one["predicted_speedup"] is not None
+    assert known == (one["system"] in ("ngram", "model"))
+
+
+def test_a_result_says_what_made_it(ran):
+  _, result = ran
+  made_by = result["provenance"]
+  assert {"target", "draft"} == {*made_by["checkpoints"]}
+  assert made_by["prompts"]["path"].endswith("q.jsonl")
+  assert result["reference"]["transformers"]
+  assert {*result["compile_seconds"]} == {"plain", "ngram", "model"}
+
+
+def test_a_result_compared_with_itself_changes_nothing(ran, capsys):
+  folder, _ = ran
+  path = folder / "E.json"
+  assert evaluate.compare_files([str(path), str(path)]) == 0
+  out = capsys.readouterr().out
+  assert (
+    "| `model` | 1 | 2 | all | 4 | +0.000 (+0.000 to +0.000) | 1.000" in out
+  )
+
+
+# ------------------------------------------------------- stopping and going on
+
+
+def record_of(contest, group):
+  """What `measure.measure` returns, without decoding."""
+  part = {
+    "seconds": 2.0, "first_seconds": 0.5, "prefill_seconds": 0.1, "rounds": 4,
+    "tokens": [4] * len(group.questions), "calls": [4] * len(group.questions),
+    "drafted": None, "accepted": None, "accept_counts": None,
+    "total_variation": 0.0,
+  }  # fmt: skip
+  return {
+    "batch": group.name, "temperature": group.temperature,
+    "batch_size": group.batch_size, "category": group.questions[0].category,
+    "task": group.questions[0].task, "compile_seconds": {},
+    "reference": None,
+    "turns": [{
+      "questions": [q.id for q in group.questions],
+      "prompt_tokens": [5] * len(group.questions), "refused": [],
+      "systems": {s.name: part for s in contest.systems},
+    }],
+  }  # fmt: skip
+
+
+def cost_of(contest, system, pair, group, record):
+  return {
+    "batch": costs.name_of(system, group.batch_size), "system": system.name,
+    "batch_size": group.batch_size, "round_cost": 1.0, "draft_cost": 0.0,
+  }  # fmt: skip
+
+
+def test_a_stopped_run_goes_on_with_the_group_that_it_was_in(
+  cli, asked, tmp_path, monkeypatch, capsys
+):
+  done, dies_at = [], [3]
+
+  def counted(contest, group):
+    if len(done) == dies_at[0]:
+      raise KeyboardInterrupt
+    done.append(group.name)
+    return record_of(contest, group)
+
+  monkeypatch.setattr(measure, "measure", counted)
+  monkeypatch.setattr(costs, "measure_costs", cost_of)
+  out = tmp_path / "E.json"
+  flags = (*SMALL, f"--questions={asked}", f"--output={out}",
+           "--systems=ngram", "--temperatures=0,1")  # fmt: skip
+  with pytest.raises(KeyboardInterrupt):
+    cli(evaluate.run, *flags)
+  assert not out.exists()
+  with (tmp_path / "E.json.partial").open("a") as torn:  # of a crash
+    torn.write('{"batch": "T=1 B=1 \'a1')
+  first, dies_at[0] = list(done), None
+  assert cli(evaluate.run, *flags) == 0
+  assert "3 groups and costs are measured already" in capsys.readouterr().err
+  assert done[:3] == first
+  assert len(done) == len(set(done)) == 2 * 4  # b2 does not fit
+  assert len(json.loads(out.read_text())["groups"]) == 8
+  whole = out.read_text()
+  # Given once more, it has nothing to do, and says the same.
+  assert cli(evaluate.run, *flags) == 0
+  assert len(done) == 8
+  assert out.read_text() == whole
+  # Other settings are another run, before anything is read from the journal.
+  assert cli(evaluate.run, *flags, "--config.seed=1") == 2
+  assert "--overwrite" in capsys.readouterr().err
+  assert len(done) == 8
+
+
+@pytest.mark.parametrize(
+  ("given", "words"),
+  [
+    (("--temperatures=-1",), "--temperatures must be"),
+    (("--temperatures=warm",), "--temperatures must be"),
+    (("--batch_sizes=0",), "batch_sizes"),
+    (("--systems=ngrams",), "did you mean 'ngram'"),
+    (("--categories=poems",), "no questions of poems"),
+    (("--questions=none.jsonl",), "no such file of questions"),
+    (("--config.max_length=10",), "no question fits"),
+  ],
+)
+def test_mistakes_are_one_line(cli, tmp_path, capsys, given, words):
+  assert cli(
+    evaluate.run, *SMALL, f"--output={tmp_path / 'E.json'}", *given
+  ) == 2  # fmt: skip
+  error = capsys.readouterr().err.strip()
+  assert words in error
+  assert "\n" not in error
+  assert not (tmp_path / "E.json").exists()
+
+
+def test_comparing_takes_two_results_and_no_other_flag(tmp_path, capsys):
+  path = tmp_path / "x.json"
+  path.write_text("{}")
+
+  def run(*args):
+    with flagsaver.flagsaver():
+      return command_line.execute(evaluate.run, ["test", *args])
+
+  assert run(f"--compare={path}") == 2
+  assert "--compare takes two files" in capsys.readouterr().err
+  assert run(f"--compare={path},{path}") == 2
+  assert "is no result of launch.evaluate" in capsys.readouterr().err
+  assert run(f"--compare={path},{path}", "--subset=3") == 2
+  assert "--subset: not read with --compare" in capsys.readouterr().err
+
+
+@pytest.mark.heavy
+def test_a_killed_run_goes_on(cli, pair, tmp_path, monkeypatch):
+  """SIGKILL between two groups or within one, then the same command."""
+  asked = files.write_jsonl(
+    tmp_path / "q.jsonl",
+    [
+      {"question_id": i, "category": "a", "turns": ["x = 1\n", "y"]}
+      for i in range(60)
+    ],
+  )
+  out = tmp_path / "E.json"
+  partial = tmp_path / "E.json.partial"
+  flags = (*SMALL, f"--questions={asked}", f"--output={out}",
+           "--systems=ngram")  # fmt: skip
+  process = subprocess.Popen(
+    [sys.executable, "-m", "launch.evaluate",
+     f"--config=configs/huggingface.py:target={pair[0]},draft={pair[1]}",
+     *flags],
+    cwd=pathlib.Path(__file__).resolve().parents[3],
+    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+  )  # fmt: skip
+  with several.limited([process]):
+    while not (partial.exists() and partial.read_text().count("\n") > 3):
+      assert process.poll() is None
+      time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+  process.wait()
+  there = partial.read_text().count("\n") - 1
+  assert 2 < there < 60
+  again = []
+  real = measure.measure
+  monkeypatch.setattr(
+    measure, "measure",
+    lambda contest, group: (again.append(group.name), real(contest, group))[1],
+  )  # fmt: skip
+  assert cli(evaluate.run, *flags) == 0
+  assert len(again) == 60 - there
+  result = json.loads(out.read_text())
+  assert sorted(g["turns"][0]["questions"][0] for g in result["groups"]) == (
+    list(range(60))
+  )
+
+
+@pytest.mark.heavy
+def test_two_processes_take_turns_and_one_writes(cli, pair, asked, tmp_path):
+  flags = (*SMALL, f"--questions={asked}", "--systems=ngram",
+           "--batch_sizes=1,2", "--temperatures=1")  # fmt: skip
+  alone, out = tmp_path / "alone.json", tmp_path / "E.json"
+  assert cli(evaluate.run, *flags, f"--output={alone}") == 0
+  config = f"--config=configs/huggingface.py:target={pair[0]},draft={pair[1]}"
+  command = ["-m", "launch.evaluate", config, *flags, f"--output={out}"]
+  for code, _, err in several.finish(several.start([command] * 2)):
+    assert code == 0, err
+  one, two = (json.loads(path.read_text()) for path in (alone, out))
+  tokens = lambda result: {
+    (group["batch"], i): turn["systems"]["ngram"]["tokens"]
+    for group in result["groups"]
+    for i, turn in enumerate(group["turns"])
+    if turn["systems"]
+  }
+  assert tokens(one) == tokens(two)
+  assert np.shape(two["costs"]) == (2,)

@@ -1,0 +1,117 @@
+"""Groups of questions and their turns, without decoding."""
+
+import types
+
+import pytest
+from files import EMBEDDED
+
+from configs import common
+from launch.evaluation import measure, systems
+from launch.evaluation.questions import Question
+from models import tokenizers
+
+
+def question(number, *turns, category="a"):
+  return Question(id=number, category=category, task="t", turns=turns)
+
+
+@pytest.fixture
+def contest():
+  config = common.get_config()
+  config.target = "T"
+  return measure.Contest(
+    systems=tuple(systems.parse("ngram,hf,hf_prompt_lookup", config)),
+    engines={},
+    reference=types.SimpleNamespace(versions={"torch": "2"}),
+    tokenizer=tokenizers.load(EMBEDDED),
+    room=40,
+    seed=0,
+    next_logits=None,
+  )
+
+
+@pytest.fixture
+def decoded(contest, monkeypatch):
+  """What systems were asked, each of which gives another answer."""
+  asked = []
+
+  def fake(_, system, group, turn, batch):
+    asked.append((system.name, turn, batch))
+    tokens = [
+      contest.tokenizer.encode(f"{system.name} {turn}") for _ in batch.prompts
+    ]
+    return {"tokens": [len(ids) for ids in tokens]}, tokens
+
+  monkeypatch.setattr(measure, "_decoded", fake)
+  return asked
+
+
+def group(*questions, temperature=0.0, batch_size=1):
+  return measure.Group(
+    temperature=temperature, batch_size=batch_size, questions=questions
+  )
+
+
+def test_second_turns_hold_plain_decodings_answer_for_every_system(
+  contest, decoded
+):
+  record = measure.measure(contest, group(question(1, "x", "y", "z")))
+  texts = {
+    (name, turn): contest.tokenizer.decode(batch.prompts[0].token_ids)
+    for name, turn, batch in decoded
+  }
+  for name in ("plain", "ngram", "hf", "hf_prompt_lookup"):
+    assert texts[name, 1] == "x\n\nplain 0\n\ny"
+    assert texts[name, 2] == "x\n\nplain 0\n\ny\n\nplain 1\n\nz"
+  assert len(record["turns"]) == 3
+  assert record["reference"] == {"torch": "2"}
+
+
+def test_rows_short_of_a_batch_are_filled_and_not_counted(contest, decoded):
+  record = measure.measure(
+    contest, group(question(1, "x", "y"), question(2, "z"), batch_size=4)
+  )
+  assert [turn["questions"] for turn in record["turns"]] == [[1, 2], [1]]
+  assert {batch.rows for *_, batch in decoded} == {4}
+  assert {name for name, *_ in decoded} == {"plain", "ngram", "hf"}
+
+
+def test_a_turn_that_became_too_long_is_refused_and_so_are_those_after_it(
+  contest, decoded
+):
+  long = question(1, "x", "y " * 60, "z")
+  record = measure.measure(contest, group(long, question(2, "x", "y"),
+                                          batch_size=2))  # fmt: skip
+  assert [turn["questions"] for turn in record["turns"]] == [[1, 2], [2], []]
+  (refused,) = [r for turn in record["turns"] for r in turn["refused"]]
+  assert (refused["question"], refused["turn"]) == (1, 1)
+  assert refused["prompt_tokens"] > refused["room"] == 40
+
+
+def test_greedy_answers_are_compared_with_plain_decoding_and_transformers(
+  contest, decoded
+):
+  (turn,) = measure.measure(contest, group(question(1, "x")))["turns"]
+  pairs = {(d["system"], d["against"]) for d in turn["differences"]}
+  assert pairs == {
+    ("ngram", "plain"), ("hf", "plain"), ("hf_prompt_lookup", "plain"),
+    ("ngram", "hf"), ("hf_prompt_lookup", "hf"),
+  }  # fmt: skip
+  assert turn["systems"]["ngram"]["identical_to_plain"] == [False]
+  assert "identical_to_plain" not in turn["systems"]["plain"]
+  (warm,) = measure.measure(contest, group(question(1, "x"), temperature=1.0))[
+    "turns"
+  ]
+  assert "differences" not in warm
+
+
+def test_groups_are_of_one_category_and_of_similar_length(contest):
+  every = [question(i, "x " * (9 - i % 9), category="ab"[i % 2])
+           for i in range(7)]  # fmt: skip
+  fit, refused = measure.first_turns(every, contest.tokenizer, 40)
+  assert refused == []
+  groups = measure.groups_of(fit, temperature=1.0, batch_size=3, room=40)
+  assert [[q.id for q in g.questions] for g in groups] == [
+    [6, 4, 2], [0], [5, 3, 1],
+  ]  # fmt: skip
+  assert len({g.name for g in groups}) == 3

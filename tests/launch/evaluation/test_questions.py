@@ -1,0 +1,136 @@
+"""Questions: what is read, what is chosen, and the prompts they become."""
+
+import collections
+import dataclasses
+
+import pytest
+from files import EMBEDDED, write_jsonl
+
+from launch.evaluation import questions
+from launch.evaluation.questions import Question
+from models import tokenizers
+
+TEMPLATE = (
+  "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+  "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def question(number, category, *turns):
+  return Question(
+    id=number, category=category, task=category, turns=turns or ("x",)
+  )
+
+
+def test_our_own_questions_are_eight_of_each_of_five_tasks():
+  own = questions.read(questions.OWN)
+  assert list(collections.Counter(q.task for q in own).values()) == [8] * 5
+  assert {len(q.turns) for q in own} == {1, 2}
+  assert len({turn for q in own for turn in q.turns}) == sum(
+    len(q.turns) for q in own
+  )
+
+
+def test_a_file_in_spec_benchs_form_is_read_and_its_tasks_are_known(tmp_path):
+  path = write_jsonl(
+    tmp_path / "q.jsonl",
+    [
+      {"question_id": 81, "category": "writing", "turns": ["a", "b"],
+       "reference": ["c"]},
+      {"question_id": "x", "category": "qa", "turns": ["d"]},
+      {"question_id": 3, "category": "poems", "turns": ["e"]},
+      {"question_id": 4, "category": "poems", "task": "art", "turns": ["f"]},
+    ],
+  )  # fmt: skip
+  found = questions.read(path)
+  assert [q.id for q in found] == [81, "x", 3, 4]
+  assert found[0].turns == ("a", "b")
+  assert [q.task for q in found] == [
+    "multi-turn conversation", "question answering", "poems", "art",
+  ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  ("line", "words"),
+  [
+    ("[]", "expected an object"),
+    ("{", "not JSON"),
+    ('{"category": "a", "turns": ["b"]}', "question_id"),
+    ('{"question_id": true, "category": "a", "turns": ["b"]}', "question_id"),
+    ('{"question_id": 1, "turns": ["b"]}', "category"),
+    ('{"question_id": 1, "category": "a", "turns": []}', "turns"),
+    ('{"question_id": 1, "category": "a", "turns": "b"}', "turns"),
+    ('{"question_id": 1, "category": "a", "turns": ["b", " "]}', "not empty"),
+    ('{"question_id": 1, "category": "a", "turns": ["b"], "task": 2}', "task"),
+    ('{"question_id": 0, "category": "a", "turns": ["b"]}', "there twice"),
+  ],
+)
+def test_a_line_that_is_no_question_is_named(tmp_path, line, words):
+  path = tmp_path / "q.jsonl"
+  first = '{"question_id": 0, "category": "a", "turns": ["b"]}'
+  path.write_text(f"{first}\n{line}\n")
+  with pytest.raises(ValueError, match=words) as error:
+    questions.read(path)
+  assert f"{path}:2: " in str(error.value)
+
+
+def test_a_file_without_questions_or_none_is_refused(tmp_path):
+  (tmp_path / "q.jsonl").write_text("\n")
+  with pytest.raises(ValueError, match="no questions in"):
+    questions.read(tmp_path / "q.jsonl")
+  with pytest.raises(FileNotFoundError, match="no such file of questions"):
+    questions.read(tmp_path / "none.jsonl")
+
+
+def test_a_subset_has_every_categorys_share_and_follows_from_its_seed():
+  every = [question(i, "a") for i in range(60)]
+  every += [question(i, "b") for i in range(60, 90)]
+  every += [question(i, "c") for i in range(90, 97)]
+  some = questions.subset(every, 20, seed=3)
+  assert collections.Counter(q.category for q in some) == {
+    "a": 12, "b": 6, "c": 2,  # of 12.4, 6.2 and 1.4
+  }  # fmt: skip
+  assert some == [q for q in every if q in some]  # in the order of the file
+  assert some == questions.subset(every, 20, seed=3)
+  assert some != questions.subset(every, 20, seed=4)
+  assert questions.subset(every, 97, seed=3) == every
+
+
+def test_categories_and_tasks_choose_and_unknown_ones_are_named():
+  every = [
+    dataclasses.replace(question(1, "math"), task="talk"),
+    dataclasses.replace(question(2, "stem"), task="talk"),
+    question(3, "qa"),
+  ]
+  ids = lambda *names: [q.id for q in questions.of_categories(every, names)]
+  assert ids("math", "qa") == [1, 3]
+  assert ids("talk") == [1, 2]
+  with pytest.raises(ValueError, match="no questions of poems"):
+    questions.of_categories(every, ["poems", "qa"])
+
+
+def test_turns_become_chat_messages_or_texts_under_each_other():
+  plain = tokenizers.load(EMBEDDED)
+  chatty = dataclasses.replace(plain, chat_template=TEMPLATE)
+  one = question(1, "a", "first", "second")
+  answers = [plain.encode("answer")]
+  text = lambda tokenizer, turn: plain.decode(
+    questions.ask(tokenizer, one, turn, answers).token_ids
+  )
+  assert text(plain, 0) == "first"
+  assert text(plain, 1) == "first\n\nanswer\n\nsecond"
+  assert text(chatty, 0) == "<user>first<assistant>"
+  assert text(chatty, 1) == (
+    "<user>first<assistant>answer<user>second<assistant>"
+  )
+
+
+def test_every_turn_draws_from_a_stream_of_its_own():
+  tokenizer = tokenizers.load(EMBEDDED)
+  streams = {
+    questions.ask(tokenizer, question(i, "a", "x", "y"), turn, [[0]]).stream
+    for i in (1, "1", 2)
+    for turn in range(2)
+  }
+  assert len(streams) == 6
+  assert max(streams) < 2**32

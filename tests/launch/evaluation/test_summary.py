@@ -1,0 +1,170 @@
+"""Every number of a result, against what it is by hand."""
+
+import copy
+
+import evaluations
+import pytest
+
+from launch.evaluation import compare, summary
+from specjax import metrics
+
+
+def row(rows, system, category="all", level=None):
+  (found,) = [
+    r for r in rows
+    if (r["system"], r["category"]) == (system, category)
+    and level in (None, r["level"])
+  ]  # fmt: skip
+  return found
+
+
+def test_counts_are_summed_over_turns_before_they_are_divided():
+  rows = summary.rows_of(evaluations.example(), [])
+  found = row(rows, "ngram")
+  assert (found["num_questions"], found["num_requests"]) == (3, 4)
+  assert found["num_groups"] == 2
+  assert (found["emitted_tokens"], found["target_calls"]) == (28, 15)
+  assert found["tokens_per_call"] == pytest.approx(28 / 15)
+  assert found["tokens_per_call_request_mean"] == pytest.approx(
+    (10 / 4 + 4 / 3 + 6 / 3 + 8 / 5) / 4
+  )
+  assert found["acceptance_rate"] == pytest.approx(12 / 34)
+  assert found["accept_counts"] == [8, 2, 5]
+  assert found["accepted_by_position"] == pytest.approx([7 / 15, 5 / 15])
+  assert found["tokens_per_second"] == pytest.approx(28 / 6)
+  assert found["speedup"] == pytest.approx((28 / 6) / (28 / 9))
+  assert found["identical_to_plain"] == pytest.approx(3 / 4)
+  assert found["identical_to_hf"] is None
+  plain = row(rows, "plain")
+  assert plain["tokens_per_call"] == 1
+  assert plain["tokens_per_second"] == pytest.approx(28 / 9)
+  assert plain["speedup"] is None
+  assert plain["accepted_by_position"] is None
+
+
+def test_a_group_with_all_its_turns_is_the_unit_of_the_paired_interval():
+  found = row(summary.rows_of(evaluations.example(), []), "ngram")
+  assert found["speedup_ci"] == pytest.approx(
+    metrics.interval([[20, 8], [7.0, 2.0]], [[3.5, 2.5], [20, 8]])
+  )
+  one = row(summary.rows_of(evaluations.example(), []), "ngram", "math", "task")
+  assert one["speedup_ci"] is None  # of a single group nothing is known
+
+
+def test_rows_are_for_all_for_tasks_and_for_categories_of_each_setting():
+  some = evaluations.example()
+  for one in some:
+    one["task"] = "talk"
+  other = copy.deepcopy(some[:1])
+  other[0]["temperature"] = 1.0
+  rows = summary.rows_of(some + other, [])
+  of = lambda temperature: [
+    (r["level"], r["category"])
+    for r in rows
+    if r["temperature"] == temperature and r["system"] == "ngram"
+  ]
+  assert of(0.0) == [
+    ("all", "all"), ("task", "talk"), ("category", "math"),
+    ("category", "code"),
+  ]  # fmt: skip
+  assert of(1.0) == [("all", "all"), ("task", "talk"), ("category", "math")]
+  assert row(rows, "ngram", "code")["speedup"] == pytest.approx(2.0 / 2.5)
+
+
+def test_the_times_of_the_first_token_and_of_the_next_ones():
+  found = row(summary.rows_of(evaluations.example(), []), "ngram")
+  assert found["time_to_first_token"] == pytest.approx(0.5)
+  # The shorter row of the first batch took part in two of the three rounds
+  # after the first, and each row emitted a token less than it has.
+  seconds = 1.5 * 3 / 3 + 1.5 * 2 / 3 + 1.0 + 2.0
+  assert found["seconds_per_token"] == pytest.approx(seconds / (9 + 3 + 5 + 7))
+
+
+def test_the_prediction_is_made_of_the_rounds_cost_and_of_the_rounds():
+  costs = [{"batch_size": 2, "system": "ngram", "round_cost": 1.2}]
+  rows = summary.rows_of(evaluations.example(), costs)
+  # A plain round takes 3.75 / 10, 2.75 / 6 and 1.75 / 8 seconds in the turns.
+  seconds = 0.5 + 2 * 0.25 + 1.2 * (4 * 0.375 + 3 * 2.75 / 6 + 5 * 1.75 / 8)
+  assert row(rows, "ngram")["predicted_speedup"] == pytest.approx(9 / seconds)
+  assert row(rows, "plain")["predicted_speedup"] is None
+  wider = [one | {"batch_size": 8} for one in evaluations.example()]
+  other = summary.rows_of(wider, costs)  # of another batch size
+  assert row(other, "ngram")["predicted_speedup"] is None
+
+
+def test_a_prediction_with_true_costs_is_what_was_measured():
+  some = evaluations.example()
+  for one in some:
+    for turn in one["turns"]:
+      plain, found = turn["systems"]["plain"], turn["systems"]["ngram"]
+      each = (plain["seconds"] - 0.25) / plain["rounds"]
+      found["seconds"] = found["prefill_seconds"] + 1.3 * each * found["rounds"]
+  costs = [{"batch_size": 2, "system": "ngram", "round_cost": 1.3}]
+  for found in summary.rows_of(some, costs):
+    if found["system"] == "ngram":
+      assert found["predicted_speedup"] == pytest.approx(found["speedup"])
+
+
+def test_what_transformers_does_not_tell_is_none():
+  some = evaluations.example()
+  for one in some:
+    for turn in one["turns"]:
+      turn["systems"]["hf"] = turn["systems"]["plain"] | {
+        "prefill_seconds": None, "total_variation": None,
+      }  # fmt: skip
+  found = row(summary.rows_of(some, []), "hf")
+  for name in ("acceptance_rate", "accept_counts", "accepted_by_position",
+               "total_variation", "predicted_speedup"):  # fmt: skip
+    assert found[name] is None
+  assert found["speedup"] == 1
+
+
+# ------------------------------------------------------------------ comparing
+
+
+def changed():
+  """The example again: one more call for question 3, ngram half as fast."""
+  after = copy.deepcopy(evaluations.example())
+  for one in after:
+    for turn in one["turns"]:
+      turn["systems"]["ngram"]["seconds"] *= 2
+  after[1]["turns"][0]["systems"]["ngram"]["calls"] = [8]
+  return after
+
+
+def test_comparing_pairs_questions_and_groups():
+  before, after = {"groups": evaluations.example()}, {"groups": changed()[::-1]}
+  rows = compare.compare(before, after)
+  found = row(rows, "ngram")
+  assert found["num_questions"] == 3
+  assert found["tokens_per_call_change"] == pytest.approx((1 - 8 / 5) / 3)
+  assert found["tokens_per_call_change_ci"] == pytest.approx(
+    metrics.mean_interval([0, 0, 1 - 8 / 5])
+  )
+  assert found["speedup_ratio"] == pytest.approx(0.5)
+  # Every group's ratio is the same: nothing is uncertain.
+  assert found["speedup_ratio_ci"] == pytest.approx((0.5, 0.5))
+  assert row(rows, "ngram", "math", "category")["tokens_per_call_change"] == 0
+  assert not [r for r in rows if r["system"] == "plain"]
+  assert "| `ngram` | 0 | 2 | all | 3 | -0.200" in compare.table(rows)
+
+
+def test_only_groups_of_the_same_questions_are_compared():
+  after = changed()
+  after[0]["turns"][1]["questions"] = [2]
+  before = {"groups": evaluations.example()}
+  rows = compare.compare(before, {"groups": after})
+  found = row(rows, "ngram")
+  assert found["num_questions"] == 1
+  after[1]["batch_size"] = 8
+  with pytest.raises(ValueError, match="no group of questions in common"):
+    compare.compare({"groups": evaluations.example()}, {"groups": after})
+
+
+def test_results_without_a_common_system_are_refused():
+  after = evaluations.example()
+  for one in after:
+    for turn in one["turns"]:
+      turn["systems"]["other"] = turn["systems"].pop("ngram")
+  with pytest.raises(ValueError, match="no system in common"):
+    compare.compare({"groups": evaluations.example()}, {"groups": after})

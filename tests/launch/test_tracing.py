@@ -1,0 +1,191 @@
+"""`launch.decode --steps --log_probs`: what every round did."""
+
+import itertools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from files import read_jsonl, write_jsonl
+
+from launch import decode
+from models import huggingface
+from models.transformer import as_language_model
+from specjax.warp import make_sampling, warp
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+FLAGS = ("--config.max_new_tokens=12", "--config.tree=(-1,0,0,1,1)",
+         "--config.rule=recursive", "--config.batch_size=3")  # fmt: skip
+TEMPERATURE, TOP_P = 0.8, 0.9
+RECORDS = [
+  {"id": "a", "prompt": "def f(x):\n", "temperature": TEMPERATURE,
+   "top_p": TOP_P, "num_samples": 2},
+  {"id": "b", "prompt": "import os", "temperature": 0},
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+  return tmp_path_factory.mktemp("traced")
+
+
+@pytest.fixture(scope="module")
+def traced(cli, folder):
+  """Rows and their rounds."""
+  source = write_jsonl(folder / "in.jsonl", RECORDS)
+  code = cli(
+    decode.run, *FLAGS, "--log_probs", f"--prompts={source}",
+    f"--output={folder / 'out.jsonl'}", f"--steps={folder / 'trace.jsonl'}",
+    f"--summary={folder / 's.json'}",
+  )  # fmt: skip
+  assert code == 0
+  lines = read_jsonl(folder / "trace.jsonl")
+  rows = read_jsonl(folder / "out.jsonl")
+  by_row = itertools.groupby(lines, key=lambda x: (x["id"], x.get("sample")))
+  rounds = [list(found) for _, found in by_row]
+  assert len(rows) == len(rounds) == 3
+  return list(zip(rows, rounds, strict=True))
+
+
+def joined(rounds, name):
+  return list(itertools.chain.from_iterable(x[name] for x in rounds))
+
+
+def test_rounds_make_up_the_rows(traced):
+  for row, rounds in traced:
+    assert joined(rounds, "tokens") == row["token_ids"]
+    assert [x["round"] for x in rounds] == list(range(len(rounds)))
+    assert len(rounds) == row["num_target_calls"]
+    start = rounds[0]["position"]
+    for one in rounds:
+      assert one["position"] == start
+      start += len(one["tokens"])
+      assert len(one["drafted"]) == 4
+      assert one["parents"] == [0, 0, 1, 1]
+      path = [one["drafted"][node - 1] for node in one["accepted"]]
+      assert one["tokens"][: len(path)] == path[: len(one["tokens"])]
+      kept = one["origins"].count("accepted")
+      assert kept == min(len(path), len(one["tokens"]))
+      assert sum(one["node_probs"]) == pytest.approx(1, abs=1e-5)
+      depth = np.array([0, 1, 1, 2, 2])
+      assert one["expected_accepted"] == pytest.approx(
+        depth @ one["node_probs"], abs=1e-5
+      )
+    assert joined(rounds, "warped_log_probs") == row["warped_log_probs"]
+
+
+def test_tokens_are_those_of_an_untraced_run(cli, traced, folder):
+  out = folder / "plain.jsonl"
+  assert cli(decode.run, *FLAGS, "--nobaseline", f"--output={out}",
+             f"--prompts={folder / 'in.jsonl'}") == 0  # fmt: skip
+  plain = read_jsonl(out)
+  assert set(traced[0][0]) - set(plain[0]) == {"log_probs", "warped_log_probs"}
+  for (row, _), other in zip(traced, plain, strict=True):
+    assert {k: row[k] for k in other} == other
+
+
+def test_log_probs_are_the_models_own_and_those_of_the_warped_law(traced, pair):
+  """Of one pass over the whole text, which is another program."""
+  from models import tokenizers
+
+  model, params = as_language_model(huggingface.load(pair[0]))
+  vocab = tokenizers.load(pair[0]).vocab_size
+  prompt = tokenizers.load(pair[0]).encode(RECORDS[0]["prompt"])
+  sampling = make_sampling(1, temperature=TEMPERATURE, top_p=TOP_P)
+  for row, rounds in traced[:2]:
+    ids = [*prompt, *row["token_ids"]]
+    assert rounds[0]["position"] == len(prompt)
+    output, _ = model.apply(
+      params, jnp.array([ids]), model.init_cache(1, len(ids))
+    )
+    logits = output.logits[:, len(prompt) - 1 : -1, :vocab]
+    at = lambda law, ids=row["token_ids"]: np.take_along_axis(
+      np.asarray(law)[0], np.array(ids)[:, None], 1
+    )[:, 0]
+    np.testing.assert_allclose(
+      row["log_probs"], at(jax.nn.log_softmax(logits)), atol=1e-3
+    )
+    np.testing.assert_allclose(
+      row["warped_log_probs"], at(warp(logits, sampling)), atol=1e-3
+    )
+  greedy = traced[2][0]
+  assert greedy["warped_log_probs"] == [0.0] * len(greedy["token_ids"])
+  assert max(greedy["log_probs"]) < 0
+
+
+def test_nodes_are_judged_by_the_laws_that_are_traced(traced):
+  """The first child is accepted with probability min(1, q / p)."""
+  judged = 0
+  for _, rounds in traced[:2]:
+    for one in rounds:
+      p, q = (
+        np.exp(-np.inf if one[name][0] is None else one[name][0])
+        for name in ("draft_log_probs", "target_log_probs")
+      )
+      through = one["node_probs"][1] + sum(one["node_probs"][3:])
+      if one["drafted"][0] != one["drafted"][1]:
+        assert through == pytest.approx(min(1, q / p), abs=1e-4)
+        judged += 1
+  assert judged
+
+
+def test_times_of_a_traced_run_are_no_measurement(traced, folder):
+  del traced
+  numbers = json.loads((folder / "s.json").read_text())
+  for name in ("seconds", "tokens_per_second", "speedup"):
+    assert numbers[name] is None
+  assert numbers["block_efficiency"] > 1
+
+
+def test_a_traced_run_goes_on_and_a_foreign_trace_is_kept(
+  cli, tmp_path, capsys
+):
+  source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+  trace = tmp_path / "trace.jsonl"
+  flags = (*FLAGS, f"--prompts={source}", f"--output={out}",
+           f"--steps={trace}")  # fmt: skip
+  write_jsonl(source, RECORDS[1:])
+  assert cli(decode.run, *flags) == 0
+  first = trace.read_text()
+  write_jsonl(source, [RECORDS[1], {**RECORDS[1], "id": "c"}])
+  assert cli(decode.run, *flags) == 0
+  again = trace.read_text()
+  assert again.startswith(first)
+  assert again == first + first.replace('"id": "b"', '"id": "c"')
+  trace.write_text(again + '{"id": "mine"}\n')
+  capsys.readouterr()
+  assert cli(decode.run, *flags) == 2
+  assert "holds something else" in capsys.readouterr().err
+  assert trace.read_text().endswith('{"id": "mine"}\n')
+
+
+def test_a_stop_string_cuts_the_last_round(cli, traced, tmp_path):
+  row = traced[2][0]
+  stop = row["completion"][-6:-3]
+  source = write_jsonl(tmp_path / "in.jsonl", [{**RECORDS[1], "stop": stop}])
+  trace = tmp_path / "trace.jsonl"
+  assert cli(decode.run, *FLAGS, f"--prompts={source}", f"--steps={trace}",
+             f"--output={tmp_path / 'out.jsonl'}") == 0  # fmt: skip
+  (found,) = read_jsonl(tmp_path / "out.jsonl")
+  assert found["stop_reason"] == "stop_string"
+  rounds = read_jsonl(trace)
+  assert joined(rounds, "tokens") == found["token_ids"]
+  assert len(found["token_ids"]) < len(row["token_ids"])
+
+
+@pytest.mark.parametrize(
+  "flags, message",
+  [
+    (("--steps=S", "--baseline"), "give one or the other"),
+    (("--log_probs",), "--log_probs are written to --output"),
+    (("--steps=S", "--config.mesh=data:1,model:1"), "runs on one device"),
+  ],
+)
+def test_what_cannot_be_traced_is_one_line(
+  cli, capsys, tmp_path, flags, message
+):
+  flags = [x.replace("=S", f"={tmp_path / 'S'}") for x in flags]
+  assert cli(decode.run, *FLAGS, *flags) == 2
+  assert message in capsys.readouterr().err
+  assert not list(tmp_path.iterdir())

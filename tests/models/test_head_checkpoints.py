@@ -1,0 +1,243 @@
+"""Heads in every published format become the same networks.
+
+The files are made here, of random numbers, by the names and shapes that the
+formats have; no published checkpoint was opened.
+"""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+from flax import nnx
+
+from models import head_checkpoints
+from models.head_checkpoints import Target
+from models.transformer import FINAL
+from models.weights import CheckpointError
+
+H, V, VD, LAYERS, MLP, D = 8, 13, 5, 12, 10, 4
+RNG = np.random.default_rng(0)
+random = lambda *shape: RNG.standard_normal(shape).astype(np.float32)
+TARGET = Target(
+  num_layers=LAYERS, embed_dim=H, vocab_size=V, embedding=random(V, H),
+  output=random(H, V),
+)  # fmt: skip
+LAYER_JSON = dict(
+  model_type="llama", hidden_size=H, intermediate_size=MLP,
+  num_attention_heads=2, num_key_value_heads=1, num_hidden_layers=1,
+  vocab_size=V, rms_norm_eps=1e-5, hidden_act="silu",
+  max_position_embeddings=32, head_dim=D,
+)  # fmt: skip
+IDS = np.array([1, 4, 5, 9, 12])
+
+
+def layer(prefix, *, read):
+  """The tensors of one layer; `read` channels go into its attention."""
+  return {
+    f"{prefix}.self_attn.q_proj.weight": random(2 * D, read),
+    f"{prefix}.self_attn.k_proj.weight": random(D, read),
+    f"{prefix}.self_attn.v_proj.weight": random(D, read),
+    f"{prefix}.self_attn.o_proj.weight": random(H, 2 * D),
+    f"{prefix}.mlp.gate_proj.weight": random(MLP, H),
+    f"{prefix}.mlp.up_proj.weight": random(MLP, H),
+    f"{prefix}.mlp.down_proj.weight": random(H, MLP),
+    f"{prefix}.post_attention_layernorm.weight": random(H),
+  }
+
+
+def eagle3(prefix="midlayer", *, num_fused=3, **more):
+  known = np.zeros(V, bool)
+  known[IDS] = True
+  return {
+    **layer(prefix, read=2 * H),
+    f"{prefix}.hidden_norm.weight": random(H),
+    f"{prefix}.input_layernorm.weight": random(H),
+    "fc.weight": random(H, num_fused * H),
+    "norm.weight": random(H),
+    "lm_head.weight": random(VD, H),
+    "d2t": IDS - np.arange(VD),
+    "t2d": known,
+    **more,
+  }
+
+
+SPECULATORS = dict(
+  speculators_model_type="eagle3", transformer_layer_config=LAYER_JSON,
+  draft_vocab_size=VD,
+)  # fmt: skip
+NAME = "eagle_aux_hidden_state_layer_ids"
+# config.json, tensors, what it must be, what it must read of the target.
+FORMATS = {
+  "eagle": (
+    LAYER_JSON,
+    {**layer("layers.0", read=H), "fc.weight": random(H, 2 * H),
+     "fc.bias": random(H)},
+    "eagle", (FINAL,),
+  ),
+  "eagle, no bias, its own embedding": (
+    {**LAYER_JSON, "bias": False},
+    {**layer("model.layers.0", read=H), "model.fc.weight": random(H, 2 * H),
+     "model.embed_tokens.weight": random(V, H)},
+    "eagle", (FINAL,),
+  ),
+  "eagle3": (
+    {**LAYER_JSON, "draft_vocab_size": VD}, eagle3(), "eagle3", (2, 6, 9)
+  ),
+  "eagle3, whole vocabulary": (
+    LAYER_JSON,
+    {**{k: v for k, v in eagle3().items() if k not in ("d2t", "t2d")},
+     "lm_head.weight": random(V, H)},
+    "eagle3", (2, 6, 9),
+  ),
+  "specforge": (
+    {**LAYER_JSON, "draft_vocab_size": VD,
+     "eagle_config": {NAME: [1, 5, 8], "use_aux_hidden_state": True}},
+    eagle3(), "eagle3", (2, 6, 9),
+  ),
+  "speculators": (
+    {**SPECULATORS, NAME: [2, 6, 9], "norm_before_residual": True},
+    eagle3("layers.0"), "eagle3", (2, 6, 9),
+  ),
+  "eagle3.1": (
+    {**SPECULATORS, NAME: [1, 12], "fc_norm": True, "norm_output": True},
+    eagle3("layers.0", num_fused=2,
+           **{f"fc_norm.{i}.weight": random(H) for i in range(2)}),
+    "eagle3", (1, 12),
+  ),
+  "medusa": (
+    dict(medusa_num_heads=2, medusa_num_layers=1),
+    {f"{h}.{name}": value for h in range(3) for name, value in {
+      "0.linear.weight": random(H, H), "0.linear.bias": random(H),
+      "1.weight": random(V, H)}.items()},
+    "medusa", (FINAL,),
+  ),
+  "medusa, vllm": (
+    dict(model_type="medusa", num_heads=2, num_hidden_layers=1),
+    {name: value for h in range(2) for name, value in {
+      f"blocks.{h}.layers.0.weight": random(H, H),
+      f"lm_heads.{h}.weight": random(V, H)}.items()},
+    "medusa", (FINAL,),
+  ),
+}  # fmt: skip
+
+
+def write(path, name, *, config=None, drop=(), **tensors):
+  """A directory of a format, some of it changed."""
+  settings, found, *_ = FORMATS[name]
+  settings = settings if config is None else config
+  found = {k: v for k, v in {**found, **tensors}.items() if k not in drop}
+  path.mkdir(exist_ok=True)
+  (path / "config.json").write_text(json.dumps(settings))
+  if name == "medusa":
+    torch.save(
+      {k: torch.tensor(v) for k, v in found.items()},
+      path / "medusa_lm_head.pt",
+    )
+  else:
+    safetensors.numpy.save_file(found, path / "model.safetensors")
+  return str(path)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_tells_by_itself_what_it_is(name, tmp_path):
+  _, tensors, kind, features = FORMATS[name]
+  directory = write(tmp_path / "head", name)
+  assert head_checkpoints.is_head(directory)
+  head = head_checkpoints.load(directory, TARGET)
+  assert (head.kind, head.features) == (kind, features)
+  # Every number of the file is in the network, and all others the target's.
+  floats = [v for v in tensors.values() if v.dtype == np.float32]
+  kept = [np.asarray(x) for x in jax.tree.leaves(nnx.state(head.module))]
+  count = lambda arrays: sum(float(np.abs(x).sum()) for x in arrays)
+  shared = {"embed_tokens.weight": TARGET.embedding} if kind != "medusa" else {}
+  if kind == "eagle":
+    shared["lm_head.weight"] = TARGET.output
+  shared = [
+    v for n, v in shared.items()
+    if not any(t.endswith(n) for t in tensors)
+  ]  # fmt: skip
+  ids = [IDS] if "d2t" in tensors else []
+  np.testing.assert_allclose(
+    count(kept), count(floats) + count(shared) + count(ids), rtol=1e-5
+  )
+
+
+def test_offsets_are_added_to_the_draft_ids(tmp_path):
+  head = head_checkpoints.load(write(tmp_path / "head", "eagle3"), TARGET)
+  assert head.module.target_ids[...].tolist() == IDS.tolist()
+
+
+def test_switches_are_those_of_the_format(tmp_path):
+  load = lambda name: (
+    head_checkpoints.load(write(tmp_path / name, name), TARGET).module.config
+  )
+  assert load("speculators").norm_before_residual
+  assert load("eagle3.1").fc_norm
+  assert load("eagle3.1").norm_output
+  assert load("eagle3").layer.rope_theta == 10_000
+  assert not load("medusa, vllm").bias
+  assert load("medusa").num_heads == 3  # whatever its configuration says
+
+
+def test_the_same_key_means_another_thing_in_another_format(tmp_path):
+  config = {**FORMATS["specforge"][0], "norm_output": True}
+  directory = write(tmp_path / "head", "specforge", config=config)
+  assert not head_checkpoints.load(directory, TARGET).module.config.norm_output
+
+
+@pytest.mark.parametrize(
+  "name, changes, message",
+  [
+    ("eagle3", dict(drop=["norm.weight"]), "missing: norm.weight"),
+    ("eagle3", dict(drop=["d2t"]), "missing: d2t"),
+    ("eagle3", {"fc.bias": random(H + 1)}, r"wrong shape: fc.bias"),
+    ("eagle3", {"extra": random(2)}, "unexpected tensors in .*: extra"),
+    ("eagle3", {"fc.weight": random(H, 2 * H)}, "wrong shape: fc.weight"),
+    ("eagle3", {"d2t": IDS}, "are they ids already"),
+    ("eagle3", {"t2d": np.ones(V, bool)}, "t2d does not mark"),
+    ("eagle", {"layers.0.input_layernorm.weight": random(H)}, "unexpected"),
+    ("eagle", dict(config={**LAYER_JSON, "vocab_size": 99}), "for 99 tokens"),
+    ("eagle", dict(config={**LAYER_JSON, "bias": "no"}), "bias must be true"),
+    ("eagle", dict(config={**LAYER_JSON, "num_hidden_layers": 2}), "must be 1"),
+    ("speculators", dict(config={"speculators_model_type": "dflash"}),
+     "must be 'eagle3', got 'dflash'"),
+    ("speculators", dict(config={**SPECULATORS, NAME: [2, 13]}),
+     "are not layers of a target of 12"),
+    ("medusa", {"2.1.weight": random(V + 1, H)}, "wrong shape: 2.1.weight"),
+    ("medusa", {"2.0.linear.bias": np.ones(H, np.int32)}, "wrong type"),
+    ("medusa", dict(drop=["1.0.linear.weight"]), "missing: heads.1.blocks.0"),
+  ],
+)  # fmt: skip
+def test_what_is_not_understood_is_an_error(name, changes, message, tmp_path):
+  directory = write(tmp_path / "head", name, **changes)
+  with pytest.raises(ValueError, match=message):
+    head_checkpoints.load(directory, TARGET)
+
+
+def test_two_names_of_one_tensor_are_refused(tmp_path):
+  more = {"layers.0.hidden_norm.weight": random(H)}
+  with pytest.raises(CheckpointError, match=r"^twice: "):
+    head_checkpoints.load(write(tmp_path / "h", "eagle3", **more), TARGET)
+
+
+def test_a_model_of_its_own_is_no_head(tmp_path):
+  assert not head_checkpoints.is_head("models/pretrained/draft")
+  assert not head_checkpoints.is_head(str(tmp_path))
+
+
+def test_a_head_that_is_loaded_drafts(tmp_path):
+  """Logits are finite, at the tokens that it knows."""
+  from models import eagle
+
+  head = head_checkpoints.load(write(tmp_path / "head", "eagle3"), TARGET)
+  model, params = eagle.as_feature_model(head.module)
+  hidden = model.fuse(params, jnp.ones((1, 2, 3 * H)))
+  logits, _, _ = model.apply(
+    params, jnp.array([[3, 4]]), hidden, model.init_cache(1, 4)
+  )
+  assert np.isfinite(logits[..., IDS]).all()
+  assert np.isfinite(logits).sum() == 2 * VD

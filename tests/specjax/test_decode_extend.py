@@ -1,0 +1,236 @@
+"""The text of a row goes on: what is appended is read, and nothing again."""
+
+import dataclasses
+from unittest import mock
+
+import decoding
+import forms
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+from decoding import MODEL, PARAMS, PROMPTS, VOCAB, decode, rows_of
+
+import specjax
+from specjax import prefill
+from specjax.types import Origin, StopReason
+from specjax.warp import make_sampling
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+BUDGETS = np.array([6, 9, 9, 5, 3], np.int32)
+MORE = np.array([7, 1, 0, 10, 3, 3], np.int32)
+WIDTH = 8
+FEATURES = specjax.make_decoder(
+  toys.table_model(VOCAB, layers=2), drafter=forms.feature_head(VOCAB)
+)
+DECODERS = {
+  # A draft that lacks the last accepted token, one whose leaves are not fed,
+  # one on the target's cache, none, and one that reads features.
+  "model": decoding.make("model"),
+  "paths": decoding.make("paths", "match"),
+  "layer_skip": decoding.make("layer_skip"),
+  "ngram": decoding.make("ngram", "match"),
+  "plain": decoding.make("plain"),
+  "features": FEATURES,
+}
+_FAST = ("model", "features")
+
+
+def used(decoder):
+  """A state whose rows have ended."""
+  state = decoding.start(decoder, max_new_tokens=BUDGETS, stop_tokens=())
+  return decode(decoder, state)
+
+
+def extend(decoder, state, row, tokens=MORE, *, budget=5, **more):
+  padded = np.full(WIDTH, -7, np.int32)  # padding may be anything
+  padded[: len(tokens)] = tokens
+  return decoding.jitted(decoder, "extend")(
+    PARAMS,
+    state,
+    jnp.int32(row),
+    jnp.asarray(padded),
+    jnp.int32(len(tokens)),
+    max_new_tokens=jnp.int32(budget),
+    **more,
+  )
+
+
+def fresh(decoder, state, row, *, budget=5, temperature=1.0):
+  """The text of a row as the prompt of a state of its own."""
+  text = rows_of(state)[row]
+  prompt = np.zeros((1, 30), np.int32)
+  prompt[0, : len(text)] = text
+  return decoding.jitted(decoder, "init")(
+    PARAMS,
+    jnp.asarray(prompt),
+    jnp.array([len(text)]),
+    state.keys[row : row + 1],
+    buffer_length=40,
+    max_new_tokens=jnp.array([budget]),
+    sampling=make_sampling(1, temperature=temperature),
+    stop_tokens=jnp.zeros(0, jnp.int32),
+  )
+
+
+@pytest.mark.parametrize(
+  "name",
+  [n if n in _FAST else pytest.param(n, marks=pytest.mark.heavy)
+   for n in DECODERS],
+)  # fmt: skip
+def test_a_row_goes_on_as_if_all_its_text_were_its_prompt(name):
+  """And so does its drafter: it accepts as much. Neighbours stay."""
+  decoder, before = DECODERS[name], rows_of(used(DECODERS[name]))
+  for row in (0, 2):
+    state = extend(decoder, used(decoder), row)
+    assert rows_of(state)[row] == [*before[row], *MORE.tolist()]
+    alone = decode(decoder, fresh(decoder, state, row))
+    together = decode(decoder, state)
+    found = rows_of(together)
+    assert found.pop(row) == rows_of(alone)[0]
+    assert found == before[:row] + before[row + 1 :]
+    counted = lambda s, b: jax.tree.map(
+      lambda x: np.asarray(x[b]).tolist(), vars(s.counters)
+    )
+    assert counted(together, row) == counted(alone, 0)
+  assert decoding.jitted(decoder, "extend")._cache_size() == 1
+
+
+def test_what_is_appended_is_prompt():
+  state = extend(DECODERS["model"], used(DECODERS["model"]), 1)
+  length = int(state.length[1])
+  assert state.prompt_length[1] == length
+  assert (state.origins[1, length - len(MORE) : length] == Origin.PROMPT).all()
+  assert not state.done[1]
+
+
+@pytest.mark.parametrize("count, budget", [(4, 2), (6, 0), (1, 5)])
+def test_a_text_goes_on_up_to_the_end_of_the_buffer(count, budget):
+  """There the window that is read begins before the newest token."""
+  decoder = DECODERS["model"]
+  state = decoding.start(
+    decoder, max_new_tokens=np.array([33, 9, 9, 9, 9]), stop_tokens=()
+  )
+  state = decode(decoder, state)
+  assert state.length[0] == 34
+  state = extend(decoder, state, 0, MORE[:count], budget=budget)
+  text = rows_of(state)[0]
+  found = rows_of(decode(decoder, state))[0]
+  prompt = jnp.asarray(np.pad(text, (0, 40 - len(text)))[None])
+  alone = decoder.init(
+    PARAMS, prompt, jnp.array([len(text)]), state.keys[:1], buffer_length=40,
+    max_new_tokens=budget,
+  )  # fmt: skip
+  assert found == rows_of(decode(decoder, alone))[0]
+  assert len(found) == 34 + count + budget
+
+
+def test_what_does_not_fit_ends_the_row_and_changes_no_text():
+  decoder = DECODERS["model"]
+  state = decoding.start(
+    decoder, max_new_tokens=np.array([36, 9, 9, 9, 9]), stop_tokens=()
+  )
+  state = decode(decoder, state)
+  after = extend(decoder, state, 0)
+  assert rows_of(after) == rows_of(state)
+  assert after.stop_reason[0] == StopReason.LENGTH
+  with pytest.raises(ValueError, match=r"must fit into buffer_length \(40\)"):
+    decoder.extend(PARAMS, state, 0, MORE, 6, max_new_tokens=0)
+
+
+def test_a_row_may_go_on_at_another_temperature():
+  decoder = DECODERS["model"]
+  state = extend(
+    decoder, used(decoder), 0, sampling=make_sampling(1, temperature=0.0)
+  )
+  greedy = decode(decoder, fresh(decoder, state, 0, temperature=0.0))
+  assert rows_of(decode(decoder, state))[0] == rows_of(greedy)[0]
+  assert state.sampling.temperature.tolist() == [0, 1, 1, 1, 1]
+
+
+def test_what_all_rows_share_counts_each_token_once():
+  decoder = specjax.make_decoder(
+    MODEL, drafter=forms.shared_counts(VOCAB), rule="match"
+  )
+  before = used(decoder)
+  state = extend(decoder, before, 2)
+  text = rows_of(state)[2]
+  first = int(before.length[2]) - 1  # the newest token was not counted
+  expected = np.zeros((VOCAB, VOCAB), np.int32)
+  np.add.at(expected, (text[first - 1 : -2], text[first:-1]), 1)
+  added = state.drafter_state["counts"] - before.drafter_state["counts"]
+  np.testing.assert_array_equal(added, expected)
+
+
+def test_a_draft_whose_cache_has_a_hole_is_caught():
+  """The mutant reads one token less again: the last that was accepted.
+
+  The draft is the target, so that whole drafts are accepted, of which a draft
+  never reads the last token.
+  """
+  decoder = DECODERS["model"]
+  params = specjax.Params(target=PARAMS.target, draft=PARAMS.target)
+  state = decoding.start(decoder, max_new_tokens=np.full(5, 8), stop_tokens=())
+  state = decode(decoder, state, params)
+  assert state.counters.num_target_calls.tolist() == [2] * 5
+  accepted = {}
+  for again in (prefill._AGAIN, 1):
+    with mock.patch.object(prefill, "_AGAIN", again):
+      longer = decoder.extend(params, state, 2, MORE, 6, max_new_tokens=20)
+    end = decode(decoder, longer, params)
+    accepted[again] = int(end.counters.num_accepted[2])
+  assert accepted == {prefill._AGAIN: 15, 1: accepted[1]}
+  assert accepted[1] < 15
+
+
+def test_a_newest_token_that_is_not_read_is_caught():
+  decoder, state = DECODERS["model"], used(DECODERS["model"])
+  right = rows_of(decode(decoder, extend(decoder, state, 2, budget=15)))
+  with mock.patch.object(prefill, "_AGAIN", 0):
+    wrong = decoder.extend(PARAMS, state, 2, MORE, 6, max_new_tokens=15)
+  assert rows_of(decode(decoder, wrong))[2] != right[2]
+
+
+@pytest.mark.parametrize(
+  "row, tokens, count, message",
+  [
+    (5, MORE, 6, "row must be in 0..4, got 5"),
+    (0, MORE, 7, "count must be in 1..6, got 7"),
+    (0, MORE, 0, "count must be in 1..6, got 0"),
+    (0, np.array([3, VOCAB]), 2, "tokens must be in 0..10, got 3..11"),
+    (0, PROMPTS, 2, r"must be token ids i32\[P\], of one row"),
+    (0, np.zeros(40, int), 2, "40 more tokens do not fit into a buffer of 40"),
+  ],
+)
+def test_what_cannot_be_appended_is_refused(row, tokens, count, message):
+  state = jax.eval_shape(lambda: decoding.start(DECODERS["model"]))
+  with pytest.raises(ValueError, match=message):
+    DECODERS["model"].extend(
+      PARAMS, state, row, tokens, count, max_new_tokens=1
+    )
+
+
+def test_inputs_stay_with_their_row():
+  """What an encoder read is kept beside the row, and not read again."""
+  decoder = specjax.make_decoder(
+    toys.table_model(VOCAB, layers=2, with_inputs=True),
+    drafter=forms.feature_head(VOCAB),
+  )
+  inputs = jnp.arange(5, dtype=jnp.int32)
+  begin = lambda rows: jax.jit(
+    lambda rows: decoder.init(
+      PARAMS, jnp.asarray(PROMPTS)[rows], jnp.full(len(rows), 4),
+      jax.vmap(jax.random.key)(rows), buffer_length=30, max_new_tokens=5,
+      inputs=inputs[rows],
+    )
+  )(jnp.asarray(rows))  # fmt: skip
+  state = extend(decoder, decode(decoder, begin([0, 1, 2, 3, 4])), 3)
+  alone = extend(decoder, decode(decoder, begin([3])), 0)
+  other = dataclasses.replace(
+    alone, target_cache=alone.target_cache.replace(context=inputs[:1])
+  )
+  expected = rows_of(decode(decoder, alone))[0]
+  assert rows_of(decode(decoder, state))[3] == expected
+  assert rows_of(decode(decoder, other))[0] != expected
