@@ -143,7 +143,7 @@ def test_the_header_is_what_its_own_package_reads(tmp_path):
     ("add_bool", "a.bool", True),
     ("add_int64", "a.int", -(2**40)),
     ("add_float64", "a.float", 0.1),
-    ("add_custom_alignment", 64),
+    ("add_custom_alignment", 4096),
   ]
   path = str(ggufs.write(tmp_path / "x.gguf", model, metadata=metadata))
   header, reader = gguf_file.read_header(path), package.GGUFReader(path)

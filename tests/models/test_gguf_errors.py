@@ -50,7 +50,11 @@ def message(path):
     (("add_uint64", "llama.rope.scaling.factor", 2**40), r"below 2\^31"),
     (
       ("add_uint32", "llama.attention.key_length", 10),
-      "value_length|dimension",
+      "dimension_count must be that of keys, 10, got 8",
+    ),
+    (
+      ("add_uint32", "llama.attention.value_length", 16),
+      "value_length must be that of keys, 8, got 16",
     ),
     (("add_uint16", "split.count", 2), "one of 2 files .* --merge"),
     (("add_uint32", "general.alignment", 33), "must be a power of two, got 33"),
@@ -184,6 +188,19 @@ def test_models_and_types_that_are_not_read_are_named(
     open(path, "wb").write(data.replace(old, new, 1))
   with pytest.raises(ValueError, match=expected):
     gguf.load(path)
+
+
+def test_rows_that_are_no_blocks_are_refused(llama):
+  path = llama()
+  data = bytearray(open(path, "rb").read())
+  name = b"output_norm.weight"
+  place = data.index(name) + len(name) + 4 + 8  # after one axis of 32
+  data[place] = Kind.Q4_K
+  open(path, "wb").write(data)
+  assert "are no blocks of 256: (32,)" in message(path)
+  data[place] = 77
+  open(path, "wb").write(data)
+  assert "is of type 77, which is unknown" in message(path)
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path):
