@@ -52,7 +52,7 @@ from launch.evaluation import (
   plots,
   questions,
   reference,
-  summary,
+  result,
   systems,
 )
 from launch.evaluation.measure import Contest, Group
@@ -224,85 +224,22 @@ def _costs_missing(
   return missing
 
 
-def describe(entered: list[System], pairs: dict[str, pair.Pair]) -> dict:
-  """What each system is: its settings, rule, and the shape of its drafts."""
-  found = {}
-  for system in entered:
-    own = system.config
-    told = {
-      "kind": system.kind, "dtype": own.dtype, "rule": None, "lossless": None,
-      "draft_shape": None, "parents": None,
-      "config": json.loads(own.to_json_best_effort()),
-    }  # fmt: skip
-    if system.name in pairs and system.kind != systems.PLAIN:
-      decoder = pairs[system.name].decoder
-      tree = decoder.drafter.tree
-      told |= {
-        "rule": decoder.rule.name,
-        "lossless": decoder.rule.lossless,
-        "draft_shape": f"chain of {tree.max_depth}"
-        if tree.is_chain
-        else f"tree of {tree.num_nodes} nodes, {tree.max_depth} deep",
-        "parents": list(tree.parents),
-      }
-    elif system.kind in systems.ONE_PROMPT:
-      told["draft_shape"] = f"chain of {own.num_speculative_tokens}"
-    found[system.name] = told
-  return found
-
-
-def result_of(records: list[dict], facts: dict) -> dict:
-  """E.json: the rows of the summary, and what they were made of."""
-  groups = [record for record in records if "turns" in record]
-  timed = [record for record in records if "turns" not in record]
-  seconds: dict[str, float] = collections.defaultdict(float)
-  refused, differences = list(facts["refused"]), []
-  for record in groups:
-    for name, value in record["compile_seconds"].items():
-      seconds[name] += value
-    where = {n: record[n] for n in ("temperature", "batch_size")}
-    for turn in record["turns"]:
-      refused += [r | where for r in turn["refused"]]
-      differences += [d | where for d in turn.get("differences", ())]
-  return {
-    **facts,
-    "reference": next((r["reference"] for r in groups if r["reference"]), None),
-    "refused": refused,
-    "compile_seconds": dict(seconds),
-    "runs": summary.rows_of(groups, timed),
-    "costs": timed,
-    "differences": differences,
-    "groups": groups,
-  }
-
-
-def as_text(result: dict) -> str:
-  """JSON, each entry of the long lists on a line of its own."""
-  parts = []
-  for name, value in result.items():
-    text = json.dumps(value, indent=2)
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-      text = "[\n" + ",\n".join(f"  {json.dumps(x)}" for x in value) + "\n]"
-    parts.append(f"{json.dumps(name)}: {text}")
-  return "{\n" + ",\n".join(parts) + "\n}\n"
-
-
 def beside(path: str) -> dict[str, str]:
   """The page and the figure of a result."""
   stem = os.path.splitext(path)[0]
   return {"the page": f"{stem}.md", "the figure": f"{stem}.svg"}
 
 
-def write(path: str, result: dict) -> None:
+def write(path: str, found: dict) -> None:
   """The result, its page and its figure; the chief does."""
   if not processes.is_chief():
     return
   text, drawing = beside(path).values()
   settings = {"svg.hashsalt": "specjax", "svg.fonttype": "none", "font.size": 9}
   with matplotlib.rc_context(settings):
-    plots.figure(result).savefig(drawing, metadata={"Date": None})
-  outputs.write_text(text, page.page(result, figure=os.path.basename(drawing)))
-  outputs.write_text(path, as_text(result))
+    plots.figure(found).savefig(drawing, metadata={"Date": None})
+  outputs.write_text(text, page.page(found, figure=os.path.basename(drawing)))
+  outputs.write_text(path, result.as_text(found))
 
 
 def compare_files(paths: list[str]) -> int:
@@ -370,14 +307,14 @@ def run(_) -> int:
       prompts=_QUESTIONS.value or str(questions.OWN),
     ),
     "config": json.loads(config.to_json_best_effort()),
-    "systems": describe(entered, pairs),
+    "systems": result.describe(entered, pairs),
     "questions": {
       "count": len(asked),
       "by_category": dict(by_category),
       "chat_template": one.tokenizer.chat_template is not None,
       "ids": json.dumps([q.id for q in asked]),
     },
-    "left_out": left_out(entered, sizes),
+    "left_out": result.left_out(entered, sizes),
     "refused": refused,
   }
   hashes = {found["path"]: found["sha256"] for found in models.values()}
@@ -390,43 +327,18 @@ def run(_) -> int:
       records = measure_missing(contests, groups, pairs, journal)
     finally:
       one.reference.close()
-    result = result_of(records, facts)
-    write(output, result)
+    found = result.result_of(records, facts)
+    write(output, found)
     journal.finish()
   terminal.console(quiet=not processes.is_chief()).print(
-    page.over_all(result), soft_wrap=True, markup=False
+    page.over_all(found), soft_wrap=True, markup=False
   )
-  if result["refused"]:
-    print(f"{len(result['refused'])} prompts were too long for config."
+  if found["refused"]:
+    print(f"{len(found['refused'])} prompts were too long for config."
           f"max_length: see {output}", file=sys.stderr)  # fmt: skip
-  if broken := ended_by_nan(result["groups"]):
+  if broken := result.ended_by_nan(found["groups"]):
     return cli.fail("NaN logits ended answers: " + ", ".join(broken))
   return 0
-
-
-def ended_by_nan(groups: list[dict]) -> list[str]:
-  """The systems whose answers ended so, with their questions."""
-  return [
-    f"{name} on {question}"
-    for record in groups
-    for turn in record["turns"]
-    for name, found in turn["systems"].items()
-    for question, broken in zip(
-      turn["questions"], found.get("broken", ()), strict=False
-    )
-    if broken
-  ]
-
-
-def left_out(entered: list[System], sizes: list[int]) -> list[str]:
-  """What was asked for and cannot be, in words."""
-  return [
-    f"`{system.name}` at batch size {size}, since transformers drafts for one "
-    "prompt at a time"
-    for system in entered
-    for size in sizes
-    if not system.takes(size)
-  ]
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@
   margins.py     where greedy completions part -> how near the two logits were
   summary.py     records -> rows of numbers, by category, by task and over all
   page.py, plots.py   those rows -> a page, a figure
-  compare.py     the rows of two results -> paired differences
+  result.py      those rows and all that they were made of -> E.json
+  compare.py     two results -> paired differences
 
 A *group* is what is measured at once: at most `batch_size` questions of one
 category, at one temperature, all their turns, by all systems in random order.

@@ -205,7 +205,10 @@ def test_a_stopped_run_goes_on_with_the_group_that_it_was_in(
     return record_of(contest, group)
 
   monkeypatch.setattr(measure, "measure", counted)
-  monkeypatch.setattr(costs, "measure_costs", cost_of)
+  timed = []
+  monkeypatch.setattr(
+    costs, "measure_costs", lambda *args: timed.append(1) or cost_of(*args)
+  )
   out = tmp_path / "E.json"
   flags = (*SMALL, f"--questions={asked}", f"--output={out}",
            "--systems=ngram", "--temperatures=0,1")  # fmt: skip
@@ -223,7 +226,7 @@ def test_a_stopped_run_goes_on_with_the_group_that_it_was_in(
   whole = out.read_text()
   # Given once more, it has nothing to do, and says the same.
   assert cli(evaluate.run, *flags) == 0
-  assert len(done) == 8
+  assert (len(done), len(timed)) == (8, 1)
   assert out.read_text() == whole
   # Other settings are another run, before anything is read from the journal.
   assert cli(evaluate.run, *flags, "--config.seed=1") == 2

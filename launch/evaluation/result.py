@@ -1,0 +1,97 @@
+"""What `launch.evaluate` writes, made of the records that were measured."""
+
+import collections
+import json
+from collections.abc import Sequence
+
+from launch.evaluation import summary, systems
+from launch.evaluation.systems import System
+from launch.pair import Pair
+
+
+def describe(entered: Sequence[System], pairs: dict[str, Pair]) -> dict:
+  """What each system is: its settings, rule, and the shape of its drafts."""
+  found = {}
+  for system in entered:
+    own = system.config
+    told = {
+      "kind": system.kind, "dtype": own.dtype, "rule": None, "lossless": None,
+      "draft_shape": None, "parents": None,
+      "config": json.loads(own.to_json_best_effort()),
+    }  # fmt: skip
+    if system.name in pairs and system.kind != systems.PLAIN:
+      decoder = pairs[system.name].decoder
+      tree = decoder.drafter.tree
+      told |= {
+        "rule": decoder.rule.name,
+        "lossless": decoder.rule.lossless,
+        "draft_shape": f"chain of {tree.max_depth}"
+        if tree.is_chain
+        else f"tree of {tree.num_nodes} nodes, {tree.max_depth} deep",
+        "parents": list(tree.parents),
+      }
+    elif system.kind in systems.ONE_PROMPT:
+      told["draft_shape"] = f"chain of {own.num_speculative_tokens}"
+    found[system.name] = told
+  return found
+
+
+def result_of(records: Sequence[dict], facts: dict) -> dict:
+  """E.json: the rows of the summary, and what they were made of."""
+  groups = [record for record in records if "turns" in record]
+  timed = [record for record in records if "turns" not in record]
+  seconds: dict[str, float] = collections.defaultdict(float)
+  refused, differences = list(facts["refused"]), []
+  for record in groups:
+    for name, value in record["compile_seconds"].items():
+      seconds[name] += value
+    where = {n: record[n] for n in ("temperature", "batch_size")}
+    for turn in record["turns"]:
+      refused += [r | where for r in turn["refused"]]
+      differences += [d | where for d in turn.get("differences", ())]
+  return {
+    **facts,
+    "reference": next((r["reference"] for r in groups if r["reference"]), None),
+    "refused": refused,
+    "compile_seconds": dict(seconds),
+    "runs": summary.rows_of(groups, timed),
+    "costs": timed,
+    "differences": differences,
+    "groups": groups,
+  }
+
+
+def as_text(result: dict) -> str:
+  """JSON, each entry of the long lists on a line of its own."""
+  parts = []
+  for name, value in result.items():
+    text = json.dumps(value, indent=2)
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+      text = "[\n" + ",\n".join(f"  {json.dumps(x)}" for x in value) + "\n]"
+    parts.append(f"{json.dumps(name)}: {text}")
+  return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def left_out(entered: Sequence[System], sizes: Sequence[int]) -> list[str]:
+  """What was asked for and cannot be, in words."""
+  return [
+    f"`{system.name}` at batch size {size}, since transformers drafts for one "
+    "prompt at a time"
+    for system in entered
+    for size in sizes
+    if not system.takes(size)
+  ]
+
+
+def ended_by_nan(groups: Sequence[dict]) -> list[str]:
+  """The systems whose answers ended so, with their questions."""
+  return [
+    f"{name} on {question}"
+    for record in groups
+    for turn in record["turns"]
+    for name, found in turn["systems"].items()
+    for question, broken in zip(
+      turn["questions"], found.get("broken", ()), strict=False
+    )
+    if broken
+  ]
