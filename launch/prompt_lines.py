@@ -21,7 +21,7 @@ from models import chat
 from models.tokenizers import Tokenizer
 from specjax.engine import Settings
 
-_OTHERS = ("id", "prompt", "messages", "num_samples", "stop")
+_OTHERS = ("id", "prompt", "messages", "stop")
 # How near an unknown key must be to a known one to be refused.
 _NEAR = 0.83
 _EXPECTED = 'expected an object {"id": ..., "prompt": "..."}'
@@ -142,6 +142,7 @@ def _conversation(
 
 # A number's type, its test, and the test in words. Programs have 32 bits.
 _Test = tuple[type, Callable[[Any], bool], str]
+_MOST_SAMPLES = 10_000
 _NUMBERS: dict[str, _Test] = {
   "temperature": (float, lambda x: 0 <= x, "a number >= 0"),
   "top_k": (int, lambda x: 0 <= x < 2**31, "a whole number >= 0"),
@@ -149,8 +150,12 @@ _NUMBERS: dict[str, _Test] = {
   "min_p": (float, lambda x: 0 <= x <= 1, "a number in [0, 1]"),
   "max_new_tokens": (int, lambda x: 1 <= x < 2**31, "a whole number >= 1"),
   "seed": (int, lambda x: 0 <= x < 2**32, f"in 0..{2**32 - 1}"),
+  "num_samples": (
+    int,
+    lambda x: 1 <= x <= _MOST_SAMPLES,
+    f"a whole number in 1..{_MOST_SAMPLES}",
+  ),
 }
-_MOST_SAMPLES = 10_000
 
 
 def _number(record: dict, name: str) -> Any:
@@ -158,12 +163,7 @@ def _number(record: dict, name: str) -> Any:
   value = record.get(name)
   if value is None:
     return None
-  if name == "num_samples":
-    kind: type = int
-    valid: Callable[[Any], bool] = lambda x: 1 <= x <= _MOST_SAMPLES
-    expected = f"a whole number in 1..{_MOST_SAMPLES}"
-  else:
-    kind, valid, expected = _NUMBERS[name]
+  kind, valid, expected = _NUMBERS[name]
   is_number = isinstance(value, int | float) and not isinstance(value, bool)
   if is_number and kind is float:
     with np.errstate(over="ignore"):
@@ -179,7 +179,8 @@ def _number(record: dict, name: str) -> Any:
 
 
 def _settings(record: dict, max_new_tokens: int | None) -> Settings:
-  wanted = {name: _number(record, name) for name in _NUMBERS}
+  names = [field.name for field in dataclasses.fields(Settings)]
+  wanted = {name: _number(record, name) for name in names}
   budget = wanted["max_new_tokens"]
   if budget and max_new_tokens is not None and budget > max_new_tokens:
     raise ValueError(
