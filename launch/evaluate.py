@@ -9,9 +9,10 @@ All systems answer the same questions in turn, and every speed-up is against
 plain decoding of the same questions at the same batch size. FILE has a line
 {"question_id": 81, "category": "writing", "turns": ["...", "..."]} each, as
 Spec-Bench's question file has; without it, the forty of our own are asked,
-eight of each of five tasks. A system is plain, a drafter (ngram, layer_skip,
-model, package.module:make), or transformers' hf, hf_assisted and
-hf_prompt_lookup; settings of its own follow a colon, as in
+eight of each of five tasks, for answers of at most 64 tokens unless
+--config.max_new_tokens says another number. A system is plain, a drafter
+(ngram, layer_skip, model, package.module:make), or transformers' hf,
+hf_assisted and hf_prompt_lookup; settings of its own follow a colon, as in
 ngram:max_ngram=2,num_speculative_tokens=8. What all share is the config's.
 
 E.json has a row for each system, temperature, batch size and category, and all
@@ -27,11 +28,14 @@ import collections
 import json
 import os
 import sys
+from collections.abc import Container
 
 import jax
 import matplotlib
+import ml_collections
 import tqdm
 from absl import flags
+from ml_collections import config_flags
 
 import specjax
 from launch import (
@@ -82,6 +86,26 @@ _CATEGORIES = flags.DEFINE_list(
 _COMPARE = flags.DEFINE_list(
   "compare", None, "Two results to compare, paired; nothing is decoded."
 )
+
+
+# Tokens of an answer to our own questions: a few minutes on a laptop.
+_OWN_BUDGET = 64
+
+
+def settled(
+  config: ml_collections.ConfigDict, *, asked: Container[str], own: bool
+) -> ml_collections.ConfigDict:
+  """The config as it is run: our own questions are answered briefly.
+
+  Args:
+    config: of the command line.
+    asked: the fields that the command line sets itself.
+    own: whether the questions are our own.
+  """
+  config = ml_collections.ConfigDict(config.to_dict())
+  if own and "max_new_tokens" not in asked:
+    config.max_new_tokens = min(config.max_new_tokens, _OWN_BUDGET)
+  return config
 
 
 def chosen(config) -> list[questions.Question]:
@@ -266,10 +290,15 @@ def run(_) -> int:
   """The command."""
   if _COMPARE.value:
     return compare_files(_COMPARE.value)
-  config, output = cli.CONFIG.value, cli.OUTPUT.value
   for flag in (cli.CONFIG, cli.OUTPUT):
     if not flag.value:
       raise cli.UserError(f"--{flag.name} is required; see --help")
+  config = settled(
+    cli.CONFIG.value,
+    asked=config_flags.get_override_values(flags.FLAGS[cli.CONFIG.name]),
+    own=not _QUESTIONS.value,
+  )
+  output = cli.OUTPUT.value
   outputs.check(
     {"--output": output}, drawn=beside(output), resumes=True,
     inputs={"--questions": _QUESTIONS.value},

@@ -14,6 +14,7 @@ import pytest
 import several
 from absl.testing import flagsaver
 
+from configs import embedded
 from launch import cli as command_line
 from launch import evaluate
 from launch.evaluation import costs, measure
@@ -254,6 +255,18 @@ def test_mistakes_are_one_line(cli, tmp_path, capsys, given, words):
   assert words in error
   assert "\n" not in error
   assert not (tmp_path / "E.json").exists()
+
+
+@pytest.mark.parametrize(
+  ("own", "asked", "expected"),
+  [(True, (), 64), (True, ("max_new_tokens",), 100), (False, ("rule",), 100)],
+)
+def test_our_own_questions_are_answered_briefly(own, asked, expected):
+  config = embedded.get_config()
+  config.max_new_tokens = 100
+  found = evaluate.settled(config, asked=asked, own=own)
+  assert found.max_new_tokens == expected
+  assert config.max_new_tokens == 100
 
 
 def test_comparing_takes_two_results_and_no_other_flag(tmp_path, capsys):
