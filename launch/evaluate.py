@@ -341,7 +341,7 @@ def run(_) -> int:
       "count": len(asked),
       "by_category": dict(by_category),
       "chat_template": one.tokenizer.chat_template is not None,
-      "ids": json.dumps([q.id for q in asked]),
+      "ids": [q.id for q in asked],
     },
     "left_out": result.left_out(entered, sizes),
     "refused": refused,
@@ -371,4 +371,4 @@ def run(_) -> int:
 
 
 if __name__ == "__main__":
-  cli.run(run, several_processes=True)
+  cli.run(run, required=(), several_processes=True)

@@ -114,13 +114,19 @@ class Reference:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    load = lambda path: transformers.AutoModelForCausalLM.from_pretrained(
-      **_where(path), dtype=getattr(torch, config.dtype)
-    ).eval()
+
+    def load(path):
+      model = transformers.AutoModelForCausalLM.from_pretrained(
+        **_where(path), dtype=getattr(torch, config.dtype)
+      )
+      # A checkpoint may ask for a penalty of repetitions, which is another law.
+      model.generation_config = transformers.GenerationConfig()
+      return model.eval()
+
     self._torch = torch
     self._target = load(config.target)
     self._draft = None
-    if drafting.reads_draft(config):
+    if drafting.reads_draft(config) and not drafting.has_head(config):
       self._draft = load(config.draft)
       generation = self._draft.generation_config
       generation.num_assistant_tokens = config.num_speculative_tokens

@@ -11,7 +11,8 @@ from specjax import metrics
 def compare(before: Mapping, after: Mapping) -> list[dict]:
   """A row for each system, setting and category that both results have.
 
-  Groups count that hold the same questions in both. Requests are paired in
+  Groups count that hold the same prompts in both, as far as questions and
+  lengths tell. Requests are paired in
   `tokens_per_call_change`, the mean over questions of the second result's
   emitted tokens per target call less the first's; groups are paired in
   `speedup_ratio`, the second's speed-up over the first's, each against the
@@ -29,7 +30,7 @@ def compare(before: Mapping, after: Mapping) -> list[dict]:
   if not common:
     raise ValueError(
       "the two results have no group of questions in common: the same "
-      "temperature, batch size and questions"
+      "temperature, batch size, questions and lengths of prompts"
     )
   for level in summary.LEVELS:
     scopes: dict[tuple, list] = {}
@@ -61,7 +62,11 @@ def _by_group(result: Mapping) -> dict[tuple, dict]:
     (
       record["temperature"],
       record["batch_size"],
-      *(tuple(turn["questions"]) for turn in record["turns"]),
+      # Second turns hold answers: prompts of other lengths are other prompts.
+      *(
+        (tuple(turn["questions"]), tuple(turn["prompt_tokens"]))
+        for turn in record["turns"]
+      ),
     ): record
     for record in result["groups"]
   }
@@ -90,7 +95,7 @@ def _row(system: str, both: Sequence[tuple[dict, dict]]) -> dict:
   for above, below in zip(top, bottom, strict=True):
     ratio *= sum(above) / sum(below)
   one, other = (_per_question(pair, system) for pair in zip(*both, strict=True))
-  changes = [other[question] - one[question] for question in one]
+  changes = [other[q] - one[q] for q in one if q in other]
   return {
     "num_questions": len(changes),
     "num_groups": len(both),
@@ -112,7 +117,7 @@ def _per_question(records: Sequence[dict], system: str) -> dict:
       ):
         tokens[question] = tokens.get(question, 0) + count
         calls[question] = calls.get(question, 0) + number
-  return {question: tokens[question] / calls[question] for question in tokens}
+  return {q: tokens[q] / calls[q] for q in tokens if calls[q]}
 
 
 def table(rows: Sequence[Mapping]) -> str:

@@ -55,14 +55,16 @@ def measure_costs(
   for index in range(_RUNS + 1):
     pieces.add(batch, calls, index=index, number=0)
   costs = pieces.costs()
-  drafts = sum(costs.draft[t] for t in costs.draft_passes)
+  drafts: float | None = sum(costs.draft[t] for t in costs.draft_passes)
+  if pair.draft is None and pair.params.draft is not None:
+    drafts = None  # a head's passes are not timed apart
   return {
     "batch": name_of(system, group.batch_size),
     "batch_size": group.batch_size,
     "system": system.name,
     "prompt_tokens": batch.width,
     "round_cost": costs.step / costs.plain_step,
-    "draft_cost": drafts / costs.plain_step,
+    "draft_cost": None if drafts is None else drafts / costs.plain_step,
     "round_seconds": costs.attribution,
     "seconds": json.loads(json.dumps(dataclasses.asdict(costs))),
   }

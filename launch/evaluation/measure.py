@@ -187,6 +187,10 @@ def measure(contest: Contest, group: Group) -> dict:
     ]
     refused = [p for p in prompts if len(p.token_ids) > contest.room]
     prompts = [p for p in prompts if len(p.token_ids) <= contest.room]
+    batch = None
+    if prompts:  # whose order is that of its rows: answers change lengths
+      batch = batch_of(prompts, group.batch_size, contest.room)
+      prompts = list(batch.prompts)
     part: dict = {
       "questions": [p.question.id for p in prompts],
       "prompt_tokens": [len(p.token_ids) for p in prompts],
@@ -194,9 +198,8 @@ def measure(contest: Contest, group: Group) -> dict:
       "systems": {},
     }
     record["turns"].append(part)
-    if not prompts:
+    if batch is None:
       continue
-    batch = batch_of(prompts, group.batch_size, contest.room)
     for name, one in contest.engines.items():
       seconds = record["compile_seconds"].get(name, 0.0) + one.compile(batch)
       record["compile_seconds"][name] = seconds

@@ -32,6 +32,8 @@ def check(system: System) -> None:
     reason = "needs torch, transformers, and checkpoints in their format"
   elif system.kind == "hf_assisted" and not drafting.reads_draft(system.config):
     reason = "needs config.draft"
+  elif system.kind == "hf_assisted" and drafting.has_head(system.config):
+    reason = "needs a draft that is a model of its own, and no head"
   else:
     return
   raise ValueError(f"system {system.name!r} {reason}")
@@ -63,6 +65,7 @@ class Process:
       seed: of what is drawn.
 
     Raises:
+      ValueError: for what transformers refuses, in its words.
       RuntimeError: if the process broke; its own words are on stderr.
     """
     config = json.loads(system.config.to_json_best_effort())
@@ -71,11 +74,15 @@ class Process:
       {
         "kind": system.kind,
         "config": config,
-        "prompts": [list(p.token_ids) for p in batch.prompts],
+        # As many rows as the other systems decode.
+        "prompts": [list(p.token_ids) for p in batch.filled()],
         "seed": seed,
       }
     )
+    if "error" in answer:
+      raise ValueError(f"system {system.name!r}: {answer['error']}")
     self.versions = answer.pop("versions")
+    answer["token_ids"] = answer["token_ids"][: len(batch.prompts)]
     return hf_reference.Generated(**answer)
 
   def _ask(self, request: dict) -> dict:
@@ -85,6 +92,7 @@ class Process:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        start_new_session=True,  # Ctrl-C is for this process
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
       )
       self._send(self._begin)
@@ -127,7 +135,8 @@ def serve(lines: IO[str], answers: IO[str]) -> None:
   """Answers requests until there are no more.
 
   A model is kept for as long as requests agree on it and on how is sampled:
-  those of one temperature come one after the other.
+  those of one temperature come one after the other. What transformers refuses
+  is an answer too.
   """
   begin = json.loads(lines.readline())
   begin["stop_tokens"] = tuple(begin["stop_tokens"])
@@ -135,29 +144,48 @@ def serve(lines: IO[str], answers: IO[str]) -> None:
   sampled: Any = None
   for line in lines:
     request = json.loads(line)
-    config = ml_collections.ConfigDict(request["config"])
-    if sampled != config.temperature:
-      sampled = config.temperature
+    if sampled != request["config"]["temperature"]:
+      sampled = request["config"]["temperature"]
       held.clear()
-    key = json.dumps([config[name] for name in _STATIC])
-    batch = Batch(tuple(map(_Prompt, request["prompts"])), 1, 0)
-    how: dict[str, Any] = {"assisted": request["kind"] == "hf_assisted"}
-    if request["kind"] == "hf_prompt_lookup":
-      how["prompt_lookup"] = (config.num_speculative_tokens, config.max_ngram)
-    if not how["assisted"] and held:  # any of them has the target
-      key = next(iter(held))
-    fresh = key not in held
-    if fresh:
-      held[key] = hf_reference.Reference(config, **begin)
-    if fresh:  # its first run is slower
-      held[key].generate(batch, **how)
-    import torch
-
-    torch.manual_seed(request["seed"])
-    found = held[key].generate(batch, **how)
-    answer = {**vars(found), "versions": held[key].versions}
+    try:
+      answer = _answer(request, held, begin)
+    except Exception as error:  # a library's, of whatever kind
+      reason = " ".join(str(error).split()) or type(error).__name__
+      answer = {"error": f"transformers: {reason}"}
     answers.write(json.dumps(answer) + "\n")
     answers.flush()
+
+
+def _answer(
+  request: dict, held: dict[str, hf_reference.Reference], begin: dict
+) -> dict:
+  """What a request's prompts become.
+
+  Args:
+    request: as `Process.run` makes it.
+    held: models that are loaded, of which one may be added.
+    begin: arguments of `Reference` that all share.
+  """
+  config = ml_collections.ConfigDict(request["config"])
+  key = json.dumps([config[name] for name in _STATIC])
+  batch = Batch(tuple(map(_Prompt, request["prompts"])), 1, 0)
+  how: dict[str, Any] = {"assisted": request["kind"] == "hf_assisted"}
+  if request["kind"] == "hf_prompt_lookup":
+    how["prompt_lookup"] = (config.num_speculative_tokens, config.max_ngram)
+  if not how["assisted"] and held:  # any of them has the target
+    key = next(iter(held))
+  fresh = key not in held
+  if fresh:
+    held[key] = hf_reference.Reference(config, **begin)
+  if how["assisted"] and not held[key].can_assist:
+    raise ValueError("the draft's embeddings are padded otherwise")
+  if fresh:  # its first run is slower
+    held[key].generate(batch, **how)
+  import torch
+
+  torch.manual_seed(request["seed"])
+  found = held[key].generate(batch, **how)
+  return {**vars(found), "versions": held[key].versions}
 
 
 def main() -> None:

@@ -129,6 +129,7 @@ def _row(
     tokens / calls
     for e in every
     for tokens, calls in zip(e.found["tokens"], e.found["calls"], strict=True)
+    if calls  # none is counted where NaN logits ended the first round
   ]
   first = [e.found["first_seconds"] for e in every for _ in e.found["tokens"]]
   counts = _accept_counts(every)
@@ -136,13 +137,13 @@ def _row(
     "num_questions": len(
       {question for e in every for question in e.turn["questions"]}
     ),
-    "num_requests": len(own),
+    "num_requests": sum(len(e.found["tokens"]) for e in every),
     "num_groups": len(records),
     "emitted_tokens": of_units["num_tokens"],
     "target_calls": of_units["num_target_calls"],
     "tokens_per_call": of_units["block_efficiency"],
     "tokens_per_call_ci": of_units["block_efficiency_ci"],
-    "tokens_per_call_request_mean": statistics.fmean(own),
+    "tokens_per_call_request_mean": statistics.fmean(own) if own else None,
     "acceptance_rate": of_units["acceptance_rate"],
     "accepted_by_position": _by_position(counts),
     "accept_counts": counts,
@@ -172,7 +173,7 @@ def _accept_counts(every: Sequence[Entry]) -> list[int] | None:
 
 def _by_position(counts: Sequence[int] | None) -> list[float] | None:
   """Share of calls that emitted 1 or more drafted tokens, 2 or more, ..."""
-  if counts is None:
+  if not counts or not sum(counts):
     return None
   return [sum(counts[i:]) / sum(counts) for i in range(1, len(counts))]
 
@@ -187,8 +188,9 @@ def _seconds_per_token(every: Sequence[Entry]) -> float | None:
   for e in every:
     rest = e.found["seconds"] - e.found["first_seconds"]
     for count, calls in zip(e.found["tokens"], e.found["calls"], strict=True):
-      seconds += rest * (calls - 1) / max(e.found["rounds"] - 1, 1)
-      tokens += count - 1
+      if calls:
+        seconds += rest * (calls - 1) / max(e.found["rounds"] - 1, 1)
+        tokens += count - 1
   return seconds / tokens if tokens else None
 
 
@@ -214,10 +216,12 @@ def predicted_speedup(
   seconds = 0.0
   for e in every:
     plain_rounds = e.plain["seconds"] - e.plain["prefill_seconds"]
-    plain_round = plain_rounds / e.plain["rounds"]
+    plain_round = plain_rounds / max(e.plain["rounds"], 1)
     seconds += e.found["prefill_seconds"]
     seconds += e.found["rounds"] * round_cost * plain_round
   tokens = sum(sum(e.found["tokens"]) for e in every)
   plain_tokens = sum(sum(e.plain["tokens"]) for e in every)
   plain_seconds = sum(e.plain["seconds"] for e in every)
+  if not plain_tokens:
+    return None
   return (tokens / seconds) / (plain_tokens / plain_seconds)

@@ -94,7 +94,7 @@ def _parsed(name: str, config: ml_collections.ConfigDict) -> System:
   elif kind in (PLAIN, *REFERENCES):
     # Nothing is drafted by us: settings of drafters do not matter.
     own.update(dict(drafter="ngram", rule="token", siblings="iid"))
-    own.update(dict(tree=(), num_drafts=1))
+    own.update(dict(tree=(), num_drafts=1, num_nodes=0, draft=""))
   else:
     own.drafter = kind
   try:
