@@ -116,6 +116,8 @@ def run(_) -> int:
         file=sys.stderr,
       )
   passes = costs.draft_passes
+  # A head's passes are not timed apart.
+  untimed = models.draft is None and models.params.draft is not None
   result = {
     "autoregressive_tokens_per_second": turns.rate("autoregressive"),
     "speculative_tokens_per_second": turns.rate("speculative"),
@@ -135,13 +137,15 @@ def run(_) -> int:
     "baseline_prefill_seconds": costs.plain_prefill,
     "dispatch_seconds": costs.dispatch,
     "draft_step_seconds": costs.draft[passes[-1]] if passes else None,
-    "draft_forwards_seconds": sum(costs.draft[t] for t in passes),
+    "draft_forwards_seconds": None
+    if untimed
+    else sum(costs.draft[t] for t in passes),
     "verify_seconds": costs.target[costs.nodes],
     "autoregressive_forward_seconds": costs.target[1],
     "autoregressive_step_seconds": costs.plain_step,
     "step_seconds": costs.step,
     "round_seconds": costs.attribution,
-    "loop_overhead": costs.step / costs.forwards,
+    "loop_overhead": None if untimed else costs.step / costs.forwards,
     "autoregressive_loop_overhead": costs.plain_step / costs.target[1],
     "target_pass_seconds": costs.target,
     "memory_bandwidth": memory,

@@ -29,7 +29,7 @@ def run(_) -> int:
   screen = Screen(sys.stdin.isatty() and sys.stdout.isatty())
   chat = Chat(pair.settled(cli.CONFIG.value), screen)
   if screen.interactive:
-    screen.tell(f"{chat.headline()}; /help")
+    screen.note(f"{chat.headline()}; /help")
     display.show_legend(screen.console)
   good = True
   for line in screen.lines():

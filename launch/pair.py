@@ -14,6 +14,7 @@ from models.head_checkpoints import Head
 from models.tokenizers import Tokenizer
 from models.transformer import SkippedLayers
 from specjax import decode, rules
+from specjax import siblings as siblings_lib
 from specjax.engine import Engine
 from specjax.types import LanguageModel, Params
 from specjax.warp import make_sampling
@@ -108,6 +109,15 @@ def check_config(config: ml_collections.ConfigDict) -> None:
     )
   how = drafting.make_siblings(config)
   tree = drafting.make_tree(config)
+  if config.num_nodes and (
+    config.tree
+    or config.num_drafts != 1
+    or config.siblings not in ("iid", siblings_lib.GIVEN.name)
+  ):
+    raise ValueError(
+      "num_nodes is of a dynamic tree, which has no tree, num_drafts or "
+      "siblings of its own: give one of them"
+    )
   if config.num_nodes and not family.is_head:
     raise ValueError(
       "num_nodes is of the dynamic tree of an EAGLE head, and the drafter is "
@@ -170,6 +180,12 @@ def load(
   """
   check_config(config)
   has_draft = drafting.reads_draft(config)
+  has_head = has_draft and drafting.of(config).is_head
+  if has_head and config.mesh:
+    raise ValueError(
+      "a head on the target's features drafts on one device, got the mesh "
+      f"{config.mesh!r}"
+    )
   layout, mesh, shardings = None, None, (None, None)
   if config.mesh:
     layout = meshes.parse(
@@ -193,12 +209,7 @@ def load(
     )
   tokenizer = checkpoints.load_tokenizer(config.target)
   draft = None
-  if has_draft and drafting.has_head(config):
-    if mesh is not None:
-      raise ValueError(
-        "a head on the target's features drafts on one device, got the mesh "
-        f"{config.mesh!r}"
-      )
+  if has_head:
     draft = checkpoints.load_head(config.draft, target, dtype=dtype)
   elif has_draft:
     draft = checkpoints.load(

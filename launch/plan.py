@@ -33,7 +33,7 @@ from absl import flags
 from configs import shapes
 from launch import cli, hardware, outputs, provenance, terminal
 from launch.planning import answer, plots, program
-from models import meshes
+from models import head_checkpoints, meshes
 from models.huggingface_config import config_from_json
 from models.transformer import SkippedLayers, TransformerConfig
 from specjax import tree as tree_lib
@@ -103,6 +103,8 @@ def shape(text: str) -> TransformerConfig:
   path = _shape_file(text)
   if path is None:
     return config_from_json(shapes.SHAPES[text])
+  if head_checkpoints.is_head(str(path.parent)):
+    raise cli.UserError(f"{text} is a draft head, which is not planned yet")
   if not path.is_file():
     raise cli.UserError(
       f"unknown shape {text!r}: expected one of {sorted(shapes.SHAPES)}, or "

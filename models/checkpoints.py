@@ -104,10 +104,12 @@ def load_head(path: str, target: Network, *, dtype) -> Head:
     FileNotFoundError, ValueError: as `models.head_checkpoints.load`.
   """
   embedding = target.params["embed"]["embedding"][...]
-  if target.config.tied_embeddings:
-    output = embedding.T
-  else:
-    output = target.params["lm_head"]["kernel"][...]
+
+  def output():
+    if target.config.tied_embeddings:
+      return embedding.T
+    return target.params["lm_head"]["kernel"][...]
+
   about = head_checkpoints.Target(
     num_layers=target.config.num_layers,
     embed_dim=target.config.embed_dim,
@@ -156,7 +158,8 @@ def files(path: str) -> list[pathlib.Path]:
   if is_file(path):
     return [root]
   if not trained.is_run(path):
-    kinds = (".json", ".safetensors", ".txt")  # vocabularies' merges.txt
+    # Vocabularies' merges.txt, and heads that torch saved.
+    kinds = (".json", ".safetensors", ".txt", ".pt", ".bin")
     return sorted(path for path in root.iterdir() if path.suffix in kinds)
   found = [root / "config.json"]
   for folder in (trained.newest(path), root / "tokenizer"):

@@ -245,6 +245,5 @@ def as_feature_model(
     init_cache=init_cache,
     fuse=fuse,
     apply=apply,
-    max_positions=layer.max_positions,
   )
   return model, params

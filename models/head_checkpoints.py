@@ -16,23 +16,21 @@ checkpoint was.
 
 import contextlib
 import dataclasses
-import functools
 import json
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import safetensors
 from flax import nnx
 
-from models import eagle, heads, torch_file
+from models import eagle, head_files, heads
 from models.eagle import EagleConfig
 from models.heads import MedusaConfig
 from models.huggingface_config import config_from_json
-from models.transformer import FINAL, Features
+from models.transformer import FINAL, Features, TransformerConfig
 from models.weights import CheckpointError, Tensor
 
 
@@ -70,14 +68,21 @@ class Target:
     embed_dim: its width.
     vocab_size: rows of its embedding.
     embedding: `f[V, D]`.
-    output: `f[D, V]`, the output projection.
+    output: gives the output projection, `f[D, V]`; asked only if it is needed.
   """
 
   num_layers: int
   embed_dim: int
   vocab_size: int
   embedding: Any
-  output: Any
+  output: Callable[[], Any]
+
+  def shared(self) -> dict[str, Callable[[], Any]]:
+    """What is the target's where a head's file leaves it out."""
+    return {
+      "embed_tokens.weight": lambda: self.embedding,
+      "lm_head.weight": self.output,
+    }
 
 
 def is_head(directory: str) -> bool:
@@ -96,7 +101,7 @@ def is_head(directory: str) -> bool:
     return True
   try:
     with contextlib.ExitStack() as stack:
-      names = set(_normal_names(_open(path, stack)))
+      names = set(head_files.normal_names(head_files.open_tensors(path, stack)))
   except (ValueError, FileNotFoundError):
     return False
   return "fc.weight" in names
@@ -124,7 +129,7 @@ def load(directory: str, target: Target, *, dtype=jnp.float32) -> Head:
   path = pathlib.Path(directory)
   config_file = path / "config.json"
   with contextlib.ExitStack() as stack:
-    tensors = _normal_names(_open(path, stack))
+    tensors = head_files.normal_names(head_files.open_tensors(path, stack))
     config = _read_json(config_file) if config_file.is_file() else {}
     try:
       if "medusa_num_heads" in config or any(
@@ -140,6 +145,7 @@ def load(directory: str, target: Target, *, dtype=jnp.float32) -> Head:
 
 # --------------------------------------------------------------------- EAGLE
 
+_MOST_FUSED = 64  # layers whose features are fused; published heads fuse 3
 # Parameter -> the tensor's name in the normal form, and whether it lies turned.
 _EAGLE = {
   "embed.embedding": ("embed_tokens.weight", False),
@@ -159,14 +165,39 @@ _EAGLE = {
   "mlp.gate.kernel": ("layers.0.mlp.gate_proj.weight", True),
   "mlp.up.kernel": ("layers.0.mlp.up_proj.weight", True),
   "mlp.down.kernel": ("layers.0.mlp.down_proj.weight", True),
+  "mlp.gate.bias": ("layers.0.mlp.gate_proj.bias", False),
+  "mlp.up.bias": ("layers.0.mlp.up_proj.bias", False),
+  "mlp.down.bias": ("layers.0.mlp.down_proj.bias", False),
   "lm_head.kernel": ("lm_head.weight", True),
   # EAGLE-3's own.
   "input_norm.scale": ("input_norm.weight", False),
   "embed_norm.scale": ("layers.0.input_layernorm.weight", False),
   "hidden_norm.scale": ("layers.0.hidden_norm.weight", False),
   "final_norm.scale": ("norm.weight", False),
-  **{f"fc_norms.{i}.scale": (f"fc_norm.{i}.weight", False) for i in range(9)},
+  **{f"fc_norms.{i}.scale": (f"fc_norm.{i}.weight", False) for i in range(64)},
 }
+# What a head's configuration may say: of its layer, of the head, and what
+# changes nothing. Anything else might change its logits, and is refused.
+_KNOWN = frozenset(
+  """
+  vocab_size hidden_size intermediate_size num_hidden_layers head_dim
+  num_attention_heads num_key_value_heads hidden_act rms_norm_eps
+  max_position_embeddings rope_theta rope_scaling rope_parameters
+  attention_bias mlp_bias tie_word_embeddings sliding_window
+  use_sliding_window max_window_layers layer_types model_type rope_interleaved
+
+  bias qkv_bias draft_vocab_size target_hidden_size eagle_config
+  eagle_aux_hidden_state_layer_ids norm_before_residual norm_before_fc fc_norm
+  norm_output add_para_norm layernorms truncated_vocab_size
+  speculators_model_type transformer_layer_config embed_requires_grad
+
+  architectures speculators_version speculators_config auto_map
+  transformers_version torch_dtype dtype use_cache initializer_range
+  pretraining_tp attention_dropout bos_token_id eos_token_id pad_token_id
+  _name_or_path target_model_type num_local_experts num_experts_per_tok
+  output_router_logits router_aux_loss_coef
+  """.split()
+)
 # Settings of a head that are no setting of its layer.
 _SWITCHES = (
   "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output",
@@ -181,13 +212,18 @@ def _eagle(path, config, tensors, target: Target, dtype) -> Head:
     raise ValueError(
       f"speculators_model_type must be 'eagle3', got {kind!r} ({known})"
     )
+  if unknown := sorted(set(config) - _KNOWN):
+    raise ValueError(f"settings that are not known: {', '.join(unknown)}")
   third = kind == "eagle3" or "layers.0.hidden_norm.weight" in tensors
   layer_json = config
   if kind is not None:
     layer_json = config.get("transformer_layer_config")
     if not isinstance(layer_json, Mapping):
       raise ValueError("transformer_layer_config must be an object")
-  layer = _layer(layer_json)
+  layer, tied = _layer(layer_json)
+  if tied and "embed_tokens.weight" in tensors:
+    # Its own embedding is its output projection too.
+    tensors = {"lm_head.weight": tensors["embed_tokens.weight"], **tensors}
   if layer.vocab_size != target.vocab_size:
     raise ValueError(
       f"it was made for {layer.vocab_size} tokens, and the target has "
@@ -197,22 +233,27 @@ def _eagle(path, config, tensors, target: Target, dtype) -> Head:
     config_of, features = _third(config, layer, target, tensors)
   else:
     config_of, features = _first(config, layer, target)
-  module = eagle.make(config_of, dtype=dtype, rngs=nnx.Rngs(0))
-  used = _fill(path, module, _EAGLE, tensors, target, dtype)
+  module, used = head_files.filled(
+    path,
+    lambda: eagle.make(config_of, dtype=dtype, rngs=nnx.Rngs(0)),
+    _EAGLE,
+    tensors,
+    target.shared(),
+    dtype,
+  )
   if third and config_of.draft_vocab_size is not None:
-    module.target_ids = nnx.Variable(
-      jnp.asarray(_target_ids(tensors, layer.vocab_size), jnp.int32)
-    )
+    ids = _target_ids(tensors, config_of.draft_vocab_size, layer.vocab_size)
+    module.target_ids = nnx.Variable(jnp.asarray(ids, jnp.int32))
   if third:  # of a whole vocabulary they say nothing
     used |= {"d2t", "t2d"}
-  _refuse_rest(path, tensors, used)
+  head_files.refuse_rest(path, tensors, used)
   return Head(
     kind="eagle3" if third else "eagle", module=module, features=features
   )
 
 
-def _layer(settings: Mapping[str, Any]):
-  """The configuration of the head's layer.
+def _layer(settings: Mapping[str, Any]) -> tuple[TransformerConfig, bool]:
+  """The configuration of the head's layer, and whether embeddings are tied.
 
   A head may say `qkv_bias`; a missing base of the rotary frequencies is 10,000
   whatever the target's is.
@@ -225,10 +266,11 @@ def _layer(settings: Mapping[str, Any]):
   settings.setdefault("max_position_embeddings", 2048)
   settings.pop("layer_types", None)
   layer = config_from_json({**settings, "use_sliding_window": False})
+  tied = layer.tied_embeddings
   layer = dataclasses.replace(layer, tied_embeddings=False)
   if bias is not None:
     layer = dataclasses.replace(layer, qkv_bias=_flag("qkv_bias", bias))
-  return layer
+  return layer, tied
 
 
 def _one(value: Any) -> int:
@@ -272,6 +314,10 @@ def _third(
     if config["norm_output"] is not True:
       raise ValueError("norm_output must be true in this format")
     switches["norm_output"] = False
+    if switches["fc_norm"]:
+      raise ValueError(
+        "whether EAGLE-3.1 feeds back normed states in this format is not known"
+      )
   layers = _fused_layers(config, target.num_layers)
   width = config.get("target_hidden_size") or target.embed_dim
   if width != target.embed_dim:
@@ -319,21 +365,32 @@ def _fused_layers(config, num_layers: int) -> tuple[int, ...]:
   else:
     ids, shift = [2, num_layers // 2, num_layers - 3], 0
   if (
-    not isinstance(ids, list) or not ids or any(type(i) is not int for i in ids)
+    not isinstance(ids, list)
+    or not 0 < len(ids) <= _MOST_FUSED
+    or any(type(i) is not int for i in ids)
   ):
     raise ValueError(f"{name} must be a list of layers, got {ids!r}")
   found = tuple(i + shift for i in ids)
-  if min(found) < 0 or max(found) > num_layers:
+  # What comes after the last layer may be meant with its norm or without.
+  if min(found) < 0 or max(found) >= num_layers:
     raise ValueError(
       f"{name} {ids} are not layers of a target of {num_layers} layers"
     )
   return found
 
 
-def _target_ids(tensors: Mapping[str, Tensor], vocab_size: int) -> np.ndarray:
+def _target_ids(
+  tensors: Mapping[str, Tensor], draft_vocab_size: int, vocab_size: int
+) -> np.ndarray:
   """Which token each of the draft vocabulary is, from offsets."""
   if "d2t" not in tensors:
     raise CheckpointError("missing: d2t, which token each drafted one is")
+  found = tensors["d2t"]
+  if found.shape != (draft_vocab_size,) or found.kind not in ("I64", "I32"):
+    raise CheckpointError(
+      f"wrong shape or type: d2t, expected {draft_vocab_size} integers, got "
+      f"{found.kind} of {found.shape}"
+    )
   offsets = np.asarray(tensors["d2t"].read(())).astype(np.int64)
   ids = np.arange(len(offsets)) + offsets
   if (np.diff(ids) <= 0).any() or ids.min() < 0 or ids.max() >= vocab_size:
@@ -360,6 +417,9 @@ def _medusa(path, config, tensors, target: Target, dtype) -> Head:
   blocks = [int(m[3]) for m in found if m and m[3] is not None]
   if not numbers:
     raise CheckpointError(f"there are no heads among the tensors in {path}")
+  for what, some in (("heads", numbers), ("blocks", blocks)):
+    if set(some) != set(range(len(set(some)))):
+      raise CheckpointError(f"{what} in {path} are not numbered from 0 on")
   # Published files hold more heads than their configuration says.
   shape = MedusaConfig(
     num_heads=1 + max(numbers),
@@ -372,7 +432,6 @@ def _medusa(path, config, tensors, target: Target, dtype) -> Head:
     given = config.get(switch)
     if given and given != target.vocab_size:
       raise ValueError(f"{switch} is not supported, got {given!r}")
-  module = heads.Medusa(shape, dtype=dtype, rngs=nnx.Rngs(0))
   table = {}
   for h in range(shape.num_heads):
     table[f"heads.{h}.lm_head.kernel"] = (f"heads.{h}.lm_head.weight", True)
@@ -380,126 +439,16 @@ def _medusa(path, config, tensors, target: Target, dtype) -> Head:
       name = f"heads.{h}.blocks.{b}"
       table[f"{name}.kernel"] = (f"{name}.weight", True)
       table[f"{name}.bias"] = (f"{name}.bias", False)
-  used = _fill(path, module, table, tensors, target, dtype)
-  _refuse_rest(path, tensors, used)
-  return Head(kind="medusa", module=module, features=(FINAL,))
-
-
-# ------------------------------------------------------------------- tensors
-
-# Other names of the same, in order.
-_ALIASES = (
-  (re.compile(r"^(model|medusa_head|eagle)\."), ""),
-  (re.compile(r"^midlayer\."), "layers.0."),
-  (re.compile(r"^draft_id_to_target_id$"), "d2t"),
-  (re.compile(r"^fc_norms\."), "fc_norm."),
-  # Medusa's own: head, block (the last one is the projection); and vLLM's.
-  (re.compile(r"^(\d+)\.(\d+)\.linear\."), r"heads.\1.blocks.\2."),
-  (re.compile(r"^(\d+)\.\d+\.weight$"), r"heads.\1.lm_head.weight"),
-  (re.compile(r"^blocks\.(\d+)\.layers\.(\d+)\."), r"heads.\1.blocks.\2."),
-  (re.compile(r"^lm_heads\.(\d+)\."), r"heads.\1.lm_head."),
-)  # fmt: skip
-# What need not be in a file: then it is the target's.
-_SHARED = ("embed_tokens.weight", "lm_head.weight")
-_FLOATS = ("F16", "BF16", "F32", "F64")
-
-
-def _normal_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-  """Tensors by the names of the normal form.
-
-  Raises:
-    CheckpointError: if two have one name.
-  """
-  found: dict[str, Tensor] = {}
-  for name, tensor in tensors.items():
-    for pattern, new in _ALIASES:
-      name = pattern.sub(new, name)
-    if name in found:
-      raise CheckpointError(f"twice: {found[name].name} and {tensor.name}")
-    found[name] = tensor
-  return found
-
-
-def _fill(path, module, table, tensors, target: Target, dtype) -> set[str]:
-  """Sets a module's parameters; returns the names of the tensors they are of.
-
-  Raises:
-    CheckpointError: listing every tensor that is missing or does not fit.
-  """
-  state = dict(nnx.to_flat_state(nnx.state(module, nnx.Param)))
-  shared = {
-    "embed_tokens.weight": target.embedding, "lm_head.weight": target.output,
-  }  # fmt: skip
-  problems, used = [], set()
-  for key, variable in state.items():
-    name, turned = table[".".join(map(str, key))]
-    expected = variable.shape[::-1] if turned else variable.shape
-    if name not in tensors:
-      if name in shared and shared[name].shape == variable.shape:
-        state[key] = variable.replace(jnp.asarray(shared[name], dtype))
-      else:
-        problems.append(f"missing: {name}, of shape {expected}")
-      continue
-    tensor = tensors[name]
-    used.add(name)
-    if tensor.shape != expected:
-      problems.append(
-        f"wrong shape: {tensor.name}, expected {expected}, got {tensor.shape}"
-      )
-    elif tensor.kind not in _FLOATS:
-      problems.append(
-        f"wrong type: {tensor.name}, expected one of {_FLOATS}, got "
-        f"{tensor.kind}"
-      )
-    else:
-      array = tensor.read(())
-      array = array.T if turned else array
-      state[key] = variable.replace(jnp.asarray(array.astype(dtype)))
-  if problems:
-    raise CheckpointError(
-      f"the tensors in {path} are not those of the head in its config.json:\n  "
-      + "\n  ".join(sorted(problems))
-    )
-  nnx.update(module, nnx.from_flat_state(state))
-  return used
-
-
-def _refuse_rest(path, tensors: Mapping[str, Tensor], used: set[str]) -> None:
-  """Raises CheckpointError for tensors that nobody read."""
-  rest = sorted(tensors[name].name for name in set(tensors) - used)
-  if rest:
-    raise CheckpointError(f"unexpected tensors in {path}: {', '.join(rest)}")
-
-
-def _open(path: pathlib.Path, stack: contextlib.ExitStack) -> dict[str, Tensor]:
-  """The tensors of a directory by the names that the files give them."""
-  if not path.is_dir():
-    raise FileNotFoundError(f"there is no directory {str(path)!r}")
-  for file in sorted(path.glob("*.safetensors")):
-    try:
-      opened = stack.enter_context(safetensors.safe_open(file, "numpy"))
-    except (safetensors.SafetensorError, OSError) as error:
-      raise ValueError(f"cannot read {file} as safetensors: {error}") from error
-    return {
-      name: Tensor(
-        name=name,
-        shape=tuple(opened.get_slice(name).get_shape()),
-        kind=opened.get_slice(name).get_dtype(),
-        read=functools.partial(_read, opened, name),
-      )
-      for name in opened.keys()
-    }
-  for name in ("medusa_lm_head.pt", "pytorch_model.bin"):
-    if (path / name).is_file():
-      return torch_file.open_tensors(path / name, stack)
-  raise FileNotFoundError(
-    f"there are no weights in {path}: expected a .safetensors file, "
-    "medusa_lm_head.pt or pytorch_model.bin"
+  module, used = head_files.filled(
+    path,
+    lambda: heads.Medusa(shape, dtype=dtype, rngs=nnx.Rngs(0)),
+    table,
+    tensors,
+    target.shared(),
+    dtype,
   )
-
-
-def _read(file: Any, name: str, index: tuple[slice, ...]) -> np.ndarray:
-  return file.get_tensor(name)[index]
+  head_files.refuse_rest(path, tensors, used)
+  return Head(kind="medusa", module=module, features=(FINAL,))
 
 
 def _read_json(path: pathlib.Path) -> Mapping[str, Any]:

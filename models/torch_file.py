@@ -92,7 +92,10 @@ class _Rebuilt:
     size, start = math.prod(self.shape), self.offset * dtype.itemsize
 
     def values(index):
-      raw = read()[start : start + size * dtype.itemsize]
+      try:
+        raw = read()[start : start + size * dtype.itemsize]
+      except (zipfile.BadZipFile, OSError) as error:  # a wrong checksum
+        raise ValueError(f"the bytes of {name} are damaged: {error}") from error
       if len(raw) != size * dtype.itemsize:
         raise ValueError(f"the bytes of {name} are not all there")
       return np.frombuffer(raw, dtype).reshape(self.shape)[index]
@@ -101,7 +104,8 @@ class _Rebuilt:
 
 
 _NAMES: dict[tuple[str, str], Any] = {
-  ("torch._utils", "_rebuild_tensor_v2"): _Rebuilt,
+  # A function of our own: of a class a pickle could change attributes.
+  ("torch._utils", "_rebuild_tensor_v2"): lambda *parts: _Rebuilt(*parts),
   ("collections", "OrderedDict"): collections.OrderedDict,
   **{("torch", kind): kind for kind in _KINDS},
 }
@@ -128,5 +132,7 @@ class _Reader(pickle.Unpickler):
       raise ValueError(f"it refers to {what} of {kind}")
     name, dtype = _KINDS[kind]
     member = f"{self._folder}data/{key}"
-    self._archive.getinfo(member)  # KeyError if it is not there
+    # As torch stores them: what is compressed could be of any size.
+    if self._archive.getinfo(member).compress_type != zipfile.ZIP_STORED:
+      raise ValueError(f"{member} is compressed")
     return name, dtype, functools.partial(self._archive.read, member)

@@ -25,10 +25,6 @@ from specjax.types import (
   StopReason,
 )
 
-# Tokens that a row has and that are fed again before those that are appended:
-# the newest was never fed, and a draft's cache may lack the one before it.
-_AGAIN = 2
-
 
 def begin(
   target: LanguageModel,
@@ -138,8 +134,9 @@ def extend(
     counters=Counters.zeros(1, tree),
   )
   # A window of fixed width, which near the buffer's end begins earlier.
-  fed = width + _AGAIN
-  start = jnp.clip(before - _AGAIN, 0, columns - fed)
+  again = min(drafter.again, tree.max_depth + 2)
+  fed = width + again
+  start = jnp.clip(before - again, 0, columns - fed)
   window = lax.dynamic_slice_in_dim(written[0], start[0], fed)[None]
   inside = np.arange(fed) < (state.length - start)[:, None]
   window = jnp.where(inside, window, window[:, :1])

@@ -438,6 +438,9 @@ class Drafter:
     passes: tokens a row feeds in each draft pass of a round, in order: what
       drafting costs. Empty if no model drafts.
     max_positions: positions the draft was made for, or None if unbounded.
+    again: where a row's text goes on (`Decoder.extend`), tokens of it that are
+      fed again, G + 2 at most: the newest, which was not fed, and those before
+      it that the drafter's state may lack.
     row_axes: `state -> pytree of int | None`: which axis of each array of the
       state is rows, so that it can be cut over a mesh; None for an array that
       all rows share: what a round adds to it, on any device, is added for all.
@@ -454,6 +457,7 @@ class Drafter:
   row_axes: Callable[[Any], Any] = cache_lib.row_axes
   passes: tuple[int, ...] = ()
   max_positions: int | None = None
+  again: int = 2
 
 
 # -------------------------------------------------------------- the decoder

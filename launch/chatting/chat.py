@@ -205,7 +205,7 @@ class Chat:
 
   def _help(self, rest: str) -> None:
     del rest
-    self._screen.tell(commands.help_text())
+    self._screen.note(commands.help_text())
 
   def _temperature(self, rest: str) -> None:
     try:
@@ -226,6 +226,8 @@ class Chat:
     """Another pair for the same conversation."""
     config = ml_collections.ConfigDict(self._config.to_dict())
     config.update(settings)
+    if "drafter" in settings:
+      config.num_nodes = 0  # an EAGLE head's
     pair.check_config(config)
     models = self._models
     if drafting.reads_draft(config) and models.draft is None:
@@ -234,6 +236,7 @@ class Chat:
     self._config, self._models, self.pair = config, models, made
     (what,) = settings
     self.talk = self._new_talk(because=f"the {what} is another")
+    self.last = None
     self._screen.note(self.headline())
 
   def _system(self, rest: str) -> None:
@@ -254,7 +257,7 @@ class Chat:
       f"caches for {self.talk.buffer_length}"
     )
     if last is None:
-      self._screen.tell("\n".join([*lines, "no answer yet"]))
+      self._screen.note("\n".join([*lines, "no answer yet"]))
       return
     read = last.reading
     lines.append(
@@ -274,11 +277,13 @@ class Chat:
         f"plain decoding after the same text: {self._plain_rate:.1f} tokens a "
         "second"
       )
-    self._screen.tell("\n".join(lines))
+    self._screen.note("\n".join(lines))
 
   def _measure_plain(self, last: Answer) -> None:
     """Decodes as many tokens plainly after the same text, and times them."""
     if not (last.num_tokens and self._config.num_speculative_tokens):
+      return
+    if len(self.talk.held) < last.begins:  # it was given up while reading
       return
     if self._plain is None or self._plain_is_old():
       self._plain = self._new_talk(

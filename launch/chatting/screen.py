@@ -72,6 +72,8 @@ class Screen:
       except KeyboardInterrupt:  # the line is given up
         self.console.print()
         continue
+      # What is typed may be no UTF-8.
+      line = line.encode("utf-8", "replace").decode()
       goes_on = line.endswith("\\")
       yield line + "\n"
 
@@ -113,12 +115,7 @@ class Screen:
       )
 
   def note(self, text: str) -> None:
-    """Something beside the answers, that nobody asked for."""
-    if self.interactive:
-      self.tell(text)
-
-  def tell(self, text: str) -> None:
-    """Something beside the answers."""
+    """Something beside the answers; on stderr where they are piped."""
     self.console.print(rich.text.Text(text, style="dim"), soft_wrap=True)
 
   def error(self, text: str) -> None:

@@ -116,8 +116,11 @@ def by_category(result: Mapping) -> str:
   rows, seen = [], set()
   for row in _rows(result, "task", "category"):
     key = tuple(
-      row[name] for name in ("temperature", "batch_size", "category", "system")
-    )
+      row[name]
+      for name in (
+        "temperature", "batch_size", "category", "system", "num_requests"
+      )
+    )  # fmt: skip
     if row["system"] == PLAIN or key in seen:  # a task of one category
       continue
     seen.add(key)

@@ -64,7 +64,8 @@ def _panel(
       linewidth=1, color=f"C{number % 10}", label=system,
     )  # fmt: skip
   ax.axvline(1, color="0.6", linewidth=0.8)
-  ax.set_yticks(places, names)
+  # A dollar would begin a formula.
+  ax.set_yticks(places, [name.replace("$", r"\$") for name in names])
   ax.set_ylim(len(names) - 0.5, -0.5)
   # An interval of a few groups may be as wide as it likes: points decide.
   shown = [

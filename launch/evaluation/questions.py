@@ -125,6 +125,11 @@ def _parsed(record: Any) -> Question:
   task = record.get("task", TASKS.get(category, category))
   if not isinstance(task, str) or not task:
     raise ValueError("task must be a string that is not empty")
+  for text in (str(identity), category, task, *turns):
+    try:
+      text.encode()
+    except UnicodeEncodeError:
+      raise ValueError("it holds half a character (a lone surrogate)") from None
   return Question(id=identity, category=category, task=task, turns=tuple(turns))
 
 
@@ -196,5 +201,10 @@ def ask(
       messages.append({"role": "user", "content": said})
       messages.append({"role": "assistant", "content": answer})
     messages.append({"role": "user", "content": question.turns[turn]})
-    ids = chat.encode(tokenizer, messages)
+    try:
+      ids = chat.encode(tokenizer, messages)
+    except ValueError as error:
+      raise ValueError(
+        f"question {question.id!r}, turn {turn + 1}: {error}"
+      ) from None
   return Asked(question=question, turn=turn, token_ids=tuple(ids))

@@ -23,6 +23,7 @@ import ml_collections
 
 from launch import drafting, pair
 from launch.pair import Models, Pair
+from specjax.drafters import heads
 from specjax.engine import Engine
 
 PLAIN = "plain"
@@ -160,6 +161,8 @@ def _set(config: ml_collections.ConfigDict, field: str, text: str) -> None:
       value = {"true": True, "false": False}[text.lower()]
     elif isinstance(before, int | float):
       value = type(before)(text)
+    elif field == "tree" and text in heads.TREES:
+      value = (text,)
     elif isinstance(before, tuple | list):
       value = tuple(int(part) for part in text.split(",") if part)
   except (KeyError, ValueError):

@@ -36,12 +36,13 @@ NAMES = ("decoding", "rules", "drafts", "pods")
 _INSTALLATION = f"""\
 # On Colab: two minutes, and before anything imports jax, because Colab's own is
 # too old; the versions are those of the tests. Elsewhere: `make setup`.
+import os
 import shutil
 import sys
-if "google.colab" in sys.modules:
+if "google.colab" in sys.modules and not os.path.isdir("/content/specjax"):
   extras = "cuda,experiments" if shutil.which("nvidia-smi") else "tpu"
-  !git clone --quiet --depth=1 https://github.com/{REPOSITORY} specjax
-  %cd specjax
+  !git clone --quiet --depth=1 https://github.com/{REPOSITORY} /content/specjax
+  %cd /content/specjax
   %pip install --quiet -c requirements.lock -e .[{{extras}}]"""
 
 

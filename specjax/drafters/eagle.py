@@ -78,7 +78,7 @@ def drafter(
         drawn,
         hidden[:, parents],
         cache,
-        positions=levels.positions(context.length - 2, depth, drawn),
+        positions=levels.positions(_place(context), depth, drawn),
         mask=levels.mask(tree, depth),
       )
       return logits, (hidden, cache)
@@ -293,7 +293,13 @@ def _made(
     row_axes=row_axes,
     passes=(width, *passes),
     max_positions=model.max_positions,
+    again=width + 1,  # what stands since a round is not in the cache yet
   )
+
+
+def _place(context: Context) -> Array:
+  """`i32[B]`, where the newest pair stands: its feature's position."""
+  return jnp.maximum(context.length - 2, 0)
 
 
 def _features_of(commit: Commit, state: _State) -> Array:
@@ -362,7 +368,7 @@ def _continued(
       tokens,
       parents_hidden,
       cache,
-      positions=levels.positions(context.length - 2, level, tokens),
+      positions=levels.positions(_place(context), level, tokens),
       mask=seen,
     )
     more, words = likeliest(logits)  # [B, K, K]

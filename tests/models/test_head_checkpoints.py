@@ -19,12 +19,13 @@ from models.head_checkpoints import Target
 from models.transformer import FINAL
 from models.weights import CheckpointError
 
-H, V, VD, LAYERS, MLP, D = 8, 13, 5, 12, 10, 4
+H, V, VD, LAYERS, MLP, D = 8, 13, 5, 12, 10, 6
 RNG = np.random.default_rng(0)
 random = lambda *shape: RNG.standard_normal(shape).astype(np.float32)
+OUTPUT = random(H, V)
 TARGET = Target(
   num_layers=LAYERS, embed_dim=H, vocab_size=V, embedding=random(V, H),
-  output=random(H, V),
+  output=lambda: OUTPUT,
 )  # fmt: skip
 LAYER_JSON = dict(
   model_type="llama", hidden_size=H, intermediate_size=MLP,
@@ -103,10 +104,10 @@ FORMATS = {
     eagle3("layers.0"), "eagle3", (2, 6, 9),
   ),
   "eagle3.1": (
-    {**SPECULATORS, NAME: [1, 12], "fc_norm": True, "norm_output": True},
+    {**SPECULATORS, NAME: [1, 11], "fc_norm": True, "norm_output": True},
     eagle3("layers.0", num_fused=2,
            **{f"fc_norm.{i}.weight": random(H) for i in range(2)}),
-    "eagle3", (1, 12),
+    "eagle3", (1, 11),
   ),
   "medusa": (
     dict(medusa_num_heads=2, medusa_num_layers=1),
@@ -155,7 +156,7 @@ def test_a_format_tells_by_itself_what_it_is(name, tmp_path):
   count = lambda arrays: sum(float(np.abs(x).sum()) for x in arrays)
   shared = {"embed_tokens.weight": TARGET.embedding} if kind != "medusa" else {}
   if kind == "eagle":
-    shared["lm_head.weight"] = TARGET.output
+    shared["lm_head.weight"] = OUTPUT
   shared = [
     v for n, v in shared.items()
     if not any(t.endswith(n) for t in tensors)
@@ -198,6 +199,11 @@ def test_the_same_key_means_another_thing_in_another_format(tmp_path):
     ("eagle3", {"extra": random(2)}, "unexpected tensors in .*: extra"),
     ("eagle3", {"fc.weight": random(H, 2 * H)}, "wrong shape: fc.weight"),
     ("eagle3", {"d2t": IDS}, "are they ids already"),
+    ("eagle3", {"d2t": IDS[:4]}, "d2t, expected 5 integers"),
+    ("eagle3", dict(config={**FORMATS["eagle3"][0], "window": 3}),
+     "settings that are not known: window"),
+    ("specforge", dict(config={**FORMATS["specforge"][0], "fc_norm": True,
+                               "norm_output": True}), "is not known"),
     ("eagle3", {"t2d": np.ones(V, bool)}, "t2d does not mark"),
     ("eagle", {"layers.0.input_layernorm.weight": random(H)}, "unexpected"),
     ("eagle", dict(config={**LAYER_JSON, "vocab_size": 99}), "for 99 tokens"),
@@ -205,11 +211,12 @@ def test_the_same_key_means_another_thing_in_another_format(tmp_path):
     ("eagle", dict(config={**LAYER_JSON, "num_hidden_layers": 2}), "must be 1"),
     ("speculators", dict(config={"speculators_model_type": "dflash"}),
      "must be 'eagle3', got 'dflash'"),
-    ("speculators", dict(config={**SPECULATORS, NAME: [2, 13]}),
+    ("speculators", dict(config={**SPECULATORS, NAME: [2, 12]}),
      "are not layers of a target of 12"),
     ("medusa", {"2.1.weight": random(V + 1, H)}, "wrong shape: 2.1.weight"),
     ("medusa", {"2.0.linear.bias": np.ones(H, np.int32)}, "wrong type"),
     ("medusa", dict(drop=["1.0.linear.weight"]), "missing: heads.1.blocks.0"),
+    ("medusa", {"9.1.weight": random(V, H)}, "not numbered from 0"),
   ],
 )  # fmt: skip
 def test_what_is_not_understood_is_an_error(name, changes, message, tmp_path):
@@ -227,6 +234,138 @@ def test_two_names_of_one_tensor_are_refused(tmp_path):
 def test_a_model_of_its_own_is_no_head(tmp_path):
   assert not head_checkpoints.is_head("models/pretrained/draft")
   assert not head_checkpoints.is_head(str(tmp_path))
+
+
+class Published:
+  """A slow forward by the names that a file has, a row of tokens at once.
+
+  Attributes:
+    w: tensors of a file, `layers.0.` for EAGLE-3's `midlayer.`.
+  """
+
+  def __init__(self, tensors):
+    self.w = {
+      name.removeprefix("model.").replace("midlayer.", "layers.0."): value
+      for name, value in tensors.items()
+    }
+
+  def norm(self, name, x):
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * self.w[name]
+
+  def rotated(self, x, position):
+    angle = position * 10_000.0 ** (-np.arange(0, D, 2) / D)
+    a, b = np.split(x, 2, axis=-1)
+    cos, sin = np.cos(angle), np.sin(angle)
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+  def layer(self, read, residual):
+    """Attention over what is read, then the feed-forward part."""
+    of = lambda name: read @ self.w[f"layers.0.self_attn.{name}_proj.weight"].T
+    q, k, v = (of(n).reshape(len(read), -1, D) for n in "qkv")
+    mixed = np.zeros((len(read), 2 * D))
+    for t in range(len(read)):
+      for head in range(2):  # both read the one key/value head
+        query = self.rotated(q[t, head], t)
+        score = [query @ self.rotated(k[s, 0], s) for s in range(t + 1)]
+        weight = np.exp(np.array(score) / np.sqrt(D))
+        weight /= weight.sum()
+        mixed[t, head * D : (head + 1) * D] = weight @ v[: t + 1, 0]
+    x = residual + mixed @ self.w["layers.0.self_attn.o_proj.weight"].T
+    y = self.norm("layers.0.post_attention_layernorm.weight", x)
+    gate = y @ self.w["layers.0.mlp.gate_proj.weight"].T
+    up = y @ self.w["layers.0.mlp.up_proj.weight"].T
+    down = self.w["layers.0.mlp.down_proj.weight"].T
+    return x + (gate / (1 + np.exp(-gate)) * up) @ down
+
+  def eagle(self, tokens, features):
+    embedding = self.w.get("embed_tokens.weight", TARGET.embedding)[tokens]
+    both = np.concatenate([embedding, features], axis=-1)
+    x = both @ self.w["fc.weight"].T + self.w.get("fc.bias", 0)
+    return self.layer(x, x) @ OUTPUT
+
+  def eagle3(self, tokens, features, *, normed_residual=False):
+    if "fc_norm.0.weight" in self.w:
+      parts = np.split(features, features.shape[-1] // H, axis=-1)
+      features = np.concatenate(
+        [self.norm(f"fc_norm.{i}.weight", x) for i, x in enumerate(parts)],
+        axis=-1,
+      )
+    hidden = features @ self.w["fc.weight"].T
+    normed = self.norm("layers.0.hidden_norm.weight", hidden)
+    embedding = self.norm(
+      "layers.0.input_layernorm.weight", TARGET.embedding[tokens]
+    )
+    read = np.concatenate([embedding, normed], axis=-1)
+    x = self.layer(read, normed if normed_residual else hidden)
+    own = self.norm("norm.weight", x) @ self.w["lm_head.weight"].T
+    if "d2t" not in self.w:
+      return own
+    logits = np.full((len(x), V), -np.inf)
+    for draft_id, offset in enumerate(self.w["d2t"]):
+      logits[:, draft_id + offset] = own[:, draft_id]
+    return logits
+
+
+@pytest.mark.parametrize("name", [n for n in FORMATS if "medusa" not in n])
+def test_logits_are_those_of_the_formulas_by_published_names(name, tmp_path):
+  settings, tensors, kind, _ = FORMATS[name]
+  head = head_checkpoints.load(write(tmp_path / "head", name), TARGET)
+  model, params = head.functions()
+  tokens = np.array([3, 7, 11])
+  features = RNG.standard_normal((3, model.num_features)).astype(np.float32)
+  hidden = model.fuse(params, jnp.asarray(features)[None])
+  logits, _, _ = model.apply(
+    params, jnp.asarray(tokens)[None], hidden, model.init_cache(1, 4)
+  )
+  more = {}
+  if kind == "eagle3":
+    more["normed_residual"] = settings.get("norm_before_residual", False)
+  expected = getattr(Published(tensors), kind)(tokens, features, **more)
+  np.testing.assert_allclose(logits[0], expected, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", ["medusa", "medusa, vllm"])
+def test_medusas_logits_are_those_of_the_formulas_by_published_names(
+  name, tmp_path
+):
+  tensors = FORMATS[name][1]
+  head = head_checkpoints.load(write(tmp_path / "head", name), TARGET)
+  marginals, params = head.functions()
+  x = random(2, H)
+  found = marginals(params, jnp.asarray(x))
+  for number in range(found.shape[1]):
+    if name == "medusa":
+      linear = tensors[f"{number}.0.linear.weight"]
+      bias, out = (
+        tensors[f"{number}.0.linear.bias"], tensors[f"{number}.1.weight"]
+      )  # fmt: skip
+    else:
+      linear, bias = tensors[f"blocks.{number}.layers.0.weight"], 0
+      out = tensors[f"lm_heads.{number}.weight"]
+    y = x @ linear.T + bias
+    expected = (x + y / (1 + np.exp(-y))) @ out.T
+    np.testing.assert_allclose(found[:, number], expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_head_may_tie_its_own_embedding_to_its_output(tmp_path):
+  settings = FORMATS["eagle3, whole vocabulary"][0]
+  own = random(V, H)
+  directory = write(
+    tmp_path / "head", "eagle3, whole vocabulary",
+    config={**settings, "tie_word_embeddings": True}, drop=["lm_head.weight"],
+    **{"embed_tokens.weight": own},
+  )  # fmt: skip
+  head = head_checkpoints.load(directory, TARGET)
+  np.testing.assert_array_equal(head.module.lm_head.kernel[...], own.T)
+
+
+def test_medusas_file_counts_before_the_weights_beside_it(tmp_path):
+  directory = tmp_path / "head"
+  write(directory, "medusa")
+  safetensors.numpy.save_file(
+    {"model.norm.weight": random(H)}, directory / "model.safetensors"
+  )
+  assert head_checkpoints.load(str(directory), TARGET).kind == "medusa"
 
 
 def test_a_head_that_is_loaded_drafts(tmp_path):

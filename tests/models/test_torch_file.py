@@ -80,6 +80,28 @@ def test_what_is_no_plain_tensor_is_refused_in_one_line(
   assert "\n" not in str(error.value)
 
 
+def test_a_damaged_byte_is_one_line(tmp_path):
+  torch.save({"a": torch.arange(100.0)}, tmp_path / "x.pt")
+  whole = bytearray((tmp_path / "x.pt").read_bytes())
+  at = whole.find(np.arange(100, dtype=np.float32).tobytes())
+  whole[at + 5] ^= 1
+  (tmp_path / "x.pt").write_bytes(whole)
+  with pytest.raises(ValueError, match="the bytes of a are damaged"):
+    read(tmp_path / "x.pt")
+
+
+def test_what_is_compressed_is_refused(tmp_path):
+  torch.save({"a": torch.zeros(100)}, tmp_path / "x.pt")
+  with (
+    zipfile.ZipFile(tmp_path / "x.pt") as source,
+    zipfile.ZipFile(tmp_path / "y.pt", "w", zipfile.ZIP_DEFLATED) as packed,
+  ):
+    for name in source.namelist():
+      packed.writestr(name, source.read(name))
+  with pytest.raises(ValueError, match="is compressed"):
+    read(tmp_path / "y.pt")
+
+
 def test_torn_files_are_refused_in_one_line(tmp_path):
   torch.save({"a": torch.arange(100.0)}, tmp_path / "x.pt")
   whole = (tmp_path / "x.pt").read_bytes()

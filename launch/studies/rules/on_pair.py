@@ -49,6 +49,11 @@ def build_pair(config: ml_collections.ConfigDict) -> Pair:
       "rules are compared on drafts of a model: config.drafter must be 'model' "
       "or 'layer_skip', got 'ngram'"
     )
+  if drafting.of(config).is_head:
+    raise ValueError(
+      "rules are compared on drafts of a model, and config.draft is a head on "
+      "the target's features"
+    )
   config = ml_collections.ConfigDict(config.to_dict())
   config.update(rule="token", num_drafts=1)
   return pair_lib.build(config)

@@ -285,6 +285,18 @@ def test_comparing_takes_two_results_and_no_other_flag(tmp_path, capsys):
   assert "--subset: not read with --compare" in capsys.readouterr().err
 
 
+def test_two_results_are_compared_without_a_config(tmp_path):
+  """As it is called from a shell, where a config is asked for otherwise."""
+  path = tmp_path / "x.json"
+  path.write_text("{}")
+  done = subprocess.run(
+    [sys.executable, "-m", "launch.evaluate", f"--compare={path},{path}"],
+    capture_output=True, text=True, check=False, timeout=several.PATIENCE,
+  )  # fmt: skip
+  assert done.returncode == 2
+  assert "is no result of launch.evaluate" in done.stderr
+
+
 @pytest.mark.heavy
 def test_a_killed_run_goes_on(cli, pair, tmp_path, monkeypatch):
   """SIGKILL between two groups or within one, then the same command."""

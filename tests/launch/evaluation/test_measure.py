@@ -76,6 +76,36 @@ def test_rows_short_of_a_batch_are_filled_and_not_counted(contest, decoded):
   assert {name for name, *_ in decoded} == {"plain", "ngram", "hf"}
 
 
+def test_numbers_of_a_turn_are_in_the_order_of_its_rows(
+  contest, decoded, monkeypatch
+):
+  """Answers change the lengths, by which a batch is sorted."""
+  longer = {1: "a b c d e f g", 2: "a"}
+  inner = measure._decoded
+
+  def answering(contest, system, group, turn, batch):
+    found, _ = inner(contest, system, group, turn, batch)
+    tokens = [
+      contest.tokenizer.encode(longer[p.question.id]) for p in batch.prompts
+    ]
+    return found | {"who": [p.question.id for p in batch.prompts]}, tokens
+
+  monkeypatch.setattr(measure, "_decoded", answering)
+  record = measure.measure(
+    contest, group(question(1, "x", "y", "z"), question(2, "x x", "y", "z"),
+                   batch_size=2, temperature=1.0)
+  )  # fmt: skip
+  assert [turn["questions"] for turn in record["turns"]] == [
+    [1, 2], [2, 1], [2, 1],
+  ]  # fmt: skip
+  for turn in record["turns"]:
+    assert turn["systems"]["ngram"]["who"] == turn["questions"]
+    assert turn["prompt_tokens"] == sorted(turn["prompt_tokens"])
+  last = decoded[-1][2].prompts[-1]  # of question 1: its own answers, twice
+  text = contest.tokenizer.decode(last.token_ids)
+  assert text == "\n\n".join(["x", longer[1], "y", longer[1], "z"])
+
+
 def test_a_turn_that_became_too_long_is_refused_and_so_are_those_after_it(
   contest, decoded
 ):

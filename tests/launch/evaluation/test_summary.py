@@ -42,6 +42,31 @@ def test_counts_are_summed_over_turns_before_they_are_divided():
   assert plain["accepted_by_position"] is None
 
 
+def test_an_answer_that_nan_ended_at_once_counts_for_nothing():
+  """No call is counted of its only round."""
+  records = evaluations.example()
+  first = records[0]["turns"][0]["systems"]["ngram"]
+  first |= {"tokens": [0, 4], "calls": [0, 3], "accept_counts": [3, 0, 0]}
+  found = row(summary.rows_of(records, []), "ngram")
+  assert found["num_requests"] == 4
+  assert found["tokens_per_call_request_mean"] == pytest.approx(
+    (4 / 3 + 6 / 3 + 8 / 5) / 3
+  )
+  for record in records:
+    for turn in record["turns"]:
+      for name in turn["systems"]:
+        count = len(turn["questions"])
+        turn["systems"][name] |= {
+          "tokens": [0] * count, "calls": [0] * count, "rounds": 0,
+          "accept_counts": [0, 0, 0],
+        }  # fmt: skip
+  costs = [{"batch_size": 2, "system": "ngram", "round_cost": 1.1}]
+  found = row(summary.rows_of(records, costs), "ngram")
+  for name in ("tokens_per_call_request_mean", "accepted_by_position",
+               "predicted_speedup", "seconds_per_token"):  # fmt: skip
+    assert found[name] is None, name
+
+
 def test_a_group_with_all_its_turns_is_the_unit_of_the_paired_interval():
   found = row(summary.rows_of(evaluations.example(), []), "ngram")
   assert found["speedup_ci"] == pytest.approx(

@@ -1,0 +1,164 @@
+"""Tensors of published heads: which files hold them, and under which names.
+
+Projects call the same tensor by different names, and save it as safetensors or
+as torch does. Here they get one name each, and fill a network's parameters.
+"""
+
+import contextlib
+import functools
+import pathlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+from flax import nnx
+
+from models import torch_file
+from models.weights import CheckpointError, Tensor
+
+# Other names of the same, in order.
+_ALIASES = (
+  (re.compile(r"^(model|medusa_head|eagle)\."), ""),
+  (re.compile(r"^midlayer\."), "layers.0."),
+  (re.compile(r"^draft_id_to_target_id$"), "d2t"),
+  (re.compile(r"^fc_norms\."), "fc_norm."),
+  # Medusa's own: head, block (the last one is the projection); and vLLM's.
+  (re.compile(r"^(\d+)\.(\d+)\.linear\."), r"heads.\1.blocks.\2."),
+  (re.compile(r"^(\d+)\.\d+\.weight$"), r"heads.\1.lm_head.weight"),
+  (re.compile(r"^blocks\.(\d+)\.layers\.(\d+)\."), r"heads.\1.blocks.\2."),
+  (re.compile(r"^lm_heads\.(\d+)\."), r"heads.\1.lm_head."),
+)  # fmt: skip
+_FLOATS = ("F16", "BF16", "F32", "F64")
+
+
+def normal_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+  """Tensors by the names of the normal form.
+
+  Raises:
+    CheckpointError: if two have one name.
+  """
+  found: dict[str, Tensor] = {}
+  for name, tensor in tensors.items():
+    for pattern, new in _ALIASES:
+      name = pattern.sub(new, name)
+    if name in found:
+      raise CheckpointError(f"twice: {found[name].name} and {tensor.name}")
+    found[name] = tensor
+  return found
+
+
+def filled(
+  path: pathlib.Path,
+  make: Callable[[], Any],
+  table: Mapping[str, tuple[str, bool]],
+  tensors: Mapping[str, Tensor],
+  shared: Mapping[str, Callable[[], Any]],
+  dtype,
+) -> tuple[Any, set[str]]:
+  """A module of a file's tensors, and the names of those that it is made of.
+
+  Args:
+    path: of the directory, for messages.
+    make: makes the module; it is asked for shapes alone.
+    table: parameter to tensor, and whether that lies turned.
+    tensors: by the names of the normal form.
+    shared: gives a parameter by the name of a tensor that a file may leave out.
+    dtype: of the parameters.
+
+  Raises:
+    CheckpointError: listing every tensor that is missing or does not fit.
+  """
+  graphdef, params, rest = nnx.split(nnx.eval_shape(make), nnx.Param, ...)
+  state = dict(nnx.to_flat_state(params))
+  problems, used = [], set()
+  for key, variable in state.items():
+    name, turned = table[".".join(map(str, key))]
+    expected = variable.shape[::-1] if turned else variable.shape
+    if name not in tensors:
+      found = shared[name]() if name in shared else None
+      if found is not None and found.shape == variable.shape:
+        state[key] = variable.replace(jnp.asarray(found, dtype))
+      else:
+        problems.append(f"missing: {name}, of shape {expected}")
+      continue
+    tensor = tensors[name]
+    used.add(name)
+    if tensor.shape != expected:
+      problems.append(
+        f"wrong shape: {tensor.name}, expected {expected}, got {tensor.shape}"
+      )
+    elif tensor.kind not in _FLOATS:
+      problems.append(
+        f"wrong type: {tensor.name}, expected one of {_FLOATS}, got "
+        f"{tensor.kind}"
+      )
+    else:
+      array = tensor.read(())
+      array = array.T if turned else array
+      state[key] = variable.replace(jnp.asarray(array.astype(dtype)))
+  if problems:
+    raise CheckpointError(
+      f"the tensors in {path} are not those of the head in its config.json:\n  "
+      + "\n  ".join(sorted(problems))
+    )
+  return nnx.merge(graphdef, nnx.from_flat_state(state), rest), used
+
+
+def refuse_rest(path, tensors: Mapping[str, Tensor], used: set[str]) -> None:
+  """Raises CheckpointError for tensors that nobody read."""
+  rest = sorted(tensors[name].name for name in set(tensors) - used)
+  if rest:
+    raise CheckpointError(f"unexpected tensors in {path}: {', '.join(rest)}")
+
+
+def open_tensors(
+  path: pathlib.Path, stack: contextlib.ExitStack
+) -> dict[str, Tensor]:
+  """The tensors of a directory by the names that the files give them.
+
+  Medusa's file lies beside its base model's in some repositories, and counts.
+  """
+  if not path.is_dir():
+    raise FileNotFoundError(f"there is no directory {str(path)!r}")
+  others = sorted(f.name for f in path.glob("*.safetensors"))
+  for name in (
+    "medusa_lm_head.safetensors",
+    "medusa_lm_head.pt",
+    "model.safetensors",
+    *(others if len(others) == 1 else ()),
+    "pytorch_model.bin",
+  ):
+    if not (path / name).is_file():
+      continue
+    if name.endswith(".safetensors"):
+      return _open_safetensors(path / name, stack)
+    return torch_file.open_tensors(path / name, stack)
+  raise FileNotFoundError(
+    f"there are no weights of a head in {path}: expected one .safetensors "
+    f"file, medusa_lm_head.pt or pytorch_model.bin, got {others or 'none'}"
+  )
+
+
+def _open_safetensors(
+  file: pathlib.Path, stack: contextlib.ExitStack
+) -> dict[str, Tensor]:
+  try:
+    opened = stack.enter_context(safetensors.safe_open(file, "numpy"))
+  except (safetensors.SafetensorError, OSError) as error:
+    raise ValueError(f"cannot read {file} as safetensors: {error}") from error
+  return {
+    name: Tensor(
+      name=name,
+      shape=tuple(opened.get_slice(name).get_shape()),
+      kind=opened.get_slice(name).get_dtype(),
+      read=functools.partial(_read, opened, name),
+    )
+    for name in opened.keys()
+  }
+
+
+def _read(file: Any, name: str, index: tuple[slice, ...]) -> np.ndarray:
+  return file.get_tensor(name)[index]
