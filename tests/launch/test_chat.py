@@ -246,6 +246,14 @@ def shown(monkeypatch):
   return screen.Screen(interactive=True), out
 
 
+@pytest.fixture
+def heeded():
+  """Ctrl-C counts, also where the tests run in a shell's background."""
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
+  yield
+  signal.signal(signal.SIGINT, before)
+
+
 def interrupted(*, times):
   """Rounds of a token; Ctrl-C comes in the second, so often."""
   for number, token in enumerate(tokenizers.load(files.EMBEDDED).encode(TEXT)):
@@ -255,6 +263,7 @@ def interrupted(*, times):
     yield [(token, Origin.ACCEPTED)]
 
 
+@pytest.mark.usefixtures("heeded")
 @pytest.mark.parametrize("times, left", [(0, 99), (1, 2), (2, 1)])
 def test_ctrl_c_ends_an_answer_and_what_was_written_stays(shown, times, left):
   """The first is noted until a round is over, the second breaks one off."""
@@ -266,6 +275,7 @@ def test_ctrl_c_ends_an_answer_and_what_was_written_stays(shown, times, left):
   assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.usefixtures("heeded")
 def test_ctrl_c_ends_a_pipe(monkeypatch):
   monkeypatch.setattr(sys, "stdout", io.StringIO())
   piped = screen.Screen(interactive=False)
