@@ -149,6 +149,7 @@ def printed(code):
   )
 
 
+@pytest.mark.heavy  # half a minute, and what it calls has tests of its own
 def test_decoding(tmp_path, monkeypatch):
   code = execute("decoding", tmp_path, monkeypatch)
   assert printed(code).count("12 tokens in ") == 2

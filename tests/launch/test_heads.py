@@ -95,7 +95,11 @@ RUNS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+  "name",
+  [n if n in ("a chain", "a certain tree")
+   else pytest.param(n, marks=pytest.mark.heavy) for n in RUNS],
+)  # fmt: skip
 def test_greedy_text_is_that_of_plain_decoding(saved, name):
   head, changes = RUNS[name]
   config = pair.settled(settings(saved, head, **changes))

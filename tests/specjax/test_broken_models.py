@@ -30,7 +30,7 @@ from models.transformer import (
   as_language_model,
 )
 from specjax import drafters, exact, laws, siblings
-from specjax.drafters import model as model_drafter
+from specjax.drafters import levels
 from specjax.tree import chain, paths
 from specjax.types import StopReason
 from specjax.warp import make_sampling
@@ -101,7 +101,7 @@ def healed_too_late(drafter):
 
   def propose(*arguments):
     late = types.SimpleNamespace(heal=lambda log_probs: log_probs)
-    with mock.patch.object(model_drafter, "laws", late):
+    with mock.patch.object(levels, "laws", late):
       draft, *rest = drafter.propose(*arguments)
     healed = laws.heal(draft.log_probs)
     return dataclasses.replace(draft, log_probs=healed), *rest

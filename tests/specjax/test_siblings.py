@@ -17,7 +17,7 @@ from scipy import special
 import specjax
 from specjax import drawing, exact, rules
 from specjax import siblings as siblings_lib
-from specjax.drafters import model as model_drafter
+from specjax.drafters import levels
 from specjax.siblings import GREEDY, HUB, SIBLINGS, TOP_K, WITHOUT_REPLACEMENT
 from specjax.tree import Tree, k_ary
 from specjax.types import Context, Params, pick_nodes
@@ -167,7 +167,7 @@ def test_siblings_drawn_in_a_loop_are_those_drawn_unrolled(name, monkeypatch):
 
   def drawn():
     return mutation.compiled(
-      lambda laws: model_drafter._draw_level(
+      lambda laws: levels._draw_level(
         tree, siblings_lib.get(name), 2, jnp.log(laws), context
       )
     )(laws)
