@@ -285,7 +285,7 @@ def test_ctrl_c_ends_a_pipe(monkeypatch):
 
 # A process of its own: jax has threads, and one that has does not fork well.
 IN_TERMINAL = r"""
-import os, pexpect, sys
+import os, pexpect, sys, time
 seconds, *command = sys.argv[1:]
 child = pexpect.spawn(
   sys.executable, ["-m", "launch.chat", *command], encoding="utf-8",
@@ -299,7 +299,9 @@ child.sendline("What is 2+2?")
 child.expect("\x1b\\[[0-9;]*m[^\x1b]+\x1b\\[0m")  # a token in its colour
 child.expect("12 tokens, [0-9.]+ a second, [0-9.]+ a target call, ")
 child.expect("\n> ")
+time.sleep(1)  # as somebody who types: what comes with the prompt is lost
 child.send("given up")
+time.sleep(1)
 child.sendintr()
 child.expect("\n> ")
 child.send("\x1b[A")  # the line before, which readline keeps
