@@ -4,6 +4,7 @@ What belongs to a conversation's form, as `<|im_start|>` does, comes from the
 model's own template alone: the name of a special token in a message is text.
 """
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -107,7 +108,9 @@ def render(
   """The text that a chat template makes of messages; arguments as `encode`."""
   if tokenizer.chat_template is None:
     raise ValueError("the target's tokenizer has no chat template")
-  # It compiles templates in a sandbox. Importing it takes a second.
+  # It compiles templates in a sandbox. Importing it takes a second, and it would
+  # tell that there is no torch, which nothing here needs.
+  os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
   from transformers.utils import chat_template_utils
 
   try:
