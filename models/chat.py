@@ -108,7 +108,7 @@ def render(
   """The text that a chat template makes of messages; arguments as `encode`."""
   if tokenizer.chat_template is None:
     raise ValueError("the target's tokenizer has no chat template")
-  # It compiles templates in a sandbox. Importing it takes a second, and it would
+  # It compiles templates in a sandbox. Importing it takes a second, and would
   # tell that there is no torch, which nothing here needs.
   os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
   from transformers.utils import chat_template_utils
