@@ -64,7 +64,7 @@ from launch.journal import Results
 from launch.prompts import Prompt
 from specjax import engine, metrics
 from specjax.engine import Batch, Completion, Engine
-from specjax.types import StopReason
+from specjax.state import StopReason
 
 cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT, *processes.FLAGS)
 _SUMMARY = flags.DEFINE_string("summary", None, "The run's numbers, JSON.")

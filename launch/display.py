@@ -16,7 +16,8 @@ from launch.prompts import Prompt
 from launch.tables import loss_in_words
 from models.tokenizers import Tokenizer
 from specjax.engine import Completion
-from specjax.types import Origin, Rule
+from specjax.state import Origin
+from specjax.types import Rule
 
 STYLES = {
   Origin.ACCEPTED: "green",

@@ -35,7 +35,8 @@ from launch import cli, hardware, outputs, provenance, terminal
 from launch.planning import answer, plots, program
 from models import head_checkpoints, meshes
 from models.huggingface_config import config_from_json
-from models.transformer import SkippedLayers, TransformerConfig
+from models.layers import TransformerConfig
+from models.transformer import SkippedLayers
 from specjax import tree as tree_lib
 
 cli.reads(

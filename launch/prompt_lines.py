@@ -19,7 +19,7 @@ import numpy as np
 
 from models import chat
 from models.tokenizers import Tokenizer
-from specjax.engine import Settings
+from specjax.requests import Settings
 
 _OTHERS = ("id", "prompt", "messages", "stop")
 # How near an unknown key must be to a known one to be refused.

@@ -9,7 +9,7 @@ from typing import Any
 
 from launch import prompt_lines
 from models.tokenizers import Tokenizer
-from specjax.engine import Settings
+from specjax.requests import Settings
 
 # What `launch.decode` decodes when no file is given.
 BUILT_IN = (

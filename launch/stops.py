@@ -8,7 +8,7 @@ from tokenizers.decoders import DecodeStream
 from launch.prompts import Prompt
 from models.tokenizers import Tokenizer
 from specjax.endings import Watch
-from specjax.types import StopReason
+from specjax.state import StopReason
 
 
 def watch(tokenizer: Tokenizer, stop: Sequence[str]) -> Watch | None:

@@ -18,8 +18,9 @@ from launch import cli, outputs
 from launch.prompts import Prompt
 from specjax import engine as engine_lib
 from specjax.engine import Batch, Completion, Engine
+from specjax.state import Origin
 from specjax.tree import take_node
-from specjax.types import Origin, Params
+from specjax.types import Params
 
 # A batch's completions, and what is known of each beside it.
 Traced = tuple[list[Completion], list[dict[str, Any]]]

@@ -22,13 +22,13 @@ from models import (
   trained,
 )
 from models.head_checkpoints import Head
+from models.layers import TransformerConfig
 from models.sharding import Sharding
 from models.tokenizers import Tokenizer
 from models.transformer import (
   Features,
   SkippedLayers,
   Transformer,
-  TransformerConfig,
   as_language_model,
 )
 from specjax.types import LanguageModel

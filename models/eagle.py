@@ -11,14 +11,12 @@ features that it reads, V target vocabulary.
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
 
-from models.params import check_params
-from models.transformer import (
+from models.layers import (
   Attention,
   Mlp,
   TransformerConfig,
@@ -26,6 +24,7 @@ from models.transformer import (
   make_norm,
   rotary_table,
 )
+from models.params import split
 from specjax import cache as cache_lib
 from specjax.cache import Cache
 from specjax.types import FeatureModel
@@ -111,7 +110,7 @@ class Eagle(nnx.Module):
     Args:
       tokens: `i32[B, T]`.
       hidden: `[B, T, H]`, beside each token the state of the one before it.
-      rotary, mask, kv, start: as `models.transformer.Attention`.
+      rotary, mask, kv, start: as `models.layers.Attention`.
 
     Returns:
       `f32[B, T, V]` logits, `[B, T, H]` states, and keys and values.
@@ -204,10 +203,7 @@ def as_feature_model(
     The `FeatureModel` and the parameters to call it with.
   """
   config, layer = module.config, module.config.layer
-  graphdef, params = nnx.split(module)
-  shapes = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params
-  )
+  merge, params = split(module)
 
   def init_cache(batch: int, slots: int) -> Cache:
     return cache_lib.make_cache(
@@ -220,15 +216,13 @@ def as_feature_model(
     )
 
   def fuse(params, features):
-    check_params(shapes, params)
-    return nnx.merge(graphdef, params).fuse(features)
+    return merge(params).fuse(features)
 
   def apply(params, tokens, hidden, cache, *, positions=None, mask=None):
-    check_params(shapes, params)
     fed, start = tokens.shape[1], cache.length
     if positions is None:
       positions = start[:, None] + np.arange(fed)
-    logits, hidden, kv = nnx.merge(graphdef, params)(
+    logits, hidden, kv = merge(params)(
       tokens,
       hidden,
       rotary_table(layer, positions),

@@ -22,8 +22,9 @@ from jax.sharding import Mesh
 from models import gguf_file, stacked, weights
 from models.gguf_file import Header
 from models.huggingface_config import config_from_json
+from models.layers import TransformerConfig
 from models.sharding import Sharding
-from models.transformer import Transformer, TransformerConfig
+from models.transformer import Transformer
 from models.weights import Source, Tensor
 
 KINDS = (

@@ -30,7 +30,8 @@ from models import eagle, head_files, heads
 from models.eagle import EagleConfig
 from models.heads import MedusaConfig
 from models.huggingface_config import config_from_json
-from models.transformer import FINAL, Features, TransformerConfig
+from models.layers import TransformerConfig
+from models.transformer import FINAL, Features
 from models.weights import CheckpointError, Tensor
 
 

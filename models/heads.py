@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from models.params import check_params
-from models.transformer import make_linear
+from models.layers import make_linear
+from models.params import split
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,13 +127,9 @@ def as_marginals(module: Medusa | Blockwise):
     `(params, features f[B, D]) -> f32[B, K, V]`, for
     `specjax.drafters.heads.drafter`, and the parameters to call it with.
   """
-  graphdef, params = nnx.split(module)
-  shapes = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params
-  )
+  merge, params = split(module)
 
   def marginals(params, features):
-    check_params(shapes, params)
-    return nnx.merge(graphdef, params)(features)
+    return merge(params)(features)
 
   return marginals, params

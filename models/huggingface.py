@@ -26,8 +26,9 @@ from jax.sharding import Mesh
 
 from models import stacked, tokenizers, weights
 from models.huggingface_config import config_from_json, llama_json
+from models.layers import TransformerConfig
 from models.sharding import Sharding
-from models.transformer import Transformer, TransformerConfig
+from models.transformer import Transformer
 from models.weights import Source, Tensor
 
 CheckpointError = weights.CheckpointError

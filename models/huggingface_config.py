@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from models.transformer import RopeScaling, TransformerConfig
+from models.layers import RopeScaling, TransformerConfig
 
 # What transformers assumes for a key that config.json leaves out.
 _GATED = dict(

@@ -12,8 +12,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
+from models.layers import TransformerConfig
 from models.sharding import Sharding, tensor_parallel
-from models.transformer import TransformerConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,29 @@
 """What a model takes for its parameters."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
+from flax import nnx
+
+
+def split(module: nnx.Module) -> tuple[Callable[[Any], Any], nnx.State]:
+  """Splits a module into a pure function and its parameters.
+
+  Returns:
+    `params -> module`, which raises ValueError for parameters of other shapes,
+    and the parameters.
+  """
+  graphdef, params = nnx.split(module)
+  shapes = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params
+  )
+
+  def merge(params):
+    check_params(shapes, params)
+    return nnx.merge(graphdef, params)
+
+  return merge, params
 
 
 def check_params(expected: Any, params: Any) -> None:

@@ -20,7 +20,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from models.transformer import TransformerConfig
+from models.layers import TransformerConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,15 +16,14 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
+from models.layers import Layer, TransformerConfig
 from models.params import check_params
 from models.sharding import Sharding, constrain
 from models.transformer import (
   FINAL,
   Features,
-  Layer,
   SkippedLayers,
   Transformer,
-  TransformerConfig,
   check_features,
 )
 from specjax import cache as cache_lib

@@ -26,8 +26,9 @@ from jax.sharding import PartitionSpec as P
 
 from models import checksums, stacked
 from models import sharding as sharding_lib
+from models.layers import TransformerConfig
 from models.sharding import Sharding
-from models.transformer import Transformer, TransformerConfig
+from models.transformer import Transformer
 
 
 def is_run(directory: str) -> bool:

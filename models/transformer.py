@@ -1,352 +1,32 @@
 """One configurable decoder-only transformer (Flax NNX).
 
-GPT-2, GPT-NeoX (Pythia), Llama, Mistral, Qwen2 and Qwen3 differ in a dozen
-switches of `TransformerConfig`; the file reads top to bottom: configuration,
-rotary embedding, attention, MLP, layer, model, and `as_language_model`, which
-turns a module into the pure functions that `specjax` decodes with.
+The embedding, the layers of `models.layers`, the final norm and the output
+projection; and `as_language_model`, which turns the module into the pure
+functions that `specjax` decodes with.
 
-Letters in shapes: B rows, T fed tokens, S cache slots, D model width, H query
-heads, K key/value heads, G = H / K queries per key head, C channels per head.
+Letters in shapes as in `models.layers`.
 """
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
 
-from models.params import check_params
+from models.layers import (
+  Layer,
+  TransformerConfig,
+  make_linear,
+  make_norm,
+  rotary_table,
+)
+from models.params import split
 from specjax import cache as cache_lib
 from specjax.cache import Cache
 from specjax.types import LanguageModel, ModelOutput
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RopeScaling:
-  """Llama 3's rescaling of the rotary frequencies.
-
-  Long wavelengths are stretched by `factor`, short ones are kept, those between
-  `original_max_positions / high` and `original_max_positions / low` blended.
-  """
-
-  factor: float
-  low_freq_factor: float
-  high_freq_factor: float
-  original_max_positions: int
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TransformerConfig:
-  """Shapes and switches of one model.
-
-  Attributes:
-    vocab_size: rows of the embedding, padding included.
-    embed_dim: D.
-    num_layers: number of layers.
-    num_heads: H.
-    num_kv_heads: K; must divide H.
-    head_dim: C.
-    mlp_dim: width of the MLP's hidden layer.
-    max_positions: longest sequence the model is meant for (and the number of
-      rows of a learned position table).
-    norm: "rms" or "layer".
-    norm_eps: added to the variance.
-    activation: "silu", "gelu" (exact) or "gelu_tanh".
-    gated_mlp: `down(act(gate(x)) * up(x))` instead of `down(act(up(x)))`.
-    learned_positions: a table added to the embeddings instead of rotary.
-    rope_theta: base of the rotary frequencies.
-    rotary_dim: channels of each head that rotate (the first ones).
-    rope_scaling: Llama 3's rescaling, if any.
-    rope_factors: what each rotary frequency is divided by: a rescaling that is
-      known by its outcome alone.
-    parallel_residual: attention and MLP both read the layer's input (NeoX).
-    qkv_bias, out_bias, mlp_bias: biases of the projections.
-    qk_norm: RMS norm of each head's queries and keys (Qwen3).
-    tied_embeddings: the output projection is the embedding's transpose.
-    windows: per layer, the sliding-window size, or None for full attention.
-  """
-
-  vocab_size: int
-  embed_dim: int
-  num_layers: int
-  num_heads: int
-  num_kv_heads: int
-  head_dim: int
-  mlp_dim: int
-  max_positions: int
-  norm: str = "rms"
-  norm_eps: float = 1e-5
-  activation: str = "silu"
-  gated_mlp: bool = True
-  learned_positions: bool = False
-  rope_theta: float = 10_000.0
-  rotary_dim: int | None = None
-  rope_scaling: RopeScaling | None = None
-  rope_factors: tuple[float, ...] | None = None
-  parallel_residual: bool = False
-  qkv_bias: bool = False
-  out_bias: bool = False
-  mlp_bias: bool = False
-  qk_norm: bool = False
-  tied_embeddings: bool = False
-  windows: tuple[int | None, ...] | None = None
-
-  def __post_init__(self):
-    if self.num_heads % self.num_kv_heads:
-      raise ValueError(
-        f"num_kv_heads must divide num_heads, got {self.num_kv_heads} and "
-        f"{self.num_heads}"
-      )
-    if self.norm not in ("rms", "layer"):
-      raise ValueError(f"norm must be 'rms' or 'layer', got {self.norm!r}")
-    if self.activation not in _ACTIVATIONS:
-      raise ValueError(
-        f"activation must be one of {sorted(_ACTIVATIONS)}, got "
-        f"{self.activation!r}"
-      )
-    if self.windows is not None and len(self.windows) != self.num_layers:
-      raise ValueError(
-        f"windows must have one entry per layer ({self.num_layers}), got "
-        f"{len(self.windows)}"
-      )
-    pairs = (self.rotary_dim or self.head_dim) // 2
-    if self.rope_factors is not None and len(self.rope_factors) != pairs:
-      raise ValueError(
-        f"rope_factors must have one entry per rotated pair ({pairs}), got "
-        f"{len(self.rope_factors)}"
-      )
-
-  def window(self, layer: int) -> int | None:
-    """Sliding-window size of a layer, or None."""
-    return self.windows[layer] if self.windows else None
-
-
-_ACTIVATIONS = {
-  "silu": jax.nn.silu,
-  "gelu": functools.partial(jax.nn.gelu, approximate=False),
-  "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
-}
-
-
-# ------------------------------------------------------------------- rotary
-
-
-def rotary_frequencies(config: TransformerConfig) -> np.ndarray:
-  """Angular frequency of each rotated channel pair, `f32[rotary_dim / 2]`."""
-  dim = config.head_dim if config.rotary_dim is None else config.rotary_dim
-  freq = 1.0 / config.rope_theta ** (np.arange(0, dim, 2) / dim)
-  scaling = config.rope_scaling
-  if scaling is not None:
-    wavelength = 2 * math.pi / freq
-    ratio = scaling.original_max_positions / wavelength
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    keep = np.clip((ratio - low) / (high - low), 0.0, 1.0)
-    freq = keep * freq + (1 - keep) * freq / scaling.factor
-  if config.rope_factors is not None:
-    freq = freq / np.array(config.rope_factors)
-  return freq.astype(np.float32)
-
-
-def rotary_table(
-  config: TransformerConfig, positions: Array
-) -> tuple[Array, Array]:
-  """Cosines and sines for `positions`, each `f32[B, T, 1, rotary_dim / 2]`."""
-  freq = rotary_frequencies(config)
-  angle = positions[..., None, None].astype(jnp.float32) * freq
-  return jnp.cos(angle), jnp.sin(angle)
-
-
-def rotate(x: Array, table: tuple[Array, Array]) -> Array:
-  """Rotates the first channels of every head.
-
-  Args:
-    x: `[B, T, H, C]`.
-    table: from `rotary_table`.
-
-  Returns:
-    `[B, T, H, C]`, in x's dtype.
-  """
-  cos, sin = table
-  half = cos.shape[-1]
-  a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-  turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-  return jnp.concatenate([turned.astype(x.dtype), rest], axis=-1)
-
-
-# ------------------------------------------------------------------- layers
-
-
-def make_norm(config: TransformerConfig, dim: int, dtype, rngs: nnx.Rngs):
-  """A norm of the configuration's kind over `dim` channels."""
-  make = nnx.RMSNorm if config.norm == "rms" else nnx.LayerNorm
-  return make(
-    dim,
-    epsilon=config.norm_eps,
-    dtype=dtype,
-    param_dtype=dtype,
-    use_fast_variance=False,
-    rngs=rngs,
-  )
-
-
-def make_linear(n_in: int, n_out: int, bias: bool, dtype, rngs: nnx.Rngs):
-  """A projection with small random weights."""
-  return nnx.Linear(
-    n_in,
-    n_out,
-    use_bias=bias,
-    dtype=dtype,
-    param_dtype=dtype,
-    kernel_init=nnx.initializers.normal(0.02),
-    rngs=rngs,
-  )
-
-
-def attend(q: Array, keys: Array, values: Array, mask: Array) -> Array:
-  """Grouped-query attention; the softmax is taken in float32.
-
-  Args:
-    q: `[B, T, H, C]`.
-    keys: `[B, K, S, C]`.
-    values: `[B, K, S, C]`.
-    mask: `bool[B, T, S]`, True where attention is allowed.
-
-  Returns:
-    `[B, T, H * C]`.
-  """
-  batch, fed, heads, channels = q.shape
-  kv_heads = keys.shape[1]
-  q = q.reshape(batch, fed, kv_heads, heads // kv_heads, channels)
-  # Keys first: with the single query of a single row first, XLA:CPU repeats the
-  # cache write inside the product's fusion and copies the whole cache for it.
-  scores = jnp.einsum(
-    "bksc,btkgc->bksgt", keys, q, preferred_element_type=jnp.float32
-  ) / math.sqrt(channels)
-  scores = jnp.moveaxis(scores, 2, -1)  # [B, K, G, T, S]
-  scores = jnp.where(
-    mask[:, None, None], scores, jnp.finfo(scores.dtype).min
-  )  # every query sees itself, so no row is empty
-  weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
-  out = jnp.einsum("bkgts,bksc->btkgc", weights, values)
-  return out.reshape(batch, fed, heads * channels)
-
-
-class Attention(nnx.Module):
-  """Self-attention over the fed tokens and, if given, a cache.
-
-  Args:
-    config: shapes and switches.
-    dtype: of parameters and activations.
-    input_dim: width of what it reads; by default D, which it always returns.
-    rngs: for the initial weights.
-  """
-
-  def __init__(
-    self,
-    config: TransformerConfig,
-    dtype,
-    *,
-    input_dim: int | None = None,
-    rngs: nnx.Rngs,
-  ):
-    c = config
-    self.config = c
-    width, kv_width = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    read = c.embed_dim if input_dim is None else input_dim
-    self.q = make_linear(read, width, c.qkv_bias, dtype, rngs)
-    self.k = make_linear(read, kv_width, c.qkv_bias, dtype, rngs)
-    self.v = make_linear(read, kv_width, c.qkv_bias, dtype, rngs)
-    self.out = make_linear(width, c.embed_dim, c.out_bias, dtype, rngs)
-    if c.qk_norm:
-      self.q_norm = make_norm(c, c.head_dim, dtype, rngs)
-      self.k_norm = make_norm(c, c.head_dim, dtype, rngs)
-
-  def __call__(self, x, rotary, mask, kv, start, *, layer=None):
-    """Attends.
-
-    Args:
-      x: `[B, T, D]`.
-      rotary: from `rotary_table`, or None.
-      mask: `bool[B, T, S]`.
-      kv: this layer's `(keys, values)` of the cache, or all layers' if `layer`
-        is given; None to attend among the fed tokens alone (then S == T).
-      start: `i32[B]`, the slot of the first fed token.
-      layer: `i32[]`, which layer of stacked keys and values this one is.
-
-    Returns:
-      `[B, T, D]` and the updated `(keys, values)`.
-    """
-    c = self.config
-    heads = lambda y: y.reshape(*y.shape[:-1], -1, c.head_dim)
-    q, k, v = heads(self.q(x)), heads(self.k(x)), heads(self.v(x))
-    if c.qk_norm:
-      q, k = self.q_norm(q), self.k_norm(k)
-    if rotary is not None:
-      q, k = rotate(q, rotary), rotate(k, rotary)
-    k, v = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)  # [B, K, T, C]
-    if kv is None:
-      return self.out(attend(q, k, v, mask)), (k, v)
-    kv = tuple(
-      cache_lib.write_rows(buffer, new, start, layer=layer)
-      for buffer, new in zip(kv, cache_lib.contain(k, v), strict=True)
-    )
-    k, v = kv if layer is None else (buffer[layer] for buffer in kv)
-    return self.out(attend(q, k, v, mask)), kv
-
-
-class Mlp(nnx.Module):
-  """The feed-forward block, gated or not."""
-
-  def __init__(self, config: TransformerConfig, dtype, *, rngs: nnx.Rngs):
-    c = config
-    self.config = c
-    self.up = make_linear(c.embed_dim, c.mlp_dim, c.mlp_bias, dtype, rngs)
-    self.down = make_linear(c.mlp_dim, c.embed_dim, c.mlp_bias, dtype, rngs)
-    if c.gated_mlp:
-      self.gate = make_linear(c.embed_dim, c.mlp_dim, c.mlp_bias, dtype, rngs)
-
-  def __call__(self, x: Array) -> Array:
-    """`[B, T, D] -> [B, T, D]`."""
-    act = _ACTIVATIONS[self.config.activation]
-    up = self.up(x)
-    return self.down(
-      act(self.gate(x)) * up if self.config.gated_mlp else act(up)
-    )
-
-
-class Layer(nnx.Module):
-  """Attention and MLP with pre-norm residuals, serial or parallel."""
-
-  def __init__(self, config: TransformerConfig, dtype, *, rngs: nnx.Rngs):
-    self.config = config
-    self.attention_norm = make_norm(config, config.embed_dim, dtype, rngs)
-    self.attention = Attention(config, dtype, rngs=rngs)
-    self.mlp_norm = make_norm(config, config.embed_dim, dtype, rngs)
-    self.mlp = Mlp(config, dtype, rngs=rngs)
-
-  def __call__(
-    self, x, rotary, mask, kv, start, *, layer=None, attention=True, mlp=True
-  ):
-    """As `Attention`; `attention=False` or `mlp=False` skips that sub-layer."""
-    residual = x
-    if attention:
-      out, kv = self.attention(
-        self.attention_norm(x), rotary, mask, kv, start, layer=layer
-      )
-      x = x + out
-    if mlp:
-      source = residual if self.config.parallel_residual else x
-      x = x + self.mlp(self.mlp_norm(source))
-    return x, kv
-
-
-# -------------------------------------------------------------------- model
-
 
 FINAL = "final"
 # What a model returns of its hidden states, next to each other on the last
@@ -585,10 +265,7 @@ def as_language_model(
   config = module.config
   skipped.check(config.num_layers)
   check_features(features, config.num_layers)
-  graphdef, params = nnx.split(module)
-  shapes = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params
-  )
+  merge, params = split(module)
 
   def init_cache(batch: int, slots: int) -> Cache:
     return cache_lib.make_cache(
@@ -604,8 +281,7 @@ def as_language_model(
   def apply(
     params, tokens, cache, *, positions=None, mask=None, logits_at=None
   ):
-    check_params(shapes, params)
-    return nnx.merge(graphdef, params)(
+    return merge(params)(
       tokens,
       cache,
       positions=positions,

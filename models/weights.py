@@ -19,8 +19,9 @@ from jax.sharding import Mesh, NamedSharding
 
 from models import sharding as sharding_lib
 from models import stacked
+from models.layers import TransformerConfig
 from models.sharding import Sharding
-from models.transformer import Transformer, TransformerConfig
+from models.transformer import Transformer
 
 
 class CheckpointError(ValueError):

@@ -20,9 +20,9 @@ from specjax import (
 )
 from specjax.cache import Cache
 from specjax.decode import Decoder, make_decoder
+from specjax.state import DecodeState, StopReason
 from specjax.tree import Tree
 from specjax.types import (
-  DecodeState,
   Draft,
   Drafter,
   LanguageModel,
@@ -30,7 +30,6 @@ from specjax.types import (
   Params,
   Rule,
   Sampling,
-  StopReason,
   Verification,
 )
 from specjax.warp import make_sampling

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax.types import DecodeState, Params, Sampling
+from specjax.state import DecodeState
+from specjax.types import Params, Sampling
 
 
 def check_params(params: Params) -> None:

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from specjax.cache import Cache
 from specjax.decode import Decoder
 from specjax.mesh import MeshDecoder
-from specjax.types import DecodeState
+from specjax.state import DecodeState
 
 _NOTHING: Mapping[str, Any] = {}
 

@@ -35,20 +35,18 @@ from specjax import cache as cache_lib
 from specjax import emission as emission_lib
 from specjax import warp as warp_lib
 from specjax.cache import Cache
+from specjax.state import DecodeState, Round, StepInfo
 from specjax.tree import Form
 from specjax.types import (
   Commit,
   Context,
-  DecodeState,
   Draft,
   Drafter,
   DrawFn,
   LanguageModel,
   Params,
-  Round,
   Rule,
   Sampling,
-  StepInfo,
   Verification,
   pick_nodes,
 )

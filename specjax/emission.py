@@ -8,15 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from specjax.state import Counters, DecodeState, Origin, StopReason
 from specjax.tree import take_node
-from specjax.types import (
-  Counters,
-  DecodeState,
-  Draft,
-  Origin,
-  StopReason,
-  Verification,
-)
+from specjax.types import Draft, Verification
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

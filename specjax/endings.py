@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from specjax.types import DecodeState, Origin, StopReason
+from specjax.state import DecodeState, Origin, StopReason
 
 # Takes a row's tokens since the last call; says how many of them stand if the
 # row ends among them (or after them), else None.

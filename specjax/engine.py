@@ -17,25 +17,15 @@ from specjax import compilation, drawing, metrics
 from specjax.decode import Decoder
 from specjax.endings import Endings, Watch, fetch
 from specjax.mesh import MeshDecoder
-from specjax.requests import Request, Settings
-from specjax.types import DecodeState, Params, StopReason
+from specjax.requests import Request
+from specjax.state import DecodeState, StopReason
+from specjax.types import Params
 from specjax.warp import make_sampling
 
 _MIN_WIDTH = 32
 _NO_END = 2**30  # more rounds than any buffer has room for
 # What keeps all tokens: a program of rows that all have it does without.
 _NEUTRAL = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-
-__all__ = [
-  "Batch",
-  "Completion",
-  "Engine",
-  "Request",
-  "Settings",
-  "completions",
-  "make_batches",
-  "unit_of",
-]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +101,7 @@ class Completion:
     origins: an `Origin` for each.
     stop_reason: "stop_token", "length", "nan_logits" or "stop_string".
     num_target_calls, num_drafted, num_accepted, expected_accepted,
-      total_variation, accept_counts: see `specjax.types.Counters`.
+      total_variation, accept_counts: see `specjax.state.Counters`.
   """
 
   token_ids: list[int]

@@ -21,7 +21,8 @@ from jax.sharding import PartitionSpec as P
 from specjax import arguments, drawing, rows
 from specjax import warp as warp_lib
 from specjax.decode import Decoder
-from specjax.types import DecodeState, Params, Sampling
+from specjax.state import DecodeState
+from specjax.types import Params, Sampling
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

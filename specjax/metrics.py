@@ -25,7 +25,7 @@ class Unit:
   Attributes:
     num_tokens: emitted tokens.
     num_target_calls, num_drafted, num_accepted, expected_accepted,
-      total_variation: sums over the unit's rows of `specjax.types.Counters`.
+      total_variation: sums over the unit's rows of `specjax.state.Counters`.
     seconds: wall-clock time, prompt pass included, compilation excluded.
     baseline_num_tokens, baseline_num_target_calls, baseline_seconds: the same
       for plain autoregressive decoding of the same prompts, or None.

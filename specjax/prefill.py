@@ -13,17 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from specjax.types import (
-  Commit,
-  Counters,
-  DecodeState,
-  Drafter,
-  LanguageModel,
-  Origin,
-  Params,
-  Sampling,
-  StopReason,
-)
+from specjax.state import Counters, DecodeState, Origin, StopReason
+from specjax.types import Commit, Drafter, LanguageModel, Params, Sampling
 
 
 def begin(

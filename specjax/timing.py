@@ -37,7 +37,8 @@ from specjax import drawing
 from specjax.cache import Cache
 from specjax.decode import Decoder
 from specjax.engine import Batch, Engine
-from specjax.types import DecodeState, LanguageModel, Params
+from specjax.state import DecodeState
+from specjax.types import LanguageModel, Params
 
 _PLACES = (0.25, 0.5, 0.75)  # of a run, where passes are timed
 _REPEATS = 12  # passes in one timing

@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from specjax.state import Counters
 from specjax.tree import Tree
-from specjax.types import Counters
 
 # Acceptances come from float32 sums: they may add up to this much over 1.
 _ROUNDING = 1e-4

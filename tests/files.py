@@ -6,7 +6,8 @@ import jax
 from flax import nnx
 
 from models import huggingface, tokenizers
-from models.transformer import Transformer, TransformerConfig
+from models.layers import TransformerConfig
+from models.transformer import Transformer
 
 EMBEDDED = "models/pretrained/target"
 

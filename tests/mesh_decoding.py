@@ -24,7 +24,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from models import sharding, stacked
-from models.transformer import SkippedLayers, Transformer, TransformerConfig
+from models.layers import TransformerConfig
+from models.transformer import SkippedLayers, Transformer
 from specjax import decode, drafters
 from specjax import tree as tree_lib
 from specjax.mesh import MeshDecoder

@@ -28,7 +28,16 @@ LIBRARY_NEEDS = {"jax", "numpy", "scipy"}
 # The modules of `specjax` that rules and drafters are made of.
 FOUNDATION = {
   f"specjax.{name}"
-  for name in ("types", "tree", "warp", "cache", "drawing", "laws", "siblings")
+  for name in (
+    "types",
+    "structs",
+    "tree",
+    "warp",
+    "cache",
+    "drawing",
+    "laws",
+    "siblings",
+  )
 }
 
 

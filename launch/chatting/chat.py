@@ -13,7 +13,7 @@ from launch.chatting.turns import Conversation
 from launch.tables import loss_in_words
 from models import chat as templates
 from specjax import drawing
-from specjax.types import StopReason
+from specjax.state import StopReason
 from specjax.warp import make_sampling
 
 # What a user can mend: one line, and the conversation goes on.
@@ -30,7 +30,7 @@ class Answer:
     num_tokens: of it.
     seconds: its rounds took.
     num_target_calls, num_drafted, num_accepted, total_variation: see
-      `specjax.types.Counters`.
+      `specjax.state.Counters`.
   """
 
   begins: int

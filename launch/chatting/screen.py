@@ -14,7 +14,7 @@ from tokenizers.decoders import DecodeStream
 
 from launch import display, terminal
 from models.tokenizers import Tokenizer
-from specjax.types import Origin
+from specjax.state import Origin
 
 
 class Growing:

@@ -13,7 +13,8 @@ import jax
 import numpy as np
 
 from specjax.decode import Decoder
-from specjax.types import DecodeState, Origin, Params, StopReason
+from specjax.state import DecodeState, Origin, StopReason
+from specjax.types import Params
 from specjax.warp import make_sampling
 
 # What is read at once is padded to a power of two, of at least so many tokens.

@@ -70,7 +70,7 @@ class Asked:
 
   @property
   def stream(self) -> int:
-    """See `specjax.engine.Request`."""
+    """See `specjax.requests.Request`."""
     text = json.dumps([self.question.id, self.turn])
     return int(hashlib.sha256(text.encode()).hexdigest()[:8], 16)
 

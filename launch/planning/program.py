@@ -17,9 +17,10 @@ from jax.sharding import PartitionSpec as P
 from launch.planning import hlo
 from models import sharding as sharding_lib
 from models import stacked
+from models.layers import TransformerConfig
 from models.meshes import Layout
 from models.sharding import Sharding
-from models.transformer import SkippedLayers, TransformerConfig
+from models.transformer import SkippedLayers
 from specjax import compilation, decode, drafters, drawing, rules
 from specjax import siblings as siblings_lib
 from specjax.cache import Cache

@@ -13,7 +13,8 @@ are left out, so small models on many chips look better here than they are.
 import dataclasses
 
 from launch.hardware import Chip
-from models.transformer import SkippedLayers, TransformerConfig
+from models.layers import TransformerConfig
+from models.transformer import SkippedLayers
 
 _ITEM = 2  # bytes of a bfloat16
 _NOTHING = SkippedLayers()

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import ml_collections
 
 from launch import hardware
-from models.transformer import TransformerConfig
+from models.layers import TransformerConfig
 from specjax import losses
 
 

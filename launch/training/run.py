@@ -28,8 +28,9 @@ from launch.training import (
 )
 from launch.training.records import say
 from models import checkpoints, huggingface, tokenizers, trained
+from models.layers import TransformerConfig
 from models.tokenizers import Tokenizer
-from models.transformer import Transformer, TransformerConfig
+from models.transformer import Transformer
 
 
 class Run:

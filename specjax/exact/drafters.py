@@ -16,14 +16,9 @@ import scipy.stats
 
 from specjax import decode, drawing, rows
 from specjax.exact import rounds
+from specjax.state import DecodeState
 from specjax.tree import Form
-from specjax.types import (
-  DecodeState,
-  Draft,
-  Drafter,
-  LanguageModel,
-  Params,
-)
+from specjax.types import Draft, Drafter, LanguageModel, Params
 from specjax.warp import make_sampling
 
 _ALPHA = 1e-6  # of the sampled test

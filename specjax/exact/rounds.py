@@ -21,7 +21,8 @@ from jax import Array
 from specjax import rows, warp
 from specjax.decode import Decoder
 from specjax.exact.enumeration import BlockLaw, block_law_of
-from specjax.types import DecodeState, Draft, DrawFn, Params
+from specjax.state import DecodeState
+from specjax.types import Draft, DrawFn, Params
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

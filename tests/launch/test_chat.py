@@ -19,7 +19,7 @@ from launch.chatting import commands, screen
 from launch.chatting.chat import Chat
 from models import chat as templates
 from models import tokenizers
-from specjax.types import Origin
+from specjax.state import Origin
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 CHATML = (

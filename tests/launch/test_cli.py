@@ -15,7 +15,7 @@ from absl.testing import flagsaver
 from launch import cli, display, processes, terminal
 from launch.prompts import Prompt
 from specjax import rules
-from specjax.types import Origin
+from specjax.state import Origin
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _SOURCES = {

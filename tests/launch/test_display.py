@@ -10,7 +10,7 @@ from launch.prompts import Prompt
 from models import tokenizers
 from specjax import metrics, rules
 from specjax.engine import Completion
-from specjax.types import Origin
+from specjax.state import Origin
 
 
 def shown(show, *arguments, **options):

@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 from models import eagle
-from models.transformer import TransformerConfig
+from models.layers import TransformerConfig
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 

@@ -22,9 +22,9 @@ from models import (
   checkpoints,
   gguf,
   gguf_file,
+  layers,
   sharding,
   stacked,
-  transformer,
 )
 
 # family, settings, and whether transformers reads the file as what it is.
@@ -130,7 +130,7 @@ def test_the_configuration_is_that_of_the_model(written, name):
 def rope_factors(config):
   """Frequencies without Llama 3's rescaling over those with it."""
   plain = dataclasses.replace(config, rope_scaling=None)
-  frequencies = map(transformer.rotary_frequencies, (plain, config))
+  frequencies = map(layers.rotary_frequencies, (plain, config))
   return np.divide(*frequencies).tolist()
 
 

@@ -5,7 +5,7 @@ import references
 from references import GATED, GPT2, LLAMA3
 
 from models import huggingface
-from models.transformer import RopeScaling
+from models.layers import RopeScaling
 
 SIZES = {k: v for k, v in GATED.items() if not k.endswith("token_id")}
 GPT2_SIZES = {k: v for k, v in GPT2.items() if not k.endswith("token_id")}

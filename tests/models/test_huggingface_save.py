@@ -14,7 +14,8 @@ from flax import nnx
 from references import TOKENS, VOCAB
 
 from models import huggingface, tokenizers
-from models.transformer import RopeScaling, Transformer, TransformerConfig
+from models.layers import RopeScaling, TransformerConfig
+from models.transformer import Transformer
 
 SMALL = TransformerConfig(
   vocab_size=VOCAB, embed_dim=32, num_layers=2, num_heads=4, num_kv_heads=2,

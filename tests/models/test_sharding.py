@@ -17,7 +17,8 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from models import huggingface, sharding, stacked
-from models.transformer import Transformer, TransformerConfig
+from models.layers import TransformerConfig
+from models.transformer import Transformer
 
 CONFIG = TransformerConfig(
   vocab_size=40, embed_dim=16, num_layers=3, num_heads=8, num_kv_heads=2,

@@ -7,11 +7,11 @@ import pytest
 from flax import nnx
 
 from models import stacked
+from models.layers import TransformerConfig
 from models.transformer import (
   FINAL,
   SkippedLayers,
   Transformer,
-  TransformerConfig,
   as_language_model,
 )
 from specjax import decode, drafters, tree

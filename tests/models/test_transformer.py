@@ -13,13 +13,12 @@ from flax import nnx
 
 import specjax
 from models import stacked
+from models.layers import TransformerConfig, attend
 from models.transformer import (
   FINAL,
   SkippedLayers,
   Transformer,
-  TransformerConfig,
   as_language_model,
-  attend,
 )
 from specjax import cache as cache_lib
 from specjax import drafters

@@ -24,15 +24,12 @@ from flax import nnx
 from scipy import stats
 
 import specjax
-from models.transformer import (
-  Transformer,
-  TransformerConfig,
-  as_language_model,
-)
+from models.layers import TransformerConfig
+from models.transformer import Transformer, as_language_model
 from specjax import drafters, exact, laws, siblings
 from specjax.drafters import levels
+from specjax.state import StopReason
 from specjax.tree import chain, paths
-from specjax.types import StopReason
 from specjax.warp import make_sampling
 
 VOCAB, ROWS, ALPHA = 3, 120_000, 1e-6

@@ -29,8 +29,8 @@ from decoding import (
 import specjax
 from specjax import drafters, rules, siblings
 from specjax import tree as tree_lib
+from specjax.state import Origin, StopReason
 from specjax.tree import chain
-from specjax.types import Origin, StopReason
 from specjax.warp import make_sampling
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")

@@ -8,8 +8,9 @@ import toys
 import specjax
 from specjax import cache as cache_lib
 from specjax.siblings import IID
+from specjax.state import Origin, StopReason
 from specjax.tree import chain
-from specjax.types import Draft, Drafter, Origin, StopReason
+from specjax.types import Draft, Drafter
 from specjax.warp import make_sampling
 
 VOCAB = 10

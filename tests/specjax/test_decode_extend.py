@@ -13,8 +13,8 @@ from decoding import MODEL, PARAMS, PROMPTS, VOCAB, decode, rows_of
 
 import specjax
 from specjax.drafters import eagle
+from specjax.state import Origin, StopReason
 from specjax.tree import Tree
-from specjax.types import Origin, StopReason
 from specjax.warp import make_sampling
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")

@@ -9,8 +9,9 @@ pytest.importorskip("libtpu", reason="libtpu is for Linux on x86-64 only")
 
 from launch import hardware
 from launch.planning import program
+from models.layers import TransformerConfig
 from models.meshes import Layout
-from models.transformer import SkippedLayers, TransformerConfig
+from models.transformer import SkippedLayers
 from specjax import tree as tree_lib
 
 # Caches are larger than what is beside the memory (128 MiB), where copies are

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from specjax import engine
-from specjax.engine import Engine, Settings
+from specjax.engine import Engine
+from specjax.requests import Settings
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 

@@ -12,7 +12,8 @@ import pytest
 import toys
 
 import specjax
-from specjax import drafters, siblings, tree_search, types
+from specjax import drafters, siblings, tree_search
+from specjax.state import Counters
 from specjax.tree import Tree, chain, k_ary, paths
 from specjax.warp import make_sampling
 
@@ -284,10 +285,8 @@ def test_acceptance_is_a_ratio_of_totals_and_0_for_ranks_never_offered():
   zeros = jnp.zeros((3, 4))
   offered = zeros.at[0, :2].set(jnp.array([8.0, 2.0])).at[1, 0].set(2.0)
   accepted = zeros.at[0, :2].set(jnp.array([4.0, 0.5])).at[1, 0].set(2.0)
-  fields = dict.fromkeys(
-    field.name for field in dataclasses.fields(types.Counters)
-  )
-  counters = types.Counters(
+  fields = dict.fromkeys(field.name for field in dataclasses.fields(Counters))
+  counters = Counters(
     **fields | dict(rank_offered=offered, rank_accepted=accepted)
   )
   np.testing.assert_array_equal(

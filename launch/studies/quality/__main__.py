@@ -26,7 +26,7 @@ from launch.journal import Journal
 from launch.studies.quality import page, scores
 from launch.training import corpus
 from specjax import engine, metrics
-from specjax.types import Origin
+from specjax.state import Origin
 
 cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT)
 

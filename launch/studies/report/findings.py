@@ -18,8 +18,8 @@ from launch import prompts, rates
 from launch.pair import Pair
 from specjax import engine, metrics, timing, warp
 from specjax.engine import Completion
+from specjax.state import Origin
 from specjax.theory import throughput
-from specjax.types import Origin
 
 _WIDTHS = (1, 2, 3, 4, 5, 7, 9, 11, 13, 17)
 

@@ -25,8 +25,9 @@ from specjax import siblings as siblings_lib
 from specjax.decode import Decoder, make_decoder
 from specjax.engine import Batch
 from specjax.siblings import Siblings
+from specjax.state import StopReason
 from specjax.tree import Tree
-from specjax.types import Drafter, StopReason
+from specjax.types import Drafter
 from specjax.warp import make_sampling
 
 

@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec as P
 
 from specjax import drafters, drawing, tree
 from specjax.decode import make_decoder
+from specjax.state import Origin
 from specjax.theory import markov
-from specjax.types import Origin
 
 _NODES_AT_ONCE = 1 << 12  # of a device: what a core's caches hold
 

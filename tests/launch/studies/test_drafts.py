@@ -19,7 +19,7 @@ from launch.studies.drafts import page
 from launch.training import flops, step
 from launch.training.run import Run
 from models import huggingface
-from models.transformer import TransformerConfig
+from models.layers import TransformerConfig
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 

@@ -15,8 +15,8 @@ from launch.studies.report import __main__ as report
 from launch.studies.report import findings, page
 from specjax import engine, timing
 from specjax.engine import Completion
+from specjax.state import Origin
 from specjax.theory import throughput
-from specjax.types import Origin
 
 SMALL = ("--config.max_new_tokens=16", "--config.num_speculative_tokens=3",
          "--sweep_tokens=1", "--report_rounds=1")  # fmt: skip

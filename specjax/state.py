@@ -1,0 +1,181 @@
+"""What the loop carries, and what one round of it says.
+
+Letters in shapes as in `specjax.types`.
+"""
+
+import dataclasses
+import enum
+from typing import Any
+
+import jax
+from jax import Array
+
+from specjax.cache import Cache
+from specjax.structs import struct
+from specjax.tree import Tree
+from specjax.types import Draft, ModelOutput, Sampling
+
+
+class StopReason(enum.IntEnum):
+  """Why a row ended.
+
+  NAN_LOGITS: the target's logits for the next token were not numbers, or the
+  drafter returned a law that was none (`Draft.log_probs`).
+  STOP_STRING: the host found its end in the text (`specjax.endings`).
+  """
+
+  RUNNING = 0
+  STOP_TOKEN = 1
+  LENGTH = 2
+  NAN_LOGITS = 3
+  STOP_STRING = 4
+
+
+class Origin(enum.IntEnum):
+  """Where a committed token came from."""
+
+  PROMPT = 0
+  ACCEPTED = 1
+  RESIDUAL = 2
+  BONUS = 3
+
+
+@struct
+class Counters:
+  """Per-row sums over the steps a row took part in.
+
+  Attributes:
+    num_target_calls: `i32[B]`, verification passes (the prompt pass excluded).
+    num_drafted: `i32[B]`, drafted tokens: the nodes that were there.
+    num_accepted: `i32[B]`, drafted tokens that were emitted: those beyond a
+      stop token or the length limit do not count, nor does the residual or
+      bonus.
+    expected_accepted: `f32[B]`, its expectation given the drafts: the
+      Rao-Blackwellised `num_accepted`.
+    accept_counts: `i32[B, G + 1]`, how many steps emitted 0, 1, .., G drafted
+      tokens.
+    total_variation: `f32[B]`, summed over emitted tokens: the distance of each
+      token's law from the target's (`Verification.total_variation`); 0 for
+      lossless rules.
+    rank_offered: `f32[B, C]`, expected number of nodes the walk came to that
+      have a child of rank 0, .., C - 1 (the order siblings were drawn in).
+    rank_accepted: `f32[B, C]`, expected number of times it went on to that
+      child. Their ratio is what `specjax.tree_search` builds trees from; for
+      independent siblings a merged path counts for the sibling that goes on.
+  """
+
+  num_target_calls: Array
+  num_drafted: Array
+  num_accepted: Array
+  expected_accepted: Array
+  accept_counts: Array
+  total_variation: Array
+  rank_offered: Array
+  rank_accepted: Array
+
+  @classmethod
+  def zeros(cls, rows: int, tree: Tree) -> "Counters":
+    """Before the first round of B rows."""
+    count = lambda *more: jax.numpy.zeros((rows, *more), jax.numpy.int32)
+    total = lambda *more: jax.numpy.zeros((rows, *more))
+    return cls(
+      num_target_calls=count(),
+      num_drafted=count(),
+      num_accepted=count(),
+      expected_accepted=total(),
+      accept_counts=count(tree.max_depth + 1),
+      total_variation=total(),
+      rank_offered=total(tree.max_children),
+      rank_accepted=total(tree.max_children),
+    )
+
+
+@struct
+class DecodeState:
+  """Everything the `while_loop` carries.
+
+  Attributes:
+    tokens: `i32[B, L]`, prompt and completion; stale from `length` on.
+    origins: `i8[B, L]`, an `Origin` for each token.
+    log_probs: `f32[B, L]`, the target's own log-probability (temperature 1, no
+      truncation) of each emitted token, or None if not asked for.
+    prompt_length: `i32[B]`.
+    length: `i32[B]`, committed tokens.
+    max_length: `i32[B]`, where the row must end.
+    max_depth: `i32[B]`, see `Context`; G at first, and the host may set it.
+    stop_reason: `i32[B]`, a `StopReason`.
+    stop_tokens: `i32[n]`, token ids that end a row.
+    keys: `key[B]`, one stream per row.
+    sampling: the warp.
+    target_cache: holds all committed tokens but the newest.
+    drafter_state: the drafter's own.
+    counters: sums for the report.
+    num_steps: `i32[]`, rounds so far.
+  """
+
+  tokens: Array
+  origins: Array
+  log_probs: Array | None
+  prompt_length: Array
+  length: Array
+  max_length: Array
+  max_depth: Array
+  stop_reason: Array
+  stop_tokens: Array
+  keys: Array
+  sampling: Sampling
+  target_cache: Cache
+  drafter_state: Any
+  counters: Counters
+  num_steps: Array
+
+  @property
+  def done(self) -> Array:
+    """`bool[B]`."""
+    return self.stop_reason != StopReason.RUNNING
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Round:
+  """A round before its verification: drafted and scored.
+
+  Attributes:
+    draft: the proposal.
+    drafter_state: the drafter's state after it.
+    output: the target's output at all F tokens.
+    target_cache: the cache with all F tokens.
+    logits: `f32[B, N + 1, V]`, the target's own, of real tokens.
+    target_log_probs: `f32[B, N + 1, V]`, the warped target's laws.
+    broken: `bool[B, N + 1]`, where laws were NaN.
+  """
+
+  draft: Draft
+  drafter_state: Any
+  output: ModelOutput
+  target_cache: Cache
+  logits: Array
+  target_log_probs: Array
+  broken: Array
+
+
+@struct
+class StepInfo:
+  """What one step did, for people and tests.
+
+  Attributes:
+    draft: the proposal.
+    target_log_probs: `f32[B, N + 1, V]`, the warped target's laws.
+    node_probs: `f32[B, N + 1]`, the rule's law of the deepest accepted node.
+    node: `i32[B]`, the node drawn from it.
+    tokens: `i32[B, G + 1]`, the emitted tokens.
+    num_emitted: `i32[B]`, how many of them count.
+    total_variation: `f32[B, N + 1]`, see `Verification`; 0 for lossless rules.
+  """
+
+  draft: Draft
+  target_log_probs: Array
+  node_probs: Array
+  node: Array
+  tokens: Array
+  num_emitted: Array
+  total_variation: Array
