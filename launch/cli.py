@@ -91,6 +91,15 @@ def refuse_with(what: str, *unread: flags.FlagHolder) -> None:
 
 
 _given: list[str] = []
+_spread: set[str] = set()
+
+
+def takes_the_rest(flag: flags.FlagHolder) -> None:
+  """Lets a list flag's values stand apart, as in `--flag A B`, if it is given.
+
+  Who calls this reads what is left over by the flags as more values of it.
+  """
+  _spread.add(flag.name)
 
 
 def arguments() -> list[str]:
@@ -259,6 +268,8 @@ def _parse(command: Command, argv: Sequence[str]) -> list[str]:
     if "Traceback" in text:  # of the config's file: its last line says what
       text = text.strip().splitlines()[-1]
     raise UserError(" ".join(text.split())) from None
+  if any(flags.FLAGS[name].present for name in _spread):
+    return rest
   if rest[1:]:
     raise UserError(
       f"unexpected arguments {rest[1:]}: settings are written --name=value"

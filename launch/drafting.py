@@ -10,13 +10,13 @@ parameters are `params.draft`), or None if the config names none.
 """
 
 import dataclasses
-import difflib
 import pkgutil
 from collections.abc import Callable
 from typing import Any
 
 import ml_collections
 
+from launch import near
 from models import head_checkpoints
 from models.head_checkpoints import Head
 from models.transformer import SkippedLayers
@@ -179,11 +179,9 @@ def get(name: str) -> Family:
   if ":" in name:
     return _imported(name)
   if name not in FAMILIES:
-    near = difflib.get_close_matches(name, FAMILIES, n=1)
-    guess = f"did you mean {near[0]!r}? " if near else ""
     raise ValueError(
-      f"unknown drafter {name!r}, {guess}expected one of {list(FAMILIES)}, or "
-      "package.module:make"
+      f"unknown drafter {name!r}{near.guess(name, FAMILIES)}, expected one of "
+      f"{list(FAMILIES)}, or package.module:make"
     )
   return FAMILIES[name]
 

@@ -3,7 +3,7 @@ r"""Evaluates ways to draft on real questions: speed, acceptance, agreement.
   python -m launch.evaluate --config=configs/huggingface.py:target=DIR \
     --systems=plain,ngram,hf,hf_prompt_lookup --temperatures=0,1 \
     --batch_sizes=1,8 --questions=FILE --subset=120 --output=E.json
-  python -m launch.evaluate --compare=BEFORE.json,AFTER.json
+  python -m launch.evaluate --compare BEFORE.json AFTER.json
 
 All systems answer the same questions in turn, and every speed-up is against
 plain decoding of the same questions at the same batch size. FILE has a line
@@ -86,6 +86,7 @@ _CATEGORIES = flags.DEFINE_list(
 _COMPARE = flags.DEFINE_list(
   "compare", None, "Two results to compare, paired; nothing is decoded."
 )
+cli.takes_the_rest(_COMPARE)
 
 
 # Tokens of an answer to our own questions: a few minutes on a laptop.
@@ -286,10 +287,10 @@ def compare_files(paths: list[str]) -> int:
   return 0
 
 
-def run(_) -> int:
+def run(argv) -> int:
   """The command."""
   if _COMPARE.value:
-    return compare_files(_COMPARE.value)
+    return compare_files([*_COMPARE.value, *argv[1:]])
   for flag in (cli.CONFIG, cli.OUTPUT):
     if not flag.value:
       raise cli.UserError(f"--{flag.name} is required; see --help")

@@ -10,13 +10,13 @@ name of one of these is refused: it would be missed silently.
 """
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from launch import near
 from models import chat
 from models.tokenizers import Tokenizer
 from specjax.requests import Settings
@@ -106,9 +106,9 @@ def _check_length(token_ids: Sequence[int], *, max_tokens: int) -> None:
 def _check_keys(record: dict) -> None:
   known = [*_OTHERS, *_NUMBERS]
   for key in record:
-    near = difflib.get_close_matches(key, known, n=1, cutoff=_NEAR)
-    if key not in known and near:
-      raise ValueError(f"unknown key {key!r}, did you mean {near[0]!r}?")
+    guess = near.guess(key, known, cutoff=_NEAR)
+    if key not in known and guess:
+      raise ValueError(f"unknown key {key!r}{guess}")
 
 
 def _prompt(record: dict) -> str:

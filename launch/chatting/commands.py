@@ -1,6 +1,6 @@
 """What is typed: messages, and commands that begin with a slash."""
 
-import difflib
+from launch import near
 
 COMMANDS = {
   "temperature": ("X", "of what is sampled; 0 takes the likeliest token"),
@@ -27,10 +27,9 @@ def parse(line: str) -> tuple[str, str] | None:
     return None
   name, _, rest = line[1:].partition(" ")
   if name not in COMMANDS:
-    near = difflib.get_close_matches(name, COMMANDS, n=1)
-    guess = f"did you mean /{near[0]}? " if near else ""
+    guess = near.guess(name, COMMANDS, write="/{}")
     raise ValueError(
-      f"unknown command /{name}, {guess}/help lists them (a message that "
+      f"unknown command /{name}{guess}, /help lists them (a message that "
       "begins with a slash begins with two)"
     )
   wanted, rest = COMMANDS[name][0], rest.strip()

@@ -15,13 +15,12 @@ ngram:max_ngram=2,num_speculative_tokens=8" is two systems.
 """
 
 import dataclasses
-import difflib
 import re
 from typing import Any
 
 import ml_collections
 
-from launch import drafting, pair
+from launch import drafting, near, pair
 from launch.pair import Models, Pair
 from specjax.drafters import heads
 from specjax.engine import Engine
@@ -124,10 +123,9 @@ def _known(kind: str) -> None:
     drafting.get(kind)
     return
   known = [PLAIN, *drafting.FAMILIES, *REFERENCES]
-  near = difflib.get_close_matches(kind, known, n=1)
-  guess = f"did you mean {near[0]!r}? " if near else ""
   raise ValueError(
-    f"no such system, {guess}expected one of {known}, or package.module:make"
+    f"no such system{near.guess(kind, known)}, expected one of {known}, or "
+    "package.module:make"
   )
 
 
@@ -151,9 +149,9 @@ def _set(config: ml_collections.ConfigDict, field: str, text: str) -> None:
   if field in _SHARED:
     raise ValueError(f"{field} is the same for all systems: give --config")
   if field not in config:
-    near = difflib.get_close_matches(field, config.keys(), n=1)
-    guess = f", did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"the config has no field {field!r}{guess}")
+    raise ValueError(
+      f"the config has no field {field!r}{near.guess(field, config.keys())}"
+    )
   before = config[field]
   try:
     value: Any = text

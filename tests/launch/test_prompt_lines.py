@@ -101,7 +101,7 @@ def test_a_plain_prompt_keeps_the_key_of_earlier_outputs(read):
 @pytest.mark.parametrize(
   "wants, message",
   [
-    ({"temprature": 1}, "unknown key 'temprature', did you mean 'temperature'"),
+    ({"temprature": 1}, "unknown key 'temprature' (did you mean 'temperature'"),
     ({"max_tokens": 1}, "did you mean 'max_new_tokens'"),
     ({"temperature": -1}, '"temperature" must be a number >= 0'),
     ({"temperature": 1e39}, '"temperature" must be'),

@@ -290,7 +290,7 @@ def test_two_results_are_compared_without_a_config(tmp_path):
   path = tmp_path / "x.json"
   path.write_text("{}")
   done = subprocess.run(
-    [sys.executable, "-m", "launch.evaluate", f"--compare={path},{path}"],
+    [sys.executable, "-m", "launch.evaluate", "--compare", path, path],
     capture_output=True, text=True, check=False, timeout=several.PATIENCE,
   )  # fmt: skip
   assert done.returncode == 2

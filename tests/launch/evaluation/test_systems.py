@@ -50,7 +50,7 @@ def test_a_function_that_makes_a_drafter_is_a_system():
   ("text", "words"),
   [
     ("ngrams", "did you mean 'ngram'"),
-    ("ngram:max_gram=2", "no field 'max_gram', did you mean 'max_ngram'"),
+    ("ngram:max_gram=2", "no field 'max_gram' .did you mean 'max_ngram'"),
     ("ngram:max_ngram=two", "max_ngram must be int, got 'two'"),
     ("layer_skip:skip_mlp=a", "skip_mlp must be integers"),
     ("ngram:temperature=1", "temperature is the same for all systems"),
