@@ -57,3 +57,20 @@ SHAPES: dict[str, dict[str, Any]] = {
   "qwen3-0.6b": _qwen3(1024, 28, 16, 3072, tied=True),
   "qwen3-32b": _qwen3(5120, 64, 64, 25600, tied=False),
 }
+
+
+def _eagle3(hidden: int, heads: int, mlp: int) -> dict[str, Any]:
+  return dict(
+    model_type="llama", vocab_size=128256, hidden_size=hidden,
+    num_hidden_layers=1, num_attention_heads=heads, num_key_value_heads=8,
+    intermediate_size=mlp, max_position_embeddings=2048, hidden_act="silu",
+    rms_norm_eps=1e-5, tie_word_embeddings=False, draft_vocab_size=32000,
+  )  # fmt: skip
+
+
+# Draft heads: that of EAGLE-3 for Llama-3.1-8B as published, and one of a layer
+# like its target's for the larger model.
+HEADS: dict[str, dict[str, Any]] = {
+  "eagle3-llama-3.1-8b": _eagle3(4096, 32, 14336),
+  "eagle3-llama-3.1-70b": _eagle3(8192, 64, 28672),
+}

@@ -19,12 +19,13 @@ import ml_collections
 from launch import near
 from models import head_checkpoints
 from models.head_checkpoints import Head
+from models.head_shapes import KINDS, HeadShape
 from models.transformer import SkippedLayers
 from specjax import drafters
 from specjax import siblings as siblings_lib
 from specjax import tree as tree_lib
 from specjax.siblings import Siblings
-from specjax.tree import Tree
+from specjax.tree import Form, Tree
 from specjax.types import Drafter, LanguageModel
 
 
@@ -129,40 +130,61 @@ def _ngram(config, draft, *, tree, siblings, vocab_size) -> Drafter:
 
 def _head(config, draft: Head, *, tree, siblings, vocab_size) -> Drafter:
   functions, _ = draft.functions()
-  shape = draft.module.config
-  if draft.kind == "medusa":
+  return head_drafter(
+    draft.shape, functions, tree=tree, siblings=siblings,
+    vocab_size=vocab_size, top_k=config.num_children,
+  )  # fmt: skip
+
+
+def head_drafter(
+  shape: HeadShape,
+  functions,
+  *,
+  tree: Tree,
+  siblings: Siblings,
+  vocab_size: int,
+  top_k: int,
+) -> Drafter:
+  """The drafter of a head.
+
+  Args:
+    shape: what the head is.
+    functions: of `models.head_shapes.functions`.
+    tree: what every proposal fills; one whose parents are data
+      (`specjax.tree.bound`) is EAGLE's dynamic tree, and of heads that say all
+      depths at once the best tree of their product law.
+    siblings: how children are drawn.
+    vocab_size: V.
+    top_k: nodes that EAGLE's dynamic tree continues at each depth, and children
+      of each.
+  """
+  static = dict(tree=tree, siblings=siblings, vocab_size=vocab_size)
+  if shape.kind == "parallel":
+    return drafters.parallel.drafter(functions, **static)
+  if shape.num_depths is not None:
     return drafters.heads.drafter(
       functions,
-      num_heads=shape.num_heads,
-      num_features=shape.embed_dim,
-      tree=tree,
-      siblings=siblings,
-      vocab_size=vocab_size,
+      num_heads=shape.num_depths,
+      num_features=shape.config.embed_dim,
+      name=shape.kind,
+      **static,
     )
-  if config.num_nodes:
+  if tree.form is Form.FREE:
     return drafters.eagle.dynamic(
       functions,
-      num_nodes=config.num_nodes,
+      num_nodes=tree.num_drafted,
       depth=tree.max_depth,
-      top_k=config.num_children,
+      top_k=top_k,
       vocab_size=vocab_size,
     )
-  return drafters.eagle.drafter(
-    functions,
-    tree=tree,
-    siblings=siblings,
-    vocab_size=vocab_size,
-    name=draft.kind,
-  )
+  return drafters.eagle.drafter(functions, **static, name=shape.kind)
 
 
 _HEAD = Family(make=_head, model=_of_head, check=_needs_draft, is_head=True)
 
 FAMILIES = {
   "model": Family(make=_model, check=_needs_draft),
-  "eagle": _HEAD,
-  "eagle3": _HEAD,
-  "medusa": _HEAD,
+  **dict.fromkeys(KINDS, _HEAD),
   "layer_skip": Family(make=_layer_skip, model=_of_target, reads_draft=False),
   "ngram": Family(
     make=_ngram, model=_nothing, reads_draft=False, check=_one_path

@@ -120,7 +120,7 @@ def check_config(config: ml_collections.ConfigDict) -> None:
     )
   if config.num_nodes and not family.is_head:
     raise ValueError(
-      "num_nodes is of the dynamic tree of an EAGLE head, and the drafter is "
+      "num_nodes is of the dynamic tree of a head, and the drafter is "
       f"{config.drafter!r}"
     )
   family.check(config, tree, how)
@@ -181,17 +181,17 @@ def load(
   check_config(config)
   has_draft = drafting.reads_draft(config)
   has_head = has_draft and drafting.of(config).is_head
-  if has_head and config.mesh:
-    raise ValueError(
-      "a head on the target's features drafts on one device, got the mesh "
-      f"{config.mesh!r}"
-    )
   layout, mesh, shardings = None, None, (None, None)
   if config.mesh:
+    sizes = None
+    if has_head:
+      sizes = checkpoints.read_head(config.draft, config.target).even_sizes()
+    elif has_draft:
+      sizes = checkpoints.read_config(config.draft)
     layout = meshes.parse(
       config.mesh,
       jax.device_count(),
-      draft=checkpoints.read_config(config.draft) if has_draft else None,
+      draft=sizes,
       draft_devices=config.draft_devices or None,
     )
     if config.batch_size % layout.data:
@@ -210,7 +210,9 @@ def load(
   tokenizer = checkpoints.load_tokenizer(config.target)
   draft = None
   if has_head:
-    draft = checkpoints.load_head(config.draft, target, dtype=dtype)
+    draft = checkpoints.load_head(
+      config.draft, target, dtype=dtype, mesh=mesh, sharding=shardings[1]
+    )
   elif has_draft:
     draft = checkpoints.load(
       config.draft, dtype=dtype, mesh=mesh, sharding=shardings[1]

@@ -4,8 +4,12 @@ r"""What would this pod do? Compiles the decoding loop for TPUs without a TPU.
     --draft=llama-3.2-1b --batch_size=8 --max_length=4096 \
     --num_speculative_tokens=4 --output=P.json
 
+  python -m launch.plan --topology=v5e:4x4 --target=llama-3.1-70b \
+    --drafter=eagle3 --draft=eagle3-llama-3.1-70b --output=P.json
+
 Needs x86-64 Linux and `pip install -e '.[tpu]'`; no TPU, account or network.
-Models are names in configs/shapes.py or paths of a `config.json`. What is
+Models are names in configs/shapes.py or paths of a `config.json`; so are draft
+heads, whose kind is --drafter. What is
 reported as bytes, collectives and copies is read from the compiled program;
 what is reported as time is a roofline (launch/planning/roofline.py), a model
 and no measurement.
@@ -19,10 +23,11 @@ what does not fit; of a sweep, if nothing does.
 """
 
 import itertools
-import json
 import os
 import pathlib
 import sys
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 if __name__ == "__main__":  # a compiler is all it takes; before jax starts
   os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -33,7 +38,8 @@ from absl import flags
 from configs import shapes
 from launch import cli, hardware, outputs, provenance, terminal
 from launch.planning import answer, plots, program
-from models import head_checkpoints, meshes
+from models import head_checkpoints, json_files, meshes
+from models.head_shapes import KINDS, HeadShape
 from models.huggingface_config import config_from_json
 from models.layers import TransformerConfig
 from models.transformer import SkippedLayers
@@ -54,7 +60,7 @@ _PROMPT_LENGTH = flags.DEFINE_integer(
   lower_bound=1,
 )  # fmt: skip
 _DRAFTER = flags.DEFINE_enum(
-  "drafter", "model", ("model", "ngram", "layer_skip", "plain"),
+  "drafter", "model", ("model", *KINDS, "ngram", "layer_skip", "plain"),
   "What proposes.",
 )  # fmt: skip
 _SKIP_ATTENTION = flags.DEFINE_list(
@@ -83,7 +89,7 @@ _PLOT = flags.DEFINE_string("plot", None, "Where to draw a sweep, SVG or PNG.")
 _OF_DRAFT = (cli.DRAFT, _DRAFT_DEVICES)
 _OF_SKIPPED = (_SKIP_ATTENTION, _SKIP_MLP)
 _UNREAD = {
-  "model": _OF_SKIPPED,
+  **dict.fromkeys(("model", *KINDS), _OF_SKIPPED),
   "layer_skip": _OF_DRAFT,
   "ngram": (*_OF_DRAFT, *_OF_SKIPPED, _SIBLINGS),
   "plain": (
@@ -93,6 +99,7 @@ _UNREAD = {
 }  # fmt: skip
 
 _DOES_NOT_FIT = 3
+_T = TypeVar("_T")
 
 
 def shape(text: str) -> TransformerConfig:
@@ -102,27 +109,64 @@ def shape(text: str) -> TransformerConfig:
     UserError: if it is neither.
   """
   path = _shape_file(text)
-  if path is None:
-    return config_from_json(shapes.SHAPES[text])
-  if head_checkpoints.is_head(str(path.parent)):
-    raise cli.UserError(f"{text} is a draft head, which is not planned yet")
-  if not path.is_file():
+  if text in shapes.HEADS or (
+    path is not None and head_checkpoints.is_head(str(path.parent))
+  ):
     raise cli.UserError(
-      f"unknown shape {text!r}: expected one of {sorted(shapes.SHAPES)}, or "
-      "the path of a config.json"
+      f"{text} is a draft head: say of what kind, as in --drafter=eagle3"
+    )
+  return _read(text, shapes.SHAPES, config_from_json)
+
+
+def head(text: str, kind: str, target: TransformerConfig) -> HeadShape:
+  """A draft head, likewise.
+
+  Args:
+    text: its name, or where its `config.json` is.
+    kind: what it is said to be.
+    target: the model that it drafts for.
+
+  Raises:
+    UserError: if it is none, or another one.
+  """
+  about = head_checkpoints.Target(
+    num_layers=target.num_layers,
+    embed_dim=target.embed_dim,
+    vocab_size=target.vocab_size,
+  )
+  found = _read(
+    text,
+    shapes.HEADS,
+    lambda settings: head_checkpoints.shape(settings, about, kind=kind),
+  )
+  if found.kind != kind:
+    raise cli.UserError(f"--drafter={kind}, and {text} is {found.kind!r}")
+  return found
+
+
+def _read(
+  text: str,
+  named: Mapping[str, dict[str, Any]],
+  meant: Callable[[Mapping[str, Any]], _T],
+) -> _T:
+  """What the settings of that name, or in that file, mean."""
+  path = _shape_file(text)
+  if path is None and text in named:
+    return meant(named[text])
+  if path is None or not path.is_file():
+    raise cli.UserError(
+      f"unknown shape {text!r}: expected one of {sorted(named)}, or the path "
+      "of a config.json"
     )
   try:
-    settings = json.loads(path.read_text("utf-8"))
-    if not isinstance(settings, dict):
-      raise ValueError(f"it must hold a JSON object, got {settings!r:.40}")
-    return config_from_json(settings)
-  except (ValueError, RecursionError) as error:
+    return meant(json_files.read_object(path))
+  except ValueError as error:
     raise cli.UserError(f"cannot use {path}: {error}") from error
 
 
 def _shape_file(text: str) -> pathlib.Path | None:
   """Where a shape is read from; None for one that has a name."""
-  if text in shapes.SHAPES:
+  if text in shapes.SHAPES or text in shapes.HEADS:
     return None
   path = pathlib.Path(text)
   return path / "config.json" if path.is_dir() else path
@@ -143,16 +187,21 @@ def question(
   """What the flags ask, for one combination of values."""
   if cli.TARGET.value is None:
     raise cli.UserError("--target is required; see --help for an example")
-  drafts = _DRAFTER.value == "model"
+  is_head = _DRAFTER.value in KINDS
+  drafts = is_head or _DRAFTER.value == "model"
   cli.refuse_with(f"--drafter={_DRAFTER.value}", *_UNREAD[_DRAFTER.value])
   if drafts and cli.DRAFT.value is None:
-    raise cli.UserError("drafter 'model' needs --draft")
+    raise cli.UserError(f"drafter {_DRAFTER.value!r} needs --draft")
   target = shape(cli.TARGET.value)
-  draft = shape(cli.DRAFT.value) if drafts else None
+  draft = of_head = None
+  if is_head:
+    of_head = head(cli.DRAFT.value, _DRAFTER.value, target)
+  elif drafts:
+    draft = shape(cli.DRAFT.value)
   layout = meshes.parse(
     _MESH.value,
     topology.num_devices,
-    draft=draft,
+    draft=of_head.even_sizes() if of_head else draft,
     draft_devices=_DRAFT_DEVICES.value,
   )
   if _TREE.value is not None:
@@ -176,6 +225,7 @@ def question(
   return program.Question(
     target=target,
     draft=draft,
+    head=of_head,
     skipped=skipped,
     tree=tree,
     siblings=_SIBLINGS.value,

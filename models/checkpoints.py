@@ -9,8 +9,9 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from models import (
   gguf,
@@ -22,6 +23,8 @@ from models import (
   trained,
 )
 from models.head_checkpoints import Head
+from models.head_files import Place
+from models.head_shapes import HeadShape, Target
 from models.layers import TransformerConfig
 from models.sharding import Sharding
 from models.tokenizers import Tokenizer
@@ -89,13 +92,22 @@ def load(
   )
 
 
-def load_head(path: str, target: Network, *, dtype) -> Head:
-  """Reads a draft head of a target on one device.
+def load_head(
+  path: str,
+  target: Network,
+  *,
+  dtype,
+  mesh: Mesh | None = None,
+  sharding: Sharding | None = None,
+) -> Head:
+  """Reads a draft head of a target.
 
   Args:
     path: its directory.
-    target: as `load` gave it, without a mesh.
+    target: as `load` gave it, on the same devices.
     dtype: of parameters and activations.
+    mesh: the devices; None for one device.
+    sharding: the head's rules on the mesh.
 
   Returns:
     The `models.head_checkpoints.Head`.
@@ -103,21 +115,38 @@ def load_head(path: str, target: Network, *, dtype) -> Head:
   Raises:
     FileNotFoundError, ValueError: as `models.head_checkpoints.load`.
   """
-  embedding = target.params["embed"]["embedding"][...]
+  frame = target.params if mesh is None else target.params["frame"]
+  embedding = frame["embed"]["embedding"][...]
 
   def output():
-    if target.config.tied_embeddings:
+    if not target.config.tied_embeddings:
+      return frame["lm_head"]["kernel"][...]
+    if mesh is None:
       return embedding.T
-    return target.params["lm_head"]["kernel"][...]
+    where = NamedSharding(mesh, sharding.head_dv)
+    return jax.jit(jnp.transpose, out_shardings=where)(embedding)
 
-  about = head_checkpoints.Target(
-    num_layers=target.config.num_layers,
-    embed_dim=target.config.embed_dim,
-    vocab_size=target.config.vocab_size,
-    embedding=embedding,
-    output=output,
+  about = dataclasses.replace(
+    _about(target.config), embedding=embedding, output=output
   )
-  return head_checkpoints.load(path, about, dtype=dtype)
+  place = None
+  if mesh is not None:
+    place = Place(mesh=mesh, sharding=sharding)
+  return head_checkpoints.load(path, about, dtype=dtype, place=place)
+
+
+def read_head(path: str, target: str) -> HeadShape:
+  """What a head of the target in another path is; raises as `load_head`."""
+  return head_checkpoints.describe(path, _about(read_config(target)))
+
+
+def _about(config: TransformerConfig) -> Target:
+  """A target without its arrays."""
+  return Target(
+    num_layers=config.num_layers,
+    embed_dim=config.embed_dim,
+    vocab_size=config.vocab_size,
+  )
 
 
 def load_module(path: str, *, dtype=jnp.float32) -> Transformer:

@@ -10,6 +10,7 @@ features that it reads, V target vocabulary.
 """
 
 import dataclasses
+import functools
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,6 +26,7 @@ from models.layers import (
   rotary_table,
 )
 from models.params import split
+from models.sharding import Sharding, constrain
 from specjax import cache as cache_lib
 from specjax.cache import Cache
 from specjax.types import FeatureModel
@@ -76,6 +78,12 @@ class EagleConfig:
       )
 
 
+def _anywhere(x: Array, name: str) -> Array:
+  """`x`, of whatever name, wherever it lies."""
+  del name
+  return x
+
+
 class Eagle(nnx.Module):
   """EAGLE-1's network, which EAGLE-2 drafts trees with.
 
@@ -104,23 +112,27 @@ class Eagle(nnx.Module):
     """`[B, T, F] -> [B, T, H]`: features are read as they are."""
     return features.astype(self.dtype)
 
-  def __call__(self, tokens, hidden, rotary, mask, kv, start):
+  def __call__(
+    self, tokens, hidden, rotary, mask, kv, start, *, layer=None, put=_anywhere
+  ):
     """One pass.
 
     Args:
       tokens: `i32[B, T]`.
       hidden: `[B, T, H]`, beside each token the state of the one before it.
-      rotary, mask, kv, start: as `models.layers.Attention`.
+      rotary, mask, kv, start, layer: as `models.layers.Attention`.
+      put: lays an array out (`models.sharding.constrain`).
 
     Returns:
       `f32[B, T, V]` logits, `[B, T, H]` states, and keys and values.
     """
     both = [self.embed(tokens), hidden.astype(self.dtype)]
-    x = self.fc(jnp.concatenate(both, axis=-1))
-    out, kv = self.attention(x, rotary, mask, kv, start)
+    x = put(self.fc(jnp.concatenate(both, axis=-1)), "act_btd")
+    out, kv = self.attention(x, rotary, mask, kv, start, layer=layer)
     x = x + out
-    x = x + self.mlp(self.mlp_norm(x))
-    return self.lm_head(x).astype(jnp.float32), x, kv
+    x = put(x + self.mlp(self.mlp_norm(x)), "act_btd")
+    logits = self.lm_head(x).astype(jnp.float32)
+    return put(logits, "logits_btv"), x, kv
 
 
 class Eagle3(nnx.Module):
@@ -168,18 +180,20 @@ class Eagle3(nnx.Module):
       x = jnp.concatenate(parts, axis=-1)
     return self.fc(x)
 
-  def __call__(self, tokens, hidden, rotary, mask, kv, start):
+  def __call__(
+    self, tokens, hidden, rotary, mask, kv, start, *, layer=None, put=_anywhere
+  ):
     """As `Eagle.__call__`."""
     hidden = hidden.astype(self.dtype)
     normed = self.hidden_norm(hidden)
     both = [self.embed_norm(self.embed(tokens)), normed]
     out, kv = self.attention(
-      jnp.concatenate(both, axis=-1), rotary, mask, kv, start
+      jnp.concatenate(both, axis=-1), rotary, mask, kv, start, layer=layer
     )
     x = (normed if self.config.norm_before_residual else hidden) + out
-    x = x + self.mlp(self.mlp_norm(x))
+    x = put(x + self.mlp(self.mlp_norm(x)), "act_btd")
     read = self.final_norm(x)
-    logits = self.lm_head(read).astype(jnp.float32)
+    logits = put(self.lm_head(read).astype(jnp.float32), "logits_btv")
     if self.config.draft_vocab_size is not None:
       nothing = jnp.full(
         (*logits.shape[:-1], self.config.layer.vocab_size), -jnp.inf
@@ -195,28 +209,41 @@ def make(config: EagleConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
 
 
 def as_feature_model(
-  module: Eagle | Eagle3,
+  module: Eagle | Eagle3, *, sharding: Sharding | None = None
 ) -> tuple[FeatureModel, nnx.State]:
   """Splits a head into pure functions and its parameters.
+
+  Args:
+    module: the network, or its shapes (`nnx.eval_shape`).
+    sharding: where activations and cache lie on the mesh in use; None for one
+      device.
 
   Returns:
     The `FeatureModel` and the parameters to call it with.
   """
   config, layer = module.config, module.config.layer
   merge, params = split(module)
+  put = functools.partial(constrain, sharding=sharding)
+  stacked = sharding is not None  # as the target's cache is on a mesh
 
   def init_cache(batch: int, slots: int) -> Cache:
-    return cache_lib.make_cache(
+    cache = cache_lib.make_cache(
       batch=batch,
       slots=slots,
       num_layers=1,
       num_kv_heads=layer.num_kv_heads,
       head_dim=layer.head_dim,
       dtype=module.dtype,
+      stacked=stacked,
     )
+    return laid_out(cache, (cache.keys[0], cache.values[0]))
+
+  def laid_out(cache: Cache, kv) -> Cache:
+    keys, values = (put(x, "cache_lbksc") if stacked else x for x in kv)
+    return cache.replace(keys=(keys,), values=(values,))
 
   def fuse(params, features):
-    return merge(params).fuse(features)
+    return put(merge(params).fuse(features), "act_btd")
 
   def apply(params, tokens, hidden, cache, *, positions=None, mask=None):
     fed, start = tokens.shape[1], cache.length
@@ -229,9 +256,10 @@ def as_feature_model(
       cache_lib.attention_mask(cache, positions, mask),
       (cache.keys[0], cache.values[0]),
       start,
+      layer=jnp.int32(0) if stacked else None,
+      put=put,
     )
-    cache = cache.replace(keys=kv[:1], values=kv[1:], length=start + fed)
-    return logits, hidden, cache
+    return logits, hidden, laid_out(cache, kv).replace(length=start + fed)
 
   model = FeatureModel(
     vocab_size=layer.vocab_size,

@@ -5,18 +5,23 @@ as torch does. Here they get one name each, and fill a network's parameters.
 """
 
 import contextlib
+import dataclasses
 import functools
 import pathlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import safetensors
 from flax import nnx
+from jax.sharding import Mesh, NamedSharding
 
+from models import sharding as sharding_lib
 from models import torch_file
+from models.sharding import Sharding
 from models.weights import CheckpointError, Tensor
 
 # Other names of the same, in order.
@@ -50,6 +55,50 @@ def normal_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
   return found
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Place:
+  """Where the parameters of a head lie.
+
+  Attributes:
+    mesh: all devices, over all processes.
+    sharding: the head's rules on it.
+  """
+
+  mesh: Mesh
+  sharding: Sharding
+
+  def check(self, sizes: Iterable[int]) -> None:
+    """Raises ValueError unless the devices divide all sizes."""
+    count = sharding_lib.num_parts(self.sharding, self.mesh)
+    if uneven := sorted({size for size in sizes if size % count}):
+      raise ValueError(
+        f"a head with sizes {uneven} cannot be cut over {count} devices: give "
+        "config.draft_devices"
+      )
+
+
+def placed(
+  array: np.ndarray, parts: list[str], place: Place | None
+) -> jax.Array:
+  """An array that every process has, where the parameter of that name lies."""
+  return _placed(parts, array.shape, lambda i: array[i], place)
+
+
+def _placed(
+  parts: list[str],
+  shape: tuple[int, ...],
+  read: Callable[[tuple[slice, ...]], np.ndarray],
+  place: Place | None,
+) -> jax.Array:
+  """A parameter whose parts are read by those who hold them."""
+  if place is None:
+    return jnp.asarray(read(()))
+  spec = sharding_lib.param_spec(parts, place.sharding)
+  return jax.make_array_from_callback(
+    shape, NamedSharding(place.mesh, spec), read
+  )
+
+
 def filled(
   path: pathlib.Path,
   make: Callable[[], Any],
@@ -57,6 +106,8 @@ def filled(
   tensors: Mapping[str, Tensor],
   shared: Mapping[str, Callable[[], Any]],
   dtype,
+  *,
+  place: Place | None = None,
 ) -> tuple[Any, set[str]]:
   """A module of a file's tensors, and the names of those that it is made of.
 
@@ -67,6 +118,7 @@ def filled(
     tensors: by the names of the normal form.
     shared: gives a parameter by the name of a tensor that a file may leave out.
     dtype: of the parameters.
+    place: where they lie; None for one device.
 
   Raises:
     CheckpointError: listing every tensor that is missing or does not fit.
@@ -75,7 +127,8 @@ def filled(
   state = dict(nnx.to_flat_state(params))
   problems, used = [], set()
   for key, variable in state.items():
-    name, turned = table[".".join(map(str, key))]
+    parts = [str(part) for part in key]
+    name, turned = table[".".join(parts)]
     expected = variable.shape[::-1] if turned else variable.shape
     if name not in tensors:
       found = shared[name]() if name in shared else None
@@ -96,15 +149,23 @@ def filled(
         f"{tensor.kind}"
       )
     else:
-      array = tensor.read(())
-      array = array.T if turned else array
-      state[key] = variable.replace(jnp.asarray(array.astype(dtype)))
+      read = functools.partial(_part, tensor, turned, dtype)
+      array = _placed(parts, variable.shape, read, place)
+      state[key] = variable.replace(array)
   if problems:
     raise CheckpointError(
       f"the tensors in {path} are not those of the head in its config.json:\n  "
       + "\n  ".join(sorted(problems))
     )
   return nnx.merge(graphdef, nnx.from_flat_state(state), rest), used
+
+
+def _part(
+  tensor: Tensor, turned: bool, dtype, index: tuple[slice, ...]
+) -> np.ndarray:
+  """A part of a parameter; all of it at `()`."""
+  found = tensor.read(index[::-1] if turned else index)
+  return (found.T if turned else found).astype(dtype)
 
 
 def refuse_rest(path, tensors: Mapping[str, Tensor], used: set[str]) -> None:
@@ -161,4 +222,4 @@ def _open_safetensors(
 
 
 def _read(file: Any, name: str, index: tuple[slice, ...]) -> np.ndarray:
-  return file.get_tensor(name)[index]
+  return file.get_slice(name)[index] if index else file.get_tensor(name)

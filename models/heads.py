@@ -15,6 +15,7 @@ from jax import Array
 
 from models.layers import make_linear
 from models.params import split
+from models.sharding import Sharding, constrain
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,8 +121,14 @@ class Blockwise(nnx.Module):
     return self.lm_head(x[..., None, :] + out).astype(jnp.float32)
 
 
-def as_marginals(module: Medusa | Blockwise):
+def as_marginals(
+  module: Medusa | Blockwise, *, sharding: Sharding | None = None
+):
   """Splits heads into a pure function and their parameters.
+
+  Args:
+    module: the network, or its shapes (`nnx.eval_shape`).
+    sharding: where logits lie on the mesh in use; None for one device.
 
   Returns:
     `(params, features f[B, D]) -> f32[B, K, V]`, for
@@ -130,6 +137,7 @@ def as_marginals(module: Medusa | Blockwise):
   merge, params = split(module)
 
   def marginals(params, features):
-    return merge(params)(features)
+    logits = merge(params)(features)
+    return constrain(logits, "logits_btv", sharding=sharding)
 
   return marginals, params

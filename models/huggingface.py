@@ -24,7 +24,7 @@ import safetensors.numpy
 from flax import nnx
 from jax.sharding import Mesh
 
-from models import stacked, tokenizers, weights
+from models import json_files, stacked, tokenizers, weights
 from models.huggingface_config import config_from_json, llama_json
 from models.layers import TransformerConfig
 from models.sharding import Sharding
@@ -100,7 +100,7 @@ def _configuration(path: pathlib.Path) -> tuple[TransformerConfig, str]:
       f"there is no directory {str(path)!r}: only local checkpoint "
       "directories are read, nothing is fetched from a hub"
     )
-  settings = _read_json(path / "config.json")
+  settings = json_files.read_object(path / "config.json")
   try:
     return config_from_json(settings), settings["model_type"]
   except ValueError as error:
@@ -138,7 +138,11 @@ def eos_token_ids(directory: str) -> tuple[int, ...]:
   """
   for name in ("generation_config.json", "config.json"):
     path = pathlib.Path(directory) / name
-    ids = _read_json(path).get("eos_token_id") if path.is_file() else None
+    ids = (
+      json_files.read_object(path).get("eos_token_id")
+      if path.is_file()
+      else None
+    )
     if ids is None:
       continue
     ids = ids if isinstance(ids, list) else [ids]
@@ -148,21 +152,6 @@ def eos_token_ids(directory: str) -> tuple[int, ...]:
       )
     return tuple(ids)
   return ()
-
-
-def _read_json(path: pathlib.Path) -> Mapping[str, Any]:
-  if not path.is_file():
-    raise FileNotFoundError(
-      f"there is no {path.name} in {path.parent}: expected a checkpoint in "
-      "Hugging Face's format"
-    )
-  try:
-    contents = json.loads(path.read_text("utf-8"))
-  except (ValueError, RecursionError) as error:  # of bad UTF-8, too deep
-    raise ValueError(f"{path} is not valid JSON: {error}") from error
-  if not isinstance(contents, Mapping):
-    raise ValueError(f"{path} must hold a JSON object, got {contents!r:.40}")
-  return contents
 
 
 def _weight_files(path: pathlib.Path) -> list[pathlib.Path]:
@@ -176,7 +165,7 @@ def _weight_files(path: pathlib.Path) -> list[pathlib.Path]:
       f"there are no weights in {path}: expected {whole.name}, or {index.name} "
       "with the files it names (no other format is read)"
     )
-  names = _read_json(index).get("weight_map")
+  names = json_files.read_object(index).get("weight_map")
   if not isinstance(names, Mapping) or not all(
     isinstance(n, str) and n == pathlib.PurePath(n).name for n in names.values()
   ):

@@ -276,21 +276,44 @@ class Attention(nnx.Module):
       `[B, T, D]` and the updated `(keys, values)`.
     """
     c = self.config
-    heads = lambda y: y.reshape(*y.shape[:-1], -1, c.head_dim)
-    q, k, v = heads(self.q(x)), heads(self.k(x)), heads(self.v(x))
+    q = self._heads(self.q(x))
     if c.qk_norm:
-      q, k = self.q_norm(q), self.k_norm(k)
+      q = self.q_norm(q)
     if rotary is not None:
-      q, k = rotate(q, rotary), rotate(k, rotary)
-    k, v = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)  # [B, K, T, C]
+      q = rotate(q, rotary)
     if kv is None:
+      k, v = self._keys_and_values(x, rotary)
       return self.out(attend(q, k, v, mask)), (k, v)
-    kv = tuple(
-      cache_lib.write_rows(buffer, new, start, layer=layer)
-      for buffer, new in zip(kv, cache_lib.contain(k, v), strict=True)
-    )
+    kv = self.remember(x, rotary, kv, start, layer=layer)
     k, v = kv if layer is None else (buffer[layer] for buffer in kv)
     return self.out(attend(q, k, v, mask)), kv
+
+  def remember(self, x, rotary, kv, start, *, layer=None):
+    """Writes keys and values of what is read, and attends to nothing.
+
+    Args:
+      x, rotary, kv, start, layer: as of `__call__`.
+
+    Returns:
+      The updated `(keys, values)`.
+    """
+    new = cache_lib.contain(*self._keys_and_values(x, rotary))
+    return tuple(
+      cache_lib.write_rows(buffer, rows, start, layer=layer)
+      for buffer, rows in zip(kv, new, strict=True)
+    )
+
+  def _keys_and_values(self, x, rotary):
+    """Two of `[B, K, T, C]`."""
+    k, v = self._heads(self.k(x)), self._heads(self.v(x))
+    if self.config.qk_norm:
+      k = self.k_norm(k)
+    if rotary is not None:
+      k = rotate(k, rotary)
+    return jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
+
+  def _heads(self, y):
+    return y.reshape(*y.shape[:-1], -1, self.config.head_dim)
 
 
 class Mlp(nnx.Module):

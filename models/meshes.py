@@ -84,7 +84,7 @@ def parse(
   text: str,
   num_devices: int,
   *,
-  draft: TransformerConfig | None,
+  draft: TransformerConfig | tuple[int, ...] | None,
   draft_devices: int | None = None,
 ) -> Layout:
   """A layout of all devices.
@@ -92,7 +92,8 @@ def parse(
   Args:
     text: as in `data:2,model:4`; "" for all devices on 'model'.
     num_devices: how many there are.
-    draft: the draft model, if there is one.
+    draft: the draft model, if there is one; of a head, its sizes that devices
+      must divide (`models.head_shapes.HeadShape.even_sizes`).
     draft_devices: devices of a copy of the draft; by default as many as its
       heads allow.
 
@@ -120,14 +121,18 @@ def parse(
   return Layout(data=axes["data"], model=axes["model"], draft=size)
 
 
-def most_devices(draft: TransformerConfig | None, model: int) -> int:
+def most_devices(
+  draft: TransformerConfig | tuple[int, ...] | None, model: int
+) -> int:
   """The most devices, among divisors of `model`, that a draft can be cut over.
 
   Its key/value heads are not repeated for it.
   """
   if draft is None:
     return 1
-  sizes = (draft.num_kv_heads, draft.mlp_dim, draft.vocab_size)
+  sizes = draft
+  if isinstance(draft, TransformerConfig):
+    sizes = (draft.num_kv_heads, draft.mlp_dim, draft.vocab_size)
   return max(
     n
     for n in range(1, model + 1)

@@ -87,32 +87,34 @@ def param_specs(params, sharding: Sharding):
   """The `PartitionSpec` of every parameter.
 
   Args:
-    params: parameters of `models.stacked` or `models.transformer`, or their
-      shapes.
+    params: parameters of `models.stacked`, `models.transformer` or a head, or
+      their shapes.
     sharding: the model's rules.
   """
+  return jax.tree_util.tree_map_with_path(
+    lambda path, leaf: param_spec(names(path), sharding), params
+  )
 
-  def spec(path, leaf):
-    parts = names(path)
-    module, kind = parts[-2:]
-    stacked = parts[0] == "layers" and not parts[1].isdecimal()
-    if kind == "embedding":
-      found = sharding.embed_vd if module == "embed" else P()
-    elif kind == "kernel":
-      found = (
-        sharding.head_dv
-        if module == "lm_head"
-        else sharding.row_nd
-        if module in ("out", "down")
-        else sharding.column_dn
-      )
-    elif kind == "bias" and module in ("q", "k", "v", "up", "gate"):
-      found = sharding.bias_n
-    else:
-      found = P()
-    return P(None, *found) if stacked else found
 
-  return jax.tree_util.tree_map_with_path(spec, params)
+def param_spec(parts: list[str], sharding: Sharding) -> P:
+  """The `PartitionSpec` of the parameter of that name, given in its parts."""
+  module, kind = ["", *parts][-2:]
+  stacked = parts[0] == "layers" and not parts[1].isdecimal()
+  if kind == "embedding":
+    found = sharding.embed_vd if module == "embed" else P()
+  elif kind == "kernel":
+    found = (
+      sharding.head_dv
+      if module == "lm_head"
+      else sharding.row_nd
+      if module in ("out", "down")
+      else sharding.column_dn
+    )
+  elif kind == "bias" and module in ("q", "k", "v", "up", "gate"):
+    found = sharding.bias_n
+  else:
+    found = P()
+  return P(None, *found) if stacked else found
 
 
 def named(mesh: Mesh, specs):

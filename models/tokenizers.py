@@ -10,10 +10,13 @@ import functools
 import hashlib
 import json
 import pathlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tokenizers as hf
+
+from models import json_files
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -130,18 +133,10 @@ def load(directory: str) -> Tokenizer:
   )
 
 
-def _config(path: pathlib.Path) -> dict:
+def _config(path: pathlib.Path) -> Mapping[str, Any]:
   """What `tokenizer_config.json` says; nothing if there is none."""
   file = path / "tokenizer_config.json"
-  if not file.exists():
-    return {}
-  try:
-    config = json.loads(file.read_text("utf-8"))
-  except (ValueError, RecursionError) as error:
-    raise ValueError(f"{file} is not valid: {error}") from None
-  if not isinstance(config, dict):
-    raise ValueError(f"{file} is not valid: expected an object")
-  return config
+  return json_files.read_object(file) if file.exists() else {}
 
 
 def _token(path: pathlib.Path, config: dict, name: str) -> str | None:

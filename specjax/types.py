@@ -141,6 +141,34 @@ class FeatureModel:
   max_positions: int | None = None
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockModel:
+  """A head that drafts a block in one pass over the target's features.
+
+  Attributes:
+    vocab_size: V', the last axis of its logits; tokens that it cannot say have
+      -inf there.
+    num_features: F, width of the target's features that it reads.
+    num_depths: K, tokens of a block after the newest one.
+    init_cache: `(batch, slots) -> Cache`.
+    read: `(params, features f[B, T, F], cache) -> cache`: what it knows of T
+      tokens that stand goes to slots `cache.length ..`, and its length is
+      raised by T. Slot i is of the token at position i.
+    say: `(params, newest i32[B, 1], cache) -> (f32[B, K, V'], cache)`, the
+      logits of the tokens after the newest, which is the one after those that
+      the cache holds. K + 1 slots behind them are written and the length stays.
+    max_positions: positions it was made for, or None if unbounded.
+  """
+
+  vocab_size: int
+  num_features: int
+  num_depths: int
+  init_cache: Callable[[int, int], Cache]
+  read: Callable[[Any, Array, Cache], Cache]
+  say: Callable[[Any, Array, Cache], tuple[Array, Cache]]
+  max_positions: int | None = None
+
+
 @struct
 class Params:
   """Parameters of the pair; what the jitted functions take first.

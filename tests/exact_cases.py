@@ -1,14 +1,17 @@
 """Every rule, draft law and tree whose block law can be enumerated."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
 
+import specjax
 from specjax import exact, rules
 from specjax import siblings as siblings_lib
 from specjax import tree as tree_lib
 from specjax.tree import Tree
+from specjax.warp import make_sampling
 
 LOSSLESS = {n: r for n, r in rules.RULES.items() if r.lossless}
 WARPS = {
@@ -100,3 +103,33 @@ def distance(
     target, length=tree.max_depth + 1, prefix=(1, 0)
   )
   return np.abs(law.output - expected).max()
+
+
+def round_error(
+  drafter, rule, *, model, target, draft, rounds=0, temperature=1.0
+) -> float:
+  """The largest error of the joint law of the next tokens of a whole round.
+
+  Args:
+    drafter, rule, model: of the decoder; of a small vocabulary.
+    target, draft: their tables.
+    rounds: made before, by chance.
+    temperature: of the warp.
+  """
+  decoder = specjax.make_decoder(model, drafter=drafter, rule=rule)
+  params = specjax.Params(target=jnp.asarray(target), draft=jnp.asarray(draft))
+  state = decoder.init(
+    params,
+    np.array([[1, 0]]),
+    [2],
+    jax.random.key(0),
+    buffer_length=16,
+    max_new_tokens=14,
+    sampling=make_sampling(1, temperature=temperature),
+  )
+  for _ in range(rounds):
+    state, _ = jax.jit(decoder.step)(params, state)
+  assert not state.done.any()
+  law, expected = exact.round_law(decoder, params, state)
+  assert law.output.sum() == pytest.approx(1, abs=1e-9)
+  return float(np.abs(law.output - expected).max())

@@ -7,6 +7,7 @@ OUTPUT gets `{"CASE:MESH": {"tokens", "num_steps", "num_accepted",
 device without a mesh.
 """
 
+import dataclasses
 import functools
 import json
 import os
@@ -23,9 +24,13 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from models import sharding, stacked
+from models import head_shapes, sharding, stacked
+from models.eagle import EagleConfig
+from models.head_shapes import HeadShape
+from models.heads import MedusaConfig
 from models.layers import TransformerConfig
-from models.transformer import SkippedLayers, Transformer
+from models.parallel import ParallelConfig
+from models.transformer import FINAL, SkippedLayers, Transformer
 from specjax import decode, drafters
 from specjax import tree as tree_lib
 from specjax.mesh import MeshDecoder
@@ -163,6 +168,98 @@ def network_pair(mesh, how="paths"):
   return decoder, Params(target=params, draft=draft if own else None)
 
 
+def head_pair(mesh, how):
+  """A stacked target, and a head on its features that is cut as it is."""
+  axes = tuple(a for a in mesh.axis_names if a != "data") if mesh else ()
+  rules = sharding.tensor_parallel(axes)
+  size = sharding.num_parts(rules, mesh) if mesh else 1
+  config = sharding.kv_heads_for(CONFIG, size)
+  shape, form = HEADS[how]
+  make = lambda: shape.make(dtype=jnp.float64, rngs=nnx.Rngs(4))
+  model, head = head_shapes.functions(make(), sharding=mesh and rules)
+  # Norms as they are; everything else larger, for laws that are no even ones.
+  head = jax.tree.map(lambda x: 8 * x if x.ndim > 1 else x, head)
+  params = Params(
+    target=sharding.repeat_kv_heads(_weights(), CONFIG, config), draft=head
+  )
+  if mesh:
+    params = jax.tree.map(
+      lambda x, s: jax.make_array_from_callback(
+        x.shape, NamedSharding(mesh, s), lambda i, x=x: np.asarray(x)[i]
+      ),
+      params,
+      Params(
+        target=sharding.param_specs(params.target, rules),
+        draft=sharding.param_specs(head, rules),
+      ),
+    )
+  target = stacked.as_language_model(
+    config, dtype=jnp.float64, sharding=rules, features=shape.features
+  )
+  drafter, rule = form(model)
+  return decode.make_decoder(target, drafter=drafter, rule=rule), params
+
+
+HEAD = dataclasses.replace(CONFIG, num_kv_heads=8, num_layers=1)
+# What a head is, and how it drafts.
+HEADS = {
+  "eagle3": (
+    HeadShape(
+      kind="eagle3", features=(0, 1),
+      config=EagleConfig(
+        layer=HEAD, generation=3, num_features=32, num_fused=2,
+        draft_vocab_size=16,
+      ),
+    ),
+    lambda model: (
+      drafters.eagle.drafter(model, tree=TREE, vocab_size=VOCAB), "recursive"
+    ),
+  ),
+  "eagle2": (
+    HeadShape(
+      kind="eagle", features=(FINAL,),
+      config=EagleConfig(layer=HEAD, generation=1, num_features=16),
+    ),
+    lambda model: (
+      drafters.eagle.dynamic(
+        model, num_nodes=4, depth=2, top_k=3, vocab_size=VOCAB
+      ),
+      "match",
+    ),
+  ),
+  "medusa": (
+    HeadShape(
+      kind="medusa", features=(FINAL,),
+      config=MedusaConfig(
+        num_heads=2, num_layers=1, embed_dim=16, vocab_size=VOCAB
+      ),
+    ),
+    lambda model: (
+      drafters.heads.drafter(
+        model, num_heads=2, num_features=16, tree=PATHS, vocab_size=VOCAB,
+        name="medusa",
+      ),
+      "kseq",
+    ),
+  ),
+  "parallel": (
+    HeadShape(
+      kind="parallel", features=(1, 2),
+      config=ParallelConfig(
+        layers=dataclasses.replace(HEAD, num_layers=2, qk_norm=True),
+        num_features=32, block_size=4, mask_token=5,
+      ),
+    ),
+    lambda model: (
+      drafters.parallel.drafter(
+        model, tree=tree_lib.chain(3), vocab_size=VOCAB
+      ),
+      "block",
+    ),
+  ),
+}  # fmt: skip
+
+
 def _drafter(how, model):
   """What drafts; `model` makes the drafting model."""
   if how == "plain":
@@ -202,6 +299,7 @@ CASES = {
     how: functools.partial(network_pair, how=how)
     for how in ("paths", "tree", "layer_skip", "ngram", "plain")
   },
+  **{how: functools.partial(head_pair, how=how) for how in HEADS},
 }
 
 

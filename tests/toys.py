@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import cache as cache_lib
-from specjax.types import FeatureModel, LanguageModel, ModelOutput
+from specjax.types import BlockModel, FeatureModel, LanguageModel, ModelOutput
 from specjax.warp import make_sampling, warp
 
 _PRIMES = np.array([2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47])
@@ -138,6 +138,60 @@ def feature_model(vocab_size: int, *, num_features: int, layer: int = 1):
     fuse=lambda params, x: x[..., layer : layer + 1] - layer * SHIFT,
     apply=apply,
   )
+
+
+def block_model(vocab_size: int, *, num_features: int, num_depths: int):
+  """A head for `table_model(.., layers=..)` that says all depths at once.
+
+  What it says depends on the features of all tokens that stand, each times the
+  weight of its position, and on the newest token: a slot that is stale, missing
+  or in the wrong place is another row of the table.
+
+  Args:
+    vocab_size: V.
+    num_features: F, layers of the target, of which it reads the last.
+    num_depths: K; depth k reads `depth_row` of the row.
+  """
+
+  def init_cache(batch, slots):
+    return cache_lib.make_cache(
+      batch=batch, slots=slots, num_layers=1, num_kv_heads=1, head_dim=1
+    )
+
+  def write(cache, values):
+    keys = cache_lib.write_rows(
+      cache.keys[0], values[:, None, :, None], cache.length
+    )
+    return cache.replace(keys=(keys,))
+
+  def read(params, features, cache):
+    context = features[..., -1] - (num_features - 1) * SHIFT
+    cache = write(cache, context)
+    return cache.replace(length=cache.length + features.shape[1])
+
+  def say(params, newest, cache):
+    contexts, slot = params.shape[0], np.arange(cache.slots)
+    stands = slot < cache.length[:, None]
+    each = jnp.mod(cache.keys[0][:, 0, :, 0] * weight_at(slot), contexts)
+    total = jnp.where(stands, each, 0).sum(-1).astype(jnp.int32) + newest[:, 0]
+    rows = depth_row(total[:, None], np.arange(num_depths), contexts)
+    # What a block leaves behind must not be seen.
+    noise = jnp.ones((len(newest), num_depths + 1), cache.keys[0].dtype)
+    return params[rows], write(cache, noise)
+
+  return BlockModel(
+    vocab_size=vocab_size,
+    num_features=num_features,
+    num_depths=num_depths,
+    init_cache=init_cache,
+    read=read,
+    say=say,
+  )
+
+
+def depth_row(row, depth, contexts: int):
+  """The row of a table that is read for a depth, from 0."""
+  return (row + 7 * depth) % contexts
 
 
 def weight_at(position):

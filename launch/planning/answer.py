@@ -10,7 +10,7 @@ import rich.table
 from scipy import optimize
 
 from launch.hardware import GIB, Topology, devices
-from launch.planning import program, roofline
+from launch.planning import heads, program, roofline
 from launch.planning.program import Compiled, DoesNotFitError, Question
 from specjax.theory import throughput
 from specjax.tree import Tree, chain
@@ -69,14 +69,14 @@ def _settings(q: Question) -> dict:
   fields = {
     f.name: getattr(q, f.name)
     for f in dataclasses.fields(q)
-    if f.name not in ("target", "draft", "skipped", "tree", "layout")
+    if f.name not in ("target", "draft", "head", "skipped", "tree", "layout")
   }
   return fields | {
     "drafter": q.drafter,
     "skipped": q.skipped and dataclasses.asdict(q.skipped),
     "mesh": dataclasses.asdict(q.layout),
     "target_parameters": program.num_params(q.target),
-    "draft_parameters": program.num_params(q.draft) if q.draft else 0,
+    "draft_parameters": program.num_draft_params(q),
     "parents": list(q.tree.parents),
     "num_speculative_tokens": q.tree.max_depth,
     "num_drafts": q.tree.max_children if q.tree.num_drafted else 0,
@@ -88,8 +88,8 @@ def _compiled(q: Question, compiled: Compiled | None) -> dict:
   if compiled is None:
     return dict.fromkeys(_OF_A_PROGRAM)
   phases = dict(compiled.collectives)
-  passes = q.tree.max_depth
-  if passes:
+  if q.tree.num_drafted:
+    passes = max(len(program.make_drafter(q).passes), 1)
     phases["draft_step"] = {
       kind: {name: value / passes for name, value in entry.items()}
       for kind, entry in phases["draft_step"].items()
@@ -112,6 +112,10 @@ def _held(q: Question) -> int:
   for config, size in _models(q):
     total += _ITEM * program.num_params(config) // size
     total += _cache(config, size, q.rows * q.slots)
+  if q.head is not None:
+    total += _ITEM * program.num_draft_params(q) // q.layout.draft
+    if layers := heads.cached(q.head):
+      total += _cache(layers, q.layout.draft, q.rows * q.slots)
   return total
 
 
@@ -166,8 +170,8 @@ def _last(holds, most: int) -> int:
 # ---------------------------------------------------------------------- time
 
 
-def _costs(topology: Topology, q: Question) -> tuple[float, np.ndarray]:
-  """Seconds of a draft step, and of verifying 1..32 tokens."""
+def _costs(topology: Topology, q: Question) -> tuple[list[float], np.ndarray]:
+  """Seconds of a round's draft passes, and of verifying 1..32 tokens."""
   place = lambda config, size, **skipped: roofline.Placement(
     config=config,
     num_params=program.num_params(config),
@@ -183,17 +187,24 @@ def _costs(topology: Topology, q: Question) -> tuple[float, np.ndarray]:
       for n in range(1, max(_MOST, q.tree.num_nodes) + 1)
     ]
   )
+  drafter = program.make_drafter(q)
+  if q.head is not None:
+    found = heads.passes(
+      q.head, drafter, size=q.layout.draft, rows=q.rows, slots=q.slots
+    )
+    return [one.seconds(topology.chip) for one in found], verify
   if q.draft is not None:
     draft = place(q.cut_draft(), q.layout.draft)
   else:
     draft = place(q.cut_target(), q.layout.model, skipped=q.skipped)
   each = [
-    roofline.forward(draft, n).seconds(topology.chip)
-    for n in program.make_drafter(q).passes
+    roofline.forward(draft, n).seconds(topology.chip) for n in drafter.passes
   ]
-  if not each:
-    return 0.0, verify
-  return float(np.mean(each)), verify
+  return each, verify
+
+
+def _mean(passes: list[float]) -> float:
+  return float(np.mean(passes)) if passes else 0.0
 
 
 def tokens_per_round(tree: Tree, acceptance: float) -> float:
@@ -215,10 +226,10 @@ def tokens_per_round(tree: Tree, acceptance: float) -> float:
 
 
 def _roofline(topology: Topology, q: Question) -> dict:
-  draft, verify = _costs(topology, q)
-  plain = q.batch_size / verify[0]
-  depth, nodes = q.tree.max_depth, q.tree.num_nodes
-  seconds = depth * draft + verify[nodes - 1]
+  passes, verify = _costs(topology, q)
+  plain, draft = q.batch_size / verify[0], _mean(passes)
+  nodes = q.tree.num_nodes
+  seconds = sum(passes) + verify[nodes - 1]
   speculative = lambda p: q.batch_size * tokens_per_round(q.tree, p) / seconds
   by_batch = [
     _best_of_batch(
@@ -249,13 +260,22 @@ def _roofline(topology: Topology, q: Question) -> dict:
 
 def _best_of_batch(topology: Topology, q: Question) -> dict:
   """The best chain of a batch size, over plain decoding."""
-  draft, verify = _costs(
+  passes, verify = _costs(
     topology, dataclasses.replace(q, tree=chain(q.tree.max_depth))
   )
-  best = throughput.best_num_tokens(
-    _TYPICAL, draft, lambda fed: verify[np.asarray(fed) - 1], most=_MOST - 1
-  )
-  rate = throughput.throughput(best, _TYPICAL, draft, verify[best])
+  if q.head is not None and q.head.num_depths is not None:
+    # One pass says them all: only verifying costs more with more of them.
+    counts = np.arange(1, min(q.head.num_depths, _MOST - 1) + 1)
+    tokens = throughput.tokens_per_cycle(counts, _TYPICAL)
+    rates = tokens / (sum(passes) + verify[counts])
+    best = int(counts[np.argmax(rates)])
+    rate = float(np.max(rates))
+  else:
+    draft = _mean(passes)
+    best = throughput.best_num_tokens(
+      _TYPICAL, draft, lambda fed: verify[np.asarray(fed) - 1], most=_MOST - 1
+    )
+    rate = throughput.throughput(best, _TYPICAL, draft, verify[best])
   return {
     "batch_size": q.batch_size,
     "num_speculative_tokens": best,

@@ -14,13 +14,14 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from launch.planning import hlo
+from launch.planning import heads, hlo
 from models import sharding as sharding_lib
 from models import stacked
+from models.head_shapes import HeadShape
 from models.layers import TransformerConfig
 from models.meshes import Layout
 from models.sharding import Sharding
-from models.transformer import SkippedLayers
+from models.transformer import Features, SkippedLayers
 from specjax import compilation, decode, drafters, drawing, rules
 from specjax import siblings as siblings_lib
 from specjax.cache import Cache
@@ -56,6 +57,7 @@ class Question:
   Attributes:
     target: the large model.
     draft: the small one, if there is one.
+    head: what drafts from the target's features, if a head does.
     skipped: sub-layers that the target leaves out to draft for itself, if it
       does. With neither, n-grams are drafted.
     tree: what a round drafts.
@@ -69,6 +71,7 @@ class Question:
 
   target: TransformerConfig
   draft: TransformerConfig | None
+  head: HeadShape | None = None
   skipped: SkippedLayers | None = None
   tree: Tree
   siblings: str
@@ -91,6 +94,14 @@ class Question:
       siblings = siblings_lib.IID
     if self.tree.num_drafted:
       rule.check(self.tree, siblings)
+    if self.head is not None:
+      even = self.head.even_sizes()
+      if any(n % self.layout.draft for n in even):
+        raise ValueError(
+          f"a head with sizes {sorted({*even})} cannot be cut over "
+          f"{self.layout.draft} devices"
+        )
+      make_drafter(self)  # which says whether it can draft such a tree
     if self.skipped is not None:
       self.skipped.check(self.target.num_layers)
     if self.batch_size % self.layout.data:
@@ -114,9 +125,14 @@ class Question:
 
   @property
   def drafter(self) -> str:
-    """What proposes: "plain" (nothing), "model", "layer_skip" or "ngram"."""
+    """What proposes: "plain" (nothing), "model", "layer_skip", "ngram", a head.
+
+    Of a head its kind (`models.head_shapes.KINDS`).
+    """
     if not self.tree.num_drafted:
       return "plain"
+    if self.head is not None:
+      return self.head.kind
     if self.draft is not None:
       return "model"
     return "ngram" if self.skipped is None else "layer_skip"
@@ -182,6 +198,11 @@ def make_drafter(question: Question) -> Drafter:
   )
   if not q.tree.num_drafted:
     return drafters.plain.drafter()
+  if q.head is not None:
+    return heads.make_drafter(
+      q.head, **static, dtype=_DTYPE, sharding=of_draft,
+      tied=q.target.tied_embeddings,
+    )  # fmt: skip
   if q.draft is not None:
     draft = _functions(q.cut_draft(), of_draft)
     return drafters.model.drafter(draft, **static)
@@ -196,7 +217,10 @@ def make_drafter(question: Question) -> Drafter:
 def make_decoder(question: Question, mesh: Mesh) -> MeshDecoder:
   """The decoder that would run."""
   q = question
-  target = _functions(q.cut_target(), q.layout.shardings()[0])
+  features = q.head.features if q.head else ()
+  target = _functions(
+    q.cut_target(), q.layout.shardings()[0], features=features
+  )
   decoder = decode.make_decoder(
     target,
     drafter=make_drafter(q),
@@ -206,9 +230,11 @@ def make_decoder(question: Question, mesh: Mesh) -> MeshDecoder:
   return MeshDecoder(decoder=decoder, mesh=mesh)
 
 
-def _functions(config, sharding, skipped=None) -> LanguageModel:
+def _functions(
+  config, sharding, skipped=None, features: Features = ()
+) -> LanguageModel:
   return stacked.as_language_model(
-    config, dtype=_DTYPE, sharding=sharding, skipped=skipped
+    config, dtype=_DTYPE, sharding=sharding, skipped=skipped, features=features
   )
 
 
@@ -216,6 +242,14 @@ def num_params(config: TransformerConfig) -> int:
   """Parameters of a model."""
   shapes = stacked.abstract_params(config, dtype=_DTYPE)
   return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
+
+
+def num_draft_params(question: Question) -> int:
+  """Parameters of what drafts that are not the target's."""
+  q = question
+  if q.head is not None:
+    return heads.num_params(q.head, _DTYPE, tied=q.target.tied_embeddings)
+  return num_params(q.draft) if q.draft else 0
 
 
 def compile_for(question: Question, devices: list) -> Compiled:
@@ -228,9 +262,14 @@ def compile_for(question: Question, devices: list) -> Compiled:
   question.check()
   q, mesh = question, question.layout.mesh(devices)
   decoder = make_decoder(q, mesh)
+  of_target, of_draft = q.layout.shardings()
+  shapes = lambda config: stacked.abstract_params(config, dtype=_DTYPE)
+  draft = q.draft and shapes(q.cut_draft())
+  if q.head is not None:
+    draft = heads.own_params(q.head, _DTYPE, tied=q.target.tied_embeddings)
   params = Params(
-    target=_place(q.cut_target(), q.layout.shardings()[0], mesh),
-    draft=q.draft and _place(q.cut_draft(), q.layout.shardings()[1], mesh),
+    target=_place(shapes(q.cut_target()), of_target, mesh),
+    draft=draft and _place(draft, of_draft, mesh),
   )
   keys = jax.eval_shape(
     lambda: drawing.row_keys(jax.random.key(0), jnp.arange(q.batch_size))
@@ -292,9 +331,8 @@ def compile_for(question: Question, devices: list) -> Compiled:
   )
 
 
-def _place(config: TransformerConfig, sharding: Sharding, mesh: Mesh):
+def _place(shapes, sharding: Sharding, mesh: Mesh):
   """Shapes of a model's parameters where they lie."""
-  shapes = stacked.abstract_params(config, dtype=_DTYPE)
   return jax.tree.map(
     lambda x, spec: jax.ShapeDtypeStruct(
       x.shape, x.dtype, sharding=NamedSharding(mesh, spec)

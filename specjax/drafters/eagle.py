@@ -7,12 +7,11 @@ drawn, it drafts the next. EAGLE-2 (EMNLP 2024) grows the tree where the head is
 confident, EAGLE-3 (NeurIPS 2025) fuses features of several layers; to this file
 they are one thing, a `specjax.types.FeatureModel`.
 
-A draft is sampled, over a static tree, or certain: EAGLE-2's dynamic tree takes
-at each depth the likeliest continuations and keeps the N nodes of the largest
-cumulative probability. No token of it is drawn, so its shape may depend on
-tokens, and the rule that fits is `match`, which is optimal for it. To accept
-its tokens with min(1, q/p) of the head's law p would be lossy: they were not
-drawn from p.
+A draft is sampled, over a static tree, or certain: EAGLE-2's dynamic tree keeps
+the N nodes of the largest cumulative probability (`best_first`). No token of it
+is drawn, so its shape may depend on tokens, and the rule that fits is `match`,
+which is optimal for it. To accept its tokens with min(1, q/p) of the head's law
+p would be lossy: they were not drawn from p.
 
 The head's cache holds a pair (feature i, token i + 1) in slot i. What was
 drafted is thrown away after each round, since it was made of the head's own
@@ -32,7 +31,7 @@ from specjax import cache as cache_lib
 from specjax import siblings as siblings_lib
 from specjax import tree as tree_lib
 from specjax.cache import Cache
-from specjax.drafters import levels
+from specjax.drafters import best_first, levels
 from specjax.drafters.model import check_tree
 from specjax.siblings import GIVEN, IID, Siblings
 from specjax.tree import Tree, take_node
@@ -107,7 +106,6 @@ def dynamic(
   depth: int = 7,
   top_k: int = 10,
   vocab_size: int,
-  name: str = "eagle2",
 ) -> Drafter:
   """Drafts EAGLE-2's dynamic tree of certain tokens (its section 4).
 
@@ -122,7 +120,6 @@ def dynamic(
     depth: G, of the deepest node; the published code's `depth` is one less.
     top_k: nodes that are continued at each depth, and children of each.
     vocab_size: V, the number of real tokens.
-    name: for messages and reports.
 
   Returns:
     The `Drafter`, whose tree is data: rules that take such trees are `match`
@@ -131,33 +128,42 @@ def dynamic(
   Raises:
     ValueError: if no tree has such sizes.
   """
-  if not 1 <= top_k <= vocab_size:
-    raise ValueError(f"top_k must be in 1..{vocab_size}, got {top_k}")
-  scored = top_k + (depth - 1) * top_k**2
-  if num_nodes > scored:
-    raise ValueError(
-      f"depth {depth} and top_k {top_k} make {scored} nodes, of which "
-      f"num_nodes ({num_nodes}) cannot be chosen"
-    )
+  best_first.check(
+    num_nodes=num_nodes, depth=depth, width=top_k, children=top_k,
+    vocab_size=vocab_size,
+  )  # fmt: skip
   tree = tree_lib.bound(num_nodes, depth, top_k)
 
   def grow(params, root: "_Root", context):
-    found, cache = _continued(
-      model, params.draft, root, context, depth=depth, top_k=top_k,
-      vocab_size=vocab_size,
+    def feed(carry, level, tokens, parents):
+      hidden, seen, cache = carry
+      parents = parents[..., None]
+      hidden = jnp.take_along_axis(hidden, parents, axis=1)
+      own = jnp.broadcast_to(
+        jnp.eye(tokens.shape[1], dtype=bool), (*tokens.shape, tokens.shape[1])
+      )
+      if seen is not None:  # of what was fed, which is above
+        own = jnp.concatenate(
+          [jnp.take_along_axis(seen, parents, axis=1), own], axis=-1
+        )
+      logits, hidden, cache = model.apply(
+        params.draft,
+        tokens,
+        hidden,
+        cache,
+        positions=levels.positions(_place(context), level, tokens),
+        mask=own,
+      )
+      return logits, (hidden, own, cache)
+
+    draft, (_, _, cache) = best_first.draft_tree(
+      root.logits, feed, (root.hidden[:, None], None, root.cache), context,
+      tree=tree, width=top_k, children=top_k, vocab_size=vocab_size,
     )  # fmt: skip
-    tokens, parents = _best(found, num_nodes)
-    draft = Draft(
-      tree=tree,
-      siblings=GIVEN,
-      tokens=jnp.concatenate([context.root, tokens], axis=1),
-      log_probs=None,
-      parents=jnp.pad(parents, ((0, 0), (1, 0)), constant_values=-1),
-    )
     return draft, cache
 
   return _made(
-    model, grow, tree=tree, siblings=GIVEN, name=name,
+    model, grow, tree=tree, siblings=GIVEN, name="eagle2",
     passes=(top_k,) * (depth - 1), more_slots=top_k * (depth - 1),
   )  # fmt: skip
 
@@ -312,107 +318,3 @@ def _features_of(commit: Commit, state: _State) -> Array:
       "(build it with features=)"
     )
   return features.astype(state.features.dtype)
-
-
-# ------------------------------------------------------- the dynamic tree
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Scored:
-  """All nodes that were scored, level by level; M of them, the root apart.
-
-  Attributes:
-    tokens: `i32[B, M]`.
-    parents: `i32[B, M]`, indices among them, -1 for the root.
-    scores: `f32[B, M]`, cumulative log-probabilities.
-    depth: `int[M]`.
-  """
-
-  tokens: Array
-  parents: Array
-  scores: Array
-  depth: np.ndarray
-
-
-def _continued(
-  model: FeatureModel,
-  params,
-  root: _Root,
-  context: Context,
-  *,
-  depth: int,
-  top_k: int,
-  vocab_size: int,
-) -> tuple[_Scored, Cache]:
-  """Continues the likeliest nodes of each depth."""
-  rows = len(context.length)
-
-  def likeliest(logits):  # [B, W, V'] -> two of [B, W, K]
-    logits = logits[..., :vocab_size].astype(jnp.float32)
-    law = jax.nn.log_softmax(logits, axis=-1)
-    return jax.lax.top_k(jnp.where(jnp.isnan(law), -jnp.inf, law), top_k)
-
-  scores, tokens = (x[:, 0] for x in likeliest(root.logits[:, None]))
-  every = [(tokens, jnp.full((rows, top_k), -1), scores)]
-  frontier = jnp.broadcast_to(np.arange(top_k), (rows, top_k))
-  parents_hidden = jnp.broadcast_to(
-    root.hidden[:, None], (rows, top_k, root.hidden.shape[-1])
-  )
-  seen = jnp.zeros((rows, top_k, 0), bool)  # of what was fed, which is above
-  cache, first = root.cache, 0
-  for level in range(1, depth):
-    own = jnp.broadcast_to(jnp.eye(top_k, dtype=bool), (rows, top_k, top_k))
-    seen = jnp.concatenate([seen, own], axis=-1)
-    logits, hidden, cache = model.apply(
-      params,
-      tokens,
-      parents_hidden,
-      cache,
-      positions=levels.positions(_place(context), level, tokens),
-      mask=seen,
-    )
-    more, words = likeliest(logits)  # [B, K, K]
-    total = (scores[..., None] + more).reshape(rows, -1)
-    words = words.reshape(rows, -1)
-    above = jnp.repeat(frontier, top_k, axis=1)
-    every.append((words, above, total))
-    first += top_k if level == 1 else top_k**2
-    if level == depth - 1:
-      break
-    scores, kept = jax.lax.top_k(total, top_k)
-    frontier = first + kept
-    tokens = jnp.take_along_axis(words, kept, axis=1)
-    parent = (kept // top_k)[..., None]  # among those just fed
-    parents_hidden = jnp.take_along_axis(hidden, parent, axis=1)
-    seen = jnp.take_along_axis(seen, parent, axis=1)
-  tokens, parents, scores = (
-    jnp.concatenate(x, axis=1) for x in zip(*every, strict=True)
-  )
-  depths = np.repeat(
-    np.arange(1, depth + 1), [top_k] + [top_k**2] * (depth - 1)
-  )
-  found = _Scored(
-    tokens=tokens.astype(jnp.int32),
-    parents=parents.astype(jnp.int32),
-    scores=scores,
-    depth=depths,
-  )
-  return found, cache
-
-
-def _best(found: _Scored, count: int) -> tuple[Array, Array]:
-  """The best nodes by cumulative probability: tokens and parents `i32[B, N]`.
-
-  Parents are indices of the draft's nodes, 0 for the root; -1 for a node that
-  no law gives any mass, and what hangs on it.
-  """
-  # A stable sort: of equal scores those less deep come first, so that a
-  # parent, whose score is never below its child's, is always among them.
-  order = jnp.argsort(-found.scores, axis=1, stable=True)[:, :count]
-  kept = jnp.sort(order, axis=1)  # by level
-  take = lambda x: jnp.take_along_axis(x, kept, axis=1)
-  above = take(found.parents)
-  place = jnp.argmax(kept[:, None] == above[..., None], axis=-1) + 1
-  parents = jnp.where(above < 0, 0, place)
-  parents = jnp.where(take(found.scores) > -jnp.inf, parents, -1)
-  return take(found.tokens), parents.astype(jnp.int32)

@@ -3,28 +3,22 @@
 Medusa's residual blocks (Cai et al., ICML 2024) and the outputs of blockwise
 parallel decoding (Stern et al., NeurIPS 2018) read what the target knew when it
 had read all tokens but the newest, and give a law for each depth: head k that
-of the token k after the newest. The laws know nothing of each other, so a node
-of a tree has the law of its depth, whatever stands above it.
-
-Sampled, that is a draft like any other: lossless under every rule, each token
-from its own law. As a *certain* tree its nodes are the tokens of largest
-probability (Medusa's Cartesian trees): no token is drawn, and `match` is the
-rule that fits, and the best that there is for such a tree.
+of the token k after the newest. The laws know nothing of each other, and drafts
+are made of them as `specjax.drafters.marginals` says: drawn, for any rule, or
+certain, for `match`.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
 from specjax import siblings as siblings_lib
-from specjax.drafters import levels
-from specjax.drafters.model import check_tree
-from specjax.siblings import GIVEN, IID, Siblings
+from specjax.drafters import marginals as marginals_lib
+from specjax.siblings import IID, Siblings
 from specjax.tree import Tree
-from specjax.types import Commit, Draft, Drafter
+from specjax.types import Commit, Drafter
 
 # `(parameters, features f[B, F]) -> f32[B, K, V]`, the logits of K depths.
 Marginals = Callable[[Any, Array], Array]
@@ -49,7 +43,8 @@ def drafter(
     marginals: the heads.
     num_heads: K, depths that they know.
     num_features: F, width of the target's features (`ModelOutput.features`).
-    tree: what every proposal fills; not deeper than K.
+    tree: what every proposal fills; not deeper than K. One whose parents are
+      data (`specjax.tree.bound`) gets the likeliest nodes of the product law.
     siblings: how the children of a node are drawn, or the name of it in
       `specjax.siblings`. GIVEN: they are not drawn, but certain; child r of a
       node is the token of rank r in the law of its depth.
@@ -64,18 +59,13 @@ def drafter(
       vocabulary.
   """
   siblings = siblings_lib.get(siblings)
-  certain = siblings is GIVEN
-  check_tree(tree, siblings, vocab_size, certain=True)
-  if tree.max_depth > num_heads:
-    raise ValueError(
-      f"{name} has {num_heads} heads, which say as many tokens, got a tree of "
-      f"depth {tree.max_depth}"
-    )
-  grow = _certain if certain else _sampled
+  marginals_lib.check(name, num_heads, tree, siblings, vocab_size)
 
   def propose(params, features, target_cache, context):
-    logits = marginals(params.draft, features)[..., :vocab_size]
-    draft = grow(logits, context, tree, siblings, vocab_size)
+    logits = marginals(params.draft, features)
+    draft = marginals_lib.draft(
+      logits, context, tree=tree, siblings=siblings, vocab_size=vocab_size
+    )
     return draft, features, target_cache
 
   return Drafter(
@@ -110,29 +100,6 @@ def _newest(params, features: Array, commit: Commit) -> Array:
   newest = jnp.take_along_axis(found, node, axis=1)[:, 0]
   return jnp.where(
     commit.count[:, None] > 0, newest.astype(features.dtype), features
-  )
-
-
-def _sampled(logits, context, tree, siblings, vocab_size) -> Draft:
-  def feed(carry, depth, drawn):
-    here = logits[:, depth, None]
-    return jnp.broadcast_to(here, (*drawn.shape, here.shape[-1])), carry
-
-  draft, _ = levels.draw_tree(
-    logits[:, 0], feed, None, context, tree=tree, siblings=siblings,
-    vocab_size=vocab_size,
-  )  # fmt: skip
-  return draft
-
-
-def _certain(logits, context, tree, siblings, vocab_size) -> Draft:
-  del siblings, vocab_size
-  logits = jnp.where(jnp.isnan(logits), -jnp.inf, logits)
-  _, ranked = jax.lax.top_k(logits[:, : tree.max_depth], tree.max_children)
-  drafted = ranked[:, tree.depth[1:] - 1, tree.rank[1:]]
-  tokens = jnp.concatenate([context.root, drafted], axis=1)
-  return Draft(
-    tree=tree, siblings=GIVEN, tokens=tokens.astype(jnp.int32), log_probs=None
   )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from specjax.rules import (
   block,
+  blockwise,
   greedy_draft,
   gumbel_list,
   hub,
@@ -37,6 +38,7 @@ FACTORIES: dict[str, Callable[..., Rule]] = {
   "top_beta": relaxed.top_beta,
   "decoding_opt": relaxed.decoding_opt,
   "decoding_uno": relaxed.decoding_uno,
+  "blockwise": blockwise.rule,
 }
 
 RULES: dict[str, Rule] = {

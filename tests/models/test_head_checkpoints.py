@@ -13,9 +13,11 @@ import pytest
 import safetensors.numpy
 import torch
 from flax import nnx
+from jax.sharding import AxisType
 
-from models import head_checkpoints
+from models import head_checkpoints, meshes, sharding
 from models.head_checkpoints import Target
+from models.head_files import Place
 from models.transformer import FINAL
 from models.weights import CheckpointError
 
@@ -123,6 +125,13 @@ FORMATS = {
       f"lm_heads.{h}.weight": random(V, H)}.items()},
     "medusa", (FINAL,),
   ),
+  "blockwise": (
+    dict(model_type="blockwise", num_heads=2, hidden_dim=3, hidden_size=H,
+         vocab_size=V),
+    {"hidden.weight": random(6, H), "hidden.bias": random(6),
+     "out.weight": random(2 * H, 6), "out.bias": random(2 * H)},
+    "blockwise", (FINAL,),
+  ),
 }  # fmt: skip
 
 
@@ -154,8 +163,10 @@ def test_a_format_tells_by_itself_what_it_is(name, tmp_path):
   floats = [v for v in tensors.values() if v.dtype == np.float32]
   kept = [np.asarray(x) for x in jax.tree.leaves(nnx.state(head.module))]
   count = lambda arrays: sum(float(np.abs(x).sum()) for x in arrays)
-  shared = {"embed_tokens.weight": TARGET.embedding} if kind != "medusa" else {}
-  if kind == "eagle":
+  shared = {}
+  if kind in ("eagle", "eagle3"):
+    shared["embed_tokens.weight"] = TARGET.embedding
+  if kind in ("eagle", "blockwise"):
     shared["lm_head.weight"] = OUTPUT
   shared = [
     v for n, v in shared.items()
@@ -165,6 +176,36 @@ def test_a_format_tells_by_itself_what_it_is(name, tmp_path):
   np.testing.assert_allclose(
     count(kept), count(floats) + count(shared) + count(ids), rtol=1e-5
   )
+
+
+@pytest.mark.parametrize("name", ["eagle3", "medusa", "blockwise"])
+def test_parts_that_are_read_for_a_mesh_are_those_of_the_whole(name, tmp_path):
+  """Each device asks for its own; here one asks for all, part by part."""
+  mesh = jax.make_mesh((1,), ("model",), axis_types=(AxisType.Auto,))
+  place = Place(mesh=mesh, sharding=sharding.tensor_parallel())
+  directory = write(tmp_path / "head", name)
+  found = head_checkpoints.load(directory, TARGET, place=place)
+  whole = head_checkpoints.load(directory, TARGET)
+  pairs = zip(
+    *(jax.tree.leaves(nnx.state(h.module)) for h in (found, whole)),
+    strict=True,
+  )
+  for mine, theirs in pairs:
+    np.testing.assert_array_equal(mine, theirs)
+  module = found.module
+  projection = {
+    "eagle3": lambda: module.lm_head,
+    "medusa": lambda: module.heads[0].lm_head,
+    "blockwise": lambda: module.hidden,
+  }[name]()
+  assert projection.kernel[...].sharding.spec == place.sharding.column_dn
+
+
+def test_a_head_is_cut_over_what_divides_it():
+  shape = head_checkpoints.shape(FORMATS["eagle3"][0], TARGET, kind="eagle3")
+  assert {2, 1, MLP, H, V, VD} <= {*shape.even_sizes()}
+  assert meshes.most_devices(shape.even_sizes(), 8) == 1
+  assert meshes.most_devices((8, 24, 4), 8) == 4
 
 
 def test_offsets_are_added_to_the_draft_ids(tmp_path):
@@ -217,6 +258,14 @@ def test_the_same_key_means_another_thing_in_another_format(tmp_path):
     ("medusa", {"2.0.linear.bias": np.ones(H, np.int32)}, "wrong type"),
     ("medusa", dict(drop=["1.0.linear.weight"]), "missing: heads.1.blocks.0"),
     ("medusa", {"9.1.weight": random(V, H)}, "not numbered from 0"),
+    ("blockwise", dict(drop=["out.bias"]), "missing: out.bias"),
+    ("blockwise", {"more": random(2)}, "unexpected tensors in .*: more"),
+    ("blockwise", dict(config={**FORMATS["blockwise"][0], "k": 4}),
+     "settings that are not known: k"),
+    ("blockwise", dict(config={**FORMATS["blockwise"][0], "hidden_dim": 0}),
+     "hidden_dim must be a positive integer, got 0"),
+    ("blockwise", dict(config={**FORMATS["blockwise"][0], "hidden_size": 9}),
+     "hidden_size is 9, and the target's 8"),
   ],
 )  # fmt: skip
 def test_what_is_not_understood_is_an_error(name, changes, message, tmp_path):
@@ -306,7 +355,9 @@ class Published:
     return logits
 
 
-@pytest.mark.parametrize("name", [n for n in FORMATS if "medusa" not in n])
+@pytest.mark.parametrize(
+  "name", [n for n, made in FORMATS.items() if made[2] in ("eagle", "eagle3")]
+)
 def test_logits_are_those_of_the_formulas_by_published_names(name, tmp_path):
   settings, tensors, kind, _ = FORMATS[name]
   head = head_checkpoints.load(write(tmp_path / "head", name), TARGET)
@@ -345,6 +396,35 @@ def test_medusas_logits_are_those_of_the_formulas_by_published_names(
     y = x @ linear.T + bias
     expected = (x + y / (1 + np.exp(-y))) @ out.T
     np.testing.assert_allclose(found[:, number], expected, rtol=1e-3, atol=1e-3)
+
+
+def test_blockwise_logits_are_the_formula(tmp_path):
+  """One hidden layer for all, a residual, and the target's projection."""
+  w = FORMATS["blockwise"][1]
+  head = head_checkpoints.load(write(tmp_path / "head", "blockwise"), TARGET)
+  marginals, params = head.functions()
+  x = random(2, H)
+  hidden = np.maximum(x @ w["hidden.weight"].T + w["hidden.bias"], 0)
+  out = hidden @ w["out.weight"].T + w["out.bias"]
+  expected = (x[:, None] + out.reshape(2, 2, H)) @ OUTPUT
+  found = marginals(params, jnp.asarray(x))
+  np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_head_is_described_by_its_configuration_alone():
+  """As for a plan, which has no tensors."""
+  of = lambda name, **more: head_checkpoints.shape(
+    FORMATS[name][0], TARGET, **more
+  )
+  assert of("eagle3").config.draft_vocab_size == VD
+  assert of("eagle", kind="eagle").config.fc_bias
+  assert of("speculators").features == (2, 6, 9)
+  assert of("medusa").config.num_heads == 2
+  assert of("blockwise").num_depths == 2
+  whole = of("eagle3, whole vocabulary", kind="eagle3")
+  assert (whole.kind, whole.config.draft_vocab_size) == ("eagle3", None)
+  with pytest.raises(ValueError, match="number of heads must be said, got N"):
+    head_checkpoints.shape({}, TARGET, kind="medusa")
 
 
 def test_a_head_may_tie_its_own_embedding_to_its_output(tmp_path):

@@ -137,7 +137,7 @@ def test_a_tree_is_made_of_paths_of_ranks():
 @pytest.mark.parametrize(
   "shape, message",
   [
-    (tree.chain(4), "has 3 heads.* depth 4"),
+    (tree.chain(4), "says 3 tokens ahead.* depth 4"),
     (tree.k_ary(12), "12 children of one node for 11 tokens"),
   ],
 )

@@ -65,7 +65,7 @@ def test_lossless_rules_have_the_targets_law_and_lossy_ones_a_distance(
   result, _ = everything
   distances = {
     "decoding_opt": 0.1, "decoding_uno": 0.2, "lenient": 0.2, "typical": 0.3,
-    "top_beta": 0.3,
+    "top_beta": 0.3, "blockwise": 0.15,
   }  # fmt: skip
   for name, entry in result["rules"].items():
     assert entry["lossless"] == (name not in distances)

@@ -8,6 +8,7 @@ fail.
 
 import dataclasses
 
+import exact_cases
 import forms
 import jax
 import jax.numpy as jnp
@@ -37,21 +38,9 @@ def _x64():
 
 def error(drafter, rule: str) -> float:
   """The largest error of the joint law of the next tokens of a round."""
-  decoder = specjax.make_decoder(
-    toys.table_model(VOCAB), drafter=drafter, rule=rule
+  return exact_cases.round_error(
+    drafter, rule, model=toys.table_model(VOCAB), target=TARGET, draft=DRAFT
   )
-  params = specjax.Params(target=jnp.asarray(TARGET), draft=jnp.asarray(DRAFT))
-  state = decoder.init(
-    params,
-    np.array([[1, 0]]),
-    [2],
-    jax.random.key(0),
-    buffer_length=8,
-    max_new_tokens=6,
-  )
-  law, expected = exact.round_law(decoder, params, state)
-  assert law.output.sum() == pytest.approx(1, abs=1e-9)
-  return float(np.abs(law.output - expected).max())
 
 
 def of_table(tree, siblings=IID):

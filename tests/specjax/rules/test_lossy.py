@@ -214,8 +214,53 @@ def test_top_beta_accepts_more_with_beta_and_tau():
     "top_beta(beta=0)",
     "top_beta(tau=-1)",
     "decoding_uno(epsilon=-0.1)",
+    "blockwise(top_k=0)",
+    "blockwise(min_accepted=-1)",
   ],
 )
 def test_parameters_out_of_range_are_refused(name):
   with pytest.raises(ValueError, match=name.split("(", maxsplit=1)[0]):
     rules.get(name)
+
+
+@pytest.mark.parametrize("top_k, first", [(1, 0), (2, 0), (2, 1), (1, 2)])
+def test_blockwise_accepts_by_rank_and_the_first_of_a_block(top_k, first):
+  """A certain path, by hand: ranks of the target, and so many in any case."""
+  q = np.random.default_rng(3).dirichlet(np.ones(5), 4)
+  rule = rules.get(f"blockwise(top_k={top_k}, min_accepted={first})")
+  for tokens in itertools.product(range(5), repeat=2):
+    tokens = (0, *tokens, 1)
+    draft = Draft(
+      tree=tree.chain(3),
+      siblings=siblings.IID,
+      tokens=jnp.asarray([tokens], jnp.int32),
+      log_probs=None,
+    )
+    found = rule.verify(draft, jnp.asarray(np.log(q))[None])
+    passes = [
+      n <= first or (q[n - 1] > q[n - 1, tokens[n]]).sum() < top_k
+      for n in (1, 2, 3)
+    ]
+    deepest = ([*passes, False]).index(False)
+    assert np.flatnonzero(found.node_probs[0]).tolist() == [deepest]
+    distances = [
+      1 - q[n - 1, tokens[n]] if passes[n - 1] else 0 for n in (1, 2, 3)
+    ]
+    np.testing.assert_allclose(
+      found.total_variation[0, :3], distances, atol=1e-12
+    )
+
+
+def test_blockwise_with_the_likeliest_alone_is_match_for_a_greedy_target():
+  """And reports the distance that it has, whatever is forced on it."""
+  draft, target = toys.context_laws(
+    4, seed=1, warp_settings=dict(temperature=0.0)
+  )
+  law = lambda name: exact.block_law(
+    rules.get(name), tree.chain(2), draft, target, prefix=(1, 0)
+  )
+  for name in ("blockwise(top_k=1)", "blockwise(top_k=3)"):
+    np.testing.assert_allclose(law(name).output, law("match").output)
+  forced = law("blockwise(min_accepted=1)")
+  first = distance(forced.output.sum((1, 2)), target((1, 0)))
+  assert forced.reported_total_variation >= first > 0.1

@@ -1,0 +1,337 @@
+"""EAGLE's heads as they are published.
+
+EAGLE-1 and 2 (`fc` over embedding and feature, a layer without a first norm),
+and EAGLE-3 as its authors, SpecForge and NVIDIA save it (`midlayer`), and as
+the `speculators` library does (`layers.0`, `speculators_model_type`).
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flax import nnx
+
+from models import eagle, head_files
+from models.eagle import EagleConfig
+from models.head_files import Place
+from models.head_shapes import HeadModule, HeadShape, Target
+from models.huggingface_config import config_from_json
+from models.layers import TransformerConfig
+from models.transformer import FINAL, Features
+from models.weights import CheckpointError, Tensor
+
+_MOST_FUSED = 64  # layers whose features are fused; published heads fuse 3
+# Parameter -> the tensor's name in the normal form, and whether it lies turned.
+_TABLE = {
+  "embed.embedding": ("embed_tokens.weight", False),
+  "fc.kernel": ("fc.weight", True),
+  "fc.bias": ("fc.bias", False),
+  "attention.q.kernel": ("layers.0.self_attn.q_proj.weight", True),
+  "attention.k.kernel": ("layers.0.self_attn.k_proj.weight", True),
+  "attention.v.kernel": ("layers.0.self_attn.v_proj.weight", True),
+  "attention.out.kernel": ("layers.0.self_attn.o_proj.weight", True),
+  "attention.q.bias": ("layers.0.self_attn.q_proj.bias", False),
+  "attention.k.bias": ("layers.0.self_attn.k_proj.bias", False),
+  "attention.v.bias": ("layers.0.self_attn.v_proj.bias", False),
+  "attention.out.bias": ("layers.0.self_attn.o_proj.bias", False),
+  "attention.q_norm.scale": ("layers.0.self_attn.q_norm.weight", False),
+  "attention.k_norm.scale": ("layers.0.self_attn.k_norm.weight", False),
+  "mlp_norm.scale": ("layers.0.post_attention_layernorm.weight", False),
+  "mlp.gate.kernel": ("layers.0.mlp.gate_proj.weight", True),
+  "mlp.up.kernel": ("layers.0.mlp.up_proj.weight", True),
+  "mlp.down.kernel": ("layers.0.mlp.down_proj.weight", True),
+  "mlp.gate.bias": ("layers.0.mlp.gate_proj.bias", False),
+  "mlp.up.bias": ("layers.0.mlp.up_proj.bias", False),
+  "mlp.down.bias": ("layers.0.mlp.down_proj.bias", False),
+  "lm_head.kernel": ("lm_head.weight", True),
+  # EAGLE-3's own.
+  "input_norm.scale": ("input_norm.weight", False),
+  "embed_norm.scale": ("layers.0.input_layernorm.weight", False),
+  "hidden_norm.scale": ("layers.0.hidden_norm.weight", False),
+  "final_norm.scale": ("norm.weight", False),
+  **{f"fc_norms.{i}.scale": (f"fc_norm.{i}.weight", False) for i in range(64)},
+}
+# What a head's configuration may say: of its layer, of the head, and what
+# changes nothing. Anything else might change its logits, and is refused.
+_KNOWN = frozenset(
+  """
+  vocab_size hidden_size intermediate_size num_hidden_layers head_dim
+  num_attention_heads num_key_value_heads hidden_act rms_norm_eps
+  max_position_embeddings rope_theta rope_scaling rope_parameters
+  attention_bias mlp_bias tie_word_embeddings sliding_window
+  use_sliding_window max_window_layers layer_types model_type rope_interleaved
+
+  bias qkv_bias draft_vocab_size target_hidden_size eagle_config
+  eagle_aux_hidden_state_layer_ids norm_before_residual norm_before_fc fc_norm
+  norm_output add_para_norm layernorms truncated_vocab_size
+  speculators_model_type transformer_layer_config embed_requires_grad
+
+  architectures speculators_version speculators_config auto_map
+  transformers_version torch_dtype dtype use_cache initializer_range
+  pretraining_tp attention_dropout bos_token_id eos_token_id pad_token_id
+  _name_or_path target_model_type num_local_experts num_experts_per_tok
+  output_router_logits router_aux_loss_coef
+  """.split()
+)
+# Settings of a head that are no setting of its layer.
+_SWITCHES = (
+  "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output",
+)  # fmt: skip
+_OTHER_KINDS = ("peagle", "dflash", "dspark", "mtp", "mlp", "eagle", "medusa")
+
+
+def shape(
+  config: Mapping[str, Any],
+  target: Target,
+  tensors: Mapping[str, Tensor] | None,
+  *,
+  generation: int | None = None,
+) -> HeadShape:
+  """What a configuration says of an EAGLE head.
+
+  Args:
+    config: what `config.json` holds.
+    target: the model that it drafts for.
+    tensors: by the names of the normal form; None if there are none to look at.
+    generation: 1 or 3, where there are no tensors and the file does not say.
+
+  Raises:
+    ValueError: for switches that are not known, or another target.
+  """
+  kind = config.get("speculators_model_type")
+  if kind is not None and kind != "eagle3":
+    known = "another head" if kind in _OTHER_KINDS else "unknown"
+    raise ValueError(
+      f"speculators_model_type must be 'eagle3', got {kind!r} ({known})"
+    )
+  if unknown := sorted(set(config) - _KNOWN):
+    raise ValueError(f"settings that are not known: {', '.join(unknown)}")
+  if tensors is None:
+    third = kind == "eagle3" or generation == 3
+  else:
+    third = kind == "eagle3" or "layers.0.hidden_norm.weight" in tensors
+  layer, _ = _layer(_layer_json(config))
+  if layer.vocab_size != target.vocab_size:
+    raise ValueError(
+      f"it was made for {layer.vocab_size} tokens, and the target has "
+      f"{target.vocab_size}"
+    )
+  if third:
+    found, features = _third(config, layer, target, tensors or {})
+  else:
+    found, features = _first(config, layer, target)
+  return HeadShape(
+    kind="eagle3" if third else "eagle", config=found, features=features
+  )
+
+
+def fill(
+  found: HeadShape,
+  config: Mapping[str, Any],
+  tensors: Mapping[str, Tensor],
+  target: Target,
+  *,
+  path: pathlib.Path,
+  dtype,
+  place: Place | None,
+) -> HeadModule:
+  """The network of a head's tensors.
+
+  Args:
+    found: from `shape`, of the same configuration and tensors.
+    config, tensors, target: as of `shape`; the target with its arrays.
+    path, dtype, place: as of `head_files.filled`.
+
+  Raises:
+    CheckpointError: if tensors are left over, missing or of another shape.
+    ValueError: for a draft vocabulary that is none.
+  """
+  shape, third = found.config, found.kind == "eagle3"
+  _, tied = _layer(_layer_json(config))
+  if tied and "embed_tokens.weight" in tensors:
+    # Its own embedding is its output projection too.
+    tensors = {"lm_head.weight": tensors["embed_tokens.weight"], **tensors}
+  module, used = head_files.filled(
+    path,
+    lambda: eagle.make(shape, dtype=dtype, rngs=nnx.Rngs(0)),
+    _TABLE,
+    tensors,
+    target.shared(),
+    dtype,
+    place=place,
+  )
+  if third and shape.draft_vocab_size is not None:
+    ids = _target_ids(tensors, shape.draft_vocab_size, shape.layer.vocab_size)
+    ids = head_files.placed(ids.astype(np.int32), ["target_ids"], place)
+    module.target_ids = nnx.Variable(ids)
+  if third:  # of a whole vocabulary they say nothing
+    used |= {"d2t", "t2d"}
+  head_files.refuse_rest(path, tensors, used)
+  return module
+
+
+def _layer_json(config: Mapping[str, Any]) -> Mapping[str, Any]:
+  """Where the settings of the head's layer are."""
+  if config.get("speculators_model_type") is None:
+    return config
+  nested = config.get("transformer_layer_config")
+  if not isinstance(nested, Mapping):
+    raise ValueError("transformer_layer_config must be an object")
+  return nested
+
+
+def _layer(settings: Mapping[str, Any]) -> tuple[TransformerConfig, bool]:
+  """The configuration of the head's layer, and whether embeddings are tied.
+
+  A head may say `qkv_bias`; a missing base of the rotary frequencies is 10,000
+  whatever the target's is.
+  """
+  settings = dict(settings)
+  if settings.get("model_type") not in ("llama", "qwen2", "qwen3"):
+    settings["model_type"] = "llama"  # as "mixtral", whose heads are dense
+  bias = settings.pop("qkv_bias", None)
+  settings["num_hidden_layers"] = _one(settings.get("num_hidden_layers", 1))
+  settings.setdefault("max_position_embeddings", 2048)
+  settings.pop("layer_types", None)
+  layer = config_from_json({**settings, "use_sliding_window": False})
+  tied = layer.tied_embeddings
+  layer = dataclasses.replace(layer, tied_embeddings=False)
+  if bias is not None:
+    layer = dataclasses.replace(layer, qkv_bias=_flag("qkv_bias", bias))
+  return layer, tied
+
+
+def _one(value: Any) -> int:
+  if value != 1:
+    raise ValueError(f"num_hidden_layers must be 1 in a head, got {value!r}")
+  return 1
+
+
+def _flag(name: str, value: Any) -> bool:
+  if not isinstance(value, bool):
+    raise ValueError(f"{name} must be true or false, got {value!r}")
+  return value
+
+
+def _first(config, layer, target: Target) -> tuple[EagleConfig, Features]:
+  """EAGLE-1 and 2: one layer over the target's final hidden state."""
+  if layer.embed_dim != target.embed_dim:
+    raise ValueError(
+      f"its width is {layer.embed_dim}, and the target's {target.embed_dim}"
+    )
+  for switch in ("add_para_norm", "layernorms", "truncated_vocab_size"):
+    if config.get(switch):
+      raise ValueError(f"{switch} is not supported, got {config[switch]!r}")
+  found = EagleConfig(
+    layer=layer,
+    generation=1,
+    num_features=target.embed_dim,
+    # Files that do not say have one.
+    fc_bias=_flag("bias", config.get("bias", True)),
+  )
+  return found, (FINAL,)
+
+
+def _third(
+  config, layer, target: Target, tensors: Mapping[str, Tensor]
+) -> tuple[EagleConfig, Features]:
+  """EAGLE-3 and its descendants."""
+  switches = {s: _flag(s, config.get(s, False)) for s in _SWITCHES}
+  if config.get("speculators_model_type") is None and "norm_output" in config:
+    # The same key means another thing in SpecForge: whether logits are normed.
+    if config["norm_output"] is not True:
+      raise ValueError("norm_output must be true in this format")
+    switches["norm_output"] = False
+    if switches["fc_norm"]:
+      raise ValueError(
+        "whether EAGLE-3.1 feeds back normed states in this format is not known"
+      )
+  layers = _fused_layers(config, target.num_layers)
+  width = config.get("target_hidden_size") or target.embed_dim
+  if width != target.embed_dim:
+    raise ValueError(
+      f"it reads features of {width} channels, the target has "
+      f"{target.embed_dim}"
+    )
+  draft_vocab = config.get("draft_vocab_size")
+  if draft_vocab is None or draft_vocab == layer.vocab_size:
+    draft_vocab = None
+  elif type(draft_vocab) is not int:
+    raise ValueError(
+      f"draft_vocab_size must be an integer, got {draft_vocab!r}"
+    )
+  found = EagleConfig(
+    layer=layer,
+    generation=3,
+    num_features=len(layers) * width,
+    num_fused=len(layers),
+    draft_vocab_size=draft_vocab,
+    fc_bias="fc.bias" in tensors,
+    **switches,
+  )
+  return found, layers
+
+
+def _fused_layers(config, num_layers: int) -> tuple[int, ...]:
+  """The layers whose *inputs* are fused, in our numbers (0 is the embedding).
+
+  Three conventions: `eagle_config.eagle_aux_hidden_state_layer_ids` (SpecForge,
+  SGLang, NVIDIA) are outputs of layers, `eagle_aux_hidden_state_layer_ids` at
+  the top (speculators) are inputs, and where no file says, the paper's code
+  reads the inputs of layers 2, N / 2 and N - 3.
+  """
+  name = "eagle_aux_hidden_state_layer_ids"
+  nested = config.get("eagle_config") or {}
+  if not isinstance(nested, Mapping):
+    raise ValueError("eagle_config must be an object")
+  if nested.get("use_aux_hidden_state", True) is not True:
+    raise ValueError("eagle_config.use_aux_hidden_state must be true")
+  if nested.get(name) is not None:
+    ids, shift = nested[name], 1
+  elif config.get(name) is not None:
+    ids, shift = config[name], 0
+  else:
+    ids, shift = [2, num_layers // 2, num_layers - 3], 0
+  if (
+    not isinstance(ids, list)
+    or not 0 < len(ids) <= _MOST_FUSED
+    or any(type(i) is not int for i in ids)
+  ):
+    raise ValueError(f"{name} must be a list of layers, got {ids!r}")
+  found = tuple(i + shift for i in ids)
+  # What comes after the last layer may be meant with its norm or without.
+  if min(found) < 0 or max(found) >= num_layers:
+    raise ValueError(
+      f"{name} {ids} are not layers of a target of {num_layers} layers"
+    )
+  return found
+
+
+def _target_ids(
+  tensors: Mapping[str, Tensor], draft_vocab_size: int, vocab_size: int
+) -> np.ndarray:
+  """Which token each of the draft vocabulary is, from offsets."""
+  if "d2t" not in tensors:
+    raise CheckpointError("missing: d2t, which token each drafted one is")
+  found = tensors["d2t"]
+  if found.shape != (draft_vocab_size,) or found.kind not in ("I64", "I32"):
+    raise CheckpointError(
+      f"wrong shape or type: d2t, expected {draft_vocab_size} integers, got "
+      f"{found.kind} of {found.shape}"
+    )
+  offsets = np.asarray(tensors["d2t"].read(())).astype(np.int64)
+  ids = np.arange(len(offsets)) + offsets
+  if (np.diff(ids) <= 0).any() or ids.min() < 0 or ids.max() >= vocab_size:
+    raise ValueError(
+      "d2t must hold offsets that make ids of rising order below "
+      f"{vocab_size} (are they ids already?)"
+    )
+  if "t2d" in tensors:
+    known = np.asarray(tensors["t2d"].read(())).astype(bool)
+    expected = np.zeros(vocab_size, bool)
+    expected[ids] = True
+    if known.shape != expected.shape or (known != expected).any():
+      raise ValueError("t2d does not mark the tokens that d2t names")
+  return ids

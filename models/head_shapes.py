@@ -1,0 +1,127 @@
+"""What a head is, before any of its numbers is read.
+
+Formats differ in names and conventions (`eagle_format`, `medusa_format`,
+`parallel_format`); what they say of a head is this, which is enough to make its
+network, to cut it over devices, and to plan for it.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+
+from models import eagle, heads, parallel
+from models.eagle import EagleConfig
+from models.heads import BlockwiseConfig, MedusaConfig
+from models.parallel import ParallelConfig
+from models.sharding import Sharding
+from models.transformer import Features
+
+HeadConfig = EagleConfig | MedusaConfig | BlockwiseConfig | ParallelConfig
+HeadModule = (
+  eagle.Eagle
+  | eagle.Eagle3
+  | heads.Medusa
+  | heads.Blockwise
+  | parallel.Parallel
+)
+KINDS = ("eagle", "eagle3", "medusa", "blockwise", "parallel")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Target:
+  """What a head needs to know of its target.
+
+  Attributes:
+    num_layers: of the target.
+    embed_dim: its width.
+    vocab_size: rows of its embedding.
+    embedding: `f[V, D]`, or None where a head is only described.
+    output: gives the output projection, `f[D, V]`; asked only if it is needed.
+  """
+
+  num_layers: int
+  embed_dim: int
+  vocab_size: int
+  embedding: Any = None
+  output: Callable[[], Any] = lambda: None
+
+  def shared(self) -> dict[str, Callable[[], Any]]:
+    """What is the target's where a head's file leaves it out."""
+    return {
+      "embed_tokens.weight": lambda: self.embedding,
+      "lm_head.weight": self.output,
+    }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeadShape:
+  """A head without its parameters.
+
+  Attributes:
+    kind: one of `KINDS`.
+    config: its network's.
+    features: what it reads of the target (`models.transformer.Features`).
+  """
+
+  kind: str
+  config: HeadConfig
+  features: Features
+
+  def make(self, *, dtype=jnp.float32, rngs: nnx.Rngs) -> HeadModule:
+    """The network, with random weights."""
+    if isinstance(self.config, EagleConfig):
+      return eagle.make(self.config, dtype=dtype, rngs=rngs)
+    kind: Any = {
+      MedusaConfig: heads.Medusa,
+      BlockwiseConfig: heads.Blockwise,
+      ParallelConfig: parallel.Parallel,
+    }[type(self.config)]
+    return kind(self.config, dtype=dtype, rngs=rngs)
+
+  def even_sizes(self) -> tuple[int, ...]:
+    """Sizes that devices which the head is cut over must divide."""
+    c = self.config
+    if isinstance(c, MedusaConfig):
+      return (c.embed_dim, c.vocab_size)
+    if isinstance(c, BlockwiseConfig):
+      return (c.num_heads * c.hidden_dim, c.vocab_size)
+    layer = c.layer if isinstance(c, EagleConfig) else c.layers
+    words = layer.vocab_size
+    if isinstance(c, EagleConfig) and c.draft_vocab_size is not None:
+      words = c.draft_vocab_size
+    return (
+      layer.num_heads, layer.num_kv_heads, layer.mlp_dim, layer.embed_dim,
+      layer.vocab_size, words,
+    )  # fmt: skip
+
+  @property
+  def num_depths(self) -> int | None:
+    """Tokens that it says at once; None if it feeds on its own."""
+    if isinstance(self.config, EagleConfig):
+      return None
+    if isinstance(self.config, ParallelConfig):
+      return self.config.num_depths
+    return self.config.num_heads
+
+
+def functions(
+  module: HeadModule, *, sharding: Sharding | None = None
+) -> tuple[Any, Any]:
+  """A head as pure functions, and their parameters.
+
+  Args:
+    module: the network, or its shapes.
+    sharding: its rules on the mesh in use; None for one device.
+
+  Returns:
+    A `FeatureModel` (EAGLE), a `BlockModel` (parallel), or of the others
+    `specjax.drafters.heads.Marginals`; and the parameters.
+  """
+  if isinstance(module, parallel.Parallel):
+    return parallel.as_block_model(module, sharding=sharding)
+  if isinstance(module, heads.Medusa | heads.Blockwise):
+    return heads.as_marginals(module, sharding=sharding)
+  return eagle.as_feature_model(module, sharding=sharding)

@@ -1,0 +1,145 @@
+"""Certain trees of the likeliest continuations, whatever says the laws.
+
+EAGLE-2's dynamic tree (Li et al., EMNLP 2024, section 4) takes at each depth
+the likeliest continuations of a few nodes, and of all nodes that it has scored
+keeps those of the largest cumulative probability. With heads that say all
+depths at once the same search finds the best tree of their product law.
+
+No token is drawn, so the shape may depend on tokens, and the rule that fits is
+`match`, which is optimal for certain trees. To accept their tokens with
+min(1, q/p) of the draft's law p would be lossy: they were not drawn from p.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax.siblings import GIVEN
+from specjax.tree import Tree
+from specjax.types import Context, Draft
+
+# `(carry, depth, tokens i32[B, W], parents i32[B, W]) -> (f32[B, W, V'],
+# carry)`: the logits after nodes of a depth that are continued. Parents are
+# indices among the nodes that it was given before, 0 for the root at first.
+Feed = Callable[[Any, int, Array, Array], tuple[Array, Any]]
+
+
+def draft_tree(
+  root_logits: Array,
+  feed: Feed,
+  carry: Any,
+  context: Context,
+  *,
+  tree: Tree,
+  width: int,
+  children: int,
+  vocab_size: int,
+) -> tuple[Draft, Any]:
+  """Scores continuations depth by depth, and keeps the best of all.
+
+  Args:
+    root_logits: `f32[B, V']`, those after the root.
+    feed: gives the logits of the nodes that are continued.
+    carry: what it is given first.
+    context: the round's.
+    tree: `specjax.tree.bound(N, G, C)`: N nodes are kept.
+    width: nodes that are continued at each depth, those of the largest
+      cumulative probability.
+    children: continuations of each that are scored.
+    vocab_size: V, the number of real tokens.
+
+  Returns:
+    The draft, a parent before its child where both have the same probability,
+    and what `feed` carried last. Logits that are NaN are of no token.
+  """
+  rows = len(context.length)
+
+  def likeliest(logits):  # [B, W, V'] -> two of [B, W, C]
+    logits = logits[..., :vocab_size].astype(jnp.float32)
+    law = jax.nn.log_softmax(logits, axis=-1)
+    return jax.lax.top_k(jnp.where(jnp.isnan(law), -jnp.inf, law), children)
+
+  scores, words = (x[:, 0] for x in likeliest(root_logits[:, None]))
+  parents = jnp.zeros(words.shape, jnp.int32)  # among those that were fed
+  every = [(words, jnp.full(words.shape, -1), scores)]
+  first = 0  # of this depth's nodes, among all
+  for depth in range(1, tree.max_depth):
+    kept = jnp.broadcast_to(np.arange(words.shape[1]), words.shape)
+    if words.shape[1] > width:
+      _, kept = jax.lax.top_k(scores, width)
+    take = lambda x: jnp.take_along_axis(x, kept, axis=1)  # noqa: B023
+    logits, carry = feed(carry, depth, take(words), take(parents))
+    more, next_words = likeliest(logits)  # [B, W, C]
+    above = jnp.repeat(first + kept, children, axis=1)
+    first += words.shape[1]
+    scores = (take(scores)[..., None] + more).reshape(rows, -1)
+    words = next_words.reshape(rows, -1)
+    parents = jnp.broadcast_to(
+      np.arange(words.shape[1], dtype=np.int32) // children, words.shape
+    )
+    every.append((words, above, scores))
+  tokens, above, scores = (
+    jnp.concatenate(x, axis=1) for x in zip(*every, strict=True)
+  )
+  tokens, parents = _best(tokens, above, scores, tree.num_drafted)
+  draft = Draft(
+    tree=tree,
+    siblings=GIVEN,
+    tokens=jnp.concatenate([context.root, tokens], axis=1).astype(jnp.int32),
+    log_probs=None,
+    parents=jnp.pad(parents, ((0, 0), (1, 0)), constant_values=-1),
+  )
+  return draft, carry
+
+
+def check(
+  *, num_nodes: int, depth: int, width: int, children: int, vocab_size: int
+) -> None:
+  """Raises ValueError if so few continuations do not make such a tree.
+
+  Args:
+    num_nodes, depth: N and G.
+    width, children, vocab_size: as of `draft_tree`.
+  """
+  if not 1 <= children <= vocab_size:
+    raise ValueError(f"top_k must be in 1..{vocab_size}, got {children}")
+  level = scored = children
+  for _ in range(depth - 1):
+    level = min(level, width) * children
+    scored += level
+  if num_nodes > scored:
+    raise ValueError(
+      f"depth {depth} and top_k {children} make {scored} nodes, of which "
+      f"num_nodes ({num_nodes}) cannot be chosen"
+    )
+
+
+def _best(
+  tokens: Array, above: Array, scores: Array, count: int
+) -> tuple[Array, Array]:
+  """The best nodes by cumulative probability: tokens and parents `i32[B, N]`.
+
+  Args:
+    tokens: `i32[B, M]`, of all nodes that were scored, by depth.
+    above: `i32[B, M]`, their parents among them, -1 for the root.
+    scores: `f32[B, M]`, cumulative log-probabilities.
+    count: N.
+
+  Returns:
+    Parents are indices of the draft's nodes, 0 for the root; -1 for a node that
+    no law gives any mass, and what hangs on it.
+  """
+  # A stable sort: of equal scores those less deep come first, so that a
+  # parent, whose score is never below its child's, is always among them.
+  order = jnp.argsort(-scores, axis=1, stable=True)[:, :count]
+  kept = jnp.sort(order, axis=1)  # by level
+  take = lambda x: jnp.take_along_axis(x, kept, axis=1)
+  of_kept = take(above)
+  place = jnp.argmax(kept[:, None] == of_kept[..., None], axis=-1) + 1
+  parents = jnp.where(of_kept < 0, 0, place)
+  parents = jnp.where(take(scores) > -jnp.inf, parents, -1)
+  return take(tokens), parents.astype(jnp.int32)

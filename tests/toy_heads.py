@@ -1,0 +1,72 @@
+"""Drafters of every family of heads, on a toy target's features."""
+
+import jax.numpy as jnp
+import numpy as np
+import toys
+
+from specjax.drafters import eagle, heads, parallel
+from specjax.siblings import WITHOUT_REPLACEMENT
+from specjax.tree import Tree, bound, chain
+from specjax.types import Drafter
+
+LAYERS, DEPTHS = 3, 3
+# The path that stands is 0, 1, 3: not the first nodes.
+TREE, FAMILY = Tree((-1, 0, 0, 1, 1)), Tree((-1, 0, 0, 1))
+
+
+def target(vocab_size: int):
+  """The model whose features all of them read."""
+  return toys.table_model(vocab_size, layers=LAYERS)
+
+
+def marginals(params, features):
+  """Heads that look up the feature of the last layer, each its own row."""
+  context = (features[:, -1] - (LAYERS - 1) * toys.SHIFT).astype(jnp.int32)
+  return params[
+    toys.depth_row(context[:, None], np.arange(DEPTHS), params.shape[0])
+  ]
+
+
+def make(name: str, vocab_size: int) -> Drafter:
+  """The drafter of that name; its parameters are one table.
+
+  Args:
+    name: one of `RULES`.
+    vocab_size: V.
+  """
+  family, form = name.split(", ")
+  kind = {
+    "drawn chain": dict(tree=chain(2)),
+    "drawn tree": dict(tree=TREE),
+    "distinct": dict(tree=FAMILY, siblings=WITHOUT_REPLACEMENT),
+    "certain chain": dict(tree=chain(2), siblings="given"),
+    "certain tree": dict(tree=TREE, siblings="given"),
+    "best tree": dict(tree=bound(4, 2, 2), siblings="given"),
+    "dynamic tree": dict(num_nodes=4, depth=2, top_k=2),
+  }[form]
+  kind["vocab_size"] = vocab_size
+  if family == "eagle":
+    head = toys.feature_model(vocab_size, num_features=LAYERS)
+    make = eagle.dynamic if form == "dynamic tree" else eagle.drafter
+    return make(head, **kind)
+  if family == "parallel":
+    head = toys.block_model(vocab_size, num_features=LAYERS, num_depths=DEPTHS)
+    return parallel.drafter(head, **kind)
+  return heads.drafter(marginals, num_heads=DEPTHS, num_features=LAYERS, **kind)
+
+
+# Every form of every family, and rules that verify it; the first fits best.
+RULES = {
+  "eagle, drawn chain": ("block", "token"),
+  "eagle, drawn tree": ("recursive", "kseq", "transport", "traversal", "match"),
+  "eagle, distinct": ("recursive", "traversal", "match"),
+  "eagle, dynamic tree": ("match", "traversal"),
+  "medusa, drawn chain": ("block", "token"),
+  "medusa, distinct": ("recursive",),
+  "medusa, certain tree": ("match", "traversal"),
+  "medusa, best tree": ("match", "traversal"),
+  "parallel, drawn chain": ("block", "token"),
+  "parallel, drawn tree": ("recursive", "kseq"),
+  "parallel, certain chain": ("match",),
+  "parallel, best tree": ("match", "traversal"),
+}
