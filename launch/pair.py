@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import ml_collections
 from jax.sharding import Mesh
 
-from launch import drafting, stops
+from launch import drafting, prompt_lines, stops
 from models import checkpoints, meshes
 from models.checkpoints import Network
 from models.head_checkpoints import Head
@@ -38,6 +38,7 @@ class Pair:
     max_length: longest prompt with completion, in tokens.
     mesh: the devices, or None for one without a mesh.
     layout: what is cut over which of the mesh's axes, if there is one.
+    encoder: what inputs must keep to, of an encoder-decoder; else None.
   """
 
   decoder: decode.Decoder
@@ -50,6 +51,7 @@ class Pair:
   max_length: int
   mesh: Mesh | None = None
   layout: meshes.Layout | None = None
+  encoder: prompt_lines.Encoder | None = None
 
   def room(self, max_new_tokens: int) -> int:
     """Tokens left for a prompt; ValueError if there are none."""
@@ -186,6 +188,7 @@ def load(
       "a head on the target's features drafts on one device, got the mesh "
       f"{config.mesh!r}"
     )
+  check_kinds(config, has_draft=has_draft)
   layout, mesh, shardings = None, None, (None, None)
   if config.mesh:
     layout = meshes.parse(
@@ -256,6 +259,17 @@ def assemble(config: ml_collections.ConfigDict, models: Models) -> Pair:
     )
   if isinstance(draft, Head):
     draft = None  # no model of its own
+  encoder = None
+  if models.target.reads_inputs:
+    encoder = prompt_lines.Encoder(
+      start_token=models.target.config.start_token,
+      max_tokens=config.max_length,
+    )
+    if encoder.start_token >= vocab_size:
+      raise ValueError(
+        f"the decoder begins with token {encoder.start_token}, and the "
+        f"tokenizer has {vocab_size}"
+      )
   limits = [
     config.max_length,
     target.max_positions,
@@ -283,12 +297,35 @@ def assemble(config: ml_collections.ConfigDict, models: Models) -> Pair:
     max_length=min(x for x in limits if x is not None),
     mesh=models.mesh,
     layout=models.layout,
+    encoder=encoder,
   )
 
 
 def build(config: ml_collections.ConfigDict) -> Pair:
   """Loads the checkpoints and makes the decoders: `load`, then `assemble`."""
   return assemble(config, load(config))
+
+
+def check_kinds(config: ml_collections.ConfigDict, *, has_draft: bool) -> None:
+  """Raises ValueError if one model reads inputs and the other does not."""
+  if not has_draft:
+    return
+  of_target = checkpoints.reads_inputs(config.target)
+  if drafting.has_head(config):
+    if of_target:
+      raise ValueError(
+        f"{config.target} is an encoder-decoder, and {config.draft} is a head "
+        "on a decoder-only target's features"
+      )
+    return
+  of_draft = checkpoints.reads_inputs(config.draft)
+  if of_target == of_draft:
+    return
+  kind = lambda reads: "an encoder-decoder" if reads else "decoder-only"
+  raise ValueError(
+    f"target and draft must be of one kind: {config.target} is "
+    f"{kind(of_target)}, {config.draft} is {kind(of_draft)}"
+  )
 
 
 def check_same_tokenizer(target: Tokenizer, draft: Tokenizer) -> None:

@@ -9,6 +9,7 @@ tensor that is left over, missing or of another shape.
 """
 
 import contextlib
+import dataclasses
 import functools
 import json
 import pathlib
@@ -24,10 +25,12 @@ import safetensors.numpy
 from flax import nnx
 from jax.sharding import Mesh
 
-from models import stacked, tokenizers, weights
+from models import stacked, t5_config, tokenizers, weights
 from models.huggingface_config import config_from_json, llama_json
 from models.layers import TransformerConfig
 from models.sharding import Sharding
+from models.t5 import T5
+from models.t5_config import T5Config
 from models.transformer import Transformer
 from models.weights import Source, Tensor
 
@@ -36,15 +39,18 @@ CheckpointError = weights.CheckpointError
 # Some files have this prefix, some not; the head has two names in GPT-NeoX.
 _PREFIX = re.compile(r"^(transformer|gpt_neox|model)\.")
 _OLD_HEAD = re.compile(r"^embed_out\.")
-# Causal masks and rotary frequencies, which follow from the configuration.
+# Causal masks and rotary frequencies, which follow from the configuration, and
+# a bias that old files of T5 have and no T5 reads.
 _BUFFER = re.compile(
   r"rotary_emb\.inv_freq|(h|layers)\.\d+\.(attn|attention|self_attn)\."
   r"(bias|masked_bias|rotary_emb\.inv_freq)"
+  r"|decoder\.block\.0\.layer\.1\.EncDecAttention\."
+  r"relative_attention_bias\.weight"
 )
 _KINDS = ("F16", "BF16", "F32", "F64")
 
 
-def load(directory: str, *, dtype=jnp.float32) -> Transformer:
+def load(directory: str, *, dtype=jnp.float32) -> Transformer | T5:
   """Reads a checkpoint directory.
 
   Args:
@@ -88,12 +94,31 @@ def load_stacked(
     )
 
 
-def read_config(directory: str) -> TransformerConfig:
+def load_t5(
+  directory: str, *, mesh: Mesh, sharding: Sharding, dtype=jnp.bfloat16
+) -> tuple[T5, nnx.State]:
+  """As `load_stacked`, of a T5; see `models.weights.load_t5`."""
+  with contextlib.ExitStack() as stack:
+    return weights.load_t5(
+      _source(directory, stack), mesh=mesh, sharding=sharding, dtype=dtype
+    )
+
+
+def read_config(directory: str) -> TransformerConfig | T5Config:
   """The configuration of a checkpoint directory; raises as `load`."""
   return _configuration(pathlib.Path(directory))[0]
 
 
-def _configuration(path: pathlib.Path) -> tuple[TransformerConfig, str]:
+def translate(settings: Mapping[str, Any]) -> TransformerConfig | T5Config:
+  """What a `config.json` says; ValueError for what is not supported."""
+  if settings.get("model_type") == "t5":
+    return t5_config.config_from_json(settings)
+  return config_from_json(settings)
+
+
+def _configuration(
+  path: pathlib.Path,
+) -> tuple[TransformerConfig | T5Config, str]:
   """The configuration and the family's name."""
   if not path.is_dir():
     raise FileNotFoundError(
@@ -102,7 +127,14 @@ def _configuration(path: pathlib.Path) -> tuple[TransformerConfig, str]:
     )
   settings = _read_json(path / "config.json")
   try:
-    return config_from_json(settings), settings["model_type"]
+    config = translate(settings)
+    if isinstance(config, T5Config):
+      beside = path / "generation_config.json"  # counts before config.json
+      more = _read_json(beside) if beside.is_file() else {}
+      start = t5_config.start_token(more, default=config.start_token)
+      config = dataclasses.replace(config, start_token=start)
+      return config, "t5 1.1" if config.gated_mlp else "t5 1.0"
+    return config, settings["model_type"]
   except ValueError as error:
     raise ValueError(f"cannot use {path / 'config.json'}: {error}") from error
 
@@ -112,6 +144,10 @@ def _source(directory: str, stack: contextlib.ExitStack) -> Source:
   path = pathlib.Path(directory)
   config, family = _configuration(path)
   tensors, problems = _open(_weight_files(path), stack)
+  if isinstance(config, T5Config):  # whatever the configuration says of it
+    config = dataclasses.replace(
+      config, tied_embeddings="lm_head.weight" not in tensors
+    )
   return Source(
     path=str(path),
     says="config.json",
