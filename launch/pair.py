@@ -8,7 +8,8 @@ import ml_collections
 from jax.sharding import Mesh
 
 from launch import drafting, prompt_lines, stops
-from models import checkpoints, meshes
+from models import block_drafter, checkpoints, meshes
+from models.block_drafter import Block
 from models.checkpoints import Network
 from models.head_checkpoints import Head
 from models.tokenizers import Tokenizer
@@ -147,7 +148,7 @@ class Models:
 
   Attributes:
     target: the target.
-    draft: the draft or the head, or None where nothing else drafts.
+    draft: the draft, head or block drafter, or None where nothing else drafts.
     tokenizer: the pair's one tokenizer.
     eos_tokens: ids that end a text.
     mesh: the devices, or None for one without a mesh.
@@ -155,7 +156,7 @@ class Models:
   """
 
   target: Network
-  draft: Network | Head | None
+  draft: Network | Head | Block | None
   tokenizer: Tokenizer
   eos_tokens: tuple[int, ...]
   mesh: Mesh | None
@@ -183,6 +184,7 @@ def load(
   check_config(config)
   has_draft = drafting.reads_draft(config)
   has_head = has_draft and drafting.of(config).is_head
+  has_block = has_draft and drafting.has_block(config)
   if has_head and config.mesh:
     raise ValueError(
       "a head on the target's features drafts on one device, got the mesh "
@@ -194,7 +196,9 @@ def load(
     layout = meshes.parse(
       config.mesh,
       jax.device_count(),
-      draft=checkpoints.read_config(config.draft) if has_draft else None,
+      draft=checkpoints.read_config(config.draft)
+      if has_draft and not has_block
+      else None,
       draft_devices=config.draft_devices or None,
     )
     if config.batch_size % layout.data:
@@ -214,6 +218,9 @@ def load(
   draft = None
   if has_head:
     draft = checkpoints.load_head(config.draft, target, dtype=dtype)
+  elif has_block:
+    draft = block_drafter.load(config.draft, dtype=dtype, mesh=mesh)
+    check_same_tokenizer(tokenizer, checkpoints.load_tokenizer(config.draft))
   elif has_draft:
     draft = checkpoints.load(
       config.draft, dtype=dtype, mesh=mesh, sharding=shardings[1]
@@ -257,7 +264,7 @@ def assemble(config: ml_collections.ConfigDict, models: Models) -> Pair:
       siblings=drafting.make_siblings(config),
       vocab_size=vocab_size,
     )
-  if isinstance(draft, Head):
+  if isinstance(draft, Head | Block):
     draft = None  # no model of its own
   encoder = None
   if models.target.reads_inputs:
@@ -318,7 +325,9 @@ def check_kinds(config: ml_collections.ConfigDict, *, has_draft: bool) -> None:
         "on a decoder-only target's features"
       )
     return
-  of_draft = checkpoints.reads_inputs(config.draft)
+  of_draft = drafting.has_block(config) or checkpoints.reads_inputs(
+    config.draft
+  )
   if of_target == of_draft:
     return
   kind = lambda reads: "an encoder-decoder" if reads else "decoder-only"

@@ -1,4 +1,4 @@
-"""Reads checkpoints in Hugging Face's format, and writes Llama's.
+"""Reads checkpoints in Hugging Face's format, and writes Llama's and T5's.
 
 Neither torch nor transformers is needed: `config.json` is read as JSON, weights
 from safetensors. What `config.json` says is translated in
@@ -125,15 +125,15 @@ def _configuration(
       f"there is no directory {str(path)!r}: only local checkpoint "
       "directories are read, nothing is fetched from a hub"
     )
-  settings = _read_json(path / "config.json")
+  settings = read_json(path / "config.json")
   try:
     config = translate(settings)
     if isinstance(config, T5Config):
       beside = path / "generation_config.json"  # counts before config.json
-      more = _read_json(beside) if beside.is_file() else {}
+      more = read_json(beside) if beside.is_file() else {}
       start = t5_config.start_token(more, default=config.start_token)
       config = dataclasses.replace(config, start_token=start)
-      return config, "t5 1.1" if config.gated_mlp else "t5 1.0"
+      return config, _t5_family(config)
     return config, settings["model_type"]
   except ValueError as error:
     raise ValueError(f"cannot use {path / 'config.json'}: {error}") from error
@@ -143,11 +143,9 @@ def _source(directory: str, stack: contextlib.ExitStack) -> Source:
   """Opens a checkpoint; `stack` closes it."""
   path = pathlib.Path(directory)
   config, family = _configuration(path)
+  if isinstance(config, T5Config):
+    return t5_source(path, config, stack)
   tensors, problems = _open(_weight_files(path), stack)
-  if isinstance(config, T5Config):  # whatever the configuration says of it
-    config = dataclasses.replace(
-      config, tied_embeddings="lm_head.weight" not in tensors
-    )
   return Source(
     path=str(path),
     says="config.json",
@@ -157,6 +155,30 @@ def _source(directory: str, stack: contextlib.ExitStack) -> Source:
     kinds=_KINDS,
     problems=tuple(problems),
   )
+
+
+def t5_source(
+  path: pathlib.Path, config: T5Config, stack: contextlib.ExitStack
+) -> Source:
+  """Opens the tensors of a T5; `stack` closes them.
+
+  The output projection is its own if it is there, whatever `config.json` says.
+  """
+  tensors, problems = _open(_weight_files(path), stack)
+  tied = "lm_head.weight" not in tensors
+  return Source(
+    path=str(path),
+    says="config.json",
+    config=dataclasses.replace(config, tied_embeddings=tied),
+    family=_t5_family(config),
+    tensors=tensors,
+    kinds=_KINDS,
+    problems=tuple(problems),
+  )
+
+
+def _t5_family(config: T5Config) -> str:
+  return "t5 1.1" if config.gated_mlp else "t5 1.0"
 
 
 def eos_token_ids(directory: str) -> tuple[int, ...]:
@@ -174,7 +196,7 @@ def eos_token_ids(directory: str) -> tuple[int, ...]:
   """
   for name in ("generation_config.json", "config.json"):
     path = pathlib.Path(directory) / name
-    ids = _read_json(path).get("eos_token_id") if path.is_file() else None
+    ids = read_json(path).get("eos_token_id") if path.is_file() else None
     if ids is None:
       continue
     ids = ids if isinstance(ids, list) else [ids]
@@ -186,7 +208,8 @@ def eos_token_ids(directory: str) -> tuple[int, ...]:
   return ()
 
 
-def _read_json(path: pathlib.Path) -> Mapping[str, Any]:
+def read_json(path: pathlib.Path) -> Mapping[str, Any]:
+  """The object in a file; FileNotFoundError or ValueError if there is none."""
   if not path.is_file():
     raise FileNotFoundError(
       f"there is no {path.name} in {path.parent}: expected a checkpoint in "
@@ -212,7 +235,7 @@ def _weight_files(path: pathlib.Path) -> list[pathlib.Path]:
       f"there are no weights in {path}: expected {whole.name}, or {index.name} "
       "with the files it names (no other format is read)"
     )
-  names = _read_json(index).get("weight_map")
+  names = read_json(index).get("weight_map")
   if not isinstance(names, Mapping) or not all(
     isinstance(n, str) and n == pathlib.PurePath(n).name for n in names.values()
   ):
@@ -278,7 +301,57 @@ def save_llama(
     ValueError: if Llama's format cannot express the module, the tokenizer has
       more tokens than the module, or the dtype is another one.
   """
+  end = None if tokenizer is None else tokenizer.eos_token_id
+  dtype = jnp.dtype(dtype)
+  settings = llama_json(module.config, dtype.name, end)
+  tensors = {}
+  for parameter, variable in nnx.to_flat_state(nnx.state(module)):
+    name, layout = weights.locate(parameter, "llama")
+    prefix = "" if name.startswith("lm_head.") else "model."
+    array = np.asarray(variable[...])
+    tensors[prefix + name] = layout.take(array, module.config)
+  _save(module.config, settings, tensors, directory, tokenizer, dtype)
+
+
+def save_t5(
+  module: T5,
+  directory: str,
+  *,
+  tokenizer: tokenizers.Tokenizer | None = None,
+  dtype=jnp.float32,
+  settings: Mapping[str, Any] | None = None,
+  tensors: Mapping[str, np.ndarray] | None = None,
+) -> None:
+  """Writes a T5 that `load` and transformers read.
+
+  Args:
+    module: the network.
+    directory, tokenizer, dtype: as of `save_llama`.
+    settings: more of `config.json`, counting before the model's own.
+    tensors: more of the weights.
+
+  Raises:
+    ValueError: as `save_llama`.
+  """
   config, dtype = module.config, jnp.dtype(dtype)
+  end = None if tokenizer is None else tokenizer.eos_token_id
+  said = t5_config.to_json(config, dtype.name, end) | dict(settings or {})
+  arrays = dict(tensors or {})
+  for parameter, variable in nnx.to_flat_state(nnx.state(module)):
+    name, layout = weights.locate(parameter, _t5_family(config))
+    arrays[name] = layout.take(np.asarray(variable[...]), config)
+  _save(config, said, arrays, directory, tokenizer, dtype)
+
+
+def _save(
+  config: TransformerConfig | T5Config,
+  settings: Mapping[str, Any],
+  tensors: Mapping[str, np.ndarray],
+  directory: str,
+  tokenizer: tokenizers.Tokenizer | None,
+  dtype,
+) -> None:
+  """Writes a checkpoint; see `save_llama`."""
   if dtype.name not in ("float32", "bfloat16", "float16"):
     raise ValueError(
       f"dtype must be float32, bfloat16 or float16, got {dtype.name}"
@@ -288,20 +361,15 @@ def save_llama(
       f"the tokenizer must have at most {config.vocab_size} tokens, as the "
       f"module has, got {tokenizer.vocab_size}"
     )
-  end = None if tokenizer is None else tokenizer.eos_token_id
-  settings = llama_json(config, dtype.name, end)
-  tensors = {}
-  for parameter, variable in nnx.to_flat_state(nnx.state(module)):
-    name, layout = weights.locate(parameter, "llama")
-    array = layout.take(np.asarray(variable[...]), config).astype(dtype)
-    prefix = "" if name.startswith("lm_head.") else "model."
-    tensors[prefix + name] = np.ascontiguousarray(array)
+  arrays = {
+    name: np.ascontiguousarray(x.astype(dtype)) for name, x in tensors.items()
+  }
   path = pathlib.Path(directory)
   path.mkdir(parents=True, exist_ok=True)
   with tempfile.TemporaryDirectory(dir=path, prefix=".saving-") as temporary:
     new = pathlib.Path(temporary)
     safetensors.numpy.save_file(
-      tensors, new / "model.safetensors", metadata={"format": "pt"}
+      arrays, new / "model.safetensors", metadata={"format": "pt"}
     )
     if tokenizer is not None and not _holds(path, tokenizer):
       tokenizers.save(tokenizer, temporary)

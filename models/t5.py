@@ -346,23 +346,22 @@ class T5(nnx.Module):
         values=tuple(v for _, v in pairs),
         length=start + fed,
       )
-    return self._leave(x, logits_at), cache
+    if logits_at is not None:
+      x = jnp.take_along_axis(x, logits_at[..., None], axis=1)
+    return ModelOutput(logits=self.say(x)), cache
 
   def _embedded(self, tokens: Array) -> Array:
     return self._put(self.embed(tokens).astype(_wide(self.dtype)))
 
-  def _leave(self, x: Array, logits_at: Array | None) -> ModelOutput:
+  def say(self, x: Array) -> Array:
+    """What the decoder's last layer gave, `[B, T, D]`, as logits."""
     x = self.decoder.final_norm(x)
-    if logits_at is not None:
-      x = jnp.take_along_axis(x, logits_at[..., None], axis=1)
     if self.config.scale_outputs:
       x = x * self.config.embed_dim**-0.5
     tied = self.config.tied_embeddings
     logits = self.embed.attend(x) if tied else self.lm_head(x)
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-    return ModelOutput(
-      logits=constrain(logits, "logits_btv", sharding=self.sharding)
-    )
+    return constrain(logits, "logits_btv", sharding=self.sharding)
 
   def _put(self, x: Array) -> Array:
     return constrain(x, "act_btd", sharding=self.sharding)

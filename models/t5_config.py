@@ -176,6 +176,52 @@ def start_token(config: Mapping[str, Any], default: int | None = None) -> int:
   return _whole(config, "decoder_start_token_id", default=default, least=0)
 
 
+_NAMES = {
+  "relu": "relu", "silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_new",
+}  # fmt: skip
+
+
+def to_json(
+  c: T5Config, dtype: str, eos_token_id: int | None
+) -> dict[str, Any]:
+  """The `config.json` of a T5 checkpoint.
+
+  Args:
+    c: the module's configuration.
+    dtype: of the weights in the file.
+    eos_token_id: end-of-text token, if known.
+
+  Raises:
+    ValueError: if the format cannot express it.
+  """
+  name = _NAMES[c.activation]
+  if c.gated_mlp and c.activation == "gelu":
+    raise ValueError("T5's format has no gated block with an exact GELU")
+  return {
+    "architectures": ["T5ForConditionalGeneration"],
+    "model_type": "t5",
+    "is_encoder_decoder": True,
+    "vocab_size": c.vocab_size,
+    "d_model": c.embed_dim,
+    "d_kv": c.head_dim,
+    "d_ff": c.mlp_dim,
+    "num_layers": c.num_encoder_layers,
+    "num_decoder_layers": c.num_layers,
+    "num_heads": c.num_heads,
+    "relative_attention_num_buckets": c.num_buckets,
+    "relative_attention_max_distance": c.max_distance,
+    "layer_norm_epsilon": c.norm_eps,
+    "feed_forward_proj": f"gated-{name}" if c.gated_mlp else name,
+    "tie_word_embeddings": c.tied_embeddings,
+    "scale_decoder_outputs": c.scale_outputs,
+    "decoder_start_token_id": c.start_token,
+    "pad_token_id": c.start_token,
+    "eos_token_id": eos_token_id,
+    "dtype": dtype,
+    "torch_dtype": dtype,  # the same for transformers 4
+  }
+
+
 def _whole(
   config, key: str, *, default: int | None = None, least=1, most=2**31 - 1
 ) -> int:

@@ -9,7 +9,7 @@ import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
-VOCAB = 61
+VOCAB = 64
 SIZES = dict(
   vocab_size=VOCAB, d_model=24, d_kv=5, d_ff=40, num_layers=2, num_heads=4,
 )  # fmt: skip

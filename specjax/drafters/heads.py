@@ -24,7 +24,7 @@ from specjax.drafters import levels
 from specjax.drafters.model import check_tree
 from specjax.siblings import GIVEN, IID, Siblings
 from specjax.tree import Tree
-from specjax.types import Commit, Draft, Drafter
+from specjax.types import Commit, Context, Draft, Drafter
 
 # `(parameters, features f[B, F]) -> f32[B, K, V]`, the logits of K depths.
 Marginals = Callable[[Any, Array], Array]
@@ -64,18 +64,18 @@ def drafter(
       vocabulary.
   """
   siblings = siblings_lib.get(siblings)
-  certain = siblings is GIVEN
   check_tree(tree, siblings, vocab_size, certain=True)
   if tree.max_depth > num_heads:
     raise ValueError(
       f"{name} has {num_heads} heads, which say as many tokens, got a tree of "
       f"depth {tree.max_depth}"
     )
-  grow = _certain if certain else _sampled
 
   def propose(params, features, target_cache, context):
     logits = marginals(params.draft, features)[..., :vocab_size]
-    draft = grow(logits, context, tree, siblings, vocab_size)
+    draft = from_marginals(
+      logits, context, tree=tree, siblings=siblings, vocab_size=vocab_size
+    )
     return draft, features, target_cache
 
   return Drafter(
@@ -111,6 +111,27 @@ def _newest(params, features: Array, commit: Commit) -> Array:
   return jnp.where(
     commit.count[:, None] > 0, newest.astype(features.dtype), features
   )
+
+
+def from_marginals(
+  logits: Array,
+  context: Context,
+  *,
+  tree: Tree,
+  siblings: Siblings,
+  vocab_size: int,
+) -> Draft:
+  """A tree whose nodes have the law of their depth, whatever is above them.
+
+  Args:
+    logits: `f32[B, K, V]`, of depths 1..K.
+    context: the round's.
+    tree: not deeper than K.
+    siblings: how they are drawn; GIVEN: the likeliest tokens, certain.
+    vocab_size: V.
+  """
+  grow = _certain if siblings is GIVEN else _sampled
+  return grow(logits, context, tree, siblings, vocab_size)
 
 
 def _sampled(logits, context, tree, siblings, vocab_size) -> Draft:

@@ -125,8 +125,9 @@ def test_a_benchmark_measures_both_ways_of_decoding(t5, tmp_path):
 def test_bad_lines_are_named(t5, tmp_path, capsys, line, words):
   source = write_jsonl(tmp_path / "in.jsonl", [line])
   assert t5(decode.run, f"--prompts={source}") == 2
-  assert f"in.jsonl:1: {words}"[:20] in (errors := capsys.readouterr().err)
-  assert words in errors
+  first = capsys.readouterr().err.splitlines()[0]
+  assert "in.jsonl:1: " in first
+  assert words in first
 
 
 @pytest.fixture(scope="module")
