@@ -206,9 +206,9 @@ def pairs(
 
 
 def _unseen(make, rng: random.Random, split: str, seen: set[str]) -> Pair:
-  """One of the split that was not drawn before, if there seems to be one."""
-  for _ in range(10_000):
+  """One of the split that was not drawn before; ValueError if none is found."""
+  for _ in range(100_000):
     about, pair = make(rng)
     if split_of(about) == split and pair[0] not in seen:
-      break
-  return pair
+      return pair
+  raise ValueError(f"the {split} split has no more pairs: ask for fewer")
