@@ -53,7 +53,9 @@ def run(_) -> int:
   outputs.check({"--output": cli.OUTPUT.value}, stdout=True)
   models = pair.build(config)
   room = models.room(config.max_new_tokens)
-  items = prompts.all_of(cli.PROMPTS.value, models.tokenizer, max_tokens=room)
+  items = prompts.all_of(
+    cli.PROMPTS.value, models.tokenizer, max_tokens=room, encoder=models.encoder
+  )
   made_by = provenance.record(
     models=provenance.checkpoints(config),
     prompts=cli.PROMPTS.value,

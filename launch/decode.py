@@ -8,7 +8,8 @@ Run it from the checkout's root. Without --prompts, a few built-in code prompts
 are completed and shown. IN.jsonl has a line {"id": ..., "prompt": "..."} each,
 with "messages" in place of a prompt for chat models, and with what it wants for
 itself: samples, a temperature, a budget, a seed, stop strings
-(launch/prompt_lines.py). OUT.jsonl has, in the same order, {"id", "sample" (of
+(launch/prompt_lines.py); an encoder-decoder reads {"id": ..., "input": "..."}.
+OUT.jsonl has, in the same order, {"id", "sample" (of
 several), "completion", "token_ids", "stop_reason", "num_target_calls",
 "num_drafted", "num_accepted", "accept_counts"}, where accept_counts[i] is the
 number of target calls that emitted i drafted tokens. A line without an id gets
@@ -249,10 +250,12 @@ def read_prompts(
   """
   room = models.room(max_new_tokens)
   if not cli.PROMPTS.value:
-    return prompts.built_in(models.tokenizer, max_tokens=room), True
+    return prompts.built_in(
+      models.tokenizer, max_tokens=room, encoder=models.encoder
+    ), True
   items, problems = prompts.read_jsonl(
     cli.PROMPTS.value, models.tokenizer, max_tokens=room,
-    max_new_tokens=max_new_tokens,
+    max_new_tokens=max_new_tokens, encoder=models.encoder,
   )  # fmt: skip
   for problem in problems if processes.is_chief() else ():
     print(f"error: {problem}", file=sys.stderr)
@@ -284,7 +287,7 @@ def run(_) -> int:
     made_by = provenance.record(
       models=provenance.checkpoints(config),
       prompts=cli.PROMPTS.value,
-      texts=[p.text for p in items],
+      texts=[(p.input or "") + p.text for p in items],
     )
   on_disk = output and output != outputs.STDOUT
   if on_disk:

@@ -51,7 +51,9 @@ def show_completion(
   completion: Completion,
 ) -> None:
   """Prints a prompt and its completion, tokens told apart by origin."""
-  text = rich.text.Text(terminal.visible(prompt.text), style="dim")
+  given = prompt.text if prompt.input is None else f"{prompt.input}\n"
+  given += "" if prompt.input is None else prompt.text
+  text = rich.text.Text(terminal.visible(given), style="dim")
   text = rich.text.Text().append_text(text)  # dim is the prompt alone
   in_colour = _in_colour(console)
   ids = completion.token_ids

@@ -17,7 +17,8 @@ from typing import Any
 import ml_collections
 
 from launch import near
-from models import head_checkpoints
+from models import block_drafter, head_checkpoints
+from models.block_drafter import Block
 from models.head_checkpoints import Head
 from models.head_shapes import KINDS, HeadShape
 from models.transformer import SkippedLayers
@@ -51,6 +52,16 @@ def _of_head(config, models) -> tuple[Head, Any]:
       f"{head.kind!r}"
     )
   return head, head.functions()[1]
+
+
+def _of_block(config, models) -> tuple[Block, Any]:
+  """The block drafter that `config.draft` names, and its parameters."""
+  if not isinstance(models.draft, Block):
+    raise ValueError(
+      f"drafter 'block' says a block at once, and {config.draft} is a model of "
+      "another kind"
+    )
+  return models.draft, models.draft.params
 
 
 def _of_target(config, models) -> tuple[LanguageModel, None]:
@@ -180,11 +191,26 @@ def head_drafter(
   return drafters.eagle.drafter(functions, **static, name=shape.kind)
 
 
+def _block(config, draft: Block, *, tree, siblings, vocab_size) -> Drafter:
+  del config
+  blocks, encode = draft.functions()
+  return drafters.block.drafter(
+    blocks,
+    encode,
+    num_masks=draft.config.num_masks,
+    tree=tree,
+    siblings=siblings,
+    vocab_size=vocab_size,
+  )
+
+
+_BLOCK = Family(make=_block, model=_of_block, check=_needs_draft)
 _HEAD = Family(make=_head, model=_of_head, check=_needs_draft, is_head=True)
 
 FAMILIES = {
   "model": Family(make=_model, check=_needs_draft),
   **dict.fromkeys(KINDS, _HEAD),
+  "block": _BLOCK,
   "layer_skip": Family(make=_layer_skip, model=_of_target, reads_draft=False),
   "ngram": Family(
     make=_ngram, model=_nothing, reads_draft=False, check=_one_path
@@ -209,7 +235,7 @@ def get(name: str) -> Family:
 
 
 def of(config: ml_collections.ConfigDict) -> Family:
-  """The family of a config: a directory tells by itself that it is a head.
+  """The family of a config: a directory tells by itself what it holds.
 
   Raises:
     ValueError: as `get`.
@@ -217,7 +243,14 @@ def of(config: ml_collections.ConfigDict) -> Family:
   family = get(config.drafter)
   if config.drafter == "model" and has_head(config):
     return _HEAD
+  if config.drafter == "model" and has_block(config):
+    return _BLOCK
   return family
+
+
+def has_block(config: ml_collections.ConfigDict) -> bool:
+  """Whether `config.draft` is SpecDec's block drafter."""
+  return bool(config.draft) and block_drafter.is_block(config.draft)
 
 
 def has_head(config: ml_collections.ConfigDict) -> bool:

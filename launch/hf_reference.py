@@ -27,7 +27,9 @@ def is_available(config) -> bool:
   needed = ["torch", "transformers"]
   if any(map(checkpoints.is_file, paths)):
     needed.append("accelerate")
-  if any(map(trained.is_run, paths)):
+  if any(map(trained.is_run, paths)) or any(
+    map(checkpoints.reads_inputs, paths)
+  ):
     return False
   return all(map(importlib.util.find_spec, needed)) and all(
     map(_is_understood, filter(checkpoints.is_file, paths))

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import ml_collections
 from jax.sharding import Mesh
 
-from launch import drafting, stops
-from models import checkpoints, meshes
+from launch import drafting, prompt_lines, stops
+from models import block_drafter, checkpoints, meshes
+from models.block_drafter import Block
 from models.checkpoints import Network
 from models.head_checkpoints import Head
 from models.tokenizers import Tokenizer
@@ -38,6 +39,7 @@ class Pair:
     max_length: longest prompt with completion, in tokens.
     mesh: the devices, or None for one without a mesh.
     layout: what is cut over which of the mesh's axes, if there is one.
+    encoder: what inputs must keep to, of an encoder-decoder; else None.
   """
 
   decoder: decode.Decoder
@@ -50,6 +52,7 @@ class Pair:
   max_length: int
   mesh: Mesh | None = None
   layout: meshes.Layout | None = None
+  encoder: prompt_lines.Encoder | None = None
 
   def room(self, max_new_tokens: int) -> int:
     """Tokens left for a prompt; ValueError if there are none."""
@@ -145,7 +148,7 @@ class Models:
 
   Attributes:
     target: the target.
-    draft: the draft or the head, or None where nothing else drafts.
+    draft: the draft, head or block drafter, or None where nothing else drafts.
     tokenizer: the pair's one tokenizer.
     eos_tokens: ids that end a text.
     mesh: the devices, or None for one without a mesh.
@@ -153,7 +156,7 @@ class Models:
   """
 
   target: Network
-  draft: Network | Head | None
+  draft: Network | Head | Block | None
   tokenizer: Tokenizer
   eos_tokens: tuple[int, ...]
   mesh: Mesh | None
@@ -181,12 +184,14 @@ def load(
   check_config(config)
   has_draft = drafting.reads_draft(config)
   has_head = has_draft and drafting.of(config).is_head
+  has_block = has_draft and drafting.has_block(config)
+  check_kinds(config, has_draft=has_draft)
   layout, mesh, shardings = None, None, (None, None)
   if config.mesh:
     sizes = None
     if has_head:
       sizes = checkpoints.read_head(config.draft, config.target).even_sizes()
-    elif has_draft:
+    elif has_draft and not has_block:
       sizes = checkpoints.read_config(config.draft)
     layout = meshes.parse(
       config.mesh,
@@ -213,6 +218,9 @@ def load(
     draft = checkpoints.load_head(
       config.draft, target, dtype=dtype, mesh=mesh, sharding=shardings[1]
     )
+  elif has_block:
+    draft = block_drafter.load(config.draft, dtype=dtype, mesh=mesh)
+    check_same_tokenizer(tokenizer, checkpoints.load_tokenizer(config.draft))
   elif has_draft:
     draft = checkpoints.load(
       config.draft, dtype=dtype, mesh=mesh, sharding=shardings[1]
@@ -256,8 +264,19 @@ def assemble(config: ml_collections.ConfigDict, models: Models) -> Pair:
       siblings=drafting.make_siblings(config),
       vocab_size=vocab_size,
     )
-  if isinstance(draft, Head):
+  if isinstance(draft, Head | Block):
     draft = None  # no model of its own
+  encoder = None
+  if models.target.reads_inputs:
+    encoder = prompt_lines.Encoder(
+      start_token=models.target.config.start_token,
+      max_tokens=config.max_length,
+    )
+    if encoder.start_token >= vocab_size:
+      raise ValueError(
+        f"the decoder begins with token {encoder.start_token}, and the "
+        f"tokenizer has {vocab_size}"
+      )
   limits = [
     config.max_length,
     target.max_positions,
@@ -285,12 +304,37 @@ def assemble(config: ml_collections.ConfigDict, models: Models) -> Pair:
     max_length=min(x for x in limits if x is not None),
     mesh=models.mesh,
     layout=models.layout,
+    encoder=encoder,
   )
 
 
 def build(config: ml_collections.ConfigDict) -> Pair:
   """Loads the checkpoints and makes the decoders: `load`, then `assemble`."""
   return assemble(config, load(config))
+
+
+def check_kinds(config: ml_collections.ConfigDict, *, has_draft: bool) -> None:
+  """Raises ValueError if one model reads inputs and the other does not."""
+  if not has_draft:
+    return
+  of_target = checkpoints.reads_inputs(config.target)
+  if drafting.has_head(config):
+    if of_target:
+      raise ValueError(
+        f"{config.target} is an encoder-decoder, and {config.draft} is a head "
+        "on a decoder-only target's features"
+      )
+    return
+  of_draft = drafting.has_block(config) or checkpoints.reads_inputs(
+    config.draft
+  )
+  if of_target == of_draft:
+    return
+  kind = lambda reads: "an encoder-decoder" if reads else "decoder-only"
+  raise ValueError(
+    f"target and draft must be of one kind: {config.target} is "
+    f"{kind(of_target)}, {config.draft} is {kind(of_draft)}"
+  )
 
 
 def check_same_tokenizer(target: Tokenizer, draft: Tokenizer) -> None:

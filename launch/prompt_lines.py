@@ -4,9 +4,14 @@ r"""What a line of a prompts file says: the prompt, and what it asks for.
    "num_samples": 4, "temperature": 0.8, "top_k": 40, "top_p": 0.95,
    "min_p": 0.05, "max_new_tokens": 64, "seed": 7, "stop": ["\n\n", "END"]}
 
-All but the prompt (or the messages) may be left out, or null. Other keys are
-not read, so that a data set's own columns may stay, but one that is nearly the
-name of one of these is refused: it would be missed silently.
+All but the prompt (or the messages) may be left out, or null. To an
+encoder-decoder a line is
+
+  {"id": ..., "input": "what the encoder reads", "prompt": "how to begin", ...}
+
+without messages, and the prompt may be left out too. Other keys are not read,
+so that a data set's own columns may stay, but one that is nearly the name of
+one of these is refused: it would be missed silently.
 """
 
 import dataclasses
@@ -22,9 +27,23 @@ from models.tokenizers import Tokenizer
 from specjax.requests import Settings
 
 _OTHERS = ("id", "prompt", "messages", "stop")
+_INPUT = "input"  # of encoder-decoders
 # How near an unknown key must be to a known one to be refused.
 _NEAR = 0.83
 _EXPECTED = 'expected an object {"id": ..., "prompt": "..."}'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Encoder:
+  """What a line to an encoder-decoder must keep to.
+
+  Attributes:
+    start_token: what all texts of the decoder begin with.
+    max_tokens: longest input.
+  """
+
+  start_token: int
+  max_tokens: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,6 +53,8 @@ class Line:
   Attributes:
     text: the prompt, or what the chat template makes of the messages.
     token_ids: its tokens, at least one.
+    input: what the encoder reads, or None.
+    input_ids: its tokens, or None.
     is_chat: whether there were messages.
     num_samples: completions that are wanted, or None: one, without a number.
     settings: what it wants in place of the config's.
@@ -42,6 +63,8 @@ class Line:
 
   text: str
   token_ids: tuple[int, ...]
+  input: str | None
+  input_ids: tuple[int, ...] | None
   is_chat: bool
   num_samples: int | None
   settings: Settings
@@ -54,6 +77,7 @@ def read(
   *,
   max_tokens: int,
   max_new_tokens: int | None,
+  encoder: Encoder | None = None,
 ) -> Line:
   """Checks a line.
 
@@ -62,22 +86,30 @@ def read(
     tokenizer: of the pair.
     max_tokens: longest prompt that fits the buffer.
     max_new_tokens: the largest budget that fits it, or None for any.
+    encoder: of an encoder-decoder, or None.
 
   Raises:
     ValueError: in one line, for what is no good.
   """
   if not isinstance(record, dict):
     raise ValueError(f"{_EXPECTED}, got {type(record).__name__}")
-  _check_keys(record)
-  if record.get("messages") is not None:
+  _check_keys(record, [_INPUT] if encoder else [])
+  text_in, input_ids = None, None
+  if encoder is not None:
+    text_in, input_ids = _input(record, tokenizer, encoder)
+    text = _string(record, "prompt") if record.get("prompt") is not None else ""
+    token_ids = [encoder.start_token, *tokenizer.encode_text(text)]
+  elif record.get("messages") is not None:
     text, token_ids = _conversation(record, tokenizer)
   else:
-    text = _prompt(record)
+    text = _string(record, "prompt")
     token_ids = tokenizer.encode(text) if text else []
   _check_length(token_ids, max_tokens=max_tokens)
   return Line(
     text=text,
     token_ids=tuple(token_ids),
+    input=text_in,
+    input_ids=input_ids,
     is_chat=record.get("messages") is not None,
     num_samples=_number(record, "num_samples"),
     settings=_settings(record, max_new_tokens),
@@ -103,22 +135,40 @@ def _check_length(token_ids: Sequence[int], *, max_tokens: int) -> None:
     )
 
 
-def _check_keys(record: dict) -> None:
-  known = [*_OTHERS, *_NUMBERS]
+def _check_keys(record: dict, more: Sequence[str]) -> None:
+  known = [*_OTHERS, *_NUMBERS, *more]
   for key in record:
     guess = near.guess(key, known, cutoff=_NEAR)
     if key not in known and guess:
       raise ValueError(f"unknown key {key!r}{guess}")
 
 
-def _prompt(record: dict) -> str:
-  text = record.get("prompt")
+def _string(record: dict, key: str) -> str:
+  text = record.get(key)
   if not isinstance(text, str):
     raise ValueError(
-      'expected a string under "prompt", got '
-      + (type(text).__name__ if "prompt" in record else "no such key")
+      f'expected a string under "{key}", got '
+      + (type(text).__name__ if key in record else "no such key")
     )
   return text
+
+
+def _input(
+  record: dict, tokenizer: Tokenizer, encoder: Encoder
+) -> tuple[str, tuple[int, ...]]:
+  """What the encoder reads, as text and as ids."""
+  if record.get("messages") is not None:
+    raise ValueError('an encoder-decoder reads an "input", got "messages"')
+  text = _string(record, _INPUT)
+  ids = tuple(tokenizer.encode(text)) if text else ()
+  if not ids:
+    raise ValueError("the input is empty")
+  if len(ids) > encoder.max_tokens:
+    raise ValueError(
+      f"the input has {len(ids)} tokens, but only {encoder.max_tokens} are "
+      "read (max_length)"
+    )
+  return text, ids
 
 
 def _conversation(

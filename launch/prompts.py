@@ -32,6 +32,8 @@ class Prompt:
     id: whatever the file calls it, or the number of its line.
     text: the prompt; of messages, what the chat template makes of them.
     token_ids: the prompt's tokens, at least one.
+    input: what an encoder reads beside it, or None.
+    input_ids: its tokens, or None.
     sample: which of several completions of one prompt, or None.
     settings: what it wants in place of the config's.
     stop: texts before the first of which its completion ends.
@@ -46,6 +48,8 @@ class Prompt:
   settings: Settings = dataclasses.field(default_factory=Settings)
   stop: tuple[str, ...] = ()
   is_chat: bool = False
+  input: str | None = None
+  input_ids: tuple[int, ...] | None = None
 
   @property
   def row_id(self) -> Any:
@@ -62,6 +66,8 @@ class Prompt:
       wants["stop"] = self.stop
     if self.is_chat:
       wants["is_chat"] = True
+    if self.input is not None:
+      wants["input"] = self.input
     what = [self.id, self.text, self.stream, *([wants] if wants else [])]
     text = json.dumps(what, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -78,8 +84,18 @@ def _row_id(identity: Any, sample: int | None) -> Any:
   return {"id": identity, "sample": sample}
 
 
-def built_in(tokenizer: Tokenizer, *, max_tokens: int) -> list[Prompt]:
+def built_in(
+  tokenizer: Tokenizer,
+  *,
+  max_tokens: int,
+  encoder: prompt_lines.Encoder | None = None,
+) -> list[Prompt]:
   """The built-in prompts; ValueError if one does not fit the buffer."""
+  if encoder is not None:
+    raise ValueError(
+      "an encoder-decoder reads inputs, and none are built in: give --prompts, "
+      'a file of lines {"id": ..., "input": "..."}'
+    )
   return [
     Prompt(
       i,
@@ -102,7 +118,11 @@ def first_tokens(
 
 
 def all_of(
-  path: str | None, tokenizer: Tokenizer, *, max_tokens: int
+  path: str | None,
+  tokenizer: Tokenizer,
+  *,
+  max_tokens: int,
+  encoder: prompt_lines.Encoder | None = None,
 ) -> list[Prompt]:
   """The prompts of a file, every line of which must be good; or the built-in.
 
@@ -112,14 +132,17 @@ def all_of(
     path: the file, or None.
     tokenizer: of the pair.
     max_tokens: longest prompt that fits the buffer.
+    encoder: of an encoder-decoder, which reads a file, or None.
 
   Raises:
     ValueError: for a bad line or prompt, for one that wants settings of its
       own, or for a file without prompts.
   """
   if not path:
-    return built_in(tokenizer, max_tokens=max_tokens)
-  items, problems = read_jsonl(path, tokenizer, max_tokens=max_tokens)
+    return built_in(tokenizer, max_tokens=max_tokens, encoder=encoder)
+  items, problems = read_jsonl(
+    path, tokenizer, max_tokens=max_tokens, encoder=encoder
+  )
   if problems:
     raise ValueError("; ".join(problems))
   if not items:
@@ -139,6 +162,7 @@ def read_jsonl(
   *,
   max_tokens: int,
   max_new_tokens: int | None = None,
+  encoder: prompt_lines.Encoder | None = None,
 ) -> tuple[list[Prompt], list[str]]:
   """Reads lines as `launch.prompt_lines` describes them.
 
@@ -153,6 +177,7 @@ def read_jsonl(
     tokenizer: of the pair.
     max_tokens: longest prompt that fits the buffer.
     max_new_tokens: the largest budget that a line may ask for, or None.
+    encoder: of an encoder-decoder, or None.
 
   Returns:
     The good prompts, one for each sample, and a message for every bad line
@@ -175,8 +200,9 @@ def read_jsonl(
     try:
       record = json.loads(line)
       found = prompt_lines.read(
-        record, tokenizer, max_tokens=max_tokens, max_new_tokens=max_new_tokens
-      )
+        record, tokenizer, max_tokens=max_tokens,
+        max_new_tokens=max_new_tokens, encoder=encoder,
+      )  # fmt: skip
       identity = record.get("id")
       identity = number if identity is None else identity
       rows = [identity, *(_row_id(identity, s) for s in _numbers(found))]
@@ -217,6 +243,8 @@ def _samples(
       settings=line.settings,
       stop=line.stop,
       is_chat=line.is_chat,
+      input=line.input,
+      input_ids=line.input_ids,
     )
     for sample in _numbers(line)
   ]

@@ -29,6 +29,9 @@ Checkpoints go onto any mesh: with another `--config.mesh`, or on other devices,
 the same command goes on (only the number of processes must stay: each has its
 place in the data). And WORKDIR is a model that the other commands take as a
 target or a draft (`models.trained`).
+
+Encoder-decoders and SpecDec's block drafters are trained too, by one process on
+one device (configs/train_t5.py); what they export is in T5's format.
 """
 
 from absl import flags
@@ -37,6 +40,7 @@ from launch import cli, outputs, processes
 from launch.training import (
   exports,
   settings,
+  t5_run,
 )
 from launch.training import run as run_lib
 from launch.training.records import say
@@ -54,7 +58,8 @@ def run(_) -> int:
   outputs.check_folder("--workdir", workdir)
   config = cli.CONFIG.value or settings.read(workdir)
   exports.check(config, workdir, export)
-  one = run_lib.Run(config, workdir)
+  of_kind = t5_run.Run if t5_run.is_of(config) else run_lib.Run
+  one = of_kind(config, workdir)
   module, finished = one.train()
   if export and finished and one.chief:
     with exports.noted(workdir, export):

@@ -19,6 +19,7 @@ from models import (
   head_checkpoints,
   huggingface,
   stacked,
+  t5,
   tokenizers,
   trained,
 )
@@ -27,6 +28,7 @@ from models.head_files import Place
 from models.head_shapes import HeadShape, Target
 from models.layers import TransformerConfig
 from models.sharding import Sharding
+from models.t5_config import T5Config
 from models.tokenizers import Tokenizer
 from models.transformer import (
   Features,
@@ -45,12 +47,21 @@ class Network:
     config: its shapes and switches.
     params: its parameters.
     functions: the model as pure functions of them, some layers left out, with
-      the features that are asked for.
+      the features that are asked for; ValueError where that is not possible.
   """
 
-  config: TransformerConfig
+  config: TransformerConfig | T5Config
   params: Any
   functions: Callable[[SkippedLayers, Features], LanguageModel]
+
+  def whole(self) -> LanguageModel:
+    """The model with all of its layers, without features."""
+    return self.functions(SkippedLayers(), ())
+
+  @property
+  def reads_inputs(self) -> bool:
+    """Whether it is an encoder-decoder."""
+    return isinstance(self.config, T5Config)
 
 
 def load(
@@ -70,6 +81,8 @@ def load(
   Raises:
     FileNotFoundError, ValueError: as `models.huggingface.load_stacked`.
   """
+  if reads_inputs(path):
+    return _load_t5(path, dtype=dtype, mesh=mesh, sharding=sharding)
   if mesh is None:
     module = load_module(path, dtype=dtype)
     _, params = as_language_model(module)
@@ -90,6 +103,38 @@ def load(
       config, dtype=dtype, skipped=skipped, sharding=sharding, features=features
     ),
   )
+
+
+def reads_inputs(path: str) -> bool:
+  """Whether a path leads to an encoder-decoder; raises as `load`."""
+  reader = _reader(path)
+  return reader is huggingface and isinstance(
+    reader.read_config(path), T5Config
+  )
+
+
+def _load_t5(
+  path: str, *, dtype, mesh: Mesh | None, sharding: Sharding | None
+) -> Network:
+  """As `load`, of an encoder-decoder."""
+  if mesh is None:
+    module = huggingface.load(path, dtype=dtype)
+    model, params = t5.as_language_model(module)
+  else:
+    module, params = huggingface.load_t5(
+      path, mesh=mesh, sharding=sharding, dtype=dtype
+    )
+    model, _ = t5.as_language_model(module)
+
+  def functions(skipped: SkippedLayers, features: Features) -> LanguageModel:
+    if skipped != SkippedLayers() or features:
+      raise ValueError(
+        f"{path} is an encoder-decoder, which drafts with no layers left out "
+        "and has no heads"
+      )
+    return model
+
+  return Network(config=module.config, params=params, functions=functions)
 
 
 def load_head(
@@ -150,11 +195,15 @@ def _about(config: TransformerConfig) -> Target:
 
 
 def load_module(path: str, *, dtype=jnp.float32) -> Transformer:
-  """Reads a model to one device, as a module; raises as `load`."""
+  """Reads a decoder-only model to one device, as a module; raises as `load`."""
+  if reads_inputs(path):
+    raise ValueError(
+      f"{path} is an encoder-decoder, and a decoder-only model is needed here"
+    )
   return _reader(path).load(path, dtype=dtype)
 
 
-def read_config(path: str) -> TransformerConfig:
+def read_config(path: str) -> TransformerConfig | T5Config:
   """The configuration of a model that is not loaded; raises as `load`."""
   return _reader(path).read_config(path)
 

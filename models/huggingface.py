@@ -1,4 +1,4 @@
-"""Reads checkpoints in Hugging Face's format, and writes Llama's.
+"""Reads checkpoints in Hugging Face's format, and writes Llama's and T5's.
 
 Neither torch nor transformers is needed: `config.json` is read as JSON, weights
 from safetensors. What `config.json` says is translated in
@@ -9,6 +9,7 @@ tensor that is left over, missing or of another shape.
 """
 
 import contextlib
+import dataclasses
 import functools
 import json
 import pathlib
@@ -24,10 +25,12 @@ import safetensors.numpy
 from flax import nnx
 from jax.sharding import Mesh
 
-from models import json_files, stacked, tokenizers, weights
+from models import json_files, stacked, t5_config, tokenizers, weights
 from models.huggingface_config import config_from_json, llama_json
 from models.layers import TransformerConfig
 from models.sharding import Sharding
+from models.t5 import T5
+from models.t5_config import T5Config
 from models.transformer import Transformer
 from models.weights import Source, Tensor
 
@@ -36,15 +39,18 @@ CheckpointError = weights.CheckpointError
 # Some files have this prefix, some not; the head has two names in GPT-NeoX.
 _PREFIX = re.compile(r"^(transformer|gpt_neox|model)\.")
 _OLD_HEAD = re.compile(r"^embed_out\.")
-# Causal masks and rotary frequencies, which follow from the configuration.
+# Causal masks and rotary frequencies, which follow from the configuration, and
+# a bias that old files of T5 have and no T5 reads.
 _BUFFER = re.compile(
   r"rotary_emb\.inv_freq|(h|layers)\.\d+\.(attn|attention|self_attn)\."
   r"(bias|masked_bias|rotary_emb\.inv_freq)"
+  r"|decoder\.block\.0\.layer\.1\.EncDecAttention\."
+  r"relative_attention_bias\.weight"
 )
 _KINDS = ("F16", "BF16", "F32", "F64")
 
 
-def load(directory: str, *, dtype=jnp.float32) -> Transformer:
+def load(directory: str, *, dtype=jnp.float32) -> Transformer | T5:
   """Reads a checkpoint directory.
 
   Args:
@@ -88,12 +94,31 @@ def load_stacked(
     )
 
 
-def read_config(directory: str) -> TransformerConfig:
+def load_t5(
+  directory: str, *, mesh: Mesh, sharding: Sharding, dtype=jnp.bfloat16
+) -> tuple[T5, nnx.State]:
+  """As `load_stacked`, of a T5; see `models.weights.load_t5`."""
+  with contextlib.ExitStack() as stack:
+    return weights.load_t5(
+      _source(directory, stack), mesh=mesh, sharding=sharding, dtype=dtype
+    )
+
+
+def read_config(directory: str) -> TransformerConfig | T5Config:
   """The configuration of a checkpoint directory; raises as `load`."""
   return _configuration(pathlib.Path(directory))[0]
 
 
-def _configuration(path: pathlib.Path) -> tuple[TransformerConfig, str]:
+def translate(settings: Mapping[str, Any]) -> TransformerConfig | T5Config:
+  """What a `config.json` says; ValueError for what is not supported."""
+  if settings.get("model_type") == "t5":
+    return t5_config.config_from_json(settings)
+  return config_from_json(settings)
+
+
+def _configuration(
+  path: pathlib.Path,
+) -> tuple[TransformerConfig | T5Config, str]:
   """The configuration and the family's name."""
   if not path.is_dir():
     raise FileNotFoundError(
@@ -102,7 +127,14 @@ def _configuration(path: pathlib.Path) -> tuple[TransformerConfig, str]:
     )
   settings = json_files.read_object(path / "config.json")
   try:
-    return config_from_json(settings), settings["model_type"]
+    config = translate(settings)
+    if isinstance(config, T5Config):
+      beside = path / "generation_config.json"  # counts before config.json
+      more = json_files.read_object(beside) if beside.is_file() else {}
+      start = t5_config.start_token(more, default=config.start_token)
+      config = dataclasses.replace(config, start_token=start)
+      return config, _t5_family(config)
+    return config, settings["model_type"]
   except ValueError as error:
     raise ValueError(f"cannot use {path / 'config.json'}: {error}") from error
 
@@ -111,6 +143,8 @@ def _source(directory: str, stack: contextlib.ExitStack) -> Source:
   """Opens a checkpoint; `stack` closes it."""
   path = pathlib.Path(directory)
   config, family = _configuration(path)
+  if isinstance(config, T5Config):
+    return t5_source(path, config, stack)
   tensors, problems = _open(_weight_files(path), stack)
   return Source(
     path=str(path),
@@ -121,6 +155,30 @@ def _source(directory: str, stack: contextlib.ExitStack) -> Source:
     kinds=_KINDS,
     problems=tuple(problems),
   )
+
+
+def t5_source(
+  path: pathlib.Path, config: T5Config, stack: contextlib.ExitStack
+) -> Source:
+  """Opens the tensors of a T5; `stack` closes them.
+
+  The output projection is its own if it is there, whatever `config.json` says.
+  """
+  tensors, problems = _open(_weight_files(path), stack)
+  tied = "lm_head.weight" not in tensors
+  return Source(
+    path=str(path),
+    says="config.json",
+    config=dataclasses.replace(config, tied_embeddings=tied),
+    family=_t5_family(config),
+    tensors=tensors,
+    kinds=_KINDS,
+    problems=tuple(problems),
+  )
+
+
+def _t5_family(config: T5Config) -> str:
+  return "t5 1.1" if config.gated_mlp else "t5 1.0"
 
 
 def eos_token_ids(directory: str) -> tuple[int, ...]:
@@ -231,7 +289,57 @@ def save_llama(
     ValueError: if Llama's format cannot express the module, the tokenizer has
       more tokens than the module, or the dtype is another one.
   """
+  end = None if tokenizer is None else tokenizer.eos_token_id
+  dtype = jnp.dtype(dtype)
+  settings = llama_json(module.config, dtype.name, end)
+  tensors = {}
+  for parameter, variable in nnx.to_flat_state(nnx.state(module)):
+    name, layout = weights.locate(parameter, "llama")
+    prefix = "" if name.startswith("lm_head.") else "model."
+    array = np.asarray(variable[...])
+    tensors[prefix + name] = layout.take(array, module.config)
+  _save(module.config, settings, tensors, directory, tokenizer, dtype)
+
+
+def save_t5(
+  module: T5,
+  directory: str,
+  *,
+  tokenizer: tokenizers.Tokenizer | None = None,
+  dtype=jnp.float32,
+  settings: Mapping[str, Any] | None = None,
+  tensors: Mapping[str, np.ndarray] | None = None,
+) -> None:
+  """Writes a T5 that `load` and transformers read.
+
+  Args:
+    module: the network.
+    directory, tokenizer, dtype: as of `save_llama`.
+    settings: more of `config.json`, counting before the model's own.
+    tensors: more of the weights.
+
+  Raises:
+    ValueError: as `save_llama`.
+  """
   config, dtype = module.config, jnp.dtype(dtype)
+  end = None if tokenizer is None else tokenizer.eos_token_id
+  said = t5_config.to_json(config, dtype.name, end) | dict(settings or {})
+  arrays = dict(tensors or {})
+  for parameter, variable in nnx.to_flat_state(nnx.state(module)):
+    name, layout = weights.locate(parameter, _t5_family(config))
+    arrays[name] = layout.take(np.asarray(variable[...]), config)
+  _save(config, said, arrays, directory, tokenizer, dtype)
+
+
+def _save(
+  config: TransformerConfig | T5Config,
+  settings: Mapping[str, Any],
+  tensors: Mapping[str, np.ndarray],
+  directory: str,
+  tokenizer: tokenizers.Tokenizer | None,
+  dtype,
+) -> None:
+  """Writes a checkpoint; see `save_llama`."""
   if dtype.name not in ("float32", "bfloat16", "float16"):
     raise ValueError(
       f"dtype must be float32, bfloat16 or float16, got {dtype.name}"
@@ -241,20 +349,15 @@ def save_llama(
       f"the tokenizer must have at most {config.vocab_size} tokens, as the "
       f"module has, got {tokenizer.vocab_size}"
     )
-  end = None if tokenizer is None else tokenizer.eos_token_id
-  settings = llama_json(config, dtype.name, end)
-  tensors = {}
-  for parameter, variable in nnx.to_flat_state(nnx.state(module)):
-    name, layout = weights.locate(parameter, "llama")
-    array = layout.take(np.asarray(variable[...]), config).astype(dtype)
-    prefix = "" if name.startswith("lm_head.") else "model."
-    tensors[prefix + name] = np.ascontiguousarray(array)
+  arrays = {
+    name: np.ascontiguousarray(x.astype(dtype)) for name, x in tensors.items()
+  }
   path = pathlib.Path(directory)
   path.mkdir(parents=True, exist_ok=True)
   with tempfile.TemporaryDirectory(dir=path, prefix=".saving-") as temporary:
     new = pathlib.Path(temporary)
     safetensors.numpy.save_file(
-      tensors, new / "model.safetensors", metadata={"format": "pt"}
+      arrays, new / "model.safetensors", metadata={"format": "pt"}
     )
     if tokenizer is not None and not _holds(path, tokenizer):
       tokenizers.save(tokenizer, temporary)

@@ -134,14 +134,19 @@ def kv_heads_for(config: TransformerConfig, size: int) -> TransformerConfig:
   Raises:
     ValueError: if heads, MLP or vocabulary cannot be cut so.
   """
-  c = config
+  check_cut(config, size)
+  heads = math.lcm(config.num_kv_heads, size)
+  return dataclasses.replace(config, num_kv_heads=heads)
+
+
+def check_cut(config, size: int) -> None:
+  """Raises ValueError if heads, MLP or vocabulary cannot be cut in parts."""
   for name in ("num_heads", "mlp_dim", "vocab_size"):
-    if getattr(c, name) % size:
+    if getattr(config, name) % size:
       raise ValueError(
-        f"{name} ({getattr(c, name)}) cannot be cut over {size} devices: "
+        f"{name} ({getattr(config, name)}) cannot be cut over {size} devices: "
         "cut the model over fewer"
       )
-  return dataclasses.replace(c, num_kv_heads=math.lcm(c.num_kv_heads, size))
 
 
 def repeat_kv_heads(params, old: TransformerConfig, new: TransformerConfig):

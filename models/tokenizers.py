@@ -190,6 +190,36 @@ def train(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
   return Tokenizer(backend, backend.token_to_id(END_OF_TEXT))
 
 
+def train_encoder(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
+  """Trains a byte-level BPE for an encoder-decoder, as T5's ids are.
+
+  0 is padding and what the decoder begins with, 1 ends what is encoded. Digits
+  are tokens of their own.
+  """
+  backend = hf.Tokenizer(hf.models.BPE())
+  backend.pre_tokenizer = hf.pre_tokenizers.Sequence(
+    [
+      hf.pre_tokenizers.Split(
+        hf.Regex(r"\d| ?[^\W\d]+| ?[^\s\w]|\s+"), "isolated"
+      ),
+      hf.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+  )
+  backend.decoder = hf.decoders.ByteLevel()
+  pad, end = "<pad>", "</s>"
+  trainer = hf.trainers.BpeTrainer(
+    vocab_size=vocab_size,
+    special_tokens=[pad, end],
+    initial_alphabet=hf.pre_tokenizers.ByteLevel.alphabet(),
+    show_progress=False,
+  )
+  backend.train_from_iterator(texts, trainer)
+  backend.post_processor = hf.processors.TemplateProcessing(
+    single=f"$A {end}", special_tokens=[(end, backend.token_to_id(end))]
+  )
+  return Tokenizer(backend, backend.token_to_id(end))
+
+
 def save(tokenizer: Tokenizer, directory: str) -> None:
   """Writes `tokenizer.json` and `tokenizer_config.json`."""
   path = pathlib.Path(directory)

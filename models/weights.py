@@ -18,9 +18,11 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from models import sharding as sharding_lib
-from models import stacked
+from models import stacked, t5
 from models.layers import TransformerConfig
 from models.sharding import Sharding
+from models.t5 import T5
+from models.t5_config import T5Config
 from models.transformer import Transformer
 
 
@@ -61,7 +63,7 @@ class Source:
 
   path: str
   says: str
-  config: TransformerConfig
+  config: TransformerConfig | T5Config
   family: str
   tensors: Mapping[str, Tensor]
   kinds: tuple[str, ...]
@@ -152,16 +154,60 @@ _LLAMA = {
   "layers.#.mlp.up": ("layers.#.mlp.up_proj", _TRANSPOSED),
   "layers.#.mlp.down": ("layers.#.mlp.down_proj", _TRANSPOSED),
 }
-_TABLES = {"gpt2": _GPT2, "gpt_neox": _GPT_NEOX}  # all others: _LLAMA
 
-_LAYER = re.compile(r"(?:h|layers)\.(\d{1,9})\.")
+
+def _t5() -> dict[str, tuple[str, Layout]]:
+  """T5: two stacks, whose sub-layers are numbered."""
+  table = {"embed": ("shared", _AS_IS), "lm_head": ("lm_head", _TRANSPOSED)}
+  kinds = {
+    "encoder": {"attention": "SelfAttention"},
+    "decoder": {"attention": "SelfAttention", "cross": "EncDecAttention"},
+  }
+  for stack, attentions in kinds.items():
+    ours, theirs = f"{stack}.layers.#.", f"{stack}.block.#.layer."
+    table[f"{stack}.final_norm"] = (f"{stack}.final_layer_norm", _AS_IS)
+    table[f"{stack}.position_bias"] = (
+      f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias",
+      _AS_IS,
+    )
+    for place, (name, kind) in enumerate(attentions.items()):
+      table[f"{ours}{name}_norm"] = (f"{theirs}{place}.layer_norm", _AS_IS)
+      for part, letter in zip(("q", "k", "v", "out"), "qkvo", strict=True):
+        table[f"{ours}{name}.{part}"] = (
+          f"{theirs}{place}.{kind}.{letter}",
+          _TRANSPOSED,
+        )
+    last = f"{theirs}{len(attentions)}"
+    table[f"{ours}mlp_norm"] = (f"{last}.layer_norm", _AS_IS)
+    for part, name in (("gate", "wi_0"), ("up", "wi_1"), ("down", "wo")):
+      table[f"{ours}mlp.{part}"] = (
+        f"{last}.DenseReluDense.{name}",
+        _TRANSPOSED,
+      )
+  return table
+
+
+_T5 = _t5()
+# T5 1.0, which has no gate.
+_T5_PLAIN = {
+  key: (name.replace("wi_1", "wi"), layout)
+  for key, (name, layout) in _T5.items()
+}
+_TABLES = {
+  "gpt2": _GPT2,
+  "gpt_neox": _GPT_NEOX,
+  "t5 1.1": _T5,
+  "t5 1.0": _T5_PLAIN,
+}  # fmt: skip; all others: _LLAMA
+
+_LAYER = re.compile(r"(?:(encoder|decoder)\.block|h|layers)\.(\d{1,9})\.")
 
 
 def locate(path: Iterable[str | int], family: str) -> tuple[str, Layout]:
   """The checkpoint's name, without prefix, and the layout of a parameter.
 
   Args:
-    path: of the parameter in a `Transformer`.
+    path: of the parameter in a `Transformer` or a `T5`.
     family: of the model.
   """
   *module, parameter = path
@@ -180,12 +226,13 @@ def modules(family: str) -> list[str]:
 # ---------------------------------------------------------------------- load
 
 
-def load(source: Source, *, dtype=jnp.float32) -> Transformer:
+def load(source: Source, *, dtype=jnp.float32) -> Transformer | T5:
   """Reads a model to one device, a tensor at a time.
 
   Args:
     source: the checkpoint.
-    dtype: of the parameters and activations, whatever the tensors' is.
+    dtype: of the parameters and activations, whatever the tensors' is (of a
+      float16 T5 some parameters are float32).
 
   Returns:
     The module.
@@ -196,9 +243,7 @@ def load(source: Source, *, dtype=jnp.float32) -> Transformer:
   """
   _check(source)
   config = source.config
-  graphdef, state = nnx.split(
-    nnx.eval_shape(lambda: Transformer(config, dtype=dtype, rngs=nnx.Rngs(0)))
-  )
+  graphdef, state = nnx.split(_abstract(config, dtype))
   state = dict(nnx.to_flat_state(state))
   wanted: dict[str, list] = {}  # tensor -> the parameters that it holds
   for parameter in state:
@@ -207,9 +252,51 @@ def load(source: Source, *, dtype=jnp.float32) -> Transformer:
   for name, parameters in wanted.items():
     tensor = source.tensors[name].read(())
     for parameter, layout in parameters:
-      array = layout.take(tensor, config).astype(jnp.dtype(dtype))
+      array = layout.take(tensor, config).astype(state[parameter].dtype)
       state[parameter] = state[parameter].replace(jnp.array(array))
   return nnx.merge(graphdef, nnx.from_flat_state(state))
+
+
+def _abstract(config: TransformerConfig | T5Config, dtype) -> Transformer | T5:
+  """The module of a configuration, with shapes for parameters."""
+  if isinstance(config, T5Config):
+    return t5.abstract(config, dtype=dtype)
+  return nnx.eval_shape(
+    lambda: Transformer(config, dtype=dtype, rngs=nnx.Rngs(0))
+  )
+
+
+def load_t5(
+  source: Source, *, mesh: Mesh, sharding: Sharding, dtype=jnp.bfloat16
+) -> tuple[T5, nnx.State]:
+  """Reads a T5 straight to where its parameters lie on a mesh.
+
+  Args:
+    source, mesh, sharding, dtype: as of `load_stacked`.
+
+  Returns:
+    The module, with shapes for its parameters, and they.
+
+  Raises:
+    CheckpointError, ValueError: as `load_stacked`.
+  """
+  _check(source)
+  config = source.config
+  sharding_lib.check_cut(config, sharding_lib.num_parts(sharding, mesh))
+  module = t5.abstract(config, dtype=dtype, sharding=sharding)
+  shapes = nnx.state(module)
+
+  def place(path, shape, spec):
+    keys = sharding_lib.names(path)
+    names = tuple(int(k) if k.isdecimal() else k for k in keys)
+    return jax.make_array_from_callback(
+      shape.shape,
+      NamedSharding(mesh, spec),
+      lambda index: part(source, names, index, config).astype(shape.dtype),
+    )
+
+  specs = sharding_lib.param_specs(shapes, sharding)
+  return module, jax.tree_util.tree_map_with_path(place, shapes, specs)
 
 
 def load_stacked(
@@ -287,15 +374,16 @@ def part(
 def _check(source: Source) -> None:
   """Compares the tensors of a checkpoint with its configuration."""
   config, family, tensors = source.config, source.family, source.tensors
-  numbers = [int(n[1]) for t in tensors if (n := _LAYER.match(t))]
-  if config.num_layers > 1 + max(numbers, default=0):
-    raise CheckpointError(
-      f"{source.says} in {source.path} is of {config.num_layers} layers, and "
-      f"the tensors beside it are of {1 + max(numbers, default=-1)}"
-    )
-  state = nnx.state(
-    nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
-  )
+  found = [n for t in tensors if (n := _LAYER.match(t))]
+  for stack, layers in _layers(config).items():
+    numbers = [int(n[2]) for n in found if n[1] == stack]
+    if layers > 1 + max(numbers, default=0):
+      of = f" in its {stack}" if stack else ""
+      raise CheckpointError(
+        f"{source.says} in {source.path} is of {layers} layers{of}, and the "
+        f"tensors beside it are of {1 + max(numbers, default=-1)}"
+      )
+  state = nnx.state(_abstract(config, jnp.float32))
   shapes: dict[str, tuple[int, ...]] = {}
   for parameter, variable in nnx.to_flat_state(state):
     name, layout = locate(parameter, family)
@@ -308,6 +396,24 @@ def _check(source: Source) -> None:
     )
 
 
+def _layers(config: TransformerConfig | T5Config) -> dict[str | None, int]:
+  """Layers of each stack, by what its tensors' names begin with."""
+  if isinstance(config, T5Config):
+    return {"encoder": config.num_encoder_layers, "decoder": config.num_layers}
+  return {None: config.num_layers}
+
+
+def _copies(source: Source) -> dict[str, str]:
+  """Tensors that may be in the files only as copies of another."""
+  embedding = locate(("embed", "embedding"), source.family)[0]
+  names = ["lm_head.weight"] if source.config.tied_embeddings else []
+  if isinstance(source.config, T5Config):
+    names += [
+      f"{stack}.embed_tokens.weight" for stack in _layers(source.config)
+    ]
+  return dict.fromkeys(names, embedding)
+
+
 def _mismatches(
   source: Source, shapes: Mapping[str, tuple[int, ...]]
 ) -> list[str]:
@@ -316,19 +422,16 @@ def _mismatches(
   An embedding that is the output projection too may be in the files a second
   time, but only as a copy.
   """
-  tensors = source.tensors
-  tied = None
-  if source.config.tied_embeddings:
-    tied = locate(("embed", "embedding"), source.family)[0]
+  tensors, copies = source.tensors, _copies(source)
   problems = [
     f"missing: {name}, of shape {shapes[name]}"
     for name in set(shapes) - set(tensors)
   ]
   for name, tensor in tensors.items():
-    shape = tensor.shape
-    if name not in shapes and (name != "lm_head.weight" or tied is None):
+    shape, tied = tensor.shape, copies.get(name)
+    if name not in shapes and tied is None:
       problems.append(f"unexpected: {tensor.name}, of shape {shape}")
-    elif (expected := shapes.get(name, shapes[tied or name])) != shape:
+    elif (expected := shapes[name if name in shapes else tied]) != shape:
       problems.append(
         f"wrong shape: {tensor.name}, expected {expected}, got {shape}"
       )

@@ -34,7 +34,8 @@ class Cache:
       models that never compare positions (only sliding windows do).
     length: `i32[B]`, the number of slots in use in each row.
     context: what an encoder made of the row's input, arrays with rows first:
-      read by every pass, never written. None for decoder-only models.
+      read by every pass, never written. Those of four axes, `[B, K, S', C]`,
+      are cut over devices as keys and values are. None for decoder-only models.
   """
 
   keys: tuple[Array, ...]

@@ -125,19 +125,25 @@ def _has_layout(x) -> bool:
 def _shardings(cache_specs: tuple[P, P], decoder: MeshDecoder, state):
   """Where the loop's state lies: rows over their axis, caches as models."""
 
-  def cut(node, spec):
+  def cut(node, now, spec):
     if not isinstance(node, Cache):
       return node
     # Rows as the decoder cuts them, and what comes after as the model is cut.
     put = lambda rows: tuple(P(*row, *spec[2:]) for row in rows)
-    return node.replace(keys=put(node.keys), values=put(node.values))
+    context = jax.tree.map(
+      lambda row, x: P(*row, *spec[2:]) if x.ndim == 4 else row,
+      node.context, now.context, is_leaf=lambda x: isinstance(x, P),
+    )  # fmt: skip
+    return node.replace(
+      keys=put(node.keys), values=put(node.values), context=context
+    )
 
   of_target, of_draft = cache_specs
   specs = decoder.specs(state)
   specs = dataclasses.replace(
     specs,
-    target_cache=cut(specs.target_cache, of_target),
-    drafter_state=cut(specs.drafter_state, of_draft),
+    target_cache=cut(specs.target_cache, state.target_cache, of_target),
+    drafter_state=cut(specs.drafter_state, state.drafter_state, of_draft),
   )
   return jax.tree.map(
     lambda spec: NamedSharding(decoder.mesh, spec),

@@ -17,9 +17,9 @@ from specjax import compilation, drawing, metrics
 from specjax.decode import Decoder
 from specjax.endings import Endings, Watch, fetch
 from specjax.mesh import MeshDecoder
-from specjax.requests import Request
+from specjax.requests import Request, input_ids_of
 from specjax.state import DecodeState, StopReason
-from specjax.types import Params
+from specjax.types import Inputs, Params
 from specjax.warp import make_sampling
 
 _MIN_WIDTH = 32
@@ -36,23 +36,30 @@ class Batch:
     prompts: the real ones.
     rows: rows of the batch, `len(prompts)` or more.
     width: P, the padded prompt length.
+    input_width: the padded length of what encoders read; 0 if there is nothing.
   """
 
   prompts: tuple[Request, ...]
   rows: int
   width: int
+  input_width: int = 0
 
   def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Tokens `i32[rows, width]`, lengths `i32[rows]`, streams `u32[rows]`.
 
     Rows beyond the prompts are filled with the first prompt.
     """
-    tokens = np.zeros((self.rows, self.width), np.int32)
     filled = self.filled()
-    for row, prompt in enumerate(filled):
-      tokens[row, : len(prompt.token_ids)] = prompt.token_ids
-    lengths = np.array([len(p.token_ids) for p in filled], np.int32)
+    tokens, lengths = _padded([p.token_ids for p in filled], self.width)
     return tokens, lengths, np.array([p.stream for p in filled], np.uint32)
+
+  def inputs(self) -> Inputs | None:
+    """What the encoders read, or None."""
+    if not self.input_width:
+      return None
+    texts = [input_ids_of(p) for p in self.filled()]
+    tokens, lengths = _padded(texts, self.input_width)
+    return Inputs(tokens=tokens, lengths=lengths)  # type: ignore[arg-type]
 
   def filled(self) -> list[Request]:
     """The prompt of every row."""
@@ -60,6 +67,14 @@ class Batch:
       *self.prompts,
       *[self.prompts[0]] * (self.rows - len(self.prompts)),
     ]
+
+
+def _padded(texts, width: int) -> tuple[np.ndarray, np.ndarray]:
+  """`i32[len(texts), width]` and the lengths, `i32[len(texts)]`."""
+  tokens = np.zeros((len(texts), width), np.int32)
+  for row, text in enumerate(texts):
+    tokens[row, : len(text)] = text
+  return tokens, np.array([len(text) for text in texts], np.int32)
 
 
 def make_batches(
@@ -82,14 +97,25 @@ def make_batches(
     The batches, short prompts first; every one has the same number of rows.
   """
   rows = min(batch_size, among or len(prompts))
-  ordered = sorted(prompts, key=lambda p: len(p.token_ids))
+  # What is read by an encoder is mostly the longer.
+  longest = lambda texts: max(map(len, texts))
+  ordered = sorted(
+    prompts, key=lambda p: (len(input_ids_of(p)), len(p.token_ids))
+  )
   batches = []
   for start in range(0, len(ordered), rows):
     group = tuple(ordered[start : start + rows])
-    width = max(_MIN_WIDTH, len(group[-1].token_ids))
-    width = min(1 << (width - 1).bit_length(), max_width)
-    batches.append(Batch(group, rows, width))
+    width = _rounded(longest([p.token_ids for p in group]))
+    read = longest([input_ids_of(p) for p in group])
+    batches.append(
+      Batch(group, rows, min(width, max_width), read and _rounded(read))
+    )
   return batches
+
+
+def _rounded(length: int) -> int:
+  """A width that others have too: a power of two."""
+  return 1 << (max(_MIN_WIDTH, length) - 1).bit_length()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,8 +161,8 @@ class Engine:
       (`specjax.endings`), or None: batches of such requests cost nothing.
     mesh: the devices, or None for one without a mesh.
     cache_specs: how caches lie on it, see `compilation.compile_both`.
-    programs: compiled prefill and loop of each `(rows, width)` and each set of
-      truncations.
+    programs: compiled prefill and loop of each `(rows, width, input_width)` and
+      each set of truncations.
   """
 
   decoder: Decoder
@@ -158,6 +184,7 @@ class Engine:
     shape = self._shape(batch)
     if shape in self.programs:
       return 0.0
+    self._check_inputs(batch)
     start = time.perf_counter()
     init = functools.partial(
       self.mapped.init,
@@ -171,6 +198,7 @@ class Engine:
         dict(
           max_new_tokens=np.zeros(batch.rows, np.int32),
           sampling=self._sampling(batch),
+          inputs=batch.inputs(),
         ),
       )
     )
@@ -189,6 +217,16 @@ class Engine:
     # One run with no budget, so that the first timed one starts warm.
     jax.block_until_ready(self.generate(batch, self.prefill(batch, budget=0)))
     return seconds
+
+  def _check_inputs(self, batch: Batch) -> None:
+    """Raises ValueError unless all requests have what the target reads."""
+    some = [bool(input_ids_of(p)) for p in batch.prompts]
+    if self.decoder.target.encode is None and any(some):
+      raise ValueError("the target is decoder-only, and reads no inputs")
+    if self.decoder.target.encode is not None and not all(some):
+      raise ValueError(
+        "the target is an encoder-decoder, and a request has no input"
+      )
 
   @property
   def mapped(self) -> Decoder | MeshDecoder:
@@ -238,7 +276,8 @@ class Engine:
 
   def _shape(self, batch):
     """What is static of a batch's programs."""
-    return (batch.rows, batch.width, *self._truncations(batch))
+    sizes = (batch.rows, batch.width, batch.input_width)
+    return (*sizes, *self._truncations(batch))
 
   def prefill(self, batch: Batch, budget: int | None = None) -> DecodeState:
     """The state before the first step; `budget` replaces max_new_tokens."""
@@ -256,7 +295,11 @@ class Engine:
     args, options = self._put(
       (
         (tokens, lengths, self._keys(batch, row_ids)),
-        dict(max_new_tokens=budgets, sampling=self._sampling(batch)),
+        dict(
+          max_new_tokens=budgets,
+          sampling=self._sampling(batch),
+          inputs=batch.inputs(),
+        ),
       )
     )
     return prefill(self.params, *args, **options)

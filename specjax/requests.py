@@ -34,7 +34,8 @@ class Request(Protocol):
   """What is asked of an engine: a prompt of one or more tokens.
 
   Its draws come from `fold_in(key(seed), stream)`, a `u32`, whatever is decoded
-  beside it.
+  beside it. One to an encoder-decoder also has `input_ids`, the tokens that the
+  encoder reads, one or more (`input_ids_of`).
   """
 
   @property
@@ -48,3 +49,8 @@ class Request(Protocol):
   @property
   def settings(self) -> Settings:
     """What it wants for itself."""
+
+
+def input_ids_of(request: Request) -> Sequence[int]:
+  """What an encoder reads of a request; nothing if that is not asked."""
+  return getattr(request, "input_ids", None) or ()

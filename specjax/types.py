@@ -41,6 +41,19 @@ class ModelOutput:
   features: Array | None = None
 
 
+@struct
+class Inputs:
+  """Texts that an encoder reads.
+
+  Attributes:
+    tokens: `i32[B, W]`, each row right-padded with anything.
+    lengths: `i32[B]` in 1..W.
+  """
+
+  tokens: Array
+  lengths: Array
+
+
 class ApplyFn(Protocol):
   """`LanguageModel.apply`."""
 
@@ -85,6 +98,7 @@ class LanguageModel:
     apply: see `ApplyFn`.
     encode: `(params, inputs) -> context`, for models that also read an input:
       arrays with rows first, computed once a row and kept in `Cache.context`.
+      Inputs are what the model says; texts are `Inputs`.
     max_positions: positions the model was made for, or None if unbounded.
       Prompts and completions stay below; drafted nodes may be fed beyond, where
       no token is ever emitted, and whatever the model says there (NaN too)

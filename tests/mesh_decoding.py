@@ -24,18 +24,19 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from models import head_shapes, sharding, stacked
+from models import head_shapes, sharding, stacked, t5
 from models.eagle import EagleConfig
 from models.head_shapes import HeadShape
 from models.heads import MedusaConfig
 from models.layers import TransformerConfig
 from models.parallel import ParallelConfig
+from models.t5_config import T5Config
 from models.transformer import FINAL, SkippedLayers, Transformer
 from specjax import decode, drafters
 from specjax import tree as tree_lib
 from specjax.mesh import MeshDecoder
 from specjax.siblings import IID
-from specjax.types import Draft, Drafter, Params
+from specjax.types import Draft, Drafter, Inputs, Params
 
 ROWS, VOCAB = 8, 32
 LENGTHS = np.array([3, 7, 5, 6, 1, 2, 7, 4], np.int32)
@@ -133,6 +134,49 @@ def inputs_pair(mesh):
   return decoder, Params(target=jnp.asarray(target), draft=jnp.asarray(draft))
 
 
+T5_CONFIG = T5Config(
+  vocab_size=VOCAB, embed_dim=16, num_layers=2, num_encoder_layers=1,
+  num_heads=8, head_dim=3, mlp_dim=24, num_buckets=8, max_distance=12,
+  gated_mlp=True,
+)  # fmt: skip
+T5_INPUTS = Inputs(
+  tokens=np.random.default_rng(1).integers(0, VOCAB, (ROWS, 12), np.int32),
+  lengths=np.array([12, 3, 1, 7, 9, 2, 11, 5], np.int32),
+)
+
+
+def t5_pair(mesh):
+  """Encoder-decoders in float64, cut over all but the rows' axis."""
+  axes = tuple(a for a in mesh.axis_names if a != "data") if mesh else ()
+  rules = sharding.tensor_parallel(axes) if mesh else None
+  module = t5.T5(T5_CONFIG, dtype=jnp.float64, rngs=nnx.Rngs(3))
+  _, params = t5.as_language_model(module)
+  model, _ = t5.as_language_model(
+    t5.abstract(T5_CONFIG, dtype=jnp.float64, sharding=rules)
+  )
+  params = jax.tree.map(lambda x: 2 * x, params)
+  draft = jax.tree.map(lambda x: 1.1 * x, params)
+  if mesh:
+    put = lambda tree: _placed(tree, mesh, sharding.param_specs(tree, rules))
+    params, draft = put(params), put(draft)
+  decoder = decode.make_decoder(
+    model,
+    drafter=drafters.model.drafter(model, tree=TREE, vocab_size=VOCAB),
+    rule="recursive",
+  )
+  return decoder, Params(target=params, draft=draft)
+
+
+def _placed(tree, mesh, specs):
+  return jax.tree.map(
+    lambda x, s: jax.make_array_from_callback(
+      x.shape, NamedSharding(mesh, s), lambda i, x=x: np.asarray(x)[i]
+    ),
+    tree,
+    specs,
+  )
+
+
 def network_pair(mesh, how="paths"):
   """Stacked transformers in float64, the draft laid out as `DRAFTS` says."""
   axes = tuple(a for a in mesh.axis_names if a != "data") if mesh else ()
@@ -156,12 +200,8 @@ def network_pair(mesh, how="paths"):
   # The draft is the target, a little off.
   draft = jax.tree.map(lambda x: 1.2 * x, params)
   if mesh:
-    put = lambda tree, rules: jax.tree.map(
-      lambda x, s: jax.make_array_from_callback(
-        x.shape, NamedSharding(mesh, s), lambda i, x=x: np.asarray(x)[i]
-      ),
-      tree,
-      sharding.param_specs(tree, rules),
+    put = lambda tree, rules: _placed(
+      tree, mesh, sharding.param_specs(tree, rules)
     )
     params, draft = put(params, rules), put(draft, of_draft)
   own = how in ("paths", "tree")
@@ -289,12 +329,14 @@ def _weights():
   return jax.tree.map(lambda x: 8 * x, stacked.stack(module))
 
 
+INPUTS = {"inputs": np.arange(8, dtype=np.int32), "t5": T5_INPUTS}
 # Lookup tables, and networks that draft in every way.
 CASES = {
   "tables": table_pair,
   "shared": shared_pair,
   "counted": counted_pair,
   "inputs": inputs_pair,
+  "t5": t5_pair,
   **{
     how: functools.partial(network_pair, how=how)
     for how in ("paths", "tree", "layer_skip", "ngram", "plain")
@@ -309,22 +351,22 @@ def decode_on(case: str, mesh) -> dict:
   if mesh:
     decoder = MeshDecoder(decoder=decoder, mesh=mesh)
 
-  inputs = jnp.arange(8, dtype=jnp.int32) if case == "inputs" else None
+  inputs = INPUTS.get(case)
 
   def run(params):
     state = decoder.init(
       params, PROMPTS, LENGTHS, jax.random.key(5), buffer_length=32,
       max_new_tokens=BUDGETS, inputs=inputs,
     )  # fmt: skip
-    if case == "inputs":  # the first row that ends is given another prompt
+    if case in INPUTS:  # the first row that ends is given another prompt
       state = decoder.steps(params, state, 100, num_idle=1)
       state = decoder.admit(
         params, state, jnp.argmax(state.done), PROMPTS[6], LENGTHS[6],
         jax.random.key(8), max_new_tokens=9,
-        inputs=inputs[6:7],
+        inputs=jax.tree.map(lambda x: x[6:7], inputs),
       )  # fmt: skip
     state = decoder.generate(params, state)
-    if case in ("inputs", "counted"):  # the text of a row goes on
+    if case in ("inputs", "counted", "t5"):  # the text of a row goes on
       state = decoder.extend(
         params, state, 5, PROMPTS[0], LENGTHS[0], max_new_tokens=4
       )

@@ -93,7 +93,7 @@ class Run:
 
   def _train(self, saved: saving.Checkpoints) -> tuple[Transformer, bool]:
     config = self.config
-    stop = _Stop()
+    stop = Stop()
     done, state = saved.restore(
       self.steps.init(jax.random.key(config.seed)), self.iterator
     )
@@ -132,12 +132,12 @@ class Run:
           jax.block_until_ready(loss)
           clock = records.Clock(done)
         last = done == config.num_steps
-        if _due(config.log_every, done, last=last):
+        if due(config.log_every, done, last=last):
           written.metrics(done, self.progress(done, float(loss), clock))
-        if _due(config.validate_every, done, last=last):
+        if due(config.validate_every, done, last=last):
           written.metrics(done, self.validate(state.params))
           clock.restart(done)
-        if _due(config.sample_every, done, last=last):
+        if due(config.sample_every, done, last=last):
           for prompt, completion in sampler(state.params):
             written.sample(done, prompt, completion)
           clock.restart(done)
@@ -212,12 +212,12 @@ class Run:
     )
 
 
-def _due(every: int, done: int, *, last: bool) -> bool:
+def due(every: int, done: int, *, last: bool) -> bool:
   """Whether it is time, after `done` steps; 0 for never."""
   return every > 0 and (last or done % every == 0)
 
 
-class _Stop:
+class Stop:
   """Notes SIGTERM and Ctrl-C while it is entered; a second Ctrl-C interrupts.
 
   Of several processes, jax notes SIGTERM.

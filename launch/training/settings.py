@@ -17,7 +17,8 @@ from launch import outputs
 _STAYS = (
   "model", "init_from", "teacher", "dataset", "text_features",
   "sequence_length", "batch_size", "seed", "data_seed", "objective",
-  "acceptance_block", "contexts", "prompt_length",
+  "acceptance_block", "contexts", "prompt_length", "kind", "num_masks",
+  "validation", "answers", "pair_features", "input_length", "output_length",
 )  # fmt: skip
 
 

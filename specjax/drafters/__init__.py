@@ -1,13 +1,13 @@
 """Ways to propose a token tree, one file a family.
 
-`model.drafter`, `heads.drafter`, `eagle.drafter`, `eagle.dynamic`,
-`parallel.drafter`, `ngram.drafter` and `layer_skip.drafter` return a
-`specjax.types.Drafter`; `plain.drafter` proposes nothing, which makes the
-decoding loop plain autoregressive sampling. What they share is in `levels`
-(trees that are drawn), `best_first` (the likeliest ones) and `marginals`.
+Each has a `drafter(...)` that returns a `specjax.types.Drafter` (`eagle` has
+`dynamic` too); that of `plain` proposes nothing, which makes the decoding loop
+plain autoregressive sampling. What they share is in `levels` (trees that are
+drawn), `best_first` (the likeliest ones) and `marginals`.
 """
 
 from specjax.drafters import (
+  block,
   eagle,
   heads,
   layer_skip,
@@ -18,6 +18,7 @@ from specjax.drafters import (
 )
 
 __all__ = [
+  "block",
   "eagle",
   "heads",
   "layer_skip",

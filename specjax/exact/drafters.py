@@ -57,6 +57,7 @@ def check_drafter(
   max_drafts: int = 20_000,
   num_samples: int = 4096,
   rng_key=None,
+  inputs: Any = None,
 ) -> DrafterCheck:
   """Checks a drafter in a state that some rounds with a target have made.
 
@@ -82,6 +83,7 @@ def check_drafter(
     max_drafts: most drafts to enumerate a row.
     num_samples: drafts to draw otherwise.
     rng_key: by default `jax.random.key(0)`.
+    inputs: what encoders read, as many rows as there are prompts.
 
   Returns:
     What was checked.
@@ -109,6 +111,7 @@ def check_drafter(
     buffer_length=width + budget,
     max_new_tokens=np.int32(budget),
     sampling=make_sampling(len(prompts), temperature=temperature),
+    inputs=inputs,
   )
   _check_axes(decoder, state)
   axes = decoder.row_axes(state)

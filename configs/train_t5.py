@@ -1,0 +1,95 @@
+r"""Trains an encoder-decoder and drafters for it on tasks that a machine makes.
+
+The data, the verifier, what it says of the training inputs (sequence-level
+distillation), and two drafters of equal size, autoregressive and block:
+
+  W=/tmp/specjax-t5; D=launch.tools.machine_tasks
+  python -m $D --split=train --count=200000 --output=$W/train.jsonl
+  python -m $D --split=validation --count=1024 --output=$W/validation.jsonl
+  python -m $D --split=test --count=600 --output=$W/test.jsonl
+  python -m launch.train --config=configs/train_t5.py:verifier,$W \
+    --workdir=$W/verifier-run --export=$W/verifier
+  head -n 60000 $W/train.jsonl > $W/asked.jsonl
+  python -m launch.decode --config=configs/t5.py:target=$W/verifier \
+    --config.num_speculative_tokens=0 --config.batch_size=64 \
+    --config.max_new_tokens=40 --nobaseline --prompts=$W/asked.jsonl \
+    --output=$W/said.jsonl
+  python -m launch.train --config=configs/train_t5.py:draft,$W \
+    --workdir=$W/draft-run --export=$W/draft
+  python -m launch.train --config=configs/train_t5.py:block,$W \
+    --workdir=$W/block-run --export=$W/block
+
+`:block_6_6,W` has six layers on either side, as SpecDec's released script, and
+`:tiny,W` and `:tiny_block,W` train toys in seconds. Any TFDS translation set
+takes the place of the tasks, where there is a network to fetch it from:
+
+  python -m launch.train --config=configs/train_t5.py:verifier,$W \
+    --config.dataset=wmt14_translate/de-en \
+    --config.validation=wmt14_translate/de-en \
+    --config.pair_features="('de','en')" --config.input_length=128 \
+    --config.output_length=128 --workdir=$W/wmt
+"""
+
+import ml_collections
+
+_COMMON = dict(
+  vocab_size=512, embed_dim=128, num_heads=4, head_dim=32, mlp_dim=384,
+  num_buckets=32, max_distance=64, activation="gelu_tanh", gated_mlp=True,
+  tied_embeddings=False, scale_outputs=False,
+)  # fmt: skip
+# Layers of encoder and decoder. Drafters: deep and shallow, as the paper says.
+_LAYERS = {
+  "verifier": (4, 4), "draft": (2, 1), "block": (2, 1), "block_6_6": (6, 6),
+  "tiny": (1, 1), "tiny_block": (1, 1),
+}  # fmt: skip
+
+
+def get_config(arg: str = "verifier,.") -> ml_collections.ConfigDict:
+  """The experiment; `arg` is a name of the list above and the data's folder."""
+  name, _, folder = arg.partition(",")
+  if name not in _LAYERS or not folder:
+    raise ValueError(
+      f"expected NAME,FOLDER with a name of {sorted(_LAYERS)}, got {arg!r}"
+    )
+  encoder, decoder = _LAYERS[name]
+  config = ml_collections.ConfigDict()
+  config.kind = "t5_block" if "block" in name else "t5"
+  config.model = ml_collections.ConfigDict(
+    dict(_COMMON, num_encoder_layers=encoder, num_layers=decoder)
+  )
+  config.num_masks = 8  # tokens that a block drafter says at once
+  drafts = name in ("draft", "block", "block_6_6")
+  # What is read: see launch/training/t5_data.py.
+  config.dataset = f"{folder}/{'asked' if drafts else 'train'}.jsonl"
+  config.validation = f"{folder}/validation.jsonl"
+  config.answers = f"{folder}/said.jsonl" if drafts else ""
+  config.pair_features = ()  # of a TFDS name: input and answer
+  config.data_dir = ""  # a folder of this user
+  # Where the tokenizer is. Trained on the data, and written there, if the
+  # folder lacks one; drafters take the verifier's.
+  config.tokenizer = f"{folder}/tokenizer"
+  config.tokenizer_pairs = 20_000
+  config.input_length = 64  # tokens; what is longer is cut
+  config.output_length = 40
+  config.batch_size = 64
+  config.label_smoothing = 0.1 if config.kind == "t5_block" else 0.0
+  config.glance = (0.5, 0.3)  # share of its errors that a block is told
+  config.num_steps = {"verifier": 6000}.get(name, 6000)
+  config.learning_rate = 1e-3 if drafts else 7e-4
+  config.warmup_steps = 300
+  config.decay_share = 0.3
+  config.weight_decay = 0.01
+  config.seed = 0
+  config.data_seed = 0
+  config.log_every = 50  # 0 for never, as in the next ones
+  config.validate_every = 500
+  config.validation_batches = 0  # the first ones; 0 for all
+  config.checkpoint_every = 250
+  config.export_dtype = "float32"
+  if name.startswith("tiny"):
+    config.model.update(embed_dim=16, num_heads=2, head_dim=8, mlp_dim=24)
+    config.batch_size, config.num_steps, config.warmup_steps = 4, 12, 1
+    config.log_every = config.validate_every = config.checkpoint_every = 4
+    config.learning_rate, config.validation_batches = 1e-2, 2
+    config.num_masks = 4
+  return config

@@ -1,0 +1,38 @@
+r"""Writes inputs and answers of tasks whose data a machine makes.
+
+  python -m launch.tools.machine_tasks --split=train --count=200000 \
+    --output=TRAIN.jsonl
+
+A line is {"id", "task", "input", "output"}: a pair to train an encoder-decoder
+on (configs/train_t5.py), and a prompt for `launch.decode`. The tasks are in
+launch/training/t5_tasks.py.
+"""
+
+import json
+
+from absl import flags
+
+from launch import cli, outputs
+from launch.training import t5_tasks
+
+cli.reads(cli.OUTPUT, cli.SEED)
+_SPLIT = flags.DEFINE_enum(
+  "split", "train", ("train", "validation", "test"), "Which of them."
+)
+_COUNT = flags.DEFINE_integer("count", 1000, "How many.", lower_bound=1)
+
+
+def run(_) -> int:
+  """The command."""
+  outputs.check({"--output": cli.OUTPUT.value}, stdout=True)
+  made = t5_tasks.pairs(_SPLIT.value, _COUNT.value, seed=cli.SEED.value or 0)
+  lines = [
+    json.dumps({"id": i, "task": task, "input": given, "output": answer})
+    for i, (task, (given, answer)) in enumerate(made)
+  ]
+  outputs.write_text(cli.OUTPUT.value, "".join(x + "\n" for x in lines))
+  return 0
+
+
+if __name__ == "__main__":
+  cli.run(run, required=("output",))

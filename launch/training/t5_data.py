@@ -1,0 +1,194 @@
+"""Pairs of texts for training encoder-decoders: read, cut and batched.
+
+`config.dataset` names what is read:
+
+  FILE.jsonl            a line {"input": "...", "output": "..."} each, as
+                        `launch.tools.machine_tasks` writes
+  wmt14_translate/de-en or any TFDS name, prepared before or downloadable here,
+                        with `config.pair_features`, as ("de", "en")
+
+With `config.answers`, what `launch.decode` wrote for a FILE.jsonl, each answer
+is what was decoded there: sequence-level distillation (Kim and Rush, 2016).
+"""
+
+import json
+import pathlib
+from collections.abc import Iterable, Sequence
+
+import grain
+import jax
+import ml_collections
+import numpy as np
+
+from launch.training import data
+from models import tokenizers
+from models.tokenizers import Tokenizer
+
+Pair = tuple[str, str]
+
+
+def pairs(config: ml_collections.ConfigDict, split: str) -> Sequence[Pair]:
+  """Inputs and answers.
+
+  Args:
+    config: see configs/train_t5.py.
+    split: "train" or "validation".
+
+  Raises:
+    ValueError: for files or data sets that hold none.
+  """
+  name = config.dataset if split == "train" else config.validation
+  if not name.endswith(".jsonl"):
+    return _of_tfds(config, name, split)
+  records = _lines(name)
+  answers = {}
+  if config.answers and split == "train":
+    done = _lines(config.answers)
+    answers = {json.dumps(r.get("id")): r.get("completion") for r in done}
+  found = []
+  for number, record in enumerate(records, start=1):
+    output = record.get("output")
+    if answers:
+      key = json.dumps(record.get("id", number))
+      if key not in answers:
+        continue
+      output = answers[key]
+    if not isinstance(record.get("input"), str) or not isinstance(output, str):
+      raise ValueError(
+        f'{name}:{number}: expected {{"input": "...", "output": "..."}}'
+      )
+    found.append((record["input"], output))
+  if not found:
+    raise ValueError(f"no pairs in {name}")
+  return found
+
+
+def _lines(name: str) -> list[dict]:
+  path = pathlib.Path(name)
+  if not path.is_file():
+    raise FileNotFoundError(f"no such file of pairs: {name}")
+  try:
+    lines = [json.loads(x) for x in path.read_text("utf-8").splitlines() if x]
+  except (ValueError, RecursionError) as error:
+    raise ValueError(f"{name} is not JSONL: {error}") from None
+  if not all(isinstance(line, dict) for line in lines):
+    raise ValueError(f"{name} must hold an object a line")
+  return lines
+
+
+def _of_tfds(config, name: str, split: str) -> Sequence[Pair]:
+  features = tuple(config.pair_features)
+  if len(features) != 2:
+    raise ValueError(
+      f"pair_features must be two features of {name!r}, input and answer, got "
+      f"{features}"
+    )
+  sides = []
+  for feature in features:
+    one = ml_collections.ConfigDict(
+      dict(dataset=name, data_dir=config.data_dir, text_features=(feature,))
+    )
+    sides.append(data.documents(one, split))
+  return _Both(*sides)
+
+
+class _Both(Sequence):
+  """Two sides of a data set, read when they are asked for."""
+
+  def __init__(self, inputs: Sequence[str], answers: Sequence[str]):
+    self._inputs, self._answers = inputs, answers
+
+  def __len__(self) -> int:
+    return len(self._inputs)
+
+  def __getitem__(self, index):
+    return self._inputs[index], self._answers[index]
+
+
+def tokenizer_of(
+  config: ml_collections.ConfigDict, texts: Sequence[Pair]
+) -> Tokenizer:
+  """The one of the config, trained on some pairs if it is not there.
+
+  Raises:
+    ValueError: if it has more tokens than the model, or does not end what it
+      encodes.
+  """
+
+  def some() -> Iterable[str]:
+    step = max(1, len(texts) // config.tokenizer_pairs)
+    for index in range(0, len(texts), step):
+      yield from texts[index]
+
+  try:
+    found = tokenizers.load(config.tokenizer)
+  except FileNotFoundError:
+    made = tokenizers.train_encoder(some(), vocab_size=config.model.vocab_size)
+    tokenizers.save(made, config.tokenizer)
+    found = tokenizers.load(config.tokenizer)
+  if found.vocab_size > config.model.vocab_size:
+    raise ValueError(
+      f"config.model.vocab_size ({config.model.vocab_size}) is less than the "
+      f"{found.vocab_size} tokens of config.tokenizer ({config.tokenizer})"
+    )
+  if found.eos_token_id is None or found.encode("a")[-1] != found.eos_token_id:
+    raise ValueError(
+      f"the tokenizer in {config.tokenizer} must end what it encodes with its "
+      "end-of-text token, as T5's does"
+    )
+  return found
+
+
+def batches(
+  texts: Sequence[Pair],
+  tokenizer: Tokenizer,
+  *,
+  start_token: int,
+  input_length: int,
+  output_length: int,
+  batch_size: int,
+  seed: int | None,
+) -> grain.IterDataset:
+  """Batches of padded rows; what is longer is cut.
+
+  Args:
+    texts: from `pairs`.
+    tokenizer: which ends what it encodes.
+    start_token: what the decoder's texts begin with.
+    input_length, output_length: tokens of a row, ends among them.
+    batch_size: rows.
+    seed: of the order, new every epoch, without end; None for one pass in order
+      (an incomplete last batch is dropped).
+
+  Returns:
+    Of `{"inputs" i32[B, W], "input_lengths" i32[B], "tokens" i32[B, T + 1],
+    "lengths" i32[B]}`: tokens begin with the start token, and `lengths` counts
+    it.
+
+  Raises:
+    ValueError: if there are several processes.
+  """
+  if jax.process_count() > 1:
+    raise ValueError("encoder-decoders are trained by one process")
+
+  def row(pair: Pair) -> dict[str, np.ndarray]:
+    inputs = tokenizer.encode(pair[0])[:input_length]
+    answer = [start_token, *tokenizer.encode(pair[1])][: output_length + 1]
+    pad = lambda ids, width: np.asarray(
+      [*ids, *[0] * (width - len(ids))], np.int32
+    )
+    return {
+      "inputs": pad(inputs, input_length),
+      "input_lengths": np.int32(len(inputs)),
+      "tokens": pad(answer, output_length + 1),
+      "lengths": np.int32(len(answer)),
+    }
+
+  rows = grain.MapDataset.source(texts)
+  if seed is not None:
+    rows = rows.seed(seed).shuffle().repeat()
+  return (
+    rows.map(row)
+    .batch(batch_size, drop_remainder=True)
+    .to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4))
+  )

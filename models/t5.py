@@ -1,0 +1,414 @@
+"""T5, an encoder-decoder, in the form that `specjax` decodes (Flax NNX).
+
+Raffel et al. (2020), 1.0 and 1.1: RMS norms before each sub-layer, no biases,
+no scaling of the scores, and a learned bias for the distance between query and
+key that all layers of a stack share. The encoder reads a row's input once; what
+each decoder layer's cross-attention needs of it (`Memory`) is kept in
+`Cache.context` and never written again.
+
+Letters in shapes: B rows, T fed tokens, S keys (cache slots, or tokens of the
+input), D model width, H heads, C channels per head.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from jax.sharding import PartitionSpec as P
+
+from models.params import split
+from models.sharding import Sharding, constrain
+from models.t5_config import T5Config, bucket_table
+from specjax import cache as cache_lib
+from specjax.cache import Cache
+from specjax.types import Inputs, LanguageModel, ModelOutput
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Memory:
+  """What the decoder's cross-attention sees of the inputs.
+
+  Attributes:
+    keys, values: `[B, H, S, C]` of every decoder layer.
+    mask: `bool[B, S]`, which of the S are tokens of the row's input.
+  """
+
+  keys: tuple[Array, ...]
+  values: tuple[Array, ...]
+  mask: Array
+
+
+# ------------------------------------------------------------------- layers
+
+_ACTIVATIONS = {
+  "relu": jax.nn.relu,
+  "silu": jax.nn.silu,
+  "gelu": functools.partial(jax.nn.gelu, approximate=False),
+  "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+}
+
+
+def _linear(n_in: int, n_out: int, std: float, dtype, rngs: nnx.Rngs):
+  return nnx.Linear(
+    n_in, n_out, use_bias=False, dtype=dtype, param_dtype=dtype,
+    kernel_init=nnx.initializers.normal(std), rngs=rngs,
+  )  # fmt: skip
+
+
+def _norm(config: T5Config, dtype, rngs: nnx.Rngs):
+  return nnx.RMSNorm(  # which casts what it reads to its dtype
+    config.embed_dim, epsilon=config.norm_eps, dtype=_wide(dtype),
+    param_dtype=dtype, use_fast_variance=False, rngs=rngs,
+  )  # fmt: skip
+
+
+class Attention(nnx.Module):
+  """Attention of either kind; scores are not scaled, the softmax is float32."""
+
+  def __init__(self, config: T5Config, dtype, *, rngs: nnx.Rngs):
+    c = config
+    self.config = c
+    width = c.num_heads * c.head_dim
+    narrow, wide = c.embed_dim**-0.5, width**-0.5
+    # Unscaled scores: queries begin smaller instead.
+    first = (c.embed_dim * c.head_dim) ** -0.5
+    self.q = _linear(c.embed_dim, width, first, dtype, rngs)
+    self.k = _linear(c.embed_dim, width, narrow, dtype, rngs)
+    self.v = _linear(c.embed_dim, width, narrow, dtype, rngs)
+    self.out = _linear(width, c.embed_dim, wide, dtype, rngs)
+
+  def _heads(self, y: Array) -> Array:
+    return y.reshape(*y.shape[:-1], -1, self.config.head_dim)
+
+  def keys_values(self, x: Array) -> tuple[Array, Array]:
+    """Keys and values of `x: [B, S, D]`, each `[B, H, S, C]`."""
+    k, v = (jnp.swapaxes(self._heads(f(x)), 1, 2) for f in (self.k, self.v))
+    return cache_lib.contain(k, v)
+
+  def __call__(
+    self, x: Array, kv: tuple[Array, Array], bias: Array | None, mask: Array
+  ) -> Array:
+    """Attends to keys and values that are there.
+
+    Args:
+      x: `[B, T, D]`.
+      kv: each `[B, H, S, C]`.
+      bias: `[B or 1, H, T, S]`, added to the scores, or None.
+      mask: `bool[B or 1, T or 1, S]`, True where attention is allowed.
+
+    Returns:
+      `[B, T, D]`.
+    """
+    keys, values = kv
+    q = self._heads(self.q(x))
+    exact = jnp.promote_types(q.dtype, jnp.float32)
+    # Keys first, as in `models.layers.attend`.
+    scores = jnp.einsum(
+      "bhsc,bthc->bhst", keys, q, preferred_element_type=exact
+    )
+    scores = jnp.swapaxes(scores, 2, 3)
+    if bias is not None:
+      scores = scores + bias
+    scores = jnp.where(mask[:, None], scores, jnp.finfo(scores.dtype).min)
+    weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
+    out = jnp.einsum("bhts,bhsc->bthc", weights, values)
+    return self.out(out.reshape(*out.shape[:2], -1))
+
+
+class FeedForward(nnx.Module):
+  """The feed-forward block, gated or not.
+
+  Its output projection stays float32 in a float16 model: it would overflow.
+  """
+
+  def __init__(self, config: T5Config, dtype, *, rngs: nnx.Rngs):
+    c = config
+    self.config = c
+    std = c.embed_dim**-0.5
+    self.up = _linear(c.embed_dim, c.mlp_dim, std, dtype, rngs)
+    self.down = _linear(
+      c.mlp_dim, c.embed_dim, c.mlp_dim**-0.5, _wide(dtype), rngs
+    )
+    if c.gated_mlp:
+      self.gate = _linear(c.embed_dim, c.mlp_dim, std, dtype, rngs)
+
+  def __call__(self, x: Array) -> Array:
+    """`[B, T, D] -> [B, T, D]`."""
+    act, up = _ACTIVATIONS[self.config.activation], self.up(x)
+    return self.down(
+      act(self.gate(x)) * up if self.config.gated_mlp else act(up)
+    )
+
+
+def _wide(dtype):
+  """What is added up over the layers: float32 where float16 overflows."""
+  return jnp.float32 if jnp.dtype(dtype) == jnp.float16 else dtype
+
+
+class Layer(nnx.Module):
+  """Self-attention, cross-attention in a decoder, feed-forward; pre-norm."""
+
+  def __init__(
+    self, config: T5Config, dtype, *, is_decoder: bool, rngs: nnx.Rngs
+  ):
+    self.attention_norm = _norm(config, dtype, rngs)
+    self.attention = Attention(config, dtype, rngs=rngs)
+    if is_decoder:
+      self.cross_norm = _norm(config, dtype, rngs)
+      self.cross = Attention(config, dtype, rngs=rngs)
+    self.mlp_norm = _norm(config, dtype, rngs)
+    self.mlp = FeedForward(config, dtype, rngs=rngs)
+
+  def __call__(self, x, bias, mask, *, kv=None, start=None, memory=None):
+    """One layer.
+
+    Args:
+      x: `[B, T, D]`.
+      bias, mask: of self-attention.
+      kv: this layer's `(keys, values)` of a cache, `[B, H, S, C]` each; None to
+        attend among the fed tokens alone (then S == T).
+      start: `i32[B]`, the slot of the first fed token.
+      memory: of a decoder: keys, values and `bool[B, S']` of the input.
+
+    Returns:
+      `[B, T, D]`, and the keys and values with the fed tokens' among them.
+    """
+    y = self.attention_norm(x)
+    new = self.attention.keys_values(y)
+    if kv is not None:
+      new = tuple(
+        cache_lib.write_rows(buffer, rows, start)
+        for buffer, rows in zip(kv, new, strict=True)
+      )
+    x = x + self.attention(y, new, bias, mask)
+    if memory is not None:
+      keys, values, there = memory
+      y = self.cross_norm(x)
+      x = x + self.cross(y, (keys, values), None, there[:, None])
+    return x + self.mlp(self.mlp_norm(x)), new
+
+
+class Stack(nnx.Module):
+  """Layers that share a bias by distance, and the norm after them."""
+
+  def __init__(
+    self,
+    config: T5Config,
+    dtype,
+    *,
+    num_layers: int,
+    is_decoder: bool,
+    rngs: nnx.Rngs,
+  ):
+    self.config = config
+    self.position_bias = nnx.Embed(
+      config.num_buckets, config.num_heads, dtype=dtype, param_dtype=dtype,
+      embedding_init=nnx.initializers.normal(config.embed_dim**-0.5), rngs=rngs,
+    )  # fmt: skip
+    self.layers = nnx.List(
+      [
+        Layer(config, dtype, is_decoder=is_decoder, rngs=rngs)
+        for _ in range(num_layers)
+      ]
+    )
+    self.final_norm = _norm(config, dtype, rngs)
+
+  def bias(self, distance: Array, *, bidirectional: bool) -> Array:
+    """What is added to the scores of keys at a distance.
+
+    Args:
+      distance: `i32[..., T, S]`, key position - query position.
+      bidirectional: whether keys to the right have buckets of their own; those
+        of a causal stack are seen by nobody.
+
+    Returns:
+      `f32[..., H, T, S]`.
+    """
+    c = self.config
+    table = bucket_table(
+      c.num_buckets, c.max_distance, bidirectional=bidirectional
+    )
+    away = jnp.abs(distance) if bidirectional else jnp.maximum(-distance, 0)
+    bucket = jnp.asarray(table)[jnp.minimum(away, c.max_distance)]
+    if bidirectional:
+      bucket = bucket + (distance > 0) * (c.num_buckets // 2)
+    bias = jnp.moveaxis(self.position_bias(bucket), -1, -3)
+    return bias.astype(jnp.promote_types(bias.dtype, jnp.float32))
+
+
+# -------------------------------------------------------------------- model
+
+
+class T5(nnx.Module):
+  """Embedding, encoder, decoder and output projection.
+
+  Args:
+    config: shapes and switches.
+    dtype: of parameters and activations (the softmax, the biases and the logits
+      are float32; so is, in a float16 model, what the layers add up).
+    sharding: where activations and caches lie on the mesh in use.
+    rngs: for the initial weights.
+  """
+
+  def __init__(
+    self,
+    config: T5Config,
+    *,
+    dtype=jnp.float32,
+    sharding: Sharding | None = None,
+    rngs: nnx.Rngs,
+  ):
+    self.config = config
+    self.dtype = jnp.dtype(dtype)
+    self.sharding = sharding
+    self.embed = nnx.Embed(
+      config.vocab_size, config.embed_dim, dtype=dtype, param_dtype=dtype,
+      embedding_init=nnx.initializers.normal(1.0), rngs=rngs,
+    )  # fmt: skip
+    stack = functools.partial(Stack, config, dtype, rngs=rngs)
+    self.encoder = stack(num_layers=config.num_encoder_layers, is_decoder=False)
+    self.decoder = stack(num_layers=config.num_layers, is_decoder=True)
+    if not config.tied_embeddings:
+      self.lm_head = _linear(
+        config.embed_dim, config.vocab_size, config.embed_dim**-0.5, dtype, rngs
+      )
+
+  def encode(self, inputs: Inputs) -> Memory:
+    """Reads the inputs; whatever a row is padded with changes nothing."""
+    x, there = self.read(inputs)
+    memory = [self._cut(layer.cross.keys_values(x))
+              for layer in self.decoder.layers]  # fmt: skip
+    return Memory(
+      keys=tuple(k for k, _ in memory),
+      values=tuple(v for _, v in memory),
+      mask=there,
+    )
+
+  def read(self, inputs: Inputs) -> tuple[Array, Array]:
+    """The encoder: `[B, S, D]` after its last norm, and `bool[B, S]`."""
+    place = np.arange(inputs.tokens.shape[1])
+    there = place < inputs.lengths[:, None]
+    tokens = jnp.where(there, inputs.tokens, inputs.tokens[:, :1])
+    bias = self.encoder.bias(place[None] - place[:, None], bidirectional=True)
+    x = self._embedded(tokens)
+    for layer in self.encoder.layers:
+      x, _ = layer(x, bias[None], there[:, None])
+      x = self._put(x)
+    return self.encoder.final_norm(x), there
+
+  def __call__(
+    self,
+    tokens: Array,
+    memory: Memory,
+    cache: Cache | None = None,
+    *,
+    positions: Array | None = None,
+    mask: np.ndarray | Array | None = None,
+    logits_at: Array | None = None,
+  ) -> tuple[ModelOutput, Cache | None]:
+    """Feeds T tokens to the decoder; see `specjax.types.ApplyFn`.
+
+    Without a cache the tokens are whole rows (training).
+    """
+    batch, fed = tokens.shape
+    start = jnp.zeros((batch,), jnp.int32) if cache is None else cache.length
+    if positions is None:
+      positions = start[:, None] + jnp.arange(fed)
+    if cache is None:
+      view = Cache(
+        keys=(jnp.zeros((batch, 1, fed, 1)),), values=(),
+        positions=positions, length=start,
+      )  # fmt: skip
+    else:
+      view = cache = cache_lib.write_positions(cache, positions)
+    visible = cache_lib.attention_mask(view, positions, mask)
+    bias = self.decoder.bias(
+      view.positions[:, None] - positions[..., None], bidirectional=False
+    )
+    x = self._embedded(tokens)
+    pairs = []
+    for i, layer in enumerate(self.decoder.layers):
+      x, kv = layer(
+        x, bias, visible, start=start,
+        kv=None if cache is None else (cache.keys[i], cache.values[i]),
+        memory=(memory.keys[i], memory.values[i], memory.mask),
+      )  # fmt: skip
+      x = self._put(x)
+      pairs.append(self._cut(kv))
+    if cache is not None:
+      cache = cache.replace(
+        keys=tuple(k for k, _ in pairs),
+        values=tuple(v for _, v in pairs),
+        length=start + fed,
+      )
+    if logits_at is not None:
+      x = jnp.take_along_axis(x, logits_at[..., None], axis=1)
+    return ModelOutput(logits=self.say(x)), cache
+
+  def _embedded(self, tokens: Array) -> Array:
+    return self._put(self.embed(tokens).astype(_wide(self.dtype)))
+
+  def say(self, x: Array) -> Array:
+    """What the decoder's last layer gave, `[B, T, D]`, as logits."""
+    x = self.decoder.final_norm(x)
+    if self.config.scale_outputs:
+      x = x * self.config.embed_dim**-0.5
+    tied = self.config.tied_embeddings
+    logits = self.embed.attend(x) if tied else self.lm_head(x)
+    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    return constrain(logits, "logits_btv", sharding=self.sharding)
+
+  def _put(self, x: Array) -> Array:
+    return constrain(x, "act_btd", sharding=self.sharding)
+
+  def _cut(self, kv):
+    """Keys and values, their heads cut over the mesh in use."""
+    if self.sharding is None or jax.sharding.get_abstract_mesh().empty:
+      return kv
+    spec = P(*self.sharding.cache_lbksc[1:])
+    return tuple(jax.lax.with_sharding_constraint(x, spec) for x in kv)
+
+
+def abstract(
+  config: T5Config, *, dtype, sharding: Sharding | None = None
+) -> T5:
+  """A module with shapes in place of its parameters."""
+  return nnx.eval_shape(
+    lambda: T5(config, dtype=dtype, sharding=sharding, rngs=nnx.Rngs(0))
+  )
+
+
+def as_language_model(module: T5) -> tuple[LanguageModel, nnx.State]:
+  """Splits a module, abstract or not, into pure functions and parameters."""
+  config = module.config
+  merge, params = split(module)
+
+  def init_cache(batch: int, slots: int) -> Cache:
+    cache = cache_lib.make_cache(
+      batch=batch,
+      slots=slots,
+      num_layers=config.num_layers,
+      num_kv_heads=config.num_heads,
+      head_dim=config.head_dim,
+      dtype=module.dtype,
+      with_positions=True,  # of biases by distance, in trees too
+    )
+    return cache.replace(
+      keys=module._cut(cache.keys), values=module._cut(cache.values)
+    )
+
+  def apply(params, tokens, cache, **how):
+    return merge(params)(tokens, cache.context, cache, **how)
+
+  model = LanguageModel(
+    vocab_size=config.vocab_size,
+    init_cache=init_cache,
+    apply=apply,
+    encode=lambda params, inputs: merge(params).encode(inputs),
+  )
+  return model, params

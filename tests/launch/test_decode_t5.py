@@ -1,0 +1,158 @@
+"""`launch.decode` of encoder-decoders."""
+
+import json
+
+import files
+import pytest
+import several
+import t5s
+import torch
+from files import read_jsonl, write_jsonl
+
+from launch import benchmark, decode
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+RECORDS = [
+  {"id": "a", "input": "turn left at the old mill, then walk on."},
+  {"id": "b", "input": "x", "prompt": "so "},
+  {"id": 3, "input": "one 2 three", "max_new_tokens": 5},
+  {"id": "d", "input": "nothing. " * 9},
+]
+SMALL = (
+  "--config.max_new_tokens=12", "--config.num_speculative_tokens=3",
+  "--config.batch_size=2", "--config.max_length=128",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+  """Directories of a T5 and of a draft for it, and the T5 of transformers."""
+  root = tmp_path_factory.mktemp("t5")
+  big = dict(d_kv=8, feed_forward_proj="gated-gelu")
+  for name in ("target", "draft"):
+    (root / name).mkdir()
+    t5s.save_tokenizer(root / name)
+  _, theirs = t5s.save(root / "target", seed=1, **big)
+  t5s.save(root / "draft", seed=1, vocab_size=80)
+  return root / "target", root / "draft", theirs
+
+
+@pytest.fixture(scope="module")
+def t5(cli, saved):
+  """Runs a command with the pair."""
+  config = f"configs/t5.py:target={saved[0]},draft={saved[1]}"
+
+  def run(command, *args, config=config):
+    return cli(command, *SMALL, *args, config=config)
+
+  return run
+
+
+def expected(theirs, record):
+  """What transformers' generate completes greedily."""
+  encode = lambda text: [3 + t5s.CHARACTERS.index(c) for c in text]
+  prompt = [0, *encode(record.get("prompt", ""))]
+  made = theirs.generate(
+    input_ids=torch.tensor([[*encode(record["input"]), 1]]),
+    attention_mask=torch.ones(1, len(record["input"]) + 1, dtype=torch.long),
+    decoder_input_ids=torch.tensor([prompt]),
+    max_new_tokens=record.get("max_new_tokens", 12),
+    # As ours: what no token stands for is not said.
+    suppress_tokens=list(range(3 + len(t5s.CHARACTERS), t5s.VOCAB)),
+    do_sample=False, num_beams=1,
+  )  # fmt: skip
+  return made[0, len(prompt) :].tolist()
+
+
+def test_rows_are_those_of_generate_and_a_run_goes_on(t5, saved, tmp_path):
+  source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+  flags = ("--nobaseline", f"--prompts={source}", f"--output={out}")
+  write_jsonl(source, RECORDS[:2])
+  assert t5(decode.run, *flags) == 0
+  first = read_jsonl(out)
+  write_jsonl(source, RECORDS)
+  assert t5(decode.run, *flags) == 0
+  rows = read_jsonl(out)
+  assert rows[:2] == first
+  assert [row["id"] for row in rows] == ["a", "b", 3, "d"]
+  for row, record in zip(rows, RECORDS, strict=True):
+    assert row["token_ids"] == expected(saved[2], record)
+  # Another input is another row, though id and prompt are the same.
+  write_jsonl(source, [RECORDS[0] | {"input": "y"}, *RECORDS[1:]])
+  assert t5(decode.run, *flags) == 2
+
+
+def test_two_processes_decode_one_t5_that_is_cut_between_them(
+  t5, saved, tmp_path
+):
+  source = write_jsonl(tmp_path / "in.jsonl", RECORDS)
+  flags = (*SMALL, "--nobaseline", f"--prompts={source}")
+  alone, cut = tmp_path / "alone.jsonl", tmp_path / "cut.jsonl"
+  assert t5(decode.run, *flags[4:], f"--output={alone}") == 0
+  config = f"configs/t5.py:target={saved[0]},draft={saved[1]}"
+  command = [
+    "-m", "launch.decode", f"--config={config}", *flags,
+    "--config.mesh=data:1,model:2", f"--output={cut}",
+  ]  # fmt: skip
+  for code, _, errors in several.finish(several.start([command] * 2)):
+    assert code == 0, errors[-3000:]
+  assert [r["token_ids"] for r in read_jsonl(cut)] == [
+    r["token_ids"] for r in read_jsonl(alone)
+  ]
+
+
+def test_a_benchmark_measures_both_ways_of_decoding(t5, tmp_path):
+  source = write_jsonl(tmp_path / "in.jsonl", RECORDS[:2])
+  out = tmp_path / "b.json"
+  assert t5(
+    benchmark.run, "--rounds=1", f"--prompts={source}", f"--output={out}"
+  ) == 0  # fmt: skip
+  found = json.loads(out.read_text())
+  assert found["speedup"] > 0
+
+
+@pytest.mark.parametrize(
+  ("line", "words"),
+  [
+    ({"prompt": "a"}, 'expected a string under "input", got no such key'),
+    ({"input": ""}, "the input is empty"),
+    ({"input": "a" * 200}, "the input has 201 tokens, but only 128 are read"),
+    ({"input": "a", "prompt": 3}, 'a string under "prompt", got int'),
+    ({"messages": [{"role": "user", "content": "a"}]}, 'reads an "input"'),
+    ({"inputs": "a"}, "did you mean 'input'?"),
+  ],
+)
+def test_bad_lines_are_named(t5, tmp_path, capsys, line, words):
+  source = write_jsonl(tmp_path / "in.jsonl", [line])
+  assert t5(decode.run, f"--prompts={source}") == 2
+  first = capsys.readouterr().err.splitlines()[0]
+  assert "in.jsonl:1: " in first
+  assert words in first
+
+
+@pytest.fixture(scope="module")
+def decoder_only(tmp_path_factory):
+  return files.make_checkpoint(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.mark.parametrize(
+  ("models", "flags", "words"),
+  [
+    ("target={t5},draft={llama}", (), "t5 is an encoder-decoder, {llama} is"),
+    ("target={llama},draft={t5}", (), "target and draft must be of one kind"),
+    (
+      "target={t5}",
+      ("--config.drafter=layer_skip", "--config.skip_mlp=(1,)"),
+      "an encoder-decoder, which drafts with no layers left out",
+    ),
+    ("target={t5}", ("--config.drafter=ngram",), "none are built in"),
+  ],
+)
+def test_what_does_not_go_together_is_one_line(
+  t5, saved, decoder_only, capsys, models, flags, words
+):
+  paths = dict(t5=saved[0], llama=decoder_only)
+  config = "configs/t5.py:" + models.format(**paths)
+  assert t5(decode.run, *flags, config=config) == 2
+  (line,) = capsys.readouterr().err.strip().splitlines()
+  assert words.replace("t5 ", f"{saved[0]} ", 1).format(**paths) in line
