@@ -125,12 +125,18 @@ def _has_layout(x) -> bool:
 def _shardings(cache_specs: tuple[P, P], decoder: MeshDecoder, state):
   """Where the loop's state lies: rows over their axis, caches as models."""
 
-  def cut(node, spec):
-    if not isinstance(node, Cache):
-      return node
+  def cut(tree, spec):
     # Rows as the decoder cuts them, and what comes after as the model is cut.
     put = lambda rows: tuple(P(*row, *spec[2:]) for row in rows)
-    return node.replace(keys=put(node.keys), values=put(node.values))
+    return jax.tree.map(
+      lambda node: (
+        node.replace(keys=put(node.keys), values=put(node.values))
+        if isinstance(node, Cache)
+        else node
+      ),
+      tree,
+      is_leaf=lambda node: isinstance(node, Cache | P),
+    )
 
   of_target, of_draft = cache_specs
   specs = decoder.specs(state)
