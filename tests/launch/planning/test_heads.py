@@ -64,7 +64,7 @@ def test_what_is_a_heads_own_is_counted_once():
   assert own("eagle") == 2 * H * H + LAYER + H
   assert own("eagle", tied=True) == own("eagle") + V * H
   assert own("medusa") == 3 * (H * H + H + V * H)
-  assert own("blockwise") == 2 * 3 * (3 * H * H + H)
+  assert own("blockwise") == 3 * H * H + 9 * H * H + 6 * H
   assert own("parallel") == 5 * (LAYER + 2 * H + 2 * 128) + 3 * H * H + 2 * H
 
 
