@@ -19,8 +19,8 @@ def get_config() -> ml_collections.ConfigDict:
   # Any other tree, by the parents of its nodes, root first: (-1, 0, 0, 1, 1).
   # Then its depth counts, in place of num_speculative_tokens.
   config.tree = ()
-  # An EAGLE head's dynamic tree: nodes that are verified, 0 for a static tree,
-  # and children of a node; num_speculative_tokens deep, verified by "match".
+  # A head's dynamic tree: nodes that are verified, 0 for a static tree, and
+  # children of a node; num_speculative_tokens deep, verified by "match".
   config.num_nodes = 0
   config.num_children = 10
   config.siblings = "iid"  # a name in specjax.siblings

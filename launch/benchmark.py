@@ -118,8 +118,9 @@ def run(_) -> int:
         file=sys.stderr,
       )
   passes = costs.draft_passes
-  # A head's passes are not timed apart.
+  # On a mesh a head's drafting is not timed apart.
   untimed = models.draft is None and models.params.draft is not None
+  untimed &= costs.proposal is None
   result = {
     "autoregressive_tokens_per_second": turns.rate("autoregressive"),
     "speculative_tokens_per_second": turns.rate("speculative"),
@@ -139,9 +140,7 @@ def run(_) -> int:
     "baseline_prefill_seconds": costs.plain_prefill,
     "dispatch_seconds": costs.dispatch,
     "draft_step_seconds": costs.draft[passes[-1]] if passes else None,
-    "draft_forwards_seconds": None
-    if untimed
-    else sum(costs.draft[t] for t in passes),
+    "draft_forwards_seconds": None if untimed else costs.drafting,
     "verify_seconds": costs.target[costs.nodes],
     "autoregressive_forward_seconds": costs.target[1],
     "autoregressive_step_seconds": costs.plain_step,

@@ -125,9 +125,17 @@ def _has_layout(x) -> bool:
 def _shardings(cache_specs: tuple[P, P], decoder: MeshDecoder, state):
   """Where the loop's state lies: rows over their axis, caches as models."""
 
-  def cut(node, now, spec):
-    if not isinstance(node, Cache):
-      return node
+  def cut(specs, now, spec):
+    return jax.tree.map(
+      lambda node, now: (
+        cut_cache(node, now, spec) if isinstance(node, Cache) else node
+      ),
+      specs,
+      now,
+      is_leaf=lambda node: isinstance(node, Cache | P),
+    )
+
+  def cut_cache(node, now, spec):
     # Rows as the decoder cuts them, and what comes after as the model is cut.
     put = lambda rows: tuple(P(*row, *spec[2:]) for row in rows)
     context = jax.tree.map(

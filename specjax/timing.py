@@ -31,14 +31,12 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from specjax import drawing
 from specjax.cache import Cache
-from specjax.decode import Decoder
 from specjax.engine import Batch, Engine
 from specjax.state import DecodeState
-from specjax.types import LanguageModel, Params
+from specjax.timed_loops import Passes, laws_loop, passes_loop, proposals_loop
+from specjax.types import LanguageModel
 
 _PLACES = (0.25, 0.5, 0.75)  # of a run, where passes are timed
 _REPEATS = 12  # passes in one timing
@@ -90,89 +88,8 @@ def _taken_off(calls: float, whole: float) -> float:
   return whole - calls if calls < whole else whole
 
 
-# ----------------------------------------------------------------- the passes
-
-
 def _copy(tree):
   return jax.block_until_ready(jax.tree.map(jnp.copy, tree))
-
-
-Passes = tuple[tuple[str, int], ...]  # whose pass, over how many tokens
-
-
-def passes_loop(models: dict[str, tuple[LanguageModel, str]], order: Passes):
-  """A jitted loop of passes, one after the other.
-
-  Args:
-    models: by name, a model and the name of the cache that it works on.
-    order: what to run.
-
-  Returns:
-    `(params by model, caches by name, repeats) -> caches`, whose caches are
-    donated and come back no longer than they were. Every pass is fed what
-    depends on all logits of the one before, so that none can be left out, and
-    writes to the slots after the cache's length (the last ones, where they
-    would not fit).
-  """
-
-  @functools.partial(jax.jit, donate_argnums=1)
-  def run(params, caches, repeats):
-    start = {name: cache.length for name, cache in caches.items()}
-
-    def body(_, carry):
-      token, caches = carry
-      for who, fed in order:
-        model, name = models[who]
-        tokens = jnp.broadcast_to(token, (token.shape[0], fed))
-        cache = caches[name].replace(length=start[name])
-        output, cache = model.apply(params[who], tokens, cache)
-        caches = caches | {name: cache.replace(length=start[name])}
-        some = jnp.any(jnp.max(output.logits, axis=-1) > 0, axis=1)
-        token = (token + some[:, None]) % 2
-      return token, caches
-
-    rows = next(iter(start.values())).shape[0]
-    token = jnp.zeros((rows, 1), jnp.int32)
-    return lax.fori_loop(0, repeats, body, (token, caches))[1]
-
-  return run
-
-
-def laws_loop(decoder: Decoder):
-  """A jitted loop of rounds that end before verification.
-
-  Returns:
-    `(params, (tokens, drafter_state, target_cache), repeats, state) -> the
-    second`, which is donated; the state holds all else. Drafts, scores and
-    warps, every time after another last token, which depends on all laws of the
-    time before.
-  """
-
-  @functools.partial(jax.jit, donate_argnums=1)
-  def run(params: Params, carry, repeats, state: DecodeState):
-    root = state.length - 1
-
-    def body(index, carry):
-      tokens, drafter_state, cache = carry
-      now = decoder.score(
-        params,
-        dataclasses.replace(
-          state,
-          tokens=tokens,
-          drafter_state=drafter_state,
-          target_cache=cache,
-          keys=drawing.step_keys(state.keys, root + index),
-        ),
-      )
-      some = jnp.any(jnp.max(now.target_log_probs, axis=-1) > -1, axis=1)
-      last = (now.draft.tokens[:, -1] + some) % decoder.vocab_size
-      rows = jnp.arange(len(root))
-      tokens = tokens.at[rows, root].set(last)
-      return tokens, now.drafter_state, now.target_cache
-
-    return lax.fori_loop(0, repeats, body, carry)
-
-  return run
 
 
 # ------------------------------------------------------------- runs in pieces
@@ -221,6 +138,10 @@ class StepCosts:
     in_order: a round's passes, in its order.
     with_laws: a round without verification and what follows; None on a mesh.
     dispatch: a call from the host that makes no round.
+    proposal: drafting as a whole, draws and laws too, where a head drafts,
+      whose passes are not timed one by one; then `draft` is empty, and
+      `in_order` the target's pass alone. None for other drafters, and on a
+      mesh.
     prefill, plain_prefill: the prompts' passes.
   """
 
@@ -235,22 +156,28 @@ class StepCosts:
   dispatch: float
   prefill: float
   plain_prefill: float
+  proposal: float | None = None
+
+  @property
+  def drafting(self) -> float:
+    """Seconds of a round's drafting, as far as it was timed."""
+    passes = sum(self.draft[t] for t in self.draft_passes)
+    return passes + (self.proposal or 0.0)
 
   @property
   def forwards(self) -> float:
     """Seconds of a round's model passes, each timed alone."""
-    return (
-      sum(self.draft[t] for t in self.draft_passes) + self.target[self.nodes]
-    )
+    return self.drafting + self.target[self.nodes]
 
   @property
   def attribution(self) -> dict[str, float | None]:
     """Where a round's seconds go; they add up to `step`."""
-    known = self.in_order if self.with_laws is None else self.with_laws
-    laws = None if self.with_laws is None else self.with_laws - self.in_order
+    in_order = self.in_order + (self.proposal or 0.0)
+    known = in_order if self.with_laws is None else self.with_laws
+    laws = None if self.with_laws is None else self.with_laws - in_order
     return {
       "passes": self.forwards,
-      "out_of_cache": self.in_order - self.forwards,
+      "out_of_cache": in_order - self.forwards,
       "laws": laws,
       "bookkeeping": self.step - known,
     }
@@ -289,9 +216,12 @@ class Pieces:
       own = self._own_cache
       models["draft"] = (draft, "draft" if own else "target")
       self._params["draft"] = params.draft if own else params.target
-    # What no model drafts is timed with the laws.
+    # What no model drafts is timed with the laws; of a head, drafting as such.
     passes = speculative.decoder.drafter.passes
     self._passes = () if draft is None else passes
+    self._proposals = None
+    if draft is None and passes and speculative.mesh is None:
+      self._proposals = proposals_loop(speculative.decoder)
     self._nodes = speculative.decoder.drafter.tree.num_fed
     room = typical.width + baseline.max_new_tokens
     self._widths = sorted({w for w in widths if w <= room} - {1, self._nodes})
@@ -346,14 +276,16 @@ class Pieces:
     drafts = tuple(("draft", fed) for fed in self._passes)
     orders = {f"{who} {fed}": ((who, fed),) for who, fed in (*drafts, verify)}
     found = self._time(orders | {"in order": (*drafts, verify)}, caches)
-    if self._laws is not None:
-      carry = (state.tokens, state.drafter_state, state.target_cache)
-      without = dict.fromkeys(("tokens", "drafter_state", "target_cache"))
-      rest = dataclasses.replace(state, **without)  # type: ignore[arg-type]
-      params = self._engines["speculative"].params
-      found["with laws"], _ = _per_repeat(
-        self._laws, params, _copy(carry), rest
-      )
+    carry = (state.tokens, state.drafter_state, state.target_cache)
+    without = dict.fromkeys(("tokens", "drafter_state", "target_cache"))
+    rest = dataclasses.replace(state, **without)  # type: ignore[arg-type]
+    params = self._engines["speculative"].params
+    for name, loop in (
+      ("with laws", self._laws),
+      ("proposal", self._proposals),
+    ):
+      if loop is not None:
+        found[name], _ = _per_repeat(loop, params, _copy(carry), rest)
     return found
 
   def _of_target(self, state: DecodeState) -> dict[str, float]:
@@ -398,6 +330,7 @@ class Pieces:
       nodes=self._nodes,
       in_order=seconds["in order"],
       with_laws=seconds.get("with laws"),
+      proposal=seconds.get("proposal"),
       dispatch=statistics.median(
         run.dispatch for run in self._typical["speculative"]
       ),

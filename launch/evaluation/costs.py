@@ -55,9 +55,10 @@ def measure_costs(
   for index in range(_RUNS + 1):
     pieces.add(batch, calls, index=index, number=0)
   costs = pieces.costs()
-  drafts: float | None = sum(costs.draft[t] for t in costs.draft_passes)
-  if pair.draft is None and pair.params.draft is not None:
-    drafts = None  # a head's passes are not timed apart
+  drafts: float | None = costs.drafting
+  untimed = pair.draft is None and pair.params.draft is not None
+  if untimed and costs.proposal is None:
+    drafts = None  # a head on a mesh, where drafting is not timed apart
   return {
     "batch": name_of(system, group.batch_size),
     "batch_size": group.batch_size,

@@ -21,8 +21,8 @@ _MOST = 32  # tokens of the widest verify pass
 _ITEM = 2  # bytes of a bfloat16
 _LANES = 128  # heads have channels for all of them, used or not
 _OF_A_PROGRAM = (
-  "collectives", "cache_copies", "donation_honoured", "compile_seconds",
-  "compile_cpu_seconds",
+  "collectives", "cache_copies", "cache_moves", "donation_honoured",
+  "compile_seconds", "compile_cpu_seconds",
 )  # fmt: skip
 
 
@@ -97,6 +97,7 @@ def _compiled(q: Question, compiled: Compiled | None) -> dict:
   return {
     "collectives": phases,
     "cache_copies": compiled.cache_copies,
+    "cache_moves": compiled.cache_moves,
     "donation_honoured": compiled.donation_honoured,
     "compile_seconds": compiled.seconds,
     "compile_cpu_seconds": compiled.cpu_seconds,
@@ -321,7 +322,8 @@ def show(console: rich.console.Console, found: dict) -> None:
   if found["collectives"] is None:
     return
   out(
-    f"copies of a whole cache in a round: {found['cache_copies']}; donation "
+    f"copies of a whole cache in a round: {found['cache_copies']}"
+    f"{_moves(found.get('cache_moves'))}; donation "
     f"{'honoured' if found['donation_honoured'] else 'NOT honoured'}; compiled "
     f"in {found['compile_seconds']:.0f} s ({found['compile_cpu_seconds']:.0f} "
     f"of a core) with libtpu {found['libtpu']}"
@@ -364,6 +366,11 @@ def show(console: rich.console.Console, found: dict) -> None:
       f"{speculative / plain:.2f}",
     )  # fmt: skip
   console.print(rates)
+
+
+def _moves(count: int | None) -> str:
+  """How often a small cache goes onto the chip and back, if it does."""
+  return f" (moved onto the chip or back: {count})" if count else ""
 
 
 def _pays(line: dict) -> str:

@@ -22,6 +22,8 @@ _INSTRUCTION = re.compile(
   r"^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$"
 )
 _SHAPE = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
+# Of an array, with the memory that it is in: 1 is the chip's own.
+_SPACE = re.compile(r"[a-z]\w*\[[\d,]+\]\{[^}]*?(S\(\d+\))?\}")
 _CALLED = re.compile(
   r"(?:body|condition|calls|to_apply|true_computation|false_computation)="
   r"%?([\w.\-]+)|branch_computations=\{([^}]*)\}"
@@ -47,6 +49,8 @@ class Instruction:
       what is between its operations never reaches memory.
     fused: the computation of a fusion.
     trips: rounds of a while loop if they are known, else 1.
+    moves: whether it is a copy between a device's memory and the chip's own,
+      small and fast one.
     scopes: parts of the name that jax gave the operation.
   """
 
@@ -56,6 +60,7 @@ class Instruction:
   called: tuple[str, ...]
   fused: str | None
   trips: int
+  moves: bool
   scopes: tuple[str, ...]
 
   @property
@@ -145,6 +150,7 @@ def _instruction(name, shape, opcode, rest, *, rounds) -> Instruction:
     called=() if opcode == "fusion" else tuple(called),
     fused=called[0] if opcode == "fusion" and called else None,
     trips=trips,
+    moves=opcode == "copy-start" and len(set(_SPACE.findall(shape))) == 2,
     scopes=tuple(label[1].split("/")) if label else (),
   )
 
@@ -217,8 +223,18 @@ def copies(module: Module, shapes: set[tuple[str, tuple[int, ...]]]) -> int:
   """How many copies of arrays of these `(dtype, dimensions)` a round makes.
 
   A copy may have its dimensions in another order, and may be a fusion; one that
-  updates a slice of such an array writes no more than that slice.
+  updates a slice of such an array writes no more than that slice. One that
+  moves an array onto the chip or back is none (`moves`).
   """
+  return _count(module, shapes, lambda one: not one.moves)
+
+
+def moves(module: Module, shapes: set[tuple[str, tuple[int, ...]]]) -> int:
+  """How often a round moves such an array onto the chip, or back."""
+  return _count(module, shapes, lambda one: one.moves)
+
+
+def _count(module: Module, shapes, which) -> int:
   wanted = {(dtype, tuple(sorted(dims))) for dtype, dims in shapes}
 
   def makes_one(one: Instruction) -> bool:
@@ -227,8 +243,9 @@ def copies(module: Module, shapes: set[tuple[str, tuple[int, ...]]]) -> int:
     if not any((t, tuple(sorted(d))) in wanted for t, d in results):
       return False
     if not fusion:
-      return one.opcode in ("copy", "copy-start", "transpose")
+      return one.opcode in ("copy", "copy-start", "transpose") and which(one)
     inside = {x.opcode for x in module.computations.get(one.fused, ())}
-    return not inside & {"dynamic-update-slice", "scatter"}
+    whole = not inside & {"dynamic-update-slice", "scatter"}
+    return whole and which(one)
 
   return sum(count for one, count, _ in walk(module) if makes_one(one))

@@ -173,6 +173,7 @@ class Compiled:
     peak: the larger of both programs' totals.
     collectives: see `hlo.collectives`, of one round.
     cache_copies: copies of a whole cache in a round.
+    cache_moves: how often a round moves a whole cache onto the chip, or back.
     donation_honoured: whether the loop writes every cache into the one that it
       is given.
     seconds: what compiling both took, by the clock.
@@ -184,6 +185,7 @@ class Compiled:
   peak: int
   collectives: dict
   cache_copies: int
+  cache_moves: int
   donation_honoured: bool
   seconds: float
   cpu_seconds: float
@@ -316,6 +318,7 @@ def compile_for(question: Question, devices: list) -> Compiled:
     if isinstance(node, Cache)
     for buffer in (*node.keys, *node.values)
   ]
+  whole = {("bf16", p) for p in pieces}
   cache_bytes = [math.prod(p) * _DTYPE.dtype.itemsize for p in pieces]
   # What the loop returns in memory that it was not given.
   fresh = during.output_size_in_bytes - during.alias_size_in_bytes
@@ -324,7 +327,8 @@ def compile_for(question: Question, devices: list) -> Compiled:
     temporaries=max(before.temp_size_in_bytes, during.temp_size_in_bytes),
     peak=max(total(before), total(during)),
     collectives=hlo.collectives(module, PHASES),
-    cache_copies=hlo.copies(module, {("bf16", p) for p in pieces}),
+    cache_copies=hlo.copies(module, whole),
+    cache_moves=hlo.moves(module, whole),
     donation_honoured=fresh < min(cache_bytes),
     seconds=seconds,
     cpu_seconds=cpu_seconds,

@@ -47,6 +47,14 @@ def test_shapes_have_the_published_numbers_of_parameters():
     (("--topology=v5e-4", "--target=gpt-9", "--drafter=plain"),
      "unknown shape 'gpt-9': expected one of"),
     (("--topology=v5e-4", "--target=pythia-2.8b"), "needs --draft"),
+    (("--topology=v5e-4", "--target=pythia-2.8b", "--drafter=eagle3"),
+     "drafter 'eagle3' needs --draft"),
+    (("--topology=v5e-4", "--target=llama-3.1-8b",
+      "--draft=eagle3-llama-3.1-8b"), "is a draft head: say of what kind"),
+    (("--topology=v5e-4", "--target=llama-3.1-8b", "--drafter=medusa",
+      "--draft=eagle3-llama-3.1-8b"), "the number of heads must be said"),
+    (("--topology=v5e-4", "--target=llama-3.1-8b", "--drafter=eagle3",
+      "--draft=eagle4"), "unknown shape 'eagle4': expected one of ['eagle3-"),
     (("--topology=v5e-4", *PAIR, "--mesh=data:2,model:4"),
      "takes 8 devices, there are 4"),
     (("--topology=v5e-4", *PAIR, "--mesh=model:4"), "must be as in data:2"),
@@ -108,7 +116,7 @@ def test_a_model_may_be_a_file_or_its_folder(tmp_path):
 @pytest.mark.parametrize(
   ("text", "expected"),
   [
-    ("[1]", "it must hold a JSON object, got [1]"),
+    ("[1]", "must hold a JSON object, got [1]"),
     ("{", "Expecting property name"),
     ("[" * 99_999, "maximum recursion depth exceeded"),
     ('{"model_type": "mamba"}', "model_type must be one of"),

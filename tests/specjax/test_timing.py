@@ -2,11 +2,14 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import toy_heads
 import toys
 
+import specjax
 from specjax import timing
 
 
@@ -108,3 +111,58 @@ def test_a_loop_of_passes_makes_all_of_them_where_the_cache_ends():
   # The draft was fed token 0, and the target what came of it.
   np.testing.assert_array_equal(found["draft"].keys[0][0, 0, 4:6, 0], 0)
   np.testing.assert_array_equal(found["target"].keys[0][0, 0, 3:7, 0], 1)
+
+
+@pytest.mark.parametrize("name", ["eagle, drawn chain", "medusa, best tree"])
+def test_a_loop_of_drafts_makes_all_of_them(name):
+  """Each after the token that the one before led to; nothing is committed."""
+  vocab = 5
+  decoder = specjax.make_decoder(
+    toy_heads.target(vocab),
+    drafter=toy_heads.make(name, vocab),
+    rule=toy_heads.RULES[name][0],
+  )
+  table = jnp.asarray(toys.table(vocab, seed=0))
+  params = specjax.Params(target=table, draft=table)
+  state = decoder.init(
+    params, jnp.array([[1, 2, 3], [4, 0, 1]]), jnp.array([3, 2]),
+    jax.random.key(0), buffer_length=9, max_new_tokens=4,
+  )  # fmt: skip
+  loop, newest = timing.proposals_loop(decoder), []
+  for repeats in (0, 1, 2):
+    carry = (state.tokens, state.drafter_state, state.target_cache)
+    carry = jax.tree.map(jnp.copy, carry)
+    tokens, drafter_state, cache = loop(params, carry, repeats, state)
+    newest.append([int(tokens[row, n - 1]) for row, n in enumerate((3, 2))])
+    assert jax.tree.structure(drafter_state) == jax.tree.structure(
+      state.drafter_state
+    )
+    np.testing.assert_array_equal(cache.length, state.target_cache.length)
+  assert newest[0] == [3, 0]
+  found = state
+  for expected in newest[1:]:
+    draft, _, _ = decoder.propose(params, found)
+    total = draft.tokens.sum(1)
+    if draft.log_probs is not None:
+      total += (draft.log_probs[:, 1:].max(-1) > -1).any(1)
+    assert (total % vocab).tolist() == expected
+    rows = jnp.arange(2)
+    found = dataclasses.replace(
+      state, tokens=state.tokens.at[rows, state.length - 1].set(total % vocab)
+    )
+
+
+def test_what_a_round_takes_adds_up_where_a_head_drafts():
+  costs = timing.StepCosts(
+    step=1.0, plain_step=0.5, target={1: 0.3, 4: 0.4}, draft={},
+    draft_passes=(), nodes=4, in_order=0.45, with_laws=0.8, dispatch=0.0,
+    prefill=0.0, plain_prefill=0.0, proposal=0.25,
+  )  # fmt: skip
+  assert costs.drafting == 0.25
+  assert costs.forwards == 0.65
+  parts = costs.attribution
+  assert sum(parts.values()) == pytest.approx(costs.step)
+  assert parts["passes"] == 0.65
+  assert parts["laws"] == pytest.approx(0.1)
+  on_a_mesh = dataclasses.replace(costs, with_laws=None)
+  assert on_a_mesh.attribution["laws"] is None

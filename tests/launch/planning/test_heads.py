@@ -1,0 +1,141 @@
+"""Plans of draft heads: what is theirs, and what a round of theirs takes."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import pytest
+
+from configs import shapes
+from launch import plan
+from launch.hardware import topology
+from launch.planning import answer, heads, program, roofline
+from models import head_checkpoints, meshes
+from models.head_checkpoints import Target
+from models.huggingface_config import config_from_json
+from specjax import tree as tree_lib
+
+H, V, VD, MLP, KV = 4096, 128256, 32000, 14336, 1024
+TARGET = config_from_json(shapes.SHAPES["llama-3.1-8b"])
+ABOUT = Target(num_layers=32, embed_dim=H, vocab_size=V)
+OTHERS = {
+  "medusa": dict(medusa_num_heads=3, medusa_num_layers=1),
+  "blockwise": dict(
+    model_type="blockwise", num_heads=3, hidden_dim=H, hidden_size=H,
+    vocab_size=V,
+  ),
+  "parallel": dict(
+    shapes.SHAPES["llama-3.1-8b"], model_type="qwen3", num_hidden_layers=5,
+    head_dim=128, block_size=8,
+    dflash_config={"mask_token_id": 7, "target_layer_ids": [1, 15, 29]},
+  ),
+  "eagle": dict(
+    shapes.SHAPES["llama-3.1-8b"], num_hidden_layers=1, bias=False
+  ),
+}  # fmt: skip
+
+
+def shape_of(kind):
+  if kind == "eagle3":
+    return plan.head("eagle3-llama-3.1-8b", "eagle3", TARGET)
+  return head_checkpoints.shape(OTHERS[kind], ABOUT, kind=kind)
+
+
+def question(kind="eagle3", **changes):
+  head = shape_of(kind)
+  fields = dict(
+    target=TARGET, draft=None, head=head, tree=tree_lib.chain(3),
+    siblings="iid", rule="token", batch_size=8, max_length=1024,
+    prompt_length=128, layout=meshes.parse("", 8, draft=head.even_sizes()),
+  )  # fmt: skip
+  return program.Question(**fields | changes)
+
+
+LAYER = H * (2 * H + 2 * KV) + 3 * H * MLP  # queries, out; keys, values; MLP
+
+
+def test_what_is_a_heads_own_is_counted_once():
+  """By the tensors of its file; the embedding is the target's array."""
+  own = lambda kind, tied=False: heads.num_params(
+    shape_of(kind), jnp.bfloat16, tied=tied
+  )
+  wider = H * (H + 2 * KV)  # the attention of EAGLE-3 reads twice the width
+  eagle3 = 3 * H * H + LAYER + wider + VD * H + 4 * H + VD
+  assert own("eagle3") == eagle3
+  assert own("eagle") == 2 * H * H + LAYER + H
+  assert own("eagle", tied=True) == own("eagle") + V * H
+  assert own("medusa") == 3 * (H * H + H + V * H)
+  assert own("blockwise") == 3 * H * H + 9 * H * H + 6 * H
+  assert own("parallel") == 5 * (LAYER + 2 * H + 2 * 128) + 3 * H * H + 2 * H
+
+
+@pytest.mark.parametrize("kind", ["eagle3", *OTHERS])
+def test_every_kind_of_head_is_asked_for_and_costs_something(kind):
+  q = question(kind)
+  q.check()
+  assert q.drafter == kind
+  assert q.layout.draft == 8
+  drafter = program.make_drafter(q)
+  found = heads.passes(q.head, drafter, size=8, rows=8, slots=q.slots)
+  assert len(found) == len(drafter.passes)
+  line = answer._roofline(topology("v5e-8"), q)
+  # All of them read less than the target does.
+  assert 0 < line["cost_ratio"] < 0.5
+  assert line["best_num_speculative_tokens"] >= 1
+  if q.head.num_depths is not None:
+    assert line["best_num_speculative_tokens"] <= q.head.num_depths
+
+
+def test_the_passes_of_eagle_3_by_hand():
+  """Features are fused in the first; weights are read in all of them."""
+  q = question(layout=meshes.Layout(data=1, model=8, draft=1))
+  first, second, third = heads.passes(
+    q.head, program.make_drafter(q), size=1, rows=8, slots=1000
+  )
+  layer = LAYER + H * (H + 2 * KV) + VD * H + 4 * H + VD
+  cache = 2 * 8 * 1000 * KV
+  read = lambda tokens: (
+    2 * (2 * tokens * 2 * 2 * H + 2 * tokens * (2 * H + 2 * MLP))
+    + 2 * 4 * tokens * VD
+  )  # what lies between blocks, inside them, and logits
+  assert second.hbm_bytes == pytest.approx(2 * (layer + cache) + read(8))
+  assert third == second
+  # Four pairs of a token and a feature a row, and the projection of features.
+  assert first.hbm_bytes == pytest.approx(
+    2 * (layer + 3 * H * H + cache) + read(32)
+  )
+  assert second.ici_bytes == 0
+
+
+def test_heads_without_attention_read_weights_once_by_hand():
+  q = question("medusa")
+  (only,) = heads.passes(
+    q.head, program.make_drafter(q), size=8, rows=2, slots=1000
+  )
+  weights, logits = 3 * (H * H + H + V * H), 4 * 2 * 3 * V
+  assert only.hbm_bytes == pytest.approx(2 * weights / 8 + 2 * logits)
+  assert only.flops == pytest.approx(2 * 2 * weights / 8)
+  assert only.ici_bytes == pytest.approx(7 / 8 * logits)
+  assert isinstance(only, roofline.Pass)
+
+
+def test_a_heads_bytes_are_held_beside_the_targets():
+  q = question()
+  without = dataclasses.replace(q, head=None, tree=tree_lib.chain(3))
+  more = answer._held(q) - answer._held(without)
+  own = heads.num_params(q.head, jnp.bfloat16, tied=False)
+  assert more == 2 * own // 8 + 2 * 2 * KV * q.rows * q.slots // 8
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    (dict(tree=tree_lib.chain(9), head=shape_of("parallel")),
+     "parallel says 7 tokens ahead"),
+    (dict(layout=meshes.Layout(data=1, model=16, draft=16)),
+     "cannot be cut over 16 devices"),
+    (dict(siblings="given"), "tokens that are not drawn"),
+  ],
+)  # fmt: skip
+def test_what_cannot_be_drafted_is_said_before_compiling(changes, message):
+  with pytest.raises(ValueError, match=message):
+    question(**changes).check()
