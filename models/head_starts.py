@@ -58,8 +58,8 @@ def eagle3(
     target: the model that it drafts for.
     layers: whose inputs are fused.
     draft_vocab: ids of the tokens that it can say, rising; None for all.
-    rngs: for what the target does not have: the rest of the projection of the
-      features, and what reads the embedding beside them.
+    rngs: for what the target does not have: what reads the embedding beside
+      the features.
   """
   layer = _layer(target.config)
   width = layer.embed_dim
