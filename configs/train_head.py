@@ -43,7 +43,7 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
   # Tokens of a draft that are trained: steps of EAGLE's unrolled draft, or
   # Medusa's and blockwise heads. What the loss of each weighs beside that of
   # the one before it: EAGLE-3 has 0.8.
-  head.depth = 4 if arg in ("eagle", "eagle3") else 3
+  head.depth = 4
   head.depth_decay = 0.8
   if arg == "eagle3":
     # Tokens that it can say, the most frequent ones; 0 for all. They are
