@@ -10,6 +10,8 @@ def get_config() -> ml_collections.ConfigDict:
   # target's features, and tells by itself which it is.
   config.target = ""
   config.draft = ""
+  # Heads that drafters of those names take where `draft` is none, by name.
+  config.heads = ml_collections.ConfigDict()
   config.dtype = "float32"
   # What proposes, and what verifies.
   config.drafter = "model"  # of launch/drafting.py, or module:make

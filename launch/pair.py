@@ -132,11 +132,16 @@ def check_config(config: ml_collections.ConfigDict) -> None:
 
 
 def settled(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-  """The config as it is run, for records: a tree decides how deep it drafts.
+  """The config as it is run, for records.
 
-  Beside `tree`, `num_speculative_tokens` is not read, and becomes its depth.
+  A drafter that is a head takes the one of `heads` where `draft` is none. A
+  tree decides how deep it drafts: beside it, `num_speculative_tokens` is not
+  read, and becomes its depth.
   """
   config = ml_collections.ConfigDict(config.to_dict())
+  heads = config.get("heads", {})
+  if config.drafter in heads and not drafting.has_head(config):
+    config.draft = heads[config.drafter]
   if config.tree and config.num_speculative_tokens:
     config.num_speculative_tokens = drafting.make_tree(config).max_depth
   return config

@@ -79,27 +79,54 @@ def acceptance(block: int = 5) -> Objective:
   Returns:
     The objective, in [-1, 0].
   """
+  chosen = block_acceptance(block)
+
+  def objective(student, teacher, labels, weights) -> Array:
+    count = labels.shape[1] // block
+    cut = lambda x: x[:, : count * block].reshape(-1, block, *x.shape[2:])
+    return chosen(*map(cut, (student, teacher, labels, weights)))
+
+  return objective
+
+
+def block_acceptance(block: int) -> Objective:
+  """`acceptance` of blocks that are given, each a row of T = block positions.
+
+  Blocks may then begin at every position, as the drafts of a head do.
+  """
   tree, verify = chain(block), rules.get("token").verify
 
   def objective(student, teacher, labels, weights) -> Array:
     log_p, log_q = _log_laws(student, teacher)
-    count = labels.shape[1] // block
-    cut = lambda x: x[:, : count * block].reshape(-1, block, *x.shape[2:])
-    text, whole = cut(labels), cut(weights).min(axis=1)
     # Roles exchanged: the text is the teacher's, and p judges it.
-    after = lambda x: jnp.pad(x, ((0, 0), (0, 1), (0, 0)), mode="edge")
-    judge = after(cut(log_p))
-    author = jnp.pad(cut(log_q), ((0, 0), (1, 0), (0, 0)))
+    judge = jnp.pad(log_p, ((0, 0), (0, 1), (0, 0)), mode="edge")
+    author = jnp.pad(log_q, ((0, 0), (1, 0), (0, 0)))
     draft = Draft(
       tree=tree,
       siblings=IID,
-      tokens=jnp.pad(text, ((0, 0), (1, 0))),
+      tokens=jnp.pad(labels, ((0, 0), (1, 0))),
       log_probs=author,
     )
     found = verify(draft, judge)
-    return -mean(found.node_probs @ (tree.depth / block), whole)
+    share = found.node_probs @ (tree.depth / block)
+    return -mean(share, weights.min(axis=1))
 
   return objective
+
+
+def smooth_l1(found: Array, wanted: Array, weights: Array) -> Array:
+  """Huber's distance of hidden states, of which EAGLE-1 foretells the next.
+
+  Squared below 1, linear above; the mean over channels.
+
+  Args:
+    found: `f[B, T, H]`.
+    wanted: `f[B, T, H]`, not trained.
+    weights: `f32[B, T]`, 1 where a position counts.
+  """
+  away = jnp.abs(found - jax.lax.stop_gradient(wanted))
+  each = jnp.where(away < 1, away**2 / 2, away - 0.5)
+  return mean(each.mean(-1), weights)
 
 
 def _log_laws(student: Array, teacher: Array) -> tuple[Array, Array]:

@@ -11,8 +11,9 @@ checkpoints. `config.dataset` names what is read:
   python_source      of `launch.training.python_source`, made if it is not there
   lm1b, xsum, ...    any TFDS name, prepared before or downloadable here
   FOLDER             *.txt files, a document each, and *.jsonl files, a document
-                     {"text": "..."} a line; or such files in subfolders train,
-                     validation and test
+                     {"text": "..."} or a conversation {"messages": [...]} a
+                     line; or such files in subfolders train, validation and
+                     test. Conversations become tokens by the chat template.
 """
 
 import json
@@ -30,8 +31,12 @@ from absl import logging
 from grain import experimental as grain_experimental
 
 from launch.training import corpus, python_source
+from models import chat
+from models.tokenizers import Tokenizer
 
 SPLITS = ("train", "validation", "test")
+# A text, or the messages of a conversation.
+Document = str | list[dict[str, str]]
 
 # The features that make a document, joined by an empty line.
 _FEATURES = {
@@ -46,7 +51,9 @@ _FEATURES = {
 _VALIDATION_SHARE = 50
 
 
-def documents(config: ml_collections.ConfigDict, split: str) -> Sequence[str]:
+def documents(
+  config: ml_collections.ConfigDict, split: str
+) -> Sequence[Document]:
   """The texts of a split, readable in any order.
 
   Args:
@@ -56,7 +63,7 @@ def documents(config: ml_collections.ConfigDict, split: str) -> Sequence[str]:
       has the last fiftieth of its training split for it.
 
   Returns:
-    A sequence of `str`.
+    A sequence of texts and conversations.
 
   Raises:
     ValueError: for an unknown split or dataset, a folder without documents, or
@@ -146,7 +153,7 @@ def _split_of(builder, split: str, features: tuple[str, ...]) -> _Texts:
   return _Texts(source, features, places)
 
 
-def _folder(folder: pathlib.Path, split: str) -> list[str]:
+def _folder(folder: pathlib.Path, split: str) -> list[Document]:
   """The documents of a folder, by subfolder or by hash of their place."""
   by_folder = (folder / "train").is_dir()
   root = folder / split if by_folder else folder
@@ -164,7 +171,7 @@ def _folder(folder: pathlib.Path, split: str) -> list[str]:
   return texts
 
 
-def _files(root: pathlib.Path) -> Iterator[tuple[str, str]]:
+def _files(root: pathlib.Path) -> Iterator[tuple[str, Document]]:
   for path in sorted(root.rglob("*")):
     place = path.relative_to(root).as_posix()
     if path.suffix == ".txt":
@@ -173,15 +180,32 @@ def _files(root: pathlib.Path) -> Iterator[tuple[str, str]]:
       for number, line in enumerate(_read(path).splitlines(), 1):
         if not line.strip():
           continue
-        try:
-          text = json.loads(line)["text"]
-        except (ValueError, KeyError, TypeError, RecursionError):
-          text = None
-        if not isinstance(text, str):
+        document = _document(line)
+        if document is None:
           raise ValueError(
-            f'{path} line {number} must be {{"text": "..."}}, got {line[:60]!r}'
+            f'{path} line {number} must be {{"text": "..."}} or {{"messages": '
+            f"[...]}}, got {line[:60]!r}"
           )
-        yield f"{place}:{number}", text
+        yield f"{place}:{number}", document
+
+
+def _document(line: str) -> Document | None:
+  """What a line of JSON holds; None if it holds no document."""
+  try:
+    found = json.loads(line)
+    document = found["text"] if "text" in found else found["messages"]
+  except (ValueError, KeyError, TypeError, RecursionError):
+    return None
+  if isinstance(document, str):
+    return document
+  strings = lambda m: (
+    isinstance(m, dict)
+    and all(isinstance(m.get(key), str) for key in ("role", "content"))
+  )
+  is_talk = (
+    isinstance(document, list) and document and all(map(strings, document))
+  )
+  return document if is_talk else None
 
 
 def _read(path: pathlib.Path) -> str:
@@ -194,9 +218,29 @@ def _read(path: pathlib.Path) -> str:
 # ------------------------------------------------------------------- batches
 
 
+def text_of(document: Document) -> str:
+  """What is said in a document."""
+  if isinstance(document, str):
+    return document
+  return "\n".join(message["content"] for message in document)
+
+
+def token_ids(document: Document, tokenizer: Tokenizer) -> list[int]:
+  """Ids of a document, its end-of-text token last.
+
+  Raises:
+    ValueError: for a conversation, if the tokenizer has no chat template.
+  """
+  if isinstance(document, str):
+    ids = tokenizer.encode(document)
+  else:
+    ids = chat.encode(tokenizer, document, add_generation_prompt=False)
+  return [*ids, tokenizer.eos_token_id]
+
+
 def batches(
-  texts: Sequence[str],
-  tokenizer,
+  texts: Sequence[Document],
+  tokenizer: Tokenizer,
   *,
   length: int,
   batch_size: int,
@@ -236,9 +280,8 @@ def batches(
       f"processes ({count})"
     )
 
-  def tokens_of(text: str) -> dict[str, np.ndarray]:
-    ids = [*tokenizer.encode(text), tokenizer.eos_token_id]
-    return {"tokens": np.asarray(ids, np.int32)}
+  def tokens_of(text: Document) -> dict[str, np.ndarray]:
+    return {"tokens": np.asarray(token_ids(text, tokenizer), np.int32)}
 
   rows: Any = grain.MapDataset.source(texts)
   if seed is not None:

@@ -1,14 +1,11 @@
 """One training run: what a folder and a config decide, killed or not."""
 
-import dataclasses
 import itertools
 import pathlib
 import signal
 import sys
-import tempfile
 
 import jax
-import jax.numpy as jnp
 import ml_collections
 import numpy as np
 import tqdm
@@ -19,25 +16,22 @@ from launch import locks, processes
 from launch.training import (
   data,
   flops,
+  head,
   memory,
+  model,
   records,
-  samples,
   saving,
   settings,
   step,
 )
 from launch.training.records import say
-from models import checkpoints, huggingface, tokenizers, trained
-from models.layers import TransformerConfig
-from models.tokenizers import Tokenizer
-from models.transformer import Transformer
 
 
 class Run:
   """One training run: everything that a folder and a config decide.
 
   Args:
-    config: see configs/train_embedded.py.
+    config: see configs/train_embedded.py and configs/train_head.py.
     workdir: made if it is not there.
 
   Raises:
@@ -50,12 +44,12 @@ class Run:
     self.chief = jax.process_index() == 0
     settings.check(config, self.folder)
     texts = data.documents(config, "train")
-    self.tokenizer = _tokenizer(config, texts, chief=self.chief)
     self.mesh = step.make_mesh(config)
-    self.student = _first(config)
-    self.teacher = _teacher(config, self.tokenizer)
-    self.steps = step.make_steps(config, self.student, self.teacher, self.mesh)
-    self.definition = nnx.graphdef(self.student)
+    if "head" in config:
+      self.task = head.task(config, texts, self.mesh, self.folder)
+    else:
+      self.task = model.task(config, texts, self.mesh)
+    self.tokenizer, self.steps = self.task.tokenizer, self.task.steps
     common = dict(
       length=config.sequence_length + 1, batch_size=config.batch_size
     )
@@ -70,7 +64,7 @@ class Run:
         config.validation_batches,
       )
 
-  def train(self) -> tuple[Transformer, bool]:
+  def train(self) -> tuple[nnx.Module, bool]:
     """Runs, or goes on, to the end or until SIGTERM.
 
     Returns:
@@ -84,14 +78,14 @@ class Run:
     if self.chief:
       self.folder.mkdir(parents=True, exist_ok=True)
     with locks.Lock(self.folder / "lock", what=str(self.folder)):
-      if self.chief:  # With it, the folder is a model that can decode.
-        tokenizers.save(self.tokenizer, trained.tokenizer_dir(str(self.folder)))
+      if self.chief:
+        self.task.begin(self.folder)
       with saving.Checkpoints(
         self.folder / "checkpoints", every=self.config.checkpoint_every
       ) as saved:
         return self._train(saved)
 
-  def _train(self, saved: saving.Checkpoints) -> tuple[Transformer, bool]:
+  def _train(self, saved: saving.Checkpoints) -> tuple[nnx.Module, bool]:
     config = self.config
     stop = Stop()
     done, state = saved.restore(
@@ -99,7 +93,7 @@ class Run:
     )
     if done and done >= config.num_steps:
       say(f"is over: {done} steps done, config.num_steps is {config.num_steps}")
-      return nnx.merge(self.definition, state.params), True
+      return self.task.module(state.params), True
     if self.chief:
       settings.write(config, self.folder)
     written = records.Records(
@@ -112,15 +106,13 @@ class Run:
     else:
       parameters = sum(x.size for x in jax.tree.leaves(state.params))
       say(f"{parameters:,} parameters on {dict(self.mesh.shape)}")
-      if config.init_from and self.validation:  # what there was to begin with
+      if self.task.knows and self.validation:  # what there was to begin with
         written.metrics(0, self.validate(state.params))
     progress = tqdm.tqdm(
       total=config.num_steps, initial=done, unit="step",
       disable=not (self.chief and sys.stderr.isatty()),
     )  # fmt: skip
-    sampler = samples.Sampler(
-      self.student, self.tokenizer, tuple(config.sample_prompts)
-    )
+    sampler = self.task.sampler()
     clock = None
     with progress, stop:
       while done < config.num_steps:
@@ -146,12 +138,11 @@ class Run:
         if ends and not last:
           say(f"stopped at step {done}; the same command goes on from there")
           break
-    return nnx.merge(self.definition, state.params), done >= config.num_steps
+    return self.task.module(state.params), done >= config.num_steps
 
   def step_flops(self) -> float:
     """Floating point operations that a step needs."""
-    teacher = self.teacher.config if self.teacher else None
-    return flops.step_flops(self.config, teacher)
+    return self.task.step_flops
 
   def progress(self, done: int, loss: float, clock: records.Clock) -> dict:
     """What is logged of training; no rate before a second step."""
@@ -172,44 +163,17 @@ class Run:
     return found
 
   def validate(self, params: nnx.State) -> dict[str, float]:
-    """Loss of the validation text, nats a token, and bits per byte.
-
-    With a teacher also the probability that a token drafted along that text
-    would be accepted: one minus the mean total variation.
-    """
+    """What the task measures on the validation text."""
     sums: dict[str, float] = {}
-    size = 0
     for batch in self.validation:
       placed = step.place_batch(batch, self.mesh)
       for name, value in self.steps.validate(params, placed).items():
         sums[name] = sums.get(name, 0.0) + float(value)
-      size += self._num_bytes(batch)
-    size = sum(processes.gather(size))
-    record = {
-      "validation_next_token_loss": sums["nats"] / sums["tokens"],
-      "validation_bits_per_byte": sums["nats"] / np.log(2) / size,
-    }
-    if "accepted" in sums:
-      record["validation_acceptance"] = sums["accepted"] / sums["tokens"]
-    return record
+    return self.task.report(sums, self.validation)
 
-  def _num_bytes(self, batch: dict[str, np.ndarray]) -> int:
-    """Bytes of the text that was foretold: end-of-text tokens have none."""
-    tokens, segments = batch["tokens"], batch["segments"]
-    inside = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
-    told = tokens[:, 1:][
-      inside & (tokens[:, 1:] != self.tokenizer.eos_token_id)
-    ]
-    return int(self.tokenizer.token_bytes()[told].sum())
-
-  def export(self, module: Transformer, directory: str) -> None:
-    """Writes a trained module as Llama files, with the run's tokenizer."""
-    huggingface.save_llama(
-      module,
-      directory,
-      tokenizer=self.tokenizer,
-      dtype=jnp.dtype(self.config.export_dtype),
-    )
+  def export(self, module: nnx.Module, directory: str) -> None:
+    """Writes what was trained in its published format."""
+    self.task.export(module, directory)
 
 
 def due(every: int, done: int, *, last: bool) -> bool:
@@ -240,76 +204,6 @@ class Stop:
     self.asked = True
     if number == signal.SIGINT:
       signal.signal(number, self._before[number])
-
-
-def _first(config) -> Transformer:
-  """The model to begin with: random, or read from `config.init_from`."""
-  wanted = TransformerConfig(**config.model)
-  if not config.init_from:
-    return Transformer(wanted, rngs=nnx.Rngs(config.seed))
-  found = checkpoints.load_module(config.init_from)
-  if found.config != wanted:
-    raise ValueError(
-      f"config.init_from ({config.init_from}) has another shape than "
-      f"config.model: {_differences(found.config, wanted)}"
-    )
-  return found
-
-
-def _differences(found: TransformerConfig, wanted: TransformerConfig) -> str:
-  pairs = dataclasses.asdict(found).items(), dataclasses.asdict(wanted).items()
-  return ", ".join(
-    f"{name} is {a}, not {b}"
-    for (name, a), (_, b) in zip(*pairs, strict=True)
-    if a != b
-  )
-
-
-def _teacher(config, tokenizer: Tokenizer) -> Transformer | None:
-  """The target of `config.teacher`; it must speak of the same tokens."""
-  if not config.teacher:
-    return None
-  theirs = checkpoints.load_tokenizer(config.teacher)
-  if theirs.fingerprint() != tokenizer.fingerprint():
-    raise ValueError(
-      f"config.teacher ({config.teacher}) has another tokenizer than "
-      f"config.tokenizer ({config.tokenizer})"
-    )
-  found = checkpoints.load_module(config.teacher)
-  if found.config.vocab_size != config.model.vocab_size:
-    raise ValueError(
-      f"config.model.vocab_size ({config.model.vocab_size}) must be that of "
-      f"config.teacher ({found.config.vocab_size})"
-    )
-  return found
-
-
-def _tokenizer(config, texts, *, chief: bool) -> Tokenizer:
-  """The one of the config, trained on `texts` if it is not there.
-
-  The chief writes it. A process that does not see the chief's files trains the
-  same one for itself, in a folder that is then deleted.
-  """
-
-  def load_or_train(folder):
-    return tokenizers.load_or_train(
-      folder, vocab_size=config.model.vocab_size, texts=lambda: iter(texts)
-    )
-
-  found = load_or_train(config.tokenizer) if chief else None
-  processes.gather(None)  # the chief is through
-  if not chief:
-    try:
-      found = tokenizers.load(config.tokenizer)
-    except FileNotFoundError:
-      with tempfile.TemporaryDirectory() as folder:
-        found = load_or_train(folder)
-  if found.vocab_size > config.model.vocab_size:
-    raise ValueError(
-      f"config.model.vocab_size ({config.model.vocab_size}) is less than the "
-      f"{found.vocab_size} tokens of config.tokenizer ({config.tokenizer})"
-    )
-  return found
 
 
 def _first_batches(batches, limit: int) -> list[dict[str, np.ndarray]]:

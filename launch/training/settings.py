@@ -15,7 +15,7 @@ import ml_collections
 from launch import outputs
 
 _STAYS = (
-  "model", "init_from", "teacher", "dataset", "text_features",
+  "model", "head", "init_from", "teacher", "target", "dataset", "text_features",
   "sequence_length", "batch_size", "seed", "data_seed", "objective",
   "acceptance_block", "contexts", "prompt_length", "kind", "num_masks",
   "validation", "answers", "pair_features", "input_length", "output_length",

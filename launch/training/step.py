@@ -1,8 +1,14 @@
-"""The optimiser, and the jitted training and validation steps on a mesh."""
+"""The optimiser, and the jitted training and validation steps on a mesh.
+
+Whatever is trained has parameters, a loss and something to measure: `jitted`
+makes the steps of it. `launch.training.model` trains a transformer, and
+`launch.training.head` a head on a target's features.
+"""
 
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +18,6 @@ import optax
 from flax import nnx
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
-from launch.training import contexts
-from models.transformer import Transformer, as_language_model
-from specjax import losses
 
 
 @functools.partial(
@@ -123,8 +125,7 @@ class Steps:
   Attributes:
     init: `key -> TrainState`, laid out on the mesh.
     train: `(state, batch) -> (state, loss f32[])`; the state is donated.
-    validate: `(params, batch) -> {name: sum f32[]}` with `tokens`, `nats` of
-      the text, and with a teacher `accepted`: one minus the total variation.
+    validate: `(params, batch) -> {name: sum f32[]}`.
   """
 
   init: Callable
@@ -132,95 +133,30 @@ class Steps:
   validate: Callable
 
 
-def make_steps(
+def jitted(
   config: ml_collections.ConfigDict,
-  student: Transformer,
-  teacher: Transformer | None,
   mesh: Mesh,
+  first: nnx.State,
+  frozen: Any,
+  *,
+  loss: Callable,
+  measure: Callable,
+  complete: Callable | None = None,
 ) -> Steps:
-  """Builds the steps.
+  """The steps of whatever has parameters and a loss.
 
   Args:
-    config: see configs/train_embedded.py.
-    student: its definition and first weights.
-    teacher: the target to distil from, or None.
+    config: what `make_optimizer` reads.
     mesh: from `make_mesh`.
-
-  Returns:
-    The `Steps`.
-
-  Raises:
-    ValueError: for an objective or contexts that need a teacher without one, or
-      unknown ones; for a prompt that leaves nothing to sample, or a block that
-      is longer than a row.
+    first: the parameters to begin with.
+    frozen: arrays that stay as they are, `loss` and `measure` read them.
+    loss: `(params, frozen, batch) -> f32[]`.
+    measure: `(params, frozen, batch) -> {name: sum f32[]}`.
+    complete: `(params, frozen, batch, key) -> batch`, what becomes of a batch
+      before it is trained on; None for nothing.
   """
-  block = config.acceptance_block
-  objective = losses.get(config.objective, block=block)
-  if config.objective == "acceptance" and block > config.sequence_length:
-    raise ValueError(
-      f"acceptance_block ({block}) is longer than sequence_length "
-      f"({config.sequence_length})"
-    )
-  if config.contexts not in contexts.SOURCES:
-    raise ValueError(
-      f"contexts must be one of {contexts.SOURCES}, got {config.contexts!r}"
-    )
-  judged = losses.needs_teacher(config.objective)
-  if teacher is None and (judged or config.contexts == "target"):
-    raise ValueError(
-      f"objective {config.objective!r} on contexts of {config.contexts!r} "
-      "needs a teacher: give config.teacher"
-    )
-  if config.contexts != "data" and not (
-    0 < config.prompt_length < config.sequence_length
-  ):
-    raise ValueError(
-      f"prompt_length must be in [1, sequence_length), here "
-      f"[1, {config.sequence_length}), got {config.prompt_length}"
-    )
   optimizer, _ = make_optimizer(config)
-  student_model, first = as_language_model(student)
-  definition = nnx.graphdef(student)
-  teacher_definition, teacher_params = None, None
-  complete = None
-  if teacher is not None:
-    teacher_definition, teacher_params = nnx.split(teacher)
-    teacher_params = jax.device_put(
-      teacher_params, shardings(teacher_params, mesh)
-    )
-  if config.contexts != "data":
-    complete = contexts.completer(
-      student_model
-      if config.contexts == "draft"
-      else as_language_model(teacher)[0],
-      prompt_length=config.prompt_length,
-    )
-
-  def logits(graphdef, params, batch):
-    output, _ = nnx.merge(graphdef, params)(
-      batch["tokens"][:, :-1],
-      positions=batch["positions"][:, :-1],
-      segments=batch["segments"][:, :-1],
-    )
-    return output.logits
-
-  def targets(batch):
-    """The tokens to predict; the first of a document is not foretold."""
-    segments = batch["segments"]
-    inside = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
-    return batch["tokens"][:, 1:], inside.astype(jnp.float32)
-
-  def loss_fn(params, teacher_params, batch):
-    taught = None
-    if judged:
-      taught = jax.lax.stop_gradient(
-        logits(teacher_definition, teacher_params, batch)
-      )
-    labels, weights = targets(batch)
-    if complete is not None:  # only what was sampled
-      place = jnp.arange(labels.shape[1]) + 1
-      weights = weights * (place >= config.prompt_length)
-    return objective(logits(definition, params, batch), taught, labels, weights)
+  frozen = jax.device_put(frozen, shardings(frozen, mesh))
 
   def init(key):
     params = jax.tree.map(jnp.copy, first)
@@ -233,38 +169,21 @@ def make_steps(
   layout = shardings(jax.eval_shape(init, jax.random.key(0)), mesh)
 
   @functools.partial(jax.jit, donate_argnums=0, out_shardings=(layout, None))
-  def update(state, teacher_params, batch, next_key):
-    loss, grads = jax.value_and_grad(loss_fn)(
-      state.params, teacher_params, batch
-    )
+  def update(state, frozen, batch, next_key):
+    found, grads = jax.value_and_grad(loss)(state.params, frozen, batch)
     updates, opt = optimizer.update(grads, state.optimizer, state.params)
     params = optax.apply_updates(state.params, updates)
-    return TrainState(params=params, optimizer=opt, key=next_key), loss
+    return TrainState(params=params, optimizer=opt, key=next_key), found
 
   def train(state, batch):
     next_key, here = jax.random.split(jax.random.wrap_key_data(state.key))
     if complete is not None:
-      author = teacher_params if config.contexts == "target" else state.params
-      batch = complete(author, batch, here)
-    return update(state, teacher_params, batch, jax.random.key_data(next_key))
+      batch = complete(state.params, frozen, batch, here)
+    return update(state, frozen, batch, jax.random.key_data(next_key))
 
-  @jax.jit
-  def measure(params, teacher_params, batch):
-    labels, weights = targets(batch)
-    found = logits(definition, params, batch)
-    total = jnp.sum(weights)
-    sums = {
-      "tokens": total,
-      "nats": total * losses.next_token(found, None, labels, weights),
-    }
-    if teacher_definition is not None:
-      taught = logits(teacher_definition, teacher_params, batch)
-      away = losses.total_variation(found, taught, labels, weights)
-      sums["accepted"] = total * (1 - away)
-    return sums
-
+  measure = jax.jit(measure)
   return Steps(
     init=jax.jit(init, out_shardings=layout),
     train=train,
-    validate=lambda params, batch: measure(params, teacher_params, batch),
+    validate=lambda params, batch: measure(params, frozen, batch),
   )

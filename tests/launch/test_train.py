@@ -178,7 +178,7 @@ def test_a_run_begins_with_the_model_it_is_given(texts, tmp_path):
   first, _ = Run(tiny(texts, num_steps=2), str(tmp_path / "first")).train()
   config = tiny(texts, num_steps=2, init_from=str(tmp_path / "first"), seed=1)
   run = Run(config, str(tmp_path / "second"))
-  assert_equal(run.student, first)
+  assert_equal(run.task.first, first)
   last = [
     r for r in records(tmp_path / "first") if "validation_next_token_loss" in r
   ][-1]

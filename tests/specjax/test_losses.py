@@ -100,3 +100,20 @@ def test_the_slope_of_acceptance_is_that_of_finite_differences():
 def test_unknown_objectives_are_listed():
   with pytest.raises(ValueError, match="expected one of"):
     losses.get("best")
+
+
+def test_blocks_that_are_given_are_those_that_are_cut():
+  cut = lambda x: np.reshape(x, (-1, 3, *np.shape(x)[2:]))
+  whole = losses.acceptance(3)(STUDENT, TEACHER, LABELS, ONES)
+  given = map(cut, (STUDENT, TEACHER, LABELS, ONES))
+  assert float(losses.block_acceptance(3)(*given)) == float(whole)
+
+
+def test_smooth_l1_is_squared_below_one_and_linear_above():
+  found = np.zeros((1, 2, 2), np.float32)
+  wanted = np.array([[[0.5, -3.0], [7.0, 7.0]]], np.float32)
+  weights = np.array([[1.0, 0.0]], np.float32)
+  away = losses.smooth_l1(found, wanted, weights)
+  assert float(away) == pytest.approx((0.5**2 / 2 + 3.0 - 0.5) / 2)
+  to_wanted = jax.grad(losses.smooth_l1, argnums=1)(found, wanted, weights)
+  np.testing.assert_array_equal(to_wanted, 0)

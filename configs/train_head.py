@@ -1,0 +1,70 @@
+r"""Trains a head that drafts from a target's features, the target as it is.
+
+The heads of the embedded target:
+
+  python -m launch.train --config=configs/train_head.py:eagle3 \
+    --workdir=/tmp/specjax/eagle3 --export=models/pretrained/eagle3
+  python -m launch.train --config=configs/train_head.py:medusa \
+    --workdir=/tmp/specjax/medusa --export=models/pretrained/medusa
+
+`:eagle` and `:blockwise` are the other kinds. Any target that decodes can have
+one; this is SmolLM2's, first on plain text, then on its own conversations:
+
+  python -m launch.train --config=configs/train_head.py:eagle3 \
+    --config.target=SmolLM2-135M-Instruct.Q4_1.gguf \
+    --config.head.draft_vocab_size=8192 --config.batch_size=4 \
+    --workdir=W --export=HEAD
+  python -m launch.tools.self_data --config=configs/smollm2.py --output=FOLDER
+  python -m launch.train --config=configs/train_head.py:eagle3 \
+    --config.target=SmolLM2-135M-Instruct.Q4_1.gguf --config.init_from=HEAD \
+    --config.dataset=FOLDER --workdir=W2 --export=HEAD2
+"""
+
+import ml_collections
+
+from configs import train_embedded
+
+_KINDS = ("eagle", "eagle3", "medusa", "blockwise")
+
+
+def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
+  """The experiment; `arg` is the kind of the head."""
+  if arg not in _KINDS:
+    raise ValueError(f"expected one of {list(_KINDS)}, got {arg!r}")
+  config = train_embedded.get_config("draft")
+  for name in (
+    "model", "tokenizer", "teacher", "acceptance_block", "sample_prompts",
+  ):  # fmt: skip
+    del config[name]
+  # The model to draft for: a folder or file that decodes. It is not changed.
+  config.target = "models/pretrained/target"
+  head = config.head = ml_collections.ConfigDict()
+  head.kind = arg
+  # Tokens of a draft that are trained: steps of EAGLE's unrolled draft, or
+  # Medusa's and blockwise heads. What the loss of each weighs beside that of
+  # the one before it: EAGLE-3 has 0.8.
+  head.depth = 4
+  head.depth_decay = 0.8
+  if arg == "eagle3":
+    # Tokens that it can say, the most frequent ones; 0 for all. They are
+    # counted in the training data, or in the dataset that is named.
+    head.draft_vocab_size = 2048
+    head.vocabulary_dataset = ""
+    # Layers whose inputs are fused; () for EAGLE-3's: 2, N / 2 and N - 3.
+    head.layers = ()
+  if arg == "eagle":
+    # Of the distance to the target's next feature, beside the loss of the law.
+    head.feature_weight = 1.0
+  if arg == "blockwise":
+    head.hidden_dim = 0  # of each head's hidden layer; 0 for the target's width
+  # A head to begin with, in place of one made of the target's last layer.
+  config.init_from = ""
+  # "forward_kl", "reverse_kl", "total_variation", "next_token", or "acceptance"
+  # of a draft of `head.depth` tokens: see specjax.losses.
+  config.objective = "forward_kl"
+  config.contexts = "data"  # or "target": its samples after each row's prompt
+  config.num_steps = 1500
+  config.learning_rate = 1e-3
+  config.warmup_steps = 50
+  config.sample_every = 0
+  return config

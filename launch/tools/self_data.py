@@ -1,0 +1,152 @@
+r"""Writes conversations that a chat model makes up, to train a draft on.
+
+  python -m launch.tools.self_data --config=configs/smollm2.py --output=FOLDER \
+    --count=2000 --temperatures=0.6,0.8,1.0 --questions=spec_bench.jsonl
+  python -m launch.train --config=configs/train_head.py:eagle3 \
+    --config.target=TARGET --config.dataset=FOLDER --workdir=W
+
+The model is given what its template puts before a user's words, says what a
+user might, and answers (Magpie, Xu et al. 2024); --config.max_new_tokens is the
+budget of either. FOLDER gets conversations.jsonl, a line {"messages": [...],
+"temperature", "number", "whole": whether the answer came to its end} each, and
+about.json: what made it, and what was dropped.
+
+What was asked before is dropped, and whatever has something in common with the
+questions that models are measured with, the project's own and those of
+--questions: 13 words in a row. The same command goes on where a stopped one was
+(FOLDER/conversations.jsonl.partial), and with a larger --count it adds to what
+is there.
+"""
+
+import json
+import sys
+
+import jax
+import tqdm
+from absl import flags
+
+import specjax
+from launch import cli, outputs, pair, provenance
+from launch.evaluation import questions
+from launch.journal import Journal
+from launch.training import self_data
+
+cli.reads(cli.CONFIG, cli.OUTPUT)
+_COUNT = flags.DEFINE_integer(
+  "count", 1000, "How many to make; fewer are kept.", lower_bound=1
+)
+_TEMPERATURES = flags.DEFINE_list(
+  "temperatures", ["0.6", "0.8", "1.0"], "Conversations take turns at them."
+)
+_QUESTIONS = flags.DEFINE_list(
+  "questions", [], "Files of questions that must not be in it."
+)
+_ROWS = flags.DEFINE_integer(
+  "rows", 16, "Conversations that are made at once.", lower_bound=1
+)
+
+
+def temperatures() -> list[float]:
+  """Those asked for.
+
+  Raises:
+    UserError: if they are none.
+  """
+  try:
+    found = [float(x) for x in _TEMPERATURES.value]
+  except ValueError:
+    found = []
+  if not found or not all(0 < x < 100 for x in found):
+    raise cli.UserError(
+      "--temperatures must be positive numbers, as in 0.6,1.0, got "
+      f"{','.join(_TEMPERATURES.value)!r}"
+    )
+  return found
+
+
+def tested_texts() -> list[str]:
+  """What the questions say that nothing may be taken from."""
+  files = [questions.OWN, *_QUESTIONS.value]
+  return [t for f in files for q in questions.read(f) for t in q.turns]
+
+
+def settings_of(config) -> dict:
+  """All that decides a conversation, but its number."""
+  kept = json.loads(config.to_json_best_effort(sort_keys=True))
+  models = provenance.checkpoints(config)
+  return {
+    "config": {k: v for k, v in kept.items() if k not in ("target", "draft")},
+    "checkpoints": {role: found["sha256"] for role, found in models.items()},
+    "temperatures": temperatures(),
+    "rows": _ROWS.value,
+    "jax": jax.__version__,
+    "specjax": specjax.__version__,
+  }
+
+
+def make_missing(config, journal: Journal) -> None:
+  """Makes the conversations that the journal does not have."""
+  rows, count = _ROWS.value, _COUNT.value
+  wanted = range(-(-count // rows))
+  missing = [b for b in wanted if b not in journal.batches]
+  if not missing:
+    return
+  models = pair.build(config)
+  decoder = pair.engine_of(config, models)
+  room = models.room(config.max_new_tokens)
+  progress = tqdm.tqdm(
+    total=len(wanted), initial=len(wanted) - len(missing), unit="batch",
+    disable=not sys.stderr.isatty(),
+  )  # fmt: skip
+  with progress:
+    for batch in missing:
+      found = self_data.converse(
+        decoder,
+        models.tokenizer,
+        range(batch * rows, (batch + 1) * rows),
+        temperatures=temperatures(),
+        max_width=room,
+      )
+      journal.add({"batch": batch, "rows": found})
+      progress.update()
+
+
+def run(_) -> int:
+  """The command."""
+  config = pair.settled(cli.CONFIG.value)
+  if not cli.OUTPUT.value:
+    raise cli.UserError("--output is needed: the folder to write")
+  if config.mesh:
+    raise cli.UserError("self_data runs on one device: give no config.mesh")
+  folder = outputs.check_folder("--output", cli.OUTPUT.value)
+  texts, warmth = tested_texts(), temperatures()
+  folder.mkdir(parents=True, exist_ok=True)
+  output = str(folder / "conversations.jsonl")
+  with Journal(output, settings_of(config), grows=True) as journal:
+    make_missing(config, journal)
+    last = -(-_COUNT.value // _ROWS.value)
+    rows = [
+      row
+      for batch in sorted(journal.batches)
+      if batch < last
+      for row in journal.batches[batch]["rows"]
+    ]
+    kept, counts = self_data.sifted(rows, self_data.overlap(texts))
+    about = {
+      **counts,
+      "asked_for": last * _ROWS.value,
+      "temperatures": warmth,
+      **provenance.record(
+        models=provenance.checkpoints(config),
+        files={f"--questions={f}": f for f in _QUESTIONS.value},
+      ),
+    }
+    outputs.write_json(str(folder / "about.json"), about)
+    journal.finish([dict(row) for row in kept])
+  told = ", ".join(f"{n} {name}" for name, n in counts.items())
+  print(f"{told}: {output}")
+  return 0
+
+
+if __name__ == "__main__":
+  cli.run(run)

@@ -1,0 +1,238 @@
+"""A head that is trained: what drafts from the features of a frozen target."""
+
+import functools
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from launch.training import contexts, data, flops, step, vocabulary
+from launch.training.head_step import (
+  Loss,
+  Words,
+  make_loss,
+  make_measure,
+  watcher,
+)
+from launch.training.records import say
+from launch.training.task import Task
+from models import checkpoints, head_saving, head_starts
+from models.eagle import Eagle, Eagle3
+from models.heads import Blockwise
+from models.tokenizers import Tokenizer
+from models.transformer import FINAL, Features, Transformer, as_language_model
+
+KINDS = ("eagle", "eagle3", "medusa", "blockwise")
+
+
+def task(config, texts, mesh: Mesh, folder: pathlib.Path) -> Task:
+  """What a config like configs/train_head.py trains.
+
+  Args:
+    config: the config.
+    texts: documents, whose most frequent tokens a head can say.
+    mesh: from `launch.training.step.make_mesh`.
+    folder: WORKDIR, which may know those tokens already.
+
+  Raises:
+    ValueError: for a config that cannot be run.
+  """
+  _check(config)
+  tokenizer = checkpoints.load_tokenizer(config.target)
+  target = checkpoints.load_module(config.target)
+  vocab_size = tokenizer.vocab_size
+  ids = _vocabulary(config, texts, tokenizer, folder)
+  module, features = _first(config, target, ids)
+  if isinstance(module, Eagle3) and module.config.draft_vocab_size:
+    ids = np.asarray(module.target_ids[...])
+  words = Words.of(np.arange(vocab_size) if ids is None else ids, vocab_size)
+  definition, trained, rest = nnx.split(module, _own(module), ...)
+  frozen = {"target": nnx.state(target), "rest": rest}
+  loss = Loss(
+    objective=config.objective,
+    depth=config.head.depth,
+    decay=config.head.depth_decay,
+    feature_weight=config.head.get("feature_weight", 0.0),
+    first=config.prompt_length if config.contexts == "target" else 0,
+  )
+  shared = (loss, watcher(target, features), _rows(target), words)
+  complete = None
+  if config.contexts == "target":
+    sample = contexts.completer(
+      as_language_model(target)[0], prompt_length=config.prompt_length
+    )
+    complete = lambda params, frozen, batch, key: sample(
+      frozen["target"], batch, key
+    )
+
+  def of_parts(function):
+    return lambda params, frozen, batch: function(
+      nnx.merge(definition, params, frozen["rest"]), frozen["target"], batch
+    )
+
+  return Task(
+    tokenizer=tokenizer,
+    first=module,
+    steps=step.jitted(
+      config,
+      mesh,
+      trained,
+      frozen,
+      loss=of_parts(make_loss(*shared)),
+      measure=of_parts(make_measure(*shared)),
+      complete=complete,
+    ),
+    module=lambda params: nnx.merge(definition, params, rest),
+    step_flops=_step_flops(config, target, module, trained, words),
+    report=lambda sums, batches: _report(sums),
+    export=functools.partial(_export, config, features),
+    begin=lambda folder: _note(folder, ids),
+    knows=True,
+  )
+
+
+def _check(config) -> None:
+  """Raises ValueError for settings that can be judged without the models."""
+  if config.head.kind not in KINDS:
+    raise ValueError(
+      f"head.kind must be one of {list(KINDS)}, got {config.head.kind!r}"
+    )
+  if config.contexts not in ("data", "target"):
+    raise ValueError(
+      f"contexts of a head must be 'data' or 'target', got {config.contexts!r}"
+    )
+  if config.contexts == "target" and not (
+    0 < config.prompt_length < config.sequence_length
+  ):
+    raise ValueError(
+      f"prompt_length must be in [1, sequence_length), here "
+      f"[1, {config.sequence_length}), got {config.prompt_length}"
+    )
+  if config.head.depth + 2 > config.sequence_length:
+    raise ValueError(
+      f"head.depth ({config.head.depth}) leaves nothing to train on in rows of "
+      f"{config.sequence_length} tokens"
+    )
+
+
+def _vocabulary(
+  config, texts, tokenizer: Tokenizer, folder: pathlib.Path
+) -> np.ndarray | None:
+  """Ids of the tokens that the head can say; None for all of them."""
+  size = config.head.get("draft_vocab_size", 0)
+  if not size or config.init_from:
+    return None
+  found = vocabulary.read(folder)
+  if found is not None and len(found) == size:
+    return found
+  if config.head.vocabulary_dataset:
+    counted = config.copy_and_resolve_references()
+    counted.dataset = config.head.vocabulary_dataset
+    texts = data.documents(counted, "train")
+  found, covered = vocabulary.most_frequent(texts, tokenizer, size)
+  say(f"the {size} most frequent tokens are {covered:.2%} of the text")
+  return found
+
+
+def _note(folder: pathlib.Path, ids: np.ndarray | None) -> None:
+  if ids is not None:
+    vocabulary.write(folder, ids)
+
+
+def _first(
+  config, target: Transformer, ids: np.ndarray | None
+) -> tuple[nnx.Module, Features]:
+  """The head to begin with, and what it reads of the target."""
+  if config.init_from:
+    network = checkpoints.Network(
+      config=target.config,
+      params=nnx.state(target),
+      functions=lambda skipped, features: as_language_model(
+        target, skipped=skipped, features=features
+      )[0],
+    )
+    found = checkpoints.load_head(config.init_from, network, dtype=jnp.float32)
+    if found.kind != config.head.kind:
+      raise ValueError(
+        f"config.init_from ({config.init_from}) is a head of kind "
+        f"{found.kind!r}, not {config.head.kind!r}"
+      )
+    return found.module, found.features
+  rngs, head = nnx.Rngs(config.seed), config.head
+  if head.kind == "eagle3":
+    layers = head_starts.fused_layers(
+      target.config.num_layers, tuple(head.layers)
+    )
+    module = head_starts.eagle3(
+      target, layers=layers, draft_vocab=ids, rngs=rngs
+    )
+    return module, layers
+  if head.kind == "eagle":
+    return head_starts.eagle1(target, rngs=rngs), (FINAL,)
+  if head.kind == "medusa":
+    found = head_starts.medusa(target, num_heads=head.depth, rngs=rngs)
+    return found, (FINAL,)
+  found = head_starts.blockwise(
+    target, num_heads=head.depth, hidden_dim=head.hidden_dim, rngs=rngs
+  )
+  return found, (FINAL,)
+
+
+def _own(module) -> Callable[[tuple, Any], bool]:
+  """Which parameters of a head are trained: the target's arrays stay."""
+  targets = {"embed"}
+  if isinstance(module, Eagle | Blockwise):
+    targets.add("lm_head")
+  return lambda path, value: (
+    isinstance(value, nnx.Param) and path[0] not in targets
+  )
+
+
+def _rows(target: Transformer):
+  """Gives the output projection of the target's parameters."""
+  definition = nnx.graphdef(target)
+  return lambda params: head_starts.output_rows(nnx.merge(definition, params))
+
+
+def _report(sums) -> dict[str, float]:
+  """By depth: how often a drafted token is accepted, and is the likeliest."""
+  record = {}
+  for name, total in sums.items():
+    what, _, depth = name.rpartition("_")
+    if what != "tokens":
+      record[f"validation_{what}_{depth}"] = total / sums[f"tokens_{depth}"]
+  return record
+
+
+def _export(config, features: Features, module, directory: str) -> None:
+  head_saving.save(
+    module,
+    directory,
+    features=features,
+    dtype=jnp.dtype(config.export_dtype),
+  )
+
+
+def _step_flops(config, target, module, trained, words: Words) -> float:
+  """Operations of a step: the target's pass, its law, and the head's passes.
+
+  Three passes of each matrix of the head for every time that it is read, which
+  EAGLE does at every depth but for the projection of the features.
+  """
+  c, depth = target.config, config.head.depth
+  law = c.embed_dim * len(words.ids)
+  whole = c.embed_dim * c.vocab_size
+  per_token = flops.forward_flops(c, config.sequence_length) - 2 * (whole - law)
+  for path, value in nnx.to_flat_state(trained):
+    if value.ndim == 2:
+      once = not isinstance(module, Eagle | Eagle3) or (
+        path[0] == "fc" and isinstance(module, Eagle3)
+      )
+      per_token += 6 * value.size * (1 if once else depth)
+  if isinstance(module, Eagle | Blockwise):  # a shared projection, not trained
+    per_token += 4 * whole * depth
+  return per_token * config.batch_size * config.sequence_length

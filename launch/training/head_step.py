@@ -1,0 +1,281 @@
+"""The loss of a head: what it says some tokens ahead, beside the target's law.
+
+At place t a head has the target's feature of token t and, if it is EAGLE's, the
+tokens after it. At depth j it says a law of token t + 2 + j, and the target's
+own law of that token, which follows token t + 1 + j, judges it. All is one
+jitted step: the target's features are made on the fly, and its logits of the
+tokens that the head can say alone, where the objective asks for no others.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from models.eagle import Eagle, Eagle3
+from models.heads import Blockwise, Medusa
+from models.transformer import FINAL, Features, Transformer
+from models.unrolled import ahead, unroll
+from specjax import losses
+
+# Objectives whose optimum, among laws on the draft vocabulary, is the target's
+# law *given* that its token is in there: what is outside changes a constant, or
+# the weight of a place, and need not be known. The others ask what is accepted.
+_GIVEN = ("next_token", "forward_kl", "reverse_kl")
+_NEVER = -1e9  # a logit
+_ROWS = 128  # places whose logits of the whole vocabulary are there at once
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Words:
+  """The tokens that a head can say.
+
+  Attributes:
+    ids: `i32[W]`, rising.
+    place: `i32[V]`, which of them each token is; W for none.
+  """
+
+  ids: np.ndarray
+  place: np.ndarray
+
+  @classmethod
+  def of(cls, ids: np.ndarray, vocab_size: int) -> "Words":
+    """From ids among `vocab_size` tokens."""
+    place = np.full(vocab_size, len(ids), np.int32)
+    place[ids] = np.arange(len(ids))
+    return cls(ids=ids, place=place)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loss:
+  """What a head is trained for.
+
+  Attributes:
+    objective: a name in `specjax.losses.OBJECTIVES`; "acceptance" is of the
+      whole draft.
+    depth: G, tokens of a draft.
+    decay: what the loss of each depth weighs beside that of the one before.
+    feature_weight: of EAGLE-1's distance to the target's next feature.
+    first: where tokens begin to count in their rows.
+  """
+
+  objective: str
+  depth: int
+  decay: float
+  feature_weight: float
+  first: int
+
+  def __post_init__(self):
+    losses.get(self.objective)
+    if self.depth < 1:
+      raise ValueError(f"head.depth must be >= 1, got {self.depth}")
+    if not 0 < self.decay <= 1:
+      raise ValueError(f"head.depth_decay must be in (0, 1], got {self.decay}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Seen:
+  """What the target makes of a batch.
+
+  Attributes:
+    features: `f[B, T, F]`, what the head reads.
+    final: `f[B, T, D]`, what logits are read of.
+  """
+
+  features: Array
+  final: Array
+
+
+def watcher(target: Transformer, features: Features) -> Callable[..., Seen]:
+  """`(params, batch) -> Seen`: a pass of the target, without its logits."""
+  definition = nnx.graphdef(target)
+  wanted = features if features == (FINAL,) else (*features, FINAL)
+  width = target.config.embed_dim
+
+  def watch(params, batch) -> Seen:
+    tokens = batch["tokens"][:, :-1]
+    output, _ = nnx.merge(definition, params)(
+      tokens,
+      positions=batch["positions"][:, :-1],
+      segments=batch["segments"][:, :-1],
+      logits_at=jnp.zeros((len(tokens), 0), jnp.int32),
+      features=wanted,
+    )
+    found = jax.lax.stop_gradient(output.features)
+    final = found[..., -width:]
+    return Seen(
+      features=final if wanted == features else found[..., :-width],
+      final=final,
+    )
+
+  return watch
+
+
+def says(
+  module: Eagle | Eagle3 | Medusa | Blockwise,
+  seen: Seen,
+  batch: dict[str, Array],
+  depth: int,
+) -> Iterator[tuple[Array, Array | None]]:
+  """For each depth `f32[B, T, W]`, the head's logits, and EAGLE's states."""
+  if isinstance(module, Eagle | Eagle3):
+    yield from unroll(
+      module,
+      batch["tokens"],
+      seen.features,
+      positions=batch["positions"][:, :-1],
+      segments=batch["segments"][:, :-1],
+      steps=depth,
+    )
+    return
+  logits = module(seen.features)
+  for j in range(depth):
+    yield logits[:, :, j], None
+
+
+def counted(batch: dict[str, Array], depth: int, first: int) -> Array:
+  """`f32[B, T]`, 1 where token `t + 2 + depth` is of token t's document."""
+  segments = batch["segments"]
+  length = segments.shape[1] - 1
+  here, there = segments[:, :-1], ahead(segments, 2 + depth, length)
+  place = jnp.arange(length) + 2 + depth
+  inside = (here == there) & (here > 0) & (place >= first)
+  return inside.astype(jnp.float32)
+
+
+def make_loss(
+  loss: Loss, watch: Callable[..., Seen], rows: Callable, words: Words
+) -> Callable:
+  """The loss of a batch.
+
+  Args:
+    loss: what is trained for.
+    watch: from `watcher`.
+    rows: gives the output projection `f[D, V']` of the target's parameters.
+    words: what the head can say.
+
+  Returns:
+    `(head module, target's parameters, batch) -> f32[]`.
+  """
+  given = loss.objective in _GIVEN
+  objective = losses.get(loss.objective)
+  of_draft = losses.block_acceptance(loss.depth)
+  weights_of = loss.decay ** np.arange(loss.depth)
+
+  def total(module, target, batch) -> Array:
+    seen = watch(target, batch)
+    output = rows(target)
+    length = seen.final.shape[1]
+    taught = seen.final @ output[:, words.ids]
+    if not given:
+      taught = _with_rest(taught, everything(seen.final, output, words)[0])
+    labels = jnp.asarray(words.place)[batch["tokens"]]
+    found, drafts = 0.0, []
+    for j, (logits, state) in enumerate(says(module, seen, batch, loss.depth)):
+      weights = counted(batch, j, loss.first)
+      label = ahead(labels, 2 + j, length)
+      logits = logits[..., : len(words.ids)]
+      if given:  # what it cannot say, it does not learn from
+        if loss.objective == "next_token":
+          weights = weights * (label < len(words.ids))
+          label = jnp.minimum(label, len(words.ids) - 1)
+      else:
+        logits = _with_rest(logits, None)
+      judge = ahead(taught, 1 + j, length)
+      if loss.objective == "acceptance":
+        drafts.append((logits, judge, label, weights))
+      else:
+        each = objective(logits, judge, label, weights)
+        found += weights_of[j] * each
+      if loss.feature_weight:
+        nearby = ahead(seen.features, 1 + j, length)
+        away = losses.smooth_l1(state, nearby, weights)
+        found += weights_of[j] * loss.feature_weight * away
+    if drafts:
+      places = lambda xs: jnp.stack(xs, axis=2).reshape(
+        -1, loss.depth, *xs[0].shape[2:]
+      )
+      return found + of_draft(*map(places, zip(*drafts, strict=True)))
+    return found / weights_of.sum()
+
+  return total
+
+
+def make_measure(
+  loss: Loss, watch: Callable[..., Seen], rows: Callable, words: Words
+) -> Callable:
+  """Sums for validation; arguments as of `make_loss`.
+
+  Returns:
+    `(head module, target's parameters, batch) -> {name: f32[]}`: for each depth
+    j from 1 on `tokens_j`, `accepted_j` (one minus the total variation to the
+    target's whole law) and `agreed_j` (both say the same token first).
+  """
+
+  def measure(module, target, batch) -> dict[str, Array]:
+    seen = watch(target, batch)
+    output = rows(target)
+    length = seen.final.shape[1]
+    everywhere, best = everything(seen.final, output, words)
+    law = _with_rest(seen.final @ output[:, words.ids], everywhere)
+    sums = {}
+    for j, (logits, _) in enumerate(says(module, seen, batch, loss.depth), 1):
+      weights = counted(batch, j - 1, loss.first)
+      logits = logits[..., : len(words.ids)]
+      away = losses.total_variation(
+        _with_rest(logits, None), ahead(law, j, length), None, weights
+      )
+      said = jnp.asarray(words.ids)[jnp.argmax(logits, axis=-1)]
+      same = said == ahead(best, j, length)
+      sums[f"tokens_{j}"] = jnp.sum(weights)
+      sums[f"accepted_{j}"] = jnp.sum(weights) * (1 - away)
+      sums[f"agreed_{j}"] = jnp.sum(weights * same)
+    return sums
+
+  return measure
+
+
+def everything(final: Array, output: Array, words: Words):
+  """The target's log-normaliser and likeliest token over all its tokens.
+
+  Args:
+    final: `f[B, T, D]`.
+    output: `f[D, V']`.
+    words: of V tokens; columns beyond them are padding.
+
+  Returns:
+    `f32[B, T]` and `i32[B, T]`. The logits are made some places at a time: all
+    of them at once would be most of the memory of a step.
+  """
+  output = output[:, : len(words.place)]
+
+  def some(rows):
+    logits = (rows @ output).astype(jnp.float32)
+    return jax.nn.logsumexp(logits, axis=-1), jnp.argmax(logits, axis=-1)
+
+  flat = final.reshape(-1, final.shape[-1])
+  found = jax.lax.map(some, flat, batch_size=min(_ROWS, len(flat)))
+  return tuple(x.reshape(final.shape[:-1]) for x in found)
+
+
+def _with_rest(logits: Array, everywhere: Array | None) -> Array:
+  """One logit more, of all tokens that the head cannot say together.
+
+  Args:
+    logits: `f[B, T, W]`.
+    everywhere: `f32[B, T]`, the log-normaliser over all tokens; None for a law
+      that has no others.
+  """
+  if everywhere is None:
+    rest = jnp.full(logits.shape[:-1], _NEVER)
+  else:
+    inside = jax.nn.logsumexp(logits, axis=-1)
+    outside = -jnp.expm1(jnp.minimum(inside - everywhere, 0))
+    rest = jnp.where(
+      outside > 0, everywhere + jnp.log(jnp.maximum(outside, 1e-30)), _NEVER
+    )
+  return jnp.concatenate([logits, rest[..., None]], axis=-1)

@@ -1,0 +1,279 @@
+"""A transformer that is trained: from scratch, or as the draft of a target."""
+
+import dataclasses
+import tempfile
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from launch import processes
+from launch.training import contexts, data, flops, samples, step
+from launch.training.step import Steps
+from launch.training.task import Task
+from models import checkpoints, huggingface, tokenizers, trained
+from models.layers import TransformerConfig
+from models.tokenizers import Tokenizer
+from models.transformer import Transformer, as_language_model
+from specjax import losses
+
+
+def task(config, texts, mesh: Mesh) -> Task:
+  """What a config like configs/train_embedded.py trains.
+
+  Args:
+    config: the config.
+    texts: documents, for a tokenizer that is not there yet.
+    mesh: from `launch.training.step.make_mesh`.
+
+  Raises:
+    ValueError: for a config that cannot be run.
+  """
+  tokenizer = _tokenizer(config, texts)
+  student = _first(config)
+  teacher = _teacher(config, tokenizer)
+  definition = nnx.graphdef(student)
+
+  def export(module: Transformer, directory: str) -> None:
+    huggingface.save_llama(
+      module,
+      directory,
+      tokenizer=tokenizer,
+      dtype=jnp.dtype(config.export_dtype),
+    )
+
+  def sampler():
+    found = samples.Sampler(student, tokenizer, tuple(config.sample_prompts))
+    return lambda params: found(params)
+
+  return Task(
+    tokenizer=tokenizer,
+    first=student,
+    steps=make_steps(config, student, teacher, mesh),
+    module=lambda params: nnx.merge(definition, params),
+    step_flops=flops.step_flops(config, teacher.config if teacher else None),
+    report=lambda sums, batches: _report(sums, batches, tokenizer),
+    export=export,
+    # With it, the folder is a model that can decode.
+    begin=lambda folder: tokenizers.save(
+      tokenizer, trained.tokenizer_dir(str(folder))
+    ),
+    sampler=sampler,
+    knows=bool(config.init_from),
+  )
+
+
+def _report(sums, batches, tokenizer: Tokenizer) -> dict[str, float]:
+  """Loss of the validation text, nats a token, and bits per byte.
+
+  With a teacher also the probability that a token drafted along that text
+  would be accepted: one minus the mean total variation.
+  """
+  size = sum(_num_bytes(batch, tokenizer) for batch in batches)
+  size = sum(processes.gather(size))
+  record = {
+    "validation_next_token_loss": sums["nats"] / sums["tokens"],
+    "validation_bits_per_byte": sums["nats"] / np.log(2) / size,
+  }
+  if "accepted" in sums:
+    record["validation_acceptance"] = sums["accepted"] / sums["tokens"]
+  return record
+
+
+def _num_bytes(batch: dict[str, np.ndarray], tokenizer: Tokenizer) -> int:
+  """Bytes of the text that was foretold: end-of-text tokens have none."""
+  tokens, segments = batch["tokens"], batch["segments"]
+  inside = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
+  told = tokens[:, 1:][inside & (tokens[:, 1:] != tokenizer.eos_token_id)]
+  return int(tokenizer.token_bytes()[told].sum())
+
+
+def make_steps(
+  config: ml_collections.ConfigDict,
+  student: Transformer,
+  teacher: Transformer | None,
+  mesh: Mesh,
+) -> Steps:
+  """Builds the steps.
+
+  Args:
+    config: see configs/train_embedded.py.
+    student: its definition and first weights.
+    teacher: the target to distil from, or None.
+    mesh: from `make_mesh`.
+
+  Returns:
+    The `Steps`. `validate` sums `tokens`, `nats` of the text, and with a
+    teacher `accepted`: one minus the total variation.
+
+  Raises:
+    ValueError: for an objective or contexts that need a teacher without one, or
+      unknown ones; for a prompt that leaves nothing to sample, or a block that
+      is longer than a row.
+  """
+  block = config.acceptance_block
+  objective = losses.get(config.objective, block=block)
+  if config.objective == "acceptance" and block > config.sequence_length:
+    raise ValueError(
+      f"acceptance_block ({block}) is longer than sequence_length "
+      f"({config.sequence_length})"
+    )
+  if config.contexts not in contexts.SOURCES:
+    raise ValueError(
+      f"contexts must be one of {contexts.SOURCES}, got {config.contexts!r}"
+    )
+  judged = losses.needs_teacher(config.objective)
+  if teacher is None and (judged or config.contexts == "target"):
+    raise ValueError(
+      f"objective {config.objective!r} on contexts of {config.contexts!r} "
+      "needs a teacher: give config.teacher"
+    )
+  if config.contexts != "data" and not (
+    0 < config.prompt_length < config.sequence_length
+  ):
+    raise ValueError(
+      f"prompt_length must be in [1, sequence_length), here "
+      f"[1, {config.sequence_length}), got {config.prompt_length}"
+    )
+  student_model, first = as_language_model(student)
+  definition = nnx.graphdef(student)
+  teacher_definition, teacher_params, complete = None, None, None
+  if teacher is not None:
+    teacher_definition, teacher_params = nnx.split(teacher)
+  if config.contexts != "data":
+    own = config.contexts == "draft"
+    sample = contexts.completer(
+      student_model if own else as_language_model(teacher)[0],
+      prompt_length=config.prompt_length,
+    )
+    complete = lambda params, frozen, batch, key: sample(
+      params if own else frozen, batch, key
+    )
+
+  def logits(graphdef, params, batch):
+    output, _ = nnx.merge(graphdef, params)(
+      batch["tokens"][:, :-1],
+      positions=batch["positions"][:, :-1],
+      segments=batch["segments"][:, :-1],
+    )
+    return output.logits
+
+  def targets(batch):
+    """The tokens to predict; the first of a document is not foretold."""
+    segments = batch["segments"]
+    inside = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
+    return batch["tokens"][:, 1:], inside.astype(jnp.float32)
+
+  def loss_fn(params, teacher_params, batch):
+    taught = None
+    if judged:
+      taught = jax.lax.stop_gradient(
+        logits(teacher_definition, teacher_params, batch)
+      )
+    labels, weights = targets(batch)
+    if complete is not None:  # only what was sampled
+      place = jnp.arange(labels.shape[1]) + 1
+      weights = weights * (place >= config.prompt_length)
+    return objective(logits(definition, params, batch), taught, labels, weights)
+
+  def measure(params, teacher_params, batch):
+    labels, weights = targets(batch)
+    found = logits(definition, params, batch)
+    total = jnp.sum(weights)
+    sums = {
+      "tokens": total,
+      "nats": total * losses.next_token(found, None, labels, weights),
+    }
+    if teacher_definition is not None:
+      taught = logits(teacher_definition, teacher_params, batch)
+      away = losses.total_variation(found, taught, labels, weights)
+      sums["accepted"] = total * (1 - away)
+    return sums
+
+  return step.jitted(
+    config,
+    mesh,
+    first,
+    teacher_params,
+    loss=loss_fn,
+    measure=measure,
+    complete=complete,
+  )
+
+
+def _first(config) -> Transformer:
+  """The model to begin with: random, or read from `config.init_from`."""
+  wanted = TransformerConfig(**config.model)
+  if not config.init_from:
+    return Transformer(wanted, rngs=nnx.Rngs(config.seed))
+  found = checkpoints.load_module(config.init_from)
+  if found.config != wanted:
+    raise ValueError(
+      f"config.init_from ({config.init_from}) has another shape than "
+      f"config.model: {_differences(found.config, wanted)}"
+    )
+  return found
+
+
+def _differences(found: TransformerConfig, wanted: TransformerConfig) -> str:
+  pairs = dataclasses.asdict(found).items(), dataclasses.asdict(wanted).items()
+  return ", ".join(
+    f"{name} is {a}, not {b}"
+    for (name, a), (_, b) in zip(*pairs, strict=True)
+    if a != b
+  )
+
+
+def _teacher(config, tokenizer: Tokenizer) -> Transformer | None:
+  """The target of `config.teacher`; it must speak of the same tokens."""
+  if not config.teacher:
+    return None
+  theirs = checkpoints.load_tokenizer(config.teacher)
+  if theirs.fingerprint() != tokenizer.fingerprint():
+    raise ValueError(
+      f"config.teacher ({config.teacher}) has another tokenizer than "
+      f"config.tokenizer ({config.tokenizer})"
+    )
+  found = checkpoints.load_module(config.teacher)
+  if found.config.vocab_size != config.model.vocab_size:
+    raise ValueError(
+      f"config.model.vocab_size ({config.model.vocab_size}) must be that of "
+      f"config.teacher ({found.config.vocab_size})"
+    )
+  return found
+
+
+def _tokenizer(config, texts) -> Tokenizer:
+  """The one of the config, trained on `texts` if it is not there.
+
+  The chief writes it. A process that does not see the chief's files trains the
+  same one for itself, in a folder that is then deleted.
+  """
+  chief = processes.is_chief()
+
+  read = lambda: map(data.text_of, texts)
+
+  def load_or_train(folder):
+    return tokenizers.load_or_train(
+      folder,
+      vocab_size=config.model.vocab_size,
+      texts=read,
+    )
+
+  found = load_or_train(config.tokenizer) if chief else None
+  processes.gather(None)  # the chief is through
+  if not chief:
+    try:
+      found = tokenizers.load(config.tokenizer)
+    except FileNotFoundError:
+      with tempfile.TemporaryDirectory() as folder:
+        found = load_or_train(folder)
+  if found.vocab_size > config.model.vocab_size:
+    raise ValueError(
+      f"config.model.vocab_size ({config.model.vocab_size}) is less than the "
+      f"{found.vocab_size} tokens of config.tokenizer ({config.tokenizer})"
+    )
+  return found

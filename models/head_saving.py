@@ -1,0 +1,171 @@
+"""Writes heads as they are published, for this project and others to read.
+
+EAGLE-1 and 3 as their authors do (EAGLE-3 with the list of its layers, as
+SpecForge has it), Medusa's with its authors' names of tensors. Of blockwise
+heads nothing was published: their `config.json` says "blockwise", and the
+tensors have the names of `models.heads.Blockwise`. What is the target's own,
+embedding and shared output projection, is not written.
+"""
+
+import json
+import pathlib
+import tempfile
+
+import jax.numpy as jnp
+import numpy as np
+import safetensors.numpy
+from flax import nnx
+
+from models.eagle import Eagle, Eagle3
+from models.heads import Blockwise, Medusa
+from models.huggingface_config import llama_json
+from models.transformer import Features
+
+_DTYPES = ("float32", "bfloat16", "float16")
+_LAYER = {
+  "attention.q": "self_attn.q_proj",
+  "attention.k": "self_attn.k_proj",
+  "attention.v": "self_attn.v_proj",
+  "attention.out": "self_attn.o_proj",
+  "attention.q_norm": "self_attn.q_norm",
+  "attention.k_norm": "self_attn.k_norm",
+  "mlp_norm": "post_attention_layernorm",
+  "mlp.gate": "mlp.gate_proj",
+  "mlp.up": "mlp.up_proj",
+  "mlp.down": "mlp.down_proj",
+  "embed_norm": "input_layernorm",
+  "hidden_norm": "hidden_norm",
+}
+
+
+def save(
+  module: Eagle | Eagle3 | Medusa | Blockwise,
+  directory: str,
+  *,
+  features: Features = (),
+  dtype=jnp.bfloat16,
+) -> None:
+  """Writes a head, which `models.head_checkpoints.load` reads.
+
+  Files are written elsewhere first and then renamed, `config.json` last: a
+  directory without one is incomplete.
+
+  Args:
+    module: the head.
+    directory: created if need be; files of the same names are replaced.
+    features: of an EAGLE-3 head, the layers whose inputs it reads.
+    dtype: of the file: float32, bfloat16 or float16.
+
+  Raises:
+    ValueError: if the format cannot express the head, or the dtype is another
+      one.
+  """
+  dtype = jnp.dtype(dtype)
+  if dtype.name not in _DTYPES:
+    raise ValueError(f"dtype must be one of {_DTYPES}, got {dtype.name}")
+  if isinstance(module, Medusa):
+    settings, tensors = _medusa(module)
+  elif isinstance(module, Blockwise):
+    settings, tensors = _blockwise(module)
+  else:
+    settings, tensors = _eagle(module, features, dtype.name)
+  arrays = {
+    name: np.ascontiguousarray(
+      x.astype(dtype) if np.issubdtype(x.dtype, np.floating) else x
+    )
+    for name, x in tensors.items()
+  }
+  path = pathlib.Path(directory)
+  path.mkdir(parents=True, exist_ok=True)
+  with tempfile.TemporaryDirectory(dir=path, prefix=".saving-") as temporary:
+    new = pathlib.Path(temporary)
+    safetensors.numpy.save_file(
+      arrays, new / "model.safetensors", metadata={"format": "pt"}
+    )
+    (new / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    (path / "config.json").unlink(missing_ok=True)
+    for name in ("model.safetensors", "config.json"):
+      (new / name).chmod(0o644)
+      (new / name).replace(path / name)
+
+
+def _eagle(module: Eagle | Eagle3, features: Features, dtype: str):
+  config, layer = module.config, module.config.layer
+  for switch in (
+    "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output",
+  ):  # fmt: skip
+    if getattr(config, switch):
+      raise ValueError(f"this format has no {switch}")
+  third = isinstance(module, Eagle3)
+  settings = llama_json(layer, dtype, None) | {
+    "architectures": ["LlamaForCausalLMEagle3" if third else "EagleModel"],
+    "bos_token_id": None,
+  }
+  prefix = "midlayer" if third else "layers.0"
+  tensors = {}
+  for name, array in _parameters(module).items():
+    part, _, leaf = name.rpartition(".")
+    if part == "embed" or (part == "lm_head" and not third):
+      continue  # the target's
+    known = _LAYER.get(part)
+    part = {"final_norm": "norm"}.get(part, part)
+    part = f"{prefix}.{known}" if known else part
+    tensors[f"{part}.{'bias' if leaf == 'bias' else 'weight'}"] = array
+  if not third:
+    return settings | {"bias": config.fc_bias}, tensors
+  # In this format layers are numbered by what they give.
+  settings["eagle_config"] = {
+    "eagle_aux_hidden_state_layer_ids": [int(i) - 1 for i in features],
+    "use_aux_hidden_state": True,
+  }
+  words = config.draft_vocab_size
+  settings["draft_vocab_size"] = words or layer.vocab_size
+  if words:
+    ids = np.asarray(module.target_ids[...]).astype(np.int64)
+    tensors["d2t"] = ids - np.arange(words)  # offsets
+    tensors["t2d"] = np.isin(np.arange(layer.vocab_size), ids)
+  return settings, tensors
+
+
+def _medusa(module: Medusa):
+  c = module.config
+  tensors = {}
+  for h, head in enumerate(module.heads):
+    for b, block in enumerate(head.blocks):
+      for name, array in _parameters(block).items():
+        leaf = "bias" if name == "bias" else "weight"
+        tensors[f"{h}.{b}.linear.{leaf}"] = array
+    (output,) = _parameters(head.lm_head).values()
+    tensors[f"{h}.{c.num_layers}.weight"] = output
+  return {
+    "architectures": ["MedusaModel"],
+    "model_type": "medusa",
+    "medusa_num_heads": c.num_heads,
+    "medusa_num_layers": c.num_layers,
+  }, tensors
+
+
+def _blockwise(module: Blockwise):
+  c = module.config
+  tensors = {
+    name.replace("kernel", "weight"): array
+    for name, array in _parameters(module).items()
+    if not name.startswith("lm_head.")
+  }
+  return {
+    "model_type": "blockwise",
+    "num_heads": c.num_heads,
+    "hidden_dim": c.hidden_dim,
+    "hidden_size": c.embed_dim,
+    "vocab_size": c.vocab_size,
+  }, tensors
+
+
+def _parameters(module: nnx.Module) -> dict[str, np.ndarray]:
+  """By their names with dots; matrices lie as torch has them."""
+  found = {}
+  for path, variable in nnx.to_flat_state(nnx.state(module, nnx.Param)):
+    array = np.asarray(variable[...])
+    name = ".".join(map(str, path))
+    found[name] = array.T if name.endswith("kernel") else array
+  return found

@@ -1,0 +1,165 @@
+"""Heads begin as the target that they are made of; saved, they are read back."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+from flax import nnx
+
+from models import eagle, head_checkpoints, head_saving, head_starts, unrolled
+from models.head_checkpoints import Target
+from models.layers import TransformerConfig
+from models.transformer import FINAL, Transformer
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+LENGTH, V = 7, 13
+IDS = np.array([1, 4, 5, 9, 12], np.int32)
+CONFIG = TransformerConfig(
+  vocab_size=V, embed_dim=8, num_layers=4, num_heads=2, num_kv_heads=1,
+  head_dim=6, mlp_dim=12, max_positions=32, rope_theta=500.0, qkv_bias=False,
+)  # fmt: skip
+TOKENS = np.random.default_rng(0).integers(0, V, (1, LENGTH + 1))
+
+
+@pytest.fixture(scope="module")
+def target():
+  module = Transformer(CONFIG, rngs=nnx.Rngs(0))
+  nnx.update(module, jax.tree.map(lambda x: 8 * x, nnx.state(module)))
+  return module
+
+
+@pytest.fixture(scope="module")
+def seen(target):
+  """What the target makes of a text: its last layer's input, and logits."""
+  run = lambda features: target(TOKENS[:, :-1], features=features)[0]
+  return run((0, 1, 3)), run((FINAL,))
+
+
+def test_eagle3_begins_as_the_targets_last_layer(target, seen):
+  """Without what reads the embedding, which no target has."""
+  head = head_starts.eagle3(
+    target, layers=(0, 1, 3), draft_vocab=IDS, rngs=nnx.Rngs(1)
+  )
+  for name in ("q", "k", "v"):
+    kernel = getattr(head.attention, name).kernel
+    assert np.abs(kernel[:8]).max() > 0  # it is read from the first step on
+    kernel[...] = kernel[...].at[:8].set(0)
+  ((logits, _),) = unrolled.unroll(
+    head, jnp.asarray(TOKENS), seen[0].features,
+    positions=jnp.arange(LENGTH)[None], segments=jnp.ones((1, LENGTH), int),
+    steps=1,
+  )  # fmt: skip
+  np.testing.assert_allclose(logits, seen[0].logits[..., IDS], atol=1e-3)
+
+
+def test_medusa_and_blockwise_begin_as_the_targets_output(target, seen):
+  final = seen[1]
+  for head in (
+    head_starts.medusa(target, num_heads=2, rngs=nnx.Rngs(1)),
+    head_starts.blockwise(target, num_heads=2, hidden_dim=0, rngs=nnx.Rngs(1)),
+  ):
+    logits = head(final.features)
+    assert logits.shape == (1, LENGTH, 2, V)
+    for k in range(2):
+      np.testing.assert_allclose(logits[:, :, k], final.logits, atol=1e-3)
+
+
+def test_eagle1_takes_the_feature_and_the_last_layers_weights(target):
+  head = head_starts.eagle1(target, rngs=nnx.Rngs(1))
+  np.testing.assert_array_equal(head.fc.kernel[8:], np.eye(8))
+  last = target.layers[-1]
+  for ours, theirs in (
+    (head.attention, last.attention), (head.mlp, last.mlp),
+    (head.mlp_norm, last.mlp_norm), (head.lm_head, target.lm_head),
+    (head.embed, target.embed),
+  ):  # fmt: skip
+    jax.tree.map(
+      np.testing.assert_array_equal, nnx.state(ours), nnx.state(theirs)
+    )
+
+
+def test_layers_that_are_not_there_are_refused():
+  assert head_starts.fused_layers(30, ()) == (2, 15, 27)
+  assert head_starts.fused_layers(2, (0, 1)) == (0, 1)
+  with pytest.raises(ValueError, match="of 3 layers cannot be read"):
+    head_starts.fused_layers(3, (0, 3))
+  with pytest.raises(ValueError, match=r"give config\.head\.layers"):
+    head_starts.fused_layers(2, ())
+
+
+# ----------------------------------------------------------------- as files
+
+
+MAKE = {
+  "eagle3": lambda target: head_starts.eagle3(
+    target, layers=(0, 1, 3), draft_vocab=IDS, rngs=nnx.Rngs(1)
+  ),
+  "eagle": lambda target: head_starts.eagle1(target, rngs=nnx.Rngs(1)),
+  "medusa": lambda target: head_starts.medusa(
+    target, num_heads=2, rngs=nnx.Rngs(1)
+  ),
+}
+
+
+@pytest.mark.parametrize("kind", MAKE)
+def test_what_is_saved_is_what_is_read(kind, target, tmp_path):
+  head = MAKE[kind](target)
+  state = nnx.state(head, nnx.Param)
+  noise = np.random.default_rng(0)
+  for path, value in nnx.to_flat_state(state):
+    shared = path[0] == "embed" or (kind == "eagle" and path[0] == "lm_head")
+    if not shared:
+      new = noise.standard_normal(value.shape)
+      value[...] = jnp.asarray(new, jnp.bfloat16).astype(jnp.float32)
+  nnx.update(head, state)
+  head_saving.save(head, str(tmp_path), features=(0, 1, 3))
+  assert head_checkpoints.is_head(str(tmp_path))
+  found = head_checkpoints.load(
+    str(tmp_path),
+    Target(
+      num_layers=4, embed_dim=8, vocab_size=V,
+      embedding=target.embed.embedding[...],
+      output=lambda: target.lm_head.kernel[...],
+    ),
+  )  # fmt: skip
+  assert found.kind == kind
+  assert found.features == ((0, 1, 3) if kind == "eagle3" else (FINAL,))
+  jax.tree.map(
+    np.testing.assert_array_equal, nnx.state(found.module), nnx.state(head)
+  )
+  if kind != "medusa":
+    assert found.module.config.layer.rope_theta == 500.0
+  names = safetensors.numpy.load_file(tmp_path / "model.safetensors")
+  assert not [name for name in names if "embed_tokens" in name]
+
+
+def test_eagle3_is_as_its_authors_save_it(target, tmp_path):
+  head_saving.save(
+    MAKE["eagle3"](target), str(tmp_path), features=(0, 1, 3), dtype="float16"
+  )
+  tensors = safetensors.numpy.load_file(tmp_path / "model.safetensors")
+  assert tensors["midlayer.self_attn.q_proj.weight"].shape == (12, 16)
+  assert tensors["fc.weight"].dtype == np.float16
+  assert tensors["d2t"].tolist() == [1, 3, 3, 6, 8]
+  assert np.flatnonzero(tensors["t2d"]).tolist() == IDS.tolist()
+  settings = json.loads((tmp_path / "config.json").read_text())
+  assert settings["draft_vocab_size"] == 5
+  ids = settings["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
+  assert ids == [-1, 0, 2]  # outputs of layers
+  assert settings["rope_theta"] == 500.0
+
+
+def test_what_a_format_does_not_have_is_not_saved(target, tmp_path):
+  config = eagle.EagleConfig(
+    layer=CONFIG, generation=3, num_features=8, fc_norm=True
+  )
+  other = eagle.make(config, rngs=nnx.Rngs(0))
+  with pytest.raises(ValueError, match="no fc_norm"):
+    head_saving.save(other, str(tmp_path), features=(1,))
+  with pytest.raises(ValueError, match="dtype must be one of"):
+    head_saving.save(MAKE["eagle"](target), str(tmp_path), dtype="int8")
+  assert not list(tmp_path.iterdir())

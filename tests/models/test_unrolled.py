@@ -1,0 +1,94 @@
+"""The unrolled steps of training say what the head says when it drafts."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from models import eagle, unrolled
+from models.eagle import EagleConfig
+from models.layers import TransformerConfig
+from models.params import split
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+LAYER = TransformerConfig(
+  vocab_size=11, embed_dim=8, num_layers=1, num_heads=4, num_kv_heads=2,
+  head_dim=6, mlp_dim=12, max_positions=64,
+)  # fmt: skip
+ROWS, LENGTH, STEPS = 2, 9, 4
+IDS = [0, 3, 4, 8, 10]
+RNG = np.random.default_rng(0)
+TOKENS = RNG.integers(0, 11, (ROWS, LENGTH + 1)).astype(np.int32)
+# The second row holds two documents.
+SEGMENTS = np.array([[1] * LENGTH, [1] * 4 + [2] * (LENGTH - 4)], np.int32)
+POSITIONS = np.array([range(LENGTH), [*range(4), *range(LENGTH - 4)]], np.int32)
+HEADS = {
+  "eagle": EagleConfig(layer=LAYER, generation=1, num_features=8),
+  "eagle3": EagleConfig(
+    layer=dataclasses.replace(LAYER, qk_norm=True), generation=3,
+    num_features=24, num_fused=3, draft_vocab_size=len(IDS),
+  ),
+  "eagle3.1": EagleConfig(
+    layer=LAYER, generation=3, num_features=16, num_fused=2, fc_norm=True,
+    norm_output=True, norm_before_residual=True,
+  ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_step_j_at_place_t_is_what_drafting_j_tokens_from_t_says(name):
+  """Drafted one by one by the shipped model, with its cache, on a document."""
+  module = eagle.make(HEADS[name], rngs=nnx.Rngs(1))
+  # Large weights: laws that differ, attention that looks somewhere.
+  state = jax.tree.map(lambda x: 12 * x, nnx.state(module, nnx.Param))
+  nnx.update(module, state)
+  ids = range(11)
+  if HEADS[name].draft_vocab_size:
+    ids = IDS
+    module.target_ids = nnx.Variable(jnp.array(IDS))
+  features = RNG.standard_normal(
+    (ROWS, LENGTH, HEADS[name].num_features)
+  ).astype(np.float32)
+  merge, params = split(module)
+
+  @jax.jit
+  def both_at_once(params):
+    return list(
+      unrolled.unroll(
+        merge(params), jnp.asarray(TOKENS), jnp.asarray(features),
+        positions=jnp.asarray(POSITIONS), segments=jnp.asarray(SEGMENTS),
+        steps=STEPS,
+      )
+    )  # fmt: skip
+
+  found = both_at_once(params)
+  model, _ = eagle.as_feature_model(module)
+  read = jax.jit(model.apply)
+  compared = 0
+  for row, first, end in ((0, 0, LENGTH + 1), (1, 4, LENGTH + 1), (1, 0, 4)):
+    text = TOKENS[row : row + 1, first:end]
+    hidden = model.fuse(params, features[row : row + 1, first:end])
+    for place in range(text.shape[1] - 2):
+      cache = model.init_cache(1, LENGTH + STEPS)
+      state = hidden
+      for step in range(min(STEPS, text.shape[1] - 2 - place)):
+        fed = text[:, 1 : place + 2] if step == 0 else text[:, place + 1 + step]
+        fed = fed.reshape(1, -1)
+        given = state[:, : place + 1] if step == 0 else state
+        logits, state, cache = read(params, fed, given, cache)
+        state = state[:, -1:]
+        ours = found[step][0][row, first + place]
+        theirs = np.asarray(logits[0, -1])
+        np.testing.assert_allclose(
+          ours, theirs[list(ids)], rtol=1e-4, atol=1e-4
+        )
+        assert np.ptp(ours) > 0.1
+        np.testing.assert_allclose(
+          found[step][1][row, first + place], state[0, 0], rtol=1e-4, atol=1e-4
+        )
+        compared += 1
+  assert compared == 39
