@@ -58,6 +58,8 @@ class Question:
     draft: the small one, if there is one.
     skipped: sub-layers that the target leaves out to draft for itself, if it
       does. With neither, n-grams are drafted.
+    lookahead: the window's columns, where the target drafts by looking ahead;
+      then the tree is the guesses, as many paths.
     tree: what a round drafts.
     siblings: how children are drawn, a name in `specjax.siblings`.
     rule: a name in `specjax.rules`.
@@ -70,6 +72,7 @@ class Question:
   target: TransformerConfig
   draft: TransformerConfig | None
   skipped: SkippedLayers | None = None
+  lookahead: int | None = None
   tree: Tree
   siblings: str
   rule: str
@@ -89,8 +92,12 @@ class Question:
           f"{self.tree.max_children}"
         )
       siblings = siblings_lib.IID
+    if self.lookahead is not None:
+      if not self.tree.is_paths:
+        raise ValueError("lookahead guesses paths of equal length, got a tree")
+      siblings = siblings_lib.GIVEN
     if self.tree.num_drafted:
-      rule.check(self.tree, siblings)
+      rule.check(make_drafter(self).tree, siblings)
     if self.skipped is not None:
       self.skipped.check(self.target.num_layers)
     if self.batch_size % self.layout.data:
@@ -114,9 +121,11 @@ class Question:
 
   @property
   def drafter(self) -> str:
-    """What proposes: "plain" (nothing), "model", "layer_skip" or "ngram"."""
+    """What proposes: "plain" (nothing), or a name in `launch.drafting`."""
     if not self.tree.num_drafted:
       return "plain"
+    if self.lookahead is not None:
+      return "lookahead"
     if self.draft is not None:
       return "model"
     return "ngram" if self.skipped is None else "layer_skip"
@@ -188,6 +197,13 @@ def make_drafter(question: Question) -> Drafter:
   if q.skipped is not None:
     draft = _functions(q.cut_target(), of_target, q.skipped)
     return drafters.layer_skip.drafter(draft, **static)
+  if q.lookahead is not None:
+    return drafters.lookahead.drafter(
+      window=q.lookahead,
+      ngram=q.tree.max_depth + 1,
+      num_guesses=q.tree.max_children,
+      vocab_size=q.vocab_size,
+    )
   return drafters.ngram.drafter(
     num_speculative_tokens=q.tree.max_depth, vocab_size=q.vocab_size
   )
