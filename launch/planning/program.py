@@ -92,12 +92,11 @@ class Question:
           f"{self.tree.max_children}"
         )
       siblings = siblings_lib.IID
+    tree = self.tree
     if self.lookahead is not None:
-      if not self.tree.is_paths:
-        raise ValueError("lookahead guesses paths of equal length, got a tree")
-      siblings = siblings_lib.GIVEN
+      siblings, tree = siblings_lib.GIVEN, make_drafter(self).tree
     if self.tree.num_drafted:
-      rule.check(make_drafter(self).tree, siblings)
+      rule.check(tree, siblings)
     if self.skipped is not None:
       self.skipped.check(self.target.num_layers)
     if self.batch_size % self.layout.data:

@@ -26,7 +26,6 @@ draft model's law of the first token, this by that of all tokens; where a path
 of its retrieved trie ends is a setting of its own, here of the budget.
 """
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -42,7 +41,7 @@ from specjax.drafters.model import check_model, check_tree
 from specjax.drafters.tries import Trie
 from specjax.siblings import GIVEN, TOP_K, Siblings
 from specjax.structs import struct
-from specjax.tree import Form, Tree, data_topology, take_node
+from specjax.tree import Tree, data_topology, take_node
 from specjax.types import Draft, Drafter, LanguageModel
 
 
@@ -121,6 +120,7 @@ def drafter(
       f"the model's tree has {tree.max_children} children of one node, and "
       f"{num_nodes} nodes of depth {depth} leave room for {whole.max_children}"
     )
+  trie = occurrences.bounds(num_retrieved, depth, None)
   # All that a round may commit, and the newest token before it.
   width = depth + 2
   find = suffix.finder(
@@ -171,10 +171,7 @@ def drafter(
   def judged(own, root_logits, cache, found: Trie, context):
     """The draft model's log-probability of each beginning, `f32[B, R]`."""
     parents = jnp.pad(found.parents, ((0, 0), (1, 0)), constant_values=-1)
-    form = dataclasses.replace(
-      occurrences.bounds(num_retrieved, depth, None), form=Form.FREE
-    )
-    topology = data_topology(form, parents)
+    topology = data_topology(trie, parents)
     there = topology.there[:, 1:]
     output, cache = model.apply(
       own,

@@ -39,10 +39,7 @@ def alike(tokens: Array, there: Array) -> Array:
   """
   same = tokens[:, :, None] == tokens[:, None]
   same &= there[:, :, None] & there[:, None]
-  depth = same.shape[-1]
-  for d in range(1, depth):
-    same = same.at[..., d].set(same[..., d] & same[..., d - 1])
-  return same
+  return jnp.cumsum(~same, axis=-1) == 0
 
 
 def joined(tokens: Array, there: Array) -> tuple[Array, Array]:
