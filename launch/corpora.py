@@ -78,13 +78,11 @@ def _of_lines(file: pathlib.Path) -> list[str]:
 
 def write(path: str, index: Corpus, tokenizer: Tokenizer, count: int) -> None:
   """Writes an index; ValueError if something else is there."""
-  about = {
-    "format": _FORMAT,
-    "tokenizer": tokenizer.fingerprint(),
-    "texts": str(count),
-  }
+  about = {"tokenizer": tokenizer.fingerprint(), "texts": count}
   arrays = {"tokens": index.tokens, "places": index.places}
-  outputs.write_new(path, safetensors.numpy.save(arrays, about))
+  # One entry: several are written in any order, and the same is no other file.
+  metadata = {_FORMAT: json.dumps(about)}
+  outputs.write_new(path, safetensors.numpy.save(arrays, metadata))
 
 
 def read(path: str, tokenizer: Tokenizer) -> Corpus:
@@ -100,15 +98,16 @@ def read(path: str, tokenizer: Tokenizer) -> Corpus:
     )
   try:
     with safetensors.safe_open(path, framework="np") as file:
-      about = file.metadata() or {}
-      if about.get("format") != _FORMAT:
+      metadata = file.metadata() or {}
+      if _FORMAT not in metadata:
         raise ValueError("it is not of launch.tools.corpus_index")
       found = Corpus(
         tokens=file.get_tensor("tokens"), places=file.get_tensor("places")
       )
   except (ValueError, safetensors.SafetensorError) as error:
     raise ValueError(f"cannot use the corpus {path}: {error}") from None
-  if about.get("tokenizer") != tokenizer.fingerprint():
+  about = json.loads(metadata[_FORMAT])
+  if about["tokenizer"] != tokenizer.fingerprint():
     raise ValueError(
       f"the corpus {path} was made with another tokenizer than the target's"
     )

@@ -176,12 +176,11 @@ def _costs(topology: Topology, q: Question) -> tuple[float, np.ndarray]:
     slots=q.slots,
     **skipped,
   )
-  drafter = program.make_drafter(q)
   target = place(q.cut_target(), q.layout.model)
   verify = np.array(
     [
       roofline.forward(target, n).seconds(topology.chip)
-      for n in range(1, max(_MOST, drafter.tree.num_fed) + 1)
+      for n in range(1, max(_MOST, q.fed) + 1)
     ]
   )
   if q.draft is not None:
@@ -189,7 +188,8 @@ def _costs(topology: Topology, q: Question) -> tuple[float, np.ndarray]:
   else:
     draft = place(q.cut_target(), q.layout.model, skipped=q.skipped)
   each = [
-    roofline.forward(draft, n).seconds(topology.chip) for n in drafter.passes
+    roofline.forward(draft, n).seconds(topology.chip)
+    for n in program.make_drafter(q).passes
   ]
   if not each:
     return 0.0, verify
@@ -218,8 +218,7 @@ def _roofline(topology: Topology, q: Question) -> dict:
   draft, verify = _costs(topology, q)
   plain = q.batch_size / verify[0]
   depth, nodes = q.tree.max_depth, q.tree.num_nodes
-  fed = program.make_drafter(q).tree.num_fed  # lanes cost what nodes do
-  seconds = depth * draft + verify[fed - 1]
+  seconds = depth * draft + verify[q.fed - 1]
   speculative = lambda p: q.batch_size * tokens_per_round(q.tree, p) / seconds
   by_batch = [
     _best_of_batch(
@@ -243,7 +242,7 @@ def _roofline(topology: Topology, q: Question) -> dict:
       [p, float(plain), float(speculative(p))] for p in _ACCEPTANCES
     ],
     "acceptance": _TYPICAL,
-    "tokens_fed": fed,
+    "tokens_fed": q.fed,
     "by_batch_size": by_batch,
     "pays_up_to_batch_size": max(pays, default=0),
   }
@@ -256,12 +255,11 @@ def _best_of_batch(topology: Topology, q: Question) -> dict:
   """
   if q.lookahead is not None:
     _, verify = _costs(topology, q)
-    fed = program.make_drafter(q).tree.num_fed
     tokens = tokens_per_round(q.tree, _TYPICAL)
     return {
       "batch_size": q.batch_size,
       "num_speculative_tokens": q.tree.max_depth,
-      "speedup": float(tokens * verify[0] / verify[fed - 1]),
+      "speedup": float(tokens * verify[0] / verify[q.fed - 1]),
     }
   draft, verify = _costs(
     topology, dataclasses.replace(q, tree=chain(q.tree.max_depth))

@@ -137,7 +137,15 @@ class Question:
   @property
   def slots(self) -> int:
     """Cache slots of a row."""
-    return self.max_length + self.tree.num_nodes
+    return self.max_length + self.fed
+
+  @property
+  def fed(self) -> int:
+    """Tokens of a row that the target is fed in a round: nodes and lanes."""
+    nodes = self.tree.num_nodes
+    if self.lookahead is None:
+      return nodes
+    return nodes + self.lookahead * self.tree.max_depth - 1
 
   @property
   def rows(self) -> int:

@@ -131,7 +131,7 @@ def config(**changes):
     (dict(drafter="lookahead", window=0), "needs columns and guesses"),
     (dict(drafter="rasd", draft="", num_nodes=16), "needs a draft checkpoint"),
     (dict(drafter="rasd"), "needs num_nodes above the 5 nodes"),
-    (dict(drafter="ngram", num_nodes=9), "and the drafter is 'ngram'"),
+    (dict(drafter="ngram", num_nodes=30), "and the drafter is 'ngram'"),
   ],
 )
 def test_settings_that_do_not_fit_are_refused_in_words(changes, words):

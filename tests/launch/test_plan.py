@@ -172,11 +172,13 @@ def test_the_window_of_lookahead_costs_verification():
   ahead.check()
   line = answer._roofline(topology("v5e-4"), ahead)
   assert line["tokens_fed"] == 18
+  assert program.make_drafter(ahead).tree.num_fed == 18
+  assert ahead.slots == ahead.max_length + 18
   seconds = line["verify_seconds"]
   tokens = answer.tokens_per_round(tree_lib.paths(3, 2), 0.8)
   rate = {p: fast for p, _, fast in line["tokens_per_second"]}[0.8]
   assert rate == pytest.approx(2048 * tokens / seconds["18"])
-  assert seconds["18"] > 1.5 * seconds["7"]
+  assert seconds["18"] > 1.3 * seconds["7"]
   best = answer._best_of_batch(topology("v5e-4"), ahead)
   assert best["speedup"] == pytest.approx(tokens * seconds["1"] / seconds["18"])
   with pytest.raises(ValueError, match="rule 'token' verifies a single path"):
