@@ -27,6 +27,18 @@ def get_config() -> ml_collections.ConfigDict:
   config.num_children = 10
   config.siblings = "iid"  # a name in specjax.siblings
   config.max_ngram = 3  # for ngram
+  # For suffix, rest and rasd (docs/retrieval.md): num_nodes, or by default as
+  # many as num_speculative_tokens; the longest match; nodes for each matched
+  # token, 0 for no such bound; a less likely node is not drafted; and a file of
+  # launch.tools.corpus_index.
+  config.max_match = 16
+  config.nodes_per_match = 1.0
+  config.min_prob_drafted = 0.1
+  config.corpus = ""
+  # For lookahead: columns of the window, and guesses, each as long as
+  # num_speculative_tokens.
+  config.window = 7
+  config.num_guesses = 7
   config.skip_attention = ()  # for layer_skip: layer indices
   config.skip_mlp = ()
   # What is sampled. Temperature 0 is greedy; 0, 1.0 and 0.0 truncate nothing.

@@ -68,6 +68,8 @@ from specjax.engine import Batch, Completion, Engine
 from specjax.state import StopReason
 
 cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT, *processes.FLAGS)
+# Of these the contents count, and no path.
+_HASHED = ("target", "draft", "corpus")
 _SUMMARY = flags.DEFINE_string("summary", None, "The run's numbers, JSON.")
 _BASELINE = flags.DEFINE_bool(
   "baseline", True, "Also decode plainly, to measure the speed-up."
@@ -175,7 +177,7 @@ def settings_of(config, baseline: bool, models: dict) -> dict:
   """
   kept = json.loads(config.to_json_best_effort(sort_keys=True))
   return {
-    "config": {k: v for k, v in kept.items() if k not in ("target", "draft")},
+    "config": {k: v for k, v in kept.items() if k not in _HASHED},
     "baseline": baseline,
     "checkpoints": {role: found["sha256"] for role, found in models.items()},
     "jax": jax.__version__,

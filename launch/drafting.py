@@ -16,7 +16,7 @@ from typing import Any
 
 import ml_collections
 
-from launch import near
+from launch import looking_up, near
 from models import block_drafter, head_checkpoints
 from models.block_drafter import Block
 from models.head_checkpoints import Head
@@ -111,6 +111,8 @@ class Family:
     reads_draft: whether `config.draft` is loaded.
     check: `(config, tree, siblings)`, raises ValueError for what does not fit.
     is_head: whether `config.draft` is a head on the target's features.
+    form: `config -> (Tree, Siblings)` of a family that makes trees of its own;
+      None for one that fills the config's.
   """
 
   make: Callable[..., Drafter]
@@ -118,6 +120,7 @@ class Family:
   reads_draft: bool = True
   check: Callable[..., None] = lambda config, tree, siblings: None
   is_head: bool = False
+  form: Callable[..., tuple[Tree, Siblings]] | None = None
 
 
 def _model(config, draft, **static) -> Drafter:
@@ -205,7 +208,31 @@ def _block(config, draft: Block, *, tree, siblings, vocab_size) -> Drafter:
 
 
 _BLOCK = Family(make=_block, model=_of_block, check=_needs_draft)
+
+
+def _rasd_model(config, models) -> tuple[LanguageModel | None, Any]:
+  """The draft model, and its parameters beside the corpus."""
+  draft, params = _of_draft(config, models)
+  parts = drafters.rasd.Parts(
+    model=params, corpus=looking_up.index(config, models)
+  )
+  return draft, parts
+
+
+def _rasd_check(config, tree: Tree, siblings: Siblings) -> None:
+  _needs_draft(config, tree, siblings)
+  looking_up.check(config, tree, siblings)
+
+
 _HEAD = Family(make=_head, model=_of_head, check=_needs_draft, is_head=True)
+
+_LOOKUP = Family(
+  make=looking_up.make_suffix,
+  model=looking_up.nothing_but_index,
+  reads_draft=False,
+  check=looking_up.check,
+  form=looking_up.form_of_lookup,
+)
 
 FAMILIES = {
   "model": Family(make=_model, check=_needs_draft),
@@ -214,6 +241,21 @@ FAMILIES = {
   "layer_skip": Family(make=_layer_skip, model=_of_target, reads_draft=False),
   "ngram": Family(
     make=_ngram, model=_nothing, reads_draft=False, check=_one_path
+  ),
+  "lookahead": Family(
+    make=looking_up.make_lookahead,
+    model=_nothing,
+    reads_draft=False,
+    check=looking_up.check,
+    form=looking_up.form_of_lookahead,
+  ),
+  "suffix": _LOOKUP,
+  "rest": _LOOKUP,
+  "rasd": Family(
+    make=looking_up.make_rasd,
+    model=_rasd_model,
+    check=_rasd_check,
+    form=looking_up.form_of_rasd,
   ),
 }
 
@@ -274,6 +316,15 @@ def _imported(name: str) -> Family:
   return Family(make=found)
 
 
+def reads_corpus(config: ml_collections.ConfigDict) -> bool:
+  """Whether the index `config.corpus` is read."""
+  return bool(
+    config.get("corpus")
+    and config.num_speculative_tokens
+    and config.drafter in ("suffix", "rest", "rasd")
+  )
+
+
 def reads_draft(config: ml_collections.ConfigDict) -> bool:
   """Whether the checkpoint `config.draft` is read."""
   return bool(
@@ -285,7 +336,7 @@ def reads_draft(config: ml_collections.ConfigDict) -> bool:
 
 def make_siblings(config: ml_collections.ConfigDict) -> Siblings:
   """How the children of a node are drawn; of a dynamic tree they are not."""
-  if config.num_nodes:
+  if config.num_nodes or of(config).form:
     return siblings_lib.GIVEN
   return siblings_lib.get(config.siblings)
 
@@ -297,6 +348,8 @@ def make_tree(config: ml_collections.ConfigDict) -> Tree:
     ValueError: if it is none, or `tree` and `num_drafts` are both set.
   """
   gamma = config.num_speculative_tokens
+  if gamma and (form := of(config).form):
+    return form(config)[0]
   if config.num_nodes and gamma:
     return tree_lib.bound(config.num_nodes, gamma, config.num_children)
   if not config.tree:

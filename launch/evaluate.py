@@ -149,7 +149,7 @@ def settings_of(config, entered: list[System], asked, checkpoints) -> dict:
   for system in entered:
     kept = json.loads(system.config.to_json_best_effort(sort_keys=True))
     own[system.name] = {
-      name: hashed(value) if name in ("target", "draft") else value
+      name: hashed(value) if name in ("target", "draft", "corpus") else value
       for name, value in kept.items()
     }
   return {
@@ -174,6 +174,8 @@ def checkpoints_of(entered: list[System]) -> dict[str, dict]:
       used = found.setdefault("draft", own.draft)
       if used != own.draft:
         found[f"draft of {system.name}"] = own.draft
+    if drafting.reads_corpus(own):
+      found[f"corpus of {system.name}"] = own.corpus
   return provenance.hashes(found)
 
 

@@ -136,7 +136,7 @@ def resolve(path: str) -> pathlib.Path:
   return pathlib.Path(os.path.realpath(path))
 
 
-def replace(path: str | pathlib.Path, text: str) -> None:
+def replace(path: str | pathlib.Path, text: str | bytes) -> None:
   """Writes a file so that it is never seen half-written.
 
   What a link leads to is written, and keeps its permissions.
@@ -144,8 +144,8 @@ def replace(path: str | pathlib.Path, text: str) -> None:
   end = resolve(str(path))
   new = end.with_name(f".{end.name}.{os.getpid()}.tmp")
   try:
-    with new.open("w", encoding="utf-8") as out:
-      out.write(text)
+    with new.open("wb") as out:
+      out.write(text if isinstance(text, bytes) else text.encode("utf-8"))
       out.flush()
       os.fsync(out.fileno())
     if end.exists():
@@ -185,13 +185,20 @@ def write_text(path: str, text: str) -> None:
     replace(path, text)
 
 
-def write_new(path: str, text: str) -> None:
-  """`write_text`, if nothing else is there; ValueError, or --overwrite."""
+def write_new(path: str, content: str | bytes) -> None:
+  """`write_text`, if nothing else is there; ValueError, or --overwrite.
+
+  Bytes go to a file only.
+  """
   if path != STDOUT and _size(path) and not cli.OVERWRITE.value:
-    if pathlib.Path(path).read_bytes() == text.encode():
+    raw = content.encode() if isinstance(content, str) else content
+    if pathlib.Path(path).read_bytes() == raw:
       return
     raise ValueError(f"{path} holds something else: --overwrite replaces it")
-  write_text(path, text)
+  if isinstance(content, str):
+    write_text(path, content)
+  elif processes.is_chief():
+    replace(path, content)
 
 
 def write_json(path: str, value: Any) -> None:
@@ -223,7 +230,7 @@ def _inputs() -> dict[str, str]:
   found["--config"] = cli.config_file()
   from models import checkpoints
 
-  for role in ("target", "draft"):
+  for role in ("target", "draft", "corpus"):
     directory = config.get(role)
     if isinstance(directory, str) and os.path.exists(directory):
       for file in checkpoints.files(directory):

@@ -16,6 +16,7 @@ from models.tokenizers import Tokenizer
 from models.transformer import SkippedLayers
 from specjax import decode, rules
 from specjax import siblings as siblings_lib
+from specjax.drafters.rasd import Parts
 from specjax.engine import Engine
 from specjax.types import LanguageModel, Params
 from specjax.warp import make_sampling
@@ -112,19 +113,23 @@ def check_config(config: ml_collections.ConfigDict) -> None:
     )
   how = drafting.make_siblings(config)
   tree = drafting.make_tree(config)
-  if config.num_nodes and (
-    config.tree
-    or config.num_drafts != 1
-    or config.siblings not in ("iid", siblings_lib.GIVEN.name)
+  if (
+    config.num_nodes
+    and not family.form
+    and (
+      config.tree
+      or config.num_drafts != 1
+      or config.siblings not in ("iid", siblings_lib.GIVEN.name)
+    )
   ):
     raise ValueError(
       "num_nodes is of a dynamic tree, which has no tree, num_drafts or "
       "siblings of its own: give one of them"
     )
-  if config.num_nodes and not family.is_head:
+  if config.num_nodes and not (family.is_head or family.form):
     raise ValueError(
-      "num_nodes is of the dynamic tree of a head, and the drafter is "
-      f"{config.drafter!r}"
+      "num_nodes is of a tree whose form is data, as that of an EAGLE head, "
+      f"and the drafter is {config.drafter!r}"
     )
   family.check(config, tree, how)
   if gamma:
@@ -142,7 +147,11 @@ def settled(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   heads = config.get("heads", {})
   if config.drafter in heads and not drafting.has_head(config):
     config.draft = heads[config.drafter]
-  if config.tree and config.num_speculative_tokens:
+  if (
+    config.tree
+    and config.num_speculative_tokens
+    and not drafting.of(config).form
+  ):
     config.num_speculative_tokens = drafting.make_tree(config).max_depth
   return config
 
@@ -269,8 +278,8 @@ def assemble(config: ml_collections.ConfigDict, models: Models) -> Pair:
       siblings=drafting.make_siblings(config),
       vocab_size=vocab_size,
     )
-  if isinstance(draft, Head | Block):
-    draft = None  # no model of its own
+  if isinstance(draft, Head | Block) or isinstance(draft_params, Parts):
+    draft = None  # no model alone, whose passes can be timed apart
   encoder = None
   if models.target.reads_inputs:
     encoder = prompt_lines.Encoder(

@@ -60,8 +60,13 @@ _PROMPT_LENGTH = flags.DEFINE_integer(
   lower_bound=1,
 )  # fmt: skip
 _DRAFTER = flags.DEFINE_enum(
-  "drafter", "model", ("model", *KINDS, "ngram", "layer_skip", "plain"),
+  "drafter", "model",
+  ("model", *KINDS, "ngram", "layer_skip", "lookahead", "plain"),
   "What proposes.",
+)  # fmt: skip
+_WINDOW = flags.DEFINE_integer(
+  "window", 7, "Columns of the lookahead window; --num_drafts are guesses.",
+  lower_bound=1,
 )  # fmt: skip
 _SKIP_ATTENTION = flags.DEFINE_list(
   "skip_attention", [], "Layers whose attention layer_skip leaves out."
@@ -89,12 +94,13 @@ _PLOT = flags.DEFINE_string("plot", None, "Where to draw a sweep, SVG or PNG.")
 _OF_DRAFT = (cli.DRAFT, _DRAFT_DEVICES)
 _OF_SKIPPED = (_SKIP_ATTENTION, _SKIP_MLP)
 _UNREAD = {
-  **dict.fromkeys(("model", *KINDS), _OF_SKIPPED),
-  "layer_skip": _OF_DRAFT,
-  "ngram": (*_OF_DRAFT, *_OF_SKIPPED, _SIBLINGS),
+  **dict.fromkeys(("model", *KINDS), (*_OF_SKIPPED, _WINDOW)),
+  "layer_skip": (*_OF_DRAFT, _WINDOW),
+  "ngram": (*_OF_DRAFT, *_OF_SKIPPED, _SIBLINGS, _WINDOW),
+  "lookahead": (*_OF_DRAFT, *_OF_SKIPPED, _SIBLINGS, _TREE),
   "plain": (
     *_OF_DRAFT, *_OF_SKIPPED, _SIBLINGS, _TREE, cli.RULE, cli.NUM_DRAFTS,
-    cli.NUM_SPECULATIVE_TOKENS,
+    cli.NUM_SPECULATIVE_TOKENS, _WINDOW,
   ),
 }  # fmt: skip
 
@@ -222,14 +228,17 @@ def question(
     skipped = SkippedLayers(
       attention=_layers(_SKIP_ATTENTION), mlp=_layers(_SKIP_MLP)
     )
+  ahead = _WINDOW.value if _DRAFTER.value == "lookahead" else None
+  usual = "token" if tree.is_chain else "recursive"
   return program.Question(
     target=target,
     draft=draft,
     head=of_head,
     skipped=skipped,
+    lookahead=ahead,
     tree=tree,
     siblings=_SIBLINGS.value,
-    rule=cli.RULE.value or ("token" if tree.is_chain else "recursive"),
+    rule=cli.RULE.value or ("match" if ahead else usual),
     batch_size=batch_size,
     max_length=_MAX_LENGTH.value,
     prompt_length=_PROMPT_LENGTH.value,

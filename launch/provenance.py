@@ -147,6 +147,8 @@ def checkpoints(config: Any) -> dict[str, dict[str, str]]:
   roles = {role: config.get(role) for role in ("target", "draft", "scorer")}
   if not drafting.reads_draft(config):
     roles["draft"] = None  # named, perhaps, but not read
+  if drafting.reads_corpus(config):
+    roles["corpus"] = config.corpus
   return hashes({role: path for role, path in roles.items() if path})
 
 

@@ -122,6 +122,35 @@ def counted_pair(mesh):
   return decoder, Params(target=jnp.asarray(target))
 
 
+def looked_up_pair(mesh, how):
+  """Certain trees from what the target guessed, or from a corpus of all."""
+  del mesh
+  corpus = drafters.corpus.build(
+    np.random.default_rng(4).integers(0, VOCAB, (20, 30)).tolist()
+  )
+  target = toys.table(VOCAB, seed=1, contexts=3, scale=3)
+  model, whole = toys.table_model(VOCAB), dict(vocab_size=VOCAB)
+  if how == "lookahead":
+    drafter = drafters.lookahead.drafter(
+      window=3, ngram=3, num_guesses=3, pool_size=40, **whole
+    )
+  elif how == "suffix":
+    drafter = drafters.suffix.drafter(
+      num_nodes=6, depth=2, min_prob=0, with_corpus=True, **whole
+    )
+  else:
+    drafter = drafters.rasd.drafter(
+      model, tree=tree_lib.chain(1), siblings=IID, num_nodes=6, depth=2,
+      min_prob=0, with_corpus=True, **whole,
+    )  # fmt: skip
+  own = {"suffix": corpus}
+  if how == "rasd":
+    draft = jnp.asarray(toys.near(target, noise=0.7, seed=2))
+    own["rasd"] = drafters.rasd.Parts(model=draft, corpus=corpus)
+  decoder = decode.make_decoder(model, drafter=drafter, rule="recursive")
+  return decoder, Params(target=jnp.asarray(target), draft=own.get(how))
+
+
 def inputs_pair(mesh):
   """A head on the features of a target that reads an input, a little off."""
   del mesh
@@ -338,6 +367,10 @@ CASES = {
   "inputs": inputs_pair,
   "t5": t5_pair,
   **{
+    how: functools.partial(looked_up_pair, how=how)
+    for how in ("lookahead", "suffix", "rasd")
+  },
+  **{
     how: functools.partial(network_pair, how=how)
     for how in ("paths", "tree", "layer_skip", "ngram", "plain")
   },
@@ -376,7 +409,9 @@ def decode_on(case: str, mesh) -> dict:
       "num_steps": state.num_steps,
       "num_accepted": state.counters.num_accepted,
       # Caches lie as their models do.
-      "own_state": state.drafter_state if case in ("shared", "counted") else (),
+      "own_state": jax.tree.leaves(state.drafter_state)
+      if case in ("shared", "counted", "lookahead")
+      else (),
     }
 
   if not mesh:

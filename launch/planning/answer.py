@@ -172,7 +172,7 @@ def _last(holds, most: int) -> int:
 
 
 def _costs(topology: Topology, q: Question) -> tuple[list[float], np.ndarray]:
-  """Seconds of a round's draft passes, and of verifying 1..32 tokens."""
+  """Seconds of a round's draft passes, and of verifying 1..32 tokens or so."""
   place = lambda config, size, **skipped: roofline.Placement(
     config=config,
     num_params=program.num_params(config),
@@ -185,7 +185,7 @@ def _costs(topology: Topology, q: Question) -> tuple[list[float], np.ndarray]:
   verify = np.array(
     [
       roofline.forward(target, n).seconds(topology.chip)
-      for n in range(1, max(_MOST, q.tree.num_nodes) + 1)
+      for n in range(1, max(_MOST, q.fed) + 1)
     ]
   )
   drafter = program.make_drafter(q)
@@ -230,7 +230,7 @@ def _roofline(topology: Topology, q: Question) -> dict:
   passes, verify = _costs(topology, q)
   plain, draft = q.batch_size / verify[0], _mean(passes)
   nodes = q.tree.num_nodes
-  seconds = sum(passes) + verify[nodes - 1]
+  seconds = sum(passes) + verify[q.fed - 1]
   speculative = lambda p: q.batch_size * tokens_per_round(q.tree, p) / seconds
   by_batch = [
     _best_of_batch(
@@ -254,13 +254,25 @@ def _roofline(topology: Topology, q: Question) -> dict:
       [p, float(plain), float(speculative(p))] for p in _ACCEPTANCES
     ],
     "acceptance": _TYPICAL,
+    "tokens_fed": q.fed,
     "by_batch_size": by_batch,
     "pays_up_to_batch_size": max(pays, default=0),
   }
 
 
 def _best_of_batch(topology: Topology, q: Question) -> dict:
-  """The best chain of a batch size, over plain decoding."""
+  """The best chain of a batch size, over plain decoding.
+
+  What is looked ahead for is no chain: it is what was asked for.
+  """
+  if q.lookahead is not None:
+    _, verify = _costs(topology, q)
+    tokens = tokens_per_round(q.tree, _TYPICAL)
+    return {
+      "batch_size": q.batch_size,
+      "num_speculative_tokens": q.tree.max_depth,
+      "speedup": float(tokens * verify[0] / verify[q.fed - 1]),
+    }
   passes, verify = _costs(
     topology, dataclasses.replace(q, tree=chain(q.tree.max_depth))
   )

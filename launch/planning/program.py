@@ -60,6 +60,8 @@ class Question:
     head: what drafts from the target's features, if a head does.
     skipped: sub-layers that the target leaves out to draft for itself, if it
       does. With neither, n-grams are drafted.
+    lookahead: the window's columns, where the target drafts by looking ahead;
+      then the tree is the guesses, as many paths.
     tree: what a round drafts.
     siblings: how children are drawn, a name in `specjax.siblings`.
     rule: a name in `specjax.rules`.
@@ -73,6 +75,7 @@ class Question:
   draft: TransformerConfig | None
   head: HeadShape | None = None
   skipped: SkippedLayers | None = None
+  lookahead: int | None = None
   tree: Tree
   siblings: str
   rule: str
@@ -92,8 +95,11 @@ class Question:
           f"{self.tree.max_children}"
         )
       siblings = siblings_lib.IID
+    tree = self.tree
+    if self.lookahead is not None:
+      siblings, tree = siblings_lib.GIVEN, make_drafter(self).tree
     if self.tree.num_drafted:
-      rule.check(self.tree, siblings)
+      rule.check(tree, siblings)
     if self.head is not None:
       even = self.head.even_sizes()
       if any(n % self.layout.draft for n in even):
@@ -133,6 +139,8 @@ class Question:
       return "plain"
     if self.head is not None:
       return self.head.kind
+    if self.lookahead is not None:
+      return "lookahead"
     if self.draft is not None:
       return "model"
     return "ngram" if self.skipped is None else "layer_skip"
@@ -145,7 +153,15 @@ class Question:
   @property
   def slots(self) -> int:
     """Cache slots of a row."""
-    return self.max_length + self.tree.num_nodes
+    return self.max_length + self.fed
+
+  @property
+  def fed(self) -> int:
+    """Tokens of a row that the target is fed in a round: nodes and lanes."""
+    nodes = self.tree.num_nodes
+    if self.lookahead is None:
+      return nodes
+    return nodes + self.lookahead * self.tree.max_depth - 1
 
   @property
   def rows(self) -> int:
@@ -211,6 +227,13 @@ def make_drafter(question: Question) -> Drafter:
   if q.skipped is not None:
     draft = _functions(q.cut_target(), of_target, q.skipped)
     return drafters.layer_skip.drafter(draft, **static)
+  if q.lookahead is not None:
+    return drafters.lookahead.drafter(
+      window=q.lookahead,
+      ngram=q.tree.max_depth + 1,
+      num_guesses=q.tree.max_children,
+      vocab_size=q.vocab_size,
+    )
   return drafters.ngram.drafter(
     num_speculative_tokens=q.tree.max_depth, vocab_size=q.vocab_size
   )

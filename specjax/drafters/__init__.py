@@ -3,27 +3,36 @@
 Each has a `drafter(...)` that returns a `specjax.types.Drafter` (`eagle` has
 `dynamic` too); that of `plain` proposes nothing, which makes the decoding loop
 plain autoregressive sampling. What they share is in `levels` (trees that are
-drawn), `best_first` (the likeliest ones) and `marginals`.
+drawn), `best_first` (the likeliest ones) and `marginals`; in `occurrences`,
+`corpus` and `tries` what those share that look continuations up.
 """
 
 from specjax.drafters import (
   block,
+  corpus,
   eagle,
   heads,
   layer_skip,
+  lookahead,
   model,
   ngram,
   parallel,
   plain,
+  rasd,
+  suffix,
 )
 
 __all__ = [
   "block",
+  "corpus",
   "eagle",
   "heads",
   "layer_skip",
+  "lookahead",
   "model",
   "ngram",
   "parallel",
   "plain",
+  "rasd",
+  "suffix",
 ]

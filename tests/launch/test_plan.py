@@ -1,5 +1,6 @@
 """launch.plan: what it is asked, its mistakes, and its sums."""
 
+import dataclasses
 import io
 import json
 import pathlib
@@ -168,6 +169,28 @@ def test_skipping_half_of_the_target_costs_half_a_pass():
   # The output projection, 5% of the weights, is never skipped.
   assert ask(half) == pytest.approx(0.52, abs=0.02)
   assert ask(SkippedLayers()) == pytest.approx(1.0)
+
+
+def test_the_window_of_lookahead_costs_verification():
+  """4 columns, guesses of 3 tokens: 1 + 2 x 3 + 3 + 2 x 4 fed, 6 drafted."""
+  ahead = question(
+    draft=None, lookahead=4, tree=tree_lib.paths(3, 2), rule="match",
+    batch_size=2048,
+  )  # fmt: skip
+  ahead.check()
+  line = answer._roofline(topology("v5e-4"), ahead)
+  assert line["tokens_fed"] == 18
+  assert program.make_drafter(ahead).tree.num_fed == 18
+  assert ahead.slots == ahead.max_length + 18
+  seconds = line["verify_seconds"]
+  tokens = answer.tokens_per_round(tree_lib.paths(3, 2), 0.8)
+  rate = {p: fast for p, _, fast in line["tokens_per_second"]}[0.8]
+  assert rate == pytest.approx(2048 * tokens / seconds["18"])
+  assert seconds["18"] > 1.3 * seconds["7"]
+  best = answer._best_of_batch(topology("v5e-4"), ahead)
+  assert best["speedup"] == pytest.approx(tokens * seconds["1"] / seconds["18"])
+  with pytest.raises(ValueError, match="rule 'token' verifies a single path"):
+    dataclasses.replace(ahead, rule="token").check()
 
 
 def test_the_best_chain_does_not_depend_on_what_else_is_drafted():

@@ -1,0 +1,114 @@
+"""Files of `launch.tools.corpus_index`: an index of texts, for one tokenizer.
+
+They are safetensors: `tokens` and `places` as `specjax.drafters.corpus.Corpus`
+has them, and as metadata the tokenizer's fingerprint and how many texts it is
+made from.
+"""
+
+import json
+import pathlib
+
+import safetensors
+import safetensors.numpy
+
+from launch import outputs
+from models.tokenizers import Tokenizer
+from specjax.drafters.corpus import Corpus
+
+_FORMAT = "specjax corpus 1"
+_KEYS = ("completion", "text")
+
+
+def texts(path: str) -> list[str]:
+  """The texts of a folder, or of the lines of a JSONL file.
+
+  Args:
+    path: a folder, of which every file counts that is UTF-8 text, those in
+      folders below too and those whose name begins with a dot not; or a file
+      of objects with a "completion" or a "text".
+
+  Raises:
+    ValueError: if there is no text, or a line holds none.
+    FileNotFoundError: if there is no such path.
+  """
+  root = pathlib.Path(path)
+  if not root.exists():
+    raise FileNotFoundError(f"no such file or folder: {path}")
+  found = _of_folder(root) if root.is_dir() else _of_lines(root)
+  if not any(found):
+    raise ValueError(f"there is no text in {path}")
+  return found
+
+
+def _of_folder(root: pathlib.Path) -> list[str]:
+  found = []
+  for file in sorted(root.rglob("*")):
+    hidden = any(p.startswith(".") for p in file.relative_to(root).parts)
+    if hidden or not file.is_file():
+      continue
+    content = file.read_bytes()
+    try:
+      text = content.decode("utf-8")
+    except UnicodeDecodeError:
+      continue
+    if "\0" not in text:
+      found.append(text)
+  return found
+
+
+def _of_lines(file: pathlib.Path) -> list[str]:
+  found = []
+  for number, line in enumerate(file.read_text("utf-8").splitlines(), 1):
+    if not line.strip():
+      continue
+    try:
+      record = json.loads(line)
+    except (ValueError, RecursionError):
+      raise ValueError(f"{file}, line {number}: not JSON") from None
+    values = [record.get(k) for k in _KEYS] if isinstance(record, dict) else []
+    text = next((v for v in values if isinstance(v, str)), None)
+    if text is None:
+      raise ValueError(
+        f'{file}, line {number}: expected an object with a "completion" or a '
+        '"text"'
+      )
+    found.append(text)
+  return found
+
+
+def write(path: str, index: Corpus, tokenizer: Tokenizer, count: int) -> None:
+  """Writes an index; ValueError if something else is there."""
+  about = {"tokenizer": tokenizer.fingerprint(), "texts": count}
+  arrays = {"tokens": index.tokens, "places": index.places}
+  # One entry: several are written in any order, and the same is no other file.
+  metadata = {_FORMAT: json.dumps(about)}
+  outputs.write_new(path, safetensors.numpy.save(arrays, metadata))
+
+
+def read(path: str, tokenizer: Tokenizer) -> Corpus:
+  """Reads an index.
+
+  Raises:
+    FileNotFoundError: if there is none.
+    ValueError: if it is none, or of another tokenizer.
+  """
+  if not pathlib.Path(path).is_file():
+    raise FileNotFoundError(
+      f"no such corpus: {path} (launch.tools.corpus_index makes one)"
+    )
+  try:
+    with safetensors.safe_open(path, framework="np") as file:
+      metadata = file.metadata() or {}
+      if _FORMAT not in metadata:
+        raise ValueError("it is not of launch.tools.corpus_index")
+      found = Corpus(
+        tokens=file.get_tensor("tokens"), places=file.get_tensor("places")
+      )
+  except (ValueError, safetensors.SafetensorError) as error:
+    raise ValueError(f"cannot use the corpus {path}: {error}") from None
+  about = json.loads(metadata[_FORMAT])
+  if about["tokenizer"] != tokenizer.fingerprint():
+    raise ValueError(
+      f"the corpus {path} was made with another tokenizer than the target's"
+    )
+  return found

@@ -1,0 +1,48 @@
+r"""Makes an index of texts, from which drafts are looked up while decoding.
+
+  python -m launch.tools.corpus_index --input=TEXTS --target=DIR \
+    --output=I.safetensors
+  python -m launch.decode --config=configs/smollm2.py --config.drafter=suffix \
+    --config.rule=match --config.corpus=I.safetensors --prompts=IN.jsonl
+
+TEXTS is a folder, of which all text counts, or a JSONL file whose lines have a
+"completion", as launch.decode writes them, or a "text". DIR is the target,
+whose tokenizer the index is for. Every token takes eight bytes, in the file and
+in the memory of every device.
+"""
+
+import time
+
+from absl import flags
+
+from launch import cli, corpora, outputs
+from models import checkpoints
+from specjax.drafters import corpus
+
+cli.reads(cli.OUTPUT, cli.TARGET)
+_INPUT = flags.DEFINE_string("input", None, "A folder of texts, or JSONL.")
+
+
+def run(_) -> int:
+  """The command."""
+  for flag in (_INPUT, cli.TARGET, cli.OUTPUT):
+    if not flag.value:
+      raise cli.UserError(f"--{flag.name} is needed; see --help")
+  outputs.check(
+    {}, grown={"--output": cli.OUTPUT.value}, inputs={"--input": _INPUT.value}
+  )
+  tokenizer = checkpoints.load_tokenizer(cli.TARGET.value)
+  texts = corpora.texts(_INPUT.value)
+  start = time.perf_counter()
+  index = corpus.build([tokenizer.encode_text(text) for text in texts])
+  seconds = time.perf_counter() - start
+  corpora.write(cli.OUTPUT.value, index, tokenizer, len(texts))
+  print(
+    f"{len(texts)} texts, {len(index.tokens) - len(texts):,} tokens in "
+    f"{cli.OUTPUT.value} ({seconds:.1f} s)"
+  )
+  return 0
+
+
+if __name__ == "__main__":
+  cli.run(run, required=())

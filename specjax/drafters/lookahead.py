@@ -1,0 +1,300 @@
+"""Lookahead decoding: the target guesses ahead of itself, and checks later.
+
+Fu et al. (ICML 2024). A window of W columns and N - 1 levels is fed beside
+every round: level 0 supposes how the text goes on, and what the target says
+most likely follows each column becomes the column's next level (Jacobi
+iteration: a column's tokens settle as rounds pass). So each round finishes W
+sequences of N tokens, which go into a pool. Of those that begin with the newest
+token G are guessed: certain tokens, merged where they begin alike, which rule
+`match` (or any other that takes certain trees) verifies without loss at any
+temperature.
+
+The window is lanes: scored, never verified. With the newest token in front of
+level 0, cell (l, i) stands l + i positions behind it, and sees level 0 up to
+column i, and its own column: a tree.
+
+    level 0   root - a1 - a2          W = 3, N = 4
+               |      |    |
+    level 1   b0     b1   b2
+               |      |    |
+    level 2   c0     c1   c2          new: what follows c0, c1, c2
+
+What differs from the authors' code. All levels are full from the first round:
+columns begin as sequences of the prompt, evenly spaced, where theirs begin with
+random tokens of it and fill one level a round. A round may emit N tokens, all
+guessed and one more, where theirs ends at N - 1. Guesses are merged to a tree.
+The pool is of fixed size and forgets what was found longest ago, over all first
+tokens together; theirs keeps G for each. Sampled text is verified with one coin
+a node instead of one a guess, which accepts as often.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from specjax.drafters import tries
+from specjax.siblings import GIVEN
+from specjax.structs import struct
+from specjax.tree import Tree, bound
+from specjax.types import Commit, Draft, Drafter
+
+_CHUNK = 32  # sequences of a prompt that enter the pool together
+
+
+@struct
+class _Pool:
+  """Sequences of N tokens, the newest P.
+
+  Attributes:
+    grams: `i32[B, P, N]`.
+    stamps: `i32[B, P]`, when each came, 0 for a place that is free.
+    clock: `i32[B]`, the last stamp.
+  """
+
+  grams: Array
+  stamps: Array
+  clock: Array
+
+
+@struct
+class _State:
+  """What rows remember.
+
+  Attributes:
+    window: `i32[B, N - 1, W]`; entry (0, 0) stands for the newest token.
+    pool: the sequences.
+    tail: `i32[B, N - 1]`, the newest tokens that the target has read, -1 before
+      the first.
+  """
+
+  window: Array
+  pool: _Pool
+  tail: Array
+
+
+def form(*, window: int, ngram: int, num_guesses: int) -> Tree:
+  """The tree that is drafted, with the window as lanes.
+
+  Args:
+    window: W.
+    ngram: N.
+    num_guesses: G.
+
+  Raises:
+    ValueError: if a size is too small.
+  """
+  if window < 1 or num_guesses < 1:
+    raise ValueError(
+      f"a lookahead window needs columns and guesses, got {window} columns "
+      f"and {num_guesses} guesses"
+    )
+  if ngram < 2:
+    raise ValueError(
+      f"lookahead guesses n-grams of two tokens at least, got {ngram}"
+    )
+  depth = ngram - 1
+  tree = bound(num_guesses * depth, depth, num_guesses)
+  cells = _cells(window, ngram)
+  above = {int(cells[0, i]): int(cells[0, i - 1]) for i in range(1, window)}
+  above |= {
+    int(cells[level, i]): int(cells[level - 1, i])
+    for level in range(1, depth)
+    for i in range(window)
+  }
+  place = lambda cell: cell and tree.num_drafted + cell
+  lanes = tuple(place(above[cell]) for cell in sorted(above))
+  return Tree(tree.parents, form=tree.form, lanes=lanes)
+
+
+def _cells(window: int, ngram: int) -> np.ndarray:
+  """`int[N - 1, W]`: 0 for the newest token, e + 1 for lane e."""
+  return np.arange((ngram - 1) * window).reshape(ngram - 1, window)
+
+
+def drafter(
+  *,
+  window: int = 7,
+  ngram: int = 5,
+  num_guesses: int = 7,
+  vocab_size: int,
+  pool_size: int = 1024,
+  from_text: bool = True,
+) -> Drafter:
+  """Drafts what the target has guessed before.
+
+  Args:
+    window: W, columns.
+    ngram: N, tokens of a sequence: N - 1 are guessed.
+    num_guesses: G, sequences that are guessed at most.
+    vocab_size: V, the number of real tokens.
+    pool_size: P, sequences that a row keeps.
+    from_text: whether the sequences of the prompt, and of what is emitted,
+      enter the pool too.
+
+  Returns:
+    The `Drafter`; its state is the window, the pool, and the last tokens.
+
+  Raises:
+    ValueError: for sizes that are too small.
+  """
+  tree = form(window=window, ngram=ngram, num_guesses=num_guesses)
+  least = max(num_guesses, window + ngram, _CHUNK)
+  if pool_size < least:
+    raise ValueError(f"pool_size must be at least {least}, got {pool_size}")
+  cells = _cells(window, ngram)
+  # Where the target says what follows the last level, of all that is fed.
+  last = np.where(cells[-1] > 0, tree.num_drafted + cells[-1], 0)
+  nothing = np.array(tree.lanes, np.int32)
+
+  def init(params, batch, slots, inputs) -> _State:
+    del params, slots, inputs
+    return _State(
+      window=jnp.zeros((batch, ngram - 1, window), jnp.int32),
+      pool=_Pool(
+        grams=jnp.zeros((batch, pool_size, ngram), jnp.int32),
+        stamps=jnp.zeros((batch, pool_size), jnp.int32),
+        clock=jnp.zeros((batch,), jnp.int32),
+      ),
+      tail=jnp.full((batch, ngram - 1), -1, jnp.int32),
+    )
+
+  def propose(params, state: _State, target_cache, context):
+    del params
+    rows, root = len(context.length), context.root
+    pool = state.pool
+    fits = jnp.where(pool.grams[..., 0] == root, pool.stamps, 0)
+    newest, at = lax.top_k(fits, num_guesses)
+    guesses = jnp.take_along_axis(pool.grams, at[..., None], axis=1)[..., 1:]
+    there = jnp.broadcast_to((newest > 0)[..., None], guesses.shape)
+    tokens, parents = tries.joined(guesses, there)
+    ahead = state.window.reshape(rows, -1)[:, 1:]
+    draft = Draft(
+      tree=tree,
+      siblings=GIVEN,
+      tokens=jnp.concatenate([root, tokens, ahead], axis=1),
+      log_probs=None,
+      parents=jnp.concatenate(
+        [
+          jnp.full_like(root, -1),
+          parents,
+          jnp.broadcast_to(nothing, ahead.shape),
+        ],
+        axis=1,
+      ),
+    )
+    return draft, state, target_cache
+
+  def prefill(params, state: _State, commit: Commit) -> _State:
+    del params
+    known = commit.length - commit.start  # tokens of `commit.tokens`
+    spread = np.arange(window) * known[:, None] // window
+    ahead = spread[:, None] + np.arange(ngram - 1)[:, None]
+    begun = jax.vmap(lambda text, at: text[at])(
+      commit.tokens, ahead % known[:, None, None]
+    )
+    is_new = state.tail[:, -1] < 0
+    state = _State(
+      window=jnp.where(is_new[:, None, None], begun, state.window),
+      pool=state.pool,
+      tail=state.tail,
+    )
+    return read(state, commit.tokens, commit.again, commit.count)
+
+  def commit(params, state: _State, commit: Commit) -> _State:
+    del params
+    logits = commit.target_output.logits[:, last, :vocab_size]
+    logits = jnp.where(jnp.isnan(logits), -jnp.inf, logits)
+    new = jnp.argmax(logits, axis=-1).astype(jnp.int32)  # [B, W]
+    columns = state.window.at[:, 0, 0].set(commit.tokens[:, 0])
+    columns = jnp.concatenate([columns, new[:, None]], axis=1)
+    went_on = commit.count > 0
+    pool = _insert(
+      state.pool,
+      jnp.swapaxes(columns, 1, 2),
+      jnp.broadcast_to(went_on[:, None], new.shape),
+    )
+    ahead = jnp.where(went_on[:, None, None], columns[:, 1:], state.window)
+    state = _State(window=ahead, pool=pool, tail=state.tail)
+    text = jnp.take_along_axis(commit.tokens, commit.path, axis=1)
+    return read(state, text, jnp.zeros_like(commit.count), commit.count)
+
+  def read(state: _State, text, again, count) -> _State:
+    """Takes in tokens `again .. count - 1` of `i32[B, T]`."""
+    most = text.shape[1]
+    whole = jnp.concatenate(
+      [state.tail, jax.vmap(jnp.roll)(text, -again)], axis=1
+    )
+    new = jnp.maximum(count - again, 0)
+    window_of = lambda row, at: lax.dynamic_slice_in_dim(row, at, ngram - 1)
+    tail = jax.vmap(window_of)(whole, new)
+    pool = state.pool
+    if from_text:
+      each = np.arange(most)[:, None] + np.arange(ngram)
+      grams = whole[:, each]  # [B, T, N], by their last token
+      kept = (jnp.arange(most) < new[:, None]) & (grams[..., 0] >= 0)
+      pool = _insert_many(pool, grams, kept)
+    return _State(window=state.window, pool=pool, tail=tail)
+
+  def row_axes(state):
+    return jax.tree.map(lambda x: 0, state)
+
+  return Drafter(
+    name="lookahead",
+    tree=tree,
+    siblings=GIVEN,
+    init=init,
+    prefill=prefill,
+    propose=propose,
+    commit=commit,
+    row_axes=row_axes,
+  )
+
+
+def _insert_many(pool: _Pool, grams: Array, kept: Array) -> _Pool:
+  """As `_insert`, of any number, a few at a time."""
+  rows, count, size = grams.shape
+  if count <= _CHUNK:
+    return _insert(pool, grams, kept)
+  missing = -count % _CHUNK
+  grams = jnp.pad(grams, ((0, 0), (0, missing), (0, 0)))
+  kept = jnp.pad(kept, ((0, 0), (0, missing)))
+  chunks = (
+    jnp.moveaxis(grams.reshape(rows, -1, _CHUNK, size), 1, 0),
+    jnp.moveaxis(kept.reshape(rows, -1, _CHUNK), 1, 0),
+  )
+  return lax.scan(lambda p, x: (_insert(p, *x), None), pool, chunks)[0]
+
+
+def _insert(pool: _Pool, grams: Array, kept: Array) -> _Pool:
+  """Puts sequences into the pool, in the place of the oldest.
+
+  What is there already becomes the newest.
+
+  Args:
+    pool: the pool.
+    grams: `i32[B, J, N]`, J at most P.
+    kept: `bool[B, J]`, which of them count.
+  """
+  count = grams.shape[1]
+
+  def of_row(held, stamps, clock, new, kept):
+    same = (held[:, None] == new).all(axis=-1) & kept  # [P, J]
+    stamps = jnp.where(same.any(axis=1), 0, stamps)
+    twice = (new[:, None] == new).all(axis=-1) & kept  # [J, J]
+    later = np.triu(np.ones((count, count), bool), k=1)
+    kept = kept & ~(twice & later).any(axis=1)
+    _, oldest = lax.top_k(-stamps, count)
+    place = oldest[jnp.maximum(jnp.cumsum(kept) - 1, 0)]
+    place = jnp.where(kept, place, len(stamps))  # nowhere
+    when = clock + 1 + np.arange(count)
+    return (
+      held.at[place].set(new, mode="drop"),
+      stamps.at[place].set(when.astype(jnp.int32), mode="drop"),
+      clock + count,
+    )
+
+  held, stamps, clock = jax.vmap(of_row)(
+    pool.grams, pool.stamps, pool.clock, grams, kept
+  )
+  return _Pool(grams=held, stamps=stamps, clock=clock)

@@ -1,0 +1,111 @@
+"""Continuations of a text become one tree of tokens, each beginning once.
+
+K continuations of D tokens that begin alike share nodes. Everything is of fixed
+size: a continuation, or a part of its end, may not be there.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from specjax.structs import struct
+
+
+@struct
+class Trie:
+  """Nodes of a tree below the root, M of them, parents first.
+
+  Attributes:
+    tokens: `i32[B, M]`.
+    parents: `i32[B, M]`: 0 is the root, n + 1 is entry n; -1 is not there.
+    values: `f32[B, M]`, what each was chosen for, 0 where it is not there.
+  """
+
+  tokens: Array
+  parents: Array
+  values: Array
+
+
+def alike(tokens: Array, there: Array) -> Array:
+  """Which continuations begin with the same tokens.
+
+  Args:
+    tokens: `i32[B, K, D]`.
+    there: `bool[B, K, D]`; nothing is there behind what is not.
+
+  Returns:
+    `bool[B, K, K, D]`: entry (k, j, d) says that k and j have d + 1 tokens, and
+    the same ones.
+  """
+  same = tokens[:, :, None] == tokens[:, None]
+  same &= there[:, :, None] & there[:, None]
+  return jnp.cumsum(~same, axis=-1) == 0
+
+
+def joined(tokens: Array, there: Array) -> tuple[Array, Array]:
+  """A tree of all continuations.
+
+  Args:
+    tokens: `i32[B, K, D]`.
+    there: `bool[B, K, D]`; nothing is there behind what is not.
+
+  Returns:
+    Tokens and parents `i32[B, K D]`, as a `Trie` has them, one continuation
+    behind the other.
+  """
+  rows, count, depth = tokens.shape
+  first = _first(alike(tokens, there))
+  own = there & (first == np.arange(count)[:, None])
+  above = first[..., :-1] * depth + np.arange(depth - 1) + 1
+  parents = jnp.concatenate([jnp.zeros_like(first[..., :1]), above], axis=-1)
+  parents = jnp.where(own, parents, -1).astype(jnp.int32)
+  flat = lambda x: x.reshape(rows, count * depth)
+  return flat(tokens), flat(parents)
+
+
+def best(tokens: Array, same: Array, values: Array, count: int) -> Trie:
+  """The tree of the most valuable beginnings.
+
+  Args:
+    tokens: `i32[B, K, D]`.
+    same: from `alike`.
+    values: `f32[B, K, D]`, of the first d + 1 tokens of each: never more than
+      of fewer; what has none is not taken. Of those alike the largest counts.
+    count: M, nodes at most.
+
+  Returns:
+    The `Trie`, most valuable first; of equal ones the less deep, then those of
+    earlier continuations.
+  """
+  rows, paths, depth = tokens.shape
+  most = jnp.max(jnp.where(same, values[:, None], 0), axis=2)
+  first = _first(same)
+  own = first == np.arange(paths)[:, None]
+  most = jnp.where(own, most, 0)
+  # By depth, and then by path: of equal values the lowest index comes first,
+  # so that a parent, whose value is never below its child's, comes before it.
+  flat = lambda x: jnp.swapaxes(x, 1, 2).reshape(rows, depth * paths)
+  found, kept = lax.top_k(flat(most), min(count, depth * paths))
+  place = kept // paths, kept % paths
+  above = jnp.take_along_axis(
+    flat(jnp.pad(first, ((0, 0), (0, 0), (1, 0)))[..., :-1]), kept, axis=1
+  )
+  above = (place[0] - 1) * paths + above  # where the parent is in `flat`
+  parents = jnp.argmax(kept[:, None] == above[..., None], axis=-1) + 1
+  parents = jnp.where(place[0] == 0, 0, parents)
+  missing = ((0, 0), (0, count - kept.shape[1]))
+  return Trie(
+    tokens=jnp.pad(jnp.take_along_axis(flat(tokens), kept, axis=1), missing),
+    parents=jnp.pad(
+      jnp.where(found > 0, parents, -1).astype(jnp.int32),
+      missing,
+      constant_values=-1,
+    ),
+    values=jnp.pad(found, missing),
+  )
+
+
+def _first(same: Array) -> Array:
+  """`i32[B, K, D]`: the first continuation that begins so, or the same."""
+  own = np.eye(same.shape[1], dtype=bool)[..., None]
+  return jnp.argmax(same | own, axis=2).astype(jnp.int32)

@@ -1,0 +1,186 @@
+"""Lookahead: the window, the pool, and the texts that come of them."""
+
+import dataclasses
+import itertools
+
+import decoding
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+from decoding import LENGTHS, MODEL, PARAMS, PROMPTS, VOCAB, rows_of
+
+import specjax
+from specjax.drafters import lookahead
+from specjax.state import StopReason
+from specjax.warp import make_sampling
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+W, N, G = 4, 4, 3
+SIZES = dict(window=W, ngram=N, num_guesses=G)
+DRAFTER = lookahead.drafter(**SIZES, pool_size=40, vocab_size=VOCAB)
+DECODER = specjax.make_decoder(MODEL, drafter=DRAFTER, rule="match")
+STEP = jax.jit(DECODER.step)
+# Logits that depend on the newest token and its position: texts that repeat.
+LOOPS = dataclasses.replace(
+  PARAMS, target=jnp.asarray(toys.table(VOCAB, seed=3, contexts=7))
+)
+
+
+def begin(prompts=PROMPTS, lengths=LENGTHS, *, decoder=DECODER, temperature=0.0,
+          budget=30, params=PARAMS):  # fmt: skip
+  return decoder.init(
+    params, jnp.asarray(prompts), lengths, jax.random.key(0),
+    buffer_length=40, max_new_tokens=budget,
+    sampling=make_sampling(len(lengths), temperature=temperature),
+  )  # fmt: skip
+
+
+class Slow:
+  """One row of the drafter in plain Python, from what was fed and stood."""
+
+  def __init__(self, text):
+    self.fed, self.pool = [], []
+    known = len(text)
+    self.window = [
+      [text[(i * known // W + level) % known] for i in range(W)]
+      for level in range(N - 1)
+    ]
+    self.read(text[:-1])
+
+  def insert(self, grams):
+    """The newest last; what comes again becomes the newest."""
+    for gram in grams:
+      self.pool = [g for g in self.pool if g != gram] + [gram]
+
+  def read(self, tokens):
+    grams = []
+    for token in tokens:
+      self.fed.append(token)
+      if len(self.fed) >= N:
+        grams.append(tuple(self.fed[-N:]))
+    self.insert(grams)
+
+  def guesses(self, root):
+    """As a set of paths from the root."""
+    found = [g[1:] for g in reversed(self.pool) if g[0] == root][:G]
+    return {g[: d + 1] for g in found for d in range(N - 1)}
+
+  def after(self, context, accepted, table):
+    """A round that stood on `context`, of which so many tokens were new."""
+    root = context[-1]
+    level0 = [root, *self.window[0][1:]]
+    new = []
+    for i in range(W):
+      column = [self.window[level][i] for level in range(1, N - 1)]
+      seen = [*context[:-1], *level0[: i + 1], *column]
+      new.append(int(np.argmax(toys.context_logits(table, seen))))
+    columns = [level0, *self.window[1:], new]
+    self.insert([tuple(level[i] for level in columns) for i in range(W)])
+    self.window = columns[1:]
+    self.read([root, *accepted])
+
+
+def paths_of(draft, row):
+  """The tokens on the way to each node of a row that is there."""
+  topology = draft.topology()
+  found = []
+  for node in range(1, draft.tree.num_nodes):
+    if topology.there[row, node]:
+      way = topology.paths[row, node, 1 : topology.depth[row, node] + 1]
+      found.append(tuple(np.asarray(draft.tokens[row])[way].tolist()))
+  return found
+
+
+def test_rounds_do_what_a_slow_reading_of_the_paper_does():
+  """Guesses, window and pool of every row, greedy and sampled, to the end."""
+  state = begin(temperature=np.array([0.0, 0.0, 0.5, 1.0, 0.0]), params=LOOPS)
+  table = np.asarray(LOOPS.target)
+  texts = rows_of(state)
+  slow = [Slow(text) for text in texts]
+  hits = 0
+  for _ in range(14):
+    running = ~np.asarray(state.done)
+    state, info = STEP(LOOPS, state)
+    draft = jax.device_get(info.draft)
+    after = rows_of(state)
+    for row in np.flatnonzero(running):
+      one, root = slow[row], texts[row][-1]
+      found = paths_of(draft, row)
+      assert len(found) == len(set(found))
+      assert set(found) == one.guesses(root)
+      hits += bool(found)
+      lanes = draft.tokens[row, draft.tree.num_nodes :].tolist()
+      assert lanes == [*itertools.chain(*one.window)][1:]
+      one.after(texts[row], after[row][len(texts[row]) : -1], table)
+      pool = state.drafter_state.pool
+      stamps = np.asarray(pool.stamps[row])
+      held = np.asarray(pool.grams[row])[np.argsort(stamps)]
+      held = [tuple(g) for g in held[np.sort(stamps) > 0].tolist()]
+      assert held == one.pool[-40:]
+    texts = after
+  assert hits > 20
+  assert state.counters.num_accepted.sum() > 10
+
+
+def test_greedy_rows_are_what_plain_decoding_emits():
+  state = jax.jit(DECODER.generate)(PARAMS, begin())
+  for row, length in zip(rows_of(state), LENGTHS, strict=True):
+    assert row == decoding.greedy_reference(row[:length], len(row) - length)
+
+
+def test_a_text_that_repeats_is_emitted_n_tokens_a_round():
+  """One more than the authors' code allows itself."""
+  table = jnp.full((1, VOCAB), 0.0).at[0, 3].set(5.0)
+  params = specjax.Params(target=table)
+  state = begin(params=params)
+  state = jax.jit(DECODER.generate)(params, state)
+  counts = state.counters.accept_counts
+  assert counts[:, N - 1].min() >= 30 // N - 3
+  assert (state.stop_reason == StopReason.LENGTH).all()
+
+
+def test_the_window_is_the_tree_of_the_paper():
+  """Who sees whom, and where it stands, by the mask that the paper draws."""
+  tree = DRAFTER.tree
+  assert len(tree.lanes) == W - 1 + (N - 2) * W
+  first = tree.num_nodes - 1
+  cell = lambda level, i: level * W + i and first + level * W + i
+  sees = tree.fed_ancestors
+  for level in range(N - 1):
+    for i in range(W):
+      seen = {cell(0, j) for j in range(i + 1)}
+      seen |= {cell(up, i) for up in range(level + 1)}
+      assert set(np.flatnonzero(sees[cell(level, i)])) == seen
+      assert tree.fed_depth[cell(level, i)] == level + i
+  assert not sees[1 : tree.num_nodes, tree.num_nodes :].any()
+
+
+@pytest.mark.parametrize("sizes", [(1, 2, 1), (1, 3, 2), (3, 2, 2)])
+def test_the_smallest_windows_decode(sizes):
+  window, size, guesses = sizes
+  drafter = lookahead.drafter(
+    window=window, ngram=size, num_guesses=guesses, vocab_size=VOCAB
+  )
+  decoder = specjax.make_decoder(MODEL, drafter=drafter, rule="match")
+  state = jax.jit(decoder.generate)(LOOPS, begin(decoder=decoder, params=LOOPS))
+  plain = specjax.make_decoder(MODEL)
+  expected = jax.jit(plain.generate)(LOOPS, begin(decoder=plain, params=LOOPS))
+  assert rows_of(state) == rows_of(expected)
+  assert state.counters.num_accepted.sum() > 0
+
+
+@pytest.mark.parametrize(
+  ("changes", "words"),
+  [
+    (dict(window=0), "needs columns and guesses, got 0"),
+    (dict(num_guesses=0), "needs columns and guesses"),
+    (dict(ngram=1), "two tokens at least, got 1"),
+    (dict(pool_size=5), "pool_size must be at least 32, got 5"),
+  ],
+)
+def test_sizes_that_cannot_be_are_refused(changes, words):
+  with pytest.raises(ValueError, match=words):
+    lookahead.drafter(**{**SIZES, "vocab_size": VOCAB} | changes)
