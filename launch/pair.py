@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import ml_collections
 from jax.sharding import Mesh
 
-from launch import drafting, stops
+from launch import drafting, online, stops
 from models import checkpoints, meshes
 from models.checkpoints import Network
 from models.head_checkpoints import Head
@@ -15,6 +15,7 @@ from models.tokenizers import Tokenizer
 from models.transformer import SkippedLayers
 from specjax import decode, rules
 from specjax import siblings as siblings_lib
+from specjax.drafters.online import Laws
 from specjax.engine import Engine
 from specjax.types import LanguageModel, Params
 from specjax.warp import make_sampling
@@ -38,6 +39,7 @@ class Pair:
     max_length: longest prompt with completion, in tokens.
     mesh: the devices, or None for one without a mesh.
     layout: what is cut over which of the mesh's axes, if there is one.
+    laws: what the draft says of a ring, if it learns online; else None.
   """
 
   decoder: decode.Decoder
@@ -50,6 +52,7 @@ class Pair:
   max_length: int
   mesh: Mesh | None = None
   layout: meshes.Layout | None = None
+  laws: Laws | None = None
 
   def room(self, max_new_tokens: int) -> int:
     """Tokens left for a prompt; ValueError if there are none."""
@@ -124,8 +127,26 @@ def check_config(config: ml_collections.ConfigDict) -> None:
       f"{config.drafter!r}"
     )
   family.check(config, tree, how)
+  online.check(config)
+  check_exits(config)
   if gamma:
     rules.get(config.rule).check(tree, how)
+
+
+def check_exits(config: ml_collections.ConfigDict) -> None:
+  """Raises ValueError for exits that cannot be, or that nobody would take."""
+  wanted = config.exit_acceptance
+  if not 0 <= wanted <= 1:
+    raise ValueError(f"exit_acceptance must be in [0, 1], got {wanted}")
+  if wanted and config.drafter not in ("model", "layer_skip"):
+    raise ValueError(
+      "exit_acceptance is of the drafters model and layer_skip, and the "
+      f"drafter is {config.drafter!r}"
+    )
+  if config.skip_layers and (config.skip_attention or config.skip_mlp):
+    raise ValueError(
+      "skip_layers is a file in place of skip_attention and skip_mlp: give one"
+    )
 
 
 def settled(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
@@ -243,7 +264,7 @@ def assemble(config: ml_collections.ConfigDict, models: Models) -> Pair:
   vocab_size = tokenizer.vocab_size
   features = models.draft.features if isinstance(models.draft, Head) else ()
   target = models.target.functions(SkippedLayers(), features)
-  draft, draft_params, drafter = None, None, None
+  draft, draft_params, drafter, laws = None, None, None, None
   if config.num_speculative_tokens:
     family = drafting.of(config)
     draft, draft_params = family.model(config, models)
@@ -254,6 +275,10 @@ def assemble(config: ml_collections.ConfigDict, models: Models) -> Pair:
       siblings=drafting.make_siblings(config),
       vocab_size=vocab_size,
     )
+    if config.online:
+      drafter, laws = online.wrapped(
+        config, drafter, draft, vocab_size=vocab_size
+      )
   if isinstance(draft, Head):
     draft = None  # no model of its own
   limits = [
@@ -283,6 +308,7 @@ def assemble(config: ml_collections.ConfigDict, models: Models) -> Pair:
     max_length=min(x for x in limits if x is not None),
     mesh=models.mesh,
     layout=models.layout,
+    laws=laws,
   )
 
 
@@ -308,6 +334,9 @@ def check_same_tokenizer(target: Tokenizer, draft: Tokenizer) -> None:
 
 def engine_of(config, pair: Pair, *, baseline: bool = False) -> Engine:
   """The engine of a config: speculative, or plain autoregressive."""
+  learner = None
+  if pair.laws is not None and not baseline:
+    learner = online.Learner(config, pair.params, pair.laws)
   return Engine(
     decoder=pair.baseline if baseline else pair.decoder,
     params=pair.params,
@@ -319,6 +348,7 @@ def engine_of(config, pair: Pair, *, baseline: bool = False) -> Engine:
     min_p=config.min_p,
     seed=config.seed,
     watch=lambda prompt: stops.watch(pair.tokenizer, prompt.stop),
+    learner=learner,
     mesh=pair.mesh,
     cache_specs=pair.layout and pair.layout.cache_specs(),
   )

@@ -96,6 +96,7 @@ def _parsed(name: str, config: ml_collections.ConfigDict) -> System:
     # Nothing is drafted by us: settings of drafters do not matter.
     own.update(dict(drafter="ngram", rule="token", siblings="iid"))
     own.update(dict(tree=(), num_drafts=1, num_nodes=0, draft=""))
+    own.update(dict(online=False, exit_acceptance=0.0))
   else:
     own.drafter = kind
   try:
@@ -110,6 +111,8 @@ def _parsed(name: str, config: ml_collections.ConfigDict) -> System:
         "num_speculative_tokens is 0, and nothing would be drafted: that is "
         f"the system {PLAIN!r}"
       )
+    if own.skip_layers and "skip_layers" in (settings or ""):
+      own.update(dict(skip_attention=(), skip_mlp=()))  # the file's instead
     if kind not in (PLAIN, *REFERENCES):
       _known(kind)
     pair.check_config(own)
