@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import ml_collections
 from jax.sharding import Mesh
 
-from launch import drafting, online, stops
+from launch import drafting, online, skipped_layers, stops
 from models import checkpoints, meshes
 from models.checkpoints import Network
 from models.head_checkpoints import Head
@@ -143,18 +143,19 @@ def check_exits(config: ml_collections.ConfigDict) -> None:
       "exit_acceptance is of the drafters model and layer_skip, and the "
       f"drafter is {config.drafter!r}"
     )
-  if config.skip_layers and (config.skip_attention or config.skip_mlp):
-    raise ValueError(
-      "skip_layers is a file in place of skip_attention and skip_mlp: give one"
-    )
 
 
 def settled(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   """The config as it is run, for records: a tree decides how deep it drafts.
 
-  Beside `tree`, `num_speculative_tokens` is not read, and becomes its depth.
+  Beside `tree`, `num_speculative_tokens` is not read, and becomes its depth;
+  of `skip_layers` the set that the file holds is kept, and not its path.
   """
   config = ml_collections.ConfigDict(config.to_dict())
+  if config.skip_layers:
+    skipped = skipped_layers.of(config)
+    config.skip_attention, config.skip_mlp = skipped.attention, skipped.mlp
+    config.skip_layers = ""
   if config.tree and config.num_speculative_tokens:
     config.num_speculative_tokens = drafting.make_tree(config).max_depth
   return config

@@ -13,10 +13,10 @@ from models.transformer import SkippedLayers
 
 
 def of(config: ml_collections.ConfigDict) -> SkippedLayers:
-  """The sub-layers that a config skips.
+  """The sub-layers that a config skips: those of its file, if it names one.
 
   Raises:
-    ValueError: if it names a file and layers, or the file holds no such set.
+    ValueError: if the file holds no such set.
     FileNotFoundError: if the file is not there.
   """
   own = SkippedLayers(

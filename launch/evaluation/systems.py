@@ -111,8 +111,6 @@ def _parsed(name: str, config: ml_collections.ConfigDict) -> System:
         "num_speculative_tokens is 0, and nothing would be drafted: that is "
         f"the system {PLAIN!r}"
       )
-    if own.skip_layers and "skip_layers" in (settings or ""):
-      own.update(dict(skip_attention=(), skip_mlp=()))  # the file's instead
     if kind not in (PLAIN, *REFERENCES):
       _known(kind)
     pair.check_config(own)
