@@ -1,4 +1,4 @@
-"""KnapSpec's dynamic programme (Kim et al., ICML 2026): a set for every budget.
+"""KnapSpec's dynamic programme (ICML 2026): a set for every budget.
 
 Sub-layers are items that save a whole number of units when they are skipped:
 one for the cheaper kind, and for the dearer the rounded ratio of their costs, 5
