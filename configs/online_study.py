@@ -27,19 +27,19 @@ def get_config() -> ml_collections.ConfigDict:
     {
       "source and prose": {
         "domains": ("python", "prose", "python"),
-        "tokens": 6144,
+        "tokens": 5120,
       },
       "tasks": {
         "domains": (
           "conversation", "code", "mathematics", "summarisation",
           "answering from context", "conversation",
         ),
-        "tokens": 4096,
+        "tokens": 3072,
       },
     }
   )  # fmt: skip
   # Emitted tokens of its domain that the offline draft is trained on.
-  config.offline_tokens = 8192
+  config.offline_tokens = 3072
   # Emitted tokens of a block that come before what is compared.
   config.after = 2000
   return config
