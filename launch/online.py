@@ -7,6 +7,7 @@ learner beside an output, so that a run that was killed goes on with it.
 """
 
 import dataclasses
+import glob
 import io
 import json
 import pathlib
@@ -277,7 +278,8 @@ class Saved:
           f"what was learned in {parts} parts cannot be read from {path} "
           f"({error}): --overwrite begins anew"
         ) from None
-    for other in self._output.parent.glob(f"{self._output.name}.learned-*"):
+    begins = glob.escape(f"{self._output.name}.learned-")
+    for other in self._output.parent.glob(f"{begins}*"):
       if other != self._path(parts):
         other.unlink()
 
