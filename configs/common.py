@@ -41,6 +41,20 @@ def get_config() -> ml_collections.ConfigDict:
   config.num_guesses = 7
   config.skip_attention = ()  # for layer_skip: layer indices
   config.skip_mlp = ()
+  config.skip_layers = ""  # or a file of launch.layer_search, in their place
+  # A chain of model or layer_skip ends where its draft is in doubt; the share
+  # of drafted tokens that is to be accepted decides how much. 0: it does not.
+  config.exit_acceptance = 0.0
+  # Whether the draft learns while it decodes (docs/online.md): rounds between
+  # two updates, tokens of each row that are learned from, the likeliest tokens
+  # of each law that are kept (0: all), an objective of specjax.losses, and the
+  # optimiser's rate.
+  config.online = False
+  config.online_rounds = 8
+  config.online_entries = 512
+  config.online_laws = 0
+  config.online_objective = "forward_kl"
+  config.online_rate = 1e-3
   # What is sampled. Temperature 0 is greedy; 0, 1.0 and 0.0 truncate nothing.
   config.temperature = 0.0
   config.top_k = 0

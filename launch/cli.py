@@ -58,6 +58,10 @@ SEED = flags.DEFINE_integer(
   upper_bound=2**32 - 1,
 )  # fmt: skip
 
+ONLINE = flags.DEFINE_bool(
+  "online", False, "Drafts learn of what is decoded (docs/online.md)."
+)
+
 flags.disclaim_key_flags()  # what is declared from here on is the caller's
 
 # A command takes the arguments left over by the flags and returns an exit code.

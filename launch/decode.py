@@ -33,6 +33,12 @@ were), "tokens" (what was emitted), "origins", "warped_log_probs"}; null is
 log 0, or a node that is not there. Either flag decodes round by round, without
 the comparison with plain decoding: its times would be no measurement.
 
+--online lets the draft learn between rounds of what it decodes (docs/online.md;
+the settings `online_*` of the config). A row's text then depends on the prompts
+that were decoded before it, in the order of their lengths; what was learned is
+kept in OUT.jsonl.learned-N, after N batches, so that a run that was killed goes
+on as if it had not been.
+
 Several processes (see launch/processes.py) take turns at the batches, if each
 holds the whole pair on its own devices, and process 0 writes.
 """
@@ -52,6 +58,7 @@ import specjax
 from launch import (
   cli,
   display,
+  online,
   outputs,
   pair,
   processes,
@@ -67,7 +74,7 @@ from specjax import engine, metrics
 from specjax.engine import Batch, Completion, Engine
 from specjax.state import StopReason
 
-cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT, *processes.FLAGS)
+cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT, cli.ONLINE, *processes.FLAGS)
 # Of these the contents count, and no path.
 _HASHED = ("target", "draft", "corpus")
 _SUMMARY = flags.DEFINE_string("summary", None, "The run's numbers, JSON.")
@@ -205,6 +212,10 @@ def decode_missing(
   done = {key for record in records for key in record["keys"]}
   missing = [p for p in items if p.key not in done]
   speculative = pair.engine_of(config, models)
+  learners = {"draft": speculative.learner} if config.online else {}
+  saved = results and online.Saved(cli.OUTPUT.value, learners)
+  if saved:
+    saved.load(len(records))
   baseline, trace = None, []
   if traced_fields():
     trace = [tracing.tracer(speculative)]
@@ -229,6 +240,8 @@ def decode_missing(
   )  # fmt: skip
   with progress:
     for record in found:
+      if saved:
+        saved.save(len(records) + 1)
       if results:
         results.add(
           record,
@@ -239,6 +252,12 @@ def decode_missing(
         )
       records.append(record)
       progress.update(len(record["rows"]))
+  for learner in learners.values():
+    print(
+      f"the draft was updated {learner.updates} times, in "
+      f"{learner.seconds:.1f} s",
+      file=sys.stderr,
+    )
   return records
 
 
@@ -266,9 +285,22 @@ def read_prompts(
   return items, not problems
 
 
+def check_online(config) -> None:
+  """Raises UserError where a draft cannot learn."""
+  if config.online and traced_fields():
+    raise cli.UserError(
+      "--log_probs and --steps tell of a draft that stays as it is: not with "
+      "--online"
+    )
+  if config.online and processes.several():
+    raise cli.UserError("--online learns in one process")
+
+
 def run(_) -> int:
   """The command."""
   config, output = pair.settled(cli.CONFIG.value), cli.OUTPUT.value
+  config.online = config.online or cli.ONLINE.value
+  check_online(config)
   outputs.check(
     {"--summary": _SUMMARY.value},
     grown={"--output": output, "--steps": _STEPS.value},

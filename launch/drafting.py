@@ -10,13 +10,14 @@ parameters are `params.draft`), or None if the config names none.
 """
 
 import dataclasses
+import functools
 import pkgutil
 from collections.abc import Callable
 from typing import Any
 
 import ml_collections
 
-from launch import looking_up, near
+from launch import looking_up, near, skipped_layers
 from models import block_drafter, head_checkpoints
 from models.block_drafter import Block
 from models.head_checkpoints import Head
@@ -66,10 +67,7 @@ def _of_block(config, models) -> tuple[Block, Any]:
 
 def _of_target(config, models) -> tuple[LanguageModel, None]:
   """The target without the layers that the config skips: no parameters."""
-  skipped = SkippedLayers(
-    attention=tuple(config.skip_attention), mlp=tuple(config.skip_mlp)
-  )
-  return models.target.functions(skipped, ()), None
+  return models.target.functions(skipped_layers.of(config), ()), None
 
 
 def _nothing(config, models) -> tuple[None, None]:
@@ -123,14 +121,21 @@ class Family:
   form: Callable[..., tuple[Tree, Siblings]] | None = None
 
 
+def _exiting(config, make: Callable[..., Drafter]) -> Drafter:
+  """A drafter whose chains end where the config wants them to."""
+  if not config.exit_acceptance:
+    return make()
+  return drafters.exits.drafter(make, acceptance=config.exit_acceptance)
+
+
 def _model(config, draft, **static) -> Drafter:
-  del config
-  return drafters.model.drafter(draft, **static)
+  make = functools.partial(drafters.model.drafter, draft, **static)
+  return _exiting(config, make)
 
 
 def _layer_skip(config, draft, **static) -> Drafter:
-  del config
-  return drafters.layer_skip.drafter(draft, **static)
+  make = functools.partial(drafters.layer_skip.drafter, draft, **static)
+  return _exiting(config, make)
 
 
 def _ngram(config, draft, *, tree, siblings, vocab_size) -> Drafter:

@@ -13,7 +13,9 @@ eight of each of five tasks, for answers of at most 64 tokens unless
 --config.max_new_tokens says another number. A system is plain, a drafter
 (ngram, layer_skip, model, package.module:make), or transformers' hf,
 hf_assisted and hf_prompt_lookup; settings of its own follow a colon, as in
-ngram:max_ngram=2,num_speculative_tokens=8. What all share is the config's.
+ngram:max_ngram=2,num_speculative_tokens=8. What all share is the config's. With
+--online, or as model:online=true, a draft learns of what it decodes, one group
+of questions after the other (docs/online.md).
 
 E.json has a row for each system, temperature, batch size and category, and all
 that it was made of; E.md shows it, E.svg draws it (docs/evaluation.md says how
@@ -41,6 +43,7 @@ import specjax
 from launch import (
   cli,
   drafting,
+  online,
   outputs,
   pair,
   processes,
@@ -63,7 +66,7 @@ from launch.evaluation.measure import Contest, Group
 from launch.evaluation.systems import System
 from launch.journal import Journal
 
-cli.reads(cli.CONFIG, cli.OUTPUT, *processes.FLAGS)
+cli.reads(cli.CONFIG, cli.OUTPUT, cli.ONLINE, *processes.FLAGS)
 _QUESTIONS = flags.DEFINE_string(
   "questions", None, "The questions, JSONL; our own if not given."
 )
@@ -142,6 +145,17 @@ def check_sizes(sizes: list[int], plain: pair.Pair) -> None:
     )
 
 
+def with_online(entered: list[System], config) -> list[System]:
+  """The systems, and beside each whose draft can learn one that does."""
+  found = []
+  for system in entered:
+    found.append(system)
+    if system.kind in online.LEARNING and not system.config.online:
+      joint = "," if ":" in system.name else ":"
+      found += systems.parse(f"{system.name}{joint}online=true", config)[1:]
+  return found
+
+
 def settings_of(config, entered: list[System], asked, checkpoints) -> dict:
   """All that decides what is measured; neither paths nor dates count."""
   hashed = lambda text: text and checkpoints.get(text, text)
@@ -194,6 +208,13 @@ def measure_missing(
   there = processes.gather(list(journal.batches.values()) if journal else [])
   records = {record["batch"]: record for record in there[0]}
   spans = processes.spanned_by(pairs[systems.PLAIN].params)
+  saved = None
+  if learners := learners_of(contests):
+    if processes.several():
+      raise cli.UserError("a draft learns online in one process")
+    if journal:
+      saved = online.Saved(cli.OUTPUT.value, learners)
+      saved.load(sum(group.name in records for group in groups))
 
   def keep(record: dict) -> None:
     records[record["batch"]] = record
@@ -214,6 +235,9 @@ def measure_missing(
       lambda _, group: measure.measure(contests[group.temperature], group),
       together=spans,
     ):
+      if saved:
+        done = sum(group.name in records for group in groups)
+        saved.save(done + 1)
       keep(record)
       progress.update(sizes[record["batch"]])
   if not spans:
@@ -227,6 +251,14 @@ def measure_missing(
     ):  # fmt: skip
       keep(record)
   return list(records.values())
+
+
+def learners_of(contests: dict[float, Contest]) -> dict[str, online.Learner]:
+  """By system; those of all temperatures are the same."""
+  first = next(iter(contests.values()))
+  return {
+    name: one.learner for name, one in first.engines.items() if one.learner
+  }
 
 
 def _costs_missing(
@@ -273,7 +305,7 @@ def compare_files(paths: list[str]) -> int:
   """Prints how the second of two results compares with the first."""
   cli.refuse_with(
     "--compare", cli.CONFIG, cli.OUTPUT, _QUESTIONS, _SYSTEMS, _TEMPERATURES,
-    _BATCH_SIZES, _SUBSET, _CATEGORIES,
+    _BATCH_SIZES, _SUBSET, _CATEGORIES, cli.ONLINE,
   )  # fmt: skip
   if len(paths) != 2:
     raise cli.UserError(f"--compare takes two files, got {len(paths)}")
@@ -307,6 +339,8 @@ def run(argv) -> int:
     inputs={"--questions": _QUESTIONS.value},
   )  # fmt: skip
   entered = systems.parse(_SYSTEMS.value or config.drafter, config)
+  if cli.ONLINE.value:
+    entered = with_online(entered, config)
   for system in entered:
     if system.is_reference:
       reference.check(system)

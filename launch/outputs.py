@@ -136,7 +136,7 @@ def resolve(path: str) -> pathlib.Path:
   return pathlib.Path(os.path.realpath(path))
 
 
-def replace(path: str | pathlib.Path, text: str | bytes) -> None:
+def replace(path: str | pathlib.Path, content: str | bytes) -> None:
   """Writes a file so that it is never seen half-written.
 
   What a link leads to is written, and keeps its permissions.
@@ -144,8 +144,9 @@ def replace(path: str | pathlib.Path, text: str | bytes) -> None:
   end = resolve(str(path))
   new = end.with_name(f".{end.name}.{os.getpid()}.tmp")
   try:
+    raw = content.encode("utf-8") if isinstance(content, str) else content
     with new.open("wb") as out:
-      out.write(text if isinstance(text, bytes) else text.encode("utf-8"))
+      out.write(raw)
       out.flush()
       os.fsync(out.fileno())
     if end.exists():

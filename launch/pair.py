@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import ml_collections
 from jax.sharding import Mesh
 
-from launch import drafting, prompt_lines, stops
+from launch import drafting, online, prompt_lines, skipped_layers, stops
 from models import block_drafter, checkpoints, meshes
 from models.block_drafter import Block
 from models.checkpoints import Network
@@ -16,6 +16,7 @@ from models.tokenizers import Tokenizer
 from models.transformer import SkippedLayers
 from specjax import decode, rules
 from specjax import siblings as siblings_lib
+from specjax.drafters.online import Laws
 from specjax.drafters.rasd import Parts
 from specjax.engine import Engine
 from specjax.types import LanguageModel, Params
@@ -41,6 +42,7 @@ class Pair:
     mesh: the devices, or None for one without a mesh.
     layout: what is cut over which of the mesh's axes, if there is one.
     encoder: what inputs must keep to, of an encoder-decoder; else None.
+    laws: what the draft says of a ring, if it learns online; else None.
   """
 
   decoder: decode.Decoder
@@ -54,6 +56,7 @@ class Pair:
   mesh: Mesh | None = None
   layout: meshes.Layout | None = None
   encoder: prompt_lines.Encoder | None = None
+  laws: Laws | None = None
 
   def room(self, max_new_tokens: int) -> int:
     """Tokens left for a prompt; ValueError if there are none."""
@@ -132,8 +135,22 @@ def check_config(config: ml_collections.ConfigDict) -> None:
       f"and the drafter is {config.drafter!r}"
     )
   family.check(config, tree, how)
+  online.check(config)
+  check_exits(config)
   if gamma:
     rules.get(config.rule).check(tree, how)
+
+
+def check_exits(config: ml_collections.ConfigDict) -> None:
+  """Raises ValueError for exits that cannot be, or that nobody would take."""
+  wanted = config.exit_acceptance
+  if not 0 <= wanted <= 1:
+    raise ValueError(f"exit_acceptance must be in [0, 1], got {wanted}")
+  if wanted and config.drafter not in ("model", "layer_skip"):
+    raise ValueError(
+      "exit_acceptance is of the drafters model and layer_skip, and the "
+      f"drafter is {config.drafter!r}"
+    )
 
 
 def settled(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
@@ -141,9 +158,14 @@ def settled(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
 
   A drafter that is a head takes the one of `heads` where `draft` is none. A
   tree decides how deep it drafts: beside it, `num_speculative_tokens` is not
-  read, and becomes its depth.
+  read, and becomes its depth. Of `skip_layers` the set that the file holds is
+  kept, and not its path.
   """
   config = ml_collections.ConfigDict(config.to_dict())
+  if config.skip_layers:
+    skipped = skipped_layers.of(config)
+    config.skip_attention, config.skip_mlp = skipped.attention, skipped.mlp
+    config.skip_layers = ""
   heads = config.get("heads", {})
   if config.drafter in heads and not drafting.has_head(config):
     config.draft = heads[config.drafter]
@@ -267,7 +289,7 @@ def assemble(config: ml_collections.ConfigDict, models: Models) -> Pair:
   vocab_size = tokenizer.vocab_size
   features = models.draft.features if isinstance(models.draft, Head) else ()
   target = models.target.functions(SkippedLayers(), features)
-  draft, draft_params, drafter = None, None, None
+  draft, draft_params, drafter, laws = None, None, None, None
   if config.num_speculative_tokens:
     family = drafting.of(config)
     draft, draft_params = family.model(config, models)
@@ -278,6 +300,10 @@ def assemble(config: ml_collections.ConfigDict, models: Models) -> Pair:
       siblings=drafting.make_siblings(config),
       vocab_size=vocab_size,
     )
+    if config.online:
+      drafter, laws = online.wrapped(
+        config, drafter, draft, vocab_size=vocab_size
+      )
   if isinstance(draft, Head | Block) or isinstance(draft_params, Parts):
     draft = None  # no model alone, whose passes can be timed apart
   encoder = None
@@ -319,6 +345,7 @@ def assemble(config: ml_collections.ConfigDict, models: Models) -> Pair:
     mesh=models.mesh,
     layout=models.layout,
     encoder=encoder,
+    laws=laws,
   )
 
 
@@ -368,6 +395,9 @@ def check_same_tokenizer(target: Tokenizer, draft: Tokenizer) -> None:
 
 def engine_of(config, pair: Pair, *, baseline: bool = False) -> Engine:
   """The engine of a config: speculative, or plain autoregressive."""
+  learner = None
+  if pair.laws is not None and not baseline:
+    learner = online.Learner(config, pair.params, pair.laws)
   return Engine(
     decoder=pair.baseline if baseline else pair.decoder,
     params=pair.params,
@@ -379,6 +409,7 @@ def engine_of(config, pair: Pair, *, baseline: bool = False) -> Engine:
     min_p=config.min_p,
     seed=config.seed,
     watch=lambda prompt: stops.watch(pair.tokenizer, prompt.stop),
+    learner=learner,
     mesh=pair.mesh,
     cache_specs=pair.layout and pair.layout.cache_specs(),
   )

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -141,6 +141,24 @@ class Completion:
   accept_counts: list[int]
 
 
+class Learner(Protocol):
+  """What changes the draft's parameters between rounds."""
+
+  @property
+  def params(self) -> Params:
+    """Of both models, as they are now."""
+
+  @property
+  def rounds(self) -> int:
+    """Until it wants to learn again, 1 or more."""
+
+  def begin(self, state: DecodeState) -> DecodeState:
+    """The state of a batch whose prompts have just been read."""
+
+  def learn(self, state: DecodeState, rounds: int) -> None:
+    """Called after so many rounds, 1 or more."""
+
+
 def _nobody(request: Request) -> None:
   """The watch of an engine whose rows the host does not end."""
   del request
@@ -159,6 +177,8 @@ class Engine:
     seed: a prompt draws from `fold_in(key(seed), prompt.stream)`.
     watch: what looks at a request's tokens after every round and may end it
       (`specjax.endings`), or None: batches of such requests cost nothing.
+    learner: what changes the draft between rounds; then the parameters are its
+      own, and a prompt's text depends on the batches before. Or None.
     mesh: the devices, or None for one without a mesh.
     cache_specs: how caches lie on it, see `compilation.compile_both`.
     programs: compiled prefill and loop of each `(rows, width, input_width)` and
@@ -175,6 +195,7 @@ class Engine:
   min_p: float
   seed: int
   watch: Callable[[Any], Watch | None] = _nobody
+  learner: Learner | None = None
   mesh: Mesh | None = None
   cache_specs: tuple[P, P] | None = None
   programs: dict = dataclasses.field(default_factory=dict)
@@ -302,14 +323,27 @@ class Engine:
         ),
       )
     )
-    return prefill(self.params, *args, **options)
+    if self.learner is None:
+      return prefill(self.params, *args, **options)
+    state = prefill(self.learner.params, *args, **options)
+    return self.learner.begin(state) if budget is None else state
 
   def generate(
     self, batch: Batch, state: DecodeState, num_rounds: int = _NO_END
   ) -> DecodeState:
     """Decodes a batch to its end, or so many rounds; the state is donated."""
     _, loop = self.programs[self._shape(batch)]
-    return loop(self.params, state, self._put(np.int32(num_rounds)))
+    if self.learner is None:
+      return loop(self.params, state, self._put(np.int32(num_rounds)))
+    while True:
+      some, before = min(num_rounds, self.learner.rounds), int(state.num_steps)
+      state = loop(self.learner.params, state, self._put(np.int32(some)))
+      made = int(state.num_steps) - before
+      if made:  # what is decoded to warm up teaches nothing
+        self.learner.learn(state, made)
+      num_rounds -= made
+      if made < some or not num_rounds:
+        return state
 
   def run(self, batch: Batch) -> tuple[list[Completion], float]:
     """Decodes a batch; also the seconds it took, compilation excluded."""

@@ -183,6 +183,13 @@ class StepCosts:
     }
 
 
+def _innermost(state: Any) -> Any:
+  """The state of the drafter that others are around (`online`, `exits`)."""
+  while hasattr(state, "inner"):
+    state = state.inner
+  return state
+
+
 class Pieces:
   """Decodes batches in pieces, and times the passes between them.
 
@@ -269,8 +276,8 @@ class Pieces:
     verify = ("target", self._nodes)
     caches = {"target": state.target_cache}
     if self._own_cache:
-      if isinstance(state.drafter_state, Cache):
-        caches["draft"] = state.drafter_state
+      if isinstance(own := _innermost(state.drafter_state), Cache):
+        caches["draft"] = own
       else:  # a drafter of another kind: its passes are part of the laws
         self._passes = ()
     drafts = tuple(("draft", fed) for fed in self._passes)

@@ -151,6 +151,25 @@ def looked_up_pair(mesh, how):
   return decoder, Params(target=jnp.asarray(target), draft=own.get(how))
 
 
+def online_pair(mesh):
+  """A draft with exits and a ring of its own for each row."""
+  del mesh
+  target = toys.table(VOCAB, seed=1)
+  draft = toys.near(target, noise=0.7, seed=2)
+  model = toys.table_model(VOCAB)
+  chain = functools.partial(
+    drafters.model.drafter, model, tree=tree_lib.chain(3), vocab_size=VOCAB
+  )
+  decoder = decode.make_decoder(
+    model,
+    drafter=drafters.online.drafter(
+      drafters.exits.drafter(chain, threshold=0.3), entries=8, num_laws=4,
+      vocab_size=VOCAB,
+    ),
+  )  # fmt: skip
+  return decoder, Params(target=jnp.asarray(target), draft=jnp.asarray(draft))
+
+
 def inputs_pair(mesh):
   """A head on the features of a target that reads an input, a little off."""
   del mesh
@@ -370,6 +389,7 @@ CASES = {
     how: functools.partial(looked_up_pair, how=how)
     for how in ("lookahead", "suffix", "rasd")
   },
+  "online": online_pair,
   **{
     how: functools.partial(network_pair, how=how)
     for how in ("paths", "tree", "layer_skip", "ngram", "plain")
@@ -409,9 +429,7 @@ def decode_on(case: str, mesh) -> dict:
       "num_steps": state.num_steps,
       "num_accepted": state.counters.num_accepted,
       # Caches lie as their models do.
-      "own_state": jax.tree.leaves(state.drafter_state)
-      if case in ("shared", "counted", "lookahead")
-      else (),
+      "own_state": _own_state(case, state.drafter_state),
     }
 
   if not mesh:
@@ -423,6 +441,14 @@ def decode_on(case: str, mesh) -> dict:
   return jax.tree.map(
     lambda x: np.asarray(x.addressable_data(0)).tolist(), found
   )
+
+
+def _own_state(case: str, state):
+  """What of a drafter's state is compared, beside the texts."""
+  if case == "online":
+    return dataclasses.asdict(state.ring), state.inner.threshold
+  whole = ("shared", "counted", "lookahead")
+  return jax.tree.leaves(state) if case in whole else ()
 
 
 def make_mesh(sizes: tuple[int, ...]):

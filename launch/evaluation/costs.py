@@ -44,6 +44,8 @@ def measure_costs(
   )
   batch = measure.batch_of(prompts, group.batch_size, contest.room)
   drafting, plain = contest.engines[system.name], contest.engines[PLAIN]
+  # A draft that learns is timed as it began; its answers' times hold updates.
+  drafting = dataclasses.replace(drafting, learner=None)
   for one in (drafting, plain):
     one.compile(batch)
   pieces = timing.Pieces(drafting, plain, draft=pair.draft, typical=batch)

@@ -2,20 +2,24 @@
 
 Each has a `drafter(...)` that returns a `specjax.types.Drafter` (`eagle` has
 `dynamic` too); that of `plain` proposes nothing, which makes the decoding loop
-plain autoregressive sampling. What they share is in `levels` (trees that are
-drawn), `best_first` (the likeliest ones) and `marginals`; in `occurrences`,
-`corpus` and `tries` what those share that look continuations up.
+plain autoregressive sampling. `online` gives another one a memory to learn
+from, `exits` ends a chain where its draft is in doubt. What they share is in
+`levels` (trees that are drawn), `best_first` (the likeliest ones) and
+`marginals`; in `occurrences`, `corpus` and `tries` what those share that look
+continuations up.
 """
 
 from specjax.drafters import (
   block,
   corpus,
   eagle,
+  exits,
   heads,
   layer_skip,
   lookahead,
   model,
   ngram,
+  online,
   parallel,
   plain,
   rasd,
@@ -26,11 +30,13 @@ __all__ = [
   "block",
   "corpus",
   "eagle",
+  "exits",
   "heads",
   "layer_skip",
   "lookahead",
   "model",
   "ngram",
+  "online",
   "parallel",
   "plain",
   "rasd",

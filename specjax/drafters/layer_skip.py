@@ -7,11 +7,15 @@ kept layers only. Verification then writes all layers of those slots anew, so
 the cache is correct after every commit without any work here.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 from specjax import siblings as siblings_lib
+from specjax.drafters import levels
 from specjax.drafters.model import check_model, check_tree, draft_tree
 from specjax.siblings import IID, Siblings
 from specjax.tree import Tree
-from specjax.types import Drafter, LanguageModel
+from specjax.types import Draft, Drafter, LanguageModel
 
 
 def drafter(
@@ -20,6 +24,7 @@ def drafter(
   tree: Tree,
   siblings: Siblings | str = IID,
   vocab_size: int,
+  grow: Callable[..., tuple[Draft, Any]] = levels.draw_tree,
 ) -> Drafter:
   """Drafts with a thinned target, on `Params.target` and the target's cache.
 
@@ -31,6 +36,7 @@ def drafter(
     siblings: how the children of a node are drawn, or the name of it in
       `specjax.siblings`.
     vocab_size: V, the number of real tokens.
+    grow: what draws the tree, as `levels.draw_tree`.
 
   Returns:
     A `Drafter` without state of its own.
@@ -58,6 +64,7 @@ def drafter(
       tree=tree,
       siblings=siblings,
       vocab_size=vocab_size,
+      grow=grow,
     )
     return draft, state, cache.replace(length=start)
 

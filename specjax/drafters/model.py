@@ -6,6 +6,9 @@ token (a leaf is never fed to the draft), so each proposal first feeds the last
 filled in. No row needs to know which.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
@@ -25,6 +28,7 @@ def drafter(
   tree: Tree,
   siblings: Siblings | str = IID,
   vocab_size: int,
+  grow: Callable[..., tuple[Draft, Any]] = levels.draw_tree,
 ) -> Drafter:
   """Drafts with `model`, whose parameters are `Params.draft`.
 
@@ -35,6 +39,7 @@ def drafter(
     siblings: how the children of a node are drawn, or the name of it in
       `specjax.siblings`.
     vocab_size: V, the number of real tokens.
+    grow: what draws the tree, as `levels.draw_tree`.
 
   Returns:
     The `Drafter`; its state is the draft model's `Cache`.
@@ -76,6 +81,7 @@ def drafter(
       tree=tree,
       siblings=siblings,
       vocab_size=vocab_size,
+      grow=grow,
     )
     return draft, cache, target_cache
 
@@ -176,6 +182,7 @@ def draft_tree(
   tree: Tree,
   siblings: Siblings,
   vocab_size: int,
+  grow: Callable[..., tuple[Draft, Any]] = levels.draw_tree,
 ) -> tuple[Draft, Cache]:
   """Samples a tree level by level; depth G costs G - 1 model calls.
 
@@ -189,6 +196,7 @@ def draft_tree(
     tree: the token tree.
     siblings: how the children of a node are drawn.
     vocab_size: V, the number of real tokens.
+    grow: what draws it, as `levels.draw_tree`.
 
   Returns:
     The draft, and the cache with all nodes but those of the deepest level in
@@ -206,7 +214,7 @@ def draft_tree(
     )
     return output.logits, cache
 
-  return levels.draw_tree(
+  return grow(
     root_logits,
     feed,
     cache,

@@ -1,0 +1,298 @@
+"""A draft that learns while it decodes: the optimiser, and its place on disk.
+
+A `Learner` has the draft's parameters. After every so many rounds it takes a
+step of Adam on all that the rings of the state hold (`specjax.learning`), so
+what is in a ring is learned from until it is overwritten. `Saved` keeps a
+learner beside an output, so that a run that was killed goes on with it.
+"""
+
+import dataclasses
+import glob
+import io
+import json
+import pathlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+
+from launch import outputs
+from models.head_checkpoints import Head
+from specjax import drafters, learning, losses
+from specjax.drafters import online
+from specjax.drafters.online import Laws, Ring
+from specjax.state import DecodeState
+from specjax.types import Drafter, LanguageModel, Params
+
+# The drafters whose drafts learn.
+LEARNING = ("model", "eagle", "eagle3")
+# Gradients that are no numbers are passed over, as often as they come.
+_ANY = 2**31 - 1
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Raises ValueError for a config whose draft cannot learn."""
+  if not config.online:
+    return
+  if config.drafter not in LEARNING:
+    raise ValueError(
+      "online learning is for drafts with parameters of their own, of the "
+      f"drafters {', '.join(LEARNING)}: the drafter is {config.drafter!r}"
+    )
+  if not config.num_speculative_tokens:
+    raise ValueError("online learning needs num_speculative_tokens >= 1")
+  if config.mesh:
+    raise ValueError(
+      f"online learning runs on one device, got the mesh {config.mesh!r}"
+    )
+  if config.online_rounds < 1:
+    raise ValueError(f"online_rounds must be >= 1, got {config.online_rounds}")
+  if config.online_laws < 0:
+    raise ValueError(f"online_laws must be >= 0, got {config.online_laws}")
+  if not 0 < config.online_rate < 1:
+    raise ValueError(f"online_rate must be in (0, 1), got {config.online_rate}")
+  losses.get(config.online_objective)
+
+
+def wrapped(
+  config: ml_collections.ConfigDict,
+  drafter: Drafter,
+  draft: LanguageModel | Head | None,
+  *,
+  vocab_size: int,
+) -> tuple[Drafter, Laws]:
+  """A drafter with a ring, and what its draft says of a ring.
+
+  Raises:
+    ValueError: for a head whose laws are of no single token (Medusa).
+  """
+  width = 0
+  if isinstance(draft, Head):
+    functions, _ = draft.functions()
+    if draft.kind == "medusa":
+      raise ValueError("online learning: Medusa's heads are not trained")
+    width = functions.num_features
+    laws = online.head_laws(functions, vocab_size=vocab_size)
+  else:
+    assert draft is not None  # `check`
+    laws = online.model_laws(draft, vocab_size=vocab_size)
+  made = drafters.online.drafter(
+    drafter,
+    vocab_size=vocab_size,
+    entries=config.online_entries,
+    num_laws=config.online_laws or None,
+    num_features=width,
+  )
+  return made, laws
+
+
+class Learner:
+  """A draft's parameters, and what changes them; see `specjax.engine.Learner`.
+
+  Attributes:
+    params: of both models; the target's never change.
+    updates: steps of the optimiser so far.
+    seconds: that they took.
+    last_loss: of the last one, or None.
+  """
+
+  def __init__(
+    self, config: ml_collections.ConfigDict, params: Params, laws: Laws
+  ):
+    """Begins with the parameters of a checkpoint.
+
+    Args:
+      config: for the fields `online_*`.
+      params: of both models.
+      laws: what the draft says of a ring.
+    """
+    self.params = params
+    self.updates, self.seconds = 0, 0.0
+    self.last_loss: float | None = None
+    self._every = config.online_rounds
+    self._since = 0
+    self._ring: Ring | None = None
+    optimizer = optax.apply_if_finite(
+      optax.chain(
+        optax.clip_by_global_norm(1.0), optax.adam(config.online_rate)
+      ),
+      max_consecutive_errors=_ANY,
+    )
+    self._state = optimizer.init(params.draft)
+    of = learning.loss(laws, losses.get(config.online_objective))
+
+    def update(draft, state, ring):
+      loss, slope = jax.value_and_grad(of)(draft, ring)
+      change, state = optimizer.update(slope, state, draft)
+      return optax.apply_updates(draft, change), state, loss
+
+    self._update = jax.jit(update)
+    self._carry = jax.jit(online.carry)
+
+  @property
+  def rounds(self) -> int:
+    """Until the next update."""
+    return self._every - self._since
+
+  def begin(self, state: DecodeState) -> DecodeState:
+    """A state whose rings go on from those of the batch before.
+
+    Rings of another number of rows are not: their batch is of another size.
+    """
+    own = state.drafter_state
+    if self._ring is None or len(self._ring.written) != len(state.length):
+      return state
+    filled = self._carry(own, self._ring)
+    where = lambda new, old: jax.device_put(new, old.format)
+    filled = jax.tree.map(where, filled.ring, own.ring)  # as programs want it
+    own = dataclasses.replace(own, ring=filled)
+    return dataclasses.replace(state, drafter_state=own)
+
+  def learn(self, state: DecodeState, rounds: int) -> None:
+    """Updates if it is time, and keeps the rings of what was decoded."""
+    self._since += rounds
+    ring = state.drafter_state.ring
+    if self._since >= self._every:
+      self._since = 0
+      start = time.perf_counter()
+      draft, self._state, loss = self._update(
+        self.params.draft, self._state, ring
+      )
+      self.last_loss = float(loss)
+      self.params = dataclasses.replace(self.params, draft=draft)
+      self.seconds += time.perf_counter() - start
+      self.updates += 1
+    # A copy: the state is donated to the next rounds.
+    self._ring = jax.tree.map(jnp.copy, ring)
+
+  @property
+  def num_programs(self) -> int:
+    """How often the update was compiled."""
+    return self._update._cache_size()
+
+  def arrays(self) -> dict[str, np.ndarray]:
+    """All that decides how it goes on, as bytes; see `restore`."""
+    numbers = [self.updates, self._since]
+    leaves = jax.tree.leaves((self.params.draft, self._state, self._ring))
+    about = {"numbers": numbers, "seconds": self.seconds}
+    about["leaves"] = [[x.dtype.name, list(x.shape)] for x in leaves]
+    text = np.frombuffer(json.dumps(about).encode(), np.uint8)
+    return {"about": text} | {
+      str(i): np.frombuffer(np.asarray(x).tobytes(), np.uint8)
+      for i, x in enumerate(leaves)
+    }
+
+  def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+    """Goes on where another learner of the same config was.
+
+    Raises:
+      ValueError: if it was of another draft or config.
+    """
+    about = json.loads(arrays["about"].tobytes())
+    found = [
+      np.frombuffer(arrays[str(i)].tobytes(), jnp.dtype(name)).reshape(shape)
+      for i, (name, shape) in enumerate(about["leaves"])
+    ]
+    own = jax.tree.leaves((self.params.draft, self._state))
+    ring = found[len(own) :]
+    known = [(x.dtype, x.shape) for x in own]
+    if [(x.dtype, x.shape) for x in found[: len(own)]] != known:
+      raise ValueError("what was learned is of another draft or config")
+    put = [
+      jax.device_put(x, like.sharding)
+      for x, like in zip(found, own, strict=False)
+    ]
+    kind = jax.tree.structure((self.params.draft, self._state))
+    draft, self._state = jax.tree.unflatten(kind, put)
+    self.params = dataclasses.replace(self.params, draft=draft)
+    self._ring = _as_ring(ring) if ring else None
+    self.updates, self._since = about["numbers"]
+    self.seconds = about["seconds"]
+
+
+def _as_ring(leaves: list[np.ndarray]) -> Ring:
+  """The ring of its leaves; which of the two that may be None are, they say."""
+  names = [field.name for field in dataclasses.fields(Ring)]
+  left = list(leaves)
+  maybe = len(names) - len(left)  # of "ids" and "features", how many are None
+  ids = maybe == 0 or (maybe == 1 and left[3].dtype == np.int32)
+  missing = {} if ids else {"ids": None}
+  if maybe - len(missing):
+    missing |= {"features": None}
+  found: dict[str, Any] = {}
+  for name in names:
+    found[name] = None if name in missing else jnp.asarray(left.pop(0))
+  return Ring(**found)
+
+
+class Saved:
+  """The learners of a run, after each of its parts, beside its output.
+
+  A part's learners are saved *before* the part is in the journal, under the
+  number of parts there will be then, and those before them stay until they are
+  no longer needed. So whatever moment a run is killed at, the learners of as
+  many parts as the journal has are there.
+  """
+
+  def __init__(self, output: str, learners: Mapping[str, Learner]):
+    """Reads nothing yet.
+
+    Args:
+      output: of the run.
+      learners: by the names of what learns.
+    """
+    self._output = outputs.resolve(output)
+    self._learners = learners
+
+  def _path(self, parts: int | str) -> pathlib.Path:
+    return self._output.with_name(f"{self._output.name}.learned-{parts}")
+
+  def load(self, parts: int) -> None:
+    """Goes on where a run was that had finished so many parts.
+
+    Raises:
+      ValueError: if what it had learned is not there, or damaged.
+    """
+    if not self._learners:
+      return
+    if parts:
+      path = self._path(parts)
+      try:
+        with np.load(path) as arrays:
+          for name, learner in self._learners.items():
+            begin = f"{name}/"
+            learner.restore(
+              {
+                key.removeprefix(begin): arrays[key]
+                for key in arrays.files
+                if key.startswith(begin)
+              }
+            )
+      except (OSError, EOFError, KeyError, ValueError) as error:
+        raise ValueError(
+          f"what was learned in {parts} parts cannot be read from {path} "
+          f"({error}): --overwrite begins anew"
+        ) from None
+    begins = glob.escape(f"{self._output.name}.learned-")
+    for other in self._output.parent.glob(f"{begins}*"):
+      if other != self._path(parts):
+        other.unlink()
+
+  def save(self, parts: int) -> None:
+    """Saves what is known after so many parts."""
+    if not self._learners:
+      return
+    found = {
+      f"{name}/{key}": array
+      for name, learner in self._learners.items()
+      for key, array in learner.arrays().items()
+    }
+    buffer = io.BytesIO()
+    np.savez(buffer, **found)
+    outputs.replace(self._path(parts), buffer.getvalue())
+    self._path(parts - 2).unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""Looks for sub-layers that a target may skip when it drafts for itself."""

@@ -1,0 +1,353 @@
+"""A draft that remembers what the target said, to learn from it.
+
+Decoding gives the target's law after every token that stands, for nothing.
+Online speculative decoding (Liu et al., ICML 2024) keeps it, and trains the
+draft on it while it drafts. Here any drafter is given a ring of those laws: of
+each row the newest R tokens that were read, each with its place in the text and
+the law of the token *after* it. The law of the last token that was accepted is
+among them: there the draft was wrong.
+
+`specjax.learning` makes a loss of a ring, whoever trains changes `Params.draft`
+between two calls of `Decoder.steps`, and no program is compiled anew. The
+output's law stays the target's: parameters are a function of what was committed
+before the round, every token is drawn after that, and the law that is told is
+that of the parameters which drew. What a draft's cache holds of parameters that
+are gone makes its law another one, and no less true.
+
+What is lost is that rows are independent: a row's acceptance, and so its text
+at a temperature above 0, depends on what its neighbours and the prompts before
+it have taught the draft. Its law does not.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax.structs import struct
+from specjax.types import Commit, Drafter, FeatureModel, LanguageModel
+
+# Laws are cut there: a mass of zero has no logarithm to differ by.
+FLOOR = -70.0
+
+
+@struct
+class Ring:
+  """Of each row the newest R tokens that the target has read.
+
+  Attributes:
+    tokens: `i32[B, R]`.
+    positions: `i32[B, R]`, where each stands in its text.
+    laws: `f32[B, R, K + 1]`, log-probabilities of the token after each at
+      temperature 1: of `ids`, and last of all others together. If K is V,
+      `f32[B, R, V]`.
+    ids: `i32[B, R, K]`, the likeliest tokens; None if K is V.
+    known: `bool[B, R]`, whether there is a law: prompts have none.
+    features: `f[B, R, F]`, the target's, for a head that reads them; or None.
+    written: `i32[B]`, tokens so far; the next goes to `written % R`.
+  """
+
+  tokens: Array
+  positions: Array
+  laws: Array
+  ids: Array | None
+  known: Array
+  features: Array | None
+  written: Array
+
+
+@struct
+class OnlineState:
+  """The state of a drafter with a ring.
+
+  Attributes:
+    inner: that of the drafter without.
+    ring: what there is to learn from.
+  """
+
+  inner: Any
+  ring: Ring
+
+
+def drafter(
+  inner: Drafter,
+  *,
+  vocab_size: int,
+  entries: int = 512,
+  num_laws: int | None = None,
+  num_features: int = 0,
+) -> Drafter:
+  """Any drafter, with a ring of what the target said.
+
+  Args:
+    inner: what drafts.
+    vocab_size: V, the number of real tokens.
+    entries: R, tokens of each row that are kept. Of a text that is longer a
+      draft learns as if it began where the ring does.
+    num_laws: K, the likeliest tokens of each law that are kept, the others as
+      one; None for the whole law.
+    num_features: F, if the draft is a head on the target's features; else 0.
+
+  Returns:
+    The `Drafter`, whose state is an `OnlineState`. A row that is given another
+    prompt (`Decoder.admit`) begins with an empty ring: learn, or `carry` the
+    ring, before.
+
+  Raises:
+    ValueError: for a ring without room, or laws of more tokens than there are.
+  """
+  if entries < 2:
+    raise ValueError(f"a ring needs at least 2 entries, got {entries}")
+  kept = vocab_size if num_laws is None else num_laws
+  if not 1 <= kept <= vocab_size:
+    raise ValueError(f"num_laws must be in 1..{vocab_size}, got {num_laws}")
+  whole = kept == vocab_size
+
+  def init(params, batch, slots, inputs):
+    of = lambda *more, dtype: jnp.zeros((batch, entries, *more), dtype)
+    ring = Ring(
+      tokens=of(dtype=jnp.int32),
+      positions=of(dtype=jnp.int32),
+      laws=of(kept if whole else kept + 1, dtype=jnp.float32),
+      ids=None if whole else of(kept, dtype=jnp.int32),
+      known=of(dtype=bool),
+      features=of(num_features, dtype=jnp.float32) if num_features else None,
+      written=jnp.zeros((batch,), jnp.int32),
+    )
+    return OnlineState(
+      inner=inner.init(params, batch, slots, inputs), ring=ring
+    )
+
+  def propose(params, state, target_cache, context):
+    draft, own, cache = inner.propose(
+      params, state.inner, target_cache, context
+    )
+    return draft, dataclasses.replace(state, inner=own), cache
+
+  def after(of_inner):
+    def read(params, state, commit):
+      return OnlineState(
+        inner=of_inner(params, state.inner, commit),
+        ring=_written(state.ring, commit, vocab_size),
+      )
+
+    return read
+
+  def row_axes(state):
+    return OnlineState(
+      inner=inner.row_axes(state.inner),
+      ring=jax.tree.map(lambda x: 0, state.ring),
+    )
+
+  return dataclasses.replace(
+    inner,
+    name=f"online {inner.name}",
+    init=init,
+    propose=propose,
+    prefill=after(inner.prefill),
+    commit=after(inner.commit),
+    row_axes=row_axes,
+  )
+
+
+def carry(state: OnlineState, before: Ring) -> OnlineState:
+  """A fresh state, its rings filled with what other texts have left.
+
+  Args:
+    state: of rows that have read their prompts and nothing else.
+    before: rings of as many rows and entries.
+
+  Returns:
+    The state with rings that hold both, the prompts last.
+  """
+  new = in_order(state.ring)
+  count = jnp.minimum(state.ring.written, state.ring.tokens.shape[1])
+  return dataclasses.replace(
+    state, ring=_added(before, _entries_of(new), count)
+  )
+
+
+def in_order(ring: Ring) -> Ring:
+  """The ring with the oldest entry of each row first.
+
+  What was never written comes last and is not known; `written` is then how many
+  entries there are, R at most.
+  """
+  room = ring.tokens.shape[1]
+  first = jnp.where(ring.written > room, ring.written % room, 0)
+  count = jnp.minimum(ring.written, room)
+  order = (first[:, None] + np.arange(room)) % room
+  take = jax.vmap(lambda x, o: x[o])
+  rolled = jax.tree.map(lambda x: x if x.ndim == 1 else take(x, order), ring)
+  there = np.arange(room) < count[:, None]
+  return dataclasses.replace(rolled, known=rolled.known & there, written=count)
+
+
+# ------------------------------------------------------------ how it is filled
+
+
+def _entries_of(ring: Ring) -> dict[str, Array | None]:
+  names = [f.name for f in dataclasses.fields(Ring) if f.name != "written"]
+  return {name: getattr(ring, name) for name in names}
+
+
+def _written(ring: Ring, commit: Commit, vocab_size: int) -> Ring:
+  """The ring with the tokens that stand and did not stand before."""
+  width = commit.path.shape[1]
+  index = np.arange(width, dtype=np.int32)
+  # A window that was read again begins with what is there already.
+  shifted = jnp.minimum(index + commit.again[:, None], width - 1)
+  path = jnp.take_along_axis(commit.path, shifted, axis=1)
+  count = jnp.maximum(commit.count - commit.again, 0)
+  along = lambda x: jax.vmap(lambda row, at: row[at])(x, path)
+  output = commit.target_output
+  rows = (len(path), width)
+  new: dict[str, Array | None] = {
+    "tokens": along(commit.tokens),
+    "positions": (commit.start + commit.again)[:, None] + index,
+    "features": None,
+  }
+  if ring.features is not None:
+    found, wanted = output.features, ring.features.shape[-1]
+    if found is None or found.shape[-1] != wanted:
+      given = "none" if found is None else str(found.shape[-1])
+      raise ValueError(
+        f"the ring keeps {wanted} features of the target, which gives {given} "
+        "(build it with features=)"
+      )
+    new["features"] = along(found).astype(ring.features.dtype)
+  if output.logits.shape[1] != commit.tokens.shape[1]:  # of a prompt
+    new |= {
+      "laws": jnp.zeros((*rows, ring.laws.shape[-1]), ring.laws.dtype),
+      "ids": None if ring.ids is None else jnp.zeros(
+        (*rows, ring.ids.shape[-1]), jnp.int32
+      ),
+      "known": jnp.zeros(rows, bool),
+    }  # fmt: skip
+  else:
+    law = along(output.logits)[..., :vocab_size].astype(jnp.float32)
+    law = jax.nn.log_softmax(law, axis=-1)
+    sound = ~jnp.isnan(law).any(axis=-1)
+    law = jnp.where(sound[..., None], law, 0)
+    ids = None
+    if ring.ids is not None:
+      _, ids = jax.lax.top_k(law, ring.ids.shape[-1])
+      law = lumped(law, ids)
+    law = jnp.maximum(law, FLOOR).astype(ring.laws.dtype)
+    new |= {"laws": law, "ids": ids, "known": sound}
+  return _added(ring, new, count)
+
+
+def _added(ring: Ring, new: dict[str, Array | None], count: Array) -> Ring:
+  """The ring with the first `count` of W new entries of each row."""
+  room = ring.tokens.shape[1]
+  fresh = new["tokens"]
+  assert fresh is not None
+  index = np.arange(fresh.shape[1])
+  wanted = (index < count[:, None]) & (index >= count[:, None] - room)
+  place = (ring.written[:, None] + index) % room
+  place = jnp.where(wanted, place, room)  # and what is there is dropped
+  put = jax.vmap(lambda old, at, x: old.at[at].set(x, mode="drop"))
+  changed = {
+    name: None if x is None else put(getattr(ring, name), place, x)
+    for name, x in new.items()
+  }
+  return Ring(**changed, written=ring.written + count)  # type: ignore[arg-type]
+
+
+def lumped(logits: Array, ids: Array) -> Array:
+  """The law of some tokens and of all others together.
+
+  Args:
+    logits: `f32[..., V]`.
+    ids: `i32[..., K]`, distinct.
+
+  Returns:
+    `f32[..., K + 1]` log-probabilities.
+  """
+  whole = jax.scipy.special.logsumexp(logits, axis=-1, keepdims=True)
+  chosen = jnp.take_along_axis(logits, ids, axis=-1)
+  others = jnp.put_along_axis(logits, ids, -jnp.inf, axis=-1, inplace=False)
+  rest = jax.scipy.special.logsumexp(others, axis=-1, keepdims=True)
+  return jnp.concatenate([chosen, rest], axis=-1) - whole
+
+
+# ---------------------------------------- what a draft says of a ring's texts
+
+# `(parameters, ring in order) -> (logits f32[B, R, V], said bool[B, R])`: what
+# the draft says of the token after each entry, and where it says anything.
+Laws = Callable[[Any, Ring], tuple[Array, Array]]
+
+
+def texts(ring: Ring) -> Array:
+  """`i32[B, R]`, which text each entry is of; -1 for what is not there."""
+  next_one = ring.positions[:, 1:] == ring.positions[:, :-1] + 1
+  text = jnp.cumsum(jnp.pad(~next_one, ((0, 0), (1, 0))), axis=1)
+  there = np.arange(text.shape[1]) < ring.written[:, None]
+  return jnp.where(there, text, -1)
+
+
+def model_laws(model: LanguageModel, *, vocab_size: int) -> Laws:
+  """What a draft model says, each text read from its beginning in the ring.
+
+  Args:
+    model: the draft, of `specjax.drafters.model`.
+    vocab_size: V.
+  """
+
+  def laws(params, ring: Ring):
+    rows, room = ring.tokens.shape
+    text = texts(ring)
+    output, _ = model.apply(
+      params,
+      ring.tokens,
+      model.init_cache(rows, room),
+      positions=ring.positions,
+      mask=_sees(text, text),
+    )
+    return output.logits[..., :vocab_size], text >= 0
+
+  return laws
+
+
+def head_laws(model: FeatureModel, *, vocab_size: int) -> Laws:
+  """What a head says of the target's features, those that the target made.
+
+  A head is fed its own hidden states too, from the second drafted token on;
+  that it is not trained for here.
+
+  Args:
+    model: the head, of `specjax.drafters.eagle`.
+    vocab_size: V.
+  """
+
+  def laws(params, ring: Ring):
+    if ring.features is None:
+      raise ValueError("a head learns of the target's features: num_features")
+    rows, room = ring.tokens.shape
+    text = texts(ring)
+    # A pair is a feature and the token after it, of one text.
+    pair = jnp.where(text[:, :-1] == text[:, 1:], text[:, 1:], -1)
+    logits, _, _ = model.apply(
+      params,
+      ring.tokens[:, 1:],
+      model.fuse(params, ring.features[:, :-1]),
+      model.init_cache(rows, room - 1),
+      positions=ring.positions[:, :-1],
+      mask=_sees(pair, pair),
+    )
+    first = lambda x: jnp.pad(x, ((0, 0), (1, 0), *[(0, 0)] * (x.ndim - 2)))
+    return first(logits[..., :vocab_size]), first(pair >= 0)
+
+  return laws
+
+
+def _sees(of: Array, seen: Array) -> Array:
+  """`bool[B, T, T]`: a causal chain within each text, and each itself."""
+  same = (of[:, :, None] == seen[:, None]) & (of >= 0)[:, :, None]
+  count = of.shape[1]
+  return (same & np.tri(count, dtype=bool)) | np.eye(count, dtype=bool)

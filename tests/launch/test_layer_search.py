@@ -1,0 +1,349 @@
+"""The search for layers to skip: what it scores, and that it finds."""
+
+import dataclasses
+import itertools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from files import write_jsonl
+from flax import nnx
+
+from launch import decode, layer_search, pair, skipped_layers
+from launch.searching import costs, knapsack, methods
+from launch.searching.scorer import Scorer, Texts
+from models.layers import TransformerConfig
+from models.transformer import SkippedLayers, Transformer, as_language_model
+from specjax import warp
+from specjax.warp import make_sampling
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+LAYERS, VOCAB = 4, 64
+SAMPLING = dict(temperature=0.5, top_k=20)
+
+
+@pytest.fixture(scope="module")
+def module():
+  """A target whose layers matter: large random weights."""
+  config = TransformerConfig(
+    vocab_size=VOCAB, embed_dim=32, num_layers=LAYERS, num_heads=2,
+    num_kv_heads=1, head_dim=16, mlp_dim=48, max_positions=64,
+  )  # fmt: skip
+  module = Transformer(config, rngs=nnx.Rngs(0))
+  nnx.update(module, jax.tree.map(lambda x: 4 * x, nnx.state(module)))
+  return module
+
+
+@pytest.fixture(scope="module")
+def texts():
+  rng = np.random.default_rng(0)
+  judged = np.zeros((2, 10), bool)
+  judged[0, 3:9], judged[1, 5:7] = True, True
+  return Texts(
+    tokens=rng.integers(0, VOCAB, (2, 10)).astype(np.int32), judged=judged
+  )
+
+
+@pytest.fixture(scope="module")
+def scorer(module, texts):
+  return Scorer(module, texts, SAMPLING, vocab_size=VOCAB)
+
+
+def as_drafted(module, texts, skipped) -> float:
+  """The same by drafting one token on the target's cache, place by place."""
+  whole, params = as_language_model(module)
+  thin, _ = as_language_model(module, skipped=skipped)
+  sampling = make_sampling(1, **SAMPLING)
+
+  @jax.jit
+  def both(params, tokens, place):
+    cache = whole.init_cache(1, 12)
+    output, cache = whole.apply(params, tokens, cache)
+    one = tokens[:, place][:, None]
+    cache = cache.replace(length=place[None])
+    drafted, _ = thin.apply(params, one, cache)
+    law = lambda x: jnp.exp(warp.warp(x[..., :VOCAB], sampling))
+    pair = law(output.logits[:, place]), law(drafted.logits[:, 0])
+    return jnp.minimum(*pair).sum()
+
+  found = [
+    float(both(params, texts.tokens[row : row + 1], jnp.int32(place)))
+    for row, place in np.argwhere(texts.judged)
+  ]
+  return float(np.mean(found))
+
+
+@pytest.mark.parametrize(
+  "skipped",
+  [
+    SkippedLayers(attention=(1, 2), mlp=(2,)),
+    SkippedLayers(attention=(0, 1, 2, 3), mlp=(0, 1, 2, 3)),
+  ],
+)
+def test_one_pass_gives_the_acceptance_of_tokens_drafted_everywhere(
+  module, texts, scorer, skipped
+):
+  expected = as_drafted(module, texts, skipped)
+  assert scorer.acceptance(skipped) == pytest.approx(expected, abs=1e-5)
+  assert expected < 0.999
+
+
+def test_nothing_skipped_is_accepted_always_and_no_set_is_a_program(scorer):
+  assert scorer.acceptance(SkippedLayers()) == pytest.approx(1, abs=1e-5)
+  for block in range(2 * LAYERS):
+    assert 0 < scorer.acceptance(methods.of_blocks([block])) < 1
+  assert scorer._acceptance._cache_size() == 1
+  with pytest.raises(ValueError, match="do not exist"):
+    scorer.acceptance(SkippedLayers(mlp=(LAYERS,)))
+
+
+# --------------------------------------------------------------------- methods
+
+
+def played(method, score, count):
+  """The sets that a method proposes to whom pays `score`, and the scores."""
+  found, told = [], None
+  for _ in range(count):
+    skipped = next(method) if told is None else method.send(told)
+    told = score(skipped)
+    found.append((skipped, told))
+  return found
+
+
+def worth(skipped):
+  """Some sub-layers are good to skip, others are not, and a pair is bad."""
+  blocks = {2 * i for i in skipped.attention} | {2 * i + 1 for i in skipped.mlp}
+  good = sum(1 if b % 3 else -1.5 for b in blocks)
+  return good - 1.2 * ({1, 2} <= blocks)
+
+
+@pytest.mark.parametrize("name", sorted(methods.METHODS))
+def test_a_method_told_the_same_proposes_the_same(name):
+  make = methods.METHODS[name]
+  once, twice = (played(make(6, seed=3), worth, 25) for _ in range(2))
+  assert once == twice
+  if name != "greedy":
+    assert once != played(make(6, seed=4), worth, 25)
+
+
+def test_greedy_adds_what_is_best_until_nothing_is_left():
+  found = played(methods.greedy(3, seed=0), worth, 21)  # 6 + 5 + .. + 1
+  first = max(found[:6], key=lambda x: x[1])[0]
+  blocks = lambda s: {2 * i for i in s.attention} | {2 * i + 1 for i in s.mlp}
+  assert all(blocks(first) <= blocks(s) for s, _ in found[6:])
+  best = max(worth(methods.of_blocks(c)) for n in range(7)
+             for c in itertools.combinations(range(6), n))  # fmt: skip
+  assert max(score for _, score in found) == best
+  with pytest.raises(StopIteration):
+    played(methods.greedy(3, seed=0), worth, 22)
+
+
+def test_bayesian_search_finds_more_than_random_sets_do():
+  best = lambda name, seed: max(
+    score for _, score in played(methods.METHODS[name](8, seed=seed), worth, 60)
+  )
+  gained = [best("bayesian", s) - best("random", s) for s in range(3)]
+  assert min(gained) >= 0
+  assert np.mean(gained) > 0.5
+
+
+def test_the_knapsack_keeps_the_ends_and_starts_with_the_likeliest(
+  module, texts
+):
+  price = costs.Costs(attention=0.1, mlp=0.1, rest=0.2, verify={1: 1, 2: 1})
+  found = knapsack.sets(module, texts, price)
+  size = lambda s: len(s.attention) + len(s.mlp)
+  assert [size(s) for s in found] == list(range(1, len(found) + 1))
+  for skipped in found:
+    assert not {0, LAYERS - 1} & {*skipped.attention, *skipped.mlp}
+
+  def cosine(skipped):  # of the residual stream at the end, by the model itself
+    def last(**options):
+      _, params = as_language_model(module)
+      del params
+      output, _ = module(texts.tokens, features=(LAYERS,), **options)
+      return np.asarray(output.features)[texts.judged]
+
+    a, b = last(skipped=skipped), last()
+    size = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    return ((a * b).sum(axis=1) / size).mean()
+
+  # A set of one, of which keys and values of earlier places know as well here.
+  ranked = sorted(
+    (methods.of_blocks([b]) for b in range(2, 2 * LAYERS - 2)), key=cosine
+  )
+  assert found[0] in ranked[-2:]
+
+
+def test_savings_of_the_knapsack_are_whole_numbers():
+  price = lambda a, m: knapsack.weights(
+    costs.Costs(attention=a, mlp=m, rest=0.1, verify={1: 1.0})
+  )
+  assert price(0.1, 0.21) == (1, 2)
+  assert price(0.3, 0.1) == (3, 1)
+  assert price(0.01, 0.5) == (1, 5)
+  assert price(0.1, 0.1) == (1, 1)
+
+
+# ----------------------------------------------------------------------- costs
+
+
+def test_costs_by_bytes_are_those_of_the_weights(module):
+  found = costs.of_bytes(module.config, 4)
+  size = lambda part: sum(
+    x.size for x in jax.tree.leaves(part) if getattr(x, "ndim", 0) == 2
+  )
+  _, params = as_language_model(module)
+  layer = params["layers"][1]
+  attention, mlp = size(layer["attention"]), size(layer["mlp"])
+  assert found.mlp / found.attention == pytest.approx(mlp / attention)
+  nothing = SkippedLayers()
+  assert found.draft(nothing, LAYERS) == pytest.approx(1)
+  some = SkippedLayers(attention=(1,), mlp=(0, 2))
+  expected = 1 - found.attention - 2 * found.mlp
+  assert found.draft(some, LAYERS) == pytest.approx(expected)
+
+
+def test_a_prediction_is_the_formulas_best_and_the_bound_is_above():
+  price = costs.Costs(
+    attention=0.05, mlp=0.1, rest=0.1, verify={1: 1.0, 2: 1.1, 5: 1.5}
+  )
+  a, c = 0.85, 0.4
+  by_hand = [
+    (1 - a ** (n + 1)) / (1 - a) / (n * c + v)
+    for n, v in ((1, 1.1), (2, 1.1 + 0.4 / 3), (3, 1.1 + 0.8 / 3), (4, 1.5))
+  ]
+  found = costs.predict(a, c, price.verify)
+  assert found.speedup == pytest.approx(max(by_hand))
+  assert found.num_speculative_tokens == 1 + int(np.argmax(by_hand))
+  assert costs.bound(a, price).speedup > found.speedup
+
+
+def test_passes_are_timed_as_shares_of_a_whole_one(module):
+  found = costs.measured(module, 3)
+  assert found.verify[1] == 1.0
+  assert set(found.verify) == {1, 2, 4}
+  whole = found.rest + LAYERS * (found.attention + found.mlp)
+  assert whole == pytest.approx(1) or found.rest == 0
+
+
+# ----------------------------------------------------------------- the command
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory):
+  lines = [{"id": i, "prompt": t} for i, t in enumerate(["def f(", "import"])]
+  return write_jsonl(tmp_path_factory.mktemp("p") / "in.jsonl", lines)
+
+
+FLAGS = (
+  "--config.max_new_tokens=8", "--config.num_speculative_tokens=3",
+  "--config.temperature=1.0",
+)  # fmt: skip
+
+
+def run(cli, prompts, out, *more):
+  return cli(
+    layer_search.run, *FLAGS, f"--prompts={prompts}", f"--output={out}", *more
+  )
+
+
+def test_a_search_is_resumed_made_longer_and_read_by_decode(
+  cli, prompts, tmp_path, monkeypatch, capsys
+):
+  whole = tmp_path / "whole.json"
+  assert run(cli, prompts, whole, "--evaluations=6") == 0
+  out, scored = tmp_path / "out.json", []
+  real = Scorer.acceptance
+
+  def dies(self, skipped):
+    if len(scored) == 3:
+      raise KeyboardInterrupt
+    scored.append(skipped)
+    return real(self, skipped)
+
+  with monkeypatch.context() as patched:
+    patched.setattr(Scorer, "acceptance", dies)
+    with pytest.raises(KeyboardInterrupt):
+      run(cli, prompts, out, "--evaluations=4")
+    scored.clear()
+    assert run(cli, prompts, out, "--evaluations=4") == 0
+    assert len(scored) == 1
+    scored[:] = scored[:1]
+    assert run(cli, prompts, out, "--evaluations=6") == 0
+    assert len(scored) == 3
+  of = lambda path: json.loads(path.read_text())
+  without = lambda found: [
+    {k: v for k, v in e.items() if k != "seconds"} for e in found
+  ]
+  assert without(of(out)["evaluations"]) == without(of(whole)["evaluations"])
+  best = of(out)["best"]
+  scores = [e["score"] for e in of(out)["evaluations"]]
+  assert best["score"] == max(scores)
+  assert best["bound"] >= best["speedup"]
+  capsys.readouterr()
+  assert cli(
+    decode.run, *FLAGS, f"--prompts={prompts}", "--nobaseline",
+    "--config.drafter=layer_skip", f"--config.skip_layers={out}",
+    f"--summary={tmp_path / 's.json'}",
+  ) == 0  # fmt: skip
+  used = json.loads((tmp_path / "s.json").read_text())["config"]
+  assert used["skip_attention"] == of(out)["skip_attention"]
+  assert used["skip_mlp"] == of(out)["skip_mlp"]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("method", ["greedy", "random"])
+def test_other_methods_and_what_is_measured(cli, prompts, tmp_path, method):
+  out = tmp_path / "out.json"
+  more = ("--objective=measured",) if method == "random" else ()
+  flags = (f"--method={method}", "--evaluations=2", *more)
+  assert run(cli, prompts, out, *flags) == 0
+  found = json.loads(out.read_text())
+  for one in found["evaluations"]:
+    wanted = one["measured"] if more else one["speedup"]
+    assert one["score"] == wanted > 0
+
+
+def test_a_method_that_has_no_set_says_so(cli, prompts, tmp_path, capsys):
+  """The first and the last layer always run, and here are no others."""
+  assert run(cli, prompts, tmp_path / "out.json", "--method=knapsack") == 2
+  error = capsys.readouterr().err.splitlines()[-1]
+  assert "'knapsack' has no set to propose for a target of 2 layers" in error
+
+
+@pytest.mark.parametrize(
+  "text", ["", "[]", '{"skip_mlp": [1]}',
+           '{"skip_attention": [1.5], "skip_mlp": []}']
+)  # fmt: skip
+def test_a_file_that_holds_no_set_is_refused(tmp_path, text):
+  path = tmp_path / "skip.json"
+  path.write_text(text)
+  with pytest.raises(ValueError, match="must be JSON like"):
+    skipped_layers.read(str(path))
+
+
+def test_a_set_is_read_as_it_was_written(tmp_path):
+  one = SkippedLayers(attention=(3, 1), mlp=())
+  path = tmp_path / "skip.json"
+  path.write_text(json.dumps(skipped_layers.as_json(one) | {"best": 1}))
+  assert skipped_layers.read(str(path)) == SkippedLayers(attention=(1, 3))
+  with pytest.raises(FileNotFoundError, match="no such file of layers"):
+    skipped_layers.read(str(tmp_path / "other.json"))
+
+
+def test_exits_are_of_drafters_that_have_them():
+  from configs import common
+
+  config = common.get_config()
+  config.drafter, config.exit_acceptance = "ngram", 0.8
+  with pytest.raises(ValueError, match="exit_acceptance is of the drafters"):
+    pair.check_config(config)
+  config = common.get_config()
+  config.drafter, config.exit_acceptance = "layer_skip", 1.2
+  with pytest.raises(ValueError, match=r"must be in \[0, 1\], got 1.2"):
+    pair.check_config(config)
+  assert dataclasses.is_dataclass(costs.Costs)

@@ -1,0 +1,205 @@
+"""A draft that learns while it decodes: what it learns, and kills anywhere."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from files import read_jsonl, write_jsonl
+
+from configs import common
+from launch import decode, evaluate, online, pair
+from launch.journal import Results
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+TEXTS = ["def f(x):\n", "import os", "class A:\n  x = 1\n\n  def", "x", "for"]
+FLAGS = (
+  "--online", "--nobaseline", "--config.temperature=1.0",
+  "--config.max_new_tokens=12", "--config.num_speculative_tokens=3",
+  "--config.online_rounds=2", "--config.online_entries=24",
+  "--config.online_rate=0.01",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory):
+  records = [{"id": f"p{i}", "prompt": t} for i, t in enumerate(TEXTS)]
+  folder = tmp_path_factory.mktemp("prompts")
+  return write_jsonl(folder / "in.jsonl", records)
+
+
+@pytest.fixture(scope="module")
+def whole(cli, prompts, tmp_path_factory):
+  """What a run gives that nobody stopped."""
+  out = tmp_path_factory.mktemp("whole") / "out.jsonl"
+  assert cli(decode.run, *FLAGS, f"--prompts={prompts}", f"--output={out}") == 0
+  return out
+
+
+def dies(monkeypatch, *, what, of, after):
+  """Kills the run in a function, before or after what it does."""
+  real, calls = getattr(of, what), []
+
+  def dying(*args):
+    calls.append(args)
+    if len(calls) == 3 and not after:
+      raise KeyboardInterrupt
+    found = real(*args)
+    if len(calls) == 3:
+      raise KeyboardInterrupt
+    return found
+
+  monkeypatch.setattr(of, what, dying)
+
+
+@pytest.mark.parametrize(
+  ("what", "of", "after"),
+  [
+    ("decode_batch", decode, True),
+    ("save", online.Saved, False),
+    ("save", online.Saved, True),
+    ("add", Results, True),
+  ],
+  ids=["decoded", "before saved", "saved", "in the journal"],
+)
+def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(
+  cli, tmp_path, prompts, whole, monkeypatch, what, of, after
+):
+  out = tmp_path / "out.jsonl"
+  flags = (*FLAGS, f"--prompts={prompts}", f"--output={out}")
+  with monkeypatch.context() as patched:
+    dies(patched, what=what, of=of, after=after)
+    with pytest.raises(KeyboardInterrupt):
+      cli(decode.run, *flags)
+  assert 2 <= len(read_jsonl(out)) < 5
+  assert cli(decode.run, *flags) == 0
+  assert out.read_text() == whole.read_text()
+
+
+def test_what_was_learned_changes_what_comes_after(
+  cli, prompts, whole, tmp_path
+):
+  """The first batch is as without; an update compiles nothing anew."""
+  frozen = tmp_path / "frozen.jsonl"
+  flags = [f for f in FLAGS if f != "--online"]
+  assert (
+    cli(decode.run, *flags, f"--prompts={prompts}", f"--output={frozen}") == 0
+  )
+  drafted = lambda path: [
+    (r["token_ids"], r["num_accepted"]) for r in read_jsonl(path)
+  ]
+  assert drafted(frozen) != drafted(whole)
+  (learned,) = whole.parent.glob("out.jsonl.learned-5")
+  about = json.loads(np.load(learned)["draft/about"].tobytes())
+  updates, _ = about["numbers"]
+  assert updates > 5
+
+
+def test_what_was_learned_and_is_lost_is_one_line(
+  cli, prompts, tmp_path, capsys, monkeypatch
+):
+  out = tmp_path / "out.jsonl"
+  flags = (*FLAGS, f"--prompts={prompts}", f"--output={out}")
+  with monkeypatch.context() as patched:
+    dies(patched, what="add", of=Results, after=True)
+    with pytest.raises(KeyboardInterrupt):
+      cli(decode.run, *flags)
+  (tmp_path / "out.jsonl.learned-3").write_bytes(b"PK damaged")
+  capsys.readouterr()
+  assert cli(decode.run, *flags) == 2
+  error = capsys.readouterr().err.splitlines()[-1]
+  assert "what was learned in 3 parts cannot be read" in error
+
+
+@pytest.fixture(scope="module")
+def models(pair_config):
+  return pair.build(pair_config)
+
+
+@pytest.fixture(scope="module")
+def pair_config(request):
+  target, draft = request.getfixturevalue("pair")
+  config = common.get_config()
+  config.target, config.draft = str(target), str(draft)
+  config.online, config.online_entries = True, 16
+  config.num_speculative_tokens = 2
+  return config
+
+
+def test_a_learner_goes_on_where_another_was(pair_config, models):
+  first = online.Learner(pair_config, models.params, models.laws)
+  decoder = models.decoder
+  state = decoder.init(
+    models.params, np.array([[5, 6, 7], [8, 9, 1]]), np.array([3, 2]),
+    jax.random.key(0), buffer_length=24, max_new_tokens=16,
+  )  # fmt: skip
+  steps = jax.jit(decoder.steps)
+  state = first.begin(state)
+  for _ in range(3):
+    state = steps(first.params, state, 3)
+    first.learn(state, 3)
+  assert first.updates == 1
+  assert first.rounds == 8
+  second = online.Learner(pair_config, models.params, models.laws)
+  second.restore(first.arrays())
+  assert (second.updates, second.rounds) == (1, 8)
+  for one in (first, second):
+    one.learn(state, one.rounds)
+  assert first.num_programs == 1
+  same = lambda a, b: np.testing.assert_array_equal(a, b)
+  jax.tree.map(same, first.params.draft, second.params.draft)
+  moved = jax.tree.map(
+    lambda a, b: float(np.abs(a - b).max()),
+    first.params.draft, models.params.draft,
+  )  # fmt: skip
+  assert max(jax.tree.leaves(moved)) > 1e-4
+  jax.tree.map(same, first.params.target, models.params.target)
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    (dict(drafter="ngram"), "drafts with parameters of their own"),
+    (dict(num_speculative_tokens=0), "num_speculative_tokens >= 1"),
+    (dict(online_rounds=0), "online_rounds must be >= 1, got 0"),
+    (dict(online_laws=-1), "online_laws must be >= 0"),
+    (dict(online_rate=0.0), r"online_rate must be in \(0, 1\)"),
+    (dict(online_objective="luck"), "unknown objective 'luck'"),
+    (dict(mesh="data:1"), "runs on one device"),
+  ],
+)
+def test_configs_whose_draft_cannot_learn_are_refused(changes, message):
+  config = common.get_config()
+  config.online, config.draft = True, "somewhere"
+  config.update(changes)
+  with pytest.raises(ValueError, match=message):
+    online.check(config)
+
+
+def test_a_trace_is_of_a_draft_that_stays_as_it_is(cli, tmp_path, capsys):
+  flags = ("--online", "--log_probs", f"--output={tmp_path / 'out.jsonl'}")
+  assert cli(decode.run, *flags) == 2
+  assert "not with --online" in capsys.readouterr().err
+
+
+@pytest.mark.heavy
+def test_an_evaluation_has_a_system_that_learns(cli, tmp_path):
+  lines = [
+    {"question_id": i, "category": "code", "turns": [text, "Go on."]}
+    for i, text in enumerate(TEXTS)
+  ]
+  questions = write_jsonl(tmp_path / "questions.jsonl", lines)
+  out = tmp_path / "e.json"
+  flags = (
+    "--systems=model", "--online", f"--questions={questions}",
+    f"--output={out}", "--config.max_new_tokens=8",
+    "--config.online_rounds=2", "--config.online_entries=16",
+  )  # fmt: skip
+  assert cli(evaluate.run, *flags) == 0
+  found = json.loads(out.read_text())
+  assert set(found["systems"]) == {"plain", "model", "model:online=true"}
+  assert found["systems"]["model:online=true"]["lossless"]
+  rows = [r for r in found["runs"] if r["system"] == "model:online=true"]
+  assert rows
+  assert (tmp_path / "e.json.learned-5").exists()
