@@ -23,9 +23,11 @@ from models.transformer import SkippedLayers
 from specjax import drafters
 from specjax import siblings as siblings_lib
 from specjax import tree as tree_lib
+from specjax.drafters import depth as depth_lib
+from specjax.drafters.depth import Policy
 from specjax.siblings import Siblings
-from specjax.tree import Tree
-from specjax.types import Drafter, LanguageModel
+from specjax.tree import Form, Tree
+from specjax.types import Drafter, LanguageModel, Rule
 
 
 def _of_draft(config, models) -> tuple[LanguageModel | None, Any]:
@@ -99,6 +101,7 @@ class Family:
     reads_draft: whether `config.draft` is loaded.
     check: `(config, tree, siblings)`, raises ValueError for what does not fit.
     is_head: whether `config.draft` is a head on the target's features.
+    has_depth: whether a depth policy may end its drafts (`config.depth`).
   """
 
   make: Callable[..., Drafter]
@@ -106,16 +109,15 @@ class Family:
   reads_draft: bool = True
   check: Callable[..., None] = lambda config, tree, siblings: None
   is_head: bool = False
+  has_depth: bool = False
 
 
 def _model(config, draft, **static) -> Drafter:
-  del config
-  return drafters.model.drafter(draft, **static)
+  return drafters.model.drafter(draft, depth=depth_of(config), **static)
 
 
 def _layer_skip(config, draft, **static) -> Drafter:
-  del config
-  return drafters.layer_skip.drafter(draft, **static)
+  return drafters.layer_skip.drafter(draft, depth=depth_of(config), **static)
 
 
 def _ngram(config, draft, *, tree, siblings, vocab_size) -> Drafter:
@@ -131,6 +133,10 @@ def _head(config, draft: Head, *, tree, siblings, vocab_size) -> Drafter:
   functions, _ = draft.functions()
   shape = draft.module.config
   if draft.kind == "medusa":
+    if config.depth:
+      raise ValueError(
+        "Medusa's heads draft all levels at once: config.depth saves nothing"
+      )
     return drafters.heads.drafter(
       functions,
       num_heads=shape.num_heads,
@@ -153,17 +159,22 @@ def _head(config, draft: Head, *, tree, siblings, vocab_size) -> Drafter:
     siblings=siblings,
     vocab_size=vocab_size,
     name=draft.kind,
+    depth=depth_of(config),
   )
 
 
-_HEAD = Family(make=_head, model=_of_head, check=_needs_draft, is_head=True)
+_HEAD = Family(
+  make=_head, model=_of_head, check=_needs_draft, is_head=True, has_depth=True
+)
 
 FAMILIES = {
-  "model": Family(make=_model, check=_needs_draft),
+  "model": Family(make=_model, check=_needs_draft, has_depth=True),
   "eagle": _HEAD,
   "eagle3": _HEAD,
-  "medusa": _HEAD,
-  "layer_skip": Family(make=_layer_skip, model=_of_target, reads_draft=False),
+  "medusa": dataclasses.replace(_HEAD, has_depth=False),
+  "layer_skip": Family(
+    make=_layer_skip, model=_of_target, reads_draft=False, has_depth=True
+  ),
   "ngram": Family(
     make=_ngram, model=_nothing, reads_draft=False, check=_one_path
   ),
@@ -228,6 +239,33 @@ def reads_draft(config: ml_collections.ConfigDict) -> bool:
     and config.num_speculative_tokens
     and get(config.drafter).reads_draft
   )
+
+
+def depth_of(config: ml_collections.ConfigDict) -> Policy | None:
+  """When drafts end, or None where all are as deep as their tree.
+
+  Raises:
+    ValueError: if `config.depth` is no policy.
+  """
+  text = str(config.get("depth", ""))
+  return depth_lib.get(text) if text else None
+
+
+def check_depth(config: ml_collections.ConfigDict, rule: Rule) -> None:
+  """Raises ValueError unless `config.depth` fits drafter, tree and rule."""
+  policy = depth_of(config)
+  if policy is None or not config.num_speculative_tokens:
+    return
+  if not of(config).has_depth or config.num_nodes:
+    able = [name for name, family in FAMILIES.items() if family.has_depth]
+    raise ValueError(
+      f"config.depth={config.depth} ends chains that a model draws, drafter "
+      f"one of {able}, got {config.drafter!r}"
+      + (" with a dynamic tree" if config.num_nodes else "")
+    )
+  tree, siblings = make_tree(config), make_siblings(config)
+  drafters.adaptive.check(tree, siblings, policy)
+  rule.check(dataclasses.replace(tree, form=Form.MASKED), siblings)
 
 
 def make_siblings(config: ml_collections.ConfigDict) -> Siblings:

@@ -126,6 +126,7 @@ def check_config(config: ml_collections.ConfigDict) -> None:
   family.check(config, tree, how)
   if gamma:
     rules.get(config.rule).check(tree, how)
+  drafting.check_depth(config, rules.get(config.rule))
 
 
 def settled(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
