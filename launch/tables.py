@@ -23,6 +23,8 @@ TABLES = {
   "evaluation": "launch.evaluation.page:table",
   "plans": "launch.planning.page:table",
   "drafts": "launch.studies.drafts.page:table",
+  "depths": "launch.studies.depth.page:table",
+  "static_depths": "launch.studies.depth.page:static_table",
   "reports": "launch.studies.report.page:table",
   "quality": "launch.studies.quality.page:table",
   "efficiency": "launch.studies.rules.page:efficiency",

@@ -137,7 +137,11 @@ def _shardings(cache_specs: tuple[P, P], decoder: MeshDecoder, state):
   specs = dataclasses.replace(
     specs,
     target_cache=cut(specs.target_cache, of_target),
-    drafter_state=cut(specs.drafter_state, of_draft),
+    drafter_state=jax.tree.map(
+      lambda node: cut(node, of_draft),
+      specs.drafter_state,
+      is_leaf=lambda x: isinstance(x, (Cache, P)),
+    ),
   )
   return jax.tree.map(
     lambda spec: NamedSharding(decoder.mesh, spec),

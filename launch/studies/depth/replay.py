@@ -108,14 +108,21 @@ def machine_of(results: Sequence[dict]) -> Machine:
   )
 
 
-def machine_from(
-  *, level: float, rest: float, verify: dict[int, float]
-) -> Machine:
-  """Of one batch alone: the same for every other."""
+def machine_of_report(found: dict) -> Machine:
+  """The costs in a report (`launch.studies.report`), at its batch size alone.
+
+  Args:
+    found: with `costs` and `num_speculative_tokens`.
+  """
+  costs, n = found["costs"], found["num_speculative_tokens"]
+  rest = costs["plain_step_seconds"] - costs["plain_pass_seconds"]
+  passes = costs["step_seconds"] / costs["loop_overhead"]
+  each = (costs["step_seconds"] - passes - rest) / n
   return Machine(
-    level=(level, 0.0), rest=(rest, 0.0),
-    verify={w: (s, 0.0) for w, s in verify.items()},
-  )  # fmt: skip
+    level=(costs["draft_step_seconds"] + each, 0.0),
+    rest=(rest, 0.0),
+    verify={int(w): (s, 0.0) for w, s in costs["verify_seconds"].items()},
+  )
 
 
 # ------------------------------------------------------------------- replaying
