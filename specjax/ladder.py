@@ -12,6 +12,9 @@ finished rounds knows nothing of the tokens to come: nothing is lost by it.
 """
 
 import dataclasses
+import functools
+import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -33,8 +36,8 @@ class Ladder:
   """When to change the width: only for a clear gain, and at times to look.
 
   Attributes:
-    seconds: of a whole round by its width (drafted tokens a row), 0 too,
-      measured at the batch at hand.
+    seconds: of a whole round by its width (drafted tokens a row), 0 too, at
+      the batch at hand (`measured`).
     margin: by how much another width has to be faster.
     patience: choices without a draft after which one is tried, since rounds
       that draft nothing say nothing of acceptance.
@@ -181,6 +184,53 @@ def _nothing(wide: Drafter) -> Drafter:
   )
 
 
+def measured(
+  rungs: Rungs,
+  params: Params,
+  state: DecodeState,
+  *,
+  rounds: int = 4,
+  repeats: int = 5,
+) -> dict[int, float]:
+  """Seconds of a round at every width, from where a state stands.
+
+  Args:
+    rungs: the decoders.
+    params: parameters of both models.
+    state: with room for as many tokens; it is copied.
+    rounds: of one timing; the call from the host is taken off.
+    repeats: timings, all widths in turn; their median counts.
+
+  Raises:
+    ValueError: if no row of the state is running.
+  """
+  if np.all(jax.device_get(state.done)):
+    raise ValueError("a round cannot be timed on rows that are all done")
+  programs = _programs(rungs)
+  first = int(state.num_steps)
+  copy = lambda: jax.block_until_ready(jax.tree.map(jnp.copy, state))
+  found: dict[int, list[float]] = {w: [] for w in programs}
+  for repeat in range(repeats + 1):
+    for width, program in programs.items():
+      times = []
+      for count in (0, rounds):
+        fresh, start = copy(), time.perf_counter()
+        after = program(params, fresh, jnp.int32(count))
+        jax.block_until_ready(after)
+        times.append(time.perf_counter() - start)
+      made = max(int(after.num_steps) - first, 1)
+      if repeat:  # the first one warms up
+        found[width].append(max(times[1] - times[0], 0.0) / made)
+  return {w: statistics.median(each) for w, each in found.items()}
+
+
+def _programs(rungs: Rungs) -> dict[int, Callable[..., DecodeState]]:
+  return {
+    w: jax.jit(functools.partial(rungs.steps, w), donate_argnums=1)
+    for w in rungs.decoders
+  }
+
+
 def acceptance(before: Counters, after: Counters) -> float | None:
   """How likely a drafted token was accepted, given that it was reached.
 
@@ -230,13 +280,7 @@ def generate(
       f"the ladder has widths {ladder.widths}, and there are decoders of "
       f"{tuple(sorted(rungs.decoders))}"
     )
-  programs = {
-    w: jax.jit(
-      lambda params, state, n, w=w: rungs.steps(w, params, state, n),
-      donate_argnums=1,
-    )
-    for w in ladder.widths
-  }
+  programs = _programs(rungs)
   known, width, idle = supposed, ladder.best(supposed), 0
   chosen: list[int] = []
   while not np.all(jax.device_get(state.done)):

@@ -1,5 +1,6 @@
 """Verification widths that the host chooses between rounds."""
 
+import dataclasses
 import functools
 
 import decoding
@@ -105,6 +106,20 @@ def test_a_cheap_pass_is_made_wide_and_a_dear_one_not_at_all():
   assert rows_of(state) == rows_of(other)
   assert narrow.count(0) > len(narrow) / 2
   assert 1 in narrow[1:]  # looked at from time to time
+
+
+def test_rounds_of_every_width_are_timed_on_a_copy():
+  state = program(4)(PARAMS, start(), jnp.int32(2))
+  before = rows_of(state)
+  seconds = ladder.measured(RUNGS, PARAMS, state, rounds=2, repeats=1)
+  assert set(seconds) == set(WIDTHS)
+  assert min(seconds.values()) >= 0
+  assert rows_of(state) == before
+  ended = dataclasses.replace(
+    state, stop_reason=jnp.ones_like(state.stop_reason)
+  )
+  with pytest.raises(ValueError, match="all done"):
+    ladder.measured(RUNGS, PARAMS, ended)
 
 
 def test_a_width_is_left_for_a_clear_gain_only():
