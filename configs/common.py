@@ -17,6 +17,10 @@ def get_config() -> ml_collections.ConfigDict:
   config.drafter = "model"  # of launch/drafting.py, or module:make
   config.rule = "token"  # of docs/rules.md, "typical(epsilon=0.1)", module:RULE
   config.num_speculative_tokens = 5  # 0 is plain autoregressive decoding
+  # When a row's draft ends before that: "" is never; else of
+  # specjax/drafters/depth.py, as 4, confidence, survival(threshold=0.3),
+  # optimal(cost=0.1). Of one path only.
+  config.depth = ""
   config.num_drafts = 1  # separate paths of that many tokens
   # Any other tree, by the parents of its nodes, root first: (-1, 0, 0, 1, 1).
   # Then its depth counts, in place of num_speculative_tokens.

@@ -26,9 +26,11 @@ from models.transformer import SkippedLayers
 from specjax import drafters
 from specjax import siblings as siblings_lib
 from specjax import tree as tree_lib
+from specjax.drafters import depth as depth_lib
+from specjax.drafters.depth import Policy
 from specjax.siblings import Siblings
 from specjax.tree import Form, Tree
-from specjax.types import Drafter, LanguageModel
+from specjax.types import Drafter, LanguageModel, Rule
 
 
 def _of_draft(config, models) -> tuple[LanguageModel | None, Any]:
@@ -111,6 +113,7 @@ class Family:
     is_head: whether `config.draft` is a head on the target's features.
     form: `config -> (Tree, Siblings)` of a family that makes trees of its own;
       None for one that fills the config's.
+    has_depth: whether a depth policy may end its drafts (`config.depth`).
   """
 
   make: Callable[..., Drafter]
@@ -119,12 +122,13 @@ class Family:
   check: Callable[..., None] = lambda config, tree, siblings: None
   is_head: bool = False
   form: Callable[..., tuple[Tree, Siblings]] | None = None
+  has_depth: bool = False
 
 
 def _exiting(config, make: Callable[..., Drafter]) -> Drafter:
   """A drafter whose chains end where the config wants them to."""
   if not config.exit_acceptance:
-    return make()
+    return make(depth=depth_of(config))
   return drafters.exits.drafter(make, acceptance=config.exit_acceptance)
 
 
@@ -151,7 +155,7 @@ def _head(config, draft: Head, *, tree, siblings, vocab_size) -> Drafter:
   functions, _ = draft.functions()
   return head_drafter(
     draft.shape, functions, tree=tree, siblings=siblings,
-    vocab_size=vocab_size, top_k=config.num_children,
+    vocab_size=vocab_size, top_k=config.num_children, depth=depth_of(config),
   )  # fmt: skip
 
 
@@ -163,6 +167,7 @@ def head_drafter(
   siblings: Siblings,
   vocab_size: int,
   top_k: int,
+  depth: Policy | None = None,
 ) -> Drafter:
   """The drafter of a head.
 
@@ -176,6 +181,7 @@ def head_drafter(
     vocab_size: V.
     top_k: nodes that EAGLE's dynamic tree continues at each depth, and children
       of each.
+    depth: when chains of EAGLE's end.
   """
   static = dict(tree=tree, siblings=siblings, vocab_size=vocab_size)
   if shape.kind == "parallel":
@@ -196,7 +202,9 @@ def head_drafter(
       top_k=top_k,
       vocab_size=vocab_size,
     )
-  return drafters.eagle.drafter(functions, **static, name=shape.kind)
+  return drafters.eagle.drafter(
+    functions, **static, name=shape.kind, depth=depth
+  )
 
 
 def _block(config, draft: Block, *, tree, siblings, vocab_size) -> Drafter:
@@ -240,10 +248,15 @@ _LOOKUP = Family(
 )
 
 FAMILIES = {
-  "model": Family(make=_model, check=_needs_draft),
+  "model": Family(make=_model, check=_needs_draft, has_depth=True),
   **dict.fromkeys(KINDS, _HEAD),
+  **dict.fromkeys(
+    ("eagle", "eagle3"), dataclasses.replace(_HEAD, has_depth=True)
+  ),
   "block": _BLOCK,
-  "layer_skip": Family(make=_layer_skip, model=_of_target, reads_draft=False),
+  "layer_skip": Family(
+    make=_layer_skip, model=_of_target, reads_draft=False, has_depth=True
+  ),
   "ngram": Family(
     make=_ngram, model=_nothing, reads_draft=False, check=_one_path
   ),
@@ -337,6 +350,33 @@ def reads_draft(config: ml_collections.ConfigDict) -> bool:
     and config.num_speculative_tokens
     and get(config.drafter).reads_draft
   )
+
+
+def depth_of(config: ml_collections.ConfigDict) -> Policy | None:
+  """When drafts end, or None where all are as deep as their tree.
+
+  Raises:
+    ValueError: if `config.depth` is no policy.
+  """
+  text = str(config.get("depth", ""))
+  return depth_lib.get(text) if text else None
+
+
+def check_depth(config: ml_collections.ConfigDict, rule: Rule) -> None:
+  """Raises ValueError unless `config.depth` fits drafter, tree and rule."""
+  policy = depth_of(config)
+  if policy is None or not config.num_speculative_tokens:
+    return
+  if not of(config).has_depth or config.num_nodes:
+    able = [name for name, family in FAMILIES.items() if family.has_depth]
+    raise ValueError(
+      f"config.depth={config.depth} ends chains that a model draws, drafter "
+      f"one of {able}, got {config.drafter!r}"
+      + (" with a dynamic tree" if config.num_nodes else "")
+    )
+  tree, siblings = make_tree(config), make_siblings(config)
+  drafters.adaptive.check(tree, siblings, policy)
+  rule.check(dataclasses.replace(tree, form=Form.MASKED), siblings)
 
 
 def make_siblings(config: ml_collections.ConfigDict) -> Siblings:

@@ -139,6 +139,7 @@ def check_config(config: ml_collections.ConfigDict) -> None:
   check_exits(config)
   if gamma:
     rules.get(config.rule).check(tree, how)
+  drafting.check_depth(config, rules.get(config.rule))
 
 
 def check_exits(config: ml_collections.ConfigDict) -> None:

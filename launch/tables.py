@@ -25,6 +25,8 @@ TABLES = {
   "drafts": "launch.studies.drafts.page:table",
   "layers": "launch.searching.page:table",
   "online": "launch.studies.online.page:table",
+  "depths": "launch.studies.depth.page:table",
+  "static_depths": "launch.studies.depth.page:static_table",
   "reports": "launch.studies.report.page:table",
   "quality": "launch.studies.quality.page:table",
   "efficiency": "launch.studies.rules.page:efficiency",

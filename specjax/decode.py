@@ -149,6 +149,7 @@ class Decoder:
           length=state.length,
           target_output=now.output,
           again=jnp.zeros_like(root_slot),
+          target_log_probs=now.target_log_probs,
         ),
       )
     state = dataclasses.replace(

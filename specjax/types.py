@@ -419,6 +419,8 @@ class Commit:
     again: `i32[B]`, how many of those that stand stood before, and were fed
       again: where a text goes on, so that a draft's cache that lacks the last
       of them is filled. Who counts tokens leaves them out.
+    target_log_probs: `f32[B, N + 1, V]`, the warped target's laws of a round;
+      None of a prompt.
   """
 
   tokens: Array
@@ -427,6 +429,7 @@ class Commit:
   length: Array
   target_output: ModelOutput
   again: Array
+  target_log_probs: Array | None = None
 
   @property
   def count(self) -> Array:

@@ -252,7 +252,7 @@ def network_pair(mesh, how="paths"):
       tree, mesh, sharding.param_specs(tree, rules)
     )
     params, draft = put(params, rules), put(draft, of_draft)
-  own = how in ("paths", "tree")
+  own = how in ("paths", "tree", "depth")
   return decoder, Params(target=params, draft=draft if own else None)
 
 
@@ -356,6 +356,11 @@ def _drafter(how, model):
     return drafters.ngram.drafter(
       num_speculative_tokens=2, max_ngram=1, vocab_size=VOCAB
     )
+  if how == "depth":
+    return drafters.model.drafter(
+      model(), tree=tree_lib.chain(3), vocab_size=VOCAB,
+      depth=drafters.depth.survival(threshold=0.4),
+    )  # fmt: skip
   if how == "layer_skip":
     return drafters.layer_skip.drafter(
       model(skipped=SkippedLayers(attention=(1,))),
@@ -392,7 +397,7 @@ CASES = {
   "online": online_pair,
   **{
     how: functools.partial(network_pair, how=how)
-    for how in ("paths", "tree", "layer_skip", "ngram", "plain")
+    for how in ("paths", "tree", "depth", "layer_skip", "ngram", "plain")
   },
   **{how: functools.partial(head_pair, how=how) for how in HEADS},
 }

@@ -37,6 +37,7 @@ FOUNDATION = {
     "drawing",
     "laws",
     "siblings",
+    "named",
   )
 }
 

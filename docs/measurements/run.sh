@@ -38,7 +38,9 @@ part() { # KIND NAME MINUTES WHERE COMMAND...
 
 flag() { # which flag of a command names where it writes
   case $1 in
-    launch.studies.report | launch.studies.theory) echo --workdir ;;
+    launch.studies.report | launch.studies.theory | launch.studies.depth)
+      echo --workdir
+      ;;
     *) echo --output ;;
   esac
 }
@@ -48,7 +50,9 @@ copy() {
     return
   elif [ -d "$out/$1" ]; then
     mkdir -p "$2" && cp "$out/$1"/*.json "$out/$1"/*.svg "$2"
-    [ ! -e "$out/$1/report.md" ] || cp "$out/$1/report.md" "$2"
+    for page in report depth; do
+      [ ! -e "$out/$1/$page.md" ] || cp "$out/$1/$page.md" "$2"
+    done
   else
     mkdir -p "$(dirname "$2")" && cp "$out/$1" "$2"
   fi
@@ -108,6 +112,13 @@ part counted quality.json 10 docs/theory/quality.json launch.studies.quality \
   --config=configs/quality.py
 part counted optimality.json 1 docs/measurements/rules/optimality.json \
   launch.studies.rules.optimality
+part counted held-out.jsonl 1 - launch.tools.held_out_prompts --count=64
+for temperature in 0.0 1.0; do
+  part counted depth-$temperature 4 docs/adaptive/temperature-$temperature \
+    launch.studies.depth $pair --config.temperature=$temperature \
+    --config.batch_size=8 --prompts=$out/held-out.jsonl \
+    --costs=docs/measurements/embedded-greedy.json,docs/measurements/embedded-greedy-batch-6.json
+done
 part counted theory 10 docs/theory launch.studies.theory --figure=all
 
 draw() { # FIGURE MEASUREMENT SVG

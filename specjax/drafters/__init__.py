@@ -3,15 +3,17 @@
 Each has a `drafter(...)` that returns a `specjax.types.Drafter` (`eagle` has
 `dynamic` too); that of `plain` proposes nothing, which makes the decoding loop
 plain autoregressive sampling. `online` gives another one a memory to learn
-from, `exits` ends a chain where its draft is in doubt. What they share is in
-`levels` (trees that are drawn), `best_first` (the likeliest ones) and
-`marginals`; in `occurrences`, `corpus` and `tries` what those share that look
-continuations up.
+from; `exits`, and `adaptive` by a policy of `depth`, end chains early. What
+they share is in `levels` (trees that are drawn), `best_first` (the likeliest
+ones) and `marginals`; in `occurrences`, `corpus` and `tries` what those share
+that look continuations up.
 """
 
 from specjax.drafters import (
+  adaptive,
   block,
   corpus,
+  depth,
   eagle,
   exits,
   heads,
@@ -27,8 +29,10 @@ from specjax.drafters import (
 )
 
 __all__ = [
+  "adaptive",
   "block",
   "corpus",
+  "depth",
   "eagle",
   "exits",
   "heads",

@@ -31,7 +31,8 @@ from specjax import cache as cache_lib
 from specjax import siblings as siblings_lib
 from specjax import tree as tree_lib
 from specjax.cache import Cache
-from specjax.drafters import best_first, levels
+from specjax.drafters import adaptive, best_first, levels
+from specjax.drafters.depth import Policy
 from specjax.drafters.model import check_tree
 from specjax.siblings import GIVEN, IID, Siblings
 from specjax.tree import Tree, take_node
@@ -45,6 +46,7 @@ def drafter(
   siblings: Siblings | str = IID,
   vocab_size: int,
   name: str = "eagle",
+  depth: Policy | None = None,
 ) -> Drafter:
   """Drafts a chain or any static tree, each token drawn from its own law.
 
@@ -55,12 +57,15 @@ def drafter(
       `specjax.siblings`.
     vocab_size: V, the number of real tokens.
     name: for messages and reports.
+    depth: when a row of a chain ends before that (`specjax.drafters.depth`);
+      None: never. The pass that reads what stands is made in every round.
 
   Returns:
     The `Drafter`. Its target has to give the features that the head reads.
 
   Raises:
-    ValueError: if the tree drafts nothing or does not suit the siblings.
+    ValueError: if the tree drafts nothing or does not suit the siblings or the
+      policy.
   """
   siblings = siblings_lib.get(siblings)
   check_tree(tree, siblings, vocab_size)
@@ -94,8 +99,41 @@ def drafter(
     return draft, cache
 
   passes = tuple(len(level) for level in tree.levels[1:-1])
-  return _made(
+  whole, read = _made(
     model, grow, tree=tree, siblings=siblings, name=name, passes=passes
+  )
+  if depth is None:
+    return whole
+
+  def begin(params, state, target_cache, context):
+    root = read(params, state, context)
+
+    def first(carry, goes):
+      del goes
+      return root.logits, carry, jnp.zeros((), jnp.int32)
+
+    def feed(carry, level, drawn):
+      hidden, cache = carry
+      logits, hidden, cache = model.apply(
+        params.draft,
+        drawn,
+        hidden,
+        cache,
+        positions=levels.positions(_place(context), level, drawn),
+      )
+      return logits, (hidden, cache)
+
+    def close(carry, fed):
+      del fed
+      return dataclasses.replace(state, cache=carry[1]), target_cache
+
+    return adaptive.Passes(
+      carry=(root.hidden[:, None], root.cache),
+      first=first, feed=feed, close=close, before=1,
+    )  # fmt: skip
+
+  return adaptive.drafter(
+    begin, inner=whole, policy=depth, vocab_size=vocab_size
   )
 
 
@@ -162,10 +200,11 @@ def dynamic(
     )  # fmt: skip
     return draft, cache
 
-  return _made(
+  whole, _ = _made(
     model, grow, tree=tree, siblings=GIVEN, name="eagle2",
     passes=(top_k,) * (depth - 1), more_slots=top_k * (depth - 1),
   )  # fmt: skip
+  return whole
 
 
 # ------------------------------------------------- what both have in common
@@ -212,8 +251,8 @@ def _made(
   name: str,
   passes: tuple[int, ...],
   more_slots: int = 0,
-) -> Drafter:
-  """The drafter that grows a draft from the head's `_Root`.
+) -> tuple[Drafter, Callable[[Any, "_State", Context], _Root]]:
+  """The drafter that grows a draft from the head's `_Root`, and what reads it.
 
   Args:
     model: the head.
@@ -288,7 +327,7 @@ def _made(
   def row_axes(state: _State) -> Any:
     return _State(cache=cache_lib.row_axes(state.cache), features=0, start=0)  # type: ignore[arg-type]
 
-  return Drafter(
+  whole = Drafter(
     name=name,
     tree=tree,
     siblings=siblings,
@@ -301,6 +340,7 @@ def _made(
     max_positions=model.max_positions,
     again=width + 1,  # what stands since a round is not in the cache yet
   )
+  return whole, read
 
 
 def _place(context: Context) -> Array:

@@ -10,8 +10,11 @@ the cache is correct after every commit without any work here.
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
+
 from specjax import siblings as siblings_lib
-from specjax.drafters import levels
+from specjax.drafters import adaptive, levels
+from specjax.drafters.depth import Policy
 from specjax.drafters.model import check_model, check_tree, draft_tree
 from specjax.siblings import IID, Siblings
 from specjax.tree import Tree
@@ -25,6 +28,7 @@ def drafter(
   siblings: Siblings | str = IID,
   vocab_size: int,
   grow: Callable[..., tuple[Draft, Any]] = levels.draw_tree,
+  depth: Policy | None = None,
 ) -> Drafter:
   """Drafts with a thinned target, on `Params.target` and the target's cache.
 
@@ -37,14 +41,16 @@ def drafter(
       `specjax.siblings`.
     vocab_size: V, the number of real tokens.
     grow: what draws the tree, as `levels.draw_tree`.
+    depth: when a row of a chain ends before that (`specjax.drafters.depth`);
+      None: never.
 
   Returns:
-    A `Drafter` without state of its own.
+    A `Drafter` without state of its own but what a policy remembers.
 
   Raises:
-    ValueError: if the tree drafts nothing or does not suit the siblings, or the
-      model knows fewer than V tokens.
-    TypeError: if the tree is not a `Tree`.
+    ValueError: if the tree drafts nothing or does not suit the siblings or the
+      policy, or the model knows fewer than V tokens.
+    TypeError: if the tree is not a `Tree`, or the policy no `Policy`.
   """
   siblings = siblings_lib.get(siblings)
   check_model("target", model, vocab_size)
@@ -68,11 +74,44 @@ def drafter(
     )
     return draft, state, cache.replace(length=start)
 
-  return Drafter(
+  whole = Drafter(
     name="layer_skip",
     tree=tree,
     siblings=siblings,
     propose=propose,
     passes=(1, *(len(level) for level in tree.levels[1:-1])),
     max_positions=model.max_positions,
+  )
+  if depth is None:
+    return whole
+
+  def begin(params, state, target_cache, context):
+    root = context.length - 1
+
+    def first(cache, goes):
+      del goes  # the target's cache lacks nothing
+      output, cache = model.apply(
+        params.target, context.root, cache.replace(length=root)
+      )
+      logits = output.logits[:, 0]
+      return logits, cache.replace(length=root), jnp.ones((), jnp.int32)
+
+    def feed(cache, depth, drawn):
+      output, cache = model.apply(
+        params.target,
+        drawn,
+        cache.replace(length=root + depth),
+        positions=levels.positions(root, depth, drawn),
+      )
+      return output.logits, cache.replace(length=root)
+
+    return adaptive.Passes(
+      carry=target_cache.replace(length=root),
+      first=first,
+      feed=feed,
+      close=lambda cache, fed: (state, cache),
+    )
+
+  return adaptive.drafter(
+    begin, inner=whole, policy=depth, vocab_size=vocab_size
   )

@@ -4,8 +4,13 @@ The draft model keeps its own cache. After a step it may lack the last accepted
 token (a leaf is never fed to the draft), so each proposal first feeds the last
 *two* committed tokens: the older one is rewritten with the same values, or
 filled in. No row needs to know which.
+
+Under a depth policy a row may draft nothing for many rounds, and its cache then
+lacks more. It says how much it holds (`Cache.length`), and is filled in pieces
+before the row drafts again.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +21,8 @@ from jax import Array, lax
 from specjax import cache as cache_lib
 from specjax import siblings as siblings_lib
 from specjax.cache import Cache
-from specjax.drafters import levels
+from specjax.drafters import adaptive, levels
+from specjax.drafters.depth import Policy
 from specjax.siblings import IID, Siblings
 from specjax.tree import Form, Tree, take_node
 from specjax.types import Context, Draft, Drafter, LanguageModel
@@ -29,6 +35,7 @@ def drafter(
   siblings: Siblings | str = IID,
   vocab_size: int,
   grow: Callable[..., tuple[Draft, Any]] = levels.draw_tree,
+  depth: Policy | None = None,
 ) -> Drafter:
   """Drafts with `model`, whose parameters are `Params.draft`.
 
@@ -40,14 +47,17 @@ def drafter(
       `specjax.siblings`.
     vocab_size: V, the number of real tokens.
     grow: what draws the tree, as `levels.draw_tree`.
+    depth: when a row of a chain ends before that (`specjax.drafters.depth`);
+      None: never.
 
   Returns:
-    The `Drafter`; its state is the draft model's `Cache`.
+    The `Drafter`; its state is the draft model's `Cache`, beside estimates if
+    there is a policy.
 
   Raises:
-    ValueError: if the tree drafts nothing or does not suit the siblings, or the
-      model knows fewer than V tokens.
-    TypeError: if the tree is not a `Tree`.
+    ValueError: if the tree drafts nothing or does not suit the siblings or the
+      policy, or the model knows fewer than V tokens.
+    TypeError: if the tree is not a `Tree`, or the policy no `Policy`.
   """
   siblings = siblings_lib.get(siblings)
   check_model("draft", model, vocab_size)
@@ -97,7 +107,7 @@ def drafter(
       nodes=tree.levels[-1].start,
     )
 
-  return Drafter(
+  whole = Drafter(
     name="model",
     tree=tree,
     siblings=siblings,
@@ -110,9 +120,92 @@ def drafter(
     passes=(_WINDOW, *(len(level) for level in tree.levels[1:-1])),
     max_positions=model.max_positions,
   )
+  if depth is None:
+    return whole
+  return _with_depth(model, whole, depth, vocab_size)
 
 
 _WINDOW = 2
+_PIECE = 16  # tokens that a cache which lacks more is given at once
+
+
+def _with_depth(
+  model: LanguageModel, whole: Drafter, policy: Policy, vocab_size: int
+) -> Drafter:
+  """The drafter whose rows end by a policy.
+
+  Between rounds `Cache.length` is how many tokens of the text a row holds: all
+  but the newest two, or fewer where it has not drafted.
+  """
+
+  def begin(params, cache: Cache, target_cache, context: Context):
+    root = context.length
+    held = cache.length
+
+    def feed_at(cache, start, count):
+      fed = jax.vmap(lambda row, at: lax.dynamic_slice_in_dim(row, at, count))(
+        context.tokens, start
+      )
+      return model.apply(params.draft, fed, cache.replace(length=start))
+
+    def first(carry, goes):
+      cache, held, _ = carry
+      piece = min(_PIECE, context.tokens.shape[1])
+
+      def lags(carry):
+        return jnp.any(goes & (carry[1] < root - _WINDOW))
+
+      def catch_up(carry):
+        cache, held, count = carry
+        start = jnp.minimum(held, context.tokens.shape[1] - piece)
+        _, cache = feed_at(cache, start, piece)
+        held = jnp.maximum(held, jnp.minimum(start + piece, root))
+        return cache.replace(length=held), held, count + 1
+
+      cache, held, count = lax.while_loop(
+        lags, catch_up, (cache, held, jnp.ones((), jnp.int32))
+      )
+      start = jnp.maximum(root - _WINDOW, 0)
+      output, cache = feed_at(cache, start, _WINDOW)
+      logits = take_node(output.logits, root - 1 - start)
+      held = jnp.where(held >= start, root, held)
+      return logits, (cache.replace(length=root), held, held == root), count
+
+    def feed(carry, depth, drawn):
+      cache, *rest = carry
+      output, cache = model.apply(
+        params.draft,
+        drawn,
+        cache.replace(length=root + depth - 1),
+        positions=levels.positions(root - 1, depth, drawn),
+      )
+      return output.logits, (cache.replace(length=root), *rest)
+
+    def close(carry, fed):
+      cache, held, whole = carry
+      held = jnp.where(whole, held + jnp.maximum(fed, 0), held)
+      return cache.replace(length=held), target_cache
+
+    nobody = jnp.zeros(root.shape, bool)
+    return adaptive.Passes(
+      carry=(cache, held, nobody), first=first, feed=feed, close=close
+    )
+
+  def prefill(params, cache, commit):
+    held = cache.length
+    cache = whole.prefill(params, cache, commit)
+    # What it lacks of the text before is not filled by what comes after.
+    lacks = held < commit.start
+    return cache.replace(length=jnp.where(lacks, held, cache.length))
+
+  def commit(params, cache, commit):
+    del params
+    return cache.replace(length=jnp.minimum(cache.length, commit.length - 1))
+
+  inner = dataclasses.replace(whole, prefill=prefill, commit=commit)
+  return adaptive.drafter(
+    begin, inner=inner, policy=policy, vocab_size=vocab_size
+  )
 
 
 def check_model(who: str, model: LanguageModel, vocab_size: int) -> None:

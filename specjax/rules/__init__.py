@@ -5,14 +5,11 @@ over every tree and sibling law that its `check` allows. Rules that decide at
 one node at a time are a single function without a batch (`nodewise`).
 """
 
-import ast
 import difflib
-import inspect
-import math
 import pkgutil
 from collections.abc import Callable
-from typing import Any
 
+from specjax import named
 from specjax.rules import (
   block,
   blockwise,
@@ -86,16 +83,7 @@ def get(name: str) -> Rule:
     return RULES[bare]
   if bare not in FACTORIES:
     raise ValueError(f"rule {bare!r} has no parameters, got {name!r}")
-  try:
-    parameters = _parameters(ast.parse(name, mode="eval").body)
-    known = inspect.signature(FACTORIES[bare]).parameters
-    if unknown := parameters.keys() - known.keys():
-      raise ValueError(f"no parameter {min(unknown)!r}, only {list(known)}")
-    rule = FACTORIES[bare](
-      **{k: _as_kind(known[k], value) for k, value in parameters.items()}
-    )
-  except (SyntaxError, TypeError, ValueError, *_TOO_MUCH) as error:
-    raise ValueError(f"rule {name!r:.80}: {error}") from error
+  rule = named.make("rule", name, FACTORIES)
   return _MADE.setdefault(rule.name, rule)
 
 
@@ -110,28 +98,3 @@ def _imported(name: str) -> Rule:
       f"{name!r} must be a specjax.Rule, is {type(found).__name__}"
     )
   return found
-
-
-# What Python's parser says of many brackets, and arithmetic of many digits.
-_TOO_MUCH = (RecursionError, MemoryError, OverflowError)
-
-
-def _parameters(call: ast.expr) -> dict[str, Any]:
-  """The keywords of `rule(name=value, ...)`, and of nothing else."""
-  if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-    raise ValueError("expected rule(name=value, ...)")
-  names = [keyword.arg for keyword in call.keywords]
-  if call.args or None in names:
-    raise ValueError("parameters are written name=value")
-  if len(set(names)) < len(names):
-    raise ValueError(f"a parameter is given twice, got {names}")
-  return {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
-
-
-def _as_kind(parameter: inspect.Parameter, value) -> int | float:
-  """The value as what the parameter's default is, without losing any of it."""
-  kind = type(parameter.default)
-  fits = type(value) in (int, float) and math.isfinite(value)
-  if not fits or kind(value) != value:
-    raise ValueError(f"{parameter.name} must be {kind.__name__}, got {value!r}")
-  return kind(value)

@@ -2,10 +2,27 @@
 
 Of Yin et al. (NeurIPS 2024): `rejections` (Theorems 1 to 3 and the limit) and
 `tradeoff` (Theorems 4 and 5). `throughput` predicts tokens per second,
+`stopping` how deep to draft, `sharing` how much for each row of a batch,
 `optimum` the best possible verification of several drafts and what rules
 reach of it. `markov` has chains on which all of it can be computed.
 """
 
-from specjax.theory import markov, optimum, rejections, throughput, tradeoff
+from specjax.theory import (
+  markov,
+  optimum,
+  rejections,
+  sharing,
+  stopping,
+  throughput,
+  tradeoff,
+)
 
-__all__ = ["markov", "optimum", "rejections", "throughput", "tradeoff"]
+__all__ = [
+  "markov",
+  "optimum",
+  "rejections",
+  "sharing",
+  "stopping",
+  "throughput",
+  "tradeoff",
+]

@@ -51,6 +51,10 @@ def test_ones_own_rule_and_drafter_decode_what_plain_decoding_does(
   for name, flags in {
     "own": (f"--config.rule={mine}:RULE", f"--config.drafter={mine}:make"),
     "plain": ("--config.num_speculative_tokens=0",),
+    "survival": (
+      "--config.depth=survival(threshold=0.5)",
+      "--config.num_speculative_tokens=4",
+    ),
   }.items():
     out, summary = tmp_path / f"{name}.jsonl", tmp_path / f"{name}.json"
     code = cli(
@@ -59,7 +63,7 @@ def test_ones_own_rule_and_drafter_decode_what_plain_decoding_does(
     )  # fmt: skip
     assert code == 0
     texts[name] = json.loads(out.read_text())["completion"]
-  assert texts["own"] == texts["plain"]
+  assert texts["own"] == texts["survival"] == texts["plain"]
   found = json.loads((tmp_path / "own.json").read_text())
   assert found["rule"] == "mine"
   assert found["lossless"]

@@ -35,6 +35,10 @@ def test_pairs_of_the_same_models_share_their_parameters(pair):
     (dict(top_k=2**31), "top_k must be in 0..2147483647, got 2147483648"),
     (dict(seed=2**70), r"seed must be in 0\.\.4294967295, got"),
     (dict(seed=-1), "seed must be in"),
+    (dict(depth="survivl"), "did you mean 'survival'"),
+    (dict(depth="survival", drafter="ngram"), "got 'ngram'"),
+    (dict(depth="survival", num_drafts=2, rule="match"), "ends one path"),
+    (dict(depth="3", rule="hub"), "verifies trees whose form is fixed"),
   ],
 )
 def test_settings_that_cannot_be_run_are_refused(changes, message):

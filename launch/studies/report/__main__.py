@@ -12,7 +12,9 @@ of Yin et al. (2024), block efficiency and tokens per second against
 `specjax.theory.throughput`.
 
 A model drafts one path (drafter model or layer_skip), and rule token verifies
-it: that is what the theory is about.
+it: that is what the theory is about. Which depth policy suits the pair, and
+what it would gain, is predicted from traces of its drafts
+(`launch.studies.depth`).
 """
 
 import json
@@ -22,7 +24,8 @@ import jax
 import matplotlib
 from absl import flags
 
-from launch import cli, outputs, pair, prompts, provenance
+from launch import cli, drafting, outputs, pair, prompts, provenance
+from launch.studies.depth import replay, traces
 from launch.studies.report import findings, page
 
 cli.reads(cli.CONFIG, cli.PROMPTS, cli.WORKDIR)
@@ -46,6 +49,11 @@ def check(config) -> list[int]:
       "a report is of rule 'token' on one path (config.num_drafts=1, no "
       "config.tree); `launch.studies.rules` compares rules and trees"
     )
+  if config.depth:
+    raise ValueError(
+      "a report is of static depths, and predicts what a policy would gain: "
+      f"give no config.depth, got {config.depth!r}"
+    )
   if config.num_speculative_tokens < 1:
     raise ValueError("config.num_speculative_tokens must be >= 1 for a report")
   try:
@@ -62,6 +70,16 @@ def check(config) -> list[int]:
       f"({config.max_new_tokens}), got {','.join(_SWEEP.value)}"
     )
   return sweep
+
+
+def policies(config, models, items, found: dict, *, most: int) -> dict | None:
+  """What each depth policy would gain; None if none fits the drafter."""
+  if not drafting.of(config).has_depth:
+    return None
+  recorded = traces.collect(traces.with_depth(config, most), models, items)
+  return replay.compare(
+    recorded, replay.machine_of_report(found), batches=(config.batch_size,)
+  )
 
 
 def run(_) -> int:
@@ -99,6 +117,7 @@ def run(_) -> int:
   folder.mkdir(parents=True, exist_ok=True)
   found = findings.measure(config, items, pairs, rounds=_ROUNDS.value)
   found |= {
+    "depth": policies(config, models, items, found, most=max(pairs)),
     "num_prompts": len(items),
     "config": json.loads(config.to_json_best_effort()),
     **made_by,
@@ -110,6 +129,8 @@ def run(_) -> int:
     for name, figure in page.figures(found).items():
       figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
   print(page.verdict(found))
+  if found["depth"]:
+    print(replay.advice(found["depth"]))
   print(f"see {folder / 'report.md'}", file=sys.stderr)
   return 0
 

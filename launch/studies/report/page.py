@@ -4,6 +4,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from launch import tables
+from launch.studies.depth import page as depth_page
+from launch.studies.depth import replay
 
 
 def verdict(found: dict) -> str:
@@ -199,10 +201,29 @@ def page(found: dict) -> str:
     "*Positions of the decoded text by the total variation of draft and target "
     "there.*",
     "",
+    *depths(found),
     f"{found['machine']['processor']}, {found['machine']['cores']} cores, "
     f"{found['machine']['backend']}, jax {found['machine']['jax']}.",
   ]
   return "\n".join(lines) + "\n"
+
+
+def depths(found: dict) -> list[str]:
+  """Lines on who should decide how deep to draft; none in older reports."""
+  depth = found.get("depth")
+  if not depth:
+    return []
+  return [
+    "## How deep to draft",
+    "",
+    replay.advice(depth),
+    "",
+    depth_page.table([("", depth | {"config": found["config"]})]),
+    "",
+    f"*Predicted, from the acceptances of {depth['num_rounds']} rounds of "
+    f"{depth['depth']} drafted tokens and the costs above.*",
+    "",
+  ]
 
 
 def figures(found: dict) -> dict[str, Figure]:

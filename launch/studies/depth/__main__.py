@@ -1,0 +1,109 @@
+r"""How deep should this pair draft, at every batch size, and who should decide?
+
+  python -m launch.studies.depth --config=configs/embedded.py --workdir=W \
+    --costs=docs/measurements/embedded-greedy.json,\
+  docs/measurements/embedded-greedy-batch-6.json
+
+writes WORKDIR/depth.json (every number), depth.md and depth.svg. The prompts
+are decoded with drafts of --most_tokens, and the acceptance of every drafted
+token is written down. On those traces are replayed: plain decoding, every
+static depth, thresholds on the newest token's confidence and on survival, the
+policy that follows its own rate, each by its own code, and the optimum of a
+process fitted to them. Tokens per second are predicted from --costs, results of
+`launch.benchmark` at one or two batch sizes, as lines in the number of rows.
+
+To measure one of them instead:
+
+  python -m launch.benchmark --config=configs/embedded.py \
+    --config.depth=survival --output=B.json
+"""
+
+import json
+import pathlib
+import sys
+
+import matplotlib
+from absl import flags
+
+from launch import cli, outputs, pair, prompts, provenance
+from launch.studies.depth import page, replay, traces
+
+cli.reads(cli.CONFIG, cli.PROMPTS, cli.WORKDIR)
+_COSTS = flags.DEFINE_list(
+  "costs", None, "Results of launch.benchmark at different batch sizes."
+)
+_MOST = flags.DEFINE_integer(
+  "most_tokens", 12, "Drafted tokens of the recorded rounds.", lower_bound=1
+)
+
+
+def read_costs(paths: list[str]) -> replay.Machine:
+  """The costs in results of `launch.benchmark`.
+
+  Raises:
+    UserError: if a file is not there or is no such result.
+  """
+  results = []
+  for path in paths:
+    try:
+      results.append(json.loads(pathlib.Path(path).read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+      raise cli.UserError(f"--costs: cannot read {path}: {error}") from None
+  try:
+    return replay.machine_of(results)
+  except (KeyError, TypeError) as error:
+    raise cli.UserError(
+      f"--costs must be results of launch.benchmark with a draft model: {error}"
+    ) from None
+
+
+def run(_) -> int:
+  """The command."""
+  config = cli.CONFIG.value
+  if not _COSTS.value:
+    raise cli.UserError("--costs is required; see --help for an example")
+  if config.num_drafts != 1 or config.tree or config.depth:
+    raise cli.UserError(
+      "depths are those of one path that is drafted whole: give no config.tree "
+      "and no config.depth, and config.num_drafts=1"
+    )
+  machine = read_costs(_COSTS.value)
+  folder = outputs.check_folder("--workdir", cli.WORKDIR.value)
+  if folder.is_dir():
+    names = ("depth.md", "depth.svg")
+    outputs.check(
+      {"--workdir": str(folder / "depth.json")},
+      drawn={name: str(folder / name) for name in names},
+    )
+  models = pair.load(config)
+  deepest = traces.with_depth(config, _MOST.value)
+  items = prompts.all_of(
+    cli.PROMPTS.value,
+    models.tokenizer,
+    max_tokens=pair.assemble(deepest, models).room(config.max_new_tokens),
+  )
+  made_by = provenance.record(
+    models=provenance.checkpoints(config),
+    prompts=cli.PROMPTS.value,
+    texts=[p.text for p in items],
+    files={f"--costs {i}": path for i, path in enumerate(_COSTS.value)},
+  )
+  recorded = traces.collect(deepest, models, items)
+  found = replay.compare(recorded, machine) | {
+    "num_prompts": len(items),
+    "config": json.loads(config.to_json_best_effort()),
+    **made_by,
+  }
+  folder.mkdir(parents=True, exist_ok=True)
+  outputs.write_json(str(folder / "depth.json"), found)
+  outputs.write_text(str(folder / "depth.md"), page.page(found))
+  settings = {"svg.hashsalt": "specjax", "svg.fonttype": "none", "font.size": 9}
+  with matplotlib.rc_context(settings):
+    page.figure(found).savefig(folder / "depth.svg", metadata={"Date": None})
+  print(replay.advice(found))
+  print(f"see {folder / 'depth.md'}", file=sys.stderr)
+  return 0
+
+
+if __name__ == "__main__":
+  cli.run(run, required=("config", "workdir"))

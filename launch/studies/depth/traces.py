@@ -1,0 +1,112 @@
+"""What every drafted token of real rounds was, were rounds as deep as can be.
+
+A static chain of G tokens is decoded, and of each round is kept what a policy
+would see of it and what became of it: of every depth up to G at once.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from launch import pair as pair_lib
+from launch.pair import Models
+from launch.prompts import Prompt
+from specjax import engine, laws
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Traces:
+  """Rounds of R rows, M at most in each, of G drafted tokens.
+
+  Attributes:
+    accept: `f32[R, M, G]`, `min(1, q / p)` of each token.
+    top: `f32[R, M, G]`, the largest probability of the law that it was drawn
+      from, at temperature 1.
+    confidence: `f32[R, M, G]`, its own in that.
+    there: `bool[R, M]`, which rounds there were.
+  """
+
+  accept: np.ndarray
+  top: np.ndarray
+  confidence: np.ndarray
+  there: np.ndarray
+
+  @property
+  def depth(self) -> int:
+    """G."""
+    return self.accept.shape[2]
+
+  @property
+  def num_rounds(self) -> int:
+    """Of all rows."""
+    return int(self.there.sum())
+
+
+def with_depth(
+  config: ml_collections.ConfigDict, depth: int
+) -> ml_collections.ConfigDict:
+  """The config whose drafts have that depth, and whose drafter remembers."""
+  config = ml_collections.ConfigDict(config.to_dict())
+  config.num_speculative_tokens = depth
+  config.depth = "survival(threshold=0)"  # goes on always
+  return config
+
+
+def collect(
+  config: ml_collections.ConfigDict, models: Models, items: list[Prompt]
+) -> Traces:
+  """Decodes prompts, and writes down every round.
+
+  Args:
+    config: from `with_depth`. Its rule does not matter: positions that a rule
+      would not come to are there too, and count for their survival.
+    models: of the config.
+    items: the prompts.
+  """
+  depth = config.num_speculative_tokens
+  pair = pair_lib.assemble(config, models)
+  one = pair_lib.engine_of(config, pair)
+
+  @jax.jit
+  def step(params, state):
+    going = ~state.done
+    after, info = one.decoder.step(params, state)
+    drafted = after.drafter_state.estimates
+    log_q = laws.token_log_prob(
+      info.target_log_probs[:, :depth], info.draft.tokens[:, 1 : depth + 1]
+    )
+    accept = laws.acceptance(log_q.astype(jnp.float32), drafted.log_p)
+    return after, (accept, drafted.top, drafted.confidence, going)
+
+  rows = []
+  for batch in engine.make_batches(
+    items, batch_size=config.batch_size,
+    max_width=pair.room(config.max_new_tokens),
+  ):  # fmt: skip
+    one.compile(batch)
+    state, seen = one.prefill(batch), []
+    while not np.all(jax.device_get(state.done)):
+      state, found = step(one.params, state)
+      seen.append(jax.device_get(found))
+    columns = [np.stack(column, axis=1) for column in zip(*seen, strict=True)]
+    for row in range(len(batch.prompts)):
+      rows.append([column[row] for column in columns])
+  most = max(len(row[0]) for row in rows)
+
+  def padded(index):
+    return np.stack(
+      [
+        np.pad(
+          row[index],
+          [(0, most - len(row[index]))] + [(0, 0)] * (row[index].ndim - 1),
+        )
+        for row in rows
+      ]
+    )
+
+  return Traces(
+    accept=padded(0), top=padded(1), confidence=padded(2), there=padded(3)
+  )

@@ -1,0 +1,427 @@
+"""When to stop drafting: the optimum, and the rules that systems use.
+
+A round drafts up to G tokens, one level after the other. Token i is accepted
+with probability a_i given that all before it were, so that `S_k = a_1 .. a_k`,
+the survival, is the chance that token k is reached and kept, and a round of
+depth T gives `N = 1 + S_1 + .. + S_T` tokens on average. After level k it is
+known which *context* x_k token k was drawn in (how sure the draft was, say) and
+with it a_k; the next one's is not known yet. Contexts are a Markov chain
+(`Process`). A stopping rule may look at all of that, and decides before the
+next level is paid for.
+
+What counts is tokens over time in the long run, `E[N] / E[T]` (rounds are
+renewals). Dinkelbach (1967): a rule maximises the ratio exactly if it maximises
+`E[N - r T]` for the r that makes the maximum 0, and iterating `r <- E[N] /
+E[T]` of the best rule for r finds it, always from below. For one r the best
+rule is a dynamic programme,
+
+  V_k(S, x) = max(0, -r D_k + sum_x' P(x, x') (S a(x') + V_{k+1}(S a(x'), x'))),
+
+with D_k what level k + 1 costs. V is convex and does not fall in S (by
+induction: a maximum and a mean of such functions), so that the best rule stops
+exactly if **S is at or below a threshold of its level and context**: a
+threshold on survival, not on the newest token's acceptance.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+# `(level, survival f64[n], context int[n]) -> bool[n]`: whether the next level
+# is drafted, after `level` of them. Before the first the context is ROOT.
+GoesOn = Callable[[int, np.ndarray, np.ndarray], np.ndarray]
+
+ROOT = -1
+_SAME = 12  # decimals at which two survivals are one
+_MOST_STEPS = 100
+_TINY = 1e-12  # a gain that is none
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Process:
+  """How likely drafted tokens are accepted, over X contexts.
+
+  Attributes:
+    first: `f64[X]`, the law of the first token's context.
+    following: `f64[X, X]`, that of the next token's, given a token's.
+    acceptance: `f64[X]`, the probability that a token drawn in a context is
+      accepted, given that all before it were.
+  """
+
+  first: np.ndarray
+  following: np.ndarray
+  acceptance: np.ndarray
+
+  def __post_init__(self):
+    count = len(self.acceptance)
+    if self.first.shape != (count,) or self.following.shape != (count, count):
+      raise ValueError(
+        f"{count} contexts need laws of shapes {(count,)} and "
+        f"{(count, count)}, got {self.first.shape} and {self.following.shape}"
+      )
+    laws = np.vstack([self.first, self.following])
+    if (laws < 0).any() or not np.allclose(laws.sum(axis=1), 1):
+      raise ValueError(f"laws of contexts must add up to 1, got {laws}")
+    if not ((self.acceptance >= 0) & (self.acceptance <= 1)).all():
+      raise ValueError(
+        f"acceptance must be in [0, 1], got {self.acceptance.tolist()}"
+      )
+
+  def ahead(self, context: np.ndarray) -> np.ndarray:
+    """The law of the next token's context, `int[n] -> f64[n, X]`."""
+    root = (context == ROOT)[:, None]
+    return np.where(root, self.first, self.following[np.maximum(context, 0)])
+
+
+def independent(
+  acceptance: Sequence[float], chances: Sequence[float] = (1.0,)
+) -> Process:
+  """Tokens whose contexts do not depend on each other.
+
+  Args:
+    acceptance: of each context.
+    chances: of each context.
+  """
+  law = np.asarray(chances, np.float64)
+  return Process(
+    first=law,
+    following=np.tile(law, (len(law), 1)),
+    acceptance=np.asarray(acceptance, np.float64),
+  )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Costs:
+  """Seconds, or any unit of time.
+
+  Attributes:
+    draft: of drafting one more level.
+    verify: of the target's pass over so many tokens (drafts and the root), or
+      of any; `specjax.theory.throughput.verify_curve`.
+  """
+
+  draft: float
+  verify: float | Callable[[int], float]
+
+  def of_round(self, depth: int) -> float:
+    """Seconds of a round that drafts so many levels."""
+    verify = self.verify(depth + 1) if callable(self.verify) else self.verify
+    return depth * self.draft + float(verify)
+
+  def marginal(self, depth: int) -> np.ndarray:
+    """D: what each further level costs, `f64[depth]`."""
+    return np.diff([self.of_round(k) for k in range(depth + 1)])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+  """What a stopping rule gives.
+
+  Attributes:
+    tokens: E[N] a round.
+    seconds: E[T] a round.
+    setting: the rule's depth or threshold, if it has one.
+    rates: of the optimum and the myopic rule: the first rate supposed, and that
+      of the rule of each Dinkelbach step.
+    depth: mean levels drafted.
+  """
+
+  tokens: float
+  seconds: float
+  depth: float
+  setting: dict[str, float] = dataclasses.field(default_factory=dict)
+  rates: tuple[float, ...] = ()
+
+  @property
+  def rate(self) -> float:
+    """Tokens per second."""
+    return self.tokens / self.seconds
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Level:
+  """What may be known after a number of levels; n cases.
+
+  Attributes:
+    survival: `f64[n]`.
+    context: `int[n]`.
+    below: `int[n, X]`, the case after a further level, by its context.
+    chances: `f64[n, X]`, the law of that context.
+  """
+
+  survival: np.ndarray
+  context: np.ndarray
+  below: np.ndarray
+  chances: np.ndarray
+
+
+def _cases(process: Process, depth: int) -> list[_Level]:
+  """All that may be known after 0..depth levels, equal cases joined."""
+  count = len(process.acceptance)
+  survival, context = np.ones(1), np.full(1, ROOT)
+  levels = []
+  for _ in range(depth + 1):
+    ahead = np.round(survival[:, None] * process.acceptance, _SAME)
+    pairs = np.stack(
+      [ahead.ravel(), np.tile(np.arange(count), len(survival))], axis=1
+    )
+    found, below = np.unique(pairs, axis=0, return_inverse=True)
+    levels.append(
+      _Level(
+        survival=survival,
+        context=context,
+        below=below.reshape(-1, count),
+        chances=process.ahead(context),
+      )
+    )
+    survival, context = found[:, 0], found[:, 1].astype(int)
+  return levels
+
+
+def outcome(
+  process: Process, costs: Costs, goes_on: GoesOn, depth: int
+) -> Outcome:
+  """What a stopping rule gives, exactly.
+
+  Args:
+    process: the acceptances.
+    costs: of levels and rounds.
+    goes_on: the rule.
+    depth: G, the most levels.
+  """
+  levels = _cases(process, depth)
+  go = [
+    np.asarray(goes_on(k, level.survival, level.context), bool)
+    for k, level in enumerate(levels[:-1])
+  ]
+  return _follow(levels, go, costs)
+
+
+def _follow(levels: list[_Level], go: list[np.ndarray], costs: Costs):
+  marginal = costs.marginal(len(go))
+  mass = np.ones(1)
+  tokens, seconds, depth = 1.0, costs.of_round(0), 0.0
+  for k, goes in enumerate(go):
+    mass = np.where(goes, mass, 0)
+    seconds += marginal[k] * mass.sum()
+    depth += mass.sum()
+    further = np.zeros(len(levels[k + 1].survival))
+    np.add.at(further, levels[k].below, mass[:, None] * levels[k].chances)
+    mass = further
+    tokens += mass @ levels[k + 1].survival
+  return Outcome(tokens=tokens, seconds=seconds, depth=depth)
+
+
+def _best_for(levels: list[_Level], costs: Costs, rate: float):
+  """The rule that maximises `E[N - rate T]`, over the cases."""
+  marginal = costs.marginal(len(levels) - 1)
+  worth = np.zeros(len(levels[-1].survival))
+  go: list[np.ndarray] = []
+  for k in range(len(levels) - 2, -1, -1):
+    gain = levels[k + 1].survival + worth
+    more = (levels[k].chances * gain[levels[k].below]).sum(axis=1)
+    more -= rate * marginal[k]
+    go.insert(0, more > _TINY)
+    worth = np.maximum(more, 0)
+  return go
+
+
+def optimum(process: Process, costs: Costs, depth: int) -> Outcome:
+  """The best of all stopping rules, by Dinkelbach's iteration.
+
+  It begins with the rate of plain decoding. As many cases are looked at as
+  there are different survivals: for contexts of any acceptances, `(G + X - 1)`
+  choose G on the last level.
+
+  Args:
+    process: the acceptances.
+    costs: of levels and rounds.
+    depth: G, the most levels.
+  """
+  levels = _cases(process, depth)
+  return _iterate(
+    lambda rate: _follow(levels, _best_for(levels, costs, rate), costs), costs
+  )
+
+
+def _iterate(step: Callable[[float], Outcome], costs: Costs) -> Outcome:
+  rates = [1 / costs.of_round(0)]
+  best = None
+  for _ in range(_MOST_STEPS):
+    found = step(rates[-1])
+    if best is not None and found.rate <= best.rate * (1 + 1e-12):
+      break
+    best = found
+    rates.append(found.rate)
+  assert best is not None
+  return dataclasses.replace(best, rates=tuple(rates))
+
+
+def thresholds(
+  process: Process,
+  costs: Costs,
+  rate: float,
+  depth: int,
+  *,
+  points: int = 2049,
+) -> np.ndarray:
+  """The survivals at or below which the best rule for a rate stops.
+
+  The dynamic programme on a grid of survivals, between which V is taken to be
+  linear: as it is convex, a little too large where it bends.
+
+  Args:
+    process: the acceptances.
+    costs: of levels and rounds.
+    rate: r, that of the `optimum` for the optimal rule.
+    depth: G.
+    points: of the grid.
+
+  Returns:
+    `f64[G, X + 1]`: entry (k, x) is for a decision after k levels in context x,
+    the last column for the root. Above 1 where it always stops.
+  """
+  grid = np.linspace(0, 1, points)
+  marginal = costs.marginal(depth)
+  count = len(process.acceptance)
+  contexts = np.array([*range(count), ROOT])
+  chances = process.ahead(contexts)  # [X + 1, X]
+  worth = np.zeros((count, points))
+  found = np.zeros((depth, count + 1))
+  for k in range(depth - 1, -1, -1):
+    each = np.stack(
+      [
+        grid * a + np.interp(grid * a, grid, worth[x])
+        for x, a in enumerate(process.acceptance)
+      ]
+    )
+    more = chances @ each - rate * marginal[k]  # [X + 1, points]
+    for x in range(count + 1):
+      found[k, x] = _root(grid, more[x])
+    worth = np.maximum(more[:count], 0)
+  return found
+
+
+def _root(grid: np.ndarray, values: np.ndarray) -> float:
+  """Where increasing values pass 0; 2 if they never do, 0 if always above."""
+  above = np.flatnonzero(values > 0)
+  if not len(above):
+    return 2.0
+  i = above[0]
+  if i == 0:
+    return 0.0
+  lift = values[i] - values[i - 1]
+  return float(grid[i] - (grid[i] - grid[i - 1]) * values[i] / lift)
+
+
+# ------------------------------------------------- the rules that systems use
+
+
+def static(process: Process, costs: Costs, depth: int) -> Outcome:
+  """Always the same depth."""
+  one = outcome(process, costs, lambda k, s, x: np.ones(len(s), bool), depth)
+  return dataclasses.replace(one, setting={"depth": depth})
+
+
+def best_static(process: Process, costs: Costs, depth: int) -> Outcome:
+  """The best depth of 0..G, the least of equals."""
+  return _best([static(process, costs, k) for k in range(depth + 1)])
+
+
+def last_token(
+  process: Process, costs: Costs, depth: int, threshold: float
+) -> Outcome:
+  """Stops after a token whose own acceptance is below a threshold.
+
+  What Hugging Face's `assistant_confidence_threshold` and Kangaroo do, with the
+  acceptance itself in the place of the draft's confidence.
+  """
+  known = np.append(process.acceptance, np.inf)  # the root is no token
+  one = outcome(process, costs, lambda k, s, x: known[x] >= threshold, depth)
+  return dataclasses.replace(
+    one, setting={"threshold": threshold, "depth": depth}
+  )
+
+
+def best_last_token(process: Process, costs: Costs, depth: int) -> Outcome:
+  """The best such threshold above none, with the best most depth.
+
+  A threshold of 0 is a static depth, and is left out.
+  """
+  tried = np.unique(process.acceptance)[1:]
+  return _best(
+    [
+      last_token(process, costs, k, t)
+      for t in tried
+      for k in range(1, depth + 1)
+    ]
+  )
+
+
+def survival(
+  process: Process, costs: Costs, depth: int, threshold: float
+) -> Outcome:
+  """Stops at a survival at or below a threshold, whatever the context."""
+  one = outcome(process, costs, lambda k, s, x: s > threshold, depth)
+  return dataclasses.replace(one, setting={"threshold": threshold})
+
+
+def best_survival(process: Process, costs: Costs, depth: int) -> Outcome:
+  """The best threshold of that kind, of all that make a difference.
+
+  Of no more than 400 of them, evenly among the survivals there are.
+  """
+  every = np.unique(np.concatenate(
+    [level.survival for level in _cases(process, depth)[:-1]]
+  ))  # fmt: skip
+  some = every[np.unique(np.linspace(0, len(every) - 1, 400).astype(int))]
+  return _best([survival(process, costs, depth, t) for t in [0.0, *some]])
+
+
+def myopic(process: Process, costs: Costs, depth: int) -> Outcome:
+  """Goes on if the next level alone pays: `S_k E[a_k+1] > r D_k`.
+
+  With r its own rate, found as the optimum's. It is the optimum in the monotone
+  case, where a level that does not pay is followed by none that does (drafts
+  accepted independently, D not falling), and can be as slow as plain decoding
+  where drafting reveals what is to be gained.
+  """
+  marginal = costs.marginal(depth)
+
+  def step(rate):
+    def goes_on(k, s, x):
+      gain = s * (process.ahead(x) @ process.acceptance)
+      return gain > rate * marginal[k] + _TINY
+
+    return outcome(process, costs, goes_on, depth)
+
+  return _iterate(step, costs)
+
+
+def discards_threshold(
+  draft_seconds: float, target_seconds: float, slack: float
+) -> float:
+  """The survival at or below which SpecDec++ stops (its Theorem 3.1).
+
+  With c_1 = T_d for a token that is thrown away and c_2 = T_t - T_d for a
+  target pass, stopping is better once the chance that some drafted token is
+  rejected is at least `(c_2 + slack) / (c_1 + c_2 + slack)`. The slack depends
+  on the pair, is not known, and is tuned.
+
+  Returns:
+    One minus that chance, `c_1 / (c_1 + c_2 + slack)`.
+  """
+  if not 0 <= draft_seconds <= target_seconds or slack < 0:
+    raise ValueError(
+      "expected 0 <= draft_seconds <= target_seconds and slack >= 0, got "
+      f"{draft_seconds}, {target_seconds} and {slack}"
+    )
+  return draft_seconds / (target_seconds + slack)
+
+
+def _best(found: Sequence[Outcome]) -> Outcome:
+  if not found:
+    raise ValueError("there is nothing to choose from")
+  most = max(one.rate for one in found)
+  return next(one for one in found if one.rate >= most * (1 - 1e-12))

@@ -1,0 +1,211 @@
+"""`launch.studies.depth`: a replay is the loop, and rates are by hand."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+
+import specjax
+from launch.studies.depth import __main__ as study
+from launch.studies.depth import page, replay
+from launch.studies.depth.traces import Traces
+from specjax import drafters, laws
+from specjax.drafters import depth
+from specjax.theory import stopping
+from specjax.theory.stopping import Costs
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+
+def traces_of(accept, top=None):
+  accept = np.asarray(accept, np.float32)
+  top = np.full_like(accept, 0.5) if top is None else np.asarray(top)
+  return Traces(
+    accept=accept, top=top.astype(np.float32),
+    confidence=top.astype(np.float32), there=np.ones(accept.shape[:2], bool),
+  )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  "policy", ["survival(threshold=0.45)", "optimal(cost=0.3)"]
+)
+def test_a_replay_of_its_own_rounds_is_what_the_loop_did(policy):
+  vocab, levels, rounds = 11, 4, 25
+  target = toys.table(vocab, seed=0)
+  model = toys.table_model(vocab)
+  decoder = specjax.make_decoder(
+    model,
+    drafter=drafters.model.drafter(
+      model, tree=specjax.tree.chain(levels), vocab_size=vocab,
+      depth=depth.get(policy),
+    ),
+  )  # fmt: skip
+  params = specjax.Params(
+    target=jnp.asarray(target),
+    draft=jnp.asarray(toys.near(target, noise=0.8, seed=1)),
+  )
+  state = jax.jit(decoder.init, static_argnames="buffer_length")(
+    params, np.array([[1, 2], [3, 4]]), np.array([2, 1]), jax.random.key(0),
+    buffer_length=202, max_new_tokens=np.int32(200),
+  )  # fmt: skip
+
+  @jax.jit
+  def step(params, state):
+    after, info = decoder.step(params, state)
+    now = after.drafter_state.estimates
+    log_q = laws.token_log_prob(
+      info.target_log_probs[:, :levels], info.draft.tokens[:, 1:]
+    )
+    accept = laws.acceptance(log_q, now.log_p)
+    return after, (accept, now.top, now.confidence, now.drafted)
+
+  seen = []
+  for _ in range(rounds):
+    state, found = step(params, state)
+    seen.append(found)
+  accept, top, confidence, drafted = (
+    np.stack(column, axis=1) for column in zip(*seen, strict=True)
+  )
+  recorded = Traces(
+    accept=accept, top=top, confidence=confidence,
+    there=np.ones((2, rounds), bool),
+  )  # fmt: skip
+  assert len(np.unique(drafted)) > 1
+  found = replay.depths(recorded, depth.get(policy))
+  np.testing.assert_array_equal(found, drafted)
+  if policy.startswith("survival"):
+    prices = replay.constant(recorded, [0.9, 0.45])
+    both = replay.depths(recorded, depth.survival(), prices)
+    np.testing.assert_array_equal(both[1], drafted)
+
+
+def test_a_rate_is_tokens_over_the_levels_that_any_row_wants():
+  traces = traces_of([[[0.5, 0.5], [1.0, 0.0]]])
+  costs = Costs(draft=0.1, verify=lambda fed: 1 + 0.01 * fed)
+  found = replay.rate(traces, np.array([[1, 2]]), costs, rows=1, width=2)
+  tokens = (1.5 + 2.0) / 2
+  assert found["tokens"] == pytest.approx(tokens)
+  assert found["levels"] == found["drafted"] == 1.5
+  assert found["tokens_per_second"] == pytest.approx(tokens / (0.15 + 1.03))
+  pair = replay.rate(traces, np.array([[1, 2]]), costs, rows=2, width=2)
+  assert pair["levels"] == pytest.approx(1.75)  # of two rows, 3 in 4 want two
+  narrow = replay.rate(traces, np.array([[1, 2]]), costs, rows=1, width=1)
+  assert narrow["drafted"] == 1
+  assert narrow["tokens_per_second"] == pytest.approx(1.75 / (0.1 + 1.02))
+
+
+def test_costs_are_lines_through_two_batch_sizes():
+  def result(rows, scale):
+    return {
+      "config": {"batch_size": rows, "num_speculative_tokens": 2},
+      "autoregressive_step_seconds": 1.5 * scale,
+      "autoregressive_forward_seconds": 1.0 * scale,
+      "draft_forwards_seconds": 0.4 * scale, "verify_seconds": 2.0 * scale,
+      "step_seconds": 3.5 * scale,
+      "target_pass_seconds": {"1": 1.0 * scale, "3": 2.0 * scale},
+    }  # fmt: skip
+
+  machine = replay.machine_of([result(1, 1.0), result(3, 2.0)])
+  one, two = machine.costs(1), machine.costs(2)
+  assert one.draft == pytest.approx(0.2 + (3.5 - 2.4 - 0.5) / 2)
+  assert one.verify(1) == pytest.approx(1.5)
+  assert one.verify(2) == pytest.approx(2.0)
+  assert one.verify(5) == pytest.approx(3.5)  # beyond what was timed
+  assert two.draft == pytest.approx(1.5 * one.draft)
+  with pytest.raises(ValueError, match="different batch sizes"):
+    replay.machine_of([result(1, 1.0), result(1, 2.0)])
+  alone = replay.machine_of([result(1, 1.0)])
+  assert alone.costs(8).draft == alone.costs(1).draft
+
+
+def test_the_process_is_that_of_the_traces_and_its_rule_the_optimum():
+  """Two kinds of tokens, told apart by the draft's confidence."""
+  rng = np.random.default_rng(0)
+  sure = rng.random((4, 400, 6)) < 0.5
+  traces = traces_of(np.where(sure, 1.0, 0.6), np.where(sure, 0.99, 0.5))
+  process = replay.process_of(traces)
+  low, high = (int(depth.bin_of(jnp.float32(x))) for x in (0.5, 0.99))
+  np.testing.assert_allclose(
+    process.acceptance[[low, high]], [0.6, 1.0], atol=1e-6
+  )
+  assert process.first[low] == pytest.approx(0.5, abs=0.05)
+  assert process.following[low, high] == pytest.approx(0.5, abs=0.05)
+  costs = Costs(draft=0.1, verify=1.0)
+  limits, predicted = replay.optimum(process, costs, 6)
+  exact = stopping.optimum(process, costs, 6)
+  assert predicted == pytest.approx(exact.rate, rel=1e-3)
+  drafted = replay.depths(traces, depth.table(limits))
+  found = replay.rate(traces, drafted, costs, rows=1, width=6)
+  assert found["tokens_per_second"] == pytest.approx(predicted, rel=0.03)
+
+
+def test_advice_names_the_policy_only_where_it_gains():
+  option = lambda rate, name: {
+    "tokens_per_second": rate, "name": name, "width": 4
+  }  # fmt: skip
+  found = {
+    "batch_size": 1, "plain": 1.0, "best_static": option(2.0, "3"),
+    "confidence": option(1.9, "confidence"),
+    "survival": option(2.2, "survival(threshold=0.2)"),
+    "optimal": option(2.1, "optimal"), "optimum": option(2.3, "table"),
+  }  # fmt: skip
+  said = replay.advice({"batches": [found]})
+  assert "config.depth=survival(threshold=0.2)" in said
+  assert "+10.0%" in said
+  assert "+15.0%" in said
+  none = (
+    found
+    | {"survival": option(2.01, "survival(threshold=0.2)")}
+    | {"optimal": option(1.0, "optimal")}
+  )
+  assert "draft a static 3" in replay.advice({"batches": [none]})
+  assert "no depth pays" in replay.advice({"batches": [found | {"plain": 9.0}]})
+
+
+COSTS = ",".join(
+  f"docs/measurements/embedded-greedy{more}.json" for more in ("", "-batch-6")
+)
+
+
+def test_the_command_writes_numbers_a_page_and_a_figure(cli, tmp_path):
+  prompts = tmp_path / "p.jsonl"
+  prompts.write_text(
+    '{"id": 0, "prompt": "import os"}\n{"id": 1, "prompt": "def f("}\n'
+  )
+  code = cli(
+    study.run, "--config.max_new_tokens=16",
+    "--config.batch_size=2", "--most_tokens=3", f"--prompts={prompts}",
+    f"--costs={COSTS}", f"--workdir={tmp_path / 'w'}",
+  )  # fmt: skip
+  assert code == 0
+  found = json.loads((tmp_path / "w" / "depth.json").read_text())
+  assert [one["batch_size"] for one in found["batches"]] == [1, 2, 4, 8, 16]
+  for one in found["batches"]:
+    assert set(one["static"]) == {"0", "1", "2", "3"}
+    assert one["best_static"]["tokens_per_second"] == max(
+      one["static"].values()
+    )
+  assert page.page(found) == (tmp_path / "w" / "depth.md").read_text()
+  assert "<svg" in (tmp_path / "w" / "depth.svg").read_text()
+
+
+@pytest.mark.parametrize(
+  ("flags", "message"),
+  [
+    ((), "--costs is required"),
+    ((f"--costs={COSTS}", "--config.depth=4"), "give no config.tree"),
+    (("--costs=no.json",), "cannot read no.json"),
+    (("--costs=pyproject.toml",), "cannot read pyproject.toml"),
+    (("--costs=docs/plans/8b-v5e-8.json",), "results of launch.benchmark"),
+  ],
+)
+def test_what_cannot_be_studied_is_said_in_one_line(
+  cli, capsys, tmp_path, flags, message
+):
+  assert cli(study.run, f"--workdir={tmp_path / 'w'}", *flags) == 2
+  error = capsys.readouterr().err
+  assert message in error
+  assert error.count("\n") == 1

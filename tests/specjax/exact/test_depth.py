@@ -1,0 +1,350 @@
+"""What stopping does to the law: every claim of docs/adaptive.md, enumerated.
+
+Rounds of the shipped loop under every policy, in states in which rows have
+learned something; a depth that rows share; what is lossy, and its repair.
+"""
+
+import dataclasses
+import functools
+import itertools
+
+import forms
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+
+import specjax
+from specjax import drafters, exact, rules, warp
+from specjax.drafters import depth
+from specjax.siblings import IID
+from specjax.tree import Form, chain
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+LIMIT = 1e-10
+VOCAB, DEPTH = 3, 3
+TARGET = toys.table(VOCAB, seed=0).astype(np.float64)
+DRAFT = toys.near(TARGET, noise=1.0, seed=1).astype(np.float64)
+MODEL = toys.table_model(VOCAB)
+
+POLICIES = {
+  "2": depth.get("2"),
+  "confidence": depth.get("confidence(threshold=0.5)"),
+  "survival": depth.get("survival(threshold=0.55)"),
+  "optimal": depth.get("optimal(cost=0.4)"),
+  "table": depth.table(
+    np.linspace(0.1, 1.1, DEPTH * (depth.BINS + 1)).reshape(DEPTH, -1)
+  ),
+  "together": depth.together(depth.get("confidence(threshold=0.5)")),
+}
+# All lossless rules of chains that may end early.
+CHAIN_RULES = (
+  "token", "block", "match", "recursive", "kseq", "transport", "traversal",
+)  # fmt: skip
+ALWAYS = [("confidence", "token"), ("survival", "block")]
+CASES = [
+  *ALWAYS,
+  *(
+    pytest.param(policy, rule, marks=pytest.mark.heavy)
+    for policy in POLICIES
+    for rule in CHAIN_RULES
+    if (policy == "confidence" or rule in ("token", "block"))
+    and (policy, rule) not in ALWAYS
+  ),
+]
+
+
+@pytest.fixture(autouse=True)
+def _x64():
+  with jax.enable_x64(True):
+    yield
+
+
+def params():
+  return specjax.Params(target=jnp.asarray(TARGET), draft=jnp.asarray(DRAFT))
+
+
+def learned(decoder, rounds=4):
+  """A state of one row after some rounds."""
+  state = decoder.init(
+    params(), np.array([[1, 0]]), [2], jax.random.key(0), buffer_length=32,
+    max_new_tokens=30,
+  )  # fmt: skip
+  return jax.jit(decoder.steps)(params(), state, rounds)
+
+
+def error(drafter, rule: str) -> float:
+  decoder = specjax.make_decoder(MODEL, drafter=drafter, rule=rule)
+  law, expected = exact.round_law(decoder, params(), learned(decoder))
+  assert law.output.sum() == pytest.approx(1, abs=1e-9)
+  return float(np.abs(law.output - expected).max())
+
+
+def under(policy, family=drafters.model):
+  return family.drafter(
+    MODEL, tree=chain(DEPTH), vocab_size=VOCAB, depth=policy
+  )
+
+
+@pytest.mark.parametrize(("policy", "rule"), CASES)
+def test_a_round_under_a_policy_has_the_targets_law(policy, rule):
+  assert error(under(POLICIES[policy]), rule) < LIMIT
+
+
+def test_no_lossless_rule_of_chains_that_may_end_is_left_out():
+  tree, found = under(POLICIES["2"]).tree, set()
+  for name, rule in rules.RULES.items():
+    try:
+      rule.check(tree, IID)
+    except ValueError:
+      continue
+    if rule.lossless:
+      found.add(name)
+  assert found - {"gumbel_list"} == set(CHAIN_RULES)
+
+
+@pytest.mark.parametrize("policy", ["confidence", "survival"])
+def test_policies_end_some_of_the_drafts_that_are_enumerated(policy):
+  decoder = specjax.make_decoder(MODEL, drafter=under(POLICIES[policy]))
+  every = exact.drafts(decoder, params(), learned(decoder))
+  depths = np.asarray(every.draft.topology().there.sum(axis=1)) - 1
+  assert len(set(depths.tolist())) > 1
+
+
+@pytest.mark.heavy("another drafter under the same policies")
+@pytest.mark.parametrize("policy", ["confidence", "survival"])
+def test_a_target_that_drafts_for_itself_under_a_policy(policy):
+  drafter = under(POLICIES[policy], drafters.layer_skip)
+  for rule in ("token", "block"):
+    assert error(drafter, rule) < LIMIT
+
+
+# -------------------------------------------------------------- what is lossy
+
+
+def ended_by_its_own(policy):
+  """The mutant: the token that made the row stop is dropped, not kept."""
+  whole = drafters.model.drafter(MODEL, tree=chain(DEPTH), vocab_size=VOCAB)
+
+  def there(draft, context):
+    del context
+    each = jnp.take_along_axis(draft.log_probs, draft.tokens[..., None], -1)
+    sure = jnp.exp(each[..., 0]) > policy
+    return jnp.cumprod(sure.at[:, 0].set(True), axis=1) > 0
+
+  return forms.masked(whole, there)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_a_token_that_is_dropped_after_it_was_drawn_is_lossy(rule):
+  assert error(ended_by_its_own(0.4), rule) > 1e-2
+
+
+def test_where_every_token_is_certain_it_may_be_dropped():
+  assert error(ended_by_its_own(0.4), "match") < LIMIT
+
+
+HALF = ((0.5, 0.5), (0.5, 0.5), (True, False), (0.75, 0.25))
+KEPT = ((0.6, 0.4), (0.3, 0.7), (True, False), (0.42, 0.58))
+
+
+@pytest.mark.parametrize(("p", "q", "keep", "wrong"), [HALF, KEPT])
+def test_by_hand_one_dropped_token_and_the_null_symbol(p, q, keep, wrong):
+  """Two tokens, of which the second is dropped where it is drawn."""
+  p, q, keep = np.array(p), np.array(q), np.array(keep)
+
+  def propose(inner, params, state, cache, context):
+    draft, state, cache = inner.propose(params, state, cache, context)
+    there = jnp.asarray(keep)[draft.tokens].at[:, 0].set(True)
+    parents = jnp.where(there, np.array([-1, 0]), -1)
+    tree = dataclasses.replace(inner.tree, form=Form.MASKED)
+    return (
+      dataclasses.replace(draft, tree=tree, parents=parents), state, cache
+    )  # fmt: skip
+
+  inner = drafters.model.drafter(
+    toys.table_model(2), tree=chain(1), vocab_size=2
+  )
+  drafter = dataclasses.replace(
+    inner, tree=dataclasses.replace(inner.tree, form=Form.MASKED),
+    propose=functools.partial(propose, inner),
+  )  # fmt: skip
+  decoder = specjax.make_decoder(toys.table_model(2), drafter=drafter)
+  both = specjax.Params(
+    target=jnp.log(jnp.asarray(q))[None], draft=jnp.log(jnp.asarray(p))[None]
+  )
+  state = decoder.init(
+    both, np.array([[0]]), [1], jax.random.key(0), buffer_length=6,
+    max_new_tokens=4,
+  )  # fmt: skip
+  law, _ = exact.round_law(decoder, both, state)
+  np.testing.assert_allclose(law.output.sum(axis=1), wrong, atol=1e-9)
+  # The repair: what is not kept is the symbol 2, which the target never says.
+  with_null = lambda law, kept, rest: np.append(law * kept, rest)
+  drawn = with_null(p, keep, p @ ~keep)
+  asked = with_null(q, np.ones(2), 0)
+  for rule in ("token", "block", "recursive"):
+    repaired = exact.block_law(
+      rules.get(rule), chain(1), lambda c: drawn, lambda c: asked
+    )
+    np.testing.assert_allclose(repaired.output[:2].sum(axis=1), q, atol=1e-12)
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "recursive", "traversal"])
+def test_with_a_null_symbol_what_was_drawn_may_be_dropped(rule):
+  """Drafts of two tokens, kept or not by their value and what came before."""
+  draft, target = toys.context_laws(
+    VOCAB, seed=4, warp_settings=dict(temperature=1.0)
+  )
+  rng = np.random.default_rng(5)
+  keep = rng.random((97, VOCAB))  # a coin for every context and token
+
+  def known(context):  # what follows a null symbol does not matter
+    return tuple(t for t in context if t < VOCAB)
+
+  def with_null(context):
+    share = keep[hash(context) % 97] * draft(known(context))
+    return np.append(share, 1 - share.sum())
+
+  never = lambda context: np.append(target(known(context)), 0.0)
+  law = exact.block_law(rules.get(rule), chain(2), with_null, never)
+  expected = exact.target_block_law(target, length=3)
+  said = law.output[:VOCAB, :VOCAB, :VOCAB]
+  assert np.abs(said - expected).max() < LIMIT
+  # To draw from what is kept at once wastes nothing, and accepts more.
+  kept = lambda c: with_null(c)[:VOCAB] / with_null(c)[:VOCAB].sum()
+  renormalised = exact.block_law(rules.get(rule), chain(2), kept, target)
+  assert renormalised.expected_accepted > law.expected_accepted
+  assert np.abs(renormalised.output - expected).max() < LIMIT
+
+
+# -------------------------------------------------- a depth that rows share
+
+
+def joint_of(policy, rule, levels=2):
+  """The joint law of what two rows emit first, and each row's own.
+
+  A row's outcome is its next `levels + 1` tokens: what it emits, and what the
+  target would say after it.
+  """
+  drafter = drafters.model.drafter(
+    MODEL, tree=chain(levels), vocab_size=VOCAB, depth=policy
+  )
+  decoder = specjax.make_decoder(MODEL, drafter=drafter, rule=rule)
+  state = decoder.init(
+    params(), np.array([[1, 0], [2, 2]]), [2, 2], jax.random.key(0),
+    buffer_length=12, max_new_tokens=10,
+  )  # fmt: skip
+  each = np.array(list(itertools.product(range(VOCAB), repeat=levels)))
+  table = np.stack(
+    [np.repeat(each, len(each), 0), np.tile(each, (len(each), 1))], axis=1
+  )  # [R, 2, levels]
+
+  @jax.jit
+  @functools.partial(jax.vmap, in_axes=(None, None, 0))
+  def run(params, state, table):
+    drawn = []
+
+    def draws(numbers, here, log_probs):
+      (node,) = here
+      tokens = table[:, node - 1]
+      drawn.append(jnp.take_along_axis(log_probs[:, 0], tokens[:, None], 1))
+      return tokens[:, None]
+
+    found, said = decoder.look(params, state, draws=draws)
+    after = jnp.stack(
+      [
+        jnp.exp(said.next_log_probs(jnp.full((2,), n)))
+        for n in range(levels + 1)
+      ],
+      axis=1,
+    )
+    depths = found.draft.topology().there.sum(axis=1) - 1
+    return sum(drawn).sum(), said.node_probs, after, depths
+
+  log_prob, node_probs, after, depths = (
+    np.asarray(x) for x in run(params(), state, jnp.asarray(table))
+  )
+  prompts = [(1, 0), (2, 2)]
+  shape = (VOCAB,) * (levels + 1)
+
+  def law_of(context):
+    logits = toys.context_logits(TARGET, context)
+    return np.exp(np.asarray(warp.warp(
+      jnp.asarray(logits)[None, None], specjax.make_sampling(1)
+    )))[0, 0]  # fmt: skip
+
+  law_of = functools.cache(law_of)
+
+  def outcome(row, number):
+    """The law of one row's tokens given both drafts."""
+    found = np.zeros(shape)
+    for node in range(levels + 1):
+      kept = tuple(table[number, row, :node])
+      law = np.zeros(shape)
+      for token in range(VOCAB):
+        rest = node_probs[number, row, node] * after[number, row, node, token]
+        stack = [((*kept, token), rest)]
+        while stack:
+          text, mass = stack.pop()
+          if len(text) == levels + 1:
+            law[text] += mass
+            continue
+          following = law_of((*prompts[row], *text))
+          stack += [((*text, t), mass * following[t]) for t in range(VOCAB)]
+      found += law
+    return found.ravel()
+
+  joint = np.zeros((VOCAB ** (levels + 1),) * 2)
+  for number, weight in enumerate(np.exp(log_prob)):
+    joint += weight * np.outer(outcome(0, number), outcome(1, number))
+  own = []
+  for prompt in prompts:
+    law = np.zeros(shape)
+    for text in itertools.product(range(VOCAB), repeat=levels + 1):
+      law[text] = np.prod(
+        [law_of((*prompt, *text[:i]))[t] for i, t in enumerate(text)]
+      )
+    own.append(law.ravel())
+  return joint, own, depths
+
+
+@pytest.mark.parametrize(
+  "rule", ["token", pytest.param("block", marks=pytest.mark.heavy)]
+)
+def test_rows_that_share_a_depth_stay_independent(rule):
+  """And each has the target's law, though tokens of one decide for both."""
+  joint, own, depths = joint_of(POLICIES["together"], rule)
+  assert (depths[:, 0] == depths[:, 1]).all()
+  assert len(set(depths[:, 0].tolist())) > 1
+  assert joint.sum() == pytest.approx(1, abs=1e-9)
+  assert np.abs(joint - np.outer(*own)).max() < LIMIT
+
+
+def test_a_budget_that_drops_drawn_tokens_of_other_rows_is_lossy():
+  """The mutant: of two rows' second tokens the less likely one is dropped."""
+  whole = drafters.model.drafter(MODEL, tree=chain(2), vocab_size=VOCAB)
+
+  def there(draft, context):
+    del context
+    each = jnp.take_along_axis(draft.log_probs, draft.tokens[..., None], -1)
+    sure = jnp.sum(each[:, 1:, 0], axis=1)
+    kept = sure >= jnp.max(sure)
+    return jnp.ones((len(sure), 3), bool).at[:, 2].set(kept)
+
+  class Budget:  # stands where a policy does, in `joint_of`
+    pass
+
+  masked = forms.masked(whole, there)
+  original = drafters.model.drafter
+  try:
+    drafters.model.drafter = lambda *args, depth=None, **more: masked
+    joint, own, _ = joint_of(Budget(), "token")
+  finally:
+    drafters.model.drafter = original
+  found = [joint.sum(axis=1), joint.sum(axis=0)]
+  wrong = [0.5 * np.abs(a - b).sum() for a, b in zip(found, own, strict=True)]
+  assert max(wrong) > 1e-3
+  assert 0.5 * np.abs(joint - np.outer(*own)).sum() > 1e-3

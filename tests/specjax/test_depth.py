@@ -1,0 +1,424 @@
+"""Depth policies in the loop: what they draft, save, remember, and leave."""
+
+import dataclasses
+import functools
+
+import decoding
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+from decoding import BUDGETS, DRAFT, MODEL, PARAMS, TARGET, VOCAB, rows_of
+
+import specjax
+from specjax import drafters, exact
+from specjax.drafters import depth, model
+from specjax.tree import Tree, chain, paths
+from specjax.types import Commit, LanguageModel, ModelOutput
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+DEPTH = 4
+
+
+def of_model(policy, draft: LanguageModel = MODEL, tree=None):
+  return drafters.model.drafter(
+    draft, tree=tree or chain(DEPTH), vocab_size=VOCAB, depth=policy
+  )
+
+
+@functools.cache
+def make(policy: str, family="model", rule="token"):
+  find = depth.get
+  if family == "model":
+    drafter = of_model(find(policy))
+  elif family == "together":
+    drafter = of_model(depth.together(find(policy)))
+  elif family == "layer_skip":
+    drafter = drafters.layer_skip.drafter(
+      MODEL, tree=chain(DEPTH), vocab_size=VOCAB, depth=find(policy)
+    )
+  else:
+    drafter = drafters.eagle.drafter(
+      toys.feature_model(VOCAB, num_features=2),
+      tree=chain(DEPTH), vocab_size=VOCAB, depth=find(policy),
+    )  # fmt: skip
+  target = MODEL
+  if family == "eagle":
+    target = toys.table_model(VOCAB, layers=2)
+  return specjax.make_decoder(target, drafter=drafter, rule=rule)
+
+
+SURVIVAL = "survival(threshold=0.45)"
+
+
+# ------------------------------------------------------ a row depends on itself
+
+
+@pytest.mark.parametrize(
+  ("policy", "family"),
+  [
+    (SURVIVAL, "model"),
+    ("confidence(threshold=0.3)", "layer_skip"),
+    pytest.param("optimal(cost=0.3)", "model", marks=pytest.mark.heavy),
+    pytest.param(SURVIVAL, "eagle", marks=pytest.mark.heavy),
+  ],
+)
+def test_a_row_emits_alone_what_it_does_in_a_batch(policy, family):
+  decoder = make(policy, family)
+  whole = decoding.decode(decoder, decoding.start(decoder))
+  found = rows_of(whole)
+  drafted = np.asarray(whole.counters.num_drafted)
+  calls = np.asarray(whole.counters.num_target_calls)
+  assert (drafted < DEPTH * calls)[:3].all()  # the policy ends some drafts
+  assert drafted.sum() > 0
+  for row in range(3):
+    one = decoding.start(decoder, rows=slice(row, row + 1))
+    assert rows_of(decoding.decode(decoder, one)) == [found[row]]
+
+
+def test_a_row_that_is_admitted_has_learned_nothing_yet():
+  decoder = make(SURVIVAL)
+  state = decoding.start(
+    decoder, max_new_tokens=np.array([6, 21, 9, 5, 3], np.int32)
+  )
+  state = decoding.jitted(decoder, "steps")(PARAMS, state, jnp.int32(6))
+  assert state.done[4]
+  undisturbed = rows_of(decoding.decode(decoder, state))
+  key = jax.random.split(jax.random.key(7), 1)
+  request = (jnp.asarray(decoding.PROMPTS[1]), jnp.int32(3))
+  after = decoding.jitted(decoder, "admit")(
+    PARAMS, state, jnp.int32(4), *request, key[0], max_new_tokens=jnp.int32(17),
+    sampling=specjax.make_sampling(1, temperature=1.0),
+  )  # fmt: skip
+  found = rows_of(decoding.decode(decoder, after))
+  alone = decoding.jitted(decoder, "init")(
+    PARAMS, request[0][None], request[1][None], key, buffer_length=40,
+    max_new_tokens=jnp.array([17]),
+    sampling=specjax.make_sampling(1, temperature=1.0),
+  )  # fmt: skip
+  assert found.pop(4) == rows_of(decoding.decode(decoder, alone))[0]
+  assert found == undisturbed[:4]
+
+
+def test_what_a_row_learns_does_not_depend_on_how_long_others_go_on():
+  """A row that is done makes rounds, and must not learn from them."""
+  decoder = make(SURVIVAL)
+  state = decoding.start(decoder)
+  steps = decoding.jitted(decoder, "steps")
+  ended = steps(PARAMS, state, jnp.int32(100), num_idle=jnp.int32(3))
+  later = decoding.decode(decoder, ended)
+  own = lambda s: s.drafter_state.estimates
+  done = np.asarray(ended.done)
+  assert 3 <= done.sum() < 5
+  for name in ("accepted", "seen", "tokens", "seconds"):
+    old, new = (np.asarray(getattr(own(s), name)) for s in (ended, later))
+    np.testing.assert_array_equal(old[done], new[done])
+    assert (old[~done] != new[~done]).any()
+
+
+# -------------------------------------------------------- passes that are saved
+
+
+def counted_model(counts: list) -> LanguageModel:
+  """The toy, which says when it is really run, and on how many tokens."""
+
+  def apply(params, tokens, cache, **more):
+    jax.debug.callback(
+      lambda t: counts.append(t.shape[1]), tokens, ordered=False
+    )
+    return MODEL.apply(params, tokens, cache, **more)
+
+  return dataclasses.replace(MODEL, apply=apply)
+
+
+@pytest.mark.parametrize(
+  "policy", ["2", "confidence(threshold=0.3)", pytest.param(
+    "survival", marks=pytest.mark.heavy)],
+)  # fmt: skip
+def test_passes_end_as_soon_as_no_row_goes_on(policy):
+  counts = []
+  drafter = of_model(depth.get(policy), counted_model(counts))
+  decoder = specjax.make_decoder(MODEL, drafter=drafter)
+  state = decoder.init(
+    PARAMS, decoding.PROMPTS[:2], decoding.LENGTHS[:2], jax.random.key(0),
+    buffer_length=40, max_new_tokens=30,
+  )  # fmt: skip
+  jax.effects_barrier()
+  counts.clear()
+  step = jax.jit(decoder.step)
+  expected = 0
+  for _ in range(6):
+    state, info = step(PARAMS, state)
+    jax.effects_barrier()
+    depths = np.asarray(info.draft.topology().there.sum(axis=1) - 1)
+    expected += depths.max()
+    assert len(counts) == expected == state.drafter_state.estimates.passes
+  assert 6 <= expected < 6 * DEPTH
+  assert set(counts) == {1, 2}
+  if policy == "2":
+    assert expected == 12
+
+
+def test_a_fixed_depth_drafts_what_a_shorter_chain_does():
+  """The same tokens from the same keys, with a wider verification."""
+  short = specjax.make_decoder(MODEL, drafter=of_model(None, tree=chain(2)))
+  cut = make("2")
+  found = [
+    rows_of(decoding.decode(d, decoding.start(d, temperature=0.7)))
+    for d in (short, cut)
+  ]
+  assert found[0] == found[1]
+
+
+# ------------------------------------------------- a draft that has to catch up
+
+
+def law_after(text, params=DRAFT):
+  logits = toys.context_logits(params, text).astype(np.float64)
+  return np.exp(logits - np.logaddexp.reduce(logits))
+
+
+def set_depth(state, wanted):
+  return dataclasses.replace(state, max_depth=jnp.asarray(wanted, jnp.int32))
+
+
+@pytest.mark.parametrize(
+  "family", ["model", pytest.param("layer_skip", marks=pytest.mark.heavy)]
+)
+def test_after_rounds_without_a_draft_the_cache_is_filled(family):
+  """One row drafts while others do not; then none does; then all do."""
+  decoder = make("4", family)
+  state = decoding.jitted(decoder, "init")(
+    PARAMS, jnp.asarray(decoding.PROMPTS[:3]),
+    jnp.asarray(decoding.LENGTHS[:3]), jax.random.key(1), buffer_length=70,
+    max_new_tokens=jnp.full(3, 60), sampling=specjax.make_sampling(3),
+  )  # fmt: skip
+  step = decoding.jitted(decoder, "step")
+  plan = [(0, 0, 1)] * 4 + [(0, 0, 0)] * 20 + [(0, 3, 0), (4, 0, 1), (4, 3, 2)]
+  for number, wanted in enumerate(plan):
+    state = set_depth(state, wanted)
+    texts = rows_of(state)
+    passes = int(state.drafter_state.estimates.passes)
+    state, info = step(PARAMS, state)
+    there = np.asarray(info.draft.topology().there)
+    assert tuple((there.sum(axis=1) - 1).tolist()) == wanted
+    made = int(state.drafter_state.estimates.passes) - passes
+    if family == "model":  # after 20 rounds, two pieces of 16 first
+      assert made == max(wanted) + 2 * (number == 24)
+    else:
+      assert made == max(wanted)
+    for row in range(3):
+      for level in range(wanted[row]):
+        drafted = np.asarray(info.draft.tokens[row, 1 : level + 1]).tolist()
+        said = np.exp(np.asarray(info.draft.log_probs[row, level + 1]))
+        params = DRAFT if family == "model" else TARGET
+        np.testing.assert_allclose(
+          said, law_after(texts[row] + drafted, params), atol=1e-5
+        )
+    if family == "model":
+      held = state.drafter_state.own
+      for row, text in enumerate(rows_of(state)):
+        count = int(held.length[row])
+        tokens = np.asarray(held.keys[0][row, 0, :count, 0]).astype(int)
+        assert count < len(text)
+        assert tokens.tolist() == text[:count]
+  assert model._PIECE == 16
+
+
+def test_a_text_that_goes_on_where_the_draft_lags_is_drafted_rightly():
+  decoder = make("4")
+  state = decoding.jitted(decoder, "init")(
+    PARAMS, jnp.asarray(decoding.PROMPTS[:1]), jnp.array([4]),
+    jax.random.key(1), buffer_length=40, max_new_tokens=jnp.array([6]),
+    sampling=specjax.make_sampling(1),
+  )  # fmt: skip
+  state = decoding.decode(decoder, set_depth(state, [0]))
+  assert state.drafter_state.own.length[0] < state.length[0] - 4
+  state = decoding.jitted(decoder, "extend")(
+    PARAMS, state, jnp.int32(0), jnp.asarray(decoding.PROMPTS[1]), jnp.int32(5),
+    max_new_tokens=jnp.int32(6),
+  )  # fmt: skip
+  text = rows_of(state)[0]
+  _, info = decoding.jitted(decoder, "step")(PARAMS, set_depth(state, [4]))
+  said = np.exp(np.asarray(info.draft.log_probs[0, 1]))
+  np.testing.assert_allclose(said, law_after(text), atol=1e-5)
+
+
+def test_a_draft_that_does_not_catch_up_is_caught(monkeypatch):
+  """The mutant believes that it holds all of the text."""
+  whole = model._with_depth
+
+  def forgetful(language_model, inner, policy, vocab_size):
+    made = whole(language_model, inner, policy, vocab_size)
+    propose = made.propose
+
+    def believing(params, state, cache, context):
+      own = state.own.replace(length=context.length)
+      state = dataclasses.replace(state, own=own)
+      return propose(params, state, cache, context)
+
+    return dataclasses.replace(made, propose=believing)
+
+  monkeypatch.setattr(model, "_with_depth", forgetful)
+  decoder = specjax.make_decoder(MODEL, drafter=of_model(depth.fixed(depth=4)))
+  state = decoder.init(
+    PARAMS, decoding.PROMPTS[:1], jnp.array([4]), jax.random.key(1),
+    buffer_length=40, max_new_tokens=30,
+  )  # fmt: skip
+  state = jax.jit(decoder.steps)(PARAMS, set_depth(state, [0]), 9)
+  _, info = jax.jit(decoder.step)(PARAMS, set_depth(state, [4]))
+  said = np.exp(np.asarray(info.draft.log_probs[0, 1]))
+  assert np.abs(said - law_after(rows_of(state)[0])).max() > 0.01
+
+
+@pytest.mark.parametrize(
+  "family", ["model", pytest.param("layer_skip", marks=pytest.mark.heavy)]
+)
+def test_a_draft_under_a_policy_says_the_truth(family):
+  """Depths are decided before tokens are drawn, and by the row alone."""
+  found = exact.check_drafter(
+    make("confidence(threshold=0.3)", family).drafter, PARAMS, MODEL,
+    vocab_size=VOCAB,
+  )  # fmt: skip
+  assert found.method == "exact"
+
+
+# ------------------------------------------------------------------- what fails
+
+
+def test_a_draft_whose_laws_are_nan_costs_no_row_anything():
+  broken = dataclasses.replace(
+    PARAMS, draft=jnp.full_like(PARAMS.draft, jnp.nan)
+  )
+  decoder = make(SURVIVAL)
+  state = decoding.start(decoder)
+  state = decoding.decode(decoder, state, broken)
+  assert state.stop_reason.tolist() == [2] * 5
+  estimates = state.drafter_state.estimates
+  for leaf in jax.tree.leaves(estimates):
+    assert np.isfinite(np.asarray(leaf, np.float64)).all()
+
+
+def test_a_broken_target_ends_its_rows_and_teaches_nothing():
+  decoder = make(SURVIVAL)
+  state = decoding.start(decoder)
+  broken = PARAMS.target.at[::7].set(jnp.nan)
+  params = dataclasses.replace(PARAMS, target=broken)
+  state = decoding.decode(decoder, state, params)
+  assert 3 in state.stop_reason.tolist()
+  for leaf in jax.tree.leaves(state.drafter_state.estimates):
+    assert np.isfinite(np.asarray(leaf, np.float64)).all()
+
+
+# -------------------------------------------------------------- what is learned
+
+
+def commit_of(tokens, laws, count):
+  rows = len(tokens)
+  return Commit(
+    tokens=jnp.asarray(tokens), start=jnp.full(rows, 9),
+    path=jnp.zeros((rows, tokens.shape[1]), int),
+    length=jnp.asarray(10 + np.asarray(count)),
+    target_output=ModelOutput(logits=jnp.zeros(())),
+    again=jnp.zeros(rows, int), target_log_probs=jnp.asarray(laws),
+  )  # fmt: skip
+
+
+def test_estimates_are_weighed_means_of_the_acceptances():
+  """Against a loop over rows and tokens in plain Python."""
+  rng = np.random.default_rng(0)
+  rows, levels, vocab = 3, 4, 5
+  tokens = rng.integers(0, vocab, (rows, levels + 1))
+  law = np.log(rng.dirichlet(np.ones(vocab), (rows, levels + 1)))
+  now = dataclasses.replace(
+    depth.Estimates.zeros(rows, levels),
+    top=jnp.asarray(rng.random((rows, levels)), jnp.float32),
+    log_p=jnp.asarray(np.log(rng.random((rows, levels))), jnp.float32),
+    drafted=jnp.array([4, 2, 3]),
+  )
+  later = depth.learn(now, commit_of(tokens, law, [2, 1, 0]), cost=0.5)
+  accepted = np.zeros((rows, 2, depth.BINS + 1))
+  seen, gained = np.zeros_like(accepted), np.zeros(rows)
+  for row in (0, 1):  # the last has emitted nothing
+    alive, before = 1.0, depth.ROOT
+    gained[row] = 1
+    for i in range(int(now.drafted[row])):
+      q = np.exp(law[row, i, tokens[row, i + 1]])
+      a = min(1.0, q / np.exp(float(now.log_p[row, i])))
+      own = sum(float(now.top[row, i]) >= edge for edge in depth.EDGES)
+      for which, here in ((0, own), (1, before)):
+        accepted[row, which, here] += alive * a
+        seen[row, which, here] += alive
+      alive, before = alive * a, own
+      gained[row] += alive
+  np.testing.assert_allclose(later.accepted, accepted, atol=1e-6)
+  np.testing.assert_allclose(later.seen, seen, atol=1e-6)
+  np.testing.assert_allclose(later.tokens, gained, atol=1e-6)
+  np.testing.assert_allclose(later.seconds, [3, 2, 0], atol=1e-6)
+
+
+def test_a_row_that_gave_up_tries_again():
+  """A draft that is always wrong is asked from time to time."""
+  wrong = dataclasses.replace(PARAMS, draft=-8 * PARAMS.target)
+  decoder = make("survival(threshold=0.5)")
+  state = decoding.jitted(decoder, "init")(
+    wrong, jnp.asarray(decoding.PROMPTS[:1]), jnp.array([3]),
+    jax.random.key(3), buffer_length=400, max_new_tokens=jnp.full(1, 380),
+    sampling=specjax.make_sampling(1),
+  )  # fmt: skip
+  step = decoding.jitted(decoder, "step")
+  depths = []
+  for _ in range(200):
+    state, info = step(wrong, state)
+    depths.append(int(info.draft.topology().there.sum()) - 1)
+  assert 0 < np.mean(np.array(depths[20:]) > 0) < 0.5
+
+
+# ----------------------------------------------------------------- what is said
+
+
+def test_policies_are_written_as_they_are_named():
+  for text in (
+    "6", "confidence(threshold=0.4)", "survival(threshold=0.25)",
+    "optimal(cost=0.1)",
+  ):  # fmt: skip
+    assert depth.get(text).name == text
+  for text in ("confidence", "survival", "optimal"):
+    assert depth.get(text).name.startswith(text + "(")
+
+
+@pytest.mark.parametrize(
+  ("text", "message"),
+  [
+    ("surival", "did you mean 'survival'"),
+    ("-1", "expected a number or one of"),
+    ("confidence(threshold=2)", "threshold must be in"),
+    ("survival(level=2)", "no parameter 'level'"),
+    ("optimal(cost=-1)", "cost must be >= 0"),
+    ("survival(0.2)", "are written name=value"),
+  ],
+)
+def test_what_is_no_policy_is_refused(text, message):
+  with pytest.raises(ValueError, match=message):
+    depth.get(text)
+
+
+@pytest.mark.parametrize("tree", [paths(2, 2), Tree((-1, 0, 0))])
+def test_a_policy_ends_single_paths(tree):
+  with pytest.raises(ValueError, match="ends one path"):
+    of_model(depth.get("survival"), tree=tree)
+
+
+def test_a_policy_is_one():
+  with pytest.raises(TypeError, match="must be a specjax"):
+    of_model("survival")
+
+
+def test_budgets_are_kept():
+  decoder = make("optimal(cost=0.3)")
+  state = decoding.decode(decoder, decoding.start(decoder))
+  np.testing.assert_array_equal(
+    np.asarray(state.length - state.prompt_length), BUDGETS
+  )
