@@ -165,14 +165,15 @@ class Engine:
       stop_tokens=self.stop_tokens,
     )
     tokens, lengths, row_ids = batch.arrays()
-    args, options = self._put(
+    args, options = everywhere(
+      self.mesh,
       (
         (tokens, lengths, self._keys(batch, row_ids)),
         dict(
           max_new_tokens=np.zeros(batch.rows, np.int32),
           sampling=self._sampling(batch),
         ),
-      )
+      ),
     )
     args = (self.params, *args)
     with self.on_mesh():
@@ -200,20 +201,6 @@ class Engine:
   def on_mesh(self):
     """A context in which the models are laid out on the mesh, if any."""
     return jax.set_mesh(self.mesh) if self.mesh else contextlib.nullcontext()
-
-  def _put(self, arguments):
-    """Arguments on all devices of the mesh, if there is one."""
-    if self.mesh is None:
-      return arguments
-    whole = NamedSharding(self.mesh, P())
-
-    def put(x):  # of other processes' devices too, to which nothing is sent
-      if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(put(jax.random.key_data(x)))
-      x = np.asarray(x)
-      return jax.make_array_from_callback(x.shape, whole, lambda i: x[i])
-
-    return jax.tree.map(put, arguments)
 
   def _keys(self, batch, row_ids):
     seeds = jnp.array(self._each(batch, "seed"), jnp.uint32)
@@ -253,11 +240,12 @@ class Engine:
       budgets[:] = budget
     budgets[len(batch.prompts) :] = 0  # filling rows are done at once
     prefill, _ = self.programs[self._shape(batch)]
-    args, options = self._put(
+    args, options = everywhere(
+      self.mesh,
       (
         (tokens, lengths, self._keys(batch, row_ids)),
         dict(max_new_tokens=budgets, sampling=self._sampling(batch)),
-      )
+      ),
     )
     return prefill(self.params, *args, **options)
 
@@ -266,7 +254,7 @@ class Engine:
   ) -> DecodeState:
     """Decodes a batch to its end, or so many rounds; the state is donated."""
     _, loop = self.programs[self._shape(batch)]
-    return loop(self.params, state, self._put(np.int32(num_rounds)))
+    return loop(self.params, state, everywhere(self.mesh, np.int32(num_rounds)))
 
   def run(self, batch: Batch) -> tuple[list[Completion], float]:
     """Decodes a batch; also the seconds it took, compilation excluded."""
@@ -286,6 +274,21 @@ class Engine:
     """What watches over the rows of a state, if anybody watches any."""
     watches = [self.watch(request) for request in batch.prompts]
     return Endings(watches, state) if any(watches) else None
+
+
+def everywhere(mesh: Mesh | None, arguments: Any) -> Any:
+  """Arguments on all devices of the mesh, if there is one."""
+  if mesh is None:
+    return arguments
+  whole = NamedSharding(mesh, P())
+
+  def put(x):  # of other processes' devices too, to which nothing is sent
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+      return jax.random.wrap_key_data(put(jax.random.key_data(x)))
+    x = np.asarray(x)
+    return jax.make_array_from_callback(x.shape, whole, lambda i: x[i])
+
+  return jax.tree.map(put, arguments)
 
 
 def completions(state: DecodeState, count: int) -> list[Completion]:
