@@ -198,7 +198,7 @@ def text_slots(**more):
 
 @contextlib.contextmanager
 def http_service(
-  slots, *, limits=None, turn=None, head_seconds=30.0, defaults=None, **more
+  slots, turn=None, *, limits=None, head_seconds=30.0, defaults=None, **more
 ):
   """A server in a thread, over slots that are compiled.
 
@@ -258,3 +258,13 @@ def expected_tokens(prompt, *, stream=0, **settings):
 def expected_text(prompt, **settings):
   """As `expected_tokens`, decoded at once."""
   return tokenizer().decode(expected_tokens(prompt, **settings))
+
+
+@functools.cache
+def long_request():
+  """What asks for a completion that no stop token ends."""
+  for seed in range(1000):
+    asked = dict(prompt="def main(", max_tokens=150, temperature=1.0, seed=seed)
+    if len(expected_tokens(**asked)) == 150:
+      return asked
+  raise AssertionError("all of them end")
