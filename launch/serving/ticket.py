@@ -56,8 +56,8 @@ class Ticket:
     num_tokens: emitted.
     calls, drafted, accept_counts: see `specjax.state.Counters`, as of the last
       visit.
-    accepted_share: of each draft position, how often it was accepted where
-      those before it were, lately; see `objectives`.
+    learned: `accept_counts` when `objectives` last looked.
+    accepted, tried: drafted tokens lately, see `objectives.Seen`.
     cancelled: set, by any thread, if nobody wants it any more.
   """
 
@@ -75,7 +75,9 @@ class Ticket:
   calls: int = 0
   drafted: int = 0
   accept_counts: list[int] = dataclasses.field(default_factory=list)
-  accepted_share: list[float] = dataclasses.field(default_factory=list)
+  learned: list[int] = dataclasses.field(default_factory=list)
+  accepted: float = 0.0
+  tried: float = 0.0
   cancelled: threading.Event = dataclasses.field(
     default_factory=threading.Event
   )
