@@ -1,6 +1,7 @@
 """What a client is answered, in OpenAI's words."""
 
 import json
+import math
 import secrets
 import time
 from collections.abc import Sequence
@@ -93,7 +94,9 @@ class Choice:
       self.finish = news.finish.value
     more: dict[str, Any] = {}
     if self._ask.log_probs:
-      new = list(zip(news.token_ids, news.log_probs, strict=True))
+      # JSON has no infinity; this is OpenAI's number for what cannot be.
+      values = [x if math.isfinite(x) else -9999.0 for x in news.log_probs]
+      new = list(zip(news.token_ids, values, strict=True))
       self._tokens += new
       more["logprobs"] = self._log_probs(new)
     if self._ask.origins:

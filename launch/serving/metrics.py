@@ -185,7 +185,7 @@ class Metrics:
   def live(self) -> dict:
     """Rates of the last seconds: what the page shows."""
     now = self._clock()
-    recent = [x for x in list(self._recent) if x[0] >= now - _WINDOW]
+    recent = [x for x in self._recent.copy() if x[0] >= now - _WINDOW]
     tokens, drafted, accepted = (sum(x[i] for x in recent) for i in (1, 2, 3))
     return {
       "tokens_per_second": tokens / _WINDOW,

@@ -19,7 +19,8 @@ from collections.abc import Callable, Sequence
 # What a round takes: `(deepest draft, tokens that all rows feed) -> seconds`.
 Cost = Callable[[int, int], float]
 
-_STEPS = 24  # of raising weights
+_STEPS = 12  # of raising weights
+_POLISHED = 2  # candidates that are made better step by step
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,9 @@ class Row:
 
   def tokens(self, depth: int) -> float:
     """Expected tokens of a round."""
-    return sum(self.acceptance**level for level in range(depth + 1))
+    if self.acceptance == 1:
+      return depth + 1
+    return (1 - self.acceptance ** (depth + 1)) / (1 - self.acceptance)
 
 
 def seconds_of(depths: Sequence[int], cost: Cost) -> float:
@@ -114,9 +117,11 @@ def ragged(
       )
     )
     depths = [0] * len(rows)
-    for _, level, number in gains:
+    tokens, fed, there = sum(weights), len(rows), 0
+    for gain, level, number in gains:
       depths[number] = level
-      if (value := goodput(rows, depths, cost, weights)) > most:
+      tokens, fed, there = tokens - gain, fed + 1, max(there, level)
+      if (value := tokens / cost(there, fed)) > most:
         best, most = list(depths), value
   return best
 
@@ -142,17 +147,37 @@ def decide(rows: Sequence[Row], cost: Cost, depth: int) -> list[int]:
     if not any(late):
       break
     weights = [
-      w * (1.5 if is_late else 1.0)
+      w * (2.0 if is_late else 1.0)
       for w, is_late in zip(weights, late, strict=True)
     ]
   # What differs by less than rounding does not decide.
-  return min(
-    candidates,
-    key=lambda depths: (
-      round(shortfall(rows, depths, cost), 9),
-      -goodput(rows, depths, cost),
-    ),
+  worth = lambda depths: (
+    round(shortfall(rows, depths, cost), 9),
+    -goodput(rows, depths, cost),
   )
+  unlike = {tuple(depths): worth(depths) for depths in candidates}
+  first = sorted(unlike, key=lambda depths: unlike[depths])[:_POLISHED]
+  return min((_polished(d, worth, depth) for d in first), key=worth)
+
+
+def _polished(
+  depths: Sequence[int],
+  worth: Callable[[Sequence[int]], tuple[float, float]],
+  depth: int,
+) -> list[int]:
+  """Depths that no step of one row makes better (less is better)."""
+  best, least = list(depths), worth(depths)
+  for _ in range(_STEPS):
+    steps = [
+      [*best[:row], best[row] + step, *best[row + 1 :]]
+      for row in range(len(best))
+      for step in (-1, 1)
+      if 0 <= best[row] + step <= depth
+    ]
+    if not steps or (value := worth(found := min(steps, key=worth))) >= least:
+      return best
+    best, least = found, value
+  return best
 
 
 # ----------------------------------------------------- others, for comparison

@@ -4,13 +4,13 @@ r"""Replicas of `launch.serve` under Ray Serve.
   SPECJAX_CONFIG=configs/embedded.py serve run launch.tpu.ray_serve:app
 
 Run it from the checkout's root. Ray starts as many replicas as `num_replicas`
-says, each with a pair and slots of its own, sends requests to whoever has fewer,
-and restarts one that is unhealthy: one whose loop is dead or stuck. A replica
-knows nothing of the others, and nothing that outlives a request. Ray's port is
-its own (8000 by default), and so are its limits on top of the server's.
+says, each with a pair and slots of its own, sends requests to whoever has
+fewer, and restarts one that is unhealthy: one whose loop is dead or stuck. A
+replica knows nothing of the others, and nothing that outlives a request. Ray's
+port is its own (8000 by default), and so are its limits on top of the server's.
 
-$SPECJAX_CONFIG is a config's file, $SPECJAX_SLOTS and $SPECJAX_MAX_PROMPT sizes,
-$SPECJAX_REPLICAS how many there are. On TPUs give the deployment
+$SPECJAX_CONFIG is a config's file, $SPECJAX_SLOTS and $SPECJAX_MAX_PROMPT are
+sizes, $SPECJAX_REPLICAS says how many there are. On TPUs give the deployment
 `ray_actor_options={"resources": {"TPU": 4}}`, or what your cluster calls them.
 """
 
