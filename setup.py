@@ -35,9 +35,7 @@ _EXPERIMENTS = [
   "transformers>=5.23",
 ]
 
-
-# On top of those: what launch.serve answers HTTP with, and what
-# launch.layer_search searches with.
+# What launch/serving/ and launch/searching/ import on top of it.
 _SERVE = ["prometheus-client>=0.26", "starlette>=1.10", "uvicorn>=0.54"]
 _SEARCH = ["optuna>=5.0"]
 
@@ -71,8 +69,9 @@ setup(
   install_requires=["jax>=0.10.2,!=0.11.1", "numpy>=2.0", "scipy>=1.13"],
   extras_require={
     "experiments": _EXPERIMENTS,
-    "serve": [*_EXPERIMENTS, *_SERVE],
-    "search": [*_EXPERIMENTS, *_SEARCH],
+    # `launch.serve` and `launch.layer_search`, on top of `experiments`.
+    "serve": _SERVE,
+    "search": _SEARCH,
     # On top of `experiments`. torch is only an oracle: the tests compare
     # logits with those of transformers. libtpu is only a compiler: there are
     # wheels for one platform.

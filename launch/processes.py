@@ -8,11 +8,11 @@ several can be started by hand. They must join before jax touches a device:
   JAX_COORDINATOR_ADDRESS=localhost:9911 JAX_NUM_PROCESSES=2 JAX_PROCESS_ID=1 \
     python -m launch.decode --config=configs/embedded.py --output=OUT.jsonl
 
-or the same by flags. `launch.decode`, `launch.evaluate` and `launch.train` run
-so; the other commands are of one process, and refuse. Process 0, the chief,
-alone writes files. When one process dies, the others end within
---heartbeat_timeout seconds or a little more: jax aborts them with "another task
-died", or they raise what broke in their hands.
+or the same by flags. `launch.decode`, `launch.evaluate`, `launch.serve` and
+`launch.train` run so; the other commands are of one process, and refuse.
+Process 0, the chief, alone writes files. When one process dies, the others end
+within --heartbeat_timeout seconds or a little more: jax aborts them with
+"another task died", or they raise what broke in their hands.
 """
 
 import json
@@ -114,8 +114,8 @@ def refuse() -> None:
   if _is_asked(settings) and settings["num_processes"] != 1:
     raise ValueError(
       "this command is of one process, but was started as one of several "
-      "(launch.decode, launch.evaluate and launch.train can be): start it "
-      "once, without "
+      "(launch.decode, launch.evaluate, launch.serve and launch.train can "
+      "be): start it once, without "
       "--coordinator_address and JAX_COORDINATOR_ADDRESS, or with "
       "--distributed=off"
     )

@@ -111,9 +111,9 @@ def read(
     input=text_in,
     input_ids=input_ids,
     is_chat=record.get("messages") is not None,
-    num_samples=_number(record, "num_samples"),
+    num_samples=number(record, "num_samples"),
     settings=_settings(record, max_new_tokens),
-    stop=_stop(record.get("stop")),
+    stop=stop_texts(record.get("stop")),
   )
 
 
@@ -208,7 +208,7 @@ _NUMBERS: dict[str, _Test] = {
 }
 
 
-def _number(record: dict, name: str) -> Any:
+def number(record: dict, name: str) -> Any:
   """A number of the line as it is meant, or None; ValueError if it is none."""
   value = record.get(name)
   if value is None:
@@ -230,7 +230,7 @@ def _number(record: dict, name: str) -> Any:
 
 def _settings(record: dict, max_new_tokens: int | None) -> Settings:
   names = [field.name for field in dataclasses.fields(Settings)]
-  wanted = {name: _number(record, name) for name in names}
+  wanted = {name: number(record, name) for name in names}
   budget = wanted["max_new_tokens"]
   if budget and max_new_tokens is not None and budget > max_new_tokens:
     raise ValueError(
@@ -240,7 +240,7 @@ def _settings(record: dict, max_new_tokens: int | None) -> Settings:
   return Settings(**wanted)
 
 
-def _stop(value: Any) -> tuple[str, ...]:
+def stop_texts(value: Any) -> tuple[str, ...]:
   """The stop strings of a line, each once."""
   if value is None:
     return ()

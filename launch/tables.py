@@ -21,6 +21,7 @@ TABLES = {
   "benchmark": "launch.benchmark_page:table",
   "speed": "launch.benchmark_page:short",
   "evaluation": "launch.evaluation.page:table",
+  "load": "launch.loading.page:table",
   "plans": "launch.planning.page:table",
   "drafts": "launch.studies.drafts.page:table",
   "layers": "launch.searching.page:table",

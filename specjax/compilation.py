@@ -30,11 +30,13 @@ class Programs:
     loop: from parameters and a state, which is donated (and, if it runs in
       pieces, the most rounds to make), to the last state.
     state: shapes of a state, and its shardings and layouts in memory.
+    formats: the latter alone, for further programs of the same state.
   """
 
   prefill: jax.stages.Compiled
   loop: jax.stages.Compiled
   state: DecodeState
+  formats: DecodeState
 
 
 def compile_both(
@@ -45,6 +47,8 @@ def compile_both(
   *,
   cache_specs: tuple[P, P] | None = None,
   in_pieces: bool = False,
+  loop: Callable[..., tuple[DecodeState, Any]] | None = None,
+  more: tuple = (),
   compiled: Callable[[Any], Any] = lambda lowered: lowered.compile(),
 ) -> Programs:
   """Compiles prefill and loop; a mesh must be in use (`jax.set_mesh`).
@@ -62,6 +66,9 @@ def compile_both(
       decoder's mesh, `(layers, rows, heads, slots, channels)`; rows are the
       decoder's to cut. None: over rows alone.
     in_pieces: whether the loop takes the most rounds to make, `i32[]`.
+    loop: in place of the decoder's own, one that takes `more` beside parameters
+      and a state, and returns something small beside the state.
+    more: arrays or their shapes.
     compiled: compiles what was lowered.
   """
   state = jax.eval_shape(init, *arguments, **options)
@@ -75,22 +82,21 @@ def compile_both(
   wanted = jax.tree.map(
     lambda x, s: Format(Layout.AUTO, s) if _has_layout(x) else s, state, where
   )
-  loop: Callable[..., DecodeState] = decoder.generate
-  most: tuple[jax.ShapeDtypeStruct, ...] = ()
+  run: Callable[..., Any] = loop or decoder.generate
   if in_pieces:
-    loop, most = decoder.steps, (jax.ShapeDtypeStruct((), jax.numpy.int32),)
-  with _without_call_stacks():
+    run, more = decoder.steps, (jax.ShapeDtypeStruct((), jax.numpy.int32),)
+  with without_call_stacks():
     lowered = jax.jit(
-      loop, donate_argnums=1,
-      in_shardings=(of_params, wanted, *(here for _ in most)),
-      out_shardings=wanted,
-    ).lower(arguments[0], state, *most)  # fmt: skip
+      run, donate_argnums=1,
+      in_shardings=(of_params, wanted, *(here for _ in more)),
+      out_shardings=wanted if loop is None else (wanted, here),
+    ).lower(arguments[0], state, *more)  # fmt: skip
   compiled_loop = compiled(lowered)
   formats = jax.tree.map(
     lambda x, s, chosen: chosen if _has_layout(x) else s,
     state, wanted, compiled_loop.input_formats[0][1],
   )  # fmt: skip
-  with _without_call_stacks():
+  with without_call_stacks():
     lowered = jax.jit(init, out_shardings=formats).lower(*arguments, **options)
   prefill = compiled(lowered)
   placed = jax.tree.map(
@@ -98,11 +104,13 @@ def compile_both(
     state,
     formats,
   )
-  return Programs(prefill=prefill, loop=compiled_loop, state=placed)
+  return Programs(
+    prefill=prefill, loop=compiled_loop, state=placed, formats=formats
+  )
 
 
 @contextlib.contextmanager
-def _without_call_stacks() -> Iterator[None]:
+def without_call_stacks() -> Iterator[None]:
   """Operations keep their names, and do not say which lines made them.
 
   XLA joins such stacks as it inlines functions, and may follow one forever

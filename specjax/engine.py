@@ -213,7 +213,8 @@ class Engine:
       stop_tokens=self.stop_tokens,
     )
     tokens, lengths, row_ids = batch.arrays()
-    args, options = self._put(
+    args, options = everywhere(
+      self.mesh,
       (
         (tokens, lengths, self._keys(batch, row_ids)),
         dict(
@@ -221,7 +222,7 @@ class Engine:
           sampling=self._sampling(batch),
           inputs=batch.inputs(),
         ),
-      )
+      ),
     )
     args = (self.params, *args)
     with self.on_mesh():
@@ -259,20 +260,6 @@ class Engine:
   def on_mesh(self):
     """A context in which the models are laid out on the mesh, if any."""
     return jax.set_mesh(self.mesh) if self.mesh else contextlib.nullcontext()
-
-  def _put(self, arguments):
-    """Arguments on all devices of the mesh, if there is one."""
-    if self.mesh is None:
-      return arguments
-    whole = NamedSharding(self.mesh, P())
-
-    def put(x):  # of other processes' devices too, to which nothing is sent
-      if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(put(jax.random.key_data(x)))
-      x = np.asarray(x)
-      return jax.make_array_from_callback(x.shape, whole, lambda i: x[i])
-
-    return jax.tree.map(put, arguments)
 
   def _keys(self, batch, row_ids):
     seeds = jnp.array(self._each(batch, "seed"), jnp.uint32)
@@ -313,7 +300,8 @@ class Engine:
       budgets[:] = budget
     budgets[len(batch.prompts) :] = 0  # filling rows are done at once
     prefill, _ = self.programs[self._shape(batch)]
-    args, options = self._put(
+    args, options = everywhere(
+      self.mesh,
       (
         (tokens, lengths, self._keys(batch, row_ids)),
         dict(
@@ -321,7 +309,7 @@ class Engine:
           sampling=self._sampling(batch),
           inputs=batch.inputs(),
         ),
-      )
+      ),
     )
     if self.learner is None:
       return prefill(self.params, *args, **options)
@@ -334,10 +322,14 @@ class Engine:
     """Decodes a batch to its end, or so many rounds; the state is donated."""
     _, loop = self.programs[self._shape(batch)]
     if self.learner is None:
-      return loop(self.params, state, self._put(np.int32(num_rounds)))
+      return loop(
+        self.params, state, everywhere(self.mesh, np.int32(num_rounds))
+      )
     while True:
       some, before = min(num_rounds, self.learner.rounds), int(state.num_steps)
-      state = loop(self.learner.params, state, self._put(np.int32(some)))
+      state = loop(
+        self.learner.params, state, everywhere(self.mesh, np.int32(some))
+      )
       made = int(state.num_steps) - before
       if made:  # what is decoded to warm up teaches nothing
         self.learner.learn(state, made)
@@ -363,6 +355,21 @@ class Engine:
     """What watches over the rows of a state, if anybody watches any."""
     watches = [self.watch(request) for request in batch.prompts]
     return Endings(watches, state) if any(watches) else None
+
+
+def everywhere(mesh: Mesh | None, arguments: Any) -> Any:
+  """Arguments on all devices of the mesh, if there is one."""
+  if mesh is None:
+    return arguments
+  whole = NamedSharding(mesh, P())
+
+  def put(x):  # of other processes' devices too, to which nothing is sent
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+      return jax.random.wrap_key_data(put(jax.random.key_data(x)))
+    x = np.asarray(x)
+    return jax.make_array_from_callback(x.shape, whole, lambda i: x[i])
+
+  return jax.tree.map(put, arguments)
 
 
 def completions(state: DecodeState, count: int) -> list[Completion]:

@@ -1,0 +1,125 @@
+r"""Serves a pair over HTTP, as OpenAI's clients expect it.
+
+  python -m launch.serve --config=configs/smollm2.py --port=8000 --slots=8
+
+  curl localhost:8000/v1/completions -H "Content-Type: application/json" \
+    -d '{"prompt": "def main(", "max_tokens": 32, "temperature": 0}'
+
+/v1/completions, /v1/chat/completions and /v1/models speak OpenAI's language,
+streams too; /health says whether the loop lives, /metrics is for Prometheus,
+and / is a page to talk with the pair. docs/serving.md has the contract.
+
+Slots are rows of one running state: a request gets one as soon as one is free,
+and its tokens are those that its prompt, settings and seed have in a batch of
+their own, whatever is decoded beside it. What a request does not say is as the
+config says. Nothing is compiled after the start.
+
+It listens on 127.0.0.1 unless --host says otherwise, and asks for the bearer
+token in $SPECJAX_API_KEY if that is set. On SIGTERM (or Ctrl-C) it takes no
+more requests, answers those that it has, and ends with exit code 0.
+
+Several processes (see launch/processes.py) serve one model that config.mesh
+cuts over their devices: process 0 takes the requests.
+"""
+
+import os
+import sys
+
+from absl import flags
+
+from launch import cli, pair, processes
+from launch.serving import assembly, running, several
+from launch.serving.assembly import Sizes
+
+cli.reads(cli.CONFIG, *processes.FLAGS)
+_HOST = flags.DEFINE_string(
+  "host", "127.0.0.1", "Where to listen; 0.0.0.0 is open to everybody."
+)
+_PORT = flags.DEFINE_integer(
+  "port", 8000, "The port; 0 is any that is free.", lower_bound=0,
+  upper_bound=65535,
+)  # fmt: skip
+_SLOTS = flags.DEFINE_integer(
+  "slots", 8, "Requests that are decoded at a time.", lower_bound=1
+)
+_QUEUE = flags.DEFINE_integer(
+  "queue", 64, "Requests that may wait for a slot.", lower_bound=0
+)
+_MAX_PROMPT = flags.DEFINE_integer(
+  "max_prompt", 1024,
+  "Tokens of the longest prompt; a prompt and its completion share these and "
+  "config.max_new_tokens.", lower_bound=1,
+)  # fmt: skip
+_ROUNDS = flags.DEFINE_integer(
+  "rounds", 8, "Rounds of a visit to the device, at most.", lower_bound=1
+)
+_ANSWER_SECONDS = flags.DEFINE_float(
+  "answer_seconds", 600.0, "How long an answer may take.", lower_bound=0.1
+)
+_DRAIN_SECONDS = flags.DEFINE_float(
+  "drain_seconds", 30.0, "For answers that are not over when it is to end.",
+  lower_bound=1,
+)  # fmt: skip
+_NAME = flags.DEFINE_string(
+  "model_name", None, "The model's name; by default that of its checkpoint."
+)
+
+
+_DEPTHS = flags.DEFINE_enum(
+  "depth_policy", "whole", assembly.POLICIES,
+  "How deep slots draft: as the config says, or as deep as pays at this load. "
+  "Then requests may have objectives (slo_ms_per_token).",
+)  # fmt: skip
+
+
+def say(text: str) -> None:
+  """A line for whoever started the server."""
+  if processes.is_chief():
+    print(text, file=sys.stderr, flush=True)
+
+
+def run(_) -> int:
+  """The command."""
+  config = pair.settled(cli.CONFIG.value)
+  config.batch_size = _SLOTS.value
+  if processes.several() and not config.mesh:
+    raise cli.UserError(
+      "several processes serve one model that is cut over their devices: give "
+      "config.mesh, or start servers of their own"
+    )
+  where = None
+  if processes.is_chief():  # a port that is taken is no news for later
+    where = running.listening(_HOST.value, _PORT.value)
+  sizes = Sizes(
+    slots=_SLOTS.value,
+    queue=_QUEUE.value,
+    max_prompt=_MAX_PROMPT.value,
+    rounds=_ROUNDS.value,
+    answer_seconds=_ANSWER_SECONDS.value,
+    depth_policy=_DEPTHS.value,
+    name=_NAME.value,
+    token=os.environ.get("SPECJAX_API_KEY") or None,
+  )
+  loaded = pair.load(config)
+  slots = assembly.make_slots(config, loaded, sizes, say)
+  if where is None:
+    several.follow(slots)
+    return 0
+  service = assembly.make_service(config, loaded, slots, sizes)
+  service.scheduler.start()
+  port = where.getsockname()[1]
+  host = f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value
+  ended_well = running.run(
+    service, where, drain_seconds=_DRAIN_SECONDS.value,
+    ready=lambda: say(
+      f"serving {service.defaults.model} on http://{host}:{port}/ "
+      f"({slots.num_slots} slots of {slots.max_length} tokens)"
+    ),
+  )  # fmt: skip
+  if not ended_well:
+    return cli.fail("the loop has ended", 1)
+  return 0
+
+
+if __name__ == "__main__":
+  cli.run(run, several_processes=True)

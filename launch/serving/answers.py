@@ -1,0 +1,236 @@
+"""What a client is answered, in OpenAI's words."""
+
+import json
+import math
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from launch.serving.asking import Ask, RefusalError
+from launch.serving.texts import Reader, name_of
+from launch.serving.ticket import Finish, News
+from models.tokenizers import Tokenizer
+from specjax.state import Origin
+
+# The client need not ask again: the same would happen.
+_NO_RETRY = {"x-should-retry": "false"}
+FAILURES = {
+  Finish.NAN: RefusalError(
+    "the model's numbers are none (NaN): the completion ended",
+    status=500, kind="server_error", code="nan_logits", headers=_NO_RETRY,
+  ),
+  Finish.LATE: RefusalError(
+    "the completion took longer than a request may",
+    status=408, kind="timeout_error", code="timeout", headers=_NO_RETRY,
+  ),
+  Finish.BROKEN: RefusalError(
+    "the server's loop has ended", status=503, kind="server_error",
+    code="unavailable",
+  ),
+  Finish.CANCELLED: RefusalError(
+    "the completion was given up", status=503, kind="server_error",
+    code="cancelled",
+  ),
+}  # fmt: skip
+
+
+def error_body(refusal: RefusalError) -> dict[str, Any]:
+  """An error as OpenAI nests it."""
+  return {
+    "error": {
+      "message": refusal.message,
+      "type": refusal.kind,
+      "param": refusal.param,
+      "code": refusal.code,
+    }
+  }
+
+
+class Choice:
+  """One completion of an answer, as far as it is known.
+
+  Attributes:
+    index: which.
+    text: so far.
+    finish: OpenAI's reason, once it has ended.
+    num_tokens: of it.
+  """
+
+  def __init__(self, index: int, ask: Ask, tokenizer: Tokenizer):
+    """Nothing is known yet."""
+    self.index, self._ask, self._tokenizer = index, ask, tokenizer
+    self._reader = Reader(tokenizer, ask.stop)
+    self._shown = Reader(tokenizer)  # every token's own piece, for colours
+    self._tokens: list[tuple[int, float]] = []
+    self._origins: list[dict[str, str]] = []
+    self._offset = 0
+    self.finish: str | None = None
+
+  @property
+  def text(self) -> str:
+    """What was given out."""
+    return self._reader.sent
+
+  @property
+  def num_tokens(self) -> int:
+    """Of the completion."""
+    return len(self._reader.token_ids)
+
+  def hear(self, news: News) -> tuple[str, dict[str, Any]]:
+    """Takes news.
+
+    Returns:
+      The text that is certain with them, and what else a choice says of them.
+
+    Raises:
+      RefusalError: if it failed.
+    """
+    if news.finish in FAILURES:
+      raise FAILURES[news.finish]
+    piece = self._reader.read(news.token_ids)
+    if news.finish is not None:
+      piece += self._reader.finish(cut=news.cut)
+      self.finish = news.finish.value
+    more: dict[str, Any] = {}
+    if self._ask.log_probs:
+      # JSON has no infinity; this is OpenAI's number for what cannot be.
+      values = [x if math.isfinite(x) else -9999.0 for x in news.log_probs]
+      new = list(zip(news.token_ids, values, strict=True))
+      self._tokens += new
+      more["logprobs"] = self._log_probs(new)
+    if self._ask.origins:
+      new = self._pieces(news)
+      self._origins += new
+      more["token_origins"] = new
+    return piece, more
+
+  def whole(self) -> dict[str, Any]:
+    """What a choice of a whole answer has beside its text."""
+    more: dict[str, Any] = {"logprobs": None}
+    if self._ask.log_probs:
+      self._offset = 0
+      more["logprobs"] = self._log_probs(self._tokens)
+    if self._ask.origins:
+      more["token_origins"] = self._origins
+    return more
+
+  def _pieces(self, news: News) -> list[dict[str, str]]:
+    pieces = [self._shown.read([token]) for token in news.token_ids]
+    if news.finish is not None and pieces:
+      pieces[-1] += self._shown.finish(cut=False)
+    return [
+      {"text": piece, "origin": Origin(origin).name.lower()}
+      for piece, origin in zip(pieces, news.origins, strict=True)
+    ]
+
+  def _log_probs(self, tokens: Sequence[tuple[int, float]]) -> dict[str, Any]:
+    names = [name_of(self._tokenizer, token) for token, _ in tokens]
+    values = [value for _, value in tokens]
+    if self._ask.is_chat:
+      return {
+        "content": [
+          {"token": n, "logprob": v, "bytes": b, "top_logprobs": []}
+          for (n, b), v in zip(names, values, strict=True)
+        ],
+        "refusal": None,
+      }
+    offsets = []
+    for name, _ in names:
+      offsets.append(self._offset)
+      self._offset += len(name)
+    return {
+      "tokens": [name for name, _ in names],
+      "token_logprobs": values,
+      "top_logprobs": None,
+      "text_offset": offsets,
+    }
+
+
+class Answer:
+  """An answer, whole or in chunks."""
+
+  def __init__(self, ask: Ask, *, model: str, tokenizer: Tokenizer):
+    """Nothing is known yet."""
+    self._ask, self._model = ask, model
+    count = len(ask.prompts) * ask.num_choices
+    self.choices = [Choice(i, ask, tokenizer) for i in range(count)]
+    prefix = "chatcmpl" if ask.is_chat else "cmpl"
+    self._id = f"{prefix}-{secrets.token_hex(12)}"
+    self._created = int(time.time())
+    self._begun: set[int] = set()
+
+  @property
+  def is_over(self) -> bool:
+    """Whether every choice has ended."""
+    return all(choice.finish is not None for choice in self.choices)
+
+  def hear(self, index: int, news: News) -> dict[str, Any] | None:
+    """Takes a choice's news; the chunk that says so, if there is any to say."""
+    choice = self.choices[index]
+    piece, more = choice.hear(news)
+    if not (piece or news.finish or any(map(_says, more.values()))):
+      return None
+    one: dict[str, Any] = {"index": index, "finish_reason": choice.finish}
+    one |= {"logprobs": None} | more
+    if self._ask.is_chat:
+      delta = {"content": piece}
+      if index not in self._begun:
+        delta = {"role": "assistant", **delta}
+      one["delta"] = delta
+    else:
+      one["text"] = piece
+    self._begun.add(index)
+    return self._object([one], chunk=True)
+
+  def usage_chunk(self) -> dict[str, Any]:
+    """The last chunk, of no choice."""
+    return {**self._object([], chunk=True), "usage": self._usage()}
+
+  def whole(self) -> dict[str, Any]:
+    """The answer, once it is over."""
+    found = []
+    for choice in self.choices:
+      one: dict[str, Any] = {"index": choice.index}
+      if self._ask.is_chat:
+        one["message"] = {"role": "assistant", "content": choice.text}
+      else:
+        one["text"] = choice.text
+      found.append({**one, "finish_reason": choice.finish, **choice.whole()})
+    return {**self._object(found, chunk=False), "usage": self._usage()}
+
+  def _object(self, choices: list, *, chunk: bool) -> dict[str, Any]:
+    kind = "text_completion"
+    if self._ask.is_chat:
+      kind = "chat.completion.chunk" if chunk else "chat.completion"
+    return {
+      "id": self._id,
+      "object": kind,
+      "created": self._created,
+      "model": self._model,
+      "choices": choices,
+    }
+
+  def _usage(self) -> dict[str, int]:
+    prompt = sum(map(len, self._ask.prompts))
+    new = sum(choice.num_tokens for choice in self.choices)
+    return {
+      "prompt_tokens": prompt,
+      "completion_tokens": new,
+      "total_tokens": prompt + new,
+    }
+
+
+def _says(more: Any) -> bool:
+  """Whether what a choice says beside its text holds any token."""
+  if isinstance(more, dict):
+    return bool(more.get("content") or more.get("tokens"))
+  return bool(more)
+
+
+def event(data: dict[str, Any]) -> bytes:
+  """One event of a stream."""
+  return f"data: {json.dumps(data)}\n\n".encode()
+
+
+LAST_EVENT = b"data: [DONE]\n\n"

@@ -1,0 +1,413 @@
+"""What a client asks for, in OpenAI's words, checked before anything is done.
+
+A field that would change which tokens are sampled is either done as it says or
+refused; so is every field that is not known. Fields that change nothing
+(`user`, `metadata`) are not read.
+"""
+
+import dataclasses
+import json
+import math
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+from launch import prompt_lines
+from models import chat
+from models.tokenizers import Tokenizer
+
+
+class RefusalError(Exception):
+  """A request that is not answered; its fields are OpenAI's error's."""
+
+  def __init__(
+    self,
+    message: str,
+    *,
+    status: int = 400,
+    param: str | None = None,
+    code: str | None = None,
+    kind: str = "invalid_request_error",
+    headers: dict[str, str] | None = None,
+  ):
+    super().__init__(message)
+    self.message, self.status = message, status
+    self.param, self.code, self.kind = param, code, kind
+    self.headers = headers or {}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Defaults:
+  """What holds for a request that does not say, and what one may ask for.
+
+  Attributes:
+    model: its name.
+    temperature, top_k, top_p, min_p: the warp.
+    max_new_tokens: of a chat's answer; a completion has 16, as OpenAI's.
+    longest_prompt: tokens of it.
+    max_length: tokens of prompt and completion together.
+    most: completions that one request may ask for.
+    has_objectives: whether objectives are kept.
+  """
+
+  model: str
+  temperature: float
+  top_k: int
+  top_p: float
+  min_p: float
+  max_new_tokens: int
+  longest_prompt: int
+  max_length: int
+  most: int
+  has_objectives: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ask:
+  """One good request.
+
+  Attributes:
+    is_chat: whether it is a conversation.
+    prompts: token ids of each.
+    budgets: new tokens at most, of each.
+    num_choices: completions of each.
+    seed: of all; choice i of a prompt draws from stream i.
+    is_seeded: whether the client gave it.
+    temperature, top_k, top_p, min_p: the warp.
+    stop: texts before the first of which a completion ends.
+    log_probs: whether they are wanted.
+    origins: whether the origin of every token is.
+    stream: whether chunks are.
+    usage: whether the last of them counts tokens.
+    objective: seconds a token that it may take, or None.
+  """
+
+  is_chat: bool
+  prompts: tuple[tuple[int, ...], ...]
+  budgets: tuple[int, ...]
+  num_choices: int
+  seed: int
+  is_seeded: bool
+  temperature: float
+  top_k: int
+  top_p: float
+  min_p: float
+  stop: tuple[str, ...]
+  log_probs: bool
+  origins: bool
+  stream: bool
+  usage: bool
+  objective: float | None
+
+
+# Fields that are not read: they change nothing of what is sampled.
+_UNREAD = {"metadata", "prompt_cache_key", "safety_identifier", "user"}
+# Fields of features that are not there, with what asks for nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+  "best_of": (1,),
+  "echo": (False,),
+  "frequency_penalty": (0,),
+  "ignore_eos": (False,),
+  "logit_bias": ({},),
+  "min_tokens": (0,),
+  "modalities": (["text"],),
+  "parallel_tool_calls": (True, False),
+  "presence_penalty": (0,),
+  "repetition_penalty": (1,),
+  "response_format": ({"type": "text"},),
+  "service_tier": ("auto", "default"),
+  "store": (False,),
+  "suffix": ("",),
+  "tool_choice": ("none", "auto"),
+  "tools": ([],),
+  "top_logprobs": (0,),
+}
+_OURS = {
+  "max_tokens", "min_p", "model", "n", "seed", "slo_ms_per_token", "stop",
+  "stream", "stream_options", "temperature", "token_origins", "top_k", "top_p",
+  "logprobs",
+}  # fmt: skip
+_COMPLETION = _OURS | {"prompt"}
+_CHAT = _OURS | {"max_completion_tokens", "messages"}
+_COMPLETION_TOKENS = 16
+
+
+def read(
+  body: bytes, *, is_chat: bool, tokenizer: Tokenizer, defaults: Defaults
+) -> Ask:
+  """Reads the body of a request.
+
+  Args:
+    body: whatever came.
+    is_chat: whether it came to the place for conversations.
+    tokenizer: of the pair.
+    defaults: see above.
+
+  Raises:
+    RefusalError: for all that is not a request this server answers.
+  """
+  try:
+    record = json.loads(body)
+  except (ValueError, RecursionError):
+    raise RefusalError("the body is not JSON") from None
+  if not isinstance(record, dict):
+    raise RefusalError("the body must be a JSON object")
+  record = {key: value for key, value in record.items() if value is not None}
+  try:
+    return _read(record, is_chat, tokenizer, defaults)
+  except RecursionError:
+    raise RefusalError("the body is nested too deeply") from None
+
+
+def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
+  _check_fields(record, _CHAT if is_chat else _COMPLETION)
+  model = record.get("model", defaults.model)
+  if model != defaults.model:
+    raise RefusalError(
+      f"there is no model {str(model)[:80]!r}, only {defaults.model!r}",
+      status=404,
+      param="model",
+      code="model_not_found",
+    )
+  if is_chat:
+    prompts = [_conversation(record, tokenizer)]
+  else:
+    prompts = _prompts(record.get("prompt"), tokenizer)
+  for prompt in prompts:
+    _check_prompt(prompt, "messages" if is_chat else "prompt", defaults)
+  count = _number(record, "n", "num_samples") or 1
+  if count * len(prompts) > defaults.most:
+    raise RefusalError(
+      f"at most {defaults.most} completions may be asked for at once, got "
+      f"{count * len(prompts)}",
+      param="n",
+    )
+  options = record.get("stream_options", {})
+  stream = _flag(record, "stream")
+  if "stream_options" in record and not stream:
+    raise RefusalError(
+      "stream_options are of streams: stream must be true",
+      param="stream_options",
+    )
+  if not isinstance(options, dict) or options.keys() - {"include_usage"}:
+    raise RefusalError(
+      "stream_options may hold include_usage alone", param="stream_options"
+    )
+  seed = _number(record, "seed")
+  warp = {
+    name: getattr(defaults, name)
+    if (value := _number(record, name)) is None
+    else value
+    for name in ("temperature", "top_k", "top_p", "min_p")
+  }
+  try:
+    stop = prompt_lines.stop_texts(record.get("stop"))
+  except ValueError as error:
+    raise RefusalError(str(error), param="stop") from None
+  return Ask(
+    is_chat=is_chat,
+    prompts=tuple(prompts),
+    budgets=tuple(_budget(record, p, is_chat, defaults) for p in prompts),
+    num_choices=count,
+    seed=secrets.randbits(32) if seed is None else seed,
+    is_seeded=seed is not None,
+    **warp,
+    stop=stop,
+    log_probs=_log_probs(record, is_chat),
+    origins=_flag(record, "token_origins"),
+    stream=stream,
+    usage=_flag(options, "include_usage"),
+    objective=_objective(record, defaults),
+  )
+
+
+def _check_fields(record: dict, known: set[str]) -> None:
+  for name, value in record.items():
+    if name in known or name in _UNREAD:
+      continue
+    if name not in _NEUTRAL:
+      raise RefusalError(
+        f"unknown field {name[:80]!r}: it might change what is sampled",
+        param=name[:80],
+        code="unknown_parameter",
+      )
+    if not any(_same(value, x) for x in _NEUTRAL[name]):
+      raise RefusalError(
+        f"{name} is not supported here: leave it out",
+        param=name,
+        code="unsupported_parameter",
+      )
+
+
+def _same(value: Any, neutral: Any) -> bool:
+  """Equality in which true is not 1."""
+  return value == neutral and isinstance(value, bool) == isinstance(
+    neutral, bool
+  )
+
+
+def _flag(record: dict, name: str) -> bool:
+  value = record.get(name, False)
+  if not isinstance(value, bool):
+    raise RefusalError(f"{name} must be true or false", param=name)
+  return value
+
+
+def _number(record: dict, name: str, like: str | None = None) -> Any:
+  """A number of the request by the test of a prompts file's line."""
+  like = like or name
+  try:
+    return prompt_lines.number({like: record.get(name)}, like)
+  except ValueError as error:
+    raise RefusalError(
+      str(error).replace(f'"{like}"', name), param=name
+    ) from None
+
+
+def _log_probs(record: dict, is_chat: bool) -> bool:
+  """Completions ask by the number of alternatives: none are there."""
+  value = record.get("logprobs", False)
+  if is_chat or isinstance(value, bool):
+    return _flag(record, "logprobs")
+  if value != 0 or not isinstance(value, int):
+    raise RefusalError(
+      "logprobs are those of the sampled tokens alone: it may be 0",
+      param="logprobs",
+      code="unsupported_parameter",
+    )
+  return True
+
+
+def _objective(record: dict, defaults: Defaults) -> float | None:
+  value = record.get("slo_ms_per_token")
+  if value is None:
+    return None
+  good = isinstance(value, int | float) and not isinstance(value, bool)
+  if not (good and 0 < value < 1e9 and math.isfinite(value)):
+    raise RefusalError(
+      "slo_ms_per_token must be a number of milliseconds above 0",
+      param="slo_ms_per_token",
+    )
+  if not defaults.has_objectives:
+    raise RefusalError(
+      "this server keeps no objectives: it must be started with "
+      "--depth_policy=objectives",
+      param="slo_ms_per_token",
+      code="unsupported_parameter",
+    )
+  return value / 1000
+
+
+def _budget(record, prompt, is_chat: bool, defaults: Defaults) -> int:
+  """New tokens of a prompt; what is not said is cut to what fits."""
+  room = defaults.max_length - len(prompt)
+  both = ("max_completion_tokens", "max_tokens")
+  given = {name: record[name] for name in both if name in record}
+  if len(given) > 1:
+    raise RefusalError(f"give one of {' and '.join(both)}", param=both[0])
+  for name in given:
+    budget = _number(record, name, "max_new_tokens")
+    if budget > room:
+      raise RefusalError(
+        f"the prompt has {len(prompt)} tokens and {name} is {budget}, and "
+        f"together they may be {defaults.max_length}",
+        param=name,
+        code="context_length_exceeded",
+      )
+    return budget
+  usual = defaults.max_new_tokens if is_chat else _COMPLETION_TOKENS
+  return min(usual, room)
+
+
+# -------------------------------------------------------------------- prompts
+
+
+def _check_prompt(prompt, name: str, defaults: Defaults) -> None:
+  if not prompt:
+    raise RefusalError("the prompt is empty", param=name)
+  if len(prompt) > defaults.longest_prompt:
+    raise RefusalError(
+      f"the prompt has {len(prompt)} tokens, and may have "
+      f"{defaults.longest_prompt}",
+      param=name,
+      code="context_length_exceeded",
+    )
+
+
+def _prompts(value: Any, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
+  """A text, ids, or a list of either."""
+  is_id = lambda x: isinstance(x, int) and not isinstance(x, bool)
+  if isinstance(value, str):
+    value = [value]
+  elif isinstance(value, list) and value and all(map(is_id, value)):
+    value = [value]
+  if not (isinstance(value, list) and value):
+    raise RefusalError(
+      "prompt must be a text, token ids, or a list of either", param="prompt"
+    )
+  found: list[tuple[int, ...]] = []
+  for one in value:
+    if isinstance(one, str):
+      found.append(_encoded(lambda one=one: tokenizer.encode(one), "prompt"))
+    elif isinstance(one, list) and all(map(is_id, one)):
+      wrong = [x for x in one if not 0 <= x < tokenizer.vocab_size]
+      if wrong:
+        raise RefusalError(
+          f"token ids must be in 0..{tokenizer.vocab_size - 1}, got "
+          f"{str(wrong[0])[:20]}",
+          param="prompt",
+        )
+      found.append(tuple(one))
+    else:
+      raise RefusalError(
+        "prompt must be a text, token ids, or a list of either", param="prompt"
+      )
+  return found
+
+
+# What clients send along as they repeat an answer of a server.
+_EMPTY = {"annotations", "audio", "function_call", "name", "refusal"}
+_EMPTY |= {"tool_calls"}
+
+
+def _conversation(record: dict, tokenizer: Tokenizer) -> tuple[int, ...]:
+  messages = record.get("messages")
+  if not (isinstance(messages, list) and messages):
+    raise RefusalError("messages must be a list of them", param="messages")
+  plain = [_message(message) for message in messages]
+  return _encoded(lambda: chat.encode(tokenizer, plain), "messages")
+
+
+def _message(message: Any) -> dict[str, str]:
+  if not isinstance(message, dict):
+    raise RefusalError("a message must be an object", param="messages")
+  for key, value in message.items():
+    if key not in ("role", "content") and not (key in _EMPTY and not value):
+      raise RefusalError(
+        f"a message may have a role and a content, got {key[:80]!r}",
+        param="messages",
+      )
+  content = message.get("content")
+  if isinstance(content, list):
+    parts = [
+      part.get("text")
+      if isinstance(part, dict) and part.get("type") == "text"
+      else None
+      for part in content
+    ]
+    if not all(isinstance(part, str) for part in parts):
+      raise RefusalError("messages may hold text alone", param="messages")
+    content = "".join(parts)
+  if not (isinstance(message.get("role"), str) and isinstance(content, str)):
+    raise RefusalError(
+      "every message needs a role and a content, both texts", param="messages"
+    )
+  return {"role": message["role"], "content": content}
+
+
+def _encoded(encode: Callable[[], Any], name: str) -> tuple[int, ...]:
+  try:
+    return tuple(encode())
+  except (ValueError, TypeError) as error:  # TypeError: lone surrogates
+    reason = " ".join(str(error).split())[:400]
+    raise RefusalError(f"{name}: {reason}", param=name) from None

@@ -1,0 +1,174 @@
+"""From a config to what answers requests: slots, a scheduler, a service."""
+
+import dataclasses
+import os
+from collections.abc import Callable
+
+import ml_collections
+
+from launch import pair, processes
+from launch.serving import objectives, several
+from launch.serving.asking import Defaults
+from launch.serving.controller import Controller
+from launch.serving.http import Service
+from launch.serving.limits import Limits
+from launch.serving.metrics import Metrics
+from launch.serving.scheduler import Scheduler
+from launch.serving.slots import Slots, widths_to
+from specjax import types
+from specjax.decode import Decoder
+
+# Policies that `Sizes.depth_policy` may name.
+POLICIES = ("whole", *objectives.POLICIES)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sizes:
+  """What of a server is not the pair's.
+
+  Attributes:
+    slots: requests that are decoded at a time.
+    queue: requests that may wait.
+    max_prompt: tokens of the longest prompt.
+    rounds: of a visit to the device, at most.
+    answer_seconds: how long an answer may take.
+    depth_policy: one of `POLICIES`.
+    name: the model's, or None for that of its checkpoint.
+    token: the bearer token, or None.
+  """
+
+  slots: int = 8
+  queue: int = 64
+  max_prompt: int = 1024
+  rounds: int = 8
+  answer_seconds: float = 600.0
+  depth_policy: str = "whole"
+  name: str | None = None
+  token: str | None = None
+
+
+def decoders_of(
+  config: ml_collections.ConfigDict, loaded: pair.Models, sizes: Sizes
+) -> dict[int, Decoder]:
+  """Decoders by the depths of their drafts: the config's, and shallower ones.
+
+  A drafter with a state must see every round, so it drafts one token at least.
+
+  Raises:
+    ValueError: if the config's draft has no shallower form.
+  """
+  whole = pair.assemble(config, loaded).decoder
+  drafter = whole.drafter
+  depth = drafter.tree.max_depth
+  if sizes.depth_policy == "whole":
+    return {depth: whole}
+  if not drafter.tree.is_chain or depth < 2 or config.tree:
+    raise ValueError(
+      "a depth policy is of a chain of several tokens: give "
+      "config.num_speculative_tokens of 2 or more, and no tree"
+    )
+  least = [0] if drafter.init is types.no_state else []
+  powers = [1 << i for i in range(depth.bit_length()) if 1 << i < depth]
+  found = {depth: whole}
+  for level in (*least, *powers):
+    shallow = ml_collections.ConfigDict(config.to_dict())
+    shallow.num_speculative_tokens = level
+    found[level] = pair.assemble(shallow, loaded).decoder
+  return found
+
+
+def make_slots(
+  config: ml_collections.ConfigDict,
+  loaded: pair.Models,
+  sizes: Sizes,
+  say: Callable[[str], None] = lambda text: None,
+) -> Slots:
+  """The slots of a pair, compiled.
+
+  Args:
+    config: its `batch_size` is not read.
+    loaded: its models.
+    sizes: of the server.
+    say: is told what takes time.
+
+  Raises:
+    ValueError: for sizes that do not fit.
+  """
+  models = pair.assemble(config, loaded)
+  longest = min(sizes.max_prompt, models.room(config.max_new_tokens))
+  slots = Slots(
+    decoders_of(config, loaded, sizes),
+    models.params,
+    num_slots=sizes.slots,
+    widths=widths_to(longest),
+    max_length=longest + config.max_new_tokens,
+    stop_tokens=models.stop_tokens,
+    max_rounds=sizes.rounds,
+    mesh=models.mesh,
+    cache_specs=models.layout and models.layout.cache_specs(),
+  )
+  slots.compile(lambda what: say(f"compiling: {what}"))
+  if sizes.depth_policy != "whole":
+    slots.measure()
+    for depth, seconds in slots.seconds_of_round.items():
+      say(f"a round with drafts of {depth}: {1000 * seconds:.1f} ms")
+  several.greet(slots)
+  return slots
+
+
+def make_service(
+  config: ml_collections.ConfigDict,
+  loaded: pair.Models,
+  slots: Slots,
+  sizes: Sizes,
+) -> Service:
+  """What answers with these slots; its scheduler is not started.
+
+  Args:
+    config, loaded, sizes: as `make_slots`'.
+    slots: from there.
+  """
+  models = pair.assemble(config, loaded)
+  name = sizes.name or os.path.basename(os.path.normpath(config.target))
+  metrics = Metrics(model=name, num_slots=slots.num_slots, depth=slots.depth)
+  adapts = sizes.depth_policy != "whole"
+  controller = None
+  if adapts:
+    policy = objectives.POLICIES[sizes.depth_policy]
+    controller = Controller(policy, slots.seconds_of_round)
+  scheduler = Scheduler(
+    several.leading(slots),
+    num_slots=slots.num_slots,
+    depth=slots.depth,
+    max_rounds=slots.max_rounds,
+    queue_length=sizes.queue,
+    metrics=metrics,
+    depths=controller,
+    keeps_in_touch=processes.several(),
+  )
+  return Service(
+    scheduler=scheduler,
+    metrics=metrics,
+    tokenizer=models.tokenizer,
+    defaults=Defaults(
+      model=name,
+      temperature=config.temperature,
+      top_k=config.top_k,
+      top_p=config.top_p,
+      min_p=config.min_p,
+      max_new_tokens=config.max_new_tokens,
+      longest_prompt=slots.widths[-1],
+      max_length=slots.max_length,
+      most=slots.num_slots + sizes.queue,
+      has_objectives=adapts,
+    ),
+    limits=Limits(answer_seconds=sizes.answer_seconds, token=sizes.token),
+    about={
+      "model": name,
+      "drafter": models.decoder.drafter.name,
+      "rule": models.decoder.rule.name,
+      "depth_policy": sizes.depth_policy,
+      "slots": slots.num_slots,
+      "is_chat": models.tokenizer.chat_template is not None,
+    },
+  )

@@ -1,0 +1,142 @@
+"""What a visit to the device does, and what is read from it afterwards.
+
+Of several processes the leader decides, and every one does the same: a
+`Control` becomes one array of fixed size that is sent to all.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Asked:
+  """One completion that is asked for.
+
+  Attributes:
+    token_ids: the prompt, at least one token.
+    seed, stream: it draws from `fold_in(key(seed), stream)`, both `u32`.
+    max_new_tokens: at least 1.
+    temperature, top_k, top_p, min_p: the warp, see `specjax.types.Sampling`.
+  """
+
+  token_ids: tuple[int, ...]
+  seed: int
+  stream: int = 0
+  max_new_tokens: int
+  temperature: float
+  top_k: int = 0
+  top_p: float = 1.0
+  min_p: float = 0.0
+
+  def numbers(self) -> np.ndarray:
+    """All but the tokens as `i32[8]`; floats and `u32` as their bits."""
+    return np.concatenate(
+      [
+        np.array([len(self.token_ids), self.max_new_tokens, self.top_k]),
+        np.array([self.seed, self.stream], np.uint32).view(np.int32),
+        np.array([self.temperature, self.top_p, self.min_p], np.float32).view(
+          np.int32
+        ),
+      ]
+    ).astype(np.int32)
+
+  @classmethod
+  def of(cls, numbers: np.ndarray, tokens: np.ndarray) -> "Asked":
+    """From `numbers` and `i32[P]`, padded with anything."""
+    length, budget, top_k = (int(x) for x in numbers[:3])
+    seed, stream = (int(x) for x in numbers[3:5].view(np.uint32))
+    temperature, top_p, min_p = (float(x) for x in numbers[5:].view(np.float32))
+    return cls(
+      token_ids=tuple(int(x) for x in tokens[:length]),
+      seed=seed,
+      stream=stream,
+      max_new_tokens=budget,
+      temperature=temperature,
+      top_k=top_k,
+      top_p=top_p,
+      min_p=min_p,
+    )
+
+
+_NUMBERS = 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Control:
+  """What is done in one visit: rows end, rows begin, rounds are made.
+
+  Attributes:
+    admissions: rows, and what each of them decodes from now on.
+    ended: `bool[B]`, rows that the host ends; none that is admitted.
+    max_depth: `i32[B]`, how deep each row may draft.
+    rounds: at most so many; fewer once one more row is done. None are made
+      where it is 0.
+    is_last: whether nothing comes after it, and nothing is done.
+  """
+
+  admissions: Sequence[tuple[int, Asked]] = ()
+  ended: np.ndarray
+  max_depth: np.ndarray
+  rounds: int
+  is_last: bool = False
+
+  def encode(self, max_width: int) -> np.ndarray:
+    """As `i32[B, n]`, where n follows from the longest prompt there may be."""
+    count = len(self.ended)
+    array = np.zeros((count, 4 + _NUMBERS + max_width), np.int32)
+    array[:, 0] = self.ended
+    array[:, 1] = self.max_depth
+    array[0, 2], array[1 % count, 3] = self.rounds, self.is_last
+    for row, asked in self.admissions:
+      array[row, 4 : 4 + _NUMBERS] = asked.numbers()
+      start = 4 + _NUMBERS
+      array[row, start : start + len(asked.token_ids)] = asked.token_ids
+    return array
+
+  @classmethod
+  def decode(cls, array: np.ndarray) -> "Control":
+    """What was encoded; admissions in the order of their rows."""
+    parts = np.split(np.asarray(array, np.int32), [4, 4 + _NUMBERS], axis=1)
+    head, numbers, tokens = (np.ascontiguousarray(x) for x in parts)
+    return cls(
+      admissions=[
+        (row, Asked.of(numbers[row], tokens[row]))
+        for row in range(len(head))
+        if numbers[row, 0]
+      ],
+      ended=head[:, 0].astype(bool),
+      max_depth=head[:, 1],
+      rounds=int(head[0, 2]),
+      is_last=bool(head[1 % len(head), 3]),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+  """What is read after a visit.
+
+  Attributes:
+    start, length: `i32[B]`, committed tokens before its rounds and after.
+    tokens, origins: `i32[B, W]`, what was emitted, from `start` on.
+    log_probs: `f32[B, W]`, the target's own of each token.
+    reason: `i32[B]`, a `StopReason`.
+    num_target_calls, num_drafted: `i32[B]`, see `specjax.state.Counters`, of
+      all rounds since the row was admitted.
+    accept_counts: `i32[B, G + 1]`, as these.
+    rounds: how many were made.
+    seconds: the visit took, what it admitted included.
+  """
+
+  start: np.ndarray
+  length: np.ndarray
+  tokens: np.ndarray
+  origins: np.ndarray
+  log_probs: np.ndarray
+  reason: np.ndarray
+  num_target_calls: np.ndarray
+  num_drafted: np.ndarray
+  accept_counts: np.ndarray
+  rounds: int
+  seconds: float = 0.0

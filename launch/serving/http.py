@@ -1,0 +1,344 @@
+"""Routes, and what a request goes through: read, queued, answered, counted."""
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import anyio.to_thread
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from launch import stops
+from launch.serving import answers, asking, limits, page
+from launch.serving.answers import Answer
+from launch.serving.asking import Ask, Defaults, RefusalError
+from launch.serving.control import Asked
+from launch.serving.limits import Limits
+from launch.serving.metrics import CONTENT_TYPE, Metrics
+from launch.serving.scheduler import ClosedError, FullError, Scheduler
+from launch.serving.ticket import News, Ticket
+from models.tokenizers import Tokenizer
+
+_log = logging.getLogger(__name__)
+_FULL = RefusalError(
+  "all slots are in use and the queue is full: try again",
+  status=429, kind="rate_limit_error", code="rate_limit_exceeded",
+  headers={"Retry-After": "1"},
+)  # fmt: skip
+_CLOSED = RefusalError(
+  "the server takes no more requests", status=503, kind="server_error",
+  code="unavailable", headers={"Retry-After": "5"},
+)  # fmt: skip
+# What a client hears of that has left.
+_LEFT = Response(status_code=499)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Service:
+  """What requests are answered with.
+
+  Attributes:
+    scheduler: which runs.
+    metrics: its.
+    tokenizer: of the pair.
+    defaults, limits: what holds for requests.
+    stuck_seconds: how long a visit to the device may last before the server
+      counts as dead.
+    about: what the page says of the pair.
+  """
+
+  scheduler: Scheduler
+  metrics: Metrics
+  tokenizer: Tokenizer
+  defaults: Defaults
+  limits: Limits
+  stuck_seconds: float = 120.0
+  about: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def application(service: Service) -> Starlette:
+  """The routes of a service."""
+  answering = lambda is_chat: _guarded(
+    lambda request: _answer(service, request, is_chat), service.limits.token
+  )
+  listing = _guarded(lambda request: _models(service), service.limits.token)
+  routes = [
+    Route("/v1/completions", answering(False), methods=["POST"]),
+    Route("/v1/chat/completions", answering(True), methods=["POST"]),
+    Route("/v1/models", listing),
+    Route("/v1/models/{name:path}", listing),
+    Route("/health", _open(lambda: _health(service))),
+    Route("/metrics", _open(lambda: _metrics(service))),
+    Route("/live", _open(lambda: _live(service))),
+    Route("/", _open(lambda: page.response())),
+  ]
+  return Starlette(
+    routes=routes,
+    exception_handlers={HTTPException: _not_here, Exception: _bug},
+  )
+
+
+def _guarded(handler: Callable, token: str | None):
+  """A handler behind the token, whose refusals are OpenAI's errors."""
+
+  async def endpoint(request: Request) -> Response:
+    try:
+      limits.check_token(request, token)
+      found = handler(request)
+      return await found if asyncio.iscoroutine(found) else found
+    except RefusalError as refusal:
+      return _refused(refusal)
+    except ClientDisconnect:
+      return _LEFT
+
+  return endpoint
+
+
+def _open(handler: Callable[[], Response]):
+  """A handler for everybody, which does not wait."""
+
+  async def endpoint(request: Request) -> Response:
+    del request
+    return handler()
+
+  return endpoint
+
+
+def _refused(refusal: RefusalError) -> Response:
+  return JSONResponse(
+    answers.error_body(refusal), refusal.status, refusal.headers
+  )
+
+
+def _not_here(request: Request, error: Exception) -> Response:
+  del request
+  assert isinstance(error, HTTPException)
+  return _refused(
+    RefusalError(
+      str(error.detail),
+      status=error.status_code,
+      headers=dict(error.headers or {}),
+    )
+  )
+
+
+def _bug(request: Request, error: Exception) -> Response:
+  del request, error  # uvicorn writes its traceback
+  return _refused(
+    RefusalError("the server made a mistake", status=500, kind="server_error")
+  )
+
+
+# ----------------------------------------------------------- what is not asked
+
+
+def _models(service: Service) -> Response:
+  one = {
+    "id": service.defaults.model,
+    "object": "model",
+    "created": 0,
+    "owned_by": "specjax",
+    "root": service.defaults.model,
+    "max_model_len": service.defaults.max_length,
+  }
+  return JSONResponse({"object": "list", "data": [one]})
+
+
+def _health(service: Service) -> Response:
+  """200 while the device's thread lives, moves, and takes requests."""
+  scheduler = service.scheduler
+  used, waiting = scheduler.load()
+  stuck = scheduler.stuck()
+  status = "ok"
+  if not scheduler.is_alive():
+    status = "dead"
+  elif stuck > service.stuck_seconds:
+    status = "stuck"
+  elif scheduler.is_closed:
+    status = "draining"
+  return JSONResponse(
+    {
+      "status": status,
+      "slots_used": used,
+      "waiting": waiting,
+      "seconds_in_visit": round(stuck, 3),
+    },
+    200 if status == "ok" else 503,
+  )
+
+
+def _metrics(service: Service) -> Response:
+  return Response(service.metrics.text(), media_type=CONTENT_TYPE)
+
+
+def _live(service: Service) -> Response:
+  used, waiting = service.scheduler.load()
+  return JSONResponse(
+    {
+      **service.about,
+      **service.metrics.live(),
+      "slots_used": used,
+      "waiting": waiting,
+    }
+  )
+
+
+# ------------------------------------------------------------- what is asked
+
+
+async def _answer(service: Service, request: Request, is_chat: bool):
+  begun = time.monotonic()
+  body = await limits.body_of(request, service.limits)
+  # Off the loop: a long prompt is tokenised for a while.
+  ask = await anyio.to_thread.run_sync(
+    lambda: asking.read(
+      body,
+      is_chat=is_chat,
+      tokenizer=service.tokenizer,
+      defaults=service.defaults,
+    )
+  )
+  news: asyncio.Queue[tuple[int, News]] = asyncio.Queue()
+  tickets = _tickets(service, ask, news, begun + service.limits.answer_seconds)
+  answer = Answer(
+    ask, model=service.defaults.model, tokenizer=service.tokenizer
+  )
+  try:
+    service.scheduler.submit(tickets)
+  except FullError:
+    raise _FULL from None
+  except ClosedError:
+    raise _CLOSED from None
+  if ask.stream:
+    return _Stream(service, request, ask, tickets, news, answer)
+  with _cancelled_at_the_end(service, tickets):
+    return await _first(_whole(news, answer), limits.gone(request))
+
+
+def _tickets(
+  service: Service, ask: Ask, news: asyncio.Queue, deadline: float
+) -> list[Ticket]:
+  loop = asyncio.get_running_loop()
+
+  def deliver(index: int) -> Callable[[News], None]:
+    def hear(one: News) -> None:
+      with contextlib.suppress(RuntimeError):  # the loop has ended
+        loop.call_soon_threadsafe(news.put_nowait, (index, one))
+
+    return hear
+
+  # Stop strings are the thread's business too: it ends the row.
+  choices = [
+    (prompt, budget, stream)
+    for prompt, budget in zip(ask.prompts, ask.budgets, strict=True)
+    for stream in range(ask.num_choices)
+  ]
+  return [
+    Ticket(
+      asked=Asked(
+        token_ids=prompt,
+        seed=ask.seed,
+        stream=stream,
+        max_new_tokens=budget,
+        temperature=ask.temperature,
+        top_k=ask.top_k,
+        top_p=ask.top_p,
+        min_p=ask.min_p,
+      ),
+      deliver=deliver(index),
+      watch=stops.watch(service.tokenizer, ask.stop),
+      deadline=deadline,
+      objective=ask.objective,
+      seeded=ask.is_seeded and ask.temperature > 0,
+    )
+    for index, (prompt, budget, stream) in enumerate(choices)
+  ]
+
+
+@contextlib.contextmanager
+def _cancelled_at_the_end(service: Service, tickets: list[Ticket]):
+  """What is not over when nobody hears of it any more is given up."""
+  try:
+    yield
+  finally:
+    service.scheduler.cancel(tickets)
+
+
+async def _whole(news: asyncio.Queue, answer: Answer) -> Response:
+  while not answer.is_over:
+    answer.hear(*await news.get())
+  return JSONResponse(answer.whole())
+
+
+async def _first(work, left) -> Response:
+  """What the work returns, unless the client leaves before."""
+  tasks = [asyncio.ensure_future(work), asyncio.ensure_future(left)]
+  try:
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    return tasks[0].result() if tasks[0].done() else _LEFT
+  finally:
+    for task in tasks:
+      task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _events(
+  ask: Ask, news: asyncio.Queue, answer: Answer
+) -> AsyncIterator[bytes]:
+  try:
+    while not answer.is_over:
+      if chunk := answer.hear(*await news.get()):
+        yield answers.event(chunk)
+    if ask.usage:
+      yield answers.event(answer.usage_chunk())
+    yield answers.LAST_EVENT
+  except RefusalError as refusal:
+    yield answers.event(answers.error_body(refusal))
+
+
+class _Stream(Response):
+  """Events as they come, to a client that takes them."""
+
+  media_type = "text/event-stream"
+
+  def __init__(self, service, request, ask, tickets, news, answer):
+    super().__init__(headers={"Cache-Control": "no-store"})
+    del self.headers["content-length"]
+    self._service, self._request, self._tickets = service, request, tickets
+    self._work = lambda: _events(ask, news, answer)
+
+  async def __call__(self, scope, receive, send) -> None:
+    seconds = self._service.limits.send_seconds
+
+    async def put(message: dict[str, Any]) -> None:
+      async with asyncio.timeout(seconds):
+        await send(message)
+
+    async def work() -> Response:
+      await put(
+        {
+          "type": "http.response.start",
+          "status": 200,
+          "headers": self.raw_headers,
+        }
+      )
+      part = lambda body, more: {
+        "type": "http.response.body", "body": body, "more_body": more,
+      }  # fmt: skip
+      async for data in self._work():
+        await put(part(data, True))
+      await put(part(b"", False))
+      return _LEFT
+
+    with _cancelled_at_the_end(self._service, self._tickets):
+      try:
+        await _first(work(), limits.gone(self._request))
+      except TimeoutError:
+        _log.info("a client takes nothing of what it is sent")

@@ -1,0 +1,122 @@
+"""What a client may take: bytes and time, and who may have an answer at all."""
+
+import asyncio
+import dataclasses
+import hmac
+
+from starlette.requests import ClientDisconnect, Request
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from launch.serving.asking import RefusalError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+  """What holds for every request.
+
+  Attributes:
+    body_bytes: of a request's body.
+    body_seconds: for all of it to come.
+    answer_seconds: from the request to its last token.
+    send_seconds: for a client to take what it is sent.
+    token: the bearer token, or None.
+  """
+
+  body_bytes: int = 1 << 20
+  body_seconds: float = 20.0
+  answer_seconds: float = 600.0
+  send_seconds: float = 60.0
+  token: str | None = None
+
+
+def check_token(request: Request, token: str | None) -> None:
+  """Raises RefusalError unless the request has the token, if there is one.
+
+  The comparison takes as long whatever was sent.
+  """
+  if token is None:
+    return
+  given = request.headers.get("authorization", "")
+  scheme, _, secret = given.partition(" ")
+  same = hmac.compare_digest(
+    secret.strip().encode("utf-8", "surrogateescape"), token.encode()
+  )
+  if scheme.lower() != "bearer" or not same:
+    raise RefusalError(
+      "a bearer token is needed, and it was not this one"
+      if given
+      else "a bearer token is needed",
+      status=401,
+      code="invalid_api_key",
+      headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+async def body_of(request: Request, limits: Limits) -> bytes:
+  """The body of a request.
+
+  Raises:
+    RefusalError: if it is too large, comes too slowly, or is no JSON by its own
+      words: pages of other sites may send anything else here without asking.
+    ClientDisconnect: if the client has gone.
+  """
+  kind = request.headers.get("content-type", "").partition(";")[0].strip()
+  if kind.lower() != "application/json":
+    raise RefusalError(
+      f"Content-Type must be application/json, got {kind[:80]!r}", status=415
+    )
+  too_large = RefusalError(
+    f"the body may have {limits.body_bytes} bytes",
+    status=413,
+    headers={"Connection": "close"},
+  )
+  length = request.headers.get("content-length", "")
+  if length.isdecimal() and int(length[:20]) > limits.body_bytes:
+    raise too_large
+  body = bytearray()
+  try:
+    async with asyncio.timeout(limits.body_seconds):
+      async for part in request.stream():
+        body += part
+        if len(body) > limits.body_bytes:
+          raise too_large
+  except TimeoutError:
+    raise RefusalError(
+      "the body came too slowly", status=408, headers={"Connection": "close"}
+    ) from None
+  return bytes(body)
+
+
+async def gone(request: Request) -> None:
+  """Returns once the client has disconnected; its body must have been read."""
+  try:
+    while (await request.receive())["type"] != "http.disconnect":
+      pass
+  except ClientDisconnect:
+    pass
+
+
+def patient(seconds: float) -> type[H11Protocol]:
+  """The protocol of uvicorn, but a first request must come within a time.
+
+  Between requests uvicorn itself closes connections, but one on which nothing
+  or half of a head ever comes it would keep for ever.
+  """
+
+  class Patient(H11Protocol):
+    def connection_made(self, transport) -> None:
+      super().connection_made(transport)
+      self._head = self.loop.call_later(seconds, self._look)
+
+    def connection_lost(self, exc) -> None:
+      self._head.cancel()
+      super().connection_lost(exc)
+
+    def _look(self) -> None:
+      waits = self.cycle is None or self.cycle.response_complete
+      if waits and self.conn.their_state.__name__ == "IDLE":
+        self.transport.close()
+      else:  # a request is being answered: look at the next one's head
+        self._head = self.loop.call_later(seconds, self._look)
+
+  return Patient

@@ -1,0 +1,263 @@
+"""How deep to draft: objectives first, then goodput. Pure functions of numbers.
+
+A row whose tokens are accepted with probability a emits 1 + a + .. + a^k tokens
+of a round that drafts k for it. What a round takes is measured. With weight w_r
+of each row, depths are chosen for the largest
+
+  sum of w_r E_r(k_r) / seconds(deepest, all fed tokens)
+
+with all weights 1 this is goodput, tokens a second. A row that is later than
+its objective gets a larger weight, as a Lagrange multiplier does, until it
+keeps it or cannot. Depths are set between visits, from rounds that are over, so
+that every lossless rule stays so.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+
+# What a round takes: `(deepest draft, tokens that all rows feed) -> seconds`.
+Cost = Callable[[int, int], float]
+
+_STEPS = 12  # of raising weights
+_POLISHED = 2  # candidates that are made better step by step
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+  """What is known of a row.
+
+  Attributes:
+    acceptance: probability that a drafted token is accepted, if those before it
+      are.
+    objective: seconds a token that it may take, or None.
+  """
+
+  acceptance: float
+  objective: float | None = None
+
+  def tokens(self, depth: int) -> float:
+    """Expected tokens of a round."""
+    if self.acceptance == 1:
+      return depth + 1
+    return (1 - self.acceptance ** (depth + 1)) / (1 - self.acceptance)
+
+
+def seconds_of(depths: Sequence[int], cost: Cost) -> float:
+  """What a round of these depths takes."""
+  return cost(max(depths), sum(depths) + len(depths))
+
+
+def goodput(
+  rows: Sequence[Row],
+  depths: Sequence[int],
+  cost: Cost,
+  weights: Sequence[float] | None = None,
+) -> float:
+  """Tokens a second, each counted with its row's weight."""
+  weights = weights or [1.0] * len(rows)
+  tokens = sum(
+    weight * row.tokens(depth)
+    for row, depth, weight in zip(rows, depths, weights, strict=True)
+  )
+  return tokens / seconds_of(depths, cost)
+
+
+def shortfall(rows: Sequence[Row], depths: Sequence[int], cost: Cost) -> float:
+  """By how much objectives are missed: sum of relative excesses of time."""
+  seconds = seconds_of(depths, cost)
+  return sum(
+    max(0.0, seconds / row.tokens(depth) / row.objective - 1)
+    for row, depth in zip(rows, depths, strict=True)
+    if row.objective is not None
+  )
+
+
+def shared(
+  rows: Sequence[Row],
+  cost: Cost,
+  depth: int,
+  weights: Sequence[float] | None = None,
+) -> list[int]:
+  """The best depth that all rows have.
+
+  Args:
+    rows: at least one.
+    cost: of a round.
+    depth: G, the most.
+    weights: of the rows; by default 1.
+  """
+  return max(
+    ([level] * len(rows) for level in range(depth + 1)),
+    key=lambda depths: goodput(rows, depths, cost, weights),
+  )
+
+
+def ragged(
+  rows: Sequence[Row],
+  cost: Cost,
+  depth: int,
+  weights: Sequence[float] | None = None,
+) -> list[int]:
+  """The best depth of each row.
+
+  With the deepest draft and the number of tokens given, the best are the
+  tokens of the largest weight times survival; survival falls along a row, so
+  that these are whole beginnings of rows. All such choices are compared.
+  """
+  weights = weights or [1.0] * len(rows)
+  best = [0] * len(rows)
+  most = goodput(rows, best, cost, weights)
+  for deepest in range(1, depth + 1):
+    gains = sorted(
+      (
+        (-weight * row.acceptance**level, level, number)
+        for number, (row, weight) in enumerate(zip(rows, weights, strict=True))
+        for level in range(1, deepest + 1)
+      )
+    )
+    depths = [0] * len(rows)
+    tokens, fed, there = sum(weights), len(rows), 0
+    for gain, level, number in gains:
+      depths[number] = level
+      tokens, fed, there = tokens - gain, fed + 1, max(there, level)
+      if (value := tokens / cost(there, fed)) > most:
+        best, most = list(depths), value
+  return best
+
+
+def decide(rows: Sequence[Row], cost: Cost, depth: int) -> list[int]:
+  """Depths that miss objectives least, and of those the best goodput.
+
+  Args:
+    rows: those that are decoded, at least one.
+    cost: of a round.
+    depth: G, the most.
+  """
+  candidates = [[level] * len(rows) for level in range(depth + 1)]
+  weights = [1.0] * len(rows)
+  for _ in range(_STEPS):
+    depths = ragged(rows, cost, depth, weights)
+    candidates.append(depths)
+    seconds = seconds_of(depths, cost)
+    late = [
+      row.objective is not None and seconds / row.tokens(d) > row.objective
+      for row, d in zip(rows, depths, strict=True)
+    ]
+    if not any(late):
+      break
+    weights = [
+      w * (2.0 if is_late else 1.0)
+      for w, is_late in zip(weights, late, strict=True)
+    ]
+  # What differs by less than rounding does not decide.
+  worth = lambda depths: (
+    round(shortfall(rows, depths, cost), 9),
+    -goodput(rows, depths, cost),
+  )
+  unlike = {tuple(depths): worth(depths) for depths in candidates}
+  first = sorted(unlike, key=lambda depths: unlike[depths])[:_POLISHED]
+  return min((_polished(d, worth, depth) for d in first), key=worth)
+
+
+def _polished(
+  depths: Sequence[int],
+  worth: Callable[[Sequence[int]], tuple[float, float]],
+  depth: int,
+) -> list[int]:
+  """Depths that no step of one row makes better (less is better)."""
+  best, least = list(depths), worth(depths)
+  for _ in range(_STEPS):
+    steps = [
+      [*best[:row], best[row] + step, *best[row + 1 :]]
+      for row in range(len(best))
+      for step in (-1, 1)
+      if 0 <= best[row] + step <= depth
+    ]
+    if not steps or (value := worth(found := min(steps, key=worth))) >= least:
+      return best
+    best, least = found, value
+  return best
+
+
+# ----------------------------------------------------- others, for comparison
+
+
+def smartspec(rows: Sequence[Row], cost: Cost, depth: int) -> list[int]:
+  """SmartSpec's: one acceptance for all rows, and a bonus for not drafting."""
+  pooled = sum(row.acceptance for row in rows) / len(rows)
+  pooled = 0.65 if pooled < 0.3 else pooled
+  alike = [Row(acceptance=pooled)] * len(rows)
+  value = lambda level: (
+    goodput(alike, [level] * len(rows), cost) * (1.1 if level == 0 else 1.0)
+  )
+  return [max(range(depth + 1), key=value)] * len(rows)
+
+
+def adaspec(rows: Sequence[Row], cost: Cost, depth: int) -> list[int]:
+  """AdaSpec's gates: draft only if one token pays, and deeper while it does.
+
+  It estimates survival by the draft's own probabilities, which are not known
+  between rounds; here it is estimated as everywhere.
+  """
+  values = [goodput(rows, [k] * len(rows), cost) for k in range(depth + 1)]
+  if depth == 0 or values[1] <= values[0]:
+    return [0] * len(rows)
+  level = 1
+  for before, after in itertools.pairwise(values[1:]):
+    if after < before:
+      break
+    level += 1
+  return [level] * len(rows)
+
+
+POLICIES = {"objectives": decide, "smartspec": smartspec, "adaspec": adaspec}
+
+
+# ----------------------------------------------------------------- estimation
+
+# Rounds after which what was seen counts half as much.
+_HALF_LIFE = 32.0
+# Drafted tokens that what is assumed beforehand counts as.
+_PRIOR_TOKENS = 4.0
+PRIOR = 0.7
+
+
+@dataclasses.dataclass
+class Seen:
+  """Drafted tokens lately.
+
+  Attributes:
+    accepted: of them.
+    tried: accepted ones, and those that were rejected first in their round.
+  """
+
+  accepted: float = 0.0
+  tried: float = 0.0
+
+  def learn(self, counts: Sequence[int], depth: int) -> None:
+    """Takes rounds.
+
+    Args:
+      counts: how many of them accepted 0, 1, .. tokens.
+      depth: how many they drafted; a round that accepted all has rejected none.
+    """
+    rounds = sum(counts)
+    accepted = sum(number * count for number, count in enumerate(counts))
+    rejected = sum(counts[:depth])
+    keep = 0.5 ** (rounds / _HALF_LIFE)
+    self.accepted = keep * self.accepted + accepted
+    self.tried = keep * self.tried + accepted + rejected
+
+  def forget(self) -> None:
+    """Takes a visit that drafted nothing: what is old counts less and less.
+
+    So that drafting is tried again after a while where it did not pay.
+    """
+    keep = 0.5 ** (1 / _HALF_LIFE)
+    self.accepted, self.tried = keep * self.accepted, keep * self.tried
+
+  def estimate(self, prior: float) -> float:
+    """The acceptance, drawn to what is assumed while little was seen."""
+    tokens = self.tried + _PRIOR_TOKENS
+    return (self.accepted + _PRIOR_TOKENS * prior) / tokens

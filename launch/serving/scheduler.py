@@ -1,0 +1,313 @@
+"""The one thread that owns the device: who gets a slot, and how many rounds.
+
+Nothing that it decides changes what a completion is: tokens follow from a
+request's prompt, settings and seed, whatever slot it has, whoever is beside it
+and however many rounds a visit makes.
+"""
+
+import collections
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from launch.serving.control import Control, Report
+from launch.serving.ticket import Finish, News, Ticket
+from specjax.state import StopReason
+
+# Seconds after which an idle thread looks up: for deadlines, and so that
+# processes that wait for it hear from it.
+_IDLE_SECONDS = 2.0
+
+_FINISHES = {
+  StopReason.STOP_TOKEN: Finish.STOP,
+  StopReason.LENGTH: Finish.LENGTH,
+  StopReason.NAN_LOGITS: Finish.NAN,
+}
+
+# How deep each slot may draft, from the tickets in them (None: nobody).
+Depths = Callable[[Sequence[Ticket | None]], Sequence[int]]
+
+
+class FullError(Exception):
+  """The queue has no room."""
+
+
+class ClosedError(Exception):
+  """No more is taken: the server ends, or its loop is dead."""
+
+
+def rounds_of_visit(*, free: int, waiting: int, max_rounds: int) -> int:
+  """How many rounds a visit makes at most, by the load.
+
+  A visit ends with the first row that is done, so that who waits for a slot
+  loses nothing by many rounds. With a free slot somebody may arrive at any
+  moment, and is not kept waiting. With none, rounds bound how old streamed
+  tokens get.
+
+  Args:
+    free: slots that nobody has.
+    waiting: requests in the queue.
+    max_rounds: the most.
+  """
+  if waiting:
+    return max_rounds
+  return 1 if free else max(1, max_rounds // 2)
+
+
+class Scheduler:
+  """A queue, the slots, and the thread between them."""
+
+  def __init__(
+    self,
+    turn: Callable[[Control], Report],
+    *,
+    num_slots: int,
+    depth: int,
+    max_rounds: int,
+    queue_length: int,
+    metrics,
+    depths: Depths | None = None,
+    keeps_in_touch: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+  ):
+    """Starts nothing yet.
+
+    Args:
+      turn: makes a visit, as `slots.Slots.turn`.
+      num_slots: B.
+      depth: G, of the deepest draft.
+      max_rounds: of one visit.
+      queue_length: requests that may wait for a slot.
+      metrics: a `metrics.Metrics`.
+      depths: how deep each row may draft; None: as deep as can be.
+      keeps_in_touch: whether visits are made that do nothing, so that other
+        processes hear from this one.
+      clock: seconds.
+    """
+    self._turn, self._max_rounds = turn, max_rounds
+    self._depth, self._depths = depth, depths
+    self._queue_length, self._metrics = queue_length, metrics
+    self._keeps_in_touch, self._clock = keeps_in_touch, clock
+    self._rows: list[Ticket | None] = [None] * num_slots
+    self._ended = np.zeros(num_slots, bool)
+    self._queue: collections.deque[Ticket] = collections.deque()
+    self._wake = threading.Condition()
+    self._closed = self._stopped = False
+    self._in_visit_since: float | None = None
+    self.error: BaseException | None = None
+    self.when_dead: Callable[[], None] = lambda: None
+    self._thread = threading.Thread(target=self._run, name="device")
+    self._thread.daemon = True
+
+  # ------------------------------------------------------------- other threads
+
+  def start(self) -> None:
+    """Starts the thread."""
+    self._thread.start()
+
+  def submit(self, tickets: Sequence[Ticket]) -> None:
+    """Queues tickets, all or none.
+
+    Raises:
+      FullError: if there is no room for all of them.
+      ClosedError: if nothing is taken any more.
+    """
+    with self._wake:
+      if self._closed or self.error is not None:
+        raise ClosedError
+      free = self._rows.count(None)
+      if len(self._queue) + len(tickets) > self._queue_length + free:
+        raise FullError
+      for ticket in tickets:
+        ticket.arrived = self._clock()
+      self._queue.extend(tickets)
+      self._metrics.waiting(len(self._queue))
+      self._wake.notify()
+
+  def cancel(self, tickets: Sequence[Ticket]) -> None:
+    """Nobody wants these any more; their slots are free with the next visit."""
+    for ticket in tickets:
+      ticket.cancelled.set()
+    with self._wake:
+      self._wake.notify()
+
+  def close(self, *, at_once: bool = False) -> None:
+    """Takes no more, and ends when all that was taken is done, or at once."""
+    with self._wake:
+      self._closed = True
+      self._stopped |= at_once
+      self._wake.notify()
+
+  def join(self, seconds: float | None = None) -> bool:
+    """Waits for the thread's end; whether it has come."""
+    self._thread.join(seconds)
+    return not self._thread.is_alive()
+
+  @property
+  def is_closed(self) -> bool:
+    """Whether no more is taken."""
+    return self._closed
+
+  def stuck(self) -> float:
+    """Seconds since the visit began that is being made; 0 between visits."""
+    since = self._in_visit_since
+    return 0.0 if since is None else self._clock() - since
+
+  def is_alive(self) -> bool:
+    """Whether the thread runs and nothing has broken it."""
+    return self._thread.is_alive() and self.error is None
+
+  def load(self) -> tuple[int, int]:
+    """Slots in use, and requests that wait."""
+    with self._wake:
+      used = len(self._rows) - self._rows.count(None)
+      return used, len(self._queue)
+
+  # ---------------------------------------------------------------- the thread
+
+  def _run(self) -> None:
+    try:
+      while self._waits():
+        self._visit()
+      self._send_last()
+    except BaseException as error:  # all that wait must hear of it
+      self.error = error
+      raise
+    finally:
+      with self._wake:
+        self._closed = True
+        left = [t for t in (*self._rows, *self._queue) if t is not None]
+        self._queue.clear()
+        self._rows = [None] * len(self._rows)
+      self._count()
+      for ticket in left:
+        self._finish(ticket, News(finish=Finish.BROKEN))
+      self.when_dead()
+
+  def _waits(self) -> bool:
+    """Waits for something to do; whether there is any more."""
+    with self._wake:
+      while not self._stopped:
+        if any(self._rows) or self._queue:
+          return True
+        if self._closed:
+          return False
+        if not self._wake.wait(_IDLE_SECONDS) and self._keeps_in_touch:
+          return True
+      return False
+
+  def _send_last(self) -> None:
+    if self._keeps_in_touch:
+      self._turn(self._control([], 0, is_last=True))
+
+  def _visit(self) -> None:
+    now = self._clock()
+    with self._wake:
+      self._drop_unwanted(now)
+      admitted = self._fill(now)
+      waiting = len(self._queue)
+      free = self._rows.count(None)
+    rounds = 0
+    if any(self._rows):
+      rounds = rounds_of_visit(
+        free=free, waiting=waiting, max_rounds=self._max_rounds
+      )
+    elif not (self._keeps_in_touch or self._ended.any()):
+      return
+    control = self._control(admitted, rounds)
+    self._in_visit_since = self._clock()
+    report = self._turn(control)
+    self._in_visit_since = None
+    self._ended[:] = False
+    self._hand_out(report)
+    self._count()
+
+  def _control(self, admitted, rounds, is_last=False) -> Control:
+    depths = [self._depth] * len(self._rows)
+    if self._depths is not None:
+      depths = list(self._depths(self._rows))
+    return Control(
+      admissions=admitted,
+      ended=self._ended.copy(),
+      max_depth=np.array(depths, np.int32),
+      rounds=rounds,
+      is_last=is_last,
+    )
+
+  def _drop_unwanted(self, now: float) -> None:
+    """Ends what was cancelled or is late, in the slots and in the queue."""
+
+    def verdict(ticket):
+      if ticket.cancelled.is_set():
+        return Finish.CANCELLED
+      late = ticket.deadline is not None and now >= ticket.deadline
+      return Finish.LATE if late else None
+
+    for row, ticket in enumerate(self._rows):
+      if ticket is not None and (why := verdict(ticket)):
+        self._rows[row] = None
+        self._ended[row] = True
+        self._finish(ticket, News(finish=why))
+    kept: collections.deque[Ticket] = collections.deque()
+    for ticket in self._queue:
+      if why := verdict(ticket):
+        self._finish(ticket, News(finish=why))
+      else:
+        kept.append(ticket)
+    self._queue = kept
+
+  def _fill(self, now: float):
+    """Gives free slots to who waits longest."""
+    admitted = []
+    for row, ticket in enumerate(self._rows):
+      if ticket is None and self._queue:
+        ticket = self._queue.popleft()
+        ticket.began = now
+        self._rows[row], self._ended[row] = ticket, False
+        admitted.append((row, ticket.asked))
+        self._metrics.began(ticket)
+    self._count()
+    return admitted
+
+  def _count(self) -> None:
+    self._metrics.waiting(len(self._queue))
+    self._metrics.running(len(self._rows) - self._rows.count(None))
+
+  def _hand_out(self, report: Report) -> None:
+    now = self._clock()
+    self._metrics.visited(report)
+    for row, ticket in enumerate(self._rows):
+      if ticket is None:
+        continue
+      self._metrics.worked(ticket, report, row)
+      count = int(report.length[row] - report.start[row])
+      reason = StopReason(int(report.reason[row]))
+      finish, cut = _FINISHES.get(reason), False
+      ids = report.tokens[row, :count].tolist()
+      if ticket.watch is not None and ids:
+        stand = ticket.watch(ids)
+        if stand is not None:
+          count, finish, cut = stand, Finish.STOP, True
+      if count:
+        self._metrics.emitted(ticket, count, now)
+      if finish is not None:
+        self._rows[row] = None
+        self._ended[row] = reason == StopReason.RUNNING
+      if count or finish is not None:
+        news = News(
+          token_ids=ids[:count],
+          origins=report.origins[row, :count].tolist(),
+          log_probs=report.log_probs[row, :count].tolist(),
+          finish=finish,
+          cut=cut,
+        )
+        if finish is not None:
+          self._finish(ticket, news)
+        else:
+          ticket.deliver(news)
+
+  def _finish(self, ticket: Ticket, news: News) -> None:
+    self._metrics.finished(ticket, news.finish, self._clock())
+    ticket.deliver(news)

@@ -1,0 +1,76 @@
+"""Tokens become text as they come: whole characters, and no stop string.
+
+What is held back is what might become another text: the first bytes of a
+character, and what a stop string may begin with.
+"""
+
+from collections.abc import Sequence
+
+from tokenizers.decoders import DecodeStream
+
+from models.tokenizers import Tokenizer
+
+
+class Reader:
+  """The text of one completion. Together its pieces are `stops.text_of`'s.
+
+  Attributes:
+    token_ids: of the completion so far.
+    sent: the text that was given out.
+  """
+
+  def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()):
+    """Nothing is read yet.
+
+    Args:
+      tokenizer: of the pair.
+      stop: texts before the first of which the text ends.
+    """
+    self._tokenizer, self._stop = tokenizer, tuple(stop)
+    self._stream = DecodeStream(skip_special_tokens=True)
+    self._whole = ""  # characters that are
+    self.token_ids: list[int] = []
+    self.sent = ""
+
+  def read(self, token_ids: Sequence[int]) -> str:
+    """Takes tokens; the text that is certain with them, perhaps none."""
+    self.token_ids += token_ids
+    for token in token_ids:
+      self._whole += self._stream.step(self._tokenizer.backend, token) or ""
+    end = len(self._whole) - self._begun(self._whole)
+    return self._give(self._whole[:end])
+
+  def finish(self, *, cut: bool) -> str:
+    """The rest of the text.
+
+    Args:
+      cut: whether a stop string ended it.
+    """
+    text = self._tokenizer.decode(self.token_ids)
+    if cut:
+      found = [at for x in self._stop if (at := text.find(x)) >= 0]
+      text = text[: min(found, default=len(text))]
+    return self._give(text)
+
+  def _begun(self, text: str) -> int:
+    """Characters at the end of a text that a stop string may begin with."""
+    most = 0
+    for stop in self._stop:
+      if stop in text:  # it is about to end there
+        return len(text) - min(text.find(x) for x in self._stop if x in text)
+      for count in range(min(len(stop) - 1, len(text)), most, -1):
+        if text.endswith(stop[:count]):
+          most = count
+          break
+    return most
+
+  def _give(self, text: str) -> str:
+    new = text[len(self.sent) :]
+    self.sent += new
+    return new
+
+
+def name_of(tokenizer: Tokenizer, token: int) -> tuple[str, list[int]]:
+  """A token's text, special ones too, and its bytes."""
+  text = tokenizer.backend.decode([token], skip_special_tokens=False)
+  return text, list(text.encode("utf-8", "surrogatepass"))

@@ -1,0 +1,83 @@
+"""A completion on its way: what was asked, who hears of it, how far it is."""
+
+import dataclasses
+import enum
+import threading
+from collections.abc import Callable, Sequence
+
+from launch.serving.control import Asked
+from specjax.endings import Watch
+
+
+class Finish(enum.Enum):
+  """Why a completion ended; the values are OpenAI's words where it has one."""
+
+  STOP = "stop"
+  LENGTH = "length"
+  CANCELLED = "cancelled"
+  NAN = "nan"
+  LATE = "late"
+  BROKEN = "broken"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class News:
+  """What a visit brought one completion.
+
+  Attributes:
+    token_ids: new ones.
+    origins: an `Origin` for each.
+    log_probs: the target's own of each.
+    finish: why it ended with them, or None.
+    cut: whether it ended in the middle of its text, with a stop string.
+  """
+
+  token_ids: Sequence[int] = ()
+  origins: Sequence[int] = ()
+  log_probs: Sequence[float] = ()
+  finish: Finish | None = None
+  cut: bool = False
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class Ticket:
+  """One completion that was asked for. The scheduler's thread changes it.
+
+  Attributes:
+    asked: what is decoded.
+    deliver: hears the `News`, on the scheduler's thread, and must not wait.
+    watch: looks at new tokens and may end it (`specjax.endings`), or None.
+    deadline: when it ends whatever it has, by the scheduler's clock, or None.
+    objective: seconds a token that it may take, or None.
+    seeded: whether its tokens must follow from its seed, so that how deep it
+      is drafted for may not change them.
+    arrived, began, first, last: when it was queued, admitted, and emitted its
+      first and its newest tokens.
+    num_tokens: emitted.
+    calls, drafted, accept_counts: see `specjax.state.Counters`, as of the last
+      visit.
+    learned: `accept_counts` when `objectives` last looked.
+    accepted, tried: drafted tokens lately, see `objectives.Seen`.
+    cancelled: set, by any thread, if nobody wants it any more.
+  """
+
+  asked: Asked
+  deliver: Callable[[News], None]
+  watch: Watch | None = None
+  deadline: float | None = None
+  objective: float | None = None
+  seeded: bool = False
+  arrived: float = 0.0
+  began: float | None = None
+  first: float | None = None
+  last: float | None = None
+  num_tokens: int = 0
+  calls: int = 0
+  drafted: int = 0
+  accept_counts: list[int] = dataclasses.field(default_factory=list)
+  learned: list[int] = dataclasses.field(default_factory=list)
+  accepted: float = 0.0
+  tried: float = 0.0
+  cancelled: threading.Event = dataclasses.field(
+    default_factory=threading.Event
+  )

@@ -1,0 +1,71 @@
+"""docs/serving.md: its lines work as they are printed."""
+
+import json
+import pathlib
+import re
+import subprocess
+
+import pytest
+import served
+from absl import flags
+
+from launch import load_test, serve
+from launch.serving import asking
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+_ROOT = pathlib.Path(__file__).parents[3]
+_PAGE = (_ROOT / "docs" / "serving.md").read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def address(quick_to_compile):
+  with served.http_service(served.text_slots()) as (_, found):
+    yield found
+
+
+def lines():
+  (block,) = re.findall(r"```bash\n(.*?)```", _PAGE, re.DOTALL)
+  return block.strip().split("\n\n")
+
+
+def test_curl_lines_are_answered(address):
+  """As printed, but for the port."""
+  found = lines()
+  assert len(found) == 6
+  for line in found:
+    assert "localhost:8000" in line
+    line = line.replace("http://localhost:8000", address)
+    line = line.replace("localhost:8000", address)
+    done = subprocess.run(
+      ["bash", "-c", line.replace("curl ", "curl -sS --fail ", 1)],
+      capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, (line, done.stderr, done.stdout)
+    if "metrics" in line:
+      assert "vllm:spec_decode_num_drafts_total" in done.stdout
+    elif "stream" in line:
+      events = done.stdout.strip().split("\n\n")
+      assert events[-1] == "data: [DONE]"
+      usage = json.loads(events[-2].removeprefix("data: "))["usage"]
+      assert 0 < usage["completion_tokens"] <= 48
+    else:
+      answer = json.loads(done.stdout)
+      assert answer.keys() & {"choices", "data", "status"}
+      if '"n": 2' in line:
+        assert len(answer["choices"]) == 4
+
+
+def test_the_page_names_what_the_server_has():
+  """Every metric and field, and no flag that the command does not read."""
+  for name in asking._COMPLETION | asking._CHAT:
+    if name != "model":
+      assert f"`{name}`" in _PAGE or f"`{name}." in _PAGE, name
+  read = {
+    flag.name
+    for command in (serve, load_test)
+    for flag in flags.FLAGS.get_key_flags_for_module(command.__name__)
+  }
+  named = set(re.findall(r"--(\w+)", _PAGE)) - {"config"}
+  assert named <= read
+  assert len(named) > 12

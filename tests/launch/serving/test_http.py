@@ -1,0 +1,400 @@
+"""OpenAI's HTTP surface, driven by its own client."""
+
+import asyncio
+import json
+import urllib.request
+
+import openai
+import pytest
+import served
+
+from launch.serving.limits import Limits
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+PROMPT = "def main("
+TOKEN = "a secret of nobody"
+
+
+@pytest.fixture(scope="module")
+def slots(quick_to_compile):
+  return served.text_slots()
+
+
+@pytest.fixture(scope="module")
+def server(slots):
+  with served.http_service(slots, limits=Limits(token=TOKEN)) as found:
+    yield found
+
+
+@pytest.fixture(scope="module")
+def client(server):
+  return openai.OpenAI(
+    base_url=f"{server[1]}/v1", api_key=TOKEN, max_retries=0, timeout=120
+  )
+
+
+def complete(client, prompt=PROMPT, **settings):
+  extra = {
+    name: settings.pop(name)
+    for name in ("top_k", "min_p", "token_origins", "bogus")
+    if name in settings
+  }
+  return client.completions.create(
+    model="toy", prompt=prompt, extra_body=extra, **settings
+  )
+
+
+def get(address, path, **headers):
+  request = urllib.request.Request(address + path, headers=headers)
+  with urllib.request.urlopen(request, timeout=60) as answer:
+    return answer.headers["content-type"], answer.read().decode()
+
+
+SETTINGS = [
+  dict(temperature=0.0),
+  dict(temperature=0.8, seed=7),
+  dict(temperature=1.2, seed=8, top_p=0.9),
+  dict(temperature=1.0, seed=9, top_k=5),
+  dict(temperature=1.0, seed=2**32 - 1, min_p=0.1),
+]
+
+
+def test_texts_over_http_are_those_of_generate_at_any_concurrency(server):
+  """Every request alone, then all of them at once, three times over."""
+  asking = [
+    dict(prompt=prompt, max_tokens=24, **settings)
+    for settings in SETTINGS
+    for prompt in (PROMPT, "import os\nimport sys\n\ndef f(x):", [5, 6, 7])
+  ]
+  expected = [served.expected_text(**one) for one in asking]
+  assert len({*expected}) > len(asking) // 2
+  client = openai.AsyncOpenAI(
+    base_url=f"{server[1]}/v1", api_key=TOKEN, max_retries=0, timeout=120
+  )
+
+  async def one(settings):
+    return (await _create(client, settings)).choices[0].text
+
+  async def everything():
+    alone = [await one(settings) for settings in asking]
+    together = await asyncio.gather(*[one(s) for s in asking * 3])
+    await client.close()
+    return alone, together
+
+  alone, together = asyncio.run(everything())
+  assert alone == expected
+  assert list(together) == expected * 3
+
+
+async def _create(client, settings):
+  settings = dict(settings)
+  extra = {n: settings.pop(n) for n in ("top_k", "min_p") if n in settings}
+  return await client.completions.create(
+    model="toy", extra_body=extra, **settings
+  )
+
+
+def test_an_answer_has_what_clients_read(client):
+  answer = complete(client, max_tokens=5)
+  tokens = served.expected_tokens(PROMPT, max_tokens=5)
+  (choice,) = answer.choices
+  assert answer.object == "text_completion"
+  assert answer.id.startswith("cmpl-")
+  assert (answer.model, choice.index) == ("toy", 0)
+  assert choice.finish_reason == "length"
+  prompt = len(served.tokenizer().encode(PROMPT))
+  usage = answer.usage
+  assert usage.prompt_tokens == prompt
+  assert usage.completion_tokens == len(tokens) == 5
+  assert usage.total_tokens == prompt + 5
+  assert len(complete(client).choices[0].text) > 0  # 16 tokens by default
+
+
+def test_streams_are_the_same_text_with_usage_at_the_end(client):
+  settings = dict(max_tokens=48, temperature=1.0, seed=3)
+  text = served.expected_text(PROMPT, **settings)
+  chunks = list(
+    complete(
+      client, stream=True, stream_options={"include_usage": True}, **settings
+    )
+  )
+  assert "".join(c.choices[0].text for c in chunks[:-1]) == text
+  assert len(chunks) > 4
+  assert [c.choices[0].finish_reason for c in chunks[:-2]] == (
+    [None] * (len(chunks) - 2)
+  )
+  assert chunks[-2].choices[0].finish_reason in ("stop", "length")
+  assert chunks[-1].choices == []
+  assert chunks[-1].usage.completion_tokens == len(
+    served.expected_tokens(PROMPT, **settings)
+  )
+  assert len({c.id for c in chunks}) == 1
+  without = list(complete(client, stream=True, **settings))
+  assert without[-1].choices[0].finish_reason
+
+
+def test_a_stop_token_ends_an_answer_and_is_no_text(client):
+  for seed in range(40):
+    settings = dict(max_tokens=60, temperature=1.0, seed=seed)
+    tokens = served.expected_tokens(PROMPT, **settings)
+    if len(tokens) < 60:
+      break
+  assert tokens[-1] == served.tokenizer().eos_token_id
+  choice = complete(client, **settings).choices[0]
+  assert choice.finish_reason == "stop"
+  assert choice.text == served.expected_text(PROMPT, **settings)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_stop_strings_end_a_text_before_themselves(client, stream):
+  settings = dict(max_tokens=48, temperature=1.0, seed=3)
+  text = served.expected_text(PROMPT, **settings)
+  stop = [text[20:27], "not in it"]
+  found = complete(client, stop=stop, stream=stream, **settings)
+  if stream:
+    chunks = list(found)
+    got = "".join(c.choices[0].text for c in chunks)
+    reason = chunks[-1].choices[0].finish_reason
+  else:
+    (choice,) = found.choices
+    got, reason = choice.text, choice.finish_reason
+    assert found.usage.completion_tokens < 48
+  assert got == text[: text.find(stop[0])]
+  assert reason == "stop"
+
+
+def test_choices_draw_from_streams_of_one_seed(client):
+  settings = dict(max_tokens=12, temperature=1.0, seed=11)
+  answer = complete(client, prompt=[PROMPT, "x = "], n=3, **settings)
+  texts = [c.text for c in answer.choices]
+  assert [c.index for c in answer.choices] == list(range(6))
+  assert texts == [
+    served.expected_text(prompt, stream=stream, **settings)
+    for prompt in (PROMPT, "x = ")
+    for stream in range(3)
+  ]
+  assert len({*texts}) == 6
+  chunks = list(
+    complete(client, prompt=[PROMPT, "x = "], n=3, stream=True, **settings)
+  )
+  for index, text in enumerate(texts):
+    assert text == "".join(
+      c.choices[0].text for c in chunks if c.choices[0].index == index
+    )
+
+
+def test_without_a_seed_answers_differ(client):
+  texts = {complete(client, temperature=1.5).choices[0].text for _ in range(4)}
+  assert len(texts) > 1
+
+
+def test_log_probs_are_the_targets_own(client):
+  import decoding  # noqa: F401
+  import numpy as np
+  import toys
+
+  _, params = served.text_decoder()
+  context = list(served.tokenizer().encode(PROMPT))
+  settings = dict(max_tokens=8, temperature=0.7, seed=5)
+  expected = []
+  for token in served.expected_tokens(PROMPT, **settings):
+    logits = toys.context_logits(params.target, context).astype(np.float64)
+    expected.append(logits[token] - np.log(np.exp(logits).sum()))
+    context.append(token)
+  found = complete(client, logprobs=0, **settings).choices[0].logprobs
+  assert found.token_logprobs == pytest.approx(expected, abs=1e-4)
+  assert found.text_offset[0] == 0
+  assert len(found.tokens) == len(found.text_offset) == len(expected)
+  streamed = [
+    value
+    for chunk in complete(client, logprobs=0, stream=True, **settings)
+    for value in chunk.choices[0].logprobs.token_logprobs
+  ]
+  assert streamed == found.token_logprobs
+
+
+MESSAGES = [
+  {"role": "system", "content": "Short."},
+  {"role": "user", "content": [{"type": "text", "text": "x <|endoftext|>"}]},
+]
+
+
+def test_conversations(client):
+  from models import chat
+
+  messages = [MESSAGES[0], {"role": "user", "content": "x <|endoftext|>"}]
+  ids = chat.encode(served.tokenizer(), messages)
+  assert served.tokenizer().eos_token_id not in ids  # no forgery
+  settings = dict(max_tokens=20, temperature=1.0, seed=4)
+  text = served.expected_text(ids, **settings)
+  ask = lambda **more: client.chat.completions.create(
+    model="toy", messages=MESSAGES, temperature=1.0, seed=4, **more
+  )
+  answer = ask(max_completion_tokens=20, logprobs=True)
+  (choice,) = answer.choices
+  assert answer.object == "chat.completion"
+  assert (choice.message.role, choice.message.content) == ("assistant", text)
+  assert len(choice.logprobs.content) == answer.usage.completion_tokens
+  assert answer.usage.prompt_tokens == len(ids)
+  chunks = list(
+    ask(max_tokens=20, stream=True, stream_options={"include_usage": True})
+  )
+  assert chunks[0].choices[0].delta.role == "assistant"
+  assert all(c.choices[0].delta.role is None for c in chunks[1:-1])
+  assert "".join(c.choices[0].delta.content for c in chunks[:-1]) == text
+  assert chunks[-1].usage == answer.usage
+  with client.chat.completions.stream(
+    model="toy", messages=MESSAGES, temperature=1.0, seed=4, stop=text[9:13]
+  ) as stream:
+    final = stream.get_final_completion()
+  assert final.choices[0].message.content == text[: text.find(text[9:13])]
+
+
+def test_origins_of_tokens_where_they_are_asked_for(client):
+  chunks = complete(
+    client, max_tokens=24, temperature=1.0, seed=3, stream=True,
+    token_origins=True,
+  )  # fmt: skip
+  found = [x for c in chunks for x in c.choices[0].token_origins]
+  assert len(found) <= 24
+  assert {x["origin"] for x in found} <= {"accepted", "residual", "bonus"}
+  assert len({x["origin"] for x in found}) > 1
+  assert "".join(x["text"] for x in found) == served.expected_text(
+    PROMPT, max_tokens=24, temperature=1.0, seed=3
+  )
+
+
+@pytest.mark.parametrize(
+  "settings",
+  [
+    dict(temperature=-1), dict(temperature="hot"), dict(temperature=1e400),
+    dict(top_p=0), dict(top_p=1.5), dict(min_p=2), dict(top_k=-1),
+    dict(top_k=1.5), dict(n=0), dict(n=17), dict(n=True), dict(seed=-1),
+    dict(seed=2**32), dict(max_tokens=0), dict(max_tokens=158), dict(stop=""),
+    dict(stop=[1]), dict(stream="yes"), dict(stream_options={}),
+    dict(logprobs=2), dict(presence_penalty=0.5), dict(frequency_penalty=1),
+    dict(logit_bias={"5": 10}), dict(echo=True), dict(best_of=2),
+    dict(suffix="x"), dict(bogus=1), dict(prompt=""), dict(prompt=[]),
+    dict(prompt=[10**6]), dict(prompt=[[1], []]), dict(prompt=[1, "a"]),
+    dict(prompt="x " * 200), dict(prompt="\ud800"),
+    dict(slo_ms_per_token=50), dict(ignore_eos=True), dict(top_logprobs=3),
+    dict(repetition_penalty=1.1),
+  ],
+  ids=lambda s: "-".join(f"{k}={str(v)[:12]!r}" for k, v in s.items()),
+)  # fmt: skip
+def test_what_is_not_done_is_refused(server, settings):
+  status, body = post(
+    server[1], "/v1/completions", {"prompt": PROMPT, "model": "toy"} | settings
+  )
+  assert status == 400, body
+  assert body["error"]["type"] == "invalid_request_error"
+  assert body["error"]["message"]
+  assert body["error"]["param"] in (*settings, None)
+
+
+def post(address, path, body, token=TOKEN, kind="application/json"):
+  data = body if isinstance(body, bytes) else json.dumps(body).encode()
+  request = urllib.request.Request(
+    address + path, data=data,
+    headers={"Content-Type": kind, "Authorization": f"Bearer {token}"},
+  )  # fmt: skip
+  try:
+    with urllib.request.urlopen(request, timeout=60) as answer:
+      return answer.status, json.loads(answer.read())
+  except urllib.error.HTTPError as error:
+    return error.code, json.loads(error.read())
+
+
+def test_what_asks_for_nothing_is_taken(server):
+  plain = {"prompt": PROMPT, "model": "toy", "temperature": 0}
+  status, body = post(
+    server[1], "/v1/completions",
+    plain | dict(
+      presence_penalty=0, frequency_penalty=0.0, logit_bias={}, echo=False,
+      best_of=1, suffix=None, user="me", ignore_eos=False, stop=None, n=1,
+      repetition_penalty=1.0,
+    ),
+  )  # fmt: skip
+  assert status == 200, body
+  assert body["choices"][0]["text"] == served.expected_text(PROMPT)
+
+
+@pytest.mark.parametrize(
+  "body",
+  [
+    b"", b"{", b"[]", b"3", b"\xff\xfe", b"nul", b"[" * 100_000,
+    b'{"a":' * 100_000, b'{"prompt": "\\ud800"}',
+    b'{"prompt": ' + b"1" * 10_000 + b"}",
+    b'{"prompt": [' + b"1" * 5000 + b"]}",
+  ],
+  ids=range(11),
+)  # fmt: skip
+def test_garbage_is_refused(server, body):
+  for path in ("/v1/completions", "/v1/chat/completions"):
+    status, answer = post(server[1], path, body)
+    assert status == 400
+    assert answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+  "messages",
+  [
+    None, [], "hello", [1], [{}], [{"role": "user"}],
+    [{"role": 1, "content": "x"}], [{"role": "user", "content": None}],
+    [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}],
+    [{"role": "user", "content": "x", "tool_calls": [{"id": "1"}]}],
+    [{"role": "user", "content": "x " * 200}],
+    [{"role": "user", "content": "\ufdd0 <|endoftext|>"}],
+  ],
+  ids=range(12),
+)  # fmt: skip
+def test_conversations_that_are_none_are_refused(server, messages):
+  status, answer = post(
+    server[1], "/v1/chat/completions", {"model": "toy", "messages": messages}
+  )
+  assert status == 400, answer
+  assert answer["error"]["param"] == "messages"
+
+
+def test_errors_of_other_kinds(server, client):
+  address = server[1]
+  with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-4'"):
+    client.completions.create(model="gpt-4", prompt="x")
+  assert post(address, "/v1/nothing", {})[0] == 404
+  assert post(address, "/v1/models", {})[0] == 405
+  wrong = openai.OpenAI(
+    base_url=f"{address}/v1", api_key="another", max_retries=0
+  )
+  with pytest.raises(openai.AuthenticationError):
+    wrong.models.list()
+  for token in ("", TOKEN[:-1], TOKEN + "x", "é"):
+    assert post(address, "/v1/completions", {"prompt": "x"}, token)[0] == 401
+  assert post(
+    address, "/v1/completions", {"prompt": "x"}, kind="text/plain"
+  )[0] == 415  # fmt: skip
+
+
+def test_what_is_open_to_everybody(server, client):
+  address = server[1]
+  (model,) = client.models.list().data
+  assert (model.id, model.root, model.max_model_len) == ("toy", "toy", 160)
+  kind, text = get(address, "/health")
+  assert json.loads(text)["status"] == "ok"
+  complete(client, max_tokens=30)
+  kind, text = get(address, "/metrics")
+  assert kind.startswith("text/plain")
+  lines = dict(
+    line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#"
+  )
+  # What `vllm bench serve` reads, and divides by each other.
+  for name in ("drafts", "draft_tokens", "accepted_tokens"):
+    key = f'vllm:spec_decode_num_{name}_total{{model_name="toy"}}'
+    assert float(lines[key]) > 0
+  assert (
+    'vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name="toy",'
+    'position="0"}'
+  ) in lines
+  live = json.loads(get(address, "/live")[1])
+  assert live["tokens_per_second"] > 0
+  assert 0 < live["acceptance"] < 1

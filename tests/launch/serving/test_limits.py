@@ -1,0 +1,311 @@
+"""Clients that are rude, slow or gone: nothing leaks, others' texts stand."""
+
+import asyncio
+import dataclasses
+import json
+import random
+import socket
+import threading
+import time
+
+import pytest
+import served
+
+from launch.serving import http
+from launch.serving.limits import Limits
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+
+@pytest.fixture(scope="module")
+def slots(quick_to_compile):
+  return served.text_slots()
+
+
+def head_of(path, length, more=""):
+  return (
+    f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    f"Content-Length: {length}\r\n{more}\r\n"
+  ).encode()
+
+
+def request_of(body, path="/v1/completions", more="Connection: close\r\n"):
+  data = json.dumps(body).encode()
+  return head_of(path, len(data), more) + data
+
+
+def connect(address):
+  host, port = address.removeprefix("http://").split(":")
+  found = socket.create_connection((host, int(port)), timeout=60)
+  return found
+
+
+def all_of(connection):
+  data = b""
+  while part := connection.recv(1 << 16):
+    data += part
+  return data
+
+
+def answer_of(address, body, **more):
+  """Status and JSON of one request on a connection of its own."""
+  with connect(address) as connection:
+    connection.sendall(request_of(body, **more))
+    return parsed(all_of(connection))
+
+
+def parsed(data):
+  head, _, body = data.partition(b"\r\n\r\n")
+  return int(head.split()[1]), json.loads(body)
+
+
+def is_idle(service):
+  return service.scheduler.load() == (0, 0)
+
+
+class Slowly:
+  """Visits that take a while, so that clients can leave in the middle."""
+
+  def __init__(self, slots, seconds=0.03):
+    self.slots, self.seconds = slots, seconds
+
+  def __call__(self, control):
+    time.sleep(self.seconds)
+    return self.slots.turn(control)
+
+
+@pytest.fixture(scope="module")
+def server(slots):
+  limits = Limits(body_bytes=2000, body_seconds=0.5, send_seconds=2.0)
+  with served.http_service(
+    slots, Slowly(slots), limits=limits, head_seconds=0.5, queue_length=4
+  ) as found:
+    yield found
+
+
+@pytest.fixture
+def expected():
+  return served.expected_text(**served.long_request())
+
+
+def test_bodies_are_bounded_also_where_no_length_is_said(server):
+  address = server[1]
+  status, body = answer_of(address, {"prompt": "x " * 2000})
+  assert (status, body["error"]["message"]) == (
+    413,
+    "the body may have 2000 bytes",
+  )
+  with connect(address) as connection:
+    connection.sendall(
+      b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: "
+      b"application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    for _ in range(30):
+      connection.sendall(b"64\r\n" + b" " * 100 + b"\r\n")
+    assert parsed(all_of(connection))[0] == 413
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(server):
+  with connect(server[1]) as connection:
+    connection.sendall(head_of("/v1/completions", 100) + b'{"prompt":')
+    assert parsed(all_of(connection))[0] == 408
+
+
+@pytest.mark.parametrize(
+  "start", [b"", b"POST /v1/compl", b"GET / HTTP/1.1\r\n"]
+)
+def test_a_head_that_does_not_come_is_not_waited_for(server, start):
+  with connect(server[1]) as connection:
+    connection.sendall(start)
+    assert all_of(connection) == b""
+
+
+def test_no_more_than_the_queue_holds_wait(server, expected):
+  """Three slots and four places: of twelve requests, seven are answered."""
+  address = server[1]
+  found = []
+  threads = [
+    threading.Thread(
+      target=lambda: found.append(answer_of(address, served.long_request()))
+    )
+    for _ in range(12)
+  ]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join(served.PATIENCE)
+  by_status = sorted(status for status, _ in found)
+  assert by_status[0] == 200
+  assert by_status[-1] == 429
+  assert by_status.count(200) >= 7
+  assert {*by_status} == {200, 429}
+  for status, body in found:
+    if status == 200:
+      assert body["choices"][0]["text"] == expected
+    else:
+      assert body["error"]["code"] == "rate_limit_exceeded"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_leaves_frees_the_slot(server, stream):
+  service, address = server
+  cancelled = lambda: service.metrics.registry.get_sample_value(
+    "vllm:request_failure_total",
+    {"model_name": "toy", "reason": "cancelled"},
+  )
+  before = cancelled()
+  connections = [connect(address) for _ in range(5)]
+  for connection in connections:
+    connection.sendall(request_of(served.long_request() | {"stream": stream}))
+  served.until(lambda: service.scheduler.load() == (3, 2))
+  for connection in connections:
+    connection.close()
+  served.until(lambda: is_idle(service))
+  assert cancelled() == before + 5
+
+
+def test_an_answer_that_takes_too_long_ends(slots):
+  limits = Limits(answer_seconds=0.3)
+  with served.http_service(slots, Slowly(slots, 0.1), limits=limits) as found:
+    service, address = found
+    status, body = answer_of(address, served.long_request())
+    assert (status, body["error"]["code"]) == (408, "timeout")
+    with connect(address) as connection:
+      connection.sendall(request_of(served.long_request() | {"stream": True}))
+      data = all_of(connection)
+    assert b'"code": "timeout"' in data
+    assert b"[DONE]" not in data
+    served.until(lambda: is_idle(service))
+
+
+@pytest.mark.filterwarnings(
+  "ignore::pytest.PytestUnhandledThreadExceptionWarning"
+)
+def test_a_dead_loop_is_said_and_nobody_waits(slots):
+  calls = []
+
+  def turn(control):
+    calls.append(control)
+    if len(calls) > 3:
+      raise RuntimeError("the device is gone")
+    return slots.turn(control)
+
+  with served.http_service(slots, turn) as (service, address):
+    service.scheduler.when_dead = lambda: None  # it would end the server
+    status, body = answer_of(address, served.long_request())
+    assert (status, body["error"]["code"]) == (503, "unavailable")
+    assert answer_of(address, served.long_request())[0] == 503
+    with connect(address) as connection:
+      connection.sendall(
+        b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+      )
+      status, health = parsed(all_of(connection))
+    assert (status, health["status"]) == (503, "dead")
+
+
+def test_a_stuck_device_is_no_healthy_one(slots):
+  release = threading.Event()
+
+  def turn(control):
+    release.wait(served.PATIENCE)
+    return slots.turn(control)
+
+  with served.http_service(slots, turn) as (service, address):
+    impatient = dataclasses.replace(service, stuck_seconds=0.05)
+    thread = threading.Thread(
+      target=lambda: answer_of(address, served.long_request())
+    )
+    thread.start()
+    served.until(lambda: service.scheduler.stuck() > 0.05)
+    assert json.loads(http._health(impatient).body)["status"] == "stuck"
+    assert json.loads(http._health(service).body)["status"] == "ok"
+    release.set()
+    thread.join(served.PATIENCE)
+
+
+GARBAGE = [
+  b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"GET", b"\r\n" * 500,
+  b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+  b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
+  b"Content-Type: application/json\r\n\r\nzz\r\n",
+  b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\n\r\n",
+  b"\x00" * 4096,
+]  # fmt: skip
+
+
+async def _rude(address, rng):
+  """Does one thing that a client should not."""
+  host, port = address.removeprefix("http://").split(":")
+  reader, writer = await asyncio.open_connection(host, int(port))
+  what = rng.randrange(6)
+  body = served.long_request() | {
+    "seed": rng.randrange(100),
+    "stream": rng.random() < 0.5,
+  }
+  try:
+    if what == 0:
+      writer.write(rng.choice(GARBAGE))
+    elif what == 1:  # half a request
+      data = request_of(body)
+      writer.write(data[: rng.randrange(1, len(data))])
+    elif what == 2:  # slow reads
+      writer.write(request_of(body))
+      for _ in range(rng.randrange(5)):
+        await reader.read(10)
+        await asyncio.sleep(rng.random() * 0.1)
+    elif what == 3:
+      writer.write(request_of(rng.choice([[], 3, {"prompt": 1}, {"n": 99}])))
+    else:
+      writer.write(request_of(body))
+    await writer.drain()
+    await asyncio.sleep(rng.random() * 0.3)
+    if what == 5:  # no goodbye
+      writer.transport.abort()
+  except OSError:
+    pass
+  finally:
+    writer.close()
+
+
+async def _polite(address, seed):
+  host, port = address.removeprefix("http://").split(":")
+  body = dict(prompt="x = ", max_tokens=40, temperature=1.0, seed=seed)
+  while True:
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(request_of(body))
+    status, answer = parsed(await asyncio.wait_for(reader.read(), 100))
+    writer.close()
+    if status == 200:
+      return answer["choices"][0]["text"]
+    assert status == 429
+    await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+  "clients", [30, pytest.param(200, marks=pytest.mark.heavy)]
+)
+def test_rude_clients_cost_the_others_nothing(slots, clients):
+  """Slots, tasks and connections are as before, and texts are what they are."""
+  rng = random.Random(clients)
+  polite = clients // 5
+  limits = Limits(body_bytes=5000, body_seconds=1.0, send_seconds=2.0)
+  with served.http_service(
+    slots, Slowly(slots, 0.003), limits=limits, head_seconds=1.0
+  ) as (service, address):
+
+    async def everybody():
+      rude = [_rude(address, rng) for _ in range(clients)]
+      good = [_polite(address, seed) for seed in range(polite)]
+      found = await asyncio.gather(*good, *rude)
+      return found[:polite]
+
+    texts = asyncio.run(everybody())
+    served.until(lambda: is_idle(service))
+    server = service.scheduler.when_dead.__self__
+    served.until(lambda: not server.server_state.connections)
+    served.until(lambda: not server.server_state.tasks)
+    assert texts == [
+      served.expected_text("x = ", max_tokens=40, temperature=1.0, seed=seed)
+      for seed in range(polite)
+    ]
+    assert service.scheduler.is_alive()

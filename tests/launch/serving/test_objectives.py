@@ -1,0 +1,260 @@
+"""How deep to draft: closed forms, and what the controller makes of them."""
+
+import itertools
+
+import decoding
+import numpy as np
+import pytest
+import served
+
+import specjax
+from launch.serving import objectives
+from launch.serving.controller import Controller
+from launch.serving.objectives import Row, Seen
+from launch.serving.slots import Slots
+from launch.serving.ticket import Ticket
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+# Rows of acceptance .9 and .5, a draft pass of .1, a verification of 1 and .05
+# a fed token: worked out by hand.
+ROWS = [Row(acceptance=0.9), Row(acceptance=0.5)]
+
+
+def cost(deepest, fed):
+  return 0.1 * deepest + 1 + 0.05 * fed
+
+
+def test_tokens_of_a_round_are_a_geometric_sum():
+  row = Row(acceptance=0.8)
+  assert row.tokens(4) == pytest.approx((1 - 0.8**5) / (1 - 0.8))
+  assert Row(acceptance=1.0).tokens(3) == 4
+
+
+def test_the_best_shared_depth_is_that_of_dinkelbach():
+  """Acceptance .8, draft .1, verification 1: 2.4696 at depth 6."""
+  flat = lambda deepest, fed: 0.1 * deepest + 1
+  row = [Row(acceptance=0.8)]
+  assert objectives.shared(row, flat, 12) == [6]
+  assert objectives.goodput(row, [6], flat) == pytest.approx(2.46964, abs=1e-5)
+  assert objectives.shared(ROWS, cost, 10) == [4, 4]
+  assert objectives.goodput(ROWS, [4, 4], cost) == pytest.approx(
+    3.1751, abs=1e-4
+  )
+
+
+def test_the_best_depth_of_each_row():
+  depths = objectives.ragged(ROWS, cost, 10)
+  assert depths == [6, 2]
+  assert objectives.goodput(ROWS, depths, cost) == pytest.approx(
+    3.3176, abs=1e-4
+  )
+
+
+def test_weights_move_the_shared_depth():
+  """Weight 1, 2, 4 on the row that accepts less: 4, 3, 2."""
+  found = [
+    objectives.shared(ROWS, cost, 10, [1.0, weight])[0] for weight in (1, 2, 4)
+  ]
+  assert found == [4, 3, 2]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_ragged_depths_are_the_best_of_all(seed):
+  rng = np.random.default_rng(seed)
+  rows = [Row(acceptance=float(a)) for a in rng.uniform(0.1, 0.95, 3)]
+  weights = rng.uniform(0.5, 3, 3).tolist()
+  a, b, c = rng.uniform(0.01, 0.3, 3)
+  priced = lambda deepest, fed: a * deepest + 1 + b * fed + c * (fed > 6)
+  value = lambda d: objectives.goodput(rows, d, priced, weights)
+  best = max(itertools.product(range(5), repeat=3), key=value)
+  assert value(objectives.ragged(rows, priced, 4, weights)) == (
+    pytest.approx(value(best))
+  )
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_objectives_come_first(seed):
+  """No choice of depths misses them by less, but for what ends it early."""
+  rng = np.random.default_rng(seed)
+  rows = [
+    Row(acceptance=float(a), objective=float(o))
+    for a, o in zip(
+      rng.uniform(0.2, 0.95, 2), rng.uniform(0.3, 1.2, 2), strict=True
+    )
+  ]
+  depths = objectives.decide(rows, cost, 6)
+  missed = lambda d: objectives.shortfall(rows, d, cost)
+  least = min(map(missed, itertools.product(range(7), repeat=2)))
+  assert missed(depths) <= least + 0.02
+  if least == 0:
+    assert missed(depths) == 0
+
+
+def test_an_objective_costs_goodput_and_is_kept():
+  """The row of .5 asks for its token in 0.95: six drafts are too many."""
+  free = objectives.decide(ROWS, cost, 10)
+  assert free == [6, 2]
+  asked = [ROWS[0], Row(acceptance=0.5, objective=0.95)]
+  seconds = lambda d: objectives.seconds_of(d, cost) / asked[1].tokens(d[1])
+  assert seconds(free) > 0.95
+  kept = objectives.decide(asked, cost, 10)
+  assert seconds(kept) <= 0.95
+  assert objectives.goodput(ROWS, kept, cost) < objectives.goodput(
+    ROWS, free, cost
+  )
+  assert objectives.shortfall(asked, kept, cost) == 0
+
+
+def test_others_for_comparison():
+  bad, dear = [Row(acceptance=0.35)] * 2, lambda d, fed: 1 + d
+  assert objectives.adaspec(bad, dear, 5) == [0, 0]
+  assert objectives.smartspec(bad, dear, 5) == [0, 0]
+  flat = lambda deepest, fed: 0.1 * deepest + 1
+  good = [Row(acceptance=0.8)] * 3
+  assert objectives.adaspec(good, flat, 12) == [6] * 3
+  assert objectives.smartspec(good, flat, 12) == [6] * 3
+  # Gates look one step ahead: a cheap width behind a dear one is not found.
+  steps = lambda deepest, fed: {0: 1.0, 1: 1.2, 2: 2.0}.get(deepest, 2.0)
+  assert objectives.adaspec(good, steps, 8) == [1] * 3
+  assert objectives.decide(good, steps, 8) == [8] * 3
+  # Below .3 SmartSpec assumes .65.
+  hopeless = [Row(acceptance=0.05)]
+  assert objectives.smartspec(hopeless, flat, 5)[0] > 1
+  assert objectives.decide(hopeless, flat, 5) == [0]
+
+
+def test_what_is_learned_from_rounds():
+  seen = Seen()
+  assert seen.estimate(0.7) == 0.7
+  seen.learn([0, 0, 0, 50], 3)  # all accepted: nothing was rejected
+  assert seen.tried == seen.accepted == 150
+  seen = Seen()
+  for _ in range(100):
+    seen.learn([2, 1, 1, 0, 0], 3)  # 3 accepted, 4 rejected
+  assert seen.estimate(0.7) == pytest.approx(3 / 7, abs=0.02)
+  seen.learn([0, 0, 0, 64, 0], 3)  # it changed: most of it counts
+  assert seen.estimate(0.7) > 0.8
+  for _ in range(1000):
+    seen.forget()
+  assert seen.estimate(0.7) == pytest.approx(0.7, abs=1e-3)
+
+
+def ticket(**more):
+  asked = served.requests(1, vocab=5)[0]
+  return Ticket(asked=asked, deliver=lambda news: None, **more)
+
+
+SECONDS = {0: 1.0, 1: 1.3, 2: 1.6, 4: 2.2}
+
+
+def test_the_controller_follows_what_is_accepted():
+  controller = Controller(objectives.decide, SECONDS)
+  one = ticket()
+  rows = [one, None]
+  first = controller(rows)
+  assert len({*first}) == 1
+  for _ in range(40):
+    counts = np.array(one.accept_counts or [0] * 5)
+    counts[0] += 4  # nothing is accepted
+    one.accept_counts = counts.tolist()
+    depths = controller(rows)
+  assert depths == [0, 0]
+  for _ in range(2000):  # nothing is seen of it any more: it is tried again
+    depths = controller(rows)
+    if depths[0]:
+      break
+  assert depths[0] > 0
+  for _ in range(40):
+    counts = np.array(one.accept_counts)
+    counts[controller(rows)[0]] += 4  # everything is
+    one.accept_counts = counts.tolist()
+  assert controller(rows) == [4, 4]
+
+
+def test_a_seeded_row_is_always_drafted_whole():
+  controller = Controller(lambda rows, cost, depth: [0] * len(rows), SECONDS)
+  assert controller([ticket(), None]) == [0, 0]
+  assert controller([ticket(), ticket(seeded=True)]) == [4, 4]
+
+
+# ------------------------------------------------------------ on the device
+
+
+@pytest.fixture(scope="module")
+def slots(quick_to_compile):
+  decoders = {
+    depth: specjax.make_decoder(
+      decoding.MODEL,
+      drafter=specjax.drafters.model.drafter(
+        decoding.MODEL,
+        tree=specjax.tree.chain(depth),
+        vocab_size=decoding.VOCAB,
+      ),
+    )
+    for depth in (1, 3)
+  }
+  found = Slots(
+    decoders, decoding.PARAMS, num_slots=3, widths=(8, 16),
+    max_length=served.MAX_LENGTH, stop_tokens=served.STOP, max_rounds=4,
+  )  # fmt: skip
+  found.compile()
+  return found
+
+
+def test_greedy_tokens_are_the_same_at_any_depth(slots):
+  """Depths change at every visit; drafts, and what is accepted, with them."""
+  import dataclasses
+  import random
+
+  rng = random.Random(0)
+  seen = []
+
+  def depths(rows):
+    seen.append(rng.choice([1, 3]))
+    return [seen[-1]] * len(rows)
+
+  asked = [
+    dataclasses.replace(one, temperature=0.0)
+    for one in served.requests(12, vocab=decoding.VOCAB, seed=4)
+  ]
+  scheduler, metrics = served.make_scheduler(slots, depths=depths)
+  heard = [served.Heard(one) for one in asked]
+  scheduler.submit([h.ticket for h in heard])
+  scheduler.start()
+  found = [h.wait().tokens for h in heard]
+  scheduler.close()
+  assert scheduler.join(served.PATIENCE)
+  decoder = decoding.make("model", "token")
+  assert found == [served.alone(decoder, one) for one in asked]
+  assert {*seen} == {1, 3}
+  drafted = metrics.registry.get_sample_value(
+    "vllm:spec_decode_num_draft_tokens_total", {"model_name": "toy"}
+  )
+  drafts = metrics.registry.get_sample_value(
+    "vllm:spec_decode_num_drafts_total", {"model_name": "toy"}
+  )
+  assert drafts < drafted < 3 * drafts
+
+
+def test_rounds_are_measured_at_each_depth(slots):
+  slots.measure(rounds=2, repeats=1)
+  assert set(slots.seconds_of_round) == {1, 3}
+  assert all(seconds > 0 for seconds in slots.seconds_of_round.values())
+  report = slots.turn(slots.idle())
+  assert (report.reason != 0).all()  # what was measured with is over
+
+
+def test_a_drafter_whose_state_has_its_depth_is_refused():
+  import decoding
+
+  wrong = {
+    0: specjax.make_decoder(decoding.MODEL),
+    3: decoding.make("model", "token"),
+  }
+  slots = Slots(
+    wrong, decoding.PARAMS, num_slots=2, widths=(8,), max_length=20,
+    stop_tokens=(), max_rounds=1,
+  )  # fmt: skip
+  with pytest.raises(ValueError, match="cannot draft 0 tokens"):
+    slots.compile()

@@ -1,0 +1,316 @@
+"""The core without HTTP: slots, a queue, and one thread."""
+
+import dataclasses
+import random
+import threading
+import time
+
+import decoding
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import served
+
+import specjax
+from launch.serving.control import Asked, Control
+from launch.serving.scheduler import (
+  ClosedError,
+  FullError,
+  rounds_of_visit,
+)
+from launch.serving.slots import widths_to
+from launch.serving.ticket import Finish
+from specjax.state import Origin
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+DECODER = decoding.make("model", "token")
+ASKED = served.requests(24, vocab=decoding.VOCAB)
+# Its forty tokens hold no stop token.
+LONG = Asked(token_ids=(1, 2), seed=0, max_new_tokens=40, temperature=1.0)
+
+
+@pytest.fixture(scope="module")
+def slots(quick_to_compile):
+  return served.make_slots(DECODER)
+
+
+@pytest.fixture(scope="module")
+def expected(quick_to_compile):
+  return [served.alone(DECODER, asked) for asked in ASKED]
+
+
+@pytest.fixture
+def running(slots):
+  """A scheduler at work, and what it counts; it must end with nothing left."""
+  scheduler, metrics = served.make_scheduler(slots)
+  scheduler.start()
+  yield scheduler, metrics
+  scheduler.close()
+  assert scheduler.join(served.PATIENCE)
+  assert scheduler.error is None
+  assert scheduler.load() == (0, 0)
+
+
+def value(metrics, name, **labels):
+  labels = {"model_name": "toy", **labels}
+  return metrics.registry.get_sample_value(f"vllm:{name}", labels)
+
+
+def test_tokens_are_those_of_generate_at_any_concurrency(running, expected):
+  """One after another, all at once, and in another order with pauses."""
+  scheduler, _ = running
+  for asked, tokens in zip(ASKED[:4], expected, strict=False):
+    heard = served.Heard(asked)
+    scheduler.submit([heard.ticket])
+    assert heard.wait().tokens == tokens
+  heard = [served.Heard(asked) for asked in ASKED]
+  scheduler.submit([h.ticket for h in heard])
+  assert [h.wait().tokens for h in heard] == expected
+  order = random.Random(1).sample(range(len(ASKED)), len(ASKED))
+  later = {}
+  for i in order:
+    later[i] = served.Heard(ASKED[i])
+    scheduler.submit([later[i].ticket])
+    time.sleep(random.Random(i).choice([0, 0.002, 0.01]))
+  assert [later[i].wait().tokens for i in range(len(ASKED))] == expected
+  # Cases are worth something: rows end in both ways, at many lengths.
+  assert {h.finish for h in heard} == {Finish.STOP, Finish.LENGTH}
+  assert len({len(tokens) for tokens in expected}) > 8
+
+
+def test_nothing_is_compiled_once_the_slots_are(running):
+  scheduler, _ = running
+  compiled = []
+  listen = lambda name, seconds, **more: (
+    compiled.append(name) if "compile" in name else None
+  )
+  jax.monitoring.register_event_duration_secs_listener(listen)
+  jax.jit(lambda x: x * 3)(np.arange(7))
+  assert compiled  # it hears what is compiled
+  del compiled[:]
+  heard = [served.Heard(asked) for asked in ASKED]
+  scheduler.submit([h.ticket for h in heard])
+  cancelled = served.Heard(LONG)
+  scheduler.submit([cancelled.ticket])
+  served.until(lambda: cancelled.news)
+  scheduler.cancel([cancelled.ticket])
+  assert all(h.wait() for h in (*heard, cancelled))
+  assert not compiled
+
+
+def test_what_emitted_tokens_carry(running, slots):
+  """Origins, and the target's own log-probabilities, beside each token."""
+  scheduler, metrics = running
+  heard = served.Heard(LONG)
+  scheduler.submit([heard.ticket])
+  heard.wait()
+  context, found = list(LONG.token_ids), []
+  for token in heard.tokens:
+    logits = served_logits(context)
+    found.append(logits[token] - np.log(np.exp(logits).sum()))
+    context.append(token)
+  given = [x for news in heard.news for x in news.log_probs]
+  np.testing.assert_allclose(given, found, atol=1e-5)
+  origins = [x for news in heard.news for x in news.origins]
+  assert len(origins) == len(heard.tokens)
+  assert {Origin.ACCEPTED, Origin.RESIDUAL} <= {*origins}
+  assert value(metrics, "spec_decode_num_accepted_tokens_total") == (
+    origins.count(Origin.ACCEPTED)
+  )
+
+
+def served_logits(context):
+  import toys
+
+  return toys.context_logits(decoding.TARGET, context).astype(np.float64)
+
+
+def test_what_is_counted(running, expected):
+  scheduler, metrics = running
+  heard = [served.Heard(asked) for asked in ASKED]
+  scheduler.submit([h.ticket for h in heard])
+  for h in heard:
+    h.wait()
+  count = lambda name, **labels: value(metrics, name, **labels)
+  assert count("generation_tokens_total") == sum(map(len, expected))
+  assert count("prompt_tokens_total") == sum(len(a.token_ids) for a in ASKED)
+  drafts = count("spec_decode_num_drafts_total")
+  assert count("spec_decode_num_draft_tokens_total") == 3 * drafts
+  per_position = [
+    count("spec_decode_num_accepted_tokens_per_pos_total", position=str(i))
+    for i in range(3)
+  ]
+  assert sum(per_position) == count("spec_decode_num_accepted_tokens_total") > 0
+  assert drafts >= per_position[0] >= per_position[1] >= per_position[2]
+  by_reason = [
+    count("request_success_total", finished_reason=why)
+    for why in ("stop", "length")
+  ]
+  assert sum(by_reason) == len(ASKED)
+  assert count("time_to_first_token_seconds_count") == len(ASKED)
+  served.until(lambda: count("num_requests_running") == 0)
+  assert count("num_requests_waiting") == 0
+
+
+def test_a_watch_ends_a_row_and_the_others_go_on(running, expected):
+  """Its slot is free at once, and its tokens are cut where it says."""
+  scheduler, _ = running
+  at = max(range(len(ASKED)), key=lambda i: len(expected[i]))
+  seen = []
+
+  def watch(tokens):
+    seen.extend(tokens)
+    return 7 - (len(seen) - len(tokens)) if len(seen) >= 7 else None
+
+  stopped = served.Heard(ASKED[at], watch=watch)
+  others = [served.Heard(asked) for asked in ASKED[:6]]
+  scheduler.submit([stopped.ticket, *(h.ticket for h in others)])
+  assert stopped.wait().tokens == expected[at][:7]
+  assert stopped.finish is Finish.STOP
+  assert stopped.news[-1].cut
+  assert [h.wait().tokens for h in others] == expected[:6]
+
+
+def test_the_queue_is_bounded_and_takes_all_or_none(slots):
+  scheduler, _ = served.make_scheduler(slots, queue_length=2)
+  heard = [served.Heard(asked) for asked in ASKED[:6]]
+  with pytest.raises(FullError):
+    scheduler.submit([h.ticket for h in heard])
+  scheduler.submit([h.ticket for h in heard[:5]])  # three slots, two wait
+  with pytest.raises(FullError):
+    scheduler.submit([heard[5].ticket])
+  scheduler.start()
+  scheduler.close()
+  with pytest.raises(ClosedError):
+    scheduler.submit([heard[5].ticket])
+  assert scheduler.join(served.PATIENCE)
+  # What was taken before it was closed is done.
+  assert [h.finish in (Finish.STOP, Finish.LENGTH) for h in heard[:5]] == (
+    [True] * 5
+  )
+  assert not heard[5].news
+
+
+def test_what_is_cancelled_or_late_frees_its_slot(slots, expected):
+  now = [0.0]
+  scheduler, metrics = served.make_scheduler(slots, clock=lambda: now[0])
+  late = served.Heard(LONG, deadline=5.0)
+  unwanted = [served.Heard(LONG) for _ in range(2)]
+  waiting = [served.Heard(LONG, deadline=5.0), served.Heard(ASKED[0])]
+  gone = threading.Event()
+
+  def hear(news):
+    unwanted[0].__class__.hear(unwanted[0], news)
+    if not gone.is_set():  # once it has begun
+      gone.set()
+      now[0] = 6.0
+      scheduler.cancel([h.ticket for h in unwanted])
+
+  unwanted[0].ticket.deliver = hear
+  everybody = [late, *unwanted, *waiting]
+  scheduler.submit([h.ticket for h in everybody])
+  scheduler.start()
+  finishes = [h.wait().finish for h in everybody]
+  scheduler.close()
+  assert scheduler.join(served.PATIENCE)
+  assert finishes[:4] == [
+    Finish.LATE, Finish.CANCELLED, Finish.CANCELLED, Finish.LATE,
+  ]  # fmt: skip
+  assert not waiting[0].tokens
+  assert waiting[1].tokens == expected[0]
+  assert value(metrics, "request_failure_total", reason="late") == 2
+
+
+@pytest.mark.filterwarnings(
+  "ignore::pytest.PytestUnhandledThreadExceptionWarning"
+)
+def test_an_error_of_the_device_reaches_everybody(slots):
+  def turn(control):
+    raise RuntimeError("the device is gone")
+
+  scheduler, _ = served.make_scheduler(slots, turn)
+  heard = [served.Heard(asked) for asked in ASKED[:5]]
+  scheduler.submit([h.ticket for h in heard])
+  dead = threading.Event()
+  scheduler.when_dead = dead.set
+  scheduler.start()
+  assert {h.wait().finish for h in heard} == {Finish.BROKEN}
+  assert dead.wait(served.PATIENCE)
+  assert scheduler.join(served.PATIENCE)
+  assert not scheduler.is_alive()
+  with pytest.raises(ClosedError):
+    scheduler.submit([served.Heard(LONG).ticket])
+
+
+def test_nan_in_one_row_ends_one_request(quick_to_compile):
+  """Its neighbours, and who gets the slot next, are as ever."""
+  broken = decoding.TARGET.copy()
+  rng = np.random.default_rng(0)
+  broken[rng.integers(len(broken), size=6)] = np.nan
+  params = specjax.Params(
+    target=jnp.asarray(broken), draft=decoding.PARAMS.draft
+  )
+  slots = served.make_slots(DECODER, params, num_slots=2)
+  expected = [served.alone(DECODER, asked, params) for asked in ASKED]
+  scheduler, metrics = served.make_scheduler(slots)
+  heard = [served.Heard(asked) for asked in ASKED]
+  scheduler.submit([h.ticket for h in heard])
+  scheduler.start()
+  assert [h.wait().tokens for h in heard] == expected
+  finishes = {h.finish for h in heard}
+  scheduler.close()
+  assert scheduler.join(served.PATIENCE)
+  assert finishes == {Finish.STOP, Finish.LENGTH, Finish.NAN}
+  assert value(metrics, "request_failure_total", reason="nan") == sum(
+    h.finish is Finish.NAN for h in heard
+  )
+
+
+def test_rounds_by_load():
+  """None waits for a free slot, and who has one is not kept waiting."""
+  most = lambda free, waiting: rounds_of_visit(
+    free=free, waiting=waiting, max_rounds=8
+  )
+  assert most(0, 3) == 8
+  assert most(0, 0) == 4
+  assert most(2, 0) == 1
+  assert rounds_of_visit(free=0, waiting=0, max_rounds=1) == 1
+
+
+def test_a_control_is_what_is_decoded_from_its_array():
+  control = Control(
+    admissions=[(0, ASKED[0]), (2, ASKED[1])],
+    ended=np.array([False, True, False]),
+    max_depth=np.array([3, 0, 1], np.int32),
+    rounds=4,
+  )
+  array = control.encode(16)
+  assert array.shape == (3, 28)
+  back = Control.decode(array)
+  for name in ("ended", "max_depth"):
+    np.testing.assert_array_equal(getattr(back, name), getattr(control, name))
+  assert (back.rounds, back.is_last) == (4, False)
+  as_float32 = lambda asked: dataclasses.replace(
+    asked,
+    **{
+      name: float(np.float32(getattr(asked, name)))
+      for name in ("temperature", "top_p", "min_p")
+    },
+  )
+  assert [(row, as_float32(asked)) for row, asked in control.admissions] == (
+    back.admissions
+  )
+  one = dataclasses.replace(
+    control, admissions=(), ended=np.array([True]), max_depth=np.array([1]),
+    is_last=True,
+  )  # fmt: skip
+  back = Control.decode(one.encode(16))
+  assert (back.rounds, back.is_last, back.admissions) == (4, True, [])
+
+
+def test_widths_of_prompts():
+  assert widths_to(100) == (32, 64, 100)
+  assert widths_to(64) == (32, 64)
+  assert widths_to(5) == (5,)

@@ -1,0 +1,74 @@
+"""Text that streams: whole characters, and nothing of a stop string."""
+
+import numpy as np
+import pytest
+import served
+
+from launch import stops
+from launch.prompts import Prompt
+from launch.serving.texts import Reader
+
+
+def in_pieces(ids, stop=(), *, sizes=(1,)):
+  """What a reader gives out of a completion that its watch may end."""
+  tokenizer = served.tokenizer()
+  watch, reader = stops.watch(tokenizer, stop), Reader(tokenizer, stop)
+  pieces, at, cut, turn = [], 0, False, 0
+  while at < len(ids) and not cut:
+    new = ids[at : at + sizes[turn % len(sizes)]]
+    stand = watch(new) if watch else None
+    if stand is not None:
+      new, cut = new[:stand], True
+    pieces.append(reader.read(new))
+    at, turn = at + len(new), turn + 1
+  pieces.append(reader.finish(cut=cut))
+  whole = stops.text_of(
+    Prompt(0, 0, "", (1,), stop=tuple(stop)),
+    {
+      "token_ids": ids[:at],
+      "stop_reason": "stop_string" if cut else "length",
+    },
+    tokenizer,
+  )
+  return pieces, whole
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_pieces_are_the_text_of_all_tokens(seed):
+  """Halves of characters too, and bytes that are of none."""
+  rng = np.random.default_rng(seed)
+  tokenizer = served.tokenizer()
+  text = "naïve 日本語 🙂🙃 Ünïcödé ещё раз"
+  odd = tokenizer.encode(text)
+  assert len(odd) > len(text)  # characters do lie across tokens
+  for _ in range(20):
+    noise = rng.integers(0, tokenizer.vocab_size, rng.integers(0, 6)).tolist()
+    cut = rng.integers(0, len(odd))
+    ids = [*odd[cut:], *noise, *odd[:cut], *noise[::-1]]
+    pieces, whole = in_pieces(ids, sizes=rng.integers(1, 5, 4).tolist())
+    assert "".join(pieces) == whole == tokenizer.decode(ids)
+
+
+def test_half_a_character_is_held_back():
+  ids = served.tokenizer().encode("a🙂b")
+  pieces, _ = in_pieces(ids)
+  assert "".join(pieces) == "a🙂b"
+  assert len(ids) > 3
+  assert all(set(piece) <= set("a🙂b") for piece in pieces)
+
+
+def test_no_part_of_a_stop_string_is_given_out():
+  text = "one two three STOP four"
+  ids = served.tokenizer().encode(text)
+  for stop in (["STOP"], ["o three ST", "zzz"], ["e t", "ST"], ["one"]):
+    for sizes in ((1,), (3, 1), (40,)):
+      pieces, whole = in_pieces(ids, stop, sizes=sizes)
+      end = min(text.find(s) for s in stop if s in text)
+      assert "".join(pieces) == whole == text[:end]
+
+
+def test_what_only_begins_a_stop_string_is_given_out_in_the_end():
+  ids = served.tokenizer().encode("x = 1\n\ny = ST")
+  pieces, whole = in_pieces(ids, ["\n\n\n", "STOP"])
+  assert "".join(pieces) == whole == "x = 1\n\ny = ST"
+  assert pieces[-1] == "ST"

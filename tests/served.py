@@ -1,0 +1,270 @@
+"""Slots of toy models, a scheduler over them, and what `generate` says."""
+
+import contextlib
+import dataclasses
+import functools
+import threading
+import time
+
+import decoding
+import jax
+import jax.numpy as jnp
+import numpy as np
+import toys
+
+import specjax
+from launch.serving import asking, http, running
+from launch.serving import limits as limits_lib
+from launch.serving import slots as slots_lib
+from launch.serving.control import Asked
+from launch.serving.metrics import Metrics
+from launch.serving.scheduler import Scheduler
+from launch.serving.ticket import Ticket
+from models import tokenizers
+from specjax import drafters, drawing
+from specjax.tree import chain
+from specjax.warp import make_sampling
+
+PATIENCE = 120
+MAX_LENGTH = 48
+STOP = (3,)
+
+
+def make_slots(decoder, params=decoding.PARAMS, *, num_slots=3, **more):
+  found = slots_lib.Slots(
+    {decoder.drafter.tree.max_depth: decoder},
+    params,
+    num_slots=num_slots,
+    widths=(8, 16),
+    max_length=MAX_LENGTH,
+    stop_tokens=STOP,
+    max_rounds=4,
+    **more,
+  )
+  found.compile()
+  return found
+
+
+def make_scheduler(slots, turn=None, **more):
+  options = dict(queue_length=64) | more
+  metrics = Metrics(model="toy", num_slots=slots.num_slots, depth=slots.depth)
+  return Scheduler(
+    turn or slots.turn,
+    num_slots=slots.num_slots,
+    depth=slots.depth,
+    max_rounds=slots.max_rounds,
+    metrics=metrics,
+    **options,
+  ), metrics
+
+
+class Heard:
+  """A ticket, and all that it heard."""
+
+  def __init__(self, asked, **more):
+    self.news, self.over = [], threading.Event()
+    self.ticket = Ticket(asked=asked, deliver=self.hear, **more)
+
+  def hear(self, news):
+    self.news.append(news)
+    if news.finish is not None:
+      self.over.set()
+
+  def wait(self):
+    assert self.over.wait(PATIENCE)
+    return self
+
+  @property
+  def tokens(self):
+    return [x for news in self.news for x in news.token_ids]
+
+  @property
+  def finish(self):
+    return self.news[-1].finish
+
+
+def requests(count, *, vocab, seed=0, longest=16, budget=24):
+  """Prompts of many lengths, each with a warp, a seed and a budget."""
+  rng = np.random.default_rng(seed)
+  return [
+    Asked(
+      token_ids=tuple(
+        rng.integers(0, vocab, rng.integers(1, longest + 1)).tolist()
+      ),
+      seed=int(rng.integers(2**32)),
+      stream=int(rng.integers(3)),
+      max_new_tokens=int(rng.integers(1, budget + 1)),
+      temperature=float(rng.choice([0.0, 0.7, 1.3])),
+      top_k=int(rng.choice([0, 0, 4])),
+      top_p=float(rng.choice([1.0, 0.8])),
+      min_p=float(rng.choice([0.0, 0.05])),
+    )
+    for _ in range(count)
+  ]
+
+
+@functools.cache
+def _init(decoder):
+  return jax.jit(decoder.init, static_argnames="buffer_length")
+
+
+@functools.cache
+def _generate(decoder):
+  return jax.jit(decoder.generate)
+
+
+def alone(
+  decoder,
+  asked,
+  params=decoding.PARAMS,
+  *,
+  width=16,
+  max_length=MAX_LENGTH,
+  stop=STOP,
+):
+  """What `generate` makes of a request in a state of its own."""
+  tokens = np.zeros((1, width), np.int32)
+  tokens[0, : len(asked.token_ids)] = asked.token_ids
+  state = _init(decoder)(
+    params,
+    tokens,
+    np.array([len(asked.token_ids)]),
+    drawing.seeded_keys(
+      np.array([asked.seed], np.uint32), np.array([asked.stream], np.uint32)
+    ),
+    buffer_length=max_length,
+    max_new_tokens=np.array([asked.max_new_tokens]),
+    sampling=make_sampling(
+      1, temperature=asked.temperature, top_k=asked.top_k, top_p=asked.top_p,
+      min_p=asked.min_p,
+    ),
+    stop_tokens=stop,
+  )  # fmt: skip
+  state = _generate(decoder)(params, state)
+  return np.asarray(
+    state.tokens[0, len(asked.token_ids) : state.length[0]]
+  ).tolist()
+
+
+def until(condition, patience=PATIENCE):
+  """Waits for something that another thread does."""
+  end = time.monotonic() + patience
+  while not condition():
+    assert time.monotonic() < end
+    time.sleep(0.005)
+
+
+# ---------------------------------------------------------------- over HTTP
+
+TEMPLATE = (
+  "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+  "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@functools.cache
+def tokenizer():
+  """The embedded pair's, with a chat template."""
+  found = tokenizers.load("models/pretrained/target")
+  return dataclasses.replace(found, chat_template=TEMPLATE)
+
+
+@functools.cache
+def text_decoder():
+  """Table models over that vocabulary: exact, and their texts are wild."""
+  vocab = tokenizer().vocab_size
+  target = toys.table(vocab, seed=0, scale=3.0)
+  target[:, tokenizer().eos_token_id] += 4
+  draft = toys.near(target, noise=0.8, seed=1)
+  params = specjax.Params(target=jnp.asarray(target), draft=jnp.asarray(draft))
+  model = toys.table_model(vocab)
+  drafter = drafters.model.drafter(model, tree=chain(3), vocab_size=vocab)
+  return specjax.make_decoder(model, drafter=drafter), params
+
+
+def text_slots(**more):
+  """Slots of `text_decoder`, compiled."""
+  decoder, params = text_decoder()
+  options = dict(
+    num_slots=3, widths=(16, 64), max_length=160, max_rounds=4,
+    stop_tokens=(tokenizer().eos_token_id,),
+  )  # fmt: skip
+  found = slots_lib.Slots(
+    {decoder.drafter.tree.max_depth: decoder}, params, **(options | more)
+  )
+  found.compile()
+  return found
+
+
+@contextlib.contextmanager
+def http_service(
+  slots, turn=None, *, limits=None, head_seconds=30.0, defaults=None, **more
+):
+  """A server in a thread, over slots that are compiled.
+
+  Yields:
+    The `Service`, and the server's address.
+  """
+  scheduler, metrics = make_scheduler(slots, turn, **more)
+  service = http.Service(
+    scheduler=scheduler,
+    metrics=metrics,
+    tokenizer=tokenizer(),
+    defaults=asking.Defaults(
+      **dict(
+        model="toy", temperature=0.0, top_k=0, top_p=1.0, min_p=0.0,
+        max_new_tokens=32, longest_prompt=slots.widths[-1],
+        max_length=slots.max_length, most=16,
+      ) | (defaults or {}),
+    ),
+    limits=limits or limits_lib.Limits(),
+    about={"model": "toy", "slots": slots.num_slots},
+  )  # fmt: skip
+  scheduler.start()
+  where = running.listening("127.0.0.1", 0)
+  port = where.getsockname()[1]
+  server = running.Server(service, drain_seconds=5, head_seconds=head_seconds)
+  thread = threading.Thread(target=lambda: server.run(sockets=[where]))
+  thread.start()
+  try:
+    until(lambda: server.started)
+    yield service, f"http://127.0.0.1:{port}"
+  finally:
+    server.should_exit = True
+    thread.join(PATIENCE)
+    scheduler.close(at_once=True)
+    assert scheduler.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+def expected_tokens(prompt, *, stream=0, **settings):
+  """The tokens that `generate` makes of what a request says."""
+  decoder, params = text_decoder()
+  if isinstance(prompt, str):
+    prompt = tokenizer().encode(prompt)
+  settings = dict(seed=0, max_tokens=16, temperature=0.0) | settings
+  asked = Asked(
+    token_ids=tuple(prompt),
+    stream=stream,
+    max_new_tokens=settings.pop("max_tokens"),
+    **settings,
+  )
+  return alone(
+    decoder, asked, params, width=64, max_length=160,
+    stop=(tokenizer().eos_token_id,),
+  )  # fmt: skip
+
+
+def expected_text(prompt, **settings):
+  """As `expected_tokens`, decoded at once."""
+  return tokenizer().decode(expected_tokens(prompt, **settings))
+
+
+@functools.cache
+def long_request():
+  """What asks for a completion that no stop token ends."""
+  for seed in range(1000):
+    asked = dict(prompt="def main(", max_tokens=150, temperature=1.0, seed=seed)
+    if len(expected_tokens(**asked)) == 150:
+      return asked
+  raise AssertionError("all of them end")
