@@ -5,7 +5,9 @@ r"""What would this pod do? Compiles the decoding loop for TPUs without a TPU.
     --num_speculative_tokens=4 --output=P.json
 
 Needs x86-64 Linux and `pip install -e '.[tpu]'`; no TPU, account or network.
-Models are names in configs/shapes.py or paths of a `config.json`. What is
+Models are names in configs/shapes.py or paths of a `config.json`; for
+encoder-decoders --input_length says what the encoder reads, --max_length what
+the decoder writes, and --prompt_length=1 that it begins with one token. What is
 reported as bytes, collectives and copies is read from the compiled program;
 what is reported as time is a roofline (launch/planning/roofline.py), a model
 and no measurement.
@@ -18,6 +20,7 @@ Exit codes: 0, 2 for a mistake (unknown topologies list the known ones), 3 for
 what does not fit; of a sweep, if nothing does.
 """
 
+import dataclasses
 import itertools
 import json
 import os
@@ -34,8 +37,9 @@ from configs import shapes
 from launch import cli, hardware, outputs, provenance, terminal
 from launch.planning import answer, plots, program
 from models import head_checkpoints, meshes
-from models.huggingface_config import config_from_json
+from models.huggingface import translate
 from models.layers import TransformerConfig
+from models.t5_config import T5Config
 from models.transformer import SkippedLayers
 from specjax import tree as tree_lib
 
@@ -51,6 +55,10 @@ _MAX_LENGTH = flags.DEFINE_integer(
 _PROMPT_LENGTH = flags.DEFINE_integer(
   "prompt_length", 128,
   "Tokens that prefill takes at once; its temporaries grow with them.",
+  lower_bound=1,
+)  # fmt: skip
+_INPUT_LENGTH = flags.DEFINE_integer(
+  "input_length", None, "Tokens that the encoder of an encoder-decoder reads.",
   lower_bound=1,
 )  # fmt: skip
 _DRAFTER = flags.DEFINE_enum(
@@ -92,10 +100,11 @@ _UNREAD = {
   ),
 }  # fmt: skip
 
+_SHAPES = shapes.SHAPES | shapes.T5_SHAPES
 _DOES_NOT_FIT = 3
 
 
-def shape(text: str) -> TransformerConfig:
+def shape(text: str) -> TransformerConfig | T5Config:
   """A model by its name, or by the path of its `config.json` or of its folder.
 
   Raises:
@@ -103,26 +112,35 @@ def shape(text: str) -> TransformerConfig:
   """
   path = _shape_file(text)
   if path is None:
-    return config_from_json(shapes.SHAPES[text])
+    return _translated(_SHAPES[text])
   if head_checkpoints.is_head(str(path.parent)):
     raise cli.UserError(f"{text} is a draft head, which is not planned yet")
   if not path.is_file():
     raise cli.UserError(
-      f"unknown shape {text!r}: expected one of {sorted(shapes.SHAPES)}, or "
+      f"unknown shape {text!r}: expected one of {sorted(_SHAPES)}, or "
       "the path of a config.json"
     )
   try:
     settings = json.loads(path.read_text("utf-8"))
     if not isinstance(settings, dict):
       raise ValueError(f"it must hold a JSON object, got {settings!r:.40}")
-    return config_from_json(settings)
+    return _translated(settings)
   except (ValueError, RecursionError) as error:
     raise cli.UserError(f"cannot use {path}: {error}") from error
 
 
+def _translated(settings: dict) -> TransformerConfig | T5Config:
+  """A shape; of a T5 whose file does not tie them, outputs are apart."""
+  found = translate(settings)
+  if isinstance(found, T5Config):
+    tied = settings.get("tie_word_embeddings", True) is not False
+    found = dataclasses.replace(found, tied_embeddings=tied)
+  return found
+
+
 def _shape_file(text: str) -> pathlib.Path | None:
   """Where a shape is read from; None for one that has a name."""
-  if text in shapes.SHAPES:
+  if text in _SHAPES:
     return None
   path = pathlib.Path(text)
   return path / "config.json" if path.is_dir() else path
@@ -184,11 +202,13 @@ def question(
     max_length=_MAX_LENGTH.value,
     prompt_length=_PROMPT_LENGTH.value,
     layout=layout,
+    input_length=_INPUT_LENGTH.value or 0,
   )
 
 
 def warn_of_vocabularies(
-  target: TransformerConfig, draft: TransformerConfig | None
+  target: TransformerConfig | T5Config,
+  draft: TransformerConfig | T5Config | None,
 ) -> None:
   """A line on stderr if two models may not speak of the same tokens."""
   if draft is not None and draft.vocab_size != target.vocab_size:
