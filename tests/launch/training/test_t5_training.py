@@ -122,7 +122,7 @@ def test_a_killed_run_goes_on_to_the_same_parameters(
   )
   steps = [json.loads(x) for x in (tmp_path / "metrics.jsonl").open()]
   assert [r["step"] for r in steps if "loss" in r] == [4, 8, 12]
-  with pytest.raises(ValueError, match="has config.input_length = 64, not 9"):
+  with pytest.raises(ValueError, match="input_length = 64, not 9"):
     t5_run.Run(config_of("tiny", folder, input_length=9), str(tmp_path))
 
 
@@ -195,7 +195,7 @@ def test_a_block_learns_k_tokens_and_is_told_some(folder):
     assert 2 <= int(tokens) <= 5
     counts.add(int(tokens))
     _, left = t5_step.block(module, batch, key, glance=1.0, smoothing=0.0)
-    # A random network is wrong nearly everywhere: all that is told is not asked.
+    # A random network is wrong nearly everywhere: what is told is not asked.
     assert int(left) <= 1
     assert np.isfinite(nats)
   assert len(counts) > 2
