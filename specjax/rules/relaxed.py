@@ -191,6 +191,7 @@ def top_beta(beta: int = 3, tau: float = 1.0) -> Rule:
   def verify(draft, target_log_probs):
     found = rule.verify(draft, target_log_probs)
     ends = draft.topology().num_children == 0  # where nothing is rejected
+    assert found.total_variation is not None
     missed = 1 - jnp.exp(jnp.max(target_log_probs, axis=-1))
     return dataclasses.replace(
       found,
