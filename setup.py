@@ -28,6 +28,8 @@ _EXPERIMENTS = [
   "optax>=0.2.8",
   "orbax-checkpoint>=0.12.8",
   "rich>=15.0",
+  # chrF, a measure of translations.
+  "sacrebleu>=2.5",
   "safetensors>=0.8.0",
   "tensorflow-datasets>=4.9.10",
   "tokenizers>=0.23",

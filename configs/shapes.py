@@ -45,6 +45,15 @@ def _qwen3(
   )  # fmt: skip
 
 
+def _t5(embed: int, layers: int, heads: int, mlp: int) -> dict[str, Any]:
+  """T5 1.1, the family of Leviathan et al. (2023)."""
+  return dict(
+    model_type="t5", vocab_size=32128, d_model=embed, d_kv=64, d_ff=mlp,
+    num_layers=layers, num_heads=heads, feed_forward_proj="gated-gelu",
+    tie_word_embeddings=False,
+  )  # fmt: skip
+
+
 SHAPES: dict[str, dict[str, Any]] = {
   "pythia-70m": _pythia(512, 6, 8),
   "pythia-2.8b": _pythia(2560, 32, 32),
@@ -73,4 +82,12 @@ def _eagle3(hidden: int, heads: int, mlp: int) -> dict[str, Any]:
 HEADS: dict[str, dict[str, Any]] = {
   "eagle3-llama-3.1-8b": _eagle3(4096, 32, 14336),
   "eagle3-llama-3.1-70b": _eagle3(8192, 64, 28672),
+}
+
+# Encoder-decoders.
+T5_SHAPES: dict[str, dict[str, Any]] = {
+  "t5-1.1-small": _t5(512, 8, 6, 1024),
+  "t5-1.1-base": _t5(768, 12, 12, 2048),
+  "t5-1.1-large": _t5(1024, 24, 16, 2816),
+  "t5-1.1-xxl": _t5(4096, 24, 64, 10240),
 }

@@ -51,7 +51,7 @@ def run(_) -> int:
   config = pair.settled(cli.CONFIG.value)
   jax.config.update("jax_compilation_cache_dir", None)
   outputs.check({"--output": cli.OUTPUT.value}, stdout=True)
-  models = pair.build(config)
+  models = pair.build(config, inputs=True)
   room = models.room(config.max_new_tokens)
   items = prompts.all_of(
     cli.PROMPTS.value, models.tokenizer, max_tokens=room, encoder=models.encoder

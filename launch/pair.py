@@ -201,7 +201,10 @@ class Models:
 
 
 def load(
-  config: ml_collections.ConfigDict, *, beside: Models | None = None
+  config: ml_collections.ConfigDict,
+  *,
+  beside: Models | None = None,
+  inputs: bool = False,
 ) -> Models:
   """Loads the checkpoints of a config.
 
@@ -209,6 +212,7 @@ def load(
     config: fields as in configs/common.py.
     beside: models with the same target and dtype: its arrays are shared if they
       lie where this config wants them.
+    inputs: whether the caller decodes encoder-decoders too.
 
   Returns:
     The `Models`, to be shared by every `assemble` of the same checkpoints.
@@ -222,7 +226,7 @@ def load(
   has_draft = drafting.reads_draft(config)
   has_head = has_draft and drafting.of(config).is_head
   has_block = has_draft and drafting.has_block(config)
-  check_kinds(config, has_draft=has_draft)
+  check_kinds(config, has_draft=has_draft, inputs=inputs)
   layout, mesh, shardings = None, None, (None, None)
   if config.mesh:
     sizes = None
@@ -350,16 +354,26 @@ def assemble(config: ml_collections.ConfigDict, models: Models) -> Pair:
   )
 
 
-def build(config: ml_collections.ConfigDict) -> Pair:
+def build(config: ml_collections.ConfigDict, *, inputs: bool = False) -> Pair:
   """Loads the checkpoints and makes the decoders: `load`, then `assemble`."""
-  return assemble(config, load(config))
+  return assemble(config, load(config, inputs=inputs))
 
 
-def check_kinds(config: ml_collections.ConfigDict, *, has_draft: bool) -> None:
-  """Raises ValueError if one model reads inputs and the other does not."""
+def check_kinds(
+  config: ml_collections.ConfigDict, *, has_draft: bool, inputs: bool
+) -> None:
+  """Raises ValueError if one model reads inputs and the other does not.
+
+  Or if the target does, and the caller has none.
+  """
+  of_target = checkpoints.reads_inputs(config.target)
+  if of_target and not inputs:
+    raise ValueError(
+      f"{config.target} is an encoder-decoder, which launch.decode and "
+      "launch.benchmark alone give inputs"
+    )
   if not has_draft:
     return
-  of_target = checkpoints.reads_inputs(config.target)
   if drafting.has_head(config):
     if of_target:
       raise ValueError(

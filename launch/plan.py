@@ -9,10 +9,11 @@ r"""What would this pod do? Compiles the decoding loop for TPUs without a TPU.
 
 Needs x86-64 Linux and `pip install -e '.[tpu]'`; no TPU, account or network.
 Models are names in configs/shapes.py or paths of a `config.json`; so are draft
-heads, whose kind is --drafter. What is
-reported as bytes, collectives and copies is read from the compiled program;
-what is reported as time is a roofline (launch/planning/roofline.py), a model
-and no measurement.
+heads, whose kind is --drafter. For encoder-decoders --input_length says what
+the encoder reads, --max_length what the decoder writes, and --prompt_length=1
+that it begins with one token. What is reported as bytes, collectives and copies
+is read from the compiled program; what is reported as time is a roofline
+(launch/planning/roofline.py), a model and no measurement.
 
 With --sweep, --topology, --batch_size, --num_speculative_tokens and
 --num_drafts take several values each, as in 1,2,4; --output then holds a list,
@@ -22,6 +23,7 @@ Exit codes: 0, 2 for a mistake (unknown topologies list the known ones), 3 for
 what does not fit; of a sweep, if nothing does.
 """
 
+import dataclasses
 import itertools
 import os
 import pathlib
@@ -40,8 +42,9 @@ from launch import cli, hardware, outputs, provenance, terminal
 from launch.planning import answer, plots, program
 from models import head_checkpoints, json_files, meshes
 from models.head_shapes import KINDS, HeadShape
-from models.huggingface_config import config_from_json
+from models.huggingface import translate
 from models.layers import TransformerConfig
+from models.t5_config import T5Config
 from models.transformer import SkippedLayers
 from specjax import tree as tree_lib
 
@@ -57,6 +60,10 @@ _MAX_LENGTH = flags.DEFINE_integer(
 _PROMPT_LENGTH = flags.DEFINE_integer(
   "prompt_length", 128,
   "Tokens that prefill takes at once; its temporaries grow with them.",
+  lower_bound=1,
+)  # fmt: skip
+_INPUT_LENGTH = flags.DEFINE_integer(
+  "input_length", None, "Tokens that the encoder of an encoder-decoder reads.",
   lower_bound=1,
 )  # fmt: skip
 _DRAFTER = flags.DEFINE_enum(
@@ -104,11 +111,12 @@ _UNREAD = {
   ),
 }  # fmt: skip
 
+_SHAPES = shapes.SHAPES | shapes.T5_SHAPES
 _DOES_NOT_FIT = 3
 _T = TypeVar("_T")
 
 
-def shape(text: str) -> TransformerConfig:
+def shape(text: str) -> TransformerConfig | T5Config:
   """A model by its name, or by the path of its `config.json` or of its folder.
 
   Raises:
@@ -121,7 +129,7 @@ def shape(text: str) -> TransformerConfig:
     raise cli.UserError(
       f"{text} is a draft head: say of what kind, as in --drafter=eagle3"
     )
-  return _read(text, shapes.SHAPES, config_from_json)
+  return _read(text, _SHAPES, _translated)
 
 
 def head(text: str, kind: str, target: TransformerConfig) -> HeadShape:
@@ -170,9 +178,18 @@ def _read(
     raise cli.UserError(f"cannot use {path}: {error}") from error
 
 
+def _translated(settings: Mapping[str, Any]) -> TransformerConfig | T5Config:
+  """A shape; of a T5 whose file does not tie them, outputs are apart."""
+  found = translate(settings)
+  if isinstance(found, T5Config):
+    tied = settings.get("tie_word_embeddings", True) is not False
+    found = dataclasses.replace(found, tied_embeddings=tied)
+  return found
+
+
 def _shape_file(text: str) -> pathlib.Path | None:
   """Where a shape is read from; None for one that has a name."""
-  if text in shapes.SHAPES or text in shapes.HEADS:
+  if text in _SHAPES or text in shapes.HEADS:
     return None
   path = pathlib.Path(text)
   return path / "config.json" if path.is_dir() else path
@@ -243,11 +260,13 @@ def question(
     max_length=_MAX_LENGTH.value,
     prompt_length=_PROMPT_LENGTH.value,
     layout=layout,
+    input_length=_INPUT_LENGTH.value or 0,
   )
 
 
 def warn_of_vocabularies(
-  target: TransformerConfig, draft: TransformerConfig | None
+  target: TransformerConfig | T5Config,
+  draft: TransformerConfig | T5Config | None,
 ) -> None:
   """A line on stderr if two models may not speak of the same tokens."""
   if draft is not None and draft.vocab_size != target.vocab_size:

@@ -24,7 +24,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from models import head_shapes, sharding, stacked, t5
+from models import block_drafter, head_shapes, sharding, stacked, t5
 from models.eagle import EagleConfig
 from models.head_shapes import HeadShape
 from models.heads import MedusaConfig
@@ -193,8 +193,11 @@ T5_INPUTS = Inputs(
 )
 
 
-def t5_pair(mesh):
-  """Encoder-decoders in float64, cut over all but the rows' axis."""
+def t5_pair(mesh, how="model"):
+  """Encoder-decoders in float64, cut over all but the rows' axis.
+
+  What drafts is another T5, cut as well, or a block drafter, whole everywhere.
+  """
   axes = tuple(a for a in mesh.axis_names if a != "data") if mesh else ()
   rules = sharding.tensor_parallel(axes) if mesh else None
   module = t5.T5(T5_CONFIG, dtype=jnp.float64, rngs=nnx.Rngs(3))
@@ -204,14 +207,23 @@ def t5_pair(mesh):
   )
   params = jax.tree.map(lambda x: 2 * x, params)
   draft = jax.tree.map(lambda x: 1.1 * x, params)
+  drafter = drafters.model.drafter(model, tree=TREE, vocab_size=VOCAB)
+  if how == "block":
+    module = block_drafter.BlockDrafter(
+      block_drafter.BlockConfig(t5=T5_CONFIG, num_masks=2),
+      dtype=jnp.float64, rngs=nnx.Rngs(5),
+    )  # fmt: skip
+    blocks, encode, of_block = block_drafter.as_functions(module)
+    of_block["t5"], draft = draft, of_block
+    drafter = drafters.block.drafter(
+      blocks, encode, num_masks=2, tree=PATHS, vocab_size=VOCAB
+    )
   if mesh:
-    put = lambda tree: _placed(tree, mesh, sharding.param_specs(tree, rules))
-    params, draft = put(params), put(draft)
-  decoder = decode.make_decoder(
-    model,
-    drafter=drafters.model.drafter(model, tree=TREE, vocab_size=VOCAB),
-    rule="recursive",
-  )
+    whole = jax.tree.map(lambda x: P(), draft)
+    specs = sharding.param_specs(params, rules)
+    params = _placed(params, mesh, specs)
+    draft = _placed(draft, mesh, whole if how == "block" else specs)
+  decoder = decode.make_decoder(model, drafter=drafter, rule="recursive")
   return decoder, Params(target=params, draft=draft)
 
 
@@ -382,7 +394,11 @@ def _weights():
   return jax.tree.map(lambda x: 8 * x, stacked.stack(module))
 
 
-INPUTS = {"inputs": np.arange(8, dtype=np.int32), "t5": T5_INPUTS}
+INPUTS = {
+  "inputs": np.arange(8, dtype=np.int32),
+  "t5": T5_INPUTS,
+  "block": T5_INPUTS,
+}
 # Lookup tables, and networks that draft in every way.
 CASES = {
   "tables": table_pair,
@@ -390,6 +406,7 @@ CASES = {
   "counted": counted_pair,
   "inputs": inputs_pair,
   "t5": t5_pair,
+  "block": functools.partial(t5_pair, how="block"),
   **{
     how: functools.partial(looked_up_pair, how=how)
     for how in ("lookahead", "suffix", "rasd")
@@ -424,7 +441,12 @@ def decode_on(case: str, mesh) -> dict:
         inputs=jax.tree.map(lambda x: x[6:7], inputs),
       )  # fmt: skip
     state = decoder.generate(params, state)
-    if case in ("inputs", "counted", "t5"):  # the text of a row goes on
+    if case in (
+      "inputs",
+      "counted",
+      "t5",
+      "block",
+    ):  # the text of a row goes on
       state = decoder.extend(
         params, state, 5, PROMPTS[0], LENGTHS[0], max_new_tokens=4
       )

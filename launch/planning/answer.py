@@ -112,7 +112,7 @@ def _held(q: Question) -> int:
   total = 0
   for config, size in _models(q):
     total += _ITEM * program.num_params(config) // size
-    total += _cache(config, size, q.rows * q.slots)
+    total += _cache(config, size, q.rows * (q.slots + q.input_length))
   if q.head is not None:
     total += _ITEM * program.num_draft_params(q) // q.layout.draft
     if layers := heads.cached(q.head):
@@ -154,8 +154,7 @@ def _largest(q: Question, temporaries: int, hbm: int) -> dict:
   batch = (
     _last(lambda n: fits(batch_size=n * q.layout.data), 2**20) * q.layout.data
   )
-  longest = min(c.max_positions for c in (q.target, q.draft) if c)
-  length = _last(lambda n: fits(max_length=n), longest)
+  length = _last(lambda n: fits(max_length=n), q.longest)
   return {"batch_size": batch, "max_length": length}
 
 
@@ -179,6 +178,7 @@ def _costs(topology: Topology, q: Question) -> tuple[list[float], np.ndarray]:
     size=size,
     rows=q.rows,
     slots=q.slots,
+    input_length=q.input_length,
     **skipped,
   )
   target = place(q.cut_target(), q.layout.model)

@@ -14,22 +14,20 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from launch.planning import heads, hlo
-from models import sharding as sharding_lib
-from models import stacked
+from launch.planning import heads, hlo, networks
+from launch.planning.networks import Config
 from models.head_shapes import HeadShape
-from models.layers import TransformerConfig
 from models.meshes import Layout
-from models.sharding import Sharding
-from models.transformer import Features, SkippedLayers
+from models.transformer import SkippedLayers
 from specjax import compilation, decode, drafters, drawing, rules
 from specjax import siblings as siblings_lib
 from specjax.cache import Cache
 from specjax.mesh import MeshDecoder
 from specjax.tree import Tree
-from specjax.types import Drafter, LanguageModel, Params
+from specjax.types import Drafter, Inputs, Params
 
-_DTYPE = jnp.bfloat16
+_DTYPE = networks.DTYPE
+num_params = networks.num_params
 # Scopes of `Decoder.step` by what a reader asks for.
 PHASES = {
   "draft_step": ("draft",),
@@ -69,10 +67,11 @@ class Question:
     max_length: tokens of a prompt with its completion.
     prompt_length: tokens that prefill takes at once.
     layout: the mesh.
+    input_length: tokens of what an encoder reads; 0 without one.
   """
 
-  target: TransformerConfig
-  draft: TransformerConfig | None
+  target: Config
+  draft: Config | None
   head: HeadShape | None = None
   skipped: SkippedLayers | None = None
   lookahead: int | None = None
@@ -83,9 +82,13 @@ class Question:
   max_length: int
   prompt_length: int
   layout: Layout
+  input_length: int = 0
 
   def check(self) -> None:
     """Raises ValueError for what cannot be cut or decoded."""
+    networks.check_kinds(
+      self.target, self.draft, self.skipped, self.input_length
+    )
     self.cut_target(), self.cut_draft()
     rule, siblings = rules.get(self.rule), siblings_lib.get(self.siblings)
     if self.drafter == "ngram":
@@ -120,14 +123,17 @@ class Question:
         f"prompt_length ({self.prompt_length}) must be in 1.."
         f"{self.max_length - 1}"
       )
-    longest = min(
-      c.max_positions for c in (self.target, self.draft) if c is not None
-    )
-    if self.max_length > longest:
+    if self.max_length > (longest := self.longest):
       raise ValueError(
         f"max_length ({self.max_length}) exceeds the models' {longest} "
         "positions"
       )
+
+  @property
+  def longest(self) -> int:
+    """Positions that both models know."""
+    known = [c.max_positions for c in (self.target, self.draft) if c]
+    return min((n for n in known if n is not None), default=2**20)
 
   @property
   def drafter(self) -> str:
@@ -168,15 +174,13 @@ class Question:
     """Rows on each group of devices."""
     return self.batch_size // self.layout.data
 
-  def cut_target(self) -> TransformerConfig:
+  def cut_target(self) -> Config:
     """The target with as many key/value heads as its devices need."""
-    return sharding_lib.kv_heads_for(self.target, self.layout.model)
+    return networks.cut(self.target, self.layout.model)
 
-  def cut_draft(self) -> TransformerConfig | None:
+  def cut_draft(self) -> Config | None:
     """The draft, likewise."""
-    return self.draft and sharding_lib.kv_heads_for(
-      self.draft, self.layout.draft
-    )
+    return self.draft and networks.cut(self.draft, self.layout.draft)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -222,10 +226,10 @@ def make_drafter(question: Question) -> Drafter:
       tied=q.target.tied_embeddings,
     )  # fmt: skip
   if q.draft is not None:
-    draft = _functions(q.cut_draft(), of_draft)
+    draft = networks.functions(q.cut_draft(), of_draft)
     return drafters.model.drafter(draft, **static)
   if q.skipped is not None:
-    draft = _functions(q.cut_target(), of_target, q.skipped)
+    draft = networks.functions(q.cut_target(), of_target, q.skipped)
     return drafters.layer_skip.drafter(draft, **static)
   if q.lookahead is not None:
     return drafters.lookahead.drafter(
@@ -243,7 +247,7 @@ def make_decoder(question: Question, mesh: Mesh) -> MeshDecoder:
   """The decoder that would run."""
   q = question
   features = q.head.features if q.head else ()
-  target = _functions(
+  target = networks.functions(
     q.cut_target(), q.layout.shardings()[0], features=features
   )
   decoder = decode.make_decoder(
@@ -253,20 +257,6 @@ def make_decoder(question: Question, mesh: Mesh) -> MeshDecoder:
     vocab_size=q.vocab_size,
   )
   return MeshDecoder(decoder=decoder, mesh=mesh)
-
-
-def _functions(
-  config, sharding, skipped=None, features: Features = ()
-) -> LanguageModel:
-  return stacked.as_language_model(
-    config, dtype=_DTYPE, sharding=sharding, skipped=skipped, features=features
-  )
-
-
-def num_params(config: TransformerConfig) -> int:
-  """Parameters of a model."""
-  shapes = stacked.abstract_params(config, dtype=_DTYPE)
-  return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
 
 
 def num_draft_params(question: Question) -> int:
@@ -288,31 +278,37 @@ def compile_for(question: Question, devices: list) -> Compiled:
   q, mesh = question, question.layout.mesh(devices)
   decoder = make_decoder(q, mesh)
   of_target, of_draft = q.layout.shardings()
-  shapes = lambda config: stacked.abstract_params(config, dtype=_DTYPE)
-  draft = q.draft and shapes(q.cut_draft())
+  draft = q.draft and networks.shapes(q.cut_draft())
   if q.head is not None:
     draft = heads.own_params(q.head, _DTYPE, tied=q.target.tied_embeddings)
   params = Params(
-    target=_place(shapes(q.cut_target()), of_target, mesh),
-    draft=draft and _place(draft, of_draft, mesh),
+    target=networks.place(networks.shapes(q.cut_target()), of_target, mesh),
+    draft=draft and networks.place(draft, of_draft, mesh),
   )
   keys = jax.eval_shape(
     lambda: drawing.row_keys(jax.random.key(0), jnp.arange(q.batch_size))
   )
   rows = NamedSharding(mesh, P("data"))
   row = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=rows)
+  inputs = None
+  if q.input_length:
+    inputs = Inputs(
+      tokens=row((q.batch_size, q.input_length), jnp.int32),
+      lengths=row((q.batch_size,), jnp.int32),
+    )
   arguments = (
     params,
     row((q.batch_size, q.prompt_length), jnp.int32),
     row((q.batch_size,), jnp.int32),
     row(keys.shape, keys.dtype),
     row((q.batch_size,), jnp.int32),
+    inputs,
   )
 
-  def init(params, prompts, lengths, keys, budgets):
+  def init(params, prompts, lengths, keys, budgets, inputs):
     return decoder.init(
       params, prompts, lengths, keys, buffer_length=q.max_length,
-      max_new_tokens=budgets,
+      max_new_tokens=budgets, inputs=inputs,
     )  # fmt: skip
 
   start, cpu_start = time.perf_counter(), time.process_time()
@@ -355,17 +351,6 @@ def compile_for(question: Question, devices: list) -> Compiled:
     donation_honoured=fresh < min(cache_bytes),
     seconds=seconds,
     cpu_seconds=cpu_seconds,
-  )
-
-
-def _place(shapes, sharding: Sharding, mesh: Mesh):
-  """Shapes of a model's parameters where they lie."""
-  return jax.tree.map(
-    lambda x, spec: jax.ShapeDtypeStruct(
-      x.shape, x.dtype, sharding=NamedSharding(mesh, spec)
-    ),
-    shapes,
-    sharding_lib.param_specs(shapes, sharding),
   )
 
 

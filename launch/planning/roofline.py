@@ -13,7 +13,8 @@ are left out, so small models on many chips look better here than they are.
 import dataclasses
 
 from launch.hardware import Chip
-from models.layers import TransformerConfig
+from launch.planning import networks
+from launch.planning.networks import Work
 from models.transformer import SkippedLayers
 
 _ITEM = 2  # bytes of a bfloat16
@@ -31,39 +32,24 @@ class Placement:
     rows: rows of the batch that each such group decodes.
     slots: cache slots of each row.
     skipped: sub-layers that the pass leaves out.
+    input_length: tokens that an encoder read.
   """
 
-  config: TransformerConfig
+  config: networks.Config
   num_params: int
   size: int
   rows: int
   slots: int
   skipped: SkippedLayers = _NOTHING
+  input_length: int = 0
 
   @property
-  def attentions(self) -> int:
-    """Attention blocks of a pass."""
-    return self.config.num_layers - len(self.skipped.attention)
-
-  @property
-  def mlps(self) -> int:
-    """Feed-forward blocks of a pass."""
-    return self.config.num_layers - len(self.skipped.mlp)
-
-  @property
-  def weights(self) -> int:
-    """Parameters that a pass reads and multiplies (and skipped biases)."""
-    c = self.config
-    # An embedding that is only looked up is neither read whole nor multiplied.
-    looked_up = 0 if c.tied_embeddings else c.vocab_size * c.embed_dim
-    attention = 2 * c.embed_dim * c.head_dim * (c.num_heads + c.num_kv_heads)
-    mlp = (3 if c.gated_mlp else 2) * c.embed_dim * c.mlp_dim
-    return (
-      self.num_params
-      - looked_up
-      - len(self.skipped.attention) * attention
-      - len(self.skipped.mlp) * mlp
-    )
+  def work(self) -> Work:
+    """What a pass is made of."""
+    return networks.work(
+      self.config, num_params=self.num_params, skipped=self.skipped,
+      slots=self.slots, input_length=self.input_length,
+    )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,19 +81,20 @@ def forward(placement: Placement, num_tokens: int) -> Pass:
     placement: the model on its devices.
     num_tokens: T, at least 1.
   """
-  p, c = placement, placement.config
+  p, c, work = placement, placement.config, placement.work
   tokens = p.rows * num_tokens
-  cache = 2 * p.attentions * p.rows * p.slots * c.num_kv_heads * c.head_dim
+  cache = 2 * p.rows * work.slots * c.num_kv_heads * c.head_dim
   # Written once and read once: what a block takes and hands on, whole on every
   # device; what is inside it, cut; and the logits.
-  whole = 2 * tokens * (p.attentions + p.mlps) * 2 * c.embed_dim
-  inside = p.attentions * 2 * c.num_heads * c.head_dim + p.mlps * 2 * c.mlp_dim
+  whole = 2 * tokens * (work.attentions + work.mlps) * 2 * c.embed_dim
+  inside = work.attentions * 2 * c.num_heads * c.head_dim
+  inside += work.mlps * 2 * c.mlp_dim
   cut = 2 * tokens * inside
   logits = 2 * 4 * tokens * c.vocab_size  # float32, whole on every device
-  flops = 2 * tokens * p.weights
-  flops += 4 * p.attentions * tokens * p.slots * c.num_heads * c.head_dim
+  flops = 2 * tokens * work.weights
+  flops += 4 * tokens * work.slots * c.num_heads * c.head_dim
   return Pass(
-    hbm_bytes=_ITEM * ((p.weights + cache + cut) / p.size + whole) + logits,
+    hbm_bytes=_ITEM * ((work.weights + cache + cut) / p.size + whole) + logits,
     flops=flops / p.size,
     ici_bytes=_sent(p, tokens),
   )
@@ -119,12 +106,6 @@ def _sent(p: Placement, tokens: int) -> float:
     return 0.0
   c, share = p.config, (p.size - 1) / p.size
   reduced = _ITEM * tokens * c.embed_dim  # a partial sum
-  sums = p.attentions + p.mlps
-  if (
-    c.parallel_residual
-  ):  # both blocks of a layer are added before they are sent
-    nothing_left = {*p.skipped.attention} & {*p.skipped.mlp}
-    sums = c.num_layers - len(nothing_left)
   # The table is cut over the vocabulary: one more sum, of what was looked up.
-  reductions = 2 * share * reduced * (sums + 1)
+  reductions = 2 * share * reduced * (p.work.sums + 1)
   return reductions + share * 4 * tokens * c.vocab_size

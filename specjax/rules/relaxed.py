@@ -11,6 +11,7 @@ distance, one for one (Yin et al., NeurIPS 2024, Theorems 4 and 5). `lenient`
 and `decoding_opt` are on that line, `decoding_uno` is above it.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -20,6 +21,7 @@ from jax import Array
 from specjax import drawing, laws
 from specjax.rules import requirements
 from specjax.rules.nodewise import Decision, verify_nodes
+from specjax.tree import take_node
 from specjax.types import Rule
 
 
@@ -150,10 +152,11 @@ def top_beta(beta: int = 3, tau: float = 1.0) -> Rule:
   """SpecDec's verification (Xia et al., Findings of EMNLP 2023).
 
   Accepts a token among the target's beta most probable if it is at most tau
-  nats less probable than the first; after a rejection comes the target's most
-  probable token. It approximates *greedy* decoding, and with `beta=1` or
-  `tau=0` is it, so run it at temperature 1, where the laws still rank the
-  tokens; its distance is measured from the warped target as for every rule.
+  nats less probable than the first; after a rejection, and after a draft that
+  is accepted as a whole, comes the target's most probable token. It
+  approximates *greedy* decoding, and with `beta=1` or `tau=0` is it, so run it
+  at temperature 1, where the laws still rank the tokens; its distance is
+  measured from the warped target as for every rule.
 
   Args:
     beta: at least 1.
@@ -178,14 +181,31 @@ def top_beta(beta: int = 3, tau: float = 1.0) -> Rule:
 
   def after_rejection(target, draft):
     del draft
-    best = drawing.argmax(target)
-    point = jnp.arange(len(target)) == best
-    return (
-      point.astype(target.dtype),
-      1,
-      jnp.where(point, 0.0, -jnp.inf).astype(target.dtype),
-    )
+    law = _most_probable(target)
+    return jnp.exp(law), 1, law
 
-  return single_path_rule(
+  rule = single_path_rule(
     f"top_beta(beta={beta}, tau={tau})", accept, after_rejection
   )
+
+  def verify(draft, target_log_probs):
+    found = rule.verify(draft, target_log_probs)
+    ends = draft.topology().num_children == 0  # where nothing is rejected
+    assert found.total_variation is not None
+    missed = 1 - jnp.exp(jnp.max(target_log_probs, axis=-1))
+    return dataclasses.replace(
+      found,
+      next_log_probs=lambda node: _most_probable(
+        take_node(target_log_probs, node)
+      ),
+      total_variation=jnp.where(ends, missed, found.total_variation),
+    )
+
+  return dataclasses.replace(rule, verify=verify)
+
+
+def _most_probable(log_probs: Array) -> Array:
+  """A law of the likeliest token alone, `[..., V]` like its argument."""
+  best = drawing.argmax(log_probs)[..., None]
+  point = jnp.arange(log_probs.shape[-1]) == best
+  return jnp.where(point, 0.0, -jnp.inf).astype(log_probs.dtype)

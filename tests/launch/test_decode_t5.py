@@ -9,7 +9,8 @@ import t5s
 import torch
 from files import read_jsonl, write_jsonl
 
-from launch import benchmark, decode
+from configs import t5 as config_t5
+from launch import benchmark, decode, pair
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 RECORDS = [
@@ -156,3 +157,9 @@ def test_what_does_not_go_together_is_one_line(
   assert t5(decode.run, *flags, config=config) == 2
   (line,) = capsys.readouterr().err.strip().splitlines()
   assert words.replace("t5 ", f"{saved[0]} ", 1).format(**paths) in line
+
+
+def test_a_command_that_has_no_inputs_says_so(saved):
+  config = config_t5.get_config(f"target={saved[0]},draft={saved[1]}")
+  with pytest.raises(ValueError, match="is an encoder-decoder, which launch"):
+    pair.load(config)

@@ -65,12 +65,12 @@ def t5_model(seed):
 
 
 @functools.cache
-def block():
+def block(seed=7, by=0.1):
   config = BlockConfig(t5=CONFIG, num_masks=MASKS)
   module = BlockDrafter(config, dtype=jnp.float64, rngs=nnx.Rngs(1))
   blocks, encode, params = block_drafter.as_functions(module)
   # Its layers are the target's, which read masks as well as anything.
-  params["t5"] = moved(t5_model(0)[1], 7, 0.1)
+  params["t5"] = moved(t5_model(0)[1], seed, by)
   return blocks, encode, params
 
 
@@ -166,6 +166,8 @@ def test_top_beta_with_beta_1_is_greedy_decoding(greedy):
   decoder, params = make(
     "block", chain(3), "top_beta(beta=1, tau=3.0)", siblings="given"
   )
+  # One whose likeliest tokens are the target's now and then.
+  params = dataclasses.replace(params, draft=block(10, 0.5)[2])
   state = start(decoder, params, [0, 1, 2])  # at temperature 1
   state = jax.jit(decoder.generate)(params, state)
   assert texts(state) == greedy

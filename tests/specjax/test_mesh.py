@@ -27,6 +27,7 @@ ON_ONE_PROCESS = (
   "counted:8x1", "inputs:8x1",
   "eagle3:2x4", "eagle2:1x8", "medusa:4x2", "parallel:2x4", "t5:2x4",
   "lookahead:8x1", "suffix:4x2", "rasd:8x1", "online:8x1",
+  "block:4x2",
 )  # fmt: skip
 # Models that are cut across both processes, and rows that are.
 ON_TWO_PROCESSES = (

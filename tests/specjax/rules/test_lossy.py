@@ -179,16 +179,30 @@ def test_top_beta_with_beta_one_or_tau_zero_is_greedy():
   draft, target = toys.context_laws(4, seed=2, warp_settings={})
   for name in ("top_beta(beta=1)", "top_beta(tau=0)"):
     law = exact.block_law(rules.get(name), tree.chain(2), draft, target)
-    for tokens in itertools.product(range(4), repeat=2):
-      greedy = (0,)
-      for _ in range(2):
-        greedy += (int(np.argmax(target(greedy))),)
-      # The third token is a bonus, and drawn from the target.
-      mass = sum(
-        e.sum(axis=tuple(range(2, e.ndim)))[tokens] for e in law.emitted[1:]
-      )
-      if tokens != greedy[1:]:
-        assert mass == pytest.approx(0, abs=1e-12)
+    greedy = (0,)
+    for _ in range(3):
+      greedy += (int(np.argmax(target(greedy))),)
+    # What a round emits, one token to three, the bonus too.
+    for count, emitted in enumerate(law.emitted, start=1):
+      mass = emitted[greedy[1 : count + 1]]
+      assert mass == pytest.approx(emitted.sum(), abs=1e-12)
+
+
+def test_top_beta_says_how_far_its_bonus_is_from_the_target():
+  p, q = np.full(4, 0.25), np.array([0.4, 0.3, 0.2, 0.1])
+  draft = Draft(
+    tree=tree.chain(1), siblings=siblings.IID, tokens=jnp.array([[0, 1]]),
+    log_probs=jnp.log(jnp.stack([p, p]))[None],
+  )  # fmt: skip
+  found = rules.get("top_beta(beta=2, tau=9.0)").verify(
+    draft, jnp.log(jnp.stack([q, q]))[None]
+  )
+  # At the root (1/4 on each of the first two, all else on the first); at the
+  # end the first is certain.
+  np.testing.assert_allclose(found.total_variation[0], [0.35, 0.6], atol=1e-6)
+  for node in (0, 1):
+    after = jnp.exp(found.next_log_probs(jnp.array([node])))
+    np.testing.assert_array_equal(after, [[1, 0, 0, 0]])
 
 
 def test_top_beta_accepts_more_with_beta_and_tau():

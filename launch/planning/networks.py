@@ -1,0 +1,151 @@
+"""Models as a plan needs them: shapes where they lie, functions, what is read.
+
+Decoder-only transformers have their layers stacked and scanned over, T5s have
+not: theirs are 24 at most.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding
+
+from models import sharding as sharding_lib
+from models import stacked, t5
+from models.layers import TransformerConfig
+from models.sharding import Sharding
+from models.t5_config import T5Config
+from models.transformer import Features, SkippedLayers
+from specjax.types import LanguageModel
+
+Config = TransformerConfig | T5Config
+
+DTYPE = jnp.bfloat16
+
+
+def check_kinds(
+  target: Config,
+  draft: Config | None,
+  skipped: SkippedLayers | None,
+  input_length: int,
+) -> None:
+  """Raises ValueError for models that do not go together."""
+  reads = isinstance(target, T5Config)
+  if draft is not None and isinstance(draft, T5Config) != reads:
+    raise ValueError("target and draft must both be encoder-decoders, or none")
+  if reads and skipped is not None:
+    raise ValueError("an encoder-decoder drafts with no layers left out")
+  if reads != bool(input_length):
+    raise ValueError(
+      "an encoder-decoder needs input_length, the tokens that it reads"
+      if reads
+      else "input_length is what an encoder reads, and the models have none"
+    )
+
+
+def cut(config: Config, size: int) -> Config:
+  """The config that can be cut in `size` parts; ValueError if there is none."""
+  if isinstance(config, T5Config):
+    sharding_lib.check_cut(config, size)
+    return config
+  return sharding_lib.kv_heads_for(config, size)
+
+
+def functions(
+  config: Config,
+  sharding: Sharding,
+  skipped: SkippedLayers | None = None,
+  features: Features = (),
+) -> LanguageModel:
+  """The model as pure functions."""
+  if isinstance(config, T5Config):
+    module = t5.abstract(config, dtype=DTYPE, sharding=sharding)
+    return t5.as_language_model(module)[0]
+  return stacked.as_language_model(
+    config, dtype=DTYPE, sharding=sharding, skipped=skipped, features=features
+  )
+
+
+def shapes(config: Config):
+  """Shapes of a model's parameters."""
+  if isinstance(config, T5Config):
+    return nnx.state(t5.abstract(config, dtype=DTYPE))
+  return stacked.abstract_params(config, dtype=DTYPE)
+
+
+def num_params(config: Config) -> int:
+  """Parameters of a model."""
+  return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes(config)))
+
+
+def place(shapes, sharding: Sharding, mesh: Mesh):
+  """Shapes of parameters where they lie."""
+  return jax.tree.map(
+    lambda x, spec: jax.ShapeDtypeStruct(
+      x.shape, x.dtype, sharding=NamedSharding(mesh, spec)
+    ),
+    shapes,
+    sharding_lib.param_specs(shapes, sharding),
+  )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Work:
+  """What a decoding pass of a model is made of.
+
+  Attributes:
+    attentions: attention blocks.
+    mlps: feed-forward blocks.
+    sums: sums of partial results over the devices, that of the table apart.
+    weights: parameters that are read and multiplied (and skipped biases).
+    slots: cached tokens that a row's attentions see, added up over layers.
+  """
+
+  attentions: int
+  mlps: int
+  sums: int
+  weights: int
+  slots: int
+
+
+def work(
+  config: Config,
+  *,
+  num_params: int,
+  skipped: SkippedLayers,
+  slots: int,
+  input_length: int,
+) -> Work:
+  """What a pass over a few tokens does, whose rows have so many slots."""
+  c, layers = config, config.num_layers
+  mlp = (3 if c.gated_mlp else 2) * c.embed_dim * c.mlp_dim
+  if isinstance(c, T5Config):
+    # The encoder, and keys and values of what it read, were computed before.
+    width = c.embed_dim * c.num_heads * c.head_dim
+    return Work(
+      attentions=2 * layers,
+      mlps=layers,
+      sums=3 * layers,
+      weights=layers * (6 * width + mlp) + c.vocab_size * c.embed_dim,
+      slots=layers * (slots + input_length),
+    )
+  attentions = layers - len(skipped.attention)
+  mlps = layers - len(skipped.mlp)
+  # An embedding that is only looked up is neither read whole nor multiplied.
+  looked_up = 0 if c.tied_embeddings else c.vocab_size * c.embed_dim
+  attention = 2 * c.embed_dim * c.head_dim * (c.num_heads + c.num_kv_heads)
+  sums = attentions + mlps
+  if c.parallel_residual:  # both blocks of a layer are added before it is sent
+    sums = layers - len({*skipped.attention} & {*skipped.mlp})
+  return Work(
+    attentions=attentions,
+    mlps=mlps,
+    sums=sums,
+    weights=num_params
+    - looked_up
+    - len(skipped.attention) * attention
+    - len(skipped.mlp) * mlp,
+    slots=attentions * slots,
+  )

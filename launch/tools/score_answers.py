@@ -1,0 +1,104 @@
+r"""How good are answers? Exact matches and chrF, of each task.
+
+  python -m launch.tools.score_answers --prompts=TEST.jsonl \
+    --answers=A.jsonl,B.jsonl --output=SCORES.json
+
+TEST.jsonl has lines {"id", "input", "output"}, and perhaps "task", as
+`launch.tools.machine_tasks` writes them; A.jsonl and B.jsonl are what
+`launch.decode` made of it. Of each, and of each task in it, are told: the share
+of answers that are the expected one to the letter, chrF (Popović, 2015, by
+sacrebleu, 0 to 100), and tokens a target call, that of plain decoding being 1.
+"""
+
+import json
+import pathlib
+from collections.abc import Iterable, Mapping
+
+import rich.box
+import rich.table
+import sacrebleu
+from absl import flags
+
+from launch import cli, outputs, provenance, terminal
+
+cli.reads(cli.PROMPTS, cli.OUTPUT)
+_ANSWERS = flags.DEFINE_list("answers", None, "What launch.decode wrote.")
+_ALL = "all"
+
+
+def score(pairs: Iterable[tuple[Mapping, Mapping]]) -> dict[str, float]:
+  """Scores of expected lines and of the rows beside them."""
+  expected, rows = zip(*pairs, strict=True)
+  wanted = [line["output"] for line in expected]
+  said = [row["completion"] for row in rows]
+  same = [a == b for a, b in zip(wanted, said, strict=True)]
+  calls = sum(row["num_target_calls"] for row in rows)
+  return {
+    "count": len(rows),
+    "exact_match": sum(same) / len(same),
+    "chrf": sacrebleu.corpus_chrf(said, [wanted]).score,
+    "tokens_per_target_call": sum(len(r["token_ids"]) for r in rows) / calls,
+  }
+
+
+def scores(test: str, answers: str) -> dict[str, dict[str, float]]:
+  """Scores of a file of answers, of all and by task.
+
+  Raises:
+    ValueError: for files that are none, or answers that are not of the test.
+  """
+  expected = {json.dumps(x.get("id")): x for x in _lines(test)}
+  pairs = []
+  for row in _lines(answers):
+    line = expected.get(json.dumps(row.get("id")))
+    if line is None or not isinstance(line.get("output"), str):
+      raise ValueError(
+        f"{answers} has the id {json.dumps(row.get('id'))}, for which {test} "
+        "has no output"
+      )
+    pairs.append((line, row))
+  if not pairs:
+    raise ValueError(f"no answers in {answers}")
+  found = {_ALL: score(pairs)}
+  for task in sorted({line["task"] for line, _ in pairs if "task" in line}):
+    found[task] = score([p for p in pairs if p[0].get("task") == task])
+  return found
+
+
+def _lines(name: str) -> list[dict]:
+  path = pathlib.Path(name)
+  if not path.is_file():
+    raise FileNotFoundError(f"no such file: {name}")
+  try:
+    return [json.loads(x) for x in path.read_text("utf-8").splitlines() if x]
+  except (ValueError, RecursionError) as error:
+    raise ValueError(f"{name} is not JSONL: {error}") from None
+
+
+def run(_) -> int:
+  """The command."""
+  outputs.check({"--output": cli.OUTPUT.value}, stdout=True)
+  if not _ANSWERS.value:
+    raise cli.UserError("--answers is required; see --help for an example")
+  found = {name: scores(cli.PROMPTS.value, name) for name in _ANSWERS.value}
+  if cli.OUTPUT.value:
+    made_by = provenance.record(prompts=cli.PROMPTS.value)
+    outputs.write_json(cli.OUTPUT.value, {"scores": found, **made_by})
+  table = rich.table.Table(box=rich.box.SIMPLE)
+  for name in ("answers", "task"):
+    table.add_column(name)
+  for name in ("exact match", "chrF", "tokens a call"):
+    table.add_column(name, justify="right")
+  for name, by_task in found.items():
+    for task, one in by_task.items():
+      table.add_row(
+        pathlib.Path(name).name if task == _ALL else "", task,
+        f"{one['exact_match']:.3f}", f"{one['chrf']:.1f}",
+        f"{one['tokens_per_target_call']:.2f}",
+      )  # fmt: skip
+  terminal.console(outputs.beside(cli.OUTPUT.value)).print(table)
+  return 0
+
+
+if __name__ == "__main__":
+  cli.run(run, required=("prompts",))

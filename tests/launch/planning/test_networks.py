@@ -1,0 +1,89 @@
+"""What a plan counts of encoder-decoders."""
+
+import dataclasses
+import math
+
+import jax
+import pytest
+from flax import nnx
+
+from configs import shapes
+from launch import plan
+from launch.planning import networks, program
+from models import t5
+from models.huggingface import translate
+from models.meshes import Layout
+from models.transformer import SkippedLayers
+from specjax import tree
+
+
+@pytest.fixture
+def config():
+  return plan.shape("t5-1.1-small")
+
+
+def test_parameters_are_those_of_the_published_model(config):
+  assert networks.num_params(config) == 76_961_152
+
+
+def test_a_pass_reads_the_decoder_without_what_the_input_made(config):
+  found = networks.work(
+    config, num_params=networks.num_params(config), skipped=SkippedLayers(),
+    slots=100, input_length=30,
+  )  # fmt: skip
+  state = nnx.state(t5.abstract(config, dtype=networks.DTYPE))
+  read = 0
+  for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+    names = [str(getattr(k, "key", k)) for k in path]
+    of_input = "cross" in names and {"k", "v"} & {*names}
+    if (names[0] == "decoder" and leaf.ndim == 2 and not of_input
+        and "position_bias" not in names) or names[0] == "lm_head":  # fmt: skip
+      read += math.prod(leaf.shape)
+  assert found.weights == read
+  assert found.slots == 8 * (100 + 30)
+  assert (found.attentions, found.mlps, found.sums) == (16, 8, 24)
+
+
+def question(**changes):
+  config = translate(shapes.T5_SHAPES["t5-1.1-small"])
+  fields = dict(
+    target=config, draft=config, tree=tree.chain(2), siblings="iid",
+    rule="token", batch_size=2, max_length=64, prompt_length=1,
+    layout=Layout(data=1, model=2, draft=2), input_length=32,
+  )  # fmt: skip
+  return program.Question(**fields | changes)
+
+
+def test_what_does_not_go_together_is_refused():
+  question().check()
+  llama = translate(shapes.SHAPES["llama-3.2-1b"])
+  for changes, words in (
+    (dict(draft=llama), "must both be encoder-decoders"),
+    (dict(input_length=0), "needs input_length"),
+    (dict(target=llama, draft=llama), "input_length is what an encoder reads"),
+    (dict(draft=None, skipped=SkippedLayers(mlp=(1,))), "no layers left out"),
+    (dict(layout=Layout(data=1, model=4, draft=2)), r"num_heads \(6\)"),
+  ):
+    with pytest.raises(ValueError, match=words):
+      question(**changes).check()
+
+
+@pytest.mark.heavy
+def test_a_small_t5_compiles_for_two_devices():
+  pytest.importorskip("libtpu", reason="libtpu is for Linux on x86-64 only")
+  from launch import hardware
+
+  small = dataclasses.replace(
+    translate(shapes.T5_SHAPES["t5-1.1-small"]), num_layers=2,
+    num_encoder_layers=2,
+  )  # fmt: skip
+  found = program.compile_for(
+    question(
+      target=small, draft=small, batch_size=4,
+      layout=Layout(data=2, model=2, draft=2),
+    ),
+    hardware.devices(hardware.topology("v5e-4")),
+  )  # fmt: skip
+  assert found.donation_honoured
+  # Three sums a layer and one of the table.
+  assert found.collectives["verify"]["all-reduce"]["count"] == 3 * 2 + 1

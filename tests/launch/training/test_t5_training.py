@@ -1,0 +1,210 @@
+"""Tasks that a machine makes, and the training of T5s and block drafters."""
+
+import datetime
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from absl.testing import flagsaver
+from flax import nnx
+
+from configs import train_t5
+from launch import cli, decode, train
+from launch.training import t5_data, t5_run, t5_step, t5_tasks
+from models import block_drafter, huggingface
+from models.block_drafter import BlockConfig, BlockDrafter
+from models.t5_config import T5Config
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+
+def test_words_of_numbers_and_dates():
+  for number, words in (
+    (0, "zero"), (13, "thirteen"), (40, "forty"), (42, "forty-two"),
+    (100, "one hundred"), (90_017, "ninety thousand seventeen"),
+    (999_999, "nine hundred ninety-nine thousand nine hundred ninety-nine"),
+  ):  # fmt: skip
+    assert t5_tasks.in_words(number) == words
+  said = [t5_tasks.ordinal(n) for n in (1, 2, 5, 12, 20, 22, 30, 31)]
+  assert said == [
+    "first", "second", "fifth", "twelfth", "twentieth", "twenty-second",
+    "thirtieth", "thirty-first",
+  ]  # fmt: skip
+  date = datetime.date(2026, 11, 22)
+  assert t5_tasks.date_in_words(date) == (
+    "november the twenty-second, two thousand twenty-six"
+  )
+
+
+def made(split, count=400):
+  return list(t5_tasks.pairs(split, count, with_signatures=False))
+
+
+def test_answers_are_right_and_no_subject_is_in_two_splits():
+  for task, (given, answer) in made("train"):
+    what = given.split(": ", 1)[1]
+    if task == "simplify":
+      for x in (-3, 0, 7):
+        assert eval(what, {"x": x}) == eval(answer, {"x": x})
+      assert t5_tasks.split_of(what) == "train"
+    elif task in ("words", "day"):
+      assert t5_tasks.split_of(answer) == "train"
+    else:
+      assert t5_tasks.split_of(what) == "train"
+  assert made("train") == made("train")
+  inputs = [{given for _, (given, _) in made(s)} for s in ("train", "test")]
+  assert not inputs[0] & inputs[1]
+  assert len(inputs[0]) == 400
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+  """Pairs of both splits, and answers to those of one."""
+  folder = tmp_path_factory.mktemp("pairs")
+  for split in ("train", "validation"):
+    lines = [
+      {"id": i, "task": task, "input": given, "output": answer}
+      for i, (task, (given, answer)) in enumerate(made(split, 60))
+    ]
+    path = folder / f"{split}.jsonl"
+    path.write_text("".join(json.dumps(x) + "\n" for x in lines))
+  return folder
+
+
+def config_of(name, folder, **changes):
+  config = train_t5.get_config(f"{name},{folder}")
+  config.update(changes)
+  return config
+
+
+def run(*args):
+  with flagsaver.flagsaver():
+    return cli.execute(train.run, ["test", *args])
+
+
+class KilledError(Exception):
+  """What a test kills a run with."""
+
+
+@pytest.fixture(scope="module")
+def trained(folder, tmp_path_factory):
+  """A T5 that was trained by the command."""
+  root = tmp_path_factory.mktemp("trained")
+  assert run(
+    f"--config=configs/train_t5.py:tiny,{folder}", f"--workdir={root / 'run'}",
+    f"--export={root / 't5'}",
+  ) == 0  # fmt: skip
+  return root
+
+
+def test_a_killed_run_goes_on_to_the_same_parameters(
+  folder, trained, tmp_path, monkeypatch
+):
+  first = t5_run.Run(config_of("tiny", folder), str(tmp_path))
+  real, count = first.steps.train, [0]
+
+  def killed(state, batch):
+    count[0] += 1
+    if count[0] == 7:
+      raise KilledError
+    return real(state, batch)
+
+  object.__setattr__(first.steps, "train", killed)
+  with pytest.raises(KilledError):
+    first.train()
+  module, over = t5_run.Run(config_of("tiny", folder), str(tmp_path)).train()
+  assert over
+  whole = huggingface.load(str(trained / "t5"))
+  jax.tree.map(
+    np.testing.assert_array_equal, nnx.state(module), nnx.state(whole)
+  )
+  steps = [json.loads(x) for x in (tmp_path / "metrics.jsonl").open()]
+  assert [r["step"] for r in steps if "loss" in r] == [4, 8, 12]
+  with pytest.raises(ValueError, match="input_length = 64, not 9"):
+    t5_run.Run(config_of("tiny", folder, input_length=9), str(tmp_path))
+
+
+def test_what_is_trained_decodes_and_a_block_drafts_for_it(
+  folder, trained, tmp_path, capsys
+):
+  assert run(
+    f"--config=configs/train_t5.py:tiny_block,{folder}",
+    f"--workdir={tmp_path / 'run'}", f"--export={tmp_path / 'block'}",
+  ) == 0  # fmt: skip
+  assert block_drafter.is_block(tmp_path / "block")
+  rows = {}
+  for name, more in (
+    ("plain", ["--config.num_speculative_tokens=0"]),
+    ("token", ["--config.rule=token"]),
+    ("greedy", ["--config.siblings=given", "--config.temperature=1",
+                "--config.rule=top_beta(beta=1, tau=3.0)"]),
+  ):  # fmt: skip
+    out = tmp_path / f"{name}.jsonl"
+    with flagsaver.flagsaver():
+      code = cli.execute(
+        decode.run,
+        ["test",
+         f"--config=configs/t5.py:target={trained / 't5'},"
+         f"draft={tmp_path / 'block'}", "--config.num_speculative_tokens=4",
+         "--config.max_new_tokens=8", "--config.batch_size=30", *more,
+         "--nobaseline", f"--prompts={folder / 'validation.jsonl'}",
+         f"--output={out}"],
+      )  # fmt: skip
+    assert code == 0
+    rows[name] = [json.loads(x)["token_ids"] for x in out.open()]
+  assert rows["token"] == rows["plain"]
+  assert rows["greedy"] == rows["plain"]
+
+
+def test_answers_of_a_teacher_take_the_place_of_the_files(folder, tmp_path):
+  said = tmp_path / "said.jsonl"
+  said.write_text(
+    "".join(json.dumps({"id": i, "completion": f"a{i}"}) + "\n" for i in (3, 5))
+  )
+  config = config_of("tiny", folder, answers=str(said))
+  pairs = t5_data.pairs(config, "train")
+  assert [answer for _, answer in pairs] == ["a3", "a5"]
+  whole = t5_data.pairs(config_of("tiny", folder), "train")
+  assert [given for given, _ in pairs] == [whole[3][0], whole[5][0]]
+  # Validation is of the data's own answers.
+  assert (
+    t5_data.pairs(config, "validation")[0][1] == made("validation")[0][1][1]
+  )
+
+
+SHAPE = T5Config(
+  vocab_size=17, embed_dim=16, num_layers=1, num_encoder_layers=1, num_heads=2,
+  head_dim=8, mlp_dim=24,
+)  # fmt: skip
+
+
+def test_a_block_learns_k_tokens_and_is_told_some(folder):
+  module = BlockDrafter(BlockConfig(t5=SHAPE, num_masks=3), rngs=nnx.Rngs(0))
+  lengths = jnp.array([1 + 6, 1 + 2])
+  batch = {
+    "inputs": jnp.ones((2, 4), jnp.int32), "input_lengths": jnp.array([4, 2]),
+    "tokens": jnp.arange(16).reshape(2, 8), "lengths": lengths,
+  }  # fmt: skip
+  counts = set()
+  for seed in range(12):
+    key = jax.random.key(seed)
+    nats, tokens = t5_step.block(module, batch, key, glance=0.0, smoothing=0.0)
+    # Of row 0 one to three tokens are ahead, of row 1 one or two.
+    assert 2 <= int(tokens) <= 5
+    counts.add(int(tokens))
+    _, left = t5_step.block(module, batch, key, glance=1.0, smoothing=0.0)
+    # A random network is wrong nearly everywhere: what is told is not asked.
+    assert int(left) <= 1
+    assert np.isfinite(nats)
+  assert len(counts) > 2
+  # What stands beyond the answer's end is never asked for.
+  other = batch | {"tokens": batch["tokens"].at[0, 7].set(3).at[1, 3:].set(5)}
+  for seed in range(4):
+    key = jax.random.key(seed)
+    found = [
+      float(t5_step.block(module, b, key, glance=0.5, smoothing=0.1)[0])
+      for b in (batch, other)
+    ]
+    assert found[0] == found[1]
