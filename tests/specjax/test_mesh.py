@@ -25,7 +25,7 @@ ON_ONE_PROCESS = (
   "paths:1x8", "layer_skip:2x4", "ngram:2x4", "tree:4x2",
   "paths:2x2x2", "plain:8x1", "tables:8x1", "shared:8x1",
   "counted:8x1", "inputs:8x1",
-  "eagle3:2x4", "eagle2:1x8", "medusa:4x2", "parallel:2x4",
+  "eagle3:2x2x2", "eagle2:1x8", "medusa:4x2", "parallel:2x4",
 )  # fmt: skip
 # Models that are cut across both processes, and rows that are.
 ON_TWO_PROCESSES = (
