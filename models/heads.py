@@ -98,8 +98,8 @@ class Blockwise(nnx.Module):
   """One hidden layer with a residual to K outputs, and a shared projection.
 
   The projection is the target's: it is part of the parameters, and should be
-  its array, so that no memory holds it twice. No checkpoints of it are
-  published; it is here to be trained.
+  its array, so that no memory holds it twice. No checkpoints of it were
+  published; `models.medusa_format` says in which form they are read.
   """
 
   def __init__(

@@ -237,8 +237,8 @@ def _placed(tree, mesh, specs):
   )
 
 
-def network_pair(mesh, how="paths"):
-  """Stacked transformers in float64, the draft laid out as `DRAFTS` says."""
+def rules_on(mesh):
+  """The target's rules, and the draft's as `DRAFTS` says."""
   axes = tuple(a for a in mesh.axis_names if a != "data") if mesh else ()
   rules = sharding.tensor_parallel(axes)
   of_draft = {
@@ -246,6 +246,12 @@ def network_pair(mesh, how="paths"):
     "as the target": rules,
     "on its own axis": sharding.tensor_parallel(axes[-1:]),
   }[DRAFTS[name_of(mesh)] if mesh else "replicated"]
+  return rules, of_draft
+
+
+def network_pair(mesh, how="paths"):
+  """Stacked transformers in float64."""
+  rules, of_draft = rules_on(mesh)
   size = sharding.num_parts(rules, mesh) if mesh else 1
   config = sharding.kv_heads_for(CONFIG, size)
   params = sharding.repeat_kv_heads(_weights(), CONFIG, config)
@@ -269,14 +275,13 @@ def network_pair(mesh, how="paths"):
 
 
 def head_pair(mesh, how):
-  """A stacked target, and a head on its features that is cut as it is."""
-  axes = tuple(a for a in mesh.axis_names if a != "data") if mesh else ()
-  rules = sharding.tensor_parallel(axes)
+  """A stacked target, and a head on its features."""
+  rules, of_draft = rules_on(mesh)
   size = sharding.num_parts(rules, mesh) if mesh else 1
   config = sharding.kv_heads_for(CONFIG, size)
   shape, form = HEADS[how]
   make = lambda: shape.make(dtype=jnp.float64, rngs=nnx.Rngs(4))
-  model, head = head_shapes.functions(make(), sharding=mesh and rules)
+  model, head = head_shapes.functions(make(), sharding=mesh and of_draft)
   # Norms as they are; everything else larger, for laws that are no even ones.
   head = jax.tree.map(lambda x: 8 * x if x.ndim > 1 else x, head)
   params = Params(
@@ -290,7 +295,7 @@ def head_pair(mesh, how):
       params,
       Params(
         target=sharding.param_specs(params.target, rules),
-        draft=sharding.param_specs(head, rules),
+        draft=sharding.param_specs(head, of_draft),
       ),
     )
   target = stacked.as_language_model(

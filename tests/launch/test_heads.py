@@ -40,6 +40,10 @@ RUNS = {
   "a drawn tree": (
     "medusa", dict(num_drafts=2, rule="kseq", drafter="medusa")
   ),
+  "typical acceptance": (
+    "medusa",
+    dict(tree=(-1, 0, 0, 1, 2, 3), siblings="top_k", rule="typical"),
+  ),
   "a block": ("parallel", dict(rule="block", drafter="parallel")),
   "the best tree of a block": (
     "parallel", dict(num_nodes=8, num_children=3, rule="match")

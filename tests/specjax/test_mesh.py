@@ -25,7 +25,7 @@ ON_ONE_PROCESS = (
   "paths:1x8", "layer_skip:2x4", "ngram:2x4", "tree:4x2",
   "paths:2x2x2", "depth:2x4", "plain:8x1", "tables:8x1", "shared:8x1",
   "counted:8x1", "inputs:8x1",
-  "eagle3:2x4", "eagle2:1x8", "medusa:4x2", "parallel:2x4", "t5:2x4",
+  "eagle3:2x2x2", "eagle2:1x8", "medusa:4x2", "parallel:2x4", "t5:2x4",
   "lookahead:8x1", "suffix:4x2", "rasd:8x1", "online:8x1",
   "block:4x2",
 )  # fmt: skip

@@ -10,6 +10,7 @@ pytest.importorskip("libtpu", reason="libtpu is for Linux on x86-64 only")
 from configs import shapes
 from launch import hardware
 from launch.planning import program
+from models import head_checkpoints
 from models.huggingface_config import config_from_json
 from models.meshes import Layout
 from specjax import tree as tree_lib
@@ -17,11 +18,14 @@ from specjax import tree as tree_lib
 pytestmark = pytest.mark.heavy
 
 
+def model(name):
+  return config_from_json(shapes.SHAPES[name])
+
+
 def compiled(topology, target, draft, **changes):
-  model = lambda name: config_from_json(shapes.SHAPES[name])
   fields = dict(
-    target=model(target), draft=model(draft), siblings="iid", batch_size=8,
-    max_length=2048, prompt_length=32,
+    target=model(target), draft=draft and model(draft), siblings="iid",
+    batch_size=8, max_length=2048, prompt_length=32,
   )  # fmt: skip
   return program.compile_for(
     program.Question(**fields | changes),
@@ -84,3 +88,28 @@ def test_a_tree_over_rows_and_devices():
   assert counts(found, "draft_step") == {
     "all-reduce": 2 * (2 * 16 + 1), "all-gather": 2,
   }  # fmt: skip
+
+
+def test_a_head_is_cut_as_its_target_and_its_cache_is_never_gathered():
+  """A pass sums what it looked up, its attention and its MLP; logits are whole.
+
+  The first also gathers the features that it has fused.
+  """
+  target = model("llama-3.2-1b")
+  settings = shapes.HEADS["eagle3-llama-3.1-8b"] | dict(
+    hidden_size=2048, intermediate_size=8192, head_dim=64
+  )
+  about = head_checkpoints.Target(
+    num_layers=target.num_layers, embed_dim=2048, vocab_size=target.vocab_size
+  )
+  found = compiled(
+    "v5e-4", "llama-3.2-1b", None, tree=tree_lib.chain(2), rule="token",
+    head=head_checkpoints.shape(settings, about, kind="eagle3"),
+    layout=Layout(data=1, model=4, draft=4),
+  )  # fmt: skip
+  assert found.donation_honoured
+  assert found.cache_copies == 0
+  assert found.collectives["commit"] == {}
+  assert counts(found, "other") == {}
+  assert counts(found, "verify") == {"all-reduce": 2 * 16 + 1, "all-gather": 1}
+  assert counts(found, "draft_step") == {"all-reduce": 2 * 3, "all-gather": 3}
