@@ -1,43 +1,51 @@
 r"""A draft that learns while the domain of its prompts changes.
 
-  python -m launch.studies.online --config=configs/online_study.py \
-    --output=docs/online/study.json
+  python -m launch.studies.online --config=configs/online_study.py:prose \
+    --output=docs/online/prose.json
+  python -m launch.studies.online --config=configs/online_study.py:tasks \
+    --output=docs/online/tasks.json
 """
 
 import ml_collections
 
 from configs import common, embedded
 
+# Streams by name: the domains of their blocks.
+_STREAMS = {
+  "prose": ("python", "prose", "python"),
+  "tasks": (
+    "conversation", "code", "mathematics", "summarisation",
+    "answering from context", "conversation",
+  ),
+}  # fmt: skip
 
-def get_config() -> ml_collections.ConfigDict:
-  """The experiment, of the embedded pair."""
+
+def get_config(stream: str = "prose") -> ml_collections.ConfigDict:
+  """The experiment, of the embedded pair; `stream` is "prose" or "tasks".
+
+  Raises:
+    ValueError: for another stream.
+  """
+  if stream not in _STREAMS:
+    raise ValueError(
+      f"the stream must be one of {list(_STREAMS)}, got {stream!r}"
+    )
   config = common.get_config()
   pair = embedded.get_config()
   config.target, config.draft = pair.target, pair.draft
-  config.temperature = 1.0
+  # Our own questions are few: their completions must differ from each other.
+  config.temperature = 1.0 if stream == "tasks" else 0.0
   config.num_speculative_tokens = 4
   config.max_new_tokens = 64
   config.batch_size = 4
   config.prompt_tokens = 48
   config.online_rounds = 4
-  config.online_entries = 256
-  config.online_rate = 1e-3
-  # Streams by name: the domains of their blocks, and emitted tokens of each.
+  config.online_entries = 128
+  config.online_rate = 5e-4
+  # The domains of each stream's blocks, and emitted tokens of each block.
   config.streams = ml_collections.ConfigDict(
-    {
-      "source and prose": {
-        "domains": ("python", "prose", "python"),
-        "tokens": 5120,
-      },
-      "tasks": {
-        "domains": (
-          "conversation", "code", "mathematics", "summarisation",
-          "answering from context", "conversation",
-        ),
-        "tokens": 3072,
-      },
-    }
-  )  # fmt: skip
+    {stream: {"domains": _STREAMS[stream], "tokens": 3072}}
+  )
   # Emitted tokens of its domain that the offline draft is trained on.
   config.offline_tokens = 3072
   # Emitted tokens of a block that come before what is compared.

@@ -1,7 +1,7 @@
 r"""Does a draft that learns follow its text from domain to domain?
 
-  python -m launch.studies.online --config=configs/online_study.py \
-    --output=docs/online/study.json
+  python -m launch.studies.online --config=configs/online_study.py:prose \
+    --output=docs/online/prose.json
 
 Streams of prompts whose domain changes (`config.streams`) are completed by the
 target with three drafts: one that stays as it is (frozen), one that learns
