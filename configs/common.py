@@ -46,9 +46,6 @@ def get_config() -> ml_collections.ConfigDict:
   config.skip_attention = ()  # for layer_skip: layer indices
   config.skip_mlp = ()
   config.skip_layers = ""  # or a file of launch.layer_search, in their place
-  # A chain of model or layer_skip ends where its draft is in doubt; the share
-  # of drafted tokens that is to be accepted decides how much. 0: it does not.
-  config.exit_acceptance = 0.0
   # Whether the draft learns while it decodes (docs/online.md): rounds between
   # two updates, tokens of each row that are learned from, the likeliest tokens
   # of each law that are kept (0: all), an objective of specjax.losses, and the

@@ -10,7 +10,6 @@ parameters are `params.draft`), or None if the config names none.
 """
 
 import dataclasses
-import functools
 import pkgutil
 from collections.abc import Callable
 from typing import Any
@@ -125,21 +124,12 @@ class Family:
   has_depth: bool = False
 
 
-def _exiting(config, make: Callable[..., Drafter]) -> Drafter:
-  """A drafter whose chains end where the config wants them to."""
-  if not config.exit_acceptance:
-    return make(depth=depth_of(config))
-  return drafters.exits.drafter(make, acceptance=config.exit_acceptance)
-
-
 def _model(config, draft, **static) -> Drafter:
-  make = functools.partial(drafters.model.drafter, draft, **static)
-  return _exiting(config, make)
+  return drafters.model.drafter(draft, depth=depth_of(config), **static)
 
 
 def _layer_skip(config, draft, **static) -> Drafter:
-  make = functools.partial(drafters.layer_skip.drafter, draft, **static)
-  return _exiting(config, make)
+  return drafters.layer_skip.drafter(draft, depth=depth_of(config), **static)
 
 
 def _ngram(config, draft, *, tree, siblings, vocab_size) -> Drafter:

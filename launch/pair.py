@@ -136,22 +136,9 @@ def check_config(config: ml_collections.ConfigDict) -> None:
     )
   family.check(config, tree, how)
   online.check(config)
-  check_exits(config)
   if gamma:
     rules.get(config.rule).check(tree, how)
   drafting.check_depth(config, rules.get(config.rule))
-
-
-def check_exits(config: ml_collections.ConfigDict) -> None:
-  """Raises ValueError for exits that cannot be, or that nobody would take."""
-  wanted = config.exit_acceptance
-  if not 0 <= wanted <= 1:
-    raise ValueError(f"exit_acceptance must be in [0, 1], got {wanted}")
-  if wanted and config.drafter not in ("model", "layer_skip"):
-    raise ValueError(
-      "exit_acceptance is of the drafters model and layer_skip, and the "
-      f"drafter is {config.drafter!r}"
-    )
 
 
 def settled(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:

@@ -184,7 +184,7 @@ class StepCosts:
 
 
 def _innermost(state: Any) -> Any:
-  """The state of the drafter that others are around (`online`, `exits`)."""
+  """The state of the drafter that others are around (`online`)."""
   while hasattr(state, "inner"):
     state = state.inner
   return state

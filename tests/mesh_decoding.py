@@ -157,16 +157,16 @@ def online_pair(mesh):
   target = toys.table(VOCAB, seed=1)
   draft = toys.near(target, noise=0.7, seed=2)
   model = toys.table_model(VOCAB)
-  chain = functools.partial(
-    drafters.model.drafter, model, tree=tree_lib.chain(3), vocab_size=VOCAB
-  )
+  inner = drafters.model.drafter(
+    model, tree=tree_lib.chain(3), vocab_size=VOCAB,
+    depth=drafters.depth.exits(threshold=0.3),
+  )  # fmt: skip
   decoder = decode.make_decoder(
     model,
     drafter=drafters.online.drafter(
-      drafters.exits.drafter(chain, threshold=0.3), entries=8, num_laws=4,
-      vocab_size=VOCAB,
+      inner, entries=8, num_laws=4, vocab_size=VOCAB
     ),
-  )  # fmt: skip
+  )
   return decoder, Params(target=jnp.asarray(target), draft=jnp.asarray(draft))
 
 
@@ -478,7 +478,7 @@ def decode_on(case: str, mesh) -> dict:
 def _own_state(case: str, state):
   """What of a drafter's state is compared, beside the texts."""
   if case == "online":
-    return dataclasses.asdict(state.ring), state.inner.threshold
+    return dataclasses.asdict(state.ring), state.inner.estimates.threshold
   whole = ("shared", "counted", "lookahead")
   return jax.tree.leaves(state) if case in whole else ()
 

@@ -3,10 +3,10 @@
 Each has a `drafter(...)` that returns a `specjax.types.Drafter` (`eagle` has
 `dynamic` too); that of `plain` proposes nothing, which makes the decoding loop
 plain autoregressive sampling. `online` gives another one a memory to learn
-from; `exits`, and `adaptive` by a policy of `depth`, end chains early. What
-they share is in `levels` (trees that are drawn), `best_first` (the likeliest
-ones) and `marginals`; in `occurrences`, `corpus` and `tries` what those share
-that look continuations up.
+from, `adaptive` ends chains early, by a policy of `depth`. What they share is
+in `levels` (trees that are drawn), `best_first` (the likeliest ones) and
+`marginals`; in `occurrences`, `corpus` and `tries` what those share that look
+continuations up.
 """
 
 from specjax.drafters import (
@@ -15,7 +15,6 @@ from specjax.drafters import (
   corpus,
   depth,
   eagle,
-  exits,
   heads,
   layer_skip,
   lookahead,
@@ -34,7 +33,6 @@ __all__ = [
   "corpus",
   "depth",
   "eagle",
-  "exits",
   "heads",
   "layer_skip",
   "lookahead",

@@ -96,7 +96,7 @@ def drafter(
     remembered = tree.max_depth if policy.learns else 0
     return State(
       own=inner.init(params, batch, slots, inputs),
-      estimates=Estimates.zeros(batch, remembered),
+      estimates=Estimates.zeros(batch, remembered, threshold=policy.threshold),
     )
 
   def propose(params, state: State, target_cache, context):
@@ -120,6 +120,8 @@ def drafter(
     estimates = state.estimates
     if policy.learns:
       estimates = depth_lib.learn(estimates, commit, policy.cost)
+    if policy.moves is not None:
+      estimates = depth_lib.move(policy, estimates, commit, tree.max_depth)
     return State(
       own=inner.commit(params, state.own, commit), estimates=estimates
     )

@@ -54,6 +54,8 @@ class Estimates:
     confidence: `f32[B, G]`, the probabilities of its tokens in those.
     log_p: `f32[B, G]`, of its tokens, in the laws that they were drawn from.
     drafted: `i32[B]`, how many of them were there.
+    threshold: `f32[B]`, of a policy that moves it (`Policy.moves`).
+    matched: `f32[B]`, running mean of the share of drafted tokens that stood.
     passes: `i32[]`, passes of the draft that have been made, for all rows.
   """
 
@@ -65,10 +67,14 @@ class Estimates:
   confidence: Array
   log_p: Array
   drafted: Array
+  threshold: Array
+  matched: Array
   passes: Array
 
   @classmethod
-  def zeros(cls, rows: int, depth: int) -> "Estimates":
+  def zeros(
+    cls, rows: int, depth: int, *, threshold: float = 0.0
+  ) -> "Estimates":
     """Before the first round."""
     table = (rows, 2, BINS + 1)
     return cls(
@@ -80,6 +86,8 @@ class Estimates:
       confidence=jnp.zeros((rows, depth), jnp.float32),
       log_p=jnp.zeros((rows, depth), jnp.float32),
       drafted=jnp.zeros(rows, jnp.int32),
+      threshold=jnp.full(rows, threshold, jnp.float32),
+      matched=jnp.zeros(rows, jnp.float32),
       passes=jnp.zeros((), jnp.int32),
     )
 
@@ -170,6 +178,30 @@ def update(
   )
 
 
+def move(
+  policy: "Policy", now: Estimates, commit: Commit, depth: int
+) -> Estimates:
+  """The threshold after a round of the loop; see `Policy.moves`.
+
+  Args:
+    policy: one that moves.
+    now: with how much was drafted.
+    commit: the round.
+    depth: G, of a chain that is drafted whole.
+  """
+  assert policy.moves is not None
+  share = (commit.count - 1) / jnp.maximum(now.drafted, 1)
+  threshold, matched = policy.moves(
+    now.threshold, now.matched, share, now.drafted == depth
+  )
+  counts = (commit.count > 0) & (now.drafted > 0)
+  return dataclasses.replace(
+    now,
+    threshold=jnp.where(counts, threshold, now.threshold),
+    matched=jnp.where(counts, matched, now.matched),
+  )
+
+
 # ----------------------------------------------------------------- the policies
 
 
@@ -205,6 +237,10 @@ class Policy:
       is measured.
     shared: whether all rows go on as long as the mean gain is above the mean
       price, of the rows that are allowed so deep (on a mesh, of a device's).
+    threshold: that of `Estimates` before the first round.
+    moves: `(threshold, matched, share of the drafted tokens that stood, whether
+      the chain was drafted whole) -> (threshold, matched)` after a round that
+      drafted, all `[B]`; None: both stay.
   """
 
   name: str
@@ -212,6 +248,8 @@ class Policy:
   learns: bool = False
   cost: float = 0.0
   shared: bool = False
+  threshold: float = 0.0
+  moves: Callable[..., tuple[Array, Array]] | None = None
 
   def goes_on(self, seen: Seen, allowed: Array) -> Array:
     """Which of the rows that may draft the next token do, `bool[B]`."""
@@ -251,6 +289,57 @@ def confidence(*, threshold: float = 0.4) -> Policy:
       seen.confidence, jnp.full_like(seen.confidence, threshold)
     ),
   )  # fmt: skip
+
+
+def exits(
+  *,
+  acceptance: float = 0.9,
+  threshold: float = 0.6,
+  step: float = 0.01,
+  keep_matched: float = 0.5,
+  keep_threshold: float = 0.9,
+) -> Policy:
+  """`confidence` with a threshold that follows what is accepted.
+
+  Draft and Verify (Zhang et al., ACL 2024, section 4.1). With m the running
+  mean of the share of drafted tokens that stood and h the threshold, after
+  every round of a row
+
+    m <- keep_matched m + (1 - keep_matched) share
+    h <- keep_threshold h + (1 - keep_threshold) t,
+
+  where t is h + step if m < acceptance, else h if the chain was drafted whole,
+  else h - step; h stays in [0, 1]. The paper begins a run with m = 0 and one
+  threshold for all its prompts; here each row has its own, and begins anew with
+  its prompt. The released mode that drafts the likeliest token and claims the
+  softmax is lossy, and not here.
+
+  Args:
+    acceptance: the share of drafted tokens that is aimed at; alpha there.
+    threshold: the first one, of the draft's law at temperature 1.
+    step: epsilon there.
+    keep_matched, keep_threshold: beta_1 and beta_2 there.
+  """
+  shares = {
+    "acceptance": acceptance, "threshold": threshold, "step": step,
+    "keep_matched": keep_matched, "keep_threshold": keep_threshold,
+  }  # fmt: skip
+  for name, value in shares.items():
+    _check_share(name, value)
+
+  def moves(h, m, share, whole):
+    m = keep_matched * m + (1 - keep_matched) * share
+    down = jnp.where(whole, h, h - step)
+    target = jnp.where(m < acceptance, h + step, down)
+    h = keep_threshold * h + (1 - keep_threshold) * target
+    return jnp.clip(h, 0, 1), m
+
+  return Policy(
+    name=f"exits(acceptance={acceptance:g},threshold={threshold:g})",
+    judge=lambda seen: (seen.confidence, seen.estimates.threshold),
+    threshold=threshold,
+    moves=moves,
+  )
 
 
 def survival(*, threshold: float = 0.25) -> Policy:
@@ -328,6 +417,7 @@ def _check_share(name: str, value: float) -> None:
 FACTORIES: dict[str, Callable[..., Policy]] = {
   "fixed": fixed,
   "confidence": confidence,
+  "exits": exits,
   "survival": survival,
   "optimal": optimal,
 }

@@ -7,9 +7,6 @@ kept layers only. Verification then writes all layers of those slots anew, so
 the cache is correct after every commit without any work here.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import jax.numpy as jnp
 
 from specjax import siblings as siblings_lib
@@ -18,7 +15,7 @@ from specjax.drafters.depth import Policy
 from specjax.drafters.model import check_model, check_tree, draft_tree
 from specjax.siblings import IID, Siblings
 from specjax.tree import Tree
-from specjax.types import Draft, Drafter, LanguageModel
+from specjax.types import Drafter, LanguageModel
 
 
 def drafter(
@@ -27,7 +24,6 @@ def drafter(
   tree: Tree,
   siblings: Siblings | str = IID,
   vocab_size: int,
-  grow: Callable[..., tuple[Draft, Any]] = levels.draw_tree,
   depth: Policy | None = None,
 ) -> Drafter:
   """Drafts with a thinned target, on `Params.target` and the target's cache.
@@ -40,7 +36,6 @@ def drafter(
     siblings: how the children of a node are drawn, or the name of it in
       `specjax.siblings`.
     vocab_size: V, the number of real tokens.
-    grow: what draws the tree, as `levels.draw_tree`.
     depth: when a row of a chain ends before that (`specjax.drafters.depth`);
       None: never.
 
@@ -70,7 +65,6 @@ def drafter(
       tree=tree,
       siblings=siblings,
       vocab_size=vocab_size,
-      grow=grow,
     )
     return draft, state, cache.replace(length=start)
 

@@ -11,8 +11,6 @@ before the row drafts again.
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +32,6 @@ def drafter(
   tree: Tree,
   siblings: Siblings | str = IID,
   vocab_size: int,
-  grow: Callable[..., tuple[Draft, Any]] = levels.draw_tree,
   depth: Policy | None = None,
 ) -> Drafter:
   """Drafts with `model`, whose parameters are `Params.draft`.
@@ -46,7 +43,6 @@ def drafter(
     siblings: how the children of a node are drawn, or the name of it in
       `specjax.siblings`.
     vocab_size: V, the number of real tokens.
-    grow: what draws the tree, as `levels.draw_tree`.
     depth: when a row of a chain ends before that (`specjax.drafters.depth`);
       None: never.
 
@@ -91,7 +87,6 @@ def drafter(
       tree=tree,
       siblings=siblings,
       vocab_size=vocab_size,
-      grow=grow,
     )
     return draft, cache, target_cache
 
@@ -275,7 +270,6 @@ def draft_tree(
   tree: Tree,
   siblings: Siblings,
   vocab_size: int,
-  grow: Callable[..., tuple[Draft, Any]] = levels.draw_tree,
 ) -> tuple[Draft, Cache]:
   """Samples a tree level by level; depth G costs G - 1 model calls.
 
@@ -289,7 +283,6 @@ def draft_tree(
     tree: the token tree.
     siblings: how the children of a node are drawn.
     vocab_size: V, the number of real tokens.
-    grow: what draws it, as `levels.draw_tree`.
 
   Returns:
     The draft, and the cache with all nodes but those of the deepest level in
@@ -307,7 +300,7 @@ def draft_tree(
     )
     return output.logits, cache
 
-  return grow(
+  return levels.draw_tree(
     root_logits,
     feed,
     cache,

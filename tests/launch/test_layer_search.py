@@ -1,6 +1,5 @@
 """The search for layers to skip: what it scores, and that it finds."""
 
-import dataclasses
 import itertools
 import json
 
@@ -11,7 +10,7 @@ import pytest
 from files import write_jsonl
 from flax import nnx
 
-from launch import decode, layer_search, pair, skipped_layers
+from launch import decode, layer_search, skipped_layers
 from launch.searching import costs, knapsack, methods
 from launch.searching.scorer import Scorer, Texts
 from models.layers import TransformerConfig
@@ -333,17 +332,3 @@ def test_a_set_is_read_as_it_was_written(tmp_path):
   assert skipped_layers.read(str(path)) == SkippedLayers(attention=(1, 3))
   with pytest.raises(FileNotFoundError, match="no such file of layers"):
     skipped_layers.read(str(tmp_path / "other.json"))
-
-
-def test_exits_are_of_drafters_that_have_them():
-  from configs import common
-
-  config = common.get_config()
-  config.drafter, config.exit_acceptance = "ngram", 0.8
-  with pytest.raises(ValueError, match="exit_acceptance is of the drafters"):
-    pair.check_config(config)
-  config = common.get_config()
-  config.drafter, config.exit_acceptance = "layer_skip", 1.2
-  with pytest.raises(ValueError, match=r"must be in \[0, 1\], got 1.2"):
-    pair.check_config(config)
-  assert dataclasses.is_dataclass(costs.Costs)

@@ -1,4 +1,4 @@
-"""Exits: where a chain ends, that it is lossless, how the threshold moves."""
+"""Draft and Verify's exits: where chains end, and how the threshold moves."""
 
 import dataclasses
 import functools
@@ -11,8 +11,8 @@ import toys
 
 import specjax
 from specjax import drafters, exact
-from specjax.drafters import exits
-from specjax.tree import Form, chain, paths
+from specjax.drafters import depth
+from specjax.tree import chain
 from specjax.warp import make_sampling
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -25,8 +25,8 @@ OF = dict(tree=chain(DEPTH), vocab_size=VOCAB)
 
 
 def make(how="model", **options):
-  inner = functools.partial(getattr(drafters, how).drafter, MODEL, **OF)
-  return exits.drafter(inner, **options)
+  family = getattr(drafters, how)
+  return family.drafter(MODEL, **OF, depth=depth.exits(**options))
 
 
 DRAFTERS = {
@@ -69,7 +69,7 @@ def without_what_fell_below(drafter):
   def propose(params, state, cache, context):
     draft, new, cache = drafter.propose(params, state, cache, context)
     law = jnp.take_along_axis(draft.log_probs, draft.tokens[..., None], axis=-1)
-    low = law[..., 0] < jnp.log(state.threshold)[:, None]
+    low = law[..., 0] <= jnp.log(state.estimates.threshold)[:, None]
     parents = jnp.where(low, -1, draft.parents)
     return dataclasses.replace(draft, parents=parents), new, cache
 
@@ -149,14 +149,14 @@ def test_a_chain_ends_after_the_first_token_below_the_threshold(rounds):
       text = np.asarray(before.tokens[row, : before.length[row]]).tolist()
       there = np.asarray(info.draft.parents[row]) >= 0
       drafted = np.asarray(info.draft.tokens[row])
-      threshold = float(before.drafter_state.threshold[row])
+      threshold = float(before.drafter_state.estimates.threshold[row])
       expected, count = True, 0
-      for depth in range(1, DEPTH + 1):
-        assert there[depth] == expected
+      for level in range(1, DEPTH + 1):
+        assert there[level] == expected
         count += expected
-        sure = draft_prob(text, drafted[depth])
-        expected = expected and sure >= threshold
-        text.append(int(drafted[depth]))
+        sure = draft_prob(text, drafted[level])
+        expected = expected and sure > threshold
+        text.append(int(drafted[level]))
       lengths.add(count)
   assert lengths == {1, 2, 3}
 
@@ -164,7 +164,7 @@ def test_a_chain_ends_after_the_first_token_below_the_threshold(rounds):
 def test_the_threshold_follows_what_is_accepted(rounds):
   moved = set()
   for before, after, info in rounds:
-    old, new = before.drafter_state, after.drafter_state
+    old, new = (s.drafter_state.estimates for s in (before, after))
     for row in range(ROWS):
       h, m = float(old.threshold[row]), float(old.matched[row])
       drafted = int((np.asarray(info.draft.parents[row]) >= 0).sum())
@@ -196,12 +196,12 @@ def test_passes_that_no_row_asks_for_are_not_made():
   def last_fed(threshold):  # beyond the newest token, by row
     decoder = specjax.make_decoder(MODEL, drafter=make(threshold=threshold))
     state = start(decoder)
-    cache = state.drafter_state.inner
+    cache = state.drafter_state.own
     cache = cache.replace(positions=jnp.zeros_like(cache.positions))
-    own = dataclasses.replace(state.drafter_state, inner=cache)
+    own = dataclasses.replace(state.drafter_state, own=cache)
     state = dataclasses.replace(state, drafter_state=own)
     _, own, _ = jax.jit(decoder.propose)(PARAMS, state)
-    return np.asarray(own.inner.positions).max(axis=1) - (LENGTHS - 1)
+    return np.asarray(own.own.positions).max(axis=1) - (LENGTHS - 1)
 
   # A text of one token is read as a window of two.
   assert last_fed(1.0).tolist() == [1, 0, 0, 0]
@@ -214,7 +214,7 @@ def test_a_host_may_end_drafting_earlier():
   state = dataclasses.replace(state, max_depth=jnp.array([0, 1, 2, 3]))
   draft, own, _ = jax.jit(decoder.propose)(PARAMS, state)
   assert (np.asarray(draft.parents) >= 0).sum(axis=1).tolist() == [0, 1, 2, 3]
-  assert own.drafted.tolist() == [0, 1, 2, 3]
+  assert own.estimates.drafted.tolist() == [0, 1, 2, 3]
 
 
 def test_a_draft_that_is_nan_ends_its_chain_and_loses_nothing():
@@ -238,12 +238,3 @@ def test_a_draft_that_is_nan_ends_its_chain_and_loses_nothing():
 def test_numbers_out_of_range_are_refused(options, message):
   with pytest.raises(ValueError, match=message):
     make(**options)
-
-
-def test_only_chains_have_exits():
-  inner = functools.partial(
-    drafters.model.drafter, MODEL, tree=paths(2, 2), vocab_size=VOCAB
-  )
-  with pytest.raises(ValueError, match="with exits is a chain"):
-    exits.drafter(inner)
-  assert DRAFTERS["model"].tree.form is Form.MASKED
