@@ -96,7 +96,7 @@ decode: $(VENV)/.setup.stamp  ## Decodes a few prompts with the embedded pair
 	@$(PY) -m launch.decode --config=configs/embedded.py $(ARGS)
 
 .PHONY: chat
-chat: $(VENV)/.setup.stamp  ## Fetches SmolLM2 (98 MB, once) and chats with it
+chat: $(VENV)/.setup.stamp  ## Fetches SmolLM2 (93 MB, once) and chats with it
 	@$(PY) -m launch.tools.fetch_smollm2
 	@$(PY) -m launch.chat --config=configs/smollm2.py $(ARGS)
 

@@ -28,7 +28,7 @@ def get_config() -> ml_collections.ConfigDict:
   """The experiment."""
   if not path().is_file():
     raise ValueError(
-      f"there is no {path()}: fetch it (98 MB) with "
+      f"there is no {path()}: fetch it (93 MB) with "
       "`python -m launch.tools.fetch_smollm2`"
     )
   config = common.get_config()

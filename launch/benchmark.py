@@ -88,7 +88,8 @@ def run(_) -> int:
   turns = rates.measure_rates(
     batches, engines, reference, rounds=_ROUNDS.value, pieces=pieces
   )
-  summary = metrics.summarize(turns.units())
+  tree = models.decoder.drafter.tree
+  summary = metrics.summarize(turns.units(), max_depth=tree.max_depth)
   costs = pieces.costs()
   memory = None
   if models.mesh is None:  # of one device, whose memory all is in

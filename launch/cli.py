@@ -14,6 +14,7 @@ import dis
 import logging
 import os
 import pathlib
+import re
 import sys
 import traceback
 import types
@@ -166,6 +167,8 @@ def run(
       return rest
     except UserError as error:
       sys.exit(fail(str(error)))
+    except BrokenPipeError:
+      sys.exit(terminal.reader_left())
 
   def whole(argv):
     if several_processes:
@@ -235,7 +238,7 @@ def _guarded(
       raise
     if failed is not None:
       failed.append(error)
-    return fail(" ".join(str(error).split()))
+    return fail(" ".join(_in_words(error).split()))
 
 
 def _parse(command: Command, argv: Sequence[str]) -> list[str]:
@@ -264,14 +267,10 @@ def _parse(command: Command, argv: Sequence[str]) -> list[str]:
     if wants_help:
       print("\n" + usage.of_settings(command, flags.FLAGS[CONFIG.name]))
       raise SystemExit(0)
-  except UserError:
+  except (UserError, BrokenPipeError):
     raise
   except Exception as error:
-    text = str(error.args[0] if error.args else error)
-    text = text.replace("\\n", "\n").replace("\\'", "'")  # a repr, at times
-    if "Traceback" in text:  # of the config's file: its last line says what
-      text = text.strip().splitlines()[-1]
-    raise UserError(" ".join(text.split())) from None
+    raise UserError(_why_not(error)) from None
   if any(flags.FLAGS[name].present for name in _spread):
     return rest
   if rest[1:]:
@@ -279,6 +278,29 @@ def _parse(command: Command, argv: Sequence[str]) -> list[str]:
       f"unexpected arguments {rest[1:]}: settings are written --name=value"
     )
   return rest
+
+
+def _why_not(error: Exception) -> str:
+  """Why flags could not be parsed: what absl or a config's file raised."""
+  text = str(error.args[0] if error.args else error)
+  text = text.replace("\\n", "\n").replace("\\'", "'")  # a repr, at times
+  if isinstance(error, KeyError | AttributeError):  # a setting that is none
+    name = text.strip("'\" ").split("'")[0]
+    meant = re.search(r'Did you mean "([^"]+)"', text)
+    guess = f" (did you mean {meant[1]!r}?)" if meant else ""
+    return f"the config has no setting {name!r}{guess}"
+  if "Traceback" in text:  # of the config's file: its last line says what
+    text = re.sub(r"^ValueError: ", "", text.strip().splitlines()[-1])
+  return " ".join(text.split())
+
+
+def _in_words(error: Exception) -> str:
+  """An error's text, of files without the number of the error."""
+  if isinstance(error, OSError) and error.strerror and error.filename:
+    return f"{error.filename}: {error.strerror}"
+  # A config's file that is not there is told when the config is read.
+  missing = re.search(r"No such file or directory: '([^']+)'", str(error))
+  return f"there is no {missing[1]}" if missing else str(error)
 
 
 def _is_mistake(error: BaseException) -> bool:

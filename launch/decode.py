@@ -339,7 +339,10 @@ def run(_) -> int:
     records = decode_missing(config, models, items, opened)
     rows = rows_of(records)
     lines = [output_row(p, rows[p.key], models.tokenizer) for p in items]
-    summary = metrics.summarize([metrics.Unit(**r["unit"]) for r in records])
+    summary = metrics.summarize(
+      [metrics.Unit(**r["unit"]) for r in records],
+      max_depth=max(len(row["accept_counts"]) for row in rows.values()) - 1,
+    )
     if traced_fields():  # no measurement
       summary |= dict.fromkeys(("seconds", "tokens_per_second"))
     if _STEPS.value:

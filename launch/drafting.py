@@ -85,6 +85,16 @@ def _needs_draft(config, tree: Tree, siblings: Siblings) -> None:
     )
 
 
+def _skips_something(config, tree: Tree, siblings: Siblings) -> None:
+  del siblings
+  if tree.num_drafted and skipped_layers.of(config) == SkippedLayers():
+    raise ValueError(
+      "layer_skip with nothing skipped drafts with the whole target: give "
+      "skip_attention and skip_mlp, or skip_layers (launch.layer_search finds "
+      "what to skip)"
+    )
+
+
 def _one_path(config, tree: Tree, siblings: Siblings) -> None:
   if not tree.is_chain:
     raise ValueError(
@@ -245,7 +255,11 @@ FAMILIES = {
   ),
   "block": _BLOCK,
   "layer_skip": Family(
-    make=_layer_skip, model=_of_target, reads_draft=False, has_depth=True
+    make=_layer_skip,
+    model=_of_target,
+    reads_draft=False,
+    check=_skips_something,
+    has_depth=True,
   ),
   "ngram": Family(
     make=_ngram, model=_nothing, reads_draft=False, check=_one_path

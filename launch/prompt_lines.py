@@ -15,6 +15,7 @@ one of these is refused: it would be missed silently.
 """
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -223,7 +224,7 @@ def number(record: dict, name: str) -> Any:
     is_number = is_number and isinstance(value, int)
   if not is_number or not valid(value):
     raise ValueError(
-      f'"{name}" must be {expected}, got {str(record[name])[:40]!r}'
+      f'"{name}" must be {expected}, got {json.dumps(record[name])[:40]}'
     )
   return record[name]
 

@@ -198,7 +198,7 @@ def read_jsonl(
     if not line.strip():
       continue
     try:
-      record = json.loads(line)
+      record = json.loads(line, object_pairs_hook=_object)
       found = prompt_lines.read(
         record, tokenizer, max_tokens=max_tokens,
         max_new_tokens=max_new_tokens, encoder=encoder,
@@ -272,3 +272,13 @@ def _stream(identity: Any, taken: set[int]) -> int:
       stream = _HALF + int(text, 16) % _HALF
   taken.add(stream)
   return stream
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+  """A JSON object whose keys are there once."""
+  found = dict(pairs)
+  if len(found) < len(pairs):
+    names = [name for name, _ in pairs]
+    twice = next(name for name in found if names.count(name) > 1)
+    raise ValueError(f"the key {twice!r} is there twice")
+  return found

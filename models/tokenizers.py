@@ -55,10 +55,11 @@ class Tokenizer:
 
   def encode(self, text: str) -> list[int]:
     """Ids of a text, with whatever the tokenizer's own template adds."""
-    return self.backend.encode(text).ids
+    return self.backend.encode(_checked(text)).ids
 
   def encode_text(self, text: str) -> list[int]:
     """Ids of what is text and no more: special tokens' names are text too."""
+    text = _checked(text)
     return self._without_special.encode(text, add_special_tokens=False).ids
 
   @functools.cached_property
@@ -245,3 +246,16 @@ def load_or_train(
   except FileNotFoundError:
     save(train(texts(), vocab_size=vocab_size), directory)
     return load(directory)
+
+
+def _checked(text: str) -> str:
+  """The text; ValueError if it is none, half of a pair of surrogates in it."""
+  try:
+    text.encode("utf-8")
+  except UnicodeEncodeError as error:
+    half = f"U+{ord(text[error.start]):04X}"
+    raise ValueError(
+      f"the text has half a character at place {error.start} ({half}, one of "
+      "two surrogates)"
+    ) from None
+  return text

@@ -178,11 +178,12 @@ def _ratio(top: float, bottom: float) -> float | None:
   return float(top / bottom) if bottom else None
 
 
-def summarize(units: Sequence[Unit]) -> dict:
+def summarize(units: Sequence[Unit], *, max_depth: float = math.inf) -> dict:
   """The report of a run.
 
   Args:
     units: at least one; baseline fields are given for all of them or for none.
+    max_depth: G, drafted tokens that a target call can emit at most.
 
   Returns:
     A JSON-able dictionary. `block_efficiency` is emitted tokens per target
@@ -207,7 +208,9 @@ def summarize(units: Sequence[Unit]) -> dict:
     "num_accepted": total("num_accepted"),
     "block_efficiency": _ratio(total("num_tokens"), total("num_target_calls")),
     "block_efficiency_ci": ratio_interval(
-      column("num_tokens"), column("num_target_calls"), limits=(1, math.inf)
+      column("num_tokens"),
+      column("num_target_calls"),
+      limits=(1, max_depth + 1),
     ),
     "acceptance_rate": _ratio(total("num_accepted"), total("num_drafted")),
     "acceptance_rate_ci": ratio_interval(

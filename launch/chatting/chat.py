@@ -79,6 +79,7 @@ class Chat:
     self.last: Answer | None = None
     self._plain: Talk | None = None
     self._plain_rate: float | None = None
+    self._measured: Answer | None = None  # the answer that it is of
     self.talk = self._new_talk()
 
   def _new_talk(self, *, plain: bool = False, **more) -> Talk:
@@ -188,7 +189,7 @@ class Chat:
     rule = self.pair.decoder.rule
     if not self._config.num_speculative_tokens:
       return "plain decoding"
-    if self._plain_rate is None or self._plain_is_old():
+    if self._plain_rate is None or self._measured is not last:
       return "speed-up unknown (/stats measures it)"
     speedup = last.tokens_per_second / self._plain_rate
     loss = loss_in_words(
@@ -241,6 +242,7 @@ class Chat:
 
   def _system(self, rest: str) -> None:
     self.conversation = self.conversation.with_system(rest)
+    self._screen.note("the system says that" if rest else "no system message")
 
   def _reset(self, rest: str) -> None:
     del rest
@@ -248,6 +250,7 @@ class Chat:
     self._number += 1
     self.last = None
     self.talk.forget()
+    self._screen.note("forgotten")
 
   def _stats(self, rest: str) -> None:
     del rest
@@ -272,7 +275,7 @@ class Chat:
         f"accepted: {last.num_accepted} of {last.num_drafted} drafted tokens "
         f"({last.num_accepted / last.num_drafted:.0%})"
       )
-    if self._plain_rate:
+    if self._plain_rate and self._measured is last:
       lines.append(
         f"plain decoding after the same text: {self._plain_rate:.1f} tokens a "
         "second"
@@ -297,3 +300,4 @@ class Chat:
     )
     written = sum(len(new) for new in self._plain.rounds())
     self._plain_rate = written / max(self._plain.seconds, 1e-9)
+    self._measured = last

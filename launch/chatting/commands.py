@@ -23,6 +23,7 @@ def parse(line: str) -> tuple[str, str] | None:
   Raises:
     ValueError: for a command that there is not.
   """
+  line = line.strip()
   if not line.startswith("/") or line.startswith("//"):
     return None
   name, _, rest = line[1:].partition(" ")
@@ -36,7 +37,9 @@ def parse(line: str) -> tuple[str, str] | None:
   if rest and not wanted:
     raise ValueError(f"/{name} takes nothing after it, got {rest!r}")
   if wanted not in ("", "TEXT") and not rest:
-    raise ValueError(f"/{name} takes {wanted}: {COMMANDS[name][1]}")
+    raise ValueError(
+      f"/{name} takes {wanted} after it, got nothing ({COMMANDS[name][1]})"
+    )
   return name, rest
 
 

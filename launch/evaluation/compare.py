@@ -32,10 +32,15 @@ def compare(before: Mapping, after: Mapping) -> list[dict]:
       "the two results have no group of questions in common: the same "
       "temperature, batch size, questions and lengths of prompts"
     )
+  parts: dict[str, set] = {}
+  for key in common:
+    parts.setdefault(ours[key]["task"], set()).add(ours[key]["category"])
   for level in summary.LEVELS:
     scopes: dict[tuple, list] = {}
     for key in common:
       record = ours[key]
+      if level == "category" and len(parts[record["task"]]) == 1:
+        continue  # the task's own row says it
       category = "all" if level == "all" else record[level]
       scope = (record["temperature"], record["batch_size"], category)
       scopes.setdefault(scope, []).append((record, theirs[key]))

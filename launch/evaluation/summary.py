@@ -8,6 +8,7 @@ question.
 
 import collections
 import dataclasses
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 
@@ -122,8 +123,11 @@ def _row(
     known is None.
   """
   units = [unit_of(record, system) for record in records]
-  of_units = metrics.summarize(units)
   every = [e for record in records for e in entries(record, system)]
+  counts = _accept_counts(every)
+  of_units = metrics.summarize(
+    units, max_depth=len(counts) - 1 if counts else math.inf
+  )
   is_plain = system == PLAIN
   own = [
     tokens / calls
@@ -132,7 +136,6 @@ def _row(
     if calls  # none is counted where NaN logits ended the first round
   ]
   first = [e.found["first_seconds"] for e in every for _ in e.found["tokens"]]
-  counts = _accept_counts(every)
   return {
     "num_questions": len(
       {question for e in every for question in e.turn["questions"]}

@@ -329,7 +329,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on(
   monkeypatch.setattr(os, "fsync", full)
   assert command_line(f"--workdir={tmp_path}") == 2
   *_, line = capsys.readouterr().err.splitlines()
-  assert line == (f"error: [Errno 28] No space left on device: '{written}'")
+  assert line == f"error: {written}: No space left on device"
   monkeypatch.undo()
   assert command_line(f"--workdir={tmp_path}") == 0
   assert [r["step"] for r in records(tmp_path)] == [1, 2, 3, 4, 5, 6]
