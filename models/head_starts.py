@@ -76,8 +76,10 @@ def eagle3(
     rngs=rngs,
   )
   last = target.layers[-1]
-  # Of features next to each other, the last is the highest layer's.
-  module.fc.kernel[...] = module.fc.kernel[...].at[-width:].set(jnp.eye(width))
+  # Of features next to each other, the last is the highest layer's: it is read
+  # alone at first. What others are can be hundreds of times as large.
+  fc = module.fc.kernel
+  fc[...] = jnp.zeros_like(fc[...]).at[-width:].set(jnp.eye(width))
   for name in ("q", "k", "v"):  # embedding first, then the state
     ours, theirs = (
       getattr(module.attention, name),

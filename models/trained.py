@@ -81,10 +81,13 @@ def read_config(directory: str) -> TransformerConfig:
   """
   path = pathlib.Path(directory) / "config.json"
   try:
-    return TransformerConfig(**json.loads(path.read_text("utf-8"))["model"])
+    found = json.loads(path.read_text("utf-8"))
+    if "head" in found:
+      raise ValueError("it trains a head, which --export writes")
+    return TransformerConfig(**found["model"])
   except (ValueError, KeyError, TypeError, RecursionError) as error:
     raise ValueError(
-      f"{path} is not the config.json of a training run: {error}"
+      f"{path} is not the config.json of a model's training run: {error}"
     ) from None
 
 

@@ -20,6 +20,7 @@ is there.
 
 import json
 import sys
+from collections.abc import Sequence
 
 import jax
 import tqdm
@@ -64,9 +65,9 @@ def temperatures() -> list[float]:
   return found
 
 
-def tested_texts() -> list[str]:
-  """What the questions say that nothing may be taken from."""
-  files = [questions.OWN, *_QUESTIONS.value]
+def tested_texts(more: Sequence[str]) -> list[str]:
+  """What questions say that nothing may be taken from: our own, and `more`."""
+  files = [questions.OWN, *more]
   return [t for f in files for q in questions.read(f) for t in q.turns]
 
 
@@ -119,7 +120,7 @@ def run(_) -> int:
   if config.mesh:
     raise cli.UserError("self_data runs on one device: give no config.mesh")
   folder = outputs.check_folder("--output", cli.OUTPUT.value)
-  texts, warmth = tested_texts(), temperatures()
+  texts, warmth = tested_texts(_QUESTIONS.value), temperatures()
   folder.mkdir(parents=True, exist_ok=True)
   output = str(folder / "conversations.jsonl")
   with Journal(output, settings_of(config), grows=True) as journal:

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from configs import common, huggingface
+from configs import common, embedded, huggingface
 from launch import pair as pair_lib
 
 
@@ -47,6 +47,15 @@ def test_settings_that_cannot_be_run_are_refused(changes, message):
   config.update(changes)
   with pytest.raises(ValueError, match=message):
     pair_lib.check_config(config)
+
+
+def test_a_head_that_is_named_is_the_one_that_the_config_knows():
+  config = embedded.get_config()
+  assert pair_lib.settled(config).draft == "models/pretrained/draft"
+  config.drafter = "eagle3"
+  assert pair_lib.settled(config).draft == "models/pretrained/eagle3"
+  config.drafter, config.draft = "medusa", "models/pretrained/eagle3"
+  assert pair_lib.settled(config).draft == "models/pretrained/eagle3"
 
 
 def test_beside_a_tree_the_number_of_tokens_is_its_depth():

@@ -1,4 +1,4 @@
-"""Heads begin as the target they are made of; saved, they are read back."""
+"""Heads begin as their target, and are read back as they were saved."""
 
 import json
 

@@ -1,5 +1,6 @@
 """Conversations that a model makes up, and what must not be in them."""
 
+import dataclasses
 import json
 
 import files
@@ -81,7 +82,7 @@ def test_what_is_sifted_out_is_counted():
 
 def test_every_question_of_the_projects_own_is_found():
   """The test set that SmolLM2 is measured with, put into conversations."""
-  texts = command.tested_texts()
+  texts = command.tested_texts([])
   assert len(texts) > 40
   found = self_data.overlap(texts)
   assert all(found(message(f"Hello. {t}")) for t in texts if len(t) > 60)
@@ -114,14 +115,12 @@ def test_a_killed_run_goes_on_to_the_same_conversations(
   real = pair.assemble
 
   def ending(config, models):
-    import dataclasses
-
     return dataclasses.replace(
       real(config, models), stop_tokens=tuple(range(0, 4096, 3))
     )
 
   monkeypatch.setattr(pair, "assemble", ending)
-  asked = ("--count=12", "--temperatures=0.5,2.0")
+  asked = ("--count=32", "--temperatures=1.5,2.0")
   assert execute(f"--output={whole}", *asked) == 0
   add, count = journal.Journal.add, [0]
 
@@ -143,11 +142,11 @@ def test_a_killed_run_goes_on_to_the_same_conversations(
   assert one == other
   rows = [json.loads(line) for line in one.splitlines()]
   assert len(rows) > 2
-  assert {row["temperature"] for row in rows} == {0.5, 2.0}
+  assert {row["temperature"] for row in rows} == {1.5, 2.0}
   about = json.loads((whole / "about.json").read_text())
-  assert about["kept"] == len(rows) <= about["generated"] <= 12
+  assert about["kept"] == len(rows) <= about["generated"] <= 32
   # More of them begin with those that are there.
-  assert execute(f"--output={killed}", "--count=16", *asked[1:]) == 0
+  assert execute(f"--output={killed}", "--count=40", *asked[1:]) == 0
   more = (killed / "conversations.jsonl").read_text()
   assert more.startswith(one)
   assert len(more) > len(one)

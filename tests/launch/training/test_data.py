@@ -1,6 +1,7 @@
 """Documents from every kind of dataset, and batches of packed rows."""
 
 import collections
+import dataclasses
 import functools
 import itertools
 import json
@@ -145,6 +146,33 @@ def test_one_pass_in_order_is_the_concatenated_documents(tokenizer):
   got = stream(found)
   assert len(expected) - len(got) < 32  # a batch that is not whole
   np.testing.assert_array_equal(got, expected[: len(got)])
+
+
+def test_conversations_are_read_through_the_chat_template(tokenizer, tmp_path):
+  talk = [
+    {"role": "user", "content": "Say x."}, {"role": "assistant", "content": "x"}
+  ]  # fmt: skip
+  (tmp_path / "train").mkdir()
+  file = tmp_path / "train" / "a.jsonl"
+  file.write_text(json.dumps({"messages": talk, "temperature": 1}) + "\n")
+  (found,) = data.documents(config(tmp_path), "train")
+  assert found == talk
+  template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+  chatty = dataclasses.replace(tokenizer, chat_template=template)
+  expected = tokenizer.encode("<user>Say x.<assistant>x")
+  end = tokenizer.eos_token_id
+  assert data.token_ids(found, chatty) == [*expected, end]
+  assert data.token_ids("x", chatty) == [*tokenizer.encode("x"), end]
+  batch = next(
+    iter(data.batches([found], chatty, length=8, batch_size=1, seed=None))
+  )
+  assert batch["tokens"][0].tolist() == [*expected, end][:8]
+  with pytest.raises(ValueError, match="no chat template"):
+    data.token_ids(found, tokenizer)
+  for broken in ({"messages": []}, {"messages": [{"role": "user"}]}):
+    file.write_text(json.dumps(broken))
+    with pytest.raises(ValueError, match=r'or \{"messages": \[...\]\}, got'):
+      data.documents(config(tmp_path), "train")
 
 
 def test_segments_and_positions_mark_the_documents(tokenizer):

@@ -176,8 +176,11 @@ def test_what_cannot_be_read_is_said(runs, tmp_path):
     trained.load(str(run))
   (run / "config.json").write_text("{}")
   with pytest.raises(
-    ValueError, match=r"not the config\.json of a training run"
+    ValueError, match=r"not the config\.json of a model's training run"
   ):
+    trained.load(str(run))
+  (run / "config.json").write_text('{"head": {}}')
+  with pytest.raises(ValueError, match="it trains a head, which --export"):
     trained.load(str(run))
   shutil.rmtree(run / "checkpoints")
   (run / "checkpoints").mkdir()
