@@ -25,15 +25,6 @@ plan 8b-v5e-8-paths --topology=v5e-8 --target=llama-3.1-8b \
 plan 8b-v5e-8-tree --topology=v5e-8 --target=llama-3.1-8b \
   --draft=llama-3.2-1b --rule=recursive --siblings=without_replacement \
   --tree=-1,0,0,0,0,1,1,1,2,2,3,4,5,5,6,7,8,9,10,12,12,13,14,16,17,19,20,21,25,26,27,29,30
-plan 8b-v5e-16-eagle3 --topology=v5e-16 --target=llama-3.1-8b \
-  --drafter=eagle3 --draft=eagle3-llama-3.1-8b --mesh=data:2,model:8 \
-  --batch_size=16
-plan 8b-v6e-8-eagle3 --topology=v6e-8 --target=llama-3.1-8b \
-  --drafter=eagle3 --draft=eagle3-llama-3.1-8b
-plan 70b-v5e-16-eagle3 --topology=v5e-16 --target=llama-3.1-70b \
-  --drafter=eagle3 --draft=eagle3-llama-3.1-70b
-plan 70b-v6e-8-eagle3 --topology=v6e-8 --target=llama-3.1-70b \
-  --drafter=eagle3 --draft=eagle3-llama-3.1-70b
 plan 70b-v5e-16 --topology=v5e-16 --target=llama-3.1-70b --draft=llama-3.2-1b
 plan 70b-v6e-8 --topology=v6e-8 --target=llama-3.1-70b --draft=llama-3.2-1b
 plan 70b-v5p-8 --topology=v5p-8 --target=llama-3.1-70b --draft=llama-3.2-1b
