@@ -11,7 +11,6 @@ import pathlib
 import safetensors
 import safetensors.numpy
 
-from launch import outputs
 from models.tokenizers import Tokenizer
 from specjax.drafters.corpus import Corpus
 
@@ -76,13 +75,19 @@ def _of_lines(file: pathlib.Path) -> list[str]:
   return found
 
 
-def write(path: str, index: Corpus, tokenizer: Tokenizer, count: int) -> None:
-  """Writes an index; ValueError if something else is there."""
+def content(index: Corpus, tokenizer: Tokenizer, count: int) -> bytes:
+  """What a file of an index holds.
+
+  Args:
+    index: the index.
+    tokenizer: whose tokens it holds.
+    count: texts that it is made from.
+  """
   about = {"tokenizer": tokenizer.fingerprint(), "texts": count}
   arrays = {"tokens": index.tokens, "places": index.places}
   # One entry: several are written in any order, and the same is no other file.
   metadata = {_FORMAT: json.dumps(about)}
-  outputs.write_new(path, safetensors.numpy.save(arrays, metadata))
+  return safetensors.numpy.save(arrays, metadata)
 
 
 def read(path: str, tokenizer: Tokenizer) -> Corpus:

@@ -36,7 +36,8 @@ def run(_) -> int:
   start = time.perf_counter()
   index = corpus.build([tokenizer.encode_text(text) for text in texts])
   seconds = time.perf_counter() - start
-  corpora.write(cli.OUTPUT.value, index, tokenizer, len(texts))
+  content = corpora.content(index, tokenizer, len(texts))
+  outputs.write_new(cli.OUTPUT.value, content)
   print(
     f"{len(texts)} texts, {len(index.tokens) - len(texts):,} tokens in "
     f"{cli.OUTPUT.value} ({seconds:.1f} s)"

@@ -65,7 +65,18 @@ def params_of(drafter, dtype=None):
 # --------------------------------------------------------------- what they say
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(
+      name,
+      marks=pytest.mark.heavy
+      if name in ("suffix", "rest", "rasd distinct")
+      else (),
+    )
+    for name in DRAFTERS
+  ],
+)
 def test_it_says_the_truth_and_looks_at_nothing_stale(name):
   drafter = DRAFTERS[name]
   found = exact.check_drafter(
