@@ -214,7 +214,7 @@ def rate(
   tokens = 1 + float((survival * counted).sum(axis=1).mean())
   below = [(drafted < k).mean() for k in range(1, width + 1)]
   levels = float(sum(1 - share**rows for share in below))
-  seconds = levels * costs.draft + float(costs.verify(width + 1))
+  seconds = costs.of_round(width) - (width - levels) * costs.draft
   return {
     "tokens_per_second": rows * tokens / seconds,
     "tokens": tokens,
