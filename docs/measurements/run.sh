@@ -113,10 +113,13 @@ part counted quality.json 10 docs/theory/quality.json launch.studies.quality \
 part counted optimality.json 1 docs/measurements/rules/optimality.json \
   launch.studies.rules.optimality
 part counted held-out.jsonl 1 - launch.tools.held_out_prompts --count=64
+[ ! -e $out/held-out.jsonl ] ||
+  head -n 24 $out/held-out.jsonl >$out/held-out-24.jsonl
 for temperature in 0.0 1.0; do
-  part counted depth-$temperature 4 docs/adaptive/temperature-$temperature \
+  part counted depth-$temperature 2 docs/adaptive/temperature-$temperature \
     launch.studies.depth $pair --config.temperature=$temperature \
-    --config.batch_size=8 --prompts=$out/held-out.jsonl \
+    --config.batch_size=24 --config.max_new_tokens=64 --most_tokens=8 \
+    --prompts=$out/held-out-24.jsonl \
     --costs=docs/measurements/embedded-greedy.json,docs/measurements/embedded-greedy-batch-6.json
 done
 part counted theory 10 docs/theory launch.studies.theory --figure=all

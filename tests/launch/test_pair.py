@@ -38,7 +38,10 @@ def test_pairs_of_the_same_models_share_their_parameters(pair):
     (dict(depth="survivl"), "did you mean 'survival'"),
     (dict(depth="survival", drafter="ngram"), "got 'ngram'"),
     (dict(depth="survival", num_drafts=2, rule="match"), "ends one path"),
-    (dict(depth="3", rule="hub"), "verifies trees whose form is fixed"),
+    (
+      dict(depth="3", rule="multipath_block"),
+      "verifies trees whose form is fixed",
+    ),
   ],
 )
 def test_settings_that_cannot_be_run_are_refused(changes, message):

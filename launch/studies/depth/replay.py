@@ -129,7 +129,11 @@ def machine_of_report(found: dict) -> Machine:
 
 
 def depths(
-  traces: Traces, policy: Policy, prices: np.ndarray | None = None
+  traces: Traces,
+  policy: Policy,
+  prices: np.ndarray | None = None,
+  *,
+  known: Process | None = None,
 ) -> np.ndarray:
   """How deep a policy would have drafted.
 
@@ -138,6 +142,8 @@ def depths(
     policy: when rows go on.
     prices: `f[n, G, BINS + 1]`, n tables of what its gain has to be above, by
       level and bin, in the place of its own price; or None.
+    known: acceptances by bin that rows know from the first round on, for a
+      bound: of the traces themselves. None: they learn them.
 
   Returns:
     `int[R, M]`, or `int[n, R, M]` for tables.
@@ -148,6 +154,10 @@ def depths(
     order(x)
     for x in (traces.accept, traces.top, traces.confidence, traces.there)
   )
+
+  start = Estimates.zeros(rows, most)
+  if known is not None:
+    start = _knowing(start, known)
 
   def run(policy, rounds):
     def of_round(estimates: Estimates, seen):
@@ -170,7 +180,7 @@ def depths(
         estimates = depth_lib.update(estimates, accept, going, policy.cost)
       return estimates, drafted
 
-    _, found = jax.lax.scan(of_round, Estimates.zeros(rows, most), rounds)
+    _, found = jax.lax.scan(of_round, start, rounds)
     return jnp.moveaxis(found, 0, 1)
 
   if prices is None:
@@ -185,6 +195,20 @@ def depths(
     return jax.lax.map(of, tables)
 
   return np.asarray(each(jnp.asarray(prices, jnp.float32), given))
+
+
+def _knowing(estimates: Estimates, process: Process) -> Estimates:
+  """Estimates that a process's acceptances outweigh all rounds in."""
+  bins = np.arange(BINS)
+  own = np.append(process.acceptance, 0)
+  after = process.ahead(np.append(bins, stopping.ROOT)) @ process.acceptance
+  table = np.stack([own, after])  # [2, BINS + 1]
+  seen = np.full((len(estimates.tokens), *table.shape), 1e7, np.float32)
+  return dataclasses.replace(
+    estimates,
+    accepted=jnp.asarray(seen * table, jnp.float32),
+    seen=jnp.asarray(seen),
+  )
 
 
 def constant(traces: Traces, thresholds: Sequence[float]) -> np.ndarray:
@@ -214,7 +238,7 @@ def rate(
   tokens = 1 + float((survival * counted).sum(axis=1).mean())
   below = [(drafted < k).mean() for k in range(1, width + 1)]
   levels = float(sum(1 - share**rows for share in below))
-  seconds = levels * costs.draft + float(costs.verify(width + 1))
+  seconds = costs.of_round(width) - (width - levels) * costs.draft
   return {
     "tokens_per_second": rows * tokens / seconds,
     "tokens": tokens,
@@ -311,6 +335,8 @@ def compare(
 
   A rule's threshold and width are the best for the batch, found on the traces
   themselves, as the best static depth is; `optimal` has only its width chosen.
+  The optimum is of one row's rounds, and knows the acceptances of the traces
+  from the first round on, which no rule in the loop does.
   """
   every = np.full(traces.there.shape, traces.depth)
   process = process_of(traces)
@@ -351,7 +377,7 @@ def compare(
     tables = np.full((len(widths), traces.depth, BINS + 1), 2.0)
     for width, limit in zip(widths, limits, strict=True):
       tables[width - 1, :width] = limit
-    replayed = depths(traces, depth_lib.table(tables[0]), tables)
+    replayed = depths(traces, depth_lib.table(tables[0]), tables, known=process)
     found.append(
       {
         "batch_size": rows,
