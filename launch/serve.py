@@ -51,7 +51,10 @@ _MAX_PROMPT = flags.DEFINE_integer(
   "config.max_new_tokens.", lower_bound=1,
 )  # fmt: skip
 _ROUNDS = flags.DEFINE_integer(
-  "rounds", 8, "Rounds of a visit to the device, at most.", lower_bound=1
+  "rounds_per_visit",
+  8,
+  "Rounds of a visit to the device, at most.",
+  lower_bound=1,
 )
 _ANSWER_SECONDS = flags.DEFINE_float(
   "answer_seconds", 600.0, "How long an answer may take.", lower_bound=0.1
@@ -63,8 +66,6 @@ _DRAIN_SECONDS = flags.DEFINE_float(
 _NAME = flags.DEFINE_string(
   "model_name", None, "The model's name; by default that of its checkpoint."
 )
-
-
 _DEPTHS = flags.DEFINE_enum(
   "depth_policy", "whole", assembly.POLICIES,
   "How deep slots draft: as the config says, or as deep as pays at this load. "
@@ -117,7 +118,10 @@ def run(_) -> int:
     ),
   )  # fmt: skip
   if not ended_well:
-    return cli.fail("the loop has ended", 1)
+    code = cli.fail("the loop has ended", 1)
+    if processes.several():
+      processes.leave(code)  # another may have died: nobody waits for it
+    return code
   return 0
 
 

@@ -7,7 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from launch.serving.asking import Ask, RefusalError
+from launch.serving.asking import Ask
+from launch.serving.refusals import RefusalError
 from launch.serving.texts import Reader, name_of
 from launch.serving.ticket import Finish, News
 from models.tokenizers import Tokenizer

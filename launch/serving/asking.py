@@ -9,31 +9,12 @@ import dataclasses
 import json
 import math
 import secrets
-from collections.abc import Callable
 from typing import Any
 
 from launch import prompt_lines
-from models import chat
+from launch.serving import asked_prompts
+from launch.serving.refusals import RefusalError
 from models.tokenizers import Tokenizer
-
-
-class RefusalError(Exception):
-  """A request that is not answered; its fields are OpenAI's error's."""
-
-  def __init__(
-    self,
-    message: str,
-    *,
-    status: int = 400,
-    param: str | None = None,
-    code: str | None = None,
-    kind: str = "invalid_request_error",
-    headers: dict[str, str] | None = None,
-  ):
-    super().__init__(message)
-    self.message, self.status = message, status
-    self.param, self.code, self.kind = param, code, kind
-    self.headers = headers or {}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -170,9 +151,9 @@ def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
       code="model_not_found",
     )
   if is_chat:
-    prompts = [_conversation(record, tokenizer)]
+    prompts = [asked_prompts.conversation(record, tokenizer)]
   else:
-    prompts = _prompts(record.get("prompt"), tokenizer)
+    prompts = asked_prompts.completions(record.get("prompt"), tokenizer)
   for prompt in prompts:
     _check_prompt(prompt, "messages" if is_chat else "prompt", defaults)
   count = _number(record, "n", "num_samples") or 1
@@ -319,9 +300,6 @@ def _budget(record, prompt, is_chat: bool, defaults: Defaults) -> int:
   return min(usual, room)
 
 
-# -------------------------------------------------------------------- prompts
-
-
 def _check_prompt(prompt, name: str, defaults: Defaults) -> None:
   if not prompt:
     raise RefusalError("the prompt is empty", param=name)
@@ -332,82 +310,3 @@ def _check_prompt(prompt, name: str, defaults: Defaults) -> None:
       param=name,
       code="context_length_exceeded",
     )
-
-
-def _prompts(value: Any, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
-  """A text, ids, or a list of either."""
-  is_id = lambda x: isinstance(x, int) and not isinstance(x, bool)
-  if isinstance(value, str):
-    value = [value]
-  elif isinstance(value, list) and value and all(map(is_id, value)):
-    value = [value]
-  if not (isinstance(value, list) and value):
-    raise RefusalError(
-      "prompt must be a text, token ids, or a list of either", param="prompt"
-    )
-  found: list[tuple[int, ...]] = []
-  for one in value:
-    if isinstance(one, str):
-      found.append(_encoded(lambda one=one: tokenizer.encode(one), "prompt"))
-    elif isinstance(one, list) and all(map(is_id, one)):
-      wrong = [x for x in one if not 0 <= x < tokenizer.vocab_size]
-      if wrong:
-        raise RefusalError(
-          f"token ids must be in 0..{tokenizer.vocab_size - 1}, got "
-          f"{str(wrong[0])[:20]}",
-          param="prompt",
-        )
-      found.append(tuple(one))
-    else:
-      raise RefusalError(
-        "prompt must be a text, token ids, or a list of either", param="prompt"
-      )
-  return found
-
-
-# What clients send along as they repeat an answer of a server.
-_EMPTY = {"annotations", "audio", "function_call", "name", "refusal"}
-_EMPTY |= {"tool_calls"}
-
-
-def _conversation(record: dict, tokenizer: Tokenizer) -> tuple[int, ...]:
-  messages = record.get("messages")
-  if not (isinstance(messages, list) and messages):
-    raise RefusalError("messages must be a list of them", param="messages")
-  plain = [_message(message) for message in messages]
-  return _encoded(lambda: chat.encode(tokenizer, plain), "messages")
-
-
-def _message(message: Any) -> dict[str, str]:
-  if not isinstance(message, dict):
-    raise RefusalError("a message must be an object", param="messages")
-  for key, value in message.items():
-    if key not in ("role", "content") and not (key in _EMPTY and not value):
-      raise RefusalError(
-        f"a message may have a role and a content, got {key[:80]!r}",
-        param="messages",
-      )
-  content = message.get("content")
-  if isinstance(content, list):
-    parts = [
-      part.get("text")
-      if isinstance(part, dict) and part.get("type") == "text"
-      else None
-      for part in content
-    ]
-    if not all(isinstance(part, str) for part in parts):
-      raise RefusalError("messages may hold text alone", param="messages")
-    content = "".join(parts)
-  if not (isinstance(message.get("role"), str) and isinstance(content, str)):
-    raise RefusalError(
-      "every message needs a role and a content, both texts", param="messages"
-    )
-  return {"role": message["role"], "content": content}
-
-
-def _encoded(encode: Callable[[], Any], name: str) -> tuple[int, ...]:
-  try:
-    return tuple(encode())
-  except (ValueError, TypeError) as error:  # TypeError: lone surrogates
-    reason = " ".join(str(error).split())[:400]
-    raise RefusalError(f"{name}: {reason}", param=name) from None

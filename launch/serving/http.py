@@ -18,10 +18,11 @@ from starlette.routing import Route
 from launch import stops
 from launch.serving import answers, asking, limits, page
 from launch.serving.answers import Answer
-from launch.serving.asking import Ask, Defaults, RefusalError
+from launch.serving.asking import Ask, Defaults
 from launch.serving.control import Asked
 from launch.serving.limits import Limits
 from launch.serving.metrics import CONTENT_TYPE, Metrics
+from launch.serving.refusals import RefusalError
 from launch.serving.scheduler import ClosedError, FullError, Scheduler
 from launch.serving.ticket import News, Ticket
 from models.tokenizers import Tokenizer

@@ -7,7 +7,7 @@ import hmac
 from starlette.requests import ClientDisconnect, Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from launch.serving.asking import RefusalError
+from launch.serving.refusals import RefusalError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -18,14 +18,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from launch.serving import programs
 from launch.serving.control import Asked, Control, Report
 from specjax import compilation, drawing
 from specjax.decode import Decoder
 from specjax.engine import everywhere
 from specjax.mesh import MeshDecoder
-from specjax.state import DecodeState, StopReason
 from specjax.types import Params
-from specjax.warp import make_sampling
 
 _SMALLEST = 32  # of the widths that prompts are padded to
 
@@ -128,7 +127,7 @@ class Slots:
         (self._params, *first),
         options,
         cache_specs=self._cache_specs,
-        loop=functools.partial(_rounds, decoder, self._window),
+        loop=functools.partial(programs.rounds, decoder, self._window),
         more=self._orders(),
       )
       self._rounds[self.depth] = both.loop
@@ -136,14 +135,16 @@ class Slots:
         say(f"rounds with drafts of {depth}")
         self._check_shallow(depth, both)
         self._rounds[depth] = self._compiled(
-          functools.partial(_shallow_rounds, self._mapped(depth), self._window),
+          functools.partial(
+            programs.shallow_rounds, self._mapped(depth), self._window
+          ),
           both,
           self._orders(),
           reports=True,
         )
       for width in self.widths:
         say(f"prompts of up to {width} tokens")
-        admit = functools.partial(_admit, decoder)
+        admit = functools.partial(programs.admit, decoder)
         self._admit[width] = self._compiled(
           admit, both, self._request(width), reports=False
         )
@@ -218,7 +219,9 @@ class Slots:
     """Rows of one token that end at once."""
     ones = np.ones(self.num_slots, np.int32)
     args = (ones[:, None] * 0, ones, self._keys())
-    options = dict(max_new_tokens=ones * 0, sampling=_sampling(self.num_slots))
+    options = dict(
+      max_new_tokens=ones * 0, sampling=programs.sampling(self.num_slots)
+    )
     return everywhere(self._mesh, (args, options))
 
   def _keys(self):
@@ -265,7 +268,10 @@ class Slots:
   def _check_shallow(self, depth: int, both: compilation.Programs) -> None:
     """Raises ValueError if a drafter's state has the form of its depth."""
     drafter = self._decoders[depth].drafter
-    shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+    shapes = lambda tree: (
+      jax.tree.structure(tree),
+      [(x.shape, x.dtype) for x in jax.tree.leaves(tree)],
+    )
     expected = shapes(
       jax.eval_shape(lambda state: state.drafter_state, both.state)
     )
@@ -302,109 +308,3 @@ class Slots:
         out_shardings=(both.formats, here) if reports else both.formats,
       ).lower(self._params, both.state, *more)
     return lowered.compile()
-
-
-def _sampling(rows: int, **settings):
-  """A warp with every truncation, so that any row may have any."""
-  neutral = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-  return make_sampling(rows, **(neutral | settings))
-
-
-# ------------------------------------------------------- what the programs are
-
-
-def _admit(
-  decoder: Decoder | MeshDecoder,
-  params: Params,
-  state: DecodeState,
-  row,
-  tokens,
-  length,
-  seed_and_stream,
-  budget,
-  top_k,
-  warp,
-) -> DecodeState:
-  """`Decoder.admit` of arrays, with the key that follows from the seed."""
-  seed, stream = seed_and_stream[:1], seed_and_stream[1:]
-  temperature, top_p, min_p = warp
-  return decoder.admit(
-    params,
-    state,
-    row,
-    tokens,
-    length,
-    drawing.seeded_keys(seed, stream)[0],
-    max_new_tokens=budget,
-    sampling=_sampling(
-      1, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
-    ),
-  )
-
-
-def _rounds(
-  decoder: Decoder | MeshDecoder,
-  window: int,
-  params: Params,
-  state: DecodeState,
-  ended,
-  max_depth,
-  rounds,
-):
-  """Rounds until one more row is done, and what they emitted.
-
-  Args:
-    decoder: what decodes.
-    window: W, tokens that a row may emit.
-    params: parameters of both models.
-    state: before.
-    ended: `bool[B]`, rows that end before them.
-    max_depth: `i32[B]`.
-    rounds: `i32[]`, at most.
-
-  Returns:
-    The state, and the arrays of a `Report`.
-  """
-  reason = jnp.where(
-    ended & ~state.done, int(StopReason.STOP_STRING), state.stop_reason
-  )
-  state = dataclasses.replace(state, stop_reason=reason, max_depth=max_depth)
-  start, made = state.length, state.num_steps
-  state = decoder.steps(params, state, rounds, num_idle=jnp.sum(state.done) + 1)
-  last = state.tokens.shape[1] - 1
-  place = jnp.clip(start[:, None] + jnp.arange(window), 0, last)
-  at = lambda array: jnp.take_along_axis(array, place, axis=1)
-  return state, {
-    "start": start,
-    "length": state.length,
-    "tokens": at(state.tokens),
-    "origins": at(state.origins).astype(jnp.int32),
-    "log_probs": at(state.log_probs),
-    "reason": state.stop_reason,
-    "num_target_calls": state.counters.num_target_calls,
-    "num_drafted": state.counters.num_drafted,
-    "accept_counts": state.counters.accept_counts,
-    "rounds": state.num_steps - made,
-  }
-
-
-def _shallow_rounds(decoder, window, params, state, *orders):
-  """`_rounds` of shallower drafts than the state was made for."""
-  tree = getattr(decoder, "decoder", decoder).drafter.tree
-  whole = state.counters
-  widths = {
-    "accept_counts": tree.max_depth + 1,
-    "rank_offered": tree.max_children,
-    "rank_accepted": tree.max_children,
-  }
-  counted = lambda state, parts: dataclasses.replace(
-    state, counters=dataclasses.replace(state.counters, **parts)
-  )
-  cut = {n: getattr(whole, n)[:, :width] for n, width in widths.items()}
-  state, report = _rounds(decoder, window, params, counted(state, cut), *orders)
-  parts = {
-    n: getattr(whole, n).at[:, :width].set(getattr(state.counters, n))
-    for n, width in widths.items()
-  }
-  report["accept_counts"] = parts["accept_counts"]
-  return counted(state, parts), report

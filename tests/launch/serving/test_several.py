@@ -2,8 +2,11 @@
 
 import contextlib
 import json
+import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -73,19 +76,26 @@ class Started:
       return list(pool.map(self.ask, ASKED))
 
 
+def started(command, count):
+  if count > 1:
+    return several.start([command] * count)
+  return [
+    subprocess.Popen(
+      [sys.executable, *command], cwd=several.ROOT, text=True,
+      stderr=subprocess.PIPE, env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
+  ]  # fmt: skip
+
+
 @contextlib.contextmanager
 def serving(pair, count, *more):
   target, draft = pair
   command = [
-    "-m", "launch.serve", "--port=0", "--max_prompt=32", "--rounds=2",
+    "-m", "launch.serve", "--port=0", "--max_prompt=32", "--rounds_per_visit=2",
     f"--config=configs/huggingface.py:target={target},draft={draft}",
     "--config.num_speculative_tokens=2", "--config.max_new_tokens=200", *more,
   ]  # fmt: skip
-  environment = {} if count > 1 else {"JAX_COORDINATOR_ADDRESS": ""}
-  if count == 1:
-    environment |= {"JAX_NUM_PROCESSES": "1", "JAX_PROCESS_ID": "0"}
-    command.append("--distributed=off")
-  with several.limited(several.start([command] * count, **environment)) as all_:
+  with several.limited(started(command, count)) as all_:
     yield Started(all_)
 
 
@@ -111,7 +121,7 @@ def test_a_server_that_is_told_to_end_ends_well(alone):
 
 def test_two_processes_answer_as_one_does(alone, pair):
   """Each holds two of four slots; both end when the leader is told to."""
-  mesh = ("--slots=4", "--config.mesh=data:2", "--config.draft_devices=1")
+  mesh = ("--slots=4", "--config.mesh=data:2,model:1")
   with serving(pair, 2, *mesh) as server:
     assert server.ask_all() == alone[0]
     server.processes[0].send_signal(signal.SIGTERM)
@@ -122,7 +132,7 @@ def test_two_processes_answer_as_one_does(alone, pair):
 
 
 def test_a_process_that_dies_ends_the_others_and_is_said_to_clients(pair):
-  mesh = ("--slots=2", "--config.mesh=data:2", "--config.draft_devices=1")
+  mesh = ("--slots=2", "--config.mesh=data:2,model:1")
   with serving(pair, 2, *mesh, "--heartbeat_timeout=5") as server:
     body = dict(prompt="x", max_tokens=200, temperature=1, seed=0, n=20)
     with futures.ThreadPoolExecutor(1) as pool:

@@ -1,0 +1,88 @@
+"""Prompts and conversations of requests, as token ids."""
+
+from collections.abc import Callable
+from typing import Any
+
+from launch.serving.refusals import RefusalError
+from models import chat
+from models.tokenizers import Tokenizer
+
+
+def completions(value: Any, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
+  """A text, ids, or a list of either."""
+  is_id = lambda x: isinstance(x, int) and not isinstance(x, bool)
+  if isinstance(value, str):
+    value = [value]
+  elif isinstance(value, list) and value and all(map(is_id, value)):
+    value = [value]
+  if not (isinstance(value, list) and value):
+    raise RefusalError(
+      "prompt must be a text, token ids, or a list of either", param="prompt"
+    )
+  found: list[tuple[int, ...]] = []
+  for one in value:
+    if isinstance(one, str):
+      found.append(_encoded(lambda one=one: tokenizer.encode(one), "prompt"))
+    elif isinstance(one, list) and all(map(is_id, one)):
+      wrong = [x for x in one if not 0 <= x < tokenizer.vocab_size]
+      if wrong:
+        raise RefusalError(
+          f"token ids must be in 0..{tokenizer.vocab_size - 1}, got "
+          f"{str(wrong[0])[:20]}",
+          param="prompt",
+        )
+      found.append(tuple(one))
+    else:
+      raise RefusalError(
+        "prompt must be a text, token ids, or a list of either", param="prompt"
+      )
+  return found
+
+
+# What clients send along as they repeat an answer of a server.
+_EMPTY = {"annotations", "audio", "function_call", "name", "refusal"}
+_EMPTY |= {"tool_calls"}
+
+
+def conversation(record: dict, tokenizer: Tokenizer) -> tuple[int, ...]:
+  """The messages of a request, by the model's chat template."""
+  messages = record.get("messages")
+  if not (isinstance(messages, list) and messages):
+    raise RefusalError("messages must be a list of them", param="messages")
+  plain = [_message(message) for message in messages]
+  return _encoded(lambda: chat.encode(tokenizer, plain), "messages")
+
+
+def _message(message: Any) -> dict[str, str]:
+  if not isinstance(message, dict):
+    raise RefusalError("a message must be an object", param="messages")
+  for key, value in message.items():
+    if key not in ("role", "content") and not (key in _EMPTY and not value):
+      raise RefusalError(
+        f"a message may have a role and a content, got {key[:80]!r}",
+        param="messages",
+      )
+  content = message.get("content")
+  if isinstance(content, list):
+    parts = [
+      part.get("text")
+      if isinstance(part, dict) and part.get("type") == "text"
+      else None
+      for part in content
+    ]
+    if not all(isinstance(part, str) for part in parts):
+      raise RefusalError("messages may hold text alone", param="messages")
+    content = "".join(parts)
+  if not (isinstance(message.get("role"), str) and isinstance(content, str)):
+    raise RefusalError(
+      "every message needs a role and a content, both texts", param="messages"
+    )
+  return {"role": message["role"], "content": content}
+
+
+def _encoded(encode: Callable[[], Any], name: str) -> tuple[int, ...]:
+  try:
+    return tuple(encode())
+  except (ValueError, TypeError) as error:  # TypeError: lone surrogates
+    reason = " ".join(str(error).split())[:400]
+    raise RefusalError(f"{name}: {reason}", param=name) from None

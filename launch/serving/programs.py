@@ -1,0 +1,115 @@
+"""What runs on the device: a prompt is admitted, rounds are made."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from specjax import drawing
+from specjax.decode import Decoder
+from specjax.mesh import MeshDecoder
+from specjax.state import DecodeState, StopReason
+from specjax.types import Params
+from specjax.warp import make_sampling
+
+
+def sampling(rows: int, **settings):
+  """A warp with every truncation, so that any row may have any."""
+  neutral = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+  return make_sampling(rows, **(neutral | settings))
+
+
+def admit(
+  decoder: Decoder | MeshDecoder,
+  params: Params,
+  state: DecodeState,
+  row,
+  tokens,
+  length,
+  seed_and_stream,
+  budget,
+  top_k,
+  warp,
+) -> DecodeState:
+  """`Decoder.admit` of arrays, with the key that follows from the seed."""
+  seed, stream = seed_and_stream[:1], seed_and_stream[1:]
+  temperature, top_p, min_p = warp
+  return decoder.admit(
+    params,
+    state,
+    row,
+    tokens,
+    length,
+    drawing.seeded_keys(seed, stream)[0],
+    max_new_tokens=budget,
+    sampling=sampling(
+      1, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+    ),
+  )
+
+
+def rounds(
+  decoder: Decoder | MeshDecoder,
+  window: int,
+  params: Params,
+  state: DecodeState,
+  ended,
+  max_depth,
+  most,
+):
+  """Rounds until one more row is done, and what they emitted.
+
+  Args:
+    decoder: what decodes.
+    window: W, tokens that a row may emit.
+    params: parameters of both models.
+    state: before.
+    ended: `bool[B]`, rows that end before them.
+    max_depth: `i32[B]`.
+    most: `i32[]`, rounds at most.
+
+  Returns:
+    The state, and the arrays of a `Report`.
+  """
+  reason = jnp.where(
+    ended & ~state.done, int(StopReason.STOP_STRING), state.stop_reason
+  )
+  state = dataclasses.replace(state, stop_reason=reason, max_depth=max_depth)
+  start, made = state.length, state.num_steps
+  state = decoder.steps(params, state, most, num_idle=jnp.sum(state.done) + 1)
+  last = state.tokens.shape[1] - 1
+  place = jnp.clip(start[:, None] + jnp.arange(window), 0, last)
+  at = lambda array: jnp.take_along_axis(array, place, axis=1)
+  return state, {
+    "start": start,
+    "length": state.length,
+    "tokens": at(state.tokens),
+    "origins": at(state.origins).astype(jnp.int32),
+    "log_probs": at(state.log_probs),
+    "reason": state.stop_reason,
+    "num_target_calls": state.counters.num_target_calls,
+    "num_drafted": state.counters.num_drafted,
+    "accept_counts": state.counters.accept_counts,
+    "rounds": state.num_steps - made,
+  }
+
+
+def shallow_rounds(decoder, window, params, state, *orders):
+  """`rounds` of shallower drafts than the state was made for."""
+  tree = getattr(decoder, "decoder", decoder).drafter.tree
+  whole = state.counters
+  widths = {
+    "accept_counts": tree.max_depth + 1,
+    "rank_offered": tree.max_children,
+    "rank_accepted": tree.max_children,
+  }
+  counted = lambda state, parts: dataclasses.replace(
+    state, counters=dataclasses.replace(state.counters, **parts)
+  )
+  cut = {n: getattr(whole, n)[:, :width] for n, width in widths.items()}
+  state, report = rounds(decoder, window, params, counted(state, cut), *orders)
+  parts = {
+    n: getattr(whole, n).at[:, :width].set(getattr(state.counters, n))
+    for n, width in widths.items()
+  }
+  report["accept_counts"] = parts["accept_counts"]
+  return counted(state, parts), report

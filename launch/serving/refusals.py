@@ -1,0 +1,20 @@
+"""What is not answered, and why: OpenAI's errors."""
+
+
+class RefusalError(Exception):
+  """A request that is not answered; its fields are OpenAI's error's."""
+
+  def __init__(
+    self,
+    message: str,
+    *,
+    status: int = 400,
+    param: str | None = None,
+    code: str | None = None,
+    kind: str = "invalid_request_error",
+    headers: dict[str, str] | None = None,
+  ):
+    super().__init__(message)
+    self.message, self.status = message, status
+    self.param, self.code, self.kind = param, code, kind
+    self.headers = headers or {}
