@@ -35,9 +35,10 @@ plan 405b-v6e-64 --topology=v6e-64 --target=llama-3.1-405b \
 plan sweeps/2.8b --sweep --topology=v5e-4,v6e-4 --target=pythia-2.8b \
   --draft=pythia-70m --max_length=2048 --num_speculative_tokens=2,6 \
   --plot=docs/plans/sweeps/2.8b.svg
+mkdir -p docs/plans/t5
 for draft in small base large; do
   for slice in v5e-8 v4-8; do
-    plan "t5-xxl-$draft-$slice" --topology=$slice --target=t5-1.1-xxl \
+    plan "t5/xxl-$draft-$slice" --topology=$slice --target=t5-1.1-xxl \
       --draft=t5-1.1-$draft --num_speculative_tokens=7 --input_length=512 \
       --max_length=512 --prompt_length=1
   done

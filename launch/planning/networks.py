@@ -5,6 +5,7 @@ not: theirs are 24 at most.
 """
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -75,6 +76,7 @@ def shapes(config: Config):
   return stacked.abstract_params(config, dtype=DTYPE)
 
 
+@functools.cache  # asked for every batch size
 def num_params(config: Config) -> int:
   """Parameters of a model."""
   return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes(config)))

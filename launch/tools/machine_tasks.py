@@ -1,6 +1,6 @@
 r"""Writes inputs and answers of tasks whose data a machine makes.
 
-  python -m launch.tools.machine_tasks --split=train --count=200000 \
+  python -m launch.tools.machine_tasks --split=train --num_pairs=200000 \
     --output=TRAIN.jsonl
 
 A line is {"id", "task", "input", "output"}: a pair to train an encoder-decoder
@@ -19,13 +19,15 @@ cli.reads(cli.OUTPUT, cli.SEED)
 _SPLIT = flags.DEFINE_enum(
   "split", "train", ("train", "validation", "test"), "Which of them."
 )
-_COUNT = flags.DEFINE_integer("count", 1000, "How many.", lower_bound=1)
+_NUM_PAIRS = flags.DEFINE_integer("num_pairs", 1000, "How many.", lower_bound=1)
 
 
 def run(_) -> int:
   """The command."""
   outputs.check({"--output": cli.OUTPUT.value}, stdout=True)
-  made = t5_tasks.pairs(_SPLIT.value, _COUNT.value, seed=cli.SEED.value or 0)
+  made = t5_tasks.pairs(
+    _SPLIT.value, _NUM_PAIRS.value, seed=cli.SEED.value or 0
+  )
   lines = [
     json.dumps({"id": i, "task": task, "input": given, "output": answer})
     for i, (task, (given, answer)) in enumerate(made)
