@@ -41,10 +41,10 @@ def get_config(stream: str = "prose") -> ml_collections.ConfigDict:
   config.online_entries = 256
   # The domains of each stream's blocks, and emitted tokens of each block.
   config.streams = ml_collections.ConfigDict(
-    {stream: {"domains": _STREAMS[stream], "tokens": 2816}}
+    {stream: {"domains": _STREAMS[stream], "tokens": 3072}}
   )
   # Emitted tokens of its domain that the offline draft is trained on.
-  config.offline_tokens = 1536
+  config.offline_tokens = 3072
   # Emitted tokens of a block that come before what is compared.
   config.after = 2000
   return config
