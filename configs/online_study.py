@@ -33,15 +33,12 @@ def get_config(stream: str = "prose") -> ml_collections.ConfigDict:
   config = common.get_config()
   pair = embedded.get_config()
   config.target, config.draft = pair.target, pair.draft
-  # Our own questions are few: their completions must differ from each other.
-  config.temperature = 1.0 if stream == "tasks" else 0.0
+  config.temperature = 1.0
   config.num_speculative_tokens = 4
   config.max_new_tokens = 64
   config.batch_size = 4
   config.prompt_tokens = 48
-  config.online_rounds = 4
-  config.online_entries = 128
-  config.online_rate = 5e-4
+  config.online_entries = 256
   # The domains of each stream's blocks, and emitted tokens of each block.
   config.streams = ml_collections.ConfigDict(
     {stream: {"domains": _STREAMS[stream], "tokens": 3072}}

@@ -128,6 +128,14 @@ def test_a_method_told_the_same_proposes_the_same(name):
     assert once != played(make(6, seed=4), worth, 25)
 
 
+def test_sets_that_were_found_otherwise_are_scored_in_turn():
+  sets = [methods.of_blocks([b]) for b in (3, 4, 7)]
+  found = played(methods.listed(sets), worth, 3)
+  assert found == [(one, worth(one)) for one in sets]
+  with pytest.raises(StopIteration):
+    played(methods.listed(sets), worth, 4)
+
+
 def test_greedy_adds_what_is_best_until_nothing_is_left():
   found = played(methods.greedy(3, seed=0), worth, 21)  # 6 + 5 + .. + 1
   first = max(found[:6], key=lambda x: x[1])[0]
