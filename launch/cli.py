@@ -54,6 +54,10 @@ NUM_SPECULATIVE_TOKENS = flags.DEFINE_list(
 NUM_DRAFTS = flags.DEFINE_list(
   "num_drafts", None, "Paths that are drafted: K, or each M of the theory."
 )
+TEMPERATURES = flags.DEFINE_list(
+  "temperatures", None, "Temperatures to decode at, one after the other."
+)
+COUNT = flags.DEFINE_integer("count", None, "How many to make.", lower_bound=1)
 SEED = flags.DEFINE_integer(
   "seed", None, "Of what is sampled, where no config says.", lower_bound=0,
   upper_bound=2**32 - 1,

@@ -66,15 +66,14 @@ from launch.evaluation.measure import Contest, Group
 from launch.evaluation.systems import System
 from launch.journal import Journal
 
-cli.reads(cli.CONFIG, cli.OUTPUT, cli.ONLINE, *processes.FLAGS)
+cli.reads(
+  cli.CONFIG, cli.OUTPUT, cli.TEMPERATURES, cli.ONLINE, *processes.FLAGS
+)
 _QUESTIONS = flags.DEFINE_string(
   "questions", None, "The questions, JSONL; our own if not given."
 )
 _SYSTEMS = flags.DEFINE_string(
   "systems", None, "What to compare; plain and the config's drafter."
-)
-_TEMPERATURES = flags.DEFINE_list(
-  "temperatures", None, "Temperatures to decode at; the config's."
 )
 _BATCH_SIZES = flags.DEFINE_list(
   "batch_sizes", None, "Questions decoded together; the config's."
@@ -125,12 +124,12 @@ def chosen(config) -> list[questions.Question]:
 def temperatures(config) -> list[float]:
   """Those to decode at; UserError for what is none."""
   try:
-    found = [float(x) for x in _TEMPERATURES.value or [config.temperature]]
+    found = [float(x) for x in cli.TEMPERATURES.value or [config.temperature]]
   except ValueError:
     found = []
   if not found or not all(0 <= t < float("inf") for t in found):
     raise cli.UserError(
-      f"--temperatures must be numbers of 0 or more, got {_TEMPERATURES.value}"
+      f"--temperatures must be numbers of 0 or more, got {cli.TEMPERATURES.value}"
     )
   return list(dict.fromkeys(found))
 
@@ -304,7 +303,7 @@ def write(path: str, found: dict) -> None:
 def compare_files(paths: list[str]) -> int:
   """Prints how the second of two results compares with the first."""
   cli.refuse_with(
-    "--compare", cli.CONFIG, cli.OUTPUT, _QUESTIONS, _SYSTEMS, _TEMPERATURES,
+    "--compare", cli.CONFIG, cli.OUTPUT, _QUESTIONS, _SYSTEMS, cli.TEMPERATURES,
     _BATCH_SIZES, _SUBSET, _CATEGORIES, cli.ONLINE,
   )  # fmt: skip
   if len(paths) != 2:

@@ -15,8 +15,7 @@ from absl import flags
 from launch import cli, outputs
 from launch.training import corpus
 
-cli.reads(cli.OUTPUT)
-_COUNT = flags.DEFINE_integer("count", 200, "How many.", lower_bound=1)
+cli.reads(cli.OUTPUT, cli.COUNT)
 _NUM_LINES = flags.DEFINE_integer(
   "num_lines", 8, "Lines of a prompt.", lower_bound=1
 )
@@ -27,7 +26,9 @@ def run(_) -> int:
   if not cli.OUTPUT.value:
     raise cli.UserError("--output is needed: the file to write")
   outputs.check({}, grown={"--output": cli.OUTPUT.value}, stdout=True)
-  texts = corpus.held_out_prompts(_COUNT.value, num_lines=_NUM_LINES.value)
+  texts = corpus.held_out_prompts(
+    cli.COUNT.value or 200, num_lines=_NUM_LINES.value
+  )
   lines = [
     json.dumps({"id": i, "prompt": text}) + "\n" for i, text in enumerate(texts)
   ]

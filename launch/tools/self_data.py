@@ -1,7 +1,7 @@
 r"""Writes conversations that a chat model makes up, to train a draft on.
 
   python -m launch.tools.self_data --config=configs/smollm2.py --output=FOLDER \
-    --count=2000 --temperatures=0.6,0.8,1.0 --questions=spec_bench.jsonl
+    --count=2000 --temperatures=0.6,0.8,1.0 --keep_out=spec_bench.jsonl
   python -m launch.train --config=configs/train_head.py:eagle3 \
     --config.target=TARGET --config.dataset=FOLDER --workdir=W
 
@@ -13,7 +13,7 @@ about.json: what made it, and what was dropped.
 
 What was asked before is dropped, and whatever has something in common with the
 questions that models are measured with, the project's own and those of
---questions: 13 words in a row. The same command goes on where a stopped one was
+--keep_out: 13 words in a row. The same command goes on where a stopped one was
 (FOLDER/conversations.jsonl.partial), and with a larger --count it adds to what
 is there.
 """
@@ -32,19 +32,18 @@ from launch.evaluation import questions
 from launch.journal import Journal
 from launch.training import self_data
 
-cli.reads(cli.CONFIG, cli.OUTPUT)
-_COUNT = flags.DEFINE_integer(
-  "count", 1000, "How many to make; fewer are kept.", lower_bound=1
-)
-_TEMPERATURES = flags.DEFINE_list(
-  "temperatures", ["0.6", "0.8", "1.0"], "Conversations take turns at them."
-)
-_QUESTIONS = flags.DEFINE_list(
-  "questions", [], "Files of questions that must not be in it."
+cli.reads(cli.CONFIG, cli.OUTPUT, cli.TEMPERATURES, cli.COUNT)
+_TEMPERATURES = ("0.6", "0.8", "1.0")
+_KEEP_OUT = flags.DEFINE_list(
+  "keep_out", [], "Files of questions that must not be in it."
 )
 _ROWS = flags.DEFINE_integer(
   "rows", 16, "Conversations that are made at once.", lower_bound=1
 )
+
+
+def _count() -> int:
+  return cli.COUNT.value or 1000
 
 
 def temperatures() -> list[float]:
@@ -53,14 +52,15 @@ def temperatures() -> list[float]:
   Raises:
     UserError: if they are none.
   """
+  asked = cli.TEMPERATURES.value or _TEMPERATURES
   try:
-    found = [float(x) for x in _TEMPERATURES.value]
+    found = [float(x) for x in asked]
   except ValueError:
     found = []
   if not found or not all(0 < x < 100 for x in found):
     raise cli.UserError(
       "--temperatures must be positive numbers, as in 0.6,1.0, got "
-      f"{','.join(_TEMPERATURES.value)!r}"
+      f"{','.join(asked)!r}"
     )
   return found
 
@@ -87,7 +87,7 @@ def settings_of(config) -> dict:
 
 def make_missing(config, journal: Journal) -> None:
   """Makes the conversations that the journal does not have."""
-  rows, count = _ROWS.value, _COUNT.value
+  rows, count = _ROWS.value, _count()
   wanted = range(-(-count // rows))
   missing = [b for b in wanted if b not in journal.batches]
   if not missing:
@@ -120,12 +120,12 @@ def run(_) -> int:
   if config.mesh:
     raise cli.UserError("self_data runs on one device: give no config.mesh")
   folder = outputs.check_folder("--output", cli.OUTPUT.value)
-  texts, warmth = tested_texts(_QUESTIONS.value), temperatures()
+  texts, warmth = tested_texts(_KEEP_OUT.value), temperatures()
   folder.mkdir(parents=True, exist_ok=True)
   output = str(folder / "conversations.jsonl")
   with Journal(output, settings_of(config), grows=True) as journal:
     make_missing(config, journal)
-    last = -(-_COUNT.value // _ROWS.value)
+    last = -(-_count() // _ROWS.value)
     rows = [
       row
       for batch in sorted(journal.batches)
@@ -139,7 +139,7 @@ def run(_) -> int:
       "temperatures": warmth,
       **provenance.record(
         models=provenance.checkpoints(config),
-        files={f"--questions={f}": f for f in _QUESTIONS.value},
+        files={f"--keep_out={f}": f for f in _KEEP_OUT.value},
       ),
     }
     outputs.write_json(str(folder / "about.json"), about)

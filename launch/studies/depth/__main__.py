@@ -1,7 +1,7 @@
 r"""How deep should this pair draft, at every batch size, and who should decide?
 
   python -m launch.studies.depth --config=configs/embedded.py --workdir=W \
-    --costs=docs/measurements/embedded-greedy.json,\
+    --benchmarks=docs/measurements/embedded-greedy.json,\
   docs/measurements/embedded-greedy-batch-6.json
 
 writes WORKDIR/depth.json (every number), depth.md and depth.svg. The prompts
@@ -9,7 +9,7 @@ are decoded with drafts of --most_tokens, and the acceptance of every drafted
 token is written down. On those traces are replayed: plain decoding, every
 static depth, thresholds on the newest token's confidence and on survival, the
 policy that follows its own rate, each by its own code, and the optimum of a
-process fitted to them. Tokens per second are predicted from --costs, results of
+process fitted to them. Tokens per second are predicted from --benchmarks, results of
 `launch.benchmark` at one or two batch sizes, as lines in the number of rows.
 
 To measure one of them instead:
@@ -29,8 +29,8 @@ from launch import cli, outputs, pair, prompts, provenance
 from launch.studies.depth import page, replay, traces
 
 cli.reads(cli.CONFIG, cli.PROMPTS, cli.WORKDIR)
-_COSTS = flags.DEFINE_list(
-  "costs", None, "Results of launch.benchmark at different batch sizes."
+_BENCHMARKS = flags.DEFINE_list(
+  "benchmarks", None, "Results of launch.benchmark at different batch sizes."
 )
 _MOST = flags.DEFINE_integer(
   "most_tokens", 12, "Drafted tokens of the recorded rounds.", lower_bound=1
@@ -48,26 +48,28 @@ def read_costs(paths: list[str]) -> replay.Machine:
     try:
       results.append(json.loads(pathlib.Path(path).read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-      raise cli.UserError(f"--costs: cannot read {path}: {error}") from None
+      raise cli.UserError(
+        f"--benchmarks: cannot read {path}: {error}"
+      ) from None
   try:
     return replay.machine_of(results)
   except (KeyError, TypeError) as error:
     raise cli.UserError(
-      f"--costs must be results of launch.benchmark with a draft model: {error}"
+      f"--benchmarks must be results of launch.benchmark with a draft model: {error}"
     ) from None
 
 
 def run(_) -> int:
   """The command."""
   config = cli.CONFIG.value
-  if not _COSTS.value:
-    raise cli.UserError("--costs is required; see --help for an example")
+  if not _BENCHMARKS.value:
+    raise cli.UserError("--benchmarks is required; see --help for an example")
   if config.num_drafts != 1 or config.tree or config.depth:
     raise cli.UserError(
       "depths are those of one path that is drafted whole: give no config.tree "
       "and no config.depth, and config.num_drafts=1"
     )
-  machine = read_costs(_COSTS.value)
+  machine = read_costs(_BENCHMARKS.value)
   folder = outputs.check_folder("--workdir", cli.WORKDIR.value)
   if folder.is_dir():
     names = ("depth.md", "depth.svg")
@@ -86,7 +88,9 @@ def run(_) -> int:
     models=provenance.checkpoints(config),
     prompts=cli.PROMPTS.value,
     texts=[p.text for p in items],
-    files={f"--costs {i}": path for i, path in enumerate(_COSTS.value)},
+    files={
+      f"--benchmarks {i}": path for i, path in enumerate(_BENCHMARKS.value)
+    },
   )
   recorded = traces.collect(deepest, models, items)
   found = replay.compare(recorded, machine) | {

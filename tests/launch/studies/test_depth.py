@@ -178,7 +178,7 @@ def test_the_command_writes_numbers_a_page_and_a_figure(cli, tmp_path):
   code = cli(
     study.run, "--config.max_new_tokens=16",
     "--config.batch_size=2", "--most_tokens=3", f"--prompts={prompts}",
-    f"--costs={COSTS}", f"--workdir={tmp_path / 'w'}",
+    f"--benchmarks={COSTS}", f"--workdir={tmp_path / 'w'}",
   )  # fmt: skip
   assert code == 0
   found = json.loads((tmp_path / "w" / "depth.json").read_text())
@@ -195,11 +195,11 @@ def test_the_command_writes_numbers_a_page_and_a_figure(cli, tmp_path):
 @pytest.mark.parametrize(
   ("flags", "message"),
   [
-    ((), "--costs is required"),
-    ((f"--costs={COSTS}", "--config.depth=4"), "give no config.tree"),
-    (("--costs=no.json",), "cannot read no.json"),
-    (("--costs=pyproject.toml",), "cannot read pyproject.toml"),
-    (("--costs=docs/plans/8b-v5e-8.json",), "results of launch.benchmark"),
+    ((), "--benchmarks is required"),
+    ((f"--benchmarks={COSTS}", "--config.depth=4"), "give no config.tree"),
+    (("--benchmarks=no.json",), "cannot read no.json"),
+    (("--benchmarks=pyproject.toml",), "cannot read pyproject.toml"),
+    (("--benchmarks=docs/plans/8b-v5e-8.json",), "results of launch.benchmark"),
   ],
 )
 def test_what_cannot_be_studied_is_said_in_one_line(

@@ -162,7 +162,7 @@ def test_a_killed_run_goes_on_to_the_same_conversations(
   )  # fmt: skip
   assert questions.read(test)
   capsys.readouterr()
-  assert execute(f"--output={killed}", f"--questions={test}", *asked) == 0
+  assert execute(f"--output={killed}", f"--keep_out={test}", *asked) == 0
   assert "1 overlapping" in capsys.readouterr().out
   left = (killed / "conversations.jsonl").read_text()
   assert left == "".join(line + "\n" for line in one.splitlines()[1:])
@@ -173,7 +173,7 @@ def test_a_killed_run_goes_on_to_the_same_conversations(
   [
     ("--temperatures=0.5,warm", "--temperatures must be positive numbers"),
     ("--temperatures=0", "--temperatures must be positive numbers"),
-    ("--questions=nowhere.jsonl", "no such file of questions"),
+    ("--keep_out=nowhere.jsonl", "no such file of questions"),
     ("--config.mesh=data:2", "runs on one device"),
   ],
 )
