@@ -129,7 +129,8 @@ def temperatures(config) -> list[float]:
     found = []
   if not found or not all(0 <= t < float("inf") for t in found):
     raise cli.UserError(
-      f"--temperatures must be numbers of 0 or more, got {cli.TEMPERATURES.value}"
+      "--temperatures must be numbers of 0 or more, got "
+      f"{cli.TEMPERATURES.value}"
     )
   return list(dict.fromkeys(found))
 

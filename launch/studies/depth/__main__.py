@@ -9,8 +9,8 @@ are decoded with drafts of --most_tokens, and the acceptance of every drafted
 token is written down. On those traces are replayed: plain decoding, every
 static depth, thresholds on the newest token's confidence and on survival, the
 policy that follows its own rate, each by its own code, and the optimum of a
-process fitted to them. Tokens per second are predicted from --benchmarks, results of
-`launch.benchmark` at one or two batch sizes, as lines in the number of rows.
+process fitted to them. Tokens per second are predicted from --benchmarks,
+results of `launch.benchmark` at one or two batch sizes, as lines in the number of rows.
 
 To measure one of them instead:
 
@@ -55,7 +55,8 @@ def read_costs(paths: list[str]) -> replay.Machine:
     return replay.machine_of(results)
   except (KeyError, TypeError) as error:
     raise cli.UserError(
-      f"--benchmarks must be results of launch.benchmark with a draft model: {error}"
+      "--benchmarks must be results of launch.benchmark with a draft model: "
+      f"{error}"
     ) from None
 
 
