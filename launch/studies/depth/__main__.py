@@ -10,7 +10,8 @@ token is written down. On those traces are replayed: plain decoding, every
 static depth, thresholds on the newest token's confidence and on survival, the
 policy that follows its own rate, each by its own code, and the optimum of a
 process fitted to them. Tokens per second are predicted from --benchmarks,
-results of `launch.benchmark` at one or two batch sizes, as lines in the number of rows.
+results of `launch.benchmark` at one or two batch sizes, as lines in the number
+of rows.
 
 To measure one of them instead:
 
