@@ -13,6 +13,7 @@ from launch.serving.http import Service
 
 # For a request's head, on a connection that was made or kept.
 _HEAD_SECONDS = 30.0
+_BACKLOG = 1024
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -45,7 +46,7 @@ class Server(uvicorn.Server):
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=max(1, round(drain_seconds)),
-        backlog=1024,
+        backlog=_BACKLOG,
       )
     )
     self._scheduler = service.scheduler
@@ -74,7 +75,7 @@ class Server(uvicorn.Server):
 
 
 def listening(host: str, port: int) -> socket.socket:
-  """A socket that listens; port 0 is any that is free.
+  """A socket that is bound, and refuses until it listens; port 0 is any.
 
   Raises:
     ValueError: if it cannot be had.
@@ -103,12 +104,13 @@ def run(
     service: what answers; its scheduler runs.
     where: from `listening`.
     drain_seconds: see `Server`.
-    ready: called once it is about to listen.
+    ready: called once it listens.
 
   Returns:
     Whether it ended as it was told to.
   """
   server = Server(service, drain_seconds=drain_seconds)
+  where.listen(_BACKLOG)  # who is told so may connect at once
   ready()
   server.run(sockets=[where])
   scheduler = service.scheduler
