@@ -100,6 +100,16 @@ chat: $(VENV)/.setup.stamp  ## Fetches SmolLM2 (93 MB, once) and chats with it
 	@$(PY) -m launch.tools.fetch_smollm2
 	@$(PY) -m launch.chat --config=configs/smollm2.py $(ARGS)
 
+$(VENV)/.serve.stamp: requirements-test.lock $(VENV)/.setup.stamp
+	@echo "Installing what serves over HTTP (once)"
+	@$(INSTALL) -c requirements-test.lock -e '.[serve]'
+	@touch $@
+
+.PHONY: serve
+serve: $(VENV)/.serve.stamp  ## Serves SmolLM2 over HTTP, at localhost:8000
+	@$(PY) -m launch.tools.fetch_smollm2
+	@$(PY) -m launch.serve --config=configs/smollm2.py $(ARGS)
+
 .PHONY: benchmark
 benchmark: $(VENV)/.setup.stamp  ## Measures the embedded pair: benchmark.json
 	@$(PY) -m launch.benchmark --config=configs/embedded.py \

@@ -16,13 +16,13 @@ from typing import Any
 
 import ml_collections
 
-from launch import looking_up, near, skipped_layers
+from launch import looking_up, skipped_layers
 from models import block_drafter, head_checkpoints
 from models.block_drafter import Block
 from models.head_checkpoints import Head
 from models.head_shapes import KINDS, HeadShape
 from models.transformer import SkippedLayers
-from specjax import drafters
+from specjax import drafters, near
 from specjax import siblings as siblings_lib
 from specjax import tree as tree_lib
 from specjax.drafters import depth as depth_lib

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from launch import near
 from models import chat
 from models.tokenizers import Tokenizer
+from specjax import near
 from specjax.requests import Settings
 
 _OTHERS = ("id", "prompt", "messages", "stop")

@@ -28,8 +28,16 @@ import sys
 from absl import flags
 
 from launch import cli, pair, processes
-from launch.serving import assembly, running, several
-from launch.serving.assembly import Sizes
+
+try:
+  from launch.serving import assembly, running, several
+  from launch.serving.assembly import Sizes
+except ModuleNotFoundError as missing:
+  if missing.name not in ("prometheus_client", "starlette", "uvicorn"):
+    raise
+  raise SystemExit(
+    cli.fail(f"{missing.name} is not installed: pip install -e '.[serve]'")
+  ) from None
 
 cli.reads(cli.CONFIG, *processes.FLAGS)
 _HOST = flags.DEFINE_string(

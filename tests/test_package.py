@@ -38,6 +38,7 @@ FOUNDATION = {
     "laws",
     "siblings",
     "named",
+    "near",
   )
 }
 

@@ -1,6 +1,6 @@
 """What is typed: messages, and commands that begin with a slash."""
 
-from launch import near
+from specjax import near
 
 COMMANDS = {
   "temperature": ("X", "of what is sampled; 0 takes the likeliest token"),

@@ -20,8 +20,9 @@ from typing import Any
 
 import ml_collections
 
-from launch import drafting, near, pair
+from launch import drafting, pair
 from launch.pair import Models, Pair
+from specjax import near
 from specjax.drafters import heads
 from specjax.engine import Engine
 

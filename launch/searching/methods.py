@@ -57,7 +57,7 @@ def bayesian(num_layers: int, *, seed: int) -> Method:
     import optuna
   except ImportError:
     raise ValueError(
-      "the method 'bayesian' needs optuna: pip install 'specjax[search]'"
+      "the method 'bayesian' needs optuna: pip install -e '.[search]'"
     ) from None
   optuna.logging.set_verbosity(optuna.logging.WARNING)
   study = optuna.create_study(

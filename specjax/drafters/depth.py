@@ -18,7 +18,6 @@ old rounds are forgotten, so that a row that has given up tries again.
 """
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Sequence
 
 import jax
@@ -26,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import laws, named
+from specjax import laws, named, near
 from specjax.structs import struct
 from specjax.types import Commit
 
@@ -437,11 +436,9 @@ def get(text: str) -> Policy:
     return fixed(depth=int(text))
   bare, bracket, _ = text.partition("(")
   if bare not in FACTORIES:
-    near = difflib.get_close_matches(bare, FACTORIES, n=1)
-    guess = f"did you mean {near[0]!r}? " if near else ""
     raise ValueError(
-      f"unknown depth {text!r:.80}, {guess}expected a number or one of "
-      f"{list(FACTORIES)}"
+      f"unknown depth {text!r:.80}{near.guess(bare, FACTORIES)}, expected a "
+      f"number or one of {list(FACTORIES)}"
     )
   return named.make("depth", text if bracket else f"{text}()", FACTORIES)
 

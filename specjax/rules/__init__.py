@@ -5,11 +5,10 @@ over every tree and sibling law that its `check` allows. Rules that decide at
 one node at a time are a single function without a batch (`nodewise`).
 """
 
-import difflib
 import pkgutil
 from collections.abc import Callable
 
-from specjax import named
+from specjax import named, near
 from specjax.rules import (
   block,
   blockwise,
@@ -74,10 +73,9 @@ def get(name: str) -> Rule:
   if ":" in bare:
     return _imported(name)
   if bare not in RULES:
-    near = difflib.get_close_matches(bare, RULES, n=1)
-    guess = f"did you mean {near[0]!r}? " if near else ""
     raise ValueError(
-      f"unknown rule {bare!r}, {guess}expected one of {sorted(RULES)}"
+      f"unknown rule {bare!r}{near.guess(bare, RULES)}, expected one of "
+      f"{sorted(RULES)}"
     )
   if not bracket:
     return RULES[bare]

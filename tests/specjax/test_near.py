@@ -1,6 +1,6 @@
 """Guesses at names that are none."""
 
-from launch import near
+from specjax import near
 
 
 def test_the_nearest_name_is_guessed_as_it_is_written_there():
