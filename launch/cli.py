@@ -303,7 +303,10 @@ def _in_words(error: Exception) -> str:
   if isinstance(error, OSError) and error.strerror and error.filename:
     return f"{error.filename}: {error.strerror}"
   # A config's file that is not there is told when the config is read.
-  missing = re.search(r"No such file or directory: '([^']+)'", str(error))
+  missing = re.search(
+    r"^Configuration is not .*No such file or directory: '([^']+)'",
+    str(error), re.DOTALL,
+  )  # fmt: skip
   return f"there is no {missing[1]}" if missing else str(error)
 
 

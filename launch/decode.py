@@ -313,7 +313,7 @@ def run(_) -> int:
     )
   if _LOG_PROBS.value and not output:
     raise cli.UserError("--log_probs are written to --output: give one")
-  models = pair.build(config, inputs=True)
+  models = pair.build(config, inputs=True, learns=True)
   items, good = read_prompts(models, config.max_new_tokens)
   made_by = {}
   results = contextlib.nullcontext()

@@ -67,7 +67,8 @@ def settled(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   """The config as it is run: the target drafts for itself, whatever it says."""
   config = pair.settled(config)
   config.drafter, config.draft, config.rule = "layer_skip", "", "token"
-  config.skip_layers = ""
+  # What it skips itself does not matter: every set is looked at for its own.
+  config.skip_attention, config.skip_mlp, config.skip_layers = (), (0,), ""
   if config.mesh:
     raise ValueError(f"layers are looked for on one device: {config.mesh!r}")
   if not config.num_speculative_tokens:
@@ -98,6 +99,8 @@ def evaluation(
 
 def measured_speedup(config, loaded, skipped: SkippedLayers, batches) -> float:
   """Tokens per second of decoding with a set, over those of plain decoding."""
+  if skipped == SkippedLayers():
+    return 1.0  # the target itself, which nobody would draft with
   own = ml_collections.ConfigDict(config.to_dict())
   own.skip_attention, own.skip_mlp = skipped.attention, skipped.mlp
   models = pair.assemble(own, loaded)

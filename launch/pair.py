@@ -266,12 +266,15 @@ def load(
   )
 
 
-def assemble(config: ml_collections.ConfigDict, models: Models) -> Pair:
+def assemble(
+  config: ml_collections.ConfigDict, models: Models, *, learns: bool = False
+) -> Pair:
   """Makes the decoders of a config from models that are loaded.
 
   Args:
     config: with the checkpoints, dtype and drafter that `models` are of.
     models: from `load`.
+    learns: whether the caller lets drafts learn (`config.online`).
 
   Raises:
     ValueError: for unknown or contradictory settings.
@@ -292,6 +295,10 @@ def assemble(config: ml_collections.ConfigDict, models: Models) -> Pair:
       siblings=drafting.make_siblings(config),
       vocab_size=vocab_size,
     )
+    if config.online and not learns:
+      raise ValueError(
+        "drafts learn (config.online) in launch.decode and launch.evaluate"
+      )
     if config.online:
       drafter, laws = online.wrapped(
         config, drafter, draft, vocab_size=vocab_size
@@ -341,9 +348,14 @@ def assemble(config: ml_collections.ConfigDict, models: Models) -> Pair:
   )
 
 
-def build(config: ml_collections.ConfigDict, *, inputs: bool = False) -> Pair:
+def build(
+  config: ml_collections.ConfigDict,
+  *,
+  inputs: bool = False,
+  learns: bool = False,
+) -> Pair:
   """Loads the checkpoints and makes the decoders: `load`, then `assemble`."""
-  return assemble(config, load(config, inputs=inputs))
+  return assemble(config, load(config, inputs=inputs), learns=learns)
 
 
 def check_kinds(

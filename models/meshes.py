@@ -13,6 +13,7 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 from models.layers import TransformerConfig
+from models.t5_config import T5Config
 from models.sharding import Sharding, tensor_parallel
 
 
@@ -122,7 +123,7 @@ def parse(
 
 
 def most_devices(
-  draft: TransformerConfig | tuple[int, ...] | None, model: int
+  draft: TransformerConfig | T5Config | tuple[int, ...] | None, model: int
 ) -> int:
   """The most devices, among divisors of `model`, that a draft can be cut over.
 
@@ -131,7 +132,7 @@ def most_devices(
   if draft is None:
     return 1
   sizes = draft
-  if isinstance(draft, TransformerConfig):
+  if isinstance(draft, TransformerConfig | T5Config):
     sizes = (draft.num_kv_heads, draft.mlp_dim, draft.vocab_size)
   return max(
     n

@@ -78,6 +78,7 @@ def talked(model):
 
   config = huggingface.get_config(f"target={model}")
   config.drafter, config.num_speculative_tokens = "ngram", 3
+  config.skip_mlp = (0,)  # for the drafter that skips layers
   config.max_new_tokens = 12
   made = Chat(config, Silent())
   readings = []

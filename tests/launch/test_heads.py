@@ -78,7 +78,11 @@ def test_greedy_text_is_that_of_plain_decoding(saved, name):
     ("medusa", dict(num_speculative_tokens=4), "says 3 tokens ahead.* depth 4"),
     ("eagle3", dict(num_nodes=8, num_children=3), "rule 'token'"),
     ("target", dict(drafter="eagle"), "cannot use the head in .*/target"),
-    ("target", dict(num_nodes=12, rule="match"), "num_nodes is of the dynamic"),
+    (
+      "target",
+      dict(num_nodes=12, rule="match"),
+      "num_nodes is of a tree whose form",
+    ),
     ("medusa", dict(tree=("mc_sim",)), "or one of .*mc_sim_7b_63"),
   ],
 )

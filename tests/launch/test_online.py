@@ -114,7 +114,7 @@ def test_what_was_learned_and_is_lost_is_one_line(
 
 @pytest.fixture(scope="module")
 def models(pair_config):
-  return pair.build(pair_config)
+  return pair.build(pair_config, learns=True)
 
 
 @pytest.fixture(scope="module")

@@ -217,7 +217,7 @@ def test_a_broken_draft_costs_speed_and_no_token(greedy, kind, tree, rule):
 
 
 def test_a_block_refuses_what_it_cannot_say():
-  with pytest.raises(ValueError, match="3 tokens at once, got a tree of dep"):
+  with pytest.raises(ValueError, match="3 tokens ahead, got a tree of dep"):
     make("block", chain(4), "token")
   decoder, params = make("block", chain(3), "token")
   with pytest.raises(ValueError, match="reads inputs"):

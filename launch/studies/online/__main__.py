@@ -53,7 +53,7 @@ def learning(config, models: pair.Models, programs: dict) -> Engine:
   """An engine whose draft begins as its checkpoint is, and learns."""
   own = ml_collections.ConfigDict(config.to_dict())
   own.online = True
-  one = pair.engine_of(own, pair.assemble(own, models))
+  one = pair.engine_of(own, pair.assemble(own, models, learns=True))
   return dataclasses.replace(one, programs=programs)
 
 

@@ -169,7 +169,9 @@ def test_comparing_pairs_questions_and_groups():
   assert found["speedup_ratio"] == pytest.approx(0.5)
   # Every group's ratio is the same: nothing is uncertain.
   assert found["speedup_ratio_ci"] == pytest.approx((0.5, 0.5))
-  assert row(rows, "ngram", "math", "category")["tokens_per_call_change"] == 0
+  assert row(rows, "ngram", "math", "task")["tokens_per_call_change"] == 0
+  # A category that is all of its task has no row of its own.
+  assert not [r for r in rows if r["level"] == "category"]
   assert not [r for r in rows if r["system"] == "plain"]
   assert "| `ngram` | 0 | 2 | all | 3 | -0.200" in compare.table(rows)
 
