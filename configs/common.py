@@ -31,8 +31,8 @@ def get_config() -> ml_collections.ConfigDict:
   config.num_children = 10
   config.siblings = "iid"  # a name in specjax.siblings
   config.max_ngram = 3  # for ngram
-  # For suffix, rest and rasd (docs/retrieval.md): num_nodes, or by default as
-  # many as num_speculative_tokens; the longest match; nodes for each matched
+  # For suffix, rest and rasd (docs/retrieval.md): num_nodes, or by default
+  # twice num_speculative_tokens; the longest match; nodes for each matched
   # token, 0 for no such bound; a less likely node is not drafted; and a file of
   # launch.tools.corpus_index.
   config.max_match = 16

@@ -346,6 +346,11 @@ def run(argv) -> int:
       reference.check(system)
   degrees = temperatures(config)
   sizes = cli.integers(_BATCH_SIZES, default=[config.batch_size])
+  if len(degrees) * len(sizes) > 1 and any(s.config.online for s in entered):
+    raise cli.UserError(
+      "a draft that learns would be asked again what it learned from: give one "
+      "temperature and one batch size"
+    )
   asked = chosen(config)
   pairs = systems.assemble(entered)
   contests = measure.contests(config, entered, pairs, degrees)

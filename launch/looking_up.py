@@ -45,9 +45,9 @@ def make_lookahead(config, draft, *, tree, siblings, vocab_size) -> Drafter:
 
 
 def form_of_lookup(config) -> tuple[Tree, Siblings]:
-  """`num_nodes` nodes, by default as many as a path has."""
+  """`num_nodes` nodes, by default twice as many as a path has."""
   depth = config.num_speculative_tokens
-  nodes = config.num_nodes or depth
+  nodes = config.num_nodes or 2 * depth
   _settings(config, depth)
   return drafters.occurrences.bounds(nodes, depth, None), GIVEN
 

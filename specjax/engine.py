@@ -96,6 +96,8 @@ def make_batches(
   Returns:
     The batches, short prompts first; every one has the same number of rows.
   """
+  if not prompts:
+    return []
   rows = min(batch_size, among or len(prompts))
   # What is read by an encoder is mostly the longer.
   longest = lambda texts: max(map(len, texts))

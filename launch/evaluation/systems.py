@@ -189,9 +189,7 @@ def assemble(systems: list[System]) -> dict[str, Pair]:
     if draft not in loaded:
       first = next(iter(loaded.values()), None)
       loaded[draft] = pair.load(own, beside=first)
-    pairs[system.name] = pair.assemble(
-      own, loaded[draft], learns=True
-    )
+    pairs[system.name] = pair.assemble(own, loaded[draft], learns=True)
   return pairs
 
 

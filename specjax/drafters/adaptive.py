@@ -92,11 +92,13 @@ def drafter(
   check(inner.tree, inner.siblings, policy)
   tree = dataclasses.replace(inner.tree, form=Form.MASKED)
 
-  def init(params, batch, slots, inputs):
+  def begun(rows: int) -> Estimates:
     remembered = tree.max_depth if policy.learns else 0
+    return Estimates.zeros(rows, remembered, threshold=policy.threshold)
+
+  def init(params, batch, slots, inputs):
     return State(
-      own=inner.init(params, batch, slots, inputs),
-      estimates=Estimates.zeros(batch, remembered, threshold=policy.threshold),
+      own=inner.init(params, batch, slots, inputs), estimates=begun(batch)
     )
 
   def propose(params, state: State, target_cache, context):
@@ -112,8 +114,12 @@ def drafter(
     return draft, State(own=own, estimates=estimates), target_cache
 
   def prefill(params, state: State, commit: Commit):
-    return dataclasses.replace(
-      state, own=inner.prefill(params, state.own, commit)
+    # A text that goes on is a prompt: nothing is known of what follows it.
+    return State(
+      own=inner.prefill(params, state.own, commit),
+      estimates=dataclasses.replace(
+        begun(len(commit.length)), passes=state.estimates.passes
+      ),
     )
 
   def commit(params, state: State, commit: Commit):

@@ -189,6 +189,9 @@ def check(
 def bounds(num_nodes: int, depth: int, max_children: int | None) -> Tree:
   """The bounds of a tree whose parents are data.
 
+  A node has room for N - G + 1 children at most, so that N is to be well above
+  G: what is drafted beyond is fed, and never accepted.
+
   Args:
     num_nodes: N.
     depth: G.

@@ -297,7 +297,12 @@ def model_laws(model: LanguageModel, *, vocab_size: int) -> Laws:
   Args:
     model: the draft, of `specjax.drafters.model`.
     vocab_size: V.
+
+  Raises:
+    ValueError: for a draft that reads inputs, which no ring keeps.
   """
+  if model.encode is not None:
+    raise ValueError("a draft that reads inputs cannot learn online")
 
   def laws(params, ring: Ring):
     rows, room = ring.tokens.shape

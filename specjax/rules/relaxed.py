@@ -154,9 +154,10 @@ def top_beta(beta: int = 3, tau: float = 1.0) -> Rule:
   Accepts a token among the target's beta most probable if it is at most tau
   nats less probable than the first; after a rejection, and after a draft that
   is accepted as a whole, comes the target's most probable token. It
-  approximates *greedy* decoding, and with `beta=1` or `tau=0` is it, so run it
-  at temperature 1, where the laws still rank the tokens; its distance is
-  measured from the warped target as for every rule.
+  approximates *greedy* decoding, and with `beta=1` is it (of equally probable
+  tokens the first counts as more probable), so run it at temperature 1, where
+  the laws still rank the tokens; its distance is measured from the warped
+  target as for every rule.
 
   Args:
     beta: at least 1.
@@ -176,7 +177,10 @@ def top_beta(beta: int = 3, tau: float = 1.0) -> Rule:
       below = jnp.max(jnp.where(target < least, target, -jnp.inf))
       least = jnp.where(more < beta, below, least)
       more = jnp.sum(target >= least)
-    close = (target >= least) & (target >= best - tau)
+    tied = target == least  # of which the first ones are among the beta
+    room = beta - jnp.sum(target > least)
+    among = (target > least) | (tied & (jnp.cumsum(tied) <= room))
+    close = among & (target >= best - tau)
     return (close & (target > -jnp.inf)).astype(target.dtype)
 
   def after_rejection(target, draft):

@@ -196,3 +196,9 @@ def test_greedy_texts_are_those_of_plain_decoding(flags, cli, made, tmp_path):
       found = json.loads(summary.read_text())["provenance"]["checkpoints"]
       assert len(found["corpus"]["sha256"]) == 64
   assert texts[0] == texts[1]
+
+
+def test_a_tree_of_the_default_size_has_room_beside_its_longest_path():
+  found, _ = looking_up.form_of_lookup(config(drafter="suffix"))
+  assert found.max_depth == 5
+  assert found.max_children > 5

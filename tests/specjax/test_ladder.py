@@ -113,7 +113,7 @@ def test_rounds_of_every_width_are_timed_on_a_copy():
   before = rows_of(state)
   seconds = ladder.measured(RUNGS, PARAMS, state, rounds=2, repeats=1)
   assert set(seconds) == set(WIDTHS)
-  assert min(seconds.values()) >= 0
+  assert min(seconds.values()) > 0
   assert rows_of(state) == before
   ended = dataclasses.replace(
     state, stop_reason=jnp.ones_like(state.stop_reason)

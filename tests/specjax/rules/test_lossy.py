@@ -278,3 +278,16 @@ def test_blockwise_with_the_likeliest_alone_is_match_for_a_greedy_target():
   first = distance(forced.output.sum((1, 2)), target((1, 0)))
   assert forced.reported_total_variation == pytest.approx(first)
   assert first > 0.01
+
+
+@pytest.mark.parametrize(("token", "accepted"), [(1, 1.0), (2, 0.0)])
+def test_of_equally_probable_tokens_the_first_is_greedy_decodings(
+  token, accepted
+):
+  law = jnp.log(jnp.array([[[0.2, 0.4, 0.4]] * 2]))
+  draft = Draft(
+    tree=tree.chain(1), siblings=siblings.GIVEN,
+    tokens=jnp.array([[0, token]]), log_probs=None,
+  )  # fmt: skip
+  found = rules.get("top_beta(beta=1, tau=1.0)").verify(draft, law)
+  assert float(found.node_probs[0, 1]) == accepted
