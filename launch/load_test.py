@@ -108,6 +108,10 @@ def read(path: str) -> str:
   Raises:
     UserError: if it says nothing.
   """
+  if not _URL.value.startswith(("http://", "https://")):
+    raise cli.UserError(
+      f"--url must be http://... or https://..., got {_URL.value!r}"
+    )
   try:
     with urllib.request.urlopen(_URL.value + path, timeout=30) as answer:
       return answer.read().decode()

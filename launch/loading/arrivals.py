@@ -26,7 +26,9 @@ async def open_loop(
 
   async def one(body, at) -> Timed:
     await asyncio.sleep(max(0.0, start + at - time.monotonic()))
-    return await send(body)
+    found = await send(body)
+    found.sent = start + at
+    return found
 
   return list(
     await asyncio.gather(

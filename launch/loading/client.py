@@ -16,7 +16,8 @@ class Timed:
   """A request and its answer; times are seconds of one clock.
 
   Attributes:
-    sent: when it was to be sent (and was).
+    sent: when it was sent; in an open loop, when it was to be: a client that
+      lags is no excuse.
     chunks: when each chunk with text came.
     ended: when the answer was whole, or it failed.
     num_tokens: of the completion, by the server's own count.
@@ -30,6 +31,10 @@ class Timed:
   error: str | None = None
 
 
+# Seconds after which an answer that has not ended counts as none.
+PATIENCE = 600.0
+
+
 async def ask(
   url: str, path: str, body: dict[str, Any], *, token: str | None = None
 ) -> Timed:
@@ -39,13 +44,14 @@ async def ask(
     body = {
       **body, "stream": True, "stream_options": {"include_usage": True},
     }  # fmt: skip
-    async for event in _events(url, path, body, token):
-      if "error" in event:
-        raise ConnectionError(event["error"]["message"])
-      if event.get("usage"):
-        found.num_tokens = event["usage"]["completion_tokens"]
-      if any(map(_text_of, event.get("choices", []))):
-        found.chunks.append(time.monotonic())
+    async with asyncio.timeout(PATIENCE):
+      async for event in _events(url, path, body, token):
+        if "error" in event:
+          raise ConnectionError(event["error"]["message"])
+        if event.get("usage"):
+          found.num_tokens = event["usage"]["completion_tokens"]
+        if any(map(_text_of, event.get("choices", []))):
+          found.chunks.append(time.monotonic())
     if not found.num_tokens:
       raise ConnectionError("the stream ended before its usage")
   except (OSError, ValueError, KeyError, h11.RemoteProtocolError) as error:
@@ -80,8 +86,9 @@ async def _body(
   url: str, path: str, body: bytes, token: str | None
 ) -> AsyncIterator[bytes]:
   where = urllib.parse.urlsplit(url)
+  safe = where.scheme == "https"
   reader, writer = await asyncio.open_connection(
-    where.hostname, where.port or 80
+    where.hostname, where.port or (443 if safe else 80), ssl=safe or None
   )
   try:
     line = h11.Connection(h11.CLIENT)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 
 import numpy as np
 import pytest
@@ -182,3 +183,15 @@ def test_a_stream_that_breaks_off_is_no_answer(server):
   found = asyncio.run(broken())
   assert "ended before" in found.error
   assert len(found.chunks) == 1
+
+
+def test_a_client_that_lags_is_no_excuse():
+  """Requests of an open loop count from when they were to be sent."""
+
+  async def busy(body):
+    sent = client.Timed(sent=time.monotonic())
+    time.sleep(0.03)  # nothing else is sent meanwhile
+    return sent
+
+  found = asyncio.run(arrivals.open_loop([{}] * 4, [0.0] * 4, busy))
+  assert len({timed.sent for timed in found}) == 1
