@@ -81,15 +81,15 @@ def test_loops_send_as_they_say():
     most[0] = max(most[0], now[0])
     await asyncio.sleep(0.01)
     now[0] -= 1
-    return Timed(sent=body["n"])
+    return Timed(sent=0.0, num_tokens=body["n"])
 
   bodies = [{"n": i} for i in range(9)]
   found = asyncio.run(arrivals.closed_loop(bodies, 2, send))
   assert most == [2]
-  assert sorted(one.sent for one in found) == list(range(9))
+  assert sorted(one.num_tokens for one in found) == list(range(9))
   found = asyncio.run(arrivals.open_loop(bodies, [0.0] * 9, send))
   assert most == [9]
-  assert [one.sent for one in found] == list(range(9))
+  assert [one.num_tokens for one in found] == list(range(9))
 
 
 @pytest.fixture(scope="module")
