@@ -430,8 +430,10 @@ class Decoder:
     What a conversation's next turn needs: the caches keep what the row has,
     and only what is new is read (with the two newest tokens, of which one was
     not read yet). The row then emits what one with all of that text as its
-    prompt would; it counts as prompt now, and counters begin anew. One program
-    for tokens of one width: `row`, `count`, the budget and the warp are traced.
+    prompt would (unless its drafter has kept what it learned of the row, as
+    lookahead and online drafts do: then by the same law); it counts as prompt
+    now, and counters begin anew. One program for tokens of one width: `row`,
+    `count`, the budget and the warp are traced.
 
     Args:
       params: parameters of both models.

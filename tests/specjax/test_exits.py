@@ -238,3 +238,13 @@ def test_a_draft_that_is_nan_ends_its_chain_and_loses_nothing():
 def test_numbers_out_of_range_are_refused(options, message):
   with pytest.raises(ValueError, match=message):
     make(**options)
+
+
+def test_a_text_that_goes_on_begins_with_the_first_threshold():
+  decoder = specjax.make_decoder(MODEL, drafter=DRAFTERS["model"])
+  state = jax.jit(decoder.steps)(PARAMS, start(decoder, slice(2, 3)), 5)
+  assert state.drafter_state.estimates.threshold.tolist() != [0.5]
+  state = jax.jit(decoder.extend)(
+    PARAMS, state, 0, jnp.array([1, 0]), 2, max_new_tokens=5
+  )
+  assert state.drafter_state.estimates.threshold.tolist() == [0.5]
