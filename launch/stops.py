@@ -1,6 +1,6 @@
 """Stop strings: where a completion's text ends, also across tokens."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tokenizers.decoders import DecodeStream
@@ -9,6 +9,42 @@ from launch.prompts import Prompt
 from models.tokenizers import Tokenizer
 from specjax.endings import Watch
 from specjax.state import StopReason
+
+
+def stepper(tokenizer: Tokenizer) -> Callable[[int], str]:
+  """Makes text of one completion's tokens, one after another.
+
+  A byte can turn characters before it into others, where a vocabulary falls
+  back to bytes. What was given stands then, and all tokens are decoded anew.
+
+  Args:
+    tokenizer: of the pair.
+
+  Returns:
+    What takes a token and gives the whole characters that came with it.
+  """
+  stream: DecodeStream | None = DecodeStream(skip_special_tokens=True)
+  ids: list[int] = []
+  given = 0
+
+  def step(token: int) -> str:
+    nonlocal stream, given
+    ids.append(token)
+    if stream is not None:
+      try:
+        new = stream.step(tokenizer.backend, token) or ""
+      except Exception:  # the library raises no narrower one
+        stream = None
+      else:
+        given += len(new)
+        return new
+    text = tokenizer.decode(ids)
+    if text.endswith("\ufffd"):  # perhaps the first bytes of a character
+      return ""
+    new, given = text[given:], max(given, len(text))
+    return new
+
+  return step
 
 
 def watch(tokenizer: Tokenizer, stop: Sequence[str]) -> Watch | None:
@@ -23,13 +59,13 @@ def watch(tokenizer: Tokenizer, stop: Sequence[str]) -> Watch | None:
   """
   if not stop:
     return None
-  stream = DecodeStream(skip_special_tokens=True)
+  step = stepper(tokenizer)
   longest, tail = max(map(len, stop)), ""
 
   def look(token_ids: Sequence[int]) -> int | None:
     nonlocal tail
     for count, token in enumerate(token_ids, start=1):
-      tail += stream.step(tokenizer.backend, token) or ""
+      tail += step(token)
       if any(text in tail for text in stop):
         return count
       tail = tail[-longest:]

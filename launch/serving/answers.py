@@ -16,20 +16,21 @@ from specjax.state import Origin
 
 # The client need not ask again: the same would happen.
 _NO_RETRY = {"x-should-retry": "false"}
+# Made anew for each: an exception that is raised again keeps all its frames.
 FAILURES = {
-  Finish.NAN: RefusalError(
+  Finish.NAN: lambda: RefusalError(
     "the model's numbers are none (NaN): the completion ended",
     status=500, kind="server_error", code="nan_logits", headers=_NO_RETRY,
   ),
-  Finish.LATE: RefusalError(
+  Finish.LATE: lambda: RefusalError(
     "the completion took longer than a request may",
     status=408, kind="timeout_error", code="timeout", headers=_NO_RETRY,
   ),
-  Finish.BROKEN: RefusalError(
+  Finish.BROKEN: lambda: RefusalError(
     "the server's loop has ended", status=503, kind="server_error",
     code="unavailable",
   ),
-  Finish.CANCELLED: RefusalError(
+  Finish.CANCELLED: lambda: RefusalError(
     "the completion was given up", status=503, kind="server_error",
     code="cancelled",
   ),
@@ -88,7 +89,7 @@ class Choice:
       RefusalError: if it failed.
     """
     if news.finish in FAILURES:
-      raise FAILURES[news.finish]
+      raise FAILURES[news.finish]()
     piece = self._reader.read(news.token_ids)
     if news.finish is not None:
       piece += self._reader.finish(cut=news.cut)

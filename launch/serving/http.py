@@ -28,12 +28,12 @@ from launch.serving.ticket import News, Ticket
 from models.tokenizers import Tokenizer
 
 _log = logging.getLogger(__name__)
-_FULL = RefusalError(
+_full = lambda: RefusalError(
   "all slots are in use and the queue is full: try again",
   status=429, kind="rate_limit_error", code="rate_limit_exceeded",
   headers={"Retry-After": "1"},
 )  # fmt: skip
-_CLOSED = RefusalError(
+_closed = lambda: RefusalError(
   "the server takes no more requests", status=503, kind="server_error",
   code="unavailable", headers={"Retry-After": "5"},
 )  # fmt: skip
@@ -214,9 +214,9 @@ async def _answer(service: Service, request: Request, is_chat: bool):
   try:
     service.scheduler.submit(tickets)
   except FullError:
-    raise _FULL from None
+    raise _full() from None
   except ClosedError:
-    raise _CLOSED from None
+    raise _closed() from None
   if ask.stream:
     return _Stream(service, request, ask, tickets, news, answer)
   with _cancelled_at_the_end(service, tickets):

@@ -6,6 +6,7 @@ and however many rounds a visit makes.
 """
 
 import collections
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,8 @@ import numpy as np
 from launch.serving.control import Control, Report
 from launch.serving.ticket import Finish, News, Ticket
 from specjax.state import StopReason
+
+_log = logging.getLogger(__name__)
 
 # Seconds after which an idle thread looks up: for deadlines, and so that
 # processes that wait for it hear from it.
@@ -287,7 +290,11 @@ class Scheduler:
       finish, cut = _FINISHES.get(reason), False
       ids = report.tokens[row, :count].tolist()
       if ticket.watch is not None and ids:
-        stand = ticket.watch(ids)
+        try:
+          stand = ticket.watch(ids)
+        except Exception:  # its own trouble, not that of all others
+          _log.exception("a completion cannot be watched: it ends")
+          stand, finish = None, Finish.BROKEN
         if stand is not None:
           count, finish, cut = stand, Finish.STOP, True
       if count:

@@ -6,8 +6,7 @@ character, and what a stop string may begin with.
 
 from collections.abc import Sequence
 
-from tokenizers.decoders import DecodeStream
-
+from launch import stops
 from models.tokenizers import Tokenizer
 
 
@@ -27,7 +26,7 @@ class Reader:
       stop: texts before the first of which the text ends.
     """
     self._tokenizer, self._stop = tokenizer, tuple(stop)
-    self._stream = DecodeStream(skip_special_tokens=True)
+    self._step = stops.stepper(tokenizer)
     self._whole = ""  # characters that are
     self.token_ids: list[int] = []
     self.sent = ""
@@ -36,7 +35,7 @@ class Reader:
     """Takes tokens; the text that is certain with them, perhaps none."""
     self.token_ids += token_ids
     for token in token_ids:
-      self._whole += self._stream.step(self._tokenizer.backend, token) or ""
+      self._whole += self._step(token)
     end = len(self._whole) - self._begun(self._whole)
     return self._give(self._whole[:end])
 

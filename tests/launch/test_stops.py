@@ -1,6 +1,9 @@
 """Stop strings: where a text ends, also across tokens."""
 
+import types
+
 import pytest
+import tokenizers as hf
 
 from launch import stops
 from launch.prompts import Prompt
@@ -49,3 +52,18 @@ def test_of_two_that_one_token_completes_the_one_that_begins_first_counts(
 def test_what_does_not_occur_ends_nothing(tokenizer):
   assert cut(tokenizer, ["def g", "ENDE"]) is None
   assert stops.watch(tokenizer, ()) is None
+
+
+def test_bytes_that_undo_a_character_end_nothing_and_raise_nothing():
+  """Two bytes are one character, and a third makes all of them none."""
+  vocab = {"<0xC3>": 0, "<0xA9>": 1, "<0xFF>": 2, "a": 3, "b": 4}
+  backend = hf.Tokenizer(hf.models.BPE(vocab, [], byte_fallback=True))
+  backend.decoder = hf.decoders.Sequence(
+    [hf.decoders.ByteFallback(), hf.decoders.Fuse()]
+  )
+  odd = types.SimpleNamespace(backend=backend, decode=backend.decode)
+  step = stops.stepper(odd)
+  assert "".join(map(step, [0, 1])) == "é"
+  step(2)
+  assert "".join(map(step, [3, 4])).endswith("ab")
+  assert stops.watch(odd, ["ab"])([0, 1, 2, 3, 4, 3]) == 5

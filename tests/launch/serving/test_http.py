@@ -8,6 +8,7 @@ import openai
 import pytest
 import served
 
+from launch.serving import answers, http
 from launch.serving.limits import Limits
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -398,3 +399,9 @@ def test_what_is_open_to_everybody(server, client):
   live = json.loads(get(address, "/live")[1])
   assert live["tokens_per_second"] > 0
   assert 0 < live["acceptance"] < 1
+
+
+def test_every_refusal_is_an_exception_of_its_own():
+  """One that is raised again keeps the frames of all who raised it."""
+  for make in (*answers.FAILURES.values(), http._full, http._closed):
+    assert make() is not make()

@@ -314,3 +314,17 @@ def test_widths_of_prompts():
   assert widths_to(100) == (32, 64, 100)
   assert widths_to(64) == (32, 64)
   assert widths_to(5) == (5,)
+
+
+def test_a_watch_that_fails_ends_its_own_request_alone(running):
+  scheduler, _ = running
+
+  def watch(ids):
+    raise RuntimeError("no text")
+
+  bad = served.Heard(LONG, watch=watch)
+  good = served.Heard(LONG)
+  scheduler.submit([bad.ticket, good.ticket])
+  assert bad.wait().finish == Finish.BROKEN
+  assert good.wait().tokens == served.alone(DECODER, LONG)
+  assert scheduler.is_alive()
