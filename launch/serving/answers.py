@@ -38,12 +38,16 @@ FAILURES = {
 
 
 def error_body(refusal: RefusalError) -> dict[str, Any]:
-  """An error as OpenAI nests it."""
+  """An error as OpenAI nests it; what is no character of it is escaped."""
+
+  def shown(text: str | None) -> str | None:
+    return text and text.encode("utf-8", "backslashreplace").decode()
+
   return {
     "error": {
-      "message": refusal.message,
+      "message": shown(refusal.message),
       "type": refusal.kind,
-      "param": refusal.param,
+      "param": shown(refusal.param),
       "code": refusal.code,
     }
   }

@@ -150,19 +150,17 @@ def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
       param="model",
       code="model_not_found",
     )
+  count = _number(record, "n", "num_samples") or 1
+  listed = record.get("prompt")
+  if isinstance(listed, list) and not all(type(x) is int for x in listed):
+    _check_count(count * len(listed), defaults)  # before they are read
   if is_chat:
     prompts = [asked_prompts.conversation(record, tokenizer)]
   else:
     prompts = asked_prompts.completions(record.get("prompt"), tokenizer)
   for prompt in prompts:
     _check_prompt(prompt, "messages" if is_chat else "prompt", defaults)
-  count = _number(record, "n", "num_samples") or 1
-  if count * len(prompts) > defaults.most:
-    raise RefusalError(
-      f"at most {defaults.most} completions may be asked for at once, got "
-      f"{count * len(prompts)}",
-      param="n",
-    )
+  _check_count(count * len(prompts), defaults)
   options = record.get("stream_options", {})
   stream = _flag(record, "stream")
   if "stream_options" in record and not stream:
@@ -185,6 +183,11 @@ def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
     stop = prompt_lines.stop_texts(record.get("stop"))
   except ValueError as error:
     raise RefusalError(str(error), param="stop") from None
+  if len(stop) > _MOST_STOPS or any(len(x) > _LONGEST_STOP for x in stop):
+    raise RefusalError(
+      f"at most {_MOST_STOPS} stop texts of {_LONGEST_STOP} characters each",
+      param="stop",
+    )
   return Ask(
     is_chat=is_chat,
     prompts=tuple(prompts),
@@ -200,6 +203,19 @@ def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
     usage=_flag(options, "include_usage"),
     objective=_objective(record, defaults),
   )
+
+
+# Every stop text is looked for at every token, while others wait.
+_MOST_STOPS, _LONGEST_STOP = 16, 256
+
+
+def _check_count(count: int, defaults: Defaults) -> None:
+  if count > defaults.most:
+    raise RefusalError(
+      f"at most {defaults.most} completions may be asked for at once, got "
+      f"{count}",
+      param="n",
+    )
 
 
 def _check_fields(record: dict, known: set[str]) -> None:

@@ -70,11 +70,14 @@ def application(service: Service) -> Starlette:
     lambda request: _answer(service, request, is_chat), service.limits.token
   )
   listing = _guarded(lambda request: _models(service), service.limits.token)
+  naming = _guarded(
+    lambda request: _model(service, request), service.limits.token
+  )
   routes = [
     Route("/v1/completions", answering(False), methods=["POST"]),
     Route("/v1/chat/completions", answering(True), methods=["POST"]),
     Route("/v1/models", listing),
-    Route("/v1/models/{name:path}", listing),
+    Route("/v1/models/{name:path}", naming),
     Route("/health", _open(lambda: _health(service))),
     Route("/metrics", _open(lambda: _metrics(service))),
     Route("/live", _open(lambda: _live(service))),
@@ -141,7 +144,21 @@ def _bug(request: Request, error: Exception) -> Response:
 
 
 def _models(service: Service) -> Response:
-  one = {
+  return JSONResponse({"object": "list", "data": [_described(service)]})
+
+
+def _model(service: Service, request: Request) -> Response:
+  name = request.path_params["name"]
+  if name != service.defaults.model:
+    raise RefusalError(
+      f"there is no model {name[:80]!r}, only {service.defaults.model!r}",
+      status=404, code="model_not_found",
+    )  # fmt: skip
+  return JSONResponse(_described(service))
+
+
+def _described(service: Service) -> dict[str, Any]:
+  return {
     "id": service.defaults.model,
     "object": "model",
     "created": 0,
@@ -149,7 +166,6 @@ def _models(service: Service) -> Response:
     "root": service.defaults.model,
     "max_model_len": service.defaults.max_length,
   }
-  return JSONResponse({"object": "list", "data": [one]})
 
 
 def _health(service: Service) -> Response:

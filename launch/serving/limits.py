@@ -97,15 +97,18 @@ async def gone(request: Request) -> None:
 
 
 def patient(seconds: float) -> type[H11Protocol]:
-  """The protocol of uvicorn, but a first request must come within a time.
+  """The protocol of uvicorn, but a connection must be of use.
 
-  Between requests uvicorn itself closes connections, but one on which nothing
-  or half of a head ever comes it would keep for ever.
+  One on which no request began between two looks, so many seconds apart, and
+  none is being answered, is dropped: nothing or half of a head came, or the
+  body of a request that was refused, or nobody reads its answer. uvicorn would
+  keep such connections for ever.
   """
 
   class Patient(H11Protocol):
     def connection_made(self, transport) -> None:
       super().connection_made(transport)
+      self._seen = self.cycle  # the newest request at the last look: none
       self._head = self.loop.call_later(seconds, self._look)
 
     def connection_lost(self, exc) -> None:
@@ -114,9 +117,11 @@ def patient(seconds: float) -> type[H11Protocol]:
 
     def _look(self) -> None:
       waits = self.cycle is None or self.cycle.response_complete
-      if waits and self.conn.their_state.__name__ == "IDLE":
-        self.transport.close()
-      else:  # a request is being answered: look at the next one's head
+      if waits and self.cycle is self._seen:
+        unread = self.transport.get_write_buffer_size()  # waited for by close
+        self.transport.abort() if unread else self.transport.close()
+      else:
+        self._seen = self.cycle if waits else None
         self._head = self.loop.call_later(seconds, self._look)
 
   return Patient

@@ -328,8 +328,9 @@ def test_what_asks_for_nothing_is_taken(server):
     b'{"a":' * 100_000, b'{"prompt": "\\ud800"}',
     b'{"prompt": ' + b"1" * 10_000 + b"}",
     b'{"prompt": [' + b"1" * 5000 + b"]}",
+    b'{"prompt": "x", "\\ud800": 1}',
   ],
-  ids=range(11),
+  ids=range(12),
 )  # fmt: skip
 def test_garbage_is_refused(server, body):
   for path in ("/v1/completions", "/v1/chat/completions"):
@@ -364,6 +365,9 @@ def test_errors_of_other_kinds(server, client):
     client.completions.create(model="gpt-4", prompt="x")
   assert post(address, "/v1/nothing", {})[0] == 404
   assert post(address, "/v1/models", {})[0] == 405
+  assert client.models.retrieve("toy").id == "toy"
+  with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-4'"):
+    client.models.retrieve("gpt-4")
   wrong = openai.OpenAI(
     base_url=f"{address}/v1", api_key="another", max_retries=0
   )
@@ -405,3 +409,20 @@ def test_every_refusal_is_an_exception_of_its_own():
   """One that is raised again keeps the frames of all who raised it."""
   for make in (*answers.FAILURES.values(), http._full, http._closed):
     assert make() is not make()
+
+
+def test_what_would_keep_others_waiting_is_refused(server):
+  many = [str(n) for n in range(17)]
+  for settings, param in (
+    (dict(stop=many), "stop"), (dict(stop="x" * 300), "stop"),
+    (dict(prompt=["x"] * 100_000), "n"),
+  ):  # fmt: skip
+    status, body = post(
+      server[1], "/v1/completions", {"prompt": PROMPT} | settings
+    )
+    assert (status, body["error"]["param"]) == (400, param)
+  status, body = post(
+    server[1], "/v1/completions",
+    {"prompt": PROMPT, "temperature": 0, "stop": many[:16]},
+  )  # fmt: skip
+  assert status == 200, body

@@ -7,6 +7,7 @@ import random
 import socket
 import threading
 import time
+from http import client as http_client
 
 import pytest
 import served
@@ -118,6 +119,26 @@ def test_a_head_that_does_not_come_is_not_waited_for(server, start):
   with connect(server[1]) as connection:
     connection.sendall(start)
     assert all_of(connection) == b""
+
+
+def test_a_connection_in_use_is_kept_and_one_of_no_use_is_not(server):
+  """Looked at twice a second: one asks all the time, one owes a body."""
+  kept = http_client.HTTPConnection(server[1].removeprefix("http://"))
+  with connect(server[1]) as owing:
+    owing.sendall(head_of("/v1/nothing", 10))  # answered, and no body comes
+    assert owing.recv(4096).startswith(b"HTTP/1.1 404")
+    owing.sendall(b"x")
+    ports, end = set(), time.monotonic() + 2
+    while time.monotonic() < end:
+      kept.request("GET", "/live")
+      assert kept.getresponse().read()
+      ports.add(kept.sock.getsockname())
+      time.sleep(0.2)
+    assert len(ports) == 1  # it was never opened anew
+    owing.settimeout(5)
+    while owing.recv(4096):
+      pass
+  kept.close()
 
 
 def test_no_more_than_the_queue_holds_wait(server, expected):
