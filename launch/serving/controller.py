@@ -36,9 +36,16 @@ class Controller:
     del fed
     return next(s for depth, s in self._seconds.items() if depth >= deepest)
 
-  def __call__(self, tickets: Sequence[Ticket | None]) -> Sequence[int]:
-    """The depth of each slot."""
-    self._learn(tickets)
+  def __call__(
+    self, tickets: Sequence[Ticket | None], over: Sequence[Ticket] = ()
+  ) -> Sequence[int]:
+    """The depth of each slot.
+
+    Args:
+      tickets: what each slot decodes, or None.
+      over: what ended in the last visit, of which something is to be learned.
+    """
+    self._learn([*tickets, *over])
     prior = self._all.estimate(objectives.PRIOR)
     taken = [number for number, t in enumerate(tickets) if t is not None]
     rows = [

@@ -29,8 +29,9 @@ _FINISHES = {
   StopReason.NAN_LOGITS: Finish.NAN,
 }
 
-# How deep each slot may draft, from the tickets in them (None: nobody).
-Depths = Callable[[Sequence[Ticket | None]], Sequence[int]]
+# How deep each slot may draft, by the tickets in them (None: nobody) and those
+# that ended in the last visit.
+Depths = Callable[[Sequence[Ticket | None], Sequence[Ticket]], Sequence[int]]
 
 
 class FullError(Exception):
@@ -94,6 +95,7 @@ class Scheduler:
     self._queue_length, self._metrics = queue_length, metrics
     self._keeps_in_touch, self._clock = keeps_in_touch, clock
     self._rows: list[Ticket | None] = [None] * num_slots
+    self._over: list[Ticket] = []  # that ended in the last visit
     self._ended = np.zeros(num_slots, bool)
     self._queue: collections.deque[Ticket] = collections.deque()
     self._wake = threading.Condition()
@@ -230,7 +232,8 @@ class Scheduler:
   def _control(self, admitted, rounds, is_last=False) -> Control:
     depths = [self._depth] * len(self._rows)
     if self._depths is not None:
-      depths = list(self._depths(self._rows))
+      depths = list(self._depths(self._rows, self._over))
+    self._over = []
     return Control(
       admissions=admitted,
       ended=self._ended.copy(),
@@ -301,6 +304,7 @@ class Scheduler:
         self._metrics.emitted(ticket, count, now)
       if finish is not None:
         self._rows[row] = None
+        self._over.append(ticket)
         self._ended[row] = reason == StopReason.RUNNING
       if count or finish is not None:
         news = News(

@@ -172,6 +172,16 @@ def test_the_controller_follows_what_is_accepted():
   assert controller(rows) == [4, 4]
 
 
+def test_requests_of_a_single_visit_teach_too():
+  """Each ends before the controller is asked again."""
+  controller = Controller(objectives.decide, SECONDS)
+  for _ in range(40):
+    over = ticket()
+    over.accept_counts = [4, 0, 0, 0, 0]  # nothing was accepted
+    depths = controller([ticket(), None], [over])
+  assert depths == [0, 0]
+
+
 def test_a_seeded_row_is_always_drafted_whole():
   controller = Controller(lambda rows, cost, depth: [0] * len(rows), SECONDS)
   assert controller([ticket(), None]) == [0, 0]
@@ -210,7 +220,8 @@ def test_greedy_tokens_are_the_same_at_any_depth(slots):
   rng = random.Random(0)
   seen = []
 
-  def depths(rows):
+  def depths(rows, over):
+    del over
     seen.append(rng.choice([1, 3]))
     return [seen[-1]] * len(rows)
 
