@@ -114,9 +114,9 @@ def test_a_killed_run_goes_on_to_the_same_conversations(
   # A random model's words end nowhere: any token may be the last.
   real = pair.assemble
 
-  def ending(config, models):
+  def ending(config, models, **more):
     return dataclasses.replace(
-      real(config, models), stop_tokens=tuple(range(0, 4096, 3))
+      real(config, models, **more), stop_tokens=tuple(range(0, 4096, 3))
     )
 
   monkeypatch.setattr(pair, "assemble", ending)
