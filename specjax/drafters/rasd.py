@@ -36,8 +36,8 @@ from jax import Array, lax
 from specjax import laws
 from specjax import siblings as siblings_lib
 from specjax.cache import Cache
-from specjax.drafters import levels, occurrences, suffix
-from specjax.drafters.model import check_model, check_tree
+from specjax.drafters import occurrences, suffix
+from specjax.drafters.model import check_model, check_tree, draft_tree
 from specjax.drafters.tries import Trie
 from specjax.siblings import GIVEN, TOP_K, Siblings
 from specjax.structs import struct
@@ -154,7 +154,10 @@ def drafter(
     scores, cache = judged(
       params.draft.model, root_logits, cache, found, context
     )
-    drawn, cache = draw(params.draft.model, root_logits, cache, context)
+    drawn, cache = draft_tree(
+      model, params.draft.model, cache, root_logits, context, tree=tree,
+      siblings=siblings, vocab_size=vocab_size,
+    )  # fmt: skip
     draft = _merged(drawn, found, scores, whole)
     return draft, cache, target_cache
 
@@ -190,24 +193,6 @@ def drafter(
     above = topology.ancestors[:, 1:, 1:]
     total = jnp.sum(jnp.where(above, each[:, None], 0), axis=-1)
     return total, cache.replace(length=context.length)
-
-  def draw(own, root_logits, cache, context):
-    """The model's own tree."""
-
-    def feed(cache, level, tokens):
-      output, cache = model.apply(
-        own,
-        tokens,
-        cache,
-        positions=levels.positions(context.length - 1, level, tokens),
-        mask=levels.mask(tree, level),
-      )
-      return output.logits, cache
-
-    return levels.draw_tree(
-      root_logits, feed, cache, context,
-      tree=tree, siblings=siblings, vocab_size=vocab_size,
-    )  # fmt: skip
 
   inner = (len(level) for level in tree.levels[1:-1])
   return Drafter(
