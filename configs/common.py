@@ -30,6 +30,10 @@ def get_config() -> ml_collections.ConfigDict:
   config.num_nodes = 0
   config.num_children = 10
   config.siblings = "iid"  # a name in specjax.siblings
+  # Tokens, rising, that have a pass of the target of their own, beside the
+  # whole draft: a round whose draft is shorter takes the narrowest one that
+  # holds it. Where a draft's form is fixed they do nothing.
+  config.widths = ()
   config.max_ngram = 3  # for ngram
   # For suffix, rest and rasd (docs/retrieval.md): num_nodes, or by default
   # twice num_speculative_tokens; the longest match; nodes for each matched

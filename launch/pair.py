@@ -14,7 +14,7 @@ from models.checkpoints import Network
 from models.head_checkpoints import Head
 from models.tokenizers import Tokenizer
 from models.transformer import SkippedLayers
-from specjax import decode, rules
+from specjax import decode, rules, widths
 from specjax import siblings as siblings_lib
 from specjax.drafters.online import Laws
 from specjax.drafters.rasd import Parts
@@ -94,6 +94,8 @@ def check_config(config: ml_collections.ConfigDict) -> None:
       raise ValueError(f"{name} must be >= 0, got {config[name]}")
   if gamma < 0:
     raise ValueError(f"num_speculative_tokens must be >= 0, got {gamma}")
+  if any(width < 1 for width in config.widths):
+    raise ValueError(f"widths must be >= 1, got {tuple(config.widths)}")
   if config.num_drafts < 1:
     raise ValueError(f"num_drafts must be >= 1, got {config.num_drafts}")
   if budget < 1:
@@ -333,6 +335,7 @@ def assemble(
       drafter=drafter,
       rule=config.rule,
       vocab_size=vocab_size,
+      widths=widths.within(config.widths, drafter.tree) if drafter else (),
     ),
     baseline=decode.make_decoder(target, vocab_size=vocab_size),
     params=Params(target=models.target.params, draft=draft_params),

@@ -34,6 +34,7 @@ from specjax import (
 from specjax import cache as cache_lib
 from specjax import emission as emission_lib
 from specjax import warp as warp_lib
+from specjax import widths as widths_lib
 from specjax.cache import Cache
 from specjax.state import DecodeState, Round, StepInfo
 from specjax.tree import Form
@@ -62,10 +63,13 @@ class Decoder:
     rule: what verifies.
     vocab_size: V, the number of real tokens (ids at or beyond it get no mass).
     with_log_probs: whether to record the target's log-probabilities.
+    widths: rising numbers of fed tokens, below F, that have a target pass of
+      their own; each round takes the narrowest that holds what was drafted (see
+      `specjax.widths`). For drafts whose nodes may not be there.
 
   Raises:
-    ValueError: if the rule does not fit the drafter's tree, or the target knows
-      fewer than V tokens.
+    ValueError: if the rule does not fit the drafter's tree, the tree has no
+      such widths, or the target knows fewer than V tokens.
   """
 
   target: LanguageModel
@@ -73,9 +77,11 @@ class Decoder:
   rule: Rule
   vocab_size: int
   with_log_probs: bool = False
+  widths: tuple[int, ...] = ()
 
   def __post_init__(self):
     checks.parts(self.target, self.drafter, self.rule, self.vocab_size)
+    widths_lib.check(self.widths, self.drafter.tree)
 
   def step(
     self, params: Params, state: DecodeState
@@ -124,7 +130,9 @@ class Decoder:
       )
     with jax.named_scope("commit"):
       emission = emission_lib.emit(state, draft, node, next_token, now.broken)
-      state = emission_lib.record(state, draft, verification, emission)
+      state = emission_lib.record(
+        state, draft, verification, emission, num_fed=now.num_fed
+      )
       if self.with_log_probs:
         state = emission_lib.record_log_probs(
           state, now.logits, emission, root_slot + 1
@@ -205,7 +213,14 @@ class Decoder:
         depth, mask = topology.depth, topology.ancestors
       else:  # what is not there is above nothing that is
         depth, mask = tree.fed_depth, tree.fed_ancestors
-      output, cache = self.target.apply(
+      which: Array | None = None
+      num_fed: Array | int = tree.num_fed
+      if self.widths:
+        which, num_fed = widths_lib.choose(self.widths, draft, state.done)
+      output, cache = widths_lib.apply(
+        self.target.apply,
+        self.widths,
+        which,
         params.target,
         draft.tokens,
         cache.replace(length=root_slot),
@@ -225,6 +240,7 @@ class Decoder:
       logits=logits,
       target_log_probs=target_log_probs,
       broken=broken,
+      num_fed=num_fed,
     )
 
   def propose(
@@ -544,6 +560,7 @@ def make_decoder(
   rule: str | Rule = "token",
   vocab_size: int | None = None,
   with_log_probs: bool = False,
+  widths: Sequence[int] = (),
 ) -> Decoder:
   """A `Decoder`; without a drafter, plain autoregressive decoding.
 
@@ -553,6 +570,7 @@ def make_decoder(
     rule: a `Rule`, or its name in `specjax.rules`.
     vocab_size: number of real tokens; by default the target's.
     with_log_probs: record the target's log-probabilities of emitted tokens.
+    widths: of narrower target passes, see `Decoder`.
 
   Returns:
     The decoder.
@@ -567,4 +585,5 @@ def make_decoder(
     rule=rules.get(rule) if isinstance(rule, str) else rule,
     vocab_size=vocab_size,
     with_log_probs=with_log_probs,
+    widths=tuple(widths),
   )

@@ -173,6 +173,8 @@ def record(
   draft: Draft,
   verification: Verification,
   emission: Emission,
+  *,
+  num_fed: Array | int,
 ) -> DecodeState:
   """The state with the emitted tokens written and everything counted."""
   width = draft.tree.max_depth + 1
@@ -210,6 +212,7 @@ def record(
     stop_reason=jnp.where(state.done, state.stop_reason, stopped),
     counters=Counters(
       num_target_calls=old.num_target_calls + one,
+      num_fed=old.num_fed + one * num_fed,
       num_drafted=old.num_drafted + one * num_drafted(draft),
       num_accepted=old.num_accepted + one * kept,
       expected_accepted=add(old.expected_accepted, expected),

@@ -128,7 +128,7 @@ class Completion:
     token_ids: emitted tokens, a stop token included.
     origins: an `Origin` for each.
     stop_reason: "stop_token", "length", "nan_logits" or "stop_string".
-    num_target_calls, num_drafted, num_accepted, expected_accepted,
+    num_target_calls, num_fed, num_drafted, num_accepted, expected_accepted,
       total_variation, accept_counts: see `specjax.state.Counters`.
   """
 
@@ -136,6 +136,7 @@ class Completion:
   origins: list[int]
   stop_reason: str
   num_target_calls: int
+  num_fed: int
   num_drafted: int
   num_accepted: int
   expected_accepted: float
@@ -389,6 +390,7 @@ def completions(state: DecodeState, count: int) -> list[Completion]:
         origins=state.origins[row, part].tolist(),
         stop_reason=StopReason(int(state.stop_reason[row])).name.lower(),
         num_target_calls=int(c.num_target_calls[row]),
+        num_fed=int(c.num_fed[row]),
         num_drafted=int(c.num_drafted[row]),
         num_accepted=int(c.num_accepted[row]),
         expected_accepted=float(c.expected_accepted[row]),

@@ -46,6 +46,8 @@ class Counters:
 
   Attributes:
     num_target_calls: `i32[B]`, verification passes (the prompt pass excluded).
+    num_fed: `i32[B]`, tokens that those passes were wide, for every row alike;
+      see `Decoder.widths`.
     num_drafted: `i32[B]`, drafted tokens: the nodes that were there.
     num_accepted: `i32[B]`, drafted tokens that were emitted: those beyond a
       stop token or the length limit do not count, nor does the residual or
@@ -65,6 +67,7 @@ class Counters:
   """
 
   num_target_calls: Array
+  num_fed: Array
   num_drafted: Array
   num_accepted: Array
   expected_accepted: Array
@@ -80,6 +83,7 @@ class Counters:
     total = lambda *more: jax.numpy.zeros((rows, *more))
     return cls(
       num_target_calls=count(),
+      num_fed=count(),
       num_drafted=count(),
       num_accepted=count(),
       expected_accepted=total(),
@@ -147,6 +151,8 @@ class Round:
     logits: `f32[B, N + 1, V]`, the target's own, of real tokens.
     target_log_probs: `f32[B, N + 1, V]`, the warped target's laws.
     broken: `bool[B, N + 1]`, where laws were NaN.
+    num_fed: tokens that the target was really fed, F unless the decoder has
+      narrower passes.
   """
 
   draft: Draft
@@ -156,6 +162,7 @@ class Round:
   logits: Array
   target_log_probs: Array
   broken: Array
+  num_fed: Array | int
 
 
 @struct

@@ -5,7 +5,8 @@ def part(seconds, tokens, calls, **more):
   """A system's numbers on a turn."""
   known = {
     "seconds": seconds, "first_seconds": 0.5, "prefill_seconds": 0.25,
-    "rounds": max(calls), "tokens": tokens, "calls": calls, "drafted": None,
+    "rounds": max(calls), "fed": 3 * max(calls), "tokens": tokens,
+    "calls": calls, "drafted": None,
     "accepted": None, "accept_counts": None, "total_variation": 0.0,
   }  # fmt: skip
   return known | more

@@ -106,7 +106,7 @@ def distance(
 
 
 def round_error(
-  drafter, rule, *, model, target, draft, rounds=0, temperature=1.0
+  drafter, rule, *, model, target, draft, rounds=0, temperature=1.0, widths=()
 ) -> float:
   """The largest error of the joint law of the next tokens of a whole round.
 
@@ -115,8 +115,11 @@ def round_error(
     target, draft: their tables.
     rounds: made before, by chance.
     temperature: of the warp.
+    widths: of the decoder.
   """
-  decoder = specjax.make_decoder(model, drafter=drafter, rule=rule)
+  decoder = specjax.make_decoder(
+    model, drafter=drafter, rule=rule, widths=widths
+  )
   params = specjax.Params(target=jnp.asarray(target), draft=jnp.asarray(draft))
   state = decoder.init(
     params,

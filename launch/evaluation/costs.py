@@ -36,8 +36,10 @@ def measure_costs(
 
   Returns:
     The record: `timing.StepCosts`, and of them `round_cost` and `draft_cost`,
-    a round and its draft passes in plain rounds; `prompt_tokens` is the width
-    of the batch that all was timed at.
+    a round and its draft passes in plain rounds; the round fed the target
+    `round_fed` tokens on average, and one more or less makes it `fed_cost`
+    dearer or cheaper; `prompt_tokens` is the width of the batch that all was
+    timed at.
   """
   (prompts, _) = measure.first_turns(
     group.questions, contest.tokenizer, contest.room
@@ -61,12 +63,16 @@ def measure_costs(
   untimed = pair.draft is None and pair.params.draft is not None
   if untimed and costs.proposal is None:
     drafts = None  # a head on a mesh, where drafting is not timed apart
+  mine, nodes = found[system.name], costs.nodes
+  wider = costs.target[nodes] - costs.target[1]
   return {
     "batch": name_of(system, group.batch_size),
     "batch_size": group.batch_size,
     "system": system.name,
     "prompt_tokens": batch.width,
     "round_cost": costs.step / costs.plain_step,
+    "round_fed": mine["fed"] / max(mine["rounds"], 1),
+    "fed_cost": wider / max(nodes - 1, 1) / costs.plain_step,
     "draft_cost": None if drafts is None else drafts / costs.plain_step,
     "round_seconds": costs.attribution,
     "seconds": json.loads(json.dumps(dataclasses.asdict(costs))),

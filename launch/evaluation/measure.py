@@ -234,10 +234,10 @@ def _decoded(
 
   The numbers: `seconds` in all, `first_seconds` until the first round was over,
   `prefill_seconds` (None for transformers, whose first pass is both), `rounds`
-  of the batch, and for each prompt its emitted `tokens`, its target `calls`,
-  and how many were `drafted` and `accepted`; `accept_counts` and
-  `total_variation` are sums over the prompts. What transformers does not tell
-  is None.
+  of the batch and how many tokens wide their passes were together (`fed`), and
+  for each prompt its emitted `tokens`, its target `calls`, and how many were
+  `drafted` and `accepted`; `accept_counts` and `total_variation` are sums over
+  the prompts. What transformers does not tell is None.
   """
   if system.is_reference:
     theirs = contest.reference.run(
@@ -251,6 +251,7 @@ def _decoded(
       "first_seconds": theirs.first_seconds,
       "prefill_seconds": None,
       "rounds": theirs.num_target_calls,
+      "fed": None,
       "tokens": [len(ids) for ids in tokens],
       # Without drafts a row takes a call for each token.
       "calls": [theirs.num_target_calls] if alone else [len(x) for x in tokens],
@@ -274,6 +275,7 @@ def _decoded(
     "first_seconds": first,
     "prefill_seconds": prefill,
     "rounds": max(c.num_target_calls for c in done),
+    "fed": max(c.num_fed for c in done),
     "tokens": [len(c.token_ids) for c in done],
     "calls": [c.num_target_calls for c in done],
     "drafted": [c.num_drafted for c in done] if drafts else None,

@@ -42,7 +42,7 @@ def rows_of(records: Sequence[dict], costs: Sequence[dict]) -> list[dict]:
   Returns:
     A row for each setting, level, category and system: see `_row`.
   """
-  round_costs = {(c["batch_size"], c["system"]): c["round_cost"] for c in costs}
+  known = {(c["batch_size"], c["system"]): c for c in costs}
   rows = []
   for (temperature, batch_size), of_setting in _by(
     records, "temperature", "batch_size"
@@ -58,7 +58,7 @@ def rows_of(records: Sequence[dict], costs: Sequence[dict]) -> list[dict]:
               "batch_size": batch_size,
               "level": level,
               "category": key[0] if key else "all",
-              **_row(some, system, round_costs.get((batch_size, system))),
+              **_row(some, system, known.get((batch_size, system))),
             }
           )
   return rows
@@ -107,9 +107,7 @@ def unit_of(record: dict, system: str) -> metrics.Unit:
   )
 
 
-def _row(
-  records: Sequence[dict], system: str, round_cost: float | None
-) -> dict:
+def _row(records: Sequence[dict], system: str, cost: dict | None) -> dict:
   """One system's numbers on some groups of one setting.
 
   Returns:
@@ -117,7 +115,8 @@ def _row(
     of all requests together, and `tokens_per_call_request_mean` the mean of the
     requests' own. `accepted_by_position[i]` is the share of target calls that
     emitted more than i drafted tokens, `accept_counts[i]` the number of those
-    that emitted i. `time_to_first_token` is the mean over requests of the
+    that emitted i. `fed_per_round` is how many tokens wide the target's passes
+    were. `time_to_first_token` is the mean over requests of the
     seconds until the first round was over, `seconds_per_token` what each token
     after the first took. `_ci` are 95% intervals over groups; what cannot be
     known is None.
@@ -147,6 +146,7 @@ def _row(
     "tokens_per_call": of_units["block_efficiency"],
     "tokens_per_call_ci": of_units["block_efficiency_ci"],
     "tokens_per_call_request_mean": statistics.fmean(own) if own else None,
+    "fed_per_round": _fed(every),
     "acceptance_rate": of_units["acceptance_rate"],
     "accepted_by_position": _by_position(counts),
     "accept_counts": counts,
@@ -154,7 +154,7 @@ def _row(
     "tokens_per_second": of_units["tokens_per_second"],
     "speedup": None if is_plain else of_units["speedup"],
     "speedup_ci": None if is_plain else of_units["speedup_ci"],
-    "predicted_speedup": predicted_speedup(every, round_cost),
+    "predicted_speedup": predicted_speedup(every, cost),
     "time_to_first_token": statistics.fmean(first),
     "seconds_per_token": _seconds_per_token(every),
     "total_variation": None
@@ -165,6 +165,13 @@ def _row(
       for other in (PLAIN, HF)
     },
   }
+
+
+def _fed(every: Sequence[Entry]) -> float | None:
+  rounds = sum(e.found["rounds"] for e in every)
+  if not rounds or any(e.found["fed"] is None for e in every):
+    return None
+  return sum(e.found["fed"] for e in every) / rounds
 
 
 def _accept_counts(every: Sequence[Entry]) -> list[int] | None:
@@ -203,25 +210,31 @@ def _share(every: Sequence[Entry], name: str) -> float | None:
 
 
 def predicted_speedup(
-  every: Sequence[Entry], round_cost: float | None
+  every: Sequence[Entry], cost: dict | None
 ) -> float | None:
   """The speed-up that follows from a round's cost and the rounds there were.
 
   A turn should take the prompts' pass, as long as it took, and its rounds, each
-  `round_cost` times a plain round of the same turn.
+  so many times a plain round of the same turn as was timed apart, where passes
+  were as wide as there.
 
   Args:
     every: of one system and setting.
-    round_cost: a round in plain rounds, timed apart; None if it was not.
+    cost: `round_cost`, `round_fed` and `fed_cost` of `costs.measure_costs`;
+      None if they were not measured.
   """
-  if round_cost is None:
+  if cost is None:
     return None
   seconds = 0.0
   for e in every:
     plain_rounds = e.plain["seconds"] - e.plain["prefill_seconds"]
     plain_round = plain_rounds / max(e.plain["rounds"], 1)
     seconds += e.found["prefill_seconds"]
-    seconds += e.found["rounds"] * round_cost * plain_round
+    rounds = e.found["rounds"]
+    more = e.found["fed"] - rounds * cost["round_fed"]
+    seconds += plain_round * (
+      rounds * cost["round_cost"] + more * cost["fed_cost"]
+    )
   tokens = sum(sum(e.found["tokens"]) for e in every)
   plain_tokens = sum(sum(e.plain["tokens"]) for e in every)
   plain_seconds = sum(e.plain["seconds"] for e in every)

@@ -23,8 +23,8 @@ row's tree and the corpus's; here a node is worth what the one that believes in
 it more gives it. REST drafts the 64 most frequent beginnings whatever the
 match.
 
-A round feeds as many tokens whether nodes are there or not: a budget of a short
-match saves no time here, but keeps unlikely nodes from being counted as drafts.
+A round feeds as many tokens whether nodes are there or not, unless the decoder
+has passes of several widths (`specjax.widths`): then short matches are cheap.
 """
 
 from typing import Any

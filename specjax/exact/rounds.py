@@ -77,9 +77,10 @@ def drafts(
   table[:, drawn_nodes] = list(
     itertools.product(range(vocab), repeat=len(drawn_nodes))
   )
-  repeated = rows.pick(
-    decoder.row_axes(state), state, np.zeros(len(table), int)
-  )
+  # The passes of a decoder with several widths are as wide as their widest
+  # draft: then every draft has a round of its own.
+  together = 1 if decoder.widths else len(table)
+  repeated = rows.pick(decoder.row_axes(state), state, np.zeros(together, int))
 
   @jax.jit
   def run(params, state, table):
@@ -99,7 +100,12 @@ def drafts(
       raise ValueError("the drafter draws a node twice")
     return draft, given, found
 
-  draft, given, found = run(params, repeated, jnp.asarray(table))
+  parts = [
+    run(params, repeated, jnp.asarray(table[i : i + together]))
+    for i in range(0, len(table), together)
+  ]
+  join = lambda *xs: jnp.concatenate(xs) if jnp.ndim(xs[0]) else xs[0]
+  draft, given, found = jax.tree.map(join, *parts)
   probs = np.ones(len(table))
   drawn = {}
   for node, (number, log_probs) in given.items():

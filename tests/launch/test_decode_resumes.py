@@ -131,7 +131,7 @@ def decoded(monkeypatch):
     done = [
       Completion(
         token_ids=[p.stream % 4096], origins=[1], stop_reason="length",
-        num_target_calls=1, num_drafted=3, num_accepted=0,
+        num_target_calls=1, num_fed=4, num_drafted=3, num_accepted=0,
         expected_accepted=0.5, total_variation=0.0, accept_counts=[1, 0],
       )
       for p in batch.prompts

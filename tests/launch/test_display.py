@@ -24,7 +24,8 @@ def test_the_prompt_is_dim_and_its_completion_as_bright_as_the_legend():
   ids = tokenizer.encode("x = 1")
   completion = Completion(
     token_ids=ids, origins=[Origin.ACCEPTED] * len(ids), stop_reason="length",
-    num_target_calls=1, num_drafted=3, num_accepted=3, expected_accepted=3.0,
+    num_target_calls=1, num_fed=4, num_drafted=3, num_accepted=3,
+    expected_accepted=3.0,
     total_variation=0.0, accept_counts=[0, 0, 0, 1],
   )  # fmt: skip
   prompt = Prompt(0, "\x1b[2J", "def f():\x1b]0;x\x07", (1, 2))
@@ -43,7 +44,7 @@ def test_a_sample_has_its_number_and_ends_before_its_stop_string():
   ids = tokenizer.encode("x = 1\n\ndef f():")
   completion = Completion(
     token_ids=ids, origins=[Origin.RESIDUAL] * len(ids),
-    stop_reason="stop_string", num_target_calls=1, num_drafted=3,
+    stop_reason="stop_string", num_target_calls=1, num_fed=4, num_drafted=3,
     num_accepted=0, expected_accepted=0.0, total_variation=0.0,
     accept_counts=[1],
   )  # fmt: skip

@@ -169,7 +169,8 @@ def test_a_result_compared_with_itself_changes_nothing(ran, capsys):
 def record_of(contest, group):
   """What `measure.measure` returns, without decoding."""
   part = {
-    "seconds": 2.0, "first_seconds": 0.5, "prefill_seconds": 0.1, "rounds": 4,
+    "seconds": 2.0, "first_seconds": 0.5, "prefill_seconds": 0.1,
+    "rounds": 4, "fed": 8,
     "tokens": [4] * len(group.questions), "calls": [4] * len(group.questions),
     "drafted": None, "accepted": None, "accept_counts": None,
     "total_variation": 0.0,
@@ -191,6 +192,7 @@ def cost_of(contest, system, pair, group, record):
   return {
     "batch": costs.name_of(system, group.batch_size), "system": system.name,
     "batch_size": group.batch_size, "round_cost": 1.0, "draft_cost": 0.0,
+    "round_fed": 2.0, "fed_cost": 0.0,
   }  # fmt: skip
 
 

@@ -18,6 +18,14 @@ def row(rows, system, category="all", level=None):
   return found
 
 
+def cost_of(system, round_cost, fed_cost=0.0):
+  """Rounds of so many plain ones, timed where they fed three tokens each."""
+  return {
+    "batch_size": 2, "system": system, "round_cost": round_cost,
+    "round_fed": 3.0, "fed_cost": fed_cost,
+  }  # fmt: skip
+
+
 def test_counts_are_summed_over_turns_before_they_are_divided():
   rows = summary.rows_of(evaluations.example(), [])
   found = row(rows, "ngram")
@@ -57,10 +65,10 @@ def test_an_answer_that_nan_ended_at_once_counts_for_nothing():
       for name in turn["systems"]:
         count = len(turn["questions"])
         turn["systems"][name] |= {
-          "tokens": [0] * count, "calls": [0] * count, "rounds": 0,
+          "tokens": [0] * count, "calls": [0] * count, "rounds": 0, "fed": 0,
           "accept_counts": [0, 0, 0],
         }  # fmt: skip
-  costs = [{"batch_size": 2, "system": "ngram", "round_cost": 1.1}]
+  costs = [cost_of("ngram", 1.1)]
   found = row(summary.rows_of(records, costs), "ngram")
   for name in ("tokens_per_call_request_mean", "accepted_by_position",
                "predicted_speedup", "seconds_per_token"):  # fmt: skip
@@ -106,7 +114,7 @@ def test_the_times_of_the_first_token_and_of_the_next_ones():
 
 
 def test_the_prediction_is_made_of_the_rounds_cost_and_of_the_rounds():
-  costs = [{"batch_size": 2, "system": "ngram", "round_cost": 1.2}]
+  costs = [cost_of("ngram", 1.2)]
   rows = summary.rows_of(evaluations.example(), costs)
   # A plain round takes 3.75 / 10, 2.75 / 6 and 1.75 / 8 seconds in the turns.
   seconds = 0.5 + 2 * 0.25 + 1.2 * (4 * 0.375 + 3 * 2.75 / 6 + 5 * 1.75 / 8)
@@ -117,6 +125,21 @@ def test_the_prediction_is_made_of_the_rounds_cost_and_of_the_rounds():
   assert row(other, "ngram")["predicted_speedup"] is None
 
 
+def test_rounds_that_fed_more_than_where_they_were_timed_cost_more():
+  """Of 12 rounds in three turns, which fed 24, 12 and 15 tokens."""
+  some = evaluations.example()
+  widths = iter([24, 12, 15])
+  for one in some:
+    for turn in one["turns"]:
+      turn["systems"]["ngram"]["fed"] = next(widths)
+  rows = summary.rows_of(some, [cost_of("ngram", 1.2, fed_cost=0.1)])
+  seconds = 0.5 + 2 * 0.25 + 1.2 * (4 * 0.375 + 3 * 2.75 / 6 + 5 * 1.75 / 8)
+  seconds += 0.1 * ((24 - 12) * 0.375 + (12 - 9) * 2.75 / 6)
+  found = row(rows, "ngram")
+  assert found["predicted_speedup"] == pytest.approx(9 / seconds)
+  assert found["fed_per_round"] == pytest.approx(51 / 12)
+
+
 def test_a_prediction_with_true_costs_is_what_was_measured():
   some = evaluations.example()
   for one in some:
@@ -124,7 +147,7 @@ def test_a_prediction_with_true_costs_is_what_was_measured():
       plain, found = turn["systems"]["plain"], turn["systems"]["ngram"]
       each = (plain["seconds"] - 0.25) / plain["rounds"]
       found["seconds"] = found["prefill_seconds"] + 1.3 * each * found["rounds"]
-  costs = [{"batch_size": 2, "system": "ngram", "round_cost": 1.3}]
+  costs = [cost_of("ngram", 1.3)]
   for found in summary.rows_of(some, costs):
     if found["system"] == "ngram":
       assert found["predicted_speedup"] == pytest.approx(found["speedup"])

@@ -33,7 +33,8 @@ def completion(*origins, expected=0.0):
   ends = sum(o != A for o in origins) + (origins[-1] == A)
   return Completion(
     token_ids=[0] * len(origins), origins=list(origins), stop_reason="length",
-    num_target_calls=ends, num_drafted=0, num_accepted=origins.count(A),
+    num_target_calls=ends, num_fed=4, num_drafted=0,
+    num_accepted=origins.count(A),
     expected_accepted=expected, total_variation=0.0, accept_counts=[],
   )  # fmt: skip
 

@@ -18,6 +18,7 @@ import toys
 
 import specjax
 from specjax import exact
+from specjax import widths as widths_lib
 from specjax.siblings import IID, WITHOUT_REPLACEMENT
 from specjax.tree import Form, Tree, chain, paths
 
@@ -36,11 +37,12 @@ def _x64():
     yield
 
 
-def error(drafter, rule: str) -> float:
+def error(drafter, rule: str, widths=()) -> float:
   """The largest error of the joint law of the next tokens of a round."""
   return exact_cases.round_error(
-    drafter, rule, model=toys.table_model(VOCAB), target=TARGET, draft=DRAFT
-  )
+    drafter, rule, model=toys.table_model(VOCAB), target=TARGET, draft=DRAFT,
+    widths=widths,
+  )  # fmt: skip
 
 
 def of_table(tree, siblings=IID):
@@ -87,6 +89,32 @@ CASES = [
 @pytest.mark.parametrize(("drafter", "rule"), CASES)
 def test_a_round_has_the_targets_law(drafter, rule):
   assert error(drafter, rule) < LIMIT
+
+
+@pytest.mark.parametrize(
+  ("form", "rule", "widths"),
+  [
+    ("depth ended early, chain", "block", (1, 2)),
+    ("families of varying size", "recursive", (1, 3)),
+    ("parents are data", "traversal", (2, 3, 4)),
+  ],
+)
+def test_a_round_has_the_targets_law_whatever_pass_its_draft_fits(
+  form, rule, widths
+):
+  assert error(SOUND[form][0], rule, widths) < LIMIT
+
+
+def test_a_pass_too_narrow_for_the_draft_is_caught(monkeypatch):
+  choose = widths_lib.choose
+
+  def too_narrow(*asked):
+    index, num_fed = choose(*asked)
+    return jnp.maximum(index - 1, 0), num_fed
+
+  monkeypatch.setattr(widths_lib, "choose", too_narrow)
+  drafter, _ = SOUND["depth ended early, chain"]
+  assert error(drafter, "token", (1, 2)) > 1e-3
 
 
 BROKEN = {
