@@ -147,7 +147,10 @@ def looked_up_pair(mesh, how):
   if how == "rasd":
     draft = jnp.asarray(toys.near(target, noise=0.7, seed=2))
     own["rasd"] = drafters.rasd.Parts(model=draft, corpus=corpus)
-  decoder = decode.make_decoder(model, drafter=drafter, rule="recursive")
+  decoder = decode.make_decoder(
+    model, drafter=drafter, rule="recursive",
+    widths=(1, 3) if how == "suffix" else (),
+  )  # fmt: skip
   return decoder, Params(target=jnp.asarray(target), draft=own.get(how))
 
 
@@ -262,6 +265,7 @@ def network_pair(mesh, how="paths"):
     model(rules),
     drafter=_drafter(how, lambda **more: model(of_draft, **more)),
     rule="recursive" if how in ("paths", "tree") else "token",
+    widths=(1, 2) if how == "depth" else (),
   )
   # The draft is the target, a little off.
   draft = jax.tree.map(lambda x: 1.2 * x, params)
