@@ -62,10 +62,12 @@ class Decoder:
     rule: what verifies.
     vocab_size: V, the number of real tokens (ids at or beyond it get no mass).
     with_log_probs: whether to record the target's log-probabilities.
+    share_encoder: whether the draft is given what the target's encoder made of
+      the inputs in their place (`LanguageModel.read`).
 
   Raises:
     ValueError: if the rule does not fit the drafter's tree, or the target knows
-      fewer than V tokens.
+      fewer than V tokens, or has no encoder to share.
   """
 
   target: LanguageModel
@@ -73,9 +75,12 @@ class Decoder:
   rule: Rule
   vocab_size: int
   with_log_probs: bool = False
+  share_encoder: bool = False
 
   def __post_init__(self):
     checks.parts(self.target, self.drafter, self.rule, self.vocab_size)
+    if self.share_encoder and self.target.read is None:
+      raise ValueError("the target has no encoder that a draft could share")
 
   def step(
     self, params: Params, state: DecodeState
@@ -343,6 +348,7 @@ class Decoder:
     count = len(prompts)
     if rng_key.ndim == 0:
       rng_key = drawing.row_keys(rng_key, jnp.arange(count))
+    inputs = self.read(params, inputs)
     # Every row may write a whole draft beyond its last committed token.
     slots = buffer_length + self.drafter.tree.num_fed
     return prefill.begin(
@@ -397,6 +403,7 @@ class Decoder:
       params, state, prompt, length, rng_key, max_new_tokens=max_new_tokens,
       sampling=sampling,
     )  # fmt: skip
+    inputs = self.read(params, inputs)
     slots = request["buffer_length"] + self.drafter.tree.num_fed
     own = self.drafter.init(params, 1, slots, inputs)
     fresh = prefill.begin(
@@ -522,6 +529,13 @@ class Decoder:
       buffer_length=self.buffer_length(state), vocab_size=self.vocab_size,
     )  # fmt: skip
 
+  def read(self, params: Params, inputs: Any) -> Any:
+    """What both models are given as inputs: once read, if they share that."""
+    read = self.target.read
+    if not self.share_encoder or read is None or inputs is None:
+      return inputs
+    return read(params.target, inputs)
+
   def buffer_length(self, state: DecodeState) -> int:
     """Tokens that prompt and completion of a row may have together."""
     return state.tokens.shape[1] - self.drafter.tree.max_depth - 1
@@ -544,6 +558,7 @@ def make_decoder(
   rule: str | Rule = "token",
   vocab_size: int | None = None,
   with_log_probs: bool = False,
+  share_encoder: bool = False,
 ) -> Decoder:
   """A `Decoder`; without a drafter, plain autoregressive decoding.
 
@@ -553,6 +568,7 @@ def make_decoder(
     rule: a `Rule`, or its name in `specjax.rules`.
     vocab_size: number of real tokens; by default the target's.
     with_log_probs: record the target's log-probabilities of emitted tokens.
+    share_encoder: see `Decoder`.
 
   Returns:
     The decoder.
@@ -567,4 +583,5 @@ def make_decoder(
     rule=rules.get(rule) if isinstance(rule, str) else rule,
     vocab_size=vocab_size,
     with_log_probs=with_log_probs,
+    share_encoder=share_encoder,
   )
