@@ -20,7 +20,10 @@ distillation), and two drafters of equal size, autoregressive and block:
     --workdir=$W/block-run --export=$W/block
 
 `:block_6_6,W` has six layers on either side, as SpecDec's released script, and
-`:tiny,W` and `:tiny_block,W` train toys in seconds. Any TFDS translation set
+`:tiny,W` and `:tiny_block,W` train toys in seconds. `:draft_shared,W` and
+`:block_shared,W` take the verifier's encoder as it is and train a decoder for
+it: with `--config.share_encoder` of configs/t5.py an input is then read once.
+Any TFDS translation set
 takes the place of the tasks, where there is a network to fetch it from:
 
   python -m launch.train --config=configs/train_t5.py:verifier,$W \
@@ -40,7 +43,8 @@ _COMMON = dict(
 # Layers of encoder and decoder. Drafters: deep and shallow, as the paper says.
 _LAYERS = {
   "verifier": (4, 4), "draft": (2, 1), "block": (2, 1), "block_6_6": (6, 6),
-  "tiny": (1, 1), "tiny_block": (1, 1),
+  "draft_shared": (4, 1), "block_shared": (4, 1), "tiny": (1, 1),
+  "tiny_block": (1, 1),
 }  # fmt: skip
 
 
@@ -58,7 +62,9 @@ def get_config(arg: str = "verifier,.") -> ml_collections.ConfigDict:
     dict(_COMMON, num_encoder_layers=encoder, num_layers=decoder)
   )
   config.num_masks = 8  # tokens that a block drafter says at once
-  drafts = name in ("draft", "block", "block_6_6")
+  drafts = name.startswith(("draft", "block"))
+  # A T5 whose table and encoder are taken, and stay as they are.
+  config.encoder_from = f"{folder}/verifier" if "shared" in name else ""
   # What is read: see launch/training/t5_data.py.
   config.dataset = f"{folder}/{'asked' if drafts else 'train'}.jsonl"
   config.validation = f"{folder}/validation.jsonl"

@@ -256,6 +256,8 @@ def load(
       config.draft, dtype=dtype, mesh=mesh, sharding=shardings[1]
     )
     check_same_tokenizer(tokenizer, checkpoints.load_tokenizer(config.draft))
+  if shares_encoder(config):
+    check_same_width(target, draft)
   eos_tokens = {*checkpoints.eos_token_ids(config.target)}
   eos_tokens |= {tokenizer.eos_token_id} - {None}
   return Models(
@@ -336,6 +338,7 @@ def assemble(
       rule=config.rule,
       vocab_size=vocab_size,
       widths=widths.within(config.widths, drafter.tree) if drafter else (),
+      share_encoder=shares_encoder(config),
     ),
     baseline=decode.make_decoder(target, vocab_size=vocab_size),
     params=Params(target=models.target.params, draft=draft_params),
@@ -393,6 +396,29 @@ def check_kinds(
     f"target and draft must be of one kind: {config.target} is "
     f"{kind(of_target)}, {config.draft} is {kind(of_draft)}"
   )
+
+
+def shares_encoder(config: ml_collections.ConfigDict) -> bool:
+  """Whether the draft reads what the target's encoder made (T5s alone)."""
+  return bool(
+    config.get("share_encoder", False) and drafting.reads_draft(config)
+  )
+
+
+def check_same_width(target: Network, draft: Network | Head | Block) -> None:
+  """Raises ValueError unless a draft can read what the target's encoder made.
+
+  Both are encoder-decoders, as `check_kinds` has seen.
+  """
+  if not target.reads_inputs:
+    raise ValueError("config.share_encoder is of encoder-decoders")
+  of_draft = draft.config.t5 if isinstance(draft, Block) else draft.config
+  ours, theirs = target.config.embed_dim, of_draft.embed_dim
+  if ours != theirs:
+    raise ValueError(
+      "config.share_encoder needs models of one width: the target's encoder "
+      f"gives {ours} numbers a token, and the draft reads {theirs}"
+    )
 
 
 def check_same_tokenizer(target: Tokenizer, draft: Tokenizer) -> None:

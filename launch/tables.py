@@ -23,6 +23,8 @@ TABLES = {
   "evaluation": "launch.evaluation.page:table",
   "load": "launch.loading.page:table",
   "plans": "launch.planning.page:table",
+  "t5_plans": "launch.planning.leviathan_page:table",
+  "answers": "launch.tools.answers_page:table",
   "drafts": "launch.studies.drafts.page:table",
   "layers": "launch.searching.page:table",
   "online": "launch.studies.online.page:table",

@@ -98,7 +98,7 @@ class BlockDrafter(nnx.Module):
     if shown is not None:
       masks = jnp.where(shown[..., None], t5.embed(revealed), masks)
     x = jnp.concatenate([t5.embed(tokens), masks.astype(t5.dtype)], axis=1)
-    x = x.astype(jnp.promote_types(t5.dtype, jnp.float32))
+    x = t5.widen(x)
     place = jnp.broadcast_to(jnp.arange(width), (batch, width))
     ahead = length[:, None] + jnp.arange(count)
     positions = jnp.concatenate([place, ahead], axis=1)
@@ -113,7 +113,7 @@ class BlockDrafter(nnx.Module):
         x, bias, there[:, None],
         memory=(memory.keys[i], memory.values[i], memory.mask),
       )  # fmt: skip
-    return t5.say(x[:, width:])
+    return t5.leave(x[:, width:]).logits
 
 
 def as_functions(

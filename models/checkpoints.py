@@ -20,6 +20,7 @@ from models import (
   huggingface,
   stacked,
   t5,
+  t5_stacked,
   tokenizers,
   trained,
 )
@@ -119,12 +120,13 @@ def _load_t5(
   """As `load`, of an encoder-decoder."""
   if mesh is None:
     module = huggingface.load(path, dtype=dtype)
+    config = module.config
     model, params = t5.as_language_model(module)
   else:
-    module, params = huggingface.load_t5(
+    config, params = huggingface.load_t5(
       path, mesh=mesh, sharding=sharding, dtype=dtype
     )
-    model, _ = t5.as_language_model(module)
+    model = t5_stacked.as_language_model(config, dtype=dtype, sharding=sharding)
 
   def functions(skipped: SkippedLayers, features: Features) -> LanguageModel:
     if skipped != SkippedLayers() or features:
@@ -134,7 +136,7 @@ def _load_t5(
       )
     return model
 
-  return Network(config=module.config, params=params, functions=functions)
+  return Network(config=config, params=params, functions=functions)
 
 
 def load_head(

@@ -25,7 +25,14 @@ import safetensors.numpy
 from flax import nnx
 from jax.sharding import Mesh
 
-from models import json_files, stacked, t5_config, tokenizers, weights
+from models import (
+  json_files,
+  stacked,
+  t5_config,
+  t5_stacked,
+  tokenizers,
+  weights,
+)
 from models.huggingface_config import config_from_json, llama_json
 from models.layers import TransformerConfig
 from models.sharding import Sharding
@@ -96,7 +103,7 @@ def load_stacked(
 
 def load_t5(
   directory: str, *, mesh: Mesh, sharding: Sharding, dtype=jnp.bfloat16
-) -> tuple[T5, nnx.State]:
+) -> tuple[T5Config, t5_stacked.StackedParams]:
   """As `load_stacked`, of a T5; see `models.weights.load_t5`."""
   with contextlib.ExitStack() as stack:
     return weights.load_t5(

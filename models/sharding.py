@@ -87,8 +87,8 @@ def param_specs(params, sharding: Sharding):
   """The `PartitionSpec` of every parameter.
 
   Args:
-    params: parameters of `models.stacked`, `models.transformer` or a head, or
-      their shapes.
+    params: parameters of `models.stacked`, `models.t5_stacked`,
+      `models.transformer` or a head, or their shapes.
     sharding: the model's rules.
   """
   return jax.tree_util.tree_map_with_path(

@@ -18,10 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
-from jax.sharding import PartitionSpec as P
 
 from models.params import split
-from models.sharding import Sharding, constrain
 from models.t5_config import T5Config, bucket_table
 from specjax import cache as cache_lib
 from specjax.cache import Cache
@@ -34,12 +32,27 @@ class Memory:
   """What the decoder's cross-attention sees of the inputs.
 
   Attributes:
-    keys, values: `[B, H, S, C]` of every decoder layer.
+    keys, values: `[B, H, S, C]` of every decoder layer, or one array of all,
+      `[L, B, H, S, C]` (`models.t5_stacked`).
     mask: `bool[B, S]`, which of the S are tokens of the row's input.
   """
 
   keys: tuple[Array, ...]
   values: tuple[Array, ...]
+  mask: Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Read:
+  """What an encoder made of the inputs: several decoders may share it.
+
+  Attributes:
+    states: `[B, S, D]`, after the encoder's last norm.
+    mask: `bool[B, S]`, as that of `Memory`.
+  """
+
+  states: Array
   mask: Array
 
 
@@ -164,15 +177,19 @@ class Layer(nnx.Module):
     self.mlp_norm = _norm(config, dtype, rngs)
     self.mlp = FeedForward(config, dtype, rngs=rngs)
 
-  def __call__(self, x, bias, mask, *, kv=None, start=None, memory=None):
+  def __call__(
+    self, x, bias, mask, *, kv=None, start=None, layer=None, memory=None
+  ):
     """One layer.
 
     Args:
       x: `[B, T, D]`.
       bias, mask: of self-attention.
-      kv: this layer's `(keys, values)` of a cache, `[B, H, S, C]` each; None to
-        attend among the fed tokens alone (then S == T).
+      kv: this layer's `(keys, values)` of a cache, `[B, H, S, C]` each, or all
+        layers' if `layer` is given; None to attend among the fed tokens alone
+        (then S == T).
       start: `i32[B]`, the slot of the first fed token.
+      layer: `i32[]`, which layer of stacked keys and values this one is.
       memory: of a decoder: keys, values and `bool[B, S']` of the input.
 
     Returns:
@@ -182,10 +199,11 @@ class Layer(nnx.Module):
     new = self.attention.keys_values(y)
     if kv is not None:
       new = tuple(
-        cache_lib.write_rows(buffer, rows, start)
+        cache_lib.write_rows(buffer, rows, start, layer=layer)
         for buffer, rows in zip(kv, new, strict=True)
       )
-    x = x + self.attention(y, new, bias, mask)
+    keys, values = new if layer is None else (buffer[layer] for buffer in new)
+    x = x + self.attention(y, (keys, values), bias, mask)
     if memory is not None:
       keys, values, there = memory
       y = self.cross_norm(x)
@@ -251,21 +269,12 @@ class T5(nnx.Module):
     config: shapes and switches.
     dtype: of parameters and activations (the softmax, the biases and the logits
       are float32; so is, in a float16 model, what the layers add up).
-    sharding: where activations and caches lie on the mesh in use.
     rngs: for the initial weights.
   """
 
-  def __init__(
-    self,
-    config: T5Config,
-    *,
-    dtype=jnp.float32,
-    sharding: Sharding | None = None,
-    rngs: nnx.Rngs,
-  ):
+  def __init__(self, config: T5Config, *, dtype=jnp.float32, rngs: nnx.Rngs):
     self.config = config
     self.dtype = jnp.dtype(dtype)
-    self.sharding = sharding
     self.embed = nnx.Embed(
       config.vocab_size, config.embed_dim, dtype=dtype, param_dtype=dtype,
       embedding_init=nnx.initializers.normal(1.0), rngs=rngs,
@@ -278,28 +287,37 @@ class T5(nnx.Module):
         config.embed_dim, config.vocab_size, config.embed_dim**-0.5, dtype, rngs
       )
 
-  def encode(self, inputs: Inputs) -> Memory:
-    """Reads the inputs; whatever a row is padded with changes nothing."""
-    x, there = self.read(inputs)
-    memory = [self._cut(layer.cross.keys_values(x))
-              for layer in self.decoder.layers]  # fmt: skip
+  def encode(self, inputs: Inputs | Read) -> Memory:
+    """Reads the inputs, unless an encoder has; padding changes nothing."""
+    read = inputs if isinstance(inputs, Read) else self.read(inputs)
+    memory = [
+      layer.cross.keys_values(read.states) for layer in self.decoder.layers
+    ]
     return Memory(
       keys=tuple(k for k, _ in memory),
       values=tuple(v for _, v in memory),
-      mask=there,
+      mask=read.mask,
     )
 
-  def read(self, inputs: Inputs) -> tuple[Array, Array]:
-    """The encoder: `[B, S, D]` after its last norm, and `bool[B, S]`."""
+  def read(self, inputs: Inputs) -> Read:
+    """The encoder."""
+    x, bias, there = self.open(inputs)
+    for layer in self.encoder.layers:
+      x, _ = layer(x, bias, there[:, None])
+    return Read(states=self.encoder.final_norm(x), mask=there)
+
+  def open(self, inputs: Inputs) -> tuple[Array, Array, Array]:
+    """What comes before the encoder's layers.
+
+    Returns:
+      `[B, S, D]`, the embedded inputs; their `f32[1, H, S, S]` bias; and
+      `bool[B, S]`, which of them are there.
+    """
     place = np.arange(inputs.tokens.shape[1])
     there = place < inputs.lengths[:, None]
     tokens = jnp.where(there, inputs.tokens, inputs.tokens[:, :1])
     bias = self.encoder.bias(place[None] - place[:, None], bidirectional=True)
-    x = self._embedded(tokens)
-    for layer in self.encoder.layers:
-      x, _ = layer(x, bias[None], there[:, None])
-      x = self._put(x)
-    return self.encoder.final_norm(x), there
+    return self.widen(self.embed(tokens)), bias[None], there
 
   def __call__(
     self,
@@ -315,6 +333,32 @@ class T5(nnx.Module):
 
     Without a cache the tokens are whole rows (training).
     """
+    fed = self.enter(tokens, cache, positions=positions, mask=mask)
+    x, cache, pairs = fed.x, fed.cache, []
+    for i, layer in enumerate(self.decoder.layers):
+      x, kv = layer(
+        x, fed.bias, fed.mask, start=fed.start,
+        kv=None if cache is None else (cache.keys[i], cache.values[i]),
+        memory=(memory.keys[i], memory.values[i], memory.mask),
+      )  # fmt: skip
+      pairs.append(kv)
+    if cache is not None:
+      cache = cache.replace(
+        keys=tuple(k for k, _ in pairs),
+        values=tuple(v for _, v in pairs),
+        length=fed.start + tokens.shape[1],
+      )
+    return self.leave(x, logits_at), cache
+
+  def enter(
+    self,
+    tokens: Array,
+    cache: Cache | None,
+    *,
+    positions: Array | None = None,
+    mask: np.ndarray | Array | None = None,
+  ) -> "Fed":
+    """What comes before the decoder's layers; arguments as of `__call__`."""
     batch, fed = tokens.shape
     start = jnp.zeros((batch,), jnp.int32) if cache is None else cache.length
     if positions is None:
@@ -326,70 +370,68 @@ class T5(nnx.Module):
       )  # fmt: skip
     else:
       view = cache = cache_lib.write_positions(cache, positions)
-    visible = cache_lib.attention_mask(view, positions, mask)
     bias = self.decoder.bias(
       view.positions[:, None] - positions[..., None], bidirectional=False
     )
-    x = self._embedded(tokens)
-    pairs = []
-    for i, layer in enumerate(self.decoder.layers):
-      x, kv = layer(
-        x, bias, visible, start=start,
-        kv=None if cache is None else (cache.keys[i], cache.values[i]),
-        memory=(memory.keys[i], memory.values[i], memory.mask),
-      )  # fmt: skip
-      x = self._put(x)
-      pairs.append(self._cut(kv))
-    if cache is not None:
-      cache = cache.replace(
-        keys=tuple(k for k, _ in pairs),
-        values=tuple(v for _, v in pairs),
-        length=start + fed,
-      )
+    return Fed(
+      x=self.widen(self.embed(tokens)),
+      bias=bias,
+      mask=cache_lib.attention_mask(view, positions, mask),
+      start=start,
+      cache=cache,
+    )
+
+  def leave(self, x: Array, logits_at: Array | None = None) -> ModelOutput:
+    """What comes after the decoder's layers, of `x: [B, T, D]`."""
     if logits_at is not None:
       x = jnp.take_along_axis(x, logits_at[..., None], axis=1)
-    return ModelOutput(logits=self.say(x)), cache
-
-  def _embedded(self, tokens: Array) -> Array:
-    return self._put(self.embed(tokens).astype(_wide(self.dtype)))
-
-  def say(self, x: Array) -> Array:
-    """What the decoder's last layer gave, `[B, T, D]`, as logits."""
     x = self.decoder.final_norm(x)
     if self.config.scale_outputs:
       x = x * self.config.embed_dim**-0.5
     tied = self.config.tied_embeddings
     logits = self.embed.attend(x) if tied else self.lm_head(x)
-    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-    return constrain(logits, "logits_btv", sharding=self.sharding)
+    exact = jnp.promote_types(logits.dtype, jnp.float32)
+    return ModelOutput(logits=logits.astype(exact))
 
-  def _put(self, x: Array) -> Array:
-    return constrain(x, "act_btd", sharding=self.sharding)
-
-  def _cut(self, kv):
-    """Keys and values, their heads cut over the mesh in use."""
-    if self.sharding is None or jax.sharding.get_abstract_mesh().empty:
-      return kv
-    spec = P(*self.sharding.cache_lbksc[1:])
-    return tuple(jax.lax.with_sharding_constraint(x, spec) for x in kv)
+  def widen(self, x: Array) -> Array:
+    """Embedded tokens in the dtype that the layers add up in."""
+    return x.astype(_wide(self.dtype))
 
 
-def abstract(
-  config: T5Config, *, dtype, sharding: Sharding | None = None
-) -> T5:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fed:
+  """What the decoder's layers need of T fed tokens.
+
+  Attributes:
+    x: `[B, T, D]`, the embedded tokens.
+    bias: `f32[B, H, T, S]`, of self-attention.
+    mask: `bool[B, T, S]`, likewise.
+    start: `i32[B]`, the slot of the first fed token.
+    cache: with the tokens' positions recorded, or None.
+  """
+
+  x: Array
+  bias: Array
+  mask: Array
+  start: Array
+  cache: Cache | None
+
+
+def abstract(config: T5Config, *, dtype) -> T5:
   """A module with shapes in place of its parameters."""
-  return nnx.eval_shape(
-    lambda: T5(config, dtype=dtype, sharding=sharding, rngs=nnx.Rngs(0))
-  )
+  return nnx.eval_shape(lambda: T5(config, dtype=dtype, rngs=nnx.Rngs(0)))
 
 
 def as_language_model(module: T5) -> tuple[LanguageModel, nnx.State]:
-  """Splits a module, abstract or not, into pure functions and parameters."""
+  """Splits a module, abstract or not, into pure functions and parameters.
+
+  `LanguageModel.encode` takes `Inputs`, or what `read` made of them.
+  """
   config = module.config
   merge, params = split(module)
 
   def init_cache(batch: int, slots: int) -> Cache:
-    cache = cache_lib.make_cache(
+    return cache_lib.make_cache(
       batch=batch,
       slots=slots,
       num_layers=config.num_layers,
@@ -397,9 +439,6 @@ def as_language_model(module: T5) -> tuple[LanguageModel, nnx.State]:
       head_dim=config.head_dim,
       dtype=module.dtype,
       with_positions=True,  # of biases by distance, in trees too
-    )
-    return cache.replace(
-      keys=module._cut(cache.keys), values=module._cut(cache.values)
     )
 
   def apply(params, tokens, cache, **how):
@@ -410,5 +449,6 @@ def as_language_model(module: T5) -> tuple[LanguageModel, nnx.State]:
     init_cache=init_cache,
     apply=apply,
     encode=lambda params, inputs: merge(params).encode(inputs),
+    read=lambda params, inputs: merge(params).read(inputs),
   )
   return model, params

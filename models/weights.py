@@ -18,7 +18,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from models import sharding as sharding_lib
-from models import stacked, t5
+from models import stacked, t5, t5_stacked
 from models.layers import TransformerConfig
 from models.sharding import Sharding
 from models.t5 import T5
@@ -268,35 +268,17 @@ def _abstract(config: TransformerConfig | T5Config, dtype) -> Transformer | T5:
 
 def load_t5(
   source: Source, *, mesh: Mesh, sharding: Sharding, dtype=jnp.bfloat16
-) -> tuple[T5, nnx.State]:
-  """Reads a T5 straight to where its parameters lie on a mesh.
-
-  Args:
-    source, mesh, sharding, dtype: as of `load_stacked`.
-
-  Returns:
-    The module, with shapes for its parameters, and they.
-
-  Raises:
-    CheckpointError, ValueError: as `load_stacked`.
-  """
+) -> tuple[T5Config, t5_stacked.StackedParams]:
+  """As `load_stacked`, of a T5; the parameters are for `models.t5_stacked`."""
   _check(source)
   config = source.config
   sharding_lib.check_cut(config, sharding_lib.num_parts(sharding, mesh))
-  module = t5.abstract(config, dtype=dtype, sharding=sharding)
-  shapes = nnx.state(module)
-
-  def place(path, shape, spec):
-    keys = sharding_lib.names(path)
-    names = tuple(int(k) if k.isdecimal() else k for k in keys)
-    return jax.make_array_from_callback(
-      shape.shape,
-      NamedSharding(mesh, spec),
-      lambda index: part(source, names, index, config).astype(shape.dtype),
-    )
-
-  specs = sharding_lib.param_specs(shapes, sharding)
-  return module, jax.tree_util.tree_map_with_path(place, shapes, specs)
+  shapes = t5_stacked.abstract_params(config, dtype=dtype)
+  params = _read_stacked(
+    source, shapes, config, mesh=mesh, sharding=sharding,
+    layer=lambda number, stack, *names: (stack, "layers", number, *names),
+  )  # fmt: skip
+  return config, params
 
 
 def load_stacked(
@@ -326,33 +308,57 @@ def load_stacked(
   config = sharding_lib.kv_heads_for(
     source.config, sharding_lib.num_parts(sharding, mesh)
   )
-  shapes = stacked.abstract_params(config, dtype=dtype)
+  params = _read_stacked(
+    source, stacked.abstract_params(config, dtype=dtype), config,
+    mesh=mesh, sharding=sharding,
+    layer=lambda number, *names: ("layers", number, *names),
+  )  # fmt: skip
+  return config, params
+
+
+def _read_stacked(
+  source: Source,
+  shapes,
+  config: TransformerConfig | T5Config,
+  *,
+  mesh: Mesh,
+  sharding: Sharding,
+  layer: Callable[..., tuple],
+):
+  """Parameters with stacked layers, read to where they lie.
+
+  Args:
+    source: the checkpoint.
+    shapes: `{"frame": .., "layers": ..}`, of the parameters.
+    config: of the model as it is cut.
+    mesh, sharding: as of `load_stacked`.
+    layer: `(number, *names)` of a stacked parameter's one layer, as the path of
+      a parameter in the model that is not stacked.
+  """
 
   def place(path, shape, spec):
     frame_or_layers, *names = sharding_lib.names(path)
 
     def read(index):
       if frame_or_layers == "frame":
-        return part(source, tuple(names), index, config).astype(dtype)
-      layers = range(config.num_layers)[index[0]]
+        return part(source, tuple(names), index, config).astype(shape.dtype)
+      layers = range(shape.shape[0])[index[0]]
       return np.stack(
-        [part(source, ("layers", i, *names), index[1:], config) for i in layers]
-      ).astype(dtype)
+        [part(source, layer(i, *names), index[1:], config) for i in layers]
+      ).astype(shape.dtype)
 
     where = NamedSharding(mesh, spec)
     return jax.make_array_from_callback(shape.shape, where, read)
 
-  params = jax.tree_util.tree_map_with_path(
-    place, shapes, sharding_lib.param_specs(shapes, sharding)
-  )
-  return config, params
+  specs = sharding_lib.param_specs(shapes, sharding)
+  return jax.tree_util.tree_map_with_path(place, shapes, specs)
 
 
 def part(
   source: Source,
   parameter: tuple,
   index: tuple[slice, ...],
-  cut: TransformerConfig,
+  cut: TransformerConfig | T5Config,
 ) -> np.ndarray:
   """A part of a parameter of a model with `cut`'s key/value heads."""
   name, layout = locate(parameter, source.family)

@@ -34,8 +34,9 @@ class Cache:
       models that never compare positions (only sliding windows do).
     length: `i32[B]`, the number of slots in use in each row.
     context: what an encoder made of the row's input, arrays with rows first:
-      read by every pass, never written. Those of four axes, `[B, K, S', C]`,
-      are cut over devices as keys and values are. None for decoder-only models.
+      read by every pass, never written. Those of four axes, `[B, K, S', C]`, or
+      of five, `[L, B, K, S', C]` with rows second, are cut over devices as keys
+      and values are. None for decoder-only models.
   """
 
   keys: tuple[Array, ...]
@@ -100,11 +101,7 @@ def row_axes(caches: Any) -> Any:
         "which axis is rows is known of a Cache alone, got an array of shape "
         f"{tuple(node.shape)} (a drafter with such a state needs row_axes)"
       )
-    axes = jax.tree.map(lambda x: 0, node)
-    of_buffers = lambda xs: tuple(1 if x.ndim == 5 else 0 for x in xs)
-    return axes.replace(
-      keys=of_buffers(node.keys), values=of_buffers(node.values)
-    )
+    return jax.tree.map(lambda x: 1 if x.ndim == 5 else 0, node)
 
   return jax.tree.map(of, caches, is_leaf=lambda x: isinstance(x, Cache))
 

@@ -147,7 +147,7 @@ def _shardings(cache_specs: tuple[P, P], decoder: MeshDecoder, state):
     # Rows as the decoder cuts them, and what comes after as the model is cut.
     put = lambda rows: tuple(P(*row, *spec[2:]) for row in rows)
     context = jax.tree.map(
-      lambda row, x: P(*row, *spec[2:]) if x.ndim == 4 else row,
+      lambda row, x: P(*row, *spec[2:]) if x.ndim in (4, 5) else row,
       node.context, now.context, is_leaf=lambda x: isinstance(x, P),
     )  # fmt: skip
     return node.replace(

@@ -66,10 +66,13 @@ class Decoder:
     widths: rising numbers of fed tokens, below F, that have a target pass of
       their own; each round takes the narrowest that holds what was drafted (see
       `specjax.widths`). For drafts whose nodes may not be there.
+    share_encoder: whether the draft is given what the target's encoder made of
+      the inputs in their place (`LanguageModel.read`).
 
   Raises:
     ValueError: if the rule does not fit the drafter's tree, the tree has no
-      such widths, or the target knows fewer than V tokens.
+      such widths, or the target knows fewer than V tokens, or has no encoder to
+      share.
   """
 
   target: LanguageModel
@@ -78,10 +81,13 @@ class Decoder:
   vocab_size: int
   with_log_probs: bool = False
   widths: tuple[int, ...] = ()
+  share_encoder: bool = False
 
   def __post_init__(self):
     checks.parts(self.target, self.drafter, self.rule, self.vocab_size)
     widths_lib.check(self.widths, self.drafter.tree)
+    if self.share_encoder and self.target.read is None:
+      raise ValueError("the target has no encoder that a draft could share")
 
   def step(
     self, params: Params, state: DecodeState
@@ -359,6 +365,7 @@ class Decoder:
     count = len(prompts)
     if rng_key.ndim == 0:
       rng_key = drawing.row_keys(rng_key, jnp.arange(count))
+    inputs = self.read(params, inputs)
     # Every row may write a whole draft beyond its last committed token.
     slots = buffer_length + self.drafter.tree.num_fed
     return prefill.begin(
@@ -413,6 +420,7 @@ class Decoder:
       params, state, prompt, length, rng_key, max_new_tokens=max_new_tokens,
       sampling=sampling,
     )  # fmt: skip
+    inputs = self.read(params, inputs)
     slots = request["buffer_length"] + self.drafter.tree.num_fed
     own = self.drafter.init(params, 1, slots, inputs)
     fresh = prefill.begin(
@@ -538,6 +546,13 @@ class Decoder:
       buffer_length=self.buffer_length(state), vocab_size=self.vocab_size,
     )  # fmt: skip
 
+  def read(self, params: Params, inputs: Any) -> Any:
+    """What both models are given as inputs: once read, if they share that."""
+    read = self.target.read
+    if not self.share_encoder or read is None or inputs is None:
+      return inputs
+    return read(params.target, inputs)
+
   def buffer_length(self, state: DecodeState) -> int:
     """Tokens that prompt and completion of a row may have together."""
     return state.tokens.shape[1] - self.drafter.tree.max_depth - 1
@@ -561,6 +576,7 @@ def make_decoder(
   vocab_size: int | None = None,
   with_log_probs: bool = False,
   widths: Sequence[int] = (),
+  share_encoder: bool = False,
 ) -> Decoder:
   """A `Decoder`; without a drafter, plain autoregressive decoding.
 
@@ -571,6 +587,7 @@ def make_decoder(
     vocab_size: number of real tokens; by default the target's.
     with_log_probs: record the target's log-probabilities of emitted tokens.
     widths: of narrower target passes, see `Decoder`.
+    share_encoder: see `Decoder`.
 
   Returns:
     The decoder.
@@ -586,4 +603,5 @@ def make_decoder(
     vocab_size=vocab_size,
     with_log_probs=with_log_probs,
     widths=tuple(widths),
+    share_encoder=share_encoder,
   )

@@ -93,7 +93,8 @@ class MeshDecoder:
       state = alone(params, *more)
       drafter = self.decoder.drafter
       slots = buffer_length + drafter.tree.num_fed
-      empty = drafter.init(params, len(state.length), slots, more[-1])
+      inputs = self.decoder.read(params, more[-1])
+      empty = drafter.init(params, len(state.length), slots, inputs)
       return self._together(empty, state)
 
     given = (

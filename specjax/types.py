@@ -99,6 +99,9 @@ class LanguageModel:
     encode: `(params, inputs) -> context`, for models that also read an input:
       arrays with rows first, computed once a row and kept in `Cache.context`.
       Inputs are what the model says; texts are `Inputs`.
+    read: `(params, inputs) -> inputs`, the encoder alone, for models whose
+      drafts can share it: `encode` takes what it returns as inputs too, and so
+      does that of a draft as wide.
     max_positions: positions the model was made for, or None if unbounded.
       Prompts and completions stay below; drafted nodes may be fed beyond, where
       no token is ever emitted, and whatever the model says there (NaN too)
@@ -109,6 +112,7 @@ class LanguageModel:
   init_cache: Callable[[int, int], Cache]
   apply: ApplyFn
   encode: Callable[[Any, Any], Any] | None = None
+  read: Callable[[Any, Any], Any] | None = None
   max_positions: int | None = None
 
   def new_cache(
@@ -466,7 +470,9 @@ class Drafter:
       read a prompt or what is appended to a text (then `start` is not 0), and
       after verification. By default nothing is learned.
     passes: tokens a row feeds in each draft pass of a round, in order: what
-      drafting costs. Empty if no model drafts.
+      drafting costs (`widths`). Empty if no model drafts.
+    reads_text: whether each pass reads the row's whole text anew beside them,
+      for lack of a cache.
     max_positions: positions the draft was made for, or None if unbounded.
     again: where a row's text goes on (`Decoder.extend`), tokens of it that are
       fed again, G + 2 at most: the newest, which was not fed, and those before
@@ -486,5 +492,16 @@ class Drafter:
   commit: Callable[[Params, Any, Commit], Any] = keep
   row_axes: Callable[[Any], Any] = cache_lib.row_axes
   passes: tuple[int, ...] = ()
+  reads_text: bool = False
   max_positions: int | None = None
   again: int = 2
+
+  def widths(self, text: int) -> tuple[int, ...]:
+    """Tokens of a row that each draft pass of a round computes, in order.
+
+    Args:
+      text: tokens that the row's buffer has room for (`Context.tokens`), stale
+        ones too: a pass without a cache computes them all.
+    """
+    more = text if self.reads_text else 0
+    return tuple(fed + more for fed in self.passes)

@@ -24,7 +24,14 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from models import block_drafter, head_shapes, sharding, stacked, t5
+from models import (
+  block_drafter,
+  head_shapes,
+  sharding,
+  stacked,
+  t5,
+  t5_stacked,
+)
 from models.eagle import EagleConfig
 from models.head_shapes import HeadShape
 from models.heads import MedusaConfig
@@ -204,11 +211,13 @@ def t5_pair(mesh, how="model"):
   axes = tuple(a for a in mesh.axis_names if a != "data") if mesh else ()
   rules = sharding.tensor_parallel(axes) if mesh else None
   module = t5.T5(T5_CONFIG, dtype=jnp.float64, rngs=nnx.Rngs(3))
-  _, params = t5.as_language_model(module)
-  model, _ = t5.as_language_model(
-    t5.abstract(T5_CONFIG, dtype=jnp.float64, sharding=rules)
-  )
-  params = jax.tree.map(lambda x: 2 * x, params)
+  model, alone = t5.as_language_model(module)
+  params = jax.tree.map(lambda x: 2 * x, alone)
+  if mesh:  # there layers are stacked
+    model = t5_stacked.as_language_model(
+      T5_CONFIG, dtype=jnp.float64, sharding=rules
+    )
+    params = t5_stacked.stack(nnx.merge(nnx.graphdef(module), params))
   draft = jax.tree.map(lambda x: 1.1 * x, params)
   drafter = drafters.model.drafter(model, tree=TREE, vocab_size=VOCAB)
   if how == "block":
@@ -217,7 +226,8 @@ def t5_pair(mesh, how="model"):
       dtype=jnp.float64, rngs=nnx.Rngs(5),
     )  # fmt: skip
     blocks, encode, of_block = block_drafter.as_functions(module)
-    of_block["t5"], draft = draft, of_block
+    of_block["t5"] = jax.tree.map(lambda x: 2.2 * x, alone)
+    draft = of_block
     drafter = drafters.block.drafter(
       blocks, encode, num_masks=2, tree=PATHS, vocab_size=VOCAB
     )

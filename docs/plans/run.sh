@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes every plan of this folder anew; one or two minutes of a core each, the
+# Makes every plan of this folder anew; a minute or two of a core each, the
 # sweep two or three.
 #
 #   docs/plans/run.sh [NAME...]

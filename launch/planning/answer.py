@@ -198,8 +198,10 @@ def _costs(topology: Topology, q: Question) -> tuple[list[float], np.ndarray]:
     draft = place(q.cut_draft(), q.layout.draft)
   else:
     draft = place(q.cut_target(), q.layout.model, skipped=q.skipped)
+  text = q.max_length + q.tree.max_depth + 1
   each = [
-    roofline.forward(draft, n).seconds(topology.chip) for n in drafter.passes
+    roofline.forward(draft, n).seconds(topology.chip)
+    for n in drafter.widths(text)
   ]
   return each, verify
 

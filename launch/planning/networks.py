@@ -1,7 +1,6 @@
 """Models as a plan needs them: shapes where they lie, functions, what is read.
 
-Decoder-only transformers have their layers stacked and scanned over, T5s have
-not: theirs are 24 at most.
+Layers are stacked and scanned over, as on every mesh.
 """
 
 import dataclasses
@@ -10,11 +9,10 @@ import math
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from models import sharding as sharding_lib
-from models import stacked, t5
+from models import stacked, t5_stacked
 from models.layers import TransformerConfig
 from models.sharding import Sharding
 from models.t5_config import T5Config
@@ -62,8 +60,7 @@ def functions(
 ) -> LanguageModel:
   """The model as pure functions."""
   if isinstance(config, T5Config):
-    module = t5.abstract(config, dtype=DTYPE, sharding=sharding)
-    return t5.as_language_model(module)[0]
+    return t5_stacked.as_language_model(config, dtype=DTYPE, sharding=sharding)
   return stacked.as_language_model(
     config, dtype=DTYPE, sharding=sharding, skipped=skipped, features=features
   )
@@ -72,7 +69,7 @@ def functions(
 def shapes(config: Config):
   """Shapes of a model's parameters."""
   if isinstance(config, T5Config):
-    return nnx.state(t5.abstract(config, dtype=DTYPE))
+    return t5_stacked.abstract_params(config, dtype=DTYPE)
   return stacked.abstract_params(config, dtype=DTYPE)
 
 

@@ -1,13 +1,15 @@
 r"""How good are answers? Exact matches and chrF, of each task.
 
   python -m launch.tools.score_answers --prompts=TEST.jsonl \
-    --answers=A.jsonl,B.jsonl --output=SCORES.json
+    --answers=A.jsonl,B.jsonl --summaries=A.json,B.json --output=SCORES.json
 
 TEST.jsonl has lines {"id", "input", "output"}, and perhaps "task", as
 `launch.tools.machine_tasks` writes them; A.jsonl and B.jsonl are what
 `launch.decode` made of it. Of each, and of each task in it, are told: the share
 of answers that are the expected one to the letter, chrF (Popović, 2015, by
 sacrebleu, 0 to 100), and tokens a target call, that of plain decoding being 1.
+With the summaries that `launch.decode --summary` wrote beside them, SCORES.json
+also has how they were made, and `launch.tables answers` prints that.
 """
 
 import json
@@ -23,6 +25,9 @@ from launch import cli, outputs, provenance, terminal
 
 cli.reads(cli.PROMPTS, cli.OUTPUT)
 _ANSWERS = flags.DEFINE_list("answers", None, "What launch.decode wrote.")
+_SUMMARIES = flags.DEFINE_list(
+  "summaries", [], "What launch.decode --summary wrote, of each."
+)
 _ALL = "all"
 
 
@@ -65,6 +70,33 @@ def scores(test: str, answers: str) -> dict[str, dict[str, float]]:
   return found
 
 
+def made(name: str) -> dict:
+  """How answers were made, of a run's summary.
+
+  Raises:
+    ValueError: if it is none.
+  """
+  try:
+    found = json.loads(pathlib.Path(name).read_text("utf-8"))
+    config = found["config"]
+    drafted = config["num_speculative_tokens"]
+    return {
+      "draft": pathlib.Path(config["draft"]).name if drafted else "",
+      "num_speculative_tokens": drafted,
+      "rule": found["rule"] if drafted else "",
+      "siblings": config["siblings"],
+      "temperature": config["temperature"],
+      "accepted_per_target_call": found["num_accepted"]
+      / found["num_target_calls"],
+      "block_efficiency_ci": found["block_efficiency_ci"],
+      "total_variation": found["total_variation"],
+    }
+  except (ValueError, KeyError, TypeError, RecursionError) as error:
+    raise ValueError(
+      f"{name} is not a summary of launch.decode: {error!r}"
+    ) from None
+
+
 def _lines(name: str) -> list[dict]:
   path = pathlib.Path(name)
   if not path.is_file():
@@ -80,10 +112,19 @@ def run(_) -> int:
   outputs.check({"--output": cli.OUTPUT.value}, stdout=True)
   if not _ANSWERS.value:
     raise cli.UserError("--answers is required; see --help for an example")
+  if _SUMMARIES.value and len(_SUMMARIES.value) != len(_ANSWERS.value):
+    raise cli.UserError(
+      f"--summaries must be of each of the {len(_ANSWERS.value)} --answers, "
+      f"got {len(_SUMMARIES.value)}"
+    )
   found = {name: scores(cli.PROMPTS.value, name) for name in _ANSWERS.value}
+  pairs = zip(_ANSWERS.value, _SUMMARIES.value, strict=False)
+  runs = {answers: made(summary) for answers, summary in pairs}
   if cli.OUTPUT.value:
     made_by = provenance.record(prompts=cli.PROMPTS.value)
-    outputs.write_json(cli.OUTPUT.value, {"scores": found, **made_by})
+    outputs.write_json(
+      cli.OUTPUT.value, {"scores": found, "runs": runs, **made_by}
+    )
   table = rich.table.Table(box=rich.box.SIMPLE)
   for name in ("answers", "task"):
     table.add_column(name)

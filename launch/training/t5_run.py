@@ -152,8 +152,34 @@ class Run:
 
 def _module(config) -> T5 | BlockDrafter:
   """The network with its first parameters."""
-  shape = T5Config(**config.model)
+  shape, rngs = T5Config(**config.model), nnx.Rngs(config.seed)
   if config.kind == "t5":
-    return T5(shape, rngs=nnx.Rngs(config.seed))
-  block = BlockConfig(t5=shape, num_masks=config.num_masks)
-  return BlockDrafter(block, rngs=nnx.Rngs(config.seed))
+    module = network = T5(shape, rngs=rngs)
+  else:
+    block = BlockConfig(t5=shape, num_masks=config.num_masks)
+    module = BlockDrafter(block, rngs=rngs)
+    network = module.t5
+  if config.get("encoder_from", ""):
+    _take_encoder(network, config.encoder_from)
+  return module
+
+
+def _take_encoder(network: T5, directory: str) -> None:
+  """Gives a T5 the table and the encoder of another one.
+
+  Raises:
+    FileNotFoundError, ValueError: if there is none, or one of other shapes.
+  """
+  other = huggingface.load(directory)
+  for name in t5_step.TAKEN:
+    given = nnx.state(getattr(other, name)) if isinstance(other, T5) else {}
+    wanted = nnx.state(getattr(network, name))
+    shapes = lambda state: [
+      (path, x.shape) for path, x in jax.tree_util.tree_leaves_with_path(state)
+    ]
+    if shapes(given) != shapes(wanted):
+      raise ValueError(
+        f"config.encoder_from ({directory}) must be a T5 with the {name} that "
+        "config.model asks for"
+      )
+    nnx.update(getattr(network, name), given)

@@ -18,9 +18,13 @@ from flax import nnx
 from jax import Array
 
 from launch.training import step
+from models import sharding
 from models.block_drafter import BlockDrafter
 from models.t5 import T5
 from specjax.types import Inputs
+
+# What a draft that reads the target's encoder takes of it (`encoder_from`).
+TAKEN = ("embed", "encoder")
 
 
 @functools.partial(
@@ -136,6 +140,11 @@ def make_steps(
   """
   graphdef, first = nnx.split(module)
   optimizer, _ = step.make_optimizer(config)
+  taken = {*TAKEN} if config.get("encoder_from", "") else set()
+
+  def learned(path, change):  # a decay of weights is a change, too
+    stays = taken & {*sharding.names(path)}
+    return jnp.zeros_like(change) if stays else change
 
   def sums(params, batch, key, *, glance, smoothing):
     module = nnx.merge(graphdef, params)
@@ -165,9 +174,11 @@ def make_steps(
       return nats / jnp.maximum(tokens, 1)
 
     value, gradient = jax.value_and_grad(loss)(state.params)
+    gradient = jax.tree_util.tree_map_with_path(learned, gradient)
     change, optimizer_state = optimizer.update(
       gradient, state.optimizer, state.params
     )
+    change = jax.tree_util.tree_map_with_path(learned, change)
     return TrainState(
       params=optax.apply_updates(state.params, change),
       optimizer=optimizer_state,

@@ -55,7 +55,7 @@ def drafter(
 
   Returns:
     The `Drafter`; its state is what the encoder made of the inputs. Each round
-    has one pass, over the text and k tokens more: `passes` counts those alone.
+    has one pass, over the text and k tokens more (`Drafter.widths`).
 
   Raises:
     ValueError: if the tree does not suit the block, the siblings or the
@@ -90,4 +90,5 @@ def drafter(
     propose=propose,
     row_axes=lambda memory: jax.tree.map(lambda x: 0, memory),
     passes=(num_masks,),
+    reads_text=True,
   )

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from specjax import named, near
 from specjax.rules import (
   block,
-  blockwise,
+  by_rank,
   greedy_draft,
   gumbel_list,
   hub,
@@ -31,10 +31,10 @@ from specjax.types import Rule
 FACTORIES: dict[str, Callable[..., Rule]] = {
   "typical": typical.rule,
   "lenient": relaxed.lenient,
-  "top_beta": relaxed.top_beta,
+  "top_beta": by_rank.top_beta,
   "decoding_opt": relaxed.decoding_opt,
   "decoding_uno": relaxed.decoding_uno,
-  "blockwise": blockwise.rule,
+  "blockwise": by_rank.blockwise,
 }
 
 RULES: dict[str, Rule] = {

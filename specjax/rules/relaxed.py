@@ -11,17 +11,15 @@ distance, one for one (Yin et al., NeurIPS 2024, Theorems 4 and 5). `lenient`
 and `decoding_opt` are on that line, `decoding_uno` is above it.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 
 import jax.numpy as jnp
 from jax import Array
 
-from specjax import drawing, laws
+from specjax import laws
 from specjax.rules import requirements
 from specjax.rules.nodewise import Decision, verify_nodes
-from specjax.tree import take_node
 from specjax.types import Rule
 
 
@@ -145,71 +143,3 @@ def decoding_uno(epsilon: float = 0.1) -> Rule:
     _over_accept(epsilon),
     after_target,
   )
-
-
-@functools.cache
-def top_beta(beta: int = 3, tau: float = 1.0) -> Rule:
-  """SpecDec's verification (Xia et al., Findings of EMNLP 2023).
-
-  Accepts a token among the target's beta most probable if it is at most tau
-  nats less probable than the first; after a rejection, and after a draft that
-  is accepted as a whole, comes the target's most probable token. It
-  approximates *greedy* decoding, and with `beta=1` is it (of equally probable
-  tokens the first counts as more probable), so run it at temperature 1, where
-  the laws still rank the tokens; its distance is measured from the warped
-  target as for every rule.
-
-  Args:
-    beta: at least 1.
-    tau: at least 0, in nats.
-
-  Raises:
-    ValueError: for values out of range.
-  """
-  if beta < 1 or not tau >= 0:
-    raise ValueError(f"need beta >= 1 and tau >= 0, got {beta} and {tau}")
-
-  def accept(target, draft):
-    del draft
-    best = jnp.max(target)
-    least, more = best, jnp.sum(target == best)
-    for _ in range(min(beta, len(target)) - 1):
-      below = jnp.max(jnp.where(target < least, target, -jnp.inf))
-      least = jnp.where(more < beta, below, least)
-      more = jnp.sum(target >= least)
-    tied = target == least  # of which the first ones are among the beta
-    room = beta - jnp.sum(target > least)
-    among = (target > least) | (tied & (jnp.cumsum(tied) <= room))
-    close = among & (target >= best - tau)
-    return (close & (target > -jnp.inf)).astype(target.dtype)
-
-  def after_rejection(target, draft):
-    del draft
-    law = _most_probable(target)
-    return jnp.exp(law), 1, law
-
-  rule = single_path_rule(
-    f"top_beta(beta={beta}, tau={tau})", accept, after_rejection
-  )
-
-  def verify(draft, target_log_probs):
-    found = rule.verify(draft, target_log_probs)
-    ends = draft.topology().num_children == 0  # where nothing is rejected
-    assert found.total_variation is not None
-    missed = 1 - jnp.exp(jnp.max(target_log_probs, axis=-1))
-    return dataclasses.replace(
-      found,
-      next_log_probs=lambda node: _most_probable(
-        take_node(target_log_probs, node)
-      ),
-      total_variation=jnp.where(ends, missed, found.total_variation),
-    )
-
-  return dataclasses.replace(rule, verify=verify)
-
-
-def _most_probable(log_probs: Array) -> Array:
-  """A law of the likeliest token alone, `[..., V]` like its argument."""
-  best = drawing.argmax(log_probs)[..., None]
-  point = jnp.arange(log_probs.shape[-1]) == best
-  return jnp.where(point, 0.0, -jnp.inf).astype(log_probs.dtype)

@@ -83,6 +83,17 @@ def test_rows_are_those_of_generate_and_a_run_goes_on(t5, saved, tmp_path):
   assert t5(decode.run, *flags) == 2
 
 
+def test_a_draft_that_reads_the_targets_encoder_changes_no_token(
+  t5, saved, tmp_path
+):
+  source = write_jsonl(tmp_path / "in.jsonl", RECORDS)
+  out = tmp_path / "out.jsonl"
+  flags = ("--nobaseline", f"--prompts={source}", f"--output={out}")
+  assert t5(decode.run, *flags, "--config.share_encoder=True") == 0
+  for row, record in zip(read_jsonl(out), RECORDS, strict=True):
+    assert row["token_ids"] == expected(saved[2], record)
+
+
 def test_two_processes_decode_one_t5_that_is_cut_between_them(
   t5, saved, tmp_path
 ):
@@ -147,12 +158,24 @@ def decoder_only(tmp_path_factory):
       "an encoder-decoder, which drafts with no layers left out",
     ),
     ("target={t5}", ("--config.drafter=ngram",), "none are built in"),
+    (
+      "target={t5},draft={narrow}",
+      ("--config.share_encoder=True",),
+      "encoder gives 24 numbers a token, and the draft reads 16",
+    ),
+    (
+      "target={llama},draft={llama}",
+      ("--config.share_encoder=True",),
+      "config.share_encoder is of encoder-decoders",
+    ),
   ],
 )
 def test_what_does_not_go_together_is_one_line(
-  t5, saved, decoder_only, capsys, models, flags, words
+  t5, saved, decoder_only, capsys, tmp_path, models, flags, words
 ):
-  paths = dict(t5=saved[0], llama=decoder_only)
+  t5s.save(tmp_path, d_model=16)
+  t5s.save_tokenizer(tmp_path)
+  paths = dict(t5=saved[0], llama=decoder_only, narrow=tmp_path)
   config = "configs/t5.py:" + models.format(**paths)
   assert t5(decode.run, *flags, config=config) == 2
   (line,) = capsys.readouterr().err.strip().splitlines()

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import toys
 from flax import nnx
 
 import specjax
@@ -214,6 +215,84 @@ def test_a_broken_draft_costs_speed_and_no_token(greedy, kind, tree, rule):
   state = jax.jit(decoder.generate)(params, state)
   assert texts(state) == greedy
   assert not (np.asarray(state.stop_reason) == StopReason.NAN_LOGITS).any()
+
+
+def shared(draft, *, share):
+  """A pair whose draft has the target's encoder, or reads its outcome."""
+  target, params = t5_model(0)
+  decoder = specjax.make_decoder(
+    target,
+    drafter=drafters.model.drafter(target, tree=FORK, vocab_size=VOCAB),
+    rule="recursive",
+    share_encoder=share,
+  )
+  return decoder, Params(target=params, draft=draft)
+
+
+def test_a_draft_reads_what_the_targets_encoder_made():
+  """As one with a copy of the encoder: its own may be anything then."""
+  target, draft = t5_model(0)[1], t5_model(5)[1]
+  whole, broken = (jax.tree.map(lambda x: x, draft) for _ in range(2))
+  for name in ("embed", "encoder"):
+    whole[name] = broken[name] = target[name]
+  broken["encoder"] = jax.tree.map(lambda x: jnp.nan * x, target["encoder"])
+  found = []
+  for own, share in ((whole, False), (broken, True)):
+    decoder, params = shared(own, share=share)
+    state = start(decoder, params, [0, 1, 2])
+    state = jax.jit(decoder.steps)(params, state, 2)
+    state = jax.jit(decoder.admit)(
+      params, state, 2, PROMPTS[1], LENGTHS[1], jax.random.key(3),
+      max_new_tokens=np.int32(8), inputs=jax.tree.map(lambda x: x[1:2], INPUTS),
+    )  # fmt: skip
+    state = jax.jit(decoder.generate)(params, state)
+    found.append((texts(state), np.asarray(state.counters.num_accepted)))
+  assert found[0][0] == found[1][0]
+  np.testing.assert_array_equal(found[0][1], found[1][1])
+  assert found[0][1].sum() > 0
+
+
+def test_a_shared_encoder_reads_the_inputs_once(monkeypatch):
+  calls, read = [], t5.T5.read
+  monkeypatch.setattr(
+    t5.T5, "read", lambda self, x: (calls.append(1), read(self, x))[1]
+  )
+  for share, expected in ((False, 2), (True, 1)):
+    decoder, params = shared(t5_model(5)[1], share=share)
+    calls.clear()
+    jax.eval_shape(
+      lambda params, decoder=decoder: decoder.init(
+        params, PROMPTS, LENGTHS, jax.random.key(0), buffer_length=14,
+        max_new_tokens=4, inputs=INPUTS,
+      ),
+      params,
+    )  # fmt: skip
+    assert len(calls) == expected
+
+
+def test_only_a_target_with_an_encoder_shares_it():
+  with pytest.raises(ValueError, match="no encoder that a draft could share"):
+    specjax.make_decoder(toys.table_model(VOCAB), share_encoder=True)
+
+
+def test_a_block_says_how_many_tokens_its_pass_computes():
+  blocks, encode, of_draft = block()
+  widths = []
+
+  def counted(params, tokens, length, memory):
+    logits = blocks(params, tokens, length, memory)
+    widths.append(tokens.shape[1] + logits.shape[1])
+    return logits
+
+  drafter = drafters.block.drafter(
+    counted, encode, num_masks=MASKS, tree=chain(2), vocab_size=VOCAB
+  )
+  decoder = specjax.make_decoder(t5_model(0)[0], drafter=drafter)
+  params = Params(target=t5_model(0)[1], draft=of_draft)
+  state = start(decoder, params, [0])
+  jax.eval_shape(decoder.step, params, state)
+  assert drafter.widths(state.tokens.shape[1]) == tuple(widths)
+  assert drafter.passes == (MASKS,)
 
 
 def test_a_block_refuses_what_it_cannot_say():

@@ -6,7 +6,7 @@ import pytest
 from absl.testing import flagsaver
 from files import write_jsonl
 
-from launch import cli
+from launch import cli, tables
 from launch.tools import score_answers
 
 TEST = [
@@ -47,6 +47,45 @@ def test_scores_are_of_all_and_of_each_task(tmp_path, capsys):
   }  # fmt: skip
   assert 30 < found["a"]["chrf"] < 95
   assert "exact match" in capsys.readouterr().out
+
+
+def test_a_table_says_how_answers_were_made(tmp_path, capsys):
+  test = write_jsonl(tmp_path / "test.jsonl", TEST)
+  answers, summaries = [], []
+  for name, drafted in (("plain", 0), ("block", 7)):
+    rows = [row(0, "forty-two", 6, 6 if not drafted else 2)]
+    answers.append(write_jsonl(tmp_path / f"{name}.jsonl", rows))
+    config = dict(
+      draft="/some/where/block", num_speculative_tokens=drafted,
+      siblings="given" if drafted else "iid", temperature=1.0,
+    )  # fmt: skip
+    summary = dict(
+      config=config, rule="top_beta(beta=5, tau=3.0)", num_accepted=drafted,
+      num_target_calls=2, block_efficiency_ci=[2.5, 3.5] if drafted else None,
+      total_variation=0.125,
+    )  # fmt: skip
+    summaries.append(str(tmp_path / f"{name}.json"))
+    (tmp_path / f"{name}.json").write_text(json.dumps(summary))
+  out = tmp_path / "s.json"
+  flags = [f"--prompts={test}", f"--answers={','.join(answers)}"]
+  run = lambda *more: cli.execute(score_answers.run, ["test", *flags, *more])
+  with flagsaver.flagsaver():
+    both = f"--summaries={','.join(summaries)}"
+    assert run(both, f"--output={out}") == 0
+  capsys.readouterr()
+  assert tables.main(["tables", "answers", str(out)]) == 0
+  *_, plain, drafted = capsys.readouterr().out.strip().splitlines()
+  assert plain == ("| none | 0 | – | 1 | 0.00 | 1.00 | 1.000 | 100.0 | 0.125 |")
+  assert drafted == (
+    "| block, certain tokens | 7 | `top_beta(beta=5, tau=3.0)` | 1 | 3.50 | "
+    "3.00 (2.50–3.50) | 1.000 | 100.0 | 0.125 |"
+  )
+  with flagsaver.flagsaver():
+    assert run(f"--summaries={summaries[0]}") == 2
+  (tmp_path / "plain.json").write_text("{}")
+  with flagsaver.flagsaver():
+    assert run(both) == 2
+  assert "is not a summary of launch.decode" in capsys.readouterr().err
 
 
 def test_answers_of_another_test_are_refused(tmp_path):

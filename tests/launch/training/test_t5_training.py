@@ -158,6 +158,30 @@ def test_what_is_trained_decodes_and_a_block_drafts_for_it(
   assert rows["greedy"] == rows["plain"]
 
 
+def test_a_taken_encoder_stays_as_it_is(folder, trained, tmp_path):
+  source = str(trained / "t5")
+  config = config_of("tiny", folder, encoder_from=source, seed=3)
+  module, _ = t5_run.Run(config, str(tmp_path)).train()
+  other = huggingface.load(source)
+  same = lambda name: jax.tree.map(
+    np.testing.assert_array_equal,
+    nnx.state(getattr(module, name)),
+    nnx.state(getattr(other, name)),
+  )
+  same("embed"), same("encoder")
+  with pytest.raises(AssertionError):
+    same("decoder")
+  first = t5_run.Run(config, str(tmp_path / "other")).module
+  with pytest.raises(AssertionError):  # and what is its own is learned
+    jax.tree.map(
+      np.testing.assert_array_equal,
+      nnx.state(first.decoder), nnx.state(module.decoder),
+    )  # fmt: skip
+  config.model.num_encoder_layers = 2
+  with pytest.raises(ValueError, match="must be a T5 with the encoder that"):
+    t5_run.Run(config, str(tmp_path / "larger"))
+
+
 def test_answers_of_a_teacher_take_the_place_of_the_files(folder, tmp_path):
   said = tmp_path / "said.jsonl"
   said.write_text(

@@ -1,5 +1,6 @@
 """Lossy rules: their distance is what they report, and theory's."""
 
+import dataclasses
 import itertools
 
 import instances
@@ -12,6 +13,7 @@ from instances import P, Q
 from scipy import optimize
 
 from specjax import exact, rules, siblings, tree
+from specjax.rules import by_rank
 from specjax.types import Draft
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -291,3 +293,44 @@ def test_of_equally_probable_tokens_the_first_is_greedy_decodings(
   )  # fmt: skip
   found = rules.get("top_beta(beta=1, tau=1.0)").verify(draft, law)
   assert float(found.node_probs[0, 1]) == accepted
+
+
+@pytest.mark.parametrize(
+  ("count", "expected"), [(1, [1]), (2, [1, 3]), (3, [0, 1, 3]),
+                          (4, [0, 1, 3, 4]), (9, [0, 1, 3, 4])]
+)  # fmt: skip
+def test_the_likeliest_are_the_first_of_equal_ones_and_none_without_mass(
+  count, expected
+):
+  law = jnp.log(jnp.array([[0.2, 0.3, 0.0, 0.3, 0.2], [0, 0, 1.0, 0, 0]]))
+  found = by_rank.likeliest(law, count)
+  assert np.flatnonzero(found[0]).tolist() == expected
+  assert np.flatnonzero(found[1]).tolist() == [2]
+
+
+@pytest.mark.parametrize(
+  ("name", "after", "distances"),
+  [
+    ("top_beta(beta=2, tau=9.0)", [1.0, 0, 0], [0.7, 0.4, 0.4]),
+    ("blockwise(top_k=2)", [0.6, 0.3, 0.1], [0.7, 0.0, 0.0]),
+  ],
+)
+def test_a_path_that_is_cut_short_ends_as_a_whole_one_does(
+  name, after, distances
+):
+  """Of two drafted nodes the second is not there: no draft is refused there."""
+  law = jnp.log(jnp.array([[[0.6, 0.3, 0.1]] * 3]))
+  point = jnp.where(jnp.arange(3) == 1, 0.0, -jnp.inf)
+  draft = Draft(
+    tree=dataclasses.replace(tree.chain(2), form=tree.Form.MASKED),
+    siblings=siblings.IID,
+    tokens=jnp.array([[0, 1, 2]]),
+    log_probs=jnp.stack([point, point, jnp.full(3, jnp.nan)])[None],
+    parents=jnp.array([[-1, 0, -1]]),
+  )
+  found = rules.get(name).verify(draft, law)
+  np.testing.assert_array_equal(found.node_probs, [[0, 1, 0]])
+  np.testing.assert_allclose(found.total_variation[0], distances, atol=1e-6)
+  np.testing.assert_allclose(
+    jnp.exp(found.next_log_probs(jnp.array([1]))), [after], atol=1e-6
+  )

@@ -1,0 +1,33 @@
+"""The table of how answers were decoded, and how good they are."""
+
+from launch import tables
+
+
+def table(results: dict[str, dict]) -> str:
+  """One row a run, of what `launch.tools.score_answers --output` wrote."""
+  head = [
+    "draft", "γ", "rule", "temperature", "accepted a round",
+    "tokens a round (95%)", "exact match", "chrF", "total variation",
+  ]  # fmt: skip
+  rows = []
+  for result in results.values():
+    for name, run in result["runs"].items():
+      score = result["scores"][name]["all"]
+      low, high = run["block_efficiency_ci"] or (None, None)
+      interval = "" if low is None else f" ({low:.2f}–{high:.2f})"
+      certain = run["num_speculative_tokens"] and run["siblings"] != "iid"
+      kind = ", certain tokens" if certain else ""
+      rows.append(
+        [
+          f"{run['draft']}{kind}" or "none",
+          f"{run['num_speculative_tokens']}",
+          f"`{run['rule']}`" if run["rule"] else "–",
+          f"{run['temperature']:g}",
+          f"{run['accepted_per_target_call']:.2f}",
+          f"{score['tokens_per_target_call']:.2f}{interval}",
+          f"{score['exact_match']:.3f}",
+          f"{score['chrf']:.1f}",
+          f"{run['total_variation']:.3f}",
+        ]
+      )
+  return tables.table(head, rows)

@@ -1,0 +1,175 @@
+"""Rules of a single path that accept by rank in the target's law: lossy.
+
+SpecDec (Xia et al., Findings of EMNLP 2023) accepts a token that is among the
+target's beta likeliest and close enough to the first (`top_beta`); blockwise
+parallel decoding (Stern et al., 2018, section 5) one that is among the k
+likeliest, and the first tokens of a block whatever they are (`blockwise`).
+
+Both say b(x), whether a token x would be accepted, from the target's law q
+alone, and a law P of the token that comes where the path ends. With p the law
+that the drafted token was drawn from (a point mass if it is certain) and `Z =
+sum (1 - b) p`, a token's law is then `b p + Z P`, and P after the last node.
+Its distance from q is exact and reported (`Verification.total_variation`).
+
+Of equally likely tokens the first counts as the likelier one, as in greedy
+decoding.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax import drawing
+from specjax.rules import requirements
+from specjax.tree import take_node
+from specjax.types import Draft, Rule, Verification
+
+
+def _rule(
+  name: str,
+  accepted: Callable[[Array], Array],
+  at_the_end: Callable[[Array], Array],
+) -> Rule:
+  """A rule of the module's form.
+
+  Args:
+    name: the rule's name.
+    accepted: `log q f[B, N, V] -> b bool[B, N, V]`, nodes in order.
+    at_the_end: `log q f[B, N + 1, V] -> log P f[B, N + 1, V]`.
+  """
+
+  def verify(draft: Draft, target_log_probs: Array) -> Verification:
+    nodes = draft.tree.num_nodes
+    there = draft.topology().there[:, 1:nodes]
+    enough = accepted(target_log_probs[:, :-1])
+    tokens = draft.tokens[:, 1:nodes, None]
+    passes = jnp.take_along_axis(enough, tokens, axis=-1)[..., 0] & there
+    accept = passes.astype(target_log_probs.dtype)
+    one = jnp.ones_like(target_log_probs[:, :1, 0])
+    reach = jnp.cumprod(jnp.concatenate([one, accept], axis=1), axis=1)
+    after = at_the_end(target_log_probs)
+    ends = jnp.exp(after)
+    drafted = jnp.exp(draft.laws(target_log_probs)[:, 1:])
+    refused = jnp.sum(jnp.where(enough, 0, drafted), axis=-1)
+    refused = jnp.where(there, refused, 1)[..., None]
+    kept = jnp.where(enough & there[..., None], drafted, 0)
+    got = jnp.concatenate([kept + refused * ends[:, :-1], ends[:, -1:]], axis=1)
+    excess = jnp.maximum(got - jnp.exp(target_log_probs), 0)
+    return Verification(
+      node_probs=reach * jnp.concatenate([1 - accept, one], axis=1),
+      next_log_probs=lambda node: take_node(after, node),
+      total_variation=jnp.sum(excess, axis=-1),
+    )
+
+  def check(tree, siblings) -> None:
+    del siblings
+    requirements.single_path(name, tree)
+
+  return Rule(name=name, verify=verify, lossless=False, check=check)
+
+
+@functools.cache
+def top_beta(beta: int = 3, tau: float = 1.0) -> Rule:
+  """SpecDec's verification (Xia et al., Findings of EMNLP 2023).
+
+  Accepts a token among the target's beta most probable if it is at most tau
+  nats less probable than the first; after a rejection, and after a draft that
+  is accepted as a whole, comes the target's most probable token. It
+  approximates *greedy* decoding, and with `beta=1` is it, so run it at
+  temperature 1, where the laws still rank the tokens; its distance is measured
+  from the warped target as for every rule.
+
+  Args:
+    beta: at least 1.
+    tau: at least 0, in nats.
+
+  Raises:
+    ValueError: for values out of range.
+  """
+  if beta < 1 or not tau >= 0:
+    raise ValueError(
+      f"top_beta needs beta >= 1 and tau >= 0, got {beta} and {tau}"
+    )
+
+  def accepted(target):
+    best = jnp.max(target, axis=-1, keepdims=True)
+    return likeliest(target, beta) & (target >= best - tau)
+
+  return _rule(f"top_beta(beta={beta}, tau={tau})", accepted, _most_probable)
+
+
+@functools.cache
+def blockwise(top_k: int = 2, min_accepted: int = 0) -> Rule:
+  """Acceptance of blockwise parallel decoding (Stern et al., 2018).
+
+  The paper's exact variant accepts a token if it is the one that the target
+  says itself: that is the rule `match`. Two others accept more: a token that is
+  among the k likeliest of the target, and the first tokens of a block, whatever
+  they are. A token that is not accepted is replaced by one of the target's own
+  law, and so is the one after the last.
+
+  The likeliest tokens are those of the *warped* target. At temperature 0 that
+  knows one token alone, and top-k accepts no other: the paper's greedy decoding
+  with top-k is a temperature that is small but not 0.
+
+  Args:
+    top_k: tokens of the target that are accepted, at least 1.
+    min_accepted: drafted tokens of a block that always are (the paper's
+      minimum block is one more: it counts the target's own token).
+
+  Raises:
+    ValueError: if either is out of range.
+  """
+  if top_k < 1 or min_accepted < 0:
+    raise ValueError(
+      "blockwise needs top_k >= 1 and min_accepted >= 0, got "
+      f"{top_k} and {min_accepted}"
+    )
+
+  def accepted(target):
+    first = np.arange(target.shape[1]) < min_accepted
+    return likeliest(target, top_k) | first[:, None]
+
+  return _rule(
+    f"blockwise(top_k={top_k}, min_accepted={min_accepted})",
+    accepted,
+    lambda target: target,
+  )
+
+
+def likeliest(log_probs: Array, count: int) -> Array:
+  """Which tokens are the likeliest: of equal ones the first, none of no mass.
+
+  Args:
+    log_probs: `f[..., V]`.
+    count: how many, at most.
+
+  Returns:
+    `bool[..., V]`.
+  """
+
+  def add(_, among):
+    left = jnp.where(among, -jnp.inf, log_probs)
+    return among | _is_first(left)
+
+  found = _is_first(log_probs)
+  if count > 1:
+    most = min(count, log_probs.shape[-1])
+    found = jax.lax.fori_loop(1, most, add, found)
+  return found & (log_probs > -jnp.inf)
+
+
+def _most_probable(log_probs: Array) -> Array:
+  """A law of the likeliest token alone, `[..., V]` like its argument."""
+  first = _is_first(log_probs)
+  return jnp.where(first, 0.0, -jnp.inf).astype(log_probs.dtype)
+
+
+def _is_first(log_probs: Array) -> Array:
+  """`bool[..., V]`, where the largest is; of equal ones the first."""
+  best = drawing.argmax(log_probs)[..., None]
+  return jnp.arange(log_probs.shape[-1]) == best
