@@ -1,12 +1,12 @@
 """What a client is answered, in OpenAI's words."""
 
+import codecs
 import json
 import math
 import secrets
 import time
 from typing import Any
 
-from launch import stops
 from launch.serving.asking import Ask
 from launch.serving.refusals import RefusalError
 from launch.serving.texts import Reader
@@ -73,8 +73,8 @@ class Choice:
     self.index, self._ask, self._tokenizer = index, ask, tokenizer
     self._reader = Reader(tokenizer, ask.stop)
     self._shown = Reader(tokenizer)  # every token's own piece, for colours
-    self._placed = stops.Growing(tokenizer)
-    self._num_characters = 0  # of the text that its tokens have so far
+    self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    self._num_characters = 0  # that its tokens' bytes are so far
     self._tokens: list[dict[str, Any]] = []  # as a chat's log-probabilities
     self._offsets: list[int] = []
     self._origins: list[dict[str, str]] = []
@@ -137,17 +137,21 @@ class Choice:
 
   def _place(self, token: int, value: float) -> None:
     """Notes a token; parts of one character are all where it begins."""
+    found = token_text.bytes_of(self._tokenizer, token)
     self._tokens.append(
       {
         "token": token_text.name_of(self._tokenizer, token),
         # JSON has no infinity; this is OpenAI's number for what cannot be.
         "logprob": value if math.isfinite(value) else -9999.0,
-        "bytes": list(token_text.bytes_of(self._tokenizer, token)),
+        "bytes": list(found),
         "top_logprobs": [],
       }
     )
-    self._offsets.append(self._num_characters)
-    self._num_characters += len(self._placed.add(token))
+    begun, own = self._num_characters, found.decode("utf-8", "replace")
+    self._num_characters += len(self._decoder.decode(found))
+    if "\ufffd" not in own:  # a character before it may have broken off
+      begun = self._num_characters - len(own)
+    self._offsets.append(begun)
 
   def _log_probs(self, start: int) -> dict[str, Any]:
     """Of the tokens from one on."""

@@ -252,7 +252,7 @@ def test_offsets_of_tokens_are_where_they_begin_in_the_text(client):
     ]
     assert all(text[at : at + len(token)] == token for token, at in whole)
     assert offsets == sorted(offsets)
-    if has_parts(tokens) and len(whole) > 10:
+    if "\ufffd" in text and has_parts(tokens) and len(whole) > 10:
       return
   raise AssertionError("no token was a part of a character")
 
