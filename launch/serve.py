@@ -14,8 +14,9 @@ and its tokens are those that its prompt, settings and seed have in a batch of
 their own, whatever is decoded beside it. What a request does not say is as the
 config says. Nothing is compiled after the start.
 
-It listens on 127.0.0.1 unless --host says otherwise, and asks for the bearer
-token in $SPECJAX_API_KEY if that is set. On SIGTERM (or Ctrl-C) it takes no
+It listens on 127.0.0.1 unless --host says otherwise, for requests that call it
+by a name of this machine, and asks for the bearer token in $SPECJAX_API_KEY if
+that is set. On SIGTERM (or Ctrl-C) it takes no
 more requests, answers those that it has, and ends with exit code 0.
 
 Several processes (see launch/processes.py) serve one model that config.mesh
@@ -23,6 +24,7 @@ cuts over their devices: process 0 takes the requests.
 """
 
 import os
+import pathlib
 import sys
 
 from absl import flags
@@ -30,7 +32,7 @@ from absl import flags
 from launch import cli, pair, processes
 
 try:
-  from launch.serving import assembly, running, several
+  from launch.serving import assembly, limits, running, several
   from launch.serving.assembly import Sizes
 except ModuleNotFoundError as missing:
   if missing.name not in ("prometheus_client", "starlette", "uvicorn"):
@@ -43,6 +45,10 @@ cli.reads(cli.CONFIG, *processes.FLAGS)
 _HOST = flags.DEFINE_string(
   "host", "127.0.0.1", "Where to listen; 0.0.0.0 is open to everybody."
 )
+_ALLOWED = flags.DEFINE_list(
+  "allowed_hosts", [], "Names that requests may call the server by (Host), "
+  "beside this machine's; if it listens to others and none is given, all.",
+)  # fmt: skip
 _PORT = flags.DEFINE_integer(
   "port", 8000, "The port; 0 is any that is free.", lower_bound=0,
   upper_bound=65535,
@@ -74,6 +80,9 @@ _DRAIN_SECONDS = flags.DEFINE_float(
 _NAME = flags.DEFINE_string(
   "model_name", None, "The model's name; by default that of its checkpoint."
 )
+_TEMPLATE = flags.DEFINE_string(
+  "chat_template", None, "A Jinja file, in place of the target's own template."
+)
 _DEPTHS = flags.DEFINE_enum(
   "depth_policy", "whole", assembly.POLICIES,
   "How deep slots draft: as the config says, or as deep as pays at this load. "
@@ -87,6 +96,31 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def api_key() -> str | None:
+  """The bearer token that is asked for, or None.
+
+  Raises:
+    UserError: for one that no client can send.
+  """
+  key = os.environ.get("SPECJAX_API_KEY") or None
+  if key and not (key.isascii() and key.isprintable() and key == key.strip()):
+    raise cli.UserError(
+      "$SPECJAX_API_KEY must be printable ASCII without blanks around it: "
+      "headers hold no more"
+    )
+  return key
+
+
+def chat_template() -> str | None:
+  """What --chat_template holds, or None."""
+  if _TEMPLATE.value is None:
+    return None
+  try:
+    return pathlib.Path(_TEMPLATE.value).read_text("utf-8")
+  except (OSError, UnicodeDecodeError) as error:
+    raise cli.UserError(f"--chat_template: {error}") from None
+
+
 def run(_) -> int:
   """The command."""
   config = pair.settled(cli.CONFIG.value)
@@ -96,9 +130,6 @@ def run(_) -> int:
       "several processes serve one model that is cut over their devices: give "
       "config.mesh, or start servers of their own"
     )
-  where = None
-  if processes.is_chief():  # a port that is taken is no news for later
-    where = running.listening(_HOST.value, _PORT.value)
   sizes = Sizes(
     slots=_SLOTS.value,
     queue=_QUEUE.value,
@@ -107,8 +138,13 @@ def run(_) -> int:
     answer_seconds=_ANSWER_SECONDS.value,
     depth_policy=_DEPTHS.value,
     name=_NAME.value,
-    token=os.environ.get("SPECJAX_API_KEY") or None,
+    token=api_key(),
+    names=limits.allowed_names(_HOST.value, _ALLOWED.value),
+    chat_template=chat_template(),
   )
+  where = None
+  if processes.is_chief():  # a port that is taken is no news for later
+    where = running.listening(_HOST.value, _PORT.value)
   loaded = pair.load(config)
   slots = assembly.make_slots(config, loaded, sizes, say)
   if where is None:

@@ -1,50 +1,60 @@
 """Stop strings: where a completion's text ends, also across tokens."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tokenizers.decoders import DecodeStream
-
 from launch.prompts import Prompt
+from models import token_text
 from models.tokenizers import Tokenizer
 from specjax.endings import Watch
 from specjax.state import StopReason
 
 
-def stepper(tokenizer: Tokenizer) -> Callable[[int], str]:
-  """Makes text of one completion's tokens, one after another.
+# What stands in a text for bytes that are no character.
+_NONE = "\ufffd"
 
-  A byte can turn characters before it into others, where a vocabulary falls
-  back to bytes. What was given stands then, and all tokens are decoded anew.
 
-  Args:
-    tokenizer: of the pair.
+class Growing:
+  """The text of one completion's tokens as they come, in whole characters.
 
-  Returns:
-    What takes a token and gives the whole characters that came with it.
+  What was given stands: all pieces, and what is left in the end, are the text
+  of all tokens. So bytes that a vocabulary falls back to wait for whatever
+  comes behind them: a byte that is no part of a character turns all beside it
+  into none.
   """
-  stream: DecodeStream | None = DecodeStream(skip_special_tokens=True)
-  ids: list[int] = []
-  given = 0
 
-  def step(token: int) -> str:
-    nonlocal stream, given
-    ids.append(token)
-    if stream is not None:
-      try:
-        new = stream.step(tokenizer.backend, token) or ""
-      except Exception:  # the library raises no narrower one
-        stream = None
-      else:
-        given += len(new)
-        return new
-    text = tokenizer.decode(ids)
-    if text.endswith("\ufffd"):  # perhaps the first bytes of a character
+  def __init__(self, tokenizer: Tokenizer):
+    """No token yet."""
+    self._tokenizer = tokenizer
+    # Tokens whose text is the newest that was given, and those behind them.
+    self._given: list[int] = []
+    self._held: list[int] = []
+    self._ends_in_byte = False
+
+  def add(self, token: int) -> str:
+    """What is certain with a token, perhaps nothing."""
+    self._held.append(token)
+    if token_text.fallback_byte(self._tokenizer, token) is not None:
+      self._ends_in_byte = True
+    elif not token_text.is_silent(self._tokenizer, token):
+      self._ends_in_byte = False
+    new = self._new()
+    if not new or self._ends_in_byte or new.endswith(_NONE):
       return ""
-    new, given = text[given:], max(given, len(text))
+    self._given, self._held = self._held, []
     return new
 
-  return step
+  def rest(self) -> str:
+    """What the text goes on with if nothing follows.
+
+    The first bytes of a character are no text yet.
+    """
+    return self._new().rstrip(_NONE) if self._held else ""
+
+  def _new(self) -> str:
+    # Some decoders treat a text's first token in another way than the rest.
+    before = self._tokenizer.decode(self._given)
+    return self._tokenizer.decode([*self._given, *self._held])[len(before) :]
 
 
 def watch(tokenizer: Tokenizer, stop: Sequence[str]) -> Watch | None:
@@ -59,14 +69,15 @@ def watch(tokenizer: Tokenizer, stop: Sequence[str]) -> Watch | None:
   """
   if not stop:
     return None
-  step = stepper(tokenizer)
+  text = Growing(tokenizer)
   longest, tail = max(map(len, stop)), ""
 
   def look(token_ids: Sequence[int]) -> int | None:
     nonlocal tail
     for count, token in enumerate(token_ids, start=1):
-      tail += step(token)
-      if any(text in tail for text in stop):
+      tail += text.add(token)
+      now = tail + text.rest()
+      if any(x in now for x in stop):
         return count
       tail = tail[-longest:]
     return None

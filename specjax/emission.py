@@ -191,6 +191,7 @@ def record(
   kept = jnp.minimum(emission.depth, emission.count)
   expected = jnp.sum(verification.node_probs * kept_depth(state, draft), axis=1)
   old, one = state.counters, active.astype(jnp.int32)
+  drafted = num_drafted(draft)
   kept_one_hot = kept[:, None] == jnp.arange(width)
   # Emitted token i followed node i of the path.
   distance = jnp.take_along_axis(distances(verification), emission.path, axis=1)
@@ -213,7 +214,8 @@ def record(
     counters=Counters(
       num_target_calls=old.num_target_calls + one,
       num_fed=old.num_fed + one * num_fed,
-      num_drafted=old.num_drafted + one * num_drafted(draft),
+      num_drafts=old.num_drafts + one * (drafted > 0),
+      num_drafted=old.num_drafted + one * drafted,
       num_accepted=old.num_accepted + one * kept,
       expected_accepted=add(old.expected_accepted, expected),
       accept_counts=old.accept_counts + one[:, None] * kept_one_hot,

@@ -48,6 +48,7 @@ class Counters:
     num_target_calls: `i32[B]`, verification passes (the prompt pass excluded).
     num_fed: `i32[B]`, tokens that those passes were wide, for every row alike;
       see `Decoder.widths`.
+    num_drafts: `i32[B]`, those of them that verified any drafted token.
     num_drafted: `i32[B]`, drafted tokens: the nodes that were there.
     num_accepted: `i32[B]`, drafted tokens that were emitted: those beyond a
       stop token or the length limit do not count, nor does the residual or
@@ -68,6 +69,7 @@ class Counters:
 
   num_target_calls: Array
   num_fed: Array
+  num_drafts: Array
   num_drafted: Array
   num_accepted: Array
   expected_accepted: Array
@@ -84,6 +86,7 @@ class Counters:
     return cls(
       num_target_calls=count(),
       num_fed=count(),
+      num_drafts=count(),
       num_drafted=count(),
       num_accepted=count(),
       expected_accepted=total(),

@@ -198,7 +198,14 @@ def text_slots(**more):
 
 @contextlib.contextmanager
 def http_service(
-  slots, turn=None, *, limits=None, head_seconds=30.0, defaults=None, **more
+  slots,
+  turn=None,
+  *,
+  limits=None,
+  head_seconds=30.0,
+  connections=1000,
+  defaults=None,
+  **more,
 ):
   """A server in a thread, over slots that are compiled.
 
@@ -223,7 +230,9 @@ def http_service(
   scheduler.start()
   where = running.listening("127.0.0.1", 0)
   port = where.getsockname()[1]
-  server = running.Server(service, drain_seconds=5, head_seconds=head_seconds)
+  server = running.Server(
+    service, drain_seconds=5, head_seconds=head_seconds, connections=connections
+  )
   thread = threading.Thread(target=lambda: server.run(sockets=[where]))
   thread.start()
   try:

@@ -10,31 +10,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 import rich.text
-from tokenizers.decoders import DecodeStream
 
 from launch import display, terminal
+from launch.stops import Growing
 from models.tokenizers import Tokenizer
 from specjax.state import Origin
-
-
-class Growing:
-  """The text of tokens as they come, in whole characters."""
-
-  def __init__(self, tokenizer: Tokenizer):
-    """No token yet."""
-    self._tokenizer, self._ids = tokenizer, list[int]()
-    self._stream, self._shown = DecodeStream(skip_special_tokens=True), 0
-
-  def add(self, token: int) -> str:
-    """What a token adds that can be read; "" within a character."""
-    self._ids.append(token)
-    text = self._stream.step(self._tokenizer.backend, token) or ""
-    self._shown += len(text)
-    return text
-
-  def rest(self) -> str:
-    """What is left at the end, without a character that broke off."""
-    return self._tokenizer.decode(self._ids)[self._shown :].rstrip("\ufffd")
 
 
 class Screen:

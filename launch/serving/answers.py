@@ -1,16 +1,17 @@
 """What a client is answered, in OpenAI's words."""
 
+import codecs
 import json
 import math
 import secrets
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from launch.serving.asking import Ask
 from launch.serving.refusals import RefusalError
-from launch.serving.texts import Reader, name_of
+from launch.serving.texts import Reader
 from launch.serving.ticket import Finish, News
+from models import token_text
 from models.tokenizers import Tokenizer
 from specjax.state import Origin
 
@@ -25,6 +26,10 @@ FAILURES = {
   Finish.LATE: lambda: RefusalError(
     "the completion took longer than a request may",
     status=408, kind="timeout_error", code="timeout", headers=_NO_RETRY,
+  ),
+  Finish.UNREADABLE: lambda: RefusalError(
+    "the completion's tokens could not be read as text: it ended",
+    status=500, kind="server_error", code="unreadable", headers=_NO_RETRY,
   ),
   Finish.BROKEN: lambda: RefusalError(
     "the server's loop has ended", status=503, kind="server_error",
@@ -68,9 +73,11 @@ class Choice:
     self.index, self._ask, self._tokenizer = index, ask, tokenizer
     self._reader = Reader(tokenizer, ask.stop)
     self._shown = Reader(tokenizer)  # every token's own piece, for colours
-    self._tokens: list[tuple[int, float]] = []
+    self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    self._num_characters = 0  # that its tokens' bytes are so far
+    self._tokens: list[dict[str, Any]] = []  # as a chat's log-probabilities
+    self._offsets: list[int] = []
     self._origins: list[dict[str, str]] = []
-    self._offset = 0
     self.finish: str | None = None
 
   @property
@@ -100,11 +107,10 @@ class Choice:
       self.finish = news.finish.value
     more: dict[str, Any] = {}
     if self._ask.log_probs:
-      # JSON has no infinity; this is OpenAI's number for what cannot be.
-      values = [x if math.isfinite(x) else -9999.0 for x in news.log_probs]
-      new = list(zip(news.token_ids, values, strict=True))
-      self._tokens += new
-      more["logprobs"] = self._log_probs(new)
+      start = len(self._tokens)
+      for token, value in zip(news.token_ids, news.log_probs, strict=True):
+        self._place(token, value)
+      more["logprobs"] = self._log_probs(start)
     if self._ask.origins:
       new = self._pieces(news)
       self._origins += new
@@ -115,8 +121,7 @@ class Choice:
     """What a choice of a whole answer has beside its text."""
     more: dict[str, Any] = {"logprobs": None}
     if self._ask.log_probs:
-      self._offset = 0
-      more["logprobs"] = self._log_probs(self._tokens)
+      more["logprobs"] = self._log_probs(0)
     if self._ask.origins:
       more["token_origins"] = self._origins
     return more
@@ -130,26 +135,34 @@ class Choice:
       for piece, origin in zip(pieces, news.origins, strict=True)
     ]
 
-  def _log_probs(self, tokens: Sequence[tuple[int, float]]) -> dict[str, Any]:
-    names = [name_of(self._tokenizer, token) for token, _ in tokens]
-    values = [value for _, value in tokens]
-    if self._ask.is_chat:
-      return {
-        "content": [
-          {"token": n, "logprob": v, "bytes": b, "top_logprobs": []}
-          for (n, b), v in zip(names, values, strict=True)
-        ],
-        "refusal": None,
+  def _place(self, token: int, value: float) -> None:
+    """Notes a token; parts of one character are all where it begins."""
+    found = token_text.bytes_of(self._tokenizer, token)
+    self._tokens.append(
+      {
+        "token": token_text.name_of(self._tokenizer, token),
+        # JSON has no infinity; this is OpenAI's number for what cannot be.
+        "logprob": value if math.isfinite(value) else -9999.0,
+        "bytes": list(found),
+        "top_logprobs": [],
       }
-    offsets = []
-    for name, _ in names:
-      offsets.append(self._offset)
-      self._offset += len(name)
+    )
+    begun, own = self._num_characters, found.decode("utf-8", "replace")
+    self._num_characters += len(self._decoder.decode(found))
+    if "\ufffd" not in own:  # a character before it may have broken off
+      begun = self._num_characters - len(own)
+    self._offsets.append(begun)
+
+  def _log_probs(self, start: int) -> dict[str, Any]:
+    """Of the tokens from one on."""
+    tokens = self._tokens[start:]
+    if self._ask.is_chat:
+      return {"content": tokens, "refusal": None}
     return {
-      "tokens": [name for name, _ in names],
-      "token_logprobs": values,
+      "tokens": [one["token"] for one in tokens],
+      "token_logprobs": [one["logprob"] for one in tokens],
       "top_logprobs": None,
-      "text_offset": offsets,
+      "text_offset": self._offsets[start:],
     }
 
 

@@ -44,6 +44,14 @@ _EMPTY = {"annotations", "audio", "function_call", "name", "refusal"}
 _EMPTY |= {"tool_calls"}
 
 
+# What a message's author may be, and what the template calls it. Templates may
+# leave out whom they do not know, without a word.
+_ROLES = {
+  "system": "system", "developer": "system", "user": "user",
+  "assistant": "assistant",
+}  # fmt: skip
+
+
 def conversation(record: dict, tokenizer: Tokenizer) -> tuple[int, ...]:
   """The messages of a request, by the model's chat template."""
   messages = record.get("messages")
@@ -77,7 +85,13 @@ def _message(message: Any) -> dict[str, str]:
     raise RefusalError(
       "every message needs a role and a content, both texts", param="messages"
     )
-  return {"role": message["role"], "content": content}
+  if message["role"] not in _ROLES:
+    raise RefusalError(
+      f"a message's role may be {', '.join(_ROLES)}, got "
+      f"{message['role'][:80]!r}",
+      param="messages",
+    )
+  return {"role": _ROLES[message["role"]], "content": content}
 
 
 def _encoded(encode: Callable[[], Any], name: str) -> tuple[int, ...]:

@@ -1,9 +1,4 @@
-"""What a client asks for, in OpenAI's words, checked before anything is done.
-
-A field that would change which tokens are sampled is either done as it says or
-refused; so is every field that is not known. Fields that change nothing
-(`user`, `metadata`) are not read.
-"""
+"""What a client asks for, in OpenAI's words, checked first of all."""
 
 import dataclasses
 import json
@@ -12,7 +7,7 @@ import secrets
 from typing import Any
 
 from launch import prompt_lines
-from launch.serving import asked_prompts
+from launch.serving import asked_prompts, fields
 from launch.serving.refusals import RefusalError
 from models.tokenizers import Tokenizer
 
@@ -81,35 +76,6 @@ class Ask:
   objective: float | None
 
 
-# Fields that are not read: they change nothing of what is sampled.
-_UNREAD = {"metadata", "prompt_cache_key", "safety_identifier", "user"}
-# Fields of features that are not there, with what asks for nothing.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-  "best_of": (1,),
-  "echo": (False,),
-  "frequency_penalty": (0,),
-  "ignore_eos": (False,),
-  "logit_bias": ({},),
-  "min_tokens": (0,),
-  "modalities": (["text"],),
-  "parallel_tool_calls": (True, False),
-  "presence_penalty": (0,),
-  "repetition_penalty": (1,),
-  "response_format": ({"type": "text"},),
-  "service_tier": ("auto", "default"),
-  "store": (False,),
-  "suffix": ("",),
-  "tool_choice": ("none", "auto"),
-  "tools": ([],),
-  "top_logprobs": (0,),
-}
-_OURS = {
-  "max_tokens", "min_p", "model", "n", "seed", "slo_ms_per_token", "stop",
-  "stream", "stream_options", "temperature", "token_origins", "top_k", "top_p",
-  "logprobs",
-}  # fmt: skip
-_COMPLETION = _OURS | {"prompt"}
-_CHAT = _OURS | {"max_completion_tokens", "messages"}
 _COMPLETION_TOKENS = 16
 
 
@@ -141,7 +107,7 @@ def read(
 
 
 def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
-  _check_fields(record, _CHAT if is_chat else _COMPLETION)
+  fields.check(record, fields.CHAT if is_chat else fields.COMPLETION)
   model = record.get("model", defaults.model)
   if model != defaults.model:
     raise RefusalError(
@@ -161,17 +127,6 @@ def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
   for prompt in prompts:
     _check_prompt(prompt, "messages" if is_chat else "prompt", defaults)
   _check_count(count * len(prompts), defaults)
-  options = record.get("stream_options", {})
-  stream = _flag(record, "stream")
-  if "stream_options" in record and not stream:
-    raise RefusalError(
-      "stream_options are of streams: stream must be true",
-      param="stream_options",
-    )
-  if not isinstance(options, dict) or options.keys() - {"include_usage"}:
-    raise RefusalError(
-      "stream_options may hold include_usage alone", param="stream_options"
-    )
   seed = _number(record, "seed")
   warp = {
     name: getattr(defaults, name)
@@ -199,8 +154,8 @@ def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
     stop=stop,
     log_probs=_log_probs(record, is_chat),
     origins=_flag(record, "token_origins"),
-    stream=stream,
-    usage=_flag(options, "include_usage"),
+    stream=_flag(record, "stream"),
+    usage=_usage(record),
     objective=_objective(record, defaults),
   )
 
@@ -218,36 +173,37 @@ def _check_count(count: int, defaults: Defaults) -> None:
     )
 
 
-def _check_fields(record: dict, known: set[str]) -> None:
-  for name, value in record.items():
-    if name in known or name in _UNREAD:
-      continue
-    if name not in _NEUTRAL:
-      raise RefusalError(
-        f"unknown field {name[:80]!r}: it might change what is sampled",
-        param=name[:80],
-        code="unknown_parameter",
-      )
-    if not any(_same(value, x) for x in _NEUTRAL[name]):
-      raise RefusalError(
-        f"{name} is not supported here: leave it out",
-        param=name,
-        code="unsupported_parameter",
-      )
-
-
-def _same(value: Any, neutral: Any) -> bool:
-  """Equality in which true is not 1."""
-  return value == neutral and isinstance(value, bool) == isinstance(
-    neutral, bool
-  )
-
-
 def _flag(record: dict, name: str) -> bool:
   value = record.get(name, False)
   if not isinstance(value, bool):
     raise RefusalError(f"{name} must be true or false", param=name)
   return value
+
+
+def _usage(record: dict) -> bool:
+  """Whether a stream ends with a count of its tokens."""
+  options = record.get("stream_options", {})
+  if "stream_options" in record and not _flag(record, "stream"):
+    raise RefusalError(
+      "stream_options are of streams: stream must be true",
+      param="stream_options",
+    )
+  # Chunks are never padded, which OpenAI's are unless this says so.
+  neutral = {"include_obfuscation": (False, None)}
+  if not isinstance(options, dict) or any(
+    name != "include_usage" and value not in neutral.get(name, ())
+    for name, value in options.items()
+  ):
+    raise RefusalError(
+      "stream_options may hold include_usage alone", param="stream_options"
+    )
+  usage = options.get("include_usage")
+  if not isinstance(usage, bool | None):
+    raise RefusalError(
+      "include_usage must be true or false",
+      param="stream_options.include_usage",
+    )
+  return bool(usage)
 
 
 def _number(record: dict, name: str, like: str | None = None) -> Any:

@@ -35,6 +35,8 @@ class Sizes:
     depth_policy: one of `POLICIES`.
     name: the model's, or None for that of its checkpoint.
     token: the bearer token, or None.
+    names: what requests may call the server by, or None for anything.
+    chat_template: Jinja, in place of the target's own, or None.
   """
 
   slots: int = 8
@@ -45,6 +47,8 @@ class Sizes:
   depth_policy: str = "whole"
   name: str | None = None
   token: str | None = None
+  names: frozenset[str] | None = None
+  chat_template: str | None = None
 
 
 def decoders_of(
@@ -129,6 +133,11 @@ def make_service(
     slots: from there.
   """
   models = pair.assemble(config, loaded)
+  tokenizer = models.tokenizer
+  if sizes.chat_template is not None:
+    tokenizer = dataclasses.replace(
+      tokenizer, chat_template=sizes.chat_template
+    )
   name = sizes.name or os.path.basename(os.path.normpath(config.target))
   metrics = Metrics(model=name, num_slots=slots.num_slots, depth=slots.depth)
   adapts = sizes.depth_policy != "whole"
@@ -149,7 +158,7 @@ def make_service(
   return Service(
     scheduler=scheduler,
     metrics=metrics,
-    tokenizer=models.tokenizer,
+    tokenizer=tokenizer,
     defaults=Defaults(
       model=name,
       temperature=config.temperature,
@@ -162,13 +171,15 @@ def make_service(
       most=slots.num_slots + sizes.queue,
       has_objectives=adapts,
     ),
-    limits=Limits(answer_seconds=sizes.answer_seconds, token=sizes.token),
+    limits=Limits(
+      answer_seconds=sizes.answer_seconds, token=sizes.token, names=sizes.names
+    ),
     about={
       "model": name,
       "drafter": models.decoder.drafter.name,
       "rule": models.decoder.rule.name,
       "depth_policy": sizes.depth_policy,
       "slots": slots.num_slots,
-      "is_chat": models.tokenizer.chat_template is not None,
+      "is_chat": tokenizer.chat_template is not None,
     },
   )

@@ -122,7 +122,7 @@ class Report:
     tokens, origins: `i32[B, W]`, what was emitted, from `start` on.
     log_probs: `f32[B, W]`, the target's own of each token.
     reason: `i32[B]`, a `StopReason`.
-    num_target_calls, num_drafted: `i32[B]`, see `specjax.state.Counters`, of
+    num_drafts, num_drafted: `i32[B]`, see `specjax.state.Counters`, of
       all rounds since the row was admitted.
     accept_counts: `i32[B, G + 1]`, as these.
     rounds: how many were made.
@@ -135,7 +135,7 @@ class Report:
   origins: np.ndarray
   log_probs: np.ndarray
   reason: np.ndarray
-  num_target_calls: np.ndarray
+  num_drafts: np.ndarray
   num_drafted: np.ndarray
   accept_counts: np.ndarray
   rounds: int

@@ -66,22 +66,24 @@ class Service:
 
 def application(service: Service) -> Starlette:
   """The routes of a service."""
-  answering = lambda is_chat: _guarded(
-    lambda request: _answer(service, request, is_chat), service.limits.token
+  guarded = lambda handler: _checked(
+    handler, service.limits.names, service.limits.token
   )
-  listing = _guarded(lambda request: _models(service), service.limits.token)
-  naming = _guarded(
-    lambda request: _model(service, request), service.limits.token
+  for_all = lambda handler: _checked(
+    lambda request: handler(), service.limits.names, None
+  )
+  answering = lambda is_chat: guarded(
+    lambda request: _answer(service, request, is_chat)
   )
   routes = [
     Route("/v1/completions", answering(False), methods=["POST"]),
     Route("/v1/chat/completions", answering(True), methods=["POST"]),
-    Route("/v1/models", listing),
-    Route("/v1/models/{name:path}", naming),
-    Route("/health", _open(lambda: _health(service))),
-    Route("/metrics", _open(lambda: _metrics(service))),
-    Route("/live", _open(lambda: _live(service))),
-    Route("/", _open(lambda: page.response())),
+    Route("/v1/models", guarded(lambda request: _models(service))),
+    Route("/v1/models/{name:path}", guarded(lambda r: _model(service, r))),
+    Route("/health", for_all(lambda: _health(service))),
+    Route("/metrics", for_all(lambda: _metrics(service))),
+    Route("/live", for_all(lambda: _live(service))),
+    Route("/", for_all(page.response)),
   ]
   return Starlette(
     routes=routes,
@@ -89,11 +91,14 @@ def application(service: Service) -> Starlette:
   )
 
 
-def _guarded(handler: Callable, token: str | None):
-  """A handler behind the token, whose refusals are OpenAI's errors."""
+def _checked(
+  handler: Callable, names: frozenset[str] | None, token: str | None
+):
+  """A handler behind names and a token; its refusals are OpenAI's errors."""
 
   async def endpoint(request: Request) -> Response:
     try:
+      limits.check_name(request, names)
       limits.check_token(request, token)
       found = handler(request)
       return await found if asyncio.iscoroutine(found) else found
@@ -101,16 +106,6 @@ def _guarded(handler: Callable, token: str | None):
       return _refused(refusal)
     except ClientDisconnect:
       return _LEFT
-
-  return endpoint
-
-
-def _open(handler: Callable[[], Response]):
-  """A handler for everybody, which does not wait."""
-
-  async def endpoint(request: Request) -> Response:
-    del request
-    return handler()
 
   return endpoint
 

@@ -3,6 +3,9 @@
 import asyncio
 import dataclasses
 import hmac
+import ipaddress
+import re
+from collections.abc import Collection
 
 from starlette.requests import ClientDisconnect, Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -20,6 +23,7 @@ class Limits:
     answer_seconds: from the request to its last token.
     send_seconds: for a client to take what it is sent.
     token: the bearer token, or None.
+    names: what requests may call the server by, or None for anything.
   """
 
   body_bytes: int = 1 << 20
@@ -27,6 +31,51 @@ class Limits:
   answer_seconds: float = 600.0
   send_seconds: float = 60.0
   token: str | None = None
+  names: frozenset[str] | None = None
+
+
+# A name or an address, of IPv6 in brackets, and perhaps a port.
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\[\]:]+))(?::\d*)?")
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+def allowed_names(
+  host: str, more: Collection[str] = ()
+) -> frozenset[str] | None:
+  """What requests may call a server by.
+
+  A page of another site may have its name lead to this machine, and its browser
+  then takes the server for that site's own: only the name tells.
+
+  Args:
+    host: where it listens.
+    more: further names.
+
+  Returns:
+    The names, or None (any) if others reach the server too and none are given.
+  """
+  try:
+    is_local = ipaddress.ip_address(host).is_loopback
+  except ValueError:
+    is_local = host.lower() == "localhost"
+  if not is_local and not more:
+    return None
+  return frozenset(name.lower() for name in (*_LOCAL, host, *more))
+
+
+def check_name(request: Request, names: frozenset[str] | None) -> None:
+  """Raises RefusalError unless the server is called by one of its names."""
+  if names is None:
+    return
+  given = request.headers.get("host", "")
+  found = _HOST.fullmatch(given.lower())
+  if not found or (found[1] or found[2]) not in names:
+    raise RefusalError(
+      f"this server is not called {given[:80]!r} (--allowed_hosts takes "
+      "further names)",
+      status=403,
+      code="host_not_allowed",
+    )
 
 
 def check_token(request: Request, token: str | None) -> None:
@@ -101,8 +150,8 @@ def patient(seconds: float) -> type[H11Protocol]:
 
   One on which no request began between two looks, so many seconds apart, and
   none is being answered, is dropped: nothing or half of a head came, or the
-  body of a request that was refused, or nobody reads its answer. uvicorn would
-  keep such connections for ever.
+  body of a request that was refused, or nobody reads its answer, also if that
+  was broken off. uvicorn would keep such connections for ever.
   """
 
   class Patient(H11Protocol):
@@ -116,7 +165,11 @@ def patient(seconds: float) -> type[H11Protocol]:
       super().connection_lost(exc)
 
     def _look(self) -> None:
-      waits = self.cycle is None or self.cycle.response_complete
+      waits = (
+        self.cycle is None
+        or self.cycle.response_complete
+        or self.transport.is_closing()
+      )
       if waits and self.cycle is self._seen:
         unread = self.transport.get_write_buffer_size()  # waited for by close
         self.transport.abort() if unread else self.transport.close()

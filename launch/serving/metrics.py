@@ -138,11 +138,11 @@ class Metrics:
     new = counts - old
     ticket.accept_counts = counts.tolist()
     drafted = int(report.num_drafted[row]) - ticket.drafted
-    calls = int(report.num_target_calls[row]) - ticket.calls
+    drafts = int(report.num_drafts[row]) - ticket.drafts
     ticket.drafted += drafted
-    ticket.calls += calls
+    ticket.drafts += drafts
     if drafted:
-      self._drafts.inc(calls)
+      self._drafts.inc(drafts)
       self._draft_tokens.inc(drafted)
       reached = np.cumsum(new[::-1])[::-1][1:]  # accepted at least 1, 2, ..
       self._accepted.inc(int(reached.sum()))

@@ -86,7 +86,7 @@ def rounds(
     "origins": at(state.origins).astype(jnp.int32),
     "log_probs": at(state.log_probs),
     "reason": state.stop_reason,
-    "num_target_calls": state.counters.num_target_calls,
+    "num_drafts": state.counters.num_drafts,
     "num_drafted": state.counters.num_drafted,
     "accept_counts": state.counters.accept_counts,
     "rounds": state.num_steps - made,

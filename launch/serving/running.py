@@ -14,6 +14,8 @@ from launch.serving.http import Service
 # For a request's head, on a connection that was made or kept.
 _HEAD_SECONDS = 30.0
 _BACKLOG = 1024
+# Each may hold a body in memory.
+_CONNECTIONS = 1000
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -26,6 +28,7 @@ class Server(uvicorn.Server):
     *,
     drain_seconds: float,
     head_seconds: float = _HEAD_SECONDS,
+    connections: int = _CONNECTIONS,
   ):
     """Listens on nothing yet.
 
@@ -33,6 +36,7 @@ class Server(uvicorn.Server):
       service: what answers.
       drain_seconds: for requests that are being answered when it is to end.
       head_seconds: for a request's head.
+      connections: so many at a time are too many: requests get 503.
     """
     super().__init__(
       uvicorn.Config(
@@ -46,6 +50,8 @@ class Server(uvicorn.Server):
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=max(1, round(drain_seconds)),
+        timeout_keep_alive=max(1, round(head_seconds)),
+        limit_concurrency=connections,
         backlog=_BACKLOG,
       )
     )

@@ -297,7 +297,7 @@ class Scheduler:
           stand = ticket.watch(ids)
         except Exception:  # its own trouble, not that of all others
           _log.exception("a completion cannot be watched: it ends")
-          stand, finish = None, Finish.BROKEN
+          stand, finish = None, Finish.UNREADABLE
         if stand is not None:
           count, finish, cut = stand, Finish.STOP, True
       if count:

@@ -26,7 +26,7 @@ class Reader:
       stop: texts before the first of which the text ends.
     """
     self._tokenizer, self._stop = tokenizer, tuple(stop)
-    self._step = stops.stepper(tokenizer)
+    self._text = stops.Growing(tokenizer)
     self._whole = ""  # characters that are
     self.token_ids: list[int] = []
     self.sent = ""
@@ -35,7 +35,7 @@ class Reader:
     """Takes tokens; the text that is certain with them, perhaps none."""
     self.token_ids += token_ids
     for token in token_ids:
-      self._whole += self._step(token)
+      self._whole += self._text.add(token)
     end = len(self._whole) - self._begun(self._whole)
     return self._give(self._whole[:end])
 
@@ -67,9 +67,3 @@ class Reader:
     new = text[len(self.sent) :]
     self.sent += new
     return new
-
-
-def name_of(tokenizer: Tokenizer, token: int) -> tuple[str, list[int]]:
-  """A token's text, special ones too, and its bytes."""
-  text = tokenizer.backend.decode([token], skip_special_tokens=False)
-  return text, list(text.encode("utf-8", "surrogatepass"))

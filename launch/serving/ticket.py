@@ -17,7 +17,8 @@ class Finish(enum.Enum):
   CANCELLED = "cancelled"
   NAN = "nan"
   LATE = "late"
-  BROKEN = "broken"
+  UNREADABLE = "unreadable"  # its text could not be watched
+  BROKEN = "broken"  # the loop has ended
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,7 @@ class Ticket:
     arrived, began, first, last: when it was queued, admitted, and emitted its
       first and its newest tokens.
     num_tokens: emitted.
-    calls, drafted, accept_counts: see `specjax.state.Counters`, as of the last
+    drafts, drafted, accept_counts: see `specjax.state.Counters`, as of the last
       visit.
     learned: `accept_counts` when `objectives` last looked.
     accepted, tried: drafted tokens lately, see `objectives.Seen`.
@@ -72,7 +73,7 @@ class Ticket:
   first: float | None = None
   last: float | None = None
   num_tokens: int = 0
-  calls: int = 0
+  drafts: int = 0
   drafted: int = 0
   accept_counts: list[int] = dataclasses.field(default_factory=list)
   learned: list[int] = dataclasses.field(default_factory=list)

@@ -1,9 +1,13 @@
-"""The command without the packages that it needs."""
+"""The command: what it refuses before anything is loaded."""
 
+import socket
 import subprocess
 import sys
 
+import pytest
 import several
+
+from launch import serve
 
 # A finder that says of a package that it is not there.
 _WITHOUT = """
@@ -27,3 +31,33 @@ def test_a_package_that_is_not_installed_is_named_in_one_line():
   assert done.stderr == (
     "error: starlette is not installed: pip install -e '.[serve]'\n"
   )
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "a\tb", " key", "key\n"])
+def test_a_key_that_no_header_holds_is_refused(cli, monkeypatch, capsys, key):
+  """Before anything is loaded: no client could ever send it."""
+  monkeypatch.setenv("SPECJAX_API_KEY", key)
+  assert cli(serve.run, "--port=0") == 2
+  said = capsys.readouterr().err
+  assert said.startswith("error: $SPECJAX_API_KEY must be printable ASCII")
+  assert said.count("\n") == 1
+  assert key.strip() not in said
+
+
+def test_a_template_that_is_not_there_is_refused(cli, capsys, tmp_path):
+  file = tmp_path / "talk.jinja"
+  assert cli(serve.run, "--port=0", f"--chat_template={file}") == 2
+  said = capsys.readouterr().err
+  assert said.startswith("error: --chat_template: ")
+  assert str(file) in said
+  assert said.count("\n") == 1
+
+
+def test_a_port_that_is_taken_is_said_in_one_line(cli, capsys):
+  with socket.socket() as taken:
+    taken.bind(("127.0.0.1", 0))
+    taken.listen()
+    assert cli(serve.run, f"--port={taken.getsockname()[1]}") == 2
+  said = capsys.readouterr().err
+  assert said.startswith("error: cannot listen on 127.0.0.1:")
+  assert said.count("\n") == 1

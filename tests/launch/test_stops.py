@@ -1,9 +1,8 @@
 """Stop strings: where a text ends, also across tokens."""
 
-import types
-
+import fallback
+import numpy as np
 import pytest
-import tokenizers as hf
 
 from launch import stops
 from launch.prompts import Prompt
@@ -54,16 +53,52 @@ def test_what_does_not_occur_ends_nothing(tokenizer):
   assert stops.watch(tokenizer, ()) is None
 
 
-def test_bytes_that_undo_a_character_end_nothing_and_raise_nothing():
-  """Two bytes are one character, and a third makes all of them none."""
-  vocab = {"<0xC3>": 0, "<0xA9>": 1, "<0xFF>": 2, "a": 3, "b": 4}
-  backend = hf.Tokenizer(hf.models.BPE(vocab, [], byte_fallback=True))
-  backend.decoder = hf.decoders.Sequence(
-    [hf.decoders.ByteFallback(), hf.decoders.Fuse()]
-  )
-  odd = types.SimpleNamespace(backend=backend, decode=backend.decode)
-  step = stops.stepper(odd)
-  assert "".join(map(step, [0, 1])) == "é"
-  step(2)
-  assert "".join(map(step, [3, 4])).endswith("ab")
-  assert stops.watch(odd, ["ab"])([0, 1, 2, 3, 4, 3]) == 5
+@pytest.mark.parametrize("kind", ["bytes of words", "words and bytes"])
+def test_pieces_of_a_text_stand_and_are_the_text(kind):
+  """Whatever comes later, and what is left is the text if nothing does."""
+  rng = np.random.default_rng(3)
+  if kind == "words and bytes":
+    tokenizer, noise = fallback.tokenizer(), lambda: fallback.noise(rng)
+  else:
+    tokenizer = tokenizers.load("models/pretrained/target")
+    some = tokenizer.encode("naïve 日本語 🙂 Ünïcödé")
+    noise = lambda: [
+      *rng.choice(some, 5),
+      *rng.integers(0, tokenizer.vocab_size, 2),
+    ]
+  undone, held = 0, 0
+  for _ in range(300):
+    ids, text, given = noise(), stops.Growing(tokenizer), ""
+    for count, token in enumerate(ids, start=1):
+      before = tokenizer.decode(ids[: count - 1])
+      piece = text.add(int(token))
+      given, held = given + piece, held + (not piece)
+      now = tokenizer.decode(ids[:count])
+      assert now.startswith(given)
+      assert given + text.rest() == now.rstrip("\ufffd")
+      undone += not now.startswith(before.rstrip("\ufffd"))
+  assert held > 100
+  # In the one kind a byte does undo characters that were there.
+  assert (undone > 10) == (kind == "words and bytes")
+
+
+def test_a_stop_string_of_bytes_ends_a_text_with_its_last():
+  """Though more bytes would have made another text of them."""
+  tokenizer = fallback.tokenizer()
+  ids = [*"aé日".encode(), 0xE6, 0xFF]
+  for stop, count in (("é", 3), ("日", 6), ("é日", 6)):
+    assert stops.watch(tokenizer, [stop])(ids) == count
+    row = {"token_ids": ids[:count], "stop_reason": "stop_string"}
+    prompt = Prompt(0, 0, "", (1,), stop=(stop,))
+    text = "aé日"
+    assert stops.text_of(prompt, row, tokenizer) == text[: text.index(stop)]
+  assert stops.watch(tokenizer, ["\ufffd"])(ids) is None
+
+
+def test_a_stop_string_across_words_and_bytes_is_found():
+  tokenizer = fallback.tokenizer()
+  word = tokenizer.backend.token_to_id
+  ids = [word("▁a"), word("ST"), word("<s>"), word("OP"), *"é".encode()]
+  assert stops.watch(tokenizer, ["STOP"])(ids) == 4
+  assert stops.watch(tokenizer, ["OPé"])(ids) == 6
+  assert stops.watch(tokenizer, ["TOPS"])(ids) is None

@@ -3,14 +3,17 @@
 import json
 import pathlib
 import re
+import shlex
+import signal
 import subprocess
 
 import pytest
 import served
+import server_process
 from absl import flags
 
 from launch import load_test, serve
-from launch.serving import asking
+from launch.serving import fields
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -29,8 +32,7 @@ def lines():
   return block.strip().split("\n\n")
 
 
-def test_curl_lines_are_answered(address):
-  """As printed, but for the port."""
+def check_curl_lines(address):
   found = lines()
   assert len(found) == 6
   for line in found:
@@ -56,9 +58,28 @@ def test_curl_lines_are_answered(address):
         assert len(answer["choices"]) == 4
 
 
+def test_curl_lines_are_answered(address):
+  """As printed, but for the port."""
+  check_curl_lines(address)
+
+
+@pytest.mark.heavy
+def test_the_pair_that_comes_with_the_code_is_served_as_printed():
+  """The line that starts it, but for the port, and then all others."""
+  (line,) = re.findall(
+    r"    python -m launch\.serve (--config=configs/embedded\.py \\\n.*)", _PAGE
+  )
+  command = shlex.split(line.replace("\\\n", " "))
+  with server_process.serving(*command, "--port=0", "--slots=2") as server:
+    check_curl_lines(server.address)
+    server.processes[0].send_signal(signal.SIGTERM)
+    codes, said = server.ended()
+  assert codes == [0], said
+
+
 def test_the_page_names_what_the_server_has():
   """Every metric and field, and no flag that the command does not read."""
-  for name in asking._COMPLETION | asking._CHAT:
+  for name in fields.COMPLETION | fields.CHAT:
     if name != "model":
       assert f"`{name}`" in _PAGE or f"`{name}." in _PAGE, name
   read = {

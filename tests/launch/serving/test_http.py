@@ -4,6 +4,8 @@ import asyncio
 import json
 import urllib.request
 
+import jax
+import numpy as np
 import openai
 import pytest
 import served
@@ -191,8 +193,6 @@ def test_without_a_seed_answers_differ(client):
 
 
 def test_log_probs_are_the_targets_own(client):
-  import decoding  # noqa: F401
-  import numpy as np
   import toys
 
   _, params = served.text_decoder()
@@ -213,6 +213,62 @@ def test_log_probs_are_the_targets_own(client):
     for value in chunk.choices[0].logprobs.token_logprobs
   ]
   assert streamed == found.token_logprobs
+
+
+def has_parts(tokens):
+  """Whether any is a part of a character."""
+  return any("\ufffd" in token for token in tokens)
+
+
+def test_bytes_of_tokens_are_those_of_the_text(client):
+  """Each token's own, also where several make one character."""
+  for seed in range(40):
+    answer = client.chat.completions.create(
+      model="toy", messages=MESSAGES, max_tokens=60, logprobs=True,
+      temperature=2, seed=seed,
+    )  # fmt: skip
+    (choice,) = answer.choices
+    found = choice.logprobs.content
+    joined = b"".join(bytes(one.bytes) for one in found)
+    assert joined.decode("utf-8", "replace") == choice.message.content
+    for one in found:
+      if one.token != "<|endoftext|>":
+        assert bytes(one.bytes).decode("utf-8", "replace") == one.token
+    if has_parts(one.token for one in found):
+      return
+  raise AssertionError("no token was a part of a character")
+
+
+def test_offsets_of_tokens_are_where_they_begin_in_the_text(client):
+  """Parts of one character are all where it does."""
+  for seed in range(40):
+    seen = [placed(client, seed, stream) for stream in (False, True)]
+    assert seen[0] == seen[1]
+    text, tokens, offsets = seen[0]
+    whole = [
+      (token, at)
+      for token, at in zip(tokens, offsets, strict=True)
+      if not has_parts([token]) and token != "<|endoftext|>"
+    ]
+    assert all(text[at : at + len(token)] == token for token, at in whole)
+    assert offsets == sorted(offsets)
+    if "\ufffd" in text and has_parts(tokens) and len(whole) > 10:
+      return
+  raise AssertionError("no token was a part of a character")
+
+
+def placed(client, seed, stream):
+  """A text, its tokens, and where they are said to begin."""
+  found = complete(
+    client, max_tokens=60, temperature=2, seed=seed, logprobs=0, stream=stream
+  )
+  text, tokens, offsets = "", [], []
+  for answer in found if stream else [found]:
+    (choice,) = answer.choices
+    text += choice.text
+    tokens += choice.logprobs.tokens
+    offsets += choice.logprobs.text_offset
+  return text, tokens, offsets
 
 
 MESSAGES = [
@@ -266,34 +322,6 @@ def test_origins_of_tokens_where_they_are_asked_for(client):
   )
 
 
-@pytest.mark.parametrize(
-  "settings",
-  [
-    dict(temperature=-1), dict(temperature="hot"), dict(temperature=1e400),
-    dict(top_p=0), dict(top_p=1.5), dict(min_p=2), dict(top_k=-1),
-    dict(top_k=1.5), dict(n=0), dict(n=17), dict(n=True), dict(seed=-1),
-    dict(seed=2**32), dict(max_tokens=0), dict(max_tokens=158), dict(stop=""),
-    dict(stop=[1]), dict(stream="yes"), dict(stream_options={}),
-    dict(logprobs=2), dict(presence_penalty=0.5), dict(frequency_penalty=1),
-    dict(logit_bias={"5": 10}), dict(echo=True), dict(best_of=2),
-    dict(suffix="x"), dict(bogus=1), dict(prompt=""), dict(prompt=[]),
-    dict(prompt=[10**6]), dict(prompt=[[1], []]), dict(prompt=[1, "a"]),
-    dict(prompt="x " * 200), dict(prompt="\ud800"),
-    dict(slo_ms_per_token=50), dict(ignore_eos=True), dict(top_logprobs=3),
-    dict(repetition_penalty=1.1),
-  ],
-  ids=lambda s: "-".join(f"{k}={str(v)[:12]!r}" for k, v in s.items()),
-)  # fmt: skip
-def test_what_is_not_done_is_refused(server, settings):
-  status, body = post(
-    server[1], "/v1/completions", {"prompt": PROMPT, "model": "toy"} | settings
-  )
-  assert status == 400, body
-  assert body["error"]["type"] == "invalid_request_error"
-  assert body["error"]["message"]
-  assert body["error"]["param"] in (*settings, None)
-
-
 def post(address, path, body, token=TOKEN, kind="application/json"):
   data = body if isinstance(body, bytes) else json.dumps(body).encode()
   request = urllib.request.Request(
@@ -305,20 +333,6 @@ def post(address, path, body, token=TOKEN, kind="application/json"):
       return answer.status, json.loads(answer.read())
   except urllib.error.HTTPError as error:
     return error.code, json.loads(error.read())
-
-
-def test_what_asks_for_nothing_is_taken(server):
-  plain = {"prompt": PROMPT, "model": "toy", "temperature": 0}
-  status, body = post(
-    server[1], "/v1/completions",
-    plain | dict(
-      presence_penalty=0, frequency_penalty=0.0, logit_bias={}, echo=False,
-      best_of=1, suffix=None, user="me", ignore_eos=False, stop=None, n=1,
-      repetition_penalty=1.0,
-    ),
-  )  # fmt: skip
-  assert status == 200, body
-  assert body["choices"][0]["text"] == served.expected_text(PROMPT)
 
 
 @pytest.mark.parametrize(
@@ -336,33 +350,16 @@ def test_garbage_is_refused(server, body):
   for path in ("/v1/completions", "/v1/chat/completions"):
     status, answer = post(server[1], path, body)
     assert status == 400
+    assert answer["error"]["type"] == "invalid_request_error"
     assert answer["error"]["message"]
-
-
-@pytest.mark.parametrize(
-  "messages",
-  [
-    None, [], "hello", [1], [{}], [{"role": "user"}],
-    [{"role": 1, "content": "x"}], [{"role": "user", "content": None}],
-    [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}],
-    [{"role": "user", "content": "x", "tool_calls": [{"id": "1"}]}],
-    [{"role": "user", "content": "x " * 200}],
-    [{"role": "user", "content": "\ufdd0 <|endoftext|>"}],
-  ],
-  ids=range(12),
-)  # fmt: skip
-def test_conversations_that_are_none_are_refused(server, messages):
-  status, answer = post(
-    server[1], "/v1/chat/completions", {"model": "toy", "messages": messages}
-  )
-  assert status == 400, answer
-  assert answer["error"]["param"] == "messages"
 
 
 def test_errors_of_other_kinds(server, client):
   address = server[1]
   with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-4'"):
     client.completions.create(model="gpt-4", prompt="x")
+  status, body = post(address, "/v1/completions", {"prompt": "x", "echo": True})
+  assert (status, body["error"]["param"]) == (400, "echo")
   assert post(address, "/v1/nothing", {})[0] == 404
   assert post(address, "/v1/models", {})[0] == 405
   assert client.models.retrieve("toy").id == "toy"
@@ -411,18 +408,71 @@ def test_every_refusal_is_an_exception_of_its_own():
     assert make() is not make()
 
 
-def test_what_would_keep_others_waiting_is_refused(server):
-  many = [str(n) for n in range(17)]
-  for settings, param in (
-    (dict(stop=many), "stop"), (dict(stop="x" * 300), "stop"),
-    (dict(prompt=["x"] * 100_000), "n"),
-  ):  # fmt: skip
-    status, body = post(
-      server[1], "/v1/completions", {"prompt": PROMPT} | settings
-    )
-    assert (status, body["error"]["param"]) == (400, param)
+def test_what_clients_send_that_asks_for_nothing_of_a_stream(server):
+  body = {"prompt": PROMPT, "temperature": 2, "max_tokens": 3, "stop": []}
+  for options in ({}, {"include_usage": None, "include_obfuscation": False}):
+    data = json.dumps(body | {"stream": True, "stream_options": options})
+    request = urllib.request.Request(
+      server[1] + "/v1/completions", data=data.encode(),
+      headers={
+        "Content-Type": "application/json", "Authorization": f"Bearer {TOKEN}"
+      },
+    )  # fmt: skip
+    with urllib.request.urlopen(request, timeout=60) as answer:
+      text = answer.read().decode()
+    assert text.endswith("data: [DONE]\n\n")
+    assert '"usage"' not in text
+
+
+# What compiles in an answered request: nothing, whatever it asks for.
+ANY = [
+  dict(prompt=prompt, max_tokens=9, n=n, stream=stream, **settings)
+  for prompt in ("x", "import os\n" * 8, ["a", "b c"], [5, 6])
+  for n, stream in ((1, True), (2, False))
+  for settings in (
+    dict(temperature=0),
+    dict(temperature=2, seed=0, stop=["a", "\n\n"], logprobs=0),
+    dict(temperature=0.3, top_p=0.7, min_p=0.1, top_k=9, token_origins=True),
+  )
+]
+
+
+def test_nothing_is_compiled_for_whatever_is_asked(server):
+  """Every width of prompts, choices, warps, stop texts, log-probabilities."""
+  compiled = []
+  listen = lambda name, seconds, **more: (
+    compiled.append(name) if "compile" in name else None
+  )
+  jax.monitoring.register_event_duration_secs_listener(listen)
+  jax.jit(lambda x: x * 5)(np.arange(3))
+  assert compiled  # it hears what is compiled
+  del compiled[:]
+  for body in ANY:
+    request = urllib.request.Request(
+      server[1] + "/v1/completions", data=json.dumps(body).encode(),
+      headers={
+        "Content-Type": "application/json", "Authorization": f"Bearer {TOKEN}"
+      },
+    )  # fmt: skip
+    with urllib.request.urlopen(request, timeout=60) as answer:
+      assert answer.read()
+  talk = [{"role": "user", "content": "x"}]
   status, body = post(
-    server[1], "/v1/completions",
-    {"prompt": PROMPT, "temperature": 0, "stop": many[:16]},
-  )  # fmt: skip
+    server[1], "/v1/chat/completions", {"messages": talk, "logprobs": True}
+  )
   assert status == 200, body
+  assert not compiled
+
+
+def test_a_text_that_cannot_be_watched_is_said_to_be_so(slots, monkeypatch):
+  """Of a loop that has ended it does not speak: that goes on."""
+  broken = lambda ids: 1 / 0
+  with served.http_service(slots) as (service, address):
+    with monkeypatch.context() as patched:
+      patched.setattr(http.stops, "watch", lambda tokenizer, stop: broken)
+      status, body = post(address, "/v1/completions", {"prompt": PROMPT})
+    assert (status, body["error"]["code"]) == (500, "unreadable")
+    assert "loop" not in body["error"]["message"]
+    status, body = post(address, "/v1/completions", {"prompt": PROMPT})
+    assert status == 200
+    assert service.scheduler.is_alive()

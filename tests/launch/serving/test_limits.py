@@ -1,10 +1,13 @@
 """Clients that are rude, slow or gone: nothing leaks, others' texts stand."""
 
+import array
 import asyncio
 import dataclasses
+import fcntl
 import json
 import random
 import socket
+import termios
 import threading
 import time
 from http import client as http_client
@@ -139,6 +142,56 @@ def test_a_connection_in_use_is_kept_and_one_of_no_use_is_not(server):
     while owing.recv(4096):
       pass
   kept.close()
+
+
+def unread(connection):
+  """Bytes that wait in the system for a client that does not read."""
+  found = array.array("i", [0])
+  fcntl.ioctl(connection, termios.FIONREAD, found)
+  return found[0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_takes_nothing_of_an_answer_is_dropped(server, stream):
+  """Though it stays: neither its connection nor its answer is kept for it."""
+  service, address = server
+  connections = service.scheduler.when_dead.__self__.server_state.connections
+  served.until(lambda: not connections)
+  host, port = address.removeprefix("http://").split(":")
+  body = served.long_request() | {
+    "n": 7, "logprobs": 0, "token_origins": True, "stream": stream,
+  }  # fmt: skip
+  with socket.socket() as silent:
+    silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+    silent.connect((host, int(port)))
+    served.until(lambda: connections)
+    (held,) = connections
+    held.transport.get_extra_info("socket").setsockopt(
+      socket.SOL_SOCKET, socket.SO_SNDBUF, 1
+    )
+    silent.sendall(request_of(body))
+    served.until(lambda: unread(silent))
+    served.until(lambda: held.transport.get_write_buffer_size() > 0, 20)
+    served.until(lambda: not connections, 20)
+  served.until(lambda: is_idle(service))
+
+
+def test_more_connections_than_there_may_be_are_told_so(slots):
+  """And are served again once others have left."""
+  ask = b"GET /live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+  with served.http_service(slots, connections=4) as (service, address):
+    server = service.scheduler.when_dead.__self__
+    idle = [connect(address) for _ in range(3)]
+    served.until(lambda: len(server.server_state.connections) == 3)
+    with connect(address) as late:
+      late.sendall(ask)
+      assert all_of(late).startswith(b"HTTP/1.1 503")
+    for connection in idle:
+      connection.close()
+    served.until(lambda: not server.server_state.connections)
+    with connect(address) as later:
+      later.sendall(ask)
+      assert parsed(all_of(later))[0] == 200
 
 
 def test_no_more_than_the_queue_holds_wait(server, expected):

@@ -1,18 +1,11 @@
 """`launch.serve` as a command: alone, and as two processes of one model."""
 
-import contextlib
-import json
-import os
 import re
 import signal
-import subprocess
-import sys
-import threading
-import urllib.error
-import urllib.request
 from concurrent import futures
 
 import pytest
+import server_process
 import several
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -28,82 +21,26 @@ ASKED = [
 ]
 
 
-class Started:
-  """A server of one or more processes: where it listens, what it said."""
-
-  def __init__(self, processes):
-    self.processes, self.said = processes, [[] for _ in processes]
-    self.address, self._ready = None, threading.Event()
-    self._readers = [
-      threading.Thread(target=self._read, args=(i,))
-      for i in range(len(processes))
-    ]
-    for reader in self._readers:
-      reader.start()
-    assert self._ready.wait(several.PATIENCE)
-    assert self.address, self.said
-
-  def _read(self, number):
-    for line in self.processes[number].stderr:
-      self.said[number].append(line)
-      if found := re.search(r"on (http://\S+?)/ ", line):
-        self.address = found[1]
-        self._ready.set()
-    self._ready.set()
-
-  def ended(self):
-    """Exit codes, and what each has said, once all have ended."""
-    for reader in self._readers:
-      reader.join(several.PATIENCE)
-    codes = [p.wait(several.PATIENCE) for p in self.processes]
-    return codes, ["".join(lines) for lines in self.said]
-
-  def ask(self, body):
-    request = urllib.request.Request(
-      f"{self.address}/v1/completions", data=json.dumps(body).encode(),
-      headers={"Content-Type": "application/json"},
-    )  # fmt: skip
-    try:
-      with urllib.request.urlopen(request, timeout=several.PATIENCE) as answer:
-        return [c["text"] for c in json.loads(answer.read())["choices"]]
-    except urllib.error.HTTPError as error:
-      return json.loads(error.read())["error"]["code"]
-    except OSError as error:
-      return type(error).__name__
-
-  def ask_all(self):
-    with futures.ThreadPoolExecutor(len(ASKED)) as pool:
-      return list(pool.map(self.ask, ASKED))
-
-
-def started(command, count):
-  if count > 1:
-    return several.start([command] * count)
-  return [
-    subprocess.Popen(
-      [sys.executable, *command], cwd=several.ROOT, text=True,
-      stderr=subprocess.PIPE, env={**os.environ, "JAX_PLATFORMS": "cpu"},
-    )
-  ]  # fmt: skip
-
-
-@contextlib.contextmanager
 def serving(pair, count, *more):
   target, draft = pair
-  command = [
-    "-m", "launch.serve", "--port=0", "--max_prompt=32", "--rounds_per_visit=2",
+  return server_process.serving(
+    "--port=0", "--max_prompt=32", "--rounds_per_visit=2",
     f"--config=configs/huggingface.py:target={target},draft={draft}",
     "--config.num_speculative_tokens=2", "--config.max_new_tokens=200", *more,
-  ]  # fmt: skip
-  with several.limited(started(command, count)) as all_:
-    yield Started(all_)
+    count=count,
+  )  # fmt: skip
+
+
+def ask_all(server):
+  with futures.ThreadPoolExecutor(len(ASKED)) as pool:
+    return list(pool.map(server.ask, ASKED))
 
 
 @pytest.fixture(scope="module")
 def alone(pair, quick_to_compile):
   """What one process answers; told to end, it ends well."""
   with serving(pair, 1, "--slots=2") as server:
-    found = server.ask_all()
+    found = ask_all(server)
     again = server.ask(ASKED[1])
     server.processes[0].send_signal(signal.SIGTERM)
     codes, said = server.ended()
@@ -123,7 +60,7 @@ def test_two_processes_answer_as_one_does(alone, pair):
   """Each holds two of four slots; both end when the leader is told to."""
   mesh = ("--slots=4", "--config.mesh=data:2,model:1")
   with serving(pair, 2, *mesh) as server:
-    assert server.ask_all() == alone[0]
+    assert ask_all(server) == alone[0]
     server.processes[0].send_signal(signal.SIGTERM)
     codes, said = server.ended()
   assert codes == [0, 0], said

@@ -1,5 +1,6 @@
 """Text that streams: whole characters, and nothing of a stop string."""
 
+import fallback
 import numpy as np
 import pytest
 import served
@@ -9,9 +10,9 @@ from launch.prompts import Prompt
 from launch.serving.texts import Reader
 
 
-def in_pieces(ids, stop=(), *, sizes=(1,)):
+def in_pieces(ids, stop=(), *, sizes=(1,), tokenizer=None):
   """What a reader gives out of a completion that its watch may end."""
-  tokenizer = served.tokenizer()
+  tokenizer = tokenizer or served.tokenizer()
   watch, reader = stops.watch(tokenizer, stop), Reader(tokenizer, stop)
   pieces, at, cut, turn = [], 0, False, 0
   while at < len(ids) and not cut:
@@ -72,3 +73,19 @@ def test_what_only_begins_a_stop_string_is_given_out_in_the_end():
   pieces, whole = in_pieces(ids, ["\n\n\n", "STOP"])
   assert "".join(pieces) == whole == "x = 1\n\ny = ST"
   assert pieces[-1] == "ST"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_pieces_are_the_text_where_bytes_undo_characters(seed):
+  """Such a vocabulary has bytes for what it has no words for."""
+  rng = np.random.default_rng(seed)
+  tokenizer, cut = fallback.tokenizer(), 0
+  for _ in range(100):
+    ids = fallback.noise(rng, count=12)
+    stop = [["STOP"], ["é"], ["b", "日é"], []][rng.integers(4)]
+    sizes = rng.integers(1, 5, 4).tolist()
+    pieces, whole = in_pieces(ids, stop, sizes=sizes, tokenizer=tokenizer)
+    assert "".join(pieces) == whole
+    assert not any(text in whole for text in stop)
+    cut += whole != tokenizer.decode(ids)
+  assert cut > 10

@@ -1,0 +1,76 @@
+"""Which fields a request may have.
+
+A field that would change which tokens are sampled is either done as it says or
+refused; so is every field that is not known. Fields that change nothing
+(`user`, `metadata`) are not read.
+"""
+
+from typing import Any
+
+from launch.serving.refusals import RefusalError
+
+# Fields that are not read: they change nothing of what is sampled.
+_UNREAD = {
+  "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
+  "user",
+}  # fmt: skip
+# Fields of features that are not there, with what asks for nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+  "best_of": (1,),
+  "echo": (False,),
+  "frequency_penalty": (0,),
+  "function_call": ("none", "auto"),
+  "functions": ([],),
+  "ignore_eos": (False,),
+  "logit_bias": ({},),
+  "min_tokens": (0,),
+  "modalities": (["text"],),
+  "parallel_tool_calls": (True, False),
+  "presence_penalty": (0,),
+  "repetition_penalty": (1,),
+  "response_format": ({"type": "text"},),
+  "service_tier": ("auto", "default"),
+  "store": (False,),
+  "suffix": ("",),
+  "tool_choice": ("none", "auto"),
+  "tools": ([],),
+  "top_logprobs": (0,),
+}
+_OURS = {
+  "max_tokens", "min_p", "model", "n", "seed", "slo_ms_per_token", "stop",
+  "stream", "stream_options", "temperature", "token_origins", "top_k", "top_p",
+  "logprobs",
+}  # fmt: skip
+COMPLETION = _OURS | {"prompt"}
+CHAT = _OURS | {"max_completion_tokens", "messages"}
+
+
+def check(record: dict[str, Any], known: set[str]) -> None:
+  """Raises RefusalError for a field that is neither done nor neutral.
+
+  Args:
+    record: what a client sent.
+    known: the names of those that are done.
+  """
+  for name, value in record.items():
+    if name in known or name in _UNREAD:
+      continue
+    if name not in _NEUTRAL:
+      raise RefusalError(
+        f"unknown field {name[:80]!r}: it might change what is sampled",
+        param=name[:80],
+        code="unknown_parameter",
+      )
+    if not any(_same(value, x) for x in _NEUTRAL[name]):
+      raise RefusalError(
+        f"{name} is not supported here: leave it out",
+        param=name,
+        code="unsupported_parameter",
+      )
+
+
+def _same(value: Any, neutral: Any) -> bool:
+  """Equality in which true is not 1."""
+  return value == neutral and isinstance(value, bool) == isinstance(
+    neutral, bool
+  )

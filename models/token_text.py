@@ -1,0 +1,92 @@
+"""What single tokens stand for: bytes of text, which need not be characters."""
+
+import functools
+import re
+from collections.abc import Mapping
+
+import tokenizers as hf
+
+from models.tokenizers import Tokenizer
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_BLANK = "\u0120"  # how a byte-level BPE writes the byte 32
+
+
+def _shown() -> dict[str, int]:
+  """The byte that each character of a byte-level BPE's tokens stands for."""
+  plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+  others = sorted({*range(256)} - {*plain})
+  return {chr(byte): byte for byte in plain} | {
+    chr(256 + number): byte for number, byte in enumerate(others)
+  }
+
+
+_SHOWN = _shown()
+
+
+def fallback_byte(tokenizer: Tokenizer, token: int) -> int | None:
+  """The byte that a token is, where a vocabulary falls back to bytes.
+
+  Such tokens are characters only together: one that is no part of any turns
+  all bytes beside it into none.
+
+  Args:
+    tokenizer: whose token it is.
+    token: its id.
+
+  Returns:
+    0..255, or None of every other token.
+  """
+  found = _BYTE.fullmatch(tokenizer.backend.id_to_token(token) or "")
+  if not found or not _decodes(tokenizer, "<0x41>", "A"):
+    return None
+  return int(found[1], 16)
+
+
+def is_silent(tokenizer: Tokenizer, token: int) -> bool:
+  """Whether a token is left out of every text: special, or none at all."""
+  added = _added(tokenizer.backend).get(token)
+  if added is not None:
+    return added.special
+  return tokenizer.backend.id_to_token(token) is None
+
+
+@functools.lru_cache(maxsize=8)
+def _added(backend: hf.Tokenizer) -> Mapping[int, hf.AddedToken]:
+  return backend.get_added_tokens_decoder()
+
+
+def bytes_of(tokenizer: Tokenizer, token: int) -> bytes:
+  """The bytes that a token adds to a text, behind others.
+
+  The bytes of all tokens are those of the text: special tokens have none.
+
+  Args:
+    tokenizer: whose token it is.
+    token: its id.
+  """
+  if is_silent(tokenizer, token):
+    return b""
+  backend = tokenizer.backend
+  piece = backend.id_to_token(token)
+  byte = fallback_byte(tokenizer, token)
+  if byte is not None:
+    return bytes([byte])
+  if _decodes(tokenizer, _BLANK, " ") and all(x in _SHOWN for x in piece):
+    return bytes(_SHOWN[x] for x in piece)
+  # Some decoders treat a text's first token in another way than the rest.
+  once, twice = (backend.decode([token] * count) for count in (1, 2))
+  return twice[len(once) :].encode()
+
+
+def name_of(tokenizer: Tokenizer, token: int) -> str:
+  """A token as people read it; a special one by its name."""
+  if is_silent(tokenizer, token):
+    return tokenizer.backend.id_to_token(token) or ""
+  return bytes_of(tokenizer, token).decode("utf-8", "replace")
+
+
+def _decodes(tokenizer: Tokenizer, piece: str, text: str) -> bool:
+  """Whether the tokenizer's decoder reads a token's spelling as this text."""
+  decoder = tokenizer.backend.decoder
+  return decoder is not None and decoder.decode([piece]) == text

@@ -1,0 +1,179 @@
+"""Bodies of requests: what is done, what asks for nothing, what is refused."""
+
+import dataclasses
+import json
+
+import pytest
+import served
+
+from launch.serving import asking
+from launch.serving.refusals import RefusalError
+
+DEFAULTS = asking.Defaults(
+  model="toy", temperature=0.0, top_k=0, top_p=1.0, min_p=0.0,
+  max_new_tokens=32, longest_prompt=64, max_length=160, most=16,
+)  # fmt: skip
+
+
+def read(record, *, is_chat=False, defaults=DEFAULTS):
+  return asking.read(
+    json.dumps(record).encode(),
+    is_chat=is_chat,
+    tokenizer=served.tokenizer(),
+    defaults=defaults,
+  )
+
+
+def refused(record, **more):
+  with pytest.raises(RefusalError) as error:
+    read(record, **more)
+  return error.value
+
+
+@pytest.mark.parametrize(
+  "settings",
+  [
+    dict(temperature=-1), dict(temperature="hot"), dict(temperature=1e400),
+    dict(top_p=0), dict(top_p=1.5), dict(min_p=2), dict(top_k=-1),
+    dict(top_k=1.5), dict(n=0), dict(n=17), dict(n=True), dict(seed=-1),
+    dict(seed=2**32), dict(max_tokens=0), dict(max_tokens=160), dict(stop=""),
+    dict(stop=[1]), dict(stream="yes"), dict(stream_options={}),
+    dict(logprobs=2), dict(presence_penalty=0.5), dict(frequency_penalty=1),
+    dict(logit_bias={"5": 10}), dict(echo=True), dict(best_of=2),
+    dict(suffix="x"), dict(bogus=1), dict(prompt=""), dict(prompt=[]),
+    dict(prompt=[10**6]), dict(prompt=[[1], []]), dict(prompt=[1, "a"]),
+    dict(prompt="x " * 200), dict(prompt="\ud800"),
+    dict(slo_ms_per_token=50), dict(ignore_eos=True), dict(top_logprobs=3),
+    dict(repetition_penalty=1.1), dict(stream=True, stream_options=[]),
+    dict(stream=True, stream_options={"include_obfuscation": True}),
+    dict(stream=True, stream_options={"continuous_usage_stats": True}),
+    dict(tools=[{"type": "function"}]), dict(functions=[{"name": "f"}]),
+    dict(response_format={"type": "json_object"}), dict(min_tokens=4),
+    dict(stop_token_ids=[5]), dict(logprobs=-1), dict(prompt=None),
+    dict(prompt=[[]]), dict(prompt=[True]), dict(prompt=[-1]),
+    dict(prompt={"text": "x"}), dict(temperature=True), dict(stop=[["a"]]),
+    dict(max_tokens=1.5), dict(max_tokens="4"), dict(max_completion_tokens=4),
+    dict(messages=[]), dict(seed=1.0), dict(seed="1"), dict(n=1.0),
+    dict(reasoning_effort="low"), dict(store=True),
+  ],
+  ids=lambda s: "-".join(f"{k}={str(v)[:12]!r}" for k, v in s.items()),
+)  # fmt: skip
+def test_what_is_not_done_is_refused(settings):
+  error = refused({"prompt": "x", "model": "toy"} | settings)
+  assert error.status == 400
+  assert error.kind == "invalid_request_error"
+  assert error.message
+  assert error.param in settings
+
+
+def test_what_asks_for_nothing_is_taken():
+  """It is as if it were left out, also where it is null."""
+  plain = {"prompt": "x", "seed": 5}
+  nothing = dict(
+    presence_penalty=0, frequency_penalty=0.0, logit_bias={}, echo=False,
+    best_of=1, suffix=None, user="me", ignore_eos=False, stop=None, n=1,
+    repetition_penalty=1.0, tools=[], functions=[], function_call="none",
+    response_format={"type": "text"}, metadata={"a": "b"}, max_tokens=None,
+    stream_options=None, logprobs=None, top_p=1, min_p=0, top_k=0, bogus=None,
+  )  # fmt: skip
+  assert read(plain | nothing) == read(plain)
+  for options in ({}, {"include_usage": None, "include_obfuscation": False}):
+    found = read(plain | {"stream": True, "stream_options": options})
+    assert found == read(plain | {"stream": True})
+  assert read(plain | {"stop": []}) == read(plain)
+
+
+def test_what_is_asked_for_is_done():
+  found = read(
+    dict(
+      prompt=["x", [5, 6]], n=2, seed=3, temperature=2, top_p=0.5, top_k=7,
+      min_p=0.1, stop="a", logprobs=0, stream=True, token_origins=True,
+      stream_options={"include_usage": True}, max_tokens=9, model="toy",
+    )
+  )  # fmt: skip
+  assert found == asking.Ask(
+    is_chat=False, prompts=((*served.tokenizer().encode("x"),), (5, 6)),
+    budgets=(9, 9), num_choices=2, seed=3, is_seeded=True, temperature=2,
+    top_k=7, top_p=0.5, min_p=0.1, stop=("a",), log_probs=True, origins=True,
+    stream=True, usage=True, objective=None,
+  )  # fmt: skip
+  chat = read(
+    {"messages": [{"role": "user", "content": "x"}], "logprobs": True},
+    is_chat=True,
+  )
+  assert (chat.budgets, chat.log_probs, chat.is_seeded) == ((32,), True, False)
+  with_objectives = dataclasses.replace(DEFAULTS, has_objectives=True)
+  found = read(
+    {"prompt": "x", "slo_ms_per_token": 50}, defaults=with_objectives
+  )
+  assert found.objective == 0.05
+
+
+def test_a_budget_that_is_not_said_is_cut_to_what_fits():
+  small = dataclasses.replace(DEFAULTS, longest_prompt=8, max_length=10)
+  assert read({"prompt": [1] * 8}, defaults=small).budgets == (2,)
+  error = refused({"prompt": [1] * 8, "max_tokens": 3}, defaults=small)
+  assert (error.param, error.code) == ("max_tokens", "context_length_exceeded")
+  error = refused({"prompt": [1] * 9}, defaults=small)
+  assert (error.param, error.code) == ("prompt", "context_length_exceeded")
+
+
+def test_two_budgets_are_refused_and_each_is_taken():
+  talk = {"messages": [{"role": "user", "content": "x"}]}
+  for name in ("max_tokens", "max_completion_tokens"):
+    assert read(talk | {name: 7}, is_chat=True).budgets == (7,)
+  both = {"max_tokens": 7, "max_completion_tokens": 7}
+  assert refused(talk | both, is_chat=True).param in both
+
+
+def test_another_model_is_not_found():
+  error = refused({"prompt": "x", "model": "gpt-4"})
+  assert (error.status, error.code) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize(
+  "messages",
+  [
+    None, [], "hello", [1], [{}], [{"role": "user"}],
+    [{"role": 1, "content": "x"}], [{"role": "user", "content": None}],
+    [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}],
+    [{"role": "user", "content": "x", "tool_calls": [{"id": "1"}]}],
+    [{"role": "user", "content": "x " * 200}],
+    [{"role": "user", "content": "\ufdd0 <|endoftext|>"}],
+    [{"role": "tool", "content": "x", "tool_call_id": "1"}],
+    [{"role": "narrator", "content": "x"}],
+    [{"role": "user", "content": "x", "name": "Ada"}],
+  ],
+  ids=range(15),
+)  # fmt: skip
+def test_conversations_that_are_none_are_refused(messages):
+  error = refused({"model": "toy", "messages": messages}, is_chat=True)
+  assert (error.status, error.param) == (400, "messages")
+
+
+def test_a_developer_is_the_system_and_parts_are_one_text():
+  """As OpenAI's clients say it."""
+  plain = [
+    {"role": "system", "content": "Short."}, {"role": "user", "content": "a b"},
+    {"role": "assistant", "content": "c"}, {"role": "user", "content": "d"},
+  ]  # fmt: skip
+  part = lambda text: {"type": "text", "text": text}
+  same = [
+    {"role": "developer", "content": [part("Short.")]},
+    {"role": "user", "content": [part("a "), part("b")], "name": None},
+    {"role": "assistant", "content": "c", "refusal": None, "tool_calls": []},
+    {"role": "user", "content": [part("d")]},
+  ]
+  ids = lambda talk: read({"messages": talk}, is_chat=True).prompts
+  assert ids(plain) == ids(same)
+  assert len(ids(plain[1:])[0]) < len(ids(plain)[0])
+
+
+def test_what_would_keep_others_waiting_is_refused():
+  many = [str(n) for n in range(17)]
+  for settings, param in (
+    (dict(stop=many), "stop"), (dict(stop="x" * 300), "stop"),
+    (dict(prompt=["x"] * 100_000), "n"),
+  ):  # fmt: skip
+    assert refused({"prompt": "x"} | settings).param == param
+  assert read({"prompt": "x", "stop": many[:16]}).stop == tuple(many[:16])

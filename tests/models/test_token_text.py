@@ -1,0 +1,64 @@
+"""What single tokens stand for, in both kinds of vocabulary."""
+
+import fallback
+import files
+import numpy as np
+import pytest
+import tokenizers as hf
+
+from models import token_text, tokenizers
+
+
+def test_bytes_of_tokens_are_those_of_the_text_they_make():
+  """Also where a character lies across tokens, and after special ones."""
+  tokenizer = tokenizers.load(files.EMBEDDED)
+  text = "naïve 日本語 🙂 Ünïcödé\n  x = 1"
+  ids = [tokenizer.eos_token_id, *tokenizer.encode(text)]
+  assert len(ids) > len(text)
+  found = b"".join(token_text.bytes_of(tokenizer, token) for token in ids)
+  assert found.decode() == text
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bytes_of_any_tokens_are_those_of_their_text(seed):
+  """Bytes that are no character stand for themselves, and none is decoded."""
+  rng = np.random.default_rng(seed)
+  tokenizer = tokenizers.load(files.EMBEDDED)
+  for _ in range(50):
+    ids = rng.integers(0, tokenizer.vocab_size, 6).tolist()
+    found = b"".join(token_text.bytes_of(tokenizer, token) for token in ids)
+    assert found.decode("utf-8", "replace") == tokenizer.decode(ids)
+
+
+def test_bytes_that_a_vocabulary_falls_back_to():
+  tokenizer = fallback.tokenizer()
+  ids = tokenizer.backend.token_to_id
+  text = [ids("▁a"), ids("b"), *"é🙂".encode(), ids("</s>"), ids("▁the")]
+  found = b"".join(token_text.bytes_of(tokenizer, token) for token in text)
+  assert found.decode() == " abé🙂 the"
+  assert tokenizer.decode(text) == "abé🙂 the"  # a text begins without it
+  assert token_text.fallback_byte(tokenizer, 0xC3) == 0xC3
+  assert token_text.fallback_byte(tokenizer, ids("b")) is None
+  plain = tokenizers.load(files.EMBEDDED)
+  assert token_text.fallback_byte(plain, 65) is None
+
+
+def test_what_is_spelled_as_a_byte_where_none_are_is_text():
+  backend = hf.Tokenizer(hf.models.BPE({"<0x41>": 0, "a": 1}, []))
+  backend.decoder = hf.decoders.ByteLevel()
+  tokenizer = tokenizers.Tokenizer(backend, None)
+  assert token_text.fallback_byte(tokenizer, 0) is None
+  assert token_text.bytes_of(tokenizer, 0) == b"<0x41>"
+
+
+def test_names_of_tokens():
+  tokenizer = fallback.tokenizer()
+  ids = tokenizer.backend.token_to_id
+  name = lambda token: token_text.name_of(tokenizer, token)
+  assert [name(ids(x)) for x in ("▁a", "</s>", "<tool>", "日")] == [
+    " a", "</s>", "<tool>", "日",
+  ]  # fmt: skip
+  assert name(0xFF) == "\ufffd"
+  assert name(10_000) == ""  # beyond the vocabulary, as padding is
+  assert token_text.bytes_of(tokenizer, ids("</s>")) == b""
+  assert token_text.bytes_of(tokenizer, ids("<tool>")) == b"<tool>"
