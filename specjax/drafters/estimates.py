@@ -21,8 +21,10 @@ from specjax.structs import struct
 EDGES = (0.15, 0.3, 0.45, 0.6, 0.75, 0.85, 0.93, 0.98)
 BINS = len(EDGES) + 1
 ROOT = BINS  # the context before the first token
-_MIDDLE = (*np.add((0, *EDGES), (*EDGES, 1)) / 2, 0.75)
 _NEXT = 0.75  # acceptance of the next token, before anything is known
+# Acceptance of a token by its bin, likewise: halfway between what the draft
+# says of itself and certainty.
+_SUPPOSED = (*(1 + np.add((0, *EDGES), (*EDGES, 1)) / 2) / 2, _NEXT)
 _WEIGHT = 4.0  # rounds that these suppositions count for
 _KEEP = 0.98  # of what is remembered, from round to round
 
@@ -91,7 +93,7 @@ class Estimates:
 
   def acceptance(self, bins: Array) -> Array:
     """Of a token drawn from a law in a bin, `i32[B] -> f32[B]`."""
-    return self._mean(0, bins, jnp.asarray(_MIDDLE, jnp.float32)[bins])
+    return self._mean(0, bins, jnp.asarray(_SUPPOSED, jnp.float32)[bins])
 
   def of_next(self, bins: Array) -> Array:
     """Of the token after one drawn from a law in a bin, or after the root."""
