@@ -59,7 +59,7 @@ def predicted(head: str, threshold: float = 0.7) -> Policy:
     )
 
   return depth_lib.predicted(
-    accepts, width=config.width, threshold=threshold, name=_NAME
+    accepts, width=config.width, threshold=threshold, head=head
   )
 
 

@@ -279,7 +279,7 @@ def predicted(
   *,
   width: int,
   threshold: float = 0.7,
-  name: str = "predicted",
+  head: str = "",
 ) -> Policy:
   """Until some drafted token is rejected with more than that chance.
 
@@ -292,11 +292,11 @@ def predicted(
       `adaptive.Parts`.
     width: H, of the draft's hidden states that it reads.
     threshold: the released code has 0.3.
-    name: with whose head.
+    head: what it is called, for names.
   """
   _check_share("threshold", threshold)
   return Policy(
-    name=f"{name}(threshold={threshold:g})",
+    name=f"predicted(head={head},threshold={threshold:g})",
     gain=lambda seen: seen.survival,
     price=_constant(1 - threshold),
     accepts=lambda params, memory, token: accepts(params, token),

@@ -49,10 +49,11 @@ def compare(
   }
   if predictor is not None:
     rules["predicted"] = (*predictor, 1 - prices)
+  whose = {"predicted": "head=HEAD,"}
   by_rule = {
     name: dict(
       zip(
-        (f"{name}(threshold={t:g})" for t in THRESHOLDS),
+        (f"{name}({whose.get(name, '')}threshold={t:g})" for t in THRESHOLDS),
         replay.depths(traces, replay.priced(policy), of, params=params),
         strict=True,
       )
