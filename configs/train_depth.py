@@ -38,7 +38,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.sequence_length = 64  # tokens of a prompt
   config.rounds = 16  # that follow it
   config.batch_size = 16
-  config.num_steps = 400
+  config.num_steps = 300
   config.learning_rate = 1e-3
   config.warmup_steps = 20
   config.validation_batches = 8
