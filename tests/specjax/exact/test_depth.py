@@ -29,6 +29,15 @@ TARGET = toys.table(VOCAB, seed=0).astype(np.float64)
 DRAFT = toys.near(TARGET, noise=1.0, seed=1).astype(np.float64)
 MODEL = toys.table_model(VOCAB)
 
+HEAD = np.random.default_rng(6).normal(scale=0.5, size=7)
+
+
+def chance(params, token):
+  """A head's number: sure of tokens that the draft is sure of."""
+  row = params[token.hidden[:, 0].astype(int) % len(HEAD)]
+  return jax.nn.sigmoid(row + 8 * (token.confidence - 0.4))
+
+
 POLICIES = {
   "2": depth.get("2"),
   "confidence": depth.get("confidence(threshold=0.5)"),
@@ -38,10 +47,9 @@ POLICIES = {
     np.linspace(0.1, 1.1, DEPTH * (depth.BINS + 1)).reshape(DEPTH, -1)
   ),
   "batch": depth.get("optimal(cost=0.4,rows=3)"),
-  "predicted": depth.predicted(toys.chance, width=1, threshold=0.5),
+  "predicted": depth.predicted(chance, width=1, threshold=0.5),
   "together": depth.together(depth.get("confidence(threshold=0.5)")),
 }
-HEAD = np.random.default_rng(6).normal(size=7)
 # All lossless rules of chains that may end early.
 CHAIN_RULES = (
   "token", "block", "match", "recursive", "kseq", "transport", "traversal",
