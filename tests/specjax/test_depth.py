@@ -148,7 +148,7 @@ def counted_model(counts: list) -> LanguageModel:
 
 @pytest.mark.parametrize(
   "policy", ["2", "confidence(threshold=0.3)", pytest.param(
-    "survival", marks=pytest.mark.heavy)],
+    "survival(threshold=0.5)", marks=pytest.mark.heavy)],
 )  # fmt: skip
 def test_passes_end_as_soon_as_no_row_goes_on(policy):
   counts = []
