@@ -15,6 +15,8 @@ from specjax.drafters.estimates import BINS
 
 BATCHES = (1, 2, 4, 8, 16)
 THRESHOLDS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+# Of the chance that something is rejected; SpecDec++'s weight makes it large.
+REJECTED = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999)
 POLICIES = ("confidence", "survival", "predicted", "optimal")
 
 
@@ -42,24 +44,28 @@ def compare(
   """
   every = np.full(traces.there.shape, traces.depth)
   process = process_of(traces)
-  prices = np.array(THRESHOLDS)
-  rules = {
-    "confidence": (depth_lib.confidence(), None, prices),
-    "survival": (depth_lib.survival(), None, prices),
-  }
-  if predictor is not None:
-    rules["predicted"] = (*predictor, 1 - prices)
-  whose = {"predicted": "head=HEAD,"}
-  by_rule = {
-    name: dict(
-      zip(
-        (f"{name}({whose.get(name, '')}threshold={t:g})" for t in THRESHOLDS),
-        replay.depths(traces, replay.priced(policy), of, params=params),
-        strict=True,
-      )
+  named = lambda text, values: [f"{text}threshold={t:g})" for t in values]
+
+  def tried(names, policy, prices, params=None):
+    found = replay.depths(
+      traces, replay.priced(policy), np.array(prices), params=params
     )
-    for name, (policy, params, of) in rules.items()
-  }
+    return dict(zip(names, found, strict=True))
+
+  by_rule = {
+    name: tried(named(f"{name}(", THRESHOLDS), make(), THRESHOLDS)
+    for name, make in (
+      ("confidence", depth_lib.confidence), ("survival", depth_lib.survival),
+    )
+  }  # fmt: skip
+  if predictor is not None:
+    policy, params = predictor
+    by_rule["predicted"] = tried(
+      named("predicted(head=HEAD,", REJECTED),
+      policy,
+      [1 - t for t in REJECTED],
+      params,
+    )
   widths = range(1, traces.depth + 1)
   found = []
   for rows in batches:
