@@ -19,7 +19,8 @@ def get_config() -> ml_collections.ConfigDict:
   config.num_speculative_tokens = 5  # 0 is plain autoregressive decoding
   # When a row's draft ends before that: "" is never; else of
   # specjax/drafters/depth.py, as 4, confidence, survival(threshold=0.3),
-  # optimal(cost=0.1). Of one path only.
+  # optimal(cost=0.1), or predicted(head=DIR, threshold=0.7), whose head
+  # configs/train_depth.py trains. Of one path only.
   config.depth = ""
   config.num_drafts = 1  # separate paths of that many tokens
   # Any other tree, by the parents of its nodes, root first: (-1, 0, 0, 1, 1).

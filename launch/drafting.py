@@ -16,16 +16,15 @@ from typing import Any
 
 import ml_collections
 
-from launch import looking_up, skipped_layers
+from launch import depths, looking_up, skipped_layers
 from models import block_drafter, head_checkpoints
 from models.block_drafter import Block
 from models.head_checkpoints import Head
 from models.head_shapes import KINDS, HeadShape
-from models.transformer import SkippedLayers
+from models.transformer import FINAL, Features, SkippedLayers
 from specjax import drafters, near
 from specjax import siblings as siblings_lib
 from specjax import tree as tree_lib
-from specjax.drafters import depth as depth_lib
 from specjax.drafters.depth import Policy
 from specjax.siblings import Siblings
 from specjax.tree import Form, Tree
@@ -34,10 +33,10 @@ from specjax.types import Drafter, LanguageModel, Rule
 
 def _of_draft(config, models) -> tuple[LanguageModel | None, Any]:
   """The model that `config.draft` names, and its parameters."""
-  del config
   if models.draft is None:
     return None, None
-  return models.draft.functions(SkippedLayers(), ()), models.draft.params
+  functions = models.draft.functions(SkippedLayers(), _features(config))
+  return functions, models.draft.params
 
 
 def _of_head(config, models) -> tuple[Head, Any]:
@@ -68,7 +67,14 @@ def _of_block(config, models) -> tuple[Block, Any]:
 
 def _of_target(config, models) -> tuple[LanguageModel, None]:
   """The target without the layers that the config skips: no parameters."""
-  return models.target.functions(skipped_layers.of(config), ()), None
+  skipped = skipped_layers.of(config)
+  return models.target.functions(skipped, _features(config)), None
+
+
+def _features(config) -> Features:
+  """What a depth policy reads of the model that drafts."""
+  policy = depths.of(config)
+  return (FINAL,) if policy is not None and policy.width else ()
 
 
 def _nothing(config, models) -> tuple[None, None]:
@@ -135,11 +141,11 @@ class Family:
 
 
 def _model(config, draft, **static) -> Drafter:
-  return drafters.model.drafter(draft, depth=depth_of(config), **static)
+  return drafters.model.drafter(draft, depth=depths.of(config), **static)
 
 
 def _layer_skip(config, draft, **static) -> Drafter:
-  return drafters.layer_skip.drafter(draft, depth=depth_of(config), **static)
+  return drafters.layer_skip.drafter(draft, depth=depths.of(config), **static)
 
 
 def _ngram(config, draft, *, tree, siblings, vocab_size) -> Drafter:
@@ -155,7 +161,7 @@ def _head(config, draft: Head, *, tree, siblings, vocab_size) -> Drafter:
   functions, _ = draft.functions()
   return head_drafter(
     draft.shape, functions, tree=tree, siblings=siblings,
-    vocab_size=vocab_size, top_k=config.num_children, depth=depth_of(config),
+    vocab_size=vocab_size, top_k=config.num_children, depth=depths.of(config),
   )  # fmt: skip
 
 
@@ -356,19 +362,9 @@ def reads_draft(config: ml_collections.ConfigDict) -> bool:
   )
 
 
-def depth_of(config: ml_collections.ConfigDict) -> Policy | None:
-  """When drafts end, or None where all are as deep as their tree.
-
-  Raises:
-    ValueError: if `config.depth` is no policy.
-  """
-  text = str(config.get("depth", ""))
-  return depth_lib.get(text) if text else None
-
-
 def check_depth(config: ml_collections.ConfigDict, rule: Rule) -> None:
   """Raises ValueError unless `config.depth` fits drafter, tree and rule."""
-  policy = depth_of(config)
+  policy = depths.of(config)
   if policy is None or not config.num_speculative_tokens:
     return
   if not of(config).has_depth or config.num_nodes:
@@ -380,6 +376,11 @@ def check_depth(config: ml_collections.ConfigDict, rule: Rule) -> None:
     )
   tree, siblings = make_tree(config), make_siblings(config)
   drafters.adaptive.check(tree, siblings, policy)
+  if depths.head_of(config) and config.online:
+    raise ValueError(
+      "a draft that learns online changes what config.depth="
+      f"{config.depth} was trained on: give one of them"
+    )
   rule.check(dataclasses.replace(tree, form=Form.MASKED), siblings)
 
 

@@ -1,13 +1,21 @@
 """From a config to something that decodes: models, tokenizer, decoders."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import ml_collections
 from jax.sharding import Mesh
 
-from launch import drafting, online, prompt_lines, skipped_layers, stops
+from launch import (
+  depths,
+  drafting,
+  online,
+  prompt_lines,
+  skipped_layers,
+  stops,
+)
 from models import block_drafter, checkpoints, meshes
 from models.block_drafter import Block
 from models.checkpoints import Network
@@ -16,6 +24,7 @@ from models.tokenizers import Tokenizer
 from models.transformer import SkippedLayers
 from specjax import decode, rules, widths
 from specjax import siblings as siblings_lib
+from specjax.drafters import adaptive
 from specjax.drafters.online import Laws
 from specjax.drafters.rasd import Parts
 from specjax.engine import Engine
@@ -179,6 +188,7 @@ class Models:
     eos_tokens: ids that end a text.
     mesh: the devices, or None for one without a mesh.
     layout: what is cut over which of the mesh's axes, if there is one.
+    depth: parameters of a depth policy that has some.
   """
 
   target: Network
@@ -187,6 +197,7 @@ class Models:
   eos_tokens: tuple[int, ...]
   mesh: Mesh | None
   layout: meshes.Layout | None
+  depth: Any = None
 
 
 def load(
@@ -267,6 +278,7 @@ def load(
     eos_tokens=tuple(sorted(eos_tokens)),
     mesh=mesh,
     layout=layout,
+    depth=depths.load(head, mesh) if (head := depths.head_of(config)) else None,
   )
 
 
@@ -307,7 +319,11 @@ def assemble(
       drafter, laws = online.wrapped(
         config, drafter, draft, vocab_size=vocab_size
       )
-  if isinstance(draft, Head | Block) or isinstance(draft_params, Parts):
+  if drafter is not None and models.depth is not None:
+    draft_params = adaptive.Parts(own=draft_params, policy=models.depth)
+  if isinstance(draft, Head | Block) or isinstance(
+    draft_params, Parts | adaptive.Parts
+  ):
     draft = None  # no model alone, whose passes can be timed apart
   encoder = None
   if models.target.reads_inputs:

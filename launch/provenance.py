@@ -31,7 +31,7 @@ import jax
 import jaxlib
 
 import specjax
-from launch import cli, drafting
+from launch import cli, depths, drafting
 from models.checksums import hash_file, hash_files
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -149,6 +149,8 @@ def checkpoints(config: Any) -> dict[str, dict[str, str]]:
     roles["draft"] = None  # named, perhaps, but not read
   if drafting.reads_corpus(config):
     roles["corpus"] = config.corpus
+  if config.get("num_speculative_tokens"):
+    roles["depth"] = depths.head_of(config)
   return hashes({role: path for role, path in roles.items() if path})
 
 

@@ -30,6 +30,8 @@ the same command goes on (only the number of processes must stay: each has its
 place in the data). And WORKDIR is a model that the other commands take as a
 target or a draft (`models.trained`).
 
+Heads on a target's features are trained likewise (configs/train_head.py), and
+the head of a depth policy on the rounds of a pair (configs/train_depth.py).
 Encoder-decoders and SpecDec's block drafters are trained too, by one process on
 one device (configs/train_t5.py); what they export is in T5's format.
 """

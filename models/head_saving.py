@@ -10,6 +10,8 @@ embedding and shared output projection, is not written.
 import json
 import pathlib
 import tempfile
+from collections.abc import Mapping
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -47,9 +49,6 @@ def save(
 ) -> None:
   """Writes a head, which `models.head_checkpoints.load` reads.
 
-  Files are written elsewhere first and then renamed, `config.json` last: a
-  directory without one is incomplete.
-
   Args:
     module: the head.
     directory: created if need be; files of the same names are replaced.
@@ -60,15 +59,39 @@ def save(
     ValueError: if the format cannot express the head, or the dtype is another
       one.
   """
-  dtype = jnp.dtype(dtype)
-  if dtype.name not in _DTYPES:
-    raise ValueError(f"dtype must be one of {_DTYPES}, got {dtype.name}")
   if isinstance(module, Medusa):
     settings, tensors = _medusa(module)
   elif isinstance(module, Blockwise):
     settings, tensors = _blockwise(module)
   else:
-    settings, tensors = _eagle(module, features, dtype.name)
+    settings, tensors = _eagle(module, features, jnp.dtype(dtype).name)
+  write(directory, settings, tensors, dtype=dtype)
+
+
+def write(
+  directory: str,
+  settings: Mapping[str, Any],
+  tensors: Mapping[str, np.ndarray],
+  *,
+  dtype,
+) -> None:
+  """Writes `config.json` and `model.safetensors`.
+
+  Files are written elsewhere first and then renamed, `config.json` last: a
+  directory without one is incomplete.
+
+  Args:
+    directory: created if need be; files of the same names are replaced.
+    settings: what `config.json` is to hold.
+    tensors: by their names in the file.
+    dtype: of the floating ones: float32, bfloat16 or float16.
+
+  Raises:
+    ValueError: if the dtype is another one.
+  """
+  dtype = jnp.dtype(dtype)
+  if dtype.name not in _DTYPES:
+    raise ValueError(f"dtype must be one of {_DTYPES}, got {dtype.name}")
   arrays = {
     name: np.ascontiguousarray(
       x.astype(dtype) if np.issubdtype(x.dtype, np.floating) else x
@@ -103,7 +126,7 @@ def _eagle(module: Eagle | Eagle3, features: Features, dtype: str):
   }
   prefix = "midlayer" if third else "layers.0"
   tensors = {}
-  for name, array in _parameters(module).items():
+  for name, array in parameters(module).items():
     part, _, leaf = name.rpartition(".")
     if part == "embed" or (part == "lm_head" and not third):
       continue  # the target's
@@ -132,10 +155,10 @@ def _medusa(module: Medusa):
   tensors = {}
   for h, head in enumerate(module.heads):
     for b, block in enumerate(head.blocks):
-      for name, array in _parameters(block).items():
+      for name, array in parameters(block).items():
         leaf = "bias" if name == "bias" else "weight"
         tensors[f"{h}.{b}.linear.{leaf}"] = array
-    (output,) = _parameters(head.lm_head).values()
+    (output,) = parameters(head.lm_head).values()
     tensors[f"{h}.{c.num_layers}.weight"] = output
   return {
     "architectures": ["MedusaModel"],
@@ -149,7 +172,7 @@ def _blockwise(module: Blockwise):
   c = module.config
   tensors = {
     name.replace("kernel", "weight"): array
-    for name, array in _parameters(module).items()
+    for name, array in parameters(module).items()
     if not name.startswith("lm_head.")
   }
   return {
@@ -161,7 +184,7 @@ def _blockwise(module: Blockwise):
   }, tensors
 
 
-def _parameters(module: nnx.Module) -> dict[str, np.ndarray]:
+def parameters(module: nnx.Module) -> dict[str, np.ndarray]:
   """By their names with dots; matrices lie as torch has them."""
   found = {}
   for path, variable in nnx.to_flat_state(nnx.state(module, nnx.Param)):

@@ -144,8 +144,8 @@ def rungs(
     draft: makes the drafter of a chain. Its state must not depend on the
       chain's length, and it must catch up with rounds in which nothing was
       drafted: `drafters.model.drafter(..., depth=depth.fixed(depth=G))`, or
-      `drafters.layer_skip`. Not with a policy that learns or moves a threshold,
-      nor a head: their states are of one width.
+      `drafters.layer_skip`. Not with a policy that learns, nor a head: their
+      states are of one width.
     rule: what verifies.
     vocab_size: V.
     widths: drafted tokens; 0 drafts nothing.

@@ -90,10 +90,11 @@ def start(
   temperature=1.0,
   max_new_tokens=BUDGETS,
   stop_tokens=NO_STOP,
+  params=PARAMS,
 ):
   ids = np.arange(len(PROMPTS))[rows]
   return jitted(decoder, "init")(
-    PARAMS,
+    params,
     jnp.asarray(prompts[rows]),
     jnp.asarray(LENGTHS[rows]),
     drawing.row_keys(jax.random.key(key), jnp.asarray(ids)),

@@ -492,7 +492,7 @@ def decode_on(case: str, mesh) -> dict:
 def _own_state(case: str, state):
   """What of a drafter's state is compared, beside the texts."""
   if case == "online":
-    threshold = state.inner.estimates.threshold
+    threshold = state.inner.memory.threshold
     return dataclasses.asdict(state.ring), jnp.round(threshold, 5)
   whole = ("shared", "counted", "lookahead")
   return jax.tree.leaves(state) if case in whole else ()

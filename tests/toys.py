@@ -91,6 +91,16 @@ def table_model(
   )
 
 
+def chance(params, token):
+  """How likely a drafted token is accepted, as a depth policy's head says it.
+
+  Any number that depends on what `table_model(.., layers=1)` gives, on the
+  token, and on parameters `f32[n]`.
+  """
+  row = jnp.mod(token.hidden[..., 0], len(params)).astype(jnp.int32)
+  return jax.nn.sigmoid(params[row] + 2 * token.confidence - token.temperature)
+
+
 def feature_model(vocab_size: int, *, num_features: int, layer: int = 1):
   """A head for `table_model(.., layers=..)` that knows what it knows.
 

@@ -5,7 +5,7 @@
 #   docs/measurements/run.sh [PART...]     all | timed | counted | NAME
 #
 # The parts of `timed` want the machine for themselves: about 30 minutes of two
-# cores. Those of `counted` do not (about 25 more). The studies of docs/drafts.md,
+# cores. Those of `counted` do not (about 40 more). The studies of docs/drafts.md,
 # which train, and docs/measurements/rules/costs.json have commands of their own.
 cd "$(dirname "$0")/../.." || exit 1
 python=${PYTHON:-.venv/bin/python}
@@ -41,6 +41,7 @@ flag() { # which flag of a command names where it writes
     launch.studies.report | launch.studies.theory | launch.studies.depth)
       echo --workdir
       ;;
+    launch.train) echo --export ;;
     *) echo --output ;;
   esac
 }
@@ -115,11 +116,13 @@ part counted optimality.json 1 docs/measurements/rules/optimality.json \
 part counted held-out.jsonl 1 - launch.tools.held_out_prompts --count=64
 [ ! -e $out/held-out.jsonl ] ||
   head -n 24 $out/held-out.jsonl >$out/held-out-24.jsonl
+part counted depth-head 12 - launch.train --config=configs/train_depth.py \
+  --workdir=$out/depth-run
 for temperature in 0.0 1.0; do
   part counted depth-$temperature 2 docs/adaptive/temperature-$temperature \
     launch.studies.depth $pair --config.temperature=$temperature \
     --config.batch_size=24 --config.max_new_tokens=64 --most_tokens=8 \
-    --prompts=$out/held-out-24.jsonl \
+    --prompts=$out/held-out-24.jsonl --head=$out/depth-head \
     --benchmarks=docs/measurements/embedded-greedy.json,docs/measurements/embedded-greedy-batch-6.json
 done
 part counted theory 10 docs/theory launch.studies.theory --figure=all

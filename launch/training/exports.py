@@ -15,7 +15,7 @@ from launch import cli, outputs, processes
 from models import checksums
 
 # The tokenizer stays as it is where it is the run's.
-_READ = ("teacher", "target", "init_from", "dataset")
+_READ = ("teacher", "target", "draft", "init_from", "dataset")
 
 
 def check(
@@ -40,8 +40,13 @@ def check(
   outputs.check_folder("--export", export)
   if not processes.is_chief():
     return
-  for name, path in [("--workdir", workdir)] + [
-    (f"config.{name}", config.get(name)) for name in _READ
+  for name, path in [
+    ("--workdir", workdir),
+    *((f"config.{name}", config.get(name)) for name in _READ),
+    *(
+      (f"config.pair.{name}", config.get("pair", {}).get(name))
+      for name in _READ
+    ),
   ]:
     if path and os.path.realpath(path) == os.path.realpath(export):
       raise ValueError(f"--export is also {name}: {export}")

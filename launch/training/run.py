@@ -15,6 +15,7 @@ from flax import nnx
 from launch import locks, processes
 from launch.training import (
   data,
+  depth,
   flops,
   head,
   memory,
@@ -47,6 +48,8 @@ class Run:
     self.mesh = step.make_mesh(config)
     if "head" in config:
       self.task = head.task(config, texts, self.mesh, self.folder)
+    elif "pair" in config:
+      self.task = depth.task(config, self.mesh)
     else:
       self.task = model.task(config, texts, self.mesh)
     self.tokenizer, self.steps = self.task.tokenizer, self.task.steps

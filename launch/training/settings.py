@@ -20,6 +20,7 @@ _STAYS = (
   "acceptance_block", "contexts", "prompt_length", "kind", "num_masks",
   "validation", "answers", "pair_features", "input_length", "output_length",
   "encoder_from",
+  "pair", "num_blocks", "rejection_weight", "temperatures", "rounds",
 )  # fmt: skip
 
 

@@ -6,19 +6,11 @@ and what finished rounds have taught. Not the next token, nor its law, for which
 a pass of the draft would have to be paid. So the depth is decided before the
 next token is drawn, no token that was drawn is taken back, and every lossless
 rule stays lossless (docs/adaptive.md has the proof).
-
-What a draft says of itself is not how often it is right: a law that is uniform
-like the target's is always accepted. Acceptance is therefore estimated. The
-largest probability of the draft's own law (at temperature 1) falls into one of
-a few bins, and of each bin it is counted what share of `min(1, q / p)` its
-tokens came to, and the token after them. Tokens behind one that was probably
-rejected count for little: each is weighed by the acceptance of those before it.
-All of it is a row's own, so that a row does not depend on its neighbours, and
-old rounds are forgotten, so that a row that has given up tries again.
 """
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,182 +18,27 @@ import numpy as np
 from jax import Array
 
 from specjax import laws, named, near
+from specjax.drafters import estimates
+from specjax.drafters.estimates import BINS, Estimates, Finished
 from specjax.structs import struct
-from specjax.types import Commit
-
-EDGES = (0.15, 0.3, 0.45, 0.6, 0.75, 0.85, 0.93, 0.98)
-BINS = len(EDGES) + 1
-ROOT = BINS  # the context before the first token
-_MIDDLE = (*np.add((0, *EDGES), (*EDGES, 1)) / 2, 0.75)
-_NEXT = 0.75  # acceptance of the next token, before anything is known
-_WEIGHT = 4.0  # rounds that these suppositions count for
-_KEEP = 0.98  # of what is remembered, from round to round
 
 
 @struct
-class Estimates:
-  """What a row has learned, and what it waits to learn from its last draft.
+class Token:
+  """What is known of a token that was just drawn.
 
   Attributes:
-    accepted: `f32[B, 2, BINS + 1]`, the sum of `min(1, q / p)` by the bin of
-      the token's own law, and by that of the token before it.
-    seen: `f32[B, 2, BINS + 1]`, how many tokens that was of.
-    tokens: `f32[B]`, expected tokens of its rounds.
-    seconds: `f32[B]`, what they cost, a round without a draft being 1.
-    top: `f32[B, G]`, the largest probability of each law of the last draft, at
-      temperature 1.
-    confidence: `f32[B, G]`, the probabilities of its tokens in those.
-    log_p: `f32[B, G]`, of its tokens, in the laws that they were drawn from.
-    drafted: `i32[B]`, how many of them were there.
-    threshold: `f32[B]`, of a policy that moves it (`Policy.moves`).
-    matched: `f32[B]`, running mean of the share of drafted tokens that stood.
-    passes: `i32[]`, passes of the draft that have been made, for all rows.
+    top: `f32[B]`, the largest probability of its law at temperature 1.
+    confidence: `f32[B]`, its own in that.
+    hidden: `f[B, H]`, the draft's hidden state that the law was read of; None
+      where the draft gives none.
+    temperature: `f32[B]`, that of the sampling.
   """
 
-  accepted: Array
-  seen: Array
-  tokens: Array
-  seconds: Array
   top: Array
   confidence: Array
-  log_p: Array
-  drafted: Array
-  threshold: Array
-  matched: Array
-  passes: Array
-
-  @classmethod
-  def zeros(
-    cls, rows: int, depth: int, *, threshold: float = 0.0
-  ) -> "Estimates":
-    """Before the first round."""
-    table = (rows, 2, BINS + 1)
-    return cls(
-      accepted=jnp.zeros(table, jnp.float32),
-      seen=jnp.zeros(table, jnp.float32),
-      tokens=jnp.zeros(rows, jnp.float32),
-      seconds=jnp.zeros(rows, jnp.float32),
-      top=jnp.zeros((rows, depth), jnp.float32),
-      confidence=jnp.zeros((rows, depth), jnp.float32),
-      log_p=jnp.zeros((rows, depth), jnp.float32),
-      drafted=jnp.zeros(rows, jnp.int32),
-      threshold=jnp.full(rows, threshold, jnp.float32),
-      matched=jnp.zeros(rows, jnp.float32),
-      passes=jnp.zeros((), jnp.int32),
-    )
-
-  @classmethod
-  def row_axes(cls) -> "Estimates":
-    """Which axis of each array is rows."""
-    axes = dict.fromkeys((field.name for field in dataclasses.fields(cls)), 0)
-    return cls(**axes | {"passes": None})  # type: ignore[arg-type]
-
-  def acceptance(self, bins: Array) -> Array:
-    """Of a token drawn from a law in a bin, `i32[B] -> f32[B]`."""
-    return self._mean(0, bins, jnp.asarray(_MIDDLE, jnp.float32)[bins])
-
-  def of_next(self, bins: Array) -> Array:
-    """Of the token after one drawn from a law in a bin, or after the root."""
-    return self._mean(1, bins, _NEXT)
-
-  def _mean(self, which: int, bins: Array, supposed: Array | float) -> Array:
-    pick = lambda table: jnp.take_along_axis(
-      table[:, which], bins[:, None], axis=1
-    )[:, 0]
-    return (pick(self.accepted) + _WEIGHT * supposed) / (
-      pick(self.seen) + _WEIGHT
-    )
-
-  @property
-  def rate(self) -> Array:
-    """`f32[B]`, tokens a unit of time; 1, as plain decoding, at first."""
-    return (self.tokens + _WEIGHT) / (self.seconds + _WEIGHT)
-
-
-def bin_of(top: Array) -> Array:
-  """The bin of a law's largest probability, `f32[...] -> i32[...]`."""
-  return jnp.sum(top[..., None] >= np.array(EDGES), axis=-1, dtype=jnp.int32)
-
-
-def learn(now: Estimates, commit: Commit, cost: float) -> Estimates:
-  """The estimates after a round of the loop.
-
-  Rows that emitted nothing, since they are done or their laws were NaN, learn
-  nothing.
-
-  Args:
-    now: with what the last draft was made of.
-    commit: the round.
-    cost: of a draft pass, a round without one being 1.
-  """
-  assert commit.target_log_probs is not None  # of a round
-  depth = now.top.shape[1]
-  log_q = laws.token_log_prob(
-    commit.target_log_probs[:, :depth], commit.tokens[:, 1 : depth + 1]
-  )
-  accept = laws.acceptance(log_q.astype(jnp.float32), now.log_p)
-  return update(now, accept, commit.count > 0, cost)
-
-
-def update(
-  now: Estimates, accept: Array, active: Array, cost: float
-) -> Estimates:
-  """The estimates after a round in which tokens were accepted like that.
-
-  Args:
-    now: with what the last draft was made of.
-    accept: `f32[B, G]`, `min(1, q / p)` of each drafted token.
-    active: `bool[B]`, which rows learn.
-    cost: see `learn`.
-  """
-  bins, depth = bin_of(now.top), accept.shape[1]
-  there = (np.arange(depth) < now.drafted[:, None]) & active[:, None]
-  one = jnp.ones_like(accept[:, :1])
-  reached = jnp.cumprod(jnp.concatenate([one, accept[:, :-1]], axis=1), axis=1)
-  weight = jnp.where(there, reached, 0)
-  before = jnp.pad(bins[:, :-1], ((0, 0), (1, 0)), constant_values=ROOT)
-  here = jnp.stack([bins, before], axis=1)  # [B, 2, G]
-  one_hot = (here[..., None] == np.arange(BINS + 1)).astype(jnp.float32)
-  total = lambda x: jnp.sum(x[:, None, :, None] * one_hot, axis=2)
-
-  def add(old, new):
-    row = active.reshape(-1, *[1] * (old.ndim - 1))
-    return jnp.where(row, _KEEP * old + new, old).astype(jnp.float32)
-
-  return dataclasses.replace(
-    now,
-    accepted=add(now.accepted, total(weight * accept)),
-    seen=add(now.seen, total(weight)),
-    tokens=add(now.tokens, 1 + jnp.sum(weight * accept, axis=1)),
-    seconds=add(now.seconds, 1 + cost * now.drafted),
-  )
-
-
-def move(
-  policy: "Policy", now: Estimates, commit: Commit, depth: int
-) -> Estimates:
-  """The threshold after a round of the loop; see `Policy.moves`.
-
-  Args:
-    policy: one that moves.
-    now: with how much was drafted.
-    commit: the round.
-    depth: G, of a chain that is drafted whole.
-  """
-  assert policy.moves is not None
-  share = (commit.count - 1) / jnp.maximum(now.drafted, 1)
-  threshold, matched = policy.moves(
-    now.threshold, now.matched, share, now.drafted == depth
-  )
-  counts = (commit.count > 0) & (now.drafted > 0)
-  return dataclasses.replace(
-    now,
-    threshold=jnp.where(counts, threshold, now.threshold),
-    matched=jnp.where(counts, matched, now.matched),
-  )
-
-
-# ----------------------------------------------------------------- the policies
+  hidden: Array | None
+  temperature: Array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -210,18 +47,24 @@ class Seen:
 
   Attributes:
     level: how many there are; static.
-    bins: `i32[B]`, of the law that the newest was drawn from; ROOT at first.
+    bins: `i32[B]`, of the law that the newest was drawn from
+      (`estimates.bin_of`); ROOT at first.
     confidence: `f32[B]`, the newest one's own probability in the draft's law at
       temperature 1; infinite at the root.
-    survival: `f32[B]`, the product of the estimated acceptances so far.
-    estimates: of finished rounds.
+    survival: `f32[B]`, the product of what the policy `accepts` so far.
+    memory: what finished rounds have left.
   """
 
   level: int
   bins: Array
   confidence: Array
   survival: Array
-  estimates: Estimates
+  memory: Any
+
+
+def _sure(params: Any, memory: Any, token: Token) -> Array:
+  del params, memory
+  return jnp.ones_like(token.top)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -230,29 +73,30 @@ class Policy:
 
   Attributes:
     name: as in `get`, with its parameters.
-    judge: `Seen -> (gain, price)`, both `f32[B]`.
-    learns: whether it looks at the estimates.
-    cost: of a draft pass, where a round without one costs 1: for the rate that
-      is measured.
+    gain: `Seen -> f32[B]`.
+    price: `Seen -> f32[B]`.
+    accepts: `(own parameters, memory, Token) -> f32[B]`, the chance that a
+      token is accepted if those before it are.
+    begin: `(rows, G) -> memory`, a pytree whose arrays have rows first.
+    learn: `(memory, Finished) -> memory`, after a round; None: nothing is
+      learned, and nothing of a round is kept until it is over.
     shared: whether all rows go on as long as the mean gain is above the mean
       price, of the rows that are allowed so deep (on a mesh, of a device's).
-    threshold: that of `Estimates` before the first round.
-    moves: `(threshold, matched, share of the drafted tokens that stood, whether
-      the chain was drafted whole) -> (threshold, matched)` after a round that
-      drafted, all `[B]`; None: both stay.
+    width: H, of the draft's hidden states that it reads; 0 for none.
   """
 
   name: str
-  judge: Callable[[Seen], tuple[Array, Array]]
-  learns: bool = False
-  cost: float = 0.0
+  gain: Callable[[Seen], Array]
+  price: Callable[[Seen], Array]
+  accepts: Callable[[Any, Any, Token], Array] = _sure
+  begin: Callable[[int, int], Any] = lambda rows, depth: ()
+  learn: Callable[[Any, Finished], Any] | None = None
   shared: bool = False
-  threshold: float = 0.0
-  moves: Callable[..., tuple[Array, Array]] | None = None
+  width: int = 0
 
   def goes_on(self, seen: Seen, allowed: Array) -> Array:
     """Which of the rows that may draft the next token do, `bool[B]`."""
-    gain, price = self.judge(seen)
+    gain, price = self.gain(seen), self.price(seen)
     if self.shared:
       mean = lambda x: jnp.sum(jnp.where(allowed, jnp.minimum(x, _MOST), 0))
       gain, price = mean(gain), mean(price)
@@ -266,12 +110,29 @@ def fixed(*, depth: int = 6) -> Policy:
   """Always so many tokens, or as many as the tree has."""
   if depth < 0:
     raise ValueError(f"depth must be >= 0, got {depth}")
+  return Policy(
+    name=str(depth),
+    gain=lambda seen: jnp.full_like(seen.survival, float(seen.level < depth)),
+    price=_constant(0.0),
+  )
 
-  def judge(seen):
-    go = jnp.full_like(seen.survival, float(seen.level < depth))
-    return go, jnp.zeros_like(go)
 
-  return Policy(name=str(depth), judge=judge)
+def recorded(*, width: int = 0) -> Policy:
+  """All tokens, always; the last round is kept, for those who study rounds.
+
+  Args:
+    width: of the draft's hidden states, if they are to be kept too.
+  """
+  if width < 0:
+    raise ValueError(f"width must be >= 0, got {width}")
+  return Policy(
+    name=f"recorded(width={width})",
+    gain=lambda seen: seen.survival,
+    price=_constant(0.0),
+    begin=lambda rows, depth: Finished.zeros(rows, depth, width),
+    learn=lambda memory, round_: round_,
+    width=width,
+  )
 
 
 def confidence(*, threshold: float = 0.4) -> Policy:
@@ -284,10 +145,22 @@ def confidence(*, threshold: float = 0.4) -> Policy:
   _check_share("threshold", threshold)
   return Policy(
     name=f"confidence(threshold={threshold:g})",
-    judge=lambda seen: (
-      seen.confidence, jnp.full_like(seen.confidence, threshold)
-    ),
-  )  # fmt: skip
+    gain=lambda seen: seen.confidence,
+    price=_constant(threshold),
+  )
+
+
+@struct
+class Exit:
+  """What `exits` remembers.
+
+  Attributes:
+    threshold: `f32[B]`.
+    matched: `f32[B]`, running mean of the share of drafted tokens that stood.
+  """
+
+  threshold: Array
+  matched: Array
 
 
 def exits(
@@ -326,49 +199,108 @@ def exits(
   for name, value in shares.items():
     _check_share(name, value)
 
-  def moves(h, m, share, whole):
-    m = keep_matched * m + (1 - keep_matched) * share
-    down = jnp.where(whole, h, h - step)
+  def learn(now: Exit, round_: Finished) -> Exit:
+    h, drafted = now.threshold, round_.drafted
+    share = round_.kept / jnp.maximum(drafted, 1)
+    m = keep_matched * now.matched + (1 - keep_matched) * share
+    down = jnp.where(drafted == round_.accept.shape[1], h, h - step)
     target = jnp.where(m < acceptance, h + step, down)
-    h = keep_threshold * h + (1 - keep_threshold) * target
-    return jnp.clip(h, 0, 1), m
+    moved = keep_threshold * h + (1 - keep_threshold) * target
+    counts = round_.active & (drafted > 0)
+    return Exit(
+      threshold=jnp.where(counts, jnp.clip(moved, 0, 1), h),
+      matched=jnp.where(counts, m, now.matched),
+    )
+
+  def begin(rows, depth):
+    del depth
+    full = lambda value: jnp.full(rows, value, jnp.float32)
+    return Exit(threshold=full(threshold), matched=full(0.0))
 
   return Policy(
     name=f"exits(acceptance={acceptance:g},threshold={threshold:g})",
-    judge=lambda seen: (seen.confidence, seen.estimates.threshold),
-    threshold=threshold,
-    moves=moves,
+    gain=lambda seen: seen.confidence,
+    price=lambda seen: seen.memory.threshold,
+    begin=begin,
+    learn=learn,
   )
 
 
 def survival(*, threshold: float = 0.25) -> Policy:
   """While the next token is reached and accepted with more than that chance."""
   _check_share("threshold", threshold)
-  return Policy(
-    name=f"survival(threshold={threshold:g})",
-    judge=lambda seen: (_worth(seen), jnp.full_like(seen.survival, threshold)),
-    learns=True,
+  return _estimating(
+    f"survival(threshold={threshold:g})", _worth, _constant(threshold)
   )
 
 
-def optimal(*, cost: float = 0.1) -> Policy:
+def optimal(*, cost: float = 0.1, rows: int = 1) -> Policy:
   """While the next token gains more than its pass costs, at the row's own rate.
 
   `survival` with the threshold `rate * cost`: the optimal one in the monotone
   case (`specjax.theory.stopping.myopic`). The rate is the row's own, measured
   over its rounds, so that every round is a step of Dinkelbach's iteration.
 
+  A batch pays for a level as long as any of its rows goes on, so that for all
+  rows together a level pays if their mean gain is above their mean price
+  (`together`). A row knows its own gain alone. Of the others it supposes that
+  they are as itself in a round of any kind, whatever this round is: its gain is
+  the mean of its own and of `rows - 1` typical ones (`Estimates.typical`). For
+  many rows that is a static depth, the best one by its own acceptances, as it
+  should be; and a row still depends on no other.
+
   Args:
-    cost: of a pass of the draft over one token, where a round that drafts
-      nothing costs 1.
+    cost: of a pass of the draft over one token, for all rows, where a round
+      that drafts nothing costs 1, verification as wide as ever.
+    rows: that pay for a pass together.
   """
   if not cost >= 0:
     raise ValueError(f"cost must be >= 0, got {cost}")
+  if rows < 1:
+    raise ValueError(f"rows must be >= 1, got {rows}")
+  more = f",rows={rows}" if rows > 1 else ""
+  return by_rate(cost, rows, name=f"optimal(cost={cost:g}{more})")
+
+
+def by_rate(
+  cost: Array | float, rows: Array | int, *, name: str = "optimal"
+) -> Policy:
+  """As `optimal`, of numbers that may be traced, and are not checked."""
+
+  def gain(seen: Seen) -> Array:
+    others = seen.memory.typical(seen.level)
+    return (_worth(seen) + (rows - 1) * others) / rows
+
+  return _estimating(name, gain, lambda seen: seen.memory.rate * cost, cost)
+
+
+def predicted(
+  accepts: Callable[[Any, Token], Array],
+  *,
+  width: int,
+  threshold: float = 0.7,
+  head: str = "",
+) -> Policy:
+  """Until some drafted token is rejected with more than that chance.
+
+  SpecDec++ (Huang et al., COLM 2025): a trained head says how likely each token
+  is accepted, and the row stops once one minus their product is above the
+  threshold. The newest token is kept.
+
+  Args:
+    accepts: `(parameters, Token) -> f32[B]`; the parameters are those of
+      `adaptive.Parts`.
+    width: H, of the draft's hidden states that it reads.
+    threshold: the released code has 0.3.
+    head: what it is called, for names.
+  """
+  _check_share("threshold", threshold)
   return Policy(
-    name=f"optimal(cost={cost:g})",
-    judge=lambda seen: (_worth(seen), seen.estimates.rate * cost),
-    learns=True,
-    cost=cost,
+    name=f"predicted(head={head},threshold={threshold:g})",
+    gain=lambda seen: seen.survival,
+    price=_constant(1 - threshold),
+    accepts=lambda params, memory, token: accepts(params, token),
+    width=width,
   )
 
 
@@ -385,12 +317,12 @@ def table(limits: Sequence[Sequence[float]] | np.ndarray) -> Policy:
       f"limits must be [levels, {BINS + 1}], got shape {limits.shape}"
     )
 
-  def judge(seen):
+  def price(seen):
     if seen.level >= len(limits):
-      return jnp.zeros_like(seen.survival), jnp.ones_like(seen.survival)
-    return seen.survival, jnp.asarray(limits[seen.level])[seen.bins]
+      return jnp.full_like(seen.survival, jnp.inf)
+    return jnp.asarray(limits[seen.level])[seen.bins]
 
-  return Policy(name="table", judge=judge, learns=True)
+  return _estimating("table", lambda seen: seen.survival, price)
 
 
 def together(policy: Policy) -> Policy:
@@ -404,8 +336,31 @@ def together(policy: Policy) -> Policy:
   )
 
 
+def _estimating(
+  name: str,
+  gain: Callable[[Seen], Array],
+  price: Callable[[Seen], Array],
+  cost: Array | float = 0.0,
+) -> Policy:
+  """A policy by estimated survival."""
+  return Policy(
+    name=name,
+    gain=gain,
+    price=price,
+    accepts=lambda params, memory, token: memory.acceptance(
+      estimates.bin_of(token.top)
+    ),
+    begin=lambda rows, depth: Estimates.zeros(rows),
+    learn=lambda memory, round_: estimates.learn(memory, round_, cost),
+  )
+
+
 def _worth(seen: Seen) -> Array:
-  return seen.survival * seen.estimates.of_next(seen.bins)
+  return seen.survival * seen.memory.of_next(seen.bins)
+
+
+def _constant(value: float) -> Callable[[Seen], Array]:
+  return lambda seen: jnp.full_like(seen.survival, value)
 
 
 def _check_share(name: str, value: float) -> None:
@@ -415,6 +370,7 @@ def _check_share(name: str, value: float) -> None:
 
 FACTORIES: dict[str, Callable[..., Policy]] = {
   "fixed": fixed,
+  "recorded": recorded,
   "confidence": confidence,
   "exits": exits,
   "survival": survival,

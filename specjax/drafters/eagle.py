@@ -110,7 +110,7 @@ def drafter(
 
     def first(carry, goes):
       del goes
-      return root.logits, carry, jnp.zeros((), jnp.int32)
+      return (root.logits, root.hidden), carry, jnp.zeros((), jnp.int32)
 
     def feed(carry, level, drawn):
       hidden, cache = carry
@@ -121,7 +121,7 @@ def drafter(
         cache,
         positions=levels.positions(_place(context), level, drawn),
       )
-      return logits, (hidden, cache)
+      return (logits[:, 0], hidden[:, 0]), (hidden, cache)
 
     def close(carry, fed):
       del fed

@@ -87,8 +87,8 @@ def drafter(
       output, cache = model.apply(
         params.target, context.root, cache.replace(length=root)
       )
-      logits = output.logits[:, 0]
-      return logits, cache.replace(length=root), jnp.ones((), jnp.int32)
+      said = adaptive.said(output, jnp.zeros_like(root))
+      return said, cache.replace(length=root), jnp.ones((), jnp.int32)
 
     def feed(cache, depth, drawn):
       output, cache = model.apply(
@@ -97,7 +97,8 @@ def drafter(
         cache.replace(length=root + depth),
         positions=levels.positions(root, depth, drawn),
       )
-      return output.logits, cache.replace(length=root)
+      said = adaptive.said(output, jnp.zeros_like(root))
+      return said, cache.replace(length=root)
 
     return adaptive.Passes(
       carry=target_cache.replace(length=root),

@@ -162,9 +162,9 @@ def _with_depth(
       )
       start = jnp.maximum(root - _WINDOW, 0)
       output, cache = feed_at(cache, start, _WINDOW)
-      logits = take_node(output.logits, root - 1 - start)
       held = jnp.where(held >= start, root, held)
-      return logits, (cache.replace(length=root), held, held == root), count
+      carry = (cache.replace(length=root), held, held == root)
+      return adaptive.said(output, root - 1 - start), carry, count
 
     def feed(carry, depth, drawn):
       cache, *rest = carry
@@ -174,7 +174,8 @@ def _with_depth(
         cache.replace(length=root + depth - 1),
         positions=levels.positions(root - 1, depth, drawn),
       )
-      return output.logits, (cache.replace(length=root), *rest)
+      carry = (cache.replace(length=root), *rest)
+      return adaptive.said(output, jnp.zeros_like(root)), carry
 
     def close(carry, fed):
       cache, held, whole = carry

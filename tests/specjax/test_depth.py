@@ -13,13 +13,20 @@ from decoding import BUDGETS, DRAFT, MODEL, PARAMS, TARGET, VOCAB, rows_of
 
 import specjax
 from specjax import drafters, exact
-from specjax.drafters import depth, model
+from specjax.drafters import adaptive, depth, estimates, model
 from specjax.tree import Tree, chain, paths
 from specjax.types import Commit, LanguageModel, ModelOutput
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 DEPTH = 4
+
+
+HEAD = np.random.default_rng(3).normal(size=13).astype(np.float32)
+WITH_HEAD = dataclasses.replace(
+  PARAMS, draft=adaptive.Parts(own=PARAMS.draft, policy=jnp.asarray(HEAD))
+)
+PREDICTED = depth.predicted(toys.chance, width=1, threshold=0.5)
 
 
 def of_model(policy, draft: LanguageModel = MODEL, tree=None):
@@ -31,7 +38,9 @@ def of_model(policy, draft: LanguageModel = MODEL, tree=None):
 @functools.cache
 def make(policy: str, family="model", rule="token"):
   find = depth.get
-  if family == "model":
+  if policy == "predicted":
+    drafter = of_model(PREDICTED, toys.table_model(VOCAB, layers=1))
+  elif family == "model":
     drafter = of_model(find(policy))
   elif family == "together":
     drafter = of_model(depth.together(find(policy)))
@@ -61,21 +70,25 @@ SURVIVAL = "survival(threshold=0.45)"
   [
     (SURVIVAL, "model"),
     ("confidence(threshold=0.3)", "layer_skip"),
+    ("predicted", "model"),
     pytest.param("optimal(cost=0.3)", "model", marks=pytest.mark.heavy),
+    pytest.param("optimal(cost=0.3,rows=4)", "model", marks=pytest.mark.heavy),
     pytest.param(SURVIVAL, "eagle", marks=pytest.mark.heavy),
   ],
 )
 def test_a_row_emits_alone_what_it_does_in_a_batch(policy, family):
   decoder = make(policy, family)
-  whole = decoding.decode(decoder, decoding.start(decoder))
+  params = WITH_HEAD if policy == "predicted" else PARAMS
+  decode = lambda state: decoding.decode(decoder, state, params)
+  whole = decode(decoding.start(decoder, params=params))
   found = rows_of(whole)
   drafted = np.asarray(whole.counters.num_drafted)
   calls = np.asarray(whole.counters.num_target_calls)
   assert (drafted < DEPTH * calls)[:3].all()  # the policy ends some drafts
   assert drafted.sum() > 0
   for row in range(3):
-    one = decoding.start(decoder, rows=slice(row, row + 1))
-    assert rows_of(decoding.decode(decoder, one)) == [found[row]]
+    one = decoding.start(decoder, rows=slice(row, row + 1), params=params)
+    assert rows_of(decode(one)) == [found[row]]
 
 
 def test_a_row_that_is_admitted_has_learned_nothing_yet():
@@ -109,7 +122,7 @@ def test_what_a_row_learns_does_not_depend_on_how_long_others_go_on():
   steps = decoding.jitted(decoder, "steps")
   ended = steps(PARAMS, state, jnp.int32(100), num_idle=jnp.int32(3))
   later = decoding.decode(decoder, ended)
-  own = lambda s: s.drafter_state.estimates
+  own = lambda s: s.drafter_state.memory
   done = np.asarray(ended.done)
   assert 3 <= done.sum() < 5
   for name in ("accepted", "seen", "tokens", "seconds"):
@@ -135,7 +148,7 @@ def counted_model(counts: list) -> LanguageModel:
 
 @pytest.mark.parametrize(
   "policy", ["2", "confidence(threshold=0.3)", pytest.param(
-    "survival", marks=pytest.mark.heavy)],
+    "survival(threshold=0.5)", marks=pytest.mark.heavy)],
 )  # fmt: skip
 def test_passes_end_as_soon_as_no_row_goes_on(policy):
   counts = []
@@ -154,7 +167,7 @@ def test_passes_end_as_soon_as_no_row_goes_on(policy):
     jax.effects_barrier()
     depths = np.asarray(info.draft.topology().there.sum(axis=1) - 1)
     expected += depths.max()
-    assert len(counts) == expected == state.drafter_state.estimates.passes
+    assert len(counts) == expected == state.drafter_state.passes
   assert 6 <= expected < 6 * DEPTH
   assert set(counts) == {1, 2}
   if policy == "2":
@@ -200,11 +213,11 @@ def test_after_rounds_without_a_draft_the_cache_is_filled(family):
   for number, wanted in enumerate(plan):
     state = set_depth(state, wanted)
     texts = rows_of(state)
-    passes = int(state.drafter_state.estimates.passes)
+    passes = int(state.drafter_state.passes)
     state, info = step(PARAMS, state)
     there = np.asarray(info.draft.topology().there)
     assert tuple((there.sum(axis=1) - 1).tolist()) == wanted
-    made = int(state.drafter_state.estimates.passes) - passes
+    made = int(state.drafter_state.passes) - passes
     if family == "model":  # after 20 rounds, two pieces of 16 first
       assert made == max(wanted) + 2 * (number == 24)
     else:
@@ -296,8 +309,7 @@ def test_a_draft_whose_laws_are_nan_costs_no_row_anything():
   state = decoding.start(decoder)
   state = decoding.decode(decoder, state, broken)
   assert state.stop_reason.tolist() == [2] * 5
-  estimates = state.drafter_state.estimates
-  for leaf in jax.tree.leaves(estimates):
+  for leaf in jax.tree.leaves(state.drafter_state.memory):
     assert np.isfinite(np.asarray(leaf, np.float64)).all()
 
 
@@ -308,7 +320,7 @@ def test_a_broken_target_ends_its_rows_and_teaches_nothing():
   params = dataclasses.replace(PARAMS, target=broken)
   state = decoding.decode(decoder, state, params)
   assert 3 in state.stop_reason.tolist()
-  for leaf in jax.tree.leaves(state.drafter_state.estimates):
+  for leaf in jax.tree.leaves(state.drafter_state.memory):
     assert np.isfinite(np.asarray(leaf, np.float64)).all()
 
 
@@ -333,21 +345,22 @@ def test_estimates_are_weighed_means_of_the_acceptances():
   tokens = rng.integers(0, vocab, (rows, levels + 1))
   law = np.log(rng.dirichlet(np.ones(vocab), (rows, levels + 1)))
   now = dataclasses.replace(
-    depth.Estimates.zeros(rows, levels),
+    adaptive.Drawn.zeros(rows, levels, 0),
     top=jnp.asarray(rng.random((rows, levels)), jnp.float32),
     log_p=jnp.asarray(np.log(rng.random((rows, levels))), jnp.float32),
     drafted=jnp.array([4, 2, 3]),
   )
-  later = depth.learn(now, commit_of(tokens, law, [2, 1, 0]), cost=0.5)
-  accepted = np.zeros((rows, 2, depth.BINS + 1))
+  finished = adaptive._finished(now, commit_of(tokens, law, [2, 1, 0]))
+  later = estimates.learn(estimates.Estimates.zeros(rows), finished, 0.5)
+  accepted = np.zeros((rows, 2, estimates.BINS + 1))
   seen, gained = np.zeros_like(accepted), np.zeros(rows)
   for row in (0, 1):  # the last has emitted nothing
-    alive, before = 1.0, depth.ROOT
+    alive, before = 1.0, estimates.ROOT
     gained[row] = 1
     for i in range(int(now.drafted[row])):
       q = np.exp(law[row, i, tokens[row, i + 1]])
       a = min(1.0, q / np.exp(float(now.log_p[row, i])))
-      own = sum(float(now.top[row, i]) >= edge for edge in depth.EDGES)
+      own = sum(float(now.top[row, i]) >= edge for edge in estimates.EDGES)
       for which, here in ((0, own), (1, before)):
         accepted[row, which, here] += alive * a
         seen[row, which, here] += alive
@@ -382,7 +395,7 @@ def test_a_row_that_gave_up_tries_again():
 def test_policies_are_written_as_they_are_named():
   for text in (
     "6", "confidence(threshold=0.4)", "survival(threshold=0.25)",
-    "optimal(cost=0.1)",
+    "optimal(cost=0.1)", "optimal(cost=0.1,rows=4)",
   ):  # fmt: skip
     assert depth.get(text).name == text
   for text in ("confidence", "survival", "optimal"):
@@ -397,6 +410,7 @@ def test_policies_are_written_as_they_are_named():
     ("confidence(threshold=2)", "threshold must be in"),
     ("survival(level=2)", "no parameter 'level'"),
     ("optimal(cost=-1)", "cost must be >= 0"),
+    ("optimal(rows=0)", "rows must be >= 1"),
     ("survival(0.2)", "are written name=value"),
   ],
 )
@@ -411,9 +425,103 @@ def test_a_policy_ends_single_paths(tree):
     of_model(depth.get("survival"), tree=tree)
 
 
+def test_a_head_reads_what_the_draft_gives():
+  state = lambda decoder: decoding.start(decoder, params=WITH_HEAD)
+  for layers, given in ((0, "none"), (2, "2")):
+    drafter = of_model(PREDICTED, toys.table_model(VOCAB, layers=layers))
+    decoder = specjax.make_decoder(MODEL, drafter=drafter)
+    with pytest.raises(ValueError, match=f"of width 1, and .* gives {given}"):
+      jax.eval_shape(decoder.step, WITH_HEAD, state(decoder))
+
+
+def test_a_head_ends_a_row_at_the_product_of_what_it_says():
+  """Against a loop over rows and tokens, of the numbers that it is given."""
+  decoder = make("predicted")
+  state = decoding.start(decoder, params=WITH_HEAD, temperature=0.7)
+  depths = set()
+  for _ in range(5):
+    before, texts = state, rows_of(state)
+    state, info = decoding.jitted(decoder, "step")(WITH_HEAD, state)
+    tokens = np.asarray(info.draft.tokens)
+    there = np.asarray(info.draft.topology().there).sum(axis=1) - 1
+    for row in np.flatnonzero(~np.asarray(before.done)):
+      text, alive, expected = texts[row], 1.0, 0
+      while expected < DEPTH and alive > 0.5:
+        drafted = int(tokens[row, expected + 1])
+        seen = depth.Token(
+          top=None, confidence=law_after(text)[drafted],
+          hidden=np.array([hash_of(text)]), temperature=np.float32(0.7),
+        )  # fmt: skip
+        alive *= float(toys.chance(jnp.asarray(HEAD), seen))
+        text, expected = [*text, drafted], expected + 1
+      assert there[row] == expected
+      depths.add(expected)
+  assert len(depths) > 2
+
+
+def hash_of(text) -> int:
+  """What `toys.table_model(.., layers=1)` gives at its last token."""
+  model = toys.table_model(VOCAB, layers=1)
+  cache = model.init_cache(1, len(text))
+  output, _ = model.apply(PARAMS.draft, jnp.asarray([text]), cache)
+  return int(output.features[0, -1, 0])
+
+
+def test_a_batch_of_rows_supposes_typical_neighbours():
+  """By hand: with many rows a level pays by the row's mean, not by this one."""
+  rows, own = 1, jnp.zeros(1, jnp.int32)
+  known = dataclasses.replace(
+    estimates.Estimates.zeros(rows),
+    accepted=jnp.full((1, 2, estimates.BINS + 1), 600.0),
+    seen=jnp.full((1, 2, estimates.BINS + 1), 1000.0),
+    tokens=jnp.full(1, 2000.0), seconds=jnp.full(1, 1000.0),
+  )  # fmt: skip
+
+  def goes(level, survival, rows):
+    seen = depth.Seen(
+      level=level, bins=own, confidence=jnp.ones(1),
+      survival=jnp.full(1, survival), memory=known,
+    )  # fmt: skip
+    policy = depth.optimal(cost=0.15, rows=rows)  # 0.3 tokens a level
+    return bool(policy.goes_on(seen, jnp.ones(1, bool))[0])
+
+  # Alone: 0.6 of the survival, against 0.3. Of many rows: 0.6 ** (level + 1).
+  assert [goes(1, s, 1) for s in (0.45, 0.55)] == [False, True]
+  assert [goes(1, s, 100) for s in (0.01, 1.0)] == [True, True]  # 0.36
+  assert [goes(2, s, 100) for s in (0.01, 1.0)] == [False, False]  # 0.216
+  # Two: (0.6 s + 0.36) / 2 against 0.3.
+  assert [goes(1, s, 2) for s in (0.35, 0.45)] == [False, True]
+
+
 def test_a_policy_is_one():
   with pytest.raises(TypeError, match="must be a specjax"):
     of_model("survival")
+
+
+def test_the_last_round_can_be_recorded():
+  """All of it: what a study replays, and a head learns from."""
+  model = toys.table_model(VOCAB, layers=1)
+  decoder = specjax.make_decoder(
+    MODEL, drafter=of_model(depth.recorded(width=1), model)
+  )
+  state = decoding.start(decoder)
+  before = rows_of(state)
+  state, info = jax.jit(decoder.step)(PARAMS, state)
+  found = state.drafter_state.memory
+  tokens = np.asarray(info.draft.tokens)
+  for row, text in enumerate(before):
+    for level in range(DEPTH):
+      drafted = int(tokens[row, level + 1])
+      p = law_after(text)
+      q = law_after(text, TARGET)
+      near = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4)
+      near(found.top[row, level], p.max())
+      near(found.confidence[row, level], p[drafted])
+      near(found.accept[row, level], min(1, q[drafted] / p[drafted]))
+      assert int(found.hidden[row, level, 0]) == hash_of(text)
+      text = [*text, drafted]
+  assert found.drafted.tolist() == [DEPTH] * 5
+  assert found.kept.tolist() == (np.asarray(info.num_emitted) - 1).tolist()
 
 
 def test_budgets_are_kept():

@@ -69,7 +69,7 @@ def without_what_fell_below(drafter):
   def propose(params, state, cache, context):
     draft, new, cache = drafter.propose(params, state, cache, context)
     law = jnp.take_along_axis(draft.log_probs, draft.tokens[..., None], axis=-1)
-    low = law[..., 0] <= jnp.log(state.estimates.threshold)[:, None]
+    low = law[..., 0] <= jnp.log(state.memory.threshold)[:, None]
     parents = jnp.where(low, -1, draft.parents)
     return dataclasses.replace(draft, parents=parents), new, cache
 
@@ -149,7 +149,7 @@ def test_a_chain_ends_after_the_first_token_below_the_threshold(rounds):
       text = np.asarray(before.tokens[row, : before.length[row]]).tolist()
       there = np.asarray(info.draft.parents[row]) >= 0
       drafted = np.asarray(info.draft.tokens[row])
-      threshold = float(before.drafter_state.estimates.threshold[row])
+      threshold = float(before.drafter_state.memory.threshold[row])
       expected, count = True, 0
       for level in range(1, DEPTH + 1):
         assert there[level] == expected
@@ -164,7 +164,7 @@ def test_a_chain_ends_after_the_first_token_below_the_threshold(rounds):
 def test_the_threshold_follows_what_is_accepted(rounds):
   moved = set()
   for before, after, info in rounds:
-    old, new = (s.drafter_state.estimates for s in (before, after))
+    old, new = (s.drafter_state.memory for s in (before, after))
     for row in range(ROWS):
       h, m = float(old.threshold[row]), float(old.matched[row])
       drafted = int((np.asarray(info.draft.parents[row]) >= 0).sum())
@@ -214,7 +214,7 @@ def test_a_host_may_end_drafting_earlier():
   state = dataclasses.replace(state, max_depth=jnp.array([0, 1, 2, 3]))
   draft, own, _ = jax.jit(decoder.propose)(PARAMS, state)
   assert (np.asarray(draft.parents) >= 0).sum(axis=1).tolist() == [0, 1, 2, 3]
-  assert own.estimates.drafted.tolist() == [0, 1, 2, 3]
+  assert own.drawn.drafted.tolist() == [0, 1, 2, 3]
 
 
 def test_a_draft_that_is_nan_ends_its_chain_and_loses_nothing():
@@ -243,8 +243,8 @@ def test_numbers_out_of_range_are_refused(options, message):
 def test_a_text_that_goes_on_begins_with_the_first_threshold():
   decoder = specjax.make_decoder(MODEL, drafter=DRAFTERS["model"])
   state = jax.jit(decoder.steps)(PARAMS, start(decoder, slice(2, 3)), 5)
-  assert state.drafter_state.estimates.threshold.tolist() != [0.5]
+  assert state.drafter_state.memory.threshold.tolist() != [0.5]
   state = jax.jit(decoder.extend)(
     PARAMS, state, 0, jnp.array([1, 0]), 2, max_new_tokens=5
   )
-  assert state.drafter_state.estimates.threshold.tolist() == [0.5]
+  assert state.drafter_state.memory.threshold.tolist() == [0.5]

@@ -8,10 +8,10 @@ writes WORKDIR/depth.json (every number), depth.md and depth.svg. The prompts
 are decoded with drafts of --most_tokens, and the acceptance of every drafted
 token is written down. On those traces are replayed: plain decoding, every
 static depth, thresholds on the newest token's confidence and on survival, the
-policy that follows its own rate, each by its own code, and the optimum of a
-process fitted to them. Tokens per second are predicted from --benchmarks,
-results of `launch.benchmark` at one or two batch sizes, as lines in the number
-of rows.
+policy that follows its own rate, and with --head one that a head decides, each
+by its own code, and the optimum of a process fitted to them. Tokens per second
+are predicted from --benchmarks, results of `launch.benchmark` at one or two
+batch sizes, as lines in the number of rows.
 
 To measure one of them instead:
 
@@ -26,8 +26,8 @@ import sys
 import matplotlib
 from absl import flags
 
-from launch import cli, outputs, pair, prompts, provenance
-from launch.studies.depth import page, replay, traces
+from launch import cli, depths, outputs, pair, prompts, provenance
+from launch.studies.depth import compare, machine, page, traces
 
 cli.reads(cli.CONFIG, cli.PROMPTS, cli.WORKDIR)
 _BENCHMARKS = flags.DEFINE_list(
@@ -36,9 +36,12 @@ _BENCHMARKS = flags.DEFINE_list(
 _MOST = flags.DEFINE_integer(
   "most_tokens", 12, "Drafted tokens of the recorded rounds.", lower_bound=1
 )
+_HEAD = flags.DEFINE_string(
+  "head", None, "A head of configs/train_depth.py, to be compared too."
+)
 
 
-def read_costs(paths: list[str]) -> replay.Machine:
+def read_costs(paths: list[str]) -> machine.Machine:
   """The costs in results of `launch.benchmark`.
 
   Raises:
@@ -53,7 +56,7 @@ def read_costs(paths: list[str]) -> replay.Machine:
         f"--benchmarks: cannot read {path}: {error}"
       ) from None
   try:
-    return replay.machine_of(results)
+    return machine.machine_of(results)
   except (KeyError, TypeError) as error:
     raise cli.UserError(
       "--benchmarks must be results of launch.benchmark with a draft model: "
@@ -71,7 +74,11 @@ def run(_) -> int:
       "depths are those of one path that is drafted whole: give no config.tree "
       "and no config.depth, and config.num_drafts=1"
     )
-  machine = read_costs(_BENCHMARKS.value)
+  costs = read_costs(_BENCHMARKS.value)
+  predictor, width = None, 0
+  if _HEAD.value:
+    policy = depths.predicted(_HEAD.value)
+    predictor, width = (policy, depths.load(_HEAD.value)), policy.width
   folder = outputs.check_folder("--workdir", cli.WORKDIR.value)
   if folder.is_dir():
     names = ("depth.md", "depth.svg")
@@ -80,14 +87,15 @@ def run(_) -> int:
       drawn={name: str(folder / name) for name in names},
     )
   models = pair.load(config)
-  deepest = traces.with_depth(config, _MOST.value)
+  deepest = depths.recording(config, _MOST.value, width=width)
   items = prompts.all_of(
     cli.PROMPTS.value,
     models.tokenizer,
     max_tokens=pair.assemble(deepest, models).room(config.max_new_tokens),
   )
   made_by = provenance.record(
-    models=provenance.checkpoints(config),
+    models=provenance.checkpoints(config)
+    | provenance.hashes({"depth": _HEAD.value} if _HEAD.value else {}),
     prompts=cli.PROMPTS.value,
     texts=[p.text for p in items],
     files={
@@ -95,7 +103,7 @@ def run(_) -> int:
     },
   )
   recorded = traces.collect(deepest, models, items)
-  found = replay.compare(recorded, machine) | {
+  found = compare.compare(recorded, costs, predictor=predictor) | {
     "num_prompts": len(items),
     "config": json.loads(config.to_json_best_effort()),
     **made_by,
@@ -106,7 +114,7 @@ def run(_) -> int:
   settings = {"svg.hashsalt": "specjax", "svg.fonttype": "none", "font.size": 9}
   with matplotlib.rc_context(settings):
     page.figure(found).savefig(folder / "depth.svg", metadata={"Date": None})
-  print(replay.advice(found))
+  print(compare.advice(found))
   print(f"see {folder / 'depth.md'}", file=sys.stderr)
   return 0
 

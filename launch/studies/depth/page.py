@@ -4,20 +4,31 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from launch import tables
-from launch.studies.depth import replay
+from launch.studies.depth import compare
 
 _RULES = {
   "best_static": "best static depth",
   "confidence": "confidence of the newest token",
   "survival": "survival",
+  "predicted": "predicted by a head",
   "optimal": "optimal, at its own rate",
   "optimum": "optimum of the bins' process",
 }
 
 
+def rules_in(results: list[tuple[str, dict]]) -> dict[str, str]:
+  """The rules that were compared, with what they are called."""
+  batches = [one for _, found in results for one in found["batches"]]
+  return {
+    key: name
+    for key, name in _RULES.items()
+    if all(key in one for one in batches)
+  }
+
+
 def table(results: list[tuple[str, dict]]) -> str:
   """Predicted tokens per second by batch size, and over the best static."""
-  lines = []
+  lines, rules = [], rules_in(results)
   for _, found in results:
     for one in found["batches"]:
       static = one["best_static"]["tokens_per_second"]
@@ -33,12 +44,12 @@ def table(results: list[tuple[str, dict]]) -> str:
           f"{one['draft_cost']:.3f}",
           f"{one['plain']:.0f}",
           f"{static:.0f} ({one['best_static']['name']})",
-          *(cell(key) for key in list(_RULES)[1:]),
+          *(cell(key) for key in list(rules)[1:]),
         ]
       )
   return tables.table(
     ["temperature", "batch", "cost of a level", "plain", "best static (depth)",
-     *list(_RULES.values())[1:]],
+     *list(rules.values())[1:]],
     lines,
   )  # fmt: skip
 
@@ -67,7 +78,7 @@ def page(found: dict) -> str:
   lines = [
     "# How deep to draft",
     "",
-    replay.advice(found),
+    compare.advice(found),
     "",
     "![Tokens per second against batch size](depth.svg)",
     "",
@@ -78,8 +89,10 @@ def page(found: dict) -> str:
     "",
     "Tokens per second are predicted: from acceptances of "
     f"{found['num_rounds']} rounds of {found['depth']} drafted tokens, and "
-    "from the costs given. Beside each rule stands its setting, and how many "
-    "tokens it may draft at most. Every static depth:",
+    "from the costs given. A level costs so much of a plain round; `optimal` "
+    "is told what it costs of a round as wide as its own. Beside each rule "
+    "stands its setting, and how many tokens it may draft at most. Every "
+    "static depth:",
     "",
     static_table(results),
   ]
@@ -103,7 +116,7 @@ def figure(found: dict) -> Figure:
       linewidth=0.8,
       label="static depths" if depth == depths[1] else None,
     )
-  for index, (key, name) in enumerate(_RULES.items()):
+  for index, (key, name) in enumerate(rules_in([("", found)]).items()):
     panel.plot(
       rows,
       over([one[key]["tokens_per_second"] for one in found["batches"]]),

@@ -7,14 +7,13 @@ would see of it and what became of it: of every depth up to G at once.
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
 from launch import pair as pair_lib
 from launch.pair import Models
 from launch.prompts import Prompt
-from specjax import engine, laws
+from specjax import engine
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,13 +25,18 @@ class Traces:
     top: `f32[R, M, G]`, the largest probability of the law that it was drawn
       from, at temperature 1.
     confidence: `f32[R, M, G]`, its own in that.
+    hidden: `f32[R, M, G, H]`, the draft's hidden state that the law was read
+      of; H is 0 if none was asked for.
     there: `bool[R, M]`, which rounds there were.
+    temperature: of the sampling.
   """
 
   accept: np.ndarray
   top: np.ndarray
   confidence: np.ndarray
+  hidden: np.ndarray
   there: np.ndarray
+  temperature: float
 
   @property
   def depth(self) -> int:
@@ -45,41 +49,26 @@ class Traces:
     return int(self.there.sum())
 
 
-def with_depth(
-  config: ml_collections.ConfigDict, depth: int
-) -> ml_collections.ConfigDict:
-  """The config whose drafts have that depth, and whose drafter remembers."""
-  config = ml_collections.ConfigDict(config.to_dict())
-  config.num_speculative_tokens = depth
-  config.depth = "survival(threshold=0)"  # goes on always
-  return config
-
-
 def collect(
   config: ml_collections.ConfigDict, models: Models, items: list[Prompt]
 ) -> Traces:
   """Decodes prompts, and writes down every round.
 
   Args:
-    config: from `with_depth`. Its rule does not matter: positions that a rule
-      would not come to are there too, and count for their survival.
+    config: from `launch.depths.recording`. Its rule does not matter: positions
+      that a rule would not come to are there too, and count for their survival.
     models: of the config.
     items: the prompts.
   """
-  depth = config.num_speculative_tokens
   pair = pair_lib.assemble(config, models)
   one = pair_lib.engine_of(config, pair)
 
   @jax.jit
   def step(params, state):
     going = ~state.done
-    after, info = one.decoder.step(params, state)
-    drafted = after.drafter_state.estimates
-    log_q = laws.token_log_prob(
-      info.target_log_probs[:, :depth], info.draft.tokens[:, 1 : depth + 1]
-    )
-    accept = laws.acceptance(log_q.astype(jnp.float32), drafted.log_p)
-    return after, (accept, drafted.top, drafted.confidence, going)
+    after, _ = one.decoder.step(params, state)
+    now = after.drafter_state.memory
+    return after, (now.accept, now.top, now.confidence, now.hidden, going)
 
   rows = []
   for batch in engine.make_batches(
@@ -108,5 +97,10 @@ def collect(
     )
 
   return Traces(
-    accept=padded(0), top=padded(1), confidence=padded(2), there=padded(3)
+    accept=padded(0),
+    top=padded(1),
+    confidence=padded(2),
+    hidden=padded(3),
+    there=padded(4),
+    temperature=config.temperature,
   )

@@ -24,8 +24,16 @@ import jax
 import matplotlib
 from absl import flags
 
-from launch import cli, drafting, outputs, pair, prompts, provenance
-from launch.studies.depth import replay, traces
+from launch import (
+  cli,
+  depths,
+  drafting,
+  outputs,
+  pair,
+  prompts,
+  provenance,
+)
+from launch.studies.depth import compare, machine, traces
 from launch.studies.report import findings, page
 
 cli.reads(cli.CONFIG, cli.PROMPTS, cli.WORKDIR)
@@ -76,9 +84,9 @@ def policies(config, models, items, found: dict, *, most: int) -> dict | None:
   """What each depth policy would gain; None if none fits the drafter."""
   if not drafting.of(config).has_depth:
     return None
-  recorded = traces.collect(traces.with_depth(config, most), models, items)
-  return replay.compare(
-    recorded, replay.machine_of_report(found), batches=(config.batch_size,)
+  recorded = traces.collect(depths.recording(config, most), models, items)
+  return compare.compare(
+    recorded, machine.machine_of_report(found), batches=(config.batch_size,)
   )
 
 
@@ -130,7 +138,7 @@ def run(_) -> int:
       figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
   print(page.verdict(found))
   if found["depth"]:
-    print(replay.advice(found["depth"]))
+    print(compare.advice(found["depth"]))
   print(f"see {folder / 'report.md'}", file=sys.stderr)
   return 0
 

@@ -4,8 +4,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from launch import tables
+from launch.studies.depth import compare
 from launch.studies.depth import page as depth_page
-from launch.studies.depth import replay
 
 
 def verdict(found: dict) -> str:
@@ -216,7 +216,7 @@ def depths(found: dict) -> list[str]:
   return [
     "## How deep to draft",
     "",
-    replay.advice(depth),
+    compare.advice(depth),
     "",
     depth_page.table([("", depth | {"config": found["config"]})]),
     "",

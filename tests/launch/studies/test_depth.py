@@ -1,5 +1,6 @@
 """`launch.studies.depth`: a replay is the loop, and rates are by hand."""
 
+import dataclasses
 import json
 
 import jax
@@ -10,10 +11,10 @@ import toys
 
 import specjax
 from launch.studies.depth import __main__ as study
-from launch.studies.depth import page, replay
+from launch.studies.depth import compare, machine, page, process, replay
 from launch.studies.depth.traces import Traces
 from specjax import drafters, laws
-from specjax.drafters import depth
+from specjax.drafters import depth, estimates
 from specjax.theory import stopping
 from specjax.theory.stopping import Costs
 
@@ -26,7 +27,12 @@ def traces_of(accept, top=None):
   return Traces(
     accept=accept, top=top.astype(np.float32),
     confidence=top.astype(np.float32), there=np.ones(accept.shape[:2], bool),
+    hidden=np.zeros((*accept.shape, 0), np.float32), temperature=1.0,
   )  # fmt: skip
+
+
+def replayed(traces, policy, **more):
+  return replay.depths(traces, lambda _: policy, np.zeros(1), **more)[0]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +61,7 @@ def test_a_replay_of_its_own_rounds_is_what_the_loop_did(policy):
   @jax.jit
   def step(params, state):
     after, info = decoder.step(params, state)
-    now = after.drafter_state.estimates
+    now = after.drafter_state.drawn
     log_q = laws.token_log_prob(
       info.target_log_probs[:, :levels], info.draft.tokens[:, 1:]
     )
@@ -72,13 +78,15 @@ def test_a_replay_of_its_own_rounds_is_what_the_loop_did(policy):
   recorded = Traces(
     accept=accept, top=top, confidence=confidence,
     there=np.ones((2, rounds), bool),
+    hidden=np.zeros((*accept.shape, 0), np.float32), temperature=1.0,
   )  # fmt: skip
   assert len(np.unique(drafted)) > 1
-  found = replay.depths(recorded, depth.get(policy))
+  found = replayed(recorded, depth.get(policy))
   np.testing.assert_array_equal(found, drafted)
   if policy.startswith("survival"):
-    prices = replay.constant(recorded, [0.9, 0.45])
-    both = replay.depths(recorded, depth.survival(), prices)
+    both = replay.depths(
+      recorded, replay.priced(depth.survival()), np.array([0.9, 0.45])
+    )
     np.testing.assert_array_equal(both[1], drafted)
 
 
@@ -108,16 +116,16 @@ def test_costs_are_lines_through_two_batch_sizes():
       "target_pass_seconds": {"1": 1.0 * scale, "3": 2.0 * scale},
     }  # fmt: skip
 
-  machine = replay.machine_of([result(1, 1.0), result(3, 2.0)])
-  one, two = machine.costs(1), machine.costs(2)
+  two_sizes = machine.machine_of([result(1, 1.0), result(3, 2.0)])
+  one, two = two_sizes.costs(1), two_sizes.costs(2)
   assert one.draft == pytest.approx(0.2 + (3.5 - 2.4 - 0.5) / 2)
   assert one.verify(1) == pytest.approx(1.5)
   assert one.verify(2) == pytest.approx(2.0)
   assert one.verify(5) == pytest.approx(3.5)  # beyond what was timed
   assert two.draft == pytest.approx(1.5 * one.draft)
   with pytest.raises(ValueError, match="different batch sizes"):
-    replay.machine_of([result(1, 1.0), result(1, 2.0)])
-  alone = replay.machine_of([result(1, 1.0)])
+    machine.machine_of([result(1, 1.0), result(1, 2.0)])
+  alone = machine.machine_of([result(1, 1.0)])
   assert alone.costs(8).draft == alone.costs(1).draft
 
 
@@ -126,20 +134,49 @@ def test_the_process_is_that_of_the_traces_and_its_rule_the_optimum():
   rng = np.random.default_rng(0)
   sure = rng.random((4, 400, 6)) < 0.5
   traces = traces_of(np.where(sure, 1.0, 0.6), np.where(sure, 0.99, 0.5))
-  process = replay.process_of(traces)
-  low, high = (int(depth.bin_of(jnp.float32(x))) for x in (0.5, 0.99))
+  found = process.process_of(traces)
+  low, high = (int(estimates.bin_of(jnp.float32(x))) for x in (0.5, 0.99))
   np.testing.assert_allclose(
-    process.acceptance[[low, high]], [0.6, 1.0], atol=1e-6
+    found.acceptance[[low, high]], [0.6, 1.0], atol=1e-6
   )
-  assert process.first[low] == pytest.approx(0.5, abs=0.05)
-  assert process.following[low, high] == pytest.approx(0.5, abs=0.05)
+  assert found.first[low] == pytest.approx(0.5, abs=0.05)
+  assert found.following[low, high] == pytest.approx(0.5, abs=0.05)
   costs = Costs(draft=0.1, verify=1.0)
-  limits, predicted = replay.optimum(process, costs, 6)
-  exact = stopping.optimum(process, costs, 6)
+  limits, predicted = process.optimum(found, costs, 6)
+  exact = stopping.optimum(found, costs, 6)
   assert predicted == pytest.approx(exact.rate, rel=1e-3)
-  drafted = replay.depths(traces, depth.table(limits))
+  drafted = replayed(traces, depth.table(limits))
   found = replay.rate(traces, drafted, costs, rows=1, width=6)
   assert found["tokens_per_second"] == pytest.approx(predicted, rel=0.03)
+
+
+def test_a_head_is_replayed_with_the_hidden_states_it_reads():
+  traces = dataclasses.replace(
+    traces_of([[[1.0, 1.0], [1.0, 1.0]]]),
+    hidden=np.array([[[[0.9], [0.9]], [[0.4], [0.9]]]], np.float32),
+  )
+  policy = depth.predicted(
+    lambda params, token: params * token.hidden[..., 0], width=1,
+    threshold=0.6,
+  )  # fmt: skip
+  # 1 - 0.5 x 0.9 = 0.55 is not above the threshold, and 1 - 0.5 x 0.4 is.
+  assert replayed(traces, policy, params=0.5).tolist() == [[2, 1]]
+
+
+def test_optimal_is_told_what_a_level_costs_a_round_of_its_width():
+  """What is drafted is all that there is room for."""
+  traces = traces_of(np.full((2, 30, 3), 0.9))
+  costs = machine.Machine(
+    level=(0.1, 0.0), verify={1: (1.0, 0.0), 4: (2.0, 0.0)}, rest=(0.0, 0.0)
+  )
+  found = compare.compare(traces, costs, batches=(1, 4))
+  one, four = found["batches"]
+  assert one["draft_cost"] == pytest.approx(0.1)
+  assert one["optimal"]["name"] == "optimal(cost=0.05)"
+  assert four["optimal"]["name"] == "optimal(cost=0.05,rows=4)"
+  assert one["optimal"]["width"] == one["optimal"]["levels"] == 3
+  best = one["best_static"]["tokens_per_second"]
+  assert one["optimal"]["tokens_per_second"] == pytest.approx(best)
 
 
 def test_advice_names_the_policy_only_where_it_gains():
@@ -152,7 +189,7 @@ def test_advice_names_the_policy_only_where_it_gains():
     "survival": option(2.2, "survival(threshold=0.2)"),
     "optimal": option(2.1, "optimal"), "optimum": option(2.3, "table"),
   }  # fmt: skip
-  said = replay.advice({"batches": [found]})
+  said = compare.advice({"batches": [found]})
   assert "config.depth=survival(threshold=0.2)" in said
   assert "+10.0%" in said
   assert "+15.0%" in said
@@ -161,8 +198,10 @@ def test_advice_names_the_policy_only_where_it_gains():
     | {"survival": option(2.01, "survival(threshold=0.2)")}
     | {"optimal": option(1.0, "optimal")}
   )
-  assert "draft a static 3" in replay.advice({"batches": [none]})
-  assert "no depth pays" in replay.advice({"batches": [found | {"plain": 9.0}]})
+  assert "draft a static 3" in compare.advice({"batches": [none]})
+  assert "no depth pays" in compare.advice(
+    {"batches": [found | {"plain": 9.0}]}
+  )
 
 
 COSTS = ",".join(

@@ -17,7 +17,7 @@ import toys
 
 import specjax
 from specjax import drafters, exact, rules, warp
-from specjax.drafters import depth
+from specjax.drafters import adaptive, depth
 from specjax.siblings import IID
 from specjax.tree import Form, chain
 
@@ -29,6 +29,15 @@ TARGET = toys.table(VOCAB, seed=0).astype(np.float64)
 DRAFT = toys.near(TARGET, noise=1.0, seed=1).astype(np.float64)
 MODEL = toys.table_model(VOCAB)
 
+HEAD = np.random.default_rng(6).normal(scale=0.5, size=7)
+
+
+def chance(params, token):
+  """A head's number: sure of tokens that the draft is sure of."""
+  row = params[token.hidden[:, 0].astype(int) % len(HEAD)]
+  return jax.nn.sigmoid(row + 8 * (token.confidence - 0.4))
+
+
 POLICIES = {
   "2": depth.get("2"),
   "confidence": depth.get("confidence(threshold=0.5)"),
@@ -37,13 +46,17 @@ POLICIES = {
   "table": depth.table(
     np.linspace(0.1, 1.1, DEPTH * (depth.BINS + 1)).reshape(DEPTH, -1)
   ),
+  "batch": depth.get("optimal(cost=0.4,rows=3)"),
+  "predicted": depth.predicted(chance, width=1, threshold=0.5),
   "together": depth.together(depth.get("confidence(threshold=0.5)")),
 }
 # All lossless rules of chains that may end early.
 CHAIN_RULES = (
   "token", "block", "match", "recursive", "kseq", "transport", "traversal",
 )  # fmt: skip
-ALWAYS = [("confidence", "token"), ("survival", "block")]
+ALWAYS = [
+  ("confidence", "token"), ("survival", "block"), ("predicted", "block"),
+]  # fmt: skip
 CASES = [
   *ALWAYS,
   *(
@@ -62,35 +75,43 @@ def _x64():
     yield
 
 
-def params():
-  return specjax.Params(target=jnp.asarray(TARGET), draft=jnp.asarray(DRAFT))
+def params(policy=None):
+  draft = jnp.asarray(DRAFT)
+  if policy is not None and policy.width:
+    draft = adaptive.Parts(own=draft, policy=jnp.asarray(HEAD))
+  return specjax.Params(target=jnp.asarray(TARGET), draft=draft)
 
 
-def learned(decoder, rounds=4):
+def learned(decoder, rounds=4, policy=None):
   """A state of one row after some rounds."""
+  given = params(policy)
   state = decoder.init(
-    params(), np.array([[1, 0]]), [2], jax.random.key(0), buffer_length=32,
+    given, np.array([[1, 0]]), [2], jax.random.key(0), buffer_length=32,
     max_new_tokens=30,
   )  # fmt: skip
-  return jax.jit(decoder.steps)(params(), state, rounds)
+  return jax.jit(decoder.steps)(given, state, rounds)
 
 
-def error(drafter, rule: str) -> float:
+def error(drafter, rule: str, policy=None) -> float:
   decoder = specjax.make_decoder(MODEL, drafter=drafter, rule=rule)
-  law, expected = exact.round_law(decoder, params(), learned(decoder))
+  law, expected = exact.round_law(
+    decoder, params(policy), learned(decoder, policy=policy)
+  )
   assert law.output.sum() == pytest.approx(1, abs=1e-9)
   return float(np.abs(law.output - expected).max())
 
 
 def under(policy, family=drafters.model):
+  model = toys.table_model(VOCAB, layers=1) if policy.width else MODEL
   return family.drafter(
-    MODEL, tree=chain(DEPTH), vocab_size=VOCAB, depth=policy
+    model, tree=chain(DEPTH), vocab_size=VOCAB, depth=policy
   )
 
 
 @pytest.mark.parametrize(("policy", "rule"), CASES)
 def test_a_round_under_a_policy_has_the_targets_law(policy, rule):
-  assert error(under(POLICIES[policy]), rule) < LIMIT
+  policy = POLICIES[policy]
+  assert error(under(policy), rule, policy) < LIMIT
 
 
 def test_no_lossless_rule_of_chains_that_may_end_is_left_out():
@@ -105,10 +126,12 @@ def test_no_lossless_rule_of_chains_that_may_end_is_left_out():
   assert found - {"gumbel_list"} == set(CHAIN_RULES)
 
 
-@pytest.mark.parametrize("policy", ["confidence", "survival"])
+@pytest.mark.parametrize("policy", ["confidence", "survival", "predicted"])
 def test_policies_end_some_of_the_drafts_that_are_enumerated(policy):
-  decoder = specjax.make_decoder(MODEL, drafter=under(POLICIES[policy]))
-  every = exact.drafts(decoder, params(), learned(decoder))
+  policy = POLICIES[policy]
+  decoder = specjax.make_decoder(MODEL, drafter=under(policy))
+  state = learned(decoder, policy=policy)
+  every = exact.drafts(decoder, params(policy), state)
   depths = np.asarray(every.draft.topology().there.sum(axis=1)) - 1
   assert len(set(depths.tolist())) > 1
 

@@ -1,0 +1,159 @@
+"""How likely drafted tokens are accepted, learned from a row's own rounds.
+
+What a draft says of itself is not how often it is right: a law that is uniform
+like the target's is always accepted. The largest probability of the draft's own
+law (at temperature 1) falls into one of a few bins, and of each bin it is
+counted what share of `min(1, q / p)` its tokens came to, and the token after
+them. Tokens behind one that was probably rejected count for little: each is
+weighed by the acceptance of those before it. All of it is a row's own, so that
+a row does not depend on its neighbours, and old rounds are forgotten, so that a
+row that has given up tries again.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax.structs import struct
+
+EDGES = (0.15, 0.3, 0.45, 0.6, 0.75, 0.85, 0.93, 0.98)
+BINS = len(EDGES) + 1
+ROOT = BINS  # the context before the first token
+_NEXT = 0.75  # acceptance of the next token, before anything is known
+# Acceptance of a token by its bin, likewise: halfway between what the draft
+# says of itself and certainty.
+_SUPPOSED = (*(1 + np.add((0, *EDGES), (*EDGES, 1)) / 2) / 2, _NEXT)
+_WEIGHT = 4.0  # rounds that these suppositions count for
+_KEEP = 0.98  # of what is remembered, from round to round
+
+
+@struct
+class Finished:
+  """A round that is over, as a policy may learn from it.
+
+  Attributes:
+    top: `f32[B, G]`, the largest probability of the law that each token was
+      drawn from, at temperature 1.
+    confidence: `f32[B, G]`, the token's own in that.
+    hidden: `f[B, G, H]`, hidden states of the draft that the laws were read
+      of; H is 0 but for a policy with a `width`.
+    accept: `f32[B, G]`, `min(1, q / p)` of each token.
+    drafted: `i32[B]`, how many of them were there.
+    kept: `i32[B]`, how many of them stand.
+    active: `bool[B]`, which rows emitted something. The others are done, or
+      their laws were NaN, and learn nothing.
+  """
+
+  top: Array
+  confidence: Array
+  hidden: Array
+  accept: Array
+  drafted: Array
+  kept: Array
+  active: Array
+
+  @classmethod
+  def zeros(cls, rows: int, depth: int, width: int = 0) -> "Finished":
+    """Of no round."""
+    each = jnp.zeros((rows, depth), jnp.float32)
+    none = jnp.zeros(rows, jnp.int32)
+    return cls(
+      top=each, confidence=each,
+      hidden=jnp.zeros((rows, depth, width), jnp.float32), accept=each,
+      drafted=none, kept=none, active=jnp.zeros(rows, bool),
+    )  # fmt: skip
+
+
+@struct
+class Estimates:
+  """What a row has learned.
+
+  Attributes:
+    accepted: `f32[B, 2, BINS + 1]`, the sum of `min(1, q / p)` by the bin of
+      the token's own law, and by that of the token before it.
+    seen: `f32[B, 2, BINS + 1]`, how many tokens that was of.
+    tokens: `f32[B]`, expected tokens of its rounds.
+    seconds: `f32[B]`, what they cost, a round without a draft being 1.
+  """
+
+  accepted: Array
+  seen: Array
+  tokens: Array
+  seconds: Array
+
+  @classmethod
+  def zeros(cls, rows: int) -> "Estimates":
+    """Before the first round."""
+    table = jnp.zeros((rows, 2, BINS + 1), jnp.float32)
+    return cls(
+      accepted=table, seen=table, tokens=table[:, 0, 0], seconds=table[:, 0, 0]
+    )
+
+  def acceptance(self, bins: Array) -> Array:
+    """Of a token drawn from a law in a bin, `i32[B] -> f32[B]`."""
+    return self._mean(0, bins, jnp.asarray(_SUPPOSED, jnp.float32)[bins])
+
+  def of_next(self, bins: Array) -> Array:
+    """Of the token after one drawn from a law in a bin, or after the root."""
+    return self._mean(1, bins, _NEXT)
+
+  def typical(self, level: int) -> Array:
+    """`f32[B]`, the survival of token `level + 1` in a round of any kind."""
+    root = self.of_next(jnp.full(len(self.tokens), ROOT))
+    total = lambda table: jnp.sum(table[:, 1, :ROOT], axis=1)
+    mean = (total(self.accepted) + _WEIGHT * _NEXT) / (
+      total(self.seen) + _WEIGHT
+    )
+    return root * mean**level
+
+  def _mean(self, which: int, bins: Array, supposed: Array | float) -> Array:
+    pick = lambda table: jnp.take_along_axis(
+      table[:, which], bins[:, None], axis=1
+    )[:, 0]
+    return (pick(self.accepted) + _WEIGHT * supposed) / (
+      pick(self.seen) + _WEIGHT
+    )
+
+  @property
+  def rate(self) -> Array:
+    """`f32[B]`, tokens a unit of time; 1, as plain decoding, at first."""
+    return (self.tokens + _WEIGHT) / (self.seconds + _WEIGHT)
+
+
+def bin_of(top: Array) -> Array:
+  """The bin of a law's largest probability, `f32[...] -> i32[...]`."""
+  return jnp.sum(top[..., None] >= np.array(EDGES), axis=-1, dtype=jnp.int32)
+
+
+def learn(now: Estimates, round_: Finished, cost: Array | float) -> Estimates:
+  """The estimates after a round.
+
+  Args:
+    now: those before it.
+    round_: the round.
+    cost: of a draft pass, a round without one being 1.
+  """
+  accept, active = round_.accept, round_.active
+  bins, depth = bin_of(round_.top), accept.shape[1]
+  there = (np.arange(depth) < round_.drafted[:, None]) & active[:, None]
+  one = jnp.ones_like(accept[:, :1])
+  reached = jnp.cumprod(jnp.concatenate([one, accept[:, :-1]], axis=1), axis=1)
+  weight = jnp.where(there, reached, 0)
+  before = jnp.pad(bins[:, :-1], ((0, 0), (1, 0)), constant_values=ROOT)
+  here = jnp.stack([bins, before], axis=1)  # [B, 2, G]
+  one_hot = (here[..., None] == np.arange(BINS + 1)).astype(jnp.float32)
+  total = lambda x: jnp.sum(x[:, None, :, None] * one_hot, axis=2)
+
+  def add(old, new):
+    row = active.reshape(-1, *[1] * (old.ndim - 1))
+    return jnp.where(row, _KEEP * old + new, old).astype(jnp.float32)
+
+  return dataclasses.replace(
+    now,
+    accepted=add(now.accepted, total(weight * accept)),
+    seen=add(now.seen, total(weight)),
+    tokens=add(now.tokens, 1 + jnp.sum(weight * accept, axis=1)),
+    seconds=add(now.seconds, 1 + cost * round_.drafted),
+  )

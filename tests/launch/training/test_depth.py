@@ -1,0 +1,210 @@
+"""`launch.train` of a depth policy's head: its loss, its runs, its decoding."""
+
+import json
+import types
+
+import files
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from configs import huggingface, train_depth
+from launch import depths, pair, prompts
+from launch.training import depth
+from launch.training.run import Run
+from models.acceptance_head import AcceptanceHead, HeadConfig
+from specjax import engine
+from specjax.drafters.estimates import Finished
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+DEPTH, ROUNDS = 3, 4
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+  """Folders of a target and a draft that agree now and then."""
+  return [
+    files.make_checkpoint(
+      tmp_path_factory.mktemp(name), seed=seed, embed_dim=width
+    )
+    for name, seed, width in (("target", 0, 32), ("draft", 1, 16))
+  ]
+
+
+def tiny(texts, models, **changes):
+  config = train_depth.get_config()
+  config.pair.target, config.pair.draft = models
+  config.pair.num_speculative_tokens = DEPTH
+  config.dataset = str(texts)
+  config.sequence_length, config.rounds, config.batch_size = 8, ROUNDS, 4
+  config.num_steps, config.warmup_steps, config.learning_rate = 10, 1, 1e-2
+  config.log_every = config.checkpoint_every = 5
+  config.validate_every, config.validation_batches = 5, 1
+  config.export_dtype = "float32"
+  config.update(changes)
+  return config
+
+
+# ------------------------------------------------------------------- the loss
+
+
+def test_tokens_count_for_the_survival_before_them_and_rejections_for_more():
+  """By hand, on one round of two rows, of which one is done."""
+  accept = np.array([[0.5, 0.2], [1.0, 1.0]], np.float32)
+  finished = Finished(
+    top=jnp.full((2, 2), 0.5), confidence=jnp.full((2, 2), 0.25),
+    hidden=jnp.zeros((2, 2, 1)), accept=jnp.asarray(accept),
+    drafted=jnp.full(2, 2), kept=jnp.zeros(2, int),
+    active=jnp.array([True, False]),
+  )  # fmt: skip
+  rounds = depth.seen(finished, jnp.array([0.5, 1.0]))
+  np.testing.assert_allclose(rounds.weight, [[1, 0.5], [0, 0]])
+  np.testing.assert_allclose(rounds.temperature, [[0.5, 0.5], [1, 1]])
+  head = AcceptanceHead(HeadConfig(width=1), rngs=nnx.Rngs(0))
+  logit = float(depth._logits(head, rounds)[0, 0])
+  chance = 1 / (1 + np.exp(-logit))
+  each = [
+    -(a * np.log(chance) + 6 * (1 - a) * np.log(1 - chance)) for a in accept[0]
+  ]
+  expected = (each[0] + 0.5 * each[1]) / 1.5
+  found = depth.mean_loss(head, rounds, 6.0)
+  assert float(found) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_report_takes_the_weight_out_again():
+  """The best answer under a weight is as good as the truth."""
+  rng = np.random.default_rng(0)
+  accept = rng.random((1, 50, 2)).astype(np.float32)
+  weight = np.ones_like(accept)
+  best = np.log(accept / (6 * (1 - accept)))
+  rounds = types.SimpleNamespace(
+    hidden=None, top=None, confidence=None, temperature=None,
+    accept=jnp.asarray(accept), weight=jnp.asarray(weight),
+  )  # fmt: skip
+  for logits, explained in ((best, 1.0), (np.zeros_like(best) - np.log(6), 0)):
+    head = lambda *_, logits=logits: jnp.asarray(logits)
+    found = depth.report(depth.sums(head, rounds, 6.0))
+    assert found["validation_explained"] == pytest.approx(explained, abs=0.1)
+    assert found["validation_acceptance"] == pytest.approx(0.5, abs=0.1)
+    mean = accept.mean() if explained else 0.5
+    assert found["validation_predicted"] == pytest.approx(mean, abs=1e-4)
+
+
+# ------------------------------------------------------------------- the runs
+
+
+@pytest.fixture(scope="module")
+def trained(texts, models, tmp_path_factory):
+  """A head, trained at one go, and stopped and resumed; exported."""
+  root = tmp_path_factory.mktemp("trained")
+  config = tiny(texts, models)
+  whole, finished = Run(config, str(root / "whole")).train()
+  assert finished
+  half = tiny(texts, models, num_steps=10, decay_share=config.decay_share)
+  run = Run(half, str(root / "parts"))
+  real = run.steps.train
+  count = [0]
+
+  def stops(state, batch):
+    count[0] += 1
+    if count[0] == 6:
+      raise KeyboardInterrupt
+    return real(state, batch)
+
+  object.__setattr__(run.steps, "train", stops)
+  with pytest.raises(KeyboardInterrupt):
+    run.train()
+  run = Run(half, str(root / "parts"))
+  resumed, finished = run.train()
+  assert finished
+  run.export(resumed, str(root / "head"))
+  return dict(root=root, whole=whole, resumed=resumed, config=config)
+
+
+def test_a_stopped_run_goes_on_to_the_same_head(trained):
+  one, other = (nnx.state(trained[name]) for name in ("whole", "resumed"))
+  for a, b in zip(*map(nnx.to_flat_state, (one, other)), strict=True):
+    np.testing.assert_array_equal(a[1][...], b[1][...])
+  lines = (trained["root"] / "whole" / "metrics.jsonl").read_text()
+  found = [json.loads(line) for line in lines.splitlines()]
+  assert sum("weighted_cross_entropy_loss" in r for r in found) == 2
+  losses = [r["validation_loss"] for r in found if "validation_loss" in r]
+  assert len(losses) == 2
+  assert losses[1] < losses[0]
+  last = found[-1]
+  assert 0 < last["validation_acceptance"] < 1
+  assert last["validation_explained"] < 1
+
+
+def test_the_trained_head_ends_drafts_and_nothing_is_lost(trained, models):
+  target, draft = models
+  config = huggingface.get_config(f"target={target},draft={draft}")
+  head = trained["root"] / "head"
+  # Acceptances are low: SpecDec++'s own threshold would end every draft at 1.
+  config.update(
+    max_new_tokens=16,
+    num_speculative_tokens=DEPTH,
+    depth=f"predicted(head={head}, threshold=0.97)",
+  )
+  found = pair.build(config)
+  items = prompts.built_in(found.tokenizer, max_tokens=60)[:2]
+  (batch,) = engine.make_batches(items, batch_size=2, max_width=60)
+  tokens = []
+  for plain in (False, True):
+    done, _ = pair.engine_of(config, found, baseline=plain).run(batch)
+    tokens.append([c.token_ids for c in done])
+    if not plain:
+      drafted = sum(c.num_drafted for c in done)
+      assert 0 < drafted < DEPTH * sum(c.num_target_calls for c in done)
+  assert tokens[0] == tokens[1]
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"rejection_weight": 0.0}, "rejection_weight must be > 0"),
+    ({"rounds": 0}, "rounds must be >= 1"),
+    ({"temperatures": (-1.0,)}, "temperatures must be >= 0"),
+    ({"pair": {"drafter": "ngram"}}, "has no depth"),
+  ],
+)
+def test_what_cannot_be_trained_is_refused(
+  texts, models, tmp_path, changes, message
+):
+  config = tiny(texts, models)
+  config.update(changes)
+  with pytest.raises(ValueError, match=message):
+    Run(config, str(tmp_path))
+
+
+# -------------------------------------------------------------- how it is named
+
+
+@pytest.mark.parametrize(
+  ("text", "message"),
+  [
+    ("predicted", r"expected predicted\(head=DIR"),
+    ("predicted(threshold=0.5)", r"expected predicted\(head=DIR"),
+    ("predicted(head=HEAD, level=2)", "no parameter 'level'"),
+    ("predicted(head=HEAD, threshold=2)", "threshold must be in"),
+    ("predicted(head=nowhere)", r"no config\.json in nowhere"),
+  ],
+)
+def test_what_names_no_head_is_refused(trained, text, message):
+  config = huggingface.get_config("target=T,draft=D")
+  config.depth = text.replace("HEAD", str(trained["root"] / "head"))
+  with pytest.raises((ValueError, FileNotFoundError), match=message):
+    depths.of(config)
+
+
+def test_a_head_of_another_draft_is_refused(trained, models):
+  target, _ = models
+  config = huggingface.get_config(f"target={target},draft={target}")
+  config.num_speculative_tokens = DEPTH
+  config.depth = f"predicted(head={trained['root'] / 'head'})"
+  found = pair.build(config)
+  items = prompts.built_in(found.tokenizer, max_tokens=60)[:1]
+  (batch,) = engine.make_batches(items, batch_size=1, max_width=60)
+  with pytest.raises(ValueError, match="of width 16, and the draft gives 32"):
+    pair.engine_of(config, found).run(batch)
