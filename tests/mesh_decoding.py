@@ -470,8 +470,9 @@ def decode_on(case: str, mesh) -> dict:
         params, state, 5, PROMPTS[0], LENGTHS[0], max_new_tokens=4
       )
       state = decoder.generate(params, state)
+    committed = np.arange(state.tokens.shape[1]) < state.length[:, None]
     return {
-      "tokens": state.tokens,
+      "tokens": jnp.where(committed, state.tokens, -1),  # others are stale
       "num_steps": state.num_steps,
       "num_accepted": state.counters.num_accepted,
       # Caches lie as their models do.
