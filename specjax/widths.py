@@ -20,9 +20,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 
 from specjax.cache import Cache
+from specjax.only_if import only_if
 from specjax.tree import Form, Tree
 from specjax.types import Draft, ModelOutput
 
@@ -105,11 +106,11 @@ def apply(
   """
   width = tokens.shape[1]
 
-  def over(fed: int, cache: Cache):
+  def over(fed: int, carry: tuple[Any, Cache]) -> tuple[ModelOutput, Cache]:
     output, cache = model(
       params,
       tokens[:, :fed],
-      cache,
+      carry[1],
       positions=positions[:, :fed],
       mask=None if mask is None else mask[..., :fed, :fed],
     )
@@ -119,18 +120,10 @@ def apply(
     return jax.tree.map(lambda x: jnp.pad(x, unfed(x)), output), cache
 
   if index is None:
-    return over(width, cache)
-  found = jax.tree.map(
-    lambda x: jnp.zeros(x.shape, x.dtype),
-    jax.eval_shape(functools.partial(over, width), cache)[0],
-  )
-  # Loops of one turn or none: a conditional would copy the cache, where a loop
-  # works on it in place.
+    return over(width, (None, cache))
+  shapes, _ = jax.eval_shape(functools.partial(over, width), (None, cache))
+  unknown = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+  carry = unknown, cache
   for which, fed in enumerate((*widths, width)):
-    found, cache = lax.fori_loop(
-      0,
-      (index == which).astype(jnp.int32),
-      lambda _, carry, fed=fed: over(fed, carry[1]),
-      (found, cache),
-    )
-  return found, cache
+    carry = only_if(index == which, functools.partial(over, fed), carry)
+  return carry

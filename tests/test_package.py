@@ -39,6 +39,7 @@ FOUNDATION = {
     "siblings",
     "named",
     "near",
+    "only_if",
   )
 }
 

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 
 from specjax import laws, warp
 from specjax import siblings as siblings_lib
@@ -22,6 +22,7 @@ from specjax.drafters import depth as depth_lib
 from specjax.drafters import estimates
 from specjax.drafters.depth import Policy, Seen, Token
 from specjax.drafters.estimates import Finished
+from specjax.only_if import only_if
 from specjax.siblings import Siblings
 from specjax.structs import struct
 from specjax.tree import Form, Tree, take_node
@@ -346,10 +347,6 @@ def _if_any(
 ) -> tuple[Any, Any, Array]:
   """A pass of the draft that is made if any row goes on.
 
-  It stands in a loop of one turn or none, and not in a `lax.cond`: XLA:CPU
-  copies the caches in both branches of that, and a loop's carry stays where it
-  is.
-
   Args:
     goes: `bool[B]`.
     function: `carry -> (what is said, carry, passes i32[])`.
@@ -361,12 +358,11 @@ def _if_any(
   """
   shapes = jax.eval_shape(function, carry)[0]
   said = jax.tree.map(lambda x: jnp.full(x.shape, otherwise, x.dtype), shapes)
-  _, *found = lax.while_loop(
-    lambda now: now[0],
-    lambda now: (jnp.zeros((), bool), *function(now[2])),
-    (jnp.any(goes), said, carry, jnp.zeros((), jnp.int32)),
+  return only_if(
+    jnp.any(goes),
+    lambda now: function(now[1]),
+    (said, carry, jnp.zeros((), jnp.int32)),
   )
-  return found[0], found[1], found[2]
 
 
 def _check_width(policy: Policy, hidden: Any) -> None:
