@@ -9,7 +9,6 @@ from models.tokenizers import Tokenizer
 from specjax.endings import Watch
 from specjax.state import StopReason
 
-
 # What stands in a text for bytes that are no character.
 _NONE = "\ufffd"
 
