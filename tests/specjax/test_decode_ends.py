@@ -62,6 +62,7 @@ def test_counts_add_up(rule, drafter):
   depths = np.arange(tree.max_depth + 1)
   assert (c.accept_counts @ depths == c.num_accepted).all()
   assert (c.num_drafted == c.num_target_calls * tree.num_drafted).all()
+  assert (c.num_drafts == c.num_target_calls * (tree.num_drafted > 0)).all()
   # A call emits its accepted tokens and one more, unless the row ends first.
   short = c.num_accepted + c.num_target_calls - emitted
   assert set(short.tolist()) <= {0, 1}

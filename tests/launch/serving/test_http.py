@@ -231,6 +231,7 @@ def test_bytes_of_tokens_are_those_of_the_text(client):
     found = choice.logprobs.content
     joined = b"".join(bytes(one.bytes) for one in found)
     assert joined.decode("utf-8", "replace") == choice.message.content
+    assert "\ufffd".encode() not in joined  # which stands for half of one
     for one in found:
       if one.token != "<|endoftext|>":
         assert bytes(one.bytes).decode("utf-8", "replace") == one.token

@@ -159,7 +159,8 @@ def test_who_takes_nothing_of_an_answer_is_dropped(server, stream):
   served.until(lambda: not connections)
   host, port = address.removeprefix("http://").split(":")
   body = served.long_request() | {
-    "n": 7, "logprobs": 0, "token_origins": True, "stream": stream,
+    "prompt": [served.long_request()["prompt"]] * 7, "logprobs": 0,
+    "token_origins": True, "stream": stream,
   }  # fmt: skip
   with socket.socket() as silent:
     silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
@@ -171,7 +172,7 @@ def test_who_takes_nothing_of_an_answer_is_dropped(server, stream):
     )
     silent.sendall(request_of(body))
     served.until(lambda: unread(silent))
-    served.until(lambda: held.transport.get_write_buffer_size() > 0, 20)
+    served.until(lambda: held.flow.write_paused, 20)
     served.until(lambda: not connections, 20)
   served.until(lambda: is_idle(service))
 

@@ -92,7 +92,7 @@ const live = {is_chat: true, slots: 2, slots_used: 0, acceptance: null,
 const bytes = (text) => new TextEncoder().encode(text);
 globalThis.fetch = async (path, options) => {
   if (path === "/live") return {json: async () => live};
-  const one = {body: JSON.parse(options.body), pieces: []};
+  const one = {body: JSON.parse(options.body), pieces: [], left: false};
   asked.push(one);
   one.say = (text) => one.pieces.shift()({value: bytes("data: " +
     JSON.stringify({choices: [{delta: {content: text}, token_origins: [
@@ -100,8 +100,10 @@ globalThis.fetch = async (path, options) => {
   one.end = () => one.pieces.shift()({value: bytes("data: [DONE]\\n\\n")});
   const read = () => new Promise((give, fail) => {
     one.pieces.push(give);
-    options.signal.addEventListener("abort", () =>
-      fail(Object.assign(new Error("gone"), {name: "AbortError"})));
+    options.signal.addEventListener("abort", () => {
+      one.left = true;
+      fail(Object.assign(new Error("gone"), {name: "AbortError"}));
+    });
   });
   return {ok: true, body: {getReader: () => ({read})}};
 };
@@ -127,7 +129,7 @@ _TALK = """
   asked[2].end(); await settle();
   console.log(JSON.stringify({busy, after, last: made.send.textContent,
     asked: asked.map((one) => one.body.messages.map((m) => m.content)),
-    turns: made.talk.children.length}));
+    left: asked.map((one) => one.left), turns: made.talk.children.length}));
 })();
 """
 
@@ -146,4 +148,5 @@ def test_new_during_an_answer_begins_anew(tmp_path):
     "Stop", "Send", "Send",
   )  # fmt: skip
   assert found["asked"] == [["one"], ["two"], ["two", "second", "three"]]
+  assert found["left"] == [True, False, False]
   assert found["turns"] == 4  # of both sides, twice
