@@ -77,11 +77,16 @@ def _eagle3(hidden: int, heads: int, mlp: int) -> dict[str, Any]:
   )  # fmt: skip
 
 
+_MEDUSA = dict(model_type="medusa", medusa_num_heads=4, medusa_num_layers=1)
+
 # Draft heads: that of EAGLE-3 for Llama-3.1-8B as published, and one of a layer
-# like its target's for the larger model.
+# like its target's for the larger model; and four of Medusa's, which have their
+# target's sizes.
 HEADS: dict[str, dict[str, Any]] = {
   "eagle3-llama-3.1-8b": _eagle3(4096, 32, 14336),
   "eagle3-llama-3.1-70b": _eagle3(8192, 64, 28672),
+  "medusa-llama-3.1-8b": _MEDUSA,
+  "medusa-llama-3.1-70b": _MEDUSA,
 }
 
 # Encoder-decoders.

@@ -7,8 +7,9 @@ The heads of the embedded target:
   python -m launch.train --config=configs/train_head.py:medusa \
     --workdir=/tmp/specjax/medusa --export=models/pretrained/medusa
 
-`:eagle` and `:blockwise` are the other kinds. Any target that decodes can have
-one; this is SmolLM2's, first on plain text, then on its own conversations:
+`:eagle`, `:blockwise` and `:parallel` (DFlash's blocks) are the other kinds.
+Any target that decodes can have one; this is SmolLM2's, first on plain text,
+then on its own conversations:
 
   python -m launch.train --config=configs/train_head.py:eagle3 \
     --config.target=SmolLM2-135M-Instruct.Q4_1.gguf \
@@ -24,7 +25,7 @@ import ml_collections
 
 from configs import train_embedded
 
-_KINDS = ("eagle", "eagle3", "medusa", "blockwise")
+_KINDS = ("eagle", "eagle3", "medusa", "blockwise", "parallel")
 
 
 def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
@@ -40,9 +41,9 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
   config.target = "models/pretrained/target"
   head = config.head = ml_collections.ConfigDict()
   head.kind = arg
-  # Tokens of a draft that are trained: steps of EAGLE's unrolled draft, or
-  # Medusa's and blockwise heads. What the loss of each weighs beside that of
-  # the one before it: EAGLE-3 has 0.8.
+  # Tokens of a draft that are trained: steps of EAGLE's unrolled draft,
+  # Medusa's and blockwise heads, masks of a block. What the loss of each weighs
+  # beside that of the one before it: EAGLE-3 has 0.8.
   head.depth = 4
   head.depth_decay = 0.8
   if arg == "eagle3":
@@ -52,6 +53,21 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
     head.vocabulary_dataset = ""
     # Layers whose inputs are fused; () for EAGLE-3's: 2, N / 2 and N - 3.
     head.layers = ()
+  if arg == "parallel":
+    # Masks of a block, and DFlash's weights of one of 8: exp(-1 / 4) a place.
+    head.depth = 7
+    head.depth_decay = 0.7788
+    head.num_layers = 2  # of the head
+    # Layers whose inputs are fused; () for as many as the head has, evenly.
+    head.layers = ()
+    # Blocks of each row of text, at places that are drawn anew in every step.
+    head.anchors = 32
+    # The token whose embedding stands for one to draft; -1 for the end of text,
+    # which is never the newest token of a text that goes on.
+    head.mask_token = -1
+    # As of eagle3. DFlash itself says all tokens: 0.
+    head.draft_vocab_size = 0
+    head.vocabulary_dataset = ""
   if arg == "eagle":
     # Of the distance to the target's next feature, beside the loss of the law.
     head.feature_weight = 1.0

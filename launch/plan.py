@@ -5,7 +5,8 @@ r"""What would this pod do? Compiles the decoding loop for TPUs without a TPU.
     --num_speculative_tokens=4 --output=P.json
 
   python -m launch.plan --topology=v5e:4x4 --target=llama-3.1-70b \
-    --drafter=eagle3 --draft=eagle3-llama-3.1-70b --output=P.json
+    --drafter=eagle3 --draft=eagle3-llama-3.1-70b --max_length=2048 \
+    --output=P.json
 
 Needs x86-64 Linux and `pip install -e '.[tpu]'`; no TPU, account or network.
 Models are names in configs/shapes.py or paths of a `config.json`; so are draft
@@ -84,6 +85,15 @@ _SKIP_MLP = flags.DEFINE_list(
 _TREE = flags.DEFINE_list(
   "tree", None, "Parents of a token tree, as -1,0,0,1,1; instead of paths."
 )
+_NUM_NODES = flags.DEFINE_integer(
+  "num_nodes", 0, "Nodes of a tree that a head grows anew in every round, "
+  "of certain tokens (EAGLE-2's); --num_speculative_tokens is its depth.",
+  lower_bound=0,
+)  # fmt: skip
+_NUM_CHILDREN = flags.DEFINE_integer(
+  "num_children", 10, "Children of a node of such a tree at most.",
+  lower_bound=1,
+)  # fmt: skip
 _SIBLINGS = flags.DEFINE_string(
   "siblings", "iid", "How children are drawn; see specjax.siblings."
 )
@@ -100,14 +110,16 @@ _PLOT = flags.DEFINE_string("plot", None, "Where to draw a sweep, SVG or PNG.")
 
 _OF_DRAFT = (cli.DRAFT, _DRAFT_DEVICES)
 _OF_SKIPPED = (_SKIP_ATTENTION, _SKIP_MLP)
+_OF_GROWN = (_NUM_NODES, _NUM_CHILDREN)
 _UNREAD = {
-  **dict.fromkeys(("model", *KINDS), (*_OF_SKIPPED, _WINDOW)),
-  "layer_skip": (*_OF_DRAFT, _WINDOW),
-  "ngram": (*_OF_DRAFT, *_OF_SKIPPED, _SIBLINGS, _WINDOW),
-  "lookahead": (*_OF_DRAFT, *_OF_SKIPPED, _SIBLINGS, _TREE),
+  **dict.fromkeys(KINDS, (*_OF_SKIPPED, _WINDOW)),
+  "model": (*_OF_SKIPPED, _WINDOW, *_OF_GROWN),
+  "layer_skip": (*_OF_DRAFT, _WINDOW, *_OF_GROWN),
+  "ngram": (*_OF_DRAFT, *_OF_SKIPPED, _SIBLINGS, _WINDOW, *_OF_GROWN),
+  "lookahead": (*_OF_DRAFT, *_OF_SKIPPED, _SIBLINGS, _TREE, *_OF_GROWN),
   "plain": (
     *_OF_DRAFT, *_OF_SKIPPED, _SIBLINGS, _TREE, cli.RULE, cli.NUM_DRAFTS,
-    cli.NUM_SPECULATIVE_TOKENS, _WINDOW,
+    cli.NUM_SPECULATIVE_TOKENS, _WINDOW, *_OF_GROWN,
   ),
 }  # fmt: skip
 
@@ -227,7 +239,12 @@ def question(
     draft=of_head.even_sizes() if of_head else draft,
     draft_devices=_DRAFT_DEVICES.value,
   )
-  if _TREE.value is not None:
+  siblings = _SIBLINGS.value
+  if _NUM_NODES.value:
+    cli.refuse_with("--num_nodes", _TREE, _SIBLINGS, cli.NUM_DRAFTS)
+    tree = tree_lib.bound(_NUM_NODES.value, length, _NUM_CHILDREN.value)
+    siblings = "given"
+  elif _TREE.value is not None:
     if cli.NUM_SPECULATIVE_TOKENS.value or cli.NUM_DRAFTS.value:
       raise cli.UserError(
         "--tree takes the place of --num_speculative_tokens and --num_drafts"
@@ -247,6 +264,8 @@ def question(
     )
   ahead = _WINDOW.value if _DRAFTER.value == "lookahead" else None
   usual = "token" if tree.is_chain else "recursive"
+  if ahead or siblings == "given":
+    usual = "match"  # for tokens that are certain
   return program.Question(
     target=target,
     draft=draft,
@@ -254,8 +273,8 @@ def question(
     skipped=skipped,
     lookahead=ahead,
     tree=tree,
-    siblings=_SIBLINGS.value,
-    rule=cli.RULE.value or ("match" if ahead else usual),
+    siblings=siblings,
+    rule=cli.RULE.value or usual,
     batch_size=batch_size,
     max_length=_MAX_LENGTH.value,
     prompt_length=_PROMPT_LENGTH.value,

@@ -17,6 +17,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from models import draft_vocabulary
 from models.layers import (
   Attention,
   Mlp,
@@ -195,10 +196,9 @@ class Eagle3(nnx.Module):
     read = self.final_norm(x)
     logits = put(self.lm_head(read).astype(jnp.float32), "logits_btv")
     if self.config.draft_vocab_size is not None:
-      nothing = jnp.full(
-        (*logits.shape[:-1], self.config.layer.vocab_size), -jnp.inf
+      logits = draft_vocabulary.spread(
+        logits, self.target_ids[...], self.config.layer.vocab_size
       )
-      logits = nothing.at[..., self.target_ids[...]].set(logits)
     return logits, read if self.config.norm_output else x, kv
 
 
@@ -267,5 +267,6 @@ def as_feature_model(
     init_cache=init_cache,
     fuse=fuse,
     apply=apply,
+    max_positions=layer.max_positions,
   )
   return model, params

@@ -6,21 +6,14 @@ the `speculators` library does (`layers.0`, `speculators_model_type`).
 """
 
 import dataclasses
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-from flax import nnx
-
-from models import eagle, head_files
 from models.eagle import EagleConfig
-from models.head_files import Place
-from models.head_shapes import HeadModule, HeadShape, Target
-from models.huggingface_config import config_from_json
+from models.head_shapes import HeadShape, Target, head_layers
 from models.layers import TransformerConfig
 from models.transformer import FINAL, Features
-from models.weights import CheckpointError, Tensor
+from models.weights import Tensor
 
 _MOST_FUSED = 64  # layers whose features are fused; published heads fuse 3
 # Parameter -> the tensor's name in the normal form, and whether it lies turned.
@@ -79,7 +72,7 @@ _KNOWN = frozenset(
 _SWITCHES = (
   "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output",
 )  # fmt: skip
-_OTHER_KINDS = ("peagle", "dflash", "dspark", "mtp", "mlp", "eagle", "medusa")
+_OTHER_KINDS = ("peagle", "dspark", "mtp", "mlp", "eagle", "medusa")
 
 
 def shape(
@@ -104,7 +97,8 @@ def shape(
   if kind is not None and kind != "eagle3":
     known = "another head" if kind in _OTHER_KINDS else "unknown"
     raise ValueError(
-      f"speculators_model_type must be 'eagle3', got {kind!r} ({known})"
+      "speculators_model_type must be 'eagle3' or 'dflash', got "
+      f"{kind!r} ({known})"
     )
   if unknown := sorted(set(config) - _KNOWN):
     raise ValueError(f"settings that are not known: {', '.join(unknown)}")
@@ -127,49 +121,19 @@ def shape(
   )
 
 
-def fill(
-  found: HeadShape,
-  config: Mapping[str, Any],
-  tensors: Mapping[str, Tensor],
-  target: Target,
-  *,
-  path: pathlib.Path,
-  dtype,
-  place: Place | None,
-) -> HeadModule:
-  """The network of a head's tensors.
+def table(
+  config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> dict[str, tuple[str, bool]]:
+  """Which tensor each parameter is, and whether it lies turned.
 
   Args:
-    found: from `shape`, of the same configuration and tensors.
-    config, tensors, target: as of `shape`; the target with its arrays.
-    path, dtype, place: as of `head_files.filled`.
-
-  Raises:
-    CheckpointError: if tensors are left over, missing or of another shape.
-    ValueError: for a draft vocabulary that is none.
+    config, tensors: as of `shape`.
   """
-  shape, third = found.config, found.kind == "eagle3"
   _, tied = _layer(_layer_json(config))
-  if tied and "embed_tokens.weight" in tensors:
-    # Its own embedding is its output projection too.
-    tensors = {"lm_head.weight": tensors["embed_tokens.weight"], **tensors}
-  module, used = head_files.filled(
-    path,
-    lambda: eagle.make(shape, dtype=dtype, rngs=nnx.Rngs(0)),
-    _TABLE,
-    tensors,
-    target.shared(),
-    dtype,
-    place=place,
-  )
-  if third and shape.draft_vocab_size is not None:
-    ids = _target_ids(tensors, shape.draft_vocab_size, shape.layer.vocab_size)
-    ids = head_files.placed(ids.astype(np.int32), ["target_ids"], place)
-    module.target_ids = nnx.Variable(ids)
-  if third:  # of a whole vocabulary they say nothing
-    used |= {"d2t", "t2d"}
-  head_files.refuse_rest(path, tensors, used)
-  return module
+  own = "embed_tokens.weight" in tensors and "lm_head.weight" not in tensors
+  if tied and own:  # its embedding is its output projection too
+    return _TABLE | {"lm_head.kernel": ("embed_tokens.weight", True)}
+  return _TABLE
 
 
 def _layer_json(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -193,9 +157,8 @@ def _layer(settings: Mapping[str, Any]) -> tuple[TransformerConfig, bool]:
     settings["model_type"] = "llama"  # as "mixtral", whose heads are dense
   bias = settings.pop("qkv_bias", None)
   settings["num_hidden_layers"] = _one(settings.get("num_hidden_layers", 1))
-  settings.setdefault("max_position_embeddings", 2048)
   settings.pop("layer_types", None)
-  layer = config_from_json({**settings, "use_sliding_window": False})
+  layer = head_layers({**settings, "use_sliding_window": False})
   tied = layer.tied_embeddings
   layer = dataclasses.replace(layer, tied_embeddings=False)
   if bias is not None:
@@ -307,31 +270,3 @@ def _fused_layers(config, num_layers: int) -> tuple[int, ...]:
       f"{name} {ids} are not layers of a target of {num_layers} layers"
     )
   return found
-
-
-def _target_ids(
-  tensors: Mapping[str, Tensor], draft_vocab_size: int, vocab_size: int
-) -> np.ndarray:
-  """Which token each of the draft vocabulary is, from offsets."""
-  if "d2t" not in tensors:
-    raise CheckpointError("missing: d2t, which token each drafted one is")
-  found = tensors["d2t"]
-  if found.shape != (draft_vocab_size,) or found.kind not in ("I64", "I32"):
-    raise CheckpointError(
-      f"wrong shape or type: d2t, expected {draft_vocab_size} integers, got "
-      f"{found.kind} of {found.shape}"
-    )
-  offsets = np.asarray(tensors["d2t"].read(())).astype(np.int64)
-  ids = np.arange(len(offsets)) + offsets
-  if (np.diff(ids) <= 0).any() or ids.min() < 0 or ids.max() >= vocab_size:
-    raise ValueError(
-      "d2t must hold offsets that make ids of rising order below "
-      f"{vocab_size} (are they ids already?)"
-    )
-  if "t2d" in tensors:
-    known = np.asarray(tensors["t2d"].read(())).astype(bool)
-    expected = np.zeros(vocab_size, bool)
-    expected[ids] = True
-    if known.shape != expected.shape or (known != expected).any():
-      raise ValueError("t2d does not mark the tokens that d2t names")
-  return ids

@@ -2,7 +2,7 @@
 
 A directory with a `config.json` and tensors tells by itself what it is: an
 EAGLE head of any generation (`eagle_format`), Medusa's or blockwise ones
-(`medusa_format`), or DFlash's (`parallel_format`).
+(`medusa_format`), or DFlash's blocks (`parallel_format`).
 
 The formats differ in how layers are numbered whose features are read, in where
 draft tokens' ids are offsets, and in switches; here they become one form. What
@@ -165,18 +165,14 @@ def load(
       place.check(found.even_sizes())
     with _said_of(path):
       if found.kind in ("eagle", "eagle3"):
-        module = eagle_format.fill(
-          found, config, tensors, target, path=path, dtype=dtype, place=place
-        )
+        table = eagle_format.table(config, tensors)
+      elif found.kind == "parallel":
+        table = parallel_format.table(found)
       else:
-        fill = (
-          parallel_format.fill
-          if found.kind == "parallel"
-          else medusa_format.fill
-        )
-        module = fill(
-          found, tensors, target, path=path, dtype=dtype, place=place
-        )
+        table = medusa_format.table(found)
+      module = head_files.fill(
+        found, table, tensors, target, path=path, dtype=dtype, place=place
+      )
   return Head(shape=found, module=module, sharding=place and place.sharding)
 
 

@@ -19,8 +19,9 @@ import safetensors
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
+from models import draft_vocabulary, torch_file
 from models import sharding as sharding_lib
-from models import torch_file
+from models.head_shapes import HeadModule, HeadShape, Target
 from models.sharding import Sharding
 from models.weights import CheckpointError, Tensor
 
@@ -158,6 +159,49 @@ def filled(
       + "\n  ".join(sorted(problems))
     )
   return nnx.merge(graphdef, nnx.from_flat_state(state), rest), used
+
+
+def fill(
+  found: HeadShape,
+  table: Mapping[str, tuple[str, bool]],
+  tensors: Mapping[str, Tensor],
+  target: Target,
+  *,
+  path: pathlib.Path,
+  dtype,
+  place: Place | None,
+) -> HeadModule:
+  """The network of a head's tensors.
+
+  Args:
+    found: what the head is.
+    table: as of `filled`.
+    tensors: by the names of the normal form.
+    target: the model that it drafts for, with its arrays.
+    path, dtype, place: as of `filled`.
+
+  Raises:
+    CheckpointError: if tensors are left over, missing or of another shape.
+    ValueError: for a draft vocabulary that is none.
+  """
+  module, used = filled(
+    path,
+    lambda: found.make(dtype=dtype, rngs=nnx.Rngs(0)),
+    table,
+    tensors,
+    target.shared(),
+    dtype,
+    place=place,
+  )
+  if found.draft_vocab_size is not None:
+    ids = draft_vocabulary.read(
+      tensors, found.draft_vocab_size, target.vocab_size
+    )
+    module.target_ids = nnx.Variable(placed(ids, ["target_ids"], place))
+  if found.draft_vocab_size is not None or found.kind == "eagle3":
+    used |= {"d2t", "t2d"}  # of a whole vocabulary they say nothing
+  refuse_rest(path, tensors, used)
+  return module
 
 
 def _part(

@@ -1,12 +1,14 @@
 """Writes heads as they are published, for this project and others to read.
 
 EAGLE-1 and 3 as their authors do (EAGLE-3 with the list of its layers, as
-SpecForge has it), Medusa's with its authors' names of tensors. Of blockwise
+SpecForge has it), Medusa's with its authors' names of tensors, DFlash's as its
+authors do, or, of a vocabulary of its own, as `speculators` does. Of blockwise
 heads nothing was published: their `config.json` says "blockwise", and the
 tensors have the names of `models.heads.Blockwise`. What is the target's own,
 embedding and shared output projection, is not written.
 """
 
+import dataclasses
 import json
 import pathlib
 import tempfile
@@ -18,9 +20,13 @@ import numpy as np
 import safetensors.numpy
 from flax import nnx
 
+from models import draft_vocabulary
 from models.eagle import Eagle, Eagle3
+from models.head_shapes import HeadModule
 from models.heads import Blockwise, Medusa
 from models.huggingface_config import llama_json
+from models.layers import TransformerConfig
+from models.parallel import Parallel
 from models.transformer import Features
 
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -35,13 +41,14 @@ _LAYER = {
   "mlp.gate": "mlp.gate_proj",
   "mlp.up": "mlp.up_proj",
   "mlp.down": "mlp.down_proj",
+  "attention_norm": "input_layernorm",
   "embed_norm": "input_layernorm",
   "hidden_norm": "hidden_norm",
 }
 
 
 def save(
-  module: Eagle | Eagle3 | Medusa | Blockwise,
+  module: HeadModule,
   directory: str,
   *,
   features: Features = (),
@@ -52,7 +59,7 @@ def save(
   Args:
     module: the head.
     directory: created if need be; files of the same names are replaced.
-    features: of an EAGLE-3 head, the layers whose inputs it reads.
+    features: of an EAGLE-3 or DFlash head, the layers whose inputs it reads.
     dtype: of the file: float32, bfloat16 or float16.
 
   Raises:
@@ -63,6 +70,8 @@ def save(
     settings, tensors = _medusa(module)
   elif isinstance(module, Blockwise):
     settings, tensors = _blockwise(module)
+  elif isinstance(module, Parallel):
+    settings, tensors = _parallel(module, features, jnp.dtype(dtype).name)
   else:
     settings, tensors = _eagle(module, features, jnp.dtype(dtype).name)
   write(directory, settings, tensors, dtype=dtype)
@@ -120,9 +129,8 @@ def _eagle(module: Eagle | Eagle3, features: Features, dtype: str):
     if getattr(config, switch):
       raise ValueError(f"this format has no {switch}")
   third = isinstance(module, Eagle3)
-  settings = llama_json(layer, dtype, None) | {
+  settings = _layer_json(layer, dtype) | {
     "architectures": ["LlamaForCausalLMEagle3" if third else "EagleModel"],
-    "bos_token_id": None,
   }
   prefix = "midlayer" if third else "layers.0"
   tensors = {}
@@ -144,10 +152,65 @@ def _eagle(module: Eagle | Eagle3, features: Features, dtype: str):
   words = config.draft_vocab_size
   settings["draft_vocab_size"] = words or layer.vocab_size
   if words:
-    ids = np.asarray(module.target_ids[...]).astype(np.int64)
-    tensors["d2t"] = ids - np.arange(words)  # offsets
-    tensors["t2d"] = np.isin(np.arange(layer.vocab_size), ids)
+    tensors |= draft_vocabulary.tensors_of(
+      module.target_ids[...], layer.vocab_size
+    )
   return settings, tensors
+
+
+def _parallel(module: Parallel, features: Features, dtype: str):
+  config, layers = module.config, module.config.layers
+  if not layers.qk_norm or layers.mlp_bias:
+    raise ValueError("this format's layers are Qwen3's")
+  inner = _layer_json(dataclasses.replace(layers, qk_norm=False), dtype)
+  del inner["mlp_bias"], inner["architectures"]
+  inner["model_type"] = "qwen3"
+  words = config.draft_vocab_size
+  tensors = {}
+  for name, array in _parameters(module).items():
+    part, _, leaf = name.rpartition(".")
+    if part == "embed" or (part == "lm_head" and not words):
+      continue  # the target's
+    leaf = "bias" if leaf == "bias" else "weight"
+    part = {"final_norm": "norm"}.get(part, part)
+    if part.startswith("layers."):
+      _, number, rest = part.split(".", 2)
+      part = f"layers.{number}.{_LAYER[rest]}"
+    tensors[f"{part}.{leaf}"] = array
+  if not words:
+    return inner | {
+      "architectures": ["DFlashDraftModel"],
+      "block_size": config.block_size,
+      "dflash_config": {
+        "mask_token_id": config.mask_token,
+        # Numbered by what they give.
+        "target_layer_ids": [int(i) - 1 for i in features],
+      },
+    }, tensors
+  tensors |= draft_vocabulary.tensors_of(
+    module.target_ids[...], layers.vocab_size
+  )
+  return {
+    "architectures": ["DFlashDraftModel"],
+    "speculators_model_type": "dflash",
+    "transformer_layer_config": inner,
+    "draft_vocab_size": words,
+    "block_size": config.block_size,
+    "mask_token_id": config.mask_token,
+    "aux_hidden_state_layer_ids": [int(i) for i in features],
+    "sample_from_anchor": False,
+  }, tensors
+
+
+def _layer_json(layer: TransformerConfig, dtype: str) -> dict[str, Any]:
+  """The settings of a head's layers; it may not say for how many positions."""
+  known = layer.max_positions
+  settings = llama_json(
+    dataclasses.replace(layer, max_positions=known or 1), dtype, None
+  )
+  if known is None:
+    del settings["max_position_embeddings"]
+  return settings
 
 
 def _medusa(module: Medusa):

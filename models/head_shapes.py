@@ -6,7 +6,7 @@ network, to cut it over devices, and to plan for it.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,6 +15,8 @@ from flax import nnx
 from models import eagle, heads, parallel
 from models.eagle import EagleConfig
 from models.heads import BlockwiseConfig, MedusaConfig
+from models.huggingface_config import config_from_json
+from models.layers import TransformerConfig
 from models.parallel import ParallelConfig
 from models.sharding import Sharding
 from models.transformer import Features
@@ -89,13 +91,25 @@ class HeadShape:
     if isinstance(c, BlockwiseConfig):
       return (c.num_heads * c.hidden_dim, c.vocab_size)
     layer = c.layer if isinstance(c, EagleConfig) else c.layers
-    words = layer.vocab_size
-    if isinstance(c, EagleConfig) and c.draft_vocab_size is not None:
-      words = c.draft_vocab_size
+    words = self.draft_vocab_size or layer.vocab_size
     return (
       layer.num_heads, layer.num_kv_heads, layer.mlp_dim, layer.embed_dim,
       layer.vocab_size, words,
     )  # fmt: skip
+
+  @property
+  def draft_vocab_size(self) -> int | None:
+    """Tokens that it can say; None for all of the target's."""
+    return getattr(self.config, "draft_vocab_size", None)
+
+  @property
+  def max_positions(self) -> int | None:
+    """Positions that it was made for; None if no file says."""
+    if isinstance(self.config, EagleConfig):
+      return self.config.layer.max_positions
+    if isinstance(self.config, ParallelConfig):
+      return self.config.layers.max_positions
+    return None
 
   @property
   def num_depths(self) -> int | None:
@@ -105,6 +119,24 @@ class HeadShape:
     if isinstance(self.config, ParallelConfig):
       return self.config.num_depths
     return self.config.num_heads
+
+
+def head_layers(settings: Mapping[str, Any]) -> TransformerConfig:
+  """The layers of a head by their `config.json`, which may leave positions out.
+
+  Args:
+    settings: as of `models.huggingface_config.config_from_json`.
+
+  Raises:
+    ValueError: as that does.
+  """
+  name = "max_position_embeddings"
+  if settings.get(name) is not None:
+    return config_from_json(settings)
+  layers = config_from_json({**settings, name: 1})
+  if layers.rope_scaling and layers.rope_scaling.original_max_positions == 1:
+    raise ValueError(f"this rope_scaling needs {name}")
+  return dataclasses.replace(layers, max_positions=None)
 
 
 def functions(

@@ -7,16 +7,19 @@ of random weights. Embedding and, where a head has none of its own, output
 projection are the target's arrays.
 """
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
 
-from models import eagle, heads
+from models import eagle, heads, parallel_format
 from models.eagle import Eagle, Eagle3, EagleConfig
 from models.heads import Blockwise, BlockwiseConfig, Medusa, MedusaConfig
 from models.layers import TransformerConfig
-from models.transformer import FINAL, Features, Transformer
+from models.parallel import Parallel, ParallelConfig
+from models.transformer import Features, Transformer
 
 
 def output_rows(target: Transformer) -> Array:
@@ -164,9 +167,100 @@ def blockwise(
   return module
 
 
-def features_of(module, layers: Features) -> Features:
-  """What a head reads of the target."""
-  return layers if isinstance(module, Eagle3) else (FINAL,)
+def spread_layers(
+  count: int, num_layers: int, asked: tuple[int, ...]
+) -> Features:
+  """The layers whose inputs DFlash's head fuses, lowest first.
+
+  Args:
+    count: of the head's own layers.
+    num_layers: N, of the target.
+    asked: them, or () for DFlash's own: as many as the head has, spread evenly.
+
+  Raises:
+    ValueError: if the target has no such layers, or too few for DFlash's.
+  """
+  usual = (i + 1 for i in parallel_format.usual_layers(count, num_layers))
+  found = tuple(asked or usual)
+  # The format numbers layers by what they give: the embedding is no layer's.
+  if min(found) < 1 or max(found) >= num_layers or len({*found}) < len(found):
+    raise ValueError(
+      f"a target of {num_layers} layers cannot be read at layers "
+      f"{','.join(map(str, found))}: give config.head.layers, of "
+      f"1..{num_layers - 1}"
+    )
+  return found
+
+
+def parallel(
+  target: Transformer,
+  *,
+  num_layers: int,
+  layers: Features,
+  block_size: int,
+  mask_token: int,
+  draft_vocab: np.ndarray | None,
+  rngs: nnx.Rngs,
+) -> Parallel:
+  """DFlash's head: the last layers, reading the highest of the features.
+
+  Args:
+    target: the model that it drafts for.
+    num_layers: of the head.
+    layers: whose inputs are fused.
+    block_size: the newest token, and those that are drafted.
+    mask_token: id of what stands for a token to draft.
+    draft_vocab: ids of the tokens that it can say, rising; None for all.
+    rngs: for what the target does not have.
+
+  Raises:
+    ValueError: for sizes that no head has.
+  """
+  if not 1 <= num_layers <= target.config.num_layers:
+    raise ValueError(
+      f"head.num_layers must be in 1..{target.config.num_layers}, got "
+      f"{num_layers}"
+    )
+  own = dataclasses.replace(  # Qwen3's, whatever the target's are
+    _layer(target.config), num_layers=num_layers, qk_norm=True,
+    qkv_bias=False, out_bias=False, mlp_bias=False,
+  )  # fmt: skip
+  width = own.embed_dim
+  module = Parallel(
+    ParallelConfig(
+      layers=own,
+      num_features=len(layers) * width,
+      block_size=block_size,
+      mask_token=mask_token,
+      draft_vocab_size=None if draft_vocab is None else len(draft_vocab),
+    ),
+    dtype=target.dtype,
+    rngs=rngs,
+  )
+  fc = module.fc.kernel
+  fc[...] = jnp.zeros_like(fc[...]).at[-width:].set(jnp.eye(width))
+  above = list(target.layers)[-num_layers:]
+  for ours, theirs in zip(module.layers, above, strict=True):
+    for part, names in (
+      ("attention", ("q", "k", "v", "out")), ("mlp", ("gate", "up", "down"))
+    ):  # fmt: skip
+      for name in names:
+        mine, given = (getattr(getattr(x, part), name) for x in (ours, theirs))
+        mine.kernel[...] = given.kernel[...]
+    if theirs.config.qk_norm:
+      _copy(ours.attention.q_norm, theirs.attention.q_norm)
+      _copy(ours.attention.k_norm, theirs.attention.k_norm)
+    _copy(ours.attention_norm, theirs.attention_norm)
+    _copy(ours.mlp_norm, theirs.mlp_norm)
+  _copy(module.hidden_norm, above[-1].attention_norm)
+  _copy(module.final_norm, target.final_norm)
+  rows = output_rows(target)
+  if draft_vocab is not None:
+    rows = rows[:, draft_vocab]
+    module.target_ids = nnx.Variable(jnp.asarray(draft_vocab, jnp.int32))
+  module.lm_head.kernel[...] = rows
+  module.embed.embedding[...] = target.embed.embedding[...]
+  return module
 
 
 def _layer(c: TransformerConfig) -> TransformerConfig:
@@ -177,7 +271,7 @@ def _layer(c: TransformerConfig) -> TransformerConfig:
   """
   if c.norm != "rms" or not c.gated_mlp or c.learned_positions:
     raise ValueError(
-      "EAGLE's heads are Llama layers, and the target's are not: its norm is "
+      "a head's layers are Llama's, and the target's are not: its norm is "
       f"{c.norm!r}, gated_mlp {c.gated_mlp}, learned_positions "
       f"{c.learned_positions}"
     )

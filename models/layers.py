@@ -47,7 +47,7 @@ class TransformerConfig:
     head_dim: C.
     mlp_dim: width of the MLP's hidden layer.
     max_positions: longest sequence the model is meant for (and the number of
-      rows of a learned position table).
+      rows of a learned position table); None if that is not known.
     norm: "rms" or "layer".
     norm_eps: added to the variance.
     activation: "silu", "gelu" (exact) or "gelu_tanh".
@@ -72,7 +72,7 @@ class TransformerConfig:
   num_kv_heads: int
   head_dim: int
   mlp_dim: int
-  max_positions: int
+  max_positions: int | None
   norm: str = "rms"
   norm_eps: float = 1e-5
   activation: str = "silu"
@@ -108,6 +108,8 @@ class TransformerConfig:
         f"windows must have one entry per layer ({self.num_layers}), got "
         f"{len(self.windows)}"
       )
+    if self.learned_positions and self.max_positions is None:
+      raise ValueError("learned positions need max_positions")
     pairs = (self.rotary_dim or self.head_dim) // 2
     if self.rope_factors is not None and len(self.rope_factors) != pairs:
       raise ValueError(
@@ -275,14 +277,9 @@ class Attention(nnx.Module):
     Returns:
       `[B, T, D]` and the updated `(keys, values)`.
     """
-    c = self.config
-    q = self._heads(self.q(x))
-    if c.qk_norm:
-      q = self.q_norm(q)
-    if rotary is not None:
-      q = rotate(q, rotary)
+    q = self.queries(x, rotary)
     if kv is None:
-      k, v = self._keys_and_values(x, rotary)
+      k, v = self.keys_and_values(x, rotary)
       return self.out(attend(q, k, v, mask)), (k, v)
     kv = self.remember(x, rotary, kv, start, layer=layer)
     k, v = kv if layer is None else (buffer[layer] for buffer in kv)
@@ -297,13 +294,20 @@ class Attention(nnx.Module):
     Returns:
       The updated `(keys, values)`.
     """
-    new = cache_lib.contain(*self._keys_and_values(x, rotary))
+    new = cache_lib.contain(*self.keys_and_values(x, rotary))
     return tuple(
       cache_lib.write_rows(buffer, rows, start, layer=layer)
       for buffer, rows in zip(kv, new, strict=True)
     )
 
-  def _keys_and_values(self, x, rotary):
+  def queries(self, x, rotary):
+    """`[B, T, H, C]` of what is read."""
+    q = self._heads(self.q(x))
+    if self.config.qk_norm:
+      q = self.q_norm(q)
+    return q if rotary is None else rotate(q, rotary)
+
+  def keys_and_values(self, x, rotary):
     """Two of `[B, K, T, C]`."""
     k, v = self._heads(self.k(x)), self._heads(self.v(x))
     if self.config.qk_norm:

@@ -11,16 +11,11 @@ published; this is the form that is read here:
     lm_head.weight [V, D], if it is not the target's
 """
 
-import pathlib
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from flax import nnx
-
-from models import head_files
-from models.head_files import Place
-from models.head_shapes import HeadModule, HeadShape, Target
+from models.head_shapes import HeadShape, Target
 from models.heads import BlockwiseConfig, MedusaConfig
 from models.transformer import FINAL
 from models.weights import CheckpointError, Tensor
@@ -109,33 +104,15 @@ def blockwise_shape(config: Mapping[str, Any], target: Target) -> HeadShape:
   return HeadShape(kind="blockwise", config=made, features=(FINAL,))
 
 
-def fill(
-  found: HeadShape,
-  tensors: Mapping[str, Tensor],
-  target: Target,
-  *,
-  path: pathlib.Path,
-  dtype,
-  place: Place | None,
-) -> HeadModule:
-  """The network of a head's tensors; raises as `eagle_format.fill`."""
-  table = dict(_BLOCKWISE)
-  if isinstance(found.config, MedusaConfig):
-    table = {}
-    for h in range(found.config.num_heads):
-      table[f"heads.{h}.lm_head.kernel"] = (f"heads.{h}.lm_head.weight", True)
-      for b in range(found.config.num_layers):
-        name = f"heads.{h}.blocks.{b}"
-        table[f"{name}.kernel"] = (f"{name}.weight", True)
-        table[f"{name}.bias"] = (f"{name}.bias", False)
-  module, used = head_files.filled(
-    path,
-    lambda: found.make(dtype=dtype, rngs=nnx.Rngs(0)),
-    table,
-    tensors,
-    target.shared(),
-    dtype,
-    place=place,
-  )
-  head_files.refuse_rest(path, tensors, used)
-  return module
+def table(found: HeadShape) -> dict[str, tuple[str, bool]]:
+  """Which tensor each parameter is, and whether it lies turned."""
+  if not isinstance(found.config, MedusaConfig):
+    return _BLOCKWISE
+  named = {}
+  for h in range(found.config.num_heads):
+    named[f"heads.{h}.lm_head.kernel"] = (f"heads.{h}.lm_head.weight", True)
+    for b in range(found.config.num_layers):
+      name = f"heads.{h}.blocks.{b}"
+      named[f"{name}.kernel"] = (f"{name}.weight", True)
+      named[f"{name}.bias"] = (f"{name}.bias", False)
+  return named

@@ -5,7 +5,8 @@ them every layer makes keys and values, one of each for each token that the
 target has read, without a norm of its own and without changing them between
 layers. Queries come of a block, which is the newest token and masks; its tokens
 see all that was read and each other, earlier and later ones alike. Embedding
-and output projection are the target's.
+and output projection are the target's; of a vocabulary of its own, as the
+`speculators` library has it, a head has its own rows.
 
 Letters in shapes: B rows, T tokens, H the head's width, F width of all features
 that it reads, K tokens drafted, V vocabulary.
@@ -19,6 +20,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from models import draft_vocabulary
 from models.layers import (
   Layer,
   TransformerConfig,
@@ -43,12 +45,14 @@ class ParallelConfig:
     num_features: F, of all layers of the target that are fused.
     block_size: K + 1, the newest token and the masks.
     mask_token: id of what stands in the place of a token to draft.
+    draft_vocab_size: tokens that it can say; None for all V.
   """
 
   layers: TransformerConfig
   num_features: int
   block_size: int
   mask_token: int
+  draft_vocab_size: int | None = None
 
   def __post_init__(self):
     if self.block_size < 2:
@@ -57,6 +61,11 @@ class ParallelConfig:
       raise ValueError(
         f"mask_token must be in 0..{self.layers.vocab_size - 1}, got "
         f"{self.mask_token}"
+      )
+    width = self.draft_vocab_size
+    if width is not None and not 1 <= width <= self.layers.vocab_size:
+      raise ValueError(
+        f"draft_vocab_size must be in 1..{self.layers.vocab_size}, got {width}"
       )
     if self.layers.windows is not None:
       raise ValueError("a block sees all of the text: no layer has a window")
@@ -85,7 +94,28 @@ class Parallel(nnx.Module):
       [Layer(c, dtype, rngs=rngs) for _ in range(c.num_layers)]
     )
     self.final_norm = make_norm(c, c.embed_dim, dtype, rngs)
-    self.lm_head = make_linear(c.embed_dim, c.vocab_size, False, dtype, rngs)
+    words = config.draft_vocab_size or c.vocab_size
+    self.lm_head = make_linear(c.embed_dim, words, False, dtype, rngs)
+    if config.draft_vocab_size is not None:
+      # Which token of the target's each of its own is.
+      self.target_ids = nnx.Variable(jnp.arange(words, dtype=jnp.int32))
+
+  def fuse(self, features: Array) -> Array:
+    """`[B, T, F] -> [B, T, H]`, what all layers read."""
+    return self.hidden_norm(self.fc(features.astype(self.dtype)))
+
+  def block(self, newest: Array) -> Array:
+    """The tokens of a block, `i32[B, 1] -> i32[B, K + 1]`."""
+    c = self.config
+    masks = jnp.full((len(newest), c.num_depths), c.mask_token)
+    return jnp.concatenate([newest, masks.astype(newest.dtype)], axis=1)
+
+  def logits(self, x: Array) -> Array:
+    """Of all but the newest token, `[B, K + 1, H] -> f32[B, K, W]`.
+
+    W are the tokens that it can say.
+    """
+    return self.lm_head(self.final_norm(x[:, 1:])).astype(jnp.float32)
 
   def read(self, features: Array, cache: Cache, put) -> Cache:
     """What every layer keeps of features `[B, T, F]`; see `BlockModel.read`.
@@ -96,8 +126,7 @@ class Parallel(nnx.Module):
       put: lays an array out, see `models.sharding.constrain`.
     """
     c, start, fed = self.config.layers, cache.length, features.shape[1]
-    x = put(self.fc(features.astype(self.dtype)), "act_btd")
-    x = self.hidden_norm(x)
+    x = put(self.fuse(features), "act_btd")
     rotary = rotary_table(c, start[:, None] + np.arange(fed))
     for i, layer in enumerate(self.layers):
       kv, where = _of_layer(cache, i)
@@ -114,20 +143,22 @@ class Parallel(nnx.Module):
       put: as of `read`.
     """
     c, start, size = self.config.layers, cache.length, self.config.block_size
-    masks = jnp.full((len(newest), size - 1), self.config.mask_token)
-    tokens = jnp.concatenate([newest, masks.astype(newest.dtype)], axis=1)
     positions = start[:, None] + np.arange(size)
     rotary = rotary_table(c, positions)
     sees = cache_lib.attention_mask(
       cache, positions, np.ones((size, size), bool)
     )
-    x = put(self.embed(tokens), "act_btd")
+    x = put(self.embed(self.block(newest)), "act_btd")
     for i, layer in enumerate(self.layers):
       kv, where = _of_layer(cache, i)
       x, kv = layer(x, rotary, sees, kv, start, **where)
       x, cache = put(x, "act_btd"), _with_layer(cache, i, kv, put)
-    logits = self.lm_head(self.final_norm(x[:, 1:]))
-    return put(logits.astype(jnp.float32), "logits_btv"), cache
+    logits = put(self.logits(x), "logits_btv")
+    if self.config.draft_vocab_size is not None:
+      logits = draft_vocabulary.spread(
+        logits, self.target_ids[...], c.vocab_size
+      )
+    return logits, cache
 
 
 def _of_layer(cache: Cache, layer: int):
@@ -188,5 +219,6 @@ def as_block_model(
       features, cache, put
     ),
     say=lambda params, newest, cache: merge(params)(newest, cache, put),
+    max_positions=layers.max_positions,
   )
   return model, params

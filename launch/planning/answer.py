@@ -12,8 +12,9 @@ from scipy import optimize
 from launch.hardware import GIB, Topology, devices
 from launch.planning import heads, program, roofline
 from launch.planning.program import Compiled, DoesNotFitError, Question
+from specjax import tree_search
 from specjax.theory import throughput
-from specjax.tree import Tree, chain
+from specjax.tree import Form, Tree, chain
 
 _ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _TYPICAL = 0.8  # acceptance, where one number must be chosen
@@ -80,6 +81,7 @@ def _settings(q: Question) -> dict:
     "parents": list(q.tree.parents),
     "num_speculative_tokens": q.tree.max_depth,
     "num_drafts": q.tree.max_children if q.tree.num_drafted else 0,
+    "grown": q.tree.form is Form.FREE,  # parents are data, these one example
   }
 
 
@@ -116,7 +118,8 @@ def _held(q: Question) -> int:
   if q.head is not None:
     total += _ITEM * program.num_draft_params(q) // q.layout.draft
     if layers := heads.cached(q.head):
-      total += _cache(layers, q.layout.draft, q.rows * q.slots)
+      slots = q.slots + heads.more_slots(q.head, q.tree)
+      total += _cache(layers, q.layout.draft, q.rows * slots)
   return total
 
 
@@ -217,7 +220,9 @@ def tokens_per_round(tree: Tree, acceptance: float) -> float:
   (Leviathan et al., 2023, equation 1).
 
   Args:
-    tree: what is drafted.
+    tree: what is drafted. One that is grown anew in every round is taken to be
+      the best of its size and depth for that acceptance, which it would be if
+      the draft knew no more than that.
     acceptance: P, of each child whose elders were rejected.
   """
   if not tree.num_drafted:
@@ -225,6 +230,10 @@ def tokens_per_round(tree: Tree, acceptance: float) -> float:
   by_rank = [
     acceptance * (1 - acceptance) ** r for r in range(tree.max_children)
   ]
+  if tree.form is Form.FREE:
+    tree = tree_search.best_tree(
+      by_rank, num_nodes=tree.num_drafted, max_depth=tree.max_depth
+    )
   return throughput.tree_tokens(tree, by_rank)
 
 
@@ -276,7 +285,8 @@ def _best_of_batch(topology: Topology, q: Question) -> dict:
       "speedup": float(tokens * verify[0] / verify[q.fed - 1]),
     }
   passes, verify = _costs(
-    topology, dataclasses.replace(q, tree=chain(q.tree.max_depth))
+    topology,
+    dataclasses.replace(q, tree=chain(q.tree.max_depth), siblings="iid"),
   )
   if q.head is not None and q.head.num_depths is not None:
     # One pass says them all: only verifying costs more with more of them.

@@ -22,7 +22,7 @@ from models.head_shapes import HeadShape
 from models.parallel import ParallelConfig
 from models.sharding import Sharding
 from specjax.siblings import Siblings
-from specjax.tree import Tree
+from specjax.tree import Form, Tree
 from specjax.types import Drafter, Params
 
 _ITEM = 2  # bytes of a bfloat16
@@ -34,7 +34,6 @@ _OF_TARGET = {
   "blockwise": (_OUTPUT,),
   "medusa": (),
 }
-_TOP_K = 10  # of dynamic trees, as published
 
 
 @functools.cache
@@ -58,7 +57,10 @@ def own_params(shape: HeadShape, dtype, *, tied: bool):
 
 
 def _shared(shape: HeadShape, tied: bool) -> set[tuple[str, str]]:
-  return {k for k in _OF_TARGET[shape.kind] if not (tied and k == _OUTPUT)}
+  of_target = _OF_TARGET[shape.kind]
+  if shape.draft_vocab_size is not None:
+    of_target = (_EMBEDDING,)  # rows of its own
+  return {k for k in of_target if not (tied and k == _OUTPUT)}
 
 
 def num_params(shape: HeadShape, dtype, *, tied: bool) -> int:
@@ -89,7 +91,7 @@ def make_drafter(
   functions, _ = head_shapes.functions(_shapes(shape, dtype), sharding=sharding)
   inner = drafting.head_drafter(
     shape, functions, tree=tree, siblings=siblings, vocab_size=vocab_size,
-    top_k=_TOP_K,
+    top_k=tree.max_children,
   )  # fmt: skip
   shared = _shared(shape, tied)
 
@@ -115,6 +117,15 @@ def cached(shape: HeadShape):
   if isinstance(shape.config, ParallelConfig):
     return shape.config.layers
   return None
+
+
+def more_slots(shape: HeadShape, tree: Tree) -> int:
+  """Slots of a row's cache beyond the target's: of what is never verified."""
+  if isinstance(shape.config, ParallelConfig):
+    return shape.config.block_size
+  if isinstance(shape.config, EagleConfig) and tree.form is Form.FREE:
+    return tree.max_children * (tree.max_depth - 1)
+  return 0
 
 
 # ---------------------------------------------------------------------- time

@@ -131,8 +131,9 @@ class Question:
 
   @property
   def longest(self) -> int:
-    """Positions that both models know."""
-    known = [c.max_positions for c in (self.target, self.draft) if c]
+    """Positions that all models know."""
+    models = (self.target, self.draft, self.head)
+    known = [c.max_positions for c in models if c]
     return min((n for n in known if n is not None), default=2**20)
 
   @property

@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -14,6 +15,7 @@ from launch.training import contexts, data, flops, step, vocabulary
 from launch.training.head_step import (
   Loss,
   Words,
+  drawn_places,
   make_loss,
   make_measure,
   watcher,
@@ -22,11 +24,11 @@ from launch.training.records import say
 from launch.training.task import Task
 from models import checkpoints, head_saving, head_starts
 from models.eagle import Eagle, Eagle3
+from models.head_shapes import KINDS
 from models.heads import Blockwise
+from models.parallel import Parallel
 from models.tokenizers import Tokenizer
 from models.transformer import FINAL, Features, Transformer, as_language_model
-
-KINDS = ("eagle", "eagle3", "medusa", "blockwise")
 
 
 def task(config, texts, mesh: Mesh, folder: pathlib.Path) -> Task:
@@ -46,8 +48,8 @@ def task(config, texts, mesh: Mesh, folder: pathlib.Path) -> Task:
   target = checkpoints.load_module(config.target)
   vocab_size = tokenizer.vocab_size
   ids = _vocabulary(config, texts, tokenizer, folder)
-  module, features = _first(config, target, ids)
-  if isinstance(module, Eagle3) and module.config.draft_vocab_size:
+  module, features = _first(config, target, ids, tokenizer)
+  if getattr(module.config, "draft_vocab_size", None):
     ids = np.asarray(module.target_ids[...])
   words = Words.of(np.arange(vocab_size) if ids is None else ids, vocab_size)
   definition, trained, rest = nnx.split(module, _own(module), ...)
@@ -60,19 +62,33 @@ def task(config, texts, mesh: Mesh, folder: pathlib.Path) -> Task:
     first=config.prompt_length if config.contexts == "target" else 0,
   )
   shared = (loss, watcher(target, features), _rows(target), words)
-  complete = None
+  sample = place = None
   if config.contexts == "target":
     sample = contexts.completer(
       as_language_model(target)[0], prompt_length=config.prompt_length
     )
-    complete = lambda params, frozen, batch, key: sample(
-      frozen["target"], batch, key
+  if isinstance(module, Parallel):
+    place = jax.jit(
+      functools.partial(
+        drawn_places, count=config.head.anchors, first=loss.first
+      )
     )
+
+  def complete(params, frozen, batch, key):
+    del params
+    if sample is not None:
+      batch = sample(frozen["target"], batch, key)
+    return batch if place is None else place(batch, jax.random.fold_in(key, 1))
 
   def of_parts(function):
     return lambda params, frozen, batch: function(
       nnx.merge(definition, params, frozen["rest"]), frozen["target"], batch
     )
+
+  def measure(module, target, batch):
+    if place is not None:  # the same in every validation
+      batch = place(batch, jax.random.key(0))
+    return make_measure(*shared)(module, target, batch)
 
   return Task(
     tokenizer=tokenizer,
@@ -83,7 +99,7 @@ def task(config, texts, mesh: Mesh, folder: pathlib.Path) -> Task:
       trained,
       frozen,
       loss=of_parts(make_loss(*shared)),
-      measure=of_parts(make_measure(*shared)),
+      measure=of_parts(measure),
       complete=complete,
     ),
     module=lambda params: nnx.merge(definition, params, rest),
@@ -117,6 +133,13 @@ def _check(config) -> None:
       f"head.depth ({config.head.depth}) leaves nothing to train on in rows of "
       f"{config.sequence_length} tokens"
     )
+  if config.head.kind == "parallel" and not (
+    0 < config.head.anchors <= config.sequence_length - 2
+  ):
+    raise ValueError(
+      f"head.anchors must be in 1..{config.sequence_length - 2}, places of a "
+      f"row, got {config.head.anchors}"
+    )
 
 
 def _vocabulary(
@@ -144,7 +167,7 @@ def _note(folder: pathlib.Path, ids: np.ndarray | None) -> None:
 
 
 def _first(
-  config, target: Transformer, ids: np.ndarray | None
+  config, target: Transformer, ids: np.ndarray | None, tokenizer: Tokenizer
 ) -> tuple[nnx.Module, Features]:
   """The head to begin with, and what it reads of the target."""
   if config.init_from:
@@ -161,6 +184,12 @@ def _first(
         f"config.init_from ({config.init_from}) is a head of kind "
         f"{found.kind!r}, not {config.head.kind!r}"
       )
+    said = found.shape.num_depths
+    if said is not None and said != config.head.depth:
+      raise ValueError(
+        f"config.init_from ({config.init_from}) says {said} tokens ahead, and "
+        f"head.depth is {config.head.depth}"
+      )
     return found.module, found.features
   rngs, head = nnx.Rngs(config.seed), config.head
   if head.kind == "eagle3":
@@ -170,6 +199,20 @@ def _first(
     module = head_starts.eagle3(
       target, layers=layers, draft_vocab=ids, rngs=rngs
     )
+    return module, layers
+  if head.kind == "parallel":
+    layers = head_starts.spread_layers(
+      head.num_layers, target.config.num_layers, tuple(head.layers)
+    )
+    mask = head.mask_token
+    if mask == -1:
+      mask = tokenizer.eos_token_id
+    if mask is None:
+      raise ValueError("the text has no end token: give head.mask_token")
+    module = head_starts.parallel(
+      target, num_layers=head.num_layers, layers=layers, mask_token=mask,
+      block_size=head.depth + 1, draft_vocab=ids, rngs=rngs,
+    )  # fmt: skip
     return module, layers
   if head.kind == "eagle":
     return head_starts.eagle1(target, rngs=rngs), (FINAL,)
@@ -185,11 +228,18 @@ def _first(
 def _own(module) -> Callable[[tuple, Any], bool]:
   """Which parameters of a head are trained: the target's arrays stay."""
   targets = {"embed"}
-  if isinstance(module, Eagle | Blockwise):
+  if _says_by_target(module):
     targets.add("lm_head")
   return lambda path, value: (
     isinstance(value, nnx.Param) and path[0] not in targets
   )
+
+
+def _says_by_target(module) -> bool:
+  """Whether its output projection is the target's, and stays."""
+  if isinstance(module, Parallel):
+    return module.config.draft_vocab_size is None
+  return isinstance(module, Eagle | Blockwise)
 
 
 def _rows(target: Transformer):
@@ -220,19 +270,44 @@ def _export(config, features: Features, module, directory: str) -> None:
 def _step_flops(config, target, module, trained, words: Words) -> float:
   """Operations of a step: the target's pass, its law, and the head's passes.
 
-  Three passes of each matrix of the head for every time that it is read, which
-  EAGLE does at every depth but for the projection of the features.
+  Three passes of each matrix of the head for every time that it is read; of a
+  projection that is the target's, two.
   """
   c, depth = target.config, config.head.depth
   law = c.embed_dim * len(words.ids)
   whole = c.embed_dim * c.vocab_size
   per_token = flops.forward_flops(c, config.sequence_length) - 2 * (whole - law)
+  times = functools.partial(
+    _times, module, depth=depth,
+    blocks=config.head.get("anchors", 0) / config.sequence_length,
+  )  # fmt: skip
   for path, value in nnx.to_flat_state(trained):
     if value.ndim == 2:
-      once = not isinstance(module, Eagle | Eagle3) or (
-        path[0] == "fc" and isinstance(module, Eagle3)
-      )
-      per_token += 6 * value.size * (1 if once else depth)
-  if isinstance(module, Eagle | Blockwise):  # a shared projection, not trained
-    per_token += 4 * whole * depth
+      per_token += 6 * value.size * times(path)
+  if _says_by_target(module):
+    of_blocks = isinstance(module, Parallel)
+    per_token += 4 * whole * (times(("lm_head",)) if of_blocks else depth)
   return per_token * config.batch_size * config.sequence_length
+
+
+def _times(module, path: tuple, *, depth: int, blocks: float) -> float:
+  """How often a matrix of a head is read, for each token of the text.
+
+  EAGLE reads its layer at every depth. Of blocks every token reads the layers;
+  keys and values are also of all features.
+
+  Args:
+    module: the head.
+    path: of the parameter.
+    depth: tokens of a draft.
+    blocks: for each token of the text.
+  """
+  if path[0] == "fc" and not isinstance(module, Eagle):
+    return 1
+  if isinstance(module, Eagle | Eagle3):
+    return depth
+  if not isinstance(module, Parallel):
+    return 1
+  if path[0] == "lm_head":
+    return depth * blocks
+  return (depth + 1) * blocks + (path[-2] in ("k", "v"))

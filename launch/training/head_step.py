@@ -5,6 +5,9 @@ tokens after it. At depth j it says a law of token t + 2 + j, and the target's
 own law of that token, which follows token t + 1 + j, judges it. All is one
 jitted step: the target's features are made on the fly, and its logits of the
 tokens that the head can say alone, where the objective asks for no others.
+
+Most heads say so at every place of a text. DFlash's blocks are passes of their
+own, and are said from some places of each text (`drawn_places`).
 """
 
 import dataclasses
@@ -16,8 +19,10 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from models import anchored
 from models.eagle import Eagle, Eagle3
-from models.heads import Blockwise, Medusa
+from models.head_shapes import HeadModule
+from models.parallel import Parallel
 from models.transformer import FINAL, Features, Transformer
 from models.unrolled import ahead, unroll
 from specjax import losses
@@ -116,12 +121,24 @@ def watcher(target: Transformer, features: Features) -> Callable[..., Seen]:
 
 
 def says(
-  module: Eagle | Eagle3 | Medusa | Blockwise,
-  seen: Seen,
-  batch: dict[str, Array],
-  depth: int,
+  module: HeadModule, seen: Seen, batch: dict[str, Array], depth: int
 ) -> Iterator[tuple[Array, Array | None]]:
-  """For each depth `f32[B, T, W]`, the head's logits, and EAGLE's states."""
+  """For each depth `f32[B, A, W]`, the head's logits, and EAGLE's states.
+
+  A are all T places of a row, or those that the batch names.
+  """
+  if isinstance(module, Parallel):
+    blocks = anchored.say(
+      module,
+      batch["tokens"],
+      seen.features,
+      batch["places"],
+      positions=batch["positions"][:, :-1],
+      segments=batch["segments"][:, :-1],
+    )
+    for j in range(depth):
+      yield blocks[:, :, j], None
+    return
   if isinstance(module, Eagle | Eagle3):
     yield from unroll(
       module,
@@ -145,6 +162,34 @@ def counted(batch: dict[str, Array], depth: int, first: int) -> Array:
   place = jnp.arange(length) + 2 + depth
   inside = (here == there) & (here > 0) & (place >= first)
   return inside.astype(jnp.float32)
+
+
+def drawn_places(
+  batch: dict[str, Array], key: Array, *, count: int, first: int
+) -> dict[str, Array]:
+  """The batch with `places`, `i32[B, A]`, where blocks begin.
+
+  Of each row A places, all different, are drawn from those that have a token to
+  say; of a row with fewer of them, the others do not count.
+
+  Args:
+    batch: of T places a row.
+    key: what decides them.
+    count: A, at most T.
+    first: where tokens begin to count in their rows.
+  """
+  some = counted(batch, 0, first)
+  _, places = jax.lax.top_k(some + jax.random.uniform(key, some.shape), count)
+  return batch | {"places": places}
+
+
+def _at(batch: dict[str, Array], x: Array) -> Array:
+  """`x[B, T, ...]` at the batch's places; all of it if it names none."""
+  if "places" not in batch:
+    return x
+  places = batch["places"]
+  places = places.reshape(*places.shape, *[1] * (x.ndim - 2))
+  return jnp.take_along_axis(x, places, axis=1)
 
 
 def make_loss(
@@ -176,8 +221,8 @@ def make_loss(
     labels = jnp.asarray(words.place)[batch["tokens"]]
     found, drafts = 0.0, []
     for j, (logits, state) in enumerate(says(module, seen, batch, loss.depth)):
-      weights = counted(batch, j, loss.first)
-      label = ahead(labels, 2 + j, length)
+      weights = _at(batch, counted(batch, j, loss.first))
+      label = _at(batch, ahead(labels, 2 + j, length))
       logits = logits[..., : len(words.ids)]
       if given:  # what it cannot say, it does not learn from
         if loss.objective == "next_token":
@@ -185,7 +230,7 @@ def make_loss(
           label = jnp.minimum(label, len(words.ids) - 1)
       else:
         logits = _with_rest(logits, None)
-      judge = ahead(taught, 1 + j, length)
+      judge = _at(batch, ahead(taught, 1 + j, length))
       if loss.objective == "acceptance":
         drafts.append((logits, judge, label, weights))
       else:
@@ -224,13 +269,14 @@ def make_measure(
     law = _with_rest(seen.final @ output[:, words.ids], everywhere)
     sums = {}
     for j, (logits, _) in enumerate(says(module, seen, batch, loss.depth), 1):
-      weights = counted(batch, j - 1, loss.first)
+      weights = _at(batch, counted(batch, j - 1, loss.first))
       logits = logits[..., : len(words.ids)]
+      judge = _at(batch, ahead(law, j, length))
       away = losses.total_variation(
-        _with_rest(logits, None), ahead(law, j, length), None, weights
+        _with_rest(logits, None), judge, None, weights
       )
       said = jnp.asarray(words.ids)[jnp.argmax(logits, axis=-1)]
-      same = said == ahead(best, j, length)
+      same = said == _at(batch, ahead(best, j, length))
       sums[f"tokens_{j}"] = jnp.sum(weights)
       sums[f"accepted_{j}"] = jnp.sum(weights) * (1 - away)
       sums[f"agreed_{j}"] = jnp.sum(weights * same)

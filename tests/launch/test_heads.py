@@ -3,6 +3,7 @@
 import files
 import heads_on_disk
 import jax
+import jax.numpy as jnp
 import pytest
 import several
 
@@ -90,6 +91,27 @@ def test_what_does_not_fit_is_one_line(saved, head, changes, message):
   with pytest.raises(ValueError, match=message) as error:
     pair.build(settings(saved, head, **changes))
   assert "\n" not in str(error.value)
+
+
+def test_no_text_is_longer_than_the_head_knows(saved):
+  """The target knows 256 positions, its heads that have any 200."""
+
+  def begin(found, length):
+    prompts = jnp.zeros((1, 4), jnp.int32)
+    return jax.eval_shape(
+      lambda: found.decoder.init(
+        found.params, prompts, jnp.array([4]), jax.random.key(0),
+        buffer_length=length, max_new_tokens=8,
+      )
+    )  # fmt: skip
+
+  for head, most in (("eagle3", 200), ("parallel", 200), ("medusa", 256)):
+    config = pair.settled(settings(saved, head, max_length=250))
+    found = pair.build(config)
+    assert found.max_length == min(most, 250)
+    assert begin(found, most).tokens.shape[1] >= most
+    with pytest.raises(ValueError, match=rf"model has {most} positions"):
+      begin(found, most + 1)
 
 
 def test_a_published_tree_is_named(saved):

@@ -20,6 +20,9 @@ from specjax import tree as tree_lib
 from specjax.theory import throughput
 
 PAIR = ("--target=pythia-2.8b", "--draft=pythia-70m")
+EAGLE = (
+  "--target=llama-3.1-8b", "--drafter=eagle3", "--draft=eagle3-llama-3.1-8b"
+)  # fmt: skip
 
 
 def test_shapes_have_the_published_numbers_of_parameters():
@@ -67,6 +70,13 @@ def test_shapes_have_the_published_numbers_of_parameters():
      "unknown rule 'tokn'"),
     (("--topology=v5e-4", *PAIR, "--tree=-1,0,0", "--num_drafts=2"),
      "--tree takes the place of"),
+    (("--topology=v5e-4", *PAIR, "--num_nodes=9"),
+     "--num_nodes: not read with --drafter=model"),
+    (("--topology=v5e-4", *EAGLE, "--num_nodes=9", "--num_drafts=2"),
+     "--num_drafts: not read with --num_nodes"),
+    (("--topology=v5e-4", *EAGLE, "--num_nodes=19", "--rule=token",
+      "--max_length=512"), "rule 'token'"),
+    (("--topology=v5e-4", *EAGLE), "exceeds the models' 2048 positions"),
     (("--topology=v5e-4", *PAIR, "--skip_mlp=1"),
      "--skip_mlp: not read with --drafter=model"),
     (("--topology=v5e-4", *PAIR, "--drafter=ngram", "--siblings=top_k"),

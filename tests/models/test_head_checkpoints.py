@@ -15,11 +15,17 @@ import torch
 from flax import nnx
 from jax.sharding import AxisType
 
-from models import head_checkpoints, meshes, sharding
+from models import (
+  head_checkpoints,
+  head_files,
+  head_shapes,
+  meshes,
+  sharding,
+)
 from models.head_checkpoints import Target
 from models.head_files import Place
 from models.transformer import FINAL
-from models.weights import CheckpointError
+from models.weights import CheckpointError, Tensor
 
 H, V, VD, LAYERS, MLP, D = 8, 13, 5, 12, 10, 6
 RNG = np.random.default_rng(0)
@@ -208,6 +214,37 @@ def test_a_head_is_cut_over_what_divides_it():
   assert meshes.most_devices((8, 24, 4), 8) == 4
 
 
+def test_a_head_knows_the_positions_that_its_file_says():
+  """Whatever those of its target are; Medusa's and blockwise heads know all."""
+  found = {}
+  for name, (settings, tensors, *_) in FORMATS.items():
+    files = dict.fromkeys(head_files.normal_names(
+      {n: Tensor(name=n, shape=v.shape, kind="F32", read=None)
+       for n, v in tensors.items()}
+    ))  # fmt: skip
+    shape = head_checkpoints.shape(settings, TARGET, files)
+    found[name] = shape.max_positions
+    module = nnx.eval_shape(lambda s=shape: s.make(rngs=nnx.Rngs(0)))
+    model, _ = head_shapes.functions(module)
+    assert getattr(model, "max_positions", None) == shape.max_positions
+  free = {"medusa", "medusa, vllm", "blockwise"}
+  assert found == {n: None if n in free else 32 for n in FORMATS}
+
+
+def test_a_head_may_not_say_its_positions():
+  settings = {k: v for k, v in LAYER_JSON.items() if "max_pos" not in k}
+  shape = head_checkpoints.shape(settings, TARGET, kind="eagle")
+  assert shape.max_positions is None
+  assert shape.config.layer.max_positions is None
+  llama3 = dict(
+    rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0
+  )
+  with pytest.raises(ValueError, match="needs max_position_embeddings"):
+    head_checkpoints.shape(
+      {**settings, "rope_scaling": llama3}, TARGET, kind="eagle"
+    )
+
+
 def test_offsets_are_added_to_the_draft_ids(tmp_path):
   head = head_checkpoints.load(write(tmp_path / "head", "eagle3"), TARGET)
   assert head.module.target_ids[...].tolist() == IDS.tolist()
@@ -250,8 +287,8 @@ def test_the_same_key_means_another_thing_in_another_format(tmp_path):
     ("eagle", dict(config={**LAYER_JSON, "vocab_size": 99}), "for 99 tokens"),
     ("eagle", dict(config={**LAYER_JSON, "bias": "no"}), "bias must be true"),
     ("eagle", dict(config={**LAYER_JSON, "num_hidden_layers": 2}), "must be 1"),
-    ("speculators", dict(config={"speculators_model_type": "dflash"}),
-     "must be 'eagle3', got 'dflash'"),
+    ("speculators", dict(config={"speculators_model_type": "peagle"}),
+     "must be 'eagle3' or 'dflash', got 'peagle'"),
     ("speculators", dict(config={**SPECULATORS, NAME: [2, 12]}),
      "are not layers of a target of 12"),
     ("medusa", {"2.1.weight": random(V + 1, H)}, "wrong shape: 2.1.weight"),

@@ -1,5 +1,6 @@
 """Heads begin as their target, and are read back as they were saved."""
 
+import dataclasses
 import json
 
 import jax
@@ -12,6 +13,7 @@ from flax import nnx
 from models import eagle, head_checkpoints, head_saving, head_starts, unrolled
 from models.head_checkpoints import Target
 from models.layers import TransformerConfig
+from models.parallel import Parallel, ParallelConfig
 from models.transformer import FINAL, Transformer
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -82,6 +84,46 @@ def test_eagle1_takes_the_feature_and_the_last_layers_weights(target):
     )
 
 
+def test_a_block_takes_the_last_layers_weights(target):
+  """It reads the highest of its features; its layers norm queries and keys."""
+  head = head_starts.parallel(
+    target, num_layers=2, layers=(1, 3), block_size=4, mask_token=6,
+    draft_vocab=IDS, rngs=nnx.Rngs(1),
+  )  # fmt: skip
+  np.testing.assert_array_equal(head.fc.kernel[8:], np.eye(8))
+  np.testing.assert_array_equal(head.fc.kernel[:8], 0)
+  for ours, theirs in zip(head.layers, target.layers[-2:], strict=True):
+    for part in ("mlp", "mlp_norm", "attention_norm"):
+      jax.tree.map(
+        np.testing.assert_array_equal, nnx.state(getattr(ours, part)),
+        nnx.state(getattr(theirs, part)),
+      )  # fmt: skip
+    for name in ("q", "k", "v", "out"):
+      np.testing.assert_array_equal(
+        getattr(ours.attention, name).kernel[...],
+        getattr(theirs.attention, name).kernel[...],
+      )
+    np.testing.assert_array_equal(ours.attention.q_norm.scale[...], 1)
+  rows = target.lm_head.kernel[...][:, IDS]
+  np.testing.assert_array_equal(head.lm_head.kernel[...], rows)
+  with pytest.raises(ValueError, match=r"num_layers must be in 1\.\.4, got 5"):
+    head_starts.parallel(
+      target, num_layers=5, layers=(1,), block_size=4, mask_token=6,
+      draft_vocab=None, rngs=nnx.Rngs(1),
+    )  # fmt: skip
+
+
+def test_layers_of_a_block_are_spread_as_published():
+  """Qwen3-8B's: five of 36, whose outputs are 1, 9, 17, 25 and 33."""
+  assert head_starts.spread_layers(5, 36, ()) == (2, 10, 18, 26, 34)
+  assert head_starts.spread_layers(2, 6, (1, 5)) == (1, 5)
+  for count, asked in ((2, (0, 3)), (1, (6,)), (2, (3, 3))):
+    with pytest.raises(ValueError, match=r"give config.head.layers, of 1\.\.5"):
+      head_starts.spread_layers(count, 6, asked)
+  with pytest.raises(ValueError, match="cannot be read at layers 2,2"):
+    head_starts.spread_layers(2, 4, ())
+
+
 def test_layers_that_are_not_there_are_refused():
   assert head_starts.fused_layers(30, ()) == (2, 15, 27)
   assert head_starts.fused_layers(2, (0, 1)) == (0, 1)
@@ -102,7 +144,28 @@ MAKE = {
   "medusa": lambda target: head_starts.medusa(
     target, num_heads=2, rngs=nnx.Rngs(1)
   ),
+  "parallel": lambda target: head_starts.parallel(
+    target,
+    num_layers=2,
+    layers=(1, 3),
+    block_size=4,
+    mask_token=6,
+    draft_vocab=None,
+    rngs=nnx.Rngs(1),
+  ),
+  "parallel, few words": lambda target: head_starts.parallel(
+    target,
+    num_layers=2,
+    layers=(1, 3),
+    block_size=4,
+    mask_token=6,
+    draft_vocab=IDS,
+    rngs=nnx.Rngs(1),
+  ),
 }
+READS = {
+  "eagle3": (0, 1, 3), "parallel": (1, 3), "parallel, few words": (1, 3)
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", MAKE)
@@ -111,12 +174,15 @@ def test_what_is_saved_is_what_is_read(kind, target, tmp_path):
   state = nnx.state(head, nnx.Param)
   noise = np.random.default_rng(0)
   for path, value in nnx.to_flat_state(state):
-    shared = path[0] == "embed" or (kind == "eagle" and path[0] == "lm_head")
+    shared = path[0] == "embed" or (
+      kind in ("eagle", "parallel") and path[0] == "lm_head"
+    )
     if not shared:
       new = noise.standard_normal(value.shape)
       value[...] = jnp.asarray(new, jnp.bfloat16).astype(jnp.float32)
   nnx.update(head, state)
-  head_saving.save(head, str(tmp_path), features=(0, 1, 3))
+  features = READS.get(kind, (FINAL,))
+  head_saving.save(head, str(tmp_path), features=features)
   assert head_checkpoints.is_head(str(tmp_path))
   found = head_checkpoints.load(
     str(tmp_path),
@@ -126,13 +192,18 @@ def test_what_is_saved_is_what_is_read(kind, target, tmp_path):
       output=lambda: target.lm_head.kernel[...],
     ),
   )  # fmt: skip
-  assert found.kind == kind
-  assert found.features == ((0, 1, 3) if kind == "eagle3" else (FINAL,))
+  assert found.kind == kind.partition(",")[0]
+  assert found.features == features
   jax.tree.map(
     np.testing.assert_array_equal, nnx.state(found.module), nnx.state(head)
   )
   if kind != "medusa":
-    assert found.module.config.layer.rope_theta == 500.0
+    own = found.module.config
+    layers = own.layers if found.kind == "parallel" else own.layer
+    assert layers.rope_theta == 500.0
+    assert found.shape.max_positions == 32
+  if found.kind == "parallel":
+    assert (own.block_size, own.mask_token) == (4, 6)
   names = safetensors.numpy.load_file(tmp_path / "model.safetensors")
   assert not [name for name in names if "embed_tokens" in name]
 
@@ -158,6 +229,13 @@ def test_what_a_format_does_not_have_is_not_saved(target, tmp_path):
     layer=CONFIG, generation=3, num_features=8, fc_norm=True
   )
   other = eagle.make(config, rngs=nnx.Rngs(0))
+  layers = dataclasses.replace(CONFIG, num_layers=1)
+  plain = Parallel(
+    ParallelConfig(layers=layers, num_features=8, block_size=4, mask_token=6),
+    rngs=nnx.Rngs(0),
+  )
+  with pytest.raises(ValueError, match="layers are Qwen3's"):
+    head_saving.save(plain, str(tmp_path), features=(1,))
   with pytest.raises(ValueError, match="no fc_norm"):
     head_saving.save(other, str(tmp_path), features=(1,))
   with pytest.raises(ValueError, match="dtype must be one of"):

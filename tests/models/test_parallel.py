@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
+from flax import nnx
 
 from models import head_checkpoints
 from models.head_checkpoints import Target
@@ -162,6 +163,78 @@ def test_layers_that_no_file_names_are_spread_evenly(tmp_path):
   assert found.features == (2, 10, 18, 26, 34)
 
 
+IDS = np.array([1, 4, 5, 9, 12])
+WORDS = {"lm_head.weight": random(len(IDS), H), "d2t": IDS - np.arange(5)}
+LAYERS_JSON = {
+  k: v for k, v in CONFIG.items()
+  if k not in ("block_size", "dflash_config", "num_target_layers",
+               "architectures")
+}  # fmt: skip
+SPECULATORS = dict(
+  speculators_model_type="dflash", architectures=["DFlashSpeculator"],
+  transformer_layer_config=LAYERS_JSON, draft_vocab_size=len(IDS),
+  block_size=BLOCK, mask_token_id=MASK, sample_from_anchor=False,
+  aux_hidden_state_layer_ids=[2, 5, 7], speculators_config={"algorithm": "x"},
+)  # fmt: skip
+
+
+def test_a_block_of_speculators_has_words_of_its_own(head, tmp_path):
+  """Layers are numbered by what they are given; else it is the same head."""
+  directory = write(tmp_path / "few", config=SPECULATORS, **WORDS)
+  assert head_checkpoints.is_head(directory)
+  few = head_checkpoints.load(directory, TARGET)
+  assert (few.kind, few.features) == (head.kind, head.features)
+  model, params = few.functions()
+  found, _ = model.say(params, jnp.array([[2]]), model.init_cache(1, 8))
+  hidden = np.linalg.lstsq(
+    OUTPUT.T, reference(np.zeros((0, 3 * H)), 2).T, rcond=None
+  )[0].T  # what the target's rows were multiplied with
+  expected = np.full((BLOCK - 1, V), -np.inf)
+  expected[:, IDS] = hidden @ WORDS["lm_head.weight"].T
+  np.testing.assert_allclose(found[0], expected, atol=2e-3, rtol=2e-3)
+
+
+def test_a_block_of_speculators_may_say_everything(head, tmp_path):
+  """Then its output projection is the target's."""
+  config = {**SPECULATORS, "draft_vocab_size": V}
+  whole = head_checkpoints.load(
+    write(tmp_path / "whole", config=config), TARGET
+  )
+  jax.tree.map(
+    np.testing.assert_array_equal, nnx.state(whole.module),
+    nnx.state(head.module),
+  )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    (dict(sample_from_anchor=True), "sample_from_anchor must be False, got Tr"),
+    (dict(projector_type="domino"), "projector_type must be 'dflash'"),
+    (dict(markov_rank=3), "settings that are not known: markov_rank"),
+    (dict(aux_hidden_state_layer_ids=None), "must be layers, got None"),
+    (dict(aux_hidden_state_layer_ids=[2, 9]), "not layers of a target of 9"),
+    (dict(mask_token_id=None), "mask_token_id must be an integer, got None"),
+    (dict(target_hidden_size=16), "features of 16 channels, the target has 8"),
+    (dict(transformer_layer_config=None), "config must be an object"),
+    (dict(transformer_layer_config={**LAYERS_JSON, "mlp_bias": True}),
+     "mlp_bias must be False"),
+    (dict(transformer_layer_config={**LAYERS_JSON, "layer_types": [
+      "full_attention", "sliding_attention"]}), "must be full_attention"),
+    (dict(draft_vocab_size=V + 1), r"draft_vocab_size must be in 1\.\.13"),
+  ],
+)  # fmt: skip
+def test_what_a_block_of_speculators_may_not_be(changes, message):
+  with pytest.raises(ValueError, match=message):
+    head_checkpoints.shape({**SPECULATORS, **changes}, TARGET)
+
+
+def test_words_that_no_file_names_are_missing(tmp_path):
+  directory = write(tmp_path / "few", config=SPECULATORS, drop=["d2t"], **WORDS)
+  with pytest.raises(ValueError, match="missing: d2t"):
+    head_checkpoints.load(directory, TARGET)
+
+
 CHANGED = lambda **changes: dict(config={**CONFIG, **changes})
 OF_DFLASH = lambda **changes: CHANGED(
   dflash_config={**CONFIG["dflash_config"], **changes}
@@ -182,6 +255,7 @@ OF_DFLASH = lambda **changes: CHANGED(
     (OF_DFLASH(mask_token_id=None), "mask_token_id must be an integer"),
     (OF_DFLASH(mask_token_id=V), r"mask_token must be in 0\.\.12, got 13"),
     (CHANGED(block_size=1), "block_size must be at least 2"),
+    ({"d2t": IDS}, "unexpected tensors in .*: d2t"),
     (CHANGED(num_target_layers=10), "made for 10 layers, and the target has 9"),
     (CHANGED(layer_types=["sliding_attention"] * 2), "must be full_attention"),
     (CHANGED(vocab_size=20), "its vocabulary is 20, and the target's 13"),

@@ -126,9 +126,61 @@ def test_a_heads_bytes_are_held_beside_the_targets():
   assert more == 2 * own // 8 + 2 * 2 * KV * q.rows * q.slots // 8
 
 
+def grown(kind="eagle3", *, nodes=20, depth=4, children=5, **changes):
+  """A question of a tree that is grown anew in every round."""
+  return question(
+    kind, tree=tree_lib.bound(nodes, depth, children), siblings="given",
+    rule="match", **changes,
+  )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "medusa", "parallel"])
+def test_a_tree_that_is_grown_is_asked_for(kind):
+  """EAGLE's passes are of five nodes each; other heads have one pass."""
+  q = grown(kind, depth=3)
+  q.check()
+  drafter = program.make_drafter(q)
+  assert drafter.tree.num_drafted == 20
+  assert drafter.passes[1:] == ((5, 5) if kind == "eagle3" else ())
+  line = answer._roofline(topology("v5e-8"), q)
+  assert line["tokens_fed"] == 21
+  assert 0 < line["break_even_acceptance"] < 1
+  assert answer._settings(q)["grown"]
+  assert not answer._settings(question(kind))["grown"]
+
+
+def test_a_grown_tree_is_as_good_as_the_best_of_its_size():
+  """With all accepted a chain; more than any chain of its depth otherwise."""
+  q = grown()
+  assert answer.tokens_per_round(q.tree, 1.0) == 5
+  assert answer.tokens_per_round(q.tree, 0.0) == 1
+  chain = answer.tokens_per_round(tree_lib.chain(4), 0.6)
+  tokens = answer.tokens_per_round(q.tree, 0.6)
+  assert chain < tokens < 5
+  # Two levels of at most two children, all six nodes: by hand.
+  whole = answer.tokens_per_round(tree_lib.bound(6, 2, 2), 0.6)
+  assert whole == pytest.approx(1 + 0.84 + 0.84**2)
+
+
+def test_a_heads_cache_holds_what_is_never_verified():
+  """Fifteen nodes of a grown tree beside those that the target is fed."""
+  q = grown()
+  assert heads.more_slots(q.head, q.tree) == 15
+  assert heads.more_slots(q.head, tree_lib.chain(20)) == 0
+  assert heads.more_slots(shape_of("parallel"), q.tree) == 8
+  without = dataclasses.replace(
+    q, head=None, tree=tree_lib.chain(20), siblings="iid", rule="token"
+  )
+  own = heads.num_params(q.head, jnp.bfloat16, tied=False)
+  more = answer._held(q) - answer._held(without)
+  assert more == 2 * own // 8 + 2 * 2 * KV * q.rows * (q.slots + 15) // 8
+
+
 @pytest.mark.parametrize(
   "changes, message",
   [
+    (dict(max_length=4096), "exceeds the models' 2048 positions"),
+    (dict(tree=tree_lib.bound(20, 4, 5)), "siblings must|rule 'token'"),
     (dict(tree=tree_lib.chain(9), head=shape_of("parallel")),
      "parallel says 7 tokens ahead"),
     (dict(layout=meshes.Layout(data=1, model=16, draft=16)),

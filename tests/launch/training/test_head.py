@@ -1,4 +1,4 @@
-"""`launch.train` of heads: the loss, runs that resume, heads that draft."""
+"""`launch.train` of heads: runs that resume, heads that draft."""
 
 import json
 
@@ -13,10 +13,10 @@ from flax import nnx
 from configs import huggingface, train_head
 from launch import cli, pair, prompts, train
 from launch.training import head_step, step, vocabulary
-from launch.training.head_step import Loss, Words
 from launch.training.run import Run
-from models import checkpoints, head_starts, tokenizers
+from models import checkpoints, tokenizers
 from specjax import engine
+from specjax.warp import make_sampling
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 V, WORDS, DEPTH = 4096, 64, 3
@@ -37,6 +37,9 @@ def tiny(texts, target, kind="eagle3", **changes):
   config.head.depth = DEPTH
   if kind == "eagle3":
     config.head.draft_vocab_size, config.head.layers = WORDS, (0, 1)
+  if kind == "parallel":
+    config.head.num_layers, config.head.layers = 1, (1,)
+    config.head.anchors = 8
   config.update(changes)
   return config
 
@@ -44,175 +47,6 @@ def tiny(texts, target, kind="eagle3", **changes):
 def records(folder):
   lines = (folder / "metrics.jsonl").read_text().splitlines()
   return [json.loads(line) for line in lines]
-
-
-# ------------------------------------------------------------------- the loss
-
-
-@pytest.fixture(scope="module")
-def case(target):
-  """A head with a small vocabulary, a batch of two documents, and both laws."""
-  module = checkpoints.load_module(target)
-  rng = np.random.default_rng(0)
-  ids = np.sort(rng.choice(V, WORDS, replace=False)).astype(np.int32)
-  head = head_starts.eagle3(
-    module, layers=(0, 1), draft_vocab=ids, rngs=nnx.Rngs(0)
-  )
-  length = 10
-  segments = np.array([[1] * 11, [1] * 5 + [2] * 6], np.int32)
-  batch = {
-    # Half of the tokens are of the draft vocabulary.
-    "tokens": np.where(
-      rng.random((2, 11)) < 0.5, rng.choice(ids, (2, 11)),
-      rng.integers(0, V, (2, 11)),
-    ).astype(np.int32),
-    "segments": segments,
-    "positions": np.array([range(11), [*range(5), *range(6)]], np.int32),
-  }  # fmt: skip
-  watch = head_step.watcher(module, (0, 1))
-  rows = lambda params: head_starts.output_rows(module)
-  words = Words.of(ids, V)
-  params = nnx.state(module)
-
-  @jax.jit
-  def laws(params):
-    seen = watch(params, batch)
-    said = [x for x, _ in head_step.says(head, seen, batch, DEPTH)]
-    return said, seen.final @ rows(params)
-
-  said, judged = laws(params)
-  p = []  # as the shipped head says it: no mass outside
-  for logits in said:
-    law = np.zeros((*logits.shape[:2], V))
-    law[..., ids] = jax.nn.softmax(logits)
-    p.append(law)
-  q = np.asarray(jax.nn.softmax(judged), np.float64)
-  whole, _ = module(
-    batch["tokens"][:, :-1], positions=batch["positions"][:, :-1],
-    segments=segments[:, :-1],
-  )  # fmt: skip
-  np.testing.assert_allclose(judged, whole.logits, atol=1e-4)
-
-  def places(depth):
-    """Each place that counts, and that of the law which judges it."""
-    return [
-      (row, t, t + 1 + depth)
-      for row in range(2) for t in range(length)
-      if t + 2 + depth < 11
-      and segments[row, t] == segments[row, t + 2 + depth]
-    ]  # fmt: skip
-
-  def losses_of(objective, **more):
-    loss = Loss(
-      **dict(
-        objective=objective, depth=DEPTH, decay=0.5, feature_weight=0.0,
-        first=0,
-      ) | more
-    )  # fmt: skip
-    shared = (loss, watch, rows, words)
-    one = jax.jit(lambda b: head_step.make_loss(*shared)(head, params, b))
-    return float(one(batch))
-
-  return dict(
-    p=p, q=q, ids=ids, batch=batch, places=places, loss=losses_of,
-    head=head, params=params, shared=(watch, rows, words),
-  )  # fmt: skip
-
-
-def restricted(q, ids):
-  inside = np.zeros_like(q)
-  inside[..., ids] = q[..., ids]
-  return inside / inside.sum(-1, keepdims=True)
-
-
-def expected(case, of_place):
-  """The weighted mean over depths of the mean over places."""
-  means = [
-    np.mean([of_place(j, *place) for place in case["places"](j)])
-    for j in range(DEPTH)
-  ]
-  return np.average(means, weights=[1, 0.5, 0.25])
-
-
-def test_forward_kl_is_to_the_targets_law_on_the_draft_vocabulary(case):
-  ids, q = case["ids"], restricted(case["q"], case["ids"])
-
-  def kl(j, row, t, judge):
-    a, b = q[row, judge, ids], case["p"][j][row, t, ids]
-    return np.sum(a * np.log(a / b))
-
-  assert case["loss"]("forward_kl") == pytest.approx(expected(case, kl), 1e-4)
-
-
-def test_total_variation_is_to_the_targets_whole_law(case):
-  away = lambda j, row, t, judge: (
-    1 - np.minimum(case["q"][row, judge], case["p"][j][row, t]).sum()
-  )
-  found = case["loss"]("total_variation")
-  assert found == pytest.approx(expected(case, away), 1e-5)
-  assert 0.3 < found < 0.999
-
-
-def test_acceptance_is_of_the_whole_draft_from_every_place(case):
-  tokens, shares = case["batch"]["tokens"], []
-  for row, t, _ in case["places"](DEPTH - 1):
-    stands, total = 1.0, 0.0
-    for j in range(DEPTH):
-      token = tokens[row, t + 2 + j]
-      p, q = case["p"][j][row, t, token], case["q"][row, t + 1 + j, token]
-      stands *= min(1, p / q)
-      total += stands
-    shares.append(-total / DEPTH)
-  found = case["loss"]("acceptance")
-  assert found == pytest.approx(np.mean(shares), 1e-4)
-  assert found < -0.001
-
-
-def test_text_that_cannot_be_said_is_not_learned(case):
-  tokens, ids = case["batch"]["tokens"], {*case["ids"].tolist()}
-  means = []
-  for j in range(DEPTH):
-    told = [
-      (row, t, tokens[row, t + 2 + j]) for row, t, _ in case["places"](j)
-      if tokens[row, t + 2 + j] in ids
-    ]  # fmt: skip
-    means.append(
-      np.mean([-np.log(case["p"][j][row, t, x]) for row, t, x in told])
-    )
-  whole = np.average(means, weights=[1, 0.5, 0.25])
-  assert case["loss"]("next_token") == pytest.approx(whole, 1e-4)
-
-
-def test_tokens_before_the_first_that_counts_do_not(case):
-  """As where a prompt is the data's, and what follows the target's."""
-  place = case["places"]
-  first = 7
-  case = case | dict(
-    places=lambda j: [x for x in place(j) if x[1] + 2 + j >= first]
-  )
-  away = lambda j, row, t, judge: (
-    1 - np.minimum(case["q"][row, judge], case["p"][j][row, t]).sum()
-  )
-  found = case["loss"]("total_variation", first=first)
-  assert found == pytest.approx(expected(case, away), 1e-5)
-
-
-def test_what_is_validated(case):
-  loss = Loss(
-    objective="forward_kl", depth=DEPTH, decay=1.0, feature_weight=0, first=0
-  )
-  measure = head_step.make_measure(loss, *case["shared"])
-  found = jax.jit(lambda b: measure(case["head"], case["params"], b))(
-    case["batch"]
-  )
-  for j in range(DEPTH):
-    places = case["places"](j)
-    both = [(case["q"][r, judge], case["p"][j][r, t]) for r, t, judge in places]
-    assert float(found[f"tokens_{j + 1}"]) == len(places)
-    accepted = sum(np.minimum(q, p).sum() for q, p in both)
-    assert float(found[f"accepted_{j + 1}"]) == pytest.approx(accepted, 1e-4)
-    agreed = sum(q.argmax() == p.argmax() for q, p in both)
-    assert float(found[f"agreed_{j + 1}"]) == agreed
 
 
 # ------------------------------------------------------------- the vocabulary
@@ -245,7 +79,18 @@ class KilledError(Exception):
 def trained(texts, target, tmp_path_factory):
   """An EAGLE-3 head: trained at one go, and killed and resumed; exported."""
   root = tmp_path_factory.mktemp("trained")
-  config = tiny(texts, target)
+  return train_twice(tiny(texts, target), root)
+
+
+@pytest.fixture(scope="module")
+def blocks(texts, target, tmp_path_factory):
+  """DFlash's, likewise."""
+  root = tmp_path_factory.mktemp("blocks")
+  config = tiny(texts, target, "parallel", export_dtype="float32")
+  return train_twice(config, root)
+
+
+def train_twice(config, root):
   whole, finished = Run(config, str(root / "whole")).train()
   assert finished
   real, count = step.place_batch, [0]
@@ -264,7 +109,7 @@ def trained(texts, target, tmp_path_factory):
   run = Run(config, str(root / "killed"))
   resumed, finished = run.train()
   assert finished
-  run.export(resumed, str(root / "eagle3"))
+  run.export(resumed, str(root / config.head.kind))
   return dict(root=root, whole=whole, resumed=resumed, config=config)
 
 
@@ -279,6 +124,82 @@ def test_a_killed_run_goes_on_to_the_same_head(trained):
   assert first["step"] == 0
   assert last["validation_accepted_1"] > first["validation_accepted_1"]
   assert last["validation_agreed_1"] > 0
+
+
+def test_killed_blocks_begin_where_they_would_have(blocks):
+  """To the same bits, so at the same places; and they are learned from."""
+  both = (nnx.state(blocks[name]) for name in ("whole", "resumed"))
+  jax.tree.map(np.testing.assert_array_equal, *both)
+  found = records(blocks["root"] / "killed")
+  first, last = (r for r in found if "validation_accepted_1" in r)
+  for j in range(1, DEPTH + 1):
+    assert 0 < first[f"validation_accepted_{j}"] < 1
+    assert 0 <= last[f"validation_agreed_{j}"] <= 1
+  assert last["validation_accepted_1"] > first["validation_accepted_1"]
+
+
+def test_blocks_are_trained_as_they_are_drafted(blocks, target):
+  """What the loss sees along a text is what the shipped pair would draw from.
+
+  The head is the exported one, the rounds are those of the decoder: features,
+  positions and what a block may see are the same in both, or laws differ.
+  """
+  config = huggingface.get_config(
+    f"target={target},draft={blocks['root'] / 'parallel'}"
+  )
+  config.update({"num_speculative_tokens": DEPTH, "drafter": "parallel"})
+  config = pair.settled(config)
+  models = pair.load(config)
+  found = pair.assemble(config, models)
+  module, head = checkpoints.load_module(target), models.draft
+  watch = head_step.watcher(module, head.features)
+  propose, step = jax.jit(found.decoder.propose), jax.jit(found.decoder.step)
+
+  @jax.jit
+  def trained(params, batch):
+    seen = watch(params, batch)
+    return jnp.stack([x for x, _ in head_step.says(
+      head.module, seen, batch, DEPTH)], axis=2)[:, 0]  # fmt: skip
+
+  text = np.random.default_rng(1).integers(0, V, (2, 12))
+  state = jax.jit(found.decoder.init, static_argnames="buffer_length")(
+    found.params, text, np.array([12, 7]), jax.random.key(0),
+    buffer_length=40, max_new_tokens=20, sampling=make_sampling(2),
+  )  # fmt: skip
+  seen = set()
+  for _ in range(3):
+    draft, *_ = propose(found.params, state)
+    rows, length = state.tokens.shape
+    batch = {
+      "tokens": state.tokens,
+      "segments": jnp.ones((rows, length), jnp.int32),
+      "positions": jnp.broadcast_to(jnp.arange(length), (rows, length)),
+      "places": state.length[:, None] - 2,
+    }
+    laws = jax.nn.log_softmax(trained(nnx.state(module), batch)[..., :V])
+    np.testing.assert_allclose(draft.log_probs[:, 1:], laws, atol=2e-4)
+    assert np.ptp(laws, axis=-1).min() > 0.5
+    seen.add(tuple(state.length.tolist()))
+    state, _ = step(found.params, state)
+  assert len(seen) == 3
+
+
+def test_trained_blocks_decode_and_go_on(blocks, target, texts, tmp_path):
+  head = str(blocks["root"] / "parallel")
+  ours, plain, _ = decoded(target, head, texts, drafter="parallel")
+  assert ours == plain
+  config = tiny(
+    texts, target, "parallel", init_from=head, num_steps=1,
+    objective="acceptance", contexts="target", prompt_length=8,
+  )  # fmt: skip
+  run = Run(config, str(tmp_path / "on"))
+  own = nnx.state(run.task.first)
+  jax.tree.map(np.testing.assert_array_equal, own, nnx.state(blocks["resumed"]))
+  _, finished = run.train()
+  assert finished
+  config.head.depth = 2
+  with pytest.raises(ValueError, match="says 3 tokens ahead, and"):
+    Run(config, str(tmp_path / "other"))
 
 
 def test_the_target_and_its_embedding_are_not_trained(trained, target):
@@ -356,7 +277,11 @@ def command_line(*args):
     return cli.execute(train.run, ["train", *args])
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle", "blockwise"])
+@pytest.mark.parametrize(
+  "kind",
+  ["medusa", "eagle", "blockwise",
+   pytest.param("parallel", marks=pytest.mark.heavy)],
+)  # fmt: skip
 def test_every_kind_is_trained_by_the_command(kind, texts, target, tmp_path):
   config = tiny(texts, target, kind)
   folder = tmp_path / "w"
@@ -385,6 +310,17 @@ def test_every_kind_is_trained_by_the_command(kind, texts, target, tmp_path):
     (dict(head=dict(depth=23)), "nothing to train on in rows of 24"),
     (dict(head=dict(depth_decay=0.0)), r"depth_decay must be in \(0, 1\]"),
     (dict(contexts="draft"), "must be 'data' or 'target'"),
+    (
+      dict(kind="parallel", head=dict(anchors=23)),
+      r"anchors must be in 1\.\.22",
+    ),
+    (dict(kind="parallel", head=dict(anchors=0)), "places of a row, got 0"),
+    (dict(kind="parallel", head=dict(layers=())), "give config.head.layers"),
+    (
+      dict(kind="parallel", head=dict(num_layers=3)),
+      r"must be in 1\.\.2, got 3",
+    ),
+    (dict(kind="parallel", head=dict(mask_token=V)), "mask_token must be in"),
     (dict(objective="best"), "unknown objective 'best'"),
   ],
 )

@@ -1,0 +1,221 @@
+"""The loss of a head, and what is measured of it, against sums in NumPy."""
+
+import files
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from launch.training import head_step
+from launch.training.head_step import Loss, Words
+from models import checkpoints, head_starts
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+V, WORDS, DEPTH = 4096, 64, 3
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+  return files.make_checkpoint(tmp_path_factory.mktemp("target"))
+
+
+# Where the blocks of `case` begin; of every other head drafts do everywhere.
+PLACES = np.array([[7, 0, 3, 9, 5], [0, 8, 3, 6, 2]], np.int32)
+
+
+@pytest.fixture(scope="module", params=["eagle3", "parallel"])
+def case(target, request):
+  """A head with a small vocabulary, a batch of two documents, and both laws."""
+  module = checkpoints.load_module(target)
+  rng = np.random.default_rng(0)
+  ids = np.sort(rng.choice(V, WORDS, replace=False)).astype(np.int32)
+  blocks, layers = request.param == "parallel", (0, 1)
+  if blocks:
+    layers = (1,)
+    head = head_starts.parallel(
+      module, num_layers=1, layers=layers, block_size=DEPTH + 1, mask_token=7,
+      draft_vocab=ids, rngs=nnx.Rngs(0),
+    )  # fmt: skip
+  else:
+    head = head_starts.eagle3(
+      module, layers=layers, draft_vocab=ids, rngs=nnx.Rngs(0)
+    )
+  length = 10
+  segments = np.array([[1] * 11, [1] * 5 + [2] * 6], np.int32)
+  batch = {
+    # Half of the tokens are of the draft vocabulary.
+    "tokens": np.where(
+      rng.random((2, 11)) < 0.5, rng.choice(ids, (2, 11)),
+      rng.integers(0, V, (2, 11)),
+    ).astype(np.int32),
+    "segments": segments,
+    "positions": np.array([range(11), [*range(5), *range(6)]], np.int32),
+  }  # fmt: skip
+  begin = np.broadcast_to(np.arange(length), (2, length))
+  if blocks:
+    begin = batch["places"] = PLACES
+  watch = head_step.watcher(module, layers)
+  rows = lambda params: head_starts.output_rows(module)
+  words = Words.of(ids, V)
+  params = nnx.state(module)
+
+  @jax.jit
+  def laws(params):
+    seen = watch(params, batch)
+    said = [x for x, _ in head_step.says(head, seen, batch, DEPTH)]
+    return said, seen.final @ rows(params)
+
+  said, judged = laws(params)
+  p = []  # as the shipped head says it: no mass outside
+  for logits in said:
+    law = np.zeros((*logits.shape[:2], V))
+    law[..., ids] = jax.nn.softmax(logits)
+    p.append(law)
+  q = np.asarray(jax.nn.softmax(judged), np.float64)
+  whole, _ = module(
+    batch["tokens"][:, :-1], positions=batch["positions"][:, :-1],
+    segments=segments[:, :-1],
+  )  # fmt: skip
+  np.testing.assert_allclose(judged, whole.logits, atol=1e-4)
+
+  def places(depth):
+    """Each draft that counts, and the place of the law which judges it."""
+    return [
+      (row, i, t + 1 + depth)
+      for row in range(2) for i, t in enumerate(begin[row].tolist())
+      if t + 2 + depth < 11
+      and segments[row, t] == segments[row, t + 2 + depth]
+    ]  # fmt: skip
+
+  def losses_of(objective, **more):
+    loss = Loss(
+      **dict(
+        objective=objective, depth=DEPTH, decay=0.5, feature_weight=0.0,
+        first=0,
+      ) | more
+    )  # fmt: skip
+    shared = (loss, watch, rows, words)
+    one = jax.jit(lambda b: head_step.make_loss(*shared)(head, params, b))
+    return float(one(batch))
+
+  return dict(
+    p=p, q=q, ids=ids, batch=batch, places=places, loss=losses_of,
+    head=head, params=params, shared=(watch, rows, words),
+  )  # fmt: skip
+
+
+def restricted(q, ids):
+  inside = np.zeros_like(q)
+  inside[..., ids] = q[..., ids]
+  return inside / inside.sum(-1, keepdims=True)
+
+
+def expected(case, of_place):
+  """The weighted mean over depths of the mean over places."""
+  means = [
+    np.mean([of_place(j, *place) for place in case["places"](j)])
+    for j in range(DEPTH)
+  ]
+  return np.average(means, weights=[1, 0.5, 0.25])
+
+
+def test_forward_kl_is_to_the_targets_law_on_the_draft_vocabulary(case):
+  ids, q = case["ids"], restricted(case["q"], case["ids"])
+
+  def kl(j, row, t, judge):
+    a, b = q[row, judge, ids], case["p"][j][row, t, ids]
+    return np.sum(a * np.log(a / b))
+
+  assert case["loss"]("forward_kl") == pytest.approx(expected(case, kl), 1e-4)
+
+
+def test_total_variation_is_to_the_targets_whole_law(case):
+  away = lambda j, row, t, judge: (
+    1 - np.minimum(case["q"][row, judge], case["p"][j][row, t]).sum()
+  )
+  found = case["loss"]("total_variation")
+  assert found == pytest.approx(expected(case, away), 1e-5)
+  assert 0.3 < found < 0.999
+
+
+def test_acceptance_is_of_the_whole_draft_from_every_place(case):
+  tokens, shares = case["batch"]["tokens"], []
+  for row, t, last in case["places"](DEPTH - 1):
+    stands, total = 1.0, 0.0
+    for j in range(DEPTH):
+      judge = last - (DEPTH - 1) + j
+      token = tokens[row, judge + 1]
+      p, q = case["p"][j][row, t, token], case["q"][row, judge, token]
+      stands *= min(1, p / q)
+      total += stands
+    shares.append(-total / DEPTH)
+  found = case["loss"]("acceptance")
+  assert found == pytest.approx(np.mean(shares), 1e-4)
+  assert found < -0.001
+
+
+def test_text_that_cannot_be_said_is_not_learned(case):
+  tokens, ids = case["batch"]["tokens"], {*case["ids"].tolist()}
+  means = []
+  for j in range(DEPTH):
+    told = [
+      (row, t, tokens[row, judge + 1]) for row, t, judge in case["places"](j)
+      if tokens[row, judge + 1] in ids
+    ]  # fmt: skip
+    means.append(
+      np.mean([-np.log(case["p"][j][row, t, x]) for row, t, x in told])
+    )
+  whole = np.average(means, weights=[1, 0.5, 0.25])
+  assert case["loss"]("next_token") == pytest.approx(whole, 1e-4)
+
+
+def test_tokens_before_the_first_that_counts_do_not(case):
+  """As where a prompt is the data's, and what follows the target's."""
+  place = case["places"]
+  first = 7
+  case = case | dict(
+    places=lambda j: [x for x in place(j) if x[2] + 1 >= first]
+  )
+  away = lambda j, row, t, judge: (
+    1 - np.minimum(case["q"][row, judge], case["p"][j][row, t]).sum()
+  )
+  found = case["loss"]("total_variation", first=first)
+  assert found == pytest.approx(expected(case, away), 1e-5)
+
+
+def test_what_is_validated(case):
+  loss = Loss(
+    objective="forward_kl", depth=DEPTH, decay=1.0, feature_weight=0, first=0
+  )
+  measure = head_step.make_measure(loss, *case["shared"])
+  found = jax.jit(lambda b: measure(case["head"], case["params"], b))(
+    case["batch"]
+  )
+  for j in range(DEPTH):
+    places = case["places"](j)
+    both = [(case["q"][r, judge], case["p"][j][r, t]) for r, t, judge in places]
+    assert float(found[f"tokens_{j + 1}"]) == len(places)
+    accepted = sum(np.minimum(q, p).sum() for q, p in both)
+    assert float(found[f"accepted_{j + 1}"]) == pytest.approx(accepted, 1e-4)
+    agreed = sum(q.argmax() == p.argmax() for q, p in both)
+    assert float(found[f"agreed_{j + 1}"]) == agreed
+
+
+def test_blocks_begin_where_something_follows():
+  """At different places of a row, and at others with another key."""
+  segments = np.array([[1] * 12, [1] * 4 + [2] * 3 + [0] * 5], np.int32)
+  batch = {"segments": segments}
+  draw = jax.jit(head_step.drawn_places, static_argnames=("count", "first"))
+  found = [
+    np.asarray(draw(batch, jax.random.key(i), count=5, first=3)["places"])
+    for i in range(20)
+  ]
+  for places in found:
+    assert [len({*row}) for row in places.tolist()] == [5, 5]
+    # Token t + 2 is the place's first; tokens 0..2 do not count.
+    assert (places[0] >= 1).all()
+    assert (places[0] <= 9).all()
+    # Of the second row tokens 3 and 6 alone can be said at first.
+    assert {1, 4} <= {*places[1].tolist()}
+  assert len({tuple(sorted(p[0].tolist())) for p in found}) > 10
+  assert {int(t) for p in found for t in p[0]} == {*range(1, 10)}
