@@ -167,7 +167,7 @@ def _parallel(module: Parallel, features: Features, dtype: str):
   inner["model_type"] = "qwen3"
   words = config.draft_vocab_size
   tensors = {}
-  for name, array in _parameters(module).items():
+  for name, array in parameters(module).items():
     part, _, leaf = name.rpartition(".")
     if part == "embed" or (part == "lm_head" and not words):
       continue  # the target's
