@@ -470,7 +470,7 @@ class Drafter:
       read a prompt or what is appended to a text (then `start` is not 0), and
       after verification. By default nothing is learned.
     passes: tokens a row feeds in each draft pass of a round, in order: what
-      drafting costs (`widths`). Empty if no model drafts.
+      drafting costs (`tokens_of_passes`). Empty if no model drafts.
     reads_text: whether each pass reads the row's whole text anew beside them,
       for lack of a cache.
     max_positions: positions the draft was made for, or None if unbounded.
@@ -496,7 +496,7 @@ class Drafter:
   max_positions: int | None = None
   again: int = 2
 
-  def widths(self, text: int) -> tuple[int, ...]:
+  def tokens_of_passes(self, text: int) -> tuple[int, ...]:
     """Tokens of a row that each draft pass of a round computes, in order.
 
     Args:

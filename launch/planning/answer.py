@@ -204,7 +204,7 @@ def _costs(topology: Topology, q: Question) -> tuple[list[float], np.ndarray]:
   text = q.max_length + q.tree.max_depth + 1
   each = [
     roofline.forward(draft, n).seconds(topology.chip)
-    for n in drafter.widths(text)
+    for n in drafter.tokens_of_passes(text)
   ]
   return each, verify
 

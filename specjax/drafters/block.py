@@ -55,7 +55,7 @@ def drafter(
 
   Returns:
     The `Drafter`; its state is what the encoder made of the inputs. Each round
-    has one pass, over the text and k tokens more (`Drafter.widths`).
+    has one pass, over the text and k tokens more (`Drafter.tokens_of_passes`).
 
   Raises:
     ValueError: if the tree does not suit the block, the siblings or the

@@ -291,7 +291,7 @@ def test_a_block_says_how_many_tokens_its_pass_computes():
   params = Params(target=t5_model(0)[1], draft=of_draft)
   state = start(decoder, params, [0])
   jax.eval_shape(decoder.step, params, state)
-  assert drafter.widths(state.tokens.shape[1]) == tuple(widths)
+  assert drafter.tokens_of_passes(state.tokens.shape[1]) == tuple(widths)
   assert drafter.passes == (MASKS,)
 
 
