@@ -20,23 +20,21 @@ decode() { # NAME DRAFT FLAG...
   answers=$answers,$out/$name.jsonl summaries=$summaries,$out/$name.json
 }
 
-for temperature in 0 1; do
-  t=--config.temperature=$temperature
-  decode plain-$temperature draft $t --config.num_speculative_tokens=0
-  for rule in token block; do
-    decode draft-$rule-$temperature draft $t --config.rule=$rule
-    decode block-$rule-$temperature block $t --config.rule=$rule
-  done
+for at in 0,token 1,block; do # at temperature 0 both rules are one
+  t=--config.temperature=${at%,*} rule=${at#*,}
+  decode "plain-${at%,*}" draft "$t" --config.num_speculative_tokens=0
+  decode "draft-$rule-${at%,*}" draft "$t" --config.rule="$rule"
+  decode "block-$rule-${at%,*}" block "$t" --config.rule="$rule"
 done
-for limits in 1,3 2,1 2,3 3,1 3,3 5,1 5,3 5,6; do
+for limits in 1,3 3,1 3,3 5,3; do
   beta=${limits%,*} tau=${limits#*,}
-  for draft in block draft; do
-    siblings=given
-    # A model that drafts draws: with top-k of 1 it says its likeliest tokens.
-    [ $draft = block ] || siblings=top_k
-    decode "$draft-$beta-$tau" $draft --config.temperature=1 \
-      --config.siblings=$siblings --config.rule="top_beta(beta=$beta, tau=$tau)"
-  done
+  decode "block-$beta-$tau" block --config.temperature=1 \
+    --config.siblings=given --config.rule="top_beta(beta=$beta, tau=$tau)"
+done
+for limits in 1,3 5,3; do # a model's drafts that are certain: its likeliest
+  beta=${limits%,*} tau=${limits#*,}
+  decode "draft-$beta-$tau" draft --config.temperature=1 \
+    --config.siblings=top_k --config.rule="top_beta(beta=$beta, tau=$tau)"
 done
 "$python" -m launch.tools.score_answers --prompts="$w/test.jsonl" \
   --answers="${answers#,}" --summaries="${summaries#,}" \
