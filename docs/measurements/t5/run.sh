@@ -1,6 +1,7 @@
 #!/bin/sh
 # What docs/encoder_decoder.md says of a trained pair: decodes the test with every
-# draft and rule, and scores the answers. What is there is not decoded again.
+# draft and rule, scores the answers, and times both drafts. What is there is not
+# made again.
 #
 #   docs/measurements/t5/run.sh FOLDER     of configs/train_t5.py, trained
 cd "$(dirname "$0")/../../.." || exit 1
@@ -40,3 +41,21 @@ done
   --answers="${answers#,}" --summaries="${summaries#,}" \
   --output="$out/scores.json" >"$out/scores.log" &&
   "$python" -m launch.tables answers "$out/scores.json"
+
+# How long it takes, of 24 of the inputs: wants the machine for itself.
+awk 'NR % 25 == 1' "$w/test.jsonl" >"$out/some.jsonl"
+times=''
+for draft in draft block; do
+  for at in 0,token 1,block; do
+    t=${at%,*} name=$out/timed-$draft-${at%,*}
+    [ -e "$name.json" ] || "$python" -m launch.benchmark \
+      --config="configs/t5.py:target=$w/verifier,draft=$w/$draft" \
+      --config.temperature="$t" --config.rule="${at#*,}" \
+      --config.max_new_tokens=40 --noreference --rounds=3 \
+      --prompts="$out/some.jsonl" --output="$name.json" >"$name.log" 2>&1 ||
+      { tail -n 3 "$name.log" >&2; exit 1; }
+    times="$times $name.json"
+  done
+done
+# shellcheck disable=SC2086
+"$python" -m launch.tables benchmark $times
