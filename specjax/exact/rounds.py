@@ -59,7 +59,7 @@ def drafts(
     params: parameters of both models.
     state: of one row.
     look: `(params, rows, draws) -> (Draft, found)`, what is asked of R equal
-      rows of the state; by default to draft.
+      rows of the state, arrays with rows first; by default to draft.
 
   Returns:
     The `Drafts`.
@@ -155,6 +155,7 @@ def round_law(
       lambda node: jnp.exp(said.next_log_probs(jnp.full((count,), node))),
       jnp.arange(decoder.drafter.tree.num_nodes),
     )
+    after = jnp.swapaxes(after, 0, 1)  # rows first
     return found.draft, (said.node_probs, after, said.total_variation)
 
   every = drafts(decoder, params, state, look)
@@ -171,7 +172,7 @@ def round_law(
     depth=whole(np.asarray(topology.depth)),
     num_children=whole(np.asarray(topology.num_children)),
     node_probs=node_probs,
-    next_laws=next_laws,
+    next_laws=np.swapaxes(next_laws, 0, 1),
     distance=distance,
     target=target,
   )
