@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax import Array
+from jax import Array, lax
 
 from specjax import cache as cache_lib
 
@@ -203,8 +203,18 @@ def make_linear(n_in: int, n_out: int, bias: bool, dtype, rngs: nnx.Rngs):
   )
 
 
+# Queries that are read at once where there are more than four times as many. The
+# scores of a long prompt, in float32, are most of the memory that it takes, and
+# stay in no processor's cache: on two cores 1,343 queries take 2.2 to 2.8 times
+# as long at once.
+_QUERIES = 128
+
+
 def attend(q: Array, keys: Array, values: Array, mask: Array) -> Array:
   """Grouped-query attention; the softmax is taken in float32.
+
+  Many queries are read a block after the other: scores are `[B, H, 512, S]` at
+  most, however long the prompt is.
 
   Args:
     q: `[B, T, H, C]`.
@@ -215,6 +225,24 @@ def attend(q: Array, keys: Array, values: Array, mask: Array) -> Array:
   Returns:
     `[B, T, H * C]`.
   """
+  fed = q.shape[1]
+  if fed <= 4 * _QUERIES:
+    return _attend(q, keys, values, mask)
+  count = -(-fed // _QUERIES)
+  blocks = [
+    jnp.moveaxis(
+      jnp.pad(x, ((0, 0), (0, count * _QUERIES - fed)) + ((0, 0),) * more)
+      .reshape(len(x), count, _QUERIES, *x.shape[2:]),
+      1, 0,
+    )
+    for x, more in ((q, 2), (mask, 1))
+  ]  # fmt: skip
+  out = lax.map(lambda block: _attend(block[0], keys, values, block[1]), blocks)
+  return jnp.moveaxis(out, 0, 1).reshape(len(q), -1, out.shape[-1])[:, :fed]
+
+
+def _attend(q: Array, keys: Array, values: Array, mask: Array) -> Array:
+  """As `attend`, all queries at once."""
   batch, fed, heads, channels = q.shape
   kv_heads = keys.shape[1]
   q = q.reshape(batch, fed, kv_heads, heads // kv_heads, channels)

@@ -51,7 +51,7 @@ class Controller:
     rows = [
       Row(
         acceptance=Seen(t.accepted, t.tried).estimate(prior),
-        objective=t.objective,
+        objective=_left(t),
       )
       for t in tickets
       if t is not None
@@ -90,3 +90,15 @@ class Controller:
           seen = Seen(ticket.accepted, ticket.tried)
           seen.forget()
           ticket.accepted, ticket.tried = seen.accepted, seen.tried
+
+
+def _left(ticket: Ticket) -> float | None:
+  """Seconds that each token of a ticket may still take; None if it has none."""
+  if ticket.objective is None or ticket.first is None or ticket.last is None:
+    return ticket.objective
+  return objectives.left(
+    ticket.objective,
+    elapsed=ticket.last - ticket.first,
+    emitted=ticket.num_tokens,
+    budget=ticket.asked.max_new_tokens,
+  )

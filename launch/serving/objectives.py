@@ -8,8 +8,10 @@ of each row, depths are chosen for the largest
 
 with all weights 1 this is goodput, tokens a second. A row that is later than
 its objective gets a larger weight, as a Lagrange multiplier does, until it
-keeps it or cannot. Depths are set between visits, from rounds that are over, so
-that every lossless rule stays so.
+keeps it or cannot. An objective is of a whole answer: what has been waited for
+leaves less time for the rest (`left`), and one that no depth can keep any more
+counts for nothing beside those that can be kept. Depths are set between visits,
+from rounds that are over, so that every lossless rule stays so.
 """
 
 import dataclasses
@@ -30,7 +32,7 @@ class Row:
   Attributes:
     acceptance: probability that a drafted token is accepted, if those before it
       are.
-    objective: seconds a token that it may take, or None.
+    objective: seconds that each token may take from here on, or None.
   """
 
   acceptance: float
@@ -41,6 +43,21 @@ class Row:
     if self.acceptance == 1:
       return depth + 1
     return (1 - self.acceptance ** (depth + 1)) / (1 - self.acceptance)
+
+
+def left(
+  objective: float, *, elapsed: float, emitted: int, budget: int
+) -> float:
+  """Seconds that each token still to come may take, for a mean of `objective`.
+
+  Args:
+    objective: seconds of each token after the first.
+    elapsed: seconds since the first one.
+    emitted: tokens so far, at least one.
+    budget: tokens of the whole answer, if nothing ends it before.
+  """
+  rest = max(budget - emitted, 1)
+  return (objective * (emitted - 1 + rest) - elapsed) / rest
 
 
 def seconds_of(depths: Sequence[int], cost: Cost) -> float:
@@ -134,6 +151,7 @@ def decide(rows: Sequence[Row], cost: Cost, depth: int) -> list[int]:
     cost: of a round.
     depth: G, the most.
   """
+  rows = [_to_be_kept(row, cost, depth, len(rows)) for row in rows]
   candidates = [[level] * len(rows) for level in range(depth + 1)]
   weights = [1.0] * len(rows)
   for _ in range(_STEPS):
@@ -158,6 +176,17 @@ def decide(rows: Sequence[Row], cost: Cost, depth: int) -> list[int]:
   unlike = {tuple(depths): worth(depths) for depths in candidates}
   first = sorted(unlike, key=lambda depths: unlike[depths])[:_POLISHED]
   return min((_polished(d, worth, depth) for d in first), key=worth)
+
+
+def _to_be_kept(row: Row, cost: Cost, depth: int, num_rows: int) -> Row:
+  """The row, without an objective that it misses at any depth."""
+  fastest = min(
+    cost(level, level + num_rows) / row.tokens(level)
+    for level in range(depth + 1)
+  )
+  if row.objective is None or row.objective >= fastest:
+    return row
+  return dataclasses.replace(row, objective=None)
 
 
 def _polished(

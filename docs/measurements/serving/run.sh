@@ -29,8 +29,8 @@ load() { # NAME SEND FLAG..., the server's
     kill -0 $server || exit 1
     sleep 1
   done
-  "$python" -m launch.load_test --url="http://127.0.0.1:$port" --rates=0.5,1,2,4 \
-    --num_requests=40 --max_tokens=48 --prompts="$out/asked.jsonl" --tpot_ms=60 \
+  "$python" -m launch.load_test --url="http://127.0.0.1:$port" --rates=1,2,4 \
+    --num_requests=40 --max_tokens=48 --prompts="$out/asked.jsonl" --tpot_ms=80 \
     "$send" --output="$out/$name.json" >"$out/$name.log" 2>&1 ||
     { kill $server; exit 1; }
   kill $server

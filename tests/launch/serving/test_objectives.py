@@ -1,5 +1,6 @@
 """How deep to draft: closed forms, and what the controller makes of them."""
 
+import dataclasses
 import itertools
 
 import decoding
@@ -84,7 +85,14 @@ def test_objectives_come_first(seed):
     )
   ]
   depths = objectives.decide(rows, cost, 6)
-  missed = lambda d: objectives.shortfall(rows, d, cost)
+  # Those that no depth keeps, the other row not drafting, are given up.
+  kept = [
+    row
+    if row.objective >= min(cost(k, k + 2) / row.tokens(k) for k in range(7))
+    else Row(acceptance=row.acceptance)
+    for row in rows
+  ]
+  missed = lambda d: objectives.shortfall(kept, d, cost)
   least = min(map(missed, itertools.product(range(7), repeat=2)))
   assert missed(depths) <= least + 0.02
   if least == 0:
@@ -104,6 +112,22 @@ def test_an_objective_costs_goodput_and_is_kept():
     ROWS, free, cost
   )
   assert objectives.shortfall(asked, kept, cost) == 0
+
+
+def test_what_is_waited_for_leaves_less_for_the_rest():
+  """Ten tokens at 2 s each after the first are 18 s."""
+  on_time = dict(elapsed=6.0, emitted=4, budget=10)
+  assert objectives.left(2.0, **on_time) == pytest.approx(2.0)
+  late = on_time | dict(elapsed=15.0)
+  assert objectives.left(2.0, **late) == pytest.approx(3 / 6)
+  assert objectives.left(2.0, elapsed=1.0, emitted=10, budget=10) > 0
+
+
+def test_an_objective_that_is_lost_costs_the_others_nothing():
+  lost = Row(acceptance=0.5, objective=0.2)
+  assert objectives.decide([ROWS[0], lost], cost, 10) == [6, 2]
+  kept = Row(acceptance=0.5, objective=0.95)
+  assert objectives.decide([ROWS[0], kept], cost, 10) != [6, 2]
 
 
 def test_others_for_comparison():
@@ -180,6 +204,21 @@ def test_requests_of_a_single_visit_teach_too():
     over.accept_counts = [4, 0, 0, 0, 0]  # nothing was accepted
     depths = controller([ticket(), None], [over])
   assert depths == [0, 0]
+
+
+def test_the_controller_counts_what_a_row_has_waited_for():
+  heard = []
+
+  def policy(rows, cost, depth):
+    heard.append([row.objective for row in rows])
+    return [0] * len(rows)
+
+  controller = Controller(policy, SECONDS)
+  new = ticket(objective=2.0)
+  late = ticket(objective=2.0, first=10.0, last=25.0, num_tokens=4)
+  late.asked = dataclasses.replace(late.asked, max_new_tokens=10)
+  controller([new, late, ticket()])
+  assert heard == [[2.0, pytest.approx(0.5), None]]
 
 
 def test_a_seeded_row_is_always_drafted_whole():
