@@ -1,12 +1,13 @@
 """The page at `/` in a real browser, with the embedded pair behind it."""
 
+import datetime
 import re
 
 import browsing
 import pytest
 from browsing import TALK, answers, begun, drawn, expect, idle, over, say
 
-pytestmark = pytest.mark.heavy
+pytestmark = pytest.mark.heavy("the page in a browser")  # one share for all
 
 ORIGINS = {"accepted": "accepted", "residual": "corrected", "bonus": "bonus"}
 # Runs wherever it is taken for HTML.
@@ -124,6 +125,17 @@ def test_slots_acceptance_and_throughput_are_live(page):
   expect(acceptance).to_have_text("–")
 
 
+def test_an_answer_of_less_than_a_second_is_seen_in_its_slot(page):
+  """The page's clock stands, so it does not look for the time that passes."""
+  page.clock.install()
+  page.clock.pause_at(datetime.datetime.now() + datetime.timedelta(hours=1))
+  idle(page)
+  page.wait_for_timeout(1500)  # of a timer that was begun before
+  say(page, TALK, tokens=100)
+  expect(page.locator("#slots")).to_have_text(f"1 of {browsing.SLOTS}")
+  over(page)
+
+
 def test_the_requests_of_others_are_in_the_slots_and_wait(server, page):
   slots, dots = browsing.SLOTS, page.locator("#dots")
   idle(page)
@@ -166,12 +178,17 @@ def test_a_second_turn_keeps_the_first_and_new_begins_afresh(server, page):
   assert answers(page) == [first]
 
 
-def test_new_during_an_answer_frees_its_slot_and_nothing_of_it_comes_back(page):
+def test_new_during_an_answer_frees_its_slot_and_nothing_of_it_comes_back(
+  server, page
+):
+  before, _ = browsing.counted(server.address)
   say(page, TALK, tokens=browsing.LONG)
   begun(page)
   expect(page.locator("#slots")).to_have_text(f"1 of {browsing.SLOTS}")
   page.get_by_role("button", name="New").click()
   idle(page)
+  after, _ = browsing.counted(server.address)
+  assert 0 < after - before < browsing.LONG
   assert answers(page) == []
   body = say(page, "import a module")
   over(page)
@@ -255,7 +272,7 @@ def test_a_narrow_window_does_not_scroll_sideways(
     viewport={"width": width, "height": height}, is_mobile=True, has_touch=True
   )
   wide = dict(
-    model="a-name-without-an-end/" * 4, slots=16, slots_used=9, waiting=12345,
+    model="a_name_without_an_end_" * 4, slots=16, slots_used=9, waiting=12345,
     acceptance=0.5, tokens_per_second=123456.7,
   )  # fmt: skip
   with browsing.window(browser, server.address, **options) as page:

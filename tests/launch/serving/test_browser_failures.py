@@ -9,7 +9,7 @@ import pytest
 import several
 from browsing import TALK, answers, begun, drawn, expect, idle, over, say
 
-pytestmark = pytest.mark.heavy
+pytestmark = pytest.mark.heavy("the page in a browser")  # one share for all
 
 GONE = "the server does not answer"
 
