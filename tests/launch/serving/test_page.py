@@ -39,6 +39,7 @@ def test_it_loads_nothing_from_elsewhere():
   policy = page.response().headers["content-security-policy"]
   assert "default-src 'none'" in policy
   assert "connect-src 'self'" in policy
+  assert "unsafe" not in policy  # but its own script and style, by their hashes
 
 
 def test_its_script_names_only_elements_that_are_there():
@@ -76,14 +77,17 @@ class Element {
   constructor() {
     this.children = []; this.heard = {}; this.textContent = ""; this.value = "";
   }
-  append(child) { this.children.push(child); }
-  replaceChildren() { this.children = []; }
+  append(...more) { this.children.push(...more); }
+  replaceChildren(...all) { this.children = all; }
   addEventListener(what, call) { this.heard[what] = call; }
+  focus() {}
 }
 globalThis.document = {
   getElementById: (id) => made[id] ??= new Element(),
-  createElement: () => new Element(), body: {scrollHeight: 0},
+  createElement: () => new Element(), addEventListener() {},
+  documentElement: {scrollHeight: 0, clientHeight: 0},
 };
+globalThis.scrollY = 0;
 globalThis.scrollTo = () => {};
 globalThis.setTimeout = () => {};
 const asked = [];
@@ -91,7 +95,7 @@ const live = {is_chat: true, slots: 2, slots_used: 0, acceptance: null,
   tokens_per_second: 0};
 const bytes = (text) => new TextEncoder().encode(text);
 globalThis.fetch = async (path, options) => {
-  if (path === "/live") return {json: async () => live};
+  if (path === "/live") return {ok: true, json: async () => live};
   const one = {body: JSON.parse(options.body), pieces: [], left: false};
   asked.push(one);
   one.say = (text) => one.pieces.shift()({value: bytes("data: " +
@@ -129,7 +133,8 @@ _TALK = """
   asked[2].end(); await settle();
   console.log(JSON.stringify({busy, after, last: made.send.textContent,
     asked: asked.map((one) => one.body.messages.map((m) => m.content)),
-    left: asked.map((one) => one.left), turns: made.talk.children.length}));
+    left: asked.map((one) => one.left), turns: made.talk.children
+      .filter((one) => /user|answer/.test(one.className)).length}));
 })();
 """
 
