@@ -4,12 +4,17 @@ r"""Which draft for the embedded target: its shape, or what it is trained for.
     --workdir=W --output=shapes.jsonl
   python -m launch.studies.drafts --config=configs/draft_study.py:objectives \
     --workdir=W --output=objectives.jsonl
+  python -m launch.studies.drafts --config=configs/draft_study.py:heads \
+    --workdir=W --output=heads.jsonl
 
 Every draft is trained with the same number of floating point operations: of
 every shape from random weights; for every objective from the embedded draft, as
 DistillSpec and online speculative decoding go on from a trained one (a random
 draft's own samples teach nothing). The row `before` of that study is the draft
-before. The table is drawn by `python -m launch.tables drafts FILE.jsonl`.
+before. Heads on the target's features begin as configs/train_head.py says, and
+the draft model beside them with random weights; at this rate a step is one of
+1,024 tokens, so that there are enough of them. The table is drawn by
+`python -m launch.tables drafts FILE.jsonl`.
 """
 
 import ml_collections
@@ -23,6 +28,7 @@ _SHAPES = {
   "144x4": dict(embed_dim=144, num_layers=4, num_heads=4, mlp_dim=384),
   "112x8": dict(embed_dim=112, num_layers=8, num_heads=4, mlp_dim=288),
 }
+_HEADS = {"Medusa": "medusa", "EAGLE-1": "eagle", "EAGLE-3": "eagle3"}
 _OBJECTIVES = {
   "before": dict(num_steps=0),
   "next_token, data": dict(objective="next_token", contexts="data"),
@@ -34,7 +40,7 @@ _OBJECTIVES = {
 
 
 def get_config(arg: str = "shapes") -> ml_collections.ConfigDict:
-  """The study; `arg` is "shapes", "objectives" or "tiny" (a test's)."""
+  """The study: "shapes", "objectives" or "heads"; tests have tiny ones."""
   config = ml_collections.ConfigDict()
   base = train_embedded.get_config("draft")
   if arg == "shapes":
@@ -53,7 +59,13 @@ def get_config(arg: str = "shapes") -> ml_collections.ConfigDict:
     base.init_from = "models/pretrained/draft"
     base.learning_rate, base.warmup_steps = 5e-4, 20
     base.data_seed = 1  # not once more the batches it began with
-  elif arg == "tiny":
+  elif arg == "heads":
+    drafts = {"draft model": {}} | {
+      name: dict(kind=kind) for name, kind in _HEADS.items()
+    }
+    base.batch_size, base.warmup_steps = 4, 20
+    base.validation_batches, base.checkpoint_every = 8, 25
+  elif arg in ("tiny", "tiny_heads"):
     tiny = train_embedded.get_config("tiny")
     tiny.tokenizer = base.tokenizer
     tiny.teacher = base.teacher
@@ -62,21 +74,32 @@ def get_config(arg: str = "shapes") -> ml_collections.ConfigDict:
       "a": dict(objective="forward_kl"),
       "b": dict(objective="acceptance", contexts="draft", prompt_length=8),
     }
+    if arg == "tiny_heads":
+      drafts = {"Medusa": dict(kind="medusa")}
   else:
-    raise ValueError(f"expected shapes, objectives or tiny, got {arg!r}")
+    raise ValueError(f"expected shapes, objectives, heads or tiny, got {arg!r}")
   config.train = base
   # Names to what is changed in `train`.
   config.drafts = ml_collections.ConfigDict(drafts)
   # Floating point operations that each draft is trained with.
-  config.flops = {"shapes": 2e13, "objectives": 8e12, "tiny": 2e10}[arg]
+  config.flops = {"shapes": 2e13, "tiny": 2e10, "tiny_heads": 2e10}.get(
+    arg, 8e12
+  )
   # What each is then asked to decode: validation prompts, at both temperatures.
   config.decode = embedded.get_config()
   config.decode.num_speculative_tokens = 5
-  config.num_prompts = 32 if arg != "tiny" else 2
+  config.num_prompts = 32
   config.prompt_tokens = 96
   config.temperatures = (0.0, 1.0)
-  # Objectives do not change what a pass costs.
+  # Timings of every batch; 0 for none, but for acceptance by position. What a
+  # pass costs is not changed by objectives.
   config.rounds = 3 if arg == "shapes" else 1
-  if arg == "tiny":
+  if arg in ("heads", "tiny_heads"):
+    config.rounds = 0
+    config.decode.num_speculative_tokens = 4
+    config.decode.batch_size = 8
+    config.num_prompts = 64
+  if arg.startswith("tiny"):
+    config.num_prompts = 2
     config.decode.max_new_tokens = 8
   return config

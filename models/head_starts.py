@@ -9,6 +9,7 @@ projection are the target's arrays.
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -104,7 +105,12 @@ def eagle3(
 
 
 def eagle1(target: Transformer, *, rngs: nnx.Rngs) -> Eagle:
-  """EAGLE-1's head: the last layer, reading the final hidden state."""
+  """EAGLE-1's head: the last layer, reading the final hidden state.
+
+  That state is normed, and what the layer adds to its stream is not: it can be
+  hundreds of times as large. So attention and MLP add nothing at first, and the
+  head says what the target said one token before.
+  """
   layer = _layer(target.config)
   width = layer.embed_dim
   module = eagle.Eagle(
@@ -124,6 +130,8 @@ def eagle1(target: Transformer, *, rngs: nnx.Rngs) -> Eagle:
     if ours.bias is not None:
       ours.bias[...] = theirs.bias[...]
   _copy_rest(module, last)
+  for added in (module.attention.out, module.mlp.down):
+    nnx.update(added, jax.tree.map(jnp.zeros_like, nnx.state(added)))
   module.lm_head.kernel[...] = output_rows(target)
   module.embed.embedding[...] = target.embed.embedding[...]
   return module

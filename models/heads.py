@@ -137,6 +137,7 @@ def as_marginals(
   merge, params = split(module)
 
   def marginals(params, features):
+    features = constrain(features, "act_btd", sharding=sharding)
     logits = merge(params)(features)
     return constrain(logits, "logits_btv", sharding=sharding)
 

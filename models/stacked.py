@@ -186,8 +186,13 @@ def as_language_model(
     given = dict(zip(wanted, seen, strict=True))
     given |= {i: x for i in features if i != FINAL and i not in given}
     output = outer.leave(x, logits_at, given, features)
+    # Whole, whoever reads them: a head that is cut along channels would
+    # otherwise have the compiler cut what lies between all layers so.
+    whole = output.features
     output = dataclasses.replace(
-      output, logits=put(output.logits, "logits_btv")
+      output,
+      logits=put(output.logits, "logits_btv"),
+      features=None if whole is None else put(whole, "act_btd"),
     )
     return output, fed.cache.replace(
       keys=(kv[0],), values=(kv[1],), length=fed.start + tokens.shape[1]

@@ -46,8 +46,14 @@ plan 8b-v5e-16-medusa --topology=v5e-16 --target=llama-3.1-8b \
   --batch_size=16 --max_length=2048
 plan 8b-v6e-8-medusa --topology=v6e-8 --target=llama-3.1-8b \
   --drafter=medusa --draft=medusa-llama-3.1-8b --max_length=2048
+plan 70b-v5e-16-eagle3 --topology=v5e-16 --target=llama-3.1-70b \
+  --drafter=eagle3 --draft=eagle3-llama-3.1-70b --max_length=2048
+plan 70b-v5e-16-medusa --topology=v5e-16 --target=llama-3.1-70b \
+  --drafter=medusa --draft=medusa-llama-3.1-70b --max_length=2048
 plan 70b-v6e-8-eagle3 --topology=v6e-8 --target=llama-3.1-70b \
   --drafter=eagle3 --draft=eagle3-llama-3.1-70b --max_length=2048
+plan 70b-v6e-8-medusa --topology=v6e-8 --target=llama-3.1-70b \
+  --drafter=medusa --draft=medusa-llama-3.1-70b --max_length=2048
 plan sweeps/2.8b --sweep --topology=v5e-4,v6e-4 --target=pythia-2.8b \
   --draft=pythia-70m --max_length=2048 --num_speculative_tokens=2,6 \
   --plot=docs/plans/sweeps/2.8b.svg

@@ -7,11 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from launch.training import contexts, data, flops, step, vocabulary
+from launch.training import contexts, data, head_flops, step, vocabulary
 from launch.training.head_step import (
   Loss,
   Words,
@@ -23,9 +24,7 @@ from launch.training.head_step import (
 from launch.training.records import say
 from launch.training.task import Task
 from models import checkpoints, head_saving, head_starts
-from models.eagle import Eagle, Eagle3
 from models.head_shapes import KINDS
-from models.heads import Blockwise
 from models.parallel import Parallel
 from models.tokenizers import Tokenizer
 from models.transformer import FINAL, Features, Transformer, as_language_model
@@ -103,11 +102,33 @@ def task(config, texts, mesh: Mesh, folder: pathlib.Path) -> Task:
       complete=complete,
     ),
     module=lambda params: nnx.merge(definition, params, rest),
-    step_flops=_step_flops(config, target, module, trained, words),
+    step_flops=head_flops.step_flops(
+      config, target, module, trained, num_words=len(words.ids)
+    ),
     report=lambda sums, batches: _report(sums),
     export=functools.partial(_export, config, features),
     begin=lambda folder: _note(folder, ids),
     knows=True,
+  )
+
+
+def step_flops(config: ml_collections.ConfigDict) -> float:
+  """Operations of a step of a config, before anything is counted or trained.
+
+  They do not depend on which tokens a head can say, but on how many.
+  """
+  target = checkpoints.load_module(config.target)
+  tokenizer = checkpoints.load_tokenizer(config.target)
+  size = config.head.get("draft_vocab_size", 0)
+  ids = np.arange(size) if size else None
+  module, _ = _first(config, target, ids, tokenizer)
+  said = getattr(module.config, "draft_vocab_size", None)
+  return head_flops.step_flops(
+    config,
+    target,
+    module,
+    nnx.state(module, _own(module)),
+    num_words=said or tokenizer.vocab_size,
   )
 
 
@@ -228,18 +249,11 @@ def _first(
 def _own(module) -> Callable[[tuple, Any], bool]:
   """Which parameters of a head are trained: the target's arrays stay."""
   targets = {"embed"}
-  if _says_by_target(module):
+  if head_flops.says_by_target(module):
     targets.add("lm_head")
   return lambda path, value: (
     isinstance(value, nnx.Param) and path[0] not in targets
   )
-
-
-def _says_by_target(module) -> bool:
-  """Whether its output projection is the target's, and stays."""
-  if isinstance(module, Parallel):
-    return module.config.draft_vocab_size is None
-  return isinstance(module, Eagle | Blockwise)
 
 
 def _rows(target: Transformer):
@@ -265,49 +279,3 @@ def _export(config, features: Features, module, directory: str) -> None:
     features=features,
     dtype=jnp.dtype(config.export_dtype),
   )
-
-
-def _step_flops(config, target, module, trained, words: Words) -> float:
-  """Operations of a step: the target's pass, its law, and the head's passes.
-
-  Three passes of each matrix of the head for every time that it is read; of a
-  projection that is the target's, two.
-  """
-  c, depth = target.config, config.head.depth
-  law = c.embed_dim * len(words.ids)
-  whole = c.embed_dim * c.vocab_size
-  per_token = flops.forward_flops(c, config.sequence_length) - 2 * (whole - law)
-  times = functools.partial(
-    _times, module, depth=depth,
-    blocks=config.head.get("anchors", 0) / config.sequence_length,
-  )  # fmt: skip
-  for path, value in nnx.to_flat_state(trained):
-    if value.ndim == 2:
-      per_token += 6 * value.size * times(path)
-  if _says_by_target(module):
-    of_blocks = isinstance(module, Parallel)
-    per_token += 4 * whole * (times(("lm_head",)) if of_blocks else depth)
-  return per_token * config.batch_size * config.sequence_length
-
-
-def _times(module, path: tuple, *, depth: int, blocks: float) -> float:
-  """How often a matrix of a head is read, for each token of the text.
-
-  EAGLE reads its layer at every depth. Of blocks every token reads the layers;
-  keys and values are also of all features.
-
-  Args:
-    module: the head.
-    path: of the parameter.
-    depth: tokens of a draft.
-    blocks: for each token of the text.
-  """
-  if path[0] == "fc" and not isinstance(module, Eagle):
-    return 1
-  if isinstance(module, Eagle | Eagle3):
-    return depth
-  if not isinstance(module, Parallel):
-    return 1
-  if path[0] == "lm_head":
-    return depth * blocks
-  return (depth + 1) * blocks + (path[-2] in ("k", "v"))

@@ -70,18 +70,30 @@ def test_medusa_and_blockwise_begin_as_the_targets_output(target, seen):
       np.testing.assert_allclose(logits[:, :, k], final.logits, atol=1e-3)
 
 
-def test_eagle1_takes_the_feature_and_the_last_layers_weights(target):
+def test_eagle1_takes_the_feature_and_the_last_layers_weights(target, seen):
+  """Without what reads the embedding it says the feature once more."""
   head = head_starts.eagle1(target, rngs=nnx.Rngs(1))
   np.testing.assert_array_equal(head.fc.kernel[8:], np.eye(8))
-  last = target.layers[-1]
+  last, own = target.layers[-1], head.attention
   for ours, theirs in (
-    (head.attention, last.attention), (head.mlp, last.mlp),
+    (own.q, last.attention.q), (own.k, last.attention.k),
+    (own.v, last.attention.v), (head.mlp.up, last.mlp.up),
     (head.mlp_norm, last.mlp_norm), (head.lm_head, target.lm_head),
     (head.embed, target.embed),
   ):  # fmt: skip
     jax.tree.map(
       np.testing.assert_array_equal, nnx.state(ours), nnx.state(theirs)
     )
+  assert np.abs(head.fc.kernel[:8]).max() > 0  # read from the first step on
+  head.fc.kernel[...] = head.fc.kernel[...].at[:8].set(0)
+  final = seen[1]
+  for logits, state in unrolled.unroll(
+    head, jnp.asarray(TOKENS), final.features,
+    positions=jnp.arange(LENGTH)[None], segments=jnp.ones((1, LENGTH), int),
+    steps=2,
+  ):  # fmt: skip
+    np.testing.assert_allclose(state, final.features, atol=1e-5)
+    np.testing.assert_allclose(logits, final.logits, atol=1e-3)
 
 
 def test_a_block_takes_the_last_layers_weights(target):

@@ -8,9 +8,12 @@ its changes name: 0 for what a study begins with), exported to
 WORKDIR/NAME/model, and decodes prompts from validation files with the target,
 in turn with plain decoding. OUT.jsonl gets a line a draft: what it is, what
 training gave, the cost of its pass beside the target's, and at every
-temperature block efficiency and speed-up with their intervals. Started again,
-it goes on where it was, inside a training too. `launch.tables drafts` draws
-the table.
+temperature block efficiency and speed-up with their intervals. With
+`config.rounds=0` nothing is timed, and what is accepted at each position of a
+draft stands in their place: so in `:heads`, which trains heads on the target's
+features beside a draft model. Started again, it goes on where it was, inside a
+training too. `launch.tables drafts` draws the table, and
+`launch.studies.drafts.plots` acceptance by position.
 """
 
 import json
@@ -20,11 +23,12 @@ import statistics
 
 import jax
 import ml_collections
-from flax import nnx
 
+from configs import train_head
 from launch import cli, outputs, pair, prompts, provenance, rates
 from launch.journal import Journal
-from launch.training import corpus, flops
+from launch.studies.drafts import positions
+from launch.training import corpus, flops, head
 from launch.training import run as run_lib
 from models import checkpoints
 from specjax import engine, metrics, timing
@@ -37,16 +41,40 @@ def training_config(config, changes) -> ml_collections.ConfigDict:
 
   Args:
     config: the study.
-    changes: what is changed in `config.train`.
+    changes: what is changed in `config.train`; or the kind of a head, `kind`,
+      and what is changed in its config, configs/train_head.py.
   """
-  one = ml_collections.ConfigDict(config.train.to_dict())
+  kind = changes.get("kind")
+  if kind:
+    one = head_config(kind, config.train)
+    changes = {k: v for k, v in changes.items() if k != "kind"}
+  else:
+    one = ml_collections.ConfigDict(config.train.to_dict())
   one.update(changes)
-  teacher = checkpoints.load_module(one.teacher).config
   if "num_steps" not in changes:
-    per_step = flops.step_flops(one, teacher)
+    if kind:
+      per_step = head.step_flops(one)
+    else:
+      teacher = checkpoints.load_module(one.teacher).config
+      per_step = flops.step_flops(one, teacher)
     one.num_steps = max(int(config.flops / per_step), 1)
   one.validate_every = max(one.num_steps, 1)
   one.sample_every = 0
+  return one
+
+
+def head_config(kind: str, train) -> ml_collections.ConfigDict:
+  """configs/train_head.py's, trained on what the models of a study are.
+
+  Args:
+    kind: of the head, whose learning rate is its own.
+    train: what models are trained with; their teacher is the target.
+  """
+  one = train_head.get_config(kind)
+  own = ("learning_rate", "init_from", "num_steps")
+  shared = [name for name in one if name in train and name not in own]
+  one.update({name: train[name] for name in shared})
+  one.target = train.teacher
   return one
 
 
@@ -59,10 +87,12 @@ def train_draft(config, folder: pathlib.Path) -> tuple[dict, bool]:
   run.export(module, str(folder / "model"))
   lines = (folder / "metrics.jsonl").read_text().splitlines()
   rows = [json.loads(line) for line in lines]
-  (last,) = [r for r in rows if "validation_next_token_loss" in r][-1:]
+  validated = lambda r: any(k.startswith("validation") for k in r)
+  (last,) = [r for r in rows if validated(r)][-1:]
+  trained = jax.eval_shape(run.steps.init, jax.random.key(0))
   rates = [r["tokens_per_second"] for r in rows if "tokens_per_second" in r]
   return {
-    "parameters": sum(x.size for x in jax.tree.leaves(nnx.state(module))),
+    "parameters": sum(x.size for x in jax.tree.leaves(trained.params)),
     "num_steps": config.num_steps,
     "flops": config.num_steps * run.step_flops(),
     "tokens": last["tokens"],
@@ -71,22 +101,41 @@ def train_draft(config, folder: pathlib.Path) -> tuple[dict, bool]:
   }, True
 
 
+def _prepared(config, draft: str, temperature: float):
+  """Settings, models and batches of prompts for one temperature."""
+  settings = ml_collections.ConfigDict(config.decode.to_dict())
+  settings.draft, settings.temperature = draft, temperature
+  models = pair.build(settings)
+  items = prompts.first_tokens(
+    corpus.held_out_prompts(config.num_prompts, split="validation"),
+    models.tokenizer,
+    num_tokens=config.prompt_tokens,
+  )
+  batches = engine.make_batches(
+    items, batch_size=settings.batch_size, max_width=config.prompt_tokens
+  )
+  return settings, models, batches
+
+
+def accepted_with(config, draft: str) -> dict:
+  """What is accepted of a draft at each position, on the same prompts."""
+  found = {}
+  for temperature in config.temperatures:
+    settings, models, batches = _prepared(config, draft, temperature)
+    one = pair.engine_of(settings, models)
+    completions = [c for batch in batches for c in one.run(batch)[0]]
+    found[f"{temperature:g}"] = positions.summary(
+      completions, settings.num_speculative_tokens
+    )
+  return {"decoding": found}
+
+
 def decode_with(config, draft: str) -> dict:
   """Measures a draft beside plain decoding, on prompts of validation files."""
   found: dict[str, dict] = {}
   costs = None
   for temperature in config.temperatures:
-    settings = ml_collections.ConfigDict(config.decode.to_dict())
-    settings.draft, settings.temperature = draft, temperature
-    models = pair.build(settings)
-    items = prompts.first_tokens(
-      corpus.held_out_prompts(config.num_prompts, split="validation"),
-      models.tokenizer,
-      num_tokens=config.prompt_tokens,
-    )
-    batches = engine.make_batches(
-      items, batch_size=settings.batch_size, max_width=config.prompt_tokens
-    )
+    settings, models, batches = _prepared(config, draft, temperature)
     engines = {
       "speculative": pair.engine_of(settings, models),
       "autoregressive": pair.engine_of(settings, models, baseline=True),
@@ -140,7 +189,8 @@ def run(_) -> int:
       if not finished:  # SIGTERM
         return 0
       draft = str(folder / "model")
-      measured = decode_with(config, draft)
+      decode = decode_with if config.rounds else accepted_with
+      measured = decode(config, draft)
       models = {"target": config.decode.target, "draft": draft}
       journal.add(
         {

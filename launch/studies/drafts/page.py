@@ -10,9 +10,12 @@ def table(results: dict[str, list[dict]]) -> str:
   """One row a draft, as `launch.studies.drafts` wrote them into one file.
 
   What a pass costs and how fast it all is are left out where the drafts are of
-  one shape: they were not trained to differ in that.
+  one shape: they were not trained to differ in that. Where nothing was timed
+  the table is of acceptance by position.
   """
   (rows,) = results.values()
+  if "draft_pass_seconds" not in rows[0]:
+    return _by_position(rows)
   one_shape = len({row["parameters"] for row in rows}) == 1
   temperatures = list(rows[0]["decoding"])
   head = ["draft", "steps", "seconds", "validation nats", "accepted, one token"]
@@ -55,6 +58,46 @@ def table(results: dict[str, list[dict]]) -> str:
         ]
     lines.append(cells)
   return tables.table(head, lines)
+
+
+def _by_position(rows: list[dict]) -> str:
+  """A row for each draft and temperature."""
+  deepest = max(
+    len(found["accepted"]) for row in rows for found in row["decoding"].values()
+  )
+  head = [
+    "draft", "trained parameters", "steps", "operations", "T",
+    *(f"accepted, token {i + 1}" for i in range(deepest)),
+    "tokens a target call",
+  ]  # fmt: skip
+  lines = []
+  for row in rows:
+    for temperature, found in row["decoding"].items():
+      lines.append(
+        [
+          f"`{row['name']}`",
+          f"{row['parameters']:,}",
+          f"{row['num_steps']:,}",
+          f"{row['flops']:.2e}",
+          temperature,
+          *(
+            _share(*each)
+            for each in zip(
+              found["accepted"], found["accepted_ci"], found["tried"],
+              strict=True,
+            )
+          ),
+          _with_interval(found, "block_efficiency"),
+        ]
+      )  # fmt: skip
+  return tables.table(head, lines)
+
+
+def _share(value: float, interval: list[float] | None, tried: int) -> str:
+  if not tried:
+    return "never tried"
+  text = f"{value:.2f}"
+  return text + (f" ({interval[0]:.2f}–{interval[1]:.2f})" if interval else "")
 
 
 def predicted(row: dict, target: float, verify: float) -> tuple[float, int]:

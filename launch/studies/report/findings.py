@@ -136,6 +136,22 @@ def rounds(completion: Completion) -> list[int]:
   return [*counts, count] if count else counts
 
 
+def tries(completion: Completion, num_tokens: int) -> np.ndarray:
+  """`i64[2, N]`: how often each drafted position was judged, and accepted."""
+  tried, passed = counts = np.zeros((2, num_tokens), int)
+  place = 0
+  for origin in completion.origins:
+    if origin == Origin.ACCEPTED:
+      tried[place] += 1
+      passed[place] += 1
+      place += 1
+    else:
+      if origin == Origin.RESIDUAL:
+        tried[place] += 1
+      place = 0
+  return counts
+
+
 def acceptance_by_position(
   completions: list[Completion], num_tokens: int
 ) -> dict:
@@ -145,18 +161,8 @@ def acceptance_by_position(
   positions behind the cut: joint acceptance is the product of the conditional
   ones (Kaplan and Meier).
   """
-  tried, passed = np.zeros((2, num_tokens), int)
-  for completion in completions:
-    place = 0
-    for origin in completion.origins:
-      if origin == Origin.ACCEPTED:
-        tried[place] += 1
-        passed[place] += 1
-        place += 1
-      else:
-        if origin == Origin.RESIDUAL:
-          tried[place] += 1
-        place = 0
+  counts = [tries(completion, num_tokens) for completion in completions]
+  tried, passed = np.sum(counts, axis=0)
   conditional = passed / np.maximum(tried, 1)
   return {
     "tried": tried.tolist(),

@@ -113,3 +113,21 @@ def test_a_head_is_cut_as_its_target_and_its_cache_is_never_gathered():
   assert counts(found, "other") == {}
   assert counts(found, "verify") == {"all-reduce": 2 * 16 + 1, "all-gather": 1}
   assert counts(found, "draft_step") == {"all-reduce": 2 * 3, "all-gather": 3}
+
+
+def test_heads_that_are_cut_leave_their_target_as_it_is():
+  """The features they read are whole: no layer is cut along channels."""
+  target = model("llama-3.2-1b")
+  about = head_checkpoints.Target(
+    num_layers=target.num_layers, embed_dim=2048, vocab_size=target.vocab_size
+  )
+  found = compiled(
+    "v5e-4", "llama-3.2-1b", None, tree=tree_lib.chain(2), rule="token",
+    head=head_checkpoints.shape(
+      shapes.HEADS["medusa-llama-3.1-8b"], about, kind="medusa"
+    ),
+    layout=Layout(data=1, model=4, draft=4),
+  )  # fmt: skip
+  assert found.donation_honoured
+  assert found.cache_copies == 0
+  assert counts(found, "verify") == {"all-reduce": 2 * 16 + 1, "all-gather": 1}

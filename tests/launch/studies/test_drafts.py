@@ -1,5 +1,6 @@
 """`launch.studies.drafts`: equal compute, one line a draft, resumable."""
 
+import dataclasses
 import functools
 import json
 import pathlib
@@ -12,14 +13,16 @@ from absl.testing import flagsaver
 from flax import nnx
 
 from configs import draft_study as study_config
-from configs import embedded
+from configs import embedded, train_head
 from launch import cli
 from launch.studies.drafts import __main__ as draft_study
-from launch.studies.drafts import page
-from launch.training import flops, step
+from launch.studies.drafts import page, plots, positions
+from launch.training import flops, head, step
 from launch.training.run import Run
 from models import huggingface
 from models.layers import TransformerConfig
+from specjax.engine import Completion
+from specjax.state import Origin
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -43,6 +46,26 @@ def test_every_draft_is_paid_for_with_the_same_operations(arg):
     layer = 4 * width * heads + 3 * width * model.mlp_dim
     sizes.append(2 * width * model.vocab_size + model.num_layers * layer)
   assert max(sizes) < 1.15 * min(sizes)
+
+
+def test_heads_are_paid_for_with_what_the_draft_model_is():
+  """The target's pass is counted for all of them; so is all of their own."""
+  config = study_config.get_config("heads")
+  found = {}
+  for name, changes in config.drafts.items():
+    one = draft_study.training_config(config, changes.to_dict())
+    if "head" in one:
+      per_step, shared = head.step_flops(one), one.target
+      assert one.learning_rate == train_head.get_config().learning_rate
+    else:
+      teacher = huggingface.load(one.teacher).config
+      per_step, shared = flops.step_flops(one, teacher), one.teacher
+    assert shared == embedded.get_config().target
+    found[name] = one.num_steps * per_step, one.batch_size, one.data_seed
+  assert {*found} == {"draft model", "Medusa", "EAGLE-1", "EAGLE-3"}
+  for spent, *same in found.values():
+    assert spent == pytest.approx(config.flops, rel=0.02)
+    assert same == [4, 0]
 
 
 def test_the_study_of_objectives_begins_with_the_embedded_draft():
@@ -143,6 +166,59 @@ def test_a_study_writes_a_line_a_draft_and_resumes(tmp_path, monkeypatch, pair):
   printed = page.table({"": rows})
   assert printed.count("\n") == 3
   assert "`b`" in printed
+
+
+def test_a_study_of_heads_tells_what_is_accepted_and_times_nothing(
+  tmp_path, texts, pair
+):
+  output = tmp_path / "o.jsonl"
+  with flagsaver.flagsaver():
+    assert 0 == cli.execute(
+      draft_study.run,
+      ["study", "--config=configs/draft_study.py:tiny_heads",
+       f"--config.train.dataset={texts}", f"--workdir={tmp_path}/w",
+       f"--config.train.teacher={pair[0]}",
+       f"--config.decode.target={pair[0]}", f"--output={output}"],
+    )  # fmt: skip
+  rows = files.read_jsonl(output)
+  (row,) = rows
+  assert row["name"] == "Medusa"
+  assert "draft_pass_seconds" not in row
+  assert row["flops"] == pytest.approx(2e10, rel=0.1)
+  for found in row["decoding"].values():
+    assert found["tried"][0] > 0
+    assert len(found["accepted"]) == len(found["accepted_ci"]) == 4
+  printed = page.table({"": rows})
+  assert printed.count("\n") == 3
+  panels = plots.by_position(rows).axes
+  assert [len(panel.containers) for panel in panels] == [1, 1]
+
+
+def test_positions_count_what_was_judged_and_intervals_are_over_prompts():
+  a, r, b = Origin.ACCEPTED, Origin.RESIDUAL, Origin.BONUS
+
+  def completion(*origins, calls):
+    blank = dict.fromkeys(f.name for f in dataclasses.fields(Completion))
+    return Completion(
+      **blank
+      | dict(
+        token_ids=list(origins), origins=list(origins), num_target_calls=calls
+      )
+    )
+
+  found = positions.summary(
+    [
+      completion(a, a, b, a, r, r, calls=3),  # ends after a whole round
+      completion(r, r, r, a, calls=4),  # and here inside of one
+    ],
+    2,
+  )
+  assert found["tried"] == [7, 2]
+  assert found["accepted"] == pytest.approx([3 / 7, 1 / 2])
+  assert found["block_efficiency"] == pytest.approx(10 / 7)
+  low, high = found["accepted_ci"][0]
+  assert 0 <= low < 3 / 7 < high <= 1
+  assert found["accepted_ci"][1] is None  # accepted in one prompt alone
 
 
 def test_a_study_is_charged_for_the_passes_that_a_step_runs(texts, tmp_path):
