@@ -68,7 +68,7 @@ def get_config(arg: str = "shapes") -> ml_collections.ConfigDict:
   # Names to what is changed in `train`.
   config.drafts = ml_collections.ConfigDict(drafts)
   # Floating point operations that each draft is trained with.
-  config.flops = {"shapes": 2e13, "objectives": 8e12, "tiny": 2e10}[arg]
+  config.flops = {"shapes": 2e13, "objectives": 8e12, "tiny": 4e9}[arg]
   # What each is then asked to decode: validation prompts, at both temperatures.
   config.decode = embedded.get_config()
   config.decode.num_speculative_tokens = 5
@@ -79,4 +79,5 @@ def get_config(arg: str = "shapes") -> ml_collections.ConfigDict:
   config.rounds = 3 if arg == "shapes" else 1
   if arg == "tiny":
     config.decode.max_new_tokens = 8
+    config.decode.num_speculative_tokens = 2
   return config
