@@ -82,7 +82,7 @@ def get_config(arg: str = "shapes") -> ml_collections.ConfigDict:
   # Names to what is changed in `train`.
   config.drafts = ml_collections.ConfigDict(drafts)
   # Floating point operations that each draft is trained with.
-  config.flops = {"shapes": 2e13, "tiny": 2e10, "tiny_heads": 2e10}.get(
+  config.flops = {"shapes": 2e13, "tiny": 4e9, "tiny_heads": 2e10}.get(
     arg, 8e12
   )
   # What each is then asked to decode: validation prompts, at both temperatures.
@@ -102,4 +102,6 @@ def get_config(arg: str = "shapes") -> ml_collections.ConfigDict:
   if arg.startswith("tiny"):
     config.num_prompts = 2
     config.decode.max_new_tokens = 8
+  if arg == "tiny":
+    config.decode.num_speculative_tokens = 2
   return config

@@ -13,6 +13,7 @@ from unittest import mock
 OPTIONS = {
   "xla_backend_optimization_level": 0,
   "xla_cpu_use_fusion_emitters": False,
+  "xla_cpu_parallel_codegen_split_count": 1,  # else LLVM begins many times
 }
 
 

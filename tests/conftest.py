@@ -1,5 +1,7 @@
 """Shared by all tests: `toys` and `files` are importable by name."""
 
+import gc
+import itertools
 import os
 import pathlib
 import shutil
@@ -19,8 +21,10 @@ import times  # noqa: E402
 
 _MAPS = pathlib.Path("/proc/self/maps")
 # Linux allows a process 65,530 memory maps, and every compiled program takes a
-# few: XLA aborts where no more are to be had.
+# few: XLA aborts where no more are to be had. To count them takes some ten
+# milliseconds, and so it is not done after every test.
 _MOST_MAPS = 25_000
+_NUMBER = itertools.count()
 
 
 def pytest_addoption(parser):
@@ -30,6 +34,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
   """Lets the workers of one run share compiled programs, and a GPU."""
+  gc.set_threshold(20_000)  # traces are many objects, and hardly any a cycle
   shares.configure(config, TESTS)
   times.configure(config)
   without_tpu.set_environment()
@@ -65,7 +70,8 @@ def quick_to_compile():
 @pytest.fixture(autouse=True)
 def _few_memory_maps():
   yield
-  if _MAPS.exists() and _MAPS.read_bytes().count(b"\n") > _MOST_MAPS:
+  counts = next(_NUMBER) % 16 == 0 and _MAPS.exists()
+  if counts and _MAPS.read_bytes().count(b"\n") > _MOST_MAPS:
     import jax
 
     jax.clear_caches()

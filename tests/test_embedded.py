@@ -17,6 +17,8 @@ from models import huggingface, tokenizers
 from models.transformer import as_language_model
 from specjax import engine
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 PATHS = {
   "target": "models/pretrained/target",
   "draft": "models/pretrained/draft",

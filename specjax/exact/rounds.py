@@ -80,7 +80,7 @@ def drafts(
   # The passes of a decoder with several widths are as wide as their widest
   # draft: then every draft has a round of its own.
   together = 1 if decoder.widths else len(table)
-  repeated = rows.pick(decoder.row_axes(state), state, np.zeros(together, int))
+  axes = decoder.row_axes(state)
 
   @jax.jit
   def run(params, state, table):
@@ -90,7 +90,8 @@ def drafts(
       calls.append((tuple(map(int, here)), log_probs))
       return table[:, np.asarray(here, np.int32)]
 
-    draft, found = look(params, state, draws)
+    repeated = rows.pick(axes, state, np.zeros(len(table), int))
+    draft, found = look(params, repeated, draws)
     given = {
       node: (number, log_probs[:, place])
       for number, (here, log_probs) in enumerate(calls)
@@ -101,10 +102,10 @@ def drafts(
     return draft, given, found
 
   parts = [
-    run(params, repeated, jnp.asarray(table[i : i + together]))
+    run(params, state, table[i : i + together])
     for i in range(0, len(table), together)
   ]
-  join = lambda *xs: jnp.concatenate(xs) if jnp.ndim(xs[0]) else xs[0]
+  join = lambda *xs: np.concatenate(xs) if np.ndim(xs[0]) else xs[0]
   draft, given, found = jax.tree.map(join, *parts)
   probs = np.ones(len(table))
   drawn = {}
@@ -156,29 +157,31 @@ def round_law(
       jnp.arange(decoder.drafter.tree.num_nodes),
     )
     after = jnp.swapaxes(after, 0, 1)  # rows first
-    return found.draft, (said.node_probs, after, said.total_variation)
+    form = found.draft.topology()
+    whole = lambda x: jnp.broadcast_to(x, (count, *x.shape[1:]))
+    return found.draft, (
+      (said.node_probs, after, said.total_variation),
+      {n: whole(getattr(form, n)) for n in ("paths", "depth", "num_children")},
+    )
 
   every = drafts(decoder, params, state, look)
+  laws, form = every.found
   node_probs, next_laws, distance = jax.tree.map(
-    lambda x: np.asarray(x, np.float64), every.found
+    lambda x: np.asarray(x, np.float64), laws
   )
-  topology = every.draft.topology()
   target = target_laws(decoder, params, state)
-  whole = lambda x: np.broadcast_to(x, (len(every.table), *x.shape[1:]))
   law = block_law_of(
     probs=every.probs,
     tokens=np.asarray(every.draft.tokens),
-    paths=whole(np.asarray(topology.paths)),
-    depth=whole(np.asarray(topology.depth)),
-    num_children=whole(np.asarray(topology.num_children)),
+    **form,
     node_probs=node_probs,
     next_laws=np.swapaxes(next_laws, 0, 1),
     distance=distance,
     target=target,
   )
   expected = np.ones(())
-  for laws in target:
-    expected = expected[..., None] * laws
+  for law_here in target:
+    expected = expected[..., None] * law_here
   return law, expected
 
 
@@ -197,12 +200,11 @@ def target_laws(
   texts = np.array(
     list(itertools.product(range(vocab), repeat=depth)), np.int32
   ).reshape(vocab**depth, depth)
-  repeated = rows.pick(
-    decoder.row_axes(state), state, np.zeros(len(texts), int)
-  )
+  axes = decoder.row_axes(state)
 
   @jax.jit
   def laws(params, state, texts) -> Array:
+    state = rows.pick(axes, state, np.zeros(len(texts), int))
     root = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
     output, _ = decoder.target.apply(
       params.target,
@@ -212,7 +214,7 @@ def target_laws(
     logits = output.logits[..., :vocab]
     return jnp.exp(warp.warp(logits, state.sampling))
 
-  found = np.asarray(laws(params, repeated, texts), np.float64)
+  found = np.asarray(laws(params, state, texts), np.float64)
   shaped = found.reshape(*(vocab,) * depth, depth + 1, vocab)
   return [
     shaped[(slice(None),) * g + (0,) * (depth - g) + (g,)]

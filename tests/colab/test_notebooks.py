@@ -185,6 +185,7 @@ def test_drafts(tmp_path, monkeypatch):
   assert (workdir / "total_variation/model/model.safetensors").exists()
 
 
+@pytest.mark.heavy  # half a minute, and what it calls has tests of its own
 def test_pods(tmp_path, monkeypatch):
   pytest.importorskip("libtpu", reason="libtpu is for Linux on x86-64 only")
   code = execute("pods", tmp_path, monkeypatch, last=_UNTOUCHED)

@@ -79,9 +79,11 @@ def greedy(cli, folder, *settings):
   "settings",
   [
     ("--config.drafter=model",),
-    ("--config.drafter=ngram",),
+    pytest.param(("--config.drafter=ngram",), marks=pytest.mark.heavy),
     ("--config.drafter=layer_skip", "--config.skip_mlp=(1,)"),
-    ("--config.rule=match", "--config.num_drafts=2"),
+    pytest.param(
+      ("--config.rule=match", "--config.num_drafts=2"), marks=pytest.mark.heavy
+    ),
   ],
 )
 def test_greedy_completions_are_the_same_for_every_drafter(

@@ -56,10 +56,10 @@ def dies(monkeypatch, *, what, of, after):
 @pytest.mark.parametrize(
   ("what", "of", "after"),
   [
-    ("decode_batch", decode, True),
+    pytest.param("decode_batch", decode, True, marks=pytest.mark.heavy),
     ("save", online.Saved, False),
     ("save", online.Saved, True),
-    ("add", Results, True),
+    pytest.param("add", Results, True, marks=pytest.mark.heavy),
   ],
   ids=["decoded", "before saved", "saved", "in the journal"],
 )

@@ -94,7 +94,10 @@ def test_a_killed_run_goes_on_to_the_same_parameters(
   assert_equal(whole, resumed)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+  "number",
+  [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.heavy)],
+)
 def test_a_signal_saves_and_the_run_goes_on(
   texts, tmp_path, monkeypatch, number
 ):
@@ -112,6 +115,7 @@ def test_a_signal_saves_and_the_run_goes_on(
   assert_equal(whole, resumed)
 
 
+@pytest.mark.heavy  # as one of two processes, below
 def test_sigterm_ends_the_command_with_exit_code_0(texts, tmp_path):
   command = [
     sys.executable, "-m", "launch.train",
@@ -241,17 +245,18 @@ def test_a_teacher_speaks_of_the_same_tokens(texts, pair, tmp_path):
     Run(padded, str(tmp_path / "b"))
 
 
-@pytest.mark.parametrize(
-  "changes",
-  [dict(seed=1), dict(batch_size=2), dict(model=dict(embed_dim=64))],
-  ids=lambda changes: next(iter(changes)),
-)
-def test_the_folder_of_another_run_is_refused(texts, tmp_path, changes):
+def test_the_folder_of_another_run_is_refused(texts, tmp_path):
   kept = dict(num_steps=3, validate_every=0, sample_every=0)
   Run(tiny(texts, **kept), str(tmp_path)).train()
   before = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
-  with pytest.raises(ValueError, match=f"has config.{next(iter(changes))} = "):
-    Run(tiny(texts, **kept, **changes), str(tmp_path))
+  for changes in (
+    dict(seed=1),
+    dict(batch_size=2),
+    dict(model=dict(embed_dim=64)),
+  ):
+    name = next(iter(changes))
+    with pytest.raises(ValueError, match=f"has config.{name} = "):
+      Run(tiny(texts, **kept, **changes), str(tmp_path))
   after = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
   assert before == after
   assert not list(tmp_path.glob("broken-*"))

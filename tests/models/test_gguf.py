@@ -27,6 +27,8 @@ from models import (
   stacked,
 )
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 # family, settings, and whether transformers reads the file as what it is.
 FAMILIES = {
   "gpt2": ("gpt2", GPT2 | dict(n_positions=1024, n_inner=128), True),

@@ -17,6 +17,8 @@ from references import MODELS, TOKENS
 from models import huggingface
 from models.transformer import as_language_model
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 LENGTHS = (2, 7, 4)  # of the prompts of a ragged batch
 CHUNKS = (1, 3, 1, 1)  # fed after the prompts
 

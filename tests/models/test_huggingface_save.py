@@ -17,6 +17,8 @@ from models import huggingface, tokenizers
 from models.layers import RopeScaling, TransformerConfig
 from models.transformer import Transformer
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 SMALL = TransformerConfig(
   vocab_size=VOCAB, embed_dim=32, num_layers=2, num_heads=4, num_kv_heads=2,
   head_dim=8, mlp_dim=48, max_positions=64,

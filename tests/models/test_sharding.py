@@ -20,6 +20,8 @@ from models import huggingface, sharding, stacked
 from models.layers import TransformerConfig
 from models.transformer import Transformer
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 CONFIG = TransformerConfig(
   vocab_size=40, embed_dim=16, num_layers=3, num_heads=8, num_kv_heads=2,
   head_dim=4, mlp_dim=24, max_positions=32,

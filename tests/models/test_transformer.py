@@ -290,7 +290,7 @@ def test_configurations_that_make_no_sense_are_errors(changes, message):
 @pytest.mark.parametrize(
   ("num_speculative_tokens", "num_drafts", "batch"),
   [
-    (0, 1, 1),
+    pytest.param(0, 1, 1, marks=pytest.mark.heavy),
     (3, 1, 9),
     (2, 2, 1),
     pytest.param(2, 2, 9, marks=pytest.mark.heavy),

@@ -104,11 +104,16 @@ def start(decoder, params, rows, *, temperature=1.0, budget=8):
 
 
 LOSSLESS = [
-  ("model", chain(2), "token", {}),
   ("model", FORK, "recursive", dict(siblings="without_replacement")),
   ("block", chain(3), "block", {}),
-  ("block", chain(2), "token", {}),
-  ("block", paths(2, 2), "recursive", {}),
+  *(
+    pytest.param(*case, {}, marks=pytest.mark.heavy)
+    for case in (
+      ("model", chain(2), "token"),
+      ("block", chain(2), "token"),
+      ("block", paths(2, 2), "recursive"),
+    )
+  ),
 ]
 
 
@@ -204,9 +209,12 @@ def test_a_row_is_the_same_in_a_batch_and_after_a_refill(kind, tree, rule):
 
 
 @pytest.mark.parametrize(
-  ("kind", "tree", "rule"), [("model", FORK, "recursive"),
-                             ("block", chain(3), "token")]
-)  # fmt: skip
+  ("kind", "tree", "rule"),
+  [
+    ("block", chain(3), "token"),
+    pytest.param("model", FORK, "recursive", marks=pytest.mark.heavy),
+  ],
+)
 def test_a_broken_draft_costs_speed_and_no_token(greedy, kind, tree, rule):
   decoder, params = make(kind, tree, rule)
   broken = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params.draft)

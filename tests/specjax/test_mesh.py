@@ -19,15 +19,18 @@ from specjax import cache as cache_lib
 from specjax.mesh import MeshDecoder
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
-# Every factorisation of eight devices, a draft with an axis of its own, and
-# every way to draft. Key/value heads are fewer than 'model' in 1x8 and 2x4.
-ON_ONE_PROCESS = (
-  "paths:1x8", "layer_skip:2x4", "ngram:2x4", "tree:4x2",
-  "paths:2x2x2", "depth:2x4", "plain:8x1", "tables:8x1", "shared:8x1",
-  "counted:8x1", "inputs:8x1",
-  "eagle3:2x2x2", "eagle2:1x8", "medusa:4x2", "parallel:2x4", "t5:2x4",
-  "lookahead:8x1", "suffix:4x2", "rasd:8x1", "online:8x1",
-  "block:4x2",
+# Each way to lay out a draft, a draft with an axis of its own, and each kind of
+# state: cut, shared, counted over all rows, with rows along another axis, made
+# of inputs. Key/value heads are fewer than 'model' in 1x8 and 2x4.
+USUAL = (
+  "paths:2x2x2", "depth:2x4", "eagle3:4x2", "tables:8x1", "shared:8x1",
+  "counted:8x1", "inputs:8x1", "online:8x1", "lookahead:8x1",
+)  # fmt: skip
+# All other ways to draft, and the other factorisations of eight devices.
+MORE = (
+  "paths:1x8", "layer_skip:2x4", "ngram:2x4", "tree:4x2", "plain:8x1",
+  "eagle3:2x2x2", "eagle2:1x8", "medusa:4x2", "parallel:2x4",
+  "suffix:4x2", "rasd:8x1", "t5:2x4", "block:4x2",
 )  # fmt: skip
 # Models that are cut across both processes, and rows that are.
 ON_TWO_PROCESSES = (
@@ -52,12 +55,24 @@ def decoded(folder, runs, *, processes, devices):
   return json.loads(output.read_text())
 
 
+def cases_of(runs):
+  return sorted({run.partition(":")[0] for run in runs})
+
+
+def in_one_process(folder, runs):
+  """Cases on one device without a mesh, and on meshes, in float64."""
+  alone = (f"{case}:alone" for case in cases_of(runs))
+  return decoded(folder, (*alone, *runs), processes=1, devices=8)
+
+
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory):
-  """All cases on one device without a mesh, and on meshes, in float64."""
-  folder = tmp_path_factory.mktemp("one")
-  alone = (f"{case}:alone" for case in mesh_decoding.CASES)
-  return decoded(folder, (*alone, *ON_ONE_PROCESS), processes=1, devices=8)
+  return in_one_process(tmp_path_factory.mktemp("one"), USUAL)
+
+
+@pytest.fixture(scope="module")
+def more(tmp_path_factory):
+  return in_one_process(tmp_path_factory.mktemp("more"), MORE)
 
 
 @pytest.fixture(scope="module")
@@ -71,24 +86,43 @@ def on_one_device(found, run):
   return found[f"{run.partition(':')[0]}:alone"]
 
 
-@pytest.mark.parametrize("run", ON_ONE_PROCESS)
+@pytest.mark.parametrize("run", USUAL)
 def test_eight_devices_give_the_tokens_of_one(one_process, run):
   assert one_process[run] == on_one_device(one_process, run)
+
+
+@pytest.mark.heavy("a mesh of eight devices")  # one run for all
+@pytest.mark.parametrize("run", MORE)
+def test_eight_devices_give_them_in_every_way_to_draft(more, run):
+  assert more[run] == on_one_device(more, run)
 
 
 @pytest.mark.heavy("a mesh over two processes")  # one run for all
 @pytest.mark.parametrize("run", ON_TWO_PROCESSES)
 def test_two_processes_give_the_tokens_of_one_device(
-  two_processes, one_process, run
+  two_processes, one_process, more, run
 ):
-  assert two_processes[run] == on_one_device(one_process, run)
+  assert two_processes[run] == on_one_device(one_process | more, run)
 
 
-@pytest.mark.parametrize("case", sorted({*mesh_decoding.CASES} - {"plain"}))
-def test_the_cases_accept_some_tokens_and_reject_others(one_process, case):
-  found = one_process[f"{case}:alone"]
+def assert_some_are_accepted(found):
   accepted = np.array(found["num_accepted"])
   assert 0 < accepted.sum() < 2 * 8 * found["num_steps"]
+
+
+@pytest.mark.parametrize("case", cases_of(USUAL))
+def test_the_cases_accept_some_tokens_and_reject_others(one_process, case):
+  assert_some_are_accepted(one_process[f"{case}:alone"])
+
+
+@pytest.mark.heavy("a mesh of eight devices")
+@pytest.mark.parametrize("case", sorted({*cases_of(MORE)} - {"plain"}))
+def test_the_other_cases_do_so_too(more, case):
+  assert_some_are_accepted(more[f"{case}:alone"])
+
+
+def test_no_case_is_left_out():
+  assert {*cases_of(USUAL + MORE)} == {*mesh_decoding.CASES}
 
 
 def one_device_mesh(axis="data"):

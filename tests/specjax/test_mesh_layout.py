@@ -10,6 +10,8 @@ from jax.sharding import PartitionSpec as P
 from specjax import compilation
 from specjax.mesh import MeshDecoder
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 
 @pytest.mark.parametrize("how", ["eagle3", "parallel", "paths"])
 def test_caches_are_cut_as_their_models_wherever_they_stand(how):

@@ -12,6 +12,8 @@ import toys
 import specjax
 from specjax import timing
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 
 @dataclasses.dataclass
 class Clock:
