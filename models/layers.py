@@ -203,10 +203,10 @@ def make_linear(n_in: int, n_out: int, bias: bool, dtype, rngs: nnx.Rngs):
   )
 
 
-# Queries that are read at once where there are more than four times as many. The
-# scores of a long prompt, in float32, are most of the memory that it takes, and
-# stay in no processor's cache: on two cores 1,343 queries take 2.2 to 2.8 times
-# as long at once.
+# Queries that are read at once, where there are more than four times as many.
+# The scores of a long prompt, in float32, are most of the memory that it takes,
+# and stay in no processor's cache: on two cores 1,343 queries take 2.2 to 2.8
+# times as long at once.
 _QUERIES = 128
 
 
