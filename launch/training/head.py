@@ -1,6 +1,7 @@
 """A head that is trained: what drafts from the features of a frozen target."""
 
 import functools
+import operator
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -11,13 +12,21 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from launch.training import contexts, data, flops, step, vocabulary
+from launch.training import (
+  contexts,
+  data,
+  flops,
+  head_features,
+  step,
+  vocabulary,
+)
 from launch.training.head_step import (
   Loss,
   Words,
   drawn_places,
   make_loss,
   make_measure,
+  reader,
   watcher,
 )
 from launch.training.records import say
@@ -28,7 +37,7 @@ from models.head_shapes import KINDS
 from models.heads import Blockwise
 from models.parallel import Parallel
 from models.tokenizers import Tokenizer
-from models.transformer import FINAL, Features, Transformer, as_language_model
+from models.transformer import Features, Transformer, as_language_model
 
 
 def task(config, texts, mesh: Mesh, folder: pathlib.Path) -> Task:
@@ -43,17 +52,22 @@ def task(config, texts, mesh: Mesh, folder: pathlib.Path) -> Task:
   Raises:
     ValueError: for a config that cannot be run.
   """
-  _check(config)
+  check(config)
   tokenizer = checkpoints.load_tokenizer(config.target)
   target = checkpoints.load_module(config.target)
   vocab_size = tokenizer.vocab_size
   ids = _vocabulary(config, texts, tokenizer, folder)
   module, features = _first(config, target, ids, tokenizer)
+  stored = head_features.stored(config, features, target.config, texts, folder)
   if getattr(module.config, "draft_vocab_size", None):
     ids = np.asarray(module.target_ids[...])
   words = Words.of(np.arange(vocab_size) if ids is None else ids, vocab_size)
   definition, trained, rest = nnx.split(module, _own(module), ...)
+  watch, rows = watcher(target, features), _rows(target)
   frozen = {"target": nnx.state(target), "rest": rest}
+  if stored:  # the target's layers have done their part
+    watch, rows = reader(features), operator.itemgetter("output")
+    frozen["target"] = {"output": head_starts.output_rows(target)}
   loss = Loss(
     objective=config.objective,
     depth=config.head.depth,
@@ -61,7 +75,7 @@ def task(config, texts, mesh: Mesh, folder: pathlib.Path) -> Task:
     feature_weight=config.head.get("feature_weight", 0.0),
     first=config.prompt_length if config.contexts == "target" else 0,
   )
-  shared = (loss, watcher(target, features), _rows(target), words)
+  shared = (loss, watch, rows, words)
   sample = place = None
   if config.contexts == "target":
     sample = contexts.completer(
@@ -103,15 +117,18 @@ def task(config, texts, mesh: Mesh, folder: pathlib.Path) -> Task:
       complete=complete,
     ),
     module=lambda params: nnx.merge(definition, params, rest),
-    step_flops=_step_flops(config, target, module, trained, words),
+    step_flops=_step_flops(
+      config, target, module, trained, words, stored=stored is not None
+    ),
     report=lambda sums, batches: _report(sums),
     export=functools.partial(_export, config, features),
-    begin=lambda folder: _note(folder, ids),
+    begin=lambda folder: _note(folder, ids, stored),
     knows=True,
+    batches=head_features.batches(config, stored, features),
   )
 
 
-def _check(config) -> None:
+def check(config) -> None:
   """Raises ValueError for settings that can be judged without the models."""
   if config.head.kind not in KINDS:
     raise ValueError(
@@ -161,9 +178,11 @@ def _vocabulary(
   return found
 
 
-def _note(folder: pathlib.Path, ids: np.ndarray | None) -> None:
+def _note(folder: pathlib.Path, ids: np.ndarray | None, stored) -> None:
   if ids is not None:
     vocabulary.write(folder, ids)
+  if stored:
+    head_features.note(folder, stored)
 
 
 def _first(
@@ -192,18 +211,13 @@ def _first(
       )
     return found.module, found.features
   rngs, head = nnx.Rngs(config.seed), config.head
+  layers = head_features.layers_read(config, target.config.num_layers)
   if head.kind == "eagle3":
-    layers = head_starts.fused_layers(
-      target.config.num_layers, tuple(head.layers)
-    )
     module = head_starts.eagle3(
       target, layers=layers, draft_vocab=ids, rngs=rngs
     )
     return module, layers
   if head.kind == "parallel":
-    layers = head_starts.spread_layers(
-      head.num_layers, target.config.num_layers, tuple(head.layers)
-    )
     mask = head.mask_token
     if mask == -1:
       mask = tokenizer.eos_token_id
@@ -215,14 +229,14 @@ def _first(
     )  # fmt: skip
     return module, layers
   if head.kind == "eagle":
-    return head_starts.eagle1(target, rngs=rngs), (FINAL,)
+    return head_starts.eagle1(target, rngs=rngs), layers
   if head.kind == "medusa":
     found = head_starts.medusa(target, num_heads=head.depth, rngs=rngs)
-    return found, (FINAL,)
+    return found, layers
   found = head_starts.blockwise(
     target, num_heads=head.depth, hidden_dim=head.hidden_dim, rngs=rngs
   )
-  return found, (FINAL,)
+  return found, layers
 
 
 def _own(module) -> Callable[[tuple, Any], bool]:
@@ -267,8 +281,12 @@ def _export(config, features: Features, module, directory: str) -> None:
   )
 
 
-def _step_flops(config, target, module, trained, words: Words) -> float:
+def _step_flops(
+  config, target, module, trained, words: Words, *, stored: bool
+) -> float:
   """Operations of a step: the target's pass, its law, and the head's passes.
+
+  There is no pass of a target whose features are stored.
 
   Three passes of each matrix of the head for every time that it is read; of a
   projection that is the target's, two.
@@ -276,7 +294,9 @@ def _step_flops(config, target, module, trained, words: Words) -> float:
   c, depth = target.config, config.head.depth
   law = c.embed_dim * len(words.ids)
   whole = c.embed_dim * c.vocab_size
-  per_token = flops.forward_flops(c, config.sequence_length) - 2 * (whole - law)
+  per_token = 2 * law
+  if not stored:
+    per_token += flops.forward_flops(c, config.sequence_length) - 2 * whole
   times = functools.partial(
     _times, module, depth=depth,
     blocks=config.head.get("anchors", 0) / config.sequence_length,
