@@ -20,6 +20,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from launch.training.features import all_layers
 from launch.training.halves import restored
 from models import anchored
 from models.eagle import Eagle, Eagle3
@@ -126,15 +127,15 @@ def watcher(target: Transformer, features: Features) -> Callable[..., Seen]:
 
 def reader(features: Features) -> Callable[..., Seen]:
   """`(params, batch) -> Seen`, of batches of `launch.training.features`."""
+  kept = all_layers(features)
+  places = np.array([kept.index(layer) for layer in features])
 
   def read(params, batch) -> Seen:
     del params
     parts = restored(batch["parts"], batch["exponents"])
-    final = parts[:, :, -1]
-    others = parts[:, :, :-1].reshape(*final.shape[:2], -1)
     return Seen(
-      features=final if features == (FINAL,) else others,
-      final=final,
+      features=parts[:, :, places].reshape(*parts.shape[:2], -1),
+      final=parts[:, :, -1],
       whole=(batch["normalisers"], batch["likeliest"]),
     )
 

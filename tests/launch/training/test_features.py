@@ -235,6 +235,28 @@ def test_every_token_of_the_text_is_there_once(stored, some, target):
   told = np.concatenate([row["tokens"][row["segments"] > 0] for row in rows])
   assert told.tolist() == wanted
   assert sum(shard.tokens for shard in found.of("train")) == len(wanted)
+  assert sum(shard.rows for shard in found.of("train")) == len(rows)
+
+
+def test_every_epoch_has_every_row_once_in_an_order_of_its_own(stored):
+  found = features.read(str(stored))
+  count = sum(shard.rows for shard in found.of("train"))
+
+  def rows(seed):
+    every = iter(
+      features.batches(found, "train", (FINAL,), batch_size=1, seed=seed)
+    )
+    return [next(every)["parts"].tobytes() for _ in range(2 * count)]
+
+  one, other = rows(0), rows(1)
+  epochs = (one[:count], one[count:], other[:count])
+  wanted = iter(
+    features.batches(found, "train", (FINAL,), batch_size=1, seed=None)
+  )
+  in_order = [row["parts"].tobytes() for row in wanted]
+  assert len({*in_order}) == count
+  assert all(sorted(rows) == sorted(in_order) for rows in epochs)
+  assert len({tuple(rows) for rows in (in_order, *epochs)}) == 4
 
 
 def test_what_was_added_to_the_text_is_added(stored, some, target, tmp_path):
