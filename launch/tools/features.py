@@ -142,7 +142,7 @@ def run(_) -> int:
   with locks.Lock(folder / "lock", what=str(folder)):
     if cli.OVERWRITE.value:
       features.disclaim(folder)
-      feature_writer.sweep(folder, ())
+      feature_writer.clear(folder)
     features.claim(folder, settings)
     texts = {
       "train": data.documents(config, "train"),

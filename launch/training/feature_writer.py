@@ -156,10 +156,25 @@ def write(
 
 
 def sweep(folder: pathlib.Path, shards: Sequence[Shard]) -> None:
-  """Deletes shards that are not of these, and what a killed run left."""
+  """Deletes what other shards replaced, and what a killed run left.
+
+  Args:
+    folder: of features.
+    shards: what is there now; those with numbers beyond them stay, as where a
+      part of a text was asked for after all of it.
+  """
   kept = {shard.name for shard in shards}
+  places = {name.rpartition("-")[0] for name in kept}
   for path in folder.iterdir():
-    if _SHARD.fullmatch(path.name) and path.name not in kept:
+    ours, place = _SHARD.fullmatch(path.name), path.name.rpartition("-")[0]
+    if ours and place in places and path.name not in kept:
       path.unlink()
-    elif path.name.endswith(_MARK) and path.name.startswith("."):
+    elif path.name.startswith(".") and path.name.endswith(_MARK):
+      path.unlink()
+
+
+def clear(folder: pathlib.Path) -> None:
+  """Deletes all shards."""
+  for path in folder.iterdir():
+    if _SHARD.fullmatch(path.name):
       path.unlink()

@@ -278,13 +278,18 @@ def test_what_was_added_to_the_text_is_added(stored, some, target, tmp_path):
 
 
 def test_a_part_of_the_text(some, target, stored, tmp_path):
+  """Beside what is there of all of it: that took hours."""
   folder = tmp_path / "part"
+  shutil.copytree(stored, folder)
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(
       feature_writer, "write", lambda path, *a, **k: path.write_bytes(b"")
     )
     assert make(settings(some, target), folder, "--first_tokens=300") == 0
   found, whole = (features.read(str(x)) for x in (folder, stored))
+  beyond = whole.of("train")[len(found.of("train")) :]
+  assert beyond
+  assert all((folder / shard.name).is_file() for shard in beyond)
   assert found.of("train")[0] == whole.of("train")[0]
   tokens = sum(shard.tokens for shard in found.of("train"))
   assert 300 <= tokens < sum(shard.tokens for shard in whole.of("train"))
@@ -307,6 +312,16 @@ def test_features_of_something_else_stay(
   assert error.count("\n") == 1
   assert message in error.replace("(", ".")
   assert shards(stored) == before
+
+
+def test_overwrite_begins_anew(stored, some, target, tmp_path):
+  folder = tmp_path / "anew"
+  shutil.copytree(stored, folder)
+  config = settings(some, target, head=dict(layers=(1,)))
+  assert make(config, folder, "--overwrite") == 0
+  found = features.read(str(folder))
+  assert found.settings["layers"] == [1, FINAL]
+  assert shards(folder).keys() == {shard.name for shard in found.shards}
 
 
 def test_other_files_are_not_touched(some, target, tmp_path, capsys):
