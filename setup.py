@@ -16,6 +16,7 @@ _ROOT = pathlib.Path(__file__).parent
 # What models/, configs/ and launch/ import.
 _EXPERIMENTS = [
   "absl-py>=2.5",
+  "array-record>=0.8.6; sys_platform != 'win32'",
   "flax>=0.12.8",
   "gguf>=0.19",
   "grain>=0.2.18",

@@ -19,6 +19,9 @@ then on its own conversations:
   python -m launch.train --config=configs/train_head.py:eagle3 \
     --config.target=SmolLM2-135M-Instruct.Q4_1.gguf --config.init_from=HEAD \
     --config.dataset=FOLDER --workdir=W2 --export=HEAD2
+
+What is read more than once is better read by the target once
+(`launch.tools.features`): then --config.features=FEATURES, beside the dataset.
 """
 
 import ml_collections
@@ -79,6 +82,9 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
   # of a draft of `head.depth` tokens: see specjax.losses.
   config.objective = "forward_kl"
   config.contexts = "data"  # or "target": its samples after each row's prompt
+  # A folder of the target's features of the dataset, made by
+  # `python -m launch.tools.features`; "" makes them in every step.
+  config.features = ""
   config.num_steps = 1500
   config.learning_rate = 1e-3
   config.warmup_steps = 50

@@ -15,7 +15,7 @@ from launch import cli, outputs, processes
 from models import checksums
 
 # The tokenizer stays as it is where it is the run's.
-_READ = ("teacher", "target", "draft", "init_from", "dataset")
+_READ = ("teacher", "target", "draft", "init_from", "dataset", "features")
 
 
 def check(

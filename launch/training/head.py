@@ -1,6 +1,7 @@
 """A head that is trained: what drafts from the features of a frozen target."""
 
 import functools
+import operator
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -12,13 +13,21 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from launch.training import contexts, data, head_flops, step, vocabulary
+from launch.training import (
+  contexts,
+  data,
+  head_features,
+  head_flops,
+  step,
+  vocabulary,
+)
 from launch.training.head_step import (
   Loss,
   Words,
   drawn_places,
   make_loss,
   make_measure,
+  reader,
   watcher,
 )
 from launch.training.records import say
@@ -27,7 +36,7 @@ from models import checkpoints, head_saving, head_starts
 from models.head_shapes import KINDS
 from models.parallel import Parallel
 from models.tokenizers import Tokenizer
-from models.transformer import FINAL, Features, Transformer, as_language_model
+from models.transformer import Features, Transformer, as_language_model
 
 
 def task(config, texts, mesh: Mesh, folder: pathlib.Path) -> Task:
@@ -42,17 +51,22 @@ def task(config, texts, mesh: Mesh, folder: pathlib.Path) -> Task:
   Raises:
     ValueError: for a config that cannot be run.
   """
-  _check(config)
+  check(config)
   tokenizer = checkpoints.load_tokenizer(config.target)
   target = checkpoints.load_module(config.target)
   vocab_size = tokenizer.vocab_size
   ids = _vocabulary(config, texts, tokenizer, folder)
   module, features = _first(config, target, ids, tokenizer)
+  stored = head_features.stored(config, features, target.config, texts, folder)
   if getattr(module.config, "draft_vocab_size", None):
     ids = np.asarray(module.target_ids[...])
   words = Words.of(np.arange(vocab_size) if ids is None else ids, vocab_size)
   definition, trained, rest = nnx.split(module, _own(module), ...)
+  watch, rows = watcher(target, features), _rows(target)
   frozen = {"target": nnx.state(target), "rest": rest}
+  if stored:  # the target's layers have done their part
+    watch, rows = reader(features), operator.itemgetter("output")
+    frozen["target"] = {"output": head_starts.output_rows(target)}
   loss = Loss(
     objective=config.objective,
     depth=config.head.depth,
@@ -60,7 +74,7 @@ def task(config, texts, mesh: Mesh, folder: pathlib.Path) -> Task:
     feature_weight=config.head.get("feature_weight", 0.0),
     first=config.prompt_length if config.contexts == "target" else 0,
   )
-  shared = (loss, watcher(target, features), _rows(target), words)
+  shared = (loss, watch, rows, words)
   sample = place = None
   if config.contexts == "target":
     sample = contexts.completer(
@@ -103,12 +117,18 @@ def task(config, texts, mesh: Mesh, folder: pathlib.Path) -> Task:
     ),
     module=lambda params: nnx.merge(definition, params, rest),
     step_flops=head_flops.step_flops(
-      config, target, module, trained, num_words=len(words.ids)
+      config,
+      target,
+      module,
+      trained,
+      num_words=len(words.ids),
+      stored=stored is not None,
     ),
     report=lambda sums, batches: _report(sums),
     export=functools.partial(_export, config, features),
-    begin=lambda folder: _note(folder, ids),
+    begin=lambda folder: _note(folder, ids, stored),
     knows=True,
+    batches=head_features.batches(config, stored, features),
   )
 
 
@@ -129,10 +149,11 @@ def step_flops(config: ml_collections.ConfigDict) -> float:
     module,
     nnx.state(module, _own(module)),
     num_words=said or tokenizer.vocab_size,
+    stored=bool(config.get("features")),
   )
 
 
-def _check(config) -> None:
+def check(config) -> None:
   """Raises ValueError for settings that can be judged without the models."""
   if config.head.kind not in KINDS:
     raise ValueError(
@@ -182,9 +203,11 @@ def _vocabulary(
   return found
 
 
-def _note(folder: pathlib.Path, ids: np.ndarray | None) -> None:
+def _note(folder: pathlib.Path, ids: np.ndarray | None, stored) -> None:
   if ids is not None:
     vocabulary.write(folder, ids)
+  if stored:
+    head_features.note(folder, stored)
 
 
 def _first(
@@ -213,18 +236,13 @@ def _first(
       )
     return found.module, found.features
   rngs, head = nnx.Rngs(config.seed), config.head
+  layers = head_features.layers_read(config, target.config.num_layers)
   if head.kind == "eagle3":
-    layers = head_starts.fused_layers(
-      target.config.num_layers, tuple(head.layers)
-    )
     module = head_starts.eagle3(
       target, layers=layers, draft_vocab=ids, rngs=rngs
     )
     return module, layers
   if head.kind == "parallel":
-    layers = head_starts.spread_layers(
-      head.num_layers, target.config.num_layers, tuple(head.layers)
-    )
     mask = head.mask_token
     if mask == -1:
       mask = tokenizer.eos_token_id
@@ -236,14 +254,14 @@ def _first(
     )  # fmt: skip
     return module, layers
   if head.kind == "eagle":
-    return head_starts.eagle1(target, rngs=rngs), (FINAL,)
+    return head_starts.eagle1(target, rngs=rngs), layers
   if head.kind == "medusa":
     found = head_starts.medusa(target, num_heads=head.depth, rngs=rngs)
-    return found, (FINAL,)
+    return found, layers
   found = head_starts.blockwise(
     target, num_heads=head.depth, hidden_dim=head.hidden_dim, rngs=rngs
   )
-  return found, (FINAL,)
+  return found, layers
 
 
 def _own(module) -> Callable[[tuple, Any], bool]:

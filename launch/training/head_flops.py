@@ -4,7 +4,7 @@ Counted as `launch.training.flops` counts a model's, so that a head and a draft
 model can be trained at equal compute: two for each weight of a matrix product
 and pass, three passes of what is trained, and the causal half of attention.
 The target's pass, of which features and laws are read, is counted like that of
-a teacher.
+a teacher; where its features are stored, its law alone.
 """
 
 from flax import nnx
@@ -30,6 +30,7 @@ def step_flops(
   trained: nnx.State,
   *,
   num_words: int,
+  stored: bool = False,
 ) -> float:
   """Operations of a step: the target's pass, its law, and the head's passes.
 
@@ -43,12 +44,15 @@ def step_flops(
     trained: its parameters that change.
     num_words: tokens that it can say. Of a draft of some of the vocabulary the
       target's law is made of those alone.
+    stored: whether features are read from a file, with no pass of the target.
   """
   c, depth = target.config, config.head.depth
   length = config.sequence_length
   law, whole = c.embed_dim * num_words, c.embed_dim * c.vocab_size
   blocks = config.head.get("anchors", 0) / length
-  per_token = flops.forward_flops(c, length) - 2 * (whole - law)
+  per_token = 2.0 * law
+  if not stored:
+    per_token += flops.forward_flops(c, length) - 2 * whole
   for path, value in nnx.to_flat_state(trained):
     if value.ndim == 2:
       per_token += 6 * value.size * _times(module, path, depth, blocks)

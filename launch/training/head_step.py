@@ -3,8 +3,9 @@
 At place t a head has the target's feature of token t and, if it is EAGLE's, the
 tokens after it. At depth j it says a law of token t + 2 + j, and the target's
 own law of that token, which follows token t + 1 + j, judges it. All is one
-jitted step: the target's features are made on the fly, and its logits of the
-tokens that the head can say alone, where the objective asks for no others.
+jitted step: the target's features are made on the fly, or were made before
+(`launch.training.features`), and its logits of the tokens that the head can say
+alone, where the objective asks for no others.
 
 Most heads say so at every place of a text. DFlash's blocks are passes of their
 own, and are said from some places of each text (`drawn_places`).
@@ -19,6 +20,8 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from launch.training.features import all_layers
+from launch.training.halves import restored
 from models import anchored
 from models.eagle import Eagle, Eagle3
 from models.head_shapes import HeadModule
@@ -89,10 +92,12 @@ class Seen:
   Attributes:
     features: `f[B, T, F]`, what the head reads.
     final: `f[B, T, D]`, what logits are read of.
+    whole: what `everything` says of it, where it is known.
   """
 
   features: Array
   final: Array
+  whole: tuple[Array, Array] | None = None
 
 
 def watcher(target: Transformer, features: Features) -> Callable[..., Seen]:
@@ -118,6 +123,23 @@ def watcher(target: Transformer, features: Features) -> Callable[..., Seen]:
     )
 
   return watch
+
+
+def reader(features: Features) -> Callable[..., Seen]:
+  """`(params, batch) -> Seen`, of batches of `launch.training.features`."""
+  kept = all_layers(features)
+  places = np.array([kept.index(layer) for layer in features])
+
+  def read(params, batch) -> Seen:
+    del params
+    parts = restored(batch["parts"], batch["exponents"])
+    return Seen(
+      features=parts[:, :, places].reshape(*parts.shape[:2], -1),
+      final=parts[:, :, -1],
+      whole=(batch["normalisers"], batch["likeliest"]),
+    )
+
+  return read
 
 
 def says(
@@ -217,7 +239,7 @@ def make_loss(
     length = seen.final.shape[1]
     taught = seen.final @ output[:, words.ids]
     if not given:
-      taught = _with_rest(taught, everything(seen.final, output, words)[0])
+      taught = _with_rest(taught, _whole(seen, output, words)[0])
     labels = jnp.asarray(words.place)[batch["tokens"]]
     found, drafts = 0.0, []
     for j, (logits, state) in enumerate(says(module, seen, batch, loss.depth)):
@@ -265,7 +287,7 @@ def make_measure(
     seen = watch(target, batch)
     output = rows(target)
     length = seen.final.shape[1]
-    everywhere, best = everything(seen.final, output, words)
+    everywhere, best = _whole(seen, output, words)
     law = _with_rest(seen.final @ output[:, words.ids], everywhere)
     sums = {}
     for j, (logits, _) in enumerate(says(module, seen, batch, loss.depth), 1):
@@ -283,6 +305,10 @@ def make_measure(
     return sums
 
   return measure
+
+
+def _whole(seen: Seen, output: Array, words: Words):
+  return seen.whole or everything(seen.final, output, words)
 
 
 def everything(final: Array, output: Array, words: Words):

@@ -53,19 +53,26 @@ class Run:
     else:
       self.task = model.task(config, texts, self.mesh)
     self.tokenizer, self.steps = self.task.tokenizer, self.task.steps
-    common = dict(
-      length=config.sequence_length + 1, batch_size=config.batch_size
-    )
-    self.iterator = iter(
-      data.batches(texts, self.tokenizer, seed=config.data_seed, **common)
-    )
+    self.iterator = iter(self._batches("train", texts, config.data_seed))
     self.validation: list[dict[str, np.ndarray]] = []
     if config.validate_every:
       texts = data.documents(config, "validation")
       self.validation = _first_batches(
-        data.batches(texts, self.tokenizer, seed=None, **common),
-        config.validation_batches,
+        self._batches("validation", texts, None), config.validation_batches
       )
+
+  def _batches(self, split: str, texts, seed: int | None):
+    """Of the text, or of what was made of it before."""
+    if self.task.batches is not None:
+      return self.task.batches(split, seed=seed)
+    config = self.config
+    return data.batches(
+      texts,
+      self.tokenizer,
+      length=config.sequence_length + 1,
+      batch_size=config.batch_size,
+      seed=seed,
+    )
 
   def train(self) -> tuple[nnx.Module, bool]:
     """Runs, or goes on, to the end or until SIGTERM.

@@ -4,6 +4,7 @@ import dataclasses
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import grain
 import numpy as np
 from flax import nnx
 
@@ -32,6 +33,8 @@ class Task:
     begin: `folder`, writes what WORKDIR is to keep beside checkpoints.
     sampler: gives what makes prompts and completions of parameters.
     knows: whether the first parameters are worth validating.
+    batches: `(split, seed=...) -> grain dataset`, what is read in place of the
+      text; see `launch.training.features.batches`.
   """
 
   tokenizer: Tokenizer
@@ -48,3 +51,4 @@ class Task:
     _no_samples
   )
   knows: bool = False
+  batches: Callable[..., grain.IterDataset] | None = None
