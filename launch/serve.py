@@ -32,7 +32,7 @@ from absl import flags
 from launch import cli, pair, processes
 
 try:
-  from launch.serving import assembly, limits, running, several
+  from launch.serving import asking, assembly, limits, running, several
   from launch.serving.assembly import Sizes
 except ModuleNotFoundError as missing:
   if missing.name not in ("prometheus_client", "starlette", "uvicorn"):
@@ -88,6 +88,10 @@ _DEPTHS = flags.DEFINE_enum(
   "How deep slots draft: as the config says, or as deep as pays at this load. "
   "Then requests may have objectives (slo_ms_per_token).",
 )  # fmt: skip
+_CLASSES = flags.DEFINE_list(
+  "objectives", [], "Objectives by name, NAME=MILLISECONDS a token, for those "
+  "who say slo_class; default=... is of those who say nothing.",
+)  # fmt: skip
 
 
 def say(text: str) -> None:
@@ -125,6 +129,9 @@ def run(_) -> int:
   """The command."""
   config = pair.settled(cli.CONFIG.value)
   config.batch_size = _SLOTS.value
+  classes = asking.classes_of(_CLASSES.value)
+  if classes and _DEPTHS.value == "whole":
+    raise cli.UserError("--objectives are kept with --depth_policy=objectives")
   if processes.several() and not config.mesh:
     raise cli.UserError(
       "several processes serve one model that is cut over their devices: give "
@@ -141,6 +148,7 @@ def run(_) -> int:
     token=api_key(),
     names=limits.allowed_names(_HOST.value, _ALLOWED.value),
     chat_template=chat_template(),
+    classes=classes,
   )
   where = None
   if processes.is_chief():  # a port that is taken is no news for later

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import secrets
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launch import prompt_lines
@@ -24,6 +25,8 @@ class Defaults:
     max_length: tokens of prompt and completion together.
     most: completions that one request may ask for.
     has_objectives: whether objectives are kept.
+    classes: objectives by name, seconds a token; that of "default" is of who
+      asks for none.
   """
 
   model: str
@@ -36,6 +39,7 @@ class Defaults:
   max_length: int
   most: int
   has_objectives: bool = False
+  classes: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -232,23 +236,56 @@ def _log_probs(record: dict, is_chat: bool) -> bool:
 
 
 def _objective(record: dict, defaults: Defaults) -> float | None:
-  value = record.get("slo_ms_per_token")
-  if value is None:
-    return None
-  good = isinstance(value, int | float) and not isinstance(value, bool)
-  if not (good and 0 < value < 1e9 and math.isfinite(value)):
-    raise RefusalError(
-      "slo_ms_per_token must be a number of milliseconds above 0",
-      param="slo_ms_per_token",
-    )
+  """Seconds a token, said outright or by the name of a class."""
+  both = ("slo_ms_per_token", "slo_class")
+  given = [name for name in both if name in record]
+  if not given:
+    return defaults.classes.get("default")
+  name = given[0]
+  if len(given) > 1:
+    raise RefusalError(f"give one of {' and '.join(both)}", param=name)
+  value = record[name]
+  if name == "slo_ms_per_token":
+    good = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (good and 0 < value < 1e9 and math.isfinite(value)):
+      raise RefusalError(f"{name} must be milliseconds above 0", param=name)
   if not defaults.has_objectives:
     raise RefusalError(
       "this server keeps no objectives: it must be started with "
       "--depth_policy=objectives",
-      param="slo_ms_per_token",
+      param=name,
       code="unsupported_parameter",
     )
-  return value / 1000
+  if name == "slo_ms_per_token":
+    return value / 1000
+  if not isinstance(value, str) or value not in defaults.classes:
+    raise RefusalError(
+      f"there is no class {str(value)[:80]!r} of objectives, expected one of "
+      f"{sorted(defaults.classes)}",
+      param=name,
+    )
+  return defaults.classes[value]
+
+
+def classes_of(written: Sequence[str]) -> dict[str, float]:
+  """Objectives by name, seconds a token, of "NAME=MILLISECONDS" each.
+
+  Raises:
+    ValueError: for anything else, and for a name that is there twice.
+  """
+  found = {}
+  for one in written:
+    name, _, value = one.partition("=")
+    try:
+      seconds = float(value) / 1000
+    except ValueError:
+      seconds = math.nan
+    if not name or name in found or not 0 < seconds < 1e6:
+      raise ValueError(
+        f"objectives are NAME=MILLISECONDS, each name once, got {one!r}"
+      )
+    found[name] = seconds
+  return found
 
 
 def _budget(record, prompt, is_chat: bool, defaults: Defaults) -> int:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import ml_collections
 
@@ -37,6 +37,7 @@ class Sizes:
     token: the bearer token, or None.
     names: what requests may call the server by, or None for anything.
     chat_template: Jinja, in place of the target's own, or None.
+    classes: objectives by name, seconds a token.
   """
 
   slots: int = 8
@@ -49,6 +50,7 @@ class Sizes:
   token: str | None = None
   names: frozenset[str] | None = None
   chat_template: str | None = None
+  classes: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 def decoders_of(
@@ -170,6 +172,7 @@ def make_service(
       max_length=slots.max_length,
       most=slots.num_slots + sizes.queue,
       has_objectives=adapts,
+      classes=sizes.classes,
     ),
     limits=Limits(
       answer_seconds=sizes.answer_seconds, token=sizes.token, names=sizes.names

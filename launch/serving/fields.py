@@ -37,9 +37,9 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
   "top_logprobs": (0,),
 }
 _OURS = {
-  "max_tokens", "min_p", "model", "n", "seed", "slo_ms_per_token", "stop",
-  "stream", "stream_options", "temperature", "token_origins", "top_k", "top_p",
-  "logprobs",
+  "max_tokens", "min_p", "model", "n", "seed", "slo_class", "slo_ms_per_token",
+  "stop", "stream", "stream_options", "temperature", "token_origins", "top_k",
+  "top_p", "logprobs",
 }  # fmt: skip
 COMPLETION = _OURS | {"prompt"}
 CHAT = _OURS | {"max_completion_tokens", "messages"}

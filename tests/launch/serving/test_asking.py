@@ -43,7 +43,8 @@ def refused(record, **more):
     dict(suffix="x"), dict(bogus=1), dict(prompt=""), dict(prompt=[]),
     dict(prompt=[10**6]), dict(prompt=[[1], []]), dict(prompt=[1, "a"]),
     dict(prompt="x " * 200), dict(prompt="\ud800"),
-    dict(slo_ms_per_token=50), dict(ignore_eos=True), dict(top_logprobs=3),
+    dict(slo_ms_per_token=50), dict(slo_class="chat"), dict(ignore_eos=True),
+    dict(top_logprobs=3),
     dict(repetition_penalty=1.1), dict(stream=True, stream_options=[]),
     dict(stream=True, stream_options={"include_obfuscation": True}),
     dict(stream=True, stream_options={"continuous_usage_stats": True}),
@@ -107,6 +108,31 @@ def test_what_is_asked_for_is_done():
     {"prompt": "x", "slo_ms_per_token": 50}, defaults=with_objectives
   )
   assert found.objective == 0.05
+
+
+def test_objectives_have_names():
+  classes = asking.classes_of(["chat=50", "batch=400"])
+  assert classes == {"chat": 0.05, "batch": 0.4}
+  some = dataclasses.replace(DEFAULTS, has_objectives=True, classes=classes)
+  ask = lambda **more: read({"prompt": "x"} | more, defaults=some).objective
+  assert ask(slo_class="batch") == 0.4
+  assert ask() is None
+  usual = dataclasses.replace(some, classes=classes | {"default": 0.1})
+  assert read({"prompt": "x"}, defaults=usual).objective == 0.1
+  for wrong in ("none", 5, ["chat"]):
+    error = refused({"prompt": "x", "slo_class": wrong}, defaults=some)
+    assert (error.status, error.param) == (400, "slo_class")
+    assert "['batch', 'chat']" in error.message
+  both = {"prompt": "x", "slo_class": "chat", "slo_ms_per_token": 50}
+  assert "one of" in refused(both, defaults=some).message
+
+
+@pytest.mark.parametrize("wrong", ["chat", "=5", "a=0", "a=-1", "a=x", "a=nan"])
+def test_classes_that_are_none_are_refused(wrong):
+  with pytest.raises(ValueError, match="NAME=MILLISECONDS"):
+    asking.classes_of(["b=1", wrong])
+  with pytest.raises(ValueError, match="once"):
+    asking.classes_of(["b=1", "b=2"])
 
 
 def test_a_budget_that_is_not_said_is_cut_to_what_fits():
