@@ -23,7 +23,7 @@ END
 
 # `optimal` is told what a level costs, its pass of the draft and one more token to
 # verify, where a round that drafts nothing is 1.
-for at in 1:COST1 4:COST4 8:COST8 16:COST16; do
+for at in 1:0.22 4:0.4 8:0.5 16:0.6; do
   rows=${at%:*} cost=${at#*:}
   systems=plain
   for k in 1 2 3 4 6; do systems=$systems,model:num_speculative_tokens=$k; done
