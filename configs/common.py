@@ -22,6 +22,10 @@ def get_config() -> ml_collections.ConfigDict:
   # optimal(cost=0.1), or predicted(head=DIR, threshold=0.7), whose head
   # configs/train_depth.py trains. Of one path only.
   config.depth = ""
+  # Numbers of drafted tokens, rising, as 0,1,2,4: each has programs of its own,
+  # and the host changes between rounds to the one that is the fastest, by what
+  # was accepted (specjax/ladder.py). The last is num_speculative_tokens then.
+  config.ladder = ()
   config.num_drafts = 1  # separate paths of that many tokens
   # Any other tree, by the parents of its nodes, root first: (-1, 0, 0, 1, 1).
   # Then its depth counts, in place of num_speculative_tokens.

@@ -285,8 +285,8 @@ def read_prompts(
   return items, not problems
 
 
-def check_online(config) -> None:
-  """Raises UserError where a draft cannot learn."""
+def check_between_rounds(config) -> None:
+  """Raises UserError where a draft cannot learn, or a ladder be climbed."""
   if config.online and traced_fields():
     raise cli.UserError(
       "--log_probs and --steps tell of a draft that stays as it is: not with "
@@ -294,13 +294,18 @@ def check_online(config) -> None:
     )
   if config.online and processes.several():
     raise cli.UserError("--online learns in one process")
+  if config.ladder and traced_fields():
+    raise cli.UserError(
+      "--log_probs and --steps trace rounds of one width: not with "
+      "config.ladder"
+    )
 
 
 def run(_) -> int:
   """The command."""
   config, output = pair.settled(cli.CONFIG.value), cli.OUTPUT.value
   config.online = config.online or cli.ONLINE.value
-  check_online(config)
+  check_between_rounds(config)
   outputs.check(
     {"--summary": _SUMMARY.value},
     grown={"--output": output, "--steps": _STEPS.value},
@@ -313,7 +318,7 @@ def run(_) -> int:
     )
   if _LOG_PROBS.value and not output:
     raise cli.UserError("--log_probs are written to --output: give one")
-  models = pair.build(config, inputs=True, learns=True)
+  models = pair.build(config, inputs=True, learns=True, climbs=True)
   items, good = read_prompts(models, config.max_new_tokens)
   made_by = {}
   results = contextlib.nullcontext()

@@ -22,10 +22,11 @@ from models.block_drafter import Block
 from models.head_checkpoints import Head
 from models.head_shapes import KINDS, HeadShape
 from models.transformer import FINAL, Features, SkippedLayers
-from specjax import drafters, near
+from specjax import drafters, ladder, near
 from specjax import siblings as siblings_lib
 from specjax import tree as tree_lib
 from specjax.drafters.depth import Policy
+from specjax.ladder import Rungs
 from specjax.siblings import Siblings
 from specjax.tree import Form, Tree
 from specjax.types import Drafter, LanguageModel, Rule
@@ -129,6 +130,7 @@ class Family:
     form: `config -> (Tree, Siblings)` of a family that makes trees of its own;
       None for one that fills the config's.
     has_depth: whether a depth policy may end its drafts (`config.depth`).
+    has_rungs: whether chains of all lengths share one state (`config.ladder`).
   """
 
   make: Callable[..., Drafter]
@@ -138,6 +140,7 @@ class Family:
   is_head: bool = False
   form: Callable[..., tuple[Tree, Siblings]] | None = None
   has_depth: bool = False
+  has_rungs: bool = False
 
 
 def _model(config, draft, **static) -> Drafter:
@@ -254,7 +257,9 @@ _LOOKUP = Family(
 )
 
 FAMILIES = {
-  "model": Family(make=_model, check=_needs_draft, has_depth=True),
+  "model": Family(
+    make=_model, check=_needs_draft, has_depth=True, has_rungs=True
+  ),
   **dict.fromkeys(KINDS, _HEAD),
   **dict.fromkeys(
     ("eagle", "eagle3"), dataclasses.replace(_HEAD, has_depth=True)
@@ -266,9 +271,14 @@ FAMILIES = {
     reads_draft=False,
     check=_skips_something,
     has_depth=True,
+    has_rungs=True,
   ),
   "ngram": Family(
-    make=_ngram, model=_nothing, reads_draft=False, check=_one_path
+    make=_ngram,
+    model=_nothing,
+    reads_draft=False,
+    check=_one_path,
+    has_rungs=True,
   ),
   "lookahead": Family(
     make=looking_up.make_lookahead,
@@ -382,6 +392,64 @@ def check_depth(config: ml_collections.ConfigDict, rule: Rule) -> None:
       f"{config.depth} was trained on: give one of them"
     )
   rule.check(dataclasses.replace(tree, form=Form.MASKED), siblings)
+
+
+_NOT_CLIMBED = ("depth", "widths", "tree", "online", "share_encoder")
+
+
+def check_ladder(config: ml_collections.ConfigDict, rule: Rule) -> None:
+  """Raises ValueError unless the host can change among `config.ladder`."""
+  if not config.ladder or not config.num_speculative_tokens:
+    return
+  ladder.check(config.ladder)
+  if not of(config).has_rungs:
+    able = [name for name, family in FAMILIES.items() if family.has_rungs]
+    raise ValueError(
+      "config.ladder is of drafters whose state is the same for all lengths, "
+      f"{able}, got {config.drafter!r}"
+    )
+  beside = [name for name in _NOT_CLIMBED if config.get(name)]
+  if beside or config.num_drafts != 1:
+    raise ValueError(
+      "config.ladder is of chains that are drafted whole: not with "
+      + ", ".join(beside or ["num_drafts"])
+    )
+  tree = tree_lib.chain(config.ladder[-1])
+  if of(config).has_depth:
+    tree = dataclasses.replace(tree, form=Form.MASKED)
+  rule.check(tree, siblings_lib.IID)
+
+
+def rungs(
+  config: ml_collections.ConfigDict,
+  target: LanguageModel,
+  draft: Any,
+  *,
+  rule: Rule,
+  vocab_size: int,
+) -> Rungs:
+  """The decoders of `config.ladder`.
+
+  Args:
+    config: with a ladder that `check_ladder` has passed.
+    target: the target.
+    draft: of the family's `model`.
+    rule: what verifies.
+    vocab_size: V.
+  """
+  family = of(config)
+
+  def make(tree: Tree) -> Drafter:
+    own = ml_collections.ConfigDict(config.to_dict())
+    if family.has_depth:  # so that it catches up where nothing was drafted
+      own.depth = str(tree.max_depth)
+    return family.make(
+      own, draft, tree=tree, siblings=siblings_lib.IID, vocab_size=vocab_size
+    )
+
+  return ladder.rungs(
+    target, make, rule=rule, vocab_size=vocab_size, widths=config.ladder
+  )
 
 
 def make_siblings(config: ml_collections.ConfigDict) -> Siblings:

@@ -267,6 +267,7 @@ def _costs_missing(
   """Systems and groups at which their rounds are still to be timed.
 
   A round's cost does not depend on the temperature: the first one is taken.
+  Rounds whose width the host changes have none of their own.
   """
   first = next(iter(contests))
   missing = []
@@ -278,6 +279,7 @@ def _costs_missing(
       for system in contests[first].systems
       if system.name in contests[first].engines
       and system.kind != systems.PLAIN
+      and not system.config.ladder
       and costs.name_of(system, size) not in records
     ]
   return missing

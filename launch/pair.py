@@ -12,6 +12,7 @@ from launch import (
   depths,
   drafting,
   online,
+  processes,
   prompt_lines,
   skipped_layers,
   stops,
@@ -28,6 +29,7 @@ from specjax.drafters import adaptive
 from specjax.drafters.online import Laws
 from specjax.drafters.rasd import Parts
 from specjax.engine import Engine
+from specjax.ladder import Ladder, Rungs
 from specjax.types import LanguageModel, Params
 from specjax.warp import make_sampling
 
@@ -52,6 +54,8 @@ class Pair:
     layout: what is cut over which of the mesh's axes, if there is one.
     encoder: what inputs must keep to, of an encoder-decoder; else None.
     laws: what the draft says of a ring, if it learns online; else None.
+    rungs: decoders of all widths of the config's ladder, `decoder` the widest;
+      None without one.
   """
 
   decoder: decode.Decoder
@@ -66,6 +70,7 @@ class Pair:
   layout: meshes.Layout | None = None
   encoder: prompt_lines.Encoder | None = None
   laws: Laws | None = None
+  rungs: Rungs | None = None
 
   def room(self, max_new_tokens: int) -> int:
     """Tokens left for a prompt; ValueError if there are none."""
@@ -150,6 +155,7 @@ def check_config(config: ml_collections.ConfigDict) -> None:
   if gamma:
     rules.get(config.rule).check(tree, how)
   drafting.check_depth(config, rules.get(config.rule))
+  drafting.check_ladder(config, rules.get(config.rule))
 
 
 def settled(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
@@ -157,8 +163,8 @@ def settled(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
 
   A drafter that is a head takes the one of `heads` where `draft` is none. A
   tree decides how deep it drafts: beside it, `num_speculative_tokens` is not
-  read, and becomes its depth. Of `skip_layers` the set that the file holds is
-  kept, and not its path.
+  read, and becomes its depth; of a ladder it is the last. Of `skip_layers` the
+  set that the file holds is kept, and not its path.
   """
   config = ml_collections.ConfigDict(config.to_dict())
   if config.skip_layers:
@@ -174,6 +180,8 @@ def settled(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     and not drafting.of(config).form
   ):
     config.num_speculative_tokens = drafting.make_tree(config).max_depth
+  if config.get("ladder") and config.num_speculative_tokens:
+    config.num_speculative_tokens = config.ladder[-1]
   return config
 
 
@@ -283,7 +291,11 @@ def load(
 
 
 def assemble(
-  config: ml_collections.ConfigDict, models: Models, *, learns: bool = False
+  config: ml_collections.ConfigDict,
+  models: Models,
+  *,
+  learns: bool = False,
+  climbs: bool = False,
 ) -> Pair:
   """Makes the decoders of a config from models that are loaded.
 
@@ -291,6 +303,7 @@ def assemble(
     config: with the checkpoints, dtype and drafter that `models` are of.
     models: from `load`.
     learns: whether the caller lets drafts learn (`config.online`).
+    climbs: whether it changes the width between rounds (`config.ladder`).
 
   Raises:
     ValueError: for unknown or contradictory settings.
@@ -301,6 +314,7 @@ def assemble(
   features = models.draft.features if isinstance(models.draft, Head) else ()
   target = models.target.functions(SkippedLayers(), features)
   draft, draft_params, drafter, laws = None, None, None, None
+  rungs = None
   if config.num_speculative_tokens:
     family = drafting.of(config)
     draft, draft_params = family.model(config, models)
@@ -311,6 +325,20 @@ def assemble(
       siblings=drafting.make_siblings(config),
       vocab_size=vocab_size,
     )
+    if config.ladder and (not climbs or processes.several()):
+      raise ValueError(
+        "the width changes between rounds (config.ladder) in launch.decode "
+        "and launch.evaluate, in one process"
+      )
+    if config.ladder:
+      rungs = drafting.rungs(
+        config,
+        target,
+        draft,
+        rule=rules.get(config.rule),
+        vocab_size=vocab_size,
+      )
+      drafter = rungs.widest.drafter
     if config.online and not learns:
       raise ValueError(
         "drafts learn (config.online) in launch.decode and launch.evaluate"
@@ -348,7 +376,9 @@ def assemble(
       f"stop_token_ids must be in 0..{vocab_size - 1}, got {wrong}"
     )
   return Pair(
-    decoder=decode.make_decoder(
+    decoder=rungs.widest
+    if rungs
+    else decode.make_decoder(
       target,
       drafter=drafter,
       rule=config.rule,
@@ -367,6 +397,7 @@ def assemble(
     layout=models.layout,
     encoder=encoder,
     laws=laws,
+    rungs=rungs,
   )
 
 
@@ -375,9 +406,11 @@ def build(
   *,
   inputs: bool = False,
   learns: bool = False,
+  climbs: bool = False,
 ) -> Pair:
   """Loads the checkpoints and makes the decoders: `load`, then `assemble`."""
-  return assemble(config, load(config, inputs=inputs), learns=learns)
+  models = load(config, inputs=inputs)
+  return assemble(config, models, learns=learns, climbs=climbs)
 
 
 def check_kinds(
@@ -468,6 +501,10 @@ def engine_of(config, pair: Pair, *, baseline: bool = False) -> Engine:
     min_p=config.min_p,
     seed=config.seed,
     watch=lambda prompt: stops.watch(pair.tokenizer, prompt.stop),
+    rungs=None if baseline else pair.rungs,
+    ladder=None
+    if baseline or not pair.rungs
+    else Ladder(widths=tuple(config.ladder)),
     learner=learner,
     mesh=pair.mesh,
     cache_specs=pair.layout and pair.layout.cache_specs(),

@@ -109,6 +109,31 @@ def compile_both(
   )
 
 
+def compile_loop(
+  run: Callable[..., DecodeState], programs: Programs, params: Any
+) -> jax.stages.Compiled:
+  """Compiles a further loop on the state that two programs share.
+
+  Args:
+    run: of parameters, a state, which is donated, and the most rounds to make.
+    programs: the two; a mesh must be in use, if there is one.
+    params: as they were given to `compile_both`.
+  """
+  of_params = jax.tree.map(lambda x: x.sharding, params)
+  here = jax.tree.leaves(of_params)[0]
+  if isinstance(here, NamedSharding):
+    here = NamedSharding(here.mesh, P())
+  rounds = jax.ShapeDtypeStruct((), jax.numpy.int32)
+  with without_call_stacks():
+    lowered = jax.jit(
+      run,
+      donate_argnums=1,
+      in_shardings=(of_params, programs.formats, here),
+      out_shardings=programs.formats,
+    ).lower(params, programs.state, rounds)
+  return lowered.compile()
+
+
 @contextlib.contextmanager
 def without_call_stacks() -> Iterator[None]:
   """Operations keep their names, and do not say which lines made them.

@@ -14,8 +14,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from specjax import compilation, drawing, metrics
+from specjax import ladder as ladder_lib
 from specjax.decode import Decoder
 from specjax.endings import Endings, Watch, fetch
+from specjax.ladder import Climb, Ladder, Rungs
 from specjax.mesh import MeshDecoder
 from specjax.requests import Request, input_ids_of
 from specjax.state import DecodeState, StopReason
@@ -180,6 +182,9 @@ class Engine:
     seed: a prompt draws from `fold_in(key(seed), prompt.stream)`.
     watch: what looks at a request's tokens after every round and may end it
       (`specjax.endings`), or None: batches of such requests cost nothing.
+    rungs: the same decoder at several widths, the widest its own, among which
+      the host changes between rounds (`specjax.ladder`); None for one width.
+    ladder: what chooses among them, of all batches.
     learner: what changes the draft between rounds; then the parameters are its
       own, and a prompt's text depends on the batches before. Or None.
     mesh: the devices, or None for one without a mesh.
@@ -198,6 +203,8 @@ class Engine:
   min_p: float
   seed: int
   watch: Callable[[Any], Watch | None] = _nobody
+  rungs: Rungs | None = None
+  ladder: Ladder | None = None
   learner: Learner | None = None
   mesh: Mesh | None = None
   cache_specs: tuple[P, P] | None = None
@@ -238,10 +245,43 @@ class Engine:
         cache_specs=self.cache_specs,
       )
     self.programs[shape] = (both.prefill, both.loop)
+    if self.rungs is not None:
+      climb = self._climb(batch, both)
+      self.programs[shape] = (both.prefill, climb)
     seconds = time.perf_counter() - start
     # One run with no budget, so that the first timed one starts warm.
     jax.block_until_ready(self.generate(batch, self.prefill(batch, budget=0)))
     return seconds
+
+  def _climb(self, batch: Batch, both: compilation.Programs) -> Climb:
+    """The loop among several widths, each timed on the batch itself."""
+    assert self.rungs is not None
+    assert self.ladder is not None
+    rungs = dataclasses.replace(self.rungs, mesh=self.mesh)
+
+    def on_devices(loop):
+      return lambda params, state, rounds: loop(
+        params, state, everywhere(self.mesh, rounds)
+      )
+
+    with self.on_mesh():
+      loops = {
+        width: on_devices(
+          both.loop
+          if one is rungs.widest
+          else compilation.compile_loop(
+            functools.partial(rungs.steps, width), both, self.params
+          )
+        )
+        for width, one in rungs.decoders.items()
+      }
+      copy = jax.jit(
+        lambda state: jax.tree.map(jnp.copy, state), out_shardings=both.formats
+      )
+      seconds = ladder_lib.measured(
+        loops, self.params, self.prefill(batch), copy=copy
+      )
+    return Climb(loops, self.ladder, seconds)
 
   def _check_inputs(self, batch: Batch) -> None:
     """Raises ValueError unless all requests have what the target reads."""

@@ -4,8 +4,9 @@ A depth policy (`specjax.drafters.depth`) saves passes of the draft; the
 target's pass has the width of the tree, whatever is in it. Whether a wide pass
 pays depends on how much the batch fills the device, and that changes seldom: so
 a few widths are compiled, from none to the widest, and the host climbs or
-descends between calls of `Rungs.steps`, from the acceptance of the rounds that
-are finished and from what rounds of each width were measured to take.
+descends between calls of `Rungs.steps`, from how often drafted tokens stood in
+the rounds that are finished and from what rounds of each width were measured to
+take.
 
 All widths work on one state, that of the widest. A width that is chosen from
 finished rounds knows nothing of the tokens to come: nothing is lost by it.
@@ -13,6 +14,8 @@ finished rounds knows nothing of the tokens to come: nothing is lost by it.
 
 import dataclasses
 import functools
+import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,68 +26,111 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.decode import Decoder
-from specjax.state import Counters, DecodeState
-from specjax.theory import throughput
+from specjax.mesh import MeshDecoder
+from specjax.state import DecodeState
 from specjax.tree import Tree, chain
 from specjax.types import Context, Draft, Drafter, LanguageModel, Params, Rule
 
 WIDTHS = (0, 1, 2, 4, 8)
 
+# A compiled loop: parameters, a state that is donated, the most rounds to make.
+Loop = Callable[[Params, DecodeState, Any], DecodeState]
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+
+@dataclasses.dataclass(kw_only=True)
 class Ladder:
-  """When to change the width: only for a clear gain, and at times to look.
+  """How widths are chosen, and what finished rounds have shown for it.
+
+  Of a drafted token at place k (from 1) the chance that it stands if those
+  before it do is counted as rounds go by. Places that are seldom reached lean
+  on the one before: `(stood[k] + m a[k-1]) / (reached[k] + m)`. A round of
+  width w then gives `1 + a[1] + a[1] a[2] + ...` tokens, and the fastest width
+  gives most of them in a second.
 
   Attributes:
-    seconds: of a whole round by its width (drafted tokens a row), 0 too, at
-      the batch at hand (`measured`).
-    margin: by how much another width has to be faster.
+    widths: drafted tokens a row that there is a program for; rising.
+    margin: by how much another width has to seem faster to be taken.
+    every: rounds until the next choice at least, and up to four times as many
+      as long as the width stays. A call from the host starts cold, and takes
+      half a round or so.
     patience: choices without a draft after which one is tried, since rounds
-      that draft nothing say nothing of acceptance.
+      that draft nothing say nothing of what would be accepted.
+    keep: of what is known, after every round of a row: old ones fade.
+    supposed: a[0], what is supposed before anything is known.
+    reached, stood: `f64[G]`, rounds in which the token before the place stood
+      and one was drafted there, and of them those in which it stood.
   """
 
-  seconds: Mapping[int, float]
-  margin: float = 0.05
+  widths: tuple[int, ...] = WIDTHS
+  margin: float = 0.01
+  every: int = 64
   patience: int = 16
+  keep: float = 0.998
+  supposed: float = 0.7
+  reached: np.ndarray = dataclasses.field(init=False)
+  stood: np.ndarray = dataclasses.field(init=False)
 
   def __post_init__(self):
-    if 0 not in self.seconds or min(self.seconds) < 0:
+    check(self.widths)
+    if self.margin < 0 or self.patience < 1 or self.every < 1:
       raise ValueError(
-        f"seconds must be given by widths >= 0, 0 too, got {dict(self.seconds)}"
+        "margin must be >= 0, patience and every >= 1, got "
+        f"{self.margin}, {self.patience} and {self.every}"
       )
-    if min(self.seconds.values()) <= 0 or self.margin < 0 or self.patience < 1:
+    if not (0 < self.keep <= 1 and 0 <= self.supposed <= 1):
       raise ValueError(
-        "seconds must be positive, margin >= 0 and patience >= 1, got "
-        f"{dict(self.seconds)}, {self.margin} and {self.patience}"
+        "keep must be in (0, 1] and supposed in [0, 1], got "
+        f"{self.keep} and {self.supposed}"
       )
+    self.reached = np.zeros(self.widths[-1])
+    self.stood = np.zeros(self.widths[-1])
 
   @property
-  def widths(self) -> tuple[int, ...]:
-    """In rising order."""
-    return tuple(sorted(self.seconds))
+  def acceptances(self) -> np.ndarray:
+    """`f64[G]`: of each place, given that those before it stand."""
+    found, last = [], self.supposed
+    for reached, stood in zip(self.reached, self.stood, strict=True):
+      last = (stood + _LEANS * last) / (reached + _LEANS)
+      found.append(last)
+    return np.array(found)
 
-  def rate(self, width: int, acceptance: float) -> float:
-    """Tokens per second of a row, if each token is accepted so likely."""
-    tokens = throughput.tokens_per_cycle(width, acceptance)
-    return float(tokens) / self.seconds[width]
-
-  def best(self, acceptance: float) -> int:
-    """The fastest width, the narrowest of equals."""
-    return max(self.widths, key=lambda w: (self.rate(w, acceptance), -w))
-
-  def choose(self, now: int, acceptance: float, idle: int = 0) -> int:
-    """The width of the next rounds.
+  def saw(self, accept_counts: np.ndarray) -> None:
+    """Learns of rounds.
 
     Args:
-      now: that of the last.
-      acceptance: of a drafted token, given that those before it stand.
-      idle: choices since something was drafted.
+      accept_counts: `i[w + 1]`, rounds of a row by how many of their w drafted
+        tokens stood; of width 0 there is nothing to learn.
     """
-    best = self.best(acceptance)
-    if now == 0 and idle >= self.patience:
-      return min(w for w in self.widths if w)
-    gain = self.rate(best, acceptance) / self.rate(now, acceptance)
-    return best if gain > 1 + self.margin else now
+    counts = np.asarray(accept_counts, np.float64)
+    at_least = np.cumsum(counts[::-1])[::-1]  # rounds by their fewest tokens
+    places = len(counts) - 1
+    fading = self.keep ** at_least[0] if places else 1.0
+    self.reached *= fading
+    self.stood *= fading
+    self.reached[:places] += at_least[:-1]
+    self.stood[:places] += at_least[1:]
+
+  def rates(self, seconds: Mapping[int, float]) -> dict[int, float]:
+    """Tokens per second of a row at each width.
+
+    Args:
+      seconds: of a round, by its width.
+    """
+    tokens = np.cumprod(self.acceptances)
+    return {w: (1 + float(np.sum(tokens[:w]))) / seconds[w] for w in seconds}
+
+
+_LEANS = 4.0  # rounds that the place before counts for
+
+
+def check(widths: Sequence[int]) -> None:
+  """Raises ValueError unless programs of these widths make a ladder."""
+  rising = all(a < b for a, b in itertools.pairwise(widths))
+  if len(widths) < 2 or widths[0] < 0 or not rising:
+    raise ValueError(
+      "a ladder has two widths or more, of 0 drafted tokens and more, rising, "
+      f"got {tuple(widths)}"
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,9 +139,11 @@ class Rungs:
 
   Attributes:
     decoders: by width; prompts are read by that of the `widest`.
+    mesh: over which rows lie as a `MeshDecoder` cuts them; None for one device.
   """
 
   decoders: Mapping[int, Decoder]
+  mesh: jax.sharding.Mesh | None = None
 
   @property
   def widest(self) -> Decoder:
@@ -116,7 +164,11 @@ class Rungs:
     state = dataclasses.replace(
       state, counters=dataclasses.replace(whole, **cut)
     )
-    state = decoder.steps(params, state, num_steps)
+    if self.mesh is None:
+      state = decoder.steps(params, state, num_steps)
+    else:
+      on_mesh = MeshDecoder(decoder=decoder, mesh=self.mesh)
+      state = on_mesh.steps(params, state, num_steps)
     found = state.counters
     back = {
       name: getattr(whole, name)
@@ -143,19 +195,18 @@ def rungs(
     target: the target.
     draft: makes the drafter of a chain. Its state must not depend on the
       chain's length, and it must catch up with rounds in which nothing was
-      drafted: `drafters.model.drafter(..., depth=depth.fixed(depth=G))`, or
-      `drafters.layer_skip`. Not with a policy that learns, nor a head: their
-      states are of one width.
+      drafted: `drafters.model.drafter(..., depth=depth.fixed(depth=G))`,
+      `drafters.layer_skip` likewise, or `drafters.ngram`. Not with a policy
+      that learns, nor a head: their states are of one width.
     rule: what verifies.
     vocab_size: V.
-    widths: drafted tokens; 0 drafts nothing.
+    widths: drafted tokens, rising; 0 drafts nothing.
 
   Raises:
-    ValueError: if there is no width above 0.
+    ValueError: if they are no ladder.
   """
-  if max(widths, default=0) < 1 or min(widths) < 0:
-    raise ValueError(f"widths must be >= 0, one above 0, got {tuple(widths)}")
-  made = {w: draft(chain(w)) for w in sorted(set(widths) - {0})}
+  check(widths)
+  made = {w: draft(chain(w)) for w in widths if w}
   wide = made[max(made)]
   if 0 in widths:
     made[0] = _nothing(wide)
@@ -185,38 +236,149 @@ def _nothing(wide: Drafter) -> Drafter:
   )
 
 
+class Climb:
+  """A loop like any other, of rounds whose width the host chooses.
+
+  It begins with a draft, and then takes the width that may be the fastest: of
+  those that few rounds were timed of it thinks better than what was measured,
+  by `0.15 sqrt(16 / rounds)`, so that widths of about the same speed are all
+  tried until it is known which is which, and others are left alone.
+
+  Args:
+    loops: compiled, by width, on one state.
+    ladder: how it chooses; other loops may learn and have learned in it.
+    seconds: of a round of each width, to begin with (`measured`); what rounds
+      take is measured on.
+  """
+
+  def __init__(
+    self,
+    loops: Mapping[int, Loop],
+    ladder: Ladder,
+    seconds: Mapping[int, float],
+  ):
+    for name, found in (("loops", loops), ("seconds", seconds)):
+      if sorted(found) != list(ladder.widths):
+        raise ValueError(
+          f"the ladder has widths {ladder.widths}, and there are {name} of "
+          f"{tuple(sorted(found))}"
+        )
+    if min(seconds.values()) <= 0:
+      raise ValueError(f"seconds must be positive, got {dict(seconds)}")
+    self._loops, self._ladder = loops, ladder
+    self.seconds = dict(seconds)
+    self._timed = dict.fromkeys(seconds, _FIRST)  # rounds that they are of
+    self._now = -1
+    self._lasts = self._idle = 0
+    self._left, self._spent, self._made = 0, 0.0, 0  # until the next choice
+    self.chosen: list[int] = []  # widths, in order
+
+  def __call__(
+    self, params: Params, state: DecodeState, num_rounds: Any
+  ) -> DecodeState:
+    """As `Decoder.steps`: at most so many rounds."""
+    rest, (before, first) = int(num_rounds), _counted(state)
+    while rest > 0:
+      if self._left <= 0:
+        self._choose()
+      # A text that ends soon is not cut for a choice: a call costs time.
+      some = min(rest, max(self._left, self._ladder.every))
+      start = time.perf_counter()
+      state = self._loops[self._now](params, state, np.int32(some))
+      counts, after = _counted(state)
+      self._spent += time.perf_counter() - start
+      made = after - first
+      self._ladder.saw((counts - before)[: self._now + 1])
+      self._made, self._left = self._made + made, self._left - made
+      if made < some:
+        break
+      rest, before, first = rest - made, counts, after
+    return state
+
+  def _choose(self) -> None:
+    """Sets the width of the next rounds, and how many they are."""
+    self._learn_time()
+    ladder, rates = self._ladder, self._ladder.rates(self.seconds)
+    doubt = {w: _DOUBT * math.sqrt(_FIRST / n) for w, n in self._timed.items()}
+    hoped = {w: rate * (1 + doubt[w]) for w, rate in rates.items()}
+    fastest = lambda widths: max(widths, key=lambda w: (hoped[w], -w))
+    if self._now < 0 or self._idle >= ladder.patience:
+      width = fastest([w for w in ladder.widths if w])
+    else:
+      width = fastest(ladder.widths)
+      if hoped[width] <= hoped[self._now] * (1 + ladder.margin):
+        width = self._now
+    every, again = ladder.every, width == self._now
+    self._lasts = min(2 * self._lasts, _MOST * every) if again else every
+    self._idle = 0 if width else self._idle + 1
+    self._now, self._left = width, self._lasts
+    self.chosen.append(width)
+
+  def _learn_time(self) -> None:
+    """Learns what the rounds since the last choice took."""
+    made = self._made
+    if made:
+      known, new = self.seconds[self._now], self._spent / made
+      # What held the machine up once is no price.
+      new = min(max(new, known / _FAR), known * _FAR)
+      weight = min(self._timed[self._now], _REMEMBERED)
+      self.seconds[self._now] = (weight * known + made * new) / (weight + made)
+      for width in self._timed:
+        self._timed[width] *= _FADES**made
+      self._timed[self._now] += made
+    self._spent, self._made = 0.0, 0
+
+
+_FIRST = 16.0  # rounds that a first timing counts for
+_DOUBT = 0.15  # how much faster a width may be than its first timing says
+_FADES = 0.9997  # of the rounds that a timing is of, with every round
+_REMEMBERED = 256.0  # rounds at most that later ones are weighed against
+_FAR = 1.5  # times what was known, at most or at least
+_MOST = 4  # times `every`
+
+
+def _counted(state: DecodeState) -> tuple[np.ndarray, int]:
+  """Rounds of a row by their accepted tokens, and rounds of the batch."""
+  counts, rounds = jax.device_get(
+    (state.counters.accept_counts, state.num_steps)
+  )
+  return np.sum(np.asarray(counts, np.int64), axis=0), int(rounds)
+
+
 def measured(
-  rungs: Rungs,
+  loops: Mapping[int, Loop],
   params: Params,
   state: DecodeState,
   *,
-  rounds: int = 4,
+  rounds: int = 12,
   repeats: int = 5,
+  copy: Callable[[DecodeState], DecodeState] | None = None,
 ) -> dict[int, float]:
   """Seconds of a round at every width, from where a state stands.
 
   Args:
-    rungs: the decoders.
+    loops: compiled, by width.
     params: parameters of both models.
     state: with room for as many tokens; it is copied.
-    rounds: of one timing; the call from the host is taken off.
+    rounds: of one timing at most; the call from the host is taken off.
     repeats: timings, all widths in turn; their median counts.
+    copy: makes the copies, if loops want states laid out as it does.
 
   Raises:
     ValueError: if no row of the state is running.
   """
   if np.all(jax.device_get(state.done)):
     raise ValueError("a round cannot be timed on rows that are all done")
-  programs = _programs(rungs)
   first = int(state.num_steps)
-  copy = lambda: jax.block_until_ready(jax.tree.map(jnp.copy, state))
-  found: dict[int, list[float]] = {w: [] for w in programs}
+  copy = copy or (lambda state: jax.tree.map(jnp.copy, state))
+  found: dict[int, list[float]] = {w: [] for w in loops}
   for repeat in range(repeats + 1):
-    for width, program in programs.items():
+    for width, loop in loops.items():
       times = []
       for count in (0, rounds):
-        fresh, start = copy(), time.perf_counter()
-        after = program(params, fresh, jnp.int32(count))
+        fresh = jax.block_until_ready(copy(state))
+        start = time.perf_counter()
+        after = loop(params, fresh, np.int32(count))
         jax.block_until_ready(after)
         times.append(time.perf_counter() - start)
       made = max(int(after.num_steps) - first, 1)
@@ -226,72 +388,9 @@ def measured(
   return {w: statistics.median(each) for w, each in found.items()}
 
 
-def _programs(rungs: Rungs) -> dict[int, Callable[..., DecodeState]]:
+def programs(rungs: Rungs) -> dict[int, Loop]:
+  """The loops of some decoders, compiled when they are first called."""
   return {
     w: jax.jit(functools.partial(rungs.steps, w), donate_argnums=1)
     for w in rungs.decoders
   }
-
-
-def acceptance(before: Counters, after: Counters) -> float | None:
-  """How likely a drafted token was accepted, given that it was reached.
-
-  Args:
-    before, after: of a state, some rounds apart.
-
-  Returns:
-    The expectation given the drafts, over all rows; None if nothing was
-    drafted between.
-  """
-  total = lambda name: float(
-    np.sum(np.asarray(getattr(after, name)) - np.asarray(getattr(before, name)))
-  )
-  offered = total("rank_offered")
-  return total("rank_accepted") / offered if offered > 0 else None
-
-
-def generate(
-  rungs: Rungs,
-  ladder: Ladder,
-  params: Params,
-  state: DecodeState,
-  *,
-  every: int = 8,
-  supposed: float = 0.7,
-  keep: float = 0.7,
-) -> tuple[DecodeState, list[int]]:
-  """Decodes to the end, the width chosen anew every few rounds.
-
-  Args:
-    rungs: the decoders, whose widths are the ladder's.
-    ladder: what chooses.
-    params: parameters of both models.
-    state: from the widest decoder's `init`; donated.
-    every: rounds between choices.
-    supposed: acceptance before anything is known.
-    keep: of the acceptance that was known, at each choice.
-
-  Returns:
-    The last state, and the widths that were chosen, in order.
-
-  Raises:
-    ValueError: if the ladder's widths are others.
-  """
-  if set(ladder.widths) != set(rungs.decoders):
-    raise ValueError(
-      f"the ladder has widths {ladder.widths}, and there are decoders of "
-      f"{tuple(sorted(rungs.decoders))}"
-    )
-  programs = _programs(rungs)
-  known, width, idle = supposed, ladder.best(supposed), 0
-  chosen: list[int] = []
-  while not np.all(jax.device_get(state.done)):
-    before = jax.device_get(state.counters)
-    state = programs[width](params, state, jnp.int32(every))
-    chosen.append(width)
-    found = acceptance(before, jax.device_get(state.counters))
-    idle = idle + 1 if found is None else 0
-    if found is not None:
-      known = keep * known + (1 - keep) * found
-    width = ladder.choose(width, known, idle)
-  return state, chosen

@@ -39,7 +39,7 @@ from models.layers import TransformerConfig
 from models.parallel import ParallelConfig
 from models.t5_config import T5Config
 from models.transformer import FINAL, SkippedLayers, Transformer
-from specjax import decode, drafters
+from specjax import decode, drafters, ladder, rules
 from specjax import tree as tree_lib
 from specjax.mesh import MeshDecoder
 from specjax.siblings import IID
@@ -81,6 +81,23 @@ def table_pair(mesh):
     rule="recursive",
   )
   return decoder, Params(target=jnp.asarray(target), draft=jnp.asarray(draft))
+
+
+def _rungs():
+  model = toys.table_model(VOCAB)
+  return ladder.rungs(
+    model,
+    lambda tree: drafters.model.drafter(
+      model, tree=tree, vocab_size=VOCAB,
+      depth=drafters.depth.fixed(depth=tree.max_depth),
+    ),
+    rule=rules.get("token"), vocab_size=VOCAB, widths=(0, 1, 3),
+  )  # fmt: skip
+
+
+def ladder_pair(mesh):
+  """The widest of several; see `decode_on`."""
+  return _rungs().widest, table_pair(mesh)[1]
 
 
 def shared_pair(mesh):
@@ -421,6 +438,7 @@ INPUTS = {
 # Lookup tables, and networks that draft in every way.
 CASES = {
   "tables": table_pair,
+  "ladder": ladder_pair,
   "shared": shared_pair,
   "counted": counted_pair,
   "inputs": inputs_pair,
@@ -459,6 +477,10 @@ def decode_on(case: str, mesh) -> dict:
         jax.random.key(8), max_new_tokens=9,
         inputs=jax.tree.map(lambda x: x[6:7], inputs),
       )  # fmt: skip
+    if case == "ladder":
+      rungs = dataclasses.replace(_rungs(), mesh=mesh)
+      for width in (3, 0, 1, 0, 3):
+        state = rungs.steps(width, params, state, 2)
     state = decoder.generate(params, state)
     if case in (
       "inputs",

@@ -96,7 +96,7 @@ def _parsed(name: str, config: ml_collections.ConfigDict) -> System:
     # Nothing is drafted by us: settings of drafters do not matter.
     own.update(dict(drafter="ngram", rule="token", siblings="iid"))
     own.update(dict(tree=(), num_drafts=1, num_nodes=0, draft=""))
-    own.update(dict(online=False, depth=""))
+    own.update(dict(online=False, depth="", ladder=()))
   else:
     own.drafter = kind
   try:
@@ -189,7 +189,9 @@ def assemble(systems: list[System]) -> dict[str, Pair]:
     if draft not in loaded:
       first = next(iter(loaded.values()), None)
       loaded[draft] = pair.load(own, beside=first)
-    pairs[system.name] = pair.assemble(own, loaded[draft], learns=True)
+    pairs[system.name] = pair.assemble(
+      own, loaded[draft], learns=True, climbs=True
+    )
   return pairs
 
 

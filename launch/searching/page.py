@@ -15,6 +15,7 @@ def table(results: dict[str, dict]) -> str:
     rows.append(
       [
         found["search"]["method"],
+        found["search"]["costs"],
         f"{len(found['evaluations'])}",
         ", ".join(steps),
         f"{len(best['skip_attention'])} + {len(best['skip_mlp'])} of "
@@ -28,7 +29,7 @@ def table(results: dict[str, dict]) -> str:
     )
   return tables.table(
     [
-      "method", "evaluations", "best predicted speed-up",
+      "method", "costs", "evaluations", "best predicted speed-up",
       "attention + MLP skipped", "acceptance", "draft pass", "speed-up",
       "acceptance to break even", "bound of that acceptance",
     ],

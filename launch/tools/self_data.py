@@ -7,9 +7,12 @@ r"""Writes conversations that a chat model makes up, to train a draft on.
 
 The model is given what its template puts before a user's words, says what a
 user might, and answers (Magpie, Xu et al. 2024); --config.max_new_tokens is the
-budget of either. FOLDER gets conversations.jsonl, a line {"messages": [...],
-"temperature", "number", "whole": whether the answer came to its end} each, and
-about.json: what made it, and what was dropped.
+budget of either. Each line of --system_prompts is what the system says before
+that user, in turn, so that they ask for more than the model thinks of by itself
+(launch/training/users.txt has a few: mathematics, translation, summaries); the
+answer is given without. FOLDER gets conversations.jsonl, a line {"messages":
+[...], "temperature", "number", "whole": whether the answer came to its end}
+each, and about.json: what made it, and what was dropped.
 
 What was asked before is dropped, and whatever has something in common with the
 questions that models are measured with, the project's own and those of
@@ -36,6 +39,9 @@ cli.reads(cli.CONFIG, cli.OUTPUT, cli.TEMPERATURES, cli.COUNT)
 _TEMPERATURES = ("0.6", "0.8", "1.0")
 _KEEP_OUT = flags.DEFINE_list(
   "keep_out", [], "Files of questions that must not be in it."
+)
+_SYSTEM_PROMPTS = flags.DEFINE_string(
+  "system_prompts", "", "A file; its lines stand before made-up users, in turn."
 )
 _ROWS = flags.DEFINE_integer(
   "rows", 16, "Conversations that are made at once.", lower_bound=1
@@ -71,11 +77,31 @@ def tested_texts(more: Sequence[str]) -> list[str]:
   return [t for f in files for q in questions.read(f) for t in q.turns]
 
 
+def system_prompts() -> list[str]:
+  """What the system says before users; the template's own words are "".
+
+  Raises:
+    UserError: if there is no such file, or nothing in it.
+  """
+  if not _SYSTEM_PROMPTS.value:
+    return [""]
+  try:
+    with open(_SYSTEM_PROMPTS.value, encoding="utf-8") as file:
+      lines = [line.strip() for line in file]
+  except (OSError, UnicodeDecodeError) as error:
+    raise cli.UserError(f"--system_prompts: {error}") from error
+  if not any(lines):
+    raise cli.UserError(f"there is nothing in {_SYSTEM_PROMPTS.value}")
+  return [line for line in lines if line]
+
+
 def settings_of(config) -> dict:
   """All that decides a conversation, but its number."""
   kept = json.loads(config.to_json_best_effort(sort_keys=True))
   models = provenance.checkpoints(config)
+  said = system_prompts()
   return {
+    **({} if said == [""] else {"system_prompts": said}),
     "config": {k: v for k, v in kept.items() if k not in ("target", "draft")},
     "checkpoints": {role: found["sha256"] for role, found in models.items()},
     "temperatures": temperatures(),
@@ -107,6 +133,7 @@ def make_missing(config, journal: Journal) -> None:
         range(batch * rows, (batch + 1) * rows),
         temperatures=temperatures(),
         max_width=room,
+        systems=system_prompts(),
       )
       journal.add({"batch": batch, "rows": found})
       progress.update()
@@ -121,6 +148,7 @@ def run(_) -> int:
     raise cli.UserError("self_data runs on one device: give no config.mesh")
   folder = outputs.check_folder("--output", cli.OUTPUT.value)
   texts, warmth = tested_texts(_KEEP_OUT.value), temperatures()
+  system_prompts()  # refused before anything is written
   folder.mkdir(parents=True, exist_ok=True)
   output = str(folder / "conversations.jsonl")
   with Journal(output, settings_of(config), grows=True) as journal:
@@ -137,6 +165,7 @@ def run(_) -> int:
       **counts,
       "asked_for": last * _ROWS.value,
       "temperatures": warmth,
+      "system_prompts": [text for text in system_prompts() if text],
       **provenance.record(
         models=provenance.checkpoints(config),
         files={f"--keep_out={f}": f for f in _KEEP_OUT.value},

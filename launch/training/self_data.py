@@ -40,14 +40,23 @@ class Turn:
   stop: tuple[str, ...] = ()
 
 
-def before_the_user(tokenizer: Tokenizer) -> tuple[int, ...]:
+def before_the_user(tokenizer: Tokenizer, system: str = "") -> tuple[int, ...]:
   """The tokens with which a template begins what a user says.
 
+  Args:
+    tokenizer: with a chat template.
+    system: what the system says before; "" for what the template has there.
+
   Raises:
-    ValueError: if there is no template, or it begins with the user's words.
+    ValueError: if there is no template, or it begins with the user's words, or
+      it leaves out what the system says.
   """
-  message = {"role": "user", "content": _MARK}
-  text = chat.render(tokenizer, [message], add_generation_prompt=False)
+  messages = [{"role": "user", "content": _MARK}]
+  if system:
+    messages.insert(0, {"role": "system", "content": system})
+  text = chat.render(tokenizer, messages, add_generation_prompt=False)
+  if system not in text:
+    raise ValueError("the chat template has no place for what the system says")
   before, found, _ = text.partition(_MARK)
   if not found or not before:
     raise ValueError(
@@ -64,6 +73,7 @@ def converse(
   *,
   temperatures: Sequence[float],
   max_width: int,
+  systems: Sequence[str] = ("",),
 ) -> list[dict[str, Any]]:
   """Makes one batch of conversations.
 
@@ -74,14 +84,19 @@ def converse(
       drawn at the temperature `i % len(temperatures)`.
     temperatures: of both turns.
     max_width: most tokens before an answer.
+    systems: what the system says while the user's turn is made up, "" for the
+      template's own words; conversation i has the place
+      `i // len(temperatures)`, from the beginning again after the last. The
+      answer is given without it.
 
   Returns:
     For each `{"number", "temperature", "messages", "whole"}`: whether both
     turns ended by themselves. None of a user's turn that did not, was empty, or
     was too long.
   """
-  begin = before_the_user(tokenizer)
+  begins = [before_the_user(tokenizer, text) for text in systems]
   warmth = {i: temperatures[i % len(temperatures)] for i in numbers}
+  begin = {i: begins[i // len(temperatures) % len(begins)] for i in numbers}
 
   def said(turns: dict[int, tuple[int, ...]], which: int):
     asked = [
@@ -106,7 +121,7 @@ def converse(
         yield turn.stream // 2, text, whole
 
   questions = {
-    i: text for i, text, whole in said(dict.fromkeys(numbers, begin), 0)
+    i: text for i, text, whole in said(begin, 0)
     if whole and text
   }  # fmt: skip
   prompts = {

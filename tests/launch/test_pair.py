@@ -42,6 +42,15 @@ def test_pairs_of_the_same_models_share_their_parameters(pair):
       dict(depth="3", rule="multipath_block"),
       "verifies trees whose form is fixed",
     ),
+    (dict(ladder=(0, 2, 1)), "rising, got .0, 2, 1."),
+    (dict(ladder=(2,)), "two widths or more"),
+    (dict(ladder=(0, 2), drafter="eagle3"), "got 'eagle3'"),
+    (dict(ladder=(0, 2), depth="3"), "drafted whole: not with depth"),
+    (dict(ladder=(0, 2), num_drafts=2, rule="match"), "not with num_drafts"),
+    (
+      dict(ladder=(0, 2), rule="multipath_block"),
+      "verifies trees whose form is fixed",
+    ),
   ],
 )
 def test_settings_that_cannot_be_run_are_refused(changes, message):
@@ -59,6 +68,20 @@ def test_a_head_that_is_named_is_the_one_that_the_config_knows():
   assert pair_lib.settled(config).draft == "models/pretrained/eagle3"
   config.drafter, config.draft = "medusa", "models/pretrained/eagle3"
   assert pair_lib.settled(config).draft == "models/pretrained/eagle3"
+
+
+def test_one_width_is_what_all_commands_but_two_decode_with(pair):
+  config = huggingface.get_config(f"target={pair[0]},draft={pair[1]}")
+  config.ladder, config.max_new_tokens = (0, 1, 3), 8
+  config = pair_lib.settled(config)
+  assert config.num_speculative_tokens == 3
+  models = pair_lib.load(config)
+  with pytest.raises(ValueError, match=r"launch\.decode and launch\.evaluate"):
+    pair_lib.assemble(config, models)
+  found = pair_lib.assemble(config, models, climbs=True)
+  assert set(found.rungs.decoders) == {0, 1, 3}
+  assert pair_lib.engine_of(config, found).ladder.widths == (0, 1, 3)
+  assert pair_lib.engine_of(config, found, baseline=True).rungs is None
 
 
 def test_beside_a_tree_the_number_of_tokens_is_its_depth():

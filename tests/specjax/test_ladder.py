@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import types
 
 import decoding
 import jax
@@ -10,17 +11,20 @@ import numpy as np
 import pytest
 import toys
 from decoding import MODEL, PARAMS, VOCAB, rows_of
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import specjax
 from specjax import drafters, exact, ladder, rules
 from specjax.drafters import depth
+from specjax.engine import Batch, Engine
 from specjax.ladder import Ladder
+from specjax.requests import Settings
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 WIDTHS = (0, 1, 4)
-CHEAP = Ladder(seconds={0: 1.0, 1: 1.1, 4: 1.4})
-DEAR = Ladder(seconds={0: 1.0, 1: 2.2, 4: 6.0}, patience=3)
+CHEAP = {0: 1.0, 1: 1.1, 4: 1.4}  # seconds of a round, by its width
+DEAR = {0: 1.0, 1: 2.2, 4: 6.0}
 
 
 def fixed(tree):
@@ -33,6 +37,13 @@ def fixed(tree):
 RUNGS = ladder.rungs(
   MODEL, fixed, rule=rules.get("token"), vocab_size=VOCAB, widths=WIDTHS
 )
+
+
+def request(i):
+  tokens = decoding.PROMPTS[i, : decoding.LENGTHS[i]].tolist()
+  return types.SimpleNamespace(
+    token_ids=tokens, stream=i, settings=Settings(), ends=None
+  )
 
 
 def start(temperature=0.0):
@@ -98,20 +109,124 @@ def test_a_round_after_others_widths_has_the_targets_law():
       assert np.abs(law.output - expected).max() < 1e-10
 
 
+def climb(ladder_, seconds):
+  """A loop over the rungs whose rounds take what is told, and no other time."""
+  loop = ladder.Climb({w: program(w) for w in WIDTHS}, ladder_, seconds)
+  learn = loop._learn_time
+
+  def learn_what_is_told():
+    loop._spent = loop._made * seconds.get(loop._now, 0.0)
+    learn()
+
+  loop._learn_time = learn_what_is_told
+  return loop
+
+
 def test_a_cheap_pass_is_made_wide_and_a_dear_one_not_at_all():
-  state, widths = ladder.generate(RUNGS, CHEAP, PARAMS, start(), every=4)
+  wide = climb(Ladder(widths=WIDTHS, every=2), CHEAP)
+  state = wide(PARAMS, start(), 1000)
   assert state.done.all()
-  assert widths.count(4) > len(widths) / 2
-  other, narrow = ladder.generate(RUNGS, DEAR, PARAMS, start(), every=4)
+  assert wide.chosen.count(4) > len(wide.chosen) / 2
+  narrow = climb(Ladder(widths=WIDTHS, every=1, patience=3), DEAR)
+  other = narrow(PARAMS, start(), 1000)
   assert rows_of(state) == rows_of(other)
-  assert narrow.count(0) > len(narrow) / 2
-  assert 1 in narrow[1:]  # looked at from time to time
+  assert narrow.chosen[0] > 0  # what would be accepted is to be known
+  assert narrow.chosen.count(0) > len(narrow.chosen) / 2
+  assert 1 in narrow.chosen[2:]  # and again from time to time
+
+
+def test_no_more_rounds_are_made_than_were_asked_for():
+  loop = climb(Ladder(widths=WIDTHS, every=4), CHEAP)
+  state = loop(PARAMS, start(), 7)
+  assert int(state.num_steps) == 7
+  assert len(loop.chosen) == 2
+  for _ in range(3):  # as one who looks at every token does
+    state = loop(PARAMS, state, 1)
+  assert int(state.num_steps) == 10
+  assert len(loop.chosen) == 2
+  state = loop(PARAMS, loop(PARAMS, state, 1000), 1000)
+  assert state.done.all()
+
+
+def test_a_width_that_stays_is_looked_at_more_seldom():
+  loop = climb(Ladder(widths=WIDTHS, every=2, patience=100), DEAR)
+  state = loop(PARAMS, start(), 2 + 2 + 4 + 8 + 8)  # a draft, and then none
+  assert loop.chosen[1:] == [0] * 4
+  assert int(state.num_steps) == 24
+
+
+def test_a_width_that_was_mistimed_is_found_out():
+  """Drafts of four seem to cost much less than they do."""
+  seconds = {0: 1.0, 1: 1.2, 4: 5.0}
+  loop = climb(Ladder(widths=WIDTHS, every=4), seconds)
+  loop.seconds = {0: 1.0, 1: 1.3, 4: 1.9}
+  for _ in range(3):
+    loop(PARAMS, start(), 1000)
+  assert loop.chosen[0] == 4
+  assert loop.chosen[-1] == 1
+  assert loop.seconds[4] > 2.0
+
+
+def test_what_rounds_take_is_measured():
+  loops = {w: program(w) for w in WIDTHS}
+  told = {0: 1.0, 1: 1e3, 4: 1e6}  # a toy's round takes much less
+  loop = ladder.Climb(loops, Ladder(widths=WIDTHS, every=1, patience=2), told)
+  for _ in range(4):
+    loop(PARAMS, start(), 1000)
+  assert {0, 1} <= set(loop.chosen)
+  assert loop.seconds[0] < 0.9
+  assert loop.seconds[1] < 990
+
+
+@pytest.mark.parametrize("on_mesh", [False, True])
+def test_an_engine_climbs_by_what_its_batches_show(on_mesh):
+  """Its texts are plain decoding's, whatever widths were the fastest."""
+  mesh, params = None, PARAMS
+  if on_mesh:
+    mesh = jax.make_mesh(
+      (1, 1), ("data", "model"), axis_types=(AxisType.Auto,) * 2
+    )
+    params = jax.device_put(PARAMS, NamedSharding(mesh, PartitionSpec()))
+  settings = dict(
+    params=params, mesh=mesh, stop_tokens=(), max_new_tokens=40,
+    temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0,
+  )  # fmt: skip
+  climbing = Engine(
+    decoder=RUNGS.widest, rungs=RUNGS,
+    ladder=Ladder(widths=WIDTHS, every=3, patience=2), **settings,
+  )  # fmt: skip
+  plain = Engine(
+    decoder=specjax.make_decoder(MODEL, vocab_size=VOCAB), **settings
+  )
+  batch = Batch(tuple(map(request, range(2))), 2, 32)
+  found, _ = climbing.run(batch)
+  expected, _ = plain.run(batch)
+  for one, other in zip(found, expected, strict=True):
+    assert one.token_ids == other.token_ids
+    assert sum(one.accept_counts) == one.num_target_calls
+  assert climbing.ladder.reached[0] > 0
+  before = climbing.ladder.reached[0]
+  again, _ = climbing.run(batch)
+  assert [a.token_ids for a in again] == [b.token_ids for b in expected]
+  assert climbing.ladder.reached[0] != before
+
+
+def test_what_a_batch_has_shown_the_next_one_begins_with():
+  shared = Ladder(widths=WIDTHS, every=4, patience=100, supposed=1.0)
+  assert max(shared.rates(CHEAP), key=shared.rates(CHEAP).get) == 4
+  near = {0: 1.0, 1: 1.9, 4: 4.5}
+  first, again = climb(shared, near), climb(shared, near)
+  first(PARAMS, start(), 1000)
+  again(PARAMS, start(), 1000)
+  assert first.chosen[0] == 4
+  assert again.chosen[0] == 1
 
 
 def test_rounds_of_every_width_are_timed_on_a_copy():
   state = program(4)(PARAMS, start(), jnp.int32(2))
   before = rows_of(state)
-  seconds = ladder.measured(RUNGS, PARAMS, state, rounds=2, repeats=1)
+  loops = {w: program(w) for w in WIDTHS}
+  seconds = ladder.measured(loops, PARAMS, state, rounds=2, repeats=1)
   assert set(seconds) == set(WIDTHS)
   assert min(seconds.values()) > 0
   assert rows_of(state) == before
@@ -119,40 +234,52 @@ def test_rounds_of_every_width_are_timed_on_a_copy():
     state, stop_reason=jnp.ones_like(state.stop_reason)
   )
   with pytest.raises(ValueError, match="all done"):
-    ladder.measured(RUNGS, PARAMS, ended)
+    ladder.measured(loops, PARAMS, ended)
 
 
 def test_a_width_is_left_for_a_clear_gain_only():
-  at = Ladder(seconds={0: 1.0, 1: 1.5, 2: 2.0}, margin=0.1)
+  known = Ladder(widths=WIDTHS, margin=0.1, patience=100)
+  loop = climb(known, {0: 1.0, 1: 1.5, 4: 9.0})
+
+  def choice(acceptance):
+    known.supposed = acceptance
+    loop._choose()
+    return loop.chosen[-1]
+
   # A width of 1 gives 1 + a tokens: even at a = 0.5, a tenth better at 0.65.
-  assert at.best(0.55) == 1
-  assert at.choose(0, 0.55) == 0
-  assert at.choose(0, 0.66) == 1
-  assert at.choose(1, 0.45) == 1
-  assert at.choose(1, 0.30) == 0
-  assert at.choose(0, 0.3, idle=15) == 0
-  assert at.choose(0, 0.3, idle=16) == 1
+  found = [choice(a) for a in (0.55, 0.45, 0.30, 0.55, 0.66, 0.60)]
+  assert found == [1, 1, 0, 0, 1, 1]
 
 
-def test_acceptance_is_of_the_rounds_between():
-  before = start(temperature=1.0)
-  after = program(4)(PARAMS, before, jnp.int32(5))
-  found = ladder.acceptance(before.counters, after.counters)
-  expected = float(after.counters.expected_accepted.sum())
-  assert 0 < found < 1
-  assert found == pytest.approx(
-    expected / float(after.counters.rank_offered.sum())
-  )
-  idle = program(0)(PARAMS, after, jnp.int32(2))
-  assert ladder.acceptance(after.counters, idle.counters) is None
+def test_places_are_counted_apart_and_lean_on_the_one_before():
+  known = Ladder(widths=(0, 2, 3), keep=1.0, supposed=0.5)
+  # Ten rounds of two tokens: two stood in 4, one in 3, none in 3.
+  known.saw(np.array([3, 3, 4]))
+  first = (7 + 4 * 0.5) / (10 + 4)
+  second = (4 + 4 * first) / (7 + 4)
+  np.testing.assert_allclose(known.acceptances, [first, second, second])
+  rates = known.rates({0: 2.0, 2: 4.0})
+  tokens = 1 + first + first * second
+  assert rates == pytest.approx({0: 0.5, 2: tokens / 4})
+  known.saw(np.array([9]))  # nothing was drafted
+  np.testing.assert_allclose(known.reached, [10, 7, 0])
+
+
+def test_old_rounds_fade():
+  known = Ladder(widths=(0, 1), keep=0.5)
+  known.saw(np.array([0, 8]))
+  known.saw(np.array([1, 0]))
+  np.testing.assert_allclose(known.reached, [8 / 2 + 1])
+  np.testing.assert_allclose(known.stood, [8 / 2])
 
 
 @pytest.mark.parametrize(
   ("settings", "message"),
   [
-    (dict(seconds={1: 1.0}), "0 too"),
-    (dict(seconds={0: 0.0}), "must be positive"),
-    (dict(seconds={0: 1.0}, patience=0), "patience >= 1"),
+    (dict(widths=(4,)), "two widths or more"),
+    (dict(widths=(0, 2, 1)), "rising"),
+    (dict(patience=0), "patience and every >= 1"),
+    (dict(keep=0.0), "keep must be in"),
   ],
 )
 def test_what_is_no_ladder_is_refused(settings, message):
@@ -160,10 +287,15 @@ def test_what_is_no_ladder_is_refused(settings, message):
     Ladder(**settings)
 
 
-def test_widths_are_those_of_the_decoders():
-  with pytest.raises(ValueError, match="there are decoders of"):
-    ladder.generate(RUNGS, Ladder(seconds={0: 1.0}), PARAMS, None)
-  with pytest.raises(ValueError, match="one above 0"):
+def test_widths_are_those_of_the_loops_and_take_time():
+  loops = {w: program(w) for w in WIDTHS}
+  with pytest.raises(ValueError, match="there are loops of"):
+    ladder.Climb(loops, Ladder(), CHEAP)
+  with pytest.raises(ValueError, match="there are seconds of"):
+    ladder.Climb(loops, Ladder(widths=WIDTHS), {0: 1.0})
+  with pytest.raises(ValueError, match="must be positive"):
+    ladder.Climb(loops, Ladder(widths=WIDTHS), {0: 0.0, 1: 1.0, 4: 1.0})
+  with pytest.raises(ValueError, match="two widths or more"):
     ladder.rungs(
       MODEL, fixed, rule=rules.get("token"), vocab_size=VOCAB, widths=(0,)
     )

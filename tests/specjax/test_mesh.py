@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("quick_to_compile")
 # of inputs. Key/value heads are fewer than 'model' in 1x8 and 2x4.
 USUAL = (
   "paths:2x2x2", "depth:2x4", "eagle3:4x2", "tables:8x1", "shared:8x1",
-  "counted:8x1", "inputs:8x1", "online:8x1", "lookahead:8x1",
+  "counted:8x1", "inputs:8x1", "online:8x1", "lookahead:8x1", "ladder:8x1",
 )  # fmt: skip
 # All other ways to draft, and the other factorisations of eight devices.
 MORE = (

@@ -153,6 +153,25 @@ def test_a_result_says_what_made_it(ran):
   assert {*result["compile_seconds"]} == {"plain", "ngram", "model"}
 
 
+def test_a_ladder_has_no_prediction_and_the_same_answers(cli, asked, tmp_path):
+  out = tmp_path / "E.json"
+  code = cli(
+    evaluate.run, *SMALL, f"--questions={asked}", f"--output={out}",
+    "--systems=plain,ngram:ladder=0,2", "--categories=a",
+  )  # fmt: skip
+  assert code == 0
+  result = json.loads(out.read_text())
+  (row,) = (
+    r
+    for r in result["runs"]
+    if r["category"] == "all" and r["system"] != "plain"
+  )
+  assert row["identical_to_plain"] == 1.0
+  assert row["speedup"] > 0
+  assert row["predicted_speedup"] is None
+  assert result["costs"] == []
+
+
 def test_a_result_compared_with_itself_changes_nothing(ran, capsys):
   folder, _ = ran
   path = folder / "E.json"

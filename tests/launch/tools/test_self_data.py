@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import shutil
+import types
 
 import files
 import pytest
@@ -101,6 +103,66 @@ def test_the_user_begins_as_the_template_says(target):
   assert tokenizer.decode(list(ids)) == "<|user|>"
   whole = chat.encode(tokenizer, message("x"), add_generation_prompt=False)
   assert tuple(whole[: len(ids)]) == ids
+
+
+def test_the_system_speaks_before_the_user_and_not_before_the_answer(target):
+  config = huggingface.get_config(f"target={target}")
+  config.num_speculative_tokens, config.max_new_tokens = 0, 6
+  models = pair.build(config)
+  ids = self_data.before_the_user(models.tokenizer, "Be brief.")
+  text = models.tokenizer.decode(list(ids))
+  assert text == "<|system|>Be brief.\n<|user|>"
+  asked = []
+
+  class Asked:
+    """An engine that says one word, and keeps what it was given."""
+
+    def run(self, batch):
+      asked.extend(batch.prompts)
+      word = models.tokenizer.encode("x")
+      done = types.SimpleNamespace(
+        token_ids=[*word, 0], stop_reason="stop_token"
+      )
+      return [done] * len(batch.prompts), 0.0
+
+  found = self_data.converse(
+    Asked(), models.tokenizer, range(6), temperatures=(0.5, 1.0),
+    max_width=90, systems=("", "Be brief."),
+  )  # fmt: skip
+  assert len(found) == 6
+  texts = {
+    turn.stream: models.tokenizer.decode(list(turn.token_ids)) for turn in asked
+  }
+  briefs = [i for i in range(6) if texts[2 * i] == text]
+  assert briefs == [2, 3]
+  assert not any("brief" in texts[2 * i + 1] for i in range(6))
+
+
+def test_a_template_without_a_place_for_the_system_is_refused(target, tmp_path):
+  folder = tmp_path / "T"
+  shutil.copytree(target, folder)
+  (folder / "chat_template.jinja").write_text(
+    "{% for m in messages %}{% if m['role'] == 'user' %}<|user|>"
+    "{{ m['content'] }}{% endif %}{% endfor %}"
+  )
+  config = huggingface.get_config(f"target={folder}")
+  config.num_speculative_tokens = 0
+  tokenizer = pair.build(config).tokenizer
+  assert self_data.before_the_user(tokenizer)
+  with pytest.raises(ValueError, match="no place for what the system says"):
+    self_data.before_the_user(tokenizer, "Be brief.")
+
+
+def test_an_empty_file_of_system_prompts_is_refused(execute, tmp_path, capsys):
+  nothing = tmp_path / "nothing.txt"
+  nothing.write_text("\n")
+  for file in (nothing, tmp_path / "none.txt"):
+    out = tmp_path / "out"
+    assert execute(f"--output={out}", f"--system_prompts={file}") == 2
+    error = capsys.readouterr().err
+    assert str(file) in error
+    assert error.count("\n") == 1
+    assert not out.exists()
 
 
 class KilledError(Exception):
