@@ -241,14 +241,18 @@ class Climb:
 
   It begins with a draft, and then takes the width that may be the fastest: of
   those that few rounds were timed of it thinks better than what was measured,
-  by `0.15 sqrt(16 / rounds)`, so that widths of about the same speed are all
-  tried until it is known which is which, and others are left alone.
+  by `0.6 / sqrt(rounds)`, so that widths of about the same speed are all tried
+  until it is known which is which, and others are left alone.
+
+  A machine's speed changes from minute to minute by more than widths differ.
+  So what a piece of rounds takes is laid to the drift of all widths first, as
+  it is while the width stays, and then to its own price, which shows when the
+  width changes.
 
   Args:
     loops: compiled, by width, on one state.
     ladder: how it chooses; other loops may learn and have learned in it.
-    seconds: of a round of each width, to begin with (`measured`); what rounds
-      take is measured on.
+    seconds: of a round of each width, to begin with (`measured`).
   """
 
   def __init__(
@@ -268,9 +272,9 @@ class Climb:
     self._loops, self._ladder = loops, ladder
     self.seconds = dict(seconds)
     self._timed = dict.fromkeys(seconds, _FIRST)  # rounds that they are of
+    self._drift = 0.0  # logarithm of what all take by what they took at first
     self._now = -1
-    self._lasts = self._idle = 0
-    self._left, self._spent, self._made = 0, 0.0, 0  # until the next choice
+    self._left = self._lasts = self._idle = 0
     self.chosen: list[int] = []  # widths, in order
 
   def __call__(
@@ -286,10 +290,11 @@ class Climb:
       start = time.perf_counter()
       state = self._loops[self._now](params, state, np.int32(some))
       counts, after = _counted(state)
-      self._spent += time.perf_counter() - start
       made = after - first
+      self._left -= made
       self._ladder.saw((counts - before)[: self._now + 1])
-      self._made, self._left = self._made + made, self._left - made
+      if made >= _LEAST:
+        self._learn_time(made, time.perf_counter() - start)
       if made < some:
         break
       rest, before, first = rest - made, counts, after
@@ -297,10 +302,10 @@ class Climb:
 
   def _choose(self) -> None:
     """Sets the width of the next rounds, and how many they are."""
-    self._learn_time()
     ladder, rates = self._ladder, self._ladder.rates(self.seconds)
-    doubt = {w: _DOUBT * math.sqrt(_FIRST / n) for w, n in self._timed.items()}
-    hoped = {w: rate * (1 + doubt[w]) for w, rate in rates.items()}
+    hoped = {
+      w: rates[w] * (1 + _DOUBT / n**0.5) for w, n in self._timed.items()
+    }
     fastest = lambda widths: max(widths, key=lambda w: (hoped[w], -w))
     if self._now < 0 or self._idle >= ladder.patience:
       width = fastest([w for w in ladder.widths if w])
@@ -314,26 +319,26 @@ class Climb:
     self._now, self._left = width, self._lasts
     self.chosen.append(width)
 
-  def _learn_time(self) -> None:
-    """Learns what the rounds since the last choice took."""
-    made = self._made
-    if made:
-      known, new = self.seconds[self._now], self._spent / made
-      # What held the machine up once is no price.
-      new = min(max(new, known / _FAR), known * _FAR)
-      weight = min(self._timed[self._now], _REMEMBERED)
-      self.seconds[self._now] = (weight * known + made * new) / (weight + made)
-      for width in self._timed:
-        self._timed[width] *= _FADES**made
-      self._timed[self._now] += made
-    self._spent, self._made = 0.0, 0
+  def _learn_time(self, rounds: int, seconds: float) -> None:
+    """Learns what some rounds of the present width took."""
+    known, timed = self.seconds[self._now], self._timed
+    off = math.log(seconds / rounds / known) - self._drift
+    off = min(max(off, -_FAR), _FAR)  # what held it up once is no price
+    of_all = rounds / (rounds + _DRIFTS)
+    of_own = (1 - of_all) * rounds / (rounds + timed[self._now])
+    self._drift += of_all * off
+    self.seconds[self._now] = known * math.exp(of_own * off)
+    for width in timed:
+      timed[width] *= _FADES**rounds
+    timed[self._now] += rounds
 
 
-_FIRST = 16.0  # rounds that a first timing counts for
-_DOUBT = 0.15  # how much faster a width may be than its first timing says
+_LEAST = 8  # rounds of a piece that is timed: fewer start too cold
+_FIRST = 100.0  # rounds that a first timing counts for
+_DOUBT = 0.6
 _FADES = 0.9997  # of the rounds that a timing is of, with every round
-_REMEMBERED = 256.0  # rounds at most that later ones are weighed against
-_FAR = 1.5  # times what was known, at most or at least
+_DRIFTS = 64.0  # rounds in which the machine's speed may change
+_FAR = math.log(1.5)
 _MOST = 4  # times `every`
 
 
@@ -350,8 +355,8 @@ def measured(
   params: Params,
   state: DecodeState,
   *,
-  rounds: int = 12,
-  repeats: int = 5,
+  rounds: int = 16,
+  repeats: int = 4,
   copy: Callable[[DecodeState], DecodeState] | None = None,
 ) -> dict[int, float]:
   """Seconds of a round at every width, from where a state stands.
@@ -360,8 +365,8 @@ def measured(
     loops: compiled, by width.
     params: parameters of both models.
     state: with room for as many tokens; it is copied.
-    rounds: of one timing at most; the call from the host is taken off.
-    repeats: timings, all widths in turn; their median counts.
+    rounds: of one timing at most, with its call from the host.
+    repeats: timings that count, all widths in turn; their median does.
     copy: makes the copies, if loops want states laid out as it does.
 
   Raises:
@@ -371,21 +376,22 @@ def measured(
     raise ValueError("a round cannot be timed on rows that are all done")
   first = int(state.num_steps)
   copy = copy or (lambda state: jax.tree.map(jnp.copy, state))
-  found: dict[int, list[float]] = {w: [] for w in loops}
-  for repeat in range(repeats + 1):
+  found: list[dict[int, float]] = []
+  for _ in range(repeats + 1):  # the first one warms up
+    found.append({})
     for width, loop in loops.items():
-      times = []
-      for count in (0, rounds):
-        fresh = jax.block_until_ready(copy(state))
-        start = time.perf_counter()
-        after = loop(params, fresh, np.int32(count))
-        jax.block_until_ready(after)
-        times.append(time.perf_counter() - start)
-      made = max(int(after.num_steps) - first, 1)
-      if repeat:  # the first one warms up
-        # Noise may make the call from the host the longer one.
-        found[width].append(max(times[1] - times[0], 1e-9) / made)
-  return {w: statistics.median(each) for w, each in found.items()}
+      fresh = jax.block_until_ready(copy(state))
+      start = time.perf_counter()
+      after = jax.block_until_ready(loop(params, fresh, np.int32(rounds)))
+      seconds = time.perf_counter() - start
+      found[-1][width] = seconds / max(int(after.num_steps) - first, 1)
+  # A machine's speed changes: widths are compared within a turn.
+  mean = lambda turn: statistics.geometric_mean(turn.values())
+  typical = statistics.median(map(mean, found[1:]))
+  return {
+    w: typical * statistics.median(turn[w] / mean(turn) for turn in found[1:])
+    for w in loops
+  }
 
 
 def programs(rungs: Rungs) -> dict[int, Loop]:

@@ -114,9 +114,8 @@ def climb(ladder_, seconds):
   loop = ladder.Climb({w: program(w) for w in WIDTHS}, ladder_, seconds)
   learn = loop._learn_time
 
-  def learn_what_is_told():
-    loop._spent = loop._made * seconds.get(loop._now, 0.0)
-    learn()
+  def learn_what_is_told(rounds, _):
+    learn(rounds, rounds * seconds[loop._now])
 
   loop._learn_time = learn_what_is_told
   return loop
@@ -157,25 +156,37 @@ def test_a_width_that_stays_is_looked_at_more_seldom():
 
 def test_a_width_that_was_mistimed_is_found_out():
   """Drafts of four seem to cost much less than they do."""
-  seconds = {0: 1.0, 1: 1.2, 4: 5.0}
-  loop = climb(Ladder(widths=WIDTHS, every=4), seconds)
-  loop.seconds = {0: 1.0, 1: 1.3, 4: 1.9}
-  for _ in range(3):
+  loop = climb(Ladder(widths=WIDTHS, every=8), {0: 1.0, 1: 1.2, 4: 5.0})
+  loop.seconds = {0: 1.0, 1: 1.2, 4: 1.8}
+  for _ in range(4):
     loop(PARAMS, start(), 1000)
   assert loop.chosen[0] == 4
   assert loop.chosen[-1] == 1
-  assert loop.seconds[4] > 2.0
+  assert loop.seconds[4] > 1.02 * 1.8
+
+
+def test_a_machine_that_slows_down_is_no_price_of_one_width():
+  loop = climb(Ladder(widths=WIDTHS, every=8), {0: 1.0, 1: 1.2, 4: 9.0})
+  slower = {0: 1.3, 1: 1.56, 4: 11.7}
+  loop(PARAMS, start(), 1000)
+  learn = type(loop)._learn_time
+  loop._learn_time = lambda rounds, _: learn(
+    loop, rounds, rounds * slower[loop._now]
+  )
+  for _ in range(3):
+    loop(PARAMS, start(), 1000)
+  assert loop._drift > 0.1
+  assert loop.seconds[1] / loop.seconds[0] < 1.25
+  assert set(loop.chosen[2:]) == {1}
 
 
 def test_what_rounds_take_is_measured():
   loops = {w: program(w) for w in WIDTHS}
-  told = {0: 1.0, 1: 1e3, 4: 1e6}  # a toy's round takes much less
-  loop = ladder.Climb(loops, Ladder(widths=WIDTHS, every=1, patience=2), told)
-  for _ in range(4):
+  told = {0: 1.0, 1: 2.0, 4: 1e6}  # a toy's round takes much less
+  loop = ladder.Climb(loops, Ladder(widths=WIDTHS, every=8), told)
+  for _ in range(3):
     loop(PARAMS, start(), 1000)
-  assert {0, 1} <= set(loop.chosen)
-  assert loop.seconds[0] < 0.9
-  assert loop.seconds[1] < 990
+  assert loop._drift < -0.3
 
 
 @pytest.mark.parametrize("on_mesh", [False, True])

@@ -1,0 +1,56 @@
+#!/bin/sh
+# What docs/evaluation.md says of the embedded pair: every way to draft answers the same
+# held-out prompts in turn, at temperatures 0 and 1 and batch sizes 1 and 8; what is
+# looked up in a corpus is looked up in the files that the pair was trained on. Wants the
+# machine for itself, about 20 minutes of two cores. What is there is not made again, and
+# a stopped run goes on.
+#
+#   docs/measurements/drafters/run.sh FOLDER
+cd "$(dirname "$0")/../../.." || exit 1
+python=${PYTHON:-.venv/bin/python}
+out=$1
+mkdir -p "$out" || exit 1
+
+[ -e "$out/held-out.jsonl" ] || "$python" -m launch.tools.held_out_prompts --count=64 \
+  --output="$out/held-out.jsonl" || exit 1
+"$python" - "$out" <<'END' || exit 1
+import json, pathlib, sys
+from launch.training import corpus
+out = pathlib.Path(sys.argv[1])
+with open(out / "asked.jsonl", "w") as asked:
+  for line in open(out / "held-out.jsonl"):
+    one = json.loads(line)
+    question = {"question_id": one["id"], "category": "python", "task": "python"}
+    asked.write(json.dumps(question | {"turns": [one["prompt"]]}) + "\n")
+with open(out / "trained.jsonl", "w") as texts:
+  for file in corpus.python_files(split="train"):
+    texts.write(json.dumps({"text": file.text}) + "\n")
+END
+index=$out/trained.safetensors
+[ -e "$index" ] || "$python" -m launch.tools.corpus_index --input="$out/trained.jsonl" \
+  --target=models/pretrained/target --output="$index" || exit 1
+
+run() { # name, flags
+  name=$1
+  shift
+  [ -e "$out/$name.json" ] || "$python" -m launch.evaluate \
+    --config=configs/embedded.py --config.max_new_tokens=64 \
+    --questions="$out/asked.jsonl" "$@" --output="$out/$name.json" \
+    >"$out/$name.log" 2>&1 || exit 1
+}
+
+own=num_speculative_tokens=3
+tree=num_speculative_tokens=3,num_nodes=8,rule=match
+skipped=skip_layers=docs/self_speculation/embedded-bayesian.json
+systems=plain,model:$own,eagle3:$own,eagle3:$tree,num_children=4,medusa:$own
+systems=$systems,layer_skip:$skipped,num_speculative_tokens=1,ngram:$own
+systems=$systems,suffix:$tree,suffix:$tree,corpus=$index,rest:$tree,corpus=$index
+systems=$systems,lookahead:$own,rule=match,window=5,num_guesses=5
+systems=$systems,rasd:$tree,siblings=top_k,corpus=$index
+systems=$systems,rasd:$own,num_nodes=8,rule=recursive,corpus=$index
+run all --systems="$systems" --temperatures=0,1 --batch_sizes=1,8
+for temperature in 0 1; do
+  run "online-$temperature" --systems="model:$own" --online \
+    --temperatures="$temperature" --batch_sizes=1
+done
+"$python" -m launch.tables evaluation "$out"/all.json "$out"/online-*.json
