@@ -273,6 +273,9 @@ class Climb:
     self.seconds = dict(seconds)
     self._timed = dict.fromkeys(seconds, _FIRST)  # rounds that they are of
     self._drift = 0.0  # logarithm of what all take by what they took at first
+    # Share of rows at work, in rounds without drafts and with: rows that draft
+    # come to their ends at different times, and leave the batch half empty.
+    self._at_work = [1.0, 1.0]
     self._now = -1
     self._left = self._lasts = self._idle = 0
     self.chosen: list[int] = []  # widths, in order
@@ -290,11 +293,17 @@ class Climb:
       start = time.perf_counter()
       state = self._loops[self._now](params, state, np.int32(some))
       counts, after = _counted(state)
-      made = after - first
+      seconds, made = time.perf_counter() - start, after - first
       self._left -= made
-      self._ladder.saw((counts - before)[: self._now + 1])
+      seen = (counts - before)[: self._now + 1]
+      self._ladder.saw(seen)
+      if made:
+        share = float(np.sum(seen)) / (made * len(state.length))
+        known = self._at_work[self._now > 0]
+        moved = made / (made + _REMEMBERED) * (share - known)
+        self._at_work[self._now > 0] = known + moved
       if made >= _LEAST:
-        self._learn_time(made, time.perf_counter() - start)
+        self._learn_time(made, seconds)
       if made < some:
         break
       rest, before, first = rest - made, counts, after
@@ -304,7 +313,8 @@ class Climb:
     """Sets the width of the next rounds, and how many they are."""
     ladder, rates = self._ladder, self._ladder.rates(self.seconds)
     hoped = {
-      w: rates[w] * (1 + _DOUBT / n**0.5) for w, n in self._timed.items()
+      w: rates[w] * self._at_work[w > 0] * (1 + _DOUBT / rounds**0.5)
+      for w, rounds in self._timed.items()
     }
     fastest = lambda widths: max(widths, key=lambda w: (hoped[w], -w))
     if self._now < 0 or self._idle >= ladder.patience:
@@ -335,6 +345,7 @@ class Climb:
 
 _LEAST = 8  # rounds of a piece that is timed: fewer start too cold
 _FIRST = 100.0  # rounds that a first timing counts for
+_REMEMBERED = 256.0  # rounds that the share of rows at work is a mean of
 _DOUBT = 0.6
 _FADES = 0.9997  # of the rounds that a timing is of, with every round
 _DRIFTS = 64.0  # rounds in which the machine's speed may change
