@@ -50,9 +50,8 @@ class Ladder:
   Attributes:
     widths: drafted tokens a row that there is a program for; rising.
     margin: by how much another width has to seem faster to be taken.
-    every: rounds until the next choice at least, and up to four times as many
-      as long as the width stays. A call from the host starts cold, and takes
-      half a round or so.
+    every: rounds until the next choice, at least. A call from the host starts
+      cold, and takes half a round or so.
     patience: choices without a draft after which one is tried, since rounds
       that draft nothing say nothing of what would be accepted.
     keep: of what is known, after every round of a row: old ones fade.
@@ -275,9 +274,9 @@ class Climb:
     self._drift = 0.0  # logarithm of what all take by what they took at first
     # Share of rows at work, in rounds without drafts and with: rows that draft
     # come to their ends at different times, and leave the batch half empty.
-    self._at_work = [1.0, 1.0]
+    self._at_work, self._counted = [1.0, 1.0], [8.0, 8.0]  # of so many rounds
     self._now = -1
-    self._left = self._lasts = self._idle = 0
+    self._left = self._idle = 0
     self.chosen: list[int] = []  # widths, in order
 
   def __call__(
@@ -299,9 +298,11 @@ class Climb:
       self._ladder.saw(seen)
       if made:
         share = float(np.sum(seen)) / (made * len(state.length))
-        known = self._at_work[self._now > 0]
-        moved = made / (made + _REMEMBERED) * (share - known)
-        self._at_work[self._now > 0] = known + moved
+        drafts = self._now > 0
+        known, rounds = self._at_work[drafts], self._counted[drafts]
+        moved = made / (made + rounds) * (share - known)
+        self._at_work[drafts] = known + moved
+        self._counted[drafts] = min(rounds + made, _REMEMBERED)
       if made >= _LEAST:
         self._learn_time(made, seconds)
       if made < some:
@@ -323,10 +324,8 @@ class Climb:
       width = fastest(ladder.widths)
       if hoped[width] <= hoped[self._now] * (1 + ladder.margin):
         width = self._now
-    every, again = ladder.every, width == self._now
-    self._lasts = min(2 * self._lasts, _MOST * every) if again else every
     self._idle = 0 if width else self._idle + 1
-    self._now, self._left = width, self._lasts
+    self._now, self._left = width, ladder.every
     self.chosen.append(width)
 
   def _learn_time(self, rounds: int, seconds: float) -> None:
@@ -345,12 +344,11 @@ class Climb:
 
 _LEAST = 8  # rounds of a piece that is timed: fewer start too cold
 _FIRST = 100.0  # rounds that a first timing counts for
-_REMEMBERED = 256.0  # rounds that the share of rows at work is a mean of
+_REMEMBERED = 512.0  # rounds that the share of rows at work is a mean of
 _DOUBT = 0.6
 _FADES = 0.9997  # of the rounds that a timing is of, with every round
 _DRIFTS = 64.0  # rounds in which the machine's speed may change
 _FAR = math.log(1.5)
-_MOST = 4  # times `every`
 
 
 def _counted(state: DecodeState) -> tuple[np.ndarray, int]:
