@@ -65,6 +65,7 @@ from launch.evaluation import (
 from launch.evaluation.measure import Contest, Group
 from launch.evaluation.systems import System
 from launch.journal import Journal
+from specjax import compilation
 
 cli.reads(
   cli.CONFIG, cli.OUTPUT, cli.TEMPERATURES, cli.ONLINE, *processes.FLAGS
@@ -240,6 +241,8 @@ def measure_missing(
         saved.save(done + 1)
       keep(record)
       progress.update(sizes[record["batch"]])
+      if not spans:  # processes that share programs have them at the same time
+        give_up_programs(contests)
   if not spans:
     for record in processes.in_turn(
       _costs_missing(contests, groups, records),
@@ -250,7 +253,21 @@ def measure_missing(
       together=False,
     ):  # fmt: skip
       keep(record)
+      give_up_programs(contests)
   return list(records.values())
+
+
+def give_up_programs(contests: dict[float, Contest]) -> None:
+  """Where there are too many of them; what is needed is compiled again.
+
+  A dozen systems at several widths, temperatures and batch sizes are more
+  programs than a process can hold (`compilation.has_many_maps`).
+  """
+  if compilation.has_many_maps():
+    for contest in contests.values():
+      for one in contest.engines.values():
+        one.programs.clear()
+    jax.clear_caches()
 
 
 def learners_of(contests: dict[float, Contest]) -> dict[str, online.Learner]:

@@ -5,6 +5,7 @@
 
 import contextlib
 import dataclasses
+import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -19,6 +20,8 @@ from specjax.mesh import MeshDecoder
 from specjax.state import DecodeState
 
 _NOTHING: Mapping[str, Any] = {}
+_MAPS = pathlib.Path("/proc/self/maps")
+_MOST_MAPS = 25_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,6 +135,16 @@ def compile_loop(
       out_shardings=programs.formats,
     ).lower(params, programs.state, rounds)
   return lowered.compile()
+
+
+def has_many_maps() -> bool:
+  """Whether programs should be given up, lest XLA fail to compile more.
+
+  Linux allows a process 65,530 memory maps, every program on the CPU takes a
+  few dozen, and where no more are to be had XLA ends the process. Counting
+  takes some ten milliseconds. Elsewhere than on Linux nothing is counted.
+  """
+  return _MAPS.exists() and _MAPS.read_bytes().count(b"\n") > _MOST_MAPS
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ import numpy as np
 
 from specjax.decode import Decoder
 from specjax.mesh import MeshDecoder
-from specjax.state import DecodeState
+from specjax.state import DecodeState, StopReason
 from specjax.tree import Tree, chain
 from specjax.types import Context, Draft, Drafter, LanguageModel, Params, Rule
 
@@ -52,8 +52,9 @@ class Ladder:
     margin: by how much another width has to seem faster to be taken.
     every: rounds until the next choice, at least. A call from the host starts
       cold, and takes half a round or so.
-    patience: choices without a draft after which one is tried, since rounds
-      that draft nothing say nothing of what would be accepted.
+    patience: choices without a draft after which one is tried for a quarter of
+      `every`, since rounds that draft nothing say nothing of what would be
+      accepted.
     keep: of what is known, after every round of a row: old ones fade.
     supposed: a[0], what is supposed before anything is known.
     reached, stood: `f64[G]`, rounds in which the token before the place stood
@@ -238,10 +239,10 @@ def _nothing(wide: Drafter) -> Drafter:
 class Climb:
   """A loop like any other, of rounds whose width the host chooses.
 
-  It begins with a draft, and then takes the width that may be the fastest: of
-  those that few rounds were timed of it thinks better than what was measured,
-  by `0.6 / sqrt(rounds)`, so that widths of about the same speed are all tried
-  until it is known which is which, and others are left alone.
+  It takes the width that may be the fastest: of those that few rounds were
+  timed of it thinks better than what was measured, by `0.6 / sqrt(rounds)`, so
+  that widths of about the same speed are all tried until it is known which is
+  which, and others are left alone.
 
   A machine's speed changes from minute to minute by more than widths differ.
   So what a piece of rounds takes is laid to the drift of all widths first, as
@@ -283,15 +284,15 @@ class Climb:
     self, params: Params, state: DecodeState, num_rounds: Any
   ) -> DecodeState:
     """As `Decoder.steps`: at most so many rounds."""
-    rest, (before, first) = int(num_rounds), _counted(state)
-    while rest > 0:
+    rest, (before, first, running) = int(num_rounds), _counted(state)
+    while running and rest > 0:
       if self._left <= 0:
         self._choose()
       # A text that ends soon is not cut for a choice: a call costs time.
       some = min(rest, max(self._left, self._ladder.every))
       start = time.perf_counter()
       state = self._loops[self._now](params, state, np.int32(some))
-      counts, after = _counted(state)
+      counts, after, running = _counted(state)
       seconds, made = time.perf_counter() - start, after - first
       self._left -= made
       seen = (counts - before)[: self._now + 1]
@@ -305,8 +306,6 @@ class Climb:
         self._counted[drafts] = min(rounds + made, _REMEMBERED)
       if made >= _LEAST:
         self._learn_time(made, seconds)
-      if made < some:
-        break
       rest, before, first = rest - made, counts, after
     return state
 
@@ -318,14 +317,16 @@ class Climb:
       for w, rounds in self._timed.items()
     }
     fastest = lambda widths: max(widths, key=lambda w: (hoped[w], -w))
-    if self._now < 0 or self._idle >= ladder.patience:
+    if self._idle >= ladder.patience:
       width = fastest([w for w in ladder.widths if w])
+      self._idle, left = 0, max(ladder.every // 4, 1)
     else:
-      width = fastest(ladder.widths)
-      if hoped[width] <= hoped[self._now] * (1 + ladder.margin):
+      width, left = fastest(ladder.widths), ladder.every
+      near = hoped.get(self._now, 0.0) * (1 + ladder.margin)
+      if self._now >= 0 and hoped[width] <= near:
         width = self._now
-    self._idle = 0 if width else self._idle + 1
-    self._now, self._left = width, ladder.every
+      self._idle = 0 if width else self._idle + 1
+    self._now, self._left = width, left
     self.chosen.append(width)
 
   def _learn_time(self, rounds: int, seconds: float) -> None:
@@ -351,12 +352,13 @@ _DRIFTS = 64.0  # rounds in which the machine's speed may change
 _FAR = math.log(1.5)
 
 
-def _counted(state: DecodeState) -> tuple[np.ndarray, int]:
-  """Rounds of a row by their accepted tokens, and rounds of the batch."""
-  counts, rounds = jax.device_get(
-    (state.counters.accept_counts, state.num_steps)
+def _counted(state: DecodeState) -> tuple[np.ndarray, int, bool]:
+  """Rounds of a row by accepted tokens, those of the batch, if it goes on."""
+  counts, rounds, reasons = jax.device_get(
+    (state.counters.accept_counts, state.num_steps, state.stop_reason)
   )
-  return np.sum(np.asarray(counts, np.int64), axis=0), int(rounds)
+  counts = np.sum(np.asarray(counts, np.int64), axis=0)
+  return counts, int(rounds), bool(np.any(reasons == StopReason.RUNNING))
 
 
 def measured(

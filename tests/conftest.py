@@ -19,11 +19,6 @@ import compiling  # noqa: E402
 import shares  # noqa: E402
 import times  # noqa: E402
 
-_MAPS = pathlib.Path("/proc/self/maps")
-# Linux allows a process 65,530 memory maps, and every compiled program takes a
-# few: XLA aborts where no more are to be had. To count them takes some ten
-# milliseconds, and so it is not done after every test.
-_MOST_MAPS = 25_000
 _NUMBER = itertools.count()
 
 
@@ -70,10 +65,13 @@ def quick_to_compile():
 @pytest.fixture(autouse=True)
 def _few_memory_maps():
   yield
-  counts = next(_NUMBER) % 16 == 0 and _MAPS.exists()
-  if counts and _MAPS.read_bytes().count(b"\n") > _MOST_MAPS:
-    import jax
+  if next(_NUMBER) % 16:  # counting takes time
+    return
+  import jax
 
+  from specjax import compilation
+
+  if compilation.has_many_maps():
     jax.clear_caches()
 
 

@@ -1,14 +1,16 @@
 #!/bin/sh
 # What docs/evaluation.md says of the embedded pair: every way to draft answers the same
 # held-out prompts in turn, at temperatures 0 and 1 and batch sizes 1 and 8; what is
-# looked up in a corpus is looked up in the files that the pair was trained on. Wants the
-# machine for itself, about 20 minutes of two cores. What is there is not made again, and
-# a stopped run goes on.
+# looked up in a corpus is looked up in the files that the pair was trained on. `trees`:
+# which tree of its EAGLE-3 head pays at batch size 1. Wants the machine for itself, about
+# 20 minutes of two cores and 10 for the trees. What is there is not made again, and a
+# stopped run goes on.
 #
-#   docs/measurements/drafters/run.sh FOLDER
+#   docs/measurements/drafters/run.sh FOLDER drafters trees
 cd "$(dirname "$0")/../../.." || exit 1
 python=${PYTHON:-.venv/bin/python}
 out=$1
+shift
 mkdir -p "$out" || exit 1
 
 [ -e "$out/held-out.jsonl" ] || "$python" -m launch.tools.held_out_prompts --count=64 \
@@ -39,18 +41,63 @@ run() { # name, flags
     >"$out/$name.log" 2>&1 || exit 1
 }
 
-own=num_speculative_tokens=3
-tree=num_speculative_tokens=3,num_nodes=8,rule=match
-skipped=skip_layers=docs/self_speculation/embedded-bayesian.json
-systems=plain,model:$own,eagle3:$own,eagle3:$tree,num_children=4,medusa:$own
-systems=$systems,layer_skip:$skipped,num_speculative_tokens=1,ngram:$own
-systems=$systems,suffix:$tree,suffix:$tree,corpus=$index,rest:$tree,corpus=$index
-systems=$systems,lookahead:$own,rule=match,window=5,num_guesses=5
-systems=$systems,rasd:$tree,siblings=top_k,corpus=$index
-systems=$systems,rasd:$own,num_nodes=8,rule=recursive,corpus=$index
-run all --systems="$systems" --temperatures=0,1 --batch_sizes=1,8
-for temperature in 0 1; do
-  run "online-$temperature" --systems="model:$own" --online \
-    --temperatures="$temperature" --batch_sizes=1
-done
-"$python" -m launch.tables evaluation "$out"/all.json "$out"/online-*.json
+drafters() {
+  own=num_speculative_tokens=3
+  tree=num_speculative_tokens=3,num_nodes=8,rule=match
+  skipped=skip_layers=docs/self_speculation/embedded-bayesian.json
+  systems=plain,model:$own,eagle3:$own,eagle3:$tree,num_children=4,medusa:$own
+  systems=$systems,layer_skip:$skipped,num_speculative_tokens=1,ngram:$own
+  systems=$systems,suffix:$tree,suffix:$tree,corpus=$index,rest:$tree,corpus=$index
+  systems=$systems,lookahead:$own,rule=match,window=5,num_guesses=5
+  systems=$systems,rasd:$tree,siblings=top_k,corpus=$index
+  systems=$systems,rasd:$own,num_nodes=8,rule=recursive,corpus=$index
+  run all --systems="$systems" --temperatures=0,1 --batch_sizes=1,8
+  for temperature in 0 1; do
+    run "online-$temperature" --systems="model:$own" --online \
+      --temperatures="$temperature" --batch_sizes=1
+  done
+}
+
+# A chain, the fastest static tree by what was measured of ranks and passes, and dynamic
+# trees; a static tree's children are certain at temperature 0 and drawn at 1.
+trees() {
+  for temperature in 0 1; do
+    how=siblings=top_k,rule=match
+    [ "$temperature" = 0 ] || how=siblings=without_replacement,rule=recursive
+    set -- --config=configs/embedded.py --config.drafter=eagle3 \
+      --config.temperature="$temperature" --config.batch_size=1 \
+      --config.max_new_tokens=64 --prompts="$out/held-out.jsonl"
+    [ -e "$out/costs-$temperature.json" ] || "$python" -m launch.benchmark "$@" \
+      --config.num_speculative_tokens=3 --noreference \
+      --output="$out/costs-$temperature.json" || exit 1
+    [ -e "$out/tree-$temperature.json" ] || "$python" -m launch.tools.best_tree "$@" \
+      --config.${how%,*} --config.${how#*,} --benchmark="$out/costs-$temperature.json" \
+      --output="$out/tree-$temperature.json" || exit 1
+    systems=plain
+    for depth in 1 2 3 4; do systems=$systems,eagle3:num_speculative_tokens=$depth; done
+    for nodes in 4 6 8 fastest; do
+      tree=$("$python" - "$out/tree-$temperature.json" "$nodes" <<'END'
+import json, sys
+found = json.load(open(sys.argv[1]))
+size = sys.argv[2]
+tree = found["best"] if size == "fastest" else found["trees"][int(size)]
+print(",".join(map(str, tree["parents"])))
+END
+      ) || exit 1
+      case $systems in
+        *"eagle3:tree=$tree,$how"*) ;; # the fastest is one of the others
+        *) [ "$tree" = -1 ] || systems=$systems,eagle3:tree=$tree,$how ;;
+      esac
+    done
+    for nodes in 4 6 8; do
+      dynamic=num_speculative_tokens=3,num_nodes=$nodes,num_children=4,rule=match
+      systems=$systems,eagle3:$dynamic
+    done
+    run "trees-$temperature" --systems="$systems" --temperatures="$temperature" \
+      --batch_sizes=1
+  done
+}
+
+for part; do $part; done
+"$python" -m launch.tables evaluation "$out"/all.json "$out"/online-*.json \
+  "$out"/trees-*.json

@@ -18,6 +18,7 @@ from configs import embedded
 from launch import cli as command_line
 from launch import evaluate
 from launch.evaluation import costs, measure
+from specjax import compilation
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -75,6 +76,30 @@ def test_every_system_answers_every_question_in_every_setting(ran):
   assert {g["category"] for g in result["groups"]} == {"a", "b"}
   rows = [(r["system"], r["level"]) for r in result["runs"]]
   assert len(rows) == 2 * 2 * 4 * (1 + 2 + 2)
+
+
+def test_programs_are_given_up_before_the_process_can_hold_no_more(
+  ran, cli, asked, tmp_path, monkeypatch
+):
+  """Then every group compiles, and answers as ever."""
+  monkeypatch.setattr(compilation, "_MOST_MAPS", 0)
+  code = cli(
+    evaluate.run, *SMALL, f"--questions={asked}", "--systems=plain,ngram",
+    f"--output={tmp_path / 'E.json'}", "--temperatures=0", "--batch_sizes=1",
+  )  # fmt: skip
+  assert code == 0
+  result = json.loads((tmp_path / "E.json").read_text())
+  expected = {g["batch"]: g for g in ran[1]["groups"]}
+  compiled = [g["compile_seconds"]["ngram"] for g in expected.values()]
+  assert min(compiled) == 0
+  for group in result["groups"]:
+    if any(turn["questions"] for turn in group["turns"]):
+      assert min(group["compile_seconds"].values()) > 0
+    for turn, other in zip(
+      group["turns"], expected[group["batch"]]["turns"], strict=True
+    ):
+      for name, found in turn["systems"].items():
+        assert found["tokens"] == other["systems"][name]["tokens"]
 
 
 def test_systems_take_turns_at_going_first(ran):

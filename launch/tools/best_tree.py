@@ -1,0 +1,253 @@
+r"""The static tree that pays most, from acceptance by rank as it is measured.
+
+  python -m launch.tools.best_tree --config=configs/embedded.py \
+    --config.drafter=eagle3 --config.temperature=1 --config.rule=recursive \
+    --config.siblings=without_replacement --prompts=IN.jsonl \
+    [--benchmark=B.json] --output=T.json
+
+The prompts are decoded with a tree in which every node above the last level has
+--children of them, by the rule and with the siblings that the config says (at
+temperature 0 `--config.rule=match --config.siblings=top_k`), and it is counted
+how often the walk went on to the child of each rank. The best trees of 1 to
+--max_nodes drafted nodes follow, and their tokens a round (Sequoia, Chen et
+al., NeurIPS 2024), which supposes that a rank is as good at every place.
+
+--benchmark is what `launch.benchmark` wrote of the same pair and batch size:
+what a pass of the target over 1 to 16 tokens takes, and a level of the draft
+(a wide level is taken to cost what those do that were measured there). Then
+the depth of each tree is the one with the least time for a token, and
+speed-ups over plain decoding are predicted. The last line on stdout is the
+flag that drafts the best of them.
+"""
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+from absl import flags
+
+from launch import cli, outputs, pair, prompts, provenance
+from launch.prompts import Prompt
+from specjax import engine, tree_search
+from specjax import tree as tree_lib
+from specjax.state import Counters
+from specjax.tree import Tree
+
+cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT)
+_CHILDREN = flags.DEFINE_integer(
+  "children", 4, "Children of a node that are tried.", lower_bound=1
+)
+_LEVELS = flags.DEFINE_integer(
+  "levels", 2, "Levels of the tree that they are tried in.", lower_bound=1
+)
+_MAX_NODES = flags.DEFINE_integer(
+  "max_nodes", 15, "Drafted nodes of a tree at most.", lower_bound=1
+)
+_BENCHMARK = flags.DEFINE_string(
+  "benchmark", "", "What `launch.benchmark` wrote of this pair."
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Costs:
+  """What a round is made of, in seconds.
+
+  Attributes:
+    plain: of a round that drafts nothing.
+    level: of one level of the draft.
+    fed: of the rest of a round, by the number of tokens that the target is fed.
+  """
+
+  plain: float
+  level: float
+  fed: dict[int, float]
+
+  def of(self, tree: Tree) -> float:
+    """Seconds of a round with a tree."""
+    widths = sorted(self.fed)
+    rest = np.interp(tree.num_fed, widths, [self.fed[w] for w in widths])
+    return tree.max_depth * self.level + float(rest)
+
+
+def read_costs(path: str) -> Costs:
+  """What `launch.benchmark` measured.
+
+  Beside the passes of both models a round warps, draws and counts; what that
+  took in the round that was measured is taken to be the same for every tree.
+
+  Raises:
+    UserError: if the file is not of that command, or of a draft that was not
+      timed.
+  """
+  try:
+    found = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+    passes = {int(n): s for n, s in found["target_pass_seconds"].items()}
+    config = found["config"]
+    tree = config["tree"]
+    depth = (
+      Tree(tuple(tree)).max_depth if tree else config["num_speculative_tokens"]
+    )
+    level = found["draft_forwards_seconds"] / depth
+    beside = found["step_seconds"] - depth * level - found["verify_seconds"]
+    return Costs(
+      plain=found["autoregressive_step_seconds"],
+      level=level,
+      fed={n: s + max(beside, 0.0) for n, s in passes.items()},
+    )
+  except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    raise cli.UserError(
+      f"--benchmark: {path} is not what launch.benchmark writes of a draft: "
+      f"{type(error).__name__}: {error}"
+    ) from error
+
+
+def wide(
+  config: ml_collections.ConfigDict, *, children: int, levels: int
+) -> ml_collections.ConfigDict:
+  """The config with the tree in which ranks are counted."""
+  changed = ml_collections.ConfigDict(config.to_dict())
+  tree = tree_lib.k_ary(*[children] * levels)
+  changed.update(tree=tree.parents, num_drafts=1, num_nodes=0)
+  return changed
+
+
+def counted(
+  config: ml_collections.ConfigDict, found: pair.Pair, items: list[Prompt]
+) -> Counters:
+  """What the prompts' rows have counted, of ranks: `rank_offered` and so on."""
+  decoding = pair.engine_of(config, found)
+  room = found.room(config.max_new_tokens)
+  ended = []
+  for batch in engine.make_batches(
+    items, batch_size=config.batch_size, max_width=room
+  ):
+    decoding.compile(batch)
+    state = decoding.generate(batch, decoding.prefill(batch))
+    ended.append(jax.device_get(state.counters))
+  return jax.tree.map(lambda *rows: np.concatenate(rows), *ended)
+
+
+def trees(
+  acceptance: np.ndarray, *, max_nodes: int, costs: Costs | None
+) -> list[dict[str, Any]]:
+  """The best tree of each size.
+
+  Args:
+    acceptance: `f64[C]`, by rank.
+    max_nodes: drafted nodes at most.
+    costs: of a round, or None.
+
+  Returns:
+    For each size, from plain decoding on, `num_nodes`, `max_depth`, `parents`,
+    `tokens_per_round` and, with costs, `predicted_speedup`: then the tree is
+    the fastest of its size, of any depth.
+  """
+  rows = [_row(Tree(), acceptance, costs)]
+  for size in range(1, max_nodes + 1):
+    made = [
+      tree_search.best_tree(acceptance, num_nodes=size, max_depth=depth)
+      for depth in (range(1, size + 1) if costs else [size])
+    ]
+    rows.append(max((_row(t, acceptance, costs) for t in made), key=_gain))
+  return rows
+
+
+def _gain(row: dict[str, Any]) -> float:
+  """What the best tree has most of."""
+  return row.get("predicted_speedup", row["tokens_per_round"])
+
+
+def _row(tree: Tree, acceptance: np.ndarray, costs: Costs | None) -> dict:
+  """What is said of a tree."""
+  tokens = 1 + tree_search.expected_accepted(tree, acceptance)
+  row = {
+    "num_nodes": tree.num_drafted,
+    "max_depth": tree.max_depth,
+    "parents": list(tree.parents),
+    "tokens_per_round": tokens,
+  }
+  if costs:
+    plain = not tree.num_drafted
+    seconds = costs.plain if plain else costs.of(tree)
+    row["predicted_speedup"] = tokens * costs.plain / seconds
+  return row
+
+
+def run(_) -> int:
+  """The command."""
+  outputs.check(
+    {"--output": cli.OUTPUT.value},
+    stdout=True,
+    inputs={"--benchmark": _BENCHMARK.value},
+  )
+  costs = read_costs(_BENCHMARK.value) if _BENCHMARK.value else None
+  if costs and _MAX_NODES.value + 1 > max(costs.fed):
+    raise cli.UserError(
+      f"--benchmark has passes over {max(costs.fed)} tokens at most, and "
+      f"--max_nodes={_MAX_NODES.value} asks for {_MAX_NODES.value + 1}"
+    )
+  config = pair.settled(
+    wide(
+      cli.CONFIG.value, children=_CHILDREN.value, levels=_LEVELS.value
+    )
+  )  # fmt: skip
+  found = pair.build(config, inputs=True)
+  items = prompts.all_of(
+    cli.PROMPTS.value,
+    found.tokenizer,
+    max_tokens=found.room(config.max_new_tokens),
+    encoder=found.encoder,
+  )
+  counts = counted(config, found, items)
+  acceptance = tree_search.acceptance_by_rank(counts)
+  rows = trees(acceptance, max_nodes=_MAX_NODES.value, costs=costs)
+  best = max(rows, key=_gain)
+  outputs.write_json(
+    cli.OUTPUT.value,
+    {
+      "acceptance_by_rank": acceptance.tolist(),
+      "offered": counts.rank_offered.sum(axis=0).tolist(),
+      "trees": rows,
+      "best": best,
+      "costs": costs and dataclasses.asdict(costs),
+      "config": json.loads(config.to_json_best_effort()),
+      **provenance.record(
+        models=provenance.checkpoints(config),
+        prompts=cli.PROMPTS.value,
+        texts=[item.text for item in items],
+      ),
+    },
+  )
+  if cli.OUTPUT.value != outputs.STDOUT:
+    print(_said(acceptance, rows, best))
+  return 0
+
+
+def _said(acceptance: np.ndarray, rows: list[dict], best: dict) -> str:
+  """What a reader wants of it, the flag in the last line."""
+  lines = [
+    "accepted by rank: " + ", ".join(f"{a:.3f}" for a in acceptance),
+    "nodes  depth  tokens a round"
+    + "  speed-up" * ("predicted_speedup" in best),
+  ]
+  for row in rows:
+    line = (
+      f"{row['num_nodes']:5d}  {row['max_depth']:5d}  "
+      f"{row['tokens_per_round']:14.2f}"
+    )
+    if "predicted_speedup" in row:
+      line += f"  {row['predicted_speedup']:8.2f}"
+    lines.append(line)
+  if not best["num_nodes"]:
+    return "\n".join([*lines, "--config.num_speculative_tokens=0"])
+  return "\n".join(
+    [*lines, "--config.tree=" + ",".join(map(str, best["parents"]))]
+  )
+
+
+if __name__ == "__main__":
+  cli.run(run, required=("config", "output"))

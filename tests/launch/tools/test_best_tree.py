@@ -1,0 +1,115 @@
+"""launch.tools.best_tree: the tree that pays most, as it is measured."""
+
+import json
+
+import files
+import numpy as np
+import pytest
+from absl.testing import flagsaver
+
+from launch import cli
+from launch.tools import best_tree
+from specjax import tree_search
+from specjax.tree import Tree
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+COSTS = {
+  "autoregressive_step_seconds": 1.0,
+  "draft_forwards_seconds": 0.6,
+  "step_seconds": 2.1,
+  "verify_seconds": 1.3,
+  "target_pass_seconds": {"1": 0.9, "4": 1.3, "8": 1.6, "16": 2.4},
+  "config": {"tree": [], "num_speculative_tokens": 3},
+}
+
+
+def execute(*args, code=0):
+  with flagsaver.flagsaver():
+    arguments = [
+      "test", "--config=configs/embedded.py", "--overwrite",
+      "--config.max_new_tokens=12", "--config.batch_size=4", *args,
+    ]  # fmt: skip
+    assert cli.execute(best_tree.run, arguments) == code
+
+
+def test_a_measured_pair_gets_its_best_tree_and_the_flag_for_it(
+  tmp_path, capsys
+):
+  files.write_jsonl(
+    tmp_path / "in.jsonl", [{"prompt": "import os\n"}, {"prompt": "def f("}]
+  )
+  costs, output = tmp_path / "costs.json", tmp_path / "tree.json"
+  costs.write_text(json.dumps(COSTS))
+  execute(
+    f"--prompts={tmp_path / 'in.jsonl'}", f"--output={output}",
+    "--children=3", "--max_nodes=6", f"--benchmark={costs}",
+    "--config.temperature=1", "--config.rule=recursive",
+    "--config.siblings=without_replacement",
+  )  # fmt: skip
+  found = json.loads(output.read_text())
+  acceptance = np.array(found["acceptance_by_rank"])
+  assert acceptance.shape == (3,)
+  assert 0.2 < acceptance[0] < 1
+  assert acceptance.sum() <= 1
+  # A second child is offered wherever a first one is.
+  assert found["offered"][0] == pytest.approx(found["offered"][2])
+  assert [row["num_nodes"] for row in found["trees"]] == list(range(7))
+  assert found["trees"][0]["predicted_speedup"] == 1
+  fastest = tree_search.best_tree_for_latency(
+    acceptance, draft_seconds=0.2,
+    verify_seconds={n: s + 0.2 for n, s in ((1, 0.9), (4, 1.3), (8, 1.6))},
+    max_nodes=6,
+  )  # fmt: skip
+  best = found["best"]
+  assert best["parents"] == list(fastest.parents)
+  assert best["tokens_per_round"] == pytest.approx(
+    1 + tree_search.expected_accepted(fastest, acceptance)
+  )
+  last = capsys.readouterr().out.splitlines()[-1]
+  assert last == "--config.tree=" + ",".join(map(str, fastest.parents))
+
+
+def test_without_costs_every_node_is_worth_having():
+  rows = best_tree.trees(np.array([0.6, 0.2]), max_nodes=4, costs=None)
+  assert [row["num_nodes"] for row in rows] == [0, 1, 2, 3, 4]
+  tokens = [row["tokens_per_round"] for row in rows]
+  # 0.6, then 0.36 below it, then 0.216, then the root's second child, 0.2.
+  np.testing.assert_allclose(np.diff(tokens), [0.6, 0.36, 0.216, 0.2])
+  assert "predicted_speedup" not in rows[0]
+
+
+def test_a_round_takes_its_levels_its_pass_and_what_is_beside_them(tmp_path):
+  (tmp_path / "costs.json").write_text(json.dumps(COSTS))
+  costs = best_tree.read_costs(str(tmp_path / "costs.json"))
+  assert costs.of(Tree((-1, 0, 1, 2))) == pytest.approx(COSTS["step_seconds"])
+  # Two levels, and a pass over six tokens, halfway between four and eight.
+  assert costs.of(Tree((-1, 0, 0, 0, 1, 1))) == pytest.approx(0.4 + 1.45 + 0.2)
+  dear = best_tree.Costs(plain=1.0, level=5.0, fed=costs.fed)
+  rows = best_tree.trees(np.array([0.6, 0.2]), max_nodes=3, costs=dear)
+  assert max(rows, key=lambda row: row["predicted_speedup"]) == rows[0]
+
+
+@pytest.mark.parametrize(
+  ("content", "args", "message"),
+  [
+    ("{}", [], "is not what launch.benchmark writes of a draft: KeyError"),
+    ("[", [], "is not what launch.benchmark writes"),
+    (json.dumps(COSTS), ["--max_nodes=16"], "asks for 17"),
+    (
+      json.dumps(COSTS | {"draft_forwards_seconds": None}),
+      [],
+      "is not what launch.benchmark writes of a draft: TypeError",
+    ),
+  ],
+)
+def test_costs_that_cannot_be_used_are_one_line(
+  content, args, message, tmp_path, capsys
+):
+  (tmp_path / "costs.json").write_text(content)
+  execute(
+    f"--benchmark={tmp_path / 'costs.json'}", f"--output={tmp_path / 'o.json'}",
+    *args, code=2,
+  )  # fmt: skip
+  (line,) = capsys.readouterr().err.splitlines()
+  assert message in line
