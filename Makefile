@@ -96,8 +96,8 @@ decode: $(VENV)/.setup.stamp  ## Decodes a few prompts with the embedded pair
 	@$(PY) -m launch.decode --config=configs/embedded.py $(ARGS)
 
 .PHONY: chat
-chat: $(VENV)/.setup.stamp  ## Fetches SmolLM2 (93 MB, once) and chats with it
-	@$(PY) -m launch.tools.fetch_smollm2
+chat: $(VENV)/.setup.stamp  ## Fetches SmolLM2 (98 MB, once) and chats with it
+	@$(PY) -m launch.tools.fetch_smollm2 >&2
 	@$(PY) -m launch.chat --config=configs/smollm2.py $(ARGS)
 
 $(VENV)/.serve.stamp: requirements-test.lock $(VENV)/.setup.stamp
@@ -107,7 +107,7 @@ $(VENV)/.serve.stamp: requirements-test.lock $(VENV)/.setup.stamp
 
 .PHONY: serve
 serve: $(VENV)/.serve.stamp  ## Serves SmolLM2 over HTTP, at localhost:8000
-	@$(PY) -m launch.tools.fetch_smollm2
+	@$(PY) -m launch.tools.fetch_smollm2 >&2
 	@$(PY) -m launch.serve --config=configs/smollm2.py $(ARGS)
 
 .PHONY: benchmark

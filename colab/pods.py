@@ -211,7 +211,7 @@ plt.show()
 # ## On your device
 #
 # Where there is a TPU or a GPU, as Colab's v5e-1 or T4: SmolLM2-135M, which is
-# fetched once (93 MB), decodes the built-in prompts in turn with plain
+# fetched once (98 MB), decodes the built-in prompts in turn with plain
 # decoding; n-grams of its own text draft for it, so that c is 0. It is too
 # small to fill such a device, and shows what a loop costs there beside its
 # passes. Without a device nothing runs.

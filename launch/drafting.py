@@ -448,7 +448,7 @@ def rungs(
     )
 
   return ladder.rungs(
-    target, make, rule=rule, vocab_size=vocab_size, widths=config.ladder
+    target, make, rule=rule, vocab_size=vocab_size, lengths=config.ladder
   )
 
 

@@ -4,6 +4,7 @@ r"""Evaluates ways to draft on real questions: speed, acceptance, agreement.
     --systems=plain,ngram,hf,hf_prompt_lookup --temperatures=0,1 \
     --batch_sizes=1,8 --questions=FILE --subset=120 --output=E.json
   python -m launch.evaluate --compare BEFORE.json AFTER.json
+  python -m launch.evaluate --compare E.json --over=ngram
 
 All systems answer the same questions in turn, and every speed-up is against
 plain decoding of the same questions at the same batch size. FILE has a line
@@ -27,6 +28,7 @@ questions, if each holds the models on its own devices; process 0 writes.
 """
 
 import collections
+import io
 import json
 import os
 import sys
@@ -88,6 +90,9 @@ _CATEGORIES = flags.DEFINE_list(
 )
 _COMPARE = flags.DEFINE_list(
   "compare", None, "Two results to compare, paired; nothing is decoded."
+)
+_OVER = flags.DEFINE_string(
+  "over", None, "With --compare and one result: all its systems over this one."
 )
 cli.takes_the_rest(_COMPARE)
 
@@ -309,25 +314,31 @@ def beside(path: str) -> dict[str, str]:
 
 
 def write(path: str, found: dict) -> None:
-  """The result, its page and its figure; the chief does."""
+  """The result, its page and its figure; the chief does.
+
+  The result comes first: where it is, the same command makes the others again.
+  """
   if not processes.is_chief():
     return
+  outputs.write_text(path, result.as_text(found))
   text, drawing = beside(path).values()
+  drawn = io.BytesIO()
   settings = {"svg.hashsalt": "specjax", "svg.fonttype": "none", "font.size": 9}
   with matplotlib.rc_context(settings):
-    plots.figure(found).savefig(drawing, metadata={"Date": None})
+    plots.figure(found).savefig(drawn, format="svg", metadata={"Date": None})
+  outputs.replace(drawing, drawn.getvalue())
   outputs.write_text(text, page.page(found, figure=os.path.basename(drawing)))
-  outputs.write_text(path, result.as_text(found))
 
 
 def compare_files(paths: list[str]) -> int:
-  """Prints how the second of two results compares with the first."""
+  """Prints how a second result, or a result's other systems, compare."""
   cli.refuse_with(
     "--compare", cli.CONFIG, cli.OUTPUT, _QUESTIONS, _SYSTEMS, cli.TEMPERATURES,
     _BATCH_SIZES, _SUBSET, _CATEGORIES, cli.ONLINE,
   )  # fmt: skip
-  if len(paths) != 2:
-    raise cli.UserError(f"--compare takes two files, got {len(paths)}")
+  wanted = "one file with --over" if _OVER.value else "two files"
+  if len(paths) != (1 if _OVER.value else 2):
+    raise cli.UserError(f"--compare takes {wanted}, got {len(paths)}")
   found = []
   for path in paths:
     try:
@@ -336,7 +347,18 @@ def compare_files(paths: list[str]) -> int:
       raise cli.UserError(f"{path} is not JSON: {error}") from None
     if not isinstance(found[-1], dict) or "groups" not in found[-1]:
       raise cli.UserError(f"{path} is no result of launch.evaluate")
-  print(compare.table(compare.compare(*found)))
+  try:
+    rows = (
+      compare.among(*found, _OVER.value)
+      if _OVER.value
+      else compare.compare(*found)
+    )
+  except (LookupError, TypeError, AttributeError) as error:
+    raise cli.UserError(
+      f"{' or '.join(paths)} is no result of launch.evaluate: "
+      f"{type(error).__name__}: {error}"
+    ) from None
+  print(compare.table(rows))
   return 0
 
 
@@ -344,6 +366,8 @@ def run(argv) -> int:
   """The command."""
   if _COMPARE.value:
     return compare_files([*_COMPARE.value, *argv[1:]])
+  if _OVER.value:
+    raise cli.UserError("--over is of --compare E.json")
   for flag in (cli.CONFIG, cli.OUTPUT):
     if not flag.value:
       raise cli.UserError(f"--{flag.name} is required; see --help")

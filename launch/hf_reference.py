@@ -78,6 +78,19 @@ class _Support:
     return scores
 
 
+class _Filling:
+  """Ends the rows that only fill a batch up after their first token."""
+
+  def __init__(self, num_prompts: int):
+    self._num_prompts = num_prompts
+
+  def __call__(self, input_ids, scores, **_):
+    del scores
+    import torch
+
+    return torch.arange(len(input_ids)) >= self._num_prompts
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Generated:
   """What transformers made of a batch.
@@ -187,6 +200,8 @@ class Reference:
   ) -> Generated:
     """Completes a batch, plainly or with drafts.
 
+    Rows that fill the batch up end after one token, as ours do at once.
+
     Args:
       batch: the prompts; one, if anything is drafted.
       assisted: with the draft model as assistant.
@@ -198,7 +213,7 @@ class Reference:
     """
     torch = self._torch
     pad = self._options["pad_token_id"]
-    ids = [list(p.token_ids) for p in batch.prompts]
+    ids = [list(p.token_ids) for p in batch.filled()]
     width = max(map(len, ids))
     left = [[pad] * (width - len(row)) + row for row in ids]
     mask = [[0] * (width - len(row)) + [1] * len(row) for row in ids]
@@ -208,6 +223,8 @@ class Reference:
     if prompt_lookup:
       extra["prompt_lookup_num_tokens"] = prompt_lookup[0]
       extra["max_matching_ngram_size"] = prompt_lookup[1]
+    if len(ids) > len(batch.prompts):
+      extra["stopping_criteria"] = [_Filling(len(batch.prompts))]
     ends: list[float] = []
     hook = self._target.register_forward_hook(
       lambda *_: ends.append(time.perf_counter())
@@ -224,7 +241,7 @@ class Reference:
       seconds = time.perf_counter() - start
     finally:
       hook.remove()
-    rows = out[:, width:].tolist()
+    rows = out[: len(batch.prompts), width:].tolist()
     return Generated(
       token_ids=[self._until_end(row) for row in rows],
       seconds=seconds,

@@ -83,9 +83,8 @@ def evaluation(
   draft = costs.draft(skipped, num_layers)
   found = costs_lib.predict(acceptance, draft, costs.verify)
   count = found.num_speculative_tokens
-  needed = throughput.break_even(
-    count, draft, costs.verify[max(costs.verify)], 1.0
-  )
+  verify = float(throughput.verify_curve(costs.verify)(count + 1))
+  needed = throughput.break_even(count, draft, verify, 1.0)
   return {
     **skipped_layers.as_json(skipped),
     "acceptance": acceptance,
@@ -97,11 +96,14 @@ def evaluation(
   }
 
 
-def measured_speedup(config, loaded, skipped: SkippedLayers, batches) -> float:
-  """Tokens per second of decoding with a set, over those of plain decoding."""
+def measured_speedup(
+  config, loaded, skipped: SkippedLayers, batches, *, count: int
+) -> float:
+  """Tokens per second with `count` drafted, over those of plain decoding."""
   if skipped == SkippedLayers():
     return 1.0  # the target itself, which nobody would draft with
   own = ml_collections.ConfigDict(config.to_dict())
+  own.num_speculative_tokens = count
   own.skip_attention, own.skip_mlp = skipped.attention, skipped.mlp
   models = pair.assemble(own, loaded)
   rates = []
@@ -221,7 +223,10 @@ def run(_) -> int:
     def score(skipped: SkippedLayers) -> dict:
       found = evaluation(skipped, scorer.acceptance(skipped), costs, num_layers)
       if _OBJECTIVE.value == "measured":
-        found["measured"] = measured_speedup(config, loaded, skipped, batches)
+        found["measured"] = measured_speedup(
+          config, loaded, skipped, batches,
+          count=found["num_speculative_tokens"],
+        )  # fmt: skip
       return {**found, "score": found.get("measured", found["speedup"])}
 
     if _METHOD.value == "knapsack":

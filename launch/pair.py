@@ -54,8 +54,8 @@ class Pair:
     layout: what is cut over which of the mesh's axes, if there is one.
     encoder: what inputs must keep to, of an encoder-decoder; else None.
     laws: what the draft says of a ring, if it learns online; else None.
-    rungs: decoders of all widths of the config's ladder, `decoder` the widest;
-      None without one.
+    rungs: decoders of all lengths of the config's ladder, the longest of which
+      is `decoder`; None without one.
   """
 
   decoder: decode.Decoder
@@ -303,7 +303,7 @@ def assemble(
     config: with the checkpoints, dtype and drafter that `models` are of.
     models: from `load`.
     learns: whether the caller lets drafts learn (`config.online`).
-    climbs: whether it changes the width between rounds (`config.ladder`).
+    climbs: whether it changes draft lengths between rounds (`config.ladder`).
 
   Raises:
     ValueError: for unknown or contradictory settings.
@@ -327,7 +327,7 @@ def assemble(
     )
     if config.ladder and (not climbs or processes.several()):
       raise ValueError(
-        "the width changes between rounds (config.ladder) in launch.decode "
+        "draft lengths change between rounds (config.ladder) in launch.decode "
         "and launch.evaluate, in one process"
       )
     if config.ladder:
@@ -338,7 +338,7 @@ def assemble(
         rule=rules.get(config.rule),
         vocab_size=vocab_size,
       )
-      drafter = rungs.widest.drafter
+      drafter = rungs.longest.drafter
     if config.online and not learns:
       raise ValueError(
         "drafts learn (config.online) in launch.decode and launch.evaluate"
@@ -376,7 +376,7 @@ def assemble(
       f"stop_token_ids must be in 0..{vocab_size - 1}, got {wrong}"
     )
   return Pair(
-    decoder=rungs.widest
+    decoder=rungs.longest
     if rungs
     else decode.make_decoder(
       target,
@@ -504,7 +504,7 @@ def engine_of(config, pair: Pair, *, baseline: bool = False) -> Engine:
     rungs=None if baseline else pair.rungs,
     ladder=None
     if baseline or not pair.rungs
-    else Ladder(widths=tuple(config.ladder)),
+    else Ladder(lengths=tuple(config.ladder)),
     learner=learner,
     mesh=pair.mesh,
     cache_specs=pair.layout and pair.layout.cache_specs(),

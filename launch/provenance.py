@@ -185,6 +185,7 @@ def record(
   return {
     "provenance": {
       "specjax": code(),
+      "commit": code()["commit"],
       "command": command(),
       "checkpoints": dict(models or {}),
       "prompts": source,

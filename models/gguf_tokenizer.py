@@ -15,7 +15,7 @@ import tokenizers as hf
 from tokenizers import decoders, normalizers, pre_tokenizers, processors
 
 from models import gguf_file
-from models.tokenizers import Tokenizer
+from models.tokenizers import Tokenizer, is_structure
 
 _KIND = gguf.TokenType
 _KEY = "tokenizer.ggml."
@@ -89,7 +89,7 @@ def _tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
   tokens = _strings(metadata, "tokens")
   kinds = metadata.get(_KEY + "token_type")
   if kinds is None:
-    kinds = np.full(len(tokens), _KIND.NORMAL)
+    kinds = _supposed_kinds(metadata, tokens)
   if not isinstance(kinds, np.ndarray) or len(kinds) != len(tokens):
     raise ValueError(f"{_KEY}token_type must be a number for every token")
   vocab = {
@@ -132,6 +132,19 @@ def _tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
   )
 
 
+def _supposed_kinds(metadata, tokens: Sequence[str]) -> np.ndarray:
+  """What tokens are for by their names, and by who is named in the metadata."""
+  kinds = np.full(len(tokens), _KIND.NORMAL)
+  kinds[[i for i, token in enumerate(tokens) if is_structure(token)]] = (
+    _KIND.CONTROL
+  )
+  for name in ("bos", "eos", "eot", "eom", "padding", "unknown"):
+    number = metadata.get(f"{_KEY}{name}_token_id")
+    if isinstance(number, int) and 0 <= number < len(tokens):
+      kinds[number] = _KIND.UNKNOWN if name == "unknown" else _KIND.CONTROL
+  return kinds
+
+
 def _byte_level(metadata, tokens, vocab, kinds) -> tuple[hf.Tokenizer, bool]:
   """Byte-level BPE; and whether texts begin with a token if nothing is said."""
   del tokens, kinds
@@ -172,7 +185,9 @@ def _sentencepiece(metadata, tokens, vocab, kinds) -> tuple[hf.Tokenizer, bool]:
   backend = hf.Tokenizer(
     hf.models.BPE(
       vocab,
-      _merges(vocab, scores),
+      _merges(
+        {t: i for t, i in vocab.items() if kinds[i] == _KIND.NORMAL}, scores
+      ),
       unk_token=unknown[0] if unknown else None,
       fuse_unk=True,
       byte_fallback=True,
@@ -197,6 +212,8 @@ def _merges(
   vocab: Mapping[str, int], scores: np.ndarray
 ) -> list[tuple[str, str]]:
   """All ways to make a token of two others, those of the best score first.
+
+  Of tokens of text alone: no text may become a token that ends or begins one.
 
   Sentencepiece joins the neighbours whose union has the best score, which is
   what merging by rank does then. Ties are broken as transformers breaks them.

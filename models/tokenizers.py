@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import pathlib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,14 @@ import tokenizers as hf
 from models import json_files
 
 END_OF_TEXT = "<|endoftext|>"
+
+
+_STRUCTURE = re.compile(r"<[|｜][^<>]*[|｜]>")
+
+
+def is_structure(name: str) -> bool:
+  """Whether a token's name is of the form in which chat models mark turns."""
+  return _STRUCTURE.fullmatch(name) is not None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,14 +73,31 @@ class Tokenizer:
 
   @functools.cached_property
   def _without_special(self) -> hf.Tokenizer:
-    copy = hf.Tokenizer.from_str(self.backend.to_str())
+    told = self.backend.to_str()
+    added = self.backend.get_added_tokens_decoder().values()
+    if any(
+      is_structure(token.content) and not token.special for token in added
+    ):
+      parts = json.loads(told)
+      for token in parts["added_tokens"]:
+        token["special"] |= is_structure(token["content"])
+      told = json.dumps(parts)
+    copy = hf.Tokenizer.from_str(told)
     copy.encode_special_tokens = True
     return copy
 
   def special_tokens(self) -> dict[str, hf.AddedToken]:
-    """The tokens that are no text, by their names."""
+    """The tokens that are no text, by their names.
+
+    Those that are said to be special, and added ones whose names say so: some
+    models' files have `<｜User｜>` without the mark.
+    """
     added = self.backend.get_added_tokens_decoder().values()
-    return {token.content: token for token in added if token.special}
+    return {
+      token.content: token
+      for token in added
+      if token.special or is_structure(token.content)
+    }
 
   def decode(self, ids: Sequence[int]) -> str:
     """Text of ids; special tokens are left out."""

@@ -182,15 +182,16 @@ class Engine:
     seed: a prompt draws from `fold_in(key(seed), prompt.stream)`.
     watch: what looks at a request's tokens after every round and may end it
       (`specjax.endings`), or None: batches of such requests cost nothing.
-    rungs: the same decoder at several widths, the widest its own, among which
-      the host changes between rounds (`specjax.ladder`); None for one width.
-    ladder: what chooses among them, of all batches.
+    rungs: the same decoder at several draft lengths, the longest its own, among
+      which the host changes between rounds (`specjax.ladder`); None for one.
+    ladder: what chooses among them, and learns from all batches: their texts
+      depend on those before, and on clocks, where tokens are drawn.
     learner: what changes the draft between rounds; then the parameters are its
       own, and a prompt's text depends on the batches before. Or None.
     mesh: the devices, or None for one without a mesh.
     cache_specs: how caches lie on it, see `compilation.compile_both`.
     programs: compiled prefill and loop of each `(rows, width, input_width)` and
-      each set of truncations.
+      each set of truncations; or a `Climb` among loops, with what they cost.
   """
 
   decoder: Decoder
@@ -246,7 +247,11 @@ class Engine:
       )
     self.programs[shape] = (both.prefill, both.loop)
     if self.rungs is not None:
-      climb = self._climb(batch, both)
+      try:
+        climb = self._climb(batch, both)
+      except BaseException:
+        del self.programs[shape]  # half of them would look like all
+        raise
       self.programs[shape] = (both.prefill, climb)
     seconds = time.perf_counter() - start
     # One run with no budget, so that the first timed one starts warm.
@@ -254,9 +259,16 @@ class Engine:
     return seconds
 
   def _climb(self, batch: Batch, both: compilation.Programs) -> Climb:
-    """The loop among several widths, each timed on the batch itself."""
+    """The loop among several lengths, each timed on the batch itself.
+
+    Raises:
+      ValueError: on a mesh of several processes: each would choose by its own
+        clock, and they would wait for each other forever.
+    """
     assert self.rungs is not None
-    assert self.ladder is not None
+    devices = () if self.mesh is None else self.mesh.devices.flat
+    if any(d.process_index != jax.process_index() for d in devices):
+      raise ValueError("draft lengths are chosen in one process")
     rungs = dataclasses.replace(self.rungs, mesh=self.mesh)
 
     def on_devices(loop):
@@ -266,14 +278,14 @@ class Engine:
 
     with self.on_mesh():
       loops = {
-        width: on_devices(
+        length: on_devices(
           both.loop
-          if one is rungs.widest
+          if one is rungs.longest
           else compilation.compile_loop(
-            functools.partial(rungs.steps, width), both, self.params
+            functools.partial(rungs.steps, length), both, self.params
           )
         )
-        for width, one in rungs.decoders.items()
+        for length, one in rungs.decoders.items()
       }
       copy = jax.jit(
         lambda state: jax.tree.map(jnp.copy, state), out_shardings=both.formats
@@ -281,7 +293,7 @@ class Engine:
       seconds = ladder_lib.measured(
         loops, self.params, self.prefill(batch), copy=copy
       )
-    return Climb(loops, self.ladder, seconds)
+    return Climb(loops, seconds)
 
   def _check_inputs(self, batch: Batch) -> None:
     """Raises ValueError unless all requests have what the target reads."""
@@ -364,6 +376,8 @@ class Engine:
   ) -> DecodeState:
     """Decodes a batch to its end, or so many rounds; the state is donated."""
     _, loop = self.programs[self._shape(batch)]
+    if self.ladder is not None:
+      loop = functools.partial(loop, ladder=self.ladder)
     if self.learner is None:
       return loop(
         self.params, state, everywhere(self.mesh, np.int32(num_rounds))

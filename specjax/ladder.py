@@ -1,15 +1,17 @@
-"""Widths of verification, one program each, chosen by the host between rounds.
+"""Draft lengths, a program each, among which the host chooses between rounds.
 
 A depth policy (`specjax.drafters.depth`) saves passes of the draft; the
-target's pass has the width of the tree, whatever is in it. Whether a wide pass
+target's pass has the width of the tree, whatever is in it. Whether a long draft
 pays depends on how much the batch fills the device, and that changes seldom: so
-a few widths are compiled, from none to the widest, and the host climbs or
-descends between calls of `Rungs.steps`, from how often drafted tokens stood in
-the rounds that are finished and from what rounds of each width were measured to
-take.
+chains of a few lengths are compiled, from none to the longest, and the host
+climbs or descends between calls of `Rungs.steps`, from how often drafted tokens
+stood in the rounds that are finished and from what rounds of each length were
+measured to take.
 
-All widths work on one state, that of the widest. A width that is chosen from
-finished rounds knows nothing of the tokens to come: nothing is lost by it.
+All of them work on one state, that of the longest. A length that is chosen from
+finished rounds knows nothing of the tokens to come: nothing is lost by it. But
+clocks and the other rows of the batch have a say in it, so that where a row
+draws, its text is not the same in every run.
 """
 
 import dataclasses
@@ -31,7 +33,7 @@ from specjax.state import DecodeState, StopReason
 from specjax.tree import Tree, chain
 from specjax.types import Context, Draft, Drafter, LanguageModel, Params, Rule
 
-WIDTHS = (0, 1, 2, 4, 8)
+LENGTHS = (0, 1, 2, 4, 8)
 
 # A compiled loop: parameters, a state that is donated, the most rounds to make.
 Loop = Callable[[Params, DecodeState, Any], DecodeState]
@@ -39,29 +41,37 @@ Loop = Callable[[Params, DecodeState, Any], DecodeState]
 
 @dataclasses.dataclass(kw_only=True)
 class Ladder:
-  """How widths are chosen, and what finished rounds have shown for it.
+  """How lengths are chosen, and what finished rounds have shown for it.
 
   Of a drafted token at place k (from 1) the chance that it stands if those
   before it do is counted as rounds go by. Places that are seldom reached lean
   on the one before: `(stood[k] + m a[k-1]) / (reached[k] + m)`. A round of
-  width w then gives `1 + a[1] + a[1] a[2] + ...` tokens, and the fastest width
-  gives most of them in a second.
+  n drafted tokens then gives `1 + a[1] + a[1] a[2] + ...` of n + 1 terms, and
+  the fastest length gives most of them in a second.
 
   Attributes:
-    widths: drafted tokens a row that there is a program for; rising.
-    margin: by how much another width has to seem faster to be taken.
-    every: rounds until the next choice, at least. A call from the host starts
-      cold, and takes half a round or so.
+    lengths: drafted tokens a row that there is a program for; rising.
+    margin: by how much another length has to seem faster to be taken.
+    every: rounds until the next choice, at least, within a batch. A call from
+      the host starts cold, and takes half a round or so.
     patience: choices without a draft after which one is tried for a quarter of
       `every`, since rounds that draft nothing say nothing of what would be
       accepted.
     keep: of what is known, after every round of a row: old ones fade.
     supposed: a[0], what is supposed before anything is known.
     reached, stood: `f64[G]`, rounds in which the token before the place stood
-      and one was drafted there, and of them those in which it stood.
+      and one was drafted there, and of them those in which it stood. A round
+      that the end of its answer cut counts as if the token after the cut had
+      been refused, one round of an answer: a little too few are thought to
+      stand.
+    occupied: `f64[2]`, of the rows that began a batch the share that was still
+      at work, over its rounds: in batches without drafts and with. Rows of
+      which some are accepted more come to their ends earlier, and leave the
+      batch half empty.
+    rounds: that were made, by length, of all batches.
   """
 
-  widths: tuple[int, ...] = WIDTHS
+  lengths: tuple[int, ...] = LENGTHS
   margin: float = 0.01
   every: int = 64
   patience: int = 16
@@ -69,9 +79,11 @@ class Ladder:
   supposed: float = 0.7
   reached: np.ndarray = dataclasses.field(init=False)
   stood: np.ndarray = dataclasses.field(init=False)
+  occupied: np.ndarray = dataclasses.field(init=False)
+  rounds: dict[int, int] = dataclasses.field(init=False)
 
   def __post_init__(self):
-    check(self.widths)
+    check(self.lengths)
     if self.margin < 0 or self.patience < 1 or self.every < 1:
       raise ValueError(
         "margin must be >= 0, patience and every >= 1, got "
@@ -82,8 +94,11 @@ class Ladder:
         "keep must be in (0, 1] and supposed in [0, 1], got "
         f"{self.keep} and {self.supposed}"
       )
-    self.reached = np.zeros(self.widths[-1])
-    self.stood = np.zeros(self.widths[-1])
+    self.reached = np.zeros(self.lengths[-1])
+    self.stood = np.zeros(self.lengths[-1])
+    self.occupied = np.ones(2)
+    self._of_rounds = np.full(2, 8.0)  # rounds that `occupied` is a mean of
+    self.rounds = dict.fromkeys(self.lengths, 0)
 
   @property
   def acceptances(self) -> np.ndarray:
@@ -98,8 +113,8 @@ class Ladder:
     """Learns of rounds.
 
     Args:
-      accept_counts: `i[w + 1]`, rounds of a row by how many of their w drafted
-        tokens stood; of width 0 there is nothing to learn.
+      accept_counts: `i[n + 1]`, rounds of a row by how many of their n drafted
+        tokens stood; where none was drafted there is nothing to learn.
     """
     counts = np.asarray(accept_counts, np.float64)
     at_least = np.cumsum(counts[::-1])[::-1]  # rounds by their fewest tokens
@@ -110,35 +125,52 @@ class Ladder:
     self.reached[:places] += at_least[:-1]
     self.stood[:places] += at_least[1:]
 
-  def rates(self, seconds: Mapping[int, float]) -> dict[int, float]:
-    """Tokens per second of a row at each width.
+  def saw_batch(self, *, drafts: bool, rounds: int, share: float) -> None:
+    """Learns how full a batch was.
 
     Args:
-      seconds: of a round, by its width.
+      drafts: whether all its rounds drafted; False if none did.
+      rounds: that it took.
+      share: of its rows that were at work, over all rounds.
+    """
+    kind = int(drafts)
+    moved = rounds / (rounds + self._of_rounds[kind])
+    self.occupied[kind] += moved * (share - self.occupied[kind])
+    self._of_rounds[kind] = min(self._of_rounds[kind] + rounds, _REMEMBERED)
+
+  def rates(self, seconds: Mapping[int, float]) -> dict[int, float]:
+    """Tokens per second of a batch's row at each length.
+
+    Args:
+      seconds: of a round, by its length.
     """
     tokens = np.cumprod(self.acceptances)
-    return {w: (1 + float(np.sum(tokens[:w]))) / seconds[w] for w in seconds}
+    return {
+      n: self.occupied[int(n > 0)] * (1 + float(np.sum(tokens[:n]))) / taken
+      for n, taken in seconds.items()
+    }
 
 
 _LEANS = 4.0  # rounds that the place before counts for
+_REMEMBERED = 512.0  # rounds that `Ladder.occupied` is a mean of, at most
 
 
-def check(widths: Sequence[int]) -> None:
-  """Raises ValueError unless programs of these widths make a ladder."""
-  rising = all(a < b for a, b in itertools.pairwise(widths))
-  if len(widths) < 2 or widths[0] < 0 or not rising:
+def check(lengths: Sequence[int]) -> None:
+  """Raises ValueError unless drafts of these lengths make a ladder."""
+  rising = all(a < b for a, b in itertools.pairwise(lengths))
+  if len(lengths) < 2 or lengths[0] < 0 or not rising:
     raise ValueError(
-      "a ladder has two widths or more, of 0 drafted tokens and more, rising, "
-      f"got {tuple(widths)}"
+      "a ladder has two lengths or more, of 0 drafted tokens and more, rising, "
+      f"got {tuple(lengths)}"
     )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rungs:
-  """Decoders of several widths that go on with each other's state.
+  """Decoders of several draft lengths that go on with each other's state.
 
   Attributes:
-    decoders: by width; prompts are read by that of the `widest`.
+    decoders: by length; prompts are read by that of the `longest`.
     mesh: over which rows lie as a `MeshDecoder` cuts them; None for one device.
   """
 
@@ -146,15 +178,15 @@ class Rungs:
   mesh: jax.sharding.Mesh | None = None
 
   @property
-  def widest(self) -> Decoder:
+  def longest(self) -> Decoder:
     """Whose state all work on."""
     return self.decoders[max(self.decoders)]
 
   def steps(
-    self, width: int, params: Params, state: DecodeState, num_steps: Any
+    self, length: int, params: Params, state: DecodeState, num_steps: Any
   ) -> DecodeState:
-    """As `Decoder.steps`, at a width; to be jitted for each."""
-    decoder, whole = self.decoders[width], state.counters
+    """As `Decoder.steps`, at a length; to be jitted for each."""
+    decoder, whole = self.decoders[length], state.counters
     tree = decoder.drafter.tree
     cut = dict(
       accept_counts=whole.accept_counts[:, : tree.max_depth + 1],
@@ -187,9 +219,9 @@ def rungs(
   *,
   rule: Rule,
   vocab_size: int,
-  widths: Sequence[int] = WIDTHS,
+  lengths: Sequence[int] = LENGTHS,
 ) -> Rungs:
-  """Decoders of some widths.
+  """Decoders of some draft lengths.
 
   Args:
     target: the target.
@@ -197,140 +229,155 @@ def rungs(
       chain's length, and it must catch up with rounds in which nothing was
       drafted: `drafters.model.drafter(..., depth=depth.fixed(depth=G))`,
       `drafters.layer_skip` likewise, or `drafters.ngram`. Not with a policy
-      that learns, nor a head: their states are of one width.
+      that learns, nor a head: their states are of one length.
     rule: what verifies.
     vocab_size: V.
-    widths: drafted tokens, rising; 0 drafts nothing.
+    lengths: drafted tokens, rising; 0 drafts nothing.
 
   Raises:
     ValueError: if they are no ladder.
   """
-  check(widths)
-  made = {w: draft(chain(w)) for w in widths if w}
-  wide = made[max(made)]
-  if 0 in widths:
-    made[0] = _nothing(wide)
+  check(lengths)
+  made = {n: draft(chain(n)) for n in lengths if n}
+  if 0 in lengths:
+    made[0] = _nothing(made[max(made)])
   return Rungs(
     decoders={
-      w: Decoder(
+      n: Decoder(
         target=target, drafter=one, rule=rule, vocab_size=vocab_size
       )
-      for w, one in made.items()
+      for n, one in made.items()
     }
   )  # fmt: skip
 
 
-def _nothing(wide: Drafter) -> Drafter:
+def _nothing(long: Drafter) -> Drafter:
   """Drafts nothing, and keeps the state of one that does."""
   tree = chain(0)
 
   def propose(params, state, cache, context: Context):
     del params
     draft = Draft(
-      tree=tree, siblings=wide.siblings, tokens=context.root, log_probs=None
+      tree=tree, siblings=long.siblings, tokens=context.root, log_probs=None
     )
     return draft, state, cache
 
   return dataclasses.replace(
-    wide, name="nothing", tree=tree, propose=propose, passes=()
+    long, name="nothing", tree=tree, propose=propose, passes=()
   )
 
 
 class Climb:
-  """A loop like any other, of rounds whose width the host chooses.
+  """A loop like any other, of rounds whose length the host chooses.
 
-  It takes the width that may be the fastest: of those that few rounds were
+  It takes the length that may be the fastest: of those that few rounds were
   timed of it thinks better than what was measured, by `0.6 / sqrt(rounds)`, so
-  that widths of about the same speed are all tried until it is known which is
-  which, and others are left alone.
+  that lengths of about the same speed are all tried until it is known which is
+  which, and others are left alone. (The optimism of a bandit's upper confidence
+  bound; its size was chosen, and follows from no law of the timings.)
 
-  A machine's speed changes from minute to minute by more than widths differ.
-  So what a piece of rounds takes is laid to the drift of all widths first, as
-  it is while the width stays, and then to its own price, which shows when the
-  width changes.
+  A machine's speed changes from minute to minute by more than lengths differ.
+  So what a piece of rounds takes is laid to the drift of all lengths first, as
+  it is while the length stays, and then to its own price, which shows when the
+  length changes. Rounds that are asked for singly, as where the host looks at
+  every token for a stop string, are not timed, and what their calls take is in
+  no price.
+
+  What is known here is of one shape of batch, on this machine; what answers
+  showed, of all shapes, is the ladder's, so that prices may be shared where
+  answers are of another kind (another temperature).
 
   Args:
-    loops: compiled, by width, on one state.
-    ladder: how it chooses; other loops may learn and have learned in it.
-    seconds: of a round of each width, to begin with (`measured`).
+    loops: compiled, by length, on one state.
+    seconds: of a round of each length, to begin with (`measured`).
   """
 
-  def __init__(
-    self,
-    loops: Mapping[int, Loop],
-    ladder: Ladder,
-    seconds: Mapping[int, float],
-  ):
-    for name, found in (("loops", loops), ("seconds", seconds)):
-      if sorted(found) != list(ladder.widths):
-        raise ValueError(
-          f"the ladder has widths {ladder.widths}, and there are {name} of "
-          f"{tuple(sorted(found))}"
-        )
+  def __init__(self, loops: Mapping[int, Loop], seconds: Mapping[int, float]):
+    if sorted(loops) != sorted(seconds):
+      raise ValueError(
+        f"there are loops of {sorted(loops)} drafted tokens, and seconds of "
+        f"{sorted(seconds)}"
+      )
     if min(seconds.values()) <= 0:
       raise ValueError(f"seconds must be positive, got {dict(seconds)}")
-    self._loops, self._ladder = loops, ladder
+    self._loops = loops
     self.seconds = dict(seconds)
     self._timed = dict.fromkeys(seconds, _FIRST)  # rounds that they are of
     self._drift = 0.0  # logarithm of what all take by what they took at first
-    # Share of rows at work, in rounds without drafts and with: rows that draft
-    # come to their ends at different times, and leave the batch half empty.
-    self._at_work, self._counted = [1.0, 1.0], [8.0, 8.0]  # of so many rounds
     self._now = -1
-    self._left = self._idle = 0
-    self.chosen: list[int] = []  # widths, in order
+    self._idle = 0  # choices since a draft was tried
+    self._left = 0  # rounds until the next choice
+    self._piece = 0  # rounds of a call at least: a call costs time
+    self._batch = _Batch(rows=0)
 
   def __call__(
-    self, params: Params, state: DecodeState, num_rounds: Any
+    self, params: Params, state: DecodeState, num_rounds: Any, *, ladder: Ladder
   ) -> DecodeState:
-    """As `Decoder.steps`: at most so many rounds."""
+    """As `Decoder.steps`: at most so many rounds.
+
+    Args:
+      params: parameters of both models.
+      state: of one batch until it ends; it is donated.
+      num_rounds: the most to make.
+      ladder: how it chooses, and what learns from the rounds.
+
+    Raises:
+      ValueError: if the ladder has other lengths.
+    """
+    if sorted(self._loops) != list(ladder.lengths):
+      raise ValueError(
+        f"the ladder has lengths {ladder.lengths}, and there are loops of "
+        f"{tuple(sorted(self._loops))}"
+      )
     rest, (before, first, running) = int(num_rounds), _counted(state)
+    if not first:
+      self._left = 0
+      self._batch = _Batch(
+        rows=int(np.sum(jax.device_get(state.max_length > state.prompt_length)))
+      )
     while running and rest > 0:
       if self._left <= 0:
-        self._choose()
-      # A text that ends soon is not cut for a choice: a call costs time.
-      some = min(rest, max(self._left, self._ladder.every))
+        self._choose(ladder)
+      # A text that ends soon is not cut for a choice.
+      some = min(rest, max(self._left, self._piece))
       start = time.perf_counter()
       state = self._loops[self._now](params, state, np.int32(some))
       counts, after, running = _counted(state)
       seconds, made = time.perf_counter() - start, after - first
-      self._left -= made
       seen = (counts - before)[: self._now + 1]
-      self._ladder.saw(seen)
-      if made:
-        share = float(np.sum(seen)) / (made * len(state.length))
-        drafts = self._now > 0
-        known, rounds = self._at_work[drafts], self._counted[drafts]
-        moved = made / (made + rounds) * (share - known)
-        self._at_work[drafts] = known + moved
-        self._counted[drafts] = min(rounds + made, _REMEMBERED)
+      ladder.saw(seen)
+      ladder.rounds[self._now] += made
+      self._batch.saw(self._now, made, int(np.sum(seen)))
       if made >= _LEAST:
         self._learn_time(made, seconds)
+      self._left -= made
       rest, before, first = rest - made, counts, after
+    if not running:
+      self._batch.teach(ladder)
     return state
 
-  def _choose(self) -> None:
-    """Sets the width of the next rounds, and how many they are."""
-    ladder, rates = self._ladder, self._ladder.rates(self.seconds)
+  def _choose(self, ladder: Ladder) -> None:
+    """Sets the length of the next rounds, and how many they are."""
+    rates = ladder.rates(self.seconds)
     hoped = {
-      w: rates[w] * self._at_work[w > 0] * (1 + _DOUBT / rounds**0.5)
-      for w, rounds in self._timed.items()
+      n: rates[n] * (1 + _DOUBT / rounds**0.5)
+      for n, rounds in self._timed.items()
     }
-    fastest = lambda widths: max(widths, key=lambda w: (hoped[w], -w))
+    fastest = lambda lengths: max(lengths, key=lambda n: (hoped[n], -n))
+    self._piece = ladder.every
     if self._idle >= ladder.patience:
-      width = fastest([w for w in ladder.widths if w])
-      self._idle, left = 0, max(ladder.every // 4, 1)
+      self._now = fastest([n for n in ladder.lengths if n])
+      self._idle, self._piece = 0, max(ladder.every // 4, 1)
     else:
-      width, left = fastest(ladder.widths), ladder.every
+      length = fastest(ladder.lengths)
       near = hoped.get(self._now, 0.0) * (1 + ladder.margin)
-      if self._now >= 0 and hoped[width] <= near:
-        width = self._now
-      self._idle = 0 if width else self._idle + 1
-    self._now, self._left = width, left
-    self.chosen.append(width)
+      if self._now < 0 or hoped[length] > near:
+        self._now = length
+      self._idle = 0 if self._now else self._idle + 1
+    self._left = self._piece
 
   def _learn_time(self, rounds: int, seconds: float) -> None:
-    """Learns what some rounds of the present width took."""
+    """Learns what some rounds of the present length took."""
     known, timed = self.seconds[self._now], self._timed
     off = math.log(seconds / rounds / known) - self._drift
     off = min(max(off, -_FAR), _FAR)  # what held it up once is no price
@@ -338,14 +385,38 @@ class Climb:
     of_own = (1 - of_all) * rounds / (rounds + timed[self._now])
     self._drift += of_all * off
     self.seconds[self._now] = known * math.exp(of_own * off)
-    for width in timed:
-      timed[width] *= _FADES**rounds
+    for length in timed:
+      timed[length] *= _FADES**rounds
     timed[self._now] += rounds
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Batch:
+  """A batch's rounds so far, and its rows that began with something to do."""
+
+  rows: int
+  rounds: int = 0
+  at_work: int = 0  # rounds of its rows
+  drafts: set[bool] = dataclasses.field(default_factory=set)
+
+  def saw(self, length: int, rounds: int, at_work: int) -> None:
+    """Counts some rounds."""
+    self.rounds += rounds
+    self.at_work += at_work
+    if rounds:
+      self.drafts.add(length > 0)
+
+  def teach(self, ladder: Ladder) -> None:
+    """Tells how full it was, once: of mixed rounds nobody knows the cause."""
+    if len(self.drafts) == 1:
+      share = self.at_work / (self.rounds * self.rows)
+      (drafts,) = self.drafts
+      ladder.saw_batch(drafts=drafts, rounds=self.rounds, share=share)
+    self.drafts = set()
 
 
 _LEAST = 8  # rounds of a piece that is timed: fewer start too cold
 _FIRST = 100.0  # rounds that a first timing counts for
-_REMEMBERED = 512.0  # rounds that the share of rows at work is a mean of
 _DOUBT = 0.6
 _FADES = 0.9997  # of the rounds that a timing is of, with every round
 _DRIFTS = 64.0  # rounds in which the machine's speed may change
@@ -370,14 +441,15 @@ def measured(
   repeats: int = 4,
   copy: Callable[[DecodeState], DecodeState] | None = None,
 ) -> dict[int, float]:
-  """Seconds of a round at every width, from where a state stands.
+  """Seconds of a round at every length, from where a state stands.
 
   Args:
-    loops: compiled, by width.
+    loops: compiled, by length.
     params: parameters of both models.
-    state: with room for as many tokens; it is copied.
+    state: with room for as many tokens. It is copied: for so long there are
+      two of it in memory.
     rounds: of one timing at most, with its call from the host.
-    repeats: timings that count, all widths in turn; their median does.
+    repeats: timings that count, all lengths in turn; their median does.
     copy: makes the copies, if loops want states laid out as it does.
 
   Raises:
@@ -390,24 +462,24 @@ def measured(
   found: list[dict[int, float]] = []
   for _ in range(repeats + 1):  # the first one warms up
     found.append({})
-    for width, loop in loops.items():
+    for length, loop in loops.items():
       fresh = jax.block_until_ready(copy(state))
       start = time.perf_counter()
       after = jax.block_until_ready(loop(params, fresh, np.int32(rounds)))
       seconds = time.perf_counter() - start
-      found[-1][width] = seconds / max(int(after.num_steps) - first, 1)
-  # A machine's speed changes: widths are compared within a turn.
+      found[-1][length] = seconds / max(int(after.num_steps) - first, 1)
+  # A machine's speed changes: lengths are compared within a turn.
   mean = lambda turn: statistics.geometric_mean(turn.values())
   typical = statistics.median(map(mean, found[1:]))
   return {
-    w: typical * statistics.median(turn[w] / mean(turn) for turn in found[1:])
-    for w in loops
+    n: typical * statistics.median(turn[n] / mean(turn) for turn in found[1:])
+    for n in loops
   }
 
 
 def programs(rungs: Rungs) -> dict[int, Loop]:
   """The loops of some decoders, compiled when they are first called."""
   return {
-    w: jax.jit(functools.partial(rungs.steps, w), donate_argnums=1)
-    for w in rungs.decoders
+    n: jax.jit(functools.partial(rungs.steps, n), donate_argnums=1)
+    for n in rungs.decoders
   }

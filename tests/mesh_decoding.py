@@ -91,13 +91,13 @@ def _rungs():
       model, tree=tree, vocab_size=VOCAB,
       depth=drafters.depth.fixed(depth=tree.max_depth),
     ),
-    rule=rules.get("token"), vocab_size=VOCAB, widths=(0, 1, 3),
+    rule=rules.get("token"), vocab_size=VOCAB, lengths=(0, 1, 3),
   )  # fmt: skip
 
 
 def ladder_pair(mesh):
-  """The widest of several; see `decode_on`."""
-  return _rungs().widest, table_pair(mesh)[1]
+  """The longest of several; see `decode_on`."""
+  return _rungs().longest, table_pair(mesh)[1]
 
 
 def shared_pair(mesh):

@@ -1,4 +1,4 @@
-"""Two results of the same questions, paired: what the second one changes."""
+"""Results paired: what a second run changes, or a system over another."""
 
 from collections.abc import Mapping, Sequence
 
@@ -32,33 +32,67 @@ def compare(before: Mapping, after: Mapping) -> list[dict]:
       "the two results have no group of questions in common: the same "
       "temperature, batch size, questions and lengths of prompts"
     )
+  found = [
+    {"system": system, **scope, **_row(both, system, system)}
+    for scope, both in _scopes([(ours[key], theirs[key]) for key in common])
+    for system in _shared_systems(both)
+    if system != PLAIN
+  ]
+  if not found:
+    raise ValueError("the two results have no system in common but plain")
+  return found
+
+
+def among(result: Mapping, over: str) -> list[dict]:
+  """A row for each other system of one result, paired with one of them.
+
+  As `compare`, of the groups that both answered; plain decoding is a system
+  like the others, and `speedup_ratio` tokens per second over those of `over`.
+
+  Args:
+    result: the content of a file that `launch.evaluate` wrote.
+    over: a system's name.
+
+  Raises:
+    ValueError: if the result has no such system, or no other.
+  """
+  found = [
+    {"system": system, **scope, **_row(both, over, system)}
+    for scope, both in _scopes([(r, r) for r in result["groups"]])
+    for system in _shared_systems(both)
+    if over != system and over in _shared_systems(both)
+  ]
+  if not found:
+    names = {n for r in result["groups"] for n in _systems(r)}
+    raise ValueError(
+      f"the result has no system {over!r} beside others, but {sorted(names)}"
+    )
+  return found
+
+
+def _scopes(pairs: Sequence[tuple[dict, dict]]):
+  """What a row is of, and the pairs of groups that it is made of."""
   parts: dict[str, set] = {}
-  for key in common:
-    parts.setdefault(ours[key]["task"], set()).add(ours[key]["category"])
+  for record, _ in pairs:
+    parts.setdefault(record["task"], set()).add(record["category"])
   for level in summary.LEVELS:
     scopes: dict[tuple, list] = {}
-    for key in common:
-      record = ours[key]
+    for record, other in pairs:
       if level == "category" and len(parts[record["task"]]) == 1:
         continue  # the task's own row says it
       category = "all" if level == "all" else record[level]
       scope = (record["temperature"], record["batch_size"], category)
-      scopes.setdefault(scope, []).append((record, theirs[key]))
+      scopes.setdefault(scope, []).append((record, other))
     for (temperature, batch_size, category), both in scopes.items():
-      for system in _shared_systems(both):
-        found.append(
-          {
-            "system": system,
-            "temperature": temperature,
-            "batch_size": batch_size,
-            "level": level,
-            "category": category,
-            **_row(system, both),
-          }
-        )
-  if not found:
-    raise ValueError("the two results have no system in common but plain")
-  return found
+      yield (
+        {
+          "temperature": temperature,
+          "batch_size": batch_size,
+          "level": level,
+          "category": category,
+        },
+        both,
+      )
 
 
 def _by_group(result: Mapping) -> dict[tuple, dict]:
@@ -77,15 +111,21 @@ def _by_group(result: Mapping) -> dict[tuple, dict]:
   }
 
 
+def _systems(record: dict) -> set[str]:
+  return {n for turn in record["turns"] for n in turn["systems"]}
+
+
 def _shared_systems(both: Sequence[tuple[dict, dict]]) -> list[str]:
-  names = lambda r: {n for turn in r["turns"] for n in turn["systems"]}
-  every = set.intersection(*(names(record) for pair in both for record in pair))
-  return sorted(every - {PLAIN})
+  every = set.intersection(
+    *(_systems(record) for pair in both for record in pair)
+  )
+  return sorted(every)
 
 
-def _row(system: str, both: Sequence[tuple[dict, dict]]) -> dict:
+def _row(both: Sequence[tuple[dict, dict]], before: str, after: str) -> dict:
   units = [
-    tuple(summary.unit_of(record, system) for record in pair) for pair in both
+    (summary.unit_of(one, before), summary.unit_of(other, after))
+    for one, other in both
   ]
   column = lambda which, name: [getattr(u[which], name) for u in units]
   top = [
@@ -99,7 +139,8 @@ def _row(system: str, both: Sequence[tuple[dict, dict]]) -> dict:
   ratio = 1.0
   for above, below in zip(top, bottom, strict=True):
     ratio *= sum(above) / sum(below)
-  one, other = (_per_question(pair, system) for pair in zip(*both, strict=True))
+  ones, others = zip(*both, strict=True)
+  one, other = _per_question(ones, before), _per_question(others, after)
   changes = [other[q] - one[q] for q in one if q in other]
   return {
     "num_questions": len(changes),

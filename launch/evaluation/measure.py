@@ -31,7 +31,7 @@ class Group:
 
   Attributes:
     temperature, batch_size: of the setting.
-    questions: at most `batch_size`, of one category.
+    questions: at most `batch_size`, of one task and category.
   """
 
   temperature: float
@@ -52,7 +52,7 @@ class Contest:
   Attributes:
     systems: all of them, plain decoding first.
     engines: by name, of those that we decode; programs are shared by
-      temperatures.
+      temperatures, and what a ladder learns of answers is not.
     reference: transformers' process.
     tokenizer: the target's.
     room: longest prompt that every system has room for, in tokens.
@@ -90,7 +90,11 @@ def contests(
     temperature: Contest(
       systems=tuple(entered),
       engines={
-        name: dataclasses.replace(one, temperature=temperature)
+        name: dataclasses.replace(
+          one,
+          temperature=temperature,
+          ladder=one.ladder and dataclasses.replace(one.ladder),
+        )
         for name, one in engines.items()
       },
       reference=reference,
@@ -106,16 +110,17 @@ def contests(
 def groups_of(
   asked: Sequence[Asked], *, temperature: float, batch_size: int, room: int
 ) -> list[Group]:
-  """Groups of one category each, of prompts of similar length.
+  """Groups of one task and category each, of prompts of similar length.
 
   Args:
     asked: the first turns of all questions, which fit.
     temperature, batch_size: of the setting.
     room: longest prompt.
   """
-  by_category: dict[str, list[Asked]] = {}
+  by_category: dict[tuple[str, str], list[Asked]] = {}
   for one in asked:
-    by_category.setdefault(one.question.category, []).append(one)
+    kind = (one.question.task, one.question.category)
+    by_category.setdefault(kind, []).append(one)
   return [
     Group(
       temperature=temperature,
@@ -237,7 +242,8 @@ def _decoded(
   of the batch and how many tokens wide their passes were together (`fed`), and
   for each prompt its emitted `tokens`, its target `calls`, and how many were
   `drafted` and `accepted`; `accept_counts` and `total_variation` are sums over
-  the prompts. What transformers does not tell is None.
+  the prompts. Of a ladder, `rounds_by_length` are the batch's rounds by how
+  many tokens they drafted. What transformers does not tell is None.
   """
   if system.is_reference:
     theirs = contest.reference.run(
@@ -245,7 +251,7 @@ def _decoded(
       seed=_seed_of(contest.seed, group.name, turn),
     )  # fmt: skip
     tokens = theirs.token_ids
-    alone = len(tokens) == 1
+    alone = batch.rows == 1
     return {
       "seconds": theirs.seconds,
       "first_seconds": theirs.first_seconds,
@@ -258,9 +264,11 @@ def _decoded(
       "drafted": None,
       "accepted": None,
       "accept_counts": None,
+      "rounds_by_length": None,
       "total_variation": None,
     }, tokens
   one = contest.engines[system.name]
+  before = dict(one.ladder.rounds) if one.ladder else {}
   start = time.perf_counter()
   state = jax.block_until_ready(one.prefill(batch))
   prefill = time.perf_counter() - start
@@ -282,6 +290,11 @@ def _decoded(
     "accepted": [c.num_accepted for c in done] if drafts else None,
     "accept_counts": np.sum([c.accept_counts for c in done], axis=0).tolist()
     if drafts
+    else None,
+    "rounds_by_length": {
+      str(n): rounds - before[n] for n, rounds in one.ladder.rounds.items()
+    }
+    if one.ladder
     else None,
     "total_variation": sum(c.total_variation for c in done),
     "broken": [c.stop_reason == "nan_logits" for c in done],

@@ -62,7 +62,16 @@ def _loss(result: Mapping, row: Mapping) -> str:
 
 
 def _rows(result: Mapping, *levels: str) -> list[dict]:
-  return [row for row in result["runs"] if row["level"] in levels]
+  """Rows of some levels: setting by setting, and in it level by level."""
+  every = [*result["runs"], *result.get("runs_by_task", ())]
+  order = settings_of(result)
+  return sorted(
+    (row for row in every if row["level"] in levels),
+    key=lambda row: (
+      order.index((row["temperature"], row["batch_size"])),
+      levels.index(row["level"]),
+    ),
+  )
 
 
 def _what_ran(result: Mapping) -> str:
@@ -175,7 +184,23 @@ def _by_position(result: Mapping) -> str:
     )
     + "\n\nThe share of target calls that emitted so many drafted tokens; the "
     "histograms are in the JSON file."
+    + "".join(f"\n\n{line}" for line in _lengths(result))
   )  # fmt: skip
+
+
+def _lengths(result: Mapping) -> list[str]:
+  """What ladders chose."""
+  return [
+    f"`{row['system']}` at temperature {row['temperature']:g}, batch size "
+    f"{row['batch_size']}: of its rounds "
+    + ", ".join(
+      f"{rounds / sum(found.values()):.0%} drafted {length}"
+      for length, rounds in found.items()
+    )
+    + "."
+    for row in _rows(result, "all")
+    if (found := row.get("rounds_by_length"))
+  ]
 
 
 def _agreement(result: Mapping) -> str:

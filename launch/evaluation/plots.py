@@ -46,6 +46,7 @@ def _panel(
   """Points with intervals: a line for each category, a colour a system."""
   places = np.arange(len(names))
   offsets = np.linspace(-0.3, 0.3, len(systems)) if len(systems) > 1 else [0.0]
+  offsets = offsets[: len(systems)]  # plain decoding alone draws nothing
   for number, (system, offset) in enumerate(zip(systems, offsets, strict=True)):
     values = np.full(len(names), np.nan)
     sides = np.full((2, len(names)), np.nan)

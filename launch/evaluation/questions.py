@@ -125,6 +125,8 @@ def _parsed(record: Any) -> Question:
   task = record.get("task", TASKS.get(category, category))
   if not isinstance(task, str) or not task:
     raise ValueError("task must be a string that is not empty")
+  if "all" in (category, task):
+    raise ValueError("'all' is what all questions together are called")
   for text in (str(identity), category, task, *turns):
     try:
       text.encode()

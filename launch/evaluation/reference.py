@@ -74,15 +74,14 @@ class Process:
       {
         "kind": system.kind,
         "config": config,
-        # As many rows as the other systems decode.
-        "prompts": [list(p.token_ids) for p in batch.filled()],
+        "prompts": [list(p.token_ids) for p in batch.prompts],
+        "rows": batch.rows,  # as many as the other systems decode
         "seed": seed,
       }
     )
     if "error" in answer:
       raise ValueError(f"system {system.name!r}: {answer['error']}")
     self.versions = answer.pop("versions")
-    answer["token_ids"] = answer["token_ids"][: len(batch.prompts)]
     return hf_reference.Generated(**answer)
 
   def _ask(self, request: dict) -> dict:
@@ -168,7 +167,7 @@ def _answer(
   """
   config = ml_collections.ConfigDict(request["config"])
   key = json.dumps([config[name] for name in _STATIC])
-  batch = Batch(tuple(map(_Prompt, request["prompts"])), 1, 0)
+  batch = Batch(tuple(map(_Prompt, request["prompts"])), request["rows"], 0)
   how: dict[str, Any] = {"assisted": request["kind"] == "hf_assisted"}
   if request["kind"] == "hf_prompt_lookup":
     how["prompt_lookup"] = (config.num_speculative_tokens, config.max_ngram)

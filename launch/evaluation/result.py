@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from launch.evaluation import summary, systems
 from launch.evaluation.systems import System
 from launch.pair import Pair
+from specjax.tree import Tree
 
 
 def describe(entered: Sequence[System], pairs: dict[str, Pair]) -> dict:
@@ -25,9 +26,7 @@ def describe(entered: Sequence[System], pairs: dict[str, Pair]) -> dict:
       told |= {
         "rule": decoder.rule.name,
         "lossless": decoder.rule.lossless,
-        "draft_shape": f"chain of {tree.max_depth}"
-        if tree.is_chain
-        else f"tree of {tree.num_nodes} nodes, {tree.max_depth} deep",
+        "draft_shape": _shape(tree, own.ladder),
         "parents": list(tree.parents),
       }
     elif system.kind in systems.ONE_PROMPT:
@@ -36,8 +35,20 @@ def describe(entered: Sequence[System], pairs: dict[str, Pair]) -> dict:
   return found
 
 
+def _shape(tree: Tree, ladder: Sequence[int]) -> str:
+  if ladder:
+    return f"chains of {', '.join(map(str, ladder))}"
+  if tree.is_chain:
+    return f"chain of {tree.max_depth}"
+  return f"tree of {tree.num_nodes} nodes, {tree.max_depth} deep"
+
+
 def result_of(records: Sequence[dict], facts: dict) -> dict:
-  """E.json: the rows of the summary, and what they were made of."""
+  """E.json: the rows of the summary, and what they were made of.
+
+  `runs` are of all questions ("all") and of each category, so that each
+  question stands in two; `runs_by_task` are of each task.
+  """
   groups = [record for record in records if "turns" in record]
   timed = [record for record in records if "turns" not in record]
   seconds: dict[str, float] = collections.defaultdict(float)
@@ -49,12 +60,14 @@ def result_of(records: Sequence[dict], facts: dict) -> dict:
     for turn in record["turns"]:
       refused += [r | where for r in turn["refused"]]
       differences += [d | where for d in turn.get("differences", ())]
+  rows = summary.rows_of(groups, timed)
   return {
     **facts,
     "reference": next((r["reference"] for r in groups if r["reference"]), None),
     "refused": refused,
     "compile_seconds": dict(seconds),
-    "runs": summary.rows_of(groups, timed),
+    "runs": [r for r in rows if r["level"] != "task"],
+    "runs_by_task": [r for r in rows if r["level"] == "task"],
     "costs": timed,
     "differences": differences,
     "groups": groups,

@@ -115,8 +115,9 @@ def _row(records: Sequence[dict], system: str, cost: dict | None) -> dict:
     of all requests together, and `tokens_per_call_request_mean` the mean of the
     requests' own. `accepted_by_position[i]` is the share of target calls that
     emitted more than i drafted tokens, `accept_counts[i]` the number of those
-    that emitted i. `fed_per_round` is how many tokens wide the target's passes
-    were. `time_to_first_token` is the mean over requests of the
+    that emitted i. `rounds_by_length` are a ladder's rounds by how many tokens
+    they drafted, None without one. `fed_per_round` is how many tokens wide the
+    target's passes were. `time_to_first_token` is the mean over requests of the
     seconds until the first round was over, `seconds_per_token` what each token
     after the first took. `_ci` are 95% intervals over groups; what cannot be
     known is None.
@@ -150,6 +151,7 @@ def _row(records: Sequence[dict], system: str, cost: dict | None) -> dict:
     "acceptance_rate": of_units["acceptance_rate"],
     "accepted_by_position": _by_position(counts),
     "accept_counts": counts,
+    "rounds_by_length": _by_length(every),
     "seconds": of_units["seconds"],
     "tokens_per_second": of_units["tokens_per_second"],
     "speedup": None if is_plain else of_units["speedup"],
@@ -179,6 +181,13 @@ def _accept_counts(every: Sequence[Entry]) -> list[int] | None:
     return None
   columns = zip(*(e.found["accept_counts"] for e in every), strict=True)
   return [sum(column) for column in columns]
+
+
+def _by_length(every: Sequence[Entry]) -> dict[str, int] | None:
+  parts = [e.found.get("rounds_by_length") for e in every]
+  if not all(parts):
+    return None
+  return {n: sum(part[n] for part in parts) for n in parts[0]}
 
 
 def _by_position(counts: Sequence[int] | None) -> list[float] | None:

@@ -7,15 +7,16 @@ def table(results: dict[str, dict]) -> str:
   """A row a search: the best sets after so many evaluations, and the bound."""
   rows = []
   for found in results.values():
-    best = found["best"]
+    best, search = found["best"], found["search"]
+    measured = " measured" if search["objective"] == "measured" else ""
     steps = [
-      f"{step['speedup']:.3f} after {step['evaluations']}"
+      f"{step['score']:.3f}{measured} after {step['evaluations']}"
       for step in _thinned(found["improvements"])
     ]
     rows.append(
       [
-        found["search"]["method"],
-        found["search"]["costs"],
+        search["method"],
+        search["costs"],
         f"{len(found['evaluations'])}",
         ", ".join(steps),
         f"{len(best['skip_attention'])} + {len(best['skip_mlp'])} of "
@@ -29,8 +30,9 @@ def table(results: dict[str, dict]) -> str:
     )
   return tables.table(
     [
-      "method", "costs", "evaluations", "best predicted speed-up",
-      "attention + MLP skipped", "acceptance", "draft pass", "speed-up",
+      "method", "costs", "evaluations", "best so far",
+      "attention + MLP skipped", "acceptance", "draft pass",
+      "predicted speed-up",
       "acceptance to break even", "bound of that acceptance",
     ],
     rows,

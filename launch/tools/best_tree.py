@@ -10,7 +10,8 @@ The prompts are decoded with a tree in which every node above the last level has
 temperature 0 `--config.rule=match --config.siblings=top_k`), and it is counted
 how often the walk went on to the child of each rank. The best trees of 1 to
 --max_nodes drafted nodes follow, and their tokens a round (Sequoia, Chen et
-al., NeurIPS 2024), which supposes that a rank is as good at every place.
+al., NeurIPS 2024), which supposes that a rank is as good at every place: of a
+draft whose later tokens stand less often deep trees are thought too good.
 
 --benchmark is what `launch.benchmark` wrote of the same pair and batch size:
 what a pass of the target over 1 to 16 tokens takes, and a level of the draft
@@ -23,6 +24,7 @@ flag that drafts the best of them.
 import dataclasses
 import json
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -73,15 +75,22 @@ class Costs:
     return tree.max_depth * self.level + float(rest)
 
 
-def read_costs(path: str) -> Costs:
+_SAME = ("target", "draft", "drafter", "dtype", "batch_size", "mesh")
+
+
+def read_costs(path: str, asked: Mapping[str, Any]) -> Costs:
   """What `launch.benchmark` measured.
 
   Beside the passes of both models a round warps, draws and counts; what that
   took in the round that was measured is taken to be the same for every tree.
 
+  Args:
+    path: of the file.
+    asked: the config of the pair that the costs are to be of.
+
   Raises:
-    UserError: if the file is not of that command, or of a draft that was not
-      timed.
+    UserError: if the file is not of that command, of a draft that was not
+      timed, or of another pair, batch size or mesh.
   """
   try:
     found = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
@@ -93,7 +102,7 @@ def read_costs(path: str) -> Costs:
     )
     level = found["draft_forwards_seconds"] / depth
     beside = found["step_seconds"] - depth * level - found["verify_seconds"]
-    return Costs(
+    costs = Costs(
       plain=found["autoregressive_step_seconds"],
       level=level,
       fed={n: s + max(beside, 0.0) for n, s in passes.items()},
@@ -103,6 +112,13 @@ def read_costs(path: str) -> Costs:
       f"--benchmark: {path} is not what launch.benchmark writes of a draft: "
       f"{type(error).__name__}: {error}"
     ) from error
+  other = [n for n in _SAME if config.get(n) != asked.get(n)]
+  if other:
+    raise cli.UserError(
+      f"--benchmark: {path} is of another "
+      + ", ".join(f"{n} ({config.get(n)!r})" for n in other)
+    )
+  return costs
 
 
 def wide(
@@ -184,17 +200,17 @@ def run(_) -> int:
     stdout=True,
     inputs={"--benchmark": _BENCHMARK.value},
   )
-  costs = read_costs(_BENCHMARK.value) if _BENCHMARK.value else None
-  if costs and _MAX_NODES.value + 1 > max(costs.fed):
-    raise cli.UserError(
-      f"--benchmark has passes over {max(costs.fed)} tokens at most, and "
-      f"--max_nodes={_MAX_NODES.value} asks for {_MAX_NODES.value + 1}"
-    )
   config = pair.settled(
     wide(
       cli.CONFIG.value, children=_CHILDREN.value, levels=_LEVELS.value
     )
   )  # fmt: skip
+  costs = read_costs(_BENCHMARK.value, config) if _BENCHMARK.value else None
+  if costs and _MAX_NODES.value + 1 > max(costs.fed):
+    raise cli.UserError(
+      f"--benchmark has passes over {max(costs.fed)} tokens at most, and "
+      f"--max_nodes={_MAX_NODES.value} asks for {_MAX_NODES.value + 1}"
+    )
   found = pair.build(config, inputs=True)
   items = prompts.all_of(
     cli.PROMPTS.value,

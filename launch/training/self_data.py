@@ -93,8 +93,17 @@ def converse(
     For each `{"number", "temperature", "messages", "whole"}`: whether both
     turns ended by themselves. None of a user's turn that did not, was empty, or
     was too long.
+
+  Raises:
+    ValueError: if what a system says is longer than `max_width`.
   """
   begins = [before_the_user(tokenizer, text) for text in systems]
+  longest = max(map(len, begins))
+  if longest > max_width:
+    raise ValueError(
+      f"what the system says takes {longest} tokens with its template, and "
+      f"there is room for {max_width} before an answer"
+    )
   warmth = {i: temperatures[i % len(temperatures)] for i in numbers}
   begin = {i: begins[i // len(temperatures) % len(begins)] for i in numbers}
 

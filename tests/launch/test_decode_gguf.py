@@ -1,10 +1,12 @@
 """GGUF files at the command line: as a target, hashed, compared, damaged."""
 
+import dataclasses
 import hashlib
 import json
 
 import files
 import ggufs
+import numpy as np
 import pytest
 import references
 import transformers
@@ -125,8 +127,13 @@ def test_transformers_reads_the_same_file(written, monkeypatch):
       vocab_size=models.tokenizer.vocab_size,
     )  # fmt: skip
     rows[target], _ = reference.run(batch, assisted=False)
+    fuller = dataclasses.replace(batch, rows=4)
+    assert reference.run(fuller, assisted=False)[0] == rows[target]
   assert rows[path] == rows[directory]
   assert all(rows[path])
+  filling = hf_reference._Filling(2)
+  ended = filling(np.zeros((4, 1)), None)
+  assert ended.tolist() == [False, False, True, True]
 
 
 def test_transformers_is_only_asked_for_what_it_understands(

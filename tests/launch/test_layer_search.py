@@ -10,7 +10,7 @@ import pytest
 from files import write_jsonl
 from flax import nnx
 
-from launch import decode, layer_search, skipped_layers
+from launch import decode, layer_search, pair, skipped_layers
 from launch.searching import costs, knapsack, methods
 from launch.searching.scorer import Scorer, Texts
 from models.layers import TransformerConfig
@@ -229,6 +229,18 @@ def test_a_prediction_is_the_formulas_best_and_the_bound_is_above():
   assert costs.bound(a, price).speedup > found.speedup
 
 
+def test_break_even_is_of_the_pass_that_is_verified():
+  """Half a pass to draft a token, 1.4 to verify two, 1.6 to verify five."""
+  given = costs.Costs(
+    attention=0.1, mlp=0.1, rest=0.1, verify={1: 1.0, 2: 1.4, 5: 1.6}
+  )
+  skipped = SkippedLayers(attention=(1, 2), mlp=(1, 2))
+  found = layer_search.evaluation(skipped, 0.3, given, num_layers=4)
+  assert found["draft_cost"] == pytest.approx(0.5)
+  assert found["num_speculative_tokens"] == 1
+  assert found["break_even"] == pytest.approx(0.5 + 1.4 - 1)  # and not "never"
+
+
 def test_passes_are_timed_as_shares_of_a_whole_one(module):
   found = costs.measured(module, 3)
   assert found.verify[1] == 1.0
@@ -304,8 +316,18 @@ def test_a_search_is_resumed_made_longer_and_read_by_decode(
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("method", ["greedy", "random"])
-def test_other_methods_and_what_is_measured(cli, prompts, tmp_path, method):
-  out = tmp_path / "out.json"
+def test_other_methods_and_what_is_measured(
+  cli, prompts, tmp_path, method, monkeypatch
+):
+  out, drafted = tmp_path / "out.json", []
+  engine_of = pair.engine_of
+
+  def watched(config, models, *, baseline=False):
+    if not baseline:
+      drafted.append(config.num_speculative_tokens)
+    return engine_of(config, models, baseline=baseline)
+
+  monkeypatch.setattr(pair, "engine_of", watched)
   more = ("--objective=measured",) if method == "random" else ()
   flags = (f"--method={method}", "--evaluations=2", *more)
   assert run(cli, prompts, out, *flags) == 0
@@ -313,6 +335,9 @@ def test_other_methods_and_what_is_measured(cli, prompts, tmp_path, method):
   for one in found["evaluations"]:
     wanted = one["measured"] if more else one["speedup"]
     assert one["score"] == wanted > 0
+  if more:  # what is measured drafts as many tokens as the result says
+    said = [e["num_speculative_tokens"] for e in found["evaluations"]]
+    assert drafted[-len(said) :] == said
 
 
 def test_a_method_that_has_no_set_says_so(cli, prompts, tmp_path, capsys):

@@ -43,7 +43,7 @@ def test_pairs_of_the_same_models_share_their_parameters(pair):
       "verifies trees whose form is fixed",
     ),
     (dict(ladder=(0, 2, 1)), "rising, got .0, 2, 1."),
-    (dict(ladder=(2,)), "two widths or more"),
+    (dict(ladder=(2,)), "two lengths or more"),
     (dict(ladder=(0, 2), drafter="eagle3"), "got 'eagle3'"),
     (dict(ladder=(0, 2), depth="3"), "drafted whole: not with depth"),
     (dict(ladder=(0, 2), num_drafts=2, rule="match"), "not with num_drafts"),
@@ -80,7 +80,7 @@ def test_one_width_is_what_all_commands_but_two_decode_with(pair):
     pair_lib.assemble(config, models)
   found = pair_lib.assemble(config, models, climbs=True)
   assert set(found.rungs.decoders) == {0, 1, 3}
-  assert pair_lib.engine_of(config, found).ladder.widths == (0, 1, 3)
+  assert pair_lib.engine_of(config, found).ladder.lengths == (0, 1, 3)
   assert pair_lib.engine_of(config, found, baseline=True).rungs is None
 
 

@@ -1,8 +1,10 @@
 """Conversations become the ids that transformers makes of them."""
 
+import dataclasses
 import json
 
 import pytest
+import tokenizers as hf
 import transformers
 
 from models import chat, tokenizers
@@ -80,6 +82,31 @@ def test_a_message_cannot_forge_special_tokens(saved, where):
   # And no character of it is lost.
   whole = tokenizer.backend.decode(ids, skip_special_tokens=False)
   assert whole == chat.render(tokenizer, [message, innocent])
+
+
+def test_marks_of_turns_that_files_do_not_call_special_are_no_text_either(
+  saved,
+):
+  """As `<｜User｜>` in the files of models distilled from DeepSeek's R1."""
+  tokenizer = tokenizers.load(str(saved / "chatml"))
+  tokenizer.backend.add_tokens(
+    [hf.AddedToken(t, special=False, normalized=False)
+     for t in ("<｜User｜>", "<think>")]
+  )  # fmt: skip
+  tokenizer = dataclasses.replace(
+    tokenizer,
+    chat_template="<｜User｜>{{ messages[0].content }}",
+  )
+  mark, thought = map(
+    tokenizer.backend.token_to_id, ("<｜User｜>", "<think>")
+  )  # fmt: skip
+  ids = chat.encode(
+    tokenizer, [{"role": "user", "content": "x<｜User｜>y<think>"}]
+  )
+  assert ids[0] == mark
+  assert mark not in ids[1:]
+  assert ids[-1] == thought  # which a message may hold
+  assert tokenizer.backend.decode(ids) == "<｜User｜>x<｜User｜>y<think>"
 
 
 def test_text_around_a_forgery_is_read_as_ever(saved):

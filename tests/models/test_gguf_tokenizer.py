@@ -79,7 +79,8 @@ def write(folder, tokens, kinds, **values):
   writer = package.GGUFWriter(str(path), "llama")
   writer.add_block_count(0)  # transformers asks for some configuration
   writer.add_token_list(tokens)
-  writer.add_token_types(kinds)
+  if kinds is not None:
+    writer.add_token_types(kinds)
   for key, value in values.items():
     key = "tokenizer." + ("" if key == "chat_template" else "ggml.") + key
     if isinstance(value, list):
@@ -257,6 +258,24 @@ def test_fillers_are_left_out_and_users_tokens_are_text(tmp_path):
   assert tokens.index(SPECIAL[1]) not in ids
 
 
+def test_a_file_that_does_not_say_what_tokens_are_for_is_read_by_their_names(
+  tmp_path,
+):
+  backend = trained("gpt-2")
+  tokens, kinds, merges = parts(backend)
+  assert TokenType.CONTROL in kinds
+  path = write(
+    tmp_path, [*tokens, "<|turn|>"], None, model="gpt2", pre="gpt-2",
+    merges=merges, eos_token_id=tokens.index(SPECIAL[1]),
+  )  # fmt: skip
+  tokenizer = gguf_tokenizer.load(str(path))
+  assert {SPECIAL[1], "<|turn|>"} <= {*tokenizer.special_tokens()}
+  assert tokenizer.encode("<|turn|>the") == [
+    len(tokens), *tokenizer.encode("the"),
+  ]  # fmt: skip
+  assert len(tokens) not in tokenizer.encode_text("<|turn|>the")
+
+
 # ------------------------------------------------------------- sentencepiece
 
 
@@ -330,6 +349,19 @@ def test_sentencepiece_joins_the_best_neighbours_first(tmp_path):
   assert all(p in vocab for p in pieces if not p.isdigit())
   found = [i for i in tokenizer.encode(text)[1:] if i > 258]
   assert found == expected
+
+
+def test_no_text_becomes_a_control_token(tmp_path):
+  path = write(
+    tmp_path, ["<unk>", "<s>", "</s>", "▁", "<s", ">", "<", "s", "<s>s"],
+    [TokenType.UNKNOWN, *[TokenType.CONTROL] * 2, *[TokenType.NORMAL] * 6],
+    model="llama", scores=[0.0] * 3 + [-1.0] * 6, bos_token_id=1,
+    eos_token_id=2, unknown_token_id=0, add_space_prefix=False,
+  )  # fmt: skip
+  tokenizer = gguf_tokenizer.load(str(path))
+  ids = tokenizer.encode_text("<s>")
+  assert tokenizer.decode(ids) == "<s>"
+  assert 1 not in ids
 
 
 def test_a_leading_space_is_not_the_one_that_is_added(tmp_path):

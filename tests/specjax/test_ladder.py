@@ -1,4 +1,4 @@
-"""Verification widths that the host chooses between rounds."""
+"""Draft lengths among which the host chooses between rounds."""
 
 import dataclasses
 import functools
@@ -22,8 +22,8 @@ from specjax.requests import Settings
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
-WIDTHS = (0, 1, 4)
-CHEAP = {0: 1.0, 1: 1.1, 4: 1.4}  # seconds of a round, by its width
+LENGTHS = (0, 1, 4)
+CHEAP = {0: 1.0, 1: 1.1, 4: 1.4}  # seconds of a round, by its length
 DEAR = {0: 1.0, 1: 2.2, 4: 6.0}
 
 
@@ -35,7 +35,7 @@ def fixed(tree):
 
 
 RUNGS = ladder.rungs(
-  MODEL, fixed, rule=rules.get("token"), vocab_size=VOCAB, widths=WIDTHS
+  MODEL, fixed, rule=rules.get("token"), vocab_size=VOCAB, lengths=LENGTHS
 )
 
 
@@ -47,7 +47,7 @@ def request(i):
 
 
 def start(temperature=0.0):
-  return jax.jit(RUNGS.widest.init, static_argnames="buffer_length")(
+  return jax.jit(RUNGS.longest.init, static_argnames="buffer_length")(
     PARAMS, jnp.asarray(decoding.PROMPTS[:2]),
     jnp.asarray(decoding.LENGTHS[:2]), jax.random.key(2), buffer_length=70,
     max_new_tokens=jnp.array([60, 50]),
@@ -56,23 +56,23 @@ def start(temperature=0.0):
 
 
 @functools.cache
-def program(width):
-  return jax.jit(functools.partial(RUNGS.steps, width))
+def program(length):
+  return jax.jit(functools.partial(RUNGS.steps, length))
 
 
 def test_rungs_go_on_with_each_others_state():
   """Greedy, so that every token is known; wide after none after narrow."""
   state, plan = start(), (4, 0, 0, 0, 1, 4, 0, 4, 1) * 3
-  for width in plan:
+  for length in plan:
     before = state
-    state = program(width)(PARAMS, state, jnp.int32(3))
+    state = program(length)(PARAMS, state, jnp.int32(3))
     drafted = np.asarray(
       state.counters.num_drafted - before.counters.num_drafted
     )
     rounds = np.asarray(
       state.counters.num_target_calls - before.counters.num_target_calls
     )
-    np.testing.assert_array_equal(drafted, width * rounds)
+    np.testing.assert_array_equal(drafted, length * rounds)
   state = program(0)(PARAMS, state, jnp.int32(100))
   expected = [
     decoding.greedy_reference(decoding.PROMPTS[b, : decoding.LENGTHS[b]], count)
@@ -85,7 +85,7 @@ def test_rungs_go_on_with_each_others_state():
   np.testing.assert_array_equal(sums, c.num_accepted)
 
 
-def test_a_round_after_others_widths_has_the_targets_law():
+def test_a_round_after_other_lengths_has_the_targets_law():
   with jax.enable_x64(True):
     wide = lambda x: jnp.asarray(np.asarray(x)[:, :3], jnp.float64)
     few = jax.tree.map(wide, PARAMS)
@@ -96,125 +96,176 @@ def test_a_round_after_others_widths_has_the_targets_law():
         model, tree=tree, vocab_size=3,
         depth=depth.fixed(depth=tree.max_depth),
       ),
-      rule=rules.get("block"), vocab_size=3, widths=(0, 1, 2),
+      rule=rules.get("block"), vocab_size=3, lengths=(0, 1, 2),
     )  # fmt: skip
-    state = made.widest.init(
+    state = made.longest.init(
       few, np.array([[1, 0]]), [2], jax.random.key(0), buffer_length=32,
       max_new_tokens=30,
     )  # fmt: skip
-    for width in (2, 0, 1):
-      state = made.steps(width, few, state, 2)
-    for width in (1, 2):
-      law, expected = exact.round_law(made.decoders[width], few, state)
+    for length in (2, 0, 1):
+      state = made.steps(length, few, state, 2)
+    for length in (1, 2):
+      law, expected = exact.round_law(made.decoders[length], few, state)
       assert np.abs(law.output - expected).max() < 1e-10
 
 
-def climb(ladder_, seconds):
-  """A loop over the rungs whose rounds take what is told, and no other time."""
-  loop = ladder.Climb({w: program(w) for w in WIDTHS}, ladder_, seconds)
-  learn = loop._learn_time
+class Climbing:
+  """A loop over the rungs whose rounds take what is told, and no other time.
 
-  def learn_what_is_told(rounds, _):
-    learn(rounds, rounds * seconds[loop._now])
+  Attributes:
+    loop: what climbs.
+    ladder: how.
+    takes: seconds of a round by its length.
+    chosen: lengths, in order.
+    asked: length and most rounds of every call.
+  """
 
-  loop._learn_time = learn_what_is_told
-  return loop
+  def __init__(self, ladder_, seconds):
+    self.chosen, self.asked, self.takes = [], [], seconds
+    self.ladder = ladder_
+    self.loop = ladder.Climb({n: self._called(n) for n in LENGTHS}, seconds)
+    choose, learn = self.loop._choose, self.loop._learn_time
+
+    def choose_and_tell(known):
+      choose(known)
+      self.chosen.append(self.loop._now)
+
+    self.loop._choose = choose_and_tell
+    self.loop._learn_time = lambda rounds, _: learn(
+      rounds, rounds * self.takes[self.loop._now]
+    )
+
+  def _called(self, length):
+    def call(params, state, rounds):
+      self.asked.append((length, int(rounds)))
+      return program(length)(params, state, rounds)
+
+    return call
+
+  def __call__(self, state, rounds=1000):
+    return self.loop(PARAMS, state, rounds, ladder=self.ladder)
 
 
 def test_a_cheap_pass_is_made_wide_and_a_dear_one_not_at_all():
-  wide = climb(Ladder(widths=WIDTHS, every=2), CHEAP)
-  state = wide(PARAMS, start(), 1000)
+  wide = Climbing(Ladder(lengths=LENGTHS, every=2), CHEAP)
+  state = wide(start())
   assert state.done.all()
   assert wide.chosen.count(4) > len(wide.chosen) / 2
-  narrow = climb(Ladder(widths=WIDTHS, every=1, patience=3), DEAR)
-  other = narrow(PARAMS, start(), 1000)
+  narrow = Climbing(Ladder(lengths=LENGTHS, every=1, patience=3), DEAR)
+  other = narrow(start())
   assert rows_of(state) == rows_of(other)
   # What is supposed is accepted would not pay; but it is tried now and then.
   assert narrow.chosen[:5] == [0, 0, 0, 1, 0]
   assert narrow.chosen.count(0) > len(narrow.chosen) / 2
+  made = narrow.ladder.rounds
+  assert sum(made.values()) == int(other.num_steps)
+  assert made[4] == 0 < made[1] < made[0]
+
+
+def test_a_draft_is_tried_for_a_quarter_of_the_rounds():
+  loop = Climbing(Ladder(lengths=LENGTHS, every=16, patience=1), DEAR)
+  loop(start())
+  assert loop.asked[:4] == [(0, 16), (1, 4), (0, 16), (1, 4)]
 
 
 def test_no_more_rounds_are_made_than_were_asked_for():
-  loop = climb(Ladder(widths=WIDTHS, every=4), CHEAP)
-  state = loop(PARAMS, start(), 7)
+  loop = Climbing(Ladder(lengths=LENGTHS, every=4), CHEAP)
+  state = loop(start(), 7)
   assert int(state.num_steps) == 7
   assert len(loop.chosen) == 2
   for _ in range(3):  # as one who looks at every token does
-    state = loop(PARAMS, state, 1)
+    state = loop(state, 1)
   assert int(state.num_steps) == 10
   assert len(loop.chosen) == 3  # after 4 and after 8 rounds
-  state = loop(PARAMS, loop(PARAMS, state, 1000), 1000)
+  state = loop(loop(state))
   assert state.done.all()
 
 
 def test_a_text_that_ends_with_its_rounds_is_not_called_for_again():
-  loop, calls = climb(Ladder(widths=WIDTHS, every=60), DEAR), []
-  plain = loop._loops[0]
-
-  def counting(params, state, rounds):
-    calls.append(int(rounds))
-    return plain(params, state, rounds)
-
-  loop._loops = {**loop._loops, 0: counting}
-  state = loop(PARAMS, start(), 1000)  # plain decoding of sixty tokens
-  assert calls == [60]
+  loop = Climbing(Ladder(lengths=LENGTHS, every=60), DEAR)
+  state = loop(start())  # plain decoding of sixty tokens
+  assert loop.asked == [(0, 60)]
   assert int(state.num_steps) == 60
-  loop(PARAMS, state, 1000)
-  assert calls == [60]
+  loop(state)
+  assert loop.asked == [(0, 60)]
 
 
-def test_a_width_that_was_mistimed_is_found_out():
+def test_a_length_that_was_mistimed_is_found_out():
   """Drafts of four seem to cost much less than they do."""
-  loop = climb(Ladder(widths=WIDTHS, every=8), {0: 1.0, 1: 1.2, 4: 5.0})
-  loop.seconds = {0: 1.0, 1: 1.2, 4: 1.8}
+  loop = Climbing(
+    Ladder(lengths=LENGTHS, every=8), {0: 1.0, 1: 1.2, 4: 1.8}
+  )  # fmt: skip
+  loop.takes = {0: 1.0, 1: 1.2, 4: 5.0}
   for _ in range(4):
-    loop(PARAMS, start(), 1000)
+    loop(start())
   assert loop.chosen[0] == 4
   assert loop.chosen[-1] == 1
-  assert loop.seconds[4] > 1.02 * 1.8
+  assert loop.loop.seconds[4] > 1.02 * 1.8
 
 
-def test_a_machine_that_slows_down_is_no_price_of_one_width():
-  loop = climb(Ladder(widths=WIDTHS, every=8), {0: 1.0, 1: 1.2, 4: 9.0})
-  slower = {0: 1.3, 1: 1.56, 4: 11.7}
-  loop(PARAMS, start(), 1000)
-  learn = type(loop)._learn_time
-  loop._learn_time = lambda rounds, _: learn(
-    loop, rounds, rounds * slower[loop._now]
-  )
+def test_a_machine_that_slows_down_is_no_price_of_one_length():
+  loop = Climbing(Ladder(lengths=LENGTHS, every=8), {0: 1.0, 1: 1.2, 4: 9.0})
+  loop(start())
+  loop.takes = {0: 1.3, 1: 1.56, 4: 11.7}
   for _ in range(3):
-    loop(PARAMS, start(), 1000)
-  assert loop._drift > 0.1
-  assert loop.seconds[1] / loop.seconds[0] < 1.35  # and not 1.56
+    loop(start())
+  assert loop.loop._drift > 0.1
+  assert loop.loop.seconds[1] / loop.loop.seconds[0] < 1.35  # and not 1.56
   assert set(loop.chosen[2:]) == {1}
 
 
+def uneven():
+  """One of two rows has a third of the other's to do."""
+  lengths = jnp.asarray(decoding.LENGTHS[:2])
+  return dataclasses.replace(start(), max_length=lengths + jnp.array([60, 20]))
+
+
 def test_a_batch_that_drafting_leaves_half_empty_is_not_drafted_for():
-  loop = climb(Ladder(widths=WIDTHS, every=8), {0: 1.0, 1: 1.4, 4: 9.0})
-  loop(PARAMS, start(), 1000)
-  assert loop.chosen[-1] == 1
-  state = start()  # and one of two rows has nothing to do
-  stopped = state.stop_reason.at[0].set(1)
-  for _ in range(10):
-    loop(PARAMS, dataclasses.replace(state, stop_reason=stopped), 1000)
-  assert 0.5 < loop._at_work[1] < 0.8
-  loop._at_work[0] = 1.0  # had they gone at the same pace
-  loop._choose()
-  assert loop.chosen[-1] == 0
+  known = Ladder(lengths=LENGTHS, every=8)
+  near = {0: 1.0, 1: 1.4, 4: 9.0}
+  assert max(known.rates(near), key=known.rates(near).get) == 1
+  loop = Climbing(known, near)
+  loop(uneven())
+  assert {n for n, _ in loop.asked} == {1}
+  assert known.occupied[0] == 1
+  assert 0.6 < known.occupied[1] < 0.8
+  loop.asked.clear()
+  loop(start())
+  assert {n for n, _ in loop.asked} == {0}
+
+
+def test_rows_that_fill_a_batch_up_leave_it_no_emptier():
+  known = Ladder(lengths=LENGTHS, every=8)
+  state = start()
+  nothing = jnp.asarray(decoding.LENGTHS[:1])
+  filled = dataclasses.replace(
+    state, max_length=state.max_length.at[:1].set(nothing),
+    stop_reason=state.stop_reason.at[0].set(1),
+  )  # fmt: skip
+  Climbing(known, CHEAP)(filled)
+  np.testing.assert_array_equal(known.occupied, [1, 1])
+
+
+def test_the_emptiness_of_a_batch_of_both_kinds_is_laid_to_none():
+  known = Ladder(lengths=LENGTHS, every=4, patience=1)
+  loop = Climbing(known, DEAR)
+  loop(uneven())
+  assert {n for n, _ in loop.asked} == {0, 1}
+  np.testing.assert_array_equal(known.occupied, [1, 1])
 
 
 def test_what_rounds_take_is_measured():
-  loops = {w: program(w) for w in WIDTHS}
+  loops = {n: program(n) for n in LENGTHS}
   told = {0: 1.0, 1: 2.0, 4: 1e6}  # a toy's round takes much less
-  loop = ladder.Climb(loops, Ladder(widths=WIDTHS, every=8), told)
+  loop = ladder.Climb(loops, told)
   for _ in range(3):
-    loop(PARAMS, start(), 1000)
+    loop(PARAMS, start(), 1000, ladder=Ladder(lengths=LENGTHS, every=8))
   assert loop._drift < -0.3
 
 
 @pytest.mark.parametrize("on_mesh", [False, True])
 def test_an_engine_climbs_by_what_its_batches_show(on_mesh):
-  """Its texts are plain decoding's, whatever widths were the fastest."""
+  """Its texts are plain decoding's, whatever lengths were the fastest."""
   mesh, params = None, PARAMS
   if on_mesh:
     mesh = jax.make_mesh(
@@ -226,8 +277,8 @@ def test_an_engine_climbs_by_what_its_batches_show(on_mesh):
     temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0,
   )  # fmt: skip
   climbing = Engine(
-    decoder=RUNGS.widest, rungs=RUNGS,
-    ladder=Ladder(widths=WIDTHS, every=3, patience=2), **settings,
+    decoder=RUNGS.longest, rungs=RUNGS,
+    ladder=Ladder(lengths=LENGTHS, every=3, patience=2), **settings,
   )  # fmt: skip
   plain = Engine(
     decoder=specjax.make_decoder(MODEL, vocab_size=VOCAB), **settings
@@ -246,22 +297,35 @@ def test_an_engine_climbs_by_what_its_batches_show(on_mesh):
 
 
 def test_what_a_batch_has_shown_the_next_one_begins_with():
-  shared = Ladder(widths=WIDTHS, every=4, patience=100, supposed=1.0)
+  shared = Ladder(lengths=LENGTHS, every=4, patience=100, supposed=1.0)
   assert max(shared.rates(CHEAP), key=shared.rates(CHEAP).get) == 4
   near = {0: 1.0, 1: 1.3, 4: 3.0}
-  first, again = climb(shared, near), climb(shared, near)
-  first(PARAMS, start(), 1000)
-  again(PARAMS, start(), 1000)
+  first, again = Climbing(shared, near), Climbing(shared, near)
+  first(start())
+  again(start())
   assert first.chosen[0] == 4
   assert again.chosen[0] == 1
 
 
-def test_rounds_of_every_width_are_timed_on_a_copy():
+def test_prices_are_of_a_loop_and_acceptance_is_of_a_ladder():
+  """As at two temperatures, which share programs."""
+  near = {0: 1.0, 1: 1.3, 4: 3.0}
+  settings = dict(lengths=LENGTHS, every=4, patience=100, supposed=1.0)
+  loop = Climbing(Ladder(**settings), near)
+  loop(start())
+  taught, loop.ladder = loop.ladder, dataclasses.replace(loop.ladder)
+  assert loop.ladder.reached.sum() == 0 < taught.reached.sum()
+  loop.chosen.clear()
+  loop(start())
+  assert loop.chosen[0] == 4
+
+
+def test_rounds_of_every_length_are_timed_on_a_copy():
   state = program(4)(PARAMS, start(), jnp.int32(2))
   before = rows_of(state)
-  loops = {w: program(w) for w in WIDTHS}
+  loops = {n: program(n) for n in LENGTHS}
   seconds = ladder.measured(loops, PARAMS, state, rounds=2, repeats=1)
-  assert set(seconds) == set(WIDTHS)
+  assert set(seconds) == set(LENGTHS)
   assert min(seconds.values()) > 0
   assert rows_of(state) == before
   ended = dataclasses.replace(
@@ -271,22 +335,22 @@ def test_rounds_of_every_width_are_timed_on_a_copy():
     ladder.measured(loops, PARAMS, ended)
 
 
-def test_a_width_is_left_for_a_clear_gain_only():
-  known = Ladder(widths=WIDTHS, margin=0.1, patience=100)
-  loop = climb(known, {0: 1.0, 1: 1.5, 4: 9.0})
+def test_a_length_is_left_for_a_clear_gain_only():
+  known = Ladder(lengths=LENGTHS, margin=0.1, patience=100)
+  loop = Climbing(known, {0: 1.0, 1: 1.5, 4: 9.0})
 
   def choice(acceptance):
     known.supposed = acceptance
-    loop._choose()
+    loop.loop._choose(known)
     return loop.chosen[-1]
 
-  # A width of 1 gives 1 + a tokens: even at a = 0.5, a tenth better at 0.65.
+  # A length of 1 gives 1 + a tokens: even at a = 0.5, a tenth better at 0.65.
   found = [choice(a) for a in (0.55, 0.45, 0.30, 0.55, 0.66, 0.60)]
   assert found == [1, 1, 0, 0, 1, 1]
 
 
 def test_places_are_counted_apart_and_lean_on_the_one_before():
-  known = Ladder(widths=(0, 2, 3), keep=1.0, supposed=0.5)
+  known = Ladder(lengths=(0, 2, 3), keep=1.0, supposed=0.5)
   # Ten rounds of two tokens: two stood in 4, one in 3, none in 3.
   known.saw(np.array([3, 3, 4]))
   first = (7 + 4 * 0.5) / (10 + 4)
@@ -300,7 +364,7 @@ def test_places_are_counted_apart_and_lean_on_the_one_before():
 
 
 def test_old_rounds_fade():
-  known = Ladder(widths=(0, 1), keep=0.5)
+  known = Ladder(lengths=(0, 1), keep=0.5)
   known.saw(np.array([0, 8]))
   known.saw(np.array([1, 0]))
   np.testing.assert_allclose(known.reached, [8 / 2 + 1])
@@ -310,8 +374,8 @@ def test_old_rounds_fade():
 @pytest.mark.parametrize(
   ("settings", "message"),
   [
-    (dict(widths=(4,)), "two widths or more"),
-    (dict(widths=(0, 2, 1)), "rising"),
+    (dict(lengths=(4,)), "two lengths or more"),
+    (dict(lengths=(0, 2, 1)), "rising"),
     (dict(patience=0), "patience and every >= 1"),
     (dict(keep=0.0), "keep must be in"),
   ],
@@ -321,15 +385,15 @@ def test_what_is_no_ladder_is_refused(settings, message):
     Ladder(**settings)
 
 
-def test_widths_are_those_of_the_loops_and_take_time():
-  loops = {w: program(w) for w in WIDTHS}
-  with pytest.raises(ValueError, match="there are loops of"):
-    ladder.Climb(loops, Ladder(), CHEAP)
-  with pytest.raises(ValueError, match="there are seconds of"):
-    ladder.Climb(loops, Ladder(widths=WIDTHS), {0: 1.0})
+def test_lengths_are_those_of_the_loops_and_take_time():
+  loops = {n: program(n) for n in LENGTHS}
+  with pytest.raises(ValueError, match=r"there are loops of \(0, 1, 4\)"):
+    ladder.Climb(loops, CHEAP)(PARAMS, start(), 1, ladder=Ladder())
+  with pytest.raises(ValueError, match="and seconds of"):
+    ladder.Climb(loops, {0: 1.0})
   with pytest.raises(ValueError, match="must be positive"):
-    ladder.Climb(loops, Ladder(widths=WIDTHS), {0: 0.0, 1: 1.0, 4: 1.0})
-  with pytest.raises(ValueError, match="two widths or more"):
+    ladder.Climb(loops, {0: 0.0, 1: 1.0, 4: 1.0})
+  with pytest.raises(ValueError, match="two lengths or more"):
     ladder.rungs(
-      MODEL, fixed, rule=rules.get("token"), vocab_size=VOCAB, widths=(0,)
+      MODEL, fixed, rule=rules.get("token"), vocab_size=VOCAB, lengths=(0,)
     )

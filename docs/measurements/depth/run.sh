@@ -51,10 +51,12 @@ policies() {
   done
 }
 
+# What a rung of the ladder runs is a chain of three in the form that can catch up.
 ladder() {
   asked 128
+  rung=model:num_speculative_tokens=3,depth=3
   for rows in 1 2 4 8 16; do
-    run "ladder-$rows" 128 "$rows" "$static,model:ladder=0,1,2,3,4,6"
+    run "ladder-$rows" 128 "$rows" "$static,$rung,model:ladder=0,1,2,3,4,6"
   done
 }
 

@@ -59,14 +59,19 @@ drafters() {
 }
 
 # A chain, the fastest static tree by what was measured of ranks and passes, and dynamic
-# trees; a static tree's children are certain at temperature 0 and drawn at 1.
+# trees; a static tree's children are certain at temperature 0 and drawn at 1. Ranks are
+# counted on the 64 prompts after those that are answered.
 trees() {
+  [ -e "$out/ranked.jsonl" ] || {
+    "$python" -m launch.tools.held_out_prompts --count=128 --output="$out/more.jsonl" &&
+      tail -n 64 "$out/more.jsonl" >"$out/ranked.jsonl"
+  } || exit 1
   for temperature in 0 1; do
     how=siblings=top_k,rule=match
     [ "$temperature" = 0 ] || how=siblings=without_replacement,rule=recursive
     set -- --config=configs/embedded.py --config.drafter=eagle3 \
       --config.temperature="$temperature" --config.batch_size=1 \
-      --config.max_new_tokens=64 --prompts="$out/held-out.jsonl"
+      --config.max_new_tokens=64 --prompts="$out/ranked.jsonl"
     [ -e "$out/costs-$temperature.json" ] || "$python" -m launch.benchmark "$@" \
       --config.num_speculative_tokens=3 --noreference \
       --output="$out/costs-$temperature.json" || exit 1

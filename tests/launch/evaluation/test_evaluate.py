@@ -74,15 +74,18 @@ def test_every_system_answers_every_question_in_every_setting(ran):
         if turn["questions"]:
           assert {*turn["systems"]} == {"plain", "ngram", "model", "hf"}
   assert {g["category"] for g in result["groups"]} == {"a", "b"}
-  rows = [(r["system"], r["level"]) for r in result["runs"]]
-  assert len(rows) == 2 * 2 * 4 * (1 + 2 + 2)
+  rows = [(r["system"], r["category"]) for r in result["runs"]]
+  assert len(rows) == 2 * 2 * 4 * (1 + 2)
+  assert {category for _, category in rows} == {"all", "a", "b"}
+  tasks = [(r["system"], r["category"]) for r in result["runs_by_task"]]
+  assert len(tasks) == 2 * 2 * 4 * 2
 
 
 def test_programs_are_given_up_before_the_process_can_hold_no_more(
   ran, cli, asked, tmp_path, monkeypatch
 ):
   """Then every group compiles, and answers as ever."""
-  monkeypatch.setattr(compilation, "_MOST_MAPS", 0)
+  monkeypatch.setattr(compilation, "has_many_maps", lambda: True)
   code = cli(
     evaluate.run, *SMALL, f"--questions={asked}", "--systems=plain,ngram",
     f"--output={tmp_path / 'E.json'}", "--temperatures=0", "--batch_sizes=1",
@@ -138,6 +141,37 @@ def test_prompts_that_do_not_fit_are_listed_and_the_others_are_answered(ran):
   assert len(second) == 4  # once for each setting
 
 
+def test_rows_that_fill_a_batch_up_are_no_calls_of_transformers(ran):
+  """At temperature 1 they may be longer than the one that counts."""
+  _, result = ran
+  alone = 0
+  for turn in turns_of(result, 1, 2):
+    if turn["questions"]:
+      found = turn["systems"]["hf"]
+      assert found["calls"] == found["tokens"]
+      alone += len(turn["questions"]) == 1
+  assert alone
+
+
+def test_plain_decoding_alone_is_a_result_too(cli, asked, tmp_path):
+  out = tmp_path / "E.json"
+  code = cli(
+    evaluate.run, *SMALL, f"--questions={asked}", f"--output={out}",
+    "--systems=plain", "--categories=b",
+  )  # fmt: skip
+  assert code == 0
+  assert {r["system"] for r in json.loads(out.read_text())["runs"]} == {"plain"}
+  # The result is written first: where it is, the rest is made again.
+  (tmp_path / "E.svg").unlink()
+  (tmp_path / "E.md").unlink()
+  code = cli(
+    evaluate.run, *SMALL, f"--questions={asked}", f"--output={out}",
+    "--systems=plain", "--categories=b",
+  )  # fmt: skip
+  assert code == 0
+  assert (tmp_path / "E.svg").exists()
+
+
 def test_a_second_turn_holds_the_answer_of_plain_decoding(ran):
   _, result = ran
   (group,) = [
@@ -173,6 +207,7 @@ def test_a_result_says_what_made_it(ran):
   _, result = ran
   made_by = result["provenance"]
   assert {"target", "draft"} == {*made_by["checkpoints"]}
+  assert made_by["commit"] == made_by["specjax"]["commit"]
   assert made_by["prompts"]["path"].endswith("q.jsonl")
   assert result["reference"]["transformers"]
   assert {*result["compile_seconds"]} == {"plain", "ngram", "model"}
@@ -195,6 +230,17 @@ def test_a_ladder_has_no_prediction_and_the_same_answers(cli, asked, tmp_path):
   assert row["speedup"] > 0
   assert row["predicted_speedup"] is None
   assert result["costs"] == []
+  made = sum(
+    turn["systems"][row["system"]]["rounds"]
+    for group in result["groups"]
+    for turn in group["turns"]
+  )
+  assert {*row["rounds_by_length"]} == {"0", "2"}
+  assert sum(row["rounds_by_length"].values()) == made
+  shape = result["systems"][row["system"]]["draft_shape"]
+  assert shape == "chains of 0, 2"
+  page = out.with_suffix(".md").read_text()
+  assert f"`{row['system']}` at temperature 0, batch size" in page
 
 
 def test_a_result_compared_with_itself_changes_nothing(ran, capsys):
@@ -205,6 +251,26 @@ def test_a_result_compared_with_itself_changes_nothing(ran, capsys):
   assert (
     "| `model` | 1 | 2 | all | 4 | +0.000 (+0.000 to +0.000) | 1.000" in out
   )
+
+
+def execute(*args):
+  """Without a config."""
+  with flagsaver.flagsaver():
+    return command_line.execute(evaluate.run, ["test", *args])
+
+
+def test_systems_of_one_result_are_compared_with_one_of_them(ran, capsys):
+  folder, _ = ran
+  path = folder / "E.json"
+  assert execute(f"--compare={path}", "--over=model") == 0
+  lines = capsys.readouterr().out.splitlines()
+  assert {line.split("`")[1] for line in lines[2:]} == {"plain", "ngram", "hf"}
+  assert execute(f"--compare={path}", "--over=modal") == 2
+  assert "has no system 'modal' beside others, but" in capsys.readouterr().err
+  assert execute(f"--compare={path},{path}", "--over=model") == 2
+  assert "takes one file with --over, got 2" in capsys.readouterr().err
+  assert execute("--over=model") == 2
+  assert "--over is of --compare" in capsys.readouterr().err
 
 
 # ------------------------------------------------------- stopping and going on
@@ -318,16 +384,17 @@ def test_our_own_questions_are_answered_briefly(own, asked, expected):
 def test_comparing_takes_two_results_and_no_other_flag(tmp_path, capsys):
   path = tmp_path / "x.json"
   path.write_text("{}")
-
-  def run(*args):
-    with flagsaver.flagsaver():
-      return command_line.execute(evaluate.run, ["test", *args])
-
-  assert run(f"--compare={path}") == 2
+  assert execute(f"--compare={path}") == 2
   assert "--compare takes two files" in capsys.readouterr().err
-  assert run(f"--compare={path},{path}") == 2
+  assert execute(f"--compare={path},{path}") == 2
   assert "is no result of launch.evaluate" in capsys.readouterr().err
-  assert run(f"--compare={path},{path}", "--subset=3") == 2
+  for torn in ('{"groups": [{}]}', '{"groups": [1]}'):
+    path.write_text(torn)
+    assert execute(f"--compare={path},{path}") == 2
+    assert "is no result of launch.evaluate" in capsys.readouterr().err
+    assert execute(f"--compare={path}", "--over=ngram") == 2
+    assert "is no result of launch.evaluate" in capsys.readouterr().err
+  assert execute(f"--compare={path},{path}", "--subset=3") == 2
   assert "--subset: not read with --compare" in capsys.readouterr().err
 
 

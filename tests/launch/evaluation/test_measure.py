@@ -1,5 +1,6 @@
 """Groups of questions and their turns, without decoding."""
 
+import dataclasses
 import types
 
 import pytest
@@ -133,6 +134,16 @@ def test_greedy_answers_are_compared_with_plain_decoding_and_transformers(
     "turns"
   ]
   assert "differences" not in warm
+
+
+def test_a_category_of_two_tasks_is_two_groups(contest):
+  every = [
+    question(i, "x", category="a") for i in range(4)
+  ]  # fmt: skip
+  every[1:3] = [dataclasses.replace(q, task="another") for q in every[1:3]]
+  fit, _ = measure.first_turns(every, contest.tokenizer, 40)
+  groups = measure.groups_of(fit, temperature=1.0, batch_size=4, room=40)
+  assert [[q.id for q in g.questions] for g in groups] == [[0, 3], [1, 2]]
 
 
 def test_groups_are_of_one_category_and_of_similar_length(contest):

@@ -199,6 +199,25 @@ def test_comparing_pairs_questions_and_groups():
   assert "| `ngram` | 0 | 2 | all | 3 | -0.200" in compare.table(rows)
 
 
+def test_one_system_over_another_is_the_ratio_of_their_rates():
+  groups = evaluations.example()
+  rows = compare.among({"groups": groups}, "ngram")
+  rates = {
+    r["system"]: r["tokens_per_second"]
+    for r in summary.rows_of(groups, [])
+    if r["level"] == "all"
+  }
+  found = row(rows, "plain")
+  assert found["speedup_ratio"] == pytest.approx(
+    rates["plain"] / rates["ngram"]
+  )
+  assert found["speedup_ratio_ci"][0] < found["speedup_ratio"]
+  assert found["tokens_per_call_change"] < 0
+  assert not [r for r in rows if r["system"] == "ngram"]
+  with pytest.raises(ValueError, match="no system 'hf' beside others"):
+    compare.among({"groups": groups}, "hf")
+
+
 def test_only_groups_of_the_same_questions_are_compared():
   after = changed()
   after[0]["turns"][1]["questions"] = [2]

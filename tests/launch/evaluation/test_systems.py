@@ -1,8 +1,10 @@
 """Systems: how they are written, and what they share."""
 
+import pathlib
+
 import pytest
 
-from configs import common
+from configs import common, smollm2
 from launch.evaluation import systems
 
 
@@ -11,6 +13,13 @@ def config(**changes):
   found.target, found.draft = "T", "D"
   found.update(changes)
   return found
+
+
+def test_smollm2_takes_what_everybody_asks_for_first(monkeypatch):
+  monkeypatch.setattr(smollm2, "path", lambda: pathlib.Path(__file__))
+  wanted = ["plain", "ngram", "layer_skip", "hf", "hf_prompt_lookup"]
+  found = systems.parse(",".join(wanted), smollm2.get_config())
+  assert [s.name for s in found] == wanted
 
 
 def test_names_and_settings_are_told_apart():

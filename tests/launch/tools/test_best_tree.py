@@ -20,8 +20,12 @@ COSTS = {
   "step_seconds": 2.1,
   "verify_seconds": 1.3,
   "target_pass_seconds": {"1": 0.9, "4": 1.3, "8": 1.6, "16": 2.4},
-  "config": {"tree": [], "num_speculative_tokens": 3},
-}
+  "config": {
+    "tree": [], "num_speculative_tokens": 3, "drafter": "model",
+    "target": "models/pretrained/target", "draft": "models/pretrained/draft",
+    "dtype": "float32", "batch_size": 4, "mesh": "",
+  },
+}  # fmt: skip
 
 
 def execute(*args, code=0):
@@ -81,7 +85,7 @@ def test_without_costs_every_node_is_worth_having():
 
 def test_a_round_takes_its_levels_its_pass_and_what_is_beside_them(tmp_path):
   (tmp_path / "costs.json").write_text(json.dumps(COSTS))
-  costs = best_tree.read_costs(str(tmp_path / "costs.json"))
+  costs = best_tree.read_costs(str(tmp_path / "costs.json"), COSTS["config"])
   assert costs.of(Tree((-1, 0, 1, 2))) == pytest.approx(COSTS["step_seconds"])
   # Two levels, and a pass over six tokens, halfway between four and eight.
   assert costs.of(Tree((-1, 0, 0, 0, 1, 1))) == pytest.approx(0.4 + 1.45 + 0.2)
@@ -101,6 +105,7 @@ def test_a_round_takes_its_levels_its_pass_and_what_is_beside_them(tmp_path):
       [],
       "is not what launch.benchmark writes of a draft: TypeError",
     ),
+    (json.dumps(COSTS), ["--config.batch_size=1"], "another batch_size (4)"),
   ],
 )
 def test_costs_that_cannot_be_used_are_one_line(

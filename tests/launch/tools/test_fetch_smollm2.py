@@ -144,4 +144,4 @@ def test_the_config_names_the_command_that_fetches(
   )
   assert code == 2
   (line,) = capsys.readouterr().err.splitlines()
-  assert "fetch it (93 MB) with `python -m launch.tools.fetch_smollm2`" in line
+  assert "fetch it (98 MB) with `python -m launch.tools.fetch_smollm2`" in line

@@ -136,6 +136,11 @@ def test_the_system_speaks_before_the_user_and_not_before_the_answer(target):
   briefs = [i for i in range(6) if texts[2 * i] == text]
   assert briefs == [2, 3]
   assert not any("brief" in texts[2 * i + 1] for i in range(6))
+  with pytest.raises(ValueError, match=f"takes {len(ids)} tokens with its"):
+    self_data.converse(
+      Asked(), models.tokenizer, range(6), temperatures=(1.0,),
+      max_width=len(ids) - 1, systems=("Be brief.",),
+    )  # fmt: skip
 
 
 def test_a_template_without_a_place_for_the_system_is_refused(target, tmp_path):
