@@ -10,6 +10,7 @@ parameters are `params.draft`), or None if the config names none.
 """
 
 import dataclasses
+import functools
 import pkgutil
 from collections.abc import Callable
 from typing import Any
@@ -116,6 +117,21 @@ def _one_path(config, tree: Tree, siblings: Siblings) -> None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Rung:
+  """How a family makes the chains of `config.ladder`, which share one state.
+
+  Attributes:
+    make: as the family's.
+    form: of its trees.
+    reads_always: see `specjax.ladder.rungs`.
+  """
+
+  make: Callable[..., Drafter]
+  form: Form = Form.FIXED
+  reads_always: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
   """A way to draft.
 
@@ -130,7 +146,7 @@ class Family:
     form: `config -> (Tree, Siblings)` of a family that makes trees of its own;
       None for one that fills the config's.
     has_depth: whether a depth policy may end its drafts (`config.depth`).
-    has_rungs: whether chains of all lengths share one state (`config.ladder`).
+    rung: None where chains of several lengths do not share one state.
   """
 
   make: Callable[..., Drafter]
@@ -140,7 +156,18 @@ class Family:
   is_head: bool = False
   form: Callable[..., tuple[Tree, Siblings]] | None = None
   has_depth: bool = False
-  has_rungs: bool = False
+  rung: Rung | None = None
+
+
+def _waiting(make: Callable[..., Drafter]) -> Rung:
+  """The rung of what catches up where nothing was drafted, as policies do."""
+
+  def with_policy(config, draft, *, tree: Tree, **static):
+    own = ml_collections.ConfigDict(config.to_dict())
+    own.depth = str(tree.max_depth)
+    return make(own, draft, tree=tree, **static)
+
+  return Rung(make=with_policy, form=Form.MASKED)
 
 
 def _model(config, draft, **static) -> Drafter:
@@ -165,6 +192,7 @@ def _head(config, draft: Head, *, tree, siblings, vocab_size) -> Drafter:
   return head_drafter(
     draft.shape, functions, tree=tree, siblings=siblings,
     vocab_size=vocab_size, top_k=config.num_children, depth=depths.of(config),
+    longest=config.ladder[-1] if config.get("ladder") else None,
   )  # fmt: skip
 
 
@@ -177,6 +205,7 @@ def head_drafter(
   vocab_size: int,
   top_k: int,
   depth: Policy | None = None,
+  longest: int | None = None,
 ) -> Drafter:
   """The drafter of a head.
 
@@ -191,6 +220,7 @@ def head_drafter(
     top_k: nodes that EAGLE's dynamic tree continues at each depth, and children
       of each.
     depth: when chains of EAGLE's end.
+    longest: of the chains of a ladder of EAGLE's.
   """
   static = dict(tree=tree, siblings=siblings, vocab_size=vocab_size)
   if shape.kind == "parallel":
@@ -212,7 +242,7 @@ def head_drafter(
       vocab_size=vocab_size,
     )
   return drafters.eagle.drafter(
-    functions, **static, name=shape.kind, depth=depth
+    functions, **static, name=shape.kind, depth=depth, longest=longest
   )
 
 
@@ -258,11 +288,17 @@ _LOOKUP = Family(
 
 FAMILIES = {
   "model": Family(
-    make=_model, check=_needs_draft, has_depth=True, has_rungs=True
+    make=_model, check=_needs_draft, has_depth=True, rung=_waiting(_model)
   ),
   **dict.fromkeys(KINDS, _HEAD),
   **dict.fromkeys(
-    ("eagle", "eagle3"), dataclasses.replace(_HEAD, has_depth=True)
+    ("medusa", "blockwise"), dataclasses.replace(_HEAD, rung=Rung(make=_head))
+  ),
+  **dict.fromkeys(
+    ("eagle", "eagle3"),
+    dataclasses.replace(
+      _HEAD, has_depth=True, rung=Rung(make=_head, reads_always=True)
+    ),
   ),
   "block": _BLOCK,
   "layer_skip": Family(
@@ -271,14 +307,14 @@ FAMILIES = {
     reads_draft=False,
     check=_skips_something,
     has_depth=True,
-    has_rungs=True,
+    rung=_waiting(_layer_skip),
   ),
   "ngram": Family(
     make=_ngram,
     model=_nothing,
     reads_draft=False,
     check=_one_path,
-    has_rungs=True,
+    rung=Rung(make=_ngram),
   ),
   "lookahead": Family(
     make=looking_up.make_lookahead,
@@ -372,6 +408,13 @@ def reads_draft(config: ml_collections.ConfigDict) -> bool:
   )
 
 
+def _told(config: ml_collections.ConfigDict) -> str:
+  """The drafter of a config, for a message that it does not fit."""
+  if config.drafter == "model" and has_head(config):
+    return "'model' for a head: name its kind, as config.drafter=eagle3"
+  return repr(config.drafter)
+
+
 def check_depth(config: ml_collections.ConfigDict, rule: Rule) -> None:
   """Raises ValueError unless `config.depth` fits drafter, tree and rule."""
   policy = depths.of(config)
@@ -381,7 +424,7 @@ def check_depth(config: ml_collections.ConfigDict, rule: Rule) -> None:
     able = [name for name, family in FAMILIES.items() if family.has_depth]
     raise ValueError(
       f"config.depth={config.depth} ends chains that a model draws, drafter "
-      f"one of {able}, got {config.drafter!r}"
+      f"one of {able}, got {_told(config)}"
       + (" with a dynamic tree" if config.num_nodes else "")
     )
   tree, siblings = make_tree(config), make_siblings(config)
@@ -402,11 +445,12 @@ def check_ladder(config: ml_collections.ConfigDict, rule: Rule) -> None:
   if not config.ladder or not config.num_speculative_tokens:
     return
   ladder.check(config.ladder)
-  if not of(config).has_rungs:
-    able = [name for name, family in FAMILIES.items() if family.has_rungs]
+  rung = of(config).rung
+  if rung is None:
+    able = [name for name, family in FAMILIES.items() if family.rung]
     raise ValueError(
       "config.ladder is of drafters whose state is the same for all lengths, "
-      f"{able}, got {config.drafter!r}"
+      f"{able}, got {_told(config)}"
     )
   beside = [name for name in _NOT_CLIMBED if config.get(name)]
   if beside or config.num_drafts != 1:
@@ -415,9 +459,7 @@ def check_ladder(config: ml_collections.ConfigDict, rule: Rule) -> None:
       + ", ".join(beside or ["num_drafts"])
     )
   tree = tree_lib.chain(config.ladder[-1])
-  if of(config).has_depth:
-    tree = dataclasses.replace(tree, form=Form.MASKED)
-  rule.check(tree, siblings_lib.IID)
+  rule.check(dataclasses.replace(tree, form=rung.form), siblings_lib.IID)
 
 
 def rungs(
@@ -437,18 +479,18 @@ def rungs(
     rule: what verifies.
     vocab_size: V.
   """
-  family = of(config)
-
-  def make(tree: Tree) -> Drafter:
-    own = ml_collections.ConfigDict(config.to_dict())
-    if family.has_depth:  # so that it catches up where nothing was drafted
-      own.depth = str(tree.max_depth)
-    return family.make(
-      own, draft, tree=tree, siblings=siblings_lib.IID, vocab_size=vocab_size
-    )
-
+  rung = of(config).rung
+  assert rung is not None  # as `check_ladder` found
+  make = functools.partial(
+    rung.make, config, draft, siblings=siblings_lib.IID, vocab_size=vocab_size
+  )
   return ladder.rungs(
-    target, make, rule=rule, vocab_size=vocab_size, lengths=config.ladder
+    target,
+    lambda tree: make(tree=tree),
+    rule=rule,
+    vocab_size=vocab_size,
+    lengths=config.ladder,
+    reads_always=rung.reads_always,
   )
 
 

@@ -220,6 +220,7 @@ def rungs(
   rule: Rule,
   vocab_size: int,
   lengths: Sequence[int] = LENGTHS,
+  reads_always: bool = False,
 ) -> Rungs:
   """Decoders of some draft lengths.
 
@@ -228,11 +229,15 @@ def rungs(
     draft: makes the drafter of a chain. Its state must not depend on the
       chain's length, and it must catch up with rounds in which nothing was
       drafted: `drafters.model.drafter(..., depth=depth.fixed(depth=G))`,
-      `drafters.layer_skip` likewise, or `drafters.ngram`. Not with a policy
-      that learns, nor a head: their states are of one length.
+      `drafters.layer_skip` likewise, `drafters.heads`, `drafters.ngram`, or
+      `drafters.eagle.drafter(..., longest=G)`. Not with a policy that learns:
+      its state is of one length.
     rule: what verifies.
     vocab_size: V.
     lengths: drafted tokens, rising; 0 drafts nothing.
+    reads_always: whether rounds without a draft are `draft(chain(0))` too, as
+      of EAGLE's heads, which read what stands in every round. By default they
+      leave the drafter's state to the next round that drafts.
 
   Raises:
     ValueError: if they are no ladder.
@@ -240,7 +245,7 @@ def rungs(
   check(lengths)
   made = {n: draft(chain(n)) for n in lengths if n}
   if 0 in lengths:
-    made[0] = _nothing(made[max(made)])
+    made[0] = draft(chain(0)) if reads_always else _nothing(made[max(made)])
   return Rungs(
     decoders={
       n: Decoder(

@@ -19,6 +19,7 @@ states, and the pairs that stand are read anew with the target's features.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -47,6 +48,7 @@ def drafter(
   vocab_size: int,
   name: str = "eagle",
   depth: Policy | None = None,
+  longest: int | None = None,
 ) -> Drafter:
   """Drafts a chain or any static tree, each token drawn from its own law.
 
@@ -59,6 +61,9 @@ def drafter(
     name: for messages and reports.
     depth: when a row of a chain ends before that (`specjax.drafters.depth`);
       None: never. The pass that reads what stands is made in every round.
+    longest: G of the deepest tree whose rounds go on with the same state
+      (`specjax.ladder`); then `tree` may be of no tokens, for rounds that read
+      what stands and draft nothing. None: of the tree.
 
   Returns:
     The `Drafter`. Its target has to give the features that the head reads.
@@ -68,6 +73,11 @@ def drafter(
       policy.
   """
   siblings = siblings_lib.get(siblings)
+  made = functools.partial(
+    _made, model, tree=tree, siblings=siblings, name=name, longest=longest
+  )
+  if longest and not tree.num_drafted:
+    return made(_grow_nothing(tree, siblings), passes=())[0]
   check_tree(tree, siblings, vocab_size)
 
   def grow(params, root: "_Root", context):
@@ -99,9 +109,7 @@ def drafter(
     return draft, cache
 
   passes = tuple(len(level) for level in tree.levels[1:-1])
-  whole, read = _made(
-    model, grow, tree=tree, siblings=siblings, name=name, passes=passes
-  )
+  whole, read = made(grow, passes=passes)
   if depth is None:
     return whole
 
@@ -135,6 +143,19 @@ def drafter(
   return adaptive.drafter(
     begin, inner=whole, policy=depth, vocab_size=vocab_size
   )
+
+
+def _grow_nothing(tree: Tree, siblings: Siblings):
+  """What drafts no token below the head's root."""
+
+  def grow(params, root: "_Root", context):
+    del params
+    draft = Draft(
+      tree=tree, siblings=siblings, tokens=context.root, log_probs=None
+    )
+    return draft, root.cache
+
+  return grow
 
 
 def dynamic(
@@ -218,7 +239,8 @@ class _State:
   Attributes:
     cache: pairs (feature i, token i + 1) in slots i.
     features: `f[B, G + 1, F]`, the target's, of tokens `start ..`: those that
-      stand since the last round and are not in the cache yet.
+      stand since the last round and are not in the cache yet; G of the deepest
+      tree that works on the state.
     start: `i32[B]`.
   """
 
@@ -251,6 +273,7 @@ def _made(
   name: str,
   passes: tuple[int, ...],
   more_slots: int = 0,
+  longest: int | None = None,
 ) -> tuple[Drafter, Callable[[Any, "_State", Context], _Root]]:
   """The drafter that grows a draft from the head's `_Root`, and what reads it.
 
@@ -260,8 +283,13 @@ def _made(
     tree, siblings, name: of the drafter.
     passes: tokens of each pass after that which reads what stands.
     more_slots: of the head's cache, for nodes that are not verified.
+    longest: see `drafter`.
   """
-  width = tree.max_depth + 1
+  width = (longest or tree.max_depth) + 1
+  if tree.max_depth >= width:
+    raise ValueError(
+      f"longest is {longest}, and the tree is {tree.max_depth} deep"
+    )
 
   def init(params, batch, slots, inputs):
     del params, inputs
@@ -317,6 +345,8 @@ def _made(
     del params
     features = _features_of(commit, state)
     along = jnp.take_along_axis(features, commit.path[..., None], axis=1)
+    more = width - along.shape[1]  # a deeper tree's, which this one has not
+    along = jnp.pad(along, ((0, 0), (0, more), (0, 0)))
     went_on = commit.count > 0
     return dataclasses.replace(
       state,

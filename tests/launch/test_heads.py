@@ -50,18 +50,23 @@ RUNS = {
     "parallel", dict(num_nodes=8, num_children=3, rule="match")
   ),
   "blockwise": ("blockwise", dict(siblings="given", rule="match")),
+  "a ladder of chains": ("eagle3", dict(ladder=(0, 1, 3), drafter="eagle3")),
+  "a ladder of marginals": (
+    "medusa", dict(ladder=(0, 1, 3), drafter="medusa")
+  ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(
   "name",
-  [n if n in ("a chain", "a certain tree", "the best tree of a block")
+  [n if n in ("a ladder of chains", "a certain tree",
+              "the best tree of a block")
    else pytest.param(n, marks=pytest.mark.heavy) for n in RUNS],
 )  # fmt: skip
 def test_greedy_text_is_that_of_plain_decoding(saved, name):
   head, changes = RUNS[name]
   config = pair.settled(settings(saved, head, **changes))
-  found = pair.build(config)
+  found = pair.build(config, climbs=True)
   items = prompts.built_in(found.tokenizer, max_tokens=60)[:2]
   (batch,) = engine.make_batches(items, batch_size=2, max_width=60)
   texts = []
@@ -85,6 +90,9 @@ def test_greedy_text_is_that_of_plain_decoding(saved, name):
       "num_nodes is of a tree whose form",
     ),
     ("medusa", dict(tree=("mc_sim",)), "or one of .*mc_sim_7b_63"),
+    ("eagle3", dict(ladder=(0, 2)), "got 'model' for a head: name its kind"),
+    ("eagle3", dict(depth="2"), "got 'model' for a head: name its kind"),
+    ("parallel", dict(ladder=(0, 2), drafter="parallel"), "got 'parallel'"),
   ],
 )
 def test_what_does_not_fit_is_one_line(saved, head, changes, message):

@@ -44,7 +44,7 @@ def test_pairs_of_the_same_models_share_their_parameters(pair):
     ),
     (dict(ladder=(0, 2, 1)), "rising, got .0, 2, 1."),
     (dict(ladder=(2,)), "two lengths or more"),
-    (dict(ladder=(0, 2), drafter="eagle3"), "got 'eagle3'"),
+    (dict(ladder=(0, 2), drafter="parallel"), "got 'parallel'"),
     (dict(ladder=(0, 2), depth="3"), "drafted whole: not with depth"),
     (dict(ladder=(0, 2), num_drafts=2, rule="match"), "not with num_drafts"),
     (

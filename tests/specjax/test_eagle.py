@@ -14,7 +14,7 @@ import toys
 from decoding import BUDGETS, LENGTHS, PROMPTS, TARGET, VOCAB, rows_of
 
 import specjax
-from specjax import drafters, drawing, exact
+from specjax import drafters, drawing, exact, ladder, rules
 from specjax.drafters import eagle
 from specjax.tree import Form, Tree, chain, k_ary
 from specjax.types import Drafter
@@ -134,6 +134,64 @@ def _of_another_layer():
 )
 def test_wrong_features_and_slots_are_caught(mutant):
   assert not accepted_for_sure(mutant())
+
+
+def rungs(*, vocab_size=VOCAB, target=TOY, head=HEAD, reads_always=True):
+  """Chains of 0, 1 and 3 tokens that go on with each other's state."""
+  return ladder.rungs(
+    target,
+    lambda tree: eagle.drafter(
+      head, tree=tree, vocab_size=vocab_size, longest=3
+    ),
+    rule=rules.get("token"), vocab_size=vocab_size, lengths=(0, 1, 3),
+    reads_always=reads_always,
+  )  # fmt: skip
+
+
+def share_that_stood(climbing, plan, params=PARAMS):
+  """Of the tokens drafted in a round of each of these lengths."""
+  state = climbing.longest.init(
+    params, PROMPTS[2:3], LENGTHS[2:3], jax.random.key(0), buffer_length=40,
+    max_new_tokens=30,
+  )  # fmt: skip
+  steps = jax.jit(climbing.steps, static_argnums=0)
+  for length in plan:
+    state = steps(length, params, state, 1)
+  assert not state.done.any()
+  drafted = int(state.counters.num_drafted[0])
+  assert drafted == sum(plan)
+  return int(state.counters.num_accepted[0]) / drafted
+
+
+def test_the_head_knows_what_stands_whatever_lengths_rounds_had():
+  """It has the target's law if it has read all pairs, in every round."""
+  plan = (3, 0, 0, 1, 3, 1, 0, 3, 3)
+  assert share_that_stood(rungs(), plan) == 1
+  assert share_that_stood(rungs(reads_always=False), plan) < 1
+
+
+def test_a_round_after_those_of_other_lengths_has_the_targets_law():
+  with jax.enable_x64(True):
+    wide = lambda x: jnp.asarray(np.asarray(x)[:, :3], jnp.float64)
+    few = jax.tree.map(wide, NEAR)
+    climbing = rungs(
+      vocab_size=3, target=toys.table_model(3, layers=LAYERS),
+      head=toys.feature_model(3, num_features=LAYERS),
+    )  # fmt: skip
+    state = climbing.longest.init(
+      few, np.array([[1, 0, 2]]), [3], jax.random.key(0), buffer_length=40,
+      max_new_tokens=36,
+    )  # fmt: skip
+    for length in (3, 0, 1, 0):
+      state = climbing.steps(length, few, state, 1)
+    for length in (1, 3):
+      law, expected = exact.round_law(climbing.decoders[length], few, state)
+      assert np.abs(law.output - expected).max() < 1e-10
+
+
+def test_a_tree_deeper_than_its_state_is_refused():
+  with pytest.raises(ValueError, match="longest is 2, and the tree is 3 deep"):
+    eagle.drafter(HEAD, tree=chain(3), vocab_size=VOCAB, longest=2)
 
 
 @pytest.mark.parametrize(
