@@ -227,15 +227,11 @@ def measure_missing(
     if journal:
       journal.add(record)
 
-  progress = tqdm.tqdm(
-    total=sum(len(g.questions) for g in groups),
-    initial=sum(len(g.questions) for g in groups if g.name in records),
-    unit="question", smoothing=0.05, disable=not processes.is_chief(),
-    mininterval=0.5 if sys.stderr.isatty() else 60,  # a log's lines
-  )  # fmt: skip
   missing = [group for group in groups if group.name not in records]
   sizes = {group.name: len(group.questions) for group in groups}
-  with progress:
+  everything = sum(sizes.values())
+  there_too = everything - sum(sizes[group.name] for group in missing)
+  with _progress(everything, "question", initial=there_too) as progress:
     for record in processes.in_turn(
       missing,
       lambda _, group: measure.measure(contests[group.temperature], group),
@@ -248,9 +244,12 @@ def measure_missing(
       progress.update(sizes[record["batch"]])
       if not spans:  # processes that share programs have them at the same time
         give_up_programs(contests)
-  if not spans:
+  if spans:
+    return list(records.values())
+  untimed = _costs_missing(contests, groups, records)
+  with _progress(len(untimed), "drafter", "timing rounds") as progress:
     for record in processes.in_turn(
-      _costs_missing(contests, groups, records),
+      untimed,
       lambda _, part: costs.measure_costs(
         contests[part[1].temperature], part[0], pairs[part[0].name], part[1],
         records[part[1].name],
@@ -258,8 +257,20 @@ def measure_missing(
       together=False,
     ):  # fmt: skip
       keep(record)
+      progress.update()
       give_up_programs(contests)
   return list(records.values())
+
+
+def _progress(
+  total: int, unit: str, what: str | None = None, *, initial: int = 0
+) -> tqdm.tqdm:
+  """A bar, or lines of a log; none on any process but the chief, or of none."""
+  return tqdm.tqdm(
+    total=total, initial=initial, unit=unit, desc=what, smoothing=0.05,
+    disable=not total or not processes.is_chief(),
+    mininterval=0.5 if sys.stderr.isatty() else 60,
+  )  # fmt: skip
 
 
 def give_up_programs(contests: dict[float, Contest]) -> None:

@@ -10,9 +10,12 @@ user might, and answers (Magpie, Xu et al. 2024); --config.max_new_tokens is the
 budget of either. Each line of --system_prompts is what the system says before
 that user, in turn, so that they ask for more than the model thinks of by itself
 (launch/training/users.txt has a few: mathematics, translation, summaries); the
-answer is given without. FOLDER gets conversations.jsonl, a line {"messages":
-[...], "temperature", "number", "whole": whether the answer came to its end}
-each, and about.json: what made it, and what was dropped.
+answer is given without. --answer_temperatures has the answers drawn at other
+temperatures than the users' turns, 0 among them: a draft for greedy decoding
+learns most from greedy answers. FOLDER gets conversations.jsonl, a line
+{"messages": [...], "temperature", "answer_temperature", "number", "whole":
+whether the answer came to its end} each, and about.json: what made it, and what
+was dropped.
 
 What was asked before is dropped, and whatever has something in common with the
 questions that models are measured with, the project's own and those of
@@ -43,6 +46,9 @@ _KEEP_OUT = flags.DEFINE_list(
 _SYSTEM_PROMPTS = flags.DEFINE_string(
   "system_prompts", "", "A file; its lines stand before made-up users, in turn."
 )
+_ANSWER_TEMPERATURES = flags.DEFINE_list(
+  "answer_temperatures", None, "Of the answers; those of the users' turns."
+)
 _ROWS = flags.DEFINE_integer(
   "rows", 16, "Conversations that are made at once.", lower_bound=1
 )
@@ -53,21 +59,33 @@ def _count() -> int:
 
 
 def temperatures() -> list[float]:
-  """Those asked for.
+  """Those of users' turns.
 
   Raises:
     UserError: if they are none.
   """
   asked = cli.TEMPERATURES.value or _TEMPERATURES
+  return _read(asked, "--temperatures must be positive numbers", zero=False)
+
+
+def answer_temperatures() -> list[float] | None:
+  """Those of answers; None for those of the users' turns.
+
+  Raises:
+    UserError: if they are none.
+  """
+  asked = _ANSWER_TEMPERATURES.value
+  told = "--answer_temperatures must be numbers of 0 or more"
+  return None if asked is None else _read(asked, told, zero=True)
+
+
+def _read(asked: Sequence[str], told: str, *, zero: bool) -> list[float]:
   try:
     found = [float(x) for x in asked]
   except ValueError:
     found = []
-  if not found or not all(0 < x < 100 for x in found):
-    raise cli.UserError(
-      "--temperatures must be positive numbers, as in 0.6,1.0, got "
-      f"{','.join(asked)!r}"
-    )
+  if not found or not all(0 < x < 100 or (zero and not x) for x in found):
+    raise cli.UserError(f"{told}, as in 0.6,1.0, got {','.join(asked)!r}")
   return found
 
 
@@ -99,9 +117,10 @@ def settings_of(config) -> dict:
   """All that decides a conversation, but its number."""
   kept = json.loads(config.to_json_best_effort(sort_keys=True))
   models = provenance.checkpoints(config)
-  said = system_prompts()
+  said, answered = system_prompts(), answer_temperatures()
   return {
     **({} if said == [""] else {"system_prompts": said}),
+    **({} if answered is None else {"answer_temperatures": answered}),
     "config": {k: v for k, v in kept.items() if k not in ("target", "draft")},
     "checkpoints": {role: found["sha256"] for role, found in models.items()},
     "temperatures": temperatures(),
@@ -132,6 +151,7 @@ def make_missing(config, journal: Journal) -> None:
         models.tokenizer,
         range(batch * rows, (batch + 1) * rows),
         temperatures=temperatures(),
+        answer_temperatures=answer_temperatures(),
         max_width=room,
         systems=system_prompts(),
       )
@@ -148,6 +168,7 @@ def run(_) -> int:
     raise cli.UserError("self_data runs on one device: give no config.mesh")
   folder = outputs.check_folder("--output", cli.OUTPUT.value)
   texts, warmth = tested_texts(_KEEP_OUT.value), temperatures()
+  answered = answer_temperatures()
   system_prompts()  # refused before anything is written
   folder.mkdir(parents=True, exist_ok=True)
   output = str(folder / "conversations.jsonl")
@@ -165,6 +186,7 @@ def run(_) -> int:
       **counts,
       "asked_for": last * _ROWS.value,
       "temperatures": warmth,
+      "answer_temperatures": answered or warmth,
       "system_prompts": [text for text in system_prompts() if text],
       **provenance.record(
         models=provenance.checkpoints(config),

@@ -73,6 +73,7 @@ def converse(
   *,
   temperatures: Sequence[float],
   max_width: int,
+  answer_temperatures: Sequence[float] | None = None,
   systems: Sequence[str] = ("",),
 ) -> list[dict[str, Any]]:
   """Makes one batch of conversations.
@@ -82,17 +83,20 @@ def converse(
     tokenizer: with a chat template.
     numbers: of the conversations: they decide all draws. Conversation i is
       drawn at the temperature `i % len(temperatures)`.
-    temperatures: of both turns.
+    temperatures: of the user's turn.
     max_width: most tokens before an answer.
+    answer_temperatures: of the answer, the next one each time all users' turns
+      have had all temperatures and all that a system says; None for that of the
+      user's turn.
     systems: what the system says while the user's turn is made up, "" for the
       template's own words; conversation i has the place
       `i // len(temperatures)`, from the beginning again after the last. The
       answer is given without it.
 
   Returns:
-    For each `{"number", "temperature", "messages", "whole"}`: whether both
-    turns ended by themselves. None of a user's turn that did not, was empty, or
-    was too long.
+    For each `{"number", "temperature", "answer_temperature", "messages",
+    "whole"}`: whether both turns ended by themselves. None of a user's turn
+    that did not, was empty, or was too long.
 
   Raises:
     ValueError: if what a system says is longer than `max_width`.
@@ -105,6 +109,13 @@ def converse(
       f"there is room for {max_width} before an answer"
     )
   warmth = {i: temperatures[i % len(temperatures)] for i in numbers}
+  answered = warmth
+  if answer_temperatures is not None:
+    all_users = len(temperatures) * len(systems)
+    answered = {
+      i: answer_temperatures[i // all_users % len(answer_temperatures)]
+      for i in numbers
+    }
   begin = {i: begins[i // len(temperatures) % len(begins)] for i in numbers}
 
   def said(turns: dict[int, tuple[int, ...]], which: int):
@@ -112,7 +123,7 @@ def converse(
       Turn(
         token_ids=ids,
         stream=(2 * i + which) % 2**32,
-        settings=Settings(temperature=warmth[i]),
+        settings=Settings(temperature=(warmth, answered)[which][i]),
       )
       for i, ids in turns.items()
     ]
@@ -143,6 +154,7 @@ def converse(
     found[i] = {
       "number": i,
       "temperature": warmth[i],
+      "answer_temperature": answered[i],
       "messages": [
         {"role": "user", "content": questions[i]},
         {"role": "assistant", "content": text},

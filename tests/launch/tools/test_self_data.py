@@ -95,6 +95,19 @@ def test_every_question_of_the_projects_own_is_found():
   assert counts["overlapping"] + counts["repeated"] == len(texts)
 
 
+class OneWord:
+  """An engine that says one word, and keeps what it was given."""
+
+  def __init__(self, tokenizer):
+    self.asked, self._ids = [], [*tokenizer.encode("x"), 0]
+
+  def run(self, batch):
+    """Answers every prompt of a batch."""
+    self.asked.extend(batch.prompts)
+    done = types.SimpleNamespace(token_ids=self._ids, stop_reason="stop_token")
+    return [done] * len(batch.prompts), 0.0
+
+
 def test_the_user_begins_as_the_template_says(target):
   config = huggingface.get_config(f"target={target}")
   config.num_speculative_tokens = 0
@@ -112,35 +125,50 @@ def test_the_system_speaks_before_the_user_and_not_before_the_answer(target):
   ids = self_data.before_the_user(models.tokenizer, "Be brief.")
   text = models.tokenizer.decode(list(ids))
   assert text == "<|system|>Be brief.\n<|user|>"
-  asked = []
-
-  class Asked:
-    """An engine that says one word, and keeps what it was given."""
-
-    def run(self, batch):
-      asked.extend(batch.prompts)
-      word = models.tokenizer.encode("x")
-      done = types.SimpleNamespace(
-        token_ids=[*word, 0], stop_reason="stop_token"
-      )
-      return [done] * len(batch.prompts), 0.0
-
+  decoder = OneWord(models.tokenizer)
   found = self_data.converse(
-    Asked(), models.tokenizer, range(6), temperatures=(0.5, 1.0),
+    decoder, models.tokenizer, range(6), temperatures=(0.5, 1.0),
     max_width=90, systems=("", "Be brief."),
   )  # fmt: skip
   assert len(found) == 6
   texts = {
-    turn.stream: models.tokenizer.decode(list(turn.token_ids)) for turn in asked
+    turn.stream: models.tokenizer.decode(list(turn.token_ids))
+    for turn in decoder.asked
   }
   briefs = [i for i in range(6) if texts[2 * i] == text]
   assert briefs == [2, 3]
   assert not any("brief" in texts[2 * i + 1] for i in range(6))
   with pytest.raises(ValueError, match=f"takes {len(ids)} tokens with its"):
     self_data.converse(
-      Asked(), models.tokenizer, range(6), temperatures=(1.0,),
+      decoder, models.tokenizer, range(6), temperatures=(1.0,),
       max_width=len(ids) - 1, systems=("Be brief.",),
     )  # fmt: skip
+
+
+def test_answers_have_temperatures_of_their_own(target):
+  config = huggingface.get_config(f"target={target}")
+  config.num_speculative_tokens, config.max_new_tokens = 0, 6
+  models = pair.build(config)
+  decoder = OneWord(models.tokenizer)
+  found = self_data.converse(
+    decoder, models.tokenizer, range(8), temperatures=(0.5, 1.0),
+    answer_temperatures=(0.0, 2.0), max_width=90,
+  )  # fmt: skip
+  drawn = {turn.stream: turn.settings.temperature for turn in decoder.asked}
+  assert [drawn[2 * i] for i in range(8)] == [0.5, 1.0] * 4
+  assert [drawn[2 * i + 1] for i in range(8)] == [0, 0, 2, 2, 0, 0, 2, 2]
+  told = [(row["temperature"], row["answer_temperature"]) for row in found]
+  assert told == [(drawn[2 * i], drawn[2 * i + 1]) for i in range(8)]
+
+
+@pytest.mark.parametrize("given", ["", "x", "-1", "1,nan"])
+def test_answers_cannot_be_drawn_at_what_is_no_temperature(
+  given, execute, tmp_path, capsys
+):
+  out = tmp_path / "out"
+  assert execute(f"--output={out}", f"--answer_temperatures={given}") == 2
+  assert "--answer_temperatures must be numbers" in capsys.readouterr().err
+  assert not out.exists()
 
 
 def test_a_template_without_a_place_for_the_system_is_refused(target, tmp_path):
