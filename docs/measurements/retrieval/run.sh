@@ -3,9 +3,10 @@
 # questions from documents, for summaries and about code, eight of each, with drafts that
 # are looked up in the text alone and in an index too: of the documents that all of the
 # benchmark's questions of these kinds are about, or of what the model itself answered
-# other questions (conversations.jsonl, which launch.tools.self_data makes). Wants the
-# machine for itself, about 20 minutes of two cores, and the model in $XDG_CACHE_HOME.
-# What is there is not made again, and a stopped run goes on.
+# other questions (conversations.jsonl, which launch.tools.self_data makes); and with a
+# ladder, which may stop looking up (docs/adaptive.md). Wants the machine for itself,
+# about 20 minutes of two cores, and the model in $XDG_CACHE_HOME. What is there is not
+# made again, and a stopped run goes on.
 #
 #   docs/measurements/retrieval/run.sh FOLDER question.jsonl conversations.jsonl
 cd "$(dirname "$0")/../../.." || exit 1
@@ -40,7 +41,7 @@ for name in documents answers; do
 done
 
 narrow=rule=match,widths=1,2,4
-systems=plain,ngram,suffix:$narrow
+systems=plain,ngram,ngram:ladder=0,2,4,suffix:$narrow
 for name in documents answers; do
   systems=$systems,suffix:$narrow,corpus=$out/$name.safetensors
 done
