@@ -12,7 +12,7 @@ import io
 import json
 import pathlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 import optax
+from jax import Array
 
 from launch import outputs
 from models.head_checkpoints import Head
@@ -123,13 +124,15 @@ class Learner:
       ),
       max_consecutive_errors=_ANY,
     )
-    self._state = optimizer.init(params.draft)
+    weights, _ = _weights(params.draft)
+    self._state = optimizer.init(weights)
     of = learning.loss(laws, losses.get(config.online_objective))
 
     def update(draft, state, ring):
-      loss, slope = jax.value_and_grad(of)(draft, ring)
-      change, state = optimizer.update(slope, state, draft)
-      return optax.apply_updates(draft, change), state, loss
+      weights, whole = _weights(draft)
+      loss, slope = jax.value_and_grad(lambda w: of(whole(w), ring))(weights)
+      change, state = optimizer.update(slope, state, weights)
+      return whole(optax.apply_updates(weights, change)), state, loss
 
     self._update = jax.jit(update)
     self._carry = jax.jit(online.carry)
@@ -213,6 +216,23 @@ class Learner:
     self._ring = _as_ring(ring) if ring else None
     self.updates, self._since = about["numbers"]
     self.seconds = about["seconds"]
+
+
+def _weights(draft: Any) -> tuple[list[Array], Callable[[list[Array]], Any]]:
+  """What learns of a draft's parameters, and what puts it back among them.
+
+  A table of integers, as of the tokens of a head's vocabulary, stays.
+  """
+  leaves, form = jax.tree.flatten(draft)
+  learns = [jnp.issubdtype(x.dtype, jnp.inexact) for x in leaves]
+
+  def whole(weights):
+    rest = iter(weights)
+    return form.unflatten(
+      [next(rest) if w else x for x, w in zip(leaves, learns, strict=True)]
+    )
+
+  return [x for x, w in zip(leaves, learns, strict=True) if w], whole
 
 
 def _as_ring(leaves: list[np.ndarray]) -> Ring:

@@ -2,6 +2,7 @@
 
 import json
 
+import heads_on_disk
 import jax
 import numpy as np
 import pytest
@@ -117,11 +118,18 @@ def models(pair_config):
   return pair.build(pair_config, learns=True)
 
 
-@pytest.fixture(scope="module")
-def pair_config(request):
-  target, draft = request.getfixturevalue("pair")
+@pytest.fixture(scope="module", params=["model", "eagle3"])
+def pair_config(request, tmp_path_factory):
+  """Of a draft model, and of a head with a vocabulary of its own."""
+  if request.param == "model":
+    target, draft = request.getfixturevalue("pair")
+  else:
+    folder = tmp_path_factory.mktemp("heads")
+    heads_on_disk.write_all(folder)
+    target, draft = folder / "target", folder / "eagle3"
   config = common.get_config()
   config.target, config.draft = str(target), str(draft)
+  config.drafter = request.param
   config.online, config.online_entries = True, 16
   config.num_speculative_tokens = 2
   return config
@@ -141,6 +149,7 @@ def test_a_learner_goes_on_where_another_was(pair_config, models):
     first.learn(state, 3)
   assert first.updates == 1
   assert first.rounds == 8
+  assert np.isfinite(first.last_loss)
   second = online.Learner(pair_config, models.params, models.laws)
   second.restore(first.arrays())
   assert (second.updates, second.rounds) == (1, 8)
