@@ -92,21 +92,47 @@ def expected():
   return served.expected_text(**served.long_request())
 
 
-def test_bodies_are_bounded_also_where_no_length_is_said(server):
+def test_bodies_are_bounded_and_whoever_sends_more_hears_why(server):
   address = server[1]
   status, body = answer_of(address, {"prompt": "x " * 2000})
   assert (status, body["error"]["message"]) == (
     413,
     "the body may have 2000 bytes",
   )
+  # Far more than is allowed, in parts: the rest of it is still taken.
   with connect(address) as connection:
+    connection.sendall(head_of("/v1/completions", 30_000))
+    for _ in range(30):
+      connection.sendall(b" " * 1000)
+      time.sleep(0.002)
+    assert parsed(all_of(connection))[0] == 413
+
+
+def test_bodies_are_bounded_also_where_no_length_is_said(server):
+  with connect(server[1]) as connection:
     connection.sendall(
       b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: "
       b"application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
     )
     for _ in range(30):
       connection.sendall(b"64\r\n" + b" " * 100 + b"\r\n")
+      time.sleep(0.002)
     assert parsed(all_of(connection))[0] == 413
+
+
+def test_who_asks_before_sending_too_much_is_told_at_once(server):
+  with connect(server[1]) as connection:
+    connection.sendall(
+      head_of("/v1/completions", 1 << 40, "Expect: 100-continue\r\n")
+    )
+    assert parsed(all_of(connection))[0] == 413
+
+
+def test_a_body_without_an_end_is_not_taken_for_ever(server):
+  with connect(server[1]) as connection:
+    connection.sendall(head_of("/v1/completions", 1 << 40))
+    with pytest.raises((BrokenPipeError, ConnectionResetError)):
+      connection.sendall(b" " * (1 << 28))
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(server):
