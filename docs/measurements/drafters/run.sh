@@ -94,7 +94,7 @@ END
         *) [ "$tree" = -1 ] || systems=$systems,eagle3:tree=$tree,$how ;;
       esac
     done
-    for nodes in 4 6 8; do
+    for nodes in 6 8 10; do
       dynamic=num_speculative_tokens=3,num_nodes=$nodes,num_children=4,rule=match
       systems=$systems,eagle3:$dynamic
     done

@@ -5,7 +5,7 @@
 # benchmark's questions of these kinds are about, or of what the model itself answered
 # other questions (conversations.jsonl, which launch.tools.self_data makes); and with a
 # ladder, which may stop looking up (docs/adaptive.md). Wants the machine for itself,
-# about 20 minutes of two cores, and the model in $XDG_CACHE_HOME. What is there is not
+# about 35 minutes of two cores, and the model in $XDG_CACHE_HOME. What is there is not
 # made again, and a stopped run goes on.
 #
 #   docs/measurements/retrieval/run.sh FOLDER question.jsonl conversations.jsonl
