@@ -12,7 +12,7 @@ import io
 import json
 import pathlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -23,6 +23,7 @@ import optax
 from jax import Array
 
 from launch import outputs
+from models import head_shapes
 from models.head_checkpoints import Head
 from specjax import drafters, learning, losses
 from specjax.drafters import online
@@ -60,14 +61,27 @@ def check(config: ml_collections.ConfigDict) -> None:
   losses.get(config.online_objective)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lesson:
+  """What there is to learn for a draft.
+
+  Attributes:
+    laws: what it says of a ring.
+    fixed: names of its parts that stay, since they are the target's.
+  """
+
+  laws: Laws
+  fixed: frozenset[str] = frozenset()
+
+
 def wrapped(
   config: ml_collections.ConfigDict,
   drafter: Drafter,
   draft: LanguageModel | Head | None,
   *,
   vocab_size: int,
-) -> tuple[Drafter, Laws]:
-  """A drafter with a ring, and what its draft says of a ring.
+) -> tuple[Drafter, Lesson]:
+  """A drafter with a ring, and what its draft learns of it.
 
   Raises:
     ValueError: for a head whose laws are of no single token (Medusa).
@@ -78,10 +92,13 @@ def wrapped(
     if draft.kind == "medusa":
       raise ValueError("online learning: Medusa's heads are not trained")
     width = functions.num_features
-    laws = online.head_laws(functions, vocab_size=vocab_size)
+    lesson = Lesson(
+      laws=online.head_laws(functions, vocab_size=vocab_size),
+      fixed=head_shapes.borrowed(draft.module),
+    )
   else:
     assert draft is not None  # `check`
-    laws = online.model_laws(draft, vocab_size=vocab_size)
+    lesson = Lesson(laws=online.model_laws(draft, vocab_size=vocab_size))
   made = drafters.online.drafter(
     drafter,
     vocab_size=vocab_size,
@@ -89,7 +106,7 @@ def wrapped(
     num_laws=config.online_laws or None,
     num_features=width,
   )
-  return made, laws
+  return made, lesson
 
 
 class Learner:
@@ -103,14 +120,14 @@ class Learner:
   """
 
   def __init__(
-    self, config: ml_collections.ConfigDict, params: Params, laws: Laws
+    self, config: ml_collections.ConfigDict, params: Params, lesson: Lesson
   ):
     """Begins with the parameters of a checkpoint.
 
     Args:
       config: for the fields `online_*`.
       params: of both models.
-      laws: what the draft says of a ring.
+      lesson: of the draft.
     """
     self.params = params
     self.updates, self.seconds = 0, 0.0
@@ -124,12 +141,12 @@ class Learner:
       ),
       max_consecutive_errors=_ANY,
     )
-    weights, _ = _weights(params.draft)
+    weights, _ = _weights(params.draft, lesson.fixed)
     self._state = optimizer.init(weights)
-    of = learning.loss(laws, losses.get(config.online_objective))
+    of = learning.loss(lesson.laws, losses.get(config.online_objective))
 
     def update(draft, state, ring):
-      weights, whole = _weights(draft)
+      weights, whole = _weights(draft, lesson.fixed)
       loss, slope = jax.value_and_grad(lambda w: of(whole(w), ring))(weights)
       change, state = optimizer.update(slope, state, weights)
       return whole(optax.apply_updates(weights, change)), state, loss
@@ -218,13 +235,20 @@ class Learner:
     self.seconds = about["seconds"]
 
 
-def _weights(draft: Any) -> tuple[list[Array], Callable[[list[Array]], Any]]:
+def _weights(
+  draft: Any, fixed: Collection[str]
+) -> tuple[list[Array], Callable[[list[Array]], Any]]:
   """What learns of a draft's parameters, and what puts it back among them.
 
-  A table of integers, as of the tokens of a head's vocabulary, stays.
+  A table of integers, as of the tokens of a head's vocabulary, stays too.
   """
-  leaves, form = jax.tree.flatten(draft)
-  learns = [jnp.issubdtype(x.dtype, jnp.inexact) for x in leaves]
+  named, form = jax.tree_util.tree_flatten_with_path(draft)
+  leaves = [x for _, x in named]
+  learns = [
+    jnp.issubdtype(x.dtype, jnp.inexact)
+    and getattr(part, "key", None) not in fixed
+    for (part, *_), x in named
+  ]
 
   def whole(weights):
     rest = iter(weights)

@@ -26,7 +26,6 @@ from models.transformer import SkippedLayers
 from specjax import decode, rules, widths
 from specjax import siblings as siblings_lib
 from specjax.drafters import adaptive
-from specjax.drafters.online import Laws
 from specjax.drafters.rasd import Parts
 from specjax.engine import Engine
 from specjax.ladder import Ladder, Rungs
@@ -53,7 +52,7 @@ class Pair:
     mesh: the devices, or None for one without a mesh.
     layout: what is cut over which of the mesh's axes, if there is one.
     encoder: what inputs must keep to, of an encoder-decoder; else None.
-    laws: what the draft says of a ring, if it learns online; else None.
+    lesson: what the draft learns online; else None.
     rungs: decoders of all lengths of the config's ladder, the longest of which
       is `decoder`; None without one.
   """
@@ -69,7 +68,7 @@ class Pair:
   mesh: Mesh | None = None
   layout: meshes.Layout | None = None
   encoder: prompt_lines.Encoder | None = None
-  laws: Laws | None = None
+  lesson: online.Lesson | None = None
   rungs: Rungs | None = None
 
   def room(self, max_new_tokens: int) -> int:
@@ -313,7 +312,7 @@ def assemble(
   vocab_size = tokenizer.vocab_size
   features = models.draft.features if isinstance(models.draft, Head) else ()
   target = models.target.functions(SkippedLayers(), features)
-  draft, draft_params, drafter, laws = None, None, None, None
+  draft, draft_params, drafter, lesson = None, None, None, None
   rungs = None
   if config.num_speculative_tokens:
     family = drafting.of(config)
@@ -344,7 +343,7 @@ def assemble(
         "drafts learn (config.online) in launch.decode and launch.evaluate"
       )
     if config.online:
-      drafter, laws = online.wrapped(
+      drafter, lesson = online.wrapped(
         config, drafter, draft, vocab_size=vocab_size
       )
   if drafter is not None and models.depth is not None:
@@ -396,7 +395,7 @@ def assemble(
     mesh=models.mesh,
     layout=models.layout,
     encoder=encoder,
-    laws=laws,
+    lesson=lesson,
     rungs=rungs,
   )
 
@@ -488,8 +487,8 @@ def check_same_tokenizer(target: Tokenizer, draft: Tokenizer) -> None:
 def engine_of(config, pair: Pair, *, baseline: bool = False) -> Engine:
   """The engine of a config: speculative, or plain autoregressive."""
   learner = None
-  if pair.laws is not None and not baseline:
-    learner = online.Learner(config, pair.params, pair.laws)
+  if pair.lesson is not None and not baseline:
+    learner = online.Learner(config, pair.params, pair.lesson)
   return Engine(
     decoder=pair.baseline if baseline else pair.decoder,
     params=pair.params,

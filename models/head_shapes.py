@@ -139,6 +139,20 @@ def head_layers(settings: Mapping[str, Any]) -> TransformerConfig:
   return dataclasses.replace(layers, max_positions=None)
 
 
+def says_by_target(module: HeadModule) -> bool:
+  """Whether a head's output projection is the target's."""
+  if isinstance(module, parallel.Parallel):
+    return module.config.draft_vocab_size is None
+  return isinstance(module, eagle.Eagle | heads.Blockwise)
+
+
+def borrowed(module: HeadModule) -> frozenset[str]:
+  """Names of a head's parts that are the target's: they never learn."""
+  return frozenset(
+    {"embed", "lm_head"} if says_by_target(module) else {"embed"}
+  )
+
+
 def functions(
   module: HeadModule, *, sharding: Sharding | None = None
 ) -> tuple[Any, Any]:

@@ -60,8 +60,10 @@ class Costs:
 
   Attributes:
     plain: of a round that drafts nothing.
-    level: of one level of the draft.
-    fed: of the rest of a round, by the number of tokens that the target is fed.
+    level: of one level of the draft, with what a round does for it beside
+      passes.
+    fed: of a round without levels, by the number of tokens that the target is
+      fed.
   """
 
   plain: float
@@ -81,8 +83,9 @@ _SAME = ("target", "draft", "drafter", "dtype", "batch_size", "mesh")
 def read_costs(path: str, asked: Mapping[str, Any]) -> Costs:
   """What `launch.benchmark` measured.
 
-  Beside the passes of both models a round warps, draws and counts; what that
-  took in the round that was measured is taken to be the same for every tree.
+  Beside the passes of both models a round warps, draws and counts. What that
+  takes longer in the round that was measured than in one of plain decoding is
+  shared out over its levels.
 
   Args:
     path: of the file.
@@ -100,12 +103,19 @@ def read_costs(path: str, asked: Mapping[str, Any]) -> Costs:
     depth = (
       Tree(tuple(tree)).max_depth if tree else config["num_speculative_tokens"]
     )
-    level = found["draft_forwards_seconds"] / depth
-    beside = found["step_seconds"] - depth * level - found["verify_seconds"]
+    drafting, plain = (
+      found["draft_forwards_seconds"], found["autoregressive_step_seconds"]
+    )  # fmt: skip
+    beside = max(
+      found["step_seconds"] - drafting - found["verify_seconds"], 0.0
+    )
+    always = min(
+      max(plain - found["autoregressive_forward_seconds"], 0.0), beside
+    )
     costs = Costs(
-      plain=found["autoregressive_step_seconds"],
-      level=level,
-      fed={n: s + max(beside, 0.0) for n, s in passes.items()},
+      plain=plain,
+      level=(drafting + beside - always) / depth,
+      fed={n: s + always for n, s in passes.items()},
     )
   except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
     raise cli.UserError(
@@ -168,7 +178,13 @@ def trees(
       tree_search.best_tree(acceptance, num_nodes=size, max_depth=depth)
       for depth in (range(1, size + 1) if costs else [size])
     ]
-    rows.append(max((_row(t, acceptance, costs) for t in made), key=_gain))
+    # Few levels have no room for many nodes.
+    rows.append(
+      max(
+        (_row(t, acceptance, costs) for t in made if t.num_drafted == size),
+        key=_gain,
+      )
+    )
   return rows
 
 

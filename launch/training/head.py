@@ -32,7 +32,7 @@ from launch.training.head_step import (
 )
 from launch.training.records import say
 from launch.training.task import Task
-from models import checkpoints, head_saving, head_starts
+from models import checkpoints, head_saving, head_shapes, head_starts
 from models.head_shapes import KINDS
 from models.parallel import Parallel
 from models.tokenizers import Tokenizer
@@ -266,11 +266,9 @@ def _first(
 
 def _own(module) -> Callable[[tuple, Any], bool]:
   """Which parameters of a head are trained: the target's arrays stay."""
-  targets = {"embed"}
-  if head_flops.says_by_target(module):
-    targets.add("lm_head")
+  borrowed = head_shapes.borrowed(module)
   return lambda path, value: (
-    isinstance(value, nnx.Param) and path[0] not in targets
+    isinstance(value, nnx.Param) and path[0] not in borrowed
   )
 
 

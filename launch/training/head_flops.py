@@ -10,17 +10,10 @@ a teacher; where its features are stored, its law alone.
 from flax import nnx
 
 from launch.training import flops
+from models import head_shapes
 from models.eagle import Eagle, Eagle3
-from models.heads import Blockwise
 from models.parallel import Parallel
 from models.transformer import Transformer
-
-
-def says_by_target(module: nnx.Module) -> bool:
-  """Whether a head's output projection is the target's, and stays."""
-  if isinstance(module, Parallel):
-    return module.config.draft_vocab_size is None
-  return isinstance(module, Eagle | Blockwise)
 
 
 def step_flops(
@@ -56,7 +49,7 @@ def step_flops(
   for path, value in nnx.to_flat_state(trained):
     if value.ndim == 2:
       per_token += 6 * value.size * _times(module, path, depth, blocks)
-  if says_by_target(module):
+  if head_shapes.says_by_target(module):
     of_blocks = isinstance(module, Parallel)
     times = _times(module, ("lm_head",), depth, blocks) if of_blocks else depth
     per_token += 4 * whole * times

@@ -136,7 +136,7 @@ def pair_config(request, tmp_path_factory):
 
 
 def test_a_learner_goes_on_where_another_was(pair_config, models):
-  first = online.Learner(pair_config, models.params, models.laws)
+  first = online.Learner(pair_config, models.params, models.lesson)
   decoder = models.decoder
   state = decoder.init(
     models.params, np.array([[5, 6, 7], [8, 9, 1]]), np.array([3, 2]),
@@ -150,7 +150,7 @@ def test_a_learner_goes_on_where_another_was(pair_config, models):
   assert first.updates == 1
   assert first.rounds == 8
   assert np.isfinite(first.last_loss)
-  second = online.Learner(pair_config, models.params, models.laws)
+  second = online.Learner(pair_config, models.params, models.lesson)
   second.restore(first.arrays())
   assert (second.updates, second.rounds) == (1, 8)
   for one in (first, second):
@@ -163,6 +163,10 @@ def test_a_learner_goes_on_where_another_was(pair_config, models):
     first.params.draft, models.params.draft,
   )  # fmt: skip
   assert max(jax.tree.leaves(moved)) > 1e-4
+  if pair_config.drafter == "eagle3":  # the target's, so as in its training
+    assert max(jax.tree.leaves(moved["embed"])) == 0
+    learned = {name for name in moved if max(jax.tree.leaves(moved[name]))}
+    assert {"attention", "lm_head"} <= learned
   jax.tree.map(same, first.params.target, models.params.target)
 
 

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 COSTS = {
   "autoregressive_step_seconds": 1.0,
+  "autoregressive_forward_seconds": 0.9,
   "draft_forwards_seconds": 0.6,
   "step_seconds": 2.1,
   "verify_seconds": 1.3,
@@ -61,8 +62,8 @@ def test_a_measured_pair_gets_its_best_tree_and_the_flag_for_it(
   assert [row["num_nodes"] for row in found["trees"]] == list(range(7))
   assert found["trees"][0]["predicted_speedup"] == 1
   fastest = tree_search.best_tree_for_latency(
-    acceptance, draft_seconds=0.2,
-    verify_seconds={n: s + 0.2 for n, s in ((1, 0.9), (4, 1.3), (8, 1.6))},
+    acceptance, draft_seconds=0.7 / 3,
+    verify_seconds={n: s + 0.1 for n, s in ((1, 0.9), (4, 1.3), (8, 1.6))},
     max_nodes=6,
   )  # fmt: skip
   best = found["best"]
@@ -83,12 +84,25 @@ def test_without_costs_every_node_is_worth_having():
   assert "predicted_speedup" not in rows[0]
 
 
-def test_a_round_takes_its_levels_its_pass_and_what_is_beside_them(tmp_path):
+def test_a_tree_of_a_size_has_that_size_though_a_smaller_one_is_faster():
+  """Two children are all that one level has: a third node is on another."""
+  costs = best_tree.Costs(plain=1.0, level=5.0, fed={1: 1.0, 4: 1.0})
+  rows = best_tree.trees(np.array([0.6, 0.2]), max_nodes=3, costs=costs)
+  assert [row["num_nodes"] for row in rows] == [0, 1, 2, 3]
+  assert [row["max_depth"] for row in rows] == [0, 1, 1, 2]
+
+
+def test_a_round_takes_its_levels_its_pass_and_what_plain_decoding_takes_too(
+  tmp_path,
+):
   (tmp_path / "costs.json").write_text(json.dumps(COSTS))
   costs = best_tree.read_costs(str(tmp_path / "costs.json"), COSTS["config"])
   assert costs.of(Tree((-1, 0, 1, 2))) == pytest.approx(COSTS["step_seconds"])
-  # Two levels, and a pass over six tokens, halfway between four and eight.
-  assert costs.of(Tree((-1, 0, 0, 0, 1, 1))) == pytest.approx(0.4 + 1.45 + 0.2)
+  # Two levels, and a pass over six tokens, halfway between four and eight. Of
+  # the 0.2 beside passes plain decoding has 0.1, and three levels the rest.
+  assert costs.of(Tree((-1, 0, 0, 0, 1, 1))) == pytest.approx(
+    2 * (0.6 + 0.1) / 3 + 1.45 + 0.1
+  )
   dear = best_tree.Costs(plain=1.0, level=5.0, fed=costs.fed)
   rows = best_tree.trees(np.array([0.6, 0.2]), max_nodes=3, costs=dear)
   assert max(rows, key=lambda row: row["predicted_speedup"]) == rows[0]
