@@ -64,7 +64,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.online_entries = 512
   config.online_laws = 0
   config.online_objective = "forward_kl"
-  config.online_rate = 2e-4
+  config.online_rate = 5e-5
   # What is sampled. Temperature 0 is greedy; 0, 1.0 and 0.0 truncate nothing.
   config.temperature = 0.0
   config.top_k = 0

@@ -162,7 +162,7 @@ def test_a_learner_goes_on_where_another_was(pair_config, models):
     lambda a, b: float(np.abs(a - b).max()),
     first.params.draft, models.params.draft,
   )  # fmt: skip
-  assert max(jax.tree.leaves(moved)) > 1e-4
+  assert max(jax.tree.leaves(moved)) > 2e-5
   if pair_config.drafter == "eagle3":  # the target's, so as in its training
     assert max(jax.tree.leaves(moved["embed"])) == 0
     learned = {name for name in moved if max(jax.tree.leaves(moved[name]))}
