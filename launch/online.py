@@ -129,7 +129,11 @@ class Learner:
       params: of both models.
       lesson: of the draft.
     """
-    self.params = params
+    # On their devices for good, as what an update gives is: one program then.
+    stay = lambda tree: jax.tree.map(
+      lambda x: jax.device_put(x, x.sharding), tree
+    )
+    self.params = dataclasses.replace(params, draft=stay(params.draft))
     self.updates, self.seconds = 0, 0.0
     self.last_loss: float | None = None
     self._every = config.online_rounds
@@ -142,7 +146,7 @@ class Learner:
       max_consecutive_errors=_ANY,
     )
     weights, _ = _weights(params.draft, lesson.fixed)
-    self._state = optimizer.init(weights)
+    self._state = stay(optimizer.init(weights))
     of = learning.loss(lesson.laws, losses.get(config.online_objective))
 
     def update(draft, state, ring):
@@ -158,6 +162,16 @@ class Learner:
   def rounds(self) -> int:
     """Until the next update."""
     return self._every - self._since
+
+  def compile(self, state: DecodeState) -> None:
+    """Runs what updates and what fills rings once, to no effect."""
+    own = state.drafter_state
+    jax.block_until_ready(
+      (
+        self._update(self.params.draft, self._state, own.ring),
+        self._carry(own, own.ring),
+      )
+    )
 
   def begin(self, state: DecodeState) -> DecodeState:
     """A state whose rings go on from those of the batch before.

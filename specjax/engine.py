@@ -157,6 +157,9 @@ class Learner(Protocol):
   def rounds(self) -> int:
     """Until it wants to learn again, 1 or more."""
 
+  def compile(self, state: DecodeState) -> None:
+    """Called with a state of each shape before any that is timed."""
+
   def begin(self, state: DecodeState) -> DecodeState:
     """The state of a batch whose prompts have just been read."""
 
@@ -253,6 +256,8 @@ class Engine:
         del self.programs[shape]  # half of them would look like all
         raise
       self.programs[shape] = (both.prefill, climb)
+    if self.learner is not None:
+      self.learner.compile(self.prefill(batch, budget=0))
     seconds = time.perf_counter() - start
     # One run with no budget, so that the first timed one starts warm.
     jax.block_until_ready(self.generate(batch, self.prefill(batch, budget=0)))

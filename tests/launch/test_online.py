@@ -11,6 +11,8 @@ from files import read_jsonl, write_jsonl
 from configs import common
 from launch import decode, evaluate, online, pair
 from launch.journal import Results
+from launch.prompts import Prompt
+from specjax.engine import make_batches
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -168,6 +170,23 @@ def test_a_learner_goes_on_where_another_was(pair_config, models):
     learned = {name for name in moved if max(jax.tree.leaves(moved[name]))}
     assert {"attention", "lm_head"} <= learned
   jax.tree.map(same, first.params.target, models.params.target)
+
+
+def test_an_update_is_compiled_before_anything_is_timed(pair_config, models):
+  pair_config.max_new_tokens, pair_config.online_rounds = 8, 1
+  decoder = pair.engine_of(pair_config, models)
+  (batch,) = make_batches(
+    [Prompt(i, i, "", (5, 6 + i)) for i in range(2)],
+    batch_size=2, max_width=16,
+  )  # fmt: skip
+  decoder.compile(batch)
+  learner = decoder.learner
+  assert (learner.num_programs, learner.updates) == (1, 0)
+  before = models.params.draft
+  jax.tree.map(np.testing.assert_array_equal, learner.params.draft, before)
+  decoder.run(batch)
+  assert learner.updates > 2
+  assert learner.num_programs == 1
 
 
 @pytest.mark.parametrize(
