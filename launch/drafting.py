@@ -437,7 +437,9 @@ def check_depth(config: ml_collections.ConfigDict, rule: Rule) -> None:
   rule.check(dataclasses.replace(tree, form=Form.MASKED), siblings)
 
 
-_NOT_CLIMBED = ("depth", "widths", "tree", "online", "share_encoder")
+_NOT_CLIMBED = (
+  "depth", "widths", "tree", "num_nodes", "online", "share_encoder",
+)  # fmt: skip
 
 
 def check_ladder(config: ml_collections.ConfigDict, rule: Rule) -> None:
@@ -453,10 +455,12 @@ def check_ladder(config: ml_collections.ConfigDict, rule: Rule) -> None:
       f"{able}, got {_told(config)}"
     )
   beside = [name for name in _NOT_CLIMBED if config.get(name)]
-  if beside or config.num_drafts != 1:
+  beside += ["num_drafts"] * (config.num_drafts != 1)
+  beside += ["siblings"] * (config.siblings != siblings_lib.IID.name)
+  if beside:
     raise ValueError(
       "config.ladder is of chains that are drafted whole: not with "
-      + ", ".join(beside or ["num_drafts"])
+      + ", ".join(beside)
     )
   tree = tree_lib.chain(config.ladder[-1])
   rule.check(dataclasses.replace(tree, form=rung.form), siblings_lib.IID)

@@ -93,6 +93,22 @@ def test_greedy_text_is_that_of_plain_decoding(saved, name):
     ("eagle3", dict(ladder=(0, 2)), "got 'model' for a head: name its kind"),
     ("eagle3", dict(depth="2"), "got 'model' for a head: name its kind"),
     ("parallel", dict(ladder=(0, 2), drafter="parallel"), "got 'parallel'"),
+    (
+      "eagle3",
+      dict(
+        drafter="eagle3",
+        ladder=(0, 2),
+        num_nodes=8,
+        num_children=4,
+        rule="match",
+      ),
+      "not with num_nodes",
+    ),
+    (
+      "medusa",
+      dict(drafter="medusa", ladder=(0, 2), siblings="given", rule="match"),
+      "not with siblings",
+    ),
   ],
 )
 def test_what_does_not_fit_is_one_line(saved, head, changes, message):

@@ -3,7 +3,7 @@
 # held-out prompts in turn, at temperatures 0 and 1 and batch sizes 1 and 8; what is
 # looked up in a corpus is looked up in the files that the pair was trained on. `trees`:
 # which tree of its EAGLE-3 head pays at batch size 1. Wants the machine for itself, about
-# 20 minutes of two cores and 10 for the trees. What is there is not made again, and a
+# 35 minutes of two cores and 25 for the trees. What is there is not made again, and a
 # stopped run goes on.
 #
 #   docs/measurements/drafters/run.sh FOLDER drafters trees
@@ -53,7 +53,7 @@ drafters() {
   systems=$systems,rasd:$own,num_nodes=8,rule=recursive,corpus=$index
   run all --systems="$systems" --temperatures=0,1 --batch_sizes=1,8
   for temperature in 0 1; do
-    run "online-$temperature" --systems="model:$own" --online \
+    run "online-$temperature" --systems="model:$own" --online --config.online_rate=2e-4 \
       --temperatures="$temperature" --batch_sizes=1
   done
 }
