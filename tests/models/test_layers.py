@@ -19,7 +19,7 @@ def _problem(fed, slots, *, batch=2, heads=4, kv_heads=2, channels=8):
     for key in keys[1:]
   )
   # Rows begin at slots of their own, as in a conversation that goes on.
-  start = np.array([0, slots - fed])
+  start = np.array([slots - fed, 0])[:batch]
   mask = np.arange(slots) <= (start[:, None] + np.arange(fed))[..., None]
   return q, k, v, jnp.asarray(mask)
 
@@ -36,6 +36,18 @@ def _slowly(q, keys, values, mask):
     found = values[row, head // groups, seen]
     out[row, place, head] = weights @ found / weights.sum()
   return out.reshape(*q.shape[:2], -1)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize(
+  ("batch", "fed"), [(1, 1), (1, 3), (2, 1), (2, 3)], ids=str
+)
+def test_few_queries_attend_as_each_by_itself(batch, fed, kv_heads):
+  """One query of one row is multiplied in another order than several."""
+  problem = _problem(fed, 9, batch=batch, kv_heads=kv_heads)
+  np.testing.assert_allclose(
+    jax.jit(attend)(*problem), _slowly(*problem), atol=2e-5
+  )
 
 
 @pytest.mark.parametrize("fed", [5, 4 * layers._QUERIES + 1])
