@@ -103,9 +103,8 @@ def read_costs(path: str, asked: Mapping[str, Any]) -> Costs:
     depth = (
       Tree(tuple(tree)).max_depth if tree else config["num_speculative_tokens"]
     )
-    drafting, plain = (
-      found["draft_forwards_seconds"], found["autoregressive_step_seconds"]
-    )  # fmt: skip
+    drafting = found["draft_forwards_seconds"]
+    plain = found["autoregressive_step_seconds"]
     beside = max(
       found["step_seconds"] - drafting - found["verify_seconds"], 0.0
     )
