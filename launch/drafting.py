@@ -23,11 +23,11 @@ from models.block_drafter import Block
 from models.head_checkpoints import Head
 from models.head_shapes import KINDS, HeadShape
 from models.transformer import FINAL, Features, SkippedLayers
-from specjax import drafters, ladder, near
+from specjax import drafters, near
 from specjax import siblings as siblings_lib
 from specjax import tree as tree_lib
 from specjax.drafters.depth import Policy
-from specjax.ladder import Rungs
+from specjax.rungs import Rungs, check, make_rungs
 from specjax.siblings import Siblings
 from specjax.tree import Form, Tree
 from specjax.types import Drafter, LanguageModel, Rule
@@ -123,12 +123,10 @@ class Rung:
   Attributes:
     make: as the family's.
     form: of its trees.
-    reads_always: see `specjax.ladder.rungs`.
   """
 
   make: Callable[..., Drafter]
   form: Form = Form.FIXED
-  reads_always: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -296,9 +294,7 @@ FAMILIES = {
   ),
   **dict.fromkeys(
     ("eagle", "eagle3"),
-    dataclasses.replace(
-      _HEAD, has_depth=True, rung=Rung(make=_head, reads_always=True)
-    ),
+    dataclasses.replace(_HEAD, has_depth=True, rung=Rung(make=_head)),
   ),
   "block": _BLOCK,
   "layer_skip": Family(
@@ -446,7 +442,7 @@ def check_ladder(config: ml_collections.ConfigDict, rule: Rule) -> None:
   """Raises ValueError unless the host can change among `config.ladder`."""
   if not config.ladder or not config.num_speculative_tokens:
     return
-  ladder.check(config.ladder)
+  check(config.ladder)
   rung = of(config).rung
   if rung is None:
     able = [name for name, family in FAMILIES.items() if family.rung]
@@ -488,13 +484,12 @@ def rungs(
   make = functools.partial(
     rung.make, config, draft, siblings=siblings_lib.IID, vocab_size=vocab_size
   )
-  return ladder.rungs(
+  return make_rungs(
     target,
     lambda tree: make(tree=tree),
     rule=rule,
     vocab_size=vocab_size,
     lengths=config.ladder,
-    reads_always=rung.reads_always,
   )
 
 

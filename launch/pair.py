@@ -28,7 +28,8 @@ from specjax import siblings as siblings_lib
 from specjax.drafters import adaptive
 from specjax.drafters.rasd import Parts
 from specjax.engine import Engine
-from specjax.ladder import Ladder, Rungs
+from specjax.ladder import Ladder
+from specjax.rungs import Rungs
 from specjax.types import LanguageModel, Params
 from specjax.warp import make_sampling
 

@@ -99,9 +99,7 @@ def compile_both(
     lambda x, s, chosen: chosen if _has_layout(x) else s,
     state, wanted, compiled_loop.input_formats[0][1],
   )  # fmt: skip
-  with without_call_stacks():
-    lowered = jax.jit(init, out_shardings=formats).lower(*arguments, **options)
-  prefill = compiled(lowered)
+  prefill = compile_prefill(init, arguments, options, formats, compiled)
   placed = jax.tree.map(
     lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
     state,
@@ -110,6 +108,25 @@ def compile_both(
   return Programs(
     prefill=prefill, loop=compiled_loop, state=placed, formats=formats
   )
+
+
+def compile_prefill(
+  init: Callable[..., DecodeState],
+  arguments: tuple,
+  options: Mapping[str, Any],
+  formats: DecodeState,
+  compiled: Callable[[Any], Any] = lambda lowered: lowered.compile(),
+) -> jax.stages.Compiled:
+  """Compiles prefill for loops that are compiled already.
+
+  Args:
+    init, arguments, options: as `compile_both`'s.
+    formats: how the state lies in memory, `Programs.formats`.
+    compiled: compiles what was lowered.
+  """
+  with without_call_stacks():
+    lowered = jax.jit(init, out_shardings=formats).lower(*arguments, **options)
+  return compiled(lowered)
 
 
 def compile_loop(

@@ -17,9 +17,10 @@ from specjax import compilation, drawing, metrics
 from specjax import ladder as ladder_lib
 from specjax.decode import Decoder
 from specjax.endings import Endings, Watch, fetch
-from specjax.ladder import Climb, Ladder, Rungs
+from specjax.ladder import Climb, Ladder
 from specjax.mesh import MeshDecoder
 from specjax.requests import Request, input_ids_of
+from specjax.rungs import Rungs
 from specjax.state import DecodeState, StopReason
 from specjax.types import Inputs, Params
 from specjax.warp import make_sampling
@@ -167,6 +168,22 @@ class Learner(Protocol):
     """Called after so many rounds, 1 or more."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compiled:
+  """What decodes batches of a shape.
+
+  Attributes:
+    prefill: reads prompts to both models.
+    loop: makes rounds: of one length, or a `Climb` among several.
+    unread: reads them to the target alone, for a `Climb` that would begin
+      without a draft; None if the draft must have them.
+  """
+
+  prefill: Callable[..., DecodeState]
+  loop: Callable[..., DecodeState]
+  unread: Callable[..., DecodeState] | None = None
+
+
 def _nobody(request: Request) -> None:
   """The watch of an engine whose rows the host does not end."""
   del request
@@ -193,8 +210,8 @@ class Engine:
       own, and a prompt's text depends on the batches before. Or None.
     mesh: the devices, or None for one without a mesh.
     cache_specs: how caches lie on it, see `compilation.compile_both`.
-    programs: compiled prefill and loop of each `(rows, width, input_width)` and
-      each set of truncations; or a `Climb` among loops, with what they cost.
+    programs: those of each `(rows, width, input_width)` and each set of
+      truncations.
   """
 
   decoder: Decoder
@@ -212,7 +229,7 @@ class Engine:
   learner: Learner | None = None
   mesh: Mesh | None = None
   cache_specs: tuple[P, P] | None = None
-  programs: dict = dataclasses.field(default_factory=dict)
+  programs: dict[tuple, Compiled] = dataclasses.field(default_factory=dict)
 
   def compile(self, batch: Batch) -> float:
     """Compiles for a batch's shape; seconds it took (0 if done before)."""
@@ -221,50 +238,44 @@ class Engine:
       return 0.0
     self._check_inputs(batch)
     start = time.perf_counter()
-    init = functools.partial(
-      self.mapped.init,
-      buffer_length=batch.width + self.max_new_tokens,
-      stop_tokens=self.stop_tokens,
-    )
-    tokens, lengths, row_ids = batch.arrays()
-    args, options = everywhere(
-      self.mesh,
-      (
-        (tokens, lengths, self._keys(batch, row_ids)),
-        dict(
-          max_new_tokens=np.zeros(batch.rows, np.int32),
-          sampling=self._sampling(batch),
-          inputs=batch.inputs(),
-        ),
-      ),
-    )
+    args, options = self._asked(batch, np.zeros(batch.rows, np.int32))
     args = (self.params, *args)
     with self.on_mesh():
       both = compilation.compile_both(
-        self.mapped,
-        init,
+        self._mapped(self.decoder),
+        self._init(self.decoder, batch),
         args,
         options,
         in_pieces=True,
         cache_specs=self.cache_specs,
       )
-    self.programs[shape] = (both.prefill, both.loop)
+    self.programs[shape] = Compiled(prefill=both.prefill, loop=both.loop)
     if self.rungs is not None:
       try:
-        climb = self._climb(batch, both)
+        climbing = self._climbing(batch, both, args, options)
       except BaseException:
         del self.programs[shape]  # half of them would look like all
         raise
-      self.programs[shape] = (both.prefill, climb)
+      self.programs[shape] = climbing
     if self.learner is not None:
       self.learner.compile(self.prefill(batch, budget=0))
     seconds = time.perf_counter() - start
     # One run with no budget, so that the first timed one starts warm.
-    jax.block_until_ready(self.generate(batch, self.prefill(batch, budget=0)))
+    made = self.programs[shape]
+    for prefill in filter(None, (made.unread, made.prefill)):
+      state = prefill(*args, **options)
+      jax.block_until_ready(self.generate(batch, state))
     return seconds
 
-  def _climb(self, batch: Batch, both: compilation.Programs) -> Climb:
-    """The loop among several lengths, each timed on the batch itself.
+  def _climbing(
+    self, batch: Batch, both: compilation.Programs, args: tuple, options: dict
+  ) -> Compiled:
+    """Programs among several lengths, each timed on the batch itself.
+
+    Args:
+      batch: whose shape they are of.
+      both: of the longest, which are there already.
+      args, options: of a prefill.
 
     Raises:
       ValueError: on a mesh of several processes: each would choose by its own
@@ -274,7 +285,7 @@ class Engine:
     devices = () if self.mesh is None else self.mesh.devices.flat
     if any(d.process_index != jax.process_index() for d in devices):
       raise ValueError("draft lengths are chosen in one process")
-    rungs = dataclasses.replace(self.rungs, mesh=self.mesh)
+    rungs, unread = dataclasses.replace(self.rungs, mesh=self.mesh), None
 
     def on_devices(loop):
       return lambda params, state, rounds: loop(
@@ -298,7 +309,13 @@ class Engine:
       seconds = ladder_lib.measured(
         loops, self.params, self.prefill(batch), copy=copy
       )
-    return Climb(loops, seconds)
+      if rungs.unread is not None:
+        unread = compilation.compile_prefill(
+          self._init(rungs.unread, batch), args, options, both.formats
+        )
+    return Compiled(
+      prefill=both.prefill, loop=Climb(loops, seconds), unread=unread
+    )
 
   def _check_inputs(self, batch: Batch) -> None:
     """Raises ValueError unless all requests have what the target reads."""
@@ -310,12 +327,34 @@ class Engine:
         "the target is an encoder-decoder, and a request has no input"
       )
 
-  @property
-  def mapped(self) -> Decoder | MeshDecoder:
-    """What runs: the decoder, its rows over the mesh if there is one."""
+  def _mapped(self, decoder: Decoder) -> Decoder | MeshDecoder:
+    """A decoder, its rows over the mesh if there is one."""
     if self.mesh is None:
-      return self.decoder
-    return MeshDecoder(decoder=self.decoder, mesh=self.mesh)
+      return decoder
+    return MeshDecoder(decoder=decoder, mesh=self.mesh)
+
+  def _init(self, decoder: Decoder, batch: Batch) -> Callable[..., DecodeState]:
+    """A decoder's prefill of a batch's shape, of `_asked`."""
+    return functools.partial(
+      self._mapped(decoder).init,
+      buffer_length=batch.width + self.max_new_tokens,
+      stop_tokens=self.stop_tokens,
+    )
+
+  def _asked(self, batch: Batch, budgets: np.ndarray) -> tuple[tuple, dict]:
+    """What prefill is given of a batch, beside parameters."""
+    tokens, lengths, row_ids = batch.arrays()
+    return everywhere(
+      self.mesh,
+      (
+        (tokens, lengths, self._keys(batch, row_ids)),
+        dict(
+          max_new_tokens=budgets,
+          sampling=self._sampling(batch),
+          inputs=batch.inputs(),
+        ),
+      ),
+    )
 
   def on_mesh(self):
     """A context in which the models are laid out on the mesh, if any."""
@@ -348,8 +387,11 @@ class Engine:
     return (*sizes, *self._truncations(batch))
 
   def prefill(self, batch: Batch, budget: int | None = None) -> DecodeState:
-    """The state before the first step; `budget` replaces max_new_tokens."""
-    tokens, lengths, row_ids = batch.arrays()
+    """The state before the first step; `budget` replaces max_new_tokens.
+
+    Where a ladder would draft nothing for the batch, the draft does not read
+    its prompts.
+    """
     budgets = np.array(self._each(batch, "max_new_tokens"), np.int32)
     if budgets.max() > self.max_new_tokens:
       raise ValueError(
@@ -359,18 +401,13 @@ class Engine:
     if budget is not None:
       budgets[:] = budget
     budgets[len(batch.prompts) :] = 0  # filling rows are done at once
-    prefill, _ = self.programs[self._shape(batch)]
-    args, options = everywhere(
-      self.mesh,
-      (
-        (tokens, lengths, self._keys(batch, row_ids)),
-        dict(
-          max_new_tokens=budgets,
-          sampling=self._sampling(batch),
-          inputs=batch.inputs(),
-        ),
-      ),
-    )
+    made = self.programs[self._shape(batch)]
+    prefill = made.prefill
+    if budget is None and self.ladder is not None and made.unread is not None:
+      assert isinstance(made.loop, Climb)
+      if not made.loop.begin(self.ladder):
+        prefill = made.unread
+    args, options = self._asked(batch, budgets)
     if self.learner is None:
       return prefill(self.params, *args, **options)
     state = prefill(self.learner.params, *args, **options)
@@ -380,7 +417,7 @@ class Engine:
     self, batch: Batch, state: DecodeState, num_rounds: int = _NO_END
   ) -> DecodeState:
     """Decodes a batch to its end, or so many rounds; the state is donated."""
-    _, loop = self.programs[self._shape(batch)]
+    loop = self.programs[self._shape(batch)].loop
     if self.ladder is not None:
       loop = functools.partial(loop, ladder=self.ladder)
     if self.learner is None:

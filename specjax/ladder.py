@@ -15,28 +15,19 @@ draws, its text is not the same in every run.
 """
 
 import dataclasses
-import functools
-import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.decode import Decoder
-from specjax.mesh import MeshDecoder
+from specjax.rungs import LENGTHS, Loop, check
 from specjax.state import DecodeState, StopReason
-from specjax.tree import Tree, chain
-from specjax.types import Context, Draft, Drafter, LanguageModel, Params, Rule
-
-LENGTHS = (0, 1, 2, 4, 8)
-
-# A compiled loop: parameters, a state that is donated, the most rounds to make.
-Loop = Callable[[Params, DecodeState, Any], DecodeState]
+from specjax.types import Params
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -155,123 +146,6 @@ _LEANS = 4.0  # rounds that the place before counts for
 _REMEMBERED = 512.0  # rounds that `Ladder.occupied` is a mean of, at most
 
 
-def check(lengths: Sequence[int]) -> None:
-  """Raises ValueError unless drafts of these lengths make a ladder."""
-  rising = all(a < b for a, b in itertools.pairwise(lengths))
-  if len(lengths) < 2 or lengths[0] < 0 or not rising:
-    raise ValueError(
-      "a ladder has two lengths or more, of 0 drafted tokens and more, rising, "
-      f"got {tuple(lengths)}"
-    )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Rungs:
-  """Decoders of several draft lengths that go on with each other's state.
-
-  Attributes:
-    decoders: by length; prompts are read by that of the `longest`.
-    mesh: over which rows lie as a `MeshDecoder` cuts them; None for one device.
-  """
-
-  decoders: Mapping[int, Decoder]
-  mesh: jax.sharding.Mesh | None = None
-
-  @property
-  def longest(self) -> Decoder:
-    """Whose state all work on."""
-    return self.decoders[max(self.decoders)]
-
-  def steps(
-    self, length: int, params: Params, state: DecodeState, num_steps: Any
-  ) -> DecodeState:
-    """As `Decoder.steps`, at a length; to be jitted for each."""
-    decoder, whole = self.decoders[length], state.counters
-    tree = decoder.drafter.tree
-    cut = dict(
-      accept_counts=whole.accept_counts[:, : tree.max_depth + 1],
-      rank_offered=whole.rank_offered[:, : tree.max_children],
-      rank_accepted=whole.rank_accepted[:, : tree.max_children],
-    )
-    state = dataclasses.replace(
-      state, counters=dataclasses.replace(whole, **cut)
-    )
-    if self.mesh is None:
-      state = decoder.steps(params, state, num_steps)
-    else:
-      on_mesh = MeshDecoder(decoder=decoder, mesh=self.mesh)
-      state = on_mesh.steps(params, state, num_steps)
-    found = state.counters
-    back = {
-      name: getattr(whole, name)
-      .at[:, : part.shape[1]]
-      .set(getattr(found, name))
-      for name, part in cut.items()
-    }
-    return dataclasses.replace(
-      state, counters=dataclasses.replace(found, **back)
-    )
-
-
-def rungs(
-  target: LanguageModel,
-  draft: Callable[[Tree], Drafter],
-  *,
-  rule: Rule,
-  vocab_size: int,
-  lengths: Sequence[int] = LENGTHS,
-  reads_always: bool = False,
-) -> Rungs:
-  """Decoders of some draft lengths.
-
-  Args:
-    target: the target.
-    draft: makes the drafter of a chain. Its state must not depend on the
-      chain's length, and it must catch up with rounds in which nothing was
-      drafted: `drafters.model.drafter(..., depth=depth.fixed(depth=G))`,
-      `drafters.layer_skip` likewise, `drafters.heads`, `drafters.ngram`, or
-      `drafters.eagle.drafter(..., longest=G)`. Not with a policy that learns:
-      its state is of one length.
-    rule: what verifies.
-    vocab_size: V.
-    lengths: drafted tokens, rising; 0 drafts nothing.
-    reads_always: whether rounds without a draft are `draft(chain(0))` too, as
-      of EAGLE's heads, which read what stands in every round. By default they
-      leave the drafter's state to the next round that drafts.
-
-  Raises:
-    ValueError: if they are no ladder.
-  """
-  check(lengths)
-  made = {n: draft(chain(n)) for n in lengths if n}
-  if 0 in lengths:
-    made[0] = draft(chain(0)) if reads_always else _nothing(made[max(made)])
-  return Rungs(
-    decoders={
-      n: Decoder(
-        target=target, drafter=one, rule=rule, vocab_size=vocab_size
-      )
-      for n, one in made.items()
-    }
-  )  # fmt: skip
-
-
-def _nothing(long: Drafter) -> Drafter:
-  """Drafts nothing, and keeps the state of one that does."""
-  tree = chain(0)
-
-  def propose(params, state, cache, context: Context):
-    del params
-    draft = Draft(
-      tree=tree, siblings=long.siblings, tokens=context.root, log_probs=None
-    )
-    return draft, state, cache
-
-  return dataclasses.replace(
-    long, name="nothing", tree=tree, propose=propose, passes=()
-  )
-
-
 class Climb:
   """A loop like any other, of rounds whose length the host chooses.
 
@@ -287,6 +161,10 @@ class Climb:
   length changes. Rounds that are asked for singly, as where the host looks at
   every token for a stop string, are not timed, and what their calls take is in
   no price.
+
+  A draft that was not needed for a while may have to read what it lacks of the
+  text before it goes on. The first round after rounds without one is made by
+  itself, and is in no price.
 
   What is known here is of one shape of batch, on this machine; what answers
   showed, of all shapes, is the ladder's, so that prices may be shared where
@@ -312,8 +190,19 @@ class Climb:
     self._now = -1
     self._idle = 0  # choices since a draft was tried
     self._left = 0  # rounds until the next choice
+    self._lags = False  # whether the draft may lack some of the text
     self._piece = 0  # rounds of a call at least: a call costs time
     self._batch = _Batch(rows=0)
+
+  def begin(self, ladder: Ladder) -> int:
+    """The length that a batch begins with, by what is known now.
+
+    Args:
+      ladder: how it chooses.
+    """
+    length, _ = self._next(ladder)
+    self._lags = not length
+    return length
 
   def __call__(
     self, params: Params, state: DecodeState, num_rounds: Any, *, ladder: Ladder
@@ -345,6 +234,9 @@ class Climb:
         self._choose(ladder)
       # A text that ends soon is not cut for a choice.
       some = min(rest, max(self._left, self._piece))
+      if self._now and self._lags:
+        some = 1
+      self._lags = not self._now
       start = time.perf_counter()
       state = self._loops[self._now](params, state, np.int32(some))
       counts, after, running = _counted(state)
@@ -363,23 +255,26 @@ class Climb:
 
   def _choose(self, ladder: Ladder) -> None:
     """Sets the length of the next rounds, and how many they are."""
+    self._now, is_trial = self._next(ladder)
+    self._idle = 0 if self._now else self._idle + 1
+    self._piece = max(ladder.every // 4, 1) if is_trial else ladder.every
+    self._left = self._piece
+
+  def _next(self, ladder: Ladder) -> tuple[int, bool]:
+    """The length of the next rounds, and whether it is a trial."""
     rates = ladder.rates(self.seconds)
     hoped = {
       n: rates[n] * (1 + _DOUBT / rounds**0.5)
       for n, rounds in self._timed.items()
     }
     fastest = lambda lengths: max(lengths, key=lambda n: (hoped[n], -n))
-    self._piece = ladder.every
     if self._idle >= ladder.patience:
-      self._now = fastest([n for n in ladder.lengths if n])
-      self._idle, self._piece = 0, max(ladder.every // 4, 1)
-    else:
-      length = fastest(ladder.lengths)
-      near = hoped.get(self._now, 0.0) * (1 + ladder.margin)
-      if self._now < 0 or hoped[length] > near:
-        self._now = length
-      self._idle = 0 if self._now else self._idle + 1
-    self._left = self._piece
+      return fastest([n for n in ladder.lengths if n]), True
+    length = fastest(ladder.lengths)
+    near = hoped.get(self._now, 0.0) * (1 + ladder.margin)
+    if self._now < 0 or hoped[length] > near:
+      return length, False
+    return self._now, False
 
   def _learn_time(self, rounds: int, seconds: float) -> None:
     """Learns what some rounds of the present length took."""
@@ -479,12 +374,4 @@ def measured(
   return {
     n: typical * statistics.median(turn[n] / mean(turn) for turn in found[1:])
     for n in loops
-  }
-
-
-def programs(rungs: Rungs) -> dict[int, Loop]:
-  """The loops of some decoders, compiled when they are first called."""
-  return {
-    n: jax.jit(functools.partial(rungs.steps, n), donate_argnums=1)
-    for n in rungs.decoders
   }

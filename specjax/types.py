@@ -8,6 +8,7 @@ inputs are), with -inf for zero mass.
 """
 
 import dataclasses
+import enum
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -453,6 +454,21 @@ def keep(params, state, commit):
   return state
 
 
+class Idle(enum.Enum):
+  """What a drafter needs of a round in which nothing is drafted.
+
+  Attributes:
+    COMMIT: its `commit`, as of any other.
+    PROPOSE: to propose too, a tree without drafted tokens.
+    NOTHING: nothing, nor that prompts are read to it: its state says what it
+      lacks of a text, and `propose` reads that before it drafts.
+  """
+
+  COMMIT = enum.auto()
+  PROPOSE = enum.auto()
+  NOTHING = enum.auto()
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Drafter:
   """A way to propose: pure functions, and what is static about them.
@@ -477,6 +493,9 @@ class Drafter:
     again: where a row's text goes on (`Decoder.extend`), tokens of it that are
       fed again, G + 2 at most: the newest, which was not fed, and those before
       it that the drafter's state may lack.
+    idle: how its state outlives rounds in which nothing is drafted
+      (`specjax.ladder`); None: it was not made for them, and would draft worse
+      ever after.
     row_axes: `state -> pytree of int | None`: which axis of each array of the
       state is rows, so that it can be cut over a mesh; None for an array that
       all rows share: what a round adds to it, on any device, is added for all.
@@ -495,6 +514,7 @@ class Drafter:
   reads_text: bool = False
   max_positions: int | None = None
   again: int = 2
+  idle: Idle | None = None
 
   def tokens_of_passes(self, text: int) -> tuple[int, ...]:
     """Tokens of a row that each draft pass of a round computes, in order.

@@ -39,9 +39,10 @@ from models.layers import TransformerConfig
 from models.parallel import ParallelConfig
 from models.t5_config import T5Config
 from models.transformer import FINAL, SkippedLayers, Transformer
-from specjax import decode, drafters, ladder, rules
+from specjax import decode, drafters, rules
 from specjax import tree as tree_lib
 from specjax.mesh import MeshDecoder
+from specjax.rungs import make_rungs
 from specjax.siblings import IID
 from specjax.types import Draft, Drafter, Inputs, Params
 
@@ -85,7 +86,7 @@ def table_pair(mesh):
 
 def _rungs():
   model = toys.table_model(VOCAB)
-  return ladder.rungs(
+  return make_rungs(
     model,
     lambda tree: drafters.model.drafter(
       model, tree=tree, vocab_size=VOCAB,

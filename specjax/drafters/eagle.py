@@ -37,7 +37,14 @@ from specjax.drafters.depth import Policy
 from specjax.drafters.model import check_tree
 from specjax.siblings import GIVEN, IID, Siblings
 from specjax.tree import Tree, take_node
-from specjax.types import Commit, Context, Draft, Drafter, FeatureModel
+from specjax.types import (
+  Commit,
+  Context,
+  Draft,
+  Drafter,
+  FeatureModel,
+  Idle,
+)
 
 
 def drafter(
@@ -69,8 +76,8 @@ def drafter(
     The `Drafter`. Its target has to give the features that the head reads.
 
   Raises:
-    ValueError: if the tree drafts nothing or does not suit the siblings or the
-      policy.
+    ValueError: if the tree drafts nothing, without `longest`, is deeper than
+      that, or does not suit the siblings or the policy.
   """
   siblings = siblings_lib.get(siblings)
   made = functools.partial(
@@ -369,6 +376,8 @@ def _made(
     passes=(width, *passes),
     max_positions=model.max_positions,
     again=width + 1,  # what stands since a round is not in the cache yet
+    # It reads what stands when it proposes, and keeps it for one round only.
+    idle=Idle.PROPOSE if longest else None,
   )
   return whole, read
 

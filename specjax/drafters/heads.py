@@ -18,7 +18,7 @@ from specjax import siblings as siblings_lib
 from specjax.drafters import marginals as marginals_lib
 from specjax.siblings import IID, Siblings
 from specjax.tree import Tree
-from specjax.types import Commit, Drafter
+from specjax.types import Commit, Drafter, Idle
 
 # `(parameters, features f[B, F]) -> f32[B, K, V]`, the logits of K depths.
 Marginals = Callable[[Any, Array], Array]
@@ -78,6 +78,7 @@ def drafter(
     commit=_newest,
     row_axes=lambda state: 0,
     passes=(1,),
+    idle=Idle.COMMIT,
   )
 
 

@@ -15,7 +15,7 @@ from specjax.drafters.depth import Policy
 from specjax.drafters.model import check_model, check_tree, draft_tree
 from specjax.siblings import IID, Siblings
 from specjax.tree import Tree
-from specjax.types import Drafter, LanguageModel
+from specjax.types import Drafter, Idle, LanguageModel
 
 
 def drafter(
@@ -75,6 +75,7 @@ def drafter(
     propose=propose,
     passes=(1, *(len(level) for level in tree.levels[1:-1])),
     max_positions=model.max_positions,
+    idle=Idle.COMMIT,
   )
   if depth is None:
     return whole

@@ -23,7 +23,7 @@ from specjax.drafters import adaptive, levels
 from specjax.drafters.depth import Policy
 from specjax.siblings import IID, Siblings
 from specjax.tree import Form, Tree, take_node
-from specjax.types import Context, Draft, Drafter, LanguageModel
+from specjax.types import Context, Draft, Drafter, Idle, LanguageModel
 
 
 def drafter(
@@ -198,7 +198,9 @@ def _with_depth(
     del params
     return cache.replace(length=jnp.minimum(cache.length, commit.length - 1))
 
-  inner = dataclasses.replace(whole, prefill=prefill, commit=commit)
+  inner = dataclasses.replace(
+    whole, prefill=prefill, commit=commit, idle=Idle.NOTHING
+  )
   return adaptive.drafter(
     begin, inner=inner, policy=policy, vocab_size=vocab_size
   )

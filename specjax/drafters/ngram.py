@@ -15,7 +15,7 @@ from jax import Array
 from specjax.drafters.model import check_tree
 from specjax.siblings import IID
 from specjax.tree import chain
-from specjax.types import Draft, Drafter
+from specjax.types import Draft, Drafter, Idle
 
 
 def drafter(
@@ -59,6 +59,7 @@ def drafter(
     tree=tree,
     siblings=IID,
     propose=propose,
+    idle=Idle.COMMIT,
   )
 
 

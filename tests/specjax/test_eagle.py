@@ -14,10 +14,11 @@ import toys
 from decoding import BUDGETS, LENGTHS, PROMPTS, TARGET, VOCAB, rows_of
 
 import specjax
-from specjax import drafters, drawing, exact, ladder, rules
+from specjax import drafters, drawing, exact, rules
 from specjax.drafters import eagle
+from specjax.rungs import make_rungs
 from specjax.tree import Form, Tree, chain, k_ary
-from specjax.types import Drafter
+from specjax.types import Drafter, Idle
 from specjax.warp import make_sampling
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -136,15 +137,15 @@ def test_wrong_features_and_slots_are_caught(mutant):
   assert not accepted_for_sure(mutant())
 
 
-def rungs(*, vocab_size=VOCAB, target=TOY, head=HEAD, reads_always=True):
+def rungs(*, vocab_size=VOCAB, target=TOY, head=HEAD, idle=Idle.PROPOSE):
   """Chains of 0, 1 and 3 tokens that go on with each other's state."""
-  return ladder.rungs(
+  return make_rungs(
     target,
-    lambda tree: eagle.drafter(
-      head, tree=tree, vocab_size=vocab_size, longest=3
+    lambda tree: dataclasses.replace(
+      eagle.drafter(head, tree=tree, vocab_size=vocab_size, longest=3),
+      idle=idle,
     ),
     rule=rules.get("token"), vocab_size=vocab_size, lengths=(0, 1, 3),
-    reads_always=reads_always,
   )  # fmt: skip
 
 
@@ -167,7 +168,7 @@ def test_the_head_knows_what_stands_whatever_lengths_rounds_had():
   """It has the target's law if it has read all pairs, in every round."""
   plan = (3, 0, 0, 1, 3, 1, 0, 3, 3)
   assert share_that_stood(rungs(), plan) == 1
-  assert share_that_stood(rungs(reads_always=False), plan) < 1
+  assert share_that_stood(rungs(idle=Idle.COMMIT), plan) < 1
 
 
 def test_a_round_after_those_of_other_lengths_has_the_targets_law():

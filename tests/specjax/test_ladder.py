@@ -1,7 +1,6 @@
 """Draft lengths among which the host chooses between rounds."""
 
 import dataclasses
-import functools
 import types
 
 import decoding
@@ -9,34 +8,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toys
+from climbing import LENGTHS, RUNGS, program, start
 from decoding import MODEL, PARAMS, VOCAB, rows_of
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import specjax
-from specjax import drafters, exact, ladder, rules
-from specjax.drafters import depth
+from specjax import ladder
 from specjax.engine import Batch, Engine
 from specjax.ladder import Ladder
 from specjax.requests import Settings
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
-LENGTHS = (0, 1, 4)
 CHEAP = {0: 1.0, 1: 1.1, 4: 1.4}  # seconds of a round, by its length
 DEAR = {0: 1.0, 1: 2.2, 4: 6.0}
-
-
-def fixed(tree):
-  return drafters.model.drafter(
-    MODEL, tree=tree, vocab_size=VOCAB,
-    depth=depth.fixed(depth=tree.max_depth),
-  )  # fmt: skip
-
-
-RUNGS = ladder.rungs(
-  MODEL, fixed, rule=rules.get("token"), vocab_size=VOCAB, lengths=LENGTHS
-)
 
 
 def request(i):
@@ -44,69 +29,6 @@ def request(i):
   return types.SimpleNamespace(
     token_ids=tokens, stream=i, settings=Settings(), ends=None
   )
-
-
-def start(temperature=0.0):
-  return jax.jit(RUNGS.longest.init, static_argnames="buffer_length")(
-    PARAMS, jnp.asarray(decoding.PROMPTS[:2]),
-    jnp.asarray(decoding.LENGTHS[:2]), jax.random.key(2), buffer_length=70,
-    max_new_tokens=jnp.array([60, 50]),
-    sampling=specjax.make_sampling(2, temperature=temperature),
-  )  # fmt: skip
-
-
-@functools.cache
-def program(length):
-  return jax.jit(functools.partial(RUNGS.steps, length))
-
-
-def test_rungs_go_on_with_each_others_state():
-  """Greedy, so that every token is known; wide after none after narrow."""
-  state, plan = start(), (4, 0, 0, 0, 1, 4, 0, 4, 1) * 3
-  for length in plan:
-    before = state
-    state = program(length)(PARAMS, state, jnp.int32(3))
-    drafted = np.asarray(
-      state.counters.num_drafted - before.counters.num_drafted
-    )
-    rounds = np.asarray(
-      state.counters.num_target_calls - before.counters.num_target_calls
-    )
-    np.testing.assert_array_equal(drafted, length * rounds)
-  state = program(0)(PARAMS, state, jnp.int32(100))
-  expected = [
-    decoding.greedy_reference(decoding.PROMPTS[b, : decoding.LENGTHS[b]], count)
-    for b, count in ((0, 60), (1, 50))
-  ]
-  assert rows_of(state) == expected
-  c = state.counters
-  np.testing.assert_array_equal(c.accept_counts.sum(axis=1), c.num_target_calls)
-  sums = c.accept_counts @ np.arange(5)
-  np.testing.assert_array_equal(sums, c.num_accepted)
-
-
-def test_a_round_after_other_lengths_has_the_targets_law():
-  with jax.enable_x64(True):
-    wide = lambda x: jnp.asarray(np.asarray(x)[:, :3], jnp.float64)
-    few = jax.tree.map(wide, PARAMS)
-    model = toys.table_model(3)
-    made = ladder.rungs(
-      model,
-      lambda tree: drafters.model.drafter(
-        model, tree=tree, vocab_size=3,
-        depth=depth.fixed(depth=tree.max_depth),
-      ),
-      rule=rules.get("block"), vocab_size=3, lengths=(0, 1, 2),
-    )  # fmt: skip
-    state = made.longest.init(
-      few, np.array([[1, 0]]), [2], jax.random.key(0), buffer_length=32,
-      max_new_tokens=30,
-    )  # fmt: skip
-    for length in (2, 0, 1):
-      state = made.steps(length, few, state, 2)
-    for length in (1, 2):
-      law, expected = exact.round_law(made.decoders[length], few, state)
-      assert np.abs(law.output - expected).max() < 1e-10
 
 
 class Climbing:
@@ -165,7 +87,7 @@ def test_a_cheap_pass_is_made_wide_and_a_dear_one_not_at_all():
 def test_a_draft_is_tried_for_a_quarter_of_the_rounds():
   loop = Climbing(Ladder(lengths=LENGTHS, every=16, patience=1), DEAR)
   loop(start())
-  assert loop.asked[:4] == [(0, 16), (1, 4), (0, 16), (1, 4)]
+  assert loop.asked[:5] == [(0, 16), (1, 1), (1, 4), (0, 16), (1, 1)]
 
 
 def test_no_more_rounds_are_made_than_were_asked_for():
@@ -263,26 +185,65 @@ def test_what_rounds_take_is_measured():
   assert loop._drift < -0.3
 
 
-@pytest.mark.parametrize("on_mesh", [False, True])
-def test_an_engine_climbs_by_what_its_batches_show(on_mesh):
-  """Its texts are plain decoding's, whatever lengths were the fastest."""
+def engine_of(known, on_mesh):
+  """What climbs, or without a ladder decodes plainly."""
   mesh, params = None, PARAMS
   if on_mesh:
     mesh = jax.make_mesh(
       (1, 1), ("data", "model"), axis_types=(AxisType.Auto,) * 2
     )
     params = jax.device_put(PARAMS, NamedSharding(mesh, PartitionSpec()))
-  settings = dict(
-    params=params, mesh=mesh, stop_tokens=(), max_new_tokens=40,
+  plain = specjax.make_decoder(MODEL, vocab_size=VOCAB)
+  return Engine(
+    decoder=RUNGS.longest if known else plain, rungs=known and RUNGS,
+    ladder=known, params=params, mesh=mesh, stop_tokens=(), max_new_tokens=40,
     temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0,
   )  # fmt: skip
-  climbing = Engine(
-    decoder=RUNGS.longest, rungs=RUNGS,
-    ladder=Ladder(lengths=LENGTHS, every=3, patience=2), **settings,
-  )  # fmt: skip
-  plain = Engine(
-    decoder=specjax.make_decoder(MODEL, vocab_size=VOCAB), **settings
-  )
+
+
+def test_the_first_round_after_some_without_a_draft_is_in_no_price():
+  """What the draft lacks it reads in that round."""
+  loop = Climbing(Ladder(lengths=LENGTHS, every=32, patience=1), DEAR)
+  assert loop.loop.begin(loop.ladder) == 0
+  learned = []
+  loop.loop._learn_time = lambda rounds, _: learned.append(rounds)
+  loop(start(), 32 + 1 + 8)
+  assert loop.asked == [(0, 32), (1, 1), (1, 8)]
+  assert learned == [32, 8]
+
+
+def test_a_batch_is_begun_as_it_was_said_to_be():
+  loop = Climbing(Ladder(lengths=LENGTHS, every=70, patience=2), DEAR)
+  for expected in (0, 0, 1, 0):  # the third is when a draft is tried
+    assert loop.loop.begin(loop.ladder) == expected
+    before = len(loop.asked)
+    loop(start())
+    assert loop.asked[before][0] == expected
+
+
+@pytest.mark.parametrize("on_mesh", [False, True])
+def test_a_draft_reads_no_prompts_that_it_will_not_draft_for(on_mesh):
+  climbing = engine_of(Ladder(lengths=LENGTHS), on_mesh)
+  batch = Batch(tuple(map(request, range(2))), 2, 32)
+  climbing.compile(batch)
+  (made,) = climbing.programs.values()
+  held = lambda: climbing.prefill(batch).drafter_state.own.length.tolist()
+  price = lambda one: made.loop.seconds.update({0: 1.0, 1: one, 4: 9 * one})
+  price(1.0)
+  assert held() == decoding.LENGTHS[:2].tolist()
+  price(9.0)
+  assert held() == [0, 0]
+  found, _ = climbing.run(batch)
+  plain, _ = engine_of(None, on_mesh).run(batch)
+  assert [a.token_ids for a in found] == [b.token_ids for b in plain]
+  assert sum(c.num_drafted for c in found) == 0
+
+
+@pytest.mark.parametrize("on_mesh", [False, True])
+def test_an_engine_climbs_by_what_its_batches_show(on_mesh):
+  """Its texts are plain decoding's, whatever lengths were the fastest."""
+  climbing = engine_of(Ladder(lengths=LENGTHS, every=3, patience=2), on_mesh)
+  plain = engine_of(None, on_mesh)
   batch = Batch(tuple(map(request, range(2))), 2, 32)
   found, _ = climbing.run(batch)
   expected, _ = plain.run(batch)
@@ -393,7 +354,3 @@ def test_lengths_are_those_of_the_loops_and_take_time():
     ladder.Climb(loops, {0: 1.0})
   with pytest.raises(ValueError, match="must be positive"):
     ladder.Climb(loops, {0: 0.0, 1: 1.0, 4: 1.0})
-  with pytest.raises(ValueError, match="two lengths or more"):
-    ladder.rungs(
-      MODEL, fixed, rule=rules.get("token"), vocab_size=VOCAB, lengths=(0,)
-    )

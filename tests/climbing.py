@@ -1,0 +1,48 @@
+"""Chains of toys, of several lengths on one state."""
+
+import functools
+
+import decoding
+import jax
+import jax.numpy as jnp
+import numpy as np
+from decoding import MODEL, PARAMS, VOCAB
+
+import specjax
+from specjax import drafters, rules
+from specjax.drafters import depth
+from specjax.rungs import make_rungs
+
+LENGTHS = (0, 1, 4)
+
+
+def fixed(tree):
+  """A model that catches up."""
+  return drafters.model.drafter(
+    MODEL, tree=tree, vocab_size=VOCAB,
+    depth=depth.fixed(depth=tree.max_depth),
+  )  # fmt: skip
+
+
+RUNGS = make_rungs(
+  MODEL, fixed, rule=rules.get("token"), vocab_size=VOCAB, lengths=LENGTHS
+)
+
+
+def start(
+  temperature=0.0, *, decoder=RUNGS.longest, params=PARAMS, prompts=(0, 1)
+):
+  """Two rows, of whose answers one is longer."""
+  prompts = np.array(prompts)
+  return jax.jit(decoder.init, static_argnames="buffer_length")(
+    params, jnp.asarray(decoding.PROMPTS[prompts]),
+    jnp.asarray(decoding.LENGTHS[prompts]), jax.random.key(2), buffer_length=70,
+    max_new_tokens=jnp.array([60, 50]),
+    sampling=specjax.make_sampling(2, temperature=temperature),
+  )  # fmt: skip
+
+
+@functools.cache
+def program(length):
+  """Rounds of a length."""
+  return jax.jit(functools.partial(RUNGS.steps, length))
