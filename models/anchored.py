@@ -19,7 +19,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from models.layers import Attention, rotary_table
+from models.layers import Attention, rotary_table, scores_of, values_of
 from models.parallel import Parallel
 
 
@@ -103,20 +103,21 @@ def _attend(q: Array, known: tuple, own: tuple, mask: Array) -> Array:
   """
   rows, count, length = mask.shape
   _, size, heads, channels = q.shape
-  keys, values = known
-  own_keys, own_values = (x.reshape(rows, count, *x.shape[1:]) for x in own)
-  q = q.reshape(rows, count, size, keys.shape[1], -1, channels)
+  (keys, values), (own_keys, own_values) = known, own
+  kv_heads = keys.shape[1]
+  each = (kv_heads, heads // kv_heads)  # K, G
   q = q / math.sqrt(channels)
-  product = lambda how, a, b: jnp.einsum(
-    how, a, b, preferred_element_type=jnp.float32
-  )
-  read = product("baskgc,bktc->bakgst", q, keys)
+  read = scores_of(q.reshape(rows, count * size, heads, channels), keys)
+  read = read.reshape(rows, *each, count, size, length)
   read = jnp.where(
-    mask[:, :, None, None, None], read, jnp.finfo(read.dtype).min
+    mask[:, None, None, :, None], read, jnp.finfo(read.dtype).min
   )  # a block sees itself, so no row is empty
-  mine = product("baskgc,bakuc->bakgsu", q, own_keys)
+  mine = scores_of(q, own_keys).reshape(rows, count, *each, size, size)
+  mine = jnp.moveaxis(mine, 1, 3)
   weights = jax.nn.softmax(jnp.concatenate([read, mine], axis=-1), axis=-1)
   weights = weights.astype(values.dtype)
-  out = jnp.einsum("bakgst,bktc->baskgc", weights[..., :length], values)
-  out += jnp.einsum("bakgsu,bakuc->baskgc", weights[..., length:], own_values)
+  of_text, of_own = weights[..., :length], weights[..., length:]
+  out = values_of(of_text.reshape(rows, *each, count * size, length), values)
+  of_own = jnp.moveaxis(of_own, 3, 1).reshape(rows * count, *each, size, size)
+  out = out.reshape(q.shape) + values_of(of_own, own_values)
   return out.reshape(rows * count, size, heads * channels)

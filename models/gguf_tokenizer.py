@@ -52,7 +52,11 @@ _CUTS: Mapping[str, Sequence[str]] = {
   "starcoder": (r"\p{N}", _GPT2),
   "tekken": (_TEKKEN,),
 }  # fmt: skip
-_ALIASES = {"llama3": "llama-bpe", "llama-v3": "llama-bpe"}
+_ALIASES = {
+  "llama3": "llama-bpe",
+  "llama-v3": "llama-bpe",
+  "deepseek-r1-qwen": "qwen2",
+}
 _COMPOSED = ("mpt", "olmo", "qwen2")  # text is brought into the form NFC first
 _WHOLE_WORDS = ("llama-bpe", "tekken")  # a word that is a token is not merged
 _SPACE = "▁"  # how sentencepiece writes it

@@ -211,6 +211,52 @@ _QUERIES = 128
 _EACH = ((0, 1), (0, 1))  # rows and heads of keys, in a product
 
 
+def scores_of(q: Array, keys: Array) -> Array:
+  """What queries find in the keys of their groups, in float32.
+
+  The queries of a group are rows of one product, `[G T, C]` by `[C, S]`: with G
+  and T apart, XLA:CPU makes a loop of small products of it, which takes three
+  times as long.
+
+  Args:
+    q: `[B, T, H, C]`.
+    keys: `[B, K, S, C]`.
+
+  Returns:
+    `f32[B, K, G, T, S]`, H = K G.
+  """
+  batch, fed, heads, channels = q.shape
+  count, slots = keys.shape[1:3]
+  groups = (batch, count, heads // count)
+  q = jnp.moveaxis(q.reshape(batch, fed, *groups[1:], channels), 1, 3)
+  found = lax.dot_general(
+    q.reshape(batch, count, groups[2] * fed, channels),
+    keys,
+    (((3,), (3,)), _EACH),
+    preferred_element_type=jnp.float32,
+  )
+  return found.reshape(*groups, fed, slots)
+
+
+def values_of(weights: Array, values: Array) -> Array:
+  """The mean of values that each query weighs, `[B, T, H, C]`.
+
+  Args:
+    weights: `[B, K, G, T, S]`, in the values' type.
+    values: `[B, K, S, C]`.
+  """
+  batch, count, grouped, fed, slots = weights.shape
+  found = lax.dot_general(
+    weights.reshape(batch, count, grouped * fed, slots),
+    values,
+    (((3,), (2,)), _EACH),
+  )
+  channels = values.shape[-1]
+  found = found.reshape(batch, count, grouped, fed, channels)
+  found = jnp.moveaxis(found, 3, 1)
+  return found.reshape(batch, fed, count * grouped, channels)
+
+
 def attend(q: Array, keys: Array, values: Array, mask: Array) -> Array:
   """Grouped-query attention; the softmax is taken in float32.
 
@@ -245,24 +291,20 @@ def attend(q: Array, keys: Array, values: Array, mask: Array) -> Array:
 def _attend(q: Array, keys: Array, values: Array, mask: Array) -> Array:
   """As `attend`, all queries at once."""
   batch, fed, heads, channels = q.shape
-  kv_heads, grouped = keys.shape[1], heads // keys.shape[1]
-  q = q.reshape(batch, fed, kv_heads, grouped, channels)
+  count = keys.shape[1]
   alone = batch * fed == 1
   if alone:
     # Keys first: with the query first, XLA:CPU repeats the cache write inside
     # the product's fusion and copies the whole cache for it.
     scores = jnp.einsum(
-      "bksc,btkgc->bksgt", keys, q, preferred_element_type=jnp.float32
+      "bksc,btkgc->bksgt",
+      keys,
+      q.reshape(batch, fed, count, heads // count, channels),
+      preferred_element_type=jnp.float32,
     )
     scores = jnp.moveaxis(scores, 2, -1)  # [B, K, G, T, S]
   else:
-    # The queries of a group are rows of one product, [G T, C] by [C, S]: with
-    # G and T apart, XLA:CPU makes a loop of small products of it, which takes
-    # three times as long.
-    q = jnp.moveaxis(q, 1, 3).reshape(batch, kv_heads, -1, channels)
-    scores = lax.dot_general(
-      q, keys, (((3,), (3,)), _EACH), preferred_element_type=jnp.float32
-    ).reshape(batch, kv_heads, grouped, fed, -1)
+    scores = scores_of(q, keys)
   scores = jnp.where(
     mask[:, None, None],
     scores / math.sqrt(channels),
@@ -272,9 +314,7 @@ def _attend(q: Array, keys: Array, values: Array, mask: Array) -> Array:
   if alone:
     out = jnp.einsum("bkgts,bksc->btkgc", weights, values)
   else:
-    weights = weights.reshape(batch, kv_heads, grouped * fed, -1)
-    out = lax.dot_general(weights, values, (((3,), (2,)), _EACH))
-    out = jnp.moveaxis(out.reshape(batch, kv_heads, grouped, fed, -1), 3, 1)
+    out = values_of(weights, values)
   return out.reshape(batch, fed, heads * channels)
 
 

@@ -23,7 +23,13 @@ from flax import nnx
 from jax import Array
 
 from models.eagle import Eagle, Eagle3
-from models.layers import Attention, rotary_table, rotate
+from models.layers import (
+  Attention,
+  rotary_table,
+  rotate,
+  scores_of,
+  values_of,
+)
 
 
 def unroll(
@@ -115,19 +121,23 @@ def _attend(q: Array, written: tuple, mask: Array) -> Array:
   """
   batch, length, heads, channels = q.shape
   (keys, values), *later = written
-  q = q.reshape(batch, length, keys.shape[2], -1, channels)
+  count = keys.shape[2]
   q = q / math.sqrt(channels)
-  product = lambda how, a, b: jnp.einsum(
-    how, a, b, preferred_element_type=jnp.float32
-  )
-  scores = product("btkgc,bskc->bkgts", q, keys)
+  grouped = q.reshape(batch, length, count, heads // count, channels)
+  scores = scores_of(q, jnp.moveaxis(keys, 1, 2))
   scores = jnp.where(
     mask[:, None, None], scores, jnp.finfo(scores.dtype).min
   )  # a place sees itself, so no row is empty
-  own = [product("btkgc,btkc->bkgt", q, k)[..., None] for k, _ in later]
+  own = [
+    jnp.einsum(
+      "btkgc,btkc->bkgt", grouped, k, preferred_element_type=jnp.float32
+    )[..., None]
+    for k, _ in later
+  ]
   weights = jax.nn.softmax(jnp.concatenate([scores, *own], axis=-1), axis=-1)
   weights = weights.astype(values.dtype)
-  out = jnp.einsum("bkgts,bskc->btkgc", weights[..., :length], values)
+  out = values_of(weights[..., :length], jnp.moveaxis(values, 1, 2))
+  out = out.reshape(grouped.shape)
   for i, (_, v) in enumerate(later):
     out += jnp.einsum("bkgt,btkc->btkgc", weights[..., length + i], v)
   return out.reshape(batch, length, heads * channels)

@@ -422,3 +422,18 @@ def test_a_charsmap_of_sentencepiece_is_refused(tmp_path):
   path = sentencepiece(tmp_path, precompiled_charsmap=[1, 2, 3])
   with pytest.raises(ValueError, match="precompiled_charsmap is set"):
     gguf_tokenizer.load(str(path))
+
+
+@pytest.mark.parametrize(
+  ("alias", "name"), [("llama3", "llama-bpe"), ("deepseek-r1-qwen", "qwen2")]
+)
+def test_another_name_of_a_way_to_cut_is_that_way(alias, name, tmp_path):
+  backend = trained(name)
+  tokens, kinds, merges = parts(backend)
+  path = write(
+    tmp_path, tokens, kinds, model="gpt2", pre=alias, merges=merges,
+    add_bos_token=False,
+  )  # fmt: skip
+  found = gguf_tokenizer.load(str(path))
+  for text in NASTY:
+    assert found.encode(text) == backend.encode(text).ids, text
