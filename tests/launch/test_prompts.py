@@ -29,6 +29,21 @@ def test_every_prompt_is_in_exactly_one_batch(batch_size):
     assert batch.width in (32, 64, 128, 200)
 
 
+def test_long_prompts_are_padded_by_a_quarter_at_most():
+  def width(length):
+    (batch,) = make_batches(prompts([length]), batch_size=1, max_width=4096)
+    return batch.width
+
+  widths = {length: width(length) for length in range(1, 2049)}
+  for length, found in widths.items():
+    most = 2 * length if length <= 256 else 1.25 * length
+    assert length <= found <= max(most, 32)
+  assert sorted(set(widths.values())) == [
+    32, 64, 128, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536,
+    1792, 2048,
+  ]  # fmt: skip
+
+
 def test_arrays_are_right_padded_and_filled():
   (batch,) = make_batches(prompts([2, 5]), batch_size=2, max_width=99)
   tokens, lengths, rows = batch.arrays()
