@@ -76,7 +76,7 @@ def test_the_documented_numbers_are_measured(cli, tmp_path, capsys):
 @pytest.mark.parametrize(
   "flags",
   [
-    ("--config.drafter=layer_skip",),
+    ("--config.drafter=layer_skip", "--config.skip_attention=1"),
     ("--config.num_speculative_tokens=0",),
     (
       "--config.rule=match",
