@@ -21,7 +21,8 @@ What was asked before is dropped, and whatever has something in common with the
 questions that models are measured with, the project's own and those of
 --keep_out: 13 words in a row. The same command goes on where a stopped one was
 (FOLDER/conversations.jsonl.partial), and with a larger --count it adds to what
-is there.
+is there. --rows conversations are made at a time; where one ends the next one
+begins.
 """
 
 import json
@@ -36,10 +37,12 @@ import specjax
 from launch import cli, outputs, pair, provenance
 from launch.evaluation import questions
 from launch.journal import Journal
+from launch.serving import assembly, jobs
 from launch.training import self_data
 
 cli.reads(cli.CONFIG, cli.OUTPUT, cli.TEMPERATURES, cli.COUNT)
 _TEMPERATURES = ("0.6", "0.8", "1.0")
+_ROUNDS = 32  # of a visit to the device; it ends with the first row that does
 _KEEP_OUT = flags.DEFINE_list(
   "keep_out", [], "Files of questions that must not be in it."
 )
@@ -50,7 +53,7 @@ _ANSWER_TEMPERATURES = flags.DEFINE_list(
   "answer_temperatures", None, "Of the answers; those of the users' turns."
 )
 _ROWS = flags.DEFINE_integer(
-  "rows", 16, "Conversations that are made at once.", lower_bound=1
+  "rows", 16, "Conversations that are made at a time.", lower_bound=1
 )
 
 
@@ -124,7 +127,7 @@ def settings_of(config) -> dict:
     "config": {k: v for k, v in kept.items() if k not in ("target", "draft")},
     "checkpoints": {role: found["sha256"] for role, found in models.items()},
     "temperatures": temperatures(),
-    "rows": _ROWS.value,
+    "slots": _ROWS.value,
     "jax": jax.__version__,
     "specjax": specjax.__version__,
   }
@@ -132,30 +135,39 @@ def settings_of(config) -> dict:
 
 def make_missing(config, journal: Journal) -> None:
   """Makes the conversations that the journal does not have."""
-  rows, count = _ROWS.value, _count()
-  wanted = range(-(-count // rows))
-  missing = [b for b in wanted if b not in journal.batches]
+  missing = [i for i in range(_count()) if i not in journal.batches]
   if not missing:
     return
-  models = pair.build(config)
-  decoder = pair.engine_of(config, models)
-  room = models.room(config.max_new_tokens)
+  loaded = pair.load(config)
+  models = pair.assemble(config, loaded)
+  maker = self_data.Maker(
+    tokenizer=models.tokenizer,
+    budget=config.max_new_tokens,
+    room=models.room(config.max_new_tokens),
+    temperatures=temperatures(),
+    answer_temperatures=answer_temperatures(),
+    systems=system_prompts(),
+    seed=config.seed,
+    top_k=config.top_k,
+    top_p=config.top_p,
+    min_p=config.min_p,
+  )
+  slots = assembly.make_slots(
+    config,
+    loaded,
+    assembly.Sizes(slots=_ROWS.value, max_prompt=maker.longest, rounds=_ROUNDS),
+  )
   progress = tqdm.tqdm(
-    total=len(wanted), initial=len(wanted) - len(missing), unit="batch",
+    total=_count(), initial=_count() - len(missing), unit="conversation",
     disable=not sys.stderr.isatty(),
   )  # fmt: skip
+
+  def numbered(number: int):
+    return number, (yield from maker.conversation(number))
+
   with progress:
-    for batch in missing:
-      found = self_data.converse(
-        decoder,
-        models.tokenizer,
-        range(batch * rows, (batch + 1) * rows),
-        temperatures=temperatures(),
-        answer_temperatures=answer_temperatures(),
-        max_width=room,
-        systems=system_prompts(),
-      )
-      journal.add({"batch": batch, "rows": found})
+    for number, made in jobs.done(slots, map(numbered, missing)):
+      journal.add({"batch": number, "conversation": made})
       progress.update()
 
 
@@ -174,17 +186,13 @@ def run(_) -> int:
   output = str(folder / "conversations.jsonl")
   with Journal(output, settings_of(config), grows=True) as journal:
     make_missing(config, journal)
-    last = -(-_count() // _ROWS.value)
-    rows = [
-      row
-      for batch in sorted(journal.batches)
-      if batch < last
-      for row in journal.batches[batch]["rows"]
-    ]
-    kept, counts = self_data.sifted(rows, self_data.overlap(texts))
+    made = [journal.batches[i]["conversation"] for i in range(_count())]
+    kept, counts = self_data.sifted(
+      filter(None, made), self_data.overlap(texts)
+    )
     about = {
       **counts,
-      "asked_for": last * _ROWS.value,
+      "asked_for": _count(),
       "temperatures": warmth,
       "answer_temperatures": answered or warmth,
       "system_prompts": [text for text in system_prompts() if text],

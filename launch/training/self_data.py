@@ -8,36 +8,20 @@ for word by word.
 """
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from launch.serving import jobs
+from launch.serving.control import Asked
 from models import chat
 from models.tokenizers import Tokenizer
-from specjax import engine
-from specjax.engine import Engine
-from specjax.requests import Settings
+from specjax.state import StopReason
 
 _MARK = "\ufdd1"  # a character that no text has
 _WORD = re.compile(r"\w+")
 _LEAST = 6  # a shorter text stands in others by chance: it must be all of one
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Turn:
-  """A turn that is asked of the engine.
-
-  Attributes:
-    token_ids: what stands before it.
-    stream: what its draws come from.
-    settings: its temperature.
-    stop: nothing but the model's own stop tokens.
-  """
-
-  token_ids: tuple[int, ...]
-  stream: int
-  settings: Settings
-  stop: tuple[str, ...] = ()
 
 
 def before_the_user(tokenizer: Tokenizer, system: str = "") -> tuple[int, ...]:
@@ -66,25 +50,16 @@ def before_the_user(tokenizer: Tokenizer, system: str = "") -> tuple[int, ...]:
   return tuple(chat.encode_rendered(tokenizer, before))
 
 
-def converse(
-  decoder: Engine,
-  tokenizer: Tokenizer,
-  numbers: Sequence[int],
-  *,
-  temperatures: Sequence[float],
-  max_width: int,
-  answer_temperatures: Sequence[float] | None = None,
-  systems: Sequence[str] = ("",),
-) -> list[dict[str, Any]]:
-  """Makes one batch of conversations.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Maker:
+  """What makes conversations: it says what a model is asked for each.
 
-  Args:
-    decoder: the engine; its budget is that of either turn.
+  Attributes:
     tokenizer: with a chat template.
-    numbers: of the conversations: they decide all draws. Conversation i is
-      drawn at the temperature `i % len(temperatures)`.
-    temperatures: of the user's turn.
-    max_width: most tokens before an answer.
+    budget: tokens of either turn, at most.
+    room: tokens that may stand before an answer, at most.
+    temperatures: of the user's turn; conversation i has that of place
+      `i % len(temperatures)`.
     answer_temperatures: of the answer, the next one each time all users' turns
       have had all temperatures and all that a system says; None for that of the
       user's turn.
@@ -92,76 +67,102 @@ def converse(
       template's own words; conversation i has the place
       `i // len(temperatures)`, from the beginning again after the last. The
       answer is given without it.
-
-  Returns:
-    For each `{"number", "temperature", "answer_temperature", "messages",
-    "whole"}`: whether both turns ended by themselves. None of a user's turn
-    that did not, was empty, or was too long.
-
-  Raises:
-    ValueError: if what a system says is longer than `max_width`.
+    seed: conversation i draws from streams 2i and 2i + 1 of it.
+    top_k, top_p, min_p: of both turns, see `specjax.types.Sampling`.
   """
-  begins = [before_the_user(tokenizer, text) for text in systems]
-  longest = max(map(len, begins))
-  if longest > max_width:
-    raise ValueError(
-      f"what the system says takes {longest} tokens with its template, and "
-      f"there is room for {max_width} before an answer"
-    )
-  warmth = {i: temperatures[i % len(temperatures)] for i in numbers}
-  answered = warmth
-  if answer_temperatures is not None:
-    all_users = len(temperatures) * len(systems)
-    answered = {
-      i: answer_temperatures[i // all_users % len(answer_temperatures)]
-      for i in numbers
-    }
-  begin = {i: begins[i // len(temperatures) % len(begins)] for i in numbers}
 
-  def said(turns: dict[int, tuple[int, ...]], which: int):
-    asked = [
-      Turn(
-        token_ids=ids,
-        stream=(2 * i + which) % 2**32,
-        settings=Settings(temperature=(warmth, answered)[which][i]),
+  tokenizer: Tokenizer
+  budget: int
+  room: int
+  temperatures: Sequence[float]
+  answer_temperatures: Sequence[float] | None = None
+  systems: Sequence[str] = ("",)
+  seed: int = 0
+  top_k: int = 0
+  top_p: float = 1.0
+  min_p: float = 0.0
+
+  @functools.cached_property
+  def begins(self) -> list[tuple[int, ...]]:
+    """What stands before a user's turn, for each of `systems`."""
+    return [before_the_user(self.tokenizer, text) for text in self.systems]
+
+  @functools.cached_property
+  def longest(self) -> int:
+    """Tokens of the longest prompt that is asked.
+
+    Raises:
+      ValueError: if what the system says is longer than `room`, or a template
+        has no place for it.
+    """
+    before = max(map(len, self.begins))
+    if before > self.room:
+      raise ValueError(
+        f"what the system says takes {before} tokens with its template, and "
+        f"there is room for {self.room} before an answer"
       )
-      for i, ids in turns.items()
-    ]
-    if not asked:
-      return
-    batches = engine.make_batches(
-      asked, batch_size=len(numbers), max_width=max_width, among=len(numbers)
-    )
-    for batch in batches:
-      done, _ = decoder.run(batch)
-      for turn, completion in zip(batch.prompts, done, strict=True):
-        ids = completion.token_ids
-        whole = completion.stop_reason == "stop_token"
-        text = tokenizer.decode(ids[:-1] if whole else ids).strip()
-        yield turn.stream // 2, text, whole
+    around = len(self._answered(""))
+    return min(self.room, max(before, around + self.budget))
 
-  questions = {
-    i: text for i, text, whole in said(begin, 0)
-    if whole and text
-  }  # fmt: skip
-  prompts = {
-    i: tuple(chat.encode(tokenizer, [{"role": "user", "content": text}]))
-    for i, text in sorted(questions.items())
-  }
-  prompts = {i: ids for i, ids in prompts.items() if len(ids) <= max_width}
-  found = {}
-  for i, text, whole in said(prompts, 1):
-    found[i] = {
-      "number": i,
-      "temperature": warmth[i],
-      "answer_temperature": answered[i],
+  def conversation(self, number: int) -> jobs.Job[dict[str, Any] | None]:
+    """A conversation, in two completions.
+
+    Args:
+      number: its own: it decides all draws.
+
+    Returns:
+      The job. It makes `{"number", "temperature", "answer_temperature",
+      "messages", "whole"}`, the last whether the answer ended by itself; None
+      if the user's turn did not, was empty, or is too long.
+    """
+    place, warmth = divmod(number, len(self.temperatures))
+    temperature = answered = self.temperatures[warmth]
+    if self.answer_temperatures is not None:
+      again = place // len(self.systems)
+      answered = self.answer_temperatures[again % len(self.answer_temperatures)]
+    begin = self.begins[place % len(self.systems)]
+    question, whole = self._said(
+      (yield self._asked(begin, 2 * number, temperature))
+    )
+    if not (whole and question):
+      return None
+    prompt = self._answered(question)
+    if len(prompt) > self.longest:
+      return None
+    answer, whole = self._said(
+      (yield self._asked(prompt, 2 * number + 1, answered))
+    )
+    return {
+      "number": number,
+      "temperature": temperature,
+      "answer_temperature": answered,
       "messages": [
-        {"role": "user", "content": questions[i]},
-        {"role": "assistant", "content": text},
+        {"role": "user", "content": question},
+        {"role": "assistant", "content": answer},
       ],
       "whole": whole,
     }
-  return [found[i] for i in sorted(found)]
+
+  def _answered(self, question: str) -> tuple[int, ...]:
+    said = [{"role": "user", "content": question}]
+    return tuple(chat.encode(self.tokenizer, said))
+
+  def _asked(self, token_ids, stream: int, temperature: float) -> Asked:
+    return Asked(
+      token_ids=token_ids,
+      seed=self.seed,
+      stream=stream % 2**32,
+      max_new_tokens=self.budget,
+      temperature=temperature,
+      top_k=self.top_k,
+      top_p=self.top_p,
+      min_p=self.min_p,
+    )
+
+  def _said(self, completed: jobs.Completed) -> tuple[str, bool]:
+    ids = completed.token_ids
+    whole = completed.reason == StopReason.STOP_TOKEN
+    return self.tokenizer.decode(ids[:-1] if whole else ids).strip(), whole
 
 
 # ------------------------------------------------------------- what is kept

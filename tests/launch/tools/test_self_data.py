@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import shutil
-import types
 
 import files
 import pytest
@@ -12,11 +11,14 @@ from absl.testing import flagsaver
 from configs import huggingface
 from launch import cli, journal, pair
 from launch.evaluation import questions
+from launch.serving import jobs
 from launch.tools import self_data as command
 from launch.training import data, self_data
 from models import chat
+from specjax.state import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
+STOP = StopReason.STOP_TOKEN
 CHATML = (
   "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}\n"
   "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -95,70 +97,88 @@ def test_every_question_of_the_projects_own_is_found():
   assert counts["overlapping"] + counts["repeated"] == len(texts)
 
 
-class OneWord:
-  """An engine that says one word, and keeps what it was given."""
-
-  def __init__(self, tokenizer):
-    self.asked, self._ids = [], [*tokenizer.encode("x"), 0]
-
-  def run(self, batch):
-    """Answers every prompt of a batch."""
-    self.asked.extend(batch.prompts)
-    done = types.SimpleNamespace(token_ids=self._ids, stop_reason="stop_token")
-    return [done] * len(batch.prompts), 0.0
-
-
-def test_the_user_begins_as_the_template_says(target):
+@pytest.fixture(scope="module")
+def tokenizer(target):
   config = huggingface.get_config(f"target={target}")
   config.num_speculative_tokens = 0
-  tokenizer = pair.build(config).tokenizer
+  return pair.build(config).tokenizer
+
+
+def maker(tokenizer, **settings):
+  neutral = dict(budget=6, room=90, temperatures=(1.0,))
+  return self_data.Maker(tokenizer=tokenizer, **(neutral | settings))
+
+
+def talked(maker, numbers, reasons=(STOP, STOP)):
+  """Conversations of one word a turn, and all that was asked for them."""
+  word = (*maker.tokenizer.encode("x"), 0)
+  asked, found = [], []
+  for number in numbers:
+    job = maker.conversation(number)
+    try:
+      asked.append(next(job))
+      for reason in reasons:
+        asked.append(job.send(jobs.Completed(token_ids=word, reason=reason)))
+    except StopIteration as end:
+      found.append(end.value)
+  return found, asked
+
+
+def test_the_user_begins_as_the_template_says(tokenizer):
   ids = self_data.before_the_user(tokenizer)
   assert tokenizer.decode(list(ids)) == "<|user|>"
   whole = chat.encode(tokenizer, message("x"), add_generation_prompt=False)
   assert tuple(whole[: len(ids)]) == ids
 
 
-def test_the_system_speaks_before_the_user_and_not_before_the_answer(target):
-  config = huggingface.get_config(f"target={target}")
-  config.num_speculative_tokens, config.max_new_tokens = 0, 6
-  models = pair.build(config)
-  ids = self_data.before_the_user(models.tokenizer, "Be brief.")
-  text = models.tokenizer.decode(list(ids))
+def test_the_system_speaks_before_the_user_and_not_before_the_answer(tokenizer):
+  ids = self_data.before_the_user(tokenizer, "Be brief.")
+  text = tokenizer.decode(list(ids))
   assert text == "<|system|>Be brief.\n<|user|>"
-  decoder = OneWord(models.tokenizer)
-  found = self_data.converse(
-    decoder, models.tokenizer, range(6), temperatures=(0.5, 1.0),
-    max_width=90, systems=("", "Be brief."),
-  )  # fmt: skip
-  assert len(found) == 6
+  settings = dict(temperatures=(0.5, 1.0), systems=("", "Be brief."))
+  found, asked = talked(maker(tokenizer, **settings), range(6))
+  assert [row["number"] for row in found] == list(range(6))
   texts = {
-    turn.stream: models.tokenizer.decode(list(turn.token_ids))
-    for turn in decoder.asked
+    turn.stream: tokenizer.decode(list(turn.token_ids)) for turn in asked
   }
-  briefs = [i for i in range(6) if texts[2 * i] == text]
-  assert briefs == [2, 3]
-  assert not any("brief" in texts[2 * i + 1] for i in range(6))
+  assert [i for i in range(6) if texts[2 * i] == text] == [2, 3]
+  assert {texts[2 * i + 1] for i in range(6)} == {"<|user|>x\n<|assistant|>"}
+  short = maker(tokenizer, room=len(ids) - 1, **settings)
   with pytest.raises(ValueError, match=f"takes {len(ids)} tokens with its"):
-    self_data.converse(
-      decoder, models.tokenizer, range(6), temperatures=(1.0,),
-      max_width=len(ids) - 1, systems=("Be brief.",),
-    )  # fmt: skip
+    short.longest  # noqa: B018
 
 
-def test_answers_have_temperatures_of_their_own(target):
-  config = huggingface.get_config(f"target={target}")
-  config.num_speculative_tokens, config.max_new_tokens = 0, 6
-  models = pair.build(config)
-  decoder = OneWord(models.tokenizer)
-  found = self_data.converse(
-    decoder, models.tokenizer, range(8), temperatures=(0.5, 1.0),
-    answer_temperatures=(0.0, 2.0), max_width=90,
-  )  # fmt: skip
-  drawn = {turn.stream: turn.settings.temperature for turn in decoder.asked}
+def test_answers_have_temperatures_of_their_own(tokenizer):
+  made = maker(
+    tokenizer, temperatures=(0.5, 1.0), answer_temperatures=(0.0, 2.0)
+  )
+  found, asked = talked(made, range(8))
+  drawn = {turn.stream: turn.temperature for turn in asked}
   assert [drawn[2 * i] for i in range(8)] == [0.5, 1.0] * 4
   assert [drawn[2 * i + 1] for i in range(8)] == [0, 0, 2, 2, 0, 0, 2, 2]
   told = [(row["temperature"], row["answer_temperature"]) for row in found]
   assert told == [(drawn[2 * i], drawn[2 * i + 1]) for i in range(8)]
+
+
+def test_a_question_that_is_cut_off_is_not_answered(tokenizer):
+  found, asked = talked(maker(tokenizer), range(3), (StopReason.LENGTH,))
+  assert found == [None] * 3
+  assert len(asked) == 3
+
+
+def test_an_answer_that_is_cut_off_is_kept_and_said_to_be(tokenizer):
+  ends = (STOP, StopReason.LENGTH)
+  (found,), _ = talked(maker(tokenizer), [0], ends)
+  assert not found["whole"]
+  (whole,), _ = talked(maker(tokenizer), [0])
+  assert whole["whole"]
+
+
+def test_a_question_longer_than_prompts_may_be_is_not_answered(tokenizer):
+  room = len(self_data.before_the_user(tokenizer))
+  found, asked = talked(maker(tokenizer, room=room), [0])
+  assert found == [None]
+  assert len(asked) == 1
 
 
 @pytest.mark.parametrize("given", ["", "x", "-1", "1,nan"])
