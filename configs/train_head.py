@@ -49,6 +49,8 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
   # beside that of the one before it: EAGLE-3 has 0.8.
   head.depth = 4
   head.depth_decay = 0.8
+  # What it is before: made of the "target"'s last layer, or "random".
+  head.start = "target"
   if arg == "eagle3":
     # Tokens that it can say, the most frequent ones; 0 for all. They are
     # counted in the training data, or in the dataset that is named.
@@ -56,6 +58,7 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
     head.vocabulary_dataset = ""
     # Layers whose inputs are fused; () for EAGLE-3's: 2, N / 2 and N - 3.
     head.layers = ()
+    head.mlp_dim = 0  # of its MLP's hidden layer; 0 for the target's width
   if arg == "parallel":
     # Masks of a block, and DFlash's weights of one of 8: exp(-1 / 4) a place.
     head.depth = 7

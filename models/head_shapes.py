@@ -153,6 +153,14 @@ def borrowed(module: HeadModule) -> frozenset[str]:
   )
 
 
+def is_own(module: HeadModule) -> Callable[[tuple, Any], bool]:
+  """A filter of nnx: the head's own parameters, which learn."""
+  fixed = borrowed(module)
+  return lambda path, value: (
+    isinstance(value, nnx.Param) and path[0] not in fixed
+  )
+
+
 def functions(
   module: HeadModule, *, sharding: Sharding | None = None
 ) -> tuple[Any, Any]:

@@ -15,7 +15,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from models import eagle, heads, parallel_format
+from models import eagle, head_shapes, heads, parallel_format
 from models.eagle import Eagle, Eagle3, EagleConfig
 from models.heads import Blockwise, BlockwiseConfig, Medusa, MedusaConfig
 from models.layers import TransformerConfig
@@ -54,6 +54,7 @@ def eagle3(
   *,
   layers: Features,
   draft_vocab: np.ndarray | None,
+  mlp_dim: int = 0,
   rngs: nnx.Rngs,
 ) -> Eagle3:
   """EAGLE-3's head: the last layer, reading the highest of the features.
@@ -62,10 +63,21 @@ def eagle3(
     target: the model that it drafts for.
     layers: whose inputs are fused.
     draft_vocab: ids of the tokens that it can say, rising; None for all.
+    mlp_dim: width of the MLP's hidden layer, 0 for the target's. What is wider
+      adds nothing at first.
     rngs: for what the target does not have: what reads the embedding beside
       the features.
+
+  Raises:
+    ValueError: if the MLP is narrower than the target's.
   """
   layer = _layer(target.config)
+  if mlp_dim and mlp_dim < layer.mlp_dim:
+    raise ValueError(
+      f"head.mlp_dim must be {layer.mlp_dim}, the target's, or more, got "
+      f"{mlp_dim}: a head begins as the target's last layer"
+    )
+  layer = dataclasses.replace(layer, mlp_dim=mlp_dim or layer.mlp_dim)
   width = layer.embed_dim
   words = None if draft_vocab is None else len(draft_vocab)
   module = eagle.Eagle3(
@@ -293,8 +305,25 @@ def _copy_rest(module: Eagle | Eagle3, last) -> None:
   if last.config.qk_norm:
     _copy(module.attention.q_norm, last.attention.q_norm)
     _copy(module.attention.k_norm, last.attention.k_norm)
-  _copy(module.mlp, last.mlp)
   _copy(module.mlp_norm, last.mlp_norm)
+  known = last.config.mlp_dim
+  for name in ("gate", "up"):
+    ours, theirs = getattr(module.mlp, name), getattr(last.mlp, name)
+    ours.kernel[...] = ours.kernel[...].at[:, :known].set(theirs.kernel[...])
+    if ours.bias is not None:
+      ours.bias[...] = ours.bias[...].at[:known].set(theirs.bias[...])
+  ours, theirs = module.mlp.down, last.mlp.down
+  ours.kernel[...] = (
+    jnp.zeros_like(ours.kernel[...]).at[:known].set(theirs.kernel[...])
+  )
+  if ours.bias is not None:
+    ours.bias[...] = theirs.bias[...]
+
+
+def forget(module, rngs: nnx.Rngs) -> None:
+  """Gives a head random weights for all that is not the target's."""
+  fresh = type(module)(module.config, dtype=module.dtype, rngs=rngs)
+  nnx.update(module, nnx.state(fresh, head_shapes.is_own(module)))
 
 
 def _copy(ours: nnx.Module, theirs: nnx.Module) -> None:

@@ -3,8 +3,6 @@
 import functools
 import operator
 import pathlib
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +59,7 @@ def task(config, texts, mesh: Mesh, folder: pathlib.Path) -> Task:
   if getattr(module.config, "draft_vocab_size", None):
     ids = np.asarray(module.target_ids[...])
   words = Words.of(np.arange(vocab_size) if ids is None else ids, vocab_size)
-  definition, trained, rest = nnx.split(module, _own(module), ...)
+  definition, trained, rest = nnx.split(module, head_shapes.is_own(module), ...)
   watch, rows = watcher(target, features), _rows(target)
   frozen = {"target": nnx.state(target), "rest": rest}
   if stored:  # the target's layers have done their part
@@ -147,7 +145,7 @@ def step_flops(config: ml_collections.ConfigDict) -> float:
     config,
     target,
     module,
-    nnx.state(module, _own(module)),
+    nnx.state(module, head_shapes.is_own(module)),
     num_words=said or tokenizer.vocab_size,
     stored=bool(config.get("features")),
   )
@@ -158,6 +156,16 @@ def check(config) -> None:
   if config.head.kind not in KINDS:
     raise ValueError(
       f"head.kind must be one of {list(KINDS)}, got {config.head.kind!r}"
+    )
+  if config.head.start not in ("target", "random"):
+    raise ValueError(
+      "head.start must be 'target' (its last layer) or 'random', got "
+      f"{config.head.start!r}"
+    )
+  if config.init_from and config.head.start == "random":
+    raise ValueError(
+      "head.start is 'random', and config.init_from a head to begin with: give "
+      "one of them"
     )
   if config.contexts not in ("data", "target"):
     raise ValueError(
@@ -235,11 +243,21 @@ def _first(
         f"head.depth is {config.head.depth}"
       )
     return found.module, found.features
+  module, features = _of_the_target(config, target, ids, tokenizer)
+  if config.head.start == "random":
+    head_starts.forget(module, nnx.Rngs(config.seed))
+  return module, features
+
+
+def _of_the_target(
+  config, target: Transformer, ids: np.ndarray | None, tokenizer: Tokenizer
+) -> tuple[nnx.Module, Features]:
+  """A head made of the target, and what it reads of it."""
   rngs, head = nnx.Rngs(config.seed), config.head
   layers = head_features.layers_read(config, target.config.num_layers)
   if head.kind == "eagle3":
     module = head_starts.eagle3(
-      target, layers=layers, draft_vocab=ids, rngs=rngs
+      target, layers=layers, draft_vocab=ids, mlp_dim=head.mlp_dim, rngs=rngs
     )
     return module, layers
   if head.kind == "parallel":
@@ -262,14 +280,6 @@ def _first(
     target, num_heads=head.depth, hidden_dim=head.hidden_dim, rngs=rngs
   )
   return found, layers
-
-
-def _own(module) -> Callable[[tuple, Any], bool]:
-  """Which parameters of a head are trained: the target's arrays stay."""
-  borrowed = head_shapes.borrowed(module)
-  return lambda path, value: (
-    isinstance(value, nnx.Param) and path[0] not in borrowed
-  )
 
 
 def _rows(target: Transformer):

@@ -10,7 +10,14 @@ import pytest
 import safetensors.numpy
 from flax import nnx
 
-from models import eagle, head_checkpoints, head_saving, head_starts, unrolled
+from models import (
+  eagle,
+  head_checkpoints,
+  head_saving,
+  head_shapes,
+  head_starts,
+  unrolled,
+)
 from models.head_checkpoints import Target
 from models.layers import TransformerConfig
 from models.parallel import Parallel, ParallelConfig
@@ -56,6 +63,64 @@ def test_eagle3_begins_as_the_targets_last_layer(target, seen):
     steps=1,
   )  # fmt: skip
   np.testing.assert_allclose(logits, seen[0].logits[..., IDS], atol=1e-3)
+
+
+def test_a_wider_eagle3_begins_as_the_one_of_the_targets_width(target, seen):
+  """What is wider adds nothing at first, and can learn."""
+  make = lambda **more: head_starts.eagle3(
+    target, layers=(0, 1, 3), draft_vocab=IDS, rngs=nnx.Rngs(1), **more
+  )
+  usual, wide = make(), make(mlp_dim=20)
+  assert wide.mlp.gate.kernel.shape == (8, 20)
+  wide.attention, wide.fc = usual.attention, usual.fc
+
+  def said(head):
+    ((logits, _),) = unrolled.unroll(
+      head, jnp.asarray(TOKENS), seen[0].features,
+      positions=jnp.arange(LENGTH)[None], segments=jnp.ones((1, LENGTH), int),
+      steps=1,
+    )  # fmt: skip
+    return logits
+
+  np.testing.assert_allclose(said(wide), said(usual), atol=1e-5)
+  graph, params, rest = nnx.split(wide, nnx.Param, ...)
+  said_by = lambda params: said(nnx.merge(graph, params, rest))[..., 0].sum()
+  moved = jax.grad(said_by)(params)["mlp"]["down"]["kernel"][...]
+  assert np.abs(moved[12:]).min() > 0
+  with pytest.raises(ValueError, match=r"must be 12, the target's, or more"):
+    make(mlp_dim=11)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "medusa"])
+def test_what_is_the_targets_is_not_forgotten(kind, target):
+  """All else is random, and as a new network's."""
+  make = {
+    "eagle": head_starts.eagle1,
+    "eagle3": lambda target, rngs: head_starts.eagle3(
+      target, layers=(0, 1, 3), draft_vocab=IDS, rngs=rngs
+    ),
+    "medusa": lambda target, rngs: head_starts.medusa(
+      target, num_heads=2, rngs=rngs
+    ),
+  }[kind]
+  head = make(target, rngs=nnx.Rngs(1))
+  values = lambda: {
+    path: np.asarray(variable[...])
+    for path, variable in nnx.to_flat_state(nnx.state(head))
+  }
+  before = values()
+  head_starts.forget(head, nnx.Rngs(2))
+  kept = head_shapes.borrowed(head) | {"target_ids"}
+  changed = set()
+  for path, now in values().items():
+    if path[0] in kept:
+      np.testing.assert_array_equal(before[path], now)
+    elif path[-1] == "kernel":
+      assert np.abs(now).max() < 0.2  # of a normal law of deviation 0.02
+      if now.any():  # Medusa's blocks add nothing, as its authors have it
+        changed.add(path)
+        assert not np.array_equal(before[path], now)
+  assert len(changed) == {"eagle": 8, "eagle3": 9, "medusa": 2}[kind]
 
 
 def test_medusa_and_blockwise_begin_as_the_targets_output(target, seen):
@@ -165,6 +230,9 @@ MAKE = {
     draft_vocab=None,
     rngs=nnx.Rngs(1),
   ),
+  "eagle3, wide": lambda target: head_starts.eagle3(
+    target, layers=(0, 1, 3), draft_vocab=IDS, mlp_dim=20, rngs=nnx.Rngs(1)
+  ),
   "parallel, few words": lambda target: head_starts.parallel(
     target,
     num_layers=2,
@@ -175,9 +243,7 @@ MAKE = {
     rngs=nnx.Rngs(1),
   ),
 }
-READS = {
-  "eagle3": (0, 1, 3), "parallel": (1, 3), "parallel, few words": (1, 3)
-}  # fmt: skip
+READS = {"eagle3": (0, 1, 3), "parallel": (1, 3)}
 
 
 @pytest.mark.parametrize("kind", MAKE)
@@ -193,7 +259,7 @@ def test_what_is_saved_is_what_is_read(kind, target, tmp_path):
       new = noise.standard_normal(value.shape)
       value[...] = jnp.asarray(new, jnp.bfloat16).astype(jnp.float32)
   nnx.update(head, state)
-  features = READS.get(kind, (FINAL,))
+  features = READS.get(kind.partition(",")[0], (FINAL,))
   head_saving.save(head, str(tmp_path), features=features)
   assert head_checkpoints.is_head(str(tmp_path))
   found = head_checkpoints.load(

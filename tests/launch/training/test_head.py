@@ -306,6 +306,12 @@ def test_every_kind_is_trained_by_the_command(kind, texts, target, tmp_path):
     (dict(head=dict(layers=())), "give config.head.layers"),
     (dict(head=dict(draft_vocab_size=5000)), r"must be in 1\.\.4096, got 5000"),
     (dict(head=dict(kind="hydra")), "head.kind must be one of .*'hydra'"),
+    (dict(head=dict(mlp_dim=1)), "head.mlp_dim must be .*, the target's, or"),
+    (dict(head=dict(start="zero")), "must be 'target' .* or 'random', got"),
+    (
+      dict(head=dict(start="random"), init_from="H"),
+      "give one of them",
+    ),
     (dict(head=dict(depth=0)), "head.depth must be >= 1"),
     (dict(head=dict(depth=23)), "nothing to train on in rows of 24"),
     (dict(head=dict(depth_decay=0.0)), r"depth_decay must be in \(0, 1\]"),
