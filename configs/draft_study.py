@@ -15,6 +15,18 @@ before. Heads on the target's features begin as configs/train_head.py says, and
 the draft model beside them with random weights; at this rate a step is one of
 1,024 tokens, so that there are enough of them. The table is drawn by
 `python -m launch.tables drafts FILE.jsonl`.
+
+What bounds an EAGLE-3 head of any chat model, on text of its own and questions
+that are asked it (one unrolled step, but for one row; the same steps for all):
+
+  python -m launch.studies.drafts --config=configs/draft_study.py:bounds \
+    --config.train.teacher=MODEL --config.decode.target=MODEL \
+    --config.train.dataset=FOLDER --config.train.features=FEATURES \
+    --config.questions=FILE --workdir=W --output=bounds.jsonl
+
+FOLDER is of `launch.tools.self_data`, FEATURES of `launch.tools.features`.
+`:text` is its first row alone, for FEATURES that were made of less of the text
+(`--first_tokens`).
 """
 
 import ml_collections
@@ -37,10 +49,24 @@ _OBJECTIVES = {
   for objective in ("forward_kl", "reverse_kl", "total_variation", "acceptance")
   for contexts in ("data", "target", "draft")
 }
+# Of SmolLM2's size: what is wider, or has other words, than its usual head.
+_BOUNDS = {
+  "as it is": {},
+  "another seed": dict(seed=1),
+  "MLP of 3,072": dict(head=dict(mlp_dim=3072)),
+  "random weights": dict(head=dict(start="random")),
+  "reverse KL": dict(objective="reverse_kl"),
+  "total variation": dict(objective="total_variation"),
+  "next token": dict(objective="next_token"),
+  "2,048 words": dict(head=dict(draft_vocab_size=2048)),
+  "32,768 words": dict(head=dict(draft_vocab_size=32768)),
+  "four steps": dict(head=dict(depth=4)),
+}
+_BOUNDS_HEAD = dict(depth=1, draft_vocab_size=8192)
 
 
 def get_config(arg: str = "shapes") -> ml_collections.ConfigDict:
-  """The study: "shapes", "objectives" or "heads"; tests have tiny ones."""
+  """The study, see above; tests have tiny ones."""
   config = ml_collections.ConfigDict()
   base = train_embedded.get_config("draft")
   if arg == "shapes":
@@ -65,6 +91,16 @@ def get_config(arg: str = "shapes") -> ml_collections.ConfigDict:
     }
     base.batch_size, base.warmup_steps = 4, 20
     base.validation_batches, base.checkpoint_every = 8, 25
+  elif arg in ("bounds", "text"):
+    shared = dict(kind="eagle3", num_steps=600)
+    drafts = {
+      name: shared | changes | {"head": _BOUNDS_HEAD | changes.get("head", {})}
+      for name, changes in _BOUNDS.items()
+      if arg == "bounds" or not changes
+    }
+    base.features = ""
+    base.batch_size, base.sequence_length = 2, 512
+    base.validation_batches, base.checkpoint_every = 8, 100
   elif arg in ("tiny", "tiny_heads"):
     tiny = train_embedded.get_config("tiny")
     tiny.tokenizer = base.tokenizer
@@ -77,7 +113,9 @@ def get_config(arg: str = "shapes") -> ml_collections.ConfigDict:
     if arg == "tiny_heads":
       drafts = {"Medusa": dict(kind="medusa")}
   else:
-    raise ValueError(f"expected shapes, objectives, heads or tiny, got {arg!r}")
+    raise ValueError(
+      f"expected shapes, objectives, heads, bounds, text or tiny, got {arg!r}"
+    )
   config.train = base
   # Names to what is changed in `train`.
   config.drafts = ml_collections.ConfigDict(drafts)
@@ -85,7 +123,10 @@ def get_config(arg: str = "shapes") -> ml_collections.ConfigDict:
   config.flops = {"shapes": 2e13, "tiny": 4e9, "tiny_heads": 2e10}.get(
     arg, 8e12
   )
-  # What each is then asked to decode: validation prompts, at both temperatures.
+  # What each is then asked to decode, at both temperatures: validation prompts,
+  # or the first turns of questions of Spec-Bench's form, of each category its
+  # share, in the model's chat template.
+  config.questions = ""
   config.decode = embedded.get_config()
   config.decode.num_speculative_tokens = 5
   config.num_prompts = 32
@@ -94,11 +135,15 @@ def get_config(arg: str = "shapes") -> ml_collections.ConfigDict:
   # Timings of every batch; 0 for none, but for acceptance by position. What a
   # pass costs is not changed by objectives.
   config.rounds = 3 if arg == "shapes" else 1
-  if arg in ("heads", "tiny_heads"):
+  if arg in ("heads", "bounds", "text", "tiny_heads"):
     config.rounds = 0
     config.decode.num_speculative_tokens = 4
     config.decode.batch_size = 8
     config.num_prompts = 64
+  if arg in ("bounds", "text"):
+    config.decode.num_speculative_tokens = 2
+    config.decode.max_new_tokens = 64
+    config.prompt_tokens = 512
   if arg.startswith("tiny"):
     config.num_prompts = 2
     config.decode.max_new_tokens = 8

@@ -20,17 +20,20 @@ import json
 import math
 import pathlib
 import statistics
+from collections.abc import Sequence
 
 import jax
 import ml_collections
 
 from configs import train_head
 from launch import cli, outputs, pair, prompts, provenance, rates
+from launch.evaluation import questions
 from launch.journal import Journal
 from launch.studies.drafts import positions
 from launch.training import corpus, flops, head
 from launch.training import run as run_lib
 from models import checkpoints
+from models.tokenizers import Tokenizer
 from specjax import engine, metrics, timing
 
 cli.reads(cli.CONFIG, cli.WORKDIR, cli.OUTPUT)
@@ -101,18 +104,34 @@ def train_draft(config, folder: pathlib.Path) -> tuple[dict, bool]:
   }, True
 
 
+def _asked(config, tokenizer: Tokenizer) -> Sequence[engine.Request]:
+  """What is decoded: the beginnings of files, or questions that fit."""
+  if not config.questions:
+    return prompts.first_tokens(
+      corpus.held_out_prompts(config.num_prompts, split="validation"),
+      tokenizer,
+      num_tokens=config.prompt_tokens,
+    )
+  asked = [
+    questions.ask(tokenizer, one, 0, [])
+    for one in questions.read(config.questions)
+  ]
+  fit = [
+    one.question for one in asked if len(one.token_ids) <= config.prompt_tokens
+  ]
+  chosen = questions.subset(fit, config.num_prompts, seed=0)
+  return [one for one in asked if one.question in chosen]
+
+
 def _prepared(config, draft: str, temperature: float):
   """Settings, models and batches of prompts for one temperature."""
   settings = ml_collections.ConfigDict(config.decode.to_dict())
   settings.draft, settings.temperature = draft, temperature
   models = pair.build(settings)
-  items = prompts.first_tokens(
-    corpus.held_out_prompts(config.num_prompts, split="validation"),
-    models.tokenizer,
-    num_tokens=config.prompt_tokens,
-  )
   batches = engine.make_batches(
-    items, batch_size=settings.batch_size, max_width=config.prompt_tokens
+    _asked(config, models.tokenizer),
+    batch_size=settings.batch_size,
+    max_width=config.prompt_tokens,
   )
   return settings, models, batches
 
@@ -200,7 +219,10 @@ def run(_) -> int:
           "num_speculative_tokens": config.decode.num_speculative_tokens,
           **trained,
           **measured,
-          **provenance.record(models=provenance.hashes(models)),
+          **provenance.record(
+            models=provenance.hashes(models),
+            files={"--config.questions": config.questions or None},
+          ),
         }
       )
     rows = [journal.batches[i] for i in range(len(config.drafts))]

@@ -19,7 +19,7 @@ from launch.studies.drafts import __main__ as draft_study
 from launch.studies.drafts import page, plots, positions
 from launch.training import flops, head, step
 from launch.training.run import Run
-from models import huggingface
+from models import checkpoints, huggingface
 from models.layers import TransformerConfig
 from specjax.engine import Completion
 from specjax.state import Origin
@@ -192,6 +192,45 @@ def test_a_study_of_heads_tells_what_is_accepted_and_times_nothing(
   assert printed.count("\n") == 3
   panels = plots.by_position(rows).axes
   assert [len(panel.containers) for panel in panels] == [1, 1]
+  # Questions in place of files; one of them is too long to be asked.
+  asked = tmp_path / "questions.jsonl"
+  files.write_jsonl(
+    asked,
+    [{"question_id": i, "category": "x", "turns": [text, "And then?"]}
+     for i, text in enumerate(["def a(", "x = " * 99, "if b:"])],
+  )  # fmt: skip
+  config = study_config.get_config("tiny_heads")
+  config.questions, config.num_prompts = str(asked), 5
+  config.decode.target = pair[0]
+  tokenizer = checkpoints.load_tokenizer(pair[0])
+  prompts = draft_study._asked(config, tokenizer)
+  assert [tokenizer.decode(p.token_ids) for p in prompts] == ["def a(", "if b:"]
+  answered = draft_study.accepted_with(config, str(tmp_path / "w/Medusa/model"))
+  tried = [x["tried"][0] for x in answered["decoding"].values()]
+  assert 0 < min(tried)
+  assert tried != [x["tried"][0] for x in row["decoding"].values()]
+
+
+def test_every_bound_changes_one_thing_of_the_first():
+  config = study_config.get_config("bounds")
+  ones = {
+    name: draft_study.training_config(config, changes.to_dict())
+    for name, changes in config.drafts.items()
+  }
+  first = ones.pop("as it is")
+  assert (first.target, first.num_steps) == (config.train.teacher, 600)
+  assert (first.head.depth, first.head.draft_vocab_size) == (1, 8192)
+  flat = lambda one: {
+    **{k: v for k, v in one.items() if k != "head"},
+    **{f"head.{k}": v for k, v in one.head.items()},
+  }
+  usual = flat(first)
+  for name, one in ones.items():
+    changed = [k for k, v in flat(one).items() if v != usual[k]]
+    assert len(changed) == 1, name
+  assert len(ones) > 5
+  text = study_config.get_config("text")
+  assert [*text.drafts] == ["as it is"]
 
 
 def test_positions_count_what_was_judged_and_intervals_are_over_prompts():
