@@ -17,7 +17,8 @@ the draft model beside them with random weights; at this rate a step is one of
 `python -m launch.tables drafts FILE.jsonl`.
 
 What bounds an EAGLE-3 head of any chat model, on text of its own and questions
-that are asked it (one unrolled step, but for one row; the same steps for all):
+that are asked it (one unrolled step, and 300 steps, for all but
+one row of twice as many):
 
   python -m launch.studies.drafts --config=configs/draft_study.py:bounds \
     --config.train.teacher=MODEL --config.decode.target=MODEL \
@@ -53,6 +54,7 @@ _OBJECTIVES = {
 _BOUNDS = {
   "as it is": {},
   "another seed": dict(seed=1),
+  "600 steps": dict(num_steps=600),
   "MLP of 3,072": dict(head=dict(mlp_dim=3072)),
   "random weights": dict(head=dict(start="random")),
   "reverse KL": dict(objective="reverse_kl"),
@@ -60,7 +62,6 @@ _BOUNDS = {
   "next token": dict(objective="next_token"),
   "2,048 words": dict(head=dict(draft_vocab_size=2048)),
   "32,768 words": dict(head=dict(draft_vocab_size=32768)),
-  "four steps": dict(head=dict(depth=4)),
 }
 _BOUNDS_HEAD = dict(depth=1, draft_vocab_size=8192)
 
@@ -92,7 +93,7 @@ def get_config(arg: str = "shapes") -> ml_collections.ConfigDict:
     base.batch_size, base.warmup_steps = 4, 20
     base.validation_batches, base.checkpoint_every = 8, 25
   elif arg in ("bounds", "text"):
-    shared = dict(kind="eagle3", num_steps=600)
+    shared = dict(kind="eagle3", num_steps=300)
     drafts = {
       name: shared | changes | {"head": _BOUNDS_HEAD | changes.get("head", {})}
       for name, changes in _BOUNDS.items()
