@@ -17,8 +17,7 @@ the draft model beside them with random weights; at this rate a step is one of
 `python -m launch.tables drafts FILE.jsonl`.
 
 What bounds an EAGLE-3 head of any chat model, on text of its own and questions
-that are asked it (one unrolled step, and 300 steps, for all but
-one row of twice as many):
+that are asked it (one unrolled step, 300 steps of training; one row has 600):
 
   python -m launch.studies.drafts --config=configs/draft_study.py:bounds \
     --config.train.teacher=MODEL --config.decode.target=MODEL \
