@@ -32,7 +32,7 @@ from absl import flags
 from launch import cli, pair, processes
 
 try:
-  from launch.serving import asking, assembly, limits, running, several
+  from launch.serving import asking, assembly, limits, running, server, several
   from launch.serving.assembly import Sizes
 except ModuleNotFoundError as missing:
   if missing.name not in ("prometheus_client", "starlette", "uvicorn"):
@@ -158,7 +158,7 @@ def run(_) -> int:
   if where is None:
     several.follow(slots)
     return 0
-  service = assembly.make_service(config, loaded, slots, sizes)
+  service = server.make_service(config, loaded, slots, sizes)
   service.scheduler.start()
   port = where.getsockname()[1]
   host = f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value

@@ -22,7 +22,7 @@ from ray import serve
 from starlette.applications import Starlette
 
 from launch import pair
-from launch.serving import assembly, http
+from launch.serving import assembly, http, server
 from launch.serving.assembly import Sizes
 from launch.serving.http import Service
 
@@ -52,7 +52,7 @@ def build() -> Starlette:
   config.batch_size = sizes.slots
   loaded = pair.load(config)
   slots = assembly.make_slots(config, loaded, sizes)
-  service = assembly.make_service(config, loaded, slots, sizes)
+  service = server.make_service(config, loaded, slots, sizes)
   service.scheduler.start()
   _services.append(service)
   return http.application(service)

@@ -9,24 +9,37 @@ import several
 
 from launch import serve
 
-# A finder that says of a package that it is not there.
+# A finder that says of packages that they are not there.
 _WITHOUT = """
 import runpy, sys
 class Nowhere:
   def find_spec(self, name, path=None, target=None):
-    if name == {name!r}:
+    if name in {names!r}:
       raise ModuleNotFoundError("no such module", name=name)
 sys.meta_path.insert(0, Nowhere())
-sys.argv = ["launch.serve"]
-runpy.run_module("launch.serve", run_name="__main__")
+sys.argv = [{command!r}, *{args!r}]
+runpy.run_module({command!r}, run_name="__main__")
 """
 
 
-def test_a_package_that_is_not_installed_is_named_in_one_line():
-  done = subprocess.run(
-    [sys.executable, "-c", _WITHOUT.format(name="starlette")],
+def _without(names, command, *args):
+  code = _WITHOUT.format(names=names, command=command, args=args)
+  return subprocess.run(
+    [sys.executable, "-c", code],
     capture_output=True, text=True, check=False, timeout=several.PATIENCE,
   )  # fmt: skip
+
+
+def test_what_decodes_in_slots_and_answers_nobody_needs_no_server():
+  names = ("starlette", "uvicorn", "prometheus_client")
+  done = _without(names, "launch.tools.self_data", "--help")
+  assert "No module" not in done.stderr
+  assert "no such module" not in done.stderr
+  assert "--answer_temperatures" in done.stdout
+
+
+def test_a_package_that_is_not_installed_is_named_in_one_line():
+  done = _without(("starlette",), "launch.serve")
   assert done.returncode == 2
   assert done.stderr == (
     "error: starlette is not installed: pip install -e '.[serve]'\n"

@@ -7,7 +7,7 @@ import ties
 
 from configs import embedded
 from launch import pair, prompts
-from launch.serving import assembly
+from launch.serving import assembly, server
 from launch.serving.assembly import Sizes
 from launch.serving.control import Asked
 from launch.training import corpus
@@ -35,7 +35,7 @@ def test_greedy_completions_in_slots_are_those_of_generate():
       expected[prompt.id] = completion.token_ids
   sizes = Sizes(slots=3, max_prompt=32, rounds=4)
   slots = assembly.make_slots(config, loaded, sizes)
-  service = assembly.make_service(config, loaded, slots, sizes)
+  service = server.make_service(config, loaded, slots, sizes)
   heard = [
     served.Heard(
       Asked(
