@@ -39,7 +39,12 @@ def get_config() -> ml_collections.ConfigDict:
   # whole draft: a round whose draft is shorter takes the narrowest one that
   # holds it. Where a draft's form is fixed they do nothing.
   config.widths = ()
-  config.max_ngram = 3  # for ngram
+  config.max_ngram = 3  # for ngram, and repeats
+  # Where so many last tokens have occurred before, what followed them is
+  # drafted in place of what a head (EAGLE's, Medusa's) or layer_skip would; 0:
+  # never. With a depth, the head drafts so many tokens at most, and
+  # num_speculative_tokens are looked up. Of one path only.
+  config.repeats = 0
   # For suffix, rest and rasd (docs/retrieval.md): num_nodes, or by default
   # twice num_speculative_tokens; the longest match; nodes for each matched
   # token, 0 for no such bound; a less likely node is not drafted; and a file of

@@ -145,6 +145,8 @@ class Family:
       None for one that fills the config's.
     has_depth: whether a depth policy may end its drafts (`config.depth`).
     rung: None where chains of several lengths do not share one state.
+    reads_on: whether its chains can give way to what the text repeats
+      (`config.repeats`).
   """
 
   make: Callable[..., Drafter]
@@ -155,6 +157,7 @@ class Family:
   form: Callable[..., tuple[Tree, Siblings]] | None = None
   has_depth: bool = False
   rung: Rung | None = None
+  reads_on: bool = False
 
 
 def _waiting(make: Callable[..., Drafter]) -> Rung:
@@ -290,11 +293,14 @@ FAMILIES = {
   ),
   **dict.fromkeys(KINDS, _HEAD),
   **dict.fromkeys(
-    ("medusa", "blockwise"), dataclasses.replace(_HEAD, rung=Rung(make=_head))
+    ("medusa", "blockwise"),
+    dataclasses.replace(_HEAD, rung=Rung(make=_head), reads_on=True),
   ),
   **dict.fromkeys(
     ("eagle", "eagle3"),
-    dataclasses.replace(_HEAD, has_depth=True, rung=Rung(make=_head)),
+    dataclasses.replace(
+      _HEAD, has_depth=True, rung=Rung(make=_head), reads_on=True
+    ),
   ),
   "block": _BLOCK,
   "layer_skip": Family(
@@ -304,6 +310,7 @@ FAMILIES = {
     check=_skips_something,
     has_depth=True,
     rung=_waiting(_layer_skip),
+    reads_on=True,
   ),
   "ngram": Family(
     make=_ngram,
@@ -433,8 +440,33 @@ def check_depth(config: ml_collections.ConfigDict, rule: Rule) -> None:
   rule.check(dataclasses.replace(tree, form=Form.MASKED), siblings)
 
 
+def check_repeats(config: ml_collections.ConfigDict) -> None:
+  """Raises ValueError unless drafts can give way to what the text repeats."""
+  least = config.get("repeats", 0)
+  if not least or not config.num_speculative_tokens:
+    return
+  if not 1 <= least <= config.max_ngram:
+    raise ValueError(
+      f"config.repeats must be in 1..max_ngram ({config.max_ngram}), or 0 for "
+      f"never, got {least}"
+    )
+  if not of(config).reads_on or config.num_nodes:
+    able = [name for name, family in FAMILIES.items() if family.reads_on]
+    raise ValueError(
+      f"config.repeats is of drafters that read anew what stands, {able}, and "
+      f"of their chains, got {_told(config)}"
+      + (" with a dynamic tree" if config.num_nodes else "")
+    )
+  if config.online:
+    raise ValueError(
+      "a draft that learns online is judged by its own tokens alone: give "
+      "config.online or config.repeats"
+    )
+  drafters.repeats.check(make_tree(config), make_siblings(config))
+
+
 _NOT_CLIMBED = (
-  "depth", "widths", "tree", "num_nodes", "online", "share_encoder",
+  "depth", "widths", "tree", "num_nodes", "online", "share_encoder", "repeats",
 )  # fmt: skip
 
 

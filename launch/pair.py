@@ -23,7 +23,7 @@ from models.checkpoints import Network
 from models.head_checkpoints import Head
 from models.tokenizers import Tokenizer
 from models.transformer import SkippedLayers
-from specjax import decode, rules, widths
+from specjax import decode, drafters, rules, widths
 from specjax import siblings as siblings_lib
 from specjax.drafters import adaptive
 from specjax.drafters.rasd import Parts
@@ -156,6 +156,7 @@ def check_config(config: ml_collections.ConfigDict) -> None:
     rules.get(config.rule).check(tree, how)
   drafting.check_depth(config, rules.get(config.rule))
   drafting.check_ladder(config, rules.get(config.rule))
+  drafting.check_repeats(config)
 
 
 def settled(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
@@ -325,6 +326,10 @@ def assemble(
       siblings=drafting.make_siblings(config),
       vocab_size=vocab_size,
     )
+    if config.get("repeats"):
+      drafter = drafters.repeats.drafter(
+        drafter, least=config.repeats, max_ngram=config.max_ngram
+      )
     if config.ladder and (not climbs or processes.several()):
       raise ValueError(
         "draft lengths change between rounds (config.ladder) in launch.decode "

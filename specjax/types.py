@@ -496,6 +496,9 @@ class Drafter:
     idle: how its state outlives rounds in which nothing is drafted
       (`specjax.ladder`); None: it was not made for them, and would draft worse
       ever after.
+    reads_anew: whether what a round has left standing is read anew, so that
+      another draft than its own may have been verified
+      (`specjax.drafters.repeats`).
     row_axes: `state -> pytree of int | None`: which axis of each array of the
       state is rows, so that it can be cut over a mesh; None for an array that
       all rows share: what a round adds to it, on any device, is added for all.
@@ -515,6 +518,7 @@ class Drafter:
   max_positions: int | None = None
   again: int = 2
   idle: Idle | None = None
+  reads_anew: bool = False
 
   def tokens_of_passes(self, text: int) -> tuple[int, ...]:
     """Tokens of a row that each draft pass of a round computes, in order.

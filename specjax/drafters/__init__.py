@@ -3,7 +3,8 @@
 Each has a `drafter(...)` that returns a `specjax.types.Drafter` (`eagle` has
 `dynamic` too); that of `plain` proposes nothing, which makes the decoding loop
 plain autoregressive sampling. `online` gives another one a memory to learn
-from, `adaptive` ends chains early, by a policy of `depth`. What they share is
+from, `adaptive` ends chains early, by a policy of `depth`, `repeats` reads on
+where a text repeats itself. What they share is
 in `levels` (trees that are drawn), `best_first` (the likeliest ones) and
 `marginals`; in `occurrences`, `corpus` and `tries` what those share that look
 continuations up.
@@ -24,6 +25,7 @@ from specjax.drafters import (
   parallel,
   plain,
   rasd,
+  repeats,
   suffix,
 )
 
@@ -42,5 +44,6 @@ __all__ = [
   "parallel",
   "plain",
   "rasd",
+  "repeats",
   "suffix",
 ]

@@ -378,6 +378,7 @@ def _made(
     again=width + 1,  # what stands since a round is not in the cache yet
     # It reads what stands when it proposes, and keeps it for one round only.
     idle=Idle.PROPOSE if longest else None,
+    reads_anew=True,
   )
   return whole, read
 

@@ -79,6 +79,7 @@ def drafter(
     row_axes=lambda state: 0,
     passes=(1,),
     idle=Idle.COMMIT,
+    reads_anew=True,
   )
 
 

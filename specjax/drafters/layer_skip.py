@@ -76,6 +76,7 @@ def drafter(
     passes=(1, *(len(level) for level in tree.levels[1:-1])),
     max_positions=model.max_positions,
     idle=Idle.COMMIT,
+    reads_anew=True,
   )
   if depth is None:
     return whole

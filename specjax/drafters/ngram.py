@@ -41,7 +41,7 @@ def drafter(
 
   def propose(params, state, target_cache, context):
     del params
-    drafted = jax.vmap(
+    drafted, _ = jax.vmap(
       lambda tokens, length: look_up(
         tokens, length, count=num_speculative_tokens, max_ngram=max_ngram
       )
@@ -65,10 +65,10 @@ def drafter(
 
 def look_up(
   tokens: Array, length: Array, *, count: int, max_ngram: int
-) -> Array:
+) -> tuple[Array, Array]:
   """Continues a text from the best earlier occurrence of its suffix.
 
-  For example `[5 6 7 8 5 6]` with count 3 gives `[7 8 5]`.
+  For example `[5 6 7 8 5 6]` with count 3 gives `[7 8 5]`, matched by 2 tokens.
 
   Args:
     tokens: `i32[L]`, stale from `length` on.
@@ -77,7 +77,7 @@ def look_up(
     max_ngram: longest suffix to match.
 
   Returns:
-    `i32[count]`.
+    `i32[count]`, and how many tokens before them matched, `i32[]`.
   """
   last = length - 1
   place = jnp.arange(tokens.shape[0])
@@ -89,7 +89,8 @@ def look_up(
     alive &= (place >= back) & (last >= back) & (earlier == wanted)
     matched += alive
   best = jnp.argmax(matched * tokens.shape[0] + place * (matched > 0))
-  best = jnp.where(jnp.max(matched) > 0, best, last - 1)
+  most = jnp.max(matched)
+  best = jnp.where(most > 0, best, last - 1)
   period = last - best  # >= 1
   ahead = best + 1 + jnp.arange(count) % period
-  return tokens[jnp.clip(ahead, 0, last)]
+  return tokens[jnp.clip(ahead, 0, last)], most

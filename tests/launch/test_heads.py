@@ -50,6 +50,9 @@ RUNS = {
     "parallel", dict(num_nodes=8, num_children=3, rule="match")
   ),
   "blockwise": ("blockwise", dict(siblings="given", rule="match")),
+  "a text that is read on": (
+    "eagle3", dict(drafter="eagle3", repeats=1, depth="2", widths=(3,))
+  ),
   "a ladder of chains": ("eagle3", dict(ladder=(0, 1, 3), drafter="eagle3")),
   "a ladder of marginals": (
     "medusa", dict(ladder=(0, 1, 3), drafter="medusa")

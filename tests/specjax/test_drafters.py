@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("quick_to_compile")
 def test_look_up_continues_the_best_match(text, expected):
   buffer = np.full(12, 2)  # stale tokens that would match
   buffer[: len(text)] = text
-  found = look_up(
+  found, _ = look_up(
     jnp.asarray(buffer), jnp.int32(len(text)), count=3, max_ngram=3
   )
   assert found.tolist() == expected
@@ -54,7 +54,9 @@ def test_look_up_agrees_with_a_plain_search():
     at = length - 2 if at is None else at
     period = length - 1 - at
     expected = [text[max(at + 1 + i % period, 0)] for i in range(4)]
-    assert run(jnp.asarray(buffer), length).tolist() == expected
+    found, matched = run(jnp.asarray(buffer), length)
+    assert found.tolist() == expected
+    assert matched == best
 
 
 VOCAB = 11
