@@ -40,10 +40,10 @@ def get_config() -> ml_collections.ConfigDict:
   # holds it. Where a draft's form is fixed they do nothing.
   config.widths = ()
   config.max_ngram = 3  # for ngram, and repeats
-  # Where so many last tokens have occurred before, what followed them is
-  # drafted in place of what a head (EAGLE's, Medusa's) or layer_skip would; 0:
-  # never. With a depth, the head drafts so many tokens at most, and
-  # num_speculative_tokens are looked up. Of one path only.
+  # Where at least so many of the last tokens have occurred together before,
+  # what followed is drafted, in place of what a head or layer_skip would; 0:
+  # never. A depth ends their drafts, and not what is looked up. Of one path
+  # only, of siblings "iid"; at most max_ngram.
   config.repeats = 0
   # For suffix, rest and rasd (docs/retrieval.md): num_nodes, or by default
   # twice num_speculative_tokens; the longest match; nodes for each matched

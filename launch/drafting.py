@@ -277,7 +277,9 @@ def _rasd_check(config, tree: Tree, siblings: Siblings) -> None:
   looking_up.check(config, tree, siblings)
 
 
-_HEAD = Family(make=_head, model=_of_head, check=_needs_draft, is_head=True)
+_HEAD = Family(
+  make=_head, model=_of_head, check=_needs_draft, is_head=True, reads_on=True
+)
 
 _LOOKUP = Family(
   make=looking_up.make_suffix,
@@ -293,14 +295,11 @@ FAMILIES = {
   ),
   **dict.fromkeys(KINDS, _HEAD),
   **dict.fromkeys(
-    ("medusa", "blockwise"),
-    dataclasses.replace(_HEAD, rung=Rung(make=_head), reads_on=True),
+    ("medusa", "blockwise"), dataclasses.replace(_HEAD, rung=Rung(make=_head))
   ),
   **dict.fromkeys(
     ("eagle", "eagle3"),
-    dataclasses.replace(
-      _HEAD, has_depth=True, rung=Rung(make=_head), reads_on=True
-    ),
+    dataclasses.replace(_HEAD, has_depth=True, rung=Rung(make=_head)),
   ),
   "block": _BLOCK,
   "layer_skip": Family(
@@ -453,14 +452,20 @@ def check_repeats(config: ml_collections.ConfigDict) -> None:
   if not of(config).reads_on or config.num_nodes:
     able = [name for name, family in FAMILIES.items() if family.reads_on]
     raise ValueError(
-      f"config.repeats is of drafters that read anew what stands, {able}, and "
-      f"of their chains, got {_told(config)}"
+      f"config.repeats is of drafters whose state is made of what stands, "
+      f"{able}, and of their chains, got {_told(config)}"
       + (" with a dynamic tree" if config.num_nodes else "")
     )
   if config.online:
     raise ValueError(
       "a draft that learns online is judged by its own tokens alone: give "
       "config.online or config.repeats"
+    )
+  policy = depths.of(config)
+  if policy is not None and policy.learn is not None:
+    raise ValueError(
+      f"config.depth={config.depth} learns from rounds of the draft's own, and "
+      "with config.repeats some are not: give one of them"
     )
   drafters.repeats.check(make_tree(config), make_siblings(config))
 

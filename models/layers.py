@@ -245,10 +245,11 @@ def scores_of(q: Array, keys: Array) -> Array:
 
 
 def _keys_first(product, q: Array, keys: Array) -> Array:
-  """`product(q, keys)` as XLA:CPU does it fast for a few queries of many rows.
+  """`product(q, keys)` as XLA:CPU does it fast for the heads of one token each.
 
-  Three queries of each of 32 rows take a third of the time. Without the barrier
-  the compiler turns the product round again.
+  With three heads a group and 566 slots, attention takes a third of the time
+  for 32 rows and 0.8 of it for 8. Without the barrier the compiler turns the
+  product round again.
   """
   return jnp.swapaxes(lax.optimization_barrier(product(keys, q)), 2, 3)
 

@@ -261,7 +261,7 @@ class Decoder:
     context = Context(
       tokens=state.tokens,
       length=state.length,
-      max_depth=state.max_depth,
+      max_depth=jnp.where(state.done, 0, state.max_depth),
       sampling=state.sampling,
       keys=keys,
       row_keys=state.keys,

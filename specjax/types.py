@@ -356,8 +356,9 @@ class Context:
   Attributes:
     tokens: `i32[B, L]`, committed tokens, prompt included; stale from `length`.
     length: `i32[B]`, at least 1.
-    max_depth: `i32[B]`, how deep each row may draft, in 0..G. Deeper nodes of a
-      tree that is not `FIXED` are taken away; a drafter may save their cost.
+    max_depth: `i32[B]`, how deep each row may draft, in 0..G; 0 of rows that
+      are done. Deeper nodes of a tree that is not `FIXED` are taken away; a
+      drafter may save their cost.
     sampling: the warp; the draft must be sampled from the warped law.
     keys: `key[B]`, fresh for this round; `draw` derives one per node.
     row_keys: `key[B]`, the same in every round: for noise that belongs to a
@@ -496,9 +497,9 @@ class Drafter:
     idle: how its state outlives rounds in which nothing is drafted
       (`specjax.ladder`); None: it was not made for them, and would draft worse
       ever after.
-    reads_anew: whether what a round has left standing is read anew, so that
-      another draft than its own may have been verified
-      (`specjax.drafters.repeats`).
+    reads_anew: whether its state is made of what stands after a round, whoever
+      drafted it: then another draft may be verified in place of its own
+      (`specjax.drafters.repeats`). Not if something learns from its own.
     row_axes: `state -> pytree of int | None`: which axis of each array of the
       state is rows, so that it can be cut over a mesh; None for an array that
       all rows share: what a round adds to it, on any device, is added for all.

@@ -96,7 +96,7 @@ def _parsed(name: str, config: ml_collections.ConfigDict) -> System:
     # Nothing is drafted by us: settings of drafters do not matter.
     own.update(dict(drafter="ngram", rule="token", siblings="iid"))
     own.update(dict(tree=(), num_drafts=1, num_nodes=0, draft=""))
-    own.update(dict(online=False, depth="", ladder=()))
+    own.update(dict(online=False, depth="", ladder=(), repeats=0))
   else:
     own.drafter = kind
   try:

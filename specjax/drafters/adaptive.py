@@ -210,6 +210,8 @@ def drafter(
   return dataclasses.replace(
     inner,
     name=f"{inner.name}, depth {policy.name}",
+    # A policy that learns is taught by the draft that it let grow.
+    reads_anew=inner.reads_anew and policy.learn is None,
     tree=tree,
     init=init,
     propose=propose,

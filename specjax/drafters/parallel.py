@@ -82,6 +82,7 @@ def drafter(
     commit=read,
     passes=(model.num_depths + 1,),
     max_positions=model.max_positions,
+    reads_anew=True,
   )
 
 

@@ -1,14 +1,14 @@
 """Reads on where the text repeats itself, and drafts with another elsewhere.
 
-Where the last tokens of a text have occurred before, what followed them is as
-good a draft as any, and costs no pass: a head is needed where nothing was
-found. SAM-Decoding (Hu et al., 2024) chooses so between its suffix automaton
-and EAGLE, by the length of the match.
+Where the last tokens of a text have occurred before, what followed them is
+often a good draft, the more so at low temperatures, and needs no pass. SAM
+decoding (Hu et al., ACL 2025) chooses so between its suffix automaton and
+EAGLE, by the length of the match.
 
 Of either kind a row's tokens have the laws that they are of: what was looked up
 is certain, a point mass in `Draft.log_probs`, and what was drawn has its own.
 Which of the two a row gets is a function of its text, known before anything is
-drawn, so every rule for a chain that is lossless stays so.
+drawn, so every lossless rule for a chain stays lossless.
 """
 
 import dataclasses
@@ -28,10 +28,12 @@ def drafter(inner: Drafter, *, least: int = 3, max_ngram: int = 8) -> Drafter:
   """Drafts the continuation of a long match, and what `inner` drafts elsewhere.
 
   Args:
-    inner: of a chain, whose state does not rest on its own draft being the one
-      that is verified (`Drafter.reads_anew`): `drafters.eagle`,
-      `drafters.layer_skip`, `drafters.heads`. One with a depth policy drafts
-      nothing for a row that reads on: its passes are saved where all rows do.
+    inner: of a chain of 'iid' tokens, whose state does not rest on its own
+      draft being the one that is verified (`Drafter.reads_anew`):
+      `drafters.eagle`, `heads`, `parallel`, `layer_skip`. It drafts for all
+      rows, those that read on too; but with a depth policy, it is allowed
+      nothing there, and where all rows at work read on it makes no pass that
+      drafts.
     least: tokens that must have occurred in a row, at least.
     max_ngram: the longest match that is looked for; longer ones win.
 
@@ -45,8 +47,8 @@ def drafter(inner: Drafter, *, least: int = 3, max_ngram: int = 8) -> Drafter:
   check(inner.tree, inner.siblings)
   if not inner.reads_anew:
     raise ValueError(
-      f"the state of {inner.name!r} holds what it drafted, and another draft "
-      "may be verified in its place"
+      f"the state of {inner.name!r} rests on what it drafted, and another "
+      "draft may be verified in its place"
     )
   if not 1 <= least <= max_ngram:
     raise ValueError(

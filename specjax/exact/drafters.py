@@ -275,9 +275,22 @@ def _check_laws(drafter: Drafter, every: rounds.Drafts) -> float:
           f"token {sure.min():.3g}"
         )
       continue
+    first, drawn_from = every.drawn[node]
+    aside = here & _put_aside(laws[:, node], tokens[:, node], drawn_from)
+    if aside.any():
+      before = [n for n, (call, _) in every.drawn.items() if call < first]
+      known = every.table[here][:, before]
+      given = np.where(aside, tokens[:, node], -1)[here, None]
+      if not _follows(given, known):
+        raise ValueError(
+          f"node {node} was drawn, and its law says that its token is certain"
+        )
+      here = here & ~aside
+      if not here.any():
+        continue
     if (tokens[here, node] != every.table[here, node]).any():
       raise ValueError(f"node {node} is not the token that was drawn for it")
-    error = np.abs(laws[here, node] - every.drawn[node][1][here]).max()
+    error = np.abs(laws[here, node] - drawn_from[here]).max()
     worst = max(worst, float(error))
     if not error < 1e-5:
       raise ValueError(
@@ -293,13 +306,30 @@ def _check_laws(drafter: Drafter, every: rounds.Drafts) -> float:
     before = [n for n, (call, _) in every.drawn.items() if call < first]
     known = every.table[possible][:, before]
     form = np.stack([there[possible, node], parents[possible, node]], axis=1)
-    both = len(np.unique(np.concatenate([known, form], axis=1), axis=0))
-    if both != len(np.unique(known, axis=0)):
+    if not _follows(form, known):
       raise ValueError(
         f"whether node {node} is there, or where, depends on tokens that were "
         "drawn with it or after it"
       )
   return worst
+
+
+def _put_aside(laws: np.ndarray, tokens: np.ndarray, drawn_from: np.ndarray):
+  """Where a certain token stands in place of one that was drawn, `bool[n]`.
+
+  Args:
+    laws: `f[n, V]`, that the drafts say.
+    tokens: `i32[n]`, that stand there.
+    drawn_from: `f[n, V]`, that a token was drawn from.
+  """
+  sure = laws[np.arange(len(laws)), tokens] == 1
+  return sure & (np.abs(laws - drawn_from).max(axis=-1) >= 1e-5)
+
+
+def _follows(found: np.ndarray, known: np.ndarray) -> bool:
+  """Whether rows of integers are a function of what else is known."""
+  both = np.concatenate([known, found], axis=1)
+  return len(np.unique(both, axis=0)) == len(np.unique(known, axis=0))
 
 
 def _check_samples(decoder, params, state, key, count: int) -> float:

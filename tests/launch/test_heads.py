@@ -51,7 +51,7 @@ RUNS = {
   ),
   "blockwise": ("blockwise", dict(siblings="given", rule="match")),
   "a text that is read on": (
-    "eagle3", dict(drafter="eagle3", repeats=1, depth="2", widths=(3,))
+    "eagle3", dict(drafter="eagle3", repeats=1, depth="2", widths=(2,))
   ),
   "a ladder of chains": ("eagle3", dict(ladder=(0, 1, 3), drafter="eagle3")),
   "a ladder of marginals": (
@@ -81,6 +81,46 @@ def test_greedy_text_is_that_of_plain_decoding(saved, name):
     texts.append([c.token_ids for c in done])
   assert texts[0] == texts[1]
   assert sum(c.num_drafted for c in done) > 0
+
+
+def test_a_text_that_repeats_itself_is_read_on_in_place_of_the_head(saved):
+  changes = dict(drafter="eagle3", repeats=1, depth="1")
+  found = pair.build(settings(saved, "eagle3", **changes))
+  assert found.decoder.drafter.name == "eagle3, depth 1, repeats"
+  (batch,) = engine.make_batches(
+    prompts.built_in(found.tokenizer, max_tokens=60)[:2],
+    batch_size=2, max_width=60,
+  )  # fmt: skip
+  done, _ = pair.engine_of(settings(saved, "eagle3", **changes), found).run(
+    batch
+  )
+  rounds = sum(c.num_target_calls for c in done)
+  assert sum(c.num_drafted for c in done) > rounds  # the head drafts one
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    (dict(repeats=4), r"must be in 1..max_ngram \(3\)"),
+    (dict(repeats=-1), "must be in 1..max_ngram"),
+    (dict(repeats=2, drafter="ngram"), "made of what stands"),
+    (
+      dict(repeats=2, num_nodes=8, num_children=3, rule="match"),
+      "with a dynamic tree",
+    ),
+    (dict(repeats=2, ladder=(0, 1, 3)), "not with repeats"),
+    (dict(repeats=2, online=True), "learns online"),
+    (dict(repeats=2, depth="optimal(cost=0.4)"), "learns from rounds"),
+    (dict(repeats=2, num_drafts=2, rule="kseq"), "drafts one path"),
+  ],
+  ids=str,
+)
+def test_settings_that_do_not_go_with_reading_on_are_refused(
+  saved, changes, message
+):
+  config = settings(saved, "eagle3", **(dict(drafter="eagle3") | changes))
+  with pytest.raises(ValueError, match=message):
+    pair.check_config(config)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,9 @@ import toys
 import specjax
 from specjax import drafters, exact
 from specjax.drafters import depth, repeats
+from specjax.state import StopReason
 from specjax.tree import Tree, chain
+from specjax.warp import make_sampling
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -37,7 +39,9 @@ def reading_on(inner=None, **more):
   )
 
 
-def begun(decoder, draft, texts, *, dtype=jnp.float32, budget=30):
+def begun(
+  decoder, draft, texts, *, dtype=jnp.float32, budget=30, temperature=1.0
+):
   """Parameters, and a state of some texts."""
   params = specjax.Params(
     target=jnp.asarray(TARGET, dtype), draft=jnp.asarray(draft, dtype)
@@ -50,6 +54,7 @@ def begun(decoder, draft, texts, *, dtype=jnp.float32, budget=30):
     jax.random.key(0),
     buffer_length=48,
     max_new_tokens=budget,
+    sampling=make_sampling(len(texts), temperature=temperature),
   )
   return params, state
 
@@ -63,12 +68,52 @@ def error(drafter, rule, text) -> float:
     return float(np.abs(law.output - expected).max())
 
 
-@pytest.mark.parametrize("policy", [None, "1"])
-@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize(
+  ("rule", "policy"),
+  [
+    ("token", None), ("block", "1"),
+    *(
+      pytest.param(rule, policy, marks=pytest.mark.heavy)
+      for rule in ("token", "block", "recursive", "traversal", "kseq")
+      for policy in (None, "1", "confidence(threshold=0.5)")
+      if (rule, policy) not in (("token", None), ("block", "1"))
+    ),
+  ],
+)  # fmt: skip
 @pytest.mark.parametrize("text", [AGAIN, ANEW], ids=["again", "anew"])
 def test_a_round_has_the_targets_law(text, rule, policy):
   inner = head(policy=policy and depth.get(policy))
   assert error(reading_on(inner), rule, text) < 1e-10
+
+
+def marginals(params, features):
+  """Medusa's heads: the law of a table by the token that was read."""
+  token = features[:, 0].astype(jnp.int32)
+  return jnp.stack([params[token], params[(token + 1) % VOCAB]], axis=1)
+
+
+OTHERS = {
+  "medusa": drafters.heads.drafter(
+    marginals, num_heads=DEPTH, num_features=LAYERS, tree=chain(DEPTH),
+    vocab_size=VOCAB,
+  ),
+  "layer_skip": drafters.layer_skip.drafter(
+    TOY, tree=chain(DEPTH), vocab_size=VOCAB, depth=depth.get("1")
+  ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("inner", OTHERS)
+def test_a_round_of_other_drafters_has_the_targets_law(inner):
+  for text in (AGAIN, ANEW):
+    assert error(reading_on(OTHERS[inner]), "token", text) < 1e-10
+
+
+def test_its_laws_are_those_its_tokens_are_of():
+  params = specjax.Params(target=jnp.asarray(TARGET), draft=jnp.asarray(NEAR))
+  drafter = reading_on(least=1)
+  found = exact.check_drafter(drafter, params, TOY, vocab_size=VOCAB)
+  assert found.method == "exact"
 
 
 def test_a_looked_up_token_under_the_law_of_the_draft_is_caught(monkeypatch):
@@ -96,24 +141,39 @@ def test_what_followed_is_drafted_where_the_text_repeats_itself():
 
 
 def test_the_head_knows_what_stands_after_texts_were_read_on():
-  """With the target's own law all that it drafts stands, after any round."""
-  drafter = reading_on(head(deep=3))
-  decoder = specjax.make_decoder(TOY, drafter=drafter, rule="token")
-  params, state = begun(decoder, TARGET, [AGAIN, ANEW, [1, 1, 2, 2, 0]])
-  step, seen = jax.jit(decoder.step), {True: 0, False: 0}
-  emitted_by_reading_on = 0
-  for _ in range(8):
+  """With the target's own law all that it drafts stands, after any round.
+
+  Rounds commit more tokens than its policy ever lets it draft.
+  """
+  drafter = reading_on(head(deep=4, policy=depth.get("1")), least=1)
+  decoder = specjax.make_decoder(
+    TOY, drafter=drafter, rule="token", widths=(2,)
+  )
+  texts = np.random.default_rng(0).integers(0, VOCAB, (256, 5))
+  params, state = begun(decoder, TARGET, texts)
+  step = jax.jit(decoder.step)
+  before, judged = np.zeros(len(texts), int), 0
+  for _ in range(6):
     running = ~np.asarray(state.done)
     state, info = step(params, state)
-    certain = np.asarray(info.draft.log_probs[:, 1].max(-1) == 0)
-    for row in np.flatnonzero(running):
-      seen[bool(certain[row])] += 1
-      if not certain[row]:
-        assert info.node_probs[row, -1] > 1 - 1e-5
-      else:
-        emitted_by_reading_on += int(info.num_emitted[row]) - 1
-  assert min(seen.values()) > 3
-  assert emitted_by_reading_on > 3  # tokens that it had not drafted
+    there = np.asarray(info.draft.topology().there).sum(1) - 1
+    after_more = running & (there == 1) & (before > 2)
+    stands = np.asarray(info.node_probs)[after_more, 1]
+    assert np.all(stands > 1 - 1e-5)
+    judged += len(stands)
+    before = np.asarray(info.num_emitted)
+  assert judged > 5
+
+
+def test_greedy_text_is_that_of_plain_decoding():
+  texts = [AGAIN, ANEW, [1, 1, 2, 2, 0]]
+  found = []
+  for drafter in (drafters.plain.drafter(), reading_on(least=1)):
+    decoder = specjax.make_decoder(TOY, drafter=drafter)
+    params, state = begun(decoder, NEAR, texts, temperature=0.0)
+    done = jax.jit(decoder.generate)(params, state)
+    found.append(np.asarray(done.tokens)[:, :35])
+  np.testing.assert_array_equal(*found)
 
 
 def test_no_pass_is_made_for_rows_that_read_on():
@@ -125,6 +185,16 @@ def test_no_pass_is_made_for_rows_that_read_on():
     # The pass that reads what stands is made in any case.
     assert int(after.passes) == max(fed, 1)
     assert draft.topology().there.sum(1).tolist() == [DEPTH + 1] * 2
+
+
+def test_rows_that_are_done_ask_for_no_pass():
+  drafter = reading_on(head(policy=depth.get("2")))
+  decoder = specjax.make_decoder(TOY, drafter=drafter)
+  params, state = begun(decoder, NEAR, [AGAIN, ANEW])
+  ended = jnp.array([StopReason.RUNNING, StopReason.LENGTH])
+  state = dataclasses.replace(state, stop_reason=ended)
+  _, after, _ = decoder.propose(params, state)
+  assert int(after.passes) == 1
 
 
 def test_a_depth_bounds_what_is_drafted_and_not_what_is_read_on():
@@ -141,8 +211,9 @@ def test_a_depth_bounds_what_is_drafted_and_not_what_is_read_on():
     (
       drafters.model.drafter(TOY, tree=chain(2), vocab_size=VOCAB),
       {},
-      "holds what it drafted",
+      "rests on what it drafted",
     ),
+    (head(policy=depth.get("optimal(cost=0.4)")), {}, "rests on what"),
     (
       drafters.eagle.drafter(
         HEAD, tree=Tree((-1, 0, 0)), vocab_size=VOCAB
@@ -153,7 +224,10 @@ def test_a_depth_bounds_what_is_drafted_and_not_what_is_read_on():
     (head(), dict(least=0), "least must be"),
     (head(), dict(least=9), "least must be"),
   ],
-  ids=["a draft model", "a tree", "no match", "longer than any"],
+  ids=[
+    "a draft model", "a policy that learns", "a tree", "no match",
+    "longer than any",
+  ],
 )  # fmt: skip
 def test_what_cannot_give_way_is_refused(inner, more, message):
   with pytest.raises(ValueError, match=message):

@@ -62,6 +62,10 @@ def check(config) -> list[int]:
       "a report is of static depths, and predicts what a policy would gain: "
       f"give no config.depth, got {config.depth!r}"
     )
+  if config.repeats:
+    raise ValueError(
+      "a report is of what a draft draws itself: give no config.repeats"
+    )
   if config.num_speculative_tokens < 1:
     raise ValueError("config.num_speculative_tokens must be >= 1 for a report")
   try:

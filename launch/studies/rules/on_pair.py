@@ -113,6 +113,10 @@ def measure(
 
 def _drafter(config, models: Pair, tree: Tree, siblings: Siblings) -> Drafter:
   """The config's drafter, for another tree and other siblings."""
+  if config.repeats:
+    raise ValueError(
+      "rules are compared on what a draft draws itself: give no config.repeats"
+    )
   return drafting.get(config.drafter).make(
     config,
     models.draft,

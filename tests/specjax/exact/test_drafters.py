@@ -100,6 +100,12 @@ def other_token(draft, context):
   return dataclasses.replace(draft, tokens=tokens)
 
 
+def claims_to_be_certain(draft, context):
+  point = draft.tokens[..., None] == jnp.arange(VOCAB)
+  law = jnp.where(point, 0.0, -jnp.inf).astype(draft.log_probs.dtype)
+  return dataclasses.replace(draft, log_probs=law)
+
+
 def reads_beyond(draft, context):
   stale = context.tokens[jnp.arange(len(context.length)), context.length]
   law = jnp.where(
@@ -121,6 +127,7 @@ def reads_its_neighbour(draft, context):
   [
     (changed(of_table(chain(2)), hotter), "drawn from another law"),
     (changed(of_table(chain(2)), other_token), "not the token that was drawn"),
+    (changed(of_table(chain(2)), claims_to_be_certain), "token is certain"),
     (changed(of_table(chain(2)), reads_beyond), "depends on what is stale"),
     (changed(of_table(chain(2)), reads_its_neighbour), "on the other rows"),
     (
@@ -137,7 +144,8 @@ def reads_its_neighbour(draft, context):
     ),
   ],
   ids=[
-    "law", "token", "stale tokens", "neighbour", "dropped", "elder", "axes",
+    "law", "token", "certain", "stale tokens", "neighbour", "dropped", "elder",
+    "axes",
   ],
 )  # fmt: skip
 def test_a_drafter_that_lies_is_caught(drafter, words):

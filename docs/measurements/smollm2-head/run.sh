@@ -1,0 +1,78 @@
+#!/bin/sh
+# What docs/evaluation.md says of heads for SmolLM2: text that it makes up by itself, the
+# features of it, a study of what bounds a head (`bounds`; `less` with parts of the text),
+# a head trained on all of it, and what that does for the questions. Wants the machine for
+# itself: an hour of two cores for the text, a quarter for the features, an hour each for the
+# study, and for training and questions. What is there is not made again, and a stopped run
+# goes on. QUESTIONS is Spec-Bench's question.jsonl.
+#
+#   docs/measurements/smollm2-head/run.sh FOLDER QUESTIONS text features bounds less head ask
+cd "$(dirname "$0")/../../.." || exit 1
+python=${PYTHON:-.venv/bin/python}
+out=$1
+questions=$2
+shift 2
+mkdir -p "$out" || exit 1
+conversations=${CONVERSATIONS:-3500}
+"$python" -m launch.tools.fetch_smollm2 >&2 || exit 1
+model=$("$python" -c 'from configs import smollm2; print(smollm2.path())') || exit 1
+
+text() {
+  [ -e "$out/text/about.json" ] || "$python" -m launch.tools.self_data \
+    --config=configs/smollm2.py --config.num_speculative_tokens=0 --output="$out/text" \
+    --count="$conversations" --rows=64 --temperatures=0.6,0.8,1.0 \
+    --answer_temperatures=0,1 --keep_out="$questions" \
+    --system_prompts=launch/training/users.txt || exit 1
+}
+
+features() { # more flags; what is there of the text is not made again
+  "$python" -m launch.tools.features --config=configs/train_head.py:eagle3 \
+    --config.target="$model" --config.dataset="$out/text" \
+    --config.sequence_length=512 --config.batch_size=2 --output="$out/features" "$@" ||
+    exit 1
+}
+
+study() { # name, config
+  "$python" -m launch.studies.drafts --config="configs/draft_study.py:$2" \
+    --config.train.teacher="$model" --config.decode.target="$model" \
+    --config.train.dataset="$out/text" --config.train.features="$out/features" \
+    --config.questions="$questions" --workdir="$out/study-$1" --output="$out/$1.jsonl" ||
+    exit 1
+}
+
+bounds() {
+  study bounds bounds
+}
+
+# The head as it is, trained on the first part of the text alone.
+less() {
+  for tokens in 40000 80000 160000 320000; do
+    features --first_tokens="$tokens"
+    study "less-$tokens" text
+  done
+  features
+}
+
+head() { # first one unrolled step, which is cheap, and then three
+  set -- --config=configs/train_head.py:eagle3 --config.target="$model" \
+    --config.dataset="$out/text" --config.features="$out/features" \
+    --config.sequence_length=512 --config.batch_size=4 --config.validate_every=150 \
+    --config.sample_every=0 --config.head.draft_vocab_size=8192
+  [ -e "$out/head-1" ] || "$python" -m launch.train "$@" --config.head.depth=1 \
+    --config.num_steps=1200 --workdir="$out/train-1" --export="$out/head-1" || exit 1
+  [ -e "$out/head" ] || "$python" -m launch.train "$@" --config.head.depth=3 \
+    --config.init_from="$out/head-1" --config.num_steps=300 \
+    --config.learning_rate=5e-4 --workdir="$out/train-3" --export="$out/head" || exit 1
+}
+
+ask() {
+  both=repeats=3,max_ngram=8,num_speculative_tokens=4
+  systems=plain,ngram,eagle3:num_speculative_tokens=1,eagle3:num_speculative_tokens=2
+  systems=$systems,eagle3:$both,depth=1,widths=2,eagle3:$both,depth=2,widths=3
+  "$python" -m launch.evaluate --config=configs/smollm2.py --config.draft="$out/head" \
+    --config.max_new_tokens=128 --questions="$questions" --subset=39 \
+    --systems="$systems" --temperatures=0,1 --batch_sizes=1 --output="$out/ask.json" ||
+    exit 1
+}
+
+for part; do $part; done
