@@ -17,7 +17,7 @@ the draft model beside them with random weights; at this rate a step is one of
 `python -m launch.tables drafts FILE.jsonl`.
 
 What bounds an EAGLE-3 head of any chat model, on text of its own and questions
-that are asked it (one unrolled step, 300 steps of training; one row has 600):
+that are asked it (one unrolled step, 200 steps of training; one row has 400):
 
   python -m launch.studies.drafts --config=configs/draft_study.py:bounds \
     --config.train.teacher=MODEL --config.decode.target=MODEL \
@@ -53,7 +53,7 @@ _OBJECTIVES = {
 _BOUNDS = {
   "as it is": {},
   "another seed": dict(seed=1),
-  "600 steps": dict(num_steps=600),
+  "400 steps": dict(num_steps=400),
   "MLP of 3,072": dict(head=dict(mlp_dim=3072)),
   "random weights": dict(head=dict(start="random")),
   "reverse KL": dict(objective="reverse_kl"),
@@ -92,7 +92,7 @@ def get_config(arg: str = "shapes") -> ml_collections.ConfigDict:
     base.batch_size, base.warmup_steps = 4, 20
     base.validation_batches, base.checkpoint_every = 8, 25
   elif arg in ("bounds", "text"):
-    shared = dict(kind="eagle3", num_steps=300)
+    shared = dict(kind="eagle3", num_steps=200)
     drafts = {
       name: shared | changes | {"head": _BOUNDS_HEAD | changes.get("head", {})}
       for name, changes in _BOUNDS.items()

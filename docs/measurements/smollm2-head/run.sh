@@ -1,12 +1,14 @@
 #!/bin/sh
 # What docs/evaluation.md says of heads for SmolLM2: text that it makes up by itself, the
-# features of it, a study of what bounds a head (`bounds`; `less` with parts of the text),
-# a head trained on all of it, and what that does for the questions. Wants the machine for
-# itself: an hour of two cores for the text, a quarter for the features, an hour each for the
-# study, and for training and questions. What is there is not made again, and a stopped run
-# goes on. QUESTIONS is Spec-Bench's question.jsonl.
+# features of it, a head trained on all of it, what that does for the questions at
+# temperatures 0 and 1 (`cold`, `warm`), and a study of what bounds a head (`bounds`; `less`
+# with parts of the text). Wants the machine for itself: three quarters of an hour of two
+# cores for the text, a quarter for the features, half an hour for the head, and an hour for
+# the study. What is there is not made again, and a stopped run goes on. QUESTIONS is
+# Spec-Bench's question.jsonl.
 #
-#   docs/measurements/smollm2-head/run.sh FOLDER QUESTIONS text features bounds less head ask
+#   docs/measurements/smollm2-head/run.sh FOLDER QUESTIONS \
+#     text features head cold warm bounds less
 cd "$(dirname "$0")/../../.." || exit 1
 python=${PYTHON:-.venv/bin/python}
 out=$1
@@ -53,26 +55,36 @@ less() {
   features
 }
 
-head() { # first one unrolled step, which is cheap, and then three
+head() { # first one unrolled step, which is cheap, and then two
   set -- --config=configs/train_head.py:eagle3 --config.target="$model" \
     --config.dataset="$out/text" --config.features="$out/features" \
-    --config.sequence_length=512 --config.batch_size=4 --config.validate_every=150 \
+    --config.sequence_length=512 --config.batch_size=4 --config.validate_every=100 \
     --config.sample_every=0 --config.head.draft_vocab_size=8192
   [ -e "$out/head-1" ] || "$python" -m launch.train "$@" --config.head.depth=1 \
-    --config.num_steps=1200 --workdir="$out/train-1" --export="$out/head-1" || exit 1
-  [ -e "$out/head" ] || "$python" -m launch.train "$@" --config.head.depth=3 \
-    --config.init_from="$out/head-1" --config.num_steps=300 \
-    --config.learning_rate=5e-4 --workdir="$out/train-3" --export="$out/head" || exit 1
+    --config.num_steps=1000 --config.learning_rate=1.5e-3 \
+    --workdir="$out/train-1" --export="$out/head-1" || exit 1
+  [ -e "$out/head" ] || "$python" -m launch.train "$@" --config.head.depth=2 \
+    --config.init_from="$out/head-1" --config.num_steps=700 --config.data_seed=1 \
+    --config.learning_rate=1e-3 --workdir="$out/train-2" --export="$out/head" || exit 1
 }
 
-ask() {
+ask() { # temperature
+  one=num_speculative_tokens
   both=repeats=3,max_ngram=8,num_speculative_tokens=4
-  systems=plain,ngram,eagle3:num_speculative_tokens=1,eagle3:num_speculative_tokens=2
+  systems=plain,ngram,eagle3:$one=1,eagle3:$one=2,eagle3:$one=3
   systems=$systems,eagle3:$both,depth=1,widths=2,eagle3:$both,depth=2,widths=3
   "$python" -m launch.evaluate --config=configs/smollm2.py --config.draft="$out/head" \
-    --config.max_new_tokens=128 --questions="$questions" --subset=39 \
-    --systems="$systems" --temperatures=0,1 --batch_sizes=1 --output="$out/ask.json" ||
-    exit 1
+    --config.max_new_tokens=64 --questions="$questions" --subset=39 \
+    --systems="$systems" --temperatures="$1" --batch_sizes=1 \
+    --output="$out/ask-$1.json" || exit 1
+}
+
+cold() {
+  ask 0
+}
+
+warm() {
+  ask 1
 }
 
 for part; do $part; done

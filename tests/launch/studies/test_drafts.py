@@ -218,7 +218,7 @@ def test_every_bound_changes_one_thing_of_the_first():
     for name, changes in config.drafts.items()
   }
   first = ones.pop("as it is")
-  assert (first.target, first.num_steps) == (config.train.teacher, 300)
+  assert (first.target, first.num_steps) == (config.train.teacher, 200)
   assert (first.head.depth, first.head.draft_vocab_size) == (1, 8192)
   # Validation is at the end of each, whenever that is.
   flat = lambda one: {
