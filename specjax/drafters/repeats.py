@@ -20,7 +20,7 @@ from jax import Array
 
 from specjax.drafters.ngram import look_up
 from specjax.siblings import IID, Siblings
-from specjax.tree import Form, Tree
+from specjax.tree import Tree
 from specjax.types import Draft, Drafter
 
 
@@ -101,7 +101,7 @@ def _chosen(repeats: Array, found: Array, drafted: Draft) -> Draft:
     certain = whole[..., None] == np.arange(log_probs.shape[-1])
     point = jnp.where(certain, 0, -jnp.inf).astype(log_probs.dtype)
     log_probs = jnp.where(repeats[:, None, None], point, log_probs)
-  if drafted.tree.form is not Form.FIXED:
+  if parents is not None:
     chain = np.arange(-1, drafted.tree.max_depth, dtype=np.int32)
     parents = jnp.where(repeats[:, None], chain, parents)
   return dataclasses.replace(

@@ -68,23 +68,21 @@ head() { # first one unrolled step, which is cheap, and then two
     --config.learning_rate=1e-3 --workdir="$out/train-2" --export="$out/head" || exit 1
 }
 
-ask() { # temperature
-  one=num_speculative_tokens
-  both=repeats=3,max_ngram=8,num_speculative_tokens=4
-  systems=plain,ngram,eagle3:$one=1,eagle3:$one=2,eagle3:$one=3
-  systems=$systems,eagle3:$both,depth=1,widths=2,eagle3:$both,depth=2,widths=3
+ask() { # temperature, systems
   "$python" -m launch.evaluate --config=configs/smollm2.py --config.draft="$out/head" \
-    --config.max_new_tokens=64 --questions="$questions" --subset=39 \
-    --systems="$systems" --temperatures="$1" --batch_sizes=1 \
-    --output="$out/ask-$1.json" || exit 1
+    --config.max_new_tokens=64 --questions="$questions" --subset=39 --systems="$2" \
+    --temperatures="$1" --batch_sizes=1 --output="$out/ask-$1.json" || exit 1
 }
 
+one=num_speculative_tokens
+both=repeats=3,max_ngram=8,num_speculative_tokens=4,depth=1,widths=2
+
 cold() {
-  ask 0
+  ask 0 "plain,ngram,eagle3:$one=1,eagle3:$one=2,eagle3:$both"
 }
 
 warm() {
-  ask 1
+  ask 1 "plain,eagle3:$one=1,eagle3:$one=2,eagle3:$both"
 }
 
 for part; do $part; done
