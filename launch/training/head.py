@@ -91,10 +91,17 @@ def task(config, texts, mesh: Mesh, folder: pathlib.Path) -> Task:
       batch = sample(frozen["target"], batch, key)
     return batch if place is None else place(batch, jax.random.fold_in(key, 1))
 
-  def of_parts(function):
-    return lambda params, frozen, batch: function(
-      nnx.merge(definition, params, frozen["rest"]), frozen["target"], batch
-    )
+  def of_parts(function, definition, dtype):
+    def whole(params, frozen, batch):
+      parts = _rounded((params, frozen["rest"]), dtype)
+      return function(nnx.merge(definition, *parts), frozen["target"], batch)
+
+    return whole
+
+  dtype = jnp.dtype(config.compute_dtype)
+  computes = nnx.split(
+    _in_dtype(module, dtype), head_shapes.is_own(module), ...
+  )[0]
 
   def measure(module, target, batch):
     if place is not None:  # the same in every validation
@@ -109,8 +116,8 @@ def task(config, texts, mesh: Mesh, folder: pathlib.Path) -> Task:
       mesh,
       trained,
       frozen,
-      loss=of_parts(make_loss(*shared)),
-      measure=of_parts(measure),
+      loss=of_parts(make_loss(*shared), computes, dtype),
+      measure=of_parts(measure, definition, module.dtype),
       complete=complete,
     ),
     module=lambda params: nnx.merge(definition, params, rest),
@@ -161,6 +168,11 @@ def check(config) -> None:
     raise ValueError(
       "head.start must be 'target' (its last layer) or 'random', got "
       f"{config.head.start!r}"
+    )
+  if config.compute_dtype not in ("float32", "bfloat16"):
+    raise ValueError(
+      "compute_dtype must be 'float32' or 'bfloat16', got "
+      f"{config.compute_dtype!r}"
     )
   if config.init_from and config.head.start == "random":
     raise ValueError(
@@ -280,6 +292,20 @@ def _of_the_target(
     target, num_heads=head.depth, hidden_dim=head.hidden_dim, rngs=rngs
   )
   return found, layers
+
+
+def _in_dtype(module, dtype) -> nnx.Module:
+  """The shapes of a head that computes in another type."""
+  make = lambda: type(module)(module.config, dtype=dtype, rngs=nnx.Rngs(0))
+  return nnx.eval_shape(make)
+
+
+def _rounded(parts, dtype):
+  """Parameters in another type; ids stay what they are."""
+  return jax.tree.map(
+    lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x,
+    parts,
+  )
 
 
 def _rows(target: Transformer):

@@ -217,7 +217,7 @@ def _at(batch: dict[str, Array], x: Array) -> Array:
 def make_loss(
   loss: Loss, watch: Callable[..., Seen], rows: Callable, words: Words
 ) -> Callable:
-  """The loss of a batch.
+  """The loss of a batch, in float32 whatever the head computes in.
 
   Args:
     loss: what is trained for.
@@ -226,7 +226,8 @@ def make_loss(
     words: what the head can say.
 
   Returns:
-    `(head module, target's parameters, batch) -> f32[]`.
+    `(head module, target's parameters, batch) -> f32[]`. The target's logits
+    are made in the head's type, too.
   """
   given = loss.objective in _GIVEN
   objective = losses.get(loss.objective)
@@ -237,7 +238,7 @@ def make_loss(
     seen = watch(target, batch)
     output = rows(target)
     length = seen.final.shape[1]
-    taught = seen.final @ output[:, words.ids]
+    taught = _product(seen.final, output[:, words.ids], module.dtype)
     if not given:
       taught = _with_rest(taught, _whole(seen, output, words)[0])
     labels = jnp.asarray(words.place)[batch["tokens"]]
@@ -245,7 +246,7 @@ def make_loss(
     for j, (logits, state) in enumerate(says(module, seen, batch, loss.depth)):
       weights = _at(batch, counted(batch, j, loss.first))
       label = _at(batch, ahead(labels, 2 + j, length))
-      logits = logits[..., : len(words.ids)]
+      logits = logits[..., : len(words.ids)].astype(jnp.float32)
       if given:  # what it cannot say, it does not learn from
         if loss.objective == "next_token":
           weights = weights * (label < len(words.ids))
@@ -305,6 +306,13 @@ def make_measure(
     return sums
 
   return measure
+
+
+def _product(x: Array, matrix: Array, dtype) -> Array:
+  """`x @ matrix` of both rounded to a type, added up in float32."""
+  return jnp.matmul(
+    x.astype(dtype), matrix.astype(dtype), preferred_element_type=jnp.float32
+  )
 
 
 def _whole(seen: Seen, output: Array, words: Words):

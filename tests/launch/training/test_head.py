@@ -126,6 +126,33 @@ def test_a_killed_run_goes_on_to_the_same_head(trained):
   assert last["validation_agreed_1"] > 0
 
 
+def test_a_head_computes_in_bfloat16_and_is_float32(
+  trained, texts, target, tmp_path
+):
+  config = tiny(texts, target, compute_dtype="bfloat16")
+  module, finished = Run(config, str(tmp_path / "w")).train()
+  assert finished
+  kinds = {x.dtype for x in jax.tree.leaves(nnx.state(module, nnx.Param))}
+  assert kinds == {jnp.dtype("float32")}
+  halves, wholes = records(tmp_path / "w"), records(trained["root"] / "whole")
+  losses, others = (
+    np.array([r["forward_kl_loss"] for r in found if "forward_kl_loss" in r])
+    for found in (halves, wholes)
+  )
+  np.testing.assert_allclose(losses, others, rtol=0.02)
+  assert (losses != others).all()  # or it computed in float32
+  begin, end = (
+    [r for r in found if "validation_accepted_1" in r]
+    for found in (halves, wholes)
+  )
+  for name in ("accepted_1", "agreed_1", "accepted_3"):  # all in float32
+    name = f"validation_{name}"
+    assert begin[0][name] == end[0][name]
+  assert begin[1]["validation_accepted_1"] == pytest.approx(
+    end[1]["validation_accepted_1"], rel=0.1
+  )
+
+
 def test_killed_blocks_begin_where_they_would_have(blocks):
   """To the same bits, so at the same places; and they are learned from."""
   both = (nnx.state(blocks[name]) for name in ("whole", "resumed"))
@@ -283,7 +310,7 @@ def command_line(*args):
    pytest.param("parallel", marks=pytest.mark.heavy)],
 )  # fmt: skip
 def test_every_kind_is_trained_by_the_command(kind, texts, target, tmp_path):
-  config = tiny(texts, target, kind)
+  config = tiny(texts, target, kind, compute_dtype="bfloat16")
   folder = tmp_path / "w"
   folder.mkdir()
   (folder / "config.json").write_text(config.to_json_best_effort())
@@ -328,6 +355,7 @@ def test_every_kind_is_trained_by_the_command(kind, texts, target, tmp_path):
     ),
     (dict(kind="parallel", head=dict(mask_token=V)), "mask_token must be in"),
     (dict(objective="best"), "unknown objective 'best'"),
+    (dict(compute_dtype="float16"), "'float32' or 'bfloat16', got 'float16'"),
   ],
 )
 def test_mistakes_in_the_config(texts, target, tmp_path, changes, message):
