@@ -12,6 +12,10 @@ def get_config() -> ml_collections.ConfigDict:
   config.draft = ""
   # Heads that drafters of those names take where `draft` is none, by name.
   config.heads = ml_collections.ConfigDict()
+  # What such a drafter is set to, by its name and all together, where nothing
+  # else is asked of it: no draft, no other num_speculative_tokens, and none of
+  # what shapes a draft (launch.drafting.SHAPING).
+  config.usual = ml_collections.ConfigDict()
   config.dtype = "float32"
   # What proposes, and what verifies.
   config.drafter = "model"  # of launch/drafting.py, or module:make

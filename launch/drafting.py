@@ -17,6 +17,7 @@ from typing import Any
 
 import ml_collections
 
+from configs import common
 from launch import depths, looking_up, skipped_layers
 from models import block_drafter, head_checkpoints
 from models.block_drafter import Block
@@ -437,6 +438,44 @@ def check_depth(config: ml_collections.ConfigDict, rule: Rule) -> None:
       f"{config.depth} was trained on: give one of them"
     )
   rule.check(dataclasses.replace(tree, form=Form.MASKED), siblings)
+
+
+# What decides which tokens are drafted, beside num_speculative_tokens.
+SHAPING = (
+  "depth", "ladder", "num_drafts", "tree", "num_nodes", "siblings", "widths",
+  "repeats", "online",
+)  # fmt: skip
+
+
+def usual(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  """What the config's drafter is set to where nothing is asked of it.
+
+  Settings of `config.usual` are taken all together: not where there is a draft,
+  where another number of tokens is to be drafted, or where any of `SHAPING` is
+  not what configs/common.py has.
+  """
+  found = config.get("usual", {}).get(config.drafter, {})
+  if not found or config.draft:
+    return {}
+  default = common.get_config()
+  default.num_speculative_tokens = found.num_speculative_tokens
+  same = ("num_speculative_tokens", *SHAPING)
+  if any(config.get(name) != default[name] for name in same):
+    return {}
+  return found.to_dict()
+
+
+def switch(config: ml_collections.ConfigDict, drafter: str) -> None:
+  """Sets another drafter in a config.
+
+  Where the config's own one gives way to what repeats, `repeats` and the depth
+  and widths beside it were chosen for that one, and end with it.
+  """
+  before = FAMILIES.get(config.drafter)
+  if drafter != config.drafter and before is not None and before.reads_on:
+    if config.repeats:
+      config.update(dict(repeats=0, depth="", widths=()))
+  config.drafter = drafter
 
 
 def check_repeats(config: ml_collections.ConfigDict) -> None:

@@ -226,9 +226,10 @@ class Chat:
   def _change(self, **settings: str) -> None:
     """Another pair for the same conversation."""
     config = ml_collections.ConfigDict(self._config.to_dict())
-    config.update(settings)
     if "drafter" in settings:
       config.num_nodes = 0  # an EAGLE head's
+      drafting.switch(config, settings["drafter"])
+    config.update(settings)
     pair.check_config(config)
     models = self._models
     if drafting.reads_draft(config) and models.draft is None:

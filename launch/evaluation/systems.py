@@ -4,7 +4,8 @@ A system is written NAME[:field=value,...]: a name, and settings that it alone
 has. Names are
 
   plain              the target alone: every speed-up is against it
-  a drafter          of `launch.drafting`, with the config's other settings
+  a drafter          of `launch.drafting`, with the config's other settings (but
+                     for `repeats`, which are of the config's own drafter)
   hf                 transformers, the same target
   hf_assisted        transformers with the config's draft model as assistant
   hf_prompt_lookup   transformers with prompt lookup
@@ -91,14 +92,14 @@ def _parsed(name: str, config: ml_collections.ConfigDict) -> System:
   kind, settings = found.groups()
   own = ml_collections.ConfigDict(config.to_dict())
   if kind == "hf_assisted":
-    own.drafter = "model"
+    drafting.switch(own, "model")
   elif kind in (PLAIN, *REFERENCES):
     # Nothing is drafted by us: settings of drafters do not matter.
     own.update(dict(drafter="ngram", rule="token", siblings="iid"))
     own.update(dict(tree=(), num_drafts=1, num_nodes=0, draft=""))
     own.update(dict(online=False, depth="", ladder=(), repeats=0))
   else:
-    own.drafter = kind
+    drafting.switch(own, kind)
   try:
     for field, value in _fields(settings or "").items():
       _set(own, field, value)

@@ -76,8 +76,9 @@ def chain_of(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   """The config of one drawn chain, as deep as the given one drafts."""
   changed = pair.settled(config)
   changed.update(
-    tree=(), num_nodes=0, num_drafts=1, siblings="iid", rule="token", repeats=0
-  )
+    tree=(), num_nodes=0, num_drafts=1, siblings="iid", rule="token",
+    repeats=0, depth="", widths=(),
+  )  # fmt: skip
   return changed
 
 

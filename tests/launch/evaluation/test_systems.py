@@ -47,6 +47,26 @@ def test_names_and_settings_are_told_apart():
   assert hf.num_speculative_tokens == 4
 
 
+def test_what_repeats_is_of_the_configs_own_drafter():
+  own = config(
+    drafter="layer_skip", repeats=3, depth="1", widths=(2,), skip_mlp=(4,),
+    num_speculative_tokens=4,
+  )  # fmt: skip
+  _, same, ngram, model, again = (
+    s.config for s in systems.parse(
+      "layer_skip,ngram:widths=1,model,layer_skip:repeats=0,depth=", own
+    )
+  )  # fmt: skip
+  of = lambda c: (c.repeats, c.depth, c.widths)
+  assert of(same) == (3, "1", (2,))
+  assert (of(ngram), of(model)) == ((0, "", (1,)), (0, "", ()))
+  assert of(again) == (0, "", (2,))
+  # Where it is of none yet, every system that can has it.
+  own = config(drafter="ngram", repeats=3, skip_mlp=(4,))
+  *_, skip = systems.parse("layer_skip", own)
+  assert skip.config.repeats == 3
+
+
 def test_a_function_that_makes_a_drafter_is_a_system():
   name = "launch.drafting:_ngram"
   plain, found = systems.parse(f"{name}:max_ngram=2", config())
