@@ -12,10 +12,6 @@ def get_config() -> ml_collections.ConfigDict:
   config.draft = ""
   # Heads that drafters of those names take where `draft` is none, by name.
   config.heads = ml_collections.ConfigDict()
-  # What such a drafter is set to, by its name and all together, where nothing
-  # else is asked of it: no draft, no other num_speculative_tokens, and none of
-  # what shapes a draft (launch.drafting.SHAPING).
-  config.usual = ml_collections.ConfigDict()
   config.dtype = "float32"
   # What proposes, and what verifies.
   config.drafter = "model"  # of launch/drafting.py, or module:make
@@ -46,9 +42,11 @@ def get_config() -> ml_collections.ConfigDict:
   config.max_ngram = 3  # for ngram, and repeats
   # Where at least so many of the last tokens have occurred together before,
   # what followed is drafted, in place of what a head or layer_skip would; 0:
-  # never. A depth ends their drafts, and not what is looked up. Of one path
-  # only, of siblings "iid"; at most max_ngram.
+  # never. A depth ends their drafts, and not what is looked up: `elsewhere` is
+  # one of so many tokens, where there is no other; 0 for all. Of one path only,
+  # of siblings "iid"; at most max_ngram. What looks up itself does not read it.
   config.repeats = 0
+  config.elsewhere = 0
   # For suffix, rest and rasd (docs/retrieval.md): num_nodes, or by default
   # twice num_speculative_tokens; the longest match; nodes for each matched
   # token, 0 for no such bound; a less likely node is not drafted; and a file of

@@ -98,7 +98,7 @@ def get_config(arg: str = "shapes") -> ml_collections.ConfigDict:
       for name, changes in _BOUNDS.items()
       if arg == "bounds" or not changes
     }
-    base.features, base.compute_dtype = "", "float32"
+    base.features, base.compute_dtype = "", ""
     base.batch_size, base.sequence_length = 2, 512
     base.validation_batches, base.checkpoint_every = 8, 100
   elif arg in ("tiny", "tiny_heads"):

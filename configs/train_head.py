@@ -85,9 +85,10 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
   # of a draft of `head.depth` tokens: see specjax.losses.
   config.objective = "forward_kl"
   config.contexts = "data"  # or "target": its samples after each row's prompt
-  # What the head computes in while it is trained; its parameters and the loss
-  # are float32, and so is validation. "bfloat16" where products of it are fast.
-  config.compute_dtype = "float32"
+  # What the head computes in while it is trained: "bfloat16" where products of
+  # it are fast, "" for float32, which its parameters, sums of the loss, and
+  # validation always are.
+  config.compute_dtype = ""
   # A folder of the target's features of the dataset, made by
   # `python -m launch.tools.features`; "" makes them in every step.
   config.features = ""

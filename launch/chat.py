@@ -17,7 +17,7 @@ was no good (said on stderr); the others are answered all the same.
 
 import sys
 
-from launch import cli, display, pair
+from launch import cli, display
 from launch.chatting.chat import MISTAKES, Chat
 from launch.chatting.screen import Screen
 
@@ -27,7 +27,7 @@ cli.reads(cli.CONFIG)
 def run(_) -> int:
   """The command."""
   screen = Screen(sys.stdin.isatty() and sys.stdout.isatty())
-  chat = Chat(pair.settled(cli.CONFIG.value), screen)
+  chat = Chat(cli.CONFIG.value, screen)
   if screen.interactive:
     screen.note(f"{chat.headline()}; /help")
     display.show_legend(screen.console)

@@ -92,7 +92,8 @@ def recording(
     width: H, of the draft's hidden states that are kept too; 0 for none.
   """
   config = ml_collections.ConfigDict(config.to_dict())
-  config.num_speculative_tokens, config.repeats = depth, 0
+  config.num_speculative_tokens = depth
+  config.repeats = config.elsewhere = 0
   config.depth = f"recorded(width={width})"
   return config
 

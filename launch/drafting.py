@@ -17,7 +17,6 @@ from typing import Any
 
 import ml_collections
 
-from configs import common
 from launch import depths, looking_up, skipped_layers
 from models import block_drafter, head_checkpoints
 from models.block_drafter import Block
@@ -27,6 +26,7 @@ from models.transformer import FINAL, Features, SkippedLayers
 from specjax import drafters, near
 from specjax import siblings as siblings_lib
 from specjax import tree as tree_lib
+from specjax.drafters import depth as depth_lib
 from specjax.drafters.depth import Policy
 from specjax.rungs import Rungs, check, make_rungs
 from specjax.siblings import Siblings
@@ -148,6 +148,7 @@ class Family:
     rung: None where chains of several lengths do not share one state.
     reads_on: whether its chains can give way to what the text repeats
       (`config.repeats`).
+    looks_up: whether it drafts that itself, and does not read `config.repeats`.
   """
 
   make: Callable[..., Drafter]
@@ -159,6 +160,7 @@ class Family:
   has_depth: bool = False
   rung: Rung | None = None
   reads_on: bool = False
+  looks_up: bool = False
 
 
 def _waiting(make: Callable[..., Drafter]) -> Rung:
@@ -177,7 +179,14 @@ def _model(config, draft, **static) -> Drafter:
 
 
 def _layer_skip(config, draft, **static) -> Drafter:
-  return drafters.layer_skip.drafter(draft, depth=depths.of(config), **static)
+  return drafters.layer_skip.drafter(draft, depth=_policy(config), **static)
+
+
+def _policy(config) -> Policy | None:
+  """What ends the drafts of what may give way to what repeats."""
+  if config.get("repeats") and config.get("elsewhere"):
+    return depth_lib.get(str(config.elsewhere))
+  return depths.of(config)
 
 
 def _ngram(config, draft, *, tree, siblings, vocab_size) -> Drafter:
@@ -193,7 +202,7 @@ def _head(config, draft: Head, *, tree, siblings, vocab_size) -> Drafter:
   functions, _ = draft.functions()
   return head_drafter(
     draft.shape, functions, tree=tree, siblings=siblings,
-    vocab_size=vocab_size, top_k=config.num_children, depth=depths.of(config),
+    vocab_size=vocab_size, top_k=config.num_children, depth=_policy(config),
     longest=config.ladder[-1] if config.get("ladder") else None,
   )  # fmt: skip
 
@@ -288,6 +297,7 @@ _LOOKUP = Family(
   reads_draft=False,
   check=looking_up.check,
   form=looking_up.form_of_lookup,
+  looks_up=True,
 )
 
 FAMILIES = {
@@ -318,6 +328,7 @@ FAMILIES = {
     reads_draft=False,
     check=_one_path,
     rung=Rung(make=_ngram),
+    looks_up=True,
   ),
   "lookahead": Family(
     make=looking_up.make_lookahead,
@@ -325,6 +336,7 @@ FAMILIES = {
     reads_draft=False,
     check=looking_up.check,
     form=looking_up.form_of_lookahead,
+    looks_up=True,
   ),
   "suffix": _LOOKUP,
   "rest": _LOOKUP,
@@ -440,48 +452,30 @@ def check_depth(config: ml_collections.ConfigDict, rule: Rule) -> None:
   rule.check(dataclasses.replace(tree, form=Form.MASKED), siblings)
 
 
-# What decides which tokens are drafted, beside num_speculative_tokens.
+# What decides which tokens are drafted. Who asks for any of it asks for a draft
+# of its own, and not for the config's `repeats`.
 SHAPING = (
-  "depth", "ladder", "num_drafts", "tree", "num_nodes", "siblings", "widths",
-  "repeats", "online",
+  "num_speculative_tokens", "depth", "ladder", "num_drafts", "tree",
+  "num_nodes", "siblings", "online",
 )  # fmt: skip
 
 
-def usual(config: ml_collections.ConfigDict) -> dict[str, Any]:
-  """What the config's drafter is set to where nothing is asked of it.
-
-  Settings of `config.usual` are taken all together: not where there is a draft,
-  where another number of tokens is to be drafted, or where any of `SHAPING` is
-  not what configs/common.py has.
-  """
-  found = config.get("usual", {}).get(config.drafter, {})
-  if not found or config.draft:
-    return {}
-  default = common.get_config()
-  default.num_speculative_tokens = found.num_speculative_tokens
-  same = ("num_speculative_tokens", *SHAPING)
-  if any(config.get(name) != default[name] for name in same):
-    return {}
-  return found.to_dict()
-
-
 def switch(config: ml_collections.ConfigDict, drafter: str) -> None:
-  """Sets another drafter in a config.
-
-  Where the config's own one gives way to what repeats, `repeats` and the depth
-  and widths beside it were chosen for that one, and end with it.
-  """
-  before = FAMILIES.get(config.drafter)
-  if drafter != config.drafter and before is not None and before.reads_on:
-    if config.repeats:
-      config.update(dict(repeats=0, depth="", widths=()))
+  """Sets another drafter in a config; `repeats` was chosen for its own one."""
+  if drafter != config.drafter and of(config).reads_on:
+    alone(config)
   config.drafter = drafter
 
 
-def check_repeats(config: ml_collections.ConfigDict) -> None:
+def alone(config: ml_collections.ConfigDict) -> None:
+  """Lets the drafter draft everywhere."""
+  config.update(dict(repeats=0, elsewhere=0))
+
+
+def check_repeats(config: ml_collections.ConfigDict, rule: Rule) -> None:
   """Raises ValueError unless drafts can give way to what the text repeats."""
-  least = config.get("repeats", 0)
-  if not least or not config.num_speculative_tokens:
+  least, elsewhere = config.get("repeats", 0), config.get("elsewhere", 0)
+  if not least or not config.num_speculative_tokens or of(config).looks_up:
     return
   if not 1 <= least <= config.max_ngram:
     raise ValueError(
@@ -506,7 +500,20 @@ def check_repeats(config: ml_collections.ConfigDict) -> None:
       f"config.depth={config.depth} learns from rounds of the draft's own, and "
       "with config.repeats some are not: give one of them"
     )
-  drafters.repeats.check(make_tree(config), make_siblings(config))
+  tree, siblings = make_tree(config), make_siblings(config)
+  drafters.repeats.check(tree, siblings)
+  if not elsewhere:
+    return
+  if config.depth or not 1 <= elsewhere <= tree.max_depth:
+    raise ValueError(
+      f"config.elsewhere must be in 1..{tree.max_depth}, and config.depth none "
+      f"(or 0), got {elsewhere} and {config.depth!r}"
+    )
+  if not of(config).has_depth:
+    raise ValueError(
+      f"config.elsewhere is of what drafts token by token, got {_told(config)}"
+    )
+  rule.check(dataclasses.replace(tree, form=Form.MASKED), siblings)
 
 
 _NOT_CLIMBED = (

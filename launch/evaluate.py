@@ -300,8 +300,7 @@ def _costs_missing(
   """Systems and groups at which their rounds are still to be timed.
 
   A round's cost does not depend on the temperature: the first one is taken.
-  Rounds whose width the host changes have none of their own, nor have those of
-  which the text decides what is drafted.
+  Rounds whose width the host changes have none of their own.
   """
   first = next(iter(contests))
   missing = []
@@ -314,7 +313,6 @@ def _costs_missing(
       if system.name in contests[first].engines
       and system.kind != systems.PLAIN
       and not system.config.ladder
-      and not system.config.repeats
       and costs.name_of(system, size) not in records
     ]
   return missing

@@ -37,7 +37,7 @@ import ml_collections
 import tqdm
 from absl import flags
 
-from launch import cli, outputs, pair, provenance, skipped_layers
+from launch import cli, drafting, outputs, pair, provenance, skipped_layers
 from launch.journal import Journal
 from launch.searching import costs as costs_lib
 from launch.searching import knapsack, methods, page, texts
@@ -66,6 +66,7 @@ _COSTS = flags.DEFINE_enum(
 def settled(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   """The config as it is run: the target drafts for itself, whatever it says."""
   config = pair.settled(config)
+  drafting.alone(config)
   config.drafter, config.draft, config.rule = "layer_skip", "", "token"
   # What it skips itself does not matter: every set is looked at for its own.
   config.skip_attention, config.skip_mlp, config.skip_layers = (), (0,), ""

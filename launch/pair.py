@@ -156,24 +156,22 @@ def check_config(config: ml_collections.ConfigDict) -> None:
     rules.get(config.rule).check(tree, how)
   drafting.check_depth(config, rules.get(config.rule))
   drafting.check_ladder(config, rules.get(config.rule))
-  drafting.check_repeats(config)
+  drafting.check_repeats(config, rules.get(config.rule))
 
 
 def settled(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   """The config as it is run, for records.
 
-  A drafter that is a head takes the one of `heads` where `draft` is none, and
-  what `usual` says of it where nothing else is asked of it. A tree decides how
-  deep it drafts: beside it, `num_speculative_tokens` is not read, and becomes
-  its depth; of a ladder it is the last. Of `skip_layers` the set that the file
-  holds is kept, and not its path.
+  A drafter that is a head takes the one of `heads` where `draft` is none. A
+  tree decides how deep it drafts: beside it, `num_speculative_tokens` is not
+  read, and becomes its depth; of a ladder it is the last. Of `skip_layers` the
+  set that the file holds is kept, and not its path.
   """
   config = ml_collections.ConfigDict(config.to_dict())
   if config.skip_layers:
     skipped = skipped_layers.of(config)
     config.skip_attention, config.skip_mlp = skipped.attention, skipped.mlp
     config.skip_layers = ""
-  config.update(drafting.usual(config))
   heads = config.get("heads", {})
   if config.drafter in heads and not drafting.has_head(config):
     config.draft = heads[config.drafter]
@@ -328,7 +326,7 @@ def assemble(
       siblings=drafting.make_siblings(config),
       vocab_size=vocab_size,
     )
-    if config.get("repeats"):
+    if config.get("repeats") and family.reads_on:
       drafter = drafters.repeats.drafter(
         drafter, least=config.repeats, max_ngram=config.max_ngram
       )

@@ -66,8 +66,10 @@ class Chat:
     """
     if config.mesh:
       raise ValueError("launch.chat runs on one device: give no config.mesh")
-    self._config, self._screen = config, screen
-    self._models = pair.load(config)
+    self._given, self._asked = config, dict[str, str]()
+    self._config, self._screen = pair.settled(config), screen
+    config = self._config
+    self._models, self._draft = pair.load(config), config.draft
     self.pair = pair.assemble(config, self._models)
     self.pair.room(config.max_new_tokens)
     self.conversation = Conversation(
@@ -225,17 +227,24 @@ class Chat:
 
   def _change(self, **settings: str) -> None:
     """Another pair for the same conversation."""
-    config = ml_collections.ConfigDict(self._config.to_dict())
-    if "drafter" in settings:
+    asked = self._asked | settings
+    config = ml_collections.ConfigDict(self._given.to_dict())
+    config.temperature = self._config.temperature
+    if asked.get("drafter", config.drafter) != config.drafter:
       config.num_nodes = 0  # an EAGLE head's
-      drafting.switch(config, settings["drafter"])
-    config.update(settings)
+      drafting.switch(config, asked["drafter"])
+    config.update(asked)
+    config = pair.settled(config)
     pair.check_config(config)
     models = self._models
-    if drafting.reads_draft(config) and models.draft is None:
-      models = pair.load(config)
+    if drafting.reads_draft(config) and (
+      models.draft is None or config.draft != self._draft
+    ):
+      models = pair.load(config, beside=models)
+      self._draft = config.draft
     made = pair.assemble(config, models)
     self._config, self._models, self.pair = config, models, made
+    self._asked = asked
     (what,) = settings
     self.talk = self._new_talk(because=f"the {what} is another")
     self.last = None

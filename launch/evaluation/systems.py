@@ -4,8 +4,9 @@ A system is written NAME[:field=value,...]: a name, and settings that it alone
 has. Names are
 
   plain              the target alone: every speed-up is against it
-  a drafter          of `launch.drafting`, with the config's other settings (but
-                     for `repeats`, which are of the config's own drafter)
+  a drafter          of `launch.drafting`, with the config's other settings; but
+                     the config's `repeats` is of its own drafter, and not of a
+                     system that says itself what shape its drafts have
   hf                 transformers, the same target
   hf_assisted        transformers with the config's draft model as assistant
   hf_prompt_lookup   transformers with prompt lookup
@@ -97,11 +98,15 @@ def _parsed(name: str, config: ml_collections.ConfigDict) -> System:
     # Nothing is drafted by us: settings of drafters do not matter.
     own.update(dict(drafter="ngram", rule="token", siblings="iid"))
     own.update(dict(tree=(), num_drafts=1, num_nodes=0, draft=""))
-    own.update(dict(online=False, depth="", ladder=(), repeats=0))
+    own.update(dict(online=False, depth="", ladder=()))
+    drafting.alone(own)
   else:
     drafting.switch(own, kind)
   try:
-    for field, value in _fields(settings or "").items():
+    asked = _fields(settings or "")
+    if not {*drafting.SHAPING}.isdisjoint(asked):
+      drafting.alone(own)
+    for field, value in asked.items():
       _set(own, field, value)
     if kind == PLAIN:
       if settings:
@@ -114,10 +119,11 @@ def _parsed(name: str, config: ml_collections.ConfigDict) -> System:
       )
     if kind not in (PLAIN, *REFERENCES):
       _known(kind)
+    own = pair.settled(own)
     pair.check_config(own)
   except ValueError as error:
     raise ValueError(f"system {name!r}: {error}") from None
-  return System(name=name, kind=kind, config=pair.settled(own))
+  return System(name=name, kind=kind, config=own)
 
 
 def _known(kind: str) -> None:

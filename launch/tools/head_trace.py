@@ -31,7 +31,7 @@ import ml_collections
 import numpy as np
 from absl import flags
 
-from launch import cli, outputs, pair, prompts, provenance
+from launch import cli, drafting, outputs, pair, prompts, provenance
 from launch.pair import Pair
 from launch.prompts import Prompt
 from models.head_checkpoints import Head
@@ -77,8 +77,9 @@ def chain_of(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   changed = pair.settled(config)
   changed.update(
     tree=(), num_nodes=0, num_drafts=1, siblings="iid", rule="token",
-    repeats=0, depth="", widths=(),
+    depth="",
   )  # fmt: skip
+  drafting.alone(changed)
   return changed
 
 

@@ -98,7 +98,7 @@ def task(config, texts, mesh: Mesh, folder: pathlib.Path) -> Task:
 
     return whole
 
-  dtype = jnp.dtype(config.compute_dtype)
+  dtype = jnp.dtype(config.get("compute_dtype") or jnp.float32)
   computes = nnx.split(
     _in_dtype(module, dtype), head_shapes.is_own(module), ...
   )[0]
@@ -169,10 +169,10 @@ def check(config) -> None:
       "head.start must be 'target' (its last layer) or 'random', got "
       f"{config.head.start!r}"
     )
-  if config.compute_dtype not in ("float32", "bfloat16"):
+  asked = config.get("compute_dtype", "")
+  if asked not in ("", "float32", "bfloat16"):
     raise ValueError(
-      "compute_dtype must be 'float32' or 'bfloat16', got "
-      f"{config.compute_dtype!r}"
+      f"compute_dtype must be 'float32' or 'bfloat16', got {asked!r}"
     )
   if config.init_from and config.head.start == "random":
     raise ValueError(

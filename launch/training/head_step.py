@@ -227,7 +227,7 @@ def make_loss(
 
   Returns:
     `(head module, target's parameters, batch) -> f32[]`. The target's logits
-    are made in the head's type, too.
+    of the words are made in the head's type, too, where no others are asked of.
   """
   given = loss.objective in _GIVEN
   objective = losses.get(loss.objective)
@@ -238,7 +238,9 @@ def make_loss(
     seen = watch(target, batch)
     output = rows(target)
     length = seen.final.shape[1]
-    taught = _product(seen.final, output[:, words.ids], module.dtype)
+    # Where all tokens count, these are held against a float32 normaliser.
+    dtype = module.dtype if given else jnp.float32
+    taught = _product(seen.final, output[:, words.ids], dtype)
     if not given:
       taught = _with_rest(taught, _whole(seen, output, words)[0])
     labels = jnp.asarray(words.place)[batch["tokens"]]

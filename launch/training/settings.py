@@ -19,7 +19,7 @@ _STAYS = (
   "sequence_length", "batch_size", "seed", "data_seed", "objective",
   "acceptance_block", "contexts", "prompt_length", "kind", "num_masks",
   "validation", "answers", "pair_features", "input_length", "output_length",
-  "encoder_from", "features",
+  "encoder_from", "features", "compute_dtype",
   "pair", "num_blocks", "rejection_weight", "temperatures", "rounds",
 )  # fmt: skip
 

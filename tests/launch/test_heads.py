@@ -51,7 +51,7 @@ RUNS = {
   ),
   "blockwise": ("blockwise", dict(siblings="given", rule="match")),
   "a text that is read on": (
-    "eagle3", dict(drafter="eagle3", repeats=1, depth="2", widths=(2,))
+    "eagle3", dict(drafter="eagle3", repeats=1, elsewhere=2, widths=(2,))
   ),
   "a ladder of chains": ("eagle3", dict(ladder=(0, 1, 3), drafter="eagle3")),
   "a ladder of marginals": (
@@ -84,7 +84,7 @@ def test_greedy_text_is_that_of_plain_decoding(saved, name):
 
 
 def test_a_text_that_repeats_itself_is_read_on_in_place_of_the_head(saved):
-  changes = dict(drafter="eagle3", repeats=1, depth="1")
+  changes = dict(drafter="eagle3", repeats=1, elsewhere=1)
   found = pair.build(settings(saved, "eagle3", **changes))
   assert found.decoder.drafter.name == "eagle3, depth 1, repeats"
   (batch,) = engine.make_batches(
@@ -103,7 +103,12 @@ def test_a_text_that_repeats_itself_is_read_on_in_place_of_the_head(saved):
   [
     (dict(repeats=4), r"must be in 1..max_ngram \(3\)"),
     (dict(repeats=-1), "must be in 1..max_ngram"),
-    (dict(repeats=2, drafter="ngram"), "made of what stands"),
+    (dict(repeats=2, elsewhere=4), "elsewhere must be in 1..3"),
+    (dict(repeats=2, elsewhere=1, depth="1"), "config.depth none"),
+    (
+      dict(repeats=2, drafter="model", draft="models/pretrained/draft"),
+      "made of what stands",
+    ),
     (
       dict(repeats=2, num_nodes=8, num_children=3, rule="match"),
       "with a dynamic tree",

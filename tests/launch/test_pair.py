@@ -1,7 +1,6 @@
 """`launch.pair`: what is loaded once serves every rule and tree."""
 
 import jax
-import ml_collections
 import pytest
 
 from configs import common, embedded, huggingface
@@ -69,31 +68,6 @@ def test_a_head_that_is_named_is_the_one_that_the_config_knows():
   assert pair_lib.settled(config).draft == "models/pretrained/eagle3"
   config.drafter, config.draft = "medusa", "models/pretrained/eagle3"
   assert pair_lib.settled(config).draft == "models/pretrained/eagle3"
-
-
-def test_what_is_usual_of_a_drafter_is_taken_where_nothing_else_is_asked():
-  config = embedded.get_config()
-  config.draft, config.num_speculative_tokens = "", 4
-  config.usual.eagle3 = dict(
-    num_speculative_tokens=4, repeats=2, depth="1", widths=(2,)
-  )
-  of = lambda **changes: pair_lib.settled(
-    ml_collections.ConfigDict(config.to_dict() | changes)
-  )
-  found = of(drafter="eagle3")
-  assert (found.repeats, found.depth, found.widths) == (2, "1", (2,))
-  assert found.draft == "models/pretrained/eagle3"
-  assert pair_lib.settled(found) == found
-  pair_lib.check_config(found)
-  for changes in (
-    dict(drafter="medusa"), dict(num_speculative_tokens=2), dict(online=True),
-    dict(num_speculative_tokens=0), dict(draft="models/pretrained/eagle3"),
-    dict(depth="4"), dict(widths=(2,)), dict(num_nodes=8), dict(ladder=(0, 4)),
-    dict(num_drafts=2), dict(siblings="gumbel_shared"), dict(tree=(-1, 0)),
-  ):  # fmt: skip
-    found = of(**{"drafter": "eagle3"} | changes)
-    assert found.repeats == 0
-    assert found.depth == changes.get("depth", "")
 
 
 def test_one_width_is_what_all_commands_but_two_decode_with(pair):

@@ -66,7 +66,7 @@ def read_costs(paths: list[str]) -> machine.Machine:
 
 def run(_) -> int:
   """The command."""
-  config = cli.CONFIG.value
+  config = pair.settled(cli.CONFIG.value)
   if not _BENCHMARKS.value:
     raise cli.UserError("--benchmarks is required; see --help for an example")
   if config.num_drafts != 1 or config.tree or config.depth:

@@ -96,7 +96,7 @@ def policies(config, models, items, found: dict, *, most: int) -> dict | None:
 
 def run(_) -> int:
   """The command."""
-  config = cli.CONFIG.value
+  config = pair.settled(cli.CONFIG.value)
   sweep = check(config)
   folder = outputs.check_folder("--workdir", cli.WORKDIR.value)
   if folder.is_dir():

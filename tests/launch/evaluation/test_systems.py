@@ -49,22 +49,32 @@ def test_names_and_settings_are_told_apart():
 
 def test_what_repeats_is_of_the_configs_own_drafter():
   own = config(
-    drafter="layer_skip", repeats=3, depth="1", widths=(2,), skip_mlp=(4,),
+    drafter="layer_skip", repeats=3, elsewhere=1, skip_mlp=(4,),
     num_speculative_tokens=4,
   )  # fmt: skip
-  _, same, ngram, model, again = (
+  plain, same, wide, ngram, model, chain, other = (
     s.config for s in systems.parse(
-      "layer_skip,ngram:widths=1,model,layer_skip:repeats=0,depth=", own
+      "layer_skip,layer_skip:widths=2,ngram,model,"
+      "layer_skip:num_speculative_tokens=4,"
+      "layer_skip:depth=2,repeats=2",
+      own,
     )
   )  # fmt: skip
-  of = lambda c: (c.repeats, c.depth, c.widths)
-  assert of(same) == (3, "1", (2,))
-  assert (of(ngram), of(model)) == ((0, "", (1,)), (0, "", ()))
-  assert of(again) == (0, "", (2,))
+  of = lambda c: (c.repeats, c.elsewhere)
+  assert of(plain) == of(ngram) == of(model) == of(chain) == (0, 0)
+  assert of(same) == of(wide) == (3, 1)
+  assert of(other) == (2, 0)
   # Where it is of none yet, every system that can has it.
   own = config(drafter="ngram", repeats=3, skip_mlp=(4,))
-  *_, skip = systems.parse("layer_skip", own)
+  *_, ngram, skip = systems.parse("ngram,layer_skip", own)
   assert skip.config.repeats == 3
+
+
+def test_a_head_that_the_config_knows_is_a_system():
+  own = config(drafter="ngram", draft="", num_speculative_tokens=4)
+  own.heads.eagle3 = "models/pretrained/eagle3"
+  _, found = systems.parse("eagle3", own)
+  assert found.config.draft == "models/pretrained/eagle3"
 
 
 def test_a_function_that_makes_a_drafter_is_a_system():
