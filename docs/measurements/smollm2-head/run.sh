@@ -1,14 +1,14 @@
 #!/bin/sh
 # What docs/evaluation.md says of heads for SmolLM2: text that it makes up by itself, the
 # features of it, a head trained on all of it, what that does for the questions at
-# temperatures 0 and 1 (`cold`, `warm`), and a study of what bounds a head (`bounds`; `less`
+# temperatures 0 and 1 (`cold`, `warm`), which drafts pay (`shapes`), and a study of what bounds a head (`bounds`; `less`
 # with parts of the text). Wants the machine for itself: three quarters of an hour of two
 # cores for the text, a quarter for the features, half an hour for the head, and an hour for
 # the study. What is there is not made again, and a stopped run goes on. QUESTIONS is
 # Spec-Bench's question.jsonl.
 #
 #   docs/measurements/smollm2-head/run.sh FOLDER QUESTIONS \
-#     text features head cold warm bounds less
+#     text features head cold shapes warm bounds less
 cd "$(dirname "$0")/../../.." || exit 1
 python=${PYTHON:-.venv/bin/python}
 out=$1
@@ -59,30 +59,39 @@ head() { # first one unrolled step, which is cheap, and then two
   set -- --config=configs/train_head.py:eagle3 --config.target="$model" \
     --config.dataset="$out/text" --config.features="$out/features" \
     --config.sequence_length=512 --config.batch_size=4 --config.validate_every=100 \
-    --config.sample_every=0 --config.head.draft_vocab_size=8192
+    --config.sample_every=0 --config.head.draft_vocab_size=8192 \
+    --config.compute_dtype="${COMPUTE:-float32}"
   [ -e "$out/head-1" ] || "$python" -m launch.train "$@" --config.head.depth=1 \
-    --config.num_steps=1000 --config.learning_rate=1.5e-3 \
+    --config.num_steps=1100 --config.learning_rate=1.5e-3 \
     --workdir="$out/train-1" --export="$out/head-1" || exit 1
   [ -e "$out/head" ] || "$python" -m launch.train "$@" --config.head.depth=2 \
-    --config.init_from="$out/head-1" --config.num_steps=700 --config.data_seed=1 \
+    --config.init_from="$out/head-1" --config.num_steps=250 --config.data_seed=1 \
     --config.learning_rate=1e-3 --workdir="$out/train-2" --export="$out/head" || exit 1
 }
 
-ask() { # temperature, systems
+ask() { # name, more flags
+  name=$1
+  shift
   "$python" -m launch.evaluate --config=configs/smollm2.py --config.draft="$out/head" \
-    --config.max_new_tokens=64 --questions="$questions" --subset=39 --systems="$2" \
-    --temperatures="$1" --batch_sizes=1 --output="$out/ask-$1.json" || exit 1
+    --questions="$questions" --batch_sizes=1 --output="$out/$name.json" "$@" || exit 1
 }
 
 one=num_speculative_tokens
-both=repeats=3,max_ngram=8,num_speculative_tokens=4,depth=1,widths=2
+both=eagle3:num_speculative_tokens=4,repeats=3,elsewhere=1,widths=2,max_ngram=8
 
-cold() {
-  ask 0 "plain,ngram,eagle3:$one=1,eagle3:$one=2,eagle3:$both"
+cold() { # what pays, on the 120 questions of the first section
+  ask cold --config.max_new_tokens=128 --subset=120 --temperatures=0 \
+    --systems="plain,ngram,$both"
+}
+
+shapes() { # which draft pays: chains, the best tree of what was accepted, dynamic ones
+  ask shapes --config.max_new_tokens=64 --subset=39 --temperatures=0 \
+    --systems="plain,eagle3:$one=1,eagle3:$one=2,eagle3:tree=-1,0,0,1,rule=match,siblings=top_k,eagle3:$one=3,num_nodes=6,num_children=4,rule=match"
 }
 
 warm() {
-  ask 1 "plain,eagle3:$one=1,eagle3:$one=2,eagle3:$both"
+  ask warm --config.max_new_tokens=64 --subset=39 --temperatures=1 \
+    --systems="plain,ngram,eagle3:$one=1,$both"
 }
 
 for part; do $part; done
