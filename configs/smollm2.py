@@ -5,9 +5,12 @@ r"""Decodes with SmolLM2-135M-Instruct, a small model that chats.
   python -m launch.decode --config=configs/smollm2.py --prompts=IN.jsonl
   python -m launch.benchmark --config=configs/smollm2.py --output=B.json
 
-It drafts from the text itself. `--config.drafter=layer_skip` leaves out the one
-attention that launch.layer_search found to lose least. The file is quantised to
-four bits a weight and computed with in float32.
+Where a text repeats itself it is read on, and elsewhere a head drafts one token
+(models/pretrained/README.md): what wins on two cores (docs/evaluation.md).
+`--config.drafter=ngram` drafts from the text alone, and `layer_skip` leaves out
+the one attention that launch.layer_search found to lose least; another chain or
+tree of the head takes --config.repeats=0. The file is quantised to four bits a
+weight and computed with in float32.
 """
 
 import os
@@ -34,8 +37,11 @@ def get_config() -> ml_collections.ConfigDict:
     )
   config = common.get_config()
   config.target = str(path())
-  config.drafter = "ngram"
+  config.drafter = "eagle3"
+  config.heads.eagle3 = "models/pretrained/smollm2-eagle3"
   config.num_speculative_tokens = 4
+  config.repeats, config.max_ngram = 3, 8
+  config.elsewhere, config.widths = 1, (2,)
   config.skip_attention = (5,)  # docs/self_speculation.md: no set pays
   config.max_new_tokens = 256
   config.max_length = 8192

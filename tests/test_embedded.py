@@ -9,11 +9,12 @@ import pytest
 import ties
 import torch
 import transformers
+from flax import nnx
 
 from configs import embedded
 from launch import pair, prompts
 from launch.training import corpus
-from models import huggingface, tokenizers
+from models import head_checkpoints, head_shapes, huggingface, tokenizers
 from models.transformer import as_language_model
 from specjax import engine
 
@@ -52,10 +53,33 @@ def test_transformers_loads_the_same_files_to_equal_logits(name):
 def test_the_pair_is_small_and_shares_a_tokenizer():
   import pathlib
 
-  files = pathlib.Path("models/pretrained").rglob("*")
-  assert sum(f.stat().st_size for f in files if f.is_file()) <= 56 * 2**20
+  size = lambda name: sum(
+    f.stat().st_size for f in pathlib.Path("models/pretrained", name).iterdir()
+  )
+  assert size("target") + size("draft") <= 36 * 2**20
+  heads = ("eagle3", "medusa", "smollm2-eagle3")
+  assert sum(map(size, heads)) <= 60 * 10**6
   target, draft = (tokenizers.load(p) for p in PATHS.values())
   assert target.fingerprint() == draft.fingerprint()
+
+
+def test_the_head_for_smollm2_fits_it_and_says_each_of_its_words_once():
+  smollm2 = head_shapes.Target(
+    num_layers=30, embed_dim=576, vocab_size=49152,
+    embedding=jnp.zeros((49152, 576), jnp.bfloat16),
+  )  # fmt: skip
+  head = head_checkpoints.load(
+    "models/pretrained/smollm2-eagle3", smollm2, dtype=jnp.bfloat16
+  )
+  assert (head.kind, head.features) == ("eagle3", (2, 15, 27))
+  words = np.asarray(head.module.target_ids[...])
+  assert words.shape == (8192,)
+  assert (np.diff(words) > 0).all()
+  assert words[-1] < 49152
+  own = nnx.state(head.module, head_shapes.is_own(head.module))
+  leaves = jax.tree.leaves(own)
+  assert sum(x.size for x in leaves) == 9_808_128
+  assert all(jnp.isfinite(x).all() for x in leaves)
 
 
 @functools.cache

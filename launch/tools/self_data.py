@@ -203,6 +203,12 @@ def run(_) -> int:
     }
     outputs.write_json(str(folder / "about.json"), about)
     journal.finish([dict(row) for row in kept])
+  if not _KEEP_OUT.value:
+    print(
+      "only this project's own questions were kept out of it: name a test set "
+      "with --keep_out",
+      file=sys.stderr,
+    )
   told = ", ".join(f"{n} {name}" for name, n in counts.items())
   print(f"{told}: {output}")
   return 0

@@ -17,9 +17,16 @@ def config(**changes):
 
 def test_smollm2_takes_what_everybody_asks_for_first(monkeypatch):
   monkeypatch.setattr(smollm2, "path", lambda: pathlib.Path(__file__))
-  wanted = ["plain", "ngram", "layer_skip", "hf", "hf_prompt_lookup"]
+  wanted = [
+    "plain", "eagle3", "ngram", "layer_skip", "hf", "hf_prompt_lookup",
+    "eagle3:num_speculative_tokens=1", "eagle3:num_nodes=8,num_children=4,rule=match",
+  ]  # fmt: skip
   found = systems.parse(",".join(wanted), smollm2.get_config())
   assert [s.name for s in found] == wanted
+  reads = [(s.config.repeats, s.config.elsewhere) for s in found]
+  assert reads[1] == (3, 1)  # and all others by themselves
+  assert {*reads[:1], *reads[2:]} == {(0, 0)}
+  assert found[1].config.draft == "models/pretrained/smollm2-eagle3"
 
 
 def test_names_and_settings_are_told_apart():

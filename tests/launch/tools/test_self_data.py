@@ -85,7 +85,7 @@ def test_what_is_sifted_out_is_counted():
 
 
 def test_every_question_of_the_projects_own_is_found():
-  """The test set that SmolLM2 is measured with, put into conversations."""
+  """The suite that ships, which is kept out always, put into conversations."""
   texts = command.tested_texts([])
   assert len(texts) > 40
   found = self_data.overlap(texts)
