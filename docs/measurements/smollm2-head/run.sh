@@ -84,14 +84,16 @@ cold() { # what pays, on the 120 questions of the first section
     --systems="plain,ngram,$both"
 }
 
-shapes() { # which draft pays: chains, the best tree of what was accepted, dynamic ones
-  ask shapes --config.max_new_tokens=64 --subset=39 --temperatures=0 \
-    --systems="plain,eagle3:$one=1,eagle3:$one=2,eagle3:tree=-1,0,0,1,rule=match,siblings=top_k,eagle3:$one=3,num_nodes=6,num_children=4,rule=match"
+dynamic=eagle3:num_speculative_tokens=3,num_nodes=6,num_children=4,rule=match
+
+shapes() { # which draft pays
+  ask shapes --config.max_new_tokens=64 --subset=26 --temperatures=0 \
+    --systems="plain,eagle3:$one=1,eagle3:$one=2,$dynamic"
 }
 
 warm() {
-  ask warm --config.max_new_tokens=64 --subset=39 --temperatures=1 \
-    --systems="plain,ngram,eagle3:$one=1,$both"
+  ask warm --config.max_new_tokens=64 --subset=26 --temperatures=1 \
+    --systems="plain,$both"
 }
 
 for part; do $part; done
