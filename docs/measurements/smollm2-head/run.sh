@@ -77,7 +77,8 @@ ask() { # name, more flags
 }
 
 one=num_speculative_tokens
-both=eagle3:num_speculative_tokens=4,repeats=3,elsewhere=1,widths=2,max_ngram=8
+beside=repeats=3,elsewhere=1,widths=2,max_ngram=8
+both=eagle3:$one=4,$beside
 
 cold() { # what pays, on the 120 questions of the first section
   ask cold --config.max_new_tokens=128 --subset=120 --temperatures=0 \
@@ -88,7 +89,7 @@ dynamic=eagle3:num_speculative_tokens=3,num_nodes=6,num_children=4,rule=match
 
 shapes() { # which draft pays
   ask shapes --config.max_new_tokens=64 --subset=26 --temperatures=0 \
-    --systems="plain,eagle3:$one=1,eagle3:$one=2,$dynamic"
+    --systems="plain,eagle3:$one=1,eagle3:$one=2,$dynamic,$both,eagle3:$one=7,$beside"
 }
 
 warm() {
