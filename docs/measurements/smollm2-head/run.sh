@@ -2,9 +2,9 @@
 # What docs/evaluation.md says of heads for SmolLM2: text that it makes up by itself, the
 # features of it, a head trained on all of it, what that does for the questions at
 # temperatures 0 and 1 (`cold`, `warm`), which drafts pay (`shapes`), and a study of what bounds a head (`bounds`; `less`
-# with parts of the text). Wants the machine for itself: three quarters of an hour of two
-# cores for the text, a quarter for the features, half an hour for the head, and an hour for
-# the study. What is there is not made again, and a stopped run goes on. QUESTIONS is
+# with parts of the text). Wants the machine for itself: half an hour of two cores for
+# the text, minutes for the features, half an hour for the head, most of an hour for the
+# questions, and an hour for the study. What is there is not made again, and a stopped run goes on. QUESTIONS is
 # Spec-Bench's question.jsonl.
 #
 #   docs/measurements/smollm2-head/run.sh FOLDER QUESTIONS \
@@ -15,7 +15,7 @@ out=$1
 questions=$2
 shift 2
 mkdir -p "$out" || exit 1
-conversations=${CONVERSATIONS:-3500}
+conversations=${CONVERSATIONS:-1500}
 "$python" -m launch.tools.fetch_smollm2 >&2 || exit 1
 model=$("$python" -c 'from configs import smollm2; print(smollm2.path())') || exit 1
 
