@@ -225,6 +225,7 @@ if has_device and not SMALL:
   fetch = "-m launch.tools.fetch_smollm2"
   subprocess.run([sys.executable, *fetch.split()], check=True)
   run = f"-m launch.benchmark --config={config} --output={output}"
+  run += " --config.drafter=ngram"
   subprocess.run([sys.executable, *run.split()], check=True)
 
 # %% [markdown]

@@ -43,8 +43,9 @@ def get_config() -> ml_collections.ConfigDict:
   # Where at least so many of the last tokens have occurred together before,
   # what followed is drafted, in place of what a head or layer_skip would; 0:
   # never. A depth ends their drafts, and not what is looked up: `elsewhere` is
-  # one of so many tokens, where there is no other; 0 for all. Of one path only,
-  # of siblings "iid"; at most max_ngram. What looks up itself does not read it.
+  # one of so many tokens, where there is no other, with a width of its own; 0
+  # for all. Of one path only, of siblings "iid"; at most max_ngram. What looks
+  # up itself does not read it.
   config.repeats = 0
   config.elsewhere = 0
   # For suffix, rest and rasd (docs/retrieval.md): num_nodes, or by default

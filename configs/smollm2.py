@@ -41,7 +41,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.heads.eagle3 = "models/pretrained/smollm2-eagle3"
   config.num_speculative_tokens = 4
   config.repeats, config.max_ngram = 3, 8
-  config.elsewhere, config.widths = 1, (2,)
+  config.elsewhere = 1
   config.skip_attention = (5,)  # docs/self_speculation.md: no set pays
   config.max_new_tokens = 256
   config.max_length = 8192

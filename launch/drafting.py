@@ -184,7 +184,7 @@ def _layer_skip(config, draft, **static) -> Drafter:
 
 def _policy(config) -> Policy | None:
   """What ends the drafts of what may give way to what repeats."""
-  if config.get("repeats") and config.get("elsewhere"):
+  if _reads_on(config) and config.get("elsewhere"):
     return depth_lib.get(str(config.elsewhere))
   return depths.of(config)
 
@@ -467,6 +467,19 @@ def switch(config: ml_collections.ConfigDict, drafter: str) -> None:
   config.drafter = drafter
 
 
+def widths_of(config: ml_collections.ConfigDict) -> tuple[int, ...]:
+  """Tokens of the target's narrower passes; `elsewhere` has its own."""
+  found = tuple(config.widths)
+  if _reads_on(config) and config.get("elsewhere"):
+    found += (config.elsewhere + 1,)
+  return found
+
+
+def _reads_on(config) -> bool:
+  """Whether a config's drafter gives way to what the text repeats."""
+  return bool(config.get("repeats")) and of(config).reads_on
+
+
 def alone(config: ml_collections.ConfigDict) -> None:
   """Lets the drafter draft everywhere."""
   config.update(dict(repeats=0, elsewhere=0))
@@ -533,7 +546,10 @@ def check_ladder(config: ml_collections.ConfigDict, rule: Rule) -> None:
       "config.ladder is of drafters whose state is the same for all lengths, "
       f"{able}, got {_told(config)}"
     )
-  beside = [name for name in _NOT_CLIMBED if config.get(name)]
+  beside = [
+    name for name in _NOT_CLIMBED
+    if config.get(name) and not (name == "repeats" and of(config).looks_up)
+  ]  # fmt: skip
   beside += ["num_drafts"] * (config.num_drafts != 1)
   beside += ["siblings"] * (config.siblings != siblings_lib.IID.name)
   if beside:

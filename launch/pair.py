@@ -388,7 +388,9 @@ def assemble(
       drafter=drafter,
       rule=config.rule,
       vocab_size=vocab_size,
-      widths=widths.within(config.widths, drafter.tree) if drafter else (),
+      widths=widths.within(drafting.widths_of(config), drafter.tree)
+      if drafter
+      else (),
       share_encoder=shares_encoder(config),
     ),
     baseline=decode.make_decoder(target, vocab_size=vocab_size),

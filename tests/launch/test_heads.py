@@ -51,7 +51,7 @@ RUNS = {
   ),
   "blockwise": ("blockwise", dict(siblings="given", rule="match")),
   "a text that is read on": (
-    "eagle3", dict(drafter="eagle3", repeats=1, elsewhere=2, widths=(2,))
+    "eagle3", dict(drafter="eagle3", repeats=1, elsewhere=2)
   ),
   "a ladder of chains": ("eagle3", dict(ladder=(0, 1, 3), drafter="eagle3")),
   "a ladder of marginals": (
@@ -87,6 +87,7 @@ def test_a_text_that_repeats_itself_is_read_on_in_place_of_the_head(saved):
   changes = dict(drafter="eagle3", repeats=1, elsewhere=1)
   found = pair.build(settings(saved, "eagle3", **changes))
   assert found.decoder.drafter.name == "eagle3, depth 1, repeats"
+  assert found.decoder.widths == (2,)
   (batch,) = engine.make_batches(
     prompts.built_in(found.tokenizer, max_tokens=60)[:2],
     batch_size=2, max_width=60,
