@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from launch import (
   depths,
+  draft_checks,
   drafting,
   online,
   processes,
@@ -154,9 +155,9 @@ def check_config(config: ml_collections.ConfigDict) -> None:
   online.check(config)
   if gamma:
     rules.get(config.rule).check(tree, how)
-  drafting.check_depth(config, rules.get(config.rule))
-  drafting.check_ladder(config, rules.get(config.rule))
-  drafting.check_repeats(config, rules.get(config.rule))
+  draft_checks.check_depth(config, rules.get(config.rule))
+  draft_checks.check_ladder(config, rules.get(config.rule))
+  draft_checks.check_repeats(config, rules.get(config.rule))
 
 
 def settled(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:

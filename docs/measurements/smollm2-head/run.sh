@@ -1,11 +1,12 @@
 #!/bin/sh
 # What docs/evaluation.md says of heads for SmolLM2: text that it makes up by itself, the
 # features of it, a head trained on all of it, what that does for the questions at
-# temperatures 0 and 1 (`cold`, `warm`), which drafts pay (`shapes`), and a study of what bounds a head (`bounds`; `less`
-# with parts of the text). Wants the machine for itself: half an hour of two cores for
-# the text, minutes for the features, half an hour for the head, most of an hour for the
-# questions, and an hour for the study. What is there is not made again, and a stopped run goes on. QUESTIONS is
-# Spec-Bench's question.jsonl.
+# temperatures 0 and 1 (`cold`, `warm`), which drafts pay (`shapes`), and a study of what
+# bounds a head (`bounds`; `less` with parts of the text). Wants the machine for itself:
+# half an hour of two cores for the text, minutes for the features, twenty minutes for
+# the head, most of an hour for the questions. COMPUTE=bfloat16 trains in it, where
+# products of it are fast. What is there is not made again, and a stopped run goes on.
+# QUESTIONS is Spec-Bench's question.jsonl.
 #
 #   docs/measurements/smollm2-head/run.sh FOLDER QUESTIONS \
 #     text features head cold shapes warm bounds less
