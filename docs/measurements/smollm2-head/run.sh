@@ -3,7 +3,7 @@
 # features of it, a head trained on all of it, what that does for the questions at
 # temperatures 0 and 1 (`cold`, `warm`), which drafts pay (`shapes`), and a study of what
 # bounds a head (`bounds`; `less` with parts of the text). Wants the machine for itself:
-# half an hour of two cores for the text, minutes for the features, twenty minutes for
+# half an hour of two cores for the text, minutes for the features, an hour for
 # the head, most of an hour for the questions. COMPUTE=bfloat16 trains in it, where
 # products of it are fast. What is there is not made again, and a stopped run goes on.
 # QUESTIONS is Spec-Bench's question.jsonl.
@@ -56,18 +56,26 @@ less() {
   features
 }
 
-head() { # first one unrolled step, which is cheap, and then two
-  set -- --config=configs/train_head.py:eagle3 --config.target="$model" \
+training() { # name, unrolled steps, steps, rate, more flags
+  name=$1
+  depth=$2
+  steps=$3
+  rate=$4
+  shift 4
+  [ -e "$out/$name" ] || "$python" -m launch.train \
+    --config=configs/train_head.py:eagle3 --config.target="$model" \
     --config.dataset="$out/text" --config.features="$out/features" \
     --config.sequence_length=512 --config.batch_size=4 --config.validate_every=100 \
     --config.sample_every=0 --config.head.draft_vocab_size=8192 \
-    --config.compute_dtype="${COMPUTE:-float32}"
-  [ -e "$out/head-1" ] || "$python" -m launch.train "$@" --config.head.depth=1 \
-    --config.num_steps=1100 --config.learning_rate=1.5e-3 \
-    --workdir="$out/train-1" --export="$out/head-1" || exit 1
-  [ -e "$out/head" ] || "$python" -m launch.train "$@" --config.head.depth=2 \
-    --config.init_from="$out/head-1" --config.num_steps=250 --config.data_seed=1 \
-    --config.learning_rate=1e-3 --workdir="$out/train-2" --export="$out/head" || exit 1
+    --config.compute_dtype="${COMPUTE:-float32}" --config.head.depth="$depth" \
+    --config.num_steps="$steps" --config.learning_rate="$rate" \
+    --workdir="$out/train-$name" --export="$out/$name" "$@" || exit 1
+}
+
+head() { # one unrolled step is cheap: twice, each with a falling rate; then two steps
+  training first 1 1100 1.5e-3
+  training second 1 3000 1.5e-3 --config.init_from="$out/first" --config.data_seed=2
+  training head 2 250 1e-3 --config.init_from="$out/second" --config.data_seed=1
 }
 
 ask() { # name, more flags
@@ -79,7 +87,7 @@ ask() { # name, more flags
 
 one=num_speculative_tokens
 beside=repeats=3,elsewhere=1,widths=2,max_ngram=8
-both=eagle3:$one=4,$beside
+both=eagle3:$one=7,$beside
 
 cold() { # what pays, on the 120 questions of the first section
   ask cold --config.max_new_tokens=128 --subset=120 --temperatures=0 \
@@ -90,7 +98,7 @@ dynamic=eagle3:num_speculative_tokens=3,num_nodes=6,num_children=4,rule=match
 
 shapes() { # which draft pays
   ask shapes --config.max_new_tokens=64 --subset=26 --temperatures=0 \
-    --systems="plain,eagle3:$one=1,eagle3:$one=2,$dynamic,$both,eagle3:$one=7,$beside"
+    --systems="plain,eagle3:$one=1,eagle3:$one=2,$dynamic,eagle3:$one=4,$beside,$both"
 }
 
 warm() {
