@@ -12,6 +12,7 @@ features that it reads, V target vocabulary.
 import dataclasses
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -20,6 +21,7 @@ from jax import Array
 from models import draft_vocabulary
 from models.layers import (
   Attention,
+  Layer,
   Mlp,
   TransformerConfig,
   make_linear,
@@ -32,14 +34,20 @@ from specjax import cache as cache_lib
 from specjax.cache import Cache
 from specjax.types import FeatureModel
 
+# Of EAGLE-3's descendants, all false by default.
+EAGLE3_SWITCHES = (
+  "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output",
+)  # fmt: skip
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EagleConfig:
   """Shapes and switches of a head.
 
   Attributes:
-    layer: of its one layer: `embed_dim` is H, `vocab_size` V. Rotary
-      frequencies are the head's own, whatever the target's are.
+    layer: of its layers: `embed_dim` is H, `vocab_size` V, and `num_layers` 1
+      but in some of speculators' EAGLE-3 heads. Rotary frequencies are the
+      head's own, whatever the target's are.
     generation: 1 (of EAGLE-1 and 2) or 3.
     num_features: F: the width of the target's final hidden state, or, of
       EAGLE-3, that of all layers that are fused, next to each other.
@@ -66,6 +74,10 @@ class EagleConfig:
   def __post_init__(self):
     if self.generation not in (1, 3):
       raise ValueError(f"generation must be 1 or 3, got {self.generation}")
+    if self.generation == 1 and self.layer.num_layers != 1:
+      raise ValueError(
+        f"EAGLE-1's head has one layer, got {self.layer.num_layers}"
+      )
     if self.norm_before_fc and self.fc_norm:
       raise ValueError("norm_before_fc and fc_norm exclude each other")
     if self.num_features % self.num_fused:
@@ -114,34 +126,38 @@ class Eagle(nnx.Module):
     return features.astype(self.dtype)
 
   def __call__(
-    self, tokens, hidden, rotary, mask, kv, start, *, layer=None, put=_anywhere
-  ):
+    self, tokens, hidden, rotary, mask, kvs, start, *, stacked=False,
+    put=_anywhere,
+  ):  # fmt: skip
     """One pass.
 
     Args:
       tokens: `i32[B, T]`.
       hidden: `[B, T, H]`, beside each token the state of the one before it.
-      rotary, mask, kv, start, layer: as `models.layers.Attention`.
+      rotary, mask, start: as `models.layers.Attention`.
+      kvs: the keys and values of each layer; if stacked, one pair of all.
+      stacked: see `kvs`.
       put: lays an array out (`models.sharding.constrain`).
 
     Returns:
-      `f32[B, T, V]` logits, `[B, T, H]` states, and keys and values.
+      `f32[B, T, V]` logits, `[B, T, H]` states, and keys and values as given.
     """
+    (kv,), layer = kvs, jnp.int32(0) if stacked else None
     both = [self.embed(tokens), hidden.astype(self.dtype)]
     x = put(self.fc(jnp.concatenate(both, axis=-1)), "act_btd")
     out, kv = self.attention(x, rotary, mask, kv, start, layer=layer)
     x = x + out
     x = put(x + self.mlp(self.mlp_norm(x)), "act_btd")
     logits = self.lm_head(x).astype(jnp.float32)
-    return put(logits, "logits_btv"), x, kv
+    return put(logits, "logits_btv"), x, (kv,)
 
 
 class Eagle3(nnx.Module):
   """EAGLE-3's network and its descendants'.
 
-  Features of several layers are fused to H. The layer's attention reads the
-  normed embedding beside the normed state; logits are of a vocabulary of its
-  own, `target_ids`, and all other tokens have none.
+  Features of several layers are fused to H. The first layer's attention reads
+  the normed embedding beside the normed state; logits are of a vocabulary of
+  its own, `target_ids`, and all other tokens have none.
   """
 
   def __init__(self, config: EagleConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
@@ -163,6 +179,9 @@ class Eagle3(nnx.Module):
     self.attention = Attention(c, dtype, input_dim=2 * c.embed_dim, rngs=rngs)
     self.mlp_norm = norm(c.embed_dim)
     self.mlp = Mlp(c, dtype, rngs=rngs)
+    # Layers after the first are a Llama's.
+    more = range(c.num_layers - 1)
+    self.later = nnx.List([Layer(c, dtype, rngs=rngs) for _ in more])
     self.final_norm = norm(c.embed_dim)
     words = config.draft_vocab_size or c.vocab_size
     self.lm_head = make_linear(c.embed_dim, words, False, dtype, rngs)
@@ -182,24 +201,34 @@ class Eagle3(nnx.Module):
     return self.fc(x)
 
   def __call__(
-    self, tokens, hidden, rotary, mask, kv, start, *, layer=None, put=_anywhere
-  ):
+    self, tokens, hidden, rotary, mask, kvs, start, *, stacked=False,
+    put=_anywhere,
+  ):  # fmt: skip
     """As `Eagle.__call__`."""
+    kvs = list(kvs)
+    place = lambda i: 0 if stacked else i
+    number = lambda i: jnp.int32(i) if stacked else None
     hidden = hidden.astype(self.dtype)
     normed = self.hidden_norm(hidden)
     both = [self.embed_norm(self.embed(tokens)), normed]
-    out, kv = self.attention(
-      jnp.concatenate(both, axis=-1), rotary, mask, kv, start, layer=layer
-    )
+    out, kvs[0] = self.attention(
+      jnp.concatenate(both, axis=-1), rotary, mask, kvs[0], start,
+      layer=number(0),
+    )  # fmt: skip
     x = (normed if self.config.norm_before_residual else hidden) + out
     x = put(x + self.mlp(self.mlp_norm(x)), "act_btd")
+    for i, layer in enumerate(self.later, 1):
+      x, kvs[place(i)] = layer(
+        x, rotary, mask, kvs[place(i)], start, layer=number(i)
+      )
+      x = put(x, "act_btd")
     read = self.final_norm(x)
     logits = put(self.lm_head(read).astype(jnp.float32), "logits_btv")
     if self.config.draft_vocab_size is not None:
       logits = draft_vocabulary.spread(
         logits, self.target_ids[...], self.config.layer.vocab_size
       )
-    return logits, read if self.config.norm_output else x, kv
+    return logits, read if self.config.norm_output else x, tuple(kvs)
 
 
 def make(config: EagleConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
@@ -230,17 +259,22 @@ def as_feature_model(
     cache = cache_lib.make_cache(
       batch=batch,
       slots=slots,
-      num_layers=1,
+      num_layers=layer.num_layers,
       num_kv_heads=layer.num_kv_heads,
       head_dim=layer.head_dim,
       dtype=module.dtype,
       stacked=stacked,
     )
-    return laid_out(cache, (cache.keys[0], cache.values[0]))
+    return laid_out(cache, pairs(cache))
 
-  def laid_out(cache: Cache, kv) -> Cache:
-    keys, values = (put(x, "cache_lbksc") if stacked else x for x in kv)
-    return cache.replace(keys=(keys,), values=(values,))
+  def pairs(cache: Cache):
+    return tuple(zip(cache.keys, cache.values, strict=True))
+
+  def laid_out(cache: Cache, kvs) -> Cache:
+    if stacked:
+      kvs = jax.tree.map(lambda x: put(x, "cache_lbksc"), kvs)
+    keys, values = zip(*kvs, strict=True)
+    return cache.replace(keys=keys, values=values)
 
   def fuse(params, features):
     return put(merge(params).fuse(features), "act_btd")
@@ -249,17 +283,17 @@ def as_feature_model(
     fed, start = tokens.shape[1], cache.length
     if positions is None:
       positions = start[:, None] + np.arange(fed)
-    logits, hidden, kv = merge(params)(
+    logits, hidden, kvs = merge(params)(
       tokens,
       hidden,
       rotary_table(layer, positions),
       cache_lib.attention_mask(cache, positions, mask),
-      (cache.keys[0], cache.values[0]),
+      pairs(cache),
       start,
-      layer=jnp.int32(0) if stacked else None,
+      stacked=stacked,
       put=put,
     )
-    return logits, hidden, laid_out(cache, kv).replace(length=start + fed)
+    return logits, hidden, laid_out(cache, kvs).replace(length=start + fed)
 
   model = FeatureModel(
     vocab_size=layer.vocab_size,

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from models.eagle import EagleConfig
+from models.eagle import EAGLE3_SWITCHES, EagleConfig
 from models.head_shapes import HeadShape, Target, head_layers
 from models.layers import TransformerConfig
 from models.transformer import FINAL, Features
@@ -46,6 +46,15 @@ _TABLE = {
   "final_norm.scale": ("norm.weight", False),
   **{f"fc_norms.{i}.scale": (f"fc_norm.{i}.weight", False) for i in range(64)},
 }
+# Of the layers after the first, which are a Llama's: parameter -> tensor.
+_LATER = {
+  "attention_norm.scale": ("input_layernorm.weight", False),
+  **{
+    name: (tensor.removeprefix("layers.0."), turned)
+    for name, (tensor, turned) in _TABLE.items()
+    if name.startswith(("attention.", "mlp.", "mlp_norm."))
+  },
+}
 # What a head's configuration may say: of its layer, of the head, and what
 # changes nothing. Anything else might change its logits, and is refused.
 _KNOWN = frozenset(
@@ -68,10 +77,6 @@ _KNOWN = frozenset(
   output_router_logits router_aux_loss_coef
   """.split()
 )
-# Settings of a head that are no setting of its layer.
-_SWITCHES = (
-  "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output",
-)  # fmt: skip
 _OTHER_KINDS = ("peagle", "dspark", "mtp", "mlp", "eagle", "medusa")
 
 
@@ -106,7 +111,7 @@ def shape(
     third = kind == "eagle3" or generation == 3
   else:
     third = kind == "eagle3" or "layers.0.hidden_norm.weight" in tensors
-  layer, _ = _layer(_layer_json(config))
+  layer, _ = _layer(config)
   if layer.vocab_size != target.vocab_size:
     raise ValueError(
       f"it was made for {layer.vocab_size} tokens, and the target has "
@@ -129,11 +134,16 @@ def table(
   Args:
     config, tensors: as of `shape`.
   """
-  _, tied = _layer(_layer_json(config))
+  layer, tied = _layer(config)
+  found = _TABLE | {
+    f"later.{i - 1}.{name}": (f"layers.{i}.{tensor}", turned)
+    for i in range(1, layer.num_layers)
+    for name, (tensor, turned) in _LATER.items()
+  }
   own = "embed_tokens.weight" in tensors and "lm_head.weight" not in tensors
   if tied and own:  # its embedding is its output projection too
-    return _TABLE | {"lm_head.kernel": ("embed_tokens.weight", True)}
-  return _TABLE
+    found["lm_head.kernel"] = ("embed_tokens.weight", True)
+  return found
 
 
 def _layer_json(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -146,17 +156,22 @@ def _layer_json(config: Mapping[str, Any]) -> Mapping[str, Any]:
   return nested
 
 
-def _layer(settings: Mapping[str, Any]) -> tuple[TransformerConfig, bool]:
-  """The configuration of the head's layer, and whether embeddings are tied.
+def _layer(config: Mapping[str, Any]) -> tuple[TransformerConfig, bool]:
+  """The configuration of the head's layers, and whether embeddings are tied.
 
   A head may say `qkv_bias`; a missing base of the rotary frequencies is 10,000
-  whatever the target's is.
+  whatever the target's is. What layers after the first are is known of
+  speculators' heads alone.
   """
-  settings = dict(settings)
+  settings = dict(_layer_json(config))
   if settings.get("model_type") not in ("llama", "qwen2", "qwen3"):
     settings["model_type"] = "llama"  # as "mixtral", whose heads are dense
   bias = settings.pop("qkv_bias", None)
-  settings["num_hidden_layers"] = _one(settings.get("num_hidden_layers", 1))
+  count = settings.setdefault("num_hidden_layers", 1)
+  if count != 1 and config.get("speculators_model_type") is None:
+    raise ValueError(
+      f"num_hidden_layers must be 1 in a head of this format, got {count!r}"
+    )
   settings.pop("layer_types", None)
   layer = head_layers({**settings, "use_sliding_window": False})
   tied = layer.tied_embeddings
@@ -164,12 +179,6 @@ def _layer(settings: Mapping[str, Any]) -> tuple[TransformerConfig, bool]:
   if bias is not None:
     layer = dataclasses.replace(layer, qkv_bias=_flag("qkv_bias", bias))
   return layer, tied
-
-
-def _one(value: Any) -> int:
-  if value != 1:
-    raise ValueError(f"num_hidden_layers must be 1 in a head, got {value!r}")
-  return 1
 
 
 def _flag(name: str, value: Any) -> bool:
@@ -201,16 +210,14 @@ def _third(
   config, layer, target: Target, tensors: Mapping[str, Tensor]
 ) -> tuple[EagleConfig, Features]:
   """EAGLE-3 and its descendants."""
-  switches = {s: _flag(s, config.get(s, False)) for s in _SWITCHES}
+  switches = {s: _flag(s, config.get(s, False)) for s in EAGLE3_SWITCHES}
   if config.get("speculators_model_type") is None and "norm_output" in config:
-    # The same key means another thing in SpecForge: whether logits are normed.
+    # SpecForge had the key for whether logits are normed, and until September
+    # 2026 wrote it of heads that feed back what is not. Beside fc_norm it is
+    # EAGLE-3.1's, as servers read it.
     if config["norm_output"] is not True:
       raise ValueError("norm_output must be true in this format")
-    switches["norm_output"] = False
-    if switches["fc_norm"]:
-      raise ValueError(
-        "whether EAGLE-3.1 feeds back normed states in this format is not known"
-      )
+    switches["norm_output"] = switches["fc_norm"]
   layers = _fused_layers(config, target.num_layers)
   width = config.get("target_hidden_size") or target.embed_dim
   if width != target.embed_dim:

@@ -1,11 +1,12 @@
 """Writes heads as they are published, for this project and others to read.
 
 EAGLE-1 and 3 as their authors do (EAGLE-3 with the list of its layers, as
-SpecForge has it), Medusa's with its authors' names of tensors, DFlash's as its
-authors do, or, of a vocabulary of its own, as `speculators` does. Of blockwise
-heads nothing was published: their `config.json` says "blockwise", and the
-tensors have the names of `models.heads.Blockwise`. What is the target's own,
-embedding and shared output projection, is not written.
+SpecForge has it; with switches or several layers as `speculators` does),
+Medusa's with its authors' names of tensors, DFlash's as its authors do, or, of
+a vocabulary of its own, as `speculators` does. Of blockwise heads nothing was
+published: their `config.json` says "blockwise", and the tensors have the names
+of `models.heads.Blockwise`. What is the target's own, embedding and shared
+output projection, is not written.
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ import safetensors.numpy
 from flax import nnx
 
 from models import draft_vocabulary
-from models.eagle import Eagle, Eagle3
+from models.eagle import EAGLE3_SWITCHES, Eagle, Eagle3
 from models.head_shapes import HeadModule
 from models.heads import Blockwise, Medusa
 from models.huggingface_config import llama_json
@@ -123,33 +124,45 @@ def write(
 
 def _eagle(module: Eagle | Eagle3, features: Features, dtype: str):
   config, layer = module.config, module.config.layer
-  for switch in (
-    "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output",
-  ):  # fmt: skip
-    if getattr(config, switch):
-      raise ValueError(f"this format has no {switch}")
   third = isinstance(module, Eagle3)
+  switches = {s: True for s in EAGLE3_SWITCHES if getattr(config, s)}
+  other = bool(switches) or layer.num_layers > 1  # speculators' own
   settings = _layer_json(layer, dtype) | {
     "architectures": ["LlamaForCausalLMEagle3" if third else "EagleModel"],
   }
-  prefix = "midlayer" if third else "layers.0"
+  first = "midlayer" if third and not other else "layers.0"
   tensors = {}
   for name, array in parameters(module).items():
     part, _, leaf = name.rpartition(".")
     if part == "embed" or (part == "lm_head" and not third):
       continue  # the target's
+    prefix = first
+    if part.startswith("later."):
+      _, number, part = part.split(".", 2)
+      prefix = f"layers.{int(number) + 1}"
     known = _LAYER.get(part)
     part = {"final_norm": "norm"}.get(part, part)
+    part = part.replace("fc_norms.", "fc_norm.")
     part = f"{prefix}.{known}" if known else part
     tensors[f"{part}.{'bias' if leaf == 'bias' else 'weight'}"] = array
   if not third:
     return settings | {"bias": config.fc_bias}, tensors
-  # In this format layers are numbered by what they give.
-  settings["eagle_config"] = {
-    "eagle_aux_hidden_state_layer_ids": [int(i) - 1 for i in features],
-    "use_aux_hidden_state": True,
-  }
   words = config.draft_vocab_size
+  ids = "eagle_aux_hidden_state_layer_ids"
+  if other:
+    inner = {k: v for k, v in settings.items() if k != "architectures"}
+    settings = {
+      "architectures": ["Eagle3Speculator"],
+      "speculators_model_type": "eagle3",
+      "transformer_layer_config": inner,
+      ids: [int(i) for i in features],
+      **switches,
+    }
+  else:  # here layers are numbered by what they give
+    settings["eagle_config"] = {
+      ids: [int(i) - 1 for i in features],
+      "use_aux_hidden_state": True,
+    }
   settings["draft_vocab_size"] = words or layer.vocab_size
   if words:
     tensors |= draft_vocabulary.tensors_of(

@@ -60,12 +60,15 @@ def unroll(
   """
   module = nnx.merge(*nnx.split(module))  # the caller's stays as it is
   module.attention = _Unrolled(module.attention)
+  later = getattr(module, "later", ())
+  for layer in later:
+    layer.attention = _Unrolled(layer.attention)
   # The draft vocabulary is not spread out over the target's.
   module.config = dataclasses.replace(module.config, draft_vocab_size=None)
   length = features.shape[1]
   causal = jnp.asarray(np.tril(np.ones((length, length), bool)))
   mask = causal & (segments[:, :, None] == segments[:, None, :])
-  hidden, written = module.fuse(features), ()
+  hidden, written = module.fuse(features), ((),) * (1 + len(later))
   for step in range(steps):
     logits, hidden, written = module(
       ahead(tokens, 1 + step, length),

@@ -88,7 +88,8 @@ def _attention(module, length: int, depth: int, blocks: float) -> float:
   """
   if isinstance(module, Eagle | Eagle3):
     layer = module.config.layer
-    return depth * 2 * layer.num_heads * layer.head_dim * length
+    width = layer.num_layers * layer.num_heads * layer.head_dim
+    return depth * 2 * width * length
   if isinstance(module, Parallel):
     c, size = module.config.layers, depth + 1
     seen = length / 2 + size

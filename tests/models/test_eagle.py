@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import AxisType
 
-from models import eagle
+from models import eagle, sharding
 from models.layers import TransformerConfig
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -34,6 +35,9 @@ CONFIGS = {
   ),
   "eagle3.1": dataclasses.replace(EAGLE3, fc_norm=True, norm_output=True),
   "norm before fc": dataclasses.replace(EAGLE3, norm_before_fc=True),
+  "three layers": dataclasses.replace(
+    EAGLE3, layer=dataclasses.replace(LAYER, num_layers=3)
+  ),
 }  # fmt: skip
 TOKENS = np.random.default_rng(0).integers(0, 23, (2, 7))
 
@@ -83,10 +87,11 @@ class Reference:
        b * np.cos(angle) + a * np.sin(angle)], axis=-1,
     )  # fmt: skip
 
-  def attention(self, x, positions):  # [T, ...]
+  def attention(self, x, positions, prefix=""):  # [T, ...]
     c, heads = self.c, lambda y: y.reshape(-1, self.c.head_dim)
     q, k, v = (
-      [heads(self.linear(f"attention.{n}", row)) for row in x] for n in "qkv"
+      [heads(self.linear(f"{prefix}attention.{n}", row)) for row in x]
+      for n in "qkv"
     )
     q, k = (
       [self.rotated(y, p) for y, p in zip(z, positions, strict=True)]
@@ -101,13 +106,13 @@ class Reference:
         weight = np.exp(score / np.sqrt(c.head_dim))
         weight /= weight.sum()
         each.append(sum(w * v[s][group] for s, w in enumerate(weight)))
-      out.append(self.linear("attention.out", np.concatenate(each)))
+      out.append(self.linear(f"{prefix}attention.out", np.concatenate(each)))
     return np.stack(out)
 
-  def mlp(self, x):
-    gate = self.linear("mlp.gate", x)
-    up = self.linear("mlp.up", x)
-    return self.linear("mlp.down", gate / (1 + np.exp(-gate)) * up)
+  def mlp(self, x, prefix=""):
+    gate = self.linear(f"{prefix}mlp.gate", x)
+    up = self.linear(f"{prefix}mlp.up", x)
+    return self.linear(f"{prefix}mlp.down", gate / (1 + np.exp(-gate)) * up)
 
   def fuse(self, x):
     config = self.config
@@ -134,6 +139,11 @@ class Reference:
     residual = normed if self.config.norm_before_residual else hidden
     x = residual + self.attention(np.concatenate(both, axis=-1), positions)
     x = x + self.mlp(self.norm("mlp_norm", x))
+    for number in range(self.c.num_layers - 1):  # a Llama's
+      name = f"later.{number}."
+      normed = self.norm(f"{name}attention_norm", x)
+      x = x + self.attention(normed, positions, name)
+      x = x + self.mlp(self.norm(f"{name}mlp_norm", x), name)
     read = self.norm("final_norm", x)
     logits = self.linear("lm_head", read)
     if "target_ids" in self.w:
@@ -196,6 +206,25 @@ def test_two_children_of_one_node_stand_at_one_position_and_do_not_meet():
     )
 
 
+def test_layers_that_share_one_cache_say_what_those_with_their_own_say():
+  """As they lie on a mesh; here it is of one device."""
+  module = make(CONFIGS["three layers"])
+  rules = sharding.tensor_parallel()
+  plain, params = eagle.as_feature_model(module)
+  meshed, _ = eagle.as_feature_model(module, sharding=rules)
+  mesh = jax.make_mesh((1,), ("model",), axis_types=(AxisType.Auto,))
+  hidden = np.random.default_rng(5).standard_normal((2, 7, 12))
+  fed = params, jnp.asarray(TOKENS), jnp.asarray(hidden, jnp.float32)
+  expected, _, cache = plain.apply(*fed, plain.init_cache(2, 8))
+  with jax.set_mesh(mesh):
+    logits, _, stacked = jax.jit(meshed.apply)(*fed, meshed.init_cache(2, 8))
+  assert stacked.keys[0].shape[0] == len(cache.keys) == 3
+  np.testing.assert_allclose(logits, expected, atol=1e-4, rtol=1e-4)
+  np.testing.assert_allclose(
+    stacked.values[0], jnp.stack(cache.values), atol=1e-4, rtol=1e-4
+  )
+
+
 def test_no_mass_lies_outside_the_draft_vocabulary():
   module = make(CONFIGS["eagle3"])
   model, params = eagle.as_feature_model(module)
@@ -213,6 +242,7 @@ def test_no_mass_lies_outside_the_draft_vocabulary():
   [
     (dict(generation=2), "generation must be 1 or 3, got 2"),
     (dict(norm_before_fc=True, fc_norm=True), "exclude each other"),
+    (dict(generation=1, layer=CONFIGS["three layers"].layer), "has one layer"),
     (dict(num_features=35), "35 features are not of 3 layers"),
     (dict(draft_vocab_size=24), r"draft_vocab_size must be in 1\.\.23, got 24"),
   ],

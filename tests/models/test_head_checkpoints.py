@@ -117,6 +117,26 @@ FORMATS = {
            **{f"fc_norm.{i}.weight": random(H) for i in range(2)}),
     "eagle3", (1, 11),
   ),
+  "specforge, eagle3.1": (
+    {**LAYER_JSON, "draft_vocab_size": VD, "fc_norm": True, "norm_output": True,
+     "eagle_config": {NAME: [1, 5, 8], "use_aux_hidden_state": True}},
+    eagle3(**{f"fc_norm.{i}.weight": random(H) for i in range(3)}),
+    "eagle3", (2, 6, 9),
+  ),
+  "speculators, a norm before fc": (
+    {**SPECULATORS, NAME: [2, 6, 9], "norm_before_fc": True},
+    eagle3("layers.0", **{"input_norm.weight": random(3 * H)}),
+    "eagle3", (2, 6, 9),
+  ),
+  "speculators, three layers": (
+    {**SPECULATORS, NAME: [2, 6, 9],
+     "transformer_layer_config": {**LAYER_JSON, "num_hidden_layers": 3}},
+    eagle3("layers.0", **{
+      name: value for i in (1, 2) for name, value in {
+        **layer(f"layers.{i}", read=H),
+        f"layers.{i}.input_layernorm.weight": random(H)}.items()}),
+    "eagle3", (2, 6, 9),
+  ),
   "medusa": (
     dict(medusa_num_heads=2, medusa_num_layers=1),
     {f"{h}.{name}": value for h in range(3) for name, value in {
@@ -257,6 +277,7 @@ def test_switches_are_those_of_the_format(tmp_path):
   assert load("speculators").norm_before_residual
   assert load("eagle3.1").fc_norm
   assert load("eagle3.1").norm_output
+  assert load("specforge, eagle3.1").norm_output
   assert load("eagle3").layer.rope_theta == 10_000
   assert not load("medusa, vllm").bias
   assert load("medusa").num_heads == 3  # whatever its configuration says
@@ -280,8 +301,8 @@ def test_the_same_key_means_another_thing_in_another_format(tmp_path):
     ("eagle3", {"d2t": IDS[:4]}, "d2t, expected 5 integers"),
     ("eagle3", dict(config={**FORMATS["eagle3"][0], "window": 3}),
      "settings that are not known: window"),
-    ("specforge", dict(config={**FORMATS["specforge"][0], "fc_norm": True,
-                               "norm_output": True}), "is not known"),
+    ("specforge", dict(config={**FORMATS["specforge"][0],
+                               "norm_output": False}), "must be true"),
     ("eagle3", {"t2d": np.ones(V, bool)}, "t2d does not mark"),
     ("eagle", {"layers.0.input_layernorm.weight": random(H)}, "unexpected"),
     ("eagle", dict(config={**LAYER_JSON, "vocab_size": 99}), "for 99 tokens"),
@@ -344,9 +365,10 @@ class Published:
     cos, sin = np.cos(angle), np.sin(angle)
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
-  def layer(self, read, residual):
+  def layer(self, read, residual, number=0):
     """Attention over what is read, then the feed-forward part."""
-    of = lambda name: read @ self.w[f"layers.0.self_attn.{name}_proj.weight"].T
+    here = f"layers.{number}."
+    of = lambda name: read @ self.w[f"{here}self_attn.{name}_proj.weight"].T
     q, k, v = (of(n).reshape(len(read), -1, D) for n in "qkv")
     mixed = np.zeros((len(read), 2 * D))
     for t in range(len(read)):
@@ -356,11 +378,11 @@ class Published:
         weight = np.exp(np.array(score) / np.sqrt(D))
         weight /= weight.sum()
         mixed[t, head * D : (head + 1) * D] = weight @ v[: t + 1, 0]
-    x = residual + mixed @ self.w["layers.0.self_attn.o_proj.weight"].T
-    y = self.norm("layers.0.post_attention_layernorm.weight", x)
-    gate = y @ self.w["layers.0.mlp.gate_proj.weight"].T
-    up = y @ self.w["layers.0.mlp.up_proj.weight"].T
-    down = self.w["layers.0.mlp.down_proj.weight"].T
+    x = residual + mixed @ self.w[f"{here}self_attn.o_proj.weight"].T
+    y = self.norm(f"{here}post_attention_layernorm.weight", x)
+    gate = y @ self.w[f"{here}mlp.gate_proj.weight"].T
+    up = y @ self.w[f"{here}mlp.up_proj.weight"].T
+    down = self.w[f"{here}mlp.down_proj.weight"].T
     return x + (gate / (1 + np.exp(-gate)) * up) @ down
 
   def eagle(self, tokens, features):
@@ -370,6 +392,8 @@ class Published:
     return self.layer(x, x) @ OUTPUT
 
   def eagle3(self, tokens, features, *, normed_residual=False):
+    if "input_norm.weight" in self.w:
+      features = self.norm("input_norm.weight", features)
     if "fc_norm.0.weight" in self.w:
       parts = np.split(features, features.shape[-1] // H, axis=-1)
       features = np.concatenate(
@@ -383,6 +407,10 @@ class Published:
     )
     read = np.concatenate([embedding, normed], axis=-1)
     x = self.layer(read, normed if normed_residual else hidden)
+    number = 1
+    while (name := f"layers.{number}.input_layernorm.weight") in self.w:
+      x = self.layer(self.norm(name, x), x, number)
+      number += 1
     own = self.norm("norm.weight", x) @ self.w["lm_head.weight"].T
     if "d2t" not in self.w:
       return own

@@ -36,6 +36,10 @@ HEADS = {
     layer=LAYER, generation=3, num_features=16, num_fused=2, fc_norm=True,
     norm_output=True, norm_before_residual=True,
   ),
+  "two layers": EagleConfig(
+    layer=dataclasses.replace(LAYER, num_layers=2), generation=3,
+    num_features=16, num_fused=2,
+  ),
 }  # fmt: skip
 
 
