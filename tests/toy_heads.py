@@ -55,18 +55,28 @@ def make(name: str, vocab_size: int) -> Drafter:
   return heads.drafter(marginals, num_heads=DEPTHS, num_features=LAYERS, **kind)
 
 
-# Every form of every family, and rules that verify it; the first fits best.
+# Every form of every family, and the lossless rules that fit it; the first
+# accepts most.
+_CHAIN = (
+  "block", "token", "match", "recursive", "batch", "kseq", "transport",
+  "traversal", "multipath_block",
+)  # fmt: skip
+_TREE = ("recursive", "kseq", "transport", "traversal", "match")
+_DISTINCT = ("recursive", "traversal", "match")
+_CERTAIN = ("match", "traversal", "recursive")
 RULES = {
-  "eagle, drawn chain": ("block", "token"),
-  "eagle, drawn tree": ("recursive", "kseq", "transport", "traversal", "match"),
-  "eagle, distinct": ("recursive", "traversal", "match"),
-  "eagle, dynamic tree": ("match", "traversal"),
-  "medusa, drawn chain": ("block", "token"),
-  "medusa, distinct": ("recursive",),
-  "medusa, certain tree": ("match", "traversal"),
-  "medusa, best tree": ("match", "traversal"),
-  "parallel, drawn chain": ("block", "token"),
-  "parallel, drawn tree": ("recursive", "kseq"),
-  "parallel, certain chain": ("match",),
-  "parallel, best tree": ("match", "traversal"),
+  "eagle, drawn chain": _CHAIN,
+  "eagle, drawn tree": _TREE,
+  "eagle, distinct": _DISTINCT,
+  "eagle, dynamic tree": _CERTAIN,
+  "medusa, drawn chain": _CHAIN,
+  "medusa, drawn tree": _TREE,
+  "medusa, distinct": _DISTINCT,
+  "medusa, certain tree": _CERTAIN,
+  "medusa, best tree": _CERTAIN,
+  "parallel, drawn chain": _CHAIN,
+  "parallel, drawn tree": _TREE,
+  "parallel, distinct": _DISTINCT,
+  "parallel, certain chain": _CERTAIN,
+  "parallel, best tree": _CERTAIN,
 }
