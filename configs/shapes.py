@@ -64,6 +64,7 @@ SHAPES: dict[str, dict[str, Any]] = {
   "llama-3.1-70b": _llama(8192, 80, 64, 28672, factor=8.0),
   "llama-3.1-405b": _llama(16384, 126, 128, 53248, factor=8.0),
   "qwen3-0.6b": _qwen3(1024, 28, 16, 3072, tied=True),
+  "qwen3-8b": _qwen3(4096, 36, 32, 12288, tied=False),
   "qwen3-32b": _qwen3(5120, 64, 64, 25600, tied=False),
 }
 
@@ -80,13 +81,22 @@ def _eagle3(hidden: int, heads: int, mlp: int) -> dict[str, Any]:
 _MEDUSA = dict(model_type="medusa", medusa_num_heads=4, medusa_num_layers=1)
 
 # Draft heads: that of EAGLE-3 for Llama-3.1-8B as published, and one of a layer
-# like its target's for the larger model; and four of Medusa's, which have their
-# target's sizes.
+# like its target's for the larger model; four of Medusa's, which have their
+# target's sizes; and DFlash's for Qwen3-8B as published, five layers like its
+# target's that say fifteen tokens at once.
 HEADS: dict[str, dict[str, Any]] = {
   "eagle3-llama-3.1-8b": _eagle3(4096, 32, 14336),
   "eagle3-llama-3.1-70b": _eagle3(8192, 64, 28672),
   "medusa-llama-3.1-8b": _MEDUSA,
   "medusa-llama-3.1-70b": _MEDUSA,
+  "dflash-qwen3-8b": _qwen3(4096, 5, 32, 12288, tied=False)
+  | dict(
+    block_size=16,
+    num_target_layers=36,
+    dflash_config=dict(
+      mask_token_id=151669, target_layer_ids=[1, 9, 17, 25, 33]
+    ),
+  ),
 }
 
 # Encoder-decoders.
