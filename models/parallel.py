@@ -100,9 +100,17 @@ class Parallel(nnx.Module):
       # Which token of the target's each of its own is.
       self.target_ids = nnx.Variable(jnp.arange(words, dtype=jnp.int32))
 
-  def fuse(self, features: Array) -> Array:
-    """`[B, T, F] -> [B, T, H]`, what all layers read."""
-    return self.hidden_norm(self.fc(features.astype(self.dtype)))
+  def fuse(self, features: Array, put=None) -> Array:
+    """`[B, T, F] -> [B, T, H]`, what all layers read.
+
+    Args:
+      features: the target's.
+      put: as of `read`, or None. What is normed is whole: were it left cut
+        along channels, XLA would cut what lies between the target's layers so.
+    """
+    put = put or (lambda x, name: x)
+    x = put(self.fc(features.astype(self.dtype)), "act_btd")
+    return put(self.hidden_norm(x), "act_btd")
 
   def block(self, newest: Array) -> Array:
     """The tokens of a block, `i32[B, 1] -> i32[B, K + 1]`."""
@@ -126,7 +134,7 @@ class Parallel(nnx.Module):
       put: lays an array out, see `models.sharding.constrain`.
     """
     c, start, fed = self.config.layers, cache.length, features.shape[1]
-    x = put(self.fuse(features), "act_btd")
+    x = self.fuse(features, put)
     rotary = rotary_table(c, start[:, None] + np.arange(fed))
     for i, layer in enumerate(self.layers):
       kv, where = _of_layer(cache, i)

@@ -115,7 +115,21 @@ def test_a_head_is_cut_as_its_target_and_its_cache_is_never_gathered():
   assert counts(found, "draft_step") == {"all-reduce": 2 * 3, "all-gather": 3}
 
 
-def test_heads_that_are_cut_leave_their_target_as_it_is():
+_DFLASH = dict(
+  shapes.SHAPES["llama-3.2-1b"], model_type="qwen3", num_hidden_layers=2,
+  block_size=5, dflash_config=dict(mask_token_id=7, target_layer_ids=[1, 5, 9]),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  "kind, settings",
+  [
+    ("medusa", shapes.HEADS["medusa-llama-3.1-8b"]),
+    pytest.param("parallel", _DFLASH, marks=pytest.mark.heavy),
+  ],
+  ids=["medusa", "parallel"],
+)
+def test_heads_that_are_cut_leave_their_target_as_it_is(kind, settings):
   """The features they read are whole: no layer is cut along channels."""
   target = model("llama-3.2-1b")
   about = head_checkpoints.Target(
@@ -123,9 +137,7 @@ def test_heads_that_are_cut_leave_their_target_as_it_is():
   )
   found = compiled(
     "v5e-4", "llama-3.2-1b", None, tree=tree_lib.chain(2), rule="token",
-    head=head_checkpoints.shape(
-      shapes.HEADS["medusa-llama-3.1-8b"], about, kind="medusa"
-    ),
+    head=head_checkpoints.shape(settings, about, kind=kind),
     layout=Layout(data=1, model=4, draft=4),
   )  # fmt: skip
   assert found.donation_honoured
