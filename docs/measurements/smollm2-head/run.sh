@@ -1,7 +1,7 @@
 #!/bin/sh
 # What docs/evaluation.md says of heads for SmolLM2: text that it makes up by itself, the
 # features of it, a head trained on all of it, what that does for the questions at
-# temperatures 0 and 1 (`cold`, `warm`), which drafts pay (`shapes`), and a study of what
+# temperatures 0 and 1 (`cold`, `warm`), which drafts pay (`shapes`, and `ranked` before it), and a study of what
 # bounds a head (`bounds`; `less` with parts of the text). Wants the machine for itself:
 # half an hour of two cores for the text, minutes for the features, an hour for
 # the head, most of an hour for the questions. COMPUTE=bfloat16 trains in it, where
@@ -94,11 +94,45 @@ cold() { # what pays, on the 120 questions of the first section
     --systems="plain,ngram,$both"
 }
 
-dynamic=eagle3:num_speculative_tokens=3,num_nodes=6,num_children=4,rule=match
+# The fastest static tree of the head, by ranks counted along other questions and passes
+# timed one at a time; its last line is the flag that drafts it.
+ranked() {
+  [ -e "$out/ranked.jsonl" ] || "$python" - "$questions" "$out/ranked.jsonl" <<'END' || exit 1
+import json, sys
+from launch.evaluation import questions
+every = questions.read(sys.argv[1])
+asked = questions.subset(every, 26, seed=0)
+with open(sys.argv[2], "w") as file:
+  for one in questions.subset(every, 52, seed=0):
+    if one not in asked:
+      turn = {"role": "user", "content": one.turns[0]}
+      print(json.dumps({"messages": [turn]}), file=file)
+END
+  set -- --config=configs/smollm2.py --config.draft="$out/head" --config.repeats=0 \
+    --config.elsewhere=0 --config.widths="()" --config.max_new_tokens=64 \
+    --prompts="$out/ranked.jsonl"
+  [ -e "$out/costs.json" ] || "$python" -m launch.benchmark "$@" \
+    --config.$one=3 --noreference --output="$out/costs.json" || exit 1
+  [ -e "$out/ranked.json" ] || "$python" -m launch.tools.best_tree "$@" \
+    --config.siblings=top_k --config.rule=match --benchmark="$out/costs.json" \
+    --output="$out/ranked.json" || exit 1
+}
+
+static() { # the fastest tree of so many nodes
+  "$python" -c 'import json, sys
+trees = json.load(open(sys.argv[1]))["trees"]
+print(",".join(map(str, trees[int(sys.argv[2])]["parents"])))' "$out/ranked.json" "$1"
+}
+
+certain=siblings=top_k,rule=match
+dynamic=eagle3:$one=3,num_nodes=6,num_children=4,rule=match
 
 shapes() { # which draft pays
+  ranked
+  two=$(static 2) && six=$(static 6) || exit 1
+  alone=eagle3:$one=1,eagle3:$one=2,eagle3:tree=$two,$certain,eagle3:tree=$six,$certain
   ask shapes --config.max_new_tokens=64 --subset=26 --temperatures=0 \
-    --systems="plain,eagle3:$one=1,eagle3:$one=2,$dynamic,eagle3:$one=4,$beside,$both"
+    --systems="plain,$alone,$dynamic,eagle3:$one=4,$beside,$both"
 }
 
 warm() {
