@@ -6,6 +6,8 @@ the `speculators` library does (`layers.0`, `speculators_model_type`).
 """
 
 import dataclasses
+import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +17,7 @@ from models.layers import TransformerConfig
 from models.transformer import FINAL, Features
 from models.weights import Tensor
 
+_NUMBER = re.compile(r"layers\.(\d{1,3})\.")
 _MOST_FUSED = 64  # layers whose features are fused; published heads fuse 3
 # Parameter -> the tensor's name in the normal form, and whether it lies turned.
 _TABLE = {
@@ -74,9 +77,19 @@ _KNOWN = frozenset(
   transformers_version torch_dtype dtype use_cache initializer_range
   pretraining_tp attention_dropout bos_token_id eos_token_id pad_token_id
   _name_or_path target_model_type num_local_experts num_experts_per_tok
-  output_router_logits router_aux_loss_coef
+  experts_per_token output_router_logits router_aux_loss_coef
+  has_no_defaults_at_init enable_sp_ulysses
   """.split()
 )
+# What NVIDIA's `eagle_config` says besides, and must say.
+_OF_EAGLE_CONFIG = {
+  "use_aux_hidden_state": True,
+  "use_last_layernorm": True,
+  "use_input_layernorm_in_first_layer": True,
+  "use_mtp_layernorm": False,
+  "next_layer_regular": True,
+  "parallel_draft_step": 1,
+}
 _OTHER_KINDS = ("peagle", "dspark", "mtp", "mlp", "eagle", "medusa")
 
 
@@ -98,6 +111,7 @@ def shape(
   Raises:
     ValueError: for switches that are not known, or another target.
   """
+  config = _flat(config)
   kind = config.get("speculators_model_type")
   if kind is not None and kind != "eagle3":
     known = "another head" if kind in _OTHER_KINDS else "unknown"
@@ -105,13 +119,12 @@ def shape(
       "speculators_model_type must be 'eagle3' or 'dflash', got "
       f"{kind!r} ({known})"
     )
-  if unknown := sorted(set(config) - _KNOWN):
-    raise ValueError(f"settings that are not known: {', '.join(unknown)}")
+  _refuse("settings", config, _KNOWN)
   if tensors is None:
     third = kind == "eagle3" or generation == 3
   else:
     third = kind == "eagle3" or "layers.0.hidden_norm.weight" in tensors
-  layer, _ = _layer(config)
+  layer, _ = _layer(config, tensors, third)
   if layer.vocab_size != target.vocab_size:
     raise ValueError(
       f"it was made for {layer.vocab_size} tokens, and the target has "
@@ -134,16 +147,27 @@ def table(
   Args:
     config, tensors: as of `shape`.
   """
-  layer, tied = _layer(config)
+  config = _flat(config)
+  third = "layers.0.hidden_norm.weight" in tensors
+  layer, tied = _layer(config, tensors, third)
   found = _TABLE | {
     f"later.{i - 1}.{name}": (f"layers.{i}.{tensor}", turned)
     for i in range(1, layer.num_layers)
     for name, (tensor, turned) in _LATER.items()
   }
   own = "embed_tokens.weight" in tensors and "lm_head.weight" not in tensors
-  if tied and own:  # its embedding is its output projection too
+  if tied and own and third:  # its embedding is its output projection too
     found["lm_head.kernel"] = ("embed_tokens.weight", True)
   return found
+
+
+def _flat(config: Mapping[str, Any]) -> Mapping[str, Any]:
+  """The configuration without vLLM's nesting of EAGLE-1's."""
+  nested = config.get("model")
+  if config.get("model_type") != "eagle" or not isinstance(nested, Mapping):
+    return config
+  rest = {k: v for k, v in config.items() if k not in ("model", "model_type")}
+  return {**nested, **rest}
 
 
 def _layer_json(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -153,32 +177,86 @@ def _layer_json(config: Mapping[str, Any]) -> Mapping[str, Any]:
   nested = config.get("transformer_layer_config")
   if not isinstance(nested, Mapping):
     raise ValueError("transformer_layer_config must be an object")
+  _refuse("settings of transformer_layer_config", nested, _KNOWN)
   return nested
 
 
-def _layer(config: Mapping[str, Any]) -> tuple[TransformerConfig, bool]:
+def _layer(
+  config: Mapping[str, Any],
+  tensors: Mapping[str, Tensor] | None,
+  third: bool,
+) -> tuple[TransformerConfig, bool]:
   """The configuration of the head's layers, and whether embeddings are tied.
 
   A head may say `qkv_bias`; a missing base of the rotary frequencies is 10,000
-  whatever the target's is. What layers after the first are is known of
-  speculators' heads alone.
+  whatever the target's is. Only speculators' heads are made of the layers that
+  their `model_type` names: the others' are Llama's, whatever their target's
+  are, and where the tensors tell they are believed.
   """
   settings = dict(_layer_json(config))
+  speculators = config.get("speculators_model_type") is not None
+  if not speculators and tensors is not None:
+    settings["model_type"] = _family(settings, tensors)
+  if not speculators and tensors is None:
+    settings["model_type"] = "llama"
   if settings.get("model_type") not in ("llama", "qwen2", "qwen3"):
     settings["model_type"] = "llama"  # as "mixtral", whose heads are dense
   bias = settings.pop("qkv_bias", None)
   count = settings.setdefault("num_hidden_layers", 1)
-  if count != 1 and config.get("speculators_model_type") is None:
+  if third and not speculators and tensors is not None:
+    count = settings["num_hidden_layers"] = _num_layers(tensors)
+  if count != 1 and not third:
+    raise ValueError(f"num_hidden_layers must be 1 in EAGLE-1, got {count!r}")
+  if count != 1 and tensors is None and not speculators:
     raise ValueError(
-      f"num_hidden_layers must be 1 in a head of this format, got {count!r}"
+      "num_hidden_layers must be 1 where no tensors are there to tell, got "
+      f"{count!r}"
     )
-  settings.pop("layer_types", None)
+  kinds = settings.pop("layer_types", None) or []
+  window = settings.pop("sliding_window", None)
+  slides = settings.pop("use_sliding_window", False)
+  if (slides and window is not None) or "sliding_attention" in kinds:
+    raise ValueError("heads whose layers have a sliding window are not known")
   layer = head_layers({**settings, "use_sliding_window": False})
   tied = layer.tied_embeddings
   layer = dataclasses.replace(layer, tied_embeddings=False)
   if bias is not None:
     layer = dataclasses.replace(layer, qkv_bias=_flag("qkv_bias", bias))
   return layer, tied
+
+
+def _family(
+  settings: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> str | None:
+  """Whose layer it is: Qwen's have what Llama's have not."""
+  named = settings.get("model_type")
+  if named == "qwen2" and "layers.0.self_attn.q_proj.bias" not in tensors:
+    return "llama"
+  if named == "qwen3" and "layers.0.self_attn.q_norm.weight" not in tensors:
+    return "llama"
+  return named
+
+
+def _num_layers(tensors: Mapping[str, Tensor]) -> int:
+  """Layers of a native EAGLE-3 head, whose configuration may say its target's.
+
+  Raises:
+    ValueError: if a later one is not Llama's.
+  """
+  numbers = {int(m[1]) for name in tensors if (m := _NUMBER.match(name))}
+  count = len(numbers)
+  if numbers != set(range(count)):
+    raise ValueError(f"layers are not numbered from 0 on: {sorted(numbers)}")
+  if any(f"layers.{i}.hidden_norm.weight" in tensors for i in range(1, count)):
+    raise ValueError("later layers that read embeddings too are not known")
+  return count
+
+
+def _refuse(what: str, given: Mapping[str, Any], known) -> None:
+  """Raises ValueError for what is not known; `_private` names say nothing."""
+  unknown = sorted(k for k in set(given) - {*known} if not k.startswith("_"))
+  if unknown:
+    raise ValueError(f"{what} that are not known: {', '.join(unknown)}")
 
 
 def _flag(name: str, value: Any) -> bool:
@@ -194,7 +272,8 @@ def _first(config, layer, target: Target) -> tuple[EagleConfig, Features]:
       f"its width is {layer.embed_dim}, and the target's {target.embed_dim}"
     )
   for switch in ("add_para_norm", "layernorms", "truncated_vocab_size"):
-    if config.get(switch):
+    given = config.get(switch)
+    if given and (switch, given) != ("truncated_vocab_size", layer.vocab_size):
       raise ValueError(f"{switch} is not supported, got {config[switch]!r}")
   found = EagleConfig(
     layer=layer,
@@ -211,13 +290,14 @@ def _third(
 ) -> tuple[EagleConfig, Features]:
   """EAGLE-3 and its descendants."""
   switches = {s: _flag(s, config.get(s, False)) for s in EAGLE3_SWITCHES}
-  if config.get("speculators_model_type") is None and "norm_output" in config:
-    # SpecForge had the key for whether logits are normed, and until September
-    # 2026 wrote it of heads that feed back what is not. Beside fc_norm it is
-    # EAGLE-3.1's, as servers read it.
-    if config["norm_output"] is not True:
-      raise ValueError("norm_output must be true in this format")
-    switches["norm_output"] = switches["fc_norm"]
+  if config.get("speculators_model_type") is None:
+    # Until September 2026 SpecForge had `norm_output` for whether logits are of
+    # the normed state, true by default, and fed back what is not normed; since
+    # then, and in all servers, it says what is fed back. Logits are of the
+    # normed state here, and what is fed back is it where the features are
+    # normed too: that is EAGLE-3.1, which no earlier head is.
+    normed = switches["fc_norm"] or switches["norm_before_fc"]
+    switches["norm_output"] = switches["norm_output"] and normed
   layers = _fused_layers(config, target.num_layers)
   width = config.get("target_hidden_size") or target.embed_dim
   if width != target.embed_dim:
@@ -226,6 +306,8 @@ def _third(
       f"{target.embed_dim}"
     )
   draft_vocab = config.get("draft_vocab_size")
+  if draft_vocab is None and "d2t" in tensors:
+    draft_vocab = tensors["d2t"].shape[0]
   if draft_vocab is None or draft_vocab == layer.vocab_size:
     draft_vocab = None
   elif type(draft_vocab) is not int:
@@ -256,8 +338,12 @@ def _fused_layers(config, num_layers: int) -> tuple[int, ...]:
   nested = config.get("eagle_config") or {}
   if not isinstance(nested, Mapping):
     raise ValueError("eagle_config must be an object")
-  if nested.get("use_aux_hidden_state", True) is not True:
-    raise ValueError("eagle_config.use_aux_hidden_state must be true")
+  _refuse("settings of eagle_config", nested, {name, *_OF_EAGLE_CONFIG})
+  for key, only in _OF_EAGLE_CONFIG.items():
+    if nested.get(key, only) != only:
+      raise ValueError(
+        f"eagle_config.{key} must be {json.dumps(only)}, got {nested[key]!r}"
+      )
   if nested.get(name) is not None:
     ids, shift = nested[name], 1
   elif config.get(name) is not None:

@@ -67,8 +67,9 @@ class Head:
 def is_head(directory: str) -> bool:
   """Whether a directory holds a head, and not a model of its own."""
   path = pathlib.Path(directory)
-  if (path / "medusa_lm_head.pt").is_file():
-    return True
+  for ending in ("pt", "safetensors"):
+    if (path / f"medusa_lm_head.{ending}").is_file():
+      return True
   file = path / "config.json"
   if not file.is_file():
     return False
@@ -83,7 +84,7 @@ def is_head(directory: str) -> bool:
       names = set(head_files.normal_names(head_files.open_tensors(path, stack)))
   except (ValueError, FileNotFoundError):
     return False
-  return "fc.weight" in names
+  return "fc.weight" in names or "heads.0.lm_head.weight" in names
 
 
 def shape(
@@ -111,7 +112,7 @@ def shape(
     return medusa_format.blockwise_shape(config, target)
   if (
     "medusa_num_heads" in config
-    or kind == "medusa"
+    or "medusa" in (kind, config.get("model_type"))
     or any(name.startswith("heads.") for name in tensors or ())
   ):
     return medusa_format.shape(config, target, tensors)

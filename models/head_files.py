@@ -27,7 +27,7 @@ from models.weights import CheckpointError, Tensor
 
 # Other names of the same, in order.
 _ALIASES = (
-  (re.compile(r"^(model|medusa_head|eagle)\."), ""),
+  (re.compile(r"^(model|eagle)\."), ""),
   (re.compile(r"^midlayer\."), "layers.0."),
   (re.compile(r"^draft_id_to_target_id$"), "d2t"),
   (re.compile(r"^fc_norms\."), "fc_norm."),
@@ -47,12 +47,50 @@ def normal_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     CheckpointError: if two have one name.
   """
   found: dict[str, Tensor] = {}
-  for name, tensor in tensors.items():
+  for name, tensor in _repeated(_of_head(tensors)).items():
     for pattern, new in _ALIASES:
       name = pattern.sub(new, name)
     if name in found:
       raise CheckpointError(f"twice: {found[name].name} and {tensor.name}")
     found[name] = tensor
+  return found
+
+
+def _of_head(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+  """Medusa's heads without the model that they were merged with."""
+  prefix = "medusa_head."
+  merged = {n: t for n, t in tensors.items() if n.startswith(prefix)}
+  return {n.removeprefix(prefix): t for n, t in merged.items()} or tensors
+
+
+_PROJECTION = re.compile(r"(\d{1,3})\.(\d{1,3})\.weight")
+
+
+def _repeated(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+  """Medusa's blocks, each by its name, where a file has what they share once.
+
+  All blocks of a head are one, run as often as the number of its projection
+  says; safetensors keeps the first name of it.
+
+  Raises:
+    CheckpointError: if some are there, and others are not.
+  """
+  found = dict(tensors)
+  for name in tensors:
+    if not (parts := _PROJECTION.fullmatch(name)):
+      continue
+    head, count = parts[1], int(parts[2])
+    block = lambda i, h=head: f"{h}.{i}.linear."
+    there = [any(n.startswith(block(i)) for n in tensors) for i in range(count)]
+    if all(there) or not any(there):
+      continue
+    if there != [True] + [False] * (count - 1):
+      missing = [f"{block(i)}weight" for i, yes in enumerate(there) if not yes]
+      raise CheckpointError(f"missing: {', '.join(missing)}")
+    first = [n for n in tensors if n.startswith(block(0))]
+    for i in range(1, count):
+      for n in first:
+        found[block(i) + n.removeprefix(block(0))] = tensors[n]
   return found
 
 
@@ -200,6 +238,8 @@ def fill(
     module.target_ids = nnx.Variable(placed(ids, ["target_ids"], place))
   if found.draft_vocab_size is not None or found.kind == "eagle3":
     used |= {"d2t", "t2d"}  # of a whole vocabulary they say nothing
+  if found.kind == "medusa":
+    used |= {"token_map"}  # vLLM's; of a whole vocabulary it says nothing
   refuse_rest(path, tensors, used)
   return module
 

@@ -5,8 +5,8 @@ SpecForge has it; with switches or several layers as `speculators` does),
 Medusa's with its authors' names of tensors, DFlash's as its authors do, or, of
 a vocabulary of its own, as `speculators` does. Of blockwise heads nothing was
 published: their `config.json` says "blockwise", and the tensors have the names
-of `models.heads.Blockwise`. What is the target's own, embedding and shared
-output projection, is not written.
+of `models.heads.Blockwise`. Embedding and output projection are not written
+where they are the target's.
 """
 
 import dataclasses
@@ -21,15 +21,16 @@ import numpy as np
 import safetensors.numpy
 from flax import nnx
 
-from models import draft_vocabulary
+from models import draft_vocabulary, head_shapes
 from models.eagle import EAGLE3_SWITCHES, Eagle, Eagle3
-from models.head_shapes import HeadModule
+from models.head_shapes import HeadModule, Target
 from models.heads import Blockwise, Medusa
 from models.huggingface_config import llama_json
 from models.layers import TransformerConfig
 from models.parallel import Parallel
 from models.transformer import Features
 
+_SPECULATED = 3  # tokens that EAGLE-3's file proposes to a server
 _DTYPES = ("float32", "bfloat16", "float16")
 _LAYER = {
   "attention.q": "self_attn.q_proj",
@@ -54,6 +55,7 @@ def save(
   *,
   features: Features = (),
   dtype=jnp.bfloat16,
+  target: Target | None = None,
 ) -> None:
   """Writes a head, which `models.head_checkpoints.load` reads.
 
@@ -62,6 +64,8 @@ def save(
     directory: created if need be; files of the same names are replaced.
     features: of an EAGLE-3 or DFlash head, the layers whose inputs it reads.
     dtype: of the file: float32, bfloat16 or float16.
+    target: what the head drafts for, with its arrays: those of the head that
+      are not equal to them are written too. None: all that may be are its.
 
   Raises:
     ValueError: if the format cannot express the head, or the dtype is another
@@ -73,9 +77,26 @@ def save(
     settings, tensors = _blockwise(module)
   elif isinstance(module, Parallel):
     settings, tensors = _parallel(module, features, jnp.dtype(dtype).name)
+    if target is not None and "dflash_config" in settings:
+      settings["num_target_layers"] = target.num_layers
   else:
     settings, tensors = _eagle(module, features, jnp.dtype(dtype).name)
-  write(directory, settings, tensors, dtype=dtype)
+  write(directory, settings, tensors | _own(module, target), dtype=dtype)
+
+
+def _own(module: HeadModule, target: Target | None) -> dict[str, np.ndarray]:
+  """What a head has of its own where others have their target's arrays."""
+  if target is None:
+    return {}
+  lent = {"embed.embedding": target.embedding}
+  if head_shapes.says_by_target(module):
+    lent["lm_head.kernel"] = np.asarray(target.output()).T
+  found = {}
+  for name, array in parameters(module).items():
+    if name in lent and not np.array_equal(array, np.asarray(lent[name])):
+      part = {"embed": "embed_tokens"}.get(name.split(".")[0], "lm_head")
+      found[f"{part}.weight"] = array
+  return found
 
 
 def write(
@@ -125,17 +146,14 @@ def write(
 def _eagle(module: Eagle | Eagle3, features: Features, dtype: str):
   config, layer = module.config, module.config.layer
   third = isinstance(module, Eagle3)
-  switches = {s: True for s in EAGLE3_SWITCHES if getattr(config, s)}
-  other = bool(switches) or layer.num_layers > 1  # speculators' own
-  settings = _layer_json(layer, dtype) | {
-    "architectures": ["LlamaForCausalLMEagle3" if third else "EagleModel"],
-  }
+  switches = {s: getattr(config, s) for s in EAGLE3_SWITCHES}
+  other = layer.num_layers > 1 or layer.qk_norm or any(switches.values())
   first = "midlayer" if third and not other else "layers.0"
   tensors = {}
   for name, array in parameters(module).items():
     part, _, leaf = name.rpartition(".")
     if part == "embed" or (part == "lm_head" and not third):
-      continue  # the target's
+      continue  # see `_own`
     prefix = first
     if part.startswith("later."):
       _, number, part = part.split(".", 2)
@@ -146,23 +164,30 @@ def _eagle(module: Eagle | Eagle3, features: Features, dtype: str):
     part = f"{prefix}.{known}" if known else part
     tensors[f"{part}.{'bias' if leaf == 'bias' else 'weight'}"] = array
   if not third:
-    return settings | {"bias": config.fc_bias}, tensors
-  words = config.draft_vocab_size
+    return _layer_json(layer, dtype) | {
+      "architectures": ["EagleModel"],
+      "bias": config.fc_bias,
+    }, tensors
   ids = "eagle_aux_hidden_state_layer_ids"
   if other:
-    inner = {k: v for k, v in settings.items() if k != "architectures"}
-    settings = {
-      "architectures": ["Eagle3Speculator"],
-      "speculators_model_type": "eagle3",
-      "transformer_layer_config": inner,
+    settings = _speculators("eagle3", "Eagle3Speculator", _SPECULATED) | {
+      "transformer_layer_config": _qwen3_json(layer, dtype)
+      if layer.qk_norm
+      else _layer_json(layer, dtype),
       ids: [int(i) for i in features],
       **switches,
     }
   else:  # here layers are numbered by what they give
-    settings["eagle_config"] = {
-      ids: [int(i) - 1 for i in features],
-      "use_aux_hidden_state": True,
+    settings = _layer_json(layer, dtype) | {
+      "architectures": ["LlamaForCausalLMEagle3"],
+      "eagle_config": {
+        ids: [int(i) - 1 for i in features],
+        "use_aux_hidden_state": True,
+      },
     }
+  if config.num_features != config.num_fused * layer.embed_dim:
+    settings["target_hidden_size"] = config.num_features // config.num_fused
+  words = config.draft_vocab_size
   settings["draft_vocab_size"] = words or layer.vocab_size
   if words:
     tensors |= draft_vocabulary.tensors_of(
@@ -171,19 +196,33 @@ def _eagle(module: Eagle | Eagle3, features: Features, dtype: str):
   return settings, tensors
 
 
+def _speculators(kind: str, architecture: str, drafted: int) -> dict[str, Any]:
+  """What every configuration of `speculators` has; servers want all of it."""
+  return {
+    "architectures": [architecture],
+    "speculators_model_type": kind,
+    "speculators_config": {
+      "algorithm": kind,
+      "default_proposal_method": "greedy",
+      "proposal_methods": [
+        {"proposal_type": "greedy", "speculative_tokens": drafted}
+      ],
+      "verifier": {"name_or_path": None, "architectures": []},
+    },
+  }
+
+
 def _parallel(module: Parallel, features: Features, dtype: str):
   config, layers = module.config, module.config.layers
   if not layers.qk_norm or layers.mlp_bias:
     raise ValueError("this format's layers are Qwen3's")
-  inner = _layer_json(dataclasses.replace(layers, qk_norm=False), dtype)
-  del inner["mlp_bias"], inner["architectures"]
-  inner["model_type"] = "qwen3"
+  inner = _qwen3_json(layers, dtype)
   words = config.draft_vocab_size
   tensors = {}
   for name, array in parameters(module).items():
     part, _, leaf = name.rpartition(".")
     if part == "embed" or (part == "lm_head" and not words):
-      continue  # the target's
+      continue  # see `_own`
     leaf = "bias" if leaf == "bias" else "weight"
     part = {"final_norm": "norm"}.get(part, part)
     if part.startswith("layers."):
@@ -203,9 +242,7 @@ def _parallel(module: Parallel, features: Features, dtype: str):
   tensors |= draft_vocabulary.tensors_of(
     module.target_ids[...], layers.vocab_size
   )
-  return {
-    "architectures": ["DFlashDraftModel"],
-    "speculators_model_type": "dflash",
+  return _speculators("dflash", "DFlashDraftModel", config.num_depths) | {
     "transformer_layer_config": inner,
     "draft_vocab_size": words,
     "block_size": config.block_size,
@@ -213,6 +250,13 @@ def _parallel(module: Parallel, features: Features, dtype: str):
     "aux_hidden_state_layer_ids": [int(i) for i in features],
     "sample_from_anchor": False,
   }, tensors
+
+
+def _qwen3_json(layers: TransformerConfig, dtype: str) -> dict[str, Any]:
+  """The settings of layers that are Qwen3's."""
+  inner = _layer_json(dataclasses.replace(layers, qk_norm=False), dtype)
+  del inner["mlp_bias"], inner["architectures"]
+  return inner | {"model_type": "qwen3"}
 
 
 def _layer_json(layer: TransformerConfig, dtype: str) -> dict[str, Any]:

@@ -209,6 +209,13 @@ def _made(
     raise ValueError(f"layer_types must be full_attention, got {kinds!r:.80}")
   if settings.get("model_type") in (None, "llama"):
     settings["model_type"] = "qwen3"  # whatever its target is
+    if settings.get("head_dim") is None:  # as a Llama's, not Qwen3's 128
+      heads = _integer(
+        "num_attention_heads", settings.get("num_attention_heads")
+      )
+      settings["head_dim"] = settings.get("hidden_size", 0) // max(heads, 1)
+  if settings.get("use_sliding_window") and settings.get("sliding_window"):
+    raise ValueError("heads whose layers have a sliding window are not known")
   layers = head_layers({**settings, "use_sliding_window": False})
   layers = dataclasses.replace(layers, tied_embeddings=False)
   for name, mine, theirs in (

@@ -31,7 +31,7 @@ from launch.training.head_step import (
 from launch.training.records import say
 from launch.training.task import Task
 from models import checkpoints, head_saving, head_shapes, head_starts
-from models.head_shapes import KINDS
+from models.head_shapes import KINDS, Target
 from models.parallel import Parallel
 from models.tokenizers import Tokenizer
 from models.transformer import Features, Transformer, as_language_model
@@ -130,7 +130,7 @@ def task(config, texts, mesh: Mesh, folder: pathlib.Path) -> Task:
       stored=stored is not None,
     ),
     report=lambda sums, batches: _report(sums),
-    export=functools.partial(_export, config, features),
+    export=functools.partial(_export, config, target, features),
     begin=lambda folder: _note(folder, ids, stored),
     knows=True,
     batches=head_features.batches(config, stored, features),
@@ -324,10 +324,20 @@ def _report(sums) -> dict[str, float]:
   return record
 
 
-def _export(config, features: Features, module, directory: str) -> None:
+def _export(
+  config, target: Transformer, features: Features, module, directory: str
+) -> None:
+  about = Target(
+    num_layers=target.config.num_layers,
+    embed_dim=target.config.embed_dim,
+    vocab_size=target.config.vocab_size,
+    embedding=target.embed.embedding[...],
+    output=lambda: head_starts.output_rows(target),
+  )
   head_saving.save(
     module,
     directory,
     features=features,
     dtype=jnp.dtype(config.export_dtype),
+    target=about,
   )

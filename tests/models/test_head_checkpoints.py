@@ -137,11 +137,62 @@ FORMATS = {
         f"layers.{i}.input_layernorm.weight": random(H)}.items()}),
     "eagle3", (2, 6, 9),
   ),
+  "specforge, of a qwen2": (  # whose layers are a Llama's all the same
+    {**LAYER_JSON, "draft_vocab_size": VD, "model_type": "qwen2",
+     "sliding_window": 16, "use_sliding_window": False, "max_window_layers": 2},
+    eagle3(), "eagle3", (2, 6, 9),
+  ),
+  "specforge, of a mixture": (
+    {**LAYER_JSON, "draft_vocab_size": VD, "model_type": "gpt_oss",
+     "num_local_experts": 16, "experts_per_token": 4,
+     "eagle_config": {NAME: [1, 5, 10]}},
+    eagle3(), "eagle3", (2, 6, 11),
+  ),
+  "nvidia": (
+    {**LAYER_JSON, "draft_vocab_size": VD,
+     "eagle_config": {
+       NAME: [1, 5, 8], "use_aux_hidden_state": True,
+       "use_last_layernorm": True, "use_input_layernorm_in_first_layer": True,
+       "use_mtp_layernorm": False, "next_layer_regular": True,
+       "parallel_draft_step": 1}},
+    eagle3(), "eagle3", (2, 6, 9),
+  ),
+  "eagle3, its target's settings": (  # which has forty layers
+    {**LAYER_JSON, "num_hidden_layers": 40},
+    eagle3(), "eagle3", (2, 6, 9),
+  ),
+  "eagle3, two layers": (
+    {**LAYER_JSON, "draft_vocab_size": VD, "num_hidden_layers": 2},
+    eagle3(**{**layer("layers.1", read=H),
+              "layers.1.input_layernorm.weight": random(H)}),
+    "eagle3", (2, 6, 9),
+  ),
+  "eagle, vllm": (
+    {"model_type": "eagle", "model": LAYER_JSON, "truncated_vocab_size": V,
+     "architectures": ["EAGLEModel"]},
+    {**layer("layers.0", read=H), "fc.weight": random(H, 2 * H),
+     "fc.bias": random(H)},
+    "eagle", (FINAL,),
+  ),
+  "eagle, tied": (  # its output projection is the target's none the less
+    {**LAYER_JSON, "bias": False, "tie_word_embeddings": True,
+     "model_type": "mistral", "sliding_window": 16},
+    {**layer("layers.0", read=H), "fc.weight": random(H, 2 * H),
+     "embed_tokens.weight": random(V, H)},
+    "eagle", (FINAL,),
+  ),
   "medusa": (
     dict(medusa_num_heads=2, medusa_num_layers=1),
     {f"{h}.{name}": value for h in range(3) for name, value in {
       "0.linear.weight": random(H, H), "0.linear.bias": random(H),
       "1.weight": random(V, H)}.items()},
+    "medusa", (FINAL,),
+  ),
+  "medusa, one block run twice": (
+    dict(medusa_num_heads=2, medusa_num_layers=2),
+    {f"medusa_head.{h}.{name}": value for h in range(2) for name, value in {
+      "0.linear.weight": random(H, H), "0.linear.bias": random(H),
+      "2.weight": random(V, H)}.items()},
     "medusa", (FINAL,),
   ),
   "medusa, vllm": (
@@ -187,6 +238,8 @@ def test_a_format_tells_by_itself_what_it_is(name, tmp_path):
   assert (head.kind, head.features) == (kind, features)
   # Every number of the file is in the network, and all others the target's.
   floats = [v for v in tensors.values() if v.dtype == np.float32]
+  if "run twice" in name:
+    floats += [v for n, v in tensors.items() if ".linear." in n]
   kept = [np.asarray(x) for x in jax.tree.leaves(nnx.state(head.module))]
   count = lambda arrays: sum(float(np.abs(x).sum()) for x in arrays)
   shared = {}
@@ -238,16 +291,18 @@ def test_a_head_knows_the_positions_that_its_file_says():
   """Whatever those of its target are; Medusa's and blockwise heads know all."""
   found = {}
   for name, (settings, tensors, *_) in FORMATS.items():
-    files = dict.fromkeys(head_files.normal_names(
+    files = head_files.normal_names(
       {n: Tensor(name=n, shape=v.shape, kind="F32", read=None)
        for n, v in tensors.items()}
-    ))  # fmt: skip
+    )  # fmt: skip
     shape = head_checkpoints.shape(settings, TARGET, files)
     found[name] = shape.max_positions
     module = nnx.eval_shape(lambda s=shape: s.make(rngs=nnx.Rngs(0)))
     model, _ = head_shapes.functions(module)
     assert getattr(model, "max_positions", None) == shape.max_positions
-  free = {"medusa", "medusa, vllm", "blockwise"}
+  free = {
+    n for n, (_, _, k, _) in FORMATS.items() if k in ("medusa", "blockwise")
+  }
   assert found == {n: None if n in free else 32 for n in FORMATS}
 
 
@@ -283,10 +338,27 @@ def test_switches_are_those_of_the_format(tmp_path):
   assert load("medusa").num_heads == 3  # whatever its configuration says
 
 
+def test_medusas_file_is_a_head_without_a_configuration(tmp_path):
+  directory = write(tmp_path / "head", "medusa, one block run twice")
+  (tmp_path / "head" / "config.json").unlink()
+  (tmp_path / "head" / "model.safetensors").rename(
+    tmp_path / "head" / "medusa_lm_head.safetensors"
+  )
+  assert head_checkpoints.is_head(directory)
+  assert head_checkpoints.load(directory, TARGET).kind == "medusa"
+
+
 def test_the_same_key_means_another_thing_in_another_format(tmp_path):
-  config = {**FORMATS["specforge"][0], "norm_output": True}
-  directory = write(tmp_path / "head", "specforge", config=config)
-  assert not head_checkpoints.load(directory, TARGET).module.config.norm_output
+  """What SpecForge wrote of heads whose logits are normed."""
+  for said in (True, False):
+    config = {**FORMATS["specforge"][0], "norm_output": said}
+    directory = write(tmp_path / "head", "specforge", config=config)
+    found = head_checkpoints.load(directory, TARGET).module.config
+    assert not found.norm_output
+  config |= {"norm_before_fc": True, "norm_output": True}
+  norm = {"input_norm.weight": random(3 * H)}
+  directory = write(tmp_path / "head", "specforge", config=config, **norm)
+  assert head_checkpoints.load(directory, TARGET).module.config.norm_output
 
 
 @pytest.mark.parametrize(
@@ -301,8 +373,19 @@ def test_the_same_key_means_another_thing_in_another_format(tmp_path):
     ("eagle3", {"d2t": IDS[:4]}, "d2t, expected 5 integers"),
     ("eagle3", dict(config={**FORMATS["eagle3"][0], "window": 3}),
      "settings that are not known: window"),
-    ("specforge", dict(config={**FORMATS["specforge"][0],
-                               "norm_output": False}), "must be true"),
+    ("specforge", dict(config={**FORMATS["specforge"][0], "eagle_config": {
+      NAME: [1, 5, 8], "use_last_layernorm": False}}), "must be true, got Fal"),
+    ("specforge", dict(config={**FORMATS["specforge"][0], "eagle_config": {
+      NAME: [1, 5, 8], "foo": 1}}), "settings of eagle_config .* known: foo"),
+    ("speculators", dict(config={**SPECULATORS, "transformer_layer_config": {
+      **LAYER_JSON, "foo": 1}}), "_layer_config that are not known: foo"),
+    ("speculators", dict(config={**SPECULATORS, "transformer_layer_config": {
+      **LAYER_JSON, "model_type": "qwen3", "use_sliding_window": True,
+      "sliding_window": 8}}), "have a sliding window"),
+    ("eagle3, two layers", {"layers.1.hidden_norm.weight": random(H)},
+     "later layers that read embeddings"),
+    ("medusa, one block run twice", {"medusa_head.0.3.weight": random(V, H),
+     "medusa_head.0.1.linear.weight": random(H, H)}, "missing: 0.2.linear"),
     ("eagle3", {"t2d": np.ones(V, bool)}, "t2d does not mark"),
     ("eagle", {"layers.0.input_layernorm.weight": random(H)}, "unexpected"),
     ("eagle", dict(config={**LAYER_JSON, "vocab_size": 99}), "for 99 tokens"),
@@ -440,26 +523,33 @@ def test_logits_are_those_of_the_formulas_by_published_names(name, tmp_path):
   np.testing.assert_allclose(logits[0], expected, rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize("name", ["medusa", "medusa, vllm"])
+@pytest.mark.parametrize(
+  "name", ["medusa", "medusa, one block run twice", "medusa, vllm"]
+)
 def test_medusas_logits_are_those_of_the_formulas_by_published_names(
   name, tmp_path
 ):
-  tensors = FORMATS[name][1]
+  tensors = {
+    n.removeprefix("medusa_head."): v for n, v in FORMATS[name][1].items()
+  }
+  times = 2 if "run twice" in name else 1
   head = head_checkpoints.load(write(tmp_path / "head", name), TARGET)
   marginals, params = head.functions()
   x = random(2, H)
   found = marginals(params, jnp.asarray(x))
   for number in range(found.shape[1]):
-    if name == "medusa":
-      linear = tensors[f"{number}.0.linear.weight"]
-      bias, out = (
-        tensors[f"{number}.0.linear.bias"], tensors[f"{number}.1.weight"]
-      )  # fmt: skip
-    else:
+    if name == "medusa, vllm":
       linear, bias = tensors[f"blocks.{number}.layers.0.weight"], 0
       out = tensors[f"lm_heads.{number}.weight"]
-    y = x @ linear.T + bias
-    expected = (x + y / (1 + np.exp(-y))) @ out.T
+    else:
+      linear = tensors[f"{number}.0.linear.weight"]
+      bias = tensors[f"{number}.0.linear.bias"]
+      out = tensors[f"{number}.{times}.weight"]
+    state = x
+    for _ in range(times):
+      y = state @ linear.T + bias
+      state = state + y / (1 + np.exp(-y))
+    expected = state @ out.T
     np.testing.assert_allclose(found[:, number], expected, rtol=1e-3, atol=1e-3)
 
 

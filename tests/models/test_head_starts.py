@@ -256,6 +256,17 @@ MAKE |= {
     ),
     rngs=nnx.Rngs(1),
   ),
+  "eagle3, qwen's": lambda target: eagle.make(
+    dataclasses.replace(
+      LATER, layer=dataclasses.replace(CONFIG, num_layers=1, qk_norm=True),
+      fc_norm=False, norm_output=False,
+    ),
+    rngs=nnx.Rngs(1),
+  ),
+}  # fmt: skip
+FEW_WORDS = "parallel, few words"
+LATER_SWITCH = {
+  "eagle3, two layers": False, "eagle3, a switch": True, "eagle3, qwen's": False
 }  # fmt: skip
 READS = {"eagle3": (0, 1, 3), "parallel": (1, 3)}
 
@@ -266,7 +277,7 @@ def test_what_is_saved_is_what_is_read(kind, target, tmp_path):
   state = nnx.state(head, nnx.Param)
   noise = np.random.default_rng(0)
   for path, value in nnx.to_flat_state(state):
-    shared = path[0] == "embed" or (
+    shared = (path[0] == "embed" and kind not in LATER_SWITCH) or (
       kind in ("eagle", "parallel") and path[0] == "lm_head"
     )
     if not shared:
@@ -274,21 +285,17 @@ def test_what_is_saved_is_what_is_read(kind, target, tmp_path):
       value[...] = jnp.asarray(new, jnp.bfloat16).astype(jnp.float32)
   nnx.update(head, state)
   features = READS.get(kind.partition(",")[0], (FINAL,))
-  head_saving.save(head, str(tmp_path), features=features)
-  assert head_checkpoints.is_head(str(tmp_path))
-  found = head_checkpoints.load(
-    str(tmp_path),
-    Target(
-      num_layers=4, embed_dim=8, vocab_size=V,
-      embedding=target.embed.embedding[...],
-      output=lambda: target.lm_head.kernel[...],
-    ),
+  about = Target(
+    num_layers=4, embed_dim=8, vocab_size=V,
+    embedding=target.embed.embedding[...],
+    output=lambda: target.lm_head.kernel[...],
   )  # fmt: skip
+  head_saving.save(head, str(tmp_path), features=features, target=about)
+  assert head_checkpoints.is_head(str(tmp_path))
+  found = head_checkpoints.load(str(tmp_path), about)
   assert found.kind == kind.partition(",")[0]
   assert found.features == features
-  if kind in ("eagle3, two layers", "eagle3, a switch"):
-    assert found.module.config == head.config
-    head.embed.embedding[...] = target.embed.embedding[...]
+  assert found.module.config == head.config
   jax.tree.map(
     np.testing.assert_array_equal, nnx.state(found.module), nnx.state(head)
   )
@@ -300,7 +307,15 @@ def test_what_is_saved_is_what_is_read(kind, target, tmp_path):
   if found.kind == "parallel":
     assert (own.block_size, own.mask_token) == (4, 6)
   names = safetensors.numpy.load_file(tmp_path / "model.safetensors")
-  assert not [name for name in names if "embed_tokens" in name]
+  # These were not made of the target, and keep an embedding of their own.
+  own = kind in LATER_SWITCH
+  assert ("embed_tokens.weight" in names) == own
+  settings = json.loads((tmp_path / "config.json").read_text())
+  assert ("speculators_config" in settings) == (own or kind == FEW_WORDS)
+  if kind == "parallel":
+    assert settings["num_target_layers"] == 4
+  if own:  # servers have other defaults of their own
+    assert settings["norm_before_residual"] is LATER_SWITCH[kind]
 
 
 def test_eagle3_is_as_its_authors_save_it(target, tmp_path):
