@@ -1,7 +1,8 @@
 """The tokens that a head can say, where they are fewer than the target's.
 
 Files name them twice: `d2t` holds for each of them how far its id lies above
-its place, and `t2d` marks them among all.
+its place, and `t2d` marks them among all. vLLM's Medusa has `token_map` for
+both, the ids themselves.
 """
 
 from collections.abc import Mapping
@@ -56,8 +57,12 @@ def read(
     CheckpointError: if `d2t` is missing or is no list of W offsets.
     ValueError: if it names no tokens of rising ids, or `t2d` others.
   """
+  if "token_map" in tensors:
+    return _mapped(tensors["token_map"], size, vocab_size)
   if "d2t" not in tensors:
-    raise CheckpointError("missing: d2t, which token each drafted one is")
+    raise CheckpointError(
+      "missing: d2t or token_map, which token each drafted one is"
+    )
   found = tensors["d2t"]
   if found.shape != (size,) or found.kind not in ("I64", "I32"):
     raise CheckpointError(
@@ -77,4 +82,19 @@ def read(
     expected[ids] = True
     if known.shape != expected.shape or (known != expected).any():
       raise ValueError("t2d does not mark the tokens that d2t names")
+  return ids.astype(np.int32)
+
+
+def _mapped(found: Tensor, size: int, vocab_size: int) -> np.ndarray:
+  """As `read`, of the ids themselves, in any order."""
+  if found.shape != (size,) or found.kind not in ("I64", "I32"):
+    raise CheckpointError(
+      f"wrong shape or type: token_map, expected {size} integers, got "
+      f"{found.kind} of {found.shape}"
+    )
+  ids = np.asarray(found.read(())).astype(np.int64)
+  if len({*ids.tolist()}) < size or ids.min() < 0 or ids.max() >= vocab_size:
+    raise ValueError(
+      f"token_map must hold {size} ids below {vocab_size}, each once"
+    )
   return ids.astype(np.int32)

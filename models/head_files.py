@@ -239,7 +239,7 @@ def fill(
   if found.draft_vocab_size is not None or found.kind == "eagle3":
     used |= {"d2t", "t2d"}  # of a whole vocabulary they say nothing
   if found.kind == "medusa":
-    used |= {"token_map"}  # vLLM's; of a whole vocabulary it says nothing
+    used |= {"token_map"}
   refuse_rest(path, tensors, used)
   return module
 

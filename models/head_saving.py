@@ -271,8 +271,29 @@ def _layer_json(layer: TransformerConfig, dtype: str) -> dict[str, Any]:
 
 
 def _medusa(module: Medusa):
+  """Its authors' form, or vLLM's where some tokens cannot be said."""
   c = module.config
   tensors = {}
+  if c.draft_vocab_size is not None:
+    for name, array in parameters(module).items():
+      _, h, *rest = name.split(".")
+      leaf = "bias" if rest[-1] == "bias" else "weight"
+      tensors[
+        f"lm_heads.{h}.{leaf}"
+        if rest[0] == "lm_head"
+        else f"blocks.{h}.layers.{rest[1]}.{leaf}"
+      ] = array
+    ids = np.asarray(module.target_ids[...]).astype(np.int64)
+    return {
+      "architectures": ["MedusaModel"],
+      "model_type": "medusa",
+      "num_heads": c.num_heads,
+      "num_hidden_layers": c.num_layers,
+      "hidden_size": c.embed_dim,
+      "vocab_size": c.vocab_size,
+      "truncated_vocab_size": c.draft_vocab_size,
+      "medusa_fc_bias": c.bias,
+    }, tensors | {"token_map": ids}
   for h, head in enumerate(module.heads):
     for b, block in enumerate(head.blocks):
       for name, array in parameters(block).items():

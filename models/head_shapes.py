@@ -87,7 +87,7 @@ class HeadShape:
     """Sizes that devices which the head is cut over must divide."""
     c = self.config
     if isinstance(c, MedusaConfig):
-      return (c.embed_dim, c.vocab_size)
+      return (c.embed_dim, c.draft_vocab_size or c.vocab_size)
     if isinstance(c, BlockwiseConfig):
       return (c.num_heads * c.hidden_dim, c.vocab_size)
     layer = c.layer if isinstance(c, EagleConfig) else c.layers

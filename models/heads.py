@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from models import draft_vocabulary
 from models.layers import make_linear
 from models.params import split
 from models.sharding import Sharding, constrain
@@ -29,6 +30,7 @@ class MedusaConfig:
     embed_dim: D, width of the feature.
     vocab_size: V.
     bias: whether blocks have one.
+    draft_vocab_size: tokens that they can say; None for all V.
   """
 
   num_heads: int
@@ -36,6 +38,7 @@ class MedusaConfig:
   embed_dim: int
   vocab_size: int
   bias: bool = True
+  draft_vocab_size: int | None = None
 
 
 class MedusaHead(nnx.Module):
@@ -49,10 +52,11 @@ class MedusaHead(nnx.Module):
       block.kernel = nnx.Param(jnp.zeros_like(block.kernel[...]))
       blocks.append(block)
     self.blocks = nnx.List(blocks)
-    self.lm_head = make_linear(c.embed_dim, c.vocab_size, False, dtype, rngs)
+    words = c.draft_vocab_size or c.vocab_size
+    self.lm_head = make_linear(c.embed_dim, words, False, dtype, rngs)
 
   def __call__(self, x: Array) -> Array:
-    """`[..., D] -> [..., V]`."""
+    """`[..., D] -> [..., W]`, of the tokens that it can say."""
     for block in self.blocks:
       x = x + jax.nn.silu(block(x))
     return self.lm_head(x)
@@ -69,9 +73,13 @@ class Medusa(nnx.Module):
     self.heads = nnx.List(
       [MedusaHead(config, dtype, rngs=rngs) for _ in range(config.num_heads)]
     )
+    if config.draft_vocab_size is not None:
+      # Which token of the target's each of their own is.
+      words = jnp.arange(config.draft_vocab_size, dtype=jnp.int32)
+      self.target_ids = nnx.Variable(words)
 
   def __call__(self, x: Array) -> Array:
-    """`[..., D] -> f32[..., K, V]`, logits of each depth."""
+    """`[..., D] -> f32[..., K, W]`, logits of each depth."""
     logits = [head(x.astype(self.dtype)) for head in self.heads]
     return jnp.stack(logits, axis=-2).astype(jnp.float32)
 
@@ -138,7 +146,12 @@ def as_marginals(
 
   def marginals(params, features):
     features = constrain(features, "act_btd", sharding=sharding)
-    logits = merge(params)(features)
+    merged = merge(params)
+    logits = merged(features)
+    if isinstance(merged, Medusa) and merged.config.draft_vocab_size:
+      logits = draft_vocabulary.spread(
+        logits, merged.target_ids[...], merged.config.vocab_size
+      )
     return constrain(logits, "logits_btv", sharding=sharding)
 
   return marginals, params

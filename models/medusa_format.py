@@ -49,10 +49,13 @@ def shape(
   Raises:
     ValueError: for switches that are not known, or heads that are none.
   """
-  for switch in ("truncated_vocab_size", "original_lm_head"):
-    given = config.get(switch)
-    if given and given != target.vocab_size:
-      raise ValueError(f"{switch} is not supported, got {given!r}")
+  if config.get("original_lm_head"):
+    raise ValueError("original_lm_head is not supported, got true")
+  words = config.get("truncated_vocab_size") or target.vocab_size
+  if type(words) is not int or not 0 < words <= target.vocab_size:
+    raise ValueError(
+      f"truncated_vocab_size must be in 1..{target.vocab_size}, got {words!r}"
+    )
   if tensors is None:
     count = config.get("medusa_num_heads", config.get("num_heads"))
     layers = config.get("medusa_num_layers", config.get("num_hidden_layers", 1))
@@ -78,6 +81,7 @@ def shape(
     embed_dim=target.embed_dim,
     vocab_size=target.vocab_size,
     bias=bias,
+    draft_vocab_size=None if words == target.vocab_size else words,
   )
   return HeadShape(kind="medusa", config=made, features=(FINAL,))
 

@@ -58,8 +58,8 @@ def own_params(shape: HeadShape, dtype, *, tied: bool):
 
 def _shared(shape: HeadShape, tied: bool) -> set[tuple[str, str]]:
   of_target = _OF_TARGET[shape.kind]
-  if shape.draft_vocab_size is not None:
-    of_target = (_EMBEDDING,)  # rows of its own
+  if shape.draft_vocab_size is not None:  # rows of its own
+    of_target = tuple(k for k in of_target if k != _OUTPUT)
   return {k for k in of_target if not (tied and k == _OUTPUT)}
 
 

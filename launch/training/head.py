@@ -130,7 +130,7 @@ def task(config, texts, mesh: Mesh, folder: pathlib.Path) -> Task:
       stored=stored is not None,
     ),
     report=lambda sums, batches: _report(sums),
-    export=functools.partial(_export, config, target, features),
+    export=functools.partial(_export, config, _about(target), features),
     begin=lambda folder: _note(folder, ids, stored),
     knows=True,
     batches=head_features.batches(config, stored, features),
@@ -324,20 +324,26 @@ def _report(sums) -> dict[str, float]:
   return record
 
 
-def _export(
-  config, target: Transformer, features: Features, module, directory: str
-) -> None:
-  about = Target(
-    num_layers=target.config.num_layers,
-    embed_dim=target.config.embed_dim,
-    vocab_size=target.config.vocab_size,
-    embedding=target.embed.embedding[...],
-    output=lambda: head_starts.output_rows(target),
+def _about(target: Transformer) -> Target:
+  """What a head borrows of its target, without the target's layers."""
+  c, embedding = target.config, target.embed.embedding[...]
+  kernel = None if c.tied_embeddings else target.lm_head.kernel[...]
+  return Target(
+    num_layers=c.num_layers,
+    embed_dim=c.embed_dim,
+    vocab_size=c.vocab_size,
+    embedding=embedding,
+    output=lambda: embedding.T if kernel is None else kernel,
   )
+
+
+def _export(
+  config, target: Target, features: Features, module, directory: str
+) -> None:
   head_saving.save(
     module,
     directory,
     features=features,
     dtype=jnp.dtype(config.export_dtype),
-    target=about,
+    target=target,
   )

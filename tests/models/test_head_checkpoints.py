@@ -195,6 +195,15 @@ FORMATS = {
       "2.weight": random(V, H)}.items()},
     "medusa", (FINAL,),
   ),
+  "medusa, vllm, few words": (
+    dict(model_type="medusa", num_heads=2, num_hidden_layers=1,
+         truncated_vocab_size=VD, vocab_size=V, hidden_size=H),
+    {"token_map": IDS[::-1].copy(), **{
+      name: value for h in range(2) for name, value in {
+        f"blocks.{h}.layers.0.weight": random(H, H),
+        f"lm_heads.{h}.weight": random(VD, H)}.items()}},
+    "medusa", (FINAL,),
+  ),
   "medusa, vllm": (
     dict(model_type="medusa", num_heads=2, num_hidden_layers=1),
     {name: value for h in range(2) for name, value in {
@@ -251,7 +260,7 @@ def test_a_format_tells_by_itself_what_it_is(name, tmp_path):
     v for n, v in shared.items()
     if not any(t.endswith(n) for t in tensors)
   ]  # fmt: skip
-  ids = [IDS] if "d2t" in tensors else []
+  ids = [IDS] if {"d2t", "token_map"} & {*tensors} else []
   np.testing.assert_allclose(
     count(kept), count(floats) + count(shared) + count(ids), rtol=1e-5
   )
@@ -398,6 +407,9 @@ def test_the_same_key_means_another_thing_in_another_format(tmp_path):
     ("medusa", {"2.1.weight": random(V + 1, H)}, "wrong shape: 2.1.weight"),
     ("medusa", {"2.0.linear.bias": np.ones(H, np.int32)}, "wrong type"),
     ("medusa", dict(drop=["1.0.linear.weight"]), "missing: heads.1.blocks.0"),
+    ("medusa, vllm, few words", {"token_map": IDS[[0, 0, 1, 2, 3]]},
+     "each once"),
+    ("medusa, vllm, few words", dict(drop=["token_map"]), "missing: d2t"),
     ("medusa", {"9.1.weight": random(V, H)}, "not numbered from 0"),
     ("blockwise", dict(drop=["out.bias"]), "missing: out.bias"),
     ("blockwise", {"more": random(2)}, "unexpected tensors in .*: more"),
@@ -523,9 +535,7 @@ def test_logits_are_those_of_the_formulas_by_published_names(name, tmp_path):
   np.testing.assert_allclose(logits[0], expected, rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize(
-  "name", ["medusa", "medusa, one block run twice", "medusa, vllm"]
-)
+@pytest.mark.parametrize("name", [n for n in FORMATS if n.startswith("medusa")])
 def test_medusas_logits_are_those_of_the_formulas_by_published_names(
   name, tmp_path
 ):
@@ -538,7 +548,7 @@ def test_medusas_logits_are_those_of_the_formulas_by_published_names(
   x = random(2, H)
   found = marginals(params, jnp.asarray(x))
   for number in range(found.shape[1]):
-    if name == "medusa, vllm":
+    if "vllm" in name:
       linear, bias = tensors[f"blocks.{number}.layers.0.weight"], 0
       out = tensors[f"lm_heads.{number}.weight"]
     else:
@@ -550,6 +560,9 @@ def test_medusas_logits_are_those_of_the_formulas_by_published_names(
       y = state @ linear.T + bias
       state = state + y / (1 + np.exp(-y))
     expected = state @ out.T
+    if "token_map" in tensors:
+      logits, expected = expected, np.full((2, V), -np.inf)
+      expected[:, tensors["token_map"]] = logits
     np.testing.assert_allclose(found[:, number], expected, rtol=1e-3, atol=1e-3)
 
 

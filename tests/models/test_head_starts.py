@@ -16,6 +16,7 @@ from models import (
   head_saving,
   head_shapes,
   head_starts,
+  heads,
   unrolled,
 )
 from models.head_checkpoints import Target
@@ -264,6 +265,12 @@ MAKE |= {
     rngs=nnx.Rngs(1),
   ),
 }  # fmt: skip
+MAKE["medusa, few words"] = lambda target: heads.Medusa(
+  heads.MedusaConfig(
+    num_heads=2, num_layers=1, embed_dim=8, vocab_size=V, draft_vocab_size=5
+  ),
+  rngs=nnx.Rngs(1),
+)
 FEW_WORDS = "parallel, few words"
 LATER_SWITCH = {
   "eagle3, two layers": False, "eagle3, a switch": True, "eagle3, qwen's": False
@@ -299,7 +306,7 @@ def test_what_is_saved_is_what_is_read(kind, target, tmp_path):
   jax.tree.map(
     np.testing.assert_array_equal, nnx.state(found.module), nnx.state(head)
   )
-  if kind != "medusa":
+  if found.kind != "medusa":
     own = found.module.config
     layers = own.layers if found.kind == "parallel" else own.layer
     assert layers.rope_theta == 500.0
