@@ -39,7 +39,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.target = str(path())
   config.drafter = "eagle3"
   config.heads.eagle3 = "models/pretrained/smollm2-eagle3"
-  config.num_speculative_tokens = 4
+  config.num_speculative_tokens = 7
   config.repeats, config.max_ngram = 3, 8
   config.elsewhere = 1
   config.skip_attention = (5,)  # docs/self_speculation.md: no set pays

@@ -48,6 +48,7 @@ done
 systems=$systems,rest:$narrow,corpus=$out/answers.safetensors
 [ -e "$out/retrieval.json" ] || "$python" -m launch.evaluate \
   --config=configs/smollm2.py --config.drafter=ngram --config.max_ngram=3 \
+  --config.num_speculative_tokens=4 \
   --config.max_new_tokens=64 \
   --questions="$out/asked.jsonl" --systems="$systems" --temperatures=0,1 \
   --batch_sizes=1 --output="$out/retrieval.json" >"$out/retrieval.log" 2>&1 || exit 1

@@ -23,7 +23,7 @@ load() { # NAME SEND FLAG..., the server's
   shift 2
   [ -e "$out/$name.json" ] && return
   "$python" -m launch.serve --config=configs/smollm2.py --port="$port" --slots=8 \
-    --config.drafter=ngram --config.max_ngram=3 \
+    --config.drafter=ngram --config.max_ngram=3 --config.num_speculative_tokens=4 \
     --max_prompt=512 --config.max_new_tokens=64 "$@" >"$out/$name-serve.log" 2>&1 &
   server=$!
   until curl -sf "localhost:$port/health" >/dev/null; do

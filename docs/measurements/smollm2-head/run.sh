@@ -91,7 +91,7 @@ both=eagle3:$one=7,$beside
 
 cold() { # what pays, on the 120 questions of the first section
   ask cold --config.max_new_tokens=128 --subset=120 --temperatures=0 \
-    --systems="plain,ngram,$both"
+    --systems="plain,ngram:$one=4,$both"
 }
 
 # The fastest static tree of the head, by ranks counted along other questions and passes
