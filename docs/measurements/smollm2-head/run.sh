@@ -127,12 +127,12 @@ print(",".join(map(str, trees[int(sys.argv[2])]["parents"])))' "$out/ranked.json
 certain=siblings=top_k,rule=match
 dynamic=eagle3:$one=3,num_nodes=6,num_children=4,rule=match
 
-shapes() { # which draft pays
+shapes() { # which draft pays, where nothing is looked up
   ranked
   two=$(static 2) && six=$(static 6) || exit 1
   alone=eagle3:$one=1,eagle3:$one=2,eagle3:tree=$two,$certain,eagle3:tree=$six,$certain
   ask shapes --config.max_new_tokens=64 --subset=26 --temperatures=0 \
-    --systems="plain,$alone,$dynamic,eagle3:$one=4,$beside,$both"
+    --systems="plain,$alone,$dynamic"
 }
 
 warm() {
