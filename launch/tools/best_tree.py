@@ -167,9 +167,9 @@ def trees(
     costs: of a round, or None.
 
   Returns:
-    For each size, from plain decoding on, `num_nodes`, `max_depth`, `parents`,
-    `tokens_per_round` and, with costs, `predicted_speedup`: then the tree is
-    the fastest of its size, of any depth.
+    For each size that there is, from plain decoding on, `num_nodes`,
+    `max_depth`, `parents`, `tokens_per_round` and, with costs,
+    `predicted_speedup`: then the tree is the fastest of its size, of any depth.
   """
   rows = [_row(Tree(), acceptance, costs)]
   for size in range(1, max_nodes + 1):
@@ -177,13 +177,12 @@ def trees(
       tree_search.best_tree(acceptance, num_nodes=size, max_depth=depth)
       for depth in (range(1, size + 1) if costs else [size])
     ]
-    # Few levels have no room for many nodes.
-    rows.append(
-      max(
-        (_row(t, acceptance, costs) for t in made if t.num_drafted == size),
-        key=_gain,
-      )
-    )
+    # Few levels have no room for many nodes, and ranks that were never
+    # accepted have no place in any tree.
+    whole = [t for t in made if t.num_drafted == size]
+    if not whole:
+      break
+    rows.append(max((_row(t, acceptance, costs) for t in whole), key=_gain))
   return rows
 
 

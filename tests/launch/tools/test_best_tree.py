@@ -84,6 +84,11 @@ def test_without_costs_every_node_is_worth_having():
   assert "predicted_speedup" not in rows[0]
 
 
+def test_where_nothing_was_accepted_plain_decoding_is_all_there_is():
+  rows = best_tree.trees(np.array([0.0, 0.0]), max_nodes=3, costs=None)
+  assert [row["num_nodes"] for row in rows] == [0]
+
+
 def test_a_tree_of_a_size_has_that_size_though_a_smaller_one_is_faster():
   """Two children are all that one level has: a third node is on another."""
   costs = best_tree.Costs(plain=1.0, level=5.0, fed={1: 1.0, 4: 1.0})
