@@ -55,13 +55,12 @@ plan 70b-v6e-8-eagle3 --topology=v6e-8 --target=llama-3.1-70b \
 plan 70b-v6e-8-medusa --topology=v6e-8 --target=llama-3.1-70b \
   --drafter=medusa --draft=medusa-llama-3.1-70b --max_length=2048
 # Its own way, of certain tokens; this head knows 40,960 positions.
-for topology in v5e-16 v6e-8; do
-  groups=$([ "$topology" = v5e-16 ] && echo 2 || echo 1)
-  plan "8b-$topology-dflash" --topology="$topology" --target=qwen3-8b \
-    --drafter=parallel --draft=dflash-qwen3-8b --mesh="data:$groups,model:8" \
-    --batch_size="$((8 * groups))" --num_speculative_tokens=15 \
-    --siblings=given --rule=match --max_length=2048
-done
+plan 8b-v5e-16-dflash --topology=v5e-16 --target=qwen3-8b --drafter=parallel \
+  --draft=dflash-qwen3-8b --mesh=data:2,model:8 --batch_size=16 \
+  --num_speculative_tokens=15 --siblings=given --rule=match --max_length=2048
+plan 8b-v6e-8-dflash --topology=v6e-8 --target=qwen3-8b --drafter=parallel \
+  --draft=dflash-qwen3-8b --mesh=data:1,model:8 --batch_size=8 \
+  --num_speculative_tokens=15 --siblings=given --rule=match --max_length=2048
 plan sweeps/2.8b --sweep --topology=v5e-4,v6e-4 --target=pythia-2.8b \
   --draft=pythia-70m --max_length=2048 --num_speculative_tokens=2,6 \
   --plot=docs/plans/sweeps/2.8b.svg

@@ -38,6 +38,7 @@ def test_shapes_have_the_published_numbers_of_parameters():
     "llama-3.1-70b": 70_553_706_496,
     "llama-3.1-405b": 405_853_388_800,
     "qwen3-0.6b": 596_049_920,
+    "qwen3-8b": 8_190_735_360,
     "qwen3-32b": 32_762_123_264,
   }
 
@@ -58,7 +59,7 @@ def test_shapes_have_the_published_numbers_of_parameters():
     (("--topology=v5e-4", "--target=llama-3.1-8b", "--drafter=medusa",
       "--draft=eagle3-llama-3.1-8b"), "the number of heads must be said"),
     (("--topology=v5e-4", "--target=llama-3.1-8b", "--drafter=eagle3",
-      "--draft=eagle4"), "unknown shape 'eagle4': expected one of ['eagle3-"),
+      "--draft=eagle4"), "unknown shape 'eagle4': expected one of ['dflash-"),
     (("--topology=v5e-4", *PAIR, "--mesh=data:2,model:4"),
      "takes 8 devices, there are 4"),
     (("--topology=v5e-4", *PAIR, "--mesh=model:4"), "must be as in data:2"),

@@ -20,7 +20,7 @@ def test_smollm2_takes_what_everybody_asks_for_first(monkeypatch):
   wanted = [
     "plain", "eagle3", "ngram", "layer_skip", "hf", "hf_prompt_lookup",
     "ngram:ladder=0,2,4", "eagle3:num_speculative_tokens=1",
-    "eagle3:num_nodes=8,num_children=4,rule=match",
+    "eagle3:num_speculative_tokens=3,num_nodes=8,num_children=4,rule=match",
   ]  # fmt: skip
   found = systems.parse(",".join(wanted), smollm2.get_config())
   assert [s.name for s in found] == wanted
