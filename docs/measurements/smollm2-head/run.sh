@@ -94,31 +94,26 @@ cold() { # what pays, on the 120 questions of the first section
     --systems="plain,ngram:$one=4,$both"
 }
 
-# The fastest static tree of the head, by ranks counted along other questions and passes
-# timed one at a time; its last line is the flag that drafts it.
+# The best static trees of the head, by ranks counted along other questions.
 ranked() {
   [ -e "$out/ranked.jsonl" ] || "$python" - "$questions" "$out/ranked.jsonl" <<'END' || exit 1
 import json, sys
 from launch.evaluation import questions
 every = questions.read(sys.argv[1])
-asked = questions.subset(every, 26, seed=0)
+asked = questions.subset(every, 13, seed=0)
 with open(sys.argv[2], "w") as file:
-  for one in questions.subset(every, 52, seed=0):
+  for one in questions.subset(every, 26, seed=0):
     if one not in asked:
       turn = {"role": "user", "content": one.turns[0]}
       print(json.dumps({"messages": [turn]}), file=file)
 END
-  set -- --config=configs/smollm2.py --config.draft="$out/head" --config.repeats=0 \
-    --config.elsewhere=0 --config.widths="()" --config.max_new_tokens=64 \
-    --prompts="$out/ranked.jsonl"
-  [ -e "$out/costs.json" ] || "$python" -m launch.benchmark "$@" \
-    --config.$one=3 --noreference --output="$out/costs.json" || exit 1
-  [ -e "$out/ranked.json" ] || "$python" -m launch.tools.best_tree "$@" \
-    --config.siblings=top_k --config.rule=match --benchmark="$out/costs.json" \
-    --output="$out/ranked.json" || exit 1
+  [ -e "$out/ranked.json" ] || "$python" -m launch.tools.best_tree \
+    --config=configs/smollm2.py --config.draft="$out/head" --config.repeats=0 \
+    --config.elsewhere=0 --config.max_new_tokens=64 --prompts="$out/ranked.jsonl" \
+    --config.siblings=top_k --config.rule=match --output="$out/ranked.json" || exit 1
 }
 
-static() { # the fastest tree of so many nodes
+static() { # the best tree of so many nodes
   "$python" -c 'import json, sys
 trees = json.load(open(sys.argv[1]))["trees"]
 print(",".join(map(str, trees[int(sys.argv[2])]["parents"])))' "$out/ranked.json" "$1"
@@ -131,7 +126,7 @@ shapes() { # which draft pays, where nothing is looked up
   ranked
   two=$(static 2) && six=$(static 6) || exit 1
   alone=eagle3:$one=1,eagle3:$one=2,eagle3:tree=$two,$certain,eagle3:tree=$six,$certain
-  ask shapes --config.max_new_tokens=64 --subset=26 --temperatures=0 \
+  ask shapes --config.max_new_tokens=64 --subset=13 --temperatures=0 \
     --systems="plain,$alone,$dynamic"
 }
 
