@@ -195,10 +195,8 @@ def _layer(
   """
   settings = dict(_layer_json(config))
   speculators = config.get("speculators_model_type") is not None
-  if not speculators and tensors is not None:
-    settings["model_type"] = _family(settings, tensors)
-  if not speculators and tensors is None:
-    settings["model_type"] = "llama"
+  if not speculators:
+    settings["model_type"] = _family(settings, tensors or {})
   if settings.get("model_type") not in ("llama", "qwen2", "qwen3"):
     settings["model_type"] = "llama"  # as "mixtral", whose heads are dense
   bias = settings.pop("qkv_bias", None)

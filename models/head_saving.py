@@ -88,15 +88,16 @@ def _own(module: HeadModule, target: Target | None) -> dict[str, np.ndarray]:
   """What a head has of its own where others have their target's arrays."""
   if target is None:
     return {}
-  lent = {"embed.embedding": target.embedding}
+  lent = {"embed.embedding": ("embed_tokens.weight", target.embedding)}
   if head_shapes.says_by_target(module):
-    lent["lm_head.kernel"] = np.asarray(target.output()).T
-  found = {}
-  for name, array in parameters(module).items():
-    if name in lent and not np.array_equal(array, np.asarray(lent[name])):
-      part = {"embed": "embed_tokens"}.get(name.split(".")[0], "lm_head")
-      found[f"{part}.weight"] = array
-  return found
+    output = np.asarray(target.output()).T
+    lent["lm_head.kernel"] = ("lm_head.weight", output)
+  have = parameters(module)
+  return {
+    in_file: have[name]
+    for name, (in_file, theirs) in lent.items()
+    if name in have and not np.array_equal(have[name], np.asarray(theirs))
+  }
 
 
 def write(
@@ -273,40 +274,44 @@ def _layer_json(layer: TransformerConfig, dtype: str) -> dict[str, Any]:
 def _medusa(module: Medusa):
   """Its authors' form, or vLLM's where some tokens cannot be said."""
   c = module.config
-  tensors = {}
   if c.draft_vocab_size is not None:
-    for name, array in parameters(module).items():
-      _, h, *rest = name.split(".")
-      leaf = "bias" if rest[-1] == "bias" else "weight"
-      tensors[
-        f"lm_heads.{h}.{leaf}"
-        if rest[0] == "lm_head"
-        else f"blocks.{h}.layers.{rest[1]}.{leaf}"
-      ] = array
-    ids = np.asarray(module.target_ids[...]).astype(np.int64)
-    return {
-      "architectures": ["MedusaModel"],
-      "model_type": "medusa",
-      "num_heads": c.num_heads,
-      "num_hidden_layers": c.num_layers,
-      "hidden_size": c.embed_dim,
-      "vocab_size": c.vocab_size,
-      "truncated_vocab_size": c.draft_vocab_size,
-      "medusa_fc_bias": c.bias,
-    }, tensors | {"token_map": ids}
-  for h, head in enumerate(module.heads):
-    for b, block in enumerate(head.blocks):
-      for name, array in parameters(block).items():
-        leaf = "bias" if name == "bias" else "weight"
-        tensors[f"{h}.{b}.linear.{leaf}"] = array
-    (output,) = parameters(head.lm_head).values()
-    tensors[f"{h}.{c.num_layers}.weight"] = output
+    return _medusa_of_few_words(module)
+  tensors = _of_medusa(module, "{h}.{b}.linear", f"{{h}}.{c.num_layers}")
   return {
     "architectures": ["MedusaModel"],
     "model_type": "medusa",
     "medusa_num_heads": c.num_heads,
     "medusa_num_layers": c.num_layers,
   }, tensors
+
+
+def _medusa_of_few_words(module: Medusa):
+  c = module.config
+  ids = np.asarray(module.target_ids[...]).astype(np.int64)
+  tensors = _of_medusa(module, "blocks.{h}.layers.{b}", "lm_heads.{h}")
+  return {
+    "architectures": ["MedusaModel"],
+    "model_type": "medusa",
+    "num_heads": c.num_heads,
+    "num_hidden_layers": c.num_layers,
+    "hidden_size": c.embed_dim,
+    "vocab_size": c.vocab_size,
+    "truncated_vocab_size": c.draft_vocab_size,
+    "medusa_fc_bias": c.bias,
+  }, tensors | {"token_map": ids}
+
+
+def _of_medusa(module: Medusa, block: str, output: str) -> dict[str, Any]:
+  """Its tensors, by what a format calls block b and the output of head h."""
+  tensors = {}
+  for h, head in enumerate(module.heads):
+    for b, one in enumerate(head.blocks):
+      for name, array in parameters(one).items():
+        leaf = "bias" if name == "bias" else "weight"
+        tensors[f"{block.format(h=h, b=b)}.{leaf}"] = array
+    (array,) = parameters(head.lm_head).values()
+    tensors[f"{output.format(h=h)}.weight"] = array
+  return tensors
 
 
 def _blockwise(module: Blockwise):

@@ -1,0 +1,224 @@
+"""Heads in every published format, made of random numbers.
+
+By the names and shapes that the formats have; no published checkpoint was
+opened.
+"""
+
+import json
+
+import numpy as np
+import safetensors.numpy
+import torch
+
+from models.head_checkpoints import Target
+from models.transformer import FINAL
+
+H, V, VD, LAYERS, MLP, D = 8, 13, 5, 12, 10, 6
+RNG = np.random.default_rng(0)
+random = lambda *shape: RNG.standard_normal(shape).astype(np.float32)
+OUTPUT = random(H, V)
+TARGET = Target(
+  num_layers=LAYERS, embed_dim=H, vocab_size=V, embedding=random(V, H),
+  output=lambda: OUTPUT,
+)  # fmt: skip
+LAYER_JSON = dict(
+  model_type="llama", hidden_size=H, intermediate_size=MLP,
+  num_attention_heads=2, num_key_value_heads=1, num_hidden_layers=1,
+  vocab_size=V, rms_norm_eps=1e-5, hidden_act="silu",
+  max_position_embeddings=32, head_dim=D,
+)  # fmt: skip
+IDS = np.array([1, 4, 5, 9, 12])
+
+
+def layer(prefix, *, read):
+  """The tensors of one layer; `read` channels go into its attention."""
+  return {
+    f"{prefix}.self_attn.q_proj.weight": random(2 * D, read),
+    f"{prefix}.self_attn.k_proj.weight": random(D, read),
+    f"{prefix}.self_attn.v_proj.weight": random(D, read),
+    f"{prefix}.self_attn.o_proj.weight": random(H, 2 * D),
+    f"{prefix}.mlp.gate_proj.weight": random(MLP, H),
+    f"{prefix}.mlp.up_proj.weight": random(MLP, H),
+    f"{prefix}.mlp.down_proj.weight": random(H, MLP),
+    f"{prefix}.post_attention_layernorm.weight": random(H),
+  }
+
+
+def eagle3(prefix="midlayer", *, num_fused=3, **more):
+  known = np.zeros(V, bool)
+  known[IDS] = True
+  return {
+    **layer(prefix, read=2 * H),
+    f"{prefix}.hidden_norm.weight": random(H),
+    f"{prefix}.input_layernorm.weight": random(H),
+    "fc.weight": random(H, num_fused * H),
+    "norm.weight": random(H),
+    "lm_head.weight": random(VD, H),
+    "d2t": IDS - np.arange(VD),
+    "t2d": known,
+    **more,
+  }
+
+
+SPECULATORS = dict(
+  speculators_model_type="eagle3", transformer_layer_config=LAYER_JSON,
+  draft_vocab_size=VD,
+)  # fmt: skip
+NAME = "eagle_aux_hidden_state_layer_ids"
+# config.json, tensors, what it must be, what it must read of the target.
+FORMATS = {
+  "eagle": (
+    LAYER_JSON,
+    {**layer("layers.0", read=H), "fc.weight": random(H, 2 * H),
+     "fc.bias": random(H)},
+    "eagle", (FINAL,),
+  ),
+  "eagle, no bias, its own embedding": (
+    {**LAYER_JSON, "bias": False},
+    {**layer("model.layers.0", read=H), "model.fc.weight": random(H, 2 * H),
+     "model.embed_tokens.weight": random(V, H)},
+    "eagle", (FINAL,),
+  ),
+  "eagle3": (
+    {**LAYER_JSON, "draft_vocab_size": VD}, eagle3(), "eagle3", (2, 6, 9)
+  ),
+  "eagle3, whole vocabulary": (
+    LAYER_JSON,
+    {**{k: v for k, v in eagle3().items() if k not in ("d2t", "t2d")},
+     "lm_head.weight": random(V, H)},
+    "eagle3", (2, 6, 9),
+  ),
+  "specforge": (
+    {**LAYER_JSON, "draft_vocab_size": VD,
+     "eagle_config": {NAME: [1, 5, 8], "use_aux_hidden_state": True}},
+    eagle3(), "eagle3", (2, 6, 9),
+  ),
+  "speculators": (
+    {**SPECULATORS, NAME: [2, 6, 9], "norm_before_residual": True},
+    eagle3("layers.0"), "eagle3", (2, 6, 9),
+  ),
+  "eagle3.1": (
+    {**SPECULATORS, NAME: [1, 11], "fc_norm": True, "norm_output": True},
+    eagle3("layers.0", num_fused=2,
+           **{f"fc_norm.{i}.weight": random(H) for i in range(2)}),
+    "eagle3", (1, 11),
+  ),
+  "specforge, eagle3.1": (
+    {**LAYER_JSON, "draft_vocab_size": VD, "fc_norm": True, "norm_output": True,
+     "eagle_config": {NAME: [1, 5, 8], "use_aux_hidden_state": True}},
+    eagle3(**{f"fc_norm.{i}.weight": random(H) for i in range(3)}),
+    "eagle3", (2, 6, 9),
+  ),
+  "speculators, a norm before fc": (
+    {**SPECULATORS, NAME: [2, 6, 9], "norm_before_fc": True},
+    eagle3("layers.0", **{"input_norm.weight": random(3 * H)}),
+    "eagle3", (2, 6, 9),
+  ),
+  "speculators, three layers": (
+    {**SPECULATORS, NAME: [2, 6, 9],
+     "transformer_layer_config": {**LAYER_JSON, "num_hidden_layers": 3}},
+    eagle3("layers.0", **{
+      name: value for i in (1, 2) for name, value in {
+        **layer(f"layers.{i}", read=H),
+        f"layers.{i}.input_layernorm.weight": random(H)}.items()}),
+    "eagle3", (2, 6, 9),
+  ),
+  "specforge, of a qwen2": (  # whose layers are a Llama's all the same
+    {**LAYER_JSON, "draft_vocab_size": VD, "model_type": "qwen2",
+     "sliding_window": 16, "use_sliding_window": False, "max_window_layers": 2},
+    eagle3(), "eagle3", (2, 6, 9),
+  ),
+  "specforge, of a mixture": (
+    {**LAYER_JSON, "draft_vocab_size": VD, "model_type": "gpt_oss",
+     "num_local_experts": 16, "experts_per_token": 4,
+     "eagle_config": {NAME: [1, 5, 10]}},
+    eagle3(), "eagle3", (2, 6, 11),
+  ),
+  "nvidia": (
+    {**LAYER_JSON, "draft_vocab_size": VD,
+     "eagle_config": {
+       NAME: [1, 5, 8], "use_aux_hidden_state": True,
+       "use_last_layernorm": True, "use_input_layernorm_in_first_layer": True,
+       "use_mtp_layernorm": False, "next_layer_regular": True,
+       "parallel_draft_step": 1}},
+    eagle3(), "eagle3", (2, 6, 9),
+  ),
+  "eagle3, its target's settings": (  # which has forty layers
+    {**LAYER_JSON, "num_hidden_layers": 40},
+    eagle3(), "eagle3", (2, 6, 9),
+  ),
+  "eagle3, two layers": (
+    {**LAYER_JSON, "draft_vocab_size": VD, "num_hidden_layers": 2},
+    eagle3(**{**layer("layers.1", read=H),
+              "layers.1.input_layernorm.weight": random(H)}),
+    "eagle3", (2, 6, 9),
+  ),
+  "eagle, vllm": (
+    {"model_type": "eagle", "model": LAYER_JSON, "truncated_vocab_size": V,
+     "architectures": ["EAGLEModel"]},
+    {**layer("layers.0", read=H), "fc.weight": random(H, 2 * H),
+     "fc.bias": random(H)},
+    "eagle", (FINAL,),
+  ),
+  "eagle, tied": (  # its output projection is the target's none the less
+    {**LAYER_JSON, "bias": False, "tie_word_embeddings": True,
+     "model_type": "mistral", "sliding_window": 16},
+    {**layer("layers.0", read=H), "fc.weight": random(H, 2 * H),
+     "embed_tokens.weight": random(V, H)},
+    "eagle", (FINAL,),
+  ),
+  "medusa": (
+    dict(medusa_num_heads=2, medusa_num_layers=1),
+    {f"{h}.{name}": value for h in range(3) for name, value in {
+      "0.linear.weight": random(H, H), "0.linear.bias": random(H),
+      "1.weight": random(V, H)}.items()},
+    "medusa", (FINAL,),
+  ),
+  "medusa, one block run twice": (
+    dict(medusa_num_heads=2, medusa_num_layers=2),
+    {f"medusa_head.{h}.{name}": value for h in range(2) for name, value in {
+      "0.linear.weight": random(H, H), "0.linear.bias": random(H),
+      "2.weight": random(V, H)}.items()},
+    "medusa", (FINAL,),
+  ),
+  "medusa, vllm, few words": (
+    dict(model_type="medusa", num_heads=2, num_hidden_layers=1,
+         truncated_vocab_size=VD, vocab_size=V, hidden_size=H),
+    {"token_map": IDS[::-1].copy(), **{
+      name: value for h in range(2) for name, value in {
+        f"blocks.{h}.layers.0.weight": random(H, H),
+        f"lm_heads.{h}.weight": random(VD, H)}.items()}},
+    "medusa", (FINAL,),
+  ),
+  "medusa, vllm": (
+    dict(model_type="medusa", num_heads=2, num_hidden_layers=1),
+    {name: value for h in range(2) for name, value in {
+      f"blocks.{h}.layers.0.weight": random(H, H),
+      f"lm_heads.{h}.weight": random(V, H)}.items()},
+    "medusa", (FINAL,),
+  ),
+  "blockwise": (
+    dict(model_type="blockwise", num_heads=2, hidden_dim=3, hidden_size=H,
+         vocab_size=V),
+    {"hidden.weight": random(6, H), "hidden.bias": random(6),
+     "out.weight": random(2 * H, 6), "out.bias": random(2 * H)},
+    "blockwise", (FINAL,),
+  ),
+}  # fmt: skip
+
+
+def write(path, name, *, config=None, drop=(), **tensors):
+  """A directory of a format, some of it changed."""
+  settings, found, *_ = FORMATS[name]
+  settings = settings if config is None else config
+  found = {k: v for k, v in {**found, **tensors}.items() if k not in drop}
+  path.mkdir(exist_ok=True)
+  (path / "config.json").write_text(json.dumps(settings))
+  if name == "medusa":
+    torch.save(
+      {k: torch.tensor(v) for k, v in found.items()},
+      path / "medusa_lm_head.pt",
+    )
+  else:
+    safetensors.numpy.save_file(found, path / "model.safetensors")
+  return str(path)
