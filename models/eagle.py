@@ -126,7 +126,7 @@ class Eagle(nnx.Module):
     return features.astype(self.dtype)
 
   def __call__(
-    self, tokens, hidden, rotary, mask, kvs, start, *, stacked=False,
+    self, tokens, hidden, rotary, sees, kvs, start, *, stacked=False,
     put=_anywhere,
   ):  # fmt: skip
     """One pass.
@@ -134,7 +134,7 @@ class Eagle(nnx.Module):
     Args:
       tokens: `i32[B, T]`.
       hidden: `[B, T, H]`, beside each token the state of the one before it.
-      rotary, mask, start: as `models.layers.Attention`.
+      rotary, sees, start: as `models.layers.Attention`.
       kvs: the keys and values of each layer; if stacked, one pair of all.
       stacked: see `kvs`.
       put: lays an array out (`models.sharding.constrain`).
@@ -145,7 +145,7 @@ class Eagle(nnx.Module):
     (kv,), layer = kvs, jnp.int32(0) if stacked else None
     both = [self.embed(tokens), hidden.astype(self.dtype)]
     x = put(self.fc(jnp.concatenate(both, axis=-1)), "act_btd")
-    out, kv = self.attention(x, rotary, mask, kv, start, layer=layer)
+    out, kv = self.attention(x, rotary, sees, kv, start, layer=layer)
     x = x + out
     x = put(x + self.mlp(self.mlp_norm(x)), "act_btd")
     logits = self.lm_head(x).astype(jnp.float32)
@@ -201,7 +201,7 @@ class Eagle3(nnx.Module):
     return self.fc(x)
 
   def __call__(
-    self, tokens, hidden, rotary, mask, kvs, start, *, stacked=False,
+    self, tokens, hidden, rotary, sees, kvs, start, *, stacked=False,
     put=_anywhere,
   ):  # fmt: skip
     """As `Eagle.__call__`."""
@@ -212,14 +212,14 @@ class Eagle3(nnx.Module):
     normed = self.hidden_norm(hidden)
     both = [self.embed_norm(self.embed(tokens)), normed]
     out, kvs[0] = self.attention(
-      jnp.concatenate(both, axis=-1), rotary, mask, kvs[0], start,
+      jnp.concatenate(both, axis=-1), rotary, sees, kvs[0], start,
       layer=number(0),
     )  # fmt: skip
     x = (normed if self.config.norm_before_residual else hidden) + out
     x = put(x + self.mlp(self.mlp_norm(x)), "act_btd")
     for i, layer in enumerate(self.later, 1):
       x, kvs[place(i)] = layer(
-        x, rotary, mask, kvs[place(i)], start, layer=number(i)
+        x, rotary, sees, kvs[place(i)], start, layer=number(i)
       )
       x = put(x, "act_btd")
     read = self.final_norm(x)
@@ -287,7 +287,7 @@ def as_feature_model(
       tokens,
       hidden,
       rotary_table(layer, positions),
-      cache_lib.attention_mask(cache, positions, mask),
+      cache_lib.visible(cache, positions, mask),
       pairs(cache),
       start,
       stacked=stacked,

@@ -138,7 +138,7 @@ class Parallel(nnx.Module):
     rotary = rotary_table(c, start[:, None] + np.arange(fed))
     for i, layer in enumerate(self.layers):
       kv, where = _of_layer(cache, i)
-      kv = layer.attention.remember(x, rotary, kv, start, **where)
+      _, kv = layer.attention.remember(x, rotary, kv, start, **where)
       cache = _with_layer(cache, i, kv, put)
     return cache.replace(length=start + fed)
 
@@ -153,9 +153,7 @@ class Parallel(nnx.Module):
     c, start, size = self.config.layers, cache.length, self.config.block_size
     positions = start[:, None] + np.arange(size)
     rotary = rotary_table(c, positions)
-    sees = cache_lib.attention_mask(
-      cache, positions, np.ones((size, size), bool)
-    )
+    sees = cache_lib.visible(cache, positions, np.ones((size, size), bool))
     x = put(self.embed(self.block(newest)), "act_btd")
     for i, layer in enumerate(self.layers):
       kv, where = _of_layer(cache, i)

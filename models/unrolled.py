@@ -22,13 +22,12 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from models.attention import scores_of, values_of
 from models.eagle import Eagle, Eagle3
 from models.layers import (
   Attention,
   rotary_table,
   rotate,
-  scores_of,
-  values_of,
 )
 
 
