@@ -271,6 +271,6 @@ def _block(buffer: Array, layer: Array | None, at: Array, slots: int) -> Array:
   if layer is None:
     return lax.dynamic_slice_in_dim(buffer, at, slots, axis=2)
   zero = jnp.zeros((), at.dtype)
+  start = (jnp.asarray(layer, at.dtype), zero, zero, at, zero)
   sizes = (1, *buffer.shape[1:3], slots, buffer.shape[4])
-  layer = jnp.asarray(layer, at.dtype)
-  return lax.dynamic_slice(buffer, (layer, zero, zero, at, zero), sizes)[0]
+  return cache_lib.row_major(lax.dynamic_slice(buffer, start, sizes))[0]

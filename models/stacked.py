@@ -144,8 +144,15 @@ def as_language_model(
     outer.config = config
     fed = outer.enter(tokens, cache, positions=positions, mask=mask)
     sees = [fed.sees[w] for w in windows]
-    differs = [  # between windows; what they share is not stacked
-      jax.tree.map(jnp.asarray, (s.own, s.window, s.first)) for s in sees
+    # What differs between windows. Without one nothing is ever too far away.
+    far = jnp.int32(2**30)
+    differs = [
+      (
+        jnp.broadcast_to(s.own, (len(tokens), *s.own.shape[-2:])),
+        far if s.window is None else s.window,
+        s.first,
+      )
+      for s in sees
     ]
 
     def body(carry, this):

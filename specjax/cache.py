@@ -174,7 +174,7 @@ def write_rows(
 _MAX_UNROLLED_ROWS = 8
 
 
-def _row_major(x: Array) -> Array:
+def row_major(x: Array) -> Array:
   """`x` as it is indexed: who reads a few slots must not turn a whole cache."""
   return with_layout_constraint(x, Layout(major_to_minor=tuple(range(x.ndim))))
 
@@ -209,7 +209,7 @@ def read_rows(
       for b in range(batch)
     ]
     found = jnp.concatenate(rows, axis=1)
-    return _row_major(found) if layer is None else found[0]
+    return row_major(found) if layer is None else found[0]
   return jax.vmap(
     lambda row, at: lax.dynamic_slice_in_dim(row, at, count, axis=-2)
   )(buffer, start)
