@@ -74,6 +74,16 @@ def draft(drafter: Drafter, found: Draft, rows: int, *, vocab_size: int):
       )
 
 
+def known(draft: Draft, vocab_size: int) -> Draft:
+  """The draft with tokens that there are.
+
+  Look-ups find what stands in a text, be it a token or not. A certain draft may
+  say any token in its place; where there is no such id, nobody has drawn it.
+  """
+  there = (draft.tokens >= 0) & (draft.tokens < vocab_size)
+  return dataclasses.replace(draft, tokens=jnp.where(there, draft.tokens, 0))
+
+
 def logits(model: LanguageModel, found: Array, fed: tuple[int, ...]) -> None:
   """Raises ValueError unless the target's logits are of T fed tokens."""
   expected = (*fed, model.vocab_size)

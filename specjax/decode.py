@@ -263,8 +263,8 @@ class Decoder:
       length=state.length,
       max_depth=jnp.where(state.done, 0, state.max_depth),
       sampling=state.sampling,
-      keys=keys,
-      row_keys=state.keys,
+      keys=drawing.drafter_keys(keys),
+      row_keys=drawing.drafter_keys(state.keys),
       numbers=drawing.drafted_numbers(keys, tree.num_drafted),
       draws=draws,
     )
@@ -274,6 +274,7 @@ class Decoder:
     checks.draft(
       self.drafter, draft, len(state.length), vocab_size=self.vocab_size
     )
+    draft = checks.known(draft, self.vocab_size)
     return checks.within(draft, state.max_depth), drafter_state, cache
 
   def generate(self, params: Params, state: DecodeState) -> DecodeState:
@@ -352,8 +353,9 @@ class Decoder:
       The state before the first step.
 
     Raises:
-      ValueError: for sizes that do not fit; lengths and budgets are checked
-        when they are concrete (under `jit`, rows end at the buffer's end).
+      ValueError: for sizes that do not fit; lengths, budgets and tokens are
+        checked when they are concrete (under `jit`, rows end at the buffer's
+        end, and at once where a token is none: UNKNOWN_TOKEN).
     """
     prompts = jnp.asarray(prompts)
     lengths = jnp.asarray(lengths, jnp.int32)
@@ -371,6 +373,7 @@ class Decoder:
     return prefill.begin(
       self.target, self.drafter, params, prompts, lengths, rng_key,
       buffer_length=buffer_length,
+      vocab_size=self.vocab_size,
       max_new_tokens=max_new_tokens,
       sampling=sampling or warp_lib.make_sampling(count),
       stop_tokens=jnp.asarray(stop_tokens, jnp.int32).reshape(-1),
@@ -426,6 +429,7 @@ class Decoder:
     fresh = prefill.begin(
       self.target, self.drafter, params,
       **request,
+      vocab_size=self.vocab_size,
       stop_tokens=state.stop_tokens,
       inputs=inputs,
       # What all rows share goes on from where it is.
@@ -488,7 +492,8 @@ class Decoder:
     at = jnp.clip(row, 0, len(state.length) - 1)
     longer = prefill.extend(
       self.target, self.drafter, params, rows.pick(axes, state, at[None]),
-      tokens, count, max_new_tokens=max_new_tokens, sampling=sampling,
+      tokens, count, vocab_size=self.vocab_size,
+      max_new_tokens=max_new_tokens, sampling=sampling,
     )  # fmt: skip
     return rows.put(axes, state, row, longer)
 

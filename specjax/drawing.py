@@ -18,6 +18,8 @@ _NEXT_TOKEN_ROLE = 1
 _DRAFT_ROLE = 1
 # Noise belongs to a position and a path, not to a step.
 _NOISE_ROLE = 1 << 20
+# Whatever a drafter makes of its keys, it meets none of those above.
+_DRAFTER_ROLE = (1 << 31) - 1
 
 
 def row_keys(rng_key: Array, row_ids: Array) -> Array:
@@ -54,6 +56,11 @@ def verification_keys(keys: Array) -> Array:
     `key[B, 2]`.
   """
   return _role_keys(keys, range(_NODE_ROLE, _NEXT_TOKEN_ROLE + 1))
+
+
+def drafter_keys(keys: Array) -> Array:
+  """A stream of the drafter's own beside that of a row or round, `key[B]`."""
+  return jax.vmap(lambda key: jax.random.fold_in(key, _DRAFTER_ROLE))(keys)
 
 
 def drafted_node_keys(keys: Array, nodes: range) -> Array:

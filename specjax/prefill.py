@@ -33,6 +33,7 @@ def begin(
   rng_key: Array,
   *,
   buffer_length: int,
+  vocab_size: int,
   max_new_tokens: Array,
   sampling: Sampling,
   stop_tokens: Array,
@@ -47,6 +48,7 @@ def begin(
     params: parameters of both models.
     prompts, lengths, buffer_length, max_new_tokens, sampling, inputs: as
       `Decoder.init`'s.
+    vocab_size: V.
     rng_key: `key[B]`.
     stop_tokens: `i32[n]`.
     drafter_state: from `Drafter.init`.
@@ -82,7 +84,7 @@ def begin(
     num_steps=jnp.zeros((), jnp.int32),
   )
   state = _read(target, drafter, params, state, 0, width)
-  return _asked(state, max_new_tokens, buffer_length)
+  return _asked(state, max_new_tokens, buffer_length, vocab_size)
 
 
 def extend(
@@ -93,6 +95,7 @@ def extend(
   tokens: Array,
   count: Array,
   *,
+  vocab_size: int,
   max_new_tokens: Array,
   sampling: Sampling | None,
 ) -> DecodeState:
@@ -104,6 +107,7 @@ def extend(
     state: with one row.
     tokens: `i32[P]`, right-padded with anything.
     count: `i32[]`, how many of them count.
+    vocab_size: V.
     max_new_tokens: `i32[]`.
     sampling: of one row; None keeps it.
   """
@@ -129,7 +133,8 @@ def extend(
     counters=Counters.zeros(1, tree),
   )
   state = _read(target, drafter, params, state, before, width)
-  return _asked(state, jnp.where(count > 0, max_new_tokens, 0), buffer_length)
+  budget = jnp.where(count > 0, max_new_tokens, 0)
+  return _asked(state, budget, buffer_length, vocab_size)
 
 
 def _read(
@@ -208,14 +213,21 @@ def _read(
 
 
 def _asked(
-  state: DecodeState, max_new_tokens: Array, buffer_length: int
+  state: DecodeState,
+  max_new_tokens: Array,
+  buffer_length: int,
+  vocab_size: int,
 ) -> DecodeState:
-  """The state with a budget for each row, which has none left ends."""
+  """The state with a budget for each row; who has none, or no text, ends."""
   room = buffer_length - state.length  # no sum of the two may wrap around
   max_length = state.length + jnp.minimum(max_new_tokens, room)
   ended = jnp.where(
     max_length > state.length, StopReason.RUNNING, StopReason.LENGTH
   )
+  # Under jit nobody has looked at the tokens.
+  unknown = (state.tokens < 0) | (state.tokens >= vocab_size)
+  unknown &= np.arange(state.tokens.shape[1]) < state.length[:, None]
+  ended = jnp.where(unknown.any(axis=1), StopReason.UNKNOWN_TOKEN, ended)
   return dataclasses.replace(
     state, max_length=max_length, stop_reason=ended.astype(jnp.int32)
   )

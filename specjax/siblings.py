@@ -108,20 +108,20 @@ def _independent(parent, elders, count):
 
 
 def _untried(parent, elders, count):
-  """The law without the elders; uniform over the rest if that has no mass."""
+  """The law without the elders; uniform over the rest if that has no mass.
+
+  What is left is measured against its own largest entry: beside an elder that
+  had nearly all mass, logarithms of 1e7 differ by whole units in float32.
+  """
   del count
   if not elders.shape[-1]:
     return parent
-  vocab = parent.shape[-1]
-  tried = _among(elders, vocab)
+  tried = _among(elders, parent.shape[-1])
   rest = jnp.where(tried, -jnp.inf, parent)
-  total = jax.nn.logsumexp(rest, axis=-1, keepdims=True)
-  left = jnp.sum(~tried, axis=-1, keepdims=True)
-  uniform = jnp.where(tried, -jnp.inf, -jnp.log(left.astype(parent.dtype)))
+  left = jnp.max(rest, axis=-1, keepdims=True) > -jnp.inf
   some = jnp.max(parent, axis=-1, keepdims=True) > -jnp.inf
-  exhausted = jnp.where(some, uniform, -jnp.inf)
-  safe = jnp.where(total > -jnp.inf, total, 0)
-  return jnp.where(total > -jnp.inf, rest - safe, exhausted)
+  rest = jnp.where(left, rest, jnp.where(tried, -jnp.inf, 0))
+  return jnp.where(some, jax.nn.log_softmax(rest, axis=-1), -jnp.inf)
 
 
 def _next_largest(parent, elders, count):

@@ -22,6 +22,7 @@ class StopReason(enum.IntEnum):
   NAN_LOGITS: the target's logits for the next token were not numbers, or the
   drafter returned a law that was none (`Draft.log_probs`).
   STOP_STRING: the host found its end in the text (`specjax.endings`).
+  UNKNOWN_TOKEN: its text has an id that is not in 0..V-1.
   """
 
   RUNNING = 0
@@ -29,6 +30,7 @@ class StopReason(enum.IntEnum):
   LENGTH = 2
   NAN_LOGITS = 3
   STOP_STRING = 4
+  UNKNOWN_TOKEN = 5
 
 
 class Origin(enum.IntEnum):

@@ -117,7 +117,10 @@ def warp(logits: Array, sampling: Sampling) -> Array:
   per_row = lambda x: x[expand]
   temperature = per_row(sampling.temperature).astype(logits.dtype)
   greedy = temperature == 0
-  scaled = logits / jnp.where(greedy, 1, jnp.maximum(temperature, _COLDEST))
+  # Near the largest logit, differences are exact; divided first, each of two
+  # numbers of 1e4 would be rounded, and the law need not sum to one.
+  scaled = logits - jnp.max(logits, axis=-1, keepdims=True)
+  scaled /= jnp.where(greedy, 1, jnp.maximum(temperature, _COLDEST))
   if sampling.top_k is not None or sampling.top_p is not None:
     rows = sampling.temperature.shape
     top_k, top_p = sampling.top_k, sampling.top_p

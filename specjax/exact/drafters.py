@@ -7,6 +7,7 @@ it is, in a state that the loop has made.
 """
 
 import dataclasses
+import itertools
 from typing import Any
 
 import jax
@@ -21,7 +22,8 @@ from specjax.tree import Form
 from specjax.types import Draft, Drafter, LanguageModel, Params
 from specjax.warp import make_sampling
 
-_ALPHA = 1e-6  # of the sampled test
+_ALPHA = 1e-6  # of the sampled tests
+_BINS = 4  # of each of the loop's coins
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,9 +63,13 @@ def check_drafter(
 ) -> DrafterCheck:
   """Checks a drafter in a state that some rounds with a target have made.
 
-  - Its laws are those that its tokens are drawn from: exactly, if it draws by
-    `Context.draw` alone and V ** N is affordable, else by a chi-squared test
-    (level 1e-6) of every node.
+  - Its laws sum to one, and are those that its tokens are drawn from: exactly,
+    if it draws by `Context.draw` alone and V ** N is affordable, else by a
+    chi-squared test (level 1e-6) of every node.
+  - Siblings that are independent promise that nodes with equal paths have
+    children of equal laws, there or not alike: rules merge them.
+  - Draft and loop share no coin: tokens follow their laws whatever the numbers
+    are that the loop verifies the draft with, by such tests too.
   - Whether a node is there, and under which parent, is decided before the
     first token of its family is drawn (of certain drafts it may be decided by
     anything).
@@ -138,25 +144,35 @@ def check_drafter(
     return DrafterCheck(
       method="certain", num_drafts=len(prompts), error=0.0, p_value=None
     )
+  _check_sums(draft)
   _check_families(drafter, draft)
+  _check_twins(drafter, draft)
+  many = rows.pick(axes, alone, np.zeros(num_samples, int))
+  many = dataclasses.replace(
+    many, keys=drawing.row_keys(key, jnp.arange(num_samples))
+  )
+  sampled = draft_of(params, many)
   asked = rounds.asked(decoder, params, alone)
   enumerable = vocab_size ** len(asked) <= max_drafts
   # What it draws otherwise is seen by sampling alone.
   enumerable &= _rest_is_certain(draft, asked)
   if asked and enumerable and not drafter.siblings.with_noise:
     every = rounds.drafts(decoder, params, alone)
-    return DrafterCheck(
+    checked = DrafterCheck(
       method="exact",
       num_drafts=len(every.table),
       error=_check_laws(drafter, every),
       p_value=None,
     )
-  return DrafterCheck(
-    method="sampled",
-    num_drafts=num_samples,
-    error=0.0,
-    p_value=_check_samples(decoder, params, alone, key, num_samples),
-  )
+  else:
+    checked = DrafterCheck(
+      method="sampled",
+      num_drafts=num_samples,
+      error=0.0,
+      p_value=_check_samples(drafter, sampled),
+    )
+  _check_coins(many, sampled)
+  return checked
 
 
 def _check_axes(decoder: decode.Decoder, state: DecodeState) -> None:
@@ -239,6 +255,104 @@ def _check_families(drafter: Drafter, draft: Draft) -> None:
     )
 
 
+def _check_sums(draft: Draft) -> None:
+  """Raises ValueError unless what tokens were drawn from are laws."""
+  nodes = draft.tree.num_nodes
+  there = np.broadcast_to(draft.topology().there, draft.tokens.shape)[:, :nodes]
+  drawn = there & (np.arange(nodes) > 0)
+  mass = np.exp(np.asarray(draft.log_probs, np.float64)).sum(axis=-1)[drawn]
+  if not (np.abs(mass - 1) < 1e-4).all():
+    worst = mass[np.argmax(np.abs(mass - 1))]
+    raise ValueError(
+      f"a law of the draft sums to {worst:.3g}, not to 1: log_probs are "
+      "normalised log-probabilities (jax.nn.log_softmax of logits)"
+    )
+
+
+def _check_twins(
+  drafter: Drafter, draft: Draft, possible: np.ndarray | None = None
+) -> None:
+  """Raises ValueError unless nodes of equal paths have equal children.
+
+  Args:
+    drafter: of which siblings may be independent: nothing is asked of others.
+    draft: R drafts.
+    possible: `bool[R]`, those that may be drawn; None: all.
+  """
+  if not drafter.siblings.independent or draft.tree.max_children < 2:
+    return
+  tree, count = draft.tree, len(draft.tokens)
+  topology = draft.topology()
+  whole = lambda x: np.broadcast_to(x, (count, *x.shape[1:]))
+  there, depth = whole(topology.there), whole(topology.depth)
+  parents, paths = whole(topology.parents), whole(topology.paths)
+  tokens, rows_here = np.asarray(draft.tokens), np.arange(count)
+  laws = np.exp(np.asarray(draft.log_probs, np.float64))
+  text = np.take_along_axis(
+    tokens[:, None], np.maximum(paths, 0), axis=-1
+  )  # [R, N + 1, G + 1]
+  text = np.where(np.arange(text.shape[-1]) <= depth[..., None], text, -1)
+  possible = np.ones(count, bool) if possible is None else possible
+  nodes = range(tree.num_nodes)
+  for one, other in itertools.combinations(nodes, 2):
+    twins = possible & there[:, one] & there[:, other]
+    twins &= (text[:, one] == text[:, other]).all(axis=-1)
+    if not twins.any():
+      continue
+    first = []
+    for node in (one, other):
+      below = there[:, : tree.num_nodes] & (
+        parents[:, : tree.num_nodes] == node
+      )
+      below[:, 0] = False
+      first.append((below.any(axis=1), np.argmax(below, axis=1)))
+    (some, mine), (others, theirs) = first
+    # Where a form leaves no room for children, nobody decided that.
+    open_ = tree.form is not Form.FREE and not (
+      tree.children[one] and tree.children[other]
+    )
+    if not open_ and (some != others)[twins].any():
+      raise ValueError(
+        f"whether node {one} has children differs from node {other}, whose "
+        "path says the same: independent siblings are there, or not, by what "
+        "stands above them"
+      )
+    both = twins & some & others
+    apart = np.abs(laws[rows_here, mine] - laws[rows_here, theirs]).max(axis=-1)
+    if (apart[both] > 1e-5).any():
+      raise ValueError(
+        f"children of nodes {one} and {other}, whose paths say the same, are "
+        f"drawn from laws that differ by {apart[both].max():.3g}: siblings "
+        "that are no independent draws from one law are 'given'"
+      )
+
+
+def _check_coins(many: DecodeState, draft: Draft) -> None:
+  """Raises ValueError if what was drawn depends on coins of the loop's own.
+
+  Args:
+    many: rows that are alike but for their keys.
+    draft: what they drafted.
+  """
+  keys = drawing.verification_keys(drawing.step_keys(many.keys, many.length))
+  coins = np.asarray(drawing.numbers(keys, jnp.float32)).reshape(len(keys), -1)
+  bins = np.minimum((coins * _BINS).astype(int), _BINS - 1)
+  there = np.broadcast_to(draft.topology().there, draft.tokens.shape)
+  laws = np.exp(np.asarray(draft.log_probs, np.float64))
+  tokens = np.asarray(draft.tokens)
+  for node in range(1, draft.tree.num_nodes):
+    for coin, part in itertools.product(range(bins.shape[1]), range(_BINS)):
+      here = there[:, node] & (bins[:, coin] == part)
+      expected = laws[here, node].sum(axis=0)
+      counted = np.bincount(tokens[here, node], minlength=len(expected))
+      p_value, said = _chi_squared(expected, counted)
+      if p_value < _ALPHA:
+        raise ValueError(
+          f"node {node} is drawn with coins of the loop's own, which verify "
+          f"it: draw by Context.draw, or with Context.keys ({said})"
+        )
+
+
 def _rest_is_certain(draft: Draft, asked: list[int]) -> bool:
   """Whether each node that is not among those has all of its law's mass."""
   nodes = draft.tree.num_nodes
@@ -260,6 +374,8 @@ def _check_laws(drafter: Drafter, every: rounds.Drafts) -> float:
   whole = lambda x: np.broadcast_to(x, (len(every.table), x.shape[1]))
   there, parents = whole(topology.there), whole(topology.parents)
   possible = every.probs > 0
+  _check_sums(draft)
+  _check_twins(drafter, draft, possible)
   tokens = np.asarray(draft.tokens)
   laws = np.exp(np.asarray(draft.log_probs, np.float64))
   worst = 0.0
@@ -332,39 +448,44 @@ def _follows(found: np.ndarray, known: np.ndarray) -> bool:
   return len(np.unique(both, axis=0)) == len(np.unique(known, axis=0))
 
 
-def _check_samples(decoder, params, state, key, count: int) -> float:
+def _check_samples(drafter: Drafter, draft: Draft) -> float:
   """Raises ValueError unless many draws agree with the laws that came along.
 
   Returns:
     The least p-value of the nodes.
   """
-  many = rows.pick(decoder.row_axes(state), state, np.zeros(count, int))
-  many = dataclasses.replace(
-    many, keys=drawing.row_keys(key, jnp.arange(count))
-  )
-  draft = jax.jit(lambda p, s: decoder.propose(p, s)[0])(params, many)
+  _check_sums(draft)
+  _check_twins(drafter, draft)
   there = np.broadcast_to(draft.topology().there, draft.tokens.shape)
   least = 1.0
   for node in range(1, draft.tree.num_nodes):
     here = there[:, node]
-    law = np.exp(np.asarray(draft.log_probs[here, node], np.float64))
+    law = np.exp(np.asarray(draft.log_probs, np.float64)[here, node])
     drawn = np.asarray(draft.tokens)[here, node]
     if (law[np.arange(len(drawn)), drawn] == 0).any():
       raise ValueError(f"node {node} drew a token that its law gives nothing")
-    expected = law.sum(axis=0)
     counted = np.bincount(drawn, minlength=law.shape[1])
-    order = np.argsort(-expected)
-    often = max(int((expected >= 5).sum()), 1)
-    pool = lambda x: np.append(x[order][:often], x[order][often:].sum())  # noqa: B023
-    e, c = pool(expected), pool(counted)
-    e, c = e[e > 0], c[e > 0]
-    statistic = float(((c - e) ** 2 / e).sum())
-    p_value = float(special.chdtrc(max(len(e) - 1, 1), statistic))
+    p_value, said = _chi_squared(law.sum(axis=0), counted)
     least = min(least, p_value)
     if p_value < _ALPHA:
       raise ValueError(
-        f"node {node} is not drawn from the law that the draft says: "
-        f"chi-squared {statistic:.0f} for {len(e) - 1} degrees of freedom over "
-        f"{len(drawn)} drafts"
+        f"node {node} is not drawn from the law that the draft says: {said}"
       )
   return least
+
+
+def _chi_squared(
+  expected: np.ndarray, counted: np.ndarray
+) -> tuple[float, str]:
+  """A p-value, rare cells pooled, and the test in words."""
+  order = np.argsort(-expected)
+  often = max(int((expected >= 5).sum()), 1)
+  pool = lambda x: np.append(x[order][:often], x[order][often:].sum())
+  e, c = pool(expected), pool(counted)
+  e, c = e[e > 0], c[e > 0]
+  statistic = float(((c - e) ** 2 / e).sum())
+  said = (
+    f"chi-squared {statistic:.0f} for {len(e) - 1} degrees of freedom over "
+    f"{int(counted.sum())} drafts"
+  )
+  return float(special.chdtrc(max(len(e) - 1, 1), statistic)), said

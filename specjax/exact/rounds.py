@@ -33,7 +33,7 @@ class Drafts:
     draft: the proposals, R rows.
     table: `i32[R, N + 1]`, what each draw gave, whether it was asked or not.
     drawn: by node, the number of the call that drew it, and the law it was
-      drawn from, `f64[R, V]`; without nodes that were never drawn.
+      drawn from, `f64[R, V]`, normalised; without nodes that were never drawn.
     probs: `f64[R]`, the probability of each; they sum to 1.
     found: what else was asked of the rounds.
   """
@@ -111,6 +111,7 @@ def drafts(
   drawn = {}
   for node, (number, log_probs) in given.items():
     law = np.exp(np.asarray(log_probs, np.float64))
+    law /= law.sum(axis=-1, keepdims=True)  # as a draw does
     probs *= law[np.arange(len(table)), table[:, node]]
     drawn[node] = (int(number), law)
   return Drafts(draft=draft, table=table, drawn=drawn, probs=probs, found=found)

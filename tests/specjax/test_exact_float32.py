@@ -1,8 +1,16 @@
 """Losslessness in float32, through rules compiled as they are for users."""
 
+import forms
 import jax.numpy as jnp
+import numpy as np
 import pytest
-from exact_cases import ONE_TREE, distance
+import toys
+from exact_cases import ONE_TREE, distance, round_error
+
+from specjax.siblings import GREEDY, HUB, WITHOUT_REPLACEMENT
+from specjax.tree import Tree
+
+LOW_TREE = Tree((-1, 0, 0))
 
 
 def each_rule_once():
@@ -23,3 +31,38 @@ def test_output_law_holds_in_float32(rule, tree, siblings):
     dtype=jnp.float32,
   )  # fmt: skip
   assert found < 1e-5
+
+
+@pytest.mark.usefixtures("quick_to_compile")
+@pytest.mark.parametrize(
+  ("rule", "siblings"),
+  [
+    ("recursive", WITHOUT_REPLACEMENT),
+    ("traversal", WITHOUT_REPLACEMENT),
+    ("greedy_draft", GREEDY),
+    ("hub", HUB),
+  ],
+)
+def test_a_second_sibling_is_drawn_as_it_says_at_low_temperatures(
+  rule, siblings
+):
+  """Beside a first one of nearly all mass, what is left is 1e-7 of nothing."""
+  for temperature in (1e-6, 1e-5, 1e-3):
+    draft = np.array([10, 0, -0.25 * temperature, -2], np.float32)
+    target = np.array([-5, 0, -0.6 * temperature, -5], np.float32)
+    error = round_error(
+      forms.table_drafter(4, LOW_TREE, siblings), rule,
+      model=toys.table_model(4), temperature=temperature,
+      target=np.tile(target, (97, 1)), draft=np.tile(draft, (97, 1)),
+    )  # fmt: skip
+    assert error < 1e-6
+
+
+@pytest.mark.parametrize("siblings", [WITHOUT_REPLACEMENT, GREEDY, HUB])
+def test_laws_of_later_siblings_sum_to_one(siblings):
+  """However little mass their elder has left them."""
+  law = jnp.array(
+    [[0, -1e7, -1e7 - 1, -1.2e7], [-0.1, -2.4, -jnp.inf, -jnp.inf]]
+  )
+  later = siblings.child(law, jnp.array([[0], [1]]), jnp.array([2, 2]))
+  np.testing.assert_allclose(jnp.exp(later).sum(-1), 1, atol=1e-6)

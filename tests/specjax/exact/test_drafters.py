@@ -15,6 +15,7 @@ from specjax import drafters, drawing, exact
 from specjax.siblings import (
   GREEDY,
   HUB,
+  IID,
   SHARED_NOISE,
   TOP_K,
   WITHOUT_REPLACEMENT,
@@ -122,10 +123,47 @@ def reads_its_neighbour(draft, context):
   return dataclasses.replace(draft, log_probs=law)
 
 
+def unnormalised(draft, context):
+  return dataclasses.replace(draft, log_probs=draft.log_probs + 0.5)
+
+
+def law_of_its_own_path(params, state, cache, context):
+  """Two paths, drawn as they say, of which the second is ever less sure."""
+  tokens, laws = [context.root[:, 0]] * 3, [params.draft[1]] * 2
+  first = jax.nn.log_softmax(jnp.stack([params.draft[1]] * 2))
+  first = jnp.broadcast_to(first, (len(context.length), 2, VOCAB))
+  above = context.draw([1, 2], first)
+  second = jax.nn.log_softmax(params.draft[above] * jnp.array([[[1], [0.3]]]))
+  tokens = [context.root, above, context.draw([3, 4], second)]
+  laws = jnp.concatenate([first[:, :1], first, second], axis=1)
+  draft = specjax.Draft(
+    tree=paths(2, 2), siblings=IID, tokens=jnp.concatenate(tokens, axis=1),
+    log_probs=laws,
+  )  # fmt: skip
+  return draft, state, cache
+
+
+def by_its_twins_token(draft, context):
+  """Where the first path goes on, the second has decided."""
+  goes_on = jnp.where(np.arange(5) == 3, draft.tokens[:, 2:3] == 0, True)
+  return goes_on | (draft.tree.depth < 2)
+
+
 @pytest.mark.parametrize(
   ("drafter", "words"),
   [
     (changed(of_table(chain(2)), hotter), "drawn from another law"),
+    (changed(of_table(chain(2)), unnormalised), "sums to 1.65, not to 1"),
+    (
+      dataclasses.replace(
+        of_table(paths(2, 2)), propose=law_of_its_own_path
+      ),
+      "whose paths say the same, are drawn from laws that differ",
+    ),
+    (
+      forms.masked(of_table(paths(2, 2)), by_its_twins_token),
+      "has children differs from node 2, whose path says the same",
+    ),
     (changed(of_table(chain(2)), other_token), "not the token that was drawn"),
     (changed(of_table(chain(2)), claims_to_be_certain), "token is certain"),
     (changed(of_table(chain(2)), reads_beyond), "depends on what is stale"),
@@ -144,8 +182,8 @@ def reads_its_neighbour(draft, context):
     ),
   ],
   ids=[
-    "law", "token", "certain", "stale tokens", "neighbour", "dropped", "elder",
-    "axes",
+    "law", "logits", "own path", "twin", "token", "certain", "stale tokens",
+    "neighbour", "dropped", "elder", "axes",
   ],
 )  # fmt: skip
 def test_a_drafter_that_lies_is_caught(drafter, words):
@@ -181,6 +219,29 @@ def test_draws_of_its_own_are_held_against_the_laws_by_sampling():
   assert found.p_value > 1e-6
   with pytest.raises(ValueError, match="is not drawn from the law"):
     check(silent(0.6))
+
+
+def drawn_with_its_keys(params, state, cache, context):
+  """A token drawn as anybody would who needs a coin for node 1."""
+  keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(context.keys)
+  rows = len(context.length)
+  law = jax.nn.log_softmax(params.draft[1])
+  law = jnp.broadcast_to(law, (rows, 1, VOCAB))
+  token = drawing.categorical(keys[:, None], law)
+  draft = specjax.Draft(
+    tree=chain(1), siblings=IID, log_probs=jnp.concatenate([law, law], axis=1),
+    tokens=jnp.concatenate([context.root, token], axis=1),
+  )  # fmt: skip
+  return draft, state, cache
+
+
+def test_keys_of_a_draft_are_none_of_the_loops(monkeypatch):
+  """The mutant gives a draft the keys that the loop verifies with."""
+  drafter = dataclasses.replace(of_table(chain(1)), propose=drawn_with_its_keys)
+  assert check(drafter).method == "sampled"
+  monkeypatch.setattr(drawing, "drafter_keys", lambda keys: keys)
+  with pytest.raises(ValueError, match="coins of the loop's own"):
+    check(drafter)
 
 
 def test_a_larger_vocabulary_is_sampled():
