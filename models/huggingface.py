@@ -46,12 +46,13 @@ CheckpointError = weights.CheckpointError
 # Some files have this prefix, some not; the head has two names in GPT-NeoX.
 _PREFIX = re.compile(r"^(transformer|gpt_neox|model)\.")
 _OLD_HEAD = re.compile(r"^embed_out\.")
-# Causal masks and rotary frequencies, which follow from the configuration, and
-# a bias that old files of T5 have and no T5 reads.
+# Causal masks and rotary frequencies, which follow from the configuration, a
+# bias that old files of T5 have and no T5 reads, and Medusa's heads, which may
+# be merged with their target and are read of the same files.
 _BUFFER = re.compile(
   r"rotary_emb\.inv_freq|(h|layers)\.\d+\.(attn|attention|self_attn)\."
   r"(bias|masked_bias|rotary_emb\.inv_freq)"
-  r"|decoder\.block\.0\.layer\.1\.EncDecAttention\."
+  r"|medusa_head\..*|decoder\.block\.0\.layer\.1\.EncDecAttention\."
   r"relative_attention_bias\.weight"
 )
 _KINDS = ("F16", "BF16", "F32", "F64")
@@ -230,15 +231,7 @@ def _weight_files(path: pathlib.Path) -> list[pathlib.Path]:
       f"there are no weights in {path}: expected {whole.name}, or {index.name} "
       "with the files it names (no other format is read)"
     )
-  names = json_files.read_object(index).get("weight_map")
-  if not isinstance(names, Mapping) or not all(
-    isinstance(n, str) and n == pathlib.PurePath(n).name for n in names.values()
-  ):
-    raise ValueError(f"weight_map in {index} must map tensors to file names")
-  files = [path / name for name in sorted(set(names.values()))]
-  if missing := [file.name for file in files if not file.is_file()]:
-    raise FileNotFoundError(f"{index} names {missing}, which are not there")
-  return files
+  return json_files.indexed_files(index)
 
 
 def _open(

@@ -68,13 +68,20 @@ def unroll(
   length = features.shape[1]
   causal = jnp.asarray(np.tril(np.ones((length, length), bool)))
   mask = causal & (segments[:, :, None] == segments[:, None, :])
+  layer = module.config.layer
+  masks = {
+    w: mask
+    if w is None
+    else mask & (positions[:, :, None] - positions[:, None] < w)
+    for w in {layer.window(i) for i in range(layer.num_layers)}
+  }
   hidden, written = module.fuse(features), ((),) * (1 + len(later))
   for step in range(steps):
     logits, hidden, written = module(
       ahead(tokens, 1 + step, length),
       hidden,
       rotary_table(module.config.layer, positions + step),
-      mask,
+      masks,
       written,
       None,
     )
