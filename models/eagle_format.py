@@ -388,8 +388,8 @@ def _fused_layers(config, num_layers: int) -> tuple[int, ...]:
 
   Three conventions: `eagle_config.eagle_aux_hidden_state_layer_ids` (SpecForge,
   SGLang, NVIDIA) are outputs of layers, `eagle_aux_hidden_state_layer_ids` at
-  the top (speculators) and `eagle_config.layer_ids` (vLLM) are inputs, and where
-  no file says, the paper's code reads the inputs of layers 2, N / 2 and N - 3.
+  the top (speculators) and `eagle_config.layer_ids` (vLLM) are inputs, and
+  where no file says, the paper's code reads those of layers 2, N / 2 and N - 3.
   """
   name, nested = _FUSED, _eagle_config(config)
   if nested.get(name) is not None:

@@ -185,6 +185,11 @@ def _speculators(config: Mapping[str, Any], target: Target) -> HeadShape:
       f"it reads features of {width!r} channels, the target has "
       f"{target.embed_dim}"
     )
+  both_ways = config.get("sliding_window_non_causal", False)
+  if not isinstance(both_ways, bool):
+    raise ValueError(
+      f"sliding_window_non_causal must be true or false, got {both_ways!r}"
+    )
   words = _integer("draft_vocab_size", config.get("draft_vocab_size"))
   name = "aux_hidden_state_layer_ids"
   return _made(
@@ -193,7 +198,7 @@ def _speculators(config: Mapping[str, Any], target: Target) -> HeadShape:
     read=_read_layers(name, config.get(name), target, shift=0),
     block_size=_integer("block_size", config.get("block_size")),
     mask_token=_integer("mask_token_id", config.get("mask_token_id")),
-    causal_windows=not config.get("sliding_window_non_causal", False),
+    causal_windows=not both_ways,
     windows_before_block=True,
     draft_vocab_size=None if words == target.vocab_size else words,
   )

@@ -50,7 +50,8 @@ def unroll(
     positions: `i32[B, T]`, where those tokens stand in their documents.
     segments: `i32[B, T]`, of which document of its row each is: nothing of
       another one is attended to.
-    steps: G, steps of each draft.
+    steps: G, steps of each draft. A layer with a window sees the same of the
+      first step's places at all of them, as the `speculators` library trains.
 
   Yields:
     For j in `0 .. G - 1`: `f32[B, T, V']`, the logits for token `t + 2 + j` in
