@@ -36,7 +36,6 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 
 # Keys that must have this value if they are there at all.
 _FIXED: Mapping[str, Mapping[str, Any]] = {
-  "gpt2": dict(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False),
   "llama": dict(use_sliding_window=False, rope_interleaved=False),
   "qwen2": dict(use_mrope=False),
 }

@@ -139,8 +139,6 @@ def test_llama3_scaling_is_read_in_both_spellings():
     ("bert", {}, "model_type must be one of .*'llama'.*got 'bert'"),
     (None, {}, "model_type must be one of .* got None"),
     (["llama"], {}, "model_type must be one of"),
-    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "must be False in a"),
-    ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights must be True"),
     ("gpt2", {"add_cross_attention": True}, "add_cross_attention must be"),
     ("gpt2", {"activation_function": "mish"}, "one of .*'gelu_new'.*'mish'"),
     ("gpt2", {"hidden_size": 64}, "n_embd is 32 and hidden_size 64"),
