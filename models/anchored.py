@@ -19,7 +19,8 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from models.layers import Attention, rotary_table, scores_of, values_of
+from models.attention import scores_of, values_of
+from models.layers import Attention, rotary_table
 from models.parallel import Parallel
 
 

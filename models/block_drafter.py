@@ -111,7 +111,7 @@ class BlockDrafter(nnx.Module):
     for i, layer in enumerate(t5.decoder.layers):
       x, _ = layer(
         x, bias, there[:, None],
-        memory=(memory.keys[i], memory.values[i], memory.mask),
+        memory=(memory.keys[i], memory.values[i], memory.mask[:, None]),
       )  # fmt: skip
     return t5.leave(x[:, width:]).logits
 

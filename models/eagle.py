@@ -126,7 +126,7 @@ class Eagle(nnx.Module):
     return features.astype(self.dtype)
 
   def __call__(
-    self, tokens, hidden, rotary, mask, kvs, start, *, stacked=False,
+    self, tokens, hidden, rotary, sees, kvs, start, *, stacked=False,
     put=_anywhere,
   ):  # fmt: skip
     """One pass.
@@ -135,7 +135,7 @@ class Eagle(nnx.Module):
       tokens: `i32[B, T]`.
       hidden: `[B, T, H]`, beside each token the state of the one before it.
       rotary, start: as `models.layers.Attention`.
-      mask: its mask for every window size that some layer has.
+      sees: its `sees` for every window size that some layer has.
       kvs: the keys and values of each layer; if stacked, one pair of all.
       stacked: see `kvs`.
       put: lays an array out (`models.sharding.constrain`).
@@ -144,10 +144,10 @@ class Eagle(nnx.Module):
       `f32[B, T, V]` logits, `[B, T, H]` states, and keys and values as given.
     """
     (kv,), layer = kvs, jnp.int32(0) if stacked else None
-    mask = mask[self.config.layer.window(0)]
+    sees = sees[self.config.layer.window(0)]
     both = [self.embed(tokens), hidden.astype(self.dtype)]
     x = put(self.fc(jnp.concatenate(both, axis=-1)), "act_btd")
-    out, kv = self.attention(x, rotary, mask, kv, start, layer=layer)
+    out, kv = self.attention(x, rotary, sees, kv, start, layer=layer)
     x = x + out
     x = put(x + self.mlp(self.mlp_norm(x)), "act_btd")
     logits = self.lm_head(x).astype(jnp.float32)
@@ -203,7 +203,7 @@ class Eagle3(nnx.Module):
     return self.fc(x)
 
   def __call__(
-    self, tokens, hidden, rotary, mask, kvs, start, *, stacked=False,
+    self, tokens, hidden, rotary, sees, kvs, start, *, stacked=False,
     put=_anywhere,
   ):  # fmt: skip
     """As `Eagle.__call__`."""
@@ -214,14 +214,14 @@ class Eagle3(nnx.Module):
     normed = self.hidden_norm(hidden)
     both = [self.embed_norm(self.embed(tokens)), normed]
     out, kvs[0] = self.attention(
-      jnp.concatenate(both, axis=-1), rotary, mask[window(0)], kvs[0], start,
+      jnp.concatenate(both, axis=-1), rotary, sees[window(0)], kvs[0], start,
       layer=number(0),
     )  # fmt: skip
     x = (normed if self.config.norm_before_residual else hidden) + out
     x = put(x + self.mlp(self.mlp_norm(x)), "act_btd")
     for i, layer in enumerate(self.later, 1):
       x, kvs[place(i)] = layer(
-        x, rotary, mask[window(i)], kvs[place(i)], start, layer=number(i)
+        x, rotary, sees[window(i)], kvs[place(i)], start, layer=number(i)
       )
       x = put(x, "act_btd")
     read = self.final_norm(x)
@@ -292,10 +292,7 @@ def as_feature_model(
       tokens,
       hidden,
       rotary_table(layer, positions),
-      {
-        w: cache_lib.attention_mask(cache, positions, mask, window=w)
-        for w in windows
-      },
+      {w: cache_lib.visible(cache, positions, mask, window=w) for w in windows},
       pairs(cache),
       start,
       stacked=stacked,

@@ -42,7 +42,7 @@ def sub_layer(
   out, _ = layer.attention(
     layer.attention_norm(x),
     fed.rotary,
-    fed.masks[module.config.window(index)],
+    fed.sees[module.config.window(index)],
     (fed.cache.keys[index], fed.cache.values[index]),
     fed.start,
   )

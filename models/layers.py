@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax import Array, lax
+from jax import Array
 
+from models.attention import attend, attend_slots
 from specjax import cache as cache_lib
 
 
@@ -159,11 +160,7 @@ def rotary_table(
   freq = rotary_frequencies(config)
   angle = positions[..., None, None].astype(jnp.float32) * freq
   scale = config.rope_scale
-  return (
-    (jnp.cos(angle), jnp.sin(angle))
-    if scale == 1.0
-    else (jnp.cos(angle) * scale, jnp.sin(angle) * scale)
-  )
+  return scale * jnp.cos(angle), scale * jnp.sin(angle)
 
 
 def rotate(x: Array, table: tuple[Array, Array]) -> Array:
@@ -212,137 +209,6 @@ def make_linear(n_in: int, n_out: int, bias: bool, dtype, rngs: nnx.Rngs):
   )
 
 
-# Queries that are read at once, where there are more than four times as many.
-# The scores of a long prompt, in float32, are most of the memory that it takes,
-# and stay in no processor's cache: on two cores 1,343 queries take 2.2 to 2.8
-# times as long at once.
-_QUERIES = 128
-_EACH = ((0, 1), (0, 1))  # rows and heads of keys, in a product
-
-
-def scores_of(q: Array, keys: Array) -> Array:
-  """What queries find in the keys of their groups, in float32.
-
-  The queries of a group are rows of one product, `[G T, C]` by `[C, S]`: with G
-  and T apart, XLA:CPU makes a loop of small products of it, which takes three
-  times as long.
-
-  Args:
-    q: `[B, T, H, C]`.
-    keys: `[B, K, S, C]`.
-
-  Returns:
-    `f32[B, K, G, T, S]`, H = K G.
-  """
-  batch, fed, heads, channels = q.shape
-  count, slots = keys.shape[1:3]
-  groups = (batch, count, heads // count)
-  q = jnp.moveaxis(q.reshape(batch, fed, *groups[1:], channels), 1, 3)
-  q = q.reshape(batch, count, groups[2] * fed, channels)
-  product = functools.partial(
-    lax.dot_general,
-    dimension_numbers=(((3,), (3,)), _EACH),
-    preferred_element_type=jnp.float32,
-  )
-  if fed > 1:
-    found = product(q, keys)
-  else:
-    found = lax.platform_dependent(
-      q, keys, default=product, cpu=functools.partial(_keys_first, product)
-    )
-  return found.reshape(*groups, fed, slots)
-
-
-def _keys_first(product, q: Array, keys: Array) -> Array:
-  """`product(q, keys)` as XLA:CPU does it fast for the heads of one token each.
-
-  With three heads a group and 566 slots, attention takes a third of the time
-  for 32 rows and 0.8 of it for 8. Without the barrier the compiler turns the
-  product round again.
-  """
-  return jnp.swapaxes(lax.optimization_barrier(product(keys, q)), 2, 3)
-
-
-def values_of(weights: Array, values: Array) -> Array:
-  """The mean of values that each query weighs, `[B, T, H, C]`.
-
-  Args:
-    weights: `[B, K, G, T, S]`, in the values' type.
-    values: `[B, K, S, C]`.
-  """
-  batch, count, grouped, fed, slots = weights.shape
-  found = lax.dot_general(
-    weights.reshape(batch, count, grouped * fed, slots),
-    values,
-    (((3,), (2,)), _EACH),
-  )
-  channels = values.shape[-1]
-  found = found.reshape(batch, count, grouped, fed, channels)
-  found = jnp.moveaxis(found, 3, 1)
-  return found.reshape(batch, fed, count * grouped, channels)
-
-
-def attend(q: Array, keys: Array, values: Array, mask: Array) -> Array:
-  """Grouped-query attention; the softmax is taken in float32.
-
-  Many queries are read a block after the other: scores are `[B, H, 512, S]` at
-  most, however long the prompt is.
-
-  Args:
-    q: `[B, T, H, C]`.
-    keys: `[B, K, S, C]`.
-    values: `[B, K, S, C]`.
-    mask: `bool[B, T, S]`, True where attention is allowed.
-
-  Returns:
-    `[B, T, H * C]`.
-  """
-  fed = q.shape[1]
-  if fed <= 4 * _QUERIES:
-    return _attend(q, keys, values, mask)
-  count = -(-fed // _QUERIES)
-  blocks = [
-    jnp.moveaxis(
-      jnp.pad(x, ((0, 0), (0, count * _QUERIES - fed)) + ((0, 0),) * more)
-      .reshape(len(x), count, _QUERIES, *x.shape[2:]),
-      1, 0,
-    )
-    for x, more in ((q, 2), (mask, 1))
-  ]  # fmt: skip
-  out = lax.map(lambda block: _attend(block[0], keys, values, block[1]), blocks)
-  return jnp.moveaxis(out, 0, 1).reshape(len(q), -1, out.shape[-1])[:, :fed]
-
-
-def _attend(q: Array, keys: Array, values: Array, mask: Array) -> Array:
-  """As `attend`, all queries at once."""
-  batch, fed, heads, channels = q.shape
-  count = keys.shape[1]
-  alone = batch * fed == 1
-  if alone:
-    # Keys first: with the query first, XLA:CPU repeats the cache write inside
-    # the product's fusion and copies the whole cache for it.
-    scores = jnp.einsum(
-      "bksc,btkgc->bksgt",
-      keys,
-      q.reshape(batch, fed, count, heads // count, channels),
-      preferred_element_type=jnp.float32,
-    )
-    scores = jnp.moveaxis(scores, 2, -1)  # [B, K, G, T, S]
-  else:
-    scores = scores_of(q, keys)
-  scores = jnp.where(
-    mask[:, None, None],
-    scores / math.sqrt(channels),
-    jnp.finfo(scores.dtype).min,
-  )  # every query sees itself, so no row is empty
-  weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
-  if alone:
-    out = jnp.einsum("bkgts,bksc->btkgc", weights, values)
-  else:
-    out = values_of(weights, values)
-  return out.reshape(batch, fed, heads * channels)
-
-
 class Attention(nnx.Module):
   """Self-attention over the fed tokens and, if given, a cache.
 
@@ -373,15 +239,15 @@ class Attention(nnx.Module):
       self.q_norm = make_norm(c, c.head_dim, dtype, rngs)
       self.k_norm = make_norm(c, c.head_dim, dtype, rngs)
 
-  def __call__(self, x, rotary, mask, kv, start, *, layer=None):
+  def __call__(self, x, rotary, sees, kv, start, *, layer=None):
     """Attends.
 
     Args:
       x: `[B, T, D]`.
       rotary: from `rotary_table`, or None.
-      mask: `bool[B, T, S]`.
+      sees: a `specjax.cache.Visible`; without a cache `bool[B, T, T]`.
       kv: this layer's `(keys, values)` of the cache, or all layers' if `layer`
-        is given; None to attend among the fed tokens alone (then S == T).
+        is given; None to attend among the fed tokens alone.
       start: `i32[B]`, the slot of the first fed token.
       layer: `i32[]`, which layer of stacked keys and values this one is.
 
@@ -391,10 +257,9 @@ class Attention(nnx.Module):
     q = self.queries(x, rotary)
     if kv is None:
       k, v = self.keys_and_values(x, rotary)
-      return self.out(attend(q, k, v, mask)), (k, v)
-    kv = self.remember(x, rotary, kv, start, layer=layer)
-    k, v = kv if layer is None else (buffer[layer] for buffer in kv)
-    return self.out(attend(q, k, v, mask)), kv
+      return self.out(attend(q, k, v, sees)), (k, v)
+    new, kv = self.remember(x, rotary, kv, start, layer=layer)
+    return self.out(attend_slots(q, new, kv, sees, layer=layer)), kv
 
   def remember(self, x, rotary, kv, start, *, layer=None):
     """Writes keys and values of what is read, and attends to nothing.
@@ -403,10 +268,12 @@ class Attention(nnx.Module):
       x, rotary, kv, start, layer: as of `__call__`.
 
     Returns:
-      The updated `(keys, values)`.
+      Keys and values of what is read, two of `[B, K, T, C]`, and the updated
+      `kv`.
     """
     new = cache_lib.contain(*self.keys_and_values(x, rotary))
-    return tuple(
+    new = tuple(x.astype(b.dtype) for x, b in zip(new, kv, strict=True))
+    return new, tuple(
       cache_lib.write_rows(buffer, rows, start, layer=layer)
       for buffer, rows in zip(kv, new, strict=True)
     )
@@ -462,13 +329,13 @@ class Layer(nnx.Module):
     self.mlp = Mlp(config, dtype, rngs=rngs)
 
   def __call__(
-    self, x, rotary, mask, kv, start, *, layer=None, attention=True, mlp=True
+    self, x, rotary, sees, kv, start, *, layer=None, attention=True, mlp=True
   ):
     """As `Attention`; `attention=False` or `mlp=False` skips that sub-layer."""
     residual = x
     if attention:
       out, kv = self.attention(
-        self.attention_norm(x), rotary, mask, kv, start, layer=layer
+        self.attention_norm(x), rotary, sees, kv, start, layer=layer
       )
       x = x + out
     if mlp:

@@ -31,7 +31,7 @@ from models.layers import (
 from models.params import split
 from models.sharding import Sharding, constrain
 from specjax import cache as cache_lib
-from specjax.cache import Cache
+from specjax.cache import Cache, Visible
 from specjax.types import BlockModel
 
 
@@ -142,12 +142,12 @@ class Parallel(nnx.Module):
     rotary = rotary_table(c, start[:, None] + np.arange(fed))
     for i, layer in enumerate(self.layers):
       kv, where = _of_layer(cache, i)
-      kv = layer.attention.remember(x, rotary, kv, start, **where)
+      _, kv = layer.attention.remember(x, rotary, kv, start, **where)
       cache = _with_layer(cache, i, kv, put)
     return cache.replace(length=start + fed)
 
-  def sees(self, cache: Cache, window: int | None) -> Array:
-    """What the tokens of a block see in a layer, `bool[B, K + 1, S]`.
+  def sees(self, cache: Cache, window: int | None) -> Visible:
+    """What the tokens of a block see in a layer.
 
     Args:
       cache: of all that stands before it.
@@ -157,22 +157,16 @@ class Parallel(nnx.Module):
     own = np.ones((size, size), bool)
     positions = cache.length[:, None] + np.arange(size)
     if window is None:
-      return cache_lib.attention_mask(cache, positions, own)
+      return cache_lib.visible(cache, positions, own)
     if self.config.causal_windows:
       own = np.tril(own)
-    if self.config.windows_before_block:
-      # All its tokens read the same W before it.
-      positions, window = (
-        jnp.broadcast_to(positions[:, :1], positions.shape),
-        window + 1,
-      )
-    # Here a slot is a position.
-    at = jnp.broadcast_to(
-      jnp.arange(cache.slots), (len(positions), cache.slots)
-    )
-    return cache_lib.attention_mask(
-      cache.replace(positions=at), positions, own, window=window
-    )
+    if self.config.windows_before_block:  # as if all stood where it begins
+      positions = jnp.broadcast_to(positions[:, :1], positions.shape)
+      window += 1
+    slots = jnp.arange(cache.slots, dtype=positions.dtype)  # are positions here
+    slots = jnp.broadcast_to(slots, (len(positions), cache.slots))
+    cache = cache.replace(positions=slots)
+    return cache_lib.visible(cache, positions, own, window=window)
 
   def __call__(self, newest: Array, cache: Cache, put) -> tuple[Array, Cache]:
     """The logits of a block; see `BlockModel.say`.
@@ -185,13 +179,11 @@ class Parallel(nnx.Module):
     c, start, size = self.config.layers, cache.length, self.config.block_size
     positions = start[:, None] + np.arange(size)
     rotary = rotary_table(c, positions)
-    sees = {
-      w: self.sees(cache, w) for w in {*map(c.window, range(c.num_layers))}
-    }
+    sees = [self.sees(cache, c.window(i)) for i in range(c.num_layers)]
     x = put(self.embed(self.block(newest)), "act_btd")
     for i, layer in enumerate(self.layers):
       kv, where = _of_layer(cache, i)
-      x, kv = layer(x, rotary, sees[c.window(i)], kv, start, **where)
+      x, kv = layer(x, rotary, sees[i], kv, start, **where)
       x, cache = put(x, "act_btd"), _with_layer(cache, i, kv, put)
     logits = put(self.logits(x), "logits_btv")
     if self.config.draft_vocab_size is not None:

@@ -143,7 +143,17 @@ def as_language_model(
     outer = nnx.merge(frame_def, params["frame"])
     outer.config = config
     fed = outer.enter(tokens, cache, positions=positions, mask=mask)
-    masks = jnp.stack([fed.masks[w] for w in windows])
+    sees = [fed.sees[w] for w in windows]
+    # What differs between windows. Without one nothing is ever too far away.
+    far = jnp.int32(2**30)
+    differs = [
+      (
+        jnp.broadcast_to(s.own, (len(tokens), *s.own.shape[-2:])),
+        far if s.window is None else s.window,
+        s.first,
+      )
+      for s in sees
+    ]
 
     def body(carry, this):
       x, kv, seen = carry
@@ -153,11 +163,18 @@ def as_language_model(
         params["layers"],
       )
       module = nnx.merge(layer_def, own)
-      visible = masks[0] if len(windows) == 1 else masks[this["window"]]
+      visible = sees[0]
+      if len(windows) > 1:
+        own, window, first = jax.tree.map(
+          lambda *each: jnp.stack(each)[this["window"]], *differs
+        )
+        visible = dataclasses.replace(
+          visible, own=own, window=window, first=first
+        )
 
       def run(x, kv, **kind):
         x, kv = module(
-          x, rotary=fed.rotary, mask=visible, kv=kv, start=fed.start,
+          x, rotary=fed.rotary, sees=visible, kv=kv, start=fed.start,
           layer=this["layer"], **kind,
         )  # fmt: skip
         return put(x, "act_btd"), tuple(put(b, "cache_lbksc") for b in kv)

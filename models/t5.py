@@ -12,6 +12,7 @@ input), D model width, H heads, C channels per head.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +20,12 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from models.attention import attend_slots, scores_of, values_of
 from models.params import split
 from models.t5_config import T5Config, bucket_table
+from models.transformer import within_rows
 from specjax import cache as cache_lib
-from specjax.cache import Cache
+from specjax.cache import Cache, Visible
 from specjax.types import Inputs, LanguageModel, ModelOutput
 
 
@@ -40,6 +43,17 @@ class Memory:
   keys: tuple[Array, ...]
   values: tuple[Array, ...]
   mask: Array
+
+  def seen(self, tokens: Array, cache: Cache | None) -> Visible | Array:
+    """What `tokens: i32[B, T]` see of it, as `Attention` wants to know."""
+    if cache is None:
+      return self.mask[:, None]
+    lengths = jnp.sum(self.mask, axis=1, dtype=jnp.int32)
+    return Visible(
+      text=lengths, own=None, positions=jnp.zeros_like(tokens),
+      own_positions=None, slots=None, window=None,
+      first=jnp.zeros((), jnp.int32), stop=jnp.max(lengths),
+    )  # fmt: skip
 
 
 @jax.tree_util.register_dataclass
@@ -103,33 +117,35 @@ class Attention(nnx.Module):
     k, v = (jnp.swapaxes(self._heads(f(x)), 1, 2) for f in (self.k, self.v))
     return cache_lib.contain(k, v)
 
-  def __call__(
-    self, x: Array, kv: tuple[Array, Array], bias: Array | None, mask: Array
-  ) -> Array:
-    """Attends to keys and values that are there.
+  def __call__(self, x, new, sees, bias=None, *, kv=None, layer=None) -> Array:
+    """Attends.
 
     Args:
       x: `[B, T, D]`.
-      kv: each `[B, H, S, C]`.
-      bias: `[B or 1, H, T, S]`, added to the scores, or None.
-      mask: `bool[B or 1, T or 1, S]`, True where attention is allowed.
+      new: keys and values to attend to, each `[B, H, S, C]`; with a cache those
+        of what is fed, or None for cross-attention.
+      sees: `bool[B or 1, T or 1, S]`, True where attention is allowed; with a
+        cache a `specjax.cache.Visible`.
+      bias: `[B or 1, H, T, S]`, added to the scores, or None; with a cache a
+        function, as `models.attention.attend_slots` has it.
+      kv: this layer's `(keys, values)` of a cache, `[B, H, S, C]` each, or all
+        layers' if `layer` is given.
+      layer: `i32[]`, which layer of stacked keys and values this one is.
 
     Returns:
       `[B, T, D]`.
     """
-    keys, values = kv
     q = self._heads(self.q(x))
-    exact = jnp.promote_types(q.dtype, jnp.float32)
-    # Keys first, as in `models.layers.attend`.
-    scores = jnp.einsum(
-      "bhsc,bthc->bhst", keys, q, preferred_element_type=exact
-    )
-    scores = jnp.swapaxes(scores, 2, 3)
+    if kv is not None:
+      return self.out(
+        attend_slots(q, new, kv, sees, layer=layer, scale=1, bias=bias)
+      )
+    scores = scores_of(q, new[0])[:, :, 0]
     if bias is not None:
       scores = scores + bias
-    scores = jnp.where(mask[:, None], scores, jnp.finfo(scores.dtype).min)
-    weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
-    out = jnp.einsum("bhts,bhsc->bthc", weights, values)
+    scores = jnp.where(sees[:, None], scores, jnp.finfo(scores.dtype).min)
+    weights = jax.nn.softmax(scores, axis=-1).astype(new[1].dtype)
+    out = values_of(weights[:, :, None], new[1])
     return self.out(out.reshape(*out.shape[:2], -1))
 
 
@@ -178,19 +194,17 @@ class Layer(nnx.Module):
     self.mlp = FeedForward(config, dtype, rngs=rngs)
 
   def __call__(
-    self, x, bias, mask, *, kv=None, start=None, layer=None, memory=None
+    self, x, bias, sees, *, kv=None, start=None, layer=None, memory=None
   ):
     """One layer.
 
     Args:
       x: `[B, T, D]`.
-      bias, mask: of self-attention.
-      kv: this layer's `(keys, values)` of a cache, `[B, H, S, C]` each, or all
-        layers' if `layer` is given; None to attend among the fed tokens alone
-        (then S == T).
+      bias, sees, kv, layer: of self-attention; without a cache tokens attend
+        to those that are fed.
       start: `i32[B]`, the slot of the first fed token.
-      layer: `i32[]`, which layer of stacked keys and values this one is.
-      memory: of a decoder: keys, values and `bool[B, S']` of the input.
+      memory: of a decoder: keys, values and which of the input it sees, the
+        first two of all layers if `layer` is given.
 
     Returns:
       `[B, T, D]`, and the keys and values with the fed tokens' among them.
@@ -198,17 +212,20 @@ class Layer(nnx.Module):
     y = self.attention_norm(x)
     new = self.attention.keys_values(y)
     if kv is not None:
-      new = tuple(
+      new = tuple(x.astype(b.dtype) for x, b in zip(new, kv, strict=True))
+      kv = tuple(
         cache_lib.write_rows(buffer, rows, start, layer=layer)
         for buffer, rows in zip(kv, new, strict=True)
       )
-    keys, values = new if layer is None else (buffer[layer] for buffer in new)
-    x = x + self.attention(y, (keys, values), bias, mask)
+    x = x + self.attention(y, new, sees, bias, kv=kv, layer=layer)
     if memory is not None:
-      keys, values, there = memory
+      *given, inputs = memory
       y = self.cross_norm(x)
-      x = x + self.cross(y, (keys, values), None, there[:, None])
-    return x + self.mlp(self.mlp_norm(x)), new
+      if isinstance(inputs, Visible):
+        x = x + self.cross(y, None, inputs, kv=given, layer=layer)
+      else:
+        x = x + self.cross(y, given, inputs)
+    return x + self.mlp(self.mlp_norm(x)), new if kv is None else kv
 
 
 class Stack(nnx.Module):
@@ -337,9 +354,11 @@ class T5(nnx.Module):
     x, cache, pairs = fed.x, fed.cache, []
     for i, layer in enumerate(self.decoder.layers):
       x, kv = layer(
-        x, fed.bias, fed.mask, start=fed.start,
+        x, fed.bias, fed.sees, start=fed.start,
         kv=None if cache is None else (cache.keys[i], cache.values[i]),
-        memory=(memory.keys[i], memory.values[i], memory.mask),
+        memory=(
+          memory.keys[i], memory.values[i], memory.seen(tokens, cache)
+        ),
       )  # fmt: skip
       pairs.append(kv)
     if cache is not None:
@@ -363,20 +382,18 @@ class T5(nnx.Module):
     start = jnp.zeros((batch,), jnp.int32) if cache is None else cache.length
     if positions is None:
       positions = start[:, None] + jnp.arange(fed)
-    if cache is None:
-      view = Cache(
-        keys=(jnp.zeros((batch, 1, fed, 1)),), values=(),
-        positions=positions, length=start,
-      )  # fmt: skip
-    else:
-      view = cache = cache_lib.write_positions(cache, positions)
-    bias = self.decoder.bias(
-      view.positions[:, None] - positions[..., None], bidirectional=False
+    bias = lambda at, keys: self.decoder.bias(
+      keys[:, None] - at[..., None], bidirectional=False
     )
+    if cache is None:
+      bias, sees = bias(positions, positions), within_rows(positions, mask)
+    else:
+      cache = cache_lib.write_positions(cache, positions)
+      sees = cache_lib.visible(cache, positions, mask)
     return Fed(
       x=self.widen(self.embed(tokens)),
       bias=bias,
-      mask=cache_lib.attention_mask(view, positions, mask),
+      sees=sees,
       start=start,
       cache=cache,
     )
@@ -404,15 +421,16 @@ class Fed:
 
   Attributes:
     x: `[B, T, D]`, the embedded tokens.
-    bias: `f32[B, H, T, S]`, of self-attention.
-    mask: `bool[B, T, S]`, likewise.
+    bias: of self-attention, a function of positions; without a cache
+      `f32[B, H, T, T]`.
+    sees: likewise, what the tokens see; without a cache `bool[B, T, T]`.
     start: `i32[B]`, the slot of the first fed token.
     cache: with the tokens' positions recorded, or None.
   """
 
   x: Array
-  bias: Array
-  mask: Array
+  bias: Callable[[Array, Array], Array] | Array
+  sees: Visible | Array
   start: Array
   cache: Cache | None
 

@@ -167,13 +167,14 @@ def as_language_model(
     params, tokens, cache, *, positions=None, mask=None, logits_at=None
   ):
     outer, memory = merged(params), cache.context
+    inputs = memory.seen(tokens, cache)
     fed = outer.enter(tokens, cache, positions=positions, mask=mask)
 
     def body(carry, number):
       x, kv = carry
       x, kv = layer_of(params, "decoder", number)(
-        x, fed.bias, fed.mask, kv=kv, start=fed.start, layer=number,
-        memory=(*at(number, (*memory.keys, *memory.values)), memory.mask),
+        x, fed.bias, fed.sees, kv=kv, start=fed.start, layer=number,
+        memory=(*memory.keys, *memory.values, inputs),
       )  # fmt: skip
       kv = tuple(put(buffer, "cache_lbksc") for buffer in kv)
       return (put(x, "act_btd"), kv), None

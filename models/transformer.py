@@ -25,7 +25,7 @@ from models.layers import (
 )
 from models.params import split
 from specjax import cache as cache_lib
-from specjax.cache import Cache
+from specjax.cache import Cache, Visible
 from specjax.types import LanguageModel, ModelOutput
 
 FINAL = "final"
@@ -136,7 +136,7 @@ class Transformer(nnx.Module):
       x, kv = layer(
         x,
         fed.rotary,
-        fed.masks[c.window(i)],
+        fed.sees[c.window(i)],
         None if cache is None else (cache.keys[i], cache.values[i]),
         fed.start,
         attention=i not in skipped.attention,
@@ -170,28 +170,21 @@ class Transformer(nnx.Module):
     start = jnp.zeros((batch,), jnp.int32) if cache is None else cache.length
     if positions is None:
       positions = start[:, None] + jnp.arange(fed)
-    if cache is None:
-      view = cache_lib.Cache(
-        keys=(jnp.zeros((batch, 1, fed, 1)),),
-        values=(),
-        positions=positions,
-        length=start,
-      )
+    windows = {c.window(i) for i in range(c.num_layers)}
+    sees: dict[int | None, Visible | Array]
+    if cache is not None:
+      cache = cache_lib.write_positions(cache, positions)
+      sees = {
+        w: cache_lib.visible(cache, positions, mask, window=w) for w in windows
+      }
     else:
-      view = cache = cache_lib.write_positions(cache, positions)
-    masks = {
-      w: cache_lib.attention_mask(view, positions, mask, window=w)
-      for w in {c.window(i) for i in range(c.num_layers)}
-    }
-    if segments is not None:
-      same = segments[:, :, None] == segments[:, None, :]
-      masks = {w: visible & same for w, visible in masks.items()}
+      sees = {w: within_rows(positions, mask, segments, w) for w in windows}
     x = self.embed(tokens)
     if c.learned_positions:
       # Drafted nodes may lie beyond the table (`LanguageModel.max_positions`).
       x = x + self.position_embed(jnp.minimum(positions, c.max_positions - 1))
     rotary = None if c.learned_positions else rotary_table(c, positions)
-    return Fed(x=x, rotary=rotary, masks=masks, start=start, cache=cache)
+    return Fed(x=x, rotary=rotary, sees=sees, start=start, cache=cache)
 
   def leave(
     self,
@@ -229,16 +222,44 @@ class Fed:
   Attributes:
     x: `[B, T, D]`, the embedded tokens.
     rotary: from `rotary_table`, or None.
-    masks: `bool[B, T, S]` for every window size that some layer has.
+    sees: for every window size that some layer has, what its tokens see;
+      without a cache `bool[B, T, T]`.
     start: `i32[B]`, the slot of the first fed token.
     cache: with the tokens' positions recorded, or None.
   """
 
   x: Array
   rotary: tuple[Array, Array] | None
-  masks: dict[int | None, Array]
+  sees: dict[int | None, Visible | Array]
   start: Array
   cache: Cache | None
+
+
+def within_rows(
+  positions: Array,
+  mask: np.ndarray | Array | None,
+  segments: Array | None = None,
+  window: int | None = None,
+) -> Array:
+  """Which tokens of whole rows see each other, without a cache.
+
+  Args:
+    positions: `i32[B, T]`, where each token stands in its document.
+    mask: `bool[T, T]` or `bool[B, T, T]`; None for a causal chain.
+    segments: `i32[B, T]`, of which document it is; None: a row is one.
+    window: sliding-window size, or None.
+
+  Returns:
+    `bool[B, T, T]`.
+  """
+  rows, fed = positions.shape
+  sees = jnp.asarray(np.tri(fed, dtype=bool) if mask is None else mask)
+  sees = jnp.broadcast_to(sees, (rows, fed, fed))
+  if window is not None:
+    sees &= positions[:, :, None] - positions[:, None, :] < window
+  if segments is not None:
+    sees &= segments[:, :, None] == segments[:, None, :]
+  return sees
 
 
 def as_language_model(

@@ -22,13 +22,12 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from models.attention import scores_of, values_of
 from models.eagle import Eagle, Eagle3
 from models.layers import (
   Attention,
   rotary_table,
   rotate,
-  scores_of,
-  values_of,
 )
 
 
@@ -71,9 +70,7 @@ def unroll(
   mask = causal & (segments[:, :, None] == segments[:, None, :])
   layer = module.config.layer
   masks = {
-    w: mask
-    if w is None
-    else mask & (positions[:, :, None] - positions[:, None] < w)
+    w: mask & (positions[:, :, None] - positions[:, None] < (w or length))
     for w in {layer.window(i) for i in range(layer.num_layers)}
   }
   hidden, written = module.fuse(features), ((),) * (1 + len(later))

@@ -18,6 +18,8 @@ import numpy as np
 from jax import Array, lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from specjax.structs import struct
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -172,12 +174,14 @@ def write_rows(
 _MAX_UNROLLED_ROWS = 8
 
 
-def _row_major(x: Array) -> Array:
+def row_major(x: Array) -> Array:
   """`x` as it is indexed: who reads a few slots must not turn a whole cache."""
   return with_layout_constraint(x, Layout(major_to_minor=tuple(range(x.ndim))))
 
 
-def read_rows(buffer: Array, start: Array, count: int) -> Array:
+def read_rows(
+  buffer: Array, start: Array, count: int, *, layer: Array | None = None
+) -> Array:
   """Reads `count` slots from each row's own slot on.
 
   Rows of a stacked buffer are read one by one, as `write_rows` writes them: for
@@ -187,6 +191,7 @@ def read_rows(buffer: Array, start: Array, count: int) -> Array:
     buffer: `[B, K, S, C]`, or `[L, B, K, S, C]`.
     start: `i32[B]`, the first slot of each row.
     count: T, slots to read.
+    layer: `i32[]`, the one layer of a stacked buffer that is wanted.
 
   Returns:
     `[B, K, T, C]`, or `[L, B, K, T, C]`.
@@ -194,15 +199,17 @@ def read_rows(buffer: Array, start: Array, count: int) -> Array:
   if buffer.ndim == 5:
     layers, batch, heads, _, channels = buffer.shape
     zero = jnp.zeros((), start.dtype)
+    first = zero if layer is None else jnp.asarray(layer, start.dtype)
     rows = [
       lax.dynamic_slice(
         buffer,
-        (zero, jnp.asarray(b, start.dtype), zero, start[b], zero),
-        (layers, 1, heads, count, channels),
+        (first, jnp.asarray(b, start.dtype), zero, start[b], zero),
+        (layers if layer is None else 1, 1, heads, count, channels),
       )
       for b in range(batch)
     ]
-    return _row_major(jnp.concatenate(rows, axis=1))
+    found = jnp.concatenate(rows, axis=1)
+    return row_major(found) if layer is None else found[0]
   return jax.vmap(
     lambda row, at: lax.dynamic_slice_in_dim(row, at, count, axis=-2)
   )(buffer, start)
@@ -227,6 +234,78 @@ def write_positions(cache: Cache, positions: Array) -> Cache:
   )
 
 
+@struct
+class Visible:
+  """Which slots of a cache T fed tokens see.
+
+  The text before them, as far as a window reaches, and of the M slots behind
+  it, of which the last T are their own, those that a mask names.
+
+  Attributes:
+    text: `i32[B]`, slots of the text; where the M slots begin.
+    own: `bool[T, M]`, static, or `bool[B, T, M]`: who sees which of the M. None
+      where there are none: the text is all, as an encoder's is.
+    positions: `i32[B, T]`, of the fed tokens.
+    own_positions: `i32[B, M]`, of the tokens in the M slots; None if the cache
+      keeps no positions.
+    slots: `i32[B, S]`, of the tokens in all slots, or None likewise.
+    window: `i32[]`, W: a key is visible while `query position - key position <
+      W`; None for all. It is in `own` already.
+    first: `i32[]`, the first slot of a text that any token of any row sees.
+    stop: `i32[]`, the length of the longest text.
+  """
+
+  text: Array
+  own: np.ndarray | Array | None
+  positions: Array
+  own_positions: Array | None
+  slots: Array | None
+  window: Array | None
+  first: Array
+  stop: Array
+
+
+def visible(
+  cache: Cache,
+  positions: Array,
+  mask: np.ndarray | Array | None,
+  *,
+  window: int | None = None,
+) -> Visible:
+  """What the T tokens about to be fed see; see `attention_mask`.
+
+  The positions must be in the cache, if it keeps any (`write_positions`).
+  """
+  fed = positions.shape[1]
+  own = np.tril(np.ones((fed, fed), bool)) if mask is None else mask
+  text = cache.length + (fed - own.shape[-1])
+  first, slots, own_positions = jnp.zeros((), text.dtype), None, None
+  if cache.positions is not None:
+    slots = cache.positions
+    own_positions = jax.vmap(
+      lambda row, at: lax.dynamic_slice_in_dim(row, at, own.shape[-1])
+    )(slots, text)
+  if window is not None:
+    if slots is None or own_positions is None:
+      raise ValueError("a sliding window needs a cache that keeps positions")
+    near = positions[..., None] - own_positions[:, None] < window
+    own = near & jnp.asarray(own)
+    slot = jnp.arange(cache.slots, dtype=text.dtype)
+    near = jnp.min(positions, axis=1)[:, None] - slots < window
+    near &= slot < text[:, None]
+    first = jnp.min(jnp.where(near, slot, cache.slots))
+  return Visible(
+    text=text,
+    own=own,
+    positions=positions,
+    own_positions=own_positions,
+    slots=slots,
+    window=None if window is None else jnp.asarray(window, positions.dtype),
+    first=first,
+    stop=jnp.max(text),
+  )
+
+
 def attention_mask(
   cache: Cache,
   positions: Array,
@@ -234,7 +313,10 @@ def attention_mask(
   *,
   window: int | None = None,
 ) -> Array:
-  """Which slots each of the T tokens being fed may attend to.
+  """Which slots each of the T tokens being fed sees, of all that are allocated.
+
+  For models that look at whole buffers, which costs what is allocated: others
+  ask `visible`.
 
   The T tokens occupy slots `cache.length .. cache.length + T - 1` (they may be
   written before or after this call). Slots before the M masked ones are all

@@ -2,7 +2,10 @@
 
 `begin` fills the caches of fresh rows, `extend` those of a row that has a text
 already. Both feed tokens to the target as a chain, tell the drafter of them
-(`Commit`), and leave the newest token to be fed as the next round's root.
+(`Commit`), and leave the newest token to be fed as the next round's root. Many
+tokens are fed in chunks of one width, by one program: what reading takes of
+memory and of compilation does not grow with a prompt, and what is allocated
+beyond the longest is not read.
 """
 
 import dataclasses
@@ -15,6 +18,10 @@ from jax import Array, lax
 
 from specjax.state import Counters, DecodeState, Origin, StopReason
 from specjax.types import Commit, Drafter, LanguageModel, Params, Sampling
+
+# Tokens of a row that are read at once. Wide enough that a pass is bound by
+# arithmetic and not by the weights' way from memory.
+_CHUNK = 256
 
 
 def begin(
@@ -74,10 +81,7 @@ def begin(
     counters=Counters.zeros(count, tree),
     num_steps=jnp.zeros((), jnp.int32),
   )
-  state = _read(
-    target, drafter, params, state, prompts,
-    start=jnp.zeros_like(lengths), again=jnp.zeros_like(lengths),
-  )  # fmt: skip
+  state = _read(target, drafter, params, state, 0, width)
   return _asked(state, max_new_tokens, buffer_length)
 
 
@@ -124,17 +128,7 @@ def extend(
     sampling=sampling or state.sampling,
     counters=Counters.zeros(1, tree),
   )
-  # A window of fixed width, which near the buffer's end begins earlier.
-  again = min(drafter.again, tree.max_depth + 2)
-  fed = width + again
-  start = jnp.clip(before - again, 0, columns - fed)
-  window = lax.dynamic_slice_in_dim(written[0], start[0], fed)[None]
-  inside = np.arange(fed) < (state.length - start)[:, None]
-  window = jnp.where(inside, window, window[:, :1])
-  state = _read(
-    target, drafter, params, state, window,
-    start=start, again=before - 1 - start,
-  )  # fmt: skip
+  state = _read(target, drafter, params, state, before, width)
   return _asked(state, jnp.where(count > 0, max_new_tokens, 0), buffer_length)
 
 
@@ -143,10 +137,8 @@ def _read(
   drafter: Drafter,
   params: Params,
   state: DecodeState,
-  tokens: Array,
-  *,
-  start: Array,
-  again: Array,
+  known: Array | int,
+  width: int,
 ) -> DecodeState:
   """The state whose caches hold all of its text but the newest token.
 
@@ -154,33 +146,64 @@ def _read(
     target, drafter: of the decoder.
     params: parameters of both models.
     state: whose `tokens` and `length` are those of the text.
-    tokens: `i32[B, T]`, the text from `start` on, and anything behind it.
-    start: `i32[B]`, the slot of the first of them.
-    again: `i32[B]`, see `Commit`.
+    known: `i32[B]`, tokens of it that were read before, of which the newest was
+      not fed; 0 for fresh rows.
+    width: tokens that are new at most.
   """
-  output, cache = target.apply(
-    params.target,
-    tokens,
-    state.target_cache.replace(length=start),
-    logits_at=jnp.zeros((len(tokens), 0), jnp.int32),
-  )
-  index = jnp.arange(tokens.shape[1], dtype=jnp.int32)
-  drafter_state = drafter.prefill(
-    params,
-    state.drafter_state,
-    Commit(
-      tokens=tokens,
-      start=start,
-      path=jnp.broadcast_to(index, tokens.shape),
-      length=jnp.copy(state.length),
-      target_output=output,
-      again=again,
-    ),
-  )
+  rows, columns = state.tokens.shape
+  again = min(drafter.again, drafter.tree.max_depth + 2)
+  is_fresh, in_chunks = isinstance(known, int), width > _CHUNK
+  # Where a text goes on, its newest tokens are fed again.
+  more = 0 if is_fresh and not in_chunks else again
+  fed = min(min(width, _CHUNK) + more, columns)
+  # Windows have one width, and near the buffer's end begin earlier.
+  first = lambda known: jnp.clip(known - again, 0, columns - fed)
+  known = jnp.broadcast_to(jnp.asarray(known, jnp.int32), (rows,))
+
+  def chunk(carry):
+    cache, drafter_state, known, start = carry
+    # A row that is read to its end does the same again, while others go on.
+    start = jnp.where(known < state.length, first(known), start)
+    length = jnp.minimum(start + fed, state.length)
+    window = jax.vmap(lambda row, at: lax.dynamic_slice_in_dim(row, at, fed))(
+      state.tokens, start
+    )
+    inside = np.arange(fed) < (length - start)[:, None]
+    window = jnp.where(inside, window, window[:, :1])
+    output, cache = target.apply(
+      params.target,
+      window,
+      cache.replace(length=start),
+      logits_at=jnp.zeros((rows, 0), jnp.int32),
+    )
+    drafter_state = drafter.prefill(
+      params,
+      drafter_state,
+      Commit(
+        tokens=window,
+        start=start,
+        path=jnp.broadcast_to(jnp.arange(fed, dtype=jnp.int32), window.shape),
+        length=length,
+        target_output=output,
+        again=jnp.maximum(known - 1 - start, 0),
+      ),
+    )
+    return cache.replace(length=length - 1), drafter_state, length, start
+
+  carry = (state.target_cache, state.drafter_state, known, first(known))
+  if in_chunks:
+    kinds = jax.eval_shape(chunk, carry)
+    carry = lax.while_loop(
+      lambda carry: jnp.any(carry[2] < state.length),
+      chunk,
+      jax.tree.map(lambda x, kind: x.astype(kind.dtype), carry, kinds),
+    )
+  else:
+    carry = chunk(carry)
   return dataclasses.replace(
     state,
-    target_cache=cache.replace(length=state.length - 1),
-    drafter_state=drafter_state,
+    target_cache=carry[0].replace(length=state.length - 1),
+    drafter_state=carry[1],
   )
 
 

@@ -13,7 +13,8 @@ from flax import nnx
 
 import specjax
 from models import stacked
-from models.layers import TransformerConfig, attend
+from models.attention import attend
+from models.layers import TransformerConfig
 from models.transformer import (
   FINAL,
   SkippedLayers,

@@ -1,6 +1,7 @@
 """The text of a row goes on: what is appended is read, and nothing again."""
 
 import dataclasses
+import functools
 
 import decoding
 import forms
@@ -12,9 +13,10 @@ import toys
 from decoding import MODEL, PARAMS, PROMPTS, VOCAB, decode, rows_of
 
 import specjax
+from specjax import drafters, prefill
 from specjax.drafters import eagle
 from specjax.state import Origin, StopReason
-from specjax.tree import Tree
+from specjax.tree import Tree, chain
 from specjax.warp import make_sampling
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -251,3 +253,126 @@ def test_inputs_stay_with_their_row():
   expected = rows_of(decode(decoder, alone))[0]
   assert rows_of(decode(decoder, state))[3] == expected
   assert rows_of(decode(decoder, other))[0] != expected
+
+
+# --------------------------------------------------- prompts read in chunks
+
+LONGEST, CHUNK = 29, 5
+LENGTHS = np.array([1, 29, 6, 5, 14], np.int32)
+TEXTS = np.random.default_rng(3).integers(0, VOCAB, (5, LONGEST))
+READERS = {
+  **DECODERS,
+  "lookahead": specjax.make_decoder(
+    MODEL,
+    drafter=drafters.lookahead.drafter(
+      window=4, ngram=3, num_guesses=4, vocab_size=VOCAB
+    ),
+    rule="match",
+  ),
+}
+
+
+def begun(decoder, chunk, monkeypatch, rows=slice(None), temperature=1.0):
+  """A state that has read the prompts in chunks of so many tokens."""
+  monkeypatch.setattr(prefill, "_CHUNK", chunk)
+  begin = functools.partial(
+    decoder.init, buffer_length=48, max_new_tokens=12,
+    sampling=make_sampling(len(LENGTHS[rows]), temperature=temperature),
+  )  # fmt: skip
+  keys = jax.vmap(jax.random.key)(np.arange(len(LENGTHS))[rows])
+  return jax.jit(lambda *a: begin(*a))(PARAMS, TEXTS[rows], LENGTHS[rows], keys)
+
+
+def outcome(decoder, state):
+  end = decode(decoder, state)
+  return rows_of(end), end.counters.num_accepted.tolist()
+
+
+@pytest.mark.parametrize(
+  "name",
+  [n if n in ("eagle", "lookahead")
+   else pytest.param(n, marks=pytest.mark.heavy) for n in READERS],
+)  # fmt: skip
+def test_a_prompt_read_in_chunks_is_one_that_was_read_at_once(
+  name, monkeypatch
+):
+  """Caches, features across the chunks' borders, and what is then decoded."""
+  decoder = READERS[name]
+  # Where lookahead begins to guess is in the first chunk: it drafts otherwise.
+  how = dict(temperature=0.0 if name == "lookahead" else 1.0)
+  whole = begun(decoder, LONGEST, monkeypatch, **how)
+  parts = begun(decoder, CHUNK, monkeypatch, **how)
+  np.testing.assert_array_equal(
+    parts.target_cache.length, whole.target_cache.length
+  )
+  seen = np.arange(LONGEST) < whole.target_cache.length[:, None]
+  for one, other in zip(
+    whole.target_cache.keys, parts.target_cache.keys, strict=True
+  ):
+    np.testing.assert_array_equal(
+      np.where(seen, one[:, 0, :LONGEST, 0], 0),
+      np.where(seen, other[:, 0, :LONGEST, 0], 0),
+    )
+  found, expected = outcome(decoder, parts), outcome(decoder, whole)
+  assert found[0] == expected[0]
+  assert found[1] == expected[1] or name == "lookahead"
+
+
+def test_features_that_are_not_carried_over_a_border_are_caught(monkeypatch):
+  """The mutant's pair of a chunk's last feature and the next token is lost."""
+  decoder = DECODERS["eagle"]
+  wrong = reading(decoder, 0)
+  right = outcome(decoder, begun(decoder, CHUNK, monkeypatch))
+  found = outcome(wrong, begun(wrong, CHUNK, monkeypatch))
+  assert found[1] != right[1]
+  assert outcome(wrong, begun(wrong, LONGEST, monkeypatch)) == right
+
+
+def test_a_row_is_read_the_same_beside_longer_ones(monkeypatch):
+  """Bit for bit: while others go on, it repeats its last chunk."""
+  decoder = DECODERS["eagle"]
+  together = begun(decoder, CHUNK, monkeypatch)
+  for row in (0, 2, 4):
+    alone = begun(decoder, CHUNK, monkeypatch, slice(row, row + 1))
+    axes = decoder.row_axes(together)
+    state = specjax.rows.pick(axes, together, jnp.array([row]))
+    jax.tree.map(
+      np.testing.assert_array_equal,
+      (state.target_cache, state.drafter_state.features),
+      (alone.target_cache, alone.drafter_state.features),
+    )
+
+
+def test_a_long_prompt_is_fed_by_passes_of_one_width(monkeypatch):
+  """However long it is, and none of them is as wide as the prompt."""
+  fed = []
+  model = MODEL
+
+  def apply(params, tokens, cache, **how):
+    fed.append(tokens.shape[1])
+    return model.apply(params, tokens, cache, **how)
+
+  decoder = specjax.make_decoder(
+    dataclasses.replace(model, apply=apply),
+    drafter=drafters.model.drafter(model, tree=chain(3), vocab_size=VOCAB),
+  )
+  begun(decoder, CHUNK, monkeypatch)
+  assert set(fed) == {CHUNK + 2}
+
+
+def test_chunks_are_as_many_as_the_longest_prompt_asks_for(monkeypatch):
+  """What a wide array of prompts does not use costs nothing."""
+  model, turns = MODEL, []
+
+  def apply(params, tokens, cache, **how):
+    jax.debug.callback(lambda: turns.append(1))
+    return model.apply(params, tokens, cache, **how)
+
+  decoder = specjax.make_decoder(dataclasses.replace(model, apply=apply))
+  state = begun(decoder, CHUNK, monkeypatch, slice(2, 4))  # 6 and 5 tokens
+  jax.block_until_ready(state)
+  jax.effects_barrier()
+  assert len(turns) == 1  # of 7 tokens, two of which would be fed again
+  begun(decoder, CHUNK, monkeypatch)
+  jax.effects_barrier()
+  assert len(turns) == 1 + 6  # 7, and five more a turn: 12, 17, 22, 27, 29

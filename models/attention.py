@@ -1,0 +1,276 @@
+"""Grouped-query attention: among tokens, and to the slots of a cache.
+
+`attend` is the softmax over everything it is given. `attend_slots` reads a
+cache a block of slots after the other, as many as the longest text of the rows
+asks for, and merges what it finds (a running softmax: Milakov and Gimelshein,
+2018). So a pass costs what is there, and not what is allocated.
+
+Letters in shapes: B rows, T fed tokens, M slots with a mask of their own, S
+cache slots, W slots of a block, H query heads, K key/value heads, G = H / K
+queries per key head, C channels per head, L layers.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from specjax import cache as cache_lib
+from specjax.cache import Visible
+
+# Queries that are read at once, where there are more than four times as many.
+# The scores of a long prompt, in float32, are most of the memory that it takes,
+# and stay in no processor's cache: on two cores 1,343 queries take 2.2 to 2.8
+# times as long at once.
+_QUERIES = 128
+# Slots that are read at once. On two cores a block and its scores stay in the
+# second-level cache: of 64, 128 and 256 slots 128 are fastest for one row and
+# for eight, at 100 tokens and at 1,100. An accelerator starts a block for some
+# microseconds, in which its memory moves more than that.
+_SLOTS = {"cpu": 128, "default": 512}
+_EACH = ((0, 1), (0, 1))  # rows and heads of keys, in a product
+
+
+def scores_of(q: Array, keys: Array) -> Array:
+  """What queries find in the keys of their groups, in float32.
+
+  The queries of a group are rows of one product, `[G T, C]` by `[C, S]`: with G
+  and T apart, XLA:CPU makes a loop of small products of it, which takes three
+  times as long.
+
+  Args:
+    q: `[B, T, H, C]`.
+    keys: `[B, K, S, C]`.
+
+  Returns:
+    `f32[B, K, G, T, S]`, H = K G.
+  """
+  found = _products(_grouped(q, keys.shape[1]), keys)
+  return found.reshape(*found.shape[:2], -1, q.shape[1], keys.shape[2])
+
+
+def _grouped(q: Array, count: int) -> Array:
+  """Queries by heads of keys, `[B, T, H, C] -> [B, K, G T, C]`."""
+  batch, fed, heads, channels = q.shape
+  q = jnp.moveaxis(q.reshape(batch, fed, count, heads // count, channels), 1, 3)
+  return q.reshape(batch, count, -1, channels)
+
+
+def _ungrouped(out: Array, fed: int) -> Array:
+  """The way back, `[B, K, G T, C] -> [B, T, H, C]`."""
+  batch, count, _, channels = out.shape
+  out = jnp.moveaxis(out.reshape(batch, count, -1, fed, channels), 3, 1)
+  return out.reshape(batch, fed, -1, channels)
+
+
+def _products(q: Array, keys: Array) -> Array:
+  """Scores of grouped queries, `f32[B, K, G T, S]`."""
+  return lax.dot_general(
+    q, keys, (((3,), (3,)), _EACH),
+    preferred_element_type=jnp.promote_types(q.dtype, jnp.float32),
+  )  # fmt: skip
+
+
+def values_of(weights: Array, values: Array) -> Array:
+  """The mean of values that each query weighs, `[B, T, H, C]`.
+
+  Args:
+    weights: `[B, K, G, T, S]`, in the values' type.
+    values: `[B, K, S, C]`.
+  """
+  fed = weights.shape[3]
+  weights = weights.reshape(*weights.shape[:2], -1, weights.shape[-1])
+  return _ungrouped(
+    lax.dot_general(weights, values, (((3,), (2,)), _EACH)), fed
+  )
+
+
+def attend(q: Array, keys: Array, values: Array, mask: Array) -> Array:
+  """Attention to all keys that are given; the softmax is taken in float32.
+
+  Many queries are read a block after the other: scores are `[B, H, 512, S]` at
+  most, however long the prompt is.
+
+  Args:
+    q: `[B, T, H, C]`.
+    keys: `[B, K, S, C]`.
+    values: `[B, K, S, C]`.
+    mask: `bool[B, T, S]`, True where attention is allowed.
+
+  Returns:
+    `[B, T, H * C]`.
+  """
+
+  def some(q, mask):
+    scores = scores_of(q, keys)
+    scores = jnp.where(
+      mask[:, None, None],
+      scores / math.sqrt(q.shape[-1]),
+      jnp.finfo(scores.dtype).min,
+    )  # every query sees itself, so no row is empty
+    weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
+    return values_of(weights, values)
+
+  return _by_queries(some, q, mask)
+
+
+def _by_queries(some: Callable, q: Array, *others: Array) -> Array:
+  """`some(q, *others)`, of many queries in turn, as `[B, T, H * C]`.
+
+  Args:
+    some: gives `[B, T', H, C]`, of any number T' of queries.
+    q: `[B, T, H, C]`.
+    others: `[B or 1, T, ...]`, of each query.
+  """
+  batch, fed = q.shape[:2]
+  if fed <= 4 * _QUERIES:
+    return some(q, *others).reshape(batch, fed, -1)
+  count = -(-fed // _QUERIES)
+
+  def parts(x):
+    more = ((0, 0), (0, count * _QUERIES - fed), *[(0, 0)] * (x.ndim - 2))
+    x = jnp.pad(x, more).reshape(len(x), count, _QUERIES, *x.shape[2:])
+    return jnp.moveaxis(x, 1, 0)
+
+  out = lax.map(lambda each: some(*each), tuple(map(parts, (q, *others))))
+  out = jnp.moveaxis(out, 0, 1)  # [B, n, T', H, C]
+  return out.reshape(batch, count * _QUERIES, -1)[:, :fed]
+
+
+def attend_slots(
+  q: Array,
+  new: tuple[Array, Array] | None,
+  buffers: tuple[Array, Array],
+  sees: Visible,
+  *,
+  layer: Array | None = None,
+  scale: float | None = None,
+  bias: Callable[[Array, Array], Array] | None = None,
+) -> Array:
+  """Attention to a cache, of which only blocks that some row sees are read.
+
+  A block that a row does not see leaves it bit for bit as it was, so what a row
+  gets depends on no other, however long that is. Slots that are not seen may
+  hold any key, and any finite value (`specjax.cache.contain`).
+
+  Args:
+    q: `[B, T, H, C]`.
+    new: keys and values of the fed tokens, `[B, K, T, C]`, which stand in the
+      buffers too; None if nothing is fed to them (cross-attention).
+    buffers: keys and values, `[B, K, S, C]` or, of all layers,
+      `[L, B, K, S, C]`.
+    sees: which slots the tokens see.
+    layer: `i32[]`, which of the L.
+    scale: of the scores; by default `1 / sqrt(C)`.
+    bias: `(query positions i32[B, T], key positions i32[B or 1, n]) ->
+      f32[B, H, T, n]`, added to the scores.
+
+  Returns:
+    `[B, T, H * C]`.
+  """
+  scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+  read = functools.partial(_attend_slots, scale=scale, bias=bias)
+  own, masked = None, ()
+  if new is not None:
+    count = sees.own.shape[-1]
+    # Slots before the fed ones that have a mask too: levels of a tree.
+    own = new if count == q.shape[1] else tuple(
+      cache_lib.read_rows(b, sees.text, count, layer=layer) for b in buffers
+    )  # fmt: skip
+    masked = (sees.own if sees.own.ndim == 3 else sees.own[None],)
+  arguments = own, buffers, sees, layer
+
+  def some(q, positions, *mask):
+    on = lambda slots: functools.partial(read, slots=slots)
+    return lax.platform_dependent(
+      q, positions, mask, *arguments,
+      cpu=on(_SLOTS["cpu"]), default=on(_SLOTS["default"]),
+    )  # fmt: skip
+
+  return _by_queries(some, q, sees.positions, *map(jnp.asarray, masked))
+
+
+def _attend_slots(
+  q, positions, mask, own, buffers, sees, layer, *, scale, bias, slots
+):
+  """`attend_slots` of few enough queries, `[B, T, H, C]`."""
+  batch, fed, heads, _ = q.shape
+  kv_heads, room = buffers[0].shape[-3:-1]
+  # Two blocks at least: XLA takes a product that is always the same out of the
+  # loop, and then repeats the cache's write in it.
+  slots = min(slots, -(-room // 2))
+  dtype = jnp.promote_types(q.dtype, jnp.float32)
+  grouped = _grouped(q, kv_heads)
+
+  def merge(carry, keys, values, seen, key_positions):
+    """Carries on with keys `[B, K, n, C]` that are `seen: bool[B, T, n]`."""
+    scores = _products(grouped, keys) * scale
+    scores = scores.reshape(batch, kv_heads, -1, fed, scores.shape[-1])
+    if bias is not None:
+      added = bias(positions, key_positions)
+      scores = scores + added.reshape(*added.shape[:1], *scores.shape[1:])
+    seen = seen[:, None, None]
+    scores = jnp.where(seen, scores, jnp.finfo(dtype).min)
+    most = jnp.max(scores, axis=-1)
+    if carry is not None:
+      most = jnp.maximum(carry[0], most)
+    weights = jnp.where(seen, jnp.exp(scores - most[..., None]), 0)
+    total = jnp.sum(weights, axis=-1)
+    mean = lax.dot_general(
+      weights.astype(values.dtype).reshape(batch, kv_heads, -1, seen.shape[-1]),
+      values,
+      (((3,), (2,)), _EACH),
+      preferred_element_type=dtype,
+    ).reshape(*most.shape, -1)
+    if carry is not None:
+      # Where nothing of a block is seen: x 1, and + 0.
+      faded = jnp.exp(carry[0] - most)
+      total = carry[1] * faded + total
+      mean = carry[2] * faded[..., None] + mean
+    return most, total, mean
+
+  if own is None:
+    shape = (batch, kv_heads, heads // kv_heads, fed)
+    carry = (
+      jnp.full(shape, jnp.finfo(dtype).min, dtype),
+      jnp.zeros(shape, dtype),
+      jnp.zeros((*shape, q.shape[-1]), dtype),
+    )
+  else:
+    carry = merge(None, *own, *mask, sees.own_positions)
+
+  def block(i, carry):
+    first = jnp.asarray(i * slots, sees.text.dtype)
+    at = jnp.minimum(first, room - slots)  # as dynamic slices are clamped
+    slot = at + jnp.arange(slots, dtype=at.dtype)
+    seen = (slot >= first) & (slot < sees.text[:, None])  # [B, W]
+    where = slot[None]
+    if sees.slots is not None:
+      where = lax.dynamic_slice_in_dim(sees.slots, at, slots, axis=1)
+    seen = seen[:, None]
+    if sees.window is not None:
+      seen &= positions[..., None] - where[:, None] < sees.window
+    return merge(
+      carry, *(_block(b, layer, at, slots) for b in buffers), seen, where
+    )
+
+  if own is None or mask[0].shape[-1] < room:  # else no slot is left
+    carry = lax.fori_loop(
+      sees.first // slots, -(-sees.stop // slots), block, carry
+    )
+  _, total, mean = carry
+  out = (mean / total[..., None]).astype(q.dtype)
+  return jnp.moveaxis(out, 3, 1).reshape(q.shape)
+
+
+def _block(buffer: Array, layer: Array | None, at: Array, slots: int) -> Array:
+  """Slots `at ..` of a layer, `[B, K, W, C]`."""
+  if layer is None:
+    return lax.dynamic_slice_in_dim(buffer, at, slots, axis=2)
+  zero = jnp.zeros((), at.dtype)
+  start = (jnp.asarray(layer, at.dtype), zero, zero, at, zero)
+  sizes = (1, *buffer.shape[1:3], slots, buffer.shape[4])
+  return cache_lib.row_major(lax.dynamic_slice(buffer, start, sizes))[0]
