@@ -48,7 +48,12 @@ def say(
     `f32[B, A, K, W]`: entry k of the block from place t is for token
     `t + 2 + k`, in the head's own vocabulary. Where the text or the document
     ends before that token it means nothing.
+
+  Raises:
+    ValueError: for a head whose layers have windows.
   """
+  if any(module.config.layers.windows or ()):
+    raise ValueError("blocks with sliding windows are not trained")
   module = nnx.merge(*nnx.split(module))  # the caller's stays as it is
   c, size = module.config.layers, module.config.block_size
   at = lambda x: jnp.take_along_axis(x, places, axis=1)

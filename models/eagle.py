@@ -134,7 +134,8 @@ class Eagle(nnx.Module):
     Args:
       tokens: `i32[B, T]`.
       hidden: `[B, T, H]`, beside each token the state of the one before it.
-      rotary, sees, start: as `models.layers.Attention`.
+      rotary, start: as `models.layers.Attention`.
+      sees: its `sees` for every window size that some layer has.
       kvs: the keys and values of each layer; if stacked, one pair of all.
       stacked: see `kvs`.
       put: lays an array out (`models.sharding.constrain`).
@@ -143,6 +144,7 @@ class Eagle(nnx.Module):
       `f32[B, T, V]` logits, `[B, T, H]` states, and keys and values as given.
     """
     (kv,), layer = kvs, jnp.int32(0) if stacked else None
+    sees = sees[self.config.layer.window(0)]
     both = [self.embed(tokens), hidden.astype(self.dtype)]
     x = put(self.fc(jnp.concatenate(both, axis=-1)), "act_btd")
     out, kv = self.attention(x, rotary, sees, kv, start, layer=layer)
@@ -205,21 +207,21 @@ class Eagle3(nnx.Module):
     put=_anywhere,
   ):  # fmt: skip
     """As `Eagle.__call__`."""
-    kvs = list(kvs)
+    kvs, window = list(kvs), self.config.layer.window
     place = lambda i: 0 if stacked else i
     number = lambda i: jnp.int32(i) if stacked else None
     hidden = hidden.astype(self.dtype)
     normed = self.hidden_norm(hidden)
     both = [self.embed_norm(self.embed(tokens)), normed]
     out, kvs[0] = self.attention(
-      jnp.concatenate(both, axis=-1), rotary, sees, kvs[0], start,
+      jnp.concatenate(both, axis=-1), rotary, sees[window(0)], kvs[0], start,
       layer=number(0),
     )  # fmt: skip
     x = (normed if self.config.norm_before_residual else hidden) + out
     x = put(x + self.mlp(self.mlp_norm(x)), "act_btd")
     for i, layer in enumerate(self.later, 1):
       x, kvs[place(i)] = layer(
-        x, rotary, sees, kvs[place(i)], start, layer=number(i)
+        x, rotary, sees[window(i)], kvs[place(i)], start, layer=number(i)
       )
       x = put(x, "act_btd")
     read = self.final_norm(x)
@@ -254,6 +256,7 @@ def as_feature_model(
   merge, params = split(module)
   put = functools.partial(constrain, sharding=sharding)
   stacked = sharding is not None  # as the target's cache is on a mesh
+  windows = {layer.window(i) for i in range(layer.num_layers)}
 
   def init_cache(batch: int, slots: int) -> Cache:
     cache = cache_lib.make_cache(
@@ -263,6 +266,7 @@ def as_feature_model(
       num_kv_heads=layer.num_kv_heads,
       head_dim=layer.head_dim,
       dtype=module.dtype,
+      with_positions=any(windows),
       stacked=stacked,
     )
     return laid_out(cache, pairs(cache))
@@ -283,11 +287,12 @@ def as_feature_model(
     fed, start = tokens.shape[1], cache.length
     if positions is None:
       positions = start[:, None] + np.arange(fed)
+    cache = cache_lib.write_positions(cache, positions)
     logits, hidden, kvs = merge(params)(
       tokens,
       hidden,
       rotary_table(layer, positions),
-      cache_lib.visible(cache, positions, mask),
+      {w: cache_lib.visible(cache, positions, mask, window=w) for w in windows},
       pairs(cache),
       start,
       stacked=stacked,

@@ -7,9 +7,12 @@ the `speculators` library does (`layers.0`, `speculators_model_type`).
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from models.eagle import EAGLE3_SWITCHES, EagleConfig
 from models.head_shapes import HeadShape, Target, head_layers
@@ -70,7 +73,8 @@ _KNOWN = frozenset(
 
   bias qkv_bias draft_vocab_size target_hidden_size eagle_config
   eagle_aux_hidden_state_layer_ids norm_before_residual norm_before_fc fc_norm
-  norm_output add_para_norm layernorms truncated_vocab_size
+  norm_output use_aux_norm num_aux_hidden_states logit_scale
+  add_para_norm layernorms truncated_vocab_size
   speculators_model_type transformer_layer_config embed_requires_grad
 
   architectures speculators_version speculators_config auto_map
@@ -90,6 +94,7 @@ _OF_EAGLE_CONFIG = {
   "next_layer_regular": True,
   "parallel_draft_step": 1,
 }
+_FUSED = "eagle_aux_hidden_state_layer_ids"
 _OTHER_KINDS = ("peagle", "dspark", "mtp", "mlp", "eagle", "medusa")
 
 
@@ -124,6 +129,7 @@ def shape(
     third = kind == "eagle3" or generation == 3
   else:
     third = kind == "eagle3" or "layers.0.hidden_norm.weight" in tensors
+  _refuse_later(tensors or {})
   layer, _ = _layer(config, tensors, third)
   if layer.vocab_size != target.vocab_size:
     raise ValueError(
@@ -159,6 +165,32 @@ def table(
   if tied and own and third:  # its embedding is its output projection too
     found["lm_head.kernel"] = ("embed_tokens.weight", True)
   return found
+
+
+def scaled(
+  config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> Mapping[str, Tensor]:
+  """The tensors, the output projection multiplied by `logit_scale`.
+
+  Args:
+    config, tensors: as of `shape`.
+
+  Raises:
+    ValueError: if the projection is the target's, or that is no number.
+  """
+  scale = _flat(config).get("logit_scale", 1.0)
+  if scale == 1:
+    return tensors
+  name = "lm_head.weight"
+  if type(scale) not in (int, float) or not 0 < scale < math.inf:
+    raise ValueError(f"logit_scale must be a positive number, got {scale!r}")
+  if name not in tensors:
+    raise ValueError(f"logit_scale must be 1 without {name}, got {scale}")
+  read = tensors[name].read
+  own = dataclasses.replace(
+    tensors[name], read=lambda index: read(index).astype(np.float32) * scale
+  )
+  return {**tensors, name: own}
 
 
 def _flat(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -210,12 +242,7 @@ def _layer(
       "num_hidden_layers must be 1 where no tensors are there to tell, got "
       f"{count!r}"
     )
-  kinds = settings.pop("layer_types", None) or []
-  window = settings.pop("sliding_window", None)
-  slides = settings.pop("use_sliding_window", False)
-  if (slides and window is not None) or "sliding_attention" in kinds:
-    raise ValueError("heads whose layers have a sliding window are not known")
-  layer = head_layers({**settings, "use_sliding_window": False})
+  layer = head_layers(settings)
   tied = layer.tied_embeddings
   layer = dataclasses.replace(layer, tied_embeddings=False)
   if bias is not None:
@@ -245,9 +272,21 @@ def _num_layers(tensors: Mapping[str, Tensor]) -> int:
   count = len(numbers)
   if numbers != set(range(count)):
     raise ValueError(f"layers are not numbered from 0 on: {sorted(numbers)}")
-  if any(f"layers.{i}.hidden_norm.weight" in tensors for i in range(1, count)):
-    raise ValueError("later layers that read embeddings too are not known")
   return count
+
+
+def _refuse_later(tensors: Mapping[str, Tensor]) -> None:
+  """Raises ValueError if a layer after the first is not Llama's or Qwen3's."""
+  later = [
+    name
+    for name in sorted(tensors)
+    if name.endswith(".hidden_norm.weight") and name[:9] != "layers.0."
+  ]
+  if later:
+    raise ValueError(
+      "layers after the first that have a hidden_norm, as the first one has, "
+      f"are not known: {', '.join(later)}"
+    )
 
 
 def _refuse(what: str, given: Mapping[str, Any], known) -> None:
@@ -288,6 +327,11 @@ def _third(
 ) -> tuple[EagleConfig, Features]:
   """EAGLE-3 and its descendants."""
   switches = {s: _flag(s, config.get(s, False)) for s in EAGLE3_SWITCHES}
+  switches["fc_norm"] |= _flag(
+    "use_aux_norm", config.get("use_aux_norm", False)
+  )
+  nested = _eagle_config(config).get("norm_before_fc", False)
+  switches["norm_before_fc"] |= _flag("eagle_config.norm_before_fc", nested)
   if config.get("speculators_model_type") is None:
     # Until September 2026 SpecForge had `norm_output` for whether logits are of
     # the normed state, true by default, and fed back what is not normed; since
@@ -324,26 +368,34 @@ def _third(
   return found, layers
 
 
-def _fused_layers(config, num_layers: int) -> tuple[int, ...]:
-  """The layers whose *inputs* are fused, in our numbers (0 is the embedding).
-
-  Three conventions: `eagle_config.eagle_aux_hidden_state_layer_ids` (SpecForge,
-  SGLang, NVIDIA) are outputs of layers, `eagle_aux_hidden_state_layer_ids` at
-  the top (speculators) are inputs, and where no file says, the paper's code
-  reads the inputs of layers 2, N / 2 and N - 3.
-  """
-  name = "eagle_aux_hidden_state_layer_ids"
+def _eagle_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+  """What NVIDIA, SpecForge and vLLM nest, if it is known."""
   nested = config.get("eagle_config") or {}
   if not isinstance(nested, Mapping):
     raise ValueError("eagle_config must be an object")
-  _refuse("settings of eagle_config", nested, {name, *_OF_EAGLE_CONFIG})
+  known = {_FUSED, "layer_ids", "norm_before_fc", *_OF_EAGLE_CONFIG}
+  _refuse("settings of eagle_config", nested, known)
   for key, only in _OF_EAGLE_CONFIG.items():
     if nested.get(key, only) != only:
       raise ValueError(
         f"eagle_config.{key} must be {json.dumps(only)}, got {nested[key]!r}"
       )
+  return nested
+
+
+def _fused_layers(config, num_layers: int) -> tuple[int, ...]:
+  """The layers whose *inputs* are fused, in our numbers (0 is the embedding).
+
+  Three conventions: `eagle_config.eagle_aux_hidden_state_layer_ids` (SpecForge,
+  SGLang, NVIDIA) are outputs of layers, `eagle_aux_hidden_state_layer_ids` at
+  the top (speculators) and `eagle_config.layer_ids` (vLLM) are inputs, and
+  where no file says, the paper's code reads those of layers 2, N / 2 and N - 3.
+  """
+  name, nested = _FUSED, _eagle_config(config)
   if nested.get(name) is not None:
     ids, shift = nested[name], 1
+  elif nested.get("layer_ids") is not None:
+    ids, shift = nested["layer_ids"], 0
   elif config.get(name) is not None:
     ids, shift = config[name], 0
   else:
@@ -355,8 +407,15 @@ def _fused_layers(config, num_layers: int) -> tuple[int, ...]:
   ):
     raise ValueError(f"{name} must be a list of layers, got {ids!r}")
   found = tuple(i + shift for i in ids)
-  # What comes after the last layer may be meant with its norm or without.
-  if min(found) < 0 or max(found) >= num_layers:
+  count = config.get("num_aux_hidden_states", len(found))
+  if count != len(found):
+    raise ValueError(
+      f"num_aux_hidden_states is {count!r}, and {name} {ids} are {len(found)}"
+    )
+  # What comes after the last layer may be meant with its norm or without;
+  # speculators means it without, and norms it itself where it needs that.
+  last = num_layers - (config.get("speculators_model_type") is None)
+  if min(found) < 0 or max(found) > last:
     raise ValueError(
       f"{name} {ids} are not layers of a target of {num_layers} layers"
     )

@@ -167,6 +167,7 @@ def load(
     with _said_of(path):
       if found.kind in ("eagle", "eagle3"):
         table = eagle_format.table(config, tensors)
+        tensors = eagle_format.scaled(config, tensors)
       elif found.kind == "parallel":
         table = parallel_format.table(found)
       else:

@@ -19,7 +19,7 @@ import safetensors
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
-from models import draft_vocabulary, torch_file
+from models import draft_vocabulary, json_files, torch_file
 from models import sharding as sharding_lib
 from models.head_shapes import HeadModule, HeadShape, Target
 from models.sharding import Sharding
@@ -265,6 +265,7 @@ def open_tensors(
   """The tensors of a directory by the names that the files give them.
 
   Medusa's file lies beside its base model's in some repositories, and counts.
+  A head may lie in several files that an index names.
   """
   if not path.is_dir():
     raise FileNotFoundError(f"there is no directory {str(path)!r}")
@@ -273,17 +274,29 @@ def open_tensors(
     "medusa_lm_head.safetensors",
     "medusa_lm_head.pt",
     "model.safetensors",
+    "model.safetensors.index.json",
     *(others if len(others) == 1 else ()),
     "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
   ):
     if not (path / name).is_file():
       continue
-    if name.endswith(".safetensors"):
-      return _open_safetensors(path / name, stack)
-    return torch_file.open_tensors(path / name, stack)
+    index = name.endswith(".index.json")
+    files = json_files.indexed_files(path / name) if index else [path / name]
+    found: dict[str, Tensor] = {}
+    for file in files:
+      safe = file.suffix == ".safetensors"
+      part = (_open_safetensors if safe else torch_file.open_tensors)(
+        file, stack
+      )
+      if twice := sorted({*found} & {*part}):
+        raise CheckpointError(f"twice in {path}: {', '.join(twice)}")
+      found |= part
+    return found
   raise FileNotFoundError(
     f"there are no weights of a head in {path}: expected one .safetensors "
-    f"file, medusa_lm_head.pt or pytorch_model.bin, got {others or 'none'}"
+    "file, an index of several, medusa_lm_head.pt or pytorch_model.bin, got "
+    f"{others or 'none'}"
   )
 
 

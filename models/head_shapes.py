@@ -30,6 +30,7 @@ HeadModule = (
   | parallel.Parallel
 )
 KINDS = ("eagle", "eagle3", "medusa", "blockwise", "parallel")
+_FULL, _SLIDES = "full_attention", "sliding_attention"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -124,17 +125,48 @@ class HeadShape:
 def head_layers(settings: Mapping[str, Any]) -> TransformerConfig:
   """The layers of a head by their `config.json`, which may leave positions out.
 
+  Whose layers they are does not say which of them slide: `layer_types` does, or
+  `use_sliding_window` for those from `max_window_layers` on.
+
   Args:
     settings: as of `models.huggingface_config.config_from_json`.
 
   Raises:
     ValueError: as that does.
   """
+  size, kinds = settings.get("sliding_window"), settings.get("layer_types")
+  first = settings.get("max_window_layers", 28)
+  if kinds is None and settings.get("use_sliding_window") and size is not None:
+    kinds = [i < first for i in range(settings.get("num_hidden_layers", 1))]
+    kinds = [_FULL if full else _SLIDES for full in kinds]
+  no_windows = dict.fromkeys(("sliding_window", "layer_types"))
+  layers = _head_layers({**settings, **no_windows, "use_sliding_window": False})
+  if kinds is None or (isinstance(kinds, list) and {*kinds} <= {_FULL}):
+    return layers
+  if not isinstance(kinds, list) or {*kinds} - {_FULL, _SLIDES}:
+    raise ValueError(
+      f"layer_types must be {_FULL} or {_SLIDES}, got {kinds!r:.80}"
+    )
+  if len(kinds) != layers.num_layers:
+    raise ValueError(
+      f"layer_types must be of {layers.num_layers} layers, got {len(kinds)}"
+    )
+  if type(size) is not int or size < 1:
+    raise ValueError(f"sliding_window must be an integer >= 1, got {size!r}")
+  windows = tuple(size if kind == _SLIDES else None for kind in kinds)
+  return dataclasses.replace(layers, windows=windows)
+
+
+def _head_layers(settings: Mapping[str, Any]) -> TransformerConfig:
+  """As `head_layers`, of layers without windows."""
   name = "max_position_embeddings"
   if settings.get(name) is not None:
     return config_from_json(settings)
   layers = config_from_json({**settings, name: 1})
-  if layers.rope_scaling and layers.rope_scaling.original_max_positions == 1:
+  # Two lengths that make a difference: what is rescaled depends on it.
+  if layers != dataclasses.replace(
+    config_from_json({**settings, name: 2}), max_positions=1
+  ):
     raise ValueError(f"this rope_scaling needs {name}")
   return dataclasses.replace(layers, max_positions=None)
 

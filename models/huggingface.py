@@ -46,12 +46,13 @@ CheckpointError = weights.CheckpointError
 # Some files have this prefix, some not; the head has two names in GPT-NeoX.
 _PREFIX = re.compile(r"^(transformer|gpt_neox|model)\.")
 _OLD_HEAD = re.compile(r"^embed_out\.")
-# Causal masks and rotary frequencies, which follow from the configuration, and
-# a bias that old files of T5 have and no T5 reads.
+# Causal masks and rotary frequencies, which follow from the configuration, a
+# bias that old files of T5 have and no T5 reads, and Medusa's heads, which may
+# be merged with their target and are read of the same files.
 _BUFFER = re.compile(
   r"rotary_emb\.inv_freq|(h|layers)\.\d+\.(attn|attention|self_attn)\."
   r"(bias|masked_bias|rotary_emb\.inv_freq)"
-  r"|decoder\.block\.0\.layer\.1\.EncDecAttention\."
+  r"|medusa_head\..*|decoder\.block\.0\.layer\.1\.EncDecAttention\."
   r"relative_attention_bias\.weight"
 )
 _KINDS = ("F16", "BF16", "F32", "F64")
@@ -153,6 +154,8 @@ def _source(directory: str, stack: contextlib.ExitStack) -> Source:
   if isinstance(config, T5Config):
     return t5_source(path, config, stack)
   tensors, problems = _open(_weight_files(path), stack)
+  if family == "gpt2":
+    tensors = _scaled_queries(path, config, tensors)
   return Source(
     path=str(path),
     says="config.json",
@@ -162,6 +165,43 @@ def _source(directory: str, stack: contextlib.ExitStack) -> Source:
     kinds=_KINDS,
     problems=tuple(problems),
   )
+
+
+_SCALES = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
+_OF_QUERIES = re.compile(r"h\.(\d{1,9})\.attn\.c_attn\.(weight|bias)")
+
+
+def _scaled_queries(
+  path: pathlib.Path, config: TransformerConfig, tensors: dict[str, Tensor]
+) -> dict[str, Tensor]:
+  """GPT-2's tensors, by which scores are scaled as its `config.json` says.
+
+  By one over the root of a head's channels or not, and by one over the layer's
+  number, from 1 on, or not: the network does the first alone, queries the rest.
+  """
+  settings = json_files.read_object(path / "config.json")
+  said = {key: settings.get(key, usual) for key, usual in _SCALES.items()}
+  if said == _SCALES:
+    return tensors
+  for key, value in said.items():
+    if not isinstance(value, bool):
+      raise ValueError(f"{key} in {path} must be true or false, got {value!r}")
+  rooted, by_layer = said.values()
+
+  def read(tensor: Tensor, number: int, index: tuple[slice, ...]) -> np.ndarray:
+    scale = 1.0 if rooted else config.head_dim**0.5
+    scale /= number + 1 if by_layer else 1
+    whole = tensor.read(()).astype(np.float32)
+    whole[..., : config.embed_dim] *= scale
+    return whole[index]
+
+  return tensors | {
+    name: dataclasses.replace(
+      tensor, read=functools.partial(read, tensor, int(found[1]))
+    )
+    for name, tensor in tensors.items()
+    if (found := _OF_QUERIES.fullmatch(name))
+  }
 
 
 def t5_source(
@@ -230,15 +270,7 @@ def _weight_files(path: pathlib.Path) -> list[pathlib.Path]:
       f"there are no weights in {path}: expected {whole.name}, or {index.name} "
       "with the files it names (no other format is read)"
     )
-  names = json_files.read_object(index).get("weight_map")
-  if not isinstance(names, Mapping) or not all(
-    isinstance(n, str) and n == pathlib.PurePath(n).name for n in names.values()
-  ):
-    raise ValueError(f"weight_map in {index} must map tensors to file names")
-  files = [path / name for name in sorted(set(names.values()))]
-  if missing := [file.name for file in files if not file.is_file()]:
-    raise FileNotFoundError(f"{index} names {missing}, which are not there")
-  return files
+  return json_files.indexed_files(index)
 
 
 def _open(

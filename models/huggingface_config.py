@@ -36,8 +36,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 
 # Keys that must have this value if they are there at all.
 _FIXED: Mapping[str, Mapping[str, Any]] = {
-  "gpt2": dict(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False),
-  "llama": dict(sliding_window=None, rope_interleaved=False),
+  "llama": dict(use_sliding_window=False, rope_interleaved=False),
   "qwen2": dict(use_mrope=False),
 }
 _FIXED_IN_ALL = dict(
@@ -55,17 +54,36 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
   "gpt_neox": dict(rms_norm_eps="layer_norm_eps"),
 }  # fmt: skip
 
+# Names of transformers' own for the same in GPT-2.
+_GPT2_ALIASES = (
+  "hidden_size", "num_hidden_layers", "num_attention_heads",
+  "max_position_embeddings",
+)  # fmt: skip
+_FULL, _SLIDES = "full_attention", "sliding_attention"
+
 _ACTIVATIONS = {
   **dict.fromkeys(("silu", "swish"), "silu"),
   **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
   **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_accurate"), "gelu_tanh"),
   **dict.fromkeys(("gelu_pytorch_tanh", "gelu_python_tanh"), "gelu_tanh"),
+  **{name: name for name in ("quick_gelu", "relu")},
 }
 
 # Beyond any model; what is said of every layer is listed for each.
 _MOST_LAYERS = 2**20
 
 _ROPE_FACTORS = ("factor", "low_freq_factor", "high_freq_factor")
+_OF_YARN = (
+  "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
+  "truncate",
+)  # fmt: skip
+_ROPE_KINDS = {
+  "default": (),
+  "linear": ("factor",),
+  "dynamic": ("factor",),
+  "llama3": (*_ROPE_FACTORS, "original_max_position_embeddings"),
+  "yarn": ("factor", "original_max_position_embeddings", *_OF_YARN),
+}
 _ROPE_LENGTH = "original_max_position_embeddings"
 _ROPE_ALIASES = {
   "type": "rope_type",
@@ -99,7 +117,9 @@ def config_from_json(config: Mapping[str, Any]) -> TransformerConfig:
       raise ValueError(
         f"{key} must be {value!r} in a {family} model, got {config[key]!r}"
       )
-  config = {**_DEFAULTS[family], **config}
+  if family == "llama" and _SLIDES in (config.get("layer_types") or ()):
+    raise ValueError(f"no layer of a llama model is of {_SLIDES}")
+  config = {**_DEFAULTS[family], **_aliases(config, family), **config}
   name = lambda key: _NAMES.get(family, {}).get(key, key)
   num_layers = _get(config, name("num_hidden_layers"), int)
   if num_layers > _MOST_LAYERS:
@@ -141,7 +161,7 @@ def config_from_json(config: Mapping[str, Any]) -> TransformerConfig:
       qkv_bias=True, out_bias=True, mlp_bias=True,
     )  # fmt: skip
   if family == "gpt_neox":
-    rope, share = _rope(config, default_share=0.25)
+    rope, share = _rope(config, common["head_dim"], default_share=0.25)
     bias = _get(config, "attention_bias", bool)
     return TransformerConfig(
       **common, **rope, norm="layer", gated_mlp=False,
@@ -149,7 +169,7 @@ def config_from_json(config: Mapping[str, Any]) -> TransformerConfig:
       parallel_residual=_get(config, "use_parallel_residual", bool),
       qkv_bias=bias, out_bias=bias, mlp_bias=True,
     )  # fmt: skip
-  rope, share = _rope(config, default_share=1.0)
+  rope, share = _rope(config, common["head_dim"], default_share=1.0)
   if share != 1.0:
     raise ValueError(
       f"partial_rotary_factor must be 1 in a {family} model, got {share}"
@@ -162,6 +182,24 @@ def config_from_json(config: Mapping[str, Any]) -> TransformerConfig:
     qk_norm=family == "qwen3",
     windows=None if family == "llama" else _windows(config, family),
   )  # fmt: skip
+
+
+def _aliases(config: Mapping[str, Any], family: str) -> dict[str, Any]:
+  """What GPT-2's file says by the names that all other families have.
+
+  Raises:
+    ValueError: if it says something else by its own.
+  """
+  found = {}
+  for alias, key in _NAMES["gpt2"].items() if family == "gpt2" else ():
+    if alias not in _GPT2_ALIASES or config.get(alias) is None:
+      continue
+    if config.get(key, config[alias]) != config[alias]:
+      raise ValueError(
+        f"{key} is {config[key]!r} and {alias} {config[alias]!r}"
+      )
+    found[key] = config[alias]
+  return found
 
 
 def _get(config, key: str, kind: type, default: Any = ..., *, least=1) -> Any:
@@ -186,7 +224,7 @@ def _get(config, key: str, kind: type, default: Any = ..., *, least=1) -> Any:
 
 
 def _rope(
-  config: Mapping[str, Any], *, default_share: float
+  config: Mapping[str, Any], head_dim: int, *, default_share: float
 ) -> tuple[dict[str, Any], float]:
   """The rotary fields of `TransformerConfig`, and the share that rotates.
 
@@ -194,8 +232,10 @@ def _rope(
   share were keys of the configuration (under other names in GPT-NeoX) and the
   rest was in `rope_scaling`. What is given twice must be the same.
   """
-  known = {*_ROPE_ALIASES.values(), *_ROPE_FACTORS, _ROPE_LENGTH}
-  outside = (known | {*_ROPE_ALIASES}) - {"type", "rope_type", *_ROPE_FACTORS}
+  of_kinds = {key for keys in _ROPE_KINDS.values() for key in keys}
+  known = {*_ROPE_ALIASES.values(), *of_kinds}
+  outside = (known | {*_ROPE_ALIASES}) - {"type", "rope_type", *of_kinds}
+  outside.add(_ROPE_LENGTH)
   sources = [{key: config.get(key) for key in outside}]
   for where in ("rope_parameters", "rope_scaling"):
     sources.append(config.get(where) or {})
@@ -207,17 +247,24 @@ def _rope(
     if value is not None and rope.setdefault(key, value) != value:
       raise ValueError(f"{key} is both {rope[key]!r} and {value!r}")
   kind = rope.get("rope_type", "default")
-  if kind not in ("default", "llama3"):
-    raise ValueError(f"rope_type must be 'default' or 'llama3', got {kind!r}")
+  if kind not in list(_ROPE_KINDS):
+    raise ValueError(
+      f"rope_type must be one of {sorted(_ROPE_KINDS)}, got {kind!r}"
+    )
   if unknown := sorted(set(rope) - known):
     raise ValueError(
       f"rotary settings must be of {sorted(known)}, got {unknown}"
     )
-  scaling = None
+  share = _get(rope, "partial_rotary_factor", float, default_share)
+  if share > 1:
+    raise ValueError(f"partial_rotary_factor must be at most 1, got {share}")
+  theta = _get(rope, "rope_theta", float, 10_000.0)
+  pairs = int(head_dim * share) // 2
+  more: dict[str, Any] = {}
   if kind == "llama3":
     factor, low, high = (_get(rope, key, float) for key in _ROPE_FACTORS)
     longest = _get(config, "max_position_embeddings", int)
-    scaling = RopeScaling(
+    more["rope_scaling"] = RopeScaling(
       factor=factor,
       low_freq_factor=low,
       high_freq_factor=high,
@@ -227,16 +274,53 @@ def _rope(
       raise ValueError(
         f"low_freq_factor must be below high_freq_factor, got {low} and {high}"
       )
+  elif kind == "linear":
+    more["rope_factors"] = (_get(rope, "factor", float),) * pairs
+  elif kind == "yarn":
+    more = _yarn(config, rope, theta, pairs)
+  elif kind == "dynamic":
+    # Up to the positions that the model is meant for nothing is rescaled.
+    _get(rope, "factor", float)
   elif rope.get("factor", 1) != 1:
     raise ValueError(
-      f"a rotary factor needs rope_type 'llama3', got 'default' and a factor "
+      "a rotary factor needs another rope_type than 'default', got a factor "
       f"of {rope['factor']!r}"
     )
-  share = _get(rope, "partial_rotary_factor", float, default_share)
-  if share > 1:
-    raise ValueError(f"partial_rotary_factor must be at most 1, got {share}")
-  theta = _get(rope, "rope_theta", float, 10_000.0)
-  return {"rope_theta": theta, "rope_scaling": scaling}, share
+  return {"rope_theta": theta, **more}, share
+
+
+def _yarn(
+  config: Mapping[str, Any], rope: Mapping[str, Any], theta: float, pairs: int
+) -> dict[str, Any]:
+  """The rotary fields of YaRN (Peng et al., 2023, section 3).
+
+  Pairs that turn more than `beta_fast` times within the original length are
+  kept, those that turn less than `beta_slow` times are stretched by `factor`,
+  and between them there is a ramp over the pairs' numbers.
+  """
+  longest = _get(config, "max_position_embeddings", int)
+  original = _get(rope, _ROPE_LENGTH, int, longest)
+  factor = _get(rope, "factor", float, longest / original)
+  turns = lambda key, usual: _get(rope, key, float, usual)
+
+  def pair(count: float) -> float:
+    """Which pair turns that many times, as a fraction."""
+    return pairs * math.log(original / (2 * math.pi * count)) / math.log(theta)
+
+  low, high = pair(turns("beta_fast", 32.0)), pair(turns("beta_slow", 1.0))
+  if _get(rope, "truncate", bool, True):
+    low, high = math.floor(low), math.ceil(high)
+  low, high = max(low, 0), min(high, 2 * pairs - 1)
+  if low == high:
+    high += 0.001
+  ramp = [min(max((i - low) / (high - low), 0), 1) for i in range(pairs)]
+  scale = lambda by: 0.1 * by * math.log(max(factor, 1)) + 1
+  both = [_get(rope, key, float, None) for key in ("mscale", "mscale_all_dim")]
+  usual = scale(both[0]) / scale(both[1]) if all(both) else scale(1)
+  return {
+    "rope_factors": tuple(1 / (1 - r + r / factor) for r in ramp),
+    "rope_scale": _get(rope, "attention_factor", float, usual),
+  }
 
 
 def _windows(
@@ -253,7 +337,7 @@ def _windows(
     num_full = 0
   else:
     num_full = _get(config, "max_window_layers", int, least=0)
-  full, sliding = "full_attention", "sliding_attention"
+  full, sliding = _FULL, _SLIDES
   usual = [full if i < num_full else sliding for i in range(layers)]
   allowed = [full] if window is None else [full, sliding]
   if family == "mistral":  # where transformers itself ignores layer_types

@@ -51,7 +51,7 @@ class TransformerConfig:
       rows of a learned position table); None if that is not known.
     norm: "rms" or "layer".
     norm_eps: added to the variance.
-    activation: "silu", "gelu" (exact) or "gelu_tanh".
+    activation: "silu", "gelu" (exact), "gelu_tanh", "quick_gelu" or "relu".
     gated_mlp: `down(act(gate(x)) * up(x))` instead of `down(act(up(x)))`.
     learned_positions: a table added to the embeddings instead of rotary.
     rope_theta: base of the rotary frequencies.
@@ -59,6 +59,7 @@ class TransformerConfig:
     rope_scaling: Llama 3's rescaling, if any.
     rope_factors: what each rotary frequency is divided by: a rescaling that is
       known by its outcome alone.
+    rope_scale: of cosines and sines, and squared of what queries find in keys.
     parallel_residual: attention and MLP both read the layer's input (NeoX).
     qkv_bias, out_bias, mlp_bias: biases of the projections.
     qk_norm: RMS norm of each head's queries and keys (Qwen3).
@@ -83,6 +84,7 @@ class TransformerConfig:
   rotary_dim: int | None = None
   rope_scaling: RopeScaling | None = None
   rope_factors: tuple[float, ...] | None = None
+  rope_scale: float = 1.0
   parallel_residual: bool = False
   qkv_bias: bool = False
   out_bias: bool = False
@@ -127,6 +129,8 @@ _ACTIVATIONS = {
   "silu": jax.nn.silu,
   "gelu": functools.partial(jax.nn.gelu, approximate=False),
   "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+  "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
+  "relu": jax.nn.relu,
 }
 
 
@@ -155,7 +159,8 @@ def rotary_table(
   """Cosines and sines for `positions`, each `f32[B, T, 1, rotary_dim / 2]`."""
   freq = rotary_frequencies(config)
   angle = positions[..., None, None].astype(jnp.float32) * freq
-  return jnp.cos(angle), jnp.sin(angle)
+  scale = config.rope_scale
+  return scale * jnp.cos(angle), scale * jnp.sin(angle)
 
 
 def rotate(x: Array, table: tuple[Array, Array]) -> Array:

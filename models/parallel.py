@@ -31,7 +31,7 @@ from models.layers import (
 from models.params import split
 from models.sharding import Sharding, constrain
 from specjax import cache as cache_lib
-from specjax.cache import Cache
+from specjax.cache import Cache, Visible
 from specjax.types import BlockModel
 
 
@@ -46,6 +46,10 @@ class ParallelConfig:
     block_size: K + 1, the newest token and the masks.
     mask_token: id of what stands in the place of a token to draft.
     draft_vocab_size: tokens that it can say; None for all V.
+    causal_windows: in layers with a window no token of the block sees a later
+      one.
+    windows_before_block: a window of W is the W tokens before the block, for
+      all of it, and not the W that end with each token.
   """
 
   layers: TransformerConfig
@@ -53,6 +57,8 @@ class ParallelConfig:
   block_size: int
   mask_token: int
   draft_vocab_size: int | None = None
+  causal_windows: bool = True
+  windows_before_block: bool = False
 
   def __post_init__(self):
     if self.block_size < 2:
@@ -67,8 +73,6 @@ class ParallelConfig:
       raise ValueError(
         f"draft_vocab_size must be in 1..{self.layers.vocab_size}, got {width}"
       )
-    if self.layers.windows is not None:
-      raise ValueError("a block sees all of the text: no layer has a window")
 
   @property
   def num_depths(self) -> int:
@@ -142,6 +146,28 @@ class Parallel(nnx.Module):
       cache = _with_layer(cache, i, kv, put)
     return cache.replace(length=start + fed)
 
+  def sees(self, cache: Cache, window: int | None) -> Visible:
+    """What the tokens of a block see in a layer.
+
+    Args:
+      cache: of all that stands before it.
+      window: of the layer, or None.
+    """
+    size = self.config.block_size
+    own = np.ones((size, size), bool)
+    positions = cache.length[:, None] + np.arange(size)
+    if window is None:
+      return cache_lib.visible(cache, positions, own)
+    if self.config.causal_windows:
+      own = np.tril(own)
+    if self.config.windows_before_block:  # as if all stood where it begins
+      positions = jnp.broadcast_to(positions[:, :1], positions.shape)
+      window += 1
+    slots = jnp.arange(cache.slots, dtype=positions.dtype)  # are positions here
+    slots = jnp.broadcast_to(slots, (len(positions), cache.slots))
+    cache = cache.replace(positions=slots)
+    return cache_lib.visible(cache, positions, own, window=window)
+
   def __call__(self, newest: Array, cache: Cache, put) -> tuple[Array, Cache]:
     """The logits of a block; see `BlockModel.say`.
 
@@ -153,11 +179,11 @@ class Parallel(nnx.Module):
     c, start, size = self.config.layers, cache.length, self.config.block_size
     positions = start[:, None] + np.arange(size)
     rotary = rotary_table(c, positions)
-    sees = cache_lib.visible(cache, positions, np.ones((size, size), bool))
+    sees = [self.sees(cache, c.window(i)) for i in range(c.num_layers)]
     x = put(self.embed(self.block(newest)), "act_btd")
     for i, layer in enumerate(self.layers):
       kv, where = _of_layer(cache, i)
-      x, kv = layer(x, rotary, sees, kv, start, **where)
+      x, kv = layer(x, rotary, sees[i], kv, start, **where)
       x, cache = put(x, "act_btd"), _with_layer(cache, i, kv, put)
     logits = put(self.logits(x), "logits_btv")
     if self.config.draft_vocab_size is not None:

@@ -10,8 +10,12 @@ The `speculators` library's (`"speculators_model_type": "dflash"`): the layers'
 settings are nested in `transformer_layer_config`, layers that are read are
 numbered by their inputs, and a head may say fewer tokens than the target
 (`draft_vocab_size`): then `lm_head`, of their rows, `d2t` and `t2d` are there.
-Its other projectors, blocks that draft at the newest token too, and windows are
-refused.
+Its other projectors and blocks that draft at the newest token too are refused.
+
+A layer may have a sliding window of W. Then no token of a block sees a later
+one, unless `speculators` says `sliding_window_non_causal`; of the text, a token
+sees what is less than W away, and in the library's form every token of the
+block the W before it: so the heads were trained.
 """
 
 import dataclasses
@@ -181,6 +185,11 @@ def _speculators(config: Mapping[str, Any], target: Target) -> HeadShape:
       f"it reads features of {width!r} channels, the target has "
       f"{target.embed_dim}"
     )
+  both_ways = config.get("sliding_window_non_causal", False)
+  if not isinstance(both_ways, bool):
+    raise ValueError(
+      f"sliding_window_non_causal must be true or false, got {both_ways!r}"
+    )
   words = _integer("draft_vocab_size", config.get("draft_vocab_size"))
   name = "aux_hidden_state_layer_ids"
   return _made(
@@ -189,6 +198,8 @@ def _speculators(config: Mapping[str, Any], target: Target) -> HeadShape:
     read=_read_layers(name, config.get(name), target, shift=0),
     block_size=_integer("block_size", config.get("block_size")),
     mask_token=_integer("mask_token_id", config.get("mask_token_id")),
+    causal_windows=not both_ways,
+    windows_before_block=True,
     draft_vocab_size=None if words == target.vocab_size else words,
   )
 
@@ -204,9 +215,6 @@ def _made(
     read: layers of the target whose inputs are read.
     **sizes: further fields of `ParallelConfig`.
   """
-  kinds = settings.pop("layer_types", None) or []
-  if not isinstance(kinds, list) or {*kinds} - {"full_attention"}:
-    raise ValueError(f"layer_types must be full_attention, got {kinds!r:.80}")
   if settings.get("model_type") in (None, "llama"):
     settings["model_type"] = "qwen3"  # whatever its target is
     if settings.get("head_dim") is None:  # as a Llama's, not Qwen3's 128
@@ -214,9 +222,7 @@ def _made(
         "num_attention_heads", settings.get("num_attention_heads")
       )
       settings["head_dim"] = settings.get("hidden_size", 0) // max(heads, 1)
-  if settings.get("use_sliding_window") and settings.get("sliding_window"):
-    raise ValueError("heads whose layers have a sliding window are not known")
-  layers = head_layers({**settings, "use_sliding_window": False})
+  layers = head_layers(settings)
   layers = dataclasses.replace(layers, tied_embeddings=False)
   for name, mine, theirs in (
     ("vocabulary", layers.vocab_size, target.vocab_size),
@@ -239,11 +245,12 @@ def _read_layers(
   ):
     raise ValueError(f"{name} must be layers, got {ids!r:.80}")
   found = tuple(i + shift for i in ids)
-  # What comes after the last layer may be meant with its norm or without.
-  if min(ids) < 0 or max(found) >= target.num_layers:
+  # What comes after the last layer may be meant with its norm or without;
+  # speculators means it without, and norms it itself where it needs that.
+  if min(ids) < 0 or max(found) > target.num_layers - shift:
     raise ValueError(
-      f"{name} {ids} are not layers of a target of {target.num_layers}, the "
-      "last one apart"
+      f"{name} {ids} are not layers of a target of {target.num_layers}"
+      + ", the last one apart" * shift
     )
   return found
 

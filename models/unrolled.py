@@ -49,7 +49,8 @@ def unroll(
     positions: `i32[B, T]`, where those tokens stand in their documents.
     segments: `i32[B, T]`, of which document of its row each is: nothing of
       another one is attended to.
-    steps: G, steps of each draft.
+    steps: G, steps of each draft. A layer with a window sees the same of the
+      first step's places at all of them, as the `speculators` library trains.
 
   Yields:
     For j in `0 .. G - 1`: `f32[B, T, V']`, the logits for token `t + 2 + j` in
@@ -67,13 +68,18 @@ def unroll(
   length = features.shape[1]
   causal = jnp.asarray(np.tril(np.ones((length, length), bool)))
   mask = causal & (segments[:, :, None] == segments[:, None, :])
+  layer = module.config.layer
+  masks = {
+    w: mask & (positions[:, :, None] - positions[:, None] < (w or length))
+    for w in {layer.window(i) for i in range(layer.num_layers)}
+  }
   hidden, written = module.fuse(features), ((),) * (1 + len(later))
   for step in range(steps):
     logits, hidden, written = module(
       ahead(tokens, 1 + step, length),
       hidden,
       rotary_table(module.config.layer, positions + step),
-      mask,
+      masks,
       written,
       None,
     )

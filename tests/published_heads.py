@@ -147,6 +147,26 @@ FORMATS = {
     {**LAYER_JSON, "num_hidden_layers": 40},
     eagle3(), "eagle3", (2, 6, 9),
   ),
+  "speculators 0.9": (  # whose layers slide, and which reads the last one's
+    {**SPECULATORS, NAME: [2, 6, 12],
+     "transformer_layer_config": {
+       **LAYER_JSON, "num_hidden_layers": 2, "use_sliding_window": True,
+       "sliding_window": 2,
+       "layer_types": ["sliding_attention", "full_attention"]}},
+    eagle3("layers.0", **layer("layers.1", read=H),
+           **{"layers.1.input_layernorm.weight": random(H)}),
+    "eagle3", (2, 6, 12),
+  ),
+  "vllm, inputs of layers": (
+    {**LAYER_JSON, "draft_vocab_size": VD, "num_aux_hidden_states": 3,
+     "eagle_config": {"layer_ids": [2, 6, 9], "norm_before_fc": True}},
+    eagle3(**{"input_norm.weight": random(3 * H)}), "eagle3", (2, 6, 9),
+  ),
+  "sglang, eagle3.1": (
+    {**LAYER_JSON, "draft_vocab_size": VD, "use_aux_norm": True},
+    eagle3(**{f"fc_norm.{i}.weight": random(H) for i in range(3)}),
+    "eagle3", (2, 6, 9),
+  ),
   "eagle3, two layers": (
     {**LAYER_JSON, "draft_vocab_size": VD, "num_hidden_layers": 2},
     eagle3(**{**layer("layers.1", read=H),

@@ -38,6 +38,10 @@ CONFIGS = {
   "three layers": dataclasses.replace(
     EAGLE3, layer=dataclasses.replace(LAYER, num_layers=3)
   ),
+  "windows": dataclasses.replace(
+    EAGLE3,
+    layer=dataclasses.replace(LAYER, num_layers=3, windows=(2, None, 4)),
+  ),
 }  # fmt: skip
 TOKENS = np.random.default_rng(0).integers(0, 23, (2, 7))
 
@@ -87,7 +91,7 @@ class Reference:
        b * np.cos(angle) + a * np.sin(angle)], axis=-1,
     )  # fmt: skip
 
-  def attention(self, x, positions, prefix=""):  # [T, ...]
+  def attention(self, x, positions, prefix="", number=0):  # [T, ...]
     c, heads = self.c, lambda y: y.reshape(-1, self.c.head_dim)
     q, k, v = (
       [heads(self.linear(f"{prefix}attention.{n}", row)) for row in x]
@@ -102,10 +106,13 @@ class Reference:
       each = []
       for head in range(c.num_heads):
         group = head // (c.num_heads // c.num_kv_heads)
-        score = np.array([q[t][head] @ k[s][group] for s in range(t + 1)])
+        window = c.window(number) or len(x)
+        near = [s for s in range(t + 1) if positions[t] - positions[s] < window]
+        score = np.array([q[t][head] @ k[s][group] for s in near])
         weight = np.exp(score / np.sqrt(c.head_dim))
         weight /= weight.sum()
-        each.append(sum(w * v[s][group] for s, w in enumerate(weight)))
+        pairs = zip(near, weight, strict=True)
+        each.append(sum(w * v[s][group] for s, w in pairs))
       out.append(self.linear(f"{prefix}attention.out", np.concatenate(each)))
     return np.stack(out)
 
@@ -142,7 +149,7 @@ class Reference:
     for number in range(self.c.num_layers - 1):  # a Llama's
       name = f"later.{number}."
       normed = self.norm(f"{name}attention_norm", x)
-      x = x + self.attention(normed, positions, name)
+      x = x + self.attention(normed, positions, name, number + 1)
       x = x + self.mlp(self.norm(f"{name}mlp_norm", x), name)
     read = self.norm("final_norm", x)
     logits = self.linear("lm_head", read)
@@ -183,8 +190,9 @@ def test_a_pass_over_features_and_one_over_states_are_the_formulas(name):
     np.testing.assert_allclose(more[row, 0], expected[5], atol=2e-4, rtol=1e-4)
 
 
-def test_two_children_of_one_node_stand_at_one_position_and_do_not_meet():
-  config = CONFIGS["eagle3"]
+@pytest.mark.parametrize("name", ["eagle3", "windows"])
+def test_two_children_of_one_node_stand_at_one_position_and_do_not_meet(name):
+  config = CONFIGS[name]
   module, rng = make(config), np.random.default_rng(4)
   model, params = eagle.as_feature_model(module)
   reference = Reference(module)
@@ -208,7 +216,7 @@ def test_two_children_of_one_node_stand_at_one_position_and_do_not_meet():
 
 def test_layers_that_share_one_cache_say_what_those_with_their_own_say():
   """As they lie on a mesh; here it is of one device."""
-  module = make(CONFIGS["three layers"])
+  module = make(CONFIGS["windows"])
   rules = sharding.tensor_parallel()
   plain, params = eagle.as_feature_model(module)
   meshed, _ = eagle.as_feature_model(module, sharding=rules)

@@ -4,11 +4,14 @@ The files are made of random numbers (`published_heads`), by the names and
 shapes that the formats have; no published checkpoint was opened.
 """
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
+import torch
 from flax import nnx
 from jax.sharding import AxisType
 from published_heads import (
@@ -25,6 +28,7 @@ from published_heads import (
   D,
   H,
   V,
+  layer,
   random,
   write,
 )
@@ -33,6 +37,7 @@ from models import (
   head_checkpoints,
   head_files,
   head_shapes,
+  huggingface,
   meshes,
   sharding,
 )
@@ -191,10 +196,24 @@ def test_the_same_key_means_another_thing_in_another_format(tmp_path):
     ("speculators", dict(config={**SPECULATORS, "transformer_layer_config": {
       **LAYER_JSON, "foo": 1}}), "_layer_config that are not known: foo"),
     ("speculators", dict(config={**SPECULATORS, "transformer_layer_config": {
-      **LAYER_JSON, "model_type": "qwen3", "use_sliding_window": True,
-      "sliding_window": 8}}), "have a sliding window"),
+      **LAYER_JSON, "layer_types": ["sliding_attention"]}}),
+     "sliding_window must be an integer >= 1, got None"),
+    ("speculators", dict(config={**SPECULATORS, "transformer_layer_config": {
+      **LAYER_JSON, "layer_types": ["chunked_attention"]}}),
+     "layer_types must be full_attention or sliding_attention"),
     ("eagle3, two layers", {"layers.1.hidden_norm.weight": random(H)},
-     "later layers that read embeddings"),
+     "after the first that have a hidden_norm, .*: layers.1.hidden_norm"),
+    ("speculators, three layers", {"layers.2.hidden_norm.weight": random(H)},
+     "after the first that have a hidden_norm, .*: layers.2.hidden_norm"),
+    ("speculators 0.9", dict(config={**SPECULATORS,
+      "transformer_layer_config": {**LAYER_JSON, "sliding_window": 2,
+      "layer_types": ["sliding_attention"] * 2}}), "of 1 layers, got 2"),
+    ("vllm, inputs of layers", dict(config={**LAYER_JSON,
+      "num_aux_hidden_states": 4}), "num_aux_hidden_states is 4, and .* are 3"),
+    ("eagle3", dict(config={**FORMATS["eagle3"][0], "logit_scale": -1}),
+     "logit_scale must be a positive number, got -1"),
+    ("eagle", dict(config={**LAYER_JSON, "logit_scale": 2.0}),
+     "must be 1 without lm_head.weight"),
     ("medusa, one block run twice", {"medusa_head.0.3.weight": random(V, H),
      "medusa_head.0.1.linear.weight": random(H, H)}, "missing: 0.2.linear"),
     ("eagle3", {"t2d": np.ones(V, bool)}, "t2d does not mark"),
@@ -204,8 +223,10 @@ def test_the_same_key_means_another_thing_in_another_format(tmp_path):
     ("eagle", dict(config={**LAYER_JSON, "num_hidden_layers": 2}), "must be 1"),
     ("speculators", dict(config={"speculators_model_type": "peagle"}),
      "must be 'eagle3' or 'dflash', got 'peagle'"),
-    ("speculators", dict(config={**SPECULATORS, NAME: [2, 12]}),
+    ("speculators", dict(config={**SPECULATORS, NAME: [2, 13]}),
      "are not layers of a target of 12"),
+    ("specforge", dict(config={**FORMATS["specforge"][0], "eagle_config": {
+      NAME: [1, 11]}}), "are not layers of a target of 12"),
     ("medusa", {"2.1.weight": random(V + 1, H)}, "wrong shape: 2.1.weight"),
     ("medusa", {"2.0.linear.bias": np.ones(H, np.int32)}, "wrong type"),
     ("medusa", dict(drop=["1.0.linear.weight"]), "missing: heads.1.blocks.0"),
@@ -245,9 +266,11 @@ class Published:
 
   Attributes:
     w: tensors of a file, `layers.0.` for EAGLE-3's `midlayer.`.
+    windows: of layers, by their numbers.
   """
 
-  def __init__(self, tensors):
+  def __init__(self, tensors, windows):
+    self.windows = windows
     self.w = {
       name.removeprefix("model.").replace("midlayer.", "layers.0."): value
       for name, value in tensors.items()
@@ -271,10 +294,12 @@ class Published:
     for t in range(len(read)):
       for head in range(2):  # both read the one key/value head
         query = self.rotated(q[t, head], t)
-        score = [query @ self.rotated(k[s, 0], s) for s in range(t + 1)]
+        first = max(0, t + 1 - self.windows.get(number, t + 1))
+        near = range(first, t + 1)
+        score = [query @ self.rotated(k[s, 0], s) for s in near]
         weight = np.exp(np.array(score) / np.sqrt(D))
         weight /= weight.sum()
-        mixed[t, head * D : (head + 1) * D] = weight @ v[: t + 1, 0]
+        mixed[t, head * D : (head + 1) * D] = weight @ v[first : t + 1, 0]
     x = residual + mixed @ self.w[f"{here}self_attn.o_proj.weight"].T
     y = self.norm(f"{here}post_attention_layernorm.weight", x)
     gate = y @ self.w[f"{here}mlp.gate_proj.weight"].T
@@ -333,7 +358,9 @@ def test_logits_are_those_of_the_formulas_by_published_names(name, tmp_path):
   more = {}
   if kind == "eagle3":
     more["normed_residual"] = settings.get("norm_before_residual", False)
-  expected = getattr(Published(tensors), kind)(tokens, features, **more)
+  windows = {0: 2} if name == "speculators 0.9" else {}
+  reference = Published(tensors, windows)
+  expected = getattr(reference, kind)(tokens, features, **more)
   np.testing.assert_allclose(logits[0], expected, rtol=2e-3, atol=2e-3)
 
 
@@ -407,6 +434,99 @@ def test_a_head_may_tie_its_own_embedding_to_its_output(tmp_path):
   )  # fmt: skip
   head = head_checkpoints.load(directory, TARGET)
   np.testing.assert_array_equal(head.module.lm_head.kernel[...], own.T)
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "bin"])
+def test_a_head_in_several_files_is_the_head_in_one(ending, tmp_path):
+  whole = head_checkpoints.load(write(tmp_path / "whole", "eagle3"), TARGET)
+  config, tensors, *_ = FORMATS["eagle3"]
+  path = tmp_path / "parts"
+  path.mkdir()
+  (path / "config.json").write_text(json.dumps(config))
+  name = "model" if ending == "safetensors" else "pytorch_model"
+  where = {n: f"{name}-{i % 2}.{ending}" for i, n in enumerate(tensors)}
+  for file in {*where.values()}:
+    part = {n: tensors[n] for n in tensors if where[n] == file}
+    if ending == "safetensors":
+      safetensors.numpy.save_file(part, path / file)
+    else:
+      part = {n: torch.tensor(x) for n, x in part.items()}
+      torch.save(part, path / file)
+  index = path / f"{name}.{ending}.index.json"
+  index.write_text(json.dumps({"weight_map": where}))
+  assert head_checkpoints.is_head(str(path))
+  parts = head_checkpoints.load(str(path), TARGET)
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    nnx.state(parts.module), nnx.state(whole.module),
+  )  # fmt: skip
+  (path / f"{name}-1.{ending}").unlink()
+  with pytest.raises(FileNotFoundError, match=rf"{name}-1.{ending}.*not there"):
+    head_checkpoints.load(str(path), TARGET)
+
+
+def test_logits_are_multiplied_by_the_scale_that_a_file_says(tmp_path):
+  config, tensors, *_ = FORMATS["eagle3"]
+  directory = write(
+    tmp_path / "h", "eagle3", config=config | {"logit_scale": 3}
+  )
+  head = head_checkpoints.load(directory, TARGET)
+  np.testing.assert_allclose(
+    head.module.lm_head.kernel[...], 3 * tensors["lm_head.weight"].T, rtol=1e-6
+  )
+
+
+def test_a_head_reads_rescaled_frequencies_and_windows_of_its_own():
+  """As its target's family would, but without that family's own windows."""
+  yarn = dict(rope_type="yarn", factor=4.0, rope_theta=1e4,
+              original_max_position_embeddings=8)  # fmt: skip
+  shape = head_checkpoints.shape(
+    {**LAYER_JSON, "rope_parameters": yarn, "max_position_embeddings": 32},
+    TARGET, kind="eagle",
+  )  # fmt: skip
+  layer = shape.config.layer
+  assert len({*layer.rope_factors}) > 1
+  assert layer.rope_scale == pytest.approx(1 + 0.1 * np.log(4))
+  slides = {"use_sliding_window": True, "sliding_window": 5}
+  for settings, windows in (
+    (slides | {"model_type": "qwen3", "max_window_layers": 0}, (5,)),
+    (slides | {"model_type": "qwen3"}, None),  # from layer 28 on
+    ({"model_type": "mistral", "sliding_window": 5}, None),
+  ):
+    nested = {**LAYER_JSON, **settings}
+    config = {**SPECULATORS, "transformer_layer_config": nested}
+    found = head_checkpoints.shape(config, TARGET).config.layer.windows
+    assert found == windows
+
+
+def test_medusas_heads_are_read_of_the_model_that_they_are_merged_with(
+  tmp_path,
+):
+  """Each of the same files reads its own part."""
+  name = "medusa, one block run twice"
+  settings = dict(
+    model_type="llama", hidden_size=H, intermediate_size=MLP, vocab_size=V,
+    num_hidden_layers=1, num_attention_heads=1, max_position_embeddings=32,
+  )  # fmt: skip
+  base = {
+    f"model.{n}": random(H, H) if "self_attn" in n else x
+    for n, x in layer("layers.0", read=H).items()
+  }
+  base |= {"model.layers.0.input_layernorm.weight": random(H)}
+  base |= {"model.norm.weight": random(H), "lm_head.weight": random(V, H)}
+  base |= {"model.embed_tokens.weight": random(V, H)}
+  directory = write(tmp_path / "both", name, config=settings, **base)
+  assert head_checkpoints.is_head(directory)
+  head = head_checkpoints.load(directory, TARGET)
+  alone = head_checkpoints.load(write(tmp_path / "alone", name), TARGET)
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    nnx.state(head.module), nnx.state(alone.module),
+  )  # fmt: skip
+  target = huggingface.load(directory)
+  np.testing.assert_array_equal(
+    target.lm_head.kernel[...], base["lm_head.weight"].T
+  )
 
 
 def test_medusas_file_counts_before_the_weights_beside_it(tmp_path):

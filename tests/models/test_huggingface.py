@@ -102,6 +102,24 @@ def test_names_vary_and_buffers_and_tied_heads_are_ignored(copied, name):
   )
 
 
+@pytest.mark.parametrize("rooted", [True, False])
+def test_scores_of_gpt2_are_scaled_as_its_file_says(tmp_path, rooted):
+  settings = dict(
+    scale_attn_by_inverse_layer_idx=True, scale_attn_weights=rooted
+  )
+  model = references.make("gpt2", references.GPT2 | settings)
+  model.save_pretrained(tmp_path)
+  found = references.module_logits(huggingface.load(tmp_path))
+  expected = references.logits(model, TOKENS)
+  assert references.relative_error(found, expected) < 1e-4
+  edit_config(tmp_path, scale_attn_by_inverse_layer_idx=False)
+  other = references.module_logits(huggingface.load(tmp_path))
+  assert references.relative_error(other, expected) > 1e-3
+  edit_config(tmp_path, scale_attn_weights="no")
+  with pytest.raises(ValueError, match="must be true or false, got 'no'"):
+    huggingface.load(tmp_path)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_files_load_as_float32_and_as_themselves(
   tmp_path, dtype

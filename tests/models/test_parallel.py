@@ -13,9 +13,8 @@ import pytest
 import safetensors.numpy
 from flax import nnx
 
-from models import head_checkpoints
+from models import anchored, head_checkpoints
 from models.head_checkpoints import Target
-from models.parallel import ParallelConfig
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -86,8 +85,11 @@ def rotated(x, position):  # [heads, D]
   return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
-def reference(features, newest):
-  """The logits of a block after a row's features `[T, F]`."""
+def reference(features, newest, sees=lambda i, t, s: True):
+  """The logits of a block after a row's features `[T, F]`.
+
+  Token t of the block sees what stands at position s if `sees(layer, t, s)`.
+  """
   context = norm(features @ TENSORS["fc.weight"].T, "hidden_norm.weight")
   x = TARGET.embedding[[newest] + [MASK] * (BLOCK - 1)]
   count = len(features)
@@ -107,11 +109,12 @@ def reference(features, newest):
     q = [rotated(y, count + t) for t, y in enumerate(q)]
     k = np.stack([rotated(y, t) for t, y in enumerate(k)])
     mixed = []
-    for query in q:  # every token of the block sees all, whatever its place
+    for t, query in enumerate(q):
       each = []
+      seen = np.array([sees(i, t, s) for s in range(len(k))])
       for h in range(HEADS):
         score = k[:, h // (HEADS // KV)] @ query[h] / np.sqrt(D)
-        weight = np.exp(score - score.max())
+        weight = np.exp(score - score.max()) * seen
         each.append(weight / weight.sum() @ v[:, h // (HEADS // KV)])
       mixed.append(np.concatenate(each))
     x = x + of("self_attn.o_proj", np.stack(mixed))
@@ -213,14 +216,15 @@ def test_a_block_of_speculators_may_say_everything(head, tmp_path):
     (dict(projector_type="domino"), "projector_type must be 'dflash'"),
     (dict(markov_rank=3), "settings that are not known: markov_rank"),
     (dict(aux_hidden_state_layer_ids=None), "must be layers, got None"),
-    (dict(aux_hidden_state_layer_ids=[2, 9]), "not layers of a target of 9"),
+    (dict(aux_hidden_state_layer_ids=[2, 10]), "not layers of a target of 9"),
     (dict(mask_token_id=None), "mask_token_id must be an integer, got None"),
     (dict(target_hidden_size=16), "features of 16 channels, the target has 8"),
     (dict(transformer_layer_config=None), "config must be an object"),
     (dict(transformer_layer_config={**LAYERS_JSON, "mlp_bias": True}),
      "mlp_bias must be False"),
     (dict(transformer_layer_config={**LAYERS_JSON, "layer_types": [
-      "full_attention", "sliding_attention"]}), "must be full_attention"),
+      "full_attention", "chunked"]}), "must be full_attention or sliding_att"),
+    (dict(sliding_window_non_causal="no"), "must be true or false, got 'no'"),
     (dict(draft_vocab_size=V + 1), r"draft_vocab_size must be in 1\.\.13"),
   ],
 )  # fmt: skip
@@ -257,7 +261,10 @@ OF_DFLASH = lambda **changes: CHANGED(
     (CHANGED(block_size=1), "block_size must be at least 2"),
     ({"d2t": IDS}, "unexpected tensors in .*: d2t"),
     (CHANGED(num_target_layers=10), "made for 10 layers, and the target has 9"),
-    (CHANGED(layer_types=["sliding_attention"] * 2), "must be full_attention"),
+    (
+      CHANGED(layer_types=["sliding_attention"] * 2),
+      "sliding_window must be a",
+    ),
     (CHANGED(vocab_size=20), "its vocabulary is 20, and the target's 13"),
     (CHANGED(hidden_size=16), "its width is 16, and the target's 8"),
   ],
@@ -269,9 +276,45 @@ def test_what_is_not_understood_is_an_error(changes, message, tmp_path):
     head_checkpoints.load(directory, TARGET)
 
 
-def test_a_block_whose_layers_have_windows_is_refused(head):
-  windowed = dataclasses.replace(head.module.config.layers, windows=(4, 4))
-  with pytest.raises(ValueError, match="no layer has a window"):
-    ParallelConfig(
-      layers=windowed, num_features=3 * H, block_size=4, mask_token=1
-    )
+@pytest.mark.parametrize("form", ["native", "causal", "both ways"])
+def test_layers_with_a_window_see_what_their_format_means(form, tmp_path):
+  """The first of two layers has one, of four tokens."""
+  slides = dict(
+    sliding_window=4, use_sliding_window=True,
+    layer_types=["sliding_attention", "full_attention"],
+  )  # fmt: skip
+  count, config = 6, CONFIG | slides
+  if form != "native":
+    config = SPECULATORS | dict(
+      draft_vocab_size=V, sliding_window_non_causal=form == "both ways",
+      transformer_layer_config=LAYERS_JSON | slides,
+    )  # fmt: skip
+  head = head_checkpoints.load(write(tmp_path / "h", config=config), TARGET)
+  model, params = head.functions()
+  features = random(1, count, 3 * H)
+
+  def sees(layer, t, s):
+    if layer == 1:
+      return True
+    if s >= count:  # in the block
+      return s - count <= t or form == "both ways"
+    return s > count + t - 4 if form == "native" else s >= count - 4
+
+  read, say = jax.jit(model.read), jax.jit(model.say)
+  cache = read(params, features, model.init_cache(1, 16))
+  found, _ = say(params, jnp.array([[3]]), cache)
+  expected = reference(features[0], 3, sees)
+  np.testing.assert_allclose(found[0], expected, atol=2e-3, rtol=2e-3)
+  assert np.abs(reference(features[0], 3) - expected).max() > 0.05
+
+
+def test_blocks_with_windows_are_not_trained(head):
+  windowed = dataclasses.replace(head.module.config.layers, windows=(4, None))
+  module = nnx.clone(head.module)
+  module.config = dataclasses.replace(module.config, layers=windowed)
+  ones = np.ones((1, 3), np.int32)
+  with pytest.raises(ValueError, match="sliding windows are not trained"):
+    anchored.say(
+      module, np.ones((1, 4), np.int32), random(1, 3, 3 * H), ones,
+      positions=ones, segments=ones,
+    )  # fmt: skip

@@ -41,6 +41,10 @@ HEADS = {
     num_features=16, num_fused=2,
   ),
 }  # fmt: skip
+WINDOW = EagleConfig(
+  layer=dataclasses.replace(LAYER, num_layers=2, windows=(3, None)),
+  generation=3, num_features=16, num_fused=2,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -96,3 +100,33 @@ def test_step_j_at_place_t_is_what_drafting_j_tokens_from_t_says(name):
         )
         compared += 1
   assert compared == 39
+
+
+def test_the_first_step_sees_the_window_of_each_layer():
+  """As the shipped model does.
+
+  At later steps, what such heads are trained with does not move the window.
+  """
+  module = eagle.make(WINDOW, rngs=nnx.Rngs(1))
+  state = jax.tree.map(lambda x: 12 * x, nnx.state(module, nnx.Param))
+  nnx.update(module, state)
+  features = RNG.standard_normal((1, LENGTH, 16)).astype(np.float32)
+  text = jnp.asarray(TOKENS[:1])
+
+  def first(module):
+    steps = unrolled.unroll(
+      module, text, jnp.asarray(features),
+      positions=jnp.asarray(POSITIONS[:1]), segments=jnp.asarray(SEGMENTS[:1]),
+      steps=1,
+    )  # fmt: skip
+    return np.asarray(next(steps)[0])
+
+  model, params = eagle.as_feature_model(module)
+  hidden = model.fuse(params, features)
+  logits, _, _ = model.apply(
+    params, text[:, 1:], hidden, model.init_cache(1, 9)
+  )
+  np.testing.assert_allclose(first(module), logits, rtol=1e-4, atol=1e-4)
+  whole = dataclasses.replace(WINDOW, layer=HEADS["two layers"].layer)
+  module.config = whole
+  assert np.abs(first(module) - logits)[0, 5].max() > 1e-3
