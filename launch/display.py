@@ -98,7 +98,7 @@ def show_summary(
 
   A lossy rule's distance from the target stands beside every speed-up.
   """
-  loss = loss_in_words(rule.lossless, summary["total_variation"])
+  loss = loss_in_words(rule.name, rule.lossless, summary["total_variation"])
   console.print(rich.text.Text(f"rule {rule.name}: {loss}"), soft_wrap=True)
   table = rich.table.Table(box=rich.box.SIMPLE)
   for name, justify in (

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from launch import terminal
-from specjax import metrics
+from specjax import metrics, rules
 
 # Where each is made of results by their files.
 TABLES = {
@@ -51,10 +51,21 @@ def plus_minus(value: float, standard_error: float, digits: int) -> str:
   return f"{value:.{digits}f} ± {side:.{digits}f}"
 
 
-def loss_in_words(lossless: bool, total_variation: float) -> str:
-  """How far from the target's law tokens were drawn: beside every speed-up."""
+def loss_in_words(
+  rule: str, lossless: bool, total_variation: float | None
+) -> str:
+  """Distance of the tokens' law from the target's: beside every speed-up.
+
+  Args:
+    rule: its name; of one that is not the library's the claim is its own.
+    lossless: whether it says that it is.
+    total_variation: the mean over tokens, or None if the rule does not say.
+  """
   if lossless:
-    return "lossless"
+    is_ours = rule.partition("(")[0] in rules.RULES
+    return "lossless" if is_ours else "lossless (declared)"
+  if total_variation is None:
+    return "lossy, distance not reported"
   return f"lossy, total variation {total_variation:.3f}"
 
 

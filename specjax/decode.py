@@ -136,8 +136,11 @@ class Decoder:
       )
     with jax.named_scope("commit"):
       emission = emission_lib.emit(state, draft, node, next_token, now.broken)
+      distance = emission_lib.distances(
+        verification, lossless=self.rule.lossless
+      )
       state = emission_lib.record(
-        state, draft, verification, emission, num_fed=now.num_fed
+        state, draft, verification, emission, distance, num_fed=now.num_fed
       )
       if self.with_log_probs:
         state = emission_lib.record_log_probs(
@@ -176,7 +179,7 @@ class Decoder:
       node=node,
       tokens=emission.tokens,
       num_emitted=emission.count,
-      total_variation=emission_lib.distances(verification),
+      total_variation=distance,
     )
     return state, info
 

@@ -161,10 +161,11 @@ def log_probs(logits: Array, emission: Emission) -> Array:
   return picked - jnp.take_along_axis(log_z, emission.path, axis=1)
 
 
-def distances(verification: Verification) -> Array:
-  """`Verification.total_variation`, zeros for a lossless rule."""
+def distances(verification: Verification, *, lossless: bool) -> Array:
+  """`Verification.total_variation`: 0 for a lossless rule, else NaN if None."""
   if verification.total_variation is None:
-    return jnp.zeros_like(verification.node_probs)
+    unknown = 0 if lossless else jnp.nan
+    return jnp.full_like(verification.node_probs, unknown)
   return verification.total_variation
 
 
@@ -173,10 +174,17 @@ def record(
   draft: Draft,
   verification: Verification,
   emission: Emission,
+  distance: Array,
   *,
   num_fed: Array | int,
 ) -> DecodeState:
-  """The state with the emitted tokens written and everything counted."""
+  """The state with the emitted tokens written and everything counted.
+
+  Args:
+    state, draft, verification, emission: of the round.
+    distance: from `distances`.
+    num_fed: tokens that the target's pass was wide.
+  """
   width = draft.tree.max_depth + 1
   length = state.length + emission.count
   active = ~state.done & emission.healthy
@@ -194,7 +202,7 @@ def record(
   drafted = num_drafted(draft)
   kept_one_hot = kept[:, None] == jnp.arange(width)
   # Emitted token i followed node i of the path.
-  distance = jnp.take_along_axis(distances(verification), emission.path, axis=1)
+  distance = jnp.take_along_axis(distance, emission.path, axis=1)
   distance = jnp.where(
     jnp.arange(width) < emission.count[:, None], distance, 0
   ).sum(1)

@@ -152,7 +152,7 @@ class Completion:
   num_drafted: int
   num_accepted: int
   expected_accepted: float
-  total_variation: float
+  total_variation: float | None
   accept_counts: list[int]
 
 
@@ -499,7 +499,7 @@ def completions(state: DecodeState, count: int) -> list[Completion]:
         num_drafted=int(c.num_drafted[row]),
         num_accepted=int(c.num_accepted[row]),
         expected_accepted=float(c.expected_accepted[row]),
-        total_variation=float(c.total_variation[row]),
+        total_variation=metrics.known(c.total_variation[row]),
         accept_counts=c.accept_counts[row].tolist(),
       )
     )
@@ -519,7 +519,7 @@ def unit_of(
     num_drafted=total("num_drafted"),
     num_accepted=total("num_accepted"),
     expected_accepted=total("expected_accepted"),
-    total_variation=total("total_variation"),
+    total_variation=metrics.sum_known(c.total_variation for c in completions),
     seconds=seconds,
     baseline_num_tokens=baseline and sum(len(c.token_ids) for c in baseline[0]),
     baseline_num_target_calls=baseline

@@ -8,7 +8,8 @@ few units too (`log_interval`, `share_interval`).
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -36,7 +37,7 @@ class Unit:
   num_drafted: int
   num_accepted: int
   expected_accepted: float
-  total_variation: float
+  total_variation: float | None
   seconds: float
   baseline_num_tokens: int | None = None
   baseline_num_target_calls: int | None = None
@@ -178,6 +179,19 @@ def _ratio(top: float, bottom: float) -> float | None:
   return float(top / bottom) if bottom else None
 
 
+def known(value: Any) -> float | None:
+  """A number, or None for what is not known (NaN)."""
+  return None if math.isnan(value) else float(value)
+
+
+def sum_known(values: Iterable[float | None]) -> float | None:
+  """The sum; None if any of them is not known."""
+  every = list(values)
+  return (
+    None if None in every else float(sum(v for v in every if v is not None))
+  )
+
+
 def summarize(units: Sequence[Unit], *, max_depth: float = math.inf) -> dict:
   """The report of a run.
 
@@ -190,12 +204,13 @@ def summarize(units: Sequence[Unit], *, max_depth: float = math.inf) -> dict:
     call, `acceptance_rate` accepted over drafted tokens,
     `expected_acceptance_rate` its Rao-Blackwellised twin, `total_variation` the
     mean over emitted tokens of the exact distance between a token's law and
-    the target's (0 for a lossless rule), rates are tokens per
-    second, `speedup` the ratio of the two rates; `_ci` are 95% intervals.
-    Entries that cannot be computed are None.
+    the target's (0 for a lossless rule), rates are tokens per second, `speedup`
+    the ratio of the two rates; `_ci` are 95% intervals. Entries that cannot be
+    computed are None, and so is a distance that the rule does not report.
   """
   total = lambda name: sum(getattr(u, name) for u in units)
   column = lambda name: [getattr(u, name) for u in units]
+  distance = sum_known(column("total_variation"))
   paired = all(u.baseline_seconds is not None for u in units)
   rate = _ratio(total("num_tokens"), total("seconds"))
   baseline = None
@@ -219,7 +234,9 @@ def summarize(units: Sequence[Unit], *, max_depth: float = math.inf) -> dict:
     "expected_acceptance_rate": _ratio(
       total("expected_accepted"), total("num_drafted")
     ),
-    "total_variation": _ratio(total("total_variation"), total("num_tokens")),
+    "total_variation": None
+    if distance is None
+    else _ratio(distance, total("num_tokens")),
     "seconds": total("seconds"),
     "tokens_per_second": rate,
     "baseline_num_tokens": total("baseline_num_tokens") if paired else None,

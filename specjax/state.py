@@ -60,7 +60,8 @@ class Counters:
     accept_counts: `i32[B, G + 1]`, how many steps emitted 0, 1, .., G drafted
       tokens.
     total_variation: `f32[B]`, summed over emitted tokens: the distance of each
-      token's law from the target's (`Verification.total_variation`); 0 for
+      token's law from the target's (`Verification.total_variation`); NaN if
+      the rule is lossy and does not say, 0 for
       lossless rules.
     rank_offered: `f32[B, C]`, expected number of nodes the walk came to that
       have a child of rank 0, .., C - 1 (the order siblings were drawn in).
@@ -181,7 +182,8 @@ class StepInfo:
     node: `i32[B]`, the node drawn from it.
     tokens: `i32[B, G + 1]`, the emitted tokens.
     num_emitted: `i32[B]`, how many of them count.
-    total_variation: `f32[B, N + 1]`, see `Verification`; 0 for lossless rules.
+    total_variation: `f32[B, N + 1]`, see `Verification`; 0 for lossless
+      rules, and NaN where a lossy one does not say.
   """
 
   draft: Draft

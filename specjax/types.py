@@ -286,9 +286,10 @@ class Verification:
     next_log_probs: `i32[B] -> f32[B, V]`, the law of the token after node n,
       given that node n is the deepest accepted one. For a node of probability
       0 any law will do, but no NaN.
-    total_variation: `f32[B, N + 1]`, or None for a lossless rule: the exact
-      total variation between the law of the token that follows node n, over
-      drafts and coins, given that the walk came to n, and the target's law.
+    total_variation: `f32[B, N + 1]`, or None for a lossless rule and one that
+      does not report it: the exact total variation between the law of the
+      token that follows node n, over drafts and coins, given that the walk came
+      to n, and the target's law.
   """
 
   node_probs: Array

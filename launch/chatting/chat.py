@@ -12,7 +12,7 @@ from launch.chatting.talk import Reading, Talk
 from launch.chatting.turns import Conversation
 from launch.tables import loss_in_words
 from models import chat as templates
-from specjax import drawing
+from specjax import drawing, metrics
 from specjax.state import StopReason
 from specjax.warp import make_sampling
 
@@ -40,7 +40,7 @@ class Answer:
   num_target_calls: int
   num_drafted: int
   num_accepted: int
-  total_variation: float
+  total_variation: float | None
 
   @property
   def tokens_per_second(self) -> float:
@@ -153,7 +153,7 @@ class Chat:
       num_target_calls=int(counters.num_target_calls[0]),
       num_drafted=int(counters.num_drafted[0]),
       num_accepted=int(counters.num_accepted[0]),
-      total_variation=float(counters.total_variation[0]),
+      total_variation=metrics.known(counters.total_variation[0]),
     )
     self._screen.note(self._speed(self.last))
     self._say_why_it_ended(StopReason(int(reason[0])))
@@ -194,8 +194,11 @@ class Chat:
     if self._plain_rate is None or self._measured is not last:
       return "speed-up unknown (/stats measures it)"
     speedup = last.tokens_per_second / self._plain_rate
+    away = last.total_variation
     loss = loss_in_words(
-      rule.lossless, last.total_variation / max(last.num_tokens, 1)
+      rule.name,
+      rule.lossless,
+      None if away is None else away / max(last.num_tokens, 1),
     )
     return f"speed-up {speedup:.2f}, {loss}"
 

@@ -22,6 +22,7 @@ from launch.evaluation.systems import HF, PLAIN, System
 from launch.pair import Pair
 from models.tokenizers import Tokenizer
 from specjax import engine as engine_lib
+from specjax import metrics
 from specjax.engine import Batch, Engine
 
 
@@ -296,7 +297,7 @@ def _decoded(
     }
     if one.ladder
     else None,
-    "total_variation": sum(c.total_variation for c in done),
+    "total_variation": metrics.sum_known(c.total_variation for c in done),
     "broken": [c.stop_reason == "nan_logits" for c in done],
   }, [c.token_ids for c in done]
 

@@ -56,9 +56,11 @@ def _with_interval(row: Mapping, name: str, form: str = ".2f") -> str:
 def _loss(result: Mapping, row: Mapping) -> str:
   """What a speed-up costs, where our rule is known to be lossy or not."""
   system = result["systems"][row["system"]]
-  if system["lossless"] is None or row["total_variation"] is None:
+  if system["lossless"] is None:
     return ""
-  return ", " + tables.loss_in_words(system["lossless"], row["total_variation"])
+  return ", " + tables.loss_in_words(
+    system["rule"], system["lossless"], row["total_variation"]
+  )
 
 
 def _rows(result: Mapping, *levels: str) -> list[dict]:

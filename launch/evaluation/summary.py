@@ -99,7 +99,9 @@ def unit_of(record: dict, system: str) -> metrics.Unit:
     num_drafted=total("drafted"),
     num_accepted=total("accepted"),
     expected_accepted=0.0,
-    total_variation=sum(e.found["total_variation"] or 0 for e in every),
+    total_variation=metrics.sum_known(
+      e.found["total_variation"] for e in every
+    ),
     seconds=sum(e.found["seconds"] for e in every),
     baseline_num_tokens=sum(sum(e.plain["tokens"]) for e in every),
     baseline_num_target_calls=sum(sum(e.plain["calls"]) for e in every),
@@ -159,9 +161,7 @@ def _row(records: Sequence[dict], system: str, cost: dict | None) -> dict:
     "predicted_speedup": predicted_speedup(every, cost),
     "time_to_first_token": statistics.fmean(first),
     "seconds_per_token": _seconds_per_token(every),
-    "total_variation": None
-    if any(e.found["total_variation"] is None for e in every)
-    else of_units["total_variation"],
+    "total_variation": of_units["total_variation"],
     **{
       f"identical_to_{other}": _share(every, f"identical_to_{other}")
       for other in (PLAIN, HF)

@@ -27,7 +27,9 @@ def table(results: dict[str, dict]) -> str:
           f"{score['tokens_per_target_call']:.2f}{interval}",
           f"{score['exact_match']:.3f}",
           f"{score['chrf']:.1f}",
-          f"{run['total_variation']:.3f}",
+          "–"
+          if run["total_variation"] is None
+          else f"{run['total_variation']:.3f}",
         ]
       )
   return tables.table(head, rows)

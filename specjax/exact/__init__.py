@@ -2,7 +2,8 @@
 
 `block_law` sums a rule over every draft of a tree, from laws that are given as
 functions; `round_law` sums a decoder's own round, its drafting code included;
-`check_drafter` asks whether a drafter says the truth.
+`check_drafter` asks whether a drafter says the truth, `check_rule` whether a
+rule does.
 """
 
 from specjax.exact.drafters import DrafterCheck, check_drafter
@@ -14,14 +15,17 @@ from specjax.exact.enumeration import (
   target_block_law,
 )
 from specjax.exact.rounds import Drafts, drafts, round_law
+from specjax.exact.rules import RuleCheck, check_rule
 
 __all__ = [
   "BlockLaw",
   "ContextLaw",
   "DrafterCheck",
   "Drafts",
+  "RuleCheck",
   "block_law",
   "check_drafter",
+  "check_rule",
   "drafts",
   "expected_rejections",
   "round_law",

@@ -38,7 +38,7 @@ class BlockLaw:
       one that a drafted node was rejected for, and not with a bonus.
     total_variation: the distance of the first token's law from the target's.
     reported_total_variation: that distance as the rule reports it, the mean
-      over drafts; 0 for a lossless rule.
+      over drafts; None if it reports none.
   """
 
   output: np.ndarray
@@ -47,7 +47,7 @@ class BlockLaw:
   accepted_at_least: np.ndarray
   expected_rejections: float
   total_variation: float
-  reported_total_variation: float
+  reported_total_variation: float | None
 
 
 def target_block_law(
@@ -139,9 +139,9 @@ def block_law(
     tokens=jnp.asarray(tokens),
     log_probs=drawn_from,
   )
-  node_probs, next_laws, distance = (
-    np.asarray(x, np.float64)
-    for x in _evaluate(rule, batch, jnp.asarray(log_target, dtype))
+  node_probs, next_laws, distance = jax.tree.map(
+    lambda x: np.asarray(x, np.float64),
+    _evaluate(rule, batch, jnp.asarray(log_target, dtype)),
   )
   fixed = fixed_topology(tree)
   whole = lambda x: np.broadcast_to(x, (len(tokens), *x.shape[1:]))
@@ -213,7 +213,7 @@ def block_law_of(
     accepted_at_least=at_least,
     expected_rejections=float(rejections),
     total_variation=float(np.abs(first - target[0]).sum() / 2),
-    reported_total_variation=0.0
+    reported_total_variation=None
     if distance is None
     else float(probs @ np.asarray(distance)[:, 0]),
   )
@@ -269,7 +269,7 @@ def _evaluate(rule, draft, target_log_probs):
   """Node probabilities, next-token laws and distances of all drafts.
 
   Returns:
-    `[R, N + 1]`, `[N + 1, R, V]`, `[R, N + 1]`.
+    `[R, N + 1]`, `[N + 1, R, V]`, and `[R, N + 1]` or None.
   """
   verification = rule.verify(draft, target_log_probs)
   rows = draft.tokens.shape[0]
@@ -277,10 +277,7 @@ def _evaluate(rule, draft, target_log_probs):
     lambda node: verification.next_log_probs(jnp.full((rows,), node)),
     jnp.arange(draft.tree.num_nodes),
   )
-  distance = verification.total_variation
-  if distance is None:
-    distance = jnp.zeros_like(verification.node_probs)
-  return verification.node_probs, jnp.exp(after), distance
+  return verification.node_probs, jnp.exp(after), verification.total_variation
 
 
 _laws_of_tokens = jax.jit(laws_of_tokens, static_argnums=(0, 1))

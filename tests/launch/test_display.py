@@ -1,5 +1,6 @@
 """What `launch.decode` shows of completions and summaries."""
 
+import dataclasses
 import io
 
 import rich.console
@@ -59,7 +60,8 @@ def test_a_sample_has_its_number_and_ends_before_its_stop_string():
 def summary_of(total_variation):
   unit = metrics.Unit(
     num_tokens=16, num_target_calls=4, num_drafted=20, num_accepted=12,
-    expected_accepted=11.5, total_variation=16 * total_variation, seconds=1.0,
+    expected_accepted=11.5, seconds=1.0,
+    total_variation=None if total_variation is None else 16 * total_variation,
     baseline_num_tokens=16, baseline_num_target_calls=16, baseline_seconds=2.0,
   )  # fmt: skip
   return metrics.summarize([unit, unit])
@@ -74,6 +76,17 @@ def test_a_lossy_run_says_so_beside_its_speedup():
   )
   assert last.startswith("speed-up 2.00 (95% interval ")
   assert last.endswith(", paired), lossy, total variation 0.125")
+
+
+def test_what_a_rule_of_ones_own_says_is_its_own_word():
+  """It is no 0 where nothing was reported, and no proof where it declares."""
+  rule = dataclasses.replace(rules.get("token"), name="mine")
+  text = shown(display.show_summary, summary_of(0.0), rule)
+  assert text.startswith("rule mine: lossless (declared)")
+  lossy = dataclasses.replace(rule, lossless=False)
+  text = shown(display.show_summary, summary_of(None), lossy)
+  assert text.startswith("rule mine: lossy, distance not reported")
+  assert "0.000" not in text
 
 
 def test_a_lossless_run_names_its_rule():

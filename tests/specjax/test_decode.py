@@ -1,5 +1,6 @@
 """The loop draws from the laws that it reports, and greedy is an argmax."""
 
+import dataclasses
 import functools
 
 import compiling
@@ -239,3 +240,19 @@ def test_expected_acceptance_agrees_with_realised_acceptance(drafter):
   c = jax.jit(decoder.generate)(PARAMS, init(jax.random.key(1))).counters
   gap = np.asarray(c.num_accepted) - np.asarray(c.expected_accepted)
   assert abs(gap.mean()) < 5 * gap.std() / np.sqrt(runs)
+
+
+def test_a_lossy_rule_that_reports_no_distance_is_not_said_to_have_none():
+  typical = specjax.rules.get("typical")
+
+  def verify(draft, target):
+    found = typical.verify(draft, target)
+    return dataclasses.replace(found, total_variation=None)
+
+  for rule, known in ((typical, True), ("token", True), (None, False)):
+    rule = rule or dataclasses.replace(typical, verify=verify, name="silent")
+    decoder = make("model", rule)
+    state = decode(decoder, start(decoder))
+    found = np.asarray(state.counters.total_variation)
+    assert np.isfinite(found).all() == known
+    assert (found == 0).all() == (rule == "token")

@@ -87,7 +87,7 @@ def compare(config, engines, scorer, prompt, number: int, *, room: int) -> dict:
       "scores": scorer(prompt.token_ids, [c.token_ids for c in found]).tolist(),
       "tokens": sum(len(c.token_ids) for c in found),
       "rejections": sum(c.origins.count(Origin.RESIDUAL) for c in found),
-      "total_variation": sum(c.total_variation for c in found),
+      "total_variation": metrics.sum_known(c.total_variation for c in found),
     }
   return record
 

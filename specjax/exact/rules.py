@@ -1,0 +1,173 @@
+"""Is a rule what it says, whatever laws it is given?
+
+A rule that claims to be lossless is summed over every draft of small trees, of
+models that depend on the whole text, with the laws that break rules: zeros,
+supports that do not meet, certain tokens, a draft that is the target. One that
+does not claim it must report the distance that it really keeps.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+
+from specjax import siblings as siblings_lib
+from specjax.exact.enumeration import (
+  BlockLaw,
+  ContextLaw,
+  block_law,
+  target_block_law,
+)
+from specjax.siblings import Siblings
+from specjax.tree import Tree, chain, k_ary, paths
+from specjax.types import Rule
+
+_VOCAB = 3
+_TREES = (
+  chain(1),
+  chain(2),
+  k_ary(2),
+  Tree((-1, 0, 0, 0)),
+  Tree((-1, 0, 0, 1)),
+  paths(2, 2),
+)
+_TOLERANCE = 1e-9
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RuleCheck:
+  """What was checked of a rule that passed.
+
+  Attributes:
+    num_cases: trees, siblings and laws that were summed.
+    error: of a lossless rule the largest error of the joint law of the next
+      tokens; of another of the distances that it reports.
+    total_variation: the largest distance of the first token's law from the
+      target's.
+    reports: whether it reports such distances.
+  """
+
+  num_cases: int
+  error: float
+  total_variation: float
+  reports: bool
+
+
+def check_rule(rule: Rule) -> RuleCheck:
+  """Holds a rule against what it claims.
+
+  - Whatever it is given, the probabilities of its nodes are a law, and so is
+    that of the next token after every node that it may end at.
+  - If it is `lossless`, the joint law of the next tokens is the target's, on
+    every tree and all siblings that its `check` lets pass.
+  - If it is not, what it reports of the first token is the exact distance, on
+    chains of one token. A rule that reports none passes.
+
+  Args:
+    rule: the rule; siblings with noise cannot be enumerated.
+
+  Returns:
+    What was checked.
+
+  Raises:
+    ValueError: if the rule does not pass, saying for which tree, siblings and
+      laws; if it takes none of the trees.
+  """
+  error, away, cases, reports = 0.0, 0.0, 0, False
+  with jax.enable_x64(True):  # type: ignore[attr-defined]
+    for tree, siblings in _forms(rule):
+      for name, draft, target in _laws():
+        where = (
+          f"rule {rule.name!r} on parents {tree.parents}, siblings "
+          f"{siblings.name!r}, laws {name!r}"
+        )
+        law = block_law(rule, tree, draft, target, siblings=siblings)
+        _check_outcome(law, where)
+        cases += 1
+        away = max(away, law.total_variation)
+        said = law.reported_total_variation
+        reports |= said is not None
+        if rule.lossless:
+          expected = target_block_law(target, length=tree.max_depth + 1)
+          found = float(np.abs(law.output - expected).max())
+          claim = "lossless, and the law of what it emits is off by"
+        elif said is not None and tree == chain(1):
+          found = abs(said - law.total_variation)
+          claim = f"said to be {said:.3g} from the target, which is off by"
+        else:
+          continue
+        error = max(error, found)
+        if not found <= _TOLERANCE:
+          raise ValueError(f"{where}: {claim} {found:.3g}")
+  if not cases:
+    raise ValueError(
+      f"rule {rule.name!r} takes none of the trees "
+      f"{[t.parents for t in _TREES]} with siblings that can be enumerated: "
+      "nothing was checked"
+    )
+  return RuleCheck(
+    num_cases=cases, error=error, total_variation=away, reports=reports
+  )
+
+
+def _forms(rule: Rule) -> Iterator[tuple[Tree, Siblings]]:
+  """Trees and siblings that the rule takes, each once."""
+  for tree in _TREES:
+    for siblings in siblings_lib.SIBLINGS.values():
+      most = siblings.max_children or _VOCAB
+      if siblings.with_noise or tree.max_children > most:
+        continue
+      try:
+        rule.check(tree, siblings)
+      except ValueError:
+        continue
+      yield tree, siblings
+
+
+def _laws() -> Iterator[tuple[str, ContextLaw, ContextLaw]]:
+  """Draft and target, by what is hard about them."""
+  of_text = lambda text: np.random.default_rng([7, *text])
+
+  def draw(text, other):
+    law = of_text((*text, other)).dirichlet(np.ones(_VOCAB))
+    return law / law.sum()
+
+  def without(text, token, other):
+    law = draw(text, other)
+    law[(token + sum(text)) % _VOCAB] = 0
+    return law / law.sum()
+
+  def rare(text, other):
+    law = draw(text, other) * [1, 1e-9, 1e-12]
+    return law / law.sum()
+
+  point = lambda text, other: np.eye(_VOCAB)[(3 * text[-1] + other) % _VOCAB]
+  draft, target = (lambda text: draw(text, 0)), (lambda text: draw(text, 1))
+  yield "random", draft, target
+  yield "equal", target, target
+  yield (
+    "zeros", lambda text: without(text, 0, 0), lambda text: without(text, 1, 1)
+  )  # fmt: skip
+  yield "a certain draft", lambda text: point(text, 0), target
+  yield "a certain target", draft, lambda text: point(text, 1)
+  yield (
+    "supports that do not meet",
+    lambda text: point(text, 0),
+    lambda text: (1 - point(text, 0)) / (_VOCAB - 1),
+  )
+  yield "nearly none", lambda text: rare(text, 0), target
+
+
+def _check_outcome(law: BlockLaw, where: str) -> None:
+  """Raises ValueError unless what may happen has probability one."""
+  emitted = [np.asarray(mass) for mass in law.emitted]
+  if not all(np.isfinite(mass).all() for mass in emitted):
+    raise ValueError(f"{where}: its laws are no numbers")
+  least = min(mass.min() for mass in emitted)
+  total = sum(mass.sum() for mass in emitted)
+  if least < -_TOLERANCE or abs(total - 1) > _TOLERANCE:
+    raise ValueError(
+      f"{where}: what a round emits has probability {total:.6g} in all, and "
+      f"{least:.3g} at least"
+    )

@@ -1,0 +1,95 @@
+"""`check_rule`: every rule here is what it says, and liars are not."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import pytest
+
+from specjax import exact, rules
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+NOISY = {name for name, rule in rules.RULES.items() if rule.with_noise}
+_FAST = ("token", "match", "typical", "decoding_uno")
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    n if n in _FAST else pytest.param(n, marks=pytest.mark.heavy)
+    for n in sorted(set(rules.RULES) - NOISY)
+  ],
+)
+def test_a_rule_is_what_it_says(name):
+  rule = rules.get(name)
+  found = exact.check_rule(rule)
+  assert found.num_cases >= 7
+  assert found.error < 1e-9
+  assert found.reports == (not rule.lossless)
+  assert (found.total_variation < 1e-9) == rule.lossless
+
+
+def broken(name, **changes):
+  """A rule whose verification is changed: `Verification -> changes`."""
+  rule = rules.get(name)
+
+  def verify(draft, target):
+    found = rule.verify(draft, target)
+    new = {key: change(found, target) for key, change in changes.items()}
+    return dataclasses.replace(found, **new)
+
+  return dataclasses.replace(rule, verify=verify)
+
+
+@pytest.mark.parametrize(
+  ("rule", "words"),
+  [
+    (
+      dataclasses.replace(rules.get("typical"), lossless=True),
+      "lossless, and the law of what it emits is off by",
+    ),
+    (
+      broken(
+        "token",
+        next_log_probs=lambda found, target: lambda node: target[:, 0],
+      ),
+      "lossless, and the law",
+    ),
+    (
+      broken("token", node_probs=lambda found, target: found.node_probs * 0.9),
+      "has probability 0.9 in all",
+    ),
+    (
+      broken(
+        "token", node_probs=lambda found, target: found.node_probs * jnp.nan
+      ),
+      "are no numbers",
+    ),
+    (
+      broken(
+        "typical",
+        total_variation=lambda found, target: found.total_variation / 2,
+      ),
+      "from the target, which is off by",
+    ),
+  ],
+  ids=["claims", "residual", "lost mass", "nan", "reports"],
+)
+def test_a_rule_that_lies_is_caught(rule, words):
+  with pytest.raises(ValueError, match=words):
+    exact.check_rule(rule)
+
+
+def test_a_rule_that_reports_nothing_is_known_as_one():
+  silent = broken("typical", total_variation=lambda found, target: None)
+  found = exact.check_rule(silent)
+  assert not found.reports
+  assert found.total_variation > 0.01
+
+
+def test_a_rule_that_takes_no_tree_is_not_checked():
+  def refuse(tree, siblings):
+    raise ValueError("none")
+
+  with pytest.raises(ValueError, match="nothing was checked"):
+    exact.check_rule(dataclasses.replace(rules.get("token"), check=refuse))
