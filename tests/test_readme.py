@@ -3,8 +3,6 @@
 import pathlib
 import re
 
-import pytest
-
 from launch import benchmark_page, tables
 
 README = pathlib.Path("README.md").read_text("utf-8")
