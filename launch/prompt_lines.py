@@ -193,13 +193,17 @@ def _conversation(
 
 # A number's type, its test, and the test in words. Programs have 32 bits.
 _Test = tuple[type, Callable[[Any], bool], str]
-_MOST_SAMPLES = 10_000
+_MOST, _MOST_SAMPLES = 2**31 - 1, 10_000
 _NUMBERS: dict[str, _Test] = {
   "temperature": (float, lambda x: 0 <= x, "a number >= 0"),
-  "top_k": (int, lambda x: 0 <= x < 2**31, "a whole number >= 0"),
+  "top_k": (int, lambda x: 0 <= x <= _MOST, f"a whole number in 0..{_MOST}"),
   "top_p": (float, lambda x: 0 < x <= 1, "a number in (0, 1]"),
   "min_p": (float, lambda x: 0 <= x <= 1, "a number in [0, 1]"),
-  "max_new_tokens": (int, lambda x: 1 <= x < 2**31, "a whole number >= 1"),
+  "max_new_tokens": (
+    int,
+    lambda x: 1 <= x <= _MOST,
+    f"a whole number in 1..{_MOST}",
+  ),
   "seed": (int, lambda x: 0 <= x < 2**32, f"in 0..{2**32 - 1}"),
   "num_samples": (
     int,

@@ -396,6 +396,7 @@ class Decoder:
     *,
     max_new_tokens: Array | int,
     sampling: Sampling | None = None,
+    ignore_stop: Array | bool = False,
     inputs: Any = None,
   ) -> DecodeState:
     """Gives a row of a running state another prompt; whatever it was is gone.
@@ -414,6 +415,7 @@ class Decoder:
       max_new_tokens: tokens to emit at most.
       sampling: the warp of one row, with the same truncations as the state's;
         by default temperature 1 and no truncation.
+      ignore_stop: whether the row goes on after a stop token, to its budget.
       inputs: as `init`'s, of one row.
 
     Returns:
@@ -442,7 +444,11 @@ class Decoder:
       ),
       with_log_probs=self.with_log_probs,
     )  # fmt: skip
-    fresh = dataclasses.replace(fresh, num_steps=state.num_steps)
+    fresh = dataclasses.replace(
+      fresh,
+      ignores_stop=jnp.asarray(ignore_stop, bool).reshape(1),
+      num_steps=state.num_steps,
+    )
     return rows.put(self.row_axes(state), state, row, fresh)
 
   def extend(

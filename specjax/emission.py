@@ -95,7 +95,8 @@ def _of_node(per_node: np.ndarray | Array, node: Array) -> Array:
 
 
 def _is_stop(state: DecodeState, tokens: Array) -> Array:
-  return jnp.any(tokens[..., None] == state.stop_tokens, axis=-1)
+  found = jnp.any(tokens[..., None] == state.stop_tokens, axis=-1)
+  return found & ~state.ignores_stop[:, None]
 
 
 def num_drafted(draft: Draft) -> int | Array:

@@ -117,6 +117,7 @@ class MeshDecoder:
     *,
     max_new_tokens: Array | int,
     sampling: Sampling | None = None,
+    ignore_stop: Array | bool = False,
     inputs: Any = None,
   ) -> DecodeState:
     """As `Decoder.admit`; every group reads the prompt, one keeps it."""
@@ -127,18 +128,19 @@ class MeshDecoder:
     share = len(state.length) // self.mesh.shape[self.row_axis]
 
     def local(
-      params, state, row, prompt, length, key, budget, sampling, inputs
+      params, state, row, prompt, length, key, budget, sampling, ignore, inputs
     ):
       first = lax.axis_index(self.row_axis) * share
       return self.decoder.admit(
         params, state, row - first, prompt, length, key, max_new_tokens=budget,
-        sampling=sampling, inputs=inputs,
+        sampling=sampling, ignore_stop=ignore, inputs=inputs,
       )  # fmt: skip
 
     return self._run(
       local, params, state, jnp.asarray(row, jnp.int32), jnp.asarray(prompt),
       jnp.asarray(length, jnp.int32), rng_key,
-      jnp.asarray(max_new_tokens, jnp.int32), sampling, inputs,
+      jnp.asarray(max_new_tokens, jnp.int32), sampling,
+      jnp.asarray(ignore_stop, bool), inputs,
     )  # fmt: skip
 
   def extend(

@@ -76,6 +76,7 @@ def begin(
     max_depth=jnp.full((count,), tree.max_depth, jnp.int32),
     stop_reason=jnp.zeros((count,), jnp.int32),
     stop_tokens=own(stop_tokens),
+    ignores_stop=jnp.zeros((count,), bool),
     keys=own(rng_key),
     sampling=own(sampling),
     target_cache=cache,

@@ -115,6 +115,7 @@ class DecodeState:
     max_depth: `i32[B]`, see `Context`; G at first, and the host may set it.
     stop_reason: `i32[B]`, a `StopReason`.
     stop_tokens: `i32[n]`, token ids that end a row.
+    ignores_stop: `bool[B]`, rows that they do not end.
     keys: `key[B]`, one stream per row.
     sampling: the warp.
     target_cache: holds all committed tokens but the newest.
@@ -132,6 +133,7 @@ class DecodeState:
   max_depth: Array
   stop_reason: Array
   stop_tokens: Array
+  ignores_stop: Array
   keys: Array
   sampling: Sampling
   target_cache: Cache

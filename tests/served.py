@@ -220,7 +220,8 @@ def http_service(
     defaults=asking.Defaults(
       **dict(
         model="toy", temperature=0.0, top_k=0, top_p=1.0, min_p=0.0,
-        max_new_tokens=32, longest_prompt=slots.widths[-1],
+        vocab_size=tokenizer().vocab_size, max_new_tokens=32,
+        longest_prompt=slots.widths[-1],
         max_length=slots.max_length, most=16,
       ) | (defaults or {}),
     ),
@@ -246,7 +247,7 @@ def http_service(
     assert not thread.is_alive()
 
 
-def expected_tokens(prompt, *, stream=0, **settings):
+def expected_tokens(prompt, *, stream=0, stop_tokens=None, **settings):
   """The tokens that `generate` makes of what a request says."""
   decoder, params = text_decoder()
   if isinstance(prompt, str):
@@ -260,7 +261,7 @@ def expected_tokens(prompt, *, stream=0, **settings):
   )
   return alone(
     decoder, asked, params, width=64, max_length=160,
-    stop=(tokenizer().eos_token_id,),
+    stop=(tokenizer().eos_token_id,) if stop_tokens is None else stop_tokens,
   )  # fmt: skip
 
 

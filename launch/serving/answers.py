@@ -200,7 +200,10 @@ class Answer:
     else:
       one["text"] = piece
     self._begun.add(index)
-    return self._object([one], chunk=True)
+    chunk = self._object([one], chunk=True)
+    if self._ask.usage_so_far:
+      chunk["usage"] = self._usage()
+    return chunk
 
   def usage_chunk(self) -> dict[str, Any]:
     """The last chunk, of no choice."""

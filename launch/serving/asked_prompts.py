@@ -8,8 +8,10 @@ from models import chat
 from models.tokenizers import Tokenizer
 
 
-def completions(value: Any, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
-  """A text, ids, or a list of either."""
+def completions(
+  value: Any, tokenizer: Tokenizer, vocab_size: int
+) -> list[tuple[int, ...]]:
+  """A text, ids below the vocabulary's size, or a list of either."""
   is_id = lambda x: isinstance(x, int) and not isinstance(x, bool)
   if isinstance(value, str):
     value = [value]
@@ -24,11 +26,10 @@ def completions(value: Any, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
     if isinstance(one, str):
       found.append(_encoded(lambda one=one: tokenizer.encode(one), "prompt"))
     elif isinstance(one, list) and all(map(is_id, one)):
-      wrong = [x for x in one if not 0 <= x < tokenizer.vocab_size]
+      wrong = [x for x in one if not 0 <= x < vocab_size]
       if wrong:
         raise RefusalError(
-          f"token ids must be in 0..{tokenizer.vocab_size - 1}, got "
-          f"{str(wrong[0])[:20]}",
+          f"token ids must be in 0..{vocab_size - 1}, got {str(wrong[0])[:20]}",
           param="prompt",
         )
       found.append(tuple(one))

@@ -20,6 +20,7 @@ class Defaults:
   Attributes:
     model: its name.
     temperature, top_k, top_p, min_p: the warp.
+    vocab_size: one more than the largest id of a prompt.
     max_new_tokens: of a chat's answer; a completion has 16, as OpenAI's.
     longest_prompt: tokens of it.
     max_length: tokens of prompt and completion together.
@@ -34,6 +35,7 @@ class Defaults:
   top_k: int
   top_p: float
   min_p: float
+  vocab_size: int
   max_new_tokens: int
   longest_prompt: int
   max_length: int
@@ -55,10 +57,12 @@ class Ask:
     is_seeded: whether the client gave it.
     temperature, top_k, top_p, min_p: the warp.
     stop: texts before the first of which a completion ends.
+    ignore_eos: whether the model's own end of a text ends none.
     log_probs: whether they are wanted.
     origins: whether the origin of every token is.
     stream: whether chunks are.
-    usage: whether the last of them counts tokens.
+    usage: whether one more, the last of them, counts tokens.
+    usage_so_far: whether every other one does.
     objective: seconds a token that it may take, or None.
   """
 
@@ -73,10 +77,12 @@ class Ask:
   top_p: float
   min_p: float
   stop: tuple[str, ...]
+  ignore_eos: bool
   log_probs: bool
   origins: bool
   stream: bool
   usage: bool
+  usage_so_far: bool
   objective: float | None
 
 
@@ -120,14 +126,16 @@ def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
       param="model",
       code="model_not_found",
     )
-  count = _number(record, "n", "num_samples") or 1
+  count = _count(record, defaults)
   listed = record.get("prompt")
   if isinstance(listed, list) and not all(type(x) is int for x in listed):
     _check_count(count * len(listed), defaults)  # before they are read
   if is_chat:
     prompts = [asked_prompts.conversation(record, tokenizer)]
   else:
-    prompts = asked_prompts.completions(record.get("prompt"), tokenizer)
+    prompts = asked_prompts.completions(
+      record.get("prompt"), tokenizer, defaults.vocab_size
+    )
   for prompt in prompts:
     _check_prompt(prompt, "messages" if is_chat else "prompt", defaults)
   _check_count(count * len(prompts), defaults)
@@ -156,16 +164,29 @@ def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
     is_seeded=seed is not None,
     **warp,
     stop=stop,
+    ignore_eos=_flag(record, "ignore_eos"),
     log_probs=_log_probs(record, is_chat),
     origins=_flag(record, "token_origins"),
     stream=_flag(record, "stream"),
-    usage=_usage(record),
+    **_usage(record),
     objective=_objective(record, defaults),
   )
 
 
 # Every stop text is looked for at every token, while others wait.
 _MOST_STOPS, _LONGEST_STOP = 16, 256
+
+
+def _count(record: dict, defaults: Defaults) -> int:
+  """Choices of each prompt."""
+  count = record.get("n", 1)
+  if type(count) is not int or count < 1:
+    raise RefusalError(
+      f"n must be a whole number in 1..{defaults.most}, got "
+      f"{json.dumps(count)[:40]}",
+      param="n",
+    )
+  return count
 
 
 def _check_count(count: int, defaults: Defaults) -> None:
@@ -184,30 +205,31 @@ def _flag(record: dict, name: str) -> bool:
   return value
 
 
-def _usage(record: dict) -> bool:
-  """Whether a stream ends with a count of its tokens."""
+def _usage(record: dict) -> dict[str, bool]:
+  """Where a stream counts its tokens."""
   options = record.get("stream_options", {})
   if "stream_options" in record and not _flag(record, "stream"):
     raise RefusalError(
       "stream_options are of streams: stream must be true",
       param="stream_options",
     )
+  both = {"include_usage": "usage", "continuous_usage_stats": "usage_so_far"}
   # Chunks are never padded, which OpenAI's are unless this says so.
   neutral = {"include_obfuscation": (False, None)}
   if not isinstance(options, dict) or any(
-    name != "include_usage" and value not in neutral.get(name, ())
+    name not in both and value not in neutral.get(name, ())
     for name, value in options.items()
   ):
     raise RefusalError(
-      "stream_options may hold include_usage alone", param="stream_options"
+      f"stream_options may hold {' and '.join(both)} alone",
+      param="stream_options",
     )
-  usage = options.get("include_usage")
-  if not isinstance(usage, bool | None):
-    raise RefusalError(
-      "include_usage must be true or false",
-      param="stream_options.include_usage",
-    )
-  return bool(usage)
+  for name in both:
+    if not isinstance(options.get(name), bool | None):
+      raise RefusalError(
+        f"{name} must be true or false", param=f"stream_options.{name}"
+      )
+  return {ours: bool(options.get(name)) for name, ours in both.items()}
 
 
 def _number(record: dict, name: str, like: str | None = None) -> Any:
@@ -296,15 +318,16 @@ def _budget(record, prompt, is_chat: bool, defaults: Defaults) -> int:
   if len(given) > 1:
     raise RefusalError(f"give one of {' and '.join(both)}", param=both[0])
   for name in given:
-    budget = _number(record, name, "max_new_tokens")
-    if budget > room:
-      raise RefusalError(
-        f"the prompt has {len(prompt)} tokens and {name} is {budget}, and "
-        f"together they may be {defaults.max_length}",
-        param=name,
-        code="context_length_exceeded",
-      )
-    return budget
+    budget = record[name]
+    if type(budget) is not int or budget <= room:
+      return _number(record, name, "max_new_tokens")
+    raise _too_long(
+      f"you requested {str(len(prompt) + budget)[:40]} tokens "
+      f"({len(prompt)} in the {'messages' if is_chat else 'prompt'}, "
+      f"{str(budget)[:40]} in the completion)",
+      defaults,
+      name,
+    )
   usual = defaults.max_new_tokens if is_chat else _COMPLETION_TOKENS
   return min(usual, room)
 
@@ -313,9 +336,19 @@ def _check_prompt(prompt, name: str, defaults: Defaults) -> None:
   if not prompt:
     raise RefusalError("the prompt is empty", param=name)
   if len(prompt) > defaults.longest_prompt:
-    raise RefusalError(
-      f"the prompt has {len(prompt)} tokens, and may have "
+    raise _too_long(
+      f"your {name} resulted in {len(prompt)} tokens, of which there may be "
       f"{defaults.longest_prompt}",
-      param=name,
-      code="context_length_exceeded",
+      defaults,
+      name,
     )
+
+
+def _too_long(what: str, defaults: Defaults, name: str) -> RefusalError:
+  """In OpenAI's words, which clients look for: they send less then."""
+  return RefusalError(
+    f"This model's maximum context length is {defaults.max_length} tokens. "
+    f"However, {what}. Please reduce the length.",
+    param=name,
+    code="context_length_exceeded",
+  )

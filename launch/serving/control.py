@@ -19,6 +19,7 @@ class Asked:
     seed, stream: it draws from `fold_in(key(seed), stream)`, both `u32`.
     max_new_tokens: at least 1.
     temperature, top_k, top_p, min_p: the warp, see `specjax.types.Sampling`.
+    ignore_stop: whether it goes on after a stop token, to its budget.
   """
 
   token_ids: tuple[int, ...]
@@ -29,12 +30,14 @@ class Asked:
   top_k: int = 0
   top_p: float = 1.0
   min_p: float = 0.0
+  ignore_stop: bool = False
 
   def numbers(self) -> np.ndarray:
-    """All but the tokens as `i32[8]`; floats and `u32` as their bits."""
+    """All but the tokens as `i32[9]`; floats and `u32` as their bits."""
     return np.concatenate(
       [
         np.array([len(self.token_ids), self.max_new_tokens, self.top_k]),
+        np.array([self.ignore_stop]),
         np.array([self.seed, self.stream], np.uint32).view(np.int32),
         np.array([self.temperature, self.top_p, self.min_p], np.float32).view(
           np.int32
@@ -46,8 +49,8 @@ class Asked:
   def of(cls, numbers: np.ndarray, tokens: np.ndarray) -> "Asked":
     """From `numbers` and `i32[P]`, padded with anything."""
     length, budget, top_k = (int(x) for x in numbers[:3])
-    seed, stream = (int(x) for x in numbers[3:5].view(np.uint32))
-    temperature, top_p, min_p = (float(x) for x in numbers[5:].view(np.float32))
+    seed, stream = (int(x) for x in numbers[4:6].view(np.uint32))
+    temperature, top_p, min_p = (float(x) for x in numbers[6:].view(np.float32))
     return cls(
       token_ids=tuple(int(x) for x in tokens[:length]),
       seed=seed,
@@ -57,10 +60,11 @@ class Asked:
       top_k=top_k,
       top_p=top_p,
       min_p=min_p,
+      ignore_stop=bool(numbers[3]),
     )
 
 
-_NUMBERS = 8
+_NUMBERS = 9
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

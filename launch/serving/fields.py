@@ -21,7 +21,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
   "frequency_penalty": (0,),
   "function_call": ("none", "auto"),
   "functions": ([],),
-  "ignore_eos": (False,),
   "logit_bias": ({},),
   "min_tokens": (0,),
   "modalities": (["text"],),
@@ -37,9 +36,9 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
   "top_logprobs": (0,),
 }
 _OURS = {
-  "max_tokens", "min_p", "model", "n", "seed", "slo_class", "slo_ms_per_token",
-  "stop", "stream", "stream_options", "temperature", "token_origins", "top_k",
-  "top_p", "logprobs",
+  "ignore_eos", "logprobs", "max_tokens", "min_p", "model", "n", "seed",
+  "slo_class", "slo_ms_per_token", "stop", "stream", "stream_options",
+  "temperature", "token_origins", "top_k", "top_p",
 }  # fmt: skip
 COMPLETION = _OURS | {"prompt"}
 CHAT = _OURS | {"max_completion_tokens", "messages"}

@@ -263,6 +263,7 @@ def _tickets(
         top_k=ask.top_k,
         top_p=ask.top_p,
         min_p=ask.min_p,
+        ignore_stop=ask.ignore_eos,
       ),
       deliver=deliver(index),
       watch=stops.watch(service.tokenizer, ask.stop),

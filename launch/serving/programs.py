@@ -28,6 +28,7 @@ def admit(
   seed_and_stream,
   budget,
   top_k,
+  ignore_stop,
   warp,
 ) -> DecodeState:
   """`Decoder.admit` of arrays, with the key that follows from the seed."""
@@ -44,6 +45,7 @@ def admit(
     sampling=sampling(
       1, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
     ),
+    ignore_stop=ignore_stop,
   )
 
 

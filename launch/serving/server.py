@@ -66,6 +66,7 @@ def make_service(
       top_k=config.top_k,
       top_p=config.top_p,
       min_p=config.min_p,
+      vocab_size=models.decoder.vocab_size,
       max_new_tokens=config.max_new_tokens,
       longest_prompt=slots.widths[-1],
       max_length=slots.max_length,

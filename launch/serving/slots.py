@@ -253,6 +253,7 @@ class Slots:
       np.array([asked.seed, asked.stream], np.uint32),
       np.int32(budget),
       np.int32(asked.top_k),
+      np.bool_(asked.ignore_stop),
       np.array([asked.temperature, asked.top_p, asked.min_p], np.float32),
     )
     return everywhere(self._mesh, request)

@@ -14,6 +14,7 @@ from decoding import LENGTHS, MODEL, PARAMS, PROMPTS, VOCAB, decode, rows_of
 import specjax
 from specjax import drawing
 from specjax import rows as rows_lib
+from specjax.mesh import MeshDecoder
 from specjax.tree import paths
 from specjax.warp import make_sampling
 
@@ -32,7 +33,9 @@ def keys_of(ids):
   return drawing.row_keys(jax.random.key(7), jnp.asarray(ids))
 
 
-def admit(decoder, state, row, prompt, length, *, key=9, budget=11):
+def admit(
+  decoder, state, row, prompt, length, *, key=9, budget=11, ignore_stop=False
+):
   return decoding.jitted(decoder, "admit")(
     PARAMS,
     state,
@@ -42,6 +45,7 @@ def admit(decoder, state, row, prompt, length, *, key=9, budget=11):
     keys_of([key])[0],
     max_new_tokens=jnp.int32(budget),
     sampling=make_sampling(1, temperature=0.8),
+    ignore_stop=jnp.bool_(ignore_stop),
   )
 
 
@@ -61,7 +65,7 @@ def alone(decoder, prompt, length, *, key=9, budget=11):
 
 def used(decoder):
   """A state in which some rows have ended and others go on."""
-  state = decoding.start(decoder, max_new_tokens=BUDGETS, stop_tokens=())
+  state = decoding.start(decoder, max_new_tokens=BUDGETS)
   state = decoding.jitted(decoder, "steps")(PARAMS, state, jnp.int32(5))
   assert state.done[4]
   assert not state.done.all()
@@ -78,6 +82,31 @@ def test_a_row_that_is_admitted_emits_what_it_does_alone():
     assert found.pop(row) == alone(DECODER, prompt, length)
     assert found == undisturbed[:row] + undisturbed[row + 1 :]
   assert decoding.jitted(DECODER, "admit")._cache_size() == 1
+
+
+@pytest.mark.parametrize("on_mesh", [False, True])
+def test_a_row_may_ignore_what_ends_others(on_mesh):
+  """Until its slot is another's; the rows beside it end where they would."""
+  prompt, length = PROMPTS[2], LENGTHS[2]
+  whole = alone(DECODER, prompt, length)
+  stop = whole[length + 4]
+  cut = whole[: whole.index(stop, length) + 1]
+  state = used(DECODER)
+  state = dataclasses.replace(
+    state, stop_tokens=jnp.full_like(state.stop_tokens, stop)
+  )
+  undisturbed = rows_of(decode(DECODER, state))
+  decoder = DECODER
+  if on_mesh:
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((1,), ("data",), axis_types=auto)
+    decoder = MeshDecoder(decoder=DECODER, mesh=mesh)
+  for ignore_stop, expected in ((True, whole), (False, cut)):
+    admitted = admit(decoder, state, 4, prompt, length, ignore_stop=ignore_stop)
+    state = decode(DECODER, admitted)
+    found = rows_of(state)
+    assert found.pop(4) == expected
+    assert found == undisturbed[:4]
 
 
 def test_counters_begin_anew_and_rounds_go_on():
@@ -157,7 +186,7 @@ def test_the_host_sets_how_deep_each_row_drafts():
     lambda draft, context: jnp.ones(draft.tokens.shape, bool),
   )
   decoder = specjax.make_decoder(MODEL, drafter=drafter, rule="recursive")
-  state = decoding.start(decoder, max_new_tokens=BUDGETS, stop_tokens=())
+  state = decoding.start(decoder, max_new_tokens=BUDGETS)
   state = dataclasses.replace(state, max_depth=jnp.array([0, 1, 2, 0, 1]))
   state, info = decoding.jitted(decoder, "step")(PARAMS, state)
   assert state.counters.num_drafted.tolist() == [0, 2, 4, 0, 2]

@@ -11,7 +11,8 @@ from launch.serving.refusals import RefusalError
 
 DEFAULTS = asking.Defaults(
   model="toy", temperature=0.0, top_k=0, top_p=1.0, min_p=0.0,
-  max_new_tokens=32, longest_prompt=64, max_length=160, most=16,
+  vocab_size=served.tokenizer().vocab_size, max_new_tokens=32,
+  longest_prompt=64, max_length=160, most=16,
 )  # fmt: skip
 
 
@@ -43,11 +44,11 @@ def refused(record, **more):
     dict(suffix="x"), dict(bogus=1), dict(prompt=""), dict(prompt=[]),
     dict(prompt=[10**6]), dict(prompt=[[1], []]), dict(prompt=[1, "a"]),
     dict(prompt="x " * 200), dict(prompt="\ud800"),
-    dict(slo_ms_per_token=50), dict(slo_class="chat"), dict(ignore_eos=True),
+    dict(slo_ms_per_token=50), dict(slo_class="chat"), dict(ignore_eos=1),
     dict(top_logprobs=3),
     dict(repetition_penalty=1.1), dict(stream=True, stream_options=[]),
     dict(stream=True, stream_options={"include_obfuscation": True}),
-    dict(stream=True, stream_options={"continuous_usage_stats": True}),
+    dict(stream=True, stream_options={"usage_in_words": True}),
     dict(tools=[{"type": "function"}]), dict(functions=[{"name": "f"}]),
     dict(response_format={"type": "json_object"}), dict(min_tokens=4),
     dict(stop_token_ids=[5]), dict(logprobs=-1), dict(prompt=None),
@@ -78,7 +79,11 @@ def test_what_asks_for_nothing_is_taken():
     stream_options=None, logprobs=None, top_p=1, min_p=0, top_k=0, bogus=None,
   )  # fmt: skip
   assert read(plain | nothing) == read(plain)
-  for options in ({}, {"include_usage": None, "include_obfuscation": False}):
+  for options in (
+    {}, {"include_usage": None, "include_obfuscation": False},
+    {"include_usage": False, "continuous_usage_stats": False},
+    {"continuous_usage_stats": None},
+  ):  # fmt: skip
     found = read(plain | {"stream": True, "stream_options": options})
     assert found == read(plain | {"stream": True})
   assert read(plain | {"stop": []}) == read(plain)
@@ -89,14 +94,16 @@ def test_what_is_asked_for_is_done():
     dict(
       prompt=["x", [5, 6]], n=2, seed=3, temperature=2, top_p=0.5, top_k=7,
       min_p=0.1, stop="a", logprobs=0, stream=True, token_origins=True,
-      stream_options={"include_usage": True}, max_tokens=9, model="toy",
+      stream_options={"include_usage": True, "continuous_usage_stats": True},
+      max_tokens=9, model="toy", ignore_eos=True,
     )
   )  # fmt: skip
   assert found == asking.Ask(
     is_chat=False, prompts=((*served.tokenizer().encode("x"),), (5, 6)),
     budgets=(9, 9), num_choices=2, seed=3, is_seeded=True, temperature=2,
-    top_k=7, top_p=0.5, min_p=0.1, stop=("a",), log_probs=True, origins=True,
-    stream=True, usage=True, objective=None,
+    top_k=7, top_p=0.5, min_p=0.1, stop=("a",), ignore_eos=True,
+    log_probs=True, origins=True, stream=True, usage=True, usage_so_far=True,
+    objective=None,
   )  # fmt: skip
   chat = read(
     {"messages": [{"role": "user", "content": "x"}], "logprobs": True},
@@ -138,10 +145,50 @@ def test_classes_that_are_none_are_refused(wrong):
 def test_a_budget_that_is_not_said_is_cut_to_what_fits():
   small = dataclasses.replace(DEFAULTS, longest_prompt=8, max_length=10)
   assert read({"prompt": [1] * 8}, defaults=small).budgets == (2,)
-  error = refused({"prompt": [1] * 8, "max_tokens": 3}, defaults=small)
-  assert (error.param, error.code) == ("max_tokens", "context_length_exceeded")
-  error = refused({"prompt": [1] * 9}, defaults=small)
-  assert (error.param, error.code) == ("prompt", "context_length_exceeded")
+
+
+_TALK = {"messages": [{"role": "user", "content": "x " * 100}]}
+
+
+@pytest.mark.parametrize(
+  "record, param, words",
+  [
+    ({"prompt": [1] * 8, "max_tokens": 3}, "max_tokens",
+     "you requested 11 tokens (8 in the prompt, 3 in the completion)"),
+    ({"prompt": [1] * 8, "max_tokens": 2**70}, "max_tokens",
+     "(8 in the prompt, 1180591620717411303424 in the completion)"),
+    ({"prompt": [1] * 9}, "prompt", "your prompt resulted in 9 tokens"),
+    ({"prompt": "x " * 100, "max_tokens": 1}, "prompt", "resulted in 1"),
+    (_TALK, "messages", "your messages resulted in "),
+  ],
+)  # fmt: skip
+def test_a_full_context_is_said_as_clients_know_it(record, param, words):
+  """They look for these words, or the code, and send less."""
+  small = dataclasses.replace(DEFAULTS, longest_prompt=8, max_length=10)
+  error = refused(record, defaults=small, is_chat=param == "messages")
+  assert (error.param, error.code) == (param, "context_length_exceeded")
+  assert "This model's maximum context length is 10 tokens." in error.message
+  assert words in error.message
+
+
+@pytest.mark.parametrize("count", [0, -1, 17, 10**9, 1.5, "2", True])
+def test_the_limit_of_choices_that_is_named_is_the_limit(count):
+  error = refused({"prompt": "x", "n": count})
+  assert error.param == "n"
+  assert "16" in error.message
+  assert str(count).lower() in error.message
+  assert "..10000" not in error.message
+  assert read({"prompt": "x", "n": 16}).num_choices == 16
+
+
+def test_the_vocabulary_is_not_gone_through_for_a_request(monkeypatch):
+  """Counting it takes a tenth of a second, while all others wait."""
+  monkeypatch.setattr(
+    type(served.tokenizer()), "vocabulary", lambda self: 1 / 0
+  )
+  for prompt in ([5] * 64, [[5] * 64] * 9, ["x", [5]]):
+    assert read({"prompt": prompt}).prompts
+  assert "in 0..4095" in refused({"prompt": ["x", [4096]]}).message
 
 
 def test_two_budgets_are_refused_and_each_is_taken():

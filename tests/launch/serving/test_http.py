@@ -40,7 +40,7 @@ def client(server):
 def complete(client, prompt=PROMPT, **settings):
   extra = {
     name: settings.pop(name)
-    for name in ("top_k", "min_p", "token_origins", "bogus")
+    for name in ("top_k", "min_p", "token_origins", "ignore_eos")
     if name in settings
   }
   return client.completions.create(
@@ -138,15 +138,57 @@ def test_streams_are_the_same_text_with_usage_at_the_end(client):
 
 
 def test_a_stop_token_ends_an_answer_and_is_no_text(client):
-  for seed in range(40):
-    settings = dict(max_tokens=60, temperature=1.0, seed=seed)
-    tokens = served.expected_tokens(PROMPT, **settings)
-    if len(tokens) < 60:
-      break
-  assert tokens[-1] == served.tokenizer().eos_token_id
+  settings, _ = until_a_stop_token()
   choice = complete(client, **settings).choices[0]
   assert choice.finish_reason == "stop"
   assert choice.text == served.expected_text(PROMPT, **settings)
+
+
+def until_a_stop_token():
+  """What asks for a completion that ends early, and its tokens."""
+  for seed in range(40):
+    settings = dict(max_tokens=60, temperature=1.0, seed=seed)
+    tokens = served.expected_tokens(PROMPT, **settings)
+    if len(tokens) < 50:
+      assert tokens[-1] == served.tokenizer().eos_token_id
+      return settings, tokens
+  raise AssertionError("none of them ends")
+
+
+def test_a_stop_token_that_is_ignored_ends_nothing(client):
+  """All tokens that are asked for are there and counted; others still end."""
+  settings, tokens = until_a_stop_token()
+  expected = served.expected_tokens(PROMPT, stop_tokens=(), **settings)
+  assert expected[: len(tokens)] == tokens
+  assert len(expected) == 60
+  found = complete(client, ignore_eos=True, logprobs=0, **settings)
+  (choice,) = found.choices
+  assert choice.finish_reason == "length"
+  assert choice.text == served.tokenizer().decode(expected)
+  assert found.usage.completion_tokens == len(choice.logprobs.tokens) == 60
+  # In the same slots, one after another.
+  for ignored in (False, None):
+    again = complete(client, ignore_eos=ignored, **settings).choices[0]
+    assert again.finish_reason == "stop"
+  stop = choice.text[len(again.text) + 4 :][:6]
+  assert stop
+  cut = complete(client, ignore_eos=True, stop=stop, **settings).choices[0]
+  assert cut.finish_reason == "stop"
+  assert cut.text == choice.text[: choice.text.find(stop)]
+
+
+def test_streams_count_their_tokens_in_every_chunk_if_asked(client):
+  settings, tokens = until_a_stop_token()
+  options = {"include_usage": True, "continuous_usage_stats": True}
+  chunks = list(
+    complete(client, stream=True, stream_options=options, **settings)
+  )
+  counts = [chunk.usage.completion_tokens for chunk in chunks]
+  assert counts == sorted(counts)
+  assert counts[0] < counts[-1] == len(tokens)
+  assert {chunk.usage.prompt_tokens for chunk in chunks} == {
+    len(served.tokenizer().encode(PROMPT))
+  }
 
 
 @pytest.mark.parametrize("stream", [False, True])
