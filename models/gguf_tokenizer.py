@@ -29,6 +29,15 @@ _ALIASES = {
 }
 _COMPOSED = ("mpt", "olmo", "qwen2")  # text is brought into the form NFC first
 _WHOLE_WORDS = ("llama-bpe", "tekken")  # a word that is a token is not merged
+# Names of what ends a text or a turn, whatever the metadata say: a chat model's
+# file often has its base model's end. llama.cpp knows these as well.
+_ENDS = frozenset(
+  {
+    "<EOT>", "<end_of_turn>", "<end_of_utterance>", "<|end_of_text|>",
+    "<|endoftext|>", "<|end|>", "<|eom_id|>", "<|eot_id|>", "<|im_end|>",
+    "<｜end▁of▁sentence｜>", "[EOT]", "_<EOT>",
+  }
+)  # fmt: skip
 _SPACE = "▁"  # how sentencepiece writes it
 
 
@@ -53,6 +62,13 @@ def load(path: str) -> Tokenizer:
     raise ValueError(f"the tokenizer in {header.path}: {error}") from None
 
 
+def named_ends(metadata: Mapping[str, Any]) -> list[int]:
+  """Ids of the tokens that end a text or a turn by their names."""
+  tokens = metadata.get(_KEY + "tokens")
+  found = enumerate(tokens if isinstance(tokens, list) else ())
+  return [number for number, token in found if token in _ENDS]
+
+
 def _tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
   model = _get(metadata, _KEY + "model", str, None)
   builders = {"gpt2": _byte_level, "llama": _sentencepiece}
@@ -66,6 +82,10 @@ def _tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     kinds = _supposed_kinds(metadata, tokens)
   if not isinstance(kinds, np.ndarray) or len(kinds) != len(tokens):
     raise ValueError(f"{_KEY}token_type must be a number for every token")
+  kinds = kinds.copy()
+  for number in named_ends(metadata):
+    if kinds[number] != _KIND.UNUSED:
+      kinds[number] = _KIND.CONTROL
   vocab = {
     token: i
     for i, token in enumerate(tokens)
