@@ -11,6 +11,7 @@ import pathlib
 import safetensors
 import safetensors.numpy
 
+from launch import jsonl
 from models.tokenizers import Tokenizer
 from specjax.drafters.corpus import Corpus
 
@@ -57,19 +58,12 @@ def _of_folder(root: pathlib.Path) -> list[str]:
 
 def _of_lines(file: pathlib.Path) -> list[str]:
   found = []
-  for number, line in enumerate(file.read_text("utf-8").splitlines(), 1):
-    if not line.strip():
-      continue
-    try:
-      record = json.loads(line)
-    except (ValueError, RecursionError):
-      raise ValueError(f"{file}, line {number}: not JSON") from None
+  for number, record in jsonl.read(file):
     values = [record.get(k) for k in _KEYS] if isinstance(record, dict) else []
     text = next((v for v in values if isinstance(v, str)), None)
     if text is None:
       raise ValueError(
-        f'{file}, line {number}: expected an object with a "completion" or a '
-        '"text"'
+        f'{file}:{number}: expected an object with a "completion" or a "text"'
       )
     found.append(text)
   return found

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from launch import cli, outputs, prompts, provenance, terminal
+from launch import cli, jsonl, outputs, prompts, provenance, terminal
 from launch.loading import arrivals, client, page, summary
 
 cli.reads(cli.PROMPTS, cli.OUTPUT, cli.SEED)
@@ -63,8 +63,7 @@ def bodies() -> list[dict[str, Any]]:
   """The requests of a run, in their order."""
   lines: list[dict[str, Any]] = [{"prompt": x} for x in prompts.BUILT_IN]
   if cli.PROMPTS.value:
-    text = pathlib.Path(cli.PROMPTS.value).read_text("utf-8")
-    lines = [json.loads(line) for line in text.splitlines() if line.strip()]
+    lines = [line for _, line in jsonl.read(cli.PROMPTS.value)]
   if not lines or not all(
     isinstance(x, dict) and ("prompt" in x or "messages" in x) for x in lines
   ):

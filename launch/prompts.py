@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launch import prompt_lines
+from launch import jsonl, prompt_lines
 from models.tokenizers import Tokenizer
 from specjax.requests import Settings
 
@@ -186,6 +186,7 @@ def read_jsonl(
 
   Raises:
     FileNotFoundError: if there is no such file.
+    ValueError: if it is UTF-16 or UTF-32.
   """
   file = pathlib.Path(path)
   if not file.is_file():
@@ -194,11 +195,9 @@ def read_jsonl(
   prompts, problems = [], []
   lines: dict[str, int] = {}
   streams: set[int] = set()
-  for number, line in enumerate(file.read_bytes().split(b"\n"), start=1):
-    if not line.strip():
-      continue
+  for number, line in jsonl.lines(file):
     try:
-      record = json.loads(line, object_pairs_hook=_object)
+      record = jsonl.parsed(line, hook=_object)
       found = prompt_lines.read(
         record, tokenizer, max_tokens=max_tokens,
         max_new_tokens=max_new_tokens, encoder=encoder,
@@ -215,12 +214,6 @@ def read_jsonl(
         )  # fmt: skip
       prompts += _samples(identity, found, streams)
       lines.update(dict.fromkeys(names, number))
-    except UnicodeDecodeError:
-      problems.append(f"{path}:{number}: not UTF-8")
-    except json.JSONDecodeError as error:
-      problems.append(f"{path}:{number}: not JSON: {error.msg}")
-    except RecursionError:
-      problems.append(f"{path}:{number}: nested too deeply")
     except (ValueError, TypeError) as error:  # TypeError: lone surrogates
       problems.append(f"{path}:{number}: {error}")
   return prompts, problems

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from launch import terminal
+from launch import jsonl, terminal
 from specjax import metrics, rules
 
 # Where each is made of results by their files.
@@ -77,10 +77,9 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 def read(path: str) -> Any:
   """The contents of a JSON file, or the list of a JSONL file's lines."""
-  text = pathlib.Path(path).read_text("utf-8")
   if path.endswith(".jsonl"):
-    return [json.loads(line) for line in text.splitlines()]
-  return json.loads(text)
+    return [line for _, line in jsonl.read(path)]
+  return json.loads(pathlib.Path(path).read_text("utf-8"))
 
 
 def main(argv: list[str]) -> int:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from models import gguf_file, stacked, weights
+from models import gguf_file, gguf_tokenizer, stacked, weights
 from models.gguf_file import Header
 from models.huggingface_config import config_from_json
 from models.layers import TransformerConfig
@@ -152,7 +152,10 @@ def read_config(path: str) -> TransformerConfig:
 
 
 def eos_token_ids(path: str) -> tuple[int, ...]:
-  """Ids that end a text or a turn by the file's metadata; raises as `load`."""
+  """Ids that end a text or a turn, as the metadata or their names say.
+
+  Raises as `load`.
+  """
   header = gguf_file.read_header(path)
   keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
   found = {key: header.metadata[key] for key in keys if key in header.metadata}
@@ -161,7 +164,8 @@ def eos_token_ids(path: str) -> tuple[int, ...]:
       raise ValueError(
         f"{key} in {header.path} must be a token's id, got {value!r:.40}"
       )
-  return tuple(sorted(set(found.values())))
+  named = gguf_tokenizer.named_ends(header.metadata)
+  return tuple(sorted({*found.values(), *named}))
 
 
 def architecture(header: Header) -> str:

@@ -3,7 +3,8 @@
 llama.cpp's converter keeps the vocabulary, what each token is for, and the
 merges or scores; how text is cut into words before merging it says by a name
 alone, after the model that first did it so. Here such a name stands for what
-that model's own `tokenizer.json` says, not for llama.cpp's approximation of it.
+that model's own `tokenizer.json` says (`models.word_cuts`), not for llama.cpp's
+approximation of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,46 +13,15 @@ from typing import Any
 import gguf
 import numpy as np
 import tokenizers as hf
-from tokenizers import decoders, normalizers, pre_tokenizers, processors
+from tokenizers import decoders, normalizers, pre_tokenizers
 
-from models import gguf_file
+from models import gguf_file, vocabulary_files
 from models.tokenizers import Tokenizer, is_structure
+from models.word_cuts import CUTS
 
 _KIND = gguf.TokenType
 _KEY = "tokenizer.ggml."
 
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_WORD = r"|[^\r\n\p{L}\p{N}]?\p{L}+"
-_LLAMA3 = _CONTRACTIONS + _WORD + r"|\p{N}{1,3}" + _REST
-_QWEN2 = _CONTRACTIONS + _WORD + r"|\p{N}" + _REST
-_UPPER, _LOWER = (
-  r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]",
-  r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]",
-)
-_TEKKEN = (
-  rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+"
-  rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
-  r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_GPT2 = (
-  r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+"
-  r"|\s+(?!\S)|\s+"
-)
-# Expressions that cut text one after the other. "default" is llama.cpp's own.
-_CUTS: Mapping[str, Sequence[str]] = {
-  "default": (
-    r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]",
-  ),
-  "gpt-2": (_GPT2,),
-  "llama-bpe": (_LLAMA3,),
-  "mpt": (_GPT2,),
-  "olmo": (_GPT2,),
-  "qwen2": (_QWEN2,),
-  "smollm": (r"\p{N}", _GPT2),
-  "starcoder": (r"\p{N}", _GPT2),
-  "tekken": (_TEKKEN,),
-}  # fmt: skip
 _ALIASES = {
   "llama3": "llama-bpe",
   "llama-v3": "llama-bpe",
@@ -59,6 +29,15 @@ _ALIASES = {
 }
 _COMPOSED = ("mpt", "olmo", "qwen2")  # text is brought into the form NFC first
 _WHOLE_WORDS = ("llama-bpe", "tekken")  # a word that is a token is not merged
+# Names of what ends a text or a turn, whatever the metadata say: a chat model's
+# file often has its base model's end. llama.cpp knows these as well.
+_ENDS = frozenset(
+  {
+    "<EOT>", "<end_of_turn>", "<end_of_utterance>", "<|end_of_text|>",
+    "<|endoftext|>", "<|end|>", "<|eom_id|>", "<|eot_id|>", "<|im_end|>",
+    "<｜end▁of▁sentence｜>", "[EOT]", "_<EOT>",
+  }
+)  # fmt: skip
 _SPACE = "▁"  # how sentencepiece writes it
 
 
@@ -83,6 +62,13 @@ def load(path: str) -> Tokenizer:
     raise ValueError(f"the tokenizer in {header.path}: {error}") from None
 
 
+def named_ends(metadata: Mapping[str, Any]) -> list[int]:
+  """Ids of the tokens that end a text or a turn by their names."""
+  tokens = metadata.get(_KEY + "tokens")
+  found = enumerate(tokens if isinstance(tokens, list) else ())
+  return [number for number, token in found if token in _ENDS]
+
+
 def _tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
   model = _get(metadata, _KEY + "model", str, None)
   builders = {"gpt2": _byte_level, "llama": _sentencepiece}
@@ -96,6 +82,10 @@ def _tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     kinds = _supposed_kinds(metadata, tokens)
   if not isinstance(kinds, np.ndarray) or len(kinds) != len(tokens):
     raise ValueError(f"{_KEY}token_type must be a number for every token")
+  kinds = kinds.copy()
+  for number in named_ends(metadata):
+    if kinds[number] != _KIND.UNUSED:
+      kinds[number] = _KIND.CONTROL
   vocab = {
     token: i
     for i, token in enumerate(tokens)
@@ -123,7 +113,7 @@ def _tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
   bos, eos = (
     _special(metadata, name, tokens, vocab) for name in ("bos", "eos")
   )
-  _frame(
+  vocabulary_files.frame(
     backend,
     bos if _get(metadata, _KEY + "add_bos_token", bool, adds_bos) else None,
     eos if _get(metadata, _KEY + "add_eos_token", bool, False) else None,
@@ -154,8 +144,8 @@ def _byte_level(metadata, tokens, vocab, kinds) -> tuple[hf.Tokenizer, bool]:
   del tokens, kinds
   said = _get(metadata, _KEY + "pre", str, None)
   name = _ALIASES.get(said, said)
-  if name not in _CUTS:
-    known = sorted({*_CUTS, *_ALIASES})
+  if name not in CUTS:
+    known = sorted({*CUTS, *_ALIASES})
     raise ValueError(f"{_KEY}pre must be one of {known}, got {said!r:.80}")
   merges = []
   for merge in _strings(metadata, "merges"):
@@ -168,7 +158,7 @@ def _byte_level(metadata, tokens, vocab, kinds) -> tuple[hf.Tokenizer, bool]:
   )
   if name in _COMPOSED:
     backend.normalizer = normalizers.NFC()
-  cuts = [pre_tokenizers.Split(hf.Regex(e), "isolated") for e in _CUTS[name]]
+  cuts = [pre_tokenizers.Split(hf.Regex(e), "isolated") for e in CUTS[name]]
   backend.pre_tokenizer = pre_tokenizers.Sequence(
     [*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
   )
@@ -230,21 +220,6 @@ def _merges(
         ways.append((-float(scores[number]), -cut, left, right))
   ways.sort(key=lambda way: (*way[:2], -len(way[3])))
   return [way[2:] for way in ways]
-
-
-def _frame(backend: hf.Tokenizer, bos: str | None, eos: str | None) -> None:
-  """Makes every text begin and end with these tokens, where there are any."""
-  around = {"BOS": bos, "EOS": eos}
-  given = {name: token for name, token in around.items() if token is not None}
-  if given:
-    single = [name for name in ("BOS", "$A", "EOS") if name in {*given, "$A"}]
-    backend.post_processor = processors.TemplateProcessing(
-      single=single,
-      special_tokens=[
-        {"id": name, "ids": [backend.token_to_id(token)], "tokens": [token]}
-        for name, token in given.items()
-      ],
-    )
 
 
 def _added(token: str, special: bool) -> hf.AddedToken:

@@ -1,8 +1,8 @@
 """Byte-level BPE tokenizers: load, train, compare.
 
 A thin layer over the `tokenizers` package, so that decoding needs neither torch
-nor a hub. Files are Hugging Face's: `tokenizer.json` (or GPT-2's `vocab.json`
-and `merges.txt`) beside `tokenizer_config.json`.
+nor a hub. Files are Hugging Face's: `tokenizer.json` (or `vocab.json` and
+`merges.txt`) beside `tokenizer_config.json` (`models.vocabulary_files`).
 """
 
 import dataclasses
@@ -11,13 +11,12 @@ import hashlib
 import json
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import tokenizers as hf
 
-from models import json_files
+from models import vocabulary_files
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -130,13 +129,16 @@ def load(directory: str) -> Tokenizer:
     ValueError: if they cannot be read.
   """
   path = pathlib.Path(directory)
+  config = vocabulary_files.read_config(path)
   try:
     if (path / "tokenizer.json").exists():
       backend = hf.Tokenizer.from_file(str(path / "tokenizer.json"))
+      # What a tokenizer was used for last: transformers asks anew as well.
+      backend.no_truncation()
+      backend.no_padding()
+      vocabulary_files.mark_special(backend, config)
     elif (path / "vocab.json").exists() and (path / "merges.txt").exists():
-      backend = hf.ByteLevelBPETokenizer.from_file(
-        str(path / "vocab.json"), str(path / "merges.txt")
-      )._tokenizer
+      backend = vocabulary_files.read(path, config)
     elif not path.is_dir():
       raise FileNotFoundError(f"no such directory: {directory}")
     else:
@@ -150,30 +152,12 @@ def load(directory: str) -> Tokenizer:
     raise ValueError(
       f"cannot read the tokenizer in {directory}: {error}"
     ) from None
-  config = _config(path)
-  end = _token(path, config, "eos_token") or END_OF_TEXT
   return Tokenizer(
     backend,
-    backend.token_to_id(end),
-    bos_token=_token(path, config, "bos_token"),
+    backend.token_to_id(config["eos_token"] or END_OF_TEXT),
+    bos_token=config["bos_token"],
     chat_template=_chat_template(path, config),
   )
-
-
-def _config(path: pathlib.Path) -> Mapping[str, Any]:
-  """What `tokenizer_config.json` says; nothing if there is none."""
-  file = path / "tokenizer_config.json"
-  return json_files.read_object(file) if file.exists() else {}
-
-
-def _token(path: pathlib.Path, config: dict, name: str) -> str | None:
-  """A token that the config names, as a string or an object with one."""
-  token = config.get(name)
-  token = token.get("content") if isinstance(token, dict) else token
-  if not isinstance(token, str | None):
-    file = path / "tokenizer_config.json"
-    raise ValueError(f"{name} in {file} must be a string, got {token!r:.40}")
-  return token
 
 
 def _chat_template(path: pathlib.Path, config: dict) -> str | None:

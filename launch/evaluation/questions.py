@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from launch import jsonl
 from models import chat
 from models.tokenizers import Tokenizer
 from specjax.requests import Settings
@@ -89,18 +90,12 @@ def read(path: str | pathlib.Path) -> list[Question]:
   if not file.is_file():
     raise FileNotFoundError(f"no such file of questions: {path}")
   found: dict[int | str, Question] = {}
-  for number, line in enumerate(file.read_bytes().split(b"\n"), start=1):
-    if not line.strip():
-      continue
+  for number, record in jsonl.read(file):
     try:
-      question = _parsed(json.loads(line))
+      question = _parsed(record)
       if question.id in found:
         raise ValueError(f"question_id {question.id!r} is there twice")
-    except UnicodeDecodeError:
-      raise ValueError(f"{path}:{number}: not UTF-8") from None
-    except json.JSONDecodeError as error:
-      raise ValueError(f"{path}:{number}: not JSON: {error.msg}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
       raise ValueError(f"{path}:{number}: {error}") from None
     found[question.id] = question
   if not found:

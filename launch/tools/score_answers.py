@@ -21,7 +21,7 @@ import rich.table
 import sacrebleu
 from absl import flags
 
-from launch import cli, outputs, provenance, terminal
+from launch import cli, jsonl, outputs, provenance, terminal
 
 cli.reads(cli.PROMPTS, cli.OUTPUT)
 _ANSWERS = flags.DEFINE_list("answers", None, "What launch.decode wrote.")
@@ -52,9 +52,9 @@ def scores(test: str, answers: str) -> dict[str, dict[str, float]]:
   Raises:
     ValueError: for files that are none, or answers that are not of the test.
   """
-  expected = {json.dumps(x.get("id")): x for x in _lines(test)}
+  expected = {json.dumps(x.get("id")): x for _, x in jsonl.objects(test)}
   pairs = []
-  for row in _lines(answers):
+  for _, row in jsonl.objects(answers):
     line = expected.get(json.dumps(row.get("id")))
     if line is None or not isinstance(line.get("output"), str):
       raise ValueError(
@@ -95,16 +95,6 @@ def made(name: str) -> dict:
     raise ValueError(
       f"{name} is not a summary of launch.decode: {error!r}"
     ) from None
-
-
-def _lines(name: str) -> list[dict]:
-  path = pathlib.Path(name)
-  if not path.is_file():
-    raise FileNotFoundError(f"no such file: {name}")
-  try:
-    return [json.loads(x) for x in path.read_text("utf-8").splitlines() if x]
-  except (ValueError, RecursionError) as error:
-    raise ValueError(f"{name} is not JSONL: {error}") from None
 
 
 def run(_) -> int:

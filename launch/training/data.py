@@ -30,6 +30,7 @@ import tensorflow_datasets as tfds
 from absl import logging
 from grain import experimental as grain_experimental
 
+from launch import jsonl
 from launch.training import corpus, python_source
 from models import chat
 from models.tokenizers import Tokenizer
@@ -177,25 +178,31 @@ def _files(root: pathlib.Path) -> Iterator[tuple[str, Document]]:
     if path.suffix == ".txt":
       yield place, _read(path)
     elif path.suffix == ".jsonl":
-      for number, line in enumerate(_read(path).splitlines(), 1):
-        if not line.strip():
-          continue
-        document = _document(line)
-        if document is None:
-          raise ValueError(
-            f'{path} line {number} must be {{"text": "..."}} or {{"messages": '
-            f"[...]}}, got {line[:60]!r}"
-          )
+      for number, document in documents_of(path):
         yield f"{place}:{number}", document
 
 
-def _document(line: str) -> Document | None:
-  """What a line of JSON holds; None if it holds no document."""
-  try:
-    found = json.loads(line)
-    document = found["text"] if "text" in found else found["messages"]
-  except (ValueError, KeyError, TypeError, RecursionError):
+def documents_of(path: pathlib.Path) -> Iterator[tuple[int, Document]]:
+  """The documents of a JSONL file, and the numbers of their lines.
+
+  Raises:
+    ValueError: for a line that holds none, naming it.
+  """
+  for number, record in jsonl.read(path):
+    document = _document(record)
+    if document is None:
+      raise ValueError(
+        f'{path}:{number}: must be {{"text": "..."}} or {{"messages": [...]}}, '
+        f"got {json.dumps(record)[:60]}"
+      )
+    yield number, document
+
+
+def _document(record: Any) -> Document | None:
+  """The document of a line; None if it holds none."""
+  if not isinstance(record, dict):
     return None
+  document = record.get("text", record.get("messages"))
   if isinstance(document, str):
     return document
   strings = lambda m: (

@@ -12,7 +12,6 @@ is what was decoded there: sequence-level distillation (Kim and Rush, 2016).
 """
 
 import json
-import pathlib
 from collections.abc import Iterable, Sequence
 
 import grain
@@ -20,6 +19,7 @@ import jax
 import ml_collections
 import numpy as np
 
+from launch import jsonl
 from launch.training import data
 from models import tokenizers
 from models.tokenizers import Tokenizer
@@ -40,13 +40,12 @@ def pairs(config: ml_collections.ConfigDict, split: str) -> Sequence[Pair]:
   name = config.dataset if split == "train" else config.validation
   if not name.endswith(".jsonl"):
     return _of_tfds(config, name, split)
-  records = _lines(name)
   answers = {}
   if config.answers and split == "train":
-    done = _lines(config.answers)
-    answers = {json.dumps(r.get("id")): r.get("completion") for r in done}
+    done = jsonl.objects(config.answers)
+    answers = {json.dumps(r.get("id")): r.get("completion") for _, r in done}
   found = []
-  for number, record in enumerate(records, start=1):
+  for number, record in jsonl.objects(name):
     output = record.get("output")
     if answers:
       key = json.dumps(record.get("id", number))
@@ -61,19 +60,6 @@ def pairs(config: ml_collections.ConfigDict, split: str) -> Sequence[Pair]:
   if not found:
     raise ValueError(f"no pairs in {name}")
   return found
-
-
-def _lines(name: str) -> list[dict]:
-  path = pathlib.Path(name)
-  if not path.is_file():
-    raise FileNotFoundError(f"no such file of pairs: {name}")
-  try:
-    lines = [json.loads(x) for x in path.read_text("utf-8").splitlines() if x]
-  except (ValueError, RecursionError) as error:
-    raise ValueError(f"{name} is not JSONL: {error}") from None
-  if not all(isinstance(line, dict) for line in lines):
-    raise ValueError(f"{name} must hold an object a line")
-  return lines
 
 
 def _of_tfds(config, name: str, split: str) -> Sequence[Pair]:

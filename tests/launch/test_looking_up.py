@@ -71,9 +71,9 @@ def test_completions_are_indexed_by_line(made, tmp_path, capsys):
 @pytest.mark.parametrize(
   ("content", "words"),
   [
-    ("{", "line 1: not JSON"),
-    ('{"text": "a"}\n{"prompt": "b"}', 'line 2: expected an object with a "co'),
-    ("[1]", "line 1: expected an object"),
+    ("{", "c.jsonl:1: not JSON"),
+    ('{"text": "a"}\n{"prompt": "b"}', ':2: expected an object with a "co'),
+    ("[1]", "c.jsonl:1: expected an object"),
     ("", "there is no text in"),
     (None, "no such file or folder"),
   ],

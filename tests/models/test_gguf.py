@@ -182,6 +182,20 @@ def test_all_that_ends_a_turn_ends_a_text(tmp_path):
     assert checkpoints.eos_token_ids(str(path)) == expected
 
 
+@pytest.mark.parametrize(
+  "end", ["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>",
+          "<|endoftext|>", "<|end_of_text|>"],
+)  # fmt: skip
+def test_the_end_of_a_turn_is_known_by_its_name(tmp_path, end):
+  """Beside the end of its base model, which a chat model's file often has."""
+  model = references.make(*FAMILIES["llama"][:2])
+  tokens = [f"t{i}" for i in range(10)]
+  tokens[5] = end
+  metadata = [("add_token_list", tokens), ("add_eos_token_id", 3)]
+  path = ggufs.write(tmp_path / "x.gguf", model, metadata=metadata)
+  assert checkpoints.eos_token_ids(str(path)) == (3, 5)
+
+
 @pytest.mark.parametrize("name", ["gpt2", "neox", "llama-scaled"])
 def test_a_part_of_a_tensor_is_that_part_of_the_whole(written, name):
   source = gguf._source(str(written(name)[0]))

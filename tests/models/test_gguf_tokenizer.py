@@ -410,6 +410,19 @@ def test_what_is_no_tokenizer_is_refused_in_one_line(
   assert str(path) in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", [TokenType.NORMAL, TokenType.USER_DEFINED])
+@pytest.mark.parametrize("end", ["<end_of_turn>", "<|im_end|>", "<EOT>"])
+def test_what_ends_a_turn_by_its_name_is_no_text(tmp_path, kind, end):
+  path = write(
+    tmp_path, ["a", "b", "ab", end], [1, 1, 1, kind], model="gpt2",
+    pre="gpt-2", merges=["a b"],
+  )  # fmt: skip
+  tokenizer = gguf_tokenizer.load(str(path))
+  assert tokenizer.encode(f"ab{end}") == [2, 3]
+  assert tokenizer.decode([2, 3]) == "ab"
+  assert end in tokenizer.special_tokens()
+
+
 def test_names_that_are_there_twice_are_refused(tmp_path):
   path = write(
     tmp_path, ["a", "b", "a"], [1, 1, 1], model="gpt2", pre="gpt-2", merges=[]

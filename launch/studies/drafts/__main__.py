@@ -26,7 +26,7 @@ import jax
 import ml_collections
 
 from configs import train_head
-from launch import cli, outputs, pair, prompts, provenance, rates
+from launch import cli, jsonl, outputs, pair, prompts, provenance, rates
 from launch.evaluation import questions
 from launch.journal import Journal
 from launch.studies.drafts import positions
@@ -88,8 +88,7 @@ def train_draft(config, folder: pathlib.Path) -> tuple[dict, bool]:
   if not finished:
     return {}, False
   run.export(module, str(folder / "model"))
-  lines = (folder / "metrics.jsonl").read_text().splitlines()
-  rows = [json.loads(line) for line in lines]
+  rows = [row for _, row in jsonl.read(folder / "metrics.jsonl")]
   validated = lambda r: any(k.startswith("validation") for k in r)
   (last,) = [r for r in rows if validated(r)][-1:]
   trained = jax.eval_shape(run.steps.init, jax.random.key(0))

@@ -116,7 +116,7 @@ def test_mistakes_in_datasets(tmp_path, prepared):
   with pytest.raises(ValueError, match="no documents for split 'train'"):
     data.documents(config(tmp_path), "train")
   (tmp_path / "bad.jsonl").write_text('{"text": "good"}\n{"txt": 1}\n')
-  with pytest.raises(ValueError, match=r"bad.jsonl line 2 must be"):
+  with pytest.raises(ValueError, match=r"bad.jsonl:2: must be"):
     data.documents(config(tmp_path), "train")
 
 
