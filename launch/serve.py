@@ -64,6 +64,14 @@ _MAX_PROMPT = flags.DEFINE_integer(
   "Tokens of the longest prompt; a prompt and its completion share these and "
   "config.max_new_tokens.", lower_bound=1,
 )  # fmt: skip
+_CHUNK = flags.DEFINE_integer(
+  "prompt_chunk",
+  32,
+  "Tokens of a prompt that are read between two rounds of other requests: more "
+  "read it sooner, and let the others wait longer. About what takes as long as "
+  "two rounds: 32 on two cores, hundreds on an accelerator.",
+  lower_bound=1,
+)
 _ROUNDS = flags.DEFINE_integer(
   "rounds_per_visit",
   8,
@@ -142,6 +150,7 @@ def run(_) -> int:
     queue=_QUEUE.value,
     max_prompt=_MAX_PROMPT.value,
     rounds=_ROUNDS.value,
+    chunk=_CHUNK.value,
     answer_seconds=_ANSWER_SECONDS.value,
     depth_policy=_DEPTHS.value,
     name=_NAME.value,

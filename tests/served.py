@@ -221,7 +221,7 @@ def http_service(
       **dict(
         model="toy", temperature=0.0, top_k=0, top_p=1.0, min_p=0.0,
         vocab_size=tokenizer().vocab_size, max_new_tokens=32,
-        longest_prompt=slots.widths[-1],
+        longest_prompt=slots.longest,
         max_length=slots.max_length, most=16,
       ) | (defaults or {}),
     ),

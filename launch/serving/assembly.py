@@ -23,6 +23,7 @@ class Sizes:
     slots: requests that are decoded at a time.
     queue: requests that may wait.
     max_prompt: tokens of the longest prompt.
+    chunk: tokens of a prompt that are read between two rounds of others.
     rounds: of a visit to the device, at most.
     answer_seconds: how long an answer may take.
     depth_policy: one of `POLICIES`.
@@ -36,6 +37,7 @@ class Sizes:
   slots: int = 8
   queue: int = 64
   max_prompt: int = 1024
+  chunk: int = 32
   rounds: int = 8
   answer_seconds: float = 600.0
   depth_policy: str = "whole"
@@ -100,6 +102,8 @@ def make_slots(
     models.params,
     num_slots=sizes.slots,
     widths=widths_to(longest),
+    longest=longest,
+    chunk=sizes.chunk,
     max_length=longest + config.max_new_tokens,
     stop_tokens=models.stop_tokens,
     max_rounds=sizes.rounds,

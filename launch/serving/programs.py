@@ -49,6 +49,13 @@ def admit(
   )
 
 
+def extend(decoder, params, state, row, tokens, count, budget) -> DecodeState:
+  """`Decoder.extend`, of the row's own warp: more of its prompt is read."""
+  return decoder.extend(
+    params, state, row, tokens, count, max_new_tokens=budget
+  )
+
+
 def rounds(
   decoder: Decoder | MeshDecoder,
   window: int,

@@ -68,7 +68,7 @@ def make_service(
       min_p=config.min_p,
       vocab_size=models.decoder.vocab_size,
       max_new_tokens=config.max_new_tokens,
-      longest_prompt=slots.widths[-1],
+      longest_prompt=slots.longest,
       max_length=slots.max_length,
       most=slots.num_slots + sizes.queue,
       has_objectives=adapts,

@@ -21,7 +21,7 @@ def leading(slots: Slots) -> Callable[[Control], Report]:
     return slots.turn
 
   def turn(control: Control) -> Report:
-    _broadcast(control.encode(slots.widths[-1]))
+    _broadcast(control.encode(slots.longest))
     return slots.turn(control)  # the last one does nothing
 
   return turn
@@ -29,7 +29,7 @@ def leading(slots: Slots) -> Callable[[Control], Report]:
 
 def follow(slots: Slots) -> None:
   """Makes the leader's visits until its last."""
-  shape = slots.idle().encode(slots.widths[-1]).shape
+  shape = slots.idle().encode(slots.longest).shape
   while True:
     control = Control.decode(_broadcast(np.zeros(shape, np.int32)))
     slots.turn(control)
@@ -40,7 +40,7 @@ def follow(slots: Slots) -> None:
 def greet(slots: Slots) -> None:
   """The first array: what sends it is compiled with it, on all processes."""
   if processes.several():
-    _broadcast(slots.idle().encode(slots.widths[-1]))
+    _broadcast(slots.idle().encode(slots.longest))
 
 
 def _broadcast(array: np.ndarray) -> np.ndarray:

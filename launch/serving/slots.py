@@ -1,8 +1,13 @@
 """Rows of one running state that are given new prompts as they end.
 
 All programs are compiled before the first request: one that begins, one that
-admits a prompt for each width, one that makes rounds for each depth. They are
-called with arrays of those shapes alone, so that nothing is compiled later.
+admits a prompt for each width, two that read on, one that makes rounds for each
+depth. They are called with arrays of those shapes alone, so that nothing is
+compiled later.
+
+A prompt that is wider than the widest program is read in chunks. Where other
+rows decode, a visit reads one chunk of `chunk` tokens and makes one round, so
+that nobody waits for a whole prompt of somebody else's.
 """
 
 import contextlib
@@ -24,13 +29,18 @@ from specjax import compilation, drawing
 from specjax.decode import Decoder
 from specjax.engine import everywhere
 from specjax.mesh import MeshDecoder
+from specjax.state import StopReason
 from specjax.types import Params
 
 _SMALLEST = 32  # of the widths that prompts are padded to
 
 
+_WIDEST = 256  # read at once where nobody else decodes
+
+
 def widths_to(longest: int) -> tuple[int, ...]:
-  """Widths that prompts are padded to: powers of two, then the longest."""
+  """Widths of programs that read: powers of two, up to 256 or the longest."""
+  longest = min(longest, _WIDEST)
   widths, width = [], _SMALLEST
   while width < longest:
     widths.append(width)
@@ -43,7 +53,9 @@ class Slots:
 
   Attributes:
     num_slots: B.
-    widths: of padded prompts, ascending.
+    widths: of programs that read, ascending.
+    longest: tokens of the longest prompt.
+    chunk: tokens of a prompt that are read between two rounds of other rows.
     max_length: tokens that prompt and completion may have together.
     depth: G, of the deepest draft.
     depths: those that there are programs of, ascending.
@@ -59,6 +71,8 @@ class Slots:
     *,
     num_slots: int,
     widths: Sequence[int],
+    longest: int | None = None,
+    chunk: int = 32,
     max_length: int,
     stop_tokens: Sequence[int],
     max_rounds: int = 8,
@@ -72,7 +86,9 @@ class Slots:
         draft; the deepest makes the state.
       params: of them all.
       num_slots: B.
-      widths: see `widths_to`; the last is that of the longest prompt.
+      widths: see `widths_to`.
+      longest: see above; None for the last of the widths.
+      chunk: see above; the first width that holds so many is used.
       max_length: see above.
       stop_tokens: ids that end a row.
       max_rounds: of one visit.
@@ -86,12 +102,17 @@ class Slots:
       raise ValueError(
         f"slots and rounds must be >= 1, got {num_slots} and {max_rounds}"
       )
-    if widths[-1] >= max_length:
+    longest = widths[-1] if longest is None else longest
+    if longest >= max_length:
       raise ValueError(
-        f"a prompt of {widths[-1]} tokens leaves no room for a completion: "
+        f"a prompt of {longest} tokens leaves no room for a completion: "
         f"both share {max_length} positions"
       )
+    if chunk < 1:
+      raise ValueError(f"chunk must be >= 1, got {chunk}")
     self.num_slots, self.widths = num_slots, tuple(widths)
+    self.longest = longest
+    self.chunk = min((w for w in widths if w >= chunk), default=widths[-1])
     self.max_length, self.max_rounds = max_length, max_rounds
     self.depths = tuple(sorted(decoders))
     self.depth = self.depths[-1]
@@ -104,6 +125,11 @@ class Slots:
     self._mesh, self._cache_specs = mesh, cache_specs
     self._window = max_rounds * (self.depth + 1)
     self._admit: dict[int, Any] = {}
+    self._extend: dict[int, Any] = {}
+    # Rows whose prompts are read in chunks, who came first first: what they
+    # ask for, and how much of it has been read.
+    self._reading: dict[int, tuple[Asked, int]] = {}
+    self._running = np.zeros(num_slots, bool)
     self._rounds: dict[int, Any] = {}
     self._state: Any = None
 
@@ -148,10 +174,19 @@ class Slots:
         self._admit[width] = self._compiled(
           admit, both, self._request(width), reports=False
         )
+      for width in self._chunks():
+        self._extend[width] = self._compiled(
+          functools.partial(programs.extend, decoder), both,
+          self._more(width), reports=False,
+        )  # fmt: skip
     self._state = both.prefill(self._params, *first, **options)
     for width in self.widths:
       self._state = self._admit[width](
         self._params, self._state, *self._request(width)
+      )
+    for width in self._chunks():
+      self._state = self._extend[width](
+        self._params, self._state, *self._more(width)
       )
     for depth in self.depths:
       self._make_rounds(depth, self._orders())
@@ -171,7 +206,7 @@ class Slots:
           asked = Asked(
             token_ids=(0,), seed=row, max_new_tokens=budget, temperature=1.0
           )
-          self._begin(row, asked)
+          self._begin(row, asked, self.widths[-1])
         jax.block_until_ready(self._state)
         start = time.perf_counter()
         report = self._make_rounds(
@@ -180,18 +215,30 @@ class Slots:
         seen.append((time.perf_counter() - start) / max(report["rounds"], 1))
       self.seconds_of_round[depth] = sorted(seen)[len(seen) // 2]
     self._make_rounds(self.depth, self._orders(ended=True))
+    self._running[:] = False
 
   def turn(self, control: Control) -> Report:
     """Does what a visit is to do, and reads what it has done."""
     start = time.perf_counter()
+    for row in np.flatnonzero(control.ended):
+      self._reading.pop(int(row), None)
+      self._running[row] = False
+    # Somebody waits for the next token: nothing long before it.
+    is_busy = bool(self._running.any())
     for row, asked in control.admissions:
-      self._begin(row, asked)
+      self._begin(row, asked, self.chunk if is_busy else self.widths[-1])
+    self._read_on(self.chunk if is_busy else self.widths[-1])
+    rounds = min(control.rounds, 1) if self._reading else control.rounds
     deepest = int(control.max_depth.max(initial=0))
     depth = next(d for d in self.depths if d >= min(deepest, self.depth))
     found = self._make_rounds(
       depth,
-      self._orders(control.ended, control.max_depth, control.rounds),
+      self._orders(control.ended, control.max_depth, rounds),
     )
+    reading = np.isin(np.arange(self.num_slots), list(self._reading))
+    running = found["reason"] == StopReason.RUNNING
+    found["reason"] = np.where(reading, StopReason.RUNNING, found["reason"])
+    self._running = running & ~reading
     return Report(**found, seconds=time.perf_counter() - start)
 
   def idle(self) -> Control:
@@ -202,12 +249,42 @@ class Slots:
       rounds=0,
     )
 
-  def _begin(self, row: int, asked: Asked) -> None:
-    length = len(asked.token_ids)
-    width = next(w for w in self.widths if w >= length)
+  def _begin(self, row: int, asked: Asked, most: int) -> None:
+    """Reads a prompt, or its first `most` tokens."""
+    self._reading.pop(row, None)
+    first = asked
+    if len(asked.token_ids) > most:
+      first = dataclasses.replace(
+        asked, token_ids=asked.token_ids[:most], max_new_tokens=0
+      )
+      self._reading[row] = (asked, most)
+    width = next(w for w in self.widths if w >= len(first.token_ids))
+    self._running[row] = row not in self._reading
     self._state = self._admit[width](
-      self._params, self._state, *self._request(width, row, asked)
+      self._params, self._state, *self._request(width, row, first)
     )
+
+  def _read_on(self, most: int) -> None:
+    """Reads up to `most` more tokens of the prompt that came first."""
+    if not self._reading:
+      return
+    row, (asked, done) = next(iter(self._reading.items()))
+    new = asked.token_ids[done : done + most]
+    is_last = done + len(new) == len(asked.token_ids)
+    self._state = self._extend[most](
+      self._params, self._state,
+      *self._more(most, row, new, asked.max_new_tokens if is_last else 0),
+    )  # fmt: skip
+    if is_last:
+      del self._reading[row]
+      self._running[row] = True
+    else:
+      self._reading[row] = (asked, done + len(new))
+
+  def _chunks(self) -> tuple[int, ...]:
+    """Widths of programs that read on: none if no prompt asks for any."""
+    wanted = {self.chunk, self.widths[-1]}
+    return tuple(sorted(wanted)) if self.longest > min(wanted) else ()
 
   def _make_rounds(self, depth: int, orders) -> dict[str, Any]:
     self._state, found = self._rounds[depth](self._params, self._state, *orders)
@@ -257,6 +334,12 @@ class Slots:
       np.array([asked.temperature, asked.top_p, asked.min_p], np.float32),
     )
     return everywhere(self._mesh, request)
+
+  def _more(self, width: int, row: int = 0, tokens=(0,), budget: int = 0):
+    padded = np.zeros(width, np.int32)
+    padded[: len(tokens)] = tokens
+    more = np.int32(row), padded, np.int32(len(tokens)), np.int32(budget)
+    return everywhere(self._mesh, more)
 
   # --------------------------------------------------------------- the devices
 
