@@ -204,6 +204,7 @@ def http_service(
   limits=None,
   head_seconds=30.0,
   connections=1000,
+  drain_seconds=5,
   defaults=None,
   **more,
 ):
@@ -232,8 +233,9 @@ def http_service(
   where = running.listening("127.0.0.1", 0)
   port = where.getsockname()[1]
   server = running.Server(
-    service, drain_seconds=5, head_seconds=head_seconds, connections=connections
-  )
+    service, drain_seconds=drain_seconds, head_seconds=head_seconds,
+    connections=connections,
+  )  # fmt: skip
   thread = threading.Thread(target=lambda: server.run(sockets=[where]))
   thread.start()
   try:

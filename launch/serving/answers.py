@@ -32,30 +32,14 @@ FAILURES = {
     status=500, kind="server_error", code="unreadable", headers=_NO_RETRY,
   ),
   Finish.BROKEN: lambda: RefusalError(
-    "the server's loop has ended", status=503, kind="server_error",
-    code="unavailable",
+    "the server ends before the completion does", status=503,
+    kind="server_error", code="unavailable",
   ),
   Finish.CANCELLED: lambda: RefusalError(
     "the completion was given up", status=503, kind="server_error",
     code="cancelled",
   ),
 }  # fmt: skip
-
-
-def error_body(refusal: RefusalError) -> dict[str, Any]:
-  """An error as OpenAI nests it; what is no character of it is escaped."""
-
-  def shown(text: str | None) -> str | None:
-    return text and text.encode("utf-8", "backslashreplace").decode()
-
-  return {
-    "error": {
-      "message": shown(refusal.message),
-      "type": refusal.kind,
-      "param": shown(refusal.param),
-      "code": refusal.code,
-    }
-  }
 
 
 class Choice:

@@ -22,9 +22,9 @@ from launch.serving.asking import Ask, Defaults
 from launch.serving.control import Asked
 from launch.serving.limits import Limits
 from launch.serving.metrics import CONTENT_TYPE, Metrics
-from launch.serving.refusals import RefusalError
+from launch.serving.refusals import RefusalError, error_body
 from launch.serving.scheduler import ClosedError, FullError, Scheduler
-from launch.serving.ticket import News, Ticket
+from launch.serving.ticket import Finish, News, Ticket
 from models.tokenizers import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -37,6 +37,8 @@ _closed = lambda: RefusalError(
   "the server takes no more requests", status=503, kind="server_error",
   code="unavailable", headers={"Retry-After": "5"},
 )  # fmt: skip
+# Of an answer that is cancelled, as only a server does that ends.
+_ended = answers.FAILURES[Finish.BROKEN]
 # What a client hears of that has left.
 _LEFT = Response(status_code=499)
 
@@ -85,10 +87,21 @@ def application(service: Service) -> Starlette:
     Route("/live", for_all(lambda: _live(service))),
     Route("/", for_all(page.response)),
   ]
-  return Starlette(
+
+  def not_here(request: Request, error: Exception) -> Response:
+    try:
+      limits.check_name(request, service.limits.names)
+    except RefusalError as refusal:
+      return _refused(refusal)
+    return _not_here(error)
+
+  found = Starlette(
     routes=routes,
-    exception_handlers={HTTPException: _not_here, Exception: _bug},
+    exception_handlers={HTTPException: not_here, Exception: _bug},
   )
+  # It would send clients to wherever they say that they are, unchecked.
+  found.router.redirect_slashes = False
+  return found
 
 
 def _checked(
@@ -106,18 +119,27 @@ def _checked(
       return _refused(refusal)
     except ClientDisconnect:
       return _LEFT
+    except asyncio.CancelledError:
+      return _refused(_ended())
 
   return endpoint
 
 
+async def crowded(scope, receive, send) -> None:
+  """The answer where there are more connections than there may be."""
+  refusal = RefusalError(
+    "there are too many connections: try again",
+    status=503, kind="server_error", code="unavailable",
+    headers={"Connection": "close", "Retry-After": "1"},
+  )  # fmt: skip
+  await _refused(refusal)(scope, receive, send)
+
+
 def _refused(refusal: RefusalError) -> Response:
-  return JSONResponse(
-    answers.error_body(refusal), refusal.status, refusal.headers
-  )
+  return JSONResponse(error_body(refusal), refusal.status, refusal.headers)
 
 
-def _not_here(request: Request, error: Exception) -> Response:
-  del request
+def _not_here(error: Exception) -> Response:
   assert isinstance(error, HTTPException)
   return _refused(
     RefusalError(
@@ -313,7 +335,7 @@ async def _events(
       yield answers.event(answer.usage_chunk())
     yield answers.LAST_EVENT
   except RefusalError as refusal:
-    yield answers.event(answers.error_body(refusal))
+    yield answers.event(error_body(refusal))
 
 
 class _Stream(Response):
@@ -328,13 +350,17 @@ class _Stream(Response):
     self._work = lambda: _events(ask, news, answer)
 
   async def __call__(self, scope, receive, send) -> None:
-    seconds = self._service.limits.send_seconds
+    seconds, begun = self._service.limits.send_seconds, False
+    part = lambda body, more: {
+      "type": "http.response.body", "body": body, "more_body": more,
+    }  # fmt: skip
 
     async def put(message: dict[str, Any]) -> None:
       async with asyncio.timeout(seconds):
         await send(message)
 
     async def work() -> Response:
+      nonlocal begun
       await put(
         {
           "type": "http.response.start",
@@ -342,9 +368,7 @@ class _Stream(Response):
           "headers": self.raw_headers,
         }
       )
-      part = lambda body, more: {
-        "type": "http.response.body", "body": body, "more_body": more,
-      }  # fmt: skip
+      begun = True
       async for data in self._work():
         await put(part(data, True))
       await put(part(b"", False))
@@ -355,3 +379,9 @@ class _Stream(Response):
         await _first(work(), limits.gone(self._request))
       except TimeoutError:
         _log.info("a client takes nothing of what it is sent")
+      except asyncio.CancelledError:
+        if not begun:
+          await _refused(_ended())(scope, receive, send)
+          return
+        await send(part(answers.event(error_body(_ended())), True))
+        await send(part(b"", False))

@@ -4,13 +4,15 @@ import asyncio
 import dataclasses
 import hmac
 import ipaddress
+import json
 import re
 from collections.abc import Collection
 
+import h11
 from starlette.requests import ClientDisconnect, Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from launch.serving.refusals import RefusalError
+from launch.serving.refusals import RefusalError, error_body
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -169,6 +171,23 @@ def patient(seconds: float) -> type[H11Protocol]:
       super().connection_made(transport)
       self._seen = self.cycle  # the newest request at the last look: none
       self._head = self.loop.call_later(seconds, self._look)
+
+    def send_400_response(self, msg: str) -> None:
+      """Of what is no HTTP; nothing where an answer has begun, or none can."""
+      if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+        body = json.dumps(error_body(RefusalError(msg))).encode()
+        head = h11.Response(
+          status_code=400,
+          headers=[
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+          ],
+          reason=b"Bad Request",
+        )
+        for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+          self.transport.write(self.conn.send(event))
+      self.transport.close()
 
     def connection_lost(self, exc) -> None:
       self._head.cancel()

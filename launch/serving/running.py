@@ -1,9 +1,11 @@
 """The server as a process: it listens, and drains when it is told to end."""
 
+import asyncio
 import contextlib
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import uvicorn
@@ -13,6 +15,8 @@ from launch.serving.http import Service
 
 # For a request's head, on a connection that was made or kept.
 _HEAD_SECONDS = 30.0
+# For what is cut off to say so.
+_LAST_SECONDS = 2
 _BACKLOG = 1024
 # Each may hold a body in memory.
 _CONNECTIONS = 1000
@@ -20,7 +24,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Server(uvicorn.Server):
-  """Drains on the first signal, ends at once on the second, and returns."""
+  """Drains on the first signal, cuts off on the second, and returns."""
 
   def __init__(
     self,
@@ -38,10 +42,14 @@ class Server(uvicorn.Server):
       head_seconds: for a request's head.
       connections: so many at a time are too many: requests get 503.
     """
+    self._application = http.application(service)
+    self._drain_seconds, self._connections = drain_seconds, connections
+    self._at_once = False
     super().__init__(
       uvicorn.Config(
-        http.application(service),
+        self._answer,
         http=limits.patient(head_seconds),
+        interface="asgi3",
         loop="asyncio",
         ws="none",
         lifespan="off",
@@ -49,9 +57,8 @@ class Server(uvicorn.Server):
         log_level="warning",
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=max(1, round(drain_seconds)),
+        timeout_graceful_shutdown=round(drain_seconds) + 2 * _LAST_SECONDS,
         timeout_keep_alive=max(1, round(head_seconds)),
-        limit_concurrency=connections,
         backlog=_BACKLOG,
       )
     )
@@ -63,8 +70,39 @@ class Server(uvicorn.Server):
 
   def handle_exit(self, sig: int, frame) -> None:
     """Takes no more requests; what was taken is answered."""
-    self._scheduler.close(at_once=self.should_exit)
-    super().handle_exit(sig, frame)
+    del sig, frame
+    self._at_once = self.should_exit
+    self._scheduler.close(at_once=self._at_once)
+    self.should_exit = True
+
+  async def _answer(self, scope, receive, send) -> None:
+    """The application, unless there are too many connections."""
+    is_full = len(self.server_state.connections) >= self._connections
+    await (http.crowded if is_full else self._application)(scope, receive, send)
+
+  async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+    """As uvicorn's, but whoever is not answered by the end is told so."""
+    cutting = asyncio.ensure_future(self._cut())
+    try:
+      await super().shutdown(sockets)
+    finally:
+      cutting.cancel()
+
+  async def _cut(self) -> None:
+    """Cancels what is not over in time, while it can still say so."""
+    end = time.monotonic() + self._drain_seconds
+    while time.monotonic() < end and not self._at_once:
+      await asyncio.sleep(0.1)
+    state = self.server_state
+    for connection in list(state.connections):
+      if connection.flow.write_paused:  # who reads nothing hears nothing
+        connection.transport.abort()
+    await asyncio.sleep(0.1)
+    for task in list(state.tasks):
+      task.cancel()
+    await asyncio.sleep(_LAST_SECONDS)
+    for connection in list(state.connections):
+      connection.transport.abort()
 
   @contextlib.contextmanager
   def capture_signals(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ import dataclasses
 import fcntl
 import json
 import random
+import signal
 import socket
 import termios
 import threading
@@ -212,7 +213,8 @@ def test_more_connections_than_there_may_be_are_told_so(slots):
     served.until(lambda: len(server.server_state.connections) == 3)
     with connect(address) as late:
       late.sendall(ask)
-      assert all_of(late).startswith(b"HTTP/1.1 503")
+      status, body = parsed(all_of(late))
+      assert (status, body["error"]["code"]) == (503, "unavailable")
     for connection in idle:
       connection.close()
     served.until(lambda: not server.server_state.connections)
@@ -324,6 +326,79 @@ def test_a_stuck_device_is_no_healthy_one(slots):
     thread.join(served.PATIENCE)
 
 
+def fate_of(data):
+  """How an answer ended: whole, or with an error in OpenAI's form."""
+  head, _, body = data.partition(b"\r\n\r\n")
+  if b"event-stream" not in head:
+    status, answer = parsed(data)
+    return (status, answer["error"]["code"] if "error" in answer else None)
+  events = [x for x in body.split(b"\r\n") if x.startswith(b"data: ")]
+  last = events[-1].strip()
+  if last == b"data: [DONE]":
+    return (200, None)
+  error = json.loads(last.removeprefix(b"data: "))["error"]
+  assert body.endswith(b"0\r\n\r\n")  # the answer has ended, if not well
+  return ("event", error["code"])
+
+
+class Ending:
+  """Clients who ask for what takes longer than the server has.
+
+  Half of them for streams; one more owes its body.
+  """
+
+  def __init__(self, address, service, count=12):
+    self._held = []
+    for number in range(count):
+      one = connect(address)
+      one.sendall(
+        request_of(served.long_request() | {"stream": number % 2 > 0})
+      )
+      self._held.append(one)
+    served.until(lambda: sum(service.scheduler.load()) == count)
+    owing = connect(address)
+    owing.sendall(head_of("/v1/completions", 100) + b'{"prompt":')
+    self._held.append(owing)
+    self.server = service.scheduler.when_dead.__self__
+    served.until(lambda: len(self.server.server_state.tasks) == count + 1)
+
+  def finish(self):
+    """What each of them was answered."""
+    return [fate_of(all_of(one)) for one in self._held]
+
+  def close(self):
+    for one in self._held:
+      one.close()
+
+
+@pytest.mark.parametrize("how", ["slow", "stuck", "told twice"])
+def test_a_drain_that_runs_out_tells_everybody(slots, caplog, how):
+  """In OpenAI's form, by an event in streams; and the log has nothing of it."""
+  release = threading.Event()
+
+  def turn(control):
+    if how == "stuck" and control.admissions:
+      release.wait(served.PATIENCE)
+    time.sleep(0.05)
+    return slots.turn(control)
+
+  drain_seconds = 60 if how == "told twice" else 0.3
+  with served.http_service(slots, turn, drain_seconds=drain_seconds) as found:
+    clients = Ending(found[1], found[0])
+    clients.server.handle_exit(signal.SIGTERM, None)
+    if how == "told twice":
+      clients.server.handle_exit(signal.SIGINT, None)
+    fates = clients.finish()
+    release.set()
+  clients.close()
+  assert {*fates} <= {
+    (200, None), (503, "unavailable"), ("event", "unavailable"),
+  }  # fmt: skip
+  assert fates.count((503, "unavailable")) > 4
+  assert fates.count((200, None)) < 4
+  assert not caplog.records
+
+
 GARBAGE = [
   b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"GET", b"\r\n" * 500,
   b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
@@ -332,6 +407,45 @@ GARBAGE = [
   b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\n\r\n",
   b"\x00" * 4096,
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [3, 4, 6])
+def test_what_is_no_http_is_refused_in_openais_form(server, number):
+  with connect(server[1]) as connection:
+    connection.sendall(GARBAGE[number])
+    status, body = parsed(all_of(connection))
+  assert status == 400
+  assert body["error"]["type"] == "invalid_request_error"
+
+
+def test_what_is_no_http_after_an_answer_ends_the_connection(server, caplog):
+  """Its body, which nobody wanted: there is nobody to refuse it to."""
+  with connect(server[1]) as connection:
+    connection.sendall(
+      b"POST /v1/nothing HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked"
+      b"\r\n\r\n"
+    )
+    assert connection.recv(4096).startswith(b"HTTP/1.1 404")
+    connection.sendall(b"zz\r\n")
+    assert all_of(connection) == b""
+  assert not [x for x in caplog.records if x.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize(
+  "path", ["/health/", "/v1/completions/", "/v1/models/", "/metrics/", "//x"]
+)
+def test_nobody_is_sent_elsewhere_and_names_are_checked_first(slots, path):
+  ask = lambda host: (
+    f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+  ).encode()
+  limits = Limits(names=frozenset({"localhost"}))
+  with served.http_service(slots, limits=limits) as (_, address):
+    for host, expected in (("localhost", 404), ("evil.example", 403)):
+      with connect(address) as connection:
+        connection.sendall(ask(host))
+        status, body = parsed(all_of(connection))
+      assert status == expected
+      assert body["error"]["message"]
 
 
 async def _rude(address, rng):
