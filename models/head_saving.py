@@ -1,12 +1,13 @@
 """Writes heads as they are published, for this project and others to read.
 
-EAGLE-1 and 3 as their authors do (EAGLE-3 with the list of its layers, as
-SpecForge has it; with switches or several layers as `speculators` does),
-Medusa's with its authors' names of tensors, DFlash's as its authors do, or, of
-a vocabulary of its own, as `speculators` does. Of blockwise heads nothing was
-published: their `config.json` says "blockwise", and the tensors have the names
-of `models.heads.Blockwise`. Embedding and output projection are not written
-where they are the target's.
+EAGLE-1 and 3 as their authors do (EAGLE-3 with the list of its layers; with
+switches or several layers as `speculators` does), Medusa's as vLLM does,
+DFlash's as its authors do, or, of a vocabulary of its own, as `speculators`
+does. Of blockwise heads nothing was published: their `config.json` says
+"blockwise", and the tensors have the names of `models.heads.Blockwise`.
+Embedding and output projection are not written where they are the target's and
+all readers take them from it. models/pretrained/README.md says which program
+reads which form.
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ import numpy as np
 import safetensors.numpy
 from flax import nnx
 
-from models import draft_vocabulary, head_shapes
+from models import draft_vocabulary, head_shapes, json_files
 from models.eagle import EAGLE3_SWITCHES, Eagle, Eagle3
 from models.head_shapes import HeadModule, Target
 from models.heads import Blockwise, Medusa
@@ -47,6 +48,9 @@ _LAYER = {
   "embed_norm": "input_layernorm",
   "hidden_norm": "hidden_norm",
 }
+_OTHER_PARTS = {"final_norm": "norm", "embed": "embed_tokens"}
+# vLLM and SGLang have a name each, and take the first that they know.
+_EAGLE1 = ["EagleLlamaForCausalLM", "LlamaForCausalLMEagle"]
 
 
 def save(
@@ -56,6 +60,7 @@ def save(
   features: Features = (),
   dtype=jnp.bfloat16,
   target: Target | None = None,
+  verifier: str | None = None,
 ) -> None:
   """Writes a head, which `models.head_checkpoints.load` reads.
 
@@ -66,21 +71,27 @@ def save(
     dtype: of the file: float32, bfloat16 or float16.
     target: what the head drafts for, with its arrays: those of the head that
       are not equal to them are written too. None: all that may be are its.
+    verifier: where `speculators` finds the target: its folder, or its name on
+      the Hub. What is saved in their form needs it.
 
   Raises:
-    ValueError: if the format cannot express the head, or the dtype is another
-      one.
+    ValueError: if the format cannot express the head, if it needs a verifier
+      and has none, or if the dtype is another one.
   """
   if isinstance(module, Medusa):
-    settings, tensors = _medusa(module)
+    settings, tensors = _medusa(module, jnp.dtype(dtype).name)
   elif isinstance(module, Blockwise):
     settings, tensors = _blockwise(module)
   elif isinstance(module, Parallel):
-    settings, tensors = _parallel(module, features, jnp.dtype(dtype).name)
+    settings, tensors = _parallel(
+      module, features, jnp.dtype(dtype).name, verifier
+    )
     if target is not None and "dflash_config" in settings:
       settings["num_target_layers"] = target.num_layers
   else:
-    settings, tensors = _eagle(module, features, jnp.dtype(dtype).name)
+    settings, tensors = _eagle(
+      module, features, jnp.dtype(dtype).name, verifier
+    )
   write(directory, settings, tensors | _own(module, target), dtype=dtype)
 
 
@@ -144,7 +155,9 @@ def write(
       (new / name).replace(path / name)
 
 
-def _eagle(module: Eagle | Eagle3, features: Features, dtype: str):
+def _eagle(
+  module: Eagle | Eagle3, features: Features, dtype: str, verifier: str | None
+):
   config, layer = module.config, module.config.layer
   third = isinstance(module, Eagle3)
   switches = {s: getattr(config, s) for s in EAGLE3_SWITCHES}
@@ -153,34 +166,47 @@ def _eagle(module: Eagle | Eagle3, features: Features, dtype: str):
   tensors = {}
   for name, array in parameters(module).items():
     part, _, leaf = name.rpartition(".")
-    if part == "embed" or (part == "lm_head" and not third):
-      continue  # see `_own`
+    # See `_own`; `speculators` reads the embedding from the head's file.
+    if (part == "embed" and not other) or (part == "lm_head" and not third):
+      continue
     prefix = first
     if part.startswith("later."):
       _, number, part = part.split(".", 2)
       prefix = f"layers.{int(number) + 1}"
     known = _LAYER.get(part)
-    part = {"final_norm": "norm"}.get(part, part)
-    part = part.replace("fc_norms.", "fc_norm.")
+    part = _OTHER_PARTS.get(part, part).replace("fc_norms.", "fc_norm.")
     part = f"{prefix}.{known}" if known else part
     tensors[f"{part}.{'bias' if leaf == 'bias' else 'weight'}"] = array
+  if layer.qkv_bias and not layer.out_bias:  # Qwen2's; a Llama's has all four
+    layer = dataclasses.replace(layer, out_bias=True)
+    tensors |= {
+      name.replace("q_proj", "o_proj"): np.zeros(layer.embed_dim, array.dtype)
+      for name, array in tensors.items()
+      if name.endswith("q_proj.bias")
+    }
   if not third:
     return _layer_json(layer, dtype) | {
-      "architectures": ["EagleModel"],
+      "architectures": _EAGLE1,
       "bias": config.fc_bias,
+      "qkv_bias": layer.qkv_bias,  # what its authors' code looks at
     }, tensors
   ids = "eagle_aux_hidden_state_layer_ids"
   if other:
-    settings = _speculators("eagle3", "Eagle3Speculator", _SPECULATED) | {
+    settings = _speculators(
+      "eagle3", "Eagle3Speculator", _SPECULATED, verifier
+    ) | {
       "transformer_layer_config": _qwen3_json(layer, dtype)
       if layer.qk_norm
       else _layer_json(layer, dtype),
       ids: [int(i) for i in features],
       **switches,
     }
-  else:  # here layers are numbered by what they give
+  else:
+    # vLLM looks at the top first and numbers layers by what they read, SGLang
+    # and SpecForge look within and number them by what they give.
     settings = _layer_json(layer, dtype) | {
       "architectures": ["LlamaForCausalLMEagle3"],
+      ids: [int(i) for i in features],
       "eagle_config": {
         ids: [int(i) - 1 for i in features],
         "use_aux_hidden_state": True,
@@ -197,8 +223,17 @@ def _eagle(module: Eagle | Eagle3, features: Features, dtype: str):
   return settings, tensors
 
 
-def _speculators(kind: str, architecture: str, drafted: int) -> dict[str, Any]:
+def _speculators(
+  kind: str, architecture: str, drafted: int, verifier: str | None
+) -> dict[str, Any]:
   """What every configuration of `speculators` has; servers want all of it."""
+  if not verifier:
+    raise ValueError(
+      "this head is saved in speculators' form, which says where its target "
+      "is: verifier is missing"
+    )
+  file = pathlib.Path(verifier) / "config.json"
+  theirs = json_files.read_object(file) if file.is_file() else {}
   return {
     "architectures": [architecture],
     "speculators_model_type": kind,
@@ -208,12 +243,17 @@ def _speculators(kind: str, architecture: str, drafted: int) -> dict[str, Any]:
       "proposal_methods": [
         {"proposal_type": "greedy", "speculative_tokens": drafted}
       ],
-      "verifier": {"name_or_path": None, "architectures": []},
+      "verifier": {
+        "name_or_path": verifier,
+        "architectures": theirs.get("architectures") or [],
+      },
     },
   }
 
 
-def _parallel(module: Parallel, features: Features, dtype: str):
+def _parallel(
+  module: Parallel, features: Features, dtype: str, verifier: str | None
+):
   config, layers = module.config, module.config.layers
   if not layers.qk_norm or layers.mlp_bias:
     raise ValueError("this format's layers are Qwen3's")
@@ -223,9 +263,9 @@ def _parallel(module: Parallel, features: Features, dtype: str):
   for name, array in parameters(module).items():
     part, _, leaf = name.rpartition(".")
     if part == "embed" or (part == "lm_head" and not words):
-      continue  # see `_own`
+      continue  # see `_own`; `speculators` too reads the target's embedding
     leaf = "bias" if leaf == "bias" else "weight"
-    part = {"final_norm": "norm"}.get(part, part)
+    part = _OTHER_PARTS.get(part, part)
     if part.startswith("layers."):
       _, number, rest = part.split(".", 2)
       part = f"layers.{number}.{_LAYER[rest]}"
@@ -243,7 +283,9 @@ def _parallel(module: Parallel, features: Features, dtype: str):
   tensors |= draft_vocabulary.tensors_of(
     module.target_ids[...], layers.vocab_size
   )
-  return _speculators("dflash", "DFlashDraftModel", config.num_depths) | {
+  return _speculators(
+    "dflash", "DFlashDraftModel", config.num_depths, verifier
+  ) | {
     "transformer_layer_config": inner,
     "draft_vocab_size": words,
     "block_size": config.block_size,
@@ -271,24 +313,18 @@ def _layer_json(layer: TransformerConfig, dtype: str) -> dict[str, Any]:
   return settings
 
 
-def _medusa(module: Medusa):
-  """Its authors' form, or vLLM's where some tokens cannot be said."""
+def _medusa(module: Medusa, dtype: str):
   c = module.config
+  tensors = {}
+  for h, head in enumerate(module.heads):
+    for b, block in enumerate(head.blocks):
+      for name, array in parameters(block).items():
+        leaf = "bias" if name == "bias" else "weight"
+        tensors[f"blocks.{h}.layers.{b}.{leaf}"] = array
+    (array,) = parameters(head.lm_head).values()
+    tensors[f"lm_heads.{h}.weight"] = array
   if c.draft_vocab_size is not None:
-    return _medusa_of_few_words(module)
-  tensors = _of_medusa(module, "{h}.{b}.linear", f"{{h}}.{c.num_layers}")
-  return {
-    "architectures": ["MedusaModel"],
-    "model_type": "medusa",
-    "medusa_num_heads": c.num_heads,
-    "medusa_num_layers": c.num_layers,
-  }, tensors
-
-
-def _medusa_of_few_words(module: Medusa):
-  c = module.config
-  ids = np.asarray(module.target_ids[...]).astype(np.int64)
-  tensors = _of_medusa(module, "blocks.{h}.layers.{b}", "lm_heads.{h}")
+    tensors["token_map"] = np.asarray(module.target_ids[...]).astype(np.int64)
   return {
     "architectures": ["MedusaModel"],
     "model_type": "medusa",
@@ -296,22 +332,11 @@ def _medusa_of_few_words(module: Medusa):
     "num_hidden_layers": c.num_layers,
     "hidden_size": c.embed_dim,
     "vocab_size": c.vocab_size,
-    "truncated_vocab_size": c.draft_vocab_size,
+    "truncated_vocab_size": c.draft_vocab_size or c.vocab_size,
     "medusa_fc_bias": c.bias,
-  }, tensors | {"token_map": ids}
-
-
-def _of_medusa(module: Medusa, block: str, output: str) -> dict[str, Any]:
-  """Its tensors, by what a format calls block b and the output of head h."""
-  tensors = {}
-  for h, head in enumerate(module.heads):
-    for b, one in enumerate(head.blocks):
-      for name, array in parameters(one).items():
-        leaf = "bias" if name == "bias" else "weight"
-        tensors[f"{block.format(h=h, b=b)}.{leaf}"] = array
-    (array,) = parameters(head.lm_head).values()
-    tensors[f"{output.format(h=h)}.weight"] = array
-  return tensors
+    "dtype": dtype,
+    "torch_dtype": dtype,
+  }, tensors
 
 
 def _blockwise(module: Blockwise):

@@ -38,15 +38,16 @@ def fused_layers(num_layers: int, asked: tuple[int, ...]) -> Features:
     asked: them, or () for EAGLE-3's own: 2, N / 2 and N - 3.
 
   Raises:
-    ValueError: if the target has no such layers, or too few for EAGLE-3's.
+    ValueError: if the target has no such layers, or too few for EAGLE-3's; or
+      if they are not in order: servers collect what they read layer by layer.
   """
-  found = asked or (2, num_layers // 2, num_layers - 3)
-  if min(found) < 0 or max(found) >= num_layers:
+  found = asked or tuple(sorted((2, num_layers // 2, num_layers - 3)))
+  if found[0] < 0 or max(found) >= num_layers or sorted(found) != [*found]:
     raise ValueError(
       f"a target of {num_layers} layers cannot be read at layers "
-      f"{','.join(map(str, found))}: give config.head.layers"
+      f"{','.join(map(str, found))}: give config.head.layers, lowest first"
     )
-  return tuple(found)
+  return found
 
 
 def eagle3(
@@ -122,8 +123,16 @@ def eagle1(target: Transformer, *, rngs: nnx.Rngs) -> Eagle:
   That state is normed, and what the layer adds to its stream is not: it can be
   hundreds of times as large. So attention and MLP add nothing at first, and the
   head says what the target said one token before.
+
+  Raises:
+    ValueError: if a head cannot have the target's layer.
   """
   layer = _layer(target.config)
+  if layer.qk_norm:
+    raise ValueError(
+      "EAGLE-1's layer has no norms of queries and keys, and the target's has: "
+      "no format could hold it"
+    )
   width = layer.embed_dim
   module = eagle.Eagle(
     EagleConfig(layer=layer, generation=1, num_features=width),
@@ -198,16 +207,18 @@ def spread_layers(
     asked: them, or () for DFlash's own: as many as the head has, spread evenly.
 
   Raises:
-    ValueError: if the target has no such layers, or too few for DFlash's.
+    ValueError: if the target has no such layers, or too few for DFlash's, or
+      if they are not in order.
   """
   usual = (i + 1 for i in parallel_format.usual_layers(count, num_layers))
   found = tuple(asked or usual)
   # The format numbers layers by what they give: the embedding is no layer's.
-  if min(found) < 1 or max(found) >= num_layers or len({*found}) < len(found):
+  rising = sorted({*found}) == [*found]
+  if found[0] < 1 or max(found) >= num_layers or not rising:
     raise ValueError(
       f"a target of {num_layers} layers cannot be read at layers "
       f"{','.join(map(str, found))}: give config.head.layers, of "
-      f"1..{num_layers - 1}"
+      f"1..{num_layers - 1}, lowest first"
     )
   return found
 

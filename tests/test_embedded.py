@@ -1,6 +1,7 @@
 """The embedded pair: its files, and greedy equality on held-out prompts."""
 
 import functools
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,13 @@ from flax import nnx
 from configs import embedded
 from launch import pair, prompts
 from launch.training import corpus
-from models import head_checkpoints, head_shapes, huggingface, tokenizers
+from models import (
+  head_checkpoints,
+  head_saving,
+  head_shapes,
+  huggingface,
+  tokenizers,
+)
 from models.transformer import as_language_model
 from specjax import engine
 
@@ -51,8 +58,6 @@ def test_transformers_loads_the_same_files_to_equal_logits(name):
 
 
 def test_the_pair_is_small_and_shares_a_tokenizer():
-  import pathlib
-
   size = lambda name: sum(
     f.stat().st_size for f in pathlib.Path("models/pretrained", name).iterdir()
   )
@@ -80,6 +85,28 @@ def test_the_head_for_smollm2_fits_it_and_says_each_of_its_words_once():
   leaves = jax.tree.leaves(own)
   assert sum(x.size for x in leaves) == 9_808_128
   assert all(jnp.isfinite(x).all() for x in leaves)
+
+
+@pytest.mark.parametrize(
+  "name, sizes",
+  [("eagle3", (6, 384, 4096)), ("medusa", (6, 384, 4096)),
+   ("smollm2-eagle3", (30, 576, 49152))],
+)  # fmt: skip
+def test_a_head_lies_here_as_it_would_be_saved(name, sizes, tmp_path):
+  """So that whatever reads what is saved reads these."""
+  folder = pathlib.Path("models/pretrained", name)
+  layers, width, vocab = sizes
+  nothing = np.zeros((vocab, width), jnp.bfloat16)
+  target = head_shapes.Target(
+    num_layers=layers, embed_dim=width, vocab_size=vocab,
+    embedding=nothing, output=lambda: nothing.T,
+  )  # fmt: skip
+  head = head_checkpoints.load(str(folder), target, dtype=jnp.bfloat16)
+  head_saving.save(
+    head.module, str(tmp_path), features=head.features, target=target
+  )
+  for file in ("config.json", "model.safetensors"):
+    assert (tmp_path / file).read_bytes() == (folder / file).read_bytes(), file
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 import functools
 import operator
+import os
 import pathlib
 
 import jax
@@ -346,4 +347,6 @@ def _export(
     features=features,
     dtype=jnp.dtype(config.export_dtype),
     target=target,
+    # A folder is found from wherever the head is read.
+    verifier=os.path.abspath(config.target),
   )

@@ -1,6 +1,7 @@
 """`launch.train` of heads: runs that resume, heads that draft."""
 
 import json
+import os
 
 import files
 import jax
@@ -297,6 +298,22 @@ def test_a_run_goes_on_with_a_head_that_was_exported(trained, texts, target):
   assert finished
   (last,) = [r for r in records(trained["root"] / "on") if "mfu" not in r][-1:]
   assert 0 < last["validation_accepted_1"] < 1
+
+
+def test_a_head_in_speculators_form_says_where_its_target_is(
+  texts, target, tmp_path
+):
+  """Wherever it is read, so by the whole path."""
+  config = tiny(
+    texts, os.path.relpath(target), "parallel",
+    head=dict(draft_vocab_size=WORDS),
+  )  # fmt: skip
+  run = Run(config, str(tmp_path / "w"))
+  run.export(run.task.first, str(tmp_path / "head"))
+  settings = json.loads((tmp_path / "head" / "config.json").read_text())
+  assert settings["speculators_config"]["verifier"] == {
+    "name_or_path": target, "architectures": ["LlamaForCausalLM"]
+  }  # fmt: skip
 
 
 def command_line(*args):
