@@ -1,0 +1,46 @@
+"""launch.tools.allocation: what allocated slots cost, as a ratio."""
+
+import json
+
+import pytest
+from absl.testing import flagsaver
+
+from launch import cli
+from launch.tools import allocation
+
+
+def execute(*args, code=0):
+  with flagsaver.flagsaver():
+    arguments = ["test", "--config=configs/embedded.py", *args]
+    assert cli.execute(allocation.run, arguments) == code
+
+
+def test_rounds_and_prompts_are_compared_over_the_first_size(tmp_path):
+  output = tmp_path / "A.json"
+  execute(
+    "--rows=2", "--slots=128,256", "--text=20", "--turns=2", "--prompt=30",
+    "--buffers=64,128", f"--output={output}",
+  )  # fmt: skip
+  found = json.loads(output.read_text())
+  (rounds,) = found["rounds"]
+  assert (rounds["rows"], rounds["text"]) == (2, 20)
+  for measured, sizes in (
+    (rounds, ("128", "256")), (found["prompts"], ("64", "128"))
+  ):  # fmt: skip
+    assert tuple(measured["seconds"]) == sizes
+    assert measured["ratios"][sizes[0]] == 1
+    first, last = (measured["seconds"][size] for size in sizes)
+    assert measured["ratios"][sizes[1]] == pytest.approx(last / first)
+  assert found["provenance"]["checkpoints"]
+
+
+@pytest.mark.parametrize(
+  ("args", "words"),
+  [
+    (["--slots=32"], "do not fit into 32"),
+    (["--prompt=64", "--buffers=64"], "larger than --prompt"),
+  ],
+)
+def test_sizes_that_hold_no_text_are_one_line(args, words, tmp_path, capsys):
+  execute(*args, f"--output={tmp_path / 'A.json'}", code=2)
+  assert words in capsys.readouterr().err
