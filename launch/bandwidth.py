@@ -1,15 +1,14 @@
 """The share of a device's memory bandwidth that plain decoding reaches.
 
 A plain step of a few rows multiplies every weight once and attends over the
-whole cache, and does little else with them: its time is bounded below by the
+cached text, and does little else with them: its time is bounded below by the
 bytes it reads over the bandwidth of the memory. What is counted of a target
 pass:
 
 - the weights that are multiplied (or added): all but tables of which a pass
   looks up a few rows, which are the positions' and, unless it is also the
   output projection, the embedding;
-- the cache's *allocated* slots, in use or not: attention here reads them all
-  and masks.
+- the cache's slots up to the longest text of the rows, as attention reads them.
 
 Activations, logits and what is written are not counted. All rows of a batch
 share a pass. The share says little where the weights fit into a processor's
@@ -103,9 +102,11 @@ def weight_bytes(params) -> int:
   return sum(size for name, size in sizes.items() if name not in looked_up)
 
 
-def cache_bytes(cache: Cache) -> int:
-  """Bytes of all of a cache's slots, in use or not; shapes alone will do."""
-  return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
+def cache_bytes(cache: Cache, text: float) -> int:
+  """Bytes of the keys and values of so many tokens; shapes alone will do."""
+  buffers = (*cache.keys, *cache.values)
+  whole = sum(x.size * x.dtype.itemsize for x in buffers)
+  return round(whole * min(text / cache.slots, 1))
 
 
 def share(
@@ -136,7 +137,7 @@ def share(
     "device_bytes_per_second": bandwidth.bytes_per_second,
     "device_bandwidth_source": bandwidth.source,
     "weight_bytes_per_pass": weight_bytes,
-    "allocated_cache_bytes_per_pass": cache_bytes,
+    "cache_bytes_per_pass": cache_bytes,
     "passes_per_second": 1 / step_seconds,
     "rows_per_pass": rows,
     "bytes_per_token": total / rows,
@@ -150,7 +151,7 @@ def row(found: dict) -> str:
   giga = lambda name: f"{found[name] / 1e9:.1f}"
   return (
     f"plain decoding: {mega('weight_bytes_per_pass')} MB of weights and "
-    f"{mega('allocated_cache_bytes_per_pass')} MB of allocated cache a pass, "
+    f"{mega('cache_bytes_per_pass')} MB of cache a pass, "
     f"{found['passes_per_second']:.0f} passes/s of {found['rows_per_pass']} "
     f"rows: {giga('bytes_per_second')} of "
     f"{giga('device_bytes_per_second')} GB/s "

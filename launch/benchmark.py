@@ -93,11 +93,11 @@ def run(_) -> int:
   costs = pieces.costs()
   memory = None
   if models.mesh is None:  # of one device, whose memory all is in
+    state = engines["autoregressive"].prefill(typical, budget=0)
+    halfway = int(state.length.max()) + config.max_new_tokens / 2
     memory = bandwidth.share(
       weight_bytes=bandwidth.weight_bytes(models.params.target),
-      cache_bytes=bandwidth.cache_bytes(
-        engines["autoregressive"].prefill(typical, budget=0).target_cache
-      ),
+      cache_bytes=bandwidth.cache_bytes(state.target_cache, halfway),
       rows=typical.rows,
       step_seconds=costs.plain_step,
       bandwidth=bandwidth.of_device(jax.devices()[0]),

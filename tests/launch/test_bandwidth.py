@@ -39,16 +39,15 @@ def test_weights_count_if_they_are_multiplied(changes, weights):
     assert bandwidth.weight_bytes(params) == size * weights
 
 
-def test_all_slots_of_the_cache_count():
+def test_the_slots_of_the_text_count():
   plain, _ = model(jnp.bfloat16)
   cache = plain.init_cache(3, 20)
-  # Keys and values, 2 layers, 3 rows, 2 heads, 20 slots, 4 channels; lengths.
-  expected = 2 * 2 * 3 * 2 * 20 * 4 * 2 + 3 * 4
-  assert bandwidth.cache_bytes(cache) == expected
-  fuller = cache.replace(length=cache.length + 7)
-  assert bandwidth.cache_bytes(fuller) == expected
-  shapes = jax.eval_shape(lambda: plain.init_cache(3, 20))
-  assert bandwidth.cache_bytes(shapes) == expected
+  # Keys and values, 2 layers, 3 rows, 2 heads, 5 tokens, 4 channels.
+  expected = 2 * 2 * 3 * 2 * 5 * 4 * 2
+  assert bandwidth.cache_bytes(cache, 5) == expected
+  shapes = jax.eval_shape(lambda: plain.init_cache(3, 40))
+  assert bandwidth.cache_bytes(shapes, 5) == expected  # room beyond is unread
+  assert bandwidth.cache_bytes(cache, 50) == 4 * expected
 
 
 def test_the_share_is_bytes_a_pass_times_passes_over_bandwidth():
@@ -66,7 +65,7 @@ def test_the_share_is_bytes_a_pass_times_passes_over_bandwidth():
     found["bytes_per_second"]
   )
   assert bandwidth.row(found) == (
-    "plain decoding: 14000.0 MB of weights and 1000.0 MB of allocated cache a "
+    "plain decoding: 14000.0 MB of weights and 1000.0 MB of cache a "
     "pass, 100 passes/s of 4 rows: 1500.0 of 2039.0 GB/s (spec sheet), 74%"
   )
 

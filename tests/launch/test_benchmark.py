@@ -66,7 +66,7 @@ def test_the_documented_numbers_are_measured(cli, tmp_path, capsys):
   found = result["memory_bandwidth"]
   assert bandwidth.row(found) in printed.err
   assert found["bytes_per_second"] == pytest.approx(
-    (found["weight_bytes_per_pass"] + found["allocated_cache_bytes_per_pass"])
+    (found["weight_bytes_per_pass"] + found["cache_bytes_per_pass"])
     / result["autoregressive_step_seconds"]
   )
 
