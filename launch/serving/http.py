@@ -265,7 +265,7 @@ def _tickets(
         min_p=ask.min_p,
       ),
       deliver=deliver(index),
-      watch=stops.watch(service.tokenizer, ask.stop),
+      watch=stops.watch(service.tokenizer, ask.stop, prompt),
       deadline=deadline,
       objective=ask.objective,
       seeded=ask.is_seeded and ask.temperature > 0,

@@ -3,6 +3,9 @@
 import functools
 import json
 
+import fallback
+import files
+import numpy as np
 import pytest
 import tokenizers as hf
 import transformers
@@ -263,3 +266,28 @@ def test_what_the_files_call_special_is_so_where_it_is_a_word(whole):
     )
   )
   assert ours.decode(ours.encode("<s>word</s>")) == "word"
+
+
+@pytest.mark.parametrize(
+  ("make", "drops"),
+  [
+    (fallback.tokenizer, True),
+    (fallback.metaspace, True),
+    (lambda: tokenizers.load(files.EMBEDDED), False),
+  ],
+)
+def test_a_text_and_what_goes_on_with_it_are_the_text_of_both(make, drops):
+  """Wherever it is cut between characters; special tokens say nothing."""
+  rng, tokenizer, dropped = np.random.default_rng(0), make(), 0
+  words = [
+    number
+    for number in range(tokenizer.vocab_size)
+    if "\ufffd" not in tokenizer.decode([number, number])
+  ]
+  for _ in range(300):
+    ids = rng.choice(words, 6)
+    cut = rng.integers(7)
+    text = tokenizer.decode(ids[cut:], after=ids[:cut])
+    assert tokenizer.decode(ids[:cut]) + text == tokenizer.decode(ids)
+    dropped += text != tokenizer.decode(ids[cut:])
+  assert (dropped > 10) == drops
