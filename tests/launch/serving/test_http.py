@@ -490,10 +490,13 @@ def test_a_completion_begins_with_its_space_and_ends_before_one(slots):
     client = openai.OpenAI(base_url=f"{address}/v1", api_key="x", max_retries=0)
     for stop, expected in ((None, text), (f" w{ids[3]}", text)):
       expected = text.partition(stop)[0] if stop else text
-      settings = dict(max_tokens=8, temperature=0, stop=stop)
+      settings = dict(max_tokens=8, temperature=0, stop=stop, logprobs=0)
       whole = complete(client, "w5 w6", **settings)
       assert whole.choices[0].text == expected
       assert whole.usage.completion_tokens == (4 if stop else len(ids))
+      told = whole.choices[0].logprobs
+      for token, at in zip(told.tokens[:3], told.text_offset, strict=False):
+        assert text[at : at + len(token)] == token
       chunks = complete(
         client, "w5 w6", stream=True, token_origins=True, **settings
       )
