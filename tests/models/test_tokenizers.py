@@ -84,7 +84,7 @@ def listed(*tokens, start=None, **more):
   """What added_tokens_decoder says of tokens behind the vocabulary."""
   start = size() if start is None else start
   return {
-    str(start + place): {"content": token, "special": True, **more}
+    str(start + place): {"content": token, "special": True} | more
     for place, token in enumerate(tokens)
   }
 
@@ -256,6 +256,36 @@ def test_a_map_of_special_tokens_is_read_beside_a_tokenizer(whole, lists):
   assert (ours.bos_token, ours.eos_token) == (
     ("<s>", "</s>") if lists else tuple(IM)
   )
+
+
+STRIPS = {"special": True, "lstrip": True, "rstrip": True}
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize(
+  "config",
+  [
+    {"additional_special_tokens": ["<tool>"]},
+    {"eos_token": "<tool>"},
+    {"tool_token": "<tool>"},
+    {"added_tokens_decoder": listed("<tool>", **STRIPS)},
+    {"eos_token": "<tool>", "added_tokens_decoder": listed("<tool>")},
+    {"added_tokens_decoder": listed("<tool>", **STRIPS | {"special": False})},
+  ],
+)
+def test_how_an_added_token_is_looked_for_is_what_its_list_says(
+  whole, config, special
+):
+  token = hf.AddedToken("<tool>", special=special)
+  folder = whole(
+    lambda backend: backend.add_tokens([token]),
+    tokenizer_config={"tokenizer_class": "PreTrainedTokenizerFast", **config},
+  )
+  theirs = transformers.AutoTokenizer.from_pretrained(folder)
+  # As they print, with how they are looked for.
+  assert repr(
+    assert_the_same(folder).backend.get_added_tokens_decoder()
+  ) == repr(theirs.backend_tokenizer.get_added_tokens_decoder())
 
 
 def test_what_the_files_call_special_is_so_where_it_is_a_word(whole):
