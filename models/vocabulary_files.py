@@ -41,7 +41,8 @@ def read_config(path: pathlib.Path) -> dict[str, Any]:
   """What `tokenizer_config.json` says, and what older files say beside it.
 
   `special_tokens_map.json` stands above a config that does not list the added
-  tokens, and `added_tokens.json` is its list; other configs say it all.
+  tokens, and `added_tokens.json` is its list where there is no
+  `tokenizer.json`; other configs say it all.
 
   Args:
     path: of the checkpoint's directory.
@@ -71,7 +72,12 @@ def read_config(path: pathlib.Path) -> dict[str, Any]:
 def _listed(
   path: pathlib.Path, config: Mapping[str, Any]
 ) -> dict[str, Mapping[str, Any]]:
-  """What `added_tokens.json` lists, as a config would."""
+  """What `added_tokens.json` lists, as a config would.
+
+  Nothing beside `tokenizer.json`, which says more of the same tokens.
+  """
+  if (path / "tokenizer.json").exists():
+    return {}
   special = {token["content"] for token in _special(config)}
   return {
     number: {

@@ -288,6 +288,17 @@ def test_how_an_added_token_is_looked_for_is_what_its_list_says(
   ) == repr(theirs.backend_tokenizer.get_added_tokens_decoder())
 
 
+@pytest.mark.parametrize("special", [True, False])
+def test_a_list_of_its_own_does_not_change_a_whole_tokenizer(whole, special):
+  token = hf.AddedToken("<tool>", special=special, normalized=False)
+  folder = whole(
+    lambda backend: backend.add_tokens([token]),
+    added_tokens={"<tool>": size()},
+  )
+  (found,) = assert_the_same(folder).backend.get_added_tokens_decoder().values()
+  assert (found.special, found.normalized) == (special, False)
+
+
 def test_what_the_files_call_special_is_so_where_it_is_a_word(whole):
   ours = assert_the_same(
     whole(
