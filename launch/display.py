@@ -6,6 +6,8 @@ colour these are green, orange and blue; without, the two rarer kinds are
 bracketed.
 """
 
+from collections.abc import Sequence
+
 import rich.box
 import rich.console
 import rich.table
@@ -31,11 +33,19 @@ def _in_colour(console: rich.console.Console) -> bool:
   return console.color_system is not None and not console.no_color
 
 
-def pieces(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-  """The text each token adds; a character cut in two goes to the last."""
+def pieces(
+  tokenizer: Tokenizer, ids: list[int], before: Sequence[int] = ()
+) -> list[str]:
+  """The text each token adds; a character cut in two goes to the last.
+
+  Args:
+    tokenizer: of the pair.
+    ids: the tokens.
+    before: tokens of what they complete.
+  """
   out, shown = [], ""
   for count in range(1, len(ids) + 1):
-    text = tokenizer.decode(ids[:count])
+    text = tokenizer.decode(ids[:count], after=before)
     if text.endswith("\ufffd") and count < len(ids):
       out.append("")
       continue
@@ -61,7 +71,7 @@ def show_completion(
   if prompt.stop:
     room = len(stops.text_of(prompt, vars(completion), tokenizer))
   for piece, code in zip(
-    pieces(tokenizer, ids), completion.origins, strict=True
+    pieces(tokenizer, ids, prompt.token_ids), completion.origins, strict=True
   ):
     if room is not None:
       piece, room = piece[:room], max(room - len(piece), 0)

@@ -508,7 +508,9 @@ def engine_of(config, pair: Pair, *, baseline: bool = False) -> Engine:
     top_p=config.top_p,
     min_p=config.min_p,
     seed=config.seed,
-    watch=lambda prompt: stops.watch(pair.tokenizer, prompt.stop),
+    watch=lambda prompt: stops.watch(
+      pair.tokenizer, prompt.stop, prompt.token_ids
+    ),
     rungs=None if baseline else pair.rungs,
     ladder=None
     if baseline or not pair.rungs

@@ -22,11 +22,16 @@ class Growing:
   into none.
   """
 
-  def __init__(self, tokenizer: Tokenizer):
-    """No token yet."""
+  def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()):
+    """No token yet.
+
+    Args:
+      tokenizer: of the pair.
+      before: tokens of what is completed.
+    """
     self._tokenizer = tokenizer
     # Tokens whose text is the newest that was given, and those behind them.
-    self._given: list[int] = []
+    self._given = tokenizer.context(before)
     self._held: list[int] = []
     self._ends_in_byte = False
 
@@ -51,24 +56,26 @@ class Growing:
     return self._new().rstrip(_NONE) if self._held else ""
 
   def _new(self) -> str:
-    # Some decoders treat a text's first token in another way than the rest.
     before = self._tokenizer.decode(self._given)
     return self._tokenizer.decode([*self._given, *self._held])[len(before) :]
 
 
-def watch(tokenizer: Tokenizer, stop: Sequence[str]) -> Watch | None:
+def watch(
+  tokenizer: Tokenizer, stop: Sequence[str], before: Sequence[int] = ()
+) -> Watch | None:
   """What ends a row with the token that completes a stop string.
 
   Args:
     tokenizer: of the pair.
     stop: the texts, none empty; without any there is nothing to watch for.
+    before: tokens of what is completed.
 
   Returns:
     A `specjax.endings.Watch` of one completion.
   """
   if not stop:
     return None
-  text = Growing(tokenizer)
+  text = Growing(tokenizer, before)
   longest, tail = max(map(len, stop)), ""
 
   def look(token_ids: Sequence[int]) -> int | None:
@@ -95,7 +102,7 @@ def text_of(
       "stop_reason".
     tokenizer: of the pair.
   """
-  text = tokenizer.decode(row["token_ids"])
+  text = tokenizer.decode(row["token_ids"], after=prompt.token_ids)
   if row["stop_reason"] != StopReason.STOP_STRING.name.lower():
     return text
   found = [at for x in prompt.stop if (at := text.find(x)) >= 0]

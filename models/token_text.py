@@ -67,16 +67,13 @@ def bytes_of(tokenizer: Tokenizer, token: int) -> bytes:
   """
   if is_silent(tokenizer, token):
     return b""
-  backend = tokenizer.backend
-  piece = backend.id_to_token(token)
+  piece = tokenizer.backend.id_to_token(token)
   byte = fallback_byte(tokenizer, token)
   if byte is not None:
     return bytes([byte])
   if _decodes(tokenizer, _BLANK, " ") and all(x in _SHOWN for x in piece):
     return bytes(_SHOWN[x] for x in piece)
-  # Some decoders treat a text's first token in another way than the rest.
-  once, twice = (backend.decode([token] * count) for count in (1, 2))
-  return twice[len(once) :].encode()
+  return tokenizer.decode([token], after=[token]).encode()
 
 
 def name_of(tokenizer: Tokenizer, token: int) -> str:

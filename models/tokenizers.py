@@ -98,9 +98,40 @@ class Tokenizer:
       if token.special or is_structure(token.content)
     }
 
-  def decode(self, ids: Sequence[int]) -> str:
-    """Text of ids; special tokens are left out."""
-    return self.backend.decode([int(i) for i in ids])
+  def decode(self, ids: Sequence[int], *, after: Sequence[int] = ()) -> str:
+    """Text of ids; special tokens are left out.
+
+    Args:
+      ids: the ids.
+      after: those of the text that they go on with, as a completion does with
+        its prompt: many decoders leave out the space that a text begins with.
+    """
+    before = self.context(after)
+    text = self.backend.decode([*before, *(int(i) for i in ids)])
+    return text[len(self.backend.decode(before)) :]
+
+  def context(self, ids: Sequence[int]) -> list[int]:
+    """The fewest ids after which others are the text that they are after some.
+
+    A word stands for any text, so that what follows cannot change its last
+    character, as bytes could; where there is no text, nothing does.
+    """
+    word = self._word
+    if word is None:
+      return []
+    alone = self.backend.decode([word])
+    says = lambda i: self.backend.decode([word, int(i)]) != alone
+    return [word] if any(map(says, reversed(ids))) else []
+
+  @functools.cached_property
+  def _word(self) -> int | None:
+    """A token of whole characters, spelled as they are; None if none is."""
+    for number in range(self.backend.get_vocab_size(with_added_tokens=False)):
+      text = self.backend.decode([number])
+      name = self.backend.id_to_token(number) or ""
+      if text.isascii() and text.isalnum() and name.endswith(text):
+        return number
+    return None
 
   def token_bytes(self) -> np.ndarray:
     """Bytes of text that each token of a byte-level BPE stands for, `i32[V]`.

@@ -6,7 +6,7 @@ whose class says how it cuts words. They are read as transformers reads them.
 """
 
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import tokenizers as hf
@@ -41,7 +41,8 @@ def read_config(path: pathlib.Path) -> dict[str, Any]:
   """What `tokenizer_config.json` says, and what older files say beside it.
 
   `special_tokens_map.json` stands above a config that does not list the added
-  tokens, and `added_tokens.json` is its list; other configs say it all.
+  tokens, and `added_tokens.json` is its list where there is no
+  `tokenizer.json`; other configs say it all.
 
   Args:
     path: of the checkpoint's directory.
@@ -71,7 +72,12 @@ def read_config(path: pathlib.Path) -> dict[str, Any]:
 def _listed(
   path: pathlib.Path, config: Mapping[str, Any]
 ) -> dict[str, Mapping[str, Any]]:
-  """What `added_tokens.json` lists, as a config would."""
+  """What `added_tokens.json` lists, as a config would.
+
+  Nothing beside `tokenizer.json`, which says more of the same tokens.
+  """
+  if (path / "tokenizer.json").exists():
+    return {}
   special = {token["content"] for token in _special(config)}
   return {
     number: {
@@ -88,18 +94,13 @@ def _read(file: pathlib.Path) -> Mapping[str, Any]:
 
 
 def mark_special(backend: hf.Tokenizer, config: Mapping[str, Any]) -> None:
-  """Makes the tokens that a config names special, where a vocabulary has them.
+  """Adds what a config lists and names, as far as a vocabulary has it.
 
   Args:
-    backend: to which they are added.
+    backend: of `tokenizer.json`, which says by itself which tokens there are.
     config: from `read_config`.
   """
-  there = backend.get_added_tokens_decoder().values()
-  done = {token.content for token in there if token.special}
-  for token in _special(config):
-    known = backend.token_to_id(token["content"]) is not None
-    if known and token["content"] not in done:
-      backend.add_special_tokens([_added(token, special=True)])
+  _add(backend, config, lambda name: backend.token_to_id(name) is not None)
 
 
 def read(path: pathlib.Path, config: Mapping[str, Any]) -> hf.Tokenizer:
@@ -138,7 +139,14 @@ def read(path: pathlib.Path, config: Mapping[str, Any]) -> hf.Tokenizer:
       add_prefix_space=with_space
     )
   backend.decoder = decoders.ByteLevel()
-  _add(backend, config)
+  _add(backend, config, lambda _: True)
+  for number, token in config["added_tokens_decoder"].items():
+    found = backend.token_to_id(token["content"])
+    if found != int(number):
+      raise ValueError(
+        f"the added token {token['content']!r:.40} is said to have the id "
+        f"{number}, and would get {found}"
+      )
   bos, eos = (
     config[f"{end}_token"] if config.get(f"add_{end}_token") else None
     for end in ("bos", "eos")
@@ -172,31 +180,54 @@ def _kind(path: pathlib.Path, config: Mapping[str, Any]) -> str:
   return str(named).removesuffix("Fast").removesuffix("Tokenizer")
 
 
-def _add(backend: hf.Tokenizer, config: Mapping[str, Any]) -> None:
-  """Adds what a config lists and names; ValueError for ids that are others."""
-  named = {token["content"] for token in _special(config)}
-  listed = config["added_tokens_decoder"].items()
-  for number, token in sorted(listed, key=lambda item: int(item[0])):
-    special = bool(token.get("special")) or token["content"] in named
-    backend.add_tokens([_added(token, special=special)])
-    found = backend.token_to_id(token["content"])
-    if found != int(number):
-      raise ValueError(
-        f"the added token {token['content']!r:.40} is said to have the id "
-        f"{number}, and would get {found}"
-      )
+def _add(
+  backend: hf.Tokenizer,
+  config: Mapping[str, Any],
+  wanted: Callable[[str], bool],
+) -> None:
+  """Adds those tokens that are wanted; the named ones are special.
+
+  What is listed says how a token is looked for, before what was there already.
+  """
+  named = {token["content"] for token in _named(config)}
+  listed = sorted(
+    config["added_tokens_decoder"].items(), key=lambda item: int(item[0])
+  )
+  there = {
+    token.content: {
+      "content": token.content, "special": token.special,
+      "single_word": token.single_word, "lstrip": token.lstrip,
+      "rstrip": token.rstrip, "normalized": token.normalized,
+    }
+    for token in backend.get_added_tokens_decoder().values()
+  }  # fmt: skip
+  there |= {token["content"]: token for _, token in listed}
+  added = {
+    name: _added(token, special=bool(token.get("special")) or name in named)
+    for name, token in there.items()
+  }
   for token in _special(config):
-    backend.add_special_tokens([_added(token, special=True)])
+    added.setdefault(token["content"], _added(token, special=True))
+  # At once: every call builds anew what looks for all of them.
+  backend.add_tokens([token for name, token in added.items() if wanted(name)])
+
+
+def _named(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+  """The tokens that are something to a model, each as an object."""
+  others = sorted(k for k in config if k.endswith("_token") and k not in _NAMED)
+  return _objects(config.get(key) for key in (*_NAMED, *others))
 
 
 def _special(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-  """The tokens that a config names for what they are, each as an object."""
-  others = sorted(k for k in config if k.endswith("_token") and k not in _NAMED)
-  found = [config.get(key) for key in (*_NAMED, *others)]
+  """Those, and the ones that are in a list of no more than names."""
+  yield from _named(config)
   for key in _LISTS:
     more = config.get(key) or ()
-    found += more.values() if isinstance(more, Mapping) else more
-  for token in found:
+    yield from _objects(more.values() if isinstance(more, Mapping) else more)
+
+
+def _objects(tokens: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
+  for token in tokens:
     if isinstance(token, str):
       yield {"content": token}
     elif isinstance(token, Mapping) and isinstance(token.get("content"), str):

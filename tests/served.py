@@ -206,6 +206,7 @@ def http_service(
   connections=1000,
   drain_seconds=5,
   defaults=None,
+  reads=None,
   **more,
 ):
   """A server in a thread, over slots that are compiled.
@@ -217,7 +218,7 @@ def http_service(
   service = http.Service(
     scheduler=scheduler,
     metrics=metrics,
-    tokenizer=tokenizer(),
+    tokenizer=reads or tokenizer(),
     defaults=asking.Defaults(
       **dict(
         model="toy", temperature=0.0, top_k=0, top_p=1.0, min_p=0.0,

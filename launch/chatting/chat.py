@@ -138,7 +138,7 @@ class Chat:
     )
     if reading.why and turn.anew:
       reading = dataclasses.replace(reading, why=turn.anew)
-    ids = self._screen.answer(self.pair.tokenizer, self.talk.rounds())
+    ids = self._screen.answer(self.pair.tokenizer, self.talk.rounds(), turn.ids)
     self.conversation = self.conversation.answered(turn, ids)
     self.last = None
     state = self.talk.state()

@@ -58,18 +58,22 @@ class Screen:
       yield line + "\n"
 
   def answer(
-    self, tokenizer: Tokenizer, rounds: Iterator[Sequence[tuple[int, Origin]]]
+    self,
+    tokenizer: Tokenizer,
+    rounds: Iterator[Sequence[tuple[int, Origin]]],
+    before: Sequence[int] = (),
   ) -> list[int]:
     """Shows an answer as it is written; Ctrl-C ends it.
 
     Args:
       tokenizer: of the model.
       rounds: the tokens of each round, and where they came from.
+      before: tokens of what is answered.
 
     Returns:
       All tokens that were written.
     """
-    growing, ids = Growing(tokenizer), list[int]()
+    growing, ids = Growing(tokenizer, before), list[int]()
     with _noticed(self.interactive) as interrupted:
       try:
         for new in rounds:

@@ -84,7 +84,7 @@ class Conversation:
     """The conversation with a turn and its answer, whole or not."""
     answer = {
       "role": "assistant",
-      "content": self.tokenizer.decode(token_ids),
+      "content": self.tokenizer.decode(token_ids, after=turn.ids),
     }
     return dataclasses.replace(
       self, messages=(*turn.messages, answer), ids=(*turn.ids, *token_ids)

@@ -186,22 +186,32 @@ def ask(
   Raises:
     ValueError: for what the chat template refuses.
   """
-  told = [tokenizer.decode(ids) for ids in answers[:turn]]
+  told: list[str] = []
+  for answer in answers[:turn]:
+    before = _encoded(tokenizer, question, told)
+    told.append(tokenizer.decode(answer, after=before))
+  ids = _encoded(tokenizer, question, told)
+  return Asked(question=question, turn=turn, token_ids=tuple(ids))
+
+
+def _encoded(
+  tokenizer: Tokenizer, question: Question, told: Sequence[str]
+) -> list[int]:
+  """Ids of the turn after so many answers."""
+  turn = len(told)
   if tokenizer.chat_template is None:
     texts = [question.turns[0]]
     for answer, said in zip(told, question.turns[1 : turn + 1], strict=True):
       texts += [answer, said]
-    ids = tokenizer.encode("\n\n".join(texts))
-  else:
-    messages: list[Mapping[str, str]] = []
-    for said, answer in zip(question.turns, told, strict=False):
-      messages.append({"role": "user", "content": said})
-      messages.append({"role": "assistant", "content": answer})
-    messages.append({"role": "user", "content": question.turns[turn]})
-    try:
-      ids = chat.encode(tokenizer, messages)
-    except ValueError as error:
-      raise ValueError(
-        f"question {question.id!r}, turn {turn + 1}: {error}"
-      ) from None
-  return Asked(question=question, turn=turn, token_ids=tuple(ids))
+    return tokenizer.encode("\n\n".join(texts))
+  messages: list[Mapping[str, str]] = []
+  for said, answer in zip(question.turns, told, strict=False):
+    messages.append({"role": "user", "content": said})
+    messages.append({"role": "assistant", "content": answer})
+  messages.append({"role": "user", "content": question.turns[turn]})
+  try:
+    return chat.encode(tokenizer, messages)
+  except ValueError as error:
+    raise ValueError(
+      f"question {question.id!r}, turn {turn + 1}: {error}"
+    ) from None

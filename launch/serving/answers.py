@@ -55,8 +55,10 @@ class Choice:
   def __init__(self, index: int, ask: Ask, tokenizer: Tokenizer):
     """Nothing is known yet."""
     self.index, self._ask, self._tokenizer = index, ask, tokenizer
-    self._reader = Reader(tokenizer, ask.stop)
-    self._shown = Reader(tokenizer)  # every token's own piece, for colours
+    before = ask.prompts[index // ask.num_choices]
+    self._reader = Reader(tokenizer, ask.stop, before)
+    # Every token's own piece, for colours.
+    self._shown = Reader(tokenizer, before=before)
     self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
     self._num_characters = 0  # that its tokens' bytes are so far
     self._tokens: list[dict[str, Any]] = []  # as a chat's log-probabilities

@@ -288,7 +288,7 @@ def _tickets(
         ignore_stop=ask.ignore_eos,
       ),
       deliver=deliver(index),
-      watch=stops.watch(service.tokenizer, ask.stop),
+      watch=stops.watch(service.tokenizer, ask.stop, prompt),
       deadline=deadline,
       objective=ask.objective,
       seeded=ask.is_seeded and ask.temperature > 0,

@@ -18,15 +18,22 @@ class Reader:
     sent: the text that was given out.
   """
 
-  def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()):
+  def __init__(
+    self,
+    tokenizer: Tokenizer,
+    stop: Sequence[str] = (),
+    before: Sequence[int] = (),
+  ):
     """Nothing is read yet.
 
     Args:
       tokenizer: of the pair.
       stop: texts before the first of which the text ends.
+      before: tokens of what is completed.
     """
     self._tokenizer, self._stop = tokenizer, tuple(stop)
-    self._text = stops.Growing(tokenizer)
+    self._before = tuple(before)
+    self._text = stops.Growing(tokenizer, before)
     self._whole = ""  # characters that are
     self.token_ids: list[int] = []
     self.sent = ""
@@ -45,7 +52,7 @@ class Reader:
     Args:
       cut: whether a stop string ended it.
     """
-    text = self._tokenizer.decode(self.token_ids)
+    text = self._tokenizer.decode(self.token_ids, after=self._before)
     if cut:
       found = [at for x in self._stop if (at := text.find(x)) >= 0]
       text = text[: min(found, default=len(text))]

@@ -57,4 +57,4 @@ class Sampler:
     found = jax.device_get(self._generate(params))
     for row, ids in enumerate(self._ids):
       new = found.tokens[row, len(ids) : found.length[row]]
-      yield self._texts[row], self._tokenizer.decode(new.tolist())
+      yield self._texts[row], self._tokenizer.decode(new, after=ids)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 
+import fallback
 import files
 import pytest
 import several
@@ -274,6 +275,13 @@ def test_ctrl_c_ends_an_answer_and_what_was_written_stays(shown, times, left):
   assert ids == tokenizer.encode(TEXT)[:left]
   assert shown[1].getvalue() == tokenizer.decode(ids) + "\n"
   assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_answer_is_shown_with_the_space_that_it_begins_with(shown):
+  tokenizer = fallback.numbered(20)
+  rounds = iter([[(3, Origin.ACCEPTED)], [(4, Origin.BONUS)]])
+  assert shown[0].answer(tokenizer, rounds, [7]) == [3, 4]
+  assert shown[1].getvalue() == " w3 w4\n"
 
 
 @pytest.mark.usefixtures("heeded")

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 
+import fallback
 import pytest
 import several
 from files import read_jsonl, write_jsonl
@@ -276,3 +277,28 @@ def test_the_program_exits_with_2_and_no_traceback():
   assert done.returncode == 2
   assert "unknown rule 'nope'" in done.stderr
   assert "Traceback" not in done.stderr
+
+
+def test_a_completion_begins_with_its_space_and_ends_before_one(
+  cli, pair, tmp_path
+):
+  """Where a tokenizer drops the space that a whole text begins with."""
+  tokenizer = fallback.numbered(4096)
+  target = shutil.copytree(pair[0], tmp_path / "target")
+  tokenizers.save(tokenizer, target)
+  source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+  run = lambda record: cli(
+    decode.run, *SMALL, "--nobaseline", "--overwrite", f"--output={out}",
+    f"--prompts={write_jsonl(source, [record])}",
+    "--config.num_speculative_tokens=0",
+    config=f"configs/huggingface.py:target={target}",
+  )  # fmt: skip
+  assert run({"prompt": "w5 w6"}) == 0
+  (row,) = read_jsonl(out)
+  ids = row["token_ids"]
+  assert row["completion"] == fallback.said(ids, tokenizer)
+  stop = f" w{ids[2]}"
+  assert run({"prompt": "w5 w6", "stop": stop}) == 0
+  (row,) = read_jsonl(out)
+  assert row["completion"] == fallback.said(ids, tokenizer).partition(stop)[0]
+  assert row["token_ids"] == ids[: 1 + ids.index(ids[2])]

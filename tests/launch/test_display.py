@@ -3,6 +3,7 @@
 import dataclasses
 import io
 
+import fallback
 import rich.console
 from files import EMBEDDED
 
@@ -93,3 +94,17 @@ def test_a_lossless_run_names_its_rule():
   text = shown(display.show_summary, summary_of(0.0), rules.get("token"))
   assert text.startswith("rule token: lossless")
   assert "lossy" not in text
+
+
+def test_pieces_of_a_completion_are_its_text_after_its_prompt():
+  tokenizer = fallback.numbered(20)
+  ids = tokenizer.encode("w3 w4")
+  assert display.pieces(tokenizer, ids, [7]) == [" w3", " w4"]
+  completion = Completion(
+    token_ids=ids, origins=[Origin.ACCEPTED] * 2, stop_reason="length",
+    num_target_calls=1, num_fed=4, num_drafted=3, num_accepted=3,
+    expected_accepted=3.0, total_variation=0.0, accept_counts=[0, 0, 0, 1],
+  )  # fmt: skip
+  prompt = Prompt(0, 0, "w7", (7,))
+  text = shown(display.show_completion, tokenizer, prompt, completion)
+  assert text.endswith("\nw7 w3 w4\n")

@@ -1,5 +1,7 @@
 """Stop strings: where a text ends, also across tokens."""
 
+import functools
+
 import fallback
 import numpy as np
 import pytest
@@ -68,12 +70,14 @@ def test_pieces_of_a_text_stand_and_are_the_text(kind):
     ]
   undone, held = 0, 0
   for _ in range(300):
-    ids, text, given = noise(), stops.Growing(tokenizer), ""
+    ids, given, prompt = noise(), "", noise() if rng.random() < 0.5 else []
+    text = stops.Growing(tokenizer, prompt)
+    decode = functools.partial(tokenizer.decode, after=prompt)
     for count, token in enumerate(ids, start=1):
-      before = tokenizer.decode(ids[: count - 1])
+      before = decode(ids[: count - 1])
       piece = text.add(int(token))
       given, held = given + piece, held + (not piece)
-      now = tokenizer.decode(ids[:count])
+      now = decode(ids[:count])
       assert now.startswith(given)
       assert given + text.rest() == now.rstrip("\ufffd")
       undone += not now.startswith(before.rstrip("\ufffd"))
@@ -102,3 +106,20 @@ def test_a_stop_string_across_words_and_bytes_is_found():
   assert stops.watch(tokenizer, ["STOP"])(ids) == 4
   assert stops.watch(tokenizer, ["OPé"])(ids) == 6
   assert stops.watch(tokenizer, ["TOPS"])(ids) is None
+
+
+@pytest.mark.parametrize("make", [fallback.tokenizer, fallback.metaspace])
+def test_a_completion_begins_with_its_space_and_ends_before_one(make):
+  """Such a decoder drops the space that a whole text begins with."""
+  tokenizer = make()
+  the, a, end = map(tokenizer.backend.token_to_id, ("▁the", "▁a", "</s>"))
+  for prompt, text in (((a,), " the a a"), ((end,), "the a a")):
+    ids, given = [the, a, a], stops.Growing(tokenizer, prompt)
+    assert "".join(map(given.add, ids)) + given.rest() == text
+    row = {"token_ids": ids, "stop_reason": "length"}
+    found = stops.text_of(Prompt(0, 0, "", prompt), row, tokenizer)
+    assert found == text
+  assert stops.watch(tokenizer, [" the"], [a])([the, a]) == 1
+  row = {"token_ids": [the], "stop_reason": "stop_string"}
+  prompt = Prompt(0, 0, "", (a,), stop=(" the",))
+  assert stops.text_of(prompt, row, tokenizer) == ""

@@ -370,6 +370,9 @@ def test_a_leading_space_is_not_the_one_that_is_added(tmp_path):
   assert tokenizer.encode(" ") == [1, vocab["▁▁"]]
   assert tokenizer.encode("   ") == [1, vocab["▁▁▁▁"]]
   assert tokenizer.decode(tokenizer.encode("  the cat")) == "  the cat"
+  prompt, more = tokenizer.encode("the cat"), tokenizer.encode("sat  on")
+  assert tokenizer.decode(more, after=prompt) == " sat  on"
+  assert tokenizer.decode(more, after=prompt[:1]) == "sat  on"
   bare = gguf_tokenizer.load(
     str(sentencepiece(tmp_path, add_space_prefix=False))
   )

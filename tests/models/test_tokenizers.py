@@ -3,6 +3,9 @@
 import functools
 import json
 
+import fallback
+import files
+import numpy as np
 import pytest
 import tokenizers as hf
 import transformers
@@ -81,7 +84,7 @@ def listed(*tokens, start=None, **more):
   """What added_tokens_decoder says of tokens behind the vocabulary."""
   start = size() if start is None else start
   return {
-    str(start + place): {"content": token, "special": True, **more}
+    str(start + place): {"content": token, "special": True} | more
     for place, token in enumerate(tokens)
   }
 
@@ -255,6 +258,47 @@ def test_a_map_of_special_tokens_is_read_beside_a_tokenizer(whole, lists):
   )
 
 
+STRIPS = {"special": True, "lstrip": True, "rstrip": True}
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize(
+  "config",
+  [
+    {"additional_special_tokens": ["<tool>"]},
+    {"eos_token": "<tool>"},
+    {"tool_token": "<tool>"},
+    {"added_tokens_decoder": listed("<tool>", **STRIPS)},
+    {"eos_token": "<tool>", "added_tokens_decoder": listed("<tool>")},
+    {"added_tokens_decoder": listed("<tool>", **STRIPS | {"special": False})},
+  ],
+)
+def test_how_an_added_token_is_looked_for_is_what_its_list_says(
+  whole, config, special
+):
+  token = hf.AddedToken("<tool>", special=special)
+  folder = whole(
+    lambda backend: backend.add_tokens([token]),
+    tokenizer_config={"tokenizer_class": "PreTrainedTokenizerFast", **config},
+  )
+  theirs = transformers.AutoTokenizer.from_pretrained(folder)
+  # As they print, with how they are looked for.
+  assert repr(
+    assert_the_same(folder).backend.get_added_tokens_decoder()
+  ) == repr(theirs.backend_tokenizer.get_added_tokens_decoder())
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_a_list_of_its_own_does_not_change_a_whole_tokenizer(whole, special):
+  token = hf.AddedToken("<tool>", special=special, normalized=False)
+  folder = whole(
+    lambda backend: backend.add_tokens([token]),
+    added_tokens={"<tool>": size()},
+  )
+  (found,) = assert_the_same(folder).backend.get_added_tokens_decoder().values()
+  assert (found.special, found.normalized) == (special, False)
+
+
 def test_what_the_files_call_special_is_so_where_it_is_a_word(whole):
   ours = assert_the_same(
     whole(
@@ -263,3 +307,28 @@ def test_what_the_files_call_special_is_so_where_it_is_a_word(whole):
     )
   )
   assert ours.decode(ours.encode("<s>word</s>")) == "word"
+
+
+@pytest.mark.parametrize(
+  ("make", "drops"),
+  [
+    (fallback.tokenizer, True),
+    (fallback.metaspace, True),
+    (lambda: tokenizers.load(files.EMBEDDED), False),
+  ],
+)
+def test_a_text_and_what_goes_on_with_it_are_the_text_of_both(make, drops):
+  """Wherever it is cut between characters; special tokens say nothing."""
+  rng, tokenizer, dropped = np.random.default_rng(0), make(), 0
+  words = [
+    number
+    for number in range(tokenizer.vocab_size)
+    if "\ufffd" not in tokenizer.decode([number, number])
+  ]
+  for _ in range(300):
+    ids = rng.choice(words, 6)
+    cut = rng.integers(7)
+    text = tokenizer.decode(ids[cut:], after=ids[:cut])
+    assert tokenizer.decode(ids[:cut]) + text == tokenizer.decode(ids)
+    dropped += text != tokenizer.decode(ids[cut:])
+  assert (dropped > 10) == drops

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import fallback
 import pytest
 
 from launch.chatting.turns import Conversation
@@ -167,3 +168,15 @@ def test_a_system_message_that_is_refused_changes_nothing(tokenizer):
   talk = begun(tokenizer, NO_SYSTEM)
   with pytest.raises(ValueError, match="refuses this: no system"):
     talk.with_system("Be brief.")
+
+
+def test_an_answer_begins_with_the_space_that_was_written():
+  """Also where a tokenizer drops the space that a whole text begins with."""
+  tokenizer = dataclasses.replace(
+    fallback.numbered(20),
+    chat_template="{% for m in messages %}{{ m.content }}{% endfor %}",
+  )
+  talk = Conversation(tokenizer=tokenizer, stop_tokens=())
+  talk = talk.answered(talk.ask("w7"), tokenizer.encode("w3 w4"))
+  assert talk.messages[-1]["content"] == " w3 w4"
+  assert list(talk.ask(" w5").ids) == tokenizer.encode("w7 w3 w4 w5")

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 
+import fallback
 import pytest
 from files import EMBEDDED, write_jsonl
 
@@ -123,6 +124,17 @@ def test_turns_become_chat_messages_or_texts_under_each_other():
   assert text(chatty, 1) == (
     "<user>first<assistant>answer<user>second<assistant>"
   )
+
+
+def test_an_answer_is_told_as_it_stood_after_its_question():
+  """Also where a tokenizer drops the space that a whole text begins with."""
+  tokenizer = dataclasses.replace(
+    fallback.numbered(20),
+    chat_template="{% for m in messages %}{{ m['content'] }}{% endfor %}",
+  )
+  one = question(1, "a", "w1", " w5", " w6")
+  asked = questions.ask(tokenizer, one, 2, [[3, 4], [8]])
+  assert asked.token_ids == (1, 3, 4, 5, 8, 6)
 
 
 def test_every_turn_draws_from_a_stream_of_its_own():

@@ -4,6 +4,7 @@ import asyncio
 import json
 import urllib.request
 
+import fallback
 import jax
 import numpy as np
 import openai
@@ -512,10 +513,36 @@ def test_a_text_that_cannot_be_watched_is_said_to_be_so(slots, monkeypatch):
   broken = lambda ids: 1 / 0
   with served.http_service(slots) as (service, address):
     with monkeypatch.context() as patched:
-      patched.setattr(http.stops, "watch", lambda tokenizer, stop: broken)
+      patched.setattr(http.stops, "watch", lambda *_: broken)
       status, body = post(address, "/v1/completions", {"prompt": PROMPT})
     assert (status, body["error"]["code"]) == (500, "unreadable")
     assert "loop" not in body["error"]["message"]
     status, body = post(address, "/v1/completions", {"prompt": PROMPT})
     assert status == 200
     assert service.scheduler.is_alive()
+
+
+def test_a_completion_begins_with_its_space_and_ends_before_one(slots):
+  """Where a tokenizer drops the space that a whole text begins with."""
+  reads = fallback.numbered(served.tokenizer().vocab_size)
+  ids = served.expected_tokens([5, 6], max_tokens=8)
+  assert len({*ids[:4]}) == 4
+  text = fallback.said(ids, reads)
+  with served.http_service(slots, reads=reads) as (_, address):
+    client = openai.OpenAI(base_url=f"{address}/v1", api_key="x", max_retries=0)
+    for stop, expected in ((None, text), (f" w{ids[3]}", text)):
+      expected = text.partition(stop)[0] if stop else text
+      settings = dict(max_tokens=8, temperature=0, stop=stop, logprobs=0)
+      whole = complete(client, "w5 w6", **settings)
+      assert whole.choices[0].text == expected
+      assert whole.usage.completion_tokens == (4 if stop else len(ids))
+      told = whole.choices[0].logprobs
+      for token, at in zip(told.tokens[:3], told.text_offset, strict=False):
+        assert text[at : at + len(token)] == token
+      chunks = complete(
+        client, "w5 w6", stream=True, token_origins=True, **settings
+      )
+      chunks = [chunk.choices[0] for chunk in chunks]
+      assert "".join(chunk.text for chunk in chunks) == expected
+      shown = "".join(x["text"] for c in chunks for x in c.token_origins)
+      assert shown == expected + (stop or "")

@@ -10,10 +10,11 @@ from launch.prompts import Prompt
 from launch.serving.texts import Reader
 
 
-def in_pieces(ids, stop=(), *, sizes=(1,), tokenizer=None):
+def in_pieces(ids, stop=(), *, sizes=(1,), tokenizer=None, before=(1,)):
   """What a reader gives out of a completion that its watch may end."""
   tokenizer = tokenizer or served.tokenizer()
-  watch, reader = stops.watch(tokenizer, stop), Reader(tokenizer, stop)
+  watch = stops.watch(tokenizer, stop, before)
+  reader = Reader(tokenizer, stop, before)
   pieces, at, cut, turn = [], 0, False, 0
   while at < len(ids) and not cut:
     new = ids[at : at + sizes[turn % len(sizes)]]
@@ -24,7 +25,7 @@ def in_pieces(ids, stop=(), *, sizes=(1,), tokenizer=None):
     at, turn = at + len(new), turn + 1
   pieces.append(reader.finish(cut=cut))
   whole = stops.text_of(
-    Prompt(0, 0, "", (1,), stop=tuple(stop)),
+    Prompt(0, 0, "", before, stop=tuple(stop)),
     {
       "token_ids": ids[:at],
       "stop_reason": "stop_string" if cut else "length",
@@ -75,17 +76,21 @@ def test_what_only_begins_a_stop_string_is_given_out_in_the_end():
   assert pieces[-1] == "ST"
 
 
+@pytest.mark.parametrize("before", ["▁a", "</s>"])
 @pytest.mark.parametrize("seed", range(3))
-def test_pieces_are_the_text_where_bytes_undo_characters(seed):
+def test_pieces_are_the_text_where_bytes_undo_characters(seed, before):
   """Such a vocabulary has bytes for what it has no words for."""
   rng = np.random.default_rng(seed)
   tokenizer, cut = fallback.tokenizer(), 0
+  before = (tokenizer.backend.token_to_id(before),)
   for _ in range(100):
     ids = fallback.noise(rng, count=12)
     stop = [["STOP"], ["é"], ["b", "日é"], []][rng.integers(4)]
     sizes = rng.integers(1, 5, 4).tolist()
-    pieces, whole = in_pieces(ids, stop, sizes=sizes, tokenizer=tokenizer)
+    pieces, whole = in_pieces(
+      ids, stop, sizes=sizes, tokenizer=tokenizer, before=before
+    )
     assert "".join(pieces) == whole
     assert not any(text in whole for text in stop)
-    cut += whole != tokenizer.decode(ids)
+    cut += whole != tokenizer.decode(ids, after=before)
   assert cut > 10
