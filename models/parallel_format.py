@@ -230,6 +230,8 @@ def _made(
   ):
     if mine != theirs:  # it reads the target's embedding
       raise ValueError(f"its {name} is {mine}, and the target's {theirs}")
+  if not any(layers.windows or ()):  # then it does not matter what they mean
+    sizes = {k: v for k, v in sizes.items() if "windows" not in k}
   made = ParallelConfig(
     layers=layers, num_features=len(read) * target.embed_dim, **sizes
   )
