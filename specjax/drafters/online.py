@@ -183,8 +183,7 @@ def in_order(ring: Ring) -> Ring:
   order = (first[:, None] + np.arange(room)) % room
   take = jax.vmap(lambda x, o: x[o])
   rolled = jax.tree.map(lambda x: x if x.ndim == 1 else take(x, order), ring)
-  there = np.arange(room) < count[:, None]
-  return dataclasses.replace(rolled, known=rolled.known & there, written=count)
+  return dataclasses.replace(rolled, written=count)
 
 
 # ------------------------------------------------------------ how it is filled
@@ -244,19 +243,33 @@ def _written(ring: Ring, commit: Commit, vocab_size: int) -> Ring:
 
 def _added(ring: Ring, new: dict[str, Array | None], count: Array) -> Ring:
   """The ring with the first `count` of W new entries of each row."""
-  room = ring.tokens.shape[1]
   fresh = new["tokens"]
   assert fresh is not None
-  index = np.arange(fresh.shape[1])
-  wanted = (index < count[:, None]) & (index >= count[:, None] - room)
-  place = (ring.written[:, None] + index) % room
-  place = jnp.where(wanted, place, room)  # and what is there is dropped
+  place = _places(
+    ring.written, count, width=fresh.shape[1], room=ring.tokens.shape[1]
+  )
   put = jax.vmap(lambda old, at, x: old.at[at].set(x, mode="drop"))
   changed = {
     name: None if x is None else put(getattr(ring, name), place, x)
     for name, x in new.items()
   }
   return Ring(**changed, written=ring.written + count)  # type: ignore[arg-type]
+
+
+def _places(written: Array, count: Array, *, width: int, room: int) -> Array:
+  """Places in the ring of W new entries, `i32[B, W]`; R for what is dropped.
+
+  No two have the same place: which of them stayed there would not be said.
+
+  Args:
+    written: `i32[B]`, entries so far.
+    count: `i32[B]`, how many of the new ones count.
+    width: W.
+    room: R.
+  """
+  index = np.arange(width)
+  wanted = (index < count[:, None]) & (index >= count[:, None] - room)
+  return jnp.where(wanted, (written[:, None] + index) % room, room)
 
 
 def lumped(logits: Array, ids: Array) -> Array:

@@ -147,10 +147,13 @@ def test_a_batch_that_drafting_leaves_half_empty_is_not_drafted_for():
   near = {0: 1.0, 1: 1.4, 4: 9.0}
   assert max(known.rates(near), key=known.rates(near).get) == 1
   loop = Climbing(known, near)
-  loop(uneven())
+  ended = loop(uneven())
   assert {n for n, _ in loop.asked} == {1}
   assert known.occupied[0] == 1
   assert 0.6 < known.occupied[1] < 0.8
+  before = known.occupied[1]
+  loop(ended)  # and nothing of a batch that is over
+  assert known.occupied[1] == before
   loop.asked.clear()
   loop(start())
   assert {n for n, _ in loop.asked} == {0}
@@ -296,6 +299,32 @@ def test_rounds_of_every_length_are_timed_on_a_copy():
     ladder.measured(loops, PARAMS, ended)
 
 
+def test_the_machines_speed_is_that_of_the_middle_turn(monkeypatch):
+  """Of turns at several speeds, of which the first one is not counted."""
+  clock, turns = [0.0], iter([50, 1, 2, 4])
+  monkeypatch.setattr(
+    ladder, "time", types.SimpleNamespace(perf_counter=lambda: clock[0])
+  )
+  state = types.SimpleNamespace(num_steps=7, done=np.array([False, True]))
+  speed = [0]
+
+  def loop_of(length):
+    def loop(params, state, rounds):
+      if not length:  # a turn begins
+        speed[0] = next(turns)
+      clock[0] += speed[0] * (rounds - 1) * (1 + length)
+      # It ends before it has made all rounds that it may make.
+      return types.SimpleNamespace(num_steps=state.num_steps + rounds - 1)
+
+    return loop
+
+  found = ladder.measured(
+    {n: loop_of(n) for n in (0, 3)}, None, state, repeats=3,
+    copy=lambda state: state,
+  )  # fmt: skip
+  assert found == pytest.approx({0: 2.0, 3: 8.0})
+
+
 def test_a_length_is_left_for_a_clear_gain_only():
   known = Ladder(lengths=LENGTHS, margin=0.1, patience=100)
   loop = Climbing(known, {0: 1.0, 1: 1.5, 4: 9.0})
@@ -324,12 +353,58 @@ def test_places_are_counted_apart_and_lean_on_the_one_before():
   np.testing.assert_allclose(known.reached, [10, 7, 0])
 
 
-def test_old_rounds_fade():
+def test_old_rounds_fade_by_the_number_of_new_ones():
   known = Ladder(lengths=(0, 1), keep=0.5)
   known.saw(np.array([0, 8]))
   known.saw(np.array([1, 0]))
   np.testing.assert_allclose(known.reached, [8 / 2 + 1])
   np.testing.assert_allclose(known.stood, [8 / 2])
+  known.saw(np.array([9]))  # nothing was drafted
+  known.saw(np.array([1, 2]))
+  np.testing.assert_allclose(known.reached, [5 / 2**3 + 3])
+  np.testing.assert_allclose(known.stood, [4 / 2**3 + 2])
+
+
+def test_how_full_batches_are_is_a_mean_over_their_last_rounds():
+  known = Ladder(lengths=(0, 1))
+  known.saw_batch(drafts=True, rounds=8, share=0.5)  # eight full ones before
+  known.saw_batch(drafts=True, rounds=16, share=0.25)
+  np.testing.assert_allclose(known.occupied, [1, 0.5])
+  known.saw_batch(drafts=False, rounds=10**9, share=0.5)
+  known.saw_batch(drafts=False, rounds=512, share=0.0)
+  np.testing.assert_allclose(known.occupied, [0.25, 0.5])
+
+
+def untried(seconds):
+  """A loop that is asked for choices and prices alone."""
+  return ladder.Climb(dict.fromkeys(seconds), seconds)
+
+
+def test_a_length_that_few_rounds_were_timed_of_is_given_a_chance():
+  """By 0.6 over the root of their number: 1.3 for 4, and 1.06 for 100."""
+  known = Ladder(lengths=(0, 1), supposed=0.7)
+  for price, rounds, expected in (
+    (2.0, 4, 1), (2.0, 5, 1), (2.0, 6, 0), (2.0, 100, 0), (2.15, 4, 0),
+  ):  # fmt: skip
+    loop = untried({0: 1.0, 1: price})
+    loop._timed[1] = rounds
+    assert loop._next(known) == (expected, False)
+  equal = untried({0: 1.0, 1: 1.7})
+  assert equal._next(known) == (0, False)  # the shorter of two as fast
+
+
+def test_what_rounds_take_is_laid_to_the_drift_first_and_then_to_their_price():
+  loop = untried({0: 1.0, 1: 2.0})
+  loop._now = 1
+  loop._learn_time(64, 64 * 2.2)  # half of it is drift
+  np.testing.assert_allclose(loop._drift, np.log(1.1) / 2)
+  np.testing.assert_allclose(loop.seconds[1], 2 * 1.1 ** (32 / 164))
+  faded = 100 * 0.9997**64
+  assert loop._timed == pytest.approx({0: faded, 1: faded + 64})
+  held_up = untried({0: 1.0, 1: 2.0})
+  held_up._now = 1
+  held_up._learn_time(64, 64 * 200)
+  np.testing.assert_allclose(held_up._drift, np.log(1.5) / 2)
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,78 @@ def test_a_text_that_goes_on_is_not_kept_twice():
   assert ring.tokens[4, :count].tolist() == state.tokens[4, :count].tolist()
 
 
+def small_ring(**changes):
+  """One row with room for four entries, of three tokens each."""
+  drafter = make(entries=4, vocab_size=3)
+  return dataclasses.replace(drafter.init(PARAMS, 1, 8, None).ring, **changes)
+
+
+def test_no_two_new_entries_go_to_one_place():
+  written, count = map(np.ravel, np.meshgrid(range(11), range(8)))
+  places = online._places(written, count, width=7, room=5)
+  for begun, of, found in zip(written, count, places, strict=True):
+    newest = range(max(of - 5, 0), of)
+    expected = [(begun + i) % 5 if i in newest else 5 for i in range(7)]
+    assert found.tolist() == expected
+
+
+def test_laws_are_kept_above_a_floor_and_those_that_are_nan_not_at_all():
+  logits = jnp.array([[[jnp.nan, 0, 0], [1, -jnp.inf, 1], [5, 5, 5]]])
+  commit = specjax.types.Commit(
+    tokens=jnp.array([[2, 0, 1]]), start=jnp.array([6]),
+    path=jnp.array([[0, 1, 2]]), length=jnp.array([9]),
+    target_output=specjax.types.ModelOutput(logits=logits),
+    again=jnp.array([0]),
+  )  # fmt: skip
+  ring = online._written(small_ring(), commit, vocab_size=3)
+  assert int(ring.written[0]) == 2
+  assert ring.tokens.tolist() == [[2, 0, 0, 0]]
+  assert ring.positions.tolist() == [[6, 7, 0, 0]]
+  assert ring.known.tolist() == [[False, True, False, False]]
+  half = np.log(0.5)
+  expected = [[0, 0, 0], [half, online.FLOOR, half], [0, 0, 0], [0, 0, 0]]
+  np.testing.assert_allclose(ring.laws[0], expected, rtol=1e-6)
+
+
+def test_of_a_prompt_longer_than_the_ring_the_newest_are_carried():
+  tokens, places = jnp.array([[5, 1, 2, 3]]), jnp.array([[5, 1, 2, 4]])
+  prompt = small_ring(
+    tokens=tokens, positions=places, written=jnp.array([6])
+  )  # fmt: skip
+  state = online.OnlineState(inner=None, ring=prompt)
+  before = small_ring(written=jnp.array([3]))
+  ring = online.in_order(online.carry(state, before).ring)
+  # The sixth went to the second place: the third is the oldest.
+  assert ring.tokens.tolist() == [[2, 3, 5, 1]]
+  assert ring.positions.tolist() == [[2, 4, 5, 1]]
+  assert ring.written.tolist() == [4]
+
+
 # ------------------------------------------------------- what the draft says
+
+
+def test_each_text_of_a_ring_is_a_causal_chain_of_its_own():
+  ring = small_ring(
+    positions=jnp.array([[3, 4, 0, 0]]), written=jnp.array([3])
+  )  # fmt: skip
+  text = online.texts(ring)
+  assert text.tolist() == [[0, 0, 1, -1]]
+  # What is no entry sees itself: of nothing a softmax would be NaN.
+  text = jnp.concatenate([text, text[:, -1:]], axis=1)
+  assert online._sees(text, text)[0].astype(int).tolist() == [
+    [1, 0, 0, 0, 0],
+    [1, 1, 0, 0, 0],
+    [0, 0, 1, 0, 0],
+    [0, 0, 0, 1, 0],
+    [0, 0, 0, 0, 1],
+  ]
+
+
+def test_all_other_tokens_are_one():
+  law = online.lumped(
+    jnp.log(jnp.array([[2.0, 6.0, 4.0, 8.0]])), jnp.array([[3, 0]])
+  )
+  np.testing.assert_allclose(np.exp(law), [[0.4, 0.1, 0.5]], rtol=1e-6)
 
 
 def said_error(laws, params, ring, expected) -> float:

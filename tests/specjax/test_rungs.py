@@ -23,6 +23,7 @@ pytestmark = pytest.mark.usefixtures("quick_to_compile")
 def test_rungs_go_on_with_each_others_state():
   """Greedy, so that every token is known; wide after none after narrow."""
   state, plan = start(), (4, 0, 0, 0, 1, 4, 0, 4, 1) * 3
+  offered = np.zeros(2)
   for length in plan:
     before = state
     state = program(length)(PARAMS, state, jnp.int32(3))
@@ -33,6 +34,13 @@ def test_rungs_go_on_with_each_others_state():
       state.counters.num_target_calls - before.counters.num_target_calls
     )
     np.testing.assert_array_equal(drafted, length * rounds)
+    # Greedily a round comes to all that stand, and to who follows the last.
+    counts = state.counters.accept_counts - before.counters.accept_counts
+    offered += counts @ np.minimum(np.arange(5) + 1, length)
+    if not state.done.any():  # else a round's end was cut off
+      c = state.counters
+      np.testing.assert_allclose(c.rank_accepted[:, 0], c.num_accepted)
+      np.testing.assert_allclose(c.rank_offered[:, 0], offered)
   state = program(0)(PARAMS, state, jnp.int32(100))
   expected = [
     decoding.greedy_reference(decoding.PROMPTS[b, : decoding.LENGTHS[b]], count)
@@ -43,6 +51,12 @@ def test_rungs_go_on_with_each_others_state():
   np.testing.assert_array_equal(c.accept_counts.sum(axis=1), c.num_target_calls)
   sums = c.accept_counts @ np.arange(5)
   np.testing.assert_array_equal(sums, c.num_accepted)
+  assert (c.rank_offered > c.rank_accepted).all()
+
+
+def test_rounds_that_draft_nothing_make_no_pass():
+  made = {n: len(one.drafter.passes) for n, one in RUNGS.decoders.items()}
+  assert made == {0: 0, 1: 1, 4: 4}
 
 
 def of_three_tokens():
