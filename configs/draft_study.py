@@ -89,6 +89,7 @@ def get_config(arg: str = "shapes") -> ml_collections.ConfigDict:
     drafts = {"draft model": {}} | {
       name: dict(kind=kind) for name, kind in _HEADS.items()
     }
+    drafts["EAGLE-3"]["head"] = dict(draft_vocab_size=2048)
     base.batch_size, base.warmup_steps = 4, 20
     base.validation_batches, base.checkpoint_every = 8, 25
   elif arg in ("bounds", "text"):

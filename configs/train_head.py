@@ -3,6 +3,7 @@ r"""Trains a head that drafts from a target's features, the target as it is.
 The heads of the embedded target:
 
   python -m launch.train --config=configs/train_head.py:eagle3 \
+    --config.head.draft_vocab_size=2048 \
     --workdir=/tmp/specjax/eagle3 --export=models/pretrained/eagle3
   python -m launch.train --config=configs/train_head.py:medusa \
     --workdir=/tmp/specjax/medusa --export=models/pretrained/medusa
@@ -52,9 +53,9 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
   # What it is before: made of the "target"'s last layer, or "random".
   head.start = "target"
   if arg == "eagle3":
-    # Tokens that it can say, the most frequent ones; 0 for all. They are
-    # counted in the training data, or in the dataset that is named.
-    head.draft_vocab_size = 2048
+    # Tokens that it can say, the most frequent ones; 0 for all of the target's.
+    # They are counted in the training data, or in the dataset that is named.
+    head.draft_vocab_size = 0
     head.vocabulary_dataset = ""
     # Layers whose inputs are fused; () for EAGLE-3's: 2, N / 2 and N - 3.
     head.layers = ()

@@ -11,7 +11,7 @@ import hashlib
 import json
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import tokenizers as hf
@@ -278,15 +278,12 @@ def save(tokenizer: Tokenizer, directory: str) -> None:
   (path / "tokenizer_config.json").write_text(json.dumps(config, indent=2))
 
 
-def load_or_train(
-  directory: str, *, vocab_size: int, texts: Callable[[], Iterable[str]]
-) -> Tokenizer:
-  """The tokenizer in `directory`, trained and saved there if there is none."""
+def save_if_missing(tokenizer: Tokenizer, directory: str) -> None:
+  """`save`, unless a tokenizer is there."""
   try:
-    return load(directory)
+    load(directory)
   except FileNotFoundError:
-    save(train(texts(), vocab_size=vocab_size), directory)
-    return load(directory)
+    save(tokenizer, directory)
 
 
 def _checked(text: str) -> str:

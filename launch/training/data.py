@@ -10,12 +10,21 @@ checkpoints. `config.dataset` names what is read:
 
   python_source      of `launch.training.python_source`, made if it is not there
   lm1b, xsum, ...    any TFDS name, prepared before or downloadable here
-  FOLDER             *.txt files, a document each, and *.jsonl files, a document
-                     {"text": "..."} or a conversation {"messages": [...]} a
-                     line; or such files in subfolders train, validation and
-                     test. Conversations become tokens by the chat template.
+  FOLDER             *.txt, *.md and *.py files, a document each, and *.jsonl
+                     files, a document {"text": "..."} or a conversation
+                     {"messages": [...]} a line; or such files in subfolders
+                     train, validation and test. Conversations become tokens by
+                     the chat template. Names that begin with a dot, of files
+                     and of folders, are passed over.
+
+Without subfolders the hash of a document's text decides its split (5 in 100 are
+test, 2 validation), whatever its file is called: the same text is never in two.
+Where that leaves nothing to train on or nothing to validate on, as it does in a
+small folder, one document in ten is validation; of fewer than ten the end of
+each text is, from the first line in its last tenth on, or a conversation.
 """
 
+import hashlib
 import json
 import os
 import pathlib
@@ -48,6 +57,10 @@ _FEATURES = {
   "wmt14_translate": ("de", "en"),
   "xsum": ("document", "summary"),
 }
+# What is a document as a whole.
+_TEXT_FILES = (".txt", ".md", ".py")
+# Of a small folder's text: one part in so many is held out.
+_SMALL_SHARE = 10
 # Where a dataset has no validation split: one document in 50 of its last ones.
 _VALIDATION_SHARE = 50
 
@@ -155,35 +168,70 @@ def _split_of(builder, split: str, features: tuple[str, ...]) -> _Texts:
 
 
 def _folder(folder: pathlib.Path, split: str) -> list[Document]:
-  """The documents of a folder, by subfolder or by hash of their place."""
-  by_folder = (folder / "train").is_dir()
-  root = folder / split if by_folder else folder
-  texts = [
-    text
-    for place, text in _files(root)
-    if by_folder or corpus.split_by_hash(place) == split
-  ]
-  if not texts:
+  """The documents of a folder, by subfolder or as they are shared out."""
+  if (folder / "train").is_dir():
+    found, rest = list(_files(folder / split)), ()
+  else:
+    shared = _shared_out(list(_files(folder)))
+    found, rest = shared[split], sum(map(len, shared.values()))
+  if found:
+    return found
+  if rest:
     raise ValueError(
-      f"no documents for split {split!r} in {folder}: *.txt files, or *.jsonl "
-      'files with a line {"text": "..."} each, in subfolders train, validation '
-      "and test, or else 2 in 100 by the hash of their names for validation"
+      f"{folder} has too little text for a {split} split: give it subfolders "
+      f"train and {split}"
     )
-  return texts
+  kinds = ", ".join(f"*{end}" for end in _TEXT_FILES)
+  raise ValueError(
+    f"no documents for split {split!r} in {folder}: {kinds} files, or *.jsonl "
+    'files with a line {"text": "..."} or {"messages": [...]} each, in '
+    "subfolders train, validation and test, or else shared out by their text"
+  )
 
 
-def _files(root: pathlib.Path) -> Iterator[tuple[str, Document]]:
+def _shared_out(documents: list[Document]) -> dict[str, list[Document]]:
+  """What of some documents is in which split; see the module."""
+  splits: dict[str, list[Document]] = {split: [] for split in SPLITS}
+  for document in documents:
+    splits[corpus.split_by_hash(json.dumps(document))].append(document)
+  if splits["train"] and splits["validation"]:
+    return splits
+  splits = {split: [] for split in SPLITS}
+  texts = {json.dumps(document) for document in documents}
+  by_hash = sorted(texts, key=lambda x: hashlib.sha256(x.encode()).digest())
+  if len(texts) < _SMALL_SHARE:
+    by_hash = [x for x in by_hash if x.startswith("[")]
+  held_out = set(by_hash[::_SMALL_SHARE] if len(texts) > 1 else ())
+  for document in documents:
+    if isinstance(document, str) and len(texts) < _SMALL_SHARE:
+      head, tail = _cut(document)
+      splits["train"].append(head)
+      splits["validation"].append(tail)
+    else:
+      is_out = json.dumps(document) in held_out
+      splits["validation" if is_out else "train"].append(document)
+  return {split: [x for x in found if x] for split, found in splits.items()}
+
+
+def _cut(text: str) -> tuple[str, str]:
+  """A text's beginning and end, cut where a line begins if there is one."""
+  place = len(text) - len(text) // _SMALL_SHARE
+  line = text.find("\n", place - 1, len(text) - 1) + 1
+  return text[: line or place], text[line or place :]
+
+
+def _files(root: pathlib.Path) -> Iterator[Document]:
   for path in sorted(root.rglob("*")):
-    place = path.relative_to(root).as_posix()
-    if path.suffix == ".txt":
-      yield place, _read(path)
+    if any(part.startswith(".") for part in path.relative_to(root).parts):
+      continue
+    if path.suffix in _TEXT_FILES and path.is_file():
+      yield _read(path)
     elif path.suffix == ".jsonl":
-      for number, document in documents_of(path):
-        yield f"{place}:{number}", document
+      yield from _documents(path)
 
 
-def documents_of(path: pathlib.Path) -> Iterator[tuple[int, Document]]:
-  """The documents of a JSONL file, and the numbers of their lines.
+def _documents(path: pathlib.Path) -> Iterator[Document]:
+  """The documents of a JSONL file.
 
   Raises:
     ValueError: for a line that holds none, naming it.
@@ -195,7 +243,7 @@ def documents_of(path: pathlib.Path) -> Iterator[tuple[int, Document]]:
         f'{path}:{number}: must be {{"text": "..."}} or {{"messages": [...]}}, '
         f"got {json.dumps(record)[:60]}"
       )
-    yield number, document
+    yield document
 
 
 def _document(record: Any) -> Document | None:

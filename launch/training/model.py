@@ -1,7 +1,6 @@
 """A transformer that is trained: from scratch, or as the draft of a target."""
 
 import dataclasses
-import tempfile
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +9,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from launch import processes
+from launch import outputs, processes
 from launch.training import contexts, data, flops, samples, step
 from launch.training.step import Steps
 from launch.training.task import Task
@@ -32,8 +31,8 @@ def task(config, texts, mesh: Mesh) -> Task:
   Raises:
     ValueError: for a config that cannot be run.
   """
-  tokenizer = _tokenizer(config, texts)
   student = _first(config)
+  tokenizer = _tokenizer(config, texts)
   teacher = _teacher(config, tokenizer)
   definition = nnx.graphdef(student)
 
@@ -44,6 +43,11 @@ def task(config, texts, mesh: Mesh) -> Task:
       tokenizer=tokenizer,
       dtype=jnp.dtype(config.export_dtype),
     )
+
+  def begin(folder):
+    tokenizers.save_if_missing(tokenizer, config.tokenizer)
+    # With it, the folder is a model that can decode.
+    tokenizers.save(tokenizer, trained.tokenizer_dir(str(folder)))
 
   def sampler():
     found = samples.Sampler(student, tokenizer, tuple(config.sample_prompts))
@@ -57,10 +61,7 @@ def task(config, texts, mesh: Mesh) -> Task:
     step_flops=flops.step_flops(config, teacher.config if teacher else None),
     report=lambda sums, batches: _report(sums, batches, tokenizer),
     export=export,
-    # With it, the folder is a model that can decode.
-    begin=lambda folder: tokenizers.save(
-      tokenizer, trained.tokenizer_dir(str(folder))
-    ),
+    begin=begin,
     sampler=sampler,
     knows=bool(config.init_from),
   )
@@ -247,30 +248,27 @@ def _teacher(config, tokenizer: Tokenizer) -> Transformer | None:
 
 
 def _tokenizer(config, texts) -> Tokenizer:
-  """The one of the config, trained on `texts` if it is not there.
+  """The one of the config, or one trained on `texts` if there is none.
 
-  The chief writes it. A process that does not see the chief's files trains the
-  same one for itself, in a folder that is then deleted.
+  Nothing is written: `Task.begin` does that, once all else is known to be
+  right. Every process trains the same one for itself.
   """
-  chief = processes.is_chief()
-
-  read = lambda: map(data.text_of, texts)
-
-  def load_or_train(folder):
-    return tokenizers.load_or_train(
-      folder,
-      vocab_size=config.model.vocab_size,
-      texts=read,
+  if config.teacher:
+    checkpoints.load_tokenizer(config.teacher)  # or it says what is missing
+  try:
+    found = tokenizers.load(config.tokenizer)
+  except FileNotFoundError:
+    if config.teacher:
+      raise ValueError(
+        f"there is no tokenizer in config.tokenizer ({config.tokenizer}), and "
+        "a new one would not be that of config.teacher: give config.tokenizer="
+        f"{config.teacher}"
+      ) from None
+    outputs.check_folder("config.tokenizer", config.tokenizer)
+    found = tokenizers.train(
+      map(data.text_of, texts), vocab_size=config.model.vocab_size
     )
-
-  found = load_or_train(config.tokenizer) if chief else None
-  processes.gather(None)  # the chief is through
-  if not chief:
-    try:
-      found = tokenizers.load(config.tokenizer)
-    except FileNotFoundError:
-      with tempfile.TemporaryDirectory() as folder:
-        found = load_or_train(folder)
+  processes.gather(None)  # all have looked, and the chief may write one
   if found.vocab_size > config.model.vocab_size:
     raise ValueError(
       f"config.model.vocab_size ({config.model.vocab_size}) is less than the "

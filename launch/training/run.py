@@ -53,6 +53,7 @@ class Run:
     else:
       self.task = model.task(config, texts, self.mesh)
     self.tokenizer, self.steps = self.task.tokenizer, self.task.steps
+    self.sampler = self.task.sampler() if config.sample_every else None
     self.iterator = iter(self._batches("train", texts, config.data_seed))
     self.validation: list[dict[str, np.ndarray]] = []
     if config.validate_every:
@@ -60,6 +61,14 @@ class Run:
       self.validation = _first_batches(
         self._batches("validation", texts, None), config.validation_batches
       )
+      of_text = self.task.batches is None and "pair" not in config
+      if not self.validation and of_text:
+        self.validation = [self._incomplete_batch(texts)]
+      if not self.validation:
+        raise ValueError(
+          "the validation split is smaller than a batch: lower "
+          "config.batch_size or config.sequence_length"
+        )
 
   def _batches(self, split: str, texts, seed: int | None):
     """Of the text, or of what was made of it before."""
@@ -73,6 +82,24 @@ class Run:
       batch_size=config.batch_size,
       seed=seed,
     )
+
+  def _incomplete_batch(self, texts) -> dict[str, np.ndarray]:
+    """A validation text that does not fill a batch, rows of nothing below."""
+    config, count = self.config, jax.process_count()
+    rows = list(
+      data.batches(
+        texts, self.tokenizer, length=config.sequence_length + 1,
+        batch_size=count, seed=None,
+      )
+    )[: config.batch_size // count]  # fmt: skip
+    if not any(processes.gather(len(rows))):
+      raise ValueError("the validation split has no tokens")
+    size = config.batch_size // count - len(rows)
+    empty = np.zeros((size, config.sequence_length + 1), np.int32)
+    return {
+      name: np.concatenate([*(row[name] for row in rows), empty])
+      for name in ("tokens", "segments", "positions")
+    }
 
   def train(self) -> tuple[nnx.Module, bool]:
     """Runs, or goes on, to the end or until SIGTERM.
@@ -122,7 +149,6 @@ class Run:
       total=config.num_steps, initial=done, unit="step",
       disable=not (self.chief and sys.stderr.isatty()),
     )  # fmt: skip
-    sampler = self.task.sampler()
     clock = None
     with progress, stop:
       while done < config.num_steps:
@@ -140,7 +166,7 @@ class Run:
           written.metrics(done, self.validate(state.params))
           clock.restart(done)
         if due(config.sample_every, done, last=last):
-          for prompt, completion in sampler(state.params):
+          for prompt, completion in self.sampler(state.params):
             written.sample(done, prompt, completion)
           clock.restart(done)
         ends = stop.asked or saved.preempted(done)
@@ -219,13 +245,7 @@ class Stop:
 def _first_batches(batches, limit: int) -> list[dict[str, np.ndarray]]:
   """At most `limit` batches (0: all), as many on every process."""
   found = list(itertools.islice(batches, limit or None))
-  count = min(processes.gather(len(found)))
-  if not count:
-    raise ValueError(
-      "the validation split is smaller than a batch: lower config.batch_size "
-      "or config.sequence_length"
-    )
-  return found[:count]
+  return found[: min(processes.gather(len(found)))]
 
 
 def quiet() -> None:

@@ -23,6 +23,9 @@ class Sampler:
     module: the model's definition.
     tokenizer: its tokenizer.
     texts: the prompts; some Python if there are none.
+
+  Raises:
+    ValueError: for a prompt that is empty, or too long for the model.
   """
 
   def __init__(
@@ -32,6 +35,13 @@ class Sampler:
     self._texts = texts or prompts.BUILT_IN[:3]
     self._ids = [tokenizer.encode(text) for text in self._texts]
     width = max(map(len, self._ids))
+    longest = module.config.max_positions
+    if not all(self._ids) or width + _TOKENS > longest:
+      raise ValueError(
+        f"a prompt of config.sample_prompts must have 1 to {longest - _TOKENS} "
+        f"tokens ({_TOKENS} follow, and the model has {longest} positions), "
+        f"got {[*map(len, self._ids)]}; config.sample_every=0 samples nothing"
+      )
     fed = np.array(
       [row + [0] * (width - len(row)) for row in self._ids], np.int32
     )

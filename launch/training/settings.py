@@ -8,6 +8,7 @@ of a run.
 """
 
 import json
+import math
 import pathlib
 
 import ml_collections
@@ -22,6 +23,13 @@ _STAYS = (
   "encoder_from", "features", "compute_dtype",
   "pair", "num_blocks", "rejection_weight", "temperatures", "rounds",
 )  # fmt: skip
+
+_POSITIVE = ("batch_size", "sequence_length", "input_length", "output_length")
+_COUNTS = (
+  "num_steps", "warmup_steps", "log_every", "validate_every", "sample_every",
+  "checkpoint_every", "validation_batches",
+)  # fmt: skip
+_DTYPES = ("float32", "bfloat16", "float16")
 
 
 def read(workdir: str) -> ml_collections.ConfigDict:
@@ -48,7 +56,8 @@ def _load(path: pathlib.Path) -> dict:
 
 
 def check(config: ml_collections.ConfigDict, folder: pathlib.Path) -> None:
-  """ValueError for seeds out of range, and in a folder of another run."""
+  """ValueError for what no run can have, and in a folder of another run."""
+  _check_values(config)
   for name in ("seed", "data_seed"):
     if not 0 <= config[name] < 2**32:
       raise ValueError(
@@ -67,6 +76,27 @@ def check(config: ml_collections.ConfigDict, folder: pathlib.Path) -> None:
         f"{now.get(name)!r}: take another --workdir (config.init_from can "
         "begin with this run's model)"
       )
+
+
+def _check_values(config: ml_collections.ConfigDict) -> None:
+  """Raises ValueError for numbers, and a type, that a run would fail with."""
+  for names, least in ((_POSITIVE, 1), (_COUNTS, 0)):
+    for name in names:
+      if (value := config.get(name)) is not None and value < least:
+        raise ValueError(f"config.{name} must be >= {least}, got {value}")
+  if not 0 < config.learning_rate < math.inf:
+    raise ValueError(
+      f"config.learning_rate must be > 0, got {config.learning_rate}"
+    )
+  if not 0 <= config.weight_decay < math.inf:
+    raise ValueError(
+      f"config.weight_decay must be >= 0, got {config.weight_decay}"
+    )
+  if config.export_dtype not in _DTYPES:
+    raise ValueError(
+      f"config.export_dtype must be one of {_DTYPES}, got "
+      f"{config.export_dtype!r}"
+    )
 
 
 def write(config: ml_collections.ConfigDict, folder: pathlib.Path) -> None:

@@ -19,7 +19,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from launch import jsonl
+from launch import jsonl, outputs
 from launch.training import data
 from models import tokenizers
 from models.tokenizers import Tokenizer
@@ -94,7 +94,7 @@ class _Both(Sequence):
 def tokenizer_of(
   config: ml_collections.ConfigDict, texts: Sequence[Pair]
 ) -> Tokenizer:
-  """The one of the config, trained on some pairs if it is not there.
+  """The one of the config, or one trained on some pairs if there is none.
 
   Raises:
     ValueError: if it has more tokens than the model, or does not end what it
@@ -109,9 +109,8 @@ def tokenizer_of(
   try:
     found = tokenizers.load(config.tokenizer)
   except FileNotFoundError:
-    made = tokenizers.train_encoder(some(), vocab_size=config.model.vocab_size)
-    tokenizers.save(made, config.tokenizer)
-    found = tokenizers.load(config.tokenizer)
+    outputs.check_folder("config.tokenizer", config.tokenizer)
+    found = tokenizers.train_encoder(some(), vocab_size=config.model.vocab_size)
   if found.vocab_size > config.model.vocab_size:
     raise ValueError(
       f"config.model.vocab_size ({config.model.vocab_size}) is less than the "

@@ -16,7 +16,7 @@ from launch import locks
 from launch.training import records, saving, settings, step, t5_data, t5_step
 from launch.training.records import say
 from launch.training.run import Stop, due
-from models import block_drafter, huggingface
+from models import block_drafter, huggingface, tokenizers
 from models.block_drafter import BlockConfig, BlockDrafter
 from models.t5 import T5
 from models.t5_config import T5Config
@@ -82,6 +82,7 @@ class Run:
     """
     self.folder.mkdir(parents=True, exist_ok=True)
     with locks.Lock(self.folder / "lock", what=str(self.folder)):
+      tokenizers.save_if_missing(self.tokenizer, self.config.tokenizer)
       with saving.Checkpoints(
         self.folder / "checkpoints", every=self.config.checkpoint_every
       ) as saved:

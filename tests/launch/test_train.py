@@ -221,7 +221,20 @@ def test_a_model_of_another_shape_is_refused(texts, pair, tmp_path):
     (dict(dataset="README.md"), "README.md is a file"),
     (dict(acceptance_block=0), "acceptance_block must be >= 1"),
     (dict(objective="acceptance", acceptance_block=33), "longer than"),
-    (dict(batch_size=1000), "validation split is smaller than a batch"),
+    (dict(batch_size=0), "config.batch_size must be >= 1, got 0"),
+    (dict(num_steps=-1), "config.num_steps must be >= 0, got -1"),
+    (dict(validation_batches=-1), "config.validation_batches must be >= 0"),
+    (dict(learning_rate=float("nan")), "config.learning_rate must be > 0"),
+    (dict(weight_decay=-1.0), "config.weight_decay must be >= 0"),
+    (dict(export_dtype="bf16"), "export_dtype must be one of .* got 'bf16'"),
+    (
+      dict(sample_prompts=("x", "")),
+      r"prompts must have .* got \[1, 0\]",
+    ),
+    (dict(model=dict(max_positions=50)), r"must have 1 to 2 tokens"),
+    (dict(init_from="/no/such/model"), "no directory '/no/such/model'"),
+    (dict(teacher="/no/such/model"), "no such directory: /no/such/model"),
+    (dict(tokenizer="README.md/x"), "README.md is a file"),
     (
       dict(contexts="draft", prompt_length=32),
       r"here \[1, 32\), got 32",
@@ -230,14 +243,58 @@ def test_a_model_of_another_shape_is_refused(texts, pair, tmp_path):
   ],
 )
 def test_mistakes_in_the_config(texts, tmp_path, changes, words):
-  with pytest.raises(ValueError, match=words):
+  if changes.get("model", {}).get("vocab_size") != 300:  # of a tokenizer
+    changes = {"tokenizer": str(tmp_path / "tokenizer"), **changes}
+  with pytest.raises((ValueError, OSError), match=words):
     Run(tiny(texts, **changes), str(tmp_path / "w"))
-  assert not (tmp_path / "w").exists()
+  assert not list(tmp_path.iterdir())
+
+
+def test_a_new_tokenizer_is_written_when_training_begins(texts, tmp_path):
+  config = tiny(
+    texts, tokenizer=str(tmp_path / "tokenizer"), num_steps=1,
+    validate_every=0, sample_every=0, model=dict(vocab_size=300),
+  )  # fmt: skip
+  run = Run(config, str(tmp_path / "w"))
+  assert not list(tmp_path.iterdir())
+  run.train()
+  for folder in ("tokenizer", "w/tokenizer"):
+    kept = tokenizers.load(str(tmp_path / folder))
+    assert kept.fingerprint() == run.tokenizer.fingerprint()
+    assert kept.eos_token_id == run.tokenizer.eos_token_id
+  # It is the run's from then on, and stays what it is.
+  before = (tmp_path / "tokenizer" / "tokenizer.json").stat().st_mtime_ns
+  again = Run(config, str(tmp_path / "other"))
+  assert again.tokenizer.fingerprint() == run.tokenizer.fingerprint()
+  again.train()
+  after = (tmp_path / "tokenizer" / "tokenizer.json").stat().st_mtime_ns
+  assert before == after
+
+
+def test_a_validation_text_that_fills_no_batch_counts_each_token_once(
+  texts, tmp_path
+):
+  losses = []
+  for name, batch_size in (("rows", 1), ("batch", 1000)):
+    config = tiny(
+      texts, batch_size=batch_size, num_steps=0, validation_batches=0,
+      sample_every=0,
+    )  # fmt: skip
+    run = Run(config, str(tmp_path / name))
+    params = run.steps.init(jax.random.key(0)).params
+    losses.append(run.validate(params))
+  assert len(run.validation) == 1
+  assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
 def test_a_teacher_speaks_of_the_same_tokens(texts, pair, tmp_path):
   distilling = functools.partial(tiny, texts, pair, objective="forward_kl")
   other = distilling(tokenizer=str(tmp_path / "tokenizer"))
+  with pytest.raises(ValueError, match=r"give config\.tokenizer="):
+    Run(other, str(tmp_path / "a"))
+  assert not list(tmp_path.iterdir())
+  trained = tokenizers.train(["x = 1"], vocab_size=300)
+  tokenizers.save(trained, other.tokenizer)
   with pytest.raises(ValueError, match="another tokenizer than"):
     Run(other, str(tmp_path / "a"))
   padded = distilling(model=dict(vocab_size=4100))

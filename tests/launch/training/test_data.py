@@ -93,15 +93,84 @@ def test_folders_of_text_and_jsonl(tmp_path):
   (tmp_path / "a.txt").write_text("first")
   rows = [json.dumps({"text": f"line {i}"}) for i in range(200)]
   (tmp_path / "b.jsonl").write_text("\n".join(rows) + "\n\n")
-  (tmp_path / "c.md").write_text("not read")
+  (tmp_path / "c.md").write_text("of c")
+  (tmp_path / "d.py").write_text("of d")
+  (tmp_path / "e.json").write_text("not read")
+  (tmp_path / ".venv").mkdir()
+  (tmp_path / ".venv" / "f.py").write_text("not read")
   found = {s: data.documents(config(tmp_path), s) for s in data.SPLITS}
   texts = list(itertools.chain(*found.values()))
-  assert sorted(texts) == sorted(["first"] + [f"line {i}" for i in range(200)])
+  whole = ["first", "of c", "of d"]
+  assert sorted(texts) == sorted(whole + [f"line {i}" for i in range(200)])
   assert len(found["train"]) > len(found["test"]) > 0
   for split in data.SPLITS:  # subfolders decide, where there are any
     (tmp_path / split).mkdir()
     (tmp_path / split / "x.txt").write_text(f"of {split}")
     assert data.documents(config(tmp_path), split) == [f"of {split}"]
+
+
+def test_a_text_is_in_one_split_however_often_it_is_there(tmp_path):
+  texts = [f"text {i % 400}" for i in range(900)]
+  (tmp_path / "a.jsonl").write_text(
+    "\n".join(json.dumps({"text": text}) for text in texts)
+  )
+  found = [{*data.documents(config(tmp_path), s)} for s in data.SPLITS]
+  assert all(found)
+  assert sum(map(len, found)) == len({*texts}) == len(set.union(*found))
+
+
+def test_one_text_in_ten_of_a_small_folder_is_held_out(tmp_path):
+  texts = [f"text {i}" for i in range(30)]
+  texts = [x for x in texts if corpus.split_by_hash(json.dumps(x)) == "train"][
+    :12
+  ]
+  (tmp_path / "a.jsonl").write_text(
+    "\n".join(json.dumps({"text": text}) for text in texts * 2)
+  )
+  found = [{*data.documents(config(tmp_path), s)} for s in data.SPLITS[:2]]
+  assert [len(x) for x in found] == [10, 2]
+  assert set.union(*found) == {*texts}
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_the_ends_of_a_small_folders_texts_are_its_validation_split(
+  tmp_path, count
+):
+  texts = []
+  for i in range(count):
+    texts.append("".join(f"line {k} of {i}\n" for k in range(40)))
+    (tmp_path / f"{i}.txt").write_text(texts[-1])
+  train, held_out = (
+    data.documents(config(tmp_path), s) for s in ("train", "validation")
+  )
+  assert len(train) == len(held_out) == count
+  for text, begins, ends in zip(texts, train, held_out, strict=True):
+    assert begins + ends == text
+    assert begins.endswith("\n")
+    assert 0.05 < len(ends) / len(text) <= 0.1
+  with pytest.raises(ValueError, match="too little text for a test split"):
+    data.documents(config(tmp_path), "test")
+
+
+def test_texts_without_lines_and_conversations_are_held_out_too(tmp_path):
+  (tmp_path / "a.txt").write_text("x" * 100)
+  assert [
+    [len(x) for x in data.documents(config(tmp_path), s)]
+    for s in ("train", "validation")
+  ] == [[90], [10]]
+  (tmp_path / "a.txt").unlink()
+  talks = [[{"role": "user", "content": f"Say {i}."}] for i in range(12)]
+  file = tmp_path / "b.jsonl"
+  file.write_text("\n".join(json.dumps({"messages": t}) for t in talks[:5]))
+  train, held_out = (
+    data.documents(config(tmp_path), s) for s in ("train", "validation")
+  )
+  assert (len(train), len(held_out)) == (4, 1)
+  assert sorted(map(str, train + held_out)) == sorted(map(str, talks[:5]))
+  file.write_text(json.dumps({"messages": talks[0]}))
+  assert data.documents(config(tmp_path), "train") == talks[:1]
+  with pytest.raises(ValueError, match="too little text for a validation"):
+    data.documents(config(tmp_path), "validation")
 
 
 def test_mistakes_in_datasets(tmp_path, prepared):

@@ -126,6 +126,22 @@ def test_a_killed_run_goes_on_to_the_same_parameters(
     t5_run.Run(config_of("tiny", folder, input_length=9), str(tmp_path))
 
 
+@pytest.mark.parametrize(
+  "changes, words",
+  [
+    (dict(batch_size=1000), "smaller than a batch"),
+    (dict(model=dict(vocab_size=100)), "is less than the"),
+    (dict(num_steps=-1), "config.num_steps must be >= 0"),
+  ],
+)
+def test_a_mistake_leaves_no_tokenizer(folder, tmp_path, changes, words):
+  made = str(tmp_path / "tokenizer")
+  config = config_of("tiny", folder, tokenizer=made, **changes)
+  with pytest.raises(ValueError, match=words):
+    t5_run.Run(config, str(tmp_path / "w"))
+  assert not list(tmp_path.iterdir())
+
+
 def test_what_is_trained_decodes_and_a_block_drafts_for_it(
   folder, trained, tmp_path, capsys
 ):
