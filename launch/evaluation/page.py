@@ -106,8 +106,8 @@ def over_all(result: Mapping) -> str:
         _with_interval(row, "speedup")
         + (_loss(result, row) if row["speedup"] else ""),
         _number(row["predicted_speedup"]),
-        _with_interval(row, "tokens_per_call"),
-        _number(row["tokens_per_call_request_mean"]),
+        _with_interval(row, "block_efficiency"),
+        _number(row["block_efficiency_request_mean"]),
         _number(row["time_to_first_token"]),
         _number(_milli(row["seconds_per_token"]), ".1f"),
       ]
@@ -142,7 +142,7 @@ def by_category(result: Mapping) -> str:
         str(row["num_questions"]),
         _with_interval(row, "speedup"),
         _number(row["predicted_speedup"]),
-        _with_interval(row, "tokens_per_call"),
+        _with_interval(row, "block_efficiency"),
       ]
     )
   return tables.table(

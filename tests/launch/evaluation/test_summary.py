@@ -31,9 +31,9 @@ def test_counts_are_summed_over_turns_before_they_are_divided():
   found = row(rows, "ngram")
   assert (found["num_questions"], found["num_requests"]) == (3, 4)
   assert found["num_groups"] == 2
-  assert (found["emitted_tokens"], found["target_calls"]) == (28, 15)
-  assert found["tokens_per_call"] == pytest.approx(28 / 15)
-  assert found["tokens_per_call_request_mean"] == pytest.approx(
+  assert (found["num_tokens"], found["num_target_calls"]) == (28, 15)
+  assert found["block_efficiency"] == pytest.approx(28 / 15)
+  assert found["block_efficiency_request_mean"] == pytest.approx(
     (10 / 4 + 4 / 3 + 6 / 3 + 8 / 5) / 4
   )
   assert found["acceptance_rate"] == pytest.approx(12 / 34)
@@ -44,7 +44,7 @@ def test_counts_are_summed_over_turns_before_they_are_divided():
   assert found["identical_to_plain"] == pytest.approx(3 / 4)
   assert found["identical_to_hf"] is None
   plain = row(rows, "plain")
-  assert plain["tokens_per_call"] == 1
+  assert plain["block_efficiency"] == 1
   assert plain["tokens_per_second"] == pytest.approx(28 / 9)
   assert plain["speedup"] is None
   assert plain["accepted_by_position"] is None
@@ -57,7 +57,7 @@ def test_an_answer_that_nan_ended_at_once_counts_for_nothing():
   first |= {"tokens": [0, 4], "calls": [0, 3], "accept_counts": [3, 0, 0]}
   found = row(summary.rows_of(records, []), "ngram")
   assert found["num_requests"] == 4
-  assert found["tokens_per_call_request_mean"] == pytest.approx(
+  assert found["block_efficiency_request_mean"] == pytest.approx(
     (4 / 3 + 6 / 3 + 8 / 5) / 3
   )
   for record in records:
@@ -70,7 +70,7 @@ def test_an_answer_that_nan_ended_at_once_counts_for_nothing():
         }  # fmt: skip
   costs = [cost_of("ngram", 1.1)]
   found = row(summary.rows_of(records, costs), "ngram")
-  for name in ("tokens_per_call_request_mean", "accepted_by_position",
+  for name in ("block_efficiency_request_mean", "accepted_by_position",
                "predicted_speedup", "seconds_per_token"):  # fmt: skip
     assert found[name] is None, name
 
@@ -185,14 +185,14 @@ def test_comparing_pairs_questions_and_groups():
   rows = compare.compare(before, after)
   found = row(rows, "ngram")
   assert found["num_questions"] == 3
-  assert found["tokens_per_call_change"] == pytest.approx((1 - 8 / 5) / 3)
-  assert found["tokens_per_call_change_ci"] == pytest.approx(
+  assert found["block_efficiency_change"] == pytest.approx((1 - 8 / 5) / 3)
+  assert found["block_efficiency_change_ci"] == pytest.approx(
     metrics.mean_interval([0, 0, 1 - 8 / 5])
   )
   assert found["speedup_ratio"] == pytest.approx(0.5)
   # Every group's ratio is the same: nothing is uncertain.
   assert found["speedup_ratio_ci"] == pytest.approx((0.5, 0.5))
-  assert row(rows, "ngram", "math", "task")["tokens_per_call_change"] == 0
+  assert row(rows, "ngram", "math", "task")["block_efficiency_change"] == 0
   # A category that is all of its task has no row of its own.
   assert not [r for r in rows if r["level"] == "category"]
   assert not [r for r in rows if r["system"] == "plain"]
@@ -212,7 +212,7 @@ def test_one_system_over_another_is_the_ratio_of_their_rates():
     rates["plain"] / rates["ngram"]
   )
   assert found["speedup_ratio_ci"][0] < found["speedup_ratio"]
-  assert found["tokens_per_call_change"] < 0
+  assert found["block_efficiency_change"] < 0
   assert not [r for r in rows if r["system"] == "ngram"]
   with pytest.raises(ValueError, match="no system 'hf' beside others"):
     compare.among({"groups": groups}, "hf")
