@@ -154,7 +154,7 @@ def run(_) -> int:
     "compile_seconds": sum(compile_seconds.values()),
     "compile_seconds_by_system": compile_seconds,
     "rounds": _ROUNDS.value,
-    "num_prompts": len(items),
+    "num_prompts": len(prompts.distinct(items)),
     "config": json.loads(config.to_json_best_effort()),
     **made_by,
     "reference": reference.versions if reference else None,

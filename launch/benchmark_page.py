@@ -97,7 +97,7 @@ def _loss(result: dict) -> str:
   """The rule, and what a speed-up costs; older files do not tell."""
   if "lossless" not in result:
     return ""
-  loss = (result["lossless"], result["total_variation"])
+  loss = (result["lossless"], result["total_variation"], result["rule"])
   return f", `{result['rule']}`: {tables.loss_in_words(*loss)}"
 
 

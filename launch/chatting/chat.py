@@ -195,7 +195,9 @@ class Chat:
       return "speed-up unknown (/stats measures it)"
     speedup = last.tokens_per_second / self._plain_rate
     loss = loss_in_words(
-      rule.lossless, last.total_variation / max(last.num_tokens, 1)
+      rule.lossless,
+      last.total_variation / max(last.num_tokens, 1),
+      rule.name,
     )
     return f"speed-up {speedup:.2f}, {loss}"
 

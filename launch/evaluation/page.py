@@ -58,7 +58,9 @@ def _loss(result: Mapping, row: Mapping) -> str:
   system = result["systems"][row["system"]]
   if system["lossless"] is None or row["total_variation"] is None:
     return ""
-  return ", " + tables.loss_in_words(system["lossless"], row["total_variation"])
+  return ", " + tables.loss_in_words(
+    system["lossless"], row["total_variation"], system["rule"]
+  )
 
 
 def _rows(result: Mapping, *levels: str) -> list[dict]:

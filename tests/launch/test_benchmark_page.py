@@ -18,6 +18,10 @@ from launch import benchmark_page
     (dict(prediction_error=0.05, prediction_error_ci=None), ", +5.0% |"),
     (dict(lossless=True, total_variation=0.0), "), `token`: lossless |"),
     (
+      dict(lossless=True, total_variation=0.0, rule="mine:RULE"),
+      "), `mine:RULE`: lossless (declared) |",
+    ),
+    (
       dict(lossless=False, total_variation=0.1254),
       "), `token`: lossy, total variation 0.125 |",
     ),

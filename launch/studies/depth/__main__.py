@@ -104,7 +104,7 @@ def run(_) -> int:
   )
   recorded = traces.collect(deepest, models, items)
   found = compare.compare(recorded, costs, predictor=predictor) | {
-    "num_prompts": len(items),
+    "num_prompts": len(prompts.distinct(items)),
     "config": json.loads(config.to_json_best_effort()),
     **made_by,
   }

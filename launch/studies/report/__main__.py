@@ -130,7 +130,7 @@ def run(_) -> int:
   found = findings.measure(config, items, pairs, rounds=_ROUNDS.value)
   found |= {
     "depth": policies(config, models, items, found, most=max(pairs)),
-    "num_prompts": len(items),
+    "num_prompts": len(prompts.distinct(items)),
     "config": json.loads(config.to_json_best_effort()),
     **made_by,
   }

@@ -7,6 +7,7 @@ text, costs of rounds and passes timed between the rounds of runs
 
 import dataclasses
 import functools
+from collections.abc import Hashable
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ import numpy as np
 from launch import pair as pair_lib
 from launch import prompts, rates
 from launch.pair import Pair
-from specjax import engine, metrics, timing, warp
+from specjax import engine, metrics, requests, timing, warp
 from specjax.engine import Completion
 from specjax.state import Origin
 from specjax.theory import throughput
@@ -32,11 +33,13 @@ class Row:
   """One prompt's completion and the laws along it; n tokens.
 
   Attributes:
+    prompt: which prompt's, see `specjax.requests.content_of`.
     completion: what was decoded.
     distances: `f64[n]`, TV of draft and target where each token was drawn.
     ratios: `f64[n]`, `min(1, p / q)` of each token.
   """
 
+  prompt: Hashable
   completion: Completion
   distances: np.ndarray
   ratios: np.ndarray
@@ -117,6 +120,7 @@ def laws_along(
     here = slice(len(prompt.token_ids) - 1, len(text) - 1)
     rows.append(
       Row(
+        prompt=requests.content_of(prompt),
         completion=completion,
         distances=distances[here].astype(np.float64),
         ratios=ratios[here].astype(np.float64),
@@ -195,6 +199,21 @@ def rejections(rows: list[Row]) -> dict:
   }
 
 
+def _interval(
+  rows: list[Row],
+  numerators: list[float],
+  denominators: list[float],
+  limits: tuple[float, float],
+) -> tuple[float, float] | None:
+  """`metrics.ratio_interval` over prompts."""
+  groups = metrics.groups_of([[row.prompt] for row in rows])
+  return metrics.ratio_interval(
+    metrics.grouped(numerators, groups),
+    metrics.grouped(denominators, groups),
+    limits=limits,
+  )
+
+
 def block_efficiencies(
   rows: list[Row], joint: list[float], num_tokens: int
 ) -> dict:
@@ -222,9 +241,7 @@ def block_efficiencies(
   surplus = sum(c.expected_accepted - c.num_accepted for c in completions)
   return {
     "measured": sum(tokens) / sum(calls),
-    "measured_ci": metrics.ratio_interval(
-      tokens, calls, limits=(1, num_tokens + 1)
-    ),
+    "measured_ci": _interval(rows, tokens, calls, (1, num_tokens + 1)),
     "independent": float(throughput.tokens_per_cycle(num_tokens, alpha)),
     "identity": throughput.exact_tokens(joint[:num_tokens]),
     "rao_blackwell": (sum(tokens) + surplus) / sum(calls),
@@ -326,10 +343,11 @@ def _summary_of_distances(rows: list[Row]) -> dict:
   every = np.concatenate([row.distances for row in rows])
   return {
     "mean": float(every.mean()),
-    "mean_ci": metrics.ratio_interval(
+    "mean_ci": _interval(
+      rows,
       [row.distances.sum() for row in rows],
       [len(row.distances) for row in rows],
-      limits=(0, 1),
+      (0, 1),
     ),
     "quantiles": {
       str(level): float(np.quantile(every, level))
@@ -416,9 +434,6 @@ def predictions(
 def _measured(turns, predicted, pieces, *, names, chosen) -> dict:
   """What the loop did, beside the predictions."""
   ours, plain = names[chosen], "autoregressive"
-  rate_ci = lambda name: metrics.ratio_interval(
-    turns.tokens[name].mean(0), turns.seconds[name].mean(0)
-  )
   measured = {n: turns.rate(name) for n, name in names.items()}
   here, rates = measured[chosen], predicted["rates"]
   # A run in pieces stands beside a whole one of the same round.
@@ -428,9 +443,9 @@ def _measured(turns, predicted, pieces, *, names, chosen) -> dict:
   return {
     "tokens_per_second": {
       "plain": turns.rate(plain),
-      "plain_ci": rate_ci(plain),
+      "plain_ci": turns.rate_interval(plain),
       "measured": here,
-      "measured_ci": rate_ci(ours),
+      "measured_ci": turns.rate_interval(ours),
       "predicted": rates,
       "prediction_error": rates["expected"] / here - 1,
       "prediction_error_given_calls": rates["with_prompts"] / here - 1,
@@ -444,7 +459,9 @@ def _measured(turns, predicted, pieces, *, names, chosen) -> dict:
     "sweep": {
       "predicted": {str(n): v for n, v in predicted["sweep"].items()},
       "measured": {str(n): v for n, v in measured.items()},
-      "measured_ci": {str(n): rate_ci(name) for n, name in names.items()},
+      "measured_ci": {
+        str(n): turns.rate_interval(name) for n, name in names.items()
+      },
       "best_predicted": max(predicted["sweep"], key=predicted["sweep"].get),
       "best_measured": max(measured, key=measured.get),
     },

@@ -278,7 +278,9 @@ def figures(found: dict) -> dict[str, Figure]:
 
 def table(results: dict[str, dict]) -> str:
   """Prediction against measurement of a real pair, a row a report."""
-  interval = lambda pair, digits: f"({pair[0]:.{digits}f}–{pair[1]:.{digits}f})"
+  interval = lambda pair, digits: (
+    f" ({pair[0]:.{digits}f}–{pair[1]:.{digits}f})" if pair else ""
+  )
   rows = []
   for result in results.values():
     config, rejected = result["config"], result["rejections"]
@@ -288,7 +290,7 @@ def table(results: dict[str, dict]) -> str:
         config["drafter"],
         f"{config['temperature']:g}",
         str(result["num_speculative_tokens"]),
-        f"{rejected['predicted']:.1f} "
+        f"{rejected['predicted']:.1f}"
         f"{interval(rejected['predicted_interval'], 1)}"
         if config["temperature"]
         else "the count itself",
@@ -298,9 +300,9 @@ def table(results: dict[str, dict]) -> str:
         f"{efficiency['rao_blackwell']:.2f}",
         f"{efficiency['measured']:.2f}",
         f"{rates['predicted']['expected']:.0f}",
-        f"{rates['measured']:.0f} {interval(rates['measured_ci'], 0)}",
+        f"{rates['measured']:.0f}{interval(rates['measured_ci'], 0)}",
         f"{100 * rates['prediction_error']:+.1f}%",
-        f"{result['speedup']['measured']:.2f} "
+        f"{result['speedup']['measured']:.2f}"
         f"{interval(result['speedup']['measured_ci'], 2)}",
       ]
     )

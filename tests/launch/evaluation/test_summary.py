@@ -76,12 +76,15 @@ def test_an_answer_that_nan_ended_at_once_counts_for_nothing():
 
 
 def test_a_group_with_all_its_turns_is_the_unit_of_the_paired_interval():
-  found = row(summary.rows_of(evaluations.example(), []), "ngram")
-  assert found["speedup_ci"] == pytest.approx(
-    metrics.interval([[20, 8], [7.0, 2.0]], [[3.5, 2.5], [20, 8]])
+  rows = summary.rows_of(evaluations.thrice(), [])
+  found = row(rows, "ngram")
+  low, high = metrics.interval(
+    [[20, 8] * 3, [7.0, 2.0] * 3], [[3.5, 2.5] * 3, [20, 8] * 3]
   )
-  one = row(summary.rows_of(evaluations.example(), []), "ngram", "math", "task")
-  assert one["speedup_ci"] is None  # of a single group nothing is known
+  assert found["speedup_ci"] == pytest.approx((low, high))
+  one = row(rows, "ngram", "math", "task")
+  assert one["num_groups"] == 3
+  assert one["speedup_ci"] is None  # of three groups too little is known
 
 
 def test_rows_are_for_all_for_tasks_and_for_categories_of_each_setting():
@@ -171,8 +174,8 @@ def test_what_transformers_does_not_tell_is_none():
 
 
 def changed():
-  """The example again: one more call for question 3, ngram half as fast."""
-  after = copy.deepcopy(evaluations.example())
+  """The same again: more calls for question 3, ngram half as fast."""
+  after = evaluations.thrice()
   for one in after:
     for turn in one["turns"]:
       turn["systems"]["ngram"]["seconds"] *= 2
@@ -181,13 +184,13 @@ def changed():
 
 
 def test_comparing_pairs_questions_and_groups():
-  before, after = {"groups": evaluations.example()}, {"groups": changed()[::-1]}
+  before, after = {"groups": evaluations.thrice()}, {"groups": changed()[::-1]}
   rows = compare.compare(before, after)
   found = row(rows, "ngram")
-  assert found["num_questions"] == 3
-  assert found["block_efficiency_change"] == pytest.approx((1 - 8 / 5) / 3)
+  assert found["num_questions"] == 9
+  assert found["block_efficiency_change"] == pytest.approx((1 - 8 / 5) / 9)
   assert found["block_efficiency_change_ci"] == pytest.approx(
-    metrics.mean_interval([0, 0, 1 - 8 / 5])
+    metrics.mean_interval([*[0] * 8, 1 - 8 / 5])
   )
   assert found["speedup_ratio"] == pytest.approx(0.5)
   # Every group's ratio is the same: nothing is uncertain.
@@ -196,11 +199,15 @@ def test_comparing_pairs_questions_and_groups():
   # A category that is all of its task has no row of its own.
   assert not [r for r in rows if r["level"] == "category"]
   assert not [r for r in rows if r["system"] == "plain"]
-  assert "| `ngram` | 0 | 2 | all | 3 | -0.200" in compare.table(rows)
+  assert "| `ngram` | 0 | 2 | all | 9 | -0.067 (" in compare.table(rows)
+  few = compare.compare(
+    {"groups": evaluations.example()}, {"groups": evaluations.example()}
+  )
+  assert "| all | 3 | +0.000 | 1.000 |" in compare.table(few)
 
 
 def test_one_system_over_another_is_the_ratio_of_their_rates():
-  groups = evaluations.example()
+  groups = evaluations.thrice()
   rows = compare.among({"groups": groups}, "ngram")
   rates = {
     r["system"]: r["tokens_per_second"]

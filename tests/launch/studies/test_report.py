@@ -50,6 +50,7 @@ def test_acceptance_by_position_counts_rounds_and_forgets_what_was_cut():
 
 def row(distances, ratios, *origins):
   return findings.Row(
+    prompt=object(),
     completion=completion(*origins),
     distances=np.array(distances),
     ratios=np.array(ratios),
@@ -106,7 +107,10 @@ def test_tokens_a_call_are_right_where_budgets_cut_rounds():
   found = findings.block_efficiencies(
     [
       findings.Row(
-        completion=one, distances=np.full(8, 1 - alpha), ratios=np.ones(8)
+        prompt=object(),
+        completion=one,
+        distances=np.full(8, 1 - alpha),
+        ratios=np.ones(8),
       )
       for one in engine.completions(state, rows)
     ],
