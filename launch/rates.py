@@ -114,8 +114,15 @@ def prediction(turns: Turns, pieces: timing.Pieces) -> dict:
   """The speed-up that runs in pieces predict, beside the one measured.
 
   Every run in pieces stands beside a whole run of the same prompts in the same
-  round, so that the interval of the error has one unit for each.
+  round, so that the interval of the error has one unit for each. Where the
+  pieces disagree (`doubts`) nothing is predicted.
   """
+  doubts = pieces.costs().doubts
+  if doubts:
+    return {
+      "predicted_speedup": None, "prediction_error": None,
+      "prediction_error_ci": None, "doubts": doubts,
+    }  # fmt: skip
   names = ("speculative", "autoregressive")
   whole = {name: turns.seconds[name].ravel() for name in names}
   should = {name: pieces.predicted(name).ravel() for name in names}
@@ -129,4 +136,5 @@ def prediction(turns: Turns, pieces: timing.Pieces) -> dict:
     "predicted_speedup": speedup(should),
     "prediction_error": speedup(should) / speedup(whole) - 1,
     "prediction_error_ci": interval and [end - 1 for end in interval],
+    "doubts": [],
   }

@@ -229,10 +229,13 @@ def predicted_speedup(
 
   Args:
     every: of one system and setting.
-    cost: `round_cost`, `round_fed` and `fed_cost` of `costs.measure_costs`;
-      None if they were not measured.
+    cost: `round_cost`, `round_fed`, `fed_cost` and `doubts` of
+      `costs.measure_costs`; None if they were not measured.
+
+  Returns:
+    The ratio; None where it cannot be known, timings that disagree included.
   """
-  if cost is None:
+  if cost is None or cost.get("doubts"):
     return None
   seconds = 0.0
   for e in every:

@@ -121,6 +121,11 @@ def read_costs(path: str, asked: Mapping[str, Any]) -> Costs:
       f"--benchmark: {path} is not what launch.benchmark writes of a draft: "
       f"{type(error).__name__}: {error}"
     ) from error
+  if found.get("doubts"):
+    raise cli.UserError(
+      f"--benchmark: timings in {path} disagree, measure it again: "
+      + "; ".join(found["doubts"])
+    )
   other = [n for n in _SAME if config.get(n) != asked.get(n)]
   if other:
     raise cli.UserError(

@@ -50,13 +50,18 @@ def test_the_documented_numbers_are_measured(cli, tmp_path, capsys):
   result = measure(cli, tmp_path, config=config)
   on_cpu = jax.default_backend() == "cpu"
   for key in KEYS:
-    assert result[key] is not None or (key in ON_CPU and not on_cpu), key
+    told = result[key] is not None
+    if key == "predicted_speedup":  # a busy machine leaves doubts
+      assert told == (not result["doubts"])
+    else:
+      assert told or (key in ON_CPU and not on_cpu), key
   assert result["rule"] == "token"
   assert result["lossless"]
   low, high = result["speedup_ci"]
   assert low <= high
-  low, high = result["prediction_error_ci"]
-  assert low <= result["prediction_error"] <= high
+  if result["prediction_error_ci"]:
+    low, high = result["prediction_error_ci"]
+    assert low <= result["prediction_error"] <= high
   assert sum(result["round_seconds"].values()) == pytest.approx(
     result["step_seconds"]
   )

@@ -85,8 +85,11 @@ def check(config) -> list[int]:
 
 
 def policies(config, models, items, found: dict, *, most: int) -> dict | None:
-  """What each depth policy would gain; None if none fits the drafter."""
-  if not drafting.of(config).has_depth:
+  """What each depth policy would gain; None if none fits the drafter.
+
+  Nor is there anything to tell of timings that disagree.
+  """
+  if not drafting.of(config).has_depth or found["costs"].get("doubts"):
     return None
   recorded = traces.collect(depths.recording(config, most), models, items)
   return compare.compare(

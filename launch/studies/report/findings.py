@@ -7,6 +7,7 @@ text, costs of rounds and passes timed between the rounds of runs
 
 import dataclasses
 import functools
+import math
 from collections.abc import Hashable
 
 import jax
@@ -365,6 +366,8 @@ def predictions(
 ) -> dict:  # fmt: skip
   """Tokens per second from costs and acceptance, one effect after the other.
 
+  Of costs that disagree (`timing.StepCosts.doubts`) nothing is predicted.
+
   Args:
     costs: of a round at N and of its passes.
     efficiency: from `block_efficiencies`.
@@ -378,8 +381,9 @@ def predictions(
 
   Returns:
     `costs`, what the page says of them; `rates`, tokens per second predicted
-    for N; `sweep`, for each N that `joint` and the passes timed cover, that of
-    N itself being the prediction in `rates`.
+    for N, each None of such costs; `sweep`, for each N that `joint` and the
+    passes timed cover, that of N itself being the prediction in `rates`: empty
+    of such costs.
   """
   draft_seconds = sum(costs.draft[t] for t in costs.draft_passes) / num_tokens
   plain, tokens = costs.target[1], sum(lengths)
@@ -407,6 +411,8 @@ def predictions(
     calls = sum(throughput.expected_calls(joint[:n], x) for x in lengths)
     sweep[n] = tokens / (calls / rows * step + batches * costs.prefill)
   sweep[num_tokens] = rates["expected"]
+  if costs.doubts:
+    rates, sweep, least = dict.fromkeys(rates), {}, math.inf
   return {
     "costs": {
       "costs": {
@@ -419,11 +425,13 @@ def predictions(
         "loop_overhead": costs.step / costs.forwards,
         "prefill_seconds": costs.prefill,
         "dispatch_seconds": costs.dispatch,
+        "doubts": costs.doubts,
         "cost_ratio": draft_seconds / plain,
         "verify_ratio": costs.target[costs.nodes] / plain,
         "step_ratio": costs.step / costs.plain_step,
       },
-      # None where even all tokens accepted would not do (JSON has no infinity).
+      # None where even all tokens accepted would not do (JSON has no infinity),
+      # or costs disagree.
       "break_even_acceptance": least if least <= 1 else None,
     },
     "rates": rates,
@@ -436,6 +444,7 @@ def _measured(turns, predicted, pieces, *, names, chosen) -> dict:
   ours, plain = names[chosen], "autoregressive"
   measured = {n: turns.rate(name) for n, name in names.items()}
   here, rates = measured[chosen], predicted["rates"]
+  error = lambda name: rates[name] and rates[name] / here - 1
   # A run in pieces stands beside a whole one of the same round.
   error_ci = metrics.ratio_interval(
     turns.seconds[ours].ravel(), pieces.predicted(ours).ravel()
@@ -447,10 +456,11 @@ def _measured(turns, predicted, pieces, *, names, chosen) -> dict:
       "measured": here,
       "measured_ci": turns.rate_interval(ours),
       "predicted": rates,
-      "prediction_error": rates["expected"] / here - 1,
-      "prediction_error_given_calls": rates["with_prompts"] / here - 1,
-      "prediction_error_given_calls_ci": error_ci
-      and [end - 1 for end in error_ci],
+      "prediction_error": error("expected"),
+      "prediction_error_given_calls": error("with_prompts"),
+      "prediction_error_given_calls_ci": [end - 1 for end in error_ci]
+      if error_ci and rates["expected"]
+      else None,
     },
     "speedup": {
       "measured": here / turns.rate(plain),
@@ -462,7 +472,9 @@ def _measured(turns, predicted, pieces, *, names, chosen) -> dict:
       "measured_ci": {
         str(n): turns.rate_interval(name) for n, name in names.items()
       },
-      "best_predicted": max(predicted["sweep"], key=predicted["sweep"].get),
+      "best_predicted": max(
+        predicted["sweep"], key=predicted["sweep"].get, default=None
+      ),
       "best_measured": max(measured, key=measured.get),
     },
   }

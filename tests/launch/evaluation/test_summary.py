@@ -5,7 +5,7 @@ import copy
 import evaluations
 import pytest
 
-from launch.evaluation import compare, summary
+from launch.evaluation import compare, page, summary
 from specjax import metrics
 
 
@@ -22,7 +22,7 @@ def cost_of(system, round_cost, fed_cost=0.0):
   """Rounds of so many plain ones, timed where they fed three tokens each."""
   return {
     "batch_size": 2, "system": system, "round_cost": round_cost,
-    "round_fed": 3.0, "fed_cost": fed_cost,
+    "round_fed": 3.0, "fed_cost": fed_cost, "doubts": [],
   }  # fmt: skip
 
 
@@ -126,6 +126,28 @@ def test_the_prediction_is_made_of_the_rounds_cost_and_of_the_rounds():
   wider = [one | {"batch_size": 8} for one in evaluations.example()]
   other = summary.rows_of(wider, costs)  # of another batch size
   assert row(other, "ngram")["predicted_speedup"] is None
+
+
+def test_of_timings_that_disagree_nothing_is_predicted():
+  cost = cost_of("ngram", 0.89) | {
+    "doubts": ["laws took -3.10 ms of a round"], "draft_cost": 0.1,
+  }  # fmt: skip
+  rows = summary.rows_of(evaluations.example(), [cost])
+  assert row(rows, "ngram")["predicted_speedup"] is None
+  kinds = {"rule": "token", "lossless": True, "draft_shape": "chain of 2",
+           "dtype": "float32"}  # fmt: skip
+  result = {
+    "runs": rows, "costs": [cost],
+    "systems": {"plain": kinds | {"lossless": None}, "ngram": kinds},
+  }  # fmt: skip
+  told, plain = page.over_all(result).splitlines()[:1:-1]
+  assert "| none: timings disagree |" in told
+  assert "disagree" not in plain
+  head, _, plain, told = page._systems(result).splitlines()[:4]
+  assert head.endswith("| timings that disagree |")
+  assert told.endswith("| laws took -3.10 ms of a round |")
+  sound = result | {"costs": [cost | {"doubts": []}]}
+  assert "disagree" not in page._systems(sound).splitlines()[0]
 
 
 def test_rounds_that_fed_more_than_where_they_were_timed_cost_more():

@@ -164,6 +164,15 @@ def test_predictions_from_costs_by_hand():
   )
 
 
+def test_of_timings_that_disagree_nothing_is_predicted():
+  """A round that takes less than its passes, and the target's alone."""
+  found = predictions(0.15)
+  assert found["costs"]["costs"]["doubts"]
+  assert {*found["rates"].values()} == {None}
+  assert found["sweep"] == {}
+  assert found["costs"]["break_even_acceptance"] is None
+
+
 def test_what_never_pays_has_no_break_even():
   assert predictions(0.9)["costs"]["break_even_acceptance"] is None
 
@@ -237,7 +246,8 @@ def test_a_pair_is_reported(cli, tmp_path, capsys, temperature):
   # One number for one quantity.
   assert costs["verify_seconds"]["1"] == costs["plain_pass_seconds"]
   rates = found["tokens_per_second"]["predicted"]
-  assert found["sweep"]["predicted"]["3"] == rates["expected"]
+  assert found["sweep"]["predicted"].get("3") == rates["expected"]
+  assert (rates["expected"] is None) == bool(costs["doubts"])
   text = (tmp_path / "report.md").read_text()
   assert text.startswith("# Does speculation pay?\n\nSpeculation ")
   for name in ("throughput", "acceptance", "distances"):
