@@ -9,11 +9,12 @@ transformers' plain and assisted generation take turns on the same prompts, and
 so do runs in pieces, whose rounds and passes are timed one by one
 (`specjax.timing`): from these whole runs are predicted
 (`predicted_speedup`; `prediction_error` and its interval compare it with the
-runs beside which it was timed), and `round_seconds` says where a round's time
-goes. Only ratios inside one run mean anything: machines drift. The compilation
-cache is off, so `compile_seconds` is real. `memory_bandwidth` says how much of
-the memory's bandwidth plain decoding reaches (`launch.bandwidth`); it
-is one line on stderr too, and null on a mesh.
+runs beside which it was timed; all null where `doubts` say which timings
+disagree), and `round_seconds` says where a round's time goes. Only ratios
+inside one run mean anything: machines drift. The compilation cache is off, so
+`compile_seconds` is real. `memory_bandwidth` says how much of the memory's
+bandwidth plain decoding reaches (`launch.bandwidth`); it is one line on stderr
+too, and null on a mesh.
 
 transformers runs on the CPU, so it is left out where jax runs elsewhere.
 """
@@ -154,7 +155,7 @@ def run(_) -> int:
     "compile_seconds": sum(compile_seconds.values()),
     "compile_seconds_by_system": compile_seconds,
     "rounds": _ROUNDS.value,
-    "num_prompts": len(items),
+    "num_prompts": len(prompts.distinct(items)),
     "config": json.loads(config.to_json_best_effort()),
     **made_by,
     "reference": reference.versions if reference else None,

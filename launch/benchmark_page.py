@@ -41,7 +41,7 @@ def table(results: dict[str, dict]) -> str:
       cells += [
         number("speculative_tokens_per_second", 0),
         speedup,
-        number("predicted_speedup") + _error(result),
+        _predicted(result) + _error(result),
         number("block_efficiency"),
         number("loop_overhead"),
       ]
@@ -80,7 +80,7 @@ def short(results: dict[str, dict]) -> str:
         f"{result['autoregressive_tokens_per_second']:.0f}",
         f"{result['speculative_tokens_per_second']:.0f}",
         speedup + _loss(result),
-        f"{result['predicted_speedup']:.2f}",
+        _predicted(result),
         f"{result['block_efficiency']:.2f}",
       ]
     )
@@ -101,9 +101,16 @@ def _loss(result: dict) -> str:
   return f", `{result['rule']}`: {tables.loss_in_words(*loss)}"
 
 
+def _predicted(result: dict) -> str:
+  """The predicted speed-up, or what disagrees in the timings."""
+  if result.get("doubts"):
+    return "none: " + "; ".join(result["doubts"])
+  return f"{result['predicted_speedup']:.2f}"
+
+
 def _error(result: dict) -> str:
   """How far a prediction was off; older files do not tell."""
-  if "prediction_error" not in result:
+  if result.get("prediction_error") is None:
     return ""
   text = f", {result['prediction_error']:+.1%}"
   if result["prediction_error_ci"]:

@@ -70,7 +70,7 @@ from launch import (
 )
 from launch.journal import Results
 from launch.prompts import Prompt
-from specjax import engine, metrics
+from specjax import engine, metrics, requests
 from specjax.engine import Batch, Completion, Engine
 from specjax.state import StopReason
 
@@ -344,8 +344,12 @@ def run(_) -> int:
     records = decode_missing(config, models, items, opened)
     rows = rows_of(records)
     lines = [output_row(p, rows[p.key], models.tokenizer) for p in items]
+    content = {p.key: requests.content_of(p) for p in items}
     summary = metrics.summarize(
-      [metrics.Unit(**r["unit"]) for r in records],
+      metrics.merged(
+        [metrics.Unit(**r["unit"]) for r in records],
+        metrics.groups_of([[content[k] for k in r["keys"]] for r in records]),
+      ),
       max_depth=max(len(row["accept_counts"]) for row in rows.values()) - 1,
     )
     if traced_fields():  # no measurement
@@ -358,7 +362,7 @@ def run(_) -> int:
         _SUMMARY.value,
         {**summary, "rule": models.decoder.rule.name,
          "lossless": models.decoder.rule.lossless,
-         "num_prompts": len(items), "jax": jax.__version__,
+         "num_prompts": len(prompts.distinct(items)), "jax": jax.__version__,
          "config": json.loads(config.to_json_best_effort()), **made_by},
       )  # fmt: skip
     if opened:

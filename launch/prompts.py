@@ -9,6 +9,7 @@ from typing import Any
 
 from launch import jsonl, prompt_lines
 from models.tokenizers import Tokenizer
+from specjax import requests
 from specjax.requests import Settings
 
 # What `launch.decode` decodes when no file is given.
@@ -217,6 +218,14 @@ def read_jsonl(
     except (ValueError, TypeError) as error:  # TypeError: lone surrogates
       problems.append(f"{path}:{number}: {error}")
   return prompts, problems
+
+
+def distinct(rows: Sequence[Prompt]) -> list[Prompt]:
+  """The first row of each prompt: several are samples of one."""
+  found: dict[Any, Prompt] = {}
+  for row in rows:
+    found.setdefault(requests.content_of(row), row)
+  return list(found.values())
 
 
 def _samples(

@@ -8,7 +8,7 @@ import dataclasses
 
 import numpy as np
 
-from specjax import engine, metrics, timing
+from specjax import engine, metrics, requests, timing
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,11 +18,13 @@ class Turns:
   Attributes:
     tokens, seconds: by system, `[rounds, batches]`.
     last: by system and number of the batch, completions of the last round.
+    groups: of each batch, the number of its group: those share a prompt.
   """
 
   tokens: dict[str, np.ndarray]
   seconds: dict[str, np.ndarray]
   last: dict[tuple[str, int], list]
+  groups: list[int]
 
   def rate(self, name: str) -> float | None:
     """Tokens per second of a system over all rounds; None if it is not here."""
@@ -31,7 +33,7 @@ class Turns:
     return float(self.tokens[name].sum() / self.seconds[name].sum())
 
   def units(self, name: str = "speculative") -> list[metrics.Unit]:
-    """A system beside plain decoding, a measured unit a batch.
+    """A system beside plain decoding, a measured unit a group of batches.
 
     A round repeats the same prompts: it is no new sample, and means count.
     """
@@ -39,10 +41,20 @@ class Turns:
       self.last[who, number],
       float(self.seconds[who][:, number].mean()),
     )
-    return [
+    units = [
       engine.unit_of(*of(name, number), of("autoregressive", number))
       for number in range(self.seconds[name].shape[1])
     ]
+    return metrics.merged(units, self.groups)
+
+  def rate_interval(self, name: str) -> tuple[float, float] | None:
+    """Of `rate`, over groups of batches."""
+    return metrics.ratio_interval(
+      *(
+        metrics.grouped(of[name].mean(0), self.groups)
+        for of in (self.tokens, self.seconds)
+      )
+    )
 
 
 def measure_rates(
@@ -71,7 +83,10 @@ def measure_rates(
     if reference.can_assist and all(b.rows == 1 for b in batches):
       systems["hf_assisted"] = lambda batch: reference.run(batch, assisted=True)
   blank = lambda: {name: np.zeros((rounds, len(batches))) for name in systems}
-  turns = Turns(tokens=blank(), seconds=blank(), last={})
+  prompts = [[requests.content_of(p) for p in b.prompts] for b in batches]
+  turns = Turns(
+    tokens=blank(), seconds=blank(), last={}, groups=metrics.groups_of(prompts)
+  )
   rng = np.random.default_rng(0)
   for index in range(rounds + 1):
     for number, batch in enumerate(batches):
@@ -99,8 +114,15 @@ def prediction(turns: Turns, pieces: timing.Pieces) -> dict:
   """The speed-up that runs in pieces predict, beside the one measured.
 
   Every run in pieces stands beside a whole run of the same prompts in the same
-  round, so that the interval of the error has one unit for each.
+  round, so that the interval of the error has one unit for each. Where the
+  pieces disagree (`doubts`) nothing is predicted.
   """
+  doubts = pieces.costs().doubts
+  if doubts:
+    return {
+      "predicted_speedup": None, "prediction_error": None,
+      "prediction_error_ci": None, "doubts": doubts,
+    }  # fmt: skip
   names = ("speculative", "autoregressive")
   whole = {name: turns.seconds[name].ravel() for name in names}
   should = {name: pieces.predicted(name).ravel() for name in names}
@@ -114,4 +136,5 @@ def prediction(turns: Turns, pieces: timing.Pieces) -> dict:
     "predicted_speedup": speedup(should),
     "prediction_error": speedup(should) / speedup(whole) - 1,
     "prediction_error_ci": interval and [end - 1 for end in interval],
+    "doubts": [],
   }

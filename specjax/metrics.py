@@ -2,13 +2,14 @@
 
 Counts are summed over rows before they are divided (a ratio of totals, not a
 mean of ratios). Intervals are over the units that were decoded together, with
-baseline and speculative times paired inside a unit, and keep their promise for
-few units too (`log_interval`, `share_interval`).
+baseline and speculative times paired inside a unit (`log_interval`,
+`share_interval`). Units that share a prompt are one (`merged`), and of fewer
+than `LEAST` no interval is told: what they say of their own spread is a guess.
 """
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,10 @@ from scipy import special
 
 # Standard errors on each side of a 95% interval of a mean over very many.
 SIDE = 1.96
+# Units that an interval needs.
+LEAST = 5
+# Of an end: an estimate summed in another order must not lie outside.
+_ROUNDING = 1e-12
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,6 +47,52 @@ class Unit:
   baseline_num_tokens: int | None = None
   baseline_num_target_calls: int | None = None
   baseline_seconds: float | None = None
+
+
+def groups_of(members: Sequence[Iterable[Hashable]]) -> list[int]:
+  """Numbers from 0 of the groups of units, one a unit.
+
+  Args:
+    members: of each unit, its prompts. Units are of one group if they share
+      one, or each shares one with a third.
+  """
+  parents = list(range(len(members)))
+
+  def root(unit: int) -> int:
+    while parents[unit] != unit:
+      unit = parents[unit]
+    return unit
+
+  first: dict[Hashable, int] = {}
+  for unit, own in enumerate(members):
+    for member in own:
+      parents[root(unit)] = root(first.setdefault(member, unit))
+  roots = [root(unit) for unit in range(len(members))]
+  numbers = {one: number for number, one in enumerate(dict.fromkeys(roots))}
+  return [numbers[one] for one in roots]
+
+
+def grouped(values: ArrayLike, groups: Sequence[int]) -> np.ndarray:
+  """Sums `f64[..., groups]` of values `[..., units]`; see `groups_of`."""
+  of_group = np.eye(max(groups, default=-1) + 1)[list(groups)]
+  return np.asarray(values, float) @ of_group
+
+
+def merged(units: Sequence[Unit], groups: Sequence[int]) -> list[Unit]:
+  """A unit for each group, the sum of its units; see `groups_of`."""
+  parts: dict[int, list[Unit]] = {}
+  for unit, group in zip(units, groups, strict=True):
+    parts.setdefault(group, []).append(unit)
+
+  def total(some: list[Unit], name: str):
+    values = [getattr(unit, name) for unit in some]
+    return None if None in values else sum(values)
+
+  names = [field.name for field in dataclasses.fields(Unit)]
+  return [
+    Unit(**{name: total(some, name) for name in names})
+    for some in parts.values()
+  ]
 
 
 def log_interval(
@@ -102,13 +153,13 @@ def interval(
   """`log_interval` of one sample.
 
   Returns:
-    Low and high end; None with fewer than two units, or fewer than two that
-    have anything in one of the columns.
+    Low and high end, the estimate between them; None with fewer than `LEAST`
+    units that have anything in one of the columns.
   """
-  if any(np.count_nonzero(x) < 2 for x in (*numerators, *denominators)):
+  if any(np.count_nonzero(x) < LEAST for x in (*numerators, *denominators)):
     return None
   low, high = log_interval(numerators, denominators, confidence=confidence)
-  return float(low), float(high)
+  return float(low) * (1 - _ROUNDING), float(high) * (1 + _ROUNDING)
 
 
 def ratio_interval(
@@ -148,25 +199,31 @@ def speedup_interval(
 def mean_interval(
   values: Sequence[float], *, confidence: float = 0.95
 ) -> tuple[float, float] | None:
-  """Student's t interval of a mean over units; None with fewer than two."""
-  if len(values) < 2:
+  """Student's t interval of a mean over units; None with fewer than `LEAST`."""
+  if len(values) < LEAST:
     return None
   x = np.asarray(values, float)
   error = x.std(ddof=1) / np.sqrt(len(x))
   side = error * special.stdtrit(len(x) - 1, (1 + confidence) / 2)
+  side += _ROUNDING * np.abs(x).max()
   return float(x.mean() - side), float(x.mean() + side)
 
 
 def share_interval(
   successes: float, count: int, *, confidence: float = 0.95
-) -> tuple[float, float]:
+) -> tuple[float, float] | None:
   """Clopper and Pearson's interval of a share: never covers less often.
 
   Args:
     successes: out of `count`; a tie may count as half.
-    count: units, at least one.
+    count: units.
     confidence: coverage at least.
+
+  Returns:
+    Low and high end; None with fewer than `LEAST` units.
   """
+  if count < LEAST:
+    return None
   tail, failures = (1 - confidence) / 2, count - successes
   low = special.betaincinv(successes, failures + 1, tail) if successes else 0
   high = (

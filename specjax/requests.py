@@ -54,3 +54,12 @@ class Request(Protocol):
 def input_ids_of(request: Request) -> Sequence[int]:
   """What an encoder reads of a request; nothing if that is not asked."""
   return getattr(request, "input_ids", None) or ()
+
+
+def content_of(request: Request) -> tuple[tuple[int, ...], tuple[int, ...]]:
+  """Tokens that models read, the encoder's first: what makes prompts one.
+
+  Completions of one prompt are no independent units, whatever the rows are
+  called and draw (`specjax.metrics.groups_of`).
+  """
+  return tuple(input_ids_of(request)), tuple(request.token_ids)

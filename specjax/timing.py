@@ -18,6 +18,10 @@ What a round takes, from the inside out:
 
 And a run: its prompt's pass, `dispatch` (a call from the host that finds
 nothing to do), and its rounds.
+
+On a busy machine a whole may come out shorter than its part, or one pass take
+different times beside drafted rounds and beside plain ones: such seconds are
+impossible, `StepCosts.doubts` says so, and nothing should be predicted of them.
 """
 
 import dataclasses
@@ -41,6 +45,10 @@ from specjax.types import LanguageModel
 _PLACES = (0.25, 0.5, 0.75)  # of a run, where passes are timed
 _REPEATS = 12  # passes in one timing
 _WIDTHS_A_TURN = 2
+# Timings on a quiet machine repeat to within this much of a round, ...
+_SLACK = 0.05
+# ... and those of one pass in two kinds of runs to within this much of it.
+_DRIFT = 0.25
 
 _T = TypeVar("_T")
 
@@ -135,13 +143,17 @@ class StepCosts:
     draft: {T: one draft pass over T tokens}; empty without a draft model.
     draft_passes: T of each draft pass of a round, in order.
     nodes: T of the target's pass of a round.
-    in_order: a round's passes, in its order.
-    with_laws: a round without verification and what follows; None on a mesh.
+    in_order: a round's passes, in its order; None where rounds choose among
+      passes of several widths, so that none is every round's.
+    with_laws: a round without verification and what follows; None on a mesh,
+      and where `in_order` is.
     dispatch: a call from the host that makes no round.
     proposal: drafting as a whole, draws and laws too, where a head drafts,
       whose passes are not timed one by one; then `draft` is empty, and
       `in_order` the target's pass alone. None for other drafters, and on a
       mesh.
+    again: one target pass over one token, timed beside drafted rounds, where
+      `target[1]` is timed beside plain ones; None where it was not.
     prefill, plain_prefill: the prompts' passes.
   """
 
@@ -151,12 +163,13 @@ class StepCosts:
   draft: dict[int, float]
   draft_passes: tuple[int, ...]
   nodes: int
-  in_order: float
+  in_order: float | None
   with_laws: float | None
   dispatch: float
   prefill: float
   plain_prefill: float
   proposal: float | None = None
+  again: float | None = None
 
   @property
   def drafting(self) -> float:
@@ -171,16 +184,51 @@ class StepCosts:
 
   @property
   def attribution(self) -> dict[str, float | None]:
-    """Where a round's seconds go; they add up to `step`."""
+    """Where a round's seconds go; they add up to `step`.
+
+    None is what is not known. What would come out negative by less than two
+    timings of one thing differ is nothing, and the part before it less.
+    """
+    names = ("passes", "out_of_cache", "laws", "bookkeeping")
+    if self.in_order is None:
+      return dict.fromkeys(names)
     in_order = self.in_order + (self.proposal or 0.0)
-    known = in_order if self.with_laws is None else self.with_laws
-    laws = None if self.with_laws is None else self.with_laws - in_order
-    return {
-      "passes": self.forwards,
-      "out_of_cache": in_order - self.forwards,
-      "laws": laws,
-      "bookkeeping": self.step - known,
-    }
+    every = (self.forwards, in_order, self.with_laws, self.step)
+    known = {n: s for n, s in zip(names, every, strict=True) if s is not None}
+    marks = list(known.values())
+    for i in reversed(range(len(marks) - 1)):
+      if 0 < marks[i] - marks[i + 1] <= _SLACK * self.step:
+        marks[i] = marks[i + 1]
+    parts: dict[str, float | None] = dict.fromkeys(names)
+    for name, mark, before in zip(known, marks, [0.0, *marks], strict=False):
+      parts[name] = mark - before
+    return parts
+
+  @property
+  def doubts(self) -> list[str]:
+    """What cannot be of these seconds, in words; none where they agree."""
+    ms = lambda seconds: f"{1e3 * seconds:.2f} ms"
+    found = [
+      f"{name.replace('_', ' ')} took {ms(seconds)} of a round"
+      for name, seconds in self.attribution.items()
+      if seconds is not None and seconds < 0
+    ]
+    one, wide = self.target[1], self.target[self.nodes]
+    for less, more, part, whole in (
+      (self.plain_step, one, "the pass of a plain round", "the round"),
+      (wide, one, "a target pass over one token", f"one over {self.nodes}"),
+      (self.step, one, "a target pass over one token", "a drafted round"),
+    ):
+      if less < more - _SLACK * self.plain_step:
+        found.append(f"{part} took {ms(more)}, {whole} {ms(less)}")
+    if self.again is not None and not (
+      1 / (1 + _DRIFT) <= self.again / one <= 1 + _DRIFT
+    ):
+      found.append(
+        f"a target pass over one token took {ms(one)} beside plain rounds, "
+        f"{ms(self.again)} beside drafted ones"
+      )
+    return found
 
 
 def _innermost(state: Any) -> Any:
@@ -230,11 +278,12 @@ class Pieces:
     if draft is None and passes and speculative.mesh is None:
       self._proposals = proposals_loop(speculative.decoder)
     self._nodes = speculative.decoder.drafter.tree.num_fed
+    self._one_width = not speculative.decoder.widths
     room = typical.width + baseline.max_new_tokens
     self._widths = sorted({w for w in widths if w <= room} - {1, self._nodes})
     self._loop = functools.cache(functools.partial(passes_loop, models))
     self._laws = None
-    if speculative.mesh is None:
+    if speculative.mesh is None and self._one_width:
       self._laws = laws_loop(speculative.decoder)
     self._turn = 0
     # [rounds][batches], in the order in which they were decoded.
@@ -281,8 +330,13 @@ class Pieces:
       else:  # a drafter of another kind: its passes are part of the laws
         self._passes = ()
     drafts = tuple(("draft", fed) for fed in self._passes)
-    orders = {f"{who} {fed}": ((who, fed),) for who, fed in (*drafts, verify)}
-    found = self._time(orders | {"in order": (*drafts, verify)}, caches)
+    orders: dict[str, Passes] = {
+      f"{who} {fed}": ((who, fed),) for who, fed in (*drafts, verify)
+    }
+    orders["again"] = (("target", 1),)
+    if self._one_width:
+      orders["in order"] = (*drafts, verify)
+    found = self._time(orders, caches)
     carry = (state.tokens, state.drafter_state, state.target_cache)
     without = dict.fromkeys(("tokens", "drafter_state", "target_cache"))
     rest = dataclasses.replace(state, **without)  # type: ignore[arg-type]
@@ -335,7 +389,8 @@ class Pieces:
       draft=of("draft"),
       draft_passes=self._passes,
       nodes=self._nodes,
-      in_order=seconds["in order"],
+      in_order=seconds.get("in order"),
+      again=seconds["again"],
       with_laws=seconds.get("with laws"),
       proposal=seconds.get("proposal"),
       dispatch=statistics.median(

@@ -71,3 +71,14 @@ def example():
       ),
     ),
   ]  # fmt: skip
+
+
+def thrice():
+  """The example of nine questions, in six groups: enough for an interval."""
+  groups = []
+  for number in range(3):
+    for one in example():
+      for part in one["turns"]:
+        part["questions"] = [3 * number + q for q in part["questions"]]
+      groups.append(one | {"batch": f"{one['batch']} {number}"})
+  return groups

@@ -13,7 +13,7 @@ def compare(before: Mapping, after: Mapping) -> list[dict]:
 
   Groups count that hold the same prompts in both, as far as questions and
   lengths tell. Requests are paired in
-  `tokens_per_call_change`, the mean over questions of the second result's
+  `block_efficiency_change`, the mean over questions of the second result's
   emitted tokens per target call less the first's; groups are paired in
   `speedup_ratio`, the second's speed-up over the first's, each against the
   plain decoding of its own run. 95% intervals, over questions and groups.
@@ -145,8 +145,8 @@ def _row(both: Sequence[tuple[dict, dict]], before: str, after: str) -> dict:
   return {
     "num_questions": len(changes),
     "num_groups": len(both),
-    "tokens_per_call_change": sum(changes) / len(changes),
-    "tokens_per_call_change_ci": metrics.mean_interval(changes),
+    "block_efficiency_change": sum(changes) / len(changes),
+    "block_efficiency_change_ci": metrics.mean_interval(changes),
     "speedup_ratio": ratio,
     "speedup_ratio_ci": metrics.interval(top, bottom),
   }
@@ -187,7 +187,7 @@ def table(rows: Sequence[Mapping]) -> str:
         str(row["batch_size"]),
         row["category"],
         str(row["num_questions"]),
-        cell(row, "tokens_per_call_change", "+.3f"),
+        cell(row, "block_efficiency_change", "+.3f"),
         cell(row, "speedup_ratio", ".3f"),
       ]
       for row in rows

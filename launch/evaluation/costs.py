@@ -39,7 +39,7 @@ def measure_costs(
     a round and its draft passes in plain rounds; the round fed the target
     `round_fed` tokens on average, and one more or less makes it `fed_cost`
     dearer or cheaper; `prompt_tokens` is the width of the batch that all was
-    timed at.
+    timed at. `doubts` say why nothing is predicted of them, if there are any.
   """
   (prompts, _) = measure.first_turns(
     group.questions, contest.tokenizer, contest.room
@@ -75,6 +75,7 @@ def measure_costs(
     "fed_cost": wider / max(nodes - 1, 1) / costs.plain_step,
     "draft_cost": None if drafts is None else drafts / costs.plain_step,
     "round_seconds": costs.attribution,
+    "doubts": costs.doubts,
     "seconds": json.loads(json.dumps(dataclasses.asdict(costs))),
   }
 

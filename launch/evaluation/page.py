@@ -63,6 +63,21 @@ def _loss(result: Mapping, row: Mapping) -> str:
   )
 
 
+def _doubts(result: Mapping) -> dict[tuple[str, int], list[str]]:
+  """By system and batch size, what disagrees in the timings of its rounds."""
+  return {
+    (cost["system"], cost["batch_size"]): cost["doubts"]
+    for cost in result["costs"]
+    if cost.get("doubts")
+  }
+
+
+def _predicted(result: Mapping, row: Mapping) -> str:
+  if (row["system"], row["batch_size"]) in _doubts(result):
+    return "none: timings disagree"
+  return _number(row["predicted_speedup"])
+
+
 def _rows(result: Mapping, *levels: str) -> list[dict]:
   """Rows of some levels: setting by setting, and in it level by level."""
   every = [*result["runs"], *result.get("runs_by_task", ())]
@@ -107,9 +122,9 @@ def over_all(result: Mapping) -> str:
         _number(row["tokens_per_second"], ".1f"),
         _with_interval(row, "speedup")
         + (_loss(result, row) if row["speedup"] else ""),
-        _number(row["predicted_speedup"]),
-        _with_interval(row, "tokens_per_call"),
-        _number(row["tokens_per_call_request_mean"]),
+        _predicted(result, row),
+        _with_interval(row, "block_efficiency"),
+        _number(row["block_efficiency_request_mean"]),
         _number(row["time_to_first_token"]),
         _number(_milli(row["seconds_per_token"]), ".1f"),
       ]
@@ -143,8 +158,8 @@ def by_category(result: Mapping) -> str:
         f"`{row['system']}`",
         str(row["num_questions"]),
         _with_interval(row, "speedup"),
-        _number(row["predicted_speedup"]),
-        _with_interval(row, "tokens_per_call"),
+        _predicted(result, row),
+        _with_interval(row, "block_efficiency"),
       ]
     )
   return tables.table(
@@ -258,7 +273,7 @@ def _agreement(result: Mapping) -> str:
 def _systems(result: Mapping) -> str:
   costs = {(c["system"], c["batch_size"]): c for c in result["costs"]}
   sizes = sorted({row["batch_size"] for row in result["runs"]})
-  rows = []
+  rows, doubts = [], _doubts(result)
   for name, system in result["systems"].items():
     of = lambda size, what, name=name: _number(
       costs.get((name, size), {}).get(what), ".2f"
@@ -271,13 +286,22 @@ def _systems(result: Mapping) -> str:
         system["dtype"],
         " / ".join(of(size, "draft_cost") for size in sizes),
         " / ".join(of(size, "round_cost") for size in sizes),
+        *(
+          [
+            " / ".join(
+              "; ".join(doubts.get((name, size), ())) or "–" for size in sizes
+            )
+          ]
+          if doubts
+          else []
+        ),
       ]
     )
   batches = " / ".join(map(str, sizes))
   text = tables.table(
     [
       "system", "rule", "draft", "dtype", f"draft passes, batch {batches}",
-      f"round, batch {batches}",
+      f"round, batch {batches}", *(["timings that disagree"] if doubts else []),
     ],
     rows,
   )  # fmt: skip
@@ -285,7 +309,8 @@ def _systems(result: Mapping) -> str:
     "\n\nA round, and the draft passes in it, take so many times as long as a "
     "round of plain decoding: timed apart from the answers, on a middling "
     "prompt. The predicted speed-up follows from that ratio, from the rounds "
-    "that the answers took, and from the time of their prompts' passes."
+    "that the answers took, and from the time of their prompts' passes; of "
+    "timings that disagree, as on a busy machine, nothing is predicted."
   )
 
 

@@ -11,7 +11,7 @@ from launch.evaluation.systems import PLAIN
 
 _PANELS = (
   ("speedup", "speed-up over plain decoding"),
-  ("tokens_per_call", "emitted tokens per target call"),
+  ("block_efficiency", "emitted tokens per target call"),
 )
 
 

@@ -113,16 +113,16 @@ def _row(records: Sequence[dict], system: str, cost: dict | None) -> dict:
   """One system's numbers on some groups of one setting.
 
   Returns:
-    `tokens_per_call` is emitted tokens per target call, bonus tokens included,
-    of all requests together, and `tokens_per_call_request_mean` the mean of the
-    requests' own. `accepted_by_position[i]` is the share of target calls that
-    emitted more than i drafted tokens, `accept_counts[i]` the number of those
-    that emitted i. `rounds_by_length` are a ladder's rounds by how many tokens
-    they drafted, None without one. `fed_per_round` is how many tokens wide the
-    target's passes were. `time_to_first_token` is the mean over requests of the
-    seconds until the first round was over, `seconds_per_token` what each token
-    after the first took. `_ci` are 95% intervals over groups; what cannot be
-    known is None.
+    `block_efficiency` is emitted tokens per target call, bonus tokens included,
+    of all requests together, and `block_efficiency_request_mean` the mean of
+    the requests' own. `accepted_by_position[i]` is the share of target calls
+    that emitted more than i drafted tokens, `accept_counts[i]` the number of
+    those that emitted i. `rounds_by_length` are a ladder's rounds by how many
+    tokens they drafted, None without one. `fed_per_round` is how many tokens
+    wide the target's passes were. `time_to_first_token` is the mean over
+    requests of the seconds until the first round was over, `seconds_per_token`
+    what each token after the first took. `_ci` are 95% intervals over groups;
+    what cannot be known is None.
   """
   units = [unit_of(record, system) for record in records]
   every = [e for record in records for e in entries(record, system)]
@@ -144,11 +144,11 @@ def _row(records: Sequence[dict], system: str, cost: dict | None) -> dict:
     ),
     "num_requests": sum(len(e.found["tokens"]) for e in every),
     "num_groups": len(records),
-    "emitted_tokens": of_units["num_tokens"],
-    "target_calls": of_units["num_target_calls"],
-    "tokens_per_call": of_units["block_efficiency"],
-    "tokens_per_call_ci": of_units["block_efficiency_ci"],
-    "tokens_per_call_request_mean": statistics.fmean(own) if own else None,
+    "num_tokens": of_units["num_tokens"],
+    "num_target_calls": of_units["num_target_calls"],
+    "block_efficiency": of_units["block_efficiency"],
+    "block_efficiency_ci": of_units["block_efficiency_ci"],
+    "block_efficiency_request_mean": statistics.fmean(own) if own else None,
     "fed_per_round": _fed(every),
     "acceptance_rate": of_units["acceptance_rate"],
     "accepted_by_position": _by_position(counts),
@@ -229,10 +229,13 @@ def predicted_speedup(
 
   Args:
     every: of one system and setting.
-    cost: `round_cost`, `round_fed` and `fed_cost` of `costs.measure_costs`;
-      None if they were not measured.
+    cost: `round_cost`, `round_fed`, `fed_cost` and `doubts` of
+      `costs.measure_costs`; None if they were not measured.
+
+  Returns:
+    The ratio; None where it cannot be known, timings that disagree included.
   """
-  if cost is None:
+  if cost is None or cost.get("doubts"):
     return None
   seconds = 0.0
   for e in every:

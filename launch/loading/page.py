@@ -48,7 +48,7 @@ def _row(name: str, run: dict[str, Any]) -> list[str]:
     f"{run['attainment']:.0%}",
     f"{run['goodput']:.2f}",
     f"{drafted['acceptance']:.2f}" if drafted else "",
-    f"{drafted['tokens_per_call']:.2f}" if drafted else "",
+    f"{drafted['block_efficiency']:.2f}" if drafted else "",
   ]
 
 

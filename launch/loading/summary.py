@@ -121,7 +121,7 @@ def acceptance(before: str, after: str) -> dict[str, Any] | None:
   }
   return {
     "acceptance": accepted / drafted,
-    "tokens_per_call": 1 + accepted / drafts,
+    "block_efficiency": 1 + accepted / drafts,
     "by_position": [places[place] for place in sorted(places)],
   }
 

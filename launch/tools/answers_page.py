@@ -24,7 +24,7 @@ def table(results: dict[str, dict]) -> str:
           f"`{run['rule']}`" if run["rule"] else "–",
           f"{run['temperature']:g}",
           f"{run['accepted_per_target_call']:.2f}",
-          f"{score['tokens_per_target_call']:.2f}{interval}",
+          f"{score['block_efficiency']:.2f}{interval}",
           f"{score['exact_match']:.3f}",
           f"{score['chrf']:.1f}",
           "–"

@@ -121,6 +121,11 @@ def read_costs(path: str, asked: Mapping[str, Any]) -> Costs:
       f"--benchmark: {path} is not what launch.benchmark writes of a draft: "
       f"{type(error).__name__}: {error}"
     ) from error
+  if found.get("doubts"):
+    raise cli.UserError(
+      f"--benchmark: timings in {path} disagree, measure it again: "
+      + "; ".join(found["doubts"])
+    )
   other = [n for n in _SAME if config.get(n) != asked.get(n)]
   if other:
     raise cli.UserError(
@@ -168,7 +173,7 @@ def trees(
 
   Returns:
     For each size that there is, from plain decoding on, `num_nodes`,
-    `max_depth`, `parents`, `tokens_per_round` and, with costs,
+    `max_depth`, `parents`, `block_efficiency` and, with costs,
     `predicted_speedup`: then the tree is the fastest of its size, of any depth.
   """
   rows = [_row(Tree(), acceptance, costs)]
@@ -188,7 +193,7 @@ def trees(
 
 def _gain(row: dict[str, Any]) -> float:
   """What the best tree has most of."""
-  return row.get("predicted_speedup", row["tokens_per_round"])
+  return row.get("predicted_speedup", row["block_efficiency"])
 
 
 def _row(tree: Tree, acceptance: np.ndarray, costs: Costs | None) -> dict:
@@ -198,7 +203,7 @@ def _row(tree: Tree, acceptance: np.ndarray, costs: Costs | None) -> dict:
     "num_nodes": tree.num_drafted,
     "max_depth": tree.max_depth,
     "parents": list(tree.parents),
-    "tokens_per_round": tokens,
+    "block_efficiency": tokens,
   }
   if costs:
     plain = not tree.num_drafted
@@ -267,7 +272,7 @@ def _said(acceptance: np.ndarray, rows: list[dict], best: dict) -> str:
   for row in rows:
     line = (
       f"{row['num_nodes']:5d}  {row['max_depth']:5d}  "
-      f"{row['tokens_per_round']:14.2f}"
+      f"{row['block_efficiency']:14.2f}"
     )
     if "predicted_speedup" in row:
       line += f"  {row['predicted_speedup']:8.2f}"

@@ -42,7 +42,7 @@ def score(pairs: Iterable[tuple[Mapping, Mapping]]) -> dict[str, float]:
     "count": len(rows),
     "exact_match": sum(same) / len(same),
     "chrf": sacrebleu.corpus_chrf(said, [wanted]).score,
-    "tokens_per_target_call": sum(len(r["token_ids"]) for r in rows) / calls,
+    "block_efficiency": sum(len(r["token_ids"]) for r in rows) / calls,
   }
 
 
@@ -125,7 +125,7 @@ def run(_) -> int:
       table.add_row(
         pathlib.Path(name).name if task == _ALL else "", task,
         f"{one['exact_match']:.3f}", f"{one['chrf']:.1f}",
-        f"{one['tokens_per_target_call']:.2f}",
+        f"{one['block_efficiency']:.2f}",
       )  # fmt: skip
   terminal.console(outputs.beside(cli.OUTPUT.value)).print(table)
   return 0

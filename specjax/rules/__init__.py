@@ -5,6 +5,7 @@ over every tree and sibling law that its `check` allows. Rules that decide at
 one node at a time are a single function without a batch (`nodewise`).
 """
 
+import dataclasses
 import pkgutil
 from collections.abc import Callable
 
@@ -86,7 +87,7 @@ def get(name: str) -> Rule:
 
 
 def _imported(name: str) -> Rule:
-  """The rule that `package.module:RULE` names."""
+  """The rule that `package.module:RULE` names, and is called by here."""
   try:
     found = pkgutil.resolve_name(name)
   except (ImportError, AttributeError, ValueError) as error:
@@ -95,4 +96,4 @@ def _imported(name: str) -> Rule:
     raise ValueError(
       f"{name!r} must be a specjax.Rule, is {type(found).__name__}"
     )
-  return found
+  return dataclasses.replace(found, name=name)

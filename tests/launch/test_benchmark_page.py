@@ -16,7 +16,20 @@ from launch import benchmark_page
       ", -1.2% (-3.0% to +0.6%)",
     ),
     (dict(prediction_error=0.05, prediction_error_ci=None), ", +5.0% |"),
+    (
+      dict(
+        predicted_speedup=None,
+        prediction_error=None,
+        prediction_error_ci=None,
+        doubts=["laws took -1.00 ms", "b"],
+      ),
+      "| none: laws took -1.00 ms; b |",
+    ),
     (dict(lossless=True, total_variation=0.0), "), `token`: lossless |"),
+    (
+      dict(lossless=True, total_variation=0.0, rule="mine:RULE"),
+      "), `mine:RULE`: lossless (declared) |",
+    ),
     (
       dict(lossless=False, total_variation=0.1254),
       "), `token`: lossy, total variation 0.125 |",

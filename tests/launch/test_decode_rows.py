@@ -1,5 +1,7 @@
 """`launch.decode` with lines that ask for settings of their own."""
 
+import json
+
 import pytest
 from files import read_jsonl, write_jsonl
 
@@ -26,8 +28,9 @@ def decoded(cli, tmp_path_factory):
     source = write_jsonl(folder / "in.jsonl", records)
     out = folder / "out.jsonl"
     code = cli(decode.run, *SMALL, *flags, f"--prompts={source}",
-               f"--output={out}")  # fmt: skip
+               f"--output={out}", f"--summary={folder / 's.json'}")  # fmt: skip
     assert code == 0
+    of.summary = json.loads((folder / "s.json").read_text())
     return read_jsonl(out)
 
   return of
@@ -52,6 +55,9 @@ def test_rows_are_the_same_whatever_they_stand_beside(rows, decoded):
   again = decoded(RECORDS[::-1], "--config.batch_size=3")
   by_row = {(r["id"], r.get("sample")): r for r in again}
   assert [by_row[r["id"], r.get("sample")] for r in rows] == rows
+  # Five rows of "x" and "import os" fill two batches, "def f" is the third.
+  assert decoded.summary["num_prompts"] == 3
+  assert decoded.summary["num_units"] == 2
   (renamed, _) = decoded([{**RECORDS[-1], "id": "other"}])
   assert renamed["token_ids"] == rows[-2]["token_ids"]
 

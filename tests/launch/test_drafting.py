@@ -68,7 +68,7 @@ def test_ones_own_rule_and_drafter_decode_what_plain_decoding_does(
   assert len(texts) == 5
   assert set(texts.values()) == {texts["plain"]}
   found = json.loads((tmp_path / "own.json").read_text())
-  assert found["rule"] == "mine"
+  assert found["rule"] == f"{mine}:RULE"
   assert found["lossless"]
 
 

@@ -168,3 +168,46 @@ def test_what_a_round_takes_adds_up_where_a_head_drafts():
   assert parts["laws"] == pytest.approx(0.1)
   on_a_mesh = dataclasses.replace(costs, with_laws=None)
   assert on_a_mesh.attribution["laws"] is None
+
+
+COSTS = timing.StepCosts(
+  step=1.5, plain_step=1.0, target={1: 0.9, 4: 1.0}, draft={1: 0.1},
+  draft_passes=(1, 1, 1), nodes=4, in_order=1.35, with_laws=1.4, dispatch=0.0,
+  prefill=0.0, plain_prefill=0.0, again=0.95,
+)  # fmt: skip
+
+
+def test_timings_that_agree_leave_no_doubt():
+  assert COSTS.doubts == []
+  # A few hundredths less than nothing are what timings differ by.
+  close = dataclasses.replace(COSTS, in_order=1.27, with_laws=1.33, step=1.32)
+  assert close.doubts == []
+  assert min(close.attribution.values()) == 0
+  assert sum(close.attribution.values()) == pytest.approx(close.step)
+
+
+@pytest.mark.parametrize(
+  "changes, words",
+  [
+    (dict(step=1.2), "bookkeeping took -200.00 ms of a round"),
+    (dict(with_laws=1.2), "laws took -150.00 ms of a round"),
+    (dict(in_order=1.1), "out of cache took -200.00 ms of a round"),
+    (dict(in_order=1.1, with_laws=None), "out of cache took -200.00 ms"),
+    (dict(plain_step=0.8), "the pass of a plain round took 900.00 ms, the"),
+    (dict(target={1: 1.1, 4: 1.0}), "over one token took 1100.00 ms, one over"),
+    (dict(again=0.7), "took 900.00 ms beside plain rounds, 700.00 ms beside"),
+    (dict(again=1.2), "took 900.00 ms beside plain rounds, 1200.00 ms beside"),
+    (dict(step=0.8, in_order=None, with_laws=None), "900.00 ms, a drafted"),
+  ],
+  ids=str,
+)
+def test_timings_that_cannot_be_are_said(changes, words):
+  doubts = dataclasses.replace(COSTS, **changes).doubts
+  assert any(words in doubt for doubt in doubts), doubts
+
+
+def test_a_round_of_several_widths_is_not_taken_apart():
+  """A pass over the widest is no part of a round over a narrower one."""
+  unknown = dataclasses.replace(COSTS, in_order=None, with_laws=None)
+  assert {*unknown.attribution.values()} == {None}
+  assert unknown.doubts == []

@@ -55,6 +55,12 @@ def read_costs(paths: list[str]) -> machine.Machine:
       raise cli.UserError(
         f"--benchmarks: cannot read {path}: {error}"
       ) from None
+  for path, result in zip(paths, results, strict=True):
+    if isinstance(result, dict) and result.get("doubts"):
+      raise cli.UserError(
+        f"--benchmarks: timings in {path} disagree, measure it again: "
+        + "; ".join(result["doubts"])
+      )
   try:
     return machine.machine_of(results)
   except (KeyError, TypeError) as error:
@@ -104,7 +110,7 @@ def run(_) -> int:
   )
   recorded = traces.collect(deepest, models, items)
   found = compare.compare(recorded, costs, predictor=predictor) | {
-    "num_prompts": len(items),
+    "num_prompts": len(prompts.distinct(items)),
     "config": json.loads(config.to_json_best_effort()),
     **made_by,
   }

@@ -3,8 +3,10 @@
 from launch import tables
 
 
-def _interval(found: list[float]) -> str:
+def _interval(found: list[float | None]) -> str:
   value, low, high = found
+  if low is None:
+    return f"{value:+.3f}"
   return f"{value:+.3f} ({low:+.3f} to {high:+.3f})"
 
 
@@ -32,7 +34,7 @@ def table(results: dict[str, dict]) -> str:
     rows = [
       [
         draft,
-        f"{found['tokens']:,}",
+        f"{found['num_tokens']:,}",
         f"{found['acceptance']:.3f}",
         f"{found['block_efficiency']:.2f}",
         f"{found['tokens_per_second']:.0f}",

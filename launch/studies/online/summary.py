@@ -7,6 +7,8 @@ left to the whole stream.
 
 import numpy as np
 
+from specjax import metrics
+
 _SAMPLES = 10_000
 
 
@@ -24,12 +26,16 @@ def late(records: list[dict], after: int) -> list[dict]:
 
 def above(
   some: list[dict], others: list[dict], *, seed: int = 0
-) -> tuple[float, float, float]:
+) -> tuple[float, float | None, float | None]:
   """How far acceptance is above that of others, with a 95% interval.
 
   By the percentile bootstrap over batches, of both independently: they were
-  asked the same prompts, and drew other texts.
+  asked the same prompts, and drew other texts. Of fewer than `metrics.LEAST`
+  batches there is none.
   """
+  difference = acceptance(some) - acceptance(others)
+  if min(len(some), len(others)) < metrics.LEAST:
+    return difference, None, None
   rng = np.random.default_rng(seed)
 
   def drawn(records):
@@ -41,7 +47,7 @@ def above(
     return taken[chosen].sum(axis=1) / offered[chosen].sum(axis=1)
 
   low, high = np.quantile(drawn(some) - drawn(others), [0.025, 0.975])
-  return acceptance(some) - acceptance(others), float(low), float(high)
+  return difference, float(low), float(high)
 
 
 def blocks_of(
@@ -85,7 +91,7 @@ def whole(runs: dict[str, list[list[dict]]]) -> dict[str, dict]:
     total = lambda what: sum(record[what] for record in records)  # noqa: B023
     found[name] = {
       "acceptance": acceptance(records),
-      "tokens": total("tokens"),
+      "num_tokens": total("tokens"),
       "block_efficiency": total("tokens") / total("calls"),
       "tokens_per_second": total("tokens") / total("seconds"),
       "update_share": total("update_seconds") / total("seconds"),

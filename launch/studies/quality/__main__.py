@@ -161,7 +161,9 @@ def run(_) -> int:
   tokenizer = models.tokenizer
   room = assembled.room(config.max_new_tokens)
   if cli.PROMPTS.value:
-    items = prompts.all_of(cli.PROMPTS.value, tokenizer, max_tokens=room)
+    items = prompts.distinct(
+      prompts.all_of(cli.PROMPTS.value, tokenizer, max_tokens=room)
+    )
   else:
     if config.prompt_tokens > room:
       raise ValueError(

@@ -85,8 +85,11 @@ def check(config) -> list[int]:
 
 
 def policies(config, models, items, found: dict, *, most: int) -> dict | None:
-  """What each depth policy would gain; None if none fits the drafter."""
-  if not drafting.of(config).has_depth:
+  """What each depth policy would gain; None if none fits the drafter.
+
+  Nor is there anything to tell of timings that disagree.
+  """
+  if not drafting.of(config).has_depth or found["costs"].get("doubts"):
     return None
   recorded = traces.collect(depths.recording(config, most), models, items)
   return compare.compare(
@@ -130,7 +133,7 @@ def run(_) -> int:
   found = findings.measure(config, items, pairs, rounds=_ROUNDS.value)
   found |= {
     "depth": policies(config, models, items, found, most=max(pairs)),
-    "num_prompts": len(items),
+    "num_prompts": len(prompts.distinct(items)),
     "config": json.loads(config.to_json_best_effort()),
     **made_by,
   }

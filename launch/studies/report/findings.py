@@ -7,6 +7,8 @@ text, costs of rounds and passes timed between the rounds of runs
 
 import dataclasses
 import functools
+import math
+from collections.abc import Hashable
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +18,7 @@ import numpy as np
 from launch import pair as pair_lib
 from launch import prompts, rates
 from launch.pair import Pair
-from specjax import engine, metrics, timing, warp
+from specjax import engine, metrics, requests, timing, warp
 from specjax.engine import Completion
 from specjax.state import Origin
 from specjax.theory import throughput
@@ -32,11 +34,13 @@ class Row:
   """One prompt's completion and the laws along it; n tokens.
 
   Attributes:
+    prompt: which prompt's, see `specjax.requests.content_of`.
     completion: what was decoded.
     distances: `f64[n]`, TV of draft and target where each token was drawn.
     ratios: `f64[n]`, `min(1, p / q)` of each token.
   """
 
+  prompt: Hashable
   completion: Completion
   distances: np.ndarray
   ratios: np.ndarray
@@ -117,6 +121,7 @@ def laws_along(
     here = slice(len(prompt.token_ids) - 1, len(text) - 1)
     rows.append(
       Row(
+        prompt=requests.content_of(prompt),
         completion=completion,
         distances=distances[here].astype(np.float64),
         ratios=ratios[here].astype(np.float64),
@@ -195,6 +200,21 @@ def rejections(rows: list[Row]) -> dict:
   }
 
 
+def _interval(
+  rows: list[Row],
+  numerators: list[float],
+  denominators: list[float],
+  limits: tuple[float, float],
+) -> tuple[float, float] | None:
+  """`metrics.ratio_interval` over prompts."""
+  groups = metrics.groups_of([[row.prompt] for row in rows])
+  return metrics.ratio_interval(
+    metrics.grouped(numerators, groups),
+    metrics.grouped(denominators, groups),
+    limits=limits,
+  )
+
+
 def block_efficiencies(
   rows: list[Row], joint: list[float], num_tokens: int
 ) -> dict:
@@ -222,9 +242,7 @@ def block_efficiencies(
   surplus = sum(c.expected_accepted - c.num_accepted for c in completions)
   return {
     "measured": sum(tokens) / sum(calls),
-    "measured_ci": metrics.ratio_interval(
-      tokens, calls, limits=(1, num_tokens + 1)
-    ),
+    "measured_ci": _interval(rows, tokens, calls, (1, num_tokens + 1)),
     "independent": float(throughput.tokens_per_cycle(num_tokens, alpha)),
     "identity": throughput.exact_tokens(joint[:num_tokens]),
     "rao_blackwell": (sum(tokens) + surplus) / sum(calls),
@@ -326,10 +344,11 @@ def _summary_of_distances(rows: list[Row]) -> dict:
   every = np.concatenate([row.distances for row in rows])
   return {
     "mean": float(every.mean()),
-    "mean_ci": metrics.ratio_interval(
+    "mean_ci": _interval(
+      rows,
       [row.distances.sum() for row in rows],
       [len(row.distances) for row in rows],
-      limits=(0, 1),
+      (0, 1),
     ),
     "quantiles": {
       str(level): float(np.quantile(every, level))
@@ -347,6 +366,8 @@ def predictions(
 ) -> dict:  # fmt: skip
   """Tokens per second from costs and acceptance, one effect after the other.
 
+  Of costs that disagree (`timing.StepCosts.doubts`) nothing is predicted.
+
   Args:
     costs: of a round at N and of its passes.
     efficiency: from `block_efficiencies`.
@@ -360,8 +381,9 @@ def predictions(
 
   Returns:
     `costs`, what the page says of them; `rates`, tokens per second predicted
-    for N; `sweep`, for each N that `joint` and the passes timed cover, that of
-    N itself being the prediction in `rates`.
+    for N, each None of such costs; `sweep`, for each N that `joint` and the
+    passes timed cover, that of N itself being the prediction in `rates`: empty
+    of such costs.
   """
   draft_seconds = sum(costs.draft[t] for t in costs.draft_passes) / num_tokens
   plain, tokens = costs.target[1], sum(lengths)
@@ -389,6 +411,8 @@ def predictions(
     calls = sum(throughput.expected_calls(joint[:n], x) for x in lengths)
     sweep[n] = tokens / (calls / rows * step + batches * costs.prefill)
   sweep[num_tokens] = rates["expected"]
+  if costs.doubts:
+    rates, sweep, least = dict.fromkeys(rates), {}, math.inf
   return {
     "costs": {
       "costs": {
@@ -401,11 +425,13 @@ def predictions(
         "loop_overhead": costs.step / costs.forwards,
         "prefill_seconds": costs.prefill,
         "dispatch_seconds": costs.dispatch,
+        "doubts": costs.doubts,
         "cost_ratio": draft_seconds / plain,
         "verify_ratio": costs.target[costs.nodes] / plain,
         "step_ratio": costs.step / costs.plain_step,
       },
-      # None where even all tokens accepted would not do (JSON has no infinity).
+      # None where even all tokens accepted would not do (JSON has no infinity),
+      # or costs disagree.
       "break_even_acceptance": least if least <= 1 else None,
     },
     "rates": rates,
@@ -416,11 +442,9 @@ def predictions(
 def _measured(turns, predicted, pieces, *, names, chosen) -> dict:
   """What the loop did, beside the predictions."""
   ours, plain = names[chosen], "autoregressive"
-  rate_ci = lambda name: metrics.ratio_interval(
-    turns.tokens[name].mean(0), turns.seconds[name].mean(0)
-  )
   measured = {n: turns.rate(name) for n, name in names.items()}
   here, rates = measured[chosen], predicted["rates"]
+  error = lambda name: rates[name] and rates[name] / here - 1
   # A run in pieces stands beside a whole one of the same round.
   error_ci = metrics.ratio_interval(
     turns.seconds[ours].ravel(), pieces.predicted(ours).ravel()
@@ -428,14 +452,15 @@ def _measured(turns, predicted, pieces, *, names, chosen) -> dict:
   return {
     "tokens_per_second": {
       "plain": turns.rate(plain),
-      "plain_ci": rate_ci(plain),
+      "plain_ci": turns.rate_interval(plain),
       "measured": here,
-      "measured_ci": rate_ci(ours),
+      "measured_ci": turns.rate_interval(ours),
       "predicted": rates,
-      "prediction_error": rates["expected"] / here - 1,
-      "prediction_error_given_calls": rates["with_prompts"] / here - 1,
-      "prediction_error_given_calls_ci": error_ci
-      and [end - 1 for end in error_ci],
+      "prediction_error": error("expected"),
+      "prediction_error_given_calls": error("with_prompts"),
+      "prediction_error_given_calls_ci": [end - 1 for end in error_ci]
+      if error_ci and rates["expected"]
+      else None,
     },
     "speedup": {
       "measured": here / turns.rate(plain),
@@ -444,8 +469,12 @@ def _measured(turns, predicted, pieces, *, names, chosen) -> dict:
     "sweep": {
       "predicted": {str(n): v for n, v in predicted["sweep"].items()},
       "measured": {str(n): v for n, v in measured.items()},
-      "measured_ci": {str(n): rate_ci(name) for n, name in names.items()},
-      "best_predicted": max(predicted["sweep"], key=predicted["sweep"].get),
+      "measured_ci": {
+        str(n): turns.rate_interval(name) for n, name in names.items()
+      },
+      "best_predicted": max(
+        predicted["sweep"], key=predicted["sweep"].get, default=None
+      ),
       "best_measured": max(measured, key=measured.get),
     },
   }

@@ -8,6 +8,10 @@ from launch.studies.depth import compare
 from launch.studies.depth import page as depth_page
 
 
+def _interval(ends: list[float] | None, digits: int = 2) -> str:
+  return f" ({ends[0]:.{digits}f}–{ends[1]:.{digits}f})" if ends else ""
+
+
 def verdict(found: dict) -> str:
   """The sentence that a reader needs, and the best N if it is another."""
   chosen, costs = found["num_speculative_tokens"], found["costs"]
@@ -20,9 +24,11 @@ def verdict(found: dict) -> str:
     "makes no clear difference"
   )  # fmt: skip
   bound = (
-    "even if all were accepted it would not break even"
-    if least is None
-    else f"it breaks even at {least:.2f}"
+    f"it breaks even at {least:.2f}"
+    if least is not None
+    else "timings disagree on where it breaks even"
+    if costs.get("doubts")
+    else "even if all were accepted it would not break even"
   )
   text = (
     f"Speculation {pays} here: {speed:.2f} times plain decoding with N = "
@@ -72,20 +78,14 @@ def rejections(found: dict, temperature: float) -> str:
 def page(found: dict) -> str:
   """The report as Markdown."""
   efficiency, rates = found["block_efficiency"], found["tokens_per_second"]
-  predicted, costs = rates["predicted"], found["costs"]
+  costs = found["costs"]
   rejected, sweep = found["rejections"], found["sweep"]
   by_position = found["acceptance_by_position"]
   n = found["num_speculative_tokens"]
-  gap = rates["prediction_error_given_calls_ci"]
   number = lambda x, digits: "–" if x is None else f"{x:.{digits}f}"
   ms = lambda seconds: f"{1e3 * seconds:.2f} ms"
-  interval = lambda pair, digits=2: (
-    "" if pair is None else f" ({pair[0]:.{digits}f}–{pair[1]:.{digits}f})"
-  )
   distances = found["total_variation"]
-  joint_gap = efficiency["identity"] / efficiency["independent"] - 1
   parts = costs["round_seconds"]
-  around = parts["bookkeeping"] + (parts["laws"] or 0)
   lines = [
     "# Does speculation pay?",
     "",
@@ -100,13 +100,18 @@ def page(found: dict) -> str:
     "| --- | --- | --- |",
     *(
       f"| {count} | {number(sweep['predicted'].get(count), 0)} | "
-      f"{value:.0f}{interval(sweep['measured_ci'][count], 0)} |"
+      f"{value:.0f}{_interval(sweep['measured_ci'][count], 0)} |"
       for count, value in sweep["measured"].items()
     ),
-    f"| plain | | {rates['plain']:.0f}{interval(rates['plain_ci'], 0)} |",
+    f"| plain | | {rates['plain']:.0f}{_interval(rates['plain_ci'], 0)} |",
     "",
-    f"Best N: {sweep['best_predicted']} predicted, {sweep['best_measured']} "
-    "measured.",
+    f"Best N: {sweep['best_predicted'] or 'none'} predicted, "
+    f"{sweep['best_measured']} measured.",
+    *(
+      ["", f"Nothing is predicted: {'; '.join(costs['doubts'])}."]
+      if costs.get("doubts")
+      else []
+    ),
     "",
     "## Acceptance",
     "",
@@ -129,7 +134,7 @@ def page(found: dict) -> str:
     ),
     "",
     f"Total variation of draft and target along the decoded text: "
-    f"{distances['mean']:.3f}{interval(distances['mean_ci'], 3)}, median "
+    f"{distances['mean']:.3f}{_interval(distances['mean_ci'], 3)}, median "
     f"{distances['quantiles']['0.5']:.3f}, nine in ten below "
     f"{distances['quantiles']['0.9']:.3f}, at {distances['positions']} "
     "positions.",
@@ -141,7 +146,7 @@ def page(found: dict) -> str:
     "| | N = " + str(n) + " |",
     "| --- | --- |",
     f"| measured | {efficiency['measured']:.3f}"
-    f"{interval(efficiency['measured_ci'], 3)} |",
+    f"{_interval(efficiency['measured_ci'], 3)} |",
     f"| expected given the drafts (Rao-Blackwell) | "
     f"{efficiency['rao_blackwell']:.3f} |",
     f"| from acceptance by position (exact where no budget cuts a round) | "
@@ -176,6 +181,30 @@ def page(found: dict) -> str:
       for fed, s in costs["verify_seconds"].items()
     ),
     "",
+    *_from_prediction(found),
+    "![Total variation along the text](distances.svg)",
+    "",
+    "*Positions of the decoded text by the total variation of draft and target "
+    "there.*",
+    "",
+    *depths(found),
+    f"{found['machine']['processor']}, {found['machine']['cores']} cores, "
+    f"{found['machine']['backend']}, jax {found['machine']['jax']}.",
+  ]
+  return "\n".join(lines) + "\n"
+
+
+def _from_prediction(found: dict) -> list[str]:
+  """Lines on what each effect changes; of timings that disagree, none."""
+  efficiency, rates = found["block_efficiency"], found["tokens_per_second"]
+  predicted, costs = rates["predicted"], found["costs"]
+  if costs.get("doubts"):
+    return []
+  gap = rates["prediction_error_given_calls_ci"]
+  joint_gap = efficiency["identity"] / efficiency["independent"] - 1
+  parts = costs["round_seconds"]
+  around = parts["bookkeeping"] + (parts["laws"] or 0)
+  return [
     "## From prediction to measurement",
     "",
     "| tokens per second | |",
@@ -187,7 +216,7 @@ def page(found: dict) -> str:
     "| **predicted**: the same, acceptance as expected given the drafts | "
     f"{predicted['expected']:.0f} |",
     f"| measured | {rates['measured']:.0f}"
-    f"{interval(rates['measured_ci'], 0)} |",
+    f"{_interval(rates['measured_ci'], 0)} |",
     "",
     f"Acceptance that is not independent changes tokens per call by "
     f"{joint_gap:+.1%}; around its passes a round spends "
@@ -196,16 +225,7 @@ def page(found: dict) -> str:
     f"{rates['prediction_error_given_calls']:+.1%}"
     + (f" (95% {gap[0]:+.1%} to {gap[1]:+.1%})." if gap else "."),
     "",
-    "![Total variation along the text](distances.svg)",
-    "",
-    "*Positions of the decoded text by the total variation of draft and target "
-    "there.*",
-    "",
-    *depths(found),
-    f"{found['machine']['processor']}, {found['machine']['cores']} cores, "
-    f"{found['machine']['backend']}, jax {found['machine']['jax']}.",
   ]
-  return "\n".join(lines) + "\n"
 
 
 def depths(found: dict) -> list[str]:
@@ -234,7 +254,7 @@ def figures(found: dict) -> dict[str, Figure]:
   sweep, plain = found["sweep"], found["tokens_per_second"]["plain"]
   predicted = {int(n): v for n, v in sweep["predicted"].items()}
   measured = {int(n): v for n, v in sweep["measured"].items()}
-  panel.plot(*zip(*predicted.items(), strict=True), color="C0",
+  panel.plot(list(predicted), list(predicted.values()), color="C0",
              label="predicted")  # fmt: skip
   value = np.array(list(measured.values()))
   ends = np.array(
@@ -278,7 +298,7 @@ def figures(found: dict) -> dict[str, Figure]:
 
 def table(results: dict[str, dict]) -> str:
   """Prediction against measurement of a real pair, a row a report."""
-  interval = lambda pair, digits: f"({pair[0]:.{digits}f}–{pair[1]:.{digits}f})"
+  number = lambda value, form: "–" if value is None else format(value, form)
   rows = []
   for result in results.values():
     config, rejected = result["config"], result["rejections"]
@@ -288,8 +308,8 @@ def table(results: dict[str, dict]) -> str:
         config["drafter"],
         f"{config['temperature']:g}",
         str(result["num_speculative_tokens"]),
-        f"{rejected['predicted']:.1f} "
-        f"{interval(rejected['predicted_interval'], 1)}"
+        f"{rejected['predicted']:.1f}"
+        f"{_interval(rejected['predicted_interval'], 1)}"
         if config["temperature"]
         else "the count itself",
         str(rejected["counted"]),
@@ -297,11 +317,11 @@ def table(results: dict[str, dict]) -> str:
         f"{efficiency['identity']:.2f}",
         f"{efficiency['rao_blackwell']:.2f}",
         f"{efficiency['measured']:.2f}",
-        f"{rates['predicted']['expected']:.0f}",
-        f"{rates['measured']:.0f} {interval(rates['measured_ci'], 0)}",
-        f"{100 * rates['prediction_error']:+.1f}%",
-        f"{result['speedup']['measured']:.2f} "
-        f"{interval(result['speedup']['measured_ci'], 2)}",
+        number(rates["predicted"]["expected"], ".0f"),
+        f"{rates['measured']:.0f}{_interval(rates['measured_ci'], 0)}",
+        number(rates["prediction_error"], "+.1%"),
+        f"{result['speedup']['measured']:.2f}"
+        f"{_interval(result['speedup']['measured_ci'], 2)}",
       ]
     )
   return tables.table(

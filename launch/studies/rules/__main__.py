@@ -13,7 +13,7 @@ drafts together fit into memory (V to the power of the drafted tokens, times
 nodes, times V, up to four million) the numbers are exact ("method": "exact"):
 each draft's outcome through the shipped rule, summed in float64. Else drafts
 are sampled, and the acceptance has a standard error; the distance of a lossless
-rule is then null (0 by proof, not computed). "acceptance" is the expected
+rule is then null (not computed). "acceptance" is the expected
 number of accepted tokens, for one drafted token a path the acceptance
 probability. "output_law" is the law of the next token (null where it is only
 sampled and longer than 64 tokens).
@@ -160,7 +160,7 @@ def compare_on_contexts(config) -> dict:
   return {
     "rules": found,
     "left_out": left_out,
-    "num_prompts": len(items),
+    "num_prompts": len(prompts.distinct(items)),
     "max_contexts": _MAX_CONTEXTS.value,
     "config": json.loads(config.to_json_best_effort()),
     **provenance.record(
@@ -186,11 +186,21 @@ def _table(title: str, columns: list[str], caption: str) -> rich.table.Table:
 def _distance(entry: dict) -> str:
   value = entry["total_variation"]
   if value is None:
-    return "0 by proof"
+    return "not computed"
   return f"{value:.4f}" if value == 0 or value >= 5e-5 else f"{value:.0e}"
 
 
-_yes = lambda value: "yes" if value else "no"
+def _ratio(entry: dict) -> str:
+  text = f"{entry['block_efficiency_ratio']:.3f}"
+  if entry["block_efficiency_ratio_ci"]:
+    text += " ({:.3f} to {:.3f})".format(*entry["block_efficiency_ratio_ci"])
+  return text
+
+
+def _lossless(entry: dict) -> str:
+  if not entry["lossless"]:
+    return "no"
+  return "yes" + " (declared)" * (":" in entry["rule"])
 
 
 def show_laws(console, result: dict) -> None:
@@ -225,7 +235,7 @@ def show_laws(console, result: dict) -> None:
       str(entry["num_drafted"]),
       accepted,
       of_optimum,
-      _yes(entry["lossless"]),
+      _lossless(entry),
       _distance(entry),
       " ".join(f"{x:.4f}" for x in law)
       if law and len(law) <= 8
@@ -236,16 +246,19 @@ def show_laws(console, result: dict) -> None:
 
 def show_contexts(console, result: dict) -> None:
   """Prints the report on a pair."""
+  first = next(iter(result["rules"]))
   table = _table(
     f"{result['num_prompts']} prompts, up to {result['max_contexts']} steps, "
     f"num_drafts={result['config']['num_drafts']}, "
     f"num_speculative_tokens={result['config']['num_speculative_tokens']}, "
     f"temperature={result['config']['temperature']:g}",
     ["rule", "drafted as", "tokens", "accepted", "block efficiency",
-     "95% interval", "lossless", "distance", "contexts"],
+     "95% interval", f"over {first} (95%, paired)", "lossless", "distance",
+     "contexts"],
     "Accepted: expected drafted tokens accepted in one step. Rules drafted for "
     "alike share contexts and drafts, others have their own. Distance: total "
-    "variation of the first token's law from the target's, mean over contexts.",
+    "variation of the first token's law from the target's, mean over contexts. "
+    "Over: ratio of block efficiencies, paired by prompt.",
   )  # fmt: skip
   for name, entry in result["rules"].items():
     interval = entry["block_efficiency_ci"]
@@ -256,7 +269,8 @@ def show_contexts(console, result: dict) -> None:
       f"{entry['expected_accepted']:.4f}",
       f"{entry['block_efficiency']:.4f}",
       "" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}",
-      _yes(entry["lossless"]),
+      "" if name == first else _ratio(entry),
+      _lossless(entry),
       _distance(entry),
       str(entry["num_contexts"]),
     )

@@ -20,7 +20,7 @@ from launch import drafting
 from launch import pair as pair_lib
 from launch.pair import Pair
 from launch.studies.rules.cases import Case
-from specjax import drawing, metrics
+from specjax import drawing, metrics, requests
 from specjax import siblings as siblings_lib
 from specjax.decode import Decoder, make_decoder
 from specjax.engine import Batch
@@ -51,9 +51,14 @@ def build_pair(config: ml_collections.ConfigDict) -> Pair:
       "or 'layer_skip', got 'ngram'"
     )
   if drafting.of(config).is_head:
+    one, other = (
+      f"{config.drafter}:rule={rule}" for rule in ("token", "block")
+    )
     raise ValueError(
-      "rules are compared on drafts of a model, and config.draft is a head on "
-      "the target's features"
+      "rules are compared here on drafts of a model, and config.draft is a "
+      "head on the target's features: compare them as systems, "
+      f"launch.evaluate --systems=plain,{one},{other} --output=E.json, then "
+      f"launch.evaluate --compare E.json --over={one}"
     )
   config = ml_collections.ConfigDict(config.to_dict())
   config.update(rule="token", num_drafts=1)
@@ -81,7 +86,9 @@ def measure(
     By row: `expected_accepted` drafted tokens a step, `block_efficiency` (one
     more) with its 95% interval over prompts, `total_variation` of the first
     token's law (the mean over contexts, null for lossless rules),
-    `num_contexts`, and `Case.describe()`.
+    `num_contexts`, and `Case.describe()`; but of the first row
+    `block_efficiency_ratio` too, over that of the first row, with its interval
+    paired by prompt.
 
   Raises:
     ValueError: if the models give no context without NaN.
@@ -89,7 +96,8 @@ def measure(
   groups: dict[tuple[Tree, Siblings], list[Case]] = {}
   for row in rows:
     groups.setdefault((row.tree, row.siblings), []).append(row)
-  report = {}
+  report: dict[str, dict] = {}
+  columns: dict[str, tuple[np.ndarray, np.ndarray]] = {}
   progress = tqdm.tqdm(
     total=len(groups) * len(batches),
     unit="batch",
@@ -108,7 +116,25 @@ def measure(
         walk.add(batch, max_contexts)
         progress.update()
       report |= walk.report()
+      columns |= walk.columns()
+  first = columns[rows[0].name]
+  for row in rows[1:]:
+    report[row.name] |= _over(first, columns[row.name])
   return {row.name: report[row.name] for row in rows}
+
+
+def _over(first, other) -> dict:
+  """Ratio of block efficiencies, paired by prompt.
+
+  Args:
+    first, other: emitted tokens and contexts, `f64[prompts]` each.
+  """
+  top, bottom = [other[0], first[1]], [other[1], first[0]]
+  sums = [[column.sum() for column in columns] for columns in (top, bottom)]
+  return {
+    "block_efficiency_ratio": float(np.prod(sums[0]) / np.prod(sums[1])),
+    "block_efficiency_ratio_ci": metrics.interval(top, bottom),
+  }
 
 
 def _drafter(config, models: Pair, tree: Tree, siblings: Siblings) -> Drafter:
@@ -149,7 +175,7 @@ class _Walk:
     self._step = jax.jit(decoder.step, donate_argnums=1)
     self._ask = [jax.jit(functools.partial(_ask, row)) for row in group]
     # By prompt: contexts, and for every rule accepted tokens and distances.
-    self._sums: dict[int, np.ndarray] = {}
+    self._sums: dict[tuple, np.ndarray] = {}
 
   def add(self, batch: Batch, max_contexts: int) -> None:
     """Walks along the completions of a batch."""
@@ -172,7 +198,8 @@ class _Walk:
       )
       sums += np.where(counts[:, None], here.T[:count], 0)
     for prompt, row in zip(batch.prompts, sums, strict=True):
-      self._sums[prompt.stream] = row
+      name = requests.content_of(prompt)  # samples of one prompt are one unit
+      self._sums[name] = self._sums.get(name, 0.0) + row
 
   def _start(self, batch: Batch):
     """The state before the first step; rows that only fill up are done."""
@@ -195,9 +222,20 @@ class _Walk:
       ),
     )
 
+  def columns(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Emitted tokens and contexts of every row, `f64[prompts]` each."""
+    sums = self._by_prompt()
+    return {
+      row.name: (sums[:, 0] + sums[:, 1 + 2 * number], sums[:, 0])
+      for number, row in enumerate(self._group)
+    }
+
+  def _by_prompt(self) -> np.ndarray:
+    return np.array([self._sums[prompt] for prompt in sorted(self._sums)])
+
   def report(self) -> dict[str, dict]:
     """The numbers of every row of the group."""
-    sums = np.array([self._sums[index] for index in sorted(self._sums)])
+    sums = self._by_prompt()
     contexts = sums[:, 0]
     total = contexts.sum()
     if not total:

@@ -29,9 +29,10 @@ def efficiency(results: dict[str, dict]) -> str:
       if found is None or found["num_drafted"] < budget:
         row.append("–")
         continue
-      low, high = found["block_efficiency_ci"]
-      star = "*" if found["num_drafted"] > budget else ""
-      text = f"{found['block_efficiency']:.2f}{star} ({low:.2f}–{high:.2f})"
+      text = f"{found['block_efficiency']:.2f}"
+      text += "*" if found["num_drafted"] > budget else ""
+      if found["block_efficiency_ci"]:
+        text += " ({:.2f}–{:.2f})".format(*found["block_efficiency_ci"])
       if not found["lossless"]:
         text += f", TV {found['total_variation']:.2f}"
       row.append(text)

@@ -156,9 +156,11 @@ def efficiency(result: dict) -> Figure:
       found = cell["rules"].get(name)
       if found is None or found["num_drafted"] < budget:
         continue
-      low, high = found["block_efficiency_ci"]
       color = "tab:blue" if found["lossless"] else "tab:red"
-      panel.plot([low, high], [place, place], color=color, linewidth=1)
+      if found["block_efficiency_ci"]:
+        panel.plot(
+          found["block_efficiency_ci"], [place] * 2, color=color, linewidth=1
+        )
       panel.plot(
         found["block_efficiency"],
         place,

@@ -5,7 +5,7 @@ import copy
 import evaluations
 import pytest
 
-from launch.evaluation import compare, summary
+from launch.evaluation import compare, page, summary
 from specjax import metrics
 
 
@@ -22,7 +22,7 @@ def cost_of(system, round_cost, fed_cost=0.0):
   """Rounds of so many plain ones, timed where they fed three tokens each."""
   return {
     "batch_size": 2, "system": system, "round_cost": round_cost,
-    "round_fed": 3.0, "fed_cost": fed_cost,
+    "round_fed": 3.0, "fed_cost": fed_cost, "doubts": [],
   }  # fmt: skip
 
 
@@ -31,9 +31,9 @@ def test_counts_are_summed_over_turns_before_they_are_divided():
   found = row(rows, "ngram")
   assert (found["num_questions"], found["num_requests"]) == (3, 4)
   assert found["num_groups"] == 2
-  assert (found["emitted_tokens"], found["target_calls"]) == (28, 15)
-  assert found["tokens_per_call"] == pytest.approx(28 / 15)
-  assert found["tokens_per_call_request_mean"] == pytest.approx(
+  assert (found["num_tokens"], found["num_target_calls"]) == (28, 15)
+  assert found["block_efficiency"] == pytest.approx(28 / 15)
+  assert found["block_efficiency_request_mean"] == pytest.approx(
     (10 / 4 + 4 / 3 + 6 / 3 + 8 / 5) / 4
   )
   assert found["acceptance_rate"] == pytest.approx(12 / 34)
@@ -44,7 +44,7 @@ def test_counts_are_summed_over_turns_before_they_are_divided():
   assert found["identical_to_plain"] == pytest.approx(3 / 4)
   assert found["identical_to_hf"] is None
   plain = row(rows, "plain")
-  assert plain["tokens_per_call"] == 1
+  assert plain["block_efficiency"] == 1
   assert plain["tokens_per_second"] == pytest.approx(28 / 9)
   assert plain["speedup"] is None
   assert plain["accepted_by_position"] is None
@@ -57,7 +57,7 @@ def test_an_answer_that_nan_ended_at_once_counts_for_nothing():
   first |= {"tokens": [0, 4], "calls": [0, 3], "accept_counts": [3, 0, 0]}
   found = row(summary.rows_of(records, []), "ngram")
   assert found["num_requests"] == 4
-  assert found["tokens_per_call_request_mean"] == pytest.approx(
+  assert found["block_efficiency_request_mean"] == pytest.approx(
     (4 / 3 + 6 / 3 + 8 / 5) / 3
   )
   for record in records:
@@ -70,18 +70,21 @@ def test_an_answer_that_nan_ended_at_once_counts_for_nothing():
         }  # fmt: skip
   costs = [cost_of("ngram", 1.1)]
   found = row(summary.rows_of(records, costs), "ngram")
-  for name in ("tokens_per_call_request_mean", "accepted_by_position",
+  for name in ("block_efficiency_request_mean", "accepted_by_position",
                "predicted_speedup", "seconds_per_token"):  # fmt: skip
     assert found[name] is None, name
 
 
 def test_a_group_with_all_its_turns_is_the_unit_of_the_paired_interval():
-  found = row(summary.rows_of(evaluations.example(), []), "ngram")
-  assert found["speedup_ci"] == pytest.approx(
-    metrics.interval([[20, 8], [7.0, 2.0]], [[3.5, 2.5], [20, 8]])
+  rows = summary.rows_of(evaluations.thrice(), [])
+  found = row(rows, "ngram")
+  low, high = metrics.interval(
+    [[20, 8] * 3, [7.0, 2.0] * 3], [[3.5, 2.5] * 3, [20, 8] * 3]
   )
-  one = row(summary.rows_of(evaluations.example(), []), "ngram", "math", "task")
-  assert one["speedup_ci"] is None  # of a single group nothing is known
+  assert found["speedup_ci"] == pytest.approx((low, high))
+  one = row(rows, "ngram", "math", "task")
+  assert one["num_groups"] == 3
+  assert one["speedup_ci"] is None  # of three groups too little is known
 
 
 def test_rows_are_for_all_for_tasks_and_for_categories_of_each_setting():
@@ -123,6 +126,28 @@ def test_the_prediction_is_made_of_the_rounds_cost_and_of_the_rounds():
   wider = [one | {"batch_size": 8} for one in evaluations.example()]
   other = summary.rows_of(wider, costs)  # of another batch size
   assert row(other, "ngram")["predicted_speedup"] is None
+
+
+def test_of_timings_that_disagree_nothing_is_predicted():
+  cost = cost_of("ngram", 0.89) | {
+    "doubts": ["laws took -3.10 ms of a round"], "draft_cost": 0.1,
+  }  # fmt: skip
+  rows = summary.rows_of(evaluations.example(), [cost])
+  assert row(rows, "ngram")["predicted_speedup"] is None
+  kinds = {"rule": "token", "lossless": True, "draft_shape": "chain of 2",
+           "dtype": "float32"}  # fmt: skip
+  result = {
+    "runs": rows, "costs": [cost],
+    "systems": {"plain": kinds | {"lossless": None}, "ngram": kinds},
+  }  # fmt: skip
+  told, plain = page.over_all(result).splitlines()[:1:-1]
+  assert "| none: timings disagree |" in told
+  assert "disagree" not in plain
+  head, _, plain, told = page._systems(result).splitlines()[:4]
+  assert head.endswith("| timings that disagree |")
+  assert told.endswith("| laws took -3.10 ms of a round |")
+  sound = result | {"costs": [cost | {"doubts": []}]}
+  assert "disagree" not in page._systems(sound).splitlines()[0]
 
 
 def test_rounds_that_fed_more_than_where_they_were_timed_cost_more():
@@ -171,8 +196,8 @@ def test_what_transformers_does_not_tell_is_none():
 
 
 def changed():
-  """The example again: one more call for question 3, ngram half as fast."""
-  after = copy.deepcopy(evaluations.example())
+  """The same again: more calls for question 3, ngram half as fast."""
+  after = evaluations.thrice()
   for one in after:
     for turn in one["turns"]:
       turn["systems"]["ngram"]["seconds"] *= 2
@@ -181,26 +206,30 @@ def changed():
 
 
 def test_comparing_pairs_questions_and_groups():
-  before, after = {"groups": evaluations.example()}, {"groups": changed()[::-1]}
+  before, after = {"groups": evaluations.thrice()}, {"groups": changed()[::-1]}
   rows = compare.compare(before, after)
   found = row(rows, "ngram")
-  assert found["num_questions"] == 3
-  assert found["tokens_per_call_change"] == pytest.approx((1 - 8 / 5) / 3)
-  assert found["tokens_per_call_change_ci"] == pytest.approx(
-    metrics.mean_interval([0, 0, 1 - 8 / 5])
+  assert found["num_questions"] == 9
+  assert found["block_efficiency_change"] == pytest.approx((1 - 8 / 5) / 9)
+  assert found["block_efficiency_change_ci"] == pytest.approx(
+    metrics.mean_interval([*[0] * 8, 1 - 8 / 5])
   )
   assert found["speedup_ratio"] == pytest.approx(0.5)
   # Every group's ratio is the same: nothing is uncertain.
   assert found["speedup_ratio_ci"] == pytest.approx((0.5, 0.5))
-  assert row(rows, "ngram", "math", "task")["tokens_per_call_change"] == 0
+  assert row(rows, "ngram", "math", "task")["block_efficiency_change"] == 0
   # A category that is all of its task has no row of its own.
   assert not [r for r in rows if r["level"] == "category"]
   assert not [r for r in rows if r["system"] == "plain"]
-  assert "| `ngram` | 0 | 2 | all | 3 | -0.200" in compare.table(rows)
+  assert "| `ngram` | 0 | 2 | all | 9 | -0.067 (" in compare.table(rows)
+  few = compare.compare(
+    {"groups": evaluations.example()}, {"groups": evaluations.example()}
+  )
+  assert "| all | 3 | +0.000 | 1.000 |" in compare.table(few)
 
 
 def test_one_system_over_another_is_the_ratio_of_their_rates():
-  groups = evaluations.example()
+  groups = evaluations.thrice()
   rows = compare.among({"groups": groups}, "ngram")
   rates = {
     r["system"]: r["tokens_per_second"]
@@ -212,7 +241,7 @@ def test_one_system_over_another_is_the_ratio_of_their_rates():
     rates["plain"] / rates["ngram"]
   )
   assert found["speedup_ratio_ci"][0] < found["speedup_ratio"]
-  assert found["tokens_per_call_change"] < 0
+  assert found["block_efficiency_change"] < 0
   assert not [r for r in rows if r["system"] == "ngram"]
   with pytest.raises(ValueError, match="no system 'hf' beside others"):
     compare.among({"groups": groups}, "hf")

@@ -58,7 +58,7 @@ def test_acceptance_between_two_readings():
   before, after = reading(10, 20, 5, 3, 2), reading(20, 40, 17, 11, 6)
   found = summary.acceptance(before, after)
   assert found == {
-    "acceptance": 12 / 20, "tokens_per_call": 1 + 12 / 10,
+    "acceptance": 12 / 20, "block_efficiency": 1 + 12 / 10,
     "by_position": [0.8, 0.4],
   }  # fmt: skip
   assert summary.acceptance(before, before) is None

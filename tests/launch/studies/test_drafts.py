@@ -250,15 +250,16 @@ def test_positions_count_what_was_judged_and_intervals_are_over_prompts():
     [
       completion(a, a, b, a, r, r, calls=3),  # ends after a whole round
       completion(r, r, r, a, calls=4),  # and here inside of one
-    ],
+    ]
+    * 3,
     2,
   )
-  assert found["tried"] == [7, 2]
+  assert found["tried"] == [21, 6]
   assert found["accepted"] == pytest.approx([3 / 7, 1 / 2])
   assert found["block_efficiency"] == pytest.approx(10 / 7)
   low, high = found["accepted_ci"][0]
   assert 0 <= low < 3 / 7 < high <= 1
-  assert found["accepted_ci"][1] is None  # accepted in one prompt alone
+  assert found["accepted_ci"][1] is None  # accepted in three prompts alone
 
 
 def test_a_study_is_charged_for_the_passes_that_a_step_runs(texts, tmp_path):

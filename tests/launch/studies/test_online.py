@@ -37,6 +37,7 @@ def test_a_difference_has_an_interval_that_knows_its_noise():
   assert low < 0.2 < high
   assert low < value < high
   assert 0.03 < high - low < 0.12
+  assert summary.above(draw(0.7)[:4], draw(0.5))[1:] == (None, None)
   equal = draw(0.6)
   assert summary.above(equal, equal)[0] == 0
 

@@ -148,8 +148,8 @@ def test_where_nothing_was_rejected_there_is_nothing_to_save():
 
 
 def test_win_rates_in_both_readings():
-  first = np.array([[3, 3, 1], [1, 1, 1], [2, 0, 1]])
-  second = np.array([[2, 2, 2], [2, 1, 2], [2, 1, 0]])
+  first = np.array([[3, 3, 1], [1, 1, 1], [2, 0, 1]] * 2)
+  second = np.array([[2, 2, 2], [2, 1, 2], [2, 1, 0]] * 2)
   found = quality.win_rates(first, second)
   assert found["comparisons_won"] == pytest.approx((2 + 0.5 + 1.5) / 9)
   assert found["prompts_won"] == pytest.approx((1 + 0 + 0.5) / 3)

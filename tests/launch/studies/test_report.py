@@ -50,6 +50,7 @@ def test_acceptance_by_position_counts_rounds_and_forgets_what_was_cut():
 
 def row(distances, ratios, *origins):
   return findings.Row(
+    prompt=object(),
     completion=completion(*origins),
     distances=np.array(distances),
     ratios=np.array(ratios),
@@ -106,7 +107,10 @@ def test_tokens_a_call_are_right_where_budgets_cut_rounds():
   found = findings.block_efficiencies(
     [
       findings.Row(
-        completion=one, distances=np.full(8, 1 - alpha), ratios=np.ones(8)
+        prompt=object(),
+        completion=one,
+        distances=np.full(8, 1 - alpha),
+        ratios=np.ones(8),
       )
       for one in engine.completions(state, rows)
     ],
@@ -158,6 +162,15 @@ def test_predictions_from_costs_by_hand():
   assert parts == pytest.approx(
     {"passes": 0.4, "out_of_cache": 0.02, "laws": 0.03, "bookkeeping": 0.05}
   )
+
+
+def test_of_timings_that_disagree_nothing_is_predicted():
+  """A round that takes less than its passes, and the target's alone."""
+  found = predictions(0.15)
+  assert found["costs"]["costs"]["doubts"]
+  assert {*found["rates"].values()} == {None}
+  assert found["sweep"] == {}
+  assert found["costs"]["break_even_acceptance"] is None
 
 
 def test_what_never_pays_has_no_break_even():
@@ -233,7 +246,8 @@ def test_a_pair_is_reported(cli, tmp_path, capsys, temperature):
   # One number for one quantity.
   assert costs["verify_seconds"]["1"] == costs["plain_pass_seconds"]
   rates = found["tokens_per_second"]["predicted"]
-  assert found["sweep"]["predicted"]["3"] == rates["expected"]
+  assert found["sweep"]["predicted"].get("3") == rates["expected"]
+  assert (rates["expected"] is None) == bool(costs["doubts"])
   text = (tmp_path / "report.md").read_text()
   assert text.startswith("# Does speculation pay?\n\nSpeculation ")
   for name in ("throughput", "acceptance", "distances"):

@@ -113,7 +113,7 @@ def test_every_rule_is_shown_with_what_it_was_given(everything):
   assert drafted["hub"] == ("hub", 2)
   assert drafted["greedy_draft"] == ("greedy", 2)
   assert drafted["gumbel_list"] == ("shared_noise", 2)
-  for text in ("multipath_block", "0.860000", "0 by proof", "above 1"):
+  for text in ("multipath_block", "0.860000", "not computed", "above 1"):
     assert text in shown
 
 
@@ -213,6 +213,14 @@ def test_rules_that_do_not_fit_are_left_out_with_the_reason():
     (("--config=configs/embedded.py", TARGET, DRAFT), "--target"),
     (("--config=configs/embedded.py", "--config.drafter=ngram"), "ngram"),
     (("--config=configs/embedded.py", "--config.siblings=top_k"), "siblings"),
+    (
+      (
+        "--config=configs/embedded.py",
+        "--config.drafter=eagle3",
+        "--config.draft=models/pretrained/eagle3",
+      ),
+      "launch.evaluate --compare E.json --over=eagle3:rule=token",
+    ),
   ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(capsys, flags, words):
@@ -262,6 +270,29 @@ def test_a_pair_of_equal_models_accepts_every_token(cli, tmp_path, pair):
   assert entry["total_variation"] is None
 
 
+def test_samples_of_one_prompt_are_one_unit_and_none_is_lost(
+  cli, tmp_path, capsys, monkeypatch
+):
+  """Seeds of their own give rows of several prompts one stream."""
+  monkeypatch.setattr(cases, "ROWS", {n: cases.ROWS[n] for n in ("token",)})
+  source, path = tmp_path / "p.jsonl", tmp_path / "r.json"
+  source.write_text(
+    "".join(
+      json.dumps({"prompt": text, "seed": 3, "num_samples": 2}) + "\n"
+      for text in ("a = 1", "b = 2", "c = 3")
+    )
+  )
+  code = cli(
+    rules.run, *SMALL, "--config.temperature=0.7", "--config.num_drafts=2",
+    f"--prompts={source}", f"--output={path}",
+  )  # fmt: skip
+  assert code == 0
+  found = json.loads(path.read_text())
+  assert found["num_prompts"] == 3
+  assert found["rules"]["token"]["num_contexts"] >= 6
+  assert found["rules"]["token"]["block_efficiency_ci"] is None
+
+
 def test_a_thinned_target_drafts_for_every_tree(cli, tmp_path):
   path = tmp_path / "r.json"
   code = cli(
@@ -304,6 +335,10 @@ def test_rules_along_real_contexts(cli, tmp_path, capsys, monkeypatch, names):
     assert entry["block_efficiency"] == 1 + value
     low, high = entry["block_efficiency_ci"]
     assert low <= 1 + value <= high
+    if name != names[0]:
+      low, high = entry["block_efficiency_ratio_ci"]
+      assert low <= entry["block_efficiency_ratio"] <= high
+      assert f"{entry['block_efficiency_ratio']:.3f} (" in shown
     # Six built-in prompts; the rows that fill the last batch do not count.
     assert 6 <= entry["num_contexts"] <= 12
     assert (entry["total_variation"] is None) == entry["lossless"]
@@ -311,6 +346,9 @@ def test_rules_along_real_contexts(cli, tmp_path, capsys, monkeypatch, names):
   value = lambda name: found[name]["expected_accepted"]
   assert value("lenient") >= value("token") - 1e-5
   assert 0 < found["lenient"]["total_variation"] < 1
+  assert found["lenient"]["block_efficiency_ratio"] == pytest.approx(
+    found["lenient"]["block_efficiency"] / found["token"]["block_efficiency"]
+  )
   if "hub" in found:
     assert found["hub"]["num_drafted"] == 6
     assert value("decoding_opt") == pytest.approx(value("decoding_uno"))

@@ -68,7 +68,7 @@ def test_a_measured_pair_gets_its_best_tree_and_the_flag_for_it(
   )  # fmt: skip
   best = found["best"]
   assert best["parents"] == list(fastest.parents)
-  assert best["tokens_per_round"] == pytest.approx(
+  assert best["block_efficiency"] == pytest.approx(
     1 + tree_search.expected_accepted(fastest, acceptance)
   )
   last = capsys.readouterr().out.splitlines()[-1]
@@ -78,7 +78,7 @@ def test_a_measured_pair_gets_its_best_tree_and_the_flag_for_it(
 def test_without_costs_every_node_is_worth_having():
   rows = best_tree.trees(np.array([0.6, 0.2]), max_nodes=4, costs=None)
   assert [row["num_nodes"] for row in rows] == [0, 1, 2, 3, 4]
-  tokens = [row["tokens_per_round"] for row in rows]
+  tokens = [row["block_efficiency"] for row in rows]
   # 0.6, then 0.36 below it, then 0.216, then the root's second child, 0.2.
   np.testing.assert_allclose(np.diff(tokens), [0.6, 0.36, 0.216, 0.2])
   assert "predicted_speedup" not in rows[0]
