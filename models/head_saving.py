@@ -1,13 +1,13 @@
 """Writes heads as they are published, for this project and others to read.
 
 EAGLE-1 and 3 as their authors do (EAGLE-3 with the list of its layers; with
-switches or several layers as `speculators` does), Medusa's as vLLM does,
-DFlash's as its authors do, or, of a vocabulary of its own, as `speculators`
-does. Of blockwise heads nothing was published: their `config.json` says
-"blockwise", and the tensors have the names of `models.heads.Blockwise`.
-Embedding and output projection are not written where they are the target's and
-all readers take them from it. models/pretrained/README.md says which program
-reads which form.
+switches, windows or several layers as `speculators` does), Medusa's as vLLM
+does, DFlash's as its authors do, or, of a vocabulary of its own or with windows
+as `speculators` means them, in its form. Of blockwise heads nothing was
+published: their `config.json` says "blockwise", and the tensors have the names
+of `models.heads.Blockwise`. Embedding and output projection are not written
+where they are the target's and all readers take them from it.
+models/pretrained/README.md says which program reads which form.
 """
 
 import dataclasses
@@ -161,7 +161,12 @@ def _eagle(
   config, layer = module.config, module.config.layer
   third = isinstance(module, Eagle3)
   switches = {s: getattr(config, s) for s in EAGLE3_SWITCHES}
-  other = layer.num_layers > 1 or layer.qk_norm or any(switches.values())
+  other = third and (
+    layer.num_layers > 1
+    or layer.qk_norm
+    or _slides(layer)
+    or any(switches.values())
+  )
   first = "midlayer" if third and not other else "layers.0"
   tensors = {}
   for name, array in parameters(module).items():
@@ -270,7 +275,11 @@ def _parallel(
       _, number, rest = part.split(".", 2)
       part = f"layers.{number}.{_LAYER[rest]}"
     tensors[f"{part}.{leaf}"] = array
-  if not words:
+  slides = _slides(layers)
+  theirs = bool(words) or (slides and config.windows_before_block)
+  if slides and not (config.causal_windows or theirs):
+    raise ValueError("no format has windows that end at a token it may pass")
+  if not theirs:
     return inner | {
       "architectures": ["DFlashDraftModel"],
       "block_size": config.block_size,
@@ -280,18 +289,20 @@ def _parallel(
         "target_layer_ids": [int(i) - 1 for i in features],
       },
     }, tensors
-  tensors |= draft_vocabulary.tensors_of(
-    module.target_ids[...], layers.vocab_size
-  )
+  if words:
+    tensors |= draft_vocabulary.tensors_of(
+      module.target_ids[...], layers.vocab_size
+    )
   return _speculators(
     "dflash", "DFlashDraftModel", config.num_depths, verifier
   ) | {
     "transformer_layer_config": inner,
-    "draft_vocab_size": words,
+    "draft_vocab_size": words or layers.vocab_size,
     "block_size": config.block_size,
     "mask_token_id": config.mask_token,
     "aux_hidden_state_layer_ids": [int(i) for i in features],
     "sample_from_anchor": False,
+    "sliding_window_non_causal": not config.causal_windows,
   }, tensors
 
 
@@ -302,14 +313,35 @@ def _qwen3_json(layers: TransformerConfig, dtype: str) -> dict[str, Any]:
   return inner | {"model_type": "qwen3"}
 
 
+def _slides(layer: TransformerConfig) -> bool:
+  """Whether a layer attends to a window alone."""
+  return any(layer.windows or ())
+
+
 def _layer_json(layer: TransformerConfig, dtype: str) -> dict[str, Any]:
-  """The settings of a head's layers; it may not say for how many positions."""
-  known = layer.max_positions
+  """The settings of a head's layers, and which of them slide.
+
+  It may not say for how many positions.
+  """
+  known, windows = layer.max_positions, layer.windows or ()
   settings = llama_json(
-    dataclasses.replace(layer, max_positions=known or 1), dtype, None
+    dataclasses.replace(layer, max_positions=known or 1, windows=None),
+    dtype,
+    None,
   )
   if known is None:
     del settings["max_position_embeddings"]
+  if _slides(layer):
+    size, *others = {w for w in windows if w}
+    if others:
+      raise ValueError(f"one window for all layers, got {windows}")
+    settings |= {
+      "sliding_window": size,
+      "use_sliding_window": True,
+      "layer_types": [
+        "sliding_attention" if w else "full_attention" for w in windows
+      ],
+    }
   return settings
 
 
