@@ -23,12 +23,12 @@ import safetensors.numpy
 from flax import nnx
 
 from models import draft_vocabulary, head_shapes, json_files
-from models.eagle import EAGLE3_SWITCHES, Eagle, Eagle3
-from models.head_shapes import HeadModule, Target
+from models.eagle import EAGLE3_SWITCHES, Eagle, Eagle3, EagleConfig
+from models.head_shapes import HeadConfig, HeadModule, Target
 from models.heads import Blockwise, Medusa
 from models.huggingface_config import llama_json
 from models.layers import TransformerConfig
-from models.parallel import Parallel
+from models.parallel import Parallel, ParallelConfig
 from models.transformer import Features
 
 _SPECULATED = 3  # tokens that EAGLE-3's file proposes to a server
@@ -93,6 +93,14 @@ def save(
       module, features, jnp.dtype(dtype).name, verifier
     )
   write(directory, settings, tensors | _own(module, target), dtype=dtype)
+
+
+def check(config: HeadConfig) -> None:
+  """Raises ValueError for a head that no format has; none is made for it."""
+  if isinstance(config, EagleConfig):
+    _eagle_json(config, "float32")
+  elif isinstance(config, ParallelConfig):
+    _blocks_json(config, "float32")
 
 
 def _own(module: HeadModule, target: Target | None) -> dict[str, np.ndarray]:
@@ -182,15 +190,14 @@ def _eagle(
     part = _OTHER_PARTS.get(part, part).replace("fc_norms.", "fc_norm.")
     part = f"{prefix}.{known}" if known else part
     tensors[f"{part}.{'bias' if leaf == 'bias' else 'weight'}"] = array
-  if layer.qkv_bias and not layer.out_bias:  # Qwen2's; a Llama's has all four
-    layer = dataclasses.replace(layer, out_bias=True)
+  if layer.qkv_bias and not layer.out_bias:  # see `_eagle_json`
     tensors |= {
       name.replace("q_proj", "o_proj"): np.zeros(layer.embed_dim, array.dtype)
       for name, array in tensors.items()
       if name.endswith("q_proj.bias")
     }
   if not third:
-    return _layer_json(layer, dtype) | {
+    return _eagle_json(config, dtype) | {
       "architectures": _EAGLE1,
       "bias": config.fc_bias,
       "qkv_bias": layer.qkv_bias,  # what its authors' code looks at
@@ -200,16 +207,14 @@ def _eagle(
     settings = _speculators(
       "eagle3", "Eagle3Speculator", _SPECULATED, verifier
     ) | {
-      "transformer_layer_config": _qwen3_json(layer, dtype)
-      if layer.qk_norm
-      else _layer_json(layer, dtype),
+      "transformer_layer_config": _eagle_json(config, dtype),
       ids: [int(i) for i in features],
       **switches,
     }
   else:
     # vLLM looks at the top first and numbers layers by what they read, SGLang
     # and SpecForge look within and number them by what they give.
-    settings = _layer_json(layer, dtype) | {
+    settings = _eagle_json(config, dtype) | {
       "architectures": ["LlamaForCausalLMEagle3"],
       ids: [int(i) for i in features],
       "eagle_config": {
@@ -260,9 +265,7 @@ def _parallel(
   module: Parallel, features: Features, dtype: str, verifier: str | None
 ):
   config, layers = module.config, module.config.layers
-  if not layers.qk_norm or layers.mlp_bias:
-    raise ValueError("this format's layers are Qwen3's")
-  inner = _qwen3_json(layers, dtype)
+  inner, theirs = _blocks_json(config, dtype)
   words = config.draft_vocab_size
   tensors = {}
   for name, array in parameters(module).items():
@@ -275,10 +278,6 @@ def _parallel(
       _, number, rest = part.split(".", 2)
       part = f"layers.{number}.{_LAYER[rest]}"
     tensors[f"{part}.{leaf}"] = array
-  slides = _slides(layers)
-  theirs = bool(words) or (slides and config.windows_before_block)
-  if slides and not (config.causal_windows or theirs):
-    raise ValueError("no format has windows that end at a token it may pass")
   if not theirs:
     return inner | {
       "architectures": ["DFlashDraftModel"],
@@ -304,6 +303,31 @@ def _parallel(
     "sample_from_anchor": False,
     "sliding_window_non_causal": not config.causal_windows,
   }, tensors
+
+
+def _eagle_json(config: EagleConfig, dtype: str) -> dict[str, Any]:
+  """The settings of an EAGLE head's layers."""
+  layer = config.layer
+  if layer.qkv_bias:  # perhaps Qwen2's; a Llama's has all four
+    layer = dataclasses.replace(layer, out_bias=True)
+  if layer.qk_norm and config.generation == 3:
+    return _qwen3_json(layer, dtype)
+  return _layer_json(layer, dtype)
+
+
+def _blocks_json(
+  config: ParallelConfig, dtype: str
+) -> tuple[dict[str, Any], bool]:
+  """The settings of blocks' layers, and whether the form is `speculators`'."""
+  layers, slides = config.layers, _slides(config.layers)
+  if not layers.qk_norm or layers.mlp_bias:
+    raise ValueError("this format's layers are Qwen3's")
+  theirs = config.draft_vocab_size is not None or (
+    slides and config.windows_before_block
+  )
+  if slides and not (config.causal_windows or theirs):
+    raise ValueError("no format has windows that end at a token it may pass")
+  return _qwen3_json(layers, dtype), theirs
 
 
 def _qwen3_json(layers: TransformerConfig, dtype: str) -> dict[str, Any]:

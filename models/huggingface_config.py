@@ -376,6 +376,8 @@ def llama_json(
     **{key: getattr(c.rope_scaling, key) for key in _ROPE_FACTORS},
     _ROPE_LENGTH: c.rope_scaling.original_max_positions,
   }
+  if c.rope_factors and len({*c.rope_factors}) == 1:
+    scaling = {"rope_type": "linear", "factor": c.rope_factors[0]}
   settings = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",

@@ -56,6 +56,7 @@ def task(config, texts, mesh: Mesh, folder: pathlib.Path) -> Task:
   vocab_size = tokenizer.vocab_size
   ids = _vocabulary(config, texts, tokenizer, folder)
   module, features = _first(config, target, ids, tokenizer)
+  head_saving.check(module.config)
   stored = head_features.stored(config, features, target.config, texts, folder)
   if getattr(module.config, "draft_vocab_size", None):
     ids = np.asarray(module.target_ids[...])

@@ -131,8 +131,10 @@ BLOCKS = ParallelConfig(
   num_features=16, block_size=4, mask_token=6,
 )  # fmt: skip
 SLIDING = {
-  "eagle, slides": eagle.EagleConfig(
-    layer=dataclasses.replace(CONFIG, num_layers=1, windows=(5,)),
+  "eagle, slides, stretched": eagle.EagleConfig(
+    layer=dataclasses.replace(
+      CONFIG, num_layers=1, windows=(5,), rope_factors=(2.0, 2.0, 2.0)
+    ),
     generation=1, num_features=8,
   ),
   "eagle3, slides": eagle.EagleConfig(
@@ -299,7 +301,7 @@ ASKED = {
   "parallel, few words": DFLASH | MAPS | {"lm_head.weight": (5, 8)},
 }  # fmt: skip
 ASKED |= {  # windows are settings
-  "eagle, slides": ASKED["eagle"],
+  "eagle, slides, stretched": ASKED["eagle"],
   "eagle3, slides": ASKED["eagle3, a switch"],
   "parallel, slides": DFLASH,
   "parallel, slides both ways": DFLASH,
@@ -462,3 +464,32 @@ def test_what_a_format_does_not_have_is_not_saved(target, tmp_path):
     with pytest.raises(ValueError, match="verifier is missing"):
       head_saving.save(MAKE[kind](target), str(tmp_path), features=(0, 1, 3))
   assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_what_can_be_saved_is_known_before_it_is_trained(kind, target):
+  head_saving.check(ALL[kind](target).config)
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    (dict(rope_factors=(1.0, 1.5, 2.0)), "cannot express rope_factors"),
+    (dict(rotary_dim=4), "cannot express rotary_dim"),
+    (dict(activation="relu"), "cannot express activation"),
+  ],
+)
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "parallel"])
+def test_what_cannot_be_saved_is_known_before_it_is_trained(
+  kind, changes, message
+):
+  layer = dataclasses.replace(CONFIG, num_layers=1, **changes)
+  if kind == "parallel":
+    layers = dataclasses.replace(layer, qk_norm=True)
+    config = dataclasses.replace(BLOCKS, layers=layers)
+  else:
+    config = eagle.EagleConfig(
+      layer=layer, generation=3 if kind == "eagle3" else 1, num_features=8
+    )
+  with pytest.raises(ValueError, match=message):
+    head_saving.check(config)

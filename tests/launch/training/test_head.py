@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import files
 import jax
@@ -383,3 +384,14 @@ def test_mistakes_in_the_config(texts, target, tmp_path, changes, message):
   with pytest.raises(ValueError, match=message):
     Run(tiny(texts, target, **changes), str(tmp_path / "w"))
   assert not (tmp_path / "w").exists()
+
+
+def test_a_head_that_no_format_has_is_not_begun(texts, target, tmp_path):
+  """It would be lost at the end, when it is exported."""
+  theirs = tmp_path / "target"
+  shutil.copytree(target, theirs)
+  config = json.loads((theirs / "config.json").read_text())
+  config["rope_scaling"] = {"rope_type": "yarn", "factor": 4.0}
+  (theirs / "config.json").write_text(json.dumps(config))
+  with pytest.raises(ValueError, match="cannot express rope_factors"):
+    Run(tiny(texts, str(theirs)), str(tmp_path / "w"))
