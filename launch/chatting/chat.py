@@ -91,6 +91,7 @@ class Chat:
       self.pair.params,
       stop_tokens=self.pair.stop_tokens,
       max_length=self.pair.max_length,
+      say=self._screen.passing,
       truncation=dict(
         top_k=config.top_k or None,
         top_p=config.top_p if config.top_p < 1 else None,
@@ -167,8 +168,10 @@ class Chat:
       raise ValueError("the model's numbers are none (NaN): the answer ended")
     if reason == StopReason.LENGTH:
       if len(self.talk.held) < self.pair.max_length:
-        budget = self._config.max_new_tokens
-        self._screen.note(f"(cut at max_new_tokens, {budget})")
+        self._screen.note(
+          f"(cut at {self._config.max_new_tokens} tokens, which "
+          "--config.max_new_tokens of the command sets)"
+        )
       else:
         raise ValueError(
           f"the context of {self.pair.max_length} tokens is full, and the "
@@ -184,23 +187,23 @@ class Chat:
     if last.num_target_calls:
       each = last.num_tokens / last.num_target_calls
       parts.append(f"{each:.2f} a target call")
-    return ", ".join([*parts, self._speedup(last)])
+    return ", ".join([*parts, *self._speedup(last)])
 
-  def _speedup(self, last: Answer) -> str:
-    """The speed-up of an answer, and the loss beside it, in words."""
+  def _speedup(self, last: Answer) -> list[str]:
+    """The speed-up of an answer if it was measured, and what was lost."""
     rule = self.pair.decoder.rule
     if not self._config.num_speculative_tokens:
-      return "plain decoding"
-    if self._plain_rate is None or self._measured is not last:
-      return "speed-up unknown (/stats measures it)"
-    speedup = last.tokens_per_second / self._plain_rate
+      return ["plain decoding"]
     away = last.total_variation
     loss = loss_in_words(
       rule.name,
       rule.lossless,
       None if away is None else away / max(last.num_tokens, 1),
     )
-    return f"speed-up {speedup:.2f}, {loss}"
+    if self._plain_rate is None or self._measured is not last:
+      return [] if rule.lossless else [loss]
+    speedup = last.tokens_per_second / self._plain_rate
+    return [f"speed-up {speedup:.2f}", loss]
 
   def _plain_is_old(self) -> bool:
     """Whether plain decoding was measured on smaller or larger caches."""
@@ -229,7 +232,17 @@ class Chat:
     self._change(drafter=rest)
 
   def _change(self, **settings: str) -> None:
-    """Another pair for the same conversation."""
+    """Another pair for the same conversation.
+
+    Raises:
+      ValueError, OSError, cli.UserError: hints name what can be typed here.
+    """
+    try:
+      self._become(**settings)
+    except (ValueError, cli.UserError) as error:
+      raise ValueError(commands.here(str(error), self._config)) from error
+
+  def _become(self, **settings: str) -> None:
     asked = self._asked | settings
     config = ml_collections.ConfigDict(self._given.to_dict())
     config.temperature = self._config.temperature

@@ -3,10 +3,9 @@
 import contextlib
 import dataclasses
 import functools
-import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -64,6 +63,7 @@ class Talk:
     truncation: dict[str, Any],
     because: str = "nothing was read before",
     first_buffer: int = _FIRST_BUFFER,
+    say: Callable[[str], None] = lambda text: None,
   ):
     """Reads nothing yet.
 
@@ -75,11 +75,13 @@ class Talk:
       truncation: what `make_sampling` takes beside the temperature.
       because: why this one has read nothing.
       first_buffer: tokens that caches have room for at first.
+      say: is told what takes long, and "" once that is over.
     """
     self.decoder, self.max_length = decoder, max_length
     self.held: list[int] = []
     self.seconds = 0.0
     self._because, self._first_buffer = because, first_buffer
+    self._say = say
     self._params, self._truncation = params, truncation
     self._state: DecodeState | None = None
     self._compiled: set[tuple] = set()
@@ -211,19 +213,27 @@ class Talk:
 
   @contextlib.contextmanager
   def _saying(self, *program) -> Iterator[None]:
-    """Says on stderr that a program is compiled, if that takes long."""
-    first = program not in self._compiled
+    """Says that a program is compiled, while that takes long."""
+    if program in self._compiled:
+      yield
+      return
     self._compiled.add(program)
-    timer = threading.Timer(
-      _PATIENCE, lambda: print("compiling ...", file=sys.stderr, flush=True)
-    )
+    said = threading.Event()
+
+    def speak() -> None:
+      said.set()
+      self._say("compiling ...")
+
+    timer = threading.Timer(_PATIENCE, speak)
     timer.daemon = True
-    if first:
-      timer.start()
+    timer.start()
     try:
       yield
     finally:
       timer.cancel()
+      timer.join()
+      if said.is_set():
+        self._say("")
 
 
 def _power_of_two(count: int) -> int:
