@@ -157,7 +157,7 @@ format: $(VENV)/.test.stamp  ## Formats the code and mends what is mechanical
 
 .PHONY: notebooks
 notebooks: $(VENV)/.test.stamp  ## Makes colab/*.ipynb from the scripts beside them
-	@$(PY) -m launch.tools.notebooks
+	@$(PY) -m launch.tools.notebooks $(if $(REPOSITORY),'--repository=$(REPOSITORY)')
 
 .PHONY: wheel
 wheel: $(VENV)/.setup.stamp  ## Builds dist/specjax-*.whl

@@ -12,6 +12,8 @@ import contextlib
 import io
 import os
 import sys
+import threading
+import time
 import unicodedata
 from collections.abc import Iterator
 from typing import Any, TextIO
@@ -109,6 +111,36 @@ def guard() -> None:
     x if isinstance(x, _Visible) else _Visible(x)
     for x in (sys.stdout, sys.stderr, log.stream)
   )
+
+
+@contextlib.contextmanager
+def waiting(what: str, *, every: float = 10.0) -> Iterator[None]:
+  """Tells on stderr, while it is entered, what takes so long and for how long.
+
+  Args:
+    what: is done, as in "compiling".
+    every: seconds between two lines; on a terminal one line stays, and is
+      written anew each second.
+  """
+  live, begun, over = sys.stderr.isatty(), time.monotonic(), threading.Event()
+  print(what, end="" if live else "\n", file=sys.stderr, flush=True)
+
+  def tell():
+    while not over.wait(1.0 if live else every):
+      passed = f"{what}: {time.monotonic() - begun:.0f} s so far"
+      text = f"\r{passed}" if live else f"{passed}\n"
+      sys.stderr.write(text)
+      sys.stderr.flush()
+
+  teller = threading.Thread(target=tell, daemon=True)
+  teller.start()
+  try:
+    yield
+  finally:
+    over.set()
+    teller.join()
+    if live:
+      print(file=sys.stderr)
 
 
 def reader_left() -> int:

@@ -259,6 +259,11 @@ print(json.dumps({
   strangers = CHECKOUT | {"flax", "absl", "transformers", "torch", "optax"}
   assert not strangers & set(report["modules"])
 
+  page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+  (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+  printed = _run(python, "-I", "-c", example, cwd=elsewhere)
+  assert len(re.findall(r"\d+", printed)) == 40
+
 
 # -------------------------------------------------------------- the import law
 

@@ -9,14 +9,16 @@ import rich.console
 import rich.table
 from scipy import optimize
 
-from launch.hardware import GIB, Topology, devices
+from launch.hardware import GIB, Chip, Topology, devices
 from launch.planning import heads, program, roofline
 from launch.planning.program import Compiled, DoesNotFitError, Question
+from launch.planning.roofline import Pass
 from specjax import tree_search
 from specjax.theory import throughput
 from specjax.tree import Form, Tree, chain
 
 _ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+_BEST_AT = tuple(n / 20 for n in range(10, 20))  # where the best N is said
 _TYPICAL = 0.8  # acceptance, where one number must be chosen
 _MOST = 32  # tokens of the widest verify pass
 _ITEM = 2  # bytes of a bfloat16
@@ -173,8 +175,8 @@ def _last(holds, most: int) -> int:
 # ---------------------------------------------------------------------- time
 
 
-def _costs(topology: Topology, q: Question) -> tuple[list[float], np.ndarray]:
-  """Seconds of a round's draft passes, and of verifying 1..32 tokens or so."""
+def _passes(q: Question) -> tuple[list[Pass], list[Pass]]:
+  """A round's draft passes, and those that verify 1..32 tokens or so."""
   place = lambda config, size, **skipped: roofline.Placement(
     config=config,
     num_params=program.num_params(config),
@@ -185,28 +187,51 @@ def _costs(topology: Topology, q: Question) -> tuple[list[float], np.ndarray]:
     **skipped,
   )
   target = place(q.cut_target(), q.layout.model)
-  verify = np.array(
-    [
-      roofline.forward(target, n).seconds(topology.chip)
-      for n in range(1, max(_MOST, q.fed) + 1)
-    ]
-  )
+  verify = [
+    roofline.forward(target, n) for n in range(1, max(_MOST, q.fed) + 1)
+  ]
   drafter = program.make_drafter(q)
   if q.head is not None:
     found = heads.passes(
       q.head, drafter, size=q.layout.draft, rows=q.rows, slots=q.slots
     )
-    return [one.seconds(topology.chip) for one in found], verify
+    return found, verify
   if q.draft is not None:
     draft = place(q.cut_draft(), q.layout.draft)
   else:
     draft = place(q.cut_target(), q.layout.model, skipped=q.skipped)
   text = q.max_length + q.tree.max_depth + 1
-  each = [
-    roofline.forward(draft, n).seconds(topology.chip)
-    for n in drafter.tokens_of_passes(text)
-  ]
+  each = [roofline.forward(draft, n) for n in drafter.tokens_of_passes(text)]
   return each, verify
+
+
+def _costs(topology: Topology, q: Question) -> tuple[list[float], np.ndarray]:
+  """Seconds of these passes."""
+  passes, verify = _passes(q)
+  chip = topology.chip
+  return (
+    [one.seconds(chip) for one in passes],
+    np.array([one.seconds(chip) for one in verify]),
+  )
+
+
+def _causes(chip: Chip, one: Pass) -> dict[str, str | float]:
+  """What a pass reads, computes and sends, how long each takes, what is most.
+
+  Memory and arithmetic are taken to go on at the same time, collectives after
+  them.
+  """
+  alone = one.causes(chip)
+  return {
+    "bound_by": one.bound(chip),
+    "memory_bytes": one.hbm_bytes,
+    "memory_seconds": alone["memory"],
+    "operations": one.flops,
+    "arithmetic_seconds": alone["arithmetic"],
+    "collective_bytes": one.ici_bytes,
+    "collective_seconds": alone["collectives"],
+    "seconds": one.seconds(chip),
+  }
 
 
 def _mean(passes: list[float]) -> float:
@@ -238,7 +263,13 @@ def tokens_per_round(tree: Tree, acceptance: float) -> float:
 
 
 def _roofline(topology: Topology, q: Question) -> dict:
+  chip, (of_draft, of_target) = topology.chip, _passes(q)
   passes, verify = _costs(topology, q)
+  named = {"plain": of_target[0]}
+  if of_draft:
+    named["draft_step"] = roofline.mean(of_draft)
+  if q.tree.num_drafted:
+    named["verify"] = of_target[q.fed - 1]
   plain, draft = q.batch_size / verify[0], _mean(passes)
   nodes = q.tree.num_nodes
   seconds = sum(passes) + verify[q.fed - 1]
@@ -254,6 +285,7 @@ def _roofline(topology: Topology, q: Question) -> dict:
     "note": "a model, not a measurement; acceptance taken as i.i.d.",
     "draft_step_seconds": draft,
     "verify_seconds": {str(n + 1): float(s) for n, s in enumerate(verify)},
+    "passes": {name: _causes(chip, one) for name, one in named.items()},
     "cost_ratio": draft / verify[0],
     "break_even_acceptance": (
       _break_even(lambda p: speculative(p) / plain) if nodes > 1 else None
@@ -261,6 +293,12 @@ def _roofline(topology: Topology, q: Question) -> dict:
     "best_num_speculative_tokens": (
       _best_of_batch(topology, q)["num_speculative_tokens"] if nodes > 1 else 0
     ),
+    "best_by_acceptance": [
+      {"acceptance": p}
+      | {k: best[k] for k in ("num_speculative_tokens", "speedup")}
+      for p in (_BEST_AT if nodes > 1 else ())
+      for best in (_best_of_batch(topology, q, p),)
+    ],
     "tokens_per_second": [
       [p, float(plain), float(speculative(p))] for p in _ACCEPTANCES
     ],
@@ -271,14 +309,16 @@ def _roofline(topology: Topology, q: Question) -> dict:
   }
 
 
-def _best_of_batch(topology: Topology, q: Question) -> dict:
+def _best_of_batch(
+  topology: Topology, q: Question, acceptance: float = _TYPICAL
+) -> dict:
   """The best chain of a batch size, over plain decoding.
 
   What is looked ahead for is no chain: it is what was asked for.
   """
   if q.lookahead is not None:
     _, verify = _costs(topology, q)
-    tokens = tokens_per_round(q.tree, _TYPICAL)
+    tokens = tokens_per_round(q.tree, acceptance)
     return {
       "batch_size": q.batch_size,
       "num_speculative_tokens": q.tree.max_depth,
@@ -291,16 +331,16 @@ def _best_of_batch(topology: Topology, q: Question) -> dict:
   if q.head is not None and q.head.num_depths is not None:
     # One pass says them all: only verifying costs more with more of them.
     counts = np.arange(1, min(q.head.num_depths, _MOST - 1) + 1)
-    tokens = throughput.tokens_per_cycle(counts, _TYPICAL)
+    tokens = throughput.tokens_per_cycle(counts, acceptance)
     rates = tokens / (sum(passes) + verify[counts])
     best = int(counts[np.argmax(rates)])
     rate = float(np.max(rates))
   else:
     draft = _mean(passes)
     best = throughput.best_num_tokens(
-      _TYPICAL, draft, lambda fed: verify[np.asarray(fed) - 1], most=_MOST - 1
+      acceptance, draft, lambda fed: verify[np.asarray(fed) - 1], most=_MOST - 1
     )
-    rate = throughput.throughput(best, _TYPICAL, draft, verify[best])
+    rate = throughput.throughput(best, acceptance, draft, verify[best])
   return {
     "batch_size": q.batch_size,
     "num_speculative_tokens": best,
@@ -381,6 +421,7 @@ def show(console: rich.console.Console, found: dict) -> None:
     + f"; at acceptance {line['acceptance']} the best chain has N = {best}, "
     + _pays(line)
   )
+  console.print(_table_of_passes(line["passes"]))
   rates = rich.table.Table(box=rich.box.SIMPLE, title="tokens a second")
   for name in ("acceptance", "plain", "speculative", "ratio"):
     rates.add_column(name, justify="right")
@@ -390,6 +431,44 @@ def show(console: rich.console.Console, found: dict) -> None:
       f"{speculative / plain:.2f}",
     )  # fmt: skip
   console.print(rates)
+  if line["best_by_acceptance"]:
+    console.print(_table_of_best(line["best_by_acceptance"]))
+
+
+def _table_of_passes(passes: dict[str, dict]) -> rich.table.Table:
+  """What bounds each pass, with bytes, operations and time by cause."""
+  table = rich.table.Table(
+    box=rich.box.SIMPLE, title="a pass on one device (roofline)"
+  )
+  for name in (
+    "pass", "bound by", "memory MB", "ms", "arithmetic GFLOP", "ms",
+    "collectives MB", "ms", "in all ms",
+  ):  # fmt: skip
+    left = name in ("pass", "bound by")
+    table.add_column(name, justify="left" if left else "right")
+  ms = lambda seconds: f"{1e3 * seconds:.2f}"
+  for name, one in passes.items():
+    table.add_row(
+      "draft step (mean)" if name == "draft_step" else name, one["bound_by"],
+      f"{one['memory_bytes'] / 1e6:,.1f}", ms(one["memory_seconds"]),
+      f"{one['operations'] / 1e9:,.1f}", ms(one["arithmetic_seconds"]),
+      f"{one['collective_bytes'] / 1e6:,.1f}", ms(one["collective_seconds"]),
+      ms(one["seconds"]),
+    )  # fmt: skip
+  return table
+
+
+def _table_of_best(best: list[dict]) -> rich.table.Table:
+  """The best chain at each acceptance."""
+  table = rich.table.Table(box=rich.box.SIMPLE, title="the best chain")
+  for name in ("acceptance", "N", "ratio"):
+    table.add_column(name, justify="right")
+  for row in best:
+    table.add_row(
+      f"{row['acceptance']:g}", f"{row['num_speculative_tokens']}",
+      f"{row['speedup']:.2f}",
+    )  # fmt: skip
+  return table
 
 
 def _moves(count: int | None) -> str:

@@ -11,6 +11,7 @@ are left out, so small models on many chips look better here than they are.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 from launch.hardware import Chip
 from launch.planning import networks
@@ -66,12 +67,29 @@ class Pass:
   flops: float
   ici_bytes: float
 
+  def causes(self, chip: Chip) -> dict[str, float]:
+    """Seconds that each of memory, arithmetic and collectives takes alone."""
+    return {
+      "memory": self.hbm_bytes / chip.hbm_bandwidth,
+      "arithmetic": self.flops / chip.peak_flops,
+      "collectives": self.ici_bytes / chip.ici_bandwidth,
+    }
+
   def seconds(self, chip: Chip) -> float:
     """By the roofline of this module."""
-    return (
-      max(self.hbm_bytes / chip.hbm_bandwidth, self.flops / chip.peak_flops)
-      + self.ici_bytes / chip.ici_bandwidth
-    )
+    alone = self.causes(chip)
+    return max(alone["memory"], alone["arithmetic"]) + alone["collectives"]
+
+  def bound(self, chip: Chip) -> str:
+    """The cause that takes longest."""
+    alone = self.causes(chip)
+    return max(alone, key=lambda cause: alone[cause])
+
+
+def mean(passes: Sequence[Pass]) -> Pass:
+  """The mean pass of at least one."""
+  each = zip(*map(dataclasses.astuple, passes), strict=True)
+  return Pass(*(sum(x) / len(passes) for x in each))
 
 
 def forward(placement: Placement, num_tokens: int) -> Pass:

@@ -1,13 +1,20 @@
 """The notebooks of colab/: made from their scripts, and executed on the CPU."""
 
 import itertools
+import os
 import re
+import shutil
+import subprocess
+import sys
+import types
 
 import jupytext
 import nbclient
 import nbformat
 import pytest
+from absl.testing import flagsaver
 
+from launch import cli
 from launch.tools import notebooks
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -35,41 +42,128 @@ def test_every_script_has_a_notebook_and_every_notebook_a_script():
 def test_a_notebook_is_what_its_script_makes(name):
   """If not: `make notebooks`, and commit what it wrote."""
   text = (notebooks.FOLDER / f"{name}.ipynb").read_text("utf-8")
-  assert text == notebooks.notebook(name)
+  address = notebooks.repository()
+  assert text == notebooks.notebook(name, address)
   made = nbformat.reads(text, as_version=4)
   nbformat.validate(made)
   source = lambda cells: [(cell.cell_type, cell.source) for cell in cells]
-  assert source(made.cells[2:]) == source(cells(name))
+  added = 2 if notebooks.badge(name, address) else 1
+  assert source(made.cells[added:]) == source(cells(name))
   assert len({cell.id for cell in made.cells}) == len(made.cells)
   for cell in made.cells:
     assert not cell.get("outputs")
 
 
-def test_the_index_has_a_badge_of_every_notebook():
+ON_GITHUB = "https://github.com/some-one/specjax.git"
+
+
+def test_the_index_is_of_the_address_that_the_notebooks_have():
   text = (notebooks.FOLDER / "README.md").read_text("utf-8")
-  assert text == notebooks.readme()
-  assert notebooks.index() in text
-  for name in notebooks.NAMES:
-    assert notebooks.badge(name) in text
-    assert committed(name).cells[0].source == notebooks.badge(name)
+  assert text == notebooks.readme(notebooks.repository())
+  assert notebooks.index(notebooks.repository()) in text
 
 
-def test_the_public_address_is_in_one_place():
-  """Whoever publishes the project changes a line, and makes the notebooks."""
-  folders = ("colab", "configs", "docs", "launch", "models", "specjax", "tests")
-  files = [
-    *ROOT.glob("*"),
-    *(x for f in folders for x in (ROOT / f).rglob("*")),
-  ]
-  address = re.compile(rf"\b{re.escape(notebooks.REPOSITORY)}\b")
-  holders = {
-    str(path.relative_to(ROOT))
-    for path in files
-    if path.suffix in (".py", ".md", ".ipynb", ".toml", ".cff", ".sh")
-    and address.search(path.read_text("utf-8"))
-  }
-  made = {f"colab/{name}.ipynb" for name in notebooks.NAMES}
-  assert holders == {"launch/tools/notebooks.py", "colab/README.md", *made}
+@pytest.mark.parametrize("name", notebooks.NAMES)
+def test_only_what_is_on_github_has_badges(name):
+  shown = notebooks.badge(name, ON_GITHUB)
+  assert f"github/some-one/specjax/blob/main/colab/{name}.ipynb" in shown
+  assert shown in notebooks.index(ON_GITHUB)
+  made = nbformat.reads(notebooks.notebook(name, ON_GITHUB), as_version=4)
+  assert made.cells[0].source == shown
+  for address in ("", "/srv/specjax.git", "https://example.com/a/specjax"):
+    assert notebooks.badge(name, address) == ""
+    made = nbformat.reads(notebooks.notebook(name, address), as_version=4)
+    assert made.cells[0].source.startswith(f'REPOSITORY = "{address}"\n')
+
+
+def test_the_address_is_one_argument_and_stays(tmp_path, monkeypatch):
+  """`make notebooks REPOSITORY=...` sets it, `make notebooks` keeps it."""
+  for path in notebooks.FOLDER.iterdir():
+    if path.is_file():
+      shutil.copy(path, tmp_path)
+  monkeypatch.setattr(notebooks, "FOLDER", tmp_path)
+  monkeypatch.setattr(notebooks, "_ROOT", tmp_path)
+  for arguments in ((f"--repository={ON_GITHUB}",), ()):
+    with flagsaver.flagsaver():
+      assert cli.execute(notebooks.run, ["notebooks", *arguments]) == 0
+    assert notebooks.repository() == ON_GITHUB
+    for name in notebooks.NAMES:
+      text = (tmp_path / f"{name}.ipynb").read_text("utf-8")
+      assert text == notebooks.notebook(name, ON_GITHUB)
+    text = (tmp_path / "README.md").read_text("utf-8")
+    assert notebooks.badge("rules", ON_GITHUB) in text
+  makefile = (ROOT / "Makefile").read_text("utf-8")
+  assert "'--repository=$(REPOSITORY)'" in makefile
+
+
+# --------------------------------------------------------------- installation
+
+
+@pytest.fixture
+def bare(tmp_path):
+  """A bare repository with what the installation looks for."""
+  work = tmp_path / "work"
+  work.mkdir()
+  (work / "requirements.lock").write_text("")
+  git = ["git", "-c", "user.name=x", "-c", "user.email=x@example.com"]
+  for command in (
+    ["init", "-q"], ["add", "."], ["commit", "-q", "-m", "x"],
+    ["clone", "-q", "--bare", ".", str(tmp_path / "bare.git")],
+  ):  # fmt: skip
+    subprocess.run([*git, *command], cwd=work, check=True)
+  return str(tmp_path / "bare.git")
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+  """Runs the first cell, as on Colab but for pip; where pip would have run."""
+  where, real = [], subprocess.run
+
+  def run(command, **options):
+    if command[0] == "git":
+      return real(command, **options)
+    assert command[:3] == [sys.executable, "-m", "pip"]
+    where.append(os.getcwd())
+    return None
+
+  monkeypatch.setattr(subprocess, "run", run)
+  monkeypatch.setitem(sys.modules, "google.colab", types.ModuleType("colab"))
+  content = tmp_path / "content"
+  content.mkdir()
+  monkeypatch.chdir(content)
+
+  def of(address):
+    book = nbformat.reads(notebooks.notebook("rules", address), as_version=4)
+    (cell,) = (
+      c for c in book.cells if notebooks.INSTALL in c.metadata.get("tags", [])
+    )
+    for _ in range(2):  # run again it does nothing
+      exec(cell.source, {})
+    (found,) = where
+    return content, found
+
+  return of
+
+
+def test_the_first_cell_clones_the_repository(bare, install):
+  content, found = install(bare)
+  assert found == str(content / "specjax")
+  assert (content / "specjax" / ".git").is_dir()
+
+
+@pytest.mark.parametrize("form", ["folder", "zip"])
+def test_the_first_cell_takes_an_uploaded_checkout(bare, install, form):
+  subprocess.run(["git", "clone", "-q", bare, "specjax-main"], check=True)
+  if form == "zip":
+    shutil.make_archive("specjax-main", "zip", ".", "specjax-main")
+    shutil.rmtree("specjax-main")
+  content, found = install("")
+  assert found == str(content / "specjax-main")
+
+
+def test_without_an_address_or_a_checkout_the_first_cell_says_so(install):
+  with pytest.raises(ValueError, match="upload a checkout, or set REPOSITORY"):
+    install("")
 
 
 @pytest.mark.parametrize("name", notebooks.NAMES)

@@ -230,6 +230,70 @@ def test_break_even_is_where_the_rates_meet():
     assert (speculative > plain) == (acceptance > even)
 
 
+def test_each_pass_is_bound_by_what_takes_longest():
+  """Few rows wait for weights, many compute, and slow links are waited for."""
+  ask = lambda **changes: answer._roofline(
+    topology("v5e-4"), question(**changes)
+  )
+  line = ask()
+  assert {*line["passes"]} == {"plain", "draft_step", "verify"}
+  for name, one in line["passes"].items():
+    chip = topology("v5e-4").chip
+    alone = {
+      "memory": one["memory_bytes"] / chip.hbm_bandwidth,
+      "arithmetic": one["operations"] / chip.peak_flops,
+      "collectives": one["collective_bytes"] / chip.ici_bandwidth,
+    }
+    assert alone == pytest.approx(
+      {
+        "memory": one["memory_seconds"],
+        "arithmetic": one["arithmetic_seconds"],
+        "collectives": one["collective_seconds"],
+      }
+    )
+    assert one["bound_by"] == max(alone, key=alone.get), name
+    assert one["seconds"] == pytest.approx(
+      max(alone["memory"], alone["arithmetic"]) + alone["collectives"]
+    )
+  passes = line["passes"]
+  assert passes["plain"]["seconds"] == line["verify_seconds"]["1"]
+  assert passes["verify"]["seconds"] == line["verify_seconds"]["5"]
+  assert passes["draft_step"]["seconds"] == pytest.approx(
+    line["draft_step_seconds"]
+  )
+  assert passes["plain"]["bound_by"] == "memory"
+  short = dict(max_length=129, draft=None, tree=tree_lib.chain(31))
+  many = ask(batch_size=1024, layout=Layout(data=4, model=1, draft=1), **short)
+  assert many["passes"]["verify"]["bound_by"] == "arithmetic"
+  small = config_from_json(shapes.SHAPES["pythia-70m"])
+  cut = ask(batch_size=1024, target=small, **short)
+  assert cut["passes"]["verify"]["bound_by"] == "collectives"
+  alone = ask(draft=None, tree=tree_lib.chain(0))
+  assert {*alone["passes"]} == {"plain"}
+
+
+@pytest.mark.parametrize("batch_size", [8, 64])
+def test_the_best_chain_is_said_for_each_acceptance(batch_size):
+  line = answer._roofline(topology("v5e-4"), question(batch_size=batch_size))
+  best = {
+    row["acceptance"]: row["num_speculative_tokens"]
+    for row in line["best_by_acceptance"]
+  }
+  assert [min(best), max(best), len(best)] == [0.5, 0.95, 10]
+  assert [*best.values()] == sorted(best.values())
+  assert best[0.5] < best[0.95]
+  assert best[0.8] == line["best_num_speculative_tokens"]
+  verify, draft = line["verify_seconds"], line["draft_step_seconds"]
+  for row in line["best_by_acceptance"]:
+    speedups = [
+      float(throughput.tokens_per_cycle(n, row["acceptance"]))
+      * verify["1"] / (n * draft + verify[str(n + 1)])
+      for n in range(1, 32)
+    ]  # fmt: skip
+    assert max(speedups) == pytest.approx(row["speedup"])
+    assert speedups[row["num_speculative_tokens"] - 1] == max(speedups)
+
+
 def shown(found):
   console = rich.console.Console(file=io.StringIO(), width=100)
   answer.show(console, found)
@@ -250,6 +314,15 @@ def test_what_is_shown():
   assert "verify all-reduce 161 105,512,960" in words
   assert "a model, not a measurement" in words
   assert "drafting pays up to batch 4096, the largest tried" in words
+  verify = found["roofline"]["passes"]["verify"]
+  assert verify["bound_by"] == "memory"
+  assert (
+    f"verify memory {verify['memory_bytes'] / 1e6:,.1f} "
+    f"{1e3 * verify['memory_seconds']:.2f} "
+  ) in words
+  last = found["roofline"]["best_by_acceptance"][-1]
+  n, ratio = last["num_speculative_tokens"], last["speedup"]
+  assert f"0.95 {n} {ratio:.2f}" in words
 
   found["collectives"] = {"draft_step": {}, "verify": {}}
   found["roofline"] |= dict(pays_up_to_batch_size=0, break_even_acceptance=None)

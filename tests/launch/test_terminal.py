@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from unittest import mock
 
 import absl.logging
@@ -118,3 +119,16 @@ def test_characters_that_an_encoding_lacks_are_escaped():
     print("ε «bonus»")
   raw.flush()
   assert raw.buffer.getvalue() == rb"\u03b5 \xabbonus\xbb" + b"\n"
+
+
+def test_waiting_says_for_how_long_and_no_more_afterwards(capsys):
+  with terminal.waiting("compiling", every=0.01):
+    told = ""
+    while "so far" not in told:
+      told += capsys.readouterr().err
+  first, second, *_ = told.splitlines()
+  assert first == "compiling"
+  assert second == "compiling: 0 s so far"
+  capsys.readouterr()
+  time.sleep(0.05)
+  assert capsys.readouterr().err == ""
