@@ -297,16 +297,20 @@ def test_a_dynamic_tree_has_no_node_without_mass_and_none_by_laws_of_nan():
   }
   fed = []
 
+  def padded(logits):  # with a token that there is not
+    logits = jnp.array(logits)
+    return jnp.concatenate([logits, 0 * logits[..., :1] + 9], axis=-1)
+
   def feed(carry, depth, tokens, parents):
     fed.append((tokens.tolist(), parents.tolist()))
     logits = [[row[depth][t % 2] for t in range(2)] for row in rows.values()]
-    return jnp.array(logits), carry
+    return padded(logits), carry
 
   context = types.SimpleNamespace(
     length=jnp.ones(3), root=jnp.full((3, 1), 2)
   )  # fmt: skip
   draft, _ = best_first.draft_tree(
-    jnp.array([row[0] for row in rows.values()]), feed, None, context,
+    padded([row[0] for row in rows.values()]), feed, None, context,
     tree=bound(5, 3, 2), width=2, children=2, vocab_size=3,
   )  # fmt: skip
   # Both that are continued at depth 2 hang on the likelier one.
