@@ -154,7 +154,7 @@ def _with_depth(
         cache, held, count = carry
         start = jnp.minimum(held, context.tokens.shape[1] - piece)
         _, cache = feed_at(cache, start, piece)
-        held = jnp.maximum(held, jnp.minimum(start + piece, root))
+        held = jnp.maximum(held, start + piece)
         return cache.replace(length=held), held, count + 1
 
       cache, held, count = lax.while_loop(

@@ -490,6 +490,38 @@ def test_a_batch_of_rows_supposes_typical_neighbours():
   assert [goes(1, s, 2) for s in (0.35, 0.45)] == [False, True]
 
 
+def seen_after(level, survival, bins):
+  rows = len(survival)
+  return depth.Seen(
+    level=level, bins=jnp.array(bins), confidence=jnp.full(rows, jnp.inf),
+    survival=jnp.array(survival), memory=estimates.Estimates.zeros(rows),
+  )  # fmt: skip
+
+
+def test_a_table_ends_rows_at_the_limit_of_their_bin_and_behind_its_levels():
+  limits = np.full((2, estimates.BINS + 1), 0.5)
+  limits[1, 3] = 0.2
+  policy, all_rows = depth.table(limits), jnp.ones(3, bool)
+  goes = lambda level: policy.goes_on(
+    seen_after(level, [0.3, 0.3, 0.6], [3, 4, 4]), all_rows
+  ).tolist()
+  assert goes(0) == [False, False, True]
+  assert goes(1) == [True, False, True]
+  assert goes(2) == [False] * 3
+
+
+def test_rows_that_draft_together_ask_only_those_that_may():
+  policy = depth.together(depth.table(np.full((1, estimates.BINS + 1), 0.5)))
+  seen = seen_after(0, [0.9, 0.2, 0.3], [0, 0, 0])
+  goes = lambda *allowed: policy.goes_on(seen, jnp.array(allowed)).tolist()
+  assert goes(True, True, False) == [True, True, False]  # 1.1 against 1
+  assert goes(True, True, True) == [False] * 3  # 1.4 against 1.5
+  at_root = depth.together(depth.confidence(threshold=0.9))
+  assert at_root.goes_on(seen, jnp.array([True, False, True])).tolist() == [
+    True, False, True,
+  ]  # fmt: skip
+
+
 def test_a_policy_is_one():
   with pytest.raises(TypeError, match="must be a specjax"):
     of_model("survival")
@@ -501,7 +533,7 @@ def test_the_last_round_can_be_recorded():
   decoder = specjax.make_decoder(
     MODEL, drafter=of_model(depth.recorded(width=1), model)
   )
-  state = decoding.start(decoder)
+  state = decoding.start(decoder, temperature=0.7)
   before = rows_of(state)
   state, info = jax.jit(decoder.step)(PARAMS, state)
   found = state.drafter_state.memory
@@ -514,7 +546,9 @@ def test_the_last_round_can_be_recorded():
       near = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4)
       near(found.top[row, level], p.max())
       near(found.confidence[row, level], p[drafted])
-      near(found.accept[row, level], min(1, q[drafted] / p[drafted]))
+      warped = [law ** (1 / 0.7) / (law ** (1 / 0.7)).sum() for law in (p, q)]
+      drawn_from, verified = (law[drafted] for law in warped)
+      near(found.accept[row, level], min(1, verified / drawn_from))
       assert int(found.hidden[row, level, 0]) == hash_of(text)
       text = [*text, drafted]
   assert found.drafted.tolist() == [DEPTH] * 5

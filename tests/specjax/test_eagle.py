@@ -5,6 +5,7 @@ it sees are all right, and another one otherwise: then not all is accepted.
 """
 
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +16,10 @@ from decoding import BUDGETS, LENGTHS, PROMPTS, TARGET, VOCAB, rows_of
 
 import specjax
 from specjax import drafters, drawing, exact, rules
-from specjax.drafters import eagle
+from specjax.drafters import best_first, eagle
 from specjax.rungs import make_rungs
-from specjax.tree import Form, Tree, chain, k_ary
-from specjax.types import Drafter, Idle
+from specjax.tree import Form, Tree, bound, chain, k_ary
+from specjax.types import Commit, Drafter, Idle, ModelOutput
 from specjax.warp import make_sampling
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -137,6 +138,42 @@ def test_wrong_features_and_slots_are_caught(mutant):
   assert not accepted_for_sure(mutant())
 
 
+def test_a_prompt_leaves_the_feature_of_its_newest_pair():
+  """Of one token there is no pair, and no feature of what pads it."""
+  state = start(make(DRAFTERS["tree"])).drafter_state
+  expected = np.zeros(state.features.shape)
+  for row, length in enumerate(LENGTHS):
+    if length > 1:
+      read = PROMPTS[row, : length - 1]
+      context = toys.context_logits(np.arange(len(TARGET)), read)
+      expected[row, 0] = context + toys.SHIFT * np.arange(LAYERS)
+  np.testing.assert_array_equal(state.features, expected)
+  assert state.start.tolist() == np.maximum(LENGTHS - 2, 0).tolist()
+
+
+def test_features_follow_the_path_that_stands_and_stay_where_none_does():
+  drafter = DRAFTERS["tree"]
+  width = drafter.tree.max_depth + 1
+  before = drafter.init(None, 2, 16, None)
+  before = dataclasses.replace(
+    before, features=before.features - 1, start=jnp.array([3, 4])
+  )
+  features = jnp.arange(2.0 * 6 * LAYERS).reshape(2, 6, LAYERS)
+  after = drafter.commit(
+    None,
+    before,
+    Commit(
+      tokens=jnp.zeros((2, 6), jnp.int32), start=jnp.array([5, 7]),
+      path=jnp.array([[0, 1, 3, 5]] * 2), length=jnp.array([6, 10]),
+      target_output=ModelOutput(logits=jnp.zeros(()), features=features),
+      again=jnp.zeros(2, jnp.int32),
+    ),
+  )  # fmt: skip
+  assert after.start.tolist() == [3, 7]
+  np.testing.assert_array_equal(after.features[0], -np.ones((width, LAYERS)))
+  np.testing.assert_array_equal(after.features[1], features[1, [0, 1, 3, 5]])
+
+
 def rungs(*, vocab_size=VOCAB, target=TOY, head=HEAD, idle=Idle.PROPOSE):
   """Chains of 0, 1 and 3 tokens that go on with each other's state."""
   return make_rungs(
@@ -247,6 +284,44 @@ def reference_tree(state, params, *, num_nodes, depth, top_k):
     best = sorted(scored, key=lambda x: -x[1])[:num_nodes]
     found.append({path for path, _ in best})
   return found
+
+
+def test_a_dynamic_tree_has_no_node_without_mass_and_none_by_laws_of_nan():
+  """Nor do they take the places of nodes that have some."""
+  sure, even = [0, -np.inf, -np.inf], [0, 0, -np.inf]
+  unknown, first = [np.nan] * 3, [np.log(0.6), np.log(0.4), -np.inf]
+  rows = {  # the root's law, and by depth that after each of two tokens
+    "one of two is NaN": (first, (even, unknown), (even, sure)),
+    "the root's is": (unknown, (even, even), (even, even)),
+    "all is certain": (sure, (sure, even), (sure, even)),
+  }
+  fed = []
+
+  def padded(logits):  # with a token that there is not
+    logits = jnp.array(logits)
+    return jnp.concatenate([logits, 0 * logits[..., :1] + 9], axis=-1)
+
+  def feed(carry, depth, tokens, parents):
+    fed.append((tokens.tolist(), parents.tolist()))
+    logits = [[row[depth][t % 2] for t in range(2)] for row in rows.values()]
+    return padded(logits), carry
+
+  context = types.SimpleNamespace(
+    length=jnp.ones(3), root=jnp.full((3, 1), 2)
+  )  # fmt: skip
+  draft, _ = best_first.draft_tree(
+    padded([row[0] for row in rows.values()]), feed, None, context,
+    tree=bound(5, 3, 2), width=2, children=2, vocab_size=3,
+  )  # fmt: skip
+  # Both that are continued at depth 2 hang on the likelier one.
+  assert [x[0] for x in fed[1]] == [[0, 1], [0, 0]]
+  assert draft.parents.tolist() == [
+    [-1, 0, 0, 1, 1, 4],
+    [-1] * 6,
+    [-1, 0, -1, 1, -1, 3],
+  ]
+  assert draft.tokens[0].tolist() == [2, 0, 1, 0, 1, 0]
+  assert draft.tokens[2, [1, 3, 5]].tolist() == [0, 0, 0]
 
 
 def test_the_dynamic_tree_is_that_of_the_paper():

@@ -398,6 +398,70 @@ def test_a_retrieved_token_that_was_drawn_is_counted_once():
   assert draft.parents.tolist() == [[-1, 0, 0, 1, 3, 0, 5]]
   fewer = rasd._merged(drawn, found, scores, occurrences.bounds(5, 3, None))
   assert fewer.parents.tolist() == [[-1, 0, 0, 1, 3, 0]]
+  more = occurrences.bounds(8, 3, None)
+  unlikely = scores.at[0, 2].set(-1.0).at[0, 5].set(-jnp.inf)
+  draft = rasd._merged(drawn, found, unlikely, more)
+  assert draft.tokens[0, 4:6].tolist() == [1, 7]
+  assert draft.parents.tolist() == [[-1, 0, 0, 1, 3, 0, -1, -1, -1]]
+
+
+def test_what_was_looked_up_is_kept_by_what_the_model_says_of_all_its_tokens():
+  """Against plain Python: a token in the wrong place has another law."""
+  drafter = rasd.drafter(
+    MODEL, tree=chain(1), siblings=TOP_K, num_nodes=3, depth=3,
+    num_retrieved=6, nodes_per_match=9, **RETRIEVAL,
+  )  # fmt: skip
+  texts = np.random.default_rng(4).integers(0, VOCAB, (24, 8))
+  params = specjax.Params(
+    target=jnp.asarray(TARGET, jnp.float32),
+    draft=rasd.Parts(model=jnp.asarray(DRAFT, jnp.float32)),
+  )
+  decoder = specjax.make_decoder(MODEL, drafter=drafter, rule="match")
+  state = decoder.init(
+    params, texts, np.full(24, 8), jax.random.key(0), buffer_length=16,
+    max_new_tokens=8,
+  )  # fmt: skip
+  draft, *_ = jax.jit(decoder.propose)(params, state)
+  found = occurrences.in_text(
+    state.tokens, state.length, count=9, depth=3, max_match=3
+  )
+  trie = occurrences.together(
+    [found], num_nodes=6, max_match=3, nodes_per_match=9, min_prob=0
+  )
+  cut = 0
+  for row, text in enumerate(texts.tolist()):
+    drawn = (int(draft.tokens[row, 1]),)
+    new = [way for way in ways(trie, row) if way != drawn]
+    best = sorted(new, key=lambda way: -said_of(text, way))[:2]
+    assert ways(draft_as_trie(draft), row) == [drawn, *best]
+    cut += len(new) > 2
+  assert cut > 10
+
+
+def draft_as_trie(draft):
+  return tries.Trie(
+    tokens=draft.tokens[:, 1:], parents=draft.parents[:, 1:], values=None
+  )
+
+
+def ways(trie, row):
+  """The tokens from the root to each node of a row that is there."""
+  found = {0: ()}
+  each = zip(trie.tokens[row].tolist(), trie.parents[row].tolist(), strict=True)
+  for node, (token, parent) in enumerate(each, start=1):
+    if parent >= 0:
+      found[node] = (*found[parent], token)
+  return list(found.values())[1:]
+
+
+def said_of(text, way) -> float:
+  """The draft model's log-probability of tokens after a text."""
+  total = 0.0
+  for token in way:
+    logits = toys.context_logits(DRAFT, text)
+    total += logits[token] - np.logaddexp.reduce(logits)
+    text = [*text, token]
+  return total
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,7 @@ def test_a_depth_bounds_what_is_drafted_and_not_what_is_read_on():
   decoder = specjax.make_decoder(TOY, drafter=drafter)
   params, state = begun(decoder, NEAR, [AGAIN, ANEW])
   draft, *_ = decoder.propose(params, state)
-  assert draft.topology().there.sum(1).tolist() == [4, 2]
+  assert draft.parents.tolist() == [[-1, 0, 1, 2], [-1, 0, -1, -1]]
 
 
 @pytest.mark.parametrize(
@@ -221,12 +221,19 @@ def test_a_depth_bounds_what_is_drafted_and_not_what_is_read_on():
       {},
       "one path",
     ),
+    (
+      drafters.eagle.drafter(
+        HEAD, tree=chain(2), siblings="without_replacement", vocab_size=VOCAB
+      ),
+      {},
+      "one path",
+    ),
     (head(), dict(least=0), "least must be"),
     (head(), dict(least=9), "least must be"),
   ],
   ids=[
-    "a draft model", "a policy that learns", "a tree", "no match",
-    "longer than any",
+    "a draft model", "a policy that learns", "a tree", "another law",
+    "no match", "longer than any",
   ],
 )  # fmt: skip
 def test_what_cannot_give_way_is_refused(inner, more, message):

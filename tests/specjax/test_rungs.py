@@ -122,6 +122,14 @@ def test_it_reads_them_before_it_drafts(plan):
   )
 
 
+def test_a_single_token_that_it_lacks_is_read_before_it_drafts():
+  """A round whose draft stood whole, and one without a draft."""
+  state = start(params=SURE, prompts=LONG)
+  for length in (1, 0, 4):
+    state = program(length)(SURE, state, jnp.int32(1))
+  assert state.counters.num_accepted.tolist() == [5, 5]
+
+
 def test_a_draft_that_does_not_know_what_it_lacks_is_caught():
   """It is told that it holds the prompt."""
   state = unread()

@@ -2,6 +2,7 @@
 
 import collections
 import math
+import types
 
 import jax
 import jax.numpy as jnp
@@ -203,6 +204,25 @@ def test_of_many_occurrences_the_share_of_each_continuation_stays():
   assert found.tokens[0, :, 0].tolist() == [1] * 3 + [2] * 6 + [3]
   assert not found.there[0, :, 1].any()
   assert (found.match[0] == 1).all()
+
+
+def test_what_a_corpus_has_of_another_vocabulary_ends_a_continuation():
+  """Nothing behind it is proposed either; its own end is looked for as ever."""
+  built = jax.tree.map(jnp.asarray, corpus_lib.build([[0, 1, 4, 1], [0, 5]]))
+  find = suffix.finder(
+    depth=3, max_hits=2, max_match=2, own_text=False, with_corpus=True,
+    vocab_size=4,
+  )  # fmt: skip
+  context = types.SimpleNamespace(
+    tokens=jnp.array([[3, 0], [3, 5]]), length=jnp.array([2, 2])
+  )
+  (found,) = find(built, context)
+  assert found.there.tolist() == [
+    [[True, False, False], [False] * 3],
+    [[False] * 3] * 2,
+  ]
+  assert found.match.tolist() == [[1, 1], [1, 0]]
+  assert found.tokens[0, 0, 0] == 1
 
 
 def test_both_sources_are_one_tree():
