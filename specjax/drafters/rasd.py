@@ -220,7 +220,7 @@ def _merged(drawn: Draft, found: Trie, scores: Array, whole: Tree) -> Draft:
   tree = drawn.tree
   own = tree.num_nodes
   twins = _twins(drawn, found)  # [B, R]
-  new = (found.parents >= 0) & (twins < 0) & (scores > -jnp.inf)
+  new = (found.parents >= 0) & (twins < 0)
   # In the trie's order parents come first, and so they do among equals.
   left = whole.num_drafted - tree.num_drafted
   ranked = jnp.where(new, scores, -jnp.inf)

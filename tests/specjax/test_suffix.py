@@ -2,6 +2,7 @@
 
 import collections
 import math
+import types
 
 import jax
 import jax.numpy as jnp
@@ -122,7 +123,7 @@ def trie_paths(trie, row):
   return found
 
 
-@pytest.mark.parametrize("per_match", [1.0, math.inf])
+@pytest.mark.parametrize("per_match", [1.5, math.inf])
 @pytest.mark.parametrize("count", [6, 50])
 def test_a_rows_tree_is_that_of_plain_counting(count, per_match):
   """Few hits, or all; a budget by the match, or the whole."""
@@ -140,6 +141,9 @@ def test_a_rows_tree_is_that_of_plain_counting(count, per_match):
     text = buffers[row, :length].tolist()
     hits = slow_hits(text, count)
     real = found.match[row] > 0
+    np.testing.assert_array_equal(
+      found.there[row], np.repeat(real[:, None], DEPTH, axis=1)
+    )
     assert [
       (int(m), tuple(t.tolist()))
       for m, t in zip(
@@ -153,7 +157,7 @@ def test_a_rows_tree_is_that_of_plain_counting(count, per_match):
       trie.values[row][: len(expected)], [taken[w] for w in expected], rtol=1e-6
     )
     sizes.add(len(expected))
-  assert {0, NODES} <= sizes or per_match == 1.0
+  assert {0, NODES} <= sizes or per_match == 1.5
   assert len(sizes) >= 4
 
 
@@ -203,6 +207,33 @@ def test_of_many_occurrences_the_share_of_each_continuation_stays():
   assert found.tokens[0, :, 0].tolist() == [1] * 3 + [2] * 6 + [3]
   assert not found.there[0, :, 1].any()
   assert (found.match[0] == 1).all()
+
+
+def test_of_a_corpus_nothing_is_taken_from_an_unknown_token_on():
+  find = suffix.finder(
+    depth=3, max_hits=4, max_match=3, own_text=False, with_corpus=True,
+    vocab_size=5,
+  )  # fmt: skip
+  index = corpus_lib.build([[1, 2, 5, 3], [1, 4, 3, 1], [1, 6]])
+  text = types.SimpleNamespace(
+    tokens=jnp.array([[2, 1, 9]]), length=jnp.array([2])
+  )
+  (found,) = find(jax.tree.map(jnp.asarray, index), text)
+  ways = [
+    tokens[there].tolist()
+    for tokens, there in zip(found.tokens[0], found.there[0], strict=True)
+  ]
+  assert ways == [[], [2], [4, 3, 1], []]
+  assert (found.match[0] == 1).all()
+
+
+@pytest.mark.parametrize(("most", "children"), [(None, 6), (9, 6), (2, 2)])
+def test_a_node_has_room_for_as_many_children_as_a_tree_can_have(
+  most, children
+):
+  tree = occurrences.bounds(9, 4, most)
+  assert (tree.num_drafted, tree.max_depth) == (9, 4)
+  assert tree.max_children == children
 
 
 def test_both_sources_are_one_tree():
