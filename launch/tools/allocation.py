@@ -1,8 +1,8 @@
 r"""What allocated slots cost: plain rounds and prompts in buffers of any size.
 
   python -m launch.tools.allocation --config=configs/smollm2.py \
-    --rows=1,8 --slots=128,512,2048,4096 --text=100 \
-    --prompt=512 --buffers=1024,4096 --output=A.json
+    --batches=1,8 --allocated=128,512,2048,4096 --text_tokens=100 \
+    --prompt_tokens=512 --buffers=1024,4096 --output=A.json
 
 A round and a prompt should cost what is there, whatever is allocated: every
 ratio is over the first size named. All cases are compiled first and then take
@@ -25,19 +25,25 @@ from specjax.warp import make_sampling
 cli.reads(cli.CONFIG, cli.OUTPUT)
 _ROWS = flags.DEFINE_list("rows", ["1", "8"], "Rows of a batch.")
 _SLOTS = flags.DEFINE_list(
-  "slots", ["128", "4096"], "Slots that rounds are made in."
+  "allocated", ["128", "4096"], "Slots that rounds are made in."
 )
 _TEXT = flags.DEFINE_integer(
-  "text", 100, "Tokens that each row has when rounds are timed.", lower_bound=1
+  "text_tokens",
+  100,
+  "Tokens that each row has when rounds are timed.",
+  lower_bound=1,
 )
 _PROMPT = flags.DEFINE_integer(
-  "prompt", 512, "Tokens of the prompt whose reading is timed.", lower_bound=1
+  "prompt_tokens",
+  512,
+  "Tokens of the prompt whose reading is timed.",
+  lower_bound=1,
 )
 _BUFFERS = flags.DEFINE_list(
   "buffers", ["1024", "4096"], "Slots that the prompt is read into."
 )
 _TURNS = flags.DEFINE_integer(
-  "turns", 15, "Times that each case is measured.", lower_bound=1
+  "visits", 15, "Times that each case is measured.", lower_bound=1
 )
 
 
@@ -111,11 +117,11 @@ def run(_) -> int:
   }
   if min(sizes["slots"]) < _TEXT.value + _TURNS.value + 2:
     raise cli.UserError(
-      f"--slots must hold --text and a token a turn: {_TEXT.value} and "
-      f"{_TURNS.value} do not fit into {min(sizes['slots'])}"
+      "--allocated must hold --text_tokens and a token a visit: "
+      f"{_TEXT.value} and {_TURNS.value} do not fit into {min(sizes['slots'])}"
     )
   if min(sizes["buffers"]) <= _PROMPT.value:
-    raise cli.UserError("--buffers must be larger than --prompt")
+    raise cli.UserError("--buffers must be larger than --prompt_tokens")
   target = pair.load(config).target
   decoder = decode.make_decoder(target.whole())
   params = Params(target=target.params)

@@ -464,6 +464,87 @@ def said_of(text, way) -> float:
   return total
 
 
+def ways_of(tokens, parents):
+  """`{node: tokens from the root on}` of a tree whose parents are data."""
+  ways = {0: ()}
+  for node, parent in enumerate(parents[1:].tolist(), start=1):
+    if parent >= 0:
+      ways[node] = (*ways[parent], int(tokens[node]))
+  return ways
+
+
+def test_of_what_was_looked_up_the_draft_model_keeps_what_it_finds_likeliest():
+  """By the whole way to each, in plain Python; nothing without mass, or NaN."""
+  sizes = dict(count=9, depth=3, max_match=3)
+  rule = dict(num_nodes=14, max_match=3, nodes_per_match=9, min_prob=0)
+  drafter = rasd.drafter(
+    MODEL, tree=chain(1), siblings=IID, num_nodes=6, depth=3,
+    num_retrieved=14, nodes_per_match=9, **RETRIEVAL,
+  )  # fmt: skip
+  rng = np.random.default_rng(0)
+  table = toys.table(VOCAB, seed=2)
+  table[rng.integers(0, len(table), 9), rng.integers(0, 3, 9)] = -np.inf
+  table[::24] = np.nan
+  texts, lengths = rng.integers(0, 3, (24, 20)), rng.integers(6, 21, 24)
+  params = specjax.Params(
+    target=jnp.asarray(table), draft=rasd.Parts(model=jnp.asarray(table))
+  )
+  decoder = specjax.make_decoder(MODEL, drafter=drafter, rule="recursive")
+  state = decoder.init(
+    params, texts, lengths, jax.random.key(0), buffer_length=24,
+    max_new_tokens=4,
+  )  # fmt: skip
+  draft, _, _ = jax.jit(decoder.propose)(params, state)
+  found = occurrences.in_text(state.tokens, state.length, **sizes)
+  trie = jax.device_get(occurrences.together([found], **rule))
+  chosen = left = 0
+  for row in np.flatnonzero(~np.asarray(state.done)):
+    text, score = texts[row, : lengths[row]].tolist(), {(): 0.0}
+    for way in ways_of(
+      [0, *trie.tokens[row]], np.r_[-1, trie.parents[row]]
+    ).values():
+      if way:
+        logits = toys.context_logits(table, text + list(way[:-1]))
+        law = np.asarray(jax.nn.log_softmax(logits))
+        score[way] = score[way[:-1]] + law[way[-1]]
+    ways = ways_of(
+      np.asarray(draft.tokens[row]), np.asarray(draft.parents[row])
+    )
+    kept = set(ways.values()) - {(), ways[1]}
+    able = [w for w in score if len(w) and w != ways[1] and score[w] > -np.inf]
+    able.sort(key=lambda w: -score[w])
+    assert kept == set(able[:5])
+    assert len(ways) == 2 + len(kept)
+    chosen += len(able) > 5
+    left += len(able) < 5
+  assert min(chosen, left) > 2
+
+
+def test_the_draft_models_laws_are_of_the_whole_text_after_any_round():
+  """Rounds that commit nothing drafted, and all that can be."""
+  drafter, params = SLOTS["rasd"]
+  table = np.asarray(params.draft.model)
+  decoder = specjax.make_decoder(OWN, drafter=drafter, rule="recursive")
+  cold = 0.1
+  state = begin(
+    decoder, params, decoding.PROMPTS, decoding.LENGTHS, keys(5), cold
+  )
+  emitted = set()
+  for _ in range(6):
+    texts, running = decoding.rows_of(state), ~np.asarray(state.done)
+    state, info = decoding.jitted(decoder, "step")(params, state)
+    emitted |= set(np.asarray(info.num_emitted)[running].tolist())
+    for row in np.flatnonzero(running):
+      tokens = np.asarray(info.draft.tokens[row]).tolist()
+      for node in (1, 2):  # drawn
+        text = texts[row] + tokens[1:node]
+        logits = toys.context_logits(table, text) / cold
+        np.testing.assert_allclose(
+          info.draft.log_probs[row, node], jax.nn.log_softmax(logits), atol=1e-3
+        )
+  assert {1, 3, 4} <= emitted
+
+
 @pytest.mark.parametrize(
   ("changes", "words"),
   [

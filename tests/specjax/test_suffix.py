@@ -123,7 +123,7 @@ def trie_paths(trie, row):
   return found
 
 
-@pytest.mark.parametrize("per_match", [1.0, math.inf])
+@pytest.mark.parametrize("per_match", [1.5, math.inf])
 @pytest.mark.parametrize("count", [6, 50])
 def test_a_rows_tree_is_that_of_plain_counting(count, per_match):
   """Few hits, or all; a budget by the match, or the whole."""
@@ -141,6 +141,9 @@ def test_a_rows_tree_is_that_of_plain_counting(count, per_match):
     text = buffers[row, :length].tolist()
     hits = slow_hits(text, count)
     real = found.match[row] > 0
+    np.testing.assert_array_equal(
+      found.there[row], np.repeat(real[:, None], DEPTH, axis=1)
+    )
     assert [
       (int(m), tuple(t.tolist()))
       for m, t in zip(
@@ -154,7 +157,7 @@ def test_a_rows_tree_is_that_of_plain_counting(count, per_match):
       trie.values[row][: len(expected)], [taken[w] for w in expected], rtol=1e-6
     )
     sizes.add(len(expected))
-  assert {0, NODES} <= sizes or per_match == 1.0
+  assert {0, NODES} <= sizes or per_match == 1.5
   assert len(sizes) >= 4
 
 
@@ -206,23 +209,31 @@ def test_of_many_occurrences_the_share_of_each_continuation_stays():
   assert (found.match[0] == 1).all()
 
 
-def test_what_a_corpus_has_of_another_vocabulary_ends_a_continuation():
-  """Nothing behind it is proposed either; its own end is looked for as ever."""
-  built = jax.tree.map(jnp.asarray, corpus_lib.build([[0, 1, 4, 1], [0, 5]]))
+def test_of_a_corpus_nothing_is_taken_from_an_unknown_token_on():
   find = suffix.finder(
-    depth=3, max_hits=2, max_match=2, own_text=False, with_corpus=True,
-    vocab_size=4,
+    depth=3, max_hits=4, max_match=3, own_text=False, with_corpus=True,
+    vocab_size=5,
   )  # fmt: skip
-  context = types.SimpleNamespace(
-    tokens=jnp.array([[3, 0], [3, 5]]), length=jnp.array([2, 2])
+  index = corpus_lib.build([[1, 2, 5, 3], [1, 4, 3, 1], [1, 6]])
+  text = types.SimpleNamespace(
+    tokens=jnp.array([[2, 1, 9]]), length=jnp.array([2])
   )
-  (found,) = find(built, context)
-  assert found.there.tolist() == [
-    [[True, False, False], [False] * 3],
-    [[False] * 3] * 2,
+  (found,) = find(jax.tree.map(jnp.asarray, index), text)
+  ways = [
+    tokens[there].tolist()
+    for tokens, there in zip(found.tokens[0], found.there[0], strict=True)
   ]
-  assert found.match.tolist() == [[1, 1], [1, 0]]
-  assert found.tokens[0, 0, 0] == 1
+  assert ways == [[], [2], [4, 3, 1], []]
+  assert (found.match[0] == 1).all()
+
+
+@pytest.mark.parametrize(("most", "children"), [(None, 6), (9, 6), (2, 2)])
+def test_a_node_has_room_for_as_many_children_as_a_tree_can_have(
+  most, children
+):
+  tree = occurrences.bounds(9, 4, most)
+  assert (tree.num_drafted, tree.max_depth) == (9, 4)
+  assert tree.max_children == children
 
 
 def test_both_sources_are_one_tree():

@@ -18,7 +18,8 @@ def execute(*args, code=0):
 def test_rounds_and_prompts_are_compared_over_the_first_size(tmp_path):
   output = tmp_path / "A.json"
   execute(
-    "--rows=2", "--slots=128,256", "--text=20", "--turns=2", "--prompt=30",
+    "--batches=2", "--allocated=128,256", "--text_tokens=20", "--visits=2",
+    "--prompt_tokens=30",
     "--buffers=64,128", f"--output={output}",
   )  # fmt: skip
   found = json.loads(output.read_text())
@@ -37,8 +38,8 @@ def test_rounds_and_prompts_are_compared_over_the_first_size(tmp_path):
 @pytest.mark.parametrize(
   ("args", "words"),
   [
-    (["--slots=32"], "do not fit into 32"),
-    (["--prompt=64", "--buffers=64"], "larger than --prompt"),
+    (["--allocated=32"], "do not fit into 32"),
+    (["--prompt_tokens=64", "--buffers=64"], "larger than --prompt_tokens"),
   ],
 )
 def test_sizes_that_hold_no_text_are_one_line(args, words, tmp_path, capsys):
