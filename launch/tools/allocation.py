@@ -23,7 +23,7 @@ from specjax.types import Params
 from specjax.warp import make_sampling
 
 cli.reads(cli.CONFIG, cli.OUTPUT)
-_ROWS = flags.DEFINE_list("rows", ["1", "8"], "Rows of a batch.")
+_ROWS = flags.DEFINE_list("batches", ["1", "8"], "Rows of a batch.")
 _SLOTS = flags.DEFINE_list(
   "allocated", ["128", "4096"], "Slots that rounds are made in."
 )
