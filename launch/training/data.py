@@ -227,10 +227,10 @@ def _files(root: pathlib.Path) -> Iterator[Document]:
     if path.suffix in _TEXT_FILES and path.is_file():
       yield _read(path)
     elif path.suffix == ".jsonl":
-      yield from _documents(path)
+      yield from documents_of(path)
 
 
-def _documents(path: pathlib.Path) -> Iterator[Document]:
+def documents_of(path: pathlib.Path) -> Iterator[Document]:
   """The documents of a JSONL file.
 
   Raises:

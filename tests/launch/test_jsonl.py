@@ -52,7 +52,7 @@ READERS = {
   "prompts": of_prompts,
   "questions": lambda path: [q.turns[0] for q in questions.read(path)],
   "corpora": lambda path: corpora.texts(str(path)),
-  "training": lambda path: [text for _, text in data.documents_of(path)],
+  "training": lambda path: list(data.documents_of(path)),
   "pairs": of_pairs,
   "answers": of_answers,
   "load test": of_load_test,

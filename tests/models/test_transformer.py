@@ -279,7 +279,7 @@ def test_no_rotary_channels_means_no_rotation():
   [
     (dict(num_kv_heads=3), "num_kv_heads must divide num_heads, got 3 and 4"),
     (dict(norm="batch"), "norm must be 'rms' or 'layer', got 'batch'"),
-    (dict(activation="relu"), "activation must be one of .* got 'relu'"),
+    (dict(activation="tanh"), "activation must be one of .* got 'tanh'"),
     (dict(windows=(4,)), r"one entry per layer \(3\), got 1"),
   ],
 )
