@@ -35,7 +35,6 @@ import sys
 from collections.abc import Container
 
 import jax
-import matplotlib
 import ml_collections
 import tqdm
 from absl import flags
@@ -45,6 +44,7 @@ import specjax
 from launch import (
   cli,
   drafting,
+  figures,
   online,
   outputs,
   pair,
@@ -334,9 +334,7 @@ def write(path: str, found: dict) -> None:
   outputs.write_text(path, result.as_text(found))
   text, drawing = beside(path).values()
   drawn = io.BytesIO()
-  settings = {"svg.hashsalt": "specjax", "svg.fonttype": "none", "font.size": 9}
-  with matplotlib.rc_context(settings):
-    plots.figure(found).savefig(drawn, format="svg", metadata={"Date": None})
+  figures.save(lambda: plots.figure(found), drawn)
   outputs.replace(drawing, drawn.getvalue())
   outputs.write_text(text, page.page(found, figure=os.path.basename(drawing)))
 

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from launch import cli, outputs, prompts, provenance, terminal
+from launch import cli, figures, outputs, prompts, provenance, terminal
 from launch.loading import arrivals, client, page, summary
 
 cli.reads(cli.PROMPTS, cli.OUTPUT, cli.SEED)
@@ -180,8 +180,7 @@ def run(_) -> int:
     print(page.label(result["runs"][-1]), file=sys.stderr, flush=True)
   if stem:
     outputs.write_json(output, result)
-    figure = page.figure(result)
-    figure.savefig(f"{stem}.svg", metadata={"Date": None})
+    figures.save(lambda: page.figure(result), f"{stem}.svg")
     outputs.write_text(
       f"{stem}.md", page.text(result, stem.name, f"{stem.name}.svg")
     )

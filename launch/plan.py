@@ -39,7 +39,7 @@ import jax
 from absl import flags
 
 from configs import shapes
-from launch import cli, hardware, outputs, provenance, terminal
+from launch import cli, figures, hardware, outputs, provenance, terminal
 from launch.planning import answer, plots, program
 from models import head_checkpoints, json_files, meshes
 from models.head_shapes import KINDS, HeadShape
@@ -346,7 +346,7 @@ def run(_) -> int:
   if cli.OUTPUT.value == outputs.STDOUT:
     outputs.write_json(outputs.STDOUT, _result(plans))
   if _PLOT.value:
-    plots.sweep(plans).savefig(_PLOT.value)
+    figures.save(lambda: plots.sweep(plans), _PLOT.value)
   return 0 if any(plan["fits"] for plan in plans) else _DOES_NOT_FIT
 
 

@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from launch import figures
 from launch.evaluation import page
 from launch.evaluation.systems import PLAIN
 
@@ -36,7 +37,7 @@ def figure(result: Mapping) -> Figure:
       ax.set_xlabel(label)
       ax.set_title(f"temperature {temperature:g}, batch size {batch_size}")
   handles, labels = axes[0][0].get_legend_handles_labels()
-  drawn.legend(handles, labels, loc="outside lower center", ncols=4)
+  figures.legend_below(drawn, handles, labels)
   return drawn
 
 

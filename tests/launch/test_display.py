@@ -62,7 +62,7 @@ def summary_of(total_variation):
     expected_accepted=11.5, total_variation=16 * total_variation, seconds=1.0,
     baseline_num_tokens=16, baseline_num_target_calls=16, baseline_seconds=2.0,
   )  # fmt: skip
-  return metrics.summarize([unit, unit])
+  return metrics.summarize([unit] * 5)
 
 
 def test_a_lossy_run_says_so_beside_its_speedup():

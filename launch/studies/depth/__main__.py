@@ -23,10 +23,9 @@ import json
 import pathlib
 import sys
 
-import matplotlib
 from absl import flags
 
-from launch import cli, depths, outputs, pair, prompts, provenance
+from launch import cli, depths, figures, outputs, pair, prompts, provenance
 from launch.studies.depth import compare, machine, page, traces
 
 cli.reads(cli.CONFIG, cli.PROMPTS, cli.WORKDIR)
@@ -117,9 +116,7 @@ def run(_) -> int:
   folder.mkdir(parents=True, exist_ok=True)
   outputs.write_json(str(folder / "depth.json"), found)
   outputs.write_text(str(folder / "depth.md"), page.page(found))
-  settings = {"svg.hashsalt": "specjax", "svg.fonttype": "none", "font.size": 9}
-  with matplotlib.rc_context(settings):
-    page.figure(found).savefig(folder / "depth.svg", metadata={"Date": None})
+  figures.save(lambda: page.figure(found), folder / "depth.svg")
   print(compare.advice(found))
   print(f"see {folder / 'depth.md'}", file=sys.stderr)
   return 0

@@ -7,14 +7,12 @@ The same measurements give the same file, byte for byte.
 """
 
 import os
-import pathlib
 import sys
 
-import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from launch import tables
+from launch import figures, tables
 
 _MARKERS = "osD^v<>P"
 
@@ -69,12 +67,7 @@ def main(argv: list[str]) -> int:
     )
     return 2
   _, source, target = argv
-  with matplotlib.rc_context(
-    {"svg.hashsalt": "specjax", "svg.fonttype": "none", "font.size": 9}
-  ):
-    figure = by_position(tables.read(source))
-    pathlib.Path(target).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target, format="svg", metadata={"Date": None})
+  figures.save(lambda: by_position(tables.read(source)), target)
   return 0
 
 

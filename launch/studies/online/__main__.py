@@ -19,10 +19,9 @@ import dataclasses
 import json
 import os
 
-import matplotlib
 import ml_collections
 
-from launch import cli, outputs, pair, provenance
+from launch import cli, figures, outputs, pair, provenance
 from launch.journal import Journal
 from launch.studies.online import decoding, domains, page, plots, summary
 from specjax.engine import Engine
@@ -132,10 +131,7 @@ def run(_) -> int:
       "config": settings,
       **provenance.record(models=provenance.checkpoints(config)),
     }
-    style = {"svg.hashsalt": "specjax", "svg.fonttype": "none", "font.size": 9}
-    with matplotlib.rc_context(style):
-      made = plots.figure(result["streams"])
-      made.savefig(drawing, metadata={"Date": None})
+    figures.save(lambda: plots.figure(result["streams"]), drawing)
     outputs.write_json(output, result)
     journal.finish()
   print(page.table({"": result}))

@@ -17,17 +17,18 @@ what it would gain, is predicted from traces of its drafts
 (`launch.studies.depth`).
 """
 
+import functools
 import json
 import sys
 
 import jax
-import matplotlib
 from absl import flags
 
 from launch import (
   cli,
   depths,
   drafting,
+  figures,
   outputs,
   pair,
   prompts,
@@ -139,10 +140,8 @@ def run(_) -> int:
   }
   outputs.write_json(str(folder / "report.json"), found)
   outputs.write_text(str(folder / "report.md"), page.page(found))
-  settings = {"svg.hashsalt": "specjax", "svg.fonttype": "none", "font.size": 9}
-  with matplotlib.rc_context(settings):
-    for name, figure in page.figures(found).items():
-      figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+  for name, make in page.FIGURES.items():
+    figures.save(functools.partial(make, found), folder / f"{name}.svg")
   print(page.verdict(found))
   if found["depth"]:
     print(compare.advice(found["depth"]))

@@ -246,10 +246,8 @@ def depths(found: dict) -> list[str]:
   ]
 
 
-def figures(found: dict) -> dict[str, Figure]:
-  """The page's figures by name."""
-  drawn = {}
-  figure = drawn["throughput"] = Figure((5.5, 3.4), layout="constrained")
+def _throughput(found: dict) -> Figure:
+  figure = Figure((5.5, 3.4), layout="constrained")
   panel = figure.subplots()
   sweep, plain = found["sweep"], found["tokens_per_second"]["plain"]
   predicted = {int(n): v for n, v in sweep["predicted"].items()}
@@ -269,8 +267,11 @@ def figures(found: dict) -> dict[str, Figure]:
   panel.set_ylabel("tokens per second")
   panel.set_ylim(bottom=0)
   panel.legend(fontsize="small")
+  return figure
 
-  figure = drawn["acceptance"] = Figure((5.5, 3.4), layout="constrained")
+
+def _acceptance(found: dict) -> Figure:
+  figure = Figure((5.5, 3.4), layout="constrained")
   panel = figure.subplots()
   by_position = found["acceptance_by_position"]
   places = range(1, len(by_position["joint"]) + 1)
@@ -285,15 +286,25 @@ def figures(found: dict) -> dict[str, Figure]:
   panel.set_ylabel("accepted")
   panel.set_ylim(0, 1)
   panel.legend(fontsize="small")
+  return figure
 
-  figure = drawn["distances"] = Figure((5.5, 2.8), layout="constrained")
+
+def _distances(found: dict) -> Figure:
+  figure = Figure((5.5, 2.8), layout="constrained")
   panel = figure.subplots()
   counts = found["total_variation"]["histogram"]
   width = 1 / len(counts)
   panel.bar([width * (i + 0.5) for i in range(len(counts))], counts, width)
   panel.set_xlabel("total variation of draft and target")
   panel.set_ylabel("positions")
-  return drawn
+  return figure
+
+
+FIGURES = {
+  "throughput": _throughput,
+  "acceptance": _acceptance,
+  "distances": _distances,
+}
 
 
 def table(results: dict[str, dict]) -> str:

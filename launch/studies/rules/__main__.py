@@ -308,7 +308,7 @@ def run(_) -> int:
   )
   # Rows are wide; what is not a terminal can hold them.
   out = outputs.beside(cli.OUTPUT.value)
-  console = terminal.console(out, width=None if out.isatty() else 140)
+  console = terminal.console(out, width=None if out.isatty() else 170)
   if config is None:
     draft, target = read_laws()
     result = on_vectors.compare(

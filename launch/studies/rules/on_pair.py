@@ -198,7 +198,7 @@ class _Walk:
       )
       sums += np.where(counts[:, None], here.T[:count], 0)
     for prompt, row in zip(batch.prompts, sums, strict=True):
-      name = requests.content_of(prompt)  # samples of one prompt are one unit
+      name = requests.content_of(prompt)  # rows of one prompt are one unit
       self._sums[name] = self._sums.get(name, 0.0) + row
 
   def _start(self, batch: Batch):

@@ -15,13 +15,13 @@ import statistics
 import sys
 from collections.abc import Callable
 
-import matplotlib
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from launch import tables
+from launch import figures, tables
 from specjax import rules
 
 _AXES = {
@@ -59,7 +59,7 @@ def costs(result: dict) -> Figure:
   panels = figure.subplots(
     1, len(_AXES), sharey=True, width_ratios=[len(t) for t in ticks.values()]
   )
-  colors = matplotlib.colormaps["RdBu_r"]
+  colors = colormaps["RdBu_r"]
   norm = LogNorm(1 / 32, 32)
   for panel, (axis, title) in zip(panels, _AXES.items(), strict=True):
     table = np.full((len(labels), len(ticks[axis])), np.nan)
@@ -232,12 +232,7 @@ def main(argv: list[str]) -> int:
     return 2
   _, name, source, target = argv
   result = json.loads(pathlib.Path(source).read_text("utf-8"))
-  with matplotlib.rc_context(
-    {"svg.hashsalt": "specjax", "svg.fonttype": "none", "font.size": 9}
-  ):
-    figure = FIGURES[name](result)
-    pathlib.Path(target).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target, format="svg", metadata={"Date": None})
+  figures.save(lambda: FIGURES[name](result), target)
   return 0
 
 

@@ -27,11 +27,11 @@ import zipfile
 import zlib
 
 import jax
-import matplotlib
 import numpy as np
 from absl import flags
 
 from launch import cli, outputs, provenance
+from launch import figures as figure_files
 from launch.studies.theory import figures, plots
 from specjax.theory import markov
 
@@ -87,11 +87,10 @@ def draw(name: str, folder: pathlib.Path, *, runs: int) -> None:
     **provenance.record(),
   }
   outputs.write_json(str(folder / f"{name}.json"), result)
-  settings = {"svg.hashsalt": "specjax", "svg.fonttype": "none", "font.size": 9}
-  with matplotlib.rc_context(settings):
-    figure = plots.FIGURES[name](numbers)
-    figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
-    figure.savefig(folder / f"{name}.png", dpi=150)
+  figure_files.save(
+    lambda: plots.FIGURES[name](numbers),
+    *(folder / f"{name}.{form}" for form in ("svg", "png")),
+  )
   print(f"{name}: {result['seconds']:.1f} s", file=sys.stderr, flush=True)
 
 
