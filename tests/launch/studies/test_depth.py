@@ -10,6 +10,7 @@ import pytest
 import toys
 
 import specjax
+from launch import cli as command_line
 from launch.studies.depth import __main__ as study
 from launch.studies.depth import compare, machine, page, process, replay
 from launch.studies.depth.traces import Traces
@@ -127,6 +128,13 @@ def test_costs_are_lines_through_two_batch_sizes():
     machine.machine_of([result(1, 1.0), result(1, 2.0)])
   alone = machine.machine_of([result(1, 1.0)])
   assert alone.costs(8).draft == alone.costs(1).draft
+
+
+def test_of_timings_that_disagree_nothing_is_predicted(tmp_path):
+  path = tmp_path / "b.json"
+  path.write_text('{"doubts": ["laws took -1.00 ms of a round"]}')
+  with pytest.raises(command_line.UserError, match="disagree, measure it agai"):
+    study.read_costs([str(path)])
 
 
 def test_the_process_is_that_of_the_traces_and_its_rule_the_optimum():

@@ -125,6 +125,11 @@ def test_a_round_takes_its_levels_its_pass_and_what_plain_decoding_takes_too(
       "is not what launch.benchmark writes of a draft: TypeError",
     ),
     (json.dumps(COSTS), ["--config.batch_size=1"], "another batch_size (4)"),
+    (
+      json.dumps(COSTS | {"doubts": ["laws took -1.00 ms of a round"]}),
+      [],
+      "disagree, measure it again: laws took -1.00 ms of a round",
+    ),
   ],
 )
 def test_costs_that_cannot_be_used_are_one_line(
