@@ -1,9 +1,10 @@
 """Exact laws by enumeration: what a rule really outputs.
 
 A rule flips no coins, so the law of its output is a finite sum over drafts,
-nodes and next tokens. Summing it *through the shipped rule* proves losslessness
-to rounding error, where sampling would miss a bias of half a percent. Models
-are functions of the whole context, so an index that is off by one cannot hide.
+nodes and next tokens. Summing it *through the shipped rule* shows losslessness
+on these models to rounding error, where sampling would miss a bias of half a
+percent. Models are functions of the whole context, so an index that is off by
+one cannot hide.
 """
 
 import dataclasses
