@@ -86,7 +86,8 @@ def test_a_drafter_without_a_cache_is_measured(
   assert code == 0
   found = json.loads(out.read_text())
   assert found["draft_forwards_seconds"] == 0
-  assert found["round_seconds"]["passes"] == found["verify_seconds"] > 0
+  # The target's alone; less where timings differ by a little (`StepCosts`).
+  assert 0 < found["round_seconds"]["passes"] <= found["verify_seconds"]
 
 
 @pytest.mark.parametrize(
