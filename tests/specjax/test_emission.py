@@ -28,6 +28,7 @@ def test_a_path_is_kept_to_its_first_drafted_stop_token_and_the_budget():
   )
   state = types.SimpleNamespace(
     stop_tokens=jnp.array([stop, 8]),
+    ignores_stop=jnp.zeros(4, bool),
     length=jnp.full(4, 10),
     max_length=jnp.full(4, 10 + room),
   )
