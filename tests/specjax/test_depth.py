@@ -522,6 +522,42 @@ def test_rows_that_draft_together_ask_only_those_that_may():
   ]  # fmt: skip
 
 
+def test_a_policy_sees_the_drafts_own_law_whatever_the_temperature():
+  """The bin of its largest probability, and a product, as in plain Python."""
+  odd = depth.Policy(
+    name="odd",
+    gain=lambda seen: seen.survival * (seen.bins % 2),
+    price=lambda seen: jnp.full_like(seen.survival, 0.4),
+    accepts=lambda params, memory, token: jnp.full_like(token.top, 0.7),
+  )  # 0.7 ** 2 is enough, and 0.7 ** 3 is not
+  decoder = specjax.make_decoder(MODEL, drafter=of_model(odd), rule="token")
+  state = decoding.start(decoder, temperature=0.3)
+  depths = set()
+  for _ in range(4):
+    running, texts = ~np.asarray(state.done), rows_of(state)
+    state, info = decoding.jitted(decoder, "step")(PARAMS, state)
+    there = np.asarray(info.draft.topology().there).sum(axis=1) - 1
+    tokens = np.asarray(info.draft.tokens)
+    for row in np.flatnonzero(running):
+      text, expected = texts[row], 0
+      while True:
+        top, expected = law_after(text).max(), expected + 1
+        text = [*text, int(tokens[row, expected])]
+        if (
+          expected == 3
+          or not np.searchsorted(estimates.EDGES, top, side="right") % 2
+        ):
+          break
+      assert there[row] == expected
+      depths.add(expected)
+  assert len(depths) > 2
+
+
+def test_a_law_that_is_nan_is_even():
+  laws = depth.plain_law(jnp.array([[np.nan, 1.0], [2.0, 2.0]]))
+  np.testing.assert_allclose(laws, np.log(0.5))
+
+
 def test_a_policy_is_one():
   with pytest.raises(TypeError, match="must be a specjax"):
     of_model("survival")

@@ -354,6 +354,33 @@ def test_a_row_does_not_depend_on_its_neighbours(name):
     assert rows_of(generate(NEAR, alone)) == [together[row]]
 
 
+def test_of_a_text_of_one_token_there_is_no_feature_yet():
+  decoder = make(DRAFTERS["chain"])
+  begun = start(decoder)
+  state = begun.drafter_state
+  for row, length in enumerate(LENGTHS):
+    text = PROMPTS[row, : length - 1]
+    read = int(toys.context_logits(np.arange(len(TARGET)), text))
+    expected = np.zeros(state.features.shape[1:])
+    if len(text):
+      expected[0] = read + toys.SHIFT * np.arange(LAYERS)
+    np.testing.assert_array_equal(state.features[row], expected)
+  assert state.start.tolist() == np.maximum(LENGTHS - 2, 0).tolist()
+  # The head reads zeros beside the token, at the first place.
+  draft, *_ = decoder.propose(PARAMS, begun)
+  (row,) = np.flatnonzero(LENGTHS == 1)
+  read = -toys.SHIFT + (PROMPTS[row, 0] + 1) * int(toys.weight_at(1))
+  np.testing.assert_allclose(
+    draft.log_probs[row, 1], jax.nn.log_softmax(TARGET[read % len(TARGET)]),
+    atol=1e-5,
+  )  # fmt: skip
+
+
+def test_all_nodes_that_are_fed_have_a_slot():
+  few = eagle.dynamic(HEAD, **SIZES | dict(num_nodes=6))
+  assert few.init(PARAMS, 1, 20, None).cache.slots >= 20 + 3 * 3
+
+
 def test_greedy_text_is_that_of_plain_decoding():
   plain = specjax.make_decoder(TOY)
   state = start(plain, NEAR, temperature=0.0)

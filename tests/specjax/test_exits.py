@@ -12,6 +12,7 @@ import toys
 import specjax
 from specjax import drafters, exact
 from specjax.drafters import depth
+from specjax.drafters.estimates import Finished
 from specjax.tree import chain
 from specjax.warp import make_sampling
 
@@ -183,6 +184,20 @@ def test_the_threshold_follows_what_is_accepted(rounds):
       np.testing.assert_allclose(new.threshold[row], h, atol=1e-6)
       np.testing.assert_allclose(new.matched[row], m, atol=1e-6)
   assert moved == {-1, 0, 1}
+
+
+def test_a_threshold_is_a_share_and_moves_where_something_was_drafted():
+  policy = depth.exits(
+    threshold=0.6, acceptance=1.0, step=0.7, keep_matched=0.0,
+    keep_threshold=0.0,
+  )  # fmt: skip
+  round_ = dataclasses.replace(
+    Finished.zeros(4, 2), drafted=jnp.array([2, 0, 1, 2]),
+    kept=jnp.array([0, 0, 1, 0]), active=jnp.array([True, True, True, False]),
+  )  # fmt: skip
+  after = policy.learn(policy.begin(4, 2), round_)
+  np.testing.assert_allclose(after.threshold, [1, 0.6, 0, 0.6])
+  np.testing.assert_allclose(after.matched, [0, 0, 1, 0])
 
 
 def test_a_row_does_not_depend_on_its_neighbours(rounds):

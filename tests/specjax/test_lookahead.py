@@ -14,6 +14,7 @@ from decoding import LENGTHS, MODEL, PARAMS, PROMPTS, VOCAB, rows_of
 import specjax
 from specjax.drafters import lookahead
 from specjax.state import StopReason
+from specjax.types import Commit, ModelOutput
 from specjax.warp import make_sampling
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -135,6 +136,74 @@ def test_rounds_do_what_a_slow_reading_of_the_paper_does():
   assert hits > 20
   assert rested > 5
   assert state.counters.num_accepted.sum() > 10
+
+
+def test_what_a_row_holds_rests_with_it():
+  """It may go on later, as if it had been alone."""
+  state = begin(params=LOOPS, budget=np.array([3, 30, 2, 30, 30]))
+  for _ in range(3):
+    state, _ = STEP(LOOPS, state)
+  done = np.asarray(state.done)
+  assert done.tolist() == [True, False, True, False, False]
+  later, _ = STEP(LOOPS, state)
+  held = lambda s: (
+    s.drafter_state.window, s.drafter_state.tail,
+    s.drafter_state.pool.grams, s.drafter_state.pool.stamps,
+  )  # fmt: skip
+  same = [
+    np.asarray(old == new).reshape(len(done), -1).all(axis=1)
+    for old, new in zip(held(state), held(later), strict=True)
+  ]
+  np.testing.assert_array_equal(np.all(same, axis=0), done)
+
+
+def in_pool(pool):
+  """The sequences of the first row, the newest last."""
+  stamps = np.asarray(pool.stamps[0])
+  held = np.asarray(pool.grams[0])[np.argsort(stamps)]
+  return list(map(tuple, held[np.sort(stamps) > 0].tolist()))
+
+
+@pytest.mark.parametrize("count", [8, lookahead._CHUNK + 5])
+def test_what_comes_again_becomes_the_newest(count):
+  """Of those that come together too; those that do not count are nowhere."""
+  small = lookahead.drafter(
+    window=1, ngram=2, num_guesses=1, pool_size=40, vocab_size=VOCAB
+  )
+  pool, expected = small.init(None, 1, 0, None).pool, []
+  rng = np.random.default_rng(0)
+  for _ in range(3):
+    grams = rng.integers(0, 5, (1, count, 2))
+    kept = rng.random((1, count)) < 0.7
+    pool = lookahead._insert_many(pool, jnp.asarray(grams), jnp.asarray(kept))
+    for gram in map(tuple, grams[kept].tolist()):
+      expected = [g for g in expected if g != gram] + [gram]
+    assert in_pool(pool) == expected
+
+
+@pytest.mark.parametrize("from_text", [True, False])
+def test_what_follows_a_column_is_the_likeliest_that_is_a_number(from_text):
+  """By hand, of a round that has committed two tokens."""
+  small = lookahead.drafter(
+    window=2, ngram=2, num_guesses=1, pool_size=40, vocab_size=3,
+    from_text=from_text,
+  )  # fmt: skip
+  state = small.init(None, 1, 0, None)
+  state = dataclasses.replace(state, window=jnp.array([[[0, 2]]]))
+  nan = jnp.nan  # those of the newest token, of a guess, and of a lane
+  logits = jnp.array([[[0, 2, 1, 9], [3, 0, 0, 0], [nan, 1, 2, 9]]])
+  found = small.commit(
+    None, state,
+    Commit(
+      tokens=jnp.array([[1, 0, 2]]), start=jnp.array([4]),
+      path=jnp.array([[0, 1]]), length=jnp.array([7]),
+      target_output=ModelOutput(logits=logits), again=jnp.array([0]),
+    ),
+  )  # fmt: skip
+  assert found.window.tolist() == [[[1, 2]]]
+  assert found.tail.tolist() == [[0]]
+  of_text = [(1, 0)] if from_text else []
+  assert in_pool(found.pool) == [(1, 1), (2, 2), *of_text]
 
 
 def test_greedy_rows_are_what_plain_decoding_emits():

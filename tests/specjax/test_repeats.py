@@ -165,6 +165,13 @@ def test_the_head_knows_what_stands_after_texts_were_read_on():
   assert judged > 5
 
 
+def test_the_longest_match_is_read_on_and_not_the_newest():
+  decoder = specjax.make_decoder(TOY, drafter=reading_on())
+  text = [0, 2, 1, 2, 1, 2, 1, 0, 0, 2, 1]  # ends as it begins
+  draft, *_ = decoder.propose(*begun(decoder, NEAR, [text]))
+  assert draft.tokens.tolist() == [[1, 2, 1]]
+
+
 def test_greedy_text_is_that_of_plain_decoding():
   texts = [AGAIN, ANEW, [1, 1, 2, 2, 0]]
   found = []
@@ -228,12 +235,17 @@ def test_a_depth_bounds_what_is_drafted_and_not_what_is_read_on():
       {},
       "one path",
     ),
+    (
+      dataclasses.replace(head(), tree=Tree((-1, 0, 1), lanes=(0,))),
+      {},
+      "one path",
+    ),
     (head(), dict(least=0), "least must be"),
     (head(), dict(least=9), "least must be"),
   ],
   ids=[
     "a draft model", "a policy that learns", "a tree", "another law",
-    "no match", "longer than any",
+    "lanes", "no match", "longer than any",
   ],
 )  # fmt: skip
 def test_what_cannot_give_way_is_refused(inner, more, message):

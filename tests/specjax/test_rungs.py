@@ -130,6 +130,46 @@ def test_a_single_token_that_it_lacks_is_read_before_it_drafts():
   assert state.counters.num_accepted.tolist() == [5, 5]
 
 
+def one_by_one(state, plan):
+  """The state after rounds of these lengths, each called for by itself."""
+  for length in plan:
+    state = program(length)(SURE, state, jnp.int32(1))
+  return state
+
+
+def test_gaps_of_any_size_are_filled():
+  """Of one token, of a few, and of more than are read at once."""
+  state = one_by_one(unread(), (4, 0, 4, 1, 0, 4, 0, 0, 4, *[0] * 19, 4))
+  np.testing.assert_array_equal(state.counters.num_drafted, 21)
+  np.testing.assert_array_equal(state.counters.num_accepted, 21)
+
+
+def test_a_gap_at_the_end_of_the_buffer_is_filled():
+  """Less than a piece is left there, so that it is read from further before."""
+  state = one_by_one(unread(), (*[0] * 52, 4, 0))
+  held = int(state.drafter_state.own.length[0])
+  assert state.tokens.shape[1] - 16 < held < state.length[0] - 2
+  state = one_by_one(state, [4])
+  assert state.done[0]  # after two tokens of five
+  assert state.counters.num_accepted[0] == 4 + 2
+
+
+def test_a_row_that_drafts_fills_no_gap_of_another():
+  """One lacks 18 tokens and the other 19: one piece of 16, or two."""
+  allowed = lambda state, depths: dataclasses.replace(
+    state, max_depth=jnp.array(depths, jnp.int32)
+  )
+  state = one_by_one(unread(), [0] * 13)
+  before = int(state.drafter_state.passes)
+  assert state.length.tolist() == [19, 18]
+  state = one_by_one(allowed(state, [0, 4]), [4])
+  assert int(state.drafter_state.passes) - before == 1 + 4
+  assert state.drafter_state.own.length.tolist() == [16, 21]
+  state = one_by_one(allowed(state, [4, 4]), [4, 4])
+  assert state.counters.num_drafted.tolist() == [8, 12]
+  assert state.counters.num_accepted.tolist() == [8, 12]
+
+
 def test_a_draft_that_does_not_know_what_it_lacks_is_caught():
   """It is told that it holds the prompt."""
   state = unread()
