@@ -28,8 +28,8 @@ from specjax.cache import Visible
 _QUERIES = 128
 # Slots that are read at once. On two cores a block and its scores stay in the
 # second-level cache: of 64, 128 and 256 slots 128 are fastest for one row and
-# for eight, at 100 tokens and at 1,100. An accelerator starts a block for some
-# microseconds, in which its memory moves more than that.
+# for eight, at 100 tokens and at 1,100. Elsewhere nothing was measured: blocks
+# are larger there, since a turn of a loop costs more beside fast memory.
 _SLOTS = {"cpu": 128, "default": 512}
 _EACH = ((0, 1), (0, 1))  # rows and heads of keys, in a product
 
