@@ -61,11 +61,12 @@ def is_sound(state, tree) -> bool:
 
 
 def upside_down(logits, settings):
-  """Greedy rows of a mixed batch carry temperature -1."""
+  """Greedy rows of a mixed batch are divided by a temperature of -1."""
   some = jnp.any(settings.temperature > 0)
   greedy = (settings.temperature == 0) & some
-  temperature = jnp.where(greedy, -1, settings.temperature)
+  temperature = jnp.where(greedy, 1, settings.temperature)
   settings = dataclasses.replace(settings, temperature=temperature)
+  logits = jnp.where(greedy[:, None, None], -logits, logits)
   return warp_lib.warp(logits, settings)
 
 
