@@ -72,6 +72,11 @@ _CHUNK = flags.DEFINE_integer(
   "two rounds: 32 on two cores, hundreds on an accelerator.",
   lower_bound=1,
 )
+_REUSE = flags.DEFINE_enum_class(
+  "prefix_reuse", assembly.Reuse.OWN, assembly.Reuse,
+  "Whose texts a prompt may begin with and not be read again: those of "
+  "requests with the same bearer token and cache_salt (own), all, or none.",
+)  # fmt: skip
 _ROUNDS = flags.DEFINE_integer(
   "rounds_per_visit",
   8,
@@ -151,6 +156,7 @@ def run(_) -> int:
     max_prompt=_MAX_PROMPT.value,
     rounds=_ROUNDS.value,
     chunk=_CHUNK.value,
+    reuse=_REUSE.value,
     answer_seconds=_ANSWER_SECONDS.value,
     depth_policy=_DEPTHS.value,
     name=_NAME.value,

@@ -398,12 +398,21 @@ class Decoder:
     sampling: Sampling | None = None,
     ignore_stop: Array | bool = False,
     inputs: Any = None,
+    held: DecodeState | None = None,
+    keep: Array | int = 0,
   ) -> DecodeState:
     """Gives a row of a running state another prompt; whatever it was is gone.
 
     The row emits from now on exactly what it would in a state of its own, and
     the others what they would have. One program for prompts of one width:
     `row`, `length`, `rng_key`, the budget and the warp are traced.
+
+    A prompt that begins as another row's text does need not be read from its
+    start: of `held`, a state of that row alone (`self.row`), the first `keep`
+    tokens stay as they are, and `prompt` is what follows them. What such a row
+    draws is what it would draw if all were read, up to the rounding of passes
+    of other widths; of its drafter caches are kept, and what else it has
+    learned of the text is not.
 
     Args:
       params: parameters of both models.
@@ -417,9 +426,12 @@ class Decoder:
         by default temperature 1 and no truncation.
       ignore_stop: whether the row goes on after a stop token, to its budget.
       inputs: as `init`'s, of one row.
+      held: a state of one row, or None. Its encoder's inputs are kept.
+      keep: `i32[]`, tokens of its text that stay, at most its length.
 
     Returns:
-      The state with the row in it.
+      The state with the row in it. Where what is kept, the prompt and the
+      budget do not fit into the buffer, the row ends early (LENGTH).
 
     Raises:
       ValueError: as `init`.
@@ -431,19 +443,29 @@ class Decoder:
     inputs = self.read(params, inputs)
     slots = request["buffer_length"] + self.drafter.tree.num_fed
     own = self.drafter.init(params, 1, slots, inputs)
-    fresh = prefill.begin(
-      self.target, self.drafter, params,
-      **request,
-      vocab_size=self.vocab_size,
-      stop_tokens=state.stop_tokens,
-      inputs=inputs,
-      # What all rows share goes on from where it is.
-      drafter_state=rows.over_leaves(
-        lambda axis, new, now: now if axis is None else new,
-        self.drafter.row_axes(state.drafter_state), own, state.drafter_state,
-      ),
-      with_log_probs=self.with_log_probs,
+    # What all rows share goes on from where it is.
+    own = rows.over_leaves(
+      lambda axis, new, now: now if axis is None else new,
+      self.drafter.row_axes(state.drafter_state), own, state.drafter_state,
     )  # fmt: skip
+    if held is None:
+      fresh = prefill.begin(
+        self.target, self.drafter, params,
+        **request,
+        vocab_size=self.vocab_size,
+        stop_tokens=state.stop_tokens,
+        inputs=inputs,
+        drafter_state=own,
+        with_log_probs=self.with_log_probs,
+      )  # fmt: skip
+    else:
+      fresh = prefill.extend(
+        self.target, self.drafter, params,
+        prefill.cut(held, keep, own, request["rng_key"]),
+        jnp.asarray(prompt), jnp.asarray(length, jnp.int32),
+        vocab_size=self.vocab_size,
+        max_new_tokens=request["max_new_tokens"], sampling=request["sampling"],
+      )  # fmt: skip
     fresh = dataclasses.replace(
       fresh,
       ignores_stop=jnp.asarray(ignore_stop, bool).reshape(1),
@@ -495,16 +517,19 @@ class Decoder:
     self.check_extension(
       params, state, row, tokens, count, max_new_tokens=max_new_tokens
     )
-    axes = self.row_axes(state)
     if sampling is not None:
       sampling = warp_lib.as_in(state.sampling, sampling)
-    at = jnp.clip(row, 0, len(state.length) - 1)
     longer = prefill.extend(
-      self.target, self.drafter, params, rows.pick(axes, state, at[None]),
-      tokens, count, vocab_size=self.vocab_size,
-      max_new_tokens=max_new_tokens, sampling=sampling,
+      self.target, self.drafter, params, self.row(state, row), tokens, count,
+      vocab_size=self.vocab_size, max_new_tokens=max_new_tokens,
+      sampling=sampling,
     )  # fmt: skip
-    return rows.put(axes, state, row, longer)
+    return rows.put(self.row_axes(state), state, row, longer)
+
+  def row(self, state: DecodeState, row: Array | int) -> DecodeState:
+    """A row alone, a state of one; of an index beyond B, the nearest."""
+    at = jnp.clip(jnp.asarray(row, jnp.int32), 0, len(state.length) - 1)
+    return rows.pick(self.row_axes(state), state, at[None])
 
   def check(
     self,

@@ -24,6 +24,8 @@ from specjax.decode import Decoder
 from specjax.state import DecodeState
 from specjax.types import Params, Sampling
 
+_is_spec = lambda x: isinstance(x, P)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshDecoder:
@@ -119,6 +121,8 @@ class MeshDecoder:
     sampling: Sampling | None = None,
     ignore_stop: Array | bool = False,
     inputs: Any = None,
+    held: DecodeState | None = None,
+    keep: Array | int = 0,
   ) -> DecodeState:
     """As `Decoder.admit`; every group reads the prompt, one keeps it."""
     self.decoder.check_request(
@@ -128,20 +132,49 @@ class MeshDecoder:
     share = len(state.length) // self.mesh.shape[self.row_axis]
 
     def local(
-      params, state, row, prompt, length, key, budget, sampling, ignore, inputs
-    ):
+      params, state, row, prompt, length, key, budget, sampling, ignore, inputs,
+      held, keep,
+    ):  # fmt: skip
       first = lax.axis_index(self.row_axis) * share
       return self.decoder.admit(
         params, state, row - first, prompt, length, key, max_new_tokens=budget,
-        sampling=sampling, ignore_stop=ignore, inputs=inputs,
+        sampling=sampling, ignore_stop=ignore, inputs=inputs, held=held,
+        keep=keep,
       )  # fmt: skip
 
     return self._run(
       local, params, state, jnp.asarray(row, jnp.int32), jnp.asarray(prompt),
       jnp.asarray(length, jnp.int32), rng_key,
       jnp.asarray(max_new_tokens, jnp.int32), sampling,
-      jnp.asarray(ignore_stop, bool), inputs,
+      jnp.asarray(ignore_stop, bool), inputs, held,
+      jnp.asarray(keep, jnp.int32),
     )  # fmt: skip
+
+  def row(self, state: DecodeState, row: Array | int) -> DecodeState:
+    """As `Decoder.row`; the group that has it gives it to all."""
+    share = len(state.length) // self.mesh.shape[self.row_axis]
+    axes, specs = self.decoder.row_axes(state), self.specs(state)
+
+    def local(state, row):
+      at = row - lax.axis_index(self.row_axis) * share
+      mine = (at >= 0) & (at < share)
+
+      def shared(axis, x):
+        if axis is None:
+          return x
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+          data = shared(axis, jax.random.key_data(x))
+          return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+        kind = jnp.int32 if x.dtype == bool else x.dtype
+        mine_alone = jnp.where(mine, x, jnp.zeros_like(x)).astype(kind)
+        return lax.psum(mine_alone, self.row_axis).astype(x.dtype)
+
+      return rows.over_leaves(shared, axes, self.decoder.row(state, at))
+
+    whole = jax.tree.map(lambda spec: P(), specs, is_leaf=_is_spec)
+    return self._map(local, (specs, P()), whole)(
+      state, jnp.asarray(row, jnp.int32)
+    )
 
   def extend(
     self,

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from specjax.cache import Cache
 from specjax.state import Counters, DecodeState, Origin, StopReason
 from specjax.types import Commit, Drafter, LanguageModel, Params, Sampling
 
@@ -86,6 +87,36 @@ def begin(
   )
   state = _read(target, drafter, params, state, 0, width)
   return _asked(state, max_new_tokens, buffer_length, vocab_size)
+
+
+def cut(
+  state: DecodeState, keep: Array | int, own: Any, rng_key: Array
+) -> DecodeState:
+  """The first tokens of a row as they were read, and nothing else of it.
+
+  Args:
+    state: of one row.
+    keep: `i32[]`, tokens that are kept, at most `state.length`.
+    own: the drafter's state of a fresh row, whose caches are not used.
+    rng_key: `key[1]`, of who goes on.
+  """
+  is_cache = lambda x: isinstance(x, Cache)
+  kept = jax.tree.map(
+    lambda new, old: old if is_cache(old) else new,
+    own, state.drafter_state, is_leaf=is_cache,
+  )  # fmt: skip
+  depth = state.counters.accept_counts.shape[1] - 1
+  return dataclasses.replace(
+    state,
+    length=jnp.minimum(jnp.asarray(keep, jnp.int32), state.length),
+    origins=jnp.zeros_like(state.origins),
+    log_probs=None
+    if state.log_probs is None
+    else jnp.zeros_like(state.log_probs),
+    max_depth=jnp.full_like(state.max_depth, depth),
+    keys=rng_key,
+    drafter_state=kept,
+  )
 
 
 def extend(

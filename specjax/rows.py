@@ -45,6 +45,8 @@ def pick(axes: Any, tree: Any, rows: ArrayLike) -> Any:
   def of(axis, leaf):
     if axis is None:
       return leaf
+    if jnp.shape(rows) == (1,):  # XLA:CPU's gather goes number by number
+      return lax.dynamic_slice_in_dim(leaf, jnp.asarray(rows)[0], 1, axis)
     return leaf[(slice(None),) * axis + (rows,)]
 
   return over_leaves(of, axes, tree)

@@ -64,6 +64,7 @@ class Choice:
     self._tokens: list[dict[str, Any]] = []  # as a chat's log-probabilities
     self._offsets: list[int] = []
     self._origins: list[dict[str, str]] = []
+    self.cached = 0
     self.finish: str | None = None
 
   @property
@@ -87,6 +88,7 @@ class Choice:
     """
     if news.finish in FAILURES:
       raise FAILURES[news.finish]()
+    self.cached = news.cached
     piece = self._reader.read(news.token_ids)
     if news.finish is not None:
       piece += self._reader.finish(cut=news.cut)
@@ -219,13 +221,16 @@ class Answer:
       "choices": choices,
     }
 
-  def _usage(self) -> dict[str, int]:
+  def _usage(self) -> dict[str, Any]:
     prompt = sum(map(len, self._ask.prompts))
     new = sum(choice.num_tokens for choice in self.choices)
+    # Of several choices of a prompt all but the first have it from that one.
+    first = self.choices[:: self._ask.num_choices]
     return {
       "prompt_tokens": prompt,
       "completion_tokens": new,
       "total_tokens": prompt + new,
+      "prompt_tokens_details": {"cached_tokens": sum(c.cached for c in first)},
     }
 
 

@@ -57,6 +57,8 @@ class Ask:
     is_seeded: whether the client gave it.
     temperature, top_k, top_p, min_p: the warp.
     stop: texts before the first of which a completion ends.
+    cache_salt: as vLLM's: only requests of the same one share what they have
+      read.
     ignore_eos: whether the model's own end of a text ends none.
     log_probs: whether they are wanted.
     origins: whether the origin of every token is.
@@ -77,6 +79,7 @@ class Ask:
   top_p: float
   min_p: float
   stop: tuple[str, ...]
+  cache_salt: str
   ignore_eos: bool
   log_probs: bool
   origins: bool
@@ -164,6 +167,7 @@ def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
     is_seeded=seed is not None,
     **warp,
     stop=stop,
+    cache_salt=_salt(record),
     ignore_eos=_flag(record, "ignore_eos"),
     log_probs=_log_probs(record, is_chat),
     origins=_flag(record, "token_origins"),
@@ -203,6 +207,13 @@ def _flag(record: dict, name: str) -> bool:
   if not isinstance(value, bool):
     raise RefusalError(f"{name} must be true or false", param=name)
   return value
+
+
+def _salt(record: dict) -> str:
+  salt = record.get("cache_salt", "")
+  if not isinstance(salt, str):
+    raise RefusalError("cache_salt must be a text", param="cache_salt")
+  return salt
 
 
 def _usage(record: dict) -> dict[str, bool]:

@@ -7,6 +7,7 @@ import ml_collections
 
 from launch import pair
 from launch.serving import objectives, several
+from launch.serving.prefixes import Reuse
 from launch.serving.slots import Slots, widths_to
 from specjax import types
 from specjax.decode import Decoder
@@ -24,6 +25,7 @@ class Sizes:
     queue: requests that may wait.
     max_prompt: tokens of the longest prompt.
     chunk: tokens of a prompt that are read between two rounds of others.
+    reuse: whose texts a prompt may begin with.
     rounds: of a visit to the device, at most.
     answer_seconds: how long an answer may take.
     depth_policy: one of `POLICIES`.
@@ -38,6 +40,7 @@ class Sizes:
   queue: int = 64
   max_prompt: int = 1024
   chunk: int = 32
+  reuse: Reuse = Reuse.OWN
   rounds: int = 8
   answer_seconds: float = 600.0
   depth_policy: str = "whole"
@@ -107,6 +110,7 @@ def make_slots(
     max_length=longest + config.max_new_tokens,
     stop_tokens=models.stop_tokens,
     max_rounds=sizes.rounds,
+    reuse=sizes.reuse,
     mesh=models.mesh,
     cache_specs=models.layout and models.layout.cache_specs(),
   )

@@ -20,6 +20,8 @@ class Asked:
     max_new_tokens: at least 1.
     temperature, top_k, top_p, min_p: the warp, see `specjax.types.Sampling`.
     ignore_stop: whether it goes on after a stop token, to its budget.
+    owner: whose it is, `u32`: what one owner's requests have read, others' may
+      not use (`prefixes`).
   """
 
   token_ids: tuple[int, ...]
@@ -31,14 +33,17 @@ class Asked:
   top_p: float = 1.0
   min_p: float = 0.0
   ignore_stop: bool = False
+  owner: int = 0
 
   def numbers(self) -> np.ndarray:
-    """All but the tokens as `i32[9]`; floats and `u32` as their bits."""
+    """All but the tokens as `i32[10]`; floats and `u32` as their bits."""
     return np.concatenate(
       [
         np.array([len(self.token_ids), self.max_new_tokens, self.top_k]),
         np.array([self.ignore_stop]),
-        np.array([self.seed, self.stream], np.uint32).view(np.int32),
+        np.array([self.seed, self.stream, self.owner], np.uint32).view(
+          np.int32
+        ),
         np.array([self.temperature, self.top_p, self.min_p], np.float32).view(
           np.int32
         ),
@@ -49,8 +54,8 @@ class Asked:
   def of(cls, numbers: np.ndarray, tokens: np.ndarray) -> "Asked":
     """From `numbers` and `i32[P]`, padded with anything."""
     length, budget, top_k = (int(x) for x in numbers[:3])
-    seed, stream = (int(x) for x in numbers[4:6].view(np.uint32))
-    temperature, top_p, min_p = (float(x) for x in numbers[6:].view(np.float32))
+    seed, stream, owner = (int(x) for x in numbers[4:7].view(np.uint32))
+    temperature, top_p, min_p = (float(x) for x in numbers[7:].view(np.float32))
     return cls(
       token_ids=tuple(int(x) for x in tokens[:length]),
       seed=seed,
@@ -61,10 +66,11 @@ class Asked:
       top_p=top_p,
       min_p=min_p,
       ignore_stop=bool(numbers[3]),
+      owner=owner,
     )
 
 
-_NUMBERS = 9
+_NUMBERS = 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,6 +135,8 @@ class Report:
     num_drafts, num_drafted: `i32[B]`, see `specjax.state.Counters`, of
       all rounds since the row was admitted.
     accept_counts: `i32[B, G + 1]`, as these.
+    cached: `i32[B]`, tokens of the row's prompt that were not read, since a row
+      had them.
     rounds: how many were made.
     seconds: the visit took, what it admitted included.
   """
@@ -142,5 +150,6 @@ class Report:
   num_drafts: np.ndarray
   num_drafted: np.ndarray
   accept_counts: np.ndarray
+  cached: np.ndarray
   rounds: int
   seconds: float = 0.0

@@ -36,8 +36,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
   "top_logprobs": (0,),
 }
 _OURS = {
-  "ignore_eos", "logprobs", "max_tokens", "min_p", "model", "n", "seed",
-  "slo_class", "slo_ms_per_token", "stop", "stream", "stream_options",
+  "cache_salt", "ignore_eos", "logprobs", "max_tokens", "min_p", "model", "n",
+  "seed", "slo_class", "slo_ms_per_token", "stop", "stream", "stream_options",
   "temperature", "token_origins", "top_k", "top_p",
 }  # fmt: skip
 COMPLETION = _OURS | {"prompt"}

@@ -240,7 +240,10 @@ async def _answer(service: Service, request: Request, is_chat: bool):
     )
   )
   news: asyncio.Queue[tuple[int, News]] = asyncio.Queue()
-  tickets = _tickets(service, ask, news, begun + service.limits.answer_seconds)
+  tickets = _tickets(
+    service, ask, news, begun + service.limits.answer_seconds,
+    owner=limits.owner(request, ask.cache_salt),
+  )  # fmt: skip
   answer = Answer(
     ask, model=service.defaults.model, tokenizer=service.tokenizer
   )
@@ -257,7 +260,7 @@ async def _answer(service: Service, request: Request, is_chat: bool):
 
 
 def _tickets(
-  service: Service, ask: Ask, news: asyncio.Queue, deadline: float
+  service: Service, ask: Ask, news: asyncio.Queue, deadline: float, owner: int
 ) -> list[Ticket]:
   loop = asyncio.get_running_loop()
 
@@ -286,6 +289,7 @@ def _tickets(
         top_p=ask.top_p,
         min_p=ask.min_p,
         ignore_stop=ask.ignore_eos,
+        owner=owner,
       ),
       deliver=deliver(index),
       watch=stops.watch(service.tokenizer, ask.stop, prompt),

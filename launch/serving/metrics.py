@@ -75,6 +75,12 @@ class Metrics:
     self._waiting = of(Gauge, "num_requests_waiting", "Requests in the queue.")
     self._used = of(Gauge, "kv_cache_usage_perc", "Share of slots in use.")
     self._prompt = of(Counter, "prompt_tokens", "Tokens of admitted prompts.")
+    self._asked = of(
+      Counter, "prefix_cache_queries", "Prompts' tokens that slots might have."
+    )
+    self._cached = of(
+      Counter, "prefix_cache_hits", "Prompts' tokens that slots had."
+    )
     self._generated = of(Counter, "generation_tokens", "Emitted tokens.")
     success = of(
       Counter, "request_success", "Completions.", ["finished_reason"]
@@ -123,6 +129,7 @@ class Metrics:
     """A ticket was admitted."""
     self._queued.observe((ticket.began or 0.0) - ticket.arrived)
     self._prompt.inc(len(ticket.asked.token_ids))
+    self._asked.inc(len(ticket.asked.token_ids))
 
   def visited(self, report: Report) -> None:
     """A visit was made."""
@@ -133,6 +140,9 @@ class Metrics:
 
   def worked(self, ticket: Ticket, report: Report, row: int) -> None:
     """A visit made rounds for a ticket, whose counts grow with it."""
+    cached = int(report.cached[row])
+    self._cached.inc(cached - ticket.cached)
+    ticket.cached = cached
     counts = report.accept_counts[row]
     old = np.array(ticket.accept_counts or np.zeros_like(counts))
     new = counts - old

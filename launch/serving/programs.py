@@ -23,6 +23,8 @@ def admit(
   params: Params,
   state: DecodeState,
   row,
+  source,
+  keep,
   tokens,
   length,
   seed_and_stream,
@@ -31,7 +33,21 @@ def admit(
   ignore_stop,
   warp,
 ) -> DecodeState:
-  """`Decoder.admit` of arrays, with the key that follows from the seed."""
+  """`Decoder.admit` behind the first tokens of a row's text, be they none.
+
+  Args:
+    decoder: what decodes.
+    params: parameters of both models.
+    state: before.
+    row: `i32[]`, which is given a prompt.
+    source: `i32[]`, the row whose text the prompt begins as; it itself where a
+      prompt is read on.
+    keep: `i32[]`, so many tokens of it.
+    tokens, length: `i32[P]`, `i32[]`, what follows them.
+    seed_and_stream: `u32[2]`, from which the key follows.
+    budget, top_k, ignore_stop: `i32[]`, `i32[]`, `bool[]`.
+    warp: `f32[3]`, temperature, top-p, min-p.
+  """
   seed, stream = seed_and_stream[:1], seed_and_stream[1:]
   temperature, top_p, min_p = warp
   return decoder.admit(
@@ -46,13 +62,8 @@ def admit(
       1, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
     ),
     ignore_stop=ignore_stop,
-  )
-
-
-def extend(decoder, params, state, row, tokens, count, budget) -> DecodeState:
-  """`Decoder.extend`, of the row's own warp: more of its prompt is read."""
-  return decoder.extend(
-    params, state, row, tokens, count, max_new_tokens=budget
+    held=decoder.row(state, source),
+    keep=keep,
   )
 
 

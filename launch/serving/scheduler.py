@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from launch.serving.control import Control, Report
+from launch.serving.control import Asked, Control, Report
 from launch.serving.ticket import Finish, News, Ticket
 from specjax.state import StopReason
 
@@ -73,6 +73,7 @@ class Scheduler:
     queue_length: int,
     metrics,
     depths: Depths | None = None,
+    place: Callable[[Sequence[int], Asked], int] = lambda free, asked: free[0],
     keeps_in_touch: bool = False,
     clock: Callable[[], float] = time.monotonic,
   ):
@@ -86,12 +87,13 @@ class Scheduler:
       queue_length: requests that may wait for a slot.
       metrics: a `metrics.Metrics`.
       depths: how deep each row may draft; None: as deep as can be.
+      place: which of the free slots a request is given.
       keeps_in_touch: whether visits are made that do nothing, so that other
         processes hear from this one.
       clock: seconds.
     """
     self._turn, self._max_rounds = turn, max_rounds
-    self._depth, self._depths = depth, depths
+    self._depth, self._depths, self._place = depth, depths, place
     self._queue_length, self._metrics = queue_length, metrics
     self._keeps_in_touch, self._clock = keeps_in_touch, clock
     self._rows: list[Ticket | None] = [None] * num_slots
@@ -267,13 +269,14 @@ class Scheduler:
   def _fill(self, now: float):
     """Gives free slots to who waits longest."""
     admitted = []
-    for row, ticket in enumerate(self._rows):
-      if ticket is None and self._queue:
-        ticket = self._queue.popleft()
-        ticket.began = now
-        self._rows[row], self._ended[row] = ticket, False
-        admitted.append((row, ticket.asked))
-        self._metrics.began(ticket)
+    while self._queue and None in self._rows:
+      ticket = self._queue.popleft()
+      ticket.began = now
+      free = [row for row, one in enumerate(self._rows) if one is None]
+      row = self._place(free, ticket.asked)
+      self._rows[row], self._ended[row] = ticket, False
+      admitted.append((row, ticket.asked))
+      self._metrics.began(ticket)
     self._count()
     return admitted
 
@@ -311,6 +314,7 @@ class Scheduler:
           token_ids=ids[:count],
           origins=report.origins[row, :count].tolist(),
           log_probs=report.log_probs[row, :count].tolist(),
+          cached=int(report.cached[row]),
           finish=finish,
           cut=cut,
         )

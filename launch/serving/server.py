@@ -54,6 +54,7 @@ def make_service(
     queue_length=sizes.queue,
     metrics=metrics,
     depths=controller,
+    place=slots.place,
     keeps_in_touch=processes.several(),
   )
   return Service(

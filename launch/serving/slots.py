@@ -1,13 +1,13 @@
 """Rows of one running state that are given new prompts as they end.
 
 All programs are compiled before the first request: one that begins, one that
-admits a prompt for each width, two that read on, one that makes rounds for each
-depth. They are called with arrays of those shapes alone, so that nothing is
-compiled later.
+reads for each width, one that makes rounds for each depth. They are called with
+arrays of those shapes alone, so that nothing is compiled later.
 
 A prompt that is wider than the widest program is read in chunks. Where other
 rows decode, a visit reads one chunk of `chunk` tokens and makes one round, so
-that nobody waits for a whole prompt of somebody else's.
+that nobody waits for a whole prompt of somebody else's. What another row's text
+begins with is copied and not read (`prefixes`).
 """
 
 import contextlib
@@ -25,6 +25,7 @@ from jax.sharding import PartitionSpec as P
 
 from launch.serving import programs
 from launch.serving.control import Asked, Control, Report
+from launch.serving.prefixes import Reuse, Texts
 from specjax import compilation, drawing
 from specjax.decode import Decoder
 from specjax.engine import everywhere
@@ -76,6 +77,7 @@ class Slots:
     max_length: int,
     stop_tokens: Sequence[int],
     max_rounds: int = 8,
+    reuse: Reuse = Reuse.OWN,
     mesh: Mesh | None = None,
     cache_specs: tuple[P, P] | None = None,
   ):
@@ -92,6 +94,7 @@ class Slots:
       max_length: see above.
       stop_tokens: ids that end a row.
       max_rounds: of one visit.
+      reuse: whose texts a prompt may begin with.
       mesh: the devices, or None for one without a mesh.
       cache_specs: how caches lie on it, see `compilation.compile_both`.
 
@@ -125,10 +128,9 @@ class Slots:
     self._mesh, self._cache_specs = mesh, cache_specs
     self._window = max_rounds * (self.depth + 1)
     self._admit: dict[int, Any] = {}
-    self._extend: dict[int, Any] = {}
-    # Rows whose prompts are read in chunks, who came first first: what they
-    # ask for, and how much of it has been read.
-    self._reading: dict[int, tuple[Asked, int]] = {}
+    # Rows whose prompts are being read, who came first first.
+    self._reading: dict[int, Asked] = {}
+    self._texts = Texts(num_slots, max_length, reuse)
     self._running = np.zeros(num_slots, bool)
     self._rounds: dict[int, Any] = {}
     self._state: Any = None
@@ -174,19 +176,10 @@ class Slots:
         self._admit[width] = self._compiled(
           admit, both, self._request(width), reports=False
         )
-      for width in self._chunks():
-        self._extend[width] = self._compiled(
-          functools.partial(programs.extend, decoder), both,
-          self._more(width), reports=False,
-        )  # fmt: skip
     self._state = both.prefill(self._params, *first, **options)
     for width in self.widths:
       self._state = self._admit[width](
         self._params, self._state, *self._request(width)
-      )
-    for width in self._chunks():
-      self._state = self._extend[width](
-        self._params, self._state, *self._more(width)
       )
     for depth in self.depths:
       self._make_rounds(depth, self._orders())
@@ -206,7 +199,8 @@ class Slots:
           asked = Asked(
             token_ids=(0,), seed=row, max_new_tokens=budget, temperature=1.0
           )
-          self._begin(row, asked, self.widths[-1])
+          self._reading[row] = asked
+          self._read_on(row, self.widths[-1])
         jax.block_until_ready(self._state)
         start = time.perf_counter()
         report = self._make_rounds(
@@ -216,6 +210,15 @@ class Slots:
       self.seconds_of_round[depth] = sorted(seen)[len(seen) // 2]
     self._make_rounds(self.depth, self._orders(ended=True))
     self._running[:] = False
+    self.forget()
+
+  def place(self, free: Sequence[int], asked: Asked) -> int:
+    """Which of the free rows a request is given, see `Texts.place`."""
+    return self._texts.place(free, asked)
+
+  def forget(self) -> None:
+    """What the rows have read is read again by who asks for it."""
+    self._texts.forget(range(self.num_slots))
 
   def turn(self, control: Control) -> Report:
     """Does what a visit is to do, and reads what it has done."""
@@ -224,10 +227,16 @@ class Slots:
       self._reading.pop(int(row), None)
       self._running[row] = False
     # Somebody waits for the next token: nothing long before it.
-    is_busy = bool(self._running.any())
-    for row, asked in control.admissions:
-      self._begin(row, asked, self.chunk if is_busy else self.widths[-1])
-    self._read_on(self.chunk if is_busy else self.widths[-1])
+    most = self.chunk if self._running.any() else self.widths[-1]
+    # In the order that other processes hear of them in.
+    for row, asked in sorted(control.admissions, key=lambda one: one[0]):
+      self._reading.pop(row, None)
+      self._running[row] = False
+      self._reading[row] = asked
+      self._texts.begin(row, asked)
+      self._read_on(row, most)
+    if self._reading:
+      self._read_on(next(iter(self._reading)), most)
     rounds = min(control.rounds, 1) if self._reading else control.rounds
     deepest = int(control.max_depth.max(initial=0))
     depth = next(d for d in self.depths if d >= min(deepest, self.depth))
@@ -238,8 +247,13 @@ class Slots:
     reading = np.isin(np.arange(self.num_slots), list(self._reading))
     running = found["reason"] == StopReason.RUNNING
     found["reason"] = np.where(reading, StopReason.RUNNING, found["reason"])
+    report = Report(
+      **found, cached=self._texts.cached.copy(),
+      seconds=time.perf_counter() - start,
+    )  # fmt: skip
+    self._texts.hear(report, self._running)
     self._running = running & ~reading
-    return Report(**found, seconds=time.perf_counter() - start)
+    return report
 
   def idle(self) -> Control:
     """A visit that does nothing."""
@@ -249,42 +263,21 @@ class Slots:
       rounds=0,
     )
 
-  def _begin(self, row: int, asked: Asked, most: int) -> None:
-    """Reads a prompt, or its first `most` tokens."""
-    self._reading.pop(row, None)
-    first = asked
-    if len(asked.token_ids) > most:
-      first = dataclasses.replace(
-        asked, token_ids=asked.token_ids[:most], max_new_tokens=0
-      )
-      self._reading[row] = (asked, most)
-    width = next(w for w in self.widths if w >= len(first.token_ids))
-    self._running[row] = row not in self._reading
+  def _read_on(self, row: int, most: int) -> None:
+    """Reads up to `most` more tokens of a row's prompt, which began."""
+    asked = self._reading[row]
+    source, keep = self._texts.source(row, asked)
+    new = asked.token_ids[keep : keep + most]
+    is_last = keep + len(new) == len(asked.token_ids)
+    width = next(w for w in self.widths if w >= len(new))
     self._state = self._admit[width](
-      self._params, self._state, *self._request(width, row, first)
-    )
-
-  def _read_on(self, most: int) -> None:
-    """Reads up to `most` more tokens of the prompt that came first."""
-    if not self._reading:
-      return
-    row, (asked, done) = next(iter(self._reading.items()))
-    new = asked.token_ids[done : done + most]
-    is_last = done + len(new) == len(asked.token_ids)
-    self._state = self._extend[most](
       self._params, self._state,
-      *self._more(most, row, new, asked.max_new_tokens if is_last else 0),
+      *self._request(width, row, source, keep, new, asked, is_last),
     )  # fmt: skip
+    self._texts.read(row, asked, keep + len(new))
     if is_last:
       del self._reading[row]
       self._running[row] = True
-    else:
-      self._reading[row] = (asked, done + len(new))
-
-  def _chunks(self) -> tuple[int, ...]:
-    """Widths of programs that read on: none if no prompt asks for any."""
-    wanted = {self.chunk, self.widths[-1]}
-    return tuple(sorted(wanted)) if self.longest > min(wanted) else ()
 
   def _make_rounds(self, depth: int, orders) -> dict[str, Any]:
     self._state, found = self._rounds[depth](self._params, self._state, *orders)
@@ -315,31 +308,30 @@ class Slots:
     )
     return everywhere(self._mesh, orders)
 
-  def _request(self, width: int, row: int = 0, asked: Asked | None = None):
-    # Asked by nobody: warmth alone, which ends before it began.
-    budget = 0 if asked is None else asked.max_new_tokens
+  def _request(
+    self, width: int, row=0, source=0, keep=0, new=(0,),
+    asked: Asked | None = None, is_last: bool = False,
+  ):  # fmt: skip
+    # Asked by nobody: warmth alone, which ends before it began. So does a
+    # prompt that is not read to its end.
     asked = asked or Asked(
       token_ids=(0,), seed=0, max_new_tokens=1, temperature=1.0
     )
     tokens = np.zeros(width, np.int32)
-    tokens[: len(asked.token_ids)] = asked.token_ids
+    tokens[: len(new)] = new
     request = (
       np.int32(row),
+      np.int32(source),
+      np.int32(keep),
       tokens,
-      np.int32(len(asked.token_ids)),
+      np.int32(len(new)),
       np.array([asked.seed, asked.stream], np.uint32),
-      np.int32(budget),
+      np.int32(asked.max_new_tokens if is_last else 0),
       np.int32(asked.top_k),
       np.bool_(asked.ignore_stop),
       np.array([asked.temperature, asked.top_p, asked.min_p], np.float32),
     )
     return everywhere(self._mesh, request)
-
-  def _more(self, width: int, row: int = 0, tokens=(0,), budget: int = 0):
-    padded = np.zeros(width, np.int32)
-    padded[: len(tokens)] = tokens
-    more = np.int32(row), padded, np.int32(len(tokens)), np.int32(budget)
-    return everywhere(self._mesh, more)
 
   # --------------------------------------------------------------- the devices
 

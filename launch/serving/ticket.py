@@ -29,6 +29,7 @@ class News:
     token_ids: new ones.
     origins: an `Origin` for each.
     log_probs: the target's own of each.
+    cached: tokens of its prompt that were not read, since a slot had them.
     finish: why it ended with them, or None.
     cut: whether it ended in the middle of its text, with a stop string.
   """
@@ -36,6 +37,7 @@ class News:
   token_ids: Sequence[int] = ()
   origins: Sequence[int] = ()
   log_probs: Sequence[float] = ()
+  cached: int = 0
   finish: Finish | None = None
   cut: bool = False
 
@@ -58,6 +60,7 @@ class Ticket:
     drafts, drafted, accept_counts: see `specjax.state.Counters`, as of the last
       visit.
     learned: `accept_counts` when `objectives` last looked.
+    cached: tokens of its prompt that were not read.
     accepted, tried: drafted tokens lately, see `objectives.Seen`.
     cancelled: set, by any thread, if nobody wants it any more.
   """
@@ -77,6 +80,7 @@ class Ticket:
   drafted: int = 0
   accept_counts: list[int] = dataclasses.field(default_factory=list)
   learned: list[int] = dataclasses.field(default_factory=list)
+  cached: int = 0
   accepted: float = 0.0
   tried: float = 0.0
   cancelled: threading.Event = dataclasses.field(

@@ -116,6 +116,103 @@ def test_a_row_goes_on_as_if_all_its_text_were_its_prompt(name):
   assert decoding.jitted(decoder, "extend")._cache_size() == 1
 
 
+def behind(decoder, state, row, source, keep, *, new=MORE, budget=7):
+  """A row whose prompt begins as another row's text does."""
+  padded = np.zeros(WIDTH, np.int32)
+  padded[: len(new)] = new
+  return decoding.jitted(decoder, "admit")(
+    PARAMS, state, jnp.int32(row), jnp.asarray(padded), jnp.int32(len(new)),
+    state.keys[1], max_new_tokens=jnp.int32(budget),
+    sampling=make_sampling(1, temperature=0.9),
+    held=decoding.jitted(decoder, "row")(state, jnp.int32(source)),
+    keep=jnp.int32(keep),
+  )  # fmt: skip
+
+
+def alone_behind(decoder, text, state, *, budget=7):
+  """The same with all of it read."""
+  prompt = np.zeros((1, 30), np.int32)
+  prompt[0, : len(text)] = text
+  alone = decoding.jitted(decoder, "init")(
+    PARAMS, jnp.asarray(prompt), jnp.array([len(text)]), state.keys[1:2],
+    buffer_length=40, max_new_tokens=jnp.array([budget]),
+    sampling=make_sampling(1, temperature=0.9),
+    stop_tokens=jnp.zeros(0, jnp.int32),
+  )  # fmt: skip
+  return decode(decoder, alone)
+
+
+@pytest.mark.parametrize(
+  "name",
+  [n if n in _FAST else pytest.param(n, marks=pytest.mark.heavy)
+   for n in DECODERS],
+)  # fmt: skip
+def test_a_prompt_goes_on_from_what_another_row_has_read(name):
+  """From any length of it, its own row's too; neighbours stay."""
+  decoder = DECODERS[name]
+  before, state = rows_of(used(decoder)), used(decoder)
+  for row, source, keep in [(3, 0, 5), (0, 0, 3), (4, 2, 14), (1, 2, 0)]:
+    begun = behind(decoder, used(decoder), row, source, keep)
+    text = [*before[source][:keep], *MORE.tolist()]
+    assert rows_of(begun)[row] == text
+    alone = alone_behind(decoder, text, state)
+    together = decode(decoder, begun)
+    found = rows_of(together)
+    assert found.pop(row) == rows_of(alone)[0]
+    assert found == before[:row] + before[row + 1 :]
+    assert together.counters.num_accepted[row] == alone.counters.num_accepted[0]
+  assert decoding.jitted(decoder, "admit")._cache_size() == 1
+
+
+def test_a_row_that_decodes_may_be_gone_on_from():
+  """And goes on itself as it would."""
+  decoder = DECODERS["eagle"]
+  begin = lambda: decoding.jitted(decoder, "steps")(
+    PARAMS, decoding.start(decoder, stop_tokens=()), jnp.int32(3)
+  )
+  state, undisturbed = begin(), rows_of(decode(decoder, begin()))
+  keep = int(state.length[2])
+  begun = behind(decoder, begin(), 4, 2, keep)
+  text = [*rows_of(state)[2], *MORE.tolist()]
+  found = rows_of(decode(decoder, begun))
+  assert found[4] == rows_of(alone_behind(decoder, text, state))[0]
+  assert found[:4] == undisturbed[:4]
+
+
+def test_a_row_that_keeps_a_token_too_many_is_caught(monkeypatch):
+  """The mutant takes the cache of one more token than the text has."""
+  decoder, cut = DECODERS["model"], prefill.cut
+  before = rows_of(used(decoder))
+  text = [*before[0][:5], *MORE.tolist()]
+  right = rows_of(alone_behind(decoder, text, used(decoder)))[0]
+
+  def late(held, keep, own, key):
+    kept = cut(held, keep + 1, own, key)
+    return dataclasses.replace(
+      kept, tokens=jnp.roll(kept.tokens, -1, axis=1), length=kept.length - 1
+    )
+
+  monkeypatch.setattr(prefill, "cut", late)
+  state = used(decoder)
+  begun = decoder.admit(
+    PARAMS, state, 3, MORE, 6, state.keys[1], max_new_tokens=7,
+    sampling=make_sampling(1, temperature=0.9), held=decoder.row(state, 0),
+    keep=5,
+  )  # fmt: skip
+  assert rows_of(decode(decoder, begun))[3] != right
+
+
+def test_more_than_fits_behind_a_text_ends_the_row():
+  decoder = DECODERS["model"]
+  state = decoding.start(
+    decoder, max_new_tokens=np.array([36, 9, 9, 9, 9]), stop_tokens=()
+  )
+  state = decode(decoder, state)
+  after = behind(decoder, state, 3, 0, 36, budget=2)
+  assert after.stop_reason[3] == StopReason.LENGTH
+  assert after.length[3] == 36
+
+
 def test_what_is_appended_is_prompt():
   state = extend(DECODERS["model"], used(DECODERS["model"]), 1)
   length = int(state.length[1])

@@ -95,15 +95,15 @@ def test_what_is_asked_for_is_done():
       prompt=["x", [5, 6]], n=2, seed=3, temperature=2, top_p=0.5, top_k=7,
       min_p=0.1, stop="a", logprobs=0, stream=True, token_origins=True,
       stream_options={"include_usage": True, "continuous_usage_stats": True},
-      max_tokens=9, model="toy", ignore_eos=True,
+      max_tokens=9, model="toy", ignore_eos=True, cache_salt="mine",
     )
   )  # fmt: skip
   assert found == asking.Ask(
     is_chat=False, prompts=((*served.tokenizer().encode("x"),), (5, 6)),
     budgets=(9, 9), num_choices=2, seed=3, is_seeded=True, temperature=2,
-    top_k=7, top_p=0.5, min_p=0.1, stop=("a",), ignore_eos=True,
-    log_probs=True, origins=True, stream=True, usage=True, usage_so_far=True,
-    objective=None,
+    top_k=7, top_p=0.5, min_p=0.1, stop=("a",), cache_salt="mine",
+    ignore_eos=True, log_probs=True, origins=True, stream=True, usage=True,
+    usage_so_far=True, objective=None,
   )  # fmt: skip
   chat = read(
     {"messages": [{"role": "user", "content": "x"}], "logprobs": True},

@@ -10,9 +10,11 @@ import numpy as np
 import openai
 import pytest
 import served
+from starlette.requests import Request
 
 from launch.serving import answers, http
 from launch.serving.limits import Limits
+from launch.serving.limits import owner as owner_of
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -41,7 +43,7 @@ def client(server):
 def complete(client, prompt=PROMPT, **settings):
   extra = {
     name: settings.pop(name)
-    for name in ("top_k", "min_p", "token_origins", "ignore_eos")
+    for name in ("top_k", "min_p", "token_origins", "ignore_eos", "cache_salt")
     if name in settings
   }
   return client.completions.create(
@@ -113,6 +115,40 @@ def test_an_answer_has_what_clients_read(client):
   assert usage.completion_tokens == len(tokens) == 5
   assert usage.total_tokens == prompt + 5
   assert len(complete(client).choices[0].text) > 0  # 16 tokens by default
+
+
+def test_usage_and_metrics_count_what_was_not_read_again(client, server):
+  """Of the same salt alone."""
+  prompt = PROMPT + " and then"
+  count = len(served.tokenizer().encode(prompt))
+
+  def hits():
+    _, text = get(server[1], "/metrics")
+    name = "vllm:prefix_cache_hits_total"
+    (line,) = [x for x in text.splitlines() if x.startswith(name)]
+    return float(line.split()[-1])
+
+  before, cached, texts = hits(), [], []
+  for salt in ("a", "a", "b"):
+    answer = complete(
+      client, prompt, max_tokens=4, temperature=1.0, seed=5, cache_salt=salt
+    )
+    cached.append(answer.usage.prompt_tokens_details.cached_tokens)
+    texts.append(answer.choices[0].text)
+  assert cached == [0, count - 1, 0]
+  assert hits() - before == count - 1
+  assert len(set(texts)) == 1
+
+
+def test_owners_are_who_has_the_same_token_and_salt():
+  def owner(token, salt):
+    headers = [(b"authorization", f"Bearer {token}".encode())]
+    return owner_of(Request({"type": "http", "headers": headers}), salt)
+
+  assert owner("a", "x") == owner("a", "x")
+  found = {owner(token, salt) for token in "ab" for salt in ("", "x")}
+  assert len(found) == 4
+  assert all(0 <= one < 2**32 for one in found)
 
 
 def test_streams_are_the_same_text_with_usage_at_the_end(client):
@@ -344,7 +380,9 @@ def test_conversations(client):
   assert chunks[0].choices[0].delta.role == "assistant"
   assert all(c.choices[0].delta.role is None for c in chunks[1:-1])
   assert "".join(c.choices[0].delta.content for c in chunks[:-1]) == text
-  assert chunks[-1].usage == answer.usage
+  last = chunks[-1].usage
+  assert last.total_tokens == answer.usage.total_tokens
+  assert last.prompt_tokens_details.cached_tokens == len(ids) - 1
   with client.chat.completions.stream(
     model="toy", messages=MESSAGES, temperature=1.0, seed=4, stop=text[9:13]
   ) as stream:

@@ -284,14 +284,14 @@ def test_a_control_is_what_is_decoded_from_its_array():
   control = Control(
     admissions=[
       (0, ASKED[0]),
-      (2, dataclasses.replace(ASKED[1], ignore_stop=True)),
+      (2, dataclasses.replace(ASKED[1], ignore_stop=True, owner=2**32 - 1)),
     ],
     ended=np.array([False, True, False]),
     max_depth=np.array([3, 0, 1], np.int32),
     rounds=4,
   )
   array = control.encode(16)
-  assert array.shape == (3, 29)
+  assert array.shape == (3, 30)
   back = Control.decode(array)
   for name in ("ended", "max_depth"):
     np.testing.assert_array_equal(getattr(back, name), getattr(control, name))

@@ -8,6 +8,7 @@ import pytest
 import served
 
 from launch.serving.control import Asked
+from launch.serving.prefixes import Reuse, Texts
 from launch.serving.slots import Slots
 from specjax.state import StopReason
 
@@ -107,3 +108,105 @@ def test_chunks_of_nothing_are_refused():
       {3: DECODER}, decoding.PARAMS, num_slots=1, widths=(4,), chunk=0,
       max_length=20, stop_tokens=(),
     )  # fmt: skip
+
+
+# --------------------------------------------------- what a row has is not read
+
+
+def finished(slots, row, request):
+  """A request served to its end in a row, and its last report."""
+  report, new = visit(slots, admissions=[(row, request)])
+  text = list(new[row])
+  while report.reason[row] == StopReason.RUNNING:
+    report, new = visit(slots)
+    text += new[row]
+  return text, report
+
+
+def going_on(request, text, *, budget=6, **more):
+  """A second turn: the prompt, its answer, and three tokens."""
+  return dataclasses.replace(
+    request, token_ids=(*request.token_ids, *text, 1, 2, 7), seed=9,
+    max_new_tokens=budget, **more,
+  )  # fmt: skip
+
+
+def expected(request):
+  return served.alone(DECODER, request, width=46, stop=())
+
+
+def test_a_second_turn_reads_what_is_new_alone(slots):
+  """And a row that branches off earlier what is new to it, in another row."""
+  first = asked(20, seed=21, budget=8)
+  text, report = finished(slots, 0, first)
+  assert report.cached[0] == 0
+  second = going_on(first, text)
+  assert slots.place([1, 0], second) == 0  # nothing is lost
+  found, report = finished(slots, 0, second)
+  assert report.cached[0] == 28
+  assert found == expected(second)
+  other = dataclasses.replace(
+    first, token_ids=(*first.token_ids[:15], 8, 8), max_new_tokens=5
+  )
+  assert slots.place([0, 1], other) == 1  # the other's end is kept
+  found, report = finished(slots, 1, other)
+  assert report.cached[1] == 15
+  assert found == expected(other)
+
+
+def test_the_same_prompt_again_reads_its_last_token(slots):
+  first = asked(12, seed=22, budget=4)
+  text, _ = finished(slots, 0, first)
+  found, report = finished(slots, 1, first)
+  assert (found, report.cached[1]) == (text, 11)
+
+
+def test_who_comes_together_reads_a_common_beginning_once(slots):
+  """Each goes on from where the other is."""
+  start = asked(22, seed=23).token_ids
+  pair = [
+    Asked(
+      token_ids=(*start, *more), seed=row, max_new_tokens=4, temperature=1.0
+    )
+    for row, more in enumerate([(1, 2), (5, 6, 7)])
+  ]
+  report, new = visit(slots, admissions=list(enumerate(pair)))
+  texts = {0: new[0], 1: new[1]}
+  while (report.reason == StopReason.RUNNING).any():
+    report, new = visit(slots)
+    texts = {row: texts[row] + new[row] for row in texts}
+  assert texts == {row: expected(pair[row]) for row in texts}
+  assert report.cached.sum() == 22
+
+
+@pytest.mark.parametrize(
+  "reuse, owner, cached", [("own", 1, 0), ("own", 0, 14), ("all", 1, 14),
+                           ("none", 0, 0)],
+)  # fmt: skip
+def test_what_others_asked_is_theirs_unless_told(slots, reuse, owner, cached):
+  texts = Texts(2, served.MAX_LENGTH, Reuse(reuse))
+  texts.read(0, asked(15, seed=24), 15)
+  request = dataclasses.replace(asked(15, seed=24), owner=owner)
+  texts.begin(1, request)
+  assert texts.source(1, request) == ((0, 14) if cached else (1, 0))
+  assert texts.cached[1] == cached
+
+
+def test_a_text_of_no_numbers_begins_no_other(slots):
+  """What a NaN has reached is not copied."""
+  texts = Texts(2, served.MAX_LENGTH, Reuse.ALL)
+  request = asked(9, seed=25)
+  texts.read(0, request, 9)
+  report, _ = visit(slots)
+  nan = np.array([StopReason.NAN_LOGITS, StopReason.RUNNING])
+  texts.hear(dataclasses.replace(report, reason=nan), np.zeros(2, bool))
+  texts.begin(1, request)
+  assert texts.source(1, request) == (1, 0)
+
+
+def test_the_row_that_was_idle_for_longest_is_given_away(slots):
+  texts = Texts(3, served.MAX_LENGTH, Reuse.OWN)
+  for row in (1, 0, 2):
+    texts.read(row, asked(5, seed=30 + row), 5)
+  assert texts.place([0, 1, 2], asked(5, seed=40)) == 1
+  assert texts.place([0, 2], asked(5, seed=40)) == 0

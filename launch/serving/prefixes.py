@@ -1,0 +1,126 @@
+"""Whose text a prompt begins as: what a row has read, another need not.
+
+The host remembers the text of every row, whether its request goes on or has
+ended. A prompt is given a row and the longest beginning that any row holds.
+"""
+
+import enum
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from launch.serving.control import Asked, Report
+from specjax.state import StopReason
+
+
+class Reuse(enum.StrEnum):
+  """Whose texts a prompt may begin with.
+
+  How soon an answer comes tells whether its prompt was read, and so what was
+  asked before.
+  """
+
+  OWN = "own"  # those of the same owner
+  ALL = "all"
+  NONE = "none"
+
+
+class Texts:
+  """What each row has in its caches.
+
+  Attributes:
+    cached: `i32[B]`, tokens of each row's prompt that were another's or its
+      predecessor's.
+  """
+
+  def __init__(self, num_slots: int, max_length: int, reuse: Reuse):
+    """No row has a text."""
+    self._reuse = reuse
+    self._tokens = np.zeros((num_slots, max_length), np.int32)
+    self._lengths = np.zeros(num_slots, np.int32)
+    self._owners = np.zeros(num_slots, np.uint32)
+    self._prompts = np.zeros(num_slots, np.int32)  # tokens read of each so far
+    self._touched = np.zeros(num_slots, np.int64)
+    self._clock = 0
+    self.cached = np.zeros(num_slots, np.int32)
+
+  def place(self, free: Sequence[int], asked: Asked) -> int:
+    """The free row that a prompt costs least.
+
+    One whose whole text the prompt goes on from; else the one that was not used
+    for longest, since a beginning can be copied from any row.
+
+    Args:
+      free: rows, at least one.
+      asked: the request.
+    """
+    same, free = self._same(asked), np.asarray(free)
+    whole = free[(same[free] == self._lengths[free]) & (same[free] > 0)]
+    if len(whole):
+      return int(whole[np.argmax(same[whole])])
+    return int(free[np.argmin(self._touched[free])])
+
+  def begin(self, row: int, asked: Asked) -> None:
+    """A row is given a request, of which it has read nothing."""
+    self._prompts[row] = self.cached[row] = 0
+
+  def source(self, row: int, asked: Asked) -> tuple[int, int]:
+    """The row to go on from, and how many of its tokens are kept.
+
+    Args:
+      row: which reads.
+      asked: what it was given.
+
+    Returns:
+      `(source, keep)`: the row itself and what it has read of the prompt, if no
+      other row's text has more. At least one token is left to read.
+    """
+    done = int(self._prompts[row])
+    same = np.minimum(self._same(asked), len(asked.token_ids) - 1)
+    best = int(np.argmax(same))
+    if same[best] <= done:
+      return row, done
+    self.cached[row] += int(same[best]) - done
+    return best, int(same[best])
+
+  def read(self, row: int, asked: Asked, length: int) -> None:
+    """A row has the first tokens of its prompt."""
+    self._tokens[row, :length] = asked.token_ids[:length]
+    self._lengths[row] = self._prompts[row] = length
+    self._owners[row] = asked.owner
+    self._touch(row)
+
+  def hear(self, report: Report, running: np.ndarray) -> None:
+    """Rows have emitted tokens.
+
+    Args:
+      report: of the visit.
+      running: `bool[B]`, rows that decoded in it.
+    """
+    for row in np.flatnonzero(running):
+      start, length = int(report.start[row]), int(report.length[row])
+      self._tokens[row, start:length] = report.tokens[row, : length - start]
+      self._lengths[row] = length
+      self._touch(int(row))
+    self.forget(np.flatnonzero(report.reason == StopReason.NAN_LOGITS))
+
+  def forget(self, rows: Iterable[int]) -> None:
+    """What these rows have is of no use to others."""
+    self._lengths[list(rows)] = 0
+
+  def _touch(self, row: int) -> None:
+    self._clock += 1
+    self._touched[row] = self._clock
+
+  def _same(self, asked: Asked) -> np.ndarray:
+    """`i32[B]`, tokens that each row's text and the prompt begin with alike."""
+    if self._reuse == Reuse.NONE:
+      return np.zeros(len(self._lengths), np.int32)
+    prompt = np.asarray(asked.token_ids, np.int32)
+    width = min(len(prompt), self._tokens.shape[1])
+    differs = self._tokens[:, :width] != prompt[:width]
+    same = np.where(differs.any(1), differs.argmax(1), width)
+    same = np.minimum(same, self._lengths)
+    if self._reuse == Reuse.OWN:
+      same = np.where(self._owners == asked.owner, same, 0)
+    return same.astype(np.int32)

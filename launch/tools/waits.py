@@ -1,0 +1,160 @@
+r"""How long others' prompts keep a row waiting, and a second turn its user.
+
+  python -m launch.tools.waits --config=configs/smollm2.py \
+    --config.num_speculative_tokens=0 --prompt_tokens=1500 --arrivals=4 \
+    --turn_tokens=1000 --output=W.json
+
+A row streams, a round a visit, while prompts arrive, each as soon as the one
+before it has been read; then all over again with one row more that decodes.
+`gap` is the longest time between two of its tokens over the median of its own
+rounds, alone; `whole` what it would be if a prompt were read at once. A
+conversation's second turn is answered where its first is in a slot, and, in
+turn, where it must be read: `first_token` is the ratio.
+"""
+
+import dataclasses
+import statistics
+
+import numpy as np
+from absl import flags
+
+from launch import cli, outputs, pair, provenance
+from launch.serving import assembly
+from launch.serving.control import Asked
+from launch.serving.slots import Slots
+from specjax.state import StopReason
+
+cli.reads(cli.CONFIG, cli.OUTPUT)
+_PROMPT = flags.DEFINE_integer(
+  "prompt_tokens", 1500, "Tokens of each prompt that arrives.", lower_bound=2
+)
+_ARRIVALS = flags.DEFINE_integer(
+  "arrivals", 4, "Prompts that arrive, and second turns.", lower_bound=1
+)
+_FIRST = flags.DEFINE_integer(
+  "turn_tokens", 1000, "Tokens of a first turn.", lower_bound=2
+)
+_ALONE = 40  # rounds of which the median is the row's own
+_ANSWER, _QUESTION = 32, 24  # tokens between the first turn and the second
+
+
+def _asked(length: int, seed: int, budget: int) -> Asked:
+  """A prompt of tokens that no other begins with."""
+  tokens = np.random.default_rng(seed).integers(3, 1000, length)
+  return Asked(
+    token_ids=tuple(tokens.tolist()), seed=seed, max_new_tokens=budget,
+    temperature=0.0, ignore_stop=True,
+  )  # fmt: skip
+
+
+def _visit(slots: Slots, *admissions):
+  return slots.turn(
+    dataclasses.replace(slots.idle(), rounds=1, admissions=admissions)
+  )
+
+
+def _end(slots: Slots) -> None:
+  ended = np.ones(slots.num_slots, bool)
+  slots.turn(dataclasses.replace(slots.idle(), ended=ended))
+
+
+def gaps(slots: Slots, *, prompt: int, arrivals: int, streams: int) -> dict:
+  """What rows that stream wait for while prompts arrive.
+
+  Args:
+    slots: all idle, and idle again afterwards.
+    prompt: tokens of each.
+    arrivals: how many.
+    streams: rows that decode.
+
+  Returns:
+    Seconds of a round alone and of the longest gap, and their ratio.
+  """
+  others = range(streams)
+  _visit(
+    slots,
+    *[(row, _asked(8, 100 + row, slots.max_length - 8)) for row in others],
+  )
+  alone = statistics.median(_visit(slots).seconds for _ in range(_ALONE))
+  longest, reading = [], []
+  for one in range(arrivals):
+    report = _visit(slots, (streams, _asked(prompt, one, 1)))
+    seconds = [report.seconds]
+    while report.length[streams] <= prompt:
+      report = _visit(slots)
+      assert (report.length[:streams] > report.start[:streams]).all()
+      seconds.append(report.seconds)
+    longest.append(max(seconds))
+    reading.append(sum(seconds) - alone * len(seconds))
+  _end(slots)
+  return {
+    "streams": streams,
+    "round_seconds": alone,
+    "gap_seconds": longest,
+    "gap": max(longest) / alone,
+    "whole": statistics.median(reading) / alone,
+  }
+
+
+def turns(slots: Slots, *, first: int, count: int) -> dict:
+  """Time to the first token of second turns, held and read.
+
+  Args:
+    slots: all idle, and idle again afterwards.
+    first: tokens of a first turn.
+    count: conversations.
+  """
+
+  def to_first(asked: Asked) -> tuple[float, list[int]]:
+    report = _visit(slots, (0, asked))
+    seconds, text = report.seconds, []
+    while True:
+      text += report.tokens[0, : report.length[0] - report.start[0]].tolist()
+      if report.reason[0] != StopReason.RUNNING:
+        return seconds, text
+      report = _visit(slots)
+      seconds += 0 if text else report.seconds
+
+  held, read = [], []
+  for one in range(count):
+    begun = _asked(first, 1000 + one, _ANSWER)
+    _, answer = to_first(begun)
+    new = _asked(_QUESTION, 2000 + one, 1)
+    whole = (*begun.token_ids, *answer, *new.token_ids)
+    second = dataclasses.replace(new, token_ids=whole)
+    held.append(to_first(second)[0])
+    slots.forget()
+    read.append(to_first(second)[0])
+  return {
+    "held_seconds": held,
+    "read_seconds": read,
+    "first_token": statistics.median(held) / statistics.median(read),
+  }
+
+
+def run(_) -> int:
+  """The command."""
+  config = pair.settled(cli.CONFIG.value)
+  most = max(_PROMPT.value, _FIRST.value + _ANSWER + _QUESTION)
+  loaded = pair.load(config)
+  room = pair.assemble(config, loaded).room(config.max_new_tokens)
+  if room < most:
+    raise cli.UserError(f"the pair has room for prompts of {room} tokens")
+  sizes = assembly.Sizes(slots=3, max_prompt=most)
+  slots = assembly.make_slots(config, loaded, sizes)
+  measured = {
+    "gaps": [
+      gaps(
+        slots, prompt=_PROMPT.value, arrivals=_ARRIVALS.value, streams=streams
+      )
+      for streams in (1, 2)
+    ],
+    "turns": turns(slots, first=_FIRST.value, count=_ARRIVALS.value),
+  }
+  about = provenance.record(models=provenance.checkpoints(config))
+  outputs.write_json(cli.OUTPUT.value, {**measured, **about})
+  return 0
+
+
+if __name__ == "__main__":
+  cli.run(run, required=("config", "output"))
