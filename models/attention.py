@@ -140,6 +140,19 @@ def _by_queries(some: Callable, q: Array, *others: Array) -> Array:
   return out.reshape(batch, count * _QUERIES, -1)[:, :fed]
 
 
+def slots_read(text: int, room: int, window: int | None = None) -> int:
+  """Slots of a cache that a pass of the longest text reads on an accelerator.
+
+  Args:
+    text: tokens of it.
+    room: S.
+    window: of a sliding window, the newest tokens that are seen.
+  """
+  width = min(_SLOTS["default"], -(-room // 2))
+  first = 0 if window is None else max(text - window, 0) // width
+  return min((-(-text // width) - first) * width, room)
+
+
 def attend_slots(
   q: Array,
   new: tuple[Array, Array] | None,

@@ -175,31 +175,36 @@ def _last(holds, most: int) -> int:
 # ---------------------------------------------------------------------- time
 
 
-def _passes(q: Question) -> tuple[list[Pass], list[Pass]]:
-  """A round's draft passes, and those that verify 1..32 tokens or so."""
-  place = lambda config, size, **skipped: roofline.Placement(
+def _place(q: Question, config, size: int, **skipped) -> roofline.Placement:
+  return roofline.Placement(
     config=config,
     num_params=program.num_params(config),
     size=size,
     rows=q.rows,
     slots=q.slots,
+    text=q.text_tokens,
     input_length=q.input_length,
     **skipped,
   )
-  target = place(q.cut_target(), q.layout.model)
+
+
+def _passes(q: Question) -> tuple[list[Pass], list[Pass]]:
+  """A round's draft passes, and those that verify 1..32 tokens or so."""
+  target = _place(q, q.cut_target(), q.layout.model)
   verify = [
     roofline.forward(target, n) for n in range(1, max(_MOST, q.fed) + 1)
   ]
   drafter = program.make_drafter(q)
   if q.head is not None:
     found = heads.passes(
-      q.head, drafter, size=q.layout.draft, rows=q.rows, slots=q.slots
-    )
+      q.head, drafter, size=q.layout.draft, rows=q.rows, slots=q.slots,
+      text=q.text_tokens,
+    )  # fmt: skip
     return found, verify
   if q.draft is not None:
-    draft = place(q.cut_draft(), q.layout.draft)
+    draft = _place(q, q.cut_draft(), q.layout.draft)
   else:
-    draft = place(q.cut_target(), q.layout.model, skipped=q.skipped)
+    draft = _place(q, q.cut_target(), q.layout.model, skipped=q.skipped)
   text = q.max_length + q.tree.max_depth + 1
   each = [roofline.forward(draft, n) for n in drafter.tokens_of_passes(text)]
   return each, verify
@@ -286,6 +291,8 @@ def _roofline(topology: Topology, q: Question) -> dict:
     "draft_step_seconds": draft,
     "verify_seconds": {str(n + 1): float(s) for n, s in enumerate(verify)},
     "passes": {name: _causes(chip, one) for name, one in named.items()},
+    "bytes_over_minimum": of_target[0].hbm_bytes
+    / roofline.least_bytes(_place(q, q.cut_target(), q.layout.model)),
     "cost_ratio": draft / verify[0],
     "break_even_acceptance": (
       _break_even(lambda p: speculative(p) / plain) if nodes > 1 else None
@@ -420,6 +427,11 @@ def show(console: rich.console.Console, found: dict) -> None:
     + ("none" if even is None else f"{even:.2f}")
     + f"; at acceptance {line['acceptance']} the best chain has N = {best}, "
     + _pays(line)
+  )
+  out(
+    f"a plain pass over rows of {s['text_tokens'] or s['max_length']} tokens "
+    f"moves {line['bytes_over_minimum']:.2f} times the weights and the text's "
+    "cache"
   )
   console.print(_table_of_passes(line["passes"]))
   rates = rich.table.Table(box=rich.box.SIMPLE, title="tokens a second")

@@ -132,7 +132,13 @@ def more_slots(shape: HeadShape, tree: Tree) -> int:
 
 
 def passes(
-  shape: HeadShape, drafter: Drafter, *, size: int, rows: int, slots: int
+  shape: HeadShape,
+  drafter: Drafter,
+  *,
+  size: int,
+  rows: int,
+  slots: int,
+  text: int | None = None,
 ) -> list[Pass]:
   """The passes of a round, on one device.
 
@@ -141,7 +147,7 @@ def passes(
     drafter: that of a tree.
     size: devices that it is cut over.
     rows: of the batch that each such group decodes.
-    slots: cache slots of each row.
+    slots, text: see `Placement`.
   """
   count = _counts(shape)
   c = shape.config
@@ -161,6 +167,7 @@ def passes(
       size=size,
       rows=rows,
       slots=slots,
+      text=text,
     )
     return roofline.forward(placement, tokens)
 

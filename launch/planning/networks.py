@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
+from models import attention, stacked, t5_stacked
 from models import sharding as sharding_lib
-from models import stacked, t5_stacked
 from models.layers import TransformerConfig
 from models.sharding import Sharding
 from models.t5_config import T5Config
@@ -99,7 +99,7 @@ class Work:
     mlps: feed-forward blocks.
     sums: sums of partial results over the devices, that of the table apart.
     weights: parameters that are read and multiplied (and skipped biases).
-    slots: cached tokens that a row's attentions see, added up over layers.
+    slots: cache slots of a row that attentions read, added up over layers.
   """
 
   attentions: int
@@ -115,9 +115,19 @@ def work(
   num_params: int,
   skipped: SkippedLayers,
   slots: int,
+  text: int,
   input_length: int,
 ) -> Work:
-  """What a pass over a few tokens does, whose rows have so many slots."""
+  """What a pass over a few tokens does.
+
+  Args:
+    config: the model.
+    num_params: of it.
+    skipped: sub-layers that the pass leaves out.
+    slots: cache slots of a row.
+    text: tokens of the longest row's text, as far as which they are read.
+    input_length: tokens that an encoder read.
+  """
   c, layers = config, config.num_layers
   mlp = (3 if c.gated_mlp else 2) * c.embed_dim * c.mlp_dim
   if isinstance(c, T5Config):
@@ -128,13 +138,13 @@ def work(
       mlps=layers,
       sums=3 * layers,
       weights=layers * (6 * width + mlp) + c.vocab_size * c.embed_dim,
-      slots=layers * (slots + input_length),
+      slots=layers * (attention.slots_read(text, slots) + input_length),
     )
   attentions = layers - len(skipped.attention)
   mlps = layers - len(skipped.mlp)
   # An embedding that is only looked up is neither read whole nor multiplied.
   looked_up = 0 if c.tied_embeddings else c.vocab_size * c.embed_dim
-  attention = 2 * c.embed_dim * c.head_dim * (c.num_heads + c.num_kv_heads)
+  heads = 2 * c.embed_dim * c.head_dim * (c.num_heads + c.num_kv_heads)
   sums = attentions + mlps
   if c.parallel_residual:  # both blocks of a layer are added before it is sent
     sums = layers - len({*skipped.attention} & {*skipped.mlp})
@@ -144,7 +154,11 @@ def work(
     sums=sums,
     weights=num_params
     - looked_up
-    - len(skipped.attention) * attention
+    - len(skipped.attention) * heads
     - len(skipped.mlp) * mlp,
-    slots=attentions * slots,
+    slots=sum(
+      attention.slots_read(text, slots, c.window(layer))
+      for layer in range(layers)
+      if layer not in skipped.attention
+    ),
   )

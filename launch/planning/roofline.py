@@ -3,11 +3,12 @@
   time = max(bytes read and written / memory bandwidth,
              operations / peak) + bytes sent / interconnect bandwidth
 
-per device. Bytes are the weights once, the whole cache of the rows once, and
-the activations; scores of attention are taken to stay on the chip. Collectives
-are rings that use all links of a device at once, as if every slice were a torus
-and every group of devices a ring in it. Latencies, kernel launches and overlap
-are left out, so small models on many chips look better here than they are.
+per device. Bytes are the weights once, the blocks of the cache that hold text
+once, and the activations; scores of attention are taken to stay on the chip.
+Collectives are rings that use all links of a device at once, as if every slice
+were a torus and every group of devices a ring in it. Latencies, kernel launches
+and overlap are left out, so small models on many chips look better here than
+they are.
 """
 
 import dataclasses
@@ -32,6 +33,7 @@ class Placement:
     size: devices that the model is cut over.
     rows: rows of the batch that each such group decodes.
     slots: cache slots of each row.
+    text: tokens of the longest row's text; None if it fills the cache.
     skipped: sub-layers that the pass leaves out.
     input_length: tokens that an encoder read.
   """
@@ -41,6 +43,7 @@ class Placement:
   size: int
   rows: int
   slots: int
+  text: int | None = None
   skipped: SkippedLayers = _NOTHING
   input_length: int = 0
 
@@ -49,7 +52,8 @@ class Placement:
     """What a pass is made of."""
     return networks.work(
       self.config, num_params=self.num_params, skipped=self.skipped,
-      slots=self.slots, input_length=self.input_length,
+      slots=self.slots, text=self.slots if self.text is None else self.text,
+      input_length=self.input_length,
     )  # fmt: skip
 
 
@@ -93,7 +97,7 @@ def mean(passes: Sequence[Pass]) -> Pass:
 
 
 def forward(placement: Placement, num_tokens: int) -> Pass:
-  """A pass over `num_tokens` tokens of every row, caches full.
+  """A pass over `num_tokens` tokens of every row.
 
   Args:
     placement: the model on its devices.
@@ -116,6 +120,14 @@ def forward(placement: Placement, num_tokens: int) -> Pass:
     flops=flops / p.size,
     ici_bytes=_sent(p, tokens),
   )
+
+
+def least_bytes(placement: Placement) -> float:
+  """What a device must read for a pass: weights, and the text's cache, once."""
+  p, c = placement, placement.config
+  exact = dataclasses.replace(p, slots=p.slots if p.text is None else p.text)
+  cache = 2 * p.rows * exact.work.slots * c.num_kv_heads * c.head_dim
+  return _ITEM * (p.work.weights + cache) / p.size
 
 
 def _sent(p: Placement, tokens: int) -> float:

@@ -29,7 +29,7 @@ def test_parameters_are_those_of_the_published_model(config):
 def test_a_pass_reads_the_decoder_without_what_the_input_made(config):
   found = networks.work(
     config, num_params=networks.num_params(config), skipped=SkippedLayers(),
-    slots=100, input_length=30,
+    slots=100, text=100, input_length=30,
   )  # fmt: skip
   state = nnx.state(t5.abstract(config, dtype=networks.DTYPE))
   read = 0

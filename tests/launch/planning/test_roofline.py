@@ -34,6 +34,28 @@ def test_a_pass_of_one_device_by_hand():
   assert found.ici_bytes == 0
 
 
+@pytest.mark.parametrize(
+  "text, window, read",
+  [(1, None, 512), (1000, None, 1024), (1024, None, 1024), (8000, None, 8196),
+   (1025, None, 1536), (6000, 1024, 1536), (6143, 1000, 1024)],
+)  # fmt: skip
+def test_a_cache_is_read_in_blocks_from_a_window_to_the_text(
+  text, window, read
+):
+  config = dataclasses.replace(CONFIG, windows=3 * (window,))
+  place = dataclasses.replace(ONE, slots=8196, text=text, config=config)
+  full = dataclasses.replace(place, slots=read, text=None)
+  full = dataclasses.replace(full, config=CONFIG)
+  assert roofline.forward(place, 1) == roofline.forward(full, 1)
+
+
+def test_the_least_that_is_read_are_weights_and_the_text():
+  place = dataclasses.replace(ONE, slots=8196, text=1000)
+  weights = 10**9 - 1000 * 64
+  cache = 2 * 3 * 2 * 1000 * 2 * 16
+  assert roofline.least_bytes(place) == 2 * (weights + cache)
+
+
 def test_eight_devices_cut_all_but_what_lies_between_blocks():
   found = roofline.forward(dataclasses.replace(ONE, size=8), 5)
   tokens = 2 * 5
