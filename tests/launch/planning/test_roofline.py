@@ -36,7 +36,8 @@ def test_a_pass_of_one_device_by_hand():
 
 @pytest.mark.parametrize(
   "text, window, read",
-  [(1, None, 512), (1000, None, 1024), (1024, None, 1024), (8000, None, 8192), (8195, None, 8196),
+  [(1, None, 512), (1000, None, 1024), (1024, None, 1024),
+   (8000, None, 8192), (8195, None, 8196),
    (1025, None, 1536), (6000, 1024, 1536), (6143, 1000, 1024)],
 )  # fmt: skip
 def test_a_cache_is_read_in_blocks_from_a_window_to_the_text(
