@@ -90,7 +90,10 @@ class LlamaCpp:
     if "error" in found:
       self.close()
       raise ValueError(f"llama.cpp of {python}: {found['error']}")
-    self.versions = {**found, "n_threads": threads}
+    waits = os.environ.get("OMP_WAIT_POLICY")
+    self.versions = {
+      **found, "n_threads": threads, "n_ctx": slots, "omp_wait_policy": waits,
+    }  # fmt: skip
 
   def run(self, batch: Batch) -> tuple[list[list[int]], float]:
     """Completes a batch: the emitted tokens of every prompt, and seconds."""

@@ -75,6 +75,7 @@ def test_llama_cpp_takes_turns_and_what_it_writes_is_compared(
 ):
   package(PACKAGE)
   monkeypatch.setattr(benchmark, "_WIDTHS", (1,))
+  monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
   turns = []
   whole = rates.measure_rates
   monkeypatch.setattr(
@@ -111,6 +112,8 @@ def test_llama_cpp_takes_turns_and_what_it_writes_is_compared(
     "llama_cpp": "9.1",
     "system": f"{32 + 48} slots, threads {threads} and {threads}",
     "n_threads": threads,
+    "n_ctx": 80,
+    "omp_wait_policy": "passive",
   }
 
 
