@@ -17,8 +17,14 @@ bandwidth plain decoding reaches (`launch.bandwidth`); it is one line on stderr
 too, and null on a mesh.
 
 transformers runs on the CPU, so it is left out where jax runs elsewhere.
+`--llama_cpp=ENVIRONMENT/bin/python` measures llama.cpp too, by the package
+`llama_cpp` of that environment, on a GGUF target's weights in float32, one
+prompt at a time (`launch.llama_cpp_reference`). `ratios` are the medians of our
+rates over theirs in the same turns. `--new_tokens` decodes fewer tokens than
+config.max_new_tokens, which buffers are made for.
 """
 
+import dataclasses
 import json
 import sys
 
@@ -29,6 +35,7 @@ from launch import (
   bandwidth,
   cli,
   hf_reference,
+  llama_cpp_reference,
   outputs,
   pair,
   prompts,
@@ -36,6 +43,7 @@ from launch import (
   rates,
 )
 from specjax import engine, metrics, timing
+from specjax.requests import Settings
 
 cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT)
 _ROUNDS = flags.DEFINE_integer(
@@ -44,6 +52,14 @@ _ROUNDS = flags.DEFINE_integer(
 _REFERENCE = flags.DEFINE_bool(
   "reference", True, "Also measure transformers, if installed, on the CPU."
 )
+_LLAMA_CPP = flags.DEFINE_string(
+  "llama_cpp", None, "Also measure llama.cpp, with this Python's `llama_cpp`."
+)
+_NEW_TOKENS = flags.DEFINE_integer(
+  "new_tokens", None, "Decode so many, and not all that buffers hold.",
+  lower_bound=1,
+)  # fmt: skip
+_OTHERS = {"hf_autoregressive": "transformers", "llama_cpp": "llama.cpp"}
 _WIDTHS = (1, 2, 4, 6, 8, 12, 16)
 
 
@@ -52,6 +68,12 @@ def run(_) -> int:
   config = pair.settled(cli.CONFIG.value)
   jax.config.update("jax_compilation_cache_dir", None)
   outputs.check({"--output": cli.OUTPUT.value}, stdout=True)
+  if _LLAMA_CPP.value:
+    llama_cpp_reference.check(config)
+  asked = config.copy_and_resolve_references()
+  asked.max_new_tokens = _NEW_TOKENS.value or config.max_new_tokens
+  if asked.max_new_tokens > config.max_new_tokens:
+    raise cli.UserError("--new_tokens is at most --config.max_new_tokens")
   models = pair.build(config, inputs=True)
   room = models.room(config.max_new_tokens)
   items = prompts.all_of(
@@ -62,6 +84,8 @@ def run(_) -> int:
     prompts=cli.PROMPTS.value,
     texts=[p.text for p in items],
   )
+  budget = Settings(max_new_tokens=asked.max_new_tokens)
+  items = [dataclasses.replace(p, settings=budget) for p in items]
   batches = engine.make_batches(
     items, batch_size=config.batch_size, max_width=room
   )
@@ -76,7 +100,7 @@ def run(_) -> int:
   on_cpu = jax.default_backend() == "cpu"
   if _REFERENCE.value and on_cpu and hf_reference.is_available(config):
     reference = hf_reference.Reference(
-      config,
+      asked,
       stop_tokens=models.stop_tokens,
       vocab_size=models.tokenizer.vocab_size,
     )
@@ -86,16 +110,26 @@ def run(_) -> int:
     engines["speculative"], engines["autoregressive"],
     draft=models.draft, typical=typical, widths=_WIDTHS,
   )  # fmt: skip
+  others: dict = {}
+  if _LLAMA_CPP.value:
+    others["llama_cpp"] = llama_cpp_reference.LlamaCpp(
+      _LLAMA_CPP.value,
+      asked,
+      stop_tokens=models.stop_tokens,
+      slots=batches[-1].width + config.max_new_tokens,
+    )
   turns = rates.measure_rates(
-    batches, engines, reference, rounds=_ROUNDS.value, pieces=pieces
+    batches, engines | others, reference, rounds=_ROUNDS.value, pieces=pieces
   )
+  for one in others.values():
+    one.close()
   tree = models.decoder.drafter.tree
   summary = metrics.summarize(turns.units(), max_depth=tree.max_depth)
   costs = pieces.costs()
   memory = None
   if models.mesh is None:  # of one device, whose memory all is in
     state = engines["autoregressive"].prefill(typical, budget=0)
-    halfway = int(state.length.max()) + config.max_new_tokens / 2
+    halfway = int(state.length.max()) + asked.max_new_tokens / 2
     memory = bandwidth.share(
       weight_bytes=bandwidth.weight_bytes(models.params.target),
       cache_bytes=bandwidth.cache_bytes(state.target_cache, halfway),
@@ -103,20 +137,14 @@ def run(_) -> int:
       step_seconds=costs.plain_step,
       bandwidth=bandwidth.of_device(jax.devices()[0]),
     )
-  same = None
-  if reference is not None and config.temperature == 0:
-    same = sum(
-      ours.token_ids == theirs
-      for number in range(len(batches))
-      for ours, theirs in zip(
-        turns.last["autoregressive", number],
-        turns.last["hf_autoregressive", number],
-        strict=True,
-      )
-    ) / len(items)
-    if same < 1:
+  measured = [name for name in _OTHERS if name in turns.tokens]
+  same = dict.fromkeys(_OTHERS)
+  for name in measured if config.temperature == 0 else ():
+    same[name] = turns.alike(name)
+    if same[name] < 1:
       print(
-        f"transformers wrote the same text for {same:.0%} of the prompts",
+        f"{_OTHERS[name]} wrote the same text for {same[name]:.0%} of the "
+        "prompts",
         file=sys.stderr,
       )
   passes = costs.draft_passes
@@ -134,7 +162,13 @@ def run(_) -> int:
     **rates.prediction(turns, pieces),
     "hf_autoregressive_tokens_per_second": turns.rate("hf_autoregressive"),
     "hf_assisted_tokens_per_second": turns.rate("hf_assisted"),
-    "hf_identical_completions": same,
+    "hf_identical_completions": same["hf_autoregressive"],
+    "llama_cpp_tokens_per_second": turns.rate("llama_cpp"),
+    "llama_cpp_identical_completions": same["llama_cpp"],
+    "ratios": {
+      other: {name: turns.over(name, other) for name in engines}
+      for other in measured
+    },
     "block_efficiency": summary["block_efficiency"],
     "acceptance_rate": summary["acceptance_rate"],
     "expected_acceptance_rate": summary["expected_acceptance_rate"],
@@ -155,10 +189,12 @@ def run(_) -> int:
     "compile_seconds": sum(compile_seconds.values()),
     "compile_seconds_by_system": compile_seconds,
     "rounds": _ROUNDS.value,
+    "new_tokens": asked.max_new_tokens,
     "num_prompts": len(prompts.distinct(items)),
     "config": json.loads(config.to_json_best_effort()),
     **made_by,
     "reference": reference.versions if reference else None,
+    **{name: one.versions for name, one in others.items()},
   }
   if memory:
     print(bandwidth.row(memory), file=sys.stderr)

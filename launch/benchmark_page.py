@@ -11,20 +11,23 @@ def table(results: dict[str, dict]) -> str:
 
   Under the table are the commands that made the rows, where files tell them.
   """
-  # Older files have no share of the memory's bandwidth, meshes neither.
+  # Older files have no share of the memory's bandwidth, meshes neither, and
+  # most no llama.cpp.
   with_memory = any(map(_share, results.values()))
+  with_llama_cpp = any(x.get("llama_cpp") for x in results.values())
   names = [
     "run", "autoregressive tok/s", "speculative tok/s", "speed-up (95%)",
     "predicted, off by (95%)", "block efficiency", "loop overhead",
     *(["memory bandwidth"] if with_memory else []),
     "transformers tok/s", "assisted tok/s",
+    *(["llama.cpp tok/s"] if with_llama_cpp else []),
   ]  # fmt: skip
   rows = []
   for name, result in results.items():
     speculates = result["draft_forwards_seconds"] or result["acceptance_rate"]
 
     def number(key, digits=2, result=result):
-      value = result[key]
+      value = result.get(key)
       return "–" if value is None else f"{value:.{digits}f}"
 
     interval = result["speedup_ci"]
@@ -50,9 +53,17 @@ def table(results: dict[str, dict]) -> str:
     if with_memory:
       cells.append(_share(result) or "–")
     cells += [
-      number("hf_autoregressive_tokens_per_second", 0) + _alike(result),
+      number("hf_autoregressive_tokens_per_second", 0)
+      + _ratios(result, "hf_autoregressive", speculates)
+      + _alike(result, "hf"),
       number("hf_assisted_tokens_per_second", 0),
     ]
+    if with_llama_cpp:
+      cells.append(
+        number("llama_cpp_tokens_per_second", 0)
+        + _ratios(result, "llama_cpp", speculates)
+        + _alike(result, "llama_cpp")
+      )
     rows.append(cells)
   lines = [tables.table(names, rows)]
   commands = {name: _command(result) for name, result in results.items()}
@@ -118,9 +129,20 @@ def _error(result: dict) -> str:
   return text
 
 
-def _alike(result: dict) -> str:
-  """A warning where transformers did not write the same greedy texts."""
-  same = result["hf_identical_completions"]
+def _ratios(result: dict, other: str, speculates) -> str:
+  """Our rates over another system's, if it is there; older files: none."""
+  ratios = result.get("ratios", {}).get(other)
+  if not ratios:
+    return ""
+  text = f"plain ×{ratios['autoregressive']:.2f}"
+  if speculates:
+    text += f", speculative ×{ratios['speculative']:.2f}"
+  return f" ({text})"
+
+
+def _alike(result: dict, other: str) -> str:
+  """A warning where another system did not write the same greedy texts."""
+  same = result.get(f"{other}_identical_completions")
   if same is None or same == 1:
     return ""
   return f" (**other texts**: {same:.0%} alike)"

@@ -47,6 +47,23 @@ class Turns:
     ]
     return metrics.merged(units, self.groups)
 
+  def over(self, name: str, other: str) -> float:
+    """Median of a system's rate over another's, in the turns of a batch."""
+    rate = lambda who: self.tokens[who] / self.seconds[who]
+    return float(np.median(rate(name) / rate(other)))
+
+  def alike(self, name: str) -> float:
+    """Share of prompts of which a system wrote what plain decoding did."""
+    same = [
+      ours.token_ids == theirs
+      for (who, number), batch in self.last.items()
+      if who == name
+      for ours, theirs in zip(
+        self.last["autoregressive", number], batch, strict=True
+      )
+    ]
+    return sum(same) / len(same)
+
   def rate_interval(self, name: str) -> tuple[float, float] | None:
     """Of `rate`, over groups of batches."""
     return metrics.ratio_interval(
@@ -64,7 +81,8 @@ def measure_rates(
 
   Args:
     batches: what to decode.
-    engines: {name: engine}, compiled, one of them "autoregressive".
+    engines: {name: engine}, compiled, one of them "autoregressive"; or what
+      runs batches as one does, and gives a list of tokens for each prompt.
     reference: a `hf_reference.Reference` or None.
     rounds: passes over the batches, after one that warms up.
     pieces: a `timing.Pieces` of the engines "speculative" and "autoregressive"

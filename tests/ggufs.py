@@ -1,8 +1,13 @@
 """GGUF files that tests write, as llama.cpp's converter writes them."""
 
+import json
+
 import gguf
 import numpy as np
+import transformers
 from gguf import GGMLQuantizationType as Kind
+
+from models import tokenizers
 
 ARCHITECTURES = {"gpt_neox": "gptneox", "mistral": "llama"}
 
@@ -45,6 +50,27 @@ def write(
   writer.write_tensors_to_file()
   writer.close()
   return path
+
+
+def write_directory(path, directory, **options):
+  """Writes a directory's model and tokenizer; `options` of `write`."""
+  model = transformers.AutoModelForCausalLM.from_pretrained(
+    directory, dtype="float32"
+  )
+  tokenizer = tokenizers.load(directory)
+  vocab = tokenizer.vocabulary()
+  tokens = sorted(vocab, key=vocab.get)
+  merges = json.loads(tokenizer.backend.to_str())["model"]["merges"]
+  special = tokenizer.special_tokens()
+  metadata = [
+    ("add_tokenizer_model", "gpt2"),
+    ("add_tokenizer_pre", "gpt-2"),
+    ("add_token_list", tokens),
+    ("add_token_merges", [" ".join(merge) for merge in merges]),
+    ("add_token_types", [3 if t in special else 1 for t in tokens]),
+    ("add_eos_token_id", tokenizer.eos_token_id),
+  ]
+  return write(path, model, metadata=metadata, **options)
 
 
 def quantized(array, kind):

@@ -8,7 +8,6 @@ of the process that started it.
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 from typing import IO, Any
 
@@ -17,6 +16,7 @@ import ml_collections
 
 from launch import drafting, hf_reference, processes
 from launch.evaluation.systems import System
+from launch.json_process import JsonProcess
 from specjax.engine import Batch
 
 _STATIC = ("target", "draft", "drafter", "dtype", "num_speculative_tokens")
@@ -50,7 +50,7 @@ class Process:
       vocab_size: V, the number of real tokens.
     """
     self._begin = {"stop_tokens": stop_tokens, "vocab_size": vocab_size}
-    self._process: subprocess.Popen[str] | None = None
+    self._process: JsonProcess | None = None
     self.versions: dict[str, Any] = {}
 
   def run(
@@ -70,7 +70,14 @@ class Process:
     """
     config = json.loads(system.config.to_json_best_effort())
     config["temperature"] = temperature
-    answer = self._ask(
+    if self._process is None:
+      self._process = JsonProcess(
+        "transformers",
+        [sys.executable, "-m", "launch.evaluation.reference"],
+        JAX_PLATFORMS="cpu",
+      )
+      self._process.send(self._begin)
+    answer = self._process.ask(
       {
         "kind": system.kind,
         "config": config,
@@ -84,41 +91,10 @@ class Process:
     self.versions = answer.pop("versions")
     return hf_reference.Generated(**answer)
 
-  def _ask(self, request: dict) -> dict:
-    if self._process is None:
-      self._process = subprocess.Popen(
-        [sys.executable, "-m", "launch.evaluation.reference"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # Ctrl-C is for this process
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-      )
-      self._send(self._begin)
-    self._send(request)
-    assert self._process.stdout is not None
-    line = self._process.stdout.readline()
-    if not line:
-      raise RuntimeError(
-        "the process of transformers ended: exit code "
-        f"{self._process.wait(timeout=60)}"
-      )
-    return json.loads(line)
-
-  def _send(self, message: dict) -> None:
-    assert self._process is not None
-    assert self._process.stdin is not None
-    try:
-      self._process.stdin.write(json.dumps(message) + "\n")
-      self._process.stdin.flush()
-    except BrokenPipeError:
-      raise RuntimeError("the process of transformers ended") from None
-
   def close(self) -> None:
     """Ends the process, if there is one."""
     if self._process is not None:
-      self._process.kill()
-      self._process.communicate()
+      self._process.close()
       self._process = None
 
 

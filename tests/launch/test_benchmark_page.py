@@ -65,6 +65,43 @@ def test_the_commands_of_the_rows_stand_under_the_table():
   assert len(lines) == rows + 4
 
 
+@pytest.mark.parametrize(
+  "changes, cell",
+  [
+    ({}, "45 (plain ×0.85, speculative ×1.20)"),
+    (
+      dict(acceptance_rate=None, draft_forwards_seconds=None),
+      "45 (plain ×0.85)",
+    ),
+    (
+      dict(llama_cpp_identical_completions=0.5),
+      "45 (plain ×0.85, speculative ×1.20) (**other texts**: 50% alike)",
+    ),
+  ],
+)
+def test_the_table_tells_our_rates_over_llama_cpp_where_it_was_measured(
+  changes, cell
+):
+  without = committed()
+  without.pop("provenance", None)
+  assert "llama.cpp" not in benchmark_page.table({"a": without})
+  ratios = {"autoregressive": 0.85, "speculative": 1.2}
+  found = {
+    "llama_cpp": {"n_threads": 2},
+    "llama_cpp_tokens_per_second": 45.1,
+    "llama_cpp_identical_completions": 1.0,
+    "ratios": {"llama_cpp": ratios},
+  }
+  results = {"a": without, "b": without | found | changes}
+  table = benchmark_page.table(results).splitlines()
+  header, _, *rows = (line.strip("| ").split(" | ") for line in table)
+  assert header[-1] == "llama.cpp tok/s"
+  assert [row[-1] for row in rows] == ["–", cell]
+  both = {"ratios": {"hf_autoregressive": ratios, "llama_cpp": ratios}}
+  text = benchmark_page.table({"b": without | found | both})
+  assert text.count("(plain ×0.85, speculative ×1.20)") == 2
+
+
 def test_the_table_tells_the_share_of_bandwidth_where_one_was_measured():
   found = {"share": 0.62, "device_bandwidth_source": "spec sheet"}
   on_a_mesh = committed() | {"memory_bandwidth": None}

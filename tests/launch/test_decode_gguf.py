@@ -13,7 +13,7 @@ import transformers
 
 from configs import huggingface as experiments
 from launch import decode, hf_reference, pair, prompts
-from models import checkpoints, tokenizers
+from models import checkpoints
 from specjax import engine
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -24,23 +24,7 @@ def written(tmp_path_factory):
   """A GGUF file of the directory's model and tokenizer, and the directory."""
   folder = tmp_path_factory.mktemp("gguf")
   directory = files.make_checkpoint(folder / "model")
-  model = transformers.AutoModelForCausalLM.from_pretrained(
-    directory, dtype="float32"
-  )
-  tokenizer = tokenizers.load(directory)
-  vocab = tokenizer.vocabulary()
-  tokens = sorted(vocab, key=vocab.get)
-  merges = json.loads(tokenizer.backend.to_str())["model"]["merges"]
-  special = tokenizer.special_tokens()
-  metadata = [
-    ("add_tokenizer_model", "gpt2"),
-    ("add_tokenizer_pre", "gpt-2"),
-    ("add_token_list", tokens),
-    ("add_token_merges", [" ".join(merge) for merge in merges]),
-    ("add_token_types", [3 if t in special else 1 for t in tokens]),
-    ("add_eos_token_id", tokenizer.eos_token_id),
-  ]
-  path = ggufs.write(folder / "model.gguf", model, metadata=metadata)
+  path = ggufs.write_directory(folder / "model.gguf", directory)
   return str(path), directory
 
 
