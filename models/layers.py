@@ -209,6 +209,17 @@ def make_linear(n_in: int, n_out: int, bias: bool, dtype, rngs: nnx.Rngs):
   )
 
 
+def tied_logits(embed: nnx.Embed, x: Array) -> Array:
+  """Products of x and every row of an embedding, `[B, T, D] -> [B, T, V]`.
+
+  The table is contracted as it lies. Transposed first (`nnx.Embed.attend`), it
+  is XLA:CPU's to read in a loop of its own whenever x is one token, and that
+  loop computes x's norm anew for every row of the table.
+  """
+  x, table = embed.promote_dtype((x, embed.embedding[...]), dtype=embed.dtype)
+  return jnp.einsum("btd,vd->btv", x, table)
+
+
 class Attention(nnx.Module):
   """Self-attention over the fed tokens and, if given, a cache.
 

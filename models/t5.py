@@ -21,6 +21,7 @@ from flax import nnx
 from jax import Array
 
 from models.attention import attend_slots, scores_of, values_of
+from models.layers import tied_logits
 from models.params import split
 from models.t5_config import T5Config, bucket_table
 from models.transformer import within_rows
@@ -406,7 +407,7 @@ class T5(nnx.Module):
     if self.config.scale_outputs:
       x = x * self.config.embed_dim**-0.5
     tied = self.config.tied_embeddings
-    logits = self.embed.attend(x) if tied else self.lm_head(x)
+    logits = tied_logits(self.embed, x) if tied else self.lm_head(x)
     exact = jnp.promote_types(logits.dtype, jnp.float32)
     return ModelOutput(logits=logits.astype(exact))
 

@@ -22,6 +22,7 @@ from models.layers import (
   make_linear,
   make_norm,
   rotary_table,
+  tied_logits,
 )
 from models.params import split
 from specjax import cache as cache_lib
@@ -205,7 +206,7 @@ class Transformer(nnx.Module):
     if logits_at is not None:
       read = jnp.take_along_axis(hidden, logits_at[..., None], axis=1)
     if self.config.tied_embeddings:
-      logits = self.embed.attend(read)
+      logits = tied_logits(self.embed, read)
     else:
       logits = self.lm_head(read)
     chosen = [hidden if i == FINAL else seen[i] for i in features]

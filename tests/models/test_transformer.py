@@ -328,6 +328,21 @@ def test_the_loop_updates_the_caches_in_place(
   assert not re.findall(rf"f32\[{shape}\]\S* copy\(", text)
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_weights_meet_one_token_in_products_that_are_fused_with_nothing(name):
+  """A loop of XLA:CPU is slower, and would norm x anew for every output."""
+  model, params = as_language_model(make_module(CONFIGS[name]))
+
+  def apply(params, tokens):
+    return model.apply(params, tokens, model.init_cache(1, 8))[0].logits
+
+  text = jax.jit(apply).lower(params, TOKENS[:1, :1]).compile().as_text()
+  loops = re.findall(r"kind=kLoop, calls=(%[\w.]+)", text)
+  bodies = dict(re.findall(r"^(%[\w.]+) (.*?)^}", text, re.M | re.S))
+  assert loops
+  assert not [loop for loop in loops if " dot(" in bodies[loop]]
+
+
 @pytest.mark.parametrize("broken", ["key", "value"])
 @pytest.mark.parametrize("what", [np.nan, np.inf])
 def test_a_broken_slot_is_felt_by_those_who_see_it_and_nobody_else(
