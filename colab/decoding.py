@@ -195,4 +195,4 @@ assert np.isclose(throughput.tokens_per_cycle(depth, alpha), by_hand)
 # - `docs/reports/greedy/report.md`: a whole report, made by
 #   `python -m launch.studies.report --config=configs/embedded.py --workdir=W`.
 # - `configs/huggingface.py`: your own checkpoints; and `docs/command-line.md`.
-# - `colab/rules.py`: why the text is exactly the target's, proved.
+# - `colab/rules.py`: why the text is exactly the target's, checked by sums.

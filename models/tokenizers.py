@@ -185,8 +185,10 @@ def load(directory: str) -> Tokenizer:
     ) from None
   return Tokenizer(
     backend,
-    backend.token_to_id(config["eos_token"] or END_OF_TEXT),
-    bos_token=config["bos_token"],
+    backend.token_to_id(
+      vocabulary_files.name_in(config, "eos_token") or END_OF_TEXT
+    ),
+    bos_token=vocabulary_files.name_in(config, "bos_token"),
     chat_template=_chat_template(path, config),
   )
 

@@ -48,8 +48,8 @@ def read_config(path: pathlib.Path) -> dict[str, Any]:
     path: of the checkpoint's directory.
 
   Returns:
-    The config; "bos_token" and "eos_token" are names or None, and
-    "added_tokens_decoder" has an object for every added token, by its id.
+    The config; `name_in` has the names of its tokens, and
+    "added_tokens_decoder" an object for every added token, by its id.
 
   Raises:
     ValueError: for files that are none.
@@ -60,13 +60,16 @@ def read_config(path: pathlib.Path) -> dict[str, Any]:
     config |= _read(path / "special_tokens_map.json")
     config["added_tokens_decoder"] = _listed(path, config)
   for key in ("bos_token", "eos_token"):
-    token = config.get(key)
-    config[key] = token = (
-      token.get("content") if isinstance(token, Mapping) else token
-    )
-    if not isinstance(config[key], str | None):
-      raise ValueError(f"{key} in {path} must be a string, got {token!r:.40}")
+    name = name_in(config, key)
+    if not isinstance(name, str | None):
+      raise ValueError(f"{key} in {path} must be a string, got {name!r:.40}")
   return config
+
+
+def name_in(config: Mapping[str, Any], key: str) -> str | None:
+  """The name of a config's token, be it a name or an object; None if none."""
+  token = config.get(key)
+  return token.get("content") if isinstance(token, Mapping) else token
 
 
 def _listed(
@@ -148,7 +151,7 @@ def read(path: pathlib.Path, config: Mapping[str, Any]) -> hf.Tokenizer:
         f"{number}, and would get {found}"
       )
   bos, eos = (
-    config[f"{end}_token"] if config.get(f"add_{end}_token") else None
+    name_in(config, f"{end}_token") if config.get(f"add_{end}_token") else None
     for end in ("bos", "eos")
   )
   frame(backend, bos, eos)

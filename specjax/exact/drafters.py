@@ -13,17 +13,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import special
 
 from specjax import decode, drawing, rows
-from specjax.exact import rounds
+from specjax.exact import rounds, samples
 from specjax.state import DecodeState
 from specjax.tree import Form
 from specjax.types import Draft, Drafter, LanguageModel, Params
 from specjax.warp import make_sampling
-
-_ALPHA = 1e-6  # of the sampled tests
-_BINS = 4  # of each of the loop's coins
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,8 +64,9 @@ def check_drafter(
     chi-squared test (level 1e-6) of every node.
   - Siblings that are independent promise that nodes with equal paths have
     children of equal laws, there or not alike: rules merge them.
-  - Draft and loop share no coin: tokens follow their laws whatever the numbers
-    are that the loop verifies the draft with, by such tests too.
+  - No coin is used twice: tokens follow their laws whatever the numbers are
+    that the loop verifies the draft with, whatever the nodes before drew, and
+    whatever the round before emitted, by such tests too.
   - Whether a node is there, and under which parent, is decided before the
     first token of its family is drawn (of certain drafts it may be decided by
     anything).
@@ -104,11 +101,12 @@ def check_drafter(
   decoder = decode.make_decoder(
     target,
     drafter=drafter,
-    rule="gumbel_list" if drafter.siblings.with_noise else "match",
+    # Not "match", whose text does not depend on what was drafted.
+    rule="gumbel_list" if drafter.siblings.with_noise else "recursive",
     vocab_size=vocab_size,
   )
   width = prompts.shape[1]
-  budget = (num_steps + 1) * (drafter.tree.max_depth + 1)
+  budget = (num_steps + 2) * (drafter.tree.max_depth + 1)
   state = jax.jit(decoder.init, static_argnames="buffer_length")(
     params,
     prompts,
@@ -152,6 +150,12 @@ def check_drafter(
     many, keys=drawing.row_keys(key, jnp.arange(num_samples))
   )
   sampled = draft_of(params, many)
+
+  @jax.jit
+  def again(params, state):
+    state, info = decoder.step(params, state)
+    return info.tokens[:, 0], decoder.propose(params, state)[0]
+
   asked = rounds.asked(decoder, params, alone)
   enumerable = vocab_size ** len(asked) <= max_drafts
   # What it draws otherwise is seen by sampling alone.
@@ -171,7 +175,8 @@ def check_drafter(
       error=0.0,
       p_value=_check_samples(drafter, sampled),
     )
-  _check_coins(many, sampled)
+    samples.check_rounds(*again(params, many))
+  samples.check_coins(many, sampled)
   return checked
 
 
@@ -327,32 +332,6 @@ def _check_twins(
       )
 
 
-def _check_coins(many: DecodeState, draft: Draft) -> None:
-  """Raises ValueError if what was drawn depends on coins of the loop's own.
-
-  Args:
-    many: rows that are alike but for their keys.
-    draft: what they drafted.
-  """
-  keys = drawing.verification_keys(drawing.step_keys(many.keys, many.length))
-  coins = np.asarray(drawing.numbers(keys, jnp.float32)).reshape(len(keys), -1)
-  bins = np.minimum((coins * _BINS).astype(int), _BINS - 1)
-  there = np.broadcast_to(draft.topology().there, draft.tokens.shape)
-  laws = np.exp(np.asarray(draft.log_probs, np.float64))
-  tokens = np.asarray(draft.tokens)
-  for node in range(1, draft.tree.num_nodes):
-    for coin, part in itertools.product(range(bins.shape[1]), range(_BINS)):
-      here = there[:, node] & (bins[:, coin] == part)
-      expected = laws[here, node].sum(axis=0)
-      counted = np.bincount(tokens[here, node], minlength=len(expected))
-      p_value, said = _chi_squared(expected, counted)
-      if p_value < _ALPHA:
-        raise ValueError(
-          f"node {node} is drawn with coins of the loop's own, which verify "
-          f"it: draw by Context.draw, or with Context.keys ({said})"
-        )
-
-
 def _rest_is_certain(draft: Draft, asked: list[int]) -> bool:
   """Whether each node that is not among those has all of its law's mass."""
   nodes = draft.tree.num_nodes
@@ -456,36 +435,6 @@ def _check_samples(drafter: Drafter, draft: Draft) -> float:
   """
   _check_sums(draft)
   _check_twins(drafter, draft)
-  there = np.broadcast_to(draft.topology().there, draft.tokens.shape)
-  least = 1.0
-  for node in range(1, draft.tree.num_nodes):
-    here = there[:, node]
-    law = np.exp(np.asarray(draft.log_probs, np.float64)[here, node])
-    drawn = np.asarray(draft.tokens)[here, node]
-    if (law[np.arange(len(drawn)), drawn] == 0).any():
-      raise ValueError(f"node {node} drew a token that its law gives nothing")
-    counted = np.bincount(drawn, minlength=law.shape[1])
-    p_value, said = _chi_squared(law.sum(axis=0), counted)
-    least = min(least, p_value)
-    if p_value < _ALPHA:
-      raise ValueError(
-        f"node {node} is not drawn from the law that the draft says: {said}"
-      )
-  return least
-
-
-def _chi_squared(
-  expected: np.ndarray, counted: np.ndarray
-) -> tuple[float, str]:
-  """A p-value, rare cells pooled, and the test in words."""
-  order = np.argsort(-expected)
-  often = max(int((expected >= 5).sum()), 1)
-  pool = lambda x: np.append(x[order][:often], x[order][often:].sum())
-  e, c = pool(expected), pool(counted)
-  e, c = e[e > 0], c[e > 0]
-  statistic = float(((c - e) ** 2 / e).sum())
-  said = (
-    f"chi-squared {statistic:.0f} for {len(e) - 1} degrees of freedom over "
-    f"{int(counted.sum())} drafts"
-  )
-  return float(special.chdtrc(max(len(e) - 1, 1), statistic)), said
+  p_value = samples.check_nodes(draft)
+  samples.check_pairs(draft)
+  return p_value

@@ -126,6 +126,14 @@ CASES = {
       "eos_token": "</s>", "unk_token": "</s>", "pad_token": "<pad>",
     },
   ),
+  "a map whose end takes white space along": lambda: dict(
+    words=["<s>"],
+    tokenizer_config=GPT2,
+    special_tokens_map={
+      "eos_token": {"content": "<tool>", "lstrip": True, "rstrip": True},
+      "bos_token": {"content": "<s>", "rstrip": True},
+    },
+  ),
   "a map that the config's list stands above": lambda: dict(
     words=[END],
     tokenizer_config={
@@ -267,6 +275,7 @@ STRIPS = {"special": True, "lstrip": True, "rstrip": True}
   [
     {"additional_special_tokens": ["<tool>"]},
     {"eos_token": "<tool>"},
+    {"eos_token": {"content": "<tool>", "__type": "AddedToken", **STRIPS}},
     {"tool_token": "<tool>"},
     {"added_tokens_decoder": listed("<tool>", **STRIPS)},
     {"eos_token": "<tool>", "added_tokens_decoder": listed("<tool>")},

@@ -12,6 +12,7 @@ import toys
 
 import specjax
 from specjax import drafters, drawing, exact
+from specjax.exact import samples
 from specjax.siblings import (
   GREEDY,
   HUB,
@@ -242,6 +243,67 @@ def test_keys_of_a_draft_are_none_of_the_loops(monkeypatch):
   monkeypatch.setattr(drawing, "drafter_keys", lambda keys: keys)
   with pytest.raises(ValueError, match="coins of the loop's own"):
     check(drafter)
+
+
+def drawn_alike(keys_of, nodes):
+  """A drafter of some nodes of one law, each with a key that it makes.
+
+  Args:
+    keys_of: `(context, node) -> key[B]`.
+    nodes: the tree.
+  """
+
+  def propose(params, state, cache, context):
+    count = nodes.num_drafted
+    law = jax.nn.log_softmax(params.draft[1])
+    law = jnp.broadcast_to(law, (len(context.length), count, VOCAB))
+    keys = [keys_of(context, node) for node in range(1, count + 1)]
+    tokens = drawing.categorical(jnp.stack(keys, axis=1), law)
+    draft = specjax.Draft(
+      tree=nodes, siblings=IID,
+      tokens=jnp.concatenate([context.root, tokens], axis=1),
+      log_probs=jnp.concatenate([law[:, :1], law], axis=1),
+    )  # fmt: skip
+    return draft, state, cache
+
+  return dataclasses.replace(of_table(nodes), propose=propose)
+
+
+@pytest.mark.parametrize(
+  ("keys_of", "nodes", "words"),
+  [
+    (lambda c, n: c.keys, chain(2), "node 2 is drawn with a coin of node 1"),
+    (lambda c, n: c.keys, paths(2, 1), "node 2 is drawn with a coin of node 1"),
+    (
+      lambda c, n: jax.vmap(jax.random.fold_in, (0, None))(c.row_keys, n),
+      chain(1),
+      "node 1 is drawn with a coin of the round before",
+    ),
+  ],
+  ids=["chain", "siblings", "rounds"],
+)
+def test_a_coin_that_is_used_twice_is_found(keys_of, nodes, words):
+  """Each token follows its law, and the text does not."""
+  with pytest.raises(ValueError, match=words):
+    check(drawn_alike(keys_of, nodes))
+
+
+def test_coins_of_positions_are_used_once():
+  """What `Context.row_keys` are for."""
+  of_position = lambda c, n: jax.vmap(jax.random.fold_in)(
+    c.row_keys, c.length + n
+  )
+  assert check(drawn_alike(of_position, chain(1))).method == "sampled"
+
+
+def test_rare_tokens_are_no_alarm_and_none_may_come_too_often():
+  laws = np.tile([1 - 3e-7, 2e-7, 1e-7], (4096, 1))
+  everywhere = np.ones(4096, bool)
+  tokens = np.zeros(4096, np.int32)
+  tokens[5] = 1
+  assert samples._test(laws, tokens, everywhere)[0] > 1e-4
+  tokens[:8] = 2
+  assert samples._test(laws, tokens, everywhere)[0] < 1e-12
 
 
 def test_a_larger_vocabulary_is_sampled():

@@ -72,9 +72,29 @@ def broken(name, **changes):
       ),
       "from the target, which is off by",
     ),
+    (
+      broken(
+        "typical",
+        total_variation=lambda found, target: jnp.where(
+          target.shape[1] == 3, 0.5, 1
+        )
+        * found.total_variation,
+      ),
+      r"parents \(-1, 0, 1\).* from the target, which is off by",
+    ),
+    (
+      broken(
+        "token",
+        total_variation=lambda found, target: 0.3 + 0 * found.node_probs,
+      ),
+      "said to be 0.3 from the target, which is off by 0.3",
+    ),
   ],
-  ids=["claims", "residual", "lost mass", "nan", "reports"],
-)
+  ids=[
+    "claims", "residual", "lost mass", "nan", "reports", "reports of a chain",
+    "lossless and reports",
+  ],
+)  # fmt: skip
 def test_a_rule_that_lies_is_caught(rule, words):
   with pytest.raises(ValueError, match=words):
     exact.check_rule(rule)
