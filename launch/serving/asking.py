@@ -348,8 +348,8 @@ def _check_prompt(prompt, name: str, defaults: Defaults) -> None:
     raise RefusalError("the prompt is empty", param=name)
   if len(prompt) > defaults.longest_prompt:
     raise _too_long(
-      f"your {name} resulted in {len(prompt)} tokens, of which there may be "
-      f"{defaults.longest_prompt}",
+      f"your {name} resulted in {len(prompt)} tokens, and a prompt may have "
+      f"{defaults.longest_prompt} (--max_prompt)",
       defaults,
       name,
     )

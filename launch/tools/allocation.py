@@ -10,6 +10,7 @@ turns, and medians are compared.
 """
 
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 
@@ -122,6 +123,7 @@ def run(_) -> int:
     )
   if min(sizes["buffers"]) <= _PROMPT.value:
     raise cli.UserError("--buffers must be larger than --prompt_tokens")
+  print("compiling and measuring each size in turn ...", file=sys.stderr)
   target = pair.load(config).target
   decoder = decode.make_decoder(target.whole())
   params = Params(target=target.params)
@@ -142,6 +144,12 @@ def run(_) -> int:
     ],
     prompt=_PROMPT.value,
   )
+  for one, what in (
+    *[(r, f"rounds of {r['rows']} rows") for r in rounds],
+    (prompts, f"prompts of {_PROMPT.value} tokens"),
+  ):
+    found = [f"{size} slots {x:.3f}" for size, x in one["ratios"].items()]
+    print(f"{what}: {', '.join(found)}", file=sys.stderr)
   outputs.write_json(
     cli.OUTPUT.value,
     {
