@@ -227,25 +227,32 @@ class Slots:
       self._reading.pop(int(row), None)
       self._running[row] = False
     # Somebody waits for the next token: nothing long before it.
-    most = self.chunk if self._running.any() else self.widths[-1]
+    is_streaming = self._running.any()
+    most = self.chunk if is_streaming else self.widths[-1]
     # In the order that other processes hear of them in.
     for row, asked in sorted(control.admissions, key=lambda one: one[0]):
       self._reading.pop(row, None)
       self._running[row] = False
       self._reading[row] = asked
       self._texts.begin(row, asked)
-      self._read_on(row, most)
+      if not is_streaming:
+        self._read_on(row, most)
     if self._reading:
       self._read_on(next(iter(self._reading)), most)
     rounds = min(control.rounds, 1) if self._reading else control.rounds
     deepest = int(control.max_depth.max(initial=0))
     depth = next(d for d in self.depths if d >= min(deepest, self.depth))
+    reading = np.isin(np.arange(self.num_slots), list(self._reading))
+    # Who has read nothing yet may stand where somebody was cut off.
     found = self._make_rounds(
       depth,
-      self._orders(control.ended, control.max_depth, rounds),
+      self._orders(control.ended | reading, control.max_depth, rounds),
     )
-    reading = np.isin(np.arange(self.num_slots), list(self._reading))
     running = found["reason"] == StopReason.RUNNING
+    for name in ("num_drafts", "num_drafted", "accept_counts"):
+      found[name] = np.where(
+        reading.reshape(-1, *[1] * (found[name].ndim - 1)), 0, found[name]
+      )  # those of who had the row before
     found["reason"] = np.where(reading, StopReason.RUNNING, found["reason"])
     report = Report(
       **found, cached=self._texts.cached.copy(),

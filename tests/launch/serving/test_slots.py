@@ -50,14 +50,14 @@ def test_a_prompt_in_chunks_is_the_prompt_and_lets_others_go_on(slots):
   _, (begun, _) = visit(slots, admissions=[(0, short)])
   texts, visits = [begun, []], 0
   report, new = visit(slots, admissions=[(1, long)])
-  while not new[1]:  # 4 tokens and 4 more in the first, then 4 a visit
+  while not new[1]:  # 4 tokens a visit, in the first too
     assert report.reason[1] == StopReason.RUNNING
     assert report.rounds == 1
     assert new[0]
     texts[0] += new[0]
     visits += 1
     report, new = visit(slots)
-  assert visits == 6
+  assert visits == 7
   for _ in range(40):
     texts = [old + more for old, more in zip(texts, new, strict=True)]
     if (report.reason != StopReason.RUNNING).all():
@@ -100,6 +100,28 @@ def test_prompts_that_come_together_are_read_in_turn(slots):
     _, new = visit(slots)
   assert texts[1] == served.alone(DECODER, first, width=32, stop=())
   assert texts[0] == served.alone(DECODER, second, width=32, stop=())
+
+
+def test_who_streams_waits_for_one_chunk_however_many_come(slots):
+  """And who has read nothing yet has counted nothing yet."""
+  slots.forget()
+  visit(slots, admissions=[(0, asked(5, seed=31, budget=30))])
+  report, _ = visit(slots, admissions=[(1, asked(20, seed=32))])
+  assert report.length[1] < 8
+  while report.reason[1] == StopReason.RUNNING:
+    report, _ = visit(slots)
+  assert report.num_drafts[1]
+  pair = [asked(20, seed=33, budget=3), asked(20, seed=34, budget=3)]
+  visit(slots, admissions=[(0, asked(2, seed=35, budget=40))])
+  report, texts = visit(slots, admissions=list(enumerate(pair)))
+  assert not report.num_drafts.any()
+  assert not report.accept_counts.any()
+  while (report.reason == StopReason.RUNNING).any():
+    report, new = visit(slots)
+    texts = [text + more for text, more in zip(texts, new, strict=True)]
+  assert texts == [
+    served.alone(DECODER, one, width=32, stop=()) for one in pair
+  ]
 
 
 def test_chunks_of_nothing_are_refused():
