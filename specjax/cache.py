@@ -35,6 +35,8 @@ class Cache:
     positions: `i32[B, S]`, the position of the token in each slot, or None for
       models that never compare positions (only sliding windows do).
     length: `i32[B]`, the number of slots in use in each row.
+    idle: `bool[B]`, rows of a pass that nobody asks for: their texts need not
+      be read, what they get may be anything finite. None: there are none.
     context: what an encoder made of the row's input, arrays with rows first:
       read by every pass, never written. Those of four axes, `[B, K, S', C]`, or
       of five, `[L, B, K, S', C]` with rows second, are cut over devices as keys
@@ -45,6 +47,7 @@ class Cache:
   values: tuple[Array, ...]
   positions: Array | None
   length: Array
+  idle: Array | None = None
   context: Any = None
 
   @property
@@ -252,7 +255,7 @@ class Visible:
     window: `i32[]`, W: a key is visible while `query position - key position <
       W`; None for all. It is in `own` already.
     first: `i32[]`, the first slot of a text that any token of any row sees.
-    stop: `i32[]`, the length of the longest text.
+    stop: `i32[]`, the length of the longest text of a row that is not idle.
   """
 
   text: Array
@@ -279,6 +282,7 @@ def visible(
   fed = positions.shape[1]
   own = np.tril(np.ones((fed, fed), bool)) if mask is None else mask
   text = cache.length + (fed - own.shape[-1])
+  asked = text if cache.idle is None else jnp.where(cache.idle, 0, text)
   first, slots, own_positions = jnp.zeros((), text.dtype), None, None
   if cache.positions is not None:
     slots = cache.positions
@@ -292,7 +296,7 @@ def visible(
     own = near & jnp.asarray(own)
     slot = jnp.arange(cache.slots, dtype=text.dtype)
     near = jnp.min(positions, axis=1)[:, None] - slots < window
-    near &= slot < text[:, None]
+    near &= slot < asked[:, None]
     first = jnp.min(jnp.where(near, slot, cache.slots))
   return Visible(
     text=text,
@@ -302,7 +306,7 @@ def visible(
     slots=slots,
     window=None if window is None else jnp.asarray(window, positions.dtype),
     first=first,
-    stop=jnp.max(text),
+    stop=jnp.max(asked),
   )
 
 

@@ -232,7 +232,7 @@ class Decoder:
         which,
         params.target,
         draft.tokens,
-        cache.replace(length=root_slot),
+        cache.replace(length=root_slot, idle=state.done),
         positions=root_slot[:, None] + depth,
         mask=None if tree.is_chain and not tree.lanes else mask,
       )
@@ -245,7 +245,7 @@ class Decoder:
       draft=draft,
       drafter_state=drafter_state,
       output=output,
-      target_cache=cache,
+      target_cache=cache.replace(idle=None),
       logits=logits,
       target_log_probs=target_log_probs,
       broken=broken,
@@ -272,7 +272,10 @@ class Decoder:
       draws=draws,
     )
     draft, drafter_state, cache = self.drafter.propose(
-      params, state.drafter_state, state.target_cache, context
+      params,
+      state.drafter_state,
+      state.target_cache.replace(idle=state.done),
+      context,
     )
     checks.draft(
       self.drafter, draft, len(state.length), vocab_size=self.vocab_size

@@ -12,6 +12,8 @@ import numpy as np
 from launch.serving.control import Asked, Report
 from specjax.state import StopReason
 
+_LEAST = 16  # tokens of a text that a row is chosen for
+
 
 class Reuse(enum.StrEnum):
   """Whose texts a prompt may begin with.
@@ -47,15 +49,16 @@ class Texts:
   def place(self, free: Sequence[int], asked: Asked) -> int:
     """The free row that a prompt costs least.
 
-    One whose whole text the prompt goes on from; else the one that was not used
-    for longest, since a beginning can be copied from any row.
+    One whose whole text the prompt goes on from, if that is long enough to be
+    worth a row; else the one that was not used for longest, since a beginning
+    can be copied from any row.
 
     Args:
       free: rows, at least one.
       asked: the request.
     """
     same, free = self._same(asked), np.asarray(free)
-    whole = free[(same[free] == self._lengths[free]) & (same[free] > 0)]
+    whole = free[(same[free] == self._lengths[free]) & (same[free] >= _LEAST)]
     if len(whole):
       return int(whole[np.argmax(same[whole])])
     return int(free[np.argmin(self._touched[free])])

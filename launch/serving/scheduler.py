@@ -2,7 +2,8 @@
 
 Nothing that it decides changes what a completion is: tokens follow from a
 request's prompt, settings and seed, whatever slot it has, whoever is beside it
-and however many rounds a visit makes.
+and however many rounds a visit makes (up to rounding: what was read in other
+passes has other last bits).
 """
 
 import collections

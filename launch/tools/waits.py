@@ -1,8 +1,8 @@
 r"""How long others' prompts keep a row waiting, and a second turn its user.
 
   python -m launch.tools.waits --config=configs/smollm2.py \
-    --config.drafter=ngram --config.num_speculative_tokens=0 --config.repeats=0 \
-    --config.elsewhere=0 --prompt_tokens=1500 --arrivals=4 \
+    --config.drafter=ngram --config.num_speculative_tokens=0 \
+    --config.repeats=0 --config.elsewhere=0 --prompt_tokens=1500 --arrivals=4 \
     --turn_tokens=1000 --output=W.json
 
 A row streams, a round a visit, while prompts arrive, each as soon as the one

@@ -77,7 +77,9 @@ def small_blocks(monkeypatch):
   monkeypatch.setattr(attention, "_SLOTS", {"cpu": 8, "default": 8})
 
 
-def _cached(fed, lengths, *, slots=40, layers=0, mask=None, window=None):
+def _cached(
+  fed, lengths, *, slots=40, layers=0, mask=None, window=None, idle=None
+):
   """Queries, what is written for them, and a cache with garbage behind it.
 
   Returns:
@@ -105,6 +107,7 @@ def _cached(fed, lengths, *, slots=40, layers=0, mask=None, window=None):
   new = tuple(
     cache_lib.read_rows(jnp.asarray(b), cache.length, fed) for b in last
   )
+  cache = cache.replace(idle=None if idle is None else jnp.asarray(idle))
   sees = cache_lib.visible(cache, positions, mask, window=window)
   dense = cache_lib.attention_mask(cache, positions, mask, window=window)
   buffers = (jnp.asarray(cache.keys[0]), jnp.asarray(cache.values[0]))
@@ -181,6 +184,27 @@ def test_blocks_that_no_row_sees_are_not_read(window):
   np.testing.assert_allclose(out, expected, atol=2e-5)
   felt = tuple(b.at[:, :, 16:].set(np.nan) for b in buffers)
   assert np.isnan(jax.jit(attend_slots)(q, new, felt, sees)).any()
+
+
+@pytest.mark.parametrize(
+  ("lengths", "window", "blocks"),
+  [([9, 38], None, (0, 16)), ([30, 2], 5, (24, 32)), ([9, 38], 5, (0, 16))],
+)
+@pytest.mark.usefixtures("small_blocks")
+def test_the_text_of_an_idle_row_is_not_read(lengths, window, blocks):
+  """Beside one that is asked for, which gets what it would, to the bit."""
+  q, new, buffers, sees, _ = _cached(
+    1, lengths, window=window, idle=[False, True]
+  )
+  everybody = _cached(1, lengths, window=window)[3]
+  expected = jax.jit(attend_slots)(q, new, buffers, everybody)[0]
+  slot = np.arange(40)
+  unread = (slot < blocks[0]) | (slot >= blocks[1])
+  lost = tuple(b.at[:, :, unread].set(np.nan) for b in buffers)
+  out = jax.jit(attend_slots)(q, new, lost, sees)
+  np.testing.assert_array_equal(out[0], expected)
+  assert np.isfinite(out[1]).all()
+  assert np.isnan(jax.jit(attend_slots)(q, new, lost, everybody)).any()
 
 
 def test_a_window_needs_positions():

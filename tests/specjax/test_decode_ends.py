@@ -232,3 +232,23 @@ def test_as_many_tokens_and_rounds_as_an_integer_holds_are_no_fewer():
   state = steps(PARAMS, short, 2)
   state = steps(PARAMS, state, most)
   assert state.done.all()
+
+
+def test_rows_that_have_ended_are_idle_in_passes_over_the_targets_cache():
+  """And in no state between rounds."""
+  seen = []
+
+  def apply(params, tokens, cache, **more):
+    seen.append(cache.idle)
+    return MODEL.apply(params, tokens, cache, **more)
+
+  model = dataclasses.replace(MODEL, apply=apply)
+  drafter = drafters.layer_skip.drafter(model, tree=chain(3), vocab_size=VOCAB)
+  decoder = specjax.make_decoder(model, drafter=drafter)
+  state = start(make("layer_skip"), max_new_tokens=np.array([9, 0, 9, 0, 9]))
+  seen.clear()
+  after, _ = decoder.step(PARAMS, state)
+  assert len(seen) >= 2
+  for idle in seen:
+    assert idle.tolist() == [False, True, False, True, False]
+  assert after.target_cache.idle is None
