@@ -279,8 +279,10 @@ def _attend_slots(
   return jnp.moveaxis(out, 3, 1).reshape(q.shape)
 
 
-def _block(buffer: Array, layer: Array | None, at: Array, slots: int) -> Array:
+def _block(buffer, layer: Array | None, at: Array, slots: int) -> Array:
   """Slots `at ..` of a layer, `[B, K, W, C]`."""
+  if isinstance(buffer, cache_lib.RowOf):
+    return buffer.read(at, slots, layer)
   if layer is None:
     return lax.dynamic_slice_in_dim(buffer, at, slots, axis=2)
   zero = jnp.zeros((), at.dtype)

@@ -177,7 +177,8 @@ def as_language_model(
           x, rotary=fed.rotary, sees=visible, kv=kv, start=fed.start,
           layer=this["layer"], **kind,
         )  # fmt: skip
-        return put(x, "act_btd"), tuple(put(b, "cache_lbksc") for b in kv)
+        whole = lambda b: put(b, "cache_lbksc") if b.ndim == 5 else b
+        return put(x, "act_btd"), jax.tree.map(whole, kv)
 
       if which["attention"].all() and which["mlp"].all():
         x, kv = run(x, kv)
@@ -220,4 +221,5 @@ def as_language_model(
     max_positions=config.max_positions,
     init_cache=init_cache,
     apply=apply,
+    takes_rows=True,
   )

@@ -318,5 +318,6 @@ def as_language_model(
     max_positions=config.max_positions,
     init_cache=init_cache,
     apply=apply,
+    takes_rows=True,
   )
   return model, params

@@ -10,6 +10,7 @@ T fed tokens, M trailing slots with an explicit mask, L layers.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -58,6 +59,107 @@ class Cache:
   def replace(self, **changes) -> "Cache":
     """A copy with some fields changed."""
     return dataclasses.replace(self, **changes)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RowOf:
+  """One row of a buffer, read and written where it is.
+
+  A `Cache` of these is of one row; `write_rows` and `read_rows` take it as they
+  take arrays of one row.
+
+  Attributes:
+    buffer: `[B, K, S, C]` or `[L, B, K, S, C]`.
+    row: `i32[]`; outside of 0..B-1 nothing is written.
+  """
+
+  buffer: Array
+  row: Array
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """As an array of that row would have it."""
+    shape = self.buffer.shape
+    return (*shape[:-4], 1, *shape[-3:])
+
+  @property
+  def ndim(self) -> int:
+    """4, or 5."""
+    return self.buffer.ndim
+
+  @property
+  def dtype(self):
+    """The buffer's."""
+    return self.buffer.dtype
+
+  def at(self, layer: Array | int, slot: Array) -> tuple[Array, ...]:
+    """Where a slice begins that holds these slots of the row."""
+    rows = self.buffer.shape[-4]
+    zero, row = jnp.zeros((), slot.dtype), jnp.clip(self.row, 0, rows - 1)
+    where = (row.astype(slot.dtype), zero, slot, zero)
+    return where if self.ndim == 4 else (jnp.asarray(layer, slot.dtype), *where)
+
+  def read(self, slot: Array, count: int, layer: Array | None = None) -> Array:
+    """`[1, K, T, C]`, or of all layers `[L, 1, K, T, C]`."""
+    sizes = (*self.shape[:-2], count, self.shape[-1])
+    if layer is not None:
+      sizes = (1, *sizes[1:])
+    first = self.at(0 if layer is None else layer, slot)
+    found = lax.dynamic_slice(self.buffer, first, sizes)
+    if self.ndim == 5:
+      found = row_major(found)
+    return found if layer is None else found[0]
+
+  def write(
+    self, rows: Array, slot: Array, layer: Array | None = None
+  ) -> "RowOf":
+    """With slots `slot ..` as given; see `read`."""
+    if layer is not None:
+      rows = rows[None]
+    first = self.at(0 if layer is None else layer, slot)
+    inside = (self.row >= 0) & (self.row < self.buffer.shape[-4])
+    old = lax.dynamic_slice(self.buffer, first, rows.shape)
+    rows = jnp.where(inside, rows.astype(self.dtype), old)
+    buffer = lax.dynamic_update_slice(self.buffer, rows, first)
+    return dataclasses.replace(self, buffer=buffer)
+
+
+def copy_text(
+  buffers: tuple[Array, ...],
+  source: Array,
+  row: Array,
+  count: Array,
+  together: Callable[[Array, Array], Array] = lambda found, inside: found,
+) -> tuple[Array, ...]:
+  """One row's first slots become another's, in blocks, where they are.
+
+  Args:
+    buffers: `[B, K, S, C]` or `[L, B, K, S, C]`.
+    source, row: `i32[]`, from which to which; outside of 0..B-1 nothing is
+      written. Nothing is copied of a row to itself.
+    count: `i32[]`, so many slots, in whole blocks.
+    together: `(a block, whether source is in 0..B-1) -> the block`, what
+      devices that hold other rows make of it.
+  """
+  slots = buffers[0].shape[-2]
+  size = min(_COPIED, slots)
+
+  def block(i, buffers):
+    at = jnp.minimum(i * size, slots - size)
+
+    def copied(buffer):
+      found = RowOf(buffer, source).read(at, size)
+      inside = (source >= 0) & (source < buffer.shape[-4])
+      return RowOf(buffer, row).write(together(found, inside), at).buffer
+
+    return tuple(map(copied, buffers))
+
+  blocks = jnp.where(source == row, 0, -(-count // size))
+  return lax.fori_loop(jnp.zeros_like(blocks), blocks, block, buffers)
+
+
+_COPIED = 256  # slots of a block
 
 
 def make_cache(
@@ -132,8 +234,12 @@ def contain(keys: Array, values: Array) -> tuple[Array, Array]:
 
 
 def write_rows(
-  buffer: Array, rows: Array, start: Array, *, layer: Array | None = None
-) -> Array:
+  buffer: Array | RowOf,
+  rows: Array,
+  start: Array,
+  *,
+  layer: Array | None = None,
+) -> Any:
   """Writes `rows` into `buffer` at each row's own slot.
 
   Rows up to a handful are written one by one, which XLA does in place without
@@ -143,7 +249,7 @@ def write_rows(
   in every layer.
 
   Args:
-    buffer: `[B, K, S, C]`, or `[L, B, K, S, C]`.
+    buffer: `[B, K, S, C]`, or `[L, B, K, S, C]`; or one row of it.
     rows: `[B, K, T, C]`, or `[L, B, K, T, C]` to write into all layers; cast to
       the buffer's dtype.
     start: `i32[B]`, the slot of the first of the T rows. `start + T <= S` is
@@ -153,6 +259,8 @@ def write_rows(
   Returns:
     The buffer, updated in place when it is donated or a loop's carry.
   """
+  if isinstance(buffer, RowOf):
+    return buffer.write(rows, start[0], layer)
   rows = rows.astype(buffer.dtype)
   # Indices of one type: literals would be int64 when x64 is enabled.
   index = lambda *parts: tuple(jnp.asarray(p, start.dtype) for p in parts)
@@ -183,7 +291,11 @@ def row_major(x: Array) -> Array:
 
 
 def read_rows(
-  buffer: Array, start: Array, count: int, *, layer: Array | None = None
+  buffer: Array | RowOf,
+  start: Array,
+  count: int,
+  *,
+  layer: Array | None = None,
 ) -> Array:
   """Reads `count` slots from each row's own slot on.
 
@@ -191,7 +303,7 @@ def read_rows(
   one batched gather XLA:TPU transposes the whole buffer.
 
   Args:
-    buffer: `[B, K, S, C]`, or `[L, B, K, S, C]`.
+    buffer: `[B, K, S, C]`, or `[L, B, K, S, C]`; or one row of it.
     start: `i32[B]`, the first slot of each row.
     count: T, slots to read.
     layer: `i32[]`, the one layer of a stacked buffer that is wanted.
@@ -199,6 +311,8 @@ def read_rows(
   Returns:
     `[B, K, T, C]`, or `[L, B, K, T, C]`.
   """
+  if isinstance(buffer, RowOf):
+    return buffer.read(start[0], count, layer)
   if buffer.ndim == 5:
     layers, batch, heads, _, channels = buffer.shape
     zero = jnp.zeros((), start.dtype)

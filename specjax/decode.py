@@ -401,8 +401,9 @@ class Decoder:
     sampling: Sampling | None = None,
     ignore_stop: Array | bool = False,
     inputs: Any = None,
-    held: DecodeState | None = None,
+    source: Array | int | None = None,
     keep: Array | int = 0,
+    across: str | None = None,
   ) -> DecodeState:
     """Gives a row of a running state another prompt; whatever it was is gone.
 
@@ -410,12 +411,13 @@ class Decoder:
     the others what they would have. One program for prompts of one width:
     `row`, `length`, `rng_key`, the budget and the warp are traced.
 
-    A prompt that begins as another row's text does need not be read from its
-    start: of `held`, a state of that row alone (`self.row`), the first `keep`
-    tokens stay as they are, and `prompt` is what follows them. What such a row
-    draws is what it would draw if all were read, up to the rounding of passes
-    of other widths; of its drafter caches are kept, and what else it has
-    learned of the text is not.
+    A prompt that begins as a row's text does, another's or its own, need not be
+    read from its start: the first `keep` tokens of `source` are the row's too,
+    and `prompt` is what follows them. What such a row draws is what it would
+    draw if all were read, up to the rounding of passes of other widths; of its
+    drafter caches are kept, and what else it has learned of the text is not.
+    What this costs does not grow with the buffer, if the target takes rows
+    (`LanguageModel.takes_rows`).
 
     Args:
       params: parameters of both models.
@@ -429,8 +431,10 @@ class Decoder:
         by default temperature 1 and no truncation.
       ignore_stop: whether the row goes on after a stop token, to its budget.
       inputs: as `init`'s, of one row.
-      held: a state of one row, or None. Its encoder's inputs are kept.
+      source: `i32[]`, whose inputs are kept too; None to read all.
       keep: `i32[]`, tokens of its text that stay, at most its length.
+      across: the mesh axis that rows are cut over, for `MeshDecoder`: then rows
+        outside of 0..B-1 are other devices'.
 
     Returns:
       The state with the row in it. Where what is kept, the prompt and the
@@ -451,7 +455,8 @@ class Decoder:
       lambda axis, new, now: now if axis is None else new,
       self.drafter.row_axes(state.drafter_state), own, state.drafter_state,
     )  # fmt: skip
-    if held is None:
+    axes = self.row_axes(state)
+    if source is None:
       fresh = prefill.begin(
         self.target, self.drafter, params,
         **request,
@@ -464,7 +469,13 @@ class Decoder:
     else:
       fresh = prefill.extend(
         self.target, self.drafter, params,
-        prefill.cut(held, keep, own, request["rng_key"]),
+        prefill.cut(
+          rows.take(
+            axes, state, row, source, keep, in_place=self.target.takes_rows,
+            across=across,
+          ),
+          keep, own, request["rng_key"],
+        ),
         jnp.asarray(prompt), jnp.asarray(length, jnp.int32),
         vocab_size=self.vocab_size,
         max_new_tokens=request["max_new_tokens"], sampling=request["sampling"],
@@ -474,7 +485,7 @@ class Decoder:
       ignores_stop=jnp.asarray(ignore_stop, bool).reshape(1),
       num_steps=state.num_steps,
     )
-    return rows.put(self.row_axes(state), state, row, fresh)
+    return rows.give(axes, state, row, fresh)
 
   def extend(
     self,
@@ -522,17 +533,14 @@ class Decoder:
     )
     if sampling is not None:
       sampling = warp_lib.as_in(state.sampling, sampling)
+    axes = self.row_axes(state)
+    alone = rows.take(axes, state, row, row, 0, in_place=self.target.takes_rows)
     longer = prefill.extend(
-      self.target, self.drafter, params, self.row(state, row), tokens, count,
+      self.target, self.drafter, params, alone, tokens, count,
       vocab_size=self.vocab_size, max_new_tokens=max_new_tokens,
       sampling=sampling,
     )  # fmt: skip
-    return rows.put(self.row_axes(state), state, row, longer)
-
-  def row(self, state: DecodeState, row: Array | int) -> DecodeState:
-    """A row alone, a state of one; of an index beyond B, the nearest."""
-    at = jnp.clip(jnp.asarray(row, jnp.int32), 0, len(state.length) - 1)
-    return rows.pick(self.row_axes(state), state, at[None])
+    return rows.give(axes, state, row, longer)
 
   def check(
     self,

@@ -24,8 +24,6 @@ from specjax.decode import Decoder
 from specjax.state import DecodeState
 from specjax.types import Params, Sampling
 
-_is_spec = lambda x: isinstance(x, P)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshDecoder:
@@ -121,7 +119,7 @@ class MeshDecoder:
     sampling: Sampling | None = None,
     ignore_stop: Array | bool = False,
     inputs: Any = None,
-    held: DecodeState | None = None,
+    source: Array | int | None = None,
     keep: Array | int = 0,
   ) -> DecodeState:
     """As `Decoder.admit`; every group reads the prompt, one keeps it."""
@@ -133,48 +131,27 @@ class MeshDecoder:
 
     def local(
       params, state, row, prompt, length, key, budget, sampling, ignore, inputs,
-      held, keep,
+      source, keep,
     ):  # fmt: skip
       first = lax.axis_index(self.row_axis) * share
-      return self.decoder.admit(
+      after = self.decoder.admit(
         params, state, row - first, prompt, length, key, max_new_tokens=budget,
-        sampling=sampling, ignore_stop=ignore, inputs=inputs, held=held,
-        keep=keep,
+        sampling=sampling, ignore_stop=ignore, inputs=inputs,
+        source=None if source is None else source - first, keep=keep,
+        across=self.row_axis,
       )  # fmt: skip
+      if source is None:
+        return after
+      return self._of_owner(state, after, row - first)
 
     return self._run(
       local, params, state, jnp.asarray(row, jnp.int32), jnp.asarray(prompt),
       jnp.asarray(length, jnp.int32), rng_key,
       jnp.asarray(max_new_tokens, jnp.int32), sampling,
-      jnp.asarray(ignore_stop, bool), inputs, held,
+      jnp.asarray(ignore_stop, bool), inputs,
+      None if source is None else jnp.asarray(source, jnp.int32),
       jnp.asarray(keep, jnp.int32),
     )  # fmt: skip
-
-  def row(self, state: DecodeState, row: Array | int) -> DecodeState:
-    """As `Decoder.row`; the group that has it gives it to all."""
-    share = len(state.length) // self.mesh.shape[self.row_axis]
-    axes, specs = self.decoder.row_axes(state), self.specs(state)
-
-    def local(state, row):
-      at = row - lax.axis_index(self.row_axis) * share
-      mine = (at >= 0) & (at < share)
-
-      def shared(axis, x):
-        if axis is None:
-          return x
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-          data = shared(axis, jax.random.key_data(x))
-          return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
-        kind = jnp.int32 if x.dtype == bool else x.dtype
-        mine_alone = jnp.where(mine, x, jnp.zeros_like(x)).astype(kind)
-        return lax.psum(mine_alone, self.row_axis).astype(x.dtype)
-
-      return rows.over_leaves(shared, axes, self.decoder.row(state, at))
-
-    whole = jax.tree.map(lambda spec: P(), specs, is_leaf=_is_spec)
-    return self._map(local, (specs, P()), whole)(
-      state, jnp.asarray(row, jnp.int32)
-    )
 
   def extend(
     self,
@@ -195,7 +172,6 @@ class MeshDecoder:
       params, state, row, tokens, count, max_new_tokens=max_new_tokens
     )
     share = len(state.length) // self.mesh.shape[self.row_axis]
-    axes = self.decoder.drafter.row_axes(state.drafter_state)
 
     def local(params, state, row, tokens, count, budget, sampling):
       at = row - lax.axis_index(self.row_axis) * share
@@ -203,18 +179,7 @@ class MeshDecoder:
         params, state, at, tokens, count, max_new_tokens=budget,
         sampling=sampling,
       )  # fmt: skip
-      # The other groups have read the tokens behind a text that is none.
-      mine = (at >= 0) & (at < share)
-      learned = rows.over_leaves(
-        lambda axis, old, new: (
-          jnp.where(mine, new, old) if axis is None else new
-        ),
-        axes,
-        state.drafter_state,
-        after.drafter_state,
-      )
-      after = dataclasses.replace(after, drafter_state=learned)
-      return self._together(state.drafter_state, after)
+      return self._of_owner(state, after, at)
 
     return self._run(
       local, params, state, row, tokens, count, max_new_tokens, sampling
@@ -305,6 +270,23 @@ class MeshDecoder:
       return state, any_left(state)
 
     return lax.while_loop(lambda c: c[1], body, (state, any_left(state)))[0]
+
+  def _of_owner(
+    self, before: DecodeState, after: DecodeState, row: Array
+  ) -> DecodeState:
+    """A state after tokens were read to a row, which one group has.
+
+    The others have read the tokens behind a text that is none.
+    """
+    mine = (row >= 0) & (row < len(before.length))
+    learned = rows.over_leaves(
+      lambda axis, old, new: jnp.where(mine, new, old) if axis is None else new,
+      self.decoder.drafter.row_axes(before.drafter_state),
+      before.drafter_state,
+      after.drafter_state,
+    )
+    after = dataclasses.replace(after, drafter_state=learned)
+    return self._together(before.drafter_state, after)
 
   def _together(self, before: Any, state: DecodeState) -> DecodeState:
     """What a group has added to what all rows share is added for all.

@@ -4,6 +4,7 @@ Which axis of each leaf rows lie along is declared (`Drafter.row_axes`), never
 guessed from shapes; None is a leaf that all rows share.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
+
+from specjax import cache as cache_lib
+from specjax.state import DecodeState
 
 
 def over_leaves(function: Callable[..., Any], axes: Any, tree: Any, *more: Any):
@@ -75,3 +79,80 @@ def put(axes: Any, tree: Any, row: Array | int, fresh: Any) -> Any:
     return lax.dynamic_update_slice_in_dim(leaf, new, at, axis)
 
   return over_leaves(of, axes, tree, fresh)
+
+
+def take(
+  axes: Any,
+  state: DecodeState,
+  row: Array | int,
+  source: Array | int,
+  keep: Array | int,
+  *,
+  in_place: bool,
+  across: str | None = None,
+) -> DecodeState:
+  """A state of one row, which has what another one has.
+
+  Args:
+    axes: the row axis of each leaf.
+    state: of B rows.
+    row: `i32[]`, which is to go on; outside of 0..B-1 it is nobody's here.
+    source: `i32[]`, whose text it has.
+    keep: `i32[]`, tokens of that, if they are another row's.
+    in_place: whether keys and values of the target stay where they are, in the
+      state's (`cache.RowOf`); else they are copied, as all that is allocated.
+    across: a mesh axis over which further rows lie.
+  """
+  rows = len(state.length)
+  row, source, keep = (jnp.asarray(x, jnp.int32) for x in (row, source, keep))
+
+  def everywhere(found, inside):
+    if across is None:
+      return found
+    kind = jnp.int32 if found.dtype == bool else found.dtype
+    mine = jnp.where(inside, found, jnp.zeros_like(found)).astype(kind)
+    return lax.psum(mine, across).astype(found.dtype)
+
+  def of_source(axis, x):
+    if axis is None:
+      return x
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+      data = of_source(axis, jax.random.key_data(x))
+      return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+    at = jnp.clip(source, 0, rows - 1)
+    inside = (source >= 0) & (source < rows)
+    return everywhere(lax.dynamic_slice_in_dim(x, at, 1, axis), inside)
+
+  cache = state.target_cache
+  buffers = (*cache.keys, *cache.values)
+  if in_place:
+    axes, state = _without_buffers(axes), _without_buffers(state)
+  one = over_leaves(of_source, axes, state)
+  if not in_place:
+    return one
+  copied = cache_lib.copy_text(buffers, source, row, keep, everywhere)
+  return _with_buffers(one, tuple(cache_lib.RowOf(b, row) for b in copied))
+
+
+def give(
+  axes: Any, state: DecodeState, row: Array | int, one: DecodeState
+) -> DecodeState:
+  """The state with what `take` gave, wherever its caches are; see `put`."""
+  cache = one.target_cache
+  buffers = (*cache.keys, *cache.values)
+  if not isinstance(buffers[0], cache_lib.RowOf):
+    return put(axes, state, row, one)
+  small = put(
+    _without_buffers(axes), _without_buffers(state), row, _without_buffers(one)
+  )
+  return _with_buffers(small, tuple(b.buffer for b in buffers))
+
+
+def _without_buffers(state: DecodeState) -> DecodeState:
+  return _with_buffers(state, ())
+
+
+def _with_buffers(state: DecodeState, buffers: tuple[Any, ...]) -> DecodeState:
+  half = len(buffers) // 2
+  cache = state.target_cache.replace(keys=buffers[:half], values=buffers[half:])
+  return dataclasses.replace(state, target_cache=cache)

@@ -107,6 +107,9 @@ class LanguageModel:
       Prompts and completions stay below; drafted nodes may be fed beyond, where
       no token is ever emitted, and whatever the model says there (NaN too)
       changes nothing but the speed.
+    takes_rows: whether `apply` touches keys and values by `write_rows`,
+      `read_rows` and the like alone, so that they may be one row of a larger
+      cache (`specjax.cache.RowOf`): then prompts are read where they stand.
   """
 
   vocab_size: int
@@ -115,6 +118,7 @@ class LanguageModel:
   encode: Callable[[Any, Any], Any] | None = None
   read: Callable[[Any, Any], Any] | None = None
   max_positions: int | None = None
+  takes_rows: bool = False
 
   def new_cache(
     self, params: Any, batch: int, slots: int, inputs: Any = None

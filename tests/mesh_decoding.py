@@ -496,7 +496,7 @@ def decode_on(case: str, mesh) -> dict:
     if case in ("counted", "t5", "block"):  # and another begins as it does
       state = decoder.admit(
         params, state, 1, PROMPTS[1], LENGTHS[1], jax.random.key(9),
-        max_new_tokens=4, held=decoder.row(state, 5), keep=3,
+        max_new_tokens=4, source=5, keep=3,
         inputs=jax.tree.map(lambda x: x[1:2], inputs),
       )  # fmt: skip
       state = decoder.generate(params, state)

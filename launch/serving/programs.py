@@ -62,7 +62,7 @@ def admit(
       1, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
     ),
     ignore_stop=ignore_stop,
-    held=decoder.row(state, source),
+    source=source,
     keep=keep,
   )
 

@@ -124,8 +124,7 @@ def behind(decoder, state, row, source, keep, *, new=MORE, budget=7):
     PARAMS, state, jnp.int32(row), jnp.asarray(padded), jnp.int32(len(new)),
     state.keys[1], max_new_tokens=jnp.int32(budget),
     sampling=make_sampling(1, temperature=0.9),
-    held=decoding.jitted(decoder, "row")(state, jnp.int32(source)),
-    keep=jnp.int32(keep),
+    source=jnp.int32(source), keep=jnp.int32(keep),
   )  # fmt: skip
 
 
@@ -196,8 +195,7 @@ def test_a_row_that_keeps_a_token_too_many_is_caught(monkeypatch):
   state = used(decoder)
   begun = decoder.admit(
     PARAMS, state, 3, MORE, 6, state.keys[1], max_new_tokens=7,
-    sampling=make_sampling(1, temperature=0.9), held=decoder.row(state, 0),
-    keep=5,
+    sampling=make_sampling(1, temperature=0.9), source=0, keep=5,
   )  # fmt: skip
   assert rows_of(decode(decoder, begun))[3] != right
 
