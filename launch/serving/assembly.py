@@ -39,7 +39,7 @@ class Sizes:
   slots: int = 8
   queue: int = 64
   max_prompt: int = 1024
-  chunk: int = 32
+  chunk: int = 24
   reuse: Reuse = Reuse.OWN
   rounds: int = 8
   answer_seconds: float = 600.0
@@ -104,7 +104,7 @@ def make_slots(
     decoders_of(config, loaded, sizes),
     models.params,
     num_slots=sizes.slots,
-    widths=widths_to(longest),
+    widths=widths_to(longest, sizes.chunk),
     longest=longest,
     chunk=sizes.chunk,
     max_length=longest + config.max_new_tokens,

@@ -39,14 +39,19 @@ _SMALLEST = 32  # of the widths that prompts are padded to
 _WIDEST = 256  # read at once where nobody else decodes
 
 
-def widths_to(longest: int) -> tuple[int, ...]:
-  """Widths of programs that read: powers of two, up to 256 or the longest."""
+def widths_to(longest: int, chunk: int = _SMALLEST) -> tuple[int, ...]:
+  """Widths of programs that read: powers of two, up to 256 or the longest.
+
+  Args:
+    longest: tokens of the longest prompt.
+    chunk: of one that is read between rounds, a width of its own.
+  """
   longest = min(longest, _WIDEST)
-  widths, width = [], _SMALLEST
+  widths, width = {min(chunk, longest), longest}, _SMALLEST
   while width < longest:
-    widths.append(width)
+    widths.add(width)
     width *= 2
-  return (*widths, longest)
+  return tuple(sorted(widths))
 
 
 class Slots:
@@ -73,7 +78,7 @@ class Slots:
     num_slots: int,
     widths: Sequence[int],
     longest: int | None = None,
-    chunk: int = 32,
+    chunk: int = 24,
     max_length: int,
     stop_tokens: Sequence[int],
     max_rounds: int = 8,
