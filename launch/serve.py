@@ -66,10 +66,10 @@ _MAX_PROMPT = flags.DEFINE_integer(
 )  # fmt: skip
 _CHUNK = flags.DEFINE_integer(
   "prompt_chunk",
-  24,
+  16,
   "Tokens of a prompt that are read between two rounds of other requests: more "
   "read it sooner, and let the others wait longer. About what takes as long as "
-  "two rounds: 24 on two cores, hundreds on an accelerator.",
+  "two rounds: 16 on two cores, hundreds on an accelerator.",
   lower_bound=1,
 )
 _REUSE = flags.DEFINE_enum_class(

@@ -78,7 +78,7 @@ class Slots:
     num_slots: int,
     widths: Sequence[int],
     longest: int | None = None,
-    chunk: int = 24,
+    chunk: int = 16,
     max_length: int,
     stop_tokens: Sequence[int],
     max_rounds: int = 8,
