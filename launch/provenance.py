@@ -5,7 +5,8 @@ Every JSON that a command writes as its result has
   provenance.specjax      version, commit, and whether the code differed from it
                           (null, with a note, where nothing tells)
   provenance.command      the command line
-  provenance.checkpoints  by role, path and hash of each model that took part
+  provenance.checkpoints  by role, path and hash of each model that took part,
+                          and of the file of a drafter or rule of one's own
   provenance.prompts      path and hash of the prompts
   provenance.files        by flag, path and hash of other files
   machine                 versions and hardware
@@ -17,6 +18,7 @@ FILES | sha256sum`, the files in the order of their names' bytes.
 
 import functools
 import hashlib
+import importlib.util
 import json
 import os
 import pathlib
@@ -151,6 +153,10 @@ def checkpoints(config: Any) -> dict[str, dict[str, str]]:
     roles["corpus"] = config.corpus
   if config.get("num_speculative_tokens"):
     roles["depth"] = depths.head_of(config)
+  for role in ("drafter", "rule"):  # of one's own: package.module:function
+    module, colon, _ = str(config.get(role) or "").partition(":")
+    spec = importlib.util.find_spec(module) if colon else None
+    roles[role] = spec.origin if spec else None
   return hashes({role: path for role, path in roles.items() if path})
 
 

@@ -13,6 +13,7 @@ import specjax
 from configs import common
 from launch import cli, provenance
 from launch.studies.rules import __main__ as rules
+from models.checksums import hash_file
 
 
 @pytest.fixture
@@ -95,6 +96,20 @@ def test_a_checkpoints_hash_is_what_sha256sum_says(tmp_path, pair):
   assert found["draft"]["sha256"] != said
   config.drafter = "ngram"
   assert set(provenance.checkpoints(config)) == {"target"}
+
+
+def test_a_drafter_and_a_rule_of_ones_own_are_hashed(tmp_path, monkeypatch):
+  (tmp_path / "of_mine.py").write_text("RULE = 1\n", "utf-8")
+  monkeypatch.syspath_prepend(tmp_path)
+  config = common.get_config()
+  config.drafter, config.rule = "of_mine:make", "token"
+  config.num_speculative_tokens = 0
+  found = provenance.checkpoints(config)
+  assert found["drafter"]["path"] == str(tmp_path / "of_mine.py")
+  assert found["drafter"]["sha256"] == hash_file(tmp_path / "of_mine.py")
+  assert "rule" not in found
+  config.drafter, config.rule = "ngram", "of_mine:RULE"
+  assert set(provenance.checkpoints(config)) == {"rule"}
 
 
 def test_a_record_has_everything(tmp_path):

@@ -343,6 +343,65 @@ def test_weights_meet_one_token_in_products_that_are_fused_with_nothing(name):
   assert not [loop for loop in loops if " dot(" in bodies[loop]]
 
 
+@pytest.mark.parametrize("is_stacked", [False, True])
+def test_a_prompt_is_read_where_its_row_stands(is_stacked):
+  """From another row on; no cache is copied, and no neighbour is felt."""
+  config = dataclasses.replace(CONFIGS["windows"], max_positions=400)
+  module = make_module(config)
+  model, params = as_language_model(module)
+  if is_stacked:
+    model = stacked.as_language_model(config)
+    params = stacked.stack(module)
+  drafter = drafters.layer_skip.drafter(
+    model, tree=paths(2, 1), vocab_size=VOCAB
+  )
+  decoder = specjax.make_decoder(model, drafter=drafter)
+  both, room = specjax.Params(target=params), 331
+  begin = jax.jit(
+    lambda prompts, lengths, budget: decoder.init(
+      both, prompts, lengths, jax.random.key(0), buffer_length=room,
+      max_new_tokens=budget,
+    )
+  )  # fmt: skip
+  generate = jit(decoder.generate)
+  state = generate(both, begin(TOKENS, np.array([12, 7]), 9))
+  text = np.asarray(state.tokens[0, :20])
+  new = (TOKENS[1, :5] + 3) % VOCAB
+  admit = jax.jit(
+    lambda params, state, row, source, keep: decoder.admit(
+      params, state, row, jnp.asarray(new), 5, jax.random.key(4),
+      max_new_tokens=8, source=source, keep=keep,
+    ),
+    donate_argnums=1,
+  )  # fmt: skip
+  compiled = admit.lower(both, state, 1, 0, 3).compile()
+  shape = ",".join(map(str, state.target_cache.keys[0].shape))
+  assert f"f32[{shape}]" in compiled.as_text()
+  assert not re.findall(rf"f32\[{shape}\]\S* copy\(", compiled.as_text())
+  for keep in (17, 0):
+    after = admit(both, jax.tree.map(jnp.copy, state), 1, 0, keep)
+    whole = np.concatenate([text[:keep], new])
+    padded = np.zeros((1, 25), int)
+    padded[0, : len(whole)] = whole
+    alone = jax.jit(
+      lambda prompts, length: decoder.init(
+        both, prompts, length, jax.random.key(4)[None], buffer_length=room,
+        max_new_tokens=8,
+      )
+    )(padded, np.array([len(whole)]))  # fmt: skip
+    assert after.length.tolist() == [int(state.length[0]), len(whole)]
+    for found, kept in zip(
+      after.target_cache.keys, state.target_cache.keys, strict=True
+    ):
+      np.testing.assert_array_equal(
+        found[..., 0, :, :20, :], kept[..., 0, :, :20, :]
+      )
+    found, expected = generate(both, after), generate(both, alone)
+    np.testing.assert_array_equal(
+      found.tokens[1, : found.length[1]], expected.tokens[0, : found.length[1]]
+    )
+
+
 @pytest.mark.parametrize("broken", ["key", "value"])
 @pytest.mark.parametrize("what", [np.nan, np.inf])
 def test_a_broken_slot_is_felt_by_those_who_see_it_and_nobody_else(

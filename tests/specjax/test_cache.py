@@ -59,6 +59,51 @@ def test_rows_of_all_layers_are_written_and_read_at_their_own_slots(batch):
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("layer", [None, 1])
+@pytest.mark.parametrize("row", [-1, 0, 2, 3])
+def test_one_row_is_written_and_read_where_it_is(row, layer):
+  """Nobody's row is not written, and no other is touched."""
+  rng = np.random.default_rng(0)
+  buffer = rng.standard_normal((2, 3, HEADS, 9, CHANNELS)).astype(np.float32)
+  shape = (1, HEADS, 4, CHANNELS)
+  new = rng.standard_normal(shape if layer else (2, *shape)).astype(np.float32)
+  one = cache_lib.RowOf(jnp.asarray(buffer), jnp.int32(row))
+  assert (one.shape, one.ndim) == ((2, 1, HEADS, 9, CHANNELS), 5)
+  write = jax.jit(cache_lib.write_rows)
+  after = write(one, new, np.array([3]), layer=layer and jnp.int32(layer))
+  expected = buffer.copy()
+  if 0 <= row < 3:
+    expected[slice(None) if layer is None else layer, row, :, 3:7] = (
+      new[:, 0] if layer is None else new[0]
+    )
+    read = jax.jit(cache_lib.read_rows, static_argnums=2)
+    found = read(after, np.array([3]), 4, layer=layer and jnp.int32(layer))
+    np.testing.assert_array_equal(found, new)
+  np.testing.assert_array_equal(after.buffer, expected)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize(
+  ("source", "row", "count"), [(0, 2, 5), (2, 1, 11), (1, 1, 9), (0, 3, 8)]
+)
+def test_a_text_is_copied_in_whole_blocks_and_no_other_row_is_touched(
+  source, row, count, stacked, monkeypatch
+):
+  monkeypatch.setattr(cache_lib, "_COPIED", 4)
+  rng = np.random.default_rng(0)
+  shape = (2, 3, HEADS, 11, CHANNELS)[not stacked :]
+  buffers = tuple(rng.standard_normal(shape).astype("f") for _ in range(2))
+  copied = jax.jit(cache_lib.copy_text)(
+    jax.tree.map(jnp.asarray, buffers), *map(jnp.int32, (source, row, count))
+  )
+  slots = min(-(-count // 4) * 4, 11)
+  for before, after in zip(buffers, copied, strict=True):
+    expected = before.copy()
+    if row < 3:
+      expected[..., row, :, :slots, :] = before[..., source, :, :slots, :]
+    np.testing.assert_array_equal(after, expected)
+
+
 def test_rows_are_cast_to_the_caches_dtype():
   buffer = jnp.zeros((1, 1, 4, 1), jnp.bfloat16)
   out = cache_lib.write_rows(buffer, jnp.ones((1, 1, 2, 1)), jnp.array([1]))
