@@ -66,8 +66,8 @@ _PROMPT_LENGTH = flags.DEFINE_integer(
   "Tokens that prefill takes at once; its temporaries grow with them.",
   lower_bound=1,
 )  # fmt: skip
-_TEXT_TOKENS = flags.DEFINE_integer(
-  "text_tokens", None,
+_TEXT_LENGTH = flags.DEFINE_integer(
+  "text_length", None,
   "Tokens of the longest row when passes are timed; --max_length by default.",
   lower_bound=1,
 )  # fmt: skip
@@ -288,7 +288,7 @@ def question(
     prompt_length=_PROMPT_LENGTH.value,
     layout=layout,
     input_length=_INPUT_LENGTH.value or 0,
-    text_tokens=_TEXT_TOKENS.value,
+    text_length=_TEXT_LENGTH.value,
   )
 
 

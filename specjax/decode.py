@@ -281,7 +281,8 @@ class Decoder:
       self.drafter, draft, len(state.length), vocab_size=self.vocab_size
     )
     draft = checks.known(draft, self.vocab_size)
-    return checks.within(draft, state.max_depth), drafter_state, cache
+    draft = checks.within(draft, state.max_depth)
+    return draft, drafter_state, cache.replace(idle=None)
 
   def generate(self, params: Params, state: DecodeState) -> DecodeState:
     """Rounds until every row is done: one `lax.while_loop`."""

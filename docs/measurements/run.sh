@@ -96,18 +96,19 @@ benchmark pythia-160m-shape 2 --config=configs/huggingface.py:target=$out/neox \
 # of others do, and llama.cpp beside us where LLAMA_CPP names a Python that has
 # the package.
 smollm2=--config=configs/smollm2.py
-part timed allocation.json 3 docs/measurements/allocation.json \
+part timed allocation.json 3 docs/measurements/slots/allocation.json \
   launch.tools.allocation $smollm2 --batches=1,8 \
   --allocated=128,512,2048,4096 --text_tokens=100 --prompt_tokens=512 \
   --buffers=1024,4096
-part timed waits.json 5 docs/measurements/waits.json launch.tools.waits \
+part timed waits.json 5 docs/measurements/slots/waits.json launch.tools.waits \
   $smollm2 --config.num_speculative_tokens=0 --config.drafter=ngram \
-  --config.repeats=0 --config.elsewhere=0 --prompt_tokens=1500 --arrivals=4 \
+  --config.repeats=0 --config.elsewhere=0 --arriving_tokens=1500 --arrivals=4 \
   --turn_tokens=1000
 [ -z "$LLAMA_CPP" ] ||
-  benchmark smollm2-1024-slots 6 $smollm2 --config.num_speculative_tokens=0 \
+  part timed llama-cpp.json 5 docs/measurements/slots/llama-cpp.json \
+    launch.benchmark $smollm2 --config.num_speculative_tokens=0 \
     --config.drafter=ngram --config.repeats=0 --config.elsewhere=0 \
-    --config.max_new_tokens=960 --new_tokens=64 --rounds=5 \
+    --config.max_new_tokens=960 --new_tokens=64 --rounds=3 --noreference \
     --llama_cpp="$LLAMA_CPP"
 report greedy --config.temperature=0.0 --sweep_tokens=2,4,6,8,10
 report temperature-1 --config.temperature=1.0 --sweep_tokens=2,4,6,8,10

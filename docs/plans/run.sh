@@ -21,7 +21,7 @@ plan 2.8b-v5e-4 --topology=v5e-4 --target=pythia-2.8b --draft=pythia-70m \
   --max_length=2048
 plan 8b-v5e-8 --topology=v5e-8 --target=llama-3.1-8b --draft=llama-3.2-1b
 plan 8b-v5e-8-plain --topology=v5e-8 --target=llama-3.1-8b --drafter=plain \
-  --batch_size=16 --max_length=8192 --text_tokens=1000
+  --batch_size=16 --max_length=8192 --text_length=1000
 plan 8b-v5e-8-paths --topology=v5e-8 --target=llama-3.1-8b \
   --draft=llama-3.2-1b --num_drafts=8 --rule=kseq
 plan 8b-v5e-8-tree --topology=v5e-8 --target=llama-3.1-8b \

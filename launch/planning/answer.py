@@ -182,7 +182,7 @@ def _place(q: Question, config, size: int, **skipped) -> roofline.Placement:
     size=size,
     rows=q.rows,
     slots=q.slots,
-    text=q.text_tokens,
+    text=q.text_length,
     input_length=q.input_length,
     **skipped,
   )
@@ -198,7 +198,7 @@ def _passes(q: Question) -> tuple[list[Pass], list[Pass]]:
   if q.head is not None:
     found = heads.passes(
       q.head, drafter, size=q.layout.draft, rows=q.rows, slots=q.slots,
-      text=q.text_tokens,
+      text=q.text_length,
     )  # fmt: skip
     return found, verify
   if q.draft is not None:
@@ -429,7 +429,7 @@ def show(console: rich.console.Console, found: dict) -> None:
     + _pays(line)
   )
   out(
-    f"a plain pass over rows of {s['text_tokens'] or s['max_length']} tokens "
+    f"a plain pass over rows of {s['text_length'] or s['max_length']} tokens "
     f"moves {line['bytes_over_minimum']:.2f} times the weights and the text's "
     "cache"
   )

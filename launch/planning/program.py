@@ -68,7 +68,7 @@ class Question:
     prompt_length: tokens that prefill takes at once.
     layout: the mesh.
     input_length: tokens of what an encoder reads; 0 without one.
-    text_tokens: those of the longest row when a pass is timed; None for
+    text_length: those of the longest row when a pass is timed; None for
       `max_length`.
   """
 
@@ -85,7 +85,7 @@ class Question:
   prompt_length: int
   layout: Layout
   input_length: int = 0
-  text_tokens: int | None = None
+  text_length: int | None = None
 
   def check(self) -> None:
     """Raises ValueError for what cannot be cut or decoded."""
@@ -126,9 +126,9 @@ class Question:
         f"prompt_length ({self.prompt_length}) must be in 1.."
         f"{self.max_length - 1}"
       )
-    if not 0 < (self.text_tokens or 1) <= self.max_length:
+    if not 0 < (self.text_length or 1) <= self.max_length:
       raise ValueError(
-        f"text_tokens ({self.text_tokens}) must be in 1..{self.max_length}"
+        f"text_length ({self.text_length}) must be in 1..{self.max_length}"
       )
     if self.max_length > (longest := self.longest):
       raise ValueError(

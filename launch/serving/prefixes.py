@@ -63,7 +63,7 @@ class Texts:
       return int(whole[np.argmax(same[whole])])
     return int(free[np.argmin(self._touched[free])])
 
-  def begin(self, row: int, asked: Asked) -> None:
+  def begin(self, row: int) -> None:
     """A row is given a request, of which it has read nothing."""
     self._prompts[row] = self.cached[row] = 0
 

@@ -204,7 +204,7 @@ class Slots:
           asked = Asked(
             token_ids=(0,), seed=row, max_new_tokens=budget, temperature=1.0
           )
-          self._reading[row] = asked
+          self._begin(row, asked)
           self._read_on(row, self.widths[-1])
         jax.block_until_ready(self._state)
         start = time.perf_counter()
@@ -236,10 +236,7 @@ class Slots:
     most = self.chunk if is_streaming else self.widths[-1]
     # In the order that other processes hear of them in.
     for row, asked in sorted(control.admissions, key=lambda one: one[0]):
-      self._reading.pop(row, None)
-      self._running[row] = False
-      self._reading[row] = asked
-      self._texts.begin(row, asked)
+      self._begin(row, asked)
       if not is_streaming:
         self._read_on(row, most)
     if self._reading:
@@ -274,6 +271,13 @@ class Slots:
       max_depth=np.full(self.num_slots, self.depth, np.int32),
       rounds=0,
     )
+
+  def _begin(self, row: int, asked: Asked) -> None:
+    """A row is given a prompt, of which it has read nothing."""
+    self._reading.pop(row, None)  # it is the last in line
+    self._running[row] = False
+    self._reading[row] = asked
+    self._texts.begin(row)
 
   def _read_on(self, row: int, most: int) -> None:
     """Reads up to `most` more tokens of a row's prompt, which began."""

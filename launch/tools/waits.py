@@ -2,8 +2,8 @@ r"""How long others' prompts keep a row waiting, and a second turn its user.
 
   python -m launch.tools.waits --config=configs/smollm2.py \
     --config.drafter=ngram --config.num_speculative_tokens=0 \
-    --config.repeats=0 --config.elsewhere=0 --prompt_tokens=1500 --arrivals=4 \
-    --turn_tokens=1000 --output=W.json
+    --config.repeats=0 --config.elsewhere=0 --arriving_tokens=1500 \
+    --arrivals=4 --turn_tokens=1000 --output=W.json
 
 A row streams, a round a visit, while prompts arrive, each as soon as the one
 before it has been read; then all over again with one row more that decodes.
@@ -29,7 +29,7 @@ from specjax.state import StopReason
 
 cli.reads(cli.CONFIG, cli.OUTPUT)
 _PROMPT = flags.DEFINE_integer(
-  "prompt_tokens", 1500, "Tokens of each prompt that arrives.", lower_bound=2
+  "arriving_tokens", 1500, "Tokens of each prompt that arrives.", lower_bound=2
 )
 _ARRIVALS = flags.DEFINE_integer(
   "arrivals", 4, "Prompts that arrive, and second turns.", lower_bound=1

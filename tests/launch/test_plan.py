@@ -304,7 +304,7 @@ def test_what_is_shown():
   found = json.loads(pathlib.Path("docs/plans/70b-v5e-16.json").read_text())
   text = shown(found)
   first, second, *_ = text.splitlines()
-  assert first.startswith("fits: 10.70 of 15.75 GiB a device; arguments 10.16")
+  assert first.startswith("fits: 10.69 of 15.75 GiB a device; arguments 10.16")
   assert "v5e:4x4 (v5litepod-16), data:1, model:16, draft on 8" in first
   assert second.startswith(
     "copies of a whole cache in a round: 0; donation hon"
@@ -336,7 +336,7 @@ def test_what_does_not_fit_is_one_line():
   found = json.loads(pathlib.Path("docs/plans/70b-v5e-16.json").read_text())
   unfit = found | {"fits": False, "collectives": None}
   (line,) = shown(unfit).splitlines()
-  assert line.startswith("does not fit: 10.70 of 15.75 GiB a device")
+  assert line.startswith("does not fit: 10.69 of 15.75 GiB a device")
 
 
 def test_the_largest_batch_and_length_are_where_memory_ends():

@@ -209,7 +209,7 @@ def test_what_others_asked_is_theirs_unless_told(slots, reuse, owner, cached):
   texts = Texts(2, served.MAX_LENGTH, Reuse(reuse))
   texts.read(0, asked(15, seed=24), 15)
   request = dataclasses.replace(asked(15, seed=24), owner=owner)
-  texts.begin(1, request)
+  texts.begin(1)
   assert texts.source(1, request) == ((0, 14) if cached else (1, 0))
   assert texts.cached[1] == cached
 
@@ -222,7 +222,7 @@ def test_a_text_of_no_numbers_begins_no_other(slots):
   report, _ = visit(slots)
   nan = np.array([StopReason.NAN_LOGITS, StopReason.RUNNING])
   texts.hear(dataclasses.replace(report, reason=nan), np.zeros(2, bool))
-  texts.begin(1, request)
+  texts.begin(1)
   assert texts.source(1, request) == (1, 0)
 
 

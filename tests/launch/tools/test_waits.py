@@ -22,7 +22,7 @@ def test_gaps_are_over_rounds_and_second_turns_over_their_reading(tmp_path):
   output = tmp_path / "W.json"
   execute(
     "--config.num_speculative_tokens=0", "--config.max_new_tokens=52",
-    "--arrivals=1", "--prompt_tokens=70", "--turn_tokens=60",
+    "--arrivals=1", "--arriving_tokens=70", "--turn_tokens=60",
     f"--output={output}",
   )  # fmt: skip
   found = json.loads(output.read_text())
@@ -41,5 +41,5 @@ def test_gaps_are_over_rounds_and_second_turns_over_their_reading(tmp_path):
 
 def test_prompts_without_room_are_one_line(tmp_path, capsys):
   output = tmp_path / "W.json"
-  execute("--prompt_tokens=9000", f"--output={output}", code=2)
+  execute("--arriving_tokens=9000", f"--output={output}", code=2)
   assert "has room for prompts of" in capsys.readouterr().err
