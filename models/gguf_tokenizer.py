@@ -34,8 +34,9 @@ _WHOLE_WORDS = ("llama-bpe", "tekken")  # a word that is a token is not merged
 _ENDS = frozenset(
   {
     "<EOT>", "<end_of_turn>", "<end_of_utterance>", "<|end_of_text|>",
-    "<|endoftext|>", "<|end|>", "<|eom_id|>", "<|eot_id|>", "<|im_end|>",
-    "<｜end▁of▁sentence｜>", "[EOT]", "_<EOT>",
+    "<|call|>", "<|calls|>", "<|endoftext|>", "<|end|>", "<|eom_id|>",
+    "<|eot_id|>", "<|flush|>", "<|im_end|>", "<|return|>",
+    "<｜end▁of▁sentence｜>", "[EOS]", "[EOT]", "_<EOT>",
   }
 )  # fmt: skip
 _SPACE = "▁"  # how sentencepiece writes it

@@ -184,7 +184,7 @@ def test_all_that_ends_a_turn_ends_a_text(tmp_path):
 
 @pytest.mark.parametrize(
   "end", ["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>",
-          "<|endoftext|>", "<|end_of_text|>"],
+          "<|return|>", "[EOS]", "<|endoftext|>", "<|end_of_text|>"],
 )  # fmt: skip
 def test_the_end_of_a_turn_is_known_by_its_name(tmp_path, end):
   """Beside the end of its base model, which a chat model's file often has."""
