@@ -10,7 +10,6 @@ T fed tokens, M trailing slots with an explicit mask, L layers.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -130,17 +129,14 @@ def copy_text(
   source: Array,
   row: Array,
   count: Array,
-  together: Callable[[Array, Array], Array] = lambda found, inside: found,
 ) -> tuple[Array, ...]:
   """One row's first slots become another's, in blocks, where they are.
 
   Args:
     buffers: `[B, K, S, C]` or `[L, B, K, S, C]`.
-    source, row: `i32[]`, from which to which; outside of 0..B-1 nothing is
-      written. Nothing is copied of a row to itself.
+    source, row: `i32[]`, from which to which; to one outside of 0..B-1 nothing
+      is written, and nothing is copied of a row to itself.
     count: `i32[]`, so many slots, in whole blocks.
-    together: `(a block, whether source is in 0..B-1) -> the block`, what
-      devices that hold other rows make of it.
   """
   slots = buffers[0].shape[-2]
   size = min(_COPIED, slots)
@@ -150,8 +146,7 @@ def copy_text(
 
     def copied(buffer):
       found = RowOf(buffer, source).read(at, size)
-      inside = (source >= 0) & (source < buffer.shape[-4])
-      return RowOf(buffer, row).write(together(found, inside), at).buffer
+      return RowOf(buffer, row).write(found, at).buffer
 
     return tuple(map(copied, buffers))
 

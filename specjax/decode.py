@@ -404,7 +404,6 @@ class Decoder:
     inputs: Any = None,
     source: Array | int | None = None,
     keep: Array | int = 0,
-    across: str | None = None,
   ) -> DecodeState:
     """Gives a row of a running state another prompt; whatever it was is gone.
 
@@ -434,8 +433,6 @@ class Decoder:
       inputs: as `init`'s, of one row.
       source: `i32[]`, whose inputs are kept too; None to read all.
       keep: `i32[]`, tokens of its text that stay, at most its length.
-      across: the mesh axis that rows are cut over, for `MeshDecoder`: then rows
-        outside of 0..B-1 are other devices'.
 
     Returns:
       The state with the row in it. Where what is kept, the prompt and the
@@ -472,8 +469,7 @@ class Decoder:
         self.target, self.drafter, params,
         prefill.cut(
           rows.take(
-            axes, state, row, source, keep, in_place=self.target.takes_rows,
-            across=across,
+            axes, state, row, source, keep, in_place=self.target.takes_rows
           ),
           keep, own, request["rng_key"],
         ),

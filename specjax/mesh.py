@@ -122,7 +122,10 @@ class MeshDecoder:
     source: Array | int | None = None,
     keep: Array | int = 0,
   ) -> DecodeState:
-    """As `Decoder.admit`; every group reads the prompt, one keeps it."""
+    """As `Decoder.admit`; every group reads the prompt, one keeps it.
+
+    A `source` must be of the same group as the row: no text is sent to others.
+    """
     self.decoder.check_request(
       params, state, prompt, length, rng_key, max_new_tokens=max_new_tokens,
       sampling=sampling,
@@ -138,7 +141,6 @@ class MeshDecoder:
         params, state, row - first, prompt, length, key, max_new_tokens=budget,
         sampling=sampling, ignore_stop=ignore, inputs=inputs,
         source=None if source is None else source - first, keep=keep,
-        across=self.row_axis,
       )  # fmt: skip
       if source is None:
         return after

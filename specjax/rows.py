@@ -49,8 +49,6 @@ def pick(axes: Any, tree: Any, rows: ArrayLike) -> Any:
   def of(axis, leaf):
     if axis is None:
       return leaf
-    if jnp.shape(rows) == (1,):  # XLA:CPU's gather goes number by number
-      return lax.dynamic_slice_in_dim(leaf, jnp.asarray(rows)[0], 1, axis)
     return leaf[(slice(None),) * axis + (rows,)]
 
   return over_leaves(of, axes, tree)
@@ -89,40 +87,24 @@ def take(
   keep: Array | int,
   *,
   in_place: bool,
-  across: str | None = None,
 ) -> DecodeState:
   """A state of one row, which has what another one has.
 
   Args:
     axes: the row axis of each leaf.
     state: of B rows.
-    row: `i32[]`, which is to go on; outside of 0..B-1 it is nobody's here.
+    row: `i32[]`, which is to go on; outside of 0..B-1 it is nobody's here, and
+      what is taken is of some row.
     source: `i32[]`, whose text it has.
     keep: `i32[]`, tokens of that, if they are another row's.
     in_place: whether keys and values of the target stay where they are, in the
       state's (`cache.RowOf`); else they are copied, as all that is allocated.
-    across: a mesh axis over which further rows lie.
   """
-  rows = len(state.length)
   row, source, keep = (jnp.asarray(x, jnp.int32) for x in (row, source, keep))
-
-  def everywhere(found, inside):
-    if across is None:
-      return found
-    kind = jnp.int32 if found.dtype == bool else found.dtype
-    mine = jnp.where(inside, found, jnp.zeros_like(found)).astype(kind)
-    return lax.psum(mine, across).astype(found.dtype)
-
-  def of_source(axis, x):
-    if axis is None:
-      return x
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-      data = of_source(axis, jax.random.key_data(x))
-      return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
-    at = jnp.clip(source, 0, rows - 1)
-    inside = (source >= 0) & (source < rows)
-    return everywhere(lax.dynamic_slice_in_dim(x, at, 1, axis), inside)
-
+  source = jnp.clip(source, 0, len(state.length) - 1)
+  of_source = lambda axis, x: (
+    x if axis is None else lax.dynamic_slice_in_dim(x, source, 1, axis)
+  )
   cache = state.target_cache
   buffers = (*cache.keys, *cache.values)
   if in_place:
@@ -130,7 +112,7 @@ def take(
   one = over_leaves(of_source, axes, state)
   if not in_place:
     return one
-  copied = cache_lib.copy_text(buffers, source, row, keep, everywhere)
+  copied = cache_lib.copy_text(buffers, source, row, keep)
   return _with_buffers(one, tuple(cache_lib.RowOf(b, row) for b in copied))
 
 

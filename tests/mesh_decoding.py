@@ -493,10 +493,12 @@ def decode_on(case: str, mesh) -> dict:
         params, state, 5, PROMPTS[0], LENGTHS[0], max_new_tokens=4
       )
       state = decoder.generate(params, state)
-    if case in ("counted", "t5", "block"):  # and another begins as it does
+    # And one begins as another of its group, or as itself, does.
+    sources = {"counted": 1, "t5": 0, "block": 0, "paths": 0, "layer_skip": 0}
+    if case in sources:
       state = decoder.admit(
         params, state, 1, PROMPTS[1], LENGTHS[1], jax.random.key(9),
-        max_new_tokens=4, source=5, keep=3,
+        max_new_tokens=4, source=sources[case], keep=3,
         inputs=jax.tree.map(lambda x: x[1:2], inputs),
       )  # fmt: skip
       state = decoder.generate(params, state)

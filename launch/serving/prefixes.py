@@ -35,9 +35,20 @@ class Texts:
       predecessor's.
   """
 
-  def __init__(self, num_slots: int, max_length: int, reuse: Reuse):
-    """No row has a text."""
+  def __init__(
+    self, num_slots: int, max_length: int, reuse: Reuse, groups: int = 1
+  ):
+    """No row has a text.
+
+    Args:
+      num_slots: B.
+      max_length: of a text.
+      reuse: see above.
+      groups: of devices that rows are cut over, as many to each; no text is
+        copied from one to another.
+    """
     self._reuse = reuse
+    self._group = np.arange(num_slots) * groups // num_slots
     self._tokens = np.zeros((num_slots, max_length), np.int32)
     self._lengths = np.zeros(num_slots, np.int32)
     self._owners = np.zeros(num_slots, np.uint32)
@@ -51,7 +62,7 @@ class Texts:
 
     One whose whole text the prompt goes on from, if that is long enough to be
     worth a row; else the one that was not used for longest, since a beginning
-    can be copied from any row.
+    can be copied from any row of its group.
 
     Args:
       free: rows, at least one.
@@ -61,6 +72,9 @@ class Texts:
     whole = free[(same[free] == self._lengths[free]) & (same[free] >= _LEAST)]
     if len(whole):
       return int(whole[np.argmax(same[whole])])
+    best = int(np.argmax(same))
+    near = free[self._group[free] == self._group[best]]
+    free = near if len(near) and same[best] >= _LEAST else free
     return int(free[np.argmin(self._touched[free])])
 
   def begin(self, row: int) -> None:
@@ -80,6 +94,7 @@ class Texts:
     """
     done = int(self._prompts[row])
     same = np.minimum(self._same(asked), len(asked.token_ids) - 1)
+    same = np.where(self._group == self._group[row], same, 0)
     best = int(np.argmax(same))
     if same[best] <= done:
       return row, done

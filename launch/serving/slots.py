@@ -135,7 +135,8 @@ class Slots:
     self._admit: dict[int, Any] = {}
     # Rows whose prompts are being read, who came first first.
     self._reading: dict[int, Asked] = {}
-    self._texts = Texts(num_slots, max_length, reuse)
+    groups = 1 if mesh is None else mesh.shape["data"]
+    self._texts = Texts(num_slots, max_length, reuse, groups)
     self._running = np.zeros(num_slots, bool)
     self._rounds: dict[int, Any] = {}
     self._state: Any = None

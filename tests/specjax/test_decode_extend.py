@@ -76,16 +76,15 @@ def reading(decoder, again):
   return dataclasses.replace(decoder, drafter=drafter)
 
 
-def fresh(decoder, state, row, *, budget=5, temperature=1.0):
-  """The text of a row as the prompt of a state of its own."""
-  text = rows_of(state)[row]
+def fresh(decoder, text, keys, *, budget=5, temperature=1.0):
+  """A text as the prompt of a state of its own."""
   prompt = np.zeros((1, 30), np.int32)
   prompt[0, : len(text)] = text
   return decoding.jitted(decoder, "init")(
     PARAMS,
     jnp.asarray(prompt),
     jnp.array([len(text)]),
-    state.keys[row : row + 1],
+    keys,
     buffer_length=40,
     max_new_tokens=jnp.array([budget]),
     sampling=make_sampling(1, temperature=temperature),
@@ -104,7 +103,9 @@ def test_a_row_goes_on_as_if_all_its_text_were_its_prompt(name):
   for row in (0, 2):
     state = extend(decoder, used(decoder), row)
     assert rows_of(state)[row] == [*before[row], *MORE.tolist()]
-    alone = decode(decoder, fresh(decoder, state, row))
+    alone = decode(
+      decoder, fresh(decoder, rows_of(state)[row], state.keys[row : row + 1])
+    )
     together = decode(decoder, state)
     found = rows_of(together)
     assert found.pop(row) == rows_of(alone)[0]
@@ -128,17 +129,10 @@ def behind(decoder, state, row, source, keep, *, new=MORE, budget=7):
   )  # fmt: skip
 
 
-def alone_behind(decoder, text, state, *, budget=7):
+def alone_behind(decoder, text, state):
   """The same with all of it read."""
-  prompt = np.zeros((1, 30), np.int32)
-  prompt[0, : len(text)] = text
-  alone = decoding.jitted(decoder, "init")(
-    PARAMS, jnp.asarray(prompt), jnp.array([len(text)]), state.keys[1:2],
-    buffer_length=40, max_new_tokens=jnp.array([budget]),
-    sampling=make_sampling(1, temperature=0.9),
-    stop_tokens=jnp.zeros(0, jnp.int32),
-  )  # fmt: skip
-  return decode(decoder, alone)
+  begun = fresh(decoder, text, state.keys[1:2], budget=7, temperature=0.9)
+  return decode(decoder, begun)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +252,9 @@ def test_a_row_may_go_on_at_another_temperature():
   state = extend(
     decoder, used(decoder), 0, sampling=make_sampling(1, temperature=0.0)
   )
-  greedy = decode(decoder, fresh(decoder, state, 0, temperature=0.0))
+  greedy = decode(
+    decoder, fresh(decoder, rows_of(state)[0], state.keys[:1], temperature=0.0)
+  )
   assert rows_of(decode(decoder, state))[0] == rows_of(greedy)[0]
   assert state.sampling.temperature.tolist() == [0, 1, 1, 1, 1]
 

@@ -232,3 +232,13 @@ def test_the_row_that_was_idle_for_longest_is_given_away(slots):
     texts.read(row, asked(5, seed=30 + row), 5)
   assert texts.place([0, 1, 2], asked(5, seed=40)) == 1
   assert texts.place([0, 2], asked(5, seed=40)) == 0
+
+
+def test_no_text_is_copied_to_other_devices():
+  """A prompt is given a row beside the text that it begins as."""
+  texts = Texts(4, served.MAX_LENGTH, Reuse.ALL, groups=2)
+  request = asked(20, seed=50)
+  texts.read(3, request, 20)
+  assert texts.place([0, 1, 2], request) == 2
+  assert texts.source(2, request) == (3, 19)
+  assert texts.source(1, request) == (1, 0)
