@@ -161,8 +161,7 @@ found = findings.measure(config, items, sweep, rounds=1 if SMALL else 3)
 # %%
 from IPython.display import display as show
 
-figures = page.figures(found)
-show(figures["acceptance"])
+show(page.FIGURES["acceptance"](found))
 
 # %% [markdown]
 # Tokens per second against the length of the draft: the curve was predicted
@@ -170,7 +169,7 @@ show(figures["acceptance"])
 # prompts the 95% intervals are wide.
 
 # %%
-show(figures["throughput"])
+show(page.FIGURES["throughput"](found))
 
 # %% [markdown]
 # Tokens per target call, again predicted and measured. `independent` is the
