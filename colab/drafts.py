@@ -217,7 +217,11 @@ for name, draft in drafts.items():
   units = [engine.unit_of([c], 0.0, None) for c in fast.run(batch)[0]]
   found = metrics.summarize(units)
   assert 1 <= found["block_efficiency"] <= 7  # six drafted, and one
-  print(name, found["block_efficiency"], found["block_efficiency_ci"])
+  ends = found["block_efficiency_ci"]  # none for fewer than five prompts
+  print(
+    f"{name} {found['block_efficiency']:.2f}"
+    + (f" ({ends[0]:.2f} to {ends[1]:.2f})" if ends else "")
+  )
 
 # %% [markdown]
 # ## Which draft, at equal compute?

@@ -273,7 +273,7 @@ def test_drafts(tmp_path, monkeypatch):
   ]  # fmt: skip
   assert "| `before` |" in measured
   for name in ("before", "next_token", "total_variation"):
-    assert re.search(rf"^{name} \d\.\d+ \(", printed(code), re.M)
+    assert re.search(rf"^{name} \d\.\d\d$", printed(code), re.M)
   # All that it wrote is where it was told to write.
   (workdir,) = (path for path in tmp_path.iterdir() if path.name[:3] == "tmp")
   assert (workdir / "total_variation/model/model.safetensors").exists()
