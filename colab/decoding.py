@@ -49,7 +49,7 @@ print(one.decoder.drafter.name, one.decoder.rule.name, one.decoder.vocab_size)
 # can be compared.
 
 # %%
-from specjax import engine
+from specjax.runtime import engine
 
 (batch, *_) = engine.make_batches(items, batch_size=len(items), max_width=64)
 fast = pair.engine_of(config, one)

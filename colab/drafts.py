@@ -49,15 +49,16 @@ students = np.array(
 )
 
 # %% [markdown]
-# Every objective of `specjax.losses` is a function of logits, the teacher's
-# logits, the text and weights. Here the text is every token once, weighted by
-# the target's probability, so that each value is an exact expectation.
+# Every objective of `specjax.training.losses` is a function of logits, the
+# teacher's logits, the text and weights. Here the text is every token once,
+# weighted by the target's probability, so that each value is an exact
+# expectation.
 
 # %%
 import jax
 import jax.numpy as jnp
 
-from specjax import losses
+from specjax.training import losses
 
 
 def values_of(name):
@@ -207,7 +208,8 @@ def decoder_with(draft):
 # small to be seen on so few prompts. To see it, train longer on more text.
 
 # %%
-from specjax import engine, metrics
+from specjax import intervals
+from specjax.runtime import engine
 
 drafts = {"before": "models/pretrained/draft"}
 drafts |= {name: str(workdir / name / "model") for name in curves}
@@ -215,7 +217,7 @@ for name, draft in drafts.items():
   fast, items = decoder_with(draft)
   (batch,) = engine.make_batches(items, batch_size=len(items), max_width=64)
   units = [engine.unit_of([c], 0.0, None) for c in fast.run(batch)[0]]
-  found = metrics.summarize(units)
+  found = intervals.summarize(units)
   assert 1 <= found["block_efficiency"] <= 7  # six drafted, and one
   ends = found["block_efficiency_ci"]  # none for fewer than five prompts
   print(
@@ -271,7 +273,7 @@ Markdown(page.table({"objectives": tables.read(measured)}))
 # - `docs/training.md`: the trainer, its data and its settings;
 #   `configs/train_embedded.py` lists them.
 # - `docs/drafts.md`: which shape and which objective, measured.
-# - `specjax/losses.py`: the objectives, with the identity that lets
+# - `specjax/training/losses.py`: the objectives, with the identity that lets
 #   acceptance be differentiated through the shipped rule.
 # - `launch/training/contexts.py`: whose text a draft learns from.
 # - `colab/pods.py`: whether a draft pays at all on your hardware.

@@ -18,13 +18,14 @@ def get_config() -> ml_collections.ConfigDict:
   config.rule = "token"  # of docs/rules.md, "typical(epsilon=0.1)", module:RULE
   config.num_speculative_tokens = 5  # 0 is plain autoregressive decoding
   # When a row's draft ends before that: "" is never; else of
-  # specjax/drafters/depth.py, as 4, confidence, survival(threshold=0.3),
+  # specjax/adaptive/policies.py, as 4, confidence, survival(threshold=0.3),
   # optimal(cost=0.1), or predicted(head=DIR, threshold=0.7), whose head
   # configs/train_depth.py trains. Of one path only.
   config.depth = ""
   # Numbers of drafted tokens, rising, as 0,1,2,4: each has programs of its own,
   # and the host changes between rounds to the one that is the fastest, by what
-  # was accepted (specjax/ladder.py). The last is num_speculative_tokens then.
+  # was accepted (specjax/adaptive/ladder.py). The last is
+  # num_speculative_tokens then.
   config.ladder = ()
   config.num_drafts = 1  # separate paths of that many tokens
   # Any other tree, by the parents of its nodes, root first: (-1, 0, 0, 1, 1).
@@ -65,8 +66,8 @@ def get_config() -> ml_collections.ConfigDict:
   config.skip_layers = ""  # or a file of launch.layer_search, in their place
   # Whether the draft learns while it decodes (docs/online.md): rounds between
   # two updates, tokens of each row that are learned from, the likeliest tokens
-  # of each law that are kept (0: all), an objective of specjax.losses, and the
-  # optimiser's rate.
+  # of each law that are kept (0: all), an objective of specjax.training.losses,
+  # and the optimiser's rate.
   config.online = False
   config.online_rounds = 8
   config.online_entries = 512

@@ -46,7 +46,7 @@ def get_config(arg: str = "target") -> ml_collections.ConfigDict:
   config.tokenizer = "models/pretrained/target"
   # A model to begin with (its directory), in place of random weights.
   config.init_from = ""
-  # What is learned, from whose text, and from whom: specjax.losses,
+  # What is learned, from whose text, and from whom: specjax.training.losses,
   # launch.training.contexts, and the directory of a target.
   config.objective = "forward_kl" if arg == "draft" else "next_token"
   config.acceptance_block = 5  # drafted tokens a step, for "acceptance"

@@ -83,7 +83,7 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
   # A head to begin with, in place of one made of the target's last layer.
   config.init_from = ""
   # "forward_kl", "reverse_kl", "total_variation", "next_token", or "acceptance"
-  # of a draft of `head.depth` tokens: see specjax.losses.
+  # of a draft of `head.depth` tokens: see specjax.training.losses.
   config.objective = "forward_kl"
   config.contexts = "data"  # or "target": its samples after each row's prompt
   # What the head computes in while it is trained: "bfloat16" where products of

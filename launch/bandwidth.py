@@ -22,8 +22,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from launch import hardware
-from specjax import timing
 from specjax.cache import Cache
+from specjax.runtime import timing
 
 SPEC_SHEET = "spec sheet"
 MEASURED = "measured"
@@ -90,7 +90,8 @@ def weight_bytes(params) -> int:
   """Bytes of the weights that one pass multiplies.
 
   Args:
-    params: a transformer's, from `models.transformer.as_language_model`.
+    params: a transformer's, from
+      `models.networks.transformer.as_language_model`.
   """
   sizes = {}
   for path, leaf in jax.tree_util.tree_leaves_with_path(params):

@@ -7,7 +7,7 @@ What the rules alone cost is another command, `launch.studies.rules.costs`.
 Autoregressive, speculative and (if torch and transformers are installed)
 transformers' plain and assisted generation take turns on the same prompts, and
 so do runs in pieces, whose rounds and passes are timed one by one
-(`specjax.timing`): from these whole runs are predicted
+(`specjax.runtime.timing`): from these whole runs are predicted
 (`predicted_speedup`; `prediction_error` and its interval compare it with the
 runs beside which it was timed; all null where `doubts` say which timings
 disagree), and `round_seconds` says where a round's time goes. Only ratios
@@ -42,8 +42,9 @@ from launch import (
   provenance,
   rates,
 )
-from specjax import engine, metrics, timing
-from specjax.requests import Settings
+from specjax import intervals
+from specjax.runtime import engine, timing
+from specjax.runtime.requests import Settings
 
 cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT)
 _ROUNDS = flags.DEFINE_integer(
@@ -124,14 +125,14 @@ def run(_) -> int:
   for one in others.values():
     one.close()
   tree = models.decoder.drafter.tree
-  summary = metrics.summarize(turns.units(), max_depth=tree.max_depth)
+  summary = intervals.summarize(turns.units(), max_depth=tree.max_depth)
   costs = pieces.costs()
   memory = None
   if models.mesh is None:  # of one device, whose memory all is in
     state = engines["autoregressive"].prefill(typical, budget=0)
     halfway = int(state.length.max()) + asked.max_new_tokens / 2
     memory = bandwidth.share(
-      weight_bytes=bandwidth.weight_bytes(models.params.target),
+      weight_bytes=bandwidth.weight_bytes(models.networks.params.target),
       cache_bytes=bandwidth.cache_bytes(state.target_cache, halfway),
       rows=typical.rows,
       step_seconds=costs.plain_step,
@@ -149,7 +150,7 @@ def run(_) -> int:
       )
   passes = costs.draft_passes
   # On a mesh a head's drafting is not timed apart.
-  untimed = models.draft is None and models.params.draft is not None
+  untimed = models.draft is None and models.networks.params.draft is not None
   untimed &= costs.proposal is None
   result = {
     "autoregressive_tokens_per_second": turns.rate("autoregressive"),

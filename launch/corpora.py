@@ -1,8 +1,8 @@
 """Files of `launch.tools.corpus_index`: an index of texts, for one tokenizer.
 
-They are safetensors: `tokens` and `places` as `specjax.drafters.corpus.Corpus`
-has them, and as metadata the tokenizer's fingerprint and how many texts it is
-made from.
+They are safetensors: `tokens` and `places` as
+`specjax.drafters.shared.corpus.Corpus` has them, and as metadata the
+tokenizer's fingerprint and how many texts it is made from.
 """
 
 import json
@@ -13,7 +13,7 @@ import safetensors.numpy
 
 from launch import jsonl
 from models.tokenizers import Tokenizer
-from specjax.drafters.corpus import Corpus
+from specjax.drafters.shared.corpus import Corpus
 
 _FORMAT = "specjax corpus 1"
 _KEYS = ("completion", "text")

@@ -70,8 +70,9 @@ from launch import (
 )
 from launch.journal import Results
 from launch.prompts import Prompt
-from specjax import engine, metrics, requests
-from specjax.engine import Batch, Completion, Engine
+from specjax import intervals
+from specjax.runtime import engine, requests
+from specjax.runtime.engine import Batch, Completion, Engine
 from specjax.state import StopReason
 
 cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT, cli.ONLINE, *processes.FLAGS)
@@ -119,7 +120,7 @@ def decode_batch(
 
 
 def record_of(
-  batch: Batch, completions: list[Completion], unit: metrics.Unit
+  batch: Batch, completions: list[Completion], unit: intervals.Unit
 ) -> dict:
   """What is kept of a batch: its rows by their keys, and what was measured."""
   return {
@@ -231,7 +232,7 @@ def decode_missing(
     lambda number, batch: decode_batch(
       number, batch, speculative, baseline, *trace
     ),
-    together=processes.spanned_by(models.params),
+    together=processes.spanned_by(models.networks.params),
   )
   by_key = {p.key: p for p in items}
   progress = tqdm.tqdm(
@@ -345,10 +346,10 @@ def run(_) -> int:
     rows = rows_of(records)
     lines = [output_row(p, rows[p.key], models.tokenizer) for p in items]
     content = {p.key: requests.content_of(p) for p in items}
-    summary = metrics.summarize(
-      metrics.merged(
-        [metrics.Unit(**r["unit"]) for r in records],
-        metrics.groups_of([[content[k] for k in r["keys"]] for r in records]),
+    summary = intervals.summarize(
+      intervals.merged(
+        [intervals.Unit(**r["unit"]) for r in records],
+        intervals.groups_of([[content[k] for k in r["keys"]] for r in records]),
       ),
       max_depth=max(len(row["accept_counts"]) for row in rows.values()) - 1,
     )

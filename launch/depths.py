@@ -1,6 +1,6 @@
 """Depth policies as configs name them: the library's, and trained ones.
 
-`config.depth` is what `specjax.drafters.depth.get` knows, or
+`config.depth` is what `specjax.adaptive.policies.get` knows, or
 `predicted(head=DIR, threshold=0.7)`, whose head `launch.train` has trained
 (configs/train_depth.py).
 """
@@ -11,11 +11,11 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from models import acceptance_head
-from models.acceptance_head import AcceptanceHead
+from models.networks import acceptance_head
+from models.networks.acceptance_head import AcceptanceHead
 from specjax import named
-from specjax.drafters import depth as depth_lib
-from specjax.drafters.depth import Policy, Token
+from specjax.adaptive import policies as depth_lib
+from specjax.adaptive.policies import Policy, Token
 
 _NAME = "predicted"
 

@@ -17,8 +17,8 @@ from launch import stops, terminal
 from launch.prompts import Prompt
 from launch.tables import loss_in_words
 from models.tokenizers import Tokenizer
-from specjax import metrics
-from specjax.engine import Completion
+from specjax import intervals
+from specjax.runtime.engine import Completion
 from specjax.state import Origin
 from specjax.types import Rule
 
@@ -142,7 +142,7 @@ def show_summary(
   if summary["speedup"] is not None:
     interval = summary["speedup_ci"]
     tail = (
-      f"(fewer than {metrics.LEAST} prompts or batches of them: no interval)"
+      f"(fewer than {intervals.LEAST} prompts or batches of them: no interval)"
       if interval is None
       else f"(95% interval {interval[0]:.2f} to {interval[1]:.2f}, paired)"
     )

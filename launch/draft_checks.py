@@ -15,7 +15,8 @@ from launch.drafting import FAMILIES, has_head, make_siblings, make_tree, of
 from specjax import drafters
 from specjax import siblings as siblings_lib
 from specjax import tree as tree_lib
-from specjax.rungs import check
+from specjax.adaptive import chains
+from specjax.adaptive.rungs import check
 from specjax.tree import Form
 from specjax.types import Rule
 
@@ -33,7 +34,7 @@ def check_depth(config: ml_collections.ConfigDict, rule: Rule) -> None:
       + (" with a dynamic tree" if config.num_nodes else "")
     )
   tree, siblings = make_tree(config), make_siblings(config)
-  drafters.adaptive.check(tree, siblings, policy)
+  chains.check(tree, siblings, policy)
   if depths.head_of(config) and config.online:
     raise ValueError(
       "a draft that learns online changes what config.depth="

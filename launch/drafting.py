@@ -18,17 +18,18 @@ from typing import Any
 import ml_collections
 
 from launch import depths, looking_up, skipped_layers
-from models import block_drafter, head_checkpoints
-from models.block_drafter import Block
-from models.head_checkpoints import Head
+from models.formats import head_checkpoints
+from models.formats.head_checkpoints import Head
 from models.head_shapes import KINDS, HeadShape
-from models.transformer import FINAL, Features, SkippedLayers
-from specjax import drafters, near
+from models.networks import specdec
+from models.networks.specdec import Block
+from models.networks.transformer import FINAL, Features, SkippedLayers
+from specjax import drafters, suggestions
 from specjax import siblings as siblings_lib
 from specjax import tree as tree_lib
-from specjax.drafters import depth as depth_lib
-from specjax.drafters.depth import Policy
-from specjax.rungs import Rungs, make_rungs
+from specjax.adaptive import policies as depth_lib
+from specjax.adaptive.policies import Policy
+from specjax.adaptive.rungs import Rungs, make_rungs
 from specjax.siblings import Siblings
 from specjax.tree import Form, Tree
 from specjax.types import Drafter, LanguageModel, Rule
@@ -235,9 +236,9 @@ def head_drafter(
   """
   static = dict(tree=tree, siblings=siblings, vocab_size=vocab_size)
   if shape.kind == "parallel":
-    return drafters.parallel.drafter(functions, **static)
+    return drafters.dflash.drafter(functions, **static)
   if shape.num_depths is not None:
-    return drafters.heads.drafter(
+    return drafters.medusa.drafter(
       functions,
       num_heads=shape.num_depths,
       num_features=shape.config.embed_dim,
@@ -260,7 +261,7 @@ def head_drafter(
 def _block(config, draft: Block, *, tree, siblings, vocab_size) -> Drafter:
   del config
   blocks, encode = draft.functions()
-  return drafters.block.drafter(
+  return drafters.specdec.drafter(
     blocks,
     encode,
     num_masks=draft.config.num_masks,
@@ -359,8 +360,8 @@ def get(name: str) -> Family:
     return _imported(name)
   if name not in FAMILIES:
     raise ValueError(
-      f"unknown drafter {name!r}{near.guess(name, FAMILIES)}, expected one of "
-      f"{list(FAMILIES)}, or package.module:make"
+      f"unknown drafter {name!r}{suggestions.guess(name, FAMILIES)}, "
+      f"expected one of {list(FAMILIES)}, or package.module:make"
     )
   return FAMILIES[name]
 
@@ -381,7 +382,7 @@ def of(config: ml_collections.ConfigDict) -> Family:
 
 def has_block(config: ml_collections.ConfigDict) -> bool:
   """Whether `config.draft` is SpecDec's block drafter."""
-  return bool(config.draft) and block_drafter.is_block(config.draft)
+  return bool(config.draft) and specdec.is_block(config.draft)
 
 
 def has_head(config: ml_collections.ConfigDict) -> bool:
@@ -511,12 +512,12 @@ def make_tree(config: ml_collections.ConfigDict) -> Tree:
     raise ValueError(
       f"give either tree or num_drafts, got both ({config.num_drafts} drafts)"
     )
-  if len(config.tree) == 1 and config.tree[0] in drafters.heads.TREES:
-    return drafters.heads.TREES[config.tree[0]]
+  if len(config.tree) == 1 and config.tree[0] in drafters.medusa.TREES:
+    return drafters.medusa.TREES[config.tree[0]]
   if any(not isinstance(parent, int) for parent in config.tree):
     raise ValueError(
       "config.tree must be the nodes' parents, integers as in -1,0,0,1,1, "
-      f"or one of {sorted(drafters.heads.TREES)}, got "
+      f"or one of {sorted(drafters.medusa.TREES)}, got "
       f"{','.join(map(str, config.tree))!r}"
     )
   return Tree(tuple(config.tree))

@@ -67,7 +67,7 @@ from launch.evaluation import (
 from launch.evaluation.measure import Contest, Group
 from launch.evaluation.systems import System
 from launch.journal import Journal
-from specjax import compilation
+from specjax.runtime import compilation
 
 cli.reads(
   cli.CONFIG, cli.OUTPUT, cli.TEMPERATURES, cli.ONLINE, *processes.FLAGS

@@ -14,8 +14,9 @@ import time
 from typing import Any
 
 from launch import drafting
-from models import checkpoints, huggingface, trained
-from specjax.engine import Batch
+from models import checkpoints
+from models.formats import huggingface, trained
+from specjax.runtime.engine import Batch
 
 
 def is_available(config) -> bool:

@@ -44,8 +44,8 @@ from launch.searching import knapsack, methods, page, texts
 from launch.searching.costs import Costs
 from launch.searching.scorer import Scorer
 from models import checkpoints
-from models.transformer import SkippedLayers
-from specjax import engine
+from models.networks.transformer import SkippedLayers
+from specjax.runtime import engine
 from specjax.theory import throughput
 
 cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT, cli.SEED)

@@ -18,7 +18,7 @@ import numpy as np
 
 from launch.json_process import JsonProcess
 from models import checkpoints
-from specjax.engine import Batch
+from specjax.runtime.engine import Batch
 
 _PROGRAM = pathlib.Path(__file__).with_name("llama_cpp_program.py")
 
@@ -113,7 +113,8 @@ def write_float32(source: str, path: str) -> None:
   """Writes a GGUF file anew, with all tensors in float32.
 
   Args:
-    source: a file that `models.gguf` has read, and so found to be whole.
+    source: a file that `models.formats.gguf` has read, and so found to be
+      whole.
     path: where to write.
   """
   logging.getLogger("gguf").setLevel(logging.WARNING)

@@ -49,7 +49,7 @@ def form_of_lookup(config) -> tuple[Tree, Siblings]:
   depth = config.num_speculative_tokens
   nodes = config.num_nodes or 2 * depth
   _settings(config, depth)
-  return drafters.occurrences.bounds(nodes, depth, None), GIVEN
+  return drafters.shared.occurrences.bounds(nodes, depth, None), GIVEN
 
 
 def make_suffix(config, draft, *, tree, siblings, vocab_size) -> Drafter:
@@ -76,7 +76,7 @@ def form_of_rasd(config) -> tuple[Tree, Siblings]:
       f"the draft's own tree, got {nodes}"
     )
   _settings(config, depth)
-  return drafters.occurrences.bounds(nodes, depth, None), GIVEN
+  return drafters.shared.occurrences.bounds(nodes, depth, None), GIVEN
 
 
 def make_rasd(
@@ -111,7 +111,7 @@ def _settings(config, depth: int) -> dict[str, Any]:
     nodes_per_match=config.nodes_per_match or math.inf,
     min_prob=config.min_prob_drafted,
   )
-  drafters.occurrences.check(
+  drafters.shared.occurrences.check(
     num_nodes=config.num_nodes or depth, depth=depth, **found
   )
   return found

@@ -1,9 +1,10 @@
 """A draft that learns while it decodes: the optimiser, and its place on disk.
 
 A `Learner` has the draft's parameters. After every so many rounds it takes a
-step of Adam on all that the rings of the state hold (`specjax.learning`), so
-what is in a ring is learned from until it is overwritten. `Saved` keeps a
-learner beside an output, so that a run that was killed goes on with it.
+step of Adam on all that the rings of the state hold
+(`specjax.training.learning`), so what is in a ring is learned from until it is
+overwritten. `Saved` keeps a learner beside an output, so that a run that was
+killed goes on with it.
 """
 
 import dataclasses
@@ -24,11 +25,12 @@ from jax import Array
 
 from launch import outputs
 from models import head_shapes
-from models.head_checkpoints import Head
-from specjax import drafters, learning, losses
+from models.formats.head_checkpoints import Head
+from specjax import drafters
 from specjax.drafters import online
 from specjax.drafters.online import Laws, Ring
 from specjax.state import DecodeState
+from specjax.training import learning, losses
 from specjax.types import Drafter, LanguageModel, Params
 
 # The drafters whose drafts learn.
@@ -110,7 +112,7 @@ def wrapped(
 
 
 class Learner:
-  """A draft's parameters, and what changes them; see `specjax.engine.Learner`.
+  """A draft's parameters, and what changes them (`specjax.runtime.engine`).
 
   Attributes:
     params: of both models; the target's never change.

@@ -18,19 +18,20 @@ from launch import (
   skipped_layers,
   stops,
 )
-from models import block_drafter, checkpoints, meshes
-from models.block_drafter import Block
+from models import checkpoints, meshes
 from models.checkpoints import Network
-from models.head_checkpoints import Head
+from models.formats.head_checkpoints import Head
+from models.networks import specdec
+from models.networks.specdec import Block
+from models.networks.transformer import SkippedLayers
 from models.tokenizers import Tokenizer
-from models.transformer import SkippedLayers
-from specjax import decode, drafters, rules, widths
+from specjax import decode, drafters, rules
 from specjax import siblings as siblings_lib
-from specjax.drafters import adaptive
+from specjax.adaptive import chains, widths
+from specjax.adaptive.ladder import Ladder
+from specjax.adaptive.rungs import Rungs
 from specjax.drafters.rasd import Parts
-from specjax.engine import Engine
-from specjax.ladder import Ladder
-from specjax.rungs import Rungs
+from specjax.runtime.engine import Engine
 from specjax.types import LanguageModel, Params
 from specjax.warp import make_sampling
 
@@ -270,7 +271,7 @@ def load(
       config.draft, target, dtype=dtype, mesh=mesh, sharding=shardings[1]
     )
   elif has_block:
-    draft = block_drafter.load(config.draft, dtype=dtype, mesh=mesh)
+    draft = specdec.load(config.draft, dtype=dtype, mesh=mesh)
     check_same_tokenizer(tokenizer, checkpoints.load_tokenizer(config.draft))
   elif has_draft:
     draft = checkpoints.load(
@@ -354,9 +355,9 @@ def assemble(
         config, drafter, draft, vocab_size=vocab_size
       )
   if drafter is not None and models.depth is not None:
-    draft_params = adaptive.Parts(own=draft_params, policy=models.depth)
+    draft_params = chains.Parts(own=draft_params, policy=models.depth)
   if isinstance(draft, Head | Block) or isinstance(
-    draft_params, Parts | adaptive.Parts
+    draft_params, Parts | chains.Parts
   ):
     draft = None  # no model alone, whose passes can be timed apart
   encoder = None

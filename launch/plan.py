@@ -44,12 +44,13 @@ from absl import flags
 from configs import shapes
 from launch import cli, figures, hardware, outputs, provenance, terminal
 from launch.planning import answer, plots, program
-from models import head_checkpoints, json_files, meshes
+from models import meshes
+from models.formats import head_checkpoints, json_files
+from models.formats.huggingface import translate
 from models.head_shapes import KINDS, HeadShape
-from models.huggingface import translate
-from models.layers import TransformerConfig
-from models.t5_config import T5Config
-from models.transformer import SkippedLayers
+from models.networks.layers import TransformerConfig
+from models.networks.t5_config import T5Config
+from models.networks.transformer import SkippedLayers
 from specjax import tree as tree_lib
 
 cli.reads(

@@ -24,8 +24,8 @@ import numpy as np
 
 from models import chat
 from models.tokenizers import Tokenizer
-from specjax import near
-from specjax.requests import Settings
+from specjax import suggestions
+from specjax.runtime.requests import Settings
 
 _OTHERS = ("id", "prompt", "messages", "stop")
 _INPUT = "input"  # of encoder-decoders
@@ -139,7 +139,7 @@ def _check_length(token_ids: Sequence[int], *, max_tokens: int) -> None:
 def _check_keys(record: dict, more: Sequence[str]) -> None:
   known = [*_OTHERS, *_NUMBERS, *more]
   for key in record:
-    guess = near.guess(key, known, cutoff=_NEAR)
+    guess = suggestions.guess(key, known, cutoff=_NEAR)
     if key not in known and guess:
       raise ValueError(f"unknown key {key!r}{guess}")
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from launch import jsonl, prompt_lines
 from models.tokenizers import Tokenizer
-from specjax import requests
-from specjax.requests import Settings
+from specjax.runtime import requests
+from specjax.runtime.requests import Settings
 
 # What `launch.decode` decodes when no file is given.
 BUILT_IN = (

@@ -34,7 +34,7 @@ import jaxlib
 
 import specjax
 from launch import cli, depths, drafting
-from models.checksums import hash_file, hash_files
+from models.formats.checksums import hash_file, hash_files
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 # What results depend on; checkpoints are hashed.

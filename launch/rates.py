@@ -8,7 +8,8 @@ import dataclasses
 
 import numpy as np
 
-from specjax import engine, metrics, requests, timing
+from specjax import intervals
+from specjax.runtime import engine, requests, timing
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,7 @@ class Turns:
       return None
     return float(self.tokens[name].sum() / self.seconds[name].sum())
 
-  def units(self, name: str = "speculative") -> list[metrics.Unit]:
+  def units(self, name: str = "speculative") -> list[intervals.Unit]:
     """A system beside plain decoding, a measured unit a group of batches.
 
     A round repeats the same prompts: it is no new sample, and means count.
@@ -45,7 +46,7 @@ class Turns:
       engine.unit_of(*of(name, number), of("autoregressive", number))
       for number in range(self.seconds[name].shape[1])
     ]
-    return metrics.merged(units, self.groups)
+    return intervals.merged(units, self.groups)
 
   def over(self, name: str, other: str) -> float:
     """Median of a system's rate over another's, in the turns of a batch."""
@@ -66,9 +67,9 @@ class Turns:
 
   def rate_interval(self, name: str) -> tuple[float, float] | None:
     """Of `rate`, over groups of batches."""
-    return metrics.ratio_interval(
+    return intervals.ratio_interval(
       *(
-        metrics.grouped(of[name].mean(0), self.groups)
+        intervals.grouped(of[name].mean(0), self.groups)
         for of in (self.tokens, self.seconds)
       )
     )
@@ -103,7 +104,10 @@ def measure_rates(
   blank = lambda: {name: np.zeros((rounds, len(batches))) for name in systems}
   prompts = [[requests.content_of(p) for p in b.prompts] for b in batches]
   turns = Turns(
-    tokens=blank(), seconds=blank(), last={}, groups=metrics.groups_of(prompts)
+    tokens=blank(),
+    seconds=blank(),
+    last={},
+    groups=intervals.groups_of(prompts),
   )
   rng = np.random.default_rng(0)
   for index in range(rounds + 1):
@@ -146,7 +150,7 @@ def prediction(turns: Turns, pieces: timing.Pieces) -> dict:
   should = {name: pieces.predicted(name).ravel() for name in names}
   rate = lambda seconds, name: turns.tokens[name].sum() / seconds[name].sum()
   speedup = lambda seconds: rate(seconds, names[0]) / rate(seconds, names[1])
-  interval = metrics.interval(
+  interval = intervals.interval(
     [whole["speculative"], should["autoregressive"]],
     [should["speculative"], whole["autoregressive"]],
   )

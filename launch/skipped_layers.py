@@ -9,7 +9,7 @@ import pathlib
 
 import ml_collections
 
-from models.transformer import SkippedLayers
+from models.networks.transformer import SkippedLayers
 
 
 def of(config: ml_collections.ConfigDict) -> SkippedLayers:

@@ -6,7 +6,7 @@ from typing import Any
 from launch.prompts import Prompt
 from models import token_text
 from models.tokenizers import Tokenizer
-from specjax.endings import Watch
+from specjax.runtime.stopping import Watch
 from specjax.state import StopReason
 
 # What stands in a text for bytes that are no character.
@@ -71,7 +71,7 @@ def watch(
     before: tokens of what is completed.
 
   Returns:
-    A `specjax.endings.Watch` of one completion.
+    A `specjax.runtime.stopping.Watch` of one completion.
   """
   if not stop:
     return None

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from launch import jsonl, terminal
-from specjax import metrics, rules
+from specjax import intervals, rules
 
 # Where each is made of results by their files.
 TABLES = {
@@ -42,12 +42,12 @@ TABLES = {
   "acceptance": "launch.studies.theory.page:acceptance",
 }
 # What `plus_minus` means, for captions.
-PLUS_MINUS = f"± is a 95% interval, {metrics.SIDE:g} standard errors."
+PLUS_MINUS = f"± is a 95% interval, {intervals.SIDE:g} standard errors."
 
 
 def plus_minus(value: float, standard_error: float, digits: int) -> str:
   """A mean over many with its 95% interval: what ± is, wherever it stands."""
-  side = metrics.SIDE * standard_error
+  side = intervals.SIDE * standard_error
   return f"{value:.{digits}f} ± {side:.{digits}f}"
 
 

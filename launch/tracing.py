@@ -16,8 +16,8 @@ import numpy as np
 
 from launch import cli, outputs
 from launch.prompts import Prompt
-from specjax import engine as engine_lib
-from specjax.engine import Batch, Completion, Engine
+from specjax.runtime import engine as engine_lib
+from specjax.runtime.engine import Batch, Completion, Engine
 from specjax.state import Origin
 from specjax.tree import take_node
 from specjax.types import Params

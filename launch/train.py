@@ -28,7 +28,7 @@ was begun too, where that leaves it the same run. WORKDIR gets
 Checkpoints go onto any mesh: with another `--config.mesh`, or on other devices,
 the same command goes on (only the number of processes must stay: each has its
 place in the data). And WORKDIR is a model that the other commands take as a
-target or a draft (`models.trained`).
+target or a draft (`models.formats.trained`).
 
 Heads on a target's features are trained likewise (configs/train_head.py), and
 the head of a depth policy on the rounds of a pair (configs/train_depth.py).

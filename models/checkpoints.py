@@ -1,7 +1,8 @@
 """Models as configs name them: a path, in whichever form it is.
 
-That is a directory in Hugging Face's format (`models.huggingface`), the folder
-of a training run (`models.trained`), or a GGUF file (`models.gguf`).
+That is a directory in Hugging Face's format (`models.formats.huggingface`), the
+folder of a training run (`models.formats.trained`), or a GGUF file
+(`models.formats.gguf`).
 """
 
 import dataclasses
@@ -13,30 +14,28 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
-from models import (
+from models import tokenizers
+from models.formats import (
   gguf,
   gguf_tokenizer,
   head_checkpoints,
   huggingface,
-  stacked,
-  t5,
-  t5_stacked,
-  tokenizers,
   trained,
 )
-from models.head_checkpoints import Head
-from models.head_files import Place
+from models.formats.head_checkpoints import Head
+from models.formats.head_files import Place
 from models.head_shapes import HeadShape, Target
-from models.layers import TransformerConfig
-from models.sharding import Sharding
-from models.t5_config import T5Config
-from models.tokenizers import Tokenizer
-from models.transformer import (
+from models.networks import stacked, t5, t5_stacked
+from models.networks.layers import TransformerConfig
+from models.networks.t5_config import T5Config
+from models.networks.transformer import (
   Features,
   SkippedLayers,
   Transformer,
   as_language_model,
 )
+from models.sharding import Sharding
+from models.tokenizers import Tokenizer
 from specjax.types import LanguageModel
 
 
@@ -80,7 +79,7 @@ def load(
     The `Network`.
 
   Raises:
-    FileNotFoundError, ValueError: as `models.huggingface.load_stacked`.
+    FileNotFoundError, ValueError: as `models.formats.huggingface.load_stacked`.
   """
   if reads_inputs(path):
     return _load_t5(path, dtype=dtype, mesh=mesh, sharding=sharding)
@@ -157,10 +156,10 @@ def load_head(
     sharding: the head's rules on the mesh.
 
   Returns:
-    The `models.head_checkpoints.Head`.
+    The `models.formats.head_checkpoints.Head`.
 
   Raises:
-    FileNotFoundError, ValueError: as `models.head_checkpoints.load`.
+    FileNotFoundError, ValueError: as `models.formats.head_checkpoints.load`.
   """
   frame = target.params if mesh is None else target.params["frame"]
   embedding = frame["embed"]["embedding"][...]

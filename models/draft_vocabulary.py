@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from models.weights import CheckpointError, Tensor
+from models.formats.weights import CheckpointError, Tensor
 
 
 def spread(logits: Array, ids: Array, vocab_size: int) -> Array:

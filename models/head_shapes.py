@@ -12,22 +12,22 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from models import eagle, heads, parallel
-from models.eagle import EagleConfig
-from models.heads import BlockwiseConfig, MedusaConfig
-from models.huggingface_config import config_from_json
-from models.layers import TransformerConfig
-from models.parallel import ParallelConfig
+from models.formats.huggingface_config import config_from_json
+from models.networks import dflash, eagle, medusa
+from models.networks.dflash import ParallelConfig
+from models.networks.eagle import EagleConfig
+from models.networks.layers import TransformerConfig
+from models.networks.medusa import BlockwiseConfig, MedusaConfig
+from models.networks.transformer import Features
 from models.sharding import Sharding
-from models.transformer import Features
 
 HeadConfig = EagleConfig | MedusaConfig | BlockwiseConfig | ParallelConfig
 HeadModule = (
   eagle.Eagle
   | eagle.Eagle3
-  | heads.Medusa
-  | heads.Blockwise
-  | parallel.Parallel
+  | medusa.Medusa
+  | medusa.Blockwise
+  | dflash.Parallel
 )
 KINDS = ("eagle", "eagle3", "medusa", "blockwise", "parallel")
 _FULL, _SLIDES = "full_attention", "sliding_attention"
@@ -66,7 +66,8 @@ class HeadShape:
   Attributes:
     kind: one of `KINDS`.
     config: its network's.
-    features: what it reads of the target (`models.transformer.Features`).
+    features: what it reads of the target
+      (`models.networks.transformer.Features`).
   """
 
   kind: str
@@ -78,9 +79,9 @@ class HeadShape:
     if isinstance(self.config, EagleConfig):
       return eagle.make(self.config, dtype=dtype, rngs=rngs)
     kind: Any = {
-      MedusaConfig: heads.Medusa,
-      BlockwiseConfig: heads.Blockwise,
-      ParallelConfig: parallel.Parallel,
+      MedusaConfig: medusa.Medusa,
+      BlockwiseConfig: medusa.Blockwise,
+      ParallelConfig: dflash.Parallel,
     }[type(self.config)]
     return kind(self.config, dtype=dtype, rngs=rngs)
 
@@ -129,7 +130,7 @@ def head_layers(settings: Mapping[str, Any]) -> TransformerConfig:
   `use_sliding_window` for those from `max_window_layers` on.
 
   Args:
-    settings: as of `models.huggingface_config.config_from_json`.
+    settings: as of `models.formats.huggingface_config.config_from_json`.
 
   Raises:
     ValueError: as that does.
@@ -173,9 +174,9 @@ def _head_layers(settings: Mapping[str, Any]) -> TransformerConfig:
 
 def says_by_target(module: HeadModule) -> bool:
   """Whether a head's output projection is the target's."""
-  if isinstance(module, parallel.Parallel):
+  if isinstance(module, dflash.Parallel):
     return module.config.draft_vocab_size is None
-  return isinstance(module, eagle.Eagle | heads.Blockwise)
+  return isinstance(module, eagle.Eagle | medusa.Blockwise)
 
 
 def borrowed(module: HeadModule) -> frozenset[str]:
@@ -204,10 +205,10 @@ def functions(
 
   Returns:
     A `FeatureModel` (EAGLE), a `BlockModel` (parallel), or of the others
-    `specjax.drafters.heads.Marginals`; and the parameters.
+    `specjax.drafters.medusa.Marginals`; and the parameters.
   """
-  if isinstance(module, parallel.Parallel):
-    return parallel.as_block_model(module, sharding=sharding)
-  if isinstance(module, heads.Medusa | heads.Blockwise):
-    return heads.as_marginals(module, sharding=sharding)
+  if isinstance(module, dflash.Parallel):
+    return dflash.as_block_model(module, sharding=sharding)
+  if isinstance(module, medusa.Medusa | medusa.Blockwise):
+    return medusa.as_marginals(module, sharding=sharding)
   return eagle.as_feature_model(module, sharding=sharding)

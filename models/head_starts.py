@@ -15,12 +15,19 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from models import eagle, head_shapes, heads, parallel_format
-from models.eagle import Eagle, Eagle3, EagleConfig
-from models.heads import Blockwise, BlockwiseConfig, Medusa, MedusaConfig
-from models.layers import TransformerConfig
-from models.parallel import Parallel, ParallelConfig
-from models.transformer import Features, Transformer
+from models import head_shapes
+from models.formats import dflash_format
+from models.networks import eagle
+from models.networks.dflash import Parallel, ParallelConfig
+from models.networks.eagle import Eagle, Eagle3, EagleConfig
+from models.networks.layers import TransformerConfig
+from models.networks.medusa import (
+  Blockwise,
+  BlockwiseConfig,
+  Medusa,
+  MedusaConfig,
+)
+from models.networks.transformer import Features, Transformer
 
 
 def output_rows(target: Transformer) -> Array:
@@ -161,7 +168,7 @@ def eagle1(target: Transformer, *, rngs: nnx.Rngs) -> Eagle:
 def medusa(target: Transformer, *, num_heads: int, rngs: nnx.Rngs) -> Medusa:
   """Medusa's heads: each is the target's own output at first."""
   c = target.config
-  module = heads.Medusa(
+  module = Medusa(
     MedusaConfig(
       num_heads=num_heads,
       num_layers=1,
@@ -181,7 +188,7 @@ def blockwise(
 ) -> Blockwise:
   """Blockwise heads: each is the target's own output at first."""
   c = target.config
-  module = heads.Blockwise(
+  module = Blockwise(
     BlockwiseConfig(
       num_heads=num_heads,
       hidden_dim=hidden_dim or c.embed_dim,
@@ -210,7 +217,7 @@ def spread_layers(
     ValueError: if the target has no such layers, or too few for DFlash's, or
       if they are not in order.
   """
-  usual = (i + 1 for i in parallel_format.usual_layers(count, num_layers))
+  usual = (i + 1 for i in dflash_format.usual_layers(count, num_layers))
   found = tuple(asked or usual)
   # The format numbers layers by what they give: the embedding is no layer's.
   rising = sorted({*found}) == [*found]

@@ -12,9 +12,9 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
-from models.layers import TransformerConfig
+from models.networks.layers import TransformerConfig
+from models.networks.t5_config import T5Config
 from models.sharding import Sharding, tensor_parallel
-from models.t5_config import T5Config
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

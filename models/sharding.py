@@ -20,7 +20,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from models.layers import TransformerConfig
+from models.networks.layers import TransformerConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,8 +87,9 @@ def param_specs(params, sharding: Sharding):
   """The `PartitionSpec` of every parameter.
 
   Args:
-    params: parameters of `models.stacked`, `models.t5_stacked`,
-      `models.transformer` or a head, or their shapes.
+    params: parameters of `models.networks.stacked`,
+      `models.networks.t5_stacked`, `models.networks.transformer` or a head, or
+      their shapes.
     sharding: the model's rules.
   """
   return jax.tree_util.tree_map_with_path(
@@ -150,7 +151,7 @@ def check_cut(config, size: int) -> None:
 
 
 def repeat_kv_heads(params, old: TransformerConfig, new: TransformerConfig):
-  """Parameters of `models.stacked` for a config of `kv_heads_for`.
+  """Parameters of `models.networks.stacked` for a config of `kv_heads_for`.
 
   Args:
     params: of `old`; arrays of numpy or jax.

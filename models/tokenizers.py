@@ -2,7 +2,8 @@
 
 A thin layer over the `tokenizers` package, so that decoding needs neither torch
 nor a hub. Files are Hugging Face's: `tokenizer.json` (or `vocab.json` and
-`merges.txt`) beside `tokenizer_config.json` (`models.vocabulary_files`).
+`merges.txt`) beside `tokenizer_config.json`
+(`models.formats.vocabulary_files`).
 """
 
 import dataclasses
@@ -16,7 +17,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import tokenizers as hf
 
-from models import vocabulary_files
+from models.formats import vocabulary_files
 
 END_OF_TEXT = "<|endoftext|>"
 

@@ -22,19 +22,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from specjax import (
-  arguments,
-  checks,
-  drafters,
-  drawing,
-  prefill,
-  rows,
-  rules,
-)
+from specjax import arguments, checks, drafters, prefill, random, rows, rules
 from specjax import cache as cache_lib
 from specjax import emission as emission_lib
 from specjax import warp as warp_lib
-from specjax import widths as widths_lib
+from specjax.adaptive import widths as widths_lib
 from specjax.cache import Cache
 from specjax.state import DecodeState, Round, StepInfo
 from specjax.tree import Form
@@ -65,7 +57,7 @@ class Decoder:
     with_log_probs: whether to record the target's log-probabilities.
     widths: rising numbers of fed tokens, below F, that have a target pass of
       their own; each round takes the narrowest that holds what was drafted (see
-      `specjax.widths`). For drafts whose nodes may not be there.
+      `specjax.adaptive.widths`). For drafts whose nodes may not be there.
     share_encoder: whether the draft is given what the target's encoder made of
       the inputs in their place (`LanguageModel.read`).
 
@@ -122,18 +114,16 @@ class Decoder:
       The next state, and what happened.
     """
     arguments.check_params(params)
-    keys = drawing.step_keys(state.keys, state.length)
+    keys = random.step_keys(state.keys, state.length)
     now, verification = self.look(params, state)
     draft, cache = now.draft, now.target_cache
     root_slot = state.length - 1
     with jax.named_scope("verify"):
-      numbers = drawing.numbers(
-        drawing.verification_keys(keys), verification.node_probs.dtype
+      numbers = random.numbers(
+        random.verification_keys(keys), verification.node_probs.dtype
       )  # [B, 2, 2]
-      node = drawing.pick_node(numbers[:, 0, 0], verification.node_probs)
-      next_token = drawing.pick(
-        numbers[:, 1], verification.next_log_probs(node)
-      )
+      node = random.pick_node(numbers[:, 0, 0], verification.node_probs)
+      next_token = random.pick(numbers[:, 1], verification.next_log_probs(node))
     with jax.named_scope("commit"):
       emission = emission_lib.emit(state, draft, node, next_token, now.broken)
       distance = emission_lib.distances(
@@ -260,15 +250,15 @@ class Decoder:
   ) -> tuple[Draft, Any, Cache]:
     """The drafter's proposal, as it is scored; see `Drafter.propose`."""
     tree = self.drafter.tree
-    keys = drawing.step_keys(state.keys, state.length)
+    keys = random.step_keys(state.keys, state.length)
     context = Context(
       tokens=state.tokens,
       length=state.length,
       max_depth=jnp.where(state.done, 0, state.max_depth),
       sampling=state.sampling,
-      keys=drawing.drafter_keys(keys),
-      row_keys=drawing.drafter_keys(state.keys),
-      numbers=drawing.drafted_numbers(keys, tree.num_drafted),
+      keys=random.drafter_keys(keys),
+      row_keys=random.drafter_keys(state.keys),
+      numbers=random.drafted_numbers(keys, tree.num_drafted),
       draws=draws,
     )
     draft, drafter_state, cache = self.drafter.propose(
@@ -348,7 +338,7 @@ class Decoder:
       lengths: `i32[B]` in 1..P.
       rng_key: a typed key; row b gets the stream `fold_in(rng_key, b)`. Or
         `key[B]`, one per row, for seeds that follow a prompt wherever it is
-        batched (`specjax.drawing.row_keys`).
+        batched (`specjax.random.row_keys`).
       buffer_length: static; prompt and completion of a row must fit into it.
       max_new_tokens: tokens to emit at most, for all rows or `i32[B]`.
       sampling: the warp; by default temperature 1 and no truncation.
@@ -373,7 +363,7 @@ class Decoder:
     )  # fmt: skip
     count = len(prompts)
     if rng_key.ndim == 0:
-      rng_key = drawing.row_keys(rng_key, jnp.arange(count))
+      rng_key = random.row_keys(rng_key, jnp.arange(count))
     inputs = self.read(params, inputs)
     # Every row may write a whole draft beyond its last committed token.
     slots = buffer_length + self.drafter.tree.num_fed

@@ -19,7 +19,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from specjax import drawing
+from specjax import random
 from specjax.tree import Tree
 
 
@@ -129,7 +129,7 @@ def _next_largest(parent, elders, count):
   del count
   floor = jnp.maximum(parent, jnp.finfo(parent.dtype).min)
   tried = _among(elders, parent.shape[-1])
-  return _point(drawing.argmax(jnp.where(tried, -jnp.inf, floor)), parent)
+  return _point(random.argmax(jnp.where(tried, -jnp.inf, floor)), parent)
 
 
 def _largest_then_random(parent, elders, count):
@@ -146,7 +146,7 @@ def _hub_pair(parent, elders, count):
   """First x ~ p; then the hub argmax p, or if x is the hub, p without it."""
   if elders.shape[-1] == 0:
     return parent
-  hub, first = drawing.argmax(parent), elders[..., :1]
+  hub, first = random.argmax(parent), elders[..., :1]
   second = jnp.where(
     first == hub[..., None],
     _untried(parent, elders, count),

@@ -21,7 +21,7 @@ class StopReason(enum.IntEnum):
 
   NAN_LOGITS: the target's logits for the next token were not numbers, or the
   drafter returned a law that was none (`Draft.log_probs`).
-  STOP_STRING: the host found its end in the text (`specjax.endings`).
+  STOP_STRING: the host found its end in the text (`specjax.runtime.stopping`).
   UNKNOWN_TOKEN: its text has an id that is not in 0..V-1.
   """
 

@@ -18,7 +18,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from specjax import cache as cache_lib
-from specjax import drawing
+from specjax import random
 from specjax.cache import Cache
 from specjax.siblings import Siblings
 from specjax.structs import static, struct
@@ -349,9 +349,9 @@ DrawFn = Callable[[Array, ArrayLike | Sequence[int], Array], Array]
 def pick_nodes(
   numbers: Array, nodes: ArrayLike | Sequence[int], log_probs: Array
 ) -> Array:
-  """Draws drafted nodes, each from its own law (`specjax.drawing.pick`)."""
+  """Draws drafted nodes, each from its own law (`specjax.random.pick`)."""
   del nodes
-  return drawing.pick(numbers, log_probs)
+  return random.pick(numbers, log_probs)
 
 
 @struct
@@ -500,8 +500,8 @@ class Drafter:
       fed again, G + 2 at most: the newest, which was not fed, and those before
       it that the drafter's state may lack.
     idle: how its state outlives rounds in which nothing is drafted
-      (`specjax.ladder`); None: it was not made for them, and would draft worse
-      ever after.
+      (`specjax.adaptive.ladder`); None: it was not made for them, and would
+      draft worse ever after.
     reads_anew: whether its state is made of what stands after a round, whoever
       drafted it: then another draft may be verified in place of its own
       (`specjax.drafters.repeats`). Not if something learns from its own.

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from specjax import drawing
+from specjax import random
 from specjax.types import Sampling
 
 
@@ -136,7 +136,7 @@ def warp(logits: Array, sampling: Sampling) -> Array:
     largest = jnp.max(scaled, axis=-1, keepdims=True)
     floor = jnp.log(per_row(sampling.min_p).astype(scaled.dtype)) + largest
     scaled = jnp.where(scaled < floor, -jnp.inf, scaled)
-  best = drawing.argmax(logits)[..., None]
+  best = random.argmax(logits)[..., None]
   point = jnp.arange(logits.shape[-1]) == best
   warped = jax.nn.log_softmax(scaled, axis=-1)
   point = jnp.where(point, 0, -jnp.inf).astype(warped.dtype)

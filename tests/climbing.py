@@ -10,8 +10,8 @@ from decoding import MODEL, PARAMS, VOCAB
 
 import specjax
 from specjax import drafters, rules
-from specjax.drafters import depth
-from specjax.rungs import make_rungs
+from specjax.adaptive import policies
+from specjax.adaptive.rungs import make_rungs
 
 LENGTHS = (0, 1, 4)
 
@@ -20,7 +20,7 @@ def fixed(tree):
   """A model that catches up."""
   return drafters.model.drafter(
     MODEL, tree=tree, vocab_size=VOCAB,
-    depth=depth.fixed(depth=tree.max_depth),
+    depth=policies.fixed(depth=tree.max_depth),
   )  # fmt: skip
 
 

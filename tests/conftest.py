@@ -34,7 +34,7 @@ def pytest_configure(config):
   times.configure(config)
   without_tpu.set_environment()
   os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-  # XLA may follow call stacks forever: see specjax/compilation.py.
+  # XLA may follow call stacks forever: see specjax/runtime/compilation.py.
   os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
   if (
     hasattr(config, "workerinput") or "JAX_COMPILATION_CACHE_DIR" in os.environ
@@ -69,7 +69,7 @@ def _few_memory_maps():
     return
   import jax
 
-  from specjax import compilation
+  from specjax.runtime import compilation
 
   if compilation.has_many_maps():
     jax.clear_caches()

@@ -9,7 +9,7 @@ import pytest
 import toys
 
 import specjax
-from specjax import drafters, drawing
+from specjax import drafters, random
 from specjax.tree import chain, paths
 from specjax.warp import make_sampling
 
@@ -97,7 +97,7 @@ def start(
     params,
     jnp.asarray(prompts[rows]),
     jnp.asarray(LENGTHS[rows]),
-    drawing.row_keys(jax.random.key(key), jnp.asarray(ids)),
+    random.row_keys(jax.random.key(key), jnp.asarray(ids)),
     buffer_length=40,
     max_new_tokens=jnp.asarray(max_new_tokens[rows]),
     sampling=make_sampling(len(ids), temperature=temperature),

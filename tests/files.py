@@ -5,9 +5,10 @@ import json
 import jax
 from flax import nnx
 
-from models import huggingface, tokenizers
-from models.layers import TransformerConfig
-from models.transformer import Transformer
+from models import tokenizers
+from models.formats import huggingface
+from models.networks.layers import TransformerConfig
+from models.networks.transformer import Transformer
 
 EMBEDDED = "models/pretrained/target"
 

@@ -24,25 +24,20 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from models import (
-  block_drafter,
-  head_shapes,
-  sharding,
-  stacked,
-  t5,
-  t5_stacked,
-)
-from models.eagle import EagleConfig
+from models import head_shapes, sharding
 from models.head_shapes import HeadShape
-from models.heads import MedusaConfig
-from models.layers import TransformerConfig
-from models.parallel import ParallelConfig
-from models.t5_config import T5Config
-from models.transformer import FINAL, SkippedLayers, Transformer
+from models.networks import specdec, stacked, t5, t5_stacked
+from models.networks.dflash import ParallelConfig
+from models.networks.eagle import EagleConfig
+from models.networks.layers import TransformerConfig
+from models.networks.medusa import MedusaConfig
+from models.networks.t5_config import T5Config
+from models.networks.transformer import FINAL, SkippedLayers, Transformer
 from specjax import decode, drafters, rules
 from specjax import tree as tree_lib
-from specjax.mesh import MeshDecoder
-from specjax.rungs import make_rungs
+from specjax.adaptive import policies
+from specjax.adaptive.rungs import make_rungs
+from specjax.runtime.mesh import MeshDecoder
 from specjax.siblings import IID
 from specjax.types import Draft, Drafter, Inputs, Params
 
@@ -90,7 +85,7 @@ def _rungs():
     model,
     lambda tree: drafters.model.drafter(
       model, tree=tree, vocab_size=VOCAB,
-      depth=drafters.depth.fixed(depth=tree.max_depth),
+      depth=policies.fixed(depth=tree.max_depth),
     ),
     rule=rules.get("token"), vocab_size=VOCAB, lengths=(0, 1, 3),
   )  # fmt: skip
@@ -150,7 +145,7 @@ def counted_pair(mesh):
 def looked_up_pair(mesh, how):
   """Certain trees from what the target guessed, or from a corpus of all."""
   del mesh
-  corpus = drafters.corpus.build(
+  corpus = drafters.shared.corpus.build(
     np.random.default_rng(4).integers(0, VOCAB, (20, 30)).tolist()
   )
   target = toys.table(VOCAB, seed=1, contexts=3, scale=3)
@@ -187,7 +182,7 @@ def online_pair(mesh):
   model = toys.table_model(VOCAB)
   inner = drafters.model.drafter(
     model, tree=tree_lib.chain(3), vocab_size=VOCAB,
-    depth=drafters.depth.exits(threshold=0.3),
+    depth=policies.exits(threshold=0.3),
   )  # fmt: skip
   decoder = decode.make_decoder(
     model,
@@ -239,14 +234,14 @@ def t5_pair(mesh, how="model"):
   draft = jax.tree.map(lambda x: 1.1 * x, params)
   drafter = drafters.model.drafter(model, tree=TREE, vocab_size=VOCAB)
   if how == "block":
-    module = block_drafter.BlockDrafter(
-      block_drafter.BlockConfig(t5=T5_CONFIG, num_masks=2),
+    module = specdec.BlockDrafter(
+      specdec.BlockConfig(t5=T5_CONFIG, num_masks=2),
       dtype=jnp.float64, rngs=nnx.Rngs(5),
     )  # fmt: skip
-    blocks, encode, of_block = block_drafter.as_functions(module)
+    blocks, encode, of_block = specdec.as_functions(module)
     of_block["t5"] = jax.tree.map(lambda x: 2.2 * x, alone)
     draft = of_block
-    drafter = drafters.block.drafter(
+    drafter = drafters.specdec.drafter(
       blocks, encode, num_masks=2, tree=PATHS, vocab_size=VOCAB
     )
   if mesh:
@@ -372,7 +367,7 @@ HEADS = {
       ),
     ),
     lambda model: (
-      drafters.heads.drafter(
+      drafters.medusa.drafter(
         model, num_heads=2, num_features=16, tree=PATHS, vocab_size=VOCAB,
         name="medusa",
       ),
@@ -388,7 +383,7 @@ HEADS = {
       ),
     ),
     lambda model: (
-      drafters.parallel.drafter(
+      drafters.dflash.drafter(
         model, tree=tree_lib.chain(3), vocab_size=VOCAB
       ),
       "block",
@@ -408,7 +403,7 @@ def _drafter(how, model):
   if how == "depth":
     return drafters.model.drafter(
       model(), tree=tree_lib.chain(3), vocab_size=VOCAB,
-      depth=drafters.depth.survival(threshold=0.4),
+      depth=policies.survival(threshold=0.4),
     )  # fmt: skip
   if how == "layer_skip":
     return drafters.layer_skip.drafter(

@@ -10,8 +10,8 @@ import numpy as np
 import safetensors.numpy
 import torch
 
-from models.head_checkpoints import Target
-from models.transformer import FINAL
+from models.formats.head_checkpoints import Target
+from models.networks.transformer import FINAL
 
 H, V, VD, LAYERS, MLP, D = 8, 13, 5, 12, 10, 6
 RNG = np.random.default_rng(0)

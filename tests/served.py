@@ -21,7 +21,7 @@ from launch.serving.metrics import Metrics
 from launch.serving.scheduler import Scheduler
 from launch.serving.ticket import Ticket
 from models import tokenizers
-from specjax import drafters, drawing
+from specjax import drafters, random
 from specjax.tree import chain
 from specjax.warp import make_sampling
 
@@ -129,7 +129,7 @@ def alone(
     params,
     tokens,
     np.array([len(asked.token_ids)]),
-    drawing.seeded_keys(
+    random.seeded_keys(
       np.array([asked.seed], np.uint32), np.array([asked.stream], np.uint32)
     ),
     buffer_length=max_length,

@@ -15,15 +15,10 @@ from flax import nnx
 from configs import embedded
 from launch import pair, prompts
 from launch.training import corpus
-from models import (
-  head_checkpoints,
-  head_saving,
-  head_shapes,
-  huggingface,
-  tokenizers,
-)
-from models.transformer import as_language_model
-from specjax import engine
+from models import head_shapes, tokenizers
+from models.formats import head_checkpoints, head_saving, huggingface
+from models.networks.transformer import as_language_model
+from specjax.runtime import engine
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -179,7 +174,9 @@ def test_bfloat16_weights_decode_to_their_own_greedy_completions():
   assert dtypes == {jnp.dtype(jnp.bfloat16)}
   cache = models.target.init_cache(1, 4)
   assert cache.keys[0].dtype == cache.values[0].dtype == jnp.bfloat16
-  output, _ = models.target.apply(models.params.target, np.array([[1]]), cache)
+  output, _ = models.target.apply(
+    models.networks.params.target, np.array([[1]]), cache
+  )
   assert output.logits.dtype == jnp.float32
   parted = ties.count(
     models, held_out()[:20], got, expected, margin=BFLOAT16_MARGIN

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import toys
 
-from specjax.drafters import eagle, heads, parallel
+from specjax.drafters import dflash, eagle, medusa
 from specjax.siblings import WITHOUT_REPLACEMENT
 from specjax.tree import Tree, bound, chain
 from specjax.types import Drafter
@@ -51,8 +51,10 @@ def make(name: str, vocab_size: int) -> Drafter:
     return make(head, **kind)
   if family == "parallel":
     head = toys.block_model(vocab_size, num_features=LAYERS, num_depths=DEPTHS)
-    return parallel.drafter(head, **kind)
-  return heads.drafter(marginals, num_heads=DEPTHS, num_features=LAYERS, **kind)
+    return dflash.drafter(head, **kind)
+  return medusa.drafter(
+    marginals, num_heads=DEPTHS, num_features=LAYERS, **kind
+  )
 
 
 # Every form of every family, and the lossless rules that fit it; the first

@@ -12,7 +12,7 @@ from launch.chatting.talk import Reading, Talk
 from launch.chatting.turns import Conversation
 from launch.tables import loss_in_words
 from models import chat as templates
-from specjax import drawing, metrics
+from specjax import intervals, random
 from specjax.state import StopReason
 from specjax.warp import make_sampling
 
@@ -154,14 +154,14 @@ class Chat:
       num_target_calls=int(counters.num_target_calls[0]),
       num_drafted=int(counters.num_drafted[0]),
       num_accepted=int(counters.num_accepted[0]),
-      total_variation=metrics.known(counters.total_variation[0]),
+      total_variation=intervals.known(counters.total_variation[0]),
     )
     self._screen.note(self._speed(self.last))
     self._say_why_it_ended(StopReason(int(reason[0])))
 
   def _key(self) -> jax.Array:
     seed = jax.random.key(self._config.seed)
-    return drawing.row_keys(seed, jax.numpy.array([self._number]))[0]
+    return random.row_keys(seed, jax.numpy.array([self._number]))[0]
 
   def _say_why_it_ended(self, reason: StopReason) -> None:
     if reason == StopReason.NAN_LOGITS:

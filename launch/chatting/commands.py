@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from specjax import near
+from specjax import suggestions
 
 COMMANDS = {
   "temperature": ("X", "of what is sampled; 0 takes the likeliest token"),
@@ -31,7 +31,7 @@ def parse(line: str) -> tuple[str, str] | None:
     return None
   name, _, rest = line[1:].partition(" ")
   if name not in COMMANDS:
-    guess = near.guess(name, COMMANDS, write="/{}")
+    guess = suggestions.guess(name, COMMANDS, write="/{}")
     raise ValueError(
       f"unknown command /{name}{guess}, /help lists them (a message that "
       "begins with a slash begins with two)"

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from launch import tables
 from launch.evaluation import summary
 from launch.evaluation.systems import PLAIN
-from specjax import metrics
+from specjax import intervals
 
 
 def compare(before: Mapping, after: Mapping) -> list[dict]:
@@ -146,9 +146,9 @@ def _row(both: Sequence[tuple[dict, dict]], before: str, after: str) -> dict:
     "num_questions": len(changes),
     "num_groups": len(both),
     "block_efficiency_change": sum(changes) / len(changes),
-    "block_efficiency_change_ci": metrics.mean_interval(changes),
+    "block_efficiency_change_ci": intervals.mean_interval(changes),
     "speedup_ratio": ratio,
-    "speedup_ratio_ci": metrics.interval(top, bottom),
+    "speedup_ratio_ci": intervals.interval(top, bottom),
   }
 
 

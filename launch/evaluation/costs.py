@@ -1,8 +1,8 @@
 """What a system's round costs, in plain rounds: timed apart from the answers.
 
-`specjax.timing` decodes the turn of a middling group in pieces, between which
-passes are timed. From the ratio of two rounds, and from how many rounds the
-answers took, follows the speed-up that should be measured (`summary`).
+`specjax.runtime.timing` decodes the turn of a middling group in pieces, between
+which passes are timed. From the ratio of two rounds, and from how many rounds
+the answers took, follows the speed-up that should be measured (`summary`).
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from launch.evaluation import measure
 from launch.evaluation.measure import Contest, Group
 from launch.evaluation.systems import PLAIN, System
 from launch.pair import Pair
-from specjax import timing
+from specjax.runtime import timing
 
 _RUNS = 3  # that count; one for each place that `timing` stops at
 

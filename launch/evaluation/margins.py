@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.engine import Engine
+from specjax.runtime.engine import Engine
 
 _MIN_WIDTH = 64
 

@@ -21,9 +21,9 @@ from launch.evaluation.reference import Process
 from launch.evaluation.systems import HF, PLAIN, System
 from launch.pair import Pair
 from models.tokenizers import Tokenizer
-from specjax import engine as engine_lib
-from specjax import metrics
-from specjax.engine import Batch, Engine
+from specjax import intervals
+from specjax.runtime import engine as engine_lib
+from specjax.runtime.engine import Batch, Engine
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -297,7 +297,7 @@ def _decoded(
     }
     if one.ladder
     else None,
-    "total_variation": metrics.sum_known(c.total_variation for c in done),
+    "total_variation": intervals.sum_known(c.total_variation for c in done),
     "broken": [c.stop_reason == "nan_logits" for c in done],
   }, [c.token_ids for c in done]
 

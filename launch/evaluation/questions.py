@@ -12,7 +12,7 @@ import numpy as np
 from launch import jsonl
 from models import chat
 from models.tokenizers import Tokenizer
-from specjax.requests import Settings
+from specjax.runtime.requests import Settings
 
 # Our own suite: what is asked if no file is given.
 OWN = pathlib.Path(__file__).with_name("questions.jsonl")
@@ -52,7 +52,7 @@ class Question:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Asked:
-  """A question's turn as a prompt: what `specjax.engine` decodes.
+  """A question's turn as a prompt: what `specjax.runtime.engine` decodes.
 
   Attributes:
     question: the question.
@@ -71,7 +71,7 @@ class Asked:
 
   @property
   def stream(self) -> int:
-    """See `specjax.requests.Request`."""
+    """See `specjax.runtime.requests.Request`."""
     text = json.dumps([self.question.id, self.turn])
     return int(hashlib.sha256(text.encode()).hexdigest()[:8], 16)
 

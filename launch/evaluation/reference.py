@@ -17,7 +17,7 @@ import ml_collections
 from launch import drafting, hf_reference, processes
 from launch.evaluation.systems import System
 from launch.json_process import JsonProcess
-from specjax.engine import Batch
+from specjax.runtime.engine import Batch
 
 _STATIC = ("target", "draft", "drafter", "dtype", "num_speculative_tokens")
 

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from launch.evaluation.systems import HF, PLAIN
-from specjax import metrics
+from specjax import intervals
 
 LEVELS = ("all", "task", "category")
 
@@ -89,17 +89,17 @@ def entries(record: dict, system: str) -> Iterator[Entry]:
       )
 
 
-def unit_of(record: dict, system: str) -> metrics.Unit:
+def unit_of(record: dict, system: str) -> intervals.Unit:
   """A group as the unit of intervals: sums over its turns and rows."""
   every = list(entries(record, system))
   total = lambda name: sum(sum(e.found[name] or ()) for e in every)
-  return metrics.Unit(
+  return intervals.Unit(
     num_tokens=total("tokens"),
     num_target_calls=total("calls"),
     num_drafted=total("drafted"),
     num_accepted=total("accepted"),
     expected_accepted=0.0,
-    total_variation=metrics.sum_known(
+    total_variation=intervals.sum_known(
       e.found["total_variation"] for e in every
     ),
     seconds=sum(e.found["seconds"] for e in every),
@@ -127,7 +127,7 @@ def _row(records: Sequence[dict], system: str, cost: dict | None) -> dict:
   units = [unit_of(record, system) for record in records]
   every = [e for record in records for e in entries(record, system)]
   counts = _accept_counts(every)
-  of_units = metrics.summarize(
+  of_units = intervals.summarize(
     units, max_depth=len(counts) - 1 if counts else math.inf
   )
   is_plain = system == PLAIN

@@ -24,9 +24,9 @@ import ml_collections
 
 from launch import drafting, pair
 from launch.pair import Models, Pair
-from specjax import near
-from specjax.drafters import heads
-from specjax.engine import Engine
+from specjax import suggestions
+from specjax.drafters import medusa
+from specjax.runtime.engine import Engine
 
 PLAIN = "plain"
 HF = "hf"
@@ -133,8 +133,8 @@ def _known(kind: str) -> None:
     return
   known = [PLAIN, *drafting.FAMILIES, *REFERENCES]
   raise ValueError(
-    f"no such system{near.guess(kind, known)}, expected one of {known}, or "
-    "package.module:make"
+    f"no such system{suggestions.guess(kind, known)}, expected one of {known}, "
+    "or package.module:make"
   )
 
 
@@ -159,7 +159,8 @@ def _set(config: ml_collections.ConfigDict, field: str, text: str) -> None:
     raise ValueError(f"{field} is the same for all systems: give --config")
   if field not in config:
     raise ValueError(
-      f"the config has no field {field!r}{near.guess(field, config.keys())}"
+      f"the config has no field {field!r}"
+      + suggestions.guess(field, config.keys())
     )
   before = config[field]
   try:
@@ -168,7 +169,7 @@ def _set(config: ml_collections.ConfigDict, field: str, text: str) -> None:
       value = {"true": True, "false": False}[text.lower()]
     elif isinstance(before, int | float):
       value = type(before)(text)
-    elif field == "tree" and text in heads.TREES:
+    elif field == "tree" and text in medusa.TREES:
       value = (text,)
     elif isinstance(before, tuple | list):
       value = tuple(int(part) for part in text.split(",") if part)

@@ -17,9 +17,9 @@ from launch import drafting
 from launch.planning import roofline
 from launch.planning.roofline import Pass, Placement
 from models import head_shapes
-from models.eagle import EagleConfig
 from models.head_shapes import HeadShape
-from models.parallel import ParallelConfig
+from models.networks.dflash import ParallelConfig
+from models.networks.eagle import EagleConfig
 from models.sharding import Sharding
 from specjax.siblings import Siblings
 from specjax.tree import Form, Tree

@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
-from models import attention, stacked, t5_stacked
 from models import sharding as sharding_lib
-from models.layers import TransformerConfig
+from models.networks import attention, stacked, t5_stacked
+from models.networks.layers import TransformerConfig
+from models.networks.t5_config import T5Config
+from models.networks.transformer import Features, SkippedLayers
 from models.sharding import Sharding
-from models.t5_config import T5Config
-from models.transformer import Features, SkippedLayers
 from specjax.types import LanguageModel
 
 Config = TransformerConfig | T5Config

@@ -1,7 +1,7 @@
 """The decoding loop for a slice: built from shapes, compiled ahead of time.
 
 Nothing is loaded and nothing runs: parameters are shapes with shardings. The
-programs are those that `launch.decode` runs (`specjax.compilation`).
+programs are those that `launch.decode` runs (`specjax.runtime.compilation`).
 """
 
 import dataclasses
@@ -18,11 +18,12 @@ from launch.planning import heads, hlo, networks
 from launch.planning.networks import Config
 from models.head_shapes import HeadShape
 from models.meshes import Layout
-from models.transformer import SkippedLayers
-from specjax import compilation, decode, drafters, drawing, rules
+from models.networks.transformer import SkippedLayers
+from specjax import decode, drafters, random, rules
 from specjax import siblings as siblings_lib
 from specjax.cache import Cache
-from specjax.mesh import MeshDecoder
+from specjax.runtime import compilation
+from specjax.runtime.mesh import MeshDecoder
 from specjax.tree import Tree
 from specjax.types import Drafter, Inputs, Params
 
@@ -294,7 +295,7 @@ def compile_for(question: Question, devices: list) -> Compiled:
     draft=draft and networks.place(draft, of_draft, mesh),
   )
   keys = jax.eval_shape(
-    lambda: drawing.row_keys(jax.random.key(0), jnp.arange(q.batch_size))
+    lambda: random.row_keys(jax.random.key(0), jnp.arange(q.batch_size))
   )
   rows = NamedSharding(mesh, P("data"))
   row = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=rows)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from launch.hardware import Chip
 from launch.planning import networks
 from launch.planning.networks import Work
-from models.transformer import SkippedLayers
+from models.networks.transformer import SkippedLayers
 
 _ITEM = 2  # bytes of a bfloat16
 _NOTHING = SkippedLayers()

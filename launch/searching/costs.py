@@ -16,8 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from launch.searching.scorer import new_cache
-from models.layers import TransformerConfig
-from models.transformer import SkippedLayers, Transformer, as_language_model
+from models.networks.layers import TransformerConfig
+from models.networks.transformer import (
+  SkippedLayers,
+  Transformer,
+  as_language_model,
+)
 from specjax.theory import throughput
 
 MODELS = ("bytes", "measured")

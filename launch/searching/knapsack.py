@@ -21,9 +21,9 @@ import numpy as np
 from launch.searching.costs import Costs
 from launch.searching.methods import of_blocks
 from launch.searching.scorer import Texts, again, new_cache, two_passes_mask
-from models import gated
-from models.params import split
-from models.transformer import SkippedLayers, Transformer
+from models.networks import gated
+from models.networks.params import split
+from models.networks.transformer import SkippedLayers, Transformer
 
 _LARGEST = 5
 _LEAST_COSINE = 0.5

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 
 import numpy as np
 
-from models.transformer import SkippedLayers
+from models.networks.transformer import SkippedLayers
 
 Method = Generator[SkippedLayers, float, None]
 

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from models import gated
-from models.params import split
-from models.transformer import Fed, SkippedLayers, Transformer
+from models.networks import gated
+from models.networks.params import split
+from models.networks.transformer import Fed, SkippedLayers, Transformer
 from specjax import cache as cache_lib
 from specjax import warp
 from specjax.types import Sampling

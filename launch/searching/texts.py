@@ -5,7 +5,7 @@ import numpy as np
 from launch import pair, prompts
 from launch.evaluation import questions
 from launch.searching.scorer import Texts
-from specjax import engine
+from specjax.runtime import engine
 
 _OWN = 5  # of our own questions, one a task, if no prompts are given
 

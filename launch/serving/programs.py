@@ -4,9 +4,9 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from specjax import drawing
+from specjax import random
 from specjax.decode import Decoder
-from specjax.mesh import MeshDecoder
+from specjax.runtime.mesh import MeshDecoder
 from specjax.state import DecodeState, StopReason
 from specjax.types import Params
 from specjax.warp import make_sampling
@@ -56,7 +56,7 @@ def admit(
     row,
     tokens,
     length,
-    drawing.seeded_keys(seed, stream)[0],
+    random.seeded_keys(seed, stream)[0],
     max_new_tokens=budget,
     sampling=sampling(
       1, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p

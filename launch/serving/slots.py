@@ -26,10 +26,11 @@ from jax.sharding import PartitionSpec as P
 from launch.serving import programs
 from launch.serving.control import Asked, Control, Report
 from launch.serving.prefixes import Reuse, Texts
-from specjax import compilation, drawing
+from specjax import random
 from specjax.decode import Decoder
-from specjax.engine import everywhere
-from specjax.mesh import MeshDecoder
+from specjax.runtime import compilation
+from specjax.runtime.engine import everywhere
+from specjax.runtime.mesh import MeshDecoder
 from specjax.state import StopReason
 from specjax.types import Params
 
@@ -313,7 +314,7 @@ class Slots:
 
   def _keys(self):
     seeds = jnp.zeros(self.num_slots, jnp.uint32)
-    return drawing.seeded_keys(seeds, seeds)
+    return random.seeded_keys(seeds, seeds)
 
   def _orders(self, ended=False, max_depth=None, rounds=0):
     count = self.num_slots

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from launch.serving.control import Asked
-from specjax.endings import Watch
+from specjax.runtime.stopping import Watch
 
 
 class Finish(enum.Enum):
@@ -49,7 +49,8 @@ class Ticket:
   Attributes:
     asked: what is decoded.
     deliver: hears the `News`, on the scheduler's thread, and must not wait.
-    watch: looks at new tokens and may end it (`specjax.endings`), or None.
+    watch: looks at new tokens and may end it (`specjax.runtime.stopping`), or
+      None.
     deadline: when it ends whatever it has, by the scheduler's clock, or None.
     objective: seconds a token that it may take, or None.
     seeded: whether its tokens must follow from its seed, so that how deep it

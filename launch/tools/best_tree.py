@@ -34,8 +34,9 @@ from absl import flags
 
 from launch import cli, outputs, pair, prompts, provenance
 from launch.prompts import Prompt
-from specjax import engine, tree_search
 from specjax import tree as tree_lib
+from specjax import tree_search
+from specjax.runtime import engine
 from specjax.state import Counters
 from specjax.tree import Tree
 

@@ -17,7 +17,7 @@ from absl import flags
 
 from launch import cli, corpora, outputs
 from models import checkpoints
-from specjax.drafters import corpus
+from specjax.drafters.shared import corpus
 
 cli.reads(cli.OUTPUT, cli.TARGET)
 _INPUT = flags.DEFINE_string("input", None, "A folder of texts, or JSONL.")

@@ -23,7 +23,7 @@ import tqdm
 
 from configs import smollm2
 from launch import cli
-from models.checksums import hash_file
+from models.formats.checksums import hash_file
 
 cli.reads()
 

@@ -34,8 +34,9 @@ from absl import flags
 from launch import cli, drafting, outputs, pair, prompts, provenance
 from launch.pair import Pair
 from launch.prompts import Prompt
-from models.head_checkpoints import Head
-from specjax import drawing, engine
+from models.formats.head_checkpoints import Head
+from specjax import random
+from specjax.runtime import engine
 from specjax.warp import make_sampling
 
 cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT)
@@ -105,7 +106,7 @@ def rounds_of(
   sampling = make_sampling(1, temperature=0.0)
   state = jax.jit(decoder.init, static_argnames="buffer_length")(
     found.params, jnp.asarray([prompt.token_ids]), jnp.array([length]),
-    drawing.row_keys(jax.random.key(0), jnp.zeros(1, jnp.int32)),
+    random.row_keys(jax.random.key(0), jnp.zeros(1, jnp.int32)),
     buffer_length=length + max_new_tokens, max_new_tokens=max_new_tokens,
     sampling=sampling, stop_tokens=jnp.asarray(found.stop_tokens, jnp.int32),
   )  # fmt: skip

@@ -22,10 +22,10 @@ from launch import depths, drafting, pair
 from launch.pair import Pair
 from launch.training import flops, step
 from launch.training.task import Task
-from models import acceptance_head
-from models.acceptance_head import AcceptanceHead, HeadConfig
-from models.head_checkpoints import Head
-from specjax.drafters.estimates import Finished
+from models.formats.head_checkpoints import Head
+from models.networks import acceptance_head
+from models.networks.acceptance_head import AcceptanceHead, HeadConfig
+from specjax.adaptive.estimates import Finished
 from specjax.structs import struct
 from specjax.types import Params
 from specjax.warp import make_sampling

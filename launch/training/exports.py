@@ -12,7 +12,7 @@ import pathlib
 import ml_collections
 
 from launch import cli, outputs, processes
-from models import checksums
+from models.formats import checksums
 
 # The tokenizer stays as it is where it is the run's.
 _READ = ("teacher", "target", "draft", "init_from", "dataset", "features")

@@ -22,8 +22,8 @@ from launch.training import data, head_step, step
 from launch.training.features import Shard, encode
 from launch.training.halves import halved, restored
 from models import head_starts
+from models.networks.transformer import Features, Transformer
 from models.tokenizers import Tokenizer
-from models.transformer import Features, Transformer
 
 # A record can be read by itself; float16 does not get smaller.
 _OPTIONS = "group_size:1,uncompressed"

@@ -43,8 +43,8 @@ from safetensors import numpy as safetensors
 
 from launch import outputs
 from launch.training import data
+from models.networks.transformer import FINAL, Features
 from models.tokenizers import Tokenizer
-from models.transformer import FINAL, Features
 
 NAME = "features.json"
 _SETTINGS = "settings.json"  # there from the beginning on

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import ml_collections
 
 from launch import hardware
-from models.layers import TransformerConfig
-from specjax import losses
+from models.networks.layers import TransformerConfig
+from specjax.training import losses
 
 
 def forward_flops(config: TransformerConfig, length: int) -> float:

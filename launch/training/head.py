@@ -31,11 +31,12 @@ from launch.training.head_step import (
 )
 from launch.training.records import say
 from launch.training.task import Task
-from models import checkpoints, head_saving, head_shapes, head_starts
+from models import checkpoints, head_shapes, head_starts
+from models.formats import head_saving
 from models.head_shapes import KINDS, Target
-from models.parallel import Parallel
+from models.networks.dflash import Parallel
+from models.networks.transformer import Features, Transformer, as_language_model
 from models.tokenizers import Tokenizer
-from models.transformer import Features, Transformer, as_language_model
 
 
 def task(config, texts, mesh: Mesh, folder: pathlib.Path) -> Task:

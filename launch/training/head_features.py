@@ -8,8 +8,8 @@ from launch import outputs, provenance
 from launch.training import data, features
 from launch.training.features import Settings, Stored
 from models import checkpoints, head_starts
-from models.layers import TransformerConfig
-from models.transformer import FINAL, Features
+from models.networks.layers import TransformerConfig
+from models.networks.transformer import FINAL, Features
 
 
 def layers_read(config, num_layers: int) -> Features:

@@ -11,9 +11,9 @@ from flax import nnx
 
 from launch.training import flops
 from models import head_shapes
-from models.eagle import Eagle, Eagle3
-from models.parallel import Parallel
-from models.transformer import Transformer
+from models.networks.dflash import Parallel
+from models.networks.eagle import Eagle, Eagle3
+from models.networks.transformer import Transformer
 
 
 def step_flops(

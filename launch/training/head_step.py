@@ -22,13 +22,13 @@ from jax import Array
 
 from launch.training.features import all_layers
 from launch.training.halves import restored
-from models import anchored
-from models.eagle import Eagle, Eagle3
 from models.head_shapes import HeadModule
-from models.parallel import Parallel
-from models.transformer import FINAL, Features, Transformer
-from models.unrolled import ahead, unroll
-from specjax import losses
+from models.networks import anchored
+from models.networks.dflash import Parallel
+from models.networks.eagle import Eagle, Eagle3
+from models.networks.transformer import FINAL, Features, Transformer
+from models.networks.unrolled import ahead, unroll
+from specjax.training import losses
 
 # Objectives whose optimum, among laws on the draft vocabulary, is the target's
 # law *given* that its token is in there: what is outside changes a constant, or
@@ -63,8 +63,8 @@ class Loss:
   """What a head is trained for.
 
   Attributes:
-    objective: a name in `specjax.losses.OBJECTIVES`; "acceptance" is of the
-      whole draft.
+    objective: a name in `specjax.training.losses.OBJECTIVES`; "acceptance" is
+      of the whole draft.
     depth: G, tokens of a draft.
     decay: what the loss of each depth weighs beside that of the one before.
     feature_weight: of EAGLE-1's distance to the target's next feature.

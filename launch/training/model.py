@@ -13,11 +13,12 @@ from launch import outputs, processes
 from launch.training import contexts, data, flops, samples, step
 from launch.training.step import Steps
 from launch.training.task import Task
-from models import checkpoints, huggingface, tokenizers, trained
-from models.layers import TransformerConfig
+from models import checkpoints, tokenizers
+from models.formats import huggingface, trained
+from models.networks.layers import TransformerConfig
+from models.networks.transformer import Transformer, as_language_model
 from models.tokenizers import Tokenizer
-from models.transformer import Transformer, as_language_model
-from specjax import losses
+from specjax.training import losses
 
 
 def task(config, texts, mesh: Mesh) -> Task:

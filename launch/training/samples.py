@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from launch import prompts
+from models.networks.transformer import Transformer, as_language_model
 from models.tokenizers import Tokenizer
-from models.transformer import Transformer, as_language_model
 from specjax import decode
 from specjax.types import Params
 from specjax.warp import make_sampling

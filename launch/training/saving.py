@@ -18,7 +18,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 
 from launch import processes
-from models import checksums
+from models.formats import checksums
 
 _UNFINISHED = ".orbax-checkpoint-tmp"
 

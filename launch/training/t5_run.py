@@ -16,10 +16,12 @@ from launch import locks
 from launch.training import records, saving, settings, step, t5_data, t5_step
 from launch.training.records import say
 from launch.training.run import Stop, due
-from models import block_drafter, huggingface, tokenizers
-from models.block_drafter import BlockConfig, BlockDrafter
-from models.t5 import T5
-from models.t5_config import T5Config
+from models import tokenizers
+from models.formats import huggingface
+from models.networks import specdec
+from models.networks.specdec import BlockConfig, BlockDrafter
+from models.networks.t5 import T5
+from models.networks.t5_config import T5Config
 
 KINDS = ("t5", "t5_block")
 
@@ -144,7 +146,7 @@ class Run:
     """Writes a trained network, with the run's tokenizer."""
     save = huggingface.save_t5
     if isinstance(module, BlockDrafter):
-      save = block_drafter.save
+      save = specdec.save
     save(
       module, directory, tokenizer=self.tokenizer,
       dtype=jax.numpy.dtype(self.config.export_dtype),

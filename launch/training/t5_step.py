@@ -19,8 +19,8 @@ from jax import Array
 
 from launch.training import step
 from models import sharding
-from models.block_drafter import BlockDrafter
-from models.t5 import T5
+from models.networks.specdec import BlockDrafter
+from models.networks.t5 import T5
 from specjax.types import Inputs
 
 # What a draft that reads the target's encoder takes of it (`encoder_from`).

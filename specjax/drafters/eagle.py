@@ -31,10 +31,11 @@ from jax import Array
 from specjax import cache as cache_lib
 from specjax import siblings as siblings_lib
 from specjax import tree as tree_lib
+from specjax.adaptive import chains
+from specjax.adaptive.policies import Policy
 from specjax.cache import Cache
-from specjax.drafters import adaptive, best_first, levels
-from specjax.drafters.depth import Policy
 from specjax.drafters.model import check_tree
+from specjax.drafters.shared import best_first, levels
 from specjax.siblings import GIVEN, IID, Siblings
 from specjax.tree import Tree, take_node
 from specjax.types import (
@@ -66,11 +67,11 @@ def drafter(
       `specjax.siblings`.
     vocab_size: V, the number of real tokens.
     name: for messages and reports.
-    depth: when a row of a chain ends before that (`specjax.drafters.depth`);
+    depth: when a row of a chain ends before that (`specjax.adaptive.policies`);
       None: never. The pass that reads what stands is made in every round.
     longest: G of the deepest tree whose rounds go on with the same state
-      (`specjax.ladder`); then `tree` may be of no tokens, for rounds that read
-      what stands and draft nothing. None: of the tree.
+      (`specjax.adaptive.ladder`); then `tree` may be of no tokens, for rounds
+      that read what stands and draft nothing. None: of the tree.
 
   Returns:
     The `Drafter`. Its target has to give the features that the head reads.
@@ -142,14 +143,12 @@ def drafter(
       del fed
       return dataclasses.replace(state, cache=carry[1]), target_cache
 
-    return adaptive.Passes(
+    return chains.Passes(
       carry=(root.hidden[:, None], root.cache),
       first=first, feed=feed, close=close, before=1,
     )  # fmt: skip
 
-  return adaptive.drafter(
-    begin, inner=whole, policy=depth, vocab_size=vocab_size
-  )
+  return chains.drafter(begin, inner=whole, policy=depth, vocab_size=vocab_size)
 
 
 def _grow_nothing(tree: Tree, siblings: Siblings):

@@ -10,9 +10,10 @@ the cache is correct after every commit without any work here.
 import jax.numpy as jnp
 
 from specjax import siblings as siblings_lib
-from specjax.drafters import adaptive, levels
-from specjax.drafters.depth import Policy
+from specjax.adaptive import chains
+from specjax.adaptive.policies import Policy
 from specjax.drafters.model import check_model, check_tree, draft_tree
+from specjax.drafters.shared import levels
 from specjax.siblings import IID, Siblings
 from specjax.tree import Tree
 from specjax.types import Drafter, Idle, LanguageModel
@@ -30,13 +31,13 @@ def drafter(
 
   Args:
     model: the target with sub-layers left out; it must take the target's
-      parameters and cache (`models.transformer.as_language_model(module,
-      skipped=...)`).
+      parameters and cache
+      (`models.networks.transformer.as_language_model(module, skipped=...)`).
     tree: what every proposal fills.
     siblings: how the children of a node are drawn, or the name of it in
       `specjax.siblings`.
     vocab_size: V, the number of real tokens.
-    depth: when a row of a chain ends before that (`specjax.drafters.depth`);
+    depth: when a row of a chain ends before that (`specjax.adaptive.policies`);
       None: never.
 
   Returns:
@@ -89,7 +90,7 @@ def drafter(
       output, cache = model.apply(
         params.target, context.root, cache.replace(length=root)
       )
-      said = adaptive.said(output, jnp.zeros_like(root))
+      said = chains.said(output, jnp.zeros_like(root))
       return said, cache.replace(length=root), jnp.ones((), jnp.int32)
 
     def feed(cache, depth, drawn):
@@ -99,16 +100,14 @@ def drafter(
         cache.replace(length=root + depth),
         positions=levels.positions(root, depth, drawn),
       )
-      said = adaptive.said(output, jnp.zeros_like(root))
+      said = chains.said(output, jnp.zeros_like(root))
       return said, cache.replace(length=root)
 
-    return adaptive.Passes(
+    return chains.Passes(
       carry=target_cache.replace(length=root),
       first=first,
       feed=feed,
       close=lambda cache, fed: (state, cache),
     )
 
-  return adaptive.drafter(
-    begin, inner=whole, policy=depth, vocab_size=vocab_size
-  )
+  return chains.drafter(begin, inner=whole, policy=depth, vocab_size=vocab_size)

@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from specjax.drafters import tries
+from specjax.drafters.shared import tries
 from specjax.siblings import GIVEN
 from specjax.structs import struct
 from specjax.tree import Tree, bound

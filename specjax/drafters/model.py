@@ -18,9 +18,10 @@ from jax import Array, lax
 
 from specjax import cache as cache_lib
 from specjax import siblings as siblings_lib
+from specjax.adaptive import chains
+from specjax.adaptive.policies import Policy
 from specjax.cache import Cache
-from specjax.drafters import adaptive, levels
-from specjax.drafters.depth import Policy
+from specjax.drafters.shared import levels
 from specjax.siblings import IID, Siblings
 from specjax.tree import Form, Tree, take_node
 from specjax.types import Context, Draft, Drafter, Idle, LanguageModel
@@ -43,7 +44,7 @@ def drafter(
     siblings: how the children of a node are drawn, or the name of it in
       `specjax.siblings`.
     vocab_size: V, the number of real tokens.
-    depth: when a row of a chain ends before that (`specjax.drafters.depth`);
+    depth: when a row of a chain ends before that (`specjax.adaptive.policies`);
       None: never.
 
   Returns:
@@ -164,7 +165,7 @@ def _with_depth(
       output, cache = feed_at(cache, start, _WINDOW)
       held = jnp.where(held >= start, root, held)
       carry = (cache.replace(length=root), held, held == root)
-      return adaptive.said(output, root - 1 - start), carry, count
+      return chains.said(output, root - 1 - start), carry, count
 
     def feed(carry, depth, drawn):
       cache, *rest = carry
@@ -175,7 +176,7 @@ def _with_depth(
         positions=levels.positions(root - 1, depth, drawn),
       )
       carry = (cache.replace(length=root), *rest)
-      return adaptive.said(output, jnp.zeros_like(root)), carry
+      return chains.said(output, jnp.zeros_like(root)), carry
 
     def close(carry, fed):
       cache, held, whole = carry
@@ -183,7 +184,7 @@ def _with_depth(
       return cache.replace(length=held), target_cache
 
     nobody = jnp.zeros(root.shape, bool)
-    return adaptive.Passes(
+    return chains.Passes(
       carry=(cache, held, nobody), first=first, feed=feed, close=close
     )
 
@@ -201,7 +202,7 @@ def _with_depth(
   inner = dataclasses.replace(
     whole, prefill=prefill, commit=commit, idle=Idle.NOTHING
   )
-  return adaptive.drafter(
+  return chains.drafter(
     begin, inner=inner, policy=policy, vocab_size=vocab_size
   )
 

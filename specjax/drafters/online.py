@@ -7,12 +7,12 @@ each row the newest R tokens that were read, each with its place in the text and
 the law of the token *after* it. The law of the last token that was accepted is
 among them: there the draft was wrong.
 
-`specjax.learning` makes a loss of a ring, whoever trains changes `Params.draft`
-between two calls of `Decoder.steps`, and no program is compiled anew. The
-output's law stays the target's: parameters are a function of what was committed
-before the round, every token is drawn after that, and the law that is told is
-that of the parameters which drew. What a draft's cache holds of parameters that
-are gone makes its law another one, and no less true.
+`specjax.training.learning` makes a loss of a ring, whoever trains changes
+`Params.draft` between two calls of `Decoder.steps`, and no program is compiled
+anew. The output's law stays the target's: parameters are a function of what was
+committed before the round, every token is drawn after that, and the law that is
+told is that of the parameters which drew. What a draft's cache holds of
+parameters that are gone makes its law another one, and no less true.
 
 What is lost is that rows are independent: a row's acceptance, and so its text
 at a temperature above 0, depends on what its neighbours and the prompts before

@@ -36,9 +36,10 @@ from jax import Array, lax
 from specjax import laws
 from specjax import siblings as siblings_lib
 from specjax.cache import Cache
-from specjax.drafters import occurrences, suffix
+from specjax.drafters import suffix
 from specjax.drafters.model import check_model, check_tree, draft_tree
-from specjax.drafters.tries import Trie
+from specjax.drafters.shared import occurrences
+from specjax.drafters.shared.tries import Trie
 from specjax.siblings import GIVEN, TOP_K, Siblings
 from specjax.structs import struct
 from specjax.tree import Tree, data_topology, take_node
@@ -51,7 +52,7 @@ class Parts:
 
   Attributes:
     model: the draft model's parameters.
-    corpus: a `specjax.drafters.corpus.Corpus`, or None.
+    corpus: a `specjax.drafters.shared.corpus.Corpus`, or None.
   """
 
   model: Any

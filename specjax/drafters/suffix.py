@@ -9,9 +9,9 @@ occurrences agree, that is a long chain, as SAM decoding drafts (Hu et al., ACL
 2025); where they do not, a tree.
 
 Occurrences are those in the row's own text, prompt and output, and those in a
-corpus that all rows share (`specjax.drafters.corpus`), if there is one: then
-each gives its tree, and both are merged under one budget. The corpus alone is
-REST (He et al., NAACL 2024).
+corpus that all rows share (`specjax.drafters.shared.corpus`), if there is one:
+then each gives its tree, and both are merged under one budget. The corpus alone
+is REST (He et al., NAACL 2024).
 
 What differs from the authors' code. No suffix tree is kept: the text's buffer
 is compared with its own end, so that all of it counts, whatever its length. Of
@@ -24,15 +24,16 @@ it more gives it. REST drafts the 64 most frequent beginnings whatever the
 match.
 
 A round feeds as many tokens whether nodes are there or not, unless the decoder
-has passes of several widths (`specjax.widths`): then short matches are cheap.
+has passes of several widths (`specjax.adaptive.widths`): then short matches are
+cheap.
 """
 
 from typing import Any
 
 import jax.numpy as jnp
 
-from specjax.drafters import corpus as corpus_lib
-from specjax.drafters import occurrences
+from specjax.drafters.shared import corpus as corpus_lib
+from specjax.drafters.shared import occurrences
 from specjax.siblings import GIVEN
 from specjax.types import Draft, Drafter
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import decode, drawing, rows
+from specjax import decode, random, rows
 from specjax.exact import rounds, samples
 from specjax.state import DecodeState
 from specjax.tree import Form
@@ -147,7 +147,7 @@ def check_drafter(
   _check_twins(drafter, draft)
   many = rows.pick(axes, alone, np.zeros(num_samples, int))
   many = dataclasses.replace(
-    many, keys=drawing.row_keys(key, jnp.arange(num_samples))
+    many, keys=random.row_keys(key, jnp.arange(num_samples))
   )
   sampled = draft_of(params, many)
 

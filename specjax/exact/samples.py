@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import special
 
-from specjax import drawing
+from specjax import random
 from specjax.state import DecodeState
 from specjax.types import Draft
 
@@ -61,8 +61,8 @@ def check_coins(many: DecodeState, draft: Draft) -> None:
     many: rows that are alike but for their keys.
     draft: what they drafted.
   """
-  keys = drawing.verification_keys(drawing.step_keys(many.keys, many.length))
-  coins = np.asarray(drawing.numbers(keys, jnp.float32)).reshape(len(keys), -1)
+  keys = random.verification_keys(random.step_keys(many.keys, many.length))
+  coins = np.asarray(random.numbers(keys, jnp.float32)).reshape(len(keys), -1)
   for coin in np.minimum((coins * _BINS).astype(int), _BINS - 1).T:
     _check_given(
       draft,

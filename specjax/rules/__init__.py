@@ -9,7 +9,7 @@ import dataclasses
 import pkgutil
 from collections.abc import Callable
 
-from specjax import named, near
+from specjax import named, suggestions
 from specjax.rules import (
   block,
   by_rank,
@@ -75,7 +75,7 @@ def get(name: str) -> Rule:
     return _imported(name)
   if bare not in RULES:
     raise ValueError(
-      f"unknown rule {bare!r}{near.guess(bare, RULES)}, expected one of "
+      f"unknown rule {bare!r}{suggestions.guess(bare, RULES)}, expected one of "
       f"{sorted(RULES)}"
     )
   if not bracket:

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import drawing
+from specjax import random
 from specjax.rules import requirements
 from specjax.tree import take_node
 from specjax.types import Draft, Rule, Verification
@@ -171,5 +171,5 @@ def _most_probable(log_probs: Array) -> Array:
 
 def _is_first(log_probs: Array) -> Array:
   """`bool[..., V]`, where the largest is; of equal ones the first."""
-  best = drawing.argmax(log_probs)[..., None]
+  best = random.argmax(log_probs)[..., None]
   return jnp.arange(log_probs.shape[-1]) == best

@@ -28,7 +28,7 @@ import functools
 import jax.numpy as jnp
 from jax import Array
 
-from specjax import drawing
+from specjax import random
 from specjax.rules import requirements
 from specjax.siblings import SHARED_NOISE, Siblings
 from specjax.tree import Tree, take_node
@@ -55,7 +55,7 @@ def verify(draft: Draft, target_log_probs: Array) -> Verification:
       for k in range(alive.shape[1])
     ]
     most = functools.reduce(jnp.maximum, noise)  # fuses, as `max(axis=1)` not
-    winner = drawing.race(most, take_node(target_log_probs, node))
+    winner = random.race(most, take_node(target_log_probs, node))
     next_token = jnp.where(ended, next_token, winner)
     if depth == tree.max_depth:
       break

@@ -13,7 +13,7 @@ optimum of optimal transport for this draft law.
 
 import jax.numpy as jnp
 
-from specjax import drawing, laws
+from specjax import laws, random
 from specjax.rules import requirements
 from specjax.rules.nodewise import Decision, verify_nodes
 from specjax.siblings import HUB
@@ -24,7 +24,7 @@ def decide(target_log_probs, draft_log_probs, tokens, valid):
   """See `specjax.rules.nodewise.DecideFn`."""
   del valid  # both are there
   draft_log_probs, told = draft_log_probs  # the first is drawn from p
-  hub = drawing.argmax(draft_log_probs)
+  hub = random.argmax(draft_log_probs)
   vocab = jnp.arange(len(draft_log_probs))
   first = jnp.exp(draft_log_probs)  # of pairs (x, a), and of (a, .) at a
   after_hub = HUB.child(draft_log_probs, hub[None], 2)

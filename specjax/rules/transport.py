@@ -39,7 +39,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax import drawing, laws
+from specjax import laws, random
 from specjax.rules import recursive, requirements
 from specjax.rules.nodewise import Decision, verify_nodes
 from specjax.rules.ratio_classes import (
@@ -147,7 +147,7 @@ def selection(
     due = jnp.where(rate > 0, time + wait, jnp.inf)
     # A boundary whose chord has no height, cut or not, is the same.
     now = jnp.minimum(jnp.min(due), 1)
-    at = drawing.argmax(-due)
+    at = random.argmax(-due)
     gained = gained + rate * (now - time)
     slopes = slopes + steep * (now - time)
     here = (index == at) & (now < 1)

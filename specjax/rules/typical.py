@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import drawing, laws
+from specjax import laws, random
 from specjax.rules import relaxed, requirements
 from specjax.siblings import Siblings
 from specjax.tree import Form, Tree, take_node
@@ -85,7 +85,7 @@ def _verify_tree(draft, target_log_probs, acceptable) -> Verification:
   )
   depth = jnp.where(path_passes, tree.depth, -1)
   longest = depth == depth.max(axis=1, keepdims=True)
-  node = drawing.argmax(jnp.where(longest, likelihood, -jnp.inf))
+  node = random.argmax(jnp.where(longest, likelihood, -jnp.inf))
   on_path = jnp.asarray(tree.ancestors)[node]  # [B, N + 1]
   # The token after an inner node of the path is certain.
   is_child = np.array(tree.parents) == np.arange(tree.num_nodes)[:, None]

@@ -6,8 +6,8 @@ import pytest
 from flax import nnx
 
 from launch import bandwidth
-from models.layers import TransformerConfig
-from models.transformer import Transformer, as_language_model
+from models.networks.layers import TransformerConfig
+from models.networks.transformer import Transformer, as_language_model
 
 SHAPES = dict(
   vocab_size=100, embed_dim=16, num_layers=2, num_heads=4, num_kv_heads=2,

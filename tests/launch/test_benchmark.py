@@ -8,7 +8,8 @@ import jax
 import pytest
 
 from launch import bandwidth, benchmark, prompts, rates
-from specjax import engine, metrics
+from specjax import intervals
+from specjax.runtime import engine
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -113,11 +114,11 @@ def test_rows_of_one_prompt_are_one_unit_of_a_speedup():
   assert {unit.num_tokens for unit in units} == {24}
   seconds = [3 * (0.5 + 0.1 * i) for i in range(6)]
   equal = [1.0] * 6
-  assert metrics.speedup_interval(units) == pytest.approx(
-    metrics.interval([equal, [3.0] * 6], [seconds, equal])
+  assert intervals.speedup_interval(units) == pytest.approx(
+    intervals.interval([equal, [3.0] * 6], [seconds, equal])
   )
   assert turns.rate_interval("speculative") == pytest.approx(
-    metrics.ratio_interval([24.0] * 6, seconds)
+    intervals.ratio_interval([24.0] * 6, seconds)
   )
 
 

@@ -14,7 +14,7 @@ import transformers
 from configs import huggingface as experiments
 from launch import decode, hf_reference, pair, prompts
 from models import checkpoints
-from specjax import engine
+from specjax.runtime import engine
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 

@@ -14,8 +14,8 @@ from files import read_jsonl, write_jsonl
 
 from configs import common
 from launch import decode, provenance
-from specjax import engine
-from specjax.engine import Completion
+from specjax.runtime import engine
+from specjax.runtime.engine import Completion
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 

@@ -10,8 +10,8 @@ from files import EMBEDDED
 from launch import display
 from launch.prompts import Prompt
 from models import tokenizers
-from specjax import metrics, rules
-from specjax.engine import Completion
+from specjax import intervals, rules
+from specjax.runtime.engine import Completion
 from specjax.state import Origin
 
 
@@ -59,13 +59,13 @@ def test_a_sample_has_its_number_and_ends_before_its_stop_string():
 
 
 def summary_of(total_variation):
-  unit = metrics.Unit(
+  unit = intervals.Unit(
     num_tokens=16, num_target_calls=4, num_drafted=20, num_accepted=12,
     expected_accepted=11.5, seconds=1.0,
     total_variation=None if total_variation is None else 16 * total_variation,
     baseline_num_tokens=16, baseline_num_target_calls=16, baseline_seconds=2.0,
   )  # fmt: skip
-  return metrics.summarize([unit] * 5)
+  return intervals.summarize([unit] * 5)
 
 
 def test_a_lossy_run_says_so_beside_its_speedup():

@@ -9,7 +9,7 @@ import several
 
 from configs import huggingface
 from launch import pair, prompts
-from specjax import engine
+from specjax.runtime import engine
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 

@@ -13,8 +13,12 @@ from flax import nnx
 from launch import decode, layer_search, pair, skipped_layers
 from launch.searching import costs, knapsack, methods
 from launch.searching.scorer import Scorer, Texts
-from models.layers import TransformerConfig
-from models.transformer import SkippedLayers, Transformer, as_language_model
+from models.networks.layers import TransformerConfig
+from models.networks.transformer import (
+  SkippedLayers,
+  Transformer,
+  as_language_model,
+)
 from specjax import warp
 from specjax.warp import make_sampling
 

@@ -14,7 +14,8 @@ from gguf import GGMLQuantizationType as Kind
 
 from configs import huggingface as experiments
 from launch import benchmark, llama_cpp_program, llama_cpp_reference, rates
-from models import checkpoints, gguf_file
+from models import checkpoints
+from models.formats import gguf_file
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 

@@ -13,7 +13,7 @@ from launch import corpora, decode, drafting, looking_up, pair
 from launch.evaluation import systems
 from launch.tools import corpus_index
 from models import tokenizers
-from specjax.drafters import corpus
+from specjax.drafters.shared import corpus
 from specjax.siblings import GIVEN
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")

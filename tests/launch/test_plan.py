@@ -13,9 +13,9 @@ from configs import shapes
 from launch import cli, plan
 from launch.hardware import topology
 from launch.planning import answer, program
-from models.huggingface_config import config_from_json
+from models.formats.huggingface_config import config_from_json
 from models.meshes import Layout
-from models.transformer import SkippedLayers
+from models.networks.transformer import SkippedLayers
 from specjax import tree as tree_lib
 from specjax.theory import throughput
 

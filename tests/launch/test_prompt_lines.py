@@ -8,7 +8,7 @@ import transformers
 
 from launch import prompts as prompts_lib
 from models import tokenizers
-from specjax.requests import Settings
+from specjax.runtime.requests import Settings
 
 CHATML = (
   "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"

@@ -13,7 +13,7 @@ import specjax
 from configs import common
 from launch import cli, provenance
 from launch.studies.rules import __main__ as rules
-from models.checksums import hash_file
+from models.formats.checksums import hash_file
 
 
 @pytest.fixture

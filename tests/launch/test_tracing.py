@@ -10,8 +10,8 @@ import pytest
 from files import read_jsonl, write_jsonl
 
 from launch import decode
-from models import huggingface
-from models.transformer import as_language_model
+from models.formats import huggingface
+from models.networks.transformer import as_language_model
 from specjax.warp import make_sampling, warp
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")

@@ -20,7 +20,8 @@ from configs import train_embedded
 from launch import cli, locks, train
 from launch.training import settings, step
 from launch.training.run import Run
-from models import huggingface, tokenizers
+from models import tokenizers
+from models.formats import huggingface
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from models import head_checkpoints, stacked
-from models.head_checkpoints import Target
-from models.layers import TransformerConfig
-from models.transformer import FINAL, Transformer, as_language_model
+from models.formats import head_checkpoints
+from models.formats.head_checkpoints import Target
+from models.networks import stacked
+from models.networks.layers import TransformerConfig
+from models.networks.transformer import FINAL, Transformer, as_language_model
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 

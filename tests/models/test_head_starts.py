@@ -8,13 +8,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from models import (
-  head_shapes,
-  head_starts,
-  unrolled,
-)
-from models.layers import TransformerConfig
-from models.transformer import FINAL, Transformer
+from models import head_shapes, head_starts
+from models.networks import unrolled
+from models.networks.layers import TransformerConfig
+from models.networks.transformer import FINAL, Transformer
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 

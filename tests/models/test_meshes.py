@@ -9,7 +9,7 @@ from files import read_jsonl, write_jsonl
 from configs import shapes
 from launch import cli, decode
 from models import meshes
-from models.huggingface_config import config_from_json
+from models.formats.huggingface_config import config_from_json
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 LLAMA = config_from_json(shapes.SHAPES["llama-3.2-1b"])  # 8 key/value heads

@@ -16,9 +16,11 @@ from flax import nnx
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from models import huggingface, sharding, stacked
-from models.layers import TransformerConfig
-from models.transformer import Transformer
+from models import sharding
+from models.formats import huggingface
+from models.networks import stacked
+from models.networks.layers import TransformerConfig
+from models.networks.transformer import Transformer
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -129,7 +131,7 @@ def test_a_checkpoint_read_into_shardings_is_the_checkpoint(checkpoint):
 _EIGHT_DEVICES = """
   import json, sys
   import jax, jax.numpy as jnp, numpy as np
-  import models.huggingface as huggingface
+  import models.formats.huggingface as huggingface
   from models import sharding, stacked, weights
 
   jax.config.update("jax_num_cpu_devices", 8)

@@ -24,10 +24,10 @@ from flax import nnx
 from scipy import stats
 
 import specjax
-from models.layers import TransformerConfig
-from models.transformer import Transformer, as_language_model
+from models.networks.layers import TransformerConfig
+from models.networks.transformer import Transformer, as_language_model
 from specjax import drafters, exact, laws, siblings
-from specjax.drafters import levels
+from specjax.drafters.shared import levels
 from specjax.state import StopReason
 from specjax.tree import chain, paths
 from specjax.warp import make_sampling

@@ -21,7 +21,7 @@ from decoding import (
   start,
 )
 
-from specjax import drawing
+from specjax import random
 from specjax.warp import make_sampling
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -95,7 +95,7 @@ def test_one_trace_for_all_prompts_lengths_settings_and_budgets(drafter):
     run.trace(
       jnp.asarray(rng.integers(0, VOCAB, (5, 6))),
       jnp.asarray(rng.integers(1, 7, 5)),
-      drawing.row_keys(jax.random.key(seed), jnp.arange(5)),
+      random.row_keys(jax.random.key(seed), jnp.arange(5)),
       jnp.asarray(rng.integers(1, 30, 5)),
       make_sampling(5, temperature=seed * 0.5, top_p=1 - seed / 4),
       jnp.array([seed]),
@@ -132,7 +132,7 @@ def test_steps_can_be_taken_a_few_at_a_time():
 def test_the_callers_arrays_survive_donation():
   decoder = make("model")
   prompts, lengths = jnp.asarray(PROMPTS), jnp.asarray(LENGTHS)
-  keys = drawing.row_keys(jax.random.key(0), jnp.arange(5))
+  keys = random.row_keys(jax.random.key(0), jnp.arange(5))
   settings = make_sampling(5)
   stops, budget = jnp.array([3]), jnp.full(5, 4)
   state = decoder.init(

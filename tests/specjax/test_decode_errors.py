@@ -21,7 +21,7 @@ from decoding import (
 import specjax
 from specjax import drafters, siblings
 from specjax import tree as tree_lib
-from specjax.mesh import MeshDecoder
+from specjax.runtime.mesh import MeshDecoder
 from specjax.tree import chain, k_ary
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")

@@ -12,9 +12,9 @@ import pytest
 from decoding import LENGTHS, MODEL, PARAMS, PROMPTS, VOCAB, decode, rows_of
 
 import specjax
-from specjax import drawing
+from specjax import random
 from specjax import rows as rows_lib
-from specjax.mesh import MeshDecoder
+from specjax.runtime.mesh import MeshDecoder
 from specjax.tree import paths
 from specjax.warp import make_sampling
 
@@ -30,7 +30,7 @@ SHARED = specjax.make_decoder(
 
 
 def keys_of(ids):
-  return drawing.row_keys(jax.random.key(7), jnp.asarray(ids))
+  return random.row_keys(jax.random.key(7), jnp.asarray(ids))
 
 
 def admit(

@@ -15,10 +15,10 @@ import toys
 from flax import nnx
 
 import specjax
-from models import block_drafter, t5
-from models.block_drafter import BlockConfig, BlockDrafter
-from models.t5_config import T5Config
-from specjax import drafters, drawing, exact
+from models.networks import specdec, t5
+from models.networks.specdec import BlockConfig, BlockDrafter
+from models.networks.t5_config import T5Config
+from specjax import drafters, exact, random
 from specjax.state import StopReason
 from specjax.tree import Tree, chain, paths
 from specjax.types import Inputs, Params
@@ -69,7 +69,7 @@ def t5_model(seed):
 def block(seed=7, by=0.1):
   config = BlockConfig(t5=CONFIG, num_masks=MASKS)
   module = BlockDrafter(config, dtype=jnp.float64, rngs=nnx.Rngs(1))
-  blocks, encode, params = block_drafter.as_functions(module)
+  blocks, encode, params = specdec.as_functions(module)
   # Its layers are the target's, which read masks as well as anything.
   params["t5"] = moved(t5_model(0)[1], seed, by)
   return blocks, encode, params
@@ -83,7 +83,7 @@ def make(kind, tree, rule, **more):
     drafter = drafters.model.drafter(model, tree=tree, vocab_size=VOCAB, **more)
   elif kind == "block":
     blocks, encode, of_draft = block()
-    drafter = drafters.block.drafter(
+    drafter = drafters.specdec.drafter(
       blocks, encode, num_masks=MASKS, tree=tree, vocab_size=VOCAB, **more
     )
   else:
@@ -96,7 +96,7 @@ def start(decoder, params, rows, *, temperature=1.0, budget=8):
   count = len(rows)
   return jax.jit(decoder.init, static_argnames="buffer_length")(
     params, PROMPTS[rows], LENGTHS[rows],
-    drawing.row_keys(jax.random.key(0), jnp.asarray(rows)),
+    random.row_keys(jax.random.key(0), jnp.asarray(rows)),
     buffer_length=14, max_new_tokens=np.int32(budget),
     sampling=make_sampling(count, temperature=temperature),
     inputs=jax.tree.map(lambda x: x[rows], INPUTS),
@@ -201,7 +201,7 @@ def test_a_row_is_the_same_in_a_batch_and_after_a_refill(kind, tree, rule):
   state = jax.jit(decoder.steps)(params, state, 2)
   state = jax.jit(decoder.admit)(
     params, state, 2, PROMPTS[0], LENGTHS[0],
-    drawing.row_keys(jax.random.key(0), jnp.array([0]))[0],
+    random.row_keys(jax.random.key(0), jnp.array([0]))[0],
     max_new_tokens=np.int32(8),
     inputs=jax.tree.map(lambda x: x[:1], INPUTS),
   )  # fmt: skip
@@ -292,7 +292,7 @@ def test_a_block_says_how_many_tokens_its_pass_computes():
     widths.append(tokens.shape[1] + logits.shape[1])
     return logits
 
-  drafter = drafters.block.drafter(
+  drafter = drafters.specdec.drafter(
     counted, encode, num_masks=MASKS, tree=chain(2), vocab_size=VOCAB
   )
   decoder = specjax.make_decoder(t5_model(0)[0], drafter=drafter)

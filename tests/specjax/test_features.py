@@ -16,7 +16,7 @@ import toys
 from decoding import BUDGETS, LENGTHS, PROMPTS, TARGET, VOCAB, rows_of
 
 import specjax
-from specjax import drawing
+from specjax import random
 from specjax.tree import Tree
 from specjax.warp import make_sampling
 
@@ -38,7 +38,7 @@ def start(decoder, inputs=None, rows=slice(None), temperature=1.0):
     PARAMS,
     PROMPTS[rows],
     LENGTHS[rows],
-    drawing.row_keys(jax.random.key(0), ids),
+    random.row_keys(jax.random.key(0), ids),
     buffer_length=40,
     max_new_tokens=BUDGETS[rows],
     sampling=make_sampling(len(ids), temperature=temperature),
@@ -128,7 +128,7 @@ def test_a_row_that_is_admitted_has_its_own_input():
   row = int(np.argmax(state.done))
   refilled = jax.jit(decoder.admit)(
     PARAMS, state, row, PROMPTS[2], LENGTHS[2],
-    drawing.row_keys(jax.random.key(0), jnp.arange(5))[2],
+    random.row_keys(jax.random.key(0), jnp.arange(5))[2],
     max_new_tokens=BUDGETS[2], inputs=jnp.array([INPUTS[2]]),
   )  # fmt: skip
   assert accepted_for_sure(decoder, refilled)

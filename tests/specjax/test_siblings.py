@@ -15,9 +15,9 @@ import toys
 from scipy import special
 
 import specjax
-from specjax import drawing, exact, rules
+from specjax import exact, random, rules
 from specjax import siblings as siblings_lib
-from specjax.drafters import levels
+from specjax.drafters.shared import levels
 from specjax.siblings import GREEDY, HUB, SIBLINGS, TOP_K, WITHOUT_REPLACEMENT
 from specjax.tree import Tree, k_ary
 from specjax.types import Context, Params, pick_nodes
@@ -106,7 +106,7 @@ def test_drafted_siblings_follow_their_law(name):
   decoder = specjax.make_decoder(model, drafter=drafter, rule="match")
   state = decoder.init(
     params, jnp.full((runs, 2), 3), np.full(runs, 2),
-    drawing.row_keys(jax.random.key(0), jnp.arange(runs)),
+    random.row_keys(jax.random.key(0), jnp.arange(runs)),
     buffer_length=4, max_new_tokens=2,
   )  # fmt: skip
   _, info = jax.jit(decoder.step)(params, state)
@@ -159,9 +159,9 @@ def looped(monkeypatch):
 def test_siblings_drawn_in_a_loop_are_those_drawn_unrolled(name, monkeypatch):
   tree = Tree((-1, 0, 0, 0, 1, 1, 1, 3, 3))  # families of three and of two
   laws = jnp.asarray(np.random.default_rng(0).dirichlet(np.ones(6), (40, 3)))
-  keys = drawing.row_keys(jax.random.key(0), jnp.arange(40))
+  keys = random.row_keys(jax.random.key(0), jnp.arange(40))
   context = types.SimpleNamespace(
-    numbers=drawing.drafted_numbers(keys, tree.num_drafted), draws=pick_nodes
+    numbers=random.drafted_numbers(keys, tree.num_drafted), draws=pick_nodes
   )
   context.draw = functools.partial(Context.draw, context)
 

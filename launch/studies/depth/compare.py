@@ -9,9 +9,9 @@ from launch.studies.depth import replay
 from launch.studies.depth.machine import Machine, without_levels
 from launch.studies.depth.process import optimum, process_of
 from launch.studies.depth.traces import Traces
-from specjax.drafters import depth as depth_lib
-from specjax.drafters.depth import Policy
-from specjax.drafters.estimates import BINS
+from specjax.adaptive import policies as depth_lib
+from specjax.adaptive.estimates import BINS
+from specjax.adaptive.policies import Policy
 
 BATCHES = (1, 2, 4, 8, 16)
 THRESHOLDS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)

@@ -4,8 +4,8 @@ import numpy as np
 
 from launch.studies.depth.machine import without_levels
 from launch.studies.depth.traces import Traces
-from specjax.drafters import estimates
-from specjax.drafters.estimates import BINS
+from specjax.adaptive import estimates
+from specjax.adaptive.estimates import BINS
 from specjax.theory import stopping
 from specjax.theory.stopping import Costs, Process
 

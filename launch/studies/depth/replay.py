@@ -1,7 +1,8 @@
 """What each way to choose a depth would have made of recorded rounds.
 
-A policy is replayed by its own code (`specjax.drafters.depth`), row by row and
-round by round, with the estimates that it would have learned. Rounds are taken
+A policy is replayed by its own code (`specjax.adaptive.policies`), row by row
+and round by round, with the estimates that it would have learned. Rounds are
+taken
 as they were recorded: another depth would have begun the next round elsewhere
 in the text. Tokens are expected ones, `1 + S_1 + .. + S_T`, and times are
 predicted from costs: nothing here is timed.
@@ -17,10 +18,10 @@ import numpy as np
 
 from launch.studies.depth.machine import without_levels
 from launch.studies.depth.traces import Traces
-from specjax.drafters import depth as depth_lib
-from specjax.drafters import estimates as estimates_lib
-from specjax.drafters.depth import Policy, Seen, Token
-from specjax.drafters.estimates import BINS, ROOT, Estimates, Finished
+from specjax.adaptive import estimates as estimates_lib
+from specjax.adaptive import policies as depth_lib
+from specjax.adaptive.estimates import BINS, ROOT, Estimates, Finished
+from specjax.adaptive.policies import Policy, Seen, Token
 from specjax.theory import stopping
 from specjax.theory.stopping import Costs, Process
 

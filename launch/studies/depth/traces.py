@@ -13,7 +13,7 @@ import numpy as np
 from launch import pair as pair_lib
 from launch.pair import Models
 from launch.prompts import Prompt
-from specjax import engine
+from specjax.runtime import engine
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

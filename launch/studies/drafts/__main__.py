@@ -34,7 +34,8 @@ from launch.training import corpus, flops, head
 from launch.training import run as run_lib
 from models import checkpoints
 from models.tokenizers import Tokenizer
-from specjax import engine, metrics, timing
+from specjax import intervals
+from specjax.runtime import engine, timing
 
 cli.reads(cli.CONFIG, cli.WORKDIR, cli.OUTPUT)
 
@@ -169,7 +170,7 @@ def decode_with(config, draft: str) -> dict:
       batches, engines, None, rounds=config.rounds,
       pieces=None if costs else pieces,
     )  # fmt: skip
-    summary = metrics.summarize(turns.units())
+    summary = intervals.summarize(turns.units())
     found[f"{temperature:g}"] = {
       name: summary[name]
       for name in (

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from launch.studies.report import findings
-from specjax import metrics
-from specjax.engine import Completion
+from specjax import intervals
+from specjax.runtime.engine import Completion
 
 
 def summary(completions: Sequence[Completion], num_tokens: int) -> dict:
@@ -31,11 +31,11 @@ def summary(completions: Sequence[Completion], num_tokens: int) -> dict:
     "tried": tried.sum(0).tolist(),
     "accepted": (passed.sum(0) / np.maximum(tried.sum(0), 1)).tolist(),
     "accepted_ci": [
-      metrics.ratio_interval(passed[:, i], tried[:, i], limits=(0, 1))
+      intervals.ratio_interval(passed[:, i], tried[:, i], limits=(0, 1))
       for i in range(num_tokens)
     ],
     "block_efficiency": sum(tokens) / sum(calls),
-    "block_efficiency_ci": metrics.ratio_interval(
+    "block_efficiency_ci": intervals.ratio_interval(
       tokens, calls, limits=(1, num_tokens + 1)
     ),
   }

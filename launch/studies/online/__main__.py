@@ -24,7 +24,7 @@ import ml_collections
 from launch import cli, figures, outputs, pair, provenance
 from launch.journal import Journal
 from launch.studies.online import decoding, domains, page, plots, summary
-from specjax.engine import Engine
+from specjax.runtime.engine import Engine
 
 cli.reads(cli.CONFIG, cli.OUTPUT)
 

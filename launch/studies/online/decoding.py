@@ -8,7 +8,7 @@ import numpy as np
 
 from launch import pair, prompts
 from launch.studies.online import domains
-from specjax.engine import Batch, Engine
+from specjax.runtime.engine import Batch, Engine
 
 _OF_TRAINING = 1 << 31  # streams of draws that no other prompt has
 

@@ -7,7 +7,7 @@ left to the whole stream.
 
 import numpy as np
 
-from specjax import metrics
+from specjax import intervals
 
 _SAMPLES = 10_000
 
@@ -30,11 +30,11 @@ def above(
   """How far acceptance is above that of others, with a 95% interval.
 
   By the percentile bootstrap over batches, of both independently: they were
-  asked the same prompts, and drew other texts. Of fewer than `metrics.LEAST`
+  asked the same prompts, and drew other texts. Of fewer than `intervals.LEAST`
   batches there is none.
   """
   difference = acceptance(some) - acceptance(others)
-  if min(len(some), len(others)) < metrics.LEAST:
+  if min(len(some), len(others)) < intervals.LEAST:
     return difference, None, None
   rng = np.random.default_rng(seed)
 

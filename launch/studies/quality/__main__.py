@@ -25,7 +25,8 @@ from launch import cli, outputs, pair, prompts, provenance
 from launch.journal import Journal
 from launch.studies.quality import page, scores
 from launch.training import corpus
-from specjax import engine, metrics
+from specjax import intervals
+from specjax.runtime import engine
 from specjax.state import Origin
 
 cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT)
@@ -87,7 +88,7 @@ def compare(config, engines, scorer, prompt, number: int, *, room: int) -> dict:
       "scores": scorer(prompt.token_ids, [c.token_ids for c in found]).tolist(),
       "tokens": sum(len(c.token_ids) for c in found),
       "rejections": sum(c.origins.count(Origin.RESIDUAL) for c in found),
-      "total_variation": metrics.sum_known(c.total_variation for c in found),
+      "total_variation": intervals.sum_known(c.total_variation for c in found),
     }
   return record
 
@@ -99,9 +100,9 @@ def win_rates(first: np.ndarray, second: np.ndarray) -> dict:
   prompts_won = (by_prompt > 0.5) + 0.5 * (by_prompt == 0.5)
   return {
     "comparisons_won": float(won.mean()),
-    "comparisons_won_ci": metrics.mean_interval(by_prompt),
+    "comparisons_won_ci": intervals.mean_interval(by_prompt),
     "prompts_won": float(prompts_won.mean()),
-    "prompts_won_ci": metrics.share_interval(prompts_won.sum(), len(won)),
+    "prompts_won_ci": intervals.share_interval(prompts_won.sum(), len(won)),
   }
 
 

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from models import checkpoints
+from models.networks.transformer import as_language_model
 from models.tokenizers import Tokenizer
-from models.transformer import as_language_model
 
 _ROWS = 16  # completions scored together, their logits all in memory
 

@@ -2,7 +2,7 @@
 
 Predictions use `specjax.theory` on numbers of this run: laws along the decoded
 text, costs of rounds and passes timed between the rounds of runs
-(`specjax.timing`). Measurements are of the shipped loop.
+(`specjax.runtime.timing`). Measurements are of the shipped loop.
 """
 
 import dataclasses
@@ -18,8 +18,9 @@ import numpy as np
 from launch import pair as pair_lib
 from launch import prompts, rates
 from launch.pair import Pair
-from specjax import engine, metrics, requests, timing, warp
-from specjax.engine import Completion
+from specjax import intervals, warp
+from specjax.runtime import engine, requests, timing
+from specjax.runtime.engine import Completion
 from specjax.state import Origin
 from specjax.theory import throughput
 
@@ -34,7 +35,7 @@ class Row:
   """One prompt's completion and the laws along it; n tokens.
 
   Attributes:
-    prompt: which prompt's, see `specjax.requests.content_of`.
+    prompt: which prompt's, see `specjax.runtime.requests.content_of`.
     completion: what was decoded.
     distances: `f64[n]`, TV of draft and target where each token was drawn.
     ratios: `f64[n]`, `min(1, p / q)` of each token.
@@ -106,14 +107,14 @@ def laws_along(
     text = [*prompt.token_ids, *completion.token_ids]
     tokens = np.zeros((1, width), np.int32)
     tokens[0, : len(text)] = text
-    log_q, cache = whole(models.target, models.params.target, tokens)
-    if models.params.draft is not None:
-      log_p, _ = whole(models.draft, models.params.draft, tokens)
+    log_q, cache = whole(models.target, models.networks.params.target, tokens)
+    if models.networks.params.draft is not None:
+      log_p, _ = whole(models.draft, models.networks.params.draft, tokens)
     else:
       log_p = np.array(log_q)  # where nothing is drafted it does not matter
       root = len(prompt.token_ids) - 1
       for count in rounds(completion):
-        found = of_round(models.params.target, cache, tokens, root)
+        found = of_round(models.networks.params.target, cache, tokens, root)
         log_p[root : root + count] = found[:count]
         root += count
     distances, ratios = jax.device_get(compare(log_p, log_q, tokens))
@@ -192,8 +193,8 @@ def rejections(rows: list[Row]) -> dict:
     "counted": counted,
     "predicted": predicted,
     "predicted_interval": [
-      predicted - metrics.SIDE * spread,
-      predicted + metrics.SIDE * spread,
+      predicted - intervals.SIDE * spread,
+      predicted + intervals.SIDE * spread,
     ],
     "every_position": float(sum(row.distances.sum() for row in rows)),
     "drafted_positions": len(met),
@@ -206,11 +207,11 @@ def _interval(
   denominators: list[float],
   limits: tuple[float, float],
 ) -> tuple[float, float] | None:
-  """`metrics.ratio_interval` over prompts."""
-  groups = metrics.groups_of([[row.prompt] for row in rows])
-  return metrics.ratio_interval(
-    metrics.grouped(numerators, groups),
-    metrics.grouped(denominators, groups),
+  """`intervals.ratio_interval` over prompts."""
+  groups = intervals.groups_of([[row.prompt] for row in rows])
+  return intervals.ratio_interval(
+    intervals.grouped(numerators, groups),
+    intervals.grouped(denominators, groups),
     limits=limits,
   )
 
@@ -446,7 +447,7 @@ def _measured(turns, predicted, pieces, *, names, chosen) -> dict:
   here, rates = measured[chosen], predicted["rates"]
   error = lambda name: rates[name] and rates[name] / here - 1
   # A run in pieces stands beside a whole one of the same round.
-  error_ci = metrics.ratio_interval(
+  error_ci = intervals.ratio_interval(
     turns.seconds[ours].ravel(), pieces.predicted(ours).ravel()
   )
   return {
@@ -464,7 +465,7 @@ def _measured(turns, predicted, pieces, *, names, chosen) -> dict:
     },
     "speedup": {
       "measured": here / turns.rate(plain),
-      "measured_ci": metrics.speedup_interval(turns.units()),
+      "measured_ci": intervals.speedup_interval(turns.units()),
     },
     "sweep": {
       "predicted": {str(n): v for n, v in predicted["sweep"].items()},

@@ -39,7 +39,7 @@ from absl import flags
 from launch import cli, outputs, prompts, provenance, terminal
 from launch.studies.rules import cases, on_pair, on_vectors
 from launch.tables import PLUS_MINUS, plus_minus
-from specjax.engine import make_batches
+from specjax.runtime.engine import make_batches
 
 cli.reads(
   cli.CONFIG, cli.PROMPTS, cli.OUTPUT, cli.TARGET, cli.DRAFT, cli.RULE,

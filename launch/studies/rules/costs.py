@@ -29,7 +29,8 @@ from jax import Array
 from launch import cli, outputs, provenance
 from launch.journal import Journal
 from launch.studies.rules import cases
-from specjax import drawing, rules, timing
+from specjax import random, rules
+from specjax.runtime import timing
 from specjax.siblings import Siblings, laws_of_tokens
 from specjax.tree import Tree, paths
 from specjax.types import Draft
@@ -167,11 +168,11 @@ def make_inputs(cell: Cell, drawn: Siblings) -> tuple[Draft, Array]:
     )  # fmt: skip
     if drawn.with_noise:
       path = (node - 1) % num_paths
-      tokens.append(drawing.race(noise[:, path, tree.depth[node] - 1], parent))
+      tokens.append(random.race(noise[:, path, tree.depth[node] - 1], parent))
       continue
     count = len(tree.children[tree.parents[node]])
     tokens.append(
-      drawing.categorical(
+      random.categorical(
         jax.random.split(jax.random.fold_in(keys[3], node), batch),
         drawn.child(parent, elders, jnp.full((batch,), count)),
       )
@@ -198,7 +199,7 @@ def verification(name: str, tree: Tree, drawn: Siblings):
   @jax.jit
   def run(draft, target_log_probs):
     found = rule.verify(draft, target_log_probs)
-    node = drawing.argmax(found.node_probs)
+    node = random.argmax(found.node_probs)
     largest = jnp.max(found.next_log_probs(node), axis=-1)
     return found.node_probs, node, largest, found.total_variation
 

@@ -20,10 +20,11 @@ from launch import drafting
 from launch import pair as pair_lib
 from launch.pair import Pair
 from launch.studies.rules.cases import Case
-from specjax import drawing, metrics, requests
+from specjax import intervals, random
 from specjax import siblings as siblings_lib
 from specjax.decode import Decoder, make_decoder
-from specjax.engine import Batch
+from specjax.runtime import requests
+from specjax.runtime.engine import Batch
 from specjax.siblings import Siblings
 from specjax.state import StopReason
 from specjax.tree import Tree
@@ -133,7 +134,7 @@ def _over(first, other) -> dict:
   sums = [[column.sum() for column in columns] for columns in (top, bottom)]
   return {
     "block_efficiency_ratio": float(np.prod(sums[0]) / np.prod(sums[1])),
-    "block_efficiency_ratio_ci": metrics.interval(top, bottom),
+    "block_efficiency_ratio_ci": intervals.interval(top, bottom),
   }
 
 
@@ -211,7 +212,7 @@ class _Walk:
       self._models.params,
       tokens,
       lengths,
-      drawing.row_keys(jax.random.key(config.seed), row_ids),
+      random.row_keys(jax.random.key(config.seed), row_ids),
       max_new_tokens=budgets,
       sampling=make_sampling(
         batch.rows,
@@ -247,7 +248,7 @@ class _Walk:
       found[row.name] = {
         "expected_accepted": mean,
         "block_efficiency": 1 + mean,
-        "block_efficiency_ci": metrics.ratio_interval(
+        "block_efficiency_ci": intervals.ratio_interval(
           contexts + accepted, contexts, limits=(1, row.tree.max_depth + 1)
         ),
         "total_variation": None

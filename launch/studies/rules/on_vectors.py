@@ -13,7 +13,7 @@ import numpy as np
 
 from launch.studies.rules import cases, on_pair
 from launch.studies.rules.cases import Case
-from specjax import drafters, drawing, exact
+from specjax import drafters, exact, random
 from specjax import rules as rules_lib
 from specjax import siblings as siblings_lib
 from specjax import tree as tree_lib
@@ -173,7 +173,7 @@ def sample(row: Case, draft: np.ndarray, target: np.ndarray, *, seed: int):
       tokens=jnp.zeros((1, 1), jnp.int32),
       length=jnp.ones((1,), jnp.int32),
       max_depth=jnp.full((1,), tree.max_depth, jnp.int32),
-      numbers=drawing.drafted_numbers(keys, tree.num_drafted),
+      numbers=random.drafted_numbers(keys, tree.num_drafted),
       sampling=make_sampling(1),
       keys=keys,
       row_keys=keys,

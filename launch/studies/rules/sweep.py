@@ -16,7 +16,7 @@ from launch import cli, outputs, prompts, provenance, terminal
 from launch.journal import Journal
 from launch.studies.rules import cases, on_pair
 from launch.training import corpus
-from specjax.engine import make_batches
+from specjax.runtime.engine import make_batches
 
 cli.reads(cli.CONFIG, cli.OUTPUT)
 _NUM_PROMPTS = flags.DEFINE_integer(

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from launch.tables import plus_minus
-from specjax import metrics
+from specjax import intervals
 
 _MARKERS = "os^v<>DPX*dph"
 
@@ -46,7 +46,7 @@ def _converging(panel: Axes, numbers: dict, theorem: str) -> None:
   for index, (count, line) in enumerate(numbers["drafts"].items()):
     color, found = f"C{index}", line["simulated"]
     runs, mean = np.array(line["runs"]), np.array(line["mean"])
-    error = metrics.SIDE * np.array(line["standard_error"])
+    error = intervals.SIDE * np.array(line["standard_error"])
     name = "" if count == "1" else f"M = {count}, "
     panel.plot(
       runs, mean, color=color, linewidth=1.2,
@@ -109,7 +109,7 @@ def drafts(numbers: dict) -> Figure:
   panel.errorbar(
     [int(count) for count in numbers["simulated"]],
     [one["mean"] for one in found],
-    yerr=[metrics.SIDE * one["standard_error"] for one in found],
+    yerr=[intervals.SIDE * one["standard_error"] for one in found],
     color="C1", marker="x", markersize=8, capsize=3, linestyle="",
     label=f"simulated, {next(iter(found))['runs']:,} runs (95%)",
   )  # fmt: skip
@@ -162,8 +162,8 @@ def tradeoff(numbers: dict) -> Figure:
     column = lambda key, points=points: [point[key] for point in points]
     panel.errorbar(
       column("rejection"), column("loss"),
-      xerr=metrics.SIDE * np.array(column("rejection_standard_error")),
-      yerr=metrics.SIDE * np.array(column("loss_standard_error")),
+      xerr=intervals.SIDE * np.array(column("rejection_standard_error")),
+      yerr=intervals.SIDE * np.array(column("loss_standard_error")),
       fmt="x", color=color,
       label=f"simulated, {numbers['runs']:,} runs (95%)",
     )  # fmt: skip
@@ -226,7 +226,9 @@ def acceptance(numbers: dict) -> Figure:
     names.setdefault(same, []).append(name)
   for index, (curve, alike) in enumerate(names.items()):
     points = numbers["rules"][alike[0]]
-    error = [metrics.SIDE * (point["standard_error"] or 0) for point in points]
+    error = [
+      intervals.SIDE * (point["standard_error"] or 0) for point in points
+    ]
     independent = points[0]["siblings"] == "iid"
     panel.errorbar(
       *zip(*curve, strict=True), yerr=error, capsize=2,

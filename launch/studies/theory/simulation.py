@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from specjax import drafters, drawing, tree
+from specjax import drafters, random, tree
 from specjax.decode import make_decoder
 from specjax.state import Origin
 from specjax.theory import markov
@@ -82,7 +82,7 @@ def _run(horizon, vocab, num_drafts, rule, at_once, parts):
       params,
       jnp.zeros((at_once, 1), jnp.int32),
       jnp.ones((at_once,), jnp.int32),
-      drawing.row_keys(key, rows),
+      random.row_keys(key, rows),
       buffer_length=horizon + 1,
       max_new_tokens=horizon,
     )

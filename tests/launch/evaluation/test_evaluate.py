@@ -18,7 +18,7 @@ from configs import embedded
 from launch import cli as command_line
 from launch import evaluate
 from launch.evaluation import costs, measure
-from specjax import compilation
+from specjax.runtime import compilation
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 

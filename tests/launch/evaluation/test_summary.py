@@ -6,7 +6,7 @@ import evaluations
 import pytest
 
 from launch.evaluation import compare, page, summary
-from specjax import metrics
+from specjax import intervals
 
 
 def row(rows, system, category="all", level=None):
@@ -78,7 +78,7 @@ def test_an_answer_that_nan_ended_at_once_counts_for_nothing():
 def test_a_group_with_all_its_turns_is_the_unit_of_the_paired_interval():
   rows = summary.rows_of(evaluations.thrice(), [])
   found = row(rows, "ngram")
-  low, high = metrics.interval(
+  low, high = intervals.interval(
     [[20, 8] * 3, [7.0, 2.0] * 3], [[3.5, 2.5] * 3, [20, 8] * 3]
   )
   assert found["speedup_ci"] == pytest.approx((low, high))
@@ -212,7 +212,7 @@ def test_comparing_pairs_questions_and_groups():
   assert found["num_questions"] == 9
   assert found["block_efficiency_change"] == pytest.approx((1 - 8 / 5) / 9)
   assert found["block_efficiency_change_ci"] == pytest.approx(
-    metrics.mean_interval([*[0] * 8, 1 - 8 / 5])
+    intervals.mean_interval([*[0] * 8, 1 - 8 / 5])
   )
   assert found["speedup_ratio"] == pytest.approx(0.5)
   # Every group's ratio is the same: nothing is uncertain.

@@ -10,8 +10,8 @@ pytest.importorskip("libtpu", reason="libtpu is for Linux on x86-64 only")
 from configs import shapes
 from launch import hardware
 from launch.planning import program
-from models import head_checkpoints
-from models.huggingface_config import config_from_json
+from models.formats import head_checkpoints
+from models.formats.huggingface_config import config_from_json
 from models.meshes import Layout
 from specjax import tree as tree_lib
 

@@ -9,9 +9,10 @@ from configs import shapes
 from launch import plan
 from launch.hardware import topology
 from launch.planning import answer, heads, program, roofline
-from models import head_checkpoints, meshes
-from models.head_checkpoints import Target
-from models.huggingface_config import config_from_json
+from models import meshes
+from models.formats import head_checkpoints
+from models.formats.head_checkpoints import Target
+from models.formats.huggingface_config import config_from_json
 from specjax import tree as tree_lib
 
 H, V, VD, MLP, KV = 4096, 128256, 32000, 14336, 1024

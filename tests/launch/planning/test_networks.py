@@ -10,10 +10,10 @@ from flax import nnx
 from configs import shapes
 from launch import plan
 from launch.planning import networks, program
-from models import t5
-from models.huggingface import translate
+from models.formats.huggingface import translate
 from models.meshes import Layout
-from models.transformer import SkippedLayers
+from models.networks import t5
+from models.networks.transformer import SkippedLayers
 from specjax import tree
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from launch.hardware import CHIPS
 from launch.planning import roofline
-from models.layers import TransformerConfig
-from models.transformer import SkippedLayers
+from models.networks.layers import TransformerConfig
+from models.networks.transformer import SkippedLayers
 
 CONFIG = TransformerConfig(
   vocab_size=1000, embed_dim=64, num_layers=3, num_heads=4, num_kv_heads=2,

@@ -11,7 +11,7 @@ from launch.serving import assembly, server
 from launch.serving.assembly import Sizes
 from launch.serving.control import Asked
 from launch.training import corpus
-from specjax import engine
+from specjax.runtime import engine
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 

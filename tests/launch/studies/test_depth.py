@@ -15,7 +15,7 @@ from launch.studies.depth import __main__ as study
 from launch.studies.depth import compare, machine, page, process, replay
 from launch.studies.depth.traces import Traces
 from specjax import drafters, laws
-from specjax.drafters import depth, estimates
+from specjax.adaptive import estimates, policies
 from specjax.theory import stopping
 from specjax.theory.stopping import Costs
 
@@ -47,7 +47,7 @@ def test_a_replay_of_its_own_rounds_is_what_the_loop_did(policy):
     model,
     drafter=drafters.model.drafter(
       model, tree=specjax.tree.chain(levels), vocab_size=vocab,
-      depth=depth.get(policy),
+      depth=policies.get(policy),
     ),
   )  # fmt: skip
   params = specjax.Params(
@@ -82,11 +82,11 @@ def test_a_replay_of_its_own_rounds_is_what_the_loop_did(policy):
     hidden=np.zeros((*accept.shape, 0), np.float32), temperature=1.0,
   )  # fmt: skip
   assert len(np.unique(drafted)) > 1
-  found = replayed(recorded, depth.get(policy))
+  found = replayed(recorded, policies.get(policy))
   np.testing.assert_array_equal(found, drafted)
   if policy.startswith("survival"):
     both = replay.depths(
-      recorded, replay.priced(depth.survival()), np.array([0.9, 0.45])
+      recorded, replay.priced(policies.survival()), np.array([0.9, 0.45])
     )
     np.testing.assert_array_equal(both[1], drafted)
 
@@ -153,7 +153,7 @@ def test_the_process_is_that_of_the_traces_and_its_rule_the_optimum():
   limits, predicted = process.optimum(found, costs, 6)
   exact = stopping.optimum(found, costs, 6)
   assert predicted == pytest.approx(exact.rate, rel=1e-3)
-  drafted = replayed(traces, depth.table(limits))
+  drafted = replayed(traces, policies.table(limits))
   found = replay.rate(traces, drafted, costs, rows=1, width=6)
   assert found["tokens_per_second"] == pytest.approx(predicted, rel=0.03)
 
@@ -163,7 +163,7 @@ def test_a_head_is_replayed_with_the_hidden_states_it_reads():
     traces_of([[[1.0, 1.0], [1.0, 1.0]]]),
     hidden=np.array([[[[0.9], [0.9]], [[0.4], [0.9]]]], np.float32),
   )
-  policy = depth.predicted(
+  policy = policies.predicted(
     lambda params, token: params * token.hidden[..., 0], width=1,
     threshold=0.6,
   )  # fmt: skip

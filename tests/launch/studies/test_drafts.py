@@ -19,9 +19,10 @@ from launch.studies.drafts import __main__ as draft_study
 from launch.studies.drafts import page, plots, positions
 from launch.training import flops, head, step
 from launch.training.run import Run
-from models import checkpoints, huggingface
-from models.layers import TransformerConfig
-from specjax.engine import Completion
+from models import checkpoints
+from models.formats import huggingface
+from models.networks.layers import TransformerConfig
+from specjax.runtime.engine import Completion
 from specjax.state import Origin
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")

@@ -12,8 +12,9 @@ import transformers
 
 from launch.studies.quality import __main__ as quality
 from launch.studies.quality import page, scores
-from models import huggingface, tokenizers
-from models.transformer import as_language_model
+from models import tokenizers
+from models.formats import huggingface
+from models.networks.transformer import as_language_model
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 

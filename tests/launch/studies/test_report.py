@@ -13,8 +13,8 @@ from launch import pair as pair_lib
 from launch import prompts
 from launch.studies.report import __main__ as report
 from launch.studies.report import findings, page
-from specjax import engine, timing
-from specjax.engine import Completion
+from specjax.runtime import engine, timing
+from specjax.runtime.engine import Completion
 from specjax.state import Origin
 from specjax.theory import throughput
 
@@ -296,7 +296,7 @@ def test_laws_along_the_text_are_those_that_the_loop_drew_from(pair, changes):
   state, step = one.prefill(batch), jax.jit(models.decoder.step)
   laws = []
   while not bool(state.done[0]):
-    state, info = step(models.params, state)
+    state, info = step(models.networks.params, state)
     p, q = (
       np.exp(np.asarray(x[0], np.float64))
       for x in (info.draft.log_probs, info.target_log_probs)

@@ -13,7 +13,7 @@ from absl.testing import flagsaver
 from launch import cli as command_line
 from launch.tools import head_trace
 from models import checkpoints
-from models.transformer import SkippedLayers
+from models.networks.transformer import SkippedLayers
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 

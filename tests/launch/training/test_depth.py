@@ -13,9 +13,9 @@ from configs import huggingface, train_depth
 from launch import depths, pair, prompts
 from launch.training import depth
 from launch.training.run import Run
-from models.acceptance_head import AcceptanceHead, HeadConfig
-from specjax import engine
-from specjax.drafters.estimates import Finished
+from models.networks.acceptance_head import AcceptanceHead, HeadConfig
+from specjax.adaptive.estimates import Finished
+from specjax.runtime import engine
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 DEPTH, ROUNDS = 3, 4

@@ -27,7 +27,7 @@ from launch.training.halves import halved, restored
 from launch.training.head_step import Loss, Words
 from launch.training.run import Run
 from models import checkpoints, head_starts
-from models.transformer import FINAL
+from models.networks.transformer import FINAL
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 V, WORDS, DEPTH, LENGTH = 4096, 64, 2, 24

@@ -17,7 +17,7 @@ from launch import cli, pair, prompts, train
 from launch.training import head_step, step, vocabulary
 from launch.training.run import Run
 from models import checkpoints, tokenizers
-from specjax import engine
+from specjax.runtime import engine
 from specjax.warp import make_sampling
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")

@@ -14,7 +14,7 @@ import pytest
 from absl import logging
 
 from launch.training.saving import Checkpoints
-from models import checksums
+from models.formats import checksums
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 

@@ -13,9 +13,10 @@ from flax import nnx
 from configs import train_t5
 from launch import cli, decode, train
 from launch.training import t5_data, t5_run, t5_step, t5_tasks
-from models import block_drafter, huggingface
-from models.block_drafter import BlockConfig, BlockDrafter
-from models.t5_config import T5Config
+from models.formats import huggingface
+from models.networks import specdec
+from models.networks.specdec import BlockConfig, BlockDrafter
+from models.networks.t5_config import T5Config
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -149,7 +150,7 @@ def test_what_is_trained_decodes_and_a_block_drafts_for_it(
     f"--config=configs/train_t5.py:tiny_block,{folder}",
     f"--workdir={tmp_path / 'run'}", f"--export={tmp_path / 'block'}",
   ) == 0  # fmt: skip
-  assert block_drafter.is_block(tmp_path / "block")
+  assert specdec.is_block(tmp_path / "block")
   rows = {}
   for name, more in (
     ("plain", ["--config.num_speculative_tokens=0"]),

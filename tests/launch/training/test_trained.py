@@ -14,7 +14,8 @@ from flax import nnx
 from configs import train_embedded
 from launch import decode, provenance
 from launch.training.run import Run
-from models import huggingface, tokenizers, trained
+from models import tokenizers
+from models.formats import huggingface, trained
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 

@@ -17,7 +17,7 @@ import toys
 
 import specjax
 from specjax import drafters, exact, rules, warp
-from specjax.drafters import adaptive, depth
+from specjax.adaptive import chains, policies
 from specjax.siblings import IID
 from specjax.tree import Form, chain
 
@@ -39,16 +39,16 @@ def chance(params, token):
 
 
 POLICIES = {
-  "2": depth.get("2"),
-  "confidence": depth.get("confidence(threshold=0.5)"),
-  "survival": depth.get("survival(threshold=0.62)"),
-  "optimal": depth.get("optimal(cost=0.4)"),
-  "table": depth.table(
-    np.linspace(0.1, 1.1, DEPTH * (depth.BINS + 1)).reshape(DEPTH, -1)
+  "2": policies.get("2"),
+  "confidence": policies.get("confidence(threshold=0.5)"),
+  "survival": policies.get("survival(threshold=0.62)"),
+  "optimal": policies.get("optimal(cost=0.4)"),
+  "table": policies.table(
+    np.linspace(0.1, 1.1, DEPTH * (policies.BINS + 1)).reshape(DEPTH, -1)
   ),
-  "batch": depth.get("optimal(cost=0.4,rows=3)"),
-  "predicted": depth.predicted(chance, width=1, threshold=0.5),
-  "together": depth.together(depth.get("confidence(threshold=0.5)")),
+  "batch": policies.get("optimal(cost=0.4,rows=3)"),
+  "predicted": policies.predicted(chance, width=1, threshold=0.5),
+  "together": policies.together(policies.get("confidence(threshold=0.5)")),
 }
 # All lossless rules of chains that may end early.
 CHAIN_RULES = (
@@ -78,7 +78,7 @@ def _x64():
 def params(policy=None):
   draft = jnp.asarray(DRAFT)
   if policy is not None and policy.width:
-    draft = adaptive.Parts(own=draft, policy=jnp.asarray(HEAD))
+    draft = chains.Parts(own=draft, policy=jnp.asarray(HEAD))
   return specjax.Params(target=jnp.asarray(TARGET), draft=draft)
 
 

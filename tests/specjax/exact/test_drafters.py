@@ -11,7 +11,7 @@ import pytest
 import toys
 
 import specjax
-from specjax import drafters, drawing, exact
+from specjax import drafters, exact, random
 from specjax.exact import samples
 from specjax.siblings import (
   GREEDY,
@@ -196,9 +196,9 @@ def test_draws_of_its_own_are_held_against_the_laws_by_sampling():
   """A drafter that draws with keys of its own, truly and not."""
 
   def own_draws(draft, context, bend):
-    keys = drawing.drafted_node_keys(context.keys, range(1, 2))
+    keys = random.drafted_node_keys(context.keys, range(1, 2))
     law = draft.log_probs[:, 1:2]
-    token = drawing.categorical(keys, law * bend)[:, 0]
+    token = random.categorical(keys, law * bend)[:, 0]
     return dataclasses.replace(
       draft,
       tokens=jnp.stack([draft.tokens[:, 0], token.astype(jnp.int32)], axis=1),
@@ -228,7 +228,7 @@ def drawn_with_its_keys(params, state, cache, context):
   rows = len(context.length)
   law = jax.nn.log_softmax(params.draft[1])
   law = jnp.broadcast_to(law, (rows, 1, VOCAB))
-  token = drawing.categorical(keys[:, None], law)
+  token = random.categorical(keys[:, None], law)
   draft = specjax.Draft(
     tree=chain(1), siblings=IID, log_probs=jnp.concatenate([law, law], axis=1),
     tokens=jnp.concatenate([context.root, token], axis=1),
@@ -240,7 +240,7 @@ def test_keys_of_a_draft_are_none_of_the_loops(monkeypatch):
   """The mutant gives a draft the keys that the loop verifies with."""
   drafter = dataclasses.replace(of_table(chain(1)), propose=drawn_with_its_keys)
   assert check(drafter).method == "sampled"
-  monkeypatch.setattr(drawing, "drafter_keys", lambda keys: keys)
+  monkeypatch.setattr(random, "drafter_keys", lambda keys: keys)
   with pytest.raises(ValueError, match="coins of the loop's own"):
     check(drafter)
 
@@ -258,7 +258,7 @@ def drawn_alike(keys_of, nodes):
     law = jax.nn.log_softmax(params.draft[1])
     law = jnp.broadcast_to(law, (len(context.length), count, VOCAB))
     keys = [keys_of(context, node) for node in range(1, count + 1)]
-    tokens = drawing.categorical(jnp.stack(keys, axis=1), law)
+    tokens = random.categorical(jnp.stack(keys, axis=1), law)
     draft = specjax.Draft(
       tree=nodes, siblings=IID,
       tokens=jnp.concatenate([context.root, tokens], axis=1),
@@ -336,8 +336,8 @@ def test_a_node_that_is_drawn_otherwise_is_sampled():
   inner = of_table(paths(1, 2))
 
   def own_draw(draft, context):
-    keys = drawing.drafted_node_keys(context.keys, range(2, 3))
-    token = drawing.categorical(keys, draft.log_probs[:, 2:3])[:, 0]
+    keys = random.drafted_node_keys(context.keys, range(2, 3))
+    token = random.categorical(keys, draft.log_probs[:, 2:3])[:, 0]
     tokens = draft.tokens.at[:, 2].set(token.astype(jnp.int32))
     return dataclasses.replace(draft, tokens=tokens)
 

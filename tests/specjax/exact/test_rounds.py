@@ -18,7 +18,7 @@ import toys
 
 import specjax
 from specjax import exact
-from specjax import widths as widths_lib
+from specjax.adaptive import widths as widths_lib
 from specjax.siblings import IID, WITHOUT_REPLACEMENT
 from specjax.tree import Form, Tree, chain, paths
 

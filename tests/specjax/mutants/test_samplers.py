@@ -13,7 +13,7 @@ import pytest
 import toys
 
 import specjax
-from specjax import drafters, drawing, exact, laws
+from specjax import drafters, exact, laws, random
 from specjax import tree as tree_lib
 from specjax import warp as warp_lib
 from specjax.warp import make_sampling
@@ -78,10 +78,10 @@ def is_plain_sampling(tokens, target, settings) -> bool:
 
 
 def shared_noise():
-  apart = drawing.verification_keys
-  drafted = lambda keys: drawing.drafted_node_keys(keys, range(1, 2))
+  apart = random.verification_keys
+  drafted = lambda keys: random.drafted_node_keys(keys, range(1, 2))
   return mock.patch.object(
-    drawing,
+    random,
     "verification_keys",
     lambda keys: jnp.concatenate([apart(keys)[:, :1], drafted(keys)], axis=1),
   )
@@ -163,7 +163,7 @@ def test_drawing_in_bfloat16_is_caught():
         one = lambda key, row: jax.random.categorical(
           key, row.astype(jnp.bfloat16)
         )
-        keys = drawing.drafted_node_keys(context.keys, nodes)
+        keys = random.drafted_node_keys(context.keys, nodes)
         return jax.vmap(jax.vmap(one))(keys, law)
 
       context = dataclasses.replace(context, draws=draws)

@@ -10,7 +10,7 @@ import pytest
 import toys
 
 import specjax
-from specjax import drawing, rules, tree
+from specjax import random, rules, tree
 from specjax.siblings import IID, SHARED_NOISE
 from specjax.types import Draft
 
@@ -44,7 +44,7 @@ def draw(p, q, *, count, samples, seed=0):
   noise = jax.random.gumbel(
     jax.random.key(seed), (samples, count, depth + 1, VOCAB)
   )
-  tokens = drawing.race(noise[:, :, :depth], jnp.log(p))  # [S, K, G]
+  tokens = random.race(noise[:, :, :depth], jnp.log(p))  # [S, K, G]
   nodes = tokens.transpose(0, 2, 1).reshape(samples, -1)
   laws = lambda table, last: jnp.broadcast_to(
     jnp.concatenate([table, last])[shape.depth],

@@ -1,0 +1,1 @@
+"""Checkpoints of others, and ours: names of tensors, configurations, files."""

@@ -1,0 +1,422 @@
+"""EAGLE's heads as they are published.
+
+EAGLE-1 and 2 (`fc` over embedding and feature, a layer without a first norm),
+and EAGLE-3 as its authors, SpecForge and NVIDIA save it (`midlayer`), and as
+the `speculators` library does (`layers.0`, `speculators_model_type`).
+"""
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from models.formats.weights import Tensor
+from models.head_shapes import HeadShape, Target, head_layers
+from models.networks.eagle import EAGLE3_SWITCHES, EagleConfig
+from models.networks.layers import TransformerConfig
+from models.networks.transformer import FINAL, Features
+
+_NUMBER = re.compile(r"layers\.(\d{1,3})\.")
+_MOST_FUSED = 64  # layers whose features are fused; published heads fuse 3
+# Parameter -> the tensor's name in the normal form, and whether it lies turned.
+_TABLE = {
+  "embed.embedding": ("embed_tokens.weight", False),
+  "fc.kernel": ("fc.weight", True),
+  "fc.bias": ("fc.bias", False),
+  "attention.q.kernel": ("layers.0.self_attn.q_proj.weight", True),
+  "attention.k.kernel": ("layers.0.self_attn.k_proj.weight", True),
+  "attention.v.kernel": ("layers.0.self_attn.v_proj.weight", True),
+  "attention.out.kernel": ("layers.0.self_attn.o_proj.weight", True),
+  "attention.q.bias": ("layers.0.self_attn.q_proj.bias", False),
+  "attention.k.bias": ("layers.0.self_attn.k_proj.bias", False),
+  "attention.v.bias": ("layers.0.self_attn.v_proj.bias", False),
+  "attention.out.bias": ("layers.0.self_attn.o_proj.bias", False),
+  "attention.q_norm.scale": ("layers.0.self_attn.q_norm.weight", False),
+  "attention.k_norm.scale": ("layers.0.self_attn.k_norm.weight", False),
+  "mlp_norm.scale": ("layers.0.post_attention_layernorm.weight", False),
+  "mlp.gate.kernel": ("layers.0.mlp.gate_proj.weight", True),
+  "mlp.up.kernel": ("layers.0.mlp.up_proj.weight", True),
+  "mlp.down.kernel": ("layers.0.mlp.down_proj.weight", True),
+  "mlp.gate.bias": ("layers.0.mlp.gate_proj.bias", False),
+  "mlp.up.bias": ("layers.0.mlp.up_proj.bias", False),
+  "mlp.down.bias": ("layers.0.mlp.down_proj.bias", False),
+  "lm_head.kernel": ("lm_head.weight", True),
+  # EAGLE-3's own.
+  "input_norm.scale": ("input_norm.weight", False),
+  "embed_norm.scale": ("layers.0.input_layernorm.weight", False),
+  "hidden_norm.scale": ("layers.0.hidden_norm.weight", False),
+  "final_norm.scale": ("norm.weight", False),
+  **{f"fc_norms.{i}.scale": (f"fc_norm.{i}.weight", False) for i in range(64)},
+}
+# Of the layers after the first, which are a Llama's: parameter -> tensor.
+_LATER = {
+  "attention_norm.scale": ("input_layernorm.weight", False),
+  **{
+    name: (tensor.removeprefix("layers.0."), turned)
+    for name, (tensor, turned) in _TABLE.items()
+    if name.startswith(("attention.", "mlp.", "mlp_norm."))
+  },
+}
+# What a head's configuration may say: of its layer, of the head, and what
+# changes nothing. Anything else might change its logits, and is refused.
+_KNOWN = frozenset(
+  """
+  vocab_size hidden_size intermediate_size num_hidden_layers head_dim
+  num_attention_heads num_key_value_heads hidden_act rms_norm_eps
+  max_position_embeddings rope_theta rope_scaling rope_parameters
+  attention_bias mlp_bias tie_word_embeddings sliding_window
+  use_sliding_window max_window_layers layer_types model_type rope_interleaved
+
+  bias qkv_bias draft_vocab_size target_hidden_size eagle_config
+  eagle_aux_hidden_state_layer_ids norm_before_residual norm_before_fc fc_norm
+  norm_output use_aux_norm num_aux_hidden_states logit_scale
+  add_para_norm layernorms truncated_vocab_size
+  speculators_model_type transformer_layer_config embed_requires_grad
+
+  architectures speculators_version speculators_config auto_map
+  transformers_version torch_dtype dtype use_cache initializer_range
+  pretraining_tp attention_dropout bos_token_id eos_token_id pad_token_id
+  _name_or_path target_model_type num_local_experts num_experts_per_tok
+  experts_per_token output_router_logits router_aux_loss_coef
+  has_no_defaults_at_init enable_sp_ulysses
+  """.split()
+)
+# What NVIDIA's `eagle_config` says besides, and must say.
+_OF_EAGLE_CONFIG = {
+  "use_aux_hidden_state": True,
+  "use_last_layernorm": True,
+  "use_input_layernorm_in_first_layer": True,
+  "use_mtp_layernorm": False,
+  "next_layer_regular": True,
+  "parallel_draft_step": 1,
+}
+_FUSED = "eagle_aux_hidden_state_layer_ids"
+_OTHER_KINDS = ("peagle", "dspark", "mtp", "mlp", "eagle", "medusa")
+
+
+def shape(
+  config: Mapping[str, Any],
+  target: Target,
+  tensors: Mapping[str, Tensor] | None,
+  *,
+  generation: int | None = None,
+) -> HeadShape:
+  """What a configuration says of an EAGLE head.
+
+  Args:
+    config: what `config.json` holds.
+    target: the model that it drafts for.
+    tensors: by the names of the normal form; None if there are none to look at.
+    generation: 1 or 3, where there are no tensors and the file does not say.
+
+  Raises:
+    ValueError: for switches that are not known, or another target.
+  """
+  config = _flat(config)
+  kind = config.get("speculators_model_type")
+  if kind is not None and kind != "eagle3":
+    known = "another head" if kind in _OTHER_KINDS else "unknown"
+    raise ValueError(
+      "speculators_model_type must be 'eagle3' or 'dflash', got "
+      f"{kind!r} ({known})"
+    )
+  _refuse("settings", config, _KNOWN)
+  if tensors is None:
+    third = kind == "eagle3" or generation == 3
+  else:
+    third = kind == "eagle3" or "layers.0.hidden_norm.weight" in tensors
+  _refuse_later(tensors or {})
+  layer, _ = _layer(config, tensors, third)
+  if layer.vocab_size != target.vocab_size:
+    raise ValueError(
+      f"it was made for {layer.vocab_size} tokens, and the target has "
+      f"{target.vocab_size}"
+    )
+  if third:
+    found, features = _third(config, layer, target, tensors or {})
+  else:
+    found, features = _first(config, layer, target)
+  return HeadShape(
+    kind="eagle3" if third else "eagle", config=found, features=features
+  )
+
+
+def table(
+  config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> dict[str, tuple[str, bool]]:
+  """Which tensor each parameter is, and whether it lies turned.
+
+  Args:
+    config, tensors: as of `shape`.
+  """
+  config = _flat(config)
+  third = "layers.0.hidden_norm.weight" in tensors
+  layer, tied = _layer(config, tensors, third)
+  found = _TABLE | {
+    f"later.{i - 1}.{name}": (f"layers.{i}.{tensor}", turned)
+    for i in range(1, layer.num_layers)
+    for name, (tensor, turned) in _LATER.items()
+  }
+  own = "embed_tokens.weight" in tensors and "lm_head.weight" not in tensors
+  if tied and own and third:  # its embedding is its output projection too
+    found["lm_head.kernel"] = ("embed_tokens.weight", True)
+  return found
+
+
+def scaled(
+  config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> Mapping[str, Tensor]:
+  """The tensors, the output projection multiplied by `logit_scale`.
+
+  Args:
+    config, tensors: as of `shape`.
+
+  Raises:
+    ValueError: if the projection is the target's, or that is no number.
+  """
+  scale = _flat(config).get("logit_scale", 1.0)
+  if scale == 1:
+    return tensors
+  name = "lm_head.weight"
+  if type(scale) not in (int, float) or not 0 < scale < math.inf:
+    raise ValueError(f"logit_scale must be a positive number, got {scale!r}")
+  if name not in tensors:
+    raise ValueError(f"logit_scale must be 1 without {name}, got {scale}")
+  read = tensors[name].read
+  own = dataclasses.replace(
+    tensors[name], read=lambda index: read(index).astype(np.float32) * scale
+  )
+  return {**tensors, name: own}
+
+
+def _flat(config: Mapping[str, Any]) -> Mapping[str, Any]:
+  """The configuration without vLLM's nesting of EAGLE-1's."""
+  nested = config.get("model")
+  if config.get("model_type") != "eagle" or not isinstance(nested, Mapping):
+    return config
+  rest = {k: v for k, v in config.items() if k not in ("model", "model_type")}
+  return {**nested, **rest}
+
+
+def _layer_json(config: Mapping[str, Any]) -> Mapping[str, Any]:
+  """Where the settings of the head's layer are."""
+  if config.get("speculators_model_type") is None:
+    return config
+  nested = config.get("transformer_layer_config")
+  if not isinstance(nested, Mapping):
+    raise ValueError("transformer_layer_config must be an object")
+  _refuse("settings of transformer_layer_config", nested, _KNOWN)
+  return nested
+
+
+def _layer(
+  config: Mapping[str, Any],
+  tensors: Mapping[str, Tensor] | None,
+  third: bool,
+) -> tuple[TransformerConfig, bool]:
+  """The configuration of the head's layers, and whether embeddings are tied.
+
+  A head may say `qkv_bias`; a missing base of the rotary frequencies is 10,000
+  whatever the target's is. Only speculators' heads are made of the layers that
+  their `model_type` names: the others' are Llama's, whatever their target's
+  are, and where the tensors tell they are believed.
+  """
+  settings = dict(_layer_json(config))
+  speculators = config.get("speculators_model_type") is not None
+  if not speculators:
+    settings["model_type"] = _family(settings, tensors or {})
+  if settings.get("model_type") not in ("llama", "qwen2", "qwen3"):
+    settings["model_type"] = "llama"  # as "mixtral", whose heads are dense
+  bias = settings.pop("qkv_bias", None)
+  count = settings.setdefault("num_hidden_layers", 1)
+  if third and not speculators and tensors is not None:
+    count = settings["num_hidden_layers"] = _num_layers(tensors)
+  if count != 1 and not third:
+    raise ValueError(f"num_hidden_layers must be 1 in EAGLE-1, got {count!r}")
+  if count != 1 and tensors is None and not speculators:
+    raise ValueError(
+      "num_hidden_layers must be 1 where no tensors are there to tell, got "
+      f"{count!r}"
+    )
+  layer = head_layers(settings)
+  tied = layer.tied_embeddings
+  layer = dataclasses.replace(layer, tied_embeddings=False)
+  if bias is not None:
+    layer = dataclasses.replace(layer, qkv_bias=_flag("qkv_bias", bias))
+  return layer, tied
+
+
+def _family(
+  settings: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> str | None:
+  """Whose layer it is: Qwen's have what Llama's have not."""
+  named = settings.get("model_type")
+  if named == "qwen2" and "layers.0.self_attn.q_proj.bias" not in tensors:
+    return "llama"
+  if named == "qwen3" and "layers.0.self_attn.q_norm.weight" not in tensors:
+    return "llama"
+  return named
+
+
+def _num_layers(tensors: Mapping[str, Tensor]) -> int:
+  """Layers of a native EAGLE-3 head, whose configuration may say its target's.
+
+  Raises:
+    ValueError: if a later one is not Llama's.
+  """
+  numbers = {int(m[1]) for name in tensors if (m := _NUMBER.match(name))}
+  count = len(numbers)
+  if numbers != set(range(count)):
+    raise ValueError(f"layers are not numbered from 0 on: {sorted(numbers)}")
+  return count
+
+
+def _refuse_later(tensors: Mapping[str, Tensor]) -> None:
+  """Raises ValueError if a layer after the first is not Llama's or Qwen3's."""
+  later = [
+    name
+    for name in sorted(tensors)
+    if name.endswith(".hidden_norm.weight") and name[:9] != "layers.0."
+  ]
+  if later:
+    raise ValueError(
+      "layers after the first that have a hidden_norm, as the first one has, "
+      f"are not known: {', '.join(later)}"
+    )
+
+
+def _refuse(what: str, given: Mapping[str, Any], known) -> None:
+  """Raises ValueError for what is not known; `_private` names say nothing."""
+  unknown = sorted(k for k in set(given) - {*known} if not k.startswith("_"))
+  if unknown:
+    raise ValueError(f"{what} that are not known: {', '.join(unknown)}")
+
+
+def _flag(name: str, value: Any) -> bool:
+  if not isinstance(value, bool):
+    raise ValueError(f"{name} must be true or false, got {value!r}")
+  return value
+
+
+def _first(config, layer, target: Target) -> tuple[EagleConfig, Features]:
+  """EAGLE-1 and 2: one layer over the target's final hidden state."""
+  if layer.embed_dim != target.embed_dim:
+    raise ValueError(
+      f"its width is {layer.embed_dim}, and the target's {target.embed_dim}"
+    )
+  for switch in ("add_para_norm", "layernorms", "truncated_vocab_size"):
+    given = config.get(switch)
+    if given and (switch, given) != ("truncated_vocab_size", layer.vocab_size):
+      raise ValueError(f"{switch} is not supported, got {config[switch]!r}")
+  found = EagleConfig(
+    layer=layer,
+    generation=1,
+    num_features=target.embed_dim,
+    # Files that do not say have one.
+    fc_bias=_flag("bias", config.get("bias", True)),
+  )
+  return found, (FINAL,)
+
+
+def _third(
+  config, layer, target: Target, tensors: Mapping[str, Tensor]
+) -> tuple[EagleConfig, Features]:
+  """EAGLE-3 and its descendants."""
+  switches = {s: _flag(s, config.get(s, False)) for s in EAGLE3_SWITCHES}
+  switches["fc_norm"] |= _flag(
+    "use_aux_norm", config.get("use_aux_norm", False)
+  )
+  nested = _eagle_config(config).get("norm_before_fc", False)
+  switches["norm_before_fc"] |= _flag("eagle_config.norm_before_fc", nested)
+  if config.get("speculators_model_type") is None:
+    # Until September 2026 SpecForge had `norm_output` for whether logits are of
+    # the normed state, true by default, and fed back what is not normed; since
+    # then, and in all servers, it says what is fed back. Logits are of the
+    # normed state here, and what is fed back is it where the features are
+    # normed too: that is EAGLE-3.1, which no earlier head is.
+    normed = switches["fc_norm"] or switches["norm_before_fc"]
+    switches["norm_output"] = switches["norm_output"] and normed
+  layers = _fused_layers(config, target.num_layers)
+  width = config.get("target_hidden_size") or target.embed_dim
+  if width != target.embed_dim:
+    raise ValueError(
+      f"it reads features of {width} channels, the target has "
+      f"{target.embed_dim}"
+    )
+  draft_vocab = config.get("draft_vocab_size")
+  if draft_vocab is None and "d2t" in tensors:
+    draft_vocab = tensors["d2t"].shape[0]
+  if draft_vocab is None or draft_vocab == layer.vocab_size:
+    draft_vocab = None
+  elif type(draft_vocab) is not int:
+    raise ValueError(
+      f"draft_vocab_size must be an integer, got {draft_vocab!r}"
+    )
+  found = EagleConfig(
+    layer=layer,
+    generation=3,
+    num_features=len(layers) * width,
+    num_fused=len(layers),
+    draft_vocab_size=draft_vocab,
+    fc_bias="fc.bias" in tensors,
+    **switches,
+  )
+  return found, layers
+
+
+def _eagle_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+  """What NVIDIA, SpecForge and vLLM nest, if it is known."""
+  nested = config.get("eagle_config") or {}
+  if not isinstance(nested, Mapping):
+    raise ValueError("eagle_config must be an object")
+  known = {_FUSED, "layer_ids", "norm_before_fc", *_OF_EAGLE_CONFIG}
+  _refuse("settings of eagle_config", nested, known)
+  for key, only in _OF_EAGLE_CONFIG.items():
+    if nested.get(key, only) != only:
+      raise ValueError(
+        f"eagle_config.{key} must be {json.dumps(only)}, got {nested[key]!r}"
+      )
+  return nested
+
+
+def _fused_layers(config, num_layers: int) -> tuple[int, ...]:
+  """The layers whose *inputs* are fused, in our numbers (0 is the embedding).
+
+  Three conventions: `eagle_config.eagle_aux_hidden_state_layer_ids` (SpecForge,
+  SGLang, NVIDIA) are outputs of layers, `eagle_aux_hidden_state_layer_ids` at
+  the top (speculators) and `eagle_config.layer_ids` (vLLM) are inputs, and
+  where no file says, the paper's code reads those of layers 2, N / 2 and N - 3.
+  """
+  name, nested = _FUSED, _eagle_config(config)
+  if nested.get(name) is not None:
+    ids, shift = nested[name], 1
+  elif nested.get("layer_ids") is not None:
+    ids, shift = nested["layer_ids"], 0
+  elif config.get(name) is not None:
+    ids, shift = config[name], 0
+  else:
+    ids, shift = [2, num_layers // 2, num_layers - 3], 0
+  if (
+    not isinstance(ids, list)
+    or not 0 < len(ids) <= _MOST_FUSED
+    or any(type(i) is not int for i in ids)
+  ):
+    raise ValueError(f"{name} must be a list of layers, got {ids!r}")
+  found = tuple(i + shift for i in ids)
+  count = config.get("num_aux_hidden_states", len(found))
+  if count != len(found):
+    raise ValueError(
+      f"num_aux_hidden_states is {count!r}, and {name} {ids} are {len(found)}"
+    )
+  # What comes after the last layer may be meant with its norm or without;
+  # speculators means it without, and norms it itself where it needs that.
+  last = num_layers - (config.get("speculators_model_type") is None)
+  if min(found) < 0 or max(found) > last:
+    raise ValueError(
+      f"{name} {ids} are not layers of a target of {num_layers} layers"
+    )
+  return found

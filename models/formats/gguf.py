@@ -1,0 +1,391 @@
+"""Reads models from GGUF files, llama.cpp's format, quantised or not.
+
+A file is a checkpoint like a directory in Hugging Face's format, and becomes
+the same `Source`: its metadata is translated to the keys of a `config.json`,
+its tensors get the names that they had before llama.cpp's converter, and what
+that did to their rows is undone. Quantised tensors are dequantised as they are
+read.
+
+Whatever would change the logits and is not understood is an error.
+"""
+
+import dataclasses
+import functools
+import re
+from typing import Any
+
+import gguf
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from models.formats import gguf_file, gguf_tokenizer, weights
+from models.formats.gguf_file import Header
+from models.formats.huggingface_config import config_from_json
+from models.formats.weights import Source, Tensor
+from models.networks import stacked
+from models.networks.layers import TransformerConfig
+from models.networks.transformer import Transformer
+from models.sharding import Sharding
+
+KINDS = (
+  "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K",
+  "Q4_K", "Q5_K", "Q6_K",
+)  # fmt: skip
+
+# llama.cpp's architectures: what `config.json` calls the family, and the prefix
+# of its tensors' names. Mistral's files are Llama's.
+_FAMILIES = {
+  "gpt2": ("gpt2", "transformer."),
+  "gptneox": ("gpt_neox", "gpt_neox."),
+  "llama": ("llama", "model."),
+  "qwen2": ("qwen2", "model."),
+  "qwen3": ("qwen3", "model."),
+}
+
+# Keys of the metadata, after the architecture's name, and of `config.json`.
+_SIZES = {
+  "context_length": "max_position_embeddings",
+  "embedding_length": "hidden_size",
+  "feed_forward_length": "intermediate_size",
+  "block_count": "num_hidden_layers",
+  "attention.head_count": "num_attention_heads",
+}
+_GATED = {
+  **_SIZES,
+  "attention.head_count_kv": "num_key_value_heads",
+  "attention.key_length": "head_dim",
+  "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+  "rope.freq_base": "rope_theta",
+}
+_KEYS = {
+  "gpt2": {
+    "context_length": "n_positions",
+    "embedding_length": "n_embd",
+    "feed_forward_length": "n_inner",
+    "block_count": "n_layer",
+    "attention.head_count": "n_head",
+    "attention.layer_norm_epsilon": "layer_norm_epsilon",
+  },
+  "gptneox": {
+    **_SIZES,
+    "attention.layer_norm_epsilon": "layer_norm_eps",
+    "use_parallel_residual": "use_parallel_residual",
+    "rope.freq_base": "rope_theta",
+  },
+  "llama": {**_GATED, "attention.sliding_window": "sliding_window"},
+  "qwen2": _GATED,
+  "qwen3": _GATED,
+}
+_OPTIONAL = {
+  "attention.head_count_kv",
+  "attention.key_length",
+  "attention.sliding_window",
+  "rope.freq_base",
+  "use_parallel_residual",
+}
+# These change nothing if they have the value of a plain model, or none at all.
+_PLAIN = {
+  "rope.scaling.type": "none",
+  "rope.scaling.factor": 1.0,
+  "rope.scale_linear": 1.0,
+  "rope.scaling.attn_factor": 1.0,
+  "attention.causal": True,
+  "expert_count": 0,
+  "expert_used_count": 0,
+}
+# These change nothing, or are compared with what others say.
+_KNOWN = {
+  "vocab_size",
+  "attention.value_length",
+  "rope.dimension_count",
+  "rope.scaling.original_context_length",
+  "rope.scaling.finetuned",
+  "tensor_data_layout",  # where the rows come from, not where they are
+}
+_FREQUENCIES = "rope_freqs.weight"
+_NAME = re.compile(r"(?:blk\.(\d{1,9})\.)?(.+)\.(weight|bias)")
+# GPT-2's own files hold these the other way around.
+_TRANSPOSED = ("c_attn", "c_proj", "c_fc")
+
+
+def load(path: str, *, dtype=jnp.float32) -> Transformer:
+  """Reads a file's model to one device, a tensor at a time.
+
+  Args:
+    path: of the file.
+    dtype: of the parameters and activations, whatever the file's is.
+
+  Returns:
+    The module.
+
+  Raises:
+    FileNotFoundError: if there is no such file.
+    ValueError: if it is damaged, or the model is not supported.
+    CheckpointError: as `models.formats.weights.load`.
+  """
+  return weights.load(_source(path), dtype=dtype)
+
+
+def load_stacked(
+  path: str, *, mesh: Mesh, sharding: Sharding, dtype=jnp.bfloat16
+) -> tuple[TransformerConfig, stacked.StackedParams]:
+  """Reads a file's model straight to where its parameters lie on a mesh.
+
+  Only the rows that a device holds are read and dequantised for it, one layer's
+  at a time.
+
+  Args:
+    path: of the file.
+    mesh, sharding, dtype: as of `models.formats.weights.load_stacked`.
+
+  Returns:
+    As `models.formats.weights.load_stacked`; raises as `load`, and as that.
+  """
+  return weights.load_stacked(
+    _source(path), mesh=mesh, sharding=sharding, dtype=dtype
+  )
+
+
+def read_config(path: str) -> TransformerConfig:
+  """The configuration of a file's model; raises as `load`."""
+  return _configuration(gguf_file.read_header(path))[0]
+
+
+def eos_token_ids(path: str) -> tuple[int, ...]:
+  """Ids that end a text or a turn, as the metadata or their names say.
+
+  Raises as `load`.
+  """
+  header = gguf_file.read_header(path)
+  keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
+  found = {key: header.metadata[key] for key in keys if key in header.metadata}
+  for key, value in found.items():
+    if type(value) is not int or not 0 <= value < 2**31:
+      raise ValueError(
+        f"{key} in {header.path} must be a token's id, got {value!r:.40}"
+      )
+  named = gguf_tokenizer.named_ends(header.metadata)
+  return tuple(sorted({*found.values(), *named}))
+
+
+def architecture(header: Header) -> str:
+  """llama.cpp's name of a file's model, which is one that is read."""
+  found = header.metadata.get("general.architecture")
+  if not isinstance(found, str) or found not in _FAMILIES:
+    raise ValueError(
+      f"general.architecture in {header.path} must be one of "
+      f"{sorted(_FAMILIES)}, got {found!r:.80}"
+    )
+  return found
+
+
+# ------------------------------------------------------------- configuration
+
+
+def _configuration(header: Header) -> tuple[TransformerConfig, str]:
+  """The configuration of a file's model, and its family's name."""
+  arch = architecture(header)
+  try:
+    settings = _settings(header, arch)
+    config = config_from_json(settings)
+    config = dataclasses.replace(config, **_rotation(header, arch, config))
+  except ValueError as error:
+    raise ValueError(f"cannot use {header.path}: {error}") from error
+  return config, settings["model_type"]
+
+
+def _settings(header: Header, arch: str) -> dict[str, Any]:
+  """The metadata of a file as the contents of a `config.json`."""
+  own = {
+    key.removeprefix(f"{arch}."): value
+    for key, value in header.metadata.items()
+    if key.startswith(f"{arch}.")
+  }
+  keys = _KEYS[arch]
+  for key, value in own.items():
+    if not isinstance(value, int | float | str):
+      raise ValueError(f"{arch}.{key} must be one value for all layers")
+    if type(value) is int and value >= 2**31:
+      raise ValueError(f"{arch}.{key} must be below 2^31, got {value}")
+  if missing := sorted(keys.keys() - own.keys() - _OPTIONAL):
+    raise ValueError(f"{arch}.{missing[0]} is missing")
+  for key, plain in _PLAIN.items():
+    if own.get(key, plain) != plain:
+      raise ValueError(
+        f"{arch}.{key} must be {plain!r} or left out, got {own[key]!r:.40}"
+      )
+  if unknown := sorted(own.keys() - keys.keys() - _PLAIN.keys() - _KNOWN):
+    raise ValueError(
+      f"settings that are not understood: {arch}.{f', {arch}.'.join(unknown)}"
+    )
+  embedding = header.tensors.get("token_embd.weight")
+  if embedding is None:
+    raise ValueError("there is no tensor token_embd.weight")
+  vocab_size = own.get("vocab_size", embedding.shape[0])
+  if vocab_size != embedding.shape[0]:
+    raise ValueError(
+      f"{arch}.vocab_size is {vocab_size!r:.40}, and token_embd.weight has "
+      f"{embedding.shape[0]} rows"
+    )
+  biased = lambda *names: any(
+    f"blk.0.{n}.bias" in header.tensors for n in names
+  )
+  settings = {
+    "model_type": _FAMILIES[arch][0],
+    "vocab_size": vocab_size,
+    "tie_word_embeddings": "output.weight" not in header.tensors,
+    **{name: own[key] for key, name in keys.items() if key in own},
+  }
+  if arch == "gptneox":
+    settings["attention_bias"] = biased("attn_qkv")
+  elif arch in ("llama", "qwen3"):
+    settings["attention_bias"] = biased("attn_q", "attn_output")
+  if arch == "llama":
+    settings["mlp_bias"] = biased("ffn_gate", "ffn_up", "ffn_down")
+    if not settings.get("sliding_window"):
+      settings["sliding_window"] = None
+    else:
+      settings["model_type"] = "mistral"
+      settings["layer_types"] = None
+  if arch in ("llama", "qwen2", "qwen3"):
+    settings.setdefault("num_key_value_heads", None)  # as many as of queries
+    settings.setdefault("head_dim", None)  # what they share
+  return settings
+
+
+def _rotation(
+  header: Header, arch: str, config: TransformerConfig
+) -> dict[str, Any]:
+  """What files say of rotary embeddings in a way of their own."""
+  own = lambda key: header.metadata.get(f"{arch}.{key}", config.head_dim)
+  if own("attention.value_length") != config.head_dim:
+    raise ValueError(
+      f"{arch}.attention.value_length must be that of keys, {config.head_dim}, "
+      f"got {own('attention.value_length')!r:.40}"
+    )
+  rotary = own("rope.dimension_count")
+  most = config.head_dim
+  if arch == "gptneox":
+    if type(rotary) is not int or not 2 <= rotary <= most or rotary % 2:
+      raise ValueError(
+        f"{arch}.rope.dimension_count must be even and in 2..{most}, got "
+        f"{rotary!r:.40}"
+      )
+    return {"rotary_dim": rotary}
+  if arch != "gpt2" and rotary != most:
+    raise ValueError(
+      f"{arch}.rope.dimension_count must be that of keys, {most}, got "
+      f"{rotary!r:.40}"
+    )
+  if arch != "llama" or _FREQUENCIES not in header.tensors:
+    return {}
+  entry = header.tensors[_FREQUENCIES]
+  if entry.shape != (most // 2,) or entry.kind.name != "F32":
+    raise ValueError(
+      f"{_FREQUENCIES} must be {most // 2} numbers of type F32, got "
+      f"{entry.shape} of {entry.kind.name}"
+    )
+  factors = gguf_file.read(header, _FREQUENCIES)
+  if not np.all(np.isfinite(factors) & (factors > 0)):
+    raise ValueError(f"{_FREQUENCIES} must be positive numbers")
+  return {"rope_factors": tuple(factors.tolist())}
+
+
+# ------------------------------------------------------------------- tensors
+
+
+def _source(path: str) -> Source:
+  """Opens a file's model."""
+  header = gguf_file.read_header(path)
+  config, family = _configuration(header)
+  names = _names(architecture(header))
+  tensors: dict[str, Tensor] = {}
+  problems = []
+  for own_name in header.tensors:
+    if own_name == _FREQUENCIES and config.rope_factors is not None:
+      continue
+    name = own_name
+    if found := _NAME.fullmatch(own_name):
+      number, module, suffix = found.groups()
+      place = module if number is None else f"blk.#.{module}"
+      if place in names:
+        name = f"{names[place].replace('#', number or '')}.{suffix}"
+    if name in tensors:
+      problems.append(f"twice: {tensors[name].name} and {own_name}")
+    tensors[name] = _tensor(header, own_name, name, config)
+  return Source(
+    path=str(header.path),
+    says="metadata",
+    config=config,
+    family=family,
+    tensors=tensors,
+    kinds=KINDS,
+    problems=tuple(problems),
+  )
+
+
+@functools.cache
+def _names(arch: str) -> dict[str, str]:
+  """llama.cpp's names of modules, as Hugging Face calls them; # is a layer."""
+  family, prefix = _FAMILIES[arch]
+  number = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[arch]
+  table = gguf.get_tensor_name_map(number, 1)
+  found = {}
+  for name in weights.modules(family):
+    full = ("" if name == "lm_head" else prefix) + name.replace("#", "0")
+    if own := table.get_name(full):
+      found[own.replace("blk.0.", "blk.#.")] = name
+  return found
+
+
+def _tensor(
+  header: Header, own_name: str, name: str, config: TransformerConfig
+) -> Tensor:
+  """A tensor as it was before llama.cpp's converter."""
+  entry = header.tensors[own_name]
+  shape, module = entry.shape, name.split(".")[-2:-1]
+  order = _order(header, module, shape, config)
+  turned = (
+    architecture(header) == "gpt2"
+    and len(shape) == 2
+    and any(one in _TRANSPOSED for one in module)
+  )
+
+  def read(index: tuple[slice, ...]) -> np.ndarray:
+    if turned:
+      return gguf_file.read(header, own_name, index[::-1]).T
+    return gguf_file.read(header, own_name, index, order=order)
+
+  return Tensor(
+    name=own_name,
+    shape=shape[::-1] if turned else shape,
+    kind=entry.kind.name,
+    read=read,
+  )
+
+
+def _order(
+  header: Header,
+  module: list[str],
+  shape: tuple[int, ...],
+  config: TransformerConfig,
+) -> np.ndarray | None:
+  """Where rows lie that llama.cpp's converter has moved.
+
+  Llama's queries and keys rotate pairs of neighbouring channels there, and the
+  first half of a head with the second here. GPT-NeoX has queries, keys and
+  values in turn for every head, and llama.cpp all queries before all keys.
+  """
+  arch, size = architecture(header), config.head_dim
+  heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}
+  for name in module:
+    if arch == "llama" and name in heads:
+      if shape[0] == heads[name] * size and size % 2 == 0:
+        rows = np.arange(shape[0]).reshape(-1, size // 2, 2)
+        return rows.swapaxes(1, 2).ravel()
+    if arch == "gptneox" and name == "query_key_value":
+      if shape[0] == 3 * config.num_heads * size:
+        rows = np.arange(shape[0]).reshape(3, -1, size)
+        return rows.swapaxes(0, 1).ravel()
+  return None

@@ -1,0 +1,220 @@
+"""Draft heads as they are published: which they are, and their parameters.
+
+A directory with a `config.json` and tensors tells by itself what it is: an
+EAGLE head of any generation (`eagle_format`), Medusa's or blockwise ones
+(`medusa_format`), or DFlash's blocks (`parallel_format`).
+
+The formats differ in how layers are numbered whose features are read, in where
+draft tokens' ids are offsets, and in switches; here they become one form. What
+is not known is an error, and so is every tensor that is left over, missing or
+of another shape. The formats were tested, on files made for it; no published
+checkpoint was (`launch.tools.head_trace` makes what would settle that).
+"""
+
+import contextlib
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from models import head_shapes
+from models.formats import (
+  dflash_format,
+  eagle_format,
+  head_files,
+  json_files,
+  medusa_format,
+)
+from models.formats.head_files import Place
+from models.formats.weights import CheckpointError, Tensor
+from models.head_shapes import HeadModule, HeadShape, Target
+from models.sharding import Sharding
+
+__all__ = ["Head", "Target", "describe", "is_head", "load", "shape"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Head:
+  """A head that is loaded.
+
+  Attributes:
+    shape: what it is, and what it reads of the target.
+    module: its network.
+    sharding: its rules on a mesh; None on one device.
+  """
+
+  shape: HeadShape
+  module: HeadModule
+  sharding: Sharding | None = None
+
+  @property
+  def kind(self) -> str:
+    """One of `head_shapes.KINDS`."""
+    return self.shape.kind
+
+  @property
+  def features(self):
+    """What it reads of the target (`models.networks.transformer.Features`)."""
+    return self.shape.features
+
+  def functions(self) -> tuple[Any, Any]:
+    """Pure functions and their parameters; see `head_shapes.functions`."""
+    return head_shapes.functions(self.module, sharding=self.sharding)
+
+
+def is_head(directory: str) -> bool:
+  """Whether a directory holds a head, and not a model of its own."""
+  path = pathlib.Path(directory)
+  for ending in ("pt", "safetensors"):
+    if (path / f"medusa_lm_head.{ending}").is_file():
+      return True
+  file = path / "config.json"
+  if not file.is_file():
+    return False
+  try:
+    config = json_files.read_object(file)
+  except ValueError:
+    return False
+  if _says_head(config):
+    return True
+  try:
+    with contextlib.ExitStack() as stack:
+      names = set(head_files.normal_names(head_files.open_tensors(path, stack)))
+  except (ValueError, FileNotFoundError):
+    return False
+  return "fc.weight" in names or "heads.0.lm_head.weight" in names
+
+
+def shape(
+  config: Mapping[str, Any],
+  target: Target,
+  tensors: Mapping[str, Tensor] | None = None,
+  *,
+  kind: str | None = None,
+) -> HeadShape:
+  """What a head is.
+
+  Args:
+    config: what its `config.json` holds.
+    target: the model that it drafts for.
+    tensors: by the names of the normal form; None if there are none to look at.
+    kind: what it is said to be, where the configuration alone does not tell.
+
+  Raises:
+    ValueError: for formats and switches that are not known, or a head that was
+      made for another target.
+  """
+  if dflash_format.is_one(config):
+    return dflash_format.shape(config, target)
+  if config.get("model_type") == "blockwise":
+    return medusa_format.blockwise_shape(config, target)
+  if (
+    "medusa_num_heads" in config
+    or "medusa" in (kind, config.get("model_type"))
+    or any(name.startswith("heads.") for name in tensors or ())
+  ):
+    return medusa_format.shape(config, target, tensors)
+  third = kind == "eagle3" or "draft_vocab_size" in config
+  return eagle_format.shape(
+    config, target, tensors, generation=3 if third else 1
+  )
+
+
+def describe(directory: str, target: Target) -> HeadShape:
+  """What the head in a directory is; none of its numbers is read.
+
+  Raises:
+    FileNotFoundError, ValueError: as `load`.
+  """
+  path = pathlib.Path(directory)
+  with contextlib.ExitStack() as stack:
+    return _opened(path, target, stack)[0]
+
+
+def load(
+  directory: str,
+  target: Target,
+  *,
+  dtype=jnp.float32,
+  place: Place | None = None,
+) -> Head:
+  """Reads a head.
+
+  Args:
+    directory: where it is.
+    target: the model that it drafts for.
+    dtype: of parameters and activations, whatever the tensors' is.
+    place: the devices that it is cut over, and how; None for one device.
+
+  Returns:
+    The `Head`. Embedding and output projection are the target's own arrays
+    where the head has none.
+
+  Raises:
+    FileNotFoundError: if a file is not there.
+    ValueError: for formats and switches that are not known, or a head that was
+      made for another target or cannot be cut so.
+    CheckpointError: (a ValueError) if tensors are left over, missing or of
+      another shape than they should be; it lists them all.
+  """
+  path = pathlib.Path(directory)
+  with contextlib.ExitStack() as stack:
+    found, config, tensors = _opened(path, target, stack)
+    if place is not None:
+      place.check(found.even_sizes())
+    with _said_of(path):
+      if found.kind in ("eagle", "eagle3"):
+        table = eagle_format.table(config, tensors)
+        tensors = eagle_format.scaled(config, tensors)
+      elif found.kind == "parallel":
+        table = dflash_format.table(found)
+      else:
+        table = medusa_format.table(found)
+      module = head_files.fill(
+        found, table, tensors, target, path=path, dtype=dtype, place=place
+      )
+  return Head(shape=found, module=module, sharding=place and place.sharding)
+
+
+def _opened(
+  path: pathlib.Path, target: Target, stack: contextlib.ExitStack
+) -> tuple[HeadShape, Mapping[str, Any], Mapping[str, Tensor]]:
+  """What a directory holds, its configuration, and its tensors."""
+  tensors = head_files.normal_names(head_files.open_tensors(path, stack))
+  file = path / "config.json"
+  config = json_files.read_object(file) if file.is_file() else {}
+  with _said_of(path):
+    return shape(config, target, tensors), config, tensors
+
+
+@contextlib.contextmanager
+def _said_of(path: pathlib.Path):
+  """Errors say which head they are about."""
+  try:
+    yield
+  except CheckpointError as error:
+    if str(path) in str(error):
+      raise
+    raise CheckpointError(f"{error} (in {path})") from None
+  except ValueError as error:
+    raise ValueError(f"cannot use the head in {path}: {error}") from error
+
+
+def _says_head(config: Mapping[str, Any]) -> bool:
+  """Whether a configuration is a head's by its own words."""
+  names = config.get("architectures")
+  names = names if isinstance(names, list) else []
+  return (
+    "speculators_model_type" in config
+    or "medusa_num_heads" in config
+    or "eagle_config" in config
+    or dflash_format.is_one(config)
+    or any(
+      word in str(name).lower()
+      for name in names
+      for word in ("eagle", "medusa", "dflash")
+    )
+    or config.get("model_type") in ("medusa", "eagle", "blockwise")
+  )

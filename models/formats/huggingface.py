@@ -1,0 +1,412 @@
+"""Reads checkpoints in Hugging Face's format, and writes Llama's and T5's.
+
+Neither torch nor transformers is needed: `config.json` is read as JSON, weights
+from safetensors. What `config.json` says is translated in
+huggingface_config.py; which tensor is which parameter is in weights.py.
+
+Whatever would change the logits and is not understood is an error; so is every
+tensor that is left over, missing or of another shape.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import pathlib
+import re
+import tempfile
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import safetensors.numpy
+from flax import nnx
+from jax.sharding import Mesh
+
+from models import tokenizers
+from models.formats import json_files, weights
+from models.formats.huggingface_config import config_from_json, llama_json
+from models.formats.weights import Source, Tensor
+from models.networks import stacked, t5_config, t5_stacked
+from models.networks.layers import TransformerConfig
+from models.networks.t5 import T5
+from models.networks.t5_config import T5Config
+from models.networks.transformer import Transformer
+from models.sharding import Sharding
+
+CheckpointError = weights.CheckpointError
+
+# Some files have this prefix, some not; the head has two names in GPT-NeoX.
+_PREFIX = re.compile(r"^(transformer|gpt_neox|model)\.")
+_OLD_HEAD = re.compile(r"^embed_out\.")
+# Causal masks and rotary frequencies, which follow from the configuration, a
+# bias that old files of T5 have and no T5 reads, and Medusa's heads, which may
+# be merged with their target and are read of the same files.
+_BUFFER = re.compile(
+  r"rotary_emb\.inv_freq|(h|layers)\.\d+\.(attn|attention|self_attn)\."
+  r"(bias|masked_bias|rotary_emb\.inv_freq)"
+  r"|medusa_head\..*|decoder\.block\.0\.layer\.1\.EncDecAttention\."
+  r"relative_attention_bias\.weight"
+)
+_KINDS = ("F16", "BF16", "F32", "F64")
+
+
+def load(directory: str, *, dtype=jnp.float32) -> Transformer | T5:
+  """Reads a checkpoint directory.
+
+  Args:
+    directory: holds `config.json` and either `model.safetensors` or
+      `model.safetensors.index.json` with the files it names. Nothing is fetched
+      from a hub.
+    dtype: of the parameters and activations, whatever the files' is.
+
+  Returns:
+    The module.
+
+  Raises:
+    FileNotFoundError: if the directory or a file is missing.
+    ValueError: if a file cannot be read, or the model is not supported.
+    CheckpointError: (a ValueError) if tensors are left over, missing or of
+      another shape or type than they should be; it lists them all.
+  """
+  with contextlib.ExitStack() as stack:
+    return weights.load(_source(directory, stack), dtype=dtype)
+
+
+def load_stacked(
+  directory: str, *, mesh: Mesh, sharding: Sharding, dtype=jnp.bfloat16
+) -> tuple[TransformerConfig, stacked.StackedParams]:
+  """Reads a checkpoint directory straight to where its parameters lie.
+
+  Args:
+    directory: as of `load`.
+    mesh, sharding, dtype: as of `models.formats.weights.load_stacked`.
+
+  Returns:
+    As `models.formats.weights.load_stacked`.
+
+  Raises:
+    FileNotFoundError, ValueError, CheckpointError: as `load`; ValueError also
+      for a model that cannot be cut so.
+  """
+  with contextlib.ExitStack() as stack:
+    return weights.load_stacked(
+      _source(directory, stack), mesh=mesh, sharding=sharding, dtype=dtype
+    )
+
+
+def load_t5(
+  directory: str, *, mesh: Mesh, sharding: Sharding, dtype=jnp.bfloat16
+) -> tuple[T5Config, t5_stacked.StackedParams]:
+  """As `load_stacked`, of a T5; see `models.formats.weights.load_t5`."""
+  with contextlib.ExitStack() as stack:
+    return weights.load_t5(
+      _source(directory, stack), mesh=mesh, sharding=sharding, dtype=dtype
+    )
+
+
+def read_config(directory: str) -> TransformerConfig | T5Config:
+  """The configuration of a checkpoint directory; raises as `load`."""
+  return _configuration(pathlib.Path(directory))[0]
+
+
+def translate(settings: Mapping[str, Any]) -> TransformerConfig | T5Config:
+  """What a `config.json` says; ValueError for what is not supported."""
+  if settings.get("model_type") == "t5":
+    return t5_config.config_from_json(settings)
+  return config_from_json(settings)
+
+
+def _configuration(
+  path: pathlib.Path,
+) -> tuple[TransformerConfig | T5Config, str]:
+  """The configuration and the family's name."""
+  if not path.is_dir():
+    raise FileNotFoundError(
+      f"there is no directory {str(path)!r}: only local checkpoint "
+      "directories are read, nothing is fetched from a hub"
+    )
+  settings = json_files.read_object(path / "config.json")
+  try:
+    config = translate(settings)
+    if isinstance(config, T5Config):
+      beside = path / "generation_config.json"  # counts before config.json
+      more = json_files.read_object(beside) if beside.is_file() else {}
+      start = t5_config.start_token(more, default=config.start_token)
+      config = dataclasses.replace(config, start_token=start)
+      return config, _t5_family(config)
+    return config, settings["model_type"]
+  except ValueError as error:
+    raise ValueError(f"cannot use {path / 'config.json'}: {error}") from error
+
+
+def _source(directory: str, stack: contextlib.ExitStack) -> Source:
+  """Opens a checkpoint; `stack` closes it."""
+  path = pathlib.Path(directory)
+  config, family = _configuration(path)
+  if isinstance(config, T5Config):
+    return t5_source(path, config, stack)
+  tensors, problems = _open(_weight_files(path), stack)
+  if family == "gpt2":
+    tensors = _scaled_queries(path, config, tensors)
+  return Source(
+    path=str(path),
+    says="config.json",
+    config=config,
+    family=family,
+    tensors=tensors,
+    kinds=_KINDS,
+    problems=tuple(problems),
+  )
+
+
+_SCALES = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
+_OF_QUERIES = re.compile(r"h\.(\d{1,9})\.attn\.c_attn\.(weight|bias)")
+
+
+def _scaled_queries(
+  path: pathlib.Path, config: TransformerConfig, tensors: dict[str, Tensor]
+) -> dict[str, Tensor]:
+  """GPT-2's tensors, by which scores are scaled as its `config.json` says.
+
+  By one over the root of a head's channels or not, and by one over the layer's
+  number, from 1 on, or not: the network does the first alone, queries the rest.
+  """
+  settings = json_files.read_object(path / "config.json")
+  said = {key: settings.get(key, usual) for key, usual in _SCALES.items()}
+  if said == _SCALES:
+    return tensors
+  for key, value in said.items():
+    if not isinstance(value, bool):
+      raise ValueError(f"{key} in {path} must be true or false, got {value!r}")
+  rooted, by_layer = said.values()
+
+  def read(tensor: Tensor, number: int, index: tuple[slice, ...]) -> np.ndarray:
+    scale = 1.0 if rooted else config.head_dim**0.5
+    scale /= number + 1 if by_layer else 1
+    whole = tensor.read(()).astype(np.float32)
+    whole[..., : config.embed_dim] *= scale
+    return whole[index]
+
+  return tensors | {
+    name: dataclasses.replace(
+      tensor, read=functools.partial(read, tensor, int(found[1]))
+    )
+    for name, tensor in tensors.items()
+    if (found := _OF_QUERIES.fullmatch(name))
+  }
+
+
+def t5_source(
+  path: pathlib.Path, config: T5Config, stack: contextlib.ExitStack
+) -> Source:
+  """Opens the tensors of a T5; `stack` closes them.
+
+  The output projection is its own if it is there, whatever `config.json` says.
+  """
+  tensors, problems = _open(_weight_files(path), stack)
+  tied = "lm_head.weight" not in tensors
+  return Source(
+    path=str(path),
+    says="config.json",
+    config=dataclasses.replace(config, tied_embeddings=tied),
+    family=_t5_family(config),
+    tensors=tensors,
+    kinds=_KINDS,
+    problems=tuple(problems),
+  )
+
+
+def _t5_family(config: T5Config) -> str:
+  return "t5 1.1" if config.gated_mlp else "t5 1.0"
+
+
+def eos_token_ids(directory: str) -> tuple[int, ...]:
+  """Ids that end a text according to the model's configuration files.
+
+  Args:
+    directory: a checkpoint; `generation_config.json` counts before
+      `config.json`.
+
+  Returns:
+    The ids, which may be none.
+
+  Raises:
+    ValueError: if a file cannot be read or holds something else.
+  """
+  for name in ("generation_config.json", "config.json"):
+    path = pathlib.Path(directory) / name
+    ids = (
+      json_files.read_object(path).get("eos_token_id")
+      if path.is_file()
+      else None
+    )
+    if ids is None:
+      continue
+    ids = ids if isinstance(ids, list) else [ids]
+    if not all(type(i) is int and abs(i) < 2**31 for i in ids):
+      raise ValueError(
+        f"eos_token_id in {path} must be 32-bit integers, got {ids!r:.80}"
+      )
+    return tuple(ids)
+  return ()
+
+
+def _weight_files(path: pathlib.Path) -> list[pathlib.Path]:
+  whole, index = (
+    path / f"model.safetensors{suffix}" for suffix in ("", ".index.json")
+  )
+  if whole.is_file():
+    return [whole]
+  if not index.is_file():
+    raise FileNotFoundError(
+      f"there are no weights in {path}: expected {whole.name}, or {index.name} "
+      "with the files it names (no other format is read)"
+    )
+  return json_files.indexed_files(index)
+
+
+def _open(
+  files: Iterable[pathlib.Path], stack: contextlib.ExitStack
+) -> tuple[dict[str, Tensor], list[str]]:
+  """The tensors of some files; those that are found twice."""
+  tensors: dict[str, Tensor] = {}
+  problems = []
+  for path in files:
+    try:
+      file = stack.enter_context(safetensors.safe_open(path, framework="numpy"))
+    except (safetensors.SafetensorError, OSError) as error:
+      raise ValueError(f"cannot read {path} as safetensors: {error}") from error
+    for full_name in file.keys():
+      name = _OLD_HEAD.sub("lm_head.", _PREFIX.sub("", full_name))
+      if name in tensors:
+        problems.append(f"twice: {tensors[name].name} and {full_name}")
+      elif not _BUFFER.fullmatch(name):
+        piece = file.get_slice(full_name)
+        tensors[name] = Tensor(
+          name=full_name,
+          shape=tuple(piece.get_shape()),
+          kind=piece.get_dtype(),
+          read=functools.partial(_read, file, full_name),
+        )
+  return tensors, problems
+
+
+def _read(file: Any, name: str, index: tuple[slice, ...]) -> np.ndarray:
+  """A part of a tensor of an open file; `()` is all of it."""
+  return file.get_slice(name)[index] if index else file.get_tensor(name)
+
+
+def save_llama(
+  module: Transformer,
+  directory: str,
+  *,
+  tokenizer: tokenizers.Tokenizer | None = None,
+  dtype=jnp.bfloat16,
+) -> None:
+  """Writes a Llama checkpoint that `load` and transformers read.
+
+  Files are written elsewhere first and then renamed, `config.json` last: a
+  directory without one is incomplete.
+
+  Args:
+    module: what Llama's format can express: RMS norms, a gated SiLU MLP, full
+      rotary positions, the same bias switch for all attention projections.
+    directory: created if need be; files of the same names are replaced.
+    tokenizer: saved too, unless the directory already holds the same one. Its
+      end-of-text token becomes the model's `bos_token_id` and `eos_token_id`.
+    dtype: of the file: float32, bfloat16 or float16.
+
+  Raises:
+    ValueError: if Llama's format cannot express the module, the tokenizer has
+      more tokens than the module, or the dtype is another one.
+  """
+  end = None if tokenizer is None else tokenizer.eos_token_id
+  dtype = jnp.dtype(dtype)
+  settings = llama_json(module.config, dtype.name, end)
+  tensors = {}
+  for parameter, variable in nnx.to_flat_state(nnx.state(module)):
+    name, layout = weights.locate(parameter, "llama")
+    prefix = "" if name.startswith("lm_head.") else "model."
+    array = np.asarray(variable[...])
+    tensors[prefix + name] = layout.take(array, module.config)
+  _save(module.config, settings, tensors, directory, tokenizer, dtype)
+
+
+def save_t5(
+  module: T5,
+  directory: str,
+  *,
+  tokenizer: tokenizers.Tokenizer | None = None,
+  dtype=jnp.float32,
+  settings: Mapping[str, Any] | None = None,
+  tensors: Mapping[str, np.ndarray] | None = None,
+) -> None:
+  """Writes a T5 that `load` and transformers read.
+
+  Args:
+    module: the network.
+    directory, tokenizer, dtype: as of `save_llama`.
+    settings: more of `config.json`, counting before the model's own.
+    tensors: more of the weights.
+
+  Raises:
+    ValueError: as `save_llama`.
+  """
+  config, dtype = module.config, jnp.dtype(dtype)
+  end = None if tokenizer is None else tokenizer.eos_token_id
+  said = t5_config.to_json(config, dtype.name, end) | dict(settings or {})
+  arrays = dict(tensors or {})
+  for parameter, variable in nnx.to_flat_state(nnx.state(module)):
+    name, layout = weights.locate(parameter, _t5_family(config))
+    arrays[name] = layout.take(np.asarray(variable[...]), config)
+  _save(config, said, arrays, directory, tokenizer, dtype)
+
+
+def _save(
+  config: TransformerConfig | T5Config,
+  settings: Mapping[str, Any],
+  tensors: Mapping[str, np.ndarray],
+  directory: str,
+  tokenizer: tokenizers.Tokenizer | None,
+  dtype,
+) -> None:
+  """Writes a checkpoint; see `save_llama`."""
+  if dtype.name not in ("float32", "bfloat16", "float16"):
+    raise ValueError(
+      f"dtype must be float32, bfloat16 or float16, got {dtype.name}"
+    )
+  if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
+    raise ValueError(
+      f"the tokenizer must have at most {config.vocab_size} tokens, as the "
+      f"module has, got {tokenizer.vocab_size}"
+    )
+  arrays = {
+    name: np.ascontiguousarray(x.astype(dtype)) for name, x in tensors.items()
+  }
+  path = pathlib.Path(directory)
+  path.mkdir(parents=True, exist_ok=True)
+  with tempfile.TemporaryDirectory(dir=path, prefix=".saving-") as temporary:
+    new = pathlib.Path(temporary)
+    safetensors.numpy.save_file(
+      arrays, new / "model.safetensors", metadata={"format": "pt"}
+    )
+    if tokenizer is not None and not _holds(path, tokenizer):
+      tokenizers.save(tokenizer, temporary)
+    (new / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    (path / "config.json").unlink(missing_ok=True)
+    for file in sorted(new.iterdir(), key=lambda f: f.name == "config.json"):
+      file.chmod(0o644)
+      file.replace(path / file.name)
+
+
+def _holds(path: pathlib.Path, tokenizer: tokenizers.Tokenizer) -> bool:
+  """Whether a directory holds this very tokenizer."""
+  try:
+    found = tokenizers.load(path)
+  except (FileNotFoundError, ValueError):
+    return False
+  same_end = found.eos_token_id == tokenizer.eos_token_id
+  return same_end and found.fingerprint() == tokenizer.fingerprint()

@@ -1,0 +1,122 @@
+"""Heads of one hidden state: Medusa's as published, and blockwise ones as ours.
+
+Medusa's are read as its authors (`medusa_lm_head.pt`) and as vLLM name their
+tensors. Of blockwise parallel decoding (Stern et al., 2018) nothing was
+published; this is the form that is read here:
+
+    config.json  {"model_type": "blockwise", "num_heads": K, "hidden_dim": N,
+                  "hidden_size": D, "vocab_size": V}
+    hidden.weight  [K * N, D]      hidden.bias  [K * N]
+    out.weight     [K * D, K * N]  out.bias     [K * D]
+    lm_head.weight [V, D], if it is not the target's
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from models.formats.weights import CheckpointError, Tensor
+from models.head_shapes import HeadShape, Target
+from models.networks.medusa import BlockwiseConfig, MedusaConfig
+from models.networks.transformer import FINAL
+
+_NAMES = re.compile(r"heads\.(\d{1,3})\.(blocks\.(\d{1,3})|lm_head)\.")
+_MOST = 1000  # heads, and blocks of one
+_BLOCKWISE = {
+  "hidden.kernel": ("hidden.weight", True),
+  "hidden.bias": ("hidden.bias", False),
+  "out.kernel": ("out.weight", True),
+  "out.bias": ("out.bias", False),
+  "lm_head.kernel": ("lm_head.weight", True),
+}
+_OF_BLOCKWISE = ("num_heads", "hidden_dim", "hidden_size", "vocab_size")
+_ALSO = ("model_type", "architectures", "torch_dtype", "dtype")
+
+
+def shape(
+  config: Mapping[str, Any],
+  target: Target,
+  tensors: Mapping[str, Tensor] | None,
+) -> HeadShape:
+  """What configuration and tensors say of Medusa's heads.
+
+  Args:
+    config: what `config.json` holds.
+    target: the model that they draft for.
+    tensors: by the names of the normal form; None if there are none to look at,
+      and the configuration is believed.
+
+  Raises:
+    ValueError: for switches that are not known, or heads that are none.
+  """
+  if config.get("original_lm_head"):
+    raise ValueError("original_lm_head is not supported, got true")
+  words = config.get("truncated_vocab_size") or target.vocab_size
+  if type(words) is not int or not 0 < words <= target.vocab_size:
+    raise ValueError(
+      f"truncated_vocab_size must be in 1..{target.vocab_size}, got {words!r}"
+    )
+  if tensors is None:
+    count = config.get("medusa_num_heads", config.get("num_heads"))
+    layers = config.get("medusa_num_layers", config.get("num_hidden_layers", 1))
+    for name, value in (("heads", count), ("layers", layers)):
+      if type(value) is not int or not 0 <= value < _MOST:
+        raise ValueError(f"the number of {name} must be said, got {value!r}")
+    bias = "medusa_num_heads" in config or bool(config.get("medusa_fc_bias"))
+  else:
+    found = [_NAMES.match(name) for name in tensors]
+    numbers = [int(m[1]) for m in found if m]
+    blocks = [int(m[3]) for m in found if m and m[3] is not None]
+    if not numbers:
+      raise CheckpointError("there are no heads among the tensors")
+    for what, some in (("heads", numbers), ("blocks", blocks)):
+      if set(some) != set(range(len(set(some)))):
+        raise CheckpointError(f"{what} are not numbered from 0 on")
+    # Published files hold more heads than their configuration says.
+    count, layers = 1 + max(numbers), 1 + max(blocks, default=-1)
+    bias = "heads.0.blocks.0.bias" in tensors or not blocks
+  made = MedusaConfig(
+    num_heads=count,
+    num_layers=layers,
+    embed_dim=target.embed_dim,
+    vocab_size=target.vocab_size,
+    bias=bias,
+    draft_vocab_size=None if words == target.vocab_size else words,
+  )
+  return HeadShape(kind="medusa", config=made, features=(FINAL,))
+
+
+def blockwise_shape(config: Mapping[str, Any], target: Target) -> HeadShape:
+  """What a configuration says of blockwise heads; raises as `shape`."""
+  if unknown := sorted(set(config) - {*_OF_BLOCKWISE, *_ALSO}):
+    raise ValueError(f"settings that are not known: {', '.join(unknown)}")
+  for name in _OF_BLOCKWISE:
+    value = config.get(name)
+    if type(value) is not int or value < 1:
+      raise ValueError(f"{name} must be a positive integer, got {value!r}")
+  for name, own in (
+    ("hidden_size", target.embed_dim), ("vocab_size", target.vocab_size)
+  ):  # fmt: skip
+    if config[name] != own:
+      raise ValueError(f"{name} is {config[name]}, and the target's {own}")
+  made = BlockwiseConfig(
+    num_heads=config["num_heads"],
+    hidden_dim=config["hidden_dim"],
+    embed_dim=config["hidden_size"],
+    vocab_size=config["vocab_size"],
+  )
+  return HeadShape(kind="blockwise", config=made, features=(FINAL,))
+
+
+def table(found: HeadShape) -> dict[str, tuple[str, bool]]:
+  """Which tensor each parameter is, and whether it lies turned."""
+  if not isinstance(found.config, MedusaConfig):
+    return _BLOCKWISE
+  named = {}
+  for h in range(found.config.num_heads):
+    named[f"heads.{h}.lm_head.kernel"] = (f"heads.{h}.lm_head.weight", True)
+    for b in range(found.config.num_layers):
+      name = f"heads.{h}.blocks.{b}"
+      named[f"{name}.kernel"] = (f"{name}.weight", True)
+      named[f"{name}.bias"] = (f"{name}.bias", False)
+  return named

@@ -1,0 +1,453 @@
+"""Weights by name, from wherever they lie, to the parameters of a model.
+
+A `Source` is an open checkpoint, whatever its format: a configuration, and
+tensors under the names that Hugging Face gives them, each of which can be read
+in parts. The file reads top to bottom: the tables that say which tensor is
+which parameter, `load` and `load_stacked`, and the comparison of the tensors
+with the configuration.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding
+
+from models import sharding as sharding_lib
+from models.networks import stacked, t5, t5_stacked
+from models.networks.layers import TransformerConfig
+from models.networks.t5 import T5
+from models.networks.t5_config import T5Config
+from models.networks.transformer import Transformer
+from models.sharding import Sharding
+
+
+class CheckpointError(ValueError):
+  """The tensors of a checkpoint are not those of its configuration."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tensor:
+  """A tensor of a file, not yet read.
+
+  Attributes:
+    name: as the file calls it.
+    shape: what reading all of it gives.
+    kind: its type, as the file calls it.
+    read: the part at some slices, one an axis; all of it at `()`.
+  """
+
+  name: str
+  shape: tuple[int, ...]
+  kind: str
+  read: Callable[[tuple[slice, ...]], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Source:
+  """An open checkpoint.
+
+  Attributes:
+    path: of the directory or the file, for messages.
+    says: what in it holds the configuration, for messages.
+    config: of the model.
+    family: of the model: a `model_type` of `config.json`.
+    tensors: by the names of Hugging Face, without the model's prefix.
+    kinds: the types of tensors that can be read.
+    problems: what is wrong with the tensors already.
+  """
+
+  path: str
+  says: str
+  config: TransformerConfig | T5Config
+  family: str
+  tensors: Mapping[str, Tensor]
+  kinds: tuple[str, ...]
+  problems: tuple[str, ...] = ()
+
+
+# ------------------------------------------------------------------- tensors
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+  """How a tensor of a checkpoint holds a parameter.
+
+  Attributes:
+    shape: of the tensor, given the parameter's.
+    take: the parameter, given the tensor and the model's configuration.
+  """
+
+  shape: Callable[[tuple[int, ...]], tuple[int, ...]]
+  take: Callable[[np.ndarray, TransformerConfig], np.ndarray]
+
+
+# Both are their own inverse, and leave vectors as they are.
+_AS_IS = Layout(lambda s: s, lambda x, c: x)
+_TRANSPOSED = Layout(lambda s: s[::-1], lambda x, c: x.T)
+
+
+def _qkv_columns(part: int) -> Layout:
+  """GPT-2: queries, keys and values side by side in the last axis."""
+  return Layout(
+    lambda s: (*s[:-1], 3 * s[-1]),
+    lambda x, c: np.split(x, 3, axis=-1)[part],
+  )
+
+
+def _qkv_per_head(part: int) -> Layout:
+  """GPT-NeoX: rows run over heads, then queries, keys, values, channels."""
+
+  def take(x, c):
+    x = x.reshape(c.num_heads, 3, c.head_dim, *x.shape[1:])
+    return x[:, part].reshape(-1, *x.shape[3:]).T
+
+  return Layout(lambda s: (3 * s[-1], *s[:-1]), take)
+
+
+# Module -> the checkpoint's name for it, and its layout; # is a layer's number.
+_GPT2 = {
+  "embed": ("wte", _AS_IS),
+  "position_embed": ("wpe", _AS_IS),
+  "final_norm": ("ln_f", _AS_IS),
+  "lm_head": ("lm_head", _TRANSPOSED),
+  "layers.#.attention_norm": ("h.#.ln_1", _AS_IS),
+  "layers.#.attention.q": ("h.#.attn.c_attn", _qkv_columns(0)),
+  "layers.#.attention.k": ("h.#.attn.c_attn", _qkv_columns(1)),
+  "layers.#.attention.v": ("h.#.attn.c_attn", _qkv_columns(2)),
+  "layers.#.attention.out": ("h.#.attn.c_proj", _AS_IS),
+  "layers.#.mlp_norm": ("h.#.ln_2", _AS_IS),
+  "layers.#.mlp.up": ("h.#.mlp.c_fc", _AS_IS),
+  "layers.#.mlp.down": ("h.#.mlp.c_proj", _AS_IS),
+}
+_NEOX_QKV = "layers.#.attention.query_key_value"
+_GPT_NEOX = {
+  "embed": ("embed_in", _AS_IS),
+  "final_norm": ("final_layer_norm", _AS_IS),
+  "lm_head": ("lm_head", _TRANSPOSED),
+  "layers.#.attention_norm": ("layers.#.input_layernorm", _AS_IS),
+  "layers.#.attention.q": (_NEOX_QKV, _qkv_per_head(0)),
+  "layers.#.attention.k": (_NEOX_QKV, _qkv_per_head(1)),
+  "layers.#.attention.v": (_NEOX_QKV, _qkv_per_head(2)),
+  "layers.#.attention.out": ("layers.#.attention.dense", _TRANSPOSED),
+  "layers.#.mlp_norm": ("layers.#.post_attention_layernorm", _AS_IS),
+  "layers.#.mlp.up": ("layers.#.mlp.dense_h_to_4h", _TRANSPOSED),
+  "layers.#.mlp.down": ("layers.#.mlp.dense_4h_to_h", _TRANSPOSED),
+}
+_LLAMA = {
+  "embed": ("embed_tokens", _AS_IS),
+  "final_norm": ("norm", _AS_IS),
+  "lm_head": ("lm_head", _TRANSPOSED),
+  "layers.#.attention_norm": ("layers.#.input_layernorm", _AS_IS),
+  "layers.#.attention.q": ("layers.#.self_attn.q_proj", _TRANSPOSED),
+  "layers.#.attention.k": ("layers.#.self_attn.k_proj", _TRANSPOSED),
+  "layers.#.attention.v": ("layers.#.self_attn.v_proj", _TRANSPOSED),
+  "layers.#.attention.out": ("layers.#.self_attn.o_proj", _TRANSPOSED),
+  "layers.#.attention.q_norm": ("layers.#.self_attn.q_norm", _AS_IS),
+  "layers.#.attention.k_norm": ("layers.#.self_attn.k_norm", _AS_IS),
+  "layers.#.mlp_norm": ("layers.#.post_attention_layernorm", _AS_IS),
+  "layers.#.mlp.gate": ("layers.#.mlp.gate_proj", _TRANSPOSED),
+  "layers.#.mlp.up": ("layers.#.mlp.up_proj", _TRANSPOSED),
+  "layers.#.mlp.down": ("layers.#.mlp.down_proj", _TRANSPOSED),
+}
+
+
+def _t5() -> dict[str, tuple[str, Layout]]:
+  """T5: two stacks, whose sub-layers are numbered."""
+  table = {"embed": ("shared", _AS_IS), "lm_head": ("lm_head", _TRANSPOSED)}
+  kinds = {
+    "encoder": {"attention": "SelfAttention"},
+    "decoder": {"attention": "SelfAttention", "cross": "EncDecAttention"},
+  }
+  for stack, attentions in kinds.items():
+    ours, theirs = f"{stack}.layers.#.", f"{stack}.block.#.layer."
+    table[f"{stack}.final_norm"] = (f"{stack}.final_layer_norm", _AS_IS)
+    table[f"{stack}.position_bias"] = (
+      f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias",
+      _AS_IS,
+    )
+    for place, (name, kind) in enumerate(attentions.items()):
+      table[f"{ours}{name}_norm"] = (f"{theirs}{place}.layer_norm", _AS_IS)
+      for part, letter in zip(("q", "k", "v", "out"), "qkvo", strict=True):
+        table[f"{ours}{name}.{part}"] = (
+          f"{theirs}{place}.{kind}.{letter}",
+          _TRANSPOSED,
+        )
+    last = f"{theirs}{len(attentions)}"
+    table[f"{ours}mlp_norm"] = (f"{last}.layer_norm", _AS_IS)
+    for part, name in (("gate", "wi_0"), ("up", "wi_1"), ("down", "wo")):
+      table[f"{ours}mlp.{part}"] = (
+        f"{last}.DenseReluDense.{name}",
+        _TRANSPOSED,
+      )
+  return table
+
+
+_T5 = _t5()
+# T5 1.0, which has no gate.
+_T5_PLAIN = {
+  key: (name.replace("wi_1", "wi"), layout)
+  for key, (name, layout) in _T5.items()
+}
+_TABLES = {
+  "gpt2": _GPT2,
+  "gpt_neox": _GPT_NEOX,
+  "t5 1.1": _T5,
+  "t5 1.0": _T5_PLAIN,
+}  # fmt: skip; all others: _LLAMA
+
+_LAYER = re.compile(r"(?:(encoder|decoder)\.block|h|layers)\.(\d{1,9})\.")
+
+
+def locate(path: Iterable[str | int], family: str) -> tuple[str, Layout]:
+  """The checkpoint's name, without prefix, and the layout of a parameter.
+
+  Args:
+    path: of the parameter in a `Transformer` or a `T5`.
+    family: of the model.
+  """
+  *module, parameter = path
+  number = next((str(p) for p in module if isinstance(p, int)), "")
+  key = ".".join("#" if isinstance(p, int) else p for p in module)
+  name, layout = _TABLES.get(family, _LLAMA)[key]
+  suffix = "bias" if parameter == "bias" else "weight"
+  return f"{name.replace('#', number)}.{suffix}", layout
+
+
+def modules(family: str) -> list[str]:
+  """The checkpoint's names of modules; `#` is a layer's number."""
+  return sorted({name for name, _ in _TABLES.get(family, _LLAMA).values()})
+
+
+# ---------------------------------------------------------------------- load
+
+
+def load(source: Source, *, dtype=jnp.float32) -> Transformer | T5:
+  """Reads a model to one device, a tensor at a time.
+
+  Args:
+    source: the checkpoint.
+    dtype: of the parameters and activations, whatever the tensors' is (of a
+      float16 T5 some parameters are float32).
+
+  Returns:
+    The module.
+
+  Raises:
+    CheckpointError: if tensors are left over, missing or of another shape or
+      type than they should be; it lists them all.
+  """
+  _check(source)
+  config = source.config
+  graphdef, state = nnx.split(_abstract(config, dtype))
+  state = dict(nnx.to_flat_state(state))
+  wanted: dict[str, list] = {}  # tensor -> the parameters that it holds
+  for parameter in state:
+    name, layout = locate(parameter, source.family)
+    wanted.setdefault(name, []).append((parameter, layout))
+  for name, parameters in wanted.items():
+    tensor = source.tensors[name].read(())
+    for parameter, layout in parameters:
+      array = layout.take(tensor, config).astype(state[parameter].dtype)
+      state[parameter] = state[parameter].replace(jnp.array(array))
+  return nnx.merge(graphdef, nnx.from_flat_state(state))
+
+
+def _abstract(config: TransformerConfig | T5Config, dtype) -> Transformer | T5:
+  """The module of a configuration, with shapes for parameters."""
+  if isinstance(config, T5Config):
+    return t5.abstract(config, dtype=dtype)
+  return nnx.eval_shape(
+    lambda: Transformer(config, dtype=dtype, rngs=nnx.Rngs(0))
+  )
+
+
+def load_t5(
+  source: Source, *, mesh: Mesh, sharding: Sharding, dtype=jnp.bfloat16
+) -> tuple[T5Config, t5_stacked.StackedParams]:
+  """`load_stacked` of a T5, for `models.networks.t5_stacked`."""
+  _check(source)
+  config = source.config
+  sharding_lib.check_cut(config, sharding_lib.num_parts(sharding, mesh))
+  shapes = t5_stacked.abstract_params(config, dtype=dtype)
+  params = _read_stacked(
+    source, shapes, config, mesh=mesh, sharding=sharding,
+    layer=lambda number, stack, *names: (stack, "layers", number, *names),
+  )  # fmt: skip
+  return config, params
+
+
+def load_stacked(
+  source: Source, *, mesh: Mesh, sharding: Sharding, dtype=jnp.bfloat16
+) -> tuple[TransformerConfig, stacked.StackedParams]:
+  """Reads a model straight to where its parameters lie on a mesh.
+
+  Every process reads the parts of the files that its own devices hold, and no
+  more; nothing is held twice. (The queries, keys and values of GPT-2 and
+  GPT-NeoX share tensors, which are read whole, one layer's at a time.)
+
+  Args:
+    source: the checkpoint.
+    mesh: all devices, over all processes.
+    sharding: the model's rules on it.
+    dtype: of the parameters, whatever the tensors' is.
+
+  Returns:
+    The configuration, whose key/value heads are repeated if they are fewer than
+    the devices they are cut over, and the parameters for
+    `models.networks.stacked`.
+
+  Raises:
+    CheckpointError: as `load`.
+    ValueError: for a model that cannot be cut so.
+  """
+  _check(source)
+  config = sharding_lib.kv_heads_for(
+    source.config, sharding_lib.num_parts(sharding, mesh)
+  )
+  params = _read_stacked(
+    source, stacked.abstract_params(config, dtype=dtype), config,
+    mesh=mesh, sharding=sharding,
+    layer=lambda number, *names: ("layers", number, *names),
+  )  # fmt: skip
+  return config, params
+
+
+def _read_stacked(
+  source: Source,
+  shapes,
+  config: TransformerConfig | T5Config,
+  *,
+  mesh: Mesh,
+  sharding: Sharding,
+  layer: Callable[..., tuple],
+):
+  """Parameters with stacked layers, read to where they lie.
+
+  Args:
+    source: the checkpoint.
+    shapes: `{"frame": .., "layers": ..}`, of the parameters.
+    config: of the model as it is cut.
+    mesh, sharding: as of `load_stacked`.
+    layer: `(number, *names)` of a stacked parameter's one layer, as the path of
+      a parameter in the model that is not stacked.
+  """
+
+  def place(path, shape, spec):
+    frame_or_layers, *names = sharding_lib.names(path)
+
+    def read(index):
+      if frame_or_layers == "frame":
+        return part(source, tuple(names), index, config).astype(shape.dtype)
+      layers = range(shape.shape[0])[index[0]]
+      return np.stack(
+        [part(source, layer(i, *names), index[1:], config) for i in layers]
+      ).astype(shape.dtype)
+
+    where = NamedSharding(mesh, spec)
+    return jax.make_array_from_callback(shape.shape, where, read)
+
+  specs = sharding_lib.param_specs(shapes, sharding)
+  return jax.tree_util.tree_map_with_path(place, shapes, specs)
+
+
+def part(
+  source: Source,
+  parameter: tuple,
+  index: tuple[slice, ...],
+  cut: TransformerConfig | T5Config,
+) -> np.ndarray:
+  """A part of a parameter of a model with `cut`'s key/value heads."""
+  name, layout = locate(parameter, source.family)
+  tensor, config = source.tensors[name], source.config
+  times = cut.num_kv_heads // config.num_kv_heads
+  if times > 1 and parameter[-2] in ("k", "v"):
+    whole = layout.take(tensor.read(()), config)
+    return sharding_lib.repeat_heads(whole, config.head_dim, times)[index]
+  if layout is _AS_IS:
+    return tensor.read(index)
+  if layout is _TRANSPOSED:
+    return tensor.read(index[::-1]).T
+  return layout.take(tensor.read(()), config)[index]
+
+
+# -------------------------------------------------------------------- checks
+
+
+def _check(source: Source) -> None:
+  """Compares the tensors of a checkpoint with its configuration."""
+  config, family, tensors = source.config, source.family, source.tensors
+  found = [n for t in tensors if (n := _LAYER.match(t))]
+  for stack, layers in _layers(config).items():
+    numbers = [int(n[2]) for n in found if n[1] == stack]
+    if layers > 1 + max(numbers, default=0):
+      of = f" in its {stack}" if stack else ""
+      raise CheckpointError(
+        f"{source.says} in {source.path} is of {layers} layers{of}, and the "
+        f"tensors beside it are of {1 + max(numbers, default=-1)}"
+      )
+  state = nnx.state(_abstract(config, jnp.float32))
+  shapes: dict[str, tuple[int, ...]] = {}
+  for parameter, variable in nnx.to_flat_state(state):
+    name, layout = locate(parameter, family)
+    shapes[name] = layout.shape(variable.shape)
+  problems = [*source.problems, *_mismatches(source, shapes)]
+  if problems:
+    raise CheckpointError(
+      f"the tensors in {source.path} are not those of the {family} model in "
+      f"its {source.says}:\n  " + "\n  ".join(sorted(problems))
+    )
+
+
+def _layers(config: TransformerConfig | T5Config) -> dict[str | None, int]:
+  """Layers of each stack, by what its tensors' names begin with."""
+  if isinstance(config, T5Config):
+    return {"encoder": config.num_encoder_layers, "decoder": config.num_layers}
+  return {None: config.num_layers}
+
+
+def _copies(source: Source) -> dict[str, str]:
+  """Tensors that may be in the files only as copies of another."""
+  embedding = locate(("embed", "embedding"), source.family)[0]
+  names = ["lm_head.weight"] if source.config.tied_embeddings else []
+  if isinstance(source.config, T5Config):
+    names += [
+      f"{stack}.embed_tokens.weight" for stack in _layers(source.config)
+    ]
+  return dict.fromkeys(names, embedding)
+
+
+def _mismatches(
+  source: Source, shapes: Mapping[str, tuple[int, ...]]
+) -> list[str]:
+  """What is wrong with a checkpoint's tensors, given the expected shapes.
+
+  An embedding that is the output projection too may be in the files a second
+  time, but only as a copy.
+  """
+  tensors, copies = source.tensors, _copies(source)
+  problems = [
+    f"missing: {name}, of shape {shapes[name]}"
+    for name in set(shapes) - set(tensors)
+  ]
+  for name, tensor in tensors.items():
+    shape, tied = tensor.shape, copies.get(name)
+    if name not in shapes and tied is None:
+      problems.append(f"unexpected: {tensor.name}, of shape {shape}")
+    elif (expected := shapes[name if name in shapes else tied]) != shape:
+      problems.append(
+        f"wrong shape: {tensor.name}, expected {expected}, got {shape}"
+      )
+    elif tensor.kind not in source.kinds:
+      problems.append(
+        f"wrong type: {tensor.name}, expected one of {source.kinds}, got "
+        f"{tensor.kind}"
+      )
+    elif name not in shapes and tied in tensors:
+      if not np.array_equal(tensor.read(()), tensors[tied].read(())):
+        problems.append(f"not a copy of the tied embedding: {tensor.name}")
+  return problems

@@ -1,0 +1,1 @@
+"""Flax (NNX) modules, a file a family of layers."""

@@ -1,0 +1,129 @@
+"""DFlash's blocks from many places of a text, in one pass over it.
+
+A head that drafts a block is trained on blocks (Chen et al., 2026): from places
+drawn at random, its anchors. The block from place t is the one that would be
+drafted there. Its newest token is token t + 1, masks follow, and it reads the
+target's features of the tokens up to t, of none after, and its own tokens,
+earlier and later ones alike. What is read is the same for all blocks of a text,
+and its keys and values are made once.
+
+The network that runs is the one that drafts: only its attention is another
+module, with the same parameters.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from models.networks.attention import scores_of, values_of
+from models.networks.dflash import Parallel
+from models.networks.layers import Attention, rotary_table
+
+
+def say(
+  module: Parallel,
+  tokens: Array,
+  features: Array,
+  places: Array,
+  *,
+  positions: Array,
+  segments: Array,
+) -> Array:
+  """The logits of the blocks from some places.
+
+  Args:
+    module: the head.
+    tokens: `i32[B, T + 1]`, the text.
+    features: `f[B, T, F]`, the target's, of tokens `0 .. T - 1`.
+    places: `i32[B, A]`, in `0 .. T - 1`.
+    positions: `i32[B, T]`, where those tokens stand in their documents.
+    segments: `i32[B, T]`, of which document of its row each is: nothing of
+      another one is read.
+
+  Returns:
+    `f32[B, A, K, W]`: entry k of the block from place t is for token
+    `t + 2 + k`, in the head's own vocabulary. Where the text or the document
+    ends before that token it means nothing.
+
+  Raises:
+    ValueError: for a head whose layers have windows.
+  """
+  if any(module.config.layers.windows or ()):
+    raise ValueError("blocks with sliding windows are not trained")
+  module = nnx.merge(*nnx.split(module))  # the caller's stays as it is
+  c, size = module.config.layers, module.config.block_size
+  at = lambda x: jnp.take_along_axis(x, places, axis=1)
+  before = np.arange(features.shape[1]) <= places[..., None]
+  sees = before & (segments[:, None, :] == at(segments)[..., None])
+  newest = jnp.take_along_axis(tokens, places + 1, axis=1).reshape(-1, 1)
+  first = at(positions).reshape(-1, 1) + 1
+  rotary = rotary_table(c, first + np.arange(size))
+  read, read_rotary = module.fuse(features), rotary_table(c, positions)
+  x = module.embed(module.block(newest))  # [B * A, K + 1, H]
+  for layer in module.layers:
+    known = layer.attention.keys_and_values(read, read_rotary)
+    layer.attention = _OfBlocks(layer.attention)
+    x, _ = layer(x, rotary, sees, known, None)
+  logits = module.logits(x)
+  return logits.reshape(*places.shape, *logits.shape[1:])
+
+
+class _OfBlocks(nnx.Module):
+  """Attention of blocks to what each may read of a text, and to themselves."""
+
+  def __init__(self, attention: Attention):
+    self.attention = attention
+
+  def __call__(self, x, rotary, mask, known, start, **_):
+    """As `Attention.__call__`, of `[B * A, K + 1, D]`.
+
+    Args:
+      x, rotary: of the blocks.
+      mask: `bool[B, A, T]`, what each block reads of its text.
+      known: keys and values of the text, two of `[B, K, T, C]`.
+      start: not looked at.
+    """
+    del start
+    own = self.attention
+    mixed = _attend(
+      own.queries(x, rotary), known, own.keys_and_values(x, rotary), mask
+    )
+    return own.out(mixed), known
+
+
+def _attend(q: Array, known: tuple, own: tuple, mask: Array) -> Array:
+  """Attention of the blocks' queries.
+
+  Args:
+    q: `[B * A, S, H, C]`, of A blocks of S tokens a row.
+    known: keys and values of the texts, two of `[B, K, T, C]`.
+    own: those of the blocks, two of `[B * A, K, S, C]`.
+    mask: `bool[B, A, T]`.
+
+  Returns:
+    `[B * A, S, H * C]`.
+  """
+  rows, count, length = mask.shape
+  _, size, heads, channels = q.shape
+  (keys, values), (own_keys, own_values) = known, own
+  kv_heads = keys.shape[1]
+  each = (kv_heads, heads // kv_heads)  # K, G
+  q = q / math.sqrt(channels)
+  read = scores_of(q.reshape(rows, count * size, heads, channels), keys)
+  read = read.reshape(rows, *each, count, size, length)
+  read = jnp.where(
+    mask[:, None, None, :, None], read, jnp.finfo(read.dtype).min
+  )  # a block sees itself, so no row is empty
+  mine = scores_of(q, own_keys).reshape(rows, count, *each, size, size)
+  mine = jnp.moveaxis(mine, 1, 3)
+  weights = jax.nn.softmax(jnp.concatenate([read, mine], axis=-1), axis=-1)
+  weights = weights.astype(values.dtype)
+  of_text, of_own = weights[..., :length], weights[..., length:]
+  out = values_of(of_text.reshape(rows, *each, count * size, length), values)
+  of_own = jnp.moveaxis(of_own, 3, 1).reshape(rows * count, *each, size, size)
+  out = out.reshape(q.shape) + values_of(of_own, own_values)
+  return out.reshape(rows * count, size, heads * channels)

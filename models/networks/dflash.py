@@ -1,0 +1,256 @@
+"""DFlash's head: a few layers over a block of masks and the target's features.
+
+Chen et al. (2026). Features of several layers are fused to H channels, and of
+them every layer makes keys and values, one of each for each token that the
+target has read, without a norm of its own and without changing them between
+layers. Queries come of a block, which is the newest token and masks; its tokens
+see all that was read and each other, earlier and later ones alike. Embedding
+and output projection are the target's; of a vocabulary of its own, as the
+`speculators` library has it, a head has its own rows.
+
+Letters in shapes: B rows, T tokens, H the head's width, F width of all features
+that it reads, K tokens drafted, V vocabulary.
+"""
+
+import dataclasses
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from models import draft_vocabulary
+from models.networks.layers import (
+  Layer,
+  TransformerConfig,
+  make_linear,
+  make_norm,
+  rotary_table,
+)
+from models.networks.params import split
+from models.sharding import Sharding, constrain
+from specjax import cache as cache_lib
+from specjax.cache import Cache, Visible
+from specjax.types import BlockModel
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+  """Shapes of a head that drafts a block at once.
+
+  Attributes:
+    layers: of its layers: `embed_dim` is H, `vocab_size` V. Rotary frequencies
+      are the head's own.
+    num_features: F, of all layers of the target that are fused.
+    block_size: K + 1, the newest token and the masks.
+    mask_token: id of what stands in the place of a token to draft.
+    draft_vocab_size: tokens that it can say; None for all V.
+    causal_windows: in layers with a window no token of the block sees a later
+      one.
+    windows_before_block: a window of W is the W tokens before the block, for
+      all of it, and not the W that end with each token.
+  """
+
+  layers: TransformerConfig
+  num_features: int
+  block_size: int
+  mask_token: int
+  draft_vocab_size: int | None = None
+  causal_windows: bool = True
+  windows_before_block: bool = False
+
+  def __post_init__(self):
+    if self.block_size < 2:
+      raise ValueError(f"block_size must be at least 2, got {self.block_size}")
+    if not 0 <= self.mask_token < self.layers.vocab_size:
+      raise ValueError(
+        f"mask_token must be in 0..{self.layers.vocab_size - 1}, got "
+        f"{self.mask_token}"
+      )
+    width = self.draft_vocab_size
+    if width is not None and not 1 <= width <= self.layers.vocab_size:
+      raise ValueError(
+        f"draft_vocab_size must be in 1..{self.layers.vocab_size}, got {width}"
+      )
+
+  @property
+  def num_depths(self) -> int:
+    """K."""
+    return self.block_size - 1
+
+
+class Parallel(nnx.Module):
+  """The network; its two passes are `read` and `__call__`."""
+
+  def __init__(
+    self, config: ParallelConfig, *, dtype=jnp.float32, rngs: nnx.Rngs
+  ):
+    c = config.layers
+    self.config = config
+    self.dtype = jnp.dtype(dtype)
+    self.embed = nnx.Embed(
+      c.vocab_size, c.embed_dim, dtype=dtype, param_dtype=dtype, rngs=rngs
+    )
+    self.fc = make_linear(config.num_features, c.embed_dim, False, dtype, rngs)
+    self.hidden_norm = make_norm(c, c.embed_dim, dtype, rngs)
+    self.layers = nnx.List(
+      [Layer(c, dtype, rngs=rngs) for _ in range(c.num_layers)]
+    )
+    self.final_norm = make_norm(c, c.embed_dim, dtype, rngs)
+    words = config.draft_vocab_size or c.vocab_size
+    self.lm_head = make_linear(c.embed_dim, words, False, dtype, rngs)
+    if config.draft_vocab_size is not None:
+      # Which token of the target's each of its own is.
+      self.target_ids = nnx.Variable(jnp.arange(words, dtype=jnp.int32))
+
+  def fuse(self, features: Array, put=None) -> Array:
+    """`[B, T, F] -> [B, T, H]`, what all layers read.
+
+    Args:
+      features: the target's.
+      put: as of `read`, or None. What is normed is whole: were it left cut
+        along channels, XLA would cut what lies between the target's layers so.
+    """
+    put = put or (lambda x, name: x)
+    x = put(self.fc(features.astype(self.dtype)), "act_btd")
+    return put(self.hidden_norm(x), "act_btd")
+
+  def block(self, newest: Array) -> Array:
+    """The tokens of a block, `i32[B, 1] -> i32[B, K + 1]`."""
+    c = self.config
+    masks = jnp.full((len(newest), c.num_depths), c.mask_token)
+    return jnp.concatenate([newest, masks.astype(newest.dtype)], axis=1)
+
+  def logits(self, x: Array) -> Array:
+    """Of all but the newest token, `[B, K + 1, H] -> f32[B, K, W]`.
+
+    W are the tokens that it can say.
+    """
+    return self.lm_head(self.final_norm(x[:, 1:])).astype(jnp.float32)
+
+  def read(self, features: Array, cache: Cache, put) -> Cache:
+    """What every layer keeps of features `[B, T, F]`; see `BlockModel.read`.
+
+    Args:
+      features: the target's, of T tokens.
+      cache: whose length is the position of the first of them.
+      put: lays an array out, see `models.sharding.constrain`.
+    """
+    c, start, fed = self.config.layers, cache.length, features.shape[1]
+    x = self.fuse(features, put)
+    rotary = rotary_table(c, start[:, None] + np.arange(fed))
+    for i, layer in enumerate(self.layers):
+      kv, where = _of_layer(cache, i)
+      _, kv = layer.attention.remember(x, rotary, kv, start, **where)
+      cache = _with_layer(cache, i, kv, put)
+    return cache.replace(length=start + fed)
+
+  def sees(self, cache: Cache, window: int | None) -> Visible:
+    """What the tokens of a block see in a layer.
+
+    Args:
+      cache: of all that stands before it.
+      window: of the layer, or None.
+    """
+    size = self.config.block_size
+    own = np.ones((size, size), bool)
+    positions = cache.length[:, None] + np.arange(size)
+    if window is None:
+      return cache_lib.visible(cache, positions, own)
+    if self.config.causal_windows:
+      own = np.tril(own)
+    if self.config.windows_before_block:  # as if all stood where it begins
+      positions = jnp.broadcast_to(positions[:, :1], positions.shape)
+      window += 1
+    slots = jnp.arange(cache.slots, dtype=positions.dtype)  # are positions here
+    slots = jnp.broadcast_to(slots, (len(positions), cache.slots))
+    cache = cache.replace(positions=slots)
+    return cache_lib.visible(cache, positions, own, window=window)
+
+  def __call__(self, newest: Array, cache: Cache, put) -> tuple[Array, Cache]:
+    """The logits of a block; see `BlockModel.say`.
+
+    Args:
+      newest: `i32[B, 1]`.
+      cache: of all that stands before it.
+      put: as of `read`.
+    """
+    c, start, size = self.config.layers, cache.length, self.config.block_size
+    positions = start[:, None] + np.arange(size)
+    rotary = rotary_table(c, positions)
+    sees = [self.sees(cache, c.window(i)) for i in range(c.num_layers)]
+    x = put(self.embed(self.block(newest)), "act_btd")
+    for i, layer in enumerate(self.layers):
+      kv, where = _of_layer(cache, i)
+      x, kv = layer(x, rotary, sees[i], kv, start, **where)
+      x, cache = put(x, "act_btd"), _with_layer(cache, i, kv, put)
+    logits = put(self.logits(x), "logits_btv")
+    if self.config.draft_vocab_size is not None:
+      logits = draft_vocabulary.spread(
+        logits, self.target_ids[...], c.vocab_size
+      )
+    return logits, cache
+
+
+def _of_layer(cache: Cache, layer: int):
+  """The keys and values to give a layer, and which layer it is to be told."""
+  if cache.keys[0].ndim == 5:  # all layers' in one array
+    return (cache.keys[0], cache.values[0]), dict(layer=jnp.int32(layer))
+  return (cache.keys[layer], cache.values[layer]), {}
+
+
+def _with_layer(cache: Cache, layer: int, kv, put) -> Cache:
+  if cache.keys[0].ndim == 5:
+    keys, values = (put(x, "cache_lbksc") for x in kv)
+    return cache.replace(keys=(keys,), values=(values,))
+  swap = lambda old, new: (*old[:layer], new, *old[layer + 1 :])
+  return cache.replace(
+    keys=swap(cache.keys, kv[0]), values=swap(cache.values, kv[1])
+  )
+
+
+def as_block_model(
+  module: Parallel, *, sharding: Sharding | None = None
+) -> tuple[BlockModel, nnx.State]:
+  """Splits a head into pure functions and its parameters.
+
+  Args:
+    module: the network, or its shapes (`nnx.eval_shape`).
+    sharding: where activations and cache lie on the mesh in use; None for one
+      device.
+
+  Returns:
+    The `BlockModel` and the parameters to call it with.
+  """
+  config, layers = module.config, module.config.layers
+  merge, params = split(module)
+  put = functools.partial(constrain, sharding=sharding)
+
+  def init_cache(batch: int, slots: int) -> Cache:
+    cache = cache_lib.make_cache(
+      batch=batch,
+      slots=slots,
+      num_layers=layers.num_layers,
+      num_kv_heads=layers.num_kv_heads,
+      head_dim=layers.head_dim,
+      dtype=module.dtype,
+      stacked=sharding is not None,
+    )
+    buffers = lambda xs: tuple(
+      put(x, "cache_lbksc") if x.ndim == 5 else x for x in xs
+    )
+    return cache.replace(keys=buffers(cache.keys), values=buffers(cache.values))
+
+  model = BlockModel(
+    vocab_size=layers.vocab_size,
+    num_features=config.num_features,
+    num_depths=config.num_depths,
+    init_cache=init_cache,
+    read=lambda params, features, cache: merge(params).read(
+      features, cache, put
+    ),
+    say=lambda params, newest, cache: merge(params)(newest, cache, put),
+    max_positions=layers.max_positions,
+  )
+  return model, params

@@ -1,0 +1,311 @@
+"""EAGLE's heads: a layer that reads features of the target and drafts.
+
+EAGLE-1 and 2 (Li et al., ICML and EMNLP 2024) share one network, EAGLE-3
+(NeurIPS 2025) is another; their descendants differ in switches. The file reads
+top to bottom: configuration, the two networks, and `as_feature_model`, which
+turns either into the pure functions that `specjax.drafters.eagle` drafts with.
+
+Letters in shapes: B rows, T fed tokens, H the head's width, F width of all
+features that it reads, V target vocabulary.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from models import draft_vocabulary
+from models.networks.layers import (
+  Attention,
+  Layer,
+  Mlp,
+  TransformerConfig,
+  make_linear,
+  make_norm,
+  rotary_table,
+)
+from models.networks.params import split
+from models.sharding import Sharding, constrain
+from specjax import cache as cache_lib
+from specjax.cache import Cache
+from specjax.types import FeatureModel
+
+# Of EAGLE-3's descendants, all false by default.
+EAGLE3_SWITCHES = (
+  "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EagleConfig:
+  """Shapes and switches of a head.
+
+  Attributes:
+    layer: of its layers: `embed_dim` is H, `vocab_size` V, and `num_layers` 1
+      but in some of speculators' EAGLE-3 heads. Rotary frequencies are the
+      head's own, whatever the target's are.
+    generation: 1 (of EAGLE-1 and 2) or 3.
+    num_features: F: the width of the target's final hidden state, or, of
+      EAGLE-3, that of all layers that are fused, next to each other.
+    num_fused: layers that F is made of.
+    draft_vocab_size: tokens that it can say; None for all V.
+    fc_bias: of the projection of what is read (EAGLE-1).
+    norm_before_residual: the residual is the normed hidden state.
+    norm_before_fc: one norm over all features before they are fused.
+    fc_norm: a norm for the features of each fused layer (EAGLE-3.1).
+    norm_output: what is fed back is the normed hidden state (EAGLE-3.1).
+  """
+
+  layer: TransformerConfig
+  generation: int
+  num_features: int
+  num_fused: int = 1
+  draft_vocab_size: int | None = None
+  fc_bias: bool = False
+  norm_before_residual: bool = False
+  norm_before_fc: bool = False
+  fc_norm: bool = False
+  norm_output: bool = False
+
+  def __post_init__(self):
+    if self.generation not in (1, 3):
+      raise ValueError(f"generation must be 1 or 3, got {self.generation}")
+    if self.generation == 1 and self.layer.num_layers != 1:
+      raise ValueError(
+        f"EAGLE-1's head has one layer, got {self.layer.num_layers}"
+      )
+    if self.norm_before_fc and self.fc_norm:
+      raise ValueError("norm_before_fc and fc_norm exclude each other")
+    if self.num_features % self.num_fused:
+      raise ValueError(
+        f"{self.num_features} features are not of {self.num_fused} layers"
+      )
+    width = self.draft_vocab_size
+    if width is not None and not 1 <= width <= self.layer.vocab_size:
+      raise ValueError(
+        f"draft_vocab_size must be in 1..{self.layer.vocab_size}, got {width}"
+      )
+
+
+def _anywhere(x: Array, name: str) -> Array:
+  """`x`, of whatever name, wherever it lies."""
+  del name
+  return x
+
+
+class Eagle(nnx.Module):
+  """EAGLE-1's network, which EAGLE-2 drafts trees with.
+
+  A token's embedding and a feature, in this order, are projected to H and go
+  through one layer without a norm before its attention. Its output is the next
+  feature, and the target's output projection reads it as it is. Embedding and
+  projection are the target's arrays.
+  """
+
+  def __init__(self, config: EagleConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
+    c = config.layer
+    self.config = config
+    self.dtype = jnp.dtype(dtype)
+    self.embed = nnx.Embed(
+      c.vocab_size, c.embed_dim, dtype=dtype, param_dtype=dtype, rngs=rngs
+    )
+    self.fc = make_linear(
+      2 * c.embed_dim, c.embed_dim, config.fc_bias, dtype, rngs
+    )
+    self.attention = Attention(c, dtype, rngs=rngs)
+    self.mlp_norm = make_norm(c, c.embed_dim, dtype, rngs)
+    self.mlp = Mlp(c, dtype, rngs=rngs)
+    self.lm_head = make_linear(c.embed_dim, c.vocab_size, False, dtype, rngs)
+
+  def fuse(self, features: Array) -> Array:
+    """`[B, T, F] -> [B, T, H]`: features are read as they are."""
+    return features.astype(self.dtype)
+
+  def __call__(
+    self, tokens, hidden, rotary, sees, kvs, start, *, stacked=False,
+    put=_anywhere,
+  ):  # fmt: skip
+    """One pass.
+
+    Args:
+      tokens: `i32[B, T]`.
+      hidden: `[B, T, H]`, beside each token the state of the one before it.
+      rotary, start: as `models.networks.layers.Attention`.
+      sees: its `sees` for every window size that some layer has.
+      kvs: the keys and values of each layer; if stacked, one pair of all.
+      stacked: see `kvs`.
+      put: lays an array out (`models.sharding.constrain`).
+
+    Returns:
+      `f32[B, T, V]` logits, `[B, T, H]` states, and keys and values as given.
+    """
+    (kv,), layer = kvs, jnp.int32(0) if stacked else None
+    sees = sees[self.config.layer.window(0)]
+    both = [self.embed(tokens), hidden.astype(self.dtype)]
+    x = put(self.fc(jnp.concatenate(both, axis=-1)), "act_btd")
+    out, kv = self.attention(x, rotary, sees, kv, start, layer=layer)
+    x = x + out
+    x = put(x + self.mlp(self.mlp_norm(x)), "act_btd")
+    logits = self.lm_head(x).astype(jnp.float32)
+    return put(logits, "logits_btv"), x, (kv,)
+
+
+class Eagle3(nnx.Module):
+  """EAGLE-3's network and its descendants'.
+
+  Features of several layers are fused to H. The first layer's attention reads
+  the normed embedding beside the normed state; logits are of a vocabulary of
+  its own, `target_ids`, and all other tokens have none.
+  """
+
+  def __init__(self, config: EagleConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
+    c, features = config.layer, config.num_features
+    self.config = config
+    self.dtype = jnp.dtype(dtype)
+    norm = lambda dim: make_norm(c, dim, dtype, rngs)
+    self.embed = nnx.Embed(
+      c.vocab_size, c.embed_dim, dtype=dtype, param_dtype=dtype, rngs=rngs
+    )
+    if config.norm_before_fc:
+      self.input_norm = norm(features)
+    if config.fc_norm:
+      each = features // config.num_fused
+      self.fc_norms = nnx.List([norm(each) for _ in range(config.num_fused)])
+    self.fc = make_linear(features, c.embed_dim, config.fc_bias, dtype, rngs)
+    self.embed_norm = norm(c.embed_dim)
+    self.hidden_norm = norm(c.embed_dim)
+    self.attention = Attention(c, dtype, input_dim=2 * c.embed_dim, rngs=rngs)
+    self.mlp_norm = norm(c.embed_dim)
+    self.mlp = Mlp(c, dtype, rngs=rngs)
+    # Layers after the first are a Llama's.
+    more = range(c.num_layers - 1)
+    self.later = nnx.List([Layer(c, dtype, rngs=rngs) for _ in more])
+    self.final_norm = norm(c.embed_dim)
+    words = config.draft_vocab_size or c.vocab_size
+    self.lm_head = make_linear(c.embed_dim, words, False, dtype, rngs)
+    if config.draft_vocab_size is not None:
+      # Which token of the target's each of its own is.
+      self.target_ids = nnx.Variable(jnp.arange(words, dtype=jnp.int32))
+
+  def fuse(self, features: Array) -> Array:
+    """`[B, T, F] -> [B, T, H]`."""
+    x = features.astype(self.dtype)
+    if self.config.norm_before_fc:
+      x = self.input_norm(x)
+    if self.config.fc_norm:
+      parts = jnp.split(x, self.config.num_fused, axis=-1)
+      parts = [n(p) for n, p in zip(self.fc_norms, parts, strict=True)]
+      x = jnp.concatenate(parts, axis=-1)
+    return self.fc(x)
+
+  def __call__(
+    self, tokens, hidden, rotary, sees, kvs, start, *, stacked=False,
+    put=_anywhere,
+  ):  # fmt: skip
+    """As `Eagle.__call__`."""
+    kvs, window = list(kvs), self.config.layer.window
+    place = lambda i: 0 if stacked else i
+    number = lambda i: jnp.int32(i) if stacked else None
+    hidden = hidden.astype(self.dtype)
+    normed = self.hidden_norm(hidden)
+    both = [self.embed_norm(self.embed(tokens)), normed]
+    out, kvs[0] = self.attention(
+      jnp.concatenate(both, axis=-1), rotary, sees[window(0)], kvs[0], start,
+      layer=number(0),
+    )  # fmt: skip
+    x = (normed if self.config.norm_before_residual else hidden) + out
+    x = put(x + self.mlp(self.mlp_norm(x)), "act_btd")
+    for i, layer in enumerate(self.later, 1):
+      x, kvs[place(i)] = layer(
+        x, rotary, sees[window(i)], kvs[place(i)], start, layer=number(i)
+      )
+      x = put(x, "act_btd")
+    read = self.final_norm(x)
+    logits = put(self.lm_head(read).astype(jnp.float32), "logits_btv")
+    if self.config.draft_vocab_size is not None:
+      logits = draft_vocabulary.spread(
+        logits, self.target_ids[...], self.config.layer.vocab_size
+      )
+    return logits, read if self.config.norm_output else x, tuple(kvs)
+
+
+def make(config: EagleConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
+  """The network of a configuration, with random weights."""
+  kind = Eagle if config.generation == 1 else Eagle3
+  return kind(config, dtype=dtype, rngs=rngs)
+
+
+def as_feature_model(
+  module: Eagle | Eagle3, *, sharding: Sharding | None = None
+) -> tuple[FeatureModel, nnx.State]:
+  """Splits a head into pure functions and its parameters.
+
+  Args:
+    module: the network, or its shapes (`nnx.eval_shape`).
+    sharding: where activations and cache lie on the mesh in use; None for one
+      device.
+
+  Returns:
+    The `FeatureModel` and the parameters to call it with.
+  """
+  config, layer = module.config, module.config.layer
+  merge, params = split(module)
+  put = functools.partial(constrain, sharding=sharding)
+  stacked = sharding is not None  # as the target's cache is on a mesh
+  windows = {layer.window(i) for i in range(layer.num_layers)}
+
+  def init_cache(batch: int, slots: int) -> Cache:
+    cache = cache_lib.make_cache(
+      batch=batch,
+      slots=slots,
+      num_layers=layer.num_layers,
+      num_kv_heads=layer.num_kv_heads,
+      head_dim=layer.head_dim,
+      dtype=module.dtype,
+      with_positions=any(windows),
+      stacked=stacked,
+    )
+    return laid_out(cache, pairs(cache))
+
+  def pairs(cache: Cache):
+    return tuple(zip(cache.keys, cache.values, strict=True))
+
+  def laid_out(cache: Cache, kvs) -> Cache:
+    if stacked:
+      kvs = jax.tree.map(lambda x: put(x, "cache_lbksc"), kvs)
+    keys, values = zip(*kvs, strict=True)
+    return cache.replace(keys=keys, values=values)
+
+  def fuse(params, features):
+    return put(merge(params).fuse(features), "act_btd")
+
+  def apply(params, tokens, hidden, cache, *, positions=None, mask=None):
+    fed, start = tokens.shape[1], cache.length
+    if positions is None:
+      positions = start[:, None] + np.arange(fed)
+    cache = cache_lib.write_positions(cache, positions)
+    logits, hidden, kvs = merge(params)(
+      tokens,
+      hidden,
+      rotary_table(layer, positions),
+      {w: cache_lib.visible(cache, positions, mask, window=w) for w in windows},
+      pairs(cache),
+      start,
+      stacked=stacked,
+      put=put,
+    )
+    return logits, hidden, laid_out(cache, kvs).replace(length=start + fed)
+
+  model = FeatureModel(
+    vocab_size=layer.vocab_size,
+    num_features=config.num_features,
+    init_cache=init_cache,
+    fuse=fuse,
+    apply=apply,
+    max_positions=layer.max_positions,
+  )
+  return model, params

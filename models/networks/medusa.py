@@ -1,0 +1,157 @@
+"""Heads that read one feature of the target and say several tokens ahead.
+
+Medusa (Cai et al., ICML 2024) has residual blocks and an output projection of
+its own for each depth; blockwise parallel decoding (Stern et al., NeurIPS 2018)
+one hidden layer for all depths, and the target's output projection. Both read
+the hidden state that the target's logits are read of: the feature `FINAL`.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from models import draft_vocabulary
+from models.networks.layers import make_linear
+from models.networks.params import split
+from models.sharding import Sharding, constrain
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MedusaConfig:
+  """Shapes of Medusa's heads.
+
+  Attributes:
+    num_heads: K, depths they say: head k that of the token k + 1 after the one
+      that the target says itself.
+    num_layers: residual blocks of each.
+    embed_dim: D, width of the feature.
+    vocab_size: V.
+    bias: whether blocks have one.
+    draft_vocab_size: tokens that they can say; None for all V.
+  """
+
+  num_heads: int
+  num_layers: int
+  embed_dim: int
+  vocab_size: int
+  bias: bool = True
+  draft_vocab_size: int | None = None
+
+
+class MedusaHead(nnx.Module):
+  """Residual blocks `x + silu(W x + b)`, then an output projection."""
+
+  def __init__(self, config: MedusaConfig, dtype, *, rngs: nnx.Rngs):
+    c = config
+    blocks = []
+    for _ in range(c.num_layers):
+      block = make_linear(c.embed_dim, c.embed_dim, c.bias, dtype, rngs)
+      block.kernel = nnx.Param(jnp.zeros_like(block.kernel[...]))
+      blocks.append(block)
+    self.blocks = nnx.List(blocks)
+    words = c.draft_vocab_size or c.vocab_size
+    self.lm_head = make_linear(c.embed_dim, words, False, dtype, rngs)
+
+  def __call__(self, x: Array) -> Array:
+    """`[..., D] -> [..., W]`, of the tokens that it can say."""
+    for block in self.blocks:
+      x = x + jax.nn.silu(block(x))
+    return self.lm_head(x)
+
+
+class Medusa(nnx.Module):
+  """K heads; blocks are zero at first, so that a head is its projection."""
+
+  def __init__(
+    self, config: MedusaConfig, *, dtype=jnp.float32, rngs: nnx.Rngs
+  ):
+    self.config = config
+    self.dtype = jnp.dtype(dtype)
+    self.heads = nnx.List(
+      [MedusaHead(config, dtype, rngs=rngs) for _ in range(config.num_heads)]
+    )
+    if config.draft_vocab_size is not None:
+      # Which token of the target's each of their own is.
+      words = jnp.arange(config.draft_vocab_size, dtype=jnp.int32)
+      self.target_ids = nnx.Variable(words)
+
+  def __call__(self, x: Array) -> Array:
+    """`[..., D] -> f32[..., K, W]`, logits of each depth."""
+    logits = [head(x.astype(self.dtype)) for head in self.heads]
+    return jnp.stack(logits, axis=-2).astype(jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockwiseConfig:
+  """Shapes of blockwise parallel decoding's outputs.
+
+  Attributes:
+    num_heads: K, depths they say, as Medusa's (the paper's k is K + 1: it
+      counts the target's own output).
+    hidden_dim: width of the hidden layer, for each depth.
+    embed_dim: D.
+    vocab_size: V.
+  """
+
+  num_heads: int
+  hidden_dim: int
+  embed_dim: int
+  vocab_size: int
+
+
+class Blockwise(nnx.Module):
+  """One hidden layer with a residual to K outputs, and a shared projection.
+
+  The projection is the target's: it is part of the parameters, and should be
+  its array, so that no memory holds it twice. No checkpoints of it were
+  published; `models.formats.medusa_format` says in which form they are read.
+  """
+
+  def __init__(
+    self, config: BlockwiseConfig, *, dtype=jnp.float32, rngs: nnx.Rngs
+  ):
+    c = config
+    self.config = config
+    self.dtype = jnp.dtype(dtype)
+    width = c.num_heads * c.hidden_dim
+    self.hidden = make_linear(c.embed_dim, width, True, dtype, rngs)
+    self.out = make_linear(width, c.num_heads * c.embed_dim, True, dtype, rngs)
+    self.lm_head = make_linear(c.embed_dim, c.vocab_size, False, dtype, rngs)
+
+  def __call__(self, x: Array) -> Array:
+    """`[..., D] -> f32[..., K, V]`, logits of each depth."""
+    x = x.astype(self.dtype)
+    out = self.out(jax.nn.relu(self.hidden(x)))
+    out = out.reshape(*x.shape[:-1], self.config.num_heads, -1)
+    return self.lm_head(x[..., None, :] + out).astype(jnp.float32)
+
+
+def as_marginals(
+  module: Medusa | Blockwise, *, sharding: Sharding | None = None
+):
+  """Splits heads into a pure function and their parameters.
+
+  Args:
+    module: the network, or its shapes (`nnx.eval_shape`).
+    sharding: where logits lie on the mesh in use; None for one device.
+
+  Returns:
+    `(params, features f[B, D]) -> f32[B, K, V]`, for
+    `specjax.drafters.medusa.drafter`, and the parameters to call it with.
+  """
+  merge, params = split(module)
+
+  def marginals(params, features):
+    features = constrain(features, "act_btd", sharding=sharding)
+    merged = merge(params)
+    logits = merged(features)
+    if isinstance(merged, Medusa) and merged.config.draft_vocab_size:
+      logits = draft_vocabulary.spread(
+        logits, merged.target_ids[...], merged.config.vocab_size
+      )
+    return constrain(logits, "logits_btv", sharding=sharding)
+
+  return marginals, params

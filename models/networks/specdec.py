@@ -1,0 +1,241 @@
+"""The network of SpecDec's drafter, made of T5's layers.
+
+Xia et al. (Findings of EMNLP 2023) have a transformer with learned positions
+whose mask tokens begin as an attention over the source's embeddings. Here the
+layers are T5's (`models.networks.t5`), positions are T5's buckets in both
+directions, and each of the k masks begins as a vector of its own. How many
+layers encoder and decoder have is the configuration's: the paper asks for a
+deep encoder and a shallow decoder, its released script for six of each.
+
+A checkpoint is a directory as a T5's, whose `config.json` says `"model_type":
+"t5_block"` and `num_masks`, with a tensor `mask.weight` of `[k, D]`.
+
+Letters in shapes as in `models.networks.t5`; L tokens of text, k masks, V
+vocabulary.
+"""
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from models.formats import huggingface, json_files, weights
+from models.networks import t5_config
+from models.networks.params import split
+from models.networks.t5 import T5, Memory
+from models.networks.t5_config import T5Config
+from models.tokenizers import Tokenizer
+from specjax.types import Inputs
+
+MODEL_TYPE = "t5_block"
+_MASK = "mask.weight"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockConfig:
+  """Shapes of one drafter.
+
+  Attributes:
+    t5: of its encoder and decoder.
+    num_masks: k, tokens that it says at once.
+  """
+
+  t5: T5Config
+  num_masks: int
+
+  @property
+  def vocab_size(self) -> int:
+    """V."""
+    return self.t5.vocab_size
+
+
+class BlockDrafter(nnx.Module):
+  """A T5 whose decoder sees in both directions, and fills in masks."""
+
+  def __init__(self, config: BlockConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
+    self.config = config
+    self.t5 = T5(config.t5, dtype=dtype, rngs=rngs)
+    first = nnx.initializers.normal(1.0)
+    shape = (config.num_masks, config.t5.embed_dim)
+    self.mask = nnx.Param(first(rngs.params(), shape, jnp.dtype(dtype)))
+
+  def encode(self, inputs: Inputs) -> Memory:
+    """What the decoder sees of the inputs."""
+    return self.t5.encode(inputs)
+
+  def __call__(
+    self,
+    tokens: Array,
+    length: Array,
+    memory: Memory,
+    *,
+    revealed: Array | None = None,
+    shown: Array | None = None,
+  ) -> Array:
+    """The logits of the k tokens after the first `length` ones.
+
+    Args:
+      tokens: `i32[B, L]`, of which only the first `length` are seen.
+      length: `i32[B]` in 1..L.
+      memory: from `encode`.
+      revealed: `i32[B, k]`, tokens that take the place of masks (glancing).
+      shown: `bool[B, k]`, which of them do.
+
+    Returns:
+      `f32[B, k, V]`.
+    """
+    t5, count = self.t5, self.config.num_masks
+    batch, width = tokens.shape
+    masks = jnp.broadcast_to(self.mask[...], (batch, *self.mask.shape))
+    if shown is not None:
+      masks = jnp.where(shown[..., None], t5.embed(revealed), masks)
+    x = jnp.concatenate([t5.embed(tokens), masks.astype(t5.dtype)], axis=1)
+    x = t5.widen(x)
+    place = jnp.broadcast_to(jnp.arange(width), (batch, width))
+    ahead = length[:, None] + jnp.arange(count)
+    positions = jnp.concatenate([place, ahead], axis=1)
+    there = jnp.concatenate(
+      [place < length[:, None], jnp.ones((batch, count), bool)], axis=1
+    )
+    bias = t5.decoder.bias(
+      positions[:, None] - positions[..., None], bidirectional=True
+    )
+    for i, layer in enumerate(t5.decoder.layers):
+      x, _ = layer(
+        x, bias, there[:, None],
+        memory=(memory.keys[i], memory.values[i], memory.mask[:, None]),
+      )  # fmt: skip
+    return t5.leave(x[:, width:]).logits
+
+
+def as_functions(
+  module: BlockDrafter,
+) -> tuple[Callable[..., Array], Callable[..., Memory], nnx.State]:
+  """Splits a module for `specjax.drafters.specdec.drafter`.
+
+  Returns:
+    The decoder, the encoder, and the parameters of both.
+  """
+  merge, params = split(module)
+
+  def blocks(params, tokens, length, memory):
+    return merge(params)(tokens, length, memory)
+
+  return blocks, lambda params, inputs: merge(params).encode(inputs), params
+
+
+# -------------------------------------------------------------- checkpoints
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Block:
+  """A drafter that is loaded.
+
+  Attributes:
+    module: its network.
+    params: its parameters, whole on every device of a mesh.
+  """
+
+  module: BlockDrafter
+  params: Any
+
+  @property
+  def config(self) -> BlockConfig:
+    """Its shapes."""
+    return self.module.config
+
+  def functions(self) -> tuple[Callable[..., Array], Callable[..., Memory]]:
+    """The decoder and the encoder as pure functions."""
+    return as_functions(self.module)[:2]
+
+
+def is_block(directory: str) -> bool:
+  """Whether a directory says that it holds a block drafter."""
+  file = pathlib.Path(directory) / "config.json"
+  try:
+    return json.loads(file.read_text("utf-8")).get("model_type") == MODEL_TYPE
+  except (OSError, ValueError, AttributeError, RecursionError):
+    return False
+
+
+def load(
+  directory: str, *, dtype=jnp.float32, mesh: Mesh | None = None
+) -> Block:
+  """Reads a block drafter.
+
+  Args:
+    directory: of the checkpoint.
+    dtype: of parameters and activations.
+    mesh: devices, each of which gets all of it; None for one.
+
+  Raises:
+    FileNotFoundError, ValueError, CheckpointError: as `huggingface.load`.
+  """
+  path = pathlib.Path(directory)
+  settings = json_files.read_object(path / "config.json")
+  try:
+    count = settings.get("num_masks")
+    if type(count) is not int or count < 1:
+      raise ValueError(f"num_masks must be a positive integer, got {count!r}")
+    config = t5_config.config_from_json(settings)
+  except ValueError as error:
+    raise ValueError(f"cannot use {path / 'config.json'}: {error}") from error
+  with contextlib.ExitStack() as stack:
+    source = huggingface.t5_source(path, config, stack)
+    tensors = dict(source.tensors)
+    mask = tensors.pop(_MASK, None)
+    shape = (count, config.embed_dim)
+    if mask is None or mask.shape != shape:
+      raise weights.CheckpointError(
+        f"{_MASK} in {path} must be of shape {shape}, "
+        + ("it is missing" if mask is None else f"got {mask.shape}")
+      )
+    source = dataclasses.replace(source, tensors=tensors)
+    t5 = weights.load(source, dtype=dtype)
+    block = BlockConfig(t5=source.config, num_masks=count)
+    module = nnx.eval_shape(
+      lambda: BlockDrafter(block, dtype=dtype, rngs=nnx.Rngs(0))
+    )
+    module.t5 = t5
+    module.mask = nnx.Param(jnp.asarray(mask.read(()), dtype))
+  params = nnx.state(module)
+  if mesh is not None:
+    whole = NamedSharding(mesh, P())
+
+    def put(x):
+      array = np.asarray(x)
+      return jax.make_array_from_callback(x.shape, whole, array.__getitem__)
+
+    params = jax.tree.map(put, params)
+  return Block(module=module, params=params)
+
+
+def save(
+  module: BlockDrafter,
+  directory: str,
+  *,
+  tokenizer: Tokenizer | None = None,
+  dtype=jnp.float32,
+) -> None:
+  """Writes a block drafter as `load` reads it; see `huggingface.save_t5`."""
+  huggingface.save_t5(
+    module.t5,
+    directory,
+    tokenizer=tokenizer,
+    dtype=dtype,
+    settings=dict(
+      model_type=MODEL_TYPE, architectures=["BlockDrafter"],
+      num_masks=module.config.num_masks,
+    ),
+    tensors={_MASK: np.asarray(module.mask[...])},
+  )  # fmt: skip

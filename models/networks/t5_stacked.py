@@ -1,0 +1,198 @@
+"""The same T5 with the layers of each stack stacked and scanned over.
+
+As `models.networks.stacked`: a program of one layer of the encoder and one of
+the decoder instead of L of each. Their parameters, the cache and what the
+decoder's cross-attention sees have a leading axis L, and are read, and the
+cache is written, in place at a traced layer. A stack's bias by distance is one
+for all of its layers, and is computed once, before the scan. The numbers are
+those of `models.networks.t5`, whose modules are used.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array, lax
+
+from models.networks.params import check_params
+from models.networks.t5 import T5, Layer, Memory, Read
+from models.networks.t5_config import T5Config
+from models.sharding import Sharding, constrain
+from specjax import cache as cache_lib
+from specjax.cache import Cache
+from specjax.types import Inputs, LanguageModel
+
+STACKS = ("encoder", "decoder")
+# {"frame": all but the layers, "layers": {"encoder", "decoder"}, parameters
+# with a leading axis L}
+StackedParams = dict[str, Any]
+
+
+def num_layers(config: T5Config, stack: str) -> int:
+  """Layers of the encoder or of the decoder."""
+  return config.num_layers if stack == "decoder" else config.num_encoder_layers
+
+
+def _modules(config: T5Config, dtype) -> tuple[T5, tuple[Layer, ...]]:
+  """A T5 without layers, and a layer of each stack; shapes for parameters."""
+  bare = dataclasses.replace(config, num_layers=0, num_encoder_layers=0)
+  layer = lambda stack: Layer(
+    config, dtype, is_decoder=stack == "decoder", rngs=nnx.Rngs(0)
+  )
+  return nnx.eval_shape(
+    lambda: (
+      T5(bare, dtype=dtype, rngs=nnx.Rngs(0)),
+      tuple(layer(stack) for stack in STACKS),
+    )
+  )
+
+
+def abstract_params(config: T5Config, *, dtype) -> StackedParams:
+  """Shapes and dtypes of the parameters, `jax.ShapeDtypeStruct` leaves."""
+  frame, layers = _modules(config, dtype)
+
+  def stacked(name: str, layer: Layer):
+    count = num_layers(config, name)
+    return jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype),
+      nnx.state(layer),
+    )
+
+  return {
+    "frame": _frame(frame),
+    "layers": dict(zip(STACKS, map(stacked, STACKS, layers), strict=True)),
+  }
+
+
+def stack(module: T5) -> StackedParams:
+  """The parameters of a module, stacked; copies the layers'."""
+  of = {"encoder": module.encoder, "decoder": module.decoder}
+  return {
+    "frame": _frame(module),
+    "layers": {
+      name: jax.tree.map(
+        lambda *xs: jnp.stack(xs), *map(nnx.state, of[name].layers)
+      )
+      for name in STACKS
+    },
+  }
+
+
+def _frame(module: T5) -> nnx.State:
+  """A T5's parameters, those of its layers left out."""
+  flat = nnx.to_flat_state(nnx.state(module))
+  return nnx.from_flat_state([(k, v) for k, v in flat if "layers" not in k])
+
+
+def as_language_model(
+  config: T5Config, *, dtype=jnp.float32, sharding: Sharding | None = None
+) -> LanguageModel:
+  """The model as pure functions of stacked parameters.
+
+  Args:
+    config: shapes and switches.
+    dtype: of parameters, activations and cache, as of `models.networks.t5.T5`.
+    sharding: where activations, what the encoder made and the cache lie on the
+      mesh in use; None, or no mesh, for wherever XLA puts them.
+
+  Returns:
+    The `LanguageModel`, as that of `models.networks.t5`; its parameters are as
+    `abstract_params` says.
+  """
+  frame, layers = _modules(config, dtype)
+  frame_def = nnx.graphdef(frame)
+  layer_defs = dict(zip(STACKS, map(nnx.graphdef, layers), strict=True))
+  put = functools.partial(constrain, sharding=sharding)
+  shapes = abstract_params(config, dtype=dtype)
+
+  def merged(params) -> T5:
+    check_params(shapes, params)
+    return nnx.merge(frame_def, params["frame"])
+
+  def at(number: Array, arrays):
+    return jax.tree.map(
+      lambda x: lax.dynamic_index_in_dim(x, number, keepdims=False), arrays
+    )
+
+  def layer_of(params, stack: str, number: Array) -> Layer:
+    return nnx.merge(layer_defs[stack], at(number, params["layers"][stack]))
+
+  def over_layers(stack: str, body, carry):
+    numbers = jnp.arange(num_layers(config, stack), dtype=jnp.int32)
+    return lax.scan(body, carry, numbers)
+
+  def init_cache(batch: int, slots: int) -> Cache:
+    cache = cache_lib.make_cache(
+      batch=batch,
+      slots=slots,
+      num_layers=config.num_layers,
+      num_kv_heads=config.num_heads,
+      head_dim=config.head_dim,
+      dtype=dtype,
+      with_positions=True,
+      stacked=True,
+    )
+    return jax.tree.map(
+      lambda x: put(x, "cache_lbksc") if x.ndim == 5 else x, cache
+    )
+
+  def read(params, inputs: Inputs) -> Read:
+    outer = merged(params)
+    x, bias, there = outer.open(inputs)
+
+    def body(x, number):
+      layer = layer_of(params, "encoder", number)
+      x, _ = layer(x, bias, there[:, None])
+      return put(x, "act_btd"), None
+
+    x, _ = over_layers("encoder", body, put(x, "act_btd"))
+    return Read(states=outer.encoder.final_norm(x), mask=there)
+
+  def encode(params, inputs: Inputs | Read) -> Memory:
+    known = inputs if isinstance(inputs, Read) else read(params, inputs)
+    check_params(shapes, params)
+
+    def body(_, number):
+      cross = layer_of(params, "decoder", number).cross
+      return None, cross.keys_values(known.states)
+
+    _, kv = over_layers("decoder", body, None)
+    keys, values = (put(x, "cache_lbksc") for x in kv)
+    return Memory(keys=(keys,), values=(values,), mask=known.mask)
+
+  def apply(
+    params, tokens, cache, *, positions=None, mask=None, logits_at=None
+  ):
+    outer, memory = merged(params), cache.context
+    inputs = memory.seen(tokens, cache)
+    fed = outer.enter(tokens, cache, positions=positions, mask=mask)
+
+    def body(carry, number):
+      x, kv = carry
+      x, kv = layer_of(params, "decoder", number)(
+        x, fed.bias, fed.sees, kv=kv, start=fed.start, layer=number,
+        memory=(*memory.keys, *memory.values, inputs),
+      )  # fmt: skip
+      kv = tuple(put(buffer, "cache_lbksc") for buffer in kv)
+      return (put(x, "act_btd"), kv), None
+
+    kv = (fed.cache.keys[0], fed.cache.values[0])
+    (x, kv), _ = over_layers("decoder", body, (put(fed.x, "act_btd"), kv))
+    output = outer.leave(x, logits_at)
+    output = dataclasses.replace(
+      output, logits=put(output.logits, "logits_btv")
+    )
+    return output, fed.cache.replace(
+      keys=(kv[0],), values=(kv[1],), length=fed.start + tokens.shape[1]
+    )
+
+  return LanguageModel(
+    vocab_size=config.vocab_size,
+    init_cache=init_cache,
+    apply=apply,
+    encode=encode,
+    read=read,
+  )

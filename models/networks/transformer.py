@@ -1,0 +1,323 @@
+"""One configurable decoder-only transformer (Flax NNX).
+
+The embedding, the layers of `models.networks.layers`, the final norm and the
+output projection; and `as_language_model`, which turns the module into the pure
+functions that `specjax` decodes with.
+
+Letters in shapes as in `models.networks.layers`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from models.networks.layers import (
+  Layer,
+  TransformerConfig,
+  make_linear,
+  make_norm,
+  rotary_table,
+  tied_logits,
+)
+from models.networks.params import split
+from specjax import cache as cache_lib
+from specjax.cache import Cache, Visible
+from specjax.types import LanguageModel, ModelOutput
+
+FINAL = "final"
+# What a model returns of its hidden states, next to each other on the last
+# axis: i in 0..L is the residual stream that layer i is given (L: that after
+# the last layer), FINAL is that after the final norm, which logits are read of.
+Features = tuple[int | str, ...]
+
+
+def check_features(features: Features, num_layers: int) -> None:
+  """Raises ValueError unless all of them are there."""
+  for i in features:
+    if i != FINAL and not (isinstance(i, int) and 0 <= i <= num_layers):
+      raise ValueError(
+        f"features must be in 0..{num_layers} or {FINAL!r}, got {i!r}"
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class SkippedLayers:
+  """Sub-layers left out of a forward pass (self-speculative drafting).
+
+  Attributes:
+    attention: indices of layers whose attention is skipped.
+    mlp: indices of layers whose MLP is skipped.
+  """
+
+  attention: tuple[int, ...] = ()
+  mlp: tuple[int, ...] = ()
+
+  def check(self, num_layers: int) -> None:
+    """Raises ValueError if an index is not a layer of the model."""
+    for kind in ("attention", "mlp"):
+      wrong = [i for i in getattr(self, kind) if not 0 <= i < num_layers]
+      if wrong:
+        raise ValueError(
+          f"skipped {kind} layers {wrong} do not exist: the model has layers "
+          f"0..{num_layers - 1}"
+        )
+
+
+class Transformer(nnx.Module):
+  """Embedding, layers, final norm and output projection.
+
+  Args:
+    config: shapes and switches.
+    dtype: dtype of parameters and of activations (the softmax, the rotary
+      angles and the logits are float32).
+    rngs: for the initial weights.
+  """
+
+  def __init__(
+    self, config: TransformerConfig, *, dtype=jnp.float32, rngs: nnx.Rngs
+  ):
+    self.config = config
+    self.dtype = jnp.dtype(dtype)
+    embed = functools.partial(
+      nnx.Embed,
+      features=config.embed_dim,
+      dtype=dtype,
+      param_dtype=dtype,
+      embedding_init=nnx.initializers.normal(0.02),
+      rngs=rngs,
+    )
+    self.embed = embed(config.vocab_size)
+    if config.learned_positions:
+      self.position_embed = embed(config.max_positions)
+    self.layers = nnx.List(
+      [Layer(config, dtype, rngs=rngs) for _ in range(config.num_layers)]
+    )
+    self.final_norm = make_norm(config, config.embed_dim, dtype, rngs)
+    if not config.tied_embeddings:
+      self.lm_head = make_linear(
+        config.embed_dim, config.vocab_size, False, dtype, rngs
+      )
+
+  def __call__(
+    self,
+    tokens: Array,
+    cache: Cache | None = None,
+    *,
+    positions: Array | None = None,
+    mask: np.ndarray | None = None,
+    logits_at: Array | None = None,
+    segments: Array | None = None,
+    skipped: SkippedLayers = SkippedLayers(),
+    features: Features = (),
+  ) -> tuple[ModelOutput, Cache | None]:
+    """Feeds T tokens; see `specjax.types.LanguageModel.apply`.
+
+    Without a cache the tokens are whole rows (training). Rows may then be
+    packed from documents: `segments`, `i32[B, T]`, says which token is of which
+    document of its row, and `positions` where it stands there; tokens see those
+    of their own document alone.
+
+    Raises:
+      ValueError: for segments beside a cache.
+    """
+    c = self.config
+    skipped.check(c.num_layers)
+    fed = self.enter(
+      tokens, cache, positions=positions, mask=mask, segments=segments
+    )
+    x, cache = fed.x, fed.cache
+    keys, values, seen = [], [], {}
+    for i, layer in enumerate(self.layers):
+      seen[i] = x
+      x, kv = layer(
+        x,
+        fed.rotary,
+        fed.sees[c.window(i)],
+        None if cache is None else (cache.keys[i], cache.values[i]),
+        fed.start,
+        attention=i not in skipped.attention,
+        mlp=i not in skipped.mlp,
+      )
+      keys.append(kv and kv[0])
+      values.append(kv and kv[1])
+    if cache is not None:
+      cache = cache.replace(
+        keys=tuple(keys),
+        values=tuple(values),
+        length=fed.start + tokens.shape[1],
+      )
+    seen[c.num_layers] = x
+    return self.leave(x, logits_at, seen, features), cache
+
+  def enter(
+    self,
+    tokens: Array,
+    cache: Cache | None,
+    *,
+    positions: Array | None = None,
+    mask: np.ndarray | None = None,
+    segments: Array | None = None,
+  ) -> "Fed":
+    """What comes before the layers; arguments as of `__call__`."""
+    c = self.config
+    if segments is not None and cache is not None:
+      raise ValueError("segments are of whole rows, without a cache")
+    batch, fed = tokens.shape
+    start = jnp.zeros((batch,), jnp.int32) if cache is None else cache.length
+    if positions is None:
+      positions = start[:, None] + jnp.arange(fed)
+    windows = {c.window(i) for i in range(c.num_layers)}
+    sees: dict[int | None, Visible | Array]
+    if cache is not None:
+      cache = cache_lib.write_positions(cache, positions)
+      sees = {
+        w: cache_lib.visible(cache, positions, mask, window=w) for w in windows
+      }
+    else:
+      sees = {w: within_rows(positions, mask, segments, w) for w in windows}
+    x = self.embed(tokens)
+    if c.learned_positions:
+      # Drafted nodes may lie beyond the table (`LanguageModel.max_positions`).
+      x = x + self.position_embed(jnp.minimum(positions, c.max_positions - 1))
+    rotary = None if c.learned_positions else rotary_table(c, positions)
+    return Fed(x=x, rotary=rotary, sees=sees, start=start, cache=cache)
+
+  def leave(
+    self,
+    x: Array,
+    logits_at: Array | None = None,
+    seen: Mapping[int, Array] | None = None,
+    features: Features = (),
+  ) -> ModelOutput:
+    """What comes after the layers, of `x: [B, T, D]`; see `ApplyFn`.
+
+    Args:
+      x: what the last layer gave.
+      logits_at: which tokens' logits are wanted.
+      seen: what each layer was given, and after all of them x.
+      features: what to return of it.
+    """
+    read = hidden = self.final_norm(x)
+    if logits_at is not None:
+      read = jnp.take_along_axis(hidden, logits_at[..., None], axis=1)
+    if self.config.tied_embeddings:
+      logits = tied_logits(self.embed, read)
+    else:
+      logits = self.lm_head(read)
+    chosen = [hidden if i == FINAL else seen[i] for i in features]
+    return ModelOutput(
+      logits=logits.astype(jnp.float32),
+      features=jnp.concatenate(chosen, axis=-1) if chosen else None,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fed:
+  """What the layers need of T fed tokens.
+
+  Attributes:
+    x: `[B, T, D]`, the embedded tokens.
+    rotary: from `rotary_table`, or None.
+    sees: for every window size that some layer has, what its tokens see;
+      without a cache `bool[B, T, T]`.
+    start: `i32[B]`, the slot of the first fed token.
+    cache: with the tokens' positions recorded, or None.
+  """
+
+  x: Array
+  rotary: tuple[Array, Array] | None
+  sees: dict[int | None, Visible | Array]
+  start: Array
+  cache: Cache | None
+
+
+def within_rows(
+  positions: Array,
+  mask: np.ndarray | Array | None,
+  segments: Array | None = None,
+  window: int | None = None,
+) -> Array:
+  """Which tokens of whole rows see each other, without a cache.
+
+  Args:
+    positions: `i32[B, T]`, where each token stands in its document.
+    mask: `bool[T, T]` or `bool[B, T, T]`; None for a causal chain.
+    segments: `i32[B, T]`, of which document it is; None: a row is one.
+    window: sliding-window size, or None.
+
+  Returns:
+    `bool[B, T, T]`.
+  """
+  rows, fed = positions.shape
+  sees = jnp.asarray(np.tri(fed, dtype=bool) if mask is None else mask)
+  sees = jnp.broadcast_to(sees, (rows, fed, fed))
+  if window is not None:
+    sees &= positions[:, :, None] - positions[:, None, :] < window
+  if segments is not None:
+    sees &= segments[:, :, None] == segments[:, None, :]
+  return sees
+
+
+def as_language_model(
+  module: Transformer,
+  *,
+  skipped: SkippedLayers = SkippedLayers(),
+  features: Features = (),
+) -> tuple[LanguageModel, nnx.State]:
+  """Splits a module into pure functions and its parameters.
+
+  Args:
+    module: the network.
+    skipped: sub-layers to leave out. The functions then take the same
+      parameters and the same cache as the full model: the layers left out keep
+      their cache entries as they are.
+    features: what `ModelOutput.features` holds, see `Features`.
+
+  Returns:
+    The `LanguageModel` and the parameters to call it with.
+
+  Raises:
+    ValueError: for layers that are not there.
+  """
+  config = module.config
+  skipped.check(config.num_layers)
+  check_features(features, config.num_layers)
+  merge, params = split(module)
+
+  def init_cache(batch: int, slots: int) -> Cache:
+    return cache_lib.make_cache(
+      batch=batch,
+      slots=slots,
+      num_layers=config.num_layers,
+      num_kv_heads=config.num_kv_heads,
+      head_dim=config.head_dim,
+      dtype=module.dtype,
+      with_positions=any(config.windows or ()),
+    )
+
+  def apply(
+    params, tokens, cache, *, positions=None, mask=None, logits_at=None
+  ):
+    return merge(params)(
+      tokens,
+      cache,
+      positions=positions,
+      mask=mask,
+      logits_at=logits_at,
+      skipped=skipped,
+      features=features,
+    )
+
+  model = LanguageModel(
+    vocab_size=config.vocab_size,
+    max_positions=config.max_positions,
+    init_cache=init_cache,
+    apply=apply,
+    takes_rows=True,
+  )
+  return model, params

@@ -1,0 +1,377 @@
+"""Draws a chain under a depth policy: passes end as soon as no row goes on.
+
+The levels of a chain are unrolled, and each pass of the draft is made only if
+any row goes on. Rows that have stopped run along
+as long as others do, and what is drawn for them is not there: nodes of a
+`MASKED` chain, decided before they were drawn.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax import laws, warp
+from specjax import siblings as siblings_lib
+from specjax.adaptive import estimates
+from specjax.adaptive import policies as depth_lib
+from specjax.adaptive.estimates import Finished
+from specjax.adaptive.policies import Policy, Seen, Token
+from specjax.cache import Cache
+from specjax.cond_in_place import only_if
+from specjax.siblings import Siblings
+from specjax.structs import struct
+from specjax.tree import Form, Tree, take_node
+from specjax.types import (
+  Commit,
+  Context,
+  Draft,
+  Drafter,
+  ModelOutput,
+  Params,
+)
+
+
+@struct
+class Parts:
+  """`Params.draft`, where the policy has parameters of its own.
+
+  Attributes:
+    own: the drafter's, or None.
+    policy: what `Policy.accepts` is given first.
+  """
+
+  own: Any
+  policy: Any
+
+
+@struct
+class Drawn:
+  """What is kept of a draft until its round is over; G = 0 if nothing is.
+
+  Attributes:
+    top, confidence, hidden: as `Finished` has them.
+    log_p: `f32[B, G]`, of its tokens, in the laws that they were drawn from.
+    drafted: `i32[B]`, how many of them are there.
+  """
+
+  top: Array
+  confidence: Array
+  hidden: Array
+  log_p: Array
+  drafted: Array
+
+  @classmethod
+  def zeros(cls, rows: int, depth: int, width: int) -> "Drawn":
+    """Of no tokens."""
+    each = jnp.zeros((rows, depth), jnp.float32)
+    return cls(
+      top=each, confidence=each,
+      hidden=jnp.zeros((rows, depth, width), jnp.float32), log_p=each,
+      drafted=jnp.zeros(rows, jnp.int32),
+    )  # fmt: skip
+
+
+@struct
+class State:
+  """What a drafter with a policy remembers.
+
+  Attributes:
+    own: the drafter's state without it.
+    memory: the policy's.
+    drawn: the last draft.
+    passes: `i32[]`, passes of the draft that have been made, for all rows.
+  """
+
+  own: Any
+  memory: Any
+  drawn: Drawn
+  passes: Array
+
+
+# The logits of the newest tokens, `f32[B, V']`, and the hidden states that they
+# were read of, `f[B, H]`, or None.
+Said = tuple[Array, Array | None]
+
+
+def said(output: ModelOutput, node: Array) -> Said:
+  """What a model says of one of the tokens that each row was fed, `i32[B]`."""
+  hidden = output.features
+  if hidden is not None:
+    hidden = take_node(hidden, node)
+  return take_node(output.logits, node), hidden
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Passes:
+  """A round's passes of something that drafts a chain.
+
+  Attributes:
+    carry: what they begin with, a pytree.
+    first: `(carry, goes bool[B]) -> (Said, carry, passes i32[])`: what is said
+      after the root, and how many passes that took.
+    feed: `(carry, depth, tokens i32[B, 1]) -> (Said, carry)`.
+    close: `(carry, fed) -> (own state, target's cache)`, after so many levels
+      were fed, `i32[]`, -1 if not even the first pass was made.
+    before: passes that the round has made already.
+  """
+
+  carry: Any
+  first: Callable[[Any, Array], tuple[Said, Any, Array]]
+  feed: Callable[[Any, int, Array], tuple[Said, Any]]
+  close: Callable[[Any, Array], tuple[Any, Cache]]
+  before: int = 0
+
+
+def check(tree: Tree, siblings: Siblings, policy: Policy) -> None:
+  """Raises unless a policy can end that tree."""
+  if not isinstance(policy, Policy):
+    raise TypeError(
+      f"depth must be a specjax.adaptive.policies.Policy, got {policy!r}"
+    )
+  if not tree.is_chain or siblings is not siblings_lib.IID:
+    raise ValueError(
+      f"depth {policy.name!r} ends one path of tokens drawn 'iid', got "
+      f"parents {tree.parents} and siblings {siblings.name!r}"
+    )
+
+
+def drafter(
+  begin: Callable[[Params, Any, Cache, Context], Passes],
+  *,
+  inner: Drafter,
+  policy: Policy,
+  vocab_size: int,
+) -> Drafter:
+  """The drafter of a chain whose rows end by a policy.
+
+  Args:
+    begin: `(params, own state, target's cache, context) -> Passes`.
+    inner: the drafter without it, of the whole chain; all but its `propose` is
+      kept.
+    policy: when rows go on.
+    vocab_size: V, the number of real tokens.
+  """
+  check(inner.tree, inner.siblings, policy)
+  tree = dataclasses.replace(inner.tree, form=Form.MASKED)
+  most = tree.max_depth
+
+  def init(params, batch, slots, inputs):
+    kept = 0 if policy.learn is None else most
+    return State(
+      own=inner.init(_of_drafter(params), batch, slots, inputs),
+      memory=policy.begin(batch, most),
+      drawn=Drawn.zeros(batch, kept, policy.width if kept else 0),
+      passes=jnp.zeros((), jnp.int32),
+    )
+
+  def propose(params, state: State, target_cache, context):
+    passes = begin(_of_drafter(params), state.own, target_cache, context)
+    own = params.draft.policy if isinstance(params.draft, Parts) else None
+    return _draw(
+      policy,
+      own,
+      state,
+      passes,
+      context,
+      tree=tree,
+      siblings=inner.siblings,
+      vocab_size=vocab_size,
+    )
+
+  def prefill(params, state: State, commit: Commit):
+    # A text that goes on is a prompt: nothing is known of what follows it.
+    return dataclasses.replace(
+      state,
+      own=inner.prefill(_of_drafter(params), state.own, commit),
+      memory=policy.begin(len(commit.length), most),
+    )
+
+  def commit(params, state: State, commit: Commit):
+    memory = state.memory
+    if policy.learn is not None:
+      memory = policy.learn(memory, _finished(state.drawn, commit))
+    own = inner.commit(_of_drafter(params), state.own, commit)
+    return dataclasses.replace(state, own=own, memory=memory)
+
+  def row_axes(state: State) -> Any:
+    of_rows = lambda tree: jax.tree.map(lambda x: 0, tree)
+    return State(
+      own=inner.row_axes(state.own),
+      memory=of_rows(state.memory),
+      drawn=of_rows(state.drawn),
+      passes=None,  # type: ignore[arg-type]
+    )
+
+  return dataclasses.replace(
+    inner,
+    name=f"{inner.name}, depth {policy.name}",
+    # A policy that learns is taught by the draft that it let grow.
+    reads_anew=inner.reads_anew and policy.learn is None,
+    tree=tree,
+    init=init,
+    propose=propose,
+    prefill=prefill,
+    commit=commit,
+    row_axes=row_axes,
+  )
+
+
+def _of_drafter(params: Params) -> Params:
+  """The parameters without the policy's."""
+  if not isinstance(params.draft, Parts):
+    return params
+  return dataclasses.replace(params, draft=params.draft.own)
+
+
+def _finished(drawn: Drawn, commit: Commit) -> Finished:
+  """The round that a draft was made for."""
+  assert commit.target_log_probs is not None  # of a round
+  depth = drawn.top.shape[1]
+  log_q = laws.token_log_prob(
+    commit.target_log_probs[:, :depth], commit.tokens[:, 1 : depth + 1]
+  )
+  return Finished(
+    top=drawn.top,
+    confidence=drawn.confidence,
+    hidden=drawn.hidden,
+    accept=laws.acceptance(log_q.astype(jnp.float32), drawn.log_p),
+    drafted=drawn.drafted,
+    kept=commit.count - 1,
+    active=commit.count > 0,
+  )
+
+
+def _draw(
+  policy: Policy,
+  params: Any,
+  state: State,
+  passes: Passes,
+  context: Context,
+  *,
+  tree: Tree,
+  siblings: Siblings,
+  vocab_size: int,
+) -> tuple[Draft, State, Cache]:
+  """Draws until no row goes on; see `drafter`."""
+  rows = len(context.length)
+  even = -np.log(vocab_size)
+  carry, made = passes.carry, jnp.full((), passes.before, jnp.int32)
+  fed = jnp.full((), -1, jnp.int32)
+  goes = jnp.ones(rows, bool)
+  seen = Seen(
+    level=0,
+    bins=jnp.full(rows, estimates.ROOT, jnp.int32),
+    confidence=jnp.full(rows, jnp.inf, jnp.float32),
+    survival=jnp.ones(rows, jnp.float32),
+    memory=state.memory,
+  )
+  tokens, there = [context.root], [jnp.ones((rows, 1), bool)]
+  drawn_from, known, log_p = [], [], []
+  for level in range(tree.max_depth):
+    goes = policy.goes_on(seen, goes & (level < context.max_depth))
+
+    def go_on(carry, level=level, goes=goes, newest=tokens[-1]):
+      if level == 0:
+        said, carry, count = passes.first(carry, goes)
+      else:
+        said, carry = passes.feed(carry, level, newest)
+        count = jnp.ones((), jnp.int32)
+      logits, hidden = said
+      logits = logits[:, :vocab_size]
+      law = laws.heal(warp.warp(logits[:, None], context.sampling)[:, 0])
+      if not policy.width:
+        hidden = None
+      return (law, depth_lib.plain_law(logits), hidden), carry, count
+
+    said, _, _ = jax.eval_shape(go_on, carry)
+    _check_width(policy, said[2])
+    (law, plain, hidden), carry, count = _if_any(goes, go_on, carry, even)
+    made, fed = made + count, fed + (count > 0)
+    drawn = context.draw(range(level + 1, level + 2), law[:, None])[:, 0]
+    token = Token(
+      top=jnp.exp(jnp.max(plain, axis=-1)),
+      confidence=jnp.exp(laws.token_log_prob(plain, drawn)),
+      hidden=hidden,
+      temperature=context.sampling.temperature,
+    )
+    tokens.append(drawn[:, None])
+    there.append(goes[:, None])
+    drawn_from.append(law)
+    known.append(token)
+    log_p.append(laws.token_log_prob(law, drawn).astype(jnp.float32))
+    if level + 1 < tree.max_depth:
+      accept = policy.accepts(params, state.memory, token)
+      seen = Seen(
+        level=level + 1,
+        bins=estimates.bin_of(token.top),
+        confidence=token.confidence,
+        survival=seen.survival * accept,
+        memory=state.memory,
+      )
+  own, target_cache = passes.close(carry, fed)
+  here = jnp.concatenate(there, axis=1)
+  kept = state.drawn
+  if policy.learn is not None:
+    stacked = lambda name: jnp.stack([getattr(x, name) for x in known], axis=1)
+    kept = dataclasses.replace(
+      kept,
+      top=stacked("top"),
+      confidence=stacked("confidence"),
+      log_p=jnp.stack(log_p, axis=1),
+      hidden=stacked("hidden").astype(jnp.float32)
+      if policy.width
+      else kept.hidden,
+    )
+  count = jnp.sum(here[:, 1:], axis=1, dtype=jnp.int32)
+  state = dataclasses.replace(
+    state,
+    own=own,
+    drawn=dataclasses.replace(kept, drafted=count),
+    passes=state.passes + made,
+  )
+  draft = Draft(
+    tree=tree,
+    siblings=siblings,
+    tokens=jnp.concatenate(tokens, axis=1),
+    log_probs=jnp.stack([drawn_from[0], *drawn_from], axis=1),
+    parents=jnp.where(here, np.array(tree.parents, np.int32), -1),
+  )
+  return draft, state, target_cache
+
+
+def _if_any(
+  goes: Array, function: Callable[[Any], tuple], carry: Any, otherwise: float
+) -> tuple[Any, Any, Array]:
+  """A pass of the draft that is made if any row goes on.
+
+  Args:
+    goes: `bool[B]`.
+    function: `carry -> (what is said, carry, passes i32[])`.
+    carry: with the caches.
+    otherwise: what is said where there is no pass, at every place.
+
+  Returns:
+    As the function.
+  """
+  shapes = jax.eval_shape(function, carry)[0]
+  said = jax.tree.map(lambda x: jnp.full(x.shape, otherwise, x.dtype), shapes)
+  return only_if(
+    jnp.any(goes),
+    lambda now: function(now[1]),
+    (said, carry, jnp.zeros((), jnp.int32)),
+  )
+
+
+def _check_width(policy: Policy, hidden: Any) -> None:
+  """Raises ValueError unless hidden states are as wide as the policy reads."""
+  width = 0 if hidden is None else hidden.shape[-1]
+  if width != policy.width:
+    raise ValueError(
+      f"depth {policy.name} reads hidden states of width {policy.width}, and "
+      f"the draft gives {width or 'none'}"
+    )

@@ -1,0 +1,401 @@
+"""How deep a row drafts: rules that decide before each token is drawn.
+
+A policy is asked after every drafted token whether the row goes on. It sees
+what is known then: the tokens drafted so far, the laws they were drawn from,
+and what finished rounds have taught. Not the next token, nor its law, for which
+a pass of the draft would have to be paid. So the depth is decided before the
+next token is drawn, no token that was drawn is taken back, and every lossless
+rule stays lossless (docs/adaptive.md has the proof).
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax import laws, named, suggestions
+from specjax.adaptive import estimates
+from specjax.adaptive.estimates import BINS, Estimates, Finished
+from specjax.structs import struct
+
+
+@struct
+class Token:
+  """What is known of a token that was just drawn.
+
+  Attributes:
+    top: `f32[B]`, the largest probability of its law at temperature 1.
+    confidence: `f32[B]`, its own in that.
+    hidden: `f[B, H]`, the draft's hidden state that the law was read of; None
+      where the draft gives none.
+    temperature: `f32[B]`, that of the sampling.
+  """
+
+  top: Array
+  confidence: Array
+  hidden: Array | None
+  temperature: Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Seen:
+  """What a policy may look at after `level` drafted tokens.
+
+  Attributes:
+    level: how many there are; static.
+    bins: `i32[B]`, of the law that the newest was drawn from
+      (`estimates.bin_of`); ROOT at first.
+    confidence: `f32[B]`, the newest one's own probability in the draft's law at
+      temperature 1; infinite at the root.
+    survival: `f32[B]`, the product of what the policy `accepts` so far.
+    memory: what finished rounds have left.
+  """
+
+  level: int
+  bins: Array
+  confidence: Array
+  survival: Array
+  memory: Any
+
+
+def _sure(params: Any, memory: Any, token: Token) -> Array:
+  del params, memory
+  return jnp.ones_like(token.top)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Policy:
+  """When a row goes on drafting: while its gain is above its price.
+
+  Attributes:
+    name: as in `get`, with its parameters.
+    gain: `Seen -> f32[B]`.
+    price: `Seen -> f32[B]`.
+    accepts: `(own parameters, memory, Token) -> f32[B]`, the chance that a
+      token is accepted if those before it are.
+    begin: `(rows, G) -> memory`, a pytree whose arrays have rows first.
+    learn: `(memory, Finished) -> memory`, after a round; None: nothing is
+      learned, and nothing of a round is kept until it is over.
+    shared: whether all rows go on as long as the mean gain is above the mean
+      price, of the rows that are allowed so deep (on a mesh, of a device's).
+    width: H, of the draft's hidden states that it reads; 0 for none.
+  """
+
+  name: str
+  gain: Callable[[Seen], Array]
+  price: Callable[[Seen], Array]
+  accepts: Callable[[Any, Any, Token], Array] = _sure
+  begin: Callable[[int, int], Any] = lambda rows, depth: ()
+  learn: Callable[[Any, Finished], Any] | None = None
+  shared: bool = False
+  width: int = 0
+
+  def goes_on(self, seen: Seen, allowed: Array) -> Array:
+    """Which of the rows that may draft the next token do, `bool[B]`."""
+    gain, price = self.gain(seen), self.price(seen)
+    if self.shared:
+      total = lambda x: jnp.sum(jnp.where(allowed, x, 0))
+      gain, price = total(gain), total(price)
+    return allowed & (gain > price)
+
+
+def fixed(*, depth: int = 6) -> Policy:
+  """Always so many tokens, or as many as the tree has."""
+  if depth < 0:
+    raise ValueError(f"depth must be >= 0, got {depth}")
+  return Policy(
+    name=str(depth),
+    gain=lambda seen: jnp.full_like(seen.survival, float(seen.level < depth)),
+    price=_constant(0.0),
+  )
+
+
+def recorded(*, width: int = 0) -> Policy:
+  """All tokens, always; the last round is kept, for those who study rounds.
+
+  Args:
+    width: of the draft's hidden states, if they are to be kept too.
+  """
+  if width < 0:
+    raise ValueError(f"width must be >= 0, got {width}")
+  return Policy(
+    name=f"recorded(width={width})",
+    gain=lambda seen: seen.survival,
+    price=_constant(0.0),
+    begin=lambda rows, depth: Finished.zeros(rows, depth, width),
+    learn=lambda memory, round_: round_,
+    width=width,
+  )
+
+
+def confidence(*, threshold: float = 0.4) -> Policy:
+  """Until a token whose own probability is not above the threshold.
+
+  Such a token is kept. So do Hugging Face's `assistant_confidence_threshold`,
+  whose default this is, and Kangaroo, which stops below the law's largest
+  probability.
+  """
+  _check_share("threshold", threshold)
+  return Policy(
+    name=f"confidence(threshold={threshold:g})",
+    gain=lambda seen: seen.confidence,
+    price=_constant(threshold),
+  )
+
+
+@struct
+class Exit:
+  """What `exits` remembers.
+
+  Attributes:
+    threshold: `f32[B]`.
+    matched: `f32[B]`, running mean of the share of drafted tokens that stood.
+  """
+
+  threshold: Array
+  matched: Array
+
+
+def exits(
+  *,
+  acceptance: float = 0.9,
+  threshold: float = 0.6,
+  step: float = 0.01,
+  keep_matched: float = 0.5,
+  keep_threshold: float = 0.9,
+) -> Policy:
+  """`confidence` with a threshold that follows what is accepted.
+
+  Draft and Verify (Zhang et al., ACL 2024, section 4.1). With m the running
+  mean of the share of drafted tokens that stood and h the threshold, after
+  every round of a row
+
+    m <- keep_matched m + (1 - keep_matched) share
+    h <- keep_threshold h + (1 - keep_threshold) t,
+
+  where t is h + step if m < acceptance, else h if the chain was drafted whole,
+  else h - step; h stays in [0, 1]. The paper begins a run with m = 0 and one
+  threshold for all its prompts; here each row has its own, and begins anew with
+  its prompt. The released mode that drafts the likeliest token and claims the
+  softmax is lossy, and not here.
+
+  Args:
+    acceptance: the share of drafted tokens that is aimed at; alpha there.
+    threshold: the first one, of the draft's law at temperature 1.
+    step: epsilon there.
+    keep_matched, keep_threshold: beta_1 and beta_2 there.
+  """
+  shares = {
+    "acceptance": acceptance, "threshold": threshold, "step": step,
+    "keep_matched": keep_matched, "keep_threshold": keep_threshold,
+  }  # fmt: skip
+  for name, value in shares.items():
+    _check_share(name, value)
+
+  def learn(now: Exit, round_: Finished) -> Exit:
+    h, drafted = now.threshold, round_.drafted
+    share = round_.kept / jnp.maximum(drafted, 1)
+    m = keep_matched * now.matched + (1 - keep_matched) * share
+    down = jnp.where(drafted == round_.accept.shape[1], h, h - step)
+    target = jnp.where(m < acceptance, h + step, down)
+    moved = keep_threshold * h + (1 - keep_threshold) * target
+    counts = round_.active & (drafted > 0)
+    return Exit(
+      threshold=jnp.where(counts, jnp.clip(moved, 0, 1), h),
+      matched=jnp.where(counts, m, now.matched),
+    )
+
+  def begin(rows, depth):
+    del depth
+    full = lambda value: jnp.full(rows, value, jnp.float32)
+    return Exit(threshold=full(threshold), matched=full(0.0))
+
+  return Policy(
+    name=f"exits(acceptance={acceptance:g},threshold={threshold:g})",
+    gain=lambda seen: seen.confidence,
+    price=lambda seen: seen.memory.threshold,
+    begin=begin,
+    learn=learn,
+  )
+
+
+def survival(*, threshold: float = 0.25) -> Policy:
+  """While the next token is reached and accepted with more than that chance."""
+  _check_share("threshold", threshold)
+  return _estimating(
+    f"survival(threshold={threshold:g})", _worth, _constant(threshold)
+  )
+
+
+def optimal(*, cost: float = 0.1, rows: int = 1) -> Policy:
+  """While the next token gains more than its pass costs, at the row's own rate.
+
+  `survival` with the threshold `rate * cost`: the optimal one in the monotone
+  case (`specjax.theory.stopping.myopic`). The rate is the row's own, measured
+  over its rounds, so that every round is a step of Dinkelbach's iteration.
+
+  A batch pays for a level as long as any of its rows goes on, so that for all
+  rows together a level pays if their mean gain is above their mean price
+  (`together`). A row knows its own gain alone. Of the others it supposes that
+  they are as itself in a round of any kind, whatever this round is: its gain is
+  the mean of its own and of `rows - 1` typical ones (`Estimates.typical`). For
+  many rows that is a static depth, the best one by its own acceptances, as it
+  should be; and a row still depends on no other.
+
+  Args:
+    cost: of a pass of the draft over one token, for all rows, where a round
+      that drafts nothing costs 1, verification as wide as ever.
+    rows: that pay for a pass together.
+  """
+  if not cost >= 0:
+    raise ValueError(f"cost must be >= 0, got {cost}")
+  if rows < 1:
+    raise ValueError(f"rows must be >= 1, got {rows}")
+  more = f",rows={rows}" if rows > 1 else ""
+  return by_rate(cost, rows, name=f"optimal(cost={cost:g}{more})")
+
+
+def by_rate(
+  cost: Array | float, rows: Array | int, *, name: str = "optimal"
+) -> Policy:
+  """As `optimal`, of numbers that may be traced, and are not checked."""
+
+  def gain(seen: Seen) -> Array:
+    others = seen.memory.typical(seen.level)
+    return (_worth(seen) + (rows - 1) * others) / rows
+
+  return _estimating(name, gain, lambda seen: seen.memory.rate * cost, cost)
+
+
+def predicted(
+  accepts: Callable[[Any, Token], Array],
+  *,
+  width: int,
+  threshold: float = 0.7,
+  head: str = "",
+) -> Policy:
+  """Until some drafted token is rejected with more than that chance.
+
+  SpecDec++ (Huang et al., COLM 2025): a trained head says how likely each token
+  is accepted, and the row stops once one minus their product is above the
+  threshold. The newest token is kept.
+
+  Args:
+    accepts: `(parameters, Token) -> f32[B]`; the parameters are those of
+      `adaptive.Parts`.
+    width: H, of the draft's hidden states that it reads.
+    threshold: the released code has 0.3.
+    head: what it is called, for names.
+  """
+  _check_share("threshold", threshold)
+  return Policy(
+    name=f"predicted(head={head},threshold={threshold:g})",
+    gain=lambda seen: seen.survival,
+    price=_constant(1 - threshold),
+    accepts=lambda params, memory, token: accepts(params, token),
+    width=width,
+  )
+
+
+def table(limits: Sequence[Sequence[float]] | np.ndarray) -> Policy:
+  """While survival is above a limit of its level and bin.
+
+  Args:
+    limits: `f[G, BINS + 1]`, as `specjax.theory.stopping.thresholds` says for
+      the process of a pair: the optimum of that process.
+  """
+  limits = np.asarray(limits, np.float32)
+  if limits.ndim != 2 or limits.shape[1] != BINS + 1:
+    raise ValueError(
+      f"limits must be [levels, {BINS + 1}], got shape {limits.shape}"
+    )
+
+  def price(seen):
+    if seen.level >= len(limits):
+      return jnp.full_like(seen.survival, jnp.inf)
+    return jnp.asarray(limits[seen.level])[seen.bins]
+
+  return _estimating("table", lambda seen: seen.survival, price)
+
+
+def together(policy: Policy) -> Policy:
+  """One depth for all rows, by their mean gain and price.
+
+  A row's law stays what it was, and the rows stay independent; but which tokens
+  a seed gives then depends on the rows beside it.
+  """
+  return dataclasses.replace(
+    policy, name=f"together({policy.name})", shared=True
+  )
+
+
+def _estimating(
+  name: str,
+  gain: Callable[[Seen], Array],
+  price: Callable[[Seen], Array],
+  cost: Array | float = 0.0,
+) -> Policy:
+  """A policy by estimated survival."""
+  return Policy(
+    name=name,
+    gain=gain,
+    price=price,
+    accepts=lambda params, memory, token: memory.acceptance(
+      estimates.bin_of(token.top)
+    ),
+    begin=lambda rows, depth: Estimates.zeros(rows),
+    learn=lambda memory, round_: estimates.learn(memory, round_, cost),
+  )
+
+
+def _worth(seen: Seen) -> Array:
+  return seen.survival * seen.memory.of_next(seen.bins)
+
+
+def _constant(value: float) -> Callable[[Seen], Array]:
+  return lambda seen: jnp.full_like(seen.survival, value)
+
+
+def _check_share(name: str, value: float) -> None:
+  if not 0 <= value <= 1:
+    raise ValueError(f"{name} must be in [0, 1], got {value}")
+
+
+FACTORIES: dict[str, Callable[..., Policy]] = {
+  "fixed": fixed,
+  "recorded": recorded,
+  "confidence": confidence,
+  "exits": exits,
+  "survival": survival,
+  "optimal": optimal,
+}
+
+
+def get(text: str) -> Policy:
+  """The policy that is written so.
+
+  Args:
+    text: a number of tokens, or a name of `FACTORIES`, with parameters or
+      without: `"6"`, `"survival"`, `"confidence(threshold=0.4)"`.
+
+  Raises:
+    ValueError: if there is none, or its parameters are out of range.
+  """
+  if text.isascii() and text.isdigit():
+    return fixed(depth=int(text))
+  bare, bracket, _ = text.partition("(")
+  if bare not in FACTORIES:
+    raise ValueError(
+      f"unknown depth {text!r:.80}{suggestions.guess(bare, FACTORIES)}, "
+      f"expected a number or one of {list(FACTORIES)}"
+    )
+  return named.make("depth", text if bracket else f"{text}()", FACTORIES)
+
+
+def plain_law(logits: Array) -> Array:
+  """The draft's own law at temperature 1; uniform where it is NaN."""
+  return laws.heal(jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1))

@@ -1,0 +1,129 @@
+"""Target passes that are no wider than what was drafted.
+
+Shapes are static, so the target is fed all F tokens of a draft's form, whether
+they are there or not. A decoder may have passes of narrower widths too. Each
+round then takes the narrowest one that holds every node that is there, in any
+row that goes on. So a round for which a drafter finds nothing costs a plain
+step, and a depth policy saves verification beside draft passes.
+
+A token's law does not change, since nobody looks at what is not there: a pass
+only differs in how its sums are rounded. Each width is a pass more to compile.
+It is the in-loop form of the verification widths that SmartSpec (Liu et al.,
+2024) and AdaSpec (Huang et al., 2025) choose on the host.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax.cache import Cache
+from specjax.cond_in_place import only_if
+from specjax.tree import Form, Tree
+from specjax.types import Draft, ModelOutput
+
+
+def check(widths: Sequence[int], tree: Tree) -> None:
+  """Raises ValueError unless a tree's rounds can have passes of these widths.
+
+  Args:
+    widths: fed tokens of each narrower pass.
+    tree: what is drafted; it feeds F tokens at most.
+  """
+  if not widths:
+    return
+  if tree.form is Form.FIXED or tree.lanes:
+    what = "lanes" if tree.lanes else "a fixed form"
+    raise ValueError(
+      f"widths are for drafts whose nodes may not be there, got a tree with "
+      f"{what}, which is always fed whole"
+    )
+  rising = all(a < b for a, b in itertools.pairwise(widths))
+  if not (rising and 1 <= widths[0] and widths[-1] < tree.num_fed):
+    raise ValueError(
+      f"widths must rise within 1..{tree.num_fed - 1} (a draft feeds "
+      f"{tree.num_fed} tokens at most), got {tuple(widths)}"
+    )
+
+
+def within(widths: Sequence[int], tree: Tree) -> tuple[int, ...]:
+  """Those of some widths that a tree's rounds can have, without an error."""
+  if tree.form is Form.FIXED or tree.lanes:
+    return ()
+  return tuple(sorted({w for w in widths if 1 <= w < tree.num_fed}))
+
+
+def choose(
+  widths: tuple[int, ...], draft: Draft, done: Array
+) -> tuple[Array, Array]:
+  """The narrowest pass that holds what is there.
+
+  Args:
+    widths: of the narrower passes, rising.
+    draft: what was drafted.
+    done: `bool[B]`, rows whose drafts nobody looks at.
+
+  Returns:
+    Which pass, `i32[]`, the whole one last; and how many tokens it feeds.
+  """
+  all_widths = np.asarray([*widths, draft.tree.num_fed], np.int32)
+  there = draft.topology().there & ~done[:, None]
+  needed = jnp.max(jnp.where(there, np.arange(1, all_widths[-1] + 1), 1))
+  index = jnp.sum(needed > all_widths[:-1], dtype=jnp.int32)
+  return index, jnp.asarray(all_widths)[index]
+
+
+def apply(
+  model: Callable[..., tuple[ModelOutput, Cache]],
+  widths: tuple[int, ...],
+  index: Array | None,
+  params: Any,
+  tokens: Array,
+  cache: Cache,
+  *,
+  positions: Array,
+  mask: Array | np.ndarray | None,
+) -> tuple[ModelOutput, Cache]:
+  """One of several passes of a model, by index.
+
+  Args:
+    model: `LanguageModel.apply`.
+    widths: of the narrower passes, rising.
+    index: from `choose`; None for the whole pass.
+    params: the model's.
+    tokens: `i32[B, F]`.
+    cache: as the model's.
+    positions: `i32[B, F]`.
+    mask: `bool[B or 1, F, F]`, or None for a chain.
+
+  Returns:
+    The output at all F tokens, 0 at those that were not fed, and the cache.
+  """
+  width = tokens.shape[1]
+
+  def over(fed: int, carry: tuple[Any, Cache]) -> tuple[ModelOutput, Cache]:
+    output, cache = model(
+      params,
+      tokens[:, :fed],
+      carry[1],
+      positions=positions[:, :fed],
+      mask=None if mask is None else mask[..., :fed, :fed],
+    )
+    if fed == width:
+      return output, cache
+    unfed = lambda x: ((0, 0), (0, width - fed), *[(0, 0)] * (x.ndim - 2))
+    return jax.tree.map(lambda x: jnp.pad(x, unfed(x)), output), cache
+
+  if index is None:
+    return over(width, (None, cache))
+  shapes, _ = jax.eval_shape(functools.partial(over, width), (None, cache))
+  unknown = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+  carry = unknown, cache
+  for which, fed in enumerate((*widths, width)):
+    carry = only_if(index == which, functools.partial(over, fed), carry)
+  return carry

@@ -1,0 +1,98 @@
+"""A block in one pass: drafted tokens are masks that all see each other.
+
+DFlash (Chen et al., 2026) feeds the newest token and a mask for each token
+after it through a few layers, which read the target's features of all tokens
+before, and gives at every mask a law for the token that belongs there. The
+laws are of one pass, and none knows what is drawn from the others: marginals,
+of which `specjax.drafters.shared.marginals` makes drafts, drawn or certain.
+
+What was published takes the likeliest token of each mask and lets the target
+decide: a certain chain under `match`, which is lossless.
+
+The head's cache holds what its layers read of the feature of token i in slot i.
+Features are read as soon as their tokens stand; a block is written behind them
+and never kept.
+"""
+
+import jax.numpy as jnp
+from jax import Array
+
+from specjax import siblings as siblings_lib
+from specjax.cache import Cache
+from specjax.drafters.shared import marginals
+from specjax.siblings import IID, Siblings
+from specjax.tree import Tree
+from specjax.types import BlockModel, Commit, Drafter
+
+
+def drafter(
+  model: BlockModel,
+  *,
+  tree: Tree,
+  siblings: Siblings | str = IID,
+  vocab_size: int,
+) -> Drafter:
+  """Drafts with one pass over a block, whatever the tree.
+
+  Args:
+    model: the head, whose parameters are `Params.draft`.
+    tree: what every proposal fills; not deeper than the block. One whose
+      parents are data (`specjax.tree.bound`) gets the likeliest nodes of the
+      product of the laws.
+    siblings: how the children of a node are drawn, or the name of it in
+      `specjax.siblings`. GIVEN: they are not drawn, but certain.
+    vocab_size: V, the number of real tokens.
+
+  Returns:
+    The `Drafter`, whose state is the head's cache. Its target has to give the
+    features that the head reads.
+
+  Raises:
+    ValueError: if the tree does not suit the block, the siblings or the
+      vocabulary.
+  """
+  siblings = siblings_lib.get(siblings)
+  marginals.check("parallel", model.num_depths, tree, siblings, vocab_size)
+
+  def init(params, batch, slots, inputs):
+    del params, inputs
+    return model.init_cache(batch, slots + model.num_depths + 1)
+
+  def read(params, cache: Cache, commit: Commit) -> Cache:
+    features = _along_the_path(commit, model.num_features)
+    cache = cache.replace(length=commit.start)
+    cache = model.read(params.draft, features, cache)
+    return cache.replace(length=commit.length - 1)
+
+  def propose(params, cache, target_cache, context):
+    cache = cache.replace(length=context.length - 1)
+    logits, cache = model.say(params.draft, context.root, cache)
+    draft = marginals.draft(
+      logits, context, tree=tree, siblings=siblings, vocab_size=vocab_size
+    )
+    return draft, cache, target_cache
+
+  return Drafter(
+    name="parallel",
+    tree=tree,
+    siblings=siblings,
+    init=init,
+    prefill=read,
+    propose=propose,
+    commit=read,
+    passes=(model.num_depths + 1,),
+    max_positions=model.max_positions,
+    reads_anew=True,
+  )
+
+
+def _along_the_path(commit: Commit, width: int) -> Array:
+  """The target's features of what stands, in order, `f[B, W, F]`."""
+  features = commit.target_output.features
+  if features is None or features.shape[-1] != width:
+    given = "none" if features is None else str(features.shape[-1])
+    raise ValueError(
+      f"this head reads {width} features of the target, which gives {given} "
+      "(build it with features=)"
+    )
+  return jnp.take_along_axis(features, commit.path[..., None], axis=1)

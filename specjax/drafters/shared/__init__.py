@@ -1,0 +1,1 @@
+"""What several drafters share: drawn trees, likeliest trees, lookups."""

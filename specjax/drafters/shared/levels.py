@@ -1,0 +1,153 @@
+"""A tree is drawn level by level, whatever says the laws.
+
+What drafters differ in is where the logits after a node come from: a model that
+reads the drafted tokens, heads that know no tokens, or a layer that is fed its
+own hidden state.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax import laws, random, warp
+from specjax import siblings as siblings_lib
+from specjax.siblings import Siblings
+from specjax.tree import Tree
+from specjax.types import Context, Draft
+
+# `(carry, depth, i32[B, W]) -> (f32[B, W, V'], carry)`: the logits after the
+# nodes of a depth, W of them, whose tokens have just been drawn.
+Feed = Callable[[Any, int, Array], tuple[Array, Any]]
+
+
+def draw_tree(
+  root_logits: Array,
+  feed: Feed,
+  carry: Any,
+  context: Context,
+  *,
+  tree: Tree,
+  siblings: Siblings,
+  vocab_size: int,
+) -> tuple[Draft, Any]:
+  """Draws a tree of static form, each node from its own law.
+
+  Args:
+    root_logits: `f32[B, V']`, those after the root.
+    feed: gives the logits of a level; not asked for the deepest.
+    carry: what it is given first.
+    context: the round's.
+    tree: the token tree.
+    siblings: how the children of a node are drawn.
+    vocab_size: V, the number of real tokens.
+
+  Returns:
+    The draft, and what `feed` carried last. Where logits are NaN the law is
+    uniform.
+  """
+  noise = None
+  if siblings.with_noise:
+    ahead = jnp.arange(tree.max_depth + 1, dtype=jnp.int32)
+    noise = random.position_noise(
+      context.row_keys,
+      context.length[:, None] + ahead,
+      len(tree.children[0]),
+      vocab_size,
+    )
+
+  def law_of(logits):  # [B, W, V'] -> [B, W, V]
+    logits = logits[..., :vocab_size]
+    if siblings.deterministic:
+      law = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+    else:
+      law = warp.warp(logits, context.sampling)
+    return laws.heal(law)
+
+  law = law_of(root_logits[:, None])
+  tokens, all_laws = [context.root], [jnp.full_like(law, -jnp.inf)]
+  for depth, level in enumerate(tree.levels[1:], start=1):
+    if noise is not None:
+      above = tree.levels[depth - 1].start
+      parents = np.array([tree.parents[n] for n in level], np.int32) - above
+      drawn_from = law[:, parents]
+      drawn = random.race(noise[:, :, depth - 1], drawn_from)  # [B, K]
+    else:
+      drawn, drawn_from = _draw_level(tree, siblings, depth, law, context)
+    tokens.append(drawn)
+    all_laws.append(drawn_from)
+    if depth == tree.max_depth:
+      break
+    logits, carry = feed(carry, depth, drawn)
+    law = law_of(logits)
+  draft = Draft(
+    tree=tree,
+    siblings=siblings,
+    tokens=jnp.concatenate(tokens, axis=1),
+    log_probs=jnp.concatenate(all_laws, axis=1),
+    noise=noise,
+  )
+  return draft, carry
+
+
+def positions(root: Array, depth: int, drawn: Array) -> Array:
+  """`i32[B, W]`, where the tokens of a depth stand, the root at `root`."""
+  return jnp.broadcast_to((root + depth)[:, None], drawn.shape)
+
+
+def mask(tree: Tree, depth: int) -> np.ndarray | None:
+  """What the nodes of a depth see of all nodes fed up to it, the root apart."""
+  if tree.is_chain:
+    return None
+  level = tree.levels[depth]
+  return tree.ancestors[level.start : level.stop, 1 : level.stop]
+
+
+def _draw_level(
+  tree: Tree, siblings: Siblings, depth: int, law: Array, context: Context
+) -> tuple[Array, Array]:
+  """Draws the nodes of one depth, eldest siblings first.
+
+  Args:
+    tree: the token tree.
+    siblings: how the children of a node are drawn.
+    depth: at least 1.
+    law: `f32[B, W, V]`, the model's laws at the nodes of the depth above.
+    context: the round's, of which it draws.
+
+  Returns:
+    `i32[B, W']`, the tokens, and `f32[B, W', V]`, what each was drawn from.
+  """
+  level, above = tree.levels[depth], tree.levels[depth - 1]
+  parents = np.array([tree.parents[n] for n in level], np.int32) - above.start
+  if siblings.independent:
+    drawn_from = law[:, parents]
+    return context.draw(level, drawn_from), drawn_from
+  heads, family = np.unique(parents, return_inverse=True)
+  sizes, rank = np.bincount(family), tree.rank[level.start : level.stop]
+  place = np.zeros((len(heads), sizes.max()), np.int32)  # in the level
+  place[family, rank] = np.arange(len(level))
+
+  def draw(found, r):  # child r of each node that has so many
+    tokens, drawn_from = found  # [B, F, C], [B, F, C, V]
+    some = np.flatnonzero(sizes > r) if isinstance(r, int) else slice(None)
+    child_law = siblings.child(
+      law[:, heads[some]],
+      siblings_lib.elders(tokens[:, some], r),
+      sizes[some],
+    )
+    nodes = level.start + (
+      place[some, r] if isinstance(r, int) else jnp.asarray(place)[:, r]
+    )
+    tokens = tokens.at[:, some, r].set(context.draw(nodes, child_law))
+    return (tokens, drawn_from.at[:, some, r].set(child_law)), None
+
+  tokens = jnp.zeros((len(law), *place.shape), jnp.int32)
+  empty = jnp.zeros((*tokens.shape, law.shape[-1]), law.dtype)
+  (tokens, drawn_from), _ = siblings_lib.in_turn(
+    draw, (tokens, empty), place.shape[1]
+  )
+  return tokens[:, family, rank], drawn_from[:, family, rank]

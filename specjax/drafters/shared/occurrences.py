@@ -1,0 +1,201 @@
+"""Where a text's end has occurred before, and how it went on there.
+
+The statistics of a row are its own text: no table is kept beside the buffer,
+so that there is nothing to fill, to evict from or to clear.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from specjax.drafters.shared import tries
+from specjax.structs import struct
+from specjax.tree import Tree, bound
+
+
+@struct
+class Occurrences:
+  """Continuations that were found; K a row, D tokens each.
+
+  Attributes:
+    tokens: `i32[B, K, D]`.
+    there: `bool[B, K, D]`; nothing is there behind what is not.
+    match: `i32[B, K]`, how many of the text's last tokens stand before each, 0
+      where nothing was found. It does not increase with k.
+  """
+
+  tokens: Array
+  there: Array
+  match: Array
+
+
+def in_text(
+  tokens: Array, length: Array, *, count: int, depth: int, max_match: int
+) -> Occurrences:
+  """The best occurrences in the text itself.
+
+  Longer matches come first, and later ones among equals. A continuation that
+  runs into the text's end is read on periodically.
+
+  Args:
+    tokens: `i32[B, L]`, stale from `length` on.
+    length: `i32[B]`, at least 1.
+    count: K.
+    depth: D.
+    max_match: the longest match that is told from longer ones.
+  """
+
+  def of_row(tokens, length):
+    last = length - 1
+    place = jnp.arange(len(tokens), dtype=jnp.int32)
+    matched = jnp.zeros_like(place)  # tokens matched, ending at each place
+    alive = place < last
+    for back in range(max_match):
+      earlier = jnp.roll(tokens, back)  # earlier[i] == tokens[i - back]
+      wanted = tokens[jnp.maximum(last - back, 0)]
+      alive &= (place >= back) & (last >= back) & (earlier == wanted)
+      matched += alive
+    ranked = jnp.where(matched > 0, matched * len(tokens) + place, 0)
+    _, end = lax.top_k(ranked, min(count, len(tokens)))
+    end = jnp.pad(end, (0, max(count - len(tokens), 0)), constant_values=last)
+    match = jnp.where(end < last, matched[end], 0)
+    period = jnp.maximum(last - end, 1)[:, None]
+    ahead = end[:, None] + 1 + np.arange(depth) % period
+    return tokens[jnp.clip(ahead, 0, last)], match
+
+  found, match = jax.vmap(of_row)(tokens, length)
+  there = jnp.broadcast_to((match > 0)[..., None], found.shape)
+  return Occurrences(tokens=found, there=there, match=match)
+
+
+def likely(
+  found: Occurrences,
+  same: Array,
+  *,
+  num_nodes: int,
+  max_match: int,
+  nodes_per_match: float,
+  min_prob: float,
+) -> Array:
+  """How likely each beginning is, where it is likely enough to be drafted.
+
+  For every match length m the occurrences of at least so many tokens say how
+  often the text went on with a beginning. The likeliest are taken, as many as
+  the length allows; of all m, that of the largest sum is chosen, the longer one
+  among equals. Any beginning's share is never above that of a shorter one, so
+  what is taken is a tree.
+
+  Args:
+    found: the occurrences.
+    same: `bool[B, K, K, D]`, from `tries.alike`.
+    num_nodes: M, the most that are taken.
+    max_match: the longest m.
+    nodes_per_match: of m matched tokens at most so many times m are taken.
+    min_prob: nothing less likely is taken.
+
+  Returns:
+    `f32[B, K, D]`, 0 where a beginning is not taken, or is one that an earlier
+    occurrence has.
+  """
+  rows, count, depth = found.tokens.shape
+  lengths = np.arange(1, max_match + 1)
+  member = (found.match[:, None] >= lengths[:, None]).astype(jnp.float32)
+  total = jnp.maximum(member.sum(axis=-1), 1)  # [B, m]
+  times = jnp.einsum("bmj,bkjd->bmkd", member, same.astype(jnp.float32))
+  # Occurrences are sorted, so that the first that begins so has the best match.
+  elder = np.tri(count, k=-1, dtype=bool)[..., None]
+  first = found.there & ~(same & elder).any(axis=2)
+  mine = first[:, None] & (member > 0)[..., None]
+  share = jnp.where(mine, times / total[..., None, None], 0)
+  flat = jnp.swapaxes(share, -1, -2).reshape(rows, max_match, -1)
+  best, at = lax.top_k(flat, min(num_nodes, count * depth))
+  budget = np.floor(np.minimum(nodes_per_match * lengths, num_nodes))
+  taken = (np.arange(best.shape[-1]) < budget[:, None]) & (
+    best >= np.float32(min_prob)
+  )
+  best = jnp.where(taken, best, 0)
+  score = best.sum(axis=-1)
+  chosen = max_match - 1 - jnp.argmax(score[:, ::-1], axis=1)  # the longest
+  pick = lambda x: jnp.take_along_axis(x, chosen[:, None, None], axis=1)[:, 0]
+  value = jax.vmap(lambda at, best: jnp.zeros(depth * count).at[at].set(best))(
+    pick(at), pick(best)
+  )
+  return jnp.swapaxes(value.reshape(rows, depth, count), 1, 2)
+
+
+def together(
+  sources: list[Occurrences],
+  *,
+  num_nodes: int,
+  max_match: int,
+  nodes_per_match: float,
+  min_prob: float,
+) -> tries.Trie:
+  """One tree of what several sources have found, under one budget.
+
+  A node is worth what the source that believes in it most gives it.
+
+  Args:
+    sources: the occurrences in each.
+    num_nodes: M.
+    max_match, nodes_per_match, min_prob: as for `likely`, of each source.
+  """
+  sames = [tries.alike(s.tokens, s.there) for s in sources]
+  values = [
+    likely(
+      source,
+      same,
+      num_nodes=num_nodes,
+      max_match=max_match,
+      nodes_per_match=nodes_per_match,
+      min_prob=min_prob,
+    )
+    for source, same in zip(sources, sames, strict=True)
+  ]
+  join = lambda parts: jnp.concatenate(parts, axis=1)
+  tokens = join([s.tokens for s in sources])
+  same = sames[0]
+  if len(sources) > 1:
+    same = tries.alike(tokens, join([s.there for s in sources]))
+  return tries.best(tokens, same, join(values), num_nodes)
+
+
+def check(
+  *,
+  num_nodes: int,
+  depth: int,
+  max_match: int,
+  max_hits: int,
+  nodes_per_match: float,
+  min_prob: float,
+) -> None:
+  """Raises ValueError for settings of a retrieval drafter that cannot be."""
+  least = dict(depth=depth, max_match=max_match, max_hits=max_hits)
+  for name, value in least.items():
+    if value < 1:
+      raise ValueError(f"{name} must be >= 1, got {value}")
+  if num_nodes < depth:
+    raise ValueError(
+      f"num_nodes must be at least the depth of a draft ({depth}), got "
+      f"{num_nodes}"
+    )
+  if nodes_per_match < 1:
+    raise ValueError(f"nodes_per_match must be >= 1, got {nodes_per_match}")
+  if not 0 <= min_prob <= 1:
+    raise ValueError(f"min_prob must be in [0, 1], got {min_prob}")
+
+
+def bounds(num_nodes: int, depth: int, max_children: int | None) -> Tree:
+  """The bounds of a tree whose parents are data.
+
+  A node has room for N - G + 1 children at most, so that N is to be well above
+  G: what is drafted beyond is fed, and never accepted.
+
+  Args:
+    num_nodes: N.
+    depth: G.
+    max_children: of one node; None for as many as there can be.
+  """
+  most = num_nodes - depth + 1
+  return bound(num_nodes, depth, min(max_children or most, most))

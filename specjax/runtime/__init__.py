@@ -1,0 +1,1 @@
+"""What runs a decoder: engine, compilation, timing, devices, host stops."""

@@ -1,0 +1,224 @@
+"""Prefill and the decoding loop, compiled to fit each other.
+
+`specjax.runtime.engine` runs what is compiled here, and a plan for a pod reads
+it.
+"""
+
+import contextlib
+import dataclasses
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+from jax.experimental.layout import Format, Layout
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from specjax.cache import Cache
+from specjax.decode import Decoder
+from specjax.runtime.mesh import MeshDecoder
+from specjax.state import DecodeState
+
+_NOTHING: Mapping[str, Any] = {}
+_MAPS = pathlib.Path("/proc/self/maps")
+_MOST_MAPS = 25_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Programs:
+  """Two compiled programs.
+
+  Attributes:
+    prefill: from the arguments to a state.
+    loop: from parameters and a state, which is donated (and, if it runs in
+      pieces, the most rounds to make), to the last state.
+    state: shapes of a state, and its shardings and layouts in memory.
+    formats: the latter alone, for further programs of the same state.
+  """
+
+  prefill: jax.stages.Compiled
+  loop: jax.stages.Compiled
+  state: DecodeState
+  formats: DecodeState
+
+
+def compile_both(
+  decoder: Decoder | MeshDecoder,
+  init: Callable[..., DecodeState],
+  arguments: tuple,
+  options: Mapping[str, Any] = _NOTHING,
+  *,
+  cache_specs: tuple[P, P] | None = None,
+  in_pieces: bool = False,
+  loop: Callable[..., tuple[DecodeState, Any]] | None = None,
+  more: tuple = (),
+  compiled: Callable[[Any], Any] = lambda lowered: lowered.compile(),
+) -> Programs:
+  """Compiles prefill and loop; a mesh must be in use (`jax.set_mesh`).
+
+  The loop says how it wants the state laid out in memory, and prefill makes it
+  so: otherwise caches would be copied on the way in and out, and for that be
+  held twice.
+
+  Args:
+    decoder: what is decoded, and where.
+    init: prefill, of the arguments and options.
+    arguments: parameters, arrays or their shapes, with shardings; and the rest.
+    options: keyword arguments of `init`.
+    cache_specs: how the target's and the draft's caches are cut over the
+      decoder's mesh, `(layers, rows, heads, slots, channels)`; rows are the
+      decoder's to cut. None: over rows alone.
+    in_pieces: whether the loop takes the most rounds to make, `i32[]`.
+    loop: in place of the decoder's own, one that takes `more` beside parameters
+      and a state, and returns something small beside the state.
+    more: arrays or their shapes.
+    compiled: compiles what was lowered.
+  """
+  state = jax.eval_shape(init, *arguments, **options)
+  of_params = jax.tree.map(lambda x: x.sharding, arguments[0])
+  if isinstance(decoder, MeshDecoder):
+    here = NamedSharding(decoder.mesh, P())
+    where = _shardings(cache_specs or (P(), P()), decoder, state)
+  else:
+    here = jax.tree.leaves(of_params)[0]
+    where = jax.tree.map(lambda x: here, state)
+  wanted = jax.tree.map(
+    lambda x, s: Format(Layout.AUTO, s) if _has_layout(x) else s, state, where
+  )
+  run: Callable[..., Any] = loop or decoder.generate
+  if in_pieces:
+    run, more = decoder.steps, (jax.ShapeDtypeStruct((), jax.numpy.int32),)
+  with without_call_stacks():
+    lowered = jax.jit(
+      run, donate_argnums=1,
+      in_shardings=(of_params, wanted, *(here for _ in more)),
+      out_shardings=wanted if loop is None else (wanted, here),
+    ).lower(arguments[0], state, *more)  # fmt: skip
+  compiled_loop = compiled(lowered)
+  formats = jax.tree.map(
+    lambda x, s, chosen: chosen if _has_layout(x) else s,
+    state, wanted, compiled_loop.input_formats[0][1],
+  )  # fmt: skip
+  prefill = compile_prefill(init, arguments, options, formats, compiled)
+  placed = jax.tree.map(
+    lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
+    state,
+    formats,
+  )
+  return Programs(
+    prefill=prefill, loop=compiled_loop, state=placed, formats=formats
+  )
+
+
+def compile_prefill(
+  init: Callable[..., DecodeState],
+  arguments: tuple,
+  options: Mapping[str, Any],
+  formats: DecodeState,
+  compiled: Callable[[Any], Any] = lambda lowered: lowered.compile(),
+) -> jax.stages.Compiled:
+  """Compiles prefill for loops that are compiled already.
+
+  Args:
+    init, arguments, options: as `compile_both`'s.
+    formats: how the state lies in memory, `Programs.formats`.
+    compiled: compiles what was lowered.
+  """
+  with without_call_stacks():
+    lowered = jax.jit(init, out_shardings=formats).lower(*arguments, **options)
+  return compiled(lowered)
+
+
+def compile_loop(
+  run: Callable[..., DecodeState], programs: Programs, params: Any
+) -> jax.stages.Compiled:
+  """Compiles a further loop on the state that two programs share.
+
+  Args:
+    run: of parameters, a state, which is donated, and the most rounds to make.
+    programs: the two; a mesh must be in use, if there is one.
+    params: as they were given to `compile_both`.
+  """
+  of_params = jax.tree.map(lambda x: x.sharding, params)
+  here = jax.tree.leaves(of_params)[0]
+  if isinstance(here, NamedSharding):
+    here = NamedSharding(here.mesh, P())
+  rounds = jax.ShapeDtypeStruct((), jax.numpy.int32)
+  with without_call_stacks():
+    lowered = jax.jit(
+      run,
+      donate_argnums=1,
+      in_shardings=(of_params, programs.formats, here),
+      out_shardings=programs.formats,
+    ).lower(params, programs.state, rounds)
+  return lowered.compile()
+
+
+def has_many_maps() -> bool:
+  """Whether programs should be given up, lest XLA fail to compile more.
+
+  Linux allows a process 65,530 memory maps, every program on the CPU takes a
+  few dozen, and where no more are to be had XLA ends the process. Counting
+  takes some ten milliseconds. Elsewhere than on Linux nothing is counted.
+  """
+  return _MAPS.exists() and _MAPS.read_bytes().count(b"\n") > _MOST_MAPS
+
+
+@contextlib.contextmanager
+def without_call_stacks() -> Iterator[None]:
+  """Operations keep their names, and do not say which lines made them.
+
+  XLA joins such stacks as it inlines functions, and may follow one forever
+  (`StackFrames::IsPrefix` in libtpu 0.0.42.1): whether it does depends on who
+  called, and on what was traced before in the process.
+  """
+  config: Any = jax.config  # mypy does not see its options
+  before = config.jax_traceback_in_locations_limit
+  jax.config.update("jax_traceback_in_locations_limit", 0)
+  try:
+    yield
+  finally:
+    jax.config.update("jax_traceback_in_locations_limit", before)
+
+
+def _has_layout(x) -> bool:
+  return not jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _shardings(cache_specs: tuple[P, P], decoder: MeshDecoder, state):
+  """Where the loop's state lies: rows over their axis, caches as models."""
+
+  def cut(specs, now, spec):
+    return jax.tree.map(
+      lambda node, now: (
+        cut_cache(node, now, spec) if isinstance(node, Cache) else node
+      ),
+      specs,
+      now,
+      is_leaf=lambda node: isinstance(node, Cache | P),
+    )
+
+  def cut_cache(node, now, spec):
+    # Rows as the decoder cuts them, and what comes after as the model is cut.
+    put = lambda rows: tuple(P(*row, *spec[2:]) for row in rows)
+    context = jax.tree.map(
+      lambda row, x: P(*row, *spec[2:]) if x.ndim in (4, 5) else row,
+      node.context, now.context, is_leaf=lambda x: isinstance(x, P),
+    )  # fmt: skip
+    return node.replace(
+      keys=put(node.keys), values=put(node.values), context=context
+    )
+
+  of_target, of_draft = cache_specs
+  specs = decoder.specs(state)
+  specs = dataclasses.replace(
+    specs,
+    target_cache=cut(specs.target_cache, state.target_cache, of_target),
+    drafter_state=cut(specs.drafter_state, state.drafter_state, of_draft),
+  )
+  return jax.tree.map(
+    lambda spec: NamedSharding(decoder.mesh, spec),
+    specs,
+    is_leaf=lambda x: isinstance(x, P),
+  )

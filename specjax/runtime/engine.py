@@ -1,0 +1,531 @@
+"""Runs batches of prompts through a decoder, compiled once per shape."""
+
+import contextlib
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from specjax import intervals, random
+from specjax.adaptive import ladder as ladder_lib
+from specjax.adaptive.ladder import Climb, Ladder
+from specjax.adaptive.rungs import Rungs
+from specjax.decode import Decoder
+from specjax.runtime import compilation
+from specjax.runtime.mesh import MeshDecoder
+from specjax.runtime.requests import Request, input_ids_of
+from specjax.runtime.stopping import Endings, Watch, fetch
+from specjax.state import DecodeState, StopReason
+from specjax.types import Inputs, Params
+from specjax.warp import make_sampling
+
+_MIN_WIDTH = 32
+_COARSE = 256  # up to which widths are powers of two
+_NO_END = 2**30  # more rounds than any buffer has room for
+# What keeps all tokens: a program of rows that all have it does without.
+_NEUTRAL = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+  """Prompts decoded together, padded to a shape that others share.
+
+  Attributes:
+    prompts: the real ones.
+    rows: rows of the batch, `len(prompts)` or more.
+    width: P, the padded prompt length.
+    input_width: the padded length of what encoders read; 0 if there is nothing.
+  """
+
+  prompts: tuple[Request, ...]
+  rows: int
+  width: int
+  input_width: int = 0
+
+  def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Tokens `i32[rows, width]`, lengths `i32[rows]`, streams `u32[rows]`.
+
+    Rows beyond the prompts are filled with the first prompt.
+    """
+    filled = self.filled()
+    tokens, lengths = _padded([p.token_ids for p in filled], self.width)
+    return tokens, lengths, np.array([p.stream for p in filled], np.uint32)
+
+  def inputs(self) -> Inputs | None:
+    """What the encoders read, or None."""
+    if not self.input_width:
+      return None
+    texts = [input_ids_of(p) for p in self.filled()]
+    tokens, lengths = _padded(texts, self.input_width)
+    return Inputs(tokens=tokens, lengths=lengths)  # type: ignore[arg-type]
+
+  def filled(self) -> list[Request]:
+    """The prompt of every row."""
+    return [
+      *self.prompts,
+      *[self.prompts[0]] * (self.rows - len(self.prompts)),
+    ]
+
+
+def _padded(texts, width: int) -> tuple[np.ndarray, np.ndarray]:
+  """`i32[len(texts), width]` and the lengths, `i32[len(texts)]`."""
+  tokens = np.zeros((len(texts), width), np.int32)
+  for row, text in enumerate(texts):
+    tokens[row, : len(text)] = text
+  return tokens, np.array([len(text) for text in texts], np.int32)
+
+
+def make_batches(
+  prompts: Sequence[Request],
+  *,
+  batch_size: int,
+  max_width: int,
+  among: int | None = None,
+) -> list[Batch]:
+  """Groups prompts of similar length; few widths, so that few are compiled.
+
+  Args:
+    prompts: those to decode, in the order of the file.
+    batch_size: rows of a batch; fewer if there are not as many prompts.
+    max_width: longest prompt the buffer holds.
+    among: all prompts of the run, if some are decoded already: it has as many
+      rows, and, if whole batches are, the same batches, as if none were.
+
+  Returns:
+    The batches, short prompts first; every one has the same number of rows.
+  """
+  if not prompts:
+    return []
+  rows = min(batch_size, among or len(prompts))
+  # What is read by an encoder is mostly the longer.
+  longest = lambda texts: max(map(len, texts))
+  ordered = sorted(
+    prompts, key=lambda p: (len(input_ids_of(p)), len(p.token_ids))
+  )
+  batches = []
+  for start in range(0, len(ordered), rows):
+    group = tuple(ordered[start : start + rows])
+    width = _rounded(longest([p.token_ids for p in group]))
+    read = longest([input_ids_of(p) for p in group])
+    batches.append(
+      Batch(group, rows, min(width, max_width), read and _rounded(read))
+    )
+  return batches
+
+
+def _rounded(length: int) -> int:
+  """A width that others have too: a power of two, beyond 256 in eighths of it.
+
+  Each width is a program to compile, and each token of padding is read: 1,200
+  tokens are read as 1,280, and not as 2,048.
+  """
+  length = max(length, _MIN_WIDTH)
+  step = power = 1 << (length - 1).bit_length()
+  if power > _COARSE:
+    step = power // 8
+  return -(-length // step) * step
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Completion:
+  """What one prompt became.
+
+  Attributes:
+    token_ids: emitted tokens, a stop token included.
+    origins: an `Origin` for each.
+    stop_reason: "stop_token", "length", "nan_logits" or "stop_string".
+    num_target_calls, num_fed, num_drafted, num_accepted, expected_accepted,
+      total_variation, accept_counts: see `specjax.state.Counters`.
+  """
+
+  token_ids: list[int]
+  origins: list[int]
+  stop_reason: str
+  num_target_calls: int
+  num_fed: int
+  num_drafted: int
+  num_accepted: int
+  expected_accepted: float
+  total_variation: float | None
+  accept_counts: list[int]
+
+
+class Learner(Protocol):
+  """What changes the draft's parameters between rounds."""
+
+  @property
+  def params(self) -> Params:
+    """Of both models, as they are now."""
+
+  @property
+  def rounds(self) -> int:
+    """Until it wants to learn again, 1 or more."""
+
+  def compile(self, state: DecodeState) -> None:
+    """Called with a state of each shape before any that is timed."""
+
+  def begin(self, state: DecodeState) -> DecodeState:
+    """The state of a batch whose prompts have just been read."""
+
+  def learn(self, state: DecodeState, rounds: int) -> None:
+    """Called after so many rounds, 1 or more."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compiled:
+  """What decodes batches of a shape.
+
+  Attributes:
+    prefill: reads prompts to both models.
+    loop: makes rounds: of one length, or a `Climb` among several.
+    unread: reads them to the target alone, for a `Climb` that would begin
+      without a draft; None if the draft must have them.
+  """
+
+  prefill: Callable[..., DecodeState]
+  loop: Callable[..., DecodeState]
+  unread: Callable[..., DecodeState] | None = None
+
+
+def _nobody(request: Request) -> None:
+  """The watch of an engine whose rows the host does not end."""
+  del request
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Engine:
+  """One decoder with settings for all that a request does not set itself.
+
+  Attributes:
+    decoder: what decodes.
+    params: its parameters.
+    stop_tokens: ids that end a row.
+    max_new_tokens: budget of a row, and the most that one may ask for.
+    temperature, top_k, top_p, min_p: the warp.
+    seed: a prompt draws from `fold_in(key(seed), prompt.stream)`.
+    watch: what looks at a request's tokens after every round and may end it
+      (`specjax.runtime.stopping`), or None: batches of such requests cost
+      nothing.
+    rungs: the same decoder at several draft lengths, the longest its own, among
+      which the host changes between rounds (`specjax.adaptive.ladder`); None
+      for one.
+    ladder: what chooses among them, and learns from all batches: their texts
+      depend on those before, and on clocks, where tokens are drawn.
+    learner: what changes the draft between rounds; then the parameters are its
+      own, and a prompt's text depends on the batches before. Or None.
+    mesh: the devices, or None for one without a mesh.
+    cache_specs: how caches lie on it, see `compilation.compile_both`.
+    programs: those of each `(rows, width, input_width)` and each set of
+      truncations.
+  """
+
+  decoder: Decoder
+  params: Params
+  stop_tokens: tuple[int, ...]
+  max_new_tokens: int
+  temperature: float
+  top_k: int
+  top_p: float
+  min_p: float
+  seed: int
+  watch: Callable[[Any], Watch | None] = _nobody
+  rungs: Rungs | None = None
+  ladder: Ladder | None = None
+  learner: Learner | None = None
+  mesh: Mesh | None = None
+  cache_specs: tuple[P, P] | None = None
+  programs: dict[tuple, Compiled] = dataclasses.field(default_factory=dict)
+
+  def compile(self, batch: Batch) -> float:
+    """Compiles for a batch's shape; seconds it took (0 if done before)."""
+    shape = self._shape(batch)
+    if shape in self.programs:
+      return 0.0
+    self._check_inputs(batch)
+    start = time.perf_counter()
+    args, options = self._asked(batch, np.zeros(batch.rows, np.int32))
+    args = (self.params, *args)
+    with self.on_mesh():
+      both = compilation.compile_both(
+        self._mapped(self.decoder),
+        self._init(self.decoder, batch),
+        args,
+        options,
+        in_pieces=True,
+        cache_specs=self.cache_specs,
+      )
+    self.programs[shape] = Compiled(prefill=both.prefill, loop=both.loop)
+    if self.rungs is not None:
+      try:
+        climbing = self._climbing(batch, both, args, options)
+      except BaseException:
+        del self.programs[shape]  # half of them would look like all
+        raise
+      self.programs[shape] = climbing
+    if self.learner is not None:
+      self.learner.compile(self.prefill(batch, budget=0))
+    seconds = time.perf_counter() - start
+    # One run with no budget, so that the first timed one starts warm.
+    made = self.programs[shape]
+    for prefill in filter(None, (made.unread, made.prefill)):
+      state = prefill(*args, **options)
+      jax.block_until_ready(self.generate(batch, state))
+    return seconds
+
+  def _climbing(
+    self, batch: Batch, both: compilation.Programs, args: tuple, options: dict
+  ) -> Compiled:
+    """Programs among several lengths, each timed on the batch itself.
+
+    Args:
+      batch: whose shape they are of.
+      both: of the longest, which are there already.
+      args, options: of a prefill.
+
+    Raises:
+      ValueError: on a mesh of several processes: each would choose by its own
+        clock, and they would wait for each other forever.
+    """
+    assert self.rungs is not None
+    devices = () if self.mesh is None else self.mesh.devices.flat
+    if any(d.process_index != jax.process_index() for d in devices):
+      raise ValueError("draft lengths are chosen in one process")
+    rungs, unread = dataclasses.replace(self.rungs, mesh=self.mesh), None
+
+    def on_devices(loop):
+      return lambda params, state, rounds: loop(
+        params, state, everywhere(self.mesh, rounds)
+      )
+
+    with self.on_mesh():
+      loops = {
+        length: on_devices(
+          both.loop
+          if one is rungs.longest
+          else compilation.compile_loop(
+            functools.partial(rungs.steps, length), both, self.params
+          )
+        )
+        for length, one in rungs.decoders.items()
+      }
+      copy = jax.jit(
+        lambda state: jax.tree.map(jnp.copy, state), out_shardings=both.formats
+      )
+      seconds = ladder_lib.measured(
+        loops, self.params, self.prefill(batch), copy=copy
+      )
+      if rungs.unread is not None:
+        unread = compilation.compile_prefill(
+          self._init(rungs.unread, batch), args, options, both.formats
+        )
+    return Compiled(
+      prefill=both.prefill, loop=Climb(loops, seconds), unread=unread
+    )
+
+  def _check_inputs(self, batch: Batch) -> None:
+    """Raises ValueError unless all requests have what the target reads."""
+    some = [bool(input_ids_of(p)) for p in batch.prompts]
+    if self.decoder.target.encode is None and any(some):
+      raise ValueError("the target is decoder-only, and reads no inputs")
+    if self.decoder.target.encode is not None and not all(some):
+      raise ValueError(
+        "the target is an encoder-decoder, and a request has no input"
+      )
+
+  def _mapped(self, decoder: Decoder) -> Decoder | MeshDecoder:
+    """A decoder, its rows over the mesh if there is one."""
+    if self.mesh is None:
+      return decoder
+    return MeshDecoder(decoder=decoder, mesh=self.mesh)
+
+  def _init(self, decoder: Decoder, batch: Batch) -> Callable[..., DecodeState]:
+    """A decoder's prefill of a batch's shape, of `_asked`."""
+    return functools.partial(
+      self._mapped(decoder).init,
+      buffer_length=batch.width + self.max_new_tokens,
+      stop_tokens=self.stop_tokens,
+    )
+
+  def _asked(self, batch: Batch, budgets: np.ndarray) -> tuple[tuple, dict]:
+    """What prefill is given of a batch, beside parameters."""
+    tokens, lengths, row_ids = batch.arrays()
+    return everywhere(
+      self.mesh,
+      (
+        (tokens, lengths, self._keys(batch, row_ids)),
+        dict(
+          max_new_tokens=budgets,
+          sampling=self._sampling(batch),
+          inputs=batch.inputs(),
+        ),
+      ),
+    )
+
+  def on_mesh(self):
+    """A context in which the models are laid out on the mesh, if any."""
+    return jax.set_mesh(self.mesh) if self.mesh else contextlib.nullcontext()
+
+  def _keys(self, batch, row_ids):
+    seeds = jnp.array(self._each(batch, "seed"), jnp.uint32)
+    return random.seeded_keys(seeds, row_ids)
+
+  def _each(self, batch, name) -> list:
+    """A setting of every row: the request's own, or the engine's."""
+    own = [getattr(request.settings, name) for request in batch.filled()]
+    return [getattr(self, name) if x is None else x for x in own]
+
+  def _truncations(self, batch) -> dict[str, list]:
+    """Those that any row has, of every row."""
+    rows = {name: self._each(batch, name) for name in _NEUTRAL}
+    return {k: v for k, v in rows.items() if set(v) != {_NEUTRAL[k]}}
+
+  def _sampling(self, batch):
+    return make_sampling(
+      batch.rows,
+      temperature=self._each(batch, "temperature"),
+      **self._truncations(batch),  # the others are None: a smaller program
+    )
+
+  def _shape(self, batch):
+    """What is static of a batch's programs."""
+    sizes = (batch.rows, batch.width, batch.input_width)
+    return (*sizes, *self._truncations(batch))
+
+  def prefill(self, batch: Batch, budget: int | None = None) -> DecodeState:
+    """The state before the first step; `budget` replaces max_new_tokens.
+
+    Where a ladder would draft nothing for the batch, the draft does not read
+    its prompts.
+    """
+    budgets = np.array(self._each(batch, "max_new_tokens"), np.int32)
+    if budgets.max() > self.max_new_tokens:
+      raise ValueError(
+        f"a request asks for {budgets.max()} new tokens, and the buffer is "
+        f"made for {self.max_new_tokens} (max_new_tokens)"
+      )
+    if budget is not None:
+      budgets[:] = budget
+    budgets[len(batch.prompts) :] = 0  # filling rows are done at once
+    made = self.programs[self._shape(batch)]
+    prefill = made.prefill
+    if budget is None and self.ladder is not None and made.unread is not None:
+      assert isinstance(made.loop, Climb)
+      if not made.loop.begin(self.ladder):
+        prefill = made.unread
+    args, options = self._asked(batch, budgets)
+    if self.learner is None:
+      return prefill(self.params, *args, **options)
+    state = prefill(self.learner.params, *args, **options)
+    return self.learner.begin(state) if budget is None else state
+
+  def generate(
+    self, batch: Batch, state: DecodeState, num_rounds: int = _NO_END
+  ) -> DecodeState:
+    """Decodes a batch to its end, or so many rounds; the state is donated."""
+    loop = self.programs[self._shape(batch)].loop
+    if self.ladder is not None:
+      loop = functools.partial(loop, ladder=self.ladder)
+    if self.learner is None:
+      return loop(
+        self.params, state, everywhere(self.mesh, np.int32(num_rounds))
+      )
+    while True:
+      some, before = min(num_rounds, self.learner.rounds), int(state.num_steps)
+      state = loop(
+        self.learner.params, state, everywhere(self.mesh, np.int32(some))
+      )
+      made = int(state.num_steps) - before
+      if made:  # what is decoded to warm up teaches nothing
+        self.learner.learn(state, made)
+      num_rounds -= made
+      if made < some or not num_rounds:
+        return state
+
+  def run(self, batch: Batch) -> tuple[list[Completion], float]:
+    """Decodes a batch; also the seconds it took, compilation excluded."""
+    self.compile(batch)
+    start = time.perf_counter()
+    state = self.prefill(batch)
+    if endings := self.endings(batch, state):
+      while not endings.done:
+        state = endings.look(self.generate(batch, state, 1))
+    else:
+      state = self.generate(batch, state)
+    jax.block_until_ready(state)
+    seconds = time.perf_counter() - start
+    return completions(state, len(batch.prompts)), seconds
+
+  def endings(self, batch: Batch, state: DecodeState) -> Endings | None:
+    """What watches over the rows of a state, if anybody watches any."""
+    watches = [self.watch(request) for request in batch.prompts]
+    return Endings(watches, state) if any(watches) else None
+
+
+def everywhere(mesh: Mesh | None, arguments: Any) -> Any:
+  """Arguments on all devices of the mesh, if there is one."""
+  if mesh is None:
+    return arguments
+  whole = NamedSharding(mesh, P())
+
+  def put(x):  # of other processes' devices too, to which nothing is sent
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+      return jax.random.wrap_key_data(put(jax.random.key_data(x)))
+    x = np.asarray(x)
+    return jax.make_array_from_callback(x.shape, whole, lambda i: x[i])
+
+  return jax.tree.map(put, arguments)
+
+
+def completions(state: DecodeState, count: int) -> list[Completion]:
+  """Reads the first `count` rows of a final state."""
+  small: dict[str, Any] = dict(target_cache=None, drafter_state=None, keys=None)
+  state = dataclasses.replace(state, **small)
+  state = fetch(state)
+  c = state.counters
+  done = []
+  for row in range(count):
+    part = slice(int(state.prompt_length[row]), int(state.length[row]))
+    done.append(
+      Completion(
+        token_ids=state.tokens[row, part].tolist(),
+        origins=state.origins[row, part].tolist(),
+        stop_reason=StopReason(int(state.stop_reason[row])).name.lower(),
+        num_target_calls=int(c.num_target_calls[row]),
+        num_fed=int(c.num_fed[row]),
+        num_drafted=int(c.num_drafted[row]),
+        num_accepted=int(c.num_accepted[row]),
+        expected_accepted=float(c.expected_accepted[row]),
+        total_variation=intervals.known(c.total_variation[row]),
+        accept_counts=c.accept_counts[row].tolist(),
+      )
+    )
+  return done
+
+
+def unit_of(
+  completions: list[Completion],
+  seconds: float,
+  baseline: tuple[list[Completion], float] | None,
+) -> intervals.Unit:
+  """The measured unit of a batch."""
+  total = lambda name: sum(getattr(c, name) for c in completions)
+  return intervals.Unit(
+    num_tokens=sum(len(c.token_ids) for c in completions),
+    num_target_calls=total("num_target_calls"),
+    num_drafted=total("num_drafted"),
+    num_accepted=total("num_accepted"),
+    expected_accepted=total("expected_accepted"),
+    total_variation=intervals.sum_known(c.total_variation for c in completions),
+    seconds=seconds,
+    baseline_num_tokens=baseline and sum(len(c.token_ids) for c in baseline[0]),
+    baseline_num_target_calls=baseline
+    and sum(c.num_target_calls for c in baseline[0]),
+    baseline_seconds=baseline and baseline[1],
+  )

@@ -1,0 +1,65 @@
+"""What is asked of an engine: prompts, and what each may want for itself."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Protocol
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+  """What one request wants in place of its engine's settings; None is theirs.
+
+  Requests that differ in these are rows of one batch and of one program, but
+  that a batch in which any row truncates is another than one where none does.
+
+  Attributes:
+    temperature, top_k, top_p, min_p: the warp, see `specjax.types.Sampling`.
+    max_new_tokens: the budget, at most the engine's, which sizes the buffer.
+    seed: draws come from `fold_in(key(seed), stream)`.
+  """
+
+  temperature: float | None = None
+  top_k: int | None = None
+  top_p: float | None = None
+  min_p: float | None = None
+  max_new_tokens: int | None = None
+  seed: int | None = None
+
+  def given(self) -> dict[str, int | float]:
+    """Those that are not None, by name."""
+    return {k: v for k, v in vars(self).items() if v is not None}
+
+
+class Request(Protocol):
+  """What is asked of an engine: a prompt of one or more tokens.
+
+  Its draws come from `fold_in(key(seed), stream)`, a `u32`, whatever is decoded
+  beside it. One to an encoder-decoder also has `input_ids`, the tokens that the
+  encoder reads, one or more (`input_ids_of`).
+  """
+
+  @property
+  def token_ids(self) -> Sequence[int]:
+    """Tokens of the prompt."""
+
+  @property
+  def stream(self) -> int:
+    """What its draws are told apart by."""
+
+  @property
+  def settings(self) -> Settings:
+    """What it wants for itself."""
+
+
+def input_ids_of(request: Request) -> Sequence[int]:
+  """What an encoder reads of a request; nothing if that is not asked."""
+  return getattr(request, "input_ids", None) or ()
+
+
+def content_of(request: Request) -> tuple[tuple[int, ...], tuple[int, ...]]:
+  """Tokens that models read, the encoder's first: what makes prompts one.
+
+  Completions of one prompt are no independent units, whatever the rows are
+  called and draw (`specjax.intervals.groups_of`).
+  """
+  return tuple(input_ids_of(request)), tuple(request.token_ids)

@@ -1,0 +1,124 @@
+"""Loops of a round's parts, jitted, for `specjax.runtime.timing` to time."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from specjax import random
+from specjax.decode import Decoder
+from specjax.state import DecodeState
+from specjax.types import LanguageModel, Params
+
+Passes = tuple[tuple[str, int], ...]  # whose pass, over how many tokens
+
+
+def passes_loop(models: dict[str, tuple[LanguageModel, str]], order: Passes):
+  """A jitted loop of passes, one after the other.
+
+  Args:
+    models: by name, a model and the name of the cache that it works on.
+    order: what to run.
+
+  Returns:
+    `(params by model, caches by name, repeats) -> caches`, whose caches are
+    donated and come back no longer than they were. Every pass is fed what
+    depends on all logits of the one before, so that none can be left out, and
+    writes to the slots after the cache's length (the last ones, where they
+    would not fit).
+  """
+
+  @functools.partial(jax.jit, donate_argnums=1)
+  def run(params, caches, repeats):
+    start = {name: cache.length for name, cache in caches.items()}
+
+    def body(_, carry):
+      token, caches = carry
+      for who, fed in order:
+        model, name = models[who]
+        tokens = jnp.broadcast_to(token, (token.shape[0], fed))
+        cache = caches[name].replace(length=start[name])
+        output, cache = model.apply(params[who], tokens, cache)
+        caches = caches | {name: cache.replace(length=start[name])}
+        some = jnp.any(jnp.max(output.logits, axis=-1) > 0, axis=1)
+        token = (token + some[:, None]) % 2
+      return token, caches
+
+    rows = next(iter(start.values())).shape[0]
+    token = jnp.zeros((rows, 1), jnp.int32)
+    return lax.fori_loop(0, repeats, body, (token, caches))[1]
+
+  return run
+
+
+def laws_loop(decoder: Decoder):
+  """A jitted loop of rounds that end before verification.
+
+  Returns:
+    `(params, (tokens, drafter_state, target_cache), repeats, state) -> the
+    second`, which is donated; the state holds all else. Drafts, scores and
+    warps, every time after another last token, which depends on all laws of the
+    time before.
+  """
+
+  @functools.partial(jax.jit, donate_argnums=1)
+  def run(params: Params, carry, repeats, state: DecodeState):
+    root = state.length - 1
+
+    def body(index, carry):
+      tokens, drafter_state, cache = carry
+      now = decoder.score(
+        params,
+        dataclasses.replace(
+          state,
+          tokens=tokens,
+          drafter_state=drafter_state,
+          target_cache=cache,
+          keys=random.step_keys(state.keys, root + index),
+        ),
+      )
+      some = jnp.any(jnp.max(now.target_log_probs, axis=-1) > -1, axis=1)
+      last = (now.draft.tokens[:, -1] + some) % decoder.vocab_size
+      rows = jnp.arange(len(root))
+      tokens = tokens.at[rows, root].set(last)
+      return tokens, now.drafter_state, now.target_cache
+
+    return lax.fori_loop(0, repeats, body, carry)
+
+  return run
+
+
+def proposals_loop(decoder: Decoder):
+  """A jitted loop of drafts that nobody scores, one after the other.
+
+  Returns:
+    `(params, (tokens, drafter_state, target_cache), repeats, state) -> the
+    second`, which is donated; the state holds all else. Every draft is after
+    another last token, which depends on all tokens and laws of the one before.
+  """
+
+  @functools.partial(jax.jit, donate_argnums=1)
+  def run(params: Params, carry, repeats, state: DecodeState):
+    root = state.length - 1
+
+    def body(_, carry):
+      tokens, drafter_state, cache = carry
+      draft, drafter_state, cache = decoder.propose(
+        params,
+        dataclasses.replace(
+          state, tokens=tokens, drafter_state=drafter_state, target_cache=cache
+        ),
+      )
+      last = jnp.sum(draft.tokens, axis=1)
+      if draft.log_probs is not None:
+        some = jnp.max(draft.log_probs[:, 1:], axis=-1) > -1
+        last = last + jnp.any(some, axis=1)
+      rows = jnp.arange(len(root))
+      tokens = tokens.at[rows, root].set(last % decoder.vocab_size)
+      return tokens, drafter_state, cache
+
+    return lax.fori_loop(0, repeats, body, carry)
+
+  return run

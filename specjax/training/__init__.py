@@ -1,0 +1,1 @@
+"""What a draft is trained for, and what it learns while it decodes."""

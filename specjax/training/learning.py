@@ -1,0 +1,59 @@
+"""What a draft can learn of what decoding has verified.
+
+`loss` makes a function of a draft's parameters and of the ring that
+`specjax.drafters.online` keeps; its gradient is for any optimiser. The contexts
+are the text that was emitted, so the target's own (Liu et al., ICML 2024), and
+the laws are the target's at temperature 1, whatever the warp is.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax.drafters import online
+from specjax.drafters.online import Laws, Ring
+from specjax.training.losses import Objective
+
+
+def loss(laws: Laws, objective: Objective) -> Callable[[Any, Ring], Array]:
+  """The loss of a draft over all entries of a ring whose law is known.
+
+  Where a ring keeps some tokens of a law and lumps the others, the objective is
+  that of the lumped laws: a divergence of those is at most that of the whole
+  ones, and nothing tells the draft how to share out the rest.
+
+  Args:
+    laws: what the draft says (`online.model_laws`, `online.head_laws`).
+    objective: of `specjax.training.losses`.
+
+  Returns:
+    `(draft parameters, ring) -> f32[]`, 0 where nothing is known. The newest
+    entry of a text, whose next token is not read yet, waits for it.
+  """
+
+  def of(params, ring: Ring) -> Array:
+    ring = online.in_order(ring)
+    student, said = laws(params, ring)
+    text = online.texts(ring)
+    followed = jnp.pad(text[:, :-1] == text[:, 1:], ((0, 0), (0, 1)))
+    labels = jnp.roll(ring.tokens, -1, axis=1)
+    if ring.ids is not None:
+      student = online.lumped(student, ring.ids)
+      labels = _place(labels, ring.ids)
+    # Tokens that the draft cannot say differ by as much as there is.
+    student = jnp.maximum(jax.nn.log_softmax(student), online.FLOOR)
+    weights = ring.known & said & followed
+    return objective(student, ring.laws, labels, weights.astype(student.dtype))
+
+  return of
+
+
+def _place(tokens: Array, ids: Array) -> Array:
+  """`i32[B, R]`, which of the kept tokens each is, K if it is none."""
+  found = ids == tokens[..., None]
+  place = jnp.argmax(found, axis=-1)
+  return jnp.where(found.any(axis=-1), place, np.int32(ids.shape[-1]))

@@ -1,0 +1,290 @@
+"""GGUF files: the same models as transformers has, of every type."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import gguf as package
+import ggufs
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import references
+import torch
+from gguf import GGMLQuantizationType as Kind
+from jax.sharding import AxisType
+from references import GATED, GPT2, LLAMA3, TOKENS, VOCAB
+from transformers.integrations.gguf import dequant
+
+from models import checkpoints, sharding
+from models.formats import gguf, gguf_file
+from models.networks import layers, stacked
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+# family, settings, and whether transformers reads the file as what it is.
+FAMILIES = {
+  "gpt2": ("gpt2", GPT2 | dict(n_positions=1024, n_inner=128), True),
+  "gpt2-untied": ("gpt2", GPT2 | dict(tie_word_embeddings=False), False),
+  "neox": (
+    "gpt_neox",
+    GATED | dict(rope_parameters=dict(partial_rotary_factor=0.5)),
+    False,
+  ),
+  "neox-serial": (
+    "gpt_neox",
+    GATED
+    | dict(
+      use_parallel_residual=False,
+      tie_word_embeddings=True,
+      attention_bias=False,
+      rope_parameters=dict(partial_rotary_factor=1.0),
+    ),
+    False,
+  ),
+  "llama": ("llama", GATED | dict(num_key_value_heads=2), True),
+  "llama-scaled": (
+    "llama",
+    GATED
+    | dict(
+      tie_word_embeddings=True,
+      attention_bias=True,
+      mlp_bias=True,
+      head_dim=12,
+      rope_parameters=dict(
+        LLAMA3, rope_theta=1000.0, original_max_position_embeddings=64
+      ),
+    ),
+    False,
+  ),
+  "mistral": (
+    "mistral",
+    GATED | dict(num_key_value_heads=2, head_dim=16, sliding_window=3),
+    False,
+  ),
+  "qwen2": (
+    "qwen2",
+    GATED
+    | dict(num_key_value_heads=2, tie_word_embeddings=True, rms_norm_eps=1e-3),
+    True,
+  ),
+  "qwen3": (
+    "qwen3",
+    GATED | dict(num_key_value_heads=2, head_dim=128),
+    True,
+  ),
+}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+  """`name -> (path, model of transformers)`, made when asked for."""
+  folder, made = tmp_path_factory.mktemp("gguf"), {}
+
+  def get(name):
+    if name not in made:
+      model = references.make(*FAMILIES[name][:2])
+      path = folder / f"{name}.gguf"
+      ggufs.write(path, model, metadata=ggufs.names(VOCAB))
+      made[name] = path, model
+    return made[name]
+
+  return get
+
+
+# ------------------------------------------------------------------ families
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_are_those_of_transformers(written, name):
+  path, model = written(name)
+  if FAMILIES[name][2]:
+    model = references.read_gguf(path)
+  expected = references.logits(model, TOKENS)
+  found = references.module_logits(gguf.load(str(path)))
+  assert references.relative_error(found, expected) < 1e-5
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_configuration_is_that_of_the_model(written, name):
+  path, model = written(name)
+  settings = json.loads(model.config.to_json_string(use_diff=False))
+  expected = gguf.config_from_json(settings)
+  found = checkpoints.read_config(str(path))
+  if name == "llama-scaled":
+    factors = rope_factors(expected)
+    assert found.rope_factors == pytest.approx(factors, rel=1e-6)
+    assert len(set(found.rope_factors)) > 2  # kept, blended and stretched ones
+    found = dataclasses.replace(found, rope_factors=None)
+    expected = dataclasses.replace(expected, rope_scaling=None)
+  eps = pytest.approx(expected.norm_eps, rel=1e-6)  # the file's is a float32
+  assert found.norm_eps == eps
+  assert dataclasses.replace(found, norm_eps=expected.norm_eps) == expected
+
+
+def rope_factors(config):
+  """Frequencies without Llama 3's rescaling over those with it."""
+  plain = dataclasses.replace(config, rope_scaling=None)
+  frequencies = map(layers.rotary_frequencies, (plain, config))
+  return np.divide(*frequencies).tolist()
+
+
+def test_the_header_is_what_its_own_package_reads(tmp_path):
+  model = references.make(*FAMILIES["qwen2"][:2])
+  metadata = [
+    ("add_tags", ["", "ä", "x y"]),
+    ("add_array", "a.numbers", [1, -2, 3]),
+    ("add_array", "a.floats", [0.5, 1.0]),
+    ("add_bool", "a.bool", True),
+    ("add_int64", "a.int", -(2**40)),
+    ("add_float64", "a.float", 0.1),
+    ("add_custom_alignment", 4096),
+  ]
+  path = str(ggufs.write(tmp_path / "x.gguf", model, metadata=metadata))
+  header, reader = gguf_file.read_header(path), package.GGUFReader(path)
+  fields = {
+    k: f.contents() for k, f in reader.fields.items() if "GGUF" not in k
+  }
+  plain = lambda x: x.tolist() if isinstance(x, np.ndarray) else x
+  assert {k: plain(v) for k, v in header.metadata.items()} == fields
+  assert header.metadata["a.int"] == -(2**40)
+  assert [t.name for t in reader.tensors] == [*header.tensors]
+  for tensor in reader.tensors:
+    np.testing.assert_array_equal(
+      gguf_file.read(header, tensor.name), tensor.data
+    )
+
+
+def test_a_mesh_holds_the_same_parameters(written):
+  path, _ = written("llama")
+  mesh = jax.make_mesh(
+    (1, 1), ("data", "model"), axis_types=(AxisType.Auto,) * 2
+  )
+  network = checkpoints.load(
+    str(path), dtype=jnp.float32, mesh=mesh, sharding=sharding.tensor_parallel()
+  )
+  expected = stacked.stack(gguf.load(str(path)))
+  jax.tree.map(np.testing.assert_array_equal, network.params, expected)
+
+
+def test_all_that_ends_a_turn_ends_a_text(tmp_path):
+  model = references.make(*FAMILIES["llama"][:2])
+  ends = [("add_eos_token_id", 9), ("add_eot_token_id", 7)]
+  for metadata, expected in [([], ()), (ends[:1], (9,)), (ends, (7, 9))]:
+    path = ggufs.write(tmp_path / "x.gguf", model, metadata=metadata)
+    assert checkpoints.eos_token_ids(str(path)) == expected
+
+
+@pytest.mark.parametrize(
+  "end", ["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>",
+          "<|return|>", "[EOS]", "<|endoftext|>", "<|end_of_text|>"],
+)  # fmt: skip
+def test_the_end_of_a_turn_is_known_by_its_name(tmp_path, end):
+  """Beside the end of its base model, which a chat model's file often has."""
+  model = references.make(*FAMILIES["llama"][:2])
+  tokens = [f"t{i}" for i in range(10)]
+  tokens[5] = end
+  metadata = [("add_token_list", tokens), ("add_eos_token_id", 3)]
+  path = ggufs.write(tmp_path / "x.gguf", model, metadata=metadata)
+  assert checkpoints.eos_token_ids(str(path)) == (3, 5)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "neox", "llama-scaled"])
+def test_a_part_of_a_tensor_is_that_part_of_the_whole(written, name):
+  source = gguf._source(str(written(name)[0]))
+  for tensor in source.tensors.values():
+    whole = tensor.read(())
+    assert whole.shape == tensor.shape
+    for start, stop, step in [(0, 3, 1), (5, None, 1), (4, 21, 3)]:
+      index = (slice(start, stop, step), slice(1, stop))[: whole.ndim]
+      np.testing.assert_array_equal(tensor.read(index), whole[index])
+
+
+_EIGHT_DEVICES = """
+  import sys
+  import jax, jax.numpy as jnp, numpy as np
+  from models import gguf, sharding, stacked
+
+  jax.config.update("jax_num_cpu_devices", 8)
+  mesh = jax.make_mesh((2, 4), ("data", "model"),
+                       axis_types=(jax.sharding.AxisType.Auto,) * 2)
+  config, params = gguf.load_stacked(
+    sys.argv[1], mesh=mesh, sharding=sharding.tensor_parallel(),
+    dtype=jnp.float32)
+  module = gguf.load(sys.argv[1])
+  expected = sharding.repeat_kv_heads(stacked.stack(module), module.config,
+                                      config)
+  jax.tree.map(np.testing.assert_array_equal, params, expected)
+  print(config.num_kv_heads)
+"""
+
+
+@pytest.mark.heavy
+def test_eight_devices_hold_the_same_parameters(tmp_path):
+  settings = FAMILIES["llama"][1] | dict(vocab_size=100)
+  model = references.make("llama", settings)
+  path = ggufs.write(tmp_path / "x.gguf", model)
+  program = "\n".join(line[2:] for line in _EIGHT_DEVICES.splitlines())
+  done = subprocess.run(
+    [sys.executable, "-c", program, path],
+    capture_output=True, text=True, timeout=600, check=False,
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.strip() == "4"  # two heads, repeated for four devices
+
+
+# --------------------------------------------------------------------- types
+
+
+@pytest.mark.parametrize("kind", gguf.KINDS)
+def test_every_type_is_dequantised_as_others_do_it(tmp_path, kind):
+  kind = Kind[kind]
+  array = np.random.default_rng(0).normal(size=(6, 512)).astype(np.float32)
+  writer = package.GGUFWriter(str(tmp_path / "x.gguf"), "llama")
+  raw = ggufs.quantized(array, kind)
+  if kind == Kind.F32:
+    writer.add_tensor("x", array)
+  else:
+    writer.add_tensor("x", raw, raw_dtype=kind)
+  for step in ("header", "kv_data", "tensors"):
+    getattr(writer, f"write_{step}_to_file")()
+  writer.close()
+  header = gguf_file.read_header(str(tmp_path / "x.gguf"))
+  found = gguf_file.read(header, "x")
+  assert found.shape == (6, 512)
+  if kind.value in dequant.GGML_BLOCK and kind not in (Kind.Q5_0, Kind.Q5_1):
+    blocks = raw.reshape(-1, package.GGML_QUANT_SIZES[kind][1])
+    expected = dequant.dequantize(torch.from_numpy(blocks), kind.value)
+    expected = expected.numpy().reshape(found.shape)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+  else:  # what was written, but for its last bits
+    step = {"F32": 0, "F16": 2**-10, "BF16": 2**-7, "Q5_0": 0.3, "Q5_1": 0.3}
+    assert np.abs(found - array).max() <= step[kind.name]
+    assert np.abs(found).max() > 2
+  order = np.array([4, 0, 5, 2, 1, 3])
+  part = gguf_file.read(
+    header, "x", (slice(1, 5, 2), slice(30, 70)), order=order
+  )
+  np.testing.assert_array_equal(part, found[order][1:5:2, 30:70])
+
+
+def test_a_file_of_mixed_types_has_the_logits_of_transformers(tmp_path):
+  settings = GATED | dict(
+    hidden_size=256, intermediate_size=512, num_key_value_heads=2
+  )
+  model, used = references.make("llama", settings), []
+
+  def kinds(name, shape):
+    if len(shape) == 1:
+      return Kind.F32
+    used.append(Kind[gguf.KINDS[len(used) % len(gguf.KINDS)]])
+    return used[-1]
+
+  path = tmp_path / "mixed.gguf"
+  ggufs.write(path, model, kinds=kinds, metadata=ggufs.names(VOCAB))
+  assert {kind.name for kind in used} == set(gguf.KINDS)
+  expected = references.logits(references.read_gguf(path), TOKENS)
+  found = references.module_logits(gguf.load(str(path)))
+  assert references.relative_error(found, expected) < 1e-4

@@ -1,0 +1,456 @@
+"""Tokenizers in GGUF files: the ids of those that they were written from."""
+
+import itertools
+import json
+
+import gguf as package
+import numpy as np
+import pytest
+import regex
+import tokenizers as hf
+import transformers
+from gguf import TokenType
+from tokenizers import decoders, normalizers, pre_tokenizers
+
+from models import chat
+from models.formats import gguf_tokenizer
+
+SPECIAL = ("<|begin|>", "<|end|>")
+# What tokenizers stumble over: case, digits, runs of spaces, scripts, marks,
+# names of special tokens, what is no character of any language.
+NASTY = [
+  "",
+  " ",
+  "  lead and trail  ",
+  "I'll I'LL they've don'T 'S's",
+  "1 12 123 1234 12345.678 a1b22c333 ٣٤٥ ½ Ⅷ x²",
+  "a  1   22    333\t4\n5",
+  "line\nline\r\n\r\n  indented\n\n\n\tTab  \n ",
+  "camelCaseWord HTTPServer XMLHttp iPhone ǅ",
+  "naïve café Ünïcödé ångström",
+  "日本語 テスト 中文字符 한국어 ไทย हिन्दी العربية",
+  "🚀👩‍👩‍👧‍👦 🇨🇭 ✅\u200d",
+  '$$$ <=> ^~|` "quotes" (brackets) [x]{y} -- ... !!?',
+  f"{SPECIAL[0]}text{SPECIAL[1]} and {SPECIAL[1]}\n",
+  "\u00a0nbsp\u2003em\u3000wide\ufeff",
+  "\x00\x01\x7f\ufffd",
+  "cafe\u0301 A\u030angstrom \u1112\u1161\u11ab",  # in the form NFD
+]
+CORPUS = [
+  *NASTY,
+  *(["the cat sat on the mat (2024), and 2024 was the year"] * 20),
+]
+
+# What their own tokenizer.json files say of models that have these names.
+_LLAMA3 = (
+  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s"
+  r"\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_TEKKEN = (
+  r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+  r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+  r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)  # fmt: skip
+
+
+def _split(expression):
+  return pre_tokenizers.Sequence(
+    [
+      pre_tokenizers.Split(hf.Regex(expression), "isolated"),
+      pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+  )
+
+
+_BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
+_DIGITS = pre_tokenizers.Digits(individual_digits=True)
+ORIGINALS = {
+  "gpt-2": (None, _BYTES),
+  "olmo": (normalizers.NFC(), _BYTES),
+  "smollm": (None, pre_tokenizers.Sequence([_DIGITS, _BYTES])),
+  "llama-bpe": (None, _split(_LLAMA3)),
+  "tekken": (None, _split(_TEKKEN)),
+  "qwen2": (normalizers.NFC(), _split(_LLAMA3.replace("{1,3}", ""))),
+}
+
+
+def write(folder, tokens, kinds, **values):
+  """A file with a tokenizer and no tensors; values by key."""
+  path = folder / "x.gguf"
+  writer = package.GGUFWriter(str(path), "llama")
+  writer.add_block_count(0)  # transformers asks for some configuration
+  writer.add_token_list(tokens)
+  if kinds is not None:
+    writer.add_token_types(kinds)
+  for key, value in values.items():
+    key = "tokenizer." + ("" if key == "chat_template" else "ggml.") + key
+    if isinstance(value, list):
+      writer.add_array(key, value)
+    else:
+      kind = {str: "string", bool: "bool", int: "uint32"}[type(value)]
+      getattr(writer, f"add_{kind}")(key, value)
+  writer.write_header_to_file()
+  writer.write_kv_data_to_file()
+  writer.close()
+  return path
+
+
+def trained(name):
+  """A byte-level BPE with the words of a name; tokens and merges in order."""
+  normalizer, backend = ORIGINALS[name][0], hf.Tokenizer(hf.models.BPE())
+  backend.pre_tokenizer = ORIGINALS[name][1]
+  if normalizer is not None:
+    backend.normalizer = normalizer
+  backend.decoder = decoders.ByteLevel()
+  trainer = hf.trainers.BpeTrainer(
+    vocab_size=420, show_progress=False,
+    initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+  )  # fmt: skip
+  backend.train_from_iterator(CORPUS, trainer)
+  backend.add_special_tokens(list(SPECIAL))
+  return backend
+
+
+def parts(backend):
+  """Arguments of `write` for a byte-level BPE."""
+  vocab = backend.get_vocab(with_added_tokens=True)
+  tokens = sorted(vocab, key=vocab.get)
+  merges = json.loads(backend.to_str())["model"]["merges"]
+  kinds = [
+    TokenType.CONTROL if token in SPECIAL else TokenType.NORMAL
+    for token in tokens
+  ]
+  return tokens, kinds, [" ".join(merge) for merge in merges]
+
+
+@pytest.fixture(scope="module", params=ORIGINALS)
+def pair(request, tmp_path_factory):
+  """A tokenizer, its name, and the file that it was written to."""
+  backend = trained(request.param)
+  tokens, kinds, merges = parts(backend)
+  path = write(
+    tmp_path_factory.mktemp(request.param), tokens, kinds, model="gpt2",
+    pre=request.param, merges=merges, add_bos_token=False,
+    bos_token_id=tokens.index(SPECIAL[0]),
+    eos_token_id=tokens.index(SPECIAL[1]),
+  )  # fmt: skip
+  return backend, request.param, path
+
+
+def test_ids_are_those_of_the_tokenizer_it_was_written_from(pair):
+  backend, _, path = pair
+  tokenizer = gguf_tokenizer.load(str(path))
+  assert tokenizer.vocabulary() == backend.get_vocab(with_added_tokens=True)
+  assert tokenizer.eos_token == SPECIAL[1]
+  assert tokenizer.bos_token == SPECIAL[0]
+  for text in NASTY:
+    ids = backend.encode(text).ids
+    assert tokenizer.encode(text) == ids, text
+    assert tokenizer.decode(ids) == backend.decode(ids)
+  sizes = tokenizer.token_bytes()
+  ids = tokenizer.encode(NASTY[3])
+  assert sizes[ids].sum() == len(NASTY[3].encode())
+
+
+def test_ids_are_those_of_transformers(pair):
+  """But for what it leaves out: NFC, and the name "smollm"."""
+  _, name, path = pair
+  theirs = transformers.AutoTokenizer.from_pretrained(
+    path.parent, gguf_file=path.name
+  )
+  tokenizer = gguf_tokenizer.load(str(path))
+  checked = 0
+  for text in NASTY:
+    text = normalizers.NFC().normalize_str(text)
+    if name != "smollm" or not regex.search(r"\s\p{N}", text):
+      assert tokenizer.encode(text) == theirs(text).input_ids, text
+      checked += 1
+  assert checked >= len(NASTY) - 2
+
+
+def test_words_that_are_tokens_are_not_merged_in_llama_3(tmp_path):
+  tokens = ["a", "b", "c", "ab", "bc", "abc"]
+  kinds = [TokenType.NORMAL] * len(tokens)
+  found = {}
+  for name in ("llama-bpe", "gpt-2"):
+    path = write(
+      tmp_path, tokens, kinds, model="gpt2", pre=name, merges=["a b", "b c"],
+      add_bos_token=False,
+    )  # fmt: skip
+    found[name] = gguf_tokenizer.load(str(path)).encode("abc")
+  assert found == {"llama-bpe": [5], "gpt-2": [3, 2]}
+
+
+def test_default_cuts_text_as_llama_cpp_does(tmp_path):
+  """It splits by one expression after the other, matches and gaps alike."""
+  backend = trained("gpt-2")
+  tokens, kinds, merges = parts(backend)
+  path = write(
+    tmp_path, tokens, kinds, model="gpt2", pre="default", merges=merges
+  )
+  expressions = [
+    r"[\p{P}\$\+<=>\^~\|]+",
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+    r"\p{N}+",
+    r"[0-9][0-9][0-9]",
+  ]
+  tokenizer = gguf_tokenizer.load(str(path))
+  for text in [*NASTY, CORPUS[-1]]:
+    if any(name in text for name in SPECIAL):
+      continue
+    words = [text]
+    for expression in expressions:
+      words = [
+        piece
+        for word in words
+        for piece in regex.split(f"({expression})", word)
+        if piece
+      ]
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(
+      add_prefix_space=False, use_regex=False
+    )
+    expected = [i for word in words for i in backend.encode(word).ids]
+    assert tokenizer.encode(text) == expected, text
+
+
+def test_texts_begin_and_end_as_the_file_says(pair, tmp_path):
+  backend, name, _ = pair
+  tokens, kinds, merges = parts(backend)
+  bos, eos = map(tokens.index, SPECIAL)
+  inner = backend.encode("the cat").ids
+  for said, expected in [
+    ({}, [bos] * (name in ("llama-bpe", "tekken"))),
+    ({"add_bos_token": True}, [bos]),
+    ({"add_bos_token": False}, []),
+  ]:
+    path = write(
+      tmp_path, tokens, kinds, model="gpt2", pre=name, merges=merges,
+      bos_token_id=bos, eos_token_id=eos, **said,
+    )  # fmt: skip
+    tokenizer = gguf_tokenizer.load(str(path))
+    assert tokenizer.encode("the cat") == [*expected, *inner]
+    assert tokenizer.encode_text("the cat") == inner
+  path = write(
+    tmp_path, tokens, kinds, model="gpt2", pre=name, merges=merges,
+    bos_token_id=bos, eos_token_id=eos, add_bos_token=True, add_eos_token=True,
+  )  # fmt: skip
+  tokenizer = gguf_tokenizer.load(str(path))
+  assert tokenizer.encode("the cat") == [bos, *inner, eos]
+
+
+def test_fillers_are_left_out_and_users_tokens_are_text(tmp_path):
+  backend = trained("gpt-2")
+  tokens, kinds, merges = parts(backend)
+  path = write(
+    tmp_path,
+    [*tokens, "    ", "<think>", "[PAD423]"],
+    [*kinds, *[TokenType.USER_DEFINED] * 2, TokenType.UNUSED],
+    model="gpt2", pre="gpt-2", merges=merges,
+    chat_template="{% for m in messages %}<|begin|>{{ m.content }}{% endfor %}",
+  )  # fmt: skip
+  tokenizer = gguf_tokenizer.load(str(path))
+  assert tokenizer.vocab_size == len(tokens) + 2
+  assert tokenizer.encode("    <think>") == [len(tokens), len(tokens) + 1]
+  assert tokenizer.decode([len(tokens) + 1]) == "<think>"
+  assert tokenizer.decode([tokens.index(SPECIAL[0])]) == ""
+  talk = [{"role": "user", "content": f"the {SPECIAL[1]}"}]
+  ids = chat.encode(tokenizer, talk)
+  assert ids[0] == tokens.index(SPECIAL[0])
+  assert tokens.index(SPECIAL[1]) not in ids
+
+
+def test_a_file_that_does_not_say_what_tokens_are_for_is_read_by_their_names(
+  tmp_path,
+):
+  backend = trained("gpt-2")
+  tokens, kinds, merges = parts(backend)
+  assert TokenType.CONTROL in kinds
+  path = write(
+    tmp_path, [*tokens, "<|turn|>"], None, model="gpt2", pre="gpt-2",
+    merges=merges, eos_token_id=tokens.index(SPECIAL[1]),
+  )  # fmt: skip
+  tokenizer = gguf_tokenizer.load(str(path))
+  assert {SPECIAL[1], "<|turn|>"} <= {*tokenizer.special_tokens()}
+  assert tokenizer.encode("<|turn|>the") == [
+    len(tokens), *tokenizer.encode("the"),
+  ]  # fmt: skip
+  assert len(tokens) not in tokenizer.encode_text("<|turn|>the")
+
+
+# ------------------------------------------------------------- sentencepiece
+
+
+def sentencepiece(folder, **values):
+  """A small vocabulary of sentencepiece's, with bytes; best scores first."""
+  text = " ".join(CORPUS[-1:] * 3)
+  pieces = {"▁": 0, "▁▁": 0, "▁▁▁▁": 0}
+  for size in range(1, 6):
+    for start in range(len(text) - size + 1):
+      piece = text[start : start + size].replace(" ", "▁")
+      if "▁" not in piece[1:]:
+        pieces[piece] = pieces.get(piece, 0) + size
+  # A third of the longer ones is missing, so that it matters what is joined.
+  chance = np.random.default_rng(0)
+  pieces = {
+    piece: count
+    for piece, count in pieces.items()
+    if len(piece) == 1 or "▁▁" in piece or chance.random() < 2 / 3
+  }
+  words = sorted(pieces, key=lambda p: (len(p) > 1, -pieces[p], p))
+  tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
+  kinds = [TokenType.UNKNOWN, *[TokenType.CONTROL] * 2]
+  kinds += [TokenType.BYTE] * 256 + [TokenType.NORMAL] * len(words)
+  scores = [0.0] * len(tokens) + [-float(i) for i in range(len(words))]
+  defaults = dict(
+    model="llama", scores=scores, bos_token_id=1, eos_token_id=2,
+    unknown_token_id=0,
+  )  # fmt: skip
+  return write(folder, [*tokens, *words], kinds, **(defaults | values))
+
+
+PLAIN = [text for text in NASTY if text and not text[0].isspace()]
+
+
+def test_sentencepiece_ids_are_those_of_transformers(tmp_path):
+  path = sentencepiece(tmp_path)
+  theirs = transformers.AutoTokenizer.from_pretrained(
+    path.parent, gguf_file=path.name
+  )
+  tokenizer = gguf_tokenizer.load(str(path))
+  assert tokenizer.bos_token == "<s>"
+  assert tokenizer.eos_token_id == 2
+  merged = 0
+  for text in [*PLAIN, "the  cats sat  on\nmats </s> year", *CORPUS[-1:]]:
+    if "</s>" not in text:
+      ids = tokenizer.encode(text)
+      assert ids == theirs(text).input_ids, text
+      assert tokenizer.decode(ids) == text.replace("<s>", "")
+      merged += sum(i > 300 for i in ids)
+  assert merged > 10
+
+
+def test_sentencepiece_joins_the_best_neighbours_first(tmp_path):
+  """Its own algorithm, which the merges stand for, done by hand."""
+  path = sentencepiece(tmp_path)
+  tokenizer = gguf_tokenizer.load(str(path))
+  vocab = tokenizer.vocabulary()
+  text = CORPUS[-1]
+  pieces = list("▁" + text.replace(" ", "▁"))
+  while True:
+    unions = [
+      (vocab[a + b], i)
+      for i, (a, b) in enumerate(itertools.pairwise(pieces))
+      if a + b in vocab
+    ]
+    if not unions:
+      break
+    _, at = min(unions)  # ids grow as scores fall
+    pieces[at : at + 2] = ["".join(pieces[at : at + 2])]
+  expected = [i for p in pieces for i in ([vocab[p]] if p in vocab else [])]
+  assert all(p in vocab for p in pieces if not p.isdigit())
+  found = [i for i in tokenizer.encode(text)[1:] if i > 258]
+  assert found == expected
+
+
+def test_no_text_becomes_a_control_token(tmp_path):
+  path = write(
+    tmp_path, ["<unk>", "<s>", "</s>", "▁", "<s", ">", "<", "s", "<s>s"],
+    [TokenType.UNKNOWN, *[TokenType.CONTROL] * 2, *[TokenType.NORMAL] * 6],
+    model="llama", scores=[0.0] * 3 + [-1.0] * 6, bos_token_id=1,
+    eos_token_id=2, unknown_token_id=0, add_space_prefix=False,
+  )  # fmt: skip
+  tokenizer = gguf_tokenizer.load(str(path))
+  ids = tokenizer.encode_text("<s>")
+  assert tokenizer.decode(ids) == "<s>"
+  assert 1 not in ids
+
+
+def test_a_leading_space_is_not_the_one_that_is_added(tmp_path):
+  tokenizer = gguf_tokenizer.load(str(sentencepiece(tmp_path)))
+  vocab = tokenizer.vocabulary()
+  assert tokenizer.encode(" ") == [1, vocab["▁▁"]]
+  assert tokenizer.encode("   ") == [1, vocab["▁▁▁▁"]]
+  assert tokenizer.decode(tokenizer.encode("  the cat")) == "  the cat"
+  prompt, more = tokenizer.encode("the cat"), tokenizer.encode("sat  on")
+  assert tokenizer.decode(more, after=prompt) == " sat  on"
+  assert tokenizer.decode(more, after=prompt[:1]) == "sat  on"
+  bare = gguf_tokenizer.load(
+    str(sentencepiece(tmp_path, add_space_prefix=False))
+  )
+  assert bare.encode(" ") == [1, vocab["▁"]]
+  assert bare.decode(bare.encode("  the cat")) == "  the cat"
+
+
+# -------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+  ("values", "expected"),
+  [
+    (
+      {"model": "bert"},
+      r"model must be one of \['gpt2', 'llama'\], got 'bert'",
+    ),
+    ({"pre": "deepseek-llm"}, "pre must be one of .*, got 'deepseek-llm'"),
+    ({"pre": ""}, "pre must be one of .*, got None"),  # left out
+    ({"merges": ["a b", "ab"]}, "a merge must be of two tokens, got 'ab'"),
+    ({"merges": ["a z"]}, "z"),
+    ({"eos_token_id": 9}, "eos_token_id is 9, which is no token's id"),
+    ({"add_bos_token": True}, "bos_token_id is missing"),
+    ({"eos_token_id": "a"}, "eos_token_id must be a int, got 'a'"),
+    ({"token_type": [1, 1]}, "token_type must be a number for every token"),
+    ({"model": "llama"}, "scores must be a number for every token"),
+  ],
+)
+def test_what_is_no_tokenizer_is_refused_in_one_line(
+  tmp_path, values, expected
+):
+  kinds = values.pop("token_type", [1, 1, 1])
+  defaults = dict(model="gpt2", pre="gpt-2", merges=["a b"])
+  path = write(tmp_path, ["a", "b", "ab"], kinds, **(defaults | values))
+  with pytest.raises(ValueError, match=expected) as caught:
+    gguf_tokenizer.load(str(path))
+  assert "\n" not in str(caught.value)
+  assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [TokenType.NORMAL, TokenType.USER_DEFINED])
+@pytest.mark.parametrize("end", ["<end_of_turn>", "<|im_end|>", "<EOT>"])
+def test_what_ends_a_turn_by_its_name_is_no_text(tmp_path, kind, end):
+  path = write(
+    tmp_path, ["a", "b", "ab", end], [1, 1, 1, kind], model="gpt2",
+    pre="gpt-2", merges=["a b"],
+  )  # fmt: skip
+  tokenizer = gguf_tokenizer.load(str(path))
+  assert tokenizer.encode(f"ab{end}") == [2, 3]
+  assert tokenizer.decode([2, 3]) == "ab"
+  assert end in tokenizer.special_tokens()
+
+
+def test_names_that_are_there_twice_are_refused(tmp_path):
+  path = write(
+    tmp_path, ["a", "b", "a"], [1, 1, 1], model="gpt2", pre="gpt-2", merges=[]
+  )
+  with pytest.raises(ValueError, match="none of them twice"):
+    gguf_tokenizer.load(str(path))
+
+
+def test_a_charsmap_of_sentencepiece_is_refused(tmp_path):
+  path = sentencepiece(tmp_path, precompiled_charsmap=[1, 2, 3])
+  with pytest.raises(ValueError, match="precompiled_charsmap is set"):
+    gguf_tokenizer.load(str(path))
+
+
+@pytest.mark.parametrize(
+  ("alias", "name"), [("llama3", "llama-bpe"), ("deepseek-r1-qwen", "qwen2")]
+)
+def test_another_name_of_a_way_to_cut_is_that_way(alias, name, tmp_path):
+  backend = trained(name)
+  tokens, kinds, merges = parts(backend)
+  path = write(
+    tmp_path, tokens, kinds, model="gpt2", pre=alias, merges=merges,
+    add_bos_token=False,
+  )  # fmt: skip
+  found = gguf_tokenizer.load(str(path))
+  for text in NASTY:
+    assert found.encode(text) == backend.encode(text).ids, text

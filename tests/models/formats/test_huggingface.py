@@ -1,0 +1,160 @@
+"""Checkpoints: the same logits as transformers."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import references
+import torch
+from flax import nnx
+from references import MODELS, TOKENS
+
+from models.formats import huggingface
+from models.networks.transformer import as_language_model
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+LENGTHS = (2, 7, 4)  # of the prompts of a ragged batch
+CHUNKS = (1, 3, 1, 1)  # fed after the prompts
+
+
+def edit_config(path, **changes):
+  config = json.loads((path / "config.json").read_text())
+  (path / "config.json").write_text(json.dumps(config | changes))
+
+
+def decoding_errors(path, expected):
+  """Relative errors of a ragged prompt, then of every chunk."""
+  model, params = as_language_model(huggingface.load(str(path)))
+  apply = references.jit(model.apply)
+  width, at = max(LENGTHS), np.array(LENGTHS)
+  inside = np.arange(width) < at[:, None]
+  tokens = np.where(inside, TOKENS[:, :width], 1)  # junk beyond the prompts
+  cache = model.init_cache(len(LENGTHS), TOKENS.shape[1])
+  output, cache = apply(params, jnp.asarray(tokens), cache)
+  errors = [
+    references.relative_error(
+      output.logits[inside], expected[:, :width][inside]
+    )
+  ]
+  cache = cache.replace(length=jnp.asarray(at))
+  for chunk in CHUNKS:
+    columns = at[:, None] + np.arange(chunk)
+    tokens = np.take_along_axis(TOKENS, columns, axis=1)
+    output, cache = apply(params, jnp.asarray(tokens), cache)
+    wanted = np.take_along_axis(expected, columns[..., None], axis=1)
+    errors.append(references.relative_error(output.logits, wanted))
+    at = at + chunk
+  np.testing.assert_array_equal(cache.length, at)
+  return errors
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_prefill_and_cached_decoding_equal_transformers(saved, name):
+  errors = decoding_errors(*saved(name))
+  assert max(errors) < 1e-4, errors
+
+
+@pytest.mark.parametrize(
+  ("name", "changes"),
+  [
+    ("neox", {"use_parallel_residual": False}),
+    ("neox", {"rope_parameters": {"partial_rotary_factor": 0.25}}),
+    ("llama-scaled", {"rope_parameters": {"rope_theta": 1000.0}}),
+    ("mistral-window", {"sliding_window": 4}),
+    ("qwen2-mixed", {"layer_types": ["full_attention", "sliding_attention"]}),
+    ("gpt2", {"activation_function": "silu"}),
+  ],
+)
+def test_settings_under_test_change_the_logits(saved, copied, name, changes):
+  path = copied(name)
+  edit_config(path, **changes)
+  found = references.module_logits(huggingface.load(path))
+  assert references.relative_error(found, saved(name)[1]) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["gpt2", "neox", "llama-scaled"])
+def test_names_vary_and_buffers_and_tied_heads_are_ignored(copied, name):
+  path = copied(name)
+  expected = references.module_logits(huggingface.load(path))
+
+  def edit(tensors):
+    for key in list(tensors):
+      bare = key.split(".", 1)[1] if not key.startswith("embed_out") else key
+      tensors[bare.replace("embed_out", "lm_head")] = tensors.pop(key)
+    mask = np.ones((1, 1, 64, 64), np.uint8)
+    tensors["h.0.attn.bias"] = tensors["layers.1.attention.bias"] = mask
+    tensors["h.1.attn.masked_bias"] = np.array(-1e4, np.float32)
+    tensors["layers.0.attention.masked_bias"] = np.array(-1e9, np.float32)
+    for prefix in ("", "layers.0.attention.", "layers.0.self_attn."):
+      tensors[prefix + "rotary_emb.inv_freq"] = np.ones(4, np.float16)
+    if tied := {"gpt2": "wte", "llama-scaled": "embed_tokens"}.get(name):
+      tensors["lm_head.weight"] = tensors[tied + ".weight"].copy()
+
+  references.edit_tensors(path, edit)
+  np.testing.assert_array_equal(
+    references.module_logits(huggingface.load(path)), expected
+  )
+
+
+@pytest.mark.parametrize("rooted", [True, False])
+def test_scores_of_gpt2_are_scaled_as_its_file_says(tmp_path, rooted):
+  settings = dict(
+    scale_attn_by_inverse_layer_idx=True, scale_attn_weights=rooted
+  )
+  model = references.make("gpt2", references.GPT2 | settings)
+  model.save_pretrained(tmp_path)
+  found = references.module_logits(huggingface.load(tmp_path))
+  expected = references.logits(model, TOKENS)
+  assert references.relative_error(found, expected) < 1e-4
+  edit_config(tmp_path, scale_attn_by_inverse_layer_idx=False)
+  other = references.module_logits(huggingface.load(tmp_path))
+  assert references.relative_error(other, expected) > 1e-3
+  edit_config(tmp_path, scale_attn_weights="no")
+  with pytest.raises(ValueError, match="must be true or false, got 'no'"):
+    huggingface.load(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_files_load_as_float32_and_as_themselves(
+  tmp_path, dtype
+):
+  model = references.make(*MODELS["llama-grouped"][:2])
+  model.to(getattr(torch, dtype)).save_pretrained(tmp_path)
+  module = huggingface.load(tmp_path)
+  assert {x.dtype for x in jax.tree.leaves(nnx.state(module))} == {
+    jnp.dtype("float32")
+  }
+  model = references.read(tmp_path, dtype=torch.float32)
+  expected = references.logits(model, TOKENS)
+  assert (
+    references.relative_error(references.module_logits(module), expected) < 1e-4
+  )
+  same = huggingface.load(tmp_path, dtype=dtype)
+  assert {x.dtype for x in jax.tree.leaves(nnx.state(same))} == {
+    jnp.dtype(dtype)
+  }
+  assert same.dtype == dtype
+  for a, b in zip(
+    jax.tree.leaves(nnx.state(module)),
+    jax.tree.leaves(nnx.state(same)),
+    strict=True,
+  ):
+    np.testing.assert_array_equal(a, b.astype(jnp.float32))
+
+
+def test_neither_torch_nor_transformers_is_imported():
+  code = (
+    "import sys, models.formats.huggingface; "
+    "print({'torch', 'transformers'} & set(sys.modules))"
+  )
+  root = pathlib.Path(huggingface.__file__).parents[1]
+  run = subprocess.run(
+    [sys.executable, "-c", code], cwd=root, capture_output=True, text=True
+  )
+  assert (run.stdout.strip(), run.returncode) == ("set()", 0), run.stderr

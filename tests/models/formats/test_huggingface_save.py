@@ -1,0 +1,199 @@
+"""Checkpoints written: Llama files that come back, here and in transformers."""
+
+import dataclasses
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import references
+import torch
+import transformers
+from flax import nnx
+from references import TOKENS, VOCAB
+
+from models import tokenizers
+from models.formats import huggingface
+from models.networks.layers import RopeScaling, TransformerConfig
+from models.networks.transformer import Transformer
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+SMALL = TransformerConfig(
+  vocab_size=VOCAB, embed_dim=32, num_layers=2, num_heads=4, num_kv_heads=2,
+  head_dim=8, mlp_dim=48, max_positions=64,
+)  # fmt: skip
+
+
+def make_module(**changes):
+  """A Llama whose biases and scales are random too."""
+  module = Transformer(dataclasses.replace(SMALL, **changes), rngs=nnx.Rngs(0))
+  rng = np.random.default_rng(1)
+  noise = lambda x: x + 0.2 * rng.standard_normal(x.shape).astype(x.dtype)
+  nnx.update(module, jax.tree.map(noise, nnx.state(module)))
+  return module
+
+
+def contents(directory):
+  return {f.name: f.read_bytes() for f in pathlib.Path(directory).iterdir()}
+
+
+LLAMAS = {
+  "plain": {},
+  "all-switches": dict(
+    qkv_bias=True, out_bias=True, mlp_bias=True, tied_embeddings=True,
+    head_dim=12, num_kv_heads=1, rope_theta=1000.0, norm_eps=1e-3,
+    rope_scaling=RopeScaling(
+      factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
+      original_max_positions=16,
+    ),
+  ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LLAMAS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_saved_llama_comes_back_as_it_was(tmp_path, name, dtype):
+  module = make_module(**LLAMAS[name])
+  huggingface.save_llama(module, tmp_path / "new" / "model", dtype=dtype)
+  back = huggingface.load(tmp_path / "new" / "model")
+  assert back.config == module.config
+  (graphdef, state), (graphdef_back, state_back) = map(
+    nnx.split, (module, back)
+  )
+  assert graphdef == graphdef_back
+  jax.tree.map(
+    lambda a, b: np.testing.assert_array_equal(
+      a.astype(dtype).astype(jnp.float32), b
+    ),
+    state,
+    state_back,
+  )
+
+
+@pytest.mark.parametrize("name", LLAMAS)
+def test_transformers_reads_a_saved_llama(tmp_path, name):
+  module = make_module(**LLAMAS[name])
+  huggingface.save_llama(module, str(tmp_path), dtype=jnp.float32)
+  model, report = references.read(tmp_path, output_loading_info=True)
+  assert not any(report.values()), report
+  assert type(model) is transformers.LlamaForCausalLM
+  assert model.dtype == torch.float32
+  expected = references.logits(model, TOKENS)
+  assert (
+    references.relative_error(references.module_logits(module), expected) < 1e-4
+  )
+
+
+def test_the_default_file_is_bfloat16_for_transformers_too(tmp_path):
+  huggingface.save_llama(make_module(), str(tmp_path))
+  assert references.read(tmp_path).dtype == torch.bfloat16
+  model = references.read(tmp_path, dtype=torch.float32)
+  found = references.module_logits(huggingface.load(tmp_path))
+  assert (
+    references.relative_error(found, references.logits(model, TOKENS)) < 1e-4
+  )
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+  texts = ["def f(x):\n  return x + 1\n"] * 20
+  return tokenizers.train(texts, vocab_size=280)
+
+
+def test_a_tokenizer_is_saved_with_the_model(tmp_path, tokenizer):
+  module = make_module(vocab_size=300)
+  huggingface.save_llama(module, str(tmp_path), tokenizer=tokenizer)
+  assert sorted(contents(tmp_path)) == [
+    "config.json", "model.safetensors", "tokenizer.json",
+    "tokenizer_config.json",
+  ]  # fmt: skip
+  back = tokenizers.load(str(tmp_path))
+  assert back.fingerprint() == tokenizer.fingerprint()
+  config = transformers.AutoConfig.from_pretrained(tmp_path)
+  theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+  ends = {config.eos_token_id, config.bos_token_id, theirs.eos_token_id}
+  assert ends == {tokenizer.eos_token_id}
+  text = "def g(y):\n  return y"
+  assert theirs(text).input_ids == tokenizer.encode(text)
+
+
+def test_a_tokenizer_that_is_already_there_is_left_alone(tmp_path, tokenizer):
+  tokenizers.save(tokenizer, str(tmp_path))
+  file = tmp_path / "tokenizer_config.json"
+  file.write_text(file.read_text() + "\n")
+  before = file.read_bytes()
+  module = make_module(vocab_size=300)
+  huggingface.save_llama(module, str(tmp_path), tokenizer=tokenizer)
+  assert file.read_bytes() == before
+  other = tokenizers.train(["x = 1\n"], vocab_size=270)
+  huggingface.save_llama(module, str(tmp_path), tokenizer=other)
+  back = tokenizers.load(str(tmp_path))
+  assert back.fingerprint() == other.fingerprint()
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    (dict(norm="layer"), "norm='layer' .not 'rms'."),
+    (dict(activation="gelu"), "activation='gelu' .not 'silu'."),
+    (dict(gated_mlp=False), "gated_mlp=False"),
+    (dict(qk_norm=True), "qk_norm=True"),
+    (dict(learned_positions=True), "learned_positions=True"),
+    (dict(parallel_residual=True), "parallel_residual=True"),
+    (dict(windows=(None, 4)), r"windows=\(None, 4\)"),
+    (dict(rotary_dim=4), "rotary_dim=4"),
+    (dict(qkv_bias=True), "out_bias=False .not True."),
+    (dict(num_heads=6), "num_heads=6 .no divisor of 32."),
+    (dict(norm="layer", qk_norm=True), "norm='layer'.*, qk_norm=True"),
+  ],
+)
+def test_what_llama_cannot_express_is_not_saved(tmp_path, changes, message):
+  path = tmp_path / "model"
+  with pytest.raises(ValueError, match=message):
+    huggingface.save_llama(make_module(**changes), str(path))
+  assert not path.exists()
+
+
+def test_equivalent_spellings_of_a_llama_are_saved(tmp_path):
+  module = make_module(windows=(None, None), rotary_dim=8)
+  huggingface.save_llama(module, str(tmp_path))
+  assert huggingface.load(tmp_path).config == SMALL
+
+
+def test_saving_checks_dtype_and_tokenizer(tmp_path, tokenizer):
+  with pytest.raises(ValueError, match="bfloat16 or float16, got int8"):
+    huggingface.save_llama(make_module(), str(tmp_path), dtype=jnp.int8)
+  with pytest.raises(ValueError, match=r"at most 97 tokens, .* got 2"):
+    huggingface.save_llama(make_module(), str(tmp_path), tokenizer=tokenizer)
+  assert not contents(tmp_path)
+
+
+def test_a_failed_save_leaves_the_directory_as_it_was(tmp_path, monkeypatch):
+  huggingface.save_llama(make_module(), str(tmp_path))
+  before = contents(tmp_path)
+
+  def write_half(tensors, file, metadata):
+    pathlib.Path(file).write_bytes(b"half")
+    raise OSError("disk full")
+
+  monkeypatch.setattr(huggingface.safetensors.numpy, "save_file", write_half)
+  with pytest.raises(OSError, match="disk full"):
+    huggingface.save_llama(make_module(mlp_dim=40), str(tmp_path))
+  assert contents(tmp_path) == before
+
+
+def test_an_interrupted_replacement_is_no_checkpoint(tmp_path, monkeypatch):
+  huggingface.save_llama(make_module(), str(tmp_path))
+
+  def refuse(self, target):
+    raise OSError("interrupted")
+
+  with monkeypatch.context() as patch:
+    patch.setattr(pathlib.Path, "replace", refuse)
+    with pytest.raises(OSError, match="interrupted"):
+      huggingface.save_llama(make_module(), str(tmp_path))
+  assert sorted(contents(tmp_path)) == ["model.safetensors"]
+  with pytest.raises(FileNotFoundError, match=r"there is no config\.json"):
+    huggingface.load(tmp_path)

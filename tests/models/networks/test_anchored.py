@@ -1,0 +1,70 @@
+"""Blocks that are trained say what the head says when it drafts them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from models.networks import anchored
+from models.networks.dflash import Parallel, ParallelConfig, as_block_model
+from models.networks.layers import TransformerConfig
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+V, F, LENGTH, DEPTH = 11, 12, 9, 3
+LAYERS = TransformerConfig(
+  vocab_size=V, embed_dim=8, num_layers=2, num_heads=4, num_kv_heads=2,
+  head_dim=6, mlp_dim=12, max_positions=64, qk_norm=True,
+)  # fmt: skip
+IDS = [0, 3, 4, 8, 10]
+RNG = np.random.default_rng(0)
+TOKENS = RNG.integers(0, V, (2, LENGTH + 1)).astype(np.int32)
+FEATURES = RNG.standard_normal((2, LENGTH, F)).astype(np.float32)
+# The second row holds two documents.
+SEGMENTS = np.array([[1] * LENGTH, [1] * 4 + [2] * (LENGTH - 4)], np.int32)
+POSITIONS = np.array([range(LENGTH), [*range(4), *range(LENGTH - 4)]], np.int32)
+PLACES = np.array([[6, 0, 8, 3], [2, 4, 7, 0]], np.int32)
+
+
+@pytest.mark.parametrize("words", [None, len(IDS)])
+def test_a_block_is_the_one_that_would_be_drafted_there(words):
+  """By the shipped model with its cache, which read what stands before it."""
+  module = Parallel(
+    ParallelConfig(
+      layers=LAYERS, num_features=F, block_size=DEPTH + 1, mask_token=5,
+      draft_vocab_size=words,
+    ),
+    rngs=nnx.Rngs(1),
+  )  # fmt: skip
+  # Large weights: laws that differ, attention that looks somewhere.
+  nnx.update(
+    module, jax.tree.map(lambda x: 12 * x, nnx.state(module, nnx.Param))
+  )
+  if words:
+    module.target_ids = nnx.Variable(jnp.array(IDS))
+  found = jax.jit(
+    lambda *batch: anchored.say(
+      module, *batch, positions=jnp.asarray(POSITIONS),
+      segments=jnp.asarray(SEGMENTS),
+    )
+  )(TOKENS, FEATURES, PLACES)  # fmt: skip
+  assert found.shape == (2, 4, DEPTH, words or V)
+  model, params = as_block_model(module)
+  say = jax.jit(model.say)
+  for row, some in enumerate(PLACES):
+    for i, place in enumerate(some):
+      first = place - POSITIONS[row, place]  # of its document
+      cache = model.read(
+        params, FEATURES[row : row + 1, first : place + 1],
+        model.init_cache(1, LENGTH + DEPTH + 1),
+      )  # fmt: skip
+      newest = TOKENS[row : row + 1, place + 1 : place + 2]
+      said, _ = say(params, jnp.asarray(newest), cache)
+      said = np.asarray(said[0])
+      if words:
+        others = np.delete(said, IDS, axis=1)
+        assert (others == -np.inf).all()
+        said = said[:, IDS]
+      np.testing.assert_allclose(found[row, i], said, rtol=1e-4, atol=1e-4)
+      assert np.ptp(said) > 0.1

@@ -1,0 +1,321 @@
+"""DFlash's head against a slow forward in NumPy, by the names of its files.
+
+The reference attends over a whole context and a block at once, without a cache.
+"""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+from flax import nnx
+
+from models.formats import head_checkpoints
+from models.formats.head_checkpoints import Target
+from models.networks import anchored
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+H, V, MLP, D, HEADS, KV, LAYERS, BLOCK, MASK = 8, 13, 10, 6, 4, 2, 2, 4, 11
+THETA, EPS, N = 5_000.0, 1e-3, 9
+RNG = np.random.default_rng(0)
+random = lambda *shape: RNG.standard_normal(shape).astype(np.float32)
+OUTPUT = random(H, V)
+TARGET = Target(
+  num_layers=N, embed_dim=H, vocab_size=V, embedding=random(V, H),
+  output=lambda: OUTPUT,
+)  # fmt: skip
+CONFIG = dict(
+  model_type="qwen3", architectures=["DFlashDraftModel"], hidden_size=H,
+  intermediate_size=MLP, num_attention_heads=HEADS, num_key_value_heads=KV,
+  num_hidden_layers=LAYERS, vocab_size=V, rms_norm_eps=EPS, hidden_act="silu",
+  head_dim=D, max_position_embeddings=64, rope_theta=THETA, block_size=BLOCK,
+  tie_word_embeddings=False, num_target_layers=N,
+  layer_types=["full_attention"] * LAYERS,
+  dflash_config={"mask_token_id": MASK, "target_layer_ids": [1, 4, 6]},
+)  # fmt: skip
+
+
+def tensors_of(count=LAYERS):
+  found = {
+    "fc.weight": random(H, 3 * H), "hidden_norm.weight": 1 + random(H),
+    "norm.weight": 1 + random(H),
+  }  # fmt: skip
+  for i in range(count):
+    shapes = {
+      "self_attn.q_proj": (HEADS * D, H), "self_attn.k_proj": (KV * D, H),
+      "self_attn.v_proj": (KV * D, H), "self_attn.o_proj": (H, HEADS * D),
+      "self_attn.q_norm": (D,), "self_attn.k_norm": (D,),
+      "input_layernorm": (H,), "post_attention_layernorm": (H,),
+      "mlp.gate_proj": (MLP, H), "mlp.up_proj": (MLP, H),
+      "mlp.down_proj": (H, MLP),
+    }  # fmt: skip
+    found |= {f"layers.{i}.{k}.weight": random(*s) for k, s in shapes.items()}
+  return found
+
+
+TENSORS = tensors_of()
+
+
+def write(path, *, config=CONFIG, drop=(), **more):
+  path.mkdir()
+  (path / "config.json").write_text(json.dumps(config))
+  kept = {k: v for k, v in {**TENSORS, **more}.items() if k not in drop}
+  safetensors.numpy.save_file(kept, path / "model.safetensors")
+  return str(path)
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory):
+  return head_checkpoints.load(
+    write(tmp_path_factory.mktemp("dflash") / "head"), TARGET
+  )
+
+
+def norm(x, name):
+  return x / np.sqrt((x**2).mean(-1, keepdims=True) + EPS) * TENSORS[name]
+
+
+def rotated(x, position):  # [heads, D]
+  angle = position * THETA ** (-np.arange(0, D, 2) / D)
+  a, b = np.split(x, 2, axis=-1)
+  cos, sin = np.cos(angle), np.sin(angle)
+  return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+
+def reference(features, newest, sees=lambda i, t, s: True):
+  """The logits of a block after a row's features `[T, F]`.
+
+  Token t of the block sees what stands at position s if `sees(layer, t, s)`.
+  """
+  context = norm(features @ TENSORS["fc.weight"].T, "hidden_norm.weight")
+  x = TARGET.embedding[[newest] + [MASK] * (BLOCK - 1)]
+  count = len(features)
+  for i in range(LAYERS):
+    of = lambda name, y, i=i: y @ TENSORS[f"layers.{i}.{name}.weight"].T
+    own = norm(x, f"layers.{i}.input_layernorm.weight")
+    read = np.concatenate([context, own])
+    heads = lambda y: y.reshape(len(y), -1, D)
+    q = norm(
+      heads(of("self_attn.q_proj", own)), f"layers.{i}.self_attn.q_norm.weight"
+    )
+    k = norm(
+      heads(of("self_attn.k_proj", read)),
+      f"layers.{i}.self_attn.k_norm.weight",
+    )
+    v = heads(of("self_attn.v_proj", read))
+    q = [rotated(y, count + t) for t, y in enumerate(q)]
+    k = np.stack([rotated(y, t) for t, y in enumerate(k)])
+    mixed = []
+    for t, query in enumerate(q):
+      each = []
+      seen = np.array([sees(i, t, s) for s in range(len(k))])
+      for h in range(HEADS):
+        score = k[:, h // (HEADS // KV)] @ query[h] / np.sqrt(D)
+        weight = np.exp(score - score.max()) * seen
+        each.append(weight / weight.sum() @ v[:, h // (HEADS // KV)])
+      mixed.append(np.concatenate(each))
+    x = x + of("self_attn.o_proj", np.stack(mixed))
+    y = norm(x, f"layers.{i}.post_attention_layernorm.weight")
+    gate = of("mlp.gate_proj", y)
+    x = x + of(
+      "mlp.down_proj", gate / (1 + np.exp(-gate)) * of("mlp.up_proj", y)
+    )
+  return (norm(x, "norm.weight") @ OUTPUT)[1:]
+
+
+def test_a_block_is_the_formulas_by_published_names(head):
+  """Of rows of two lengths, read in two parts, of which blocks were said."""
+  assert head.kind == "parallel"
+  assert head.features == (2, 5, 7)  # what comes out of layers 1, 4 and 6
+  model, params = head.functions()
+  assert (model.num_depths, model.num_features) == (BLOCK - 1, 3 * H)
+  features, newest = random(2, 6, 3 * H), jnp.array([[3], [7]])
+  read, say = jax.jit(model.read), jax.jit(model.say)
+  cache = read(params, features[:, :2], model.init_cache(2, 16))
+  first, cache = say(params, newest, cache)
+  assert cache.length.tolist() == [2, 2]
+  cache = read(params, features[:, 2:], cache)
+  cache = cache.replace(length=jnp.array([6, 4]))
+  second, _ = say(params, newest, cache)
+  for row, count in ((0, 6), (1, 4)):
+    for found, seen in ((first, 2), (second, count)):
+      expected = reference(features[row, :seen], int(newest[row, 0]))
+      np.testing.assert_allclose(found[row], expected, atol=2e-3, rtol=2e-3)
+
+
+def test_the_first_token_of_a_text_has_a_block_too(head):
+  """Nothing was read: the block sees itself alone."""
+  model, params = head.functions()
+  found, _ = model.say(params, jnp.array([[2]]), model.init_cache(1, 8))
+  expected = reference(np.zeros((0, 3 * H)), 2)
+  np.testing.assert_allclose(found[0], expected, atol=2e-3, rtol=2e-3)
+
+
+def test_layers_that_no_file_names_are_spread_evenly(tmp_path):
+  """As Qwen3-8B's: 36 layers, of which five are read."""
+  config = {
+    **CONFIG, "num_hidden_layers": 5, "num_target_layers": 36,
+    "layer_types": ["full_attention"] * 5,
+    "dflash_config": {"mask_token_id": MASK},
+  }  # fmt: skip
+  target = dataclasses.replace(TARGET, num_layers=36)
+  found = head_checkpoints.shape(config, target)
+  assert found.features == (2, 10, 18, 26, 34)
+
+
+IDS = np.array([1, 4, 5, 9, 12])
+WORDS = {"lm_head.weight": random(len(IDS), H), "d2t": IDS - np.arange(5)}
+LAYERS_JSON = {
+  k: v for k, v in CONFIG.items()
+  if k not in ("block_size", "dflash_config", "num_target_layers",
+               "architectures")
+}  # fmt: skip
+SPECULATORS = dict(
+  speculators_model_type="dflash", architectures=["DFlashSpeculator"],
+  transformer_layer_config=LAYERS_JSON, draft_vocab_size=len(IDS),
+  block_size=BLOCK, mask_token_id=MASK, sample_from_anchor=False,
+  aux_hidden_state_layer_ids=[2, 5, 7], speculators_config={"algorithm": "x"},
+)  # fmt: skip
+
+
+def test_a_block_of_speculators_has_words_of_its_own(head, tmp_path):
+  """Layers are numbered by what they are given; else it is the same head."""
+  directory = write(tmp_path / "few", config=SPECULATORS, **WORDS)
+  assert head_checkpoints.is_head(directory)
+  few = head_checkpoints.load(directory, TARGET)
+  assert (few.kind, few.features) == (head.kind, head.features)
+  model, params = few.functions()
+  found, _ = model.say(params, jnp.array([[2]]), model.init_cache(1, 8))
+  hidden = np.linalg.lstsq(
+    OUTPUT.T, reference(np.zeros((0, 3 * H)), 2).T, rcond=None
+  )[0].T  # what the target's rows were multiplied with
+  expected = np.full((BLOCK - 1, V), -np.inf)
+  expected[:, IDS] = hidden @ WORDS["lm_head.weight"].T
+  np.testing.assert_allclose(found[0], expected, atol=2e-3, rtol=2e-3)
+
+
+def test_a_block_of_speculators_may_say_everything(head, tmp_path):
+  """Then its output projection is the target's."""
+  config = {**SPECULATORS, "draft_vocab_size": V}
+  whole = head_checkpoints.load(
+    write(tmp_path / "whole", config=config), TARGET
+  )
+  jax.tree.map(
+    np.testing.assert_array_equal, nnx.state(whole.module),
+    nnx.state(head.module),
+  )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    (dict(sample_from_anchor=True), "sample_from_anchor must be False, got Tr"),
+    (dict(projector_type="domino"), "projector_type must be 'dflash'"),
+    (dict(markov_rank=3), "settings that are not known: markov_rank"),
+    (dict(aux_hidden_state_layer_ids=None), "must be layers, got None"),
+    (dict(aux_hidden_state_layer_ids=[2, 10]), "not layers of a target of 9"),
+    (dict(mask_token_id=None), "mask_token_id must be an integer, got None"),
+    (dict(target_hidden_size=16), "features of 16 channels, the target has 8"),
+    (dict(transformer_layer_config=None), "config must be an object"),
+    (dict(transformer_layer_config={**LAYERS_JSON, "mlp_bias": True}),
+     "mlp_bias must be False"),
+    (dict(transformer_layer_config={**LAYERS_JSON, "layer_types": [
+      "full_attention", "chunked"]}), "must be full_attention or sliding_att"),
+    (dict(sliding_window_non_causal="no"), "must be true or false, got 'no'"),
+    (dict(draft_vocab_size=V + 1), r"draft_vocab_size must be in 1\.\.13"),
+  ],
+)  # fmt: skip
+def test_what_a_block_of_speculators_may_not_be(changes, message):
+  with pytest.raises(ValueError, match=message):
+    head_checkpoints.shape({**SPECULATORS, **changes}, TARGET)
+
+
+def test_words_that_no_file_names_are_missing(tmp_path):
+  directory = write(tmp_path / "few", config=SPECULATORS, drop=["d2t"], **WORDS)
+  with pytest.raises(ValueError, match="missing: d2t"):
+    head_checkpoints.load(directory, TARGET)
+
+
+CHANGED = lambda **changes: dict(config={**CONFIG, **changes})
+OF_DFLASH = lambda **changes: CHANGED(
+  dflash_config={**CONFIG["dflash_config"], **changes}
+)
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    (dict(drop=["fc.weight"]), "missing: fc.weight"),
+    (dict(drop=["layers.1.self_attn.k_norm.weight"]), "missing: layers.1.self"),
+    ({"layers.2.input_layernorm.weight": random(H)}, "unexpected tensors"),
+    ({"fc.weight": random(H, 2 * H)}, r"wrong shape: fc.weight"),
+    (CHANGED(markov_rank=3), "settings that are not known: markov_rank"),
+    (OF_DFLASH(projector_type="domino"), "not known: projector_type"),
+    (OF_DFLASH(target_layer_ids=[1, 8]), "not layers of a target of 9"),
+    (OF_DFLASH(target_layer_ids="1"), "must be layers, got '1'"),
+    (OF_DFLASH(mask_token_id=None), "mask_token_id must be an integer"),
+    (OF_DFLASH(mask_token_id=V), r"mask_token must be in 0\.\.12, got 13"),
+    (CHANGED(block_size=1), "block_size must be at least 2"),
+    ({"d2t": IDS}, "unexpected tensors in .*: d2t"),
+    (CHANGED(num_target_layers=10), "made for 10 layers, and the target has 9"),
+    (
+      CHANGED(layer_types=["sliding_attention"] * 2),
+      "sliding_window must be a",
+    ),
+    (CHANGED(vocab_size=20), "its vocabulary is 20, and the target's 13"),
+    (CHANGED(hidden_size=16), "its width is 16, and the target's 8"),
+  ],
+)
+def test_what_is_not_understood_is_an_error(changes, message, tmp_path):
+  directory = write(tmp_path / "head", **changes)
+  assert head_checkpoints.is_head(directory)
+  with pytest.raises(ValueError, match=message):
+    head_checkpoints.load(directory, TARGET)
+
+
+@pytest.mark.parametrize("form", ["native", "causal", "both ways"])
+def test_layers_with_a_window_see_what_their_format_means(form, tmp_path):
+  """The first of two layers has one, of four tokens."""
+  slides = dict(
+    sliding_window=4, use_sliding_window=True,
+    layer_types=["sliding_attention", "full_attention"],
+  )  # fmt: skip
+  count, config = 6, CONFIG | slides
+  if form != "native":
+    config = SPECULATORS | dict(
+      draft_vocab_size=V, sliding_window_non_causal=form == "both ways",
+      transformer_layer_config=LAYERS_JSON | slides,
+    )  # fmt: skip
+  head = head_checkpoints.load(write(tmp_path / "h", config=config), TARGET)
+  model, params = head.functions()
+  features = random(1, count, 3 * H)
+
+  def sees(layer, t, s):
+    if layer == 1:
+      return True
+    if s >= count:  # in the block
+      return s - count <= t or form == "both ways"
+    return s > count + t - 4 if form == "native" else s >= count - 4
+
+  read, say = jax.jit(model.read), jax.jit(model.say)
+  cache = read(params, features, model.init_cache(1, 16))
+  found, _ = say(params, jnp.array([[3]]), cache)
+  expected = reference(features[0], 3, sees)
+  np.testing.assert_allclose(found[0], expected, atol=2e-3, rtol=2e-3)
+  assert np.abs(reference(features[0], 3) - expected).max() > 0.05
+
+
+def test_blocks_with_windows_are_not_trained(head):
+  windowed = dataclasses.replace(head.module.config.layers, windows=(4, None))
+  module = nnx.clone(head.module)
+  module.config = dataclasses.replace(module.config, layers=windowed)
+  ones = np.ones((1, 3), np.int32)
+  with pytest.raises(ValueError, match="sliding windows are not trained"):
+    anchored.say(
+      module, np.ones((1, 4), np.int32), random(1, 3, 3 * H), ones,
+      positions=ones, segments=ones,
+    )  # fmt: skip

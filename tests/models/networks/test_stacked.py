@@ -1,0 +1,134 @@
+"""The stacked model is the transformer, layer for layer."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from models.networks import stacked
+from models.networks.layers import TransformerConfig
+from models.networks.transformer import (
+  FINAL,
+  SkippedLayers,
+  Transformer,
+  as_language_model,
+)
+from specjax import decode, drafters, tree
+from specjax.types import Params
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+SMALL = dict(
+  vocab_size=61, embed_dim=32, num_layers=3, num_heads=4, num_kv_heads=2,
+  head_dim=8, mlp_dim=48, max_positions=64,
+)  # fmt: skip
+VARIANTS = {
+  "llama": {},
+  "windows": dict(windows=(None, 5, None)),
+  "neox": dict(
+    norm="layer", activation="gelu", gated_mlp=False, parallel_residual=True,
+    qkv_bias=True, out_bias=True, mlp_bias=True, rotary_dim=4, num_kv_heads=4,
+  ),
+  "learned positions, tied": dict(
+    learned_positions=True, tied_embeddings=True, norm="layer"
+  ),
+  "normed queries": dict(qk_norm=True),
+}  # fmt: skip
+
+
+# Every layer's input, what comes after the last, and the final norm of it.
+FEATURES = (0, 2, 1, 3, FINAL)
+
+
+def both(skipped=None, **changes):
+  """A module's functions and parameters, and the stacked ones."""
+  config = TransformerConfig(**SMALL | changes)
+  module = Transformer(config, rngs=nnx.Rngs(0))
+  skipped = skipped or SkippedLayers()
+  plain, params = as_language_model(module, skipped=skipped, features=FEATURES)
+  return (
+    (plain, params),
+    (
+      stacked.as_language_model(config, skipped=skipped, features=FEATURES),
+      stacked.stack(module),
+    ),
+  )
+
+
+def feed(model, params, tokens, mask=None):
+  """Output and cache of ragged rows fed in two parts."""
+  cache = model.init_cache(tokens.shape[0], 24)
+  _, cache = model.apply(params, tokens[:, :6], cache)
+  cache = cache.replace(length=jnp.array([6, 2, 4]))  # rolled back
+  output, cache = model.apply(params, tokens[:, 6:], cache, mask=mask)
+  return output, cache
+
+
+TOKENS = jax.random.randint(jax.random.key(0), (3, 10), 0, 61)
+SKIPS = (
+  None,
+  SkippedLayers(attention=(1,), mlp=(2,)),
+  SkippedLayers(attention=(0, 1), mlp=(1,)),
+)
+
+
+def assert_same(one, other, mask=None):
+  expected, cache = feed(*one, TOKENS, mask)
+  got, stacked_cache = feed(*other, TOKENS, mask)
+  np.testing.assert_allclose(got.logits, expected.logits, atol=2e-6)
+  assert got.features.shape[-1] == len(FEATURES) * SMALL["embed_dim"]
+  np.testing.assert_allclose(got.features, expected.features, atol=2e-6)
+  np.testing.assert_allclose(
+    stacked_cache.keys[0], jnp.stack(cache.keys), atol=1e-6
+  )
+  np.testing.assert_array_equal(stacked_cache.length, cache.length)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_stacked_layers_give_the_same_logits_and_cache(variant):
+  assert_same(*both(**VARIANTS[variant]))
+
+
+@pytest.mark.parametrize("skipped", SKIPS)
+def test_skipped_layers_are_the_same_ones(skipped):
+  mask = tree.paths(3, 1).ancestors
+  assert_same(*both(skipped), mask=mask)
+
+
+def test_abstract_params_are_those_of_a_stacked_module():
+  config = TransformerConfig(**SMALL | VARIANTS["neox"])
+  params = stacked.stack(Transformer(config, rngs=nnx.Rngs(0)))
+  found = stacked.abstract_params(config, dtype=jnp.float32)
+  described = lambda x: (x.shape, x.dtype)
+  assert jax.tree.map(described, params) == jax.tree.map(described, found)
+
+
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+def test_a_stacked_pair_decodes_the_same_tokens(shape):
+  drafted = tree.chain(3) if shape == "chain" else tree.paths(2, 2)
+  tokens = []
+  prompts, lengths = TOKENS[:, :5], jnp.array([5, 1, 3])
+  for target, params in both():
+    decoder = decode.make_decoder(
+      target,
+      drafter=drafters.model.drafter(target, tree=drafted, vocab_size=61),
+      rule="token" if shape == "chain" else "recursive",
+    )
+    # A draft that is not the target: its parameters, a little off.
+    draft = jax.tree.map(lambda x: 1.5 * x, params)
+    params = Params(target=params, draft=draft)
+
+    @jax.jit
+    def run(params, decoder=decoder):
+      state = decoder.init(
+        params, prompts, lengths, jax.random.key(1), buffer_length=32,
+        max_new_tokens=20,
+      )  # fmt: skip
+      return decoder.generate(params, state)
+
+    state = run(params)
+    assert 0 < state.counters.num_accepted.sum()
+    assert (state.counters.num_accepted < state.counters.num_drafted).all()
+    tokens.append(state.tokens)
+  np.testing.assert_array_equal(*tokens)

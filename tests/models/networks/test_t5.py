@@ -1,0 +1,273 @@
+"""T5 beside transformers: logits of every switch, in chains and in trees."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import t5s
+import torch
+
+from models import checkpoints
+from models.formats import huggingface
+from models.networks import t5, t5_config
+from specjax import decode, drafters, tree
+from specjax.types import Inputs, Params
+from specjax.warp import make_sampling
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+RNG = np.random.default_rng(0)
+LENGTHS = np.array([7, 40, 23])
+INPUTS = RNG.integers(2, t5s.VOCAB, (3, 40))
+TOKENS = np.pad(RNG.integers(2, t5s.VOCAB, (3, 30)), ((0, 0), (1, 0)))
+STARTS = np.array([0, 4, 2])  # where each row's cache begins
+
+
+@pytest.fixture(scope="module", params=list(t5s.MODELS))
+def pair(request, tmp_path_factory):
+  """A model of ours and its parameters, and transformers' of the same files."""
+  settings, untied = t5s.MODELS[request.param]
+  folder = tmp_path_factory.mktemp("t5")
+  folder, theirs = t5s.save(folder, untied=untied, **settings)
+  found = checkpoints.load(
+    str(folder), dtype=jnp.float32, mesh=None, sharding=None
+  )
+  return found, theirs
+
+
+def test_logits_are_transformers_fed_whole_in_pieces_and_as_a_tree(pair):
+  found, theirs = pair
+  model = found.whole()
+  expected = t5s.logits(theirs, INPUTS, LENGTHS, TOKENS)
+  # Node n of the tree is the true next token n + 1, but 2 and 4, which are
+  # siblings of true ones: nobody else sees them.
+  parents = tree.Tree((-1, 0, 0, 1, 1, 3))
+  fork = np.array([18, 19, 5, 20, 6, 21])
+
+  @jax.jit
+  def run(params, inputs, tokens):
+    cache = model.new_cache(params, 3, 48, inputs)
+    whole, _ = model.apply(params, tokens, cache)
+    first, cache = model.apply(params, tokens[:, :15], cache)
+    more, cache = model.apply(params, tokens[:, 15:18], cache)
+    nodes, _ = model.apply(
+      params, tokens[:, fork], cache,
+      positions=cache.length[:, None] + parents.depth,
+      mask=parents.ancestors,
+      logits_at=jnp.array([[0, 1, 3, 5]] * 3),
+    )  # fmt: skip
+    one, _ = model.apply(
+      params, tokens[:, fork[[0, 2]]], cache,
+      logits_at=jnp.array([[1]] * 3),
+    )  # fmt: skip
+    side, _ = model.apply(
+      params, tokens[:, fork], cache,
+      positions=cache.length[:, None] + parents.depth,
+      mask=parents.ancestors,
+      logits_at=jnp.array([[2]] * 3),
+    )  # fmt: skip
+    return whole, first, more, nodes, one, side
+
+  inputs = Inputs(tokens=jnp.asarray(INPUTS), lengths=jnp.asarray(LENGTHS))
+  whole, first, more, nodes, one, side = (
+    x.logits for x in run(found.params, inputs, TOKENS)
+  )
+  for ours, those in (
+    (whole, expected),
+    (first, expected[:, :15]),
+    (more, expected[:, 15:18]),
+    (nodes, expected[:, [18, 19, 20, 21]]),
+    (one, side),
+  ):
+    assert t5s.relative_error(ours, np.asarray(those)) < 1e-4
+
+
+@pytest.fixture(scope="module")
+def decoded(tmp_path_factory):
+  """Greedy completions of a T5 with a T5 draft, and transformers' of each."""
+  root = tmp_path_factory.mktemp("pair")
+  big = dict(d_kv=8, feed_forward_proj="gated-gelu")
+  (root / "target").mkdir()
+  folder, theirs = t5s.save(root / "target", seed=1, **big)
+  target = checkpoints.load(
+    str(folder), dtype=jnp.float32, mesh=None, sharding=None
+  )
+  return target, theirs
+
+
+def greedy(theirs, inputs, prompt, length):
+  """What transformers' generate makes of one row."""
+  made = theirs.generate(
+    input_ids=torch.tensor(inputs[None]),
+    attention_mask=torch.ones(1, len(inputs), dtype=torch.long),
+    decoder_input_ids=torch.tensor(prompt[None]),
+    max_new_tokens=length, do_sample=False, num_beams=1,
+  )  # fmt: skip
+  return made[0, len(prompt) :].numpy()
+
+
+def near(params, *, seed):
+  """Parameters of a draft: the target's, a little off."""
+  leaves, shape = jax.tree.flatten(params)
+  rng = np.random.default_rng(seed)
+  noisy = [
+    x * (1 + 0.1 * rng.standard_normal(x.shape)).astype(x.dtype) for x in leaves
+  ]
+  return jax.tree.unflatten(shape, noisy)
+
+
+def test_ragged_greedy_completions_and_refills_are_those_of_generate(decoded):
+  target, theirs = decoded
+  model = target.whole()
+  shape = tree.Tree((-1, 0, 0, 1, 1, 2))
+  decoder = decode.make_decoder(
+    model,
+    drafter=drafters.model.drafter(
+      model, tree=shape, siblings="without_replacement", vocab_size=t5s.VOCAB
+    ),
+    rule="recursive",
+    vocab_size=t5s.VOCAB,
+  )
+  params = Params(target=target.params, draft=near(target.params, seed=2))
+  prompts = TOKENS[:, :5]
+  lengths = np.array([1, 5, 3], np.int32)
+  budgets = np.array([4, 12, 12], np.int32)
+  own = np.array([5, 40, 9])
+  greedily = lambda n: make_sampling(n, temperature=0.0)
+
+  @jax.jit
+  def run(params):
+    state = decoder.init(
+      params, prompts, lengths, jax.random.key(0), buffer_length=20,
+      max_new_tokens=budgets, stop_tokens=(1,), sampling=greedily(3),
+      inputs=Inputs(tokens=jnp.asarray(INPUTS), lengths=jnp.asarray(own)),
+    )  # fmt: skip
+    state = decoder.steps(params, state, 100, num_idle=1)
+    row = jnp.argmax(state.done)
+    before = state
+    state = decoder.admit(
+      params, state, row, prompts[2], 4, jax.random.key(1), max_new_tokens=9,
+      sampling=greedily(1),
+      inputs=Inputs(
+        tokens=jnp.asarray(INPUTS[::-1][:1]), lengths=jnp.array([23])
+      ),
+    )  # fmt: skip
+    return before, row, decoder.generate(params, state)
+
+  before, row, state = run(params)
+  text = lambda state, r: np.asarray(
+    state.tokens[r, state.prompt_length[r] : state.length[r]]
+  )
+  assert int(state.counters.num_accepted.sum()) > 0  # something was drafted
+  for r in range(3):
+    expected = greedy(
+      theirs, INPUTS[r][: own[r]], prompts[r][: lengths[r]], budgets[r]
+    )
+    at = before if r == int(row) else state
+    np.testing.assert_array_equal(text(at, r), expected)
+  expected = greedy(theirs, INPUTS[2][:23], prompts[2][:4], 9)
+  np.testing.assert_array_equal(text(state, int(row)), expected)
+
+
+def test_buckets_are_those_of_transformers_at_every_distance():
+  from transformers.models.t5.modeling_t5 import T5Attention
+
+  distances = torch.arange(-500, 501)
+  for count, most in (
+    (32, 128),
+    (8, 20),
+    (11, 37),
+    (64, 1000),
+    (4, 3),
+    (33, 17),
+  ):
+    for both in (False, True):
+      theirs = T5Attention._relative_position_bucket(
+        distances, bidirectional=both, num_buckets=count, max_distance=most
+      ).numpy()
+      table = t5_config.bucket_table(count, most, bidirectional=both)
+      d = distances.numpy()
+      away = np.abs(d) if both else np.maximum(-d, 0)
+      ours = table[np.minimum(away, most)] + both * (d > 0) * (count // 2)
+      np.testing.assert_array_equal(ours, theirs, err_msg=f"{count} {most}")
+
+
+def test_padding_of_inputs_and_broken_rows_change_no_other_row(decoded):
+  target, _ = decoded
+  model, params = target.whole(), target.params
+  # The embedding of token 3 is broken: rows that do not read it never see it.
+  params = jax.tree.map(lambda x: x, params)
+  broken = params["embed"]["embedding"][...].at[3].set(jnp.nan)
+  params["embed"]["embedding"] = params["embed"]["embedding"].replace(broken)
+  own, width = np.array([5, 12, 9]), 16
+  inputs = np.where(INPUTS == 3, 4, INPUTS)[:, :width]
+  tokens = np.where(TOKENS == 3, 4, TOKENS)[:, :6]
+
+  @jax.jit
+  def run(inputs, tokens):
+    inputs = Inputs(tokens=inputs, lengths=jnp.asarray(own))
+    cache = model.new_cache(params, 3, 8, inputs)
+    return model.apply(params, tokens, cache)[0].logits
+
+  logits_of_rest = lambda x: np.asarray(x)[..., 4:]  # that of token 3 is NaN
+  plain = logits_of_rest(run(inputs, tokens))
+  assert np.isfinite(plain).all()
+  padded = np.where(np.arange(width) < own[:, None], inputs, 3)
+  np.testing.assert_array_equal(logits_of_rest(run(padded, tokens)), plain)
+  inputs[1, 2] = 3
+  found = logits_of_rest(run(inputs, tokens))
+  assert np.isnan(found[1]).all()
+  np.testing.assert_array_equal(found[[0, 2]], plain[[0, 2]])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_wide_parameters_are_float32_in_float16_alone(decoded, dtype):
+  module = t5.abstract(decoded[0].config, dtype=jnp.dtype(dtype))
+  layer = module.decoder.layers[0]
+  wide = jnp.float32 if dtype == "float16" else jnp.bfloat16
+  assert layer.mlp.down.kernel.dtype == wide
+  assert layer.mlp.up.kernel.dtype == jnp.dtype(dtype)
+
+
+def test_a_float16_model_does_not_overflow_where_layers_add_up(tmp_path):
+  folder, _ = t5s.save(tmp_path, feed_forward_proj="gated-gelu")
+  t5s.edit_tensors(folder, "DenseReluDense.wo", lambda x: 1e5 * x)
+  theirs = t5s.read(folder)
+  found = checkpoints.load(
+    str(folder), dtype=jnp.float16, mesh=None, sharding=None
+  )
+  model = found.whole()
+  inputs = Inputs(tokens=jnp.asarray(INPUTS), lengths=jnp.asarray(LENGTHS))
+
+  @jax.jit
+  def run(params):
+    return model.apply(params, TOKENS, model.new_cache(params, 3, 40, inputs))[
+      0
+    ].logits
+
+  expected = t5s.logits(theirs, INPUTS, LENGTHS, TOKENS)
+  assert t5s.relative_error(run(found.params), expected) < 0.05
+
+
+def test_files_that_are_not_of_the_model_are_named(tmp_path):
+  folder, _ = t5s.save(tmp_path)
+  t5s.edit_config(folder, num_decoder_layers=5)
+  with pytest.raises(ValueError, match=r"5 layers in its decoder, .* of 2"):
+    huggingface.load(str(folder))
+  t5s.edit_config(folder, num_decoder_layers=2, feed_forward_proj="gated-gelu")
+  with pytest.raises(ValueError, match=r"missing: .*DenseReluDense\.wi_0"):
+    huggingface.load(str(folder))
+  for changes, message in (
+    (dict(feed_forward_proj="gated-sine"), "feed_forward_proj must be"),
+    (dict(relative_attention_num_buckets=2), "num_buckets >= 4"),
+    (dict(d_model=None), "d_model must be an integer"),
+    (dict(is_encoder_decoder=False), "is_encoder_decoder must be True"),
+  ):
+    t5s.edit_config(folder, **{**SETTINGS, **changes})
+    with pytest.raises(ValueError, match=message):
+      huggingface.read_config(str(folder))
+
+
+SETTINGS = dict(
+  feed_forward_proj="relu", relative_attention_num_buckets=32, d_model=24
+)

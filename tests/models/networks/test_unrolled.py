@@ -1,0 +1,132 @@
+"""The unrolled steps of training say what the head says when it drafts."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from models.networks import eagle, unrolled
+from models.networks.eagle import EagleConfig
+from models.networks.layers import TransformerConfig
+from models.networks.params import split
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+LAYER = TransformerConfig(
+  vocab_size=11, embed_dim=8, num_layers=1, num_heads=4, num_kv_heads=2,
+  head_dim=6, mlp_dim=12, max_positions=64,
+)  # fmt: skip
+ROWS, LENGTH, STEPS = 2, 9, 4
+IDS = [0, 3, 4, 8, 10]
+RNG = np.random.default_rng(0)
+TOKENS = RNG.integers(0, 11, (ROWS, LENGTH + 1)).astype(np.int32)
+# The second row holds two documents.
+SEGMENTS = np.array([[1] * LENGTH, [1] * 4 + [2] * (LENGTH - 4)], np.int32)
+POSITIONS = np.array([range(LENGTH), [*range(4), *range(LENGTH - 4)]], np.int32)
+HEADS = {
+  "eagle": EagleConfig(layer=LAYER, generation=1, num_features=8),
+  "eagle3": EagleConfig(
+    layer=dataclasses.replace(LAYER, qk_norm=True), generation=3,
+    num_features=24, num_fused=3, draft_vocab_size=len(IDS),
+  ),
+  "eagle3.1": EagleConfig(
+    layer=LAYER, generation=3, num_features=16, num_fused=2, fc_norm=True,
+    norm_output=True, norm_before_residual=True,
+  ),
+  "two layers": EagleConfig(
+    layer=dataclasses.replace(LAYER, num_layers=2), generation=3,
+    num_features=16, num_fused=2,
+  ),
+}  # fmt: skip
+WINDOW = EagleConfig(
+  layer=dataclasses.replace(LAYER, num_layers=2, windows=(3, None)),
+  generation=3, num_features=16, num_fused=2,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_step_j_at_place_t_is_what_drafting_j_tokens_from_t_says(name):
+  """Drafted one by one by the shipped model, with its cache, on a document."""
+  module = eagle.make(HEADS[name], rngs=nnx.Rngs(1))
+  # Large weights: laws that differ, attention that looks somewhere.
+  state = jax.tree.map(lambda x: 12 * x, nnx.state(module, nnx.Param))
+  nnx.update(module, state)
+  ids = range(11)
+  if HEADS[name].draft_vocab_size:
+    ids = IDS
+    module.target_ids = nnx.Variable(jnp.array(IDS))
+  features = RNG.standard_normal(
+    (ROWS, LENGTH, HEADS[name].num_features)
+  ).astype(np.float32)
+  merge, params = split(module)
+
+  @jax.jit
+  def both_at_once(params):
+    return list(
+      unrolled.unroll(
+        merge(params), jnp.asarray(TOKENS), jnp.asarray(features),
+        positions=jnp.asarray(POSITIONS), segments=jnp.asarray(SEGMENTS),
+        steps=STEPS,
+      )
+    )  # fmt: skip
+
+  found = both_at_once(params)
+  model, _ = eagle.as_feature_model(module)
+  read = jax.jit(model.apply)
+  compared = 0
+  for row, first, end in ((0, 0, LENGTH + 1), (1, 4, LENGTH + 1), (1, 0, 4)):
+    text = TOKENS[row : row + 1, first:end]
+    hidden = model.fuse(params, features[row : row + 1, first:end])
+    for place in range(text.shape[1] - 2):
+      cache = model.init_cache(1, LENGTH + STEPS)
+      state = hidden
+      for step in range(min(STEPS, text.shape[1] - 2 - place)):
+        fed = text[:, 1 : place + 2] if step == 0 else text[:, place + 1 + step]
+        fed = fed.reshape(1, -1)
+        given = state[:, : place + 1] if step == 0 else state
+        logits, state, cache = read(params, fed, given, cache)
+        state = state[:, -1:]
+        ours = found[step][0][row, first + place]
+        theirs = np.asarray(logits[0, -1])
+        np.testing.assert_allclose(
+          ours, theirs[list(ids)], rtol=1e-4, atol=1e-4
+        )
+        assert np.ptp(ours) > 0.1
+        np.testing.assert_allclose(
+          found[step][1][row, first + place], state[0, 0], rtol=1e-4, atol=1e-4
+        )
+        compared += 1
+  assert compared == 39
+
+
+def test_the_first_step_sees_the_window_of_each_layer():
+  """As the shipped model does.
+
+  At later steps, what such heads are trained with does not move the window.
+  """
+  module = eagle.make(WINDOW, rngs=nnx.Rngs(1))
+  state = jax.tree.map(lambda x: 12 * x, nnx.state(module, nnx.Param))
+  nnx.update(module, state)
+  features = RNG.standard_normal((1, LENGTH, 16)).astype(np.float32)
+  text = jnp.asarray(TOKENS[:1])
+
+  def first(module):
+    steps = unrolled.unroll(
+      module, text, jnp.asarray(features),
+      positions=jnp.asarray(POSITIONS[:1]), segments=jnp.asarray(SEGMENTS[:1]),
+      steps=1,
+    )  # fmt: skip
+    return np.asarray(next(steps)[0])
+
+  model, params = eagle.as_feature_model(module)
+  hidden = model.fuse(params, features)
+  logits, _, _ = model.apply(
+    params, text[:, 1:], hidden, model.init_cache(1, 9)
+  )
+  np.testing.assert_allclose(first(module), logits, rtol=1e-4, atol=1e-4)
+  whole = dataclasses.replace(WINDOW, layer=HEADS["two layers"].layer)
+  module.config = whole
+  assert np.abs(first(module) - logits)[0, 5].max() > 1e-3

@@ -1,0 +1,272 @@
+"""Draft and Verify's exits: where chains end, and how the threshold moves."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+
+import specjax
+from specjax import drafters, exact
+from specjax.adaptive import policies
+from specjax.adaptive.estimates import Finished
+from specjax.tree import chain
+from specjax.warp import make_sampling
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+VOCAB, DEPTH = 3, 3
+TARGET = toys.table(VOCAB, seed=0)
+DRAFT = toys.near(TARGET, noise=1.0, seed=1)
+MODEL = toys.table_model(VOCAB)
+OF = dict(tree=chain(DEPTH), vocab_size=VOCAB)
+
+
+def make(how="model", **options):
+  family = getattr(drafters, how)
+  return family.drafter(MODEL, **OF, depth=policies.exits(**options))
+
+
+DRAFTERS = {
+  "model": make(threshold=0.5, acceptance=0.6),
+  "layer_skip": make("layer_skip", threshold=0.5),
+}
+PARAMS = specjax.Params(target=jnp.asarray(TARGET), draft=jnp.asarray(DRAFT))
+
+
+def round_error(drafter, rule, temperature=1.0) -> float:
+  """The largest error of a round's law, by enumeration, after two rounds."""
+  with jax.enable_x64(True):
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), PARAMS)
+    decoder = specjax.make_decoder(MODEL, drafter=drafter, rule=rule)
+    state = decoder.init(
+      params, np.array([[1, 0]]), [2], jax.random.key(1), buffer_length=20,
+      max_new_tokens=16, sampling=make_sampling(1, temperature=temperature),
+    )  # fmt: skip
+    state = jax.jit(decoder.steps)(params, state, 2)
+    law, expected = exact.round_law(decoder, params, state)
+  assert law.output.sum() == pytest.approx(1, abs=1e-9)
+  return float(np.abs(law.output - expected).max())
+
+
+@pytest.mark.parametrize(
+  ("name", "rule", "temperature"),
+  [
+    ("model", "token", 1.0),
+    ("model", "block", 0.7),
+    pytest.param("layer_skip", "match", 1.0, marks=pytest.mark.heavy),
+  ],
+)
+def test_a_round_has_the_targets_law(name, rule, temperature):
+  assert round_error(DRAFTERS[name], rule, temperature) < 1e-10
+
+
+def without_what_fell_below(drafter):
+  """The mutant: the token that the draft was in doubt of is dropped too."""
+
+  def propose(params, state, cache, context):
+    draft, new, cache = drafter.propose(params, state, cache, context)
+    law = jnp.take_along_axis(draft.log_probs, draft.tokens[..., None], axis=-1)
+    low = law[..., 0] <= jnp.log(state.memory.threshold)[:, None]
+    parents = jnp.where(low, -1, draft.parents)
+    return dataclasses.replace(draft, parents=parents), new, cache
+
+  return dataclasses.replace(drafter, propose=propose)
+
+
+def argmax_drafted(drafter):
+  """The mutant `sss`: the likeliest token is drafted, and the law claimed."""
+
+  def propose(params, state, cache, context):
+    likeliest = lambda numbers, nodes, law: jnp.argmax(law, axis=-1)
+    context = dataclasses.replace(context, draws=likeliest)
+    return drafter.propose(params, state, cache, context)
+
+  return dataclasses.replace(drafter, propose=propose)
+
+
+@pytest.mark.parametrize("broken", [without_what_fell_below, argmax_drafted])
+def test_what_is_lossy_is_caught(broken):
+  assert round_error(broken(DRAFTERS["model"]), "token") > 1e-3
+
+
+check = functools.partial(
+  exact.check_drafter, params=PARAMS, target=MODEL, vocab_size=VOCAB
+)
+
+
+@pytest.mark.parametrize(
+  "name", ["model", pytest.param("layer_skip", marks=pytest.mark.heavy)]
+)
+def test_drafters_tell_the_truth(name):
+  assert check(DRAFTERS[name]).method == "exact"
+
+
+def test_the_argmax_does_not():
+  with pytest.raises(ValueError, match="node 1 is not drawn from the law"):
+    check(argmax_drafted(DRAFTERS["model"]))
+
+
+ROWS = 4
+PROMPTS = (
+  np.random.default_rng(0).integers(0, VOCAB, (ROWS, 5)).astype(np.int32)
+)
+LENGTHS = np.array([1, 3, 5, 2], np.int32)
+
+
+def start(decoder, some=slice(None), params=PARAMS):
+  count = len(LENGTHS[some])
+  ids = jnp.arange(ROWS)[some]
+  return decoder.init(
+    params, PROMPTS[some], LENGTHS[some],
+    specjax.random.row_keys(jax.random.key(0), ids), buffer_length=60,
+    max_new_tokens=50, sampling=make_sampling(count, temperature=0.8),
+  )  # fmt: skip
+
+
+def decode(drafter, rounds=12):
+  """States and what happened, round by round."""
+  decoder = specjax.make_decoder(MODEL, drafter=drafter)
+  state, seen = start(decoder), []
+  step = jax.jit(decoder.step)
+  for _ in range(rounds):
+    before = state
+    state, info = step(PARAMS, state)
+    seen.append((before, state, info))
+  return seen
+
+
+@pytest.fixture(scope="module")
+def rounds():
+  return decode(DRAFTERS["model"])
+
+
+def draft_prob(row_text, token):
+  logits = toys.context_logits(DRAFT, row_text)
+  return float(np.asarray(jax.nn.softmax(logits))[token])
+
+
+def test_a_chain_ends_after_the_first_token_below_the_threshold(rounds):
+  """The draft's own law at temperature 1 counts, whatever was drawn from."""
+  lengths = set()
+  for before, _, info in rounds:
+    for row in np.flatnonzero(~np.asarray(before.done)):
+      text = np.asarray(before.tokens[row, : before.length[row]]).tolist()
+      there = np.asarray(info.draft.parents[row]) >= 0
+      drafted = np.asarray(info.draft.tokens[row])
+      threshold = float(before.drafter_state.memory.threshold[row])
+      expected, count = True, 0
+      for level in range(1, DEPTH + 1):
+        assert there[level] == expected
+        count += expected
+        sure = draft_prob(text, drafted[level])
+        expected = expected and sure > threshold
+        text.append(int(drafted[level]))
+      lengths.add(count)
+  assert lengths == {1, 2, 3}
+
+
+def test_the_threshold_follows_what_is_accepted(rounds):
+  moved = set()
+  for before, after, info in rounds:
+    old, new = (s.drafter_state.memory for s in (before, after))
+    for row in range(ROWS):
+      h, m = float(old.threshold[row]), float(old.matched[row])
+      drafted = int((np.asarray(info.draft.parents[row]) >= 0).sum())
+      if not before.done[row]:
+        m = 0.5 * m + 0.5 * (int(info.num_emitted[row]) - 1) / drafted
+        t = h + 0.01 if m < 0.6 else h if drafted == DEPTH else h - 0.01
+        moved.add(np.sign(t - h))
+        h = 0.9 * h + 0.1 * t
+      np.testing.assert_allclose(new.threshold[row], h, atol=1e-6)
+      np.testing.assert_allclose(new.matched[row], m, atol=1e-6)
+  assert moved == {-1, 0, 1}
+
+
+def test_a_threshold_is_a_share_and_moves_where_something_was_drafted():
+  policy = policies.exits(
+    threshold=0.6, acceptance=1.0, step=0.7, keep_matched=0.0,
+    keep_threshold=0.0,
+  )  # fmt: skip
+  round_ = dataclasses.replace(
+    Finished.zeros(4, 2), drafted=jnp.array([2, 0, 1, 2]),
+    kept=jnp.array([0, 0, 1, 0]), active=jnp.array([True, True, True, False]),
+  )  # fmt: skip
+  after = policy.learn(policy.begin(4, 2), round_)
+  np.testing.assert_allclose(after.threshold, [1, 0.6, 0, 0.6])
+  np.testing.assert_allclose(after.matched, [0, 0, 1, 0])
+
+
+def test_a_row_does_not_depend_on_its_neighbours(rounds):
+  decoder = specjax.make_decoder(MODEL, drafter=DRAFTERS["model"])
+  alone = start(decoder, slice(2, 3))
+  alone = jax.jit(decoder.steps)(PARAMS, alone, len(rounds))
+  _, together, _ = rounds[-1]
+  length = int(alone.length[0])
+  assert length == int(together.length[2])
+  assert alone.tokens[0, :length].tolist() == (
+    together.tokens[2, :length].tolist()
+  )
+
+
+def test_passes_that_no_row_asks_for_are_not_made():
+  """With a threshold of 1 every chain ends at its first token."""
+
+  def last_fed(threshold):  # beyond the newest token, by row
+    decoder = specjax.make_decoder(MODEL, drafter=make(threshold=threshold))
+    state = start(decoder)
+    cache = state.drafter_state.own
+    cache = cache.replace(positions=jnp.zeros_like(cache.positions))
+    own = dataclasses.replace(state.drafter_state, own=cache)
+    state = dataclasses.replace(state, drafter_state=own)
+    _, own, _ = jax.jit(decoder.propose)(PARAMS, state)
+    return np.asarray(own.own.positions).max(axis=1) - (LENGTHS - 1)
+
+  # A text of one token is read as a window of two.
+  assert last_fed(1.0).tolist() == [1, 0, 0, 0]
+  assert last_fed(0.0).tolist() == [DEPTH - 1] * ROWS
+
+
+def test_a_host_may_end_drafting_earlier():
+  decoder = specjax.make_decoder(MODEL, drafter=make(threshold=0.0))
+  state = start(decoder)
+  state = dataclasses.replace(state, max_depth=jnp.array([0, 1, 2, 3]))
+  draft, own, _ = jax.jit(decoder.propose)(PARAMS, state)
+  assert (np.asarray(draft.parents) >= 0).sum(axis=1).tolist() == [0, 1, 2, 3]
+  assert own.drawn.drafted.tolist() == [0, 1, 2, 3]
+
+
+def test_a_draft_that_is_nan_ends_its_chain_and_loses_nothing():
+  broken = dataclasses.replace(
+    PARAMS, draft=jnp.full_like(PARAMS.draft, jnp.nan)
+  )
+  decoder = specjax.make_decoder(MODEL, drafter=DRAFTERS["model"])
+  state = jax.jit(decoder.generate)(broken, start(decoder, params=broken))
+  assert (np.asarray(state.stop_reason) == specjax.StopReason.LENGTH).all()
+  drafted = np.asarray(state.counters.num_drafted)
+  assert (drafted == np.asarray(state.counters.num_target_calls)).all()
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    (dict(threshold=1.5), r"threshold must be in \[0, 1\], got 1.5"),
+    (dict(acceptance=-0.1), r"acceptance must be in \[0, 1\], got -0.1"),
+  ],
+)
+def test_numbers_out_of_range_are_refused(options, message):
+  with pytest.raises(ValueError, match=message):
+    make(**options)
+
+
+def test_a_text_that_goes_on_begins_with_the_first_threshold():
+  decoder = specjax.make_decoder(MODEL, drafter=DRAFTERS["model"])
+  state = jax.jit(decoder.steps)(PARAMS, start(decoder, slice(2, 3)), 5)
+  assert state.drafter_state.memory.threshold.tolist() != [0.5]
+  state = jax.jit(decoder.extend)(
+    PARAMS, state, 0, jnp.array([1, 0]), 2, max_new_tokens=5
+  )
+  assert state.drafter_state.memory.threshold.tolist() == [0.5]

@@ -1,0 +1,604 @@
+"""Depth policies in the loop: what they draft, save, remember, and leave."""
+
+import dataclasses
+import functools
+
+import decoding
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+from decoding import BUDGETS, DRAFT, MODEL, PARAMS, TARGET, VOCAB, rows_of
+
+import specjax
+from specjax import drafters, exact
+from specjax.adaptive import chains, estimates, policies
+from specjax.drafters import model
+from specjax.tree import Tree, chain, paths
+from specjax.types import Commit, LanguageModel, ModelOutput
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+DEPTH = 4
+
+
+HEAD = np.random.default_rng(3).normal(size=13).astype(np.float32)
+WITH_HEAD = dataclasses.replace(
+  PARAMS, draft=chains.Parts(own=PARAMS.draft, policy=jnp.asarray(HEAD))
+)
+PREDICTED = policies.predicted(toys.chance, width=1, threshold=0.5)
+
+
+def of_model(policy, draft: LanguageModel = MODEL, tree=None):
+  return drafters.model.drafter(
+    draft, tree=tree or chain(DEPTH), vocab_size=VOCAB, depth=policy
+  )
+
+
+@functools.cache
+def make(policy: str, family="model", rule="token"):
+  find = policies.get
+  if policy == "predicted":
+    drafter = of_model(PREDICTED, toys.table_model(VOCAB, layers=1))
+  elif family == "model":
+    drafter = of_model(find(policy))
+  elif family == "together":
+    drafter = of_model(policies.together(find(policy)))
+  elif family == "layer_skip":
+    drafter = drafters.layer_skip.drafter(
+      MODEL, tree=chain(DEPTH), vocab_size=VOCAB, depth=find(policy)
+    )
+  else:
+    drafter = drafters.eagle.drafter(
+      toys.feature_model(VOCAB, num_features=2),
+      tree=chain(DEPTH), vocab_size=VOCAB, depth=find(policy),
+    )  # fmt: skip
+  target = MODEL
+  if family == "eagle":
+    target = toys.table_model(VOCAB, layers=2)
+  return specjax.make_decoder(target, drafter=drafter, rule=rule)
+
+
+SURVIVAL = "survival(threshold=0.45)"
+
+
+# ------------------------------------------------------ a row depends on itself
+
+
+@pytest.mark.parametrize(
+  ("policy", "family"),
+  [
+    (SURVIVAL, "model"),
+    ("confidence(threshold=0.3)", "layer_skip"),
+    ("predicted", "model"),
+    pytest.param("optimal(cost=0.3)", "model", marks=pytest.mark.heavy),
+    pytest.param("optimal(cost=0.3,rows=4)", "model", marks=pytest.mark.heavy),
+    pytest.param(SURVIVAL, "eagle", marks=pytest.mark.heavy),
+  ],
+)
+def test_a_row_emits_alone_what_it_does_in_a_batch(policy, family):
+  decoder = make(policy, family)
+  params = WITH_HEAD if policy == "predicted" else PARAMS
+  decode = lambda state: decoding.decode(decoder, state, params)
+  whole = decode(decoding.start(decoder, params=params))
+  found = rows_of(whole)
+  drafted = np.asarray(whole.counters.num_drafted)
+  calls = np.asarray(whole.counters.num_target_calls)
+  assert (drafted < DEPTH * calls)[:3].all()  # the policy ends some drafts
+  assert drafted.sum() > 0
+  for row in range(3):
+    one = decoding.start(decoder, rows=slice(row, row + 1), params=params)
+    assert rows_of(decode(one)) == [found[row]]
+
+
+def test_a_row_that_is_admitted_has_learned_nothing_yet():
+  decoder = make(SURVIVAL)
+  state = decoding.start(
+    decoder, max_new_tokens=np.array([6, 21, 9, 5, 3], np.int32)
+  )
+  state = decoding.jitted(decoder, "steps")(PARAMS, state, jnp.int32(6))
+  assert state.done[4]
+  undisturbed = rows_of(decoding.decode(decoder, state))
+  key = jax.random.split(jax.random.key(7), 1)
+  request = (jnp.asarray(decoding.PROMPTS[1]), jnp.int32(3))
+  after = decoding.jitted(decoder, "admit")(
+    PARAMS, state, jnp.int32(4), *request, key[0], max_new_tokens=jnp.int32(17),
+    sampling=specjax.make_sampling(1, temperature=1.0),
+  )  # fmt: skip
+  found = rows_of(decoding.decode(decoder, after))
+  alone = decoding.jitted(decoder, "init")(
+    PARAMS, request[0][None], request[1][None], key, buffer_length=40,
+    max_new_tokens=jnp.array([17]),
+    sampling=specjax.make_sampling(1, temperature=1.0),
+  )  # fmt: skip
+  assert found.pop(4) == rows_of(decoding.decode(decoder, alone))[0]
+  assert found == undisturbed[:4]
+
+
+def test_what_a_row_learns_does_not_depend_on_how_long_others_go_on():
+  """A row that is done makes rounds, and must not learn from them."""
+  decoder = make(SURVIVAL)
+  state = decoding.start(decoder)
+  steps = decoding.jitted(decoder, "steps")
+  ended = steps(PARAMS, state, jnp.int32(100), num_idle=jnp.int32(3))
+  later = decoding.decode(decoder, ended)
+  own = lambda s: s.drafter_state.memory
+  done = np.asarray(ended.done)
+  assert 3 <= done.sum() < 5
+  for name in ("accepted", "seen", "tokens", "seconds"):
+    old, new = (np.asarray(getattr(own(s), name)) for s in (ended, later))
+    np.testing.assert_array_equal(old[done], new[done])
+    assert (old[~done] != new[~done]).any()
+
+
+# -------------------------------------------------------- passes that are saved
+
+
+def counted_model(counts: list) -> LanguageModel:
+  """The toy, which says when it is really run, and on how many tokens."""
+
+  def apply(params, tokens, cache, **more):
+    jax.debug.callback(
+      lambda t: counts.append(t.shape[1]), tokens, ordered=False
+    )
+    return MODEL.apply(params, tokens, cache, **more)
+
+  return dataclasses.replace(MODEL, apply=apply)
+
+
+@pytest.mark.parametrize(
+  "policy", ["2", "confidence(threshold=0.3)", pytest.param(
+    "survival(threshold=0.5)", marks=pytest.mark.heavy)],
+)  # fmt: skip
+def test_passes_end_as_soon_as_no_row_goes_on(policy):
+  counts = []
+  drafter = of_model(policies.get(policy), counted_model(counts))
+  decoder = specjax.make_decoder(MODEL, drafter=drafter)
+  state = decoder.init(
+    PARAMS, decoding.PROMPTS[:2], decoding.LENGTHS[:2], jax.random.key(0),
+    buffer_length=40, max_new_tokens=30,
+  )  # fmt: skip
+  jax.effects_barrier()
+  counts.clear()
+  step = jax.jit(decoder.step)
+  expected = 0
+  for _ in range(6):
+    state, info = step(PARAMS, state)
+    jax.effects_barrier()
+    depths = np.asarray(info.draft.topology().there.sum(axis=1) - 1)
+    expected += depths.max()
+    assert len(counts) == expected == state.drafter_state.passes
+  assert 6 <= expected < 6 * DEPTH
+  assert set(counts) == {1, 2}
+  if policy == "2":
+    assert expected == 12
+
+
+def test_a_fixed_depth_drafts_what_a_shorter_chain_does():
+  """The same tokens from the same keys, with a wider verification."""
+  short = specjax.make_decoder(MODEL, drafter=of_model(None, tree=chain(2)))
+  cut = make("2")
+  found = [
+    rows_of(decoding.decode(d, decoding.start(d, temperature=0.7)))
+    for d in (short, cut)
+  ]
+  assert found[0] == found[1]
+
+
+# ------------------------------------------------- a draft that has to catch up
+
+
+def law_after(text, params=DRAFT):
+  logits = toys.context_logits(params, text).astype(np.float64)
+  return np.exp(logits - np.logaddexp.reduce(logits))
+
+
+def set_depth(state, wanted):
+  return dataclasses.replace(state, max_depth=jnp.asarray(wanted, jnp.int32))
+
+
+@pytest.mark.parametrize(
+  "family", ["model", pytest.param("layer_skip", marks=pytest.mark.heavy)]
+)
+def test_after_rounds_without_a_draft_the_cache_is_filled(family):
+  """One row drafts while others do not; then none does; then all do."""
+  decoder = make("4", family)
+  state = decoding.jitted(decoder, "init")(
+    PARAMS, jnp.asarray(decoding.PROMPTS[:3]),
+    jnp.asarray(decoding.LENGTHS[:3]), jax.random.key(1), buffer_length=70,
+    max_new_tokens=jnp.full(3, 60), sampling=specjax.make_sampling(3),
+  )  # fmt: skip
+  step = decoding.jitted(decoder, "step")
+  plan = [(0, 0, 1)] * 4 + [(0, 0, 0)] * 20 + [(0, 3, 0), (4, 0, 1), (4, 3, 2)]
+  for number, wanted in enumerate(plan):
+    state = set_depth(state, wanted)
+    texts = rows_of(state)
+    passes = int(state.drafter_state.passes)
+    state, info = step(PARAMS, state)
+    there = np.asarray(info.draft.topology().there)
+    assert tuple((there.sum(axis=1) - 1).tolist()) == wanted
+    made = int(state.drafter_state.passes) - passes
+    if family == "model":  # after 20 rounds, two pieces of 16 first
+      assert made == max(wanted) + 2 * (number == 24)
+    else:
+      assert made == max(wanted)
+    for row in range(3):
+      for level in range(wanted[row]):
+        drafted = np.asarray(info.draft.tokens[row, 1 : level + 1]).tolist()
+        said = np.exp(np.asarray(info.draft.log_probs[row, level + 1]))
+        params = DRAFT if family == "model" else TARGET
+        np.testing.assert_allclose(
+          said, law_after(texts[row] + drafted, params), atol=1e-5
+        )
+    if family == "model":
+      held = state.drafter_state.own
+      for row, text in enumerate(rows_of(state)):
+        count = int(held.length[row])
+        tokens = np.asarray(held.keys[0][row, 0, :count, 0]).astype(int)
+        assert count < len(text)
+        assert tokens.tolist() == text[:count]
+  assert model._PIECE == 16
+
+
+def test_a_text_that_goes_on_where_the_draft_lags_is_drafted_rightly():
+  decoder = make("4")
+  state = decoding.jitted(decoder, "init")(
+    PARAMS, jnp.asarray(decoding.PROMPTS[:1]), jnp.array([4]),
+    jax.random.key(1), buffer_length=40, max_new_tokens=jnp.array([6]),
+    sampling=specjax.make_sampling(1),
+  )  # fmt: skip
+  state = decoding.decode(decoder, set_depth(state, [0]))
+  assert state.drafter_state.own.length[0] < state.length[0] - 4
+  state = decoding.jitted(decoder, "extend")(
+    PARAMS, state, jnp.int32(0), jnp.asarray(decoding.PROMPTS[1]), jnp.int32(5),
+    max_new_tokens=jnp.int32(6),
+  )  # fmt: skip
+  text = rows_of(state)[0]
+  _, info = decoding.jitted(decoder, "step")(PARAMS, set_depth(state, [4]))
+  said = np.exp(np.asarray(info.draft.log_probs[0, 1]))
+  np.testing.assert_allclose(said, law_after(text), atol=1e-5)
+
+
+def test_a_draft_that_does_not_catch_up_is_caught(monkeypatch):
+  """The mutant believes that it holds all of the text."""
+  whole = model._with_depth
+
+  def forgetful(language_model, inner, policy, vocab_size):
+    made = whole(language_model, inner, policy, vocab_size)
+    propose = made.propose
+
+    def believing(params, state, cache, context):
+      own = state.own.replace(length=context.length)
+      state = dataclasses.replace(state, own=own)
+      return propose(params, state, cache, context)
+
+    return dataclasses.replace(made, propose=believing)
+
+  monkeypatch.setattr(model, "_with_depth", forgetful)
+  decoder = specjax.make_decoder(
+    MODEL, drafter=of_model(policies.fixed(depth=4))
+  )
+  state = decoder.init(
+    PARAMS, decoding.PROMPTS[:1], jnp.array([4]), jax.random.key(1),
+    buffer_length=40, max_new_tokens=30,
+  )  # fmt: skip
+  state = jax.jit(decoder.steps)(PARAMS, set_depth(state, [0]), 9)
+  _, info = jax.jit(decoder.step)(PARAMS, set_depth(state, [4]))
+  said = np.exp(np.asarray(info.draft.log_probs[0, 1]))
+  assert np.abs(said - law_after(rows_of(state)[0])).max() > 0.01
+
+
+@pytest.mark.parametrize(
+  "family", ["model", pytest.param("layer_skip", marks=pytest.mark.heavy)]
+)
+def test_a_draft_under_a_policy_says_the_truth(family):
+  """Depths are decided before tokens are drawn, and by the row alone."""
+  found = exact.check_drafter(
+    make("confidence(threshold=0.3)", family).drafter, PARAMS, MODEL,
+    vocab_size=VOCAB,
+  )  # fmt: skip
+  assert found.method == "exact"
+
+
+# ------------------------------------------------------------------- what fails
+
+
+def test_a_draft_whose_laws_are_nan_costs_no_row_anything():
+  broken = dataclasses.replace(
+    PARAMS, draft=jnp.full_like(PARAMS.draft, jnp.nan)
+  )
+  decoder = make(SURVIVAL)
+  state = decoding.start(decoder)
+  state = decoding.decode(decoder, state, broken)
+  assert state.stop_reason.tolist() == [2] * 5
+  for leaf in jax.tree.leaves(state.drafter_state.memory):
+    assert np.isfinite(np.asarray(leaf, np.float64)).all()
+
+
+def test_a_broken_target_ends_its_rows_and_teaches_nothing():
+  decoder = make(SURVIVAL)
+  state = decoding.start(decoder)
+  broken = PARAMS.target.at[::7].set(jnp.nan)
+  params = dataclasses.replace(PARAMS, target=broken)
+  state = decoding.decode(decoder, state, params)
+  assert 3 in state.stop_reason.tolist()
+  for leaf in jax.tree.leaves(state.drafter_state.memory):
+    assert np.isfinite(np.asarray(leaf, np.float64)).all()
+
+
+# -------------------------------------------------------------- what is learned
+
+
+def commit_of(tokens, laws, count):
+  rows = len(tokens)
+  return Commit(
+    tokens=jnp.asarray(tokens), start=jnp.full(rows, 9),
+    path=jnp.zeros((rows, tokens.shape[1]), int),
+    length=jnp.asarray(10 + np.asarray(count)),
+    target_output=ModelOutput(logits=jnp.zeros(())),
+    again=jnp.zeros(rows, int), target_log_probs=jnp.asarray(laws),
+  )  # fmt: skip
+
+
+def test_estimates_are_weighed_means_of_the_acceptances():
+  """Against a loop over rows and tokens in plain Python."""
+  rng = np.random.default_rng(0)
+  rows, levels, vocab = 3, 4, 5
+  tokens = rng.integers(0, vocab, (rows, levels + 1))
+  law = np.log(rng.dirichlet(np.ones(vocab), (rows, levels + 1)))
+  now = dataclasses.replace(
+    chains.Drawn.zeros(rows, levels, 0),
+    top=jnp.asarray(rng.random((rows, levels)), jnp.float32),
+    log_p=jnp.asarray(np.log(rng.random((rows, levels))), jnp.float32),
+    drafted=jnp.array([4, 2, 3]),
+  )
+  finished = chains._finished(now, commit_of(tokens, law, [2, 1, 0]))
+  later = estimates.learn(estimates.Estimates.zeros(rows), finished, 0.5)
+  accepted = np.zeros((rows, 2, estimates.BINS + 1))
+  seen, gained = np.zeros_like(accepted), np.zeros(rows)
+  for row in (0, 1):  # the last has emitted nothing
+    alive, before = 1.0, estimates.ROOT
+    gained[row] = 1
+    for i in range(int(now.drafted[row])):
+      q = np.exp(law[row, i, tokens[row, i + 1]])
+      a = min(1.0, q / np.exp(float(now.log_p[row, i])))
+      own = sum(float(now.top[row, i]) >= edge for edge in estimates.EDGES)
+      for which, here in ((0, own), (1, before)):
+        accepted[row, which, here] += alive * a
+        seen[row, which, here] += alive
+      alive, before = alive * a, own
+      gained[row] += alive
+  np.testing.assert_allclose(later.accepted, accepted, atol=1e-6)
+  np.testing.assert_allclose(later.seen, seen, atol=1e-6)
+  np.testing.assert_allclose(later.tokens, gained, atol=1e-6)
+  np.testing.assert_allclose(later.seconds, [3, 2, 0], atol=1e-6)
+
+
+def test_a_row_that_gave_up_tries_again():
+  """A draft that is always wrong is asked from time to time."""
+  wrong = dataclasses.replace(PARAMS, draft=-8 * PARAMS.target)
+  decoder = make("survival(threshold=0.5)")
+  state = decoding.jitted(decoder, "init")(
+    wrong, jnp.asarray(decoding.PROMPTS[:1]), jnp.array([3]),
+    jax.random.key(3), buffer_length=400, max_new_tokens=jnp.full(1, 380),
+    sampling=specjax.make_sampling(1),
+  )  # fmt: skip
+  step = decoding.jitted(decoder, "step")
+  depths = []
+  for _ in range(200):
+    state, info = step(wrong, state)
+    depths.append(int(info.draft.topology().there.sum()) - 1)
+  assert 0 < np.mean(np.array(depths[20:]) > 0) < 0.5
+
+
+# ----------------------------------------------------------------- what is said
+
+
+def test_policies_are_written_as_they_are_named():
+  for text in (
+    "6", "confidence(threshold=0.4)", "survival(threshold=0.25)",
+    "optimal(cost=0.1)", "optimal(cost=0.1,rows=4)",
+  ):  # fmt: skip
+    assert policies.get(text).name == text
+  for text in ("confidence", "survival", "optimal"):
+    assert policies.get(text).name.startswith(text + "(")
+
+
+@pytest.mark.parametrize(
+  ("text", "message"),
+  [
+    ("surival", "did you mean 'survival'"),
+    ("-1", "expected a number or one of"),
+    ("confidence(threshold=2)", "threshold must be in"),
+    ("survival(level=2)", "no parameter 'level'"),
+    ("optimal(cost=-1)", "cost must be >= 0"),
+    ("optimal(rows=0)", "rows must be >= 1"),
+    ("survival(0.2)", "are written name=value"),
+  ],
+)
+def test_what_is_no_policy_is_refused(text, message):
+  with pytest.raises(ValueError, match=message):
+    policies.get(text)
+
+
+@pytest.mark.parametrize("tree", [paths(2, 2), Tree((-1, 0, 0))])
+def test_a_policy_ends_single_paths(tree):
+  with pytest.raises(ValueError, match="ends one path"):
+    of_model(policies.get("survival"), tree=tree)
+
+
+def test_a_head_reads_what_the_draft_gives():
+  state = lambda decoder: decoding.start(decoder, params=WITH_HEAD)
+  for layers, given in ((0, "none"), (2, "2")):
+    drafter = of_model(PREDICTED, toys.table_model(VOCAB, layers=layers))
+    decoder = specjax.make_decoder(MODEL, drafter=drafter)
+    with pytest.raises(ValueError, match=f"of width 1, and .* gives {given}"):
+      jax.eval_shape(decoder.step, WITH_HEAD, state(decoder))
+
+
+def test_a_head_ends_a_row_at_the_product_of_what_it_says():
+  """Against a loop over rows and tokens, of the numbers that it is given."""
+  decoder = make("predicted")
+  state = decoding.start(decoder, params=WITH_HEAD, temperature=0.7)
+  depths = set()
+  for _ in range(5):
+    before, texts = state, rows_of(state)
+    state, info = decoding.jitted(decoder, "step")(WITH_HEAD, state)
+    tokens = np.asarray(info.draft.tokens)
+    there = np.asarray(info.draft.topology().there).sum(axis=1) - 1
+    for row in np.flatnonzero(~np.asarray(before.done)):
+      text, alive, expected = texts[row], 1.0, 0
+      while expected < DEPTH and alive > 0.5:
+        drafted = int(tokens[row, expected + 1])
+        seen = policies.Token(
+          top=None, confidence=law_after(text)[drafted],
+          hidden=np.array([hash_of(text)]), temperature=np.float32(0.7),
+        )  # fmt: skip
+        alive *= float(toys.chance(jnp.asarray(HEAD), seen))
+        text, expected = [*text, drafted], expected + 1
+      assert there[row] == expected
+      depths.add(expected)
+  assert len(depths) > 2
+
+
+def hash_of(text) -> int:
+  """What `toys.table_model(VOCAB, layers=1)` gives at its last token."""
+  return int(toys.context_logits(np.arange(len(DRAFT)), text))
+
+
+def test_a_batch_of_rows_supposes_typical_neighbours():
+  """By hand: with many rows a level pays by the row's mean, not by this one."""
+  rows, own = 1, jnp.zeros(1, jnp.int32)
+  known = dataclasses.replace(
+    estimates.Estimates.zeros(rows),
+    accepted=jnp.full((1, 2, estimates.BINS + 1), 600.0),
+    seen=jnp.full((1, 2, estimates.BINS + 1), 1000.0),
+    tokens=jnp.full(1, 2000.0), seconds=jnp.full(1, 1000.0),
+  )  # fmt: skip
+
+  def goes(level, survival, rows):
+    seen = policies.Seen(
+      level=level, bins=own, confidence=jnp.ones(1),
+      survival=jnp.full(1, survival), memory=known,
+    )  # fmt: skip
+    policy = policies.optimal(cost=0.15, rows=rows)  # 0.3 tokens a level
+    return bool(policy.goes_on(seen, jnp.ones(1, bool))[0])
+
+  # Alone: 0.6 of the survival, against 0.3. Of many rows: 0.6 ** (level + 1).
+  assert [goes(1, s, 1) for s in (0.45, 0.55)] == [False, True]
+  assert [goes(1, s, 100) for s in (0.01, 1.0)] == [True, True]  # 0.36
+  assert [goes(2, s, 100) for s in (0.01, 1.0)] == [False, False]  # 0.216
+  # Two: (0.6 s + 0.36) / 2 against 0.3.
+  assert [goes(1, s, 2) for s in (0.35, 0.45)] == [False, True]
+
+
+def seen_after(level, survival, bins):
+  rows = len(survival)
+  return policies.Seen(
+    level=level, bins=jnp.array(bins), confidence=jnp.full(rows, jnp.inf),
+    survival=jnp.array(survival), memory=estimates.Estimates.zeros(rows),
+  )  # fmt: skip
+
+
+def test_a_table_ends_rows_at_the_limit_of_their_bin_and_behind_its_levels():
+  limits = np.full((2, estimates.BINS + 1), 0.5)
+  limits[1, 3] = 0.2
+  policy, all_rows = policies.table(limits), jnp.ones(3, bool)
+  goes = lambda level: policy.goes_on(
+    seen_after(level, [0.3, 0.3, 0.6], [3, 4, 4]), all_rows
+  ).tolist()
+  assert goes(0) == [False, False, True]
+  assert goes(1) == [True, False, True]
+  assert goes(2) == [False] * 3
+
+
+def test_rows_that_draft_together_ask_only_those_that_may():
+  policy = policies.together(
+    policies.table(np.full((1, estimates.BINS + 1), 0.5))
+  )
+  seen = seen_after(0, [0.9, 0.2, 0.3], [0, 0, 0])
+  goes = lambda *allowed: policy.goes_on(seen, jnp.array(allowed)).tolist()
+  assert goes(True, True, False) == [True, True, False]  # 1.1 against 1
+  assert goes(True, True, True) == [False] * 3  # 1.4 against 1.5
+  at_root = policies.together(policies.confidence(threshold=0.9))
+  assert at_root.goes_on(seen, jnp.array([True, False, True])).tolist() == [
+    True, False, True,
+  ]  # fmt: skip
+
+
+def test_a_policy_sees_the_drafts_own_law_whatever_the_temperature():
+  """The bin of its largest probability, and a product, as in plain Python."""
+  odd = policies.Policy(
+    name="odd",
+    gain=lambda seen: seen.survival * (seen.bins % 2),
+    price=lambda seen: jnp.full_like(seen.survival, 0.4),
+    accepts=lambda params, memory, token: jnp.full_like(token.top, 0.7),
+  )  # 0.7 ** 2 is enough, and 0.7 ** 3 is not
+  decoder = specjax.make_decoder(MODEL, drafter=of_model(odd), rule="token")
+  state = decoding.start(decoder, temperature=0.3)
+  depths = set()
+  for _ in range(4):
+    running, texts = ~np.asarray(state.done), rows_of(state)
+    state, info = decoding.jitted(decoder, "step")(PARAMS, state)
+    there = np.asarray(info.draft.topology().there).sum(axis=1) - 1
+    tokens = np.asarray(info.draft.tokens)
+    for row in np.flatnonzero(running):
+      text, expected = texts[row], 0
+      while True:
+        top, expected = law_after(text).max(), expected + 1
+        text = [*text, int(tokens[row, expected])]
+        if (
+          expected == 3
+          or not np.searchsorted(estimates.EDGES, top, side="right") % 2
+        ):
+          break
+      assert there[row] == expected
+      depths.add(expected)
+  assert len(depths) > 2
+
+
+def test_a_law_that_is_nan_is_even():
+  laws = policies.plain_law(jnp.array([[np.nan, 1.0], [2.0, 2.0]]))
+  np.testing.assert_allclose(laws, np.log(0.5))
+
+
+def test_a_policy_is_one():
+  with pytest.raises(TypeError, match="must be a specjax"):
+    of_model("survival")
+
+
+def test_the_last_round_can_be_recorded():
+  """All of it: what a study replays, and a head learns from."""
+  model = toys.table_model(VOCAB, layers=1)
+  decoder = specjax.make_decoder(
+    MODEL, drafter=of_model(policies.recorded(width=1), model)
+  )
+  state = decoding.start(decoder, temperature=0.7)
+  before = rows_of(state)
+  state, info = jax.jit(decoder.step)(PARAMS, state)
+  found = state.drafter_state.memory
+  tokens = np.asarray(info.draft.tokens)
+  for row, text in enumerate(before):
+    for level in range(DEPTH):
+      drafted = int(tokens[row, level + 1])
+      p = law_after(text)
+      q = law_after(text, TARGET)
+      near = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4)
+      near(found.top[row, level], p.max())
+      near(found.confidence[row, level], p[drafted])
+      warped = [law ** (1 / 0.7) / (law ** (1 / 0.7)).sum() for law in (p, q)]
+      drawn_from, verified = (law[drafted] for law in warped)
+      near(found.accept[row, level], min(1, verified / drawn_from))
+      assert int(found.hidden[row, level, 0]) == hash_of(text)
+      text = [*text, drafted]
+  assert found.drafted.tolist() == [DEPTH] * 5
+  assert found.kept.tolist() == (np.asarray(info.num_emitted) - 1).tolist()
+
+
+def test_budgets_are_kept():
+  decoder = make("optimal(cost=0.3)")
+  state = decoding.decode(decoder, decoding.start(decoder))
+  np.testing.assert_array_equal(
+    np.asarray(state.length - state.prompt_length), BUDGETS
+  )

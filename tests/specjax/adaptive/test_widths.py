@@ -1,0 +1,155 @@
+"""Target passes as wide as the draft that is there, and no wider."""
+
+import functools
+
+import decoding
+import forms
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import specjax
+from models.networks.layers import TransformerConfig
+from models.networks.transformer import Transformer, as_language_model
+from specjax import drafters
+from specjax.adaptive import widths
+from specjax.siblings import IID
+from specjax.tree import chain
+from specjax.types import Draft, Params
+
+MODEL = forms.table_drafter(decoding.VOCAB, chain(3))
+EARLY = forms.masked(MODEL, forms.ends_early)
+
+
+@functools.cache
+def decoder(*narrower, rule="token"):
+  return specjax.make_decoder(
+    decoding.MODEL, drafter=EARLY, rule=rule, widths=narrower
+  )
+
+
+def ended(*narrower, rows=slice(None), temperature=1.0):
+  one = decoder(*narrower)
+  state = decoding.start(one, rows=rows, temperature=temperature)
+  return decoding.decode(one, state)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_ragged_rows_emit_what_they_emit_of_whole_passes(temperature):
+  """Table lookups are exact, so tokens are the same, not only their law."""
+  whole = ended(temperature=temperature)
+  narrow = ended(1, 2, 3, temperature=temperature)
+  assert decoding.rows_of(narrow) == decoding.rows_of(whole)
+  same = vars(narrow.counters) | {"num_fed": whole.counters.num_fed}
+  jax.tree.map(np.testing.assert_array_equal, same, vars(whole.counters))
+
+
+def test_what_was_fed_is_counted_and_is_what_the_longest_draft_needs():
+  rows = slice(0, 1)
+  whole, narrow = ended(rows=rows), ended(1, 2, 3, rows=rows)
+  counters = narrow.counters
+  calls = int(counters.num_target_calls[0])
+  assert int(whole.counters.num_fed[0]) == 4 * calls
+  # Alone, with a pass for each width: the root and what was drafted.
+  assert int(counters.num_fed[0]) == calls + int(counters.num_drafted[0])
+
+
+def test_rows_that_are_done_widen_no_pass():
+  """Row 4 may emit one token, and drafts on until all are done."""
+  both = np.array([0, 4])
+  narrow, alone = ended(1, 2, 3, rows=both), ended(1, 2, 3, rows=both[:1])
+  fed = lambda state: int(state.counters.num_fed[0])
+  more = fed(narrow) - fed(alone)
+  assert 0 <= more <= 3  # the one round that both took part in
+
+
+def draft_of(there):
+  tree = EARLY.tree
+  there = np.asarray(there, bool)
+  parents = np.where(there, np.array(tree.parents), -1)
+  return Draft(
+    tree=tree,
+    siblings=IID,
+    tokens=jnp.zeros(there.shape, jnp.int32),
+    log_probs=None,
+    parents=jnp.asarray(parents, jnp.int32),
+  )
+
+
+@pytest.mark.parametrize(
+  ("there", "done", "index", "num_fed"),
+  [
+    ([[1, 0, 0, 0]], [False], 0, 1),
+    ([[1, 1, 0, 0]], [False], 1, 3),
+    ([[1, 1, 1, 0]], [False], 1, 3),
+    ([[1, 1, 1, 1]], [False], 2, 4),
+    ([[1, 0, 0, 0], [1, 1, 1, 1]], [False, False], 2, 4),
+    ([[1, 0, 0, 0], [1, 1, 1, 1]], [False, True], 0, 1),
+    ([[1, 1, 1, 1]], [True], 0, 1),
+  ],
+)
+def test_the_narrowest_pass_that_holds_all_rows_is_chosen(
+  there, done, index, num_fed
+):
+  found = widths.choose((1, 3), draft_of(there), jnp.asarray(done))
+  assert tuple(map(int, found)) == (index, num_fed)
+
+
+@pytest.mark.parametrize("wrong", [(0,), (4,), (2, 2), (3, 1)])
+def test_widths_that_no_round_can_have_are_refused(wrong):
+  with pytest.raises(ValueError, match=r"must rise within 1\.\.3 .* got"):
+    decoder(*wrong)
+  assert widths.within((3, 0, 1, 9, 3), EARLY.tree) == (1, 3)
+
+
+@pytest.mark.parametrize(
+  ("drafter", "what"),
+  [
+    (MODEL, "a fixed form"),
+    (forms.with_lanes(decoding.VOCAB), "lanes"),
+  ],
+)
+def test_a_draft_that_is_always_whole_has_no_widths(drafter, what):
+  with pytest.raises(ValueError, match=f"got a tree with {what}"):
+    specjax.make_decoder(decoding.MODEL, drafter=drafter, widths=(1,))
+  assert widths.within((1, 2), drafter.tree) == ()
+
+
+CONFIG = TransformerConfig(
+  vocab_size=32, embed_dim=16, num_layers=3, num_heads=4, num_kv_heads=2,
+  head_dim=4, mlp_dim=24, max_positions=128,
+)  # fmt: skip
+
+
+def test_the_loop_copies_no_cache_and_needs_no_more_memory():
+  """A conditional around a pass would copy every cache that it is given."""
+  model, params = as_language_model(Transformer(CONFIG, rngs=nnx.Rngs(0)))
+  drafter = drafters.suffix.drafter(num_nodes=6, depth=4, vocab_size=32)
+  found = {}
+  for narrower in ((), (1, 2, 4)):
+    one = specjax.make_decoder(
+      model, drafter=drafter, rule="match", widths=narrower
+    )
+    state = jax.eval_shape(
+      functools.partial(one.init, buffer_length=97, max_new_tokens=50),
+      Params(target=params),
+      np.zeros((3, 8), np.int32),
+      np.full(3, 8, np.int32),
+      jax.random.key(0),
+    )
+    made = (
+      jax.jit(one.generate, donate_argnums=1)
+      .lower(Params(target=params), state)
+      .compile()
+    )
+    shape = ",".join(map(str, state.target_cache.keys[0].shape))
+    copies = sum(
+      f"f32[{shape}]" in line and " copy(" in line
+      for line in made.as_text().splitlines()
+    )
+    found[narrower] = copies, made.memory_analysis().temp_size_in_bytes
+  caches = sum(x.size * 4 for x in jax.tree.leaves(state.target_cache.keys))
+  assert [copies for copies, _ in found.values()] == [0, 0]
+  assert found[1, 2, 4][1] - found[()][1] < caches / 2

@@ -1,0 +1,157 @@
+"""A block reads all features that stand, and none of another block's slots."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy_heads
+import toys
+from decoding import BUDGETS, LENGTHS, PROMPTS, TARGET, VOCAB
+
+import specjax
+from specjax import random
+from specjax.drafters import dflash
+from specjax.tree import Tree, bound, chain
+from specjax.warp import make_sampling
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+DRAFT = toys.near(TARGET, noise=0.8, seed=1)
+PARAMS = specjax.Params(target=jnp.asarray(TARGET), draft=jnp.asarray(DRAFT))
+TOY = toy_heads.target(VOCAB)
+HEAD = toys.block_model(VOCAB, num_features=toy_heads.LAYERS, num_depths=3)
+# The path that stands is 0, 1, 3, 5: not the first nodes.
+TREE = Tree((-1, 0, 0, 1, 2, 3))
+DRAWN = dflash.drafter(HEAD, tree=TREE, vocab_size=VOCAB)
+
+
+def start(decoder):
+  return jax.jit(decoder.init, static_argnames="buffer_length")(
+    PARAMS,
+    PROMPTS,
+    LENGTHS,
+    random.row_keys(jax.random.key(0), jnp.arange(len(PROMPTS))),
+    buffer_length=40,
+    max_new_tokens=BUDGETS,
+    sampling=make_sampling(len(PROMPTS)),
+  )
+
+
+def expected_logits(state, row):
+  """Of each depth, from a row's text in NumPy, `f[K, V]`."""
+  text = np.asarray(state.tokens[row, : state.length[row]])
+  contexts = len(DRAFT)
+  hashed = np.cumsum(
+    (text + 1) * np.asarray(toys.weight_at(np.arange(len(text))))
+  )
+  features = hashed[:-1] % contexts
+  weights = np.asarray(toys.weight_at(np.arange(len(features))))
+  total = (features * weights % contexts).sum() + text[-1]
+  return DRAFT[toys.depth_row(total, np.arange(3), contexts)]
+
+
+def rounds(drafter, rule="recursive", count=4):
+  """Drafts of some rounds: `(state, draft)` of each."""
+  decoder = specjax.make_decoder(TOY, drafter=drafter, rule=rule)
+  propose, step = jax.jit(decoder.propose), jax.jit(decoder.step)
+  state = start(decoder)
+  for _ in range(count):
+    yield state, propose(PARAMS, state)[0]
+    state, _ = step(PARAMS, state)
+
+
+def says_what_it_should(drafter) -> bool:
+  """Whether every law is that of its depth, of all text."""
+  for state, draft in rounds(drafter):
+    for row in np.flatnonzero(~np.asarray(state.done)):
+      laws = jax.nn.log_softmax(expected_logits(state, row))
+      found = draft.log_probs[row, 1:]
+      if np.abs(found - laws[TREE.depth[1:] - 1]).max() > 1e-4:
+        return False
+  return True
+
+
+def test_laws_are_those_of_all_features_that_stand():
+  assert says_what_it_should(DRAWN)
+
+
+def shifted(drafter):
+  """The feature of the token before, after a round."""
+
+  def commit(params, state, commit):
+    path = jnp.roll(commit.path, 1, axis=1)
+    return drafter.commit(params, state, dataclasses.replace(commit, path=path))
+
+  return dataclasses.replace(drafter, commit=commit)
+
+
+def keeps_its_block(drafter):
+  """Features are not read: the block's own slots count as what stands."""
+
+  def commit(params, state, commit):
+    del params
+    return state.replace(length=commit.length - 1)
+
+  return dataclasses.replace(drafter, commit=commit)
+
+
+@pytest.mark.parametrize("mutant", [shifted, keeps_its_block])
+def test_wrong_features_and_slots_are_caught(mutant):
+  assert not says_what_it_should(mutant(DRAWN))
+
+
+@pytest.mark.parametrize("children", [3, pytest.param(
+  VOCAB, marks=pytest.mark.heavy)])  # fmt: skip
+def test_the_best_tree_is_that_of_the_product_of_the_laws(children):
+  """By going through every path."""
+  size = 12 if children == 3 else 30
+  best = dflash.drafter(
+    HEAD, tree=bound(size, 3, children), siblings="given", vocab_size=VOCAB
+  )
+  for state, draft in rounds(best, "match", 2):
+    topology = draft.topology()
+    for row in np.flatnonzero(~np.asarray(state.done)):
+      law = np.asarray(jax.nn.log_softmax(expected_logits(state, row)))
+      paths, last = {}, {(): 0.0}
+      for own in law:
+        ranked = np.argsort(-own, kind="stable")[:children]
+        last = {
+          (*p, int(t)): s + own[t] for p, s in last.items() for t in ranked
+        }
+        paths |= last
+      wanted = sorted(paths, key=lambda p: -paths[p])[:size]
+      found = set()
+      for node in range(1, size + 1):
+        assert topology.there[row, node]
+        along = np.asarray(topology.paths[row, node])
+        along = along[1 : int(topology.depth[row, node]) + 1]
+        found.add(tuple(np.asarray(draft.tokens)[row, along].tolist()))
+      assert found == set(wanted)
+
+
+@pytest.mark.parametrize(
+  "settings, message",
+  [
+    (dict(tree=chain(4)), "parallel says 3 tokens ahead, got a tree of dep"),
+    (dict(tree=bound(4, 2, 2)), "siblings must be 'given', got 'iid'"),
+    (
+      dict(tree=bound(30, 3, 12), siblings="given"),
+      r"top_k must be in 1\.\.11, got 12",
+    ),
+  ],
+)
+def test_trees_that_do_not_suit_a_block_are_refused(settings, message):
+  with pytest.raises(ValueError, match=message):
+    dflash.drafter(HEAD, vocab_size=VOCAB, **settings)
+
+
+def test_features_that_the_target_does_not_give_are_refused():
+  for target, given in (
+    (toys.table_model(VOCAB), "gives none"),
+    (toys.table_model(VOCAB, layers=2), "gives 2"),
+  ):
+    decoder = specjax.make_decoder(target, drafter=DRAWN, rule="recursive")
+    with pytest.raises(ValueError, match=f"reads 3 features.*{given}"):
+      start(decoder)

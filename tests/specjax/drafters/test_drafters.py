@@ -1,0 +1,181 @@
+"""Drafters: what they look up, and what they leave behind."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+
+import specjax
+from specjax import drafters, random, siblings
+from specjax.drafters.ngram import look_up
+from specjax.tree import Form, Tree, chain, paths
+from specjax.types import Context
+from specjax.warp import make_sampling
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+
+@pytest.mark.parametrize(
+  ("text", "expected"),
+  [
+    ([5, 6, 7, 8, 5, 6], [7, 8, 5]),  # one earlier occurrence
+    ([1, 2, 3, 9, 1, 2, 4, 1, 2], [4, 1, 2]),  # the most recent of two
+    ([1, 2, 3, 9, 2, 4, 1, 2], [3, 9, 2]),  # the longer match wins
+    ([3, 1, 2, 1, 2, 1, 2], [1, 2, 1]),  # read on periodically
+    ([4, 5, 6], [6, 6, 6]),  # no match
+    ([4], [4, 4, 4]),
+    ([7, 7], [7, 7, 7]),
+  ],
+)
+def test_look_up_continues_the_best_match(text, expected):
+  buffer = np.full(12, 2)  # stale tokens that would match
+  buffer[: len(text)] = text
+  found, _ = look_up(
+    jnp.asarray(buffer), jnp.int32(len(text)), count=3, max_ngram=3
+  )
+  assert found.tolist() == expected
+
+
+def test_look_up_agrees_with_a_plain_search():
+  rng = np.random.default_rng(0)
+  run = jax.jit(lambda t, n: look_up(t, n, count=4, max_ngram=3))
+  for _ in range(200):
+    length = int(rng.integers(1, 20))
+    buffer = rng.integers(0, 4, 20)
+    text = buffer[:length].tolist()
+    best, at = 0, None
+    for end in range(length - 1):
+      size = 0
+      while size < min(3, end + 1) and text[end - size] == text[-1 - size]:
+        size += 1
+      if size and size >= best:
+        best, at = size, end
+    at = length - 2 if at is None else at
+    period = length - 1 - at
+    expected = [text[max(at + 1 + i % period, 0)] for i in range(4)]
+    found, matched = run(jnp.asarray(buffer), length)
+    assert found.tolist() == expected
+    assert matched == best
+
+
+VOCAB = 11
+VOCABULARY = dict(vocab_size=VOCAB)
+TARGET = toys.table(VOCAB, seed=0)
+MODEL = toys.table_model(VOCAB)
+PARAMS = specjax.Params(
+  target=jnp.asarray(TARGET),
+  draft=jnp.asarray(toys.near(TARGET, noise=0.7, seed=1)),
+)
+PROMPTS = np.random.default_rng(1).integers(0, VOCAB, (4, 5))
+LENGTHS = np.array([1, 2, 5, 4])
+
+
+def cached_tokens(cache, row):
+  """The tokens a toy model's cache holds for a row."""
+  count = int(cache.length[row])
+  return np.asarray(cache.keys[0][row, 0, :count, 0]).astype(int).tolist()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+  "make",
+  [
+    pytest.param(
+      lambda: drafters.model.drafter(MODEL, tree=chain(3), **VOCABULARY),
+      marks=pytest.mark.heavy,
+    ),
+    lambda: drafters.model.drafter(MODEL, tree=paths(3, 3), **VOCABULARY),
+    lambda: drafters.model.drafter(
+      MODEL,
+      tree=Tree((-1, 0, 0, 1, 1, 2, 3)),
+      siblings=siblings.WITHOUT_REPLACEMENT,
+      **VOCABULARY,
+    ),
+    pytest.param(
+      lambda: drafters.layer_skip.drafter(MODEL, tree=chain(3), **VOCABULARY),
+      marks=pytest.mark.heavy,
+    ),
+    lambda: drafters.layer_skip.drafter(MODEL, tree=paths(3, 2), **VOCABULARY),
+  ],
+  ids=["model", "paths", "uneven tree", "layer skip", "layer skip paths"],
+)
+def test_caches_hold_the_committed_tokens_after_every_step(make):
+  """Whatever was accepted: none, some or all, with paths and ragged rows."""
+  drafter = make()
+  decoder = specjax.make_decoder(MODEL, drafter=drafter, rule="match")
+  state = decoder.init(
+    PARAMS, jnp.asarray(PROMPTS), LENGTHS, jax.random.key(0),
+    buffer_length=45, max_new_tokens=40,
+    sampling=make_sampling(4, temperature=[0.0, 0.3, 0.6, 1.0]),
+  )  # fmt: skip
+  step = jax.jit(decoder.step)
+  accepted = set()
+  for _ in range(9):
+    before = np.asarray(state.length)
+    state, _ = step(PARAMS, state)
+    accepted |= set(np.asarray(state.length - before).tolist())
+    for row in range(4):
+      length = int(state.length[row])
+      text = np.asarray(state.tokens[row, :length]).tolist()
+      assert cached_tokens(state.target_cache, row) == text[:-1]
+      if drafter.name == "model":
+        # All but the last two, which the next proposal feeds again.
+        held = state.drafter_state.replace(
+          length=jnp.maximum(state.length - 2, 0)
+        )
+        assert cached_tokens(held, row) == text[:-2]
+  assert {1, 4} <= accepted  # nothing accepted, and everything
+
+
+def test_the_target_drafting_for_itself_is_always_accepted():
+  drafter = drafters.layer_skip.drafter(MODEL, tree=chain(3), vocab_size=VOCAB)
+  decoder = specjax.make_decoder(MODEL, drafter=drafter)
+  state = decoder.init(
+    PARAMS, jnp.asarray(PROMPTS), LENGTHS, jax.random.key(0),
+    buffer_length=25, max_new_tokens=20, sampling=make_sampling(4),
+  )  # fmt: skip
+  counters = jax.jit(decoder.generate)(PARAMS, state).counters
+  np.testing.assert_array_equal(counters.num_accepted, 15)
+  np.testing.assert_array_equal(counters.num_target_calls, 5)
+
+
+def test_paths_are_drawn_independently():
+  runs = 20_000
+  drafter = drafters.model.drafter(MODEL, tree=paths(1, 2), vocab_size=VOCAB)
+  decoder = specjax.make_decoder(MODEL, drafter=drafter, rule="match")
+  state = decoder.init(
+    PARAMS, jnp.full((runs, 2), 3), np.full(runs, 2),
+    random.row_keys(jax.random.key(0), jnp.arange(runs)),
+    buffer_length=4, max_new_tokens=2, sampling=make_sampling(runs),
+  )  # fmt: skip
+  _, info = jax.jit(decoder.step)(PARAMS, state)
+  law = np.exp(np.asarray(info.draft.log_probs[0, 1], np.float64))
+  first, second = np.asarray(info.draft.tokens[:, 1:]).T
+  joint = np.zeros((VOCAB, VOCAB))
+  np.add.at(joint, (first, second), 1 / runs)
+  spread = 5 * np.sqrt(np.outer(law, law) / runs) + 1e-3
+  assert (np.abs(joint - np.outer(law, law)) < spread).all()
+
+
+@pytest.mark.parametrize(
+  "tree", [Tree((-1, 0), form=Form.MASKED), Tree((-1, 0), lanes=(0,))]
+)
+def test_a_model_drafts_whole_trees(tree):
+  with pytest.raises(ValueError, match="a model drafts whole trees"):
+    drafters.model.drafter(toys.table_model(5), tree=tree, vocab_size=5)
+
+
+def test_a_law_of_few_bits_is_drawn_from_with_numbers_of_many():
+  """Numbers of eight bits would never draw a token of less than 1 in 256."""
+  count = 200_000
+  law = jnp.log(jnp.array([0.999, 0.001])).astype(jnp.bfloat16)
+  keys = random.row_keys(jax.random.key(0), jnp.arange(count))
+  context = Context(
+    tokens=None, length=None, max_depth=None, sampling=None, keys=keys,
+    row_keys=keys, numbers=random.drafted_numbers(keys, 1),
+  )  # fmt: skip
+  drawn = context.draw([1], jnp.broadcast_to(law, (count, 1, 2)))
+  said = float(jnp.exp(law[1].astype(jnp.float32)))
+  wide = 5 * np.sqrt(said / count)
+  assert abs(float(drawn.mean()) - said) < wide

@@ -1,0 +1,415 @@
+"""EAGLE drafts from the right features, the right slots and the right laws.
+
+The toy head has the target's very law if the feature, the token and the slots
+it sees are all right, and another one otherwise: then not all is accepted.
+"""
+
+import dataclasses
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+from decoding import BUDGETS, LENGTHS, PROMPTS, TARGET, VOCAB, rows_of
+
+import specjax
+from specjax import drafters, exact, random, rules
+from specjax.adaptive.rungs import make_rungs
+from specjax.drafters import eagle
+from specjax.drafters.shared import best_first
+from specjax.tree import Form, Tree, bound, chain, k_ary
+from specjax.types import Commit, Drafter, Idle, ModelOutput
+from specjax.warp import make_sampling
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+PARAMS = specjax.Params(target=jnp.asarray(TARGET), draft=jnp.asarray(TARGET))
+NEAR = specjax.Params(
+  target=jnp.asarray(TARGET),
+  draft=jnp.asarray(toys.near(TARGET, noise=0.8, seed=1)),
+)
+LAYERS = 3
+TOY = toys.table_model(VOCAB, layers=LAYERS)
+HEAD = toys.feature_model(VOCAB, num_features=LAYERS)
+# The path that stands is 0, 1, 3, 5: not the first nodes.
+TREE = Tree((-1, 0, 0, 1, 2, 3))
+SIZES = dict(num_nodes=9, depth=4, top_k=3, vocab_size=VOCAB)
+DRAFTERS = {
+  "chain": eagle.drafter(HEAD, tree=chain(3), vocab_size=VOCAB),
+  "tree": eagle.drafter(HEAD, tree=TREE, vocab_size=VOCAB),
+  "dynamic": eagle.dynamic(HEAD, **SIZES),
+}
+
+
+def make(drafter: Drafter, rule=None):
+  certain = drafter.tree.form is Form.FREE
+  return specjax.make_decoder(
+    TOY, drafter=drafter, rule=rule or ("match" if certain else "recursive")
+  )
+
+
+def start(decoder, params=PARAMS, *, rows=slice(None), temperature=1.0):
+  ids = jnp.arange(len(PROMPTS))[rows]
+  return jax.jit(decoder.init, static_argnames="buffer_length")(
+    params,
+    PROMPTS[rows],
+    LENGTHS[rows],
+    random.row_keys(jax.random.key(0), ids),
+    buffer_length=40,
+    max_new_tokens=BUDGETS[rows],
+    sampling=make_sampling(len(ids), temperature=temperature),
+  )
+
+
+def accepted_for_sure(drafter, *, rounds=4) -> bool:
+  """Whether the deepest path of every draft has probability one to stand.
+
+  The row whose prompt is one token has no feature in its first round.
+  """
+  decoder = make(drafter)
+  state = start(decoder)
+  step = jax.jit(decoder.step)
+  for number in range(rounds):
+    running = ~np.asarray(state.done)
+    if not number:
+      running[np.asarray(LENGTHS) == 1] = False
+    state, info = step(PARAMS, state)
+    depth = np.asarray(info.draft.topology().depth)
+    deepest = (depth == drafter.tree.max_depth) * np.asarray(info.node_probs)
+    if deepest.sum(1)[running].min() < 1 - 1e-5:
+      return False
+  return True
+
+
+@pytest.mark.parametrize(
+  "name", ["tree", pytest.param("chain", marks=pytest.mark.heavy)]
+)
+def test_all_that_a_head_with_the_right_features_drafts_is_accepted(name):
+  assert accepted_for_sure(DRAFTERS[name])
+
+
+def _kept_tree(drafter):
+  """The head's slots of drafted nodes count as pairs that stand."""
+
+  def commit(params, state, commit):
+    new = drafter.commit(params, state, commit)
+    # Only the newest pair is read again.
+    last = jnp.maximum(commit.count - 1, 0)
+    feature = jnp.take_along_axis(new.features, last[:, None, None], axis=1)
+    return dataclasses.replace(
+      new,
+      features=jnp.where(
+        (commit.count > 0)[:, None, None], feature, new.features
+      ),
+      start=jnp.where(commit.count > 0, commit.start + last, new.start),
+    )
+
+  return dataclasses.replace(drafter, commit=commit)
+
+
+def _shifted(drafter):
+  """A feature beside the token before the one that follows it."""
+
+  def commit(params, state, commit):
+    path = jnp.roll(commit.path, 1, axis=1)
+    return drafter.commit(params, state, dataclasses.replace(commit, path=path))
+
+  return dataclasses.replace(drafter, commit=commit)
+
+
+def _of_another_layer():
+  wrong = lambda params, x: HEAD.fuse(params, jnp.roll(x, 1, axis=-1))
+  return eagle.drafter(
+    dataclasses.replace(HEAD, fuse=wrong), tree=TREE, vocab_size=VOCAB
+  )
+
+
+@pytest.mark.parametrize(
+  "mutant",
+  [
+    lambda: _kept_tree(DRAFTERS["tree"]),
+    lambda: _shifted(DRAFTERS["tree"]),
+    pytest.param(_of_another_layer, marks=pytest.mark.heavy),
+  ],
+  ids=["the tree's cache is kept", "features shifted by one", "another layer"],
+)
+def test_wrong_features_and_slots_are_caught(mutant):
+  assert not accepted_for_sure(mutant())
+
+
+def test_a_prompt_leaves_the_feature_of_its_newest_pair():
+  """Of one token there is no pair, and no feature of what pads it."""
+  state = start(make(DRAFTERS["tree"])).drafter_state
+  expected = np.zeros(state.features.shape)
+  for row, length in enumerate(LENGTHS):
+    if length > 1:
+      read = PROMPTS[row, : length - 1]
+      context = toys.context_logits(np.arange(len(TARGET)), read)
+      expected[row, 0] = context + toys.SHIFT * np.arange(LAYERS)
+  np.testing.assert_array_equal(state.features, expected)
+  assert state.start.tolist() == np.maximum(LENGTHS - 2, 0).tolist()
+
+
+def test_features_follow_the_path_that_stands_and_stay_where_none_does():
+  drafter = DRAFTERS["tree"]
+  width = drafter.tree.max_depth + 1
+  before = drafter.init(None, 2, 16, None)
+  before = dataclasses.replace(
+    before, features=before.features - 1, start=jnp.array([3, 4])
+  )
+  features = jnp.arange(2.0 * 6 * LAYERS).reshape(2, 6, LAYERS)
+  after = drafter.commit(
+    None,
+    before,
+    Commit(
+      tokens=jnp.zeros((2, 6), jnp.int32), start=jnp.array([5, 7]),
+      path=jnp.array([[0, 1, 3, 5]] * 2), length=jnp.array([6, 10]),
+      target_output=ModelOutput(logits=jnp.zeros(()), features=features),
+      again=jnp.zeros(2, jnp.int32),
+    ),
+  )  # fmt: skip
+  assert after.start.tolist() == [3, 7]
+  np.testing.assert_array_equal(after.features[0], -np.ones((width, LAYERS)))
+  np.testing.assert_array_equal(after.features[1], features[1, [0, 1, 3, 5]])
+
+
+def rungs(*, vocab_size=VOCAB, target=TOY, head=HEAD, idle=Idle.PROPOSE):
+  """Chains of 0, 1 and 3 tokens that go on with each other's state."""
+  return make_rungs(
+    target,
+    lambda tree: dataclasses.replace(
+      eagle.drafter(head, tree=tree, vocab_size=vocab_size, longest=3),
+      idle=idle,
+    ),
+    rule=rules.get("token"), vocab_size=vocab_size, lengths=(0, 1, 3),
+  )  # fmt: skip
+
+
+def share_that_stood(climbing, plan, params=PARAMS):
+  """Of the tokens drafted in a round of each of these lengths."""
+  state = climbing.longest.init(
+    params, PROMPTS[2:3], LENGTHS[2:3], jax.random.key(0), buffer_length=40,
+    max_new_tokens=30,
+  )  # fmt: skip
+  steps = jax.jit(climbing.steps, static_argnums=0)
+  for length in plan:
+    state = steps(length, params, state, 1)
+  assert not state.done.any()
+  drafted = int(state.counters.num_drafted[0])
+  assert drafted == sum(plan)
+  return int(state.counters.num_accepted[0]) / drafted
+
+
+def test_the_head_knows_what_stands_whatever_lengths_rounds_had():
+  """It has the target's law if it has read all pairs, in every round."""
+  plan = (3, 0, 0, 1, 3, 1, 0, 3, 3)
+  assert share_that_stood(rungs(), plan) == 1
+  assert share_that_stood(rungs(idle=Idle.COMMIT), plan) < 1
+
+
+def test_a_round_after_those_of_other_lengths_has_the_targets_law():
+  with jax.enable_x64(True):
+    wide = lambda x: jnp.asarray(np.asarray(x)[:, :3], jnp.float64)
+    few = jax.tree.map(wide, NEAR)
+    climbing = rungs(
+      vocab_size=3, target=toys.table_model(3, layers=LAYERS),
+      head=toys.feature_model(3, num_features=LAYERS),
+    )  # fmt: skip
+    state = climbing.longest.init(
+      few, np.array([[1, 0, 2]]), [3], jax.random.key(0), buffer_length=40,
+      max_new_tokens=36,
+    )  # fmt: skip
+    for length in (3, 0, 1, 0):
+      state = climbing.steps(length, few, state, 1)
+    for length in (1, 3):
+      law, expected = exact.round_law(climbing.decoders[length], few, state)
+      assert np.abs(law.output - expected).max() < 1e-10
+
+
+def test_a_tree_deeper_than_its_state_is_refused():
+  with pytest.raises(ValueError, match="longest is 2, and the tree is 3 deep"):
+    eagle.drafter(HEAD, tree=chain(3), vocab_size=VOCAB, longest=2)
+
+
+@pytest.mark.parametrize(
+  ("name", "method"),
+  [("chain", "exact"), ("dynamic", "certain")],
+)
+def test_its_laws_are_those_its_tokens_are_drawn_from(name, method):
+  found = exact.check_drafter(
+    DRAFTERS[name], NEAR, TOY, vocab_size=VOCAB, max_drafts=VOCAB**3
+  )
+  assert found.method == method
+
+
+def test_the_laws_of_what_was_drawn_are_not_those_of_what_is_likeliest():
+  """A top-k tree whose tokens claim the head's law would be lossy: p / q."""
+  inner = eagle.drafter(HEAD, tree=k_ary(2), vocab_size=VOCAB)
+
+  def propose(params, state, cache, context):
+    draft, state, cache = inner.propose(params, state, cache, context)
+    _, best = jax.lax.top_k(draft.log_probs[:, 1], 2)
+    tokens = jnp.concatenate([context.root, best], axis=1)
+    return dataclasses.replace(draft, tokens=tokens), state, cache
+
+  claims = dataclasses.replace(inner, propose=propose)
+  with pytest.raises(ValueError, match="not the token that was drawn"):
+    exact.check_drafter(claims, NEAR, TOY, vocab_size=VOCAB)
+
+
+def reference_tree(state, params, *, num_nodes, depth, top_k):
+  """EAGLE-2's tree by plain Python: `[{path: tokens}]` of each row.
+
+  The toy's laws from whole contexts; what stands is chosen by the cumulative
+  probability, parents first.
+  """
+  found = []
+  for row in range(len(state.length)):
+    text = np.asarray(state.tokens[row, : state.length[row]]).tolist()
+    law = lambda path, text=text: np.asarray(
+      jax.nn.log_softmax(
+        toys.context_logits(np.asarray(params.draft), [*text, *path])
+      )
+    )
+    frontier, scored = [((), 0.0)], []
+    for _ in range(depth):
+      below = [
+        ((*path, int(t)), score + law(path)[t])
+        for path, score in frontier
+        for t in np.argsort(-law(path), kind="stable")[:top_k]
+      ]
+      scored += below
+      frontier = sorted(below, key=lambda x: -x[1])[:top_k]
+    best = sorted(scored, key=lambda x: -x[1])[:num_nodes]
+    found.append({path for path, _ in best})
+  return found
+
+
+def test_a_dynamic_tree_has_no_node_without_mass_and_none_by_laws_of_nan():
+  """Nor do they take the places of nodes that have some."""
+  sure, even = [0, -np.inf, -np.inf], [0, 0, -np.inf]
+  unknown, first = [np.nan] * 3, [np.log(0.6), np.log(0.4), -np.inf]
+  rows = {  # the root's law, and by depth that after each of two tokens
+    "one of two is NaN": (first, (even, unknown), (even, sure)),
+    "the root's is": (unknown, (even, even), (even, even)),
+    "all is certain": (sure, (sure, even), (sure, even)),
+  }
+  fed = []
+
+  def padded(logits):  # with a token that there is not
+    logits = jnp.array(logits)
+    return jnp.concatenate([logits, 0 * logits[..., :1] + 9], axis=-1)
+
+  def feed(carry, depth, tokens, parents):
+    fed.append((tokens.tolist(), parents.tolist()))
+    logits = [[row[depth][t % 2] for t in range(2)] for row in rows.values()]
+    return padded(logits), carry
+
+  context = types.SimpleNamespace(
+    length=jnp.ones(3), root=jnp.full((3, 1), 2)
+  )  # fmt: skip
+  draft, _ = best_first.draft_tree(
+    padded([row[0] for row in rows.values()]), feed, None, context,
+    tree=bound(5, 3, 2), width=2, children=2, vocab_size=3,
+  )  # fmt: skip
+  # Both that are continued at depth 2 hang on the likelier one.
+  assert [x[0] for x in fed[1]] == [[0, 1], [0, 0]]
+  assert draft.parents.tolist() == [
+    [-1, 0, 0, 1, 1, 4],
+    [-1] * 6,
+    [-1, 0, -1, 1, -1, 3],
+  ]
+  assert draft.tokens[0].tolist() == [2, 0, 1, 0, 1, 0]
+  assert draft.tokens[2, [1, 3, 5]].tolist() == [0, 0, 0]
+
+
+def test_the_dynamic_tree_is_that_of_the_paper():
+  drafter = DRAFTERS["dynamic"]
+  decoder = make(drafter)
+  state = jax.jit(decoder.steps)(NEAR, start(decoder, NEAR), jnp.int32(2))
+  draft, _, _ = jax.jit(decoder.propose)(NEAR, state)
+  sizes = {k: v for k, v in SIZES.items() if k != "vocab_size"}
+  expected = reference_tree(state, NEAR, **sizes)
+  topology = draft.topology()
+  for row in np.flatnonzero(~np.asarray(state.done)):
+    paths = set()
+    for node in range(1, drafter.tree.num_nodes):
+      if topology.there[row, node]:
+        along = np.asarray(topology.paths[row, node])
+        along = along[1 : int(topology.depth[row, node]) + 1]
+        paths.add(tuple(np.asarray(draft.tokens)[row, along].tolist()))
+    assert paths == expected[row]
+
+
+@pytest.mark.parametrize(
+  "name", ["dynamic", pytest.param("tree", marks=pytest.mark.heavy)]
+)
+def test_a_row_does_not_depend_on_its_neighbours(name):
+  decoder = make(DRAFTERS[name])
+  generate = jax.jit(decoder.generate)
+  together = rows_of(generate(NEAR, start(decoder, NEAR)))
+  for row in (0, 2):
+    alone = start(decoder, NEAR, rows=slice(row, row + 1))
+    assert rows_of(generate(NEAR, alone)) == [together[row]]
+
+
+def test_of_a_text_of_one_token_there_is_no_feature_yet():
+  decoder = make(DRAFTERS["chain"])
+  begun = start(decoder)
+  state = begun.drafter_state
+  for row, length in enumerate(LENGTHS):
+    text = PROMPTS[row, : length - 1]
+    read = int(toys.context_logits(np.arange(len(TARGET)), text))
+    expected = np.zeros(state.features.shape[1:])
+    if len(text):
+      expected[0] = read + toys.SHIFT * np.arange(LAYERS)
+    np.testing.assert_array_equal(state.features[row], expected)
+  assert state.start.tolist() == np.maximum(LENGTHS - 2, 0).tolist()
+  # The head reads zeros beside the token, at the first place.
+  draft, *_ = decoder.propose(PARAMS, begun)
+  (row,) = np.flatnonzero(LENGTHS == 1)
+  read = -toys.SHIFT + (PROMPTS[row, 0] + 1) * int(toys.weight_at(1))
+  np.testing.assert_allclose(
+    draft.log_probs[row, 1], jax.nn.log_softmax(TARGET[read % len(TARGET)]),
+    atol=1e-5,
+  )  # fmt: skip
+
+
+def test_all_nodes_that_are_fed_have_a_slot():
+  few = eagle.dynamic(HEAD, **SIZES | dict(num_nodes=6))
+  assert few.init(PARAMS, 1, 20, None).cache.slots >= 20 + 3 * 3
+
+
+def test_greedy_text_is_that_of_plain_decoding():
+  plain = specjax.make_decoder(TOY)
+  state = start(plain, NEAR, temperature=0.0)
+  expected = rows_of(jax.jit(plain.generate)(NEAR, state))
+  for name in ("chain", "dynamic"):
+    decoder = make(DRAFTERS[name], "match")
+    state = start(decoder, NEAR, temperature=0.0)
+    assert rows_of(jax.jit(decoder.generate)(NEAR, state)) == expected
+
+
+def test_features_that_the_target_does_not_give_are_refused():
+  for target, given in (
+    (toys.table_model(VOCAB), "gives none"),
+    (toys.table_model(VOCAB, layers=2), "gives 2"),
+  ):
+    decoder = specjax.make_decoder(target, drafter=DRAFTERS["chain"])
+    with pytest.raises(ValueError, match=f"reads 3 features.*{given}"):
+      start(decoder)
+
+
+@pytest.mark.parametrize(
+  "sizes, message",
+  [
+    (dict(num_nodes=99), "make 30 nodes, of which num_nodes"),
+    (dict(top_k=12), "top_k must be in 1..11, got 12"),
+    (dict(num_nodes=4), "no tree of 4 drafted nodes has depth 4"),
+  ],
+)
+def test_sizes_that_no_tree_has_are_refused(sizes, message):
+  with pytest.raises(ValueError, match=message):
+    drafters.eagle.dynamic(HEAD, **{**SIZES, **sizes})

@@ -1,0 +1,269 @@
+"""What every drafter owes the loop, asked of heads in all of their forms.
+
+Their laws, the law of what a round gives, rows that do not touch each other,
+rows that begin anew or go on, features that are NaN; and the bugs that heads
+have had elsewhere.
+"""
+
+import dataclasses
+import functools
+
+import exact_cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy_heads
+import toys
+from decoding import BUDGETS, LENGTHS, PROMPTS, TARGET, VOCAB, rows_of
+
+import specjax
+from specjax import exact, random, rules
+from specjax.drafters import eagle
+from specjax.state import StopReason
+from specjax.tree import chain, k_ary
+from specjax.types import Rule
+from specjax.warp import make_sampling
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+LIMIT = 1e-10
+WORDS = 3  # of the vocabulary that drafts are enumerated over
+FEW_TARGET = toys.table(WORDS, seed=0).astype(np.float64)
+FEW_DRAFT = toys.near(FEW_TARGET, noise=1.0, seed=1).astype(np.float64)
+PARAMS = specjax.Params(
+  target=jnp.asarray(TARGET),
+  draft=jnp.asarray(toys.near(TARGET, noise=0.8, seed=1)),
+)
+# One of each family and each way of drafting in every run.
+USUAL = ("eagle, dynamic tree", "medusa, distinct", "parallel, drawn chain")
+ALSO = ("eagle, drawn tree", "medusa, best tree")
+heavy = lambda value, fast: (
+  value if fast else pytest.param(value, marks=pytest.mark.heavy)
+)
+
+
+def names(*usual):
+  return [heavy(name, name in usual) for name in toy_heads.RULES]
+
+
+# ---------------------------------------------------------- the laws of a round
+
+
+def error(drafter, rule, **more) -> float:
+  with jax.enable_x64(True):
+    return exact_cases.round_error(
+      drafter, rule, model=toy_heads.target(WORDS), target=FEW_TARGET,
+      draft=FEW_DRAFT, **more,
+    )  # fmt: skip
+
+
+CASES = [
+  heavy((name, rule), name in USUAL + ALSO and not place)
+  for name, some in toy_heads.RULES.items()
+  for place, rule in enumerate(some)
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-{c[1]}")
+def test_a_round_has_the_targets_law(case):
+  """One that comes after another, at a temperature."""
+  name, rule = case
+  drafter = toy_heads.make(name, WORDS)
+  assert error(drafter, rule, rounds=1, temperature=0.7) < LIMIT
+
+
+@pytest.mark.parametrize("name", names("parallel, drawn chain"))
+def test_laws_are_those_that_tokens_are_drawn_from(name):
+  """And a draft depends on its own row, and on nothing that is stale."""
+  table = lambda x: jnp.asarray(x, jnp.float32)
+  found = exact.check_drafter(
+    toy_heads.make(name, WORDS),
+    specjax.Params(target=table(FEW_TARGET), draft=table(FEW_DRAFT)),
+    toy_heads.target(WORDS),
+    vocab_size=WORDS,
+  )
+  certain = any(word in name for word in ("certain", "best", "dynamic"))
+  assert found.method == ("certain" if certain else "exact")
+
+
+# Which tokens a head with a vocabulary of its own can say.
+SAYS = np.array([True, False, True])
+
+
+def of_few_words(leak):
+  """A head that says two tokens of three; `leak` is what its law says then."""
+  inner = toys.feature_model(WORDS, num_features=toy_heads.LAYERS)
+
+  def apply(*args, **options):
+    logits, hidden, cache = inner.apply(*args, **options)
+    return jnp.where(SAYS, logits, -jnp.inf), hidden, cache
+
+  head = dataclasses.replace(inner, apply=apply)
+  drafter = eagle.drafter(head, tree=chain(2), vocab_size=WORDS)
+
+  def propose(params, state, cache, context):
+    draft, state, cache = drafter.propose(params, state, cache, context)
+    law = jax.nn.log_softmax(
+      jnp.where(jnp.isneginf(draft.log_probs), leak, draft.log_probs), axis=-1
+    )
+    return dataclasses.replace(draft, log_probs=law), state, cache
+
+  return dataclasses.replace(drafter, propose=propose)
+
+
+@pytest.mark.parametrize("rule", ["token", heavy("block", False)])
+def test_a_draft_vocabulary_is_lossless_if_it_leaks_no_mass(rule):
+  assert error(of_few_words(-jnp.inf), rule) < LIMIT
+  # As a finite "minus infinity" that is not far enough does.
+  assert error(of_few_words(-3.0), rule) > 1e-3
+
+
+def test_p_over_q_on_a_certain_tree_is_lossy():
+  """The likeliest tokens are not drawn, and claim the law of the head."""
+  head = toys.feature_model(WORDS, num_features=toy_heads.LAYERS)
+  inner = eagle.drafter(head, tree=k_ary(2), vocab_size=WORDS)
+
+  def propose(params, state, cache, context):
+    draft, state, cache = inner.propose(params, state, cache, context)
+    _, best = jax.lax.top_k(draft.log_probs[:, 1], 2)
+    tokens = jnp.concatenate([context.root, best], axis=1)
+    return dataclasses.replace(draft, tokens=tokens), state, cache
+
+  claims = dataclasses.replace(inner, propose=propose)
+  assert error(claims, "recursive") > 1e-2
+
+
+def unwarped_bonus(name: str, temperature: float) -> Rule:
+  """A rule whose token after a leaf is drawn at temperature 1."""
+  sound = rules.get(name)
+
+  def verify(draft, target_log_probs):
+    said = sound.verify(draft, target_log_probs)
+    childless = np.array([not c for c in draft.tree.children])
+
+    def after(node):
+      law = jnp.take_along_axis(target_log_probs, node[:, None, None], axis=1)
+      unwarped = jax.nn.log_softmax(temperature * law[:, 0], axis=-1)
+      leaf = jnp.asarray(childless)[node][:, None]
+      return jnp.where(leaf, unwarped, said.next_log_probs(node))
+
+    return dataclasses.replace(said, next_log_probs=after)
+
+  return dataclasses.replace(sound, name="unwarped", verify=verify)
+
+
+def test_a_bonus_that_is_not_warped_is_caught():
+  """As in EAGLE's first branch, which no test at temperature 1 can see."""
+  drafter = toy_heads.make("eagle, distinct", WORDS)
+  broken = unwarped_bonus("recursive", 0.7)
+  assert error(drafter, broken, temperature=0.7) > 1e-3
+
+
+# ---------------------------------------------------------------- rows, batches
+
+
+@functools.cache
+def decoder_of(name):
+  return specjax.make_decoder(
+    toy_heads.target(VOCAB),
+    drafter=toy_heads.make(name, VOCAB),
+    rule=toy_heads.RULES[name][0],
+  )
+
+
+@functools.cache
+def jitted(name, method):
+  static = "buffer_length" if method == "init" else None
+  return jax.jit(getattr(decoder_of(name), method), static_argnames=static)
+
+
+def key_of(request):
+  return random.row_keys(jax.random.key(0), jnp.asarray([request]))
+
+
+def start(name, rows, budgets=BUDGETS):
+  return jitted(name, "init")(
+    PARAMS,
+    jnp.asarray(PROMPTS[rows]),
+    jnp.asarray(LENGTHS[rows]),
+    jnp.concatenate([key_of(r) for r in rows]),
+    buffer_length=48,
+    max_new_tokens=jnp.asarray(budgets[rows]),
+    sampling=make_sampling(len(rows), temperature=0.8),
+  )
+
+
+@functools.cache
+def emitted(name, *rows):
+  found = jitted(name, "generate")(PARAMS, start(name, list(rows)))
+  return rows_of(found)
+
+
+@pytest.mark.parametrize("name", names(*USUAL))
+def test_a_row_emits_what_it_does_alone(name):
+  """In a ragged batch, and admitted to one in the place of another."""
+  together = emitted(name, *range(5))
+  assert emitted(name, 2) == [together[2]]
+  state = jitted(name, "steps")(PARAMS, start(name, list(range(5))), 4)
+  assert state.done[4]
+  assert not state.done[2]
+  refilled = jitted(name, "admit")(
+    PARAMS, state, 4, PROMPTS[2], LENGTHS[2], key_of(2)[0],
+    max_new_tokens=BUDGETS[2], sampling=make_sampling(1, temperature=0.8),
+  )  # fmt: skip
+  found = rows_of(jitted(name, "generate")(PARAMS, refilled))
+  assert found == [*together[:4], together[2]]
+
+
+@pytest.mark.parametrize(
+  "name", names("eagle, dynamic tree", "parallel, drawn chain")
+)
+def test_a_text_goes_on_as_one_that_was_given_whole(name):
+  """What a row's head has read of a longer prompt is what it reads of two."""
+  state = jitted(name, "steps")(PARAMS, start(name, list(range(5))), 3)
+  more = jnp.asarray([4, 1, 7])
+  longer = jitted(name, "extend")(
+    PARAMS, state, 2, more, 2, max_new_tokens=9
+  )  # fmt: skip
+  text = np.asarray(longer.tokens[2, : longer.length[2]])
+  assert text[-2:].tolist() == [4, 1]
+  found = rows_of(jitted(name, "generate")(PARAMS, longer))[2]
+  fresh = jitted(name, "init")(
+    PARAMS, jnp.asarray(text[None]), jnp.array([len(text)]), key_of(2),
+    buffer_length=48, max_new_tokens=np.array([9], np.int32),
+    sampling=make_sampling(1, temperature=0.8),
+  )  # fmt: skip
+  assert [found] == rows_of(jitted(name, "generate")(PARAMS, fresh))
+
+
+@pytest.mark.parametrize(
+  "name", names("eagle, dynamic tree", "parallel, drawn chain")
+)
+def test_features_that_are_nan_are_of_their_own_row(name):
+  """A head that knows nothing slows its row down; the text stays lawful."""
+  decoder = decoder_of(name)
+
+  def apply(params, tokens, cache, **options):
+    output, cache = decoder.target.apply(params, tokens, cache, **options)
+    own = jnp.arange(len(tokens))[:, None, None] == 0
+    features = jnp.where(own, jnp.nan, output.features)
+    return dataclasses.replace(output, features=features), cache
+
+  broken = dataclasses.replace(
+    decoder, target=dataclasses.replace(decoder.target, apply=apply)
+  )
+  rows = [2, 1, 0]
+  state = jax.jit(broken.init, static_argnames="buffer_length")(
+    PARAMS, PROMPTS[rows], LENGTHS[rows],
+    jnp.concatenate([key_of(r) for r in rows]),
+    buffer_length=48, max_new_tokens=BUDGETS[rows],
+    sampling=make_sampling(3, temperature=[0.0, 0.8, 0.8]),
+  )  # fmt: skip
+  state = jax.jit(broken.generate)(PARAMS, state)
+  together = emitted(name, *range(5))
+  assert rows_of(state)[1:] == [together[1], together[0]]
+  text = rows_of(state)[0]
+  assert (state.stop_reason == StopReason.LENGTH).all()
+  for at in range(LENGTHS[2], len(text)):
+    assert text[at] == np.argmax(toys.context_logits(TARGET, text[:at]))

@@ -1,0 +1,566 @@
+"""Drafters that look up: honest, lossless, row by row; and what breaks them."""
+
+import dataclasses
+from unittest import mock
+
+import decoding
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+
+import specjax
+from specjax import exact, random
+from specjax import rows as rows_lib
+from specjax.drafters import lookahead, rasd, suffix
+from specjax.drafters.shared import corpus, occurrences, tries
+from specjax.siblings import IID, TOP_K, WITHOUT_REPLACEMENT
+from specjax.tree import Tree, chain
+from specjax.warp import make_sampling
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+LIMIT, VOCAB = 1e-10, 3
+MODEL = toys.table_model(VOCAB)
+# Laws of few contexts: what is guessed comes again.
+TARGET = toys.table(VOCAB, seed=0, contexts=5).astype(np.float64)
+DRAFT = toys.near(TARGET, noise=1.0, seed=1).astype(np.float64)
+CORPUS = corpus.build(np.random.default_rng(0).integers(0, 3, (4, 9)).tolist())
+FAMILY = Tree((-1, 0, 0, 1))
+RETRIEVAL = dict(vocab_size=VOCAB, max_match=3, max_hits=9, min_prob=0)
+
+
+def of_rasd(siblings, tree=FAMILY, **options):
+  return rasd.drafter(
+    MODEL, tree=tree, siblings=siblings, num_nodes=7, depth=3,
+    num_retrieved=6, nodes_per_match=9, with_corpus=True, **RETRIEVAL,
+    **options,
+  )  # fmt: skip
+
+
+DRAFTERS = {
+  "lookahead": lookahead.drafter(
+    window=2, ngram=3, num_guesses=2, pool_size=32, vocab_size=VOCAB
+  ),
+  "suffix": suffix.drafter(num_nodes=4, depth=2, **RETRIEVAL),
+  "both": suffix.drafter(num_nodes=4, depth=2, with_corpus=True, **RETRIEVAL),
+  "rest": suffix.drafter(
+    num_nodes=4, depth=2, own_text=False, with_corpus=True, **RETRIEVAL
+  ),
+  "rasd certain": of_rasd(TOP_K),
+  "rasd mixed": of_rasd(IID),
+  "rasd distinct": of_rasd(WITHOUT_REPLACEMENT),
+}
+
+
+def params_of(drafter, dtype=None):
+  """Parameters of the pair, with what the drafter reads."""
+  index = jax.tree.map(jnp.asarray, CORPUS)
+  draft = index
+  if drafter.name == "rasd":
+    draft = rasd.Parts(model=jnp.asarray(DRAFT, dtype), corpus=index)
+  return specjax.Params(target=jnp.asarray(TARGET, dtype), draft=draft)
+
+
+# --------------------------------------------------------------- what they say
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(
+      name,
+      marks=pytest.mark.heavy
+      if name in ("suffix", "rest", "rasd certain", "rasd distinct")
+      else (),
+    )
+    for name in DRAFTERS
+  ],
+)
+def test_it_says_the_truth_and_looks_at_nothing_stale(name):
+  drafter = DRAFTERS[name]
+  found = exact.check_drafter(
+    drafter, params_of(drafter, np.float32), MODEL, vocab_size=VOCAB,
+    prompts=np.array([[0, 1, 2, 0, 1, 2], [1, 1, 2, 1, 1, 0], [2] * 6]),
+  )  # fmt: skip
+  drawn = name in ("rasd mixed", "rasd distinct")
+  assert found.method == ("exact" if drawn else "certain")
+
+
+def later(drafter, params):
+  """A row after some rounds, float64, and how it was decoded."""
+  decoder = specjax.make_decoder(MODEL, drafter=drafter, rule="match")
+  state = decoder.init(
+    params, np.array([[1, 0, 2, 0, 1, 0]]), [6], jax.random.key(3),
+    buffer_length=40, max_new_tokens=30,
+  )  # fmt: skip
+  return jax.jit(decoder.steps)(params, state, 3)
+
+
+def round_of(drafter, rule, state, params):
+  decoder = specjax.make_decoder(MODEL, drafter=drafter, rule=rule)
+  return exact.round_law(decoder, params, state)
+
+
+@pytest.fixture(scope="module")
+def begun():
+  """`drafter -> (state, params)`, each made once."""
+  made = {}
+
+  def of(name):
+    if name not in made:
+      drafter = DRAFTERS[name]
+      params = params_of(drafter)
+      made[name] = later(drafter, params), params
+    return made[name]
+
+  return of
+
+
+CASES = [
+  pytest.param(
+    name, rule, marks=() if (name, rule) in always else pytest.mark.heavy
+  )
+  for always in [
+    {
+      ("lookahead", "match"), ("both", "match"), ("rasd mixed", "recursive"),
+    }
+  ]
+  for name, rules in {
+    "lookahead": "match recursive traversal",
+    "suffix": "match",
+    "both": "match recursive traversal",
+    "rest": "match",
+    "rasd certain": "match recursive traversal",
+    "rasd mixed": "recursive traversal match",
+    "rasd distinct": "recursive traversal",
+  }.items()
+  for rule in rules.split()
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "rule"), CASES)
+def test_a_round_has_the_targets_law(begun, name, rule):
+  with jax.enable_x64(True):
+    state, params = begun(name)
+    law, expected = round_of(DRAFTERS[name], rule, state, params)
+  assert np.abs(law.output - expected).max() < LIMIT
+  assert law.expected_accepted > 0.02  # something was looked up
+
+
+# ------------------------------------------------------------ what breaks them
+
+
+def changed(drafter, change):
+  def propose(params, state, cache, context):
+    draft, state, cache = drafter.propose(params, state, cache, context)
+    return change(draft), state, cache
+
+  return dataclasses.replace(drafter, propose=propose)
+
+
+def claims_a_law(draft):
+  """What was looked up is said to be drawn, from an even law."""
+  own = FAMILY.num_nodes
+  laws = draft.log_probs.at[:, own:].set(-np.log(VOCAB))
+  return dataclasses.replace(draft, log_probs=laws)
+
+
+def drops_what_was_drawn(draft):
+  """Of a drawn node and one that was looked up, alike, the drawn one goes."""
+  sure = draft.tokens[:, 1] == 1  # as if the trie always began with token 1
+  gone = jnp.where(sure, -1, draft.parents[:, 1])
+  return dataclasses.replace(draft, parents=draft.parents.at[:, 1].set(gone))
+
+
+@pytest.mark.parametrize("change", [claims_a_law, drops_what_was_drawn])
+def test_a_mixed_tree_that_is_wrong_is_caught(begun, change):
+  with jax.enable_x64(True):
+    state, params = begun("rasd mixed")
+    drafter = changed(DRAFTERS["rasd mixed"], change)
+    law, expected = round_of(drafter, "recursive", state, params)
+  assert np.abs(law.output - expected).max() > 1e-3
+
+
+def test_a_window_that_is_verified_as_if_it_were_drawn_is_caught(begun):
+  """Its cells are what the target thought likeliest, and no draws."""
+  sound, tree = DRAFTERS["lookahead"], Tree((-1, 0))
+  below_root = sound.tree.num_nodes + 1  # cell (1, 0)
+  assert sound.tree.lanes[1] == 0
+
+  def propose(params, state, cache, context):
+    draft, state, cache = sound.propose(params, state, cache, context)
+    tokens = draft.tokens[:, jnp.array([0, below_root])]
+    law = jnp.full((*tokens.shape, VOCAB), -np.log(VOCAB), TARGET.dtype)
+    verified = specjax.Draft(
+      tree=tree, siblings=IID, tokens=tokens, log_probs=law
+    )
+    return verified, state, cache
+
+  broken = dataclasses.replace(sound, tree=tree, siblings=IID, propose=propose)
+  with jax.enable_x64(True):
+    state, params = begun("lookahead")
+    law, expected = round_of(broken, "token", state, params)
+  assert np.abs(law.output - expected).max() > 1e-3
+
+
+def looks_too_early(draft):
+  """The first node that was looked up changes places with the drawn one."""
+  swap = lambda x: x.at[:, jnp.array([1, 2])].set(x[:, jnp.array([2, 1])])
+  at = jnp.array([0, 2, 1, *range(3, draft.tree.num_nodes)])
+  parents = swap(draft.parents)
+  parents = jnp.where(parents >= 0, at[parents], -1)
+  return dataclasses.replace(
+    draft,
+    tokens=swap(draft.tokens),
+    log_probs=swap(draft.log_probs),
+    parents=jnp.where(parents < np.arange(len(at)), parents, -1),
+  )
+
+
+def test_what_was_looked_up_may_not_be_tested_before_what_is_drawn(begun):
+  """It is there because of what its younger sibling is."""
+  drafter = of_rasd(IID, tree=chain(1))
+  with jax.enable_x64(True):
+    state, params = begun("rasd mixed")
+    sound, expected = round_of(drafter, "recursive", state, params)
+    broken = changed(drafter, looks_too_early)
+    law, _ = round_of(broken, "recursive", state, params)
+  assert np.abs(sound.output - expected).max() < LIMIT
+  assert np.abs(law.output - expected).max() > 1e-3
+
+
+def test_statistics_of_tokens_that_are_not_committed_are_caught():
+  """The text is read one token too far."""
+  real = occurrences.in_text
+  with mock.patch.object(
+    occurrences, "in_text",
+    lambda tokens, length, **sizes: real(tokens, length + 1, **sizes),
+  ):  # fmt: skip
+    with pytest.raises(ValueError, match="what is stale"):
+      exact.check_drafter(
+        DRAFTERS["suffix"], params_of(DRAFTERS["suffix"], np.float32), MODEL,
+        vocab_size=VOCAB,
+      )  # fmt: skip
+
+
+# -------------------------------------------------------------- in slots, ended
+
+
+LOOPS = jnp.asarray(toys.table(decoding.VOCAB, seed=3, contexts=7))
+OWN = toys.table_model(decoding.VOCAB)
+SLOTS = {
+  "lookahead": (
+    lookahead.drafter(
+      window=3, ngram=3, num_guesses=3, pool_size=40, vocab_size=decoding.VOCAB
+    ),
+    specjax.Params(target=LOOPS),
+  ),
+  "rasd": (
+    rasd.drafter(
+      OWN, tree=chain(2), siblings=IID, num_nodes=6, depth=3,
+      vocab_size=decoding.VOCAB,
+    ),
+    specjax.Params(
+      target=LOOPS,
+      draft=rasd.Parts(
+        model=jnp.asarray(toys.near(np.asarray(LOOPS), noise=0.8, seed=1))
+      ),
+    ),
+  ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=SLOTS)
+def used(request):
+  """A decoder of texts that repeat, its parameters, and rows of it in use."""
+  drafter, params = SLOTS[request.param]
+  decoder = specjax.make_decoder(OWN, drafter=drafter, rule="recursive")
+  state = begin(decoder, params, decoding.PROMPTS, decoding.LENGTHS, keys(5))
+  state = decoding.jitted(decoder, "steps")(params, state, jnp.int32(6))
+  return decoder, params, state
+
+
+def keys(count):
+  return random.row_keys(jax.random.key(7), jnp.arange(count))
+
+
+def begin(decoder, params, prompts, lengths, keys, temperature=0.4):
+  return decoding.jitted(decoder, "init")(
+    params, jnp.asarray(prompts), jnp.asarray(lengths), keys,
+    buffer_length=40, max_new_tokens=jnp.int32(18),
+    sampling=make_sampling(len(lengths), temperature=temperature),
+  )  # fmt: skip
+
+
+def admitted(used, *, put=rows_lib.put):
+  """What a prompt becomes in a slot, and in a state of its own."""
+  decoder, params, state = used
+  prompt, length = decoding.PROMPTS[2], decoding.LENGTHS[2]
+  with mock.patch.object(rows_lib, "put", put):
+    after = jax.jit(decoder.admit)(
+      params, state, jnp.int32(4), jnp.asarray(prompt), jnp.int32(length),
+      keys(9)[8], max_new_tokens=jnp.int32(18),
+      sampling=make_sampling(1, temperature=0.4),
+    )  # fmt: skip
+  generate = decoding.jitted(decoder, "generate")
+  # The same width: one program for both.
+  alone = begin(
+    decoder, params, np.stack([prompt] * 5), np.full(5, length),
+    jnp.stack([keys(9)[8]] * 5),
+  )  # fmt: skip
+  found, expected = generate(params, after), generate(params, alone)
+  counts = lambda s, row: s.counters.accept_counts[row].tolist()
+  return (
+    (decoding.rows_of(found)[4], counts(found, 4)),
+    (decoding.rows_of(expected)[0], counts(expected, 0)),
+  )
+
+
+def test_a_row_that_is_admitted_drafts_what_it_does_alone(used):
+  found, expected = admitted(used)
+  assert found == expected
+  assert sum(expected[1][1:]) > 0
+
+
+def test_a_row_that_keeps_its_predecessors_state_is_caught(used):
+  """The pool, or the cache, of who was there before."""
+  put = rows_lib.put
+
+  def but_the_drafters(axes, tree, row, fresh):
+    old = rows_lib.pick(axes, tree, jnp.array([4])).drafter_state
+    return put(axes, tree, row, dataclasses.replace(fresh, drafter_state=old))
+
+  found, expected = admitted(used, put=but_the_drafters)
+  assert found != expected
+
+
+def test_a_text_that_goes_on_is_known_to_its_end(used):
+  """Of a row that is extended, the pool has all sequences across the seam."""
+  decoder, params, state = used
+  if decoder.drafter.name != "lookahead":
+    pytest.skip("a cache: tests of extension in test_decode_extend")
+  more = jnp.array([1, 2, 3, 0], jnp.int32)
+  after = jax.jit(decoder.extend)(
+    params, state, jnp.int32(2), more, jnp.int32(3), max_new_tokens=jnp.int32(5)
+  )
+  text = decoding.rows_of(after)[2]
+  assert text[-3:] == [1, 2, 3]
+  assert after.drafter_state.tail[2].tolist() == text[-3:-1]
+  pool = after.drafter_state.pool
+  held = np.asarray(pool.grams[2])[np.argsort(-np.asarray(pool.stamps[2]))]
+  expected = [text[i : i + 3] for i in range(len(text) - 4, len(text) - 7, -1)]
+  assert held[:3].tolist() == expected
+
+
+def test_logits_that_are_nan_end_the_rows_that_plain_decoding_ends(used):
+  """Those of lanes and of what was looked up harm nobody."""
+  decoder, params, _ = used
+  table = np.asarray(toys.table(decoding.VOCAB, seed=3)).copy()
+  table[::40] = np.nan
+  broken = dataclasses.replace(params, target=jnp.asarray(table))
+  if params.draft is not None:
+    draft = rasd.Parts(model=jnp.asarray(table))
+    broken = dataclasses.replace(broken, draft=draft)
+
+  def run(decoder):
+    state = begin(
+      decoder, broken, decoding.PROMPTS, decoding.LENGTHS, keys(5),
+      temperature=0.0,
+    )  # fmt: skip
+    return decoding.jitted(decoder, "generate")(broken, state)
+
+  found, plain = run(decoder), run(specjax.make_decoder(OWN))
+  for row, whole in zip(*map(decoding.rows_of, (found, plain)), strict=True):
+    assert row == whole[: len(row)]  # of a broken round nothing is emitted
+  assert found.stop_reason.tolist() == plain.stop_reason.tolist()
+  assert len(set(plain.stop_reason.tolist())) == 2
+
+
+# ----------------------------------------------------------------------- rasd
+
+
+def test_a_retrieved_token_that_was_drawn_is_counted_once():
+  """Its children hang on the drawn node, and its place goes to another."""
+  tree = Tree((-1, 0, 0, 1))
+  drawn = specjax.Draft(
+    tree=tree, siblings=IID, tokens=jnp.array([[9, 4, 5, 6]]),
+    log_probs=jnp.zeros((1, 4, 8)),
+  )  # fmt: skip
+  found = tries.Trie(  # 4; 4 6; 7; 4 6 1; 5 2; 7 3
+    tokens=jnp.array([[4, 6, 7, 1, 2, 3]]),
+    parents=jnp.array([[0, 1, 0, 2, -1, 3]]),
+    values=jnp.ones((1, 6)),
+  )
+  scores = jnp.array([[-0.1, -0.2, -3.0, -0.3, -0.2, -4.0]])
+  draft = rasd._merged(drawn, found, scores, occurrences.bounds(6, 3, None))
+  assert draft.tokens.tolist() == [[9, 4, 5, 6, 1, 7, 3]]
+  assert draft.parents.tolist() == [[-1, 0, 0, 1, 3, 0, 5]]
+  fewer = rasd._merged(drawn, found, scores, occurrences.bounds(5, 3, None))
+  assert fewer.parents.tolist() == [[-1, 0, 0, 1, 3, 0]]
+  more = occurrences.bounds(8, 3, None)
+  unlikely = scores.at[0, 2].set(-1.0).at[0, 5].set(-jnp.inf)
+  draft = rasd._merged(drawn, found, unlikely, more)
+  assert draft.tokens[0, 4:6].tolist() == [1, 7]
+  assert draft.parents.tolist() == [[-1, 0, 0, 1, 3, 0, -1, -1, -1]]
+
+
+def test_what_was_looked_up_is_kept_by_what_the_model_says_of_all_its_tokens():
+  """Against plain Python: a token in the wrong place has another law."""
+  drafter = rasd.drafter(
+    MODEL, tree=chain(1), siblings=TOP_K, num_nodes=3, depth=3,
+    num_retrieved=6, nodes_per_match=9, **RETRIEVAL,
+  )  # fmt: skip
+  texts = np.random.default_rng(4).integers(0, VOCAB, (24, 8))
+  params = specjax.Params(
+    target=jnp.asarray(TARGET, jnp.float32),
+    draft=rasd.Parts(model=jnp.asarray(DRAFT, jnp.float32)),
+  )
+  decoder = specjax.make_decoder(MODEL, drafter=drafter, rule="match")
+  state = decoder.init(
+    params, texts, np.full(24, 8), jax.random.key(0), buffer_length=16,
+    max_new_tokens=8,
+  )  # fmt: skip
+  draft, *_ = jax.jit(decoder.propose)(params, state)
+  found = occurrences.in_text(
+    state.tokens, state.length, count=9, depth=3, max_match=3
+  )
+  trie = occurrences.together(
+    [found], num_nodes=6, max_match=3, nodes_per_match=9, min_prob=0
+  )
+  cut = 0
+  for row, text in enumerate(texts.tolist()):
+    drawn = (int(draft.tokens[row, 1]),)
+    new = [way for way in ways(trie, row) if way != drawn]
+    best = sorted(new, key=lambda way: -said_of(text, way))[:2]
+    assert ways(draft_as_trie(draft), row) == [drawn, *best]
+    cut += len(new) > 2
+  assert cut > 10
+
+
+def draft_as_trie(draft):
+  return tries.Trie(
+    tokens=draft.tokens[:, 1:], parents=draft.parents[:, 1:], values=None
+  )
+
+
+def ways(trie, row):
+  """The tokens from the root to each node of a row that is there."""
+  found = {0: ()}
+  each = zip(trie.tokens[row].tolist(), trie.parents[row].tolist(), strict=True)
+  for node, (token, parent) in enumerate(each, start=1):
+    if parent >= 0:
+      found[node] = (*found[parent], token)
+  return list(found.values())[1:]
+
+
+def said_of(text, way) -> float:
+  """The draft model's log-probability of tokens after a text."""
+  total = 0.0
+  for token in way:
+    logits = toys.context_logits(DRAFT, text)
+    total += logits[token] - np.logaddexp.reduce(logits)
+    text = [*text, token]
+  return total
+
+
+def ways_of(tokens, parents):
+  """`{node: tokens from the root on}` of a tree whose parents are data."""
+  ways = {0: ()}
+  for node, parent in enumerate(parents[1:].tolist(), start=1):
+    if parent >= 0:
+      ways[node] = (*ways[parent], int(tokens[node]))
+  return ways
+
+
+def test_of_what_was_looked_up_the_draft_model_keeps_what_it_finds_likeliest():
+  """By the whole way to each, in plain Python; nothing without mass, or NaN."""
+  sizes = dict(count=9, depth=3, max_match=3)
+  rule = dict(num_nodes=14, max_match=3, nodes_per_match=9, min_prob=0)
+  drafter = rasd.drafter(
+    MODEL, tree=chain(1), siblings=IID, num_nodes=6, depth=3,
+    num_retrieved=14, nodes_per_match=9, **RETRIEVAL,
+  )  # fmt: skip
+  rng = np.random.default_rng(0)
+  table = toys.table(VOCAB, seed=2)
+  table[rng.integers(0, len(table), 9), rng.integers(0, 3, 9)] = -np.inf
+  table[::24] = np.nan
+  texts, lengths = rng.integers(0, 3, (24, 20)), rng.integers(6, 21, 24)
+  params = specjax.Params(
+    target=jnp.asarray(table), draft=rasd.Parts(model=jnp.asarray(table))
+  )
+  decoder = specjax.make_decoder(MODEL, drafter=drafter, rule="recursive")
+  state = decoder.init(
+    params, texts, lengths, jax.random.key(0), buffer_length=24,
+    max_new_tokens=4,
+  )  # fmt: skip
+  draft, _, _ = jax.jit(decoder.propose)(params, state)
+  found = occurrences.in_text(state.tokens, state.length, **sizes)
+  trie = jax.device_get(occurrences.together([found], **rule))
+  chosen = left = 0
+  for row in np.flatnonzero(~np.asarray(state.done)):
+    text, score = texts[row, : lengths[row]].tolist(), {(): 0.0}
+    for way in ways_of(
+      [0, *trie.tokens[row]], np.r_[-1, trie.parents[row]]
+    ).values():
+      if way:
+        logits = toys.context_logits(table, text + list(way[:-1]))
+        law = np.asarray(jax.nn.log_softmax(logits))
+        score[way] = score[way[:-1]] + law[way[-1]]
+    ways = ways_of(
+      np.asarray(draft.tokens[row]), np.asarray(draft.parents[row])
+    )
+    kept = set(ways.values()) - {(), ways[1]}
+    able = [w for w in score if len(w) and w != ways[1] and score[w] > -np.inf]
+    able.sort(key=lambda w: -score[w])
+    assert kept == set(able[:5])
+    assert len(ways) == 2 + len(kept)
+    chosen += len(able) > 5
+    left += len(able) < 5
+  assert min(chosen, left) > 2
+
+
+def test_the_draft_models_laws_are_of_the_whole_text_after_any_round():
+  """Rounds that commit nothing drafted, and all that can be."""
+  drafter, params = SLOTS["rasd"]
+  table = np.asarray(params.draft.model)
+  decoder = specjax.make_decoder(OWN, drafter=drafter, rule="recursive")
+  cold = 0.1
+  state = begin(
+    decoder, params, decoding.PROMPTS, decoding.LENGTHS, keys(5), cold
+  )
+  emitted = set()
+  for _ in range(6):
+    texts, running = decoding.rows_of(state), ~np.asarray(state.done)
+    state, info = decoding.jitted(decoder, "step")(params, state)
+    emitted |= set(np.asarray(info.num_emitted)[running].tolist())
+    for row in np.flatnonzero(running):
+      tokens = np.asarray(info.draft.tokens[row]).tolist()
+      for node in (1, 2):  # drawn
+        text = texts[row] + tokens[1:node]
+        logits = toys.context_logits(table, text) / cold
+        np.testing.assert_allclose(
+          info.draft.log_probs[row, node], jax.nn.log_softmax(logits), atol=1e-3
+        )
+  assert {1, 3, 4} <= emitted
+
+
+@pytest.mark.parametrize(
+  ("changes", "words"),
+  [
+    (dict(num_nodes=3), "must leave room in 3 nodes of depth 3"),
+    (dict(depth=1), "must leave room in 7 nodes of depth 1"),
+    (dict(tree=Tree((-1, 0, 0, 0))), "has 3 children of one node.*for 2"),
+    (dict(num_retrieved=2), "at least the depth of a draft"),
+    (dict(siblings="shared_noise", tree=chain(2)), "hold no tokens that were"),
+  ],
+)
+def test_trees_that_leave_no_room_are_refused(changes, words):
+  settings = dict(
+    tree=FAMILY, siblings=IID, num_nodes=7, depth=3, vocab_size=VOCAB
+  )
+  if "tree" in changes and changes["tree"].max_children == 3:
+    changes = changes | dict(num_nodes=4, depth=3)
+  with pytest.raises(ValueError, match=words):
+    rasd.drafter(MODEL, **settings | changes)

@@ -1,0 +1,156 @@
+"""Heads that say all depths at once: what they read, draw and choose."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+from decoding import BUDGETS, LENGTHS, PROMPTS, TARGET, VOCAB, rows_of
+
+import specjax
+from specjax import exact, random, siblings, tree
+from specjax.drafters import medusa
+from specjax.warp import make_sampling
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+LAYERS, LAYER, HEADS = 2, 1, 3
+TOY = toys.table_model(VOCAB, layers=LAYERS)
+# A table for each head, looked up by the feature that it reads.
+TABLES = np.stack([toys.table(VOCAB, seed=s) for s in (5, 6, 7)])
+PARAMS = specjax.Params(target=jnp.asarray(TARGET), draft=jnp.asarray(TABLES))
+
+
+def marginals(params, features):
+  context = (features[:, LAYER] - LAYER * toys.SHIFT).astype(jnp.int32)
+  return jnp.moveaxis(params[:, context], 0, 1)  # [B, K, V]
+
+
+def make(shape, **more):
+  return medusa.drafter(
+    marginals, num_heads=HEADS, num_features=LAYERS, tree=shape,
+    vocab_size=VOCAB, **more,
+  )  # fmt: skip
+
+
+TREE = tree.Tree((-1, 0, 0, 0, 1, 1, 2, 4))
+DRAFTERS = {
+  "sampled": (make(tree.chain(2)), "token"),
+  "distinct": (
+    make(tree.k_ary(2, 1), siblings=siblings.WITHOUT_REPLACEMENT), "recursive"
+  ),
+  "certain": (make(TREE, siblings="given"), "match"),
+}  # fmt: skip
+
+
+def start(decoder, *, temperature=1.0, rows=slice(None)):
+  return jax.jit(decoder.init, static_argnames="buffer_length")(
+    PARAMS,
+    PROMPTS[rows],
+    LENGTHS[rows],
+    random.row_keys(jax.random.key(0), jnp.arange(len(PROMPTS))[rows]),
+    buffer_length=40,
+    max_new_tokens=BUDGETS[rows],
+    sampling=make_sampling(len(PROMPTS[rows]), temperature=temperature),
+  )
+
+
+def expected_logits(state, row):
+  """Of each head, from the whole text but its newest token, in NumPy."""
+  text = np.asarray(state.tokens[row, : state.length[row] - 1])
+  return np.stack([toys.context_logits(t, text) for t in TABLES])
+
+
+@pytest.mark.parametrize("name", ["sampled", "certain"])
+def test_heads_read_the_feature_of_the_newest_token_that_was_read(name):
+  """After a prompt and after rounds, whatever of a tree stands."""
+  drafter, rule = DRAFTERS[name]
+  decoder = specjax.make_decoder(TOY, drafter=drafter, rule=rule)
+  state = start(decoder)
+  propose, step = jax.jit(decoder.propose), jax.jit(decoder.step)
+  shape = drafter.tree
+  for _ in range(3):
+    draft = propose(PARAMS, state)[0]
+    for row in range(len(PROMPTS)):
+      if state.done[row] or state.length[row] == 1:
+        continue
+      logits = expected_logits(state, row)
+      for node in range(1, shape.num_nodes):
+        own = logits[shape.depth[node] - 1]
+        if name == "certain":
+          ranked = np.argsort(-own, kind="stable")
+          assert draft.tokens[row, node] == ranked[shape.rank[node]]
+        else:
+          np.testing.assert_allclose(
+            draft.log_probs[row, node], jax.nn.log_softmax(own), atol=1e-5
+          )
+    state, _ = step(PARAMS, state)
+
+
+@pytest.mark.parametrize(
+  ("name", "method"),
+  [("sampled", "exact"), ("distinct", "exact"), ("certain", "certain")],
+)
+def test_its_laws_are_those_its_tokens_are_drawn_from(name, method):
+  found = exact.check_drafter(
+    DRAFTERS[name][0], PARAMS, TOY, vocab_size=VOCAB, max_drafts=VOCAB**4
+  )
+  assert found.method == method
+
+
+@pytest.mark.parametrize("name", ["sampled", "certain"])
+def test_greedy_text_is_that_of_plain_decoding(name):
+  """And a row's text at temperature 1 does not depend on its neighbours."""
+  drafter, rule = DRAFTERS[name]
+  decoder = specjax.make_decoder(TOY, drafter=drafter, rule=rule)
+  plain = specjax.make_decoder(TOY)
+  run = lambda decoder, state: rows_of(jax.jit(decoder.generate)(PARAMS, state))
+  assert run(decoder, start(decoder, temperature=0.0)) == run(
+    plain, start(plain, temperature=0.0)
+  )
+  together = run(decoder, start(decoder))
+  assert run(decoder, start(decoder, rows=slice(2, 3))) == [together[2]]
+
+
+def test_published_trees_have_the_nodes_that_were_counted():
+  count = lambda t: np.bincount(t.depth).tolist()[1:]
+  assert count(medusa.TREES["mc_sim_7b_63"]) == [10, 28, 23, 2]
+  assert count(medusa.TREES["eagle_25"]) == [4, 8, 8, 3, 2]
+  # Node 0-0's children are 000 to 009.
+  largest = medusa.TREES["mc_sim_7b_63"]
+  assert [len(c) for c in largest.children[:4]] == [10, 10, 7, 3]
+  assert len(largest.children[11]) == 10
+
+
+def test_a_tree_is_made_of_paths_of_ranks():
+  found = medusa.tree_of_ranks(((0, 0), (1,), (0,), (1, 0), (1, 0, 0)))
+  assert found.parents == (-1, 0, 0, 1, 2, 4)
+  for paths, message in (
+    (((0,), (0,)), "named once"),
+    (((0,), (0, 1)), r"\(0, 1\) is there, and \(0, 0\) is not"),
+    (((0, 0),), r"\(0, 0\) is there, and \(0,\) is not"),
+  ):
+    with pytest.raises(ValueError, match=message):
+      medusa.tree_of_ranks(paths)
+
+
+@pytest.mark.parametrize(
+  "shape, message",
+  [
+    (tree.chain(4), "says 3 tokens ahead.* depth 4"),
+    (tree.k_ary(12), "12 children of one node for 11 tokens"),
+  ],
+)
+def test_trees_that_do_not_suit_the_heads_are_refused(shape, message):
+  with pytest.raises(ValueError, match=message):
+    make(shape, siblings="given")
+
+
+def test_features_that_the_target_does_not_give_are_refused():
+  for target, message in (
+    (toys.table_model(VOCAB), "it gives none"),
+    (toys.table_model(VOCAB, layers=3), "read 2 features, the target gives 3"),
+  ):
+    decoder = specjax.make_decoder(target, drafter=DRAFTERS["sampled"][0])
+    with pytest.raises(ValueError, match=message):
+      start(decoder)

@@ -1,0 +1,470 @@
+"""Online drafts: what they keep, what they learn, and that nothing is lossy."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+from decoding import BUDGETS, DRAFT, LENGTHS, PROMPTS, TARGET, VOCAB, rows_of
+
+import specjax
+from specjax import drafters, exact, random, rows
+from specjax.drafters import eagle, online
+from specjax.training import learning, losses
+from specjax.tree import chain, paths
+from specjax.warp import make_sampling
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+LAYERS = 2
+MODEL = toys.table_model(VOCAB, layers=LAYERS)
+HEAD = toys.feature_model(VOCAB, num_features=LAYERS)
+PARAMS = specjax.Params(target=jnp.asarray(TARGET), draft=jnp.asarray(DRAFT))
+OF = dict(vocab_size=VOCAB)
+MODEL_LAWS = online.model_laws(MODEL, **OF)
+TREES = {"chain": chain(3), "paths": paths(2, 3)}
+
+
+def make(tree="chain", **options):
+  inner = drafters.model.drafter(MODEL, tree=TREES[tree], **OF)
+  return online.drafter(inner, **{"entries": 48, **OF, **options})
+
+
+DRAFTERS = {name: make(name) for name in TREES}
+
+
+def decoder_of(drafter, rule="match"):
+  return specjax.make_decoder(MODEL, drafter=drafter, rule=rule)
+
+
+def start(decoder, *, some=slice(None), temperature=1.0, target=TARGET):
+  ids = jnp.arange(len(PROMPTS))[some]
+  return jax.jit(decoder.init, static_argnames="buffer_length")(
+    dataclasses.replace(PARAMS, target=jnp.asarray(target)),
+    PROMPTS[some],
+    LENGTHS[some],
+    random.row_keys(jax.random.key(0), ids),
+    buffer_length=40,
+    max_new_tokens=BUDGETS[some],
+    sampling=make_sampling(len(ids), temperature=temperature),
+  )
+
+
+def after_rounds(drafter, count=6):
+  decoder = decoder_of(drafter)
+  return jax.jit(decoder.steps)(PARAMS, start(decoder), count)
+
+
+def log_law(table, context):
+  return np.asarray(jax.nn.log_softmax(toys.context_logits(table, context)))
+
+
+def ring_error(state, ring) -> float:
+  """How far a ring is from what the texts of a state say it must be.
+
+  Every entry but tokens and places is held against the target in plain Python.
+  """
+  ring, worst = online.in_order(ring), 0.0
+  for row in range(len(PROMPTS)):
+    text = np.asarray(state.tokens[row, : state.length[row]])
+    count = int(ring.written[row])
+    assert count == min(len(text) - 1, ring.tokens.shape[1])
+    first = len(text) - 1 - count
+    for entry in range(count):
+      place = first + entry
+      assert int(ring.tokens[row, entry]) == text[place]
+      assert int(ring.positions[row, entry]) == place
+      known = bool(ring.known[row, entry])
+      assert known == (place >= int(state.prompt_length[row]) - 1)
+      if known:
+        law = log_law(TARGET, text[: place + 1])
+        apart = np.abs(np.exp(ring.laws[row, entry]) - np.exp(law)).max()
+        worst = max(worst, float(apart))
+  return worst
+
+
+@pytest.fixture(scope="module")
+def decoded():
+  """The state of each drafter after some rounds of ragged rows."""
+  return {name: after_rounds(drafter) for name, drafter in DRAFTERS.items()}
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_the_ring_holds_the_text_and_the_law_after_each_token(decoded, name):
+  """Of chains and paths, rows that ended early, prompts of any length."""
+  state = decoded[name]
+  assert ring_error(state, state.drafter_state.ring) < 1e-6
+  accepted = np.asarray(state.counters.num_accepted)
+  assert 0 < accepted.sum() < np.asarray(state.counters.num_drafted).sum()
+
+
+def late(drafter):
+  """The mutant: the law of the position after the one that was verified."""
+
+  def commit(params, state, commit):
+    output = commit.target_output
+    output = dataclasses.replace(
+      output, logits=jnp.roll(output.logits, -1, axis=1)
+    )
+    return drafter.commit(
+      params, state, dataclasses.replace(commit, target_output=output)
+    )
+
+  return dataclasses.replace(drafter, commit=commit)
+
+
+@pytest.fixture(scope="module")
+def decoded_late():
+  return after_rounds(late(DRAFTERS["chain"]))
+
+
+def test_the_law_of_the_position_after_is_caught(decoded_late):
+  assert ring_error(decoded_late, decoded_late.drafter_state.ring) > 0.1
+
+
+def test_a_ring_that_is_full_keeps_the_newest():
+  state = after_rounds(make(entries=7), 12)
+  assert int(state.drafter_state.ring.written.max()) > 14  # wrapped twice
+  assert ring_error(state, state.drafter_state.ring) < 1e-6
+
+
+def test_a_text_that_goes_on_is_not_kept_twice():
+  decoder = decoder_of(DRAFTERS["chain"])
+  state = jax.jit(decoder.steps)(PARAMS, start(decoder), 6)
+  more = np.array([4, 0, 9, 0, 0], np.int32)
+  state = jax.jit(decoder.extend)(PARAMS, state, 4, more, 3, max_new_tokens=4)
+  state = jax.jit(decoder.steps)(PARAMS, state, 2)
+  ring = online.in_order(state.drafter_state.ring)
+  count, length = int(ring.written[4]), int(state.length[4])
+  assert count == length - 1
+  assert ring.positions[4, :count].tolist() == list(range(count))
+  assert ring.tokens[4, :count].tolist() == state.tokens[4, :count].tolist()
+
+
+def small_ring(**changes):
+  """One row with room for four entries, of three tokens each."""
+  drafter = make(entries=4, vocab_size=3)
+  return dataclasses.replace(drafter.init(PARAMS, 1, 8, None).ring, **changes)
+
+
+def test_no_two_new_entries_go_to_one_place():
+  written, count = map(np.ravel, np.meshgrid(range(11), range(8)))
+  places = online._places(written, count, width=7, room=5)
+  for begun, of, found in zip(written, count, places, strict=True):
+    newest = range(max(of - 5, 0), of)
+    expected = [(begun + i) % 5 if i in newest else 5 for i in range(7)]
+    assert found.tolist() == expected
+
+
+def test_laws_are_kept_above_a_floor_and_those_that_are_nan_not_at_all():
+  logits = jnp.array([[[jnp.nan, 0, 0], [1, -jnp.inf, 1], [5, 5, 5]]])
+  commit = specjax.types.Commit(
+    tokens=jnp.array([[2, 0, 1]]), start=jnp.array([6]),
+    path=jnp.array([[0, 1, 2]]), length=jnp.array([9]),
+    target_output=specjax.types.ModelOutput(logits=logits),
+    again=jnp.array([0]),
+  )  # fmt: skip
+  ring = online._written(small_ring(), commit, vocab_size=3)
+  assert int(ring.written[0]) == 2
+  assert ring.tokens.tolist() == [[2, 0, 0, 0]]
+  assert ring.positions.tolist() == [[6, 7, 0, 0]]
+  assert ring.known.tolist() == [[False, True, False, False]]
+  half = np.log(0.5)
+  expected = [[0, 0, 0], [half, online.FLOOR, half], [0, 0, 0], [0, 0, 0]]
+  np.testing.assert_allclose(ring.laws[0], expected, rtol=1e-6)
+
+
+def test_of_a_prompt_longer_than_the_ring_the_newest_are_carried():
+  tokens, places = jnp.array([[5, 1, 2, 3]]), jnp.array([[5, 1, 2, 4]])
+  prompt = small_ring(
+    tokens=tokens, positions=places, written=jnp.array([6])
+  )  # fmt: skip
+  state = online.OnlineState(inner=None, ring=prompt)
+  before = small_ring(written=jnp.array([3]))
+  ring = online.in_order(online.carry(state, before).ring)
+  # The sixth went to the second place: the third is the oldest.
+  assert ring.tokens.tolist() == [[2, 3, 5, 1]]
+  assert ring.positions.tolist() == [[2, 4, 5, 1]]
+  assert ring.written.tolist() == [4]
+
+
+# ------------------------------------------------------- what the draft says
+
+
+def test_each_text_of_a_ring_is_a_causal_chain_of_its_own():
+  ring = small_ring(
+    positions=jnp.array([[3, 4, 0, 0]]), written=jnp.array([3])
+  )  # fmt: skip
+  text = online.texts(ring)
+  assert text.tolist() == [[0, 0, 1, -1]]
+  # What is no entry sees itself: of nothing a softmax would be NaN.
+  text = jnp.concatenate([text, text[:, -1:]], axis=1)
+  assert online._sees(text, text)[0].astype(int).tolist() == [
+    [1, 0, 0, 0, 0],
+    [1, 1, 0, 0, 0],
+    [0, 0, 1, 0, 0],
+    [0, 0, 0, 1, 0],
+    [0, 0, 0, 0, 1],
+  ]
+
+
+def test_all_other_tokens_are_one():
+  law = online.lumped(
+    jnp.log(jnp.array([[2.0, 6.0, 4.0, 8.0]])), jnp.array([[3, 0]])
+  )
+  np.testing.assert_allclose(np.exp(law), [[0.4, 0.1, 0.5]], rtol=1e-6)
+
+
+def said_error(laws, params, ring, expected) -> float:
+  """The largest error of what a draft says of the texts of a ring."""
+  ring = online.in_order(ring)
+  logits, said = jax.jit(laws)(params, ring)
+  found = np.asarray(jax.nn.log_softmax(logits))
+  text, worst, counted = online.texts(ring), 0.0, 0
+  for row, entry in np.argwhere(np.asarray(said)):
+    mine = np.asarray(text[row]) == int(text[row, entry])
+    mine &= np.arange(len(mine)) <= entry
+    context = np.asarray(ring.tokens[row])[mine]
+    want = log_law(expected, context)
+    worst = max(worst, float(np.abs(found[row, entry] - want).max()))
+    counted += 1
+  assert counted > 20
+  return worst
+
+
+def two_texts(state):
+  """Rings of two texts: those of a state, and prompts that were begun anew."""
+  fresh = start(decoder_of(DRAFTERS["chain"]))
+  return jax.jit(online.carry)(
+    fresh.drafter_state, state.drafter_state.ring
+  ).ring
+
+
+def test_the_draft_says_of_a_ring_what_it_said_when_it_drafted(decoded):
+  """Each text of the ring is read as if it were alone."""
+  ring = two_texts(decoded["chain"])
+  both = np.asarray(online.texts(online.in_order(ring))).max(axis=1)
+  assert (both >= 1).sum() > 2  # most rows have two
+  assert said_error(MODEL_LAWS, PARAMS.draft, ring, DRAFT) < 1e-5
+
+
+def test_a_head_says_of_a_ring_what_it_says_after_the_target_has_read():
+  head = eagle.drafter(HEAD, tree=chain(2), **OF)
+  state = after_rounds(online.drafter(head, num_features=LAYERS, **OF))
+  ring = two_texts_of_head(state, head)
+  laws = online.head_laws(HEAD, **OF)
+  # The toy head has its table's law of the whole text if all it reads is right.
+  assert said_error(laws, jnp.asarray(TARGET), ring, TARGET) < 1e-5
+
+
+def two_texts_of_head(state, head):
+  fresh = start(decoder_of(online.drafter(head, num_features=LAYERS, **OF)))
+  return online.carry(fresh.drafter_state, state.drafter_state.ring).ring
+
+
+def test_features_that_the_target_does_not_give_are_refused():
+  drafter = make(num_features=LAYERS + 1)
+  with pytest.raises(ValueError, match=r"keeps 3 features.*gives 2"):
+    start(decoder_of(drafter))
+
+
+# ------------------------------------------------------------------ learning
+
+
+def learned(ring, name="forward_kl", *, rate=3.0, count=30, first=None):
+  """The draft's table after plain gradient descent on a ring."""
+  of = learning.loss(MODEL_LAWS, losses.get(name, block=2))
+  gradient = jax.jit(jax.value_and_grad(of))
+  table = PARAMS.draft if first is None else first
+  begun, _ = gradient(table, ring)
+  for _ in range(count):
+    value, slope = gradient(table, ring)
+    table = table - rate * slope
+  value, _ = gradient(table, ring)
+  return table, float(begun), float(value)
+
+
+def accepted_share(table, state) -> float:
+  """One minus the total variation, over the emitted tokens of a state."""
+  shares = []
+  for row in range(len(PROMPTS)):
+    text = np.asarray(state.tokens[row, : state.length[row]])
+    for place in range(int(state.prompt_length[row]), len(text)):
+      p, q = (np.exp(log_law(t, text[:place])) for t in (table, TARGET))
+      shares.append(np.minimum(p, q).sum())
+  return float(np.mean(shares))
+
+
+@pytest.mark.parametrize("name", sorted(set(losses.OBJECTIVES)))
+def test_every_objective_falls_on_what_was_kept(decoded, name):
+  _, before, after = learned(decoded["chain"].drafter_state.ring, name)
+  assert after < before - 0.005
+  assert np.isfinite(after)
+
+
+def test_a_draft_learns_to_be_accepted_and_the_mutant_does_not(
+  decoded, decoded_late
+):
+  state = decoded["chain"]
+  before = accepted_share(DRAFT, state)
+  table, _, _ = learned(state.drafter_state.ring)
+  assert accepted_share(table, state) > before + 0.05
+  wrong, _, _ = learned(decoded_late.drafter_state.ring)
+  assert accepted_share(wrong, decoded_late) < before - 0.02
+
+
+def test_a_few_likeliest_tokens_teach_most_of_it():
+  state = after_rounds(make(num_laws=4))
+  ring = state.drafter_state.ring
+  np.testing.assert_allclose(
+    np.exp(np.asarray(online.in_order(ring).laws)[0, 3]).sum(), 1, atol=1e-5
+  )
+  before = accepted_share(DRAFT, state)
+  table, begun, ended = learned(ring)
+  assert ended < begun
+  assert accepted_share(table, state) > before + 0.04
+  # Nothing tells it how the others share their mass: it keeps to its own.
+  whole, _, _ = learned(after_rounds(DRAFTERS["chain"]).drafter_state.ring)
+  assert not np.allclose(table, whole, atol=1e-3)
+
+
+def test_laws_that_are_no_numbers_are_not_learned_from():
+  broken = TARGET.copy()
+  broken[::5] = np.nan
+  decoder = decoder_of(DRAFTERS["chain"])
+  state = start(decoder, target=broken)
+  state = jax.jit(decoder.steps)(
+    dataclasses.replace(PARAMS, target=jnp.asarray(broken)), state, 6
+  )
+  ring = state.drafter_state.ring
+  assert not bool(jnp.isnan(ring.laws).any())
+  _, before, after = learned(ring)
+  assert np.isfinite(before)
+  assert after <= before
+
+
+# ---------------------------------------------------------------- losslessness
+
+
+def test_a_round_after_an_update_has_the_targets_law():
+  """By enumeration, of every row, all of which taught the draft together."""
+  vocab = 3
+  with jax.enable_x64(True):
+    # So few contexts that the next round's are among those learned.
+    target = toys.table(vocab, seed=0, contexts=5).astype(np.float64)
+    first = jnp.asarray(toys.near(target, noise=1.0, seed=1), jnp.float64)
+    model = toys.table_model(vocab)
+    inner = drafters.model.drafter(model, tree=chain(2), vocab_size=vocab)
+    drafter = online.drafter(inner, entries=16, vocab_size=vocab)
+    decoder = specjax.make_decoder(model, drafter=drafter, rule="token")
+    params = specjax.Params(target=jnp.asarray(target), draft=first)
+    state = decoder.init(
+      params, np.array([[1, 0], [2, 1], [0, 0]]), [2, 1, 2],
+      jax.random.key(0), buffer_length=24, max_new_tokens=20,
+    )  # fmt: skip
+    step = jax.jit(decoder.steps)
+    of = jax.jit(
+      jax.grad(
+        learning.loss(
+          online.model_laws(model, vocab_size=vocab), losses.forward_kl
+        )
+      )
+    )
+    moved = []
+    for _ in range(2):
+      state = step(params, state, 2)
+      slope = of(params.draft, state.drafter_state.ring)
+      new = dataclasses.replace(params, draft=params.draft - 4 * slope)
+      moved.append(float(jnp.abs(new.draft - params.draft).max()))
+      for row in range(3):
+        alone = rows.pick(decoder.row_axes(state), state, np.array([row]))
+        law, expected = exact.round_law(decoder, new, alone)
+        assert np.abs(law.output - expected).max() < 1e-10
+        stale = with_laws_of(decoder, params.draft)
+        law, expected = exact.round_law(stale, new, alone)
+        assert np.abs(law.output - expected).max() > 1e-4
+      params = new
+  assert min(moved) > 0.1
+
+
+def with_laws_of(decoder, old):
+  """The mutant: tokens of the new parameters, laws of those before."""
+  drafter = decoder.drafter
+
+  def propose(params, state, cache, context):
+    drawn, new_state, cache = drafter.propose(params, state, cache, context)
+    before = dataclasses.replace(params, draft=old)
+    # The same tokens, whatever law they are told to be from.
+    forced = dataclasses.replace(
+      context, draws=lambda numbers, nodes, laws: drawn.tokens[:, list(nodes)]
+    )
+    told, _, _ = drafter.propose(before, state, cache, forced)
+    draft = dataclasses.replace(drawn, log_probs=told.log_probs)
+    return draft, new_state, cache
+
+  changed = dataclasses.replace(drafter, propose=propose)
+  return dataclasses.replace(decoder, drafter=changed)
+
+
+def test_updates_between_rounds_compile_nothing_anew():
+  decoder = decoder_of(DRAFTERS["chain"])
+  steps = jax.jit(decoder.steps)
+  update = jax.jit(jax.grad(learning.loss(MODEL_LAWS, losses.forward_kl)))
+  params, state = PARAMS, start(decoder)
+  for _ in range(4):
+    state = steps(params, state, 2)
+    slope = update(params.draft, state.drafter_state.ring)
+    params = dataclasses.replace(params, draft=params.draft - slope)
+  assert steps._cache_size() == 1
+  assert update._cache_size() == 1
+  assert bool(state.done.any())
+
+
+# -------------------------------------------------------- a drafter like others
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_its_laws_are_those_its_tokens_are_drawn_from(name):
+  found = exact.check_drafter(
+    DRAFTERS[name], PARAMS, MODEL, max_drafts=VOCAB**3, **OF
+  )
+  assert found.method == {"chain": "exact", "paths": "sampled"}[name]
+
+
+def test_a_row_that_is_not_taught_does_not_depend_on_its_neighbours():
+  decoder, plain = decoder_of(DRAFTERS["chain"]), specjax.make_decoder(MODEL)
+  run = lambda d, state: rows_of(jax.jit(d.generate)(PARAMS, state))
+  together = run(decoder, start(decoder))
+  assert run(decoder, start(decoder, some=slice(2, 3))) == [together[2]]
+  assert run(decoder, start(decoder, temperature=0.0)) == run(
+    plain, start(plain, temperature=0.0)
+  )
+
+
+def test_a_row_that_is_given_another_prompt_begins_with_an_empty_ring(decoded):
+  decoder, state = decoder_of(DRAFTERS["chain"]), decoded["chain"]
+  before = state.drafter_state.ring
+  state = jax.jit(decoder.admit)(
+    PARAMS, state, 4, PROMPTS[0], 3, jax.random.key(3), max_new_tokens=5
+  )
+  ring = state.drafter_state.ring
+  assert int(ring.written[4]) == 2
+  assert not bool(ring.known[4].any())
+  kept = jax.tree.map(lambda x: np.asarray(x[:4]), ring)
+  jax.tree.map(np.testing.assert_array_equal, kept,
+               jax.tree.map(lambda x: np.asarray(x[:4]), before))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    (dict(entries=1), "at least 2 entries"),
+    (dict(num_laws=0), "num_laws must be in 1..11"),
+    (dict(num_laws=12), "num_laws must be in 1..11, got 12"),
+  ],
+)
+def test_rings_that_cannot_be_are_refused(options, message):
+  with pytest.raises(ValueError, match=message):
+    make(**options)

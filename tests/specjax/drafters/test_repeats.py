@@ -1,0 +1,254 @@
+"""A text that repeats itself is read on, and all else is drafted as before."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+
+import specjax
+from specjax import drafters, exact
+from specjax.adaptive import policies
+from specjax.drafters import repeats
+from specjax.state import StopReason
+from specjax.tree import Tree, chain
+from specjax.warp import make_sampling
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+VOCAB, DEPTH = 3, 2
+TARGET = toys.table(VOCAB, seed=0)
+NEAR = toys.near(TARGET, noise=1.0, seed=1)
+LAYERS = 3
+TOY = toys.table_model(VOCAB, layers=LAYERS)
+HEAD = toys.feature_model(VOCAB, num_features=LAYERS)
+# The last two tokens have occurred before, or have not.
+AGAIN, ANEW = [2, 1, 0, 2, 1], [0, 0, 1, 0, 2]
+
+
+def head(*, deep=DEPTH, policy=None):
+  return drafters.eagle.drafter(
+    HEAD, tree=chain(deep), vocab_size=VOCAB, depth=policy
+  )
+
+
+def reading_on(inner=None, **more):
+  return repeats.drafter(
+    head() if inner is None else inner, **({"least": 2} | more)
+  )
+
+
+def begun(
+  decoder, draft, texts, *, dtype=jnp.float32, budget=30, temperature=1.0
+):
+  """Parameters, and a state of some texts."""
+  params = specjax.Params(
+    target=jnp.asarray(TARGET, dtype), draft=jnp.asarray(draft, dtype)
+  )
+  texts = np.array(texts)
+  state = jax.jit(decoder.init, static_argnames="buffer_length")(
+    params,
+    texts,
+    np.full(len(texts), texts.shape[1]),
+    jax.random.key(0),
+    buffer_length=48,
+    max_new_tokens=budget,
+    sampling=make_sampling(len(texts), temperature=temperature),
+  )
+  return params, state
+
+
+def error(drafter, rule, text) -> float:
+  """Of the law of a round's tokens, over all that may be drafted."""
+  with jax.enable_x64(True):
+    decoder = specjax.make_decoder(TOY, drafter=drafter, rule=rule)
+    params, state = begun(decoder, NEAR, [text], dtype=jnp.float64)
+    law, expected = exact.round_law(decoder, params, state)
+    return float(np.abs(law.output - expected).max())
+
+
+@pytest.mark.parametrize(
+  ("rule", "policy"),
+  [
+    ("token", None), ("block", "1"),
+    *(
+      pytest.param(rule, policy, marks=pytest.mark.heavy)
+      for rule in ("token", "block", "recursive", "traversal", "kseq")
+      for policy in (None, "1", "confidence(threshold=0.5)")
+      if (rule, policy) not in (("token", None), ("block", "1"))
+    ),
+  ],
+)  # fmt: skip
+@pytest.mark.parametrize("text", [AGAIN, ANEW], ids=["again", "anew"])
+def test_a_round_has_the_targets_law(text, rule, policy):
+  inner = head(policy=policy and policies.get(policy))
+  assert error(reading_on(inner), rule, text) < 1e-10
+
+
+def marginals(params, features):
+  """Medusa's heads: the law of a table by the token that was read."""
+  token = features[:, 0].astype(jnp.int32)
+  return jnp.stack([params[token], params[(token + 1) % VOCAB]], axis=1)
+
+
+OTHERS = {
+  "medusa": drafters.medusa.drafter(
+    marginals, num_heads=DEPTH, num_features=LAYERS, tree=chain(DEPTH),
+    vocab_size=VOCAB,
+  ),
+  "layer_skip": drafters.layer_skip.drafter(
+    TOY, tree=chain(DEPTH), vocab_size=VOCAB, depth=policies.get("1")
+  ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("inner", OTHERS)
+def test_a_round_of_other_drafters_has_the_targets_law(inner):
+  for text in (AGAIN, ANEW):
+    assert error(reading_on(OTHERS[inner]), "token", text) < 1e-10
+
+
+def test_its_laws_are_those_its_tokens_are_of():
+  params = specjax.Params(target=jnp.asarray(TARGET), draft=jnp.asarray(NEAR))
+  drafter = reading_on(least=1)
+  found = exact.check_drafter(drafter, params, TOY, vocab_size=VOCAB)
+  assert found.method == "exact"
+
+
+def test_a_looked_up_token_under_the_law_of_the_draft_is_caught(monkeypatch):
+  """It was not drawn from it: p/q on a certain token is lossy."""
+  chosen = repeats._chosen
+
+  def claims(rows, found, drafted):
+    draft = chosen(rows, found, drafted)
+    return dataclasses.replace(draft, log_probs=drafted.log_probs)
+
+  monkeypatch.setattr(repeats, "_chosen", claims)
+  assert error(reading_on(), "token", AGAIN) > 1e-3
+
+
+def test_what_followed_is_drafted_where_the_text_repeats_itself():
+  decoder = specjax.make_decoder(TOY, drafter=reading_on())
+  params, state = begun(decoder, NEAR, [AGAIN, ANEW])
+  draft, *_ = decoder.propose(params, state)
+  assert draft.tokens[0].tolist() == [1, 0, 2]
+  np.testing.assert_array_equal(np.exp(draft.log_probs[0, 1, :]), [1, 0, 0])
+  alone = specjax.make_decoder(TOY, drafter=head())
+  expected, *_ = alone.propose(*begun(alone, NEAR, [AGAIN, ANEW]))
+  assert draft.tokens[1].tolist() == expected.tokens[1].tolist()
+  np.testing.assert_array_equal(draft.log_probs[1], expected.log_probs[1])
+
+
+def test_the_head_knows_what_stands_after_texts_were_read_on():
+  """With the target's own law all that it drafts stands, after any round.
+
+  Rounds commit more tokens than its policy ever lets it draft.
+  """
+  drafter = reading_on(head(deep=4, policy=policies.get("1")), least=1)
+  decoder = specjax.make_decoder(
+    TOY, drafter=drafter, rule="token", widths=(2,)
+  )
+  texts = np.random.default_rng(0).integers(0, VOCAB, (256, 5))
+  params, state = begun(decoder, TARGET, texts)
+  step = jax.jit(decoder.step)
+  before, judged = np.zeros(len(texts), int), 0
+  for _ in range(6):
+    running = ~np.asarray(state.done)
+    state, info = step(params, state)
+    there = np.asarray(info.draft.topology().there).sum(1) - 1
+    after_more = running & (there == 1) & (before > 2)
+    stands = np.asarray(info.node_probs)[after_more, 1]
+    assert np.all(stands > 1 - 1e-5)
+    judged += len(stands)
+    before = np.asarray(info.num_emitted)
+  assert judged > 5
+
+
+def test_the_longest_match_is_read_on_and_not_the_newest():
+  decoder = specjax.make_decoder(TOY, drafter=reading_on())
+  text = [0, 2, 1, 2, 1, 2, 1, 0, 0, 2, 1]  # ends as it begins
+  draft, *_ = decoder.propose(*begun(decoder, NEAR, [text]))
+  assert draft.tokens.tolist() == [[1, 2, 1]]
+
+
+def test_greedy_text_is_that_of_plain_decoding():
+  texts = [AGAIN, ANEW, [1, 1, 2, 2, 0]]
+  found = []
+  for drafter in (drafters.plain.drafter(), reading_on(least=1)):
+    decoder = specjax.make_decoder(TOY, drafter=drafter)
+    params, state = begun(decoder, NEAR, texts, temperature=0.0)
+    done = jax.jit(decoder.generate)(params, state)
+    found.append(np.asarray(done.tokens)[:, :35])
+  np.testing.assert_array_equal(*found)
+
+
+def test_no_pass_is_made_for_rows_that_read_on():
+  drafter = reading_on(head(policy=policies.get("2")))
+  decoder = specjax.make_decoder(TOY, drafter=drafter)
+  for texts, fed in (([AGAIN, AGAIN], 0), ([AGAIN, ANEW], DEPTH)):
+    params, state = begun(decoder, NEAR, texts)
+    draft, after, _ = decoder.propose(params, state)
+    # The pass that reads what stands is made in any case.
+    assert int(after.passes) == max(fed, 1)
+    assert draft.topology().there.sum(1).tolist() == [DEPTH + 1] * 2
+
+
+def test_rows_that_are_done_ask_for_no_pass():
+  drafter = reading_on(head(policy=policies.get("2")))
+  decoder = specjax.make_decoder(TOY, drafter=drafter)
+  params, state = begun(decoder, NEAR, [AGAIN, ANEW])
+  ended = jnp.array([StopReason.RUNNING, StopReason.LENGTH])
+  state = dataclasses.replace(state, stop_reason=ended)
+  _, after, _ = decoder.propose(params, state)
+  assert int(after.passes) == 1
+
+
+def test_a_depth_bounds_what_is_drafted_and_not_what_is_read_on():
+  drafter = reading_on(head(deep=3, policy=policies.get("1")))
+  decoder = specjax.make_decoder(TOY, drafter=drafter)
+  params, state = begun(decoder, NEAR, [AGAIN, ANEW])
+  draft, *_ = decoder.propose(params, state)
+  assert draft.parents.tolist() == [[-1, 0, 1, 2], [-1, 0, -1, -1]]
+
+
+@pytest.mark.parametrize(
+  ("inner", "more", "message"),
+  [
+    (
+      drafters.model.drafter(TOY, tree=chain(2), vocab_size=VOCAB),
+      {},
+      "rests on what it drafted",
+    ),
+    (head(policy=policies.get("optimal(cost=0.4)")), {}, "rests on what"),
+    (
+      drafters.eagle.drafter(
+        HEAD, tree=Tree((-1, 0, 0)), vocab_size=VOCAB
+      ),
+      {},
+      "one path",
+    ),
+    (
+      drafters.eagle.drafter(
+        HEAD, tree=chain(2), siblings="without_replacement", vocab_size=VOCAB
+      ),
+      {},
+      "one path",
+    ),
+    (
+      dataclasses.replace(head(), tree=Tree((-1, 0, 1), lanes=(0,))),
+      {},
+      "one path",
+    ),
+    (head(), dict(least=0), "least must be"),
+    (head(), dict(least=9), "least must be"),
+  ],
+  ids=[
+    "a draft model", "a policy that learns", "a tree", "another law",
+    "lanes", "no match", "longer than any",
+  ],
+)  # fmt: skip
+def test_what_cannot_give_way_is_refused(inner, more, message):
+  with pytest.raises(ValueError, match=message):
+    reading_on(inner, **more)

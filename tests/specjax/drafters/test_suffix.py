@@ -1,0 +1,314 @@
+"""Retrieval: what occurred before, how often, and the tree that comes of it."""
+
+import collections
+import math
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from decoding import VOCAB
+
+from specjax.drafters import suffix
+from specjax.drafters.shared import corpus as corpus_lib
+from specjax.drafters.shared import occurrences, tries
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+DEPTH, NODES, MOST, LENGTH = 4, 9, 5, 40
+SIZES = dict(depth=DEPTH, max_match=MOST)
+RULE = dict(num_nodes=NODES, max_match=MOST)
+
+
+def texts(count, *, words=3, seed=0):
+  """Texts that repeat themselves, and their lengths."""
+  rng = np.random.default_rng(seed)
+  buffers = rng.integers(0, words, (count, LENGTH))
+  for row in buffers[::2]:  # some consist of a few phrases
+    phrases = rng.integers(0, words + 3, (2, 5))
+    row[:] = phrases[rng.integers(0, 2, LENGTH // 5)].reshape(-1)
+  return buffers.astype(np.int32), rng.integers(1, LENGTH + 1, count)
+
+
+# --------------------------------------------------------- slow, plain Python
+
+
+def slow_hits(text, count):
+  """`(match, continuation)` of the best occurrences of a text's end."""
+  last, found = len(text) - 1, []
+  for end in range(last):
+    match = 0
+    while (
+      match < MOST
+      and match <= end
+      and (text[end - match] == text[last - match])
+    ):
+      match += 1
+    if match:
+      ahead = [end + 1 + i % (last - end) for i in range(DEPTH)]
+      found.append((match, end, tuple(text[i] for i in ahead)))
+  found.sort(reverse=True)
+  return [(match, tokens) for match, _, tokens in found[:count]]
+
+
+def slow_corpus_hits(documents, text):
+  """All continuations of the longest end of a text, in lexicographic order."""
+  for match in range(min(MOST, len(text)), 0, -1):
+    found = []
+    for document in documents:
+      for at in range(len(document) - match + 1):
+        if document[at : at + match] == text[-match:]:
+          # What comes last in the order is the end of a document: cut off.
+          found.append(tuple(document[at + match :]))
+    if found:
+      return [(match, tokens[:DEPTH]) for tokens in sorted(found)]
+  return []
+
+
+def slow_values(hits, *, per_match, min_prob):
+  """`{beginning: probability}` of the beginnings that are taken."""
+  best, best_score = {}, -1.0
+  for match in range(MOST, 0, -1):
+    ways = [tokens for m, tokens in hits if m >= match]
+    counts = collections.Counter(
+      w[: d + 1] for w in ways for d in range(len(w))
+    )
+    order = {}  # of equal ones the less deep, then what was found first
+    for w in ways:
+      for d in range(len(w)):
+        order.setdefault(w[: d + 1], (d, len(order)))
+    ranked = sorted(
+      counts, key=lambda w: (-counts[w], order[w][0], first_of(ways, w))
+    )
+    budget = math.floor(min(per_match * match, NODES))
+    taken = {
+      w: counts[w] / len(ways)
+      for w in ranked[:budget]
+      if np.float32(counts[w] / len(ways)) >= np.float32(min_prob)
+    }
+    score = sum(taken.values())
+    if score > best_score + 1e-6:
+      best, best_score = taken, score
+  return best
+
+
+def first_of(ways, beginning):
+  """Which of the continuations is the first to begin so."""
+  return next(i for i, w in enumerate(ways) if w[: len(beginning)] == beginning)
+
+
+def slow_tree(sources, all_hits):
+  """Of the beginnings that any source takes the most valuable, as a set."""
+  values = {}
+  for taken in sources:
+    for beginning, value in taken.items():
+      values[beginning] = max(values.get(beginning, 0), value)
+  ways = [tokens for hits in all_hits for _, tokens in hits]
+  ranked = sorted(values, key=lambda w: (-values[w], len(w), first_of(ways, w)))
+  return ranked[:NODES]
+
+
+# ------------------------------------------------------------------ the tests
+
+
+def trie_paths(trie, row):
+  """The beginnings that a row's trie holds, in its order."""
+  paths, found = {0: ()}, []
+  for node, (token, parent) in enumerate(
+    zip(trie.tokens[row], trie.parents[row], strict=True), start=1
+  ):
+    if parent >= 0:
+      paths[node] = (*paths[int(parent)], int(token))
+      found.append(paths[node])
+  return found
+
+
+@pytest.mark.parametrize("per_match", [1.5, math.inf])
+@pytest.mark.parametrize("count", [6, 50])
+def test_a_rows_tree_is_that_of_plain_counting(count, per_match):
+  """Few hits, or all; a budget by the match, or the whole."""
+  buffers, lengths = texts(120)
+  rule = RULE | dict(nodes_per_match=per_match, min_prob=0.25)
+
+  @jax.jit
+  def run(buffers, lengths):
+    found = occurrences.in_text(buffers, lengths, count=count, **SIZES)
+    return found, occurrences.together([found], **rule)
+
+  found, trie = jax.device_get(run(buffers, lengths))
+  sizes = set()
+  for row, length in enumerate(lengths):
+    text = buffers[row, :length].tolist()
+    hits = slow_hits(text, count)
+    real = found.match[row] > 0
+    np.testing.assert_array_equal(
+      found.there[row], np.repeat(real[:, None], DEPTH, axis=1)
+    )
+    assert [
+      (int(m), tuple(t.tolist()))
+      for m, t in zip(
+        found.match[row][real], found.tokens[row][real], strict=True
+      )
+    ] == hits
+    taken = slow_values(hits, per_match=per_match, min_prob=0.25)
+    expected = slow_tree([taken], [hits])
+    assert trie_paths(trie, row) == expected
+    np.testing.assert_allclose(
+      trie.values[row][: len(expected)], [taken[w] for w in expected], rtol=1e-6
+    )
+    sizes.add(len(expected))
+  assert {0, NODES} <= sizes or per_match == 1.5
+  assert len(sizes) >= 4
+
+
+DOCUMENTS = [
+  np.random.default_rng(i).integers(0, 3 + i % 3, 5 + 7 * i).tolist()
+  for i in range(12)
+]
+
+
+def test_a_suffix_array_is_sorted():
+  built = corpus_lib.build([*DOCUMENTS, [], [1, 1, 1, 1, 1, 1, 1]])
+  tokens = built.tokens.tolist()
+  assert tokens.count(corpus_lib.BREAK) == 13
+  order = [tokens[place:] for place in built.places]
+  assert order == sorted(order)
+  assert sorted(built.places) == list(range(len(tokens)))
+
+
+def test_the_corpus_is_asked_for_the_longest_end_that_it_has():
+  """And gives every continuation, none across the end of a document."""
+  built = jax.tree.map(jnp.asarray, corpus_lib.build(DOCUMENTS))
+  buffers, lengths = texts(150, words=4, seed=1)
+  run = jax.jit(
+    lambda c, t, n: corpus_lib.in_corpus(c, t, n, count=600, **SIZES)
+  )
+  found = jax.device_get(run(built, buffers, lengths))
+  matches = set()
+  for row, length in enumerate(lengths):
+    hits = slow_corpus_hits(DOCUMENTS, buffers[row, :length].tolist())
+    here = found.match[row] > 0
+    each = zip(
+      found.match[row][here], found.tokens[row][here], found.there[row][here],
+      strict=True,
+    )  # fmt: skip
+    fast = [(int(m), tuple(t[there].tolist())) for m, t, there in each]
+    assert fast == hits
+    matches.add(hits[0][0] if hits else 0)
+  assert {0, 1, MOST} <= matches
+
+
+def test_of_many_occurrences_the_share_of_each_continuation_stays():
+  documents = [[7, 1]] * 30 + [[7, 2]] * 60 + [[7, 3]] * 10
+  built = jax.tree.map(jnp.asarray, corpus_lib.build(documents))
+  found = corpus_lib.in_corpus(
+    built, jnp.array([[5, 7]]), jnp.array([2]), count=10, depth=2, max_match=3
+  )
+  assert found.tokens[0, :, 0].tolist() == [1] * 3 + [2] * 6 + [3]
+  assert not found.there[0, :, 1].any()
+  assert (found.match[0] == 1).all()
+
+
+def test_of_a_corpus_nothing_is_taken_from_an_unknown_token_on():
+  find = suffix.finder(
+    depth=3, max_hits=4, max_match=3, own_text=False, with_corpus=True,
+    vocab_size=5,
+  )  # fmt: skip
+  index = corpus_lib.build([[1, 2, 5, 3], [1, 4, 3, 1], [1, 6]])
+  text = types.SimpleNamespace(
+    tokens=jnp.array([[2, 1, 9]]), length=jnp.array([2])
+  )
+  (found,) = find(jax.tree.map(jnp.asarray, index), text)
+  ways = [
+    tokens[there].tolist()
+    for tokens, there in zip(found.tokens[0], found.there[0], strict=True)
+  ]
+  assert ways == [[], [2], [4, 3, 1], []]
+  assert (found.match[0] == 1).all()
+
+
+@pytest.mark.parametrize(("most", "children"), [(None, 6), (9, 6), (2, 2)])
+def test_a_node_has_room_for_as_many_children_as_a_tree_can_have(
+  most, children
+):
+  tree = occurrences.bounds(9, 4, most)
+  assert (tree.num_drafted, tree.max_depth) == (9, 4)
+  assert tree.max_children == children
+
+
+def test_both_sources_are_one_tree():
+  """Nodes are counted once, and worth what the better of both gives them."""
+  built = jax.tree.map(jnp.asarray, corpus_lib.build(DOCUMENTS))
+  buffers, lengths = texts(60, words=4, seed=2)
+  rule = RULE | dict(nodes_per_match=2.0, min_prob=0.1)
+
+  @jax.jit
+  def run(corpus, buffers, lengths):
+    sources = [
+      occurrences.in_text(buffers, lengths, count=30, **SIZES),
+      corpus_lib.in_corpus(corpus, buffers, lengths, count=600, **SIZES),
+    ]
+    return occurrences.together(sources, **rule)
+
+  trie = jax.device_get(run(built, buffers, lengths))
+  shared = 0
+  for row, length in enumerate(lengths):
+    text = buffers[row, :length].tolist()
+    hits = [slow_hits(text, 30), slow_corpus_hits(DOCUMENTS, text)]
+    taken = [slow_values(h, per_match=2.0, min_prob=0.1) for h in hits]
+    assert trie_paths(trie, row) == slow_tree(taken, hits)
+    shared += bool(taken[0].keys() & taken[1].keys())
+  assert shared > 5
+
+
+def test_the_commonest_sibling_is_the_eldest():
+  """Of more children than a tree may have, the rarest are not verified."""
+  tokens = jnp.array([[[4], [5], [6], [5], [6], [6]]])
+  there = jnp.ones_like(tokens, bool)
+  found = occurrences.Occurrences(
+    tokens=tokens, there=there, match=jnp.ones((1, 6), int)
+  )
+  trie = occurrences.together(
+    [found], num_nodes=3, max_match=1, nodes_per_match=9, min_prob=0
+  )
+  assert trie.tokens.tolist() == [[6, 5, 4]]
+  assert trie.parents.tolist() == [[0, 0, 0]]
+
+
+def test_what_begins_alike_is_joined():
+  tokens = jnp.array([[[1, 2, 3], [1, 2, 4], [5, 2, 3], [1, 2, 3]]])
+  there = jnp.ones_like(tokens, bool).at[0, 2, 2].set(False)
+  found, parents = tries.joined(tokens, there)
+  assert found.shape == parents.shape == (1, 12)
+  assert parents[0].tolist() == [0, 1, 2, -1, -1, 2, 0, 7, -1, -1, -1, -1]
+
+
+@pytest.mark.parametrize(
+  ("changes", "words"),
+  [
+    (dict(depth=0), "depth must be >= 1, got 0"),
+    (dict(max_match=0), "max_match must be >= 1"),
+    (dict(max_hits=0), "max_hits must be >= 1"),
+    (dict(num_nodes=3), r"at least the depth of a draft \(4\), got 3"),
+    (dict(nodes_per_match=0.5), "nodes_per_match must be >= 1, got 0.5"),
+    (dict(min_prob=1.5), r"min_prob must be in \[0, 1\], got 1.5"),
+    (dict(own_text=False), "neither the text nor a corpus"),
+  ],
+)
+def test_settings_that_cannot_be_are_refused(changes, words):
+  with pytest.raises(ValueError, match=words):
+    suffix.drafter(**dict(num_nodes=6, depth=4, vocab_size=VOCAB) | changes)
+
+
+@pytest.mark.parametrize(
+  ("documents", "words"),
+  [
+    ([], "needs a text"),
+    ([[]], "needs a text"),
+    ([[1, -1]], "not be negative"),
+  ],
+)
+def test_a_corpus_of_nothing_is_refused(documents, words):
+  with pytest.raises(ValueError, match=words):
+    corpus_lib.build(documents)

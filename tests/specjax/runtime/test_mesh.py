@@ -1,0 +1,206 @@
+"""The loop on a mesh gives the tokens of one device.
+
+`tests/mesh_decoding.py` decodes on 8 simulated devices, in one process and in
+two, and alone on one.
+"""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import mesh_decoding
+import numpy as np
+import pytest
+import several
+from jax.sharding import PartitionSpec as P
+
+from specjax import cache as cache_lib
+from specjax.runtime.mesh import MeshDecoder
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+# Each way to lay out a draft, a draft with an axis of its own, and each kind of
+# state: cut, shared, counted over all rows, with rows along another axis, made
+# of inputs. Key/value heads are fewer than 'model' in 1x8 and 2x4.
+USUAL = (
+  "paths:2x2x2", "depth:2x4", "eagle3:4x2", "tables:8x1", "shared:8x1",
+  "counted:8x1", "inputs:8x1", "online:8x1", "lookahead:8x1", "ladder:8x1",
+)  # fmt: skip
+# All other ways to draft, and the other factorisations of eight devices.
+MORE = (
+  "paths:1x8", "layer_skip:2x4", "ngram:2x4", "tree:4x2", "plain:8x1",
+  "eagle3:2x2x2", "eagle2:1x8", "medusa:4x2", "parallel:2x4",
+  "suffix:4x2", "rasd:8x1", "t5:2x4", "block:4x2",
+)  # fmt: skip
+# Models that are cut across both processes, and rows that are.
+ON_TWO_PROCESSES = (
+  "paths:1x8", "tables:8x1", "counted:8x1", "inputs:8x1", "eagle3:1x8",
+  "t5:2x4",
+)  # fmt: skip
+
+
+def decoded(folder, runs, *, processes, devices):
+  """What the program writes, run by several processes of some devices each."""
+  output = folder / "decoded.json"
+  command = [mesh_decoding.__file__, output, *runs]
+  for code, _, errors in several.finish(
+    several.start(
+      [command] * processes,
+      devices=devices,
+      PYTHONPATH=str(several.ROOT),
+    ),
+    patience=600,
+  ):
+    assert code == 0, errors[-3000:]
+  return json.loads(output.read_text())
+
+
+def cases_of(runs):
+  return sorted({run.partition(":")[0] for run in runs})
+
+
+def in_one_process(folder, runs):
+  """Cases on one device without a mesh, and on meshes, in float64."""
+  alone = (f"{case}:alone" for case in cases_of(runs))
+  return decoded(folder, (*alone, *runs), processes=1, devices=8)
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory):
+  return in_one_process(tmp_path_factory.mktemp("one"), USUAL)
+
+
+@pytest.fixture(scope="module")
+def more(tmp_path_factory):
+  return in_one_process(tmp_path_factory.mktemp("more"), MORE)
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("two")
+  return decoded(folder, ON_TWO_PROCESSES, processes=2, devices=4)
+
+
+def on_one_device(found, run):
+  """What the case of a run gave without a mesh."""
+  return found[f"{run.partition(':')[0]}:alone"]
+
+
+@pytest.mark.parametrize("run", USUAL)
+def test_eight_devices_give_the_tokens_of_one(one_process, run):
+  assert one_process[run] == on_one_device(one_process, run)
+
+
+@pytest.mark.heavy("a mesh of eight devices")  # one run for all
+@pytest.mark.parametrize("run", MORE)
+def test_eight_devices_give_them_in_every_way_to_draft(more, run):
+  assert more[run] == on_one_device(more, run)
+
+
+@pytest.mark.heavy("a mesh over two processes")  # one run for all
+@pytest.mark.parametrize("run", ON_TWO_PROCESSES)
+def test_two_processes_give_the_tokens_of_one_device(
+  two_processes, one_process, more, run
+):
+  assert two_processes[run] == on_one_device(one_process | more, run)
+
+
+def assert_some_are_accepted(found):
+  accepted = np.array(found["num_accepted"])
+  assert 0 < accepted.sum() < 2 * 8 * found["num_steps"]
+
+
+@pytest.mark.parametrize("case", cases_of(USUAL))
+def test_the_cases_accept_some_tokens_and_reject_others(one_process, case):
+  assert_some_are_accepted(one_process[f"{case}:alone"])
+
+
+@pytest.mark.heavy("a mesh of eight devices")
+@pytest.mark.parametrize("case", sorted({*cases_of(MORE)} - {"plain"}))
+def test_the_other_cases_do_so_too(more, case):
+  assert_some_are_accepted(more[f"{case}:alone"])
+
+
+def test_no_case_is_left_out():
+  assert {*cases_of(USUAL + MORE)} == {*mesh_decoding.CASES}
+
+
+def one_device_mesh(axis="data"):
+  auto = (jax.sharding.AxisType.Auto,)
+  return jax.make_mesh((1,), (axis,), axis_types=auto)
+
+
+def test_a_mesh_needs_the_row_axis():
+  decoder, _ = mesh_decoding.table_pair(None)
+  with pytest.raises(ValueError, match="must have an axis 'data'"):
+    MeshDecoder(decoder=decoder, mesh=one_device_mesh("rows"))
+
+
+def test_arguments_are_checked_before_they_are_mapped():
+  decoder, params = mesh_decoding.table_pair(None)
+  decoder = MeshDecoder(decoder=decoder, mesh=one_device_mesh())
+  with pytest.raises(ValueError, match="prompt lengths must be in"):
+    decoder.init(
+      params, jnp.zeros((2, 3), jnp.int32), [0, 3], jax.random.key(0),
+      buffer_length=8, max_new_tokens=2,
+    )  # fmt: skip
+
+
+def test_a_request_is_checked_before_it_is_mapped():
+  decoder, params = mesh_decoding.table_pair(None)
+  state = jax.eval_shape(
+    lambda: decoder.init(
+      params, mesh_decoding.PROMPTS, mesh_decoding.LENGTHS, jax.random.key(5),
+      buffer_length=32, max_new_tokens=2,
+    )
+  )  # fmt: skip
+  mapped = MeshDecoder(decoder=decoder, mesh=one_device_mesh())
+  ask = lambda length, budget: mapped.admit(
+    params, state, 0, mesh_decoding.PROMPTS[0], length, jax.random.key(1),
+    max_new_tokens=budget,
+  )  # fmt: skip
+  with pytest.raises(ValueError, match="prompt lengths must be in"):
+    ask(0, 1)
+  with pytest.raises(ValueError, match="must fit into buffer_length"):
+    ask(7, 30)
+
+
+def test_a_drafter_says_which_axes_of_its_state_are_rows():
+  decoder, params = mesh_decoding.shared_pair(None)
+  state = jax.eval_shape(
+    lambda: decoder.init(
+      params, mesh_decoding.PROMPTS, mesh_decoding.LENGTHS, jax.random.key(5),
+      buffer_length=32, max_new_tokens=2,
+    )
+  )  # fmt: skip
+
+  def specs(**changes):
+    drafter = dataclasses.replace(decoder.drafter, **changes)
+    changed = dataclasses.replace(decoder, drafter=drafter)
+    mapped = MeshDecoder(decoder=changed, mesh=one_device_mesh())
+    return mapped.specs(state).drafter_state
+
+  assert specs() == {"table": P(), "done": P(None, "data")}
+  silent = cache_lib.row_axes  # what a drafter has that says nothing
+  with pytest.raises(ValueError, match=r"known of a Cache alone.*\(2, 8\)"):
+    specs(row_axes=silent)
+  with pytest.raises(ValueError, match=r"axis 0 must be the 8 rows.*'shared'"):
+    specs(row_axes=lambda state: {"table": None, "done": 0})
+
+
+def test_steps_and_generate_agree():
+  decoder, params = mesh_decoding.table_pair(None)
+  mapped = MeshDecoder(decoder=decoder, mesh=one_device_mesh())
+  init = jax.jit(mapped.init, static_argnames="buffer_length")
+  state = init(
+    params, mesh_decoding.PROMPTS, mesh_decoding.LENGTHS, jax.random.key(5),
+    buffer_length=32, max_new_tokens=mesh_decoding.BUDGETS,
+  )  # fmt: skip
+  whole = jax.jit(mapped.generate)(params, state)
+  steps = jax.jit(mapped.steps)
+  while not state.done.all():
+    before = int(state.num_steps)
+    state = steps(params, state, 3)
+    assert before < state.num_steps <= before + 3
+  np.testing.assert_array_equal(state.tokens, whole.tokens)
+  assert state.num_steps == whole.num_steps

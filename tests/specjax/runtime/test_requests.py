@@ -1,0 +1,156 @@
+"""Requests with settings of their own, and rows that the host ends."""
+
+import dataclasses
+import types
+
+import decoding
+import numpy as np
+import pytest
+
+from specjax.runtime import engine
+from specjax.runtime.engine import Engine
+from specjax.runtime.requests import Settings
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+BUDGET = 24
+# Greedy and sampled, truncated or not, with a budget or a seed of its own.
+SETTINGS = [
+  Settings(),
+  Settings(temperature=0.0),
+  Settings(temperature=0.7, top_p=0.8),
+  Settings(top_k=1, max_new_tokens=9),
+  Settings(temperature=1.3, min_p=0.1, seed=5),
+]
+
+
+def request(i, settings=Settings(), **others):  # noqa: B008
+  tokens = decoding.PROMPTS[i, : decoding.LENGTHS[i]].tolist()
+  fields = dict(token_ids=tokens, stream=10 + i, settings=settings, ends=None)
+  return types.SimpleNamespace(**fields | others)
+
+
+def ends_with(*wanted):
+  """Ends a row with the last of some tokens in a row."""
+
+  def look():
+    seen = []
+
+    def watch(tokens):
+      for count, token in enumerate(tokens, start=1):
+        seen.append(token)
+        if tuple(seen[-len(wanted) :]) == wanted:
+          return count
+      return None
+
+    return watch
+
+  return look
+
+
+@pytest.fixture(scope="module")
+def one():
+  return Engine(
+    decoder=decoding.make(), params=decoding.PARAMS,
+    stop_tokens=decoding.NO_STOP, max_new_tokens=BUDGET, temperature=1.0,
+    top_k=0, top_p=1.0, min_p=0.0, seed=3,
+    watch=lambda request: request.ends and request.ends(),
+  )  # fmt: skip
+
+
+def run(one, *requests, rows=5):
+  batch = engine.Batch(tuple(requests), rows, 32)
+  return one.run(batch)[0]
+
+
+@pytest.fixture(scope="module")
+def together(one):
+  return run(one, *(request(i, s) for i, s in enumerate(SETTINGS)))
+
+
+def test_a_row_is_that_of_an_engine_with_its_settings(one, together):
+  for i, settings in enumerate(SETTINGS):
+    own = dataclasses.replace(
+      one, programs={}, **{**settings.given(), "max_new_tokens": BUDGET}
+    )
+    budget = settings.max_new_tokens or BUDGET
+    (alone,) = run(own, request(i), rows=1)
+    assert alone.token_ids[:budget] == together[i].token_ids
+    assert len(together[i].token_ids) == budget
+  sampled = run(one, *map(request, range(5)))
+  assert [a == b for a, b in zip(sampled, together, strict=True)] == [
+    True, False, False, False, False,
+  ]  # fmt: skip
+
+
+def test_a_greedy_row_beside_sampled_ones_is_greedy(together):
+  prompt = request(1).token_ids
+  whole = decoding.greedy_reference(prompt, BUDGET)
+  assert together[1].token_ids == whole[len(prompt) :]
+
+
+def test_a_seed_of_its_own_draws_the_same_wherever_it_stands(one):
+  wants = Settings(seed=2**32 - 1)
+  first, again = (
+    run(one, *([request(1)] * at), request(0, wants, stream=0))[at]
+    for at in (0, 3)
+  )
+  assert first == again
+  (other,) = run(one, request(0, wants, stream=1))
+  assert first.token_ids != other.token_ids
+
+
+def test_rows_that_differ_are_one_program(one, together):
+  del together
+  shapes = set(one.programs)
+  changed = [
+    request(i, dataclasses.replace(s, temperature=0.3, top_k=2, seed=i))
+    for i, s in enumerate(SETTINGS)
+  ]
+  run(one, *changed)
+  run(one, *changed[::-1])
+  assert set(one.programs) == shapes
+
+
+def test_a_budget_beyond_the_buffer_is_refused(one):
+  with pytest.raises(ValueError, match="asks for 25 new tokens"):
+    run(one, request(0, Settings(max_new_tokens=BUDGET + 1)))
+
+
+def test_a_watched_row_ends_where_its_watch_says(one, together):
+  whole = together[0].token_ids
+  at = 11
+  ends = ends_with(*whole[at - 2 : at])
+  first = next(
+    n for n in range(2, at + 1) if whole[n - 2 : n] == whole[at - 2 : at]
+  )
+  found = run(
+    one,
+    request(0, SETTINGS[0], ends=ends),
+    *(request(i, SETTINGS[i]) for i in range(1, 5)),
+  )
+  assert found[0].stop_reason == "stop_string"
+  assert found[0].token_ids == whole[:first]
+  assert found[0].origins == together[0].origins[:first]
+  assert found[0].num_target_calls < together[0].num_target_calls
+  assert found[1:] == together[1:]  # neighbours see nothing of it
+
+
+@pytest.mark.parametrize("at", range(1, 9))
+def test_what_is_counted_of_a_watched_row_is_what_stands(one, together, at):
+  """Wherever the end lies in its round."""
+  seen = []
+
+  def look():
+    def watch(tokens):
+      seen.extend(tokens)
+      return at - len(seen) + len(tokens) if len(seen) >= at else None
+
+    return watch
+
+  (found,) = run(one, request(0, ends=look))
+  assert found.token_ids == together[0].token_ids[:at]
+  accepted = np.array(found.accept_counts)
+  assert accepted.sum() == found.num_target_calls
+  assert accepted @ np.arange(len(accepted)) == found.num_accepted
+  assert found.num_accepted == found.origins.count(1)

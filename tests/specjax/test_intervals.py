@@ -1,0 +1,197 @@
+"""What a run reports."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from specjax import intervals
+from specjax.intervals import (
+  Unit,
+  log_interval,
+  ratio_interval,
+  share_interval,
+  speedup_interval,
+  summarize,
+)
+
+
+def unit(**changes) -> Unit:
+  base = Unit(
+    num_tokens=12, num_target_calls=4, num_drafted=12, num_accepted=8,
+    expected_accepted=7.5, total_variation=0.0, seconds=2.0,
+    baseline_num_tokens=12, baseline_num_target_calls=12, baseline_seconds=3.0,
+  )  # fmt: skip
+  return dataclasses.replace(base, **changes)
+
+
+def test_rates_are_ratios_of_totals():
+  units = [unit(), unit(num_tokens=3, num_target_calls=3, num_accepted=0)]
+  summary = summarize(units)
+  assert summary["block_efficiency"] == 15 / 7
+  assert summary["acceptance_rate"] == 8 / 24
+  assert summary["expected_acceptance_rate"] == 15 / 24
+  assert summary["tokens_per_second"] == 15 / 4
+  assert summary["baseline_tokens_per_second"] == 24 / 6
+  assert summary["speedup"] == (15 / 4) / 4
+
+
+def test_equal_units_have_a_speedup_without_spread():
+  low, high = speedup_interval([unit() for _ in range(5)])
+  assert low == pytest.approx(1.5)
+  assert high == pytest.approx(1.5)
+
+
+def test_pairing_removes_the_spread_that_units_share():
+  # Units differ tenfold in length, but each is sped up by exactly 2.
+  units = [
+    unit(seconds=float(s), baseline_seconds=2.0 * s, num_tokens=n,
+         baseline_num_tokens=n)
+    for s, n in zip(range(1, 11), range(10, 110, 10), strict=True)
+  ]  # fmt: skip
+  np.testing.assert_allclose(speedup_interval(units), 2.0)
+
+
+@pytest.mark.parametrize("count", [2, 3, 6, 16, 50])
+@pytest.mark.parametrize("lengths", ["equal", "uniform", "log-normal"])
+def test_intervals_cover_as_often_as_they_say(lengths, count):
+  """4,000 runs of units of different length, speed and speed-up.
+
+  A percentile bootstrap holds the truth in 50%, 71%, 84%, 91% and 94% of them.
+  """
+  rng = np.random.default_rng(count)
+  noise = lambda spread: np.exp(spread * rng.standard_normal((4000, count)))
+  tokens = {
+    "equal": lambda: np.full((4000, count), 128.0),
+    "uniform": lambda: rng.integers(8, 129, (4000, count)).astype(float),
+    "log-normal": lambda: 30 * noise(1.0),
+  }[lengths]()
+  baseline_seconds = tokens * noise(0.3)
+  seconds = baseline_seconds / noise(0.22)
+  low, high = log_interval([tokens, baseline_seconds], [seconds, tokens])
+  truth = np.exp(-(0.22**2) / 2)  # one over the mean of seconds
+  assert 0.935 <= np.mean((low <= truth) & (truth <= high)) <= 0.975
+  one = [
+    unit(num_tokens=n, seconds=s, baseline_num_tokens=n, baseline_seconds=b)
+    for n, s, b in zip(tokens[0], seconds[0], baseline_seconds[0], strict=True)
+  ]
+  if count >= intervals.LEAST:
+    assert speedup_interval(one) == pytest.approx((low[0], high[0]))
+  else:
+    assert speedup_interval(one) is None
+
+
+@pytest.mark.parametrize("count", [2, 3, 6, 16, 50])
+def test_intervals_of_counts_cover_as_often_as_they_say(count):
+  """Block efficiency: prompts of their own acceptance, of their own length."""
+  rng = np.random.default_rng(count)
+  calls = rng.integers(20, 60, (4000, count))
+  accepted = rng.binomial(6 * calls, rng.beta(6, 4, calls.shape))
+  low, high = log_interval([accepted], [6 * calls])
+  assert 0.935 <= np.mean((low <= 0.6) & (0.6 <= high)) <= 0.965
+  if count >= intervals.LEAST:
+    found = ratio_interval(accepted[0], 6 * calls[0])
+    assert found == pytest.approx((low[0], high[0]))
+
+
+@pytest.mark.parametrize("count", [5, 6, 16, 50])
+def test_intervals_of_shares_never_cover_less_often(count):
+  found = [share_interval(k, count) for k in range(count + 1)]
+  assert found[0][0] == 0
+  assert found[-1][1] == 1
+  for truth in np.linspace(0.01, 0.99, 99):
+    law = stats.binom.pmf(np.arange(count + 1), count, truth)
+    assert sum(
+      p for p, (low, high) in zip(law, found, strict=True)
+      if low <= truth <= high
+    ) >= 0.95  # fmt: skip
+
+
+@pytest.mark.parametrize("count", range(8))
+def test_an_interval_needs_five_units_that_count(count):
+  told = count >= 5
+  ones, values = [1.0] * count, [1.0 + i for i in range(count)]
+  assert (ratio_interval(values, ones) is not None) == told
+  assert (intervals.mean_interval(values) is not None) == told
+  assert (share_interval(count / 2, count) is not None) == told
+  assert (summarize([unit()] * count)["speedup_ci"] is not None) == told
+  # What is zero has no logarithm, and says little of a ratio.
+  with_zeros = ratio_interval([0.0, 0.0, *values], [1.0, 1.0, *ones])
+  assert (with_zeros is not None) == told
+
+
+def test_an_estimate_is_within_its_interval():
+  """Units without spread too, whose ends are the estimate but for rounding."""
+  rng = np.random.default_rng(0)
+  for spread in (0.0, 1e-15, 0.2):
+    for _ in range(200):
+      count, rate = int(rng.integers(5, 9)), float(rng.uniform(0.3, 3))
+      noise = lambda n=count, s=spread: np.exp(s * rng.standard_normal(n))
+      seconds = rng.uniform(0.1, 9, count)
+      units = [
+        unit(seconds=s, baseline_seconds=rate * s * z, num_tokens=7 * n,
+             num_target_calls=3 * n)
+        for s, z, n in zip(seconds, noise(), rng.integers(1, 99, count),
+                           strict=True)
+      ]  # fmt: skip
+      found = summarize(units)
+      for name in ("speedup", "block_efficiency", "acceptance_rate"):
+        low, high = found[f"{name}_ci"]
+        assert low <= found[name] <= high, (name, spread)
+      values = (rate * noise()).tolist()
+      low, high = intervals.mean_interval(values)
+      assert low <= sum(values) / count <= high
+
+
+def test_units_that_share_a_prompt_are_one():
+  groups = intervals.groups_of(["ab", "c", "bd", "e", "dc", "f"])
+  assert groups == [0, 0, 0, 1, 0, 2]
+  assert intervals.grouped([1, 2, 3, 4, 5, 6], groups).tolist() == [11, 4, 6]
+  units = [unit(num_tokens=n) for n in range(6)]
+  merged = intervals.merged(units, groups)
+  assert [one.num_tokens for one in merged] == [7, 3, 5]
+  assert merged[0].seconds == 8.0
+  alone = [unit(baseline_seconds=None, baseline_num_tokens=None)] * 2
+  assert intervals.merged(alone, [0, 0])[0].baseline_seconds is None
+
+
+def test_samples_of_one_prompt_make_no_interval_narrower():
+  """Prompts differ, and samples of each are alike: only prompts count."""
+  tokens = np.array([20.0, 22, 25, 31, 40, 44])
+  units = [unit(num_tokens=int(n)) for n in tokens for _ in range(3)]
+  groups = np.repeat(np.arange(6), 3).tolist()
+  as_rows = summarize(units)["block_efficiency_ci"]
+  as_prompts = summarize(intervals.merged(units, groups))["block_efficiency_ci"]
+  once = summarize([unit(num_tokens=int(n)) for n in tokens])
+  assert as_prompts == pytest.approx(once["block_efficiency_ci"])
+  width = lambda ends: ends[1] - ends[0]
+  assert width(as_prompts) > 1.5 * width(as_rows)
+
+
+def test_what_cannot_be_computed_is_none():
+  alone = summarize([unit(baseline_seconds=None, baseline_num_tokens=None)])
+  for name in ("speedup", "speedup_ci", "baseline_tokens_per_second"):
+    assert alone[name] is None
+  plain = summarize([unit(num_drafted=0, num_accepted=0)] * 2)
+  assert plain["acceptance_rate"] is None
+  assert plain["acceptance_rate_ci"] is None
+
+
+def test_an_interval_stays_within_what_is_possible():
+  """Few prompts, far apart: beyond, nothing can be, and nothing is lost."""
+  tokens, calls = [7.0, 120.0, 8.0, 9.0, 7.0], [3.0, 100.0, 2.0, 2.0, 3.0]
+  free = intervals.ratio_interval(tokens, calls)
+  assert free[0] < 1
+  assert free[1] > 7
+  assert intervals.ratio_interval(tokens, calls, limits=(1, 7)) == (1, 7)
+  units = [
+    intervals.Unit(
+      num_tokens=t, num_target_calls=c, num_drafted=6 * c, num_accepted=t - c,
+      expected_accepted=t - c, total_variation=0.0, seconds=1.0,
+    )
+    for t, c in zip(tokens, calls, strict=True)
+  ]  # fmt: skip
+  found = intervals.summarize(units)
+  assert found["block_efficiency_ci"][0] == 1
+  assert found["acceptance_rate_ci"][1] <= 1

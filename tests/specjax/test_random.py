@@ -1,0 +1,173 @@
+"""Draws: their laws, and the streams they come from."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from specjax import random
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("quick_to_compile")]
+
+
+def _keys(count, seed=0):
+  return random.row_keys(jax.random.key(seed), jnp.arange(count))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _draw_many(draws, law):
+  """Independent draws from one law, `i32[draws]`."""
+  return jax.vmap(random.categorical, in_axes=(0, None))(_keys(draws), law)
+
+
+def _power(vocab, total_variation, draws, alpha):
+  """Power of a chi-squared test against an even shift of a uniform law."""
+  noncentrality = draws * 4 * total_variation**2
+  limit = stats.chi2.isf(alpha, vocab - 1)
+  return stats.ncx2.sf(limit, vocab - 1, noncentrality)
+
+
+@pytest.mark.parametrize("vocab", [2, 7, 64, 128])
+def test_draws_follow_the_law(vocab):
+  draws, alpha = 400_000, 1e-6
+  assert _power(vocab, 0.01, draws, alpha) > 0.99
+  rng = np.random.default_rng(vocab)
+  law = rng.dirichlet(np.full(vocab, 5.0))
+  tokens = _draw_many(draws, jnp.log(law))
+  counts = np.bincount(tokens, minlength=vocab)
+  assert stats.chisquare(counts, draws * law).pvalue > alpha
+
+
+def test_bfloat16_laws_are_drawn_in_float32():
+  # `jax.random.categorical` fails this test: its chi-squared is 230 a degree.
+  vocab, draws = 512, 200_000
+  logits = jnp.asarray(
+    np.random.default_rng(0).standard_normal(vocab), jnp.bfloat16
+  )
+  law = np.asarray(jax.nn.softmax(logits.astype(jnp.float32)), np.float64)
+  expected = draws * law / law.sum()
+
+  def p_value(tokens):
+    return stats.chisquare(
+      np.bincount(tokens, minlength=vocab), expected
+    ).pvalue
+
+  assert p_value(_draw_many(draws, logits)) > 1e-6
+  biased = jax.random.categorical(jax.random.key(0), logits, shape=(draws,))
+  assert p_value(biased) < 1e-6
+
+
+def test_zero_mass_is_never_drawn():
+  vocab, draws = 1000, 20_000
+  allowed = np.random.default_rng(1).permutation(vocab)[:13]
+  law = np.full(vocab, -np.inf)
+  law[allowed] = np.random.default_rng(2).standard_normal(13)
+  tokens = random.categorical(
+    _keys(draws), jnp.broadcast_to(jnp.asarray(law), (draws, vocab))
+  )
+  assert set(np.unique(tokens)) == set(allowed)
+
+
+def test_the_largest_uniform_still_lands_on_mass():
+  mass = jnp.array([[0.0, 0.1, 0.3, 0.0, 0.0]])
+  smallest, largest = random._fraction(
+    jnp.array([0, 2**32 - 1], jnp.uint32), jnp.float32
+  )
+  assert (smallest, largest) == (2.0**-32, 1)
+  assert random._invert(mass, largest[None]).tolist() == [2]
+  assert random._invert(mass, smallest[None]).tolist() == [1]
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _inverted(mass, bits, dtype=jnp.float32):
+  """The entries drawn by random bits, `u32[R] -> i32[R]`."""
+  uniforms = random._fraction(bits, dtype)
+  return random._invert(jnp.broadcast_to(mass, (*bits.shape, 4)), uniforms)
+
+
+@pytest.mark.parametrize("entry", range(4))
+def test_an_entry_is_drawn_by_its_own_share_of_all_random_bits(entry):
+  """Counted, by bisection: which bits draw an entry is an interval."""
+  # What is smaller than the spacing of float32 has width where it comes first.
+  for share in (1e-30, 1e-9, 2.0**-25, 1e-6, 0.3, 0.9999999):
+    mass = np.full(4, (1 - share) / 3)
+    mass[entry] = share
+    mass = jnp.asarray(mass, jnp.float32)
+
+    def bits_until(token, mass=mass):
+      """How many of the 2^32 draw a token below this one."""
+      low, high = 0, 2**32
+      while low < high:
+        middle = np.uint32((low + high) // 2)
+        below = _inverted(mass, jnp.array([middle]))[0] < token
+        low, high = (int(middle) + 1, high) if below else (low, int(middle))
+      return low
+
+    count = bits_until(entry + 1) - bits_until(entry)
+    spacing = 2.0**-32 if entry == 0 else 2.0**-23
+    assert abs(count / 2**32 - share) <= spacing + share * 2.0**-22
+
+
+def test_rare_tokens_of_a_large_vocabulary_keep_their_share():
+  # Each rare token has 2e-8 of the mass, below the spacing of float32 near 1: a
+  # flat cumulative sum gives most of them no width at all.
+  vocab, draws = 2**19, 100_000
+  law = np.full(vocab, np.log(0.01 / 0.99 / (vocab - 1)), np.float32)
+  law[0] = 0.0
+  flat = np.cumsum(np.exp(law) / np.exp(law).sum(), dtype=np.float32)
+  assert (np.diff(flat) == 0).mean() > 0.5
+  tokens = np.asarray(_draw_many(draws, jnp.asarray(law)))
+  share = (tokens > 0).mean()
+  assert abs(share - 0.01) < 5 * np.sqrt(0.01 / draws)
+  quarter = np.bincount(tokens[tokens > 0] * 4 // vocab, minlength=4)
+  assert stats.chisquare(quarter).pvalue > 1e-6
+
+
+def test_argmax_is_the_first_largest():
+  x = np.random.default_rng(0).integers(0, 4, (200, 17)).astype(np.float32)
+  np.testing.assert_array_equal(random.argmax(jnp.asarray(x)), x.argmax(1))
+
+
+def test_noise_of_positions_is_gumbel_into_the_tail():
+  # From one float32 uniform, Gumbel noise ends at 24 log 2.
+  noise = np.asarray(
+    jax.jit(random.position_noise, static_argnums=(2, 3))(
+      _keys(64), jnp.arange(4)[None].repeat(64, 0), 2, 2**17
+    )
+  )
+  for level in (-1.0, 0.0, 3.0, 10.0, 24 * np.log(2)):
+    share = -np.expm1(-np.exp(-level))
+    spread = np.sqrt(share * (1 - share) * noise.size)
+    found = (noise > level).sum()
+    assert found > 0
+    assert abs(found - share * noise.size) < 5 * spread
+
+
+def test_nan_laws_give_a_valid_index():
+  token = random.categorical(_keys(1), jnp.full((1, 5), jnp.nan))
+  assert 0 <= int(token[0]) < 5
+
+
+def test_a_rows_draw_does_not_depend_on_its_neighbours():
+  keys = _keys(8)
+  laws = jnp.asarray(np.random.default_rng(0).standard_normal((8, 33)))
+  whole = random.categorical(keys, laws)
+  order = jnp.array([5, 2, 7])
+  np.testing.assert_array_equal(
+    random.categorical(keys[order], laws[order]), whole[order]
+  )
+
+
+def test_draws_of_one_round_are_independent_streams():
+  keys = random.step_keys(_keys(2000), jnp.full(2000, 7))
+  streams = [
+    *random.verification_keys(keys).T,
+    *random.drafted_node_keys(keys, range(1, 4)).T,
+    random.step_keys(_keys(2000), jnp.full(2000, 8)),
+  ]
+  drawn = np.stack([jax.vmap(jax.random.uniform)(s) for s in streams])
+  correlation = np.corrcoef(drawn) - np.eye(len(drawn))
+  assert np.abs(correlation).max() < 5 / np.sqrt(2000)
