@@ -132,7 +132,7 @@ def run(_) -> int:
     state = engines["autoregressive"].prefill(typical, budget=0)
     halfway = int(state.length.max()) + asked.max_new_tokens / 2
     memory = bandwidth.share(
-      weight_bytes=bandwidth.weight_bytes(models.networks.params.target),
+      weight_bytes=bandwidth.weight_bytes(models.params.target),
       cache_bytes=bandwidth.cache_bytes(state.target_cache, halfway),
       rows=typical.rows,
       step_seconds=costs.plain_step,
@@ -150,7 +150,7 @@ def run(_) -> int:
       )
   passes = costs.draft_passes
   # On a mesh a head's drafting is not timed apart.
-  untimed = models.draft is None and models.networks.params.draft is not None
+  untimed = models.draft is None and models.params.draft is not None
   untimed &= costs.proposal is None
   result = {
     "autoregressive_tokens_per_second": turns.rate("autoregressive"),

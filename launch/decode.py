@@ -232,7 +232,7 @@ def decode_missing(
     lambda number, batch: decode_batch(
       number, batch, speculative, baseline, *trace
     ),
-    together=processes.spanned_by(models.networks.params),
+    together=processes.spanned_by(models.params),
   )
   by_key = {p.key: p for p in items}
   progress = tqdm.tqdm(

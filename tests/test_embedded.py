@@ -175,7 +175,7 @@ def test_bfloat16_weights_decode_to_their_own_greedy_completions():
   cache = models.target.init_cache(1, 4)
   assert cache.keys[0].dtype == cache.values[0].dtype == jnp.bfloat16
   output, _ = models.target.apply(
-    models.networks.params.target, np.array([[1]]), cache
+    models.params.target, np.array([[1]]), cache
   )
   assert output.logits.dtype == jnp.float32
   parted = ties.count(

@@ -31,7 +31,7 @@ def count(models, prompts, found, expected, *, margin, longest=128) -> int:
     )
     context = np.array([[*prompt.token_ids, *theirs[:at]]])
     padded = np.pad(context, ((0, 0), (0, longest - context.shape[1])))
-    output, _ = apply(models.networks.params.target, padded, cache)
+    output, _ = apply(models.params.target, padded, cache)
     logits = np.asarray(output.logits[0, context.shape[1] - 1])
     assert abs(logits[ours[at]] - logits[theirs[at]]) < margin
     ties += 1

@@ -102,7 +102,7 @@ def make_slots(
   longest = min(sizes.max_prompt, models.room(config.max_new_tokens))
   slots = Slots(
     decoders_of(config, loaded, sizes),
-    models.networks.params,
+    models.params,
     num_slots=sizes.slots,
     widths=widths_to(longest, sizes.chunk),
     longest=longest,

@@ -138,10 +138,10 @@ def pair_config(request, tmp_path_factory):
 
 
 def test_a_learner_goes_on_where_another_was(pair_config, models):
-  first = online.Learner(pair_config, models.networks.params, models.lesson)
+  first = online.Learner(pair_config, models.params, models.lesson)
   decoder = models.decoder
   state = decoder.init(
-    models.networks.params, np.array([[5, 6, 7], [8, 9, 1]]), np.array([3, 2]),
+    models.params, np.array([[5, 6, 7], [8, 9, 1]]), np.array([3, 2]),
     jax.random.key(0), buffer_length=24, max_new_tokens=16,
   )  # fmt: skip
   steps = jax.jit(decoder.steps)
@@ -152,7 +152,7 @@ def test_a_learner_goes_on_where_another_was(pair_config, models):
   assert first.updates == 1
   assert first.rounds == 8
   assert np.isfinite(first.last_loss)
-  second = online.Learner(pair_config, models.networks.params, models.lesson)
+  second = online.Learner(pair_config, models.params, models.lesson)
   second.restore(first.arrays())
   assert (second.updates, second.rounds) == (1, 8)
   for one in (first, second):
@@ -162,14 +162,14 @@ def test_a_learner_goes_on_where_another_was(pair_config, models):
   jax.tree.map(same, first.params.draft, second.params.draft)
   moved = jax.tree.map(
     lambda a, b: float(np.abs(a - b).max()),
-    first.params.draft, models.networks.params.draft,
+    first.params.draft, models.params.draft,
   )  # fmt: skip
   assert max(jax.tree.leaves(moved)) > 1e-4
   if pair_config.drafter == "eagle3":  # the target's, so as in its training
     assert max(jax.tree.leaves(moved["embed"])) == 0
     learned = {name for name in moved if max(jax.tree.leaves(moved[name]))}
     assert {"attention", "lm_head"} <= learned
-  jax.tree.map(same, first.params.target, models.networks.params.target)
+  jax.tree.map(same, first.params.target, models.params.target)
 
 
 def test_an_update_is_compiled_before_anything_is_timed(pair_config, models):
@@ -183,7 +183,7 @@ def test_an_update_is_compiled_before_anything_is_timed(pair_config, models):
   decoder.compile(batch)
   learner = decoder.learner
   assert (learner.num_programs, learner.updates) == (1, 0)
-  before = models.networks.params.draft
+  before = models.params.draft
   jax.tree.map(np.testing.assert_array_equal, learner.params.draft, before)
   decoder.run(batch)
   assert learner.updates > 2

@@ -107,14 +107,14 @@ def laws_along(
     text = [*prompt.token_ids, *completion.token_ids]
     tokens = np.zeros((1, width), np.int32)
     tokens[0, : len(text)] = text
-    log_q, cache = whole(models.target, models.networks.params.target, tokens)
-    if models.networks.params.draft is not None:
-      log_p, _ = whole(models.draft, models.networks.params.draft, tokens)
+    log_q, cache = whole(models.target, models.params.target, tokens)
+    if models.params.draft is not None:
+      log_p, _ = whole(models.draft, models.params.draft, tokens)
     else:
       log_p = np.array(log_q)  # where nothing is drafted it does not matter
       root = len(prompt.token_ids) - 1
       for count in rounds(completion):
-        found = of_round(models.networks.params.target, cache, tokens, root)
+        found = of_round(models.params.target, cache, tokens, root)
         log_p[root : root + count] = found[:count]
         root += count
     distances, ratios = jax.device_get(compare(log_p, log_q, tokens))

@@ -296,7 +296,7 @@ def test_laws_along_the_text_are_those_that_the_loop_drew_from(pair, changes):
   state, step = one.prefill(batch), jax.jit(models.decoder.step)
   laws = []
   while not bool(state.done[0]):
-    state, info = step(models.networks.params, state)
+    state, info = step(models.params, state)
     p, q = (
       np.exp(np.asarray(x[0], np.float64))
       for x in (info.draft.log_probs, info.target_log_probs)
