@@ -211,15 +211,22 @@ def decoder_with(draft):
 from specjax import intervals
 from specjax.runtime import engine
 
-drafts = {"before": "models/pretrained/draft"}
+drafts, decoded = {"before": "models/pretrained/draft"}, {}
 drafts |= {name: str(workdir / name / "model") for name in curves}
 for name, draft in drafts.items():
   fast, items = decoder_with(draft)
   (batch,) = engine.make_batches(items, batch_size=len(items), max_width=64)
   units = [engine.unit_of([c], 0.0, None) for c in fast.run(batch)[0]]
-  found = intervals.summarize(units)
-  assert 1 <= found["block_efficiency"] <= 7  # six drafted, and one
-  ends = found["block_efficiency_ci"]  # none for fewer than five prompts
+  decoded[name] = intervals.summarize(units)
+
+# %% [markdown]
+# Six tokens are drafted, and one is the target's own. There is no interval for
+# fewer than five prompts.
+
+# %%
+for name, found in decoded.items():
+  assert 1 <= found["block_efficiency"] <= 7
+  ends = found["block_efficiency_ci"]
   print(
     f"{name} {found['block_efficiency']:.2f}"
     + (f" ({ends[0]:.2f} to {ends[1]:.2f})" if ends else "")

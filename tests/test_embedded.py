@@ -174,9 +174,7 @@ def test_bfloat16_weights_decode_to_their_own_greedy_completions():
   assert dtypes == {jnp.dtype(jnp.bfloat16)}
   cache = models.target.init_cache(1, 4)
   assert cache.keys[0].dtype == cache.values[0].dtype == jnp.bfloat16
-  output, _ = models.target.apply(
-    models.params.target, np.array([[1]]), cache
-  )
+  output, _ = models.target.apply(models.params.target, np.array([[1]]), cache)
   assert output.logits.dtype == jnp.float32
   parted = ties.count(
     models, held_out()[:20], got, expected, margin=BFLOAT16_MARGIN

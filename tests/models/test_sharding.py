@@ -132,7 +132,9 @@ _EIGHT_DEVICES = """
   import json, sys
   import jax, jax.numpy as jnp, numpy as np
   import models.formats.huggingface as huggingface
-  from models import sharding, stacked, weights
+  from models import sharding
+  from models.formats import weights
+  from models.networks import stacked
 
   jax.config.update("jax_num_cpu_devices", 8)
   real, read = weights.part, []

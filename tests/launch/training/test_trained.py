@@ -48,8 +48,9 @@ from test_trained import config_of
 from flax import nnx
 from launch.training.run import Run
 from models.meshes import Layout
-from models import trained
-from models import sharding, stacked
+from models import sharding
+from models.formats import trained
+from models.networks import stacked
 
 texts, out = sys.argv[1:]
 first = out + "/first"

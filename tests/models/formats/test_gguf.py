@@ -205,7 +205,9 @@ def test_a_part_of_a_tensor_is_that_part_of_the_whole(written, name):
 _EIGHT_DEVICES = """
   import sys
   import jax, jax.numpy as jnp, numpy as np
-  from models import gguf, sharding, stacked
+  from models import sharding
+  from models.formats import gguf
+  from models.networks import stacked
 
   jax.config.update("jax_num_cpu_devices", 8)
   mesh = jax.make_mesh((2, 4), ("data", "model"),

@@ -153,7 +153,7 @@ def test_neither_torch_nor_transformers_is_imported():
     "import sys, models.formats.huggingface; "
     "print({'torch', 'transformers'} & set(sys.modules))"
   )
-  root = pathlib.Path(huggingface.__file__).parents[1]
+  root = pathlib.Path(huggingface.__file__).parents[2]
   run = subprocess.run(
     [sys.executable, "-c", code], cwd=root, capture_output=True, text=True
   )
