@@ -2,10 +2,9 @@
 
 A policy is replayed by its own code (`specjax.adaptive.policies`), row by row
 and round by round, with the estimates that it would have learned. Rounds are
-taken
-as they were recorded: another depth would have begun the next round elsewhere
-in the text. Tokens are expected ones, `1 + S_1 + .. + S_T`, and times are
-predicted from costs: nothing here is timed.
+taken as they were recorded: another depth would have begun the next round
+elsewhere in the text. Tokens are expected ones, `1 + S_1 + .. + S_T`, and times
+are predicted from costs: nothing here is timed.
 """
 
 import dataclasses
