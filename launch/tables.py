@@ -40,6 +40,9 @@ TABLES = {
   "tradeoff": "launch.studies.theory.page:tradeoff",
   "throughput": "launch.studies.theory.page:throughput",
   "acceptance": "launch.studies.theory.page:acceptance",
+  "audit": "launch.studies.audit.page:methods",
+  "audit_sources": "launch.studies.audit.page:sources",
+  "power": "launch.studies.audit.page:power",
 }
 # What `plus_minus` means, for captions.
 PLUS_MINUS = f"± is a 95% interval, {intervals.SIDE:g} standard errors."

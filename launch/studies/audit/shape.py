@@ -1,0 +1,245 @@
+"""One shape for all that is audited: laws in, the exact law of a round out.
+
+A method is a function of the draft's raw law and the target's that sums over
+its drafts and coins: it yields what a round may accept, with which probability,
+and from what law the next token then comes. How far that is from the target is
+computed in one place, for all. What is a rule of the library is summed by
+`specjax.exact.block_law`.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+
+import jax
+import numpy as np
+
+from specjax import exact
+from specjax.siblings import IID, Siblings
+from specjax.tree import Tree
+from specjax.types import Rule
+
+# `(tokens after the root) -> f64[V]`, probabilities.
+Law = Callable[[tuple[int, ...]], np.ndarray]
+# Probability, the accepted tokens, and the law of the token after them.
+Entry = tuple[float, tuple[int, ...], np.ndarray]
+# Given the raw laws of draft and target, and how deep drafts go.
+Rounds = Callable[[Law, Law, int], Iterator[Entry]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Instance:
+  """Laws of a draft and a target over V tokens, before any warp."""
+
+  name: str
+  draft: Law
+  target: Law
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Method:
+  """What somebody published.
+
+  Attributes:
+    name: of the method, and which of its forms.
+    source: paper, or repository, path and commit or version.
+    claim: "lossless", or what is said instead.
+    finding: what it does, in a sentence.
+    depth: G, the drafted tokens of a path, in the table.
+    rounds: `(draft, target, depth) -> entries`, given the raw laws.
+    warp: `target -> target`, what plain sampling would draw from.
+  """
+
+  name: str
+  source: str
+  claim: str
+  finding: str
+  depth: int
+  rounds: Rounds
+  warp: Callable[[Law], Law] = lambda law: law
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+  """A method on an instance.
+
+  Attributes:
+    distance: total variation between the joint law of the next G + 1 tokens,
+      those after the round's from the warped target, and the warped target's.
+    tokens: expected tokens of a round.
+  """
+
+  distance: float
+  tokens: float
+
+
+def outcome(
+  method: Method, instance: Instance, depth: int | None = None
+) -> Outcome:
+  """Sums a method's rounds.
+
+  Args:
+    method: the method.
+    instance: its laws.
+    depth: G, the method's by default.
+
+  Raises:
+    ValueError: if what may happen has not probability one.
+  """
+  depth = depth or method.depth
+  target, size = method.warp(instance.target), len(instance.target(()))
+  shape = lambda tokens: (size,) * tokens
+  emitted = [np.zeros(shape(g + 1)) for g in range(depth + 1)]
+  for mass, tokens, law in method.rounds(
+    instance.draft, instance.target, depth
+  ):
+    emitted[len(tokens)][tokens] += mass * law
+  total = sum(mass.sum() for mass in emitted)
+  if abs(total - 1) > 1e-9 or min(mass.min() for mass in emitted) < -1e-12:
+    raise ValueError(f"{method.name} on {instance.name} sums to {total}")
+  output, expected = np.ones(()), np.ones(())
+  for g, mass in enumerate(emitted):
+    laws = [target(t) for t in itertools.product(range(size), repeat=g)]
+    laws = np.reshape(laws, shape(g + 1))
+    output = output[..., None] * laws + mass if g else mass
+    expected = expected[..., None] * laws
+  return Outcome(
+    distance=float(np.abs(output - expected).sum() / 2),
+    tokens=float(sum((g + 1) * m.sum() for g, m in enumerate(emitted))),
+  )
+
+
+def of_rule(
+  rule: Rule,
+  make_tree: Callable[[int], Tree],
+  siblings: Siblings = IID,
+  draw: Callable[[Law], Law] = lambda law: law,
+  warp: Callable[[Law], Law] = lambda law: law,
+) -> Rounds:
+  """A rule of the library, told the truth about drafts from `draw(draft)`."""
+
+  def rounds(draft: Law, target: Law, depth: int) -> Iterator[Entry]:
+    after_root = lambda law: lambda text: law(text[1:])
+    with jax.enable_x64(True):
+      law = exact.block_law(
+        rule,
+        make_tree(depth),
+        after_root(draw(draft)),
+        after_root(warp(target)),
+        siblings=siblings,
+      )
+    for mass in law.emitted:
+      for tokens in np.ndindex(mass.shape[:-1]):
+        if total := mass[tokens].sum():
+          yield total, tokens, mass[tokens] / total
+
+  return rounds
+
+
+def tempered(temperature: float) -> Callable[[Law], Law]:
+  """The warp to a temperature, as a map from law to law."""
+
+  def warp(law: Law) -> Law:
+    return lambda text: normal(law(text) ** (1 / temperature))
+
+  return warp
+
+
+def normal(mass: np.ndarray) -> np.ndarray:
+  """`mass / sum(mass)`; where there is none it is never drawn from."""
+  mass = np.maximum(mass, 0)
+  total = mass.sum()
+  return mass / total if total > 0 else np.full(len(mass), 1 / len(mass))
+
+
+def ratio(wanted: float, offered: float) -> float:
+  """`min(1, wanted / offered)`."""
+  return 1.0 if wanted >= offered else max(wanted, 0) / offered
+
+
+def paths(law: Law, depth: int) -> Iterator[tuple[float, tuple[int, ...]]]:
+  """Every path of drafted tokens, with its probability."""
+  for tokens in itertools.product(range(len(law(()))), repeat=depth):
+    probs = [law(tokens[:i])[x] for i, x in enumerate(tokens)]
+    if weight := float(np.prod(probs)):
+      yield weight, tokens
+
+
+def in_turn(
+  weight: float, tokens: tuple[int, ...], said: Law, target: Law
+) -> Iterator[Entry]:
+  """The standard test of a path, token by token, against the law it is told.
+
+  Args:
+    weight: probability of the path.
+    tokens: the drafted ones.
+    said: the law that they are said to be drawn from.
+    target: the warped target's.
+  """
+  for i, x in enumerate(tokens):
+    q, p = target(tokens[:i]), said(tokens[:i])
+    accept = ratio(q[x], p[x])
+    yield weight * (1 - accept), tokens[:i], normal(q - p)
+    weight *= accept
+  yield weight, tokens, target(tokens)
+
+
+def point(token: int, size: int) -> np.ndarray:
+  """The law that is sure of a token, `f64[V]`."""
+  return np.eye(size)[token]
+
+
+def constant(law) -> Law:
+  """The same law after any text."""
+  return lambda text: np.asarray(law, float)
+
+
+def _random(seed: int) -> Law:
+  return lambda text: np.random.default_rng([seed, *text]).dirichlet(np.ones(3))
+
+
+_EVEN, _SURE = constant((1 / 2, 1 / 2)), constant((1, 0))
+INSTANCES = (
+  Instance(
+    name="A", draft=constant((2 / 3, 1 / 3)), target=constant((1 / 3, 2 / 3))
+  ),
+  Instance(
+    name="B", draft=_EVEN, target=lambda text: (_SURE if text else _EVEN)(text)
+  ),
+  Instance(
+    name="C",
+    draft=constant((0.5, 0.3, 0.2)),
+    target=constant((0.2, 0.3, 0.5)),
+  ),
+  Instance(name="R", draft=_random(7), target=_random(11)),
+)
+
+
+def smallest(method: Method) -> dict | None:
+  """The smallest counterexample among laws of small fractions.
+
+  Both laws are the same after any text and give every token mass. Of the fewest
+  drafted tokens, then of two tokens or three, then of the smallest denominators
+  it is the first that is off by 1e-9.
+
+  Returns:
+    G, the denominator, both laws' numerators, and the distance; None if there
+    is none up to fifths.
+  """
+  sizes = itertools.product(range(1, method.depth + 1), (2, 3), range(2, 6))
+  for depth, vocab, whole in sizes:
+    parts = itertools.product(range(1, whole), repeat=vocab)
+    numerators = [p for p in parts if sum(p) == whole]
+    for p, q in itertools.product(numerators, repeat=2):
+      laws = [constant(np.array(k) / whole) for k in (p, q)]
+      instance = Instance(name="small", draft=laws[0], target=laws[1])
+      found = outcome(method, instance, depth)
+      if found.distance > 1e-9:
+        return {
+          "depth": depth,
+          "denominator": whole,
+          "draft": list(p),
+          "target": list(q),
+          "distance": found.distance,
+        }
+  return None

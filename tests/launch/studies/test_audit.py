@@ -1,0 +1,238 @@
+"""`launch.studies.audit`: closed forms, exact nulls, a biased instrument."""
+
+import collections
+import contextlib
+import functools
+import io
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+from absl.testing import flagsaver
+
+from launch import cli, tables
+from launch.studies.audit import __main__ as audit
+from launch.studies.audit import hsd, power, shape, trees
+from specjax import rules
+from specjax.siblings import TOP_K
+from specjax.tree import chain, k_ary
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+BY_NAME = {method.name: method for method in audit.METHODS}
+INSTANCES = {one.name: one for one in shape.INSTANCES}
+COMMITTED = pathlib.Path("docs/measurements/audit/audit.json")
+PAGE = pathlib.Path("docs/audit.md").read_text("utf-8")
+
+
+def distance(name, instance, depth=None):
+  return shape.outcome(BY_NAME[name], INSTANCES[instance], depth).distance
+
+
+def of_laws(name, draft, target, depth=1):
+  laws = shape.Instance(
+    name="laws", draft=shape.constant(draft), target=shape.constant(target)
+  )
+  return shape.outcome(BY_NAME[name], laws, depth).distance
+
+
+EXACT = {
+  "HSD, text",
+  "transformers, assistant model, T = 0.5",
+  "transformers, prompt look-up",
+  "transformers, DFlash and MTP, T = 0.5",
+  "SGLang, target-only tree, thresholds 1",
+  "EAGLE-1, mended, T = 1",
+  "EAGLE-2, T = 1",
+}
+
+
+@pytest.mark.parametrize("name", sorted(EXACT))
+def test_what_is_exact_is_so_on_every_pair_of_laws(name):
+  for instance in INSTANCES:
+    assert distance(name, instance) < 1e-12, instance
+  if "transformers" not in name:
+    assert shape.smallest(BY_NAME[name]) is None
+
+
+@pytest.mark.parametrize(
+  "name, instance, expected",
+  [
+    ("HSD, release", "A", 1 / 9),
+    ("HSD, release", "C", 0.06),
+    ("SpecTr-GBV, release, K = 1", "A", 1 / 9),
+    ("transformers, DFlash and MTP before PR 48007, T = 0.5", "A", 0.04),
+    ("transformers, Gemma 4 assistant", "A", 1 / 6),
+    ("transformers, Gemma 4 assistant", "B", 1 / 2),
+    ("transformers, Gemma 4 assistant", "C", 0.36),
+    ("Self-speculative sampling, defaults", "A", 1 / 6),
+    ("EAGLE-1, before the mend, T = 1", "A", 1 / 9),
+    ("EAGLE-1, mended, T = 0.5", "A", 2 / 15),
+    ("EAGLE-2, T = 0.5", "A", 2 / 15),
+    ("Sampled tests on a top-k tree", "C", 0.3),
+    ("A sampled tree, reranked", "A", 1 / 9),
+    ("A sampled tree, reranked", "C", 0.1),
+    ("Medusa, typical acceptance", "A", 8 / 9),
+    ("Medusa, typical acceptance", "C", 0.96),
+    ("Medusa, typical acceptance, release", "A", 25 / 27),
+  ],
+)
+def test_distances_are_what_a_hand_computes(name, instance, expected):
+  assert distance(name, instance) == pytest.approx(expected, abs=1e-12)
+
+
+def test_closed_forms_of_one_token():
+  """P(x) written out for each, against what the methods' code sums."""
+  p, q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5])
+  away = lambda law: np.abs(law - q).sum() / 2
+  accept = np.minimum(1, q / p)
+  # OpenVINO: x stays if r <= p(x) / q(y), r in hundredths, else q's draw.
+  coin = np.minimum(1, (np.floor(100 * p[:, None] / q + 1e-9) + 1) / 101)
+  stays = p * (coin @ q)
+  law = stays + (1 - stays.sum()) * q
+  found = of_laws("OpenVINO GenAI, draft model", p, q)
+  assert found == pytest.approx(away(law), abs=1e-12)
+  # xLLM: only the rejected token's own mass is taken off.
+  law = p * accept
+  for x in range(3):
+    left = np.maximum(q - p * np.eye(3)[x], 0)
+    law = law + p[x] * (1 - accept[x]) * left / left.sum()
+  found = of_laws("xLLM before PR 2175", p, q)
+  assert found == pytest.approx(away(law), abs=1e-12)
+  # Recurrent drafter: two beams, tokens 0 and 1, each with its own coin.
+  left = np.maximum(q - p, 0)
+  miss = (1 - accept[0]) * (1 - accept[1])
+  law = np.array([accept[0], (1 - accept[0]) * accept[1], 0])
+  law = law + miss * left / left.sum()
+  found = of_laws("Recurrent drafter", p, q)
+  assert found == pytest.approx(away(law), abs=1e-12)
+
+
+def test_medusa_draws_anew_after_a_miss():
+  # Of two paths the first hits with q(0); a miss of both is not remembered.
+  q = np.array([0.5, 0.5])
+  hit = np.array([0.5, 0.25]) + 0.25 * q
+  expected = np.abs(hit - q).sum() / 2
+  found = of_laws("Medusa, nucleus", (0.5, 0.5), q)
+  assert found == pytest.approx(expected, abs=1e-12)
+  cut = trees.nucleus(shape.constant([0.7, 0.2, 0.06, 0.04]))(())
+  np.testing.assert_allclose(cut, [7 / 9, 2 / 9, 0, 0])
+
+
+def test_spectr_gbv_of_one_token_is_off_where_draft_and_target_are_equal():
+  # A path of token x passes with probability p / (1 - (1 - p)^2): 3/5 and 3/4.
+  third = np.array([1 / 3, 2 / 3])
+  passes = third / (1 - (1 - third) ** 2)
+  miss = 1 - third @ passes
+  law = third * passes * (1 + miss) + miss**2 * third
+  found = of_laws("SpecTr-GBV, release, K = 2", third, third)
+  assert found == pytest.approx(np.abs(law - third).sum() / 2, abs=1e-12)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("instance", ["A", "B", "R"])
+def test_the_text_of_hsd_is_block_verification(depth, instance):
+  laws = INSTANCES[instance]
+  emitted = []
+  for rounds in (
+    BY_NAME["HSD, text"].rounds,
+    shape.of_rule(rules.get("block"), chain),
+  ):
+    found = collections.Counter()
+    for mass, tokens, law in rounds(laws.draft, laws.target, depth):
+      found.update({(*tokens, x): mass * law[x] for x in range(len(law))})
+    emitted.append(found)
+  text, shipped = emitted
+  assert all(abs(text[k] - shipped[k]) < 1e-12 for k in text | shipped)
+  assert len(shipped) > 2
+
+
+def test_eagle_2_at_temperature_1_is_the_shipped_rule():
+  laws = INSTANCES["R"]
+  rounds = shape.of_rule(rules.get("recursive"), lambda _: k_ary(2), TOP_K)
+  shipped = shape.Method(
+    name="recursive", source="", claim="", finding="", depth=1, rounds=rounds
+  )
+  assert shape.outcome(shipped, laws).tokens == pytest.approx(
+    shape.outcome(BY_NAME["EAGLE-2, T = 1"], laws).tokens, abs=1e-12
+  )
+
+
+def test_warping_the_draft_twice_costs_tokens_and_no_exactness():
+  tokens = lambda name: shape.outcome(BY_NAME[name], INSTANCES["C"]).tokens
+  twice = tokens("transformers, assistant model, T = 0.5")
+  once = tokens("transformers, DFlash and MTP, T = 0.5")
+  assert twice == pytest.approx(1.297, abs=5e-4)
+  assert once == pytest.approx(1.648, abs=5e-4)
+
+
+@pytest.mark.parametrize("bias", [1e-6, 1e-9])
+def test_the_instrument_finds_an_exact_method_made_biased(bias):
+  def rounds(draft, target, depth):
+    for mass, tokens, law in hsd.backwards(draft, target, depth, capped=True):
+      move = bias * law.min() * (np.eye(len(law))[0] - np.eye(len(law))[1])
+      yield mass, tokens, law + move * (law[1] > law.min() / 2)
+
+  method = BY_NAME["HSD, text"]
+  biased = shape.Method(
+    name="biased", source="", claim="", finding="", depth=2, rounds=rounds
+  )
+  honest = shape.outcome(method, INSTANCES["R"]).distance
+  found = shape.outcome(biased, INSTANCES["R"]).distance
+  assert honest < 1e-15 < bias * 1e-3 < found < bias
+
+
+def test_what_does_not_sum_to_one_is_refused():
+  lost = lambda draft, target, depth: iter([(0.5, (), target(()))])
+  method = shape.Method(
+    name="lost", source="", claim="", finding="", depth=1, rounds=lost
+  )
+  with pytest.raises(ValueError, match=r"lost on A sums to 0\.5"):
+    shape.outcome(method, INSTANCES["A"])
+
+
+def test_power_is_that_of_simulated_tests():
+  rng = np.random.default_rng(3)
+  samples, bias = 2_000, 0.03
+  law = np.full(10, 0.1) + np.tile([1, -1], 5) * bias / 5
+  counts = rng.multinomial(samples, law, size=4_000)
+  statistic = ((counts - samples / 10) ** 2 / (samples / 10)).sum(axis=1)
+  share = (statistic > 16.9190).mean()  # chi2.isf(0.05, 9)
+  assert share == pytest.approx(power.chi_squared(samples, 10, bias), abs=0.03)
+  assert power.chi_squared(100_000, 10, 0.0) == pytest.approx(0.05)
+  enough = power.samples_for(0.9, 10, 1e-3)
+  assert power.chi_squared(enough, 10, 1e-3) == pytest.approx(0.9, abs=1e-6)
+
+
+def test_vllms_test_passes_a_small_bias_and_fails_a_large_one():
+  assert power.vllm(1e-3, runs=200) == 0.0
+  assert power.vllm(3e-2, runs=200) == 1.0
+
+
+@functools.cache
+def committed():
+  return json.loads(COMMITTED.read_text("utf-8"))
+
+
+def test_the_committed_numbers_are_those_of_the_code(tmp_path, monkeypatch):
+  monkeypatch.setattr(power, "measure", lambda: committed()["power"])
+  output = tmp_path / "audit.json"
+  with flagsaver.flagsaver(), contextlib.redirect_stdout(io.StringIO()):
+    assert cli.execute(audit.run, ["audit", f"--output={output}"]) == 0
+  found = json.loads(output.read_text())
+  assert found["machine"]["jax"] == jax.__version__
+  assert committed()["seconds"] < 60
+  for new, old in zip(found["methods"], committed()["methods"], strict=True):
+    for key in ("distance", "block_efficiency"):
+      assert new[key] == pytest.approx(old[key], abs=1e-12)
+    assert (new["name"], new["exact"]) == (old["name"], old["exact"])
+    for key, value in (old["smallest"] or {}).items():
+      assert new["smallest"][key] == pytest.approx(value)
+  assert {m["name"] for m in found["methods"] if m["exact"]} == EXACT
+
+
+@pytest.mark.parametrize("table", ["audit", "audit_sources", "power"])
+def test_the_page_is_printed_from_the_committed_result(table, capsys):
+  assert tables.main(["tables", table, str(COMMITTED)]) == 0
+  assert capsys.readouterr().out.strip() in PAGE
