@@ -25,7 +25,7 @@ def methods(results: dict[str, dict]) -> str:
       ]
     )
   head = ["method", "claimed", "G", *names, "smallest: G, p, q, distance"]
-  return table([*head, "it"], rows)
+  return table([*head, "finding"], rows)
 
 
 def sources(results: dict[str, dict]) -> str:
