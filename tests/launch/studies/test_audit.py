@@ -130,6 +130,15 @@ def test_spectr_gbv_of_one_token_is_off_where_draft_and_target_are_equal():
   assert found == pytest.approx(np.abs(law - third).sum() / 2, abs=1e-12)
 
 
+def test_spectr_gbv_of_two_paths_accepts_less_than_its_formula():
+  # Its paper's expectation, sum of q (1 - (1 - min(p / q, 1))^K), is 0.82 here.
+  found = shape.outcome(
+    BY_NAME["SpecTr-GBV, release, K = 2"], INSTANCES["C"], 1
+  )
+  assert found.tokens - 1 == pytest.approx(0.737, abs=5e-4)
+  assert found.distance == pytest.approx(0.0331, abs=5e-5)
+
+
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("instance", ["A", "B", "R"])
 def test_the_text_of_hsd_is_block_verification(depth, instance):
