@@ -25,6 +25,7 @@ from specjax.rules import (
   transport,
   traversal,
   typical,
+  univer,
 )
 from specjax.types import Rule
 
@@ -49,6 +50,7 @@ RULES: dict[str, Rule] = {
   "greedy_draft": greedy_draft.RULE,
   "hub": hub.RULE,
   "traversal": traversal.RULE,
+  "univer": univer.RULE,
   "multipath_block": multipath_block.RULE,
   "gumbel_list": gumbel_list.RULE,
 } | {name: factory() for name, factory in FACTORIES.items()}

@@ -50,7 +50,11 @@ def test_output_law_is_the_warped_targets(rule, tree, siblings):
 
 @pytest.mark.parametrize(
   ("name", "siblings"),
-  [("hub", siblings_lib.HUB), ("greedy_draft", siblings_lib.GREEDY)],
+  [
+    ("hub", siblings_lib.HUB),
+    ("greedy_draft", siblings_lib.GREEDY),
+    ("univer", siblings_lib.GREEDY),
+  ],
 )
 def test_ties_of_float32_are_drawn_as_they_are_verified(name, siblings):
   """Two tokens are equally probable to the rule, and in float64 are not."""

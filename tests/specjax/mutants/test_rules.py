@@ -18,8 +18,15 @@ import toys
 
 from specjax import exact, laws, rules
 from specjax import tree as tree_lib
-from specjax.rules import kseq, multipath_block, nodewise, transport, traversal
-from specjax.siblings import HUB, IID, WITHOUT_REPLACEMENT
+from specjax.rules import (
+  kseq,
+  multipath_block,
+  nodewise,
+  transport,
+  traversal,
+  univer,
+)
+from specjax.siblings import GREEDY, HUB, IID, WITHOUT_REPLACEMENT
 from specjax.tree import Tree, take_node
 from specjax.types import Rule, Verification
 
@@ -228,6 +235,18 @@ def unofficial_settle(owed, target_log_probs, draft_log_probs, tokens, valid):
   return jnp.stack(given), owed, left
 
 
+def unscaled(plan):
+  """A plan of `univer` for q itself, whatever of it is owed."""
+  return lambda mass, *drawn: plan(mass / jnp.sum(mass), *drawn)
+
+
+def owing_their_part(*node, settle=univer._settle):
+  """`univer._settle`, but child j owes its part of the plan, c_j alone."""
+  given, *left = settle(*node)
+  earlier_fail = jnp.cumprod(jnp.append(1, 1 - given[:-1]))
+  return given * earlier_fail, *left
+
+
 def highest_ratio(levels, group, valid):
   """Selects the first candidate of the highest q / p, whatever the levels."""
   del levels
@@ -337,6 +356,18 @@ RULES = {
   "transport without its levels": (
     patched(transport.RULE, transport, pick_probs=highest_ratio),
     transport.RULE, PAIR),
+  # No known system.
+  "univer for the unscaled target": (
+    patched(univer.RULE, univer, _independent=unscaled(univer._independent)),
+    univer.RULE, UNEVEN),
+  # No known system.
+  "univer of greedy drafts for the unscaled target": (
+    patched(univer.RULE, univer, _greedy=unscaled(univer._greedy)),
+    univer.RULE, UNEVEN, GREEDY),
+  # No known system.
+  "univer whose siblings owe their part of the plan": (
+    patched(univer.RULE, univer, _settle=owing_their_part),
+    univer.RULE, PAIR),
   # No known system.
   "hub pairs the wrong way round": (
     hub_turns_swapped(rules.get("hub")), rules.get("hub"), PAIR, HUB),
