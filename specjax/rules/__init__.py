@@ -21,6 +21,7 @@ from specjax.rules import (
   multipath_block,
   recursive,
   relaxed,
+  score_block,
   token,
   transport,
   traversal,
@@ -51,6 +52,7 @@ RULES: dict[str, Rule] = {
   "hub": hub.RULE,
   "traversal": traversal.RULE,
   "univer": univer.RULE,
+  "score_block": score_block.RULE,
   "multipath_block": multipath_block.RULE,
   "gumbel_list": gumbel_list.RULE,
 } | {name: factory() for name, factory in FACTORIES.items()}

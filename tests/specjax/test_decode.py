@@ -46,7 +46,11 @@ def test_greedy_rows_equal_a_plain_python_argmax(rule, drafter):
 
 
 LOOP_TREES = {
-  ("without_replacement", k_ary(2, 2)): ("recursive", "traversal"),
+  ("without_replacement", k_ary(2, 2)): (
+    "recursive",
+    "traversal",
+    "score_block",
+  ),
   ("top_k", k_ary(2, 2)): ("typical(epsilon=0.5, delta=1.0)",),
   ("greedy", k_ary(2, 1)): ("greedy_draft", "univer"),
   ("hub", k_ary(2, 2)): ("hub",),
