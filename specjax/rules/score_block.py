@@ -22,6 +22,8 @@ powers theta are fitted, by longer steps of Hunter's algorithm (Ann. Statist.
 of a fair choice. Any powers are lossless; to differentiation B is constant.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,7 +32,7 @@ from jax import Array
 from specjax import laws
 from specjax.rules import requirements
 from specjax.siblings import WITHOUT_REPLACEMENT, Siblings
-from specjax.structs import struct
+from specjax.structs import static, struct
 from specjax.tree import Form, Tree, take_node
 from specjax.types import Draft, Rule, Verification
 
@@ -40,6 +42,10 @@ _STEP = 1.5
 _MOST = 7.0  # |log theta|
 # -log u, from u = 0 to 1; between two of them B is linear.
 _TIMES = np.array([np.inf, *np.exp(np.linspace(_MOST + 3, -_MOST - 4, 32)), 0])
+
+
+# Laws must be exact to rounding, on devices too that multiply in less.
+_dot = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
 @struct
@@ -59,53 +65,56 @@ class _State:
 
 @struct
 class _Family:
-  """The law of a node's children: of pairs, or of one if `odds` is None.
+  """The law of a node's children, a pair or one.
 
   Attributes:
     law: `f32[V]`, p.
     odds: `f32[V]`, p / (1 - p), and 0 of the most probable token.
     top: `i32[]`, the most probable token.
     after_top: `f32[V]`, the second's law if that is the first, as it was drawn:
-      p may have next to no mass, or none, beside it.
+      p may have next to no mass beside it.
+    pair: whether there are two (static).
   """
 
   law: Array
-  odds: Array | None = None
-  top: Array | None = None
-  after_top: Array | None = None
+  odds: Array
+  top: Array
+  after_top: Array
+  pair: bool = static()
 
   @classmethod
   def of(cls, log_probs: Array, tokens: Array) -> "_Family":
     """From the laws that the children were drawn from, `f32[C, V]`."""
-    law = jnp.exp(log_probs[0])
-    if len(tokens) == 1:
-      return cls(law=law)
-    top = jnp.argmax(log_probs[0])
+    law, top = jnp.exp(log_probs[0]), jnp.argmax(log_probs[0])
     second = WITHOUT_REPLACEMENT.child(log_probs[0], top[None], 2)
-    second = jnp.where(tokens[0] == top, log_probs[1], second)
+    second = jnp.where(tokens[0] == top, log_probs[-1], second)
     here = jnp.arange(len(law)) == top
-    odds = jnp.where(here, 0, law / jnp.where(here, 1, 1 - law))
-    return cls(law=law, odds=odds, top=top, after_top=jnp.exp(second))
+    return cls(
+      law=law,
+      odds=jnp.where(here, 0, law / jnp.where(here, 1, 1 - law)),
+      top=top,
+      after_top=jnp.exp(second),
+      pair=len(tokens) == 2,
+    )
 
   def product(self, x: Array) -> Array:
     """`E[prod of x over the family]`, `f32[V, n] -> f32[n]`."""
-    if self.odds is None:
-      return self.law @ x
-    of_top = self.law[self.top] * x[self.top] * (self.after_top @ x)
-    others = (self.law @ x) * (self.odds @ x)
-    return of_top + others - (self.odds * self.law) @ (x * x)
+    every = _dot(self.law, x)
+    if not self.pair:
+      return every
+    of_top = self.law[self.top] * x[self.top] * _dot(self.after_top, x)
+    equal = _dot(self.odds * self.law, x * x)
+    return of_top + every * _dot(self.odds, x) - equal
 
   def with_other(self, x: Array) -> Array:
     """`E[x of the other, if the token is in the family]`, `f32[V, n]` both."""
-    if self.odds is None:
+    if not self.pair:
       return jnp.broadcast_to(self.law[:, None], x.shape)
     law, odds = self.law[:, None], self.odds[:, None]
-    first = odds * (self.law @ x - law * x)
-    second = law * (self.odds @ x - odds * x)
-    is_top = (jnp.arange(len(x)) == self.top)[:, None]
-    of_top = jnp.where(
-      is_top, self.after_top @ x, self.after_top[:, None] * x[self.top]
-    )
+    first = odds * (_dot(self.law, x) - law * x)
+    second = law * (_dot(self.odds, x) - odds * x)
+    of_top = self.after_top[:, None] * x[self.top]
+    of_top = of_top.at[self.top].set(_dot(self.after_top, x))
     return first + second + self.law[self.top] * of_top
 
 
@@ -116,7 +125,7 @@ def _scores(family: _Family, log_power: Array, below: Array) -> Array:
   step = raw[:, 1:] - raw[:, :-1]
   reached = family.product(raw)
   # Between two times the product is a quadratic of the part that is gone.
-  bend = family.product(step) if family.odds is not None else 0 * reached[1:]
+  bend = family.product(step) * family.pair
   last = jnp.searchsorted(reached, below, side="right") - 1
   last = jnp.clip(last, 0, len(_TIMES) - 2)
   slope = (reached[1:] - reached[:-1] - bend)[last]
@@ -127,12 +136,10 @@ def _scores(family: _Family, log_power: Array, below: Array) -> Array:
   return found.at[:, 0].set(0).at[:, -1].set(1)
 
 
-def _selected(
-  family: _Family, scores: Array, weight: Array
-) -> tuple[Array, Array]:
+def _selected(family, scores, weight):
   """The selected child's law, `f32[V]`, and `with_other` of its bins' means."""
   others = family.with_other((scores[:, 1:] + scores[:, :-1]) / 2)
-  law = (jnp.diff(scores) * others) @ weight
+  law = _dot(jnp.diff(scores) * others, weight)
   total = jnp.sum(law)
   return law / jnp.where(total > 0, total, 1), others
 
@@ -162,16 +169,9 @@ def _fit(family: _Family, wanted: Array, state: _State) -> Array:
 
 
 def _descend(state, target_log_probs, draft_log_probs, tokens):
-  """One node: its residual, block verification's h, its children's states.
+  """One node's `[w q - g]_+`, how likely it passes, and its children's states.
 
-  Args:
-    state: the node's.
-    target_log_probs: `f32[V]`.
-    draft_log_probs: `f32[C, V]`, the law that each child was drawn from.
-    tokens: `i32[C]`.
-
-  Returns:
-    `[w q - g]_+` `f32[V]`; `f32[]`; `_State`, C first.
+  Its arguments are its state and those of `specjax.rules.nodewise.DecideFn`.
   """
   family = _Family.of(draft_log_probs, tokens)
   wanted = state.owed * jnp.exp(target_log_probs)
@@ -198,7 +198,7 @@ def verify(draft: Draft, target_log_probs: Array) -> Verification:
     below=one[..., None] * jnp.linspace(0, 1, _NUM_BINS + 1, dtype=one.dtype),
     weight=jnp.broadcast_to(one[..., None], (len(one), 1, _NUM_BINS)),
   )
-  inner, leaves = tree.levels[:-1], tree.levels[-1]
+  inner = tree.levels[:-1]
   counts = [len(tree.children[level.start]) for level in inner]
   rests, passes = [], []
   for level, count in zip(inner, counts, strict=True):
@@ -211,9 +211,9 @@ def verify(draft: Draft, target_log_probs: Array) -> Verification:
     )
     rests.append(rest)
     passes.append(passing)
-    state = jax.tree.map(_each, children)
-  rest = [*rests, jnp.zeros_like(target_log_probs[:, leaves.start :])]
-  rest = jnp.concatenate(rest, axis=1)
+    state = jax.tree.map(jax.vmap(jnp.concatenate), children)
+  rests.append(jnp.zeros_like(target_log_probs[:, tree.levels[-1].start :]))
+  rest = jnp.concatenate(rests, axis=1)
   passes = [one, *passes[1:], state.owed] if inner else [one]
   came = [_chosen(counts, state.below)]  # and every test below fails
   for count, passing in zip(counts[::-1], passes[:0:-1], strict=True):
@@ -232,18 +232,8 @@ def _families(x: Array, count: int) -> Array:
   return x.reshape(len(x), x.shape[1] // count, count, *x.shape[2:])
 
 
-def _each(x: Array) -> Array:
-  """The other way round."""
-  return x.reshape(len(x), x.shape[1] * x.shape[2], *x.shape[3:])
-
-
 def _chosen(counts: list[int], below: Array) -> Array:
-  """With what probability each leaf of this draft is selected, `f32[B, n]`.
-
-  Args:
-    counts: children of a node at every depth.
-    below: `f32[B, n, N + 1]`, the cumulative laws of the leaves' scores.
-  """
+  """How likely each leaf is selected, `f32[B, n]`, by all leaves' `below`."""
   best = [below]  # of the best leaf below every node, deepest first
   for count in counts[::-1]:
     best.append(_families(best[-1], count).prod(axis=2))
@@ -255,7 +245,7 @@ def _chosen(counts: list[int], below: Array) -> Array:
       part = part * (mine[..., 1:] + mine[..., :-1])[:, :, ::-1] / 2
     total = jnp.sum(part, axis=2, keepdims=True)
     part = part / jnp.where(total > 0, total, 1)
-    chosen = _each(chosen[:, :, None] * part)
+    chosen = jax.vmap(jnp.concatenate)(chosen[:, :, None] * part)
   return jnp.sum(chosen, axis=-1)
 
 

@@ -1,4 +1,4 @@
-"""`score_block`: lossless where it is taken, else refused, and near the best."""
+"""`score_block`: lossless where it is taken, and near the optimum."""
 
 import acceptances
 import instances
