@@ -61,9 +61,9 @@ def make(name: str, vocab_size: int) -> Drafter:
 # accepts most.
 _CHAIN = (
   "block", "token", "match", "recursive", "batch", "kseq", "transport",
-  "traversal", "multipath_block",
+  "traversal", "multipath_block", "univer",
 )  # fmt: skip
-_TREE = ("recursive", "kseq", "transport", "traversal", "match")
+_TREE = ("recursive", "kseq", "transport", "traversal", "match", "univer")
 _DISTINCT = ("recursive", "traversal", "match")
 _CERTAIN = ("match", "traversal", "recursive")
 RULES = {

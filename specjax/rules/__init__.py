@@ -21,10 +21,12 @@ from specjax.rules import (
   multipath_block,
   recursive,
   relaxed,
+  score_block,
   token,
   transport,
   traversal,
   typical,
+  univer,
 )
 from specjax.types import Rule
 
@@ -49,6 +51,8 @@ RULES: dict[str, Rule] = {
   "greedy_draft": greedy_draft.RULE,
   "hub": hub.RULE,
   "traversal": traversal.RULE,
+  "univer": univer.RULE,
+  "score_block": score_block.RULE,
   "multipath_block": multipath_block.RULE,
   "gumbel_list": gumbel_list.RULE,
 } | {name: factory() for name, factory in FACTORIES.items()}

@@ -18,6 +18,7 @@ block verification. Lossless for any siblings.
 
 import dataclasses
 import functools
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -32,8 +33,48 @@ from specjax.tree import Form, Tree, child_table, take_node
 from specjax.types import Draft, Rule, Verification
 
 
+class SettleFn(Protocol):
+  """The debts at one node, before and after its children are tested."""
+
+  def __call__(
+    self,
+    owed: Array,
+    target_log_probs: Array,
+    draft_log_probs: Array,
+    tokens: Array,
+    valid: Array,
+  ) -> tuple[Array, Array, Array]:
+    """Hands a node's debt on to its C children.
+
+    Args:
+      owed: `f32[]`, w_v before them.
+      target_log_probs: `f32[V]`.
+      draft_log_probs: `f32[C, V]`, the law that each child was drawn from.
+      tokens, valid: `i32[C]`, `bool[C]`.
+
+    Returns:
+      `f32[C]`, the debts `w_x` of the children, 0 for what is not there; and
+      after them `f32[]`, w_v, and `f32[V]`, log q_v.
+    """
+
+
 def verify(draft: Draft, target_log_probs: Array) -> Verification:
   """See `specjax.types.VerifyFn`."""
+  return verify_by(_settle, draft, target_log_probs)
+
+
+def verify_by(
+  settle: SettleFn, draft: Draft, target_log_probs: Array
+) -> Verification:
+  """Tests every node after its subtree, with probability its debt.
+
+  Args:
+    settle: the debts at one node. It must keep each child's at most 1.
+    draft, target_log_probs: see `specjax.types.VerifyFn`.
+
+  Returns:
+    The `Verification`.
+  """
   tree, topology = draft.tree, draft.topology()
   if not tree.num_drafted:
     return Verification(
@@ -44,6 +85,7 @@ def verify(draft: Draft, target_log_probs: Array) -> Verification:
   slots, valid = child_table(tree, topology)
   everywhere = lambda x: jnp.broadcast_to(x, (len(draft.tokens), *x.shape[1:]))
   family = _Family(
+    settle_one=settle,
     target=target_log_probs,
     laws=draft.laws(target_log_probs),
     tokens=draft.tokens,
@@ -77,12 +119,14 @@ class _Family:
   """Every node's law and its children's.
 
   Attributes:
+    settle_one: the debts at one node.
     target: `f32[B, N + 1, V]`.
     laws: `f32[B, N + 1, V]`, the law each node was drawn from.
     tokens: `i32[B, F]`.
     slots, valid: `i32[B, N + 1, C]` and `bool[B, N + 1, C]`, its children.
   """
 
+  settle_one: SettleFn
   target: Array
   laws: Array
   tokens: Array
@@ -90,10 +134,10 @@ class _Family:
   valid: Array
 
   def settle(self, owed: Array, node: Array) -> tuple[Array, Array, Array]:
-    """`_settle` at one node of every row, `f32[B]` and `i32[B]`."""
+    """`settle_one` at one node of every row, `f32[B]` and `i32[B]`."""
     slots = take_node(self.slots, node)
     at = lambda x: jax.vmap(lambda rows, where: rows[where])(x, slots)
-    return jax.vmap(_settle)(
+    return jax.vmap(self.settle_one)(
       owed,
       take_node(self.target, node),
       at(self.laws),
@@ -115,7 +159,7 @@ def _settle_by_level(tree: Tree, family: _Family) -> tuple[Array, Array]:
     width = max(len(tree.children[n]) for n in here)
     pad = lambda nodes: [*nodes, *[0] * (width - len(nodes))]  # noqa: B023
     slots = np.array([pad(tree.children[n]) for n in here], np.int32)
-    given, left, _ = jax.vmap(jax.vmap(_settle))(
+    given, left, _ = jax.vmap(jax.vmap(family.settle_one))(
       owed[:, here],
       nodewise.node_rows(family.target, here),
       nodewise.node_rows(family.laws, slots.reshape(-1)).reshape(
@@ -155,17 +199,7 @@ def _settle_in_turn(tree: Tree, family: _Family) -> tuple[Array, Array]:
 
 
 def _settle(owed, target_log_probs, draft_log_probs, tokens, valid):
-  """One node's debts: `w_x` of its C children, `w_v` and log q_v after them.
-
-  Args:
-    owed: `f32[]`, w_v before them.
-    target_log_probs: `f32[V]`.
-    draft_log_probs: `f32[C, V]`, the law that each child was drawn from.
-    tokens, valid: `i32[C]`, `bool[C]`.
-
-  Returns:
-    `f32[C]`, 0 for what is not there; `f32[]`, `f32[V]`.
-  """
+  """Children in turn, see the module and `SettleFn`."""
 
   def reject(carry, i):
     mass, owed = carry  # w_v q_v, w_v

@@ -46,15 +46,20 @@ def test_greedy_rows_equal_a_plain_python_argmax(rule, drafter):
 
 
 LOOP_TREES = {
-  ("without_replacement", k_ary(2, 2)): ("recursive", "traversal"),
+  ("without_replacement", k_ary(2, 2)): (
+    "recursive",
+    "traversal",
+    "score_block",
+  ),
   ("top_k", k_ary(2, 2)): ("typical(epsilon=0.5, delta=1.0)",),
-  ("greedy", k_ary(2, 1)): ("greedy_draft",),
+  ("greedy", k_ary(2, 1)): ("greedy_draft", "univer"),
   ("hub", k_ary(2, 2)): ("hub",),
   ("shared_noise", paths(2, 2)): ("gumbel_list",),
   ("iid", paths(2, 2)): (
     "batch",
     "kseq",
     "transport",
+    "univer",
     "multipath_block",
   ),
   ("iid", chain(3)): ("block", "decoding_opt"),

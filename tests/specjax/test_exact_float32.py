@@ -39,7 +39,9 @@ def test_output_law_holds_in_float32(rule, tree, siblings):
   [
     ("recursive", WITHOUT_REPLACEMENT),
     ("traversal", WITHOUT_REPLACEMENT),
+    ("score_block", WITHOUT_REPLACEMENT),
     ("greedy_draft", GREEDY),
+    ("univer", GREEDY),
     ("hub", HUB),
   ],
 )

@@ -53,6 +53,7 @@ POLICIES = {
 # All lossless rules of chains that may end early.
 CHAIN_RULES = (
   "token", "block", "match", "recursive", "kseq", "transport", "traversal",
+  "univer",
 )  # fmt: skip
 ALWAYS = [
   ("confidence", "token"), ("survival", "block"), ("predicted", "block"),

@@ -18,8 +18,16 @@ import toys
 
 from specjax import exact, laws, rules
 from specjax import tree as tree_lib
-from specjax.rules import kseq, multipath_block, nodewise, transport, traversal
-from specjax.siblings import HUB, IID, WITHOUT_REPLACEMENT
+from specjax.rules import (
+  kseq,
+  multipath_block,
+  nodewise,
+  score_block,
+  transport,
+  traversal,
+  univer,
+)
+from specjax.siblings import GREEDY, HUB, IID, WITHOUT_REPLACEMENT
 from specjax.tree import Tree, take_node
 from specjax.types import Rule, Verification
 
@@ -228,6 +236,32 @@ def unofficial_settle(owed, target_log_probs, draft_log_probs, tokens, valid):
   return jnp.stack(given), owed, left
 
 
+def unscaled(plan):
+  """A plan of `univer` for q itself, whatever of it is owed."""
+  return lambda mass, *drawn: plan(mass / jnp.sum(mass), *drawn)
+
+
+def owing_their_part(*node, settle=univer._settle):
+  """`univer._settle`, but child j owes its part of the plan, c_j alone."""
+  given, *left = settle(*node)
+  earlier_fail = jnp.cumprod(jnp.append(1, 1 - given[:-1]))
+  return given * earlier_fail, *left
+
+
+def without_weight(state, *node, descend=score_block._descend):
+  """`score_block._descend`, but it forgets what was selected above."""
+  rest, passing, children = descend(state, *node)
+  weight = jnp.ones_like(children.weight)
+  return rest, passing, dataclasses.replace(children, weight=weight)
+
+
+def fair_choice(family, scores, weight, selected=score_block._selected):
+  """`score_block._selected`, but the law is that of a fair choice."""
+  _, others = selected(family, scores, weight)
+  even = family.with_other(jnp.ones_like(scores[:, :1]))[:, 0]
+  return even / even.sum(), others
+
+
 def highest_ratio(levels, group, valid):
   """Selects the first candidate of the highest q / p, whatever the levels."""
   del levels
@@ -257,6 +291,7 @@ def hub_turns_swapped(rule) -> Rule:
 CHAIN = tree_lib.chain(2)
 PAIR = tree_lib.k_ary(2)
 UNEVEN = Tree((-1, 0, 0, 1))
+TWO_PATHS = tree_lib.paths(2, 2)
 TOKEN, RECURSIVE = rules.get("token"), rules.get("recursive")
 BLOCK, MULTIPATH = rules.get("block"), rules.get("multipath_block")
 
@@ -337,6 +372,31 @@ RULES = {
   "transport without its levels": (
     patched(transport.RULE, transport, pick_probs=highest_ratio),
     transport.RULE, PAIR),
+  # No known system.
+  "univer for the unscaled target": (
+    patched(univer.RULE, univer, _independent=unscaled(univer._independent)),
+    univer.RULE, UNEVEN),
+  # No known system.
+  "univer of greedy drafts for the unscaled target": (
+    patched(univer.RULE, univer, _greedy=unscaled(univer._greedy)),
+    univer.RULE, UNEVEN, GREEDY),
+  # No known system.
+  "univer whose siblings owe their part of the plan": (
+    patched(univer.RULE, univer, _settle=owing_their_part),
+    univer.RULE, PAIR),
+  # No known system.
+  "scores that are not made those of the family's best": (
+    patched(score_block.RULE, score_block, _scores=lambda family, powers, below:
+      below ** jnp.exp(powers)[:, None]),
+    score_block.RULE, TWO_PATHS, WITHOUT_REPLACEMENT),
+  # No known system.
+  "a selected path that forgets its score": (
+    patched(score_block.RULE, score_block, _descend=without_weight),
+    score_block.RULE, TWO_PATHS, WITHOUT_REPLACEMENT),
+  # No known system.
+  "a path of the best score taken for any": (
+    patched(score_block.RULE, score_block, _selected=fair_choice),
+    score_block.RULE, PAIR, WITHOUT_REPLACEMENT),
   # No known system.
   "hub pairs the wrong way round": (
     hub_turns_swapped(rules.get("hub")), rules.get("hub"), PAIR, HUB),

@@ -15,11 +15,12 @@ SHAPES = (
   (chain(2), IID),
   (paths(2, 2), IID),
   (Tree((-1, 0, 0, 1, 1)), WITHOUT_REPLACEMENT),
+  (k_ary(1, 2), WITHOUT_REPLACEMENT),
   (k_ary(2, 1), GREEDY),
   (k_ary(2), HUB),
 )
 # The plan is a constant to differentiation; chains have none.
-PLANNED = ("transport",)
+PLANNED = ("transport", "univer", "score_block")
 VOCAB, ROWS = 5, 3
 
 

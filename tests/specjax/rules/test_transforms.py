@@ -21,6 +21,7 @@ SHAPES = (
   (paths(2, 2), SHARED_NOISE),
   (paths(2, 2), IID),
   (Tree((-1, 0, 0, 1, 1)), WITHOUT_REPLACEMENT),
+  (paths(2, 2), WITHOUT_REPLACEMENT),
   (k_ary(2), GREEDY),
   (k_ary(2), HUB),
   (chain(2), IID),

@@ -237,7 +237,9 @@ def test_block_verification_accepts_the_optimum_of_a_path():
   assert law.expected_accepted == pytest.approx(total, abs=1e-12)
 
 
-@pytest.mark.parametrize("name", ["traversal", "multipath_block"])
+@pytest.mark.parametrize(
+  "name", ["traversal", "multipath_block", "univer", "score_block"]
+)
 def test_on_a_chain_tree_rules_are_block_verification(name):
   for seed in range(3):
     p, q = markov_laws(seed)

@@ -1,0 +1,267 @@
+"""Block verification of the path of the best score, without replacement.
+
+Every leaf has a score, in one of N bins; of two that are equal either is the
+better one. The path of the best leaf is selected and verified as a block, by
+the law that it was selected from. With F the cumulative law of the best score
+below a node (even at the root), p and q the laws after it and B_x the
+cumulative laws of the best scores below its children, which p and q decide,
+those of a family's best and of the selected child are
+
+  E[prod B] = sum_{x != y} p(x) p(y) / (1 - p(x)) B_x B_y,  which is to be F,
+  g(x) = sum_b W(b) P(x is in the family, and the best of it, in bin b),
+
+where W(b) is how likely a node whose best is in bin b is selected: 1 at the
+root, and then times `E[the other's B there | x is in the family]`. Whatever is
+drafted below a node, its best follows F, so that g is known along the path: it
+is lossless ([the proof](../../docs/rules.md#the-best-score)).
+
+Scores are of Gumbel's form, `B_x = u^theta_x`: x is the better one of x and y
+with probability `theta_x / (theta_x + theta_y)` (Bradley and Terry, 1952). The
+powers theta are fitted, by longer steps of Hunter's algorithm (Ann. Statist.
+2004), to the law `max(w q, lambda even)`, w what the node owes and even the law
+of a fair choice. Any powers are lossless; to differentiation B is constant.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax import laws
+from specjax.rules import requirements
+from specjax.siblings import WITHOUT_REPLACEMENT, Siblings
+from specjax.structs import static, struct
+from specjax.tree import Form, Tree, take_node
+from specjax.types import Draft, Rule, Verification
+
+_NUM_BINS = 32
+_NUM_ROUNDS = 8
+_STEP = 1.5
+_MOST = 7.0  # |log theta|
+# -log u, from u = 0 to 1; between two of them B is linear.
+_TIMES = np.array([np.inf, *np.exp(np.linspace(_MOST + 3, -_MOST - 4, 32)), 0])
+
+
+# Laws must be exact to rounding, on devices too that multiply in less.
+_dot = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+
+
+@struct
+class _State:
+  """A node's score and debt, by the laws above it; any leading axes.
+
+  Attributes:
+    owed: `f32[]`, w, P(at least this node is accepted | it is selected).
+    below: `f32[N + 1]`, F at the edges of the bins.
+    weight: `f32[N]`, W.
+  """
+
+  owed: Array
+  below: Array
+  weight: Array
+
+
+@struct
+class _Family:
+  """The law of a node's children, a pair or one.
+
+  Attributes:
+    law: `f32[V]`, p.
+    odds: `f32[V]`, p / (1 - p), and 0 of the most probable token.
+    top: `i32[]`, the most probable token.
+    after_top: `f32[V]`, the second's law if that is the first, as it was drawn:
+      p may have next to no mass beside it.
+    pair: whether there are two (static).
+  """
+
+  law: Array
+  odds: Array
+  top: Array
+  after_top: Array
+  pair: bool = static()
+
+  @classmethod
+  def of(cls, log_probs: Array, tokens: Array) -> "_Family":
+    """From the laws that the children were drawn from, `f32[C, V]`."""
+    law, top = jnp.exp(log_probs[0]), jnp.argmax(log_probs[0])
+    second = WITHOUT_REPLACEMENT.child(log_probs[0], top[None], 2)
+    second = jnp.where(tokens[0] == top, log_probs[-1], second)
+    here = jnp.arange(len(law)) == top
+    return cls(
+      law=law,
+      odds=jnp.where(here, 0, law / jnp.where(here, 1, 1 - law)),
+      top=top,
+      after_top=jnp.exp(second),
+      pair=len(tokens) == 2,
+    )
+
+  def product(self, x: Array) -> Array:
+    """`E[prod of x over the family]`, `f32[V, n] -> f32[n]`."""
+    every = _dot(self.law, x)
+    if not self.pair:
+      return every
+    of_top = self.law[self.top] * x[self.top] * _dot(self.after_top, x)
+    equal = _dot(self.odds * self.law, x * x)
+    return of_top + every * _dot(self.odds, x) - equal
+
+  def with_other(self, x: Array) -> Array:
+    """`E[x of the other, if the token is in the family]`, `f32[V, n]` both."""
+    if not self.pair:
+      return jnp.broadcast_to(self.law[:, None], x.shape)
+    law, odds = self.law[:, None], self.odds[:, None]
+    first = odds * (_dot(self.law, x) - law * x)
+    second = law * (_dot(self.odds, x) - odds * x)
+    of_top = self.after_top[:, None] * x[self.top]
+    of_top = of_top.at[self.top].set(_dot(self.after_top, x))
+    return first + second + self.law[self.top] * of_top
+
+
+def _scores(family: _Family, log_power: Array, below: Array) -> Array:
+  """`f32[V, N + 1]`, every B at the edges, where their product is `below`."""
+  times = jnp.asarray(_TIMES, log_power.dtype)
+  raw = jnp.exp(-jnp.exp(log_power)[:, None] * times)
+  step = raw[:, 1:] - raw[:, :-1]
+  reached = family.product(raw)
+  # Between two times the product is a quadratic of the part that is gone.
+  bend = family.product(step) * family.pair
+  last = jnp.searchsorted(reached, below, side="right") - 1
+  last = jnp.clip(last, 0, len(_TIMES) - 2)
+  slope = (reached[1:] - reached[:-1] - bend)[last]
+  missing = jnp.maximum(below - reached[last], 0)
+  root = slope + jnp.sqrt(slope**2 + 4 * bend[last] * missing)
+  part = jnp.clip(2 * missing / jnp.where(root > 0, root, 1), 0, 1)
+  found = raw[:, last] + part * step[:, last]
+  return found.at[:, 0].set(0).at[:, -1].set(1)
+
+
+def _selected(family, scores, weight):
+  """The selected child's law, `f32[V]`, and `with_other` of its bins' means."""
+  others = family.with_other((scores[:, 1:] + scores[:, :-1]) / 2)
+  law = _dot(jnp.diff(scores) * others, weight)
+  total = jnp.sum(law)
+  return law / jnp.where(total > 0, total, 1), others
+
+
+def _fit(family: _Family, wanted: Array, state: _State) -> Array:
+  """Powers with which the selected child is `wanted`, `f32[V]`, if they can."""
+  even = family.with_other(jnp.ones_like(wanted)[:, None])[:, 0]
+  even = even / jnp.sum(even)
+  wanted = jnp.where(even > 0, wanted, 0)
+
+  def lower(_, level):  # Newton's steps, from above
+    excess = jnp.sum(jnp.maximum(wanted, level * even)) - 1
+    rate = jnp.sum(jnp.where(level * even > wanted, even, 0))
+    return level - excess / jnp.where(rate > 0, rate, 1)
+
+  level = jax.lax.fori_loop(0, 8, lower, jnp.ones_like(wanted[0]))
+  goal = jnp.maximum(wanted, level * even)
+
+  def climb(_, log_power):
+    scores = _scores(family, log_power, state.below)
+    law, _ = _selected(family, scores, state.weight)
+    known = (goal > 0) & (law > 0)
+    off = jnp.log(jnp.where(known, goal, 1)) - jnp.log(jnp.where(known, law, 1))
+    return jnp.clip(log_power + _STEP * off, -_MOST, _MOST)
+
+  return jax.lax.fori_loop(0, _NUM_ROUNDS, climb, jnp.zeros_like(wanted))
+
+
+def _descend(state, target_log_probs, draft_log_probs, tokens):
+  """One node's `[w q - g]_+`, how likely it passes, and its children's states.
+
+  Its arguments are its state and those of `specjax.rules.nodewise.DecideFn`.
+  """
+  family = _Family.of(draft_log_probs, tokens)
+  wanted = state.owed * jnp.exp(target_log_probs)
+  constant = jax.lax.stop_gradient((family, wanted, state))
+  scores = _scores(constant[0], _fit(*constant), constant[2].below)
+  law, others = _selected(family, scores, state.weight)
+  rest = jnp.maximum(wanted - law, 0)
+  total = jnp.sum(rest)
+  drawn = family.with_other(jnp.ones_like(wanted)[:, None])[tokens]
+  children = _State(
+    owed=laws.share(wanted[tokens], law[tokens]),
+    below=scores[tokens],
+    weight=state.weight * others[tokens] / jnp.where(drawn > 0, drawn, 1),
+  )
+  return rest, laws.share(total, total + (1 - state.owed)), children
+
+
+def verify(draft: Draft, target_log_probs: Array) -> Verification:
+  """See `specjax.types.VerifyFn`."""
+  tree, given = draft.tree, draft.laws(target_log_probs)
+  one = jnp.ones_like(target_log_probs[:, :1, 0])  # [B, 1]
+  state = _State(
+    owed=one,
+    below=one[..., None] * jnp.linspace(0, 1, _NUM_BINS + 1, dtype=one.dtype),
+    weight=jnp.broadcast_to(one[..., None], (len(one), 1, _NUM_BINS)),
+  )
+  inner = tree.levels[:-1]
+  counts = [len(tree.children[level.start]) for level in inner]
+  rests, passes = [], []
+  for level, count in zip(inner, counts, strict=True):
+    below = slice(level.stop, level.stop + len(level) * count)
+    rest, passing, children = jax.vmap(jax.vmap(_descend))(
+      state,
+      target_log_probs[:, level.start : level.stop],
+      _families(given[:, below], count),
+      _families(draft.tokens[:, below], count),
+    )
+    rests.append(rest)
+    passes.append(passing)
+    state = jax.tree.map(jax.vmap(jnp.concatenate), children)
+  rests.append(jnp.zeros_like(target_log_probs[:, tree.levels[-1].start :]))
+  rest = jnp.concatenate(rests, axis=1)
+  passes = [one, *passes[1:], state.owed] if inner else [one]
+  came = [_chosen(counts, state.below)]  # and every test below fails
+  for count, passing in zip(counts[::-1], passes[:0:-1], strict=True):
+    came.append(_families(came[-1] * (1 - passing), count).sum(axis=2))
+  probs = [x * y for x, y in zip(came[::-1], passes, strict=True)]
+  return Verification(
+    node_probs=jnp.concatenate(probs, axis=1),
+    next_log_probs=lambda node: laws.normalize(
+      take_node(rest, node), take_node(target_log_probs, node)
+    ),
+  )
+
+
+def _families(x: Array, count: int) -> Array:
+  """A level's nodes by their parents, `[B, n C, ..] -> [B, n, C, ..]`."""
+  return x.reshape(len(x), x.shape[1] // count, count, *x.shape[2:])
+
+
+def _chosen(counts: list[int], below: Array) -> Array:
+  """How likely each leaf is selected, `f32[B, n]`, by all leaves' `below`."""
+  best = [below]  # of the best leaf below every node, deepest first
+  for count in counts[::-1]:
+    best.append(_families(best[-1], count).prod(axis=2))
+  chosen = jnp.diff(best.pop())  # by the bin of the best
+  for count in counts:
+    mine = _families(best.pop(), count)
+    part = jnp.diff(mine)  # [B, n, C, N]
+    if count == 2:
+      part = part * (mine[..., 1:] + mine[..., :-1])[:, :, ::-1] / 2
+    total = jnp.sum(part, axis=2, keepdims=True)
+    part = part / jnp.where(total > 0, total, 1)
+    chosen = jax.vmap(jnp.concatenate)(chosen[:, :, None] * part)
+  return jnp.sum(chosen, axis=-1)
+
+
+def check(tree: Tree, siblings: Siblings) -> None:
+  """Raises ValueError unless all nodes of a depth have one child, or two."""
+  requirements.form("score_block", tree, Form.FIXED)
+  if tree.max_children > 1:
+    requirements.drawn("score_block", tree, siblings, WITHOUT_REPLACEMENT)
+  counts = [{len(tree.children[n]) for n in level} for level in tree.levels]
+  uneven = any(len(count) > 1 or max(count) > 2 for count in counts)
+  if uneven or list(tree.parents) != sorted(tree.parents):
+    raise ValueError(
+      "rule 'score_block' needs one child or two at every node, as many as at "
+      "the others of its depth, leaves that are equally deep and nodes in the "
+      f"order of their parents, got parents {tree.parents}"
+    )
+
+
+RULE = Rule(name="score_block", verify=verify, lossless=True, check=check)
