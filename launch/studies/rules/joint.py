@@ -1,0 +1,181 @@
+r"""How close every lossless rule comes to the joint optimum of a whole draft.
+
+  python -m launch.studies.rules.joint \
+    --output=docs/measurements/rules/joint.json
+
+On small random models whose laws depend on the whole context. A rule is summed
+over all its drafts, in float64, and divided by what the best lossless rule
+accepts of such drafts (`specjax.theory.joint`), so nothing is sampled but the
+laws. Rules are those of `specjax.rules` that fit; all paths of a draft are
+drawn from one law, "siblings" says how those that start at a node are.
+
+  dirichlet_1, dirichlet_0.3   draft and target independent Dirichlet laws
+  related                      draft Dirichlet(1), target q ~ p exp(0.7 noise)
+"""
+
+import dataclasses
+import itertools
+
+import jax
+import numpy as np
+from absl import flags
+
+from launch import cli, outputs, provenance
+from specjax import exact, rules
+from specjax import siblings as siblings_lib
+from specjax import tree as tree_lib
+from specjax.siblings import Siblings
+from specjax.theory import joint
+from specjax.tree import Tree
+from specjax.types import Rule
+
+cli.reads(cli.OUTPUT)
+_INSTANCES = flags.DEFINE_integer(
+  "instances", 20, "Random models of each size and kind.", lower_bound=2
+)
+
+LAWS = ("dirichlet_1", "dirichlet_0.3", "related")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shape:
+  """Drafts of K paths of G tokens, V in the vocabulary.
+
+  Attributes:
+    vocab_size: V.
+    length: G.
+    count: K.
+    siblings: how the children of a node are drawn.
+  """
+
+  vocab_size: int
+  length: int
+  count: int
+  siblings: Siblings = siblings_lib.IID
+
+  @property
+  def tree(self) -> Tree:
+    """Separate paths; of hub pairs, which all nodes need, a binary tree."""
+    if self.siblings is siblings_lib.HUB:
+      return tree_lib.k_ary(*[self.count] * self.length)
+    return tree_lib.paths(self.length, self.count)
+
+  def rules(self) -> dict[str, Rule]:
+    """The lossless rules for such drafts, by name."""
+    fitting = {}
+    for name, rule in rules.RULES.items():
+      try:
+        rule.check(self.tree, self.siblings)
+      except ValueError:
+        continue
+      if rule.lossless:
+        fitting[name] = rule
+    return fitting
+
+
+# V, G, K.
+_IID = (
+  (2, 2, 2), (3, 2, 2), (4, 2, 2), (2, 3, 2), (3, 3, 2), (4, 3, 2),
+  (2, 2, 3), (3, 2, 3), (2, 3, 3),
+)  # fmt: skip
+_OTHERS = {
+  siblings_lib.WITHOUT_REPLACEMENT: (
+    (3, 2, 2), (4, 2, 2), (3, 3, 2), (4, 2, 3),
+  ),
+  siblings_lib.GREEDY: ((3, 2, 2), (4, 2, 2), (3, 3, 2), (4, 2, 3)),
+  siblings_lib.HUB: ((3, 2, 2), (4, 2, 2)),
+  siblings_lib.TOP_K: ((3, 2, 2), (4, 2, 2), (3, 3, 2), (4, 2, 3)),
+}  # fmt: skip
+SHAPES = tuple(
+  Shape(vocab_size=v, length=g, count=k, siblings=siblings)
+  for siblings, sizes in {siblings_lib.IID: _IID, **_OTHERS}.items()
+  for v, g, k in sizes
+)
+
+
+def random_model(laws: str, vocab_size: int, length: int, seed: int):
+  """Draft and target, laws of the tokens after the root.
+
+  Args:
+    laws: one of `LAWS`.
+    vocab_size: V.
+    length: G; there are laws after up to G tokens.
+    seed: of the model; the same whatever it is drafted for.
+  """
+  rng = np.random.default_rng([LAWS.index(laws), vocab_size, length, seed])
+  tables: tuple[dict, dict] = ({}, {})
+  flat = 0.3 if laws == "dirichlet_0.3" else 1.0
+  for depth in range(length + 1):
+    for context in itertools.product(range(vocab_size), repeat=depth):
+      p = rng.dirichlet(np.full(vocab_size, flat))
+      q = rng.dirichlet(np.full(vocab_size, flat))
+      if laws == "related":
+        q = p * np.exp(0.7 * rng.normal(size=vocab_size))
+        q /= q.sum()
+      tables[0][context], tables[1][context] = p, q
+  # Contexts start with the root's token.
+  return tuple(lambda context, t=table: t[context[1:]] for table in tables)
+
+
+def shares(shape: Shape, laws: str, instances: int) -> dict:
+  """What the rules reach of the joint optimum on some models.
+
+  Args:
+    shape: of the drafts.
+    laws: one of `LAWS`.
+    instances: number of models.
+
+  Returns:
+    Mean and least share by rule, the mean optimum, and the largest error of the
+    output's law over rules and models.
+  """
+  fitting = shape.rules()
+  reached: dict[str, list[float]] = {name: [] for name in fitting}
+  optima, error = [], 0.0
+  for seed in range(instances):
+    draft, target = random_model(laws, shape.vocab_size, shape.length, seed)
+    if shape.siblings is siblings_lib.IID:
+      best = joint.iid_paths(
+        draft, target, length=shape.length, count=shape.count
+      )
+    else:
+      best = joint.any_tree(shape.tree, draft, target, siblings=shape.siblings)
+    optima.append(best.expected_accepted)
+    wanted = exact.target_block_law(target, length=shape.length + 1)
+    for name, rule in fitting.items():
+      law = exact.block_law(
+        rule, shape.tree, draft, target, siblings=shape.siblings
+      )
+      reached[name].append(law.expected_accepted / best.expected_accepted)
+      error = max(error, float(np.abs(law.output - wanted).max()))
+  return {
+    "vocab_size": shape.vocab_size,
+    "num_speculative_tokens": shape.length,
+    "num_drafts": shape.count,
+    "siblings": shape.siblings.name,
+    "laws": laws,
+    "optimum": float(np.mean(optima)),
+    "error_of_output_law": error,
+    "share_of_optimum": {
+      name: {"mean": float(np.mean(some)), "minimum": float(min(some))}
+      for name, some in reached.items()
+    },
+  }
+
+
+def run(_) -> int:
+  """The command."""
+  outputs.check({"--output": cli.OUTPUT.value}, stdout=True)
+  # Programs are many and run for milliseconds: compiling is what it spends.
+  jax.config.update("jax_disable_most_optimizations", True)
+  with jax.enable_x64(True):
+    rows = [
+      shares(shape, laws, _INSTANCES.value) for shape in SHAPES for laws in LAWS
+    ]
+  result = {"instances": _INSTANCES.value, "rows": rows, **provenance.record()}
+  outputs.show_json(cli.OUTPUT.value, result)
+  return 0
+
+
+if __name__ == "__main__":
+  cli.run(run, required=())
