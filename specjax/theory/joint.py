@@ -26,14 +26,14 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import optimize, sparse
+from scipy import sparse
 
 from specjax.exact import ContextLaw, target_block_law
 from specjax.siblings import IID, Siblings, laws_of_tokens
+from specjax.theory import programme
 from specjax.tree import Tree
 
 _VIOLATED = 1e-13  # less than that is rounding
-_CERTAIN = 1e-8  # largest gap between a solution and its dual
 _MOST_DRAFTS = 1 << 17
 
 
@@ -98,7 +98,7 @@ def iid_paths(
     scale = np.max(masks * q, axis=1, initial=0)
     rows = masks * q / scale[:, None]
     within = _some_path(masks @ p, count) / scale
-    a = _solve(
+    a = programme.maximise(
       q,
       sparse.vstack([flow, sparse.csr_array(rows)]),
       np.concatenate([np.zeros(flow.shape[0]), within]),
@@ -113,8 +113,10 @@ def iid_paths(
     if not new:
       break
     cuts |= {mask.tobytes(): mask for mask in new}
-  if max(by for by, _ in violated) > _CERTAIN:
-    raise ArithmeticError(_failed("a cut that it was given is violated", q))
+  if max(by for by, _ in violated) > programme.CERTAIN:
+    raise ArithmeticError(
+      programme.failed("a cut that it was given is violated", q)
+    )
   return contexts.optimum(q * a)
 
 
@@ -174,7 +176,7 @@ def any_tree(
   )
   flow = contexts.flow()
   flow.resize(flow.shape[0], size + pairs)
-  found = _solve(
+  found = programme.maximise(
     np.concatenate([q, np.zeros(pairs)]),
     sparse.vstack([flow, stops, given]),
     np.concatenate([np.zeros(flow.shape[0] + size), np.ones(len(sets))]),
@@ -447,48 +449,3 @@ def _hull(
   found |= {mask.tobytes(): mask for mask, _, _ in ends}
   between(*ends)
   return list(found.values())
-
-
-# ------------------------------------------------------------------ the solver
-
-
-def _solve(worth: np.ndarray, rows, most: np.ndarray) -> np.ndarray:
-  """The x in [0, 1] of largest `worth @ x` with `rows @ x <= most`.
-
-  Raises:
-    ArithmeticError: unless x keeps the rows and the dual confirms that no other
-      is worth more, both to 1e-8.
-  """
-  rows = sparse.csr_array(rows)
-  found = optimize.linprog(
-    -worth,
-    A_ub=rows,
-    b_ub=most,
-    bounds=(0, 1),
-    method="highs-ds",
-    options={
-      "primal_feasibility_tolerance": 1e-10,
-      "dual_feasibility_tolerance": 1e-10,
-    },
-  )
-  if found.status != 0:
-    raise ArithmeticError(_failed(found.message, worth))
-  x = np.clip(found.x, 0, 1)
-  over = np.max(rows @ x - most, initial=0)
-  # Any y >= 0 bounds the optimum from above.
-  y = np.maximum(-found.ineqlin.marginals, 0)
-  bound = y @ most + np.maximum(worth - rows.T @ y, 0).sum()
-  gap = bound - worth @ x
-  if not (over <= _CERTAIN and gap <= _CERTAIN):
-    raise ArithmeticError(
-      _failed(f"rows are off by {over:.1e}, its dual by {gap:.1e}", worth)
-    )
-  return x
-
-
-def _failed(how: str, worth: np.ndarray) -> str:
-  least = np.min(worth, where=worth > 0, initial=1)
-  return (
-    f"HiGHS did not solve the programme ({how}); the least mass of a context "
-    f"is {least:.1e}, and masses near 1e-12 are beyond it"
-  )
