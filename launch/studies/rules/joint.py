@@ -8,19 +8,17 @@ over all its drafts, in float64, and divided by what the best lossless rule
 accepts of such drafts (`specjax.theory.joint`), so nothing is sampled but the
 laws. Rules are those of `specjax.rules` that fit; all paths of a draft are
 drawn from one law, "siblings" says how those that start at a node are.
-
-  dirichlet_1, dirichlet_0.3   draft and target independent Dirichlet laws
-  related                      draft Dirichlet(1), target q ~ p exp(0.7 noise)
+"laws" are of `launch.studies.rules.random_models`.
 """
 
 import dataclasses
-import itertools
 
 import jax
 import numpy as np
 from absl import flags
 
 from launch import cli, outputs, provenance
+from launch.studies.rules import random_models
 from specjax import exact, rules
 from specjax import siblings as siblings_lib
 from specjax import tree as tree_lib
@@ -33,8 +31,6 @@ cli.reads(cli.OUTPUT)
 _INSTANCES = flags.DEFINE_integer(
   "instances", 20, "Random models of each size and kind.", lower_bound=2
 )
-
-LAWS = ("dirichlet_1", "dirichlet_0.3", "related")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,36 +89,12 @@ SHAPES = tuple(
 )
 
 
-def random_model(laws: str, vocab_size: int, length: int, seed: int):
-  """Draft and target, laws of the tokens after the root.
-
-  Args:
-    laws: one of `LAWS`.
-    vocab_size: V.
-    length: G; there are laws after up to G tokens.
-    seed: of the model; the same whatever it is drafted for.
-  """
-  rng = np.random.default_rng([LAWS.index(laws), vocab_size, length, seed])
-  tables: tuple[dict, dict] = ({}, {})
-  flat = 0.3 if laws == "dirichlet_0.3" else 1.0
-  for depth in range(length + 1):
-    for context in itertools.product(range(vocab_size), repeat=depth):
-      p = rng.dirichlet(np.full(vocab_size, flat))
-      q = rng.dirichlet(np.full(vocab_size, flat))
-      if laws == "related":
-        q = p * np.exp(0.7 * rng.normal(size=vocab_size))
-        q /= q.sum()
-      tables[0][context], tables[1][context] = p, q
-  # Contexts start with the root's token.
-  return tuple(lambda context, t=table: t[context[1:]] for table in tables)
-
-
 def shares(shape: Shape, laws: str, instances: int) -> dict:
   """What the rules reach of the joint optimum on some models.
 
   Args:
     shape: of the drafts.
-    laws: one of `LAWS`.
+    laws: one of `random_models.LAWS`.
     instances: number of models.
 
   Returns:
@@ -133,7 +105,9 @@ def shares(shape: Shape, laws: str, instances: int) -> dict:
   reached: dict[str, list[float]] = {name: [] for name in fitting}
   optima, error = [], 0.0
   for seed in range(instances):
-    draft, target = random_model(laws, shape.vocab_size, shape.length, seed)
+    draft, target = random_models.draw(
+      laws, shape.vocab_size, shape.length, seed
+    )
     if shape.siblings is siblings_lib.IID:
       best = joint.iid_paths(
         draft, target, length=shape.length, count=shape.count
@@ -170,7 +144,9 @@ def run(_) -> int:
   jax.config.update("jax_disable_most_optimizations", True)
   with jax.enable_x64(True):
     rows = [
-      shares(shape, laws, _INSTANCES.value) for shape in SHAPES for laws in LAWS
+      shares(shape, laws, _INSTANCES.value)
+      for shape in SHAPES
+      for laws in random_models.LAWS
     ]
   result = {"instances": _INSTANCES.value, "rows": rows, **provenance.record()}
   outputs.show_json(cli.OUTPUT.value, result)
