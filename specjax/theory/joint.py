@@ -15,7 +15,7 @@ are meant below):
 
 The programmes are solved by HiGHS, in a(s) = A(s) / Q(s): then losslessness is
 a(sx) <= a(s) <= 1, without a coefficient that could be tiny. No solution is
-given out whose dual does not confirm it to 1e-8 tokens; where laws are not
+given out whose dual does not confirm it to 1e-7 tokens; where laws are not
 sharp, errors are those of rounding.
 """
 
@@ -152,17 +152,17 @@ def any_tree(
   sets, probs = drafted_sets(
     tree, draft, vocab=contexts.vocab, siblings=siblings, prefix=prefix
   )
-  which, place = np.nonzero(sets)  # of every pair of a set and its member
+  which, place = np.nonzero(sets & (q > 0))  # pairs of a set and its member
   size, pairs = len(q), len(which)
-  # a(s) Q(s) - sum_x a(sx) Q(sx) <= what the sets give, each row to scale.
-  scale = np.maximum(q, np.max(sets * probs[:, None], axis=0, initial=0))
-  scale = np.where(scale > 0, scale, 1)
-  inner = np.flatnonzero(contexts.parent >= 0)
+  # D_T(s) <= min(P(T), Q(s)), in units of which it is a variable.
+  unit = np.minimum(probs[which], q[place])
+  # a(s) Q(s) - sum_x a(sx) Q(sx) <= what the sets give, over Q(s).
+  inner = np.flatnonzero((contexts.parent >= 0) & (q > 0))
   above = contexts.parent[inner]
   stops = sparse.coo_array(
     (
-      np.concatenate([q / scale, -q[inner] / scale[above],
-                      -probs[which] / scale[place]]),
+      np.concatenate([np.ones(size), -q[inner] / q[above],
+                      -unit / q[place]]),
       (
         np.concatenate([np.arange(size), above, place]),
         np.concatenate([np.arange(size), inner, size + np.arange(pairs)]),
@@ -171,7 +171,7 @@ def any_tree(
     shape=(size, size + pairs),
   )  # fmt: skip
   given = sparse.coo_array(
-    (np.ones(pairs), (which, size + np.arange(pairs))),
+    (unit / probs[which], (which, size + np.arange(pairs))),
     shape=(len(sets), size + pairs),
   )
   flow = contexts.flow()
@@ -182,7 +182,7 @@ def any_tree(
     np.concatenate([np.zeros(flow.shape[0] + size), np.ones(len(sets))]),
   )
   shares = np.zeros(sets.shape)
-  shares[which, place] = found[size:] * probs[which]
+  shares[which, place] = found[size:] * unit
   return contexts.optimum(
     q * found[:size], _selected(contexts, sets, probs, shares)
   )

@@ -3,8 +3,9 @@
 import numpy as np
 from scipy import optimize, sparse
 
-CERTAIN = 1e-8
-"""Largest error of a solution that is given out."""
+CERTAIN = 1e-7
+"""Largest error of a solution that is given out: HiGHS leaves coefficients
+below 1e-9 away."""
 
 
 def maximise(

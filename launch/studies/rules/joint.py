@@ -22,6 +22,7 @@ from launch.studies.rules import random_models
 from specjax import exact, rules
 from specjax import siblings as siblings_lib
 from specjax import tree as tree_lib
+from specjax.exact import ContextLaw
 from specjax.siblings import Siblings
 from specjax.theory import joint
 from specjax.tree import Tree
@@ -68,6 +69,16 @@ class Shape:
         fitting[name] = rule
     return fitting
 
+  def optimum(self, draft: ContextLaw, target: ContextLaw) -> float:
+    """Tokens that the best lossless rule accepts of such drafts."""
+    if self.siblings is siblings_lib.IID:
+      best = joint.iid_paths(
+        draft, target, length=self.length, count=self.count
+      )
+    else:
+      best = joint.any_tree(self.tree, draft, target, siblings=self.siblings)
+    return best.expected_accepted
+
 
 # V, G, K.
 _IID = (
@@ -98,8 +109,9 @@ def shares(shape: Shape, laws: str, instances: int) -> dict:
     instances: number of models.
 
   Returns:
-    Mean and least share by rule, the mean optimum, and the largest error of the
-    output's law over rules and models.
+    Mean and least share by rule, the mean optimum, the largest error of the
+    output's law over rules and models, and how many models the solver of the
+    optimum failed on: they are left out.
   """
   fitting = shape.rules()
   reached: dict[str, list[float]] = {name: [] for name in fitting}
@@ -108,19 +120,17 @@ def shares(shape: Shape, laws: str, instances: int) -> dict:
     draft, target = random_models.draw(
       laws, shape.vocab_size, shape.length, seed
     )
-    if shape.siblings is siblings_lib.IID:
-      best = joint.iid_paths(
-        draft, target, length=shape.length, count=shape.count
-      )
-    else:
-      best = joint.any_tree(shape.tree, draft, target, siblings=shape.siblings)
-    optima.append(best.expected_accepted)
+    try:
+      best = shape.optimum(draft, target)
+    except ArithmeticError:
+      continue
+    optima.append(best)
     wanted = exact.target_block_law(target, length=shape.length + 1)
     for name, rule in fitting.items():
       law = exact.block_law(
         rule, shape.tree, draft, target, siblings=shape.siblings
       )
-      reached[name].append(law.expected_accepted / best.expected_accepted)
+      reached[name].append(law.expected_accepted / best)
       error = max(error, float(np.abs(law.output - wanted).max()))
   return {
     "vocab_size": shape.vocab_size,
@@ -129,6 +139,7 @@ def shares(shape: Shape, laws: str, instances: int) -> dict:
     "siblings": shape.siblings.name,
     "laws": laws,
     "optimum": float(np.mean(optima)),
+    "num_unsolved": instances - len(optima),
     "error_of_output_law": error,
     "share_of_optimum": {
       name: {"mean": float(np.mean(some)), "minimum": float(min(some))}
