@@ -3,12 +3,15 @@
 Of Yin et al. (NeurIPS 2024): `rejections` (Theorems 1 to 3 and the limit) and
 `tradeoff` (Theorems 4 and 5). `throughput` predicts tokens per second,
 `stopping` how deep to draft, `sharing` how much for each row of a batch,
-`optimum` the best possible verification of several drafts and what rules
-reach of it. `markov` has chains on which all of it can be computed.
+`optimum` the best possible verification of several drafts at one position,
+`joint` of a whole draft, `off_tree` the price of not knowing the laws off it.
+`markov` has chains on which all of it can be computed.
 """
 
 from specjax.theory import (
+  joint,
   markov,
+  off_tree,
   optimum,
   rejections,
   sharing,
@@ -18,7 +21,9 @@ from specjax.theory import (
 )
 
 __all__ = [
+  "joint",
   "markov",
+  "off_tree",
   "optimum",
   "rejections",
   "sharing",

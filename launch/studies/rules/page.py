@@ -56,6 +56,85 @@ def optimality(results: dict[str, dict]) -> str:
   return table(["V", "K", *(f"`{n}`" for n in names)], rows)
 
 
+def joint(results: dict[str, dict]) -> str:
+  """Share of the joint optimum, mean (least), of `rules.joint`: i.i.d. paths.
+
+  A row a rule, the best first, a column each G and K.
+  """
+  (result,) = results.values()
+  rows = [row for row in result["rows"] if row["siblings"] == "iid"]
+  shape_of = lambda row: (row["num_speculative_tokens"], row["num_drafts"])
+  shapes = sorted({shape_of(row) for row in rows})
+  head = ["rule", *(f"G={g}, K={k}" for g, k in shapes), "all"]
+  lines = [
+    [f"`{name}`"]
+    + [_share([r for r in rows if shape_of(r) == s], name) for s in shapes]
+    + [_share(rows, name)]
+    for name in by_share(rows)
+  ]
+  return table(head, lines)
+
+
+def joint_others(results: dict[str, dict]) -> str:
+  """The same for other siblings: a row each and rule, a column a kind of laws.
+
+  Of each kind it is the optimum of drafts that are drawn so.
+  """
+  (result,) = results.values()
+  kinds = list(dict.fromkeys(row["laws"] for row in result["rows"]))
+  siblings = dict.fromkeys(row["siblings"] for row in result["rows"])
+  lines = []
+  for drawn in siblings:
+    rows = [row for row in result["rows"] if row["siblings"] == drawn]
+    if drawn == "iid":
+      continue
+    lines += [
+      [drawn.replace("_", " "), f"`{name}`"]
+      + [_share([r for r in rows if r["laws"] == k], name) for k in kinds]
+      + [_share(rows, name)]
+      for name in by_share(rows)
+    ]
+  return table(
+    ["siblings", "rule", *(k.replace("_", " ") for k in kinds), "all"], lines
+  )
+
+
+def off_draft(results: dict[str, dict]) -> str:
+  """What laws off the draft are worth, of `rules.off_draft`."""
+  (result,) = results.values()
+  lines = []
+  for row in result["rows"]:
+    shares = row["share_of_optimum"]
+    lines.append(
+      [
+        *(str(row[n]) for n in (
+          "vocab_size", "num_speculative_tokens", "num_drafts", "pairs",
+        )),
+        row["laws"].replace("_", " "),
+        f"{shares['mean']:.4f} ({shares['minimum']:.4f})",
+      ]
+    )  # fmt: skip
+  return table(["V", "G", "K", "m", "laws", "share, mean (least)"], lines)
+
+
+def by_share(rows: list[dict]) -> list[str]:
+  """The rules of some rows of `rules.joint`, the best on average first."""
+  names = dict.fromkeys(n for row in rows for n in row["share_of_optimum"])
+  return sorted(
+    names,
+    key=lambda n: (
+      -statistics.fmean(row["share_of_optimum"][n]["mean"] for row in rows)
+    ),
+  )
+
+
+def _share(rows: list[dict], name: str) -> str:
+  """Mean (least) over rows, which are of equally many models."""
+  some = [row["share_of_optimum"][name] for row in rows]
+  mean = statistics.fmean(share["mean"] for share in some)
+  return f"{mean:.3f} ({min(share['minimum'] for share in some):.3f})"
+
+
 def costs(results: dict[str, dict]) -> str:
   """Milliseconds (passes over the inputs), of `launch.studies.rules.costs`.
 

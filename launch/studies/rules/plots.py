@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from launch import figures, tables
+from launch.studies.rules import page
 from specjax import rules
 
 _AXES = {
@@ -139,6 +140,30 @@ def optimality(result: dict) -> Figure:
   return figure
 
 
+def joint(result: dict) -> Figure:
+  """Share of the joint optimum of i.i.d. paths, a row a rule.
+
+  Args:
+    result: of `launch.studies.rules.joint`.
+  """
+  rows = [row for row in result["rows"] if row["siblings"] == "iid"]
+  names = page.by_share(rows)[::-1]
+  figure = Figure(figsize=(7, 0.6 + 0.3 * len(names)), layout="constrained")
+  panel = figure.subplots()
+  for place, name in enumerate(names):
+    shares = [row["share_of_optimum"][name] for row in rows]
+    mean = statistics.fmean(share["mean"] for share in shares)
+    least = min(share["minimum"] for share in shares)
+    panel.plot([least, mean], [place] * 2, color="tab:blue", linewidth=1)
+    panel.plot(least, place, "|", color="tab:blue", markersize=7)
+    panel.plot(mean, place, "o", color="tab:blue", markersize=4)
+  panel.set_yticks(range(len(names)), names)
+  panel.set_xlim(right=1)
+  panel.set_xlabel("share of the joint optimum: mean, and down to the least")
+  panel.grid(axis="x", linewidth=0.3)
+  return figure
+
+
 def efficiency(result: dict) -> Figure:
   """Block efficiency of every rule with its 95% interval, a panel a cell.
 
@@ -218,6 +243,7 @@ FIGURES: dict[str, Callable[[dict], Figure]] = {
   "costs": costs,
   "optimality": optimality,
   "efficiency": efficiency,
+  "joint": joint,
 }
 
 

@@ -1,0 +1,265 @@
+"""The joint optimum: by hand, two ways, and never below what rules accept."""
+
+import itertools
+from fractions import Fraction
+
+import jax
+import numpy as np
+import pytest
+from scipy import optimize
+
+from specjax import exact, rules
+from specjax import siblings as siblings_lib
+from specjax import tree as tree_lib
+from specjax.theory import joint
+from specjax.theory.optimum import iid_optimum
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+
+def same(*law):
+  """One law after every context."""
+  return lambda context: np.array(law, float)
+
+
+A = same(2 / 3, 1 / 3), same(1 / 3, 2 / 3)
+B = (
+  same(1 / 2, 1 / 2),
+  lambda context: np.array([0.5, 0.5] if len(context) == 1 else [1.0, 0.0]),
+)
+C = same(0.5, 0.3, 0.2), same(0.2, 0.3, 0.5)
+
+
+def random_laws(seed, vocab, concentration=1.0):
+  """Draft and target, which depend on the whole context."""
+
+  def law(which):
+    return lambda context: np.random.default_rng(
+      [seed, which, *context]
+    ).dirichlet(np.full(vocab, concentration))
+
+  return law(0), law(1)
+
+
+def accepted(rule, tree, draft, target, siblings=siblings_lib.IID):
+  """What a rule accepts, summed over all drafts."""
+  with jax.enable_x64(True):
+    law = exact.block_law(
+      rules.get(rule), tree, draft, target, siblings=siblings
+    )
+  return law.expected_accepted
+
+
+HAND = [
+  (A, 2, 1, Fraction(11, 9)),
+  (A, 2, 2, Fraction(131, 81)),
+  (A, 2, 3, Fraction(1351, 729)),
+  (B, 2, 1, Fraction(3, 2)),
+  (B, 2, 2, Fraction(7, 4)),
+  (C, 1, 2, Fraction(86, 100)),
+  (C, 2, 1, Fraction(125, 100)),
+  (C, 2, 2, Fraction(15608, 10000)),
+  (C, 2, 3, Fraction(180404, 100000)),
+]
+
+
+@pytest.mark.parametrize("laws, length, count, expected", HAND)
+def test_both_programmes_give_the_hand_values(laws, length, count, expected):
+  cut = joint.iid_paths(*laws, length=length, count=count)
+  whole = joint.any_tree(tree_lib.paths(length, count), *laws)
+  for found in (cut, whole):
+    assert found.expected_accepted == pytest.approx(float(expected), abs=1e-12)
+    assert found.acceptance[0] == 1
+    total = sum(a.sum() for a in found.acceptance[1:])
+    assert found.expected_accepted == pytest.approx(total, abs=1e-12)
+
+
+def test_the_plan_of_the_hand_example():
+  first, second = joint.iid_paths(*A, length=2, count=2).acceptance[1:]
+  np.testing.assert_allclose(first, [1 / 3, 5 / 9], atol=1e-12)
+  np.testing.assert_allclose(
+    second, [[1 / 9, 2 / 9], [5 / 27, 17 / 81]], atol=1e-12
+  )
+
+
+@pytest.mark.parametrize("vocab, length, count", [(2, 3, 2), (3, 2, 2)])
+def test_cuts_and_all_drafts_give_one_optimum(vocab, length, count):
+  tree = tree_lib.paths(length, count)
+  for seed in range(6):
+    draft, target = random_laws(seed, vocab)
+    cut = joint.iid_paths(draft, target, length=length, count=count)
+    whole = joint.any_tree(tree, draft, target)
+    assert cut.expected_accepted == pytest.approx(
+      whole.expected_accepted, abs=1e-12
+    )
+
+
+def test_one_path_is_block_verification():
+  for seed in range(5):
+    draft, target = random_laws(seed, 3)
+    block = accepted("block", tree_lib.chain(2), draft, target)
+    best = joint.iid_paths(draft, target, length=2, count=1)
+    assert best.expected_accepted == pytest.approx(block, abs=1e-12)
+    own = [
+      exact.target_block_law(draft, length=g) if g else np.ones(())
+      for g in range(3)
+    ]
+    on_path = joint.selected_path(own, target)
+    assert on_path.expected_accepted == pytest.approx(block, abs=1e-12)
+
+
+def test_one_token_a_path_is_optimal_transport():
+  for seed, count in itertools.product(range(5), (1, 2, 3)):
+    draft, target = random_laws(seed, 4)
+    best = joint.iid_paths(draft, target, length=1, count=count)
+    expected = iid_optimum(draft((0,)), target((0,)), count)
+    assert best.expected_accepted == pytest.approx(expected, abs=1e-12)
+
+
+def test_of_certain_drafts_match_is_optimal():
+  tree, siblings = tree_lib.k_ary(2, 2), siblings_lib.TOP_K
+  for seed in range(4):
+    draft, target = random_laws(seed, 3)
+    match = accepted("match", tree, draft, target, siblings)
+    best = joint.any_tree(tree, draft, target, siblings=siblings)
+    assert best.expected_accepted == pytest.approx(match, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+  "rule, siblings",
+  [
+    ("transport", "iid"),
+    ("traversal", "without_replacement"),
+    ("greedy_draft", "greedy"),
+    ("hub", "hub"),
+  ],
+)
+def test_no_rule_is_above_the_optimum_of_its_drafts(rule, siblings):
+  tree, siblings = tree_lib.k_ary(2, 2), siblings_lib.get(siblings)
+  away = []
+  for seed in range(4):
+    draft, target = random_laws(seed, 3)
+    found = accepted(rule, tree, draft, target, siblings)
+    best = joint.any_tree(tree, draft, target, siblings=siblings)
+    away.append(best.expected_accepted - found)
+  assert min(away) > -1e-10
+  assert max(away) > 1e-4  # the node by node rules leave something
+
+
+def test_block_verification_of_the_selected_path_attains_the_optimum():
+  for seed, tree in itertools.product(
+    range(3), (tree_lib.paths(2, 2), tree_lib.Tree((-1, 0, 0, 1)))
+  ):
+    draft, target = random_laws(seed, 3)
+    best = joint.any_tree(tree, draft, target)
+    assert best.selected[1].sum() == pytest.approx(1, abs=1e-12)
+    again = joint.selected_path(best.selected, target)
+    assert again.expected_accepted == pytest.approx(
+      best.expected_accepted, abs=1e-12
+    )
+
+
+def test_no_order_of_the_paths_selects_better_than_the_optimum():
+  """The extreme laws of a selected path: the drafted one that comes last."""
+  draft, target = random_laws(3, 2)
+  leaves = exact.target_block_law(draft, length=2).ravel()
+  best = joint.iid_paths(draft, target, length=2, count=2).expected_accepted
+  values = []
+  for order in itertools.permutations(range(4)):
+    mass = np.diff(np.cumsum([0, *leaves[list(order)]]) ** 2)
+    law = np.zeros(4)
+    law[list(order)] = mass
+    law = law.reshape(2, 2)
+    selected = (np.ones(()), law.sum(1), law)
+    values.append(joint.selected_path(selected, target).expected_accepted)
+  assert max(values) <= best + 1e-12
+  assert max(values) > min(values) + 0.01
+
+
+def antichains(first, depth, vocab=2):
+  """Every antichain of the contexts that go on from `first`, itself too."""
+  yield frozenset()
+  yield frozenset([first])
+  if len(first) < depth:
+    below = [list(antichains((*first, x), depth, vocab)) for x in range(vocab)]
+    for parts in itertools.product(*below):
+      union = frozenset().union(*parts)
+      if union:
+        yield union
+
+
+def test_no_antichain_violates_the_cuts():
+  """All 676 antichains of two tokens, three deep."""
+  draft, target = random_laws(5, 2, 0.4)
+  found = joint.iid_paths(draft, target, length=3, count=2)
+  mass = [exact.target_block_law(draft, length=g) for g in range(1, 4)]
+  slack = []
+  for parts in itertools.product(antichains((0,), 3), antichains((1,), 3)):
+    chosen = parts[0] | parts[1]
+    inside = sum(mass[len(s) - 1][s] for s in chosen)
+    taken = sum(found.acceptance[len(s)][s] for s in chosen)
+    slack.append(1 - (1 - inside) ** 2 - taken)
+  assert len(slack) == 676
+  assert min(slack) > -1e-12
+  assert sum(abs(x) < 1e-12 for x in slack) > 5  # and some are met
+
+
+def test_sharp_laws_end_in_the_optimum():
+  """A cut within the solver's tolerance must not be found over and over."""
+  for seed in range(10):
+    draft, target = random_laws(seed, 3, 0.1)
+    cut = joint.iid_paths(draft, target, length=2, count=2)
+    whole = joint.any_tree(tree_lib.paths(2, 2), draft, target)
+    assert cut.expected_accepted == pytest.approx(
+      whole.expected_accepted, abs=2e-8
+    )
+
+
+def test_a_rare_token_does_no_harm():
+  draft, target = same(0.7, 0.3 - 1e-12, 1e-12), same(1e-12, 0.6, 0.4 - 1e-12)
+  one = joint.iid_paths(draft, target, length=1, count=2).expected_accepted
+  assert one == pytest.approx(iid_optimum(draft(()), target(()), 2), abs=1e-9)
+  two = joint.iid_paths(draft, target, length=2, count=1).expected_accepted
+  own = [
+    np.ones(()),
+    draft(()),
+    exact.target_block_law(draft, length=2),
+  ]
+  block = joint.selected_path(own, target).expected_accepted
+  assert two == pytest.approx(block, abs=1e-9)
+
+
+def test_what_the_solver_cannot_do_is_an_error(monkeypatch):
+  real = optimize.linprog
+
+  def worse(*args, **options):
+    found = real(*args, **options)
+    found.x = found.x * (1 - 1e-6)
+    return found
+
+  def infeasible(*args, **options):
+    found = real(*args, **options)
+    found.status, found.message = 2, "infeasible"
+    return found
+
+  for broken, words in ((worse, "its dual by"), (infeasible, "infeasible")):
+    monkeypatch.setattr(optimize, "linprog", broken)
+    with pytest.raises(ArithmeticError, match=words):
+      joint.iid_paths(*A, length=2, count=2)
+    with pytest.raises(ArithmeticError, match="masses near 1e-12"):
+      joint.any_tree(tree_lib.paths(2, 2), *A)
+
+
+def test_numbers_out_of_range():
+  with pytest.raises(ValueError, match="num_drafts must be >= 1, got 0"):
+    joint.iid_paths(*A, length=1, count=0)
+  with pytest.raises(ValueError, match="num_speculative_tokens must be >= 1"):
+    joint.iid_paths(*A, length=0, count=1)
+  with pytest.raises(ValueError, match="num_speculative_tokens must be >= 1"):
+    joint.any_tree(tree_lib.chain(0), *A)
+  with pytest.raises(
+    ValueError, match="drafts are enumerated, got 3 \\*\\* 12"
+  ):
+    joint.any_tree(tree_lib.paths(4, 3), *C)
+  with pytest.raises(ValueError, match="not enumerable"):
+    joint.any_tree(tree_lib.paths(1, 2), *A, siblings=siblings_lib.SHARED_NOISE)
