@@ -34,6 +34,7 @@ TABLES = {
   "quality": "launch.studies.quality.page:table",
   "efficiency": "launch.studies.rules.page:efficiency",
   "optimality": "launch.studies.rules.page:optimality",
+  "front": "launch.studies.rules.page:front",
   "costs": "launch.studies.rules.page:costs",
   "cost_limits": "launch.studies.rules.page:cost_limits",
   "rejections": "launch.studies.theory.page:rejections",

@@ -42,7 +42,7 @@ _NUM_CONTEXTS = flags.DEFINE_integer(
   "contexts_per_prompt", 12, "Decoding steps a prompt.", lower_bound=1
 )
 
-_EPSILONS = (0.003, 0.01, 0.03, 0.1)
+_EPSILONS = (0.001, 0.003, 0.01, 0.1)
 # A family's name, and its rules from the strictest on.
 FAMILIES = {
   "token": ("token",),
@@ -52,10 +52,10 @@ FAMILIES = {
   "decoding_uno": [f"decoding_uno(epsilon={e})" for e in _EPSILONS],
   "fuzzy": [f"fuzzy(threshold={t})" for t in (0.02, 0.05, 0.1, 0.3)],
   "cascade_chow": [f"cascade_chow(alpha={a})" for a in (0.1, 0.5, 0.7, 0.9)],
-  "cascade_diff": [f"cascade_diff(alpha={a})" for a in (-0.2, -0.1, 0.1, 0.2)],
-  "cascade_opt": [f"cascade_opt(alpha={a})" for a in (-0.5, -0.1, 0.1, 0.5)],
+  "cascade_diff": [f"cascade_diff(alpha={a})" for a in (-0.1, 0.0, 0.1, 0.3)],
+  "cascade_opt": [f"cascade_opt(alpha={a})" for a in (-0.3, -0.1, 0.1, 0.5)],
   "cascade_token": [f"cascade_token(alpha={a})" for a in (0.3, 0.6, 0.9, 0.99)],
-  "cactus": [f"cactus(delta={d})" for d in (0.003, 0.03, 0.3, 1.0)],
+  "cactus": [f"cactus(delta={d})" for d in (0.0003, 0.001, 0.01, 0.1)],
   "contrastive": [f"contrastive(beta={b})" for b in (0.1, 0.25, 0.5, 1.0)],
   "typical": [f"typical(epsilon={e}, delta=1)" for e in (0.3, 0.1, 0.03, 0.01)],
   "blockwise": [f"blockwise(top_k={k})" for k in (1, 3, 10, 30)],
