@@ -37,6 +37,7 @@ TABLES = {
   "joint": "launch.studies.rules.page:joint",
   "joint_others": "launch.studies.rules.page:joint_others",
   "off_draft": "launch.studies.rules.page:off_draft",
+  "front": "launch.studies.rules.page:front",
   "costs": "launch.studies.rules.page:costs",
   "cost_limits": "launch.studies.rules.page:cost_limits",
   "rejections": "launch.studies.theory.page:rejections",

@@ -1,7 +1,7 @@
 """Things with parameters, by what is written on a command line.
 
 `"typical(epsilon=0.1)"` is `typical(epsilon=0.1)` of a table of functions whose
-parameters are numbers with defaults.
+parameters are numbers or names, with defaults.
 """
 
 import ast
@@ -19,7 +19,7 @@ _TOO_MUCH = (RecursionError, MemoryError, OverflowError)
 def make(
   kind: str, text: str, factories: Mapping[str, Callable[..., _T]]
 ) -> _T:
-  """What `NAME(parameter=number, ...)` names.
+  """What `NAME(parameter=value, ...)` names.
 
   Args:
     kind: what it is, for messages.
@@ -55,10 +55,13 @@ def _parameters(kind: str, call: ast.expr) -> dict[str, Any]:
   return {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
 
 
-def _as_kind(parameter: inspect.Parameter, value) -> int | float:
+def _as_kind(parameter: inspect.Parameter, value) -> int | float | str:
   """The value as what the parameter's default is, without losing any of it."""
   kind = type(parameter.default)
-  fits = type(value) in (int, float) and math.isfinite(value)
+  if kind is str:
+    fits = type(value) is str
+  else:
+    fits = type(value) in (int, float) and math.isfinite(value)
   if not fits or kind(value) != value:
     raise ValueError(f"{parameter.name} must be {kind.__name__}, got {value!r}")
   return kind(value)

@@ -38,6 +38,8 @@ class BlockLaw:
     expected_rejections: probability that the round ends with a residual token,
       one that a drafted node was rejected for, and not with a bonus.
     total_variation: the distance of the first token's law from the target's.
+    block_total_variation: that of the joint law of the next G + 1 tokens,
+      `output`.
     reported_total_variation: that distance as the rule reports it, the mean
       over drafts; None if it reports none.
   """
@@ -48,6 +50,7 @@ class BlockLaw:
   accepted_at_least: np.ndarray
   expected_rejections: float
   total_variation: float
+  block_total_variation: float
   reported_total_variation: float | None
 
 
@@ -207,6 +210,9 @@ def block_law_of(
   sizes = np.array([e.sum() for e in emitted])
   at_least = sizes[::-1].cumsum()[::-1]
   first = output.sum(axis=tuple(range(1, output.ndim)))
+  expected = functools.reduce(
+    lambda law, next_laws: law[..., None] * next_laws, target
+  )
   return BlockLaw(
     output=output,
     emitted=tuple(emitted),
@@ -214,6 +220,7 @@ def block_law_of(
     accepted_at_least=at_least,
     expected_rejections=float(rejections),
     total_variation=float(np.abs(first - target[0]).sum() / 2),
+    block_total_variation=float(np.abs(output - expected).sum() / 2),
     reported_total_variation=None
     if distance is None
     else float(probs @ np.asarray(distance)[:, 0]),

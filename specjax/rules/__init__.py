@@ -16,6 +16,7 @@ from specjax.rules import (
   greedy_draft,
   gumbel_list,
   hub,
+  known_target,
   kseq,
   match,
   multipath_block,
@@ -33,11 +34,19 @@ from specjax.types import Rule
 # Rules with parameters: `(**parameters) -> Rule`, all with defaults.
 FACTORIES: dict[str, Callable[..., Rule]] = {
   "typical": typical.rule,
-  "lenient": relaxed.lenient,
+  "lenient": known_target.lenient,
   "top_beta": by_rank.top_beta,
   "decoding_opt": relaxed.decoding_opt,
   "decoding_uno": relaxed.decoding_uno,
   "blockwise": by_rank.blockwise,
+  "ensemble": known_target.ensemble,
+  "fuzzy": known_target.fuzzy,
+  "cascade_chow": known_target.cascade_chow,
+  "cascade_diff": known_target.cascade_diff,
+  "cascade_opt": known_target.cascade_opt,
+  "cascade_token": known_target.cascade_token,
+  "contrastive": known_target.contrastive,
+  "cactus": known_target.cactus,
 }
 
 RULES: dict[str, Rule] = {

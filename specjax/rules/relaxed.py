@@ -7,8 +7,9 @@ reported (`Verification.total_variation`).
 
 For `b >= min(1, q / p)` the least distance is `TV(p, q) - Z`, reached by the
 ordinary residual `norm([q - p]_+)`: what is gained in acceptance is lost in
-distance, one for one (Yin et al., NeurIPS 2024, Theorems 4 and 5). `lenient`
-and `decoding_opt` are on that line, `decoding_uno` is above it.
+distance, one for one (Yin et al., NeurIPS 2024, Theorems 4 and 5).
+`decoding_opt` is on that line, `decoding_uno` is above it. Rules that start
+from the law that a token shall have are in `known_target`.
 """
 
 import functools
@@ -79,30 +80,6 @@ def after_target(target_log_probs, draft_log_probs):
   """The target's own law after a rejection; see `after_residual`."""
   del draft_log_probs
   return jnp.exp(target_log_probs), 1, target_log_probs
-
-
-@functools.cache
-def lenient(lenience: float = 0.5) -> Rule:
-  """Accepts with `min(1, q / (l p))`: no token is over 1/l times too likely.
-
-  Lenience of Leviathan et al. (2023, A.5) and DistillSpec (Zhou et al., ICLR
-  2024), with the residual that is the best for it.
-
-  Args:
-    lenience: l in (0, 1]; 1 is lossless.
-
-  Raises:
-    ValueError: if `lenience` is not in (0, 1].
-  """
-  if not 0 < lenience <= 1:
-    raise ValueError(f"lenience must be in (0, 1], got {lenience}")
-  return single_path_rule(
-    f"lenient(lenience={lenience})",
-    lambda target, draft: laws.share(
-      jnp.exp(target), lenience * jnp.exp(draft)
-    ),
-    after_residual,
-  )
 
 
 def _over_accept(epsilon: float) -> Callable[[Array, Array], Array]:

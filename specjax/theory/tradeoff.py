@@ -89,6 +89,25 @@ def decoding_uno(
   return rejection(draft, accept), loss(draft, target, accept, target)
 
 
+def known_target(
+  draft: np.ndarray, target: np.ndarray, law: np.ndarray
+) -> tuple[float, float]:
+  """Rejection and loss of lossless verification against another law.
+
+  `TV(p, pi)` and `TV(pi, q)`, which add up to at least `TV(p, q)`, and to no
+  more exactly if pi is between p and q at every token: the front of Theorem 5
+  as a triangle inequality.
+
+  Args:
+    draft: p.
+    target: q.
+    law: pi, that of the tokens that come out.
+  """
+  draft, target, law = (np.asarray(x, float) for x in (draft, target, law))
+  distance = lambda one: float(np.abs(law - one).sum() / 2)
+  return distance(draft), distance(target)
+
+
 def _checked(draft, accept) -> tuple[np.ndarray, np.ndarray]:
   draft, accept = np.asarray(draft, float), np.asarray(accept, float)
   if not ((accept >= 0) & (accept <= 1)).all():

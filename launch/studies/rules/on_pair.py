@@ -8,7 +8,8 @@ is flipped (an expectation given the draft: Rao-Blackwell).
 
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -108,16 +109,16 @@ def measure(
     for (tree, siblings), group in groups.items():
       decoder = make_decoder(
         models.target,
-        drafter=_drafter(config, models, tree, siblings),
+        drafter=drafter(config, models, tree, siblings),
         rule="gumbel_list" if siblings.with_noise else "recursive",
         vocab_size=models.tokenizer.vocab_size,
       )
-      walk = _Walk(group, decoder, models, config, batches)
+      asked = _Group(group, Walk(decoder, models, config, batches))
       for batch in batches:
-        walk.add(batch, max_contexts)
+        asked.add(batch, max_contexts)
         progress.update()
-      report |= walk.report()
-      columns |= walk.columns()
+      report |= asked.report()
+      columns |= asked.columns()
   first = columns[rows[0].name]
   for row in rows[1:]:
     report[row.name] |= _over(first, columns[row.name])
@@ -138,7 +139,7 @@ def _over(first, other) -> dict:
   }
 
 
-def _drafter(config, models: Pair, tree: Tree, siblings: Siblings) -> Drafter:
+def drafter(config, models: Pair, tree: Tree, siblings: Siblings) -> Drafter:
   """The config's drafter, for another tree and other siblings."""
   if config.repeats:
     raise ValueError(
@@ -153,18 +154,24 @@ def _drafter(config, models: Pair, tree: Tree, siblings: Siblings) -> Drafter:
   )
 
 
-class _Walk:
-  """Decodes with one draft law, and asks every rule of a group at each step."""
+class Walk:
+  """Decodes with one draft law, step by step.
+
+  Args:
+    decoder: the decoder.
+    models: from `build_pair`.
+    config: the config.
+    batches: all prompts that will be asked for.
+  """
 
   def __init__(
     self,
-    group: Sequence[Case],
     decoder: Decoder,
     models: Pair,
     config: ml_collections.ConfigDict,
     batches: Sequence[Batch],
   ):
-    self._group, self._models, self._config = group, models, config
+    self._models, self._config = models, config
     # One buffer for all batches, so that a step is compiled once.
     self._init = jax.jit(
       functools.partial(
@@ -174,33 +181,27 @@ class _Walk:
       )
     )
     self._step = jax.jit(decoder.step, donate_argnums=1)
-    self._ask = [jax.jit(functools.partial(_ask, row)) for row in group]
-    # By prompt: contexts, and for every rule accepted tokens and distances.
-    self._sums: dict[tuple, np.ndarray] = {}
 
-  def add(self, batch: Batch, max_contexts: int) -> None:
-    """Walks along the completions of a batch."""
+  def steps(self, batch: Batch, most: int) -> Iterator[tuple[np.ndarray, Any]]:
+    """The steps along the completions of a batch.
+
+    Args:
+      batch: the prompts.
+      most: steps, at most.
+
+    Yields:
+      Which prompts' rows count, `bool[prompts]`, and what the decoder says of
+      the step: the draft and the target's laws.
+    """
     state = self._start(batch)
-    count = len(batch.prompts)
-    sums = np.zeros((count, 2 * len(self._group) + 1))
-    for _ in range(max_contexts):
+    for _ in range(most):
       done = np.asarray(state.done)
       if done.all():
         break
       state, info = self._step(self._models.params, state)
-      found = jax.device_get(
-        [ask(info.draft, info.target_log_probs) for ask in self._ask]
-      )
       # The laws of a row that NaNs ended are made up.
       broken = np.asarray(state.stop_reason) == StopReason.NAN_LOGITS
-      counts = ~(done | broken)[:count]
-      here = np.concatenate(
-        [np.ones((1, len(done))), np.reshape(found, (-1, len(done)))]
-      )
-      sums += np.where(counts[:, None], here.T[:count], 0)
-    for prompt, row in zip(batch.prompts, sums, strict=True):
-      name = requests.content_of(prompt)  # rows of one prompt are one unit
-      self._sums[name] = self._sums.get(name, 0.0) + row
+      yield ~(done | broken)[: len(batch.prompts)], info
 
   def _start(self, batch: Batch):
     """The state before the first step; rows that only fill up are done."""
@@ -222,6 +223,31 @@ class _Walk:
         min_p=config.min_p,
       ),
     )
+
+
+class _Group:
+  """Asks every rule of a group at each step of a walk."""
+
+  def __init__(self, group: Sequence[Case], walk: Walk):
+    self._group, self._walk = group, walk
+    self._ask = [jax.jit(functools.partial(_ask, row)) for row in group]
+    # By prompt: contexts, and for every rule accepted tokens and distances.
+    self._sums: dict[tuple, np.ndarray] = {}
+
+  def add(self, batch: Batch, max_contexts: int) -> None:
+    """Walks along the completions of a batch."""
+    count = len(batch.prompts)
+    sums = np.zeros((count, 2 * len(self._group) + 1))
+    for counts, info in self._walk.steps(batch, max_contexts):
+      found = jax.device_get(
+        [ask(info.draft, info.target_log_probs) for ask in self._ask]
+      )
+      rows = batch.rows
+      here = np.concatenate([np.ones((1, rows)), np.reshape(found, (-1, rows))])
+      sums += np.where(counts[:, None], here.T[:count], 0)
+    for prompt, row in zip(batch.prompts, sums, strict=True):
+      name = requests.content_of(prompt)  # rows of one prompt are one unit
+      self._sums[name] = self._sums.get(name, 0.0) + row
 
   def columns(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Emitted tokens and contexts of every row, `f64[prompts]` each."""

@@ -40,6 +40,31 @@ def efficiency(results: dict[str, dict]) -> str:
   return table(head, rows)
 
 
+def front(results: dict[str, dict]) -> str:
+  """Who is on the front, and what it costs, of `launch.studies.rules.front`."""
+  (result,) = results.values()
+  rows = []
+  for points in result["families"].values():
+    for point in points:
+      row = [f"`{point['rule']}`"]
+      for key, digits in (
+        ("acceptance", 3), ("total_variation", 3), ("above_front", 3),
+        ("block_efficiency", 2), ("cross_entropy", 2),
+      ):  # fmt: skip
+        text = f"{point[key]:.{digits}f}".replace("-0.000", "0.000")
+        if key == "block_efficiency" and point.get(f"{key}_ci"):
+          text += " ({:.2f}–{:.2f})".format(*point[f"{key}_ci"])
+        row.append(text)
+      rows.append(row)
+  return table(
+    [
+      "rule", "accepted", "TV", "above the front", "tokens a call (95%)",
+      "cross-entropy, nats",
+    ],
+    rows,
+  )  # fmt: skip
+
+
 def optimality(results: dict[str, dict]) -> str:
   """Share of the optimum, mean (minimum), of `rules.optimality`."""
   (result,) = results.values()

@@ -220,6 +220,57 @@ def efficiency(result: dict) -> Figure:
   return figure
 
 
+def front(result: dict) -> Figure:
+  """Distance against rejections, and cross-entropy against tokens per call.
+
+  Args:
+    result: of `launch.studies.rules.front`.
+  """
+  families = dict(result["families"])
+  (lossless,) = families.pop("token")
+  figure = Figure(figsize=(10, 4.2), layout="constrained")
+  one, other = figure.subplots(1, 2)
+  span = 1 - lossless["acceptance"]
+  one.plot([0, span], [span, 0], color="black", linewidth=1, label="front")
+  one.fill_between([0, span], [span, 0], color="black", alpha=0.06, linewidth=0)
+  for number, (name, points) in enumerate(families.items()):
+    column = lambda key, points=points: [point[key] for point in points]
+    style = {
+      "marker": _MARKERS[number % len(_MARKERS)],
+      "color": f"C{number % 10}",
+      "markersize": 4,
+      "linewidth": 0.8,
+      "linestyle": "-" if number < 10 else "--",
+      "fillstyle": "full" if number < 10 else "none",
+    }
+    one.plot(
+      [1 - a for a in column("acceptance")], column("total_variation"),
+      label=name.replace("_", " "), **style,
+    )  # fmt: skip
+    other.plot(column("block_efficiency"), column("cross_entropy"), **style)
+  other.plot(
+    lossless["block_efficiency"], lossless["cross_entropy"], "*",
+    color="black", markersize=9,
+  )  # fmt: skip
+  other.annotate(
+    "lossless", (lossless["block_efficiency"], lossless["cross_entropy"]),
+    xytext=(5, -11), textcoords="offset points", fontsize="small",
+  )  # fmt: skip
+  one.set_xlabel("probability of a rejection")
+  one.set_ylabel("total variation from the target")
+  other.set_xlabel(
+    f"tokens per target call, {result['num_speculative_tokens']} drafted"
+  )
+  other.set_ylabel("cross-entropy under the target, nats a token")
+  for panel in (one, other):
+    panel.grid(linewidth=0.3)
+    panel.spines[["top", "right"]].set_visible(False)
+  one.set_xlim(left=0)
+  one.set_ylim(bottom=0)
+  figures.legend_below(figure, *one.get_legend_handles_labels())
+  return figure
+
+
 def _line(cells: list[dict], axis: str) -> list[dict]:
   """The cells along one axis."""
   names = [name for name in _AXES if name != axis]
@@ -244,6 +295,7 @@ FIGURES: dict[str, Callable[[dict], Figure]] = {
   "optimality": optimality,
   "efficiency": efficiency,
   "joint": joint,
+  "front": front,
 }
 
 

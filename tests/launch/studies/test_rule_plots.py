@@ -21,6 +21,7 @@ def measured(name):
     ("costs", "costs", "rule-costs"),
     ("efficiency", "embedded", "rule-efficiency"),
     ("optimality", "optimality", "optimality"),
+    ("front", "front", "rule-front"),
   ],
 )
 def test_the_committed_figures_are_drawn_anew(

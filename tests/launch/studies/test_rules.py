@@ -50,6 +50,7 @@ def test_acceptance_is_what_a_hand_computes(everything):
     "greedy_draft": 0.9, "hub": 0.9,
     "recursive (without_replacement)": 0.82, "lenient": 0.9,
     "decoding_opt": 0.8, "decoding_uno": 0.8, "typical": 1.0,
+    "ensemble": 0.73, "fuzzy": 1.0, "cascade_opt": 1.0, "cascade_token": 0.6,
   }  # fmt: skip
   for name, value in expected.items():
     entry = result["rules"][name]
@@ -63,9 +64,13 @@ def test_lossless_rules_have_the_targets_law_and_lossy_ones_a_distance(
   everything,
 ):
   result, _ = everything
+  sharper = np.array(Q) * (np.array(Q) / [0.5, 0.3, 0.2]) ** 0.5
   distances = {
     "decoding_opt": 0.1, "decoding_uno": 0.2, "lenient": 0.2, "typical": 0.3,
-    "top_beta": 0.3, "blockwise": 0.15,
+    "top_beta": 0.3, "blockwise": 0.15, "ensemble": 0.03, "fuzzy": 0.3,
+    "cascade_chow": 0.3, "cascade_diff": 0.3, "cascade_opt": 0.3,
+    "cascade_token": 0.15, "cactus": 0.032**0.5,
+    "contrastive": sharper[2] / sharper.sum() - 0.5,
   }  # fmt: skip
   for name, entry in result["rules"].items():
     assert entry["lossless"] == (name not in distances)

@@ -334,7 +334,7 @@ def test_names_give_the_rules_and_parameters_are_read():
   with pytest.raises(ValueError, match="epsilon must be >= 0"):
     rules.get("decoding_opt(epsilon=-1)")
   with pytest.raises(
-    ValueError, match=r"no parameter 'l', only \['lenience'\]"
+    ValueError, match=r"no parameter 'l', only \['lenience', 'base'\]"
   ):
     rules.get("lenient(l=1)")
   with pytest.raises(ValueError, match="beta must be int"):

@@ -65,6 +65,15 @@ def test_opt_and_uno_of_the_hand_example():
   assert tradeoff.decoding_uno(P, Q, 0.0)[1] > 0
 
 
+def test_a_law_between_draft_and_target_is_on_the_front_and_no_other():
+  assert tradeoff.known_target(P, Q, (P + Q) / 2) == pytest.approx((0.15, 0.15))
+  assert tradeoff.known_target(P, Q, Q) == pytest.approx((0.3, 0))
+  # Below both at the second token, above both at the third.
+  assert tradeoff.known_target(P, Q, [0.3, 0.1, 0.6]) == pytest.approx(
+    (0.4, 0.2)
+  )
+
+
 @pytest.mark.parametrize("name", ["opt", "uno"])
 def test_the_shipped_rules_lose_and_reject_what_is_predicted(name):
   predict = getattr(tradeoff, f"decoding_{name}")

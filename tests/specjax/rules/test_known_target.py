@@ -1,0 +1,401 @@
+"""Rules with a known target: the law they state is the law that comes out."""
+
+import dataclasses
+import functools
+import itertools
+
+import instances
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+from instances import P, Q
+
+from specjax import exact, rules, siblings, tree
+from specjax.rules import known_target
+from specjax.theory import tradeoff
+from specjax.types import Draft
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+LIMIT = 1e-10
+PI = {
+  "ensemble(weight=0.6)": [0.32, 0.3, 0.38],
+  # .4 is kept of the first token; the rest of it goes to the third.
+  "lenient(lenience=0.5)": [0.4, 0.3, 0.3],
+  # JS(p, q) = .5 log(.5 / .35) + .2 log(.2 / .35) = .0664.
+  "fuzzy(threshold=0.07)": P,
+  "fuzzy(threshold=0.06)": Q,
+  "cascade_chow(alpha=0.51)": P,
+  "cascade_chow(alpha=0.49)": Q,
+  "cascade_diff(alpha=0.01)": P,
+  "cascade_diff(alpha=-0.01)": Q,
+  "cascade_opt(alpha=0.01)": P,
+  "cascade_opt(alpha=-0.01)": Q,
+  # A is the first token; the last two; the third.
+  "cascade_token(alpha=0.1, version=1)": [0.6, 0.15, 0.25],
+  "cascade_token(alpha=0.25, version=2)": [0.1, 0.45, 0.45],
+  "cascade_token(alpha=0.35, version=3)": [0.16, 0.24, 0.6],
+  # q^2 / p, and q^2 / p of the tokens that are plausible.
+  "contrastive(alpha=0.1, beta=1.0)": np.array([8, 30, 125]) / 163,
+  "contrastive(alpha=0.5, beta=1.0)": np.array([0, 30, 125]) / 155,
+  # h = .2 + sqrt(.5 .16) = .4828 of the first; c = .6464 leaves the third.
+  "cactus(delta=0.25)": [0.2 + 0.08**0.5, 0.3, 0.5 - 0.08**0.5],
+}
+# Parameters with which nothing is relaxed.
+STRICT = (
+  "ensemble(weight=1)",
+  "lenient(lenience=1)",
+  "fuzzy(threshold=0)",
+  "cascade_chow(alpha=0)",
+  "cascade_diff(alpha=-1)",
+  "cascade_opt(alpha=-9)",
+  "cascade_token(alpha=-1, version=1)",
+  "cascade_token(alpha=-1, version=2)",
+  "contrastive(alpha=0, beta=0)",
+  "cactus(delta=0)",
+)
+# Parameters with which the draft's own law comes out.
+FREE = (
+  "ensemble(weight=0)",
+  "fuzzy(threshold=0.7)",
+  "cascade_chow(alpha=1)",
+  "cascade_diff(alpha=1)",
+  "cascade_opt(alpha=99)",
+  "cascade_token(alpha=1, version=3)",
+)
+BETWEEN = (
+  "ensemble(weight=0.3)",
+  "lenient(lenience=0.6)",
+  "fuzzy(threshold=0.1)",
+  "cascade_chow(alpha=0.5)",
+  "cascade_diff(alpha=0.1)",
+  "cascade_opt(alpha=0.1)",
+  "cactus(delta=0.05)",
+)
+BEYOND = ("cascade_token(alpha=0.5)", "contrastive()")
+MULTI = ("recursive", "traversal", "kseq", "transport")
+
+
+@pytest.fixture(autouse=True)
+def _x64():
+  with jax.enable_x64(True):
+    yield
+
+
+def outcome(name, p, q):
+  """Acceptance `f64[I]` and law `f64[I, V]` of one position, enumerated."""
+  return instances.at_one_position(rules.get(name), p, q, 1)
+
+
+def distance(p, q):
+  return np.abs(p - q).sum(-1) / 2
+
+
+LAWS = instances.random_laws(40, 5, seed=0)
+ZEROS = instances.random_laws(20, 5, seed=1, zeros=True)
+
+
+@pytest.mark.parametrize("name", PI)
+def test_the_law_that_comes_out_is_the_one_a_hand_computes(name):
+  accepted, law = outcome(name, P[None], Q[None])
+  np.testing.assert_allclose(law[0], PI[name], atol=1e-12)
+  assert accepted[0] == pytest.approx(np.minimum(P, PI[name]).sum(), abs=1e-12)
+
+
+# ------------------------------------------------------------------- a block
+
+
+@functools.cache
+def laws_of_contexts(zeros):
+  """Draft and target after every text of up to two tokens, V = 3."""
+  draft, target = toys.context_laws(
+    3, seed=5, warp_settings={}, zeros=zeros, noise=1.5
+  )
+  texts = [
+    (1, 0, *more)
+    for n in range(3)
+    for more in itertools.product(range(3), repeat=n)
+  ]
+  both = (np.array([law(text) for text in texts]) for law in (draft, target))
+  return draft, target, texts, *both
+
+
+def block_error(name, shape, zeros=False):
+  """Largest error of the joint law of a block, and the first token's distance.
+
+  What the round did not emit is completed by pi, and by q after the last level,
+  where nothing is drafted; so are the laws that it is compared with.
+  """
+  draft, target, texts, p, q = laws_of_contexts(zeros)
+  _, stated = outcome(name.partition(", base")[0].rstrip(")") + ")", p, q)
+  pi = dict(zip(texts, stated, strict=True))
+  rule = rules.get(name)
+  law = exact.block_law(rule, shape, draft, target, prefix=(1, 0))
+  depth = shape.max_depth
+  after = lambda text: target(text) if len(text) == depth + 2 else pi[text]
+  found, expected = law.emitted[0], np.array(after((1, 0)))
+  for g in range(1, depth + 1):
+    next_laws = np.array(
+      [after((1, 0, *more)) for more in itertools.product(range(3), repeat=g)]
+    ).reshape((3,) * (g + 1))
+    found = found[..., None] * next_laws + law.emitted[g]
+    expected = expected[..., None] * next_laws
+  assert law.reported_total_variation == pytest.approx(
+    law.total_variation, abs=1e-12
+  )
+  return np.abs(found - expected).max(), law.total_variation
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("name", [*BETWEEN, *BEYOND])
+def test_over_a_block_the_joint_law_is_that_of_pi(name, zeros):
+  error, _ = block_error(name, tree.chain(2), zeros)
+  assert error < LIMIT
+
+
+def test_the_distance_of_a_block_is_that_of_the_joint_law():
+  """A mixture w q + (1 - w) p of one drafted token, and two, by hand."""
+  draft, target, _, p, q = laws_of_contexts(False)
+  rule, after = rules.get("ensemble(weight=0.4)"), np.array([q[1], q[2], q[3]])
+  first = 0.4 * q[0] + 0.6 * p[0]
+  one = exact.block_law(rule, tree.chain(1), draft, target, prefix=(1, 0))
+  # What is accepted and what is not are followed by the target.
+  assert one.block_total_variation == pytest.approx(distance(first, q[0]))
+  two = exact.block_law(rule, tree.chain(2), draft, target, prefix=(1, 0))
+  kept = np.minimum(p[0], first)[:, None]
+  second = kept * (0.4 * after + 0.6 * p[1:4]) + (first[:, None] - kept) * after
+  assert two.block_total_variation == pytest.approx(
+    np.abs(second - q[0][:, None] * after).sum() / 2
+  )
+  lossless = exact.block_law(
+    rules.get("token"), tree.chain(2), draft, target, prefix=(1, 0)
+  )
+  assert lossless.block_total_variation < LIMIT
+
+
+@pytest.mark.parametrize("base", known_target.BASES)
+def test_any_base_has_the_law_of_pi(base):
+  name = f"contrastive(alpha=0.1, beta=0.5, base={base!r})"
+  shape = tree.paths(2, 2) if base in MULTI else tree.chain(2)
+  error, away = block_error(name, shape)
+  assert error < LIMIT
+  assert away > 0.01
+  assert rules.get(rules.get(name).name) is rules.get(name)
+
+
+@pytest.mark.parametrize("base", ["recursive", "traversal"])
+def test_equal_siblings_of_which_one_goes_on_are_one_text(base):
+  """Only the second is continued; the first token's law is pi's, however."""
+  draft, target, _, p, q = laws_of_contexts(False)
+  rule = rules.get(f"ensemble(weight=0.4, base={base!r})")
+  law = exact.block_law(
+    rule, tree.Tree((-1, 0, 0, 2)), draft, target, prefix=(1, 0)
+  )
+  first = law.output.sum((1, 2))
+  np.testing.assert_allclose(first, 0.4 * q[0] + 0.6 * p[0], atol=LIMIT)
+  assert law.reported_total_variation == pytest.approx(
+    law.total_variation, abs=1e-12
+  )
+
+
+def test_block_verification_against_pi_accepts_more():
+  draft, target, *_ = laws_of_contexts(False)
+  accepted = [
+    exact.block_law(
+      rules.get(f"cactus(delta=0.05, base={base!r})"), tree.chain(2), draft,
+      target, prefix=(1, 0),
+    ).expected_accepted
+    for base in ("token", "block")
+  ]  # fmt: skip
+  assert accepted[1] > accepted[0] + 1e-3
+
+
+# -------------------------------------------------------------------- limits
+
+
+@pytest.mark.parametrize("name", STRICT)
+def test_with_nothing_relaxed_it_is_lossless(name):
+  for p, q in (LAWS, ZEROS):
+    accepted, law = outcome(name, p, q)
+    np.testing.assert_allclose(law, q, atol=LIMIT)
+    np.testing.assert_allclose(accepted, np.minimum(p, q).sum(1), atol=LIMIT)
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_with_all_relaxed_all_is_accepted(name):
+  for p, q in (LAWS, ZEROS):
+    accepted, law = outcome(name, p, q)
+    np.testing.assert_allclose(law, p, atol=LIMIT)
+    np.testing.assert_allclose(accepted, 1, atol=LIMIT)
+
+
+def test_what_the_draft_cannot_draw_has_its_own_probability_in_contrast():
+  p, q = np.array([0.5, 0.5, 0]), np.array([0.2, 0.5, 0.3])
+  _, law = outcome("contrastive(alpha=0, beta=1.0)", p[None], q[None])
+  np.testing.assert_allclose(law[0], np.array([0.08, 0.5, 0.3]) / 0.88)
+
+
+# ----------------------------------------------------------------- the front
+
+
+def test_laws_between_draft_and_target_are_on_the_front():
+  p, q = LAWS
+  for name in BETWEEN:
+    accepted, law = outcome(name, p, q)
+    np.testing.assert_allclose(
+      1 - accepted + distance(law, q), distance(p, q), atol=1e-12
+    )
+  for name in BEYOND:
+    accepted, law = outcome(name, p, q)
+    above = 1 - accepted + distance(law, q) - distance(p, q)
+    assert above.min() > -1e-12
+    assert above.max() > 0.01
+
+
+def test_rejection_and_loss_are_those_of_the_theory():
+  for name in (*BETWEEN, *BEYOND):
+    accepted, laws = outcome(name, *LAWS)
+    for p, q, a, law in zip(*LAWS, accepted, laws, strict=True):
+      found = tradeoff.known_target(p, q, law)
+      assert found == pytest.approx((1 - a, distance(law, q)), abs=1e-12)
+      excess = sum(found) - distance(p, q)
+      between = ((law - p) * (law - q) <= 1e-12).all()
+      assert (excess < 1e-12) == between
+
+
+def test_no_rule_of_a_path_beats_the_token_rule_against_its_own_law():
+  p, q = LAWS
+  for name in ("decoding_uno()", "decoding_opt()", "typical()", "blockwise()"):
+    accepted, law = outcome(name, p, q)
+    gained = np.minimum(p, law).sum(1) - accepted
+    assert gained.min() > -1e-12
+    assert (gained.max() < 1e-12) == (name == "decoding_opt()")
+
+
+def published_cactus(p, q, delta):
+  """Acceptance and law of Cactus, one rejected token after the other."""
+  law, accepted = np.zeros(len(p)), 0.0
+  for x in range(len(p)):
+    h = min(1.0, q[x] + np.sqrt(2 * delta * q[x] * (1 - q[x])))
+    accept = min(1.0, h / p[x]) if p[x] > 0 else 0.0
+    accepted += p[x] * accept
+    law[x] += p[x] * accept
+    if p[x] * (1 - accept) > 0:
+      other = q * (1 - h) / (1 - q[x])
+      other[x] = h
+      residual = np.maximum(other - p, 0)
+      law += p[x] * (1 - accept) * residual / residual.sum()
+  return accepted, law
+
+
+@pytest.mark.parametrize("delta", [0.01, 0.1, 1.0])
+def test_cactus_accepts_and_says_what_is_published(delta):
+  for laws in (LAWS, ZEROS):
+    accepted, law = outcome(f"cactus(delta={delta})", *laws)
+    for p, q, a, row in zip(*laws, accepted, law, strict=True):
+      expected, by_token = published_cactus(p, q, delta)
+      assert a == pytest.approx(expected, abs=1e-12)
+      np.testing.assert_allclose(row, by_token, atol=1e-12)
+
+
+def test_cactus_of_a_large_vocabulary_is_a_law_in_float32():
+  p, q = instances.random_laws(3, 4096, seed=3)
+  laws = []
+  for kind in (jnp.float32, jnp.float64):
+    one = jnp.asarray(np.log(np.stack([p, p], 1)), kind)
+    draft = Draft(
+      tree=tree.chain(1), siblings=siblings.IID,
+      tokens=jnp.zeros((3, 2), jnp.int32), log_probs=one,
+    )  # fmt: skip
+    target = jnp.asarray(np.log(np.stack([q, q], 1)), kind)
+    rule = rules.get("cactus(delta=0.1)")
+    found = jax.jit(lambda *x: rule.verify(*x).total_variation)(draft, target)  # noqa: B023
+    laws.append(np.asarray(found, np.float64))
+  np.testing.assert_allclose(laws[0], laws[1], atol=1e-5)
+
+
+# ------------------------------------------------- what is not there, mutants
+
+
+def test_where_nothing_is_drafted_the_target_speaks():
+  """Of two drafted nodes the second is not there; its law must not be read."""
+  p, q = jnp.log(jnp.asarray(P)), jnp.log(jnp.asarray(Q))
+  draft = Draft(
+    tree=dataclasses.replace(tree.chain(2), form=tree.Form.MASKED),
+    siblings=siblings.IID,
+    tokens=jnp.array([[0, 2, 1]]),
+    log_probs=jnp.stack([p, p, jnp.full(3, jnp.nan)])[None],
+    parents=jnp.array([[-1, 0, -1]]),
+  )
+  found = rules.get("ensemble(weight=0.5)").verify(
+    draft, jnp.stack([q] * 3)[None]
+  )
+  np.testing.assert_allclose(found.node_probs, [[0, 1, 0]], atol=1e-12)
+  np.testing.assert_allclose(found.total_variation, [[0.15, 0, 0]], atol=1e-12)
+  after = jnp.exp(found.next_log_probs(jnp.array([1])))
+  np.testing.assert_allclose(after, [Q], atol=1e-12)
+
+
+def test_a_certain_token_is_a_point_mass():
+  q = jnp.log(jnp.asarray(Q))
+  draft = Draft(
+    tree=tree.chain(1), siblings=siblings.GIVEN,
+    tokens=jnp.array([[0, 0]]), log_probs=None,
+  )  # fmt: skip
+  found = rules.get("ensemble(weight=0.5)").verify(
+    draft, jnp.stack([q, q])[None]
+  )
+  np.testing.assert_allclose(found.node_probs, [[0.4, 0.6]], atol=1e-12)
+  np.testing.assert_allclose(found.total_variation, [[0.4, 0]], atol=1e-12)
+
+
+def against_the_draft(draft, target):
+  """TV(pi, p) for TV(pi, q) at every node but the last."""
+  law = lambda q, p: 0.25 * q + 0.75 * p
+  pi = known_target.known_target(law, draft, target)
+  away = jnp.exp(pi[:, :-1]) - jnp.exp(draft.laws(target)[:, 1:])
+  return jnp.pad(jnp.sum(jnp.abs(away), -1) / 2, ((0, 0), (0, 1)))
+
+
+def test_a_distance_from_the_draft_is_caught():
+  rule = rules.get("ensemble(weight=0.25)")
+  assert exact.check_rule(rule).error < 1e-9
+  wrong = dataclasses.replace(
+    rule,
+    verify=lambda draft, target: dataclasses.replace(
+      rule.verify(draft, target),
+      total_variation=against_the_draft(draft, target),
+    ),
+  )
+  with pytest.raises(ValueError, match="from the target, which is off by"):
+    exact.check_rule(wrong)
+
+
+@pytest.mark.parametrize(
+  ("name", "message"),
+  [
+    ("ensemble(weight=1.1)", r"weight must be in \[0, 1\]"),
+    ("ensemble(base='best')", "base must be one of"),
+    ("ensemble(base=1)", "base must be str, got 1"),
+    ("ensemble(weight='half')", "weight must be float, got 'half'"),
+    ("lenient(lenience=0)", "lenience must be in"),
+    ("fuzzy(threshold=-1)", "threshold must be >= 0"),
+    ("cascade_chow(alpha=2)", "alpha must be in"),
+    ("cascade_diff(alpha=-2)", "alpha must be in"),
+    ("cascade_token(version=4)", "version must be 1, 2 or 3"),
+    ("cascade_token(alpha=-0.1)", r"alpha must be in \[0, 1\]"),
+    ("contrastive(beta=-1)", "beta must be >= 0"),
+    ("contrastive(alpha=2)", "alpha must be in"),
+    ("cactus(delta=-1)", "delta must be >= 0"),
+  ],
+)
+def test_what_is_out_of_range_is_refused(name, message):
+  with pytest.raises(ValueError, match=message):
+    rules.get(name)
+
+
+def test_a_base_checks_the_tree():
+  with pytest.raises(ValueError, match="single path"):
+    rules.get("fuzzy").check(tree.k_ary(2), siblings.IID)
+  rules.get("fuzzy(base='recursive')").check(tree.k_ary(2), siblings.IID)
