@@ -19,7 +19,7 @@ SHAPES = (
   (k_ary(2), HUB),
 )
 # The plan is a constant to differentiation; chains have none.
-PLANNED = ("transport",)
+PLANNED = ("transport", "block_transport")
 VOCAB, ROWS = 5, 3
 
 
