@@ -26,7 +26,6 @@ differentiation, slopes and the laws of scores are constants.
 """
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -34,9 +33,9 @@ import numpy as np
 from jax import Array
 
 from specjax import laws
-from specjax.rules import block, requirements
+from specjax.rules import block, ratio_types, requirements
 from specjax.rules.nodewise import node_rows
-from specjax.rules.ratio_classes import single_tokens
+from specjax.rules.ratio_types import RatioTypes
 from specjax.rules.score_transport import hand_out, make_node
 from specjax.siblings import Siblings
 from specjax.tree import Form, Tree, take_node
@@ -45,28 +44,23 @@ from specjax.types import Draft, Rule, Verification
 _NUM_BINS = 64
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["owed", "share", "scores", "rest", "total"],
-  meta_fields=[],
-)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Walk:
-  """What is known of every node; N + 1 nodes, I of them with children.
+  """What is known of every node; I of the N + 1 nodes have children.
 
   Attributes:
     owed: `f32[B, N + 1]`, v.
     share: `f32[B, N + 1]`.
     scores: by level `f32[B, nodes, bins]`, the law of each node's score.
-    rest: `f32[B, I, V]`, `[v q - a]_+` of the nodes with children.
-    total: `f32[B, I]`, its sum S.
+    taken: `f32[B, I, C]`, the v that a child of each type has.
+    left: `f32[B, I]`, S.
   """
 
   owed: Array
   share: Array
   scores: tuple[Array, ...]
-  rest: Array
-  total: Array
+  taken: Array
+  left: Array
 
 
 def verify(draft: Draft, target_log_probs: Array) -> Verification:
@@ -74,73 +68,105 @@ def verify(draft: Draft, target_log_probs: Array) -> Verification:
   tree = draft.tree
   if tree.is_chain:  # nothing to select
     return block.verify(draft, target_log_probs)
-  walk = _walk_down(draft, target_log_probs)
-  inner = [n for n in range(tree.num_nodes) if tree.children[n]]
-  spare = walk.share - walk.owed
-  passes = laws.share(walk.owed, walk.share)
-  passes = passes.at[:, inner].set(
-    laws.share(walk.total, walk.total + spare[:, inner])
+  given = draft.laws(target_log_probs)
+  inner = np.flatnonzero([bool(c) for c in tree.children]).astype(np.int32)
+  eldest = np.array([tree.children[n][0] for n in inner], np.int32)
+  types = ratio_types.types_of(
+    jnp.exp(node_rows(target_log_probs, inner)),
+    jnp.exp(node_rows(given, eldest)),
   )
+  walk = _walk_down(draft, given, target_log_probs, types)
+  spare = (walk.share - walk.owed)[:, inner]
+  passes = laws.share(walk.owed, walk.share)  # of leaves
+  passes = passes.at[:, inner].set(laws.share(walk.left, walk.left + spare))
   node_probs = _deepest(
     tree, _selected(tree, walk.scores), passes.at[:, 0].set(1)
   )
-  place = np.zeros(tree.num_nodes, np.int32)
-  place[inner] = np.arange(len(inner))
+  row_of = np.zeros(tree.num_nodes, np.int32)
+  row_of[inner] = np.arange(len(inner))
   is_inner = np.isin(np.arange(tree.num_nodes), inner)
 
   def next_log_probs(node):
-    law = take_node(target_log_probs, node)
-    rest = laws.normalize(take_node(walk.rest, jnp.asarray(place)[node]), law)
+    row, law = jnp.asarray(row_of)[node], take_node(target_log_probs, node)
+    target = jnp.exp(law)
+    spent = ratio_types.mixed(
+      target,
+      jnp.exp(take_node(given, jnp.asarray(eldest)[row])),
+      take_node(types.knots, row),
+      take_node(walk.taken, row),
+    )
+    rest = take_node(walk.owed, node)[:, None] * target - spent
+    rest = laws.normalize(jnp.maximum(rest, 0), law)
     return jnp.where(jnp.asarray(is_inner)[node, None], rest, law)
 
   return Verification(node_probs=node_probs, next_log_probs=next_log_probs)
 
 
-def _walk_down(draft: Draft, target_log_probs: Array) -> _Walk:
-  """Hands scores out from the root to the leaves."""
-  tree, given = draft.tree, draft.laws(target_log_probs)
-  batch, dtype = len(draft.tokens), target_log_probs.dtype
-  ones = jnp.ones((batch, 1), dtype)
-  owed, share = [ones], [ones]
+def _walk_down(
+  draft: Draft, given: Array, target_log_probs: Array, types: RatioTypes
+) -> _Walk:
+  """Hands scores out, from the root to the leaves.
+
+  Args:
+    draft: the draft.
+    given: `f32[B, N + 1, V]`, the law each node was drawn from.
+    target_log_probs: `f32[B, N + 1, V]`.
+    types: of the nodes with children, `[B, I, ..]`.
+
+  Returns:
+    The `_Walk`.
+  """
+  tree = draft.tree
+  batch, dtype = len(draft.tokens), given.dtype
   edges = (np.arange(_NUM_BINS + 1) / _NUM_BINS) ** len(tree.children[0])
   even = jnp.asarray(np.diff(edges), dtype)
   scores = [jnp.broadcast_to(even, (batch, 1, _NUM_BINS))]
   weights = jnp.ones_like(scores[0])
-  rests, totals = [], []
+  owed = [jnp.ones((batch, 1), dtype)]
+  share = [owed[0]]
+  taken, left, start = [], [], 0
   for level in tree.levels[:-1]:
     here = [n for n in level if tree.children[n]]
-    at = np.array(here, np.int32) - level.start
     counts = np.array([len(tree.children[n]) for n in here])
+    parent = np.repeat(np.arange(len(here)), counts)
     below = np.array([c for n in here for c in tree.children[n]], np.int32)
-    slots = np.array(
-      [(*tree.children[n], *[tree.children[n][0]] * (max(counts) - len(
-        tree.children[n]))) for n in here], np.int32
-    )  # fmt: skip
-    law, weight = _of_one_child(scores[-1][:, at], weights[:, at], counts)
-    handed, rest = jax.vmap(jax.vmap(_hand_on))(
-      node_rows(target_log_probs, np.array(here, np.int32)),
-      node_rows(given, slots[:, 0]),
-      draft.tokens[:, slots],
-      law,
-      weight,
-      owed[-1][:, at],
+    mine = jax.tree.map(lambda x: x[:, start : start + len(here)], types)  # noqa: B023
+    start += len(here)
+    at = np.array(here, np.int32) - level.start
+    law, weight = _of_one_child(
+      node_rows(scores[-1], at), node_rows(weights, at), counts
     )
-    # Children, in the order of the nodes.
-    parent = np.searchsorted(at, np.array([tree.parents[c] for c in below])
-      - level.start)  # fmt: skip
-    pick = lambda x: x[:, parent, tree.rank[below]]  # noqa: B023
-    owed.append(pick(handed[0]))
-    share.append(pick(handed[1]))
-    scores.append(pick(handed[2]))
+    owes = node_rows(owed[-1], at)
+    each = lambda f: jax.vmap(jax.vmap(f))
+    wanted = owes[..., None] * mine.knots
+    constant = jax.lax.stop_gradient((law, weight, mine.masses, wanted))
+    handed = each(lambda *x: hand_out(make_node(*x)))(*constant)
+    slopes = jnp.sum(handed * weight[:, :, None], axis=-1)  # [B, n, C]
+    takes = jnp.minimum(wanted, slopes)
+    taken.append(takes)
+    left.append(
+      jnp.sum((wanted - takes) * mine.masses, axis=-1) + owes * mine.excess
+    )
+    # The children, in the order of their parents.
+    of_token = lambda x, nodes: jnp.exp(
+      laws.token_log_prob(node_rows(x, nodes), draft.tokens[:, below])  # noqa: B023
+    )
+    parts = ratio_types.parts(
+      of_token(target_log_probs, np.array(tree.parents)[below])[..., None],
+      of_token(given, below)[..., None],
+      mine.knots[:, parent],
+    )[:, :, 0]  # [B, children, C]
+    fixed = jax.lax.stop_gradient(parts)
+    owed.append(jnp.sum(parts * takes[:, parent], axis=-1))
+    share.append(jnp.sum(fixed * slopes[:, parent], axis=-1))
+    scores.append(jnp.sum(fixed[..., None] * handed[:, parent], axis=2))
     weights = weight[:, parent]
-    rests.append(rest)
-    totals.append(jnp.sum(rest, axis=-1))
   return _Walk(
     owed=jnp.concatenate(owed, axis=1),
     share=jnp.concatenate(share, axis=1),
     scores=tuple(scores),
-    rest=jnp.concatenate(rests, axis=1),
-    total=jnp.concatenate(totals, axis=1),
+    taken=jnp.concatenate(taken, axis=1),
+    left=jnp.concatenate(left, axis=1),
   )
 
 
@@ -171,32 +197,6 @@ def _edges(scores: Array) -> Array:
   last = total[..., -1:]
   total = jnp.minimum(total / jnp.where(last > 0, last, 1), 1)
   return jnp.concatenate([jnp.zeros_like(last), total], axis=-1)
-
-
-def _hand_on(target_log_probs, draft_log_probs, tokens, scores, weights, owed):
-  """What the drafted children of one node get, and what is left of it.
-
-  Args:
-    target_log_probs, draft_log_probs: `f32[V]`, the laws q and p.
-    tokens: `i32[D]`, the children.
-    scores, weights: `f32[bins]`, of a child's score.
-    owed: `f32[]`, v.
-
-  Returns:
-    The children's v and share, `f32[D]`, and the laws of their scores,
-    `f32[D, bins]`; and `f32[V]`, `[v q - a]_+`.
-  """
-  constant = jax.lax.stop_gradient(
-    (target_log_probs, draft_log_probs, scores, weights, owed)
-  )
-  classes = single_tokens(*constant[:2])
-  node = make_node(*constant[2:4], classes.draft, classes.target, constant[4])
-  slopes, laws_of = hand_out(node, classes.ids[tokens])
-  share = slopes[classes.ids[tokens]]
-  draft, target = jnp.exp(draft_log_probs), owed * jnp.exp(target_log_probs)
-  given = share * laws.share(target[tokens], draft[tokens] * share)
-  rest = jnp.maximum(target - draft * slopes[classes.ids], 0)
-  return (given, share, laws_of), rest
 
 
 # ------------------------------------------------------------------ the leaves
