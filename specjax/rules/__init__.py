@@ -12,6 +12,7 @@ from collections.abc import Callable
 from specjax import named, suggestions
 from specjax.rules import (
   block,
+  block_transport,
   by_rank,
   greedy_draft,
   gumbel_list,
@@ -63,6 +64,7 @@ RULES: dict[str, Rule] = {
   "univer": univer.RULE,
   "score_block": score_block.RULE,
   "multipath_block": multipath_block.RULE,
+  "block_transport": block_transport.RULE,
   "gumbel_list": gumbel_list.RULE,
 } | {name: factory() for name, factory in FACTORIES.items()}
 

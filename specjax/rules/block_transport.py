@@ -1,0 +1,305 @@
+"""Nearly the joint optimum of a whole draft of i.i.d. siblings.
+
+Every path of the draft has a score, evenly distributed whatever the laws are;
+the path of the largest is selected, and verified as a block (`block`). What the
+score of a path through s is distributed as, mu_s, is computed along the path:
+with C children at s, a child's score is to have the law nu whose largest of C
+is mu_s, and the tokens share in it, `sum_x p(x | s) mu_sx = nu`. A token of
+high q / p gets high scores as far as its acceptance needs it, and no further:
+what is left is selection for the levels below (`score_transport`).
+
+Scores of other paths are then distributed as if nothing were known of them, so
+that the law of the selected path is known on the path. With W the weight of a
+score for selection and P, A the laws of drafting and of accepting s,
+
+  share_s = sum mu_s W = P(select a path through s) / P(s),   v_s = A(s) / P(s),
+  v_sx = min(v_s q(x) / p(x), share_sx),
+  S = sum_x [v_s q(x) - a(x)]_+,   h = S / (S + share_s - v_s)   (0 / 0 is 0),
+
+h = v / share at a leaf: block verification, with a(x) = p(x) share_sx. For one
+path this is `block`, for paths of one token `transport` (in the limit of many
+bins). docs/joint.md proves that it is lossless and compares it with the joint
+optimum, of which it has nearly all.
+
+Scores come in bins and tokens in classes, which cost acceptance alone. To
+differentiation, slopes and the laws of scores are constants.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax import laws
+from specjax.rules import block, ratio_types, requirements
+from specjax.rules.nodewise import node_rows
+from specjax.rules.ratio_types import RatioTypes
+from specjax.rules.score_transport import hand_out, make_node
+from specjax.siblings import Siblings
+from specjax.tree import Form, Tree, take_node
+from specjax.types import Draft, Rule, Verification
+
+_NUM_BINS = 64
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Walk:
+  """What is known of every node; I of the N + 1 nodes have children.
+
+  Attributes:
+    owed: `f32[B, N + 1]`, v.
+    share: `f32[B, N + 1]`.
+    scores: by level `f32[B, nodes, bins]`, the law of each node's score.
+    taken: `f32[B, I, C]`, the v that a child of each type has.
+    left: `f32[B, I]`, S.
+  """
+
+  owed: Array
+  share: Array
+  scores: tuple[Array, ...]
+  taken: Array
+  left: Array
+
+
+def verify(draft: Draft, target_log_probs: Array) -> Verification:
+  """See `specjax.types.VerifyFn`."""
+  tree = draft.tree
+  if tree.is_chain:  # nothing to select
+    return block.verify(draft, target_log_probs)
+  given = draft.laws(target_log_probs)
+  inner = np.flatnonzero([bool(c) for c in tree.children]).astype(np.int32)
+  eldest = np.array([tree.children[n][0] for n in inner], np.int32)
+  types = ratio_types.types_of(
+    jnp.exp(node_rows(target_log_probs, inner)),
+    jnp.exp(node_rows(given, eldest)),
+  )
+  walk = _walk_down(draft, given, target_log_probs, types)
+  spare = (walk.share - walk.owed)[:, inner]
+  passes = laws.share(walk.owed, walk.share)  # of leaves
+  passes = passes.at[:, inner].set(laws.share(walk.left, walk.left + spare))
+  node_probs = _deepest(
+    tree, _selected(tree, walk.scores), passes.at[:, 0].set(1)
+  )
+  row_of = np.zeros(tree.num_nodes, np.int32)
+  row_of[inner] = np.arange(len(inner))
+  is_inner = np.isin(np.arange(tree.num_nodes), inner)
+
+  def next_log_probs(node):
+    row, law = jnp.asarray(row_of)[node], take_node(target_log_probs, node)
+    target = jnp.exp(law)
+    spent = ratio_types.mixed(
+      target,
+      jnp.exp(take_node(given, jnp.asarray(eldest)[row])),
+      take_node(types.knots, row),
+      take_node(walk.taken, row),
+    )
+    rest = take_node(walk.owed, node)[:, None] * target - spent
+    rest = laws.normalize(jnp.maximum(rest, 0), law)
+    return jnp.where(jnp.asarray(is_inner)[node, None], rest, law)
+
+  return Verification(node_probs=node_probs, next_log_probs=next_log_probs)
+
+
+def _walk_down(
+  draft: Draft, given: Array, target_log_probs: Array, types: RatioTypes
+) -> _Walk:
+  """Hands scores out, from the root to the leaves.
+
+  Args:
+    draft: the draft.
+    given: `f32[B, N + 1, V]`, the law each node was drawn from.
+    target_log_probs: `f32[B, N + 1, V]`.
+    types: of the nodes with children, `[B, I, ..]`.
+
+  Returns:
+    The `_Walk`.
+  """
+  tree = draft.tree
+  batch, dtype = len(draft.tokens), given.dtype
+  edges = (np.arange(_NUM_BINS + 1) / _NUM_BINS) ** len(tree.children[0])
+  even = jnp.asarray(np.diff(edges), dtype)
+  scores = [jnp.broadcast_to(even, (batch, 1, _NUM_BINS))]
+  weights = jnp.ones_like(scores[0])
+  owed = [jnp.ones((batch, 1), dtype)]
+  share = [owed[0]]
+  taken, left, start = [], [], 0
+  for level in tree.levels[:-1]:
+    here = [n for n in level if tree.children[n]]
+    counts = np.array([len(tree.children[n]) for n in here])
+    parent = np.repeat(np.arange(len(here)), counts)
+    below = np.array([c for n in here for c in tree.children[n]], np.int32)
+    mine = jax.tree.map(lambda x: x[:, start : start + len(here)], types)  # noqa: B023
+    start += len(here)
+    at = np.array(here, np.int32) - level.start
+    law, weight = _of_one_child(
+      node_rows(scores[-1], at), node_rows(weights, at), counts
+    )
+    owes = node_rows(owed[-1], at)
+    each = lambda f: jax.vmap(jax.vmap(f))
+    wanted = owes[..., None] * mine.knots
+    constant = jax.lax.stop_gradient((law, weight, mine.masses, wanted))
+    handed = each(lambda *x: hand_out(make_node(*x)))(*constant)
+    slopes = jnp.sum(handed * weight[:, :, None], axis=-1)  # [B, n, C]
+    takes = jnp.minimum(wanted, slopes)
+    taken.append(takes)
+    left.append(
+      jnp.sum((wanted - takes) * mine.masses, axis=-1) + owes * mine.excess
+    )
+    # The children, in the order of their parents.
+    of_token = lambda x, nodes: jnp.exp(
+      laws.token_log_prob(node_rows(x, nodes), draft.tokens[:, below])  # noqa: B023
+    )
+    parts = ratio_types.parts(
+      of_token(target_log_probs, np.array(tree.parents)[below])[..., None],
+      of_token(given, below)[..., None],
+      mine.knots[:, parent],
+    )[:, :, 0]  # [B, children, C]
+    fixed = jax.lax.stop_gradient(parts)
+    owed.append(jnp.sum(parts * takes[:, parent], axis=-1))
+    share.append(jnp.sum(fixed * slopes[:, parent], axis=-1))
+    scores.append(jnp.sum(fixed[..., None] * handed[:, parent], axis=2))
+    weights = weight[:, parent]
+  return _Walk(
+    owed=jnp.concatenate(owed, axis=1),
+    share=jnp.concatenate(share, axis=1),
+    scores=tuple(scores),
+    taken=jnp.concatenate(taken, axis=1),
+    left=jnp.concatenate(left, axis=1),
+  )
+
+
+def _of_one_child(
+  scores: Array, weights: Array, counts: np.ndarray
+) -> tuple[Array, Array]:
+  """The law of one child's score, of which the node's is the largest.
+
+  Args:
+    scores, weights: `f32[B, n, bins]`, of nodes.
+    counts: `int[n]`, their children.
+
+  Returns:
+    Both of a child, `f32[B, n, bins]`.
+  """
+  if (counts == 1).all():
+    return scores, weights
+  power = jnp.asarray(1 / counts[:, None], scores.dtype)
+  one = jnp.diff(_edges(scores) ** power, axis=-1)
+  return one, weights * jnp.where(one > 0, scores, 0) / jnp.where(
+    one > 0, one, 1
+  )
+
+
+def _edges(scores: Array) -> Array:
+  """Cumulated probability of the bins, 0 to 1: `f32[..., bins + 1]`."""
+  total = jnp.cumsum(scores, axis=-1)
+  last = total[..., -1:]
+  total = jnp.minimum(total / jnp.where(last > 0, last, 1), 1)
+  return jnp.concatenate([jnp.zeros_like(last), total], axis=-1)
+
+
+# ------------------------------------------------------------------ the leaves
+
+
+def _selected(tree: Tree, scores: tuple[Array, ...]) -> Array:
+  """The probability that each leaf has the largest score, `f32[B, leaves]`.
+
+  Ties within a bin are broken evenly, between the children of a node: which of
+  them is the largest is decided level by level.
+  """
+  levels = tree.levels
+  cdfs = [_edges(law) for law in scores]
+  among = []  # by level: the weight of each child against its siblings
+  for depth in range(tree.max_depth - 1, -1, -1):
+    level, below = levels[depth], levels[depth + 1]
+    here = [n for n in level if tree.children[n]]
+    width = max(len(tree.children[n]) for n in here)
+    if width == 1:
+      family = cdfs[depth + 1]
+      among.append(None)
+    else:
+      pad = lambda nodes: [c - below.start for c in nodes] + [len(below)] * (
+        width - len(nodes)  # noqa: B023
+      )  # fmt: skip
+      slots = np.array([pad(tree.children[n]) for n in here], np.int32)
+      given = jnp.concatenate(
+        [cdfs[depth + 1], jnp.ones_like(cdfs[depth + 1][:, :1])], axis=1
+      )[:, slots]  # [B, n, C, bins + 1]
+      parent = np.array([here.index(tree.parents[c]) for c in below])
+      among.append(_beats_others(given)[:, parent, tree.rank[list(below)]])
+      family = jnp.prod(given, axis=2)
+    cdfs[depth] = cdfs[depth].at[:, np.array(here) - level.start].set(family)
+  weight = jnp.ones_like(scores[0])
+  found, leaves = [], []
+  for depth, level in enumerate(levels):
+    if depth:
+      parent = np.array([tree.parents[n] for n in level]) - levels[depth - 1][0]
+      weight = weight[:, parent]
+      part = among[tree.max_depth - depth]
+      weight = weight if part is None else weight * part
+    ends = [n for n in level if not tree.children[n]]
+    if ends:
+      at = np.array(ends) - level.start
+      mine = jnp.diff(cdfs[depth], axis=-1)[:, at]
+      found.append(jnp.sum(mine * weight[:, at], axis=-1))
+      leaves += ends
+  return jnp.concatenate(found, axis=1)
+
+
+def _beats_others(cdfs: Array) -> Array:
+  """The probability that no sibling has more than a score of each bin.
+
+  Args:
+    cdfs: `f32[B, n, C, bins + 1]`, of the siblings' scores.
+
+  Returns:
+    `f32[B, n, C, bins]`, `int_0^1 prod_{others} (F + u f) du`.
+  """
+  count = cdfs.shape[2]
+  points, masses = np.polynomial.legendre.leggauss((count + 1) // 2)
+  low, step = cdfs[..., :-1], jnp.diff(cdfs, axis=-1)
+  total = jnp.zeros_like(low)
+  for point, mass in zip((points + 1) / 2, masses / 2, strict=True):
+    below = low + point.astype(low.dtype) * step
+    others = jnp.where(
+      np.eye(count, dtype=bool)[:, :, None], 1, below[:, :, None]
+    )
+    total += mass.astype(low.dtype) * jnp.prod(others, axis=3)
+  return total
+
+
+def _deepest(tree: Tree, selected: Array, passes: Array) -> Array:
+  """The probability that each node is the deepest accepted one.
+
+  Args:
+    selected: `f32[B, leaves]`.
+    passes: `f32[B, N + 1]`, that a node's own test passes; of the selected path
+      the deepest that passes is accepted.
+
+  Returns:
+    `f32[B, N + 1]`.
+  """
+  leaves = np.array([n for n in range(tree.num_nodes) if not tree.children[n]])
+  paths = tree.paths[leaves]  # [leaves, G + 1]
+  real = np.arange(tree.max_depth + 1) <= tree.depth[leaves, None]
+  mine = jnp.where(real, passes[:, paths], 0)
+  fails = jnp.cumprod(1 - mine[..., ::-1], axis=-1)[..., ::-1]
+  deeper = jnp.concatenate(
+    [fails[..., 1:], jnp.ones_like(fails[..., :1])], axis=-1
+  )
+  ends = selected[..., None] * mine * deeper
+  return jnp.zeros_like(passes).at[:, paths].add(ends)
+
+
+def check(tree: Tree, siblings: Siblings) -> None:
+  """Raises ValueError unless siblings are independent, and all there.
+
+  A single path may end early: then nothing is selected.
+  """
+  requirements.independent("block_transport", tree, siblings)
+  if not tree.is_chain:
+    requirements.form("block_transport", tree, Form.FIXED)
+
+
+RULE = Rule(name="block_transport", verify=verify, lossless=True, check=check)
