@@ -118,8 +118,7 @@ def check_folder(name: str, path: str, *, model: bool = False) -> pathlib.Path:
   if not processes.is_chief():
     return folder
   _check_local(name, path)
-  whole = folder.absolute()
-  there = next(x for x in (whole, *whole.parents) if x.exists())
+  there = next(x for x in (folder / "it").absolute().parents if x.exists())
   if not there.is_dir():
     raise NotADirectoryError(f"expected a folder, but {there} is a file")
   if not os.access(there, os.W_OK):
