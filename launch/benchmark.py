@@ -36,11 +36,11 @@ from launch import (
   cli,
   hf_reference,
   llama_cpp_reference,
-  outputs,
   pair,
   prompts,
   provenance,
   rates,
+  results,
 )
 from specjax import intervals
 from specjax.runtime import engine, timing
@@ -68,7 +68,7 @@ def run(_) -> int:
   """The command."""
   config = pair.settled(cli.CONFIG.value)
   jax.config.update("jax_compilation_cache_dir", None)
-  outputs.check({"--output": cli.OUTPUT.value}, stdout=True)
+  results.check({"--output": cli.OUTPUT.value}, stdout=True)
   if _LLAMA_CPP.value:
     llama_cpp_reference.check(config)
   asked = config.copy_and_resolve_references()
@@ -199,7 +199,7 @@ def run(_) -> int:
   }
   if memory:
     print(bandwidth.row(memory), file=sys.stderr)
-  outputs.show_json(cli.OUTPUT.value, result)
+  results.show_json(cli.OUTPUT.value, result)
   return 0
 
 

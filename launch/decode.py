@@ -16,10 +16,10 @@ number of target calls that emitted i drafted tokens. A line without an id gets
 its line number. Rows are appended as they are finished, and put in order at the
 end. The same command given again goes on where a stopped run was, or with the
 prompts that were added since: rows that are in OUT.jsonl are not decoded again
-(OUT.jsonl.partial, later OUT.jsonl.journal, remembers the settings and the
-times). An OUT.jsonl of other settings or prompts is refused; --overwrite begins
-anew. --output=- prints the rows. Exit code 2: something in the input was wrong
-(said on stderr); good lines are decoded all the same.
+(OUT.jsonl.journal remembers the settings and the times). An OUT.jsonl of other
+settings or prompts is refused; --overwrite begins anew. --output=- prints the
+rows. Exit code 2: something in the input was wrong (said on stderr); good lines
+are decoded all the same.
 
 --log_probs adds to each row "log_probs", the target's own of each token
 (temperature 1, no truncation), and "warped_log_probs", those of the law that
@@ -48,7 +48,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import jax
 import tqdm
@@ -58,18 +58,19 @@ import specjax
 from launch import (
   cli,
   display,
+  jsonl,
   online,
-  outputs,
   pair,
   processes,
   prompts,
   provenance,
+  results,
   stops,
   terminal,
   tracing,
 )
-from launch.journal import Results
 from launch.prompts import Prompt
+from launch.results import Journal
 from specjax import intervals
 from specjax.runtime import engine, requests
 from specjax.runtime.engine import Batch, Completion, Engine
@@ -112,11 +113,11 @@ def decode_batch(
   engines = [e for e in (speculative, baseline) if e]
   for one in engines:
     one.compile(batch)
-  results = {}
+  done = {}
   for one in engines if number % 2 == 0 else reversed(engines):
-    results[one is speculative] = one.run(batch)
-  unit = engine.unit_of(*results[True], results.get(False))
-  return record_of(batch, results[True][0], unit)
+    done[one is speculative] = one.run(batch)
+  unit = engine.unit_of(*done[True], done.get(False))
+  return record_of(batch, done[True][0], unit)
 
 
 def record_of(
@@ -124,6 +125,7 @@ def record_of(
 ) -> dict:
   """What is kept of a batch: its rows by their keys, and what was measured."""
   return {
+    "batch": batch.prompts[0].key,
     "keys": [p.key for p in batch.prompts],
     "ids": [p.row_id for p in batch.prompts],
     "unit": vars(unit),
@@ -157,7 +159,7 @@ def output_row(prompt: Prompt, row: dict, tokenizer) -> dict:
   }
 
 
-def rows_of(records: list[dict]) -> dict[str, dict]:
+def rows_of(records: Iterable[dict]) -> dict[str, dict]:
   """What is kept of every prompt, by its key."""
   return {
     key: row
@@ -195,26 +197,27 @@ def settings_of(config, baseline: bool, models: dict) -> dict:
 
 
 def decode_missing(
-  config, models: pair.Pair, items: list[Prompt], results: Results | None
+  config, models: pair.Pair, items: list[Prompt], journal: Journal | None
 ) -> list[dict]:
-  """Decodes what is not among the results yet.
+  """Decodes what is not in the journal yet.
 
   Args:
     config: of the run.
     models: the pair.
     items: all prompts.
-    results: the output, open, or None.
+    journal: of the output, open, or None.
 
   Returns:
     The records of all prompts, the same on every process.
   """
   # What the chief has counts, and the others get it.
-  records = processes.gather(results.records if results else [])[0]
+  there = processes.gather(list(journal.batches.values()) if journal else [])
+  records = there[0]
   done = {key for record in records for key in record["keys"]}
   missing = [p for p in items if p.key not in done]
   speculative = pair.engine_of(config, models)
   learners = {"draft": speculative.learner} if config.online else {}
-  saved = results and online.Saved(cli.OUTPUT.value, learners)
+  saved = journal and online.Saved(cli.OUTPUT.value, learners)
   if saved:
     saved.load(len(records))
   baseline, trace = None, []
@@ -234,7 +237,6 @@ def decode_missing(
     ),
     together=processes.spanned_by(models.params),
   )
-  by_key = {p.key: p for p in items}
   progress = tqdm.tqdm(
     total=len(items), initial=len(done), unit="prompt",
     disable=not (processes.is_chief() and sys.stderr.isatty()),
@@ -243,14 +245,8 @@ def decode_missing(
     for record in found:
       if saved:
         saved.save(len(records) + 1)
-      if results:
-        results.add(
-          record,
-          [
-            output_row(by_key[key], row, models.tokenizer)
-            for key, row in zip(record["keys"], record["rows"], strict=True)
-          ],
-        )
+      if journal:
+        journal.add(record)
       records.append(record)
       progress.update(len(record["rows"]))
   for learner in learners.values():
@@ -307,7 +303,7 @@ def run(_) -> int:
   config, output = pair.settled(cli.CONFIG.value), cli.OUTPUT.value
   config.online = config.online or cli.ONLINE.value
   check_between_rounds(config)
-  outputs.check(
+  results.check(
     {"--summary": _SUMMARY.value},
     grown={"--output": output, "--steps": _STEPS.value},
     stdout=True,
@@ -322,24 +318,33 @@ def run(_) -> int:
   models = pair.build(config, inputs=True, learns=True, climbs=True)
   items, good = read_prompts(models, config.max_new_tokens)
   made_by = {}
-  results = contextlib.nullcontext()
+  journal = contextlib.nullcontext()
   if processes.is_chief() and (output or _SUMMARY.value):
     made_by = provenance.record(
       models=provenance.checkpoints(config),
       prompts=cli.PROMPTS.value,
       texts=[(p.input or "") + p.text for p in items],
     )
-  on_disk = output and output != outputs.STDOUT
+  on_disk = output and output != results.STDOUT
+  by_key = {p.key: p for p in items}
+
+  def lines_of(record: dict) -> list[dict]:
+    return [
+      output_row(by_key[key], row, models.tokenizer)
+      for key, row in zip(record["keys"], record["rows"], strict=True)
+    ]
+
   if on_disk:
     checkpoints = made_by["provenance"]["checkpoints"] if made_by else {}
-    results = Results(
+    journal = Journal(
       output,
       settings_of(config, measures_speedup(), checkpoints),
-      {p.key: p.row_id for p in items},
+      rows_of=lines_of,
+      wanted={p.key: p.row_id for p in items},
     )
-  with results as opened:
+  with journal as opened:
     if _STEPS.value:
-      known = rows_of(opened.records if opened else [])
+      known = rows_of(opened.batches.values() if opened else [])
       there = [item for item in items if item.key in known]
       tracing.check_there(_STEPS.value, tracing.lines_of(there, known))
     records = decode_missing(config, models, items, opened)
@@ -357,9 +362,9 @@ def run(_) -> int:
       summary |= dict.fromkeys(("seconds", "tokens_per_second"))
     if _STEPS.value:
       trace = "".join(tracing.lines_of(items, rows))
-      outputs.write_text(_STEPS.value, trace)
+      results.write(_STEPS.value, trace)
     if _SUMMARY.value:
-      outputs.write_json(
+      results.write_json(
         _SUMMARY.value,
         {**summary, "rule": models.decoder.rule.name,
          "lossless": models.decoder.rule.lossless,
@@ -368,12 +373,12 @@ def run(_) -> int:
       )  # fmt: skip
     if opened:
       opened.finish(lines)
-  dash = outputs.STDOUT in (output, _SUMMARY.value, _STEPS.value)
+  dash = results.STDOUT in (output, _SUMMARY.value, _STEPS.value)
   console = terminal.console(
     sys.stderr if dash else sys.stdout, quiet=not processes.is_chief()
   )
-  if output == outputs.STDOUT:
-    outputs.write_text(output, "".join(json.dumps(x) + "\n" for x in lines))
+  if output == results.STDOUT:
+    results.write(output, jsonl.dumps(lines))
   elif not output:
     for item in items:
       display.show_completion(

@@ -21,7 +21,7 @@ of questions after the other (docs/online.md).
 E.json has a row for each system, temperature, batch size and category, and all
 that it was made of; E.md shows it, E.svg draws it (docs/evaluation.md says how
 to read them). A run that was stopped goes on when the same command is given
-again; E.json.partial, later E.json.journal, remembers what was measured.
+again; E.json.journal remembers what was measured.
 
 Several processes (see launch/processes.py) take turns at the groups of
 questions, if each holds the models on its own devices; process 0 writes.
@@ -46,10 +46,10 @@ from launch import (
   drafting,
   figures,
   online,
-  outputs,
   pair,
   processes,
   provenance,
+  results,
   tables,
   terminal,
 )
@@ -66,7 +66,7 @@ from launch.evaluation import (
 )
 from launch.evaluation.measure import Contest, Group
 from launch.evaluation.systems import System
-from launch.journal import Journal
+from launch.results import Journal
 from specjax.runtime import compilation
 
 cli.reads(
@@ -331,12 +331,12 @@ def write(path: str, found: dict) -> None:
   """
   if not processes.is_chief():
     return
-  outputs.write_text(path, result.as_text(found))
+  results.write(path, result.as_text(found))
   text, drawing = beside(path).values()
   drawn = io.BytesIO()
   figures.save(lambda: plots.figure(found), drawn)
-  outputs.replace(drawing, drawn.getvalue())
-  outputs.write_text(text, page.page(found, figure=os.path.basename(drawing)))
+  results.write(drawing, drawn.getvalue())
+  results.write(text, page.page(found, figure=os.path.basename(drawing)))
 
 
 def compare_files(paths: list[str]) -> int:
@@ -386,7 +386,7 @@ def run(argv) -> int:
     own=not _QUESTIONS.value,
   )
   output = cli.OUTPUT.value
-  outputs.check(
+  results.check(
     {"--output": output}, drawn=beside(output), resumes=True,
     inputs={"--questions": _QUESTIONS.value},
   )  # fmt: skip

@@ -8,7 +8,8 @@ mark may begin the file, and blank lines are none.
 import codecs
 import json
 import pathlib
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 
@@ -71,3 +72,28 @@ def objects(path: str | pathlib.Path) -> Iterator[tuple[int, dict[str, Any]]]:
     if not isinstance(record, dict):
       raise ValueError(f"{path}:{number}: expected an object")
     yield number, record
+
+
+def whole(path: pathlib.Path) -> list[dict[str, Any] | None]:
+  """The lines of a file that grows, if it is there; None for one of no object.
+
+  A last line that a crash left half-written is said on stderr, and dropped.
+  """
+  if not path.exists():
+    return []
+  *lines, torn = path.read_bytes().split(b"\n")
+  if torn:
+    print(f"{path}: dropped a half-written last line", file=sys.stderr)
+  found: list[dict[str, Any] | None] = []
+  for line in lines:
+    try:
+      record = parsed(line)
+    except ValueError:
+      record = None
+    found.append(record if isinstance(record, dict) else None)
+  return found
+
+
+def dumps(records: Iterable[Any]) -> str:
+  """The lines of a file."""
+  return "".join(json.dumps(record) + "\n" for record in records)

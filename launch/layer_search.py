@@ -37,8 +37,8 @@ import ml_collections
 import tqdm
 from absl import flags
 
-from launch import cli, drafting, outputs, pair, provenance, skipped_layers
-from launch.journal import Journal
+from launch import cli, drafting, pair, provenance, results, skipped_layers
+from launch.results import Journal
 from launch.searching import costs as costs_lib
 from launch.searching import knapsack, methods, page, texts
 from launch.searching.costs import Costs
@@ -172,7 +172,7 @@ def run(_) -> int:
   if not output:
     raise cli.UserError("--output is required; see --help for an example")
   config, seed = settled(cli.CONFIG.value), cli.SEED.value or 0
-  outputs.check({}, grown={"--output": output})
+  results.check({}, grown={"--output": output})
   loaded = pair.load(config)
   models = pair.assemble(config, loaded)
   module = checkpoints.load_module(config.target)
@@ -260,7 +260,7 @@ def run(_) -> int:
       "evaluations": evaluations,
       **made_by,
     }
-    outputs.write_json(output, result)
+    results.write_json(output, result)
     journal.finish()
   print(page.table({output: result}))
   return 0

@@ -34,9 +34,9 @@ from launch import (
   cli,
   figures,
   jsonl,
-  outputs,
   prompts,
   provenance,
+  results,
   terminal,
 )
 from launch.loading import arrivals, client, page, summary
@@ -165,7 +165,7 @@ def run(_) -> int:
   drawn = {}
   if stem:
     drawn = {"the page": f"{stem}.md", "the figure": f"{stem}.svg"}
-  outputs.check({"--output": output}, drawn=drawn)
+  results.check({"--output": output}, drawn=drawn)
   asked = bodies()
   read("/health")
   result: dict[str, Any] = {
@@ -186,9 +186,9 @@ def run(_) -> int:
     result["runs"].append(measure(asked, rate, count))
     print(page.label(result["runs"][-1]), file=sys.stderr, flush=True)
   if stem:
-    outputs.write_json(output, result)
+    results.write_json(output, result)
     figures.save(lambda: page.figure(result), f"{stem}.svg")
-    outputs.write_text(
+    results.write(
       f"{stem}.md", page.text(result, stem.name, f"{stem.name}.svg")
     )
   terminal.console().print(

@@ -23,7 +23,7 @@ import numpy as np
 import optax
 from jax import Array
 
-from launch import outputs
+from launch import results
 from models import head_shapes
 from models.formats.head_checkpoints import Head
 from specjax import drafters
@@ -306,7 +306,7 @@ class Saved:
       output: of the run.
       learners: by the names of what learns.
     """
-    self._output = outputs.resolve(output)
+    self._output = results.resolve(output)
     self._learners = learners
 
   def _path(self, parts: int | str) -> pathlib.Path:
@@ -354,5 +354,5 @@ class Saved:
     }
     buffer = io.BytesIO()
     np.savez(buffer, **found)
-    outputs.replace(self._path(parts), buffer.getvalue())
+    results.write(self._path(parts), buffer.getvalue())
     self._path(parts - 2).unlink(missing_ok=True)

@@ -42,7 +42,7 @@ import jax
 from absl import flags
 
 from configs import shapes
-from launch import cli, figures, hardware, outputs, provenance, terminal
+from launch import cli, figures, hardware, provenance, results, terminal
 from launch.planning import answer, plots, program
 from models import meshes
 from models.formats import head_checkpoints, json_files
@@ -313,7 +313,7 @@ def _result(plans: list[dict]) -> list[dict] | dict:
 
 def run(_) -> int:
   """The command."""
-  outputs.check(
+  results.check(
     {"--output": cli.OUTPUT.value}, drawn={"--plot": _PLOT.value}, stdout=True
   )
   if not _TOPOLOGY.value:
@@ -333,7 +333,7 @@ def run(_) -> int:
     raise cli.UserError("--plot draws a --sweep")
   if _PLOT.value and not _PLOT.value.endswith((".svg", ".png")):
     raise cli.UserError(f"--plot must end in .svg or .png, got {_PLOT.value!r}")
-  out = outputs.beside(cli.OUTPUT.value)
+  out = results.beside(cli.OUTPUT.value)
   console = terminal.console(out, width=None if out.isatty() else 100)
   questions = [  # all before the first minute of compiling is spent
     question(
@@ -357,10 +357,10 @@ def run(_) -> int:
     with terminal.waiting(what):
       plans.append(answer.plan(topology, asked) | made_by)
     answer.show(console, plans[-1])
-    if cli.OUTPUT.value and cli.OUTPUT.value != outputs.STDOUT:
-      outputs.write_json(cli.OUTPUT.value, _result(plans))
-  if cli.OUTPUT.value == outputs.STDOUT:
-    outputs.write_json(outputs.STDOUT, _result(plans))
+    if cli.OUTPUT.value and cli.OUTPUT.value != results.STDOUT:
+      results.write_json(cli.OUTPUT.value, _result(plans))
+  if cli.OUTPUT.value == results.STDOUT:
+    results.write_json(results.STDOUT, _result(plans))
   if _PLOT.value:
     figures.save(lambda: plots.sweep(plans), _PLOT.value)
   return 0 if any(plan["fits"] for plan in plans) else _DOES_NOT_FIT

@@ -31,6 +31,7 @@ from typing import Any
 
 import jax
 import jaxlib
+from flax import traverse_util
 
 import specjax
 from launch import cli, depths, drafting
@@ -66,6 +67,37 @@ def differences(theirs: str, ours: str) -> str:
   if b - a:
     parts.append(f"this command has {shlex.join(sorted(b - a))}")
   return ", ".join(parts)
+
+
+def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+  """The settings that differ, in words: the first three, and how many more."""
+  a, b = (traverse_util.flatten_dict(dict(x), sep=".") for x in (before, now))
+  names = sorted(n for n in a.keys() | b.keys() if a.get(n) != b.get(n))
+  named = [f"{n} was {a.get(n)!r}, is {b.get(n)!r}" for n in names]
+  return ", ".join(named[:3] + [f"{len(named) - 3} more"] * (len(named) > 3))
+
+
+def check_command(name: str, path: str) -> None:
+  """Raises ValueError if a file is not the result of this command.
+
+  Args:
+    name: the flag that names it.
+    path: the file.
+  """
+  try:
+    found = json.loads(pathlib.Path(path).read_bytes())
+    found = found[0] if isinstance(found, list) else found
+    different = differences(found["provenance"]["command"], command())
+  except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    raise ValueError(
+      f"{name}: {path} is there, and does not say that this command wrote it: "
+      "--overwrite replaces it"
+    ) from None
+  if different:
+    raise ValueError(
+      f"{name}: {path} is the result of another command ({different}): "
+      "--overwrite replaces it"
+    )
 
 
 def _settings(line: str) -> list[str]:
@@ -138,6 +170,23 @@ def hash_checkpoint(directory: str) -> str:
 def hash_texts(texts: Sequence[str]) -> str:
   """One hash of a list of texts."""
   return hashlib.sha256(json.dumps(list(texts)).encode()).hexdigest()
+
+
+def inputs() -> dict[str, str]:
+  """Paths of what this command reads: its config, the prompts, the models."""
+  prompts, config = cli.PROMPTS.value, cli.CONFIG.value
+  found = {"--prompts": prompts} if prompts else {}
+  if config is None:
+    return found
+  from models import checkpoints
+
+  found["--config"] = cli.config_file()
+  for role in ("target", "draft", "corpus"):
+    directory = config.get(role)
+    if isinstance(directory, str) and os.path.exists(directory):
+      for file in checkpoints.files(directory):
+        found[f"config.{role} ({file})"] = str(file)
+  return found
 
 
 def checkpoints(config: Any) -> dict[str, dict[str, str]]:

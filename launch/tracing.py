@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from launch import cli, outputs
+from launch import cli, results
 from launch.prompts import Prompt
 from specjax.runtime import engine as engine_lib
 from specjax.runtime.engine import Batch, Completion, Engine
@@ -192,7 +192,7 @@ def check_there(path: str, lines: Iterable[str]) -> None:
     lines: those that the run has made before it was stopped.
   """
   file = pathlib.Path(path)
-  if path == outputs.STDOUT or cli.OVERWRITE.value or not file.exists():
+  if path == results.STDOUT or cli.OVERWRITE.value or not file.exists():
     return
   if set(file.read_text("utf-8").splitlines(keepends=True)) - {*lines}:
     raise ValueError(f"{path} holds something else: --overwrite replaces it")

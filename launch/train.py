@@ -38,7 +38,7 @@ one device (configs/train_t5.py); what they export is in T5's format.
 
 from absl import flags
 
-from launch import cli, outputs, processes
+from launch import cli, processes, results
 from launch.training import (
   exports,
   settings,
@@ -57,7 +57,7 @@ def run(_) -> int:
   """The command."""
   run_lib.quiet()
   workdir, export = cli.WORKDIR.value, _EXPORT.value
-  outputs.check_folder("--workdir", workdir)
+  results.check_folder("--workdir", workdir)
   config = cli.CONFIG.value or settings.read(workdir)
   exports.check(config, workdir, export)
   of_kind = t5_run.Run if t5_run.is_of(config) else run_lib.Run

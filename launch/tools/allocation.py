@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from absl import flags
 
-from launch import cli, outputs, pair, provenance
+from launch import cli, pair, provenance, results
 from specjax import decode
 from specjax.types import Params
 from specjax.warp import make_sampling
@@ -150,7 +150,7 @@ def run(_) -> int:
   ):
     found = [f"{size} slots {x:.3f}" for size, x in one["ratios"].items()]
     print(f"{what}: {', '.join(found)}", file=sys.stderr)
-  outputs.write_json(
+  results.write_json(
     cli.OUTPUT.value,
     {
       "rounds": rounds,

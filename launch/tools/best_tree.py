@@ -32,7 +32,7 @@ import ml_collections
 import numpy as np
 from absl import flags
 
-from launch import cli, outputs, pair, prompts, provenance
+from launch import cli, pair, prompts, provenance, results
 from launch.prompts import Prompt
 from specjax import tree as tree_lib
 from specjax import tree_search
@@ -215,7 +215,7 @@ def _row(tree: Tree, acceptance: np.ndarray, costs: Costs | None) -> dict:
 
 def run(_) -> int:
   """The command."""
-  outputs.check(
+  results.check(
     {"--output": cli.OUTPUT.value},
     stdout=True,
     inputs={"--benchmark": _BENCHMARK.value},
@@ -242,7 +242,7 @@ def run(_) -> int:
   acceptance = tree_search.acceptance_by_rank(counts)
   rows = trees(acceptance, max_nodes=_MAX_NODES.value, costs=costs)
   best = max(rows, key=_gain)
-  outputs.write_json(
+  results.write_json(
     cli.OUTPUT.value,
     {
       "acceptance_by_rank": acceptance.tolist(),
@@ -258,7 +258,7 @@ def run(_) -> int:
       ),
     },
   )
-  if cli.OUTPUT.value != outputs.STDOUT:
+  if cli.OUTPUT.value != results.STDOUT:
     print(_said(acceptance, rows, best))
   return 0
 

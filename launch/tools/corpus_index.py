@@ -15,7 +15,7 @@ import time
 
 from absl import flags
 
-from launch import cli, corpora, outputs
+from launch import cli, corpora, results
 from models import checkpoints
 from specjax.drafters.shared import corpus
 
@@ -28,7 +28,7 @@ def run(_) -> int:
   for flag in (_INPUT, cli.TARGET, cli.OUTPUT):
     if not flag.value:
       raise cli.UserError(f"--{flag.name} is needed; see --help")
-  outputs.check(
+  results.check(
     {}, grown={"--output": cli.OUTPUT.value}, inputs={"--input": _INPUT.value}
   )
   tokenizer = checkpoints.load_tokenizer(cli.TARGET.value)
@@ -37,7 +37,7 @@ def run(_) -> int:
   index = corpus.build([tokenizer.encode_text(text) for text in texts])
   seconds = time.perf_counter() - start
   content = corpora.content(index, tokenizer, len(texts))
-  outputs.write_new(cli.OUTPUT.value, content)
+  results.write_new(cli.OUTPUT.value, content)
   print(
     f"{len(texts)} texts, {len(index.tokens) - len(texts):,} tokens in "
     f"{cli.OUTPUT.value} ({seconds:.1f} s)"

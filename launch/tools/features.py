@@ -28,7 +28,7 @@ import time
 import tqdm
 from absl import flags
 
-from launch import cli, locks, outputs, provenance
+from launch import cli, provenance, results
 from launch.training import (
   data,
   feature_writer,
@@ -132,14 +132,14 @@ def run(_) -> int:
   if config.features:
     raise cli.UserError("config.features is what a training reads: give none")
   head.check(config)
-  folder = outputs.check_folder("--output", cli.OUTPUT.value)
+  folder = results.check_folder("--output", cli.OUTPUT.value)
   tokenizer = checkpoints.load_tokenizer(config.target)
   target = checkpoints.read_config(config.target)
   settings = head_features.settings(
     config, head_features.layers_read(config, target.num_layers), target
   )
   folder.mkdir(parents=True, exist_ok=True)
-  with locks.Lock(folder / "lock", what=str(folder)):
+  with results.lock(folder / "lock", what=str(folder)):
     if cli.OVERWRITE.value:
       features.disclaim(folder)
       feature_writer.clear(folder)
@@ -158,7 +158,7 @@ def run(_) -> int:
     if missing:
       _check_disk(folder, missing, size, settings.sequence_length)
       _make(config, folder, missing, texts, tokenizer, settings.layers)
-    outputs.write_json(
+    results.write_json(
       str(folder / features.NAME), _about(config, settings, shards)
     )
     feature_writer.sweep(folder, shards)

@@ -31,7 +31,7 @@ import ml_collections
 import numpy as np
 from absl import flags
 
-from launch import cli, drafting, outputs, pair, prompts, provenance
+from launch import cli, drafting, pair, prompts, provenance, results
 from launch.pair import Pair
 from launch.prompts import Prompt
 from models.formats.head_checkpoints import Head
@@ -174,7 +174,7 @@ def features_of(found: Pair, head: Head, prompt: Prompt) -> list[dict]:
 
 def run(_) -> int:
   """The command."""
-  outputs.check({"--output": cli.OUTPUT.value}, stdout=True)
+  results.check({"--output": cli.OUTPUT.value}, stdout=True)
   config = pair.settled(cli.CONFIG.value)
   if config.mesh:
     raise cli.UserError("a trace is made on one device: give no config.mesh")
@@ -227,8 +227,8 @@ def run(_) -> int:
       texts=[item.text for item in items],
     ),
   }  # fmt: skip
-  outputs.write_json(cli.OUTPUT.value, result)
-  if cli.OUTPUT.value != outputs.STDOUT:
+  results.write_json(cli.OUTPUT.value, result)
+  if cli.OUTPUT.value != results.STDOUT:
     print(
       f"{tokens / calls:.2f} tokens a target call over {len(items)} prompts; "
       "the literature has for such heads"

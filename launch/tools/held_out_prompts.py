@@ -8,11 +8,9 @@ corpus`), of the standard library and the packages that the embedded pair was
 trained on: the same on every call, for the versions that are installed.
 """
 
-import json
-
 from absl import flags
 
-from launch import cli, outputs
+from launch import cli, jsonl, results
 from launch.training import corpus
 
 cli.reads(cli.OUTPUT, cli.COUNT)
@@ -25,15 +23,13 @@ def run(_) -> int:
   """The command."""
   if not cli.OUTPUT.value:
     raise cli.UserError("--output is needed: the file to write")
-  outputs.check({}, grown={"--output": cli.OUTPUT.value}, stdout=True)
+  results.check({}, grown={"--output": cli.OUTPUT.value}, stdout=True)
   texts = corpus.held_out_prompts(
     cli.COUNT.value or 200, num_lines=_NUM_LINES.value
   )
-  lines = [
-    json.dumps({"id": i, "prompt": text}) + "\n" for i, text in enumerate(texts)
-  ]
-  outputs.write_new(cli.OUTPUT.value, "".join(lines))
-  out = outputs.beside(cli.OUTPUT.value)
+  lines = [{"id": i, "prompt": text} for i, text in enumerate(texts)]
+  results.write_new(cli.OUTPUT.value, jsonl.dumps(lines))
+  out = results.beside(cli.OUTPUT.value)
   print(f"{len(lines)} prompts in {cli.OUTPUT.value}", file=out)
   return 0
 

@@ -8,11 +8,9 @@ on (configs/train_t5.py), and a prompt for `launch.decode`. The tasks are in
 launch/training/t5_tasks.py.
 """
 
-import json
-
 from absl import flags
 
-from launch import cli, outputs
+from launch import cli, jsonl, results
 from launch.training import t5_tasks
 
 cli.reads(cli.OUTPUT, cli.SEED)
@@ -24,15 +22,15 @@ _NUM_PAIRS = flags.DEFINE_integer("num_pairs", 1000, "How many.", lower_bound=1)
 
 def run(_) -> int:
   """The command."""
-  outputs.check({"--output": cli.OUTPUT.value}, stdout=True)
+  results.check({"--output": cli.OUTPUT.value}, stdout=True)
   made = t5_tasks.pairs(
     _SPLIT.value, _NUM_PAIRS.value, seed=cli.SEED.value or 0
   )
   lines = [
-    json.dumps({"id": i, "task": task, "input": given, "output": answer})
+    {"id": i, "task": task, "input": given, "output": answer}
     for i, (task, (given, answer)) in enumerate(made)
   ]
-  outputs.write_text(cli.OUTPUT.value, "".join(x + "\n" for x in lines))
+  results.write(cli.OUTPUT.value, jsonl.dumps(lines))
   return 0
 
 

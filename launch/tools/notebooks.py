@@ -22,7 +22,7 @@ from typing import Any
 
 from absl import flags
 
-from launch import cli, outputs
+from launch import cli, results
 
 cli.reads()
 _REPOSITORY = flags.DEFINE_string(
@@ -176,7 +176,7 @@ def run(_) -> int:
   files = {FOLDER / f"{name}.ipynb": notebook(name, address) for name in NAMES}
   files[FOLDER / "README.md"] = readme(address)
   for path, text in files.items():
-    outputs.replace(path, text)
+    results.write(path, text)
     print(path.relative_to(_ROOT))
   return 0
 

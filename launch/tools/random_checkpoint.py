@@ -10,7 +10,7 @@ own. The tokenizer is the embedded pair's; ids beyond it are padding.
 
 from absl import flags
 
-from launch import cli, outputs
+from launch import cli, results
 from models import tokenizers
 
 # The public shape of EleutherAI/pythia-160m: 162 million parameters.
@@ -40,7 +40,7 @@ def run(_) -> int:
     raise cli.UserError(f"{error}: pip install -e '.[test]'") from error
   if not cli.OUTPUT.value:
     raise cli.UserError("--output is needed: the folder to write to")
-  outputs.check_no_model("--output", cli.OUTPUT.value)
+  results.check_folder("--output", cli.OUTPUT.value, model=True)
   torch.manual_seed(0)
   config = transformers.GPTNeoXConfig(**_SHAPES[_SHAPE.value])
   model = transformers.GPTNeoXForCausalLM(config)

@@ -21,7 +21,7 @@ import rich.table
 import sacrebleu
 from absl import flags
 
-from launch import cli, jsonl, outputs, provenance, terminal
+from launch import cli, jsonl, provenance, results, terminal
 
 cli.reads(cli.PROMPTS, cli.OUTPUT)
 _ANSWERS = flags.DEFINE_list("answers", None, "What launch.decode wrote.")
@@ -99,7 +99,7 @@ def made(name: str) -> dict:
 
 def run(_) -> int:
   """The command."""
-  outputs.check({"--output": cli.OUTPUT.value}, stdout=True)
+  results.check({"--output": cli.OUTPUT.value}, stdout=True)
   if not _ANSWERS.value:
     raise cli.UserError("--answers is required; see --help for an example")
   if _SUMMARIES.value and len(_SUMMARIES.value) != len(_ANSWERS.value):
@@ -112,7 +112,7 @@ def run(_) -> int:
   runs = {answers: made(summary) for answers, summary in pairs}
   if cli.OUTPUT.value:
     made_by = provenance.record(prompts=cli.PROMPTS.value)
-    outputs.write_json(
+    results.write_json(
       cli.OUTPUT.value, {"scores": found, "runs": runs, **made_by}
     )
   table = rich.table.Table(box=rich.box.SIMPLE)
@@ -127,7 +127,7 @@ def run(_) -> int:
         f"{one['exact_match']:.3f}", f"{one['chrf']:.1f}",
         f"{one['block_efficiency']:.2f}",
       )  # fmt: skip
-  terminal.console(outputs.beside(cli.OUTPUT.value)).print(table)
+  terminal.console(results.beside(cli.OUTPUT.value)).print(table)
   return 0
 
 

@@ -20,7 +20,7 @@ was dropped.
 What was asked before is dropped, and whatever has something in common with the
 questions that models are measured with, the project's own and those of
 --keep_out: 13 words in a row. The same command goes on where a stopped one was
-(FOLDER/conversations.jsonl.partial), and with a larger --count it adds to what
+(FOLDER/conversations.jsonl.journal), and with a larger --count it adds to what
 is there. --rows conversations are made at a time; where one ends the next one
 begins.
 """
@@ -34,9 +34,9 @@ import tqdm
 from absl import flags
 
 import specjax
-from launch import cli, outputs, pair, provenance
+from launch import cli, pair, provenance, results
 from launch.evaluation import questions
-from launch.journal import Journal
+from launch.results import Journal
 from launch.serving import assembly, jobs
 from launch.training import self_data
 
@@ -178,7 +178,7 @@ def run(_) -> int:
     raise cli.UserError("--output is needed: the folder to write")
   if config.mesh:
     raise cli.UserError("self_data runs on one device: give no config.mesh")
-  folder = outputs.check_folder("--output", cli.OUTPUT.value)
+  folder = results.check_folder("--output", cli.OUTPUT.value)
   texts, warmth = tested_texts(_KEEP_OUT.value), temperatures()
   answered = answer_temperatures()
   system_prompts()  # refused before anything is written
@@ -201,7 +201,7 @@ def run(_) -> int:
         files={f"--keep_out={f}": f for f in _KEEP_OUT.value},
       ),
     }
-    outputs.write_json(str(folder / "about.json"), about)
+    results.write_json(str(folder / "about.json"), about)
     journal.finish([dict(row) for row in kept])
   if not _KEEP_OUT.value:
     print(

@@ -21,7 +21,7 @@ import sys
 import numpy as np
 from absl import flags
 
-from launch import cli, outputs, pair, provenance
+from launch import cli, pair, provenance, results
 from launch.serving import assembly
 from launch.serving.control import Asked
 from launch.serving.slots import Slots
@@ -156,7 +156,7 @@ def run(_) -> int:
     "turns": turns(slots, first=_FIRST.value, count=_ARRIVALS.value),
   }
   about = provenance.record(models=provenance.checkpoints(config))
-  outputs.write_json(cli.OUTPUT.value, {**measured, **about})
+  results.write_json(cli.OUTPUT.value, {**measured, **about})
   for one in measured["gaps"]:
     say(
       f"{one['streams']} streaming: the longest gap is {one['gap']:.2f} rounds "

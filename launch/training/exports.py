@@ -11,7 +11,7 @@ import pathlib
 
 import ml_collections
 
-from launch import cli, outputs, processes
+from launch import cli, processes, results
 from models.formats import checksums
 
 # The tokenizer stays as it is where it is the run's.
@@ -32,12 +32,12 @@ def check(
     UserError: for --overwrite without a folder.
     ValueError: if the run reads that folder; or if another model is there,
       without --overwrite.
-    NotADirectoryError, PermissionError: see `outputs.check_folder`.
+    NotADirectoryError, PermissionError: see `results.check_folder`.
   """
   if export is None:
     cli.refuse_with("a run that is not exported", cli.OVERWRITE)
     return
-  outputs.check_folder("--export", export)
+  results.check_folder("--export", export)
   if not processes.is_chief():
     return
   for name, path in [
@@ -56,7 +56,7 @@ def check(
   if key in before and weights.is_file():
     if before[key] in (None, checksums.hash_file(weights)):
       return
-  outputs.check_no_model("--export", export)
+  results.check_folder("--export", export, model=True)
 
 
 @contextlib.contextmanager
@@ -79,4 +79,4 @@ def _read(workdir: str) -> dict[str, str | None]:
 
 def _write(workdir: str, exports: dict[str, str | None]) -> None:
   path = pathlib.Path(workdir) / "exports.json"
-  outputs.write_json(str(path), exports)
+  results.write_json(str(path), exports)

@@ -41,7 +41,7 @@ import jax
 import numpy as np
 from safetensors import numpy as safetensors
 
-from launch import outputs
+from launch import results
 from launch.training import data
 from models.networks.transformer import FINAL, Features
 from models.tokenizers import Tokenizer
@@ -248,7 +248,7 @@ def claim(folder: pathlib.Path, settings: Settings) -> None:
       )
   elif any(path.name != "lock" for path in folder.iterdir()):
     raise ValueError(f"{folder} holds something else: write elsewhere")
-  outputs.write_json(str(path), ours)
+  results.write_json(str(path), ours)
 
 
 def disclaim(folder: pathlib.Path) -> None:

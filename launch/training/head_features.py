@@ -4,7 +4,7 @@ import functools
 import pathlib
 from collections.abc import Sequence
 
-from launch import outputs, provenance
+from launch import provenance, results
 from launch.training import data, features
 from launch.training.features import Settings, Stored
 from models import checkpoints, head_starts
@@ -103,7 +103,7 @@ def batches(config, found: Stored | None, read: Features):
 
 def note(folder: pathlib.Path, found: Stored) -> None:
   """Notes in WORKDIR which features a run reads."""
-  outputs.write_json(str(folder / features.NAME), {"sum": found.sum})
+  results.write_json(str(folder / features.NAME), {"sum": found.sum})
 
 
 def _noted(folder: pathlib.Path) -> str | None:

@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from launch import outputs, processes
+from launch import processes, results
 from launch.training import contexts, data, flops, samples, step
 from launch.training.step import Steps
 from launch.training.task import Task
@@ -265,7 +265,7 @@ def _tokenizer(config, texts) -> Tokenizer:
         "a new one would not be that of config.teacher: give config.tokenizer="
         f"{config.teacher}"
       ) from None
-    outputs.check_folder("config.tokenizer", config.tokenizer)
+    results.check_folder("config.tokenizer", config.tokenizer)
     found = tokenizers.train(
       map(data.text_of, texts), vocab_size=config.model.vocab_size
     )

@@ -8,7 +8,7 @@ import time
 import jax
 import tqdm
 
-from launch import outputs
+from launch import jsonl, results
 
 
 class Records:
@@ -61,22 +61,16 @@ class Records:
       )
 
   def _append(self, name: str, record: dict) -> None:
-    outputs.append(self._folder / name, json.dumps(record) + "\n")
+    results.append(self._folder / name, jsonl.dumps([record]))
 
 
 def _keep(path: pathlib.Path, *, up_to: int) -> None:
   """Drops the lines of later steps, and one that was not finished."""
   if not path.is_file():
     return
-  kept = []
-  for line in path.read_text("utf-8", errors="replace").split("\n"):
-    try:
-      stays = json.loads(line)["step"] <= up_to and up_to > 0
-    except (ValueError, LookupError, TypeError, RecursionError):
-      continue
-    if stays:
-      kept.append(line + "\n")
-  outputs.replace(path, "".join(kept))
+  steps = range(up_to + 1) if up_to else ()
+  kept = [x for x in jsonl.whole(path) if x and x.get("step") in steps]
+  results.write(path, jsonl.dumps(kept))
 
 
 class Clock:

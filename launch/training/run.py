@@ -12,7 +12,7 @@ import tqdm
 from absl import flags, logging
 from flax import nnx
 
-from launch import locks, processes
+from launch import processes, results
 from launch.training import (
   data,
   depth,
@@ -114,7 +114,7 @@ class Run:
     """
     if self.chief:
       self.folder.mkdir(parents=True, exist_ok=True)
-    with locks.Lock(self.folder / "lock", what=str(self.folder)):
+    with results.lock(self.folder / "lock", what=str(self.folder)):
       if self.chief:
         self.task.begin(self.folder)
       with saving.Checkpoints(

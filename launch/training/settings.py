@@ -13,7 +13,7 @@ import pathlib
 
 import ml_collections
 
-from launch import outputs
+from launch import results
 
 _STAYS = (
   "model", "head", "init_from", "teacher", "target", "dataset", "text_features",
@@ -102,4 +102,4 @@ def _check_values(config: ml_collections.ConfigDict) -> None:
 def write(config: ml_collections.ConfigDict, folder: pathlib.Path) -> None:
   """Writes WORKDIR/config.json."""
   text = config.to_json_best_effort(indent=2)
-  outputs.replace(folder / "config.json", text + "\n")
+  results.write(folder / "config.json", text + "\n")

@@ -19,7 +19,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from launch import jsonl, outputs
+from launch import jsonl, results
 from launch.training import data
 from models import tokenizers
 from models.tokenizers import Tokenizer
@@ -109,7 +109,7 @@ def tokenizer_of(
   try:
     found = tokenizers.load(config.tokenizer)
   except FileNotFoundError:
-    outputs.check_folder("config.tokenizer", config.tokenizer)
+    results.check_folder("config.tokenizer", config.tokenizer)
     found = tokenizers.train_encoder(some(), vocab_size=config.model.vocab_size)
   if found.vocab_size > config.model.vocab_size:
     raise ValueError(

@@ -12,7 +12,7 @@ import ml_collections
 import numpy as np
 from flax import nnx
 
-from launch import locks
+from launch import results
 from launch.training import records, saving, settings, step, t5_data, t5_step
 from launch.training.records import say
 from launch.training.run import Stop, due
@@ -83,7 +83,7 @@ class Run:
       OSError: if the disk is full. The run can go on once it is not.
     """
     self.folder.mkdir(parents=True, exist_ok=True)
-    with locks.Lock(self.folder / "lock", what=str(self.folder)):
+    with results.lock(self.folder / "lock", what=str(self.folder)):
       tokenizers.save_if_missing(self.tokenizer, self.config.tokenizer)
       with saving.Checkpoints(
         self.folder / "checkpoints", every=self.config.checkpoint_every

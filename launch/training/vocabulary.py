@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from launch import outputs
+from launch import results
 from launch.training import data
 from models.tokenizers import Tokenizer
 
@@ -52,7 +52,7 @@ def most_frequent(
 
 def write(folder: pathlib.Path, ids: np.ndarray) -> None:
   """Notes in WORKDIR what was chosen: the weights are of these tokens."""
-  outputs.write_json(str(folder / _FILE), {"token_ids": ids.tolist()})
+  results.write_json(str(folder / _FILE), {"token_ids": ids.tolist()})
 
 
 def read(folder: pathlib.Path) -> np.ndarray | None:

@@ -50,8 +50,8 @@ def test_a_stopped_run_resumes_without_losing_or_repeating_a_row(
   with pytest.raises(KeyboardInterrupt):
     cli(decode.run, *flags, f"--output={out}")
   assert [r["id"] for r in read_jsonl(out)] == ["p3", "p4"]  # short ones first
-  partial = tmp_path / "out.jsonl.partial"
-  for file in (out, partial):
+  journal = tmp_path / "out.jsonl.journal"
+  for file in (out, journal):
     with file.open("a") as torn:  # as a crash in mid-write leaves it
       torn.write('{"batch": 2, "unit": {"num_to')
   again = []
@@ -69,7 +69,6 @@ def test_a_stopped_run_resumes_without_losing_or_repeating_a_row(
   assert not set(again) & set(done)
   assert len(again) + len(done) == len(TEXTS)
   assert out.read_text() == whole.read_text()
-  assert not partial.exists()
 
 
 def test_a_killed_process_resumes_by_id(cli, tmp_path, pair, monkeypatch):
@@ -288,8 +287,8 @@ def test_a_partial_file_of_another_run_is_not_continued(
   cli, tmp_path, prompts, capsys
 ):
   out = tmp_path / "out.jsonl"
-  partial = tmp_path / "out.jsonl.partial"
-  partial.write_text('{"fingerprint": "another"}\n')
+  journal = tmp_path / "out.jsonl.journal"
+  journal.write_text('{"fingerprint": "another"}\n')
   assert cli(decode.run, *SMALL, f"--prompts={prompts}", f"--output={out}") == 2
   assert "the journal of something else" in capsys.readouterr().err
-  assert partial.read_text() == '{"fingerprint": "another"}\n'
+  assert journal.read_text() == '{"fingerprint": "another"}\n'

@@ -10,8 +10,8 @@ from files import read_jsonl, write_jsonl
 
 from configs import common
 from launch import decode, evaluate, online, pair
-from launch.journal import Results
 from launch.prompts import Prompt
+from launch.results import Journal
 from specjax.runtime.engine import make_batches
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -62,7 +62,7 @@ def dies(monkeypatch, *, what, of, after):
     pytest.param("decode_batch", decode, True, marks=pytest.mark.heavy),
     ("save", online.Saved, False),
     ("save", online.Saved, True),
-    pytest.param("add", Results, True, marks=pytest.mark.heavy),
+    pytest.param("add", Journal, True, marks=pytest.mark.heavy),
   ],
   ids=["decoded", "before saved", "saved", "in the journal"],
 )
@@ -105,7 +105,7 @@ def test_what_was_learned_and_is_lost_is_one_line(
   out = tmp_path / "out.jsonl"
   flags = (*FLAGS, f"--prompts={prompts}", f"--output={out}")
   with monkeypatch.context() as patched:
-    dies(patched, what="add", of=Results, after=True)
+    dies(patched, what="add", of=Journal, after=True)
     with pytest.raises(KeyboardInterrupt):
       cli(decode.run, *flags)
   (tmp_path / "out.jsonl.learned-3").write_bytes(b"PK damaged")

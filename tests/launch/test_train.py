@@ -17,7 +17,7 @@ from absl.testing import flagsaver
 from flax import nnx
 
 from configs import train_embedded
-from launch import cli, locks, train
+from launch import cli, results, train
 from launch.training import settings, step
 from launch.training.run import Run
 from models import tokenizers
@@ -367,7 +367,7 @@ def test_the_second_trainer_in_a_folder_is_refused(texts, tmp_path, capsys):
   config = tiny(texts, num_steps=2, validate_every=0, sample_every=0)
   Run(config, str(tmp_path)).train()
   before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
-  with locks.Lock(tmp_path / "lock", what="it"):
+  with results.lock(tmp_path / "lock", what="it"):
     assert command_line(f"--workdir={tmp_path}") == 2
   *_, line = capsys.readouterr().err.splitlines()
   assert f"{tmp_path} is being written by process {os.getpid()} on" in line

@@ -25,7 +25,7 @@ import sys
 
 from absl import flags
 
-from launch import cli, depths, figures, outputs, pair, prompts, provenance
+from launch import cli, depths, figures, pair, prompts, provenance, results
 from launch.studies.depth import compare, machine, page, traces
 
 cli.reads(cli.CONFIG, cli.PROMPTS, cli.WORKDIR)
@@ -84,10 +84,10 @@ def run(_) -> int:
   if _HEAD.value:
     policy = depths.predicted(_HEAD.value)
     predictor, width = (policy, depths.load(_HEAD.value)), policy.width
-  folder = outputs.check_folder("--workdir", cli.WORKDIR.value)
+  folder = results.check_folder("--workdir", cli.WORKDIR.value)
   if folder.is_dir():
     names = ("depth.md", "depth.svg")
-    outputs.check(
+    results.check(
       {"--workdir": str(folder / "depth.json")},
       drawn={name: str(folder / name) for name in names},
     )
@@ -114,8 +114,8 @@ def run(_) -> int:
     **made_by,
   }
   folder.mkdir(parents=True, exist_ok=True)
-  outputs.write_json(str(folder / "depth.json"), found)
-  outputs.write_text(str(folder / "depth.md"), page.page(found))
+  results.write_json(str(folder / "depth.json"), found)
+  results.write(str(folder / "depth.md"), page.page(found))
   figures.save(lambda: page.figure(found), folder / "depth.svg")
   print(compare.advice(found))
   print(f"see {folder / 'depth.md'}", file=sys.stderr)

@@ -26,9 +26,9 @@ import jax
 import ml_collections
 
 from configs import train_head
-from launch import cli, jsonl, outputs, pair, prompts, provenance, rates
+from launch import cli, jsonl, pair, prompts, provenance, rates, results
 from launch.evaluation import questions
-from launch.journal import Journal
+from launch.results import Journal
 from launch.studies.drafts import positions
 from launch.training import corpus, flops, head
 from launch.training import run as run_lib
@@ -195,8 +195,8 @@ def run(_) -> int:
   config = cli.CONFIG.value
   if not cli.OUTPUT.value:
     raise cli.UserError("--output is required; see --help for an example")
-  outputs.check({}, grown={"--output": cli.OUTPUT.value})
-  workdir = outputs.check_folder("--workdir", cli.WORKDIR.value)
+  results.check({}, grown={"--output": cli.OUTPUT.value})
+  workdir = results.check_folder("--workdir", cli.WORKDIR.value)
   settings = json.loads(config.to_json_best_effort())
   with Journal(cli.OUTPUT.value, settings, grows=True) as journal:
     for number, (name, changes) in enumerate(config.drafts.items()):

@@ -21,8 +21,8 @@ import os
 
 import ml_collections
 
-from launch import cli, figures, outputs, pair, provenance
-from launch.journal import Journal
+from launch import cli, figures, pair, provenance, results
+from launch.results import Journal
 from launch.studies.online import decoding, domains, page, plots, summary
 from specjax.runtime.engine import Engine
 
@@ -112,7 +112,7 @@ def run(_) -> int:
   if not output:
     raise cli.UserError("--output is required; see --help for an example")
   drawing = f"{os.path.splitext(output)[0]}.svg"
-  outputs.check(
+  results.check(
     {"--output": output}, drawn={"the figure": drawing}, resumes=True
   )
   check(config)
@@ -132,7 +132,7 @@ def run(_) -> int:
       **provenance.record(models=provenance.checkpoints(config)),
     }
     figures.save(lambda: plots.figure(result["streams"]), drawing)
-    outputs.write_json(output, result)
+    results.write_json(output, result)
     journal.finish()
   print(page.table({"": result}))
   return 0

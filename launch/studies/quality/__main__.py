@@ -21,8 +21,8 @@ import ml_collections
 import numpy as np
 import tqdm
 
-from launch import cli, outputs, pair, prompts, provenance
-from launch.journal import Journal
+from launch import cli, pair, prompts, provenance, results
+from launch.results import Journal
 from launch.studies.quality import page, scores
 from launch.training import corpus
 from specjax import intervals
@@ -146,7 +146,7 @@ def run(_) -> int:
   config = pair.settled(cli.CONFIG.value)
   if not cli.OUTPUT.value:
     raise cli.UserError("--output is required; see --help for an example")
-  outputs.check({"--output": cli.OUTPUT.value}, resumes=True)
+  results.check({"--output": cli.OUTPUT.value}, resumes=True)
   check(config)
   names = ["token"] + [
     f"decoding_{rule}(epsilon={epsilon})"
@@ -199,7 +199,7 @@ def run(_) -> int:
       "config": settings,
       **made_by,
     }
-    outputs.write_json(cli.OUTPUT.value, result)
+    results.write_json(cli.OUTPUT.value, result)
     journal.finish()
   print(page.table({"": result}))
   return 0

@@ -29,10 +29,10 @@ from launch import (
   depths,
   drafting,
   figures,
-  outputs,
   pair,
   prompts,
   provenance,
+  results,
 )
 from launch.studies.depth import compare, machine, traces
 from launch.studies.report import findings, page
@@ -102,10 +102,10 @@ def run(_) -> int:
   """The command."""
   config = pair.settled(cli.CONFIG.value)
   sweep = check(config)
-  folder = outputs.check_folder("--workdir", cli.WORKDIR.value)
+  folder = results.check_folder("--workdir", cli.WORKDIR.value)
   if folder.is_dir():
     names = ("report.md", "throughput.svg", "acceptance.svg", "distances.svg")
-    outputs.check(
+    results.check(
       {"--workdir": str(folder / "report.json")},
       drawn={name: str(folder / name) for name in names},
     )
@@ -138,8 +138,8 @@ def run(_) -> int:
     "config": json.loads(config.to_json_best_effort()),
     **made_by,
   }
-  outputs.write_json(str(folder / "report.json"), found)
-  outputs.write_text(str(folder / "report.md"), page.page(found))
+  results.write_json(str(folder / "report.json"), found)
+  results.write(str(folder / "report.md"), page.page(found))
   for name, make in page.FIGURES.items():
     figures.save(functools.partial(make, found), folder / f"{name}.svg")
   print(page.verdict(found))

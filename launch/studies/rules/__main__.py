@@ -36,7 +36,7 @@ import rich.box
 import rich.table
 from absl import flags
 
-from launch import cli, outputs, prompts, provenance, terminal
+from launch import cli, prompts, provenance, results, terminal
 from launch.studies.rules import cases, on_pair, on_vectors
 from launch.tables import PLUS_MINUS, plus_minus
 from specjax.runtime.engine import make_batches
@@ -303,11 +303,11 @@ def run(_) -> int:
     )
   if config is None:
     cli.refuse_with("two laws, but with --config", cli.PROMPTS, _MAX_CONTEXTS)
-  outputs.check(
+  results.check(
     {"--output": cli.OUTPUT.value}, inputs={"--laws": _LAWS.value}, stdout=True
   )
   # Rows are wide; what is not a terminal can hold them.
-  out = outputs.beside(cli.OUTPUT.value)
+  out = results.beside(cli.OUTPUT.value)
   console = terminal.console(out, width=None if out.isatty() else 170)
   if config is None:
     draft, target = read_laws()
@@ -327,7 +327,7 @@ def run(_) -> int:
   for name, reason in result["left_out"].items():
     console.print(f"left out: {name} ({reason})", highlight=False, markup=False)
   if cli.OUTPUT.value:
-    outputs.write_json(cli.OUTPUT.value, result)
+    results.write_json(cli.OUTPUT.value, result)
   return 0
 
 

@@ -26,8 +26,8 @@ import jax.numpy as jnp
 from absl import flags
 from jax import Array
 
-from launch import cli, outputs, provenance
-from launch.journal import Journal
+from launch import cli, provenance, results
+from launch.results import Journal
 from launch.studies.rules import cases
 from specjax import random, rules
 from specjax.runtime import timing
@@ -260,7 +260,7 @@ def run(_) -> int:
   made_by = provenance.record()
   settings = {"rounds": rounds, "machine": made_by["machine"]}
   path = cli.OUTPUT.value
-  outputs.check({"--output": path}, resumes=True)
+  results.check({"--output": path}, resumes=True)
   with Journal(path, settings) if path else contextlib.nullcontext() as journal:
     done = dict(journal.batches) if journal else {}
     for name, entry in _measure(plan, done.keys(), rounds=rounds):
@@ -273,10 +273,10 @@ def run(_) -> int:
     ]
     result = {"cells": cells, "skipped": skipped, "rounds": rounds, **made_by}
     if journal:
-      outputs.write_json(path, result)
+      results.write_json(path, result)
       journal.finish()
     else:
-      outputs.show_json(None, result)
+      results.show_json(None, result)
   return 0
 
 

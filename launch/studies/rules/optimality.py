@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from launch import cli, outputs, provenance
+from launch import cli, provenance, results
 from specjax import laws
 from specjax.rules import kseq, transport
 from specjax.theory.optimum import iid_optimum
@@ -69,7 +69,7 @@ def random_pair(rng: np.random.Generator, vocab_size: int):
 
 def run(_) -> int:
   """The command."""
-  outputs.check({"--output": cli.OUTPUT.value}, stdout=True)
+  results.check({"--output": cli.OUTPUT.value}, stdout=True)
   rows = []
   for vocab_size in _VOCAB_SIZES:
     rng = np.random.default_rng(vocab_size)
@@ -96,7 +96,7 @@ def run(_) -> int:
         }
       )
   result = {"instances": _INSTANCES.value, "rows": rows, **provenance.record()}
-  outputs.show_json(cli.OUTPUT.value, result)
+  results.show_json(cli.OUTPUT.value, result)
   return 0
 
 

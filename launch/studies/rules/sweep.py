@@ -12,8 +12,8 @@ import json
 
 from absl import flags
 
-from launch import cli, outputs, prompts, provenance, terminal
-from launch.journal import Journal
+from launch import cli, prompts, provenance, results, terminal
+from launch.results import Journal
 from launch.studies.rules import cases, on_pair
 from launch.training import corpus
 from specjax.runtime.engine import make_batches
@@ -37,7 +37,7 @@ def run(_) -> int:
   config = cli.CONFIG.value
   if not cli.OUTPUT.value:
     raise cli.UserError("--output is required; see --help for an example")
-  outputs.check({"--output": cli.OUTPUT.value}, resumes=True)
+  results.check({"--output": cli.OUTPUT.value}, resumes=True)
   models = on_pair.build_pair(config)
   items = prompts.first_tokens(
     corpus.held_out_prompts(_NUM_PROMPTS.value),
@@ -82,7 +82,7 @@ def run(_) -> int:
       )
     done = [journal.batches[i] for i in range(len(cells))]
     result = {"cells": done, **made_by, **settings}
-    outputs.write_json(cli.OUTPUT.value, result)
+    results.write_json(cli.OUTPUT.value, result)
     journal.finish()
   terminal.console().print_json(json.dumps(result))
   return 0

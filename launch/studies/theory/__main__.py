@@ -30,7 +30,7 @@ import jax
 import numpy as np
 from absl import flags
 
-from launch import cli, outputs, provenance
+from launch import cli, provenance, results
 from launch import figures as figure_files
 from launch.studies.theory import figures, plots
 from specjax.theory import markov
@@ -86,7 +86,7 @@ def draw(name: str, folder: pathlib.Path, *, runs: int) -> None:
     "seconds": time.perf_counter() - start,
     **provenance.record(),
   }
-  outputs.write_json(str(folder / f"{name}.json"), result)
+  results.write_json(str(folder / f"{name}.json"), result)
   figure_files.save(
     lambda: plots.FIGURES[name](numbers),
     *(folder / f"{name}.{form}" for form in ("svg", "png")),
@@ -103,7 +103,7 @@ def run(_) -> int:
     raise cli.UserError(f"--simulate must be at least 1 run, got {runs}")
   if _CHAIN.value is not None:
     cli.refuse_with("--chain", cli.WORKDIR)
-    outputs.check(
+    results.check(
       {"--output": cli.OUTPUT.value},
       inputs={"--chain": _CHAIN.value},
       stdout=True,
@@ -115,7 +115,7 @@ def run(_) -> int:
       seed=cli.SEED.value or 0,
     )
     made_by = provenance.record(files={"--chain": _CHAIN.value})
-    outputs.show_json(cli.OUTPUT.value, found | made_by)
+    results.show_json(cli.OUTPUT.value, found | made_by)
     return 0
   cli.refuse_with("--figure", cli.OUTPUT, cli.NUM_DRAFTS, cli.SEED)
   names = list(_FIGURE.value)
@@ -133,11 +133,11 @@ def run(_) -> int:
     raise cli.UserError(
       f"figures need --simulate of at least {_FEWEST} runs, got {runs}"
     )
-  folder = outputs.check_folder("--workdir", cli.WORKDIR.value)
+  folder = results.check_folder("--workdir", cli.WORKDIR.value)
   folder.mkdir(parents=True, exist_ok=True)
   for name in names:
     path = lambda kind, name=name: str(folder / f"{name}.{kind}")
-    outputs.check(
+    results.check(
       {"--workdir": path("json")}, drawn={x: path(x) for x in ("svg", "png")}
     )
   for name in names:

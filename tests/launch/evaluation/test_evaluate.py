@@ -330,7 +330,7 @@ def test_a_stopped_run_goes_on_with_the_group_that_it_was_in(
   with pytest.raises(KeyboardInterrupt):
     cli(evaluate.run, *flags)
   assert not out.exists()
-  with (tmp_path / "E.json.partial").open("a") as torn:  # of a crash
+  with (tmp_path / "E.json.journal").open("a") as torn:  # of a crash
     torn.write('{"batch": "T=1 B=1 \'a1')
   first, dies_at[0] = list(done), None
   assert cli(evaluate.run, *flags) == 0
@@ -423,7 +423,7 @@ def test_a_killed_run_goes_on(cli, pair, tmp_path, monkeypatch):
     ],
   )
   out = tmp_path / "E.json"
-  partial = tmp_path / "E.json.partial"
+  journal = tmp_path / "E.json.journal"
   flags = (*SMALL, f"--questions={asked}", f"--output={out}",
            "--systems=ngram")  # fmt: skip
   process = subprocess.Popen(
@@ -434,12 +434,12 @@ def test_a_killed_run_goes_on(cli, pair, tmp_path, monkeypatch):
     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
   )  # fmt: skip
   with several.limited([process]):
-    while not (partial.exists() and partial.read_text().count("\n") > 3):
+    while not (journal.exists() and journal.read_text().count("\n") > 3):
       assert process.poll() is None
       time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
   process.wait()
-  there = partial.read_text().count("\n") - 1
+  there = journal.read_text().count("\n") - 1
   assert 2 < there < 60
   again = []
   real = measure.measure

@@ -146,7 +146,7 @@ def test_a_study_writes_a_line_a_draft_and_resumes(tmp_path, monkeypatch, pair):
     study()
   monkeypatch.undo()
   assert not output.exists()
-  before = pathlib.Path(f"{output}.partial").read_text().splitlines()
+  before = pathlib.Path(f"{output}.journal").read_text().splitlines()
   assert len(before) == 2  # a header and the first draft
   assert study() == 0
   assert set(json.loads(output.read_text().splitlines()[0])["provenance"][
@@ -154,9 +154,7 @@ def test_a_study_writes_a_line_a_draft_and_resumes(tmp_path, monkeypatch, pair):
   rows = files.read_jsonl(output)
   assert [row["name"] for row in rows] == ["a", "b"]
   first = json.loads(before[1])
-  assert rows[0] == {
-    k: v for k, v in first.items() if k not in ("batch", "sum")
-  }
+  assert rows[0] == {k: v for k, v in first.items() if k != "batch"}
   for row in rows:
     assert row["flops"] == pytest.approx(4e9, rel=0.1)
     assert row["num_steps"] >= 1

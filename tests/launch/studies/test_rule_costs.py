@@ -6,7 +6,7 @@ import pytest
 from absl.testing import flagsaver
 
 from launch import cli, provenance
-from launch.journal import Journal
+from launch.results import Journal
 from launch.studies.rules import costs, plots
 from specjax import siblings
 
@@ -40,7 +40,7 @@ def measure(tmp_path):
   def run(*flags):
     path = tmp_path / "costs.json"
     assert execute(*SMALL, *flags, f"--output={path}") == 0
-    assert not (tmp_path / "costs.json.partial").exists()
+    assert not (tmp_path / "costs.json.journal").exists()
     return json.loads(path.read_text())
 
   return run

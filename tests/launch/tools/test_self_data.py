@@ -9,7 +9,7 @@ import pytest
 from absl.testing import flagsaver
 
 from configs import huggingface
-from launch import cli, journal, pair
+from launch import cli, pair, results
 from launch.evaluation import questions
 from launch.serving import jobs
 from launch.tools import self_data as command
@@ -237,7 +237,7 @@ def test_a_killed_run_goes_on_to_the_same_conversations(
   monkeypatch.setattr(pair, "assemble", ending)
   asked = ("--count=32", "--temperatures=1.5,2.0")
   assert execute(f"--output={whole}", *asked) == 0
-  add, count = journal.Journal.add, [0]
+  add, count = results.Journal.add, [0]
 
   def die(self, record):
     add(self, record)
@@ -246,7 +246,7 @@ def test_a_killed_run_goes_on_to_the_same_conversations(
       raise KilledError
 
   with monkeypatch.context() as patch:
-    patch.setattr(journal.Journal, "add", die)
+    patch.setattr(results.Journal, "add", die)
     with pytest.raises(KilledError):
       execute(f"--output={killed}", *asked)
   assert not (killed / "conversations.jsonl").exists()
