@@ -13,7 +13,7 @@ the power of tests that sample. Takes half a minute.
 
 import time
 
-from launch import cli, outputs, provenance
+from launch import cli, provenance, results
 from launch.studies.audit import assisted, hsd, power, shape, spectr_gbv, trees
 
 cli.reads(cli.OUTPUT)
@@ -45,7 +45,7 @@ def row(method: shape.Method) -> dict:
 
 def run(_) -> int:
   """The command."""
-  outputs.check({"--output": cli.OUTPUT.value}, stdout=True)
+  results.check({"--output": cli.OUTPUT.value}, stdout=True)
   start = time.perf_counter()
   result = {
     "methods": [row(method) for method in METHODS],
@@ -53,7 +53,7 @@ def run(_) -> int:
   }
   seconds = time.perf_counter() - start
   result |= {"seconds": seconds, **provenance.record()}
-  outputs.show_json(cli.OUTPUT.value, result)
+  results.show_json(cli.OUTPUT.value, result)
   return 0
 
 

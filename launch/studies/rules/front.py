@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from launch import cli, outputs, prompts, provenance
+from launch import cli, prompts, provenance, results
 from launch.studies.rules import on_pair
 from launch.training import corpus
 from specjax import intervals, rules
@@ -206,7 +206,7 @@ def measure(names, models, config, batches, *, max_contexts: int) -> dict:
 def run(_) -> int:
   """The command."""
   config = cli.CONFIG.value
-  outputs.check({"--output": cli.OUTPUT.value}, stdout=True)
+  results.check({"--output": cli.OUTPUT.value}, stdout=True)
   config.temperature = 1.0
   models = on_pair.build_pair(config)
   items = prompts.first_tokens(
@@ -235,7 +235,7 @@ def run(_) -> int:
       models=provenance.checkpoints(config), texts=[p.text for p in items]
     ),
   }
-  outputs.show_json(cli.OUTPUT.value, result)
+  results.show_json(cli.OUTPUT.value, result)
   return 0
 
 

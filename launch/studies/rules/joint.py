@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from absl import flags
 
-from launch import cli, outputs, provenance
+from launch import cli, provenance, results
 from launch.studies.rules import random_models
 from specjax import exact, rules
 from specjax import siblings as siblings_lib
@@ -150,7 +150,7 @@ def shares(shape: Shape, laws: str, instances: int) -> dict:
 
 def run(_) -> int:
   """The command."""
-  outputs.check({"--output": cli.OUTPUT.value}, stdout=True)
+  results.check({"--output": cli.OUTPUT.value}, stdout=True)
   # Programs are many and run for milliseconds: compiling is what it spends.
   jax.config.update("jax_disable_most_optimizations", True)
   with jax.enable_x64(True):
@@ -160,7 +160,7 @@ def run(_) -> int:
       for laws in random_models.LAWS
     ]
   result = {"instances": _INSTANCES.value, "rows": rows, **provenance.record()}
-  outputs.show_json(cli.OUTPUT.value, result)
+  results.show_json(cli.OUTPUT.value, result)
   return 0
 
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from absl import flags
 
-from launch import cli, outputs, provenance
+from launch import cli, provenance, results
 from launch.studies.rules import random_models
 from specjax import tree as tree_lib
 from specjax.theory import off_tree
@@ -52,7 +52,7 @@ def share(laws: str, size: tuple[int, int, int, int], seed: int) -> float:
 
 def run(_) -> int:
   """The command."""
-  outputs.check({"--output": cli.OUTPUT.value}, stdout=True)
+  results.check({"--output": cli.OUTPUT.value}, stdout=True)
   jax.config.update("jax_disable_most_optimizations", True)
   rows = []
   for size in _SIZES:
@@ -73,7 +73,7 @@ def run(_) -> int:
         }
       )
   result = {"priors": _PRIORS.value, "rows": rows, **provenance.record()}
-  outputs.show_json(cli.OUTPUT.value, result)
+  results.show_json(cli.OUTPUT.value, result)
   return 0
 
 
