@@ -21,6 +21,7 @@ def measured(name):
     ("costs", "costs", "rule-costs"),
     ("efficiency", "embedded", "rule-efficiency"),
     ("optimality", "optimality", "optimality"),
+    ("joint", "joint", "joint"),
   ],
 )
 def test_the_committed_figures_are_drawn_anew(
