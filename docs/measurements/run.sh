@@ -131,6 +131,10 @@ part counted quality.json 10 docs/theory/quality.json launch.studies.quality \
   --config=configs/quality.py
 part counted optimality.json 1 docs/measurements/rules/optimality.json \
   launch.studies.rules.optimality
+part counted joint.json 10 docs/measurements/rules/joint.json \
+  launch.studies.rules.joint
+part counted off_draft.json 3 docs/measurements/rules/off_draft.json \
+  launch.studies.rules.off_draft
 part counted held-out.jsonl 1 - launch.tools.held_out_prompts --count=64
 [ ! -e $out/held-out.jsonl ] ||
   head -n 24 $out/held-out.jsonl >$out/held-out-24.jsonl
@@ -153,4 +157,5 @@ draw() { # FIGURE MEASUREMENT SVG
 draw efficiency embedded.json rule-efficiency.svg
 draw optimality optimality.json optimality.svg
 draw costs costs.json rule-costs.svg
+draw joint joint.json joint.svg
 echo "then: python -m launch.tables prints what the pages show" >&2

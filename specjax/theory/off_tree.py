@@ -104,7 +104,7 @@ def optimum(
 class _Stops:
   """The programme as it grows: variables, and the equations they are in.
 
-  A variable is the share of a draft with its pairs that stops at a context and
+  A variable is the mass of a draft with its pairs that stops at a context and
   goes on with a token (after G tokens with any).
   """
 
@@ -113,6 +113,7 @@ class _Stops:
     self.columns: dict[tuple, range] = {}  # by draft and pairs
     self.worth: list[float] = []
     self.equations: dict[tuple, int] = {}
+    self.right: dict[int, float] = {}  # of the equations, where not 0
     self.entries: list[tuple[float, int, int]] = []
 
   def add(self, number: int, held, shown, prob: float, target) -> None:
@@ -135,16 +136,17 @@ class _Stops:
       first = len(self.worth)
       self.columns[key] = range(first, first + len(ends))
       self.worth += [0.0] * len(ends)
-      whole = self._equation("all of a draft", key)
+      whole = self._equation("a draft", key)
+      self.right[whole] = prob
       self.entries += [(1.0, whole, c) for c in self.columns[key]]
     for column, (stop, token) in zip(self.columns[key], ends, strict=True):
-      self.worth[column] += prob * len(stop)
+      self.worth[column] += len(stop)
       emitted = stop if token is None else (*stop, token)
       # (1): of what comes to s, A(s), x gets q(x | s), accepted or not.
       for depth in range(min(len(emitted), self.length)):
         s = emitted[:depth]
         for x in range(self.vocab):
-          value = prob * ((x == emitted[depth]) - target[s][x])
+          value = (x == emitted[depth]) - target[s][x]
           self.entries.append((value, self._equation(number, s, x), column))
 
   def _equation(self, *key) -> int:
@@ -156,8 +158,9 @@ class _Stops:
     matrix = sparse.csr_array(
       (values, (rows, columns)), (len(self.equations), len(self.worth))
     )
-    right = np.array([key[0] == "all of a draft" for key in self.equations])
+    right = np.zeros(len(self.equations))
+    right[list(self.right)] = list(self.right.values())
     worth = np.array(self.worth)
     scale = worth.max()
-    shares = programme.maximise(worth / scale, matrix, 1.0 * right, equal=True)
-    return float(worth @ shares)
+    mass = programme.maximise(worth / scale, matrix, right, equal=True)
+    return float(worth @ mass)

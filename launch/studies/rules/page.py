@@ -125,21 +125,15 @@ def joint_others(results: dict[str, dict]) -> str:
 
 
 def off_draft(results: dict[str, dict]) -> str:
-  """What laws off the draft are worth, of `rules.off_draft`."""
+  """What laws off the draft are worth, of `rules.off_draft`: a row a size."""
   (result,) = results.values()
-  lines = []
+  names = "vocab_size", "num_speculative_tokens", "num_drafts", "pairs"
+  groups: dict[tuple, list[dict]] = {}
   for row in result["rows"]:
-    shares = row["share_of_optimum"]
-    lines.append(
-      [
-        *(str(row[n]) for n in (
-          "vocab_size", "num_speculative_tokens", "num_drafts", "pairs",
-        )),
-        row["laws"].replace("_", " "),
-        f"{shares['mean']:.4f} ({shares['minimum']:.4f})",
-      ]
-    )  # fmt: skip
-  return table(["V", "G", "K", "m", "laws", "share, mean (least)"], lines)
+    size = tuple(str(row[name]) for name in names)
+    groups.setdefault(size, []).append(row["share_of_optimum"])
+  lines = [[*size, _mean_and_least(some, 4)] for size, some in groups.items()]
+  return table(["V", "G", "K", "m", "share, mean (least)"], lines)
 
 
 def by_share(rows: list[dict]) -> list[str]:
@@ -154,10 +148,15 @@ def by_share(rows: list[dict]) -> list[str]:
 
 
 def _share(rows: list[dict], name: str) -> str:
-  """Mean (least) over rows, which are of equally many models."""
-  some = [row["share_of_optimum"][name] for row in rows]
-  mean = statistics.fmean(share["mean"] for share in some)
-  return f"{mean:.3f} ({min(share['minimum'] for share in some):.3f})"
+  """A rule's share over rows."""
+  return _mean_and_least([row["share_of_optimum"][name] for row in rows], 3)
+
+
+def _mean_and_least(shares: list[dict], digits: int) -> str:
+  """Mean (least) over shares, which are of equally many models."""
+  mean = statistics.fmean(share["mean"] for share in shares)
+  least = min(share["minimum"] for share in shares)
+  return f"{mean:.{digits}f} ({least:.{digits}f})"
 
 
 def costs(results: dict[str, dict]) -> str:

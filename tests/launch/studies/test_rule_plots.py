@@ -22,6 +22,7 @@ def measured(name):
     ("efficiency", "embedded", "rule-efficiency"),
     ("optimality", "optimality", "optimality"),
     ("front", "front", "rule-front"),
+    ("joint", "joint", "joint"),
   ],
 )
 def test_the_committed_figures_are_drawn_anew(
