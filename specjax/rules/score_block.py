@@ -13,7 +13,7 @@ those of a family's best and of the selected child are
 where W(b) is how likely a node whose best is in bin b is selected: 1 at the
 root, and then times `E[the other's B there | x is in the family]`. Whatever is
 drafted below a node, its best follows F, so that g is known along the path: it
-is lossless ([the proof](../../docs/rules.md#the-best-score)).
+is lossless (docs/rules.md has the proof).
 
 Scores are of Gumbel's form, `B_x = u^theta_x`: x is the better one of x and y
 with probability `theta_x / (theta_x + theta_y)` (Bradley and Terry, 1952). The
