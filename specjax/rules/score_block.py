@@ -13,7 +13,7 @@ those of a family's best and of the selected child are
 where W(b) is how likely a node whose best is in bin b is selected: 1 at the
 root, and then times `E[the other's B there | x is in the family]`. Whatever is
 drafted below a node, its best follows F, so that g is known along the path: it
-is lossless ([the proof](../../docs/rules.md#the-best-score)).
+is lossless (docs/rules.md has the proof).
 
 Scores are of Gumbel's form, `B_x = u^theta_x`: x is the better one of x and y
 with probability `theta_x / (theta_x + theta_y)` (Bradley and Terry, 1952). The
@@ -98,31 +98,31 @@ class _Family:
     )
 
   def product(self, x: Array) -> Array:
-    """`E[prod of x over the family]`, `f32[V, n] -> f32[n]`."""
-    every = _dot(self.law, x)
+    """`E[prod of x over the family]`, `f32[n, V] -> f32[n]`."""
+    every = _dot(x, self.law)
     if not self.pair:
       return every
-    of_top = self.law[self.top] * x[self.top] * _dot(self.after_top, x)
-    equal = _dot(self.odds * self.law, x * x)
-    return of_top + every * _dot(self.odds, x) - equal
+    of_top = self.law[self.top] * x[:, self.top] * _dot(x, self.after_top)
+    equal = _dot(x * x, self.odds * self.law)
+    return of_top + every * _dot(x, self.odds) - equal
 
   def with_other(self, x: Array) -> Array:
-    """`E[x of the other, if the token is in the family]`, `f32[V, n]` both."""
+    """`E[x of the other, if the token is in the family]`, `f32[n, V]` both."""
     if not self.pair:
-      return jnp.broadcast_to(self.law[:, None], x.shape)
-    law, odds = self.law[:, None], self.odds[:, None]
-    first = odds * (_dot(self.law, x) - law * x)
-    second = law * (_dot(self.odds, x) - odds * x)
-    of_top = self.after_top[:, None] * x[self.top]
-    of_top = of_top.at[self.top].set(_dot(self.after_top, x))
+      return jnp.broadcast_to(self.law, x.shape)
+    law, odds = self.law, self.odds
+    first = odds * (_dot(x, law)[:, None] - law * x)
+    second = law * (_dot(x, odds)[:, None] - odds * x)
+    of_top = self.after_top * x[:, self.top, None]
+    of_top = of_top.at[:, self.top].set(_dot(x, self.after_top))
     return first + second + self.law[self.top] * of_top
 
 
 def _scores(family: _Family, log_power: Array, below: Array) -> Array:
-  """`f32[V, N + 1]`, every B at the edges, where their product is `below`."""
+  """`f32[N + 1, V]`, every B at the edges, where their product is `below`."""
   times = jnp.asarray(_TIMES, log_power.dtype)
-  raw = jnp.exp(-jnp.exp(log_power)[:, None] * times)
-  step = raw[:, 1:] - raw[:, :-1]
+  raw = jnp.exp(-jnp.exp(log_power) * times[:, None])
+  step = raw[1:] - raw[:-1]
   reached = family.product(raw)
   # Between two times the product is a quadratic of the part that is gone.
   bend = family.product(step) * family.pair
@@ -132,21 +132,21 @@ def _scores(family: _Family, log_power: Array, below: Array) -> Array:
   missing = jnp.maximum(below - reached[last], 0)
   root = slope + jnp.sqrt(slope**2 + 4 * bend[last] * missing)
   part = jnp.clip(2 * missing / jnp.where(root > 0, root, 1), 0, 1)
-  found = raw[:, last] + part * step[:, last]
-  return found.at[:, 0].set(0).at[:, -1].set(1)
+  found = raw[last] + part[:, None] * step[last]
+  return found.at[0].set(0).at[-1].set(1)
 
 
 def _selected(family, scores, weight):
   """The selected child's law, `f32[V]`, and `with_other` of its bins' means."""
-  others = family.with_other((scores[:, 1:] + scores[:, :-1]) / 2)
-  law = _dot(jnp.diff(scores) * others, weight)
+  others = family.with_other((scores[1:] + scores[:-1]) / 2)
+  law = _dot(weight, jnp.diff(scores, axis=0) * others)
   total = jnp.sum(law)
   return law / jnp.where(total > 0, total, 1), others
 
 
 def _fit(family: _Family, wanted: Array, state: _State) -> Array:
   """Powers with which the selected child is `wanted`, `f32[V]`, if they can."""
-  even = family.with_other(jnp.ones_like(wanted)[:, None])[:, 0]
+  even = family.with_other(jnp.ones_like(wanted)[None])[0]
   even = even / jnp.sum(even)
   wanted = jnp.where(even > 0, wanted, 0)
 
@@ -180,11 +180,11 @@ def _descend(state, target_log_probs, draft_log_probs, tokens):
   law, others = _selected(family, scores, state.weight)
   rest = jnp.maximum(wanted - law, 0)
   total = jnp.sum(rest)
-  drawn = family.with_other(jnp.ones_like(wanted)[:, None])[tokens]
+  drawn = family.with_other(jnp.ones_like(wanted)[None])[0, tokens, None]
   children = _State(
     owed=laws.share(wanted[tokens], law[tokens]),
-    below=scores[tokens],
-    weight=state.weight * others[tokens] / jnp.where(drawn > 0, drawn, 1),
+    below=scores[:, tokens].T,
+    weight=state.weight * others[:, tokens].T / jnp.where(drawn > 0, drawn, 1),
   )
   return rest, laws.share(total, total + (1 - state.owed)), children
 

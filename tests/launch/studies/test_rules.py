@@ -180,7 +180,7 @@ def test_rules_that_do_not_fit_are_left_out_with_the_reason():
   rows, left_out = cases.cases(
     "all", num_drafts=3, num_speculative_tokens=2, vocab_size=3
   )
-  assert set(left_out) == {"hub"}
+  assert set(left_out) == {"hub", "score_block"}
   assert "num_drafts=2" in left_out["hub"]
   assert {r.name for r in rows} | set(left_out) == set(cases.ROWS)
   _, left_out = cases.cases(  # more distinct siblings than tokens

@@ -258,7 +258,7 @@ def without_weight(state, *node, descend=score_block._descend):
 def fair_choice(family, scores, weight, selected=score_block._selected):
   """`score_block._selected`, but the law is that of a fair choice."""
   _, others = selected(family, scores, weight)
-  even = family.with_other(jnp.ones_like(scores[:, :1]))[:, 0]
+  even = family.with_other(jnp.ones_like(scores[:1]))[0]
   return even / even.sum(), others
 
 
@@ -387,7 +387,7 @@ RULES = {
   # No known system.
   "scores that are not made those of the family's best": (
     patched(score_block.RULE, score_block, _scores=lambda family, powers, below:
-      below ** jnp.exp(powers)[:, None]),
+      below[:, None] ** jnp.exp(powers)),
     score_block.RULE, TWO_PATHS, WITHOUT_REPLACEMENT),
   # No known system.
   "a selected path that forgets its score": (

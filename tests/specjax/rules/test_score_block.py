@@ -79,7 +79,7 @@ def test_the_best_of_a_family_has_the_prescribed_law_whatever_the_powers():
   for spread in (0, 1, 7):
     powers = jnp.asarray(spread * rng.uniform(-1, 1, 6))
     scores = score_block._scores(family, powers, below)
-    assert (np.diff(scores) >= 0).all()
+    assert (np.diff(scores, axis=0) >= 0).all()
     np.testing.assert_allclose(family.product(scores), below, atol=1e-14)
 
 
