@@ -157,7 +157,8 @@ def measure(names, models, config, batches, *, max_contexts: int) -> dict:
     max_contexts: decoding steps a prompt, at most.
 
   Returns:
-    By rule the `_QUANTITIES` with 95% intervals over prompts, and the number of
+    By rule the `_QUANTITIES` and `cross_entropy_ratio`, over that of the first
+    rule, paired by prompt, with 95% intervals over prompts; and the number of
     contexts.
 
   Raises:
@@ -200,6 +201,12 @@ def measure(names, models, config, batches, *, max_contexts: int) -> dict:
         report[name][f"{quantity}_ci"] = intervals.ratio_interval(
           total, contexts, limits=limits
         )
+    column = list(_QUANTITIES).index("cross_entropy")
+    ours, lossless = table[:, number, column], table[:, 0, column]
+    report[name] |= {
+      "cross_entropy_ratio": float(ours.sum() / lossless.sum()),
+      "cross_entropy_ratio_ci": intervals.ratio_interval(ours, lossless),
+    }
   return {"rules": report, "num_contexts": int(contexts.sum())}
 
 

@@ -43,6 +43,7 @@ def efficiency(results: dict[str, dict]) -> str:
 def front(results: dict[str, dict]) -> str:
   """Who is on the front, and what it costs, of `launch.studies.rules.front`."""
   (result,) = results.values()
+  shown = ("block_efficiency", "cross_entropy_ratio")
   rows = []
   for points in result["families"].values():
     for point in points:
@@ -50,16 +51,18 @@ def front(results: dict[str, dict]) -> str:
       for key, digits in (
         ("acceptance", 3), ("total_variation", 3), ("above_front", 3),
         ("block_efficiency", 2), ("cross_entropy", 2),
+        ("cross_entropy_ratio", 3),
       ):  # fmt: skip
         text = f"{point[key]:.{digits}f}".replace("-0.000", "0.000")
-        if key == "block_efficiency" and point.get(f"{key}_ci"):
-          text += " ({:.2f}–{:.2f})".format(*point[f"{key}_ci"])
+        if key in shown and point.get(f"{key}_ci"):
+          ends = [f"{end:.{digits}f}" for end in point[f"{key}_ci"]]
+          text += f" ({ends[0]}–{ends[1]})"
         row.append(text)
       rows.append(row)
   return table(
     [
       "rule", "accepted", "TV", "above the front", "tokens a call (95%)",
-      "cross-entropy, nats",
+      "cross-entropy, nats", "over lossless (95%)",
     ],
     rows,
   )  # fmt: skip

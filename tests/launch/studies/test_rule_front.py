@@ -31,8 +31,11 @@ def committed():
 def test_the_next_token_is_that_of_the_enumerated_law(name):
   rule = rules.get(name)
   with jax.enable_x64(True):
-    accepted, law, said = jax.jit(lambda p, q: front.next_token(rule, p, q))(
-      jnp.log(P), jnp.log(Q)
+    accepted, law, said = map(
+      np.asarray,
+      jax.jit(lambda p, q: front.next_token(rule, p, q))(
+        jnp.log(P), jnp.log(Q)
+      ),
     )
     expected, output = instances.at_one_position(rule, P[None], Q[None], 1)
   np.testing.assert_allclose(accepted, expected[0], atol=1e-12)
@@ -48,7 +51,8 @@ def test_what_is_asked_of_a_step_is_in_its_order():
     log_probs=laws,
   )  # fmt: skip
   target = jnp.log(jnp.asarray([[Q, Q, Q]], jnp.float32))
-  found = front.ask(rules.get("decoding_uno(epsilon=0.1)"), draft, target)
+  rule = rules.get("decoding_uno(epsilon=0.1)")
+  found = jax.jit(lambda *x: front.ask(rule, *x))(draft, target)
   law = np.array([0.3, 0.3, 0.2]) + 0.2 * Q
   np.testing.assert_allclose(
     found[:, 0],
@@ -70,8 +74,11 @@ def test_a_report_that_is_wrong_shows_in_the_last_column():
     log_probs=jnp.log(jnp.asarray([[P, P]], jnp.float32)),
   )  # fmt: skip
   target = jnp.log(jnp.asarray([[Q, Q]], jnp.float32))
-  assert front.ask(rule, draft, target)[-1, 0] < 1e-5
-  assert front.ask(wrong, draft, target)[-1, 0] == pytest.approx(0.3, abs=1e-5)
+  off = lambda rule: jax.jit(lambda *x: front.ask(rule, *x)[-1, 0])(
+    draft, target
+  )
+  assert off(rule) < 1e-5
+  assert off(wrong) == pytest.approx(0.3, abs=1e-5)
 
 
 def test_who_is_on_the_front_in_what_is_committed(committed):
@@ -79,6 +86,9 @@ def test_who_is_on_the_front_in_what_is_committed(committed):
   for family, points in committed["families"].items():
     above = [point["above_front"] for point in points]
     assert min(above) > -1e-5, family
+    for point in points:
+      low, high = point["cross_entropy_ratio_ci"]
+      assert low <= point["cross_entropy_ratio"] <= high
     assert (max(above) > 1e-3) == (family in ABOVE), family
 
 

@@ -199,6 +199,14 @@ def test_equal_siblings_of_which_one_goes_on_are_one_text(base):
   )
 
 
+def test_the_law_of_lenience_is_that_of_its_test():
+  error, away = block_error(
+    "lenient(lenience=0.6, base='block')", tree.chain(2)
+  )
+  assert error < LIMIT
+  assert away > 0.01
+
+
 def test_block_verification_against_pi_accepts_more():
   draft, target, *_ = laws_of_contexts(False)
   accepted = [
