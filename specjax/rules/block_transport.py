@@ -72,8 +72,7 @@ def verify(draft: Draft, target_log_probs: Array) -> Verification:
   inner = np.flatnonzero([bool(c) for c in tree.children]).astype(np.int32)
   eldest = np.array([tree.children[n][0] for n in inner], np.int32)
   types = ratio_types.types_of(
-    jnp.exp(node_rows(target_log_probs, inner)),
-    jnp.exp(node_rows(given, eldest)),
+    node_rows(target_log_probs, inner), node_rows(given, eldest)
   )
   walk = _walk_down(draft, given, target_log_probs, types)
   spare = (walk.share - walk.owed)[:, inner]
@@ -219,10 +218,10 @@ def _selected(tree: Tree, scores: tuple[Array, ...]) -> Array:
       family = cdfs[depth + 1]
       among.append(None)
     else:
-      pad = lambda nodes: [c - below.start for c in nodes] + [len(below)] * (
-        width - len(nodes)  # noqa: B023
-      )  # fmt: skip
-      slots = np.array([pad(tree.children[n]) for n in here], np.int32)
+      slots = np.full((len(here), width), len(below), np.int32)
+      for row, node in enumerate(here):
+        for rank, child in enumerate(tree.children[node]):
+          slots[row, rank] = child - below.start
       given = jnp.concatenate(
         [cdfs[depth + 1], jnp.ones_like(cdfs[depth + 1][:, :1])], axis=1
       )[:, slots]  # [B, n, C, bins + 1]
