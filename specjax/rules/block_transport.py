@@ -94,8 +94,8 @@ def verify(draft: Draft, target_log_probs: Array) -> Verification:
       take_node(types.knots, row),
       take_node(walk.taken, row),
     )
-    rest = take_node(walk.owed, node)[:, None] * target - spent
-    rest = laws.normalize(jnp.maximum(rest, 0), law)
+    rest = _residual(take_node(walk.owed, node)[:, None], target, spent)
+    rest = laws.normalize(rest, law)
     return jnp.where(jnp.asarray(is_inner)[node, None], rest, law)
 
   return Verification(node_probs=node_probs, next_log_probs=next_log_probs)
@@ -158,7 +158,7 @@ def _walk_down(
     fixed = jax.lax.stop_gradient(parts)
     owed.append(jnp.sum(parts * takes[:, parent], axis=-1))
     share.append(jnp.sum(fixed * slopes[:, parent], axis=-1))
-    scores.append(jnp.sum(fixed[..., None] * handed[:, parent], axis=2))
+    scores.append(_absorbed(fixed, handed[:, parent]))
     weights = weight[:, parent]
   return _Walk(
     owed=jnp.concatenate(owed, axis=1),
@@ -167,6 +167,24 @@ def _walk_down(
     taken=jnp.concatenate(taken, axis=1),
     left=jnp.concatenate(left, axis=1),
   )
+
+
+def _residual(owed: Array, target: Array, spent: Array) -> Array:
+  """Mass of the next token after a node, `[v q - p v_x]_+`."""
+  return jnp.maximum(owed * target - spent, 0)
+
+
+def _absorbed(parts: Array, handed: Array) -> Array:
+  """The law of the score of a token of these types.
+
+  Args:
+    parts: `f32[..., C]`.
+    handed: `f32[..., C, bins]`, of each type.
+
+  Returns:
+    `f32[..., bins]`.
+  """
+  return jnp.sum(parts[..., None] * handed, axis=-2)
 
 
 def _of_one_child(
