@@ -173,9 +173,10 @@ def parts(target: Array, draft: Array, knots: Array) -> Array:
     `f32[..., D, C]`; sums to 1, and is the first type where p = 0.
   """
   some = jnp.where(draft > 0, draft, 1)
-  reached = [part / some for part in _reached(target, draft, knots)]
-  ones = jnp.ones_like(draft)
-  reached = jnp.stack([ones, *reached, jnp.zeros_like(draft)], axis=-1)
+  each = [part / some for part in _reached(target, draft, knots)]
+  reached = jnp.stack(
+    [jnp.ones_like(draft), *each, jnp.zeros_like(draft)], axis=-1
+  )
   return reached[..., :-1] - reached[..., 1:]
 
 

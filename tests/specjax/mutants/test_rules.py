@@ -373,11 +373,6 @@ RULES = {
       _residual=lambda owed, target, spent: jnp.maximum(target - spent, 0)),
     SCORES, PATHS),
   # No known system.
-  "selection by scores: the token is not absorbed": (
-    patched(SCORES, block_transport,
-      _absorbed=lambda parts, handed: handed.mean(axis=-2)),
-    SCORES, PATHS),
-  # No known system.
   "selection by scores: before the last level": (
     patched(SCORES, block_transport, _selected=by_first_scores),
     SCORES, PATHS),
