@@ -227,7 +227,7 @@ def _selected(tree: Tree, scores: tuple[Array, ...]) -> Array:
   """
   levels = tree.levels
   cdfs = [_edges(law) for law in scores]
-  among: list[Array | None] = []  # by level: the weight of each child against its siblings
+  among: list[Array | None] = []  # by level, each child against its siblings
   for depth in range(tree.max_depth - 1, -1, -1):
     level, below = levels[depth], levels[depth + 1]
     here = [n for n in level if tree.children[n]]

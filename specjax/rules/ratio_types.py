@@ -60,23 +60,22 @@ def types_of(target_log_probs: Array, draft_log_probs: Array) -> RatioTypes:
     knots = jnp.asarray(_KNOTS, target_log_probs.dtype)
     beyond, total = _beyond(target_log_probs, draft_log_probs, knots)
     reached = (beyond[..., :-1] - beyond[..., 1:]) / jnp.diff(knots)
+    reached = jnp.concatenate([total[..., None], reached], axis=-1)
     knots = jnp.broadcast_to(knots, beyond.shape)
     excess = beyond[..., -1]
   else:
     target, draft = jnp.exp(target_log_probs), jnp.exp(draft_log_probs)
     knots = jax.lax.stop_gradient(_knots_of_tokens(target, draft))
-    reached = jnp.stack(
-      [jnp.sum(part, axis=-1) for part in _reached(target, draft, knots)]
-      or [jnp.zeros((*draft.shape[:-1], 0), draft.dtype)],
-      axis=-1,
-    )
-    total = jnp.sum(draft, axis=-1)
+    each = [draft, *_reached(target, draft, knots)]
+    reached = jnp.sum(jnp.stack(each, axis=-1), axis=-2)
     above = target - knots[..., -1:] * draft
     excess = jnp.sum(jnp.maximum(above, 0), axis=-1)
-  ends = [total[..., None], reached, jnp.zeros_like(total)[..., None]]
-  ends = jnp.concatenate(ends, axis=-1)
-  masses = jnp.maximum(ends[..., :-1] - ends[..., 1:], 0)
-  return RatioTypes(knots=knots, masses=masses, excess=excess)
+  beyond = jnp.concatenate(
+    [reached[..., 1:], jnp.zeros_like(reached[..., :1])], axis=-1
+  )
+  return RatioTypes(
+    knots=knots, masses=jnp.maximum(reached - beyond, 0), excess=excess
+  )
 
 
 def _knots_of_tokens(target: Array, draft: Array) -> Array:
@@ -129,9 +128,9 @@ def _beyond(
       draft, jnp.ones_like(draft, shape=(chunk,)),
       precision=jax.lax.Precision.HIGHEST,
     )  # fmt: skip
-    start = jnp.minimum(index, count - 1) * chunk
+    place = jnp.minimum(index, count - 1) * chunk
     target, draft = (
-      jnp.exp(jax.lax.dynamic_slice_in_dim(x, start, chunk, axis=-1))
+      jnp.exp(jax.lax.dynamic_slice_in_dim(x, place, chunk, axis=-1))
       for x in both
     )
     return (beyond, total, target, draft), None
@@ -140,10 +139,9 @@ def _beyond(
   nothing = jnp.zeros_like(both[0][..., :chunk])
   total = jnp.zeros_like(both[0][..., 0])
   beyond = jnp.zeros((*total.shape, len(knots)), total.dtype)
-  (beyond, total, *_), _ = jax.lax.scan(
-    add, (beyond, total, nothing, nothing), jnp.arange(count + 1)
-  )
-  return beyond, total
+  start = (beyond, total, nothing, nothing)
+  sums, _ = jax.lax.scan(add, start, jnp.arange(count + 1))
+  return sums[0], sums[1]
 
 
 def _reached(target: Array, draft: Array, knots: Array) -> Iterator[Array]:
