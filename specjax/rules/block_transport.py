@@ -72,8 +72,7 @@ def verify(draft: Draft, target_log_probs: Array) -> Verification:
   inner = np.flatnonzero([bool(c) for c in tree.children]).astype(np.int32)
   eldest = np.array([tree.children[n][0] for n in inner], np.int32)
   types = ratio_types.types_of(
-    jnp.exp(node_rows(target_log_probs, inner)),
-    jnp.exp(node_rows(given, eldest)),
+    node_rows(target_log_probs, inner), node_rows(given, eldest)
   )
   walk = _walk_down(draft, given, target_log_probs, types)
   spare = (walk.share - walk.owed)[:, inner]
@@ -95,8 +94,8 @@ def verify(draft: Draft, target_log_probs: Array) -> Verification:
       take_node(types.knots, row),
       take_node(walk.taken, row),
     )
-    rest = take_node(walk.owed, node)[:, None] * target - spent
-    rest = laws.normalize(jnp.maximum(rest, 0), law)
+    rest = _residual(take_node(walk.owed, node)[:, None], target, spent)
+    rest = laws.normalize(rest, law)
     return jnp.where(jnp.asarray(is_inner)[node, None], rest, law)
 
   return Verification(node_probs=node_probs, next_log_probs=next_log_probs)
@@ -159,7 +158,7 @@ def _walk_down(
     fixed = jax.lax.stop_gradient(parts)
     owed.append(jnp.sum(parts * takes[:, parent], axis=-1))
     share.append(jnp.sum(fixed * slopes[:, parent], axis=-1))
-    scores.append(jnp.sum(fixed[..., None] * handed[:, parent], axis=2))
+    scores.append(_absorbed(fixed, handed[:, parent]))
     weights = weight[:, parent]
   return _Walk(
     owed=jnp.concatenate(owed, axis=1),
@@ -168,6 +167,24 @@ def _walk_down(
     taken=jnp.concatenate(taken, axis=1),
     left=jnp.concatenate(left, axis=1),
   )
+
+
+def _residual(owed: Array, target: Array, spent: Array) -> Array:
+  """Mass of the next token after a node, `[v q - p v_x]_+`."""
+  return jnp.maximum(owed * target - spent, 0)
+
+
+def _absorbed(parts: Array, handed: Array) -> Array:
+  """The law of the score of a token of these types.
+
+  Args:
+    parts: `f32[..., C]`.
+    handed: `f32[..., C, bins]`, of each type.
+
+  Returns:
+    `f32[..., bins]`.
+  """
+  return jnp.sum(parts[..., None] * handed, axis=-2)
 
 
 def _of_one_child(
@@ -210,7 +227,7 @@ def _selected(tree: Tree, scores: tuple[Array, ...]) -> Array:
   """
   levels = tree.levels
   cdfs = [_edges(law) for law in scores]
-  among = []  # by level: the weight of each child against its siblings
+  among: list[Array | None] = []  # by level, each child against its siblings
   for depth in range(tree.max_depth - 1, -1, -1):
     level, below = levels[depth], levels[depth + 1]
     here = [n for n in level if tree.children[n]]
@@ -219,10 +236,10 @@ def _selected(tree: Tree, scores: tuple[Array, ...]) -> Array:
       family = cdfs[depth + 1]
       among.append(None)
     else:
-      pad = lambda nodes: [c - below.start for c in nodes] + [len(below)] * (
-        width - len(nodes)  # noqa: B023
-      )  # fmt: skip
-      slots = np.array([pad(tree.children[n]) for n in here], np.int32)
+      slots = np.full((len(here), width), len(below), np.int32)
+      for row, node in enumerate(here):
+        for rank, child in enumerate(tree.children[node]):
+          slots[row, rank] = child - below.start
       given = jnp.concatenate(
         [cdfs[depth + 1], jnp.ones_like(cdfs[depth + 1][:, :1])], axis=1
       )[:, slots]  # [B, n, C, bins + 1]

@@ -20,15 +20,13 @@ from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 # Vocabularies of up to so many tokens have a knot at every token's ratio.
 _MOST_TOKENS = 32
-_KNOTS = np.array(
-  [0, 0.2, 0.4, 0.6, 0.75, 0.9, 1, 1.15, 1.35, 1.6, 2, 2.6, 3.5, 5, 8, 16]
-)
-_GROUPS = 16
+_KNOTS = (0, 0.4, 0.7, 1, 1.3, 1.7, 2.4, 3.5, 6, 16)
+# Tokens that are summed at a time, and in how many parts.
+_CHUNK, _PARTS = 2048, 16
 
 
 @functools.partial(
@@ -52,38 +50,98 @@ class RatioTypes:
   excess: Array
 
 
-def types_of(target: Array, draft: Array) -> RatioTypes:
+def types_of(target_log_probs: Array, draft_log_probs: Array) -> RatioTypes:
   """The types of all tokens.
 
   Args:
-    target, draft: `f32[..., V]`, probabilities q and p.
+    target_log_probs, draft_log_probs: `f32[..., V]`, log q and log p.
   """
-  knots = jax.lax.stop_gradient(knots_of(target, draft))
-  reached = [_sum(part) for part in _reached(target, draft, knots)]
-  total = jnp.stack([_sum(draft), *reached], axis=-1)
-  after = jnp.concatenate(
-    [total[..., 1:], jnp.zeros_like(total[..., :1])], axis=-1
+  if target_log_probs.shape[-1] > _MOST_TOKENS:
+    knots = jnp.asarray(_KNOTS, target_log_probs.dtype)
+    beyond, total = _beyond(target_log_probs, draft_log_probs, knots)
+    reached = (beyond[..., :-1] - beyond[..., 1:]) / jnp.diff(knots)
+    reached = jnp.concatenate([total[..., None], reached], axis=-1)
+    knots = jnp.broadcast_to(knots, beyond.shape)
+    excess = beyond[..., -1]
+  else:
+    target, draft = jnp.exp(target_log_probs), jnp.exp(draft_log_probs)
+    knots = jax.lax.stop_gradient(_knots_of_tokens(target, draft))
+    each = [draft, *_reached(target, draft, knots)]
+    reached = jnp.sum(jnp.stack(each, axis=-1), axis=-2)
+    above = target - knots[..., -1:] * draft
+    excess = jnp.sum(jnp.maximum(above, 0), axis=-1)
+  beyond = jnp.concatenate(
+    [reached[..., 1:], jnp.zeros_like(reached[..., :1])], axis=-1
   )
   return RatioTypes(
-    knots=knots,
-    masses=jnp.maximum(total - after, 0),
-    excess=_sum(jnp.maximum(target - knots[..., -1:] * draft, 0)),
+    knots=knots, masses=jnp.maximum(reached - beyond, 0), excess=excess
   )
 
 
-def knots_of(target: Array, draft: Array) -> Array:
-  """Where the knots are, `f32[..., V]` twice to `f32[..., C]`.
-
-  In small vocabularies at the tokens' ratios, but a thousandth apart: there are
-  types of tokens that are not, and tokens are of one type to rounding.
-  """
-  if target.shape[-1] > _MOST_TOKENS:
-    knots = jnp.asarray(_KNOTS, target.dtype)
-    return jnp.broadcast_to(knots, (*target.shape[:-1], len(knots)))
+def _knots_of_tokens(target: Array, draft: Array) -> Array:
+  """Knots at all tokens' ratios, but a thousandth apart: `f32[..., V]`."""
   ratio = target / jnp.where(draft > 0, draft, 1)
   place = jnp.sort(jnp.log1p(jnp.where(draft > 0, ratio, 0)), axis=-1)
   apart = 1e-3 * jnp.arange(place.shape[-1], dtype=place.dtype)
   return jnp.expm1(jax.lax.cummax(place - apart, axis=place.ndim - 1) + apart)
+
+
+def _beyond(
+  target_log_probs: Array, draft_log_probs: Array, knots: Array
+) -> tuple[Array, Array]:
+  """Sums over large vocabularies, of `[q - z p]_+` at each knot and of p.
+
+  The mass of a type or a higher one is their difference over that of the knots.
+  A chunk of the vocabulary at a time stays in the cache, and its exponentials
+  are carried: they would be taken anew for every knot.
+
+  Args:
+    target_log_probs, draft_log_probs: `f32[..., V]`.
+    knots: `f32[C]`.
+
+  Returns:
+    `f32[..., C]` and `f32[...]`.
+  """
+  size = target_log_probs.shape[-1]
+  chunk = min(_CHUNK, size)
+  chunk += -chunk % _PARTS
+  pad = [(0, 0)] * (target_log_probs.ndim - 1) + [(0, -size % chunk)]
+  both = [
+    jnp.pad(x, pad, constant_values=-jnp.inf)
+    for x in (target_log_probs, draft_log_probs)
+  ]
+  count = both[0].shape[-1] // chunk
+
+  def add(carry, index):
+    beyond, total, target, draft = carry
+    parts = lambda x: x.reshape(*x.shape[:-1], _PARTS, 1, -1)
+    target_parts, draft_parts = parts(target), parts(draft)
+    some = jnp.zeros((), target.dtype)
+    for part in range(_PARTS):
+      here = target_parts[..., part, :, :] - (
+        knots[:, None] * draft_parts[..., part, :, :]
+      )
+      some += jnp.maximum(here, 0)
+    ones = jnp.ones_like(some, shape=(some.shape[-1],))
+    beyond += jnp.dot(some, ones, precision=jax.lax.Precision.HIGHEST)
+    total += jnp.dot(
+      draft, jnp.ones_like(draft, shape=(chunk,)),
+      precision=jax.lax.Precision.HIGHEST,
+    )  # fmt: skip
+    place = jnp.minimum(index, count - 1) * chunk
+    target, draft = (
+      jnp.exp(jax.lax.dynamic_slice_in_dim(x, place, chunk, axis=-1))
+      for x in both
+    )
+    return (beyond, total, target, draft), None
+
+  # The first turn adds nothing, the last takes nothing.
+  nothing = jnp.zeros_like(both[0][..., :chunk])
+  total = jnp.zeros_like(both[0][..., 0])
+  beyond = jnp.zeros((*total.shape, len(knots)), total.dtype)
+  start = (beyond, total, nothing, nothing)
+  sums, _ = jax.lax.scan(add, start, jnp.arange(count + 1))
+  return sums[0], sums[1]
 
 
 def _reached(target: Array, draft: Array, knots: Array) -> Iterator[Array]:
@@ -113,9 +171,10 @@ def parts(target: Array, draft: Array, knots: Array) -> Array:
     `f32[..., D, C]`; sums to 1, and is the first type where p = 0.
   """
   some = jnp.where(draft > 0, draft, 1)
-  reached = [part / some for part in _reached(target, draft, knots)]
-  ones = jnp.ones_like(draft)
-  reached = jnp.stack([ones, *reached, jnp.zeros_like(draft)], axis=-1)
+  each = [part / some for part in _reached(target, draft, knots)]
+  reached = jnp.stack(
+    [jnp.ones_like(draft), *each, jnp.zeros_like(draft)], axis=-1
+  )
   return reached[..., :-1] - reached[..., 1:]
 
 
@@ -134,8 +193,3 @@ def mixed(target: Array, draft: Array, knots: Array, values: Array) -> Array:
   for index, part in enumerate(_reached(target, draft, knots)):
     total += part * steps[..., index, None]
   return total
-
-
-def _sum(mass: Array) -> Array:
-  """Sums over the vocabulary, `f32[..., V] -> f32[...]`."""
-  return jnp.sum(mass, axis=-1)

@@ -99,9 +99,10 @@ def _goal(bounds: Array, base: Array, given: Array, wanted: Array) -> Array:
   gap = base - given  # d
   top = jnp.argmax(gap)
   index = jnp.arange(len(gap))
-  least = given + jnp.where(
-    index <= top, jax.lax.cummax(gap), jax.lax.cummax(gap, reverse=True)
+  outer = jnp.where(
+    (index <= top)[:, None], index <= index[:, None], index >= index[:, None]
   )
+  least = given + jnp.max(jnp.where(outer, gap, -jnp.inf), axis=1)
   low, high = base[top], base[-1] - base[top]  # handed out below h, and above
   step = jnp.diff(bounds)
   from_left = given - given[top]
@@ -137,10 +138,12 @@ def hand_out(node: Node) -> Array:
   cut = need <= 4 * jnp.finfo(need.dtype).eps * node.base[-1]
   cut |= (index == 0) | (index == len(index) - 1)
 
+  below = index <= index[:-1, None]  # [C, C + 1], bounds below a type
+
   def blocks_of(cut):
     """Start and end of the block of every type, `f32[C]`."""
-    start = jax.lax.cummax(jnp.where(cut, node.bounds, 0))[:-1]
-    end = jax.lax.cummin(jnp.where(cut, node.bounds, 1), reverse=True)[1:]
+    start = jnp.max(jnp.where(cut & below, node.bounds, 0), axis=1)
+    end = jnp.min(jnp.where(cut & ~below, node.bounds, 1), axis=1)
     return start, end
 
   def shares_of(start, end):
@@ -160,11 +163,7 @@ def hand_out(node: Node) -> Array:
     start, end = blocks_of(cut)
     now = shares_of(start, end)
     slope = now @ node.weights
-    low = jnp.max(
-      jnp.where(
-        cut & (index <= index[:-1, None]), node.base, 0
-      ), axis=1
-    )  # fmt: skip
+    low = jnp.max(jnp.where(cut & below, node.base, 0), axis=1)
     chord = low + slope * (node.bounds[:-1] - start)
     rate = jnp.maximum(chord - node.base[:-1], 0)
     rate = jnp.where(cut, 0, jnp.append(rate, 0))

@@ -19,6 +19,7 @@ import toys
 from specjax import exact, laws, rules
 from specjax import tree as tree_lib
 from specjax.rules import (
+  block_transport,
   kseq,
   multipath_block,
   nodewise,
@@ -288,11 +289,29 @@ def hub_turns_swapped(rule) -> Rule:
   return like(rule, verify)
 
 
+def ties_to_the_likelier(cdfs):
+  """`block_transport._beats_others`, but a bin's ties go to the likelier."""
+  low, mass = cdfs[..., :-1], jnp.diff(cdfs, axis=-1)
+  index = jnp.arange(cdfs.shape[2])
+  first = mass[:, :, None] > mass[:, :, :, None]
+  first |= (mass[:, :, None] == mass[:, :, :, None]) & (index < index[:, None])[
+    :, :, None
+  ]  # entry (c, j): j goes before c
+  others = jnp.where(first, low[:, :, None], (low + mass)[:, :, None])
+  own = jnp.eye(len(index), dtype=bool)[:, :, None]
+  return jnp.prod(jnp.where(own, 1, others), axis=3)
+
+
+def by_first_scores(tree, scores, select=block_transport._selected):
+  """Selects by the scores that the first tokens have, not the last."""
+  return select(tree, (scores[0], *[scores[1]] * (len(scores) - 1)))
+
+
 CHAIN = tree_lib.chain(2)
 PAIR = tree_lib.k_ary(2)
 UNEVEN = Tree((-1, 0, 0, 1))
-TWO_PATHS = tree_lib.paths(2, 2)
 TOKEN, RECURSIVE = rules.get("token"), rules.get("recursive")
+PATHS, SCORES = tree_lib.paths(2, 2), rules.get("block_transport")
 BLOCK, MULTIPATH = rules.get("block"), rules.get("multipath_block")
 
 # What is broken, the rule, its sound twin, and the case that tells them apart.
@@ -388,15 +407,28 @@ RULES = {
   "scores that are not made those of the family's best": (
     patched(score_block.RULE, score_block, _scores=lambda family, powers, below:
       below[:, None] ** jnp.exp(powers)),
-    score_block.RULE, TWO_PATHS, WITHOUT_REPLACEMENT),
+    score_block.RULE, PATHS, WITHOUT_REPLACEMENT),
   # No known system.
   "a selected path that forgets its score": (
     patched(score_block.RULE, score_block, _descend=without_weight),
-    score_block.RULE, TWO_PATHS, WITHOUT_REPLACEMENT),
+    score_block.RULE, PATHS, WITHOUT_REPLACEMENT),
   # No known system.
   "a path of the best score taken for any": (
     patched(score_block.RULE, score_block, _selected=fair_choice),
     score_block.RULE, PAIR, WITHOUT_REPLACEMENT),
+  # No known system.
+  "a bin's ties go to the likelier score": (
+    patched(SCORES, block_transport, _beats_others=ties_to_the_likelier),
+    SCORES, PATHS),
+  # No known system.
+  "selection by scores: residual of the unscaled target": (
+    patched(SCORES, block_transport,
+      _residual=lambda owed, target, spent: jnp.maximum(target - spent, 0)),
+    SCORES, PATHS),
+  # No known system.
+  "selection by scores: before the last level": (
+    patched(SCORES, block_transport, _selected=by_first_scores),
+    SCORES, PATHS),
   # No known system.
   "hub pairs the wrong way round": (
     hub_turns_swapped(rules.get("hub")), rules.get("hub"), PAIR, HUB),

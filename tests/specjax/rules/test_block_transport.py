@@ -1,0 +1,185 @@
+"""Paths selected by scores: hand values, large vocabularies, broken twins."""
+
+import dataclasses
+import functools
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+from instances import P, Q, log
+
+from specjax import exact, rules
+from specjax.rules import block_transport, ratio_types, score_transport
+from specjax.siblings import IID, WITHOUT_REPLACEMENT
+from specjax.tree import Form, Tree, paths
+from specjax.types import Draft
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+RULE = rules.get("block_transport")
+
+
+@pytest.fixture
+def _x64():
+  with jax.enable_x64(True):
+    yield
+
+
+@functools.cache
+def in_bins(bins):
+  """The rule, with another number of bins."""
+
+  def verify(draft, target):
+    with mock.patch.object(block_transport, "_NUM_BINS", bins):
+      return block_transport.verify(draft, target)
+
+  return dataclasses.replace(RULE, verify=verify)
+
+
+def summed(rule, tree, p, q):
+  """Accepted tokens and the error of the output law, laws being functions."""
+  law = exact.block_law(rule, tree, p, q)
+  expected = exact.target_block_law(q, length=tree.max_depth + 1)
+  return law.expected_accepted, np.abs(law.output - expected).max()
+
+
+A = (np.array([2, 1]) / 3, np.array([1, 2]) / 3)
+B = (np.array([1, 1]) / 2, np.array([1, 1]) / 2, np.array([1, 0]))
+C = (P, Q)
+
+
+@pytest.mark.usefixtures("_x64")
+@pytest.mark.parametrize(
+  ("laws", "depth", "count", "bins", "value"),
+  [
+    (A, 2, 2, 9, 131 / 81),  # the joint optimum
+    (A, 2, 2, 64, 207 / 128),
+    (A, 2, 2, 1, 11 / 9),  # nothing to select by: block verification
+    (A, 2, 3, 64, 1.8506454658),
+    (B, 2, 2, 64, 7 / 4),  # the joint optimum
+    (C, 1, 2, 10, 0.86),  # the optimum of `transport`
+    (C, 2, 2, 100, 1.558625),
+    (C, 2, 3, 64, 1.8006069181),
+  ],
+)
+def test_acceptance_of_hand_examples(laws, depth, count, bins, value):
+  p, q, *later = laws
+  target = lambda text: later[0] if later and len(text) > 1 else q
+  found, error = summed(in_bins(bins), paths(depth, count), lambda _: p, target)
+  assert found == pytest.approx(value, abs=1e-9)
+  assert error < 1e-12
+
+
+@pytest.mark.usefixtures("_x64")
+def test_one_node_of_two_tokens_by_hand():
+  """The bound between them is cut at time 0.6."""
+  weights = jnp.array([0.25, 0.75, 1.25, 1.75])
+  node = score_transport.make_node(
+    jnp.full(4, 0.25), weights, jnp.array([0.5, 0.5]), jnp.array([0.8, 1.2])
+  )
+  np.testing.assert_allclose(node.base, [0, 0.25, 1], atol=1e-15)
+  np.testing.assert_allclose(node.goal, [0, 0.4, 1], atol=1e-15)
+  handed = score_transport.hand_out(node)
+  np.testing.assert_allclose(handed[0], [0.35, 0.35, 0.15, 0.15], atol=1e-15)
+  np.testing.assert_allclose(handed[1], handed[0][::-1], atol=1e-15)
+  np.testing.assert_allclose(handed @ weights, [0.8, 1.2], atol=1e-15)
+
+
+@pytest.mark.usefixtures("_x64")
+def test_a_node_aims_at_the_law_closest_to_the_drafts():
+  """Of `a` that accept .86 it takes (.34, .30, .36), not (.25, .39, .36)."""
+  edges = np.arange(11) / 10
+  node = score_transport.make_node(
+    jnp.full(10, 0.1), 10 * jnp.diff(jnp.asarray(edges) ** 2),
+    jnp.asarray(P), jnp.asarray(Q / P),
+  )  # fmt: skip
+  np.testing.assert_allclose(
+    jnp.diff(node.goal), [0.34, 0.30, 0.36], atol=1e-12
+  )
+
+
+@pytest.mark.usefixtures("_x64")
+@pytest.mark.parametrize("vocab", [3, 6])
+def test_what_types_get_adds_up_to_all_scores(vocab):
+  rng = np.random.default_rng(vocab)
+  scores, masses = rng.dirichlet(np.ones(8), 20), rng.dirichlet(
+    np.ones(vocab), 20
+  )  # fmt: skip
+  weights = np.sort(rng.gamma(1, size=(20, 8)), axis=1)
+  weights /= (scores * weights).sum(1, keepdims=True)
+  wanted = np.sort(rng.gamma(1, size=(20, vocab)), axis=1)
+  wanted /= (masses * wanted).sum(1, keepdims=True)
+
+  @jax.jit
+  @jax.vmap
+  def hand_out(*problem):
+    node = score_transport.make_node(*problem)
+    return score_transport.hand_out(node), jnp.diff(node.goal)
+
+  handed, goal = map(np.asarray, hand_out(scores, weights, masses, wanted))
+  assert (handed > -1e-15).all()
+  np.testing.assert_allclose(handed.sum(2), 1, atol=1e-12)
+  total = (masses[:, :, None] * handed).sum(1)
+  np.testing.assert_allclose(total, scores, atol=1e-12)
+  # The selected law is the one that was aimed at.
+  law = masses * (handed * weights[:, None]).sum(2)
+  np.testing.assert_allclose(law, goal, atol=1e-10)
+
+
+@pytest.mark.usefixtures("_x64")
+def test_knots_that_fit_no_token_stay_lossless():
+  """The way of large vocabularies: less is accepted, and nothing is off."""
+  p, q = toys.context_laws(3, seed=5, warp_settings={}, zeros=True)
+  tree = Tree((-1, 0, 0, 1))
+  best, _ = summed(RULE, tree, p, q)
+  with (
+    mock.patch.object(ratio_types, "_MOST_TOKENS", 0),
+    mock.patch.object(ratio_types, "_KNOTS", (0, 0.5, 1.5)),
+  ):
+    coarse = dataclasses.replace(RULE, name="coarse")
+    found, error = summed(coarse, tree, p, q)
+  assert error < 1e-10
+  assert found < best - 1e-4
+
+
+def test_in_float32_a_large_vocabulary_is_close_to_float64():
+  vocab, tree = 131_072, paths(2, 2)
+  rng = np.random.default_rng(0)
+  p = rng.dirichlet(np.full(vocab, 0.05), 2)
+  q = p ** rng.uniform(0.7, 1, (2, 1)) * np.exp(rng.normal(size=p.shape) / 2)
+  q /= q.sum(1, keepdims=True)
+  tokens = np.array([[0, *rng.choice(vocab, 2, p=p[0]), 0, 0]])
+  tokens[0, 3:] = rng.choice(vocab, 2, p=p[1])
+  depth = np.maximum(tree.depth - 1, 0)
+
+  @jax.jit
+  def ask(tokens, p, q):
+    draft = Draft(tree=tree, siblings=IID, tokens=tokens, log_probs=p)
+    found = RULE.verify(draft, q)
+    after = [found.next_log_probs(jnp.array([n])) for n in (0, 1)]
+    emitted = found.node_probs[:, :2].T[..., None] * jnp.exp(jnp.stack(after))
+    return found.node_probs, emitted
+
+  def at(dtype):
+    laws = (log(p)[depth][None], log(q)[np.minimum(tree.depth, 1)][None])
+    laws = (x.astype(dtype) for x in laws)
+    return map(np.asarray, ask(jnp.asarray(tokens, jnp.int32), *laws))
+
+  single = [*at(jnp.float32)]
+  with jax.enable_x64(True):
+    double = [*at(jnp.float64)]
+  assert all(x.dtype == np.float32 and np.isfinite(x).all() for x in single)
+  np.testing.assert_allclose(single[0].sum(1), 1, atol=1e-6)
+  np.testing.assert_allclose(single[0], double[0], atol=2e-5)
+  assert (np.abs(single[1] - double[1]).sum(-1) / 2 < 2e-5).all()
+
+
+def test_trees_that_are_not_all_there_are_refused():
+  masked = Tree((-1, 0, 0), form=Form.MASKED)
+  RULE.check(Tree((-1, 0, 1), form=Form.MASKED), IID)
+  with pytest.raises(ValueError, match="form is fixed, got one that is masked"):
+    RULE.check(masked, IID)
+  with pytest.raises(ValueError, match="needs siblings='iid'"):
+    RULE.check(paths(2, 2), WITHOUT_REPLACEMENT)
