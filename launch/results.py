@@ -406,9 +406,7 @@ class Journal:
           f"{path}:{number}: expected a JSON object; {delete}, {anew}"
         )
       there[_key(row_id(row))] = number, row
-    for i in there.keys() - set(self._wanted.values()):
-      raise refused(i, "of none of these prompts: write elsewhere")
-    known = set()
+    known, ours = set(), set(self._wanted.values())
     for name, record in [*self.batches.items()]:
       ids = [_key(i) for i in record["ids"]]
       if not there.keys() >= set(ids):
@@ -416,12 +414,16 @@ class Journal:
         continue
       for i, key in zip(ids, record["keys"], strict=True):
         if self._wanted.get(key) != i:
-          raise refused(i, "of another prompt: write elsewhere")
+          whose = "another prompt" if i in ours else "none of these prompts"
+          raise refused(i, f"of {whose}: write elsewhere")
       for i, row in zip(ids, rows_of(record), strict=True):
         if json.dumps(there[i][1]) != json.dumps(row):
           raise refused(i, f"not as it was written; {delete}")
       known.update(ids)
-    if again := there.keys() - known:
+    again = there.keys() - known
+    for i in again - ours:
+      raise refused(i, "of none of these prompts: write elsewhere")
+    if again:
       _say(f"{path}: {len(again)} rows are made again")
     write(path, jsonl.dumps(row for i, (_, row) in there.items() if i in known))
     _say(f"{path}: {len(known)} rows are there already and are kept")
