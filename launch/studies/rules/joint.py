@@ -15,7 +15,6 @@ import dataclasses
 
 import jax
 import numpy as np
-from absl import flags
 
 from launch import cli, provenance, results
 from launch.studies.rules import random_models
@@ -28,10 +27,7 @@ from specjax.theory import joint
 from specjax.tree import Tree
 from specjax.types import Rule
 
-cli.reads(cli.OUTPUT)
-_INSTANCES = flags.DEFINE_integer(
-  "instances", 20, "Random models of each size and kind.", lower_bound=2
-)
+cli.reads(cli.OUTPUT, random_models.INSTANCES)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,11 +151,15 @@ def run(_) -> int:
   jax.config.update("jax_disable_most_optimizations", True)
   with jax.enable_x64(True):
     rows = [
-      shares(shape, laws, _INSTANCES.value)
+      shares(shape, laws, random_models.INSTANCES.value)
       for shape in SHAPES
       for laws in random_models.LAWS
     ]
-  result = {"instances": _INSTANCES.value, "rows": rows, **provenance.record()}
+  result = {
+    "instances": random_models.INSTANCES.value,
+    "rows": rows,
+    **provenance.record(),
+  }
   results.show_json(cli.OUTPUT.value, result)
   return 0
 

@@ -13,17 +13,14 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import flags
 
 from launch import cli, provenance, results
+from launch.studies.rules import random_models
 from specjax import laws
 from specjax.rules import kseq, transport
 from specjax.theory.optimum import iid_optimum
 
-cli.reads(cli.OUTPUT)
-_INSTANCES = flags.DEFINE_integer(
-  "instances", 20, "Random pairs of laws for each size.", lower_bound=2
-)
+cli.reads(cli.OUTPUT, random_models.INSTANCES)
 
 _VOCAB_SIZES = (200, 2_000, 32_768, 131_072)
 _NUM_DRAFTS = (2, 3, 4, 6, 8)
@@ -75,7 +72,7 @@ def run(_) -> int:
     rng = np.random.default_rng(vocab_size)
     for count in _NUM_DRAFTS:
       shares = []
-      for _ in range(_INSTANCES.value):
+      for _ in range(random_models.INSTANCES.value):
         p, q = random_pair(rng, vocab_size)
         with np.errstate(divide="ignore"):
           log_q, log_p = (jnp.log(jnp.asarray(x, jnp.float32)) for x in (q, p))
@@ -95,7 +92,11 @@ def run(_) -> int:
           },
         }
       )
-  result = {"instances": _INSTANCES.value, "rows": rows, **provenance.record()}
+  result = {
+    "instances": random_models.INSTANCES.value,
+    "rows": rows,
+    **provenance.record(),
+  }
   results.show_json(cli.OUTPUT.value, result)
   return 0
 

@@ -3,7 +3,11 @@
 import itertools
 
 import numpy as np
+from absl import flags
 
+INSTANCES = flags.DEFINE_integer(
+  "instances", 20, "Random instances of each size and kind.", lower_bound=2
+)
 LAWS = ("dirichlet_1", "dirichlet_0.3", "related")
 """How they are drawn at every context: draft and target independent, flat or
 sharp; or the draft Dirichlet(1) and the target `q ~ p exp(0.7 noise)`."""
