@@ -21,26 +21,17 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import flags
 
-from launch import cli, prompts, provenance, results
+from launch import cli, provenance, results
 from launch.studies.rules import on_pair
-from launch.training import corpus
 from specjax import intervals, rules
 from specjax import siblings as siblings_lib
 from specjax import tree as tree_lib
 from specjax.decode import make_decoder
 from specjax.runtime import requests
-from specjax.runtime.engine import make_batches
 from specjax.types import Draft, Rule
 
-cli.reads(cli.CONFIG, cli.OUTPUT)
-_NUM_PROMPTS = flags.DEFINE_integer(
-  "num_prompts", 16, "Held-out prompts to complete.", lower_bound=2
-)
-_NUM_CONTEXTS = flags.DEFINE_integer(
-  "contexts_per_prompt", 12, "Decoding steps a prompt.", lower_bound=1
-)
+cli.reads(cli.CONFIG, cli.OUTPUT, on_pair.NUM_PROMPTS, on_pair.NUM_CONTEXTS)
 
 _EPSILONS = (0.001, 0.003, 0.01, 0.1)
 # A family's name, and its rules from the strictest on.
@@ -61,8 +52,6 @@ FAMILIES = {
   "blockwise": [f"blockwise(top_k={k})" for k in (1, 3, 10, 30)],
 }  # fmt: skip
 _TOKENS = 6
-_PROMPT_TOKENS = 96
-_BATCH_SIZE = 8
 # What is measured, and between what it lies.
 _QUANTITIES = {
   "acceptance": (0, 1),
@@ -216,18 +205,14 @@ def run(_) -> int:
   results.check({"--output": cli.OUTPUT.value}, stdout=True)
   config.temperature = 1.0
   models = on_pair.build_pair(config)
-  items = prompts.first_tokens(
-    corpus.held_out_prompts(_NUM_PROMPTS.value),
-    models.tokenizer,
-    num_tokens=_PROMPT_TOKENS,
-  )
+  items, batches = on_pair.held_out(models)
   names = [name for family in FAMILIES.values() for name in family]
   found = measure(
     names,
     models,
     config,
-    make_batches(items, batch_size=_BATCH_SIZE, max_width=_PROMPT_TOKENS),
-    max_contexts=_NUM_CONTEXTS.value,
+    batches,
+    max_contexts=on_pair.NUM_CONTEXTS.value,
   )
   result = {
     "families": {

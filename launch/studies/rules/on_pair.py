@@ -16,21 +16,44 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 import tqdm
+from absl import flags
 
-from launch import drafting
+from launch import drafting, prompts
 from launch import pair as pair_lib
 from launch.pair import Pair
 from launch.studies.rules.cases import Case
+from launch.training import corpus
 from specjax import intervals, random
 from specjax import siblings as siblings_lib
 from specjax.decode import Decoder, make_decoder
 from specjax.runtime import requests
-from specjax.runtime.engine import Batch
+from specjax.runtime.engine import Batch, make_batches
 from specjax.siblings import Siblings
 from specjax.state import StopReason
 from specjax.tree import Tree
 from specjax.types import Drafter
 from specjax.warp import make_sampling
+
+NUM_PROMPTS = flags.DEFINE_integer(
+  "num_prompts", 16, "Held-out prompts to complete.", lower_bound=2
+)
+NUM_CONTEXTS = flags.DEFINE_integer(
+  "contexts_per_prompt", 12, "Decoding steps a prompt.", lower_bound=1
+)
+_PROMPT_TOKENS = 96
+_BATCH_SIZE = 8
+
+
+def held_out(models: Pair) -> tuple[list, list[Batch]]:
+  """Held-out prompts, as many as the flag says, and their batches."""
+  items = prompts.first_tokens(
+    corpus.held_out_prompts(NUM_PROMPTS.value),
+    models.tokenizer,
+    num_tokens=_PROMPT_TOKENS,
+  )
+  return items, make_batches(
+    items, batch_size=_BATCH_SIZE, max_width=_PROMPT_TOKENS
+  )
 
 
 def build_pair(config: ml_collections.ConfigDict) -> Pair:

@@ -10,26 +10,14 @@ K x G drafted tokens in 1x8, 2x4, 4x2 (equal numbers) and 8x8, at temperatures
 
 import json
 
-from absl import flags
-
-from launch import cli, prompts, provenance, results, terminal
+from launch import cli, provenance, results, terminal
 from launch.results import Journal
 from launch.studies.rules import cases, on_pair
-from launch.training import corpus
-from specjax.runtime.engine import make_batches
 
-cli.reads(cli.CONFIG, cli.OUTPUT)
-_NUM_PROMPTS = flags.DEFINE_integer(
-  "num_prompts", 16, "Held-out prompts to complete.", lower_bound=2
-)
-_NUM_CONTEXTS = flags.DEFINE_integer(
-  "contexts_per_prompt", 12, "Decoding steps a prompt.", lower_bound=1
-)
+cli.reads(cli.CONFIG, cli.OUTPUT, on_pair.NUM_PROMPTS, on_pair.NUM_CONTEXTS)
 
 _SHAPES = ((1, 8), (2, 4), (4, 2), (8, 8))
 _TEMPERATURES = (0.5, 1.0)
-_PROMPT_TOKENS = 96
-_BATCH_SIZE = 8
 
 
 def run(_) -> int:
@@ -39,18 +27,11 @@ def run(_) -> int:
     raise cli.UserError("--output is required; see --help for an example")
   results.check({"--output": cli.OUTPUT.value}, resumes=True)
   models = on_pair.build_pair(config)
-  items = prompts.first_tokens(
-    corpus.held_out_prompts(_NUM_PROMPTS.value),
-    models.tokenizer,
-    num_tokens=_PROMPT_TOKENS,
-  )
-  batches = make_batches(
-    items, batch_size=_BATCH_SIZE, max_width=_PROMPT_TOKENS
-  )
+  items, batches = on_pair.held_out(models)
   settings = {
     "config": json.loads(config.to_json_best_effort()),
-    "num_prompts": _NUM_PROMPTS.value,
-    "contexts_per_prompt": _NUM_CONTEXTS.value,
+    "num_prompts": on_pair.NUM_PROMPTS.value,
+    "contexts_per_prompt": on_pair.NUM_CONTEXTS.value,
   }
   made_by = provenance.record(
     models=provenance.checkpoints(config), texts=[p.text for p in items]
@@ -68,7 +49,7 @@ def run(_) -> int:
       )
       config.temperature = temperature
       found = on_pair.measure(
-        rows, models, config, batches, max_contexts=_NUM_CONTEXTS.value
+        rows, models, config, batches, max_contexts=on_pair.NUM_CONTEXTS.value
       )
       journal.add(
         {
