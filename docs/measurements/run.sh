@@ -133,6 +133,10 @@ part counted optimality.json 1 docs/measurements/rules/optimality.json \
   launch.studies.rules.optimality
 part counted joint.json 10 docs/measurements/rules/joint.json \
   launch.studies.rules.joint
+part counted front.json 5 docs/measurements/rules/front.json \
+  launch.studies.rules.front $pair
+part counted audit.json 1 docs/measurements/audit/audit.json \
+  launch.studies.audit
 part counted off_draft.json 3 docs/measurements/rules/off_draft.json \
   launch.studies.rules.off_draft
 part counted held-out.jsonl 1 - launch.tools.held_out_prompts --count=64
@@ -158,4 +162,5 @@ draw efficiency embedded.json rule-efficiency.svg
 draw optimality optimality.json optimality.svg
 draw costs costs.json rule-costs.svg
 draw joint joint.json joint.svg
+draw front front.json rule-front.svg
 echo "then: python -m launch.tables prints what the pages show" >&2

@@ -41,7 +41,8 @@ from specjax.rules import (
   traversal,
 )
 from specjax.rules.relaxed import after_residual, single_path_rule
-from specjax.tree import Form, representative
+from specjax.siblings import GREEDY, Siblings
+from specjax.tree import Form, Tree, representative
 from specjax.types import Draft, Rule, Verification
 
 # pi before it is normalised: `(q f[..., V], p f[..., V]) -> f[..., V]`.
@@ -71,7 +72,9 @@ def relaxed(name: str, law: LawFn, base: str = "token") -> Rule:
     name: the rule's, as a call: `"ensemble(weight=0.5)"`.
     law: pi, of all nodes at once.
     base: one of `BASES`; what it verifies, and how siblings must be drawn, is
-      its own. All siblings of a node are of one draft law, the eldest's.
+      its own. All siblings of a node are of one draft law, the eldest's: where
+      several are certain, as `top_k` and the first of `greedy` are, there is
+      none, and they are refused.
 
   Returns:
     The `Rule`.
@@ -90,9 +93,18 @@ def relaxed(name: str, law: LawFn, base: str = "token") -> Rule:
     distance = jnp.sum(jnp.where(excess > 0, excess, 0), axis=-1)
     return dataclasses.replace(found, total_variation=distance)
 
+  def check(tree: Tree, siblings: Siblings) -> None:
+    lossless.check(tree, siblings)
+    certain = siblings.deterministic or siblings is GREEDY
+    if certain and not tree.is_chain:
+      raise ValueError(
+        f"rule {name!r} needs the draft's law at every node, got siblings="
+        f"{siblings.name!r}, of which the first is certain"
+      )
+
   if base != "token":
     name = f"{name[:-1]}, base={base!r})"
-  return Rule(name=name, verify=verify, lossless=False, check=lossless.check)
+  return Rule(name=name, verify=verify, lossless=False, check=check)
 
 
 def known_target(law: LawFn, draft: Draft, target_log_probs: Array) -> Array:

@@ -163,6 +163,7 @@ def _fit(family: _Family, wanted: Array, state: _State) -> Array:
     law, _ = _selected(family, scores, state.weight)
     known = (goal > 0) & (law > 0)
     off = jnp.log(jnp.where(known, goal, 1)) - jnp.log(jnp.where(known, law, 1))
+    off = jnp.where((goal > 0) | (law <= 0), off, -2 * _MOST)  # not wanted
     return jnp.clip(log_power + _STEP * off, -_MOST, _MOST)
 
   return jax.lax.fori_loop(0, _NUM_ROUNDS, climb, jnp.zeros_like(wanted))

@@ -23,8 +23,8 @@ def maximise(
     `f64[n]`.
 
   Raises:
-    ArithmeticError: unless x keeps the rows and the dual confirms that no other
-      is worth more, both to `CERTAIN`.
+    ArithmeticError: unless x keeps each row, and has the worth of its dual,
+      which none exceeds, to `CERTAIN`.
   """
   rows = sparse.csr_array(rows)
   found = optimize.linprog(
@@ -48,7 +48,7 @@ def maximise(
     y = np.maximum(y, 0)
   bound = y @ most + np.maximum(worth - rows.T @ y, 0).sum()
   gap = bound - worth @ x
-  if not (off <= CERTAIN and gap <= CERTAIN):
+  if not (off <= CERTAIN and abs(gap) <= CERTAIN):
     raise ArithmeticError(
       failed(f"rows are off by {off:.1e}, its dual by {gap:.1e}", worth)
     )

@@ -406,4 +406,9 @@ def test_what_is_out_of_range_is_refused(name, message):
 def test_a_base_checks_the_tree():
   with pytest.raises(ValueError, match="single path"):
     rules.get("fuzzy").check(tree.k_ary(2), siblings.IID)
-  rules.get("fuzzy(base='recursive')").check(tree.k_ary(2), siblings.IID)
+  by_recursion = rules.get("fuzzy(base='recursive')")
+  by_recursion.check(tree.k_ary(2), siblings.IID)
+  for certain in (siblings.GREEDY, siblings.TOP_K):
+    with pytest.raises(ValueError, match="of which the first is certain"):
+      by_recursion.check(tree.k_ary(2), certain)
+    by_recursion.check(tree.chain(2), certain)

@@ -68,6 +68,14 @@ def test_it_accepts_more_than_traversal_of_the_same_drafts():
     assert found > 1.01 * other
 
 
+def test_of_a_certain_token_only_ties_of_bins_are_lost():
+  certain = lambda context: np.array([1.0, 0.0, 0.0])
+  found = exact.block_law(
+    RULE, k_ary(2), certain, certain, siblings=WITHOUT_REPLACEMENT
+  )
+  assert found.expected_accepted == pytest.approx(1 - 1 / 64, abs=1e-3)
+
+
 def test_the_best_of_a_family_has_the_prescribed_law_whatever_the_powers():
   rng = np.random.default_rng(2)
   log_law = jnp.log(jnp.asarray(rng.dirichlet(np.ones(6))))

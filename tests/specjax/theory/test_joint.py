@@ -232,17 +232,24 @@ def test_a_rare_token_does_no_harm():
 def test_what_the_solver_cannot_do_is_an_error(monkeypatch):
   real = optimize.linprog
 
-  def worse(*args, **options):
-    found = real(*args, **options)
-    found.x = found.x * (1 - 1e-6)
-    return found
+  def off_by(factor):
+    def broken(*args, **options):
+      found = real(*args, **options)
+      found.x = found.x * factor
+      return found
+
+    return broken
 
   def infeasible(*args, **options):
     found = real(*args, **options)
     found.status, found.message = 2, "infeasible"
     return found
 
-  for broken, words in ((worse, "its dual by"), (infeasible, "infeasible")):
+  for broken, words in (
+    (off_by(1 - 1e-6), "its dual by"),
+    (off_by(1 + 1e-6), "its dual by"),
+    (infeasible, "infeasible"),
+  ):
     monkeypatch.setattr(optimize, "linprog", broken)
     with pytest.raises(ArithmeticError, match=words):
       joint.iid_paths(*A, length=2, count=2)
