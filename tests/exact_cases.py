@@ -30,6 +30,9 @@ TREES = {
   "uneven": Tree((-1, 0, 0, 1, 1)),
   # Equal siblings of which only the second goes on.
   "late": Tree((-1, 0, 0, 2)),
+  # Children in another order than their parents.
+  "crossed": Tree((-1, 0, 0, 2, 1)),
+  "crossed families": Tree((-1, 0, 0, 2, 1, 2)),
   "binary": tree_lib.k_ary(2, 2),
   # Equal siblings that go on differently.
   "one and two": Tree((-1, 0, 0, 1, 2, 2)),
@@ -51,7 +54,9 @@ def enumerable(rule, tree, siblings) -> bool:
 
 # These go through all trees in every run, one rule for each way to walk one;
 # the others through the first few.
-WALKERS = ("match", "batch", "traversal", "multipath_block")
+WALKERS = (
+  "match", "batch", "traversal", "multipath_block", "block_transport",
+)  # fmt: skip
 FIRST_TREES = ("chain3", "paths2x2", "one and two")
 
 

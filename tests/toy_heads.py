@@ -62,8 +62,12 @@ def make(name: str, vocab_size: int) -> Drafter:
 _CHAIN = (
   "block", "token", "match", "recursive", "batch", "kseq", "transport",
   "traversal", "multipath_block", "univer",
+  "block_transport",
 )  # fmt: skip
-_TREE = ("recursive", "kseq", "transport", "traversal", "match", "univer")
+_TREE = (
+  "recursive", "kseq", "transport", "traversal", "match", "univer",
+  "block_transport",
+)  # fmt: skip
 _DISTINCT = ("recursive", "traversal", "match")
 _CERTAIN = ("match", "traversal", "recursive")
 RULES = {

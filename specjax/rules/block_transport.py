@@ -13,19 +13,25 @@ that the law of the selected path is known on the path. With W the weight of a
 score for selection and P, A the laws of drafting and of accepting s,
 
   share_s = sum mu_s W = P(select a path through s) / P(s),   v_s = A(s) / P(s),
-  v_sx = min(v_s q(x) / p(x), share_sx),
-  S = sum_x [v_s q(x) - a(x)]_+,   h = S / (S + share_s - v_s)   (0 / 0 is 0),
+  S = sum_x [v_s q(x) - p(x) v_sx],   h = S / (S + share_s - v_s)
 
-h = v / share at a leaf: block verification, with a(x) = p(x) share_sx. For one
-path this is `block`, for paths of one token `transport` (in the limit of many
-bins). docs/joint.md proves that it is lossless and compares it with the joint
-optimum, of which it has nearly all.
+(0 / 0 is 0), h = v / share at a leaf: block verification. A token is of types t
+of knots z_t, in the parts u_xt (`ratio_types`), with whose shares
+
+  share_sx = sum_t u_xt share_st,   v_sx = sum_t u_xt min(v_s z_t, share_st),
+
+at most `min(v_s q(x) / p(x), share_sx)`, and just that where every token has a
+knot. After a stop at s, x is drawn in proportion to `v_s q(x) - p(x) v_sx`. For
+one path this is `block`, for paths of one token `transport` (in the limit of
+many bins). docs/joint.md proves that it is lossless and compares it with the
+joint optimum, of which it has nearly all.
 
 Scores come in bins and tokens in classes, which cost acceptance alone. To
 differentiation, slopes and the laws of scores are constants.
 """
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -124,11 +130,11 @@ def _walk_down(
   owed = [jnp.ones((batch, 1), dtype)]
   share = [owed[0]]
   taken, left, start = [], [], 0
-  for level in tree.levels[:-1]:
+  for level, children in itertools.pairwise(tree.levels):
     here = [n for n in level if tree.children[n]]
     counts = np.array([len(tree.children[n]) for n in here])
-    parent = np.repeat(np.arange(len(here)), counts)
-    below = np.array([c for n in here for c in tree.children[n]], np.int32)
+    below = np.array(children, np.int32)
+    parent = np.array([here.index(tree.parents[n]) for n in below])
     mine = jax.tree.map(lambda x: x[:, start : start + len(here)], types)  # noqa: B023
     start += len(here)
     at = np.array(here, np.int32) - level.start
@@ -146,7 +152,6 @@ def _walk_down(
     left.append(
       jnp.sum((wanted - takes) * mine.masses, axis=-1) + owes * mine.excess
     )
-    # The children, in the order of their parents.
     of_token = lambda x, nodes: jnp.exp(
       laws.token_log_prob(node_rows(x, nodes), draft.tokens[:, below])  # noqa: B023
     )
@@ -233,7 +238,8 @@ def _selected(tree: Tree, scores: tuple[Array, ...]) -> Array:
     here = [n for n in level if tree.children[n]]
     width = max(len(tree.children[n]) for n in here)
     if width == 1:
-      family = cdfs[depth + 1]
+      only = np.array([tree.children[n][0] for n in here]) - below.start
+      family = cdfs[depth + 1][:, only]
       among.append(None)
     else:
       slots = np.full((len(here), width), len(below), np.int32)

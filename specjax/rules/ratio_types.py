@@ -81,6 +81,7 @@ def types_of(target_log_probs: Array, draft_log_probs: Array) -> RatioTypes:
 def _knots_of_tokens(target: Array, draft: Array) -> Array:
   """Knots at all tokens' ratios, but a thousandth apart: `f32[..., V]`."""
   ratio = target / jnp.where(draft > 0, draft, 1)
+  ratio = jnp.minimum(ratio, 1e30)  # a denormal p has an infinite one
   place = jnp.sort(jnp.log1p(jnp.where(draft > 0, ratio, 0)), axis=-1)
   apart = 1e-3 * jnp.arange(place.shape[-1], dtype=place.dtype)
   return jnp.expm1(jax.lax.cummax(place - apart, axis=place.ndim - 1) + apart)

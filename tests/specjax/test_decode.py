@@ -61,6 +61,7 @@ LOOP_TREES = {
     "transport",
     "univer",
     "multipath_block",
+    "block_transport",
   ),
   ("iid", chain(3)): ("block", "decoding_opt"),
 }
@@ -127,6 +128,7 @@ def small_drafters(model, vocab_size):
     pytest.param("token", "ngram", marks=pytest.mark.heavy),
     pytest.param("token", "layer_skip", marks=pytest.mark.heavy),
     pytest.param("match", "paths", marks=pytest.mark.heavy),
+    pytest.param("block_transport", "paths", marks=pytest.mark.heavy),
   ],
 )
 def test_sampled_blocks_follow_the_targets_joint_law(rule, drafter):

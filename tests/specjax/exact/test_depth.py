@@ -53,7 +53,7 @@ POLICIES = {
 # All lossless rules of chains that may end early.
 CHAIN_RULES = (
   "token", "block", "match", "recursive", "kseq", "transport", "traversal",
-  "univer",
+  "univer", "block_transport",
 )  # fmt: skip
 ALWAYS = [
   ("confidence", "token"), ("survival", "block"), ("predicted", "block"),

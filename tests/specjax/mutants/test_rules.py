@@ -307,6 +307,13 @@ def by_first_scores(tree, scores, select=block_transport._selected):
   return select(tree, (scores[0], *[scores[1]] * (len(scores) - 1)))
 
 
+def not_absorbed(parts, handed):
+  """`block_transport._absorbed`, but every token keeps an even score."""
+  del parts
+  bins = handed.shape[-1]
+  return jnp.full((*handed.shape[:-2], bins), 1 / bins)
+
+
 CHAIN = tree_lib.chain(2)
 PAIR = tree_lib.k_ary(2)
 UNEVEN = Tree((-1, 0, 0, 1))
@@ -429,6 +436,10 @@ RULES = {
   "selection by scores: before the last level": (
     patched(SCORES, block_transport, _selected=by_first_scores),
     SCORES, PATHS),
+  # No known system. Of a seed that leaves a residual at the root.
+  "selection by scores: tokens do not share in them": (
+    patched(SCORES, block_transport, _absorbed=not_absorbed),
+    SCORES, PATHS, IID, 0),
   # No known system.
   "hub pairs the wrong way round": (
     hub_turns_swapped(rules.get("hub")), rules.get("hub"), PAIR, HUB),

@@ -176,6 +176,19 @@ def test_in_float32_a_large_vocabulary_is_close_to_float64():
   assert (np.abs(single[1] - double[1]).sum(-1) / 2 < 2e-5).all()
 
 
+def test_types_of_a_ratio_beyond_float32_are_finite():
+  """As of a denormal p, which a CPU takes for 0; hence a q of 5."""
+  q, p = log([[0.3, 5.0]]), log([[0.6, 1.2e-38]])
+  q, p = jnp.asarray(q, jnp.float32), jnp.asarray(p, jnp.float32)
+  assert jnp.isinf(jnp.exp(q) / jnp.exp(p)).any()
+  types = ratio_types.types_of(q, p)
+  parts = ratio_types.parts(jnp.exp(q), jnp.exp(p), types.knots)
+  for found in (types.knots, types.masses, types.excess, parts):
+    assert np.isfinite(found).all()
+  np.testing.assert_allclose(parts.sum(-1), 1, atol=1e-6)
+  np.testing.assert_allclose(types.excess, 5, rtol=1e-6)
+
+
 def test_trees_that_are_not_all_there_are_refused():
   masked = Tree((-1, 0, 0), form=Form.MASKED)
   RULE.check(Tree((-1, 0, 1), form=Form.MASKED), IID)
