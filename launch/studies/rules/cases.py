@@ -9,6 +9,8 @@ A row of a report is named after its rule:
 
 import dataclasses
 
+from absl import flags
+
 from specjax import drafters, rules
 from specjax import siblings as siblings_lib
 from specjax import tree as tree_lib
@@ -16,6 +18,9 @@ from specjax.siblings import Siblings
 from specjax.tree import Tree
 from specjax.types import Rule
 
+RULES = flags.DEFINE_list(
+  "rules", [], "Which rules, or rows, to measure; none is all."
+)
 # Rules of one path are given one; all others get all K.
 SINGLE_PATH = ("token", "block", *rules.FACTORIES)
 

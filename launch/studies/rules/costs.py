@@ -35,7 +35,7 @@ from specjax.siblings import Siblings, laws_of_tokens
 from specjax.tree import Tree, paths
 from specjax.types import Draft
 
-cli.reads(cli.OUTPUT)
+cli.reads(cli.OUTPUT, cases.RULES)
 _VOCAB_SIZES = flags.DEFINE_list(
   "vocab_sizes", ["32768", "131072", "262144"], "Each V."
 )
@@ -46,7 +46,6 @@ _LENGTHS = flags.DEFINE_list(
   "rule_num_speculative_tokens", ["1", "4", "8"], "Each G."
 )
 _BATCH_SIZES = flags.DEFINE_list("rule_batch_sizes", ["1", "8"], "Each B.")
-_RULES = flags.DEFINE_list("rules", [], "Which rules to measure; none is all.")
 _FULL_GRID = flags.DEFINE_bool(
   "full_grid", False, "Every cell, not only along the axes."
 )
@@ -235,7 +234,7 @@ def time_rule(
 def run(_) -> int:
   """The command."""
   rounds = _TURNS.value
-  names = _RULES.value or list(rules.RULES)
+  names = cases.RULES.value or list(rules.RULES)
   for name in names:
     rules.get(name)
   grid = [

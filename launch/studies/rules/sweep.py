@@ -14,7 +14,13 @@ from launch import cli, provenance, results, terminal
 from launch.results import Journal
 from launch.studies.rules import cases, on_pair
 
-cli.reads(cli.CONFIG, cli.OUTPUT, on_pair.NUM_PROMPTS, on_pair.NUM_CONTEXTS)
+cli.reads(
+  cli.CONFIG,
+  cli.OUTPUT,
+  cases.RULES,
+  on_pair.NUM_PROMPTS,
+  on_pair.NUM_CONTEXTS,
+)
 
 _SHAPES = ((1, 8), (2, 4), (4, 2), (8, 8))
 _TEMPERATURES = (0.5, 1.0)
@@ -32,6 +38,7 @@ def run(_) -> int:
     "config": json.loads(config.to_json_best_effort()),
     "num_prompts": on_pair.NUM_PROMPTS.value,
     "contexts_per_prompt": on_pair.NUM_CONTEXTS.value,
+    **({"rules": cases.RULES.value} if cases.RULES.value else {}),
   }
   made_by = provenance.record(
     models=provenance.checkpoints(config), texts=[p.text for p in items]
@@ -47,6 +54,8 @@ def run(_) -> int:
         num_speculative_tokens=depth,
         vocab_size=models.tokenizer.vocab_size,
       )
+      wanted = cases.RULES.value or [row.name for row in rows]
+      rows = [row for row in rows if row.name in wanted]
       config.temperature = temperature
       found = on_pair.measure(
         rows, models, config, batches, max_contexts=on_pair.NUM_CONTEXTS.value
