@@ -144,15 +144,19 @@ def by_share(rows: list[dict]) -> list[str]:
   names = dict.fromkeys(n for row in rows for n in row["share_of_optimum"])
   return sorted(
     names,
-    key=lambda n: (
-      -statistics.fmean(row["share_of_optimum"][n]["mean"] for row in rows)
-    ),
+    key=lambda n: -statistics.fmean(s["mean"] for s in _shares_of(rows, n)),
   )
 
 
+def _shares_of(rows: list[dict], name: str) -> list[dict]:
+  """Those of a rule, of the rows whose drafts it takes."""
+  shares = [row["share_of_optimum"] for row in rows]
+  return [of_rule[name] for of_rule in shares if name in of_rule]
+
+
 def _share(rows: list[dict], name: str) -> str:
-  """A rule's share over rows."""
-  return _mean_and_least([row["share_of_optimum"][name] for row in rows], 3)
+  """A rule's share over the rows whose drafts it takes."""
+  return _mean_and_least(_shares_of(rows, name), 3)
 
 
 def _mean_and_least(shares: list[dict], digits: int) -> str:

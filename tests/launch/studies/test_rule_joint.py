@@ -42,6 +42,19 @@ def test_every_shape_has_rules_and_few_drafts():
   assert hub.tree.parents == (-1, 0, 0, 1, 1, 2, 2)
 
 
+def test_the_committed_shares_are_of_every_rule_that_fits():
+  fitting = {
+    (s.vocab_size, s.length, s.count, s.siblings.name): set(s.rules())
+    for s in joint.SHAPES
+  }
+  names = "vocab_size", "num_speculative_tokens", "num_drafts", "siblings"
+  rows = measured("joint")["rows"]
+  assert {tuple(row[name] for name in names) for row in rows} == set(fitting)
+  for row in rows:
+    key = tuple(row[name] for name in names)
+    assert set(row["share_of_optimum"]) == fitting[key]
+
+
 def test_no_committed_share_is_above_one_and_all_laws_are_exact():
   result = measured("joint")
   least, most = 1.0, 0.0
