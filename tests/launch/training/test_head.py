@@ -125,7 +125,6 @@ def test_a_killed_run_goes_on_to_the_same_head(trained):
   first, last = (r for r in found if "validation_accepted_1" in r)
   assert first["step"] == 0
   assert last["validation_accepted_1"] > first["validation_accepted_1"]
-  assert last["validation_agreed_1"] > 0
 
 
 def test_a_head_computes_in_bfloat16_and_is_float32(
