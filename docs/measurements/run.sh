@@ -127,6 +127,9 @@ done
 
 part counted rules.json 15 docs/measurements/rules/embedded.json \
   launch.studies.rules.sweep $pair
+part counted selection.json 10 docs/measurements/rules/selection.json \
+  launch.studies.rules.sweep $pair \
+  "--rules=transport,block_transport,univer,univer (greedy),traversal (without_replacement),score_block"
 part counted quality.json 10 docs/theory/quality.json launch.studies.quality \
   --config=configs/quality.py
 part counted optimality.json 1 docs/measurements/rules/optimality.json \
