@@ -329,13 +329,14 @@ def _report(sums) -> dict[str, float]:
 
 def _about(target: Transformer) -> Target:
   """What a head borrows of its target, without the target's layers."""
-  c = target.config
+  c, embedding = target.config, target.embed.embedding[...]
+  kernel = None if c.tied_embeddings else target.lm_head.kernel[...]
   return Target(
     num_layers=c.num_layers,
     embed_dim=c.embed_dim,
     vocab_size=c.vocab_size,
-    embedding=target.embed.embedding[...],
-    output=head_starts.output_rows(target),
+    embedding=embedding,
+    output=lambda: embedding.T if kernel is None else kernel,
   )
 
 

@@ -168,9 +168,10 @@ def load(
       if found.kind in ("eagle", "eagle3"):
         table = eagle_format.table(config, tensors)
         tensors = eagle_format.scaled(config, tensors)
+      elif found.kind == "parallel":
+        table = dflash_format.table(found)
       else:
-        dflash = found.kind == "parallel"
-        table = dflash_format.table(found) if dflash else {}
+        table = medusa_format.table(found)
       module = head_files.fill(
         found, table, tensors, target, path=path, dtype=dtype, place=place
       )
