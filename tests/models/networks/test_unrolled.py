@@ -52,7 +52,7 @@ def test_step_j_at_place_t_is_what_drafting_j_tokens_from_t_says(name):
   """Drafted one by one by the shipped model, with its cache, on a document."""
   module = eagle.make(HEADS[name], rngs=nnx.Rngs(1))
   # Large weights: laws that differ, attention that looks somewhere.
-  state = jax.tree.map(lambda x: 12 * x, nnx.state(module, nnx.Param))
+  state = jax.tree.map(lambda x: 8 * x, nnx.state(module, nnx.Param))
   nnx.update(module, state)
   ids = range(11)
   if HEADS[name].draft_vocab_size:
@@ -108,7 +108,7 @@ def test_the_first_step_sees_the_window_of_each_layer():
   At later steps, what such heads are trained with does not move the window.
   """
   module = eagle.make(WINDOW, rngs=nnx.Rngs(1))
-  state = jax.tree.map(lambda x: 12 * x, nnx.state(module, nnx.Param))
+  state = jax.tree.map(lambda x: 8 * x, nnx.state(module, nnx.Param))
   nnx.update(module, state)
   features = RNG.standard_normal((1, LENGTH, 16)).astype(np.float32)
   text = jnp.asarray(TOKENS[:1])
