@@ -371,6 +371,8 @@ class Journal:
         "begins anew"
       )
     if header != self._settings:
+      if self._rows_of and not self._output.exists():
+        return  # all its rows were deleted: nothing of it is left to keep
       raise ValueError(
         f"{path} is of a run with other settings "
         f"({provenance.changed(header, self._settings)}): give its command "

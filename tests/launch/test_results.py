@@ -312,6 +312,8 @@ def test_other_settings_are_refused_and_named_and_nothing_is_lost(
   assert run(out, settings=OTHER, until=1) == [0]
   flags.FLAGS.overwrite = False
   assert run(out, settings=OTHER) == [1, 2, 3]
+  out.unlink()  # nothing of that run is left to be lost
+  assert run(out) == [0, 1, 2, 3]
 
 
 def test_a_file_without_a_journal_is_refused(tmp_path):
