@@ -33,7 +33,8 @@ SMALL = "SPECJAX_SMALL" in os.environ
 
 # %%
 from configs import embedded
-from launch import pair, prompts
+from launch import prompts
+from launch.build import pair
 
 config = embedded.get_config()
 config.temperature, config.num_speculative_tokens = 0.5, 2 if SMALL else 6

@@ -188,7 +188,8 @@ plt.show()
 
 # %%
 from configs import embedded
-from launch import pair, prompts
+from launch import prompts
+from launch.build import pair
 from launch.training import data
 
 

@@ -129,7 +129,7 @@ def get_config(arg: str = "shapes") -> ml_collections.ConfigDict:
   # share, in the model's chat template.
   config.questions = ""
   config.decode = embedded.get_config()
-  config.decode.num_speculative_tokens = 5
+  config.tokens = 5
   config.num_prompts = 32
   config.prompt_tokens = 96
   config.temperatures = (0.0, 1.0)
@@ -138,16 +138,16 @@ def get_config(arg: str = "shapes") -> ml_collections.ConfigDict:
   config.rounds = 3 if arg == "shapes" else 1
   if arg in ("heads", "bounds", "text", "tiny_heads"):
     config.rounds = 0
-    config.decode.num_speculative_tokens = 4
+    config.tokens = 4
     config.decode.batch_size = 8
     config.num_prompts = 64
   if arg in ("bounds", "text"):
-    config.decode.num_speculative_tokens = 2
+    config.tokens = 2
     config.decode.max_new_tokens = 64
     config.prompt_tokens = 512
   if arg.startswith("tiny"):
     config.num_prompts = 2
     config.decode.max_new_tokens = 8
   if arg == "tiny":
-    config.decode.num_speculative_tokens = 2
+    config.tokens = 2
   return config

@@ -31,5 +31,5 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   if not given["target"]:
     raise ValueError("expected configs/huggingface.py:target=DIR[,draft=DIR]")
   config = common.get_config()
-  config.update(given)
+  config.target, config.checkpoints.draft = given["target"], given["draft"]
   return config

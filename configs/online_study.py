@@ -32,13 +32,12 @@ def get_config(stream: str = "prose") -> ml_collections.ConfigDict:
     )
   config = common.get_config()
   pair = embedded.get_config()
-  config.target, config.draft = pair.target, pair.draft
+  config.target, config.checkpoints = pair.target, pair.checkpoints
   config.temperature = 1.0
-  config.num_speculative_tokens = 4
+  config.drafter = "online(model(tokens=4), entries=256)"
   config.max_new_tokens = 64
   config.batch_size = 4
   config.prompt_tokens = 48
-  config.online_entries = 256
   # The domains of each stream's blocks, and emitted tokens of each block.
   config.streams = ml_collections.ConfigDict(
     {stream: {"domains": _STREAMS[stream], "tokens": 3072}}

@@ -25,9 +25,9 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   else:
     config = common.get_config()
     pair = embedded.get_config()
-    config.target, config.draft = pair.target, pair.draft
+    config.target, config.checkpoints = pair.target, pair.checkpoints
   config.temperature = 1.0
-  config.num_speculative_tokens = 4
+  config.drafter = "model(tokens=4)"
   config.max_new_tokens = 48 if not arg else 128
   config.epsilons = (0.01, 0.03, 0.1, 0.3)
   # Completions of each prompt by each rule, compared one with one.

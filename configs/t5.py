@@ -19,7 +19,7 @@ from configs import huggingface
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
   """The experiment; `arg` is "target=DIR" or "target=DIR,draft=DIR"."""
   config = huggingface.get_config(arg)
-  config.num_speculative_tokens = 7  # the best of Leviathan et al., Table 2
+  config.drafter = "model(tokens=7)"  # the best of Leviathan et al., Table 2
   # Whether the draft reads what the target's encoder made, in place of its own:
   # of models of one width, a draft trained so (configs/train_t5.py).
   config.share_encoder = False

@@ -11,7 +11,8 @@ SpecDec++'s head (Huang et al., COLM 2025), its depth and its weight of
 rejections. Another pair, or another way to draft of it:
 
   python -m launch.train --config=configs/train_depth.py \
-    --config.pair.target=TARGET --config.pair.draft=DRAFT ..
+    --config.pair.target=TARGET \
+    --config.pair.drafter='model("DRAFT", tokens=8)' ..
 """
 
 import ml_collections
@@ -31,7 +32,7 @@ def get_config() -> ml_collections.ConfigDict:
   # What decodes, as configs/embedded.py. It is not changed; what it says of
   # depth, temperature and batches is not read.
   config.pair = embedded.get_config()
-  config.pair.num_speculative_tokens = 8  # tokens of a round
+  config.pair.drafter = "model(tokens=8)"  # of a round
   config.num_blocks = 3  # residual blocks
   config.rejection_weight = 6.0  # what a rejected token weighs in the loss
   config.temperatures = (0.0, 1.0)  # of the sampling, row by row

@@ -8,7 +8,7 @@ The heads of the embedded target:
   python -m launch.train --config=configs/train_head.py:medusa \
     --workdir=/tmp/specjax/medusa --export=models/pretrained/medusa
 
-`:eagle`, `:blockwise` and `:parallel` (DFlash's blocks) are the other kinds.
+`:eagle`, `:blockwise` and `:dflash` (DFlash's blocks) are the other kinds.
 Any target that decodes can have one; this is SmolLM2's, first on plain text,
 then on its own conversations:
 
@@ -29,7 +29,7 @@ import ml_collections
 
 from configs import train_embedded
 
-_KINDS = ("eagle", "eagle3", "medusa", "blockwise", "parallel")
+_KINDS = ("eagle", "eagle3", "medusa", "blockwise", "dflash")
 
 
 def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
@@ -60,7 +60,7 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
     # Layers whose inputs are fused; () for EAGLE-3's: 2, N / 2 and N - 3.
     head.layers = ()
     head.mlp_dim = 0  # of its MLP's hidden layer; 0 for the target's width
-  if arg == "parallel":
+  if arg == "dflash":
     # Masks of a block, and DFlash's weights of one of 8: exp(-1 / 4) a place.
     head.depth = 7
     head.depth_decay = 0.7788

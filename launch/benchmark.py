@@ -36,12 +36,12 @@ from launch import (
   cli,
   hf_reference,
   llama_cpp_reference,
-  pair,
   prompts,
   provenance,
   rates,
   results,
 )
+from launch.build import drafters, pair
 from specjax import intervals
 from specjax.runtime import engine, timing
 from specjax.runtime.requests import Settings
@@ -66,7 +66,7 @@ _WIDTHS = (1, 2, 4, 6, 8, 12, 16)
 
 def run(_) -> int:
   """The command."""
-  config = pair.settled(cli.CONFIG.value)
+  config = cli.CONFIG.value
   jax.config.update("jax_compilation_cache_dir", None)
   results.check({"--output": cli.OUTPUT.value}, stdout=True)
   if _LLAMA_CPP.value:
@@ -97,11 +97,16 @@ def run(_) -> int:
   compile_seconds = {
     name: sum(one.compile(b) for b in batches) for name, one in engines.items()
   }
-  reference = None
+  reference, how = None, models.drafting
+  assistant = {}
+  if how.reads == "model":
+    assistant = dict(draft=how.checkpoint, tokens=how.tree.max_depth)
+  paths = [config.target, *[assistant["draft"]] * bool(assistant)]
   on_cpu = jax.default_backend() == "cpu"
-  if _REFERENCE.value and on_cpu and hf_reference.is_available(config):
+  if _REFERENCE.value and on_cpu and hf_reference.is_available(*paths):
     reference = hf_reference.Reference(
       asked,
+      **assistant,
       stop_tokens=models.stop_tokens,
       vocab_size=models.tokenizer.vocab_size,
     )
@@ -189,6 +194,8 @@ def run(_) -> int:
     "memory_bandwidth": memory,
     "compile_seconds": sum(compile_seconds.values()),
     "compile_seconds_by_system": compile_seconds,
+    "drafter": drafters.canonical(config),
+    "num_speculative_tokens": tree.max_depth,
     "rounds": _ROUNDS.value,
     "new_tokens": asked.max_new_tokens,
     "num_prompts": len(prompts.distinct(items)),

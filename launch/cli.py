@@ -63,11 +63,31 @@ SEED = flags.DEFINE_integer(
   upper_bound=2**32 - 1,
 )  # fmt: skip
 
-ONLINE = flags.DEFINE_bool(
-  "online", False, "Drafts learn of what is decoded (docs/online.md)."
-)
-
 flags.disclaim_key_flags()  # what is declared from here on is the caller's
+
+# Settings that are arguments of what drafts, as an example has them.
+_SAID_BY_DRAFTER = {
+  "num_speculative_tokens": "model(tokens=4)",
+  "draft": 'model("DIR")',
+  "heads": 'eagle3("DIR")',
+  "depth": "model(policy=survival)",
+  "ladder": "ladder(model, lengths=(0, 1, 2, 4))",
+  "num_drafts": "model(tree=paths(4))",
+  "tree": "model(tree=(-1, 0, 0))",
+  "num_nodes": "eagle3(tree=dynamic(60))",
+  "num_children": "eagle3(tree=dynamic(60, top_k=10))",
+  "siblings": "model(siblings=without_replacement)",
+  "widths": "with_widths(suffix, 2, 4)",
+  "max_ngram": "ngram(max_ngram=3)",
+  "repeats": "repeats(eagle3, min_match=3)",
+  "elsewhere": "repeats(eagle3(tokens=1), tokens=7)",
+  "corpus": 'rest("INDEX")',
+  "window": "lookahead(window=7)",
+  "skip_layers": 'layer_skip("SET.json")',
+  "skip_attention": 'layer_skip("SET.json")',
+  "skip_mlp": 'layer_skip("SET.json")',
+  "online": "online(model)",
+}
 
 # A command takes the arguments left over by the flags and returns an exit code.
 Command = Callable[[Sequence[str]], int]
@@ -258,6 +278,9 @@ def _parse(command: Command, argv: Sequence[str]) -> list[str]:
       *flags.FLAGS.read_flags_from_files(argv[1:], force_gnu=False),
     ]
     _given[:] = argv[1:]
+    if "--help=drafters" in argv:
+      print(usage.of_drafters())
+      raise SystemExit(0)
     wants_help = not usage.ASKS.isdisjoint(argv)
     if wants_help:
       print(usage.of_flags(command, full="--helpfull" in argv))
@@ -292,6 +315,8 @@ def _why_not(error: Exception) -> str:
     name = text.strip("'\" ").split("'")[0]
     meant = re.search(r'Did you mean "([^"]+)"', text)
     guess = f" (did you mean {meant[1]!r}?)" if meant else ""
+    if name in _SAID_BY_DRAFTER:
+      guess = f": write --config.drafter='{_SAID_BY_DRAFTER[name]}'"
     return f"the config has no setting {name!r}{guess}"
   if "Traceback" in text:  # of the config's file: its last line says what
     text = re.sub(r"^ValueError: ", "", text.strip().splitlines()[-1])

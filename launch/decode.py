@@ -60,7 +60,6 @@ from launch import (
   display,
   jsonl,
   online,
-  pair,
   processes,
   prompts,
   provenance,
@@ -69,6 +68,8 @@ from launch import (
   terminal,
   tracing,
 )
+from launch.build import drafters, pair
+from launch.build.drafters import Drafting
 from launch.prompts import Prompt
 from launch.results import Journal
 from specjax import intervals
@@ -76,7 +77,7 @@ from specjax.runtime import engine, requests
 from specjax.runtime.engine import Batch, Completion, Engine
 from specjax.state import StopReason
 
-cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT, cli.ONLINE, *processes.FLAGS)
+cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT, *processes.FLAGS)
 # Of these the contents count, and no path.
 _HASHED = ("target", "draft", "corpus")
 _SUMMARY = flags.DEFINE_string("summary", None, "The run's numbers, JSON.")
@@ -216,7 +217,7 @@ def decode_missing(
   done = {key for record in records for key in record["keys"]}
   missing = [p for p in items if p.key not in done]
   speculative = pair.engine_of(config, models)
-  learners = {"draft": speculative.learner} if config.online else {}
+  learners = {"draft": speculative.learner} if speculative.learner else {}
   saved = journal and online.Saved(cli.OUTPUT.value, learners)
   if saved:
     saved.load(len(records))
@@ -282,27 +283,22 @@ def read_prompts(
   return items, not problems
 
 
-def check_between_rounds(config) -> None:
+def check_between_rounds(drafting: Drafting) -> None:
   """Raises UserError where a draft cannot learn, or a ladder be climbed."""
-  if config.online and traced_fields():
+  if (drafting.learning or drafting.lengths) and traced_fields():
     raise cli.UserError(
-      "--log_probs and --steps tell of a draft that stays as it is: not with "
-      "--online"
+      "--log_probs and --steps trace rounds of one width of a draft that stays "
+      "as it is: not with online and ladder"
     )
-  if config.online and processes.several():
-    raise cli.UserError("--online learns in one process")
-  if config.ladder and traced_fields():
-    raise cli.UserError(
-      "--log_probs and --steps trace rounds of one width: not with "
-      "config.ladder"
-    )
+  if drafting.learning and processes.several():
+    raise cli.UserError("a draft learns online in one process")
 
 
 def run(_) -> int:
   """The command."""
-  config, output = pair.settled(cli.CONFIG.value), cli.OUTPUT.value
-  config.online = config.online or cli.ONLINE.value
-  check_between_rounds(config)
+  config, output = cli.CONFIG.value, cli.OUTPUT.value
+  drafting = pair.check_config(config)
+  check_between_rounds(drafting)
   results.check(
     {"--summary": _SUMMARY.value},
     grown={"--output": output, "--steps": _STEPS.value},
@@ -366,7 +362,8 @@ def run(_) -> int:
     if _SUMMARY.value:
       results.write_json(
         _SUMMARY.value,
-        {**summary, "rule": models.decoder.rule.name,
+        {**summary, "drafter": drafters.canonical(config),
+         "rule": models.decoder.rule.name,
          "lossless": models.decoder.rule.lossless,
          "num_prompts": len(prompts.distinct(items)), "jax": jax.__version__,
          "config": json.loads(config.to_json_best_effort()), **made_by},
@@ -385,7 +382,7 @@ def run(_) -> int:
         console, models.tokenizer, item, completion_of(rows[item.key])
       )
     display.show_legend(console)
-  if not config.num_speculative_tokens:
+  if not drafting.drafts:
     console.print("nothing is drafted: plain decoding beside itself")
   display.show_summary(console, summary, models.decoder.rule)
   broken = [

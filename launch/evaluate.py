@@ -11,12 +11,12 @@ plain decoding of the same questions at the same batch size. FILE has a line
 {"question_id": 81, "category": "writing", "turns": ["...", "..."]} each, as
 Spec-Bench's question file has; without it, the forty of our own are asked,
 eight of each of five tasks, for answers of at most 64 tokens unless
---config.max_new_tokens says another number. A system is plain, a drafter
-(ngram, layer_skip, model, package.module:make), or transformers' hf,
-hf_assisted and hf_prompt_lookup; settings of its own follow a colon, as in
-ngram:max_ngram=2,num_speculative_tokens=8. What all share is the config's. With
---online, or as model:online=true, a draft learns of what it decodes, one group
-of questions after the other (docs/online.md).
+--config.max_new_tokens says another number. A system is a drafter as
+config.drafter is, `ngram(tokens=8, max_ngram=2)` or `package.module:NAME`, or
+transformers' hf, hf_assisted and hf_prompt_lookup; `with_rule(eagle3, block)`
+has a rule of its own. What all share is the config's. The draft of
+`online(model)` learns of what it decodes, one group of questions after the
+other (docs/online.md).
 
 E.json has a row for each system, temperature, batch size and category, and all
 that it was made of; E.md shows it, E.svg draws it (docs/evaluation.md says how
@@ -43,16 +43,15 @@ from ml_collections import config_flags
 import specjax
 from launch import (
   cli,
-  drafting,
   figures,
   online,
-  pair,
   processes,
   provenance,
   results,
   tables,
   terminal,
 )
+from launch.build import pair
 from launch.evaluation import (
   compare,
   costs,
@@ -69,9 +68,7 @@ from launch.evaluation.systems import System
 from launch.results import Journal
 from specjax.runtime import compilation
 
-cli.reads(
-  cli.CONFIG, cli.OUTPUT, cli.TEMPERATURES, cli.ONLINE, *processes.FLAGS
-)
+cli.reads(cli.CONFIG, cli.OUTPUT, cli.TEMPERATURES, *processes.FLAGS)
 _QUESTIONS = flags.DEFINE_string(
   "questions", None, "The questions, JSONL; our own if not given."
 )
@@ -151,29 +148,13 @@ def check_sizes(sizes: list[int], plain: pair.Pair) -> None:
     )
 
 
-def with_online(entered: list[System], config) -> list[System]:
-  """The systems, and beside each whose draft can learn one that does."""
-  found = []
-  for system in entered:
-    found.append(system)
-    if system.kind in online.LEARNING and not system.config.online:
-      joint = "," if ":" in system.name else ":"
-      found += systems.parse(f"{system.name}{joint}online=true", config)[1:]
-  return found
-
-
 def settings_of(config, entered: list[System], asked, checkpoints) -> dict:
   """All that decides what is measured; neither paths nor dates count."""
-  hashed = lambda text: text and checkpoints.get(text, text)
-  own = {}
-  for system in entered:
-    kept = json.loads(system.config.to_json_best_effort(sort_keys=True))
-    own[system.name] = {
-      name: hashed(value) if name in ("target", "draft", "corpus") else value
-      for name, value in kept.items()
-    }
+  kept = json.loads(config.to_json_best_effort(sort_keys=True))
   return {
-    "systems": own,
+    "config": kept
+    | {"target": None, "checkpoints": checkpoints, "drafter": None},
+    "systems": [system.name for system in entered],
     "temperatures": temperatures(config),
     "batch_sizes": cli.integers(_BATCH_SIZES, default=[config.batch_size]),
     "questions": provenance.hash_texts(
@@ -188,14 +169,13 @@ def checkpoints_of(entered: list[System]) -> dict[str, dict]:
   """By role, path and hash of every checkpoint that is read."""
   found = {}
   for system in entered:
-    own = system.config
-    found["target"] = own.target
-    if drafting.reads_draft(own):
-      used = found.setdefault("draft", own.draft)
-      if used != own.draft:
-        found[f"draft of {system.name}"] = own.draft
-    if drafting.reads_corpus(own):
-      found[f"corpus of {system.name}"] = own.corpus
+    found["target"] = system.config.target
+    if system.drafting is not None:
+      for role, path in provenance.read_by(system.drafting).items():
+        if found.setdefault(role, path) != path:
+          found[f"{role} of {system.name}"] = path
+    elif system.reference.draft:
+      found[f"draft of {system.name}"] = system.reference.draft
   return provenance.hashes(found)
 
 
@@ -311,8 +291,8 @@ def _costs_missing(
       (system, typical)
       for system in contests[first].systems
       if system.name in contests[first].engines
-      and system.kind != systems.PLAIN
-      and not system.config.ladder
+      and system.drafts_here
+      and not system.drafting.lengths
       and costs.name_of(system, size) not in records
     ]
   return missing
@@ -343,7 +323,7 @@ def compare_files(paths: list[str]) -> int:
   """Prints how a second result, or a result's other systems, compare."""
   cli.refuse_with(
     "--compare", cli.CONFIG, cli.OUTPUT, _QUESTIONS, _SYSTEMS, cli.TEMPERATURES,
-    _BATCH_SIZES, _SUBSET, _CATEGORIES, cli.ONLINE,
+    _BATCH_SIZES, _SUBSET, _CATEGORIES,
   )  # fmt: skip
   wanted = "one file with --over" if _OVER.value else "two files"
   if len(paths) != (1 if _OVER.value else 2):
@@ -391,14 +371,14 @@ def run(argv) -> int:
     inputs={"--questions": _QUESTIONS.value},
   )  # fmt: skip
   entered = systems.parse(_SYSTEMS.value or config.drafter, config)
-  if cli.ONLINE.value:
-    entered = with_online(entered, config)
   for system in entered:
-    if system.is_reference:
+    if system.reference is not None:
       reference.check(system)
   degrees = temperatures(config)
   sizes = cli.integers(_BATCH_SIZES, default=[config.batch_size])
-  if len(degrees) * len(sizes) > 1 and any(s.config.online for s in entered):
+  if len(degrees) * len(sizes) > 1 and any(
+    s.drafting and s.drafting.learning for s in entered
+  ):
     raise cli.UserError(
       "a draft that learns would be asked again what it learned from: give one "
       "temperature and one batch size"

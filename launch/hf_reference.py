@@ -13,18 +13,16 @@ import pathlib
 import time
 from typing import Any
 
-from launch import drafting
 from models import checkpoints
 from models.formats import huggingface, trained
 from specjax.runtime.engine import Batch
 
 
-def is_available(config) -> bool:
-  """Whether torch and transformers are there, and can read the config's files.
+def is_available(*paths: str) -> bool:
+  """Whether torch and transformers are there, and can read the checkpoints.
 
   They cannot read the folders of training runs, nor every GGUF file.
   """
-  paths = list(filter(None, (config.target, config.draft)))
   needed = ["torch", "transformers"]
   if any(map(checkpoints.is_file, paths)):
     needed.append("accelerate")
@@ -115,11 +113,21 @@ class Generated:
 class Reference:
   """`generate` of transformers with the settings of a config."""
 
-  def __init__(self, config, *, stop_tokens: tuple[int, ...], vocab_size: int):
-    """Loads the checkpoints of `config` on the CPU, in the same dtype.
+  def __init__(
+    self,
+    config,
+    *,
+    stop_tokens: tuple[int, ...],
+    vocab_size: int,
+    draft: str = "",
+    tokens: int = 0,
+  ):
+    """Loads the target, and perhaps an assistant, on the CPU.
 
     Args:
-      config: of the experiment.
+      config: of the experiment, whose dtype is the same here.
+      draft: the assistant's checkpoint; "" for none.
+      tokens: that it drafts at a time.
       stop_tokens: ids that end a completion.
       vocab_size: V, the number of real tokens.
     """
@@ -142,10 +150,10 @@ class Reference:
     self._torch = torch
     self._target = load(config.target)
     self._draft = None
-    if drafting.reads_draft(config) and not drafting.has_head(config):
-      self._draft = load(config.draft)
+    if draft:
+      self._draft = load(draft)
       generation = self._draft.generation_config
-      generation.num_assistant_tokens = config.num_speculative_tokens
+      generation.num_assistant_tokens = tokens
       generation.num_assistant_tokens_schedule = "constant"
       generation.assistant_confidence_threshold = 0.0
     self._options = dict(

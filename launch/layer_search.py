@@ -3,7 +3,7 @@ r"""Looks for the sub-layers that a target should skip to draft for itself.
   python -m launch.layer_search --config=configs/embedded.py \
     --method=bayesian --evaluations=100 --output=skip.json
   python -m launch.decode --config=configs/embedded.py \
-    --config.drafter=layer_skip --config.skip_layers=skip.json
+    --config.drafter='layer_skip("skip.json")'
 
 Of the 2L attentions and MLPs some set is skipped in every draft pass
 (Zhang et al., ACL 2024). Methods are bayesian (tree-structured Parzen
@@ -22,13 +22,14 @@ they read, for the target on an accelerator at batch size 1; or measured, here.
 
 Prompts are --prompts, as launch.decode reads them, or our own. The acceptance
 is that of the config's temperature and truncations, over max_new_tokens of each
-prompt. OUT.json is what config.skip_layers reads: the best set, with the number
+prompt. OUT.json is what layer_skip reads: the best set, with the number
 of tokens to draft; beside it every evaluation, the best after each, and the
 bound: what the cost model gives any set of that acceptance, if skipped layers
 were all of them. A run that was stopped goes on where it was, and a finished
 one goes on with more --evaluations. `launch.tables layers` draws the table.
 """
 
+import dataclasses
 import json
 import sys
 import time
@@ -37,7 +38,8 @@ import ml_collections
 import tqdm
 from absl import flags
 
-from launch import cli, drafting, pair, provenance, results, skipped_layers
+from launch import cli, provenance, results
+from launch.build import drafters, layers, pair
 from launch.results import Journal
 from launch.searching import costs as costs_lib
 from launch.searching import knapsack, methods, page, texts
@@ -58,6 +60,9 @@ _OBJECTIVE = flags.DEFINE_enum(
 _EVALUATIONS = flags.DEFINE_integer(
   "evaluations", 100, "Sets that are scored.", lower_bound=1
 )
+_TOKENS = flags.DEFINE_integer(
+  "most_tokens", 8, "Drafted tokens, at most.", lower_bound=1
+)
 _COSTS = flags.DEFINE_enum(
   "costs", "bytes", costs_lib.MODELS, "What passes cost."
 )
@@ -65,15 +70,10 @@ _COSTS = flags.DEFINE_enum(
 
 def settled(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   """The config as it is run: the target drafts for itself, whatever it says."""
-  config = pair.settled(config)
-  drafting.alone(config)
-  config.drafter, config.draft, config.rule = "layer_skip", "", "token"
-  # What it skips itself does not matter: every set is looked at for its own.
-  config.skip_attention, config.skip_mlp, config.skip_layers = (), (0,), ""
+  config = ml_collections.ConfigDict(config.to_dict())
+  config.drafter, config.rule = "plain", "token"
   if config.mesh:
     raise ValueError(f"layers are looked for on one device: {config.mesh!r}")
-  if not config.num_speculative_tokens:
-    raise ValueError("num_speculative_tokens is the most to draft: 1 or more")
   return config
 
 
@@ -87,7 +87,7 @@ def evaluation(
   verify = float(throughput.verify_curve(costs.verify)(count + 1))
   needed = throughput.break_even(count, draft, verify, 1.0)
   return {
-    **skipped_layers.as_json(skipped),
+    **layers.as_json(skipped),
     "acceptance": acceptance,
     "draft_cost": draft,
     "num_speculative_tokens": count,
@@ -103,13 +103,13 @@ def measured_speedup(
   """Tokens per second with `count` drafted, over those of plain decoding."""
   if skipped == SkippedLayers():
     return 1.0  # the target itself, which nobody would draft with
-  own = ml_collections.ConfigDict(config.to_dict())
-  own.num_speculative_tokens = count
-  own.skip_attention, own.skip_mlp = skipped.attention, skipped.mlp
-  models = pair.assemble(own, loaded)
+  drafting = dataclasses.replace(
+    drafters.layer_skip(tokens=count), skipped=skipped
+  )
+  models = pair.assemble(config, loaded, drafting=drafting)
   rates = []
   for baseline in (False, True):
-    one = pair.engine_of(own, models, baseline=baseline)
+    one = pair.engine_of(config, models, baseline=baseline)
     runs = [one.run(batch) for batch in batches]
     tokens = sum(len(c.token_ids) for done, _ in runs for c in done)
     rates.append(tokens / sum(seconds for _, seconds in runs))
@@ -158,7 +158,7 @@ def search(
         progress.update()
       record = journal.batches[number]
       known = {n: record[n] for n in ("skip_attention", "skip_mlp")}
-      if known != skipped_layers.as_json(skipped):
+      if known != layers.as_json(skipped):
         raise ValueError(
           f"set {number} of the journal is not the one that is proposed (by "
           "another version of the method?): --overwrite begins anew"
@@ -202,7 +202,7 @@ def run(_) -> int:
         verify=verify,
       )  # fmt: skip
     else:
-      most = config.num_speculative_tokens
+      most = _TOKENS.value
       costs = (
         costs_lib.of_bytes(module.config, most)
         if _COSTS.value == "bytes"

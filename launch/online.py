@@ -18,12 +18,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 import optax
 from jax import Array
 
 from launch import results
+from launch.build.drafters import Learning
 from models import head_shapes
 from models.formats.head_checkpoints import Head
 from specjax import drafters
@@ -33,34 +33,8 @@ from specjax.state import DecodeState
 from specjax.training import learning, losses
 from specjax.types import Drafter, LanguageModel, Params
 
-# The drafters whose drafts learn.
-LEARNING = ("model", "eagle", "eagle3")
 # Gradients that are no numbers are passed over, as often as they come.
 _ANY = 2**31 - 1
-
-
-def check(config: ml_collections.ConfigDict) -> None:
-  """Raises ValueError for a config whose draft cannot learn."""
-  if not config.online:
-    return
-  if config.drafter not in LEARNING:
-    raise ValueError(
-      "online learning is for drafts with parameters of their own, of the "
-      f"drafters {', '.join(LEARNING)}: the drafter is {config.drafter!r}"
-    )
-  if not config.num_speculative_tokens:
-    raise ValueError("online learning needs num_speculative_tokens >= 1")
-  if config.mesh:
-    raise ValueError(
-      f"online learning runs on one device, got the mesh {config.mesh!r}"
-    )
-  if config.online_rounds < 1:
-    raise ValueError(f"online_rounds must be >= 1, got {config.online_rounds}")
-  if config.online_laws < 0:
-    raise ValueError(f"online_laws must be >= 0, got {config.online_laws}")
-  if not 0 < config.online_rate < 1:
-    raise ValueError(f"online_rate must be in (0, 1), got {config.online_rate}")
-  losses.get(config.online_objective)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,35 +51,29 @@ class Lesson:
 
 
 def wrapped(
-  config: ml_collections.ConfigDict,
+  how: Learning,
   drafter: Drafter,
   draft: LanguageModel | Head | None,
   *,
   vocab_size: int,
 ) -> tuple[Drafter, Lesson]:
-  """A drafter with a ring, and what its draft learns of it.
-
-  Raises:
-    ValueError: for a head whose laws are of no single token (Medusa).
-  """
+  """A drafter with a ring, and what its draft learns of it."""
   width = 0
   if isinstance(draft, Head):
     functions, _ = draft.functions()
-    if draft.kind == "medusa":
-      raise ValueError("online learning: Medusa's heads are not trained")
     width = functions.num_features
     lesson = Lesson(
       laws=online.head_laws(functions, vocab_size=vocab_size),
       fixed=head_shapes.borrowed(draft.module),
     )
   else:
-    assert draft is not None  # `check`
+    assert draft is not None  # of what learns
     lesson = Lesson(laws=online.model_laws(draft, vocab_size=vocab_size))
   made = drafters.online.drafter(
     drafter,
     vocab_size=vocab_size,
-    entries=config.online_entries,
-    num_laws=config.online_laws or None,
+    entries=how.entries,
+    num_laws=how.laws or None,
     num_features=width,
   )
   return made, lesson
@@ -121,13 +89,11 @@ class Learner:
     last_loss: of the last one, or None.
   """
 
-  def __init__(
-    self, config: ml_collections.ConfigDict, params: Params, lesson: Lesson
-  ):
+  def __init__(self, how: Learning, params: Params, lesson: Lesson):
     """Begins with the parameters of a checkpoint.
 
     Args:
-      config: for the fields `online_*`.
+      how: it learns.
       params: of both models.
       lesson: of the draft.
     """
@@ -138,18 +104,16 @@ class Learner:
     self.params = dataclasses.replace(params, draft=stay(params.draft))
     self.updates, self.seconds = 0, 0.0
     self.last_loss: float | None = None
-    self._every = config.online_rounds
+    self._every = how.rounds
     self._since = 0
     self._ring: Ring | None = None
     optimizer = optax.apply_if_finite(
-      optax.chain(
-        optax.clip_by_global_norm(1.0), optax.adam(config.online_rate)
-      ),
+      optax.chain(optax.clip_by_global_norm(1.0), optax.adam(how.rate)),
       max_consecutive_errors=_ANY,
     )
     weights, _ = _weights(params.draft, lesson.fixed)
     self._state = stay(optimizer.init(weights))
-    of = learning.loss(lesson.laws, losses.get(config.online_objective))
+    of = learning.loss(lesson.laws, losses.get(how.objective))
 
     def update(draft, state, ring):
       weights, whole = _weights(draft, lesson.fixed)

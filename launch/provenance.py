@@ -16,6 +16,7 @@ a checkpoint in a folder is that of the list of its files: in it, `sha256sum
 FILES | sha256sum`, the files in the order of their names' bytes.
 """
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -34,8 +35,11 @@ import jaxlib
 from flax import traverse_util
 
 import specjax
-from launch import cli, depths, drafting
+from launch import cli
+from launch.build import drafters
+from launch.build.drafters import Drafting
 from models.formats.checksums import hash_file, hash_files
+from specjax import calls
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 # What results depend on; checkpoints are hashed.
@@ -181,11 +185,13 @@ def inputs() -> dict[str, str]:
   from models import checkpoints
 
   found["--config"] = cli.config_file()
-  for role in ("target", "draft", "corpus"):
-    directory = config.get(role)
+  named = {"target": config.get("target")}
+  with contextlib.suppress(ValueError, FileNotFoundError):
+    named |= read_by(drafters.of(config)) if config.get("drafter") else {}
+  for role, directory in named.items():
     if isinstance(directory, str) and os.path.exists(directory):
       for file in checkpoints.files(directory):
-        found[f"config.{role} ({file})"] = str(file)
+        found[f"{role} ({file})"] = str(file)
   return found
 
 
@@ -195,18 +201,24 @@ def checkpoints(config: Any) -> dict[str, dict[str, str]]:
   Args:
     config: with a `target`, and perhaps a `draft` and a `scorer`.
   """
-  roles = {role: config.get(role) for role in ("target", "draft", "scorer")}
-  if not drafting.reads_draft(config):
-    roles["draft"] = None  # named, perhaps, but not read
-  if drafting.reads_corpus(config):
-    roles["corpus"] = config.corpus
-  if config.get("num_speculative_tokens"):
-    roles["depth"] = depths.head_of(config)
+  roles = {role: config.get(role) for role in ("target", "scorer")}
+  if config.get("drafter"):
+    roles |= read_by(drafters.of(config))
   for role in ("drafter", "rule"):  # of one's own: package.module:function
-    module, colon, _ = str(config.get(role) or "").partition(":")
-    spec = importlib.util.find_spec(module) if colon else None
-    roles[role] = spec.origin if spec else None
+    for module in calls.modules(str(config.get(role) or "")):
+      spec = importlib.util.find_spec(module)
+      roles[role] = spec.origin if spec else None
   return hashes({role: path for role, path in roles.items() if path})
+
+
+def read_by(drafting: Drafting) -> dict[str, str]:
+  """By role, path of what a way to draft reads."""
+  roles = {
+    "layers" if drafting.reads == "layers" else "draft": drafting.checkpoint,
+    "corpus": drafting.corpus,
+    "policy": getattr(drafting.policy, "head", ""),
+  }
+  return {role: path for role, path in roles.items() if path}
 
 
 def hashes(directories: Mapping[str, str]) -> dict[str, dict[str, str]]:

@@ -29,7 +29,8 @@ import sys
 
 from absl import flags
 
-from launch import cli, pair, processes
+from launch import cli, processes
+from launch.build import pair
 
 try:
   from launch.serving import asking, assembly, limits, running, server, several
@@ -140,7 +141,7 @@ def chat_template() -> str | None:
 
 def run(_) -> int:
   """The command."""
-  config = pair.settled(cli.CONFIG.value)
+  config = cli.CONFIG.value
   config.batch_size = _SLOTS.value
   classes = asking.classes_of(_CLASSES.value)
   if classes and _DEPTHS.value == "whole":

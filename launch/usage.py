@@ -47,6 +47,16 @@ def of_flags(command: Callable, *, full: bool = False) -> str:
   return "\n".join(parts)
 
 
+def of_drafters() -> str:
+  """What `config.drafter` can be, and what its arguments can be."""
+  from launch.build import drafters
+
+  lines = []
+  for written, about in drafters.help_table():
+    lines += [written, f"    {about}"]
+  return "\n".join(lines)
+
+
 def of_settings(command: Callable, flag: flags.Flag) -> str:
   """The settings of the config that is named, and what its file says of them.
 

@@ -29,7 +29,7 @@ HeadModule = (
   | medusa.Blockwise
   | dflash.Parallel
 )
-KINDS = ("eagle", "eagle3", "medusa", "blockwise", "parallel")
+KINDS = ("eagle", "eagle3", "medusa", "blockwise", "dflash")
 _FULL, _SLIDES = "full_attention", "sliding_attention"
 
 

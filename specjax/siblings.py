@@ -20,6 +20,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from specjax import random
+from specjax.calls import Grammar
 from specjax.tree import Tree
 
 
@@ -195,6 +196,8 @@ SIBLINGS: dict[str, Siblings] = {
   for siblings in (IID, SHARED_NOISE, WITHOUT_REPLACEMENT, TOP_K, GREEDY, HUB)
 }
 
+GRAMMAR = Grammar(kind="siblings", entries=SIBLINGS)
+
 
 def laws_of_tokens(
   tree: Tree, siblings: Siblings, tokens: Array, model_laws: Array
@@ -230,8 +233,4 @@ def get(name: str | Siblings) -> Siblings:
     return name
   if name == GIVEN.name:  # no way to draw: a drafter's own
     return GIVEN
-  if name not in SIBLINGS:
-    raise ValueError(
-      f"unknown siblings {name!r}, expected one of {sorted(SIBLINGS)}"
-    )
-  return SIBLINGS[name]
+  return GRAMMAR.make(name)

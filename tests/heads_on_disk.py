@@ -83,7 +83,7 @@ def write_all(path):
   layer |= {f"layers.0.self_attn.{n}_norm.weight": 1 + random(D) for n in "qk"}
   layer |= {"fc.weight": random(H, H), "norm.weight": 1 + random(H)}
   layer |= {"hidden_norm.weight": 1 + random(H)}
-  write(path / "parallel", {**LAYER, **block}, layer)
+  write(path / "dflash", {**LAYER, **block}, layer)
   blockwise = dict(
     model_type="blockwise", num_heads=3, hidden_dim=8, hidden_size=H,
     vocab_size=V,

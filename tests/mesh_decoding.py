@@ -374,9 +374,9 @@ HEADS = {
       "kseq",
     ),
   ),
-  "parallel": (
+  "dflash": (
     HeadShape(
-      kind="parallel", features=(1, 2),
+      kind="dflash", features=(1, 2),
       config=ParallelConfig(
         layers=dataclasses.replace(HEAD, num_layers=2, qk_norm=True),
         num_features=32, block_size=4, mask_token=5,

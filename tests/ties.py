@@ -11,7 +11,7 @@ def count(models, prompts, found, expected, *, margin, longest=128) -> int:
   logits that are nearly equal may change places.
 
   Args:
-    models: a `launch.pair.Pair`.
+    models: a `launch.build.pair.Pair`.
     prompts: what was completed.
     found, expected: token ids of every completion.
     margin: how far apart the logits of two tokens that changed places may be.

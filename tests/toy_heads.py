@@ -49,7 +49,7 @@ def make(name: str, vocab_size: int) -> Drafter:
     head = toys.feature_model(vocab_size, num_features=LAYERS)
     make = eagle.dynamic if form == "dynamic tree" else eagle.drafter
     return make(head, **kind)
-  if family == "parallel":
+  if family == "dflash":
     head = toys.block_model(vocab_size, num_features=LAYERS, num_depths=DEPTHS)
     return dflash.drafter(head, **kind)
   return medusa.drafter(

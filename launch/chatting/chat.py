@@ -5,7 +5,8 @@ import dataclasses
 import jax
 import ml_collections
 
-from launch import cli, drafting, pair
+from launch import cli
+from launch.build import drafters, pair
 from launch.chatting import commands
 from launch.chatting.screen import Screen
 from launch.chatting.talk import Reading, Talk
@@ -66,10 +67,9 @@ class Chat:
     """
     if config.mesh:
       raise ValueError("launch.chat runs on one device: give no config.mesh")
-    self._given, self._asked = config, dict[str, str]()
-    self._config, self._screen = pair.settled(config), screen
-    config = self._config
-    self._models, self._draft = pair.load(config), config.draft
+    config = ml_collections.ConfigDict(config.to_dict())
+    self._config, self._screen = config, screen
+    self._models = pair.load(config)
     self.pair = pair.assemble(config, self._models)
     self.pair.room(config.max_new_tokens)
     self.conversation = Conversation(
@@ -103,7 +103,7 @@ class Chat:
   def headline(self) -> str:
     """What answers, in one line."""
     config, drafter = self._config, self.pair.decoder.drafter
-    drafted = drafter.name if config.num_speculative_tokens else "nothing"
+    drafted = drafter.name if self.pair.drafting.drafts else "nothing"
     return (
       f"{config.target}: drafted by {drafted}, rule "
       f"{self.pair.decoder.rule.name}, temperature {config.temperature:g}"
@@ -192,7 +192,7 @@ class Chat:
   def _speedup(self, last: Answer) -> list[str]:
     """The speed-up of an answer if it was measured, and what was lost."""
     rule = self.pair.decoder.rule
-    if not self._config.num_speculative_tokens:
+    if not self.pair.drafting.drafts:
       return ["plain decoding"]
     away = last.total_variation
     loss = loss_in_words(
@@ -243,24 +243,13 @@ class Chat:
       raise ValueError(commands.here(str(error), self._config)) from error
 
   def _become(self, **settings: str) -> None:
-    asked = self._asked | settings
-    config = ml_collections.ConfigDict(self._given.to_dict())
-    config.temperature = self._config.temperature
-    if asked.get("drafter", config.drafter) != config.drafter:
-      config.num_nodes = 0  # an EAGLE head's
-      drafting.switch(config, asked["drafter"])
-    config.update(asked)
-    config = pair.settled(config)
-    pair.check_config(config)
+    config = ml_collections.ConfigDict(self._config.to_dict())
+    config.update(settings)
     models = self._models
-    if drafting.reads_draft(config) and (
-      models.draft is None or config.draft != self._draft
-    ):
+    if drafters.of(config).checkpoint != self.pair.drafting.checkpoint:
       models = pair.load(config, beside=models)
-      self._draft = config.draft
     made = pair.assemble(config, models)
     self._config, self._models, self.pair = config, models, made
-    self._asked = asked
     (what,) = settings
     self.talk = self._new_talk(because=f"the {what} is another")
     self.last = None
@@ -310,7 +299,7 @@ class Chat:
 
   def _measure_plain(self, last: Answer) -> None:
     """Decodes as many tokens plainly after the same text, and times them."""
-    if not (last.num_tokens and self._config.num_speculative_tokens):
+    if not (last.num_tokens and self.pair.drafting.drafts):
       return
     if len(self.talk.held) < last.begins:  # it was given up while reading
       return

@@ -8,7 +8,10 @@ from specjax import suggestions
 COMMANDS = {
   "temperature": ("X", "of what is sampled; 0 takes the likeliest token"),
   "rule": ("NAME", "what verifies drafts; the conversation stays"),
-  "drafter": ("NAME", "what drafts; the conversation stays"),
+  "drafter": (
+    "CALL",
+    "what drafts, as ngram(tokens=8); the rest stays",
+  ),
   "system": ("TEXT", "the system's message; none without TEXT"),
   "stats": (
     "",

@@ -8,10 +8,10 @@ the answers took, follows the speed-up that should be measured (`summary`).
 import dataclasses
 import json
 
+from launch.build.pair import Pair
 from launch.evaluation import measure
 from launch.evaluation.measure import Contest, Group
 from launch.evaluation.systems import PLAIN, System
-from launch.pair import Pair
 from specjax.runtime import timing
 
 _RUNS = 3  # that count; one for each place that `timing` stops at

@@ -15,11 +15,11 @@ import ml_collections
 import numpy as np
 
 from launch import processes
+from launch.build.pair import Pair
 from launch.evaluation import margins, questions, systems
 from launch.evaluation.questions import Asked, Question
 from launch.evaluation.reference import Process
 from launch.evaluation.systems import HF, PLAIN, System
-from launch.pair import Pair
 from models.tokenizers import Tokenizer
 from specjax import intervals
 from specjax.runtime import engine as engine_lib
@@ -246,7 +246,7 @@ def _decoded(
   the prompts. Of a ladder, `rounds_by_length` are the batch's rounds by how
   many tokens they drafted. What transformers does not tell is None.
   """
-  if system.is_reference:
+  if system.reference is not None:
     theirs = contest.reference.run(
       system, batch, temperature=group.temperature,
       seed=_seed_of(contest.seed, group.name, turn),
@@ -278,7 +278,7 @@ def _decoded(
   state = jax.block_until_ready(one.generate(batch, state))
   seconds = time.perf_counter() - start
   done = engine_lib.completions(state, len(batch.prompts))
-  drafts = system.kind != PLAIN
+  drafts = system.drafts_here
   return {
     "seconds": seconds,
     "first_seconds": first,

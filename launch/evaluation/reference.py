@@ -14,26 +14,28 @@ from typing import IO, Any
 import jax
 import ml_collections
 
-from launch import drafting, hf_reference, processes
+from launch import hf_reference, processes
+from launch.build import drafters
 from launch.evaluation.systems import System
 from launch.json_process import JsonProcess
 from specjax.runtime.engine import Batch
 
-_STATIC = ("target", "draft", "drafter", "dtype", "num_speculative_tokens")
-
 
 def check(system: System) -> None:
   """Raises ValueError if transformers cannot be measured here, saying why."""
+  how = system.reference
+  assert how is not None
+  paths = filter(None, (system.config.target, how.draft))
   if processes.several():
     reason = "runs beside one process, and there are several"
   elif jax.default_backend() != "cpu":
     reason = f"runs on the CPU, and jax on {jax.default_backend()}"
-  elif not hf_reference.is_available(system.config):
+  elif how.kind == "hf_assisted" and not how.draft:
+    reason = 'needs a draft model: hf_assisted("DIR")'
+  elif how.draft and not drafters.holds_model(how.draft):
+    reason = f"needs a draft model, and {how.draft} is none"
+  elif not hf_reference.is_available(*paths):
     reason = "needs torch, transformers, and checkpoints in their format"
-  elif system.kind == "hf_assisted" and not drafting.reads_draft(system.config):
-    reason = "needs config.draft"
-  elif system.kind == "hf_assisted" and drafting.has_head(system.config):
-    reason = "needs a draft that is a model of its own, and no head"
   else:
     return
   raise ValueError(f"system {system.name!r} {reason}")
@@ -79,7 +81,7 @@ class Process:
       self._process.send(self._begin)
     answer = self._process.ask(
       {
-        "kind": system.kind,
+        "how": dataclasses.asdict(system.reference),
         "config": config,
         "prompts": [list(p.token_ids) for p in batch.prompts],
         "rows": batch.rows,  # as many as the other systems decode
@@ -142,24 +144,27 @@ def _answer(
     begin: arguments of `Reference` that all share.
   """
   config = ml_collections.ConfigDict(request["config"])
-  key = json.dumps([config[name] for name in _STATIC])
+  how = request["how"]
+  assisted = how["kind"] == "hf_assisted"
+  key = json.dumps([how["draft"], how["tokens"]] if assisted else [])
   batch = Batch(tuple(map(_Prompt, request["prompts"])), request["rows"], 0)
-  how: dict[str, Any] = {"assisted": request["kind"] == "hf_assisted"}
-  if request["kind"] == "hf_prompt_lookup":
-    how["prompt_lookup"] = (config.num_speculative_tokens, config.max_ngram)
-  if not how["assisted"] and held:  # any of them has the target
+  options: dict[str, Any] = {"assisted": assisted}
+  if how["kind"] == "hf_prompt_lookup":
+    options["prompt_lookup"] = (how["tokens"], how["max_ngram"])
+  if not assisted and held:  # any of them has the target
     key = next(iter(held))
   fresh = key not in held
   if fresh:
-    held[key] = hf_reference.Reference(config, **begin)
-  if how["assisted"] and not held[key].can_assist:
+    draft = dict(draft=how["draft"], tokens=how["tokens"]) if assisted else {}
+    held[key] = hf_reference.Reference(config, **draft, **begin)
+  if assisted and not held[key].can_assist:
     raise ValueError("the draft's embeddings are padded otherwise")
   if fresh:  # its first run is slower
-    held[key].generate(batch, **how)
+    held[key].generate(batch, **options)
   import torch
 
   torch.manual_seed(request["seed"])
-  found = held[key].generate(batch, **how)
+  found = held[key].generate(batch, **options)
   return {**vars(found), "versions": held[key].versions}
 
 

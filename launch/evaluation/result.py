@@ -4,33 +4,31 @@ import collections
 import json
 from collections.abc import Sequence
 
-from launch.evaluation import summary, systems
+from launch.build.pair import Pair
+from launch.evaluation import summary
 from launch.evaluation.systems import System
-from launch.pair import Pair
 from specjax.tree import Tree
 
 
 def describe(entered: Sequence[System], pairs: dict[str, Pair]) -> dict:
-  """What each system is: its settings, rule, and the shape of its drafts."""
+  """What each system is: its rule, and the shape of its drafts."""
   found = {}
   for system in entered:
-    own = system.config
     told = {
-      "kind": system.kind, "dtype": own.dtype, "rule": None, "lossless": None,
+      "dtype": system.config.dtype, "rule": None, "lossless": None,
       "draft_shape": None, "parents": None,
-      "config": json.loads(own.to_json_best_effort()),
     }  # fmt: skip
-    if system.name in pairs and system.kind != systems.PLAIN:
+    if system.drafts_here:
       decoder = pairs[system.name].decoder
       tree = decoder.drafter.tree
       told |= {
         "rule": decoder.rule.name,
         "lossless": decoder.rule.lossless,
-        "draft_shape": _shape(tree, own.ladder),
+        "draft_shape": _shape(tree, pairs[system.name].drafting.lengths),
         "parents": list(tree.parents),
       }
-    elif system.kind in systems.ONE_PROMPT:
-      told["draft_shape"] = f"chain of {own.num_speculative_tokens}"
+    elif system.reference and system.reference.tokens:
+      told["draft_shape"] = f"chain of {system.reference.tokens}"
     found[system.name] = told
   return found
 

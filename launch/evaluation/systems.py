@@ -1,47 +1,67 @@
 """Systems that answer the same questions: plain decoding, drafters, others.
 
-A system is written NAME[:field=value,...]: a name, and settings that it alone
-has. Names are
-
-  plain              the target alone: every speed-up is against it
-  a drafter          of `launch.drafting`, with the config's other settings; but
-                     the config's `repeats` is of its own drafter, and not of a
-                     system that says itself what shape its drafts have
-  hf                 transformers, the same target
-  hf_assisted        transformers with the config's draft model as assistant
-  hf_prompt_lookup   transformers with prompt lookup
-
-Several are separated by commas; what follows a comma and is no name but
-`field=value` or a number belongs to the system before: "plain,
-ngram:max_ngram=2,num_speculative_tokens=8" is two systems.
+A system is a call, as `config.drafter` is (`launch.build.drafters`): `plain`,
+the target alone, which every speed-up is against; `ngram(tokens=8)`; one that
+another rule verifies, `with_rule(eagle3, block)`; or transformers' `hf`,
+`hf_assisted` and `hf_prompt_lookup`. Several are separated by commas.
 """
 
 import dataclasses
-import re
-from typing import Any
+from collections.abc import Sequence
 
 import ml_collections
 
-from launch import drafting, pair
-from launch.pair import Models, Pair
-from specjax import suggestions
-from specjax.drafters import medusa
+from launch.build import drafters, pair
+from launch.build.drafters import DRAFTERS, Drafting
+from launch.build.pair import Models, Pair
+from specjax import calls
+from specjax.calls import Grammar
 from specjax.runtime.engine import Engine
 
-PLAIN = "plain"
-HF = "hf"
-REFERENCES = (HF, "hf_assisted", "hf_prompt_lookup")
-# Of these transformers takes one prompt at a time.
-ONE_PROMPT = REFERENCES[1:]
+PLAIN, HF = "plain", "hf"
 
-_SETTINGS = re.compile(r"^(.+?)(?::(\w+=.*))?$", re.DOTALL)
-_COMMA = re.compile(r",(?![^(]*\))")  # none within parentheses
-# What all systems of a run share, or that is a flag of the run.
-_SHARED = (
-  "target", "dtype", "temperature", "top_k", "top_p", "min_p", "seed",
-  "max_new_tokens", "stop_token_ids", "max_length", "batch_size", "mesh",
-  "drafter",
-)  # fmt: skip
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reference:
+  """How transformers decodes the same target.
+
+  Attributes:
+    kind: its entry's name.
+    tokens: drafted at a time; 0 for nothing.
+    draft: the assistant's checkpoint, or "".
+    max_ngram: of a prompt look-up.
+  """
+
+  kind: str
+  tokens: int = 0
+  draft: str = ""
+  max_ngram: int = 0
+
+
+def hf() -> Reference:
+  """transformers, the same target alone."""
+  return Reference(kind="hf")
+
+
+def hf_assisted(draft: str = "", *, tokens: int = 5) -> Reference:
+  """Transformers with a draft model as assistant, a prompt at a time."""
+  return Reference(kind="hf_assisted", draft=draft, tokens=tokens)
+
+
+def hf_prompt_lookup(*, tokens: int = 5, max_ngram: int = 3) -> Reference:
+  """Transformers with prompt lookup, a prompt at a time."""
+  return Reference(kind="hf_prompt_lookup", tokens=tokens, max_ngram=max_ngram)
+
+
+SYSTEMS = Grammar(
+  kind="system",
+  entries={
+    **DRAFTERS.entries,
+    **{one.__name__: one for one in (hf, hf_assisted, hf_prompt_lookup)},
+  },
+  nested=DRAFTERS.nested,
+  own=Drafting,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,162 +69,89 @@ class System:
   """One system.
 
   Attributes:
-    name: as it was written.
-    kind: the name without settings.
-    config: the run's config with the system's own settings.
+    name: its canonical form.
+    config: the run's.
+    drafting: how it drafts; None if transformers decodes.
+    reference: how transformers decodes, or None.
   """
 
   name: str
-  kind: str
   config: ml_collections.ConfigDict
+  drafting: Drafting | None = None
+  reference: Reference | None = None
 
   @property
-  def is_reference(self) -> bool:
-    """Whether transformers decodes."""
-    return self.kind in REFERENCES
+  def is_plain(self) -> bool:
+    """Whether it is what every speed-up is against."""
+    return self.drafting is not None and not self.drafting.drafts
+
+  @property
+  def drafts_here(self) -> bool:
+    """Whether our own loop drafts."""
+    return self.drafting is not None and self.drafting.drafts
 
   def takes(self, batch_size: int) -> bool:
     """Whether it can decode batches of that size."""
-    return batch_size == 1 or self.kind not in ONE_PROMPT
+    return batch_size == 1 or not (self.reference and self.reference.tokens)
 
 
 def parse(text: str, config: ml_collections.ConfigDict) -> list[System]:
   """The systems of a list, plain decoding first, which is always there.
 
   Raises:
-    ValueError: for names and settings that are none, or that are there twice.
+    ValueError: for what is no system, or that is there twice.
   """
-  written: list[str] = []
-  for part in filter(None, (p.strip() for p in _COMMA.split(text))):
-    belongs = re.match(r"^(\w+=|-?\d+$)", part)
-    if belongs and written:
-      written[-1] += f",{part}"
-    else:
-      written.append(part)
-  names = [PLAIN, *(name for name in written if name != PLAIN)]
+  entered = [_made(call, config) for call in calls.parse_list(text)]
+  entered = [system for system in entered if not system.is_plain]
+  entered.insert(0, _made(PLAIN, config))
+  names = [system.name for system in entered]
   if len(names) != len(set(names)):
     raise ValueError(f"a system is there twice in {text!r}")
-  return [_parsed(name, config) for name in names]
+  return entered
 
 
-def _parsed(name: str, config: ml_collections.ConfigDict) -> System:
-  found = _SETTINGS.match(name)
-  assert found is not None  # any text that is not empty has a name
-  kind, settings = found.groups()
-  own = ml_collections.ConfigDict(config.to_dict())
-  if kind == "hf_assisted":
-    drafting.switch(own, "model")
-  elif kind in (PLAIN, *REFERENCES):
-    # Nothing is drafted by us: settings of drafters do not matter.
-    own.update(dict(drafter="ngram", rule="token", siblings="iid"))
-    own.update(dict(tree=(), num_drafts=1, num_nodes=0, draft=""))
-    own.update(dict(online=False, depth="", ladder=()))
-    drafting.alone(own)
-  else:
-    drafting.switch(own, kind)
+def _made(written, config: ml_collections.ConfigDict) -> System:
+  name = SYSTEMS.canonical(written)
+  found = SYSTEMS.make(written)
+  if isinstance(found, Reference):
+    if found.kind == "hf_assisted" and not found.draft:
+      draft = config.checkpoints.get("model") or config.checkpoints.draft
+      found = dataclasses.replace(found, draft=draft)
+    return System(name=name, config=config, reference=found)
   try:
-    asked = _fields(settings or "")
-    if not {*drafting.SHAPING}.isdisjoint(asked):
-      drafting.alone(own)
-    for field, value in asked.items():
-      _set(own, field, value)
-    if kind == PLAIN:
-      if settings:
-        raise ValueError("it has no settings")
-      own.num_speculative_tokens = 0
-    elif not own.num_speculative_tokens and kind != HF:
-      raise ValueError(
-        "num_speculative_tokens is 0, and nothing would be drafted: that is "
-        f"the system {PLAIN!r}"
-      )
-    if kind not in (PLAIN, *REFERENCES):
-      _known(kind)
-    own = pair.settled(own)
-    pair.check_config(own)
+    found = drafters.with_checkpoint(found, config)
+    pair.check_config(config, found)
   except ValueError as error:
     raise ValueError(f"system {name!r}: {error}") from None
-  return System(name=name, kind=kind, config=own)
+  return System(name=name, config=config, drafting=found)
 
 
-def _known(kind: str) -> None:
-  """Raises ValueError for what is neither a drafter nor any other system."""
-  if ":" in kind or kind in drafting.FAMILIES:
-    drafting.get(kind)
-    return
-  known = [PLAIN, *drafting.FAMILIES, *REFERENCES]
-  raise ValueError(
-    f"no such system{suggestions.guess(kind, known)}, expected one of {known}, "
-    "or package.module:make"
-  )
-
-
-def _fields(settings: str) -> dict[str, str]:
-  """`a=1,b=2,3` as {"a": "1", "b": "2,3"}."""
-  found: dict[str, str] = {}
-  last = ""
-  for part in filter(None, _COMMA.split(settings)):
-    if re.match(r"^\w+=", part):
-      last, _, value = part.partition("=")
-      if last in found:
-        raise ValueError(f"{last} is there twice")
-      found[last] = value
-    else:
-      found[last] += f",{part}"
-  return found
-
-
-def _set(config: ml_collections.ConfigDict, field: str, text: str) -> None:
-  """Sets a field of a config to what a text says, as the field's type."""
-  if field in _SHARED:
-    raise ValueError(f"{field} is the same for all systems: give --config")
-  if field not in config:
-    raise ValueError(
-      f"the config has no field {field!r}"
-      + suggestions.guess(field, config.keys())
-    )
-  before = config[field]
-  try:
-    value: Any = text
-    if isinstance(before, bool):
-      value = {"true": True, "false": False}[text.lower()]
-    elif isinstance(before, int | float):
-      value = type(before)(text)
-    elif field == "tree" and text in medusa.TREES:
-      value = (text,)
-    elif isinstance(before, tuple | list):
-      value = tuple(int(part) for part in text.split(",") if part)
-  except (KeyError, ValueError):
-    kind = "integers" if isinstance(before, tuple) else type(before).__name__
-    raise ValueError(f"{field} must be {kind}, got {text!r}") from None
-  config[field] = value
-
-
-def assemble(systems: list[System]) -> dict[str, Pair]:
+def assemble(systems: Sequence[System]) -> dict[str, Pair]:
   """The pairs of all systems but transformers', by name.
 
   The target is read once, and every other checkpoint once too.
 
   Raises:
-    ValueError, FileNotFoundError: as `launch.pair`.
+    ValueError, FileNotFoundError: as `launch.build.pair`.
   """
-  loaded: dict[str, Models] = {}
+  loaded: dict[tuple[str, str, str], Models] = {}
   pairs = {}
   for system in systems:
-    if system.is_reference:
+    how = system.drafting
+    if how is None:
       continue
-    own = system.config
-    draft = own.draft if drafting.reads_draft(own) else ""
-    if draft not in loaded:
+    key = (how.reads, how.checkpoint, getattr(how.policy, "head", ""))
+    if key not in loaded:
       first = next(iter(loaded.values()), None)
-      loaded[draft] = pair.load(own, beside=first)
+      loaded[key] = pair.load(system.config, drafting=how, beside=first)
     pairs[system.name] = pair.assemble(
-      own, loaded[draft], learns=True, climbs=True
+      system.config, loaded[key], drafting=how, learns=True, climbs=True
     )
   return pairs
 
 
 def engines(
-  systems: list[System], pairs: dict[str, Pair], temperature: float
+  systems: Sequence[System], pairs: dict[str, Pair], temperature: float
 ) -> dict[str, Engine]:
   """An engine of each pair, at one temperature, nothing compiled yet."""
   found = {}
@@ -213,6 +160,6 @@ def engines(
       own = ml_collections.ConfigDict(system.config.to_dict())
       own.temperature = temperature
       found[system.name] = pair.engine_of(
-        own, pairs[system.name], baseline=system.kind == PLAIN
+        own, pairs[system.name], baseline=system.is_plain
       )
   return found

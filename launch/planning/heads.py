@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from launch import drafting
+from launch.build import drafters
 from launch.planning import roofline
 from launch.planning.roofline import Pass, Placement
 from models import head_shapes
@@ -30,7 +30,7 @@ _EMBEDDING, _OUTPUT = ("embed", "embedding"), ("lm_head", "kernel")
 _OF_TARGET = {
   "eagle": (_EMBEDDING, _OUTPUT),
   "eagle3": (_EMBEDDING,),
-  "parallel": (_EMBEDDING, _OUTPUT),
+  "dflash": (_EMBEDDING, _OUTPUT),
   "blockwise": (_OUTPUT,),
   "medusa": (),
 }
@@ -83,13 +83,13 @@ def make_drafter(
 
   Args:
     shape: what the head is.
-    tree, siblings, vocab_size: as of `launch.drafting.head_drafter`.
+    tree, siblings, vocab_size: as of `launch.build.drafters.head_drafter`.
     dtype: of parameters, activations and cache.
     sharding: the head's rules on the mesh.
     tied: see `own_params`.
   """
   functions, _ = head_shapes.functions(_shapes(shape, dtype), sharding=sharding)
-  inner = drafting.head_drafter(
+  inner = drafters.head_drafter(
     shape, functions, tree=tree, siblings=siblings, vocab_size=vocab_size,
     top_k=tree.max_children,
   )  # fmt: skip

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from launch import pair, prompts
+from launch import prompts
+from launch.build import pair
 from launch.evaluation import questions
 from launch.searching.scorer import Texts
 from specjax.runtime import engine

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 import ml_collections
 
-from launch import pair
+from launch.build import drafters, pair
 from launch.serving import objectives, several
 from launch.serving.prefixes import Reuse
 from launch.serving.slots import Slots, widths_to
@@ -61,23 +61,23 @@ def decoders_of(
   Raises:
     ValueError: if the config's draft has no shallower form.
   """
-  whole = pair.assemble(config, loaded).decoder
+  made = pair.assemble(config, loaded)
+  whole = made.decoder
   drafter = whole.drafter
   depth = drafter.tree.max_depth
   if sizes.depth_policy == "whole":
     return {depth: whole}
-  if not drafter.tree.is_chain or depth < 2 or config.tree:
+  if not drafter.tree.is_chain or depth < 2:
     raise ValueError(
-      "a depth policy is of a chain of several tokens: give "
-      "config.num_speculative_tokens of 2 or more, and no tree"
+      "a depth policy is of a chain of several tokens: give config.drafter "
+      "tokens of 2 or more, and no tree"
     )
   least = [0] if drafter.init is types.no_state else []
   powers = [1 << i for i in range(depth.bit_length()) if 1 << i < depth]
   found = {depth: whole}
   for level in (*least, *powers):
-    shallow = ml_collections.ConfigDict(config.to_dict())
-    shallow.num_speculative_tokens = level
-    found[level] = pair.assemble(shallow, loaded).decoder
+    shallow = drafters.with_tokens(made.drafting, level)
+    found[level] = pair.assemble(config, loaded, drafting=shallow).decoder
   return found
 
 

@@ -9,7 +9,8 @@ import os
 
 import ml_collections
 
-from launch import pair, processes
+from launch import processes
+from launch.build import pair
 from launch.serving import objectives, several
 from launch.serving.asking import Defaults
 from launch.serving.assembly import Sizes

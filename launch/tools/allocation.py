@@ -18,7 +18,8 @@ import jax
 import numpy as np
 from absl import flags
 
-from launch import cli, pair, provenance, results
+from launch import cli, provenance, results
+from launch.build import pair
 from specjax import decode
 from specjax.types import Params
 from specjax.warp import make_sampling
@@ -107,7 +108,7 @@ def _measured(cases: Sequence[_Case], **what) -> dict:
 
 def run(_) -> int:
   """The command."""
-  config = pair.settled(cli.CONFIG.value)
+  config = cli.CONFIG.value
   sizes = {
     name: [int(x) for x in flag.value]
     for name, flag in (

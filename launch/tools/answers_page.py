@@ -6,7 +6,7 @@ from launch import tables
 def table(results: dict[str, dict]) -> str:
   """One row a run, of what `launch.tools.score_answers --output` wrote."""
   head = [
-    "draft", "γ", "rule", "temperature", "accepted a round",
+    "drafter", "rule", "temperature", "accepted a round",
     "tokens a round (95%)", "exact match", "chrF", "total variation",
   ]  # fmt: skip
   rows = []
@@ -15,12 +15,9 @@ def table(results: dict[str, dict]) -> str:
       score = result["scores"][name]["all"]
       low, high = run["block_efficiency_ci"] or (None, None)
       interval = "" if low is None else f" ({low:.2f}–{high:.2f})"
-      certain = run["num_speculative_tokens"] and run["siblings"] != "iid"
-      kind = ", certain tokens" if certain else ""
       rows.append(
         [
-          f"{run['draft']}{kind}" or "none",
-          f"{run['num_speculative_tokens']}",
+          f"`{run['drafter']}`",
           f"`{run['rule']}`" if run["rule"] else "–",
           f"{run['temperature']:g}",
           f"{run['accepted_per_target_call']:.2f}",

@@ -1,13 +1,13 @@
 r"""The static tree that pays most, from acceptance by rank as it is measured.
 
   python -m launch.tools.best_tree --config=configs/embedded.py \
-    --config.drafter=eagle3 --config.temperature=1 --config.rule=recursive \
-    --config.siblings=without_replacement --prompts=IN.jsonl \
+    --config.drafter='eagle3(siblings=without_replacement)' \
+    --config.temperature=1 --config.rule=recursive --prompts=IN.jsonl \
     [--benchmark=B.json] --output=T.json
 
 The prompts are decoded with a tree in which every node above the last level has
 --children of them, by the rule and with the siblings that the config says (at
-temperature 0 `--config.rule=match --config.siblings=top_k`), and it is counted
+temperature 0 `--config.rule=match` and `siblings=top_k`), and it is counted
 how often the walk went on to the child of each rank. The best trees of 1 to
 --max_nodes drafted nodes follow, and their tokens a round (Sequoia, Chen et
 al., NeurIPS 2024), which supposes that a rank is as good at every place: of a
@@ -18,7 +18,7 @@ what a pass of the target over 1 to 16 tokens takes, and a level of the draft
 (a wide level is taken to cost what those do that were measured there). Then
 the depth of each tree is the one with the least time for a token, and
 speed-ups over plain decoding are predicted. The last line on stdout is the
-flag that drafts the best of them.
+argument of a drafter that drafts the best of them.
 """
 
 import dataclasses
@@ -32,7 +32,9 @@ import ml_collections
 import numpy as np
 from absl import flags
 
-from launch import cli, pair, prompts, provenance, results
+from launch import cli, prompts, provenance, results
+from launch.build import drafters, pair
+from launch.build.drafters import Drafting
 from launch.prompts import Prompt
 from specjax import tree as tree_lib
 from specjax import tree_search
@@ -100,10 +102,7 @@ def read_costs(path: str, asked: Mapping[str, Any]) -> Costs:
     found = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
     passes = {int(n): s for n, s in found["target_pass_seconds"].items()}
     config = found["config"]
-    tree = config["tree"]
-    depth = (
-      Tree(tuple(tree)).max_depth if tree else config["num_speculative_tokens"]
-    )
+    depth = found["num_speculative_tokens"]
     drafting = found["draft_forwards_seconds"]
     plain = found["autoregressive_step_seconds"]
     beside = max(
@@ -136,14 +135,10 @@ def read_costs(path: str, asked: Mapping[str, Any]) -> Costs:
   return costs
 
 
-def wide(
-  config: ml_collections.ConfigDict, *, children: int, levels: int
-) -> ml_collections.ConfigDict:
-  """The config with the tree in which ranks are counted."""
-  changed = ml_collections.ConfigDict(config.to_dict())
+def wide(drafting: Drafting, *, children: int, levels: int) -> Drafting:
+  """The same with the tree in which ranks are counted."""
   tree = tree_lib.k_ary(*[children] * levels)
-  changed.update(tree=tree.parents, num_drafts=1, num_nodes=0)
-  return changed
+  return dataclasses.replace(drafting, tree=tree, policy=None)
 
 
 def counted(
@@ -220,18 +215,18 @@ def run(_) -> int:
     stdout=True,
     inputs={"--benchmark": _BENCHMARK.value},
   )
-  config = pair.settled(
-    wide(
-      cli.CONFIG.value, children=_CHILDREN.value, levels=_LEVELS.value
-    )
-  )  # fmt: skip
+  config = cli.CONFIG.value
+  drafting = wide(
+    drafters.of(config), children=_CHILDREN.value, levels=_LEVELS.value
+  )
   costs = read_costs(_BENCHMARK.value, config) if _BENCHMARK.value else None
   if costs and _MAX_NODES.value + 1 > max(costs.fed):
     raise cli.UserError(
       f"--benchmark has passes over {max(costs.fed)} tokens at most, and "
       f"--max_nodes={_MAX_NODES.value} asks for {_MAX_NODES.value + 1}"
     )
-  found = pair.build(config, inputs=True)
+  models = pair.load(config, drafting=drafting, inputs=True)
+  found = pair.assemble(config, models, drafting=drafting)
   items = prompts.all_of(
     cli.PROMPTS.value,
     found.tokenizer,
@@ -279,10 +274,8 @@ def _said(acceptance: np.ndarray, rows: list[dict], best: dict) -> str:
       line += f"  {row['predicted_speedup']:8.2f}"
     lines.append(line)
   if not best["num_nodes"]:
-    return "\n".join([*lines, "--config.num_speculative_tokens=0"])
-  return "\n".join(
-    [*lines, "--config.tree=" + ",".join(map(str, best["parents"]))]
-  )
+    return "\n".join([*lines, "plain"])
+  return "\n".join([*lines, f"tree=({', '.join(map(str, best['parents']))})"])
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ import time
 
 from absl import flags
 
-from launch import cli, corpora, results
+from launch import cli, results
+from launch.build import retrieval
 from models import checkpoints
 from specjax.drafters.shared import corpus
 
@@ -32,11 +33,11 @@ def run(_) -> int:
     {}, grown={"--output": cli.OUTPUT.value}, inputs={"--input": _INPUT.value}
   )
   tokenizer = checkpoints.load_tokenizer(cli.TARGET.value)
-  texts = corpora.texts(_INPUT.value)
+  texts = retrieval.texts(_INPUT.value)
   start = time.perf_counter()
   index = corpus.build([tokenizer.encode_text(text) for text in texts])
   seconds = time.perf_counter() - start
-  content = corpora.content(index, tokenizer, len(texts))
+  content = retrieval.content(index, tokenizer, len(texts))
   results.write_new(cli.OUTPUT.value, content)
   print(
     f"{len(texts)} texts, {len(index.tokens) - len(texts):,} tokens in "

@@ -27,12 +27,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 from absl import flags
 
-from launch import cli, drafting, pair, prompts, provenance, results
-from launch.pair import Pair
+from launch import cli, prompts, provenance, results
+from launch.build import drafters, pair
+from launch.build.pair import Pair
 from launch.prompts import Prompt
 from models.formats.head_checkpoints import Head
 from specjax import random
@@ -68,20 +68,9 @@ LITERATURE: dict[str, list[tuple[str, float | None]]] = {
     ("Vicuna-7B, Spec-Bench, T=0, tree", 2.31),
     ("Vicuna-13B, Spec-Bench, T=0, tree", 2.39),
   ],
-  "parallel": [(_OTHER, None)],
+  "dflash": [(_OTHER, None)],
   "blockwise": [(_OTHER, None)],
 }
-
-
-def chain_of(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-  """The config of one drawn chain, as deep as the given one drafts."""
-  changed = pair.settled(config)
-  changed.update(
-    tree=(), num_nodes=0, num_drafts=1, siblings="iid", rule="token",
-    depth="",
-  )  # fmt: skip
-  drafting.alone(changed)
-  return changed
 
 
 def rounds_of(
@@ -175,18 +164,20 @@ def features_of(found: Pair, head: Head, prompt: Prompt) -> list[dict]:
 def run(_) -> int:
   """The command."""
   results.check({"--output": cli.OUTPUT.value}, stdout=True)
-  config = pair.settled(cli.CONFIG.value)
+  config = cli.CONFIG.value
   if config.mesh:
     raise cli.UserError("a trace is made on one device: give no config.mesh")
-  if not config.num_speculative_tokens:
-    raise cli.UserError("nothing is drafted: give num_speculative_tokens")
   config.temperature = 0.0
   models = pair.load(config)
   head = models.draft
   if not isinstance(head, Head):
-    raise cli.UserError(f"config.draft is no draft head, got {config.draft!r}")
+    raise cli.UserError(f"no draft head drafts: {config.drafter!r}")
   found = pair.assemble(config, models)
-  chain = pair.assemble(chain_of(config), models)
+  drawn = drafters.chain(
+    head.kind, found.drafting.checkpoint, found.drafting.tree.max_depth
+  )
+  drawn = dataclasses.replace(drawn, rule="token")
+  chain = pair.assemble(config, models, drafting=drawn)
   room = found.room(config.max_new_tokens)
   items = prompts.all_of(cli.PROMPTS.value, found.tokenizer, max_tokens=room)
   decoding = pair.engine_of(config, found)

@@ -78,14 +78,11 @@ def made(name: str) -> dict:
   """
   try:
     found = json.loads(pathlib.Path(name).read_text("utf-8"))
-    config = found["config"]
-    drafted = config["num_speculative_tokens"]
+    drafter = found["drafter"]
     return {
-      "draft": pathlib.Path(config["draft"]).name if drafted else "",
-      "num_speculative_tokens": drafted,
-      "rule": found["rule"] if drafted else "",
-      "siblings": config["siblings"],
-      "temperature": config["temperature"],
+      "drafter": drafter,
+      "rule": found["rule"] if drafter != "plain" else "",
+      "temperature": found["config"]["temperature"],
       "accepted_per_target_call": found["num_accepted"]
       / found["num_target_calls"],
       "block_efficiency_ci": found["block_efficiency_ci"],

@@ -34,7 +34,8 @@ import tqdm
 from absl import flags
 
 import specjax
-from launch import cli, pair, provenance, results
+from launch import cli, provenance, results
+from launch.build import pair
 from launch.evaluation import questions
 from launch.results import Journal
 from launch.serving import assembly, jobs
@@ -173,7 +174,7 @@ def make_missing(config, journal: Journal) -> None:
 
 def run(_) -> int:
   """The command."""
-  config = pair.settled(cli.CONFIG.value)
+  config = cli.CONFIG.value
   if not cli.OUTPUT.value:
     raise cli.UserError("--output is needed: the folder to write")
   if config.mesh:

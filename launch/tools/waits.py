@@ -1,9 +1,8 @@
 r"""How long others' prompts keep a row waiting, and a second turn its user.
 
   python -m launch.tools.waits --config=configs/smollm2.py \
-    --config.drafter=ngram --config.num_speculative_tokens=0 \
-    --config.repeats=0 --config.elsewhere=0 --arriving_tokens=1500 \
-    --arrivals=4 --turn_tokens=1000 --output=W.json
+    --config.drafter=plain --arriving_tokens=1500 --arrivals=4 \
+    --turn_tokens=1000 --output=W.json
 
 A row streams, a round a visit, while prompts arrive, each as soon as the one
 before it has been read; then all over again with one row more that decodes.
@@ -21,7 +20,8 @@ import sys
 import numpy as np
 from absl import flags
 
-from launch import cli, pair, provenance, results
+from launch import cli, provenance, results
+from launch.build import pair
 from launch.serving import assembly
 from launch.serving.control import Asked
 from launch.serving.slots import Slots
@@ -137,7 +137,7 @@ def turns(slots: Slots, *, first: int, count: int) -> dict:
 
 def run(_) -> int:
   """The command."""
-  config = pair.settled(cli.CONFIG.value)
+  config = cli.CONFIG.value
   most = max(_PROMPT.value, _FIRST.value + _ANSWER + _QUESTION)
   loaded = pair.load(config)
   room = pair.assemble(config, loaded).room(config.max_new_tokens)

@@ -18,8 +18,8 @@ from flax import nnx
 from jax import Array
 from jax.sharding import Mesh
 
-from launch import depths, drafting, pair
-from launch.pair import Pair
+from launch.build import drafters, pair
+from launch.build.pair import Pair
 from launch.training import flops, step
 from launch.training.task import Task
 from models.formats.head_checkpoints import Head
@@ -65,10 +65,9 @@ def task(config, mesh: Mesh) -> Task:
   _check(config)
   models = pair.load(config.pair)
   width = _width(config.pair, models)
-  recording = depths.recording(
-    config.pair, config.pair.num_speculative_tokens, width=width
-  )
-  made = pair.assemble(recording, models)
+  asked = drafters.of(config.pair)
+  deepest = drafters.recording(asked, asked.tree.max_depth, width=width)
+  made = pair.assemble(config.pair, models, drafting=deepest)
   module = AcceptanceHead(
     HeadConfig(width=width, num_blocks=config.num_blocks),
     rngs=nnx.Rngs(config.seed),
@@ -123,22 +122,15 @@ def _check(config) -> None:
     raise ValueError(
       f"temperatures must be >= 0, got {tuple(config.temperatures)}"
     )
-  if config.pair.num_speculative_tokens < 1 or config.pair.mesh:
-    raise ValueError(
-      "the pair drafts on the run's own mesh: give pair.num_speculative_tokens "
-      ">= 1 and no pair.mesh"
-    )
-  if not drafting.of(config.pair).has_depth:
-    raise ValueError(
-      f"drafter {config.pair.drafter!r} has no depth that could be decided"
-    )
+  if config.pair.mesh:
+    raise ValueError("the pair drafts on the run's own mesh: no pair.mesh")
 
 
 def _width(config, models: pair.Models) -> int:
   """H, of the hidden states that the draft's logits are read of."""
   if isinstance(models.draft, Head):
     return models.draft.shape.config.layer.embed_dim
-  if config.drafter == "layer_skip":
+  if models.draft is None:  # the target's own, of fewer layers
     return models.target.config.embed_dim
   return models.draft.config.embed_dim
 
@@ -255,12 +247,13 @@ def report(found) -> dict[str, float]:
 
 def _step_flops(config, models: pair.Models, head: nnx.State) -> float:
   """Operations of a step: the rounds' passes, and the head's three."""
-  length, depth = config.sequence_length, config.pair.num_speculative_tokens
+  asked, length = drafters.of(config.pair), config.sequence_length
+  depth = asked.tree.max_depth
   drafted = config.batch_size * config.rounds * depth
   total = flops.forward_flops(models.target.config, length) * (
     config.batch_size * (config.rounds * (depth + 1) + length)
   )
-  if config.pair.drafter == "model" and not isinstance(models.draft, Head):
+  if asked.reads == "model":
     total += flops.forward_flops(models.draft.config, length) * drafted
   own = sum(x.size for x in jax.tree.leaves(head) if x.ndim == 2)
   return total + 6 * own * drafted

@@ -198,7 +198,7 @@ def check(config) -> None:
       f"head.depth ({config.head.depth}) leaves nothing to train on in rows of "
       f"{config.sequence_length} tokens"
     )
-  if config.head.kind == "parallel" and not (
+  if config.head.kind == "dflash" and not (
     0 < config.head.anchors <= config.sequence_length - 2
   ):
     raise ValueError(
@@ -275,7 +275,7 @@ def _of_the_target(
       target, layers=layers, draft_vocab=ids, mlp_dim=head.mlp_dim, rngs=rngs
     )
     return module, layers
-  if head.kind == "parallel":
+  if head.kind == "dflash":
     mask = head.mask_token
     if mask == -1:
       mask = tokenizer.eos_token_id

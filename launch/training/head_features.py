@@ -23,7 +23,7 @@ def layers_read(config, num_layers: int) -> Features:
   head = config.head
   if head.kind == "eagle3":
     return head_starts.fused_layers(num_layers, tuple(head.layers))
-  if head.kind == "parallel":
+  if head.kind == "dflash":
     return head_starts.spread_layers(
       head.num_layers, num_layers, tuple(head.layers)
     )

@@ -235,7 +235,7 @@ def _made(
   made = ParallelConfig(
     layers=layers, num_features=len(read) * target.embed_dim, **sizes
   )
-  return HeadShape(kind="parallel", config=made, features=read)
+  return HeadShape(kind="dflash", config=made, features=read)
 
 
 def _read_layers(

@@ -168,7 +168,7 @@ def load(
       if found.kind in ("eagle", "eagle3"):
         table = eagle_format.table(config, tensors)
         tensors = eagle_format.scaled(config, tensors)
-      elif found.kind == "parallel":
+      elif found.kind == "dflash":
         table = dflash_format.table(found)
       else:
         table = medusa_format.table(found)

@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import laws, named, suggestions
+from specjax import laws
 from specjax.adaptive import estimates
 from specjax.adaptive.estimates import BINS, Estimates, Finished
+from specjax.calls import Grammar
 from specjax.structs import struct
 
 
@@ -103,7 +104,7 @@ class Policy:
     return allowed & (gain > price)
 
 
-def fixed(*, depth: int = 6) -> Policy:
+def fixed(depth: int = 6) -> Policy:
   """Always so many tokens, or as many as the tree has."""
   if depth < 0:
     raise ValueError(f"depth must be >= 0, got {depth}")
@@ -375,6 +376,9 @@ FACTORIES: dict[str, Callable[..., Policy]] = {
 }
 
 
+GRAMMAR = Grammar(kind="policy", entries=FACTORIES, literal="fixed")
+
+
 def get(text: str) -> Policy:
   """The policy that is written so.
 
@@ -385,15 +389,7 @@ def get(text: str) -> Policy:
   Raises:
     ValueError: if there is none, or its parameters are out of range.
   """
-  if text.isascii() and text.isdigit():
-    return fixed(depth=int(text))
-  bare, bracket, _ = text.partition("(")
-  if bare not in FACTORIES:
-    raise ValueError(
-      f"unknown depth {text!r:.80}{suggestions.guess(bare, FACTORIES)}, "
-      f"expected a number or one of {list(FACTORIES)}"
-    )
-  return named.make("depth", text if bracket else f"{text}()", FACTORIES)
+  return GRAMMAR.make(text)
 
 
 def plain_law(logits: Array) -> Array:

@@ -52,7 +52,7 @@ def drafter(
       vocabulary.
   """
   siblings = siblings_lib.get(siblings)
-  marginals.check("parallel", model.num_depths, tree, siblings, vocab_size)
+  marginals.check("dflash", model.num_depths, tree, siblings, vocab_size)
 
   def init(params, batch, slots, inputs):
     del params, inputs
@@ -73,7 +73,7 @@ def drafter(
     return draft, cache, target_cache
 
   return Drafter(
-    name="parallel",
+    name="dflash",
     tree=tree,
     siblings=siblings,
     init=init,

@@ -6,10 +6,9 @@ one node at a time are a single function without a batch (`nodewise`).
 """
 
 import dataclasses
-import pkgutil
 from collections.abc import Callable
 
-from specjax import named, suggestions
+from specjax.calls import Grammar
 from specjax.rules import (
   block,
   block_transport,
@@ -72,6 +71,9 @@ RULES: dict[str, Rule] = {
 _MADE = {rule.name: rule for rule in RULES.values()}
 
 
+GRAMMAR = Grammar(kind="rule", entries=RULES | FACTORIES, own=Rule)
+
+
 def get(name: str) -> Rule:
   """The rule of that name.
 
@@ -85,30 +87,7 @@ def get(name: str) -> Rule:
       such parameters, or they are out of range; if a module is not there or
       holds no such rule.
   """
-  bare, bracket, _ = name.partition("(")
-  if ":" in bare:
-    return _imported(name)
-  if bare not in RULES:
-    raise ValueError(
-      f"unknown rule {bare!r}{suggestions.guess(bare, RULES)}, expected one of "
-      f"{sorted(RULES)}"
-    )
-  if not bracket:
-    return RULES[bare]
-  if bare not in FACTORIES:
-    raise ValueError(f"rule {bare!r} has no parameters, got {name!r}")
-  rule = named.make("rule", name, FACTORIES)
+  rule = GRAMMAR.make(name)
+  if ":" in name:
+    return dataclasses.replace(rule, name=name)
   return _MADE.setdefault(rule.name, rule)
-
-
-def _imported(name: str) -> Rule:
-  """The rule that `package.module:RULE` names, and is called by here."""
-  try:
-    found = pkgutil.resolve_name(name)
-  except (ImportError, AttributeError, ValueError) as error:
-    raise ValueError(f"no rule {name!r}: {error}") from error
-  if not isinstance(found, Rule):
-    raise ValueError(
-      f"{name!r} must be a specjax.Rule, is {type(found).__name__}"
-    )
-  return dataclasses.replace(found, name=name)

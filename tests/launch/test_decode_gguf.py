@@ -12,7 +12,8 @@ import references
 import transformers
 
 from configs import huggingface as experiments
-from launch import decode, hf_reference, pair, prompts
+from launch import decode, hf_reference, prompts
+from launch.build import pair
 from models import checkpoints
 from specjax.runtime import engine
 

@@ -10,7 +10,8 @@ import torch
 from files import read_jsonl, write_jsonl
 
 from configs import t5 as config_t5
-from launch import benchmark, decode, pair
+from launch import benchmark, decode
+from launch.build import pair
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 RECORDS = [

@@ -1,11 +1,12 @@
-"""`launch.drafting`: families by name, a rule and a drafter of one's own."""
+"""`launch.build.drafters`: families by name, a rule and a drafter of one's own."""
 
 import json
 
 import pytest
 
 from configs import embedded
-from launch import benchmark, decode, drafting, pair
+from launch import benchmark, decode
+from launch.build import drafters, pair
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -121,13 +122,13 @@ def test_what_is_none_is_one_line(cli, mine, capsys, flag, words):
     ({"drafter": "layer_skip"}, False),
     ({"num_speculative_tokens": 0}, False),
     ({"draft": ""}, False),
-    ({"drafter": "launch.drafting:make_tree"}, True),
+    ({"drafter": "launch.build.drafters:make_tree"}, True),
   ],
 )
 def test_the_draft_checkpoint_is_read_where_a_family_asks_for_it(changes, read):
   config = embedded.get_config()
   config.update(changes)
-  assert drafting.reads_draft(config) == read
+  assert drafters.reads_draft(config) == read
 
 
 def test_every_family_says_what_it_needs():

@@ -8,7 +8,8 @@ import pytest
 import several
 
 from configs import huggingface
-from launch import pair, prompts
+from launch import prompts
+from launch.build import pair
 from specjax.runtime import engine
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -45,9 +46,9 @@ RUNS = {
     "medusa",
     dict(tree=(-1, 0, 0, 1, 2, 3), siblings="top_k", rule="typical"),
   ),
-  "a block": ("parallel", dict(rule="block", drafter="parallel")),
+  "a block": ("dflash", dict(rule="block", drafter="dflash")),
   "the best tree of a block": (
-    "parallel", dict(num_nodes=8, num_children=3, rule="match")
+    "dflash", dict(num_nodes=8, num_children=3, rule="match")
   ),
   "blockwise": ("blockwise", dict(siblings="given", rule="match")),
   "a text that is read on": (
@@ -145,7 +146,7 @@ def test_settings_that_do_not_go_with_reading_on_are_refused(
     ("medusa", dict(tree=("mc_sim",)), "or one of .*mc_sim_7b_63"),
     ("eagle3", dict(ladder=(0, 2)), "got 'model' for a head: name its kind"),
     ("eagle3", dict(depth="2"), "got 'model' for a head: name its kind"),
-    ("parallel", dict(ladder=(0, 2), drafter="parallel"), "got 'parallel'"),
+    ("dflash", dict(ladder=(0, 2), drafter="dflash"), "got 'parallel'"),
     (
       "eagle3",
       dict(
@@ -182,7 +183,7 @@ def test_no_text_is_longer_than_the_head_knows(saved):
       )
     )  # fmt: skip
 
-  for head, most in (("eagle3", 200), ("parallel", 200), ("medusa", 256)):
+  for head, most in (("eagle3", 200), ("dflash", 200), ("medusa", 256)):
     config = pair.settled(settings(saved, head, max_length=250))
     found = pair.build(config)
     assert found.max_length == min(most, 250)
@@ -203,7 +204,7 @@ def test_a_published_tree_is_named(saved):
 
 
 @pytest.mark.heavy("a mesh over two processes")
-@pytest.mark.parametrize("head", ["eagle3", "medusa", "parallel"])
+@pytest.mark.parametrize("head", ["eagle3", "medusa", "dflash"])
 def test_two_processes_decode_on_a_mesh_what_one_device_does(
   saved, head, tmp_path
 ):

@@ -9,7 +9,8 @@ from absl import flags
 from absl.testing import flagsaver
 from files import EMBEDDED
 
-from launch import corpora, jsonl, load_test, prompts, tables
+from launch import jsonl, load_test, prompts, tables
+from launch.build import retrieval
 from launch.evaluation import questions
 from launch.tools import score_answers
 from launch.training import data, t5_data
@@ -51,7 +52,7 @@ def of_answers(path):
 READERS = {
   "prompts": of_prompts,
   "questions": lambda path: [q.turns[0] for q in questions.read(path)],
-  "corpora": lambda path: corpora.texts(str(path)),
+  "corpora": lambda path: retrieval.texts(str(path)),
   "training": lambda path: list(data.documents_of(path)),
   "pairs": of_pairs,
   "answers": of_answers,

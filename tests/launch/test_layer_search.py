@@ -10,7 +10,8 @@ import pytest
 from files import write_jsonl
 from flax import nnx
 
-from launch import decode, layer_search, pair, skipped_layers
+from launch import decode, layer_search
+from launch.build import layers, pair
 from launch.searching import costs, knapsack, methods
 from launch.searching.scorer import Scorer, Texts
 from models.networks.layers import TransformerConfig
@@ -359,13 +360,13 @@ def test_a_file_that_holds_no_set_is_refused(tmp_path, text):
   path = tmp_path / "skip.json"
   path.write_text(text)
   with pytest.raises(ValueError, match="must be JSON like"):
-    skipped_layers.read(str(path))
+    layers.read(str(path))
 
 
 def test_a_set_is_read_as_it_was_written(tmp_path):
   one = SkippedLayers(attention=(3, 1), mlp=())
   path = tmp_path / "skip.json"
-  path.write_text(json.dumps(skipped_layers.as_json(one) | {"best": 1}))
-  assert skipped_layers.read(str(path)) == SkippedLayers(attention=(1, 3))
+  path.write_text(json.dumps(layers.as_json(one) | {"best": 1}))
+  assert layers.read(str(path)) == SkippedLayers(attention=(1, 3))
   with pytest.raises(FileNotFoundError, match="no such file of layers"):
-    skipped_layers.read(str(tmp_path / "other.json"))
+    layers.read(str(tmp_path / "other.json"))

@@ -9,7 +9,8 @@ from absl.testing import flagsaver
 
 from configs import common
 from launch import cli as command_line
-from launch import corpora, decode, drafting, looking_up, pair
+from launch import decode, looking_up
+from launch.build import drafters, pair, retrieval
 from launch.evaluation import systems
 from launch.tools import corpus_index
 from models import tokenizers
@@ -46,11 +47,11 @@ def made(tmp_path_factory):
 def test_an_index_holds_all_text_of_a_folder(made):
   root, output = made
   tokenizer = tokenizers.load(TARGET)
-  found = corpora.read(str(output), tokenizer)
+  found = retrieval.read(str(output), tokenizer)
   texts = ["import os\nimport sys\n", "def main():\n  pass\n"]
   expected = corpus.build([tokenizer.encode_text(t) for t in texts])
   jax.tree.map(np.testing.assert_array_equal, found, expected)
-  assert corpora.texts(str(root / "in")) == texts
+  assert retrieval.texts(str(root / "in")) == texts
 
 
 def test_completions_are_indexed_by_line(made, tmp_path, capsys):
@@ -100,12 +101,12 @@ def test_every_flag_of_the_index_is_needed(missing, made, capsys):
 def test_an_index_of_another_tokenizer_is_refused(made, tmp_path):
   other = tokenizers.train(["a b c"], vocab_size=300)
   with pytest.raises(ValueError, match="another tokenizer than the target's"):
-    corpora.read(str(made[1]), other)
+    retrieval.read(str(made[1]), other)
   with pytest.raises(FileNotFoundError, match="no such corpus"):
-    corpora.read(str(tmp_path / "none"), other)
+    retrieval.read(str(tmp_path / "none"), other)
   (tmp_path / "text").write_text("text")
   with pytest.raises(ValueError, match="cannot use the corpus"):
-    corpora.read(str(tmp_path / "text"), other)
+    retrieval.read(str(tmp_path / "text"), other)
 
 
 def config(**changes):
@@ -145,13 +146,13 @@ def test_systems_of_an_evaluation_name_their_settings():
     "rasd:num_nodes=20,siblings=top_k,corpus=I",
     config(),
   )
-  tree = drafting.make_tree(ahead.config)
+  tree = drafters.make_tree(ahead.config)
   assert (tree.num_drafted, len(tree.lanes)) == (4 * 5, 2 + 4 * 3)
-  assert drafting.make_tree(suffix.config).num_drafted == 12
-  assert drafting.make_siblings(suffix.config) is GIVEN
-  assert drafting.make_tree(both.config).num_drafted == 20
-  assert drafting.reads_corpus(both.config)
-  assert not drafting.reads_corpus(suffix.config)
+  assert drafters.make_tree(suffix.config).num_drafted == 12
+  assert drafters.make_siblings(suffix.config) is GIVEN
+  assert drafters.make_tree(both.config).num_drafted == 20
+  assert drafters.reads_corpus(both.config)
+  assert not drafters.reads_corpus(suffix.config)
 
 
 def test_a_tree_of_the_drafts_own_is_not_the_depth_of_the_whole():

@@ -9,7 +9,8 @@ import pytest
 from files import read_jsonl, write_jsonl
 
 from configs import common
-from launch import decode, evaluate, online, pair
+from launch import decode, evaluate, online
+from launch.build import pair
 from launch.prompts import Prompt
 from launch.results import Journal
 from specjax.runtime.engine import make_batches

@@ -1,10 +1,10 @@
-"""`launch.pair`: what is loaded once serves every rule and tree."""
+"""`launch.build.pair`: what is loaded once serves every rule and tree."""
 
 import jax
 import pytest
 
 from configs import common, embedded, huggingface
-from launch import pair as pair_lib
+from launch.build import pair as pair_lib
 
 
 def test_pairs_of_the_same_models_share_their_parameters(pair):
@@ -44,7 +44,7 @@ def test_pairs_of_the_same_models_share_their_parameters(pair):
     ),
     (dict(ladder=(0, 2, 1)), "rising, got .0, 2, 1."),
     (dict(ladder=(2,)), "two lengths or more"),
-    (dict(ladder=(0, 2), drafter="parallel"), "got 'parallel'"),
+    (dict(ladder=(0, 2), drafter="dflash"), "got 'parallel'"),
     (dict(ladder=(0, 2), depth="3"), "drafted whole: not with depth"),
     (dict(ladder=(0, 2), num_drafts=2, rule="match"), "not with num_drafts"),
     (

@@ -25,7 +25,8 @@ import sys
 
 from absl import flags
 
-from launch import cli, depths, figures, pair, prompts, provenance, results
+from launch import cli, figures, prompts, provenance, results
+from launch.build import drafters, pair, policies
 from launch.studies.depth import compare, machine, page, traces
 
 cli.reads(cli.CONFIG, cli.PROMPTS, cli.WORKDIR)
@@ -71,19 +72,14 @@ def read_costs(paths: list[str]) -> machine.Machine:
 
 def run(_) -> int:
   """The command."""
-  config = pair.settled(cli.CONFIG.value)
+  config = cli.CONFIG.value
   if not _BENCHMARKS.value:
     raise cli.UserError("--benchmarks is required; see --help for an example")
-  if config.num_drafts != 1 or config.tree or config.depth:
-    raise cli.UserError(
-      "depths are those of one path that is drafted whole: give no config.tree "
-      "and no config.depth, and config.num_drafts=1"
-    )
   costs = read_costs(_BENCHMARKS.value)
   predictor, width = None, 0
   if _HEAD.value:
-    policy = depths.predicted(_HEAD.value)
-    predictor, width = (policy, depths.load(_HEAD.value)), policy.width
+    policy = policies.predicted(_HEAD.value)
+    predictor, width = (policy, policies.load(_HEAD.value)), policy.width
   folder = results.check_folder("--workdir", cli.WORKDIR.value)
   if folder.is_dir():
     names = ("depth.md", "depth.svg")
@@ -92,11 +88,13 @@ def run(_) -> int:
       drawn={name: str(folder / name) for name in names},
     )
   models = pair.load(config)
-  deepest = depths.recording(config, _MOST.value, width=width)
+  deepest = drafters.recording(drafters.of(config), _MOST.value, width=width)
   items = prompts.all_of(
     cli.PROMPTS.value,
     models.tokenizer,
-    max_tokens=pair.assemble(deepest, models).room(config.max_new_tokens),
+    max_tokens=pair.assemble(config, models, drafting=deepest).room(
+      config.max_new_tokens
+    ),
   )
   made_by = provenance.record(
     models=provenance.checkpoints(config)
@@ -107,7 +105,7 @@ def run(_) -> int:
       f"--benchmarks {i}": path for i, path in enumerate(_BENCHMARKS.value)
     },
   )
-  recorded = traces.collect(deepest, models, items)
+  recorded = traces.collect(config, models, items, deepest)
   found = compare.compare(recorded, costs, predictor=predictor) | {
     "num_prompts": len(prompts.distinct(items)),
     "config": json.loads(config.to_json_best_effort()),

@@ -166,8 +166,8 @@ def advice(found: dict) -> str:
       f"{ceiling:+.1%}."
     )
   return (
-    f"At batch size {rows} use config.depth={best['name']} with "
-    f"num_speculative_tokens={best['width']}: predicted {gain:+.1%} over the "
+    f"At batch size {rows} use policy={best['name']} with "
+    f"tokens={best['width']}: predicted {gain:+.1%} over the "
     f"best static depth, which is {static['name']} (the optimum for this "
     f"pair's confidences: {ceiling:+.1%})."
   )

@@ -10,8 +10,9 @@ import jax
 import ml_collections
 import numpy as np
 
-from launch import pair as pair_lib
-from launch.pair import Models
+from launch.build import pair as pair_lib
+from launch.build.drafters import Drafting
+from launch.build.pair import Models
 from launch.prompts import Prompt
 from specjax.runtime import engine
 
@@ -50,17 +51,21 @@ class Traces:
 
 
 def collect(
-  config: ml_collections.ConfigDict, models: Models, items: list[Prompt]
+  config: ml_collections.ConfigDict,
+  models: Models,
+  items: list[Prompt],
+  drafting: Drafting,
 ) -> Traces:
   """Decodes prompts, and writes down every round.
 
   Args:
-    config: from `launch.depths.recording`. Its rule does not matter: positions
-      that a rule would not come to are there too, and count for their survival.
+    config: of the pair. Its rule does not matter: positions that a rule would
+      not come to are there too, and count for their survival.
     models: of the config.
     items: the prompts.
+    drafting: from `launch.build.drafters.recording`.
   """
-  pair = pair_lib.assemble(config, models)
+  pair = pair_lib.assemble(config, models, drafting=drafting)
   one = pair_lib.engine_of(config, pair)
 
   @jax.jit

@@ -26,7 +26,8 @@ import jax
 import ml_collections
 
 from configs import train_head
-from launch import cli, jsonl, pair, prompts, provenance, rates, results
+from launch import cli, jsonl, prompts, provenance, rates, results
+from launch.build import pair
 from launch.evaluation import questions
 from launch.results import Journal
 from launch.studies.drafts import positions
@@ -124,9 +125,15 @@ def _asked(config, tokenizer: Tokenizer) -> Sequence[engine.Request]:
 
 
 def _prepared(config, draft: str, temperature: float):
-  """Settings, models and batches of prompts for one temperature."""
+  """Settings, models and batches of prompts for one temperature.
+
+  Args:
+    config: the study.
+    draft: the call of a drafter, as `config.drafter`.
+    temperature: of the target's law.
+  """
   settings = ml_collections.ConfigDict(config.decode.to_dict())
-  settings.draft, settings.temperature = draft, temperature
+  settings.drafter, settings.temperature = draft, temperature
   models = pair.build(settings)
   batches = engine.make_batches(
     _asked(config, models.tokenizer),
@@ -143,9 +150,7 @@ def accepted_with(config, draft: str) -> dict:
     settings, models, batches = _prepared(config, draft, temperature)
     one = pair.engine_of(settings, models)
     completions = [c for batch in batches for c in one.run(batch)[0]]
-    found[f"{temperature:g}"] = positions.summary(
-      completions, settings.num_speculative_tokens
-    )
+    found[f"{temperature:g}"] = positions.summary(completions, config.tokens)
   return {"decoding": found}
 
 
@@ -207,16 +212,17 @@ def run(_) -> int:
       trained, finished = train_draft(one, folder)
       if not finished:  # SIGTERM
         return 0
-      draft = str(folder / "model")
+      folder /= "model"
+      draft = f'{one.get("kind", "model")}("{folder}", tokens={config.tokens})'
       decode = decode_with if config.rounds else accepted_with
       measured = decode(config, draft)
-      models = {"target": config.decode.target, "draft": draft}
+      models = {"target": config.decode.target, "draft": str(folder)}
       journal.add(
         {
           "batch": number,
           "name": name,
           "changes": changes.to_dict(),
-          "num_speculative_tokens": config.decode.num_speculative_tokens,
+          "num_speculative_tokens": config.tokens,
           **trained,
           **measured,
           **provenance.record(

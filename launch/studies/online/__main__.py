@@ -21,7 +21,8 @@ import os
 
 import ml_collections
 
-from launch import cli, figures, pair, provenance, results
+from launch import cli, figures, provenance, results
+from launch.build import pair
 from launch.results import Journal
 from launch.studies.online import decoding, domains, page, plots, summary
 from specjax.runtime.engine import Engine
@@ -50,9 +51,7 @@ def check(config) -> None:
 
 def learning(config, models: pair.Models, programs: dict) -> Engine:
   """An engine whose draft begins as its checkpoint is, and learns."""
-  own = ml_collections.ConfigDict(config.to_dict())
-  own.online = True
-  one = pair.engine_of(own, pair.assemble(own, models, learns=True))
+  one = pair.engine_of(config, pair.assemble(config, models, learns=True))
   return dataclasses.replace(one, programs=programs)
 
 
@@ -108,7 +107,7 @@ def result_of(config, records: dict) -> dict:
 
 def run(_) -> int:
   """The command."""
-  config, output = pair.settled(cli.CONFIG.value), cli.OUTPUT.value
+  config, output = cli.CONFIG.value, cli.OUTPUT.value
   if not output:
     raise cli.UserError("--output is required; see --help for an example")
   drawing = f"{os.path.splitext(output)[0]}.svg"

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from launch import pair, prompts
+from launch import prompts
+from launch.build import pair
 from launch.studies.online import domains
 from specjax.runtime.engine import Batch, Engine
 

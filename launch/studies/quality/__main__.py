@@ -21,7 +21,8 @@ import ml_collections
 import numpy as np
 import tqdm
 
-from launch import cli, pair, prompts, provenance, results
+from launch import cli, prompts, provenance, results
+from launch.build import pair
 from launch.results import Journal
 from launch.studies.quality import page, scores
 from launch.training import corpus
@@ -40,9 +41,7 @@ def check(config) -> None:
     )
   if config.score == "reward" and not config.scorer:
     raise ValueError("score 'reward' needs config.scorer, a model's directory")
-  for name in (
-    "num_comparisons", "num_prompts", "prompt_tokens", "num_speculative_tokens"
-  ):  # fmt: skip
+  for name in ("num_comparisons", "num_prompts", "prompt_tokens"):
     if config[name] < 1:
       raise ValueError(f"{name} must be >= 1, got {config[name]}")
   good = [
@@ -143,7 +142,7 @@ def report(config, records: list[dict]) -> list[dict]:
 
 def run(_) -> int:
   """The command."""
-  config = pair.settled(cli.CONFIG.value)
+  config = cli.CONFIG.value
   if not cli.OUTPUT.value:
     raise cli.UserError("--output is required; see --help for an example")
   results.check({"--output": cli.OUTPUT.value}, resumes=True)

@@ -17,6 +17,7 @@ what it would gain, is predicted from traces of its drafts
 (`launch.studies.depth`).
 """
 
+import dataclasses
 import functools
 import json
 import sys
@@ -24,16 +25,8 @@ import sys
 import jax
 from absl import flags
 
-from launch import (
-  cli,
-  depths,
-  drafting,
-  figures,
-  pair,
-  prompts,
-  provenance,
-  results,
-)
+from launch import cli, figures, prompts, provenance, results
+from launch.build import drafters, pair
 from launch.studies.depth import compare, machine, traces
 from launch.studies.report import findings, page
 
@@ -53,22 +46,17 @@ _ROUNDS = flags.DEFINE_integer(
 
 def check(config) -> list[int]:
   """Each N to sweep; ValueError for a config that the theory is not about."""
-  if config.rule != "token" or config.num_drafts != 1 or config.tree:
+  drafting = drafters.of(config)
+  usual = dataclasses.replace(
+    drafters.chain(drafting.name, drafting.checkpoint, drafting.tree.max_depth),
+    make=drafting.make,
+  )
+  if config.rule != "token" or drafting != usual:
     raise ValueError(
-      "a report is of rule 'token' on one path (config.num_drafts=1, no "
-      "config.tree); `launch.studies.rules` compares rules and trees"
+      "a report is of rule 'token' on one path of a static depth that a model "
+      f"draws, model(tokens=N) or layer_skip(tokens=N), got {config.drafter!r} "
+      "(`launch.studies.rules` compares rules and trees)"
     )
-  if config.depth:
-    raise ValueError(
-      "a report is of static depths, and predicts what a policy would gain: "
-      f"give no config.depth, got {config.depth!r}"
-    )
-  if config.repeats:
-    raise ValueError(
-      "a report is of what a draft draws itself: give no config.repeats"
-    )
-  if config.num_speculative_tokens < 1:
-    raise ValueError("config.num_speculative_tokens must be >= 1 for a report")
   try:
     sweep = [int(text) for text in _SWEEP.value]
   except ValueError:
@@ -90,9 +78,10 @@ def policies(config, models, items, found: dict, *, most: int) -> dict | None:
 
   Nor is there anything to tell of timings that disagree.
   """
-  if not drafting.of(config).has_depth or found["costs"].get("doubts"):
+  if found["costs"].get("doubts"):
     return None
-  recorded = traces.collect(depths.recording(config, most), models, items)
+  deepest = drafters.recording(drafters.of(config), most)
+  recorded = traces.collect(config, models, items, deepest)
   return compare.compare(
     recorded, machine.machine_of_report(found), batches=(config.batch_size,)
   )
@@ -100,7 +89,7 @@ def policies(config, models, items, found: dict, *, most: int) -> dict | None:
 
 def run(_) -> int:
   """The command."""
-  config = pair.settled(cli.CONFIG.value)
+  config = cli.CONFIG.value
   sweep = check(config)
   folder = results.check_folder("--workdir", cli.WORKDIR.value)
   if folder.is_dir():
@@ -110,12 +99,13 @@ def run(_) -> int:
       drawn={name: str(folder / name) for name in names},
     )
   jax.config.update("jax_compilation_cache_dir", None)
-  models = pair.load(config)
+  models, drafting = pair.load(config), drafters.of(config)
+  chosen = drafting.tree.max_depth
   pairs = {
-    n: pair.assemble(findings.with_tokens(config, n), models)
-    for n in {*sweep, config.num_speculative_tokens}
+    n: pair.assemble(config, models, drafting=drafters.with_tokens(drafting, n))
+    for n in {*sweep, chosen}
   }
-  if pairs[config.num_speculative_tokens].draft is None:
+  if pairs[chosen].draft is None:
     raise ValueError(
       "a report compares the laws of a draft and a target, and with "
       f"config.drafter={config.drafter} no model drafts"
@@ -131,7 +121,9 @@ def run(_) -> int:
     texts=[p.text for p in items],
   )
   folder.mkdir(parents=True, exist_ok=True)
-  found = findings.measure(config, items, pairs, rounds=_ROUNDS.value)
+  found = findings.measure(
+    config, items, pairs, chosen=chosen, rounds=_ROUNDS.value
+  )
   found |= {
     "depth": policies(config, models, items, found, most=max(pairs)),
     "num_prompts": len(prompts.distinct(items)),

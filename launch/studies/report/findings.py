@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from launch import pair as pair_lib
 from launch import prompts, rates
-from launch.pair import Pair
+from launch.build import pair as pair_lib
+from launch.build.pair import Pair
 from specjax import intervals, warp
 from specjax.runtime import engine, requests, timing
 from specjax.runtime.engine import Completion
@@ -67,7 +67,7 @@ def laws_along(
   They are those of the loop: a draft model reads the text with its own cache, a
   thinned target (drafter layer_skip) each round with the target's.
   """
-  nodes = config.num_speculative_tokens + 1
+  nodes = models.drafting.tree.max_depth + 1
   longest = max(len(p.token_ids) for p, _ in items)
   width = longest + config.max_new_tokens + nodes
   sampling = warp.make_sampling(
@@ -255,29 +255,24 @@ def block_efficiencies(
 # ------------------------------------------------------------------ throughput
 
 
-def with_tokens(config: ml_collections.ConfigDict, num_tokens: int):
-  """The config with another number of drafted tokens."""
-  config = ml_collections.ConfigDict(config.to_dict())
-  config.num_speculative_tokens = num_tokens
-  return config
-
-
 def measure(
   config: ml_collections.ConfigDict,
   items: list[prompts.Prompt],
   pairs: dict[int, Pair],
   *,
+  chosen: int,
   rounds: int,
 ) -> dict:
   """Everything the page says; see `launch.studies.report`.
 
   Args:
-    config: of the pair; N is its num_speculative_tokens.
+    config: of the pair.
     items: the prompts.
     pairs: by the number of drafted tokens, N and all others to measure.
+    chosen: N.
     rounds: timings of everything.
   """
-  chosen, sweep = config.num_speculative_tokens, sorted(pairs)
+  sweep = sorted(pairs)
   models = pairs[chosen]
   batches = engine.make_batches(
     items, batch_size=config.batch_size,
@@ -286,10 +281,7 @@ def measure(
   name_of = lambda n: "speculative" if n == chosen else f"N={n}"
   engines = {
     "autoregressive": pair_lib.engine_of(config, models, baseline=True),
-    **{
-      name_of(n): pair_lib.engine_of(with_tokens(config, n), one)
-      for n, one in pairs.items()
-    },
+    **{name_of(n): pair_lib.engine_of(config, one) for n, one in pairs.items()},
   }
   for one in engines.values():
     for batch in batches:

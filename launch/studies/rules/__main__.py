@@ -5,7 +5,8 @@ r"""Compares verification rules: on two laws, or along a pair's real contexts.
   python -m launch.studies.rules --laws=LAWS.npz --num_speculative_tokens=3 \
     --rule=all
   python -m launch.studies.rules --config=configs/embedded.py \
-    --config.num_drafts=2 --config.temperature=1.0 --prompts=IN.jsonl \
+    --config.drafter='model(tokens=4, tree=paths(2))' \
+    --config.temperature=1.0 --prompts=IN.jsonl \
     --output=R.json
 
 Two laws: every context has the target's law q and the draft's law p. Where all
@@ -37,6 +38,7 @@ import rich.table
 from absl import flags
 
 from launch import cli, prompts, provenance, results, terminal
+from launch.build import drafters
 from launch.studies.rules import cases, on_pair, on_vectors
 from launch.tables import PLUS_MINUS, plus_minus
 from specjax.runtime.engine import make_batches
@@ -142,10 +144,13 @@ def _normalised(name: str, law: np.ndarray) -> np.ndarray:
 def compare_on_contexts(config) -> dict:
   """The report on a real pair."""
   models = on_pair.build_pair(config)
+  tree = drafters.of(config).tree
+  shape = dict(
+    num_drafts=max(tree.max_children, 1), num_speculative_tokens=tree.max_depth
+  )
   rows, left_out = cases.cases(
     cli.RULE.value or "all",
-    num_drafts=config.num_drafts,
-    num_speculative_tokens=config.num_speculative_tokens,
+    **shape,
     vocab_size=models.tokenizer.vocab_size,
   )
   room = models.room(config.max_new_tokens)
@@ -158,6 +163,7 @@ def compare_on_contexts(config) -> dict:
     max_contexts=_MAX_CONTEXTS.value,
   )
   return {
+    **shape,
     "rules": found,
     "left_out": left_out,
     "num_prompts": len(prompts.distinct(items)),
@@ -249,8 +255,8 @@ def show_contexts(console, result: dict) -> None:
   first = next(iter(result["rules"]))
   table = _table(
     f"{result['num_prompts']} prompts, up to {result['max_contexts']} steps, "
-    f"num_drafts={result['config']['num_drafts']}, "
-    f"num_speculative_tokens={result['config']['num_speculative_tokens']}, "
+    f"num_drafts={result['num_drafts']}, "
+    f"num_speculative_tokens={result['num_speculative_tokens']}, "
     f"temperature={result['config']['temperature']:g}",
     ["rule", "drafted as", "tokens", "accepted", "block efficiency",
      "95% interval", f"over {first} (95%, paired)", "lossless", "distance",

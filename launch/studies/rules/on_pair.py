@@ -6,6 +6,7 @@ one draft law are compared on the same contexts and the same drafts, and no coin
 is flipped (an expectation given the draft: Rao-Blackwell).
 """
 
+import dataclasses
 import functools
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,9 +19,10 @@ import numpy as np
 import tqdm
 from absl import flags
 
-from launch import drafting, prompts
-from launch import pair as pair_lib
-from launch.pair import Pair
+from launch import prompts
+from launch.build import drafters
+from launch.build import pair as pair_lib
+from launch.build.pair import Pair
 from launch.studies.rules.cases import Case
 from launch.training import corpus
 from specjax import intervals, random
@@ -60,34 +62,26 @@ def build_pair(config: ml_collections.ConfigDict) -> Pair:
   """The models of a config, whatever rule it names.
 
   Raises:
-    ValueError: if the config sets what every rule has of its own (`tree`,
-      `siblings`), or has no model that drafts; and as
-      `launch.pair.build`.
+    ValueError: if no model draws the config's drafts; and as
+      `launch.build.pair.build`.
   """
-  if config.tree or config.siblings != siblings_lib.IID.name:
+  drafting = drafters.of(config)
+  drawn = drafting.reads in ("model", "layers") and drafting.takes_policy
+  if not drawn or drafting.policy or drafting.siblings is not siblings_lib.IID:
+    name = drafting.name
     raise ValueError(
-      "every rule is given a tree and siblings of its own: set "
-      "config.num_drafts and config.num_speculative_tokens, not config.tree "
-      "or config.siblings"
-    )
-  if config.drafter == "ngram":
-    raise ValueError(
-      "rules are compared on drafts of a model: config.drafter must be 'model' "
-      "or 'layer_skip', got 'ngram'"
-    )
-  if drafting.of(config).is_head:
-    one, other = (
-      f"{config.drafter}:rule={rule}" for rule in ("token", "block")
-    )
-    raise ValueError(
-      "rules are compared here on drafts of a model, and config.draft is a "
-      "head on the target's features: compare them as systems, "
-      f"launch.evaluate --systems=plain,{one},{other} --output=E.json, then "
-      f"launch.evaluate --compare E.json --over={one}"
+      "rules are compared here on what a model draws, model(tokens=N, "
+      "tree=paths(K)) or layer_skip, each with a tree and siblings of its own, "
+      f"got {config.drafter!r}: compare others as systems, launch.evaluate "
+      f"--systems='with_rule({name}, token), with_rule({name}, block)' "
+      "--output=E.json, then launch.evaluate --compare E.json "
+      f"--over='with_rule({name}, token)'"
     )
   config = ml_collections.ConfigDict(config.to_dict())
-  config.update(rule="token", num_drafts=1)
-  return pair_lib.build(config)
+  config.rule = "token"
+  one = drafters.with_tokens(drafting, drafting.tree.max_depth)
+  models = pair_lib.load(config, drafting=one)
+  return pair_lib.assemble(config, models, drafting=one)
 
 
 def measure(
@@ -103,7 +97,7 @@ def measure(
   Args:
     rows: what to measure; those of equal tree and siblings share contexts.
     models: from `build_pair`.
-    config: the config; its rule and num_drafts are not looked at.
+    config: the config; its rule is not looked at.
     batches: the prompts.
     max_contexts: decoding steps a prompt, at most.
 
@@ -163,18 +157,10 @@ def _over(first, other) -> dict:
 
 
 def drafter(config, models: Pair, tree: Tree, siblings: Siblings) -> Drafter:
-  """The config's drafter, for another tree and other siblings."""
-  if config.repeats:
-    raise ValueError(
-      "rules are compared on what a draft draws itself: give no config.repeats"
-    )
-  return drafting.get(config.drafter).make(
-    config,
-    models.draft,
-    tree=tree,
-    siblings=siblings,
-    vocab_size=models.tokenizer.vocab_size,
-  )
+  """The pair's drafter, for another tree and other siblings."""
+  del config
+  own = dataclasses.replace(models.drafting, tree=tree, siblings=siblings)
+  return drafters.make(own, models.draft, models.tokenizer.vocab_size)
 
 
 class Walk:

@@ -86,7 +86,7 @@ def test_a_head_that_the_config_knows_is_a_system():
 
 
 def test_a_function_that_makes_a_drafter_is_a_system():
-  name = "launch.drafting:_ngram"
+  name = "launch.build.drafters:_ngram"
   plain, found = systems.parse(f"{name}:max_ngram=2", config())
   assert (found.kind, found.config.max_ngram) == (name, 2)
   assert not found.is_reference

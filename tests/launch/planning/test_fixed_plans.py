@@ -125,9 +125,9 @@ _DFLASH = dict(
   "kind, settings",
   [
     ("medusa", shapes.HEADS["medusa-llama-3.1-8b"]),
-    pytest.param("parallel", _DFLASH, marks=pytest.mark.heavy),
+    pytest.param("dflash", _DFLASH, marks=pytest.mark.heavy),
   ],
-  ids=["medusa", "parallel"],
+  ids=["medusa", "dflash"],
 )
 def test_heads_that_are_cut_leave_their_target_as_it_is(kind, settings):
   """The features they read are whole: no layer is cut along channels."""

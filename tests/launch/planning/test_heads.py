@@ -24,7 +24,7 @@ OTHERS = {
     model_type="blockwise", num_heads=3, hidden_dim=H, hidden_size=H,
     vocab_size=V,
   ),
-  "parallel": dict(
+  "dflash": dict(
     shapes.SHAPES["llama-3.1-8b"], model_type="qwen3", num_hidden_layers=5,
     head_dim=128, block_size=8,
     dflash_config={"mask_token_id": 7, "target_layer_ids": [1, 15, 29]},
@@ -66,7 +66,7 @@ def test_what_is_a_heads_own_is_counted_once():
   assert own("eagle", tied=True) == own("eagle") + V * H
   assert own("medusa") == 3 * (H * H + H + V * H)
   assert own("blockwise") == 3 * H * H + 9 * H * H + 6 * H
-  assert own("parallel") == 5 * (LAYER + 2 * H + 2 * 128) + 3 * H * H + 2 * H
+  assert own("dflash") == 5 * (LAYER + 2 * H + 2 * 128) + 3 * H * H + 2 * H
 
 
 @pytest.mark.parametrize("kind", ["eagle3", *OTHERS])
@@ -135,7 +135,7 @@ def grown(kind="eagle3", *, nodes=20, depth=4, children=5, **changes):
   )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "medusa", "parallel"])
+@pytest.mark.parametrize("kind", ["eagle3", "medusa", "dflash"])
 def test_a_tree_that_is_grown_is_asked_for(kind):
   """EAGLE's passes are of five nodes each; other heads have one pass."""
   q = grown(kind, depth=3)
@@ -168,7 +168,7 @@ def test_a_heads_cache_holds_what_is_never_verified():
   q = grown()
   assert heads.more_slots(q.head, q.tree) == 15
   assert heads.more_slots(q.head, tree_lib.chain(20)) == 0
-  assert heads.more_slots(shape_of("parallel"), q.tree) == 8
+  assert heads.more_slots(shape_of("dflash"), q.tree) == 8
   without = dataclasses.replace(
     q, head=None, tree=tree_lib.chain(20), siblings="iid", rule="token"
   )
@@ -182,7 +182,7 @@ def test_a_heads_cache_holds_what_is_never_verified():
   [
     (dict(max_length=4096), "exceeds the models' 2048 positions"),
     (dict(tree=tree_lib.bound(20, 4, 5)), "siblings must|rule 'token'"),
-    (dict(tree=tree_lib.chain(9), head=shape_of("parallel")),
+    (dict(tree=tree_lib.chain(9), head=shape_of("dflash")),
      "parallel says 7 tokens ahead"),
     (dict(layout=meshes.Layout(data=1, model=16, draft=16)),
      "cannot be cut over 16 devices"),

@@ -6,7 +6,8 @@ import served
 import ties
 
 from configs import embedded
-from launch import pair, prompts
+from launch import prompts
+from launch.build import pair
 from launch.serving import assembly, server
 from launch.serving.assembly import Sizes
 from launch.serving.control import Asked

@@ -9,8 +9,8 @@ import toys
 
 import specjax
 from configs import huggingface as huggingface_config
-from launch import pair as pair_lib
 from launch import prompts
+from launch.build import pair as pair_lib
 from launch.studies.report import __main__ as report
 from launch.studies.report import findings, page
 from specjax.runtime import engine, timing

@@ -10,7 +10,8 @@ import pytest
 from flax import nnx
 
 from configs import huggingface, train_depth
-from launch import depths, pair, prompts
+from launch import prompts
+from launch.build import pair, policies
 from launch.training import depth
 from launch.training.run import Run
 from models.networks.acceptance_head import AcceptanceHead, HeadConfig
@@ -195,7 +196,7 @@ def test_what_names_no_head_is_refused(trained, text, message):
   config = huggingface.get_config("target=T,draft=D")
   config.depth = text.replace("HEAD", str(trained["root"] / "head"))
   with pytest.raises((ValueError, FileNotFoundError), match=message):
-    depths.of(config)
+    policies.of(config)
 
 
 def test_a_head_of_another_draft_is_refused(trained, models):

@@ -375,12 +375,12 @@ def test_a_training_that_does_not_fit_is_refused(
     of()
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle", "blockwise", "parallel"])
+@pytest.mark.parametrize("kind", ["medusa", "eagle", "blockwise", "dflash"])
 def test_one_cache_serves_every_kind_that_reads_its_layers(
   stored, some, target, kind, tmp_path
 ):
   config = settings(some, target, kind, features=str(stored))
-  if kind == "parallel":
+  if kind == "dflash":
     config.head.layers = (1,)
   shape = checkpoints.read_config(target)
   read = head_features.layers_read(config, shape.num_layers)
@@ -394,7 +394,7 @@ def test_one_cache_serves_every_kind_that_reads_its_layers(
       found, "train", (*LAYERS, FINAL), batch_size=config.batch_size, seed=1
     )
   ))  # fmt: skip
-  places = [1, 2] if kind == "parallel" else [2]
+  places = [1, 2] if kind == "dflash" else [2]
   np.testing.assert_array_equal(batch["parts"], whole["parts"][:, :, places])
 
 

@@ -13,7 +13,8 @@ from absl.testing import flagsaver
 from flax import nnx
 
 from configs import huggingface, train_head
-from launch import cli, pair, prompts, train
+from launch import cli, prompts, train
+from launch.build import pair
 from launch.training import head_step, step, vocabulary
 from launch.training.run import Run
 from models import checkpoints, tokenizers
@@ -39,7 +40,7 @@ def tiny(texts, target, kind="eagle3", **changes):
   config.head.depth = DEPTH
   if kind == "eagle3":
     config.head.draft_vocab_size, config.head.layers = WORDS, (0, 1)
-  if kind == "parallel":
+  if kind == "dflash":
     config.head.num_layers, config.head.layers = 1, (1,)
     config.head.anchors = 8
   config.update(changes)
@@ -88,7 +89,7 @@ def trained(texts, target, tmp_path_factory):
 def blocks(texts, target, tmp_path_factory):
   """DFlash's, likewise."""
   root = tmp_path_factory.mktemp("blocks")
-  config = tiny(texts, target, "parallel", export_dtype="float32")
+  config = tiny(texts, target, "dflash", export_dtype="float32")
   return train_twice(config, root)
 
 
@@ -175,7 +176,7 @@ def test_blocks_are_trained_as_they_are_drafted(blocks, target):
   config = huggingface.get_config(
     f"target={target},draft={blocks['root'] / 'parallel'}"
   )
-  config.update({"num_speculative_tokens": DEPTH, "drafter": "parallel"})
+  config.update({"num_speculative_tokens": DEPTH, "drafter": "dflash"})
   config = pair.settled(config)
   models = pair.load(config)
   found = pair.assemble(config, models)
@@ -213,11 +214,11 @@ def test_blocks_are_trained_as_they_are_drafted(blocks, target):
 
 
 def test_trained_blocks_decode_and_go_on(blocks, target, texts, tmp_path):
-  head = str(blocks["root"] / "parallel")
-  ours, plain, _ = decoded(target, head, texts, drafter="parallel")
+  head = str(blocks["root"] / "dflash")
+  ours, plain, _ = decoded(target, head, texts, drafter="dflash")
   assert ours == plain
   config = tiny(
-    texts, target, "parallel", init_from=head, num_steps=1,
+    texts, target, "dflash", init_from=head, num_steps=1,
     objective="acceptance", contexts="target", prompt_length=8,
   )  # fmt: skip
   run = Run(config, str(tmp_path / "on"))
@@ -305,7 +306,7 @@ def test_a_head_in_speculators_form_says_where_its_target_is(
 ):
   """Wherever it is read, so by the whole path."""
   config = tiny(
-    texts, os.path.relpath(target), "parallel",
+    texts, os.path.relpath(target), "dflash",
     head=dict(draft_vocab_size=WORDS),
   )  # fmt: skip
   run = Run(config, str(tmp_path / "w"))
@@ -325,7 +326,7 @@ def command_line(*args):
   "kind",
   ["medusa", "eagle", "blockwise",
    pytest.param("eagle3", marks=pytest.mark.heavy),
-   pytest.param("parallel", marks=pytest.mark.heavy)],
+   pytest.param("dflash", marks=pytest.mark.heavy)],
 )  # fmt: skip
 def test_every_kind_is_trained_by_the_command(kind, texts, target, tmp_path):
   config = tiny(texts, target, kind, compute_dtype="bfloat16")
@@ -365,16 +366,16 @@ def test_every_kind_is_trained_by_the_command(kind, texts, target, tmp_path):
     (dict(head=dict(depth_decay=0.0)), r"depth_decay must be in \(0, 1\]"),
     (dict(contexts="draft"), "must be 'data' or 'target'"),
     (
-      dict(kind="parallel", head=dict(anchors=23)),
+      dict(kind="dflash", head=dict(anchors=23)),
       r"anchors must be in 1\.\.22",
     ),
-    (dict(kind="parallel", head=dict(anchors=0)), "places of a row, got 0"),
-    (dict(kind="parallel", head=dict(layers=())), "give config.head.layers"),
+    (dict(kind="dflash", head=dict(anchors=0)), "places of a row, got 0"),
+    (dict(kind="dflash", head=dict(layers=())), "give config.head.layers"),
     (
-      dict(kind="parallel", head=dict(num_layers=3)),
+      dict(kind="dflash", head=dict(num_layers=3)),
       r"must be in 1\.\.2, got 3",
     ),
-    (dict(kind="parallel", head=dict(mask_token=V)), "mask_token must be in"),
+    (dict(kind="dflash", head=dict(mask_token=V)), "mask_token must be in"),
     (dict(objective="best"), "unknown objective 'best'"),
     (dict(compute_dtype="float16"), "'float32' or 'bfloat16', got 'float16'"),
   ],

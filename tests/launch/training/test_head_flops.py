@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("quick_to_compile")
   ["eagle3", "medusa"]
   + [
     pytest.param(kind, marks=pytest.mark.heavy)
-    for kind in ("eagle", "blockwise", "parallel")
+    for kind in ("eagle", "blockwise", "dflash")
   ],
 )
 def test_a_step_is_charged_for_the_products_that_it_makes(
@@ -29,7 +29,7 @@ def test_a_step_is_charged_for_the_products_that_it_makes(
   config.dataset = str(texts)
   config.sequence_length, config.batch_size = 64, 2
   config.validate_every = 0
-  if kind == "parallel":
+  if kind == "dflash":
     config.head.anchors = 16
   run = Run(config, str(tmp_path))
   assert head.step_flops(config) == run.step_flops()

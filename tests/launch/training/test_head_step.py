@@ -23,13 +23,13 @@ def target(tmp_path_factory):
 PLACES = np.array([[7, 0, 3, 9, 5], [0, 8, 3, 6, 2]], np.int32)
 
 
-@pytest.fixture(scope="module", params=["eagle3", "parallel"])
+@pytest.fixture(scope="module", params=["eagle3", "dflash"])
 def case(target, request):
   """A head with a small vocabulary, a batch of two documents, and both laws."""
   module = checkpoints.load_module(target)
   rng = np.random.default_rng(0)
   ids = np.sort(rng.choice(V, WORDS, replace=False)).astype(np.int32)
-  blocks, layers = request.param == "parallel", (0, 1)
+  blocks, layers = request.param == "dflash", (0, 1)
   if blocks:
     layers = (1,)
     head = head_starts.parallel(

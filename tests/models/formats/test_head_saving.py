@@ -71,7 +71,7 @@ MAKE = {
   "medusa": lambda target: head_starts.medusa(
     target, num_heads=2, rngs=nnx.Rngs(1)
   ),
-  "parallel": lambda target: head_starts.parallel(
+  "dflash": lambda target: head_starts.parallel(
     target,
     num_layers=2,
     layers=(1, 3),
@@ -172,7 +172,7 @@ LATER_SWITCH = {
   "eagle3, two layers": False, "eagle3, a switch": True,
   "eagle3, qwen's": False, "eagle3, slides": False,
 }  # fmt: skip
-READS = {"eagle3": (0, 1, 3), "parallel": (1, 3)}
+READS = {"eagle3": (0, 1, 3), "dflash": (1, 3)}
 
 
 @pytest.mark.parametrize("kind", MAKE)
@@ -182,7 +182,7 @@ def test_what_is_saved_is_what_is_read(kind, target, about, save, tmp_path):
   noise = np.random.default_rng(0)
   for path, value in nnx.to_flat_state(state):
     shared = (path[0] == "embed" and kind not in LATER_SWITCH) or (
-      kind in ("eagle", "parallel") and path[0] == "lm_head"
+      kind in ("eagle", "dflash") and path[0] == "lm_head"
     )
     if not shared:
       new = noise.standard_normal(value.shape)
@@ -199,13 +199,13 @@ def test_what_is_saved_is_what_is_read(kind, target, about, save, tmp_path):
   )
   if found.kind != "medusa":
     own = found.module.config
-    layers = own.layers if found.kind == "parallel" else own.layer
+    layers = own.layers if found.kind == "dflash" else own.layer
     assert layers.rope_theta == 500.0
     assert found.shape.max_positions == 32
-  if found.kind == "parallel":
+  if found.kind == "dflash":
     assert (own.block_size, own.mask_token) == (4, 6)
   assert ("speculators_config" in settings) == (kind in NAMES_ITS_TARGET)
-  if kind == "parallel":
+  if kind == "dflash":
     assert settings["num_target_layers"] == 4
   if kind in LATER_SWITCH:  # servers have other defaults of their own
     assert settings["norm_before_residual"] is LATER_SWITCH[kind]
@@ -293,7 +293,7 @@ ASKED = {
   "eagle3, qwen's": WHOLE | first_of("layers.0", qk_norm=True),
   "medusa": medusa_of(V),
   "medusa, few words": medusa_of(5) | {"token_map": (5,)},
-  "parallel": DFLASH,
+  "dflash": DFLASH,
   "parallel, few words": DFLASH | MAPS | {"lm_head.weight": (5, 8)},
 }  # fmt: skip
 ASKED |= {  # windows are settings
@@ -390,7 +390,7 @@ def test_speculators_finds_the_target_and_what_it_validates(
   (method,) = made["proposal_methods"]
   assert method["proposal_type"] == made["default_proposal_method"] == "greedy"
   assert method["speculative_tokens"] == 3
-  algorithm = "dflash" if kind.startswith("parallel") else "eagle3"
+  algorithm = "dflash" if kind.startswith("dflash") else "eagle3"
   assert made["algorithm"] == settings["speculators_model_type"] == algorithm
   layers = settings["transformer_layer_config"]
   qwens = kind == "eagle3, qwen's" or algorithm == "dflash"
@@ -475,12 +475,12 @@ def test_what_can_be_saved_is_known_before_it_is_trained(kind, target):
     (dict(activation="relu"), "cannot express activation"),
   ],
 )
-@pytest.mark.parametrize("kind", ["eagle", "eagle3", "parallel"])
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "dflash"])
 def test_what_cannot_be_saved_is_known_before_it_is_trained(
   kind, changes, message
 ):
   layer = dataclasses.replace(CONFIG, num_layers=1, **changes)
-  if kind == "parallel":
+  if kind == "dflash":
     layers = dataclasses.replace(layer, qk_norm=True)
     config = dataclasses.replace(BLOCKS, layers=layers)
   else:

@@ -129,7 +129,7 @@ def reference(features, newest, sees=lambda i, t, s: True):
 
 def test_a_block_is_the_formulas_by_published_names(head):
   """Of rows of two lengths, read in two parts, of which blocks were said."""
-  assert head.kind == "parallel"
+  assert head.kind == "dflash"
   assert head.features == (2, 5, 7)  # what comes out of layers 1, 4 and 6
   model, params = head.functions()
   assert (model.num_depths, model.num_features) == (BLOCK - 1, 3 * H)

@@ -13,7 +13,7 @@ from specjax.runtime.mesh import MeshDecoder
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 
-@pytest.mark.parametrize("how", ["eagle3", "parallel", "paths"])
+@pytest.mark.parametrize("how", ["eagle3", "dflash", "paths"])
 def test_caches_are_cut_as_their_models_wherever_they_stand(how):
   """In the state of EAGLE's drafter the cache is one part of several."""
   make = (

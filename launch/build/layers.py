@@ -1,32 +1,22 @@
-"""Which sub-layers are skipped: a config's own, or a file's.
+"""Files of sub-layers that are skipped.
 
-The file is JSON, {"skip_attention": [2, 3], "skip_mlp": [3], ...}; what else is
-in it is for people (`launch.layer_search` writes how the set was found).
+They are JSON, {"skip_attention": [2, 3], "skip_mlp": [3], ...}; what else is
+in them is for people (`launch.layer_search` writes how the set was found).
 """
 
 import json
 import pathlib
 
-import ml_collections
-
 from models.networks.transformer import SkippedLayers
 
 
-def of(config: ml_collections.ConfigDict) -> SkippedLayers:
-  """The sub-layers that a config skips: those of its file, if it names one.
+def read(path: str) -> SkippedLayers:
+  """The set of a file.
 
   Raises:
-    ValueError: if the file holds no such set.
+    ValueError: if the file holds no such set, or an empty one.
     FileNotFoundError: if the file is not there.
   """
-  own = SkippedLayers(
-    attention=tuple(config.skip_attention), mlp=tuple(config.skip_mlp)
-  )
-  return read(config.skip_layers) if config.skip_layers else own
-
-
-def read(path: str) -> SkippedLayers:
-  """The set of a file; raises as `of`."""
   file = pathlib.Path(path)
   if not file.is_file():
     raise FileNotFoundError(f"no such file of layers to skip: {path}")
@@ -40,6 +30,11 @@ def read(path: str) -> SkippedLayers:
       raise ValueError(
         f'{path} must be JSON like {{"skip_attention": [2], "skip_mlp": []}}'
       )
+  if not any(sets):
+    raise ValueError(
+      f"{path} skips nothing: the whole target would draft for itself "
+      "(launch.layer_search finds what to skip)"
+    )
   return SkippedLayers(*(tuple(sorted(set(one))) for one in sets))
 
 

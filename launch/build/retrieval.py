@@ -8,8 +8,11 @@ tokenizer's fingerprint and how many texts it is made from.
 import json
 import pathlib
 
+import jax
+import numpy as np
 import safetensors
 import safetensors.numpy
+from jax.sharding import NamedSharding, PartitionSpec
 
 from launch import jsonl
 from models.tokenizers import Tokenizer
@@ -111,3 +114,22 @@ def read(path: str, tokenizer: Tokenizer) -> Corpus:
       f"the corpus {path} was made with another tokenizer than the target's"
     )
   return found
+
+
+def index(path: str, models) -> Corpus:
+  """The corpus of a file, where the models of a pair are.
+
+  Args:
+    path: a file of `launch.tools.corpus_index`.
+    models: `launch.build.pair.Models`, whose tokenizer must have made it.
+  """
+  found = read(path, models.tokenizer)
+  if models.mesh is None:
+    return jax.tree.map(jax.numpy.asarray, found)
+  whole = NamedSharding(models.mesh, PartitionSpec())
+  return jax.tree.map(
+    lambda x: jax.make_array_from_callback(
+      x.shape, whole, lambda i, x=x: np.asarray(x)[i]
+    ),
+    found,
+  )

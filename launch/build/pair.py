@@ -8,16 +8,9 @@ import jax.numpy as jnp
 import ml_collections
 from jax.sharding import Mesh
 
-from launch import (
-  depths,
-  draft_checks,
-  drafting,
-  online,
-  processes,
-  prompt_lines,
-  skipped_layers,
-  stops,
-)
+from launch import online, processes, prompt_lines, stops
+from launch.build import drafters, policies
+from launch.build.drafters import Drafting
 from models import checkpoints, meshes
 from models.checkpoints import Network
 from models.formats.head_checkpoints import Head
@@ -25,14 +18,13 @@ from models.networks import specdec
 from models.networks.specdec import Block
 from models.networks.transformer import SkippedLayers
 from models.tokenizers import Tokenizer
-from specjax import decode, drafters, rules
-from specjax import siblings as siblings_lib
-from specjax.adaptive import chains, widths
+from specjax import decode, rules
+from specjax.adaptive import chains
 from specjax.adaptive.ladder import Ladder
 from specjax.adaptive.rungs import Rungs
 from specjax.drafters.rasd import Parts
 from specjax.runtime.engine import Engine
-from specjax.types import LanguageModel, Params
+from specjax.types import LanguageModel, Params, Rule
 from specjax.warp import make_sampling
 
 # Keys have 32 bits of a seed; ranks are 32-bit integers.
@@ -52,12 +44,13 @@ class Pair:
     tokenizer: the pair's one tokenizer.
     stop_tokens: ids that end a row.
     max_length: longest prompt with completion, in tokens.
+    drafting: what was asked to draft.
     mesh: the devices, or None for one without a mesh.
     layout: what is cut over which of the mesh's axes, if there is one.
     encoder: what inputs must keep to, of an encoder-decoder; else None.
     lesson: what the draft learns online; else None.
-    rungs: decoders of all lengths of the config's ladder, the longest of which
-      is `decoder`; None without one.
+    rungs: decoders of all lengths of a ladder, the longest of which is
+      `decoder`; None without one.
   """
 
   decoder: decode.Decoder
@@ -68,6 +61,7 @@ class Pair:
   tokenizer: Tokenizer
   stop_tokens: tuple[int, ...]
   max_length: int
+  drafting: Drafting
   mesh: Mesh | None = None
   layout: meshes.Layout | None = None
   encoder: prompt_lines.Encoder | None = None
@@ -84,10 +78,20 @@ class Pair:
     return self.max_length - max_new_tokens
 
 
-def check_config(config: ml_collections.ConfigDict) -> None:
-  """Raises ValueError for settings that can be judged without the models."""
-  family = drafting.of(config)
-  rules.get(config.rule)
+def check_config(
+  config: ml_collections.ConfigDict, drafting: Drafting | None = None
+) -> Drafting:
+  """The way to draft of a config, all judged that needs no model.
+
+  Args:
+    config: fields as in configs/common.py.
+    drafting: the way to draft, in place of the config's.
+
+  Raises:
+    ValueError: for unknown or contradictory settings.
+  """
+  drafting = drafting or drafters.of(config)
+  rule = rule_of(config, drafting)
   if config.dtype not in ("float32", "bfloat16", "float16"):
     raise ValueError(
       "dtype must be float32, bfloat16 or float16, got " + repr(config.dtype)
@@ -104,88 +108,27 @@ def check_config(config: ml_collections.ConfigDict) -> None:
     top_p=config.top_p,
     min_p=config.min_p,
   )
-  gamma, budget = config.num_speculative_tokens, config.max_new_tokens
-  for name in ("num_nodes", "num_children"):
-    if config[name] < 0:
-      raise ValueError(f"{name} must be >= 0, got {config[name]}")
-  if gamma < 0:
-    raise ValueError(f"num_speculative_tokens must be >= 0, got {gamma}")
-  if any(width < 1 for width in config.widths):
-    raise ValueError(f"widths must be >= 1, got {tuple(config.widths)}")
-  if config.num_drafts < 1:
-    raise ValueError(f"num_drafts must be >= 1, got {config.num_drafts}")
-  if budget < 1:
-    raise ValueError(f"max_new_tokens must be >= 1, got {budget}")
-  if config.batch_size < 1:
-    raise ValueError(f"batch_size must be >= 1, got {config.batch_size}")
-  if config.tree:
-    what = "the depth of config.tree"
-    depth = drafting.make_tree(config).max_depth
-    if not gamma:
-      raise ValueError(
-        f"{what} is {depth}, and num_speculative_tokens=0 asks for plain "
-        "decoding: give one of them"
-      )
-  else:
-    what, depth = "num_speculative_tokens", gamma
-  if depth > budget:
+  for name in ("max_new_tokens", "batch_size"):
+    if config[name] < 1:
+      raise ValueError(f"{name} must be >= 1, got {config[name]}")
+  if drafting.tree.max_depth > config.max_new_tokens:
     raise ValueError(
-      f"{what} ({depth}) is larger than max_new_tokens ({budget})"
+      f"drafts of {drafting.tree.max_depth} tokens are longer than "
+      f"max_new_tokens ({config.max_new_tokens})"
     )
-  how = drafting.make_siblings(config)
-  tree = drafting.make_tree(config)
-  if (
-    config.num_nodes
-    and not family.form
-    and (
-      config.tree
-      or config.num_drafts != 1
-      or config.siblings not in ("iid", siblings_lib.GIVEN.name)
-    )
-  ):
+  if drafting.learning and config.mesh:
     raise ValueError(
-      "num_nodes is of a dynamic tree, which has no tree, num_drafts or "
-      "siblings of its own: give one of them"
+      f"online learning runs on one device, got the mesh {config.mesh!r}"
     )
-  if config.num_nodes and not (family.is_head or family.form):
-    raise ValueError(
-      "num_nodes is of a tree whose form is data, as that of an EAGLE head, "
-      f"and the drafter is {config.drafter!r}"
-    )
-  family.check(config, tree, how)
-  online.check(config)
-  if gamma:
-    rules.get(config.rule).check(tree, how)
-  draft_checks.check_depth(config, rules.get(config.rule))
-  draft_checks.check_ladder(config, rules.get(config.rule))
-  draft_checks.check_repeats(config, rules.get(config.rule))
+  if drafting.drafts:
+    drafting.check(rule)
+    drafters.check_checkpoint(drafting)
+  return drafting
 
 
-def settled(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-  """The config as it is run, for records.
-
-  A drafter that is a head takes the one of `heads` where `draft` is none. A
-  tree decides how deep it drafts: beside it, `num_speculative_tokens` is not
-  read, and becomes its depth; of a ladder it is the last. Of `skip_layers` the
-  set that the file holds is kept, and not its path.
-  """
-  config = ml_collections.ConfigDict(config.to_dict())
-  if config.skip_layers:
-    skipped = skipped_layers.of(config)
-    config.skip_attention, config.skip_mlp = skipped.attention, skipped.mlp
-    config.skip_layers = ""
-  heads = config.get("heads", {})
-  if config.drafter in heads and not drafting.has_head(config):
-    config.draft = heads[config.drafter]
-  if (
-    config.tree
-    and config.num_speculative_tokens
-    and not drafting.of(config).form
-  ):
-    config.num_speculative_tokens = drafting.make_tree(config).max_depth
-  if config.get("ladder") and config.num_speculative_tokens:
-    config.num_speculative_tokens = config.ladder[-1]
-  return config
+def rule_of(config: ml_collections.ConfigDict, drafting: Drafting) -> Rule:
+  """What verifies; ValueError if there is no such rule."""
+  return rules.get(drafting.rule or config.rule)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -214,6 +157,7 @@ class Models:
 def load(
   config: ml_collections.ConfigDict,
   *,
+  drafting: Drafting | None = None,
   beside: Models | None = None,
   inputs: bool = False,
 ) -> Models:
@@ -221,6 +165,7 @@ def load(
 
   Args:
     config: fields as in configs/common.py.
+    drafting: the way to draft, in place of the config's.
     beside: models with the same target and dtype: its arrays are shared if they
       lie where this config wants them.
     inputs: whether the caller decodes encoder-decoders too.
@@ -233,18 +178,16 @@ def load(
       models that do not share a tokenizer.
     FileNotFoundError: for checkpoints that are not there.
   """
-  check_config(config)
-  has_draft = drafting.reads_draft(config)
-  has_head = has_draft and drafting.of(config).is_head
-  has_block = has_draft and drafting.has_block(config)
-  check_kinds(config, has_draft=has_draft, inputs=inputs)
+  drafting = check_config(config, drafting)
+  reads, path = drafting.reads, drafting.checkpoint
+  check_kinds(config, drafting, inputs=inputs)
   layout, mesh, shardings = None, None, (None, None)
   if config.mesh:
     sizes = None
-    if has_head:
-      sizes = checkpoints.read_head(config.draft, config.target).even_sizes()
-    elif has_draft and not has_block:
-      sizes = checkpoints.read_config(config.draft)
+    if reads == "head":
+      sizes = checkpoints.read_head(path, config.target).even_sizes()
+    elif reads == "model":
+      sizes = checkpoints.read_config(path)
     layout = meshes.parse(
       config.mesh,
       jax.device_count(),
@@ -266,22 +209,23 @@ def load(
     )
   tokenizer = checkpoints.load_tokenizer(config.target)
   draft = None
-  if has_head:
+  if reads == "head":
     draft = checkpoints.load_head(
-      config.draft, target, dtype=dtype, mesh=mesh, sharding=shardings[1]
+      path, target, dtype=dtype, mesh=mesh, sharding=shardings[1]
     )
-  elif has_block:
-    draft = specdec.load(config.draft, dtype=dtype, mesh=mesh)
-    check_same_tokenizer(tokenizer, checkpoints.load_tokenizer(config.draft))
-  elif has_draft:
+  elif reads == "block":
+    draft = specdec.load(path, dtype=dtype, mesh=mesh)
+  elif reads == "model":
     draft = checkpoints.load(
-      config.draft, dtype=dtype, mesh=mesh, sharding=shardings[1]
+      path, dtype=dtype, mesh=mesh, sharding=shardings[1]
     )
-    check_same_tokenizer(tokenizer, checkpoints.load_tokenizer(config.draft))
-  if shares_encoder(config):
+  if reads in ("block", "model"):
+    check_same_tokenizer(tokenizer, checkpoints.load_tokenizer(path))
+  if draft is not None and config.get("share_encoder"):
     check_same_width(target, draft)
   eos_tokens = {*checkpoints.eos_token_ids(config.target)}
   eos_tokens |= {tokenizer.eos_token_id} - {None}
+  head = getattr(drafting.policy, "head", "")
   return Models(
     target=target,
     draft=draft,
@@ -289,7 +233,7 @@ def load(
     eos_tokens=tuple(sorted(eos_tokens)),
     mesh=mesh,
     layout=layout,
-    depth=depths.load(head, mesh) if (head := depths.head_of(config)) else None,
+    depth=policies.load(head, mesh) if head else None,
   )
 
 
@@ -297,80 +241,55 @@ def assemble(
   config: ml_collections.ConfigDict,
   models: Models,
   *,
+  drafting: Drafting | None = None,
   learns: bool = False,
   climbs: bool = False,
 ) -> Pair:
   """Makes the decoders of a config from models that are loaded.
 
   Args:
-    config: with the checkpoints, dtype and drafter that `models` are of.
+    config: with the checkpoints and dtype that `models` are of.
     models: from `load`.
-    learns: whether the caller lets drafts learn (`config.online`).
-    climbs: whether it changes draft lengths between rounds (`config.ladder`).
+    drafting: the way to draft, in place of the config's.
+    learns: whether the caller lets drafts learn.
+    climbs: whether it changes draft lengths between rounds.
 
   Raises:
     ValueError: for unknown or contradictory settings.
   """
-  check_config(config)
+  drafting = check_config(config, drafting)
+  if drafting.lengths and (not climbs or processes.several()):
+    raise ValueError(
+      "draft lengths change between rounds (a ladder) in launch.decode and "
+      "launch.evaluate, in one process"
+    )
+  if drafting.learning and not learns:
+    raise ValueError(
+      "drafts learn (online) in launch.decode and launch.evaluate"
+    )
   tokenizer = models.tokenizer
-  vocab_size = tokenizer.vocab_size
+  vocab_size, rule = tokenizer.vocab_size, rule_of(config, drafting)
   features = models.draft.features if isinstance(models.draft, Head) else ()
   target = models.target.functions(SkippedLayers(), features)
-  draft, draft_params, drafter, lesson = None, None, None, None
-  rungs = None
-  if config.num_speculative_tokens:
-    family = drafting.of(config)
-    draft, draft_params = family.model(config, models)
-    drafter = family.make(
-      config,
-      draft,
-      tree=drafting.make_tree(config),
-      siblings=drafting.make_siblings(config),
-      vocab_size=vocab_size,
+  draft, params, drafter, lesson, rungs = None, None, None, None, None
+  if drafting.drafts:
+    draft, params = drafters.source(drafting, models)
+    drafter = drafters.make(drafting, draft, vocab_size)
+  if drafting.lengths:
+    rungs = drafters.rungs(
+      drafting, target, draft, rule=rule, vocab_size=vocab_size
     )
-    if config.get("repeats") and family.reads_on:
-      drafter = drafters.repeats.drafter(
-        drafter, least=config.repeats, max_ngram=config.max_ngram
-      )
-    if config.ladder and (not climbs or processes.several()):
-      raise ValueError(
-        "draft lengths change between rounds (config.ladder) in launch.decode "
-        "and launch.evaluate, in one process"
-      )
-    if config.ladder:
-      rungs = drafting.rungs(
-        config,
-        target,
-        draft,
-        rule=rules.get(config.rule),
-        vocab_size=vocab_size,
-      )
-      drafter = rungs.longest.drafter
-    if config.online and not learns:
-      raise ValueError(
-        "drafts learn (config.online) in launch.decode and launch.evaluate"
-      )
-    if config.online:
-      drafter, lesson = online.wrapped(
-        config, drafter, draft, vocab_size=vocab_size
-      )
+    drafter = rungs.longest.drafter
+  if drafting.learning:
+    drafter, lesson = online.wrapped(
+      drafting.learning, drafter, draft, vocab_size=vocab_size
+    )
   if drafter is not None and models.depth is not None:
-    draft_params = chains.Parts(own=draft_params, policy=models.depth)
-  if isinstance(draft, Head | Block) or isinstance(
-    draft_params, Parts | chains.Parts
+    params = chains.Parts(own=params, policy=models.depth)
+  if not isinstance(draft, LanguageModel) or isinstance(
+    params, Parts | chains.Parts
   ):
     draft = None  # no model alone, whose passes can be timed apart
-  encoder = None
-  if models.target.reads_inputs:
-    encoder = prompt_lines.Encoder(
-      start_token=models.target.config.start_token,
-      max_tokens=config.max_length,
-    )
-    if encoder.start_token >= vocab_size:
-      raise ValueError(
-        f"the decoder begins with token {encoder.start_token}, and the "
-        f"tokenizer has {vocab_size}"
-      )
   limits = [
     config.max_length,
     target.max_positions,
@@ -388,26 +307,43 @@ def assemble(
     else decode.make_decoder(
       target,
       drafter=drafter,
-      rule=config.rule,
+      rule=rule,
       vocab_size=vocab_size,
-      widths=widths.within(drafting.widths_of(config), drafter.tree)
-      if drafter
-      else (),
-      share_encoder=shares_encoder(config),
+      widths=drafters.pass_widths(drafting, drafter.tree) if drafter else (),
+      share_encoder=bool(drafting.drafts and config.get("share_encoder")),
     ),
     baseline=decode.make_decoder(target, vocab_size=vocab_size),
-    params=Params(target=models.target.params, draft=draft_params),
+    params=Params(target=models.target.params, draft=params),
     target=target,
     draft=draft,
     tokenizer=tokenizer,
     stop_tokens=tuple(sorted({*config.stop_token_ids, *models.eos_tokens})),
     max_length=min(x for x in limits if x is not None),
+    drafting=drafting,
     mesh=models.mesh,
     layout=models.layout,
-    encoder=encoder,
+    encoder=encoder_of(config, models),
     lesson=lesson,
     rungs=rungs,
   )
+
+
+def encoder_of(
+  config: ml_collections.ConfigDict, models: Models
+) -> prompt_lines.Encoder | None:
+  """What inputs must keep to, of an encoder-decoder."""
+  if not models.target.reads_inputs:
+    return None
+  start, vocab_size = (
+    models.target.config.start_token,
+    models.tokenizer.vocab_size,
+  )
+  if start >= vocab_size:
+    raise ValueError(
+      f"the decoder begins with token {start}, and the tokenizer has "
+      f"{vocab_size}"
+    )
+  return prompt_lines.Encoder(start_token=start, max_tokens=config.max_length)
 
 
 def build(
@@ -423,7 +359,7 @@ def build(
 
 
 def check_kinds(
-  config: ml_collections.ConfigDict, *, has_draft: bool, inputs: bool
+  config: ml_collections.ConfigDict, drafting: Drafting, *, inputs: bool
 ) -> None:
   """Raises ValueError if one model reads inputs and the other does not.
 
@@ -432,34 +368,24 @@ def check_kinds(
   of_target = checkpoints.reads_inputs(config.target)
   if of_target and not inputs:
     raise ValueError(
-      f"{config.target} is an encoder-decoder, which launch.decode and "
-      "launch.benchmark alone give inputs"
+      f"{config.target} is an encoder-decoder, which launch.decode alone gives "
+      "inputs"
     )
-  if not has_draft:
+  reads, path = drafting.reads, drafting.checkpoint
+  if reads == "head" and of_target:
+    raise ValueError(
+      f"{config.target} is an encoder-decoder, and {path} is a head on a "
+      "decoder-only target's features"
+    )
+  if reads not in ("block", "model"):
     return
-  if drafting.has_head(config):
-    if of_target:
-      raise ValueError(
-        f"{config.target} is an encoder-decoder, and {config.draft} is a head "
-        "on a decoder-only target's features"
-      )
-    return
-  of_draft = drafting.has_block(config) or checkpoints.reads_inputs(
-    config.draft
-  )
+  of_draft = reads == "block" or checkpoints.reads_inputs(path)
   if of_target == of_draft:
     return
   kind = lambda reads: "an encoder-decoder" if reads else "decoder-only"
   raise ValueError(
     f"target and draft must be of one kind: {config.target} is "
-    f"{kind(of_target)}, {config.draft} is {kind(of_draft)}"
-  )
-
-
-def shares_encoder(config: ml_collections.ConfigDict) -> bool:
-  """Whether the draft reads what the target's encoder made (T5s alone)."""
-  return bool(
-    config.get("share_encoder", False) and drafting.reads_draft(config)
+    f"{kind(of_target)}, {path} is {kind(of_draft)}"
   )
 
 
@@ -496,9 +422,9 @@ def check_same_tokenizer(target: Tokenizer, draft: Tokenizer) -> None:
 
 def engine_of(config, pair: Pair, *, baseline: bool = False) -> Engine:
   """The engine of a config: speculative, or plain autoregressive."""
-  learner = None
-  if pair.lesson is not None and not baseline:
-    learner = online.Learner(config, pair.params, pair.lesson)
+  learner, learning = None, pair.drafting.learning
+  if learning is not None and pair.lesson is not None and not baseline:
+    learner = online.Learner(learning, pair.params, pair.lesson)
   return Engine(
     decoder=pair.baseline if baseline else pair.decoder,
     params=pair.params,
@@ -515,7 +441,7 @@ def engine_of(config, pair: Pair, *, baseline: bool = False) -> Engine:
     rungs=None if baseline else pair.rungs,
     ladder=None
     if baseline or not pair.rungs
-    else Ladder(lengths=tuple(config.ladder)),
+    else Ladder(lengths=pair.drafting.lengths),
     learner=learner,
     mesh=pair.mesh,
     cache_specs=pair.layout and pair.layout.cache_specs(),
