@@ -195,7 +195,8 @@ from launch.training import data
 
 def decoder_with(draft):
   settings = embedded.get_config()
-  settings.draft, settings.temperature = draft, 1.0
+  settings.drafter = f'model("{draft}", tokens=6)'
+  settings.temperature = 1.0
   settings.max_new_tokens = 16 if SMALL else 128
   one, held_out = pair.build(settings), data.documents(config, "validation")
   items = prompts.first_tokens(held_out, one.tokenizer, num_tokens=64)
@@ -250,7 +251,6 @@ flops, output = 2e10 if SMALL else 4e11, workdir / "study.jsonl"
 command = f"""{sys.executable} -m launch.studies.drafts
   --config=configs/draft_study.py:tiny --config.train.dataset={texts}
   --config.flops={flops} --config.temperatures=(1.0,)
-  --config.decode.num_speculative_tokens=2
   --workdir={workdir}/study --output={output}"""
 done = subprocess.run(command.split(), check=True)
 

@@ -57,10 +57,10 @@ plan 70b-v6e-8-eagle3 --topology=v6e-8 --target=llama-3.1-70b \
 plan 70b-v6e-8-medusa --topology=v6e-8 --target=llama-3.1-70b \
   --drafter=medusa --draft=medusa-llama-3.1-70b --max_length=2048
 # Its own way, of certain tokens; this head knows 40,960 positions.
-plan 8b-v5e-16-dflash --topology=v5e-16 --target=qwen3-8b --drafter=parallel \
+plan 8b-v5e-16-dflash --topology=v5e-16 --target=qwen3-8b --drafter=dflash \
   --draft=dflash-qwen3-8b --mesh=data:2,model:8 --batch_size=16 \
   --num_speculative_tokens=15 --siblings=given --rule=match --max_length=2048
-plan 8b-v6e-8-dflash --topology=v6e-8 --target=qwen3-8b --drafter=parallel \
+plan 8b-v6e-8-dflash --topology=v6e-8 --target=qwen3-8b --drafter=dflash \
   --draft=dflash-qwen3-8b --mesh=data:1,model:8 --batch_size=8 \
   --num_speculative_tokens=15 --siblings=given --rule=match --max_length=2048
 plan sweeps/2.8b --sweep --topology=v5e-4,v6e-4 --target=pythia-2.8b \
