@@ -79,7 +79,7 @@ from specjax.state import StopReason
 
 cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT, *processes.FLAGS)
 # Of these the contents count, and no path.
-_HASHED = ("target", "draft", "corpus")
+_HASHED = ("target", "checkpoints")
 _SUMMARY = flags.DEFINE_string("summary", None, "The run's numbers, JSON.")
 _BASELINE = flags.DEFINE_bool(
   "baseline", True, "Also decode plainly, to measure the speed-up."
@@ -187,6 +187,7 @@ def settings_of(config, baseline: bool, models: dict) -> dict:
     models: see `provenance.checkpoints`.
   """
   kept = json.loads(config.to_json_best_effort(sort_keys=True))
+  kept["drafter"] = provenance.hashed(drafters.canonical(config), models)
   return {
     "config": {k: v for k, v in kept.items() if k not in _HASHED},
     "baseline": baseline,

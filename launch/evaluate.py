@@ -148,13 +148,13 @@ def check_sizes(sizes: list[int], plain: pair.Pair) -> None:
     )
 
 
-def settings_of(config, entered: list[System], asked, checkpoints) -> dict:
+def settings_of(config, entered: list[System], asked, models) -> dict:
   """All that decides what is measured; neither paths nor dates count."""
   kept = json.loads(config.to_json_best_effort(sort_keys=True))
   return {
-    "config": kept
-    | {"target": None, "checkpoints": checkpoints, "drafter": None},
-    "systems": [system.name for system in entered],
+    "config": kept | {"target": None, "checkpoints": None, "drafter": None},
+    "checkpoints": {role: found["sha256"] for role, found in models.items()},
+    "systems": [provenance.hashed(s.name, models) for s in entered],
     "temperatures": temperatures(config),
     "batch_sizes": cli.integers(_BATCH_SIZES, default=[config.batch_size]),
     "questions": provenance.hash_texts(
@@ -420,8 +420,7 @@ def run(argv) -> int:
     "left_out": result.left_out(entered, sizes),
     "refused": refused,
   }
-  hashes = {found["path"]: found["sha256"] for found in models.values()}
-  settings = settings_of(config, entered, asked, hashes)
+  settings = settings_of(config, entered, asked, models)
   with Journal(output, settings, grows=True) as journal:
     if journal.batches:
       print(f"{output}: {len(journal.batches)} groups and costs are measured "

@@ -221,6 +221,13 @@ def read_by(drafting: Drafting) -> dict[str, str]:
   return {role: path for role, path in roles.items() if path}
 
 
+def hashed(written: str, models: Mapping[str, Mapping[str, str]]) -> str:
+  """A drafter's call with the hashes of checkpoints in place of their paths."""
+  for found in models.values():
+    written = written.replace(f'"{found["path"]}"', f'"{found["sha256"]}"')
+  return written
+
+
 def hashes(directories: Mapping[str, str]) -> dict[str, dict[str, str]]:
   """By role, path and hash of each checkpoint."""
   return {

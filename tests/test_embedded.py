@@ -117,7 +117,6 @@ def complete(count=100, **settings):
   """Greedy completions of the first held-out prompts."""
   config = embedded.get_config()
   config.update(max_new_tokens=NEW_TOKENS, **settings)
-  config = pair.settled(config)  # with the head of that name
   models = pair.build(config)
   run = pair.engine_of(config, models)
   asked = held_out()[:count]
@@ -134,15 +133,15 @@ def complete(count=100, **settings):
 
 @functools.cache
 def plain(count):
-  return complete(num_speculative_tokens=0, count=count)
+  return complete(drafter="plain", count=count)
 
 
 HEAVY = (
-  dict(drafter="model"),
-  dict(drafter="model", rule="match", num_drafts=2),
+  dict(drafter="model(tokens=6)"),
+  dict(drafter="model(tokens=6, tree=paths(2))", rule="match"),
   dict(drafter="ngram"),
   dict(drafter="layer_skip"),
-  dict(drafter="eagle3", rule="match", num_nodes=12, num_children=4),
+  dict(drafter="eagle3(tokens=6, tree=dynamic(12, top_k=4))", rule="match"),
   dict(drafter="medusa"),
 )
 

@@ -36,8 +36,8 @@ FOUNDATION = {
     "cache",
     "random",
     "laws",
+    "calls",
     "siblings",
-    "named",
     "suggestions",
     "cond_in_place",
   )

@@ -209,18 +209,18 @@ def _tree(
     raise ValueError(
       f"tokens must be >= 1, got {tokens} (drafter 'plain' drafts nothing)"
     )
-  if shape is None:
-    tree = tree_lib.chain(tokens or default)
-  elif shape.depth is not None and tokens is not None:
-    raise ValueError(f"the tree is {shape.depth} deep: give no tokens beside")
-  else:
-    tree = shape.make(tokens or default)
   if shape is not None and shape.dynamic:
     if not dynamic:
       raise ValueError("a dynamic tree is of a head on the target's features")
     if siblings is not IID:
       raise ValueError("a dynamic tree has no siblings of its own")
     siblings = GIVEN
+  if shape is None:
+    tree = tree_lib.chain(tokens or default)
+  elif shape.depth is not None and tokens is not None:
+    raise ValueError(f"the tree is {shape.depth} deep: give no tokens beside")
+  else:
+    tree = shape.make(tokens or default)
   if policy is not None:
     chains.check(tree, siblings, policy)
   return dict(tree=tree, siblings=siblings, policy=policy)
@@ -716,7 +716,9 @@ def with_rule(drafter: Drafting, rule: Rule) -> Drafting:
 
 _NESTED: dict[type, Grammar] = {
   Shape: TREES,
-  Siblings: siblings_lib.GRAMMAR,
+  Siblings: Grammar(
+    kind="siblings", entries=siblings_lib.SIBLINGS | {GIVEN.name: GIVEN}
+  ),
   Policy: POLICIES,
   Rule: RULES,
 }

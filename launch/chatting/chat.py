@@ -240,7 +240,7 @@ class Chat:
     try:
       self._become(**settings)
     except (ValueError, cli.UserError) as error:
-      raise ValueError(commands.here(str(error), self._config)) from error
+      raise ValueError(commands.here(str(error))) from error
 
   def _become(self, **settings: str) -> None:
     config = ml_collections.ConfigDict(self._config.to_dict())

@@ -1,7 +1,6 @@
 """What is typed: messages, and commands that begin with a slash."""
 
 import re
-from collections.abc import Iterable
 
 from specjax import suggestions
 
@@ -49,27 +48,10 @@ def parse(line: str) -> tuple[str, str] | None:
   return name, rest
 
 
-def here(text: str, options: Iterable[str]) -> str:
-  """An error about options, as it is to be read where commands are typed.
-
-  Args:
-    text: which names options as the command line has them.
-    options: names of all that there are.
-
-  Returns:
-    The text with commands for what they change, and with a word about the
-    options that it names beside.
-  """
+def here(text: str) -> str:
+  """An error with commands in place of the flags that it names."""
   names = "|".join(COMMANDS)
-  text = re.sub(rf"(?:--)?\b(?:config\.)?({names})=(\S*\w)", r"/\1 \2", text)
-  known = {*options} - {*COMMANDS}
-  # Other names of options are words as well.
-  told = re.findall(r"config\.(\w+)|\b([a-z]+(?:_[a-z]+)+|[a-z]+(?==))", text)
-  named = dict.fromkeys(name for pair in told for name in pair if name in known)
-  if not named:
-    return text
-  flags = " and ".join(f"--config.{name}" for name in named)
-  return f"{text} (it is launch.chat that takes {flags}, when it is started)"
+  return re.sub(rf"(?:--)?\b(?:config\.)?({names})=(\S*\w)", r"/\1 \2", text)
 
 
 def message(line: str) -> str:

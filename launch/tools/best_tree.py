@@ -80,7 +80,7 @@ class Costs:
     return tree.max_depth * self.level + float(rest)
 
 
-_SAME = ("target", "draft", "drafter", "dtype", "batch_size", "mesh")
+_SAME = ("target", "dtype", "batch_size", "mesh")
 
 
 def read_costs(path: str, asked: Mapping[str, Any]) -> Costs:

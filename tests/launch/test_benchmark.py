@@ -24,7 +24,7 @@ ON_CPU = {
   "hf_autoregressive_tokens_per_second",
   "hf_assisted_tokens_per_second",
 }
-SMALL = ("--config.max_new_tokens=8", "--config.num_speculative_tokens=2",
+SMALL = ("--config.max_new_tokens=8", "--config.drafter=model(tokens=2)",
          "--rounds=1")  # fmt: skip
 
 
@@ -127,11 +127,11 @@ def test_rows_of_one_prompt_are_one_unit_of_a_speedup():
 @pytest.mark.parametrize(
   "flags",
   [
-    ("--config.drafter=layer_skip", "--config.skip_attention=1"),
-    ("--config.num_speculative_tokens=0",),
+    ("--config.drafter=layer_skip('SET', tokens=2)",),
+    ("--config.drafter=plain",),
     (
       "--config.rule=match",
-      "--config.num_drafts=2",
+      "--config.drafter=model(tokens=2, tree=paths(2))",
       "--config.batch_size=3",
       "--config.temperature=1.0",
     ),
@@ -140,6 +140,9 @@ def test_rows_of_one_prompt_are_one_unit_of_a_speedup():
 def test_other_settings_leave_out_only_what_does_not_apply(
   cli, tmp_path, flags
 ):
+  skipped = tmp_path / "skip.json"
+  skipped.write_text('{"skip_attention": [1], "skip_mlp": []}')
+  flags = [flag.replace("SET", str(skipped)) for flag in flags]
   result = measure(cli, tmp_path, "--noreference", *flags)
   missing = {k for k in KEYS if result[k] is None}
   allowed = {*ON_CPU, "draft_step_seconds"}

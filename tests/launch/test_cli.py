@@ -104,9 +104,9 @@ def test_help_shows_the_settings_of_the_config_that_is_named(capsys):
   assert "settings of configs/embedded.py" in shown
   # A heading and a remark of configs/common.py, a value of embedded.py.
   assert (
-    "\n  # What proposes, and what verifies.\n  drafter='model'  #" in shown
+    "\n  drafter='model(tokens=6)'\n  rule='token'  # of docs/rules" in shown
   )
-  assert "\n  num_speculative_tokens=6  # 0 is plain" in shown
+  assert "\n  # What is sampled. Temperature 0 is greedy;" in shown
   assert "\n  temperature=0.5\n" in shown
   with pytest.raises(SystemExit):
     execute(

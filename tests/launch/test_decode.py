@@ -15,7 +15,7 @@ from launch import decode
 from models import tokenizers
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
-SMALL = ("--config.max_new_tokens=12", "--config.num_speculative_tokens=3")
+SMALL = ("--config.max_new_tokens=12", "--config.drafter=model(tokens=3)")
 TEXTS = ["def f(x):\n", "import os", "class A:\n  x = 1\n\n  def", "x", "for"]
 
 
@@ -62,7 +62,7 @@ def test_rows_come_back_in_order_with_the_documented_keys(
 def plain(cli, tmp_path_factory):
   """The greedy completions without a draft."""
   folder = tmp_path_factory.mktemp("plain")
-  return greedy(cli, folder, "--config.num_speculative_tokens=0")
+  return greedy(cli, folder, "--config.drafter=plain")
 
 
 def greedy(cli, folder, *settings):
@@ -79,17 +79,26 @@ def greedy(cli, folder, *settings):
 @pytest.mark.parametrize(
   "settings",
   [
-    ("--config.drafter=model",),
-    pytest.param(("--config.drafter=ngram",), marks=pytest.mark.heavy),
-    ("--config.drafter=layer_skip", "--config.skip_mlp=(1,)"),
+    ("--config.drafter=model(tokens=3)",),
     pytest.param(
-      ("--config.rule=match", "--config.num_drafts=2"), marks=pytest.mark.heavy
+      ("--config.drafter=ngram(tokens=3)",), marks=pytest.mark.heavy
+    ),
+    ("--config.drafter=layer_skip('SET', tokens=3)",),
+    pytest.param(
+      (
+        "--config.rule=match",
+        "--config.drafter=model(tokens=3, tree=paths(2))",
+      ),
+      marks=pytest.mark.heavy,
     ),
   ],
 )
 def test_greedy_completions_are_the_same_for_every_drafter(
   cli, tmp_path, plain, settings
 ):
+  skipped = tmp_path / "skip.json"
+  skipped.write_text('{"skip_attention": [], "skip_mlp": [1]}')
+  settings = [text.replace("SET", str(skipped)) for text in settings]
   assert greedy(cli, tmp_path, *settings) == plain
 
 
@@ -152,14 +161,14 @@ def test_bad_lines_are_named_and_the_others_decoded(cli, tmp_path, capsys):
     (("--config.rule=tokens",), "unknown rule 'tokens'"),
     (("--config.drafter=modl",), "unknown drafter 'modl'"),
     (("--config.gama=3",), "gama"),
-    (("--config.num_speculative_tokens=-1",), "must be >= 0, got -1"),
-    (("--config.num_speculative_tokens=x",), "x"),
+    (("--config.drafter=model(tokens=-1)",), "must be >= 1, got -1"),
+    (("--config.drafter=model(tokens=x)",), "expected int or None, got x"),
     (
-      ("--config.max_new_tokens=4", "--config.num_speculative_tokens=5"),
-      "num_speculative_tokens (5) is larger than max_new_tokens (4)",
+      ("--config.max_new_tokens=4", "--config.drafter=model(tokens=5)"),
+      "drafts of 5 tokens are longer than max_new_tokens (4)",
     ),
     (("--config.max_new_tokens=256",), "leaves no room for a prompt"),
-    (("--config.num_drafts=2",), "verifies a single path"),
+    (("--config.drafter=model(tree=paths(2))",), "verifies a single path"),
     (("--config.top_p=0.0",), "top_p must be in (0, 1]"),
     (("--config.temperature=-1.0",), "temperature must be finite and >= 0"),
     (("--config.batch_size=0",), "batch_size must be >= 1"),
@@ -168,9 +177,9 @@ def test_bad_lines_are_named_and_the_others_decoded(cli, tmp_path, capsys):
     (("--config.dtype=float33",), "dtype must be"),
     (("--config.temperature=1", "2"), "settings are written --name=value"),
     (("--output=/nowhere/out.jsonl",), "no such folder"),
-    (("--config.drafter=layer_skip", "--config.skip_mlp=(7,)"),
-     "do not exist"),
-    (("--config.drafter=ngram", "--config.num_drafts=2"), "one path"),
+    (("--config.drafter=layer_skip('no.json')",), "no such file of layers"),
+    (("--config.drafter=layer_skip",), "needs a checkpoint: layer_skip("),
+    (("--config.drafter=ngram(tree=paths(2))",), "no parameter 'tree'"),
   ],
 )  # fmt: skip
 def test_bad_settings_are_one_line_and_exit_code_2(
@@ -208,7 +217,7 @@ def test_bad_configs_are_one_line_and_exit_code_2(cli, capsys, config, message):
 def test_a_missing_draft_says_what_to_do(cli, capsys, pair):
   config = f"configs/huggingface.py:target={pair[0]}"
   assert cli(decode.run, config=config) == 2
-  assert "config.drafter=ngram" in capsys.readouterr().err
+  assert "needs a checkpoint: model(" in capsys.readouterr().err
 
 
 def test_tokenizers_that_differ_are_refused(cli, tmp_path, pair, capsys):
@@ -290,7 +299,7 @@ def test_a_completion_begins_with_its_space_and_ends_before_one(
   run = lambda record: cli(
     decode.run, *SMALL, "--nobaseline", "--overwrite", f"--output={out}",
     f"--prompts={write_jsonl(source, [record])}",
-    "--config.num_speculative_tokens=0",
+    "--config.drafter=plain",
     config=f"configs/huggingface.py:target={target}",
   )  # fmt: skip
   assert run({"prompt": "w5 w6"}) == 0

@@ -19,7 +19,7 @@ from specjax.runtime.engine import Completion
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
-SMALL = ("--config.max_new_tokens=12", "--config.num_speculative_tokens=3")
+SMALL = ("--config.max_new_tokens=12", "--config.drafter=model(tokens=3)")
 TEXTS = ["def f(x):\n", "import os", "class A:\n  x = 1\n\n  def", "x", "for"]
 
 
@@ -254,7 +254,7 @@ def test_a_summary_says_what_made_it(cli, tmp_path, prompts, pair, decoded):
 def test_settings_know_weights_but_neither_dates_nor_places(tmp_path, pair):
   def settings(target):
     config = common.get_config()
-    config.target, config.draft = str(target), pair[1]
+    config.target, config.checkpoints.draft = str(target), pair[1]
     models = provenance.checkpoints(config)
     return decode.settings_of(config, False, models)
 

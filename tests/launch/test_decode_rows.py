@@ -8,7 +8,7 @@ from files import read_jsonl, write_jsonl
 from launch import decode
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
-SMALL = ("--config.max_new_tokens=12", "--config.num_speculative_tokens=3",
+SMALL = ("--config.max_new_tokens=12", "--config.drafter=model(tokens=3)",
          "--config.temperature=1.0", "--nobaseline")  # fmt: skip
 RECORDS = [
   {"id": "plain", "prompt": "def f(x):\n"},

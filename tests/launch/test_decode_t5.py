@@ -21,7 +21,7 @@ RECORDS = [
   {"id": "d", "input": "nothing. " * 9},
 ]
 SMALL = (
-  "--config.max_new_tokens=12", "--config.num_speculative_tokens=3",
+  "--config.max_new_tokens=12", "--config.drafter=model(tokens=3)",
   "--config.batch_size=2", "--config.max_length=128",
 )  # fmt: skip
 
@@ -155,7 +155,7 @@ def decoder_only(tmp_path_factory):
     ("target={llama},draft={t5}", (), "target and draft must be of one kind"),
     (
       "target={t5}",
-      ("--config.drafter=layer_skip", "--config.skip_mlp=(1,)"),
+      ("--config.drafter=layer_skip('models/pretrained/layers.json')",),
       "an encoder-decoder, which drafts with no layers left out",
     ),
     ("target={t5}", ("--config.drafter=ngram",), "none are built in"),

@@ -1,4 +1,6 @@
-"""Heads from the command line: a directory tells by itself what it is."""
+"""Heads from the command line."""
+
+import re
 
 import files
 import heads_on_disk
@@ -22,43 +24,37 @@ def saved(tmp_path_factory):
   return path
 
 
-def settings(saved, head, **changes):
+def settings(saved, head, drafter, **changes):
   config = huggingface.get_config(
     f"target={saved / 'target'},draft={saved / head}"
   )
-  config.update({"max_new_tokens": 12, "num_speculative_tokens": 3, **changes})
+  config.update({"max_new_tokens": 12, "drafter": drafter, **changes})
   return config
 
 
+TREE = "tree=(-1, 0, 0, 1, 2, 3)"
 RUNS = {
-  "a chain": ("eagle3", {}),
-  "a dynamic tree": (
-    "eagle3", dict(num_nodes=8, num_children=3, rule="match", drafter="eagle3")
-  ),
-  "a certain tree": (
-    "medusa",
-    dict(tree=(-1, 0, 0, 1, 2, 3), siblings="given", rule="match"),
-  ),
-  "a drawn tree": (
-    "medusa", dict(num_drafts=2, rule="kseq", drafter="medusa")
-  ),
-  "typical acceptance": (
-    "medusa",
-    dict(tree=(-1, 0, 0, 1, 2, 3), siblings="top_k", rule="typical"),
-  ),
-  "a block": ("dflash", dict(rule="block", drafter="dflash")),
+  "a chain": ("eagle3(tokens=3)", "token"),
+  "a dynamic tree": ("eagle3(tokens=3, tree=dynamic(8, top_k=3))", "match"),
+  "a certain tree": (f"medusa({TREE}, siblings=given)", "match"),
+  "a drawn tree": ("medusa(tokens=3, tree=paths(2))", "kseq"),
+  "typical acceptance": (f"medusa({TREE}, siblings=top_k)", "typical"),
+  "a block": ("dflash(tokens=3)", "block"),
   "the best tree of a block": (
-    "dflash", dict(num_nodes=8, num_children=3, rule="match")
+    "dflash(tokens=3, tree=dynamic(8, top_k=3))", "match"
   ),
-  "blockwise": ("blockwise", dict(siblings="given", rule="match")),
+  "blockwise": ("blockwise(tokens=3, siblings=given)", "match"),
   "a text that is read on": (
-    "eagle3", dict(drafter="eagle3", repeats=1, elsewhere=2)
+    "repeats(eagle3(tokens=2), tokens=3, min_match=1, max_ngram=3)", "token"
   ),
-  "a ladder of chains": ("eagle3", dict(ladder=(0, 1, 3), drafter="eagle3")),
-  "a ladder of marginals": (
-    "medusa", dict(ladder=(0, 1, 3), drafter="medusa")
-  ),
+  "a ladder of chains": ("ladder(eagle3, lengths=(0, 1, 3))", "token"),
+  "a ladder of marginals": ("ladder(medusa, lengths=(0, 1, 3))", "token"),
 }  # fmt: skip
+
+
+def head_of(drafter):
+  """The folder of the head that a call drafts with."""
+  return re.findall("eagle3|medusa|dflash|blockwise", drafter)[0]
 
 
 @pytest.mark.parametrize(
@@ -68,8 +64,8 @@ RUNS = {
    else pytest.param(n, marks=pytest.mark.heavy) for n in RUNS],
 )  # fmt: skip
 def test_greedy_text_is_that_of_plain_decoding(saved, name):
-  head, changes = RUNS[name]
-  config = pair.settled(settings(saved, head, **changes))
+  drafter, rule = RUNS[name]
+  config = settings(saved, head_of(drafter), drafter, rule=rule)
   found = pair.build(config, climbs=True)
   items = prompts.built_in(found.tokenizer, max_tokens=60)[:2]
   (batch,) = engine.make_batches(items, batch_size=2, max_width=60)
@@ -85,89 +81,36 @@ def test_greedy_text_is_that_of_plain_decoding(saved, name):
 
 
 def test_a_text_that_repeats_itself_is_read_on_in_place_of_the_head(saved):
-  changes = dict(drafter="eagle3", repeats=1, elsewhere=1)
-  found = pair.build(settings(saved, "eagle3", **changes))
+  config = settings(
+    saved, "eagle3", "repeats(eagle3(tokens=1), tokens=3, min_match=1)"
+  )
+  found = pair.build(config)
   assert found.decoder.drafter.name == "eagle3, depth 1, repeats"
   assert found.decoder.widths == (2,)
   (batch,) = engine.make_batches(
     prompts.built_in(found.tokenizer, max_tokens=60)[:2],
     batch_size=2, max_width=60,
   )  # fmt: skip
-  done, _ = pair.engine_of(settings(saved, "eagle3", **changes), found).run(
-    batch
-  )
+  done, _ = pair.engine_of(config, found).run(batch)
   rounds = sum(c.num_target_calls for c in done)
   assert sum(c.num_drafted for c in done) > rounds  # the head drafts one
 
 
 @pytest.mark.parametrize(
-  ("changes", "message"),
+  "head, drafter, message",
   [
-    (dict(repeats=4), r"must be in 1..max_ngram \(3\)"),
-    (dict(repeats=-1), "must be in 1..max_ngram"),
-    (dict(repeats=2, elsewhere=4), "elsewhere must be in 1..3"),
-    (dict(repeats=2, elsewhere=1, depth="1"), "config.depth none"),
-    (
-      dict(repeats=2, drafter="model", draft="models/pretrained/draft"),
-      "made of what stands",
-    ),
-    (
-      dict(repeats=2, num_nodes=8, num_children=3, rule="match"),
-      "with a dynamic tree",
-    ),
-    (dict(repeats=2, ladder=(0, 1, 3)), "not with repeats"),
-    (dict(repeats=2, online=True), "learns online"),
-    (dict(repeats=2, depth="optimal(cost=0.4)"), "learns from rounds"),
-    (dict(repeats=2, num_drafts=2, rule="kseq"), "drafts one path"),
-  ],
-  ids=str,
-)
-def test_settings_that_do_not_go_with_reading_on_are_refused(
-  saved, changes, message
-):
-  config = settings(saved, "eagle3", **(dict(drafter="eagle3") | changes))
-  with pytest.raises(ValueError, match=message):
-    pair.check_config(config)
-
-
-@pytest.mark.parametrize(
-  "head, changes, message",
-  [
-    ("eagle3", dict(drafter="medusa"), "is 'medusa', and the head .* 'eagle3'"),
-    ("eagle3", dict(siblings="given"), "tokens that are not drawn"),
-    ("medusa", dict(num_speculative_tokens=4), "says 3 tokens ahead.* depth 4"),
-    ("eagle3", dict(num_nodes=8, num_children=3), "rule 'token'"),
-    ("target", dict(drafter="eagle"), "cannot use the head in .*/target"),
-    (
-      "target",
-      dict(num_nodes=12, rule="match"),
-      "num_nodes is of a tree whose form",
-    ),
-    ("medusa", dict(tree=("mc_sim",)), "or one of .*mc_sim_7b_63"),
-    ("eagle3", dict(ladder=(0, 2)), "got 'model' for a head: name its kind"),
-    ("eagle3", dict(depth="2"), "got 'model' for a head: name its kind"),
-    ("dflash", dict(ladder=(0, 2), drafter="dflash"), "got 'parallel'"),
-    (
-      "eagle3",
-      dict(
-        drafter="eagle3",
-        ladder=(0, 2),
-        num_nodes=8,
-        num_children=4,
-        rule="match",
-      ),
-      "not with num_nodes",
-    ),
-    (
-      "medusa",
-      dict(drafter="medusa", ladder=(0, 2), siblings="given", rule="match"),
-      "not with siblings",
-    ),
+    ("eagle3", "medusa", "'medusa': the head in .* is 'eagle3'"),
+    ("eagle3", "eagle3(siblings=given)", "tokens that are not drawn"),
+    ("medusa", "medusa(tokens=4)", "says 3 tokens ahead.* depth 4"),
+    ("eagle3", "eagle3(tree=dynamic(8, top_k=3))", "rule 'token'"),
+    ("target", "eagle", "and .*/target is a model of its own"),
+    ("eagle3", "model", "and .*/eagle3 is a head on the target's features"),
+    ("medusa", "medusa(tree=mc_sim)", "mc_sim.*did you mean 'mc_sim_7b_63'"),
   ],
 )
-def test_what_does_not_fit_is_one_line(saved, head, changes, message):
+def test_what_does_not_fit_is_one_line(saved, head, drafter, message):
   with pytest.raises(ValueError, match=message) as error:
-    pair.build(settings(saved, head, **changes))
+    pair.build(settings(saved, head, drafter))
   assert "\n" not in str(error.value)
 
 
@@ -184,7 +127,7 @@ def test_no_text_is_longer_than_the_head_knows(saved):
     )  # fmt: skip
 
   for head, most in (("eagle3", 200), ("dflash", 200), ("medusa", 256)):
-    config = pair.settled(settings(saved, head, max_length=250))
+    config = settings(saved, head, f"{head}(tokens=3)", max_length=250)
     found = pair.build(config)
     assert found.max_length == min(most, 250)
     assert begin(found, most).tokens.shape[1] >= most
@@ -194,13 +137,10 @@ def test_no_text_is_longer_than_the_head_knows(saved):
 
 def test_a_published_tree_is_named(saved):
   config = settings(
-    saved, "medusa", tree=("mc_sim_7b_63",), siblings="given", rule="match"
+    saved, "medusa", "medusa(tree=mc_sim_7b_63, siblings=given)", rule="match"
   )
   with pytest.raises(ValueError, match=r"says 3 tokens ahead.* depth 4"):
     pair.build(config)
-  config.tree = ("mc_sim_7b_63", "eagle_25")
-  with pytest.raises(ValueError, match="or one of"):
-    pair.check_config(config)
 
 
 @pytest.mark.heavy("a mesh over two processes")
@@ -215,7 +155,7 @@ def test_two_processes_decode_on_a_mesh_what_one_device_does(
     "-m", "launch.decode", "--nobaseline", f"--prompts={prompts}",
     f"--config=configs/huggingface.py:target={saved / 'target'},"
     f"draft={saved / head}",
-    "--config.max_new_tokens=12", "--config.num_speculative_tokens=3",
+    "--config.max_new_tokens=12", f"--config.drafter={head}(tokens=3)",
     "--config.batch_size=2",
   ]  # fmt: skip
   rows = []
@@ -235,4 +175,4 @@ def test_a_head_that_cannot_be_cut_so_is_one_line(saved, monkeypatch):
   real = jax.local_devices()
   monkeypatch.setattr(jax, "device_count", lambda: 3)
   with pytest.raises(ValueError, match="cannot be cut over 3 devices"):
-    pair.build(settings(saved, "eagle3", mesh="data:1,model:3", batch_size=1))
+    pair.build(settings(saved, "eagle3", "eagle3", mesh="data:1,model:3"))

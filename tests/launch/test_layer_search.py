@@ -14,6 +14,7 @@ from launch import decode, layer_search
 from launch.build import layers, pair
 from launch.searching import costs, knapsack, methods
 from launch.searching.scorer import Scorer, Texts
+from models.formats.checksums import hash_file
 from models.networks.layers import TransformerConfig
 from models.networks.transformer import (
   SkippedLayers,
@@ -264,15 +265,16 @@ def prompts(tmp_path_factory):
 
 
 FLAGS = (
-  "--config.max_new_tokens=8", "--config.num_speculative_tokens=3",
+  "--config.max_new_tokens=8", "--config.drafter=plain",
   "--config.temperature=1.0",
 )  # fmt: skip
 
 
 def run(cli, prompts, out, *more):
   return cli(
-    layer_search.run, *FLAGS, f"--prompts={prompts}", f"--output={out}", *more
-  )
+    layer_search.run, *FLAGS, "--most_tokens=3", f"--prompts={prompts}",
+    f"--output={out}", *more,
+  )  # fmt: skip
 
 
 def test_a_search_is_resumed_made_longer_and_read_by_decode(
@@ -311,12 +313,11 @@ def test_a_search_is_resumed_made_longer_and_read_by_decode(
   capsys.readouterr()
   assert cli(
     decode.run, *FLAGS, f"--prompts={prompts}", "--nobaseline",
-    "--config.drafter=layer_skip", f"--config.skip_layers={out}",
+    f"--config.drafter=layer_skip('{out}', tokens=3)",
     f"--summary={tmp_path / 's.json'}",
   ) == 0  # fmt: skip
-  used = json.loads((tmp_path / "s.json").read_text())["config"]
-  assert used["skip_attention"] == of(out)["skip_attention"]
-  assert used["skip_mlp"] == of(out)["skip_mlp"]
+  used = of(tmp_path / "s.json")["provenance"]["checkpoints"]["layers"]
+  assert used["sha256"] == hash_file(out)
 
 
 @pytest.mark.heavy
@@ -329,7 +330,7 @@ def test_other_methods_and_what_is_measured(
 
   def watched(config, models, *, baseline=False):
     if not baseline:
-      drafted.append(config.num_speculative_tokens)
+      drafted.append(models.drafting.tree.max_depth)
     return engine_of(config, models, baseline=baseline)
 
   monkeypatch.setattr(pair, "engine_of", watched)

@@ -88,7 +88,7 @@ def test_llama_cpp_takes_turns_and_what_it_writes_is_compared(
   code = cli(
     benchmark.run, f"--output={path}", "--rounds=2", "--noreference",
     "--prompts=" + str(files.write_jsonl(tmp_path / "p.jsonl", prompts)),
-    "--config.num_speculative_tokens=0", "--config.max_new_tokens=48",
+    "--config.drafter=plain", "--config.max_new_tokens=48",
     "--new_tokens=8", f"--llama_cpp={sys.executable}",
     config=f"configs/huggingface.py:target={target}",
   )  # fmt: skip

@@ -1,5 +1,6 @@
 """A draft that learns while it decodes: what it learns, and kills anywhere."""
 
+import dataclasses
 import json
 
 import heads_on_disk
@@ -19,10 +20,8 @@ pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 TEXTS = ["def f(x):\n", "import os", "class A:\n  x = 1\n\n  def", "x", "for"]
 FLAGS = (
-  "--online", "--nobaseline", "--config.temperature=1.0",
-  "--config.max_new_tokens=12", "--config.num_speculative_tokens=3",
-  "--config.online_rounds=2", "--config.online_entries=24",
-  "--config.online_rate=0.01",
+  "--nobaseline", "--config.temperature=1.0", "--config.max_new_tokens=12",
+  "--config.drafter=online(model(tokens=3), rounds=2, entries=24, rate=0.01)",
 )  # fmt: skip
 
 
@@ -131,15 +130,13 @@ def pair_config(request, tmp_path_factory):
     heads_on_disk.write_all(folder)
     target, draft = folder / "target", folder / "eagle3"
   config = common.get_config()
-  config.target, config.draft = str(target), str(draft)
-  config.drafter = request.param
-  config.online, config.online_entries, config.online_rate = True, 16, 2e-4
-  config.num_speculative_tokens = 2
+  config.target, config.checkpoints.draft = str(target), str(draft)
+  config.drafter = f"online({request.param}(tokens=2), entries=16, rate=2e-4)"
   return config
 
 
 def test_a_learner_goes_on_where_another_was(pair_config, models):
-  first = online.Learner(pair_config, models.params, models.lesson)
+  first = online.Learner(models.drafting.learning, models.params, models.lesson)
   decoder = models.decoder
   state = decoder.init(
     models.params, np.array([[5, 6, 7], [8, 9, 1]]), np.array([3, 2]),
@@ -153,7 +150,9 @@ def test_a_learner_goes_on_where_another_was(pair_config, models):
   assert first.updates == 1
   assert first.rounds == 8
   assert np.isfinite(first.last_loss)
-  second = online.Learner(pair_config, models.params, models.lesson)
+  second = online.Learner(
+    models.drafting.learning, models.params, models.lesson
+  )
   second.restore(first.arrays())
   assert (second.updates, second.rounds) == (1, 8)
   for one in (first, second):
@@ -166,7 +165,7 @@ def test_a_learner_goes_on_where_another_was(pair_config, models):
     first.params.draft, models.params.draft,
   )  # fmt: skip
   assert max(jax.tree.leaves(moved)) > 1e-4
-  if pair_config.drafter == "eagle3":  # the target's, so as in its training
+  if models.drafting.name == "eagle3":  # the target's, so as in its training
     assert max(jax.tree.leaves(moved["embed"])) == 0
     learned = {name for name in moved if max(jax.tree.leaves(moved[name]))}
     assert {"attention", "lm_head"} <= learned
@@ -175,8 +174,14 @@ def test_a_learner_goes_on_where_another_was(pair_config, models):
 
 def test_an_update_is_compiled_before_anything_is_timed(pair_config, models):
   config = pair_config.copy_and_resolve_references()
-  config.max_new_tokens, config.online_rounds = 8, 1
-  decoder = pair.engine_of(config, models)
+  config.max_new_tokens, drafting = 8, models.drafting
+  every = dataclasses.replace(drafting.learning, rounds=1)
+  decoder = pair.engine_of(
+    config,
+    dataclasses.replace(
+      models, drafting=dataclasses.replace(drafting, learning=every)
+    ),
+  )
   (batch,) = make_batches(
     [Prompt(i, i, "", (5, 6 + i)) for i in range(2)],
     batch_size=2, max_width=16,
@@ -191,30 +196,10 @@ def test_an_update_is_compiled_before_anything_is_timed(pair_config, models):
   assert learner.num_programs == 1
 
 
-@pytest.mark.parametrize(
-  ("changes", "message"),
-  [
-    (dict(drafter="ngram"), "drafts with parameters of their own"),
-    (dict(num_speculative_tokens=0), "num_speculative_tokens >= 1"),
-    (dict(online_rounds=0), "online_rounds must be >= 1, got 0"),
-    (dict(online_laws=-1), "online_laws must be >= 0"),
-    (dict(online_rate=0.0), r"online_rate must be in \(0, 1\)"),
-    (dict(online_objective="luck"), "unknown objective 'luck'"),
-    (dict(mesh="data:1"), "runs on one device"),
-  ],
-)
-def test_configs_whose_draft_cannot_learn_are_refused(changes, message):
-  config = common.get_config()
-  config.online, config.draft = True, "somewhere"
-  config.update(changes)
-  with pytest.raises(ValueError, match=message):
-    online.check(config)
-
-
 def test_a_trace_is_of_a_draft_that_stays_as_it_is(cli, tmp_path, capsys):
-  flags = ("--online", "--log_probs", f"--output={tmp_path / 'out.jsonl'}")
+  flags = (FLAGS[-1], "--log_probs", f"--output={tmp_path / 'out.jsonl'}")
   assert cli(decode.run, *flags) == 2
-  assert "not with --online" in capsys.readouterr().err
+  assert "not with online and ladder" in capsys.readouterr().err
 
 
 @pytest.mark.heavy
@@ -224,16 +209,15 @@ def test_an_evaluation_has_a_system_that_learns(cli, tmp_path):
     for i, text in enumerate(TEXTS)
   ]
   questions = write_jsonl(tmp_path / "questions.jsonl", lines)
-  out = tmp_path / "e.json"
+  out, learns = tmp_path / "e.json", "online(model, rounds=2, entries=16)"
   flags = (
-    "--systems=model", "--online", f"--questions={questions}",
+    f"--systems=model, {learns}", f"--questions={questions}",
     f"--output={out}", "--config.max_new_tokens=8",
-    "--config.online_rounds=2", "--config.online_entries=16",
   )  # fmt: skip
   assert cli(evaluate.run, *flags) == 0
   found = json.loads(out.read_text())
-  assert set(found["systems"]) == {"plain", "model", "model:online=true"}
-  assert found["systems"]["model:online=true"]["lossless"]
-  rows = [r for r in found["runs"] if r["system"] == "model:online=true"]
+  assert set(found["systems"]) == {"plain", "model", learns}
+  assert found["systems"][learns]["lossless"]
+  rows = [r for r in found["runs"] if r["system"] == learns]
   assert rows
   assert (tmp_path / "e.json.learned-5").exists()

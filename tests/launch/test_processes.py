@@ -167,7 +167,7 @@ def test_several_processes_decode_shares_and_the_first_writes(
     tmp_path / "in.jsonl", [{"id": [t], "prompt": t} for t in texts]
   )
   settings = (
-    "--config.max_new_tokens=12", "--config.num_speculative_tokens=3",
+    "--config.max_new_tokens=12", "--config.drafter=model(tokens=3)",
     "--config.temperature=1", f"--prompts={prompts}", "--nobaseline",
   )  # fmt: skip
   alone = tmp_path / "alone.jsonl"

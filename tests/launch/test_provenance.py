@@ -90,7 +90,7 @@ def test_a_checkpoints_hash_is_what_sha256sum_says(tmp_path, pair):
     capture_output=True, text=True, check=True,
   ).stdout.split()[0]  # fmt: skip
   config = common.get_config()
-  config.target, config.draft = pair
+  config.target, config.checkpoints.draft = pair
   found = provenance.checkpoints(config)
   assert found["target"] == {"path": pair[0], "sha256": said}
   assert found["draft"]["sha256"] != said
@@ -99,11 +99,12 @@ def test_a_checkpoints_hash_is_what_sha256sum_says(tmp_path, pair):
 
 
 def test_a_drafter_and_a_rule_of_ones_own_are_hashed(tmp_path, monkeypatch):
-  (tmp_path / "of_mine.py").write_text("RULE = 1\n", "utf-8")
+  (tmp_path / "of_mine.py").write_text(
+    "from launch.build import drafters\nNONE = drafters.plain()\n", "utf-8"
+  )
   monkeypatch.syspath_prepend(tmp_path)
   config = common.get_config()
-  config.drafter, config.rule = "of_mine:make", "token"
-  config.num_speculative_tokens = 0
+  config.drafter, config.rule = "of_mine:NONE", "token"
   found = provenance.checkpoints(config)
   assert found["drafter"]["path"] == str(tmp_path / "of_mine.py")
   assert found["drafter"]["sha256"] == hash_file(tmp_path / "of_mine.py")

@@ -15,7 +15,8 @@ from models.networks.transformer import as_language_model
 from specjax.warp import make_sampling, warp
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
-FLAGS = ("--config.max_new_tokens=12", "--config.tree=(-1,0,0,1,1)",
+FLAGS = ("--config.max_new_tokens=12",
+         "--config.drafter=model(tree=(-1,0,0,1,1))",
          "--config.rule=recursive", "--config.batch_size=3")  # fmt: skip
 TEMPERATURE, TOP_P = 0.8, 0.9
 RECORDS = [

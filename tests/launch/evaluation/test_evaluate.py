@@ -22,7 +22,7 @@ from specjax.runtime import compilation
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
-SMALL = ("--config.max_new_tokens=8", "--config.num_speculative_tokens=2",
+SMALL = ("--config.max_new_tokens=8", "--config.drafter=model(tokens=2)",
          "--config.max_length=72")  # fmt: skip
 QUESTIONS = [
   {"question_id": "a1", "category": "a", "turns": ["def f(x):", "class A:"]},

@@ -26,7 +26,7 @@ def serving(pair, count, *more):
   return server_process.serving(
     "--port=0", "--max_prompt=32", "--rounds_per_visit=2",
     f"--config=configs/huggingface.py:target={target},draft={draft}",
-    "--config.num_speculative_tokens=2", "--config.max_new_tokens=200", *more,
+    "--config.drafter=model(tokens=2)", "--config.max_new_tokens=200", *more,
     count=count,
   )  # fmt: skip
 

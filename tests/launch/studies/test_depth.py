@@ -109,7 +109,7 @@ def test_a_rate_is_tokens_over_the_levels_that_any_row_wants():
 def test_costs_are_lines_through_two_batch_sizes():
   def result(rows, scale):
     return {
-      "config": {"batch_size": rows, "num_speculative_tokens": 2},
+      "config": {"batch_size": rows}, "num_speculative_tokens": 2,
       "autoregressive_step_seconds": 1.5 * scale,
       "autoregressive_forward_seconds": 1.0 * scale,
       "draft_forwards_seconds": 0.4 * scale, "verify_seconds": 2.0 * scale,
@@ -198,7 +198,7 @@ def test_advice_names_the_policy_only_where_it_gains():
     "optimal": option(2.1, "optimal"), "optimum": option(2.3, "table"),
   }  # fmt: skip
   said = compare.advice({"batches": [found]})
-  assert "config.depth=survival(threshold=0.2)" in said
+  assert "policy=survival(threshold=0.2)" in said
   assert "+10.0%" in said
   assert "+15.0%" in said
   none = (
@@ -243,7 +243,7 @@ def test_the_command_writes_numbers_a_page_and_a_figure(cli, tmp_path):
   ("flags", "message"),
   [
     ((), "--benchmarks is required"),
-    ((f"--benchmarks={COSTS}", "--config.depth=4"), "give no config.tree"),
+    ((f"--benchmarks={COSTS}", "--config.drafter=ngram"), "for chains"),
     (("--benchmarks=no.json",), "cannot read no.json"),
     (("--benchmarks=pyproject.toml",), "cannot read pyproject.toml"),
     (("--benchmarks=docs/plans/8b-v5e-8.json",), "results of launch.benchmark"),

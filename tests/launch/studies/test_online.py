@@ -61,10 +61,10 @@ from configs import online_study
 
 def get_config():
   config = online_study.get_config()
-  config.target, config.draft = {pair!r}
+  config.target, config.checkpoints.draft = {pair!r}
   config.max_new_tokens, config.prompt_tokens = 8, 6
   config.batch_size, config.offline_tokens, config.after = 2, 16, 16
-  config.online_rounds, config.online_entries = 2, 24
+  config.drafter = "online(model(tokens=4), rounds=2, entries=24)"
   config.streams = dict(
     there=dict(domains=("code", "prose"), tokens=32),
     back=dict(domains=("code",), tokens=24),

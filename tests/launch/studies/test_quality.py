@@ -120,7 +120,6 @@ def test_scores_do_not_depend_on_how_many_are_scored_together(
     (("--config.num_prompts=0",), "num_prompts must be >= 1"),
     (("--config.prompt_tokens=0",), "prompt_tokens must be >= 1"),
     (("--config.prompt_tokens=256",), "prompt_tokens (256) must be at most"),
-    (("--config.num_speculative_tokens=0",), "must be >= 1, got 0"),
     (("--config.epsilons=(-0.1,)",), "numbers >= 0"),
     (("--config.epsilons=('a',)",), "numbers >= 0"),
     (("--config.epsilons=()",), "numbers >= 0"),
@@ -163,7 +162,7 @@ def test_the_command_compares_and_resumes(cli, pair, tmp_path, capsys):
   output = tmp_path / "q.json"
   flags = ("--config.max_new_tokens=6", "--config.num_comparisons=6",
            "--config.batch_size=4",
-           "--config.num_speculative_tokens=2",
+           "--config.drafter=model(tokens=2)",
            "--config.num_prompts=2", "--config.prompt_tokens=16",
            "--config.epsilons=(0.0,0.5)", f"--output={output}")  # fmt: skip
   config = f"configs/quality.py:target={pair[0]},draft={pair[1]}"

@@ -18,7 +18,7 @@ from specjax.runtime.engine import Completion
 from specjax.state import Origin
 from specjax.theory import throughput
 
-SMALL = ("--config.max_new_tokens=16", "--config.num_speculative_tokens=3",
+SMALL = ("--config.max_new_tokens=16", "--config.drafter=model(tokens=3)",
          "--sweep_tokens=1", "--report_rounds=1")  # fmt: skip
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 A, R, B = Origin.ACCEPTED, Origin.RESIDUAL, Origin.BONUS
@@ -259,10 +259,10 @@ def test_a_pair_is_reported(cli, tmp_path, capsys, temperature):
 @pytest.mark.parametrize(
   "flags, words",
   [
-    (("--config.drafter=ngram",), "no model drafts"),
+    (("--config.drafter=ngram",), "that a model draws"),
     (("--config.rule=block",), "rule 'token' on one path"),
-    (("--config.num_drafts=2",), "rule 'token' on one path"),
-    (("--config.num_speculative_tokens=0",), "must be >= 1"),
+    (("--config.drafter=model(tree=paths(2))",), "rule 'token' on one path"),
+    (("--config.drafter=plain",), "rule 'token' on one path"),
     (("--sweep_tokens=0,2",), "--sweep_tokens must be positive"),
     (
       ("--sweep_tokens=2,17",),
@@ -278,16 +278,17 @@ def test_mistakes_are_one_line_and_exit_code_2(
 
 
 @pytest.mark.parametrize(
-  "changes",
-  [dict(drafter="model"), dict(drafter="layer_skip", skip_mlp=(0,))],
-  ids=lambda changes: changes["drafter"],
+  "drafter", ["model(tokens=3)", "layer_skip('SET', tokens=3)"]
 )
-def test_laws_along_the_text_are_those_that_the_loop_drew_from(pair, changes):
+def test_laws_along_the_text_are_those_that_the_loop_drew_from(
+  pair, drafter, tmp_path
+):
   """A thinned target drafts on the target's own cache, and so it is read."""
   config = huggingface_config.get_config(f"target={pair[0]},draft={pair[1]}")
-  config.update(
-    max_new_tokens=24, num_speculative_tokens=3, temperature=2.0, **changes
-  )
+  skipped = tmp_path / "skip.json"
+  skipped.write_text('{"skip_attention": [], "skip_mlp": [0]}')
+  drafter = drafter.replace("SET", str(skipped))
+  config.update(max_new_tokens=24, temperature=2.0, drafter=drafter)
   models = pair_lib.build(config)
   one = pair_lib.engine_of(config, models)
   items = prompts.built_in(models.tokenizer, max_tokens=32)[:1]

@@ -217,14 +217,16 @@ def test_rules_that_do_not_fit_are_left_out_with_the_reason():
     (("--config=configs/embedded.py", "--num_drafts=2"), "--num_drafts"),
     (("--config=configs/embedded.py", TARGET, DRAFT), "--target"),
     (("--config=configs/embedded.py", "--config.drafter=ngram"), "ngram"),
-    (("--config=configs/embedded.py", "--config.siblings=top_k"), "siblings"),
     (
       (
         "--config=configs/embedded.py",
-        "--config.drafter=eagle3",
-        "--config.draft=models/pretrained/eagle3",
+        "--config.drafter=model(siblings=top_k)",
       ),
-      "launch.evaluate --compare E.json --over=eagle3:rule=token",
+      "a tree and siblings of its",
+    ),
+    (
+      ("--config=configs/embedded.py", "--config.drafter=eagle3"),
+      "launch.evaluate --compare E.json --over='with_rule(eagle3, token)'",
     ),
   ],
 )
@@ -257,8 +259,9 @@ def test_broken_files_of_laws(tmp_path, capsys, arrays, words):
 
 # -------------------------------------------------------- along real contexts
 
-SMALL = ("--config.num_speculative_tokens=2", "--config.max_new_tokens=6",
+SMALL = ("--config.drafter=model(tokens=2)", "--config.max_new_tokens=6",
          "--max_contexts=2", "--config.batch_size=4")  # fmt: skip
+TWO = "--config.drafter=model(tokens=2, tree=paths(2))"
 
 
 def test_a_pair_of_equal_models_accepts_every_token(cli, tmp_path, pair):
@@ -286,7 +289,7 @@ def test_rows_of_one_prompt_are_one_unit(cli, tmp_path, monkeypatch):
     )
   )
   code = cli(
-    rules.run, *SMALL, "--config.temperature=0.7", "--config.num_drafts=2",
+    rules.run, *SMALL, "--config.temperature=0.7", TWO,
     f"--prompts={source}", f"--output={path}",
   )  # fmt: skip
   assert code == 0
@@ -297,11 +300,11 @@ def test_rows_of_one_prompt_are_one_unit(cli, tmp_path, monkeypatch):
 
 
 def test_a_thinned_target_drafts_for_every_tree(cli, tmp_path):
-  path = tmp_path / "r.json"
+  path, skipped = tmp_path / "r.json", tmp_path / "skip.json"
+  skipped.write_text('{"skip_attention": [], "skip_mlp": [1]}')
   code = cli(
-    rules.run, *SMALL, "--config.num_drafts=2", "--rule=hub",
-    "--config.drafter=layer_skip", "--config.skip_mlp=(1,)",
-    f"--output={path}",
+    rules.run, *SMALL, "--rule=hub", f"--output={path}",
+    f"--config.drafter=layer_skip('{skipped}', tokens=2, tree=paths(2))",
   )  # fmt: skip
   assert code == 0
   entry = json.loads(path.read_text())["rules"]["hub"]
@@ -321,7 +324,7 @@ def test_rules_along_real_contexts(cli, tmp_path, capsys, monkeypatch, names):
   monkeypatch.setattr(cases, "ROWS", rows)
   path = tmp_path / "r.json"
   code = cli(
-    rules.run, *SMALL, "--config.temperature=0.7", "--config.num_drafts=2",
+    rules.run, *SMALL, "--config.temperature=0.7", TWO,
     f"--output={path}",
   )  # fmt: skip
   assert code == 0
@@ -329,7 +332,7 @@ def test_rules_along_real_contexts(cli, tmp_path, capsys, monkeypatch, names):
   found = result["rules"]
   assert set(found) == set(names)
   assert result["machine"]["jax"]
-  assert result["config"]["num_drafts"] == 2
+  assert result["num_drafts"] == 2
   shown = capsys.readouterr().out
   for name, entry in found.items():
     assert name.split()[0] in shown

@@ -24,7 +24,8 @@ def trace(folder, head, *args, code=0):
   with flagsaver.flagsaver():
     arguments = [
       f"--config={config}", f"--output={output}", "--overwrite",
-      "--config.max_new_tokens=10", "--config.num_speculative_tokens=3", *args,
+      "--config.max_new_tokens=10",
+      f"--config.drafter={head.name}(tokens=3)", *args,
     ]  # fmt: skip
     assert command_line.execute(head_trace.run, ["test", *arguments]) == code
   return json.loads(output.read_text()) if not code else None
@@ -45,8 +46,8 @@ def folder(tmp_path_factory):
 def traced(folder):
   return trace(
     folder, folder / "eagle3", f"--prompts={folder / 'in.jsonl'}",
-    "--trace_rounds=2", "--top=4", "--config.num_nodes=6",
-    "--config.num_children=2", "--config.rule=match",
+    "--trace_rounds=2", "--top=4", "--config.rule=match",
+    "--config.drafter=eagle3(tokens=3, tree=dynamic(6, top_k=2))",
   )  # fmt: skip
 
 
@@ -135,9 +136,9 @@ def test_medusas_are_traced_too(folder):
 @pytest.mark.parametrize(
   "head, args, message",
   [
-    ("target", [], "config.draft is no draft head"),
+    ("target", ["--config.drafter=model"], "no draft head drafts: 'model'"),
     ("eagle3", ["--config.mesh=data:1,model:1"], "give no config.mesh"),
-    ("eagle3", ["--config.num_speculative_tokens=0"], "nothing is drafted"),
+    ("eagle3", ["--config.drafter=plain"], "no draft head drafts: 'plain'"),
   ],
 )
 def test_mistakes_are_one_line(folder, head, args, message, capsys):

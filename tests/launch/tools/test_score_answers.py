@@ -55,12 +55,10 @@ def test_a_table_says_how_answers_were_made(tmp_path, capsys):
   for name, drafted in (("plain", 0), ("block", 7)):
     rows = [row(0, "forty-two", 6, 6 if not drafted else 2)]
     answers.append(write_jsonl(tmp_path / f"{name}.jsonl", rows))
-    config = dict(
-      draft="/some/where/block", num_speculative_tokens=drafted,
-      siblings="given" if drafted else "iid", temperature=1.0,
-    )  # fmt: skip
     summary = dict(
-      config=config, rule="top_beta(beta=5, tau=3.0)", num_accepted=drafted,
+      drafter="specdec(tokens=7)" if drafted else "plain",
+      config=dict(temperature=1.0), rule="top_beta(beta=5, tau=3.0)",
+      num_accepted=drafted,
       num_target_calls=2, block_efficiency_ci=[2.5, 3.5] if drafted else None,
       total_variation=0.125,
     )  # fmt: skip
@@ -75,9 +73,9 @@ def test_a_table_says_how_answers_were_made(tmp_path, capsys):
   capsys.readouterr()
   assert tables.main(["tables", "answers", str(out)]) == 0
   *_, plain, drafted = capsys.readouterr().out.strip().splitlines()
-  assert plain == ("| none | 0 | – | 1 | 0.00 | 1.00 | 1.000 | 100.0 | 0.125 |")
+  assert plain == ("| `plain` | – | 1 | 0.00 | 1.00 | 1.000 | 100.0 | 0.125 |")
   assert drafted == (
-    "| block, certain tokens | 7 | `top_beta(beta=5, tau=3.0)` | 1 | 3.50 | "
+    "| `specdec(tokens=7)` | `top_beta(beta=5, tau=3.0)` | 1 | 3.50 | "
     "3.00 (2.50–3.50) | 1.000 | 100.0 | 0.125 |"
   )
   with flagsaver.flagsaver():

@@ -41,7 +41,7 @@ def execute(target):
     with flagsaver.flagsaver():
       return cli.execute(
         command.run,
-        ["test", f"--config={config}", "--config.num_speculative_tokens=0",
+        ["test", f"--config={config}", "--config.drafter=plain",
          "--config.max_new_tokens=12", "--rows=4", *args],
       )  # fmt: skip
 
@@ -101,7 +101,7 @@ def test_every_question_of_the_projects_own_is_found():
 @pytest.fixture(scope="module")
 def tokenizer(target):
   config = huggingface.get_config(f"target={target}")
-  config.num_speculative_tokens = 0
+  config.drafter = "plain"
   return pair.build(config).tokenizer
 
 
@@ -200,7 +200,7 @@ def test_a_template_without_a_place_for_the_system_is_refused(target, tmp_path):
     "{{ m['content'] }}{% endif %}{% endfor %}"
   )
   config = huggingface.get_config(f"target={folder}")
-  config.num_speculative_tokens = 0
+  config.drafter = "plain"
   tokenizer = pair.build(config).tokenizer
   assert self_data.before_the_user(tokenizer)
   with pytest.raises(ValueError, match="no place for what the system says"):

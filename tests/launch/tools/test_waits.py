@@ -21,7 +21,7 @@ def execute(*args, code=0):
 def test_gaps_are_over_rounds_and_second_turns_over_their_reading(tmp_path):
   output = tmp_path / "W.json"
   execute(
-    "--config.num_speculative_tokens=0", "--config.max_new_tokens=52",
+    "--config.drafter=plain", "--config.max_new_tokens=52",
     "--arrivals=1", "--arriving_tokens=70", "--turn_tokens=60",
     f"--output={output}",
   )  # fmt: skip

@@ -11,7 +11,8 @@ from flax import nnx
 
 from configs import huggingface, train_depth
 from launch import prompts
-from launch.build import pair, policies
+from launch.build import pair
+from launch.build.policies import POLICIES
 from launch.training import depth
 from launch.training.run import Run
 from models.networks.acceptance_head import AcceptanceHead, HeadConfig
@@ -35,8 +36,8 @@ def models(tmp_path_factory):
 
 def tiny(texts, models, **changes):
   config = train_depth.get_config()
-  config.pair.target, config.pair.draft = models
-  config.pair.num_speculative_tokens = DEPTH
+  config.pair.target, config.pair.checkpoints.draft = models
+  config.pair.drafter = f"model(tokens={DEPTH})"
   config.dataset = str(texts)
   config.sequence_length, config.rounds, config.batch_size = 8, ROUNDS, 4
   config.num_steps, config.warmup_steps, config.learning_rate = 10, 1, 1e-2
@@ -145,8 +146,8 @@ def test_the_trained_head_ends_drafts_and_nothing_is_lost(trained, models):
   # Acceptances are low: SpecDec++'s own threshold would end every draft at 1.
   config.update(
     max_new_tokens=16,
-    num_speculative_tokens=DEPTH,
-    depth=f"predicted(head={head}, threshold=0.97)",
+    drafter=f"model(tokens={DEPTH}, "
+    f"policy=predicted('{head}', threshold=0.97))",
   )
   found = pair.build(config)
   items = prompts.built_in(found.tokenizer, max_tokens=60)[:2]
@@ -167,7 +168,7 @@ def test_the_trained_head_ends_drafts_and_nothing_is_lost(trained, models):
     ({"rejection_weight": 0.0}, "rejection_weight must be > 0"),
     ({"rounds": 0}, "rounds must be >= 1"),
     ({"temperatures": (-1.0,)}, "temperatures must be >= 0"),
-    ({"pair": {"drafter": "ngram"}}, "has no depth"),
+    ({"pair": {"drafter": "ngram"}}, "depths are decided for chains"),
   ],
 )
 def test_what_cannot_be_trained_is_refused(
@@ -185,25 +186,24 @@ def test_what_cannot_be_trained_is_refused(
 @pytest.mark.parametrize(
   ("text", "message"),
   [
-    ("predicted", r"expected predicted\(head=DIR"),
-    ("predicted(threshold=0.5)", r"expected predicted\(head=DIR"),
-    ("predicted(head=HEAD, level=2)", "no parameter 'level'"),
-    ("predicted(head=HEAD, threshold=2)", "threshold must be in"),
-    ("predicted(head=nowhere)", r"no config\.json in nowhere"),
+    ("predicted", "missing a required argument: 'head'"),
+    ("predicted(threshold=0.5)", "missing a required argument: 'head'"),
+    ("predicted('HEAD', level=2)", "no parameter 'level'"),
+    ("predicted('HEAD', threshold=2)", "threshold must be in"),
+    ("predicted(nowhere)", r"no config\.json in nowhere"),
   ],
 )
 def test_what_names_no_head_is_refused(trained, text, message):
-  config = huggingface.get_config("target=T,draft=D")
-  config.depth = text.replace("HEAD", str(trained["root"] / "head"))
+  text = text.replace("HEAD", str(trained["root"] / "head"))
   with pytest.raises((ValueError, FileNotFoundError), match=message):
-    policies.of(config)
+    POLICIES.make(text)
 
 
 def test_a_head_of_another_draft_is_refused(trained, models):
   target, _ = models
   config = huggingface.get_config(f"target={target},draft={target}")
-  config.num_speculative_tokens = DEPTH
-  config.depth = f"predicted(head={trained['root'] / 'head'})"
+  head = trained["root"] / "head"
+  config.drafter = f"model(tokens={DEPTH}, policy=predicted('{head}'))"
   found = pair.build(config)
   items = prompts.built_in(found.tokenizer, max_tokens=60)[:1]
   (batch,) = engine.make_batches(items, batch_size=1, max_width=60)

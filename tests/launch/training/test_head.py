@@ -176,8 +176,7 @@ def test_blocks_are_trained_as_they_are_drafted(blocks, target):
   config = huggingface.get_config(
     f"target={target},draft={blocks['root'] / 'parallel'}"
   )
-  config.update({"num_speculative_tokens": DEPTH, "drafter": "dflash"})
-  config = pair.settled(config)
+  config.drafter = f"dflash(tokens={DEPTH})"
   models = pair.load(config)
   found = pair.assemble(config, models)
   module, head = checkpoints.load_module(target), models.draft
@@ -215,7 +214,9 @@ def test_blocks_are_trained_as_they_are_drafted(blocks, target):
 
 def test_trained_blocks_decode_and_go_on(blocks, target, texts, tmp_path):
   head = str(blocks["root"] / "dflash")
-  ours, plain, _ = decoded(target, head, texts, drafter="dflash")
+  ours, plain, _ = decoded(
+    target, head, texts, drafter=f"dflash(tokens={DEPTH})"
+  )
   assert ours == plain
   config = tiny(
     texts, target, "dflash", init_from=head, num_steps=1,
@@ -253,10 +254,7 @@ def test_the_folder_knows_the_vocabulary(trained, texts, target):
 def decoded(target, head, texts, **changes):
   """Tokens by the head, by the target alone, and the rounds it took."""
   config = huggingface.get_config(f"target={target},draft={head}")
-  config.update(
-    {"max_new_tokens": 16, "num_speculative_tokens": DEPTH, **changes}
-  )
-  config = pair.settled(config)
+  config.update({"max_new_tokens": 16, **changes})
   found = pair.build(config)
   items = prompts.built_in(found.tokenizer, max_tokens=60)[:2]
   (batch,) = engine.make_batches(items, batch_size=2, max_width=60)
@@ -270,7 +268,9 @@ def decoded(target, head, texts, **changes):
 
 def test_the_trained_head_decodes_and_nothing_is_lost(trained, target, texts):
   head = str(trained["root"] / "eagle3")
-  ours, plain, _ = decoded(target, head, texts, drafter="eagle3")
+  ours, plain, _ = decoded(
+    target, head, texts, drafter=f"eagle3(tokens={DEPTH})"
+  )
   assert ours == plain
   loaded = checkpoints.load_head(
     head,
@@ -344,7 +344,9 @@ def test_every_kind_is_trained_by_the_command(kind, texts, target, tmp_path):
   if kind == "blockwise":
     assert json.loads((export / "config.json").read_text())["num_heads"] == 3
     return
-  ours, plain, _ = decoded(target, str(export), texts, drafter=kind)
+  ours, plain, _ = decoded(
+    target, str(export), texts, drafter=f"{kind}(tokens={DEPTH})"
+  )
   assert ours == plain
 
 

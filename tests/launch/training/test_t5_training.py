@@ -153,9 +153,10 @@ def test_what_is_trained_decodes_and_a_block_drafts_for_it(
   assert specdec.is_block(tmp_path / "block")
   rows = {}
   for name, more in (
-    ("plain", ["--config.num_speculative_tokens=0"]),
+    ("plain", ["--config.drafter=plain"]),
     ("token", ["--config.rule=token"]),
-    ("greedy", ["--config.siblings=given", "--config.temperature=1",
+    ("greedy", ["--config.drafter=specdec(tokens=4, siblings=given)",
+                "--config.temperature=1",
                 "--config.rule=top_beta(beta=1, tau=3.0)"]),
   ):  # fmt: skip
     out = tmp_path / f"{name}.jsonl"
@@ -164,7 +165,7 @@ def test_what_is_trained_decodes_and_a_block_drafts_for_it(
         decode.run,
         ["test",
          f"--config=configs/t5.py:target={trained / 't5'},"
-         f"draft={tmp_path / 'block'}", "--config.num_speculative_tokens=4",
+         f"draft={tmp_path / 'block'}", "--config.drafter=specdec(tokens=4)",
          "--config.max_new_tokens=8", "--config.batch_size=30", *more,
          "--nobaseline", f"--prompts={folder / 'validation.jsonl'}",
          f"--output={out}"],

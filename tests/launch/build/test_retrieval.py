@@ -1,4 +1,4 @@
-"""What is looked up, by its names on the command line; and corpora on disk."""
+"""Corpora on disk, and what is looked up in them."""
 
 import json
 
@@ -7,15 +7,12 @@ import numpy as np
 import pytest
 from absl.testing import flagsaver
 
-from configs import common
 from launch import cli as command_line
-from launch import decode, looking_up
-from launch.build import drafters, pair, retrieval
-from launch.evaluation import systems
+from launch import decode
+from launch.build import retrieval
 from launch.tools import corpus_index
 from models import tokenizers
 from specjax.drafters.shared import corpus
-from specjax.siblings import GIVEN
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -109,97 +106,32 @@ def test_an_index_of_another_tokenizer_is_refused(made, tmp_path):
     retrieval.read(str(tmp_path / "text"), other)
 
 
-def config(**changes):
-  found = common.get_config()
-  found.target, found.draft = TARGET, "models/pretrained/draft"
-  found.rule = "match"
-  found.update(changes)
-  return found
-
-
 @pytest.mark.parametrize(
-  ("changes", "words"),
-  [
-    (dict(drafter="lookahead", rule="token"), "config.rule=match verifies"),
-    (dict(drafter="suffix", rule="block"), "config.rule=match verifies"),
-    (dict(drafter="rasd", num_nodes=16, rule="token"), "rule=recursive verif"),
-    (dict(drafter="rest"), "looks into a corpus: give config.corpus"),
-    (dict(drafter="suffix", num_drafts=2), "makes its trees by itself"),
-    (dict(drafter="suffix", tree=(-1, 0)), "makes its trees by itself"),
-    (dict(drafter="suffix", num_nodes=3), r"depth of a draft \(5\), got 3"),
-    (dict(drafter="suffix", nodes_per_match=0.5), "nodes_per_match must be"),
-    (dict(drafter="lookahead", num_nodes=9), "and no num_nodes"),
-    (dict(drafter="lookahead", window=0), "needs columns and guesses"),
-    (dict(drafter="rasd", draft="", num_nodes=16), "needs a draft checkpoint"),
-    (dict(drafter="rasd"), "needs num_nodes above the 5 nodes"),
-    (dict(drafter="ngram", num_nodes=30), "and the drafter is 'ngram'"),
-  ],
-)
-def test_settings_that_do_not_fit_are_refused_in_words(changes, words):
-  with pytest.raises(ValueError, match=words):
-    pair.check_config(config(**changes))
-
-
-def test_systems_of_an_evaluation_name_their_settings():
-  _, ahead, suffix, both = systems.parse(
-    "lookahead:window=3,num_guesses=4,suffix:num_nodes=12,"
-    "rasd:num_nodes=20,siblings=top_k,corpus=I",
-    config(),
-  )
-  tree = drafters.make_tree(ahead.config)
-  assert (tree.num_drafted, len(tree.lanes)) == (4 * 5, 2 + 4 * 3)
-  assert drafters.make_tree(suffix.config).num_drafted == 12
-  assert drafters.make_siblings(suffix.config) is GIVEN
-  assert drafters.make_tree(both.config).num_drafted == 20
-  assert drafters.reads_corpus(both.config)
-  assert not drafters.reads_corpus(suffix.config)
-
-
-def test_a_tree_of_the_drafts_own_is_not_the_depth_of_the_whole():
-  found = config(drafter="rasd", tree=(-1, 0, 0), num_nodes=9, siblings="top_k")
-  assert pair.settled(found).num_speculative_tokens == 5
-  tree, _ = looking_up.form_of_rasd(found)
-  assert (tree.num_drafted, tree.max_depth) == (9, 5)
-
-
-@pytest.mark.parametrize(
-  "flags",
+  "drafter",
   [
     pytest.param(
-      ("lookahead", "--config.window=3", "--config.num_guesses=2"),
-      marks=pytest.mark.heavy,
+      "lookahead(tokens=3, window=3, num_guesses=2)", marks=pytest.mark.heavy
     ),
-    pytest.param(("rest",), marks=pytest.mark.heavy),
-    ("rasd", "--config.num_nodes=8", "--config.siblings=top_k"),
+    pytest.param('rest("INDEX", tokens=3)', marks=pytest.mark.heavy),
+    'rasd(nodes=8, tokens=3, siblings=top_k, corpus="INDEX")',
   ],
 )
-def test_greedy_texts_are_those_of_plain_decoding(flags, cli, made, tmp_path):
+def test_greedy_texts_are_those_of_plain_decoding(drafter, cli, made, tmp_path):
   """With the index of a corpus, and a provenance that names it."""
   prompts = tmp_path / "p.jsonl"
   prompts.write_text('{"id": 0, "prompt": "import os\\nimport"}\n')
-  name, *more = flags
   texts = []
-  for drafter in (f"--config.drafter={name}", None):
-    out, summary = tmp_path / f"{drafter}.jsonl", tmp_path / f"{drafter}.json"
-    given = ["--config.num_speculative_tokens=0"]
-    if drafter:
-      given = [drafter, "--config.rule=match", *more]
-      given += ["--config.num_speculative_tokens=3"]
-      given += [f"--config.corpus={made[1]}"] * (name != "lookahead")
+  for number, one in enumerate([drafter, "plain"]):
+    out, summary = tmp_path / f"{number}.jsonl", tmp_path / f"{number}.json"
     code = cli(
-      decode.run, *given, "--config.max_new_tokens=16", "--nobaseline",
+      decode.run, f"--config.drafter={one.replace('INDEX', str(made[1]))}",
+      "--config.rule=match", "--config.max_new_tokens=16", "--nobaseline",
       f"--prompts={prompts}", f"--output={out}", f"--summary={summary}",
       config=EMBEDDED,
     )  # fmt: skip
     assert code == 0
     texts.append(json.loads(out.read_text())["completion"])
-    if drafter and name != "lookahead":
+    if "INDEX" in one:
       found = json.loads(summary.read_text())["provenance"]["checkpoints"]
       assert len(found["corpus"]["sha256"]) == 64
   assert texts[0] == texts[1]
-
-
-def test_a_tree_of_the_default_size_has_room_beside_its_longest_path():
-  found, _ = looking_up.form_of_lookup(config(drafter="suffix"))
-  assert found.max_depth == 5
-  assert found.max_children > 5

@@ -1,0 +1,195 @@
+"""Drafters as they are written; a rule and a drafter of one's own."""
+
+import json
+
+import pytest
+
+from configs import embedded
+from launch import benchmark, decode
+from launch.build import drafters
+from specjax.siblings import GIVEN
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+# A file of a user: a rule under another name, and a drafter of certain tokens.
+MINE = '''
+import dataclasses
+import jax.numpy as jnp
+import specjax
+from launch.build.drafters import Drafting
+
+RULE = dataclasses.replace(specjax.rules.get("token"), name="mine")
+NUMBER = 3
+
+
+def again(*, tokens: int = 2) -> Drafting:
+  """Supposes that the last token goes on."""
+
+  def make(own, source, vocab_size):
+    tree, siblings = own.tree, own.siblings
+
+    def propose(params, state, target_cache, context):
+      tokens = jnp.tile(context.root, (1, tree.num_nodes))
+      found = specjax.Draft(
+        tree=tree, siblings=siblings, tokens=tokens, log_probs=None
+      )
+      return found, state, target_cache
+
+    return specjax.Drafter(
+      name="again", tree=tree, siblings=siblings, propose=propose
+    )
+
+  return Drafting(name="again", make=make, tree=specjax.tree.chain(tokens))
+'''
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+  (tmp_path / "of_a_user.py").write_text(MINE)
+  monkeypatch.syspath_prepend(tmp_path)
+  return "of_a_user"
+
+
+def test_ones_own_rule_and_drafter_decode_what_plain_decoding_does(
+  cli, mine, tmp_path
+):
+  prompts = tmp_path / "p.jsonl"
+  prompts.write_text('{"id": 0, "prompt": "x = 1"}\n')
+  texts = {}
+  for name, flags in {
+    "own": (f"--config.rule={mine}:RULE", f"--config.drafter={mine}:again"),
+    "plain": ("--config.drafter=plain",),
+    "survival": (
+      "--config.drafter=model(tokens=4, policy=survival(threshold=0.5))",
+    ),
+    "ladder": ("--config.drafter=ladder(model, lengths=(0, 1, 3))",),
+    "looked up": ("--config.drafter=ladder(ngram, lengths=(0, 2))",),
+  }.items():
+    out, summary = tmp_path / f"{name}.jsonl", tmp_path / f"{name}.json"
+    code = cli(
+      decode.run, "--config.max_new_tokens=12", "--nobaseline", *flags,
+      f"--prompts={prompts}", f"--output={out}", f"--summary={summary}",
+    )  # fmt: skip
+    assert code == 0
+    texts[name] = json.loads(out.read_text())["completion"]
+  assert len(texts) == 5
+  assert set(texts.values()) == {texts["plain"]}
+  found = json.loads((tmp_path / "own.json").read_text())
+  assert found["rule"] == f"{mine}:RULE"
+  assert found["lossless"]
+
+
+def test_a_drafter_without_a_cache_is_measured(
+  cli, mine, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(benchmark, "_WIDTHS", (1,))
+  out = tmp_path / "b.json"
+  code = cli(
+    benchmark.run, "--rounds=1", "--noreference", "--config.max_new_tokens=8",
+    f"--config.drafter={mine}:again(tokens=2)", f"--output={out}",
+  )  # fmt: skip
+  assert code == 0
+  found = json.loads(out.read_text())
+  assert found["draft_forwards_seconds"] == 0
+  # The target's alone; less where timings differ by a little (`StepCosts`).
+  assert 0 < found["round_seconds"]["passes"] <= found["verify_seconds"]
+
+
+@pytest.mark.parametrize(
+  "flag, words",
+  [
+    (
+      "--config.drafter=no_such_module:make",
+      "no drafter 'no_such_module:make'",
+    ),
+    ("--config.drafter=of_a_user:nothing", "has no attribute 'nothing'"),
+    ("--config.rule=of_a_user:NUMBER", "must be a Rule"),
+    ("--config.rule=of_a_user:", "expected NAME or NAME"),
+    ("--config.rule=of_a_user:nothing", "no rule 'of_a_user:nothing'"),
+    ("--config.drafter=of_a_user:NUMBER", "must be a Drafting"),
+    ("--config.drafter=of_a_user:", "expected NAME or NAME"),
+    ("--config.num_drafts=2", "write --config.drafter='model(tree=paths(4))'"),
+    ("--config.drafter=modle", "did you mean 'model'?"),
+  ],
+)
+def test_what_is_none_is_one_line(cli, mine, capsys, flag, words):
+  assert cli(decode.run, flag) == 2
+  error = capsys.readouterr().err
+  assert words in error
+  assert error.count("\n") == 1
+
+
+def of(text: str) -> drafters.Drafting:
+  return drafters.of(embedded.get_config(), text)
+
+
+@pytest.mark.parametrize(
+  ("text", "words"),
+  [
+    ("model(tokens=0)", "tokens must be >= 1, got 0"),
+    ("model(tree=(-1, 0), tokens=3)", "the tree is 1 deep: give no tokens bes"),
+    ("model(tree=dynamic(9))", "a dynamic tree is of a head"),
+    ("eagle3(tree=dynamic(60), siblings=top_k)", "has no siblings of its own"),
+    ("model(policy=survivl)", "did you mean 'survival'"),
+    ("ngram(policy=survival)", "no parameter 'policy'"),
+    ("ngram(siblings=top_k)", "no parameter 'siblings'"),
+    ("model(tree=paths(2), policy=survival)", "ends one path"),
+    ("ladder(model, lengths=(0, 2, 1))", "rising, got .0, 2, 1."),
+    ("ladder(model, lengths=2)", "two lengths or more"),
+    ("ladder(dflash, lengths=(0, 2))", "same for all lengths, got 'dflash'"),
+    ("ladder(model(policy=3))", "drafted whole: without tree"),
+    ("ladder(model(tree=paths(2)))", "drafted whole: without tree"),
+    ("repeats(model)", "state is made of what was committed"),
+    ("repeats(eagle3(tree=dynamic(60)))", "is around a chain"),
+    ("repeats(eagle3, min_match=9)", r"min_match must be in 1..max_ngram"),
+    ("repeats(eagle3, tokens=2)", "must be >= the other drafter's 5"),
+    ("repeats(medusa(tokens=2), tokens=4)", "drafts token by token"),
+    ("repeats(eagle3(policy=optimal))", "learns from rounds of the draft's"),
+    ("repeats(online(eagle3))", "not around online and ladder"),
+    ("online(medusa)", "drafts with parameters of their own"),
+    ("online(model, rate=2)", "rate in .0, 1."),
+    ("online(model, objective=none)", "none"),
+    ("rest", "missing a required argument: 'corpus'"),
+    ("suffix(nodes=3)", r"depth of a draft \(5\), got 3"),
+    ("suffix(nodes_per_match=0.5)", "nodes_per_match must be"),
+    ("lookahead(nodes=9)", "no parameter 'nodes'"),
+    ("lookahead(window=0)", "needs columns and guesses"),
+    ("rasd", "missing a required argument: 'nodes'"),
+    ("rasd(nodes=5)", "nodes must be above the 5 of the draft's own tree"),
+    ("with_widths(suffix)", "widths must be >= 1"),
+  ],
+)
+def test_what_cannot_be_drafted_is_refused_in_words(text, words):
+  with pytest.raises(ValueError, match=words):
+    of(text)
+
+
+def test_trees_have_the_form_that_is_said():
+  assert of("model(tree=paths(3), tokens=2)").tree.num_drafted == 6
+  assert of("model(tree=k_ary(2, 2))").tree.num_drafted == 6
+  assert of("medusa(tree=mc_sim_7b_63)").tree.num_drafted == 63
+  found = of("eagle3(tree=dynamic(20, top_k=4), tokens=6)")
+  assert (found.tree.num_drafted, found.tree.max_depth) == (20, 6)
+  assert found.siblings is GIVEN
+  ahead = of("lookahead(window=3, num_guesses=4)").tree
+  assert (ahead.num_drafted, len(ahead.lanes)) == (4 * 5, 2 + 4 * 3)
+  default = of("suffix").tree
+  assert default.max_depth == 5 < default.max_children
+  own = of("rasd(nodes=9, tree=(-1, 0, 0), siblings=top_k)")
+  assert (own.tree.num_drafted, own.tree.max_depth) == (9, 5)
+
+
+def test_what_repeats_is_longer_than_what_is_drafted_elsewhere():
+  found = of("repeats(eagle3(tokens=1), tokens=7)")
+  assert (found.tree.max_depth, found.policy.name) == (7, "1")
+  assert found.widths == (2,)
+  same = of("repeats(eagle3(tokens=3))")
+  assert (same.tree.max_depth, same.policy, same.widths) == (3, None, ())
+
+
+def test_help_names_all_drafters_and_their_defaults(capsys):
+  table = dict(drafters.help_table())
+  assert "ngram(tokens=5, max_ngram=3)" in table
+  names = {written.partition("(")[0] for written in table}
+  assert names >= {*drafters.DRAFTERS.entries, *drafters.TREES.entries}
+  assert all(table.values())

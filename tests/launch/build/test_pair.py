@@ -1,0 +1,77 @@
+"""`launch.build.pair`: what is loaded once serves every rule and tree."""
+
+import jax
+import pytest
+
+from configs import common, embedded, huggingface
+from launch.build import drafters
+from launch.build import pair as pair_lib
+
+
+def test_pairs_of_the_same_models_share_their_parameters(pair):
+  config = huggingface.get_config(f"target={pair[0]},draft={pair[1]}")
+  config.drafter = "model(tokens=2)"
+  models = pair_lib.load(config)
+  one = pair_lib.assemble(config, models)
+  config.drafter, config.rule = "model(tokens=3)", "block"
+  other = pair_lib.assemble(config, models)
+  assert other.decoder.rule.name == "block"
+  assert other.decoder.drafter.tree.max_depth == 3
+  shared = jax.tree.map(lambda a, b: a is b, one.params, other.params)
+  assert all(jax.tree.leaves(shared))
+  assert one.params.draft is not None
+
+
+@pytest.mark.parametrize(
+  ("drafter", "changes", "message"),
+  [
+    ("model(tree=(-1, 0, 1))", dict(max_new_tokens=1), "drafts of 2 tokens ar"),
+    ("model(tokens=9)", {}, "drafts of 9 tokens are longer than max_new_tok"),
+    ("model(tree=paths(2))", {}, "verifies a single path"),
+    ("model", dict(top_k=2**31), "top_k must be in 0..2147483647, got 21474"),
+    ("model", dict(seed=2**70), r"seed must be in 0\.\.4294967295, got"),
+    ("model", dict(seed=-1), "seed must be in"),
+    ("model", dict(rule="tokn"), "did you mean 'token'"),
+    ("model", dict(batch_size=0), "batch_size must be >= 1, got 0"),
+    ("model(policy=3)", dict(rule="multipath_block"), "whose form is fixed"),
+    ("ladder(model, lengths=(0, 2))", dict(rule="multipath_block"),
+     "verifies trees whose form is fixed"),
+    ("online(model)", dict(mesh="data:1"), "online learning runs on one dev"),
+    ("lookahead", {}, "config.rule=match verifies"),
+    ("suffix", dict(rule="block"), "config.rule=match verifies"),
+    ("rasd(nodes=16)", {}, "rule=recursive verif"),
+    ('eagle3("models/pretrained/draft")', {}, "reads a head on the target's"),
+    ('model("models/pretrained/eagle3")', {}, "reads a model of its own, and"),
+  ],
+)  # fmt: skip
+def test_settings_that_cannot_be_run_are_refused(drafter, changes, message):
+  config = common.get_config()
+  config.checkpoints.draft, config.max_new_tokens = "models/pretrained/draft", 8
+  config.update(drafter=drafter, **changes)
+  with pytest.raises(ValueError, match=message):
+    pair_lib.check_config(config)
+
+
+def test_a_checkpoint_is_the_calls_or_the_configs_of_that_name():
+  config = embedded.get_config()
+  of = lambda text: drafters.of(config, text).checkpoint
+  assert of("model") == of("blockwise") == "models/pretrained/draft"
+  assert of("eagle3") == of("repeats(eagle3)") == "models/pretrained/eagle3"
+  assert of('medusa("D")') == "D"
+  assert of("ngram") == ""
+  config.checkpoints.draft = ""
+  with pytest.raises(ValueError, match="drafter 'model' needs a checkpoint"):
+    of("model")
+
+
+def test_one_width_is_what_all_commands_but_two_decode_with(pair):
+  config = huggingface.get_config(f"target={pair[0]},draft={pair[1]}")
+  config.drafter = "ladder(model, lengths=(0, 1, 3))"
+  config.max_new_tokens = 8
+  models = pair_lib.load(config)
+  with pytest.raises(ValueError, match=r"launch\.decode and launch\.evaluate"):
+    pair_lib.assemble(config, models)
+  found = pair_lib.assemble(config, models, climbs=True)
+  assert set(found.rungs.decoders) == {0, 1, 3}
+  assert pair_lib.engine_of(config, found).ladder.lengths == (0, 1, 3)
+  assert pair_lib.engine_of(config, found, baseline=True).rungs is None

@@ -1,0 +1,126 @@
+"""The grammar of calls: what is read, made, refused, and written again."""
+
+import pytest
+
+from specjax import calls, rules
+from specjax.adaptive import policies
+from specjax.calls import Call, Grammar
+
+
+class Cup:
+  """What a drink is made of."""
+
+  def __init__(self, text):
+    self.text = text
+
+
+def tea(leaf: str = "", *, cups: int = 2, heat: float = 0.9) -> Cup:
+  """Leaves in water."""
+  return Cup(f"{cups} {leaf} {heat}")
+
+
+def mixed(one: Cup, *sizes: int, strong: bool = False) -> Cup:
+  """One drink in several sizes."""
+  return Cup(f"{one.text} | {sizes} {strong}")
+
+
+NESTED: dict[type, Grammar] = {}
+DRINKS = Grammar(
+  kind="drink",
+  entries={"tea": tea, "mixed": mixed, "water": Cup("water")},
+  nested=NESTED,
+  literal="tea",
+  own=Cup,
+)
+NESTED[Cup] = DRINKS
+OWN = Cup("mine")
+
+
+def stranger(text: str):
+  """A function that says nothing of what it returns."""
+  return Cup(text)
+
+
+@pytest.mark.parametrize(
+  ("text", "made", "canonical"),
+  [
+    ("water", "water", "water"),
+    ("tea", "2  0.9", "tea"),
+    ("tea()", "2  0.9", "tea"),
+    ("tea('oolong')", "2 oolong 0.9", 'tea("oolong")'),
+    ("tea(oolong)", "2 oolong 0.9", 'tea("oolong")'),
+    ('tea(heat=1, cups=3, leaf="a, (b")', "3 a, (b 1.0",
+     'tea(leaf="a, (b", cups=3, heat=1)'),
+    ("tea(cups=2, heat=.9)", "2  0.9", "tea"),
+    ("mixed(tea(cups=3), 1, 2)", "3  0.9 | (1, 2) False",
+     "mixed(tea(cups=3), 1, 2)"),
+    ("mixed(mixed(water), strong=True)", "water | () False | () True",
+     "mixed(mixed(water), strong=True)"),
+    ('"jasmine"', "2 jasmine 0.9", 'tea("jasmine")'),
+  ],
+)  # fmt: skip
+def test_a_text_is_made_and_written_again(text, made, canonical):
+  assert DRINKS.make(text).text == made
+  assert DRINKS.canonical(text) == canonical
+  assert DRINKS.canonical(canonical) == canonical
+
+
+@pytest.mark.parametrize(
+  ("text", "words"),
+  [
+    ("coffee", "unknown drink 'coffee', expected one of tea, mixed, water, or"),
+    ("watr", "did you mean 'water'?"),
+    ("tea(cup=3)", "no parameter 'cup' .did you mean 'cups'"),
+    ("tea(cups=2.5)", "expected int, got 2.5"),
+    ("tea(cups=True)", "expected int, got True"),
+    ("tea(heat=1e999)", "expected float"),
+    ("tea(cups=1, cups=2)", "cups is given twice"),
+    ("tea('a', 'b')", "too many positional"),
+    ("mixed", "missing a required argument: 'one'"),
+    ("mixed(milk)", "unknown drink 'milk'"),
+    ("water(1)", "takes no arguments"),
+    ("tea(**x)", "only NAME.value, name=value. can be called"),
+    ("a.b(3)", "expected NAME or NAME"),
+    ("1 + 1", "expected NAME or NAME"),
+    ("tea, water", "expected NAME or NAME"),
+    ("(" * 10_000, "expected NAME or NAME"),
+    ("9" * 10_000, "expected NAME or NAME"),
+    ("", "expected NAME or NAME"),
+    ("no_such_module:x", "no drink 'no_such_module:x'"),
+    ("os:system('true')", "must be a Cup, or a function that is annotated"),
+    (f"{__name__}:stranger('x')", "annotated"),
+  ],
+)  # fmt: skip
+def test_what_is_none_is_refused_in_words(text, words):
+  with pytest.raises(ValueError, match=words):
+    DRINKS.make(text)
+
+
+def test_ones_own_is_named_by_its_module():
+  assert DRINKS.make(f"{__name__}:OWN") is OWN
+  assert DRINKS.make(f"mixed({__name__}:tea('x', cups=1))").text.startswith("1")
+  assert calls.modules(f"mixed({__name__}:tea, a='b:c')") == [__name__]
+
+
+def test_a_list_is_separated_where_calls_end():
+  found = calls.parse_list("plain, a(b=(1, 2), c='x,y'),m.n:f(d)")
+  assert [str(call) for call in found] == [
+    "plain", 'a(b=(1, 2), c="x,y")', "m.n:f(d)"
+  ]  # fmt: skip
+  assert found[1] == Call("a", (), {"b": (1, 2), "c": "x,y"})
+  assert calls.parse_list(" ") == []
+
+
+def test_help_has_every_entry_with_its_defaults():
+  assert DRINKS.help() == [
+    ("tea(leaf, cups=2, heat=0.9)", "Leaves in water."),
+    ("mixed(one, *sizes, strong=False)", "One drink in several sizes."),
+    ("water", ""),
+  ]
+
+
+def test_rules_and_policies_are_written_so():
+  assert rules.get("typical(epsilon=0.1)").name.startswith("typical(epsilon=0")
+  assert policies.get("4").name == policies.get("fixed(4)").name == "4"
+  with pytest.raises(ValueError, match="must be a Rule"):
+    rules.get("specjax.rules:RULES")
