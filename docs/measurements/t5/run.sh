@@ -30,7 +30,7 @@ for at in 0,token 1,block; do # at temperature 0 both rules are one
 done
 for limits in 1,3 3,1 3,3 5,3; do
   beta=${limits%,*} tau=${limits#*,}
-  decode "block-$beta-$tau" block 'specdec(tokens=7, siblings=top_k)' \
+  decode "block-$beta-$tau" block 'specdec(tokens=7, siblings=given)' \
     --config.temperature=1 --config.rule="top_beta(beta=$beta, tau=$tau)"
 done
 for limits in 1,3 5,3; do # a model's drafts that are certain: its likeliest
