@@ -13,9 +13,8 @@ Models are names in configs/shapes.py or paths of a `config.json`; so are draft
 heads. --drafter is a call as in configs (model, ngram, layer_skip, lookahead,
 plain or a kind of head), without policies and ladders. For encoder-decoders
 --input_length says what the encoder reads, --max_length what the decoder
-writes, and --prompt_length=1 that it begins with one token. What is reported as
-bytes, collectives and copies
-is read from the compiled program; what is reported as time is a roofline
+writes, and --prompt_length=1 that it begins with one token. Bytes, collectives
+and copies are read from the compiled program; times are a roofline
 (launch/planning/roofline.py), a model and no measurement: for each pass whether
 memory, arithmetic or collectives bound it, and the best number of drafted
 tokens at acceptances of .5 to .95. Compiling takes half a minute to some
@@ -288,8 +287,10 @@ def run(_) -> int:
     one.check()
   warn_of_vocabularies(questions[0].target, questions[0].draft)
   names = {"--target": cli.TARGET.value}
-  names |= {"--drafter": d.checkpoint for *_, d in combinations if d.checkpoint}
-  files = {flag: _shape_file(name) for flag, name in names.items() if name}
+  for *_, one in combinations:
+    if one.checkpoint:
+      names[f"--drafter={one.name}"] = one.checkpoint
+  files = {flag: _shape_file(name) for flag, name in names.items()}
   made_by = provenance.record(files=files)
   plans = []
   for (topology, *_), asked in zip(combinations, questions, strict=True):
