@@ -61,7 +61,7 @@ _EVALUATIONS = flags.DEFINE_integer(
   "evaluations", 100, "Sets that are scored.", lower_bound=1
 )
 _TOKENS = flags.DEFINE_integer(
-  "most_tokens", 8, "Drafted tokens, at most.", lower_bound=1
+  "draft_tokens", 8, "Drafted tokens, at most.", lower_bound=1
 )
 _COSTS = flags.DEFINE_enum(
   "costs", "bytes", costs_lib.MODELS, "What passes cost."

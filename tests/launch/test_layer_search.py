@@ -272,7 +272,7 @@ FLAGS = (
 
 def run(cli, prompts, out, *more):
   return cli(
-    layer_search.run, *FLAGS, "--most_tokens=3", f"--prompts={prompts}",
+    layer_search.run, *FLAGS, "--draft_tokens=3", f"--prompts={prompts}",
     f"--output={out}", *more,
   )  # fmt: skip
 
