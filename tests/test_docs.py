@@ -69,7 +69,7 @@ def test_drafters_and_systems_in_commands_are_calls_of_the_grammar():
       continue  # no shell reads these, or one with variables
     for flag in ("config.drafter", "drafter", "systems", "over"):
       for value in flags(text, flag):
-        if "package.module" not in value and value != "drafters":
+        if "package.module" not in value:
           read += map(SYSTEMS.canonical, calls.parse_list(value))
   assert len(read) > 40
   assert "with_rule(eagle3, block)" in read
