@@ -38,9 +38,8 @@ from launch import prompts
 from launch.build import pair
 
 config = embedded.get_config()
-config.temperature, depth = 0.5, 2 if SMALL else 6
-config.drafter = f"model(tokens={depth})"
-config.max_new_tokens = 12 if SMALL else 64
+depth, config.max_new_tokens = (2, 12) if SMALL else (6, 64)
+config.drafter, config.temperature = f"model(tokens={depth})", 0.5
 models = pair.load(config)
 one = pair.assemble(config, models)
 items = prompts.built_in(one.tokenizer, max_tokens=64)[: 2 if SMALL else 6]
@@ -148,16 +147,12 @@ plt.show()
 from launch.build import drafters
 from launch.studies.report import findings, page
 
-config.batch_size = len(items) if SMALL else 1
-sweep = {
-  n: pair.assemble(
-    config, models, drafting=drafters.with_tokens(one.drafting, n)
-  )
-  for n in {*((1,) if SMALL else (1, 2, 4, 8)), depth}
-}
-found = findings.measure(
-  config, items, sweep, chosen=depth, rounds=1 if SMALL else 3
-)
+config.batch_size, rounds = (len(items), 1) if SMALL else (1, 3)
+sweep = {depth: one}
+for n in (1,) if SMALL else (1, 2, 4, 8):
+  shape = drafters.with_tokens(one.drafting, n)
+  sweep[n] = pair.assemble(config, models, drafting=shape)
+found = findings.measure(config, items, sweep, chosen=depth, rounds=rounds)
 
 # %% [markdown]
 # Acceptance by place. If every token were accepted with one probability

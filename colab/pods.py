@@ -146,9 +146,8 @@ import importlib.util
 import subprocess
 import sys
 
-target, draft = "pythia-2.8b", "pythia-70m"
-if SMALL:
-  target, draft = "models/pretrained/target", "models/pretrained/draft"
+target = "models/pretrained/target" if SMALL else "pythia-2.8b"
+draft = "models/pretrained/draft" if SMALL else "pythia-70m"
 command = f"""{sys.executable} -m launch.plan --topology=v5e:1x1
   --target={target} --drafter=model("{draft}",tokens=2)
   --max_length=1024 --output={workdir}/plan.json"""
