@@ -50,6 +50,8 @@ class Choice:
     text: so far.
     finish: OpenAI's reason, once it has ended.
     num_tokens: of it.
+    cached: tokens of its prompt that were not read.
+    accepted, drafted: tokens of it that were drafted, and all that were.
   """
 
   def __init__(self, index: int, ask: Ask, tokenizer: Tokenizer):
@@ -64,7 +66,7 @@ class Choice:
     self._tokens: list[dict[str, Any]] = []  # as a chat's log-probabilities
     self._offsets: list[int] = []
     self._origins: list[dict[str, str]] = []
-    self.cached = 0
+    self.cached = self.accepted = self.drafted = 0
     self.finish: str | None = None
 
   @property
@@ -88,7 +90,8 @@ class Choice:
     """
     if news.finish in FAILURES:
       raise FAILURES[news.finish]()
-    self.cached = news.cached
+    self.cached, self.drafted = news.cached, news.drafted
+    self.accepted += list(news.origins).count(Origin.ACCEPTED)
     piece = self._reader.read(news.token_ids)
     if news.finish is not None:
       piece += self._reader.finish(cut=news.cut)
@@ -226,11 +229,17 @@ class Answer:
     new = sum(choice.num_tokens for choice in self.choices)
     # Of several choices of a prompt all but the first have it from that one.
     first = self.choices[:: self._ask.num_choices]
+    accepted = sum(choice.accepted for choice in self.choices)
+    drafted = sum(choice.drafted for choice in self.choices)
     return {
       "prompt_tokens": prompt,
       "completion_tokens": new,
       "total_tokens": prompt + new,
       "prompt_tokens_details": {"cached_tokens": sum(c.cached for c in first)},
+      "completion_tokens_details": {
+        "accepted_prediction_tokens": accepted,
+        "rejected_prediction_tokens": drafted - accepted,
+      },
     }
 
 

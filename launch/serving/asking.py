@@ -106,21 +106,30 @@ def read(
   Raises:
     RefusalError: for all that is not a request this server answers.
   """
-  try:
-    record = json.loads(body)
-  except (ValueError, RecursionError):
-    raise RefusalError("the body is not JSON") from None
-  if not isinstance(record, dict):
-    raise RefusalError("the body must be a JSON object")
-  record = {key: value for key, value in record.items() if value is not None}
+  record = record_of(body)
   try:
     return _read(record, is_chat, tokenizer, defaults)
   except RecursionError:
     raise RefusalError("the body is nested too deeply") from None
 
 
-def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
-  fields.check(record, fields.CHAT if is_chat else fields.COMPLETION)
+def record_of(body: bytes) -> dict[str, Any]:
+  """The fields of a body that are not null.
+
+  Raises:
+    RefusalError: if it is no JSON object.
+  """
+  try:
+    record = json.loads(body)
+  except (ValueError, RecursionError):
+    raise RefusalError("the body is not JSON") from None
+  if not isinstance(record, dict):
+    raise RefusalError("the body must be a JSON object")
+  return {key: value for key, value in record.items() if value is not None}
+
+
+def check_model(record: dict[str, Any], defaults: Defaults) -> None:
+  """Raises RefusalError for another model than the server's."""
   model = record.get("model", defaults.model)
   if model != defaults.model:
     raise RefusalError(
@@ -129,6 +138,11 @@ def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
       param="model",
       code="model_not_found",
     )
+
+
+def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
+  fields.check(record, fields.CHAT if is_chat else fields.COMPLETION)
+  check_model(record, defaults)
   count = _count(record, defaults)
   listed = record.get("prompt")
   if isinstance(listed, list) and not all(type(x) is int for x in listed):
@@ -168,10 +182,10 @@ def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
     **warp,
     stop=stop,
     cache_salt=_salt(record),
-    ignore_eos=_flag(record, "ignore_eos"),
+    ignore_eos=flag(record, "ignore_eos"),
     log_probs=_log_probs(record, is_chat),
-    origins=_flag(record, "token_origins"),
-    stream=_flag(record, "stream"),
+    origins=flag(record, "token_origins"),
+    stream=flag(record, "stream"),
     **_usage(record),
     objective=_objective(record, defaults),
   )
@@ -202,8 +216,9 @@ def _check_count(count: int, defaults: Defaults) -> None:
     )
 
 
-def _flag(record: dict, name: str) -> bool:
-  value = record.get(name, False)
+def flag(record: dict, name: str, usual: bool = False) -> bool:
+  """True or false; anything else is a RefusalError."""
+  value = record.get(name, usual)
   if not isinstance(value, bool):
     raise RefusalError(f"{name} must be true or false", param=name)
   return value
@@ -217,13 +232,8 @@ def _salt(record: dict) -> str:
 
 
 def _usage(record: dict) -> dict[str, bool]:
-  """Where a stream counts its tokens."""
+  """Where a stream counts its tokens; nowhere if there is none."""
   options = record.get("stream_options", {})
-  if "stream_options" in record and not _flag(record, "stream"):
-    raise RefusalError(
-      "stream_options are of streams: stream must be true",
-      param="stream_options",
-    )
   both = {"include_usage": "usage", "continuous_usage_stats": "usage_so_far"}
   # Chunks are never padded, which OpenAI's are unless this says so.
   neutral = {"include_obfuscation": (False, None)}
@@ -240,7 +250,8 @@ def _usage(record: dict) -> dict[str, bool]:
       raise RefusalError(
         f"{name} must be true or false", param=f"stream_options.{name}"
       )
-  return {ours: bool(options.get(name)) for name, ours in both.items()}
+  streams = flag(record, "stream")
+  return {ours: streams and bool(options.get(n)) for n, ours in both.items()}
 
 
 def _number(record: dict, name: str, like: str | None = None) -> Any:
@@ -258,7 +269,7 @@ def _log_probs(record: dict, is_chat: bool) -> bool:
   """Completions ask by the number of alternatives: none are there."""
   value = record.get("logprobs", False)
   if is_chat or isinstance(value, bool):
-    return _flag(record, "logprobs")
+    return flag(record, "logprobs")
   if value != 0 or not isinstance(value, int):
     raise RefusalError(
       "logprobs are those of the sampled tokens alone: it may be 0",

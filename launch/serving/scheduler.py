@@ -316,6 +316,7 @@ class Scheduler:
           origins=report.origins[row, :count].tolist(),
           log_probs=report.log_probs[row, :count].tolist(),
           cached=int(report.cached[row]),
+          drafted=int(report.num_drafted[row]),
           finish=finish,
           cut=cut,
         )

@@ -30,6 +30,7 @@ class News:
     origins: an `Origin` for each.
     log_probs: the target's own of each.
     cached: tokens of its prompt that were not read, since a slot had them.
+    drafted: tokens that were drafted for it so far.
     finish: why it ended with them, or None.
     cut: whether it ended in the middle of its text, with a stop string.
   """
@@ -38,6 +39,7 @@ class News:
   origins: Sequence[int] = ()
   log_probs: Sequence[float] = ()
   cached: int = 0
+  drafted: int = 0
   finish: Finish | None = None
   cut: bool = False
 

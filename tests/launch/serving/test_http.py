@@ -117,6 +117,33 @@ def test_an_answer_has_what_clients_read(client):
   assert len(complete(client).choices[0].text) > 0  # 16 tokens by default
 
 
+def test_usage_tells_drafted_tokens_that_were_accepted_from_others(client):
+  """Also where a stop text cuts what was accepted."""
+  settings = dict(max_tokens=48, temperature=1.0, seed=3, token_origins=True)
+  text = served.expected_text(PROMPT, max_tokens=48, temperature=1.0, seed=3)
+  counts = []
+  for stop in (None, text[20:27]):
+    answer = complete(client, stop=stop, **settings)
+    details = answer.usage.completion_tokens_details
+    origins = [x["origin"] for x in answer.choices[0].token_origins]
+    assert details.accepted_prediction_tokens == origins.count("accepted") > 0
+    rejected = details.rejected_prediction_tokens
+    # Chains of three, one a call.
+    calls = len(origins) - details.accepted_prediction_tokens
+    assert 0 < rejected <= 3 * (calls + 1)
+    counts.append(details.accepted_prediction_tokens)
+  assert counts[1] < counts[0]
+
+
+def test_texts_are_tokenized_over_http(client, server):
+  path = server[1] + "/tokenize"
+  found = client.post(path, body={"prompt": PROMPT}, cast_to=dict)
+  assert found["tokens"] == served.tokenizer().encode(PROMPT)
+  path = path.replace("/tokenize", "/detokenize")
+  found = client.post(path, body={"tokens": found["tokens"]}, cast_to=dict)
+  assert found == {"prompt": PROMPT}
+
+
 def test_usage_and_metrics_count_what_was_not_read_again(client, server):
   """Of the same salt alone."""
   prompt = PROMPT + " and then"
