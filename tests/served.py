@@ -187,7 +187,7 @@ def text_slots(**more):
   decoder, params = text_decoder()
   options = dict(
     num_slots=3, widths=(16, 64), max_length=160, max_rounds=4,
-    stop_tokens=(tokenizer().eos_token_id,),
+    stop_tokens=(tokenizer().eos_token_id,), scores=True,
   )  # fmt: skip
   found = slots_lib.Slots(
     {decoder.drafter.tree.max_depth: decoder}, params, **(options | more)
@@ -230,7 +230,11 @@ def http_service(
     metrics=metrics,
     tokenizer=reads or tokenizer(),
     defaults=defaults_of(
-      **dict(longest_prompt=slots.longest, max_length=slots.max_length)
+      **dict(
+        longest_prompt=slots.longest,
+        max_length=slots.max_length,
+        scores=slots.scores,
+      )
       | (defaults or {})
     ),
     limits=limits or limits_lib.Limits(),

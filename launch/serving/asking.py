@@ -25,6 +25,7 @@ class Defaults:
     longest_prompt: tokens of it.
     max_length: tokens of prompt and completion together.
     most: completions that one request may ask for.
+    scores: whether the tokens of prompts can be scored.
     has_objectives: whether objectives are kept.
     classes: objectives by name, seconds a token; that of "default" is of who
       asks for none.
@@ -40,6 +41,7 @@ class Defaults:
   longest_prompt: int
   max_length: int
   most: int
+  scores: bool = False
   has_objectives: bool = False
   classes: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
@@ -61,6 +63,8 @@ class Ask:
       read.
     ignore_eos: whether the model's own end of a text ends none.
     log_probs: whether they are wanted.
+    echo: whether the prompt is a part of the text.
+    alternatives: whether the likeliest token is, of each of the prompt's.
     origins: whether the origin of every token is.
     stream: whether chunks are.
     usage: whether one more, the last of them, counts tokens.
@@ -87,6 +91,13 @@ class Ask:
   usage: bool
   usage_so_far: bool
   objective: float | None
+  echo: bool = False
+  alternatives: bool = False
+
+  @property
+  def scored(self) -> bool:
+    """Whether the target's law is read at the prompt's tokens."""
+    return self.echo and (self.log_probs or not all(self.budgets))
 
 
 _COMPLETION_TOKENS = 16
@@ -172,7 +183,8 @@ def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
       f"at most {_MOST_STOPS} stop texts of {_LONGEST_STOP} characters each",
       param="stop",
     )
-  return Ask(
+  echo = flag(record, "echo")
+  found = Ask(
     is_chat=is_chat,
     prompts=tuple(prompts),
     budgets=tuple(_budget(record, p, is_chat, defaults) for p in prompts),
@@ -188,7 +200,16 @@ def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
     stream=flag(record, "stream"),
     **_usage(record),
     objective=_objective(record, defaults),
+    echo=echo,
+    alternatives=echo and record.get("logprobs") == 1,
   )
+  if found.scored and not defaults.scores:
+    raise RefusalError(
+      "prompts are not scored on a mesh: leave echo out",
+      param="echo",
+      code="unsupported_parameter",
+    )
+  return found
 
 
 # Every stop text is looked for at every token, while others wait.
@@ -270,9 +291,11 @@ def _log_probs(record: dict, is_chat: bool) -> bool:
   value = record.get("logprobs", False)
   if is_chat or isinstance(value, bool):
     return flag(record, "logprobs")
-  if value != 0 or not isinstance(value, int):
+  most = 1 if record.get("echo") is True else 0
+  if not isinstance(value, int) or not 0 <= value <= most:
     raise RefusalError(
-      "logprobs are those of the sampled tokens alone: it may be 0",
+      "logprobs are those of the sampled tokens alone: it may be 0, and with "
+      "echo 1",
       param="logprobs",
       code="unsupported_parameter",
     )
@@ -341,6 +364,8 @@ def _budget(record, prompt, is_chat: bool, defaults: Defaults) -> int:
     raise RefusalError(f"give one of {' and '.join(both)}", param=both[0])
   for name in given:
     budget = record[name]
+    if budget == 0 and type(budget) is int and record.get("echo") is True:
+      return 0
     if type(budget) is not int or budget <= room:
       return _number(record, name, "max_new_tokens")
     raise _too_long(

@@ -52,7 +52,7 @@ _OURS = {
   "stop", "stream", "stream_options", "temperature", "token_origins", "top_k",
   "top_p",
 }  # fmt: skip
-COMPLETION = _OURS | {"prompt"}
+COMPLETION = _OURS | {"echo", "prompt"}
 CHAT = _OURS | {"messages"}
 
 

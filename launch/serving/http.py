@@ -301,6 +301,7 @@ def _tickets(
         top_p=ask.top_p,
         min_p=ask.min_p,
         ignore_stop=ask.ignore_eos,
+        scored=ask.scored,
         owner=owner,
       ),
       deliver=deliver(index),

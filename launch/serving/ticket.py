@@ -5,7 +5,7 @@ import enum
 import threading
 from collections.abc import Callable, Sequence
 
-from launch.serving.control import Asked
+from launch.serving.control import Asked, Scores
 from specjax.runtime.stopping import Watch
 
 
@@ -31,6 +31,7 @@ class News:
     log_probs: the target's own of each.
     cached: tokens of its prompt that were not read, since a slot had them.
     drafted: tokens that were drafted for it so far.
+    scores: of its prompt, once, if they were asked for.
     finish: why it ended with them, or None.
     cut: whether it ended in the middle of its text, with a stop string.
   """
@@ -40,6 +41,7 @@ class News:
   log_probs: Sequence[float] = ()
   cached: int = 0
   drafted: int = 0
+  scores: Scores | None = None
   finish: Finish | None = None
   cut: bool = False
 

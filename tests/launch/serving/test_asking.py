@@ -36,7 +36,7 @@ def refused(record, **more):
     dict(seed=2**32), dict(max_tokens=0), dict(max_tokens=160), dict(stop=""),
     dict(stop=[1]), dict(stream="yes"), dict(stream_options=5),
     dict(logprobs=2), dict(presence_penalty=0.5), dict(frequency_penalty=1),
-    dict(logit_bias={"5": 10}), dict(echo=True), dict(best_of=2),
+    dict(logit_bias={"5": 10}), dict(echo="yes"), dict(best_of=2),
     dict(suffix="x"), dict(bogus=1), dict(prompt=""), dict(prompt=[]),
     dict(prompt=[10**6]), dict(prompt=[[1], []]), dict(prompt=[1, "a"]),
     dict(prompt="x " * 200), dict(prompt="\ud800"),
@@ -105,7 +105,7 @@ def test_what_is_asked_for_is_done():
     budgets=(9, 9), num_choices=2, seed=3, is_seeded=True, temperature=2,
     top_k=7, top_p=0.5, min_p=0.1, stop=("a",), cache_salt="mine",
     ignore_eos=True, log_probs=True, origins=True, stream=True, usage=True,
-    usage_so_far=True, objective=None,
+    usage_so_far=True, objective=None, echo=False, alternatives=False,
   )  # fmt: skip
   chat = read(
     {"messages": [{"role": "user", "content": "x"}], "logprobs": True},
@@ -117,6 +117,26 @@ def test_what_is_asked_for_is_done():
     {"prompt": "x", "slo_ms_per_token": 50}, defaults=with_objectives
   )
   assert found.objective == 0.05
+
+
+def test_a_prompt_is_scored_only_where_it_is_told():
+  some = dataclasses.replace(DEFAULTS, scores=True)
+  ask = lambda **more: read({"prompt": "x"} | more, defaults=some)
+  found = ask(echo=True, logprobs=1, max_tokens=0)
+  assert (found.scored, found.alternatives, found.budgets) == (True, True, (0,))
+  assert ask(echo=True, max_tokens=0).scored
+  assert not ask(echo=True, max_tokens=2).scored
+  assert not ask(logprobs=0).scored
+  assert not ask(echo=True, logprobs=0).alternatives
+  for wrong in (
+    dict(logprobs=1),
+    dict(max_tokens=0),
+    dict(echo=True, logprobs=2),
+  ):
+    refused({"prompt": "x"} | wrong, defaults=some)
+  assert refused({"prompt": "x", "echo": True, "logprobs": 0}).param == "echo"
+  talk = {"messages": [{"role": "user", "content": "x"}], "echo": True}
+  assert refused(talk, is_chat=True, defaults=some).param == "echo"
 
 
 def test_objectives_have_names():

@@ -10,6 +10,7 @@ import numpy as np
 import openai
 import pytest
 import served
+import toys
 from starlette.requests import Request
 
 from launch.serving import answers, http
@@ -299,8 +300,6 @@ def test_without_a_seed_answers_differ(client):
 
 
 def test_log_probs_are_the_targets_own(client):
-  import toys
-
   _, params = served.text_decoder()
   context = list(served.tokenizer().encode(PROMPT))
   settings = dict(max_tokens=8, temperature=0.7, seed=5)
@@ -319,6 +318,63 @@ def test_log_probs_are_the_targets_own(client):
     for value in chunk.choices[0].logprobs.token_logprobs
   ]
   assert streamed == found.token_logprobs
+
+
+@pytest.mark.parametrize("tokens", [0, 4])
+def test_a_prompt_that_is_told_is_scored(client, tokens):
+  """As evaluation harnesses score texts."""
+  _, params = served.text_decoder()
+  tokenizer = served.tokenizer()
+  prompts = [tokenizer.encode(PROMPT), list(range(60, 120)), [5]]
+  settings = dict(max_tokens=tokens, logprobs=1, echo=True, ignore_eos=True)
+  answer = complete(client, prompts, **settings)
+  assert answer.usage.completion_tokens == 3 * tokens
+  for prompt, choice in zip(prompts, answer.choices, strict=True):
+    new = []
+    if tokens:
+      new = served.expected_tokens(prompt, max_tokens=tokens, stop_tokens=())
+    assert choice.text == tokenizer.decode(prompt) + tokenizer.decode(
+      new, after=prompt
+    )
+    assert choice.finish_reason == "length"
+    found, expected, likeliest = choice.logprobs, [], []
+    for place in range(1, len(prompt) + tokens):
+      text = [*prompt, *new]
+      logits = toys.context_logits(params.target, text[:place])
+      laws = logits - np.log(np.exp(logits.astype(np.float64)).sum())
+      expected.append(laws[text[place]])
+      likeliest.append(laws.max())
+    assert found.token_logprobs[0] is None
+    assert found.token_logprobs[1:] == pytest.approx(expected, abs=1e-4)
+    told = found.top_logprobs
+    assert told[0] is None
+    assert told[len(prompt) :] == [None] * tokens
+    assert [max(x.values()) for x in told[1 : len(prompt)]] == pytest.approx(
+      likeliest[: len(prompt) - 1], abs=1e-4
+    )
+    assert found.text_offset[0] == 0
+    assert len(found.tokens) == len(found.text_offset) == len(prompt) + tokens
+  chunks = list(complete(client, prompts[0], stream=True, **settings))
+  assert "".join(c.choices[0].text for c in chunks) == answer.choices[0].text
+  assert [
+    x for c in chunks for x in c.choices[0].logprobs.token_logprobs
+  ] == answer.choices[0].logprobs.token_logprobs
+
+
+def test_prompts_are_scored_beside_others(client, server):
+  """In chunks, in turn, while a stream goes on."""
+  ask = lambda **more: complete(
+    client, [list(range(i, i + 60)) for i in range(40, 43)], **more
+  )
+  alone = ask(max_tokens=0, logprobs=0, echo=True)
+  stream = complete(client, max_tokens=60, ignore_eos=True, stream=True)
+  next(iter(stream))
+  beside = ask(max_tokens=0, logprobs=0, echo=True)
+  stream.close()
+  for one, other in zip(alone.choices, beside.choices, strict=True):
+    assert one.logprobs.token_logprobs[1:] == pytest.approx(
+      other.logprobs.token_logprobs[1:], abs=1e-5
+    )
 
 
 def has_parts(tokens):
