@@ -21,7 +21,6 @@ TABLES = {
   "benchmark": "launch.benchmark_page:table",
   "speed": "launch.benchmark_page:short",
   "evaluation": "launch.evaluation.page:table",
-  "load": "launch.loading.page:table",
   "plans": "launch.planning.page:table",
   "t5_plans": "launch.planning.leviathan_page:table",
   "answers": "launch.tools.answers_page:table",

@@ -187,13 +187,23 @@ def text_slots(**more):
   decoder, params = text_decoder()
   options = dict(
     num_slots=3, widths=(16, 64), max_length=160, max_rounds=4,
-    stop_tokens=(tokenizer().eos_token_id,),
+    stop_tokens=(tokenizer().eos_token_id,), scores=True,
   )  # fmt: skip
   found = slots_lib.Slots(
     {decoder.drafter.tree.max_depth: decoder}, params, **(options | more)
   )
   found.compile()
   return found
+
+
+def defaults_of(**more):
+  """What holds for requests that do not say."""
+  usual = dict(
+    model="toy", temperature=0.0, top_k=0, top_p=1.0, min_p=0.0,
+    vocab_size=tokenizer().vocab_size, max_new_tokens=32, longest_prompt=64,
+    max_length=160, most=16,
+  )  # fmt: skip
+  return asking.Defaults(**(usual | more))
 
 
 @contextlib.contextmanager
@@ -219,17 +229,17 @@ def http_service(
     scheduler=scheduler,
     metrics=metrics,
     tokenizer=reads or tokenizer(),
-    defaults=asking.Defaults(
+    defaults=defaults_of(
       **dict(
-        model="toy", temperature=0.0, top_k=0, top_p=1.0, min_p=0.0,
-        vocab_size=tokenizer().vocab_size, max_new_tokens=32,
         longest_prompt=slots.longest,
-        max_length=slots.max_length, most=16,
-      ) | (defaults or {}),
+        max_length=slots.max_length,
+        scores=slots.scores,
+      )
+      | (defaults or {})
     ),
     limits=limits or limits_lib.Limits(),
     about={"model": "toy", "slots": slots.num_slots},
-  )  # fmt: skip
+  )
   scheduler.start()
   where = running.listening("127.0.0.1", 0)
   port = where.getsockname()[1]

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from launch.serving.asking import Ask
+from launch.serving.control import Scores
 from launch.serving.refusals import RefusalError
 from launch.serving.texts import Reader
 from launch.serving.ticket import Finish, News
@@ -50,6 +51,8 @@ class Choice:
     text: so far.
     finish: OpenAI's reason, once it has ended.
     num_tokens: of it.
+    cached: tokens of its prompt that were not read.
+    accepted, drafted: tokens of it that were drafted, and all that were.
   """
 
   def __init__(self, index: int, ask: Ask, tokenizer: Tokenizer):
@@ -57,20 +60,24 @@ class Choice:
     self.index, self._ask, self._tokenizer = index, ask, tokenizer
     before = ask.prompts[index // ask.num_choices]
     self._reader = Reader(tokenizer, ask.stop, before)
+    self._head = tokenizer.decode(before) if ask.echo else ""
+    self._prompt = before
     # Every token's own piece, for colours.
     self._shown = Reader(tokenizer, before=before)
     self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
     self._num_characters = 0  # that its tokens' bytes are so far
     self._tokens: list[dict[str, Any]] = []  # as a chat's log-probabilities
+    self._best: list[dict[str, float] | None] = []  # of the prompt's
     self._offsets: list[int] = []
     self._origins: list[dict[str, str]] = []
-    self.cached = 0
+    self.cached = self.accepted = self.drafted = 0
     self.finish: str | None = None
+    self._begun = False
 
   @property
   def text(self) -> str:
-    """What was given out."""
-    return self._reader.sent
+    """What was given out, behind the prompt if that is told."""
+    return self._head + self._reader.sent
 
   @property
   def num_tokens(self) -> int:
@@ -88,14 +95,19 @@ class Choice:
     """
     if news.finish in FAILURES:
       raise FAILURES[news.finish]()
-    self.cached = news.cached
-    piece = self._reader.read(news.token_ids)
+    self.cached, self.drafted = news.cached, news.drafted
+    self.accepted += list(news.origins).count(Origin.ACCEPTED)
+    piece = "" if self._begun else self._head
+    self._begun = True
+    piece += self._reader.read(news.token_ids)
     if news.finish is not None:
       piece += self._reader.finish(cut=news.cut)
       self.finish = news.finish.value
     more: dict[str, Any] = {}
     if self._ask.log_probs:
       start = len(self._tokens)
+      if news.scores is not None:
+        self._place_prompt(news.scores)
       for token, value in zip(news.token_ids, news.log_probs, strict=True):
         self._place(token, value)
       more["logprobs"] = self._log_probs(start)
@@ -123,14 +135,26 @@ class Choice:
       for piece, origin in zip(pieces, news.origins, strict=True)
     ]
 
-  def _place(self, token: int, value: float) -> None:
+  def _place_prompt(self, scores: Scores) -> None:
+    """Notes the prompt's tokens, of which the first has no law."""
+    self._place(self._prompt[0], None)
+    self._best = [None]
+    name = lambda token: token_text.name_of(self._tokenizer, token)
+    for token, value, best, most in zip(
+      self._prompt[1:], scores.log_probs.tolist(), scores.best.tolist(),
+      scores.best_log_probs.tolist(), strict=True,
+    ):  # fmt: skip
+      self._place(token, value)
+      # The likeliest is told where both have one name.
+      self._best.append({name(token): _told(value), name(best): _told(most)})
+
+  def _place(self, token: int, value: float | None) -> None:
     """Notes a token; parts of one character are all where it begins."""
     found = token_text.bytes_of(self._tokenizer, token)
     self._tokens.append(
       {
         "token": token_text.name_of(self._tokenizer, token),
-        # JSON has no infinity; this is OpenAI's number for what cannot be.
-        "logprob": value if math.isfinite(value) else -9999.0,
+        "logprob": None if value is None else _told(value),
         "bytes": list(found),
         "top_logprobs": [],
       }
@@ -149,9 +173,21 @@ class Choice:
     return {
       "tokens": [one["token"] for one in tokens],
       "token_logprobs": [one["logprob"] for one in tokens],
-      "top_logprobs": None,
+      "top_logprobs": self._likeliest(start),
       "text_offset": self._offsets[start:],
     }
+
+  def _likeliest(self, start: int) -> list | None:
+    """Of the tokens from one on; null where it is not known."""
+    if not self._ask.alternatives:
+      return None
+    rest = [None] * (len(self._tokens) - len(self._best))
+    return [*self._best, *rest][start:]
+
+
+def _told(value: float) -> float:
+  """JSON has no infinity; this is OpenAI's number for what cannot be."""
+  return value if math.isfinite(value) else -9999.0
 
 
 class Answer:
@@ -226,11 +262,17 @@ class Answer:
     new = sum(choice.num_tokens for choice in self.choices)
     # Of several choices of a prompt all but the first have it from that one.
     first = self.choices[:: self._ask.num_choices]
+    accepted = sum(choice.accepted for choice in self.choices)
+    drafted = sum(choice.drafted for choice in self.choices)
     return {
       "prompt_tokens": prompt,
       "completion_tokens": new,
       "total_tokens": prompt + new,
       "prompt_tokens_details": {"cached_tokens": sum(c.cached for c in first)},
+      "completion_tokens_details": {
+        "accepted_prediction_tokens": accepted,
+        "rejected_prediction_tokens": drafted - accepted,
+      },
     }
 
 

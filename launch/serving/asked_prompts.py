@@ -8,14 +8,17 @@ from models import chat
 from models.tokenizers import Tokenizer
 
 
+def _is_id(value: Any) -> bool:
+  return isinstance(value, int) and not isinstance(value, bool)
+
+
 def completions(
   value: Any, tokenizer: Tokenizer, vocab_size: int
 ) -> list[tuple[int, ...]]:
   """A text, ids below the vocabulary's size, or a list of either."""
-  is_id = lambda x: isinstance(x, int) and not isinstance(x, bool)
   if isinstance(value, str):
     value = [value]
-  elif isinstance(value, list) and value and all(map(is_id, value)):
+  elif isinstance(value, list) and value and all(map(_is_id, value)):
     value = [value]
   if not (isinstance(value, list) and value):
     raise RefusalError(
@@ -24,15 +27,9 @@ def completions(
   found: list[tuple[int, ...]] = []
   for one in value:
     if isinstance(one, str):
-      found.append(_encoded(lambda one=one: tokenizer.encode(one), "prompt"))
-    elif isinstance(one, list) and all(map(is_id, one)):
-      wrong = [x for x in one if not 0 <= x < vocab_size]
-      if wrong:
-        raise RefusalError(
-          f"token ids must be in 0..{vocab_size - 1}, got {str(wrong[0])[:20]}",
-          param="prompt",
-        )
-      found.append(tuple(one))
+      found.append(encoded(lambda one=one: tokenizer.encode(one), "prompt"))
+    elif isinstance(one, list) and all(map(_is_id, one)):
+      found.append(ids(one, vocab_size, "prompt"))
     else:
       raise RefusalError(
         "prompt must be a text, token ids, or a list of either", param="prompt"
@@ -40,11 +37,21 @@ def completions(
   return found
 
 
+def ids(value: Any, vocab_size: int, name: str) -> tuple[int, ...]:
+  """A list of token ids below the vocabulary's size."""
+  if not (isinstance(value, list) and all(map(_is_id, value))):
+    raise RefusalError(f"{name} must be a list of token ids", param=name)
+  wrong = [x for x in value if not 0 <= x < vocab_size]
+  if wrong:
+    raise RefusalError(
+      f"token ids must be in 0..{vocab_size - 1}, got {str(wrong[0])[:20]}",
+      param=name,
+    )
+  return tuple(value)
+
+
 # What clients send along as they repeat an answer of a server.
-_EMPTY = {"annotations", "audio", "function_call", "name", "refusal"}
-_EMPTY |= {"tool_calls"}
-
-
+_EMPTY = {"annotations", "audio", "function_call", "refusal", "tool_calls"}
 # What a message's author may be, and what the template calls it. Templates may
 # leave out whom they do not know, without a word.
 _ROLES = {
@@ -53,22 +60,36 @@ _ROLES = {
 }  # fmt: skip
 
 
-def conversation(record: dict, tokenizer: Tokenizer) -> tuple[int, ...]:
-  """The messages of a request, by the model's chat template."""
+def conversation(
+  record: dict, tokenizer: Tokenizer, *, asks: bool = True
+) -> tuple[int, ...]:
+  """The messages of a request, by the model's chat template.
+
+  Args:
+    record: the request.
+    tokenizer: of the pair.
+    asks: whether they end with what begins the assistant's next message.
+  """
   messages = record.get("messages")
   if not (isinstance(messages, list) and messages):
     raise RefusalError("messages must be a list of them", param="messages")
   plain = [_message(message) for message in messages]
-  return _encoded(lambda: chat.encode(tokenizer, plain), "messages")
+  return encoded(
+    lambda: chat.encode(tokenizer, plain, add_generation_prompt=asks),
+    "messages",
+  )
 
 
 def _message(message: Any) -> dict[str, str]:
   if not isinstance(message, dict):
     raise RefusalError("a message must be an object", param="messages")
   for key, value in message.items():
-    if key not in ("role", "content") and not (key in _EMPTY and not value):
+    # No template is told names.
+    known = key in ("role", "content")
+    known |= key == "name" and isinstance(value, str | None)
+    if not known and (key not in _EMPTY or value):
       raise RefusalError(
-        f"a message may have a role and a content, got {key[:80]!r}",
+        f"a message may have a role, a content and a name, got {key[:80]!r}",
         param="messages",
       )
   content = message.get("content")
@@ -95,7 +116,8 @@ def _message(message: Any) -> dict[str, str]:
   return {"role": _ROLES[message["role"]], "content": content}
 
 
-def _encoded(encode: Callable[[], Any], name: str) -> tuple[int, ...]:
+def encoded(encode: Callable[[], Any], name: str) -> tuple[int, ...]:
+  """What a tokenizer says of a field; what it refuses is a RefusalError."""
   try:
     return tuple(encode())
   except (ValueError, TypeError) as error:  # TypeError: lone surrogates

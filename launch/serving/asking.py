@@ -25,6 +25,7 @@ class Defaults:
     longest_prompt: tokens of it.
     max_length: tokens of prompt and completion together.
     most: completions that one request may ask for.
+    scores: whether the tokens of prompts can be scored.
     has_objectives: whether objectives are kept.
     classes: objectives by name, seconds a token; that of "default" is of who
       asks for none.
@@ -40,6 +41,7 @@ class Defaults:
   longest_prompt: int
   max_length: int
   most: int
+  scores: bool = False
   has_objectives: bool = False
   classes: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
@@ -61,6 +63,8 @@ class Ask:
       read.
     ignore_eos: whether the model's own end of a text ends none.
     log_probs: whether they are wanted.
+    echo: whether the prompt is a part of the text.
+    alternatives: whether the likeliest token is, of each of the prompt's.
     origins: whether the origin of every token is.
     stream: whether chunks are.
     usage: whether one more, the last of them, counts tokens.
@@ -87,6 +91,13 @@ class Ask:
   usage: bool
   usage_so_far: bool
   objective: float | None
+  echo: bool = False
+  alternatives: bool = False
+
+  @property
+  def scored(self) -> bool:
+    """Whether the target's law is read at the prompt's tokens."""
+    return self.echo and (self.log_probs or not all(self.budgets))
 
 
 _COMPLETION_TOKENS = 16
@@ -106,21 +117,30 @@ def read(
   Raises:
     RefusalError: for all that is not a request this server answers.
   """
-  try:
-    record = json.loads(body)
-  except (ValueError, RecursionError):
-    raise RefusalError("the body is not JSON") from None
-  if not isinstance(record, dict):
-    raise RefusalError("the body must be a JSON object")
-  record = {key: value for key, value in record.items() if value is not None}
+  record = record_of(body)
   try:
     return _read(record, is_chat, tokenizer, defaults)
   except RecursionError:
     raise RefusalError("the body is nested too deeply") from None
 
 
-def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
-  fields.check(record, fields.CHAT if is_chat else fields.COMPLETION)
+def record_of(body: bytes) -> dict[str, Any]:
+  """The fields of a body that are not null.
+
+  Raises:
+    RefusalError: if it is no JSON object.
+  """
+  try:
+    record = json.loads(body)
+  except (ValueError, RecursionError):
+    raise RefusalError("the body is not JSON") from None
+  if not isinstance(record, dict):
+    raise RefusalError("the body must be a JSON object")
+  return {key: value for key, value in record.items() if value is not None}
+
+
+def check_model(record: dict[str, Any], defaults: Defaults) -> None:
+  """Raises RefusalError for another model than the server's."""
   model = record.get("model", defaults.model)
   if model != defaults.model:
     raise RefusalError(
@@ -129,6 +149,11 @@ def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
       param="model",
       code="model_not_found",
     )
+
+
+def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
+  fields.check(record, fields.CHAT if is_chat else fields.COMPLETION)
+  check_model(record, defaults)
   count = _count(record, defaults)
   listed = record.get("prompt")
   if isinstance(listed, list) and not all(type(x) is int for x in listed):
@@ -158,7 +183,8 @@ def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
       f"at most {_MOST_STOPS} stop texts of {_LONGEST_STOP} characters each",
       param="stop",
     )
-  return Ask(
+  echo = flag(record, "echo")
+  found = Ask(
     is_chat=is_chat,
     prompts=tuple(prompts),
     budgets=tuple(_budget(record, p, is_chat, defaults) for p in prompts),
@@ -168,13 +194,22 @@ def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
     **warp,
     stop=stop,
     cache_salt=_salt(record),
-    ignore_eos=_flag(record, "ignore_eos"),
+    ignore_eos=flag(record, "ignore_eos"),
     log_probs=_log_probs(record, is_chat),
-    origins=_flag(record, "token_origins"),
-    stream=_flag(record, "stream"),
+    origins=flag(record, "token_origins"),
+    stream=flag(record, "stream"),
     **_usage(record),
     objective=_objective(record, defaults),
+    echo=echo,
+    alternatives=echo and record.get("logprobs") == 1,
   )
+  if found.scored and not defaults.scores:
+    raise RefusalError(
+      "prompts are not scored on a mesh: leave echo out",
+      param="echo",
+      code="unsupported_parameter",
+    )
+  return found
 
 
 # Every stop text is looked for at every token, while others wait.
@@ -202,8 +237,9 @@ def _check_count(count: int, defaults: Defaults) -> None:
     )
 
 
-def _flag(record: dict, name: str) -> bool:
-  value = record.get(name, False)
+def flag(record: dict, name: str, usual: bool = False) -> bool:
+  """True or false; anything else is a RefusalError."""
+  value = record.get(name, usual)
   if not isinstance(value, bool):
     raise RefusalError(f"{name} must be true or false", param=name)
   return value
@@ -217,13 +253,8 @@ def _salt(record: dict) -> str:
 
 
 def _usage(record: dict) -> dict[str, bool]:
-  """Where a stream counts its tokens."""
+  """Where a stream counts its tokens; nowhere if there is none."""
   options = record.get("stream_options", {})
-  if "stream_options" in record and not _flag(record, "stream"):
-    raise RefusalError(
-      "stream_options are of streams: stream must be true",
-      param="stream_options",
-    )
   both = {"include_usage": "usage", "continuous_usage_stats": "usage_so_far"}
   # Chunks are never padded, which OpenAI's are unless this says so.
   neutral = {"include_obfuscation": (False, None)}
@@ -240,7 +271,8 @@ def _usage(record: dict) -> dict[str, bool]:
       raise RefusalError(
         f"{name} must be true or false", param=f"stream_options.{name}"
       )
-  return {ours: bool(options.get(name)) for name, ours in both.items()}
+  streams = flag(record, "stream")
+  return {ours: streams and bool(options.get(n)) for n, ours in both.items()}
 
 
 def _number(record: dict, name: str, like: str | None = None) -> Any:
@@ -258,10 +290,12 @@ def _log_probs(record: dict, is_chat: bool) -> bool:
   """Completions ask by the number of alternatives: none are there."""
   value = record.get("logprobs", False)
   if is_chat or isinstance(value, bool):
-    return _flag(record, "logprobs")
-  if value != 0 or not isinstance(value, int):
+    return flag(record, "logprobs")
+  most = 1 if record.get("echo") is True else 0
+  if not isinstance(value, int) or not 0 <= value <= most:
     raise RefusalError(
-      "logprobs are those of the sampled tokens alone: it may be 0",
+      "logprobs are those of the sampled tokens alone: it may be 0, and with "
+      "echo 1",
       param="logprobs",
       code="unsupported_parameter",
     )
@@ -330,6 +364,8 @@ def _budget(record, prompt, is_chat: bool, defaults: Defaults) -> int:
     raise RefusalError(f"give one of {' and '.join(both)}", param=both[0])
   for name in given:
     budget = record[name]
+    if budget == 0 and type(budget) is int and record.get("echo") is True:
+      return 0
     if type(budget) is not int or budget <= room:
       return _number(record, name, "max_new_tokens")
     raise _too_long(

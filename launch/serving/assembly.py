@@ -113,6 +113,7 @@ def make_slots(
     reuse=sizes.reuse,
     mesh=models.mesh,
     cache_specs=models.layout and models.layout.cache_specs(),
+    scores=True,
   )
   slots.compile(lambda what: say(f"compiling: {what}"))
   if sizes.depth_policy != "whole":

@@ -5,7 +5,7 @@ Of several processes the leader decides, and every one does the same: a
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -20,6 +20,9 @@ class Asked:
     max_new_tokens: at least 1.
     temperature, top_k, top_p, min_p: the warp, see `specjax.types.Sampling`.
     ignore_stop: whether it goes on after a stop token, to its budget.
+    scored: whether the target's law is read at every token of the prompt
+      first (`Scores`); such a one may ask for 0 new tokens. Not sent to other
+      processes.
     owner: whose it is, `u32`: what one owner's requests have read, others' may
       not use (`prefixes`).
   """
@@ -33,6 +36,7 @@ class Asked:
   top_p: float = 1.0
   min_p: float = 0.0
   ignore_stop: bool = False
+  scored: bool = False
   owner: int = 0
 
   def numbers(self) -> np.ndarray:
@@ -124,6 +128,21 @@ class Control:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Scores:
+  """The target's own law at the tokens of a prompt but the first.
+
+  Attributes:
+    log_probs: `f32[P - 1]`, of each token given those before it.
+    best: `i32[P - 1]`, the likeliest token in its place.
+    best_log_probs: `f32[P - 1]`, of that.
+  """
+
+  log_probs: np.ndarray
+  best: np.ndarray
+  best_log_probs: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
   """What is read after a visit.
 
@@ -137,6 +156,7 @@ class Report:
     accept_counts: `i32[B, G + 1]`, as these.
     cached: `i32[B]`, tokens of the row's prompt that were not read, since a row
       had them.
+    scores: of rows whose prompts were scored to their end in this visit.
     rounds: how many were made.
     seconds: the visit took, what it admitted included.
   """
@@ -151,5 +171,6 @@ class Report:
   num_drafted: np.ndarray
   accept_counts: np.ndarray
   cached: np.ndarray
+  scores: Mapping[int, Scores] = dataclasses.field(default_factory=dict)
   rounds: int
   seconds: float = 0.0

@@ -2,7 +2,7 @@
 
 A field that would change which tokens are sampled is either done as it says or
 refused; so is every field that is not known. Fields that change nothing
-(`user`, `metadata`) are not read.
+(`user`, `priority`) are not read.
 """
 
 from typing import Any
@@ -11,37 +11,49 @@ from launch.serving.refusals import RefusalError
 
 # Fields that are not read: they change nothing of what is sampled.
 _UNREAD = {
-  "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
-  "user",
+  "metadata", "priority", "prompt_cache_key", "prompt_cache_retention",
+  "request_id", "safety_identifier", "user", "verbosity",
 }  # fmt: skip
 # Fields of features that are not there, with what asks for nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
+  "add_generation_prompt": (True,),
   "best_of": (1,),
+  "chat_template_kwargs": ({},),
+  "continue_final_message": (False,),
   "echo": (False,),
   "frequency_penalty": (0,),
   "function_call": ("none", "auto"),
   "functions": ([],),
   "logit_bias": ({},),
+  "include_reasoning": (True, False),
+  "include_stop_str_in_output": (False,),
+  "length_penalty": (1,),
   "min_tokens": (0,),
   "modalities": (["text"],),
   "parallel_tool_calls": (True, False),
   "presence_penalty": (0,),
+  "reasoning_effort": ("none",),
   "repetition_penalty": (1,),
   "response_format": ({"type": "text"},),
   "service_tier": ("auto", "default"),
+  "skip_special_tokens": (True,),
+  "spaces_between_special_tokens": (True, False),
+  "stop_token_ids": ([],),
   "store": (False,),
   "suffix": ("",),
   "tool_choice": ("none", "auto"),
   "tools": ([],),
   "top_logprobs": (0,),
+  "use_beam_search": (False,),
 }
 _OURS = {
-  "cache_salt", "ignore_eos", "logprobs", "max_tokens", "min_p", "model", "n",
-  "seed", "slo_class", "slo_ms_per_token", "stop", "stream", "stream_options",
-  "temperature", "token_origins", "top_k", "top_p",
+  "cache_salt", "ignore_eos", "logprobs", "max_completion_tokens",
+  "max_tokens", "min_p", "model", "n", "seed", "slo_class", "slo_ms_per_token",
+  "stop", "stream", "stream_options", "temperature", "token_origins", "top_k",
+  "top_p",
 }  # fmt: skip
-COMPLETION = _OURS | {"prompt"}
-CHAT = _OURS | {"max_completion_tokens", "messages"}
+COMPLETION = _OURS | {"echo", "prompt"}
+CHAT = _OURS | {"messages"}
 
 
 def check(record: dict[str, Any], known: set[str]) -> None:

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from launch import stops
-from launch.serving import answers, asking, limits, page
+from launch.serving import answers, asking, limits, page, tokenization
 from launch.serving.answers import Answer
 from launch.serving.asking import Ask, Defaults
 from launch.serving.control import Asked
@@ -77,9 +77,12 @@ def application(service: Service) -> Starlette:
   answering = lambda is_chat: guarded(
     lambda request: _answer(service, request, is_chat)
   )
+  tokens = lambda work: guarded(lambda request: _tokens(service, request, work))
   routes = [
     Route("/v1/completions", answering(False), methods=["POST"]),
     Route("/v1/chat/completions", answering(True), methods=["POST"]),
+    Route("/tokenize", tokens(tokenization.tokenize), methods=["POST"]),
+    Route("/detokenize", tokens(tokenization.detokenize), methods=["POST"]),
     Route("/v1/models", guarded(lambda request: _models(service))),
     Route("/v1/models/{name:path}", guarded(lambda r: _model(service, r))),
     Route("/health", for_all(lambda: _health(service))),
@@ -259,6 +262,15 @@ async def _answer(service: Service, request: Request, is_chat: bool):
     return await _first(_whole(news, answer), limits.gone(request))
 
 
+async def _tokens(service: Service, request: Request, work: Callable):
+  body = await limits.body_of(request, service.limits)
+  return JSONResponse(
+    await anyio.to_thread.run_sync(
+      work, body, service.tokenizer, service.defaults
+    )
+  )
+
+
 def _tickets(
   service: Service, ask: Ask, news: asyncio.Queue, deadline: float, owner: int
 ) -> list[Ticket]:
@@ -289,6 +301,7 @@ def _tickets(
         top_p=ask.top_p,
         min_p=ask.min_p,
         ignore_stop=ask.ignore_eos,
+        scored=ask.scored,
         owner=owner,
       ),
       deliver=deliver(index),

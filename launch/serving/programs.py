@@ -2,13 +2,15 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 
 from specjax import random
+from specjax.cache import Cache
 from specjax.decode import Decoder
 from specjax.runtime.mesh import MeshDecoder
 from specjax.state import DecodeState, StopReason
-from specjax.types import Params
+from specjax.types import LanguageModel, Params
 from specjax.warp import make_sampling
 
 
@@ -133,3 +135,30 @@ def shallow_rounds(decoder, window, params, state, *orders):
   }
   report["accept_counts"] = parts["accept_counts"]
   return counted(state, parts), report
+
+
+def score(
+  target: LanguageModel, vocab_size: int, params: Params, cache: Cache, tokens,
+  start,
+):  # fmt: skip
+  """The target's own law, at temperature 1, at tokens of one text.
+
+  Args:
+    target: which reads.
+    vocab_size: V, of real tokens.
+    params: parameters of both models.
+    cache: of one row, with the text before.
+    tokens: `i32[W + 1]`, those that are fed and the one after them.
+    start: `i32[]`, tokens of the text before.
+
+  Returns:
+    The cache, and of each token but the first: its log-probability `f32[W]`,
+    the likeliest in its place `i32[W]`, and that one's.
+  """
+  output, cache = target.apply(
+    params.target, tokens[None, :-1], cache.replace(length=start[None])
+  )
+  logits = output.logits[0, :, :vocab_size]
+  log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
+  own = jnp.take_along_axis(log_probs, tokens[1:, None], axis=1)[:, 0]
+  return cache, (own, log_probs.argmax(axis=1), log_probs.max(axis=1))

@@ -310,12 +310,15 @@ class Scheduler:
         self._rows[row] = None
         self._over.append(ticket)
         self._ended[row] = reason == StopReason.RUNNING
-      if count or finish is not None:
+      scores = report.scores.get(row)
+      if count or finish is not None or scores is not None:
         news = News(
           token_ids=ids[:count],
           origins=report.origins[row, :count].tolist(),
           log_probs=report.log_probs[row, :count].tolist(),
           cached=int(report.cached[row]),
+          drafted=int(report.num_drafted[row]),
+          scores=scores,
           finish=finish,
           cut=cut,
         )

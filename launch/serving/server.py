@@ -73,6 +73,7 @@ def make_service(
       longest_prompt=slots.longest,
       max_length=slots.max_length,
       most=slots.num_slots + sizes.queue,
+      scores=slots.scores,
       has_objectives=adapts,
       classes=sizes.classes,
     ),

@@ -7,7 +7,8 @@ arrays of those shapes alone, so that nothing is compiled later.
 A prompt that is wider than the widest program is read in chunks. Where other
 rows decode, a visit reads one chunk of `chunk` tokens and makes one round, so
 that nobody waits for a whole prompt of somebody else's. What another row's text
-begins with is copied and not read (`prefixes`).
+begins with is copied and not read (`prefixes`). A prompt that is to be scored,
+which needs the law at every token, is read in a cache beside those of the rows.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from launch.serving import programs
-from launch.serving.control import Asked, Control, Report
+from launch.serving.control import Asked, Control, Report, Scores
 from launch.serving.prefixes import Reuse, Texts
 from specjax import random
 from specjax.decode import Decoder
@@ -67,6 +68,7 @@ class Slots:
     depth: G, of the deepest draft.
     depths: those that there are programs of, ascending.
     max_rounds: of one visit.
+    scores: whether prompts can be scored (`Asked.scored`).
     seconds_of_round: what a round takes at each of the depths, with all rows
       at work; measured when the programs were compiled, if asked for.
   """
@@ -86,6 +88,7 @@ class Slots:
     reuse: Reuse = Reuse.OWN,
     mesh: Mesh | None = None,
     cache_specs: tuple[P, P] | None = None,
+    scores: bool = False,
   ):
     """Compiles nothing yet.
 
@@ -103,6 +106,7 @@ class Slots:
       reuse: whose texts a prompt may begin with.
       mesh: the devices, or None for one without a mesh.
       cache_specs: how caches lie on it, see `compilation.compile_both`.
+      scores: whether prompts are to be scored; not on a mesh.
 
     Raises:
       ValueError: for sizes that do not fit each other.
@@ -138,6 +142,12 @@ class Slots:
     self._reading: dict[int, Asked] = {}
     groups = 1 if mesh is None else mesh.shape["data"]
     self._texts = Texts(num_slots, max_length, reuse, groups)
+    self.scores = scores and mesh is None
+    self._score: dict[int, Any] = {}
+    self._score_cache: Any = None
+    # Of rows whose prompts are scored before they are read: what is known.
+    self._scoring: dict[int, list[tuple]] = {}
+    self._scores: dict[int, Scores] = {}  # that this visit has ended
     self._running = np.zeros(num_slots, bool)
     self._rounds: dict[int, Any] = {}
     self._state: Any = None
@@ -190,6 +200,27 @@ class Slots:
       )
     for depth in self.depths:
       self._make_rounds(depth, self._orders())
+    if self.scores:
+      self._compile_scores(say)
+
+  def _compile_scores(self, say: Callable[[str], None]) -> None:
+    target = self._decoders[self.depth].target
+    score = functools.partial(
+      programs.score, target, self._decoders[self.depth].vocab_size
+    )
+    slots = self.longest + self.widths[-1]  # the last chunk is padded
+    self._score_cache = target.new_cache(self._params.target, 1, slots)
+    for width in sorted({self.chunk, self.widths[-1]}):
+      say(f"scores of up to {width} tokens")
+      args = (np.zeros(width + 1, np.int32), np.int32(0))
+      self._score[width] = (
+        jax.jit(score, donate_argnums=1)
+        .lower(self._params, self._score_cache, *args)
+        .compile()
+      )
+      self._score_cache, _ = self._score[width](
+        self._params, self._score_cache, *args
+      )
 
   def measure(self, rounds: int = 8, repeats: int = 3) -> None:
     """Times a round at each depth, into `seconds_of_round`; ends all rows.
@@ -232,6 +263,7 @@ class Slots:
     start = time.perf_counter()
     for row in np.flatnonzero(control.ended):
       self._reading.pop(int(row), None)
+      self._scoring.pop(int(row), None)
       self._running[row] = False
     # Somebody waits for the next token: nothing long before it.
     is_streaming = self._running.any()
@@ -246,7 +278,12 @@ class Slots:
     rounds = min(control.rounds, 1) if self._reading else control.rounds
     deepest = int(control.max_depth.max(initial=0))
     depth = next(d for d in self.depths if d >= min(deepest, self.depth))
-    reading = np.isin(np.arange(self.num_slots), list(self._reading))
+    scored = {
+      row: one
+      for row, one in self._scores.items()
+      if row not in self._reading and not self._running[row]
+    }
+    reading = np.isin(np.arange(self.num_slots), [*self._reading, *scored])
     # Who has read nothing yet may stand where somebody was cut off.
     found = self._make_rounds(
       depth,
@@ -258,10 +295,16 @@ class Slots:
         reading.reshape(-1, *[1] * (found[name].ndim - 1)), 0, found[name]
       )  # those of who had the row before
     found["reason"] = np.where(reading, StopReason.RUNNING, found["reason"])
+    for row, one in scored.items():  # who asks for nothing else
+      broken = np.isnan(one.log_probs).any()
+      found["reason"][row] = (
+        StopReason.NAN_LOGITS if broken else StopReason.LENGTH
+      )
     report = Report(
-      **found, cached=self._texts.cached.copy(),
+      **found, cached=self._texts.cached.copy(), scores=self._scores,
       seconds=time.perf_counter() - start,
     )  # fmt: skip
+    self._scores = {}
     self._texts.hear(report, self._running)
     self._running = running & ~reading
     return report
@@ -279,11 +322,18 @@ class Slots:
     self._reading.pop(row, None)  # it is the last in line
     self._running[row] = False
     self._reading[row] = asked
+    self._scoring.pop(row, None)
+    if asked.scored:
+      self._scoring[row] = []
     self._texts.begin(row)
 
   def _read_on(self, row: int, most: int) -> None:
     """Reads up to `most` more tokens of a row's prompt, which began."""
     asked = self._reading[row]
+    if row in self._scoring:
+      if row == next(iter(self._scoring)):  # they share one cache
+        self._score_on(row, asked, most)
+      return
     source, keep = self._texts.source(row, asked)
     new = asked.token_ids[keep : keep + most]
     is_last = keep + len(new) == len(asked.token_ids)
@@ -296,6 +346,30 @@ class Slots:
     if is_last:
       del self._reading[row]
       self._running[row] = True
+
+  def _score_on(self, row: int, asked: Asked, most: int) -> None:
+    """Scores up to `most` more tokens of a prompt, which is read after it."""
+    known, text = self._scoring[row], asked.token_ids
+    start = sum(len(one[0]) for one in known)
+    count = min(most, len(text) - 1 - start)
+    if count:
+      width = next(w for w in sorted(self._score) if w >= count)
+      tokens = np.full(width + 1, text[start], np.int32)
+      tokens[: count + 1] = text[start : start + count + 1]
+      self._score_cache, new = self._score[width](
+        self._params, self._score_cache, tokens, np.int32(start)
+      )
+      known.append(tuple(x[:count] for x in jax.device_get(new)))
+    if start + count < len(text) - 1:
+      return
+    del self._scoring[row]
+    if not asked.max_new_tokens:
+      del self._reading[row]
+    parts = zip(*known, strict=True) if known else [[np.zeros(0)]] * 3
+    own, best, best_log_probs = map(np.concatenate, parts)
+    self._scores[row] = Scores(
+      log_probs=own, best=best, best_log_probs=best_log_probs
+    )
 
   def _make_rounds(self, depth: int, orders) -> dict[str, Any]:
     self._state, found = self._rounds[depth](self._params, self._state, *orders)

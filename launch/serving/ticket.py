@@ -5,7 +5,7 @@ import enum
 import threading
 from collections.abc import Callable, Sequence
 
-from launch.serving.control import Asked
+from launch.serving.control import Asked, Scores
 from specjax.runtime.stopping import Watch
 
 
@@ -30,6 +30,8 @@ class News:
     origins: an `Origin` for each.
     log_probs: the target's own of each.
     cached: tokens of its prompt that were not read, since a slot had them.
+    drafted: tokens that were drafted for it so far.
+    scores: of its prompt, once, if they were asked for.
     finish: why it ended with them, or None.
     cut: whether it ended in the middle of its text, with a stop string.
   """
@@ -38,6 +40,8 @@ class News:
   origins: Sequence[int] = ()
   log_probs: Sequence[float] = ()
   cached: int = 0
+  drafted: int = 0
+  scores: Scores | None = None
   finish: Finish | None = None
   cut: bool = False
 

@@ -5,11 +5,9 @@ import json
 
 import ml_collections
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 from files import EMBEDDED
 
-from launch import jsonl, load_test, prompts, tables
+from launch import jsonl, prompts, tables
 from launch.build import retrieval
 from launch.evaluation import questions
 from launch.tools import score_answers
@@ -33,12 +31,6 @@ def of_prompts(path):
   return [one.text for one in found]
 
 
-def of_load_test(path):
-  with flagsaver.flagsaver():
-    flags.FLAGS(["test", f"--prompts={path}"])
-    return list({one["prompt"] for one in load_test.bodies()})
-
-
 def of_pairs(path):
   config = ml_collections.ConfigDict({"dataset": str(path), "answers": ""})
   return [said for said, _ in t5_data.pairs(config, "train")]
@@ -56,7 +48,6 @@ READERS = {
   "training": lambda path: list(data.documents_of(path)),
   "pairs": of_pairs,
   "answers": of_answers,
-  "load test": of_load_test,
   "tables": lambda path: [one["text"] for one in tables.read(str(path))],
 }
 

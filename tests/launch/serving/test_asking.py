@@ -9,11 +9,7 @@ import served
 from launch.serving import asking
 from launch.serving.refusals import RefusalError
 
-DEFAULTS = asking.Defaults(
-  model="toy", temperature=0.0, top_k=0, top_p=1.0, min_p=0.0,
-  vocab_size=served.tokenizer().vocab_size, max_new_tokens=32,
-  longest_prompt=64, max_length=160, most=16,
-)  # fmt: skip
+DEFAULTS = served.defaults_of()
 
 
 def read(record, *, is_chat=False, defaults=DEFAULTS):
@@ -38,9 +34,9 @@ def refused(record, **more):
     dict(top_p=0), dict(top_p=1.5), dict(min_p=2), dict(top_k=-1),
     dict(top_k=1.5), dict(n=0), dict(n=17), dict(n=True), dict(seed=-1),
     dict(seed=2**32), dict(max_tokens=0), dict(max_tokens=160), dict(stop=""),
-    dict(stop=[1]), dict(stream="yes"), dict(stream_options={}),
+    dict(stop=[1]), dict(stream="yes"), dict(stream_options=5),
     dict(logprobs=2), dict(presence_penalty=0.5), dict(frequency_penalty=1),
-    dict(logit_bias={"5": 10}), dict(echo=True), dict(best_of=2),
+    dict(logit_bias={"5": 10}), dict(echo="yes"), dict(best_of=2),
     dict(suffix="x"), dict(bogus=1), dict(prompt=""), dict(prompt=[]),
     dict(prompt=[10**6]), dict(prompt=[[1], []]), dict(prompt=[1, "a"]),
     dict(prompt="x " * 200), dict(prompt="\ud800"),
@@ -54,7 +50,9 @@ def refused(record, **more):
     dict(stop_token_ids=[5]), dict(logprobs=-1), dict(prompt=None),
     dict(prompt=[[]]), dict(prompt=[True]), dict(prompt=[-1]),
     dict(prompt={"text": "x"}), dict(temperature=True), dict(stop=[["a"]]),
-    dict(max_tokens=1.5), dict(max_tokens="4"), dict(max_completion_tokens=4),
+    dict(max_tokens=1.5), dict(max_tokens="4"), dict(skip_special_tokens=False),
+    dict(chat_template_kwargs={"enable_thinking": False}),
+    dict(use_beam_search=True),
     dict(messages=[]), dict(seed=1.0), dict(seed="1"), dict(n=1.0),
     dict(reasoning_effort="low"), dict(store=True),
   ],
@@ -77,6 +75,8 @@ def test_what_asks_for_nothing_is_taken():
     repetition_penalty=1.0, tools=[], functions=[], function_call="none",
     response_format={"type": "text"}, metadata={"a": "b"}, max_tokens=None,
     stream_options=None, logprobs=None, top_p=1, min_p=0, top_k=0, bogus=None,
+    stop_token_ids=[], skip_special_tokens=True, priority=3, request_id="r1",
+    verbosity="low", chat_template_kwargs={}, reasoning_effort="none",
   )  # fmt: skip
   assert read(plain | nothing) == read(plain)
   for options in (
@@ -87,6 +87,8 @@ def test_what_asks_for_nothing_is_taken():
     found = read(plain | {"stream": True, "stream_options": options})
     assert found == read(plain | {"stream": True})
   assert read(plain | {"stop": []}) == read(plain)
+  options = {"include_usage": True, "continuous_usage_stats": True}
+  assert read(plain | {"stream_options": options}) == read(plain)
 
 
 def test_what_is_asked_for_is_done():
@@ -103,7 +105,7 @@ def test_what_is_asked_for_is_done():
     budgets=(9, 9), num_choices=2, seed=3, is_seeded=True, temperature=2,
     top_k=7, top_p=0.5, min_p=0.1, stop=("a",), cache_salt="mine",
     ignore_eos=True, log_probs=True, origins=True, stream=True, usage=True,
-    usage_so_far=True, objective=None,
+    usage_so_far=True, objective=None, echo=False, alternatives=False,
   )  # fmt: skip
   chat = read(
     {"messages": [{"role": "user", "content": "x"}], "logprobs": True},
@@ -115,6 +117,26 @@ def test_what_is_asked_for_is_done():
     {"prompt": "x", "slo_ms_per_token": 50}, defaults=with_objectives
   )
   assert found.objective == 0.05
+
+
+def test_a_prompt_is_scored_only_where_it_is_told():
+  some = dataclasses.replace(DEFAULTS, scores=True)
+  ask = lambda **more: read({"prompt": "x"} | more, defaults=some)
+  found = ask(echo=True, logprobs=1, max_tokens=0)
+  assert (found.scored, found.alternatives, found.budgets) == (True, True, (0,))
+  assert ask(echo=True, max_tokens=0).scored
+  assert not ask(echo=True, max_tokens=2).scored
+  assert not ask(logprobs=0).scored
+  assert not ask(echo=True, logprobs=0).alternatives
+  for wrong in (
+    dict(logprobs=1),
+    dict(max_tokens=0),
+    dict(echo=True, logprobs=2),
+  ):
+    refused({"prompt": "x"} | wrong, defaults=some)
+  assert refused({"prompt": "x", "echo": True, "logprobs": 0}).param == "echo"
+  talk = {"messages": [{"role": "user", "content": "x"}], "echo": True}
+  assert refused(talk, is_chat=True, defaults=some).param == "echo"
 
 
 def test_objectives_have_names():
@@ -195,6 +217,7 @@ def test_two_budgets_are_refused_and_each_is_taken():
   talk = {"messages": [{"role": "user", "content": "x"}]}
   for name in ("max_tokens", "max_completion_tokens"):
     assert read(talk | {name: 7}, is_chat=True).budgets == (7,)
+    assert read({"prompt": "x", name: 7}).budgets == (7,)
   both = {"max_tokens": 7, "max_completion_tokens": 7}
   assert refused(talk | both, is_chat=True).param in both
 
@@ -215,7 +238,7 @@ def test_another_model_is_not_found():
     [{"role": "user", "content": "\ufdd0 <|endoftext|>"}],
     [{"role": "tool", "content": "x", "tool_call_id": "1"}],
     [{"role": "narrator", "content": "x"}],
-    [{"role": "user", "content": "x", "name": "Ada"}],
+    [{"role": "user", "content": "x", "name": 5}],
   ],
   ids=range(15),
 )  # fmt: skip
@@ -233,7 +256,7 @@ def test_a_developer_is_the_system_and_parts_are_one_text():
   part = lambda text: {"type": "text", "text": text}
   same = [
     {"role": "developer", "content": [part("Short.")]},
-    {"role": "user", "content": [part("a "), part("b")], "name": None},
+    {"role": "user", "content": [part("a "), part("b")], "name": "Ada"},
     {"role": "assistant", "content": "c", "refusal": None, "tool_calls": []},
     {"role": "user", "content": [part("d")]},
   ]

@@ -1,7 +1,10 @@
 """A real pair in slots: the tokens of `generate`, but for near-ties."""
 
+import contextlib
+
 import numpy as np
 import pytest
+import references
 import served
 import ties
 
@@ -12,6 +15,7 @@ from launch.serving import assembly, server
 from launch.serving.assembly import Sizes
 from launch.serving.control import Asked
 from launch.training import corpus
+from models import tokenizers
 from specjax.runtime import engine
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -20,11 +24,59 @@ MARGIN = 1e-3  # of two logits that may change places, see test_embedded.py
 NEW_TOKENS = 24
 
 
-def test_greedy_completions_in_slots_are_those_of_generate():
+SIZES = Sizes(slots=3, max_prompt=32, rounds=4)
+
+
+@pytest.fixture(scope="module")
+def loaded(quick_to_compile):
+  """The pair's config, its models and its slots."""
   config = embedded.get_config()
   config.update(max_new_tokens=NEW_TOKENS, num_speculative_tokens=3)
   loaded = pair.load(config)
-  models = pair.assemble(config, loaded)
+  return config, loaded, assembly.make_slots(config, loaded, SIZES)
+
+
+@contextlib.contextmanager
+def serving(config, loaded, slots):
+  scheduler = server.make_service(config, loaded, slots, SIZES).scheduler
+  scheduler.start()
+  yield scheduler
+  scheduler.close()
+  assert scheduler.join(served.PATIENCE)
+
+
+def test_scores_of_prompts_are_those_of_transformers(loaded):
+  """Also where they are read in parts, while others decode."""
+  config = loaded[0]
+  model = references.read(config.target, dtype="float32")
+  tokenizer = tokenizers.load(config.target)
+  asked = prompts.first_tokens(
+    corpus.held_out_prompts(4), tokenizer, num_tokens=32
+  )
+  new = lambda tokens, **more: served.Heard(
+    Asked(token_ids=tuple(tokens), seed=0, temperature=0.0, **more)
+  )
+  with serving(*loaded) as scheduler:
+    other = new((5,), max_new_tokens=NEW_TOKENS, ignore_stop=True)
+    scores = [new(x.token_ids, max_new_tokens=0, scored=True) for x in asked]
+    scheduler.submit([other.ticket])
+    served.until(lambda: other.news)
+    scheduler.submit([one.ticket for one in scores])
+    found = [one.wait().news[-1].scores for one in scores]
+    assert not any(one.tokens for one in scores)
+  for prompt, one in zip(asked, found, strict=True):
+    tokens = np.array(prompt.token_ids)
+    logits = references.logits(model, tokens[None])[0, :-1].astype(np.float64)
+    laws = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    expected = laws[np.arange(len(laws)), tokens[1:]]
+    np.testing.assert_allclose(one.log_probs, expected, atol=1e-4)
+    np.testing.assert_allclose(one.best_log_probs, laws.max(-1), atol=1e-4)
+    assert (one.best == laws.argmax(-1)).mean() > 0.9  # but for near-ties
+
+
+def test_greedy_completions_in_slots_are_those_of_generate(loaded):
+  config, parts, _ = loaded
+  models = pair.assemble(config, parts)
   asked = prompts.first_tokens(
     corpus.held_out_prompts(12), models.tokenizer, num_tokens=32
   )
@@ -34,9 +86,6 @@ def test_greedy_completions_in_slots_are_those_of_generate():
     done, _ = run.run(batch)
     for prompt, completion in zip(batch.prompts, done, strict=True):
       expected[prompt.id] = completion.token_ids
-  sizes = Sizes(slots=3, max_prompt=32, rounds=4)
-  slots = assembly.make_slots(config, loaded, sizes)
-  service = server.make_service(config, loaded, slots, sizes)
   heard = [
     served.Heard(
       Asked(
@@ -46,11 +95,9 @@ def test_greedy_completions_in_slots_are_those_of_generate():
     )
     for one in asked
   ]  # fmt: skip
-  service.scheduler.submit([h.ticket for h in heard])
-  service.scheduler.start()
-  found = [h.wait().tokens for h in heard]
-  service.scheduler.close()
-  assert service.scheduler.join(served.PATIENCE)
+  with serving(*loaded) as scheduler:
+    scheduler.submit([h.ticket for h in heard])
+    found = [h.wait().tokens for h in heard]
   wanted = [expected[one.id] for one in asked]
   parted = ties.count(models, asked, found, wanted, margin=MARGIN)
   assert parted <= 1

@@ -10,6 +10,7 @@ import numpy as np
 import openai
 import pytest
 import served
+import toys
 from starlette.requests import Request
 
 from launch.serving import answers, http
@@ -115,6 +116,33 @@ def test_an_answer_has_what_clients_read(client):
   assert usage.completion_tokens == len(tokens) == 5
   assert usage.total_tokens == prompt + 5
   assert len(complete(client).choices[0].text) > 0  # 16 tokens by default
+
+
+def test_usage_tells_drafted_tokens_that_were_accepted_from_others(client):
+  """Also where a stop text cuts what was accepted."""
+  settings = dict(max_tokens=48, temperature=1.0, seed=3, token_origins=True)
+  text = served.expected_text(PROMPT, max_tokens=48, temperature=1.0, seed=3)
+  counts = []
+  for stop in (None, text[20:27]):
+    answer = complete(client, stop=stop, **settings)
+    details = answer.usage.completion_tokens_details
+    origins = [x["origin"] for x in answer.choices[0].token_origins]
+    assert details.accepted_prediction_tokens == origins.count("accepted") > 0
+    rejected = details.rejected_prediction_tokens
+    # Chains of three, one a call.
+    calls = len(origins) - details.accepted_prediction_tokens
+    assert 0 < rejected <= 3 * (calls + 1)
+    counts.append(details.accepted_prediction_tokens)
+  assert counts[1] < counts[0]
+
+
+def test_texts_are_tokenized_over_http(client, server):
+  path = server[1] + "/tokenize"
+  found = client.post(path, body={"prompt": PROMPT}, cast_to=dict)
+  assert found["tokens"] == served.tokenizer().encode(PROMPT)
+  path = path.replace("/tokenize", "/detokenize")
+  found = client.post(path, body={"tokens": found["tokens"]}, cast_to=dict)
+  assert found == {"prompt": PROMPT}
 
 
 def test_usage_and_metrics_count_what_was_not_read_again(client, server):
@@ -272,8 +300,6 @@ def test_without_a_seed_answers_differ(client):
 
 
 def test_log_probs_are_the_targets_own(client):
-  import toys
-
   _, params = served.text_decoder()
   context = list(served.tokenizer().encode(PROMPT))
   settings = dict(max_tokens=8, temperature=0.7, seed=5)
@@ -292,6 +318,63 @@ def test_log_probs_are_the_targets_own(client):
     for value in chunk.choices[0].logprobs.token_logprobs
   ]
   assert streamed == found.token_logprobs
+
+
+@pytest.mark.parametrize("tokens", [0, 4])
+def test_a_prompt_that_is_told_is_scored(client, tokens):
+  """As evaluation harnesses score texts."""
+  _, params = served.text_decoder()
+  tokenizer = served.tokenizer()
+  prompts = [tokenizer.encode(PROMPT), list(range(60, 120)), [5]]
+  settings = dict(max_tokens=tokens, logprobs=1, echo=True, ignore_eos=True)
+  answer = complete(client, prompts, **settings)
+  assert answer.usage.completion_tokens == 3 * tokens
+  for prompt, choice in zip(prompts, answer.choices, strict=True):
+    new = []
+    if tokens:
+      new = served.expected_tokens(prompt, max_tokens=tokens, stop_tokens=())
+    assert choice.text == tokenizer.decode(prompt) + tokenizer.decode(
+      new, after=prompt
+    )
+    assert choice.finish_reason == "length"
+    found, expected, likeliest = choice.logprobs, [], []
+    for place in range(1, len(prompt) + tokens):
+      text = [*prompt, *new]
+      logits = toys.context_logits(params.target, text[:place])
+      laws = logits - np.log(np.exp(logits.astype(np.float64)).sum())
+      expected.append(laws[text[place]])
+      likeliest.append(laws.max())
+    assert found.token_logprobs[0] is None
+    assert found.token_logprobs[1:] == pytest.approx(expected, abs=1e-4)
+    told = found.top_logprobs
+    assert told[0] is None
+    assert told[len(prompt) :] == [None] * tokens
+    assert [max(x.values()) for x in told[1 : len(prompt)]] == pytest.approx(
+      likeliest[: len(prompt) - 1], abs=1e-4
+    )
+    assert found.text_offset[0] == 0
+    assert len(found.tokens) == len(found.text_offset) == len(prompt) + tokens
+  chunks = list(complete(client, prompts[0], stream=True, **settings))
+  assert "".join(c.choices[0].text for c in chunks) == answer.choices[0].text
+  assert [
+    x for c in chunks for x in c.choices[0].logprobs.token_logprobs
+  ] == answer.choices[0].logprobs.token_logprobs
+
+
+def test_prompts_are_scored_beside_others(client, server):
+  """In chunks, in turn, while a stream goes on."""
+  ask = lambda **more: complete(
+    client, [list(range(i, i + 60)) for i in range(40, 43)], **more
+  )
+  alone = ask(max_tokens=0, logprobs=0, echo=True)
+  stream = complete(client, max_tokens=60, ignore_eos=True, stream=True)
+  next(iter(stream))
+  beside = ask(max_tokens=0, logprobs=0, echo=True)
+  stream.close()
+  for one, other in zip(alone.choices, beside.choices, strict=True):
+    assert one.logprobs.token_logprobs[1:] == pytest.approx(
+      other.logprobs.token_logprobs[1:], abs=1e-5
+    )
 
 
 def has_parts(tokens):

@@ -20,6 +20,7 @@ def slots(quick_to_compile):
   found = Slots(
     {3: DECODER}, decoding.PARAMS, num_slots=2, widths=(4, 8), longest=30,
     chunk=4, max_length=served.MAX_LENGTH, stop_tokens=(), max_rounds=4,
+    scores=True,
   )  # fmt: skip
   found.compile()
   return found
@@ -122,6 +123,35 @@ def test_who_streams_waits_for_one_chunk_however_many_come(slots):
   assert texts == [
     served.alone(DECODER, one, width=32, stop=()) for one in pair
   ]
+
+
+def test_prompts_are_scored_in_turn_and_one_that_is_given_up_waits_for_none(
+  slots,
+):
+  """They share a cache: scores are those of prompts that come alone."""
+  scored = [
+    dataclasses.replace(asked(20, seed=40 + i, budget=0), scored=True)
+    for i in range(3)
+  ]
+
+  def alone(one):
+    report, _ = visit(slots, admissions=[(0, one)])
+    while not report.scores:
+      report, _ = visit(slots)
+    assert report.reason[0] == StopReason.LENGTH
+    return report.scores[0].log_probs
+
+  expected = [alone(one) for one in scored]
+  assert {one.shape for one in expected} == {(19,)}
+  report, _ = visit(slots, admissions=[(0, scored[0]), (1, scored[1])])
+  assert not report.scores  # eight tokens of the first alone
+  ended = np.array([True, False])
+  found, report = {}, visit(slots, ended=ended, admissions=[(0, scored[2])])[0]
+  for _ in range(8):
+    found |= report.scores
+    report, _ = visit(slots)
+  np.testing.assert_array_equal(found[1].log_probs, expected[1])
+  np.testing.assert_array_equal(found[0].log_probs, expected[2])
 
 
 def test_chunks_of_nothing_are_refused():

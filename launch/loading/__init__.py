@@ -1,1 +1,0 @@
-"""`launch.load_test`: what a server does under load, as its clients see it."""
