@@ -23,7 +23,7 @@ from specjax.types import Draft, Penalties, Sampling
 NONE = int(np.iinfo(np.int32).max)  # an id that no vocabulary has
 _LEAST_WIDTH = 4
 
-Bias = Mapping[int, float]
+Bias = Mapping[int, float] | Sequence[tuple[int, float]]
 
 
 class Text(Protocol):
@@ -65,7 +65,7 @@ def make(
   presence_penalty=None,
   frequency_penalty=None,
   repetition_penalty=None,
-  logit_bias: Bias | Sequence[Bias | None] | None = None,
+  logit_bias: Mapping[int, float] | Sequence[Bias | None] | None = None,
   min_tokens=None,
   stop_token_ids: Sequence[int] | Sequence[Sequence[int] | None] | None = None,
 ) -> Penalties | None:
@@ -90,9 +90,10 @@ def make(
       raise ValueError(f"{name} must be {expected}, got {value}")
     return jnp.broadcast_to(value, (batch,))
 
-  if logit_bias is None or isinstance(logit_bias, Mapping):
-    logit_bias = [logit_bias] * batch
-  some = [dict(x or {}) for x in logit_bias]
+  biases: list[Any] = [logit_bias] * batch
+  if logit_bias is not None and not isinstance(logit_bias, Mapping):
+    biases = list(logit_bias)
+  some = [dict(x or ()) for x in biases]
   values = _padded([list(x.values()) for x in some], batch, np.float32, 0)
   if not np.isfinite(values).all():
     raise ValueError(f"logit_bias must be finite, got {logit_bias}")
@@ -192,7 +193,9 @@ def path_tokens(draft: Draft) -> Array:
   whole = jnp.broadcast_to(paths, (len(draft.tokens), *paths.shape[1:]))
   tokens = jnp.take_along_axis(draft.tokens[:, None], whole, axis=-1)
   depth = topology.depth[:, :nodes, None]
-  return jnp.where(np.arange(1, draft.tree.max_depth + 1) <= depth, tokens, NONE)
+  return jnp.where(
+    np.arange(1, draft.tree.max_depth + 1) <= depth, tokens, NONE
+  )
 
 
 def penalised(logits: Array, state: Text, along: Array) -> Array:
@@ -233,9 +236,7 @@ def penalised(logits: Array, state: Text, along: Array) -> Array:
   )
 
 
-def _penalised(
-  logits: Array, p: Penalties, state: Text, along: Array
-) -> Array:
+def _penalised(logits: Array, p: Penalties, state: Text, along: Array) -> Array:
   vocab, text = jnp.arange(logits.shape[-1]), state.tokens
   row = jnp.arange(len(text))[:, None]
   zeros = jnp.zeros((len(text), len(vocab)), jnp.int32)

@@ -16,7 +16,13 @@ from specjax.types import Sampling
 
 
 def make_sampling(
-  batch: int, *, temperature=1.0, top_k=None, top_p=None, min_p=None, **penalties
+  batch: int,
+  *,
+  temperature=1.0,
+  top_k=None,
+  top_p=None,
+  min_p=None,
+  **penalties,
 ) -> Sampling:
   """Broadcasts scalars or per-row sequences to `[B]` arrays.
 

@@ -18,15 +18,10 @@ _UNREAD = {
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
   "best_of": (1,),
   "echo": (False,),
-  "frequency_penalty": (0,),
   "function_call": ("none", "auto"),
   "functions": ([],),
-  "logit_bias": ({},),
-  "min_tokens": (0,),
   "modalities": (["text"],),
   "parallel_tool_calls": (True, False),
-  "presence_penalty": (0,),
-  "repetition_penalty": (1,),
   "response_format": ({"type": "text"},),
   "service_tier": ("auto", "default"),
   "store": (False,),
@@ -35,7 +30,13 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
   "tools": ([],),
   "top_logprobs": (0,),
 }
+# How the law reads its own text, in `specjax.penalties`.
+PENALTIES = (
+  "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
+  "min_tokens", "stop_token_ids",
+)  # fmt: skip
 _OURS = {
+  *PENALTIES,
   "cache_salt", "ignore_eos", "logprobs", "max_tokens", "min_p", "model", "n",
   "seed", "slo_class", "slo_ms_per_token", "stop", "stream", "stream_options",
   "temperature", "token_origins", "top_k", "top_p",

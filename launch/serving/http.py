@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from launch import stops
-from launch.serving import answers, asking, limits, page
+from launch.serving import answers, asking, fields, limits, page
 from launch.serving.answers import Answer
 from launch.serving.asking import Ask, Defaults
 from launch.serving.control import Asked
@@ -290,6 +290,7 @@ def _tickets(
         min_p=ask.min_p,
         ignore_stop=ask.ignore_eos,
         owner=owner,
+        **{name: getattr(ask, name) for name in fields.PENALTIES},
       ),
       deliver=deliver(index),
       watch=stops.watch(service.tokenizer, ask.stop, prompt),

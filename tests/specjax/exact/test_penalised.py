@@ -92,7 +92,7 @@ CASES = {
 
 # A program each: those named here are compiled in every run.
 ALWAYS = {
-  "chain, block", "paths, traversal", "parents are data", "a certain tree",
+  "chain, block", "paths, traversal", "parents are data",
 }  # fmt: skip
 
 

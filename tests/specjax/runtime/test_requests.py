@@ -112,6 +112,34 @@ def test_rows_that_differ_are_one_program(one, together):
   assert set(one.programs) == shapes
 
 
+def test_rows_with_penalties_stand_beside_rows_without(one, together):
+  """And they are what they are alone, in a program of their own shape."""
+  soon = together[1].token_ids[3]
+  own = [
+    Settings(temperature=0.0, frequency_penalty=1.5, logit_bias=((5, 2.0),)),
+    Settings(temperature=0.0, repetition_penalty=0.5),
+    Settings(temperature=0.0, stop_token_ids=(soon,), min_tokens=9),
+  ]
+  rows = [request(1, s) for s in own]
+  found = run(one, request(0), *rows, request(4, SETTINGS[4]))
+  assert (found[0], found[4]) == (together[0], together[4])
+  for row, got in zip(rows, found[1:4], strict=True):
+    assert run(one, row, rows=1)[0].token_ids == got.token_ids
+  texts = {tuple(got.token_ids) for got in found[1:4]}
+  assert len(texts | {tuple(together[1].token_ids)}) == 4
+  assert soon not in found[3].token_ids[:8]
+
+
+def test_a_row_that_ignores_ends_goes_on_to_its_budget(one):
+  ended = dataclasses.replace(one, stop_tokens=(2, 3), programs={})
+  greedy = Settings(temperature=0.0)
+  ignores = dataclasses.replace(greedy, ignore_eos=True)
+  first, second = run(ended, request(1, greedy), request(1, ignores))
+  assert first.stop_reason == "stop_token"
+  assert second.stop_reason == "length"
+  assert second.token_ids[: len(first.token_ids)] == first.token_ids
+
+
 def test_a_budget_beyond_the_buffer_is_refused(one):
   with pytest.raises(ValueError, match="asks for 25 new tokens"):
     run(one, request(0, Settings(max_new_tokens=BUDGET + 1)))
