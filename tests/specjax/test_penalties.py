@@ -1,6 +1,5 @@
 """Penalties: their definitions, and rows that have them beside rows without."""
 
-import collections
 import dataclasses
 import functools
 from unittest import mock
@@ -9,8 +8,8 @@ import decoding
 import jax
 import jax.numpy as jnp
 import numpy as np
+import penalising
 import pytest
-import toys
 import torch
 import transformers
 
@@ -30,17 +29,12 @@ ROWS = [
   dict(min_tokens=9, stop_token_ids=[OWN], repetition_penalty=0.8),
   {},
 ]
-NEUTRAL = dict(
-  presence_penalty=0.0, frequency_penalty=0.0, repetition_penalty=1.0,
-  logit_bias={}, min_tokens=0, stop_token_ids=[],
-)  # fmt: skip
 
 
 def by_row(rows, temperature=0.0):
   """Sampling of five rows in one shape: each shape is a program."""
-  columns = {
-    name: [(NEUTRAL | r)[name] for r in (*rows, *ROWS)] for name in NEUTRAL
-  }
+  filled = [penalising.NEUTRAL | row for row in (*rows, *ROWS)]
+  columns = {name: [row[name] for row in filled] for name in filled[0]}
   found = make_sampling(len(rows) + 5, **columns)
   return dataclasses.replace(
     make_sampling(len(rows), temperature=temperature),
@@ -48,34 +42,10 @@ def by_row(rows, temperature=0.0):
   )
 
 
-def law_of(
-  logits, prompt, emitted, ends, *, presence_penalty, frequency_penalty,
-  repetition_penalty, logit_bias, min_tokens, stop_token_ids,
-):  # fmt: skip
-  """The definition, token by token."""
-  found, counts = np.array(logits, np.float64), collections.Counter(emitted)
-  for token in range(len(found)):
-    x = found[token] + logit_bias.get(token, 0)
-    if counts[token] or token in prompt:
-      x = x / repetition_penalty if x > 0 else x * repetition_penalty
-    x -= counts[token] * frequency_penalty
-    x -= (counts[token] > 0) * presence_penalty
-    if token in (*ends, *stop_token_ids) and len(emitted) < min_tokens:
-      x = -np.inf
-    found[token] = x
-  return found
-
-
 def decoded(prompt, settings, *, budget=BUDGET, ends=(END,)):
-  """Greedy decoding in plain Python, one token at a time."""
-  emitted = []
-  while len(emitted) < budget:
-    logits = toys.context_logits(decoding.TARGET, [*prompt, *emitted])
-    emitted.append(int(np.argmax(law_of(logits, prompt, emitted, ends,
-                                        **(NEUTRAL | settings)))))  # fmt: skip
-    if emitted[-1] in (*ends, *(NEUTRAL | settings)["stop_token_ids"]):
-      break
-  return emitted
+  return penalising.decoded(
+    decoding.TARGET, prompt, settings, budget=budget, ends=ends
+  )
 
 
 def begun(decoder, sampling, *, ends=(END,), **more):
@@ -186,7 +156,7 @@ def test_a_refilled_row_counts_its_own_text():
   row = make_sampling(1, temperature=0.0, **ROWS[1])
   for at, prompt in ((2, [4, 4, 1]), (0, [9])):
     state = admit(
-      decoding.PARAMS, state, at, np.array((prompt + [0, 0])[:3]), len(prompt),
+      decoding.PARAMS, state, at, np.resize(prompt, 3), len(prompt),
       jax.random.key(1), max_new_tokens=BUDGET, sampling=row,
     )  # fmt: skip
   found = emitted(decoding.decode(decoder, state))
