@@ -81,10 +81,16 @@ def whole(drafter, rule, temperature=0.0, penalised=True):
   return emitted(state), state
 
 
-KINDS = [("model", "token"), ("paths", "match"), ("ngram", "match")]
-
-
-@pytest.mark.parametrize(("drafter", "rule"), [*KINDS, ("plain", "token")])
+@pytest.mark.parametrize(
+  ("drafter", "rule"),
+  [
+    ("model", "token"),
+    ("paths", "match"),
+    ("plain", "token"),
+    pytest.param("ngram", "match", marks=pytest.mark.heavy),
+    pytest.param("layer_skip_paths", "match", marks=pytest.mark.heavy),
+  ],
+)
 def test_greedy_tokens_are_those_of_plain_python(drafter, rule):
   found, _ = whole(drafter, rule)
   for tokens, prompt, settings in zip(found, PROMPTS, ROWS, strict=True):
