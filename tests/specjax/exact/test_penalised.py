@@ -48,10 +48,10 @@ def error(drafter, rule, *, widths=(), **sampling) -> float:
   )
   params = specjax.Params(target=jnp.asarray(TARGET), draft=jnp.asarray(DRAFT))
   state = decoder.init(
-    params, np.array([[1, 0, 2, 0]]), [4], jax.random.key(0), buffer_length=12,
+    params, np.array([[1, 0, 1, 0]]), [4], jax.random.key(0), buffer_length=12,
     max_new_tokens=8, sampling=make_sampling(1, **sampling),
   )  # fmt: skip
-  # Two of them are the completion's.
+  # Two of them are the completion's, and one token is in none of them.
   state = dataclasses.replace(state, prompt_length=state.length - 2)
   law, expected = exact.round_law(decoder, params, state)
   assert law.output.sum() == pytest.approx(1, abs=1e-9)
@@ -168,4 +168,4 @@ MUTANTS = [
 @pytest.mark.parametrize(("mutant", "name", "reads"), MUTANTS)
 def test_who_counts_other_tokens_is_caught(monkeypatch, mutant, name, reads):
   monkeypatch.setattr(penalties, "path_tokens", mutant)
-  assert error(*CASES[name], **READS[reads]) > 1e-3
+  assert error(*CASES[name], **READS[reads]) > 1e-4
