@@ -2,7 +2,10 @@ r"""What a line of a prompts file says: the prompt, and what it asks for.
 
   {"id": ..., "prompt": "...", or "messages": [{"role": ..., "content": ...}],
    "num_samples": 4, "temperature": 0.8, "top_k": 40, "top_p": 0.95,
-   "min_p": 0.05, "max_new_tokens": 64, "seed": 7, "stop": ["\n\n", "END"]}
+   "min_p": 0.05, "max_new_tokens": 64, "seed": 7, "stop": ["\n\n", "END"],
+   "presence_penalty": 0.5, "frequency_penalty": 0.2, "repetition_penalty": 1.1,
+   "logit_bias": {"42": -100}, "min_tokens": 8, "stop_token_ids": [13],
+   "ignore_eos": true}
 
 All but the prompt (or the messages) may be left out, or null. To an
 encoder-decoder a line is
@@ -113,7 +116,7 @@ def read(
     input_ids=input_ids,
     is_chat=record.get("messages") is not None,
     num_samples=number(record, "num_samples"),
-    settings=_settings(record, max_new_tokens),
+    settings=_settings(record, max_new_tokens, tokenizer.vocab_size),
     stop=stop_texts(record.get("stop")),
   )
 
@@ -137,7 +140,7 @@ def _check_length(token_ids: Sequence[int], *, max_tokens: int) -> None:
 
 
 def _check_keys(record: dict, more: Sequence[str]) -> None:
-  known = [*_OTHERS, *_NUMBERS, *more]
+  known = [*_OTHERS, *_NUMBERS, *_READ, *more]
   for key in record:
     guess = suggestions.guess(key, known, cutoff=_NEAR)
     if key not in known and guess:
@@ -194,6 +197,7 @@ def _conversation(
 # A number's type, its test, and the test in words. Programs have 32 bits.
 _Test = tuple[type, Callable[[Any], bool], str]
 _MOST, _MOST_SAMPLES = 2**31 - 1, 10_000
+_SIGNED = (float, lambda x: -2 <= x <= 2, "a number in [-2, 2]")
 _NUMBERS: dict[str, _Test] = {
   "temperature": (float, lambda x: 0 <= x, "a number >= 0"),
   "top_k": (int, lambda x: 0 <= x <= _MOST, f"a whole number in 0..{_MOST}"),
@@ -209,6 +213,14 @@ _NUMBERS: dict[str, _Test] = {
     int,
     lambda x: 1 <= x <= _MOST_SAMPLES,
     f"a whole number in 1..{_MOST_SAMPLES}",
+  ),
+  "presence_penalty": _SIGNED,
+  "frequency_penalty": _SIGNED,
+  "repetition_penalty": (float, lambda x: 0 < x, "a number > 0"),
+  "min_tokens": (
+    int,
+    lambda x: 0 <= x <= _MOST,
+    f"a whole number in 0..{_MOST}",
   ),
 }
 
@@ -233,14 +245,96 @@ def number(record: dict, name: str) -> Any:
   return record[name]
 
 
-def _settings(record: dict, max_new_tokens: int | None) -> Settings:
+# Programs that are compiled before they are asked have room for so many.
+MOST_BIASES, MOST_STOP_IDS, _STRONGEST = 300, 64, 100
+
+
+def logit_bias(record: dict, vocab_size: int) -> tuple | None:
+  """Pairs of a token and what is added to its logit, or None.
+
+  Args:
+    record: of JSON, whose keys are texts.
+    vocab_size: one more than the largest token id.
+
+  Raises:
+    ValueError: for anything but OpenAI's `{"ID": -100 .. 100}`.
+  """
+  value = record.get("logit_bias")
+  if value is None:
+    return None
+  if not isinstance(value, dict) or len(value) > MOST_BIASES:
+    raise ValueError(
+      f'"logit_bias" must be an object of at most {MOST_BIASES} biases by '
+      'token id, as in {"42": -100}'
+    )
+  pairs = {}
+  for key, bias in value.items():
+    is_id = key.isascii() and key.isdigit() and len(key) < len(f"{_MOST}")
+    if not is_id or int(key) >= vocab_size:
+      raise ValueError(
+        f'"logit_bias" must be of token ids in 0..{vocab_size - 1}, got '
+        f"{json.dumps(key)[:40]}"
+      )
+    is_number = isinstance(bias, int | float) and not isinstance(bias, bool)
+    if not is_number or not -_STRONGEST <= bias <= _STRONGEST:
+      raise ValueError(
+        f'"logit_bias" must be numbers in [-{_STRONGEST}, {_STRONGEST}], got '
+        f"{json.dumps(bias)[:40]}"
+      )
+    pairs[int(key)] = float(bias)
+  return tuple(sorted(pairs.items()))
+
+
+def stop_ids(record: dict, vocab_size: int) -> tuple[int, ...] | None:
+  """Token ids that end a completion, each once, or None; raises ValueError."""
+  value = record.get("stop_token_ids")
+  if value is None:
+    return None
+  good = isinstance(value, list) and len(value) <= MOST_STOP_IDS
+  if not good or not all(type(x) is int and 0 <= x < vocab_size for x in value):
+    raise ValueError(
+      f'"stop_token_ids" must be a list of at most {MOST_STOP_IDS} token ids '
+      f"in 0..{vocab_size - 1}"
+    )
+  return tuple(dict.fromkeys(value))
+
+
+def _flag(record: dict, name: str) -> bool | None:
+  value = record.get(name)
+  if not isinstance(value, bool | None):
+    raise ValueError(f'"{name}" must be true or false')
+  return value
+
+
+# What is no number, and how it is read.
+_READ: dict[str, Callable[[dict, int], Any]] = {
+  "logit_bias": logit_bias,
+  "stop_token_ids": stop_ids,
+  "ignore_eos": lambda record, _: _flag(record, "ignore_eos"),
+}
+
+
+def _settings(
+  record: dict, max_new_tokens: int | None, vocab_size: int
+) -> Settings:
   names = [field.name for field in dataclasses.fields(Settings)]
-  wanted = {name: number(record, name) for name in names}
+  wanted = {
+    name: _READ[name](record, vocab_size)
+    if name in _READ
+    else number(record, name)
+    for name in names
+  }
   budget = wanted["max_new_tokens"]
   if budget and max_new_tokens is not None and budget > max_new_tokens:
     raise ValueError(
       f'"max_new_tokens" is {budget}, but buffers are made for '
       f"{max_new_tokens}: raise --config.max_new_tokens"
+    )
+  most, least = budget or max_new_tokens, wanted["min_tokens"]
+  if least and most is not None and least > most:
+    raise ValueError(
+      f'"min_tokens" is {least}, and at most {most} are emitted '
+      "(max_new_tokens)"
     )
   return Settings(**wanted)
 

@@ -22,7 +22,16 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from specjax import arguments, checks, drafters, prefill, random, rows, rules
+from specjax import (
+  arguments,
+  checks,
+  drafters,
+  penalties,
+  prefill,
+  random,
+  rows,
+  rules,
+)
 from specjax import cache as cache_lib
 from specjax import emission as emission_lib
 from specjax import warp as warp_lib
@@ -229,7 +238,11 @@ class Decoder:
       checks.logits(self.target, output.logits, draft.tokens.shape)
       logits = output.logits[:, : tree.num_nodes, : self.vocab_size]
       logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-      target_log_probs = warp_lib.warp(logits, state.sampling)
+      sampled = logits
+      if state.sampling.penalties is not None:
+        along = penalties.path_tokens(draft)
+        sampled = penalties.penalised(logits, state, along)
+      target_log_probs = warp_lib.warp(sampled, state.sampling)
       draft, target_log_probs, broken = checks.heal(draft, target_log_probs)
     return Round(
       draft=draft,
@@ -328,6 +341,7 @@ class Decoder:
     max_new_tokens: Array | int,
     sampling: Sampling | None = None,
     stop_tokens: Sequence[int] | Array = (),
+    ignore_stop: Array | None = None,
     inputs: Any = None,
   ) -> DecodeState:
     """Runs the prompts through the models (prefill).
@@ -343,6 +357,7 @@ class Decoder:
       max_new_tokens: tokens to emit at most, for all rows or `i32[B]`.
       sampling: the warp; by default temperature 1 and no truncation.
       stop_tokens: ids that end a row once emitted.
+      ignore_stop: `bool[B]`, rows that they do not end; None: they end all.
       inputs: what encoders read, any pytree with rows first (`encode` of
         `LanguageModel`).
 
@@ -367,7 +382,7 @@ class Decoder:
     inputs = self.read(params, inputs)
     # Every row may write a whole draft beyond its last committed token.
     slots = buffer_length + self.drafter.tree.num_fed
-    return prefill.begin(
+    state = prefill.begin(
       self.target, self.drafter, params, prompts, lengths, rng_key,
       buffer_length=buffer_length,
       vocab_size=self.vocab_size,
@@ -378,6 +393,10 @@ class Decoder:
       drafter_state=self.drafter.init(params, count, slots, inputs),
       with_log_probs=self.with_log_probs,
     )  # fmt: skip
+    if ignore_stop is not None:
+      ignored = jnp.copy(jnp.asarray(ignore_stop, bool))
+      state = dataclasses.replace(state, ignores_stop=ignored)
+    return state
 
   def admit(
     self,

@@ -95,8 +95,13 @@ def _of_node(per_node: np.ndarray | Array, node: Array) -> Array:
 
 
 def _is_stop(state: DecodeState, tokens: Array) -> Array:
+  """Which of `i32[B, T]` end their row, `bool[B, T]`."""
   found = jnp.any(tokens[..., None] == state.stop_tokens, axis=-1)
-  return found & ~state.ignores_stop[:, None]
+  found &= ~state.ignores_stop[:, None]
+  if (penalties := state.sampling.penalties) is not None:
+    own = penalties.stop_tokens[:, None]
+    found |= jnp.any(tokens[..., None] == own, axis=-1)
+  return found
 
 
 def num_drafted(draft: Draft) -> int | Array:

@@ -209,6 +209,32 @@ class Params:
 
 
 @struct
+class Penalties:
+  """Settings by which a target's law depends on its text, per row; all traced.
+
+  K and S are static. `specjax.penalties` says how they change logits; a token
+  id that is none (`penalties.NONE`) fills what a row does not need.
+
+  Attributes:
+    presence: `f32[B]`, taken from the logits of tokens that were emitted.
+    frequency: `f32[B]`, taken once for each time that they were.
+    repetition: `f32[B]`, above 0; divides positive logits of tokens that stand
+      in prompt or completion, and multiplies negative ones.
+    bias_tokens, bias: `i32[B, K]`, `f32[B, K]`, added to those tokens' logits.
+    min_tokens: `i32[B]`, tokens before which none that ends the row is emitted.
+    stop_tokens: `i32[B, S]`, ids that end the row, beside those of all rows.
+  """
+
+  presence: Array
+  frequency: Array
+  repetition: Array
+  bias_tokens: Array
+  bias: Array
+  min_tokens: Array
+  stop_tokens: Array
+
+
+@struct
 class Sampling:
   """How the next-token law is made from logits, per row; all traced.
 
@@ -218,12 +244,15 @@ class Sampling:
       so, and has no sort of the vocabulary; likewise below.
     top_p: `f32[B]` in (0, 1]; 1 keeps all tokens. Or None.
     min_p: `f32[B]` in [0, 1]; 0 keeps all tokens. Or None.
+    penalties: what the law makes of its own text, before all these. None: no
+      row's law reads its text, and the program has nothing of it.
   """
 
   temperature: Array
   top_k: Array | None
   top_p: Array | None
   min_p: Array | None
+  penalties: Penalties | None = None
 
 
 @struct

@@ -2,19 +2,27 @@
 
 Draft and target go through the same function, in float32, in the order of plain
 sampling: temperature, top-k, top-p, min-p. The law a lossless rule reproduces
-is the warped target's.
+is the warped target's; penalties come before (`specjax.penalties`), and are the
+target's alone.
 """
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from specjax import penalties as penalties_lib
 from specjax import random
 from specjax.types import Sampling
 
 
 def make_sampling(
-  batch: int, *, temperature=1.0, top_k=None, top_p=None, min_p=None
+  batch: int,
+  *,
+  temperature=1.0,
+  top_k=None,
+  top_p=None,
+  min_p=None,
+  **penalties,
 ) -> Sampling:
   """Broadcasts scalars or per-row sequences to `[B]` arrays.
 
@@ -25,6 +33,11 @@ def make_sampling(
       None to a number is another program, from number to number is not.
     top_p: in (0, 1], or None for 1.
     min_p: in [0, 1], or None for 0.
+    **penalties: those of `specjax.penalties.make`: `presence_penalty`,
+      `frequency_penalty`, `repetition_penalty` and `min_tokens`;
+      `logit_bias`, biases by token, or a mapping for each row;
+      `stop_token_ids`, or those of each row. From none of them to any is
+      another program too.
 
   Returns:
     The `Sampling`.
@@ -53,11 +66,12 @@ def make_sampling(
     top_k=rows("top_k", top_k, i32, lambda x: x >= 0, ">= 0"),
     top_p=rows("top_p", top_p, f32, lambda x: (x > 0) & (x <= 1), "in (0, 1]"),
     min_p=rows("min_p", min_p, f32, lambda x: (x >= 0) & (x <= 1), "in [0, 1]"),
+    penalties=penalties_lib.make(batch, **penalties),
   )
 
 
 def as_in(program: Sampling, row: Sampling | None) -> Sampling:
-  """One row's sampling, with just the truncations of a running program.
+  """One row's sampling, with what a running program has, and no more.
 
   Args:
     program: the running state's.
@@ -67,7 +81,8 @@ def as_in(program: Sampling, row: Sampling | None) -> Sampling:
     The `Sampling` of the row.
 
   Raises:
-    ValueError: if it truncates in a way that the program does without.
+    ValueError: if it truncates in a way that the program does without, or has
+      penalties that there is no room for.
   """
   row = row or make_sampling(1)
   neutral = make_sampling(1, top_k=0, top_p=1.0, min_p=0.0)
@@ -85,6 +100,7 @@ def as_in(program: Sampling, row: Sampling | None) -> Sampling:
       else getattr(neutral if getattr(row, name) is None else row, name)
       for name in ("top_k", "top_p", "min_p")
     },
+    penalties=penalties_lib.as_in(program.penalties, row.penalties),
   )
 
 

@@ -40,6 +40,7 @@ from specjax.adaptive.rungs import make_rungs
 from specjax.runtime.mesh import MeshDecoder
 from specjax.siblings import IID
 from specjax.types import Draft, Drafter, Inputs, Params
+from specjax.warp import make_sampling
 
 ROWS, VOCAB = 8, 32
 LENGTHS = np.array([3, 7, 5, 6, 1, 2, 7, 4], np.int32)
@@ -460,11 +461,20 @@ def decode_on(case: str, mesh) -> dict:
     decoder = MeshDecoder(decoder=decoder, mesh=mesh)
 
   inputs = INPUTS.get(case)
+  more = {}
+  if case == "tables":  # every row counts its own text, and ends where it ends
+    more = dict(
+      sampling=make_sampling(
+        8, frequency_penalty=np.linspace(-1, 1, 8), logit_bias={1: 2.0},
+        stop_token_ids=[[row] for row in range(8)], min_tokens=2,
+      ),
+      stop_tokens=(3,), ignore_stop=np.arange(8) % 2 == 0,
+    )  # fmt: skip
 
   def run(params):
     state = decoder.init(
       params, PROMPTS, LENGTHS, jax.random.key(5), buffer_length=32,
-      max_new_tokens=BUDGETS, inputs=inputs,
+      max_new_tokens=BUDGETS, inputs=inputs, **more,
     )  # fmt: skip
     if case in INPUTS:  # the first row that ends is given another prompt
       state = decoder.steps(params, state, 100, num_idle=1)

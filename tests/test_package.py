@@ -33,6 +33,7 @@ FOUNDATION = {
     "structs",
     "tree",
     "warp",
+    "penalties",
     "cache",
     "random",
     "laws",

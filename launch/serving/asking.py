@@ -1,10 +1,11 @@
 """What a client asks for, in OpenAI's words, checked first of all."""
 
 import dataclasses
+import functools
 import json
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from launch import prompt_lines
@@ -62,6 +63,9 @@ class Ask:
     cache_salt: as vLLM's: only requests of the same one share what they have
       read.
     ignore_eos: whether the model's own end of a text ends none.
+    presence_penalty, frequency_penalty, repetition_penalty, logit_bias,
+      min_tokens, stop_token_ids: as `specjax.runtime.requests.Settings` has
+      them, neutral where not given.
     log_probs: whether they are wanted.
     echo: whether the prompt is a part of the text.
     alternatives: whether the likeliest token is, of each of the prompt's.
@@ -91,6 +95,12 @@ class Ask:
   usage: bool
   usage_so_far: bool
   objective: float | None
+  presence_penalty: float = 0.0
+  frequency_penalty: float = 0.0
+  repetition_penalty: float = 1.0
+  logit_bias: tuple[tuple[int, float], ...] = ()
+  min_tokens: int = 0
+  stop_token_ids: tuple[int, ...] = ()
   echo: bool = False
   alternatives: bool = False
 
@@ -183,11 +193,12 @@ def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
       f"at most {_MOST_STOPS} stop texts of {_LONGEST_STOP} characters each",
       param="stop",
     )
+  budgets = tuple(_budget(record, p, is_chat, defaults) for p in prompts)
   echo = flag(record, "echo")
   found = Ask(
     is_chat=is_chat,
     prompts=tuple(prompts),
-    budgets=tuple(_budget(record, p, is_chat, defaults) for p in prompts),
+    budgets=budgets,
     num_choices=count,
     seed=secrets.randbits(32) if seed is None else seed,
     is_seeded=seed is not None,
@@ -200,6 +211,7 @@ def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
     stream=flag(record, "stream"),
     **_usage(record),
     objective=_objective(record, defaults),
+    **_penalties(record, min(budgets), defaults.vocab_size),
     echo=echo,
     alternatives=echo and record.get("logprobs") == 1,
   )
@@ -278,12 +290,40 @@ def _usage(record: dict) -> dict[str, bool]:
 def _number(record: dict, name: str, like: str | None = None) -> Any:
   """A number of the request by the test of a prompts file's line."""
   like = like or name
+  read = lambda: prompt_lines.number({like: record.get(name)}, like)
+  return _as_in_lines(read, name, like)
+
+
+def _as_in_lines(read: Callable[[], Any], name: str, like: str) -> Any:
+  """What is read as a prompts file's line has it, or a refusal."""
   try:
-    return prompt_lines.number({like: record.get(name)}, like)
+    return read()
   except ValueError as error:
     raise RefusalError(
       str(error).replace(f'"{like}"', name), param=name
     ) from None
+
+
+def _penalties(record: dict, budget: int, vocab_size: int) -> dict[str, Any]:
+  """Those that are given; `budget` is of the shortest completion."""
+  lists = {
+    "logit_bias": prompt_lines.logit_bias,
+    "stop_token_ids": prompt_lines.stop_ids,
+  }
+  found = {}
+  for name in fields.PENALTIES:
+    if name in lists:
+      read = functools.partial(lists[name], record, vocab_size)
+      found[name] = _as_in_lines(read, name, name)
+    else:
+      found[name] = _number(record, name)
+  if (found["min_tokens"] or 0) > budget:
+    raise RefusalError(
+      f"min_tokens must be at most max_tokens ({budget}), got "
+      f"{found['min_tokens']}",
+      param="min_tokens",
+    )
+  return {name: value for name, value in found.items() if value is not None}
 
 
 def _log_probs(record: dict, is_chat: bool) -> bool:

@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from launch.prompt_lines import MOST_BIASES, MOST_STOP_IDS
+from specjax.penalties import NONE
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Asked:
@@ -25,6 +28,8 @@ class Asked:
       processes.
     owner: whose it is, `u32`: what one owner's requests have read, others' may
       not use (`prefixes`).
+    presence_penalty, frequency_penalty, repetition_penalty, logit_bias,
+      min_tokens, stop_token_ids: see `specjax.runtime.requests.Settings`.
   """
 
   token_ids: tuple[int, ...]
@@ -38,28 +43,61 @@ class Asked:
   ignore_stop: bool = False
   scored: bool = False
   owner: int = 0
+  presence_penalty: float = 0.0
+  frequency_penalty: float = 0.0
+  repetition_penalty: float = 1.0
+  logit_bias: tuple[tuple[int, float], ...] = ()
+  min_tokens: int = 0
+  stop_token_ids: tuple[int, ...] = ()
+
+  def warp(self) -> np.ndarray:
+    """`f32[6]`: temperature, top-p, min-p, and the three penalties."""
+    return np.array(
+      [
+        self.temperature, self.top_p, self.min_p, self.presence_penalty,
+        self.frequency_penalty, self.repetition_penalty,
+      ],
+      np.float32,
+    )  # fmt: skip
+
+  def lists(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Biased tokens and biases, `[300]` each, and stop ids, `i32[64]`."""
+    tokens = np.full(MOST_BIASES, NONE, np.int32)
+    biases = np.zeros(MOST_BIASES, np.float32)
+    stops = np.full(MOST_STOP_IDS, NONE, np.int32)
+    for place, (token, bias) in enumerate(self.logit_bias):
+      tokens[place], biases[place] = token, bias
+    stops[: len(self.stop_token_ids)] = self.stop_token_ids
+    return tokens, biases, stops
 
   def numbers(self) -> np.ndarray:
-    """All but the tokens as `i32[10]`; floats and `u32` as their bits."""
+    """All but the tokens as `i32[n]`; floats and `u32` as their bits."""
+    tokens, biases, stops = self.lists()
     return np.concatenate(
       [
         np.array([len(self.token_ids), self.max_new_tokens, self.top_k]),
-        np.array([self.ignore_stop]),
+        np.array([self.ignore_stop, self.min_tokens]),
         np.array([self.seed, self.stream, self.owner], np.uint32).view(
           np.int32
         ),
-        np.array([self.temperature, self.top_p, self.min_p], np.float32).view(
-          np.int32
-        ),
+        self.warp().view(np.int32),
+        tokens,
+        biases.view(np.int32),
+        stops,
       ]
     ).astype(np.int32)
 
   @classmethod
   def of(cls, numbers: np.ndarray, tokens: np.ndarray) -> "Asked":
     """From `numbers` and `i32[P]`, padded with anything."""
-    length, budget, top_k = (int(x) for x in numbers[:3])
-    seed, stream, owner = (int(x) for x in numbers[4:7].view(np.uint32))
-    temperature, top_p, min_p = (float(x) for x in numbers[7:].view(np.float32))
+    length, budget, top_k, ignored, least = (int(x) for x in numbers[:5])
+    seed, stream, owner = (int(x) for x in numbers[5:8].view(np.uint32))
+    temperature, top_p, min_p, presence, frequency, repetition = (
+      float(x) for x in numbers[8:14].view(np.float32)
+    )
+    biased, biases, stops = np.split(
+      numbers[14:], np.cumsum([MOST_BIASES, MOST_BIASES])
+    )
     return cls(
       token_ids=tuple(int(x) for x in tokens[:length]),
       seed=seed,
@@ -69,12 +107,22 @@ class Asked:
       top_k=top_k,
       top_p=top_p,
       min_p=min_p,
-      ignore_stop=bool(numbers[3]),
+      ignore_stop=bool(ignored),
       owner=owner,
+      presence_penalty=presence,
+      frequency_penalty=frequency,
+      repetition_penalty=repetition,
+      logit_bias=tuple(
+        (int(token), float(bias))
+        for token, bias in zip(biased, biases.view(np.float32), strict=True)
+        if token != NONE
+      ),
+      min_tokens=least,
+      stop_token_ids=tuple(int(x) for x in stops if x != NONE),
     )
 
 
-_NUMBERS = 10
+_NUMBERS = 14 + 2 * MOST_BIASES + MOST_STOP_IDS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

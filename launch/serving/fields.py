@@ -21,24 +21,18 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
   "chat_template_kwargs": ({},),
   "continue_final_message": (False,),
   "echo": (False,),
-  "frequency_penalty": (0,),
   "function_call": ("none", "auto"),
   "functions": ([],),
-  "logit_bias": ({},),
   "include_reasoning": (True, False),
   "include_stop_str_in_output": (False,),
   "length_penalty": (1,),
-  "min_tokens": (0,),
   "modalities": (["text"],),
   "parallel_tool_calls": (True, False),
-  "presence_penalty": (0,),
   "reasoning_effort": ("none",),
-  "repetition_penalty": (1,),
   "response_format": ({"type": "text"},),
   "service_tier": ("auto", "default"),
   "skip_special_tokens": (True,),
   "spaces_between_special_tokens": (True, False),
-  "stop_token_ids": ([],),
   "store": (False,),
   "suffix": ("",),
   "tool_choice": ("none", "auto"),
@@ -46,7 +40,13 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
   "top_logprobs": (0,),
   "use_beam_search": (False,),
 }
+# How the law reads its own text, in `specjax.penalties`.
+PENALTIES = (
+  "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
+  "min_tokens", "stop_token_ids",
+)  # fmt: skip
 _OURS = {
+  *PENALTIES,
   "cache_salt", "ignore_eos", "logprobs", "max_completion_tokens",
   "max_tokens", "min_p", "model", "n", "seed", "slo_class", "slo_ms_per_token",
   "stop", "stream", "stream_options", "temperature", "token_origins", "top_k",

@@ -16,7 +16,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from launch import stops
-from launch.serving import answers, asking, limits, page, tokenization
+from launch.serving import (
+  answers,
+  asking,
+  fields,
+  limits,
+  page,
+  tokenization,
+)
 from launch.serving.answers import Answer
 from launch.serving.asking import Ask, Defaults
 from launch.serving.control import Asked
@@ -303,6 +310,7 @@ def _tickets(
         ignore_stop=ask.ignore_eos,
         scored=ask.scored,
         owner=owner,
+        **{name: getattr(ask, name) for name in fields.PENALTIES},
       ),
       deliver=deliver(index),
       watch=stops.watch(service.tokenizer, ask.stop, prompt),

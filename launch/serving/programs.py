@@ -5,19 +5,30 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from launch.prompt_lines import MOST_BIASES, MOST_STOP_IDS
 from specjax import random
 from specjax.cache import Cache
 from specjax.decode import Decoder
+from specjax.penalties import NONE
 from specjax.runtime.mesh import MeshDecoder
 from specjax.state import DecodeState, StopReason
-from specjax.types import LanguageModel, Params
+from specjax.types import LanguageModel, Params, Penalties, Sampling
 from specjax.warp import make_sampling
 
 
-def sampling(rows: int, **settings):
-  """A warp with every truncation, so that any row may have any."""
+def sampling(rows: int, **settings) -> Sampling:
+  """A warp with all there is, so that any row may have any of it."""
   neutral = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-  return make_sampling(rows, **(neutral | settings))
+  biases, stops = (rows, MOST_BIASES), (rows, MOST_STOP_IDS)
+  found = make_sampling(rows, **(neutral | settings), repetition_penalty=1.0)
+  assert found.penalties is not None
+  penalties = dataclasses.replace(
+    found.penalties,
+    bias_tokens=jnp.full(biases, NONE, jnp.int32),
+    bias=jnp.zeros(biases, jnp.float32),
+    stop_tokens=jnp.full(stops, NONE, jnp.int32),
+  )
+  return dataclasses.replace(found, penalties=penalties)
 
 
 def admit(
@@ -34,6 +45,10 @@ def admit(
   top_k,
   ignore_stop,
   warp,
+  min_tokens,
+  bias_tokens,
+  bias,
+  own_stops,
 ) -> DecodeState:
   """`Decoder.admit` behind the first tokens of a row's text, be they none.
 
@@ -48,10 +63,22 @@ def admit(
     tokens, length: `i32[P]`, `i32[]`, what follows them.
     seed_and_stream: `u32[2]`, from which the key follows.
     budget, top_k, ignore_stop: `i32[]`, `i32[]`, `bool[]`.
-    warp: `f32[3]`, temperature, top-p, min-p.
+    warp: `f32[6]`, temperature, top-p, min-p, and penalties for presence,
+      frequency and repetition.
+    min_tokens: `i32[]`.
+    bias_tokens, bias, own_stops: of one row, see `specjax.types.Penalties`.
   """
   seed, stream = seed_and_stream[:1], seed_and_stream[1:]
-  temperature, top_p, min_p = warp
+  temperature, top_p, min_p, *_ = warp
+  penalties = Penalties(
+    presence=warp[3:4],
+    frequency=warp[4:5],
+    repetition=warp[5:6],
+    bias_tokens=bias_tokens[None],
+    bias=bias[None],
+    min_tokens=min_tokens[None],
+    stop_tokens=own_stops[None],
+  )
   return decoder.admit(
     params,
     state,
@@ -60,8 +87,11 @@ def admit(
     length,
     random.seeded_keys(seed, stream)[0],
     max_new_tokens=budget,
-    sampling=sampling(
-      1, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+    sampling=dataclasses.replace(
+      make_sampling(
+        1, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+      ),
+      penalties=penalties,
     ),
     ignore_stop=ignore_stop,
     source=source,

@@ -421,7 +421,9 @@ class Slots:
       np.int32(asked.max_new_tokens if is_last else 0),
       np.int32(asked.top_k),
       np.bool_(asked.ignore_stop),
-      np.array([asked.temperature, asked.top_p, asked.min_p], np.float32),
+      asked.warp(),
+      np.int32(asked.min_tokens),
+      *asked.lists(),
     )
     return everywhere(self._mesh, request)
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import rows, warp
+from specjax import penalties, rows, warp
 from specjax.decode import Decoder
 from specjax.exact.enumeration import BlockLaw, block_law_of
 from specjax.state import DecodeState
@@ -213,6 +213,10 @@ def target_laws(
       state.target_cache.replace(length=state.length - 1),
     )
     logits = output.logits[..., :vocab]
+    if state.sampling.penalties is not None:
+      logits = jnp.concatenate(
+        [_committed(logits, state, texts, g) for g in range(depth + 1)], axis=1
+      )
     return jnp.exp(warp.warp(logits, state.sampling))
 
   found = np.asarray(laws(params, state, texts), np.float64)
@@ -221,3 +225,25 @@ def target_laws(
     shaped[(slice(None),) * g + (0,) * (depth - g) + (g,)]
     for g in range(depth + 1)
   ]
+
+
+def _committed(logits: Array, state: DecodeState, texts: Array, count: int):
+  """Penalised logits after so many tokens, had each of them been committed.
+
+  Args:
+    logits: `f[R, G + 1, V]`.
+    state: R rows.
+    texts: `i32[R, G]`.
+    count: g.
+
+  Returns:
+    `f[R, 1, V]`.
+  """
+  at = jnp.arange(len(texts))[:, None], state.length[:, None] + np.arange(count)
+  after = dataclasses.replace(
+    state,
+    tokens=state.tokens.at[at].set(texts[:, :count]),
+    length=state.length + count,
+  )
+  nothing = jnp.zeros((len(texts), 1, 0), jnp.int32)
+  return penalties.penalised(logits[:, count : count + 1], after, nothing)

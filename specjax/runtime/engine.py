@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from specjax import intervals, random
+from specjax import intervals, penalties, random
 from specjax.adaptive import ladder as ladder_lib
 from specjax.adaptive.ladder import Climb, Ladder
 from specjax.adaptive.rungs import Rungs
@@ -31,6 +31,11 @@ _COARSE = 256  # up to which widths are powers of two
 _NO_END = 2**30  # more rounds than any buffer has room for
 # What keeps all tokens: a program of rows that all have it does without.
 _NEUTRAL = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+# Likewise what changes no logit and ends no row.
+_NO_PENALTIES: dict[str, Any] = {
+  "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1,
+  "logit_bias": (), "min_tokens": 0, "stop_token_ids": (),
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -363,6 +368,7 @@ class Engine:
         dict(
           max_new_tokens=budgets,
           sampling=self._sampling(batch),
+          ignore_stop=self._ignored(batch),
           inputs=batch.inputs(),
         ),
       ),
@@ -386,17 +392,41 @@ class Engine:
     rows = {name: self._each(batch, name) for name in _NEUTRAL}
     return {k: v for k, v in rows.items() if set(v) != {_NEUTRAL[k]}}
 
+  def _penalties(self, batch) -> dict[str, list]:
+    """Those that any row has, of every row."""
+    rows = {
+      name: [
+        none if (own := getattr(request.settings, name)) is None else own
+        for request in batch.filled()
+      ]
+      for name, none in _NO_PENALTIES.items()
+    }
+    return {k: v for k, v in rows.items() if set(v) != {_NO_PENALTIES[k]}}
+
+  def _ignored(self, batch) -> np.ndarray | None:
+    """`bool[rows]`, whom stop tokens do not end; None: all are ended."""
+    rows = [bool(r.settings.ignore_eos) for r in batch.filled()]
+    return np.array(rows) if any(rows) else None
+
   def _sampling(self, batch):
     return make_sampling(
       batch.rows,
       temperature=self._each(batch, "temperature"),
       **self._truncations(batch),  # the others are None: a smaller program
+      **self._penalties(batch),
     )
 
   def _shape(self, batch):
     """What is static of a batch's programs."""
     sizes = (batch.rows, batch.width, batch.input_width)
-    return (*sizes, *self._truncations(batch))
+    shape = (*sizes, *self._truncations(batch))
+    if some := self._penalties(batch):
+      lists = (some.get(name, ()) for name in ("logit_bias", "stop_token_ids"))
+      most = (max(map(len, rows), default=0) for rows in lists)
+      shape += ("penalties", *map(penalties.width, most))
+    if self._ignored(batch) is not None:
+      shape += ("ignore_stop",)
+    return shape
 
   def prefill(self, batch: Batch, budget: int | None = None) -> DecodeState:
     """The state before the first step; `budget` replaces max_new_tokens.

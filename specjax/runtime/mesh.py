@@ -59,6 +59,7 @@ class MeshDecoder:
     max_new_tokens: Array | int,
     sampling: Sampling | None = None,
     stop_tokens: Sequence[int] | Array = (),
+    ignore_stop: Array | None = None,
     inputs: Any = None,
   ) -> DecodeState:
     """As `Decoder.init`; every group fills the caches of its rows.
@@ -82,11 +83,11 @@ class MeshDecoder:
       rng_key = random.row_keys(rng_key, jnp.arange(batch))
 
     def alone(params, stop_tokens, prompts, lengths, keys, budgets, *more):
-      sampling, inputs = more
+      sampling, ignored, inputs = more
       return self.decoder.init(
         params, prompts, lengths, keys, buffer_length=buffer_length,
         max_new_tokens=budgets, sampling=sampling, stop_tokens=stop_tokens,
-        inputs=inputs,
+        ignore_stop=ignored, inputs=inputs,
       )  # fmt: skip
 
     def local(params, *more):
@@ -100,9 +101,10 @@ class MeshDecoder:
     given = (
       params, jnp.asarray(stop_tokens, jnp.int32).reshape(-1),
       prompts, lengths, rng_key, jnp.broadcast_to(max_new_tokens, (batch,)),
-      sampling or warp_lib.make_sampling(batch), inputs,
+      sampling or warp_lib.make_sampling(batch),
+      None if ignore_stop is None else jnp.asarray(ignore_stop, bool), inputs,
     )  # fmt: skip
-    in_specs = (P(), P(), *[P(self.row_axis)] * 6)
+    in_specs = (P(), P(), *[P(self.row_axis)] * 7)
     shapes = jax.eval_shape(alone, *given)
     return self._map(local, in_specs, self.specs(shapes))(*given)
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -16,6 +16,10 @@ class Settings:
     temperature, top_k, top_p, min_p: the warp, see `specjax.types.Sampling`.
     max_new_tokens: the budget, at most the engine's, which sizes the buffer.
     seed: draws come from `fold_in(key(seed), stream)`.
+    presence_penalty, frequency_penalty, repetition_penalty, min_tokens,
+      stop_token_ids: see `specjax.penalties`; None is neutral.
+    logit_bias: pairs of a token and what is added to its logit.
+    ignore_eos: whether the engine's stop tokens do not end it.
   """
 
   temperature: float | None = None
@@ -24,8 +28,15 @@ class Settings:
   min_p: float | None = None
   max_new_tokens: int | None = None
   seed: int | None = None
+  presence_penalty: float | None = None
+  frequency_penalty: float | None = None
+  repetition_penalty: float | None = None
+  logit_bias: tuple[tuple[int, float], ...] | None = None
+  min_tokens: int | None = None
+  stop_token_ids: tuple[int, ...] | None = None
+  ignore_eos: bool | None = None
 
-  def given(self) -> dict[str, int | float]:
+  def given(self) -> dict[str, Any]:
     """Those that are not None, by name."""
     return {k: v for k, v in vars(self).items() if v is not None}
 

@@ -58,12 +58,18 @@ def test_messages_become_what_transformers_makes_of_them(read, chatty):
 def test_a_line_says_what_it_wants(read):
   (found,), problems = read(
     {"prompt": "x", "temperature": 0.5, "top_k": 3, "top_p": 1, "min_p": None,
-     "max_new_tokens": 20, "seed": 7, "stop": "\n", "task": "of a data set"}
+     "max_new_tokens": 20, "seed": 7, "stop": "\n", "task": "of a data set",
+     "presence_penalty": 1, "frequency_penalty": -0.5, "min_tokens": 3,
+     "repetition_penalty": 1.2, "logit_bias": {"4": -1, "2": 9.5},
+     "stop_token_ids": [8, 8], "ignore_eos": True}
   )  # fmt: skip
   assert not problems
   assert found.settings == Settings(
-    temperature=0.5, top_k=3, top_p=1, max_new_tokens=20, seed=7
-  )
+    temperature=0.5, top_k=3, top_p=1, max_new_tokens=20, seed=7,
+    presence_penalty=1, frequency_penalty=-0.5, repetition_penalty=1.2,
+    logit_bias=((2, 9.5), (4, -1)), min_tokens=3, stop_token_ids=(8,),
+    ignore_eos=True,
+  )  # fmt: skip
   assert found.stop == ("\n",)
   assert found.stream == 0  # of its own seed
 
@@ -88,6 +94,9 @@ def test_every_field_tells_rows_apart(read):
     {}, {"temperature": 0.5}, {"temperature": 0}, {"top_k": 4}, {"top_p": 0.5},
     {"min_p": 0.5}, {"max_new_tokens": 4}, {"seed": 1}, {"seed": 0},
     {"stop": "a"}, {"stop": ["a", "b"]}, {"num_samples": 1},
+    {"presence_penalty": 1}, {"frequency_penalty": 1}, {"ignore_eos": True},
+    {"repetition_penalty": 2}, {"logit_bias": {"1": 2}}, {"min_tokens": 1},
+    {"stop_token_ids": [1]},
   ]  # fmt: skip
   keys = [read({"prompt": "x", "id": 0, **w})[0][0].key for w in wants]
   assert len(set(keys)) == len(wants)
@@ -113,6 +122,15 @@ def test_a_plain_prompt_keeps_the_key_of_earlier_outputs(read):
     ({"seed": 2**32}, '"seed" must be in 0..'),
     ({"num_samples": 0}, '"num_samples" must be a whole number in 1..'),
     ({"max_new_tokens": 21}, "made for 20: raise --config.max_new_tokens"),
+    ({"presence_penalty": 2.1}, "must be a number in [-2, 2]"),
+    ({"repetition_penalty": 0}, "must be a number > 0"),
+    ({"min_tokens": 21}, '"min_tokens" is 21, and at most 20 are emitted'),
+    ({"min_tokens": 5, "max_new_tokens": 4}, "at most 4 are emitted"),
+    ({"logit_bias": {"many": 1}}, '"logit_bias" must be of token ids in 0..'),
+    ({"logit_bias": {"1": 200}}, "must be numbers in [-100, 100]"),
+    ({"stop_token_ids": [-1]}, "a list of at most 64 token ids in 0.."),
+    ({"ignore_eos": 1}, '"ignore_eos" must be true or false'),
+    ({"stop_tokens_ids": [1]}, "did you mean 'stop_token_ids'"),
     ({"stop": ""}, "none empty"),
     ({"stop": ["a", 3]}, "none empty"),
     ({"messages": TALK}, "got both"),

@@ -35,19 +35,29 @@ def refused(record, **more):
     dict(top_k=1.5), dict(n=0), dict(n=17), dict(n=True), dict(seed=-1),
     dict(seed=2**32), dict(max_tokens=0), dict(max_tokens=160), dict(stop=""),
     dict(stop=[1]), dict(stream="yes"), dict(stream_options=5),
-    dict(logprobs=2), dict(presence_penalty=0.5), dict(frequency_penalty=1),
-    dict(logit_bias={"5": 10}), dict(echo="yes"), dict(best_of=2),
+    dict(logprobs=2), dict(presence_penalty=2.5), dict(frequency_penalty=-3),
+    dict(logit_bias={"5": 101}), dict(echo="yes"), dict(best_of=2),
+    dict(logit_bias={"x": 1}), dict(logit_bias={"-1": 1}), dict(logit_bias=[]),
+    dict(logit_bias={"1000000": 1}), dict(logit_bias={"5": True}),
+    dict(logit_bias={"5": None}), dict(logit_bias={"\u0665": 1}),
+    dict(logit_bias={str(i): 1 for i in range(301)}),
+    dict(logit_bias={"5": float("nan")}), dict(presence_penalty=float("nan")),
     dict(suffix="x"), dict(bogus=1), dict(prompt=""), dict(prompt=[]),
     dict(prompt=[10**6]), dict(prompt=[[1], []]), dict(prompt=[1, "a"]),
     dict(prompt="x " * 200), dict(prompt="\ud800"),
     dict(slo_ms_per_token=50), dict(slo_class="chat"), dict(ignore_eos=1),
     dict(top_logprobs=3),
-    dict(repetition_penalty=1.1), dict(stream=True, stream_options=[]),
+    dict(repetition_penalty=0), dict(repetition_penalty=1e400),
+    dict(presence_penalty="1"), dict(frequency_penalty=True),
+    dict(min_tokens=-1), dict(min_tokens=17), dict(min_tokens=1.5),
+    dict(stop_token_ids=5), dict(stop_token_ids=[-1]),
+    dict(stop_token_ids=[10**6]), dict(stop_token_ids=[True]),
+    dict(stop_token_ids=list(range(65))), dict(stream=True, stream_options=[]),
     dict(stream=True, stream_options={"include_obfuscation": True}),
     dict(stream=True, stream_options={"usage_in_words": True}),
     dict(tools=[{"type": "function"}]), dict(functions=[{"name": "f"}]),
-    dict(response_format={"type": "json_object"}), dict(min_tokens=4),
-    dict(stop_token_ids=[5]), dict(logprobs=-1), dict(prompt=None),
+    dict(response_format={"type": "json_object"}),
+    dict(logprobs=-1), dict(prompt=None),
     dict(prompt=[[]]), dict(prompt=[True]), dict(prompt=[-1]),
     dict(prompt={"text": "x"}), dict(temperature=True), dict(stop=[["a"]]),
     dict(max_tokens=1.5), dict(max_tokens="4"), dict(skip_special_tokens=False),
@@ -75,8 +85,9 @@ def test_what_asks_for_nothing_is_taken():
     repetition_penalty=1.0, tools=[], functions=[], function_call="none",
     response_format={"type": "text"}, metadata={"a": "b"}, max_tokens=None,
     stream_options=None, logprobs=None, top_p=1, min_p=0, top_k=0, bogus=None,
-    stop_token_ids=[], skip_special_tokens=True, priority=3, request_id="r1",
-    verbosity="low", chat_template_kwargs={}, reasoning_effort="none",
+    min_tokens=0, stop_token_ids=[], skip_special_tokens=True, priority=3,
+    request_id="r1", verbosity="low", chat_template_kwargs={},
+    reasoning_effort="none",
   )  # fmt: skip
   assert read(plain | nothing) == read(plain)
   for options in (
@@ -137,6 +148,21 @@ def test_a_prompt_is_scored_only_where_it_is_told():
   assert refused({"prompt": "x", "echo": True, "logprobs": 0}).param == "echo"
   talk = {"messages": [{"role": "user", "content": "x"}], "echo": True}
   assert refused(talk, is_chat=True, defaults=some).param == "echo"
+
+
+def test_laws_that_read_their_text_are_asked_for_as_everywhere():
+  wanted = dict(
+    presence_penalty=-2, frequency_penalty=2, repetition_penalty=1.5,
+    min_tokens=7,
+  )  # fmt: skip
+  asked = dict(logit_bias={"5": -100, "3": 2.5}, stop_token_ids=[9, 8, 9])
+  prompt = {"prompt": "x", "max_tokens": 7}
+  chat = {"messages": [{"role": "user", "content": "x"}]}
+  for record, is_chat in ((prompt, False), (chat, True)):
+    found = read(record | wanted | asked, is_chat=is_chat)
+    assert {name: getattr(found, name) for name in wanted} == wanted
+    assert found.logit_bias == ((3, 2.5), (5, -100.0))
+    assert found.stop_token_ids == (9, 8)
 
 
 def test_objectives_have_names():

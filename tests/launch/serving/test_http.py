@@ -3,11 +3,13 @@
 import asyncio
 import json
 import urllib.request
+from concurrent import futures
 
 import fallback
 import jax
 import numpy as np
 import openai
+import penalising
 import pytest
 import served
 import toys
@@ -44,7 +46,16 @@ def client(server):
 def complete(client, prompt=PROMPT, **settings):
   extra = {
     name: settings.pop(name)
-    for name in ("top_k", "min_p", "token_origins", "ignore_eos", "cache_salt")
+    for name in (
+      "top_k",
+      "min_p",
+      "token_origins",
+      "ignore_eos",
+      "cache_salt",
+      "repetition_penalty",
+      "min_tokens",
+      "stop_token_ids",
+    )
     if name in settings
   }
   return client.completions.create(
@@ -240,6 +251,37 @@ def test_a_stop_token_that_is_ignored_ends_nothing(client):
   cut = complete(client, ignore_eos=True, stop=stop, **settings).choices[0]
   assert cut.finish_reason == "stop"
   assert cut.text == choice.text[: choice.text.find(stop)]
+
+
+def test_laws_that_read_their_text_are_decoded_beside_others(client):
+  """As plain Python decodes them, in slots that change hands."""
+  tokenizer, (_, params) = served.tokenizer(), served.text_decoder()
+  prompt, table = tokenizer.encode(PROMPT), np.asarray(params.target)
+  reference = lambda settings: penalising.decoded(
+    table, prompt, settings, budget=24, ends=(tokenizer.eos_token_id,)
+  )
+  first = reference({})
+  asking = [
+    dict(),
+    dict(presence_penalty=-2.0, frequency_penalty=-2.0),
+    dict(repetition_penalty=2.5),
+    dict(logit_bias={first[0]: -100.0, 7: 6.0}),
+    dict(min_tokens=20, stop_token_ids=[first[1]]),
+  ]
+  expected = [reference(settings) for settings in asking]
+  assert len({tuple(tokens) for tokens in expected}) == len(asking)
+
+  def one(settings):
+    wire = dict(settings)
+    if "logit_bias" in wire:
+      wire["logit_bias"] = {f"{k}": v for k, v in wire["logit_bias"].items()}
+    return complete(client, max_tokens=24, temperature=0.0, **wire)
+
+  with futures.ThreadPoolExecutor(5) as pool:
+    answers = list(pool.map(one, asking * 2))
+  for answer, tokens in zip(answers, expected * 2, strict=True):
+    assert answer.choices[0].text == tokenizer.decode(tokens)
+    assert answer.usage.completion_tokens == len(tokens)
 
 
 def test_streams_count_their_tokens_in_every_chunk_if_asked(client):

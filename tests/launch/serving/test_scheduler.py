@@ -284,14 +284,27 @@ def test_a_control_is_what_is_decoded_from_its_array():
   control = Control(
     admissions=[
       (0, ASKED[0]),
-      (2, dataclasses.replace(ASKED[1], ignore_stop=True, owner=2**32 - 1)),
+      (
+        2,
+        dataclasses.replace(
+          ASKED[1],
+          ignore_stop=True,
+          owner=2**32 - 1,
+          presence_penalty=-2.0,
+          frequency_penalty=0.5,
+          repetition_penalty=1.25,
+          min_tokens=7,
+          logit_bias=((0, -100.0), (9, 1.5)),
+          stop_token_ids=(4, 0),
+        ),
+      ),
     ],
     ended=np.array([False, True, False]),
     max_depth=np.array([3, 0, 1], np.int32),
     rounds=4,
   )
   array = control.encode(16)
-  assert array.shape == (3, 30)
+  assert array.shape == (3, 4 + len(ASKED[0].numbers()) + 16)
   back = Control.decode(array)
   for name in ("ended", "max_depth"):
     np.testing.assert_array_equal(getattr(back, name), getattr(control, name))

@@ -1,10 +1,12 @@
 """Requests with settings of their own, and rows that the host ends."""
 
 import dataclasses
+import functools
 import types
 
 import decoding
 import numpy as np
+import penalising
 import pytest
 
 from specjax.runtime import engine
@@ -110,6 +112,41 @@ def test_rows_that_differ_are_one_program(one, together):
   run(one, *changed)
   run(one, *changed[::-1])
   assert set(one.programs) == shapes
+
+
+def test_rows_with_penalties_stand_beside_rows_without(one, together):
+  """And they are what plain Python makes of what they want."""
+  soon = together[1].token_ids[3]
+  own = [
+    dict(frequency_penalty=1.5, logit_bias={5: 2.0}),
+    dict(repetition_penalty=0.5),
+    dict(stop_token_ids=[soon], min_tokens=9),
+  ]
+  greedy = functools.partial(Settings, temperature=0.0)
+  asked = [
+    greedy(frequency_penalty=1.5, logit_bias=((5, 2.0),)),
+    greedy(repetition_penalty=0.5),
+    greedy(stop_token_ids=(soon,), min_tokens=9),
+  ]
+  rows = [request(1, settings) for settings in asked]
+  found = run(one, request(0), *rows, request(4, SETTINGS[4]))
+  assert (found[0], found[4]) == (together[0], together[4])
+  for wants, got in zip(own, found[1:4], strict=True):
+    assert got.token_ids == penalising.decoded(
+      decoding.TARGET, request(1).token_ids, wants, budget=BUDGET, ends=()
+    )
+  texts = {tuple(got.token_ids) for got in found[1:4]}
+  assert len(texts | {tuple(together[1].token_ids)}) == 4
+
+
+def test_a_row_that_ignores_ends_goes_on_to_its_budget(one):
+  ended = dataclasses.replace(one, stop_tokens=(2, 3), programs={})
+  greedy = Settings(temperature=0.0)
+  ignores = dataclasses.replace(greedy, ignore_eos=True)
+  first, second = run(ended, request(1, greedy), request(1, ignores))
+  assert first.stop_reason == "stop_token"
+  assert second.stop_reason == "length"
+  assert second.token_ids[: len(first.token_ids)] == first.token_ids
 
 
 def test_a_budget_beyond_the_buffer_is_refused(one):

@@ -1,0 +1,272 @@
+"""Laws that read their own text: penalties, biases, and how soon a row may end.
+
+Each is a map from the text so far to logits, so a rule stays exact if the
+target's law at every node of a draft counts the tokens of that node's own path:
+the committed text, and the drafted tokens from the root to the node. Who counts
+the committed text alone verifies against laws of other texts.
+
+Counts are made anew from the text wherever a law is, and nothing of them is
+kept: rows may be refilled, cut or continued as if they were not there. The
+draft is drawn from its own law without them, which costs acceptance alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from specjax.types import Draft, Penalties, Sampling
+
+NONE = int(np.iinfo(np.int32).max)  # an id that no vocabulary has
+_LEAST_WIDTH = 4
+
+Bias = Mapping[int, float] | Sequence[tuple[int, float]]
+
+
+class Text(Protocol):
+  """What laws read of a `specjax.state.DecodeState`."""
+
+  @property
+  def tokens(self) -> Array:
+    """`i32[B, L]`, stale from `length` on."""
+
+  @property
+  def prompt_length(self) -> Array:
+    """`i32[B]`."""
+
+  @property
+  def length(self) -> Array:
+    """`i32[B]`, committed tokens."""
+
+  @property
+  def stop_tokens(self) -> Array:
+    """`i32[n]`, ids that end all rows."""
+
+  @property
+  def done(self) -> Array:
+    """`bool[B]`, rows of which no law is asked."""
+
+  @property
+  def sampling(self) -> Sampling:
+    """The warp."""
+
+
+def width(count: int) -> int:
+  """Entries that rows get who need so many: none, or a power of two >= 4."""
+  return count and max(_LEAST_WIDTH, 1 << (count - 1).bit_length())
+
+
+def make(
+  batch: int,
+  *,
+  presence_penalty=None,
+  frequency_penalty=None,
+  repetition_penalty=None,
+  logit_bias: Mapping[int, float] | Sequence[Bias | None] | None = None,
+  min_tokens=None,
+  stop_token_ids: Sequence[int] | Sequence[Sequence[int] | None] | None = None,
+) -> Penalties | None:
+  """The `Penalties` of arguments as `specjax.make_sampling` has them.
+
+  Returns:
+    None if every argument is; else all of them, neutral where not given.
+
+  Raises:
+    ValueError: for values out of range (checked when they are concrete).
+  """
+  given = (
+    presence_penalty, frequency_penalty, repetition_penalty, logit_bias,
+    min_tokens, stop_token_ids,
+  )  # fmt: skip
+  if all(x is None for x in given):
+    return None
+
+  def rows(name, value, dtype, neutral, valid, expected):
+    value = jnp.asarray(neutral if value is None else value, dtype)
+    if not isinstance(value, jax.core.Tracer) and not bool(valid(value).all()):
+      raise ValueError(f"{name} must be {expected}, got {value}")
+    return jnp.broadcast_to(value, (batch,))
+
+  biases: list[Any] = [logit_bias] * batch
+  if logit_bias is not None and not isinstance(logit_bias, Mapping):
+    biases = list(logit_bias)
+  some = [dict(x or ()) for x in biases]
+  values = _padded([list(x.values()) for x in some], batch, np.float32, 0)
+  if not np.isfinite(values).all():
+    raise ValueError(f"logit_bias must be finite, got {logit_bias}")
+  stops: list[Any] = list(stop_token_ids or ())
+  if not any(isinstance(x, Sequence | np.ndarray | None) for x in stops):
+    stops = [stops] * batch
+  signed = lambda x: jnp.isfinite(x)
+  f32, i32 = jnp.float32, jnp.int32
+  return Penalties(
+    presence=rows(
+      "presence_penalty", presence_penalty, f32, 0, signed, "finite"
+    ),
+    frequency=rows(
+      "frequency_penalty", frequency_penalty, f32, 0, signed, "finite"
+    ),
+    repetition=rows(
+      "repetition_penalty",
+      repetition_penalty,
+      f32,
+      1,
+      lambda x: (x > 0) & (x < jnp.inf),
+      "finite and > 0",
+    ),
+    bias_tokens=_ids("logit_bias", [list(x) for x in some], batch),
+    bias=jnp.asarray(values),
+    min_tokens=rows("min_tokens", min_tokens, i32, 0, lambda x: x >= 0, ">= 0"),
+    stop_tokens=_ids("stop_token_ids", [list(x or ()) for x in stops], batch),
+  )
+
+
+def _ids(name: str, lists: list[list[int]], batch: int) -> Array:
+  found = _padded(lists, batch, np.int64, NONE)
+  if (found < 0).any() or (found > NONE).any():
+    raise ValueError(f"{name} must be of token ids >= 0, got {lists}")
+  return jnp.asarray(found, jnp.int32)
+
+
+def _padded(lists: list[list], batch: int, dtype, filling) -> np.ndarray:
+  if len(lists) != batch:
+    raise ValueError(f"one entry for each of {batch} rows, got {len(lists)}")
+  found = np.full((batch, width(max(map(len, lists)))), filling, dtype)
+  for row, one in enumerate(lists):
+    found[row, : len(one)] = one
+  return found
+
+
+def as_in(program: Penalties | None, row: Penalties | None) -> Penalties | None:
+  """One row's penalties in the shapes of a running program.
+
+  Args:
+    program: the running state's.
+    row: of one row; None is neutral.
+
+  Raises:
+    ValueError: if the program does without them, or has room for fewer.
+  """
+  if program is None:
+    if row is not None:
+      raise ValueError(
+        "this state's program does without penalties: begin it with some, "
+        "be they neutral (repetition_penalty=1.0)"
+      )
+    return None
+  row = row or make(1, repetition_penalty=1.0)
+  assert row is not None
+
+  def wide(name: str, filling) -> Array:
+    most, value = getattr(program, name).shape[1], getattr(row, name)
+    if value.shape[1] > most:
+      raise ValueError(
+        f"this state's program has room for {most} {name} of a row, got "
+        f"{value.shape[1]}"
+      )
+    more = ((0, 0), (0, most - value.shape[1]))
+    return jnp.pad(value, more, constant_values=filling)
+
+  return Penalties(
+    presence=row.presence,
+    frequency=row.frequency,
+    repetition=row.repetition,
+    bias_tokens=wide("bias_tokens", NONE),
+    bias=wide("bias", 0),
+    min_tokens=row.min_tokens,
+    stop_tokens=wide("stop_tokens", NONE),
+  )
+
+
+def path_tokens(draft: Draft) -> Array:
+  """Drafted tokens from the root to each node, itself too.
+
+  Returns:
+    `i32[B, N + 1, G]`, `NONE` beyond a node's depth; of nodes that are not
+    there anything.
+  """
+  topology, nodes = draft.topology(), draft.tree.num_nodes
+  paths = jnp.asarray(topology.paths[..., 1:])
+  whole = jnp.broadcast_to(paths, (len(draft.tokens), *paths.shape[1:]))
+  tokens = jnp.take_along_axis(draft.tokens[:, None], whole, axis=-1)
+  depth = topology.depth[:, :nodes, None]
+  return jnp.where(
+    np.arange(1, draft.tree.max_depth + 1) <= depth, tokens, NONE
+  )
+
+
+def penalised(logits: Array, state: Text, along: Array) -> Array:
+  """The target's logits, as the law of the text at each node has them.
+
+  In the order of vLLM's sampler: what would end the row too soon is taken away
+  and biases are added; then repetition (Keskar et al., 2019, section 4.1, over
+  prompt and completion, and as transformers has it for negative logits), then
+  OpenAI's penalties over the completion. Temperature and truncations come
+  after (`specjax.warp`). With c(x) counts of a token in the completion:
+
+    l(x) <- -inf       if x ends the row, and it has fewer than `min_tokens`
+    l(x) <- l(x) + bias(x)
+    l(x) <- l(x) / r  or  l(x) * r    for l > 0 or not, if x is in the text
+    l(x) <- l(x) - c(x) frequency - [c(x) > 0] presence
+
+  Logits of rows that ask for nothing are returned bit for bit; if no row that
+  goes on asks for anything, nothing is computed.
+
+  Args:
+    logits: `f32[B, N, V]` at N nodes.
+    state: before the round; `sampling.penalties` is there.
+    along: `i32[B, N, G]`, drafted tokens on each node's path, in any order, and
+      `NONE`.
+
+  Returns:
+    `f32[B, N, V]`.
+  """
+  p = state.sampling.penalties
+  assert p is not None
+  asks = (p.presence != 0) | (p.frequency != 0) | (p.repetition != 1)
+  asks |= (p.bias != 0).any(axis=1) | (p.min_tokens > 0)
+  return lax.cond(
+    jnp.any(asks & ~state.done),
+    lambda x: _penalised(x, p, state, along),
+    lambda x: x,
+    logits,
+  )
+
+
+def _penalised(logits: Array, p: Penalties, state: Text, along: Array) -> Array:
+  vocab, text = jnp.arange(logits.shape[-1]), state.tokens
+  row = jnp.arange(len(text))[:, None]
+  zeros = jnp.zeros((len(text), len(vocab)), jnp.int32)
+  # Tokens of a row at [b, x]; indices beyond the vocabulary are dropped.
+  counts = lambda ids: zeros.at[row, ids].add(1, mode="drop")
+  place = jnp.arange(text.shape[1])
+  begun, ended = state.prompt_length[:, None], state.length[:, None]
+  emitted = counts(jnp.where((place >= begun) & (place < ended), text, NONE))
+  prompt = counts(jnp.where(place < jnp.minimum(begun, ended), text, NONE))
+  count = emitted[:, None]  # [B, N, V] from here on, fused into what reads it
+  for depth in range(along.shape[-1]):
+    count = count + (along[..., depth, None] == vocab)
+  ends = counts(p.stop_tokens) + counts(
+    jnp.where(state.stop_tokens < 0, NONE, state.stop_tokens)[None]
+  )
+  num_emitted = ended - begun + jnp.sum(along != NONE, axis=-1)  # [B, N]
+  too_soon = num_emitted < p.min_tokens[:, None]
+  per_row = lambda x: x[:, None, None].astype(logits.dtype)
+  bias = zeros.astype(logits.dtype)
+  bias = bias.at[row, p.bias_tokens].add(
+    p.bias.astype(logits.dtype), mode="drop"
+  )
+  logits = logits + bias[:, None]
+  repetition = per_row(p.repetition)
+  seen = (count > 0) | (prompt > 0)[:, None]
+  logits = jnp.where(
+    seen,
+    jnp.where(logits > 0, logits / repetition, logits * repetition),
+    logits,
+  )
+  logits -= per_row(p.frequency) * count.astype(logits.dtype)
+  logits -= per_row(p.presence) * (count > 0).astype(logits.dtype)
+  return jnp.where(too_soon[..., None] & (ends > 0)[:, None], -jnp.inf, logits)

@@ -1,0 +1,171 @@
+"""Losslessness of rounds whose target's law reads its own path.
+
+Every draft is run through the decoder's own round. What is expected are the
+laws after each continuation as if all of it had been committed, so nothing of
+how paths are counted is in them.
+"""
+
+import dataclasses
+
+import forms
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+
+import specjax
+from specjax import drafters, exact, penalties
+from specjax.siblings import IID, WITHOUT_REPLACEMENT
+from specjax.tree import Form, Tree, chain, paths
+from specjax.warp import make_sampling
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+LIMIT = 1e-10
+VOCAB = 3
+TARGET = toys.table(VOCAB, seed=0).astype(np.float64)
+DRAFT = toys.near(TARGET, noise=1.0, seed=1).astype(np.float64)
+CHAIN, PATHS, FAMILY = chain(2), paths(2, 2), Tree((-1, 0, 0, 1, 1))
+
+# The text has two: `min_tokens` ends among those that are drafted.
+ALL = dict(
+  presence_penalty=0.7, frequency_penalty=0.9, repetition_penalty=1.4,
+  logit_bias={1: 0.8, 0: -0.5}, min_tokens=3, stop_token_ids=[2],
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _x64():
+  with jax.enable_x64(True):
+    yield
+
+
+def error(drafter, rule, *, widths=(), **sampling) -> float:
+  """The largest error of the joint law of the next tokens of a round."""
+  decoder = specjax.make_decoder(
+    toys.table_model(VOCAB), drafter=drafter, rule=rule, widths=widths
+  )
+  params = specjax.Params(target=jnp.asarray(TARGET), draft=jnp.asarray(DRAFT))
+  state = decoder.init(
+    params, np.array([[1, 0, 1, 0]]), [4], jax.random.key(0), buffer_length=12,
+    max_new_tokens=8, sampling=make_sampling(1, **sampling),
+  )  # fmt: skip
+  # Two of them are the completion's, and one token is in none of them.
+  state = dataclasses.replace(state, prompt_length=state.length - 2)
+  law, expected = exact.round_law(decoder, params, state)
+  assert law.output.sum() == pytest.approx(1, abs=1e-9)
+  return float(np.abs(law.output - expected).max())
+
+
+def of_table(tree, siblings=IID):
+  return forms.table_drafter(VOCAB, tree, siblings)
+
+
+CASES = {
+  "chain, token": (of_table(CHAIN), "token"),
+  "chain, block": (of_table(CHAIN), "block"),
+  "a draft model's chain": (
+    drafters.model.drafter(
+      toys.table_model(VOCAB), tree=CHAIN, vocab_size=VOCAB
+    ),
+    "block",
+  ),
+  "paths, traversal": (of_table(PATHS), "traversal"),
+  "paths, recursive": (of_table(PATHS), "recursive"),
+  "a tree, kseq": (of_table(FAMILY), "kseq"),
+  "a tree, match": (of_table(FAMILY), "match"),
+  "nodes that are not there": (
+    forms.masked(of_table(FAMILY), forms.varying_families), "traversal"),
+  "parents are data": (
+    forms.masked(
+      of_table(FAMILY, WITHOUT_REPLACEMENT), forms.varying_families, Form.FREE
+    ),
+    "recursive"),
+  "a certain tree": (
+    forms.confidence_tree(VOCAB, nodes=4, depth=2), "match"),
+  "certain and drawn siblings": (forms.mixed(VOCAB), "traversal"),
+  "lanes": (forms.with_lanes(VOCAB), "token"),
+  "plain": (drafters.plain.drafter(), "token"),
+}  # fmt: skip
+
+
+# A program each: those named here are compiled in every run.
+ALWAYS = {
+  "chain, block", "paths, traversal", "parents are data",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(name, marks=() if name in ALWAYS else pytest.mark.heavy)
+    for name in CASES
+  ],
+)
+def test_a_round_has_the_law_of_its_own_path(name):
+  assert error(*CASES[name], **ALL) < LIMIT
+
+
+def test_a_penalised_law_is_warped_and_a_pass_narrowed_as_any_other():
+  case = CASES["nodes that are not there"]
+  assert error(*case, widths=(1, 3), temperature=0.7, top_p=0.9, **ALL) < LIMIT
+
+
+@pytest.mark.heavy
+def test_a_greedy_law_is_of_its_own_path():
+  assert error(*CASES["chain, token"], temperature=0.0, **ALL) < LIMIT
+
+
+def committed_alone(draft):
+  """Laws of the draft's nodes are as if nothing had been drafted."""
+  return jnp.full_like(_path_tokens(draft), penalties.NONE)
+
+
+def but_the_newest(draft):
+  """Each node counts those above it, and not its own token."""
+  along = _path_tokens(draft)
+  depth = jnp.arange(1, along.shape[-1] + 1)
+  deepest = jnp.max(jnp.where(along == penalties.NONE, 0, depth), axis=-1)
+  return jnp.where(depth == deepest[..., None], penalties.NONE, along)
+
+
+def siblings_too(draft):
+  """Each node counts every node that is fed before it, as a chain would."""
+  nodes = draft.tree.num_nodes
+  before = np.tri(nodes, dtype=bool)[:, 1:]
+  return jnp.where(before, draft.tokens[:, None, 1:nodes], penalties.NONE)
+
+
+_path_tokens = penalties.path_tokens
+
+
+# Of each kind of law that reads its path; `heavy` are those that add no idea.
+READS = {
+  "presence": dict(presence_penalty=1.5),
+  "frequency": dict(frequency_penalty=1.5),
+  "repetition": dict(repetition_penalty=2.0),
+  "min_tokens": dict(min_tokens=4, stop_token_ids=[2]),
+  "all": ALL,
+}
+MUTANTS = [
+  pytest.param(
+    mutant, name, reads, id=f"{mutant.__name__}-{name}-{reads}",
+    marks=()
+    if reads == "all" and name != "chain, token"
+    else pytest.mark.heavy,
+  )
+  for mutant, name in (
+    (committed_alone, "chain, token"),
+    (committed_alone, "paths, traversal"),
+    (but_the_newest, "chain, token"),
+    (siblings_too, "paths, traversal"),
+  )
+  for reads in READS
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mutant", "name", "reads"), MUTANTS)
+def test_who_counts_other_tokens_is_caught(monkeypatch, mutant, name, reads):
+  monkeypatch.setattr(penalties, "path_tokens", mutant)
+  assert error(*CASES[name], **READS[reads]) > 1e-4
