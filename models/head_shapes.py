@@ -42,19 +42,19 @@ class Target:
     embed_dim: its width.
     vocab_size: rows of its embedding.
     embedding: `f[V, D]`, or None where a head is only described.
-    output: gives the output projection, `f[D, V]`; asked only if it is needed.
+    output: the output projection, `f[V, D]`, or None likewise.
   """
 
   num_layers: int
   embed_dim: int
   vocab_size: int
   embedding: Any = None
-  output: Callable[[], Any] = lambda: None
+  output: Any = None
 
-  def shared(self) -> dict[str, Callable[[], Any]]:
+  def shared(self) -> dict[str, Any]:
     """What is the target's where a head's file leaves it out."""
     return {
-      "embed_tokens.weight": lambda: self.embedding,
+      "embed_tokens.weight": self.embedding,
       "lm_head.weight": self.output,
     }
 

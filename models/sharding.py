@@ -15,6 +15,7 @@ import dataclasses
 import math
 
 import jax
+import numpy as np
 from jax import Array
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import Mesh, NamedSharding
@@ -30,10 +31,9 @@ class Sharding:
   Rows are not named here: over 'data' the whole loop is mapped.
 
   Attributes:
-    embed_vd: the embedding table.
-    column_dn: kernels whose outputs are cut: queries, keys, values, MLP up.
-    row_nd: kernels whose inputs are cut: attention out, MLP down.
-    head_dv: the output projection.
+    embed_vd: the embedding table, and the output projection.
+    column_nd: weights whose outputs are cut: queries, keys, values, MLP up.
+    row_dn: weights whose inputs are cut: attention out, MLP down.
     bias_n: biases of cut outputs.
     cache_lbksc: keys and values of all layers.
     act_btd: activations between layers.
@@ -41,9 +41,8 @@ class Sharding:
   """
 
   embed_vd: P
-  column_dn: P
-  row_nd: P
-  head_dv: P
+  column_nd: P
+  row_dn: P
   bias_n: P
   cache_lbksc: P
   act_btd: P
@@ -60,9 +59,8 @@ def tensor_parallel(axes: tuple[str, ...] = ("model",)) -> Sharding:
   cut = axes or None
   return Sharding(
     embed_vd=P(cut, None),
-    column_dn=P(None, cut),
-    row_nd=P(cut, None),
-    head_dv=P(None, cut),
+    column_nd=P(cut, None),
+    row_dn=P(None, cut),
     bias_n=P(cut),
     cache_lbksc=P(None, None, cut, None, None),
     act_btd=P(),
@@ -103,13 +101,13 @@ def param_spec(parts: list[str], sharding: Sharding) -> P:
   stacked = parts[0] == "layers" and not parts[1].isdecimal()
   if kind == "embedding":
     found = sharding.embed_vd if module == "embed" else P()
-  elif kind == "kernel":
+  elif kind == "weight":
     found = (
-      sharding.head_dv
+      sharding.embed_vd
       if module == "lm_head"
-      else sharding.row_nd
+      else sharding.row_dn
       if module in ("out", "down")
-      else sharding.column_dn
+      else sharding.column_nd
     )
   elif kind == "bias" and module in ("q", "k", "v", "up", "gate"):
     found = sharding.bias_n
@@ -159,7 +157,7 @@ def repeat_kv_heads(params, old: TransformerConfig, new: TransformerConfig):
     new: the same with more key/value heads.
 
   Returns:
-    The parameters; keys' and values' kernels and biases are larger.
+    The parameters; keys' and values' weights and biases are larger.
   """
   times = new.num_kv_heads // old.num_kv_heads
   if times == 1:
@@ -168,20 +166,20 @@ def repeat_kv_heads(params, old: TransformerConfig, new: TransformerConfig):
   def repeat(path, x):
     if names(path)[-2] not in ("k", "v"):
       return x
-    return repeat_heads(x, old.head_dim, times)
+    return repeat_heads(x, old.head_dim, times, axis=1)
 
   return jax.tree_util.tree_map_with_path(repeat, params)
 
 
-def repeat_heads(x, head_dim: int, times: int):
-  """Every head of `[..., K * C]` so many times in a row."""
-  heads = x.reshape(*x.shape[:-1], -1, head_dim)
-  return heads.repeat(times, axis=-2).reshape(*x.shape[:-1], -1)
+def repeat_heads(x, head_dim: int, times: int, *, axis: int):
+  """Every head of an axis of K * C channels so many times in a row."""
+  channels = np.arange(x.shape[axis]).reshape(-1, head_dim)
+  return x.take(channels.repeat(times, axis=0).ravel(), axis=axis)
 
 
 def num_parts(sharding: Sharding, mesh: Mesh) -> int:
   """Devices that each copy of a model is cut over."""
-  axes = sharding.column_dn[1] or ()
+  axes = sharding.column_nd[0] or ()
   axes = (axes,) if isinstance(axes, str) else axes
   return math.prod(mesh.shape[axis] for axis in axes)
 

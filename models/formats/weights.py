@@ -94,8 +94,8 @@ _TRANSPOSED = Layout(lambda s: s[::-1], lambda x, c: x.T)
 def _qkv_columns(part: int) -> Layout:
   """GPT-2: queries, keys and values side by side in the last axis."""
   return Layout(
-    lambda s: (*s[:-1], 3 * s[-1]),
-    lambda x, c: np.split(x, 3, axis=-1)[part],
+    lambda s: (*s[1:], 3 * s[0]),
+    lambda x, c: np.split(x, 3, axis=-1)[part].T,
   )
 
 
@@ -104,101 +104,102 @@ def _qkv_per_head(part: int) -> Layout:
 
   def take(x, c):
     x = x.reshape(c.num_heads, 3, c.head_dim, *x.shape[1:])
-    return x[:, part].reshape(-1, *x.shape[3:]).T
+    return x[:, part].reshape(-1, *x.shape[3:])
 
-  return Layout(lambda s: (3 * s[-1], *s[:-1]), take)
+  return Layout(lambda s: (3 * s[0], *s[1:]), take)
 
 
-# Module -> the checkpoint's name for it, and its layout; # is a layer's number.
+# Module -> the checkpoint's name for it; # is a layer's number.
 _GPT2 = {
-  "embed": ("wte", _AS_IS),
-  "position_embed": ("wpe", _AS_IS),
-  "final_norm": ("ln_f", _AS_IS),
-  "lm_head": ("lm_head", _TRANSPOSED),
-  "layers.#.attention_norm": ("h.#.ln_1", _AS_IS),
-  "layers.#.attention.q": ("h.#.attn.c_attn", _qkv_columns(0)),
-  "layers.#.attention.k": ("h.#.attn.c_attn", _qkv_columns(1)),
-  "layers.#.attention.v": ("h.#.attn.c_attn", _qkv_columns(2)),
-  "layers.#.attention.out": ("h.#.attn.c_proj", _AS_IS),
-  "layers.#.mlp_norm": ("h.#.ln_2", _AS_IS),
-  "layers.#.mlp.up": ("h.#.mlp.c_fc", _AS_IS),
-  "layers.#.mlp.down": ("h.#.mlp.c_proj", _AS_IS),
+  "embed": "wte",
+  "position_embed": "wpe",
+  "final_norm": "ln_f",
+  "lm_head": "lm_head",
+  "layers.#.attention_norm": "h.#.ln_1",
+  "layers.#.attention.q": "h.#.attn.c_attn",
+  "layers.#.attention.k": "h.#.attn.c_attn",
+  "layers.#.attention.v": "h.#.attn.c_attn",
+  "layers.#.attention.out": "h.#.attn.c_proj",
+  "layers.#.mlp_norm": "h.#.ln_2",
+  "layers.#.mlp.up": "h.#.mlp.c_fc",
+  "layers.#.mlp.down": "h.#.mlp.c_proj",
 }
-_NEOX_QKV = "layers.#.attention.query_key_value"
 _GPT_NEOX = {
-  "embed": ("embed_in", _AS_IS),
-  "final_norm": ("final_layer_norm", _AS_IS),
-  "lm_head": ("lm_head", _TRANSPOSED),
-  "layers.#.attention_norm": ("layers.#.input_layernorm", _AS_IS),
-  "layers.#.attention.q": (_NEOX_QKV, _qkv_per_head(0)),
-  "layers.#.attention.k": (_NEOX_QKV, _qkv_per_head(1)),
-  "layers.#.attention.v": (_NEOX_QKV, _qkv_per_head(2)),
-  "layers.#.attention.out": ("layers.#.attention.dense", _TRANSPOSED),
-  "layers.#.mlp_norm": ("layers.#.post_attention_layernorm", _AS_IS),
-  "layers.#.mlp.up": ("layers.#.mlp.dense_h_to_4h", _TRANSPOSED),
-  "layers.#.mlp.down": ("layers.#.mlp.dense_4h_to_h", _TRANSPOSED),
+  "embed": "embed_in",
+  "final_norm": "final_layer_norm",
+  "lm_head": "lm_head",
+  "layers.#.attention_norm": "layers.#.input_layernorm",
+  "layers.#.attention.q": "layers.#.attention.query_key_value",
+  "layers.#.attention.k": "layers.#.attention.query_key_value",
+  "layers.#.attention.v": "layers.#.attention.query_key_value",
+  "layers.#.attention.out": "layers.#.attention.dense",
+  "layers.#.mlp_norm": "layers.#.post_attention_layernorm",
+  "layers.#.mlp.up": "layers.#.mlp.dense_h_to_4h",
+  "layers.#.mlp.down": "layers.#.mlp.dense_4h_to_h",
 }
 _LLAMA = {
-  "embed": ("embed_tokens", _AS_IS),
-  "final_norm": ("norm", _AS_IS),
-  "lm_head": ("lm_head", _TRANSPOSED),
-  "layers.#.attention_norm": ("layers.#.input_layernorm", _AS_IS),
-  "layers.#.attention.q": ("layers.#.self_attn.q_proj", _TRANSPOSED),
-  "layers.#.attention.k": ("layers.#.self_attn.k_proj", _TRANSPOSED),
-  "layers.#.attention.v": ("layers.#.self_attn.v_proj", _TRANSPOSED),
-  "layers.#.attention.out": ("layers.#.self_attn.o_proj", _TRANSPOSED),
-  "layers.#.attention.q_norm": ("layers.#.self_attn.q_norm", _AS_IS),
-  "layers.#.attention.k_norm": ("layers.#.self_attn.k_norm", _AS_IS),
-  "layers.#.mlp_norm": ("layers.#.post_attention_layernorm", _AS_IS),
-  "layers.#.mlp.gate": ("layers.#.mlp.gate_proj", _TRANSPOSED),
-  "layers.#.mlp.up": ("layers.#.mlp.up_proj", _TRANSPOSED),
-  "layers.#.mlp.down": ("layers.#.mlp.down_proj", _TRANSPOSED),
+  "embed": "embed_tokens",
+  "final_norm": "norm",
+  "lm_head": "lm_head",
+  "layers.#.attention_norm": "layers.#.input_layernorm",
+  "layers.#.attention.q": "layers.#.self_attn.q_proj",
+  "layers.#.attention.k": "layers.#.self_attn.k_proj",
+  "layers.#.attention.v": "layers.#.self_attn.v_proj",
+  "layers.#.attention.out": "layers.#.self_attn.o_proj",
+  "layers.#.attention.q_norm": "layers.#.self_attn.q_norm",
+  "layers.#.attention.k_norm": "layers.#.self_attn.k_norm",
+  "layers.#.mlp_norm": "layers.#.post_attention_layernorm",
+  "layers.#.mlp.gate": "layers.#.mlp.gate_proj",
+  "layers.#.mlp.up": "layers.#.mlp.up_proj",
+  "layers.#.mlp.down": "layers.#.mlp.down_proj",
 }
 
 
-def _t5() -> dict[str, tuple[str, Layout]]:
+def _t5() -> dict[str, str]:
   """T5: two stacks, whose sub-layers are numbered."""
-  table = {"embed": ("shared", _AS_IS), "lm_head": ("lm_head", _TRANSPOSED)}
+  table = {"embed": "shared", "lm_head": "lm_head"}
   kinds = {
     "encoder": {"attention": "SelfAttention"},
     "decoder": {"attention": "SelfAttention", "cross": "EncDecAttention"},
   }
   for stack, attentions in kinds.items():
     ours, theirs = f"{stack}.layers.#.", f"{stack}.block.#.layer."
-    table[f"{stack}.final_norm"] = (f"{stack}.final_layer_norm", _AS_IS)
+    table[f"{stack}.final_norm"] = f"{stack}.final_layer_norm"
     table[f"{stack}.position_bias"] = (
-      f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias",
-      _AS_IS,
+      f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias"
     )
     for place, (name, kind) in enumerate(attentions.items()):
-      table[f"{ours}{name}_norm"] = (f"{theirs}{place}.layer_norm", _AS_IS)
+      table[f"{ours}{name}_norm"] = f"{theirs}{place}.layer_norm"
       for part, letter in zip(("q", "k", "v", "out"), "qkvo", strict=True):
-        table[f"{ours}{name}.{part}"] = (
-          f"{theirs}{place}.{kind}.{letter}",
-          _TRANSPOSED,
-        )
+        table[f"{ours}{name}.{part}"] = f"{theirs}{place}.{kind}.{letter}"
     last = f"{theirs}{len(attentions)}"
-    table[f"{ours}mlp_norm"] = (f"{last}.layer_norm", _AS_IS)
+    table[f"{ours}mlp_norm"] = f"{last}.layer_norm"
     for part, name in (("gate", "wi_0"), ("up", "wi_1"), ("down", "wo")):
-      table[f"{ours}mlp.{part}"] = (
-        f"{last}.DenseReluDense.{name}",
-        _TRANSPOSED,
-      )
+      table[f"{ours}mlp.{part}"] = f"{last}.DenseReluDense.{name}"
   return table
 
 
 _T5 = _t5()
 # T5 1.0, which has no gate.
-_T5_PLAIN = {
-  key: (name.replace("wi_1", "wi"), layout)
-  for key, (name, layout) in _T5.items()
-}
+_T5_PLAIN = {key: name.replace("wi_1", "wi") for key, name in _T5.items()}
 _TABLES = {
   "gpt2": _GPT2,
   "gpt_neox": _GPT_NEOX,
   "t5 1.1": _T5,
   "t5 1.0": _T5_PLAIN,
 }  # fmt: skip; all others: _LLAMA
+# Modules whose tensors hold more than one, or lie the other way around.
+_LAYOUTS = {
+  "gpt2": {
+    **{f"layers.#.attention.{x}": _qkv_columns(i) for i, x in enumerate("qkv")},
+    "layers.#.attention.out": _TRANSPOSED,
+    "layers.#.mlp.up": _TRANSPOSED,
+    "layers.#.mlp.down": _TRANSPOSED,
+  },
+  "gpt_neox": {
+    f"layers.#.attention.{x}": _qkv_per_head(i) for i, x in enumerate("qkv")
+  },
+}
 
 _LAYER = re.compile(r"(?:(encoder|decoder)\.block|h|layers)\.(\d{1,9})\.")
 
@@ -213,14 +214,15 @@ def locate(path: Iterable[str | int], family: str) -> tuple[str, Layout]:
   *module, parameter = path
   number = next((str(p) for p in module if isinstance(p, int)), "")
   key = ".".join("#" if isinstance(p, int) else p for p in module)
-  name, layout = _TABLES.get(family, _LLAMA)[key]
+  name = _TABLES.get(family, _LLAMA)[key]
+  layout = _LAYOUTS.get(family, {}).get(key, _AS_IS)
   suffix = "bias" if parameter == "bias" else "weight"
   return f"{name.replace('#', number)}.{suffix}", layout
 
 
 def modules(family: str) -> list[str]:
   """The checkpoint's names of modules; `#` is a layer's number."""
-  return sorted({name for name, _ in _TABLES.get(family, _LLAMA).values()})
+  return sorted({*_TABLES.get(family, _LLAMA).values()})
 
 
 # ---------------------------------------------------------------------- load
@@ -367,7 +369,8 @@ def part(
   times = cut.num_kv_heads // config.num_kv_heads
   if times > 1 and parameter[-2] in ("k", "v"):
     whole = layout.take(tensor.read(()), config)
-    return sharding_lib.repeat_heads(whole, config.head_dim, times)[index]
+    rows = sharding_lib.repeat_heads(whole, config.head_dim, times, axis=0)
+    return rows[index]
   if layout is _AS_IS:
     return tensor.read(index)
   if layout is _TRANSPOSED:

@@ -23,8 +23,8 @@ from jax import Array
 from models import draft_vocabulary
 from models.networks.layers import (
   Layer,
+  Linear,
   TransformerConfig,
-  make_linear,
   make_norm,
   rotary_table,
 )
@@ -92,14 +92,14 @@ class Parallel(nnx.Module):
     self.embed = nnx.Embed(
       c.vocab_size, c.embed_dim, dtype=dtype, param_dtype=dtype, rngs=rngs
     )
-    self.fc = make_linear(config.num_features, c.embed_dim, False, dtype, rngs)
+    self.fc = Linear(config.num_features, c.embed_dim, False, dtype, rngs)
     self.hidden_norm = make_norm(c, c.embed_dim, dtype, rngs)
     self.layers = nnx.List(
       [Layer(c, dtype, rngs=rngs) for _ in range(c.num_layers)]
     )
     self.final_norm = make_norm(c, c.embed_dim, dtype, rngs)
     words = config.draft_vocab_size or c.vocab_size
-    self.lm_head = make_linear(c.embed_dim, words, False, dtype, rngs)
+    self.lm_head = Linear(c.embed_dim, words, False, dtype, rngs)
     if config.draft_vocab_size is not None:
       # Which token of the target's each of its own is.
       self.target_ids = nnx.Variable(jnp.arange(words, dtype=jnp.int32))

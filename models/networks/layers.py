@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax import Array
+from jax import Array, lax
 
 from models.networks.attention import attend, attend_slots
 from specjax import cache as cache_lib
@@ -196,28 +196,53 @@ def make_norm(config: TransformerConfig, dim: int, dtype, rngs: nnx.Rngs):
   )
 
 
-def make_linear(n_in: int, n_out: int, bias: bool, dtype, rngs: nnx.Rngs):
-  """A projection with small random weights."""
-  return nnx.Linear(
-    n_in,
-    n_out,
-    use_bias=bias,
-    dtype=dtype,
-    param_dtype=dtype,
-    kernel_init=nnx.initializers.normal(0.02),
-    rngs=rngs,
+def project(x: Array, weight: Array, result=None) -> Array:
+  """Products of x and every row of a weight, `[..., D], [N, D] -> [..., N]`.
+
+  Both are contracted as they lie, over their last axes. On XLA:CPU passes over
+  a few tokens read `[N, D]` faster than `[D, N]`, and an embedding that is
+  transposed first (`nnx.Embed.attend`) is read in a loop that computes x's norm
+  anew for every row, whenever x is one token.
+
+  Args:
+    x: what is projected.
+    weight: of the same type.
+    result: type of the products, in which they are added up; by default x's.
+  """
+  return lax.dot_general(
+    x, weight, (((x.ndim - 1,), (1,)), ((), ())), preferred_element_type=result
   )
 
 
-def tied_logits(embed: nnx.Embed, x: Array) -> Array:
-  """Products of x and every row of an embedding, `[B, T, D] -> [B, T, V]`.
+class Linear(nnx.Module):
+  """A projection whose weight lies as files have it, a row for each output.
 
-  The table is contracted as it lies. Transposed first (`nnx.Embed.attend`), it
-  is XLA:CPU's to read in a loop of its own whenever x is one token, and that
-  loop computes x's norm anew for every row of the table.
+  Args:
+    n_in, n_out: channels; the weight is `[n_out, n_in]`.
+    bias: whether there is one, zero at first.
+    dtype: of parameters and result.
+    rngs: for the initial weight.
+    std: the standard deviation of its normal law.
   """
-  x, table = embed.promote_dtype((x, embed.embedding[...]), dtype=embed.dtype)
-  return jnp.einsum("btd,vd->btv", x, table)
+
+  def __init__(
+    self, n_in: int, n_out: int, bias: bool, dtype, rngs: nnx.Rngs, std=0.02
+  ):
+    self.dtype = jnp.dtype(dtype)
+    init = nnx.initializers.normal(std)
+    self.weight = nnx.Param(init(rngs.params(), (n_out, n_in), self.dtype))
+    self.bias = nnx.Param(jnp.zeros(n_out, self.dtype)) if bias else None
+
+  def __call__(self, x: Array) -> Array:
+    """`[..., n_in] -> [..., n_out]`."""
+    y = project(x.astype(self.dtype), self.weight[...].astype(self.dtype))
+    return y if self.bias is None else y + self.bias[...].astype(self.dtype)
+
+
+def tied_logits(embed: nnx.Embed, x: Array) -> Array:
+  """The logits of a tied embedding, `[B, T, D] -> [B, T, V]`."""
+  table = embed.embedding[...].astype(embed.dtype)
+  return project(x.astype(embed.dtype), table)
 
 
 class Attention(nnx.Module):
@@ -242,10 +267,10 @@ class Attention(nnx.Module):
     self.config = c
     width, kv_width = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     read = c.embed_dim if input_dim is None else input_dim
-    self.q = make_linear(read, width, c.qkv_bias, dtype, rngs)
-    self.k = make_linear(read, kv_width, c.qkv_bias, dtype, rngs)
-    self.v = make_linear(read, kv_width, c.qkv_bias, dtype, rngs)
-    self.out = make_linear(width, c.embed_dim, c.out_bias, dtype, rngs)
+    self.q = Linear(read, width, c.qkv_bias, dtype, rngs)
+    self.k = Linear(read, kv_width, c.qkv_bias, dtype, rngs)
+    self.v = Linear(read, kv_width, c.qkv_bias, dtype, rngs)
+    self.out = Linear(width, c.embed_dim, c.out_bias, dtype, rngs)
     if c.qk_norm:
       self.q_norm = make_norm(c, c.head_dim, dtype, rngs)
       self.k_norm = make_norm(c, c.head_dim, dtype, rngs)
@@ -315,10 +340,10 @@ class Mlp(nnx.Module):
   def __init__(self, config: TransformerConfig, dtype, *, rngs: nnx.Rngs):
     c = config
     self.config = c
-    self.up = make_linear(c.embed_dim, c.mlp_dim, c.mlp_bias, dtype, rngs)
-    self.down = make_linear(c.mlp_dim, c.embed_dim, c.mlp_bias, dtype, rngs)
+    self.up = Linear(c.embed_dim, c.mlp_dim, c.mlp_bias, dtype, rngs)
+    self.down = Linear(c.mlp_dim, c.embed_dim, c.mlp_bias, dtype, rngs)
     if c.gated_mlp:
-      self.gate = make_linear(c.embed_dim, c.mlp_dim, c.mlp_bias, dtype, rngs)
+      self.gate = Linear(c.embed_dim, c.mlp_dim, c.mlp_bias, dtype, rngs)
 
   def __call__(self, x: Array) -> Array:
     """`[B, T, D] -> [B, T, D]`."""

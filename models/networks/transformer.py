@@ -18,8 +18,8 @@ from jax import Array
 
 from models.networks.layers import (
   Layer,
+  Linear,
   TransformerConfig,
-  make_linear,
   make_norm,
   rotary_table,
   tied_logits,
@@ -99,7 +99,7 @@ class Transformer(nnx.Module):
     )
     self.final_norm = make_norm(config, config.embed_dim, dtype, rngs)
     if not config.tied_embeddings:
-      self.lm_head = make_linear(
+      self.lm_head = Linear(
         config.embed_dim, config.vocab_size, False, dtype, rngs
       )
 

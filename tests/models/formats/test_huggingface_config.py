@@ -93,7 +93,7 @@ def test_activations_are_those_of_transformers():
       ), jnp.float32, rngs=nnx.Rngs(0),
     )  # fmt: skip
     for part in (mlp.up, mlp.down):
-      part.kernel[...] = jnp.ones((1, 1))
+      part.weight[...] = jnp.ones((1, 1))
     wanted = ACT2FN[name](torch.tensor(x))
     np.testing.assert_allclose(mlp(x[:, None])[:, 0], wanted, atol=1e-6)
 
