@@ -162,11 +162,11 @@ def _head_layers(settings: Mapping[str, Any]) -> TransformerConfig:
   """As `head_layers`, of layers without windows."""
   name = "max_position_embeddings"
   if settings.get(name) is not None:
-    return config_from_json(settings)
-  layers = config_from_json({**settings, name: 1})
+    return config_from_json(settings, strict=False)
+  layers = config_from_json({**settings, name: 1}, strict=False)
   # Two lengths that make a difference: what is rescaled depends on it.
   if layers != dataclasses.replace(
-    config_from_json({**settings, name: 2}), max_positions=1
+    config_from_json({**settings, name: 2}, strict=False), max_positions=1
   ):
     raise ValueError(f"this rope_scaling needs {name}")
   return dataclasses.replace(layers, max_positions=None)

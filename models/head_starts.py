@@ -31,7 +31,17 @@ from models.networks.transformer import Features, Transformer
 
 
 def output_rows(target: Transformer) -> Array:
-  """The output projection, `f[V, D]`."""
+  """The output projection, `f[V, D]`.
+
+  Raises:
+    ValueError: for a target whose logits are more than a projection: heads are
+      trained on it.
+  """
+  if target.config.logit_softcap is not None:
+    raise ValueError(
+      "heads are trained on plain logits, and those of the target have a soft "
+      f"cap, {target.config.logit_softcap}"
+    )
   if target.config.tied_embeddings:
     return target.embed.embedding[...]
   return target.lm_head.weight[...]
@@ -287,7 +297,7 @@ def parallel(
       for name in names:
         mine, given = (getattr(getattr(x, part), name) for x in (ours, theirs))
         mine.weight[...] = given.weight[...]
-    if theirs.config.qk_norm:
+    if theirs.attention.spec.qk_norm:
       _copy(ours.attention.q_norm, theirs.attention.q_norm)
       _copy(ours.attention.k_norm, theirs.attention.k_norm)
     _copy(ours.attention_norm, theirs.attention_norm)
@@ -309,6 +319,11 @@ def _layer(c: TransformerConfig) -> TransformerConfig:
   Raises:
     ValueError: if heads cannot have such a layer.
   """
+  if c.layers is not None:
+    raise ValueError(
+      "a head's layers are Llama's, and the target's are not: they are of "
+      f"several kinds, as {c.layers[-1]}"
+    )
   if c.norm != "rms" or not c.gated_mlp or c.learned_positions:
     raise ValueError(
       "a head's layers are Llama's, and the target's are not: its norm is "
@@ -322,11 +337,11 @@ def _layer(c: TransformerConfig) -> TransformerConfig:
 def _copy_rest(module: Eagle | Eagle3, last) -> None:
   """Copies what the layer of a head has as the target's layers have it."""
   _copy(module.attention.out, last.attention.out)
-  if last.config.qk_norm:
+  if last.attention.spec.qk_norm:
     _copy(module.attention.q_norm, last.attention.q_norm)
     _copy(module.attention.k_norm, last.attention.k_norm)
   _copy(module.mlp_norm, last.mlp_norm)
-  known = last.config.mlp_dim
+  known = last.mlp.spec.width
   for name in ("gate", "up"):
     ours, theirs = getattr(module.mlp, name), getattr(last.mlp, name)
     ours.weight[...] = ours.weight[...].at[:known].set(theirs.weight[...])

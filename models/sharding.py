@@ -134,8 +134,7 @@ def kv_heads_for(config: TransformerConfig, size: int) -> TransformerConfig:
     ValueError: if heads, MLP or vocabulary cannot be cut so.
   """
   check_cut(config, size)
-  heads = math.lcm(config.num_kv_heads, size)
-  return dataclasses.replace(config, num_kv_heads=heads)
+  return config.with_kv_heads(math.lcm(config.num_kv_heads, size))
 
 
 def check_cut(config, size: int) -> None:
@@ -164,11 +163,18 @@ def repeat_kv_heads(params, old: TransformerConfig, new: TransformerConfig):
     return params
 
   def repeat(path, x):
-    if names(path)[-2] not in ("k", "v"):
+    if names(path)[-2] not in of_kv_heads(old):
       return x
     return repeat_heads(x, old.head_dim, times, axis=1)
 
   return jax.tree_util.tree_map_with_path(repeat, params)
+
+
+def of_kv_heads(config: TransformerConfig) -> tuple[str, ...]:
+  """Modules whose parameters have channels for every key/value head."""
+  if config.layer(0).attention.qk_norm == "width":
+    return "k", "v", "k_norm"
+  return "k", "v"
 
 
 def repeat_heads(x, head_dim: int, times: int, *, axis: int):

@@ -119,6 +119,79 @@ MODELS = {
     ),
     1,
   ),
+  "gemma2": (
+    "gemma2",
+    GATED
+    | dict(
+      num_hidden_layers=3,
+      num_key_value_heads=2,
+      head_dim=12,
+      attention_bias=True,
+      query_pre_attn_scalar=20,
+      sliding_window=4,
+      attn_logit_softcapping=1.5,
+      final_logit_softcapping=3.0,
+      hidden_activation="gelu",
+      rms_norm_eps=1e-3,
+      rope_parameters=dict(rope_theta=500.0),
+    ),
+    1,
+  ),
+  "gemma3": (
+    "gemma3_text",
+    GATED
+    | dict(
+      num_hidden_layers=3,
+      num_key_value_heads=1,
+      head_dim=16,
+      query_pre_attn_scalar=9,
+      sliding_window=3,
+      layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+      rope_parameters=dict(
+        full_attention=dict(rope_type="linear", factor=4.0, rope_theta=3000.0),
+        sliding_attention=dict(rope_type="default", rope_theta=80.0),
+      ),
+      attn_logit_softcapping=2.0,
+      final_logit_softcapping=4.0,
+      tie_word_embeddings=False,
+    ),
+    1,
+  ),
+  "olmo2": (
+    "olmo2",
+    GATED
+    | dict(
+      num_key_value_heads=2,
+      attention_bias=True,
+      tie_word_embeddings=True,
+      hidden_act="gelu",
+      rms_norm_eps=1e-3,
+      rope_parameters=dict(rope_theta=800.0),
+    ),
+    1,
+  ),
+  "olmo3": (
+    "olmo3",
+    GATED
+    | dict(
+      num_hidden_layers=4,
+      num_key_value_heads=2,
+      sliding_window=4,
+      rope_parameters=dict(
+        full_attention=dict(
+          rope_type="yarn",
+          factor=4.0,
+          original_max_position_embeddings=16,
+          beta_fast=4.0,
+          beta_slow=1.0,
+          attention_factor=1.2,
+          rope_theta=500.0,
+        ),
+        sliding_attention=dict(rope_type="default", rope_theta=500.0),
+      ),
+    ),
+    3,
+  ),
 }
 
 

@@ -129,8 +129,8 @@ def work(
     input_length: tokens that an encoder read.
   """
   c, layers = config, config.num_layers
-  mlp = (3 if c.gated_mlp else 2) * c.embed_dim * c.mlp_dim
   if isinstance(c, T5Config):
+    mlp = (3 if c.gated_mlp else 2) * c.embed_dim * c.mlp_dim
     # The encoder, and keys and values of what it read, were computed before.
     width = c.embed_dim * c.num_heads * c.head_dim
     return Work(
@@ -140,13 +140,14 @@ def work(
       weights=layers * (6 * width + mlp) + c.vocab_size * c.embed_dim,
       slots=layers * (attention.slots_read(text, slots) + input_length),
     )
+  mlp = c.layer(0).feed_forward.num_weights * c.embed_dim
   attentions = layers - len(skipped.attention)
   mlps = layers - len(skipped.mlp)
   # An embedding that is only looked up is neither read whole nor multiplied.
   looked_up = 0 if c.tied_embeddings else c.vocab_size * c.embed_dim
   heads = 2 * c.embed_dim * c.head_dim * (c.num_heads + c.num_kv_heads)
   sums = attentions + mlps
-  if c.parallel_residual:  # both blocks of a layer are added before it is sent
+  if c.layer(0).parallel:  # both blocks of a layer are added before it is sent
     sums = layers - len({*skipped.attention} & {*skipped.mlp})
   return Work(
     attentions=attentions,

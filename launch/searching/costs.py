@@ -94,7 +94,7 @@ def of_bytes(config: TransformerConfig, most: int) -> Costs:
   c = config
   heads = c.num_heads + c.num_kv_heads
   attention = 2 * c.embed_dim * heads * c.head_dim
-  mlp = (3 if c.gated_mlp else 2) * c.embed_dim * c.mlp_dim
+  mlp = c.embed_dim * c.layer(0).feed_forward.num_weights
   rest = c.vocab_size * c.embed_dim  # the output projection
   whole = rest + c.num_layers * (attention + mlp)
   return Costs(

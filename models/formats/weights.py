@@ -2,9 +2,9 @@
 
 A `Source` is an open checkpoint, whatever its format: a configuration, and
 tensors under the names that Hugging Face gives them, each of which can be read
-in parts. The file reads top to bottom: the tables that say which tensor is
-which parameter, `load` and `load_stacked`, and the comparison of the tensors
-with the configuration.
+in parts. The file reads top to bottom: which tensor is which parameter (of
+decoder-only models `models.formats.families` says it), `load` and
+`load_stacked`, and the comparison of the tensors with the configuration.
 """
 
 import dataclasses
@@ -18,6 +18,8 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from models import sharding as sharding_lib
+from models.formats.families import FAMILIES
+from models.formats.families.family import AS_IS, TRANSPOSED, Layout
 from models.networks import stacked, t5, t5_stacked
 from models.networks.layers import TransformerConfig
 from models.networks.t5 import T5
@@ -73,88 +75,6 @@ class Source:
 # ------------------------------------------------------------------- tensors
 
 
-@dataclasses.dataclass(frozen=True)
-class Layout:
-  """How a tensor of a checkpoint holds a parameter.
-
-  Attributes:
-    shape: of the tensor, given the parameter's.
-    take: the parameter, given the tensor and the model's configuration.
-  """
-
-  shape: Callable[[tuple[int, ...]], tuple[int, ...]]
-  take: Callable[[np.ndarray, TransformerConfig], np.ndarray]
-
-
-# Both are their own inverse, and leave vectors as they are.
-_AS_IS = Layout(lambda s: s, lambda x, c: x)
-_TRANSPOSED = Layout(lambda s: s[::-1], lambda x, c: x.T)
-
-
-def _qkv_columns(part: int) -> Layout:
-  """GPT-2: queries, keys and values side by side in the last axis."""
-  return Layout(
-    lambda s: (*s[1:], 3 * s[0]),
-    lambda x, c: np.split(x, 3, axis=-1)[part].T,
-  )
-
-
-def _qkv_per_head(part: int) -> Layout:
-  """GPT-NeoX: rows run over heads, then queries, keys, values, channels."""
-
-  def take(x, c):
-    x = x.reshape(c.num_heads, 3, c.head_dim, *x.shape[1:])
-    return x[:, part].reshape(-1, *x.shape[3:])
-
-  return Layout(lambda s: (3 * s[0], *s[1:]), take)
-
-
-# Module -> the checkpoint's name for it; # is a layer's number.
-_GPT2 = {
-  "embed": "wte",
-  "position_embed": "wpe",
-  "final_norm": "ln_f",
-  "lm_head": "lm_head",
-  "layers.#.attention_norm": "h.#.ln_1",
-  "layers.#.attention.q": "h.#.attn.c_attn",
-  "layers.#.attention.k": "h.#.attn.c_attn",
-  "layers.#.attention.v": "h.#.attn.c_attn",
-  "layers.#.attention.out": "h.#.attn.c_proj",
-  "layers.#.mlp_norm": "h.#.ln_2",
-  "layers.#.mlp.up": "h.#.mlp.c_fc",
-  "layers.#.mlp.down": "h.#.mlp.c_proj",
-}
-_GPT_NEOX = {
-  "embed": "embed_in",
-  "final_norm": "final_layer_norm",
-  "lm_head": "lm_head",
-  "layers.#.attention_norm": "layers.#.input_layernorm",
-  "layers.#.attention.q": "layers.#.attention.query_key_value",
-  "layers.#.attention.k": "layers.#.attention.query_key_value",
-  "layers.#.attention.v": "layers.#.attention.query_key_value",
-  "layers.#.attention.out": "layers.#.attention.dense",
-  "layers.#.mlp_norm": "layers.#.post_attention_layernorm",
-  "layers.#.mlp.up": "layers.#.mlp.dense_h_to_4h",
-  "layers.#.mlp.down": "layers.#.mlp.dense_4h_to_h",
-}
-_LLAMA = {
-  "embed": "embed_tokens",
-  "final_norm": "norm",
-  "lm_head": "lm_head",
-  "layers.#.attention_norm": "layers.#.input_layernorm",
-  "layers.#.attention.q": "layers.#.self_attn.q_proj",
-  "layers.#.attention.k": "layers.#.self_attn.k_proj",
-  "layers.#.attention.v": "layers.#.self_attn.v_proj",
-  "layers.#.attention.out": "layers.#.self_attn.o_proj",
-  "layers.#.attention.q_norm": "layers.#.self_attn.q_norm",
-  "layers.#.attention.k_norm": "layers.#.self_attn.k_norm",
-  "layers.#.mlp_norm": "layers.#.post_attention_layernorm",
-  "layers.#.mlp.gate": "layers.#.mlp.gate_proj",
-  "layers.#.mlp.up": "layers.#.mlp.up_proj",
-  "layers.#.mlp.down": "layers.#.mlp.down_proj",
-}
-
-
 def _t5() -> dict[str, str]:
   """T5: two stacks, whose sub-layers are numbered."""
   table = {"embed": "shared", "lm_head": "lm_head"}
@@ -183,23 +103,11 @@ _T5 = _t5()
 # T5 1.0, which has no gate.
 _T5_PLAIN = {key: name.replace("wi_1", "wi") for key, name in _T5.items()}
 _TABLES = {
-  "gpt2": _GPT2,
-  "gpt_neox": _GPT_NEOX,
   "t5 1.1": _T5,
   "t5 1.0": _T5_PLAIN,
-}  # fmt: skip; all others: _LLAMA
-# Modules whose tensors hold more than one, or lie the other way around.
-_LAYOUTS = {
-  "gpt2": {
-    **{f"layers.#.attention.{x}": _qkv_columns(i) for i, x in enumerate("qkv")},
-    "layers.#.attention.out": _TRANSPOSED,
-    "layers.#.mlp.up": _TRANSPOSED,
-    "layers.#.mlp.down": _TRANSPOSED,
-  },
-  "gpt_neox": {
-    f"layers.#.attention.{x}": _qkv_per_head(i) for i, x in enumerate("qkv")
-  },
+  **{name: family.tensors for name, family in FAMILIES.items()},
 }
+_LAYOUTS = {name: family.layouts for name, family in FAMILIES.items()}
 
 _LAYER = re.compile(r"(?:(encoder|decoder)\.block|h|layers)\.(\d{1,9})\.")
 
@@ -214,15 +122,15 @@ def locate(path: Iterable[str | int], family: str) -> tuple[str, Layout]:
   *module, parameter = path
   number = next((str(p) for p in module if isinstance(p, int)), "")
   key = ".".join("#" if isinstance(p, int) else p for p in module)
-  name = _TABLES.get(family, _LLAMA)[key]
-  layout = _LAYOUTS.get(family, {}).get(key, _AS_IS)
+  name = _TABLES[family][key]
+  layout = _LAYOUTS.get(family, {}).get(key, AS_IS)
   suffix = "bias" if parameter == "bias" else "weight"
   return f"{name.replace('#', number)}.{suffix}", layout
 
 
 def modules(family: str) -> list[str]:
   """The checkpoint's names of modules; `#` is a layer's number."""
-  return sorted({*_TABLES.get(family, _LLAMA).values()})
+  return sorted({*_TABLES[family].values()})
 
 
 # ---------------------------------------------------------------------- load
@@ -367,13 +275,13 @@ def part(
   name, layout = locate(parameter, source.family)
   tensor, config = source.tensors[name], source.config
   times = cut.num_kv_heads // config.num_kv_heads
-  if times > 1 and parameter[-2] in ("k", "v"):
+  if times > 1 and parameter[-2] in sharding_lib.of_kv_heads(config):
     whole = layout.take(tensor.read(()), config)
     rows = sharding_lib.repeat_heads(whole, config.head_dim, times, axis=0)
     return rows[index]
-  if layout is _AS_IS:
+  if layout is AS_IS:
     return tensor.read(index)
-  if layout is _TRANSPOSED:
+  if layout is TRANSPOSED:
     return tensor.read(index[::-1]).T
   return layout.take(tensor.read(()), config)[index]
 

@@ -88,7 +88,20 @@ def values_of(weights: Array, values: Array) -> Array:
   )
 
 
-def attend(q: Array, keys: Array, values: Array, mask: Array) -> Array:
+def capped(scores: Array, most: float | None) -> Array:
+  """Scores or logits kept below `most` softly, `c tanh(x / c)`; None: as is."""
+  return scores if most is None else most * jnp.tanh(scores / most)
+
+
+def attend(
+  q: Array,
+  keys: Array,
+  values: Array,
+  mask: Array,
+  *,
+  scale: float | None = None,
+  softcap: float | None = None,
+) -> Array:
   """Attention to all keys that are given; the softmax is taken in float32.
 
   Many queries are read a block after the other: scores are `[B, H, 512, S]` at
@@ -99,6 +112,8 @@ def attend(q: Array, keys: Array, values: Array, mask: Array) -> Array:
     keys: `[B, K, S, C]`.
     values: `[B, K, S, C]`.
     mask: `bool[B, T, S]`, True where attention is allowed.
+    scale: of the scores; by default `1 / sqrt(C)`.
+    softcap: see `capped`; of the scaled scores, before the mask.
 
   Returns:
     `[B, T, H * C]`.
@@ -106,10 +121,12 @@ def attend(q: Array, keys: Array, values: Array, mask: Array) -> Array:
 
   def some(q, mask):
     scores = scores_of(q, keys)
+    if scale is None:
+      scores = scores / math.sqrt(q.shape[-1])
+    else:
+      scores = scores * scale
     scores = jnp.where(
-      mask[:, None, None],
-      scores / math.sqrt(q.shape[-1]),
-      jnp.finfo(scores.dtype).min,
+      mask[:, None, None], capped(scores, softcap), jnp.finfo(scores.dtype).min
     )  # every query sees itself, so no row is empty
     weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
     return values_of(weights, values)
@@ -161,6 +178,7 @@ def attend_slots(
   *,
   layer: Array | None = None,
   scale: float | None = None,
+  softcap: float | None = None,
   bias: Callable[[Array, Array], Array] | None = None,
 ) -> Array:
   """Attention to a cache, of which only blocks that some row sees are read.
@@ -177,7 +195,7 @@ def attend_slots(
       `[L, B, K, S, C]`.
     sees: which slots the tokens see.
     layer: `i32[]`, which of the L.
-    scale: of the scores; by default `1 / sqrt(C)`.
+    scale, softcap: as of `attend`.
     bias: `(query positions i32[B, T], key positions i32[B or 1, n]) ->
       f32[B, H, T, n]`, added to the scores.
 
@@ -185,7 +203,9 @@ def attend_slots(
     `[B, T, H * C]`.
   """
   scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-  read = functools.partial(_attend_slots, scale=scale, bias=bias)
+  read = functools.partial(
+    _attend_slots, scale=scale, softcap=softcap, bias=bias
+  )
   own, masked = None, ()
   if new is not None:
     count = sees.own.shape[-1]
@@ -207,7 +227,7 @@ def attend_slots(
 
 
 def _attend_slots(
-  q, positions, mask, own, buffers, sees, layer, *, scale, bias, slots
+  q, positions, mask, own, buffers, sees, layer, *, scale, softcap, bias, slots
 ):
   """`attend_slots` of few enough queries, `[B, T, H, C]`."""
   batch, fed, heads, _ = q.shape
@@ -220,7 +240,7 @@ def _attend_slots(
 
   def merge(carry, keys, values, seen, key_positions):
     """Carries on with keys `[B, K, n, C]` that are `seen: bool[B, T, n]`."""
-    scores = _products(grouped, keys) * scale
+    scores = capped(_products(grouped, keys) * scale, softcap)
     scores = scores.reshape(batch, kv_heads, -1, fed, scores.shape[-1])
     if bias is not None:
       added = bias(positions, key_positions)

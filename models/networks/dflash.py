@@ -26,7 +26,6 @@ from models.networks.layers import (
   Linear,
   TransformerConfig,
   make_norm,
-  rotary_table,
 )
 from models.networks.params import split
 from models.sharding import Sharding, constrain
@@ -139,7 +138,7 @@ class Parallel(nnx.Module):
     """
     c, start, fed = self.config.layers, cache.length, features.shape[1]
     x = self.fuse(features, put)
-    rotary = rotary_table(c, start[:, None] + np.arange(fed))
+    rotary = c.rope.table(start[:, None] + np.arange(fed))
     for i, layer in enumerate(self.layers):
       kv, where = _of_layer(cache, i)
       _, kv = layer.attention.remember(x, rotary, kv, start, **where)
@@ -178,7 +177,7 @@ class Parallel(nnx.Module):
     """
     c, start, size = self.config.layers, cache.length, self.config.block_size
     positions = start[:, None] + np.arange(size)
-    rotary = rotary_table(c, positions)
+    rotary = c.rope.table(positions)
     sees = [self.sees(cache, c.window(i)) for i in range(c.num_layers)]
     x = put(self.embed(self.block(newest)), "act_btd")
     for i, layer in enumerate(self.layers):

@@ -26,7 +26,6 @@ from models.networks.layers import (
   Mlp,
   TransformerConfig,
   make_norm,
-  rotary_table,
 )
 from models.networks.params import split
 from models.sharding import Sharding, constrain
@@ -289,7 +288,7 @@ def as_feature_model(
     logits, hidden, kvs = merge(params)(
       tokens,
       hidden,
-      rotary_table(layer, positions),
+      layer.rope.table(positions),
       {w: cache_lib.visible(cache, positions, mask, window=w) for w in windows},
       pairs(cache),
       start,
