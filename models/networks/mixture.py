@@ -115,7 +115,9 @@ class Mixture:
     if groups > 1 and (
       self.router != "sigmoid" or self.num_experts < 2 * groups
     ):
-      raise ValueError("groups are the sigmoid router's, of two experts or more")
+      raise ValueError(
+        "groups are the sigmoid router's, of two experts or more"
+      )
     most = kept * (self.num_experts // groups)
     if not 1 <= self.num_chosen <= most:
       raise ValueError(
@@ -258,7 +260,10 @@ class Experts(nnx.Module):
       return self._dense(x, chosen, weights)
     experts = chosen.reshape(-1)
     order = jnp.argsort(experts, stable=True)
-    pairs = (x[order // chosen.shape[1]], experts[order])  # [M, D], i32[M]
+    # [M, D], i32[M], f32[M]
+    pairs = (
+      x[order // chosen.shape[1]], experts[order], weights.reshape(-1)[order]
+    )  # fmt: skip
     if form is None:
       out = lax.platform_dependent(
         *pairs, cpu=self._one_by_one, default=self._ragged
@@ -268,32 +273,31 @@ class Experts(nnx.Module):
       out = forms[form](*pairs)
     back = jnp.zeros_like(order).at[order].set(jnp.arange(len(order)))
     out = out[back].reshape(*chosen.shape, -1)  # [N, k, D]
-    total = jnp.sum(out.astype(weights.dtype) * weights[..., None], axis=1)
-    return total.astype(x.dtype)
+    return jnp.sum(out, axis=1).astype(x.dtype)
 
-  def _ragged(self, x: Array, experts: Array) -> Array:
-    """`[M, D]` of pairs sorted by expert."""
+  def _ragged(self, x: Array, experts: Array, weights: Array) -> Array:
+    """What pairs sorted by expert add, `f32[M, D]`."""
     sizes = _sizes(experts, self.mixture.num_experts)
 
     def project(x, weight, bias):
       y = lax.ragged_dot_general(x, weight, sizes, _RAGGED)
       return y if bias is None else y + bias[experts]
 
-    return self._expert(project, x)
+    return self._expert(project, x).astype(weights.dtype) * weights[:, None]
 
-  def _one_by_one(self, x: Array, experts: Array) -> Array:
-    """`[M, D]` of pairs."""
+  def _one_by_one(self, x: Array, experts: Array, weights: Array) -> Array:
+    """What pairs add, `f32[M, D]`."""
 
     def one(pair):
-      x, expert = pair
+      x, expert, weight = pair
 
       def project(x, weight, bias):
         y = jnp.einsum("k,nk->n", x, weight[expert])
         return y if bias is None else y + bias[expert]
 
-      return self._expert(project, x)
+      return self._expert(project, x).astype(weight.dtype) * weight
 
-    return lax.map(one, (x, experts))
+    return lax.map(one, (x, experts, weights))
 
   def _dense(self, x: Array, chosen: Array, weights: Array) -> Array:
     every = jnp.arange(self.mixture.num_experts)

@@ -320,7 +320,9 @@ def _gather(config, layer_type: str | None, theta: float) -> dict | None:
     sources += [new, old]
   else:
     if new and not nested:
-      raise ValueError(f"rope_parameters must be given by layer type, got {new}")
+      raise ValueError(
+        f"rope_parameters must be given by layer type, got {new}"
+      )
     if nested and new.get(layer_type, {}) is None:
       return None
     own = dict(new.get(layer_type) or {})

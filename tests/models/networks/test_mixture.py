@@ -206,3 +206,164 @@ def test_every_form_is_transformers_in_float64(family):
     assert error(out, outs[0]) < 1e-13
   assert error(run(ours(weights, mixture, jnp.float32), x.astype(np.float32)),
                expected) < 1e-5  # fmt: skip
+
+
+def _before(weights, mixture):
+  """A router that chooses before its bias is added."""
+  key = "router.correction" if mixture.router == "sigmoid" else "router.bias"
+  return weights | {key: 0 * weights[key]}, mixture
+
+
+def _exchanged(weights, mixture):
+  up, gate = weights["experts.gate"], weights["experts.up"]
+  return weights | {"experts.gate": gate, "experts.up": up}, mixture
+
+
+def _replaced(**switches):
+  import dataclasses
+
+  return lambda w, mixture: (w, dataclasses.replace(mixture, **switches))
+
+
+@pytest.mark.parametrize(
+  ("family", "wrong"),
+  [
+    ("gpt-oss", _before),
+    ("glm4", _before),
+    ("mixtral", _exchanged),
+    ("gpt-oss", _exchanged),
+    ("qwen3", _replaced(renormalised=False)),
+    ("olmoe", _replaced(renormalised=True)),
+    ("gpt-oss", _replaced(limit=None)),
+    ("deepseek", _replaced(num_groups=1, num_groups_kept=1)),
+    ("deepseek", _replaced(scale=1.0)),
+    ("mixtral", _replaced(num_chosen=K - 1)),
+  ],
+)
+def test_a_switch_read_wrongly_is_seen(family, wrong):
+  weights, mixture, x, expected = pair(family)
+  out = run(ours(*wrong(weights, mixture), jnp.float32), x.astype(np.float32))
+  assert error(out, expected) > 0.03
+
+
+BESIDE = ("mixtral", "gpt-oss", "deepseek")
+
+
+@functools.cache
+def wide(form, dtype, family="qwen2"):
+  """A module of usual shapes, as far as a test may have them."""
+  switches = FAMILIES[family][1]
+  mixture = Mixture(
+    **dict(
+      switches, num_experts=16, num_chosen=4, embed_dim=256, expert_dim=96,
+      shared_dim=64 if switches.get("shared_dim") else 0,
+    )
+  )  # fmt: skip
+  return MixtureMlp(mixture, dtype, form=form, rngs=nnx.Rngs(3))
+
+
+def same_bits(a, b):
+  return a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("form", mixture_lib.FORMS)
+def test_no_bit_of_a_row_depends_on_its_neighbours(form, dtype):
+  """Other rows' tokens change, and with them every expert's share; also NaN."""
+  module = wide(form, dtype)
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=(4, 5, 256)).astype(dtype)
+  alone = run(module, x)
+  for case in range(4):
+    others = rng.normal(size=x.shape).astype(dtype)
+    if case == 1:
+      others[:] = x[2, :1]  # all tokens want the same experts
+    if case == 2:
+      others[:] = np.nan
+    place = case  # and the row may stand anywhere
+    others[place] = x[2]
+    assert same_bits(run(module, others)[place], alone[2])
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_experts_one_by_one_give_a_token_the_same_bits_in_any_pass(dtype):
+  """In passes of 1, 3 and 20 tokens, given what the router says."""
+  module = wide("pairs", dtype, "mixtral")
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=(20, 256)).astype(dtype)
+  chosen, weights = module.router(jnp.asarray(x))
+  whole = np.asarray(_experts(module, x, chosen, weights))
+  for part in (slice(7, 8), slice(0, 3)):
+    own = _experts(module, x[part], chosen[part], weights[part])
+    assert same_bits(np.asarray(own), whole[part])
+
+
+def _experts(module, x, chosen, weights):
+  graph, state = nnx.split(module.experts)
+  return jax.jit(
+    lambda state, *given: nnx.merge(graph, state)(*given, form="pairs")
+  )(state, jnp.asarray(x), chosen, weights)
+
+
+def test_a_pass_counts_the_experts_it_touched():
+  weights, mixture, x, expected = pair("mixtral")
+  module = ours(weights, mixture, jnp.float32)
+  x = jnp.asarray(x, jnp.float32)
+  out, count = jax.jit(lambda x: module(x, count=True))(x)
+  assert error(np.asarray(out), expected) < 1e-5
+  flat = x.reshape(-1, D)
+  chosen = np.asarray(module.router(flat)[0])
+  assert (count, len({*chosen.ravel()})) == (E, E)
+  one, few = module(x[:1, :1], count=True)[1], module(x[:1, :2], count=True)[1]
+  assert (one, few) == (K, len({*chosen[:2].ravel()}))
+
+
+def test_the_forms_have_the_same_gradients():
+  weights, mixture, x, _ = pair("qwen2")
+  found = []
+  for form in mixture_lib.FORMS:
+    graph, state = nnx.split(ours(weights, mixture, jnp.float32, form))
+    loss = lambda state, x, graph=graph: jnp.sum(
+      nnx.merge(graph, state)(x) ** 2
+    )
+    grads = jax.jit(jax.grad(loss, (0, 1)))(state, jnp.asarray(x, jnp.float32))
+    found.append(jax.tree.leaves(grads))
+  for other in found[1:]:
+    for a, b in zip(found[0], other, strict=True):
+      assert error(np.asarray(b), np.asarray(a)) < 1e-4
+
+
+def test_another_input_may_be_what_the_router_reads():
+  weights, mixture, x, _ = pair("gemma4")
+  module = ours(weights, mixture, jnp.float32)
+  x = jnp.asarray(x, jnp.float32)
+  other = jnp.flip(x, 0)
+  chosen, weights = module.router(other.reshape(-1, D))
+  expected = module.experts(x.reshape(-1, D), chosen, weights)
+  found = module(x, routed_by=other)
+  np.testing.assert_array_equal(found.reshape(-1, D), expected)
+  assert error(np.asarray(module(x)), np.asarray(found)) > 0.1
+
+
+@pytest.mark.parametrize(
+  ("switches", "message"),
+  [
+    (dict(router="hash"), "router must be one of"),
+    (dict(activation="tanh"), "activation must be one of"),
+    (dict(num_chosen=9), "num_chosen must be in 1..8"),
+    (dict(num_chosen=0), "num_chosen must be in 1..8"),
+    (dict(GROUPED, num_chosen=5), "num_chosen must be in 1..4"),
+    (dict(GROUPED, num_groups=3), "2 of 3 groups cannot be kept"),
+    (dict(GROUPED, num_groups=8), "of two experts or more"),
+    (dict(num_groups=2), "groups are the sigmoid router's"),
+    (dict(shared_gate=True), "needs a shared expert"),
+  ],
+)
+def test_switches_that_do_not_go_together_are_refused(switches, message):
+  with pytest.raises(ValueError, match=message):
+    Mixture(**{**SIZES, **switches})
+
+
+def test_an_unknown_form_is_refused():
+  with pytest.raises(ValueError, match="form must be one of"):
+    MixtureMlp(Mixture(**SIZES), jnp.float32, form="slow", rngs=nnx.Rngs(0))
