@@ -21,7 +21,8 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from models.networks.layers import TransformerConfig
+from models.networks import mixture
+from models.networks.description import TransformerConfig, mlp_width
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,7 +104,9 @@ def param_spec(parts: list[str], sharding: Sharding) -> P:
     found = sharding.embed_vd if module == "embed" else P()
   elif kind == "weight":
     found = (
-      sharding.embed_vd
+      P()
+      if module == "router"
+      else sharding.embed_vd
       if module == "lm_head"
       else sharding.row_dn
       if module in ("out", "down")
@@ -112,7 +115,8 @@ def param_spec(parts: list[str], sharding: Sharding) -> P:
   elif kind == "bias" and module in ("q", "k", "v", "up", "gate"):
     found = sharding.bias_n
   else:
-    found = P()
+    of_experts = mixture.partition_specs(sharding.column_nd[0] or ())
+    found = of_experts.get(f"{module}.{kind}", P())
   return P(None, *found) if stacked else found
 
 
@@ -139,11 +143,16 @@ def kv_heads_for(config: TransformerConfig, size: int) -> TransformerConfig:
 
 def check_cut(config, size: int) -> None:
   """Raises ValueError if heads, MLP or vocabulary cannot be cut in parts."""
-  for name in ("num_heads", "mlp_dim", "vocab_size"):
-    if getattr(config, name) % size:
+  names = ("num_heads", "mlp_dim", "vocab_size")
+  widths = [(name, getattr(config, name)) for name in names]
+  for layer in getattr(config, "layers", None) or ():
+    widths.append(("mlp_dim", mlp_width(layer)))
+    widths.append(("shared_dim", getattr(layer.feed_forward, "shared_dim", 0)))
+  for name, width in widths:
+    if width % size:
       raise ValueError(
-        f"{name} ({getattr(config, name)}) cannot be cut over {size} devices: "
-        "cut the model over fewer"
+        f"{name} ({width}) cannot be cut over {size} devices: cut the model "
+        "over fewer"
       )
 
 

@@ -192,6 +192,78 @@ MODELS = {
     ),
     3,
   ),
+  "mixtral": (
+    "mixtral",
+    GATED
+    | dict(
+      num_key_value_heads=2,
+      head_dim=12,
+      intermediate_size=20,
+      num_local_experts=5,
+      num_experts_per_tok=2,
+      sliding_window=5,
+      hidden_act="gelu",
+      rope_parameters=dict(rope_theta=700.0),
+    ),
+    1,
+  ),
+  "qwen3-moe": (
+    "qwen3_moe",
+    GATED
+    | dict(
+      num_hidden_layers=3,
+      num_key_value_heads=2,
+      head_dim=16,
+      moe_intermediate_size=20,
+      num_experts=6,
+      num_experts_per_tok=3,
+      norm_topk_prob=True,
+      mlp_only_layers=[1],
+      attention_bias=True,
+      use_sliding_window=True,
+      sliding_window=6,
+    ),
+    1,
+  ),
+  "olmoe": (
+    "olmoe",
+    GATED
+    | dict(
+      num_key_value_heads=2,
+      intermediate_size=20,
+      num_experts=6,
+      num_experts_per_tok=2,
+      clip_qkv=0.7,
+      attention_bias=True,
+      tie_word_embeddings=True,
+    ),
+    3,
+  ),
+  "gpt-oss": (
+    "gpt_oss",
+    GATED
+    | dict(
+      num_hidden_layers=3,
+      num_key_value_heads=2,
+      head_dim=16,
+      intermediate_size=20,
+      num_local_experts=5,
+      num_experts_per_tok=3,
+      sliding_window=4,
+      swiglu_limit=0.3,
+      swiglu_alpha=1.1,
+      rope_parameters=dict(
+        rope_type="yarn",
+        factor=4.0,
+        original_max_position_embeddings=16,
+        beta_fast=4.0,
+        beta_slow=1.0,
+        truncate=False,
+        rope_theta=500.0,
+      ),
+    ),
+    1,
+  ),
 }
 
 
@@ -212,13 +284,20 @@ def make(family, settings, *, seed=0):
       noise = torch.randn(parameter.shape, generator=generator)
       is_scale = parameter.ndim == 1 and name.endswith("weight")
       parameter.copy_(1 + 0.3 * noise if is_scale else 0.2 * noise)
+  return eager(model)
+
+
+def eager(model):
+  """Experts too: other ways are of some types only."""
+  model.config._experts_implementation = "eager"
   return model.eval()
 
 
 def read(path, **options):
-  return transformers.AutoModelForCausalLM.from_pretrained(
+  found = transformers.AutoModelForCausalLM.from_pretrained(
     path, attn_implementation="eager", **options
   )
+  return found if isinstance(found, tuple) else eager(found)
 
 
 def read_gguf(path):

@@ -171,7 +171,7 @@ def _source(directory: str, stack: contextlib.ExitStack) -> Source:
     says="config.json",
     config=config,
     family=family,
-    tensors=tensors,
+    tensors=weights.of_experts(tensors),
     kinds=_KINDS,
     problems=tuple(problems),
   )

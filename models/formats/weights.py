@@ -8,8 +8,9 @@ decoder-only models `models.formats.families` says it), `load` and
 """
 
 import dataclasses
+import functools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -109,6 +110,7 @@ _TABLES = {
 }
 _LAYOUTS = {name: family.layouts for name, family in FAMILIES.items()}
 
+_EXPERT = re.compile(r"(.+\.experts)\.(\d{1,9})\.(.+)")
 _LAYER = re.compile(r"(?:(encoder|decoder)\.block|h|layers)\.(\d{1,9})\.")
 
 
@@ -122,6 +124,9 @@ def locate(path: Iterable[str | int], family: str) -> tuple[str, Layout]:
   *module, parameter = path
   number = next((str(p) for p in module if isinstance(p, int)), "")
   key = ".".join("#" if isinstance(p, int) else p for p in module)
+  if (whole := f"{key}.{parameter}") in _TABLES[family]:
+    layout = _LAYOUTS.get(family, {}).get(whole, AS_IS)
+    return _TABLES[family][whole].replace("#", number), layout
   name = _TABLES[family][key]
   layout = _LAYOUTS.get(family, {}).get(key, AS_IS)
   suffix = "bias" if parameter == "bias" else "weight"
@@ -131,6 +136,41 @@ def locate(path: Iterable[str | int], family: str) -> tuple[str, Layout]:
 def modules(family: str) -> list[str]:
   """The checkpoint's names of modules; `#` is a layer's number."""
   return sorted({*_TABLES[family].values()})
+
+
+def of_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+  """Tensors of which those of all experts are one, named with a * for them.
+
+  Experts that are not numbered from 0 on, or are not alike, stay apart.
+  """
+  found: dict[str, dict[int, Tensor]] = {}
+  rest = {}
+  for name, tensor in tensors.items():
+    if parts := _EXPERT.fullmatch(name):
+      each = found.setdefault(f"{parts[1]}.*.{parts[3]}", {})
+      each[int(parts[2])] = tensor
+    else:
+      rest[name] = tensor
+  for name, each in found.items():
+    experts = [each[i] for i in sorted(each)]
+    alike = {(tensor.shape, tensor.kind) for tensor in experts}
+    if sorted(each) != [*range(len(each))] or len(alike) > 1:
+      rest |= {name.replace("*", str(i)): t for i, t in each.items()}
+      continue
+    rest[name] = Tensor(
+      name=name,
+      shape=(len(experts), *experts[0].shape),
+      kind=experts[0].kind,
+      read=functools.partial(_read_experts, experts),
+    )
+  return rest
+
+
+def _read_experts(
+  experts: Sequence[Tensor], index: tuple[slice, ...]
+) -> np.ndarray:
+  chosen = experts[index[0]] if index else experts
+  return np.stack([tensor.read(index[1:]) for tensor in chosen])
 
 
 # ---------------------------------------------------------------------- load

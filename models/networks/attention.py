@@ -101,6 +101,7 @@ def attend(
   *,
   scale: float | None = None,
   softcap: float | None = None,
+  sinks: Array | None = None,
 ) -> Array:
   """Attention to all keys that are given; the softmax is taken in float32.
 
@@ -114,6 +115,8 @@ def attend(
     mask: `bool[B, T, S]`, True where attention is allowed.
     scale: of the scores; by default `1 / sqrt(C)`.
     softcap: see `capped`; of the scaled scores, before the mask.
+    sinks: `[H]`, a score of each head that takes a share of the softmax and
+      gives nothing; neither scaled nor capped.
 
   Returns:
     `[B, T, H * C]`.
@@ -128,10 +131,21 @@ def attend(
     scores = jnp.where(
       mask[:, None, None], capped(scores, softcap), jnp.finfo(scores.dtype).min
     )  # every query sees itself, so no row is empty
+    if sinks is not None:
+      more = _by_group(sinks, scores)[..., None]
+      more = jnp.broadcast_to(more, (*scores.shape[:-1], 1))
+      scores = jnp.concatenate([scores, more], axis=-1)
     weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
+    if sinks is not None:
+      weights = weights[..., :-1]
     return values_of(weights, values)
 
   return _by_queries(some, q, mask)
+
+
+def _by_group(sinks: Array, scores: Array) -> Array:
+  """Scores of heads beside scores `[B, K, G, ..]`, `[H] -> f[1, K, G, 1]`."""
+  return sinks.astype(scores.dtype).reshape(1, *scores.shape[1:3], 1)
 
 
 def _by_queries(some: Callable, q: Array, *others: Array) -> Array:
@@ -179,6 +193,7 @@ def attend_slots(
   layer: Array | None = None,
   scale: float | None = None,
   softcap: float | None = None,
+  sinks: Array | None = None,
   bias: Callable[[Array, Array], Array] | None = None,
 ) -> Array:
   """Attention to a cache, of which only blocks that some row sees are read.
@@ -195,7 +210,7 @@ def attend_slots(
       `[L, B, K, S, C]`.
     sees: which slots the tokens see.
     layer: `i32[]`, which of the L.
-    scale, softcap: as of `attend`.
+    scale, softcap, sinks: as of `attend`.
     bias: `(query positions i32[B, T], key positions i32[B or 1, n]) ->
       f32[B, H, T, n]`, added to the scores.
 
@@ -214,7 +229,7 @@ def attend_slots(
       cache_lib.read_rows(b, sees.text, count, layer=layer) for b in buffers
     )  # fmt: skip
     masked = (sees.own if sees.own.ndim == 3 else sees.own[None],)
-  arguments = own, buffers, sees, layer
+  arguments = own, buffers, sees, layer, sinks
 
   def some(q, positions, *mask):
     on = lambda slots: functools.partial(read, slots=slots)
@@ -227,7 +242,19 @@ def attend_slots(
 
 
 def _attend_slots(
-  q, positions, mask, own, buffers, sees, layer, *, scale, softcap, bias, slots
+  q,
+  positions,
+  mask,
+  own,
+  buffers,
+  sees,
+  layer,
+  sinks,
+  *,
+  scale,
+  softcap,
+  bias,
+  slots,
 ):
   """`attend_slots` of few enough queries, `[B, T, H, C]`."""
   batch, fed, heads, _ = q.shape
@@ -294,7 +321,13 @@ def _attend_slots(
     carry = lax.fori_loop(
       sees.first // slots, -(-sees.stop // slots), block, carry
     )
-  _, total, mean = carry
+  most, total, mean = carry
+  if sinks is not None:
+    given = _by_group(sinks, most)
+    highest = jnp.maximum(most, given)
+    faded = jnp.exp(most - highest)
+    total = total * faded + jnp.exp(given - highest)
+    mean = mean * faded[..., None]
   out = (mean / total[..., None]).astype(q.dtype)
   return jnp.moveaxis(out, 3, 1).reshape(q.shape)
 

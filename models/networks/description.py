@@ -20,6 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from models.networks.mixture import Mixture
+
 ACTIVATIONS = {
   "silu": jax.nn.silu,
   "gelu": functools.partial(jax.nn.gelu, approximate=False),
@@ -106,6 +108,9 @@ class AttentionSpec:
     softcap: `c tanh(scores / c)` instead of the scaled scores, before the mask.
     qk_norm: a norm of queries and keys before they rotate: of each head's, over
       the whole width of all heads, or None.
+    clip: queries, keys and values are kept within it, after that norm (OLMoE).
+    sinks: a learned score for every head, beside those of the keys, that takes
+      a share of the softmax and gives nothing (gpt-oss).
     qkv_bias, out_bias: biases of the projections.
   """
 
@@ -117,6 +122,8 @@ class AttentionSpec:
   scale: float | None = None
   softcap: float | None = None
   qk_norm: str | None = None
+  clip: float | None = None
+  sinks: bool = False
   qkv_bias: bool = False
   out_bias: bool = False
 
@@ -160,14 +167,15 @@ class LayerSpec:
 
   Attributes:
     attention: its attention.
-    feed_forward: its feed-forward block.
+    feed_forward: its feed-forward block: one hidden layer, or a mixture of
+      experts (`models.networks.mixture`).
     norms: where they stand: "pre", before both blocks; "post", after both,
       before the residual is added; or "both".
     parallel: both blocks read the layer's input (NeoX).
   """
 
   attention: AttentionSpec
-  feed_forward: DenseSpec
+  feed_forward: DenseSpec | Mixture
   norms: str = "pre"
   parallel: bool = False
 
@@ -183,7 +191,9 @@ class TransformerConfig:
     vocab_size: rows of the embedding, padding included.
     embed_dim: D.
     num_layers: number of layers.
-    num_heads, num_kv_heads, head_dim, mlp_dim: of every layer.
+    num_heads, num_kv_heads, head_dim: of every layer.
+    mlp_dim: width of the MLP's hidden layer, or of an expert's; the first
+      layer's, if there are `layers`.
     max_positions: longest sequence the model is meant for (and the number of
       rows of a learned position table); None if that is not known.
     norm: "rms"; "rms_plus_one", whose weights are one less than what they
@@ -201,7 +211,8 @@ class TransformerConfig:
     embed_scale: what embeddings are multiplied by, rounded to their type.
     logit_softcap: `c tanh(logits / c)` instead of the logits.
     layers: a description of each layer. Of the fields above those that are of
-      layers are then not looked at, sizes apart, which must be the same.
+      layers are then not looked at, but for numbers and sizes of heads, which
+      must be the same.
   """
 
   vocab_size: int
@@ -243,11 +254,11 @@ class TransformerConfig:
         )
     if self.learned_positions and self.max_positions is None:
       raise ValueError("learned positions need max_positions")
-    sizes = self.num_heads, self.num_kv_heads, self.head_dim, self.mlp_dim
-    if any(_sizes(layer) != sizes for layer in self.layers or ()):
+    heads = self.num_heads, self.num_kv_heads, self.head_dim
+    if any(_heads(layer) != heads for layer in self.layers or ()):
       raise ValueError(
-        "all layers must have the same heads, channels and MLP width, "
-        f"{sizes}, got {[*map(_sizes, self.layers or ())]}"
+        f"all layers must have the same heads and channels, {heads}, got "
+        f"{[*map(_heads, self.layers or ())]}"
       )
     if self.layers is None:
       self._alike(None)  # which refuses what it cannot be
@@ -271,7 +282,7 @@ class TransformerConfig:
       num_heads=first.attention.num_heads,
       num_kv_heads=first.attention.num_kv_heads,
       head_dim=first.attention.head_dim,
-      mlp_dim=first.feed_forward.width,
+      mlp_dim=mlp_width(first),
       layers=tuple(layers),
     )
 
@@ -339,9 +350,15 @@ class TransformerConfig:
     return dataclasses.replace(self, num_kv_heads=count, layers=layers)
 
 
-def _sizes(layer: LayerSpec) -> tuple[int, ...]:
+def mlp_width(layer: LayerSpec) -> int:
+  """Width of the hidden layer, or of an expert's."""
+  block = layer.feed_forward
+  return block.width if isinstance(block, DenseSpec) else block.expert_dim
+
+
+def _heads(layer: LayerSpec) -> tuple[int, ...]:
   a = layer.attention
-  return a.num_heads, a.num_kv_heads, a.head_dim, layer.feed_forward.width
+  return a.num_heads, a.num_kv_heads, a.head_dim
 
 
 def _one_of(name: str, value: str | None, known: Sequence[str | None]) -> None:

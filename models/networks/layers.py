@@ -13,7 +13,12 @@ from flax import nnx
 from jax import Array, lax
 
 from models.networks.attention import attend, attend_slots
-from models.networks.description import ACTIVATIONS, TransformerConfig
+from models.networks.description import (
+  ACTIVATIONS,
+  DenseSpec,
+  TransformerConfig,
+)
+from models.networks.mixture import MixtureMlp
 from specjax import cache as cache_lib
 
 
@@ -170,6 +175,8 @@ class Attention(nnx.Module):
         config, w if whole else a.head_dim, dtype, rngs
       )
       self.q_norm, self.k_norm = norm(width), norm(kv_width)
+    if a.sinks:
+      self.sinks = nnx.Param(jnp.zeros(a.num_heads, jnp.dtype(dtype)))
 
   def __call__(self, x, rotary, sees, kv, start, *, layer=None):
     """Attends.
@@ -187,7 +194,11 @@ class Attention(nnx.Module):
       `[B, T, D]` and the updated `(keys, values)`.
     """
     q = self.queries(x, rotary)
-    how = dict(scale=self.spec.scale, softcap=self.spec.softcap)
+    how = dict(
+      scale=self.spec.scale,
+      softcap=self.spec.softcap,
+      sinks=self.sinks[...] if self.spec.sinks else None,
+    )
     if kv is None:
       k, v = self.keys_and_values(x, rotary)
       return self.out(attend(q, k, v, sees, **how)), (k, v)
@@ -218,16 +229,21 @@ class Attention(nnx.Module):
   def keys_and_values(self, x, rotary):
     """Two of `[B, K, T, C]`."""
     k = self._rotated(self.k(x), getattr(self, "k_norm", None), rotary)
-    return jnp.swapaxes(k, 1, 2), jnp.swapaxes(self._heads(self.v(x)), 1, 2)
+    v = self._heads(self._clipped(self.v(x)))
+    return jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
 
   def _rotated(self, y, norm, rotary):
     """Heads of a projection, `[B, T, N, C]`, normed and rotated."""
     if self.spec.qk_norm == "width":
       y = norm(y)
-    y = self._heads(y)
+    y = self._heads(self._clipped(y))
     if self.spec.qk_norm == "head":
       y = norm(y)
     return y if rotary is None else rotate(y, rotary)
+
+  def _clipped(self, y):
+    most = self.spec.clip
+    return y if most is None else jnp.clip(y, -most, most)
 
   def _heads(self, y):
     return y.reshape(*y.shape[:-1], -1, self.spec.head_dim)
@@ -240,6 +256,7 @@ class Mlp(nnx.Module):
     self, config: TransformerConfig, dtype, *, index: int = 0, rngs: nnx.Rngs
   ):
     m, size = config.layer(index).feed_forward, config.embed_dim
+    assert isinstance(m, DenseSpec)
     self.spec = m
     self.up = Linear(size, m.width, m.bias, dtype, rngs)
     self.down = Linear(m.width, size, m.bias, dtype, rngs)
@@ -273,7 +290,10 @@ class Layer(nnx.Module):
       self.attention_out_norm = norm()
     if before:
       self.mlp_norm = norm()
-    self.mlp = Mlp(config, dtype, index=index, rngs=rngs)
+    if isinstance(self.spec.feed_forward, DenseSpec):
+      self.mlp = Mlp(config, dtype, index=index, rngs=rngs)
+    else:
+      self.mlp = MixtureMlp(self.spec.feed_forward, dtype, rngs=rngs)
     if after:
       self.mlp_out_norm = norm()
 

@@ -5,12 +5,16 @@ from models.formats.families import (
   gemma3,
   gpt2,
   gpt_neox,
+  gpt_oss,
   llama,
   mistral,
+  mixtral,
   olmo2,
   olmo3,
+  olmoe,
   qwen2,
   qwen3,
+  qwen3_moe,
 )
 from models.formats.families.family import Family
 
@@ -18,5 +22,6 @@ FAMILIES: dict[str, Family] = {
   module.FAMILY.name: module.FAMILY
   for module in (
     gpt2, gpt_neox, llama, mistral, qwen2, qwen3, gemma2, gemma3, olmo2, olmo3,
+    mixtral, qwen3_moe, olmoe, gpt_oss,
   )
 }  # fmt: skip

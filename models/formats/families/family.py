@@ -111,9 +111,10 @@ class Family:
     read: the configuration of a `config.json`. Raises ValueError for settings
       that are missing, malformed or not supported.
     tensors: modules of `models.networks.transformer` and the checkpoint's names
-      for them, without a prefix; # is a layer's number.
-    layouts: of modules whose tensors hold more than one, or lie the other way
-      around.
+      for them, without a prefix; # is a layer's number. Or parameters and the
+      tensors' whole names, where * is an expert's number: all of them are one.
+    layouts: of modules or parameters whose tensors hold more than one, or lie
+      the other way around.
     defaults: what transformers assumes for keys left out.
     aliases: keys that may stand for others, and what these are.
     fixed: keys that must have this value if they are there at all.

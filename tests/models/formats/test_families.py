@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("quick_to_compile")
 DESCRIBED = [
   name
   for name, (family, *_) in MODELS.items()
-  if family.startswith(("gemma", "olmo"))
+  if family.startswith(("gemma", "olmo", "mixtral", "gpt_oss", "qwen3_moe"))
 ]
 ROOT = pathlib.Path(__file__).parents[3]
 

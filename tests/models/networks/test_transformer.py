@@ -283,8 +283,8 @@ def test_no_rotary_channels_means_no_rotation():
     (dict(num_kv_heads=3), "num_kv_heads must divide num_heads, got 3 and 4"),
     (dict(norm="batch"), "norm must be one of .*'layer'.* got 'batch'"),
     (
-      dict(described.OLMO, mlp_dim=64),
-      "the same heads, channels and MLP width, .4, 2, 8, 64., got .*48",
+      dict(described.OLMO, head_dim=16),
+      "the same heads and channels, .4, 2, 16., got .*4, 2, 8",
     ),
     (dict(layers=described.layers((3,))), r"one entry per layer \(3\), got 1"),
     (dict(activation="tanh"), "activation must be one of .* got 'tanh'"),
