@@ -7,8 +7,8 @@ Qwen2-MoE, Qwen3-MoE, OLMoE, gpt-oss, GLM-4.5, DeepSeek-V3 and Gemma 4 differ.
 
 Three forms compute the same function:
 
-  ragged  the (token, expert) pairs sorted by expert, and `lax.ragged_dot`: on an
-          accelerator, where only the experts that were chosen are read;
+  ragged  the (token, expert) pairs sorted by expert, and a ragged product: on
+          an accelerator, where only the experts that were chosen are computed;
   pairs   one pair after the other: on a CPU, where XLA multiplies a ragged
           product out as a dense one over all E experts for each pair;
   dense   every expert on every token, weighted by what the router says, mostly

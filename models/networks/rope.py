@@ -1,8 +1,8 @@
 """Rotary positions: how fast each pair of channels turns, and the turning.
 
 A pair of channels is turned by its position times its frequency; by default
-`theta ** (-2 i / d)` for pair i of a head with d channels that rotate. The kinds
-rescale that:
+`theta ** (-2 i / d)` for pair i of a head with d channels that rotate. The
+kinds rescale that:
 
   default       as it is;
   linear        all divided by `factor` (position interpolation);
@@ -229,10 +229,10 @@ def rope_from_json(
 ) -> Rope | None:
   """What a `config.json` says of rotary positions.
 
-  transformers 5 keeps everything in `rope_parameters`, in models whose layers
-  differ by type; before, base and share were keys of the configuration (GPT-NeoX
-  has names of its own for them) and the rest was in `rope_scaling`. What is
-  given twice must be the same.
+  transformers 5 keeps everything in `rope_parameters`, by layer type in models
+  whose layers differ; before, base and share were keys of the configuration
+  (GPT-NeoX has names of its own for them) and the rest was in `rope_scaling`.
+  What is given twice must be the same.
 
   Args:
     config: the file's contents, or of its `text_config`.

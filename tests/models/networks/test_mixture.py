@@ -1,5 +1,6 @@
 """Mixtures of experts beside transformers' modules, and rows by themselves."""
 
+import dataclasses
 import functools
 
 import jax
@@ -23,8 +24,8 @@ from models.networks.mixture import Mixture, MixtureMlp
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
-E, K, D, I = 8, 3, 12, 10
-SIZES = dict(num_experts=E, num_chosen=K, embed_dim=D, expert_dim=I)
+E, K, D, WIDTH = 8, 3, 12, 10
+SIZES = dict(num_experts=E, num_chosen=K, embed_dim=D, expert_dim=WIDTH)
 HF = dict(
   hidden_size=D, num_experts_per_tok=K, num_hidden_layers=1,
   num_attention_heads=2, vocab_size=8,
@@ -33,14 +34,14 @@ HF = dict(
 
 def _qwen(module, name, **more):
   config = getattr(transformers, f"{name}Config")(
-    **HF, moe_intermediate_size=I, num_experts=E, **more
+    **HF, moe_intermediate_size=WIDTH, num_experts=E, **more
   )
   return getattr(module, f"{name}SparseMoeBlock")(config)
 
 
 def _grouped(module, name):
   config = getattr(transformers, f"{name}Config")(
-    **HF, moe_intermediate_size=I, n_routed_experts=E, n_shared_experts=2,
+    **HF, moe_intermediate_size=WIDTH, n_routed_experts=E, n_shared_experts=2,
     n_group=4, topk_group=2, routed_scaling_factor=2.5, norm_topk_prob=True,
   )  # fmt: skip
   return getattr(module, f"{name}MoE")(config)
@@ -53,7 +54,7 @@ class Gemma4(torch.nn.Module):
     super().__init__()
     config = transformers.Gemma4TextConfig(
       **{k: v for k, v in HF.items() if k != "num_experts_per_tok"},
-      num_experts=E, top_k_experts=K, moe_intermediate_size=I,
+      num_experts=E, top_k_experts=K, moe_intermediate_size=WIDTH,
       enable_moe_block=True, rms_norm_eps=1e-3,
     )  # fmt: skip
     self.gate = gemma4.Gemma4TextRouter(config)
@@ -66,13 +67,17 @@ class Gemma4(torch.nn.Module):
 
 
 GROUPED = dict(
-  router="sigmoid", num_groups=4, num_groups_kept=2, scale=2.5, shared_dim=2 * I
+  router="sigmoid",
+  num_groups=4,
+  num_groups_kept=2,
+  scale=2.5,
+  shared_dim=2 * WIDTH,
 )
 FAMILIES = {
   "mixtral": (
     lambda: mixtral.MixtralSparseMoeBlock(
       transformers.MixtralConfig(
-        **HF, num_local_experts=E, intermediate_size=I
+        **HF, num_local_experts=E, intermediate_size=WIDTH
       )
     ),
     dict(),
@@ -88,14 +93,14 @@ FAMILIES = {
   ),
   "olmoe": (
     lambda: olmoe.OlmoeSparseMoeBlock(
-      transformers.OlmoeConfig(**HF, num_experts=E, intermediate_size=I)
+      transformers.OlmoeConfig(**HF, num_experts=E, intermediate_size=WIDTH)
     ),
     dict(renormalised=False),
   ),
   "gpt-oss": (
     lambda: gpt_oss.GptOssMLP(
       transformers.GptOssConfig(
-        **HF, num_local_experts=E, intermediate_size=I
+        **HF, num_local_experts=E, intermediate_size=WIDTH
       )
     ),
     dict(router_bias=True, expert_bias=True, limit=7.0),
@@ -118,7 +123,7 @@ def random_weights(module) -> None:
 
 
 def theirs(module, family: str) -> dict[str, np.ndarray]:
-  """transformers' weights by our names."""
+  """The weights of transformers' module by our names."""
   w = {k: v.detach().numpy() for k, v in module.state_dict().items()}
   gate_up = w["experts.gate_up_proj"]
   if family == "gpt-oss":
@@ -220,8 +225,6 @@ def _exchanged(weights, mixture):
 
 
 def _replaced(**switches):
-  import dataclasses
-
   return lambda w, mixture: (w, dataclasses.replace(mixture, **switches))
 
 

@@ -83,7 +83,7 @@ def test_angles_and_what_they_turn_are_transformers(kind, theta):
   module = llama.LlamaRotaryEmbedding(config)
   expected = module.inv_freq.numpy()
   found = rope_lib.frequencies(rope, C)
-  assert found.dtype == np.float32 and found.shape == expected.shape
+  assert (found.dtype, found.shape) == (np.float32, expected.shape)
   np.testing.assert_allclose(found, expected, rtol=FREQUENCY)
   assert rope.scale == pytest.approx(module.attention_scaling, rel=1e-12)
   _turned_as_by(llama, module, rope, longest=rope.max_positions or 2 * LONGEST)
