@@ -13,6 +13,7 @@ ARCHITECTURES = {
   "gpt_neox": "gptneox",
   "mistral": "llama",
   "gemma3_text": "gemma3",
+  "qwen3_moe": "qwen3moe",
 }
 
 
@@ -133,6 +134,11 @@ def _settings(c):
     yield "add_layer_norm_eps", c.layer_norm_eps
     return
   yield "add_head_count_kv", c.num_key_value_heads
+  if hasattr(c, "num_experts"):
+    yield "add_expert_count", c.num_experts
+    yield "add_expert_used_count", c.num_experts_per_tok
+  if c.model_type == "qwen3_moe":
+    yield "add_expert_feed_forward_length", c.moe_intermediate_size
   if c.model_type != "gemma2":
     yield "add_rope_freq_base", rope["rope_theta"]
   if gemma:
@@ -140,6 +146,9 @@ def _settings(c):
     if c.model_type == "gemma2":
       yield "add_attn_logit_softcapping", c.attn_logit_softcapping
     yield "add_final_logit_softcapping", c.final_logit_softcapping
+    if c.model_type == "gemma3_text":
+      local = c.rope_parameters["sliding_attention"]["rope_theta"]
+      yield "add_float32", "gemma3.rope.freq_base_swa", local
     if rope["rope_type"] == "linear":
       yield "add_rope_scaling_type", gguf.RopeScalingType.LINEAR
       yield "add_rope_scaling_factor", rope["factor"]
@@ -180,6 +189,15 @@ def _tensors(model, arch):
       )
     if arch.startswith("gemma") and name.endswith("norm.weight"):
       array = array + 1
+    if name.endswith("experts.gate_up_proj"):
+      number = name.split(".")[2]
+      for part, half in zip(
+        ("gate", "up"), np.split(array, 2, axis=1), strict=True
+      ):
+        found[f"blk.{number}.ffn_{part}_exps.weight"] = half
+      continue
+    if name.endswith("experts.down_proj"):
+      name += ".weight"
     own = table.get_name(name, try_suffixes=(".weight", ".bias"))
     assert own, name
     found[own] = array

@@ -172,7 +172,8 @@ def _settings(header: Header, arch: str) -> dict[str, Any]:
   if missing := sorted(keys.keys() - own.keys() - _OPTIONAL - how.optional):
     raise ValueError(f"{arch}.{missing[0]} is missing")
   for key, plain in _PLAIN.items():
-    if key not in how.also and own.get(key, plain) != plain:
+    read = key in how.also or key in keys
+    if not read and own.get(key, plain) != plain:
       raise ValueError(
         f"{arch}.{key} must be {plain!r} or left out, got {own[key]!r:.40}"
       )
@@ -289,7 +290,9 @@ def _names(arch: str) -> dict[str, str]:
   table = gguf.get_tensor_name_map(number, 1)
   found = {}
   for name in weights.modules(family):
+    name = name.removesuffix(".weight")
     full = ("" if name == "lm_head" else prefix) + name.replace("#", "0")
+    full = full.replace(".*", "")  # all experts are one tensor
     if own := table.get_name(full):
       found[own.replace("blk.0.", "blk.#.")] = name
   return found

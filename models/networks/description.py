@@ -155,11 +155,6 @@ class DenseSpec:
   def __post_init__(self):
     _one_of("activation", self.activation, sorted(ACTIVATIONS))
 
-  @property
-  def num_weights(self) -> int:
-    """Weights for each channel of the model, biases apart."""
-    return (3 if self.gated else 2) * self.width
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerSpec:
@@ -354,6 +349,15 @@ def mlp_width(layer: LayerSpec) -> int:
   """Width of the hidden layer, or of an expert's."""
   block = layer.feed_forward
   return block.width if isinstance(block, DenseSpec) else block.expert_dim
+
+
+def mlp_weights(layer: LayerSpec, embed_dim: int) -> int:
+  """Weights that a token meets in the feed-forward block, biases apart."""
+  block = layer.feed_forward
+  if isinstance(block, DenseSpec):
+    return (3 if block.gated else 2) * embed_dim * block.width
+  met = block.num_chosen * block.expert_dim + block.shared_dim
+  return embed_dim * (3 * met + block.num_experts)
 
 
 def _heads(layer: LayerSpec) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from models.formats.families import reading
+from models.formats.families import llama, reading
 from models.formats.families.family import Settings
 from models.formats.families.reading import get
 from models.networks.description import (
@@ -25,6 +25,12 @@ TENSORS = {
     f"layers.#.mlp.experts.{x}": f"layers.#.mlp.experts.*.{x}_proj.weight"
     for x in ("gate", "up", "down")
   },
+}
+# Keys of the metadata of GGUF files.
+GGUF_KEYS = {
+  **llama.GGUF_KEYS,
+  "expert_count": "num_experts",
+  "expert_used_count": "num_experts_per_tok",
 }
 
 

@@ -1,7 +1,7 @@
 """OLMoE: mixtures of experts, and norms over the whole width of queries."""
 
 from models.formats.families import llama, mixtures, reading
-from models.formats.families.family import Family, Settings
+from models.formats.families.family import Family, Gguf, Settings
 from models.formats.families.reading import get
 from models.networks.description import TransformerConfig
 
@@ -34,4 +34,12 @@ FAMILY = Family(
   ),
   aliases={"num_local_experts": "num_experts"},
   harmless=mixtures.HARMLESS,
+  gguf=Gguf(
+    architecture="olmoe",
+    keys=mixtures.GGUF_KEYS,
+    settings=lambda own, has: {
+      **llama.shared_sizes(own),
+      "attention_bias": has("attn_q", "attn_output"),
+    },
+  ),
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """Qwen3-MoE: Qwen3 with mixtures of experts in all layers or in some."""
 
 from models.formats.families import llama, mixtures, reading
-from models.formats.families.family import Family, Settings
+from models.formats.families.family import Family, Gguf, Settings
 from models.formats.families.reading import get
 from models.networks.description import DenseSpec, TransformerConfig
 
@@ -45,4 +45,16 @@ FAMILY = Family(
   ),
   aliases={"num_local_experts": "num_experts"},
   harmless=mixtures.HARMLESS | {"max_window_layers"},  # all slide or none
+  gguf=Gguf(
+    architecture="qwen3moe",
+    keys={
+      **mixtures.GGUF_KEYS,
+      "expert_feed_forward_length": "moe_intermediate_size",
+    },
+    settings=lambda own, has: {
+      **llama.shared_sizes(own),
+      "attention_bias": has("attn_q", "attn_output"),
+      "norm_topk_prob": True,  # as llama.cpp has it
+    },
+  ),
 )  # fmt: skip

@@ -58,6 +58,17 @@ def with_attention(config, **changes):
   return dataclasses.replace(config, layers=tuple(layers))
 
 
+def with_experts(config, **changes):
+  """A configuration with other mixtures of experts."""
+  layers = tuple(
+    dataclasses.replace(
+      layer, feed_forward=dataclasses.replace(layer.feed_forward, **changes)
+    )
+    for layer in config.layers
+  )
+  return dataclasses.replace(config, layers=layers)
+
+
 def other_rope(config):
   """Layers that rotate as those of the other type do."""
   ropes = [*{layer.attention.rope for layer in config.layers}]
@@ -81,6 +92,11 @@ MISREAD = {
   "no windows": ("gemma2", lambda c: with_attention(c, window=None)),
   "the other type's frequencies": ("gemma3", other_rope),
   "rescaled in sliding layers": ("olmo3", other_rope),
+  "experts renormalised": (
+    "olmoe", lambda c: with_experts(c, renormalised=True)
+  ),
+  "nothing clipped": ("olmoe", lambda c: with_attention(c, clip=None)),
+  "another clamp": ("gpt-oss", lambda c: with_experts(c, limit=7.0)),
 }  # fmt: skip
 
 
@@ -167,7 +183,9 @@ def test_a_key_that_nobody_knows_is_refused_by_name(family):
     huggingface.config_from_json(settings | {"no_such_switch": 0.5})
 
 
-@pytest.mark.parametrize("family", ["gemma", "gemma4_text", "mixtral", "phi3"])
+@pytest.mark.parametrize(
+  "family", ["gemma", "gemma4_text", "qwen2_moe", "phi3"]
+)
 def test_other_families_are_refused(family):
   with pytest.raises(ValueError, match=f"one of .*'olmo2'.*, got '{family}'"):
     huggingface.config_from_json(settings_of("llama") | {"model_type": family})
@@ -272,7 +290,7 @@ _FOUR_DEVICES = """
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("name", ["gemma3", "olmo3"])
+@pytest.mark.parametrize("name", ["gemma3", "olmo3", "mixtral", "gpt-oss"])
 def test_four_devices_give_the_same_logits(tmp_path, name):
   """Key/value heads are repeated, and with them norms over all of them."""
   family, settings, _ = MODELS[name]

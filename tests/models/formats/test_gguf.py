@@ -95,13 +95,31 @@ FAMILIES = {
       sliding_window=3,
       rope_parameters=dict(
         full_attention=dict(rope_type="linear", factor=4.0, rope_theta=3000.0),
-        sliding_attention=dict(rope_type="default", rope_theta=10_000.0),
+        sliding_attention=dict(rope_type="default", rope_theta=128.0),
       ),
       final_logit_softcapping=4.0,
     ),
     False,
   ),
   "olmo2": ("olmo2", GATED | dict(num_key_value_heads=2), False),
+  "qwen3-moe": (
+    "qwen3_moe",
+    GATED
+    | dict(
+      num_key_value_heads=2,
+      head_dim=16,
+      moe_intermediate_size=20,
+      num_experts=4,
+      num_experts_per_tok=2,
+      norm_topk_prob=True,
+    ),
+    False,
+  ),
+  "olmoe": (
+    "olmoe",
+    GATED | dict(intermediate_size=20, num_experts=5, num_experts_per_tok=2),
+    False,
+  ),
   "qwen3": (
     "qwen3",
     GATED | dict(num_key_value_heads=2, head_dim=128),
