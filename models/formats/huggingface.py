@@ -26,7 +26,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from models import tokenizers
-from models.formats import json_files, weights
+from models.formats import json_files, mxfp4, weights
 from models.formats.families import FAMILIES
 from models.formats.huggingface_config import (
   config_from_json,
@@ -171,7 +171,7 @@ def _source(directory: str, stack: contextlib.ExitStack) -> Source:
     says="config.json",
     config=config,
     family=family,
-    tensors=weights.of_experts(tensors),
+    tensors=mxfp4.joined(weights.of_experts(tensors)),
     kinds=_KINDS,
     problems=tuple(problems),
   )

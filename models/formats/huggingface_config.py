@@ -9,7 +9,7 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from models.formats.families import FAMILIES, reading
-from models.formats.families.family import Settings
+from models.formats.families.family import Family, Settings
 from models.networks.description import TransformerConfig
 
 # Keys that must have this value if they are there at all, in any family.
@@ -99,6 +99,8 @@ def config_from_json(
     )
   family, given = FAMILIES[name], dict(config)
   fixed = {**family.fixed, **_FIXED}
+  if _is_read(given.get("quantization_config"), family):
+    del given["quantization_config"]
   for key, value in fixed.items():
     if given.get(key) not in (None, value):
       raise ValueError(
@@ -114,6 +116,16 @@ def config_from_json(
     known = _HARMLESS | family.harmless | {*fixed, *family.aliases}
     _check_known(given, known | settings.asked, name)
   return found
+
+
+def _is_read(quantised: Any, family: Family) -> bool:
+  """Whether a family's quantised tensors are read, all but named modules'."""
+  known = {"quant_method", "modules_to_not_convert", "dequantize"}
+  return (
+    isinstance(quantised, Mapping)
+    and quantised.get("quant_method") in [*family.quantised]
+    and {*quantised} <= known
+  )
 
 
 def _check_known(given: Mapping[str, Any], known: Set[str], name: str) -> None:

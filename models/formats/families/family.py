@@ -119,6 +119,7 @@ class Family:
     aliases: keys that may stand for others, and what these are.
     fixed: keys that must have this value if they are there at all.
     harmless: keys that change nothing in this family, beside those of all.
+    quantised: `quant_method`s of `quantization_config` whose tensors are read.
     within: `model_type` of multimodal models that hold one of the family in
       their `text_config`; nothing else of them is read.
     gguf: its GGUF files, if they are read.
@@ -132,5 +133,6 @@ class Family:
   aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
   fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   harmless: frozenset[str] = frozenset()
+  quantised: frozenset[str] = frozenset()
   within: frozenset[str] = frozenset()
   gguf: Gguf | None = None

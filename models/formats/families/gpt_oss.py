@@ -89,5 +89,6 @@ FAMILY = Family(
     swiglu_limit=7.0, swiglu_alpha=1.702, max_position_embeddings=131_072,
   ),
   aliases={"num_experts": "num_local_experts"},
+  quantised=frozenset({"mxfp4"}),
   harmless=mixtures.HARMLESS | {"initial_context_length", "experts_per_token"},
 )  # fmt: skip
