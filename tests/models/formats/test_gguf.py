@@ -154,7 +154,7 @@ def test_logits_are_those_of_transformers(written, name):
     model = references.read_gguf(path)
   expected = references.logits(model, TOKENS)
   found = references.module_logits(gguf.load(str(path)))
-  assert references.relative_error(found, expected) < 1e-5
+  assert references.relative_error(found, expected) < 2e-5
 
 
 @pytest.mark.parametrize("name", FAMILIES)
