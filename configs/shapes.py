@@ -69,6 +69,52 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+def _mixture(model_type: str, hidden: int, layers: int, heads: int, **changes):
+  return dict(
+    model_type=model_type, hidden_size=hidden, num_hidden_layers=layers,
+    num_attention_heads=heads, tie_word_embeddings=False,
+  ) | changes  # fmt: skip
+
+
+SHAPES |= {
+  "gemma-2-9b": dict(
+    model_type="gemma2", vocab_size=256000, hidden_size=3584,
+    num_hidden_layers=42, num_attention_heads=16, num_key_value_heads=8,
+    head_dim=256, intermediate_size=14336, query_pre_attn_scalar=256,
+    sliding_window=4096, max_position_embeddings=8192,
+  ),
+  "gemma-3-12b": dict(
+    model_type="gemma3_text", vocab_size=262208, hidden_size=3840,
+    num_hidden_layers=48, num_attention_heads=16, num_key_value_heads=8,
+    head_dim=256, intermediate_size=15360, query_pre_attn_scalar=256,
+    sliding_window=1024, max_position_embeddings=131072,
+    rope_scaling=dict(rope_type="linear", factor=8.0),
+  ),
+  "olmo-3-7b": dict(
+    model_type="olmo3", vocab_size=100278, hidden_size=4096,
+    num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=32,
+    intermediate_size=11008, sliding_window=4096, rms_norm_eps=1e-6,
+    max_position_embeddings=65536, rope_theta=500000.0,
+    rope_scaling=dict(
+      rope_type="yarn", factor=8.0, original_max_position_embeddings=8192,
+      beta_fast=32.0, beta_slow=1.0, attention_factor=1.2079441541679836,
+    ),
+  ),
+  "qwen3-30b-a3b": _mixture(
+    "qwen3_moe", 2048, 48, 32, vocab_size=151936, num_key_value_heads=4,
+    head_dim=128, intermediate_size=6144, moe_intermediate_size=768,
+    num_experts=128, num_experts_per_tok=8, norm_topk_prob=True,
+    max_position_embeddings=40960, rope_theta=1000000.0, rms_norm_eps=1e-6,
+  ),
+  "gpt-oss-20b": _mixture(
+    "gpt_oss", 2880, 24, 64, vocab_size=201088, num_key_value_heads=8,
+    head_dim=64, intermediate_size=2880, num_local_experts=32,
+    num_experts_per_tok=4, sliding_window=128, max_position_embeddings=131072,
+    rope_theta=150000.0,
+  ),
+}  # fmt: skip
+
+
 def _eagle3(hidden: int, heads: int, mlp: int) -> dict[str, Any]:
   return dict(
     model_type="llama", vocab_size=128256, hidden_size=hidden,

@@ -43,6 +43,7 @@ TABLES = {
   "tradeoff": "launch.studies.theory.page:tradeoff",
   "throughput": "launch.studies.theory.page:throughput",
   "acceptance": "launch.studies.theory.page:acceptance",
+  "mixture": "launch.studies.theory.page:mixture",
   "audit": "launch.studies.audit.page:methods",
   "audit_sources": "launch.studies.audit.page:sources",
   "power": "launch.studies.audit.page:power",

@@ -10,9 +10,8 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from models import tokenizers
 from models.formats import (
@@ -163,17 +162,11 @@ def load_head(
   """
   frame = target.params if mesh is None else target.params["frame"]
   embedding = frame["embed"]["embedding"][...]
-
-  def output():
-    if not target.config.tied_embeddings:
-      return frame["lm_head"]["kernel"][...]
-    if mesh is None:
-      return embedding.T
-    where = NamedSharding(mesh, sharding.head_dv)
-    return jax.jit(jnp.transpose, out_shardings=where)(embedding)
-
+  tied = target.config.tied_embeddings
   about = dataclasses.replace(
-    _about(target.config), embedding=embedding, output=output
+    _about(target.config),
+    embedding=embedding,
+    output=embedding if tied else frame["lm_head"]["weight"][...],
   )
   place = None
   if mesh is not None:

@@ -42,19 +42,19 @@ class Target:
     embed_dim: its width.
     vocab_size: rows of its embedding.
     embedding: `f[V, D]`, or None where a head is only described.
-    output: gives the output projection, `f[D, V]`; asked only if it is needed.
+    output: the output projection, `f[V, D]`, or None likewise.
   """
 
   num_layers: int
   embed_dim: int
   vocab_size: int
   embedding: Any = None
-  output: Callable[[], Any] = lambda: None
+  output: Any = None
 
-  def shared(self) -> dict[str, Callable[[], Any]]:
+  def shared(self) -> dict[str, Any]:
     """What is the target's where a head's file leaves it out."""
     return {
-      "embed_tokens.weight": lambda: self.embedding,
+      "embed_tokens.weight": self.embedding,
       "lm_head.weight": self.output,
     }
 
@@ -162,11 +162,11 @@ def _head_layers(settings: Mapping[str, Any]) -> TransformerConfig:
   """As `head_layers`, of layers without windows."""
   name = "max_position_embeddings"
   if settings.get(name) is not None:
-    return config_from_json(settings)
-  layers = config_from_json({**settings, name: 1})
+    return config_from_json(settings, strict=False)
+  layers = config_from_json({**settings, name: 1}, strict=False)
   # Two lengths that make a difference: what is rescaled depends on it.
   if layers != dataclasses.replace(
-    config_from_json({**settings, name: 2}), max_positions=1
+    config_from_json({**settings, name: 2}, strict=False), max_positions=1
   ):
     raise ValueError(f"this rope_scaling needs {name}")
   return dataclasses.replace(layers, max_positions=None)

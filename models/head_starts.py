@@ -31,10 +31,20 @@ from models.networks.transformer import Features, Transformer
 
 
 def output_rows(target: Transformer) -> Array:
-  """The output projection, `f[D, V]`."""
+  """The output projection, `f[V, D]`.
+
+  Raises:
+    ValueError: for a target whose logits are more than a projection: heads are
+      trained on it.
+  """
+  if target.config.logit_softcap is not None:
+    raise ValueError(
+      "heads are trained on plain logits, and those of the target have a soft "
+      f"cap, {target.config.logit_softcap}"
+    )
   if target.config.tied_embeddings:
-    return target.embed.embedding[...].T
-  return target.lm_head.kernel[...]
+    return target.embed.embedding[...]
+  return target.lm_head.weight[...]
 
 
 def fused_layers(num_layers: int, asked: tuple[int, ...]) -> Features:
@@ -102,14 +112,14 @@ def eagle3(
   last = target.layers[-1]
   # Of features next to each other, the last is the highest layer's: it is read
   # alone at first. What others are can be hundreds of times as large.
-  fc = module.fc.kernel
-  fc[...] = jnp.zeros_like(fc[...]).at[-width:].set(jnp.eye(width))
+  fc = module.fc.weight
+  fc[...] = jnp.zeros_like(fc[...]).at[:, -width:].set(jnp.eye(width))
   for name in ("q", "k", "v"):  # embedding first, then the state
     ours, theirs = (
       getattr(module.attention, name),
       getattr(last.attention, name),
     )
-    ours.kernel[...] = ours.kernel[...].at[width:].set(theirs.kernel[...])
+    ours.weight[...] = ours.weight[...].at[:, width:].set(theirs.weight[...])
     if ours.bias is not None:
       ours.bias[...] = theirs.bias[...]
   _copy_rest(module, last)
@@ -117,9 +127,9 @@ def eagle3(
   module.final_norm.scale[...] = target.final_norm.scale[...]
   rows = output_rows(target)
   if draft_vocab is not None:
-    rows = rows[:, draft_vocab]
+    rows = rows[draft_vocab]
     module.target_ids = nnx.Variable(jnp.asarray(draft_vocab, jnp.int32))
-  module.lm_head.kernel[...] = rows
+  module.lm_head.weight[...] = rows
   module.embed.embedding[...] = target.embed.embedding[...]
   return module
 
@@ -148,19 +158,21 @@ def eagle1(target: Transformer, *, rngs: nnx.Rngs) -> Eagle:
   )
   last = target.layers[-1]
   # The embedding comes first, then the feature.
-  module.fc.kernel[...] = module.fc.kernel[...].at[width:].set(jnp.eye(width))
+  module.fc.weight[...] = (
+    module.fc.weight[...].at[:, width:].set(jnp.eye(width))
+  )
   for name in ("q", "k", "v"):
     ours, theirs = (
       getattr(module.attention, name),
       getattr(last.attention, name),
     )
-    ours.kernel[...] = theirs.kernel[...]
+    ours.weight[...] = theirs.weight[...]
     if ours.bias is not None:
       ours.bias[...] = theirs.bias[...]
   _copy_rest(module, last)
   for added in (module.attention.out, module.mlp.down):
     nnx.update(added, jax.tree.map(jnp.zeros_like, nnx.state(added)))
-  module.lm_head.kernel[...] = output_rows(target)
+  module.lm_head.weight[...] = output_rows(target)
   module.embed.embedding[...] = target.embed.embedding[...]
   return module
 
@@ -179,7 +191,7 @@ def medusa(target: Transformer, *, num_heads: int, rngs: nnx.Rngs) -> Medusa:
     rngs=rngs,
   )
   for head in module.heads:
-    head.lm_head.kernel[...] = output_rows(target)
+    head.lm_head.weight[...] = output_rows(target)
   return module
 
 
@@ -198,8 +210,8 @@ def blockwise(
     dtype=target.dtype,
     rngs=rngs,
   )
-  module.out.kernel[...] = jnp.zeros_like(module.out.kernel[...])
-  module.lm_head.kernel[...] = output_rows(target)
+  module.out.weight[...] = jnp.zeros_like(module.out.weight[...])
+  module.lm_head.weight[...] = output_rows(target)
   return module
 
 
@@ -275,8 +287,8 @@ def parallel(
     dtype=target.dtype,
     rngs=rngs,
   )
-  fc = module.fc.kernel
-  fc[...] = jnp.zeros_like(fc[...]).at[-width:].set(jnp.eye(width))
+  fc = module.fc.weight
+  fc[...] = jnp.zeros_like(fc[...]).at[:, -width:].set(jnp.eye(width))
   above = list(target.layers)[-num_layers:]
   for ours, theirs in zip(module.layers, above, strict=True):
     for part, names in (
@@ -284,8 +296,8 @@ def parallel(
     ):  # fmt: skip
       for name in names:
         mine, given = (getattr(getattr(x, part), name) for x in (ours, theirs))
-        mine.kernel[...] = given.kernel[...]
-    if theirs.config.qk_norm:
+        mine.weight[...] = given.weight[...]
+    if theirs.attention.spec.qk_norm:
       _copy(ours.attention.q_norm, theirs.attention.q_norm)
       _copy(ours.attention.k_norm, theirs.attention.k_norm)
     _copy(ours.attention_norm, theirs.attention_norm)
@@ -294,9 +306,9 @@ def parallel(
   _copy(module.final_norm, target.final_norm)
   rows = output_rows(target)
   if draft_vocab is not None:
-    rows = rows[:, draft_vocab]
+    rows = rows[draft_vocab]
     module.target_ids = nnx.Variable(jnp.asarray(draft_vocab, jnp.int32))
-  module.lm_head.kernel[...] = rows
+  module.lm_head.weight[...] = rows
   module.embed.embedding[...] = target.embed.embedding[...]
   return module
 
@@ -307,6 +319,11 @@ def _layer(c: TransformerConfig) -> TransformerConfig:
   Raises:
     ValueError: if heads cannot have such a layer.
   """
+  if c.layers is not None:
+    raise ValueError(
+      "a head's layers are Llama's, and the target's are not: they are of "
+      f"several kinds, as {c.layers[-1]}"
+    )
   if c.norm != "rms" or not c.gated_mlp or c.learned_positions:
     raise ValueError(
       "a head's layers are Llama's, and the target's are not: its norm is "
@@ -320,19 +337,19 @@ def _layer(c: TransformerConfig) -> TransformerConfig:
 def _copy_rest(module: Eagle | Eagle3, last) -> None:
   """Copies what the layer of a head has as the target's layers have it."""
   _copy(module.attention.out, last.attention.out)
-  if last.config.qk_norm:
+  if last.attention.spec.qk_norm:
     _copy(module.attention.q_norm, last.attention.q_norm)
     _copy(module.attention.k_norm, last.attention.k_norm)
   _copy(module.mlp_norm, last.mlp_norm)
-  known = last.config.mlp_dim
+  known = last.mlp.spec.width
   for name in ("gate", "up"):
     ours, theirs = getattr(module.mlp, name), getattr(last.mlp, name)
-    ours.kernel[...] = ours.kernel[...].at[:, :known].set(theirs.kernel[...])
+    ours.weight[...] = ours.weight[...].at[:known].set(theirs.weight[...])
     if ours.bias is not None:
       ours.bias[...] = ours.bias[...].at[:known].set(theirs.bias[...])
   ours, theirs = module.mlp.down, last.mlp.down
-  ours.kernel[...] = (
-    jnp.zeros_like(ours.kernel[...]).at[:known].set(theirs.kernel[...])
+  ours.weight[...] = (
+    jnp.zeros_like(ours.weight[...]).at[:, :known].set(theirs.weight[...])
   )
   if ours.bias is not None:
     ours.bias[...] = theirs.bias[...]

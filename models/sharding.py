@@ -15,12 +15,14 @@ import dataclasses
 import math
 
 import jax
+import numpy as np
 from jax import Array
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from models.networks.layers import TransformerConfig
+from models.networks import mixture
+from models.networks.description import TransformerConfig, mlp_width
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,10 +32,9 @@ class Sharding:
   Rows are not named here: over 'data' the whole loop is mapped.
 
   Attributes:
-    embed_vd: the embedding table.
-    column_dn: kernels whose outputs are cut: queries, keys, values, MLP up.
-    row_nd: kernels whose inputs are cut: attention out, MLP down.
-    head_dv: the output projection.
+    embed_vd: the embedding table, and the output projection.
+    column_nd: weights whose outputs are cut: queries, keys, values, MLP up.
+    row_dn: weights whose inputs are cut: attention out, MLP down.
     bias_n: biases of cut outputs.
     cache_lbksc: keys and values of all layers.
     act_btd: activations between layers.
@@ -41,9 +42,8 @@ class Sharding:
   """
 
   embed_vd: P
-  column_dn: P
-  row_nd: P
-  head_dv: P
+  column_nd: P
+  row_dn: P
   bias_n: P
   cache_lbksc: P
   act_btd: P
@@ -60,9 +60,8 @@ def tensor_parallel(axes: tuple[str, ...] = ("model",)) -> Sharding:
   cut = axes or None
   return Sharding(
     embed_vd=P(cut, None),
-    column_dn=P(None, cut),
-    row_nd=P(cut, None),
-    head_dv=P(None, cut),
+    column_nd=P(cut, None),
+    row_dn=P(None, cut),
     bias_n=P(cut),
     cache_lbksc=P(None, None, cut, None, None),
     act_btd=P(),
@@ -103,18 +102,21 @@ def param_spec(parts: list[str], sharding: Sharding) -> P:
   stacked = parts[0] == "layers" and not parts[1].isdecimal()
   if kind == "embedding":
     found = sharding.embed_vd if module == "embed" else P()
-  elif kind == "kernel":
+  elif kind == "weight":
     found = (
-      sharding.head_dv
+      P()
+      if module == "router"
+      else sharding.embed_vd
       if module == "lm_head"
-      else sharding.row_nd
+      else sharding.row_dn
       if module in ("out", "down")
-      else sharding.column_dn
+      else sharding.column_nd
     )
   elif kind == "bias" and module in ("q", "k", "v", "up", "gate"):
     found = sharding.bias_n
   else:
-    found = P()
+    of_experts = mixture.partition_specs(sharding.column_nd[0] or ())
+    found = of_experts.get(f"{module}.{kind}", P())
   return P(None, *found) if stacked else found
 
 
@@ -136,17 +138,21 @@ def kv_heads_for(config: TransformerConfig, size: int) -> TransformerConfig:
     ValueError: if heads, MLP or vocabulary cannot be cut so.
   """
   check_cut(config, size)
-  heads = math.lcm(config.num_kv_heads, size)
-  return dataclasses.replace(config, num_kv_heads=heads)
+  return config.with_kv_heads(math.lcm(config.num_kv_heads, size))
 
 
 def check_cut(config, size: int) -> None:
   """Raises ValueError if heads, MLP or vocabulary cannot be cut in parts."""
-  for name in ("num_heads", "mlp_dim", "vocab_size"):
-    if getattr(config, name) % size:
+  names = ("num_heads", "mlp_dim", "vocab_size")
+  widths = [(name, getattr(config, name)) for name in names]
+  for layer in getattr(config, "layers", None) or ():
+    widths.append(("mlp_dim", mlp_width(layer)))
+    widths.append(("shared_dim", getattr(layer.feed_forward, "shared_dim", 0)))
+  for name, width in widths:
+    if width % size:
       raise ValueError(
-        f"{name} ({getattr(config, name)}) cannot be cut over {size} devices: "
-        "cut the model over fewer"
+        f"{name} ({width}) cannot be cut over {size} devices: cut the model "
+        "over fewer"
       )
 
 
@@ -159,29 +165,36 @@ def repeat_kv_heads(params, old: TransformerConfig, new: TransformerConfig):
     new: the same with more key/value heads.
 
   Returns:
-    The parameters; keys' and values' kernels and biases are larger.
+    The parameters; keys' and values' weights and biases are larger.
   """
   times = new.num_kv_heads // old.num_kv_heads
   if times == 1:
     return params
 
   def repeat(path, x):
-    if names(path)[-2] not in ("k", "v"):
+    if names(path)[-2] not in of_kv_heads(old):
       return x
-    return repeat_heads(x, old.head_dim, times)
+    return repeat_heads(x, old.head_dim, times, axis=1)
 
   return jax.tree_util.tree_map_with_path(repeat, params)
 
 
-def repeat_heads(x, head_dim: int, times: int):
-  """Every head of `[..., K * C]` so many times in a row."""
-  heads = x.reshape(*x.shape[:-1], -1, head_dim)
-  return heads.repeat(times, axis=-2).reshape(*x.shape[:-1], -1)
+def of_kv_heads(config: TransformerConfig) -> tuple[str, ...]:
+  """Modules whose parameters have channels for every key/value head."""
+  if config.layer(0).attention.qk_norm == "width":
+    return "k", "v", "k_norm"
+  return "k", "v"
+
+
+def repeat_heads(x, head_dim: int, times: int, *, axis: int):
+  """Every head of an axis of K * C channels so many times in a row."""
+  channels = np.arange(x.shape[axis]).reshape(-1, head_dim)
+  return x.take(channels.repeat(times, axis=0).ravel(), axis=axis)
 
 
 def num_parts(sharding: Sharding, mesh: Mesh) -> int:
   """Devices that each copy of a model is cut over."""
-  axes = sharding.column_dn[1] or ()
+  axes = sharding.column_nd[0] or ()
   axes = (axes,) if isinstance(axes, str) else axes
   return math.prod(mesh.shape[axis] for axis in axes)
 

@@ -9,7 +9,12 @@ from gguf import GGMLQuantizationType as Kind
 
 from models import tokenizers
 
-ARCHITECTURES = {"gpt_neox": "gptneox", "mistral": "llama"}
+ARCHITECTURES = {
+  "gpt_neox": "gptneox",
+  "mistral": "llama",
+  "gemma3_text": "gemma3",
+  "qwen3_moe": "qwen3moe",
+}
 
 
 def write(
@@ -119,7 +124,9 @@ def _settings(c):
   if gpt2:
     yield "add_layer_norm_eps", c.layer_norm_epsilon
     return
+  gemma = c.model_type.startswith("gemma")
   rope = c.rope_parameters
+  rope = rope.get("full_attention", rope)
   if neox:
     share = rope.get("partial_rotary_factor", 0.25)
     yield "add_rope_dimension_count", int(share * (c.hidden_size // heads))
@@ -127,10 +134,27 @@ def _settings(c):
     yield "add_layer_norm_eps", c.layer_norm_eps
     return
   yield "add_head_count_kv", c.num_key_value_heads
-  yield "add_rope_freq_base", rope["rope_theta"]
+  if hasattr(c, "num_experts"):
+    yield "add_expert_count", c.num_experts
+    yield "add_expert_used_count", c.num_experts_per_tok
+  if c.model_type == "qwen3_moe":
+    yield "add_expert_feed_forward_length", c.moe_intermediate_size
+  if c.model_type != "gemma2":
+    yield "add_rope_freq_base", rope["rope_theta"]
+  if gemma:
+    yield "add_sliding_window", c.sliding_window
+    if c.model_type == "gemma2":
+      yield "add_attn_logit_softcapping", c.attn_logit_softcapping
+    yield "add_final_logit_softcapping", c.final_logit_softcapping
+    if c.model_type == "gemma3_text":
+      local = c.rope_parameters["sliding_attention"]["rope_theta"]
+      yield "add_float32", "gemma3.rope.freq_base_swa", local
+    if rope["rope_type"] == "linear":
+      yield "add_rope_scaling_type", gguf.RopeScalingType.LINEAR
+      yield "add_rope_scaling_factor", rope["factor"]
   yield "add_layer_norm_rms_eps", c.rms_norm_eps
   size = getattr(c, "head_dim", None) or c.hidden_size // heads
-  if size * heads != c.hidden_size or c.model_type == "qwen3":
+  if size * heads != c.hidden_size or c.model_type == "qwen3" or gemma:
     yield "add_key_length", size
     yield "add_value_length", size
   if c.model_type in ("llama", "mistral"):
@@ -163,6 +187,17 @@ def _tensors(model, arch):
       array = np.concatenate(
         [parts[:, i].reshape(-1, *array.shape[1:]) for i in range(3)]
       )
+    if arch.startswith("gemma") and name.endswith("norm.weight"):
+      array = array + 1
+    if name.endswith("experts.gate_up_proj"):
+      number = name.split(".")[2]
+      for part, half in zip(
+        ("gate", "up"), np.split(array, 2, axis=1), strict=True
+      ):
+        found[f"blk.{number}.ffn_{part}_exps.weight"] = half
+      continue
+    if name.endswith("experts.down_proj"):
+      name += ".weight"
     own = table.get_name(name, try_suffixes=(".weight", ".bias"))
     assert own, name
     found[own] = array

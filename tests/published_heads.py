@@ -16,10 +16,10 @@ from models.networks.transformer import FINAL
 H, V, VD, LAYERS, MLP, D = 8, 13, 5, 12, 10, 6
 RNG = np.random.default_rng(0)
 random = lambda *shape: RNG.standard_normal(shape).astype(np.float32)
-OUTPUT = random(H, V)
+OUTPUT = random(V, H)
 TARGET = Target(
   num_layers=LAYERS, embed_dim=H, vocab_size=V, embedding=random(V, H),
-  output=lambda: OUTPUT,
+  output=OUTPUT,
 )  # fmt: skip
 LAYER_JSON = dict(
   model_type="llama", hidden_size=H, intermediate_size=MLP,

@@ -119,6 +119,151 @@ MODELS = {
     ),
     1,
   ),
+  "gemma2": (
+    "gemma2",
+    GATED
+    | dict(
+      num_hidden_layers=3,
+      num_key_value_heads=2,
+      head_dim=12,
+      attention_bias=True,
+      query_pre_attn_scalar=20,
+      sliding_window=4,
+      attn_logit_softcapping=1.5,
+      final_logit_softcapping=3.0,
+      hidden_activation="gelu",
+      rms_norm_eps=1e-3,
+      rope_parameters=dict(rope_theta=500.0),
+    ),
+    1,
+  ),
+  "gemma3": (
+    "gemma3_text",
+    GATED
+    | dict(
+      num_hidden_layers=3,
+      num_key_value_heads=1,
+      head_dim=16,
+      query_pre_attn_scalar=9,
+      sliding_window=3,
+      layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+      rope_parameters=dict(
+        full_attention=dict(rope_type="linear", factor=4.0, rope_theta=3000.0),
+        sliding_attention=dict(rope_type="default", rope_theta=80.0),
+      ),
+      attn_logit_softcapping=2.0,
+      final_logit_softcapping=4.0,
+      tie_word_embeddings=False,
+    ),
+    1,
+  ),
+  "olmo2": (
+    "olmo2",
+    GATED
+    | dict(
+      num_key_value_heads=2,
+      attention_bias=True,
+      tie_word_embeddings=True,
+      hidden_act="gelu",
+      rms_norm_eps=1e-3,
+      rope_parameters=dict(rope_theta=800.0),
+    ),
+    1,
+  ),
+  "olmo3": (
+    "olmo3",
+    GATED
+    | dict(
+      num_hidden_layers=4,
+      num_key_value_heads=2,
+      sliding_window=4,
+      rope_parameters=dict(
+        full_attention=dict(
+          rope_type="yarn",
+          factor=4.0,
+          original_max_position_embeddings=16,
+          beta_fast=4.0,
+          beta_slow=1.0,
+          attention_factor=1.2,
+          rope_theta=500.0,
+        ),
+        sliding_attention=dict(rope_type="default", rope_theta=500.0),
+      ),
+    ),
+    3,
+  ),
+  "mixtral": (
+    "mixtral",
+    GATED
+    | dict(
+      num_key_value_heads=2,
+      head_dim=12,
+      intermediate_size=20,
+      num_local_experts=5,
+      num_experts_per_tok=2,
+      sliding_window=5,
+      hidden_act="gelu",
+      rope_parameters=dict(rope_theta=700.0),
+    ),
+    1,
+  ),
+  "qwen3-moe": (
+    "qwen3_moe",
+    GATED
+    | dict(
+      num_hidden_layers=3,
+      num_key_value_heads=2,
+      head_dim=16,
+      moe_intermediate_size=20,
+      num_experts=6,
+      num_experts_per_tok=3,
+      norm_topk_prob=True,
+      mlp_only_layers=[1],
+      attention_bias=True,
+      use_sliding_window=True,
+      sliding_window=6,
+    ),
+    1,
+  ),
+  "olmoe": (
+    "olmoe",
+    GATED
+    | dict(
+      num_key_value_heads=2,
+      intermediate_size=20,
+      num_experts=6,
+      num_experts_per_tok=2,
+      clip_qkv=0.7,
+      attention_bias=True,
+      tie_word_embeddings=True,
+    ),
+    3,
+  ),
+  "gpt-oss": (
+    "gpt_oss",
+    GATED
+    | dict(
+      num_hidden_layers=3,
+      num_key_value_heads=2,
+      head_dim=16,
+      intermediate_size=20,
+      num_local_experts=5,
+      num_experts_per_tok=3,
+      sliding_window=4,
+      swiglu_limit=0.3,
+      swiglu_alpha=1.1,
+      rope_parameters=dict(
+        rope_type="yarn",
+        factor=4.0,
+        original_max_position_embeddings=16,
+        beta_fast=4.0,
+        beta_slow=1.0,
+        truncate=False,
+        rope_theta=500.0,
+      ),
+    ),
+    1,
+  ),
 }
 
 
@@ -139,13 +284,20 @@ def make(family, settings, *, seed=0):
       noise = torch.randn(parameter.shape, generator=generator)
       is_scale = parameter.ndim == 1 and name.endswith("weight")
       parameter.copy_(1 + 0.3 * noise if is_scale else 0.2 * noise)
+  return eager(model)
+
+
+def eager(model):
+  """Experts too: other ways are of some types only."""
+  model.config._experts_implementation = "eager"
   return model.eval()
 
 
 def read(path, **options):
-  return transformers.AutoModelForCausalLM.from_pretrained(
+  found = transformers.AutoModelForCausalLM.from_pretrained(
     path, attn_implementation="eager", **options
   )
+  return found if isinstance(found, tuple) else eager(found)
 
 
 def read_gguf(path):

@@ -26,7 +26,7 @@ from specjax.tree import Form, Tree
 from specjax.types import Drafter, Params
 
 _ITEM = 2  # bytes of a bfloat16
-_EMBEDDING, _OUTPUT = ("embed", "embedding"), ("lm_head", "kernel")
+_EMBEDDING, _OUTPUT = ("embed", "embedding"), ("lm_head", "weight")
 _OF_TARGET = {
   "eagle": (_EMBEDDING, _OUTPUT),
   "eagle3": (_EMBEDDING,),
@@ -42,30 +42,39 @@ def _shapes(shape: HeadShape, dtype):
   return nnx.eval_shape(lambda: shape.make(dtype=dtype, rngs=nnx.Rngs(0)))
 
 
-def own_params(shape: HeadShape, dtype, *, tied: bool):
+def own_params(shape: HeadShape, dtype):
   """Shapes of the parameters that are not the target's.
 
   Args:
     shape: what the head is.
     dtype: of the parameters.
-    tied: whether the target's output projection is its embedding: then the head
-      has a copy of its own, turned over.
   """
   flat = nnx.to_flat_state(nnx.state(_shapes(shape, dtype)))
-  shared = _shared(shape, tied)
+  shared = _shared(shape)
   return nnx.from_flat_state([(k, v) for k, v in flat if k not in shared])
 
 
-def _shared(shape: HeadShape, tied: bool) -> set[tuple[str, str]]:
-  of_target = _OF_TARGET[shape.kind]
-  if shape.draft_vocab_size is not None:  # rows of its own
-    of_target = tuple(k for k in of_target if k != _OUTPUT)
-  return {k for k in of_target if not (tied and k == _OUTPUT)}
+def _shared(shape: HeadShape) -> set[tuple[str, str]]:
+  shared = {*_OF_TARGET[shape.kind]}
+  if shape.draft_vocab_size is not None:
+    shared -= {_OUTPUT}  # rows of its own
+  return shared
 
 
-def num_params(shape: HeadShape, dtype, *, tied: bool) -> int:
+def with_shared(shape: HeadShape, params: Params) -> Params:
+  """Parameters of `own_params` with the target's arrays among the head's."""
+  flat, frame = dict(nnx.to_flat_state(params.draft)), params.target["frame"]
+  for module, kind in _shared(shape):
+    tied = module not in frame  # the embedding is the output projection too
+    flat[module, kind] = (
+      frame["embed"]["embedding"] if tied else frame[module][kind]
+    )
+  return dataclasses.replace(params, draft=nnx.from_flat_state(flat))
+
+
+def num_params(shape: HeadShape, dtype) -> int:
   """Parameters that are not the target's."""
-  own = own_params(shape, dtype, tied=tied)
+  own = own_params(shape, dtype)
   return sum(math.prod(x.shape) for x in jax.tree.leaves(own))
 
 
@@ -77,7 +86,6 @@ def make_drafter(
   vocab_size: int,
   dtype,
   sharding: Sharding,
-  tied: bool,
 ) -> Drafter:
   """The drafter that would run, on `own_params` and a stacked target's.
 
@@ -86,21 +94,13 @@ def make_drafter(
     tree, siblings, vocab_size: as of `launch.build.drafters.head_drafter`.
     dtype: of parameters, activations and cache.
     sharding: the head's rules on the mesh.
-    tied: see `own_params`.
   """
   functions, _ = head_shapes.functions(_shapes(shape, dtype), sharding=sharding)
   inner = drafters.head_drafter(
     shape, functions, tree=tree, siblings=siblings, vocab_size=vocab_size,
     top_k=tree.max_children,
   )  # fmt: skip
-  shared = _shared(shape, tied)
-
-  def whole(params: Params) -> Params:
-    flat = dict(nnx.to_flat_state(params.draft))
-    for module, kind in shared:
-      flat[module, kind] = params.target["frame"][module][kind]
-    return dataclasses.replace(params, draft=nnx.from_flat_state(flat))
-
+  whole = functools.partial(with_shared, shape)
   return dataclasses.replace(
     inner,
     init=lambda params, *more: inner.init(whole(params), *more),

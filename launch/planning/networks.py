@@ -13,10 +13,12 @@ from jax.sharding import Mesh, NamedSharding
 
 from models import sharding as sharding_lib
 from models.networks import attention, stacked, t5_stacked
-from models.networks.layers import TransformerConfig
+from models.networks.description import TransformerConfig, mlp_weights
+from models.networks.mixture import Mixture
 from models.networks.t5_config import T5Config
 from models.networks.transformer import Features, SkippedLayers
 from models.sharding import Sharding
+from specjax.theory import experts
 from specjax.types import LanguageModel
 
 Config = TransformerConfig | T5Config
@@ -90,6 +92,37 @@ def place(shapes, sharding: Sharding, mesh: Mesh):
   )
 
 
+def _mlp_params(c: TransformerConfig, index: int) -> int:
+  """Weights of a layer's feed-forward block, of all its experts."""
+  layer = c.layer(index)
+  block, met = layer.feed_forward, mlp_weights(layer, c.embed_dim)
+  if isinstance(block, Mixture):
+    met += (block.num_experts - block.num_chosen) * block.num_expert_params
+  return met
+
+
+def idle(config: Config, skipped: SkippedLayers, tokens: int) -> float:
+  """Weights of experts that no token of a pass is given, all else as `work`.
+
+  Expected of a uniform choice (`specjax.theory.experts`); 0 without mixtures.
+
+  Args:
+    config: the model.
+    skipped: sub-layers that the pass leaves out.
+    tokens: that it is over, of all rows.
+  """
+  if isinstance(config, T5Config):
+    return 0.0
+  found = 0.0
+  for index in range(config.num_layers):
+    block = config.layer(index).feed_forward
+    if isinstance(block, Mixture) and index not in skipped.mlp:
+      count = block.num_experts
+      touched = experts.expected_distinct(tokens, count, block.num_chosen)
+      found += (count - float(touched)) * block.num_expert_params
+  return found
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
   """What a decoding pass of a model is made of.
@@ -129,8 +162,8 @@ def work(
     input_length: tokens that an encoder read.
   """
   c, layers = config, config.num_layers
-  mlp = (3 if c.gated_mlp else 2) * c.embed_dim * c.mlp_dim
   if isinstance(c, T5Config):
+    mlp = (3 if c.gated_mlp else 2) * c.embed_dim * c.mlp_dim
     # The encoder, and keys and values of what it read, were computed before.
     width = c.embed_dim * c.num_heads * c.head_dim
     return Work(
@@ -146,7 +179,7 @@ def work(
   looked_up = 0 if c.tied_embeddings else c.vocab_size * c.embed_dim
   heads = 2 * c.embed_dim * c.head_dim * (c.num_heads + c.num_kv_heads)
   sums = attentions + mlps
-  if c.parallel_residual:  # both blocks of a layer are added before it is sent
+  if c.layer(0).parallel:  # both blocks of a layer are added before it is sent
     sums = layers - len({*skipped.attention} & {*skipped.mlp})
   return Work(
     attentions=attentions,
@@ -155,7 +188,7 @@ def work(
     weights=num_params
     - looked_up
     - len(skipped.attention) * heads
-    - len(skipped.mlp) * mlp,
+    - sum(_mlp_params(c, layer) for layer in skipped.mlp),
     slots=sum(
       attention.slots_read(text, slots, c.window(layer))
       for layer in range(layers)

@@ -230,10 +230,7 @@ def make_drafter(question: Question) -> Drafter:
   if not q.tree.num_drafted:
     return drafters.plain.drafter()
   if q.head is not None:
-    return heads.make_drafter(
-      q.head, **static, dtype=_DTYPE, sharding=of_draft,
-      tied=q.target.tied_embeddings,
-    )  # fmt: skip
+    return heads.make_drafter(q.head, **static, dtype=_DTYPE, sharding=of_draft)
   if q.draft is not None:
     draft = networks.functions(q.cut_draft(), of_draft)
     return drafters.model.drafter(draft, **static)
@@ -272,7 +269,7 @@ def num_draft_params(question: Question) -> int:
   """Parameters of what drafts that are not the target's."""
   q = question
   if q.head is not None:
-    return heads.num_params(q.head, _DTYPE, tied=q.target.tied_embeddings)
+    return heads.num_params(q.head, _DTYPE)
   return num_params(q.draft) if q.draft else 0
 
 
@@ -289,7 +286,7 @@ def compile_for(question: Question, devices: list) -> Compiled:
   of_target, of_draft = q.layout.shardings()
   draft = q.draft and networks.shapes(q.cut_draft())
   if q.head is not None:
-    draft = heads.own_params(q.head, _DTYPE, tied=q.target.tied_embeddings)
+    draft = heads.own_params(q.head, _DTYPE)
   params = Params(
     target=networks.place(networks.shapes(q.cut_target()), of_target, mesh),
     draft=draft and networks.place(draft, of_draft, mesh),

@@ -12,6 +12,7 @@ they are.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 from launch.hardware import Chip
@@ -113,21 +114,27 @@ def forward(placement: Placement, num_tokens: int) -> Pass:
   inside += work.mlps * 2 * c.mlp_dim
   cut = 2 * tokens * inside
   logits = 2 * 4 * tokens * c.vocab_size  # float32, whole on every device
-  flops = 2 * tokens * work.weights
+  idle = functools.partial(networks.idle, c, p.skipped)
+  read = work.weights - idle(tokens)
+  flops = 2 * tokens * (work.weights - idle(1))
   flops += 4 * tokens * work.slots * c.num_heads * c.head_dim
   return Pass(
-    hbm_bytes=_ITEM * ((work.weights + cache + cut) / p.size + whole) + logits,
+    hbm_bytes=_ITEM * ((read + cache + cut) / p.size + whole) + logits,
     flops=flops / p.size,
     ici_bytes=_sent(p, tokens),
   )
 
 
 def least_bytes(placement: Placement) -> float:
-  """What a device must read for a pass: weights, and the text's cache, once."""
+  """What a device must read for a pass: weights, and the text's cache, once.
+
+  Of mixtures the weights of a plain pass, one token a row.
+  """
   p, c = placement, placement.config
   exact = dataclasses.replace(p, slots=p.slots if p.text is None else p.text)
   cache = 2 * p.rows * exact.work.slots * c.num_kv_heads * c.head_dim
-  return _ITEM * (p.work.weights + cache) / p.size
+  read = p.work.weights - networks.idle(c, p.skipped, p.rows)
+  return _ITEM * (read + cache) / p.size
 
 
 def _sent(p: Placement, tokens: int) -> float:

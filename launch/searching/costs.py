@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from launch.searching.scorer import new_cache
-from models.networks.layers import TransformerConfig
+from models.networks.description import TransformerConfig, mlp_weights
 from models.networks.transformer import (
   SkippedLayers,
   Transformer,
@@ -94,7 +94,7 @@ def of_bytes(config: TransformerConfig, most: int) -> Costs:
   c = config
   heads = c.num_heads + c.num_kv_heads
   attention = 2 * c.embed_dim * heads * c.head_dim
-  mlp = (3 if c.gated_mlp else 2) * c.embed_dim * c.mlp_dim
+  mlp = mlp_weights(c.layer(0), c.embed_dim)
   rest = c.vocab_size * c.embed_dim  # the output projection
   whole = rest + c.num_layers * (attention + mlp)
   return Costs(

@@ -50,7 +50,7 @@ def sets(
     ValueError: for a target whose attention and MLP read the same.
   """
   config = module.config
-  if config.parallel_residual:
+  if config.layer(0).parallel:
     raise ValueError(
       "the method 'knapsack' is for targets whose MLP reads what the attention "
       "before it has added"

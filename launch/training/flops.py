@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import ml_collections
 
 from launch import hardware
-from models.networks.layers import TransformerConfig
+from models.networks.description import TransformerConfig, mlp_weights
 from specjax.training import losses
 
 
@@ -25,7 +25,7 @@ def forward_flops(config: TransformerConfig, length: int) -> float:
   c = config
   heads, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
   attention = c.embed_dim * (2 * heads + 2 * kv)
-  mlp = c.embed_dim * c.mlp_dim * (3 if c.gated_mlp else 2)
+  mlp = mlp_weights(c.layer(0), c.embed_dim)
   weights = c.num_layers * (attention + mlp) + c.embed_dim * c.vocab_size
   return 2 * weights + 2 * c.num_layers * heads * length
 

@@ -329,14 +329,13 @@ def _report(sums) -> dict[str, float]:
 
 def _about(target: Transformer) -> Target:
   """What a head borrows of its target, without the target's layers."""
-  c, embedding = target.config, target.embed.embedding[...]
-  kernel = None if c.tied_embeddings else target.lm_head.kernel[...]
+  c = target.config
   return Target(
     num_layers=c.num_layers,
     embed_dim=c.embed_dim,
     vocab_size=c.vocab_size,
-    embedding=embedding,
-    output=lambda: embedding.T if kernel is None else kernel,
+    embedding=target.embed.embedding[...],
+    output=head_starts.output_rows(target),
   )
 
 

@@ -26,6 +26,7 @@ from models.head_shapes import HeadModule
 from models.networks import anchored
 from models.networks.dflash import Parallel
 from models.networks.eagle import Eagle, Eagle3
+from models.networks.layers import project
 from models.networks.transformer import FINAL, Features, Transformer
 from models.networks.unrolled import ahead, unroll
 from specjax.training import losses
@@ -222,7 +223,7 @@ def make_loss(
   Args:
     loss: what is trained for.
     watch: from `watcher`.
-    rows: gives the output projection `f[D, V']` of the target's parameters.
+    rows: gives the output projection `f[V', D]` of the target's parameters.
     words: what the head can say.
 
   Returns:
@@ -240,7 +241,7 @@ def make_loss(
     length = seen.final.shape[1]
     # Where all tokens count, these are held against a float32 normaliser.
     dtype = module.dtype if given else jnp.float32
-    taught = _product(seen.final, output[:, words.ids], dtype)
+    taught = _product(seen.final, output[words.ids], dtype)
     if not given:
       taught = _with_rest(taught, _whole(seen, output, words)[0])
     labels = jnp.asarray(words.place)[batch["tokens"]]
@@ -291,7 +292,7 @@ def make_measure(
     output = rows(target)
     length = seen.final.shape[1]
     everywhere, best = _whole(seen, output, words)
-    law = _with_rest(seen.final @ output[:, words.ids], everywhere)
+    law = _with_rest(project(seen.final, output[words.ids]), everywhere)
     sums = {}
     for j, (logits, _) in enumerate(says(module, seen, batch, loss.depth), 1):
       weights = _at(batch, counted(batch, j - 1, loss.first))
@@ -310,11 +311,9 @@ def make_measure(
   return measure
 
 
-def _product(x: Array, matrix: Array, dtype) -> Array:
-  """`x @ matrix` of both rounded to a type, added up in float32."""
-  return jnp.matmul(
-    x.astype(dtype), matrix.astype(dtype), preferred_element_type=jnp.float32
-  )
+def _product(x: Array, rows: Array, dtype) -> Array:
+  """`x @ rows.T` of both rounded to a type, added up in float32."""
+  return project(x.astype(dtype), rows.astype(dtype), result=jnp.float32)
 
 
 def _whole(seen: Seen, output: Array, words: Words):
@@ -326,17 +325,17 @@ def everything(final: Array, output: Array, words: Words):
 
   Args:
     final: `f[B, T, D]`.
-    output: `f[D, V']`.
-    words: of V tokens; columns beyond them are padding.
+    output: `f[V', D]`.
+    words: of V tokens; rows beyond them are padding.
 
   Returns:
     `f32[B, T]` and `i32[B, T]`. The logits are made some places at a time: all
     of them at once would be most of the memory of a step.
   """
-  output = output[:, : len(words.place)]
+  output = output[: len(words.place)]
 
   def some(rows):
-    logits = (rows @ output).astype(jnp.float32)
+    logits = project(rows, output).astype(jnp.float32)
     return jax.nn.logsumexp(logits, axis=-1), jnp.argmax(logits, axis=-1)
 
   flat = final.reshape(-1, final.shape[-1])

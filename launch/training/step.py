@@ -19,6 +19,8 @@ from flax import nnx
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from models.sharding import names
+
 
 @functools.partial(
   jax.tree_util.register_dataclass,
@@ -97,16 +99,18 @@ def make_mesh(config: ml_collections.ConfigDict) -> Mesh:
 
 
 def shardings(tree, mesh: Mesh):
-  """Matrices cut along their last axis over 'model', if it divides that."""
+  """Projections' outputs and tables' channels, over 'model' if it divides."""
   size = mesh.shape["model"]
 
-  def of(leaf):
-    cut = leaf.ndim == 2 and leaf.shape[-1] % size == 0
-    return NamedSharding(
-      mesh, PartitionSpec(None, "model") if cut else PartitionSpec()
-    )
+  def of(path, leaf):
+    # "output" is a target's projection without the target.
+    axis = 0 if names(path)[-1] in ("weight", "output") else 1
+    spec = PartitionSpec()
+    if leaf.ndim == 2 and leaf.shape[axis] % size == 0:
+      spec = PartitionSpec(*(None,) * axis, "model")
+    return NamedSharding(mesh, spec)
 
-  return jax.tree.map(of, tree)
+  return jax.tree_util.tree_map_with_path(of, tree)
 
 
 def place_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, Array]:

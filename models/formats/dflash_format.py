@@ -116,25 +116,19 @@ def usual_layers(count: int, num_layers: int) -> list[int]:
   return [round(1 + i * step) for i in range(count)]
 
 
-def table(found: HeadShape) -> dict[str, tuple[str, bool]]:
-  """Which tensor each parameter is, and whether it lies turned."""
+def table(found: HeadShape) -> dict[str, str]:
+  """Parameters whose tensors have other names, and these."""
   named = {
-    "embed.embedding": ("embed_tokens.weight", False),
-    "lm_head.kernel": ("lm_head.weight", True),
-    "fc.kernel": ("fc.weight", True),
-    "hidden_norm.scale": ("hidden_norm.weight", False),
-    "final_norm.scale": ("norm.weight", False),
+    "embed.embedding": "embed_tokens.weight",
+    "hidden_norm.scale": "hidden_norm.weight",
+    "final_norm.scale": "norm.weight",
   }
   for i in range(found.config.layers.num_layers):
     for mine, theirs in _LAYER.items():
-      for kind, name, turned in (
-        ("kernel", "weight", True), ("bias", "bias", False)
-      ):  # fmt: skip
-        named[f"layers.{i}.{mine}.{kind}"] = (
-          f"layers.{i}.{theirs}.{name}", turned
-        )  # fmt: skip
+      for kind in ("weight", "bias"):
+        named[f"layers.{i}.{mine}.{kind}"] = f"layers.{i}.{theirs}.{kind}"
     for mine, theirs in _NORMS.items():
-      named[f"layers.{i}.{mine}.scale"] = (f"layers.{i}.{theirs}.weight", False)
+      named[f"layers.{i}.{mine}.scale"] = f"layers.{i}.{theirs}.weight"
   return named
 
 

@@ -22,42 +22,39 @@ from models.networks.transformer import FINAL, Features
 
 _NUMBER = re.compile(r"layers\.(\d{1,3})\.")
 _MOST_FUSED = 64  # layers whose features are fused; published heads fuse 3
-# Parameter -> the tensor's name in the normal form, and whether it lies turned.
+# Parameter -> the tensor's name in the normal form, if it is another.
 _TABLE = {
-  "embed.embedding": ("embed_tokens.weight", False),
-  "fc.kernel": ("fc.weight", True),
-  "fc.bias": ("fc.bias", False),
-  "attention.q.kernel": ("layers.0.self_attn.q_proj.weight", True),
-  "attention.k.kernel": ("layers.0.self_attn.k_proj.weight", True),
-  "attention.v.kernel": ("layers.0.self_attn.v_proj.weight", True),
-  "attention.out.kernel": ("layers.0.self_attn.o_proj.weight", True),
-  "attention.q.bias": ("layers.0.self_attn.q_proj.bias", False),
-  "attention.k.bias": ("layers.0.self_attn.k_proj.bias", False),
-  "attention.v.bias": ("layers.0.self_attn.v_proj.bias", False),
-  "attention.out.bias": ("layers.0.self_attn.o_proj.bias", False),
-  "attention.q_norm.scale": ("layers.0.self_attn.q_norm.weight", False),
-  "attention.k_norm.scale": ("layers.0.self_attn.k_norm.weight", False),
-  "mlp_norm.scale": ("layers.0.post_attention_layernorm.weight", False),
-  "mlp.gate.kernel": ("layers.0.mlp.gate_proj.weight", True),
-  "mlp.up.kernel": ("layers.0.mlp.up_proj.weight", True),
-  "mlp.down.kernel": ("layers.0.mlp.down_proj.weight", True),
-  "mlp.gate.bias": ("layers.0.mlp.gate_proj.bias", False),
-  "mlp.up.bias": ("layers.0.mlp.up_proj.bias", False),
-  "mlp.down.bias": ("layers.0.mlp.down_proj.bias", False),
-  "lm_head.kernel": ("lm_head.weight", True),
+  "embed.embedding": "embed_tokens.weight",
+  "attention.q.weight": "layers.0.self_attn.q_proj.weight",
+  "attention.k.weight": "layers.0.self_attn.k_proj.weight",
+  "attention.v.weight": "layers.0.self_attn.v_proj.weight",
+  "attention.out.weight": "layers.0.self_attn.o_proj.weight",
+  "attention.q.bias": "layers.0.self_attn.q_proj.bias",
+  "attention.k.bias": "layers.0.self_attn.k_proj.bias",
+  "attention.v.bias": "layers.0.self_attn.v_proj.bias",
+  "attention.out.bias": "layers.0.self_attn.o_proj.bias",
+  "attention.q_norm.scale": "layers.0.self_attn.q_norm.weight",
+  "attention.k_norm.scale": "layers.0.self_attn.k_norm.weight",
+  "mlp_norm.scale": "layers.0.post_attention_layernorm.weight",
+  "mlp.gate.weight": "layers.0.mlp.gate_proj.weight",
+  "mlp.up.weight": "layers.0.mlp.up_proj.weight",
+  "mlp.down.weight": "layers.0.mlp.down_proj.weight",
+  "mlp.gate.bias": "layers.0.mlp.gate_proj.bias",
+  "mlp.up.bias": "layers.0.mlp.up_proj.bias",
+  "mlp.down.bias": "layers.0.mlp.down_proj.bias",
   # EAGLE-3's own.
-  "input_norm.scale": ("input_norm.weight", False),
-  "embed_norm.scale": ("layers.0.input_layernorm.weight", False),
-  "hidden_norm.scale": ("layers.0.hidden_norm.weight", False),
-  "final_norm.scale": ("norm.weight", False),
-  **{f"fc_norms.{i}.scale": (f"fc_norm.{i}.weight", False) for i in range(64)},
+  "input_norm.scale": "input_norm.weight",
+  "embed_norm.scale": "layers.0.input_layernorm.weight",
+  "hidden_norm.scale": "layers.0.hidden_norm.weight",
+  "final_norm.scale": "norm.weight",
+  **{f"fc_norms.{i}.scale": f"fc_norm.{i}.weight" for i in range(64)},
 }
 # Of the layers after the first, which are a Llama's: parameter -> tensor.
 _LATER = {
-  "attention_norm.scale": ("input_layernorm.weight", False),
+  "attention_norm.scale": "input_layernorm.weight",
   **{
-    name: (tensor.removeprefix("layers.0."), turned)
-    for name, (tensor, turned) in _TABLE.items()
+    name: tensor.removeprefix("layers.0.")
+    for name, tensor in _TABLE.items()
     if name.startswith(("attention.", "mlp.", "mlp_norm."))
   },
 }
@@ -147,8 +144,8 @@ def shape(
 
 def table(
   config: Mapping[str, Any], tensors: Mapping[str, Tensor]
-) -> dict[str, tuple[str, bool]]:
-  """Which tensor each parameter is, and whether it lies turned.
+) -> dict[str, str]:
+  """Parameters whose tensors have other names, and these.
 
   Args:
     config, tensors: as of `shape`.
@@ -157,13 +154,13 @@ def table(
   third = "layers.0.hidden_norm.weight" in tensors
   layer, tied = _layer(config, tensors, third)
   found = _TABLE | {
-    f"later.{i - 1}.{name}": (f"layers.{i}.{tensor}", turned)
+    f"later.{i - 1}.{name}": f"layers.{i}.{tensor}"
     for i in range(1, layer.num_layers)
-    for name, (tensor, turned) in _LATER.items()
+    for name, tensor in _LATER.items()
   }
   own = "embed_tokens.weight" in tensors and "lm_head.weight" not in tensors
   if tied and own and third:  # its embedding is its output projection too
-    found["lm_head.kernel"] = ("embed_tokens.weight", True)
+    found["lm_head.weight"] = "embed_tokens.weight"
   return found
 
 

@@ -20,6 +20,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from models.formats import gguf_file, gguf_tokenizer, weights
+from models.formats.families import FAMILIES
+from models.formats.families.family import Gguf
 from models.formats.gguf_file import Header
 from models.formats.huggingface_config import config_from_json
 from models.formats.weights import Source, Tensor
@@ -33,56 +35,15 @@ KINDS = (
   "Q4_K", "Q5_K", "Q6_K",
 )  # fmt: skip
 
-# llama.cpp's architectures: what `config.json` calls the family, and the prefix
-# of its tensors' names. Mistral's files are Llama's.
 _FAMILIES = {
-  "gpt2": ("gpt2", "transformer."),
-  "gptneox": ("gpt_neox", "gpt_neox."),
-  "llama": ("llama", "model."),
-  "qwen2": ("qwen2", "model."),
-  "qwen3": ("qwen3", "model."),
-}
-
-# Keys of the metadata, after the architecture's name, and of `config.json`.
-_SIZES = {
-  "context_length": "max_position_embeddings",
-  "embedding_length": "hidden_size",
-  "feed_forward_length": "intermediate_size",
-  "block_count": "num_hidden_layers",
-  "attention.head_count": "num_attention_heads",
-}
-_GATED = {
-  **_SIZES,
-  "attention.head_count_kv": "num_key_value_heads",
-  "attention.key_length": "head_dim",
-  "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-  "rope.freq_base": "rope_theta",
-}
-_KEYS = {
-  "gpt2": {
-    "context_length": "n_positions",
-    "embedding_length": "n_embd",
-    "feed_forward_length": "n_inner",
-    "block_count": "n_layer",
-    "attention.head_count": "n_head",
-    "attention.layer_norm_epsilon": "layer_norm_epsilon",
-  },
-  "gptneox": {
-    **_SIZES,
-    "attention.layer_norm_epsilon": "layer_norm_eps",
-    "use_parallel_residual": "use_parallel_residual",
-    "rope.freq_base": "rope_theta",
-  },
-  "llama": {**_GATED, "attention.sliding_window": "sliding_window"},
-  "qwen2": _GATED,
-  "qwen3": _GATED,
+  family.gguf.architecture: family
+  for family in FAMILIES.values()
+  if family.gguf is not None
 }
 _OPTIONAL = {
   "attention.head_count_kv",
   "attention.key_length",
-  "attention.sliding_window",
   "rope.freq_base",
-  "use_parallel_residual",
 }
 # These change nothing if they have the value of a plain model, or none at all.
 _PLAIN = {
@@ -105,8 +66,6 @@ _KNOWN = {
 }
 _FREQUENCIES = "rope_freqs.weight"
 _NAME = re.compile(r"(?:blk\.(\d{1,9})\.)?(.+)\.(weight|bias)")
-# GPT-2's own files hold these the other way around.
-_TRANSPOSED = ("c_attn", "c_proj", "c_fc")
 
 
 def load(path: str, *, dtype=jnp.float32) -> Transformer:
@@ -202,20 +161,25 @@ def _settings(header: Header, arch: str) -> dict[str, Any]:
     for key, value in header.metadata.items()
     if key.startswith(f"{arch}.")
   }
-  keys = _KEYS[arch]
+  family = _FAMILIES[arch]
+  how = _how(arch)
+  keys = how.keys
   for key, value in own.items():
     if not isinstance(value, int | float | str):
       raise ValueError(f"{arch}.{key} must be one value for all layers")
     if type(value) is int and value >= 2**31:
       raise ValueError(f"{arch}.{key} must be below 2^31, got {value}")
-  if missing := sorted(keys.keys() - own.keys() - _OPTIONAL):
+  if missing := sorted(keys.keys() - own.keys() - _OPTIONAL - how.optional):
     raise ValueError(f"{arch}.{missing[0]} is missing")
   for key, plain in _PLAIN.items():
-    if own.get(key, plain) != plain:
+    read = key in how.also or key in keys
+    if not read and own.get(key, plain) != plain:
       raise ValueError(
         f"{arch}.{key} must be {plain!r} or left out, got {own[key]!r:.40}"
       )
-  if unknown := sorted(own.keys() - keys.keys() - _PLAIN.keys() - _KNOWN):
+  if unknown := sorted(
+    own.keys() - keys.keys() - how.also - _PLAIN.keys() - _KNOWN
+  ):
     raise ValueError(
       f"settings that are not understood: {arch}.{f', {arch}.'.join(unknown)}"
     )
@@ -231,27 +195,20 @@ def _settings(header: Header, arch: str) -> dict[str, Any]:
   biased = lambda *names: any(
     f"blk.0.{n}.bias" in header.tensors for n in names
   )
-  settings = {
-    "model_type": _FAMILIES[arch][0],
+  return {
+    "model_type": family.name,
     "vocab_size": vocab_size,
     "tie_word_embeddings": "output.weight" not in header.tensors,
     **{name: own[key] for key, name in keys.items() if key in own},
+    **how.settings(own, biased),
   }
-  if arch == "gptneox":
-    settings["attention_bias"] = biased("attn_qkv")
-  elif arch in ("llama", "qwen3"):
-    settings["attention_bias"] = biased("attn_q", "attn_output")
-  if arch == "llama":
-    settings["mlp_bias"] = biased("ffn_gate", "ffn_up", "ffn_down")
-    if not settings.get("sliding_window"):
-      settings["sliding_window"] = None
-    else:
-      settings["model_type"] = "mistral"
-      settings["layer_types"] = None
-  if arch in ("llama", "qwen2", "qwen3"):
-    settings.setdefault("num_key_value_heads", None)  # as many as of queries
-    settings.setdefault("head_dim", None)  # what they share
-  return settings
+
+
+def _how(arch: str) -> Gguf:
+  """How files of an architecture are read."""
+  found = _FAMILIES[arch].gguf
+  assert found is not None
+  return found
 
 
 def _rotation(
@@ -265,20 +222,20 @@ def _rotation(
       f"got {own('attention.value_length')!r:.40}"
     )
   rotary = own("rope.dimension_count")
-  most = config.head_dim
-  if arch == "gptneox":
+  most, how = config.head_dim, _how(arch)
+  if how.rotary == "part":
     if type(rotary) is not int or not 2 <= rotary <= most or rotary % 2:
       raise ValueError(
         f"{arch}.rope.dimension_count must be even and in 2..{most}, got "
         f"{rotary!r:.40}"
       )
     return {"rotary_dim": rotary}
-  if arch != "gpt2" and rotary != most:
+  if how.rotary == "all" and rotary != most:
     raise ValueError(
       f"{arch}.rope.dimension_count must be that of keys, {most}, got "
       f"{rotary!r:.40}"
     )
-  if arch != "llama" or _FREQUENCIES not in header.tensors:
+  if not how.factors or _FREQUENCIES not in header.tensors:
     return {}
   entry = header.tensors[_FREQUENCIES]
   if entry.shape != (most // 2,) or entry.kind.name != "F32":
@@ -328,12 +285,14 @@ def _source(path: str) -> Source:
 @functools.cache
 def _names(arch: str) -> dict[str, str]:
   """llama.cpp's names of modules, as Hugging Face calls them; # is a layer."""
-  family, prefix = _FAMILIES[arch]
+  family, prefix = _FAMILIES[arch].name, _how(arch).prefix
   number = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[arch]
   table = gguf.get_tensor_name_map(number, 1)
   found = {}
   for name in weights.modules(family):
+    name = name.removesuffix(".weight")
     full = ("" if name == "lm_head" else prefix) + name.replace("#", "0")
+    full = full.replace(".*", "")  # all experts are one tensor
     if own := table.get_name(full):
       found[own.replace("blk.0.", "blk.#.")] = name
   return found
@@ -343,19 +302,21 @@ def _tensor(
   header: Header, own_name: str, name: str, config: TransformerConfig
 ) -> Tensor:
   """A tensor as it was before llama.cpp's converter."""
-  entry = header.tensors[own_name]
+  entry, how = header.tensors[own_name], _how(architecture(header))
   shape, module = entry.shape, name.split(".")[-2:-1]
-  order = _order(header, module, shape, config)
-  turned = (
-    architecture(header) == "gpt2"
-    and len(shape) == 2
-    and any(one in _TRANSPOSED for one in module)
-  )
+  order = None
+  for part in module:
+    order = how.rows(part, config)
+  if order is not None and len(order) != shape[0]:
+    order = None  # a wrong shape, of which others complain
+  turned = len(shape) == 2 and any(one in how.transposed for one in module)
+  more = how.plus_one and module and module[0].endswith("norm")
 
   def read(index: tuple[slice, ...]) -> np.ndarray:
     if turned:
       return gguf_file.read(header, own_name, index[::-1]).T
-    return gguf_file.read(header, own_name, index, order=order)
+    found = gguf_file.read(header, own_name, index, order=order)
+    return found - 1 if more else found
 
   return Tensor(
     name=own_name,
@@ -363,29 +324,3 @@ def _tensor(
     kind=entry.kind.name,
     read=read,
   )
-
-
-def _order(
-  header: Header,
-  module: list[str],
-  shape: tuple[int, ...],
-  config: TransformerConfig,
-) -> np.ndarray | None:
-  """Where rows lie that llama.cpp's converter has moved.
-
-  Llama's queries and keys rotate pairs of neighbouring channels there, and the
-  first half of a head with the second here. GPT-NeoX has queries, keys and
-  values in turn for every head, and llama.cpp all queries before all keys.
-  """
-  arch, size = architecture(header), config.head_dim
-  heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}
-  for name in module:
-    if arch == "llama" and name in heads:
-      if shape[0] == heads[name] * size and size % 2 == 0:
-        rows = np.arange(shape[0]).reshape(-1, size // 2, 2)
-        return rows.swapaxes(1, 2).ravel()
-    if arch == "gptneox" and name == "query_key_value":
-      if shape[0] == 3 * config.num_heads * size:
-        rows = np.arange(shape[0]).reshape(3, -1, size)
-        return rows.swapaxes(0, 1).ravel()
-  return None

@@ -168,10 +168,9 @@ def load(
       if found.kind in ("eagle", "eagle3"):
         table = eagle_format.table(config, tensors)
         tensors = eagle_format.scaled(config, tensors)
-      elif found.kind == "dflash":
-        table = dflash_format.table(found)
       else:
-        table = medusa_format.table(found)
+        dflash = found.kind == "dflash"
+        table = dflash_format.table(found) if dflash else {}
       module = head_files.fill(
         found, table, tensors, target, path=path, dtype=dtype, place=place
       )

@@ -142,9 +142,9 @@ def _placed(
 def filled(
   path: pathlib.Path,
   make: Callable[[], Any],
-  table: Mapping[str, tuple[str, bool]],
+  table: Mapping[str, str],
   tensors: Mapping[str, Tensor],
-  shared: Mapping[str, Callable[[], Any]],
+  shared: Mapping[str, Any],
   dtype,
   *,
   place: Place | None = None,
@@ -154,9 +154,9 @@ def filled(
   Args:
     path: of the directory, for messages.
     make: makes the module; it is asked for shapes alone.
-    table: parameter to tensor, and whether that lies turned.
+    table: parameter to tensor, where their names are not the same.
     tensors: by the names of the normal form.
-    shared: gives a parameter by the name of a tensor that a file may leave out.
+    shared: parameters by the names of tensors that a file may leave out.
     dtype: of the parameters.
     place: where they lie; None for one device.
 
@@ -168,11 +168,11 @@ def filled(
   problems, used = [], set()
   for key, variable in state.items():
     parts = [str(part) for part in key]
-    name, turned = table[".".join(parts)]
-    expected = variable.shape[::-1] if turned else variable.shape
+    name = ".".join(parts)
+    name, expected = table.get(name, name), variable.shape
     if name not in tensors:
-      found = shared[name]() if name in shared else None
-      if found is not None and found.shape == variable.shape:
+      found = shared.get(name)
+      if found is not None and found.shape == expected:
         state[key] = variable.replace(jnp.asarray(found, dtype))
       else:
         problems.append(f"missing: {name}, of shape {expected}")
@@ -189,8 +189,8 @@ def filled(
         f"{tensor.kind}"
       )
     else:
-      read = functools.partial(_part, tensor, turned, dtype)
-      array = _placed(parts, variable.shape, read, place)
+      read = functools.partial(_part, tensor, dtype)
+      array = _placed(parts, expected, read, place)
       state[key] = variable.replace(array)
   if problems:
     raise CheckpointError(
@@ -202,7 +202,7 @@ def filled(
 
 def fill(
   found: HeadShape,
-  table: Mapping[str, tuple[str, bool]],
+  table: Mapping[str, str],
   tensors: Mapping[str, Tensor],
   target: Target,
   *,
@@ -245,12 +245,9 @@ def fill(
   return module
 
 
-def _part(
-  tensor: Tensor, turned: bool, dtype, index: tuple[slice, ...]
-) -> np.ndarray:
+def _part(tensor: Tensor, dtype, index: tuple[slice, ...]) -> np.ndarray:
   """A part of a parameter; all of it at `()`."""
-  found = tensor.read(index[::-1] if turned else index)
-  return (found.T if turned else found).astype(dtype)
+  return tensor.read(index).astype(dtype)
 
 
 def refuse_rest(path, tensors: Mapping[str, Tensor], used: set[str]) -> None:

@@ -110,8 +110,7 @@ def _own(module: HeadModule, target: Target | None) -> dict[str, np.ndarray]:
     return {}
   lent = {"embed.embedding": ("embed_tokens.weight", target.embedding)}
   if head_shapes.says_by_target(module):
-    output = np.asarray(target.output()).T
-    lent["lm_head.kernel"] = ("lm_head.weight", output)
+    lent["lm_head.weight"] = ("lm_head.weight", target.output)
   have = parameters(module)
   return {
     in_file: have[name]
@@ -399,7 +398,7 @@ def _medusa(module: Medusa, dtype: str):
 def _blockwise(module: Blockwise):
   c = module.config
   tensors = {
-    name.replace("kernel", "weight"): array
+    name: array
     for name, array in parameters(module).items()
     if not name.startswith("lm_head.")
   }
@@ -413,10 +412,8 @@ def _blockwise(module: Blockwise):
 
 
 def parameters(module: nnx.Module) -> dict[str, np.ndarray]:
-  """By their names with dots; matrices lie as torch has them."""
-  found = {}
-  for path, variable in nnx.to_flat_state(nnx.state(module, nnx.Param)):
-    array = np.asarray(variable[...])
-    name = ".".join(map(str, path))
-    found[name] = array.T if name.endswith("kernel") else array
-  return found
+  """By their names with dots."""
+  return {
+    ".".join(map(str, path)): np.asarray(variable[...])
+    for path, variable in nnx.to_flat_state(nnx.state(module, nnx.Param))
+  }

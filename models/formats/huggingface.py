@@ -26,8 +26,13 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from models import tokenizers
-from models.formats import json_files, weights
-from models.formats.huggingface_config import config_from_json, llama_json
+from models.formats import json_files, mxfp4, weights
+from models.formats.families import FAMILIES
+from models.formats.huggingface_config import (
+  config_from_json,
+  llama_json,
+  of_text,
+)
 from models.formats.weights import Source, Tensor
 from models.networks import stacked, t5_config, t5_stacked
 from models.networks.layers import TransformerConfig
@@ -39,7 +44,10 @@ from models.sharding import Sharding
 CheckpointError = weights.CheckpointError
 
 # Some files have this prefix, some not; the head has two names in GPT-NeoX.
-_PREFIX = re.compile(r"^(transformer|gpt_neox|model)\.")
+_PREFIX = re.compile(
+  r"^(language_model\.model|model\.language_model|language_model|transformer|"
+  r"gpt_neox|model)\."
+)
 _OLD_HEAD = re.compile(r"^embed_out\.")
 # Causal masks and rotary frequencies, which follow from the configuration, a
 # bias that old files of T5 have and no T5 reads, and Medusa's heads, which may
@@ -49,6 +57,11 @@ _BUFFER = re.compile(
   r"(bias|masked_bias|rotary_emb\.inv_freq)"
   r"|medusa_head\..*|decoder\.block\.0\.layer\.1\.EncDecAttention\."
   r"relative_attention_bias\.weight"
+)
+# What multimodal models have beside their text model.
+_OF_OTHERS = re.compile(
+  r"(model\.)?(vision_tower|multi_modal_projector|audio_tower|embed_vision|"
+  r"embed_audio|visual)\..*"
 )
 _KINDS = ("F16", "BF16", "F32", "F64")
 
@@ -137,7 +150,7 @@ def _configuration(
       start = t5_config.start_token(more, default=config.start_token)
       config = dataclasses.replace(config, start_token=start)
       return config, _t5_family(config)
-    return config, settings["model_type"]
+    return config, of_text(settings)["model_type"]
   except ValueError as error:
     raise ValueError(f"cannot use {path / 'config.json'}: {error}") from error
 
@@ -149,6 +162,8 @@ def _source(directory: str, stack: contextlib.ExitStack) -> Source:
   if isinstance(config, T5Config):
     return t5_source(path, config, stack)
   tensors, problems = _open(_weight_files(path), stack)
+  if FAMILIES[family].within:
+    tensors = {k: t for k, t in tensors.items() if not _OF_OTHERS.match(t.name)}
   if family == "gpt2":
     tensors = _scaled_queries(path, config, tensors)
   return Source(
@@ -156,7 +171,7 @@ def _source(directory: str, stack: contextlib.ExitStack) -> Source:
     says="config.json",
     config=config,
     family=family,
-    tensors=tensors,
+    tensors=mxfp4.joined(weights.of_experts(tensors)),
     kinds=_KINDS,
     problems=tuple(problems),
   )

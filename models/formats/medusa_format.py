@@ -22,13 +22,6 @@ from models.networks.transformer import FINAL
 
 _NAMES = re.compile(r"heads\.(\d{1,3})\.(blocks\.(\d{1,3})|lm_head)\.")
 _MOST = 1000  # heads, and blocks of one
-_BLOCKWISE = {
-  "hidden.kernel": ("hidden.weight", True),
-  "hidden.bias": ("hidden.bias", False),
-  "out.kernel": ("out.weight", True),
-  "out.bias": ("out.bias", False),
-  "lm_head.kernel": ("lm_head.weight", True),
-}
 _OF_BLOCKWISE = ("num_heads", "hidden_dim", "hidden_size", "vocab_size")
 _ALSO = ("model_type", "architectures", "torch_dtype", "dtype")
 
@@ -106,17 +99,3 @@ def blockwise_shape(config: Mapping[str, Any], target: Target) -> HeadShape:
     vocab_size=config["vocab_size"],
   )
   return HeadShape(kind="blockwise", config=made, features=(FINAL,))
-
-
-def table(found: HeadShape) -> dict[str, tuple[str, bool]]:
-  """Which tensor each parameter is, and whether it lies turned."""
-  if not isinstance(found.config, MedusaConfig):
-    return _BLOCKWISE
-  named = {}
-  for h in range(found.config.num_heads):
-    named[f"heads.{h}.lm_head.kernel"] = (f"heads.{h}.lm_head.weight", True)
-    for b in range(found.config.num_layers):
-      name = f"heads.{h}.blocks.{b}"
-      named[f"{name}.kernel"] = (f"{name}.weight", True)
-      named[f"{name}.bias"] = (f"{name}.bias", False)
-  return named

@@ -2,14 +2,15 @@
 
 A `Source` is an open checkpoint, whatever its format: a configuration, and
 tensors under the names that Hugging Face gives them, each of which can be read
-in parts. The file reads top to bottom: the tables that say which tensor is
-which parameter, `load` and `load_stacked`, and the comparison of the tensors
-with the configuration.
+in parts. The file reads top to bottom: which tensor is which parameter (of
+decoder-only models `models.formats.families` says it), `load` and
+`load_stacked`, and the comparison of the tensors with the configuration.
 """
 
 import dataclasses
+import functools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,8 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from models import sharding as sharding_lib
+from models.formats.families import FAMILIES
+from models.formats.families.family import AS_IS, TRANSPOSED, Layout
 from models.networks import stacked, t5, t5_stacked
 from models.networks.layers import TransformerConfig
 from models.networks.t5 import T5
@@ -73,133 +76,41 @@ class Source:
 # ------------------------------------------------------------------- tensors
 
 
-@dataclasses.dataclass(frozen=True)
-class Layout:
-  """How a tensor of a checkpoint holds a parameter.
-
-  Attributes:
-    shape: of the tensor, given the parameter's.
-    take: the parameter, given the tensor and the model's configuration.
-  """
-
-  shape: Callable[[tuple[int, ...]], tuple[int, ...]]
-  take: Callable[[np.ndarray, TransformerConfig], np.ndarray]
-
-
-# Both are their own inverse, and leave vectors as they are.
-_AS_IS = Layout(lambda s: s, lambda x, c: x)
-_TRANSPOSED = Layout(lambda s: s[::-1], lambda x, c: x.T)
-
-
-def _qkv_columns(part: int) -> Layout:
-  """GPT-2: queries, keys and values side by side in the last axis."""
-  return Layout(
-    lambda s: (*s[:-1], 3 * s[-1]),
-    lambda x, c: np.split(x, 3, axis=-1)[part],
-  )
-
-
-def _qkv_per_head(part: int) -> Layout:
-  """GPT-NeoX: rows run over heads, then queries, keys, values, channels."""
-
-  def take(x, c):
-    x = x.reshape(c.num_heads, 3, c.head_dim, *x.shape[1:])
-    return x[:, part].reshape(-1, *x.shape[3:]).T
-
-  return Layout(lambda s: (3 * s[-1], *s[:-1]), take)
-
-
-# Module -> the checkpoint's name for it, and its layout; # is a layer's number.
-_GPT2 = {
-  "embed": ("wte", _AS_IS),
-  "position_embed": ("wpe", _AS_IS),
-  "final_norm": ("ln_f", _AS_IS),
-  "lm_head": ("lm_head", _TRANSPOSED),
-  "layers.#.attention_norm": ("h.#.ln_1", _AS_IS),
-  "layers.#.attention.q": ("h.#.attn.c_attn", _qkv_columns(0)),
-  "layers.#.attention.k": ("h.#.attn.c_attn", _qkv_columns(1)),
-  "layers.#.attention.v": ("h.#.attn.c_attn", _qkv_columns(2)),
-  "layers.#.attention.out": ("h.#.attn.c_proj", _AS_IS),
-  "layers.#.mlp_norm": ("h.#.ln_2", _AS_IS),
-  "layers.#.mlp.up": ("h.#.mlp.c_fc", _AS_IS),
-  "layers.#.mlp.down": ("h.#.mlp.c_proj", _AS_IS),
-}
-_NEOX_QKV = "layers.#.attention.query_key_value"
-_GPT_NEOX = {
-  "embed": ("embed_in", _AS_IS),
-  "final_norm": ("final_layer_norm", _AS_IS),
-  "lm_head": ("lm_head", _TRANSPOSED),
-  "layers.#.attention_norm": ("layers.#.input_layernorm", _AS_IS),
-  "layers.#.attention.q": (_NEOX_QKV, _qkv_per_head(0)),
-  "layers.#.attention.k": (_NEOX_QKV, _qkv_per_head(1)),
-  "layers.#.attention.v": (_NEOX_QKV, _qkv_per_head(2)),
-  "layers.#.attention.out": ("layers.#.attention.dense", _TRANSPOSED),
-  "layers.#.mlp_norm": ("layers.#.post_attention_layernorm", _AS_IS),
-  "layers.#.mlp.up": ("layers.#.mlp.dense_h_to_4h", _TRANSPOSED),
-  "layers.#.mlp.down": ("layers.#.mlp.dense_4h_to_h", _TRANSPOSED),
-}
-_LLAMA = {
-  "embed": ("embed_tokens", _AS_IS),
-  "final_norm": ("norm", _AS_IS),
-  "lm_head": ("lm_head", _TRANSPOSED),
-  "layers.#.attention_norm": ("layers.#.input_layernorm", _AS_IS),
-  "layers.#.attention.q": ("layers.#.self_attn.q_proj", _TRANSPOSED),
-  "layers.#.attention.k": ("layers.#.self_attn.k_proj", _TRANSPOSED),
-  "layers.#.attention.v": ("layers.#.self_attn.v_proj", _TRANSPOSED),
-  "layers.#.attention.out": ("layers.#.self_attn.o_proj", _TRANSPOSED),
-  "layers.#.attention.q_norm": ("layers.#.self_attn.q_norm", _AS_IS),
-  "layers.#.attention.k_norm": ("layers.#.self_attn.k_norm", _AS_IS),
-  "layers.#.mlp_norm": ("layers.#.post_attention_layernorm", _AS_IS),
-  "layers.#.mlp.gate": ("layers.#.mlp.gate_proj", _TRANSPOSED),
-  "layers.#.mlp.up": ("layers.#.mlp.up_proj", _TRANSPOSED),
-  "layers.#.mlp.down": ("layers.#.mlp.down_proj", _TRANSPOSED),
-}
-
-
-def _t5() -> dict[str, tuple[str, Layout]]:
+def _t5() -> dict[str, str]:
   """T5: two stacks, whose sub-layers are numbered."""
-  table = {"embed": ("shared", _AS_IS), "lm_head": ("lm_head", _TRANSPOSED)}
+  table = {"embed": "shared", "lm_head": "lm_head"}
   kinds = {
     "encoder": {"attention": "SelfAttention"},
     "decoder": {"attention": "SelfAttention", "cross": "EncDecAttention"},
   }
   for stack, attentions in kinds.items():
     ours, theirs = f"{stack}.layers.#.", f"{stack}.block.#.layer."
-    table[f"{stack}.final_norm"] = (f"{stack}.final_layer_norm", _AS_IS)
+    table[f"{stack}.final_norm"] = f"{stack}.final_layer_norm"
     table[f"{stack}.position_bias"] = (
-      f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias",
-      _AS_IS,
+      f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias"
     )
     for place, (name, kind) in enumerate(attentions.items()):
-      table[f"{ours}{name}_norm"] = (f"{theirs}{place}.layer_norm", _AS_IS)
+      table[f"{ours}{name}_norm"] = f"{theirs}{place}.layer_norm"
       for part, letter in zip(("q", "k", "v", "out"), "qkvo", strict=True):
-        table[f"{ours}{name}.{part}"] = (
-          f"{theirs}{place}.{kind}.{letter}",
-          _TRANSPOSED,
-        )
+        table[f"{ours}{name}.{part}"] = f"{theirs}{place}.{kind}.{letter}"
     last = f"{theirs}{len(attentions)}"
-    table[f"{ours}mlp_norm"] = (f"{last}.layer_norm", _AS_IS)
+    table[f"{ours}mlp_norm"] = f"{last}.layer_norm"
     for part, name in (("gate", "wi_0"), ("up", "wi_1"), ("down", "wo")):
-      table[f"{ours}mlp.{part}"] = (
-        f"{last}.DenseReluDense.{name}",
-        _TRANSPOSED,
-      )
+      table[f"{ours}mlp.{part}"] = f"{last}.DenseReluDense.{name}"
   return table
 
 
 _T5 = _t5()
 # T5 1.0, which has no gate.
-_T5_PLAIN = {
-  key: (name.replace("wi_1", "wi"), layout)
-  for key, (name, layout) in _T5.items()
-}
+_T5_PLAIN = {key: name.replace("wi_1", "wi") for key, name in _T5.items()}
 _TABLES = {
-  "gpt2": _GPT2,
-  "gpt_neox": _GPT_NEOX,
   "t5 1.1": _T5,
   "t5 1.0": _T5_PLAIN,
-}  # fmt: skip; all others: _LLAMA
+  **{name: family.tensors for name, family in FAMILIES.items()},
+}
+_LAYOUTS = {name: family.layouts for name, family in FAMILIES.items()}
 
+_EXPERT = re.compile(r"(.+\.experts)\.(\d{1,9})\.(.+)")
 _LAYER = re.compile(r"(?:(encoder|decoder)\.block|h|layers)\.(\d{1,9})\.")
 
 
@@ -213,14 +124,53 @@ def locate(path: Iterable[str | int], family: str) -> tuple[str, Layout]:
   *module, parameter = path
   number = next((str(p) for p in module if isinstance(p, int)), "")
   key = ".".join("#" if isinstance(p, int) else p for p in module)
-  name, layout = _TABLES.get(family, _LLAMA)[key]
+  if (whole := f"{key}.{parameter}") in _TABLES[family]:
+    layout = _LAYOUTS.get(family, {}).get(whole, AS_IS)
+    return _TABLES[family][whole].replace("#", number), layout
+  name = _TABLES[family][key]
+  layout = _LAYOUTS.get(family, {}).get(key, AS_IS)
   suffix = "bias" if parameter == "bias" else "weight"
   return f"{name.replace('#', number)}.{suffix}", layout
 
 
 def modules(family: str) -> list[str]:
   """The checkpoint's names of modules; `#` is a layer's number."""
-  return sorted({name for name, _ in _TABLES.get(family, _LLAMA).values()})
+  return sorted({*_TABLES[family].values()})
+
+
+def of_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+  """Tensors of which those of all experts are one, named with a * for them.
+
+  Experts that are not numbered from 0 on, or are not alike, stay apart.
+  """
+  found: dict[str, dict[int, Tensor]] = {}
+  rest = {}
+  for name, tensor in tensors.items():
+    if parts := _EXPERT.fullmatch(name):
+      each = found.setdefault(f"{parts[1]}.*.{parts[3]}", {})
+      each[int(parts[2])] = tensor
+    else:
+      rest[name] = tensor
+  for name, each in found.items():
+    experts = [each[i] for i in sorted(each)]
+    alike = {(tensor.shape, tensor.kind) for tensor in experts}
+    if sorted(each) != [*range(len(each))] or len(alike) > 1:
+      rest |= {name.replace("*", str(i)): t for i, t in each.items()}
+      continue
+    rest[name] = Tensor(
+      name=name,
+      shape=(len(experts), *experts[0].shape),
+      kind=experts[0].kind,
+      read=functools.partial(_read_experts, experts),
+    )
+  return rest
+
+
+def _read_experts(
+  experts: Sequence[Tensor], index: tuple[slice, ...]
+) -> np.ndarray:
+  chosen = experts[index[0]] if index else experts
+  return np.stack([tensor.read(index[1:]) for tensor in chosen])
 
 
 # ---------------------------------------------------------------------- load
@@ -365,12 +315,13 @@ def part(
   name, layout = locate(parameter, source.family)
   tensor, config = source.tensors[name], source.config
   times = cut.num_kv_heads // config.num_kv_heads
-  if times > 1 and parameter[-2] in ("k", "v"):
+  if times > 1 and parameter[-2] in sharding_lib.of_kv_heads(config):
     whole = layout.take(tensor.read(()), config)
-    return sharding_lib.repeat_heads(whole, config.head_dim, times)[index]
-  if layout is _AS_IS:
+    rows = sharding_lib.repeat_heads(whole, config.head_dim, times, axis=0)
+    return rows[index]
+  if layout is AS_IS:
     return tensor.read(index)
-  if layout is _TRANSPOSED:
+  if layout is TRANSPOSED:
     return tensor.read(index[::-1]).T
   return layout.take(tensor.read(()), config)[index]
 

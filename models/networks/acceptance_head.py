@@ -20,7 +20,7 @@ from flax import nnx
 from jax import Array
 
 from models.formats import head_files, head_saving, json_files
-from models.networks.layers import make_linear
+from models.networks.layers import Linear
 
 MODEL_TYPE = "acceptance_head"
 _BESIDE = 3  # inputs beside the hidden state
@@ -53,13 +53,9 @@ class AcceptanceHead(nnx.Module):
   def __init__(self, config: HeadConfig, *, rngs: nnx.Rngs):
     self.config = config
     size = config.width + _BESIDE
-    blocks = []
-    for _ in range(config.num_blocks):
-      block = make_linear(size, size, True, jnp.float32, rngs)
-      block.kernel = nnx.Param(jnp.zeros_like(block.kernel[...]))
-      blocks.append(block)
-    self.blocks = nnx.List(blocks)
-    self.out = make_linear(size, 1, True, jnp.float32, rngs)
+    block = lambda: Linear(size, size, True, jnp.float32, rngs, std=0)
+    self.blocks = nnx.List([block() for _ in range(config.num_blocks)])
+    self.out = Linear(size, 1, True, jnp.float32, rngs)
 
   def __call__(
     self, hidden: Array, top: Array, confidence: Array, temperature: Array
@@ -125,11 +121,7 @@ def load(directory: str) -> AcceptanceHead:
     module, used = head_files.filled(
       path,
       lambda: AcceptanceHead(config, rngs=nnx.Rngs(0)),
-      {
-        f"{part}.{leaf}": (f"{part}.{name}", leaf == "kernel")
-        for part in (*(f"blocks.{i}" for i in range(config.num_blocks)), "out")
-        for leaf, name in (("kernel", "weight"), ("bias", "bias"))
-      },
+      {},
       tensors,
       {},
       jnp.float32,
@@ -149,9 +141,6 @@ def save(module: AcceptanceHead, directory: str, *, dtype=jnp.float32) -> None:
   head_saving.write(
     directory,
     {"model_type": MODEL_TYPE, **dataclasses.asdict(module.config)},
-    {
-      name.replace("kernel", "weight"): array
-      for name, array in head_saving.parameters(module).items()
-    },
+    head_saving.parameters(module),
     dtype=dtype,
   )

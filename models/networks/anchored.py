@@ -21,7 +21,7 @@ from jax import Array
 
 from models.networks.attention import scores_of, values_of
 from models.networks.dflash import Parallel
-from models.networks.layers import Attention, rotary_table
+from models.networks.layers import Attention
 
 
 def say(
@@ -52,7 +52,7 @@ def say(
   Raises:
     ValueError: for a head whose layers have windows.
   """
-  if any(module.config.layers.windows or ()):
+  if module.config.layers.has_windows:
     raise ValueError("blocks with sliding windows are not trained")
   module = nnx.merge(*nnx.split(module))  # the caller's stays as it is
   c, size = module.config.layers, module.config.block_size
@@ -61,8 +61,8 @@ def say(
   sees = before & (segments[:, None, :] == at(segments)[..., None])
   newest = jnp.take_along_axis(tokens, places + 1, axis=1).reshape(-1, 1)
   first = at(positions).reshape(-1, 1) + 1
-  rotary = rotary_table(c, first + np.arange(size))
-  read, read_rotary = module.fuse(features), rotary_table(c, positions)
+  rotary = c.rope.table(first + np.arange(size))
+  read, read_rotary = module.fuse(features), c.rope.table(positions)
   x = module.embed(module.block(newest))  # [B * A, K + 1, H]
   for layer in module.layers:
     known = layer.attention.keys_and_values(read, read_rotary)

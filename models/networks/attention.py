@@ -88,7 +88,21 @@ def values_of(weights: Array, values: Array) -> Array:
   )
 
 
-def attend(q: Array, keys: Array, values: Array, mask: Array) -> Array:
+def capped(scores: Array, most: float | None) -> Array:
+  """Scores or logits kept below `most` softly, `c tanh(x / c)`; None: as is."""
+  return scores if most is None else most * jnp.tanh(scores / most)
+
+
+def attend(
+  q: Array,
+  keys: Array,
+  values: Array,
+  mask: Array,
+  *,
+  scale: float | None = None,
+  softcap: float | None = None,
+  sinks: Array | None = None,
+) -> Array:
   """Attention to all keys that are given; the softmax is taken in float32.
 
   Many queries are read a block after the other: scores are `[B, H, 512, S]` at
@@ -99,6 +113,10 @@ def attend(q: Array, keys: Array, values: Array, mask: Array) -> Array:
     keys: `[B, K, S, C]`.
     values: `[B, K, S, C]`.
     mask: `bool[B, T, S]`, True where attention is allowed.
+    scale: of the scores; by default `1 / sqrt(C)`.
+    softcap: see `capped`; of the scaled scores, before the mask.
+    sinks: `[H]`, a score of each head that takes a share of the softmax and
+      gives nothing; neither scaled nor capped.
 
   Returns:
     `[B, T, H * C]`.
@@ -106,15 +124,28 @@ def attend(q: Array, keys: Array, values: Array, mask: Array) -> Array:
 
   def some(q, mask):
     scores = scores_of(q, keys)
+    if scale is None:
+      scores = scores / math.sqrt(q.shape[-1])
+    else:
+      scores = scores * scale
     scores = jnp.where(
-      mask[:, None, None],
-      scores / math.sqrt(q.shape[-1]),
-      jnp.finfo(scores.dtype).min,
+      mask[:, None, None], capped(scores, softcap), jnp.finfo(scores.dtype).min
     )  # every query sees itself, so no row is empty
+    if sinks is not None:
+      more = _by_group(sinks, scores)[..., None]
+      more = jnp.broadcast_to(more, (*scores.shape[:-1], 1))
+      scores = jnp.concatenate([scores, more], axis=-1)
     weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
+    if sinks is not None:
+      weights = weights[..., :-1]
     return values_of(weights, values)
 
   return _by_queries(some, q, mask)
+
+
+def _by_group(sinks: Array, scores: Array) -> Array:
+  """Scores of heads beside scores `[B, K, G, ..]`, `[H] -> f[1, K, G, 1]`."""
+  return sinks.astype(scores.dtype).reshape(1, *scores.shape[1:3], 1)
 
 
 def _by_queries(some: Callable, q: Array, *others: Array) -> Array:
@@ -161,6 +192,8 @@ def attend_slots(
   *,
   layer: Array | None = None,
   scale: float | None = None,
+  softcap: float | None = None,
+  sinks: Array | None = None,
   bias: Callable[[Array, Array], Array] | None = None,
 ) -> Array:
   """Attention to a cache, of which only blocks that some row sees are read.
@@ -177,7 +210,7 @@ def attend_slots(
       `[L, B, K, S, C]`.
     sees: which slots the tokens see.
     layer: `i32[]`, which of the L.
-    scale: of the scores; by default `1 / sqrt(C)`.
+    scale, softcap, sinks: as of `attend`.
     bias: `(query positions i32[B, T], key positions i32[B or 1, n]) ->
       f32[B, H, T, n]`, added to the scores.
 
@@ -185,7 +218,9 @@ def attend_slots(
     `[B, T, H * C]`.
   """
   scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-  read = functools.partial(_attend_slots, scale=scale, bias=bias)
+  read = functools.partial(
+    _attend_slots, scale=scale, softcap=softcap, bias=bias
+  )
   own, masked = None, ()
   if new is not None:
     count = sees.own.shape[-1]
@@ -194,7 +229,7 @@ def attend_slots(
       cache_lib.read_rows(b, sees.text, count, layer=layer) for b in buffers
     )  # fmt: skip
     masked = (sees.own if sees.own.ndim == 3 else sees.own[None],)
-  arguments = own, buffers, sees, layer
+  arguments = own, buffers, sees, layer, sinks
 
   def some(q, positions, *mask):
     on = lambda slots: functools.partial(read, slots=slots)
@@ -207,7 +242,19 @@ def attend_slots(
 
 
 def _attend_slots(
-  q, positions, mask, own, buffers, sees, layer, *, scale, bias, slots
+  q,
+  positions,
+  mask,
+  own,
+  buffers,
+  sees,
+  layer,
+  sinks,
+  *,
+  scale,
+  softcap,
+  bias,
+  slots,
 ):
   """`attend_slots` of few enough queries, `[B, T, H, C]`."""
   batch, fed, heads, _ = q.shape
@@ -220,7 +267,7 @@ def _attend_slots(
 
   def merge(carry, keys, values, seen, key_positions):
     """Carries on with keys `[B, K, n, C]` that are `seen: bool[B, T, n]`."""
-    scores = _products(grouped, keys) * scale
+    scores = capped(_products(grouped, keys) * scale, softcap)
     scores = scores.reshape(batch, kv_heads, -1, fed, scores.shape[-1])
     if bias is not None:
       added = bias(positions, key_positions)
@@ -274,7 +321,13 @@ def _attend_slots(
     carry = lax.fori_loop(
       sees.first // slots, -(-sees.stop // slots), block, carry
     )
-  _, total, mean = carry
+  most, total, mean = carry
+  if sinks is not None:
+    given = _by_group(sinks, most)
+    highest = jnp.maximum(most, given)
+    faded = jnp.exp(most - highest)
+    total = total * faded + jnp.exp(given - highest)
+    mean = mean * faded[..., None]
   out = (mean / total[..., None]).astype(q.dtype)
   return jnp.moveaxis(out, 3, 1).reshape(q.shape)
 

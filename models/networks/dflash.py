@@ -23,10 +23,9 @@ from jax import Array
 from models import draft_vocabulary
 from models.networks.layers import (
   Layer,
+  Linear,
   TransformerConfig,
-  make_linear,
   make_norm,
-  rotary_table,
 )
 from models.networks.params import split
 from models.sharding import Sharding, constrain
@@ -92,14 +91,14 @@ class Parallel(nnx.Module):
     self.embed = nnx.Embed(
       c.vocab_size, c.embed_dim, dtype=dtype, param_dtype=dtype, rngs=rngs
     )
-    self.fc = make_linear(config.num_features, c.embed_dim, False, dtype, rngs)
+    self.fc = Linear(config.num_features, c.embed_dim, False, dtype, rngs)
     self.hidden_norm = make_norm(c, c.embed_dim, dtype, rngs)
     self.layers = nnx.List(
       [Layer(c, dtype, rngs=rngs) for _ in range(c.num_layers)]
     )
     self.final_norm = make_norm(c, c.embed_dim, dtype, rngs)
     words = config.draft_vocab_size or c.vocab_size
-    self.lm_head = make_linear(c.embed_dim, words, False, dtype, rngs)
+    self.lm_head = Linear(c.embed_dim, words, False, dtype, rngs)
     if config.draft_vocab_size is not None:
       # Which token of the target's each of its own is.
       self.target_ids = nnx.Variable(jnp.arange(words, dtype=jnp.int32))
@@ -139,7 +138,7 @@ class Parallel(nnx.Module):
     """
     c, start, fed = self.config.layers, cache.length, features.shape[1]
     x = self.fuse(features, put)
-    rotary = rotary_table(c, start[:, None] + np.arange(fed))
+    rotary = c.rope.table(start[:, None] + np.arange(fed))
     for i, layer in enumerate(self.layers):
       kv, where = _of_layer(cache, i)
       _, kv = layer.attention.remember(x, rotary, kv, start, **where)
@@ -178,7 +177,7 @@ class Parallel(nnx.Module):
     """
     c, start, size = self.config.layers, cache.length, self.config.block_size
     positions = start[:, None] + np.arange(size)
-    rotary = rotary_table(c, positions)
+    rotary = c.rope.table(positions)
     sees = [self.sees(cache, c.window(i)) for i in range(c.num_layers)]
     x = put(self.embed(self.block(newest)), "act_btd")
     for i, layer in enumerate(self.layers):

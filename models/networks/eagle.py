@@ -22,11 +22,10 @@ from models import draft_vocabulary
 from models.networks.layers import (
   Attention,
   Layer,
+  Linear,
   Mlp,
   TransformerConfig,
-  make_linear,
   make_norm,
-  rotary_table,
 )
 from models.networks.params import split
 from models.sharding import Sharding, constrain
@@ -113,13 +112,11 @@ class Eagle(nnx.Module):
     self.embed = nnx.Embed(
       c.vocab_size, c.embed_dim, dtype=dtype, param_dtype=dtype, rngs=rngs
     )
-    self.fc = make_linear(
-      2 * c.embed_dim, c.embed_dim, config.fc_bias, dtype, rngs
-    )
+    self.fc = Linear(2 * c.embed_dim, c.embed_dim, config.fc_bias, dtype, rngs)
     self.attention = Attention(c, dtype, rngs=rngs)
     self.mlp_norm = make_norm(c, c.embed_dim, dtype, rngs)
     self.mlp = Mlp(c, dtype, rngs=rngs)
-    self.lm_head = make_linear(c.embed_dim, c.vocab_size, False, dtype, rngs)
+    self.lm_head = Linear(c.embed_dim, c.vocab_size, False, dtype, rngs)
 
   def fuse(self, features: Array) -> Array:
     """`[B, T, F] -> [B, T, H]`: features are read as they are."""
@@ -175,7 +172,7 @@ class Eagle3(nnx.Module):
     if config.fc_norm:
       each = features // config.num_fused
       self.fc_norms = nnx.List([norm(each) for _ in range(config.num_fused)])
-    self.fc = make_linear(features, c.embed_dim, config.fc_bias, dtype, rngs)
+    self.fc = Linear(features, c.embed_dim, config.fc_bias, dtype, rngs)
     self.embed_norm = norm(c.embed_dim)
     self.hidden_norm = norm(c.embed_dim)
     self.attention = Attention(c, dtype, input_dim=2 * c.embed_dim, rngs=rngs)
@@ -186,7 +183,7 @@ class Eagle3(nnx.Module):
     self.later = nnx.List([Layer(c, dtype, rngs=rngs) for _ in more])
     self.final_norm = norm(c.embed_dim)
     words = config.draft_vocab_size or c.vocab_size
-    self.lm_head = make_linear(c.embed_dim, words, False, dtype, rngs)
+    self.lm_head = Linear(c.embed_dim, words, False, dtype, rngs)
     if config.draft_vocab_size is not None:
       # Which token of the target's each of its own is.
       self.target_ids = nnx.Variable(jnp.arange(words, dtype=jnp.int32))
@@ -291,7 +288,7 @@ def as_feature_model(
     logits, hidden, kvs = merge(params)(
       tokens,
       hidden,
-      rotary_table(layer, positions),
+      layer.rope.table(positions),
       {w: cache_lib.visible(cache, positions, mask, window=w) for w in windows},
       pairs(cache),
       start,

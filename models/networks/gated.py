@@ -36,13 +36,11 @@ def sub_layer(
   index, is_mlp = divmod(block, 2)
   layer = module.layers[index]
   if is_mlp:
-    parallel = module.config.parallel_residual
-    return layer.mlp(layer.mlp_norm(source if parallel else x))
+    return layer.fed_forward(source if layer.spec.parallel else x)
   assert fed.cache is not None
-  out, _ = layer.attention(
-    layer.attention_norm(x),
-    fed.rotary,
-    fed.sees[module.config.window(index)],
+  out, _ = layer.attended(
+    x,
+    *fed.of(layer.spec),
     (fed.cache.keys[index], fed.cache.values[index]),
     fed.start,
   )

@@ -14,7 +14,7 @@ from flax import nnx
 from jax import Array
 
 from models import draft_vocabulary
-from models.networks.layers import make_linear
+from models.networks.layers import Linear
 from models.networks.params import split
 from models.sharding import Sharding, constrain
 
@@ -46,14 +46,11 @@ class MedusaHead(nnx.Module):
 
   def __init__(self, config: MedusaConfig, dtype, *, rngs: nnx.Rngs):
     c = config
-    blocks = []
-    for _ in range(c.num_layers):
-      block = make_linear(c.embed_dim, c.embed_dim, c.bias, dtype, rngs)
-      block.kernel = nnx.Param(jnp.zeros_like(block.kernel[...]))
-      blocks.append(block)
-    self.blocks = nnx.List(blocks)
+    size = c.embed_dim
+    block = lambda: Linear(size, size, c.bias, dtype, rngs, std=0)
+    self.blocks = nnx.List([block() for _ in range(c.num_layers)])
     words = c.draft_vocab_size or c.vocab_size
-    self.lm_head = make_linear(c.embed_dim, words, False, dtype, rngs)
+    self.lm_head = Linear(c.embed_dim, words, False, dtype, rngs)
 
   def __call__(self, x: Array) -> Array:
     """`[..., D] -> [..., W]`, of the tokens that it can say."""
@@ -117,9 +114,9 @@ class Blockwise(nnx.Module):
     self.config = config
     self.dtype = jnp.dtype(dtype)
     width = c.num_heads * c.hidden_dim
-    self.hidden = make_linear(c.embed_dim, width, True, dtype, rngs)
-    self.out = make_linear(width, c.num_heads * c.embed_dim, True, dtype, rngs)
-    self.lm_head = make_linear(c.embed_dim, c.vocab_size, False, dtype, rngs)
+    self.hidden = Linear(c.embed_dim, width, True, dtype, rngs)
+    self.out = Linear(width, c.num_heads * c.embed_dim, True, dtype, rngs)
+    self.lm_head = Linear(c.embed_dim, c.vocab_size, False, dtype, rngs)
 
   def __call__(self, x: Array) -> Array:
     """`[..., D] -> f32[..., K, V]`, logits of each depth."""

@@ -50,6 +50,6 @@ def check_params(expected: Any, params: Any) -> None:
 
 
 def _name(path) -> str:
-  """A parameter's name, as in "layers.0.mlp.up.kernel"."""
+  """A parameter's name, as in "layers.0.mlp.up.weight"."""
   parts = [str(getattr(k, "key", getattr(k, "name", k))) for k in path]
   return ".".join(part for part in parts if part != "value")

@@ -3,7 +3,8 @@
 A program of one layer instead of L: a model of 80 layers compiles in seconds.
 The parameters of the layers have a leading axis L, and so has the cache; both
 are read, and the cache is written, in place at a traced layer. The numbers are
-those of `models.networks.transformer`, whose modules are used.
+those of `models.networks.transformer`, whose modules are used. Layers may
+differ in their windows and rotary frequencies, and in nothing else.
 """
 
 import dataclasses
@@ -16,7 +17,8 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
-from models.networks.layers import Layer, TransformerConfig
+from models.networks.description import LayerSpec, TransformerConfig
+from models.networks.layers import Layer
 from models.networks.params import check_params
 from models.networks.transformer import (
   FINAL,
@@ -36,13 +38,32 @@ StackedParams = dict[str, Any]
 
 def _modules(config: TransformerConfig, dtype) -> tuple[Transformer, Layer]:
   """A model without layers, and one layer, with shapes for parameters."""
-  bare = dataclasses.replace(config, num_layers=0, windows=None)
+  _check_alike(config)
+  bare = dataclasses.replace(config, num_layers=0, windows=None, layers=None)
   return nnx.eval_shape(
     lambda: (
       Transformer(bare, dtype=dtype, rngs=nnx.Rngs(0)),
       Layer(config, dtype, rngs=nnx.Rngs(0)),
     )
   )
+
+
+def _check_alike(config: TransformerConfig) -> None:
+  """Raises ValueError for layers that one program cannot be made of."""
+
+  def kind(layer: LayerSpec):
+    rope = layer.attention.rope
+    bare = dataclasses.replace(layer.attention, window=None, rope=None)
+    width = None if rope is None else rope.dim
+    return dataclasses.replace(layer, attention=bare), width
+
+  first = kind(config.layer(0))
+  for i, layer in enumerate(config.layers or ()):
+    if kind(layer) != first:
+      raise ValueError(
+        "layers that differ in more than windows and rotary frequencies cannot "
+        f"be stacked: layer {i} is {layer}, and layer 0 {config.layer(0)}"
+      )
 
 
 def abstract_params(config: TransformerConfig, *, dtype) -> StackedParams:
@@ -98,9 +119,9 @@ def as_language_model(
   check_features(features, config.num_layers)
   frame, layer = _modules(config, dtype)
   frame_def, layer_def = nnx.graphdef(frame), nnx.graphdef(layer)
-  windows = sorted(
-    {config.window(i) for i in range(config.num_layers)}, key=str
-  )
+  kinds = [config.layer(i).attention for i in range(config.num_layers)]
+  windows = sorted({kind.window for kind in kinds}, key=str)
+  ropes = list(dict.fromkeys(kind.rope for kind in kinds))
   kept = [
     i
     for i in range(config.num_layers)
@@ -110,8 +131,9 @@ def as_language_model(
   which = {
     "layer": np.array(kept, np.int32),
     "window": np.array(
-      [windows.index(config.window(i)) for i in kept], np.int32
+      [windows.index(kinds[i].window) for i in kept], np.int32
     ),
+    "rope": np.array([ropes.index(kinds[i].rope) for i in kept], np.int32),
     "attention": np.array([i not in skipped.attention for i in kept]),
     "mlp": np.array([i not in skipped.mlp for i in kept]),
   }
@@ -130,7 +152,7 @@ def as_language_model(
       num_kv_heads=config.num_kv_heads,
       head_dim=config.head_dim,
       dtype=dtype,
-      with_positions=any(config.windows or ()),
+      with_positions=config.has_windows,
       stacked=True,
     )
     return jax.tree.map(
@@ -145,6 +167,7 @@ def as_language_model(
     outer.config = config
     fed = outer.enter(tokens, cache, positions=positions, mask=mask)
     sees = [fed.sees[w] for w in windows]
+    tables = [fed.rotary[rope] for rope in ropes]
     # What differs between windows. Without one nothing is ever too far away.
     far = jnp.int32(2**30)
     differs = [
@@ -173,9 +196,15 @@ def as_language_model(
           visible, own=own, window=window, first=first
         )
 
+      rotary = tables[0]
+      if len(tables) > 1:
+        rotary = jax.tree.map(
+          lambda *each: jnp.stack(each)[this["rope"]], *tables
+        )
+
       def run(x, kv, **kind):
         x, kv = module(
-          x, rotary=fed.rotary, sees=visible, kv=kv, start=fed.start,
+          x, rotary=rotary, sees=visible, kv=kv, start=fed.start,
           layer=this["layer"], **kind,
         )  # fmt: skip
         whole = lambda b: put(b, "cache_lbksc") if b.ndim == 5 else b

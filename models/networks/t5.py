@@ -21,7 +21,7 @@ from flax import nnx
 from jax import Array
 
 from models.networks.attention import attend_slots, scores_of, values_of
-from models.networks.layers import tied_logits
+from models.networks.layers import Linear, tied_logits
 from models.networks.params import split
 from models.networks.t5_config import T5Config, bucket_table
 from models.networks.transformer import within_rows
@@ -81,13 +81,6 @@ _ACTIVATIONS = {
 }
 
 
-def _linear(n_in: int, n_out: int, std: float, dtype, rngs: nnx.Rngs):
-  return nnx.Linear(
-    n_in, n_out, use_bias=False, dtype=dtype, param_dtype=dtype,
-    kernel_init=nnx.initializers.normal(std), rngs=rngs,
-  )  # fmt: skip
-
-
 def _norm(config: T5Config, dtype, rngs: nnx.Rngs):
   return nnx.RMSNorm(  # which casts what it reads to its dtype
     config.embed_dim, epsilon=config.norm_eps, dtype=_wide(dtype),
@@ -105,10 +98,10 @@ class Attention(nnx.Module):
     narrow, wide = c.embed_dim**-0.5, width**-0.5
     # Unscaled scores: queries begin smaller instead.
     first = (c.embed_dim * c.head_dim) ** -0.5
-    self.q = _linear(c.embed_dim, width, first, dtype, rngs)
-    self.k = _linear(c.embed_dim, width, narrow, dtype, rngs)
-    self.v = _linear(c.embed_dim, width, narrow, dtype, rngs)
-    self.out = _linear(width, c.embed_dim, wide, dtype, rngs)
+    self.q = Linear(c.embed_dim, width, False, dtype, rngs, first)
+    self.k = Linear(c.embed_dim, width, False, dtype, rngs, narrow)
+    self.v = Linear(c.embed_dim, width, False, dtype, rngs, narrow)
+    self.out = Linear(width, c.embed_dim, False, dtype, rngs, wide)
 
   def _heads(self, y: Array) -> Array:
     return y.reshape(*y.shape[:-1], -1, self.config.head_dim)
@@ -160,12 +153,12 @@ class FeedForward(nnx.Module):
     c = config
     self.config = c
     std = c.embed_dim**-0.5
-    self.up = _linear(c.embed_dim, c.mlp_dim, std, dtype, rngs)
-    self.down = _linear(
-      c.mlp_dim, c.embed_dim, c.mlp_dim**-0.5, _wide(dtype), rngs
+    self.up = Linear(c.embed_dim, c.mlp_dim, False, dtype, rngs, std)
+    self.down = Linear(
+      c.mlp_dim, c.embed_dim, False, _wide(dtype), rngs, c.mlp_dim**-0.5
     )
     if c.gated_mlp:
-      self.gate = _linear(c.embed_dim, c.mlp_dim, std, dtype, rngs)
+      self.gate = Linear(c.embed_dim, c.mlp_dim, False, dtype, rngs, std)
 
   def __call__(self, x: Array) -> Array:
     """`[B, T, D] -> [B, T, D]`."""
@@ -301,9 +294,10 @@ class T5(nnx.Module):
     self.encoder = stack(num_layers=config.num_encoder_layers, is_decoder=False)
     self.decoder = stack(num_layers=config.num_layers, is_decoder=True)
     if not config.tied_embeddings:
-      self.lm_head = _linear(
-        config.embed_dim, config.vocab_size, config.embed_dim**-0.5, dtype, rngs
-      )
+      self.lm_head = Linear(
+        config.embed_dim, config.vocab_size, False, dtype, rngs,
+        config.embed_dim**-0.5,
+      )  # fmt: skip
 
   def encode(self, inputs: Inputs | Read) -> Memory:
     """Reads the inputs, unless an encoder has; padding changes nothing."""

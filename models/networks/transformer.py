@@ -16,14 +16,9 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from models.networks.layers import (
-  Layer,
-  TransformerConfig,
-  make_linear,
-  make_norm,
-  rotary_table,
-  tied_logits,
-)
+from models.networks.attention import capped
+from models.networks.description import LayerSpec, Rope, TransformerConfig
+from models.networks.layers import Layer, Linear, make_norm, tied_logits
 from models.networks.params import split
 from specjax import cache as cache_lib
 from specjax.cache import Cache, Visible
@@ -95,11 +90,14 @@ class Transformer(nnx.Module):
     if config.learned_positions:
       self.position_embed = embed(config.max_positions)
     self.layers = nnx.List(
-      [Layer(config, dtype, rngs=rngs) for _ in range(config.num_layers)]
+      [
+        Layer(config, dtype, index=i, rngs=rngs)
+        for i in range(config.num_layers)
+      ]
     )
     self.final_norm = make_norm(config, config.embed_dim, dtype, rngs)
     if not config.tied_embeddings:
-      self.lm_head = make_linear(
+      self.lm_head = Linear(
         config.embed_dim, config.vocab_size, False, dtype, rngs
       )
 
@@ -136,8 +134,7 @@ class Transformer(nnx.Module):
       seen[i] = x
       x, kv = layer(
         x,
-        fed.rotary,
-        fed.sees[c.window(i)],
+        *fed.of(layer.spec),
         None if cache is None else (cache.keys[i], cache.values[i]),
         fed.start,
         attention=i not in skipped.attention,
@@ -171,7 +168,8 @@ class Transformer(nnx.Module):
     start = jnp.zeros((batch,), jnp.int32) if cache is None else cache.length
     if positions is None:
       positions = start[:, None] + jnp.arange(fed)
-    windows = {c.window(i) for i in range(c.num_layers)}
+    kinds = [c.layer(i).attention for i in range(c.num_layers)]
+    windows = {kind.window for kind in kinds}
     sees: dict[int | None, Visible | Array]
     if cache is not None:
       cache = cache_lib.write_positions(cache, positions)
@@ -181,10 +179,13 @@ class Transformer(nnx.Module):
     else:
       sees = {w: within_rows(positions, mask, segments, w) for w in windows}
     x = self.embed(tokens)
+    if c.embed_scale is not None:
+      x = x * jnp.asarray(c.embed_scale, x.dtype)
     if c.learned_positions:
       # Drafted nodes may lie beyond the table (`LanguageModel.max_positions`).
       x = x + self.position_embed(jnp.minimum(positions, c.max_positions - 1))
-    rotary = None if c.learned_positions else rotary_table(c, positions)
+    ropes = {kind.rope for kind in kinds}
+    rotary = {rope: rope and rope.table(positions) for rope in ropes}
     return Fed(x=x, rotary=rotary, sees=sees, start=start, cache=cache)
 
   def leave(
@@ -209,9 +210,10 @@ class Transformer(nnx.Module):
       logits = tied_logits(self.embed, read)
     else:
       logits = self.lm_head(read)
+    logits = capped(logits.astype(jnp.float32), self.config.logit_softcap)
     chosen = [hidden if i == FINAL else seen[i] for i in features]
     return ModelOutput(
-      logits=logits.astype(jnp.float32),
+      logits=logits,
       features=jnp.concatenate(chosen, axis=-1) if chosen else None,
     )
 
@@ -222,7 +224,7 @@ class Fed:
 
   Attributes:
     x: `[B, T, D]`, the embedded tokens.
-    rotary: from `rotary_table`, or None.
+    rotary: for the `Rope` of every layer, its table; of None, None.
     sees: for every window size that some layer has, what its tokens see;
       without a cache `bool[B, T, T]`.
     start: `i32[B]`, the slot of the first fed token.
@@ -230,10 +232,15 @@ class Fed:
   """
 
   x: Array
-  rotary: tuple[Array, Array] | None
+  rotary: dict[Rope | None, tuple[Array, Array] | None]
   sees: dict[int | None, Visible | Array]
   start: Array
   cache: Cache | None
+
+  def of(self, layer: LayerSpec):
+    """The rotary table of a layer, and what its tokens see."""
+    a = layer.attention
+    return self.rotary[a.rope], self.sees[a.window]
 
 
 def within_rows(
@@ -297,7 +304,7 @@ def as_language_model(
       num_kv_heads=config.num_kv_heads,
       head_dim=config.head_dim,
       dtype=module.dtype,
-      with_positions=any(config.windows or ()),
+      with_positions=config.has_windows,
     )
 
   def apply(

@@ -24,7 +24,7 @@ from jax import Array
 
 from models.networks.attention import scores_of, values_of
 from models.networks.eagle import Eagle, Eagle3
-from models.networks.layers import Attention, rotary_table, rotate
+from models.networks.layers import Attention
 
 
 def unroll(
@@ -74,7 +74,7 @@ def unroll(
     logits, hidden, written = module(
       ahead(tokens, 1 + step, length),
       hidden,
-      rotary_table(module.config.layer, positions + step),
+      module.config.layer.rope.table(positions + step),
       masks,
       written,
       None,
@@ -102,12 +102,9 @@ class _Unrolled(nnx.Module):
     this step's are added to.
     """
     del start
-    own, c = self.attention, self.attention.config
-    heads = lambda y: y.reshape(*y.shape[:-1], -1, c.head_dim)
-    q, k, v = heads(own.q(x)), heads(own.k(x)), heads(own.v(x))
-    if c.qk_norm:
-      q, k = own.q_norm(q), own.k_norm(k)
-    q, k = rotate(q, rotary), rotate(k, rotary)
+    own = self.attention
+    q = own.queries(x, rotary)
+    k, v = (jnp.swapaxes(y, 1, 2) for y in own.keys_and_values(x, rotary))
     written = (*written, (k, v))
     return own.out(_attend(q, written, mask)), written
 

@@ -3,12 +3,14 @@
 Of Yin et al. (NeurIPS 2024): `rejections` (Theorems 1 to 3 and the limit) and
 `tradeoff` (Theorems 4 and 5). `throughput` predicts tokens per second,
 `stopping` how deep to draft, `sharing` how much for each row of a batch,
+`experts` what verification costs on a mixture of experts,
 `optimum` the best possible verification of several drafts at one position,
 `joint` of a whole draft, `off_tree` the price of not knowing the laws off it.
 `markov` has chains on which all of it can be computed.
 """
 
 from specjax.theory import (
+  experts,
   joint,
   markov,
   off_tree,
@@ -21,6 +23,7 @@ from specjax.theory import (
 )
 
 __all__ = [
+  "experts",
   "joint",
   "markov",
   "off_tree",

@@ -39,6 +39,11 @@ def test_shapes_have_the_published_numbers_of_parameters():
     "qwen3-0.6b": 596_049_920,
     "qwen3-8b": 8_190_735_360,
     "qwen3-32b": 32_762_123_264,
+    "gemma-2-9b": 9_241_705_984,
+    "gemma-3-12b": 11_766_034_176,  # of the text model
+    "olmo-3-7b": 7_298_011_136,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "gpt-oss-20b": 20_914_757_184,
   }
 
 

@@ -44,9 +44,9 @@ def test_eagle3_begins_as_the_targets_last_layer(target, seen):
     target, layers=(0, 1, 3), draft_vocab=IDS, rngs=nnx.Rngs(1)
   )
   for name in ("q", "k", "v"):
-    kernel = getattr(head.attention, name).kernel
-    assert np.abs(kernel[:8]).max() > 0  # it is read from the first step on
-    kernel[...] = kernel[...].at[:8].set(0)
+    weight = getattr(head.attention, name).weight
+    assert np.abs(weight[:, :8]).max() > 0  # read from the first step on
+    weight[...] = weight[...].at[:, :8].set(0)
   ((logits, _),) = unrolled.unroll(
     head, jnp.asarray(TOKENS), seen[0].features,
     positions=jnp.arange(LENGTH)[None], segments=jnp.ones((1, LENGTH), int),
@@ -61,7 +61,7 @@ def test_a_wider_eagle3_begins_as_the_one_of_the_targets_width(target, seen):
     target, layers=(0, 1, 3), draft_vocab=IDS, rngs=nnx.Rngs(1), **more
   )
   usual, wide = make(), make(mlp_dim=20)
-  assert wide.mlp.gate.kernel.shape == (8, 20)
+  assert wide.mlp.gate.weight.shape == (20, 8)
   wide.attention, wide.fc = usual.attention, usual.fc
 
   def said(head):
@@ -75,8 +75,8 @@ def test_a_wider_eagle3_begins_as_the_one_of_the_targets_width(target, seen):
   np.testing.assert_allclose(said(wide), said(usual), atol=1e-5)
   graph, params, rest = nnx.split(wide, nnx.Param, ...)
   said_by = lambda params: said(nnx.merge(graph, params, rest))[..., 0].sum()
-  moved = jax.grad(said_by)(params)["mlp"]["down"]["kernel"][...]
-  assert np.abs(moved[12:]).min() > 0
+  moved = jax.grad(said_by)(params)["mlp"]["down"]["weight"][...]
+  assert np.abs(moved[:, 12:]).min() > 0
   with pytest.raises(ValueError, match=r"must be 12, the target's, or more"):
     make(mlp_dim=11)
 
@@ -105,7 +105,7 @@ def test_what_is_the_targets_is_not_forgotten(kind, target):
   for path, now in values().items():
     if path[0] in kept:
       np.testing.assert_array_equal(before[path], now)
-    elif path[-1] == "kernel":
+    elif path[-1] == "weight":
       assert np.abs(now).max() < 0.2  # of a normal law of deviation 0.02
       if now.any():  # Medusa's blocks add nothing, as its authors have it
         changed.add(path)
@@ -128,7 +128,7 @@ def test_medusa_and_blockwise_begin_as_the_targets_output(target, seen):
 def test_eagle1_takes_the_feature_and_the_last_layers_weights(target, seen):
   """Without what reads the embedding it says the feature once more."""
   head = head_starts.eagle1(target, rngs=nnx.Rngs(1))
-  np.testing.assert_array_equal(head.fc.kernel[8:], np.eye(8))
+  np.testing.assert_array_equal(head.fc.weight[:, 8:], np.eye(8))
   last, own = target.layers[-1], head.attention
   for ours, theirs in (
     (own.q, last.attention.q), (own.k, last.attention.k),
@@ -139,8 +139,8 @@ def test_eagle1_takes_the_feature_and_the_last_layers_weights(target, seen):
     jax.tree.map(
       np.testing.assert_array_equal, nnx.state(ours), nnx.state(theirs)
     )
-  assert np.abs(head.fc.kernel[:8]).max() > 0  # read from the first step on
-  head.fc.kernel[...] = head.fc.kernel[...].at[:8].set(0)
+  assert np.abs(head.fc.weight[:, :8]).max() > 0  # read from the first step on
+  head.fc.weight[...] = head.fc.weight[...].at[:, :8].set(0)
   final = seen[1]
   for logits, state in unrolled.unroll(
     head, jnp.asarray(TOKENS), final.features,
@@ -157,8 +157,8 @@ def test_a_block_takes_the_last_layers_weights(target):
     target, num_layers=2, layers=(1, 3), block_size=4, mask_token=6,
     draft_vocab=IDS, rngs=nnx.Rngs(1),
   )  # fmt: skip
-  np.testing.assert_array_equal(head.fc.kernel[8:], np.eye(8))
-  np.testing.assert_array_equal(head.fc.kernel[:8], 0)
+  np.testing.assert_array_equal(head.fc.weight[:, 8:], np.eye(8))
+  np.testing.assert_array_equal(head.fc.weight[:, :8], 0)
   for ours, theirs in zip(head.layers, target.layers[-2:], strict=True):
     for part in ("mlp", "mlp_norm", "attention_norm"):
       jax.tree.map(
@@ -167,12 +167,12 @@ def test_a_block_takes_the_last_layers_weights(target):
       )  # fmt: skip
     for name in ("q", "k", "v", "out"):
       np.testing.assert_array_equal(
-        getattr(ours.attention, name).kernel[...],
-        getattr(theirs.attention, name).kernel[...],
+        getattr(ours.attention, name).weight[...],
+        getattr(theirs.attention, name).weight[...],
       )
     np.testing.assert_array_equal(ours.attention.q_norm.scale[...], 1)
-  rows = target.lm_head.kernel[...][:, IDS]
-  np.testing.assert_array_equal(head.lm_head.kernel[...], rows)
+  rows = target.lm_head.weight[...][IDS]
+  np.testing.assert_array_equal(head.lm_head.weight[...], rows)
   with pytest.raises(ValueError, match=r"num_layers must be in 1\.\.4, got 5"):
     head_starts.parallel(
       target, num_layers=5, layers=(1,), block_size=4, mask_token=6,

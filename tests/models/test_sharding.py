@@ -57,16 +57,16 @@ def spec_of(name, config=CONFIG):
 @pytest.mark.parametrize(
   ("name", "spec"),
   [
-    ("attention.q.kernel", P(None, None, ("model",))),
-    ("attention.v.kernel", P(None, None, ("model",))),
+    ("attention.q.weight", P(None, ("model",), None)),
+    ("attention.v.weight", P(None, ("model",), None)),
     ("attention.v.bias", P(None, ("model",))),
-    ("attention.out.kernel", P(None, ("model",), None)),
+    ("attention.out.weight", P(None, None, ("model",))),
     ("attention.out.bias", P(None)),
-    ("mlp.gate.kernel", P(None, None, ("model",))),
-    ("mlp.down.kernel", P(None, ("model",), None)),
+    ("mlp.gate.weight", P(None, ("model",), None)),
+    ("mlp.down.weight", P(None, None, ("model",))),
     ("attention_norm.scale", P(None)),
     ("embed.embedding", P(("model",), None)),
-    ("lm_head.kernel", P(None, ("model",))),
+    ("lm_head.weight", P(("model",), None)),
     ("final_norm.scale", P()),
   ],
 )

@@ -13,6 +13,7 @@ Figures go to WORKDIR: NAME.json (every number plotted), NAME.svg and NAME.png.
   tradeoff     the Pareto front of loss and rejection, Decoding-OPT and -UNO
   throughput   tokens per second against N, the best N marked
   acceptance   what every lossless rule accepts of K drafts
+  mixture      what verification reads of a mixture of experts, the best N there
 
 A chain is an .npz file with `draft_initial` and `target_initial`, f[V], the
 laws of the first token, and `draft` and `target`, f[T - 1, V, V], the laws of

@@ -11,7 +11,14 @@ import numpy as np
 
 from launch.studies.rules import cases, on_vectors
 from launch.studies.theory import simulation
-from specjax.theory import markov, optimum, rejections, throughput, tradeoff
+from specjax.theory import (
+  experts,
+  markov,
+  optimum,
+  rejections,
+  throughput,
+  tradeoff,
+)
 
 # The setting of the paper's figures; how its matrices were made is not known:
 # here all laws are uniform on the simplex.
@@ -260,6 +267,52 @@ def acceptance(runs: int, counts: tuple[int, ...] = (1, 2, 3, 4)) -> dict:
   }
 
 
+def qwen3_30b_a3b() -> experts.Reads:
+  """Qwen3-30B-A3B in bfloat16, of its configuration."""
+  width, layers, heads, kv_heads, channels = 2048, 48, 32, 4, 128
+  attention = 2 * width * channels * (heads + kv_heads)
+  return experts.Reads(
+    others=2 * (layers * (attention + 128 * width) + 151_936 * width),
+    expert=2 * 3 * width * 768,
+    num_layers=layers,
+    num_experts=128,
+    num_chosen=8,
+  )
+
+
+def mixture(runs: int) -> dict:
+  """Figure 8: what verification costs on a mixture, and what speculation gains.
+
+  Times are in units of a pass over one token a row.
+  """
+  del runs
+  model, draft, most = qwen3_30b_a3b(), 0.02, 32
+  fed = np.arange(1, most + 1)
+  lines, read = [], {}
+  for rows in (1, 2, 4, 8, 16, 32, 64, 128):
+    verify = model.verify(rows)
+    read[str(rows)] = verify(fed).tolist()
+    for accepted in (0.6, 0.7, 0.8, 0.9):
+      best = throughput.best_num_tokens(accepted, draft, verify, most=most - 1)
+      rate = throughput.throughput(best, accepted, draft, verify(best + 1))
+      lines.append(
+        {
+          "rows": rows,
+          "acceptance": accepted,
+          "best": best,
+          "throughput": float(rate),
+        }
+      )
+  return {
+    "cost_ratio": draft,
+    "fed": fed.tolist(),
+    "gigabytes": (model.bytes_of(fed) / 1e9).tolist(),
+    "distinct": experts.expected_distinct(fed, 128, 8).tolist(),
+    "read": read,
+    "lines": lines,
+  }
+
+
 FIGURES = {
   "single": single,
   "batch": batch,
@@ -268,4 +321,5 @@ FIGURES = {
   "tradeoff": tradeoff_front,
   "throughput": speed,
   "acceptance": acceptance,
+  "mixture": mixture,
 }

@@ -79,6 +79,25 @@ def throughput(results: dict[str, dict]) -> str:
   )
 
 
+def mixture(results: dict[str, dict]) -> str:
+  """The best N on a mixture, and its throughput, by rows and P."""
+  (result,) = results.values()
+  found = {
+    (line["rows"], line["acceptance"]): (
+      f"{line['best']} ({line['throughput']:.2f}x)"
+    )
+    for line in result["lines"]
+  }
+  chances = sorted({p for _, p in found})
+  return table(
+    ["rows", *(f"P = {p}" for p in chances)],
+    [
+      [str(rows), *(found[rows, p] for p in chances)]
+      for rows in sorted({rows for rows, _ in found})
+    ],
+  )
+
+
 def acceptance(results: dict[str, dict]) -> str:
   """What every rule accepts, a column a K; drafts that are not i.i.d. named."""
   (result,) = results.values()

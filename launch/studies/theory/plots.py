@@ -243,6 +243,36 @@ def acceptance(numbers: dict) -> Figure:
   return figure
 
 
+def mixture(numbers: dict) -> Figure:
+  """Figure 8."""
+  figure, (left, right) = _figure(9, 3.4, 2)
+  some = [rows for rows in numbers["read"] if rows in ("1", "4", "16", "64")]
+  _curves(
+    left,
+    numbers["fed"],
+    [(f"{rows} rows", numbers["read"][rows], None) for rows in some],
+    title="a pass over several tokens a row",
+    xlabel="tokens fed a row",
+  )
+  left.set_ylabel("bytes / bytes for one token a row")
+  for index, p in enumerate(
+    sorted({x["acceptance"] for x in numbers["lines"]})
+  ):
+    points = [x for x in numbers["lines"] if x["acceptance"] == p]
+    right.plot(
+      [x["rows"] for x in points], [x["throughput"] for x in points],
+      marker=_MARKERS[index], markersize=3, linewidth=1, label=f"P = {p}",
+    )  # fmt: skip
+  right.axhline(1, color="black", linewidth=0.6)
+  right.set_xscale("log", base=2)
+  right.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+  right.set_title("the best N", fontsize="medium")
+  right.set_xlabel("rows B")
+  right.set_ylabel("tokens a second / plain decoding's")
+  right.legend(fontsize="small")
+  return figure
+
+
 FIGURES: dict[str, Callable[[dict], Figure]] = {
   "single": single,
   "batch": batch,
@@ -251,4 +281,5 @@ FIGURES: dict[str, Callable[[dict], Figure]] = {
   "tradeoff": tradeoff,
   "throughput": throughput,
   "acceptance": acceptance,
+  "mixture": mixture,
 }

@@ -14,6 +14,7 @@ from models.formats import head_checkpoints
 from models.formats.head_checkpoints import Target
 from models.formats.huggingface_config import config_from_json
 from specjax import tree as tree_lib
+from specjax.types import Params
 
 H, V, VD, MLP, KV = 4096, 128256, 32000, 14336, 1024
 TARGET = config_from_json(shapes.SHAPES["llama-3.1-8b"])
@@ -56,14 +57,11 @@ LAYER = H * (2 * H + 2 * KV) + 3 * H * MLP  # queries, out; keys, values; MLP
 
 def test_what_is_a_heads_own_is_counted_once():
   """By the tensors of its file; the embedding is the target's array."""
-  own = lambda kind, tied=False: heads.num_params(
-    shape_of(kind), jnp.bfloat16, tied=tied
-  )
+  own = lambda kind: heads.num_params(shape_of(kind), jnp.bfloat16)
   wider = H * (H + 2 * KV)  # the attention of EAGLE-3 reads twice the width
   eagle3 = 3 * H * H + LAYER + wider + VD * H + 4 * H + VD
   assert own("eagle3") == eagle3
   assert own("eagle") == 2 * H * H + LAYER + H
-  assert own("eagle", tied=True) == own("eagle") + V * H
   assert own("medusa") == 3 * (H * H + H + V * H)
   assert own("blockwise") == 3 * H * H + 9 * H * H + 6 * H
   assert own("dflash") == 5 * (LAYER + 2 * H + 2 * 128) + 3 * H * H + 2 * H
@@ -119,11 +117,21 @@ def test_heads_without_attention_read_weights_once_by_hand():
   assert isinstance(only, roofline.Pass)
 
 
+def test_a_tied_targets_embedding_is_the_output_projection_of_its_head():
+  head = shape_of("eagle")
+  params = Params(
+    target={"frame": {"embed": {"embedding": "table"}}},
+    draft=heads.own_params(head, jnp.bfloat16),
+  )
+  draft = heads.with_shared(head, params).draft
+  assert draft["embed"]["embedding"] == draft["lm_head"]["weight"] == "table"
+
+
 def test_a_heads_bytes_are_held_beside_the_targets():
   q = question()
   without = dataclasses.replace(q, head=None, tree=tree_lib.chain(3))
   more = answer._held(q) - answer._held(without)
-  own = heads.num_params(q.head, jnp.bfloat16, tied=False)
+  own = heads.num_params(q.head, jnp.bfloat16)
   assert more == 2 * own // 8 + 2 * 2 * KV * q.rows * q.slots // 8
 
 
@@ -172,7 +180,7 @@ def test_a_heads_cache_holds_what_is_never_verified():
   without = dataclasses.replace(
     q, head=None, tree=tree_lib.chain(20), siblings="iid", rule="token"
   )
-  own = heads.num_params(q.head, jnp.bfloat16, tied=False)
+  own = heads.num_params(q.head, jnp.bfloat16)
   more = answer._held(q) - answer._held(without)
   assert more == 2 * own // 8 + 2 * 2 * KV * q.rows * (q.slots + 15) // 8
 

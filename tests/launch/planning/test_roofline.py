@@ -5,8 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
+from configs import shapes
 from launch.hardware import CHIPS
-from launch.planning import roofline
+from launch.planning import networks, roofline
+from models.formats.huggingface_config import config_from_json
 from models.networks.layers import TransformerConfig
 from models.networks.transformer import SkippedLayers
 
@@ -117,3 +119,25 @@ def test_tied_embeddings_are_read():
     roofline.forward(tied, 1).hbm_bytes - roofline.forward(ONE, 1).hbm_bytes
   )
   assert more == pytest.approx(2 * 1000 * 64)
+
+
+def test_a_mixture_is_read_as_far_as_its_tokens_choose():
+  """Qwen3-30B-A3B: 6.1 GB for one token, 25.8 for eight; the cache apart."""
+  config = config_from_json(shapes.SHAPES["qwen3-30b-a3b"])
+  place = roofline.Placement(
+    config=config, num_params=networks.num_params(config), size=1, rows=1,
+    slots=8,
+  )  # fmt: skip
+  cache = 2 * 2 * 48 * 8 * 4 * 128
+  assert roofline.least_bytes(place) - cache == pytest.approx(6.1e9, rel=0.01)
+  eight = dataclasses.replace(place, rows=8)
+  read = roofline.least_bytes(eight) - 8 * cache
+  assert read == pytest.approx(25.8e9, rel=0.01)
+  one, more = (roofline.forward(place, tokens) for tokens in (1, 8))
+  assert 4.1 < more.hbm_bytes / one.hbm_bytes < 4.3
+  assert more.flops == pytest.approx(8 * one.flops)
+  # Without one layer's experts: what its tokens would choose is not read.
+  skipped = dataclasses.replace(place, skipped=SkippedLayers(mlp=(3,)))
+  less = one.hbm_bytes - roofline.forward(skipped, 1).hbm_bytes
+  met = 2 * (2048 * 128 + 8 * 3 * 2048 * 768)
+  assert less == pytest.approx(met, rel=0.01)

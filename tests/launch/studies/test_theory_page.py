@@ -15,6 +15,7 @@ RESULTS = {
   "tradeoff": ("tradeoff",),
   "throughput": ("throughput",),
   "acceptance": ("acceptance",),
+  "mixture": ("mixture",),
   "quality": ("quality",),
 }
 

@@ -131,7 +131,7 @@ def test_a_record_has_the_law_of_the_state_that_it_keeps(stored, target):
   final = batch["parts"][:, :, -1].astype(np.float64)
   final *= 2.0 ** batch["exponents"][:, :, -1:]
   output = np.asarray(head_starts.output_rows(checkpoints.load_module(target)))
-  logits = final @ output[:, :V].astype(np.float64)
+  logits = final @ output[:V].astype(np.float64).T
   whole = np.log(np.exp(logits).sum(-1))
   np.testing.assert_allclose(batch["normalisers"], whole, rtol=1e-5)
   np.testing.assert_array_equal(batch["likeliest"], logits.argmax(-1))

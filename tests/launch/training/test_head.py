@@ -282,8 +282,8 @@ def test_the_trained_head_decodes_and_nothing_is_lost(trained, target, texts):
     loaded.module.target_ids[...], trained["whole"].target_ids[...]
   )
   for name in ("fc", "lm_head"):
-    saved = getattr(trained["resumed"], name).kernel[...].astype(jnp.bfloat16)
-    found = getattr(loaded.module, name).kernel[...]
+    saved = getattr(trained["resumed"], name).weight[...].astype(jnp.bfloat16)
+    found = getattr(loaded.module, name).weight[...]
     np.testing.assert_array_equal(found, saved.astype(jnp.float32))
 
 

@@ -63,7 +63,7 @@ def case(target, request):
   def laws(params):
     seen = watch(params, batch)
     said = [x for x, _ in head_step.says(head, seen, batch, DEPTH)]
-    return said, seen.final @ rows(params)
+    return said, seen.final @ rows(params).T
 
   said, judged = laws(params)
   p = []  # as the shipped head says it: no mass outside

@@ -87,7 +87,7 @@ def test_parts_that_are_read_for_a_mesh_are_those_of_the_whole(name, tmp_path):
     "medusa": lambda: module.heads[0].lm_head,
     "blockwise": lambda: module.hidden,
   }[name]()
-  assert projection.kernel[...].sharding.spec == place.sharding.column_dn
+  assert projection.weight[...].sharding.spec == place.sharding.column_nd
 
 
 def test_a_head_is_cut_over_what_divides_it():
@@ -305,7 +305,7 @@ class Published:
     embedding = self.w.get("embed_tokens.weight", TARGET.embedding)[tokens]
     both = np.concatenate([embedding, features], axis=-1)
     x = both @ self.w["fc.weight"].T + self.w.get("fc.bias", 0)
-    return self.layer(x, x) @ OUTPUT
+    return self.layer(x, x) @ OUTPUT.T
 
   def eagle3(self, tokens, features, *, normed_residual=False):
     if "input_norm.weight" in self.w:
@@ -397,7 +397,7 @@ def test_blockwise_logits_are_the_formula(tmp_path):
   x = random(2, H)
   hidden = np.maximum(x @ w["hidden.weight"].T + w["hidden.bias"], 0)
   out = hidden @ w["out.weight"].T + w["out.bias"]
-  expected = (x[:, None] + out.reshape(2, 2, H)) @ OUTPUT
+  expected = (x[:, None] + out.reshape(2, 2, H)) @ OUTPUT.T
   found = marginals(params, jnp.asarray(x))
   np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
 
@@ -427,7 +427,7 @@ def test_a_head_may_tie_its_own_embedding_to_its_output(tmp_path):
     **{"embed_tokens.weight": own},
   )  # fmt: skip
   head = head_checkpoints.load(directory, TARGET)
-  np.testing.assert_array_equal(head.module.lm_head.kernel[...], own.T)
+  np.testing.assert_array_equal(head.module.lm_head.weight[...], own)
 
 
 @pytest.mark.parametrize("ending", ["safetensors", "bin"])
@@ -466,7 +466,7 @@ def test_logits_are_multiplied_by_the_scale_that_a_file_says(tmp_path):
   )
   head = head_checkpoints.load(directory, TARGET)
   np.testing.assert_allclose(
-    head.module.lm_head.kernel[...], 3 * tensors["lm_head.weight"].T, rtol=1e-6
+    head.module.lm_head.weight[...], 3 * tensors["lm_head.weight"], rtol=1e-6
   )
 
 
@@ -519,7 +519,7 @@ def test_medusas_heads_are_read_of_the_model_that_they_are_merged_with(
   )  # fmt: skip
   target = huggingface.load(directory)
   np.testing.assert_array_equal(
-    target.lm_head.kernel[...], base["lm_head.weight"].T
+    target.lm_head.weight[...], base["lm_head.weight"]
   )
 
 

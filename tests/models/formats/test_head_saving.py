@@ -39,7 +39,7 @@ def about(target):
   return Target(
     num_layers=4, embed_dim=8, vocab_size=V,
     embedding=target.embed.embedding[...],
-    output=lambda: target.lm_head.kernel[...],
+    output=target.lm_head.weight[...],
   )  # fmt: skip
 
 
@@ -156,7 +156,7 @@ def sliding(kind, target):
   if config.draft_vocab_size:
     head.target_ids[...] = IDS
   elif not kind.startswith("eagle3"):
-    head.lm_head.kernel[...] = target.lm_head.kernel[...]
+    head.lm_head.weight[...] = target.lm_head.weight[...]
   return head
 
 
@@ -324,7 +324,7 @@ def test_a_file_has_the_tensors_that_its_readers_ask_for(kind, target, save):
   if kind in QWEN2:  # its embedding and output are those of the target
     head.embed.embedding[...] = target.embed.embedding[...]
     if kind.startswith("eagle,"):
-      head.lm_head.kernel[...] = target.lm_head.kernel[...]
+      head.lm_head.weight[...] = target.lm_head.weight[...]
   settings, tensors = save(kind, head, dtype="float16")
   assert {n: x.shape for n, x in tensors.items()} == ASKED[kind]
   integers = {"d2t": np.int64, "t2d": np.bool_, "token_map": np.int64}

@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from models.formats import huggingface
 from models.networks import layers
-from models.networks.layers import RopeScaling, rotary_table
+from models.networks.description import RopeScaling
 
 SIZES = {k: v for k, v in GATED.items() if not k.endswith("token_id")}
 GPT2_SIZES = {k: v for k, v in GPT2.items() if not k.endswith("token_id")}
@@ -74,9 +74,8 @@ def test_rescaled_frequencies_are_those_of_transformers(rope):
   config = references.make_config("llama", settings)
   positions = np.arange(0, 4096, 37)[None]
   wanted = LlamaRotaryEmbedding(config)(torch.zeros(1), torch.tensor(positions))
-  found = rotary_table(
-    huggingface.config_from_json(dict(settings, model_type="llama")), positions
-  )
+  read = huggingface.config_from_json(dict(settings, model_type="llama"))
+  found = read.rope.table(positions)
   for mine, theirs in zip(found, wanted, strict=True):
     half = theirs.shape[-1] // 2
     np.testing.assert_allclose(mine[:, :, 0], theirs[..., :half], atol=1e-4)
@@ -93,7 +92,7 @@ def test_activations_are_those_of_transformers():
       ), jnp.float32, rngs=nnx.Rngs(0),
     )  # fmt: skip
     for part in (mlp.up, mlp.down):
-      part.kernel[...] = jnp.ones((1, 1))
+      part.weight[...] = jnp.ones((1, 1))
     wanted = ACT2FN[name](torch.tensor(x))
     np.testing.assert_allclose(mlp(x[:, None])[:, 0], wanted, atol=1e-6)
 

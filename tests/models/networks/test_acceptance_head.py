@@ -18,7 +18,7 @@ def head():
   module = AcceptanceHead(HeadConfig(width=WIDTH), rngs=nnx.Rngs(0))
   rng = np.random.default_rng(0)
   for block in module.blocks:
-    block.kernel[...] = jnp.asarray(rng.normal(size=(7, 7)), jnp.float32)
+    block.weight[...] = jnp.asarray(rng.normal(size=(7, 7)), jnp.float32)
     block.bias[...] = jnp.asarray(rng.normal(size=7), jnp.float32)
   return module
 
@@ -43,9 +43,9 @@ def test_it_is_residual_blocks_and_one_number(head):
     axis=1,
   )
   for block in head.blocks:
-    y = x @ np.asarray(block.kernel[...]) + np.asarray(block.bias[...])
+    y = x @ np.asarray(block.weight[...]).T + np.asarray(block.bias[...])
     x = x + y / (1 + np.exp(-y))
-  expected = x @ np.asarray(head.out.kernel[...]) + np.asarray(
+  expected = x @ np.asarray(head.out.weight[...]).T + np.asarray(
     head.out.bias[...]
   )
   found = head(*map(jnp.asarray, (hidden, top, confidence, temperature)))

@@ -23,10 +23,10 @@ H, V, MLP, D, HEADS, KV, LAYERS, BLOCK, MASK = 8, 13, 10, 6, 4, 2, 2, 4, 11
 THETA, EPS, N = 5_000.0, 1e-3, 9
 RNG = np.random.default_rng(0)
 random = lambda *shape: RNG.standard_normal(shape).astype(np.float32)
-OUTPUT = random(H, V)
+OUTPUT = random(V, H)
 TARGET = Target(
   num_layers=N, embed_dim=H, vocab_size=V, embedding=random(V, H),
-  output=lambda: OUTPUT,
+  output=OUTPUT,
 )  # fmt: skip
 CONFIG = dict(
   model_type="qwen3", architectures=["DFlashDraftModel"], hidden_size=H,
@@ -124,7 +124,7 @@ def reference(features, newest, sees=lambda i, t, s: True):
     x = x + of(
       "mlp.down_proj", gate / (1 + np.exp(-gate)) * of("mlp.up_proj", y)
     )
-  return (norm(x, "norm.weight") @ OUTPUT)[1:]
+  return (norm(x, "norm.weight") @ OUTPUT.T)[1:]
 
 
 def test_a_block_is_the_formulas_by_published_names(head):
@@ -191,7 +191,7 @@ def test_a_block_of_speculators_has_words_of_its_own(head, tmp_path):
   model, params = few.functions()
   found, _ = model.say(params, jnp.array([[2]]), model.init_cache(1, 8))
   hidden = np.linalg.lstsq(
-    OUTPUT.T, reference(np.zeros((0, 3 * H)), 2).T, rcond=None
+    OUTPUT, reference(np.zeros((0, 3 * H)), 2).T, rcond=None
   )[0].T  # what the target's rows were multiplied with
   expected = np.full((BLOCK - 1, V), -np.inf)
   expected[:, IDS] = hidden @ WORDS["lm_head.weight"].T

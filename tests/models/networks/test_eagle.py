@@ -77,7 +77,7 @@ class Reference:
     }
 
   def linear(self, name, x):
-    return x @ self.w[f"{name}.kernel"] + self.w.get(f"{name}.bias", 0)
+    return x @ self.w[f"{name}.weight"].T + self.w.get(f"{name}.bias", 0)
 
   def norm(self, name, x):
     size = np.sqrt((x**2).mean(-1, keepdims=True) + self.c.norm_eps)

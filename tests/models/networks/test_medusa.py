@@ -33,9 +33,9 @@ def test_a_head_of_medusa_is_residual_blocks_and_a_projection():
   for number, head in enumerate(module.heads):
     x = X
     for block in head.blocks:
-      y = x @ np.asarray(block.kernel) + np.asarray(block.bias)
+      y = x @ np.asarray(block.weight).T + np.asarray(block.bias)
       x = x + y / (1 + np.exp(-y))
-    expected = x @ np.asarray(head.lm_head.kernel)
+    expected = x @ np.asarray(head.lm_head.weight).T
     np.testing.assert_allclose(
       logits[:, number], expected, rtol=2e-4, atol=1e-4
     )
@@ -46,7 +46,7 @@ def test_untrained_blocks_of_medusa_change_nothing():
     num_heads=1, num_layers=1, embed_dim=8, vocab_size=11
   )
   module = medusa.Medusa(config, rngs=nnx.Rngs(0))
-  expected = X @ np.asarray(module.heads[0].lm_head.kernel)
+  expected = X @ np.asarray(module.heads[0].lm_head.weight).T
   np.testing.assert_allclose(module(X)[:, 0], expected, rtol=1e-5, atol=1e-6)
 
 
@@ -57,9 +57,9 @@ def test_blockwise_outputs_share_a_projection():
   module = random(medusa.Blockwise(config, rngs=nnx.Rngs(0)))
   marginals, params = medusa.as_marginals(module)
   array = lambda x: np.asarray(x[...])
-  hidden = X @ array(module.hidden.kernel) + array(module.hidden.bias)
-  out = np.maximum(hidden, 0) @ array(module.out.kernel)
+  hidden = X @ array(module.hidden.weight).T + array(module.hidden.bias)
+  out = np.maximum(hidden, 0) @ array(module.out.weight).T
   out = (out + array(module.out.bias)).reshape(3, 3, 8)
-  expected = (X[:, None] + out) @ array(module.lm_head.kernel)
+  expected = (X[:, None] + out) @ array(module.lm_head.weight).T
   found = marginals(params, jnp.asarray(X))
   np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-3)

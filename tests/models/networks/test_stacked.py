@@ -1,5 +1,6 @@
 """The stacked model is the transformer, layer for layer."""
 
+import described
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,6 +35,8 @@ VARIANTS = {
     learned_positions=True, tied_embeddings=True, norm="layer"
   ),
   "normed queries": dict(qk_norm=True),
+  "gemma": described.GEMMA,
+  "olmo": described.OLMO,
 }  # fmt: skip
 
 
@@ -80,7 +83,7 @@ def assert_same(one, other, mask=None):
   assert got.features.shape[-1] == len(FEATURES) * SMALL["embed_dim"]
   np.testing.assert_allclose(got.features, expected.features, atol=2e-6)
   np.testing.assert_allclose(
-    stacked_cache.keys[0], jnp.stack(cache.keys), atol=1e-6
+    stacked_cache.keys[0], jnp.stack(cache.keys), rtol=1e-5, atol=1e-6
   )
   np.testing.assert_array_equal(stacked_cache.length, cache.length)
 
@@ -88,6 +91,13 @@ def assert_same(one, other, mask=None):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_stacked_layers_give_the_same_logits_and_cache(variant):
   assert_same(*both(**VARIANTS[variant]))
+
+
+def test_layers_of_different_kinds_are_not_stacked():
+  kinds = described.layers((3, None)), described.layers((3,), norms="post")
+  config = TransformerConfig(**SMALL, layers=sum(kinds, ()))
+  with pytest.raises(ValueError, match="cannot be stacked: layer 2 is"):
+    stacked.abstract_params(config, dtype=jnp.float32)
 
 
 @pytest.mark.parametrize("skipped", SKIPS)

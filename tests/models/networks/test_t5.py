@@ -225,8 +225,8 @@ def test_wide_parameters_are_float32_in_float16_alone(decoded, dtype):
   module = t5.abstract(decoded[0].config, dtype=jnp.dtype(dtype))
   layer = module.decoder.layers[0]
   wide = jnp.float32 if dtype == "float16" else jnp.bfloat16
-  assert layer.mlp.down.kernel.dtype == wide
-  assert layer.mlp.up.kernel.dtype == jnp.dtype(dtype)
+  assert layer.mlp.down.weight.dtype == wide
+  assert layer.mlp.up.weight.dtype == jnp.dtype(dtype)
 
 
 def test_a_float16_model_does_not_overflow_where_layers_add_up(tmp_path):

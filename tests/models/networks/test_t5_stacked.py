@@ -86,7 +86,7 @@ def test_abstract_params_are_those_of_a_stacked_module(dtype):
   found = t5_stacked.abstract_params(config, dtype=dtype)
   described = lambda x: (x.shape, x.dtype)
   assert jax.tree.map(described, params) == jax.tree.map(described, found)
-  assert params["layers"]["encoder"]["mlp"]["up"]["kernel"].shape[0] == 2
+  assert params["layers"]["encoder"]["mlp"]["up"]["weight"].shape[0] == 2
 
 
 def test_a_stacked_pair_decodes_the_same_tokens_and_refills():

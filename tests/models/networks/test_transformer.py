@@ -5,6 +5,7 @@ import functools
 import re
 
 import compiling
+import described
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,6 +45,8 @@ CONFIGS = {
     LLAMA, norm="layer", activation="gelu", gated_mlp=False, rotary_dim=4,
     parallel_residual=True,
   ),
+  "gemma": dataclasses.replace(LLAMA, **described.GEMMA),
+  "olmo": dataclasses.replace(LLAMA, **described.OLMO),
 }  # fmt: skip
 
 # The tree of the tests, by parent; node 5 is the grandchild 0-2-5.
@@ -278,7 +281,12 @@ def test_no_rotary_channels_means_no_rotation():
   ("changes", "message"),
   [
     (dict(num_kv_heads=3), "num_kv_heads must divide num_heads, got 3 and 4"),
-    (dict(norm="batch"), "norm must be 'rms' or 'layer', got 'batch'"),
+    (dict(norm="batch"), "norm must be one of .*'layer'.* got 'batch'"),
+    (
+      dict(described.OLMO, head_dim=16),
+      "the same heads and channels, .4, 2, 16., got .*4, 2, 8",
+    ),
+    (dict(layers=described.layers((3,))), r"one entry per layer \(3\), got 1"),
     (dict(activation="tanh"), "activation must be one of .* got 'tanh'"),
     (dict(windows=(4,)), r"one entry per layer \(3\), got 1"),
   ],

@@ -1,0 +1,27 @@
+"""The families of decoder-only models, by `model_type`; one file each."""
+
+from models.formats.families import (
+  gemma2,
+  gemma3,
+  gpt2,
+  gpt_neox,
+  gpt_oss,
+  llama,
+  mistral,
+  mixtral,
+  olmo2,
+  olmo3,
+  olmoe,
+  qwen2,
+  qwen3,
+  qwen3_moe,
+)
+from models.formats.families.family import Family
+
+FAMILIES: dict[str, Family] = {
+  module.FAMILY.name: module.FAMILY
+  for module in (
+    gpt2, gpt_neox, llama, mistral, qwen2, qwen3, gemma2, gemma3, olmo2, olmo3,
+    mixtral, qwen3_moe, olmoe, gpt_oss,
+  )
+}  # fmt: skip

@@ -1,0 +1,138 @@
+"""What a family of models is to the readers of files: `Family`.
+
+A family is a `model_type` of Hugging Face's `config.json`, and one file of this
+folder: what the configuration says of the layers, which tensor is which
+parameter, and, where llama.cpp has the family, what a GGUF file calls them.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from models.networks.description import TransformerConfig
+
+
+class Settings(Mapping[str, Any]):
+  """A `config.json` with its defaults, which notes what is asked of it.
+
+  Args:
+    given: the file's contents.
+    defaults: what transformers assumes for keys left out.
+  """
+
+  def __init__(self, given: Mapping[str, Any], defaults: Mapping[str, Any]):
+    self._values = {**defaults, **given}
+    self.asked: set[str] = set()
+
+  def __getitem__(self, key: str) -> Any:
+    self.asked.add(key)
+    return self._values[key]
+
+  def __iter__(self) -> Iterator[str]:
+    return iter(self._values)
+
+  def __len__(self) -> int:
+    return len(self._values)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+  """How a tensor of a checkpoint holds a parameter.
+
+  Attributes:
+    shape: of the tensor, given the parameter's.
+    take: the parameter, given the tensor and the model's configuration.
+  """
+
+  shape: Callable[[tuple[int, ...]], tuple[int, ...]]
+  take: Callable[[np.ndarray, TransformerConfig], np.ndarray]
+
+
+# Both are their own inverse, and leave vectors as they are.
+AS_IS = Layout(lambda s: s, lambda x, c: x)
+TRANSPOSED = Layout(lambda s: s[::-1], lambda x, c: x.T)
+
+
+def _as_they_are(name: str, config: TransformerConfig) -> None:
+  """Rows that llama.cpp's converter leaves where they are."""
+  del name, config
+
+
+def _nothing(own: Mapping[str, Any], has: Callable[..., bool]) -> dict:
+  """What files say in no other way than by `Gguf.keys`."""
+  del own, has
+  return {}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gguf:
+  """The family's files in llama.cpp's format.
+
+  Attributes:
+    architecture: llama.cpp's name of it.
+    keys: keys of the metadata, after that name, and of `config.json`.
+    optional: those that may be missing, beside the usual ones.
+    also: keys of the metadata that `settings` reads.
+    prefix: of tensors' names in Hugging Face's files.
+    settings: more of `config.json`, from the metadata after the architecture's
+      name and from a function that says whether a tensor is there.
+    rows: where the rows of a module's tensors lie that llama.cpp's converter
+      has moved, given the module's last name and the configuration; None if
+      they are as they were.
+    transposed: last names of modules whose matrices lie the other way around.
+    plus_one: one was added to the weights of all norms.
+    rotary: channels that rotate: "all", "part" (the file says how many) or
+      None.
+    factors: the file may hold `rope_freqs.weight`, which frequencies are
+      divided by.
+  """
+
+  architecture: str
+  keys: Mapping[str, str]
+  optional: frozenset[str] = frozenset()
+  also: frozenset[str] = frozenset()
+  prefix: str = "model."
+  settings: Callable[[Mapping[str, Any], Callable[..., bool]], dict] = _nothing
+  rows: Callable[[str, TransformerConfig], np.ndarray | None] = _as_they_are
+  transposed: tuple[str, ...] = ()
+  plus_one: bool = False
+  rotary: str | None = "all"
+  factors: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Family:
+  """One family.
+
+  Attributes:
+    name: `model_type`.
+    read: the configuration of a `config.json`. Raises ValueError for settings
+      that are missing, malformed or not supported.
+    tensors: modules of `models.networks.transformer` and the checkpoint's names
+      for them, without a prefix; # is a layer's number. Or parameters and the
+      tensors' whole names, where * is an expert's number: all of them are one.
+    layouts: of modules or parameters whose tensors hold more than one, or lie
+      the other way around.
+    defaults: what transformers assumes for keys left out.
+    aliases: keys that may stand for others, and what these are.
+    fixed: keys that must have this value if they are there at all.
+    harmless: keys that change nothing in this family, beside those of all.
+    quantised: `quant_method`s of `quantization_config` whose tensors are read.
+    within: `model_type` of multimodal models that hold one of the family in
+      their `text_config`; nothing else of them is read.
+    gguf: its GGUF files, if they are read.
+  """
+
+  name: str
+  read: Callable[[Settings], TransformerConfig]
+  tensors: Mapping[str, str]
+  layouts: Mapping[str, Layout] = dataclasses.field(default_factory=dict)
+  defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  harmless: frozenset[str] = frozenset()
+  quantised: frozenset[str] = frozenset()
+  within: frozenset[str] = frozenset()
+  gguf: Gguf | None = None

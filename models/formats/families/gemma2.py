@@ -1,0 +1,133 @@
+"""Gemma 2: norms around both blocks, soft caps, every other layer slides.
+
+Its `post_attention_layernorm` norms what attention gives; in Llama's files the
+same name is of the norm before the MLP.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from models.formats.families import llama, reading
+from models.formats.families.family import Family, Gguf, Settings
+from models.formats.families.reading import FULL, SLIDES, get
+from models.networks.description import (
+  AttentionSpec,
+  DenseSpec,
+  LayerSpec,
+  Rope,
+  TransformerConfig,
+)
+
+TENSORS = {
+  **llama.TENSORS,
+  "layers.#.attention_out_norm": "layers.#.post_attention_layernorm",
+  "layers.#.mlp_norm": "layers.#.pre_feedforward_layernorm",
+  "layers.#.mlp_out_norm": "layers.#.post_feedforward_layernorm",
+}
+DEFAULTS = dict(
+  hidden_activation="gelu_pytorch_tanh", rms_norm_eps=1e-6,
+  tie_word_embeddings=True, attention_bias=False, query_pre_attn_scalar=256,
+  sliding_window=4096, head_dim=256, num_attention_heads=8,
+  num_key_value_heads=4, layer_types=None,
+)  # fmt: skip
+FIXED = dict(use_bidirectional_attention=False)
+HARMLESS = frozenset({"hidden_act"})  # hidden_activation counts
+GGUF_KEYS = {
+  **llama.GGUF_KEYS,
+  "attention.sliding_window": "sliding_window",
+  "attn_logit_softcapping": "attn_logit_softcapping",
+  "final_logit_softcapping": "final_logit_softcapping",
+}
+GGUF_OPTIONAL = frozenset({
+  "attention.sliding_window", "attn_logit_softcapping",
+  "final_logit_softcapping",
+})  # fmt: skip
+
+
+def described(
+  settings: Settings,
+  *,
+  slides: Callable[[int], bool],
+  ropes: Callable[[int], Mapping[str, Rope]],
+  softcap: float | None = None,
+  qk_norm: str | None = None,
+) -> TransformerConfig:
+  """A Gemma.
+
+  Args:
+    settings: its `config.json`.
+    slides: which layers do, where that is not said.
+    ropes: of every type of layer, for so many channels of a head.
+    softcap, qk_norm: as of `AttentionSpec`.
+  """
+  sizes = reading.sizes(settings, names={"hidden_act": "hidden_activation"})
+  window = get(settings, "sliding_window", int, None)
+  usual = [SLIDES if slides(i) else FULL for i in range(sizes["num_layers"])]
+  allowed = [FULL] if window is None else [FULL, SLIDES]
+  by_type = ropes(sizes["head_dim"])
+  bias = get(settings, "attention_bias", bool)
+  attention = {
+    kind: AttentionSpec(
+      **reading.heads(sizes),
+      window=window if kind == SLIDES else None,
+      rope=by_type[kind],
+      scale=get(settings, "query_pre_attn_scalar", float) ** -0.5,
+      softcap=softcap,
+      qk_norm=qk_norm,
+      qkv_bias=bias,
+      out_bias=bias,
+    )
+    for kind in allowed
+  }
+  feed_forward = DenseSpec(
+    width=sizes["mlp_dim"], activation=sizes["activation"]
+  )
+  return TransformerConfig.of_layers(
+    [
+      LayerSpec(
+        attention=attention[kind], feed_forward=feed_forward, norms="both"
+      )
+      for kind in reading.layer_types(settings, usual, allowed, window)
+    ],
+    **reading.frame(sizes),
+    norm="rms_plus_one",
+    embed_scale=sizes["embed_dim"] ** 0.5,
+    logit_softcap=get(settings, "final_logit_softcapping", float, None),
+  )
+
+
+def _read(settings: Settings) -> TransformerConfig:
+  return described(
+    settings,
+    slides=lambda layer: layer % 2 == 0,
+    ropes=lambda size: dict.fromkeys(
+      (FULL, SLIDES), reading.rope(settings, size)
+    ),
+    softcap=get(settings, "attn_logit_softcapping", float, None),
+  )
+
+
+def scalar(own: Mapping[str, Any], layers_of_27b: int) -> float:
+  """`query_pre_attn_scalar`, which files have not: llama.cpp knows it."""
+  if own["block_count"] == layers_of_27b:
+    return own["embedding_length"] / own["attention.head_count"]
+  return own.get("attention.key_length", DEFAULTS["head_dim"])
+
+
+FAMILY = Family(
+  name="gemma2",
+  read=_read,
+  tensors=TENSORS,
+  defaults=dict(
+    DEFAULTS, attn_logit_softcapping=50.0, final_logit_softcapping=30.0
+  ),
+  fixed=FIXED,
+  harmless=HARMLESS,
+  gguf=Gguf(
+    architecture="gemma2",
+    keys=GGUF_KEYS,
+    optional=GGUF_OPTIONAL,
+    settings=lambda own, has: {"query_pre_attn_scalar": scalar(own, 46)},
+    plus_one=True,
+  ),
+)

@@ -1,0 +1,64 @@
+"""Gemma 3, the text model: Gemma 2 with normed queries and keys.
+
+One layer of six is full, and rotates with frequencies of its own.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from models.formats.families import gemma2, reading
+from models.formats.families.family import Family, Gguf, Settings
+from models.formats.families.reading import FULL, SLIDES, get
+from models.networks.description import TransformerConfig
+
+
+def _read(settings: Settings) -> TransformerConfig:
+  period = get(settings, "sliding_window_pattern", int, 6)
+  older = {
+    FULL: {key: settings.get(key) for key in ("rope_theta", "rope_scaling")},
+    SLIDES: {"rope_theta": settings.get("rope_local_base_freq")},
+  }
+  return gemma2.described(
+    settings,
+    slides=lambda layer: (layer + 1) % period != 0,
+    ropes=lambda size: reading.rope_by_type(
+      settings, size, older=older, theta={FULL: 1e6, SLIDES: 1e4}
+    ),
+    qk_norm="head",
+  )
+
+
+def _gguf_settings(
+  own: Mapping[str, Any], has: Callable[..., bool]
+) -> dict[str, Any]:
+  del has
+  found = {"query_pre_attn_scalar": gemma2.scalar(own, 62)}
+  kind = own.get("rope.scaling.type", "none")
+  if kind != "none":
+    factor = own.get("rope.scaling.factor", 1.0)
+    found["rope_scaling"] = {"rope_type": kind, "factor": factor}
+  return found
+
+
+FAMILY = Family(
+  name="gemma3_text",
+  read=_read,
+  tensors=gemma2.TENSORS,
+  defaults=dict(
+    gemma2.DEFAULTS, vocab_size=262_208, hidden_size=2304,
+    intermediate_size=9216, num_hidden_layers=26,
+    max_position_embeddings=131_072, final_logit_softcapping=None,
+  ),
+  fixed=gemma2.FIXED,
+  # Its scores have no cap, whatever a file says: transformers has none either.
+  harmless=gemma2.HARMLESS | {"attn_logit_softcapping"},
+  within=frozenset({"gemma3"}),
+  gguf=Gguf(
+    architecture="gemma3",
+    keys={**gemma2.GGUF_KEYS, "rope.freq_base_swa": "rope_local_base_freq"},
+    optional=gemma2.GGUF_OPTIONAL | {"rope.freq_base_swa"},
+    also=frozenset({"rope.scaling.type", "rope.scaling.factor"}),
+    settings=_gguf_settings,
+    plus_one=True,
+  ),
+)  # fmt: skip

@@ -1,0 +1,94 @@
+"""gpt-oss: sinks, a biased router, clamped experts; some layers slide."""
+
+import numpy as np
+
+from models.formats.families import llama, mixtures, reading
+from models.formats.families.family import Family, Layout, Settings
+from models.formats.families.reading import FULL, SLIDES, get
+from models.networks.description import TransformerConfig
+
+_THETA = 150_000.0
+# Of a file that says nothing.
+_ROPE = dict(
+  rope_type="yarn", factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
+  original_max_position_embeddings=4096,
+)  # fmt: skip
+_EXPERTS = "layers.#.mlp.experts"
+
+
+def _read(settings: Settings) -> TransformerConfig:
+  sizes = reading.sizes(settings)
+  window = get(settings, "sliding_window", int, None)
+  usual = [SLIDES if i % 2 == 0 else FULL for i in range(sizes["num_layers"])]
+  allowed = [FULL] if window is None else [FULL, SLIDES]
+  rope = {"max_position_embeddings": settings["max_position_embeddings"]}
+  said = ("rope_parameters", "rope_scaling", "rope_theta")
+  rope |= {key: settings.get(key) for key in said}
+  if not rope["rope_parameters"] and not rope["rope_scaling"]:
+    rope["rope_parameters"] = _ROPE
+  experts = mixtures.mixture(
+    settings, sizes, num_experts="num_local_experts", router_bias=True,
+    expert_bias=True, limit=get(settings, "swiglu_limit", float),
+    slope=get(settings, "swiglu_alpha", float),
+  )  # fmt: skip
+  layers = [
+    mixtures.layer(
+      sizes, experts, rope=reading.rope(rope, sizes["head_dim"], theta=_THETA),
+      window=window if kind == SLIDES else None, sinks=True,
+      bias=get(settings, "attention_bias", bool),
+    )
+    for kind in reading.layer_types(settings, usual, allowed, window)
+  ]  # fmt: skip
+  return TransformerConfig.of_layers(layers, **reading.frame(sizes))
+
+
+def _turned(x: np.ndarray) -> np.ndarray:
+  """Of each expert, the transpose."""
+  return x.swapaxes(1, 2)
+
+
+def _every_other(first: int) -> Layout:
+  """Gates are the even columns of a tensor, the rest the odd ones."""
+  return Layout(
+    lambda s: (s[0], s[2], 2 * s[1]),
+    lambda x, c: _turned(x[..., first::2]),
+  )
+
+
+def _every_other_bias(first: int) -> Layout:
+  return Layout(lambda s: (s[0], 2 * s[1]), lambda x, c: x[..., first::2])
+
+
+FAMILY = Family(
+  name="gpt_oss",
+  read=_read,
+  tensors={
+    **mixtures.without_mlp(llama.TENSORS),
+    "layers.#.attention.sinks": "layers.#.self_attn.sinks",
+    "layers.#.mlp.router": "layers.#.mlp.router",
+    f"{_EXPERTS}.gate": f"{_EXPERTS}.gate_up_proj",
+    f"{_EXPERTS}.up": f"{_EXPERTS}.gate_up_proj",
+    f"{_EXPERTS}.down": f"{_EXPERTS}.down_proj",
+    f"{_EXPERTS}.gate_bias": f"{_EXPERTS}.gate_up_proj_bias",
+    f"{_EXPERTS}.up_bias": f"{_EXPERTS}.gate_up_proj_bias",
+    f"{_EXPERTS}.down_bias": f"{_EXPERTS}.down_proj_bias",
+  },
+  layouts={
+    f"{_EXPERTS}.gate": _every_other(0),
+    f"{_EXPERTS}.up": _every_other(1),
+    f"{_EXPERTS}.down": Layout(
+      lambda s: (s[0], s[2], s[1]), lambda x, c: _turned(x)
+    ),
+    f"{_EXPERTS}.gate_bias": _every_other_bias(0),
+    f"{_EXPERTS}.up_bias": _every_other_bias(1),
+  },
+  defaults=dict(
+    hidden_act="silu", rms_norm_eps=1e-5, head_dim=64, layer_types=None,
+    tie_word_embeddings=False, num_key_value_heads=8, attention_bias=True,
+    sliding_window=128, num_local_experts=128, num_experts_per_tok=4,
+    swiglu_limit=7.0, swiglu_alpha=1.702, max_position_embeddings=131_072,
+  ),
+  aliases={"num_experts": "num_local_experts"},
+  quantised=frozenset({"mxfp4"}),
+  harmless=mixtures.HARMLESS | {"initial_context_length", "experts_per_token"},
+)  # fmt: skip

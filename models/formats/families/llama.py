@@ -1,0 +1,120 @@
+"""Llama, whose layer and names most other families vary."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from models.formats.families import reading
+from models.formats.families.family import Family, Gguf, Settings
+from models.formats.families.reading import SLIDES, get
+from models.networks.description import TransformerConfig
+
+DEFAULTS = dict(
+  hidden_act="silu", rms_norm_eps=1e-6, head_dim=None, tie_word_embeddings=False
+)
+TENSORS = {
+  "embed": "embed_tokens",
+  "final_norm": "norm",
+  "lm_head": "lm_head",
+  "layers.#.attention_norm": "layers.#.input_layernorm",
+  "layers.#.attention.q": "layers.#.self_attn.q_proj",
+  "layers.#.attention.k": "layers.#.self_attn.k_proj",
+  "layers.#.attention.v": "layers.#.self_attn.v_proj",
+  "layers.#.attention.out": "layers.#.self_attn.o_proj",
+  "layers.#.attention.q_norm": "layers.#.self_attn.q_norm",
+  "layers.#.attention.k_norm": "layers.#.self_attn.k_norm",
+  "layers.#.mlp_norm": "layers.#.post_attention_layernorm",
+  "layers.#.mlp.gate": "layers.#.mlp.gate_proj",
+  "layers.#.mlp.up": "layers.#.mlp.up_proj",
+  "layers.#.mlp.down": "layers.#.mlp.down_proj",
+}
+# Keys of the metadata of GGUF files, and of `config.json`.
+GGUF_SIZES = {
+  "context_length": "max_position_embeddings",
+  "embedding_length": "hidden_size",
+  "feed_forward_length": "intermediate_size",
+  "block_count": "num_hidden_layers",
+  "attention.head_count": "num_attention_heads",
+}
+GGUF_KEYS = {
+  **GGUF_SIZES,
+  "attention.head_count_kv": "num_key_value_heads",
+  "attention.key_length": "head_dim",
+  "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+  "rope.freq_base": "rope_theta",
+}
+
+
+def alike(settings: Settings, family: str, **switches) -> TransformerConfig:
+  """A model of Llama's layers with some switches, all of whose heads rotate."""
+  sizes = reading.sizes(settings)
+  rope = reading.rope(settings, sizes["head_dim"])
+  if rope.dim != sizes["head_dim"]:
+    raise ValueError(
+      f"partial_rotary_factor must be 1 in a {family} model, got "
+      f"{rope.dim / sizes['head_dim']}"
+    )
+  return TransformerConfig(**sizes, **reading.rope_fields(rope), **switches)
+
+
+def _read(settings: Settings) -> TransformerConfig:
+  if SLIDES in (settings.get("layer_types") or ()):
+    raise ValueError(f"no layer of a llama model is of {SLIDES}")
+  bias = get(settings, "attention_bias", bool)
+  return alike(
+    settings, "llama", qkv_bias=bias, out_bias=bias,
+    mlp_bias=get(settings, "mlp_bias", bool),
+  )  # fmt: skip
+
+
+def shared_sizes(own: Mapping[str, Any]) -> dict[str, None]:
+  """Sizes that GGUF files leave out: as many as of queries, what they share."""
+  keys = {"attention.head_count_kv": "num_key_value_heads"}
+  keys["attention.key_length"] = "head_dim"
+  return {name: None for key, name in keys.items() if key not in own}
+
+
+def _gguf_settings(
+  own: Mapping[str, Any], has: Callable[..., bool]
+) -> dict[str, Any]:
+  """Mistral's files are Llama's with a window."""
+  settings = {
+    **shared_sizes(own),
+    "attention_bias": has("attn_q", "attn_output"),
+    "mlp_bias": has("ffn_gate", "ffn_up", "ffn_down"),
+  }
+  if not own.get("attention.sliding_window"):
+    return settings | {"sliding_window": None}
+  return settings | {"model_type": "mistral", "layer_types": None}
+
+
+def _rows(name: str, config: TransformerConfig) -> np.ndarray | None:
+  """Neighbouring channels rotate there; here halves of a head do."""
+  heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}
+  size = config.head_dim
+  if name not in heads or size % 2:
+    return None
+  rows = np.arange(heads[name] * size).reshape(-1, size // 2, 2)
+  return rows.swapaxes(1, 2).ravel()
+
+
+FAMILY = Family(
+  name="llama",
+  read=_read,
+  tensors=TENSORS,
+  defaults=dict(DEFAULTS, attention_bias=False, mlp_bias=False),
+  fixed=dict(use_sliding_window=False, rope_interleaved=False),
+  harmless=frozenset({
+    "max_sequence_length", "max_window_layers", "pretraining_tp",
+    "sliding_window",  # which it does not read
+  }),
+  gguf=Gguf(
+    architecture="llama",
+    keys={**GGUF_KEYS, "attention.sliding_window": "sliding_window"},
+    optional=frozenset({"attention.sliding_window"}),
+    settings=_gguf_settings,
+    rows=_rows,
+    factors=True,
+  ),
+)  # fmt: skip

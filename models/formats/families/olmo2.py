@@ -1,0 +1,88 @@
+"""OLMo 2: norms after both blocks, and over all queries and keys of a token."""
+
+from collections.abc import Mapping, Sequence
+
+from models.formats.families import llama, reading
+from models.formats.families.family import Family, Gguf, Settings
+from models.formats.families.reading import FULL, get
+from models.networks.description import (
+  AttentionSpec,
+  DenseSpec,
+  LayerSpec,
+  Rope,
+  TransformerConfig,
+)
+
+TENSORS = {
+  name: theirs
+  for name, theirs in llama.TENSORS.items()
+  if name not in ("layers.#.attention_norm", "layers.#.mlp_norm")
+} | {
+  "layers.#.attention_out_norm": "layers.#.post_attention_layernorm",
+  "layers.#.mlp_out_norm": "layers.#.post_feedforward_layernorm",
+}
+DEFAULTS = dict(
+  hidden_act="silu", rms_norm_eps=1e-5, tie_word_embeddings=False,
+  attention_bias=False,
+)  # fmt: skip
+
+
+def described(
+  settings: Settings,
+  types: Sequence[str],
+  ropes: Mapping[str, Rope],
+  windows: Mapping[str, int | None],
+) -> TransformerConfig:
+  """An OLMo 2 or 3.
+
+  Args:
+    settings: its `config.json`.
+    types: of every layer.
+    ropes, windows: of every type.
+  """
+  sizes = reading.sizes(settings)
+  bias = get(settings, "attention_bias", bool)
+  feed_forward = DenseSpec(
+    width=sizes["mlp_dim"], activation=sizes["activation"]
+  )
+  layer = {
+    kind: LayerSpec(
+      attention=AttentionSpec(
+        **reading.heads(sizes),
+        window=windows[kind],
+        rope=ropes[kind],
+        qk_norm="width",
+        qkv_bias=bias,
+        out_bias=bias,
+      ),
+      feed_forward=feed_forward,
+      norms="post",
+    )
+    for kind in windows
+  }
+  return TransformerConfig.of_layers(
+    [layer[kind] for kind in types], **reading.frame(sizes)
+  )
+
+
+def _read(settings: Settings) -> TransformerConfig:
+  sizes = reading.sizes(settings)
+  rope = reading.rope(settings, sizes["head_dim"])
+  types = [FULL] * sizes["num_layers"]
+  return described(settings, types, {FULL: rope}, {FULL: None})
+
+
+FAMILY = Family(
+  name="olmo2",
+  read=_read,
+  tensors=TENSORS,
+  defaults=DEFAULTS,
+  gguf=Gguf(
+    architecture="olmo2",
+    keys=llama.GGUF_KEYS,
+    settings=lambda own, has: {
+      **llama.shared_sizes(own),
+      "attention_bias": has("attn_q", "attn_output"),
+    },
+  ),
+)

@@ -1,0 +1,370 @@
+"""Descriptions of a decoder-only transformer: of the whole, and of its layers.
+
+A layer is attention and a feed-forward block, each described by a few fields of
+its own: `LayerSpec`. Where all layers of a model are alike but for their
+windows, the switches of `TransformerConfig` describe them; where they are not,
+its `layers` has a description of each. The network reads descriptions only
+(`TransformerConfig.layer`).
+
+Letters in shapes: B rows, T tokens, D model width, H query heads, K key/value
+heads, C channels per head.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from models.networks.mixture import Mixture
+
+ACTIVATIONS = {
+  "silu": jax.nn.silu,
+  "gelu": functools.partial(jax.nn.gelu, approximate=False),
+  "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+  "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
+  "relu": jax.nn.relu,
+}
+NORMS = ("rms", "rms_plus_one", "layer")
+QK_NORMS = (None, "head", "width")
+PLACES = ("pre", "post", "both")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+  """Llama 3's rescaling of the rotary frequencies.
+
+  Long wavelengths are stretched by `factor`, short ones are kept, those between
+  `original_max_positions / high` and `original_max_positions / low` blended.
+  """
+
+  factor: float
+  low_freq_factor: float
+  high_freq_factor: float
+  original_max_positions: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rope:
+  """Rotary position embeddings.
+
+  Attributes:
+    theta: base of the frequencies.
+    dim: channels of each head that rotate (the first ones).
+    scaling: Llama 3's rescaling, if any.
+    factors: what each frequency is divided by: a rescaling that is known by its
+      outcome alone.
+    scale: of cosines and sines, and squared of what queries find in keys.
+  """
+
+  theta: float
+  dim: int
+  scaling: RopeScaling | None = None
+  factors: tuple[float, ...] | None = None
+  scale: float = 1.0
+
+  def __post_init__(self):
+    if self.factors is not None and len(self.factors) != self.dim // 2:
+      raise ValueError(
+        f"rope_factors must have one entry per rotated pair ({self.dim // 2}), "
+        f"got {len(self.factors)}"
+      )
+
+  def frequencies(self) -> np.ndarray:
+    """Angular frequency of each rotated channel pair, `f32[dim / 2]`."""
+    freq = 1.0 / self.theta ** (np.arange(0, self.dim, 2) / self.dim)
+    scaling = self.scaling
+    if scaling is not None:
+      wavelength = 2 * math.pi / freq
+      ratio = scaling.original_max_positions / wavelength
+      low, high = scaling.low_freq_factor, scaling.high_freq_factor
+      keep = np.clip((ratio - low) / (high - low), 0.0, 1.0)
+      freq = keep * freq + (1 - keep) * freq / scaling.factor
+    if self.factors is not None:
+      freq = freq / np.array(self.factors)
+    return freq.astype(np.float32)
+
+  def table(self, positions: Array) -> tuple[Array, Array]:
+    """Cosines and sines for `i32[B, T]`, each `f32[B, T, 1, dim / 2]`."""
+    angle = positions[..., None, None].astype(jnp.float32) * self.frequencies()
+    return self.scale * jnp.cos(angle), self.scale * jnp.sin(angle)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttentionSpec:
+  """Self-attention of one layer.
+
+  Attributes:
+    num_heads: H.
+    num_kv_heads: K; must divide H.
+    head_dim: C.
+    window: tokens that a token sees, itself included; None for all.
+    rope: its rotary embeddings, or None.
+    scale: of the scores; None for `1 / sqrt(C)`.
+    softcap: `c tanh(scores / c)` instead of the scaled scores, before the mask.
+    qk_norm: a norm of queries and keys before they rotate: of each head's, over
+      the whole width of all heads, or None.
+    clip: queries, keys and values are kept within it, after that norm (OLMoE).
+    sinks: a learned score for every head, beside those of the keys, that takes
+      a share of the softmax and gives nothing (gpt-oss).
+    qkv_bias, out_bias: biases of the projections.
+  """
+
+  num_heads: int
+  num_kv_heads: int
+  head_dim: int
+  window: int | None = None
+  rope: Rope | None = None
+  scale: float | None = None
+  softcap: float | None = None
+  qk_norm: str | None = None
+  clip: float | None = None
+  sinks: bool = False
+  qkv_bias: bool = False
+  out_bias: bool = False
+
+  def __post_init__(self):
+    if self.num_heads % self.num_kv_heads:
+      raise ValueError(
+        f"num_kv_heads must divide num_heads, got {self.num_kv_heads} and "
+        f"{self.num_heads}"
+      )
+    _one_of("qk_norm", self.qk_norm, QK_NORMS)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DenseSpec:
+  """A feed-forward block of one hidden layer.
+
+  Attributes:
+    width: of the hidden layer.
+    activation: "silu", "gelu" (exact), "gelu_tanh", "quick_gelu" or "relu".
+    gated: `down(act(gate(x)) * up(x))` instead of `down(act(up(x)))`.
+    bias: biases of the projections.
+  """
+
+  width: int
+  activation: str = "silu"
+  gated: bool = True
+  bias: bool = False
+
+  def __post_init__(self):
+    _one_of("activation", self.activation, sorted(ACTIVATIONS))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerSpec:
+  """One layer.
+
+  Attributes:
+    attention: its attention.
+    feed_forward: its feed-forward block: one hidden layer, or a mixture of
+      experts (`models.networks.mixture`).
+    norms: where they stand: "pre", before both blocks; "post", after both,
+      before the residual is added; or "both".
+    parallel: both blocks read the layer's input (NeoX).
+  """
+
+  attention: AttentionSpec
+  feed_forward: DenseSpec | Mixture
+  norms: str = "pre"
+  parallel: bool = False
+
+  def __post_init__(self):
+    _one_of("norms", self.norms, PLACES)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+  """Shapes and switches of one model.
+
+  Attributes:
+    vocab_size: rows of the embedding, padding included.
+    embed_dim: D.
+    num_layers: number of layers.
+    num_heads, num_kv_heads, head_dim: of every layer.
+    mlp_dim: width of the MLP's hidden layer, or of an expert's; the first
+      layer's, if there are `layers`.
+    max_positions: longest sequence the model is meant for (and the number of
+      rows of a learned position table); None if that is not known.
+    norm: "rms"; "rms_plus_one", whose weights are one less than what they
+      multiply by; or "layer".
+    norm_eps: added to the variance.
+    activation, gated_mlp, mlp_bias: as of `DenseSpec`.
+    learned_positions: a table added to the embeddings instead of rotary.
+    rope_theta, rotary_dim, rope_scaling, rope_factors, rope_scale: as of
+      `Rope`; all channels rotate if `rotary_dim` is None.
+    parallel_residual: as of `LayerSpec`.
+    qkv_bias, out_bias: as of `AttentionSpec`.
+    qk_norm: a norm of each head's queries and keys (Qwen3).
+    tied_embeddings: the output projection is the embedding's transpose.
+    windows: per layer, the sliding-window size, or None for full attention.
+    embed_scale: what embeddings are multiplied by, rounded to their type.
+    logit_softcap: `c tanh(logits / c)` instead of the logits.
+    layers: a description of each layer. Of the fields above those that are of
+      layers are then not looked at, but for numbers and sizes of heads, which
+      must be the same.
+  """
+
+  vocab_size: int
+  embed_dim: int
+  num_layers: int
+  num_heads: int
+  num_kv_heads: int
+  head_dim: int
+  mlp_dim: int
+  max_positions: int | None
+  norm: str = "rms"
+  norm_eps: float = 1e-5
+  activation: str = "silu"
+  gated_mlp: bool = True
+  learned_positions: bool = False
+  rope_theta: float = 10_000.0
+  rotary_dim: int | None = None
+  rope_scaling: RopeScaling | None = None
+  rope_factors: tuple[float, ...] | None = None
+  rope_scale: float = 1.0
+  parallel_residual: bool = False
+  qkv_bias: bool = False
+  out_bias: bool = False
+  mlp_bias: bool = False
+  qk_norm: bool = False
+  tied_embeddings: bool = False
+  windows: tuple[int | None, ...] | None = None
+  embed_scale: float | None = None
+  logit_softcap: float | None = None
+  layers: tuple[LayerSpec, ...] | None = None
+
+  def __post_init__(self):
+    _one_of("norm", self.norm, NORMS)
+    for name, given in (("windows", self.windows), ("layers", self.layers)):
+      if given is not None and len(given) != self.num_layers:
+        raise ValueError(
+          f"{name} must have one entry per layer ({self.num_layers}), got "
+          f"{len(given)}"
+        )
+    if self.learned_positions and self.max_positions is None:
+      raise ValueError("learned positions need max_positions")
+    heads = self.num_heads, self.num_kv_heads, self.head_dim
+    if any(_heads(layer) != heads for layer in self.layers or ()):
+      raise ValueError(
+        f"all layers must have the same heads and channels, {heads}, got "
+        f"{[*map(_heads, self.layers or ())]}"
+      )
+    if self.layers is None:
+      self._alike(None)  # which refuses what it cannot be
+
+  @classmethod
+  def of_layers(
+    cls, layers: Sequence[LayerSpec], **frame
+  ) -> "TransformerConfig":
+    """The model of some layers, at least one.
+
+    Args:
+      layers: described each.
+      **frame: what is not of layers: `vocab_size`, `embed_dim`,
+        `max_positions`, `norm`, `norm_eps`, `tied_embeddings`, `embed_scale`,
+        `logit_softcap`.
+    """
+    first = layers[0]
+    return cls(
+      **frame,
+      num_layers=len(layers),
+      num_heads=first.attention.num_heads,
+      num_kv_heads=first.attention.num_kv_heads,
+      head_dim=first.attention.head_dim,
+      mlp_dim=mlp_width(first),
+      layers=tuple(layers),
+    )
+
+  def layer(self, index: int) -> LayerSpec:
+    """The description of a layer."""
+    if self.layers is not None:
+      return self.layers[index]
+    return self._alike(self.windows[index] if self.windows else None)
+
+  def _alike(self, window: int | None) -> LayerSpec:
+    """A layer as the switches describe it."""
+    return LayerSpec(
+      attention=AttentionSpec(
+        num_heads=self.num_heads,
+        num_kv_heads=self.num_kv_heads,
+        head_dim=self.head_dim,
+        window=window,
+        rope=self.rope,
+        qk_norm="head" if self.qk_norm else None,
+        qkv_bias=self.qkv_bias,
+        out_bias=self.out_bias,
+      ),
+      feed_forward=DenseSpec(
+        width=self.mlp_dim,
+        activation=self.activation,
+        gated=self.gated_mlp,
+        bias=self.mlp_bias,
+      ),
+      parallel=self.parallel_residual,
+    )
+
+  @property
+  def rope(self) -> Rope | None:
+    """What the switches say of rotary embeddings."""
+    if self.learned_positions:
+      return None
+    return Rope(
+      theta=self.rope_theta,
+      dim=self.head_dim if self.rotary_dim is None else self.rotary_dim,
+      scaling=self.rope_scaling,
+      factors=self.rope_factors,
+      scale=self.rope_scale,
+    )
+
+  def window(self, layer: int) -> int | None:
+    """Sliding-window size of a layer, or None."""
+    if self.layers is not None:
+      return self.layers[layer].attention.window
+    return self.windows[layer] if self.windows else None
+
+  @property
+  def has_windows(self) -> bool:
+    """Whether some layer has a sliding window."""
+    return any(self.window(i) for i in range(self.num_layers))
+
+  def with_kv_heads(self, count: int) -> "TransformerConfig":
+    """The same with another number of key/value heads in every layer."""
+    layers = self.layers and tuple(
+      dataclasses.replace(
+        layer,
+        attention=dataclasses.replace(layer.attention, num_kv_heads=count),
+      )
+      for layer in self.layers
+    )
+    return dataclasses.replace(self, num_kv_heads=count, layers=layers)
+
+
+def mlp_width(layer: LayerSpec) -> int:
+  """Width of the hidden layer, or of an expert's."""
+  block = layer.feed_forward
+  return block.width if isinstance(block, DenseSpec) else block.expert_dim
+
+
+def mlp_weights(layer: LayerSpec, embed_dim: int) -> int:
+  """Weights that a token meets in the feed-forward block, biases apart."""
+  block = layer.feed_forward
+  if isinstance(block, DenseSpec):
+    return (3 if block.gated else 2) * embed_dim * block.width
+  met = block.num_chosen * block.expert_dim + block.shared_dim
+  return embed_dim * (3 * met + block.num_experts)
+
+
+def _heads(layer: LayerSpec) -> tuple[int, ...]:
+  a = layer.attention
+  return a.num_heads, a.num_kv_heads, a.head_dim
+
+
+def _one_of(name: str, value: str | None, known: Sequence[str | None]) -> None:
+  if value not in known:
+    raise ValueError(f"{name} must be one of {[*known]}, got {value!r}")

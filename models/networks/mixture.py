@@ -1,0 +1,420 @@
+"""Feed-forward layers of many experts, of which each token is given a few.
+
+A router reads a token, chooses k of E experts and says how much of each is
+taken; no expert has a capacity, and no token is dropped for another, so that a
+token's output is a function of that token alone. `Mixture` says how Mixtral,
+Qwen2-MoE, Qwen3-MoE, OLMoE, gpt-oss, GLM-4.5, DeepSeek-V3 and Gemma 4 differ.
+
+Three forms compute the same function:
+
+  ragged  the (token, expert) pairs sorted by expert, and a ragged product: on
+          an accelerator, where only the experts that were chosen are computed;
+  pairs   one pair after the other: on a CPU, where XLA multiplies a ragged
+          product out as a dense one over all E experts for each pair;
+  dense   every expert on every token, weighted by what the router says, mostly
+          0: the definition, for tests.
+
+A token's output has the same bits wherever it stands in a pass and whatever
+stands beside it (the tests look on a CPU). In passes over another number of
+tokens, experts by `pairs` give the same bits as well; `ragged`, like any
+product of matrices, may add in another order.
+
+Letters in shapes: B rows, T fed tokens, N all tokens, D model width, E experts,
+k experts of a token, M = N k pairs, I an expert's width.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array, lax
+from jax.sharding import PartitionSpec as P
+
+FORMS = ("ragged", "pairs", "dense")
+ROUTERS = ("softmax", "sigmoid")
+_ACTIVATIONS = {
+  "silu": jax.nn.silu,
+  "gelu": functools.partial(jax.nn.gelu, approximate=False),
+  "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+  "relu": jax.nn.relu,
+}
+# The ragged product `[M, K] x [E, N, K] -> [M, N]`: weights are `[out, in]`.
+_RAGGED = lax.RaggedDotDimensionNumbers(
+  dot_dimension_numbers=(((1,), (2,)), ((), ())),
+  lhs_ragged_dimensions=[0],
+  rhs_group_dimensions=[0],
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mixture:
+  """Shapes and switches of a mixture of experts.
+
+  Attributes:
+    num_experts: E.
+    num_chosen: k.
+    embed_dim: D.
+    expert_dim: I.
+    router: "softmax" over all experts, or "sigmoid" of each, which is chosen by
+      with a correction bias and weighted by without (DeepSeek-V3, GLM-4.5).
+    renormalised: weights of the chosen add up to 1. False in releases of
+      Qwen2-MoE and OLMoE. With a softmax that is one over the chosen, as
+      gpt-oss and Mixtral have it.
+    router_bias: a bias of the router's logits (gpt-oss).
+    num_groups: groups that the experts are in, for `sigmoid`.
+    num_groups_kept: groups that experts are chosen from: those whose two best
+      experts together are best.
+    scale: of all weights (`routed_scaling_factor`).
+    router_norm_eps: Gemma 4's router: it reads an RMS norm of its own input,
+      without weight but times a `scale` parameter and D^-1/2, and weights are
+      multiplied by a parameter per expert. None for none of that.
+    activation: "silu", "gelu" (exact), "gelu_tanh" or "relu".
+    limit: gpt-oss' activation instead, `min(g, limit) * sigmoid(slope * g) *
+      (clip(u, -limit, limit) + 1)` of gates g and the rest u.
+    slope: of its sigmoid.
+    expert_bias: biases of the experts' projections (gpt-oss).
+    shared_dim: width of an expert that every token is given; 0 for none.
+    shared_gate: it is weighted by a sigmoid of the token (Qwen2-MoE).
+
+  Raises:
+    ValueError: for switches that do not go together.
+  """
+
+  num_experts: int
+  num_chosen: int
+  embed_dim: int
+  expert_dim: int
+  router: str = "softmax"
+  renormalised: bool = True
+  router_bias: bool = False
+  num_groups: int = 1
+  num_groups_kept: int = 1
+  scale: float = 1.0
+  router_norm_eps: float | None = None
+  activation: str = "silu"
+  limit: float | None = None
+  slope: float = 1.702
+  expert_bias: bool = False
+  shared_dim: int = 0
+  shared_gate: bool = False
+
+  def __post_init__(self):
+    for name, known in (("router", ROUTERS), ("activation", _ACTIVATIONS)):
+      if getattr(self, name) not in known:
+        raise ValueError(
+          f"{name} must be one of {sorted(known)}, got {getattr(self, name)!r}"
+        )
+    groups, kept = self.num_groups, self.num_groups_kept
+    if not 1 <= kept <= groups or self.num_experts % groups:
+      raise ValueError(
+        f"{kept} of {groups} groups cannot be kept of {self.num_experts} "
+        "experts"
+      )
+    if groups > 1 and (
+      self.router != "sigmoid" or self.num_experts < 2 * groups
+    ):
+      raise ValueError(
+        "groups are the sigmoid router's, of two experts or more"
+      )
+    most = kept * (self.num_experts // groups)
+    if not 1 <= self.num_chosen <= most:
+      raise ValueError(
+        f"num_chosen must be in 1..{most}, the experts that can be chosen, got "
+        f"{self.num_chosen}"
+      )
+    if self.shared_gate and not self.shared_dim:
+      raise ValueError("shared_gate needs a shared expert (shared_dim)")
+
+  @property
+  def num_expert_params(self) -> int:
+    """Parameters of one expert: what is read of it when it is chosen."""
+    biases = 2 * self.expert_dim + self.embed_dim if self.expert_bias else 0
+    return 3 * self.embed_dim * self.expert_dim + biases
+
+
+def activate(mixture: Mixture, gate: Array, up: Array) -> Array:
+  """What an expert's last projection reads, of what its first two give."""
+  if mixture.limit is None:
+    return _ACTIVATIONS[mixture.activation](gate) * up
+  gate = jnp.minimum(gate, mixture.limit)
+  up = jnp.clip(up, -mixture.limit, mixture.limit)
+  return gate * jax.nn.sigmoid(mixture.slope * gate) * (up + 1)
+
+
+def num_distinct(chosen: Array, num_experts: int) -> Array:
+  """Experts that at least one token was given, `i32[]`.
+
+  What a pass must read is this many experts; the expectation under uniform
+  routing is `specjax.theory.experts.expected_distinct`.
+
+  Args:
+    chosen: `i32[..., k]`, from `Router`.
+    num_experts: E.
+  """
+  return jnp.sum(_sizes(chosen.reshape(-1), num_experts) > 0, dtype=jnp.int32)
+
+
+def _sizes(experts: Array, num_experts: int) -> Array:
+  """How many pairs each expert has, `i32[M] -> i32[E]`."""
+  return jnp.zeros(num_experts, jnp.int32).at[experts].add(1)
+
+
+def _param(shape, dtype, rngs: nnx.Rngs, scale: float = 0.02) -> nnx.Param:
+  init = nnx.initializers.normal(scale)
+  return nnx.Param(init(rngs.params(), shape, dtype))
+
+
+class Router(nnx.Module):
+  """Chooses experts, in float32 (float64 if it is given that)."""
+
+  def __init__(self, mixture: Mixture, dtype, *, rngs: nnx.Rngs):
+    m = self.mixture = mixture
+    self.weight = _param((m.num_experts, m.embed_dim), dtype, rngs)
+    if m.router_bias:
+      self.bias = nnx.Param(jnp.zeros(m.num_experts, dtype))
+    if m.router == "sigmoid":  # float32 in every checkpoint: it is added to
+      self.correction = nnx.Param(jnp.zeros(m.num_experts, jnp.float32))
+    if m.router_norm_eps is not None:
+      self.scale = nnx.Param(jnp.ones(m.embed_dim, dtype))
+      self.expert_scale = nnx.Param(jnp.ones(m.num_experts, dtype))
+
+  def __call__(self, x: Array) -> tuple[Array, Array]:
+    """Chosen experts and their weights, `[N, D] -> i32[N, k], f32[N, k]`.
+
+    The best expert comes first; of equals the one with the lower number.
+    """
+    m = self.mixture
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    x = x.astype(wide)
+    if m.router_norm_eps is not None:
+      mean = jnp.mean(x * x, axis=-1, keepdims=True)
+      x = x * lax.rsqrt(mean + m.router_norm_eps)
+      x = x * self.scale[...].astype(wide) * m.embed_dim**-0.5
+    logits = jnp.einsum(
+      "nd,ed->ne",
+      x,
+      self.weight[...].astype(wide),
+      precision=lax.Precision.HIGHEST,
+    )
+    if m.router_bias:
+      logits += self.bias[...].astype(wide)
+    if m.router == "sigmoid":
+      scores = jax.nn.sigmoid(logits)
+      _, chosen = lax.top_k(self._allowed(scores), m.num_chosen)
+      weights = jnp.take_along_axis(scores, chosen, axis=-1)
+      if m.renormalised:
+        weights /= weights.sum(-1, keepdims=True) + 1e-20
+    else:
+      best, chosen = lax.top_k(logits, m.num_chosen)
+      over = best if m.renormalised else logits
+      total = jax.nn.logsumexp(over, axis=-1, keepdims=True)
+      weights = jnp.exp(best - total)
+    if m.router_norm_eps is not None:
+      weights *= self.expert_scale[...].astype(wide)[chosen]
+    return chosen, weights * m.scale
+
+  def _allowed(self, scores: Array) -> Array:
+    """What experts are chosen by, -inf outside the groups that are kept."""
+    m = self.mixture
+    by = scores + self.correction[...].astype(scores.dtype)
+    if m.num_groups == 1:
+      return by
+    grouped = by.reshape(len(by), m.num_groups, -1)
+    worth = lax.top_k(grouped, 2)[0].sum(-1)
+    _, kept = lax.top_k(worth, m.num_groups_kept)
+    keep = jnp.zeros(worth.shape, bool)
+    keep = jax.vmap(lambda row, at: row.at[at].set(True))(keep, kept)
+    return jnp.where(keep[..., None], grouped, -jnp.inf).reshape(by.shape)
+
+
+class Experts(nnx.Module):
+  """The projections of E experts, each `[E, out, in]`."""
+
+  def __init__(self, mixture: Mixture, dtype, *, rngs: nnx.Rngs):
+    m = self.mixture = mixture
+    inner = (m.num_experts, m.expert_dim, m.embed_dim)
+    self.gate = _param(inner, dtype, rngs)
+    self.up = _param(inner, dtype, rngs)
+    self.down = _param((inner[0], inner[2], inner[1]), dtype, rngs)
+    if m.expert_bias:
+      self.gate_bias = nnx.Param(jnp.zeros(inner[:2], dtype))
+      self.up_bias = nnx.Param(jnp.zeros(inner[:2], dtype))
+      self.down_bias = nnx.Param(jnp.zeros((inner[0], inner[2]), dtype))
+
+  def __call__(
+    self, x: Array, chosen: Array, weights: Array, *, form: str | None = None
+  ) -> Array:
+    """The weighted sum of what each token's experts give.
+
+    Args:
+      x: `[N, D]`.
+      chosen, weights: from the router.
+      form: one of FORMS; by default `pairs` on a CPU, else `ragged`.
+
+    Returns:
+      `[N, D]`, in x's dtype; added up in float32, in the router's order.
+    """
+    if form == "dense":
+      return self._dense(x, chosen, weights)
+    experts = chosen.reshape(-1)
+    order = jnp.argsort(experts, stable=True)
+    # [M, D], i32[M], f32[M]
+    pairs = (
+      x[order // chosen.shape[1]], experts[order], weights.reshape(-1)[order]
+    )  # fmt: skip
+    if form is None:
+      out = lax.platform_dependent(
+        *pairs, cpu=self._one_by_one, default=self._ragged
+      )
+    else:
+      forms = {"ragged": self._ragged, "pairs": self._one_by_one}
+      out = forms[form](*pairs)
+    back = jnp.zeros_like(order).at[order].set(jnp.arange(len(order)))
+    out = out[back].reshape(*chosen.shape, -1)  # [N, k, D]
+    return jnp.sum(out, axis=1).astype(x.dtype)
+
+  def _ragged(self, x: Array, experts: Array, weights: Array) -> Array:
+    """What pairs sorted by expert add, `f32[M, D]`."""
+    sizes = _sizes(experts, self.mixture.num_experts)
+
+    def project(x, weight, bias):
+      y = lax.ragged_dot_general(x, weight, sizes, _RAGGED)
+      return y if bias is None else y + bias[experts]
+
+    return self._expert(project, x).astype(weights.dtype) * weights[:, None]
+
+  def _one_by_one(self, x: Array, experts: Array, weights: Array) -> Array:
+    """What pairs add, `f32[M, D]`."""
+
+    def one(pair):
+      x, expert, weight = pair
+
+      def project(x, weight, bias):
+        y = jnp.einsum("k,nk->n", x, weight[expert])
+        return y if bias is None else y + bias[expert]
+
+      return self._expert(project, x).astype(weight.dtype) * weight
+
+    return lax.map(one, (x, experts, weights))
+
+  def _dense(self, x: Array, chosen: Array, weights: Array) -> Array:
+    every = jnp.arange(self.mixture.num_experts)
+
+    def project(x, weight, bias):
+      y = jnp.einsum("eni,eoi->eno", x, weight)
+      return y if bias is None else y + bias[:, None]
+
+    out = self._expert(project, jnp.broadcast_to(x, (len(every), *x.shape)))
+    share = jnp.where(chosen[..., None] == every, weights[..., None], 0).sum(1)
+    total = jnp.einsum("end,ne->nd", out.astype(weights.dtype), share)
+    return total.astype(x.dtype)
+
+  def _expert(self, project, x: Array) -> Array:
+    """The function of an expert, with `project(x, weight, bias)`."""
+    biases = (None, None, None)
+    if self.mixture.expert_bias:
+      each = (self.gate_bias, self.up_bias, self.down_bias)
+      biases = tuple(bias[...] for bias in each)
+    gate = project(x, self.gate[...], biases[0])
+    up = project(x, self.up[...], biases[1])
+    inner = activate(self.mixture, gate, up)
+    return project(inner, self.down[...], biases[2])
+
+
+class SharedExpert(nnx.Module):
+  """The expert that every token is given; projections `[out, in]`."""
+
+  def __init__(self, mixture: Mixture, dtype, *, rngs: nnx.Rngs):
+    m = self.mixture = mixture
+    self.gate = _param((m.shared_dim, m.embed_dim), dtype, rngs)
+    self.up = _param((m.shared_dim, m.embed_dim), dtype, rngs)
+    self.down = _param((m.embed_dim, m.shared_dim), dtype, rngs)
+    if m.shared_gate:
+      self.weigh = _param((1, m.embed_dim), dtype, rngs)
+
+  def __call__(self, x: Array) -> Array:
+    """`[N, D] -> [N, D]`."""
+    project = lambda x, w: jnp.einsum("nk,mk->nm", x, w[...])
+    inner = activate(self.mixture, project(x, self.gate), project(x, self.up))
+    out = project(inner, self.down)
+    if self.mixture.shared_gate:
+      out = jax.nn.sigmoid(project(x, self.weigh)) * out
+    return out
+
+
+class MixtureMlp(nnx.Module):
+  """Router, experts and shared expert, in the place of an MLP.
+
+  Args:
+    mixture: shapes and switches.
+    dtype: of parameters and activations.
+    form: one of FORMS; by default `pairs` on a CPU, else `ragged`.
+    rngs: for the initial weights.
+  """
+
+  def __init__(
+    self,
+    mixture: Mixture,
+    dtype,
+    *,
+    form: str | None = None,
+    rngs: nnx.Rngs,
+  ):
+    if form not in (None, *FORMS):
+      raise ValueError(f"form must be one of {sorted(FORMS)}, got {form!r}")
+    self.mixture, self.form = mixture, form
+    self.router = Router(mixture, dtype, rngs=rngs)
+    self.experts = Experts(mixture, dtype, rngs=rngs)
+    if mixture.shared_dim:
+      self.shared = SharedExpert(mixture, dtype, rngs=rngs)
+
+  def __call__(
+    self, x: Array, *, routed_by: Array | None = None, count: bool = False
+  ) -> Array | tuple[Array, Array]:
+    """`[B, T, D] -> [B, T, D]`.
+
+    Args:
+      x: what the experts read.
+      routed_by: `[B, T, D]`, what the router reads, if that is another (Gemma
+        4's residual stream).
+      count: also return how many different experts all B T tokens were given,
+        `i32[]`.
+    """
+    flat = x.reshape(-1, x.shape[-1])
+    read = flat if routed_by is None else routed_by.reshape(flat.shape)
+    chosen, weights = self.router(read)
+    out = self.experts(flat, chosen, weights, form=self.form)
+    if self.mixture.shared_dim:
+      out = out + self.shared(flat)
+    out = out.reshape(x.shape)
+    if not count:
+      return out
+    return out, num_distinct(chosen, self.mixture.num_experts)
+
+
+def partition_specs(axes: tuple[str, ...] = ("model",)) -> dict[str, P]:
+  """Where the parameters of a `MixtureMlp` lie on a mesh, by their names.
+
+  Every expert is cut by its width, like any MLP: each device has a share of all
+  experts, computes a part of every pair's sum, and one reduction adds them up.
+  Devices then have the same work however tokens are routed. (Cut by expert,
+  XLA's partitioner has every device gather all experts before each product.)
+  Parameters without a spec here are whole on every device.
+
+  Args:
+    axes: the mesh axes that they are cut over; I and the shared expert's width
+      must be multiples of their devices.
+  """
+  cut = axes or None
+  return {
+    "experts.gate": P(None, cut, None),
+    "experts.up": P(None, cut, None),
+    "experts.down": P(None, None, cut),
+    "experts.gate_bias": P(None, cut),
+    "experts.up_bias": P(None, cut),
+    "shared.gate": P(cut, None),
+    "shared.up": P(cut, None),
+    "shared.down": P(None, cut),
+  }

@@ -1,0 +1,120 @@
+"""What passes over a mixture of experts read, and what drafting costs there.
+
+A token is given k of E experts a layer. Were it a uniform choice, independent
+of other tokens', a pass over t tokens would touch
+
+  E (1 - (1 - k / E)^t)
+
+of them on average (an expert is missed by a token with probability 1 - k / E),
+and must read the weights of each from memory, which is what a pass over few
+tokens takes its time for. So a draft is not verified for the price of one
+token, as a dense model's is: the price grows from k experts to E, ever more
+slowly. Routers are neither uniform nor independent: neighbouring tokens share
+experts, and a pass touches fewer. Measured counts may take the place of the
+formula (`Reads.verify`).
+
+So levels cost less the deeper they are: at the best rate the first may not pay
+for itself although many together do, and the myopic rule
+(`specjax.theory.stopping.myopic`), the optimum where levels never become
+cheaper, is none here. As rows are added nearly all E are touched anyway, and
+verifying costs what it costs a dense model, until arithmetic takes longer than
+reading (MoESD, arXiv 2505.19645, measures both).
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+Number = float | np.ndarray
+
+
+def expected_distinct(
+  tokens: Number, num_experts: int, num_chosen: int
+) -> np.ndarray:
+  """Experts that a pass touches under uniform routing, E (1 - (1 - k/E)^t).
+
+  Args:
+    tokens: t >= 0, how many the pass is over; an array of numbers will do.
+    num_experts: E.
+    num_chosen: k, of each token.
+
+  Returns:
+    `f64[...]`, in 0..E; k for one token.
+
+  Raises:
+    ValueError: for numbers out of range.
+  """
+  if not 1 <= num_chosen <= num_experts:
+    raise ValueError(
+      f"num_chosen must be in 1..{num_experts}, got {num_chosen}"
+    )
+  tokens = np.asarray(tokens, float)
+  if not (np.isfinite(tokens) & (tokens >= 0)).all():
+    raise ValueError(f"tokens must be finite and >= 0, got {tokens.tolist()}")
+  return num_experts * (1 - (1 - num_chosen / num_experts) ** tokens)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reads:
+  """Bytes that a pass over a mixture reads.
+
+  Attributes:
+    others: bytes of all weights that every pass reads: attention, routers,
+      shared experts, dense layers, output projection (not the embedding, of
+      which a pass reads its tokens' rows).
+    expert: bytes of one expert of one layer.
+    num_layers: layers with experts.
+    num_experts: E of each.
+    num_chosen: k.
+  """
+
+  others: float
+  expert: float
+  num_layers: int
+  num_experts: int
+  num_chosen: int
+
+  def bytes_of(
+    self,
+    tokens: Number,
+    distinct: Callable[[Number], Number] | None = None,
+  ) -> np.ndarray:
+    """Bytes of a pass over so many tokens, `f64[...]`.
+
+    Args:
+      tokens: t.
+      distinct: experts a layer that a pass over t tokens touches, as measured;
+        by default `expected_distinct`.
+    """
+    if distinct is None:
+      experts = expected_distinct(tokens, self.num_experts, self.num_chosen)
+    else:
+      experts = np.asarray(distinct(tokens), float)
+    return self.others + self.num_layers * self.expert * experts
+
+  def verify(
+    self,
+    rows: int = 1,
+    distinct: Callable[[Number], Number] | None = None,
+  ) -> Callable[[Number], np.ndarray]:
+    """Time of a pass that verifies, in units of a pass over a token a row.
+
+    It is supposed to be that of reading the weights: true of passes over few
+    tokens, before a processor's arithmetic or the cached text takes longer. For
+    `specjax.theory.stopping.Costs` and `specjax.theory.throughput`.
+
+    Args:
+      rows: B, that are decoded together.
+      distinct: as for `bytes_of`.
+
+    Returns:
+      `tokens fed a row -> time`; 1 of one token.
+
+    Raises:
+      ValueError: for less than one row.
+    """
+    if rows < 1:
+      raise ValueError(f"rows must be >= 1, got {rows}")
+    plain = self.bytes_of(rows, distinct)
+    return lambda fed: self.bytes_of(rows * np.asarray(fed), distinct) / plain

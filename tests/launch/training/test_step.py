@@ -1,0 +1,41 @@
+"""Where what is trained lies on a mesh."""
+
+import jax
+from flax import nnx
+from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
+
+from launch.training import step
+from models import sharding
+from models.networks.layers import TransformerConfig
+from models.networks.transformer import Transformer
+
+CONFIG = TransformerConfig(
+  vocab_size=7, embed_dim=4, num_layers=1, num_heads=1, num_kv_heads=1,
+  head_dim=3, mlp_dim=6, max_positions=8,
+)  # fmt: skip
+
+
+def test_outputs_of_projections_and_channels_of_tables_are_cut():
+  """Where two devices divide them."""
+  module = nnx.eval_shape(lambda: Transformer(CONFIG, rngs=nnx.Rngs(0)))
+  output = jax.ShapeDtypeStruct((6, 3), "float32")
+  found = step.shardings(
+    {"params": nnx.state(module), "output": output},
+    AbstractMesh((1, 2), ("data", "model")),
+  )
+  specs = {
+    ".".join(sharding.names(path)): leaf.spec
+    for path, leaf in jax.tree_util.tree_leaves_with_path(found)
+  }
+  expected = {
+    "embed.embedding": P(None, "model"),
+    "layers.0.attention.out.weight": P("model"),
+    "layers.0.attention.q.weight": P(),  # of three channels
+    "layers.0.mlp.up.weight": P("model"),
+    "layers.0.mlp_norm.scale": P(),
+    "lm_head.weight": P(),  # of seven tokens
+  }
+  for name, spec in expected.items():
+    assert specs[f"params.{name}"] == spec, name
+  assert specs["output"] == P("model")

@@ -1,0 +1,306 @@
+"""Families whose layers are described one by one: as transformers has them."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import references
+import torch
+from flax import nnx
+from references import MODELS, TOKENS
+
+from models.formats import huggingface, huggingface_config
+from models.formats.families import FAMILIES
+from models.networks.transformer import as_language_model
+from specjax import decode, drafters, tree
+from specjax.types import Params
+from specjax.warp import make_sampling
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+DESCRIBED = [
+  name
+  for name, (family, *_) in MODELS.items()
+  if family.startswith(("gemma", "olmo", "mixtral", "gpt_oss", "qwen3_moe"))
+]
+ROOT = pathlib.Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_logits_in_float64_are_those_of_transformers(saved, name):
+  """Up to float32, in which transformers takes norms and rotations."""
+  path, _ = saved(name)
+  model = references.read(path, dtype=torch.float64)
+  expected = references.logits(model, TOKENS)
+  with jax.enable_x64(True):
+    module = huggingface.load(str(path), dtype=jnp.float64)
+    found = references.module_logits(module)
+  assert references.relative_error(found, expected) < 1e-5
+
+
+def with_attention(config, **changes):
+  """A configuration with other attentions; of each, given it."""
+  layers = []
+  for layer in config.layers:
+    each = {
+      k: v(layer.attention) if callable(v) else v for k, v in changes.items()
+    }
+    attention = dataclasses.replace(layer.attention, **each)
+    layers.append(dataclasses.replace(layer, attention=attention))
+  return dataclasses.replace(config, layers=tuple(layers))
+
+
+def with_experts(config, **changes):
+  """A configuration with other mixtures of experts."""
+  layers = tuple(
+    dataclasses.replace(
+      layer, feed_forward=dataclasses.replace(layer.feed_forward, **changes)
+    )
+    for layer in config.layers
+  )
+  return dataclasses.replace(config, layers=layers)
+
+
+def other_rope(config):
+  """Layers that rotate as those of the other type do."""
+  ropes = [*{layer.attention.rope for layer in config.layers}]
+  assert len(ropes) == 2
+  return with_attention(config, rope=lambda a: ropes[1 - ropes.index(a.rope)])
+
+
+# Each is a way to misread a family that loads all the same.
+MISREAD = {
+  "norms by w alone": (
+    "gemma2", lambda c: dataclasses.replace(c, norm="rms")
+  ),
+  "usual scale": ("gemma3", lambda c: with_attention(c, scale=None)),
+  "no cap of scores": ("gemma2", lambda c: with_attention(c, softcap=None)),
+  "no cap of logits": (
+    "gemma3", lambda c: dataclasses.replace(c, logit_softcap=None)
+  ),
+  "embeddings as they are": (
+    "gemma2", lambda c: dataclasses.replace(c, embed_scale=None)
+  ),
+  "no windows": ("gemma2", lambda c: with_attention(c, window=None)),
+  "the other type's frequencies": ("gemma3", other_rope),
+  "rescaled in sliding layers": ("olmo3", other_rope),
+  "experts renormalised": (
+    "olmoe", lambda c: with_experts(c, renormalised=True)
+  ),
+  "nothing clipped": ("olmoe", lambda c: with_attention(c, clip=None)),
+  "another clamp": ("gpt-oss", lambda c: with_experts(c, limit=7.0)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("misread", MISREAD)
+def test_a_family_misread_gives_other_logits(saved, misread):
+  name, change = MISREAD[misread]
+  path, expected = saved(name)
+  _, state = nnx.split(huggingface.load(str(path)))
+  config = change(huggingface.read_config(str(path)))
+  module = nnx.merge(nnx.graphdef(abstract(config)), state)
+  found = references.module_logits(module)
+  assert references.relative_error(found, expected) > 1e-2
+
+
+def abstract(config):
+  return huggingface.weights._abstract(config, jnp.float32)
+
+
+def near(params, *, seed):
+  """Parameters of a draft: the target's, a little off."""
+  leaves, shape = jax.tree.flatten(params)
+  rng = np.random.default_rng(seed)
+  noisy = [
+    x * (1 + 0.1 * rng.standard_normal(x.shape)).astype(x.dtype) for x in leaves
+  ]
+  return jax.tree.unflatten(shape, noisy)
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_greedy_speculation_over_a_tree_says_what_generate_says(saved, name):
+  path, _ = saved(name)
+  model, params = as_language_model(huggingface.load(str(path)))
+  decoder = decode.make_decoder(
+    model,
+    drafter=drafters.model.drafter(
+      model,
+      tree=tree.Tree((-1, 0, 0, 1, 1, 2)),
+      siblings="without_replacement",
+      vocab_size=references.VOCAB,
+    ),
+    rule="recursive",
+    vocab_size=references.VOCAB,
+  )
+  lengths = np.array([2, 6, 4])
+
+  @jax.jit
+  def run(params):
+    state = decoder.init(
+      params, TOKENS[:, :6], lengths, jax.random.key(0), buffer_length=24,
+      max_new_tokens=14, sampling=make_sampling(3, temperature=0.0),
+    )  # fmt: skip
+    return decoder.generate(params, state)
+
+  state = run(Params(target=params, draft=near(params, seed=3)))
+  assert int(state.counters.num_accepted.sum()) > 0
+  theirs = references.read(path)
+  for row, length in enumerate(lengths):
+    prompt = torch.tensor(TOKENS[row : row + 1, :length])
+    made = theirs.generate(
+      prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=14,
+      do_sample=False, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    np.testing.assert_array_equal(
+      state.tokens[row, : length + 14], made[0].numpy()
+    )
+
+
+# ------------------------------------------------------------------- settings
+
+
+def settings_of(family):
+  """All that transformers writes of the family's first model."""
+  chosen = next(v for v in MODELS.values() if v[0] == family)
+  return references.make_config(*chosen[:2]).to_dict()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_key_that_nobody_knows_is_refused_by_name(family):
+  settings = settings_of(family)
+  expected = huggingface.config_from_json(settings)
+  for known in ({"no_such_switch": None}, {"_commit_hash": "0"}):
+    assert huggingface.config_from_json(settings | known) == expected
+  with pytest.raises(ValueError, match=f"a {family} model .*: no_such_switch"):
+    huggingface.config_from_json(settings | {"no_such_switch": 0.5})
+
+
+@pytest.mark.parametrize(
+  "family", ["gemma", "gemma4_text", "qwen2_moe", "phi3"]
+)
+def test_other_families_are_refused(family):
+  with pytest.raises(ValueError, match=f"one of .*'olmo2'.*, got '{family}'"):
+    huggingface.config_from_json(settings_of("llama") | {"model_type": family})
+
+
+@pytest.mark.parametrize(
+  ("family", "changes", "message"),
+  [
+    ("gemma2", {"use_bidirectional_attention": True}, "must be False"),
+    ("gemma2", {"sliding_window": None}, "entries, each one of .'full"),
+    ("gemma3_text", {"rope_parameters": {"rope_theta": 1e4}}, "object of"),
+    ("gemma3_text", {"query_pre_attn_scalar": 0}, "a positive number"),
+    ("olmo2", {"clip_qkv": 8.0}, "not known: clip_qkv"),
+    ("olmo3", {"layer_types": ["full_attention"]}, "must be 4 entries"),
+  ],
+)
+def test_settings_that_are_not_supported_are_errors(family, changes, message):
+  with pytest.raises(ValueError, match=message):
+    huggingface.config_from_json(settings_of(family) | changes)
+
+
+def test_every_family_has_a_model_whose_logits_are_compared():
+  assert {family for family, *_ in MODELS.values()} == {*FAMILIES}
+
+
+def test_the_page_of_families_has_them_all():
+  page = (ROOT / "docs/families.md").read_text("utf-8")
+  rows = [line.split("|") for line in page.splitlines() if line[:1] == "|"]
+  names = lambda cell: {name.strip(" `") for name in cell.split(",")}
+  written = {name: row for row in rows[2:] for name in names(row[1])}
+  assert {*FAMILIES} | {"gemma3"} == {*written}
+  for name, family in FAMILIES.items():
+    if family.gguf is not None:
+      assert family.gguf.architecture in names(written[name][2])
+
+
+def test_readers_ask_for_what_they_refuse():
+  """A default that nobody reads would be no default."""
+  for family in FAMILIES.values():
+    settings = huggingface_config.Settings(
+      settings_of(family.name), family.defaults
+    )
+    family.read(settings)
+    unread = {*family.defaults} - settings.asked - family.harmless
+    assert not unread, (family.name, unread)
+
+
+@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model."])
+def test_the_text_model_of_a_multimodal_one_is_read(copied, saved, prefix):
+  path = copied("gemma3")
+
+  def edit(tensors):
+    for name in list(tensors):
+      newer = prefix == "model.language_model."
+      bare = name.removeprefix("model.") if newer else name
+      full = name if newer and name == "lm_head.weight" else prefix + bare
+      tensors[full] = tensors.pop(name)
+    tensors["vision_tower.vision_model.embeddings.weight"] = np.zeros(3, "f4")
+    tensors["model.multi_modal_projector.weight"] = np.zeros(3, "f4")
+
+  references.edit_tensors(path, edit)
+  nested = json.loads((path / "config.json").read_text())
+  settings = {"model_type": "gemma3", "text_config": nested}
+  settings |= {"vision_config": {}, "mm_tokens_per_image": 256}
+  (path / "config.json").write_text(json.dumps(settings))
+  found = references.module_logits(huggingface.load(path))
+  assert references.relative_error(found, saved("gemma3")[1]) < 1e-4
+  with pytest.raises(ValueError, match="not known: mrope_section"):
+    huggingface.config_from_json(settings | {"mrope_section": [1]})
+  with pytest.raises(ValueError, match="must be a gemma3_text, got 'llama'"):
+    huggingface.config_from_json(
+      settings | {"text_config": {"model_type": "llama"}}
+    )
+
+
+# ---------------------------------------------------------------------- mesh
+
+_FOUR_DEVICES = """
+  import json, sys
+  import jax, jax.numpy as jnp, numpy as np
+  from models import checkpoints, meshes
+
+  jax.config.update("jax_num_cpu_devices", 4)
+  tokens = np.array(json.loads(sys.argv[2]))
+  layout = meshes.Layout(data=1, model=4, draft=4)
+  mesh = layout.mesh(jax.devices())
+  logits = []
+  for mesh, rules in ((None, None), (mesh, layout.shardings()[0])):
+    network = checkpoints.load(
+      sys.argv[1], dtype=jnp.float32, mesh=mesh, sharding=rules)
+    model = network.whole()
+
+    def run(params):
+      cache = model.init_cache(len(tokens), 16)
+      _, cache = model.apply(params, tokens[:, :5], cache)
+      return model.apply(params, tokens[:, 5:], cache)[0].logits
+
+    with jax.set_mesh(mesh) if mesh is not None else open("/dev/null"):
+      logits.append(np.asarray(jax.jit(run)(network.params)))
+  print(np.abs(logits[0] - logits[1]).max() / np.abs(logits[0]).max())
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", ["gemma3", "olmo3", "mixtral", "gpt-oss"])
+def test_four_devices_give_the_same_logits(tmp_path, name):
+  """Key/value heads are repeated, and with them norms over all of them."""
+  family, settings, _ = MODELS[name]
+  model = references.make(family, settings | dict(vocab_size=96))
+  model.save_pretrained(tmp_path)
+  tokens = json.dumps((TOKENS % 96).tolist())
+  done = subprocess.run(
+    [sys.executable, "-c", textwrap.dedent(_FOUR_DEVICES), tmp_path, tokens],
+    cwd=ROOT, env=os.environ | {"JAX_PLATFORMS": "cpu"}, capture_output=True,
+    text=True, timeout=300,
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr[-2000:]
+  assert float(done.stdout.splitlines()[-1]) < 1e-5

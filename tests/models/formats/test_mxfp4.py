@@ -1,0 +1,72 @@
+"""MXFP4: the numbers that transformers reads, and whole checkpoints of them."""
+
+import json
+
+import numpy as np
+import pytest
+import references
+import torch
+from references import MODELS, TOKENS
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from models.formats import huggingface, mxfp4
+
+
+def packed(rng, *shape):
+  """Random blocks and scales, `u8[*shape, 16]` and `u8[*shape]`."""
+  blocks = rng.integers(0, 256, (*shape, 16), np.uint8)
+  return blocks, rng.integers(117, 127, shape, np.uint8)
+
+
+def theirs(blocks, scales):
+  """`f32[E, D, N]`, as transformers has it."""
+  return convert_moe_packed_tensors(
+    torch.tensor(blocks), torch.tensor(scales), dtype=torch.float32
+  ).numpy()
+
+
+def test_numbers_are_those_of_transformers():
+  blocks, scales = packed(np.random.default_rng(0), 3, 6, 2)
+  scales[0, 0] = 20, 230  # very small and very large ones
+  found = mxfp4.dequantised(blocks, scales)
+  assert found.shape == (3, 6, 64)
+  np.testing.assert_array_equal(found.swapaxes(1, 2), theirs(blocks, scales))
+  exact = np.zeros((1, 16), np.uint8)
+  exact[0, :2] = 0x7F, 0xA1  # -6 and 6, then 0.5 and -1
+  np.testing.assert_array_equal(
+    mxfp4.dequantised(exact, np.array([128], np.uint8))[:4], [-12, 12, 1, -2]
+  )
+
+
+def test_a_gpt_oss_as_released_has_the_logits_of_its_numbers(tmp_path):
+  family, settings, _ = MODELS["gpt-oss"]
+  model = references.make(family, settings | dict(intermediate_size=32))
+  model.save_pretrained(tmp_path)
+  rng, quantised = np.random.default_rng(1), {}
+  with torch.no_grad():
+    for i, layer in enumerate(model.model.layers):
+      for name in ("gate_up_proj", "down_proj"):
+        weight = getattr(layer.mlp.experts, name)
+        count, inputs, outputs = weight.shape
+        both = packed(rng, count, outputs, inputs // 32)
+        weight.copy_(torch.tensor(theirs(*both)))
+        stem = f"model.layers.{i}.mlp.experts.{name}"
+        quantised[stem] = dict(zip(("blocks", "scales"), both, strict=True))
+
+  def edit(tensors):
+    for stem, parts in quantised.items():
+      del tensors[stem]
+      tensors |= {f"{stem}_{part}": x for part, x in parts.items()}
+
+  references.edit_tensors(tmp_path, edit)
+  file = tmp_path / "config.json"
+  saved = json.loads(file.read_text())
+  how = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+  file.write_text(json.dumps(saved | {"quantization_config": how}))
+  found = references.module_logits(huggingface.load(tmp_path))
+  expected = references.logits(model, TOKENS)
+  assert references.relative_error(found, expected) < 1e-5
+  how["bits"] = 3
+  file.write_text(json.dumps(saved | {"quantization_config": how}))
+  with pytest.raises(ValueError, match="quantization_config must be None"):
+    huggingface.load(tmp_path)

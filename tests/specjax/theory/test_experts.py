@@ -1,0 +1,115 @@
+"""Experts touched by a pass: enumeration, published sizes, draft lengths."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from specjax.theory import experts, stopping, throughput
+from specjax.theory.experts import Reads, expected_distinct
+
+
+@pytest.mark.parametrize(("count", "chosen"), [(4, 2), (5, 1), (4, 3), (3, 3)])
+def test_the_expectation_is_the_mean_over_all_ways_to_route(count, chosen):
+  ways = list(itertools.combinations(range(count), chosen))
+  for tokens in (0, 1, 2, 3):
+    sizes = [
+      len(set().union(*routed))
+      for routed in itertools.product(ways, repeat=tokens)
+    ]
+    found = expected_distinct(tokens, count, chosen)
+    assert found == pytest.approx(np.mean(sizes), rel=1e-12)
+
+
+def qwen3_30b_a3b() -> Reads:
+  """In bfloat16, of its configuration."""
+  width, layers, heads, kv_heads, channels = 2048, 48, 32, 4, 128
+  attention = 2 * width * channels * (heads + kv_heads)
+  router = 128 * width
+  return Reads(
+    others=2 * (layers * (attention + router) + 151936 * width),
+    expert=2 * 3 * width * 768,
+    num_layers=layers,
+    num_experts=128,
+    num_chosen=8,
+  )
+
+
+def test_the_bytes_of_a_pass_over_qwen3_30b_a3b():
+  """One token is given 8 experts a layer, eight tokens nearly 52."""
+  model = qwen3_30b_a3b()
+  distinct = expected_distinct(np.array([1, 4, 8, 16, 64]), 128, 8)
+  np.testing.assert_allclose(distinct, [8, 29.1, 51.6, 82.4, 125.9], atol=0.05)
+  gigabytes = model.bytes_of(np.array([1, 4, 8, 16])) / 1e9
+  np.testing.assert_allclose(gigabytes, [6.1, 15.7, 25.8, 39.8], atol=0.05)
+  verify = model.verify()
+  assert verify(1) == 1
+  assert verify(8) == pytest.approx(25.8 / 6.1, rel=0.005)
+  assert model.verify(rows=256)(8) == pytest.approx(1, abs=1e-6)
+
+
+def test_measured_counts_take_the_formulas_place():
+  model = qwen3_30b_a3b()
+  alike = lambda tokens: np.full_like(np.asarray(tokens, float), 8.0)
+  assert model.bytes_of(8, alike) == model.bytes_of(1)
+  assert model.verify(2, alike)(np.array([1, 5])).tolist() == [1, 1]
+
+
+def test_the_best_length_on_the_curve_is_the_optimum_of_stopping():
+  model = qwen3_30b_a3b()
+  for rows, acceptance in ((1, 0.9), (8, 0.7), (64, 0.8)):
+    verify = model.verify(rows)
+    best = throughput.best_num_tokens(acceptance, 0.02, verify, most=24)
+    found = stopping.optimum(
+      stopping.independent([acceptance]),
+      stopping.Costs(draft=0.02, verify=verify),
+      24,
+    )
+    assert found.depth == best
+    assert found.rate == pytest.approx(
+      throughput.throughput(best, acceptance, 0.02, verify(best + 1))
+    )
+
+
+def test_alone_a_row_gains_little_and_beside_others_as_a_dense_model():
+  model = qwen3_30b_a3b()
+  gains = {}
+  for rows in (1, 4, 64):
+    verify = model.verify(rows)
+    best = throughput.best_num_tokens(0.7, 0.02, verify)
+    rate = throughput.throughput(best, 0.7, 0.02, verify(best + 1))
+    gains[rows] = best, round(float(rate), 2)
+  assert gains == {1: (1, 1.08), 4: (1, 1.02), 64: (8, 2.72)}
+  assert throughput.best_num_tokens(0.7, 0.02, 1.0) == 8
+
+
+def test_levels_become_cheaper_and_the_first_need_not_pay_for_itself():
+  """At the best rate 14 levels pay together, and the first alone does not."""
+  costs = stopping.Costs(draft=0.02, verify=qwen3_30b_a3b().verify(8))
+  marginal = costs.marginal(24)
+  assert (np.diff(marginal) < 0).all()
+  process = stopping.independent([0.8])
+  best = stopping.optimum(process, costs, 24)
+  assert best.depth == 14
+  assert best.rate * marginal[0] > 1
+  assert stopping.myopic(process, costs, 24).rate < best.rate
+
+
+@pytest.mark.parametrize(
+  ("call", "message"),
+  [
+    (lambda: expected_distinct(1, 4, 5), "num_chosen must be in 1..4"),
+    (lambda: expected_distinct(-1, 4, 2), "tokens must be finite"),
+    (lambda: expected_distinct(np.inf, 4, 2), "tokens must be finite"),
+    (lambda: qwen3_30b_a3b().verify(0), "rows must be >= 1"),
+  ],
+)
+def test_numbers_out_of_range_are_refused(call, message):
+  with pytest.raises(ValueError, match=message):
+    call()
+
+
+def test_the_module_is_part_of_the_theory():
+  import specjax.theory
+
+  assert specjax.theory.experts is experts
