@@ -202,7 +202,7 @@ def test_a_published_tree_is_named(saved):
     pair.check_config(config)
 
 
-@pytest.mark.heavy("a mesh over two processes")
+@pytest.mark.heavy
 @pytest.mark.parametrize("head", ["eagle3", "medusa", "parallel"])
 def test_two_processes_decode_on_a_mesh_what_one_device_does(
   saved, head, tmp_path

@@ -212,10 +212,32 @@ def test_blocks_are_trained_as_they_are_drafted(blocks, target):
   assert len(seen) == 3
 
 
-def test_trained_blocks_decode_and_go_on(blocks, target, texts, tmp_path):
+def decoded(target, *draft, **changes):
+  """The tokens of two prompts, drafted by a head or by nothing."""
+  given = [f"target={target}", *(f"draft={head}" for head in draft)]
+  config = huggingface.get_config(",".join(given))
+  config.update(
+    {"max_new_tokens": 16, "num_speculative_tokens": DEPTH, **changes}
+  )
+  config = pair.settled(config)
+  found = pair.build(config)
+  items = prompts.built_in(found.tokenizer, max_tokens=60)[:2]
+  (batch,) = engine.make_batches(items, batch_size=2, max_width=60)
+  done, _ = pair.engine_of(config, found, baseline=False).run(batch)
+  return [c.token_ids for c in done]
+
+
+@pytest.fixture(scope="module")
+def plain(target):
+  """The same tokens without a draft."""
+  return decoded(target, num_speculative_tokens=0)
+
+
+def test_trained_blocks_decode_and_go_on(
+  blocks, target, plain, texts, tmp_path
+):
   head = str(blocks["root"] / "parallel")
-  ours, plain, _ = decoded(target, head, texts, drafter="parallel")
-  assert ours == plain
+  assert decoded(target, head, drafter="parallel") == plain
   config = tiny(
     texts, target, "parallel", init_from=head, num_steps=1,
     objective="acceptance", contexts="target", prompt_length=8,
@@ -249,28 +271,9 @@ def test_the_folder_knows_the_vocabulary(trained, texts, target):
   np.testing.assert_array_equal(run.task.first.target_ids[...], found)
 
 
-def decoded(target, head, texts, **changes):
-  """Tokens by the head, by the target alone, and the rounds it took."""
-  config = huggingface.get_config(f"target={target},draft={head}")
-  config.update(
-    {"max_new_tokens": 16, "num_speculative_tokens": DEPTH, **changes}
-  )
-  config = pair.settled(config)
-  found = pair.build(config)
-  items = prompts.built_in(found.tokenizer, max_tokens=60)[:2]
-  (batch,) = engine.make_batches(items, batch_size=2, max_width=60)
-  results = []
-  for plain in (False, True):
-    done, _ = pair.engine_of(config, found, baseline=plain).run(batch)
-    results.append(done)
-  tokens = [[c.token_ids for c in done] for done in results]
-  return *tokens, sum(c.num_accepted for c in results[0])
-
-
-def test_the_trained_head_decodes_and_nothing_is_lost(trained, target, texts):
+def test_the_trained_head_decodes_and_nothing_is_lost(trained, target, plain):
   head = str(trained["root"] / "eagle3")
-  ours, plain, _ = decoded(target, head, texts, drafter="eagle3")
-  assert ours == plain
+  assert decoded(target, head, drafter="eagle3") == plain
   loaded = checkpoints.load_head(
     head,
     checkpoints.load(target, dtype=jnp.float32, mesh=None, sharding=None),
@@ -327,7 +330,9 @@ def command_line(*args):
    pytest.param("eagle3", marks=pytest.mark.heavy),
    pytest.param("parallel", marks=pytest.mark.heavy)],
 )  # fmt: skip
-def test_every_kind_is_trained_by_the_command(kind, texts, target, tmp_path):
+def test_every_kind_is_trained_by_the_command(
+  kind, texts, target, plain, tmp_path
+):
   config = tiny(texts, target, kind, compute_dtype="bfloat16")
   if kind == "eagle3":  # it can say all that the target can
     usual = train_head.get_config(kind).head.draft_vocab_size
@@ -343,8 +348,7 @@ def test_every_kind_is_trained_by_the_command(kind, texts, target, tmp_path):
   if kind == "blockwise":
     assert json.loads((export / "config.json").read_text())["num_heads"] == 3
     return
-  ours, plain, _ = decoded(target, str(export), texts, drafter=kind)
-  assert ours == plain
+  assert decoded(target, str(export), drafter=kind) == plain
 
 
 @pytest.mark.parametrize(
