@@ -60,8 +60,12 @@ WALKERS = (
 FIRST_TREES = ("chain3", "paths2x2", "one and two")
 
 
+PARTS = ("uneven", "crossed")  # of "two and deeper" and "crossed families"
+
+
 def marks(name, tree_name, siblings):
   usual = siblings is siblings_lib.IID and name in WALKERS
+  usual &= tree_name not in PARTS
   fast = usual or tree_name in FIRST_TREES or LOSSLESS[name].with_noise
   return () if fast else pytest.mark.heavy
 

@@ -7,6 +7,7 @@ OUTPUT gets `{"CASE:MESH": {"tokens", "num_steps", "num_accepted",
 device without a mesh.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -432,6 +433,9 @@ INPUTS = {
   "t5": T5_INPUTS,
   "block": T5_INPUTS,
 }
+# Of these the text of a row goes on, and one begins as a row that is there.
+EXTENDED = ("inputs", "counted", "t5", "block")
+SOURCES = {"counted": 1, "t5": 0, "block": 0, "paths": 0, "layer_skip": 0}
 # Lookup tables, and networks that draft in every way.
 CASES = {
   "tables": table_pair,
@@ -471,42 +475,35 @@ def decode_on(case: str, mesh) -> dict:
       stop_tokens=(3,), ignore_stop=np.arange(8) % 2 == 0,
     )  # fmt: skip
 
-  def run(params):
-    state = decoder.init(
+  def init(params):
+    return decoder.init(
       params, PROMPTS, LENGTHS, jax.random.key(5), buffer_length=32,
       max_new_tokens=BUDGETS, inputs=inputs, **more,
     )  # fmt: skip
-    if case in INPUTS:  # the first row that ends is given another prompt
-      state = decoder.steps(params, state, 100, num_idle=1)
-      state = decoder.admit(
-        params, state, jnp.argmax(state.done), PROMPTS[6], LENGTHS[6],
-        jax.random.key(8), max_new_tokens=9,
-        inputs=jax.tree.map(lambda x: x[6:7], inputs),
-      )  # fmt: skip
-    if case == "ladder":
-      rungs = dataclasses.replace(_rungs(), mesh=mesh)
-      for width in (3, 0, 1, 0, 3):
-        state = rungs.steps(width, params, state, 2)
-    state = decoder.generate(params, state)
-    if case in (
-      "inputs",
-      "counted",
-      "t5",
-      "block",
-    ):  # the text of a row goes on
-      state = decoder.extend(
-        params, state, 5, PROMPTS[0], LENGTHS[0], max_new_tokens=4
-      )
-      state = decoder.generate(params, state)
-    # And one begins as another of its group, or as itself, does.
-    sources = {"counted": 1, "t5": 0, "block": 0, "paths": 0, "layer_skip": 0}
-    if case in sources:
-      state = decoder.admit(
-        params, state, 1, PROMPTS[1], LENGTHS[1], jax.random.key(9),
-        max_new_tokens=4, source=sources[case], keep=3,
-        inputs=jax.tree.map(lambda x: x[1:2], inputs),
-      )  # fmt: skip
-      state = decoder.generate(params, state)
+
+  def replaced(params, state):
+    """The first row that ends is given another prompt."""
+    state = decoder.steps(params, state, 100, num_idle=1)
+    return decoder.admit(
+      params, state, jnp.argmax(state.done), PROMPTS[6], LENGTHS[6],
+      jax.random.key(8), max_new_tokens=9,
+      inputs=jax.tree.map(lambda x: x[6:7], inputs),
+    )  # fmt: skip
+
+  def extended(params, state):
+    return decoder.extend(
+      params, state, 5, PROMPTS[0], LENGTHS[0], max_new_tokens=4
+    )
+
+  def admitted(params, state):
+    """One begins as another of its group, or as itself, does."""
+    return decoder.admit(
+      params, state, 1, PROMPTS[1], LENGTHS[1], jax.random.key(9),
+      max_new_tokens=4, source=SOURCES[case], keep=3,
+      inputs=jax.tree.map(lambda x: x[1:2], inputs),
+    )  # fmt: skip
+
+  def read(state):
     committed = np.arange(state.tokens.shape[1]) < state.length[:, None]
     return {
       "tokens": jnp.where(committed, state.tokens, -1),  # others are stale
@@ -516,12 +513,23 @@ def decode_on(case: str, mesh) -> dict:
       "own_state": _own_state(case, state.drafter_state),
     }
 
-  if not mesh:
-    found = jax.jit(run)(params)
-  else:
-    with jax.set_mesh(mesh):
-      whole = NamedSharding(mesh, P())
-      found = jax.jit(run, out_shardings=whole)(params)
+  generate = jax.jit(decoder.generate)  # dear to compile, and called thrice
+  whole = NamedSharding(mesh, P()) if mesh else None
+  with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
+    state = jax.jit(init)(params)
+    if case in INPUTS:
+      state = jax.jit(replaced)(params, state)
+    if case == "ladder":
+      rungs = dataclasses.replace(_rungs(), mesh=mesh)
+      steps = jax.jit(lambda *given: rungs.steps(*given, 2), static_argnums=0)
+      for width in (3, 0, 1, 0, 3):
+        state = steps(width, params, state)
+    state = generate(params, state)
+    if case in EXTENDED:
+      state = generate(params, jax.jit(extended)(params, state))
+    if case in SOURCES:
+      state = generate(params, jax.jit(admitted)(params, state))
+    found = jax.jit(read, out_shardings=whole)(state)
   return jax.tree.map(
     lambda x: np.asarray(x.addressable_data(0)).tolist(), found
   )

@@ -16,6 +16,7 @@ from models import tokenizers
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 SMALL = ("--config.max_new_tokens=12", "--config.drafter=model(tokens=3)")
+THREE = "--config.batch_size=3"  # of one size, so of the same programs
 TEXTS = ["def f(x):\n", "import os", "class A:\n  x = 1\n\n  def", "x", "for"]
 
 
@@ -30,8 +31,8 @@ def test_rows_come_back_in_order_with_the_documented_keys(
 ):
   out, summary = tmp_path / "out.jsonl", tmp_path / "s.json"
   code = cli(
-    decode.run, *SMALL, "--config.batch_size=3", f"--prompts={prompts}",
-    f"--output={out}", f"--summary={summary}",
+    decode.run, *SMALL, THREE, f"--prompts={prompts}", f"--output={out}",
+    f"--summary={summary}",
   )  # fmt: skip
   assert code == 0
   rows = read_jsonl(out)
@@ -70,8 +71,8 @@ def greedy(cli, folder, *settings):
   out, source = folder / "out.jsonl", folder / "in.jsonl"
   source = write_jsonl(source, records)
   assert cli(
-    decode.run, *SMALL, *settings, "--nobaseline", f"--prompts={source}",
-    f"--output={out}",
+    decode.run, *SMALL, *settings, THREE, "--nobaseline",
+    f"--prompts={source}", f"--output={out}",
   ) == 0  # fmt: skip
   return [r["token_ids"] for r in read_jsonl(out)]
 
@@ -102,27 +103,20 @@ def test_greedy_completions_are_the_same_for_every_drafter(
   assert greedy(cli, tmp_path, *settings) == plain
 
 
-def test_without_a_baseline_its_numbers_are_null(cli, tmp_path, prompts):
-  summary = tmp_path / "s.json"
-  assert cli(
-    decode.run, *SMALL, "--nobaseline", f"--prompts={prompts}",
-    f"--output={tmp_path / 'o.jsonl'}", f"--summary={summary}",
-  ) == 0  # fmt: skip
-  numbers = json.loads(summary.read_text())
-  assert numbers["baseline_tokens_per_second"] is None
-  assert numbers["speedup"] is None
-
-
 def test_sampled_rows_do_not_depend_on_the_batch_size(cli, tmp_path, prompts):
-  outs = []
+  outs, summary = [], tmp_path / "s.json"
   for size in (1, 3):
     out = tmp_path / f"{size}.jsonl"
     assert cli(
       decode.run, *SMALL, "--config.temperature=0.9", "--nobaseline",
       f"--config.batch_size={size}", f"--prompts={prompts}", f"--output={out}",
+      f"--summary={summary}", "--overwrite",
     ) == 0  # fmt: skip
     outs.append([r["token_ids"] for r in read_jsonl(out)])
   assert outs[0] == outs[1]
+  numbers = json.loads(summary.read_text())  # without a baseline
+  assert numbers["baseline_tokens_per_second"] is None
+  assert numbers["speedup"] is None
 
 
 def test_bad_lines_are_named_and_the_others_decoded(cli, tmp_path, capsys):
@@ -140,8 +134,9 @@ def test_bad_lines_are_named_and_the_others_decoded(cli, tmp_path, capsys):
     b'{"id": 9, "prompt": "\\ud800"}\n' + b"[" * 100_000 + b"\n"
   )
   code = cli(
-    decode.run, *SMALL, "--nobaseline", f"--prompts={source}", f"--output={out}"
-  )
+    decode.run, *SMALL, THREE, "--nobaseline", f"--prompts={source}",
+    f"--output={out}",
+  )  # fmt: skip
   assert code == 2
   assert [r["id"] for r in read_jsonl(out)] == [1, 8]
   err = capsys.readouterr().err
@@ -264,8 +259,8 @@ def test_nan_weights_end_rows_with_a_reason(
   save_file(tensors, file, metadata={"format": "pt"})
   out = tmp_path / "out.jsonl"
   code = cli(
-    decode.run, *SMALL, "--nobaseline", "--config.batch_size=3",
-    f"--prompts={prompts}", f"--output={out}",
+    decode.run, *SMALL, THREE, "--nobaseline", f"--prompts={prompts}",
+    f"--output={out}",
     config=f"configs/huggingface.py:target={broken},draft={pair[1]}",
   )  # fmt: skip
   assert code == 2

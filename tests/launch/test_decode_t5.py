@@ -95,6 +95,7 @@ def test_a_draft_that_reads_the_targets_encoder_changes_no_token(
     assert row["token_ids"] == expected(saved[2], record)
 
 
+@pytest.mark.heavy  # of decoders alone: tests/models/test_meshes.py
 def test_two_processes_decode_one_t5_that_is_cut_between_them(
   t5, saved, tmp_path
 ):

@@ -143,7 +143,7 @@ def test_a_published_tree_is_named(saved):
     pair.build(config)
 
 
-@pytest.mark.heavy("a mesh over two processes")
+@pytest.mark.heavy
 @pytest.mark.parametrize("head", ["eagle3", "medusa", "dflash"])
 def test_two_processes_decode_on_a_mesh_what_one_device_does(
   saved, head, tmp_path

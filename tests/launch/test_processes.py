@@ -233,7 +233,11 @@ def _waiting(tmp_path, mode):
 
 
 @pytest.mark.parametrize(
-  ("victim", "how"), [(0, signal.SIGKILL), (1, signal.SIGTERM)]
+  ("victim", "how"),
+  [
+    (0, signal.SIGKILL),
+    pytest.param(1, signal.SIGTERM, marks=pytest.mark.heavy),
+  ],
 )
 def test_when_one_is_killed_the_other_stops_with_a_message(
   tmp_path, victim, how

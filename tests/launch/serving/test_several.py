@@ -68,6 +68,7 @@ def test_two_processes_answer_as_one_does(alone, pair):
   assert "serving" not in said[1]
 
 
+@pytest.mark.heavy  # test_processes.py has it of any command
 def test_a_process_that_dies_ends_the_others_and_is_said_to_clients(pair):
   mesh = ("--slots=2", "--config.mesh=data:2,model:1")
   with serving(pair, 2, *mesh, "--heartbeat_timeout=5") as server:

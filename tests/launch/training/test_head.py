@@ -212,12 +212,28 @@ def test_blocks_are_trained_as_they_are_drafted(blocks, target):
   assert len(seen) == 3
 
 
-def test_trained_blocks_decode_and_go_on(blocks, target, texts, tmp_path):
+def decoded(target, drafter):
+  """The tokens of two prompts."""
+  config = huggingface.get_config(f"target={target}")
+  config.update({"max_new_tokens": 16, "drafter": drafter})
+  found = pair.build(config)
+  items = prompts.built_in(found.tokenizer, max_tokens=60)[:2]
+  (batch,) = engine.make_batches(items, batch_size=2, max_width=60)
+  done, _ = pair.engine_of(config, found, baseline=False).run(batch)
+  return [c.token_ids for c in done]
+
+
+@pytest.fixture(scope="module")
+def plain(target):
+  """The same tokens without a draft."""
+  return decoded(target, "plain")
+
+
+def test_trained_blocks_decode_and_go_on(
+  blocks, target, plain, texts, tmp_path
+):
   head = str(blocks["root"] / "dflash")
-  ours, plain, _ = decoded(
-    target, head, texts, drafter=f"dflash(tokens={DEPTH})"
-  )
-  assert ours == plain
+  assert decoded(target, f"dflash('{head}', tokens={DEPTH})") == plain
   config = tiny(
     texts, target, "dflash", init_from=head, num_steps=1,
     objective="acceptance", contexts="target", prompt_length=8,
@@ -251,27 +267,9 @@ def test_the_folder_knows_the_vocabulary(trained, texts, target):
   np.testing.assert_array_equal(run.task.first.target_ids[...], found)
 
 
-def decoded(target, head, texts, **changes):
-  """Tokens by the head, by the target alone, and the rounds it took."""
-  config = huggingface.get_config(f"target={target},draft={head}")
-  config.update({"max_new_tokens": 16, **changes})
-  found = pair.build(config)
-  items = prompts.built_in(found.tokenizer, max_tokens=60)[:2]
-  (batch,) = engine.make_batches(items, batch_size=2, max_width=60)
-  results = []
-  for plain in (False, True):
-    done, _ = pair.engine_of(config, found, baseline=plain).run(batch)
-    results.append(done)
-  tokens = [[c.token_ids for c in done] for done in results]
-  return *tokens, sum(c.num_accepted for c in results[0])
-
-
-def test_the_trained_head_decodes_and_nothing_is_lost(trained, target, texts):
+def test_the_trained_head_decodes_and_nothing_is_lost(trained, target, plain):
   head = str(trained["root"] / "eagle3")
-  ours, plain, _ = decoded(
-    target, head, texts, drafter=f"eagle3(tokens={DEPTH})"
-  )
-  assert ours == plain
+  assert decoded(target, f"eagle3('{head}', tokens={DEPTH})") == plain
   loaded = checkpoints.load_head(
     head,
     checkpoints.load(target, dtype=jnp.float32, mesh=None, sharding=None),
@@ -328,7 +326,9 @@ def command_line(*args):
    pytest.param("eagle3", marks=pytest.mark.heavy),
    pytest.param("dflash", marks=pytest.mark.heavy)],
 )  # fmt: skip
-def test_every_kind_is_trained_by_the_command(kind, texts, target, tmp_path):
+def test_every_kind_is_trained_by_the_command(
+  kind, texts, target, plain, tmp_path
+):
   config = tiny(texts, target, kind, compute_dtype="bfloat16")
   if kind == "eagle3":  # it can say all that the target can
     usual = train_head.get_config(kind).head.draft_vocab_size
@@ -344,10 +344,7 @@ def test_every_kind_is_trained_by_the_command(kind, texts, target, tmp_path):
   if kind == "blockwise":
     assert json.loads((export / "config.json").read_text())["num_heads"] == 3
     return
-  ours, plain, _ = decoded(
-    target, str(export), texts, drafter=f"{kind}(tokens={DEPTH})"
-  )
-  assert ours == plain
+  assert decoded(target, f"{kind}('{export}', tokens={DEPTH})") == plain
 
 
 @pytest.mark.parametrize(

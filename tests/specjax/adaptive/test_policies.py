@@ -12,7 +12,7 @@ import toys
 from decoding import BUDGETS, DRAFT, MODEL, PARAMS, TARGET, VOCAB, rows_of
 
 import specjax
-from specjax import drafters, exact
+from specjax import drafters, exact, random
 from specjax.adaptive import chains, estimates, policies
 from specjax.drafters import model
 from specjax.tree import Tree, chain, paths
@@ -37,17 +37,17 @@ def of_model(policy, draft: LanguageModel = MODEL, tree=None):
 
 
 @functools.cache
-def make(policy: str, family="model", rule="token"):
+def make(policy: str, family="model", rule="token", depth=DEPTH):
   find = policies.get
   if policy == "predicted":
     drafter = of_model(PREDICTED, toys.table_model(VOCAB, layers=1))
   elif family == "model":
-    drafter = of_model(find(policy))
+    drafter = of_model(find(policy), tree=chain(depth))
   elif family == "together":
     drafter = of_model(policies.together(find(policy)))
   elif family == "layer_skip":
     drafter = drafters.layer_skip.drafter(
-      MODEL, tree=chain(DEPTH), vocab_size=VOCAB, depth=find(policy)
+      MODEL, tree=chain(depth), vocab_size=VOCAB, depth=find(policy)
     )
   else:
     drafter = drafters.eagle.drafter(
@@ -77,7 +77,7 @@ SURVIVAL = "survival(threshold=0.45)"
     pytest.param(SURVIVAL, "eagle", marks=pytest.mark.heavy),
   ],
 )
-def test_a_row_emits_alone_what_it_does_in_a_batch(policy, family):
+def test_a_row_emits_what_it_does_among_copies_of_itself(policy, family):
   decoder = make(policy, family)
   params = WITH_HEAD if policy == "predicted" else PARAMS
   decode = lambda state: decoding.decode(decoder, state, params)
@@ -87,9 +87,11 @@ def test_a_row_emits_alone_what_it_does_in_a_batch(policy, family):
   calls = np.asarray(whole.counters.num_target_calls)
   assert (drafted < DEPTH * calls)[:3].all()  # the policy ends some drafts
   assert drafted.sum() > 0
+  emitted = np.asarray(whole.length - whole.prompt_length)
+  np.testing.assert_array_equal(emitted, BUDGETS)
   for row in range(3):
-    one = decoding.start(decoder, rows=slice(row, row + 1), params=params)
-    assert rows_of(decode(one)) == [found[row]]
+    copies = decoding.start(decoder, rows=[row] * 5, params=params)
+    assert rows_of(decode(copies)) == [found[row]] * 5
 
 
 def test_a_row_that_is_admitted_has_learned_nothing_yet():
@@ -97,22 +99,21 @@ def test_a_row_that_is_admitted_has_learned_nothing_yet():
   state = decoding.start(
     decoder, max_new_tokens=np.array([6, 21, 9, 5, 3], np.int32)
   )
-  state = decoding.jitted(decoder, "steps")(PARAMS, state, jnp.int32(6))
+  steps = decoding.jitted(decoder, "steps")
+  state = steps(PARAMS, state, jnp.int32(6), num_idle=jnp.int32(5))
   assert state.done[4]
   undisturbed = rows_of(decoding.decode(decoder, state))
-  key = jax.random.split(jax.random.key(7), 1)
-  request = (jnp.asarray(decoding.PROMPTS[1]), jnp.int32(3))
+  key = random.row_keys(jax.random.key(7), jnp.array([1]))[0]
   after = decoding.jitted(decoder, "admit")(
-    PARAMS, state, jnp.int32(4), *request, key[0], max_new_tokens=jnp.int32(17),
+    PARAMS, state, jnp.int32(4), jnp.asarray(decoding.PROMPTS[1]),
+    jnp.int32(3), key, max_new_tokens=jnp.int32(17),
     sampling=specjax.make_sampling(1, temperature=1.0),
   )  # fmt: skip
   found = rows_of(decoding.decode(decoder, after))
-  alone = decoding.jitted(decoder, "init")(
-    PARAMS, request[0][None], request[1][None], key, buffer_length=40,
-    max_new_tokens=jnp.array([17]),
-    sampling=specjax.make_sampling(1, temperature=1.0),
-  )  # fmt: skip
-  assert found.pop(4) == rows_of(decoding.decode(decoder, alone))[0]
+  copies = decoding.start(
+    decoder, rows=[1] * 5, key=7, max_new_tokens=np.full(5, 17, np.int32)
+  )
+  assert found.pop(4) == rows_of(decoding.decode(decoder, copies))[0]
   assert found == undisturbed[:4]
 
 
@@ -148,14 +149,18 @@ def counted_model(counts: list) -> LanguageModel:
 
 
 @pytest.mark.parametrize(
-  "policy", ["2", "confidence(threshold=0.3)", pytest.param(
-    "survival(threshold=0.5)", marks=pytest.mark.heavy)],
-)  # fmt: skip
+  "policy",
+  [
+    "confidence(threshold=0.3)",
+    pytest.param("2", marks=pytest.mark.heavy),
+    pytest.param("survival(threshold=0.5)", marks=pytest.mark.heavy),
+  ],
+)
 def test_passes_end_as_soon_as_no_row_goes_on(policy):
   counts = []
   drafter = of_model(policies.get(policy), counted_model(counts))
   decoder = specjax.make_decoder(MODEL, drafter=drafter)
-  state = decoder.init(
+  state = decoding.jitted(decoder, "init")(
     PARAMS, decoding.PROMPTS[:2], decoding.LENGTHS[:2], jax.random.key(0),
     buffer_length=40, max_new_tokens=30,
   )  # fmt: skip
@@ -198,17 +203,22 @@ def set_depth(state, wanted):
   return dataclasses.replace(state, max_depth=jnp.asarray(wanted, jnp.int32))
 
 
+def three_rows(decoder, budgets=(60, 60, 60)):
+  """A state of one shape for the tests of what lags; greedy."""
+  return decoding.jitted(decoder, "init")(
+    PARAMS, jnp.asarray(decoding.PROMPTS[:3]),
+    jnp.asarray(decoding.LENGTHS[:3]), jax.random.key(1), buffer_length=70,
+    max_new_tokens=jnp.array(budgets), sampling=specjax.make_sampling(3),
+  )  # fmt: skip
+
+
 @pytest.mark.parametrize(
   "family", ["model", pytest.param("layer_skip", marks=pytest.mark.heavy)]
 )
 def test_after_rounds_without_a_draft_the_cache_is_filled(family):
   """One row drafts while others do not; then none does; then all do."""
   decoder = make("4", family)
-  state = decoding.jitted(decoder, "init")(
-    PARAMS, jnp.asarray(decoding.PROMPTS[:3]),
-    jnp.asarray(decoding.LENGTHS[:3]), jax.random.key(1), buffer_length=70,
-    max_new_tokens=jnp.full(3, 60), sampling=specjax.make_sampling(3),
-  )  # fmt: skip
+  state = three_rows(decoder)
   step = decoding.jitted(decoder, "step")
   plan = [(0, 0, 1)] * 4 + [(0, 0, 0)] * 20 + [(0, 3, 0), (4, 0, 1), (4, 3, 2)]
   for number, wanted in enumerate(plan):
@@ -243,19 +253,17 @@ def test_after_rounds_without_a_draft_the_cache_is_filled(family):
 
 def test_a_text_that_goes_on_where_the_draft_lags_is_drafted_rightly():
   decoder = make("4")
-  state = decoding.jitted(decoder, "init")(
-    PARAMS, jnp.asarray(decoding.PROMPTS[:1]), jnp.array([4]),
-    jax.random.key(1), buffer_length=40, max_new_tokens=jnp.array([6]),
-    sampling=specjax.make_sampling(1),
-  )  # fmt: skip
-  state = decoding.decode(decoder, set_depth(state, [0]))
+  step = decoding.jitted(decoder, "step")
+  state = set_depth(three_rows(decoder, budgets=(6, 60, 60)), [0] * 3)
+  while not state.done[0]:
+    state, _ = step(PARAMS, state)
   assert state.drafter_state.own.length[0] < state.length[0] - 4
   state = decoding.jitted(decoder, "extend")(
     PARAMS, state, jnp.int32(0), jnp.asarray(decoding.PROMPTS[1]), jnp.int32(5),
     max_new_tokens=jnp.int32(6),
   )  # fmt: skip
   text = rows_of(state)[0]
-  _, info = decoding.jitted(decoder, "step")(PARAMS, set_depth(state, [4]))
+  _, info = step(PARAMS, set_depth(state, [4, 0, 0]))
   said = np.exp(np.asarray(info.draft.log_probs[0, 1]))
   np.testing.assert_allclose(said, law_after(text), atol=1e-5)
 
@@ -279,12 +287,10 @@ def test_a_draft_that_does_not_catch_up_is_caught(monkeypatch):
   decoder = specjax.make_decoder(
     MODEL, drafter=of_model(policies.fixed(depth=4))
   )
-  state = decoder.init(
-    PARAMS, decoding.PROMPTS[:1], jnp.array([4]), jax.random.key(1),
-    buffer_length=40, max_new_tokens=30,
-  )  # fmt: skip
-  state = jax.jit(decoder.steps)(PARAMS, set_depth(state, [0]), 9)
-  _, info = jax.jit(decoder.step)(PARAMS, set_depth(state, [4]))
+  state, step = set_depth(three_rows(make("4")), [0] * 3), jax.jit(decoder.step)
+  for _ in range(9):
+    state, _ = step(PARAMS, state)
+  _, info = step(PARAMS, set_depth(state, [4, 0, 0]))
   said = np.exp(np.asarray(info.draft.log_probs[0, 1]))
   assert np.abs(said - law_after(rows_of(state)[0])).max() > 0.01
 
@@ -295,7 +301,7 @@ def test_a_draft_that_does_not_catch_up_is_caught(monkeypatch):
 def test_a_draft_under_a_policy_says_the_truth(family):
   """Depths are decided before tokens are drawn, and by the row alone."""
   found = exact.check_drafter(
-    make("confidence(threshold=0.3)", family).drafter, PARAMS, MODEL,
+    make("confidence(threshold=0.3)", family, depth=2).drafter, PARAMS, MODEL,
     vocab_size=VOCAB,
   )  # fmt: skip
   assert found.method == "exact"
@@ -429,12 +435,12 @@ def test_a_policy_ends_single_paths(tree):
 
 
 def test_a_head_reads_what_the_draft_gives():
-  state = lambda decoder: decoding.start(decoder, params=WITH_HEAD)
+  start = functools.partial(decoding.start, params=WITH_HEAD)
   for layers, given in ((0, "none"), (2, "2")):
     drafter = of_model(PREDICTED, toys.table_model(VOCAB, layers=layers))
     decoder = specjax.make_decoder(MODEL, drafter=drafter)
     with pytest.raises(ValueError, match=f"of width 1, and .* gives {given}"):
-      jax.eval_shape(decoder.step, WITH_HEAD, state(decoder))
+      jax.eval_shape(lambda d=decoder: d.step(WITH_HEAD, start(d)))
 
 
 def test_a_head_ends_a_row_at_the_product_of_what_it_says():
@@ -594,11 +600,3 @@ def test_the_last_round_can_be_recorded():
       text = [*text, drafted]
   assert found.drafted.tolist() == [DEPTH] * 5
   assert found.kept.tolist() == (np.asarray(info.num_emitted) - 1).tolist()
-
-
-def test_budgets_are_kept():
-  decoder = make("optimal(cost=0.3)")
-  state = decoding.decode(decoder, decoding.start(decoder))
-  np.testing.assert_array_equal(
-    np.asarray(state.length - state.prompt_length), BUDGETS
-  )
