@@ -155,50 +155,45 @@ def mixture(node: Node) -> Array:
   bounds = _cumulated(width)
   start = bounds[..., :-1]
   need = node.goal[..., :-1] - base
-  cut = need <= 4 * jnp.finfo(need.dtype).eps * node.base[..., -1:]
-  cut |= index == 0
-  # What is largest among the cuts up to a type, and among those after it.
-  order = jnp.broadcast_to(index.astype(width.dtype), start.shape)
-  before = jnp.stack([order, start, base], axis=-2)
-  after = -jnp.stack([start, base], axis=-2)
-  before = before[..., None, :]
-  after = after[..., None, :]
-  far = -jnp.stack([bounds[..., -1:], node.base[..., -1:]], axis=-2)
-  not_after = index <= index[:, None]
+  is_cut = need <= 4 * jnp.finfo(need.dtype).eps * node.base[..., -1:]
+  is_cut |= index == 0
+  # Of the last cut up to a type its place, c and B; of the next one -c and -B.
+  place = jnp.broadcast_to(index.astype(width.dtype), start.shape)
+  of_cut = jnp.stack([place, start, base, -start, -base], axis=-2)
+  none = jnp.full_like(bounds[..., -1:], -1)
+  of_none = [none, none, none, -bounds[..., -1:], -node.base[..., -1:]]
+  of_none = jnp.stack(of_none, axis=-2)[..., None]
+  up_to = index <= index[:, None]
+  seen = jnp.stack([up_to, up_to, up_to, ~up_to, ~up_to])
 
   def unfinished(state):
-    return jnp.any(state[1] < 1)
+    return jnp.any(state[0][..., 1, :] < 1)
 
   def cut_next(state):
-    cut, since, got, mixed = state
-    here = cut[..., None, None, :]
-    first, low, low_base = jnp.moveaxis(
-      jnp.max(jnp.where(here & not_after, before, -1), axis=-1), -2, 0
-    )
-    high, high_base = jnp.moveaxis(
-      -jnp.maximum(
-        jnp.max(jnp.where(here & ~not_after, after, -jnp.inf), axis=-1), far
-      ),
-      -2,
-      0,
-    )
-    span = high - low
-    chord = low_base + _ratio(high_base - low_base, span) * (start - low)
-    rate = jnp.where(cut, 0, jnp.maximum(chord - base, 0))
-    wait = jnp.maximum(need - got, 0) / jnp.where(rate > 0, rate, 1)
+    of_types, mixed = state
+    cut, since, left = jnp.moveaxis(of_types, -2, 0)
+    here = (cut[..., None, None, :] > 0) & seen
+    block = jnp.max(jnp.where(here, of_cut[..., None, :], of_none), axis=-1)
+    first, low, low_base, high, high_base = jnp.moveaxis(block, -2, 0)
+    span = -high - low
+    chord = low_base - _ratio(high_base + low_base, span) * (start - low)
+    rate = jnp.where(cut > 0, 0, jnp.maximum(chord - base, 0))
+    wait = left / jnp.where(rate > 0, rate, 1)
     due = jnp.where(rate > 0, since + wait, jnp.inf)
     same = first[..., :, None] == first[..., None, :]  # of one block
     now = jnp.min(jnp.where(same, due[..., None, :], 1), axis=-1)
-    now = jnp.minimum(now, 1)
     time = now - since
-    here = jnp.where(
+    evenly = jnp.where(
       span[..., None] > 0,
       width[..., None, :] / jnp.where(span > 0, span, 1)[..., None],
       index == index[:, None],
     )
-    mixed += jnp.where(same, here, 0) * time[..., None]
-    return cut | ((due <= now) & (now < 1)), now, got + rate * time, mixed
+    mixed += jnp.where(same, evenly, 0) * time[..., None]
+    cut = jnp.where((due <= now) & (now < 1), 1, cut)
+    left = jnp.maximum(left - rate * time, 0)
+    return jnp.stack([cut, now, left], axis=-2), mixed
 
   zeros = jnp.zeros_like(width)
-  state = (cut, zeros, zeros, jnp.zeros((*zeros.shape, count), zeros.dtype))
-  return jax.lax.while_loop(unfinished, cut_next, state)[-1]
+  of_types = jnp.stack([is_cut.astype(need.dtype), zeros, need], axis=-2)
+  mixed = jnp.zeros((*zeros.shape, count), zeros.dtype)
+  return jax.lax.while_loop(unfinished, cut_next, (of_types, mixed))[-1]
