@@ -31,6 +31,7 @@ differentiation, slopes and the laws of scores are constants.
 """
 
 import dataclasses
+import functools
 import itertools
 
 import jax
@@ -42,12 +43,15 @@ from specjax import laws
 from specjax.rules import block, ratio_types, requirements
 from specjax.rules.nodewise import node_rows
 from specjax.rules.ratio_types import RatioTypes
-from specjax.rules.score_transport import hand_out, make_node
+from specjax.rules.score_transport import make_node, mixture
 from specjax.siblings import Siblings
 from specjax.tree import Form, Tree, take_node
 from specjax.types import Draft, Rule, Verification
 
 _NUM_BINS = 64
+
+# Laws must be exact to rounding, on devices too that multiply in less.
+_dot = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,7 +61,8 @@ class _Walk:
   Attributes:
     owed: `f32[B, N + 1]`, v.
     share: `f32[B, N + 1]`.
-    scores: by level `f32[B, nodes, bins]`, the law of each node's score.
+    scores: by level `f32[B, nodes, bins + 1]`, the cumulated law of each node's
+      score.
     taken: `f32[B, I, C]`, the v that a child of each type has.
     left: `f32[B, I]`, S.
   """
@@ -80,15 +85,25 @@ def verify(draft: Draft, target_log_probs: Array) -> Verification:
   types = ratio_types.types_of(
     node_rows(target_log_probs, inner), node_rows(given, eldest)
   )
-  walk = _walk_down(draft, given, target_log_probs, types)
+  row_of = np.zeros(tree.num_nodes, np.int32)
+  row_of[inner] = np.arange(len(inner))
+  above = np.array(tree.parents[1:], np.int32)
+  # Of which types each drafted token is, [B, N, C].
+  of_token = lambda x, nodes: jnp.exp(
+    jax.vmap(lambda law, tokens: law[nodes, tokens])(x, draft.tokens[:, 1:])
+  )
+  parts = ratio_types.parts(
+    of_token(target_log_probs, above)[..., None],
+    of_token(given, np.arange(1, tree.num_nodes))[..., None],
+    types.knots[:, row_of[above]],
+  )[:, :, 0]
+  walk = _walk_down(tree, types, parts)
   spare = (walk.share - walk.owed)[:, inner]
   passes = laws.share(walk.owed, walk.share)  # of leaves
   passes = passes.at[:, inner].set(laws.share(walk.left, walk.left + spare))
   node_probs = _deepest(
     tree, _selected(tree, walk.scores), passes.at[:, 0].set(1)
   )
-  row_of = np.zeros(tree.num_nodes, np.int32)
-  row_of[inner] = np.arange(len(inner))
   is_inner = np.isin(np.arange(tree.num_nodes), inner)
 
   def next_log_probs(node):
@@ -107,29 +122,25 @@ def verify(draft: Draft, target_log_probs: Array) -> Verification:
   return Verification(node_probs=node_probs, next_log_probs=next_log_probs)
 
 
-def _walk_down(
-  draft: Draft, given: Array, target_log_probs: Array, types: RatioTypes
-) -> _Walk:
+def _walk_down(tree: Tree, types: RatioTypes, parts: Array) -> _Walk:
   """Hands scores out, from the root to the leaves.
 
   Args:
-    draft: the draft.
-    given: `f32[B, N + 1, V]`, the law each node was drawn from.
-    target_log_probs: `f32[B, N + 1, V]`.
+    tree: the draft's.
     types: of the nodes with children, `[B, I, ..]`.
+    parts: `f32[B, N, C]`, of which types each drafted token is.
 
   Returns:
     The `_Walk`.
   """
-  tree = draft.tree
-  batch, dtype = len(draft.tokens), given.dtype
-  edges = (np.arange(_NUM_BINS + 1) / _NUM_BINS) ** len(tree.children[0])
-  even = jnp.asarray(np.diff(edges), dtype)
-  scores = [jnp.broadcast_to(even, (batch, 1, _NUM_BINS))]
-  weights = jnp.ones_like(scores[0])
+  batch, dtype = len(parts), parts.dtype
+  edges = np.linspace(0, 1, _NUM_BINS + 1) ** len(tree.children[0])
+  scores = [jnp.broadcast_to(jnp.asarray(edges, dtype), (batch, 1, len(edges)))]
+  weights = jnp.ones_like(scores[0][..., 1:])
   owed = [jnp.ones((batch, 1), dtype)]
   share = [owed[0]]
   taken, left, start = [], [], 0
+  fixed_parts = jax.lax.stop_gradient(parts)
   for level, children in itertools.pairwise(tree.levels):
     here = [n for n in level if tree.children[n]]
     counts = np.array([len(tree.children[n]) for n in here])
@@ -142,29 +153,25 @@ def _walk_down(
       node_rows(scores[-1], at), node_rows(weights, at), counts
     )
     owes = node_rows(owed[-1], at)
-    each = lambda f: jax.vmap(jax.vmap(f))
     wanted = owes[..., None] * mine.knots
-    constant = jax.lax.stop_gradient((law, weight, mine.masses, wanted))
-    handed = each(lambda *x: hand_out(make_node(*x)))(*constant)
-    slopes = jnp.sum(handed * weight[:, :, None], axis=-1)  # [B, n, C]
+    node = make_node(*jax.lax.stop_gradient((law, weight, mine.masses, wanted)))
+    shared = mixture(node)  # [B, n, C, C]
+    slopes = _dot(shared, node.mean[..., None])[..., 0]  # [B, n, C]
     takes = jnp.minimum(wanted, slopes)
     taken.append(takes)
     left.append(
       jnp.sum((wanted - takes) * mine.masses, axis=-1) + owes * mine.excess
     )
-    of_token = lambda x, nodes: jnp.exp(
-      laws.token_log_prob(node_rows(x, nodes), draft.tokens[:, below])  # noqa: B023
+    of = node_rows(parts, below - 1)
+    fixed = node_rows(fixed_parts, below - 1)
+    owed.append(jnp.sum(of * node_rows(takes, parent), axis=-1))
+    share.append(jnp.sum(fixed * node_rows(slopes, parent), axis=-1))
+    scores.append(
+      _absorbed(
+        fixed, node_rows(shared, parent), node_rows(node.within, parent)
+      )
     )
-    parts = ratio_types.parts(
-      of_token(target_log_probs, np.array(tree.parents)[below])[..., None],
-      of_token(given, below)[..., None],
-      mine.knots[:, parent],
-    )[:, :, 0]  # [B, children, C]
-    fixed = jax.lax.stop_gradient(parts)
-    owed.append(jnp.sum(parts * takes[:, parent], axis=-1))
-    share.append(jnp.sum(fixed * slopes[:, parent], axis=-1))
-    scores.append(_absorbed(fixed, handed[:, parent]))
-    weights = weight[:, parent]
+    weights = node_rows(weight, parent)
   return _Walk(
     owed=jnp.concatenate(owed, axis=1),
     share=jnp.concatenate(share, axis=1),
@@ -179,17 +186,20 @@ def _residual(owed: Array, target: Array, spent: Array) -> Array:
   return jnp.maximum(owed * target - spent, 0)
 
 
-def _absorbed(parts: Array, handed: Array) -> Array:
+def _absorbed(parts: Array, shared: Array, within: Array) -> Array:
   """The law of the score of a token of these types.
 
   Args:
     parts: `f32[..., C]`.
-    handed: `f32[..., C, bins]`, of each type.
+    shared: `f32[..., C, C]`, of `mixture`.
+    within: `f32[..., C, bins + 1]`, of the `Node`.
 
   Returns:
-    `f32[..., bins]`.
+    `f32[..., bins + 1]`, cumulated, 0 to 1.
   """
-  return jnp.sum(parts[..., None] * handed, axis=-2)
+  places = _dot(parts[..., None, :], shared)
+  total = _dot(places, within)[..., 0, :]
+  return jnp.minimum(total / total[..., -1:], 1)
 
 
 def _of_one_child(
@@ -198,27 +208,20 @@ def _of_one_child(
   """The law of one child's score, of which the node's is the largest.
 
   Args:
-    scores, weights: `f32[B, n, bins]`, of nodes.
+    scores: `f32[B, n, bins + 1]`, of nodes, cumulated.
+    weights: `f32[B, n, bins]`.
     counts: `int[n]`, their children.
 
   Returns:
-    Both of a child, `f32[B, n, bins]`.
+    Both of a child.
   """
   if (counts == 1).all():
     return scores, weights
-  power = jnp.asarray(1 / counts[:, None], scores.dtype)
-  one = jnp.diff(_edges(scores) ** power, axis=-1)
-  return one, weights * jnp.where(one > 0, scores, 0) / jnp.where(
-    one > 0, one, 1
-  )
-
-
-def _edges(scores: Array) -> Array:
-  """Cumulated probability of the bins, 0 to 1: `f32[..., bins + 1]`."""
-  total = jnp.cumsum(scores, axis=-1)
-  last = total[..., -1:]
-  total = jnp.minimum(total / jnp.where(last > 0, last, 1), 1)
-  return jnp.concatenate([jnp.zeros_like(last), total], axis=-1)
+  one = scores ** jnp.asarray(1 / counts[:, None], scores.dtype)
+  of_all, of_one = jnp.diff(scores), jnp.diff(one)
+  there = of_one > 0
+  part = jnp.where(there, of_all, 0) / jnp.where(there, of_one, 1)
+  return one, weights * part
 
 
 # ------------------------------------------------------------------ the leaves
@@ -231,7 +234,7 @@ def _selected(tree: Tree, scores: tuple[Array, ...]) -> Array:
   them is the largest is decided level by level.
   """
   levels = tree.levels
-  cdfs = [_edges(law) for law in scores]
+  cdfs = list(scores)
   among: list[Array | None] = []  # by level, each child against its siblings
   for depth in range(tree.max_depth - 1, -1, -1):
     level, below = levels[depth], levels[depth + 1]
@@ -253,7 +256,7 @@ def _selected(tree: Tree, scores: tuple[Array, ...]) -> Array:
       among.append(_beats_others(given)[:, parent, tree.rank[list(below)]])
       family = jnp.prod(given, axis=2)
     cdfs[depth] = cdfs[depth].at[:, np.array(here) - level.start].set(family)
-  weight = jnp.ones_like(scores[0])
+  weight = jnp.ones_like(scores[0][..., 1:])
   found, leaves = [], []
   for depth, level in enumerate(levels):
     if depth:

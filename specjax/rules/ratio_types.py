@@ -27,6 +27,7 @@ _MOST_TOKENS = 32
 _KNOTS = (0, 0.4, 0.7, 1, 1.3, 1.7, 2.4, 3.5, 6, 16)
 # Tokens that are summed at a time, and in how many parts.
 _CHUNK, _PARTS = 2048, 16
+_MOST_UNROLLED = 2
 
 
 @functools.partial(
@@ -104,31 +105,28 @@ def _beyond(
     `f32[..., C]` and `f32[...]`.
   """
   size = target_log_probs.shape[-1]
-  chunk = min(_CHUNK, size)
-  chunk += -chunk % _PARTS
+  chunk = min(_CHUNK, size + -size % _PARTS)
   pad = [(0, 0)] * (target_log_probs.ndim - 1) + [(0, -size % chunk)]
   both = [
     jnp.pad(x, pad, constant_values=-jnp.inf)
     for x in (target_log_probs, draft_log_probs)
   ]
   count = both[0].shape[-1] // chunk
+  if count <= _MOST_UNROLLED:
+    target, draft = jax.lax.optimization_barrier(
+      tuple(jnp.exp(x) for x in both)
+    )
+    beyond = _beyond_of_chunk(
+      *(x.reshape(*x.shape[:-1], count * _PARTS, -1) for x in (target, draft)),
+      knots,
+    )
+    return beyond, _sum(draft)
 
   def add(carry, index):
     beyond, total, target, draft = carry
-    parts = lambda x: x.reshape(*x.shape[:-1], _PARTS, 1, -1)
-    target_parts, draft_parts = parts(target), parts(draft)
-    some = jnp.zeros((), target.dtype)
-    for part in range(_PARTS):
-      here = target_parts[..., part, :, :] - (
-        knots[:, None] * draft_parts[..., part, :, :]
-      )
-      some += jnp.maximum(here, 0)
-    ones = jnp.ones_like(some, shape=(some.shape[-1],))
-    beyond += jnp.dot(some, ones, precision=jax.lax.Precision.HIGHEST)
-    total += jnp.dot(
-      draft, jnp.ones_like(draft, shape=(chunk,)),
-      precision=jax.lax.Precision.HIGHEST,
-    )  # fmt: skip
+    parts = lambda x: x.reshape(*x.shape[:-1], _PARTS, -1)
+    beyond += _beyond_of_chunk(parts(target), parts(draft), knots)
+    total += _sum(draft)
     place = jnp.minimum(index, count - 1) * chunk
     target, draft = (
       jnp.exp(jax.lax.dynamic_slice_in_dim(x, place, chunk, axis=-1))
@@ -143,6 +141,26 @@ def _beyond(
   start = (beyond, total, nothing, nothing)
   sums, _ = jax.lax.scan(add, start, jnp.arange(count + 1))
   return sums[0], sums[1]
+
+
+def _beyond_of_chunk(target: Array, draft: Array, knots: Array) -> Array:
+  """Sums of `[q - z p]_+` over `f32[..., parts, tokens]`: `f32[..., C]`."""
+  some = jnp.zeros((), target.dtype)
+  for part in range(target.shape[-2]):
+    here = [x[..., part, None, :] for x in (target, draft)]
+    some += _positive(here[0] - knots[:, None] * here[1])
+  return _sum(some)
+
+
+def _sum(x: Array) -> Array:
+  """Over the last axis, as a product with ones: it is faster on a CPU."""
+  ones = jnp.ones_like(x, shape=x.shape[-1:])
+  return jnp.dot(x, ones, precision=jax.lax.Precision.HIGHEST)
+
+
+def _positive(x: Array) -> Array:
+  """`[x]_+`; NaNs stay. One instruction, where `jnp.maximum` takes several."""
+  return jnp.where(x < 0, 0, x)
 
 
 def _reached(target: Array, draft: Array, knots: Array) -> Iterator[Array]:
@@ -172,11 +190,14 @@ def parts(target: Array, draft: Array, knots: Array) -> Array:
     `f32[..., D, C]`; sums to 1, and is the first type where p = 0.
   """
   some = jnp.where(draft > 0, draft, 1)
-  each = [part / some for part in _reached(target, draft, knots)]
-  reached = jnp.stack(
-    [jnp.ones_like(draft), *each, jnp.zeros_like(draft)], axis=-1
+  below, above = knots[..., None, :-1], knots[..., None, 1:]
+  reached = (target / some)[..., None] - below
+  reached = jnp.clip(reached / (above - below), 0, 1)
+  reached = jnp.where(draft[..., None] > 0, reached, 0)
+  one = jnp.ones_like(draft)[..., None]
+  return jnp.concatenate([one, reached], axis=-1) - jnp.concatenate(
+    [reached, jnp.zeros_like(one)], axis=-1
   )
-  return reached[..., :-1] - reached[..., 1:]
 
 
 def mixed(target: Array, draft: Array, knots: Array, values: Array) -> Array:

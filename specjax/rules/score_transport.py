@@ -13,12 +13,11 @@ accepts more than one with A = B at h, `a >= v q` below h and `a <= v q` above
 (docs/transport.md, where B is c^k). `make_node` aims at the one of these that
 is closest to p: it leaves most selection for the levels below.
 
-`hand_out` realises it by the random contiguous blocks of docs/transport.md:
-while a type lies in a block, it gets the block's scores evenly. Time is
+`mixture` realises it by the random contiguous blocks of docs/transport.md:
+while a type lies in a block, it gets the block's scores evenly. Blocks do not
+depend on each other, so that a round cuts each of them where it is due. Time is
 integrated out. What a type gets is summed from the blocks as they were used,
 so that any bins, types and cuts are lossless.
-
-Functions are of one node, without a batch.
 """
 
 import dataclasses
@@ -31,99 +30,113 @@ from jax import Array
 
 @functools.partial(
   jax.tree_util.register_dataclass,
-  data_fields=["edges", "weights", "bounds", "base", "goal"],
+  data_fields=["within", "width", "mean", "base", "goal"],
   meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Node:
-  """A node's problem; N bins, C types.
+  """Nodes' problems; N bins, C types.
+
+  Type j has a place of its own among the scores: those from the lowest c_j to
+  the lowest c_{j + 1} of them.
 
   Attributes:
-    edges: `f32[N + 1]`, cumulated probability of the bins, 0 to 1.
-    weights: `f32[N]`, W of each bin.
-    bounds: `f32[C + 1]`, cumulated p of the types, 0 to 1.
-    base: `f32[C + 1]`, B at the bounds.
-    goal: `f32[C + 1]`, A at the bounds; at least B.
+    within: `f32[..., C, N + 1]`, cumulated law of the scores of each place, 0
+      to 1.
+    width: `f32[..., C]`, the types' p; sums to 1.
+    mean: `f32[..., C]`, mean W of each place.
+    base: `f32[..., C + 1]`, B at the bounds of types.
+    goal: `f32[..., C + 1]`, A there; at least B.
   """
 
-  edges: Array
-  weights: Array
-  bounds: Array
+  within: Array
+  width: Array
+  mean: Array
   base: Array
   goal: Array
 
 
 def make_node(
-  scores: Array, weights: Array, masses: Array, wanted: Array
+  edges: Array, weights: Array, masses: Array, wanted: Array
 ) -> Node:
   """The problem of a node, and the law that it aims at.
 
   Args:
-    scores: `f32[N]`, the probability of each bin.
-    weights: `f32[N]`.
-    masses: `f32[C]`, the types' p.
-    wanted: `f32[C]`, their `v q / p`, ascending.
+    edges: `f32[..., N + 1]`, cumulated probability of the bins, 0 to 1.
+    weights: `f32[..., N]`.
+    masses: `f32[..., C]`, the types' p.
+    wanted: `f32[..., C]`, their `v q / p`, ascending.
   """
-  edges, bounds = _cumulated(scores), _cumulated(masses)
-  edges /= jnp.where(edges[-1] > 0, edges[-1], 1)
-  bounds /= jnp.where(bounds[-1] > 0, bounds[-1], 1)
-  filled = jnp.clip(bounds[:, None] - edges[:-1], 0, jnp.diff(edges))
-  base = jnp.sum(filled * weights, axis=-1)
-  given = _cumulated(wanted * jnp.diff(bounds))
+  bounds = _cumulated(masses)
+  bounds /= jnp.where(bounds[..., -1:] > 0, bounds[..., -1:], 1)
+  width = bounds[..., 1:] - bounds[..., :-1]
+  start, end = bounds[..., :-1, None], bounds[..., 1:, None]
+  edges, there = edges[..., None, :], width[..., None] > 0
+  within = (edges - start) / jnp.where(there, width[..., None], 1)
+  within = jnp.where(there, jnp.clip(within, 0, 1), edges >= end)
+  index = jnp.arange(edges.shape[-1])
+  within = jnp.where(index == 0, 0, jnp.where(index == index[-1], 1, within))
+  steps = within[..., 1:] - within[..., :-1]
+  mean = jnp.sum(steps * weights[..., None, :], axis=-1)
+  base = _cumulated(width * mean)
+  given = _cumulated(width * wanted)
   return Node(
-    edges=edges,
-    weights=weights,
-    bounds=bounds,
+    within=within,
+    width=width,
+    mean=mean,
     base=base,
     goal=_goal(bounds, base, given, wanted),
   )
 
 
 def _cumulated(mass: Array) -> Array:
-  return jnp.concatenate([jnp.zeros_like(mass[:1]), jnp.cumsum(mass)])
+  """Sums of the first few, `f32[..., C] -> f32[..., C + 1]`."""
+  count = mass.shape[-1]
+  before = jnp.arange(count) < jnp.arange(count + 1)[:, None]
+  return jnp.sum(jnp.where(before, mass[..., None, :], 0), axis=-1)
 
 
 def _goal(bounds: Array, base: Array, given: Array, wanted: Array) -> Array:
   """A of the admissible law that accepts most and is closest to p.
 
   Below h it is the larger of two curves: with `a = max(v q, lam p)`, and the
-  least admissible one. Above h with `min(v q, lam p)`.
+  least admissible one. Above h with `min(v q, lam p)`. A water level lam has no
+  smaller value at any number k of flooded types than at the right one: it is
+  the least of `(B_h - Q_h + Q_k) / c_k`, and above h the largest.
 
   Args:
-    bounds, base, given: `f32[C + 1]`, c, B and Q.
-    wanted: `f32[C]`.
+    bounds, base, given: `f32[..., C + 1]`, c, B and Q.
+    wanted: `f32[..., C]`.
 
   Returns:
-    `f32[C + 1]`, at least B, and B at both ends and at h.
+    `f32[..., C + 1]`, at least B, and B at both ends and at h.
   """
   gap = base - given  # d
-  top = jnp.argmax(gap)
-  index = jnp.arange(len(gap))
+  index = jnp.arange(gap.shape[-1])
+  top = jnp.argmax(gap, axis=-1, keepdims=True)
+  low = index <= top
   outer = jnp.where(
-    (index <= top)[:, None], index <= index[:, None], index >= index[:, None]
+    low[..., :, None], index <= index[:, None], index >= index[:, None]
   )
-  least = given + jnp.max(jnp.where(outer, gap, -jnp.inf), axis=1)
-  low, high = base[top], base[-1] - base[top]  # handed out below h, and above
-  step = jnp.diff(bounds)
-  from_left = given - given[top]
-  last = lambda some: jnp.max(jnp.where(some & (step > 0), index[1:], 0))
-  # Below h the types up to `some` have slope lam, the others v q / p.
-  flat_here = wanted * bounds[:-1] - from_left[:-1] < low
-  some = last(flat_here & (index[:-1] < top))
-  slope = _ratio(low + from_left[some], bounds[some])
-  flat = jnp.where(index <= some, slope * bounds, low + from_left)
-  # Above h those from `rest` on have slope lam.
-  left = bounds[-1] - bounds
-  flat_here = wanted * left[:-1] + from_left[:-1] < high
-  rest = jnp.maximum(last(flat_here & (index[:-1] >= top)), top)
-  slope = _ratio(high - from_left[rest], left[rest])
-  above = jnp.where(
-    (index > rest) & (left[rest] > 0),
-    base[-1] - slope * left,
-    low + from_left,
+  least = given + jnp.max(
+    jnp.where(outer, gap[..., None, :], -jnp.inf), axis=-1
   )
-  flat = jnp.where(index <= top, flat, above)
-  ends = (index == 0) | (index == top) | (index == len(gap) - 1)
+  peak = jnp.max(gap, axis=-1, keepdims=True)
+  left, last = 1 - bounds, base[..., -1:]
+  level = _ratio(peak + given, bounds)
+  level = jnp.where(low & (bounds > 0), level, jnp.inf)
+  level = jnp.min(level, axis=-1, keepdims=True)
+  upper = _ratio(last - peak - given, left)
+  upper = jnp.where((index >= top) & (left > 0), upper, -jnp.inf)
+  upper = jnp.max(upper, axis=-1, keepdims=True)
+  none = jnp.zeros_like(peak)
+  flooded = low & (jnp.concatenate([none, wanted], axis=-1) < level)
+  drained = ~low & (jnp.concatenate([wanted, none], axis=-1) > upper)
+  flat = jnp.where(
+    flooded, level * bounds,
+    jnp.where(drained, last - upper * left, peak + given),
+  )  # fmt: skip
+  ends = (index == 0) | (index == top) | (index == index[-1])
   return jnp.where(ends, base, jnp.maximum(jnp.maximum(flat, least), base))
 
 
@@ -131,52 +144,56 @@ def _ratio(top: Array, bottom: Array) -> Array:
   return jnp.where(bottom > 0, top / jnp.where(bottom > 0, bottom, 1), 0)
 
 
-def hand_out(node: Node) -> Array:
-  """The law of the score that a token of each type has, `f32[C, N]`."""
-  index = jnp.arange(len(node.bounds), dtype=jnp.int32)
-  need = node.goal - node.base
-  cut = need <= 4 * jnp.finfo(need.dtype).eps * node.base[-1]
-  cut |= (index == 0) | (index == len(index) - 1)
+def mixture(node: Node) -> Array:
+  """The parts in which a type gets the scores of each place, `f32[..., C, C]`.
 
-  below = index <= index[:-1, None]  # [C, C + 1], bounds below a type
-
-  def blocks_of(cut):
-    """Start and end of the block of every type, `f32[C]`."""
-    start = jnp.max(jnp.where(cut & below, node.bounds, 0), axis=1)
-    end = jnp.min(jnp.where(cut & ~below, node.bounds, 1), axis=1)
-    return start, end
-
-  def shares_of(start, end):
-    """The laws of the scores that types get now, `f32[C, N]`."""
-    width = (end - start)[:, None]
-    place = (node.edges - start[:, None]) / jnp.where(width > 0, width, 1)
-    step = node.edges >= end[:, None]
-    place = jnp.where(width > 0, jnp.clip(place, 0, 1), step)
-    return jnp.diff(place.at[:, 0].set(0).at[:, -1].set(1), axis=1)
+  Rows sum to 1, and columns, weighed by `width`, to the `width` of the place.
+  """
+  width, base = node.width, node.base[..., :-1]
+  count = width.shape[-1]
+  index = jnp.arange(count, dtype=jnp.int32)
+  bounds = _cumulated(width)
+  start = bounds[..., :-1]
+  need = node.goal[..., :-1] - base
+  is_cut = need <= 4 * jnp.finfo(need.dtype).eps * node.base[..., -1:]
+  is_cut |= index == 0
+  # Of the last cut up to a type its place, c and B; of the next one -c and -B.
+  place = jnp.broadcast_to(index.astype(width.dtype), start.shape)
+  of_cut = jnp.stack([place, start, base, -start, -base], axis=-2)
+  none = jnp.full_like(bounds[..., -1:], -1)
+  of_none = [none, none, none, -bounds[..., -1:], -node.base[..., -1:]]
+  of_none = jnp.stack(of_none, axis=-2)[..., None]
+  up_to = index <= index[:, None]
+  seen = jnp.stack([up_to, up_to, up_to, ~up_to, ~up_to])
 
   def unfinished(state):
-    time, cut, *_ = state
-    return (time < 1) & ~cut.all()
+    return jnp.any(state[0][..., 1, :] < 1)
 
   def cut_next(state):
-    time, cut, got, shares = state
-    start, end = blocks_of(cut)
-    now = shares_of(start, end)
-    slope = now @ node.weights
-    low = jnp.max(jnp.where(cut & below, node.base, 0), axis=1)
-    chord = low + slope * (node.bounds[:-1] - start)
-    rate = jnp.maximum(chord - node.base[:-1], 0)
-    rate = jnp.where(cut, 0, jnp.append(rate, 0))
-    wait = jnp.maximum(need - got, 0) / jnp.where(rate > 0, rate, 1)
-    wait = jnp.where(rate > 0, wait, jnp.inf)
-    first = jnp.min(wait)
-    step = jnp.minimum(first, 1 - time)
-    due = (wait <= first) & (first < 1 - time)
-    return time + step, cut | due, got + rate * step, shares + now * step
+    of_types, mixed = state
+    cut, since, left = jnp.moveaxis(of_types, -2, 0)
+    here = (cut[..., None, None, :] > 0) & seen
+    block = jnp.max(jnp.where(here, of_cut[..., None, :], of_none), axis=-1)
+    first, low, low_base, high, high_base = jnp.moveaxis(block, -2, 0)
+    span = -high - low
+    chord = low_base - _ratio(high_base + low_base, span) * (start - low)
+    rate = jnp.where(cut > 0, 0, jnp.maximum(chord - base, 0))
+    wait = left / jnp.where(rate > 0, rate, 1)
+    due = jnp.where(rate > 0, since + wait, jnp.inf)
+    same = first[..., :, None] == first[..., None, :]  # of one block
+    now = jnp.min(jnp.where(same, due[..., None, :], 1), axis=-1)
+    time = now - since
+    evenly = jnp.where(
+      span[..., None] > 0,
+      width[..., None, :] / jnp.where(span > 0, span, 1)[..., None],
+      index == index[:, None],
+    )
+    mixed += jnp.where(same, evenly, 0) * time[..., None]
+    cut = jnp.where((due <= now) & (now < 1), 1, cut)
+    left = jnp.maximum(left - rate * time, 0)
+    return jnp.stack([cut, now, left], axis=-2), mixed
 
-  zeros = jnp.zeros((len(index) - 1, len(node.weights)), need.dtype)
-  state = (jnp.zeros_like(need[0]), cut, jnp.zeros_like(need), zeros)
-  time, cut, _, shares = jax.lax.while_loop(unfinished, cut_next, state)
-  # Once all are cut, blocks stay as they are.
-  shares += shares_of(*blocks_of(cut)) * (1 - time)
-  return shares
+  zeros = jnp.zeros_like(width)
+  of_types = jnp.stack([is_cut.astype(need.dtype), zeros, need], axis=-2)
+  mixed = jnp.zeros((*zeros.shape, count), zeros.dtype)
+  return jax.lax.while_loop(unfinished, cut_next, (of_types, mixed))[-1]

@@ -3,12 +3,14 @@ r"""Block efficiency of every rule on a pair, over shapes and temperatures.
   python -m launch.studies.rules.sweep --config=configs/embedded.py \
     --output=docs/measurements/rules/embedded.json
 
-K x G drafted tokens in 1x8, 2x4, 4x2 (equal numbers) and 8x8, at temperatures
-0.5 and 1.0, along completions of held-out prompts
+K x G drafted tokens in 1x8, 2x4, 4x2 (equal numbers) and 8x8, or in --shapes,
+at temperatures 0.5 and 1.0, along completions of held-out prompts
 (`launch.studies.rules.on_pair`). A stopped sweep goes on with the same command.
 """
 
 import json
+
+from absl import flags
 
 from launch import cli, provenance, results, terminal
 from launch.results import Journal
@@ -22,7 +24,9 @@ cli.reads(
   on_pair.NUM_CONTEXTS,
 )
 
-_SHAPES = ((1, 8), (2, 4), (4, 2), (8, 8))
+_SHAPES = flags.DEFINE_list(
+  "shapes", ["1x8", "2x4", "4x2", "8x8"], "Each KxG, paths and their tokens."
+)
 _TEMPERATURES = (0.5, 1.0)
 
 
@@ -32,6 +36,7 @@ def run(_) -> int:
   if not cli.OUTPUT.value:
     raise cli.UserError("--output is required; see --help for an example")
   results.check({"--output": cli.OUTPUT.value}, resumes=True)
+  shapes = [_shape(text) for text in _SHAPES.value]
   models = on_pair.build_pair(config)
   items, batches = on_pair.held_out(models)
   settings = {
@@ -39,11 +44,12 @@ def run(_) -> int:
     "num_prompts": on_pair.NUM_PROMPTS.value,
     "contexts_per_prompt": on_pair.NUM_CONTEXTS.value,
     **({"rules": cases.RULES.value} if cases.RULES.value else {}),
+    **({"shapes": _SHAPES.value} if _SHAPES.present else {}),
   }
   made_by = provenance.record(
     models=provenance.checkpoints(config), texts=[p.text for p in items]
   )
-  cells = [(s, t) for s in _SHAPES for t in _TEMPERATURES]
+  cells = [(s, t) for s in shapes for t in _TEMPERATURES]
   with Journal(cli.OUTPUT.value, settings) as journal:
     for number, ((num_drafts, depth), temperature) in enumerate(cells):
       if number in journal.batches:
@@ -76,6 +82,13 @@ def run(_) -> int:
     journal.finish()
   terminal.console().print_json(json.dumps(result))
   return 0
+
+
+def _shape(text: str) -> tuple[int, int]:
+  count, _, depth = text.partition("x")
+  if not (count.isdecimal() and depth.isdecimal()):
+    raise cli.UserError(f"--shapes are written KxG, as in 4x2, got {text!r}")
+  return int(count), int(depth)
 
 
 if __name__ == "__main__":

@@ -307,11 +307,11 @@ def by_first_scores(tree, scores, select=block_transport._selected):
   return select(tree, (scores[0], *[scores[1]] * (len(scores) - 1)))
 
 
-def not_absorbed(parts, handed):
+def not_absorbed(parts, shared, within):
   """`block_transport._absorbed`, but every token keeps an even score."""
-  del parts
-  bins = handed.shape[-1]
-  return jnp.full((*handed.shape[:-2], bins), 1 / bins)
+  del shared
+  even = jnp.linspace(0, 1, within.shape[-1], dtype=parts.dtype)
+  return jnp.broadcast_to(even, (*parts.shape[:-1], len(even)))
 
 
 CHAIN = tree_lib.chain(2)

@@ -72,16 +72,21 @@ def test_acceptance_of_hand_examples(laws, depth, count, bins, value):
   assert error < 1e-12
 
 
+def handed_out(node):
+  """The laws of the scores that types get, `f32[C, N]`."""
+  return score_transport.mixture(node) @ jnp.diff(node.within)
+
+
 @pytest.mark.usefixtures("_x64")
 def test_one_node_of_two_tokens_by_hand():
   """The bound between them is cut at time 0.6."""
   weights = jnp.array([0.25, 0.75, 1.25, 1.75])
   node = score_transport.make_node(
-    jnp.full(4, 0.25), weights, jnp.array([0.5, 0.5]), jnp.array([0.8, 1.2])
+    jnp.arange(5) / 4, weights, jnp.array([0.5, 0.5]), jnp.array([0.8, 1.2])
   )
   np.testing.assert_allclose(node.base, [0, 0.25, 1], atol=1e-15)
   np.testing.assert_allclose(node.goal, [0, 0.4, 1], atol=1e-15)
-  handed = score_transport.hand_out(node)
+  handed = handed_out(node)
   np.testing.assert_allclose(handed[0], [0.35, 0.35, 0.15, 0.15], atol=1e-15)
   np.testing.assert_allclose(handed[1], handed[0][::-1], atol=1e-15)
   np.testing.assert_allclose(handed @ weights, [0.8, 1.2], atol=1e-15)
@@ -90,11 +95,10 @@ def test_one_node_of_two_tokens_by_hand():
 @pytest.mark.usefixtures("_x64")
 def test_a_node_aims_at_the_law_closest_to_the_drafts():
   """Of `a` that accept .86 it takes (.34, .30, .36), not (.25, .39, .36)."""
-  edges = np.arange(11) / 10
+  edges = jnp.arange(11) / 10
   node = score_transport.make_node(
-    jnp.full(10, 0.1), 10 * jnp.diff(jnp.asarray(edges) ** 2),
-    jnp.asarray(P), jnp.asarray(Q / P),
-  )  # fmt: skip
+    edges, 10 * jnp.diff(edges**2), jnp.asarray(P), jnp.asarray(Q / P)
+  )
   np.testing.assert_allclose(
     jnp.diff(node.goal), [0.34, 0.30, 0.36], atol=1e-12
   )
@@ -113,12 +117,12 @@ def test_what_types_get_adds_up_to_all_scores(vocab):
   wanted /= (masses * wanted).sum(1, keepdims=True)
 
   @jax.jit
-  @jax.vmap
   def hand_out(*problem):
     node = score_transport.make_node(*problem)
-    return score_transport.hand_out(node), jnp.diff(node.goal)
+    return handed_out(node), jnp.diff(node.goal)
 
-  handed, goal = map(np.asarray, hand_out(scores, weights, masses, wanted))
+  edges = np.cumsum(np.pad(scores, ((0, 0), (1, 0))), axis=1)
+  handed, goal = map(np.asarray, hand_out(edges, weights, masses, wanted))
   assert (handed > -1e-15).all()
   np.testing.assert_allclose(handed.sum(2), 1, atol=1e-12)
   total = (masses[:, :, None] * handed).sum(1)
