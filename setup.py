@@ -39,7 +39,7 @@ _EXPERIMENTS = [
   "transformers>=5.23",
 ]
 
-# What launch/serving/ and launch/searching/ import on top of it.
+# What launch/serving/ and launch/layer_search.py import on top of it.
 _SERVE = ["prometheus-client>=0.26", "starlette>=1.10", "uvicorn>=0.54"]
 _SEARCH = ["optuna>=5.0"]
 

@@ -1,30 +1,29 @@
-"""What every command line shares: flags, caches, and honest exit codes.
+"""Command lines: shared flags, help, caches, and honest exit codes.
 
 A user's mistake is one line on stderr and exit code 2: a `UserError`, what the
-operating system says of a file, or a `ValueError` that this project raises of
-itself. Every other error is a bug, and keeps its traceback: Python's own, those
-of libraries, and whatever is raised while jax traces a program, as in a rule or
-a drafter that somebody is writing.
+operating system says of a file, or a `ValueError` that this project raises.
+Every other error is a bug, and keeps its traceback: those of libraries, and
+whatever is raised while jax traces a program, as in a rule or a drafter that
+somebody is writing.
 
 A command reads the flags that its module defines, and those that it names with
 `reads`: it takes no others, and `--help` lists no others.
 """
 
-import dis
 import logging
 import os
 import pathlib
 import re
 import sys
 import traceback
-import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import jax
+import ml_collections
 from absl import app, flags
 from ml_collections import config_flags
 
-from launch import processes, terminal, usage, without_tpu
+from launch import processes, terminal, without_tpu
 
 # Flags that several commands have; a name can be defined only once.
 CONFIG = config_flags.DEFINE_config_file(
@@ -92,10 +91,10 @@ _SAID_BY_DRAFTER = {
 # A command takes the arguments left over by the flags and returns an exit code.
 Command = Callable[[Sequence[str]], int]
 
+_JAX = pathlib.Path(jax.__file__).parent
 _ROOT = pathlib.Path(__file__).parents[1]
-_OURS = tuple(
-  _ROOT / name for name in ("configs", "launch", "models", "specjax")
-)
+_OURS = [_ROOT / name for name in ("configs", "launch", "models", "specjax")]
+_HELP = {"--help", "-help", "-?"}
 
 
 class UserError(Exception):
@@ -279,20 +278,23 @@ def _parse(command: Command, argv: Sequence[str]) -> list[str]:
     ]
     _given[:] = argv[1:]
     if "--help=drafters" in argv:
-      print(usage.of_drafters())
+      print(_drafters())
       raise SystemExit(0)
-    wants_help = not usage.ASKS.isdisjoint(argv)
+    wants_help = not _HELP.isdisjoint(argv)
     if wants_help:
-      print(usage.of_flags(command, full="--helpfull" in argv))
-      argv = [arg for arg in argv if arg not in usage.ASKS]
-    elif unread := usage.unread(command, argv):
+      module = sys.modules[command.__module__]
+      print(f"{(module.__doc__ or '').strip()}\n\nflags:")
+      print(flags.FLAGS.module_help(module).partition(":\n")[2])
+      print("\n--helpfull lists the flags of jax and absl too.\n")
+      argv = [arg for arg in argv if arg not in _HELP]
+    elif unread := _unread(command, argv):
       raise UserError(
         f"this command does not read {', '.join(unread)}; --help lists the "
         "flags that it reads (settings of a config are --config.NAME=VALUE)"
       )
     rest = flags.FLAGS(list(argv))
     if wants_help:
-      print("\n" + usage.of_settings(command, flags.FLAGS[CONFIG.name]))
+      print(_settings(command))
       raise SystemExit(0)
   except (UserError, BrokenPipeError):
     raise
@@ -335,32 +337,74 @@ def _in_words(error: Exception) -> str:
   return f"there is no {missing[1]}" if missing else str(error)
 
 
-def _is_mistake(error: BaseException) -> bool:
+def _is_mistake(error: Exception) -> bool:
   """Whether an error's text is all that a user needs."""
   if isinstance(error, UserError):
     return True
-  *_, (frame, instruction) = _frames(error)
-  through_jax = any(
-    _is_in(f, pathlib.Path(jax.__file__).parent) for f, _ in _frames(error)
-  ) or any("JAX has removed" in x for x in getattr(error, "__notes__", ()))
-  if through_jax or isinstance(error, OSError):
-    return not through_jax
-  own = any(_is_in(frame, folder) for folder in _OURS)
-  return own and dis.opname[frame.f_code.co_code[instruction]].startswith(
-    "RAISE"
+  files = [
+    pathlib.Path(frame.f_code.co_filename).parents
+    for frame, _ in traceback.walk_tb(error.__traceback__)
+  ]
+  notes = " ".join(getattr(error, "__notes__", ()))
+  if any(_JAX in file for file in files) or "JAX has removed" in notes:
+    return False
+  return isinstance(error, OSError) or any(o in files[-1] for o in _OURS)
+
+
+def _key_flags(command: Command) -> set[str]:
+  module = sys.modules[command.__module__]
+  return {flag.name for flag in flags.FLAGS.get_key_flags_for_module(module)}
+
+
+def _unread(command: Command, argv: Sequence[str]) -> list[str]:
+  """The flags of other commands in `argv`, as they are written there.
+
+  What jax, absl and other libraries define is not ours to refuse.
+  """
+  read, unread = _key_flags(command), []
+  for arg in argv[1:]:
+    written = arg.partition("=")[0]
+    name = written.lstrip("-")
+    if name not in flags.FLAGS:
+      name = name.removeprefix("no")
+    if not arg.startswith("-") or name not in flags.FLAGS or name in read:
+      continue
+    if flags.FLAGS.find_module_defining_flag(name).startswith("launch."):
+      unread.append(written)
+  return unread
+
+
+def _drafters() -> str:
+  """What `config.drafter` can be, and what its arguments can be."""
+  from launch.build import drafters
+
+  table = drafters.help_table()
+  return "\n".join(f"{written}\n    {about}" for written, about in table)
+
+
+def _settings(command: Command) -> str:
+  """The settings of the config that is named, by their dotted names."""
+  if CONFIG.name not in _key_flags(command):
+    return ""
+  if CONFIG.value is None:
+    return (
+      "settings: name a config, as in --config=FILE --help, to see its own."
+    )
+
+  def leaves(config: ml_collections.ConfigDict, prefix: str):
+    for name, value in config.items():
+      if isinstance(value, ml_collections.ConfigDict) and len(value):
+        yield from leaves(value, f"{prefix}{name}.")
+      else:
+        yield f"  {prefix}{name}={value!r}"
+
+  return "\n".join(
+    [
+      f"settings of {config_file()}, changed as in --config.NAME=VALUE (it and "
+      "what it imports, as configs/common.py, say what they are):",
+      *leaves(CONFIG.value, ""),
+    ]
   )
-
-
-def _frames(error: BaseException) -> Iterator[tuple[types.FrameType, int]]:
-  """The frames of a traceback, outermost first, and where each was."""
-  trace = error.__traceback__
-  while trace:
-    yield trace.tb_frame, trace.tb_lasti
-    trace = trace.tb_next
-
-
-def _is_in(frame: types.FrameType, folder: pathlib.Path) -> bool:
-  return folder in pathlib.Path(frame.f_code.co_filename).parents
 
 
 def _default_flag(name: str, value) -> None:

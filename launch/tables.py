@@ -25,7 +25,7 @@ TABLES = {
   "t5_plans": "launch.planning.leviathan_page:table",
   "answers": "launch.tools.answers_page:table",
   "drafts": "launch.studies.drafts.page:table",
-  "layers": "launch.searching.page:table",
+  "layers": "launch.layer_search:table",
   "online": "launch.studies.online.page:table",
   "depths": "launch.studies.depth.page:table",
   "static_depths": "launch.studies.depth.page:static_table",

@@ -2,26 +2,22 @@
 
 import dataclasses
 import io
-import itertools
 import os
 import pathlib
-import re
 import signal
 import subprocess
 import sys
 
-import fallback
 import files
 import pytest
+import rich.console
 import several
 
 import launch.chat
-from launch import terminal
-from launch.chatting import commands, screen
-from launch.chatting.chat import Chat
+from launch import display, stops, terminal
+from launch.chat import Chat
 from models import chat as templates
 from models import tokenizers
-from specjax.state import Origin
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 CHATML = (
@@ -59,19 +55,6 @@ def piped(cli, model, monkeypatch, capsys):
   return of
 
 
-class Silent(screen.Screen):
-  """What is said, in place of where."""
-
-  def __init__(self):
-    super().__init__(interactive=False)
-    self.said = []
-
-  def note(self, text):
-    self.said.append(text)
-
-  error = note
-
-
 @pytest.fixture(scope="module")
 def talked(model):
   """A conversation of three turns."""
@@ -83,30 +66,37 @@ def talked(model):
   config.drafter = "ngram(tokens=3)"
   config.checkpoints.layer_skip = str(skipped)
   config.max_new_tokens = 12
-  made = Chat(config, Silent())
-  readings = []
-  for text in ("What is 2+2?", "And <|im_end|> that?", "Why?"):
-    made.run(text)
-    readings.append(made.last.reading)
-  return made, readings
+  with pytest.MonkeyPatch.context() as patch:
+    for name in ("stdout", "stderr"):
+      patch.setattr(sys, name, io.StringIO())
+    made = Chat(config)
+    for text in ("What is 2+2?", "And <|im_end|> that?", "Why?"):
+      made.run(text)
+  return made
+
+
+def reads(talked, line):
+  """How many tokens the cached text reads for a line."""
+  read, counts = talked.text.read, []
+  talked.text.read = lambda *args, **more: counts.append(read(*args, **more))
+  try:
+    talked.run(line)
+  finally:
+    talked.text.read = read
+  return counts[0]
 
 
 def test_after_three_turns_the_state_holds_what_the_template_writes(talked):
-  made, readings = talked
-  tokenizer, state = made.pair.tokenizer, made.talk.state()
+  tokenizer, state = talked.pair.tokenizer, talked.text.state
   held = state.tokens[0, : int(state.length[0])].tolist()
-  assert held == list(made.conversation.ids) == made.talk.held
+  assert held == list(talked.conversation.ids) == talked.text.held
   text = templates.render(
-    tokenizer, made.conversation.messages, add_generation_prompt=False
+    tokenizer, talked.conversation.messages, add_generation_prompt=False
   )
   written = tokenizer.backend.decode(held, skip_special_tokens=False)
   assert len(written) > 60
   assert text.startswith(written)
   assert text.removeprefix(written) in ("\n", "<|im_end|>\n")
-  assert [r.why for r in readings] == ["it is the first question", "", ""]
-  assert sum(r.read for r in readings) + 3 * 12 == len(held)
-  for before, after in itertools.pairwise(readings):
-    assert after.kept == before.kept + before.read + 12
 
 
 def test_every_line_piped_is_answered_and_answers_alone_are_printed(
@@ -114,7 +104,7 @@ def test_every_line_piped_is_answered_and_answers_alone_are_printed(
 ):
   code, out, err = piped("What is 2+2?\nAnd <|im_end|> that?\r\nWhy?")
   assert code == 0
-  messages = talked[0].conversation.messages
+  messages = talked.conversation.messages
   answers = [m["content"] for m in messages if m["role"] == "assistant"]
   shown = "".join(answer.rstrip("\ufffd") + "\n" for answer in answers)
   assert out == terminal.visible(shown)
@@ -125,75 +115,49 @@ def test_every_line_piped_is_answered_and_answers_alone_are_printed(
 
 def test_what_is_wrong_is_one_line_and_the_conversation_goes_on(piped, talked):
   code, out, err = piped(
-    "/nothing\n/rule nope\n/temperature hot\n/drafter model\n/rule\n/stats x\n"
-    "/temperature -1\nWhat is 2+2?\n/quit\nnever asked\n"
+    "/nothing\n/temprature 1\n/temperature hot\n/drafter model\n/drafter\n"
+    "/reset x\n/temperature -1\nWhat is 2+2?\n/quit\nnever asked\n"
   )
   assert code == 2
-  answer = talked[0].conversation.messages[1]["content"]
+  answer = talked.conversation.messages[1]["content"]
   assert out == terminal.visible(answer + "\n")
   lines = [x for x in err.splitlines() if x.startswith("error: ")]
-  assert len(lines) == 7
   for line, words in zip(
     lines,
-    ("unknown command /nothing", "unknown rule 'nope'", "takes a number",
-     "drafter 'model' needs a checkpoint", "/rule takes NAME",
-     "takes nothing after it",
+    ("no command /nothing: there are /drafter CALL", "did you mean",
+     "takes a number, got hot", "drafter 'model' needs a checkpoint",
+     "no command /drafter: there are /drafter CALL", "no command /reset x",
      "temperature must be finite"),
     strict=True,
   ):  # fmt: skip
-    assert line.startswith("error: ")
     assert words in line
 
 
-def test_rules_and_drafters_change_and_the_conversation_stays(talked):
-  """Greedy answers are the same whatever drafts and verifies."""
-  made, _ = talked
-  before = made.conversation
-  made.run("So?")
-  expected = made.conversation.messages[-1]
-  for line, reason in (
-    ("/rule match", "the rule is another"),
-    ("/drafter layer_skip", "the drafter is another"),
-  ):
-    made.conversation = before
-    made.run(line)
-    made.run("So?")
-    assert made.last.reading.why == reason
-    assert made.conversation.messages[-1] == expected
-    assert made.conversation.messages[:-2] == before.messages
-  made.run("/drafter ngram")
-  made.run("/rule token")
-  made.conversation = before
+def test_a_drafter_and_a_temperature_change_and_the_conversation_stays(talked):
+  """Greedy answers are the same whatever drafts, and all is read once more."""
+  before = talked.conversation
+  assert reads(talked, "So?") < len(before.ids)
+  expected = talked.conversation
+  talked.conversation = before
+  talked.run("/drafter layer_skip")
+  assert reads(talked, "So?") > len(before.ids)
+  assert talked.conversation == expected
+  talked.conversation = before
+  talked.run("/temperature 1.5")
+  talked.run("So?")
+  assert talked.conversation != expected
+  talked.run("/temperature 0")
+  talked.run("/drafter ngram(tokens=3)")
 
 
-def test_stats_say_what_was_read_and_measure_plain_decoding(talked):
-  made, _ = talked
-  made.talk.forget()
-  made.run("So?")
-  made.run("And so?")
-  assert "speed-up" not in made._screen.said[-2]
-  made.run("/stats")
-  stats = made._screen.said[-1]
-  assert f"context: {len(made.talk.held)} of 256 tokens" in stats
-  read = made.last.reading
-  assert f"read: {read.read} new tokens after {read.kept}" in stats
-  assert "plain decoding after the same text: " in stats
-  ratio = made.last.tokens_per_second / made._plain_rate
-  assert f"speed-up {ratio:.2f}, lossless" in stats
-  assert f"{12 / made.last.num_target_calls:.2f} a target call" in stats
-
-
-def test_a_system_message_and_a_reset(talked):
-  made, _ = talked
-  made.run("/system Be brief.")
-  made.run("So?")
-  assert made.last.reading.why == "the system's message is another"
-  made.run("/reset")
-  made.run("So?")
-  assert [m["role"] for m in made.conversation.messages] == [
-    "system", "user", "assistant",
-  ]  # fmt: skip
-  assert made.last.reading.why == "it is the first question"
+def test_a_system_message_stays_and_a_reset_forgets_all_else(piped):
+  text = "What is 2+2?\n/reset\nWhat is 2+2?\n"
+  plain, told = (
+    piped(text, *flags)[1] for flags in ((), ("--system_message=Be brief.",))
+  )
+  for out in (plain, told):
+    assert out == 2 * out[: len(out) // 2]
+  assert plain != told
 
 
 def test_a_full_context_says_so_and_offers_to_begin_anew(piped):
@@ -217,38 +181,19 @@ def test_characters_are_shown_whole():
   """A token at a time, none of it is half a character."""
   tokenizer = tokenizers.load(files.EMBEDDED)
   text = "größe 🙂👩‍🔬 日本 é."
-  growing = screen.Growing(tokenizer)
+  growing = stops.Growing(tokenizer)
   pieces = [growing.add(token) for token in tokenizer.encode(text)]
   assert "".join(pieces) + growing.rest() == text
   assert not any("\ufffd" in piece for piece in pieces)
   assert "" in pieces
-  broken = screen.Growing(tokenizer)
+  broken = stops.Growing(tokenizer)
   shown = [broken.add(token) for token in tokenizer.encode("a🙂")[:-1]]
   assert "".join(shown) + broken.rest() == "a"
 
 
-@pytest.mark.parametrize(
-  "line, found",
-  [("/rule token", ("rule", "token")), ("/stats", ("stats", "")),
-   ("/system", ("system", "")), ("/system a  b", ("system", "a  b")),
-   ("hello /rule", None), ("//etc", None), ("", None)],
-)  # fmt: skip
-def test_commands_are_told_from_messages(line, found):
-  assert commands.parse(line) == found
-  assert commands.message("//etc") == "/etc"
-
-
-def test_a_line_that_ends_in_a_backslash_goes_on():
-  lines = ["a\\\n", "b\r\n", "\\\n", "c\\"]
-  assert list(screen._joined(iter(lines))) == ["a\nb", "\nc"]
-
-
-@pytest.fixture
-def shown(monkeypatch):
-  """A screen that somebody sits before, and what it shows."""
-  out = io.StringIO()
-  monkeypatch.setattr(sys, "stdout", out)
-  return screen.Screen(interactive=True), out
+def test_a_line_that_ends_in_a_backslash_goes_on(monkeypatch):
+  monkeypatch.setattr(sys, "stdin", io.StringIO("a\\\nb\r\n\\\nc\\"))
+  assert list(launch.chat.lines(interactive=False)) == ["a\nb", "\nc"]
 
 
 @pytest.fixture
@@ -259,118 +204,51 @@ def heeded():
   signal.signal(signal.SIGINT, before)
 
 
-def interrupted(*, times):
-  """Rounds of a token; Ctrl-C comes in the second, so often."""
-  for number, token in enumerate(tokenizers.load(files.EMBEDDED).encode(TEXT)):
-    if number == 1:
-      for _ in range(times):
-        os.kill(os.getpid(), signal.SIGINT)
-    yield [(token, Origin.ACCEPTED)]
+@pytest.mark.usefixtures("heeded")
+@pytest.mark.parametrize("interactive", [True, False])
+def test_ctrl_c_ends_an_answer_or_a_pipe(talked, monkeypatch, interactive):
+  """Written tokens stay, and the conversation goes on."""
+  before, steps, out = talked.conversation, talked.text._steps, io.StringIO()
+  talked.run("So?")
+  whole, talked.conversation = talked.conversation.ids, before
+  talked.text.forget()
+  calls = []
+
+  def interrupted(*args):
+    calls.append(1)
+    if len(calls) == 3:  # of reading, and of the first two rounds
+      os.kill(os.getpid(), signal.SIGINT)
+    return steps(*args)
+
+  monkeypatch.setattr(sys, "stdout", out)
+  monkeypatch.setattr(talked, "_interactive", interactive)
+  monkeypatch.setattr(talked, "console", terminal.console(out))
+  monkeypatch.setattr(talked.text, "_steps", interrupted)
+  if not interactive:
+    with pytest.raises(KeyboardInterrupt):
+      talked.run("So?")
+    return
+  talked.run("So?")
+  ids = talked.conversation.ids
+  answer = talked.conversation.messages[-1]["content"]
+  assert ids == whole[: len(ids)]
+  assert len(before.ids) < len(ids) < len(whole)
+  assert out.getvalue() == terminal.visible(answer).rstrip("\ufffd") + "\n"
+  assert talked.text.held == []
+  assert reads(talked, "Why?") > len(ids)
+  talked.conversation = before
 
 
-@pytest.fixture
-def terminals(shown, monkeypatch):
-  """The same, of a terminal that obeys escapes."""
-  monkeypatch.setenv("TERM", "xterm")
-  shown[0].console._force_terminal = True
-  return shown
-
-
-def seen(written, width):
-  """The lines that a terminal of this width then shows."""
-  lines, column = [""], 0
-  for sign in re.findall(r"\x1b\[\d*[A-Za-z]|\x1b\[[\d;]*m|.|\n|\r", written):
-    if sign == "\n":
-      lines.append("")
-      column = 0
-    elif sign == "\r":
-      column = 0
-    elif sign.endswith("G") and sign[0] == "\x1b":
-      column = int(sign[2:-1]) - 1
-    elif sign == "\x1b[0K":
-      lines[-1] = lines[-1][:column]
-    elif sign == "\x1b[2K":
-      lines[-1] = ""
-    elif sign[0] != "\x1b":
-      if column == width:
-        lines.append("")
-        column = 0
-      lines[-1] = lines[-1][:column] + sign
-      column += 1
-  return lines
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
-def test_words_do_not_break_at_the_border(terminals, size):
-  """Whatever the pieces; what is longer than a line does."""
-  screen_, out = terminals
-  screen_.console.width = 20
-  text = "Nobody expects that\n  a wonderful afternoon comes\tsuddenly " + (
-    "x" * 50 + " end."
+def test_tokens_have_the_colours_of_their_origins(talked, monkeypatch):
+  out = io.StringIO()
+  monkeypatch.setattr(talked, "_interactive", True)
+  monkeypatch.setattr(
+    talked, "console", rich.console.Console(file=out, force_terminal=True)
   )
-  for start in range(0, len(text), size):
-    screen_._write(text[start : start + size], Origin.ACCEPTED)
-  lines = [line.rstrip() for line in seen(out.getvalue(), 20)]
-  assert lines == [
-    "Nobody expects that", "  a wonderful", "afternoon comes", "suddenly",
-    "x" * 20, "x" * 20, "x" * 10 + " end.",
-  ]  # fmt: skip
-
-
-def test_words_without_blanks_between_them_fill_lines(terminals):
-  screen_, out = terminals
-  screen_.console.width = 11
-  for sign in "日本語の文章です":
-    screen_._write(sign, Origin.BONUS)
-  assert seen(out.getvalue(), 99) == ["日本語の文", "章です"]
-
-
-def test_what_takes_long_is_gone_once_it_is_over(terminals):
-  screen_, out = terminals
-  screen_.passing("compiling ...")
-  assert seen(out.getvalue(), 99) == ["compiling ..."]
-  screen_.passing("")
-  assert seen(out.getvalue(), 99) == [""]
-
-
-@pytest.mark.parametrize(
-  "error, shown_as",
-  [
-    ("it drafts trees: config.rule=match verifies them",
-     "it drafts trees: /rule match verifies them"),
-    ("write --config.drafter=ngram", "write /drafter ngram"),
-    ("unknown rule 'nope'", "unknown rule 'nope'"),
-  ],
-)  # fmt: skip
-def test_hints_name_what_can_be_typed(error, shown_as):
-  assert commands.here(error) == shown_as
-
-
-@pytest.mark.usefixtures("heeded")
-@pytest.mark.parametrize("times, left", [(0, 99), (1, 2), (2, 1)])
-def test_ctrl_c_ends_an_answer_and_what_was_written_stays(shown, times, left):
-  """The first is noted until a round is over, the second breaks one off."""
-  before = signal.getsignal(signal.SIGINT)
-  tokenizer = tokenizers.load(files.EMBEDDED)
-  ids = shown[0].answer(tokenizer, interrupted(times=times))
-  assert ids == tokenizer.encode(TEXT)[:left]
-  assert shown[1].getvalue() == tokenizer.decode(ids) + "\n"
-  assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_an_answer_is_shown_with_the_space_that_it_begins_with(shown):
-  tokenizer = fallback.numbered(20)
-  rounds = iter([[(3, Origin.ACCEPTED)], [(4, Origin.BONUS)]])
-  assert shown[0].answer(tokenizer, rounds, [7]) == [3, 4]
-  assert shown[1].getvalue() == " w3 w4\n"
-
-
-@pytest.mark.usefixtures("heeded")
-def test_ctrl_c_ends_a_pipe(monkeypatch):
-  monkeypatch.setattr(sys, "stdout", io.StringIO())
-  piped = screen.Screen(interactive=False)
-  with pytest.raises(KeyboardInterrupt):
-    piped.answer(tokenizers.load(files.EMBEDDED), interrupted(times=1))
+  for origin in display.STYLES:
+    talked._write(origin.name, origin)
+  shown = [text for text in out.getvalue().split("\x1b[") if "m" in text]
+  assert len({text.partition("m")[0] for text in shown} - {"0"}) == 3
 
 
 # A process of its own: jax has threads, and one that has does not fork well.
@@ -382,7 +260,8 @@ child = pexpect.spawn(
   env={**os.environ, "TERM": "xterm-256color", "NO_COLOR": ""},
   timeout=float(seconds), dimensions=(40, 200),
 )
-child.expect("drafted by ngram, rule token, temperature 0; /help")
+child.expect("drafted by ngram, rule token, temperature 0")
+child.expect("/drafter CALL, /temperature X, /reset, /quit")
 child.expect("drafted and accepted")
 child.expect("\n> ")
 child.sendline("What is 2+2?")
@@ -402,9 +281,8 @@ child.expect_exact("What is 2+2?")
 child.send("\r")
 child.expect("12 tokens")
 child.expect("\n> ")
-child.sendline("/stats")
-child.expect("new tokens after [0-9]+ that were kept")
-child.expect("speed-up [0-9.]+, lossless")
+child.sendline("/reset")
+child.expect("forgotten")
 child.expect("\n> ")
 child.sendeof()
 child.expect(pexpect.EOF)

@@ -1,7 +1,7 @@
 """The search for layers to skip: what it scores, and that it finds."""
 
-import itertools
 import json
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,9 @@ import pytest
 from files import write_jsonl
 from flax import nnx
 
-from launch import decode, layer_search
+from launch import decode, layer_search, tables
 from launch.build import layers, pair
-from launch.searching import costs, knapsack, methods
-from launch.searching.scorer import Scorer, Texts
+from launch.layer_search import Costs, Scorer
 from models.formats.checksums import hash_file
 from models.networks.layers import TransformerConfig
 from models.networks.transformer import (
@@ -27,6 +26,7 @@ from specjax.warp import make_sampling
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 LAYERS, VOCAB = 4, 64
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
 SAMPLING = dict(temperature=0.5, top_k=20)
 
 
@@ -43,24 +43,18 @@ def module():
 
 
 @pytest.fixture(scope="module")
-def texts():
+def scorer(module):
   rng = np.random.default_rng(0)
   judged = np.zeros((2, 10), bool)
   judged[0, 3:9], judged[1, 5:7] = True, True
-  return Texts(
-    tokens=rng.integers(0, VOCAB, (2, 10)).astype(np.int32), judged=judged
-  )
+  tokens = rng.integers(0, VOCAB, (2, 10)).astype(np.int32)
+  return Scorer(module, tokens, judged, SAMPLING, vocab_size=VOCAB)
 
 
-@pytest.fixture(scope="module")
-def scorer(module, texts):
-  return Scorer(module, texts, SAMPLING, vocab_size=VOCAB)
-
-
-def as_drafted(module, texts, skipped) -> float:
+def as_drafted(scorer, skipped) -> float:
   """The same by drafting one token on the target's cache, place by place."""
-  whole, params = as_language_model(module)
-  thin, _ = as_language_model(module, skipped=skipped)
+  whole, params = as_language_model(scorer.module)
+  thin, _ = as_language_model(scorer.module, skipped=skipped)
   sampling = make_sampling(1, **SAMPLING)
 
   @jax.jit
@@ -75,8 +69,8 @@ def as_drafted(module, texts, skipped) -> float:
     return jnp.minimum(*pair).sum()
 
   found = [
-    float(both(params, texts.tokens[row : row + 1], jnp.int32(place)))
-    for row, place in np.argwhere(texts.judged)
+    float(both(params, scorer.tokens[row : row + 1], jnp.int32(place)))
+    for row, place in np.argwhere(scorer.judged)
   ]
   return float(np.mean(found))
 
@@ -89,9 +83,9 @@ def as_drafted(module, texts, skipped) -> float:
   ],
 )
 def test_one_pass_gives_the_acceptance_of_tokens_drafted_everywhere(
-  module, texts, scorer, skipped
+  scorer, skipped
 ):
-  expected = as_drafted(module, texts, skipped)
+  expected = as_drafted(scorer, skipped)
   assert scorer.acceptance(skipped) == pytest.approx(expected, abs=1e-5)
   assert expected < 0.999
 
@@ -99,13 +93,10 @@ def test_one_pass_gives_the_acceptance_of_tokens_drafted_everywhere(
 def test_nothing_skipped_is_accepted_always_and_no_set_is_a_program(scorer):
   assert scorer.acceptance(SkippedLayers()) == pytest.approx(1, abs=1e-5)
   for block in range(2 * LAYERS):
-    assert 0 < scorer.acceptance(methods.of_blocks([block])) < 1
+    assert 0 < scorer.acceptance(layer_search.of_blocks([block])) < 1
   assert scorer._acceptance._cache_size() == 1
   with pytest.raises(ValueError, match="do not exist"):
     scorer.acceptance(SkippedLayers(mlp=(LAYERS,)))
-
-
-# --------------------------------------------------------------------- methods
 
 
 def played(method, score, count):
@@ -125,49 +116,27 @@ def worth(skipped):
   return good - 1.2 * ({1, 2} <= blocks)
 
 
-@pytest.mark.parametrize("name", sorted(methods.METHODS))
-def test_a_method_told_the_same_proposes_the_same(name):
-  make = methods.METHODS[name]
-  once, twice = (played(make(6, seed=3), worth, 25) for _ in range(2))
-  assert once == twice
-  if name != "greedy":
-    assert once != played(make(6, seed=4), worth, 25)
-
-
-def test_sets_that_were_found_otherwise_are_scored_in_turn():
-  sets = [methods.of_blocks([b]) for b in (3, 4, 7)]
-  found = played(methods.listed(sets), worth, 3)
-  assert found == [(one, worth(one)) for one in sets]
-  with pytest.raises(StopIteration):
-    played(methods.listed(sets), worth, 4)
-
-
-def test_greedy_adds_what_is_best_until_nothing_is_left():
-  found = played(methods.greedy(3, seed=0), worth, 21)  # 6 + 5 + .. + 1
-  first = max(found[:6], key=lambda x: x[1])[0]
-  blocks = lambda s: {2 * i for i in s.attention} | {2 * i + 1 for i in s.mlp}
-  assert all(blocks(first) <= blocks(s) for s, _ in found[6:])
-  best = max(worth(methods.of_blocks(c)) for n in range(7)
-             for c in itertools.combinations(range(6), n))  # fmt: skip
-  assert max(score for _, score in found) == best
-  with pytest.raises(StopIteration):
-    played(methods.greedy(3, seed=0), worth, 22)
-
-
-def test_bayesian_search_finds_more_than_random_sets_do():
-  best = lambda name, seed: max(
-    score for _, score in played(methods.METHODS[name](8, seed=seed), worth, 60)
+def test_the_search_told_the_same_proposes_the_same_and_beats_chance():
+  found = [
+    played(layer_search.bayesian(8, seed=seed), worth, 60)
+    for seed in (0, 0, 1, 2)
+  ]
+  assert found[0] == found[1] != found[2]
+  rng = np.random.default_rng(0)
+  sets = rng.permuted(np.tile(np.arange(16), (60, 1)), axis=1)
+  sizes = rng.integers(1, 16, 60)
+  chance = max(
+    worth(layer_search.of_blocks(blocks[:size]))
+    for blocks, size in zip(sets, sizes, strict=True)
   )
-  gained = [best("bayesian", s) - best("random", s) for s in range(3)]
-  assert min(gained) >= 0
-  assert np.mean(gained) > 0.5
+  best = [max(score for _, score in one) for one in found[1:]]
+  assert min(best) >= chance
+  assert np.mean(best) > chance + 0.5
 
 
-def test_the_knapsack_keeps_the_ends_and_starts_with_the_likeliest(
-  module, texts
-):
-  price = costs.Costs(attention=0.1, mlp=0.1, rest=0.2, verify={1: 1, 2: 1})
-  found = knapsack.sets(module, texts, price)
+def test_the_knapsack_keeps_the_ends_and_starts_with_the_likeliest(scorer):
+  price = Costs(attention=0.1, mlp=0.1, rest=0.2, verify={1: 1, 2: 1})
+  found = layer_search.knapsack(scorer, price)
   size = lambda s: len(s.attention) + len(s.mlp)
   assert [size(s) for s in found] == list(range(1, len(found) + 1))
   for skipped in found:
@@ -175,10 +144,8 @@ def test_the_knapsack_keeps_the_ends_and_starts_with_the_likeliest(
 
   def cosine(skipped):  # of the residual stream at the end, by the model itself
     def last(**options):
-      _, params = as_language_model(module)
-      del params
-      output, _ = module(texts.tokens, features=(LAYERS,), **options)
-      return np.asarray(output.features)[texts.judged]
+      output, _ = scorer.module(scorer.tokens, features=(LAYERS,), **options)
+      return np.asarray(output.features)[scorer.judged]
 
     a, b = last(skipped=skipped), last()
     size = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
@@ -186,14 +153,14 @@ def test_the_knapsack_keeps_the_ends_and_starts_with_the_likeliest(
 
   # A set of one, of which keys and values of earlier places know as well here.
   ranked = sorted(
-    (methods.of_blocks([b]) for b in range(2, 2 * LAYERS - 2)), key=cosine
+    (layer_search.of_blocks([b]) for b in range(2, 2 * LAYERS - 2)), key=cosine
   )
   assert found[0] in ranked[-2:]
 
 
 def test_savings_of_the_knapsack_are_whole_numbers():
-  price = lambda a, m: knapsack.weights(
-    costs.Costs(attention=a, mlp=m, rest=0.1, verify={1: 1.0})
+  price = lambda a, m: layer_search.weights(
+    Costs(attention=a, mlp=m, rest=0.1, verify={1: 1.0})
   )
   assert price(0.1, 0.21) == (1, 2)
   assert price(0.3, 0.1) == (3, 1)
@@ -201,11 +168,8 @@ def test_savings_of_the_knapsack_are_whole_numbers():
   assert price(0.1, 0.1) == (1, 1)
 
 
-# ----------------------------------------------------------------------- costs
-
-
 def test_costs_by_bytes_are_those_of_the_weights(module):
-  found = costs.of_bytes(module.config, 4)
+  found = layer_search.costs_by_bytes(module.config, 4)
   size = lambda part: sum(
     x.size for x in jax.tree.leaves(part) if getattr(x, "ndim", 0) == 2
   )
@@ -221,23 +185,24 @@ def test_costs_by_bytes_are_those_of_the_weights(module):
 
 
 def test_a_prediction_is_the_formulas_best_and_the_bound_is_above():
-  price = costs.Costs(
+  price = Costs(
     attention=0.05, mlp=0.1, rest=0.1, verify={1: 1.0, 2: 1.1, 5: 1.5}
   )
-  a, c = 0.85, 0.4
+  skipped = SkippedLayers(attention=(0, 1), mlp=(2, 3))
+  a, c = 0.85, 0.1 + 2 * 0.05 + 2 * 0.1
   by_hand = [
     (1 - a ** (n + 1)) / (1 - a) / (n * c + v)
     for n, v in ((1, 1.1), (2, 1.1 + 0.4 / 3), (3, 1.1 + 0.8 / 3), (4, 1.5))
   ]
-  found = costs.predict(a, c, price.verify)
-  assert found.speedup == pytest.approx(max(by_hand))
-  assert found.num_speculative_tokens == 1 + int(np.argmax(by_hand))
-  assert costs.bound(a, price).speedup > found.speedup
+  found = layer_search.evaluation(skipped, a, price, num_layers=4)
+  assert found["speedup"] == pytest.approx(max(by_hand))
+  assert found["num_speculative_tokens"] == 1 + int(np.argmax(by_hand))
+  assert found["bound"] > found["speedup"]
 
 
 def test_break_even_is_of_the_pass_that_is_verified():
   """Half a pass to draft a token, 1.4 to verify two, 1.6 to verify five."""
-  given = costs.Costs(
+  given = Costs(
     attention=0.1, mlp=0.1, rest=0.1, verify={1: 1.0, 2: 1.4, 5: 1.6}
   )
   skipped = SkippedLayers(attention=(1, 2), mlp=(1, 2))
@@ -248,7 +213,7 @@ def test_break_even_is_of_the_pass_that_is_verified():
 
 
 def test_passes_are_timed_as_shares_of_a_whole_one(module):
-  found = costs.measured(module, 3)
+  found = layer_search.costs_by_clock(module, 3)
   assert found.verify[1] == 1.0
   assert set(found.verify) == {1, 2, 4}
   whole = found.rest + LAYERS * (found.attention + found.mlp)
@@ -321,9 +286,8 @@ def test_a_search_is_resumed_made_longer_and_read_by_decode(
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("method", ["greedy", "random"])
-def test_other_methods_and_what_is_measured(
-  cli, prompts, tmp_path, method, monkeypatch
+def test_a_measured_set_drafts_as_many_tokens_as_the_result_says(
+  cli, prompts, tmp_path, monkeypatch
 ):
   out, drafted = tmp_path / "out.json", []
   engine_of = pair.engine_of
@@ -334,16 +298,13 @@ def test_other_methods_and_what_is_measured(
     return engine_of(config, models, baseline=baseline)
 
   monkeypatch.setattr(pair, "engine_of", watched)
-  more = ("--objective=measured",) if method == "random" else ()
-  flags = (f"--method={method}", "--evaluations=2", *more)
+  flags = ("--objective=measured", "--evaluations=2")
   assert run(cli, prompts, out, *flags) == 0
   found = json.loads(out.read_text())
   for one in found["evaluations"]:
-    wanted = one["measured"] if more else one["speedup"]
-    assert one["score"] == wanted > 0
-  if more:  # what is measured drafts as many tokens as the result says
-    said = [e["num_speculative_tokens"] for e in found["evaluations"]]
-    assert drafted[-len(said) :] == said
+    assert one["score"] == one["measured"] > 0
+  said = [e["num_speculative_tokens"] for e in found["evaluations"]]
+  assert drafted[-len(said) :] == said
 
 
 def test_a_method_that_has_no_set_says_so(cli, prompts, tmp_path, capsys):
@@ -351,6 +312,16 @@ def test_a_method_that_has_no_set_says_so(cli, prompts, tmp_path, capsys):
   assert run(cli, prompts, tmp_path / "out.json", "--method=knapsack") == 2
   error = capsys.readouterr().err.splitlines()[-1]
   assert "'knapsack' has no set to propose for a target of 2 layers" in error
+
+
+def test_committed_searches_are_drawn(capsys):
+  paths = sorted(map(str, DOCS.glob("self_speculation/*.json")))
+  assert tables.main(["tables", "layers", *paths]) == 0
+  rows = capsys.readouterr().out.splitlines()[2:]
+  assert len(rows) == len(paths)
+  best = [json.loads(pathlib.Path(path).read_text())["best"] for path in paths]
+  for row, one in zip(rows, best, strict=True):
+    assert f"| {one['acceptance']:.3f} |" in row
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ def test_blocks_are_trained_as_they_are_drafted(blocks, target):
   positions and what a block may see are the same in both, or laws differ.
   """
   config = huggingface.get_config(
-    f"target={target},draft={blocks['root'] / 'parallel'}"
+    f"target={target},draft={blocks['root'] / 'dflash'}"
   )
   config.drafter = f"dflash(tokens={DEPTH})"
   models = pair.load(config)

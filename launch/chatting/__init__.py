@@ -1,1 +1,0 @@
-"""What `launch.chat` is made of."""

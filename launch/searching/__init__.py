@@ -1,1 +1,0 @@
-"""Looks for sub-layers that a target may skip when it drafts for itself."""
