@@ -565,8 +565,10 @@ def test_errors_of_other_kinds(server, client):
   address = server[1]
   with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-4'"):
     client.completions.create(model="gpt-4", prompt="x")
-  status, body = post(address, "/v1/completions", {"prompt": "x", "echo": True})
-  assert (status, body["error"]["param"]) == (400, "echo")
+  status, body = post(
+    address, "/v1/completions", {"prompt": "x", "suffix": "y"}
+  )
+  assert (status, body["error"]["param"]) == (400, "suffix")
   assert post(address, "/v1/nothing", {})[0] == 404
   assert post(address, "/v1/models", {})[0] == 405
   assert client.models.retrieve("toy").id == "toy"

@@ -146,7 +146,8 @@ def test_prompts_are_scored_in_turn_and_one_that_is_given_up_waits_for_none(
   report, _ = visit(slots, admissions=[(0, scored[0]), (1, scored[1])])
   assert not report.scores  # eight tokens of the first alone
   ended = np.array([True, False])
-  found, report = {}, visit(slots, ended=ended, admissions=[(0, scored[2])])[0]
+  found = dict(visit(slots, ended=ended)[0].scores)
+  report, _ = visit(slots, admissions=[(0, scored[2])])
   for _ in range(8):
     found |= report.scores
     report, _ = visit(slots)
