@@ -12,6 +12,7 @@ from specjax import emission
 from specjax.siblings import TOP_K
 from specjax.tree import Tree
 from specjax.types import Draft
+from specjax.warp import make_sampling
 
 
 def test_a_path_is_kept_to_its_first_drafted_stop_token_and_the_budget():
@@ -29,6 +30,7 @@ def test_a_path_is_kept_to_its_first_drafted_stop_token_and_the_budget():
   state = types.SimpleNamespace(
     stop_tokens=jnp.array([stop, 8]),
     ignores_stop=jnp.zeros(4, bool),
+    sampling=make_sampling(4),
     length=jnp.full(4, 10),
     max_length=jnp.full(4, 10 + room),
   )
@@ -48,6 +50,18 @@ def test_a_path_is_kept_to_its_first_drafted_stop_token_and_the_budget():
   state.max_length = jnp.full(4, 10 + 2)
   found = emission.kept_depth(state, draft)
   np.testing.assert_array_equal(found, np.minimum(kept, 2))
+  # Ids of the rows' own end them alike, also where those of all do not.
+  own = make_sampling(4, stop_token_ids=[[8, stop], [], [stop], [stop]])
+  state.sampling, state.ignores_stop = own, jnp.array([True, False, True, True])
+  found = emission.kept_depth(state, draft)
+  np.testing.assert_array_equal(found, np.minimum(kept, 2))
+  state.ignores_stop = jnp.ones(4, bool)
+  found = emission.kept_depth(state, draft)
+  np.testing.assert_array_equal(found[1], [0, 1, 1, 2, 2, 2, 2])
+  state.max_length = jnp.full(4, 10 + room)
+  found = emission.kept_depth(state, draft)
+  np.testing.assert_array_equal(found[1], [0, 1, 1, 2, 2, 3, 4])
+  np.testing.assert_array_equal(found[::2], kept[::2])
 
 
 def test_the_distance_is_summed_over_the_tokens_emitted_and_no_other():
