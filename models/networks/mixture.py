@@ -5,20 +5,6 @@ taken; no expert has a capacity, and no token is dropped for another, so that a
 token's output is a function of that token alone. `Mixture` says how Mixtral,
 Qwen2-MoE, Qwen3-MoE, OLMoE, gpt-oss, GLM-4.5, DeepSeek-V3 and Gemma 4 differ.
 
-Three forms compute the same function:
-
-  ragged  the (token, expert) pairs sorted by expert, and a ragged product: on
-          an accelerator, where only the experts that were chosen are computed;
-  pairs   one pair after the other: on a CPU, where XLA multiplies a ragged
-          product out as a dense one over all E experts for each pair;
-  dense   every expert on every token, weighted by what the router says, mostly
-          0: the definition, for tests.
-
-A token's output has the same bits wherever it stands in a pass and whatever
-stands beside it (the tests look on a CPU). In passes over another number of
-tokens, experts by `pairs` give the same bits as well; `ragged`, like any
-product of matrices, may add in another order.
-
 Letters in shapes: B rows, T fed tokens, N all tokens, D model width, E experts,
 k experts of a token, M = N k pairs, I an expert's width.
 """
@@ -32,20 +18,16 @@ from flax import nnx
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
-FORMS = ("ragged", "pairs", "dense")
+from models.networks import expert_forms
+
 ROUTERS = ("softmax", "sigmoid")
+_LANES = 128  # of a TPU's vector registers
 _ACTIVATIONS = {
   "silu": jax.nn.silu,
   "gelu": functools.partial(jax.nn.gelu, approximate=False),
   "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
   "relu": jax.nn.relu,
 }
-# The ragged product `[M, K] x [E, N, K] -> [M, N]`: weights are `[out, in]`.
-_RAGGED = lax.RaggedDotDimensionNumbers(
-  dot_dimension_numbers=(((1,), (2,)), ((), ())),
-  lhs_ragged_dimensions=[0],
-  rhs_group_dimensions=[0],
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -153,12 +135,8 @@ def num_distinct(chosen: Array, num_experts: int) -> Array:
     chosen: `i32[..., k]`, from `Router`.
     num_experts: E.
   """
-  return jnp.sum(_sizes(chosen.reshape(-1), num_experts) > 0, dtype=jnp.int32)
-
-
-def _sizes(experts: Array, num_experts: int) -> Array:
-  """How many pairs each expert has, `i32[M] -> i32[E]`."""
-  return jnp.zeros(num_experts, jnp.int32).at[experts].add(1)
+  sizes = expert_forms.sizes_of(chosen.reshape(-1), num_experts)
+  return jnp.sum(sizes > 0, dtype=jnp.int32)
 
 
 def _param(shape, dtype, rngs: nnx.Rngs, scale: float = 0.02) -> nnx.Param:
@@ -230,97 +208,94 @@ class Router(nnx.Module):
 
 
 class Experts(nnx.Module):
-  """The projections of E experts, each `[E, out, in]`."""
+  """The projections of E experts, each `[E, in, out]`.
 
-  def __init__(self, mixture: Mixture, dtype, *, rngs: nnx.Rngs):
+  Ragged products read them so where they lie; from `[E, out, in]` XLA:TPU makes
+  a copy of all experts in every pass.
+
+  Args:
+    mixture: shapes and switches.
+    dtype: of parameters.
+    axes: mesh axes that the experts are dealt out over, if by expert.
+    rngs: for the initial weights.
+  """
+
+  def __init__(
+    self,
+    mixture: Mixture,
+    dtype,
+    *,
+    axes: tuple[str, ...] = (),
+    rngs: nnx.Rngs,
+  ):
     m = self.mixture = mixture
-    inner = (m.num_experts, m.expert_dim, m.embed_dim)
-    self.gate = _param(inner, dtype, rngs)
-    self.up = _param(inner, dtype, rngs)
-    self.down = _param((inner[0], inner[2], inner[1]), dtype, rngs)
+    self.axes = axes
+    count, outer, inner = m.num_experts, m.embed_dim, m.expert_dim
+    self.gate = _param((count, outer, inner), dtype, rngs)
+    self.up = _param((count, outer, inner), dtype, rngs)
+    self.down = _param((count, inner, outer), dtype, rngs)
     if m.expert_bias:
-      self.gate_bias = nnx.Param(jnp.zeros(inner[:2], dtype))
-      self.up_bias = nnx.Param(jnp.zeros(inner[:2], dtype))
-      self.down_bias = nnx.Param(jnp.zeros((inner[0], inner[2]), dtype))
+      self.gate_bias = nnx.Param(jnp.zeros((count, inner), dtype))
+      self.up_bias = nnx.Param(jnp.zeros((count, inner), dtype))
+      self.down_bias = nnx.Param(jnp.zeros((count, outer), dtype))
 
   def __call__(
-    self, x: Array, chosen: Array, weights: Array, *, form: str | None = None
+    self,
+    x: Array,
+    chosen: Array,
+    weights: Array,
+    *,
+    layer: Array | None = None,
+    form: str | None = None,
   ) -> Array:
     """The weighted sum of what each token's experts give.
 
     Args:
       x: `[N, D]`.
       chosen, weights: from the router.
-      form: one of FORMS; by default `pairs` on a CPU, else `ragged`.
+      layer: `i32[]`, which layer this is, if the parameters are those of all
+        layers, with a leading axis.
+      form: as of `models.networks.expert_forms.give`.
 
     Returns:
       `[N, D]`, in x's dtype; added up in float32, in the router's order.
     """
-    if form == "dense":
-      return self._dense(x, chosen, weights)
-    experts = chosen.reshape(-1)
-    order = jnp.argsort(experts, stable=True)
-    # [M, D], i32[M], f32[M]
-    pairs = (
-      x[order // chosen.shape[1]], experts[order], weights.reshape(-1)[order]
-    )  # fmt: skip
-    if form is None:
-      out = lax.platform_dependent(
-        *pairs, cpu=self._one_by_one, default=self._ragged
-      )
-    else:
-      forms = {"ragged": self._ragged, "pairs": self._one_by_one}
-      out = forms[form](*pairs)
-    back = jnp.zeros_like(order).at[order].set(jnp.arange(len(order)))
-    out = out[back].reshape(*chosen.shape, -1)  # [N, k, D]
-    return jnp.sum(out, axis=1).astype(x.dtype)
-
-  def _ragged(self, x: Array, experts: Array, weights: Array) -> Array:
-    """What pairs sorted by expert add, `f32[M, D]`."""
-    sizes = _sizes(experts, self.mixture.num_experts)
-
-    def project(x, weight, bias):
-      y = lax.ragged_dot_general(x, weight, sizes, _RAGGED)
-      return y if bias is None else y + bias[experts]
-
-    return self._expert(project, x).astype(weights.dtype) * weights[:, None]
-
-  def _one_by_one(self, x: Array, experts: Array, weights: Array) -> Array:
-    """What pairs add, `f32[M, D]`."""
-
-    def one(pair):
-      x, expert, weight = pair
-
-      def project(x, weight, bias):
-        y = jnp.einsum("k,nk->n", x, weight[expert])
-        return y if bias is None else y + bias[expert]
-
-      return self._expert(project, x).astype(weight.dtype) * weight
-
-    return lax.map(one, (x, experts, weights))
-
-  def _dense(self, x: Array, chosen: Array, weights: Array) -> Array:
-    every = jnp.arange(self.mixture.num_experts)
-
-    def project(x, weight, bias):
-      y = jnp.einsum("eni,eoi->eno", x, weight)
-      return y if bias is None else y + bias[:, None]
-
-    out = self._expert(project, jnp.broadcast_to(x, (len(every), *x.shape)))
-    share = jnp.where(chosen[..., None] == every, weights[..., None], 0).sum(1)
-    total = jnp.einsum("end,ne->nd", out.astype(weights.dtype), share)
-    return total.astype(x.dtype)
-
-  def _expert(self, project, x: Array) -> Array:
-    """The function of an expert, with `project(x, weight, bias)`."""
-    biases = (None, None, None)
+    arrays = {
+      "gate": self.gate[...],
+      "up": self.up[...],
+      "down": self.down[...],
+    }
     if self.mixture.expert_bias:
-      each = (self.gate_bias, self.up_bias, self.down_bias)
-      biases = tuple(bias[...] for bias in each)
-    gate = project(x, self.gate[...], biases[0])
-    up = project(x, self.up[...], biases[1])
-    inner = activate(self.mixture, gate, up)
-    return project(inner, self.down[...], biases[2])
+      arrays["gate_bias"] = self.gate_bias[...]
+      arrays["up_bias"] = self.up_bias[...]
+      arrays["down_bias"] = self.down_bias[...]
+    common = expert_forms.Layer(
+      num_experts=self.mixture.num_experts,
+      activate=functools.partial(activate, self.mixture),
+    )
+    give = functools.partial(expert_forms.give, common, form=form)
+    if not self.axes or jax.sharding.get_abstract_mesh().empty:
+      return give(arrays, x, chosen, weights, 0, layer).astype(x.dtype)
+
+    def part(arrays, x, chosen, weights, layer):
+      first = lax.axis_index(self.axes) * arrays["gate"].shape[-3]
+      mine = give(arrays, x, chosen, weights, first, layer)
+      return lax.psum(mine, self.axes)
+
+    total = jax.shard_map(
+      part,
+      in_specs=(
+        P(self.axes) if layer is None else P(None, self.axes),
+        P(),
+        P(),
+        P(),
+        P(),
+      ),
+      out_specs=P(),
+      axis_names={*self.axes},
+      check_vma=False,
+    )(arrays, x, chosen, weights, layer)
+    return total.astype(x.dtype)
 
 
 class SharedExpert(nnx.Module):
@@ -350,7 +325,9 @@ class MixtureMlp(nnx.Module):
   Args:
     mixture: shapes and switches.
     dtype: of parameters and activations.
-    form: one of FORMS; by default `pairs` on a CPU, else `ragged`.
+    form: as of `models.networks.expert_forms.give`.
+    axes: mesh axes that the experts are dealt out over, if they are cut by
+      expert (`cut_by`); ignored where there is no mesh.
     rngs: for the initial weights.
   """
 
@@ -360,18 +337,26 @@ class MixtureMlp(nnx.Module):
     dtype,
     *,
     form: str | None = None,
+    axes: tuple[str, ...] = (),
     rngs: nnx.Rngs,
   ):
-    if form not in (None, *FORMS):
-      raise ValueError(f"form must be one of {sorted(FORMS)}, got {form!r}")
+    if form not in (None, *expert_forms.FORMS):
+      raise ValueError(
+        f"form must be one of {sorted(expert_forms.FORMS)}, got {form!r}"
+      )
     self.mixture, self.form = mixture, form
     self.router = Router(mixture, dtype, rngs=rngs)
-    self.experts = Experts(mixture, dtype, rngs=rngs)
+    self.experts = Experts(mixture, dtype, axes=axes, rngs=rngs)
     if mixture.shared_dim:
       self.shared = SharedExpert(mixture, dtype, rngs=rngs)
 
   def __call__(
-    self, x: Array, *, routed_by: Array | None = None, count: bool = False
+    self,
+    x: Array,
+    *,
+    routed_by: Array | None = None,
+    layer: Array | None = None,
+    count: bool = False,
   ) -> Array | tuple[Array, Array]:
     """`[B, T, D] -> [B, T, D]`.
 
@@ -379,13 +364,15 @@ class MixtureMlp(nnx.Module):
       x: what the experts read.
       routed_by: `[B, T, D]`, what the router reads, if that is another (Gemma
         4's residual stream).
+      layer: `i32[]`, which layer this is, if `experts` has the parameters of
+        all layers, with a leading axis (router and shared expert have theirs).
       count: also return how many different experts all B T tokens were given,
         `i32[]`.
     """
     flat = x.reshape(-1, x.shape[-1])
     read = flat if routed_by is None else routed_by.reshape(flat.shape)
     chosen, weights = self.router(read)
-    out = self.experts(flat, chosen, weights, form=self.form)
+    out = self.experts(flat, chosen, weights, layer=layer, form=self.form)
     if self.mixture.shared_dim:
       out = out + self.shared(flat)
     out = out.reshape(x.shape)
@@ -394,26 +381,58 @@ class MixtureMlp(nnx.Module):
     return out, num_distinct(chosen, self.mixture.num_experts)
 
 
-def partition_specs(axes: tuple[str, ...] = ("model",)) -> dict[str, P]:
+def cut_by(mixture: Mixture, devices: int) -> str:
+  """How experts are to be cut over so many devices: "width" or "expert".
+
+  By width each device has a share of every expert, like any MLP's: all have the
+  same work however tokens are routed. That is done where the shares are whole
+  lanes of a TPU, 128 numbers; else XLA:TPU lays them out in another way than
+  ragged products read, and copies all experts in every pass. By expert each
+  device has some of them whole, and a pass takes as long as on the device with
+  the most pairs.
+
+  Raises:
+    ValueError: if neither divides.
+  """
+  if devices == 1 or mixture.expert_dim % (_LANES * devices) == 0:
+    return "width"
+  if mixture.num_experts % devices == 0:
+    return "expert"
+  if mixture.expert_dim % devices == 0:
+    return "width"
+  raise ValueError(
+    f"{mixture.num_experts} experts of width {mixture.expert_dim} cannot be "
+    f"cut over {devices} devices: cut the model over fewer"
+  )
+
+
+def partition_specs(
+  by: str, axes: tuple[str, ...] = ("model",)
+) -> dict[str, P]:
   """Where the parameters of a `MixtureMlp` lie on a mesh, by their names.
 
-  Every expert is cut by its width, like any MLP: each device has a share of all
-  experts, computes a part of every pair's sum, and one reduction adds them up.
-  Devices then have the same work however tokens are routed. (Cut by expert,
-  XLA's partitioner has every device gather all experts before each product.)
-  Parameters without a spec here are whole on every device.
+  Parameters without a spec are whole on every device. Cut by expert the module
+  must be given the same `axes`: the partitioner would gather all experts before
+  every product.
 
   Args:
-    axes: the mesh axes that they are cut over; I and the shared expert's width
-      must be multiples of their devices.
+    by: "width" or "expert", see `cut_by`. The shared expert is cut by width.
+    axes: the mesh axes that they are cut over.
+
+  Raises:
+    ValueError: for another way.
   """
   cut = axes or None
-  return {
-    "experts.gate": P(None, cut, None),
-    "experts.up": P(None, cut, None),
-    "experts.down": P(None, None, cut),
-    "experts.gate_bias": P(None, cut),
-    "experts.up_bias": P(None, cut),
+  names = ("gate", "up", "down", "gate_bias", "up_bias", "down_bias")
+  if by == "expert":
+    experts = {name: P(cut) for name in names}
+  elif by == "width":
+    inner, wide = P(None, None, cut), P(None, cut)
+    experts = {"gate": inner, "up": inner, "down": P(None, cut, None)}
+    experts |= {"gate_bias": wide, "up_bias": wide}
+  else:
+    raise ValueError(f"experts are cut by 'width' or 'expert', got {by!r}")
+  return {f"experts.{name}": spec for name, spec in experts.items()} | {
     "shared.gate": P(cut, None),
     "shared.up": P(cut, None),
     "shared.down": P(None, cut),

@@ -2,6 +2,12 @@
 
 import dataclasses
 import functools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +25,13 @@ from transformers.models.olmoe import modeling_olmoe as olmoe
 from transformers.models.qwen2_moe import modeling_qwen2_moe as qwen2
 from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3
 
-from models.networks import mixture as mixture_lib
-from models.networks.mixture import Mixture, MixtureMlp
+from models.networks import expert_forms
+from models.networks.mixture import (
+  Mixture,
+  MixtureMlp,
+  cut_by,
+  partition_specs,
+)
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -128,11 +139,10 @@ def theirs(module, family: str) -> dict[str, np.ndarray]:
   gate_up = w["experts.gate_up_proj"]
   if family == "gpt-oss":
     split = lambda x: (x[..., ::2], x[..., 1::2])
-    turned = lambda x: x.swapaxes(1, 2)
-    gate, up = map(turned, split(gate_up))
+    gate, up = split(gate_up)
     biases = split(w["experts.gate_up_proj_bias"])
     ours = {
-      "experts.down": turned(w["experts.down_proj"]),
+      "experts.down": w["experts.down_proj"],
       "experts.gate_bias": biases[0],
       "experts.up_bias": biases[1],
       "experts.down_bias": w["experts.down_proj_bias"],
@@ -140,8 +150,9 @@ def theirs(module, family: str) -> dict[str, np.ndarray]:
       "router.bias": w["router.bias"],
     }
   else:
-    gate, up = np.split(gate_up, 2, axis=1)
-    ours = {"experts.down": w["experts.down_proj"]}
+    turned = lambda x: x.swapaxes(1, 2)
+    gate, up = map(turned, np.split(gate_up, 2, axis=1))
+    ours = {"experts.down": turned(w["experts.down_proj"])}
     names = {
       "gate.weight": "router.weight",
       "gate.proj.weight": "router.weight",
@@ -204,7 +215,7 @@ def test_every_form_is_transformers_in_float64(family):
   with jax.enable_x64(True):
     outs = [
       run(ours(weights, mixture, jnp.float64, form), x)
-      for form in mixture_lib.FORMS
+      for form in expert_forms.FORMS
     ]
   for out in outs:
     assert error(out, expected) < 1e-6
@@ -270,7 +281,7 @@ def same_bits(a, b):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("form", mixture_lib.FORMS)
+@pytest.mark.parametrize("form", expert_forms.FORMS)
 def test_no_bit_of_a_row_depends_on_its_neighbours(form, dtype):
   """Other rows' tokens change, and with them every expert's share; also NaN."""
   module = wide(form, dtype)
@@ -324,7 +335,7 @@ def test_a_pass_counts_the_experts_it_touched():
 def test_the_forms_have_the_same_gradients():
   weights, mixture, x, _ = pair("qwen2")
   found = []
-  for form in mixture_lib.FORMS:
+  for form in expert_forms.FORMS:
     graph, state = nnx.split(ours(weights, mixture, jnp.float32, form))
     loss = lambda state, x, graph=graph: jnp.sum(
       nnx.merge(graph, state)(x) ** 2
@@ -334,6 +345,23 @@ def test_the_forms_have_the_same_gradients():
   for other in found[1:]:
     for a, b in zip(found[0], other, strict=True):
       assert error(np.asarray(b), np.asarray(a)) < 1e-4
+
+
+@pytest.mark.parametrize("form", expert_forms.FORMS)
+def test_experts_of_all_layers_are_used_where_they_lie(form):
+  """As a scan over layers has them, which would copy what it slices out."""
+  weights, mixture, x, expected = pair("gpt-oss")
+  module = ours(weights, mixture, jnp.float32, form)
+  for path, value in nnx.to_flat_state(nnx.state(module.experts)):
+    every = jnp.stack([2 * value[...], value[...], -value[...]])
+    nnx.update(
+      module.experts, nnx.from_flat_state([(path, value.replace(every))])
+    )
+  graph, state = nnx.split(module)
+  run = jax.jit(lambda state, x, layer: nnx.merge(graph, state)(x, layer=layer))
+  x = jnp.asarray(x, jnp.float32)
+  wrong = [error(np.asarray(run(state, x, i)), expected) for i in range(3)]
+  assert wrong[1] < 1e-5 < 0.03 < min(wrong[0], wrong[2])
 
 
 def test_another_input_may_be_what_the_router_reads():
@@ -346,6 +374,96 @@ def test_another_input_may_be_what_the_router_reads():
   found = module(x, routed_by=other)
   np.testing.assert_array_equal(found.reshape(-1, D), expected)
   assert error(np.asarray(module(x)), np.asarray(found)) > 0.1
+
+
+ROOT = pathlib.Path(__file__).parents[3]
+_EIGHT_DEVICES = """
+  import json
+  import jax, jax.numpy as jnp, numpy as np
+  from flax import nnx
+  from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+  from models.networks.mixture import Mixture, MixtureMlp, partition_specs
+
+  jax.config.update("jax_num_cpu_devices", 8)
+  jax.config.update("jax_enable_x64", True)
+  mixture = Mixture(
+    num_experts=8, num_chosen=3, embed_dim=16, expert_dim=12, shared_dim=8,
+    router_bias=True, expert_bias=True, limit=7.0)
+  mesh = jax.make_mesh((2, 4), ("data", "model"),
+                       axis_types=(AxisType.Auto,) * 2)
+  x = jax.random.normal(jax.random.key(0), (4, 5, 16), jnp.float64)
+  found = {}
+  for form, by in (("ragged", "width"), ("ragged", "expert"),
+                   ("pairs", "expert")):
+    whole = MixtureMlp(mixture, jnp.float64, form=form, rngs=nnx.Rngs(1))
+    cut = MixtureMlp(
+      mixture, jnp.float64, form=form, rngs=nnx.Rngs(1),
+      axes=("model",) if by == "expert" else ())
+    specs, leaves, parts = partition_specs(by), [], []
+    for path, value in nnx.to_flat_state(nnx.state(whole)):
+      real = np.random.default_rng(len(parts)).normal(size=value.shape)
+      spec = NamedSharding(mesh, specs.get(".".join(path), P()))
+      leaves.append((path, value.replace(jnp.asarray(real))))
+      parts.append((path, value.replace(jax.device_put(real, spec))))
+    lying = [
+      value[...].size // value[...].addressable_shards[0].data.size
+      for _, value in parts]
+    one = lambda graph: lambda state, x: nnx.merge(graph, state)(x)
+    rows = jax.shard_map(
+      one(nnx.graphdef(cut)), mesh=mesh, in_specs=(P(), P("data")),
+      out_specs=P("data"), axis_names={"data"}, check_vma=False)
+    state = nnx.from_flat_state(parts)
+    with jax.set_mesh(mesh):
+      compiled = jax.jit(rows).lower(state, x).compile()
+      out = compiled(state, x)
+    expected = jax.jit(one(nnx.graphdef(whole)))(nnx.from_flat_state(leaves), x)
+    found[form + " " + by] = [
+      float(abs(out - expected).max() / abs(expected).max()),
+      lying.count(4), " all-gather(" in compiled.as_text()]
+  print(json.dumps(found))
+"""
+
+
+def test_experts_cut_over_devices_are_the_whole_ones():
+  """By width and by expert, rows over 'data' mapped as the loop maps them."""
+  done = subprocess.run(
+    [sys.executable, "-c", textwrap.dedent(_EIGHT_DEVICES)],
+    cwd=ROOT,
+    env=os.environ | {"JAX_PLATFORMS": "cpu"},
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+  assert done.returncode == 0, done.stderr[-2000:]
+  for how, (wrong, cut, gathers) in json.loads(
+    done.stdout.splitlines()[-1]
+  ).items():
+    assert wrong < 1e-13, how
+    assert cut == (8 if "width" in how else 9), how  # arrays that lie in four
+    assert not gathers, how
+
+
+def test_how_experts_are_cut():
+  of = lambda count, width: dataclasses.replace(
+    Mixture(**SIZES), num_experts=count, num_chosen=1, expert_dim=width
+  )
+  found = {
+    name: [cut_by(of(*sizes), devices) for devices in (1, 2, 8)]
+    for name, sizes in {
+      "Qwen3-30B-A3B": (128, 768), "Mixtral": (8, 14336), "gpt-oss": (32, 2880),
+      "odd": (9, 24),
+    }.items()
+  }  # fmt: skip
+  assert found == {
+    "Qwen3-30B-A3B": ["width", "width", "expert"],
+    "Mixtral": ["width", "width", "width"],
+    "gpt-oss": ["width", "expert", "expert"],
+    "odd": ["width", "width", "width"],
+  }
+  with pytest.raises(ValueError, match="cannot be cut over 8 devices"):
+    cut_by(of(9, 20), 8)
+  with pytest.raises(ValueError, match="'width' or 'expert', got 'row'"):
+    partition_specs("row")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,174 @@
+"""What chosen experts give, in three forms that compute the same function.
+
+  ragged  the (token, expert) pairs sorted by expert, and `lax.ragged_dot`: on
+          an accelerator, where only the experts that were chosen are computed;
+  pairs   one pair after the other: on a CPU, where XLA multiplies a ragged
+          product out as a dense one over all E experts for each pair;
+  dense   every expert on every token, weighted by what the router says, mostly
+          0: the definition, for tests.
+
+A token's output has the same bits wherever it stands in a pass and whatever
+stands beside it (the tests look on a CPU). In passes over another number of
+tokens, `pairs` gives the same bits as well; `ragged`, like any product of
+matrices, may add in another order.
+
+All take the projections of E' experts, `first, first + 1, ..` of all E, and
+pairs of other experts add 0: a device may hold some of the experts only. They
+may be those of all layers, of which one is used: a layer sliced out of them
+first would be a copy of all its experts, in every pass.
+Letters as in `models.networks.mixture`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layer:
+  """What all experts of a layer have in common.
+
+  Attributes:
+    num_experts: E.
+    activate: `(gate, up) -> what the last projection reads`.
+  """
+
+  num_experts: int
+  activate: Callable[[Array, Array], Array]
+
+  def expert(self, project: Callable[[Array, str], Array], x: Array) -> Array:
+    """The function of an expert, with `project(x, name)`."""
+    inner = self.activate(project(x, "gate"), project(x, "up"))
+    return project(inner, "down")
+
+
+# "gate", "up", "down", f[E', in, out]; "gate_bias", .., f[E', out], if any; or
+# all of them with a leading axis of layers.
+Arrays = Mapping[str, Array]
+
+
+def sizes_of(experts: Array, num_experts: int) -> Array:
+  """How many pairs each expert has, `i32[M] -> i32[E]`."""
+  return jnp.zeros(num_experts, jnp.int32).at[experts].add(1)
+
+
+def give(
+  layer: Layer,
+  arrays: Arrays,
+  x: Array,
+  chosen: Array,
+  weights: Array,
+  first: Array | int = 0,
+  index: Array | None = None,
+  *,
+  form: str | None = None,
+) -> Array:
+  """The weighted sum of what each token's experts give, `f32[N, D]`.
+
+  Args:
+    layer: what the experts have in common.
+    arrays: of experts `first, first + 1, ..`.
+    x: `[N, D]`.
+    chosen: `i32[N, k]`.
+    weights: `f32[N, k]`.
+    first: `i32[]`.
+    index: `i32[]`, which layer it is, if arrays are of all layers.
+    form: one of FORMS; by default `pairs` on a CPU, else `ragged`.
+  """
+  if index is None:
+    arrays = {name: array[None] for name, array in arrays.items()}
+    index = jnp.int32(0)
+  given = (arrays, x, chosen, weights, first, index)
+  if form is not None:
+    return FORMS[form](layer, *given)
+  cpu, default = (functools.partial(f, layer) for f in (_pairs, _ragged))
+  return lax.platform_dependent(*given, cpu=cpu, default=default)
+
+
+def _dense(layer, arrays, x, chosen, weights, first, index):
+  arrays = {name: array[index] for name, array in arrays.items()}
+  every = jnp.arange(len(arrays["gate"]))
+
+  def project(x, name):
+    y = jnp.einsum("eni,eio->eno", x, arrays[name])
+    bias = arrays.get(f"{name}_bias")
+    return y if bias is None else y + bias[:, None]
+
+  out = layer.expert(project, jnp.broadcast_to(x, (len(every), *x.shape)))
+  here = chosen[..., None] == first + every
+  share = jnp.where(here, weights[..., None], 0).sum(1)  # [N, E']
+  return jnp.einsum("end,ne->nd", out.astype(weights.dtype), share)
+
+
+def _ragged(layer, arrays, x, chosen, weights, first, index):
+  pairs = _Sorted(layer, arrays, chosen, first, index)
+  arrays = _of_all_layers(arrays)
+
+  def project(x, name):
+    y = lax.ragged_dot(x, arrays[name], pairs.sizes)
+    bias = arrays.get(f"{name}_bias")
+    return y if bias is None else y + bias[pairs.expert]
+
+  out = layer.expert(project, x[pairs.token])
+  out = out.astype(weights.dtype) * weights.reshape(-1)[pairs.order][:, None]
+  return pairs.add_up(out)
+
+
+def _pairs(layer, arrays, x, chosen, weights, first, index):
+  pairs = _Sorted(layer, arrays, chosen, first, index)
+  arrays = _of_all_layers(arrays)
+
+  def one(pair):
+    token, expert, weight = pair
+
+    def project(x, name):
+      y = jnp.einsum("i,io->o", x, arrays[name][expert])
+      bias = arrays.get(f"{name}_bias")
+      return y if bias is None else y + bias[expert]
+
+    return layer.expert(project, x[token]).astype(weight.dtype) * weight
+
+  weights = weights.reshape(-1)[pairs.order]
+  return pairs.add_up(lax.map(one, (pairs.token, pairs.expert, weights)))
+
+
+def _of_all_layers(arrays: Arrays) -> Arrays:
+  """Experts of all layers on one axis: the same array, nothing is copied."""
+  return {name: a.reshape(-1, *a.shape[2:]) for name, a in arrays.items()}
+
+
+class _Sorted:
+  """(token, expert) pairs by expert, those of experts elsewhere at the end.
+
+  Attributes:
+    order: `i32[M]`, which pair comes when.
+    token: `i32[M]`, of each in that order.
+    expert: `i32[M]`, the index in `_of_all_layers`; of pairs elsewhere the
+      layer's last.
+    sizes: `i32[L E']`, pairs of each expert of L layers.
+  """
+
+  def __init__(self, layer, arrays, chosen, first, index):
+    layers, count = arrays["gate"].shape[:2]
+    relative = (chosen.reshape(-1) - first) % layer.num_experts
+    self.order = jnp.argsort(relative, stable=True)
+    self.token = self.order // chosen.shape[1]
+    self.expert = index * count + jnp.minimum(relative[self.order], count - 1)
+    sizes = sizes_of(relative, layer.num_experts)[:count]
+    self.sizes = lax.dynamic_update_slice_in_dim(
+      jnp.zeros(layers * count, jnp.int32), sizes, index * count, 0
+    )
+    self._shape = chosen.shape
+
+  def add_up(self, out: Array) -> Array:
+    """What pairs give in order, `f32[M, D]`, of each token, `f32[N, D]`."""
+    at = jnp.arange(len(out))
+    out = jnp.where((at < self.sizes.sum())[:, None], out, 0)
+    back = jnp.zeros_like(self.order).at[self.order].set(at)
+    return jnp.sum(out[back].reshape(*self._shape, -1), axis=1)
+
+
+FORMS = {"ragged": _ragged, "pairs": _pairs, "dense": _dense}
