@@ -13,7 +13,9 @@ tokens, `pairs` gives the same bits as well; `ragged`, like any product of
 matrices, may add in another order.
 
 All take the projections of E' experts, `first, first + 1, ..` of all E, and
-pairs of other experts add 0: a device may hold some of the experts only.
+pairs of other experts add 0: a device may hold some of the experts only. They
+may be those of all layers, of which one is used: a layer sliced out of them
+first would be a copy of all its experts, in every pass.
 Letters as in `models.networks.mixture`.
 """
 
@@ -43,7 +45,8 @@ class Layer:
     return project(inner, "down")
 
 
-# "gate", "up", "down", f[E', in, out]; "gate_bias", .., f[E', out], if any.
+# "gate", "up", "down", f[E', in, out]; "gate_bias", .., f[E', out], if any; or
+# all of them with a leading axis of layers.
 Arrays = Mapping[str, Array]
 
 
@@ -59,6 +62,7 @@ def give(
   chosen: Array,
   weights: Array,
   first: Array | int = 0,
+  index: Array | None = None,
   *,
   form: str | None = None,
 ) -> Array:
@@ -71,16 +75,21 @@ def give(
     chosen: `i32[N, k]`.
     weights: `f32[N, k]`.
     first: `i32[]`.
+    index: `i32[]`, which layer it is, if arrays are of all layers.
     form: one of FORMS; by default `pairs` on a CPU, else `ragged`.
   """
-  given = (arrays, x, chosen, weights, first)
+  if index is None:
+    arrays = {name: array[None] for name, array in arrays.items()}
+    index = jnp.int32(0)
+  given = (arrays, x, chosen, weights, first, index)
   if form is not None:
     return FORMS[form](layer, *given)
   cpu, default = (functools.partial(f, layer) for f in (_pairs, _ragged))
   return lax.platform_dependent(*given, cpu=cpu, default=default)
 
 
-def _dense(layer, arrays, x, chosen, weights, first):
+def _dense(layer, arrays, x, chosen, weights, first, index):
+  arrays = {name: array[index] for name, array in arrays.items()}
   every = jnp.arange(len(arrays["gate"]))
 
   def project(x, name):
@@ -94,8 +103,9 @@ def _dense(layer, arrays, x, chosen, weights, first):
   return jnp.einsum("end,ne->nd", out.astype(weights.dtype), share)
 
 
-def _ragged(layer, arrays, x, chosen, weights, first):
-  pairs = _Sorted(layer, arrays, chosen, first)
+def _ragged(layer, arrays, x, chosen, weights, first, index):
+  pairs = _Sorted(layer, arrays, chosen, first, index)
+  arrays = _of_all_layers(arrays)
 
   def project(x, name):
     y = lax.ragged_dot(x, arrays[name], pairs.sizes)
@@ -107,8 +117,9 @@ def _ragged(layer, arrays, x, chosen, weights, first):
   return pairs.add_up(out)
 
 
-def _pairs(layer, arrays, x, chosen, weights, first):
-  pairs = _Sorted(layer, arrays, chosen, first)
+def _pairs(layer, arrays, x, chosen, weights, first, index):
+  pairs = _Sorted(layer, arrays, chosen, first, index)
+  arrays = _of_all_layers(arrays)
 
   def one(pair):
     token, expert, weight = pair
@@ -124,23 +135,32 @@ def _pairs(layer, arrays, x, chosen, weights, first):
   return pairs.add_up(lax.map(one, (pairs.token, pairs.expert, weights)))
 
 
+def _of_all_layers(arrays: Arrays) -> Arrays:
+  """Experts of all layers on one axis: the same array, nothing is copied."""
+  return {name: a.reshape(-1, *a.shape[2:]) for name, a in arrays.items()}
+
+
 class _Sorted:
   """(token, expert) pairs by expert, those of experts elsewhere at the end.
 
   Attributes:
     order: `i32[M]`, which pair comes when.
     token: `i32[M]`, of each in that order.
-    expert: `i32[M]`, the index in the arrays; of pairs elsewhere the last.
-    sizes: `i32[E']`, pairs of each expert.
+    expert: `i32[M]`, the index in `_of_all_layers`; of pairs elsewhere the
+      layer's last.
+    sizes: `i32[L E']`, pairs of each expert of L layers.
   """
 
-  def __init__(self, layer, arrays, chosen, first):
-    count = len(arrays["gate"])
+  def __init__(self, layer, arrays, chosen, first, index):
+    layers, count = arrays["gate"].shape[:2]
     relative = (chosen.reshape(-1) - first) % layer.num_experts
     self.order = jnp.argsort(relative, stable=True)
     self.token = self.order // chosen.shape[1]
-    self.expert = jnp.minimum(relative[self.order], count - 1)
-    self.sizes = sizes_of(relative, layer.num_experts)[:count]
+    self.expert = index * count + jnp.minimum(relative[self.order], count - 1)
+    sizes = sizes_of(relative, layer.num_experts)[:count]
+    self.sizes = lax.dynamic_update_slice_in_dim(
+      jnp.zeros(layers * count, jnp.int32), sizes, index * count, 0
+    )
     self._shape = chosen.shape
 
   def add_up(self, out: Array) -> Array:

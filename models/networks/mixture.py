@@ -240,13 +240,21 @@ class Experts(nnx.Module):
       self.down_bias = nnx.Param(jnp.zeros((count, outer), dtype))
 
   def __call__(
-    self, x: Array, chosen: Array, weights: Array, *, form: str | None = None
+    self,
+    x: Array,
+    chosen: Array,
+    weights: Array,
+    *,
+    layer: Array | None = None,
+    form: str | None = None,
   ) -> Array:
     """The weighted sum of what each token's experts give.
 
     Args:
       x: `[N, D]`.
       chosen, weights: from the router.
+      layer: `i32[]`, which layer this is, if the parameters are those of all
+        layers, with a leading axis.
       form: as of `models.networks.expert_forms.give`.
 
     Returns:
@@ -261,25 +269,32 @@ class Experts(nnx.Module):
       arrays["gate_bias"] = self.gate_bias[...]
       arrays["up_bias"] = self.up_bias[...]
       arrays["down_bias"] = self.down_bias[...]
-    layer = expert_forms.Layer(
+    common = expert_forms.Layer(
       num_experts=self.mixture.num_experts,
       activate=functools.partial(activate, self.mixture),
     )
-    give = functools.partial(expert_forms.give, layer, form=form)
+    give = functools.partial(expert_forms.give, common, form=form)
     if not self.axes or jax.sharding.get_abstract_mesh().empty:
-      return give(arrays, x, chosen, weights).astype(x.dtype)
+      return give(arrays, x, chosen, weights, 0, layer).astype(x.dtype)
 
-    def part(arrays, x, chosen, weights):
-      first = lax.axis_index(self.axes) * len(arrays["gate"])
-      return lax.psum(give(arrays, x, chosen, weights, first), self.axes)
+    def part(arrays, x, chosen, weights, layer):
+      first = lax.axis_index(self.axes) * arrays["gate"].shape[-3]
+      mine = give(arrays, x, chosen, weights, first, layer)
+      return lax.psum(mine, self.axes)
 
     total = jax.shard_map(
       part,
-      in_specs=(P(self.axes), P(), P(), P()),
+      in_specs=(
+        P(self.axes) if layer is None else P(None, self.axes),
+        P(),
+        P(),
+        P(),
+        P(),
+      ),
       out_specs=P(),
       axis_names={*self.axes},
       check_vma=False,
-    )(arrays, x, chosen, weights)
+    )(arrays, x, chosen, weights, layer)
     return total.astype(x.dtype)
 
 
@@ -336,7 +351,12 @@ class MixtureMlp(nnx.Module):
       self.shared = SharedExpert(mixture, dtype, rngs=rngs)
 
   def __call__(
-    self, x: Array, *, routed_by: Array | None = None, count: bool = False
+    self,
+    x: Array,
+    *,
+    routed_by: Array | None = None,
+    layer: Array | None = None,
+    count: bool = False,
   ) -> Array | tuple[Array, Array]:
     """`[B, T, D] -> [B, T, D]`.
 
@@ -344,13 +364,15 @@ class MixtureMlp(nnx.Module):
       x: what the experts read.
       routed_by: `[B, T, D]`, what the router reads, if that is another (Gemma
         4's residual stream).
+      layer: `i32[]`, which layer this is, if `experts` has the parameters of
+        all layers, with a leading axis (router and shared expert have theirs).
       count: also return how many different experts all B T tokens were given,
         `i32[]`.
     """
     flat = x.reshape(-1, x.shape[-1])
     read = flat if routed_by is None else routed_by.reshape(flat.shape)
     chosen, weights = self.router(read)
-    out = self.experts(flat, chosen, weights, form=self.form)
+    out = self.experts(flat, chosen, weights, layer=layer, form=self.form)
     if self.mixture.shared_dim:
       out = out + self.shared(flat)
     out = out.reshape(x.shape)

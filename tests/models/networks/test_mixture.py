@@ -347,6 +347,23 @@ def test_the_forms_have_the_same_gradients():
       assert error(np.asarray(b), np.asarray(a)) < 1e-4
 
 
+@pytest.mark.parametrize("form", expert_forms.FORMS)
+def test_experts_of_all_layers_are_used_where_they_lie(form):
+  """As a scan over layers has them, which would copy what it slices out."""
+  weights, mixture, x, expected = pair("gpt-oss")
+  module = ours(weights, mixture, jnp.float32, form)
+  for path, value in nnx.to_flat_state(nnx.state(module.experts)):
+    every = jnp.stack([2 * value[...], value[...], -value[...]])
+    nnx.update(
+      module.experts, nnx.from_flat_state([(path, value.replace(every))])
+    )
+  graph, state = nnx.split(module)
+  run = jax.jit(lambda state, x, layer: nnx.merge(graph, state)(x, layer=layer))
+  x = jnp.asarray(x, jnp.float32)
+  wrong = [error(np.asarray(run(state, x, i)), expected) for i in range(3)]
+  assert wrong[1] < 1e-5 < 0.03 < min(wrong[0], wrong[2])
+
+
 def test_another_input_may_be_what_the_router_reads():
   weights, mixture, x, _ = pair("gemma4")
   module = ours(weights, mixture, jnp.float32)
