@@ -15,7 +15,7 @@ def pair(tmp_path_factory):
   return (
     files.make_checkpoint(root / "target"),
     files.make_checkpoint(
-      root / "draft", seed=1, embed_dim=16, vocab_size=4100, num_layers=1
+      root / "draft", seed=1, embed_dim=16, vocab_size=4100
     ),
   )
 
