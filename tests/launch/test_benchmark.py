@@ -44,7 +44,9 @@ def test_the_documented_numbers_are_measured(cli, tmp_path, capsys):
   # transformers asks for equal paddings of the two vocabularies. No id beyond
   # the tokenizer's 4,096 may be drawn, there or here.
   target, draft = (
-    files.make_checkpoint(tmp_path / str(n), seed=n, vocab_size=8192)
+    files.make_checkpoint(
+      tmp_path / str(n), seed=n, vocab_size=8192, num_layers=1
+    )
     for n in range(2)
   )
   config = f"configs/huggingface.py:target={target},draft={draft}"

@@ -33,7 +33,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 def model(tmp_path_factory):
   """A folder of a random chat model of 256 positions."""
   folder = tmp_path_factory.mktemp("chat") / "model"
-  files.make_checkpoint(folder, vocab_size=4128)
+  files.make_checkpoint(folder, vocab_size=4128, num_layers=1)
   tokenizer = tokenizers.load(str(folder))
   tokenizer.backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
   end = tokenizer.backend.token_to_id("<|im_end|>")

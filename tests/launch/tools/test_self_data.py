@@ -29,7 +29,7 @@ CHATML = (
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
   folder = tmp_path_factory.mktemp("chatty")
-  files.make_checkpoint(folder)
+  files.make_checkpoint(folder, num_layers=1)
   (folder / "chat_template.jinja").write_text(CHATML)
   return str(folder)
 
