@@ -54,14 +54,19 @@ C = (P, Q)
 @pytest.mark.parametrize(
   ("laws", "depth", "count", "bins", "value"),
   [
-    (A, 2, 2, 9, 131 / 81),  # the joint optimum
     (A, 2, 2, 64, 207 / 128),
     (A, 2, 2, 1, 11 / 9),  # nothing to select by: block verification
-    (A, 2, 3, 64, 1.8506454658),
     (B, 2, 2, 64, 7 / 4),  # the joint optimum
     (C, 1, 2, 10, 0.86),  # the optimum of `transport`
-    (C, 2, 2, 100, 1.558625),
     (C, 2, 3, 64, 1.8006069181),
+    *(
+      pytest.param(*case, marks=pytest.mark.heavy)
+      for case in (
+        (A, 2, 2, 9, 131 / 81),  # the joint optimum
+        (A, 2, 3, 64, 1.8506454658),
+        (C, 2, 2, 100, 1.558625),
+      )
+    ),
   ],
 )
 def test_acceptance_of_hand_examples(laws, depth, count, bins, value):

@@ -24,10 +24,9 @@ def _x64():
 )
 def test_of_one_token_it_is_the_optimum_of_its_siblings(name, siblings):
   p, q = instances.random_laws(20, 4, seed=2)
-  for count in (1, 3):
-    found, _ = instances.at_one_position(UNIVER, p, q, count, siblings)
-    best, _ = instances.at_one_position(rules.get(name), p, q, count, siblings)
-    np.testing.assert_allclose(found, best, atol=1e-12)
+  found, _ = instances.at_one_position(UNIVER, p, q, 3, siblings)
+  best, _ = instances.at_one_position(rules.get(name), p, q, 3, siblings)
+  np.testing.assert_allclose(found, best, atol=1e-12)
 
 
 def test_it_reaches_the_joint_optimum_of_an_example():
