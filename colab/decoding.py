@@ -27,7 +27,8 @@ SMALL = "SPECJAX_SMALL" in os.environ
 
 # %% [markdown]
 # A *config* says everything about a run: the checkpoints, what drafts, the
-# rule, the temperature. `pair.load` reads the models once, and
+# rule, the temperature. What drafts is a call, here of a draft model's so many
+# tokens. `pair.load` reads the models once, and
 # `pair.assemble` makes decoders of them. `configs/common.py` lists what else
 # could be set.
 
@@ -37,8 +38,8 @@ from launch import prompts
 from launch.build import pair
 
 config = embedded.get_config()
-config.temperature, config.num_speculative_tokens = 0.5, 2 if SMALL else 6
-config.max_new_tokens = 12 if SMALL else 64
+depth, config.max_new_tokens = (2, 12) if SMALL else (6, 64)
+config.drafter, config.temperature = f"model(tokens={depth})", 0.5
 models = pair.load(config)
 one = pair.assemble(config, models)
 items = prompts.built_in(one.tokenizer, max_tokens=64)[: 2 if SMALL else 6]
@@ -100,7 +101,6 @@ import numpy as np
 
 state = fast.prefill(batch)
 _, info = jax.jit(one.decoder.step)(one.params, state)
-depth = config.num_speculative_tokens
 drafted = np.asarray(info.draft.tokens)[0, 1:]
 p = np.exp(info.draft.log_probs)[0, np.arange(1, depth + 1), drafted]
 q = np.exp(info.target_log_probs)[0, np.arange(depth), drafted]
@@ -144,14 +144,15 @@ plt.show()
 # compiling.
 
 # %%
+from launch.build import drafters
 from launch.studies.report import findings, page
 
-config.batch_size = len(items) if SMALL else 1
-sweep = {
-  n: pair.assemble(findings.with_tokens(config, n), models)
-  for n in {*((1,) if SMALL else (1, 2, 4, 8)), depth}
-}
-found = findings.measure(config, items, sweep, rounds=1 if SMALL else 3)
+config.batch_size, rounds = (len(items), 1) if SMALL else (1, 3)
+sweep = {depth: one}
+for n in (1,) if SMALL else (1, 2, 4, 8):
+  shape = drafters.with_tokens(one.drafting, n)
+  sweep[n] = pair.assemble(config, models, drafting=shape)
+found = findings.measure(config, items, sweep, chosen=depth, rounds=rounds)
 
 # %% [markdown]
 # Acceptance by place. If every token were accepted with one probability

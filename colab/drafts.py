@@ -123,7 +123,7 @@ print(len(list(texts.glob("train/*"))), "files to train on")
 # more a step and is what the draft will really see.
 
 # %%
-from configs import train_embedded
+from configs import embedded, train_embedded
 
 config = train_embedded.get_config("draft")
 config.dataset, config.init_from = str(texts), "models/pretrained/draft"
@@ -187,7 +187,6 @@ plt.show()
 # law: only the number of target passes changes.
 
 # %%
-from configs import embedded
 from launch import prompts
 from launch.build import pair
 from launch.training import data
@@ -195,7 +194,7 @@ from launch.training import data
 
 def decoder_with(draft):
   settings = embedded.get_config()
-  settings.draft, settings.temperature = draft, 1.0
+  settings.checkpoints.draft, settings.temperature = draft, 1.0
   settings.max_new_tokens = 16 if SMALL else 128
   one, held_out = pair.build(settings), data.documents(config, "validation")
   items = prompts.first_tokens(held_out, one.tokenizer, num_tokens=64)
@@ -250,7 +249,6 @@ flops, output = 2e10 if SMALL else 4e11, workdir / "study.jsonl"
 command = f"""{sys.executable} -m launch.studies.drafts
   --config=configs/draft_study.py:tiny --config.train.dataset={texts}
   --config.flops={flops} --config.temperatures=(1.0,)
-  --config.decode.num_speculative_tokens=2
   --workdir={workdir}/study --output={output}"""
 done = subprocess.run(command.split(), check=True)
 

@@ -146,11 +146,11 @@ import importlib.util
 import subprocess
 import sys
 
-models = "--target=pythia-2.8b --draft=pythia-70m"
-if SMALL:
-  models = "--target=models/pretrained/target --draft=models/pretrained/draft"
-command = f"""{sys.executable} -m launch.plan --topology=v5e:1x1 {models}
-  --num_speculative_tokens=2 --max_length=1024 --output={workdir}/plan.json"""
+target = "models/pretrained/target" if SMALL else "pythia-2.8b"
+draft = "models/pretrained/draft" if SMALL else "pythia-70m"
+command = f"""{sys.executable} -m launch.plan --topology=v5e:1x1
+  --target={target} --drafter=model("{draft}",tokens=2)
+  --max_length=1024 --output={workdir}/plan.json"""
 if importlib.util.find_spec("libtpu"):
   subprocess.run(command.split(), check=True, stdout=subprocess.DEVNULL)
 

@@ -3,7 +3,7 @@ r"""Trains the head of a depth policy: how likely is a drafted token accepted?
   python -m launch.train --config=configs/train_depth.py \
     --workdir=/tmp/specjax/depth --export=HEAD
   python -m launch.decode --config=configs/embedded.py \
-    --config.depth="predicted(head=HEAD, threshold=0.7)"
+    --config.drafter='model(tokens=8, policy=predicted("HEAD"))'
   python -m launch.studies.depth --config=configs/embedded.py --head=HEAD ..
 
 It learns from rounds that the pair decodes by itself (`launch.training.depth`):

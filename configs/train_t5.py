@@ -11,7 +11,7 @@ distillation), and two drafters of equal size, autoregressive and block:
     --workdir=$W/verifier-run --export=$W/verifier
   head -n 60000 $W/train.jsonl > $W/asked.jsonl
   python -m launch.decode --config=configs/t5.py:target=$W/verifier \
-    --config.num_speculative_tokens=0 --config.batch_size=64 \
+    --config.drafter=plain --config.batch_size=64 \
     --config.max_new_tokens=40 --nobaseline --prompts=$W/asked.jsonl \
     --output=$W/said.jsonl
   python -m launch.train --config=configs/train_t5.py:draft,$W \

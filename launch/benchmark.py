@@ -98,10 +98,10 @@ def run(_) -> int:
     name: sum(one.compile(b) for b in batches) for name, one in engines.items()
   }
   reference, how = None, models.drafting
-  assistant = {}
+  assistant: dict = {}
   if how.reads == "model":
     assistant = dict(draft=how.checkpoint, tokens=how.tree.max_depth)
-  paths = [config.target, *[assistant["draft"]] * bool(assistant)]
+  paths = filter(None, (config.target, assistant.get("draft")))
   on_cpu = jax.default_backend() == "cpu"
   if _REFERENCE.value and on_cpu and hf_reference.is_available(*paths):
     reference = hf_reference.Reference(

@@ -33,11 +33,11 @@ were), "tokens" (what was emitted), "origins", "warped_log_probs"}; null is
 log 0, or a node that is not there. Either flag decodes round by round, without
 the comparison with plain decoding: its times would be no measurement.
 
---online lets the draft learn between rounds of what it decodes (docs/online.md;
-the settings `online_*` of the config). A row's text then depends on the prompts
-that were decoded before it, in the order of their lengths; what was learned is
-kept in OUT.jsonl.learned-N, after N batches, so that a run that was killed goes
-on as if it had not been.
+The draft of --config.drafter='online(model)' learns between rounds of what it
+decodes (docs/online.md). A row's text then depends on the prompts that were
+decoded before it, in the order of their lengths; what was learned is kept in
+OUT.jsonl.learned-N, after N batches, so that a run that was killed goes on as
+if it had not been.
 
 Several processes (see launch/processes.py) take turns at the batches, if each
 holds the whole pair on its own devices, and process 0 writes.

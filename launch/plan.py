@@ -1,27 +1,27 @@
 r"""What would this pod do? Compiles the decoding loop for TPUs without a TPU.
 
   python -m launch.plan --topology=v5e:4x4 --target=llama-3.1-70b \
-    --draft=llama-3.2-1b --batch_size=8 --max_length=4096 \
-    --num_speculative_tokens=4 --output=P.json
+    --drafter='model("llama-3.2-1b", tokens=4)' --batch_size=8 \
+    --max_length=4096 --output=P.json
 
   python -m launch.plan --topology=v5e:4x4 --target=llama-3.1-70b \
-    --drafter=eagle3 --draft=eagle3-llama-3.1-70b --max_length=2048 \
+    --drafter='eagle3("eagle3-llama-3.1-70b", tokens=4)' --max_length=2048 \
     --output=P.json
 
 Needs x86-64 Linux and `pip install -e '.[tpu]'`; no TPU, account or network.
 Models are names in configs/shapes.py or paths of a `config.json`; so are draft
-heads, whose kind is --drafter. For encoder-decoders --input_length says what
-the encoder reads, --max_length what the decoder writes, and --prompt_length=1
-that it begins with one token. What is reported as bytes, collectives and copies
-is read from the compiled program; what is reported as time is a roofline
+heads. --drafter is a call as in configs (model, ngram, layer_skip, lookahead,
+plain or a kind of head), without policies and ladders. For encoder-decoders
+--input_length says what the encoder reads, --max_length what the decoder
+writes, and --prompt_length=1 that it begins with one token. Bytes, collectives
+and copies are read from the compiled program; times are a roofline
 (launch/planning/roofline.py), a model and no measurement: for each pass whether
 memory, arithmetic or collectives bound it, and the best number of drafted
 tokens at acceptances of .5 to .95. Compiling takes half a minute to some
 minutes; stderr says for how long it has.
 
-With --sweep, --topology, --batch_size, --num_speculative_tokens and
---num_drafts take several values each, as in 1,2,4; --output then holds a list,
-and --plot draws it.
+With --sweep, --topology, --batch_size and --drafter take several values each,
+as in 1,2,4; --output then holds a list, and --plot draws it.
 
 Exit codes: 0, 2 for a mistake (unknown topologies list the known ones), 3 for
 what does not fit; of a sweep, if nothing does.
@@ -43,6 +43,8 @@ from absl import flags
 
 from configs import shapes
 from launch import cli, figures, hardware, provenance, results, terminal
+from launch.build import layers
+from launch.build.drafters import DRAFTERS, Drafting
 from launch.planning import answer, plots, program
 from models import meshes
 from models.formats import head_checkpoints, json_files
@@ -50,13 +52,11 @@ from models.formats.huggingface import translate
 from models.head_shapes import KINDS, HeadShape
 from models.networks.layers import TransformerConfig
 from models.networks.t5_config import T5Config
-from models.networks.transformer import SkippedLayers
+from specjax import calls
 from specjax import tree as tree_lib
+from specjax.calls import Call
 
-cli.reads(
-  cli.TARGET, cli.DRAFT, cli.RULE, cli.NUM_SPECULATIVE_TOKENS,
-  cli.NUM_DRAFTS, cli.OUTPUT,
-)  # fmt: skip
+cli.reads(cli.TARGET, cli.RULE, cli.OUTPUT)
 _TOPOLOGY = flags.DEFINE_list("topology", None, "Slices, as v5e:4x4 or v5p-8.")
 _BATCH_SIZE = flags.DEFINE_list("batch_size", ["8"], "Rows, over all devices.")
 _MAX_LENGTH = flags.DEFINE_integer(
@@ -76,35 +76,8 @@ _INPUT_LENGTH = flags.DEFINE_integer(
   "input_length", None, "Tokens that the encoder of an encoder-decoder reads.",
   lower_bound=1,
 )  # fmt: skip
-_DRAFTER = flags.DEFINE_enum(
-  "drafter", "model",
-  ("model", *KINDS, "ngram", "layer_skip", "lookahead", "plain"),
-  "What proposes.",
-)  # fmt: skip
-_WINDOW = flags.DEFINE_integer(
-  "window", 7, "Columns of the lookahead window; --num_drafts are guesses.",
-  lower_bound=1,
-)  # fmt: skip
-_SKIP_ATTENTION = flags.DEFINE_list(
-  "skip_attention", [], "Layers whose attention layer_skip leaves out."
-)
-_SKIP_MLP = flags.DEFINE_list(
-  "skip_mlp", [], "Layers whose MLP layer_skip leaves out."
-)
-_TREE = flags.DEFINE_list(
-  "tree", None, "Parents of a token tree, as -1,0,0,1,1; instead of paths."
-)
-_NUM_NODES = flags.DEFINE_integer(
-  "num_nodes", 0, "Nodes of a tree that a head grows anew in every round, "
-  "of certain tokens (EAGLE-2's); --num_speculative_tokens is its depth.",
-  lower_bound=0,
-)  # fmt: skip
-_NUM_CHILDREN = flags.DEFINE_integer(
-  "num_children", 10, "Children of a node of such a tree at most.",
-  lower_bound=1,
-)  # fmt: skip
-_SIBLINGS = flags.DEFINE_string(
-  "siblings", "iid", "How children are drawn; see specjax.siblings."
+_DRAFTER = flags.DEFINE_string(
+  "drafter", None, "What proposes, as in configs; of a --sweep several."
 )
 _MESH = flags.DEFINE_string(
   "mesh", "", "As data:2,model:8; all devices on 'model' by default."
@@ -117,21 +90,7 @@ _DRAFT_DEVICES = flags.DEFINE_integer(
 _SWEEP = flags.DEFINE_bool("sweep", False, "Plan every combination of values.")
 _PLOT = flags.DEFINE_string("plot", None, "Where to draw a sweep, SVG or PNG.")
 
-_OF_DRAFT = (cli.DRAFT, _DRAFT_DEVICES)
-_OF_SKIPPED = (_SKIP_ATTENTION, _SKIP_MLP)
-_OF_GROWN = (_NUM_NODES, _NUM_CHILDREN)
-_UNREAD = {
-  **dict.fromkeys(KINDS, (*_OF_SKIPPED, _WINDOW)),
-  "model": (*_OF_SKIPPED, _WINDOW, *_OF_GROWN),
-  "layer_skip": (*_OF_DRAFT, _WINDOW, *_OF_GROWN),
-  "ngram": (*_OF_DRAFT, *_OF_SKIPPED, _SIBLINGS, _WINDOW, *_OF_GROWN),
-  "lookahead": (*_OF_DRAFT, *_OF_SKIPPED, _SIBLINGS, _TREE, *_OF_GROWN),
-  "plain": (
-    *_OF_DRAFT, *_OF_SKIPPED, _SIBLINGS, _TREE, cli.RULE, cli.NUM_DRAFTS,
-    cli.NUM_SPECULATIVE_TOKENS, _WINDOW, *_OF_GROWN,
-  ),
-}  # fmt: skip
-
+_DRAFTERS = ("plain", "model", "layer_skip", "ngram", "lookahead", *KINDS)
 _SHAPES = shapes.SHAPES | shapes.T5_SHAPES
 _DOES_NOT_FIT = 3
 _T = TypeVar("_T")
@@ -148,7 +107,7 @@ def shape(text: str) -> TransformerConfig | T5Config:
     path is not None and head_checkpoints.is_head(str(path.parent))
   ):
     raise cli.UserError(
-      f"{text} is a draft head: say of what kind, as in --drafter=eagle3"
+      f'{text} is a draft head: say of what kind, as in eagle3("{text}")'
     )
   return _read(text, _SHAPES, _translated)
 
@@ -216,64 +175,49 @@ def _shape_file(text: str) -> pathlib.Path | None:
   return path / "config.json" if path.is_dir() else path
 
 
-def _layers(flag: flags.FlagHolder) -> tuple[int, ...]:
-  """The layer numbers of a list flag; UserError if they are none."""
-  if not all(text.isdecimal() for text in flag.value):
+def drafting_of(call: Call) -> Drafting:
+  """What a call of --drafter drafts; UserError for what is not planned."""
+  found = DRAFTERS.make(call)
+  if call.name not in _DRAFTERS or found.policy is not None:
     raise cli.UserError(
-      f"--{flag.name} must be layers, as in 1,3,5, got {','.join(flag.value)!r}"
+      f"drafter {str(call)!r} is not planned: expected one of "
+      f"{', '.join(_DRAFTERS)}, without a policy"
     )
-  return tuple(sorted({int(text) for text in flag.value}))
+  if found.reads and not found.checkpoint:
+    raise cli.UserError(
+      f'drafter {found.name!r} needs a shape, as {found.name}("NAME")'
+    )
+  return found
 
 
 def question(
-  topology: hardware.Topology, *, batch_size: int, length: int, num_drafts: int
+  topology: hardware.Topology, *, batch_size: int, drafting: Drafting
 ) -> program.Question:
   """What the flags ask, for one combination of values."""
   if cli.TARGET.value is None:
     raise cli.UserError("--target is required; see --help for an example")
-  is_head = _DRAFTER.value in KINDS
-  drafts = is_head or _DRAFTER.value == "model"
-  cli.refuse_with(f"--drafter={_DRAFTER.value}", *_UNREAD[_DRAFTER.value])
-  if drafts and cli.DRAFT.value is None:
-    raise cli.UserError(f"drafter {_DRAFTER.value!r} needs --draft")
   target = shape(cli.TARGET.value)
-  draft = of_head = None
-  if is_head:
-    of_head = head(cli.DRAFT.value, _DRAFTER.value, target)
-  elif drafts:
-    draft = shape(cli.DRAFT.value)
+  draft = of_head = skipped = ahead = None
+  tree, siblings = drafting.tree, drafting.siblings.name
+  if drafting.reads == "head":
+    of_head = head(drafting.checkpoint, drafting.name, target)
+  elif drafting.reads == "model":
+    draft = shape(drafting.checkpoint)
+  elif drafting.reads == "layers":
+    skipped = layers.read(drafting.checkpoint)
+  if draft is None and of_head is None:
+    cli.refuse_with(f"--drafter={drafting.name}", _DRAFT_DEVICES)
+  if drafting.name == "lookahead":
+    ahead = (len(tree.lanes) + 1) // tree.max_depth
+    tree = tree_lib.paths(tree.max_depth, tree.max_children)
   layout = meshes.parse(
     _MESH.value,
     topology.num_devices,
     draft=of_head.even_sizes() if of_head else draft,
     draft_devices=_DRAFT_DEVICES.value,
   )
-  siblings = _SIBLINGS.value
-  if _NUM_NODES.value:
-    cli.refuse_with("--num_nodes", _TREE, _SIBLINGS, cli.NUM_DRAFTS)
-    tree = tree_lib.bound(_NUM_NODES.value, length, _NUM_CHILDREN.value)
-    siblings = "given"
-  elif _TREE.value is not None:
-    if cli.NUM_SPECULATIVE_TOKENS.value or cli.NUM_DRAFTS.value:
-      raise cli.UserError(
-        "--tree takes the place of --num_speculative_tokens and --num_drafts"
-      )
-    try:
-      tree = tree_lib.Tree(tuple(int(p) for p in _TREE.value))
-    except ValueError as error:
-      raise cli.UserError(f"--tree: {error}") from error
-  elif _DRAFTER.value == "plain":
-    tree = tree_lib.chain(0)
-  else:
-    tree = tree_lib.paths(length, num_drafts)
-  skipped = None
-  if _DRAFTER.value == "layer_skip":
-    skipped = SkippedLayers(
-      attention=_layers(_SKIP_ATTENTION), mlp=_layers(_SKIP_MLP)
-    )
-  ahead = _WINDOW.value if _DRAFTER.value == "lookahead" else None
   usual = "token" if tree.is_chain else "recursive"
-  if ahead or siblings == "given":
+  if siblings == "given":
     usual = "match"  # for tokens that are certain
   return program.Question(
     target=target,
@@ -316,13 +260,13 @@ def run(_) -> int:
   results.check(
     {"--output": cli.OUTPUT.value}, drawn={"--plot": _PLOT.value}, stdout=True
   )
-  if not _TOPOLOGY.value:
-    raise cli.UserError("--topology is required; see --help for an example")
+  for flag in (_TOPOLOGY, _DRAFTER):
+    if not flag.value:
+      raise cli.UserError(f"--{flag.name} is required; see --help for examples")
   values = (
     [hardware.topology(name) for name in _TOPOLOGY.value],
     cli.integers(_BATCH_SIZE, default=[]),
-    cli.integers(cli.NUM_SPECULATIVE_TOKENS, default=[4]),
-    cli.integers(cli.NUM_DRAFTS, default=[1]),
+    list(map(drafting_of, calls.parse_list(_DRAFTER.value))),
   )
   combinations = list(itertools.product(*values))
   if len(combinations) > 1 and not _SWEEP.value:
@@ -336,16 +280,17 @@ def run(_) -> int:
   out = results.beside(cli.OUTPUT.value)
   console = terminal.console(out, width=None if out.isatty() else 100)
   questions = [  # all before the first minute of compiling is spent
-    question(
-      topology, batch_size=batch_size, length=length, num_drafts=num_drafts
-    )
-    for topology, batch_size, length, num_drafts in combinations
+    question(topology, batch_size=batch_size, drafting=drafting)
+    for topology, batch_size, drafting in combinations
   ]
   for one in questions:
     one.check()
   warn_of_vocabularies(questions[0].target, questions[0].draft)
-  names = {"--target": cli.TARGET.value, "--draft": cli.DRAFT.value}
-  files = {flag: _shape_file(name) for flag, name in names.items() if name}
+  names = {"--target": cli.TARGET.value}
+  for *_, one in combinations:
+    if one.checkpoint:
+      names[f"--drafter={one.name}"] = one.checkpoint
+  files = {flag: _shape_file(name) for flag, name in names.items()}
   made_by = provenance.record(files=files)
   plans = []
   for (topology, *_), asked in zip(combinations, questions, strict=True):

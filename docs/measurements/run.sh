@@ -82,16 +82,17 @@ part timed neox 1 - launch.tools.random_checkpoint --shape=pythia-160m
 
 benchmark embedded-greedy 3 $pair
 benchmark embedded-temperature-1 3 $pair --config.temperature=1.0
-benchmark embedded-greedy-ngram 2 $pair --noreference --config.drafter=ngram
+benchmark embedded-greedy-ngram 2 $pair --noreference \
+  --config.drafter='ngram(tokens=6)'
 benchmark embedded-greedy-layer-skip 2 $pair --noreference \
-  --config.drafter=layer_skip
+  --config.drafter='layer_skip(tokens=6)'
 benchmark embedded-greedy-batch-6 2 $pair --noreference --config.batch_size=6
 benchmark held-out-greedy 4 $pair --noreference --rounds=1 \
   --prompts=$out/held-out.jsonl
 benchmark held-out-temperature-1 4 $pair --noreference --rounds=1 \
   --config.temperature=1.0 --prompts=$out/held-out.jsonl
 benchmark pythia-160m-shape 2 --config=configs/huggingface.py:target=$out/neox \
-  --config.num_speculative_tokens=0 --config.max_new_tokens=32 --rounds=3
+  --config.drafter=plain --config.max_new_tokens=32 --rounds=3
 # SmolLM2 (launch.tools.fetch_smollm2): what allocated slots cost, what prompts
 # of others do, and llama.cpp beside us where LLAMA_CPP names a Python that has
 # the package.
@@ -101,19 +102,17 @@ part timed allocation.json 3 docs/measurements/slots/allocation.json \
   --allocated=128,512,2048,4096 --text_tokens=100 --prompt_tokens=512 \
   --buffers=1024,4096
 part timed waits.json 5 docs/measurements/slots/waits.json launch.tools.waits \
-  $smollm2 --config.num_speculative_tokens=0 --config.drafter=ngram \
-  --config.repeats=0 --config.elsewhere=0 --arriving_tokens=1500 --arrivals=4 \
+  $smollm2 --config.drafter=plain --arriving_tokens=1500 --arrivals=4 \
   --turn_tokens=1000
 [ -z "$LLAMA_CPP" ] ||
   part timed llama-cpp.json 5 docs/measurements/slots/llama-cpp.json \
-    launch.benchmark $smollm2 --config.num_speculative_tokens=0 \
-    --config.drafter=ngram --config.repeats=0 --config.elsewhere=0 \
+    launch.benchmark $smollm2 --config.drafter=plain \
     --config.max_new_tokens=960 --new_tokens=64 --rounds=3 --noreference \
     --llama_cpp="$LLAMA_CPP"
 report greedy --config.temperature=0.0 --sweep_tokens=2,4,6,8,10
 report temperature-1 --config.temperature=1.0 --sweep_tokens=2,4,6,8,10
-report layer-skip --config.temperature=1.0 --config.num_speculative_tokens=2 \
-  --config.drafter=layer_skip --sweep_tokens=1,2,4
+report layer-skip --config.temperature=1.0 \
+  --config.drafter='layer_skip(tokens=2)' --sweep_tokens=1,2,4
 # With those above of the embedded pair and of held-out prompts five at each
 # temperature: does the prediction hold every time?
 for again in 1 2 3; do

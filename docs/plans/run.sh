@@ -17,60 +17,63 @@ plan() {
 }
 
 names=${*:-all}
-plan 2.8b-v5e-4 --topology=v5e-4 --target=pythia-2.8b --draft=pythia-70m \
-  --max_length=2048
-plan 8b-v5e-8 --topology=v5e-8 --target=llama-3.1-8b --draft=llama-3.2-1b
-plan 8b-v5e-8-plain --topology=v5e-8 --target=llama-3.1-8b --drafter=plain \
-  --batch_size=16 --max_length=8192 --text_length=1000
-plan 8b-v5e-8-paths --topology=v5e-8 --target=llama-3.1-8b \
-  --draft=llama-3.2-1b --num_drafts=8 --rule=kseq
-plan 8b-v5e-8-tree --topology=v5e-8 --target=llama-3.1-8b \
-  --draft=llama-3.2-1b --rule=recursive --siblings=without_replacement \
-  --tree=-1,0,0,0,0,1,1,1,2,2,3,4,5,5,6,7,8,9,10,12,12,13,14,16,17,19,20,21,25,26,27,29,30
-plan 70b-v5e-16 --topology=v5e-16 --target=llama-3.1-70b --draft=llama-3.2-1b
-plan 70b-v6e-8 --topology=v6e-8 --target=llama-3.1-70b --draft=llama-3.2-1b
-plan 70b-v5p-8 --topology=v5p-8 --target=llama-3.1-70b --draft=llama-3.2-1b
+plan 2.8b-v5e-4 --topology=v5e-4 --target=pythia-2.8b --max_length=2048 \
+  --drafter='model("pythia-70m", tokens=4)'
+plan 8b-v5e-8 --topology=v5e-8 --target=llama-3.1-8b \
+  --drafter='model("llama-3.2-1b", tokens=4)'
+plan 8b-v5e-8-plain --topology=v5e-8 --target=llama-3.1-8b --batch_size=16 \
+  --max_length=8192 --text_length=1000 --drafter=plain
+plan 8b-v5e-8-paths --topology=v5e-8 --target=llama-3.1-8b --rule=kseq \
+  --drafter='model("llama-3.2-1b", tokens=4, tree=paths(8))'
+plan 8b-v5e-8-tree --topology=v5e-8 --target=llama-3.1-8b --rule=recursive \
+  --drafter='model("llama-3.2-1b", tree=(-1,0,0,0,0,1,1,1,2,2,3,4,5,5,6,7,8,9,10,12,12,13,14,16,17,19,20,21,25,26,27,29,30), siblings=without_replacement)'
+plan 70b-v5e-16 --topology=v5e-16 --target=llama-3.1-70b \
+  --drafter='model("llama-3.2-1b", tokens=4)'
+plan 70b-v6e-8 --topology=v6e-8 --target=llama-3.1-70b \
+  --drafter='model("llama-3.2-1b", tokens=4)'
+plan 70b-v5p-8 --topology=v5p-8 --target=llama-3.1-70b \
+  --drafter='model("llama-3.2-1b", tokens=4)'
 plan 405b-v5p-64 --topology=v5p-64 --target=llama-3.1-405b \
-  --draft=llama-3.1-8b
+  --drafter='model("llama-3.1-8b", tokens=4)'
 plan 405b-v6e-64 --topology=v6e-64 --target=llama-3.1-405b \
-  --draft=llama-3.1-8b
+  --drafter='model("llama-3.1-8b", tokens=4)'
 # Heads know 2,048 positions.
 plan 8b-v5e-16-eagle3 --topology=v5e-16 --target=llama-3.1-8b \
-  --drafter=eagle3 --draft=eagle3-llama-3.1-8b --mesh=data:2,model:8 \
-  --batch_size=16 --max_length=2048
-plan 8b-v6e-8-eagle3 --topology=v6e-8 --target=llama-3.1-8b \
-  --drafter=eagle3 --draft=eagle3-llama-3.1-8b --max_length=2048
+  --mesh=data:2,model:8 --batch_size=16 --max_length=2048 \
+  --drafter='eagle3("eagle3-llama-3.1-8b", tokens=4)'
+plan 8b-v6e-8-eagle3 --topology=v6e-8 --target=llama-3.1-8b --max_length=2048 \
+  --drafter='eagle3("eagle3-llama-3.1-8b", tokens=4)'
 plan 8b-v6e-8-eagle3-grown --topology=v6e-8 --target=llama-3.1-8b \
-  --drafter=eagle3 --draft=eagle3-llama-3.1-8b --max_length=2048 \
-  --num_nodes=59 --num_speculative_tokens=7
+  --max_length=2048 \
+  --drafter='eagle3("eagle3-llama-3.1-8b", tokens=7, tree=dynamic(59))'
 plan 8b-v5e-16-medusa --topology=v5e-16 --target=llama-3.1-8b \
-  --drafter=medusa --draft=medusa-llama-3.1-8b --mesh=data:2,model:8 \
-  --batch_size=16 --max_length=2048
-plan 8b-v6e-8-medusa --topology=v6e-8 --target=llama-3.1-8b \
-  --drafter=medusa --draft=medusa-llama-3.1-8b --max_length=2048
+  --mesh=data:2,model:8 --batch_size=16 --max_length=2048 \
+  --drafter='medusa("medusa-llama-3.1-8b", tokens=4)'
+plan 8b-v6e-8-medusa --topology=v6e-8 --target=llama-3.1-8b --max_length=2048 \
+  --drafter='medusa("medusa-llama-3.1-8b", tokens=4)'
 plan 70b-v5e-16-eagle3 --topology=v5e-16 --target=llama-3.1-70b \
-  --drafter=eagle3 --draft=eagle3-llama-3.1-70b --max_length=2048
+  --max_length=2048 --drafter='eagle3("eagle3-llama-3.1-70b", tokens=4)'
 plan 70b-v5e-16-medusa --topology=v5e-16 --target=llama-3.1-70b \
-  --drafter=medusa --draft=medusa-llama-3.1-70b --max_length=2048
+  --max_length=2048 --drafter='medusa("medusa-llama-3.1-70b", tokens=4)'
 plan 70b-v6e-8-eagle3 --topology=v6e-8 --target=llama-3.1-70b \
-  --drafter=eagle3 --draft=eagle3-llama-3.1-70b --max_length=2048
+  --max_length=2048 --drafter='eagle3("eagle3-llama-3.1-70b", tokens=4)'
 plan 70b-v6e-8-medusa --topology=v6e-8 --target=llama-3.1-70b \
-  --drafter=medusa --draft=medusa-llama-3.1-70b --max_length=2048
+  --max_length=2048 --drafter='medusa("medusa-llama-3.1-70b", tokens=4)'
 # Its own way, of certain tokens; this head knows 40,960 positions.
-plan 8b-v5e-16-dflash --topology=v5e-16 --target=qwen3-8b --drafter=parallel \
-  --draft=dflash-qwen3-8b --mesh=data:2,model:8 --batch_size=16 \
-  --num_speculative_tokens=15 --siblings=given --rule=match --max_length=2048
-plan 8b-v6e-8-dflash --topology=v6e-8 --target=qwen3-8b --drafter=parallel \
-  --draft=dflash-qwen3-8b --mesh=data:1,model:8 --batch_size=8 \
-  --num_speculative_tokens=15 --siblings=given --rule=match --max_length=2048
+plan 8b-v5e-16-dflash --topology=v5e-16 --target=qwen3-8b \
+  --mesh=data:2,model:8 --batch_size=16 --rule=match --max_length=2048 \
+  --drafter='dflash("dflash-qwen3-8b", tokens=15, siblings=given)'
+plan 8b-v6e-8-dflash --topology=v6e-8 --target=qwen3-8b --mesh=data:1,model:8 \
+  --batch_size=8 --rule=match --max_length=2048 \
+  --drafter='dflash("dflash-qwen3-8b", tokens=15, siblings=given)'
 plan sweeps/2.8b --sweep --topology=v5e-4,v6e-4 --target=pythia-2.8b \
-  --draft=pythia-70m --max_length=2048 --num_speculative_tokens=2,6 \
-  --plot=docs/plans/sweeps/2.8b.svg
+  --max_length=2048 --plot=docs/plans/sweeps/2.8b.svg \
+  --drafter='model("pythia-70m", tokens=2), model("pythia-70m", tokens=6)'
 mkdir -p docs/plans/t5
 for draft in small base large; do
   for slice in v5e-8 v4-8; do
     plan "t5/xxl-$draft-$slice" --topology=$slice --target=t5-1.1-xxl \
-      --draft=t5-1.1-$draft --num_speculative_tokens=7 --input_length=512 \
-      --max_length=512 --prompt_length=1
+      --input_length=512 --max_length=512 --prompt_length=1 \
+      --drafter="model('t5-1.1-$draft', tokens=7)"
   done
 done

@@ -24,7 +24,6 @@ argument of a drafter that drafts the best of them.
 import dataclasses
 import json
 import pathlib
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -36,8 +35,8 @@ from launch import cli, prompts, provenance, results
 from launch.build import drafters, pair
 from launch.build.drafters import Drafting
 from launch.prompts import Prompt
+from specjax import calls, tree_search
 from specjax import tree as tree_lib
-from specjax import tree_search
 from specjax.runtime import engine
 from specjax.state import Counters
 from specjax.tree import Tree
@@ -80,10 +79,10 @@ class Costs:
     return tree.max_depth * self.level + float(rest)
 
 
-_SAME = ("target", "dtype", "batch_size", "mesh")
+_SAME = ("target", "checkpoints", "dtype", "batch_size", "mesh")
 
 
-def read_costs(path: str, asked: Mapping[str, Any]) -> Costs:
+def read_costs(path: str, asked: ml_collections.ConfigDict) -> Costs:
   """What `launch.benchmark` measured.
 
   Beside the passes of both models a round warps, draws and counts. What that
@@ -126,7 +125,10 @@ def read_costs(path: str, asked: Mapping[str, Any]) -> Costs:
       f"--benchmark: timings in {path} disagree, measure it again: "
       + "; ".join(found["doubts"])
     )
+  asked = asked.to_dict()
   other = [n for n in _SAME if config.get(n) != asked.get(n)]
+  drafts = lambda of: calls.parse(of["drafter"]).name
+  other += ["drafter"] * (drafts(config) != drafts(asked))
   if other:
     raise cli.UserError(
       f"--benchmark: {path} is of another "

@@ -2,8 +2,8 @@ r"""Makes an index of texts, from which drafts are looked up while decoding.
 
   python -m launch.tools.corpus_index --input=TEXTS --target=DIR \
     --output=I.safetensors
-  python -m launch.decode --config=configs/smollm2.py --config.drafter=suffix \
-    --config.rule=match --config.corpus=I.safetensors --prompts=IN.jsonl
+  python -m launch.decode --config=configs/smollm2.py --config.rule=match \
+    --config.drafter='suffix(corpus="I.safetensors")' --prompts=IN.jsonl
 
 TEXTS is a folder, of which all text counts, or a JSONL file whose lines have a
 "completion", as launch.decode writes them, or a "text". DIR is the target,

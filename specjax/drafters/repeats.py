@@ -30,7 +30,7 @@ def drafter(inner: Drafter, *, least: int = 3, max_ngram: int = 8) -> Drafter:
   Args:
     inner: of a chain of 'iid' tokens, whose state does not rest on its own
       draft being the one that is verified (`Drafter.reads_anew`):
-      `drafters.eagle`, `heads`, `parallel`, `layer_skip`. It drafts for all
+      `drafters.eagle`, `medusa`, `dflash`, `layer_skip`. It drafts for all
       rows, those that read on too; but with a depth policy, it is allowed
       nothing there, and where all rows at work read on it makes no pass that
       drafts.

@@ -85,7 +85,7 @@ def test_what_was_learned_changes_what_comes_after(
 ):
   """The first batch is as without; an update compiles nothing anew."""
   frozen = tmp_path / "frozen.jsonl"
-  flags = [f for f in FLAGS if f != "--online"]
+  flags = (*FLAGS[:-1], "--config.drafter=model(tokens=3)")
   assert (
     cli(decode.run, *flags, f"--prompts={prompts}", f"--output={frozen}") == 0
   )

@@ -19,10 +19,9 @@ from models.networks.transformer import SkippedLayers
 from specjax import tree as tree_lib
 from specjax.theory import throughput
 
-PAIR = ("--target=pythia-2.8b", "--draft=pythia-70m")
-EAGLE = (
-  "--target=llama-3.1-8b", "--drafter=eagle3", "--draft=eagle3-llama-3.1-8b"
-)  # fmt: skip
+PAIR = ("--target=pythia-2.8b", "--drafter=model('pythia-70m')")
+EAGLE = ("--target=llama-3.1-8b", "--drafter=eagle3('eagle3-llama-3.1-8b')")
+SMALL = ("--topology=v5e-4", "--target=pythia-2.8b", "--max_length=512")
 
 
 def test_shapes_have_the_published_numbers_of_parameters():
@@ -48,18 +47,21 @@ def test_shapes_have_the_published_numbers_of_parameters():
   [
     (("--topology=v9:2x2", *PAIR), "unknown topology 'v9:2x2'; known are v4:"),
     (PAIR, "--topology is required"),
-    (("--topology=v5e-4",), "--target is required"),
+    (("--topology=v5e-4",), "--drafter is required"),
+    (("--topology=v5e-4", "--drafter=ngram"), "--target is required"),
     (("--topology=v5e-4", "--target=gpt-9", "--drafter=plain"),
      "unknown shape 'gpt-9': expected one of"),
-    (("--topology=v5e-4", "--target=pythia-2.8b"), "needs --draft"),
-    (("--topology=v5e-4", "--target=pythia-2.8b", "--drafter=eagle3"),
-     "drafter 'eagle3' needs --draft"),
+    ((*SMALL, "--drafter=model"), "'model' needs a shape, as model("),
+    ((*SMALL, "--drafter=eagle3"), "'eagle3' needs a shape, as eagle3("),
     (("--topology=v5e-4", "--target=llama-3.1-8b",
-      "--draft=eagle3-llama-3.1-8b"), "is a draft head: say of what kind"),
-    (("--topology=v5e-4", "--target=llama-3.1-8b", "--drafter=medusa",
-      "--draft=eagle3-llama-3.1-8b"), "the number of heads must be said"),
-    (("--topology=v5e-4", "--target=llama-3.1-8b", "--drafter=eagle3",
-      "--draft=eagle4"), "unknown shape 'eagle4': expected one of ['dflash-"),
+      "--drafter=model('eagle3-llama-3.1-8b')"),
+     "is a draft head: say of what kind"),
+    (("--topology=v5e-4", "--target=llama-3.1-8b",
+      "--drafter=medusa('eagle3-llama-3.1-8b')"),
+     "the number of heads must be said"),
+    (("--topology=v5e-4", "--target=llama-3.1-8b",
+      "--drafter=eagle3('eagle4')"),
+     "unknown shape 'eagle4': expected one of ['dflash-"),
     (("--topology=v5e-4", *PAIR, "--mesh=data:2,model:4"),
      "takes 8 devices, there are 4"),
     (("--topology=v5e-4", *PAIR, "--mesh=model:4"), "must be as in data:2"),
@@ -69,27 +71,19 @@ def test_shapes_have_the_published_numbers_of_parameters():
      "exceeds the models' 2048 positions"),
     (("--topology=v5e-4", *PAIR, "--max_length=512", "--rule=tokn"),
      "unknown rule 'tokn'"),
-    (("--topology=v5e-4", *PAIR, "--tree=-1,0,0", "--num_drafts=2"),
-     "--tree takes the place of"),
-    (("--topology=v5e-4", *PAIR, "--num_nodes=9"),
-     "--num_nodes: not read with --drafter=model"),
-    (("--topology=v5e-4", *EAGLE, "--num_nodes=9", "--num_drafts=2"),
-     "--num_drafts: not read with --num_nodes"),
-    (("--topology=v5e-4", *EAGLE, "--num_nodes=19", "--rule=token",
-      "--max_length=512"), "rule 'token'"),
+    ((*SMALL, "--drafter=model('pythia-70m', tree=dynamic(9))"),
+     "a dynamic tree is of a head"),
+    (("--topology=v5e-4", "--target=llama-3.1-8b", "--max_length=512",
+      "--drafter=eagle3('eagle3-llama-3.1-8b', tree=dynamic(19))",
+      "--rule=token"), "rule 'token'"),
     (("--topology=v5e-4", *EAGLE), "exceeds the models' 2048 positions"),
-    (("--topology=v5e-4", *PAIR, "--skip_mlp=1"),
-     "--skip_mlp: not read with --drafter=model"),
-    (("--topology=v5e-4", *PAIR, "--drafter=ngram", "--siblings=top_k"),
-     "--draft, --siblings: not read with --drafter=ngram"),
-    (("--topology=v5e-4", "--target=pythia-2.8b", "--drafter=plain",
-      "--tree=-1,0,0", "--rule=token"),
-     "--tree, --rule: not read with --drafter=plain"),
-    (("--topology=v5e-4", "--target=pythia-2.8b", "--drafter=layer_skip",
-      "--max_length=512", "--skip_mlp=1,32"),
-     "skipped mlp layers [32] do not exist"),
-    (("--topology=v5e-4", "--target=pythia-2.8b", "--drafter=ngram",
-      "--max_length=512", "--num_drafts=2"), "proposes one path"),
+    ((*SMALL, "--drafter=ngram(tree=paths(2))"), "no parameter 'tree'"),
+    ((*SMALL, "--drafter=ngram", "--draft_devices=2"),
+     "--draft_devices: not read with --drafter=ngram"),
+    ((*SMALL, "--drafter=model('pythia-70m', policy=survival)"),
+     "without a policy"),
+    ((*SMALL, "--drafter=suffix"), "drafter 'suffix' is not planned"),
+    ((*SMALL, "--drafter=layer_skip('no.json')"), "no such file of layers"),
     (("--sweep", "--topology=v5e-4", *PAIR, "--max_length=512",
       "--batch_size=4,3", "--mesh=data:2,model:2"), "must be a multiple"),
     (("--sweep", "--topology=v5e-4,v5e-64", *PAIR, "--max_length=512"),

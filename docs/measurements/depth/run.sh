@@ -34,7 +34,7 @@ run() { # name, prompts, rows, systems
 }
 
 static=plain
-for k in 1 2 3 4 6; do static=$static,model:num_speculative_tokens=$k; done
+for k in 1 2 3 4 6; do static="$static, model(tokens=$k)"; done
 
 policies() {
   asked 64
@@ -44,19 +44,20 @@ policies() {
     rows=${at%:*} cost=${at#*:}
     systems=$static
     for policy in "survival(threshold=0.2)" "confidence(threshold=0.4)" \
-      "optimal(cost=$cost,rows=$rows)"; do
-      systems="$systems,model:depth=$policy,widths=1,2,3,4"
+      "optimal(cost=$cost, rows=$rows)"; do
+      systems="$systems, with_widths(model(tokens=6, policy=$policy), 1, 2, 3, 4)"
     done
-    run "batch-$rows" 64 "$rows" "$systems,model:depth=survival(threshold=0.2)"
+    run "batch-$rows" 64 "$rows" "$systems, model(tokens=6, policy=survival(threshold=0.2))"
   done
 }
 
 # What a rung of the ladder runs is a chain of three in the form that can catch up.
 ladder() {
   asked 128
-  rung=model:num_speculative_tokens=3,depth=3
+  rung="model(tokens=3, policy=3)"
   for rows in 1 2 4 8 16; do
-    run "ladder-$rows" 128 "$rows" "$static,$rung,model:ladder=0,1,2,3,4,6"
+    run "ladder-$rows" 128 "$rows" \
+      "$static, $rung, ladder(model, lengths=(0, 1, 2, 3, 4, 6))"
   done
 }
 

@@ -42,19 +42,20 @@ run() { # name, flags
 }
 
 drafters() {
-  own=num_speculative_tokens=3
-  tree=num_speculative_tokens=3,num_nodes=8,rule=match
-  skipped=skip_layers=docs/self_speculation/embedded-bayesian.json
-  systems=plain,model:$own,eagle3:$own,eagle3:$tree,num_children=4,medusa:$own
-  systems=$systems,layer_skip:$skipped,num_speculative_tokens=1,ngram:$own
-  systems=$systems,suffix:$tree,suffix:$tree,corpus=$index,rest:$tree,corpus=$index
-  systems=$systems,lookahead:$own,rule=match,window=5,num_guesses=5
-  systems=$systems,rasd:$tree,siblings=top_k,corpus=$index
-  systems=$systems,rasd:$own,num_nodes=8,rule=recursive,corpus=$index
+  of="tokens=3, nodes=8" from="corpus=\"$index\""
+  systems="model(tokens=3), ngram(tokens=3), eagle3(tokens=3), medusa(tokens=3)"
+  systems="$systems, with_rule(eagle3(tokens=3, tree=dynamic(8, top_k=4)), match)"
+  skipped=docs/self_speculation/embedded-bayesian.json
+  systems="$systems, layer_skip(\"$skipped\", tokens=1)"
+  systems="$systems, with_rule(suffix($of), match), with_rule(suffix($of, $from), match)"
+  systems="$systems, with_rule(rest($of, $from), match)"
+  systems="$systems, with_rule(lookahead(tokens=3, window=5, num_guesses=5), match)"
+  systems="$systems, with_rule(rasd($of, $from, siblings=top_k), match)"
+  systems="$systems, with_rule(rasd($of, $from), recursive)"
   run all --systems="$systems" --temperatures=0,1 --batch_sizes=1,8
   for temperature in 0 1; do
-    run "online-$temperature" --systems="model:$own" --online --config.online_rate=2e-4 \
-      --temperatures="$temperature" --batch_sizes=1
+    run "online-$temperature" --temperatures="$temperature" --batch_sizes=1 \
+      --systems="model(tokens=3), online(model(tokens=3), rate=2e-4)"
   done
 }
 
@@ -67,36 +68,38 @@ trees() {
       tail -n 64 "$out/more.jsonl" >"$out/ranked.jsonl"
   } || exit 1
   for temperature in 0 1; do
-    how=siblings=top_k,rule=match
-    [ "$temperature" = 0 ] || how=siblings=without_replacement,rule=recursive
-    set -- --config=configs/embedded.py --config.drafter=eagle3 \
+    siblings=top_k rule=match
+    [ "$temperature" = 0 ] || { siblings=without_replacement rule=recursive; }
+    set -- --config=configs/embedded.py \
       --config.temperature="$temperature" --config.batch_size=1 \
       --config.max_new_tokens=64 --prompts="$out/ranked.jsonl"
     [ -e "$out/costs-$temperature.json" ] || "$python" -m launch.benchmark "$@" \
-      --config.num_speculative_tokens=3 --noreference \
+      --config.drafter='eagle3(tokens=3)' --noreference \
       --output="$out/costs-$temperature.json" || exit 1
     [ -e "$out/tree-$temperature.json" ] || "$python" -m launch.tools.best_tree "$@" \
-      --config.${how%,*} --config.${how#*,} --benchmark="$out/costs-$temperature.json" \
+      --config.drafter="eagle3(siblings=$siblings)" --config.rule=$rule \
+      --benchmark="$out/costs-$temperature.json" \
       --output="$out/tree-$temperature.json" || exit 1
     systems=plain
-    for depth in 1 2 3 4; do systems=$systems,eagle3:num_speculative_tokens=$depth; done
+    for depth in 1 2 3 4; do systems="$systems, eagle3(tokens=$depth)"; done
     for nodes in 4 6 8 fastest; do
       tree=$("$python" - "$out/tree-$temperature.json" "$nodes" <<'END'
 import json, sys
 found = json.load(open(sys.argv[1]))
 size = sys.argv[2]
 tree = found["best"] if size == "fastest" else found["trees"][int(size)]
-print(",".join(map(str, tree["parents"])))
+print(", ".join(map(str, tree["parents"])))
 END
       ) || exit 1
+      static="with_rule(eagle3(tree=($tree), siblings=$siblings), $rule)"
       case $systems in
-        *"eagle3:tree=$tree,$how"*) ;; # the fastest is one of the others
-        *) [ "$tree" = -1 ] || systems=$systems,eagle3:tree=$tree,$how ;;
+        *"$static"*) ;; # the fastest is one of the others
+        *) [ "$tree" = -1 ] || systems="$systems, $static" ;;
       esac
     done
     for nodes in 6 8 10; do
-      dynamic=num_speculative_tokens=3,num_nodes=$nodes,num_children=4,rule=match
-      systems=$systems,eagle3:$dynamic
+      dynamic="eagle3(tokens=3, tree=dynamic($nodes, top_k=4))"
+      systems="$systems, with_rule($dynamic, match)"
     done
     run "trees-$temperature" --systems="$systems" --temperatures="$temperature" \
       --batch_sizes=1

@@ -40,16 +40,18 @@ for name in documents answers; do
     exit 1
 done
 
-narrow=rule=match,widths=1,2,4
-systems=plain,ngram,ngram:ladder=0,2,4,suffix:$narrow
+narrow() { # a drafter of trees, verified in the narrowest pass that holds them
+  echo "with_rule(with_widths($1, 1, 2, 4), match)"
+}
+
+systems="ngram(tokens=4), ladder(ngram, lengths=(0, 2, 4)), $(narrow "suffix(tokens=4)")"
 for name in documents answers; do
-  systems=$systems,suffix:$narrow,corpus=$out/$name.safetensors
+  index="corpus=\"$out/$name.safetensors\""
+  systems="$systems, $(narrow "suffix(tokens=4, $index)")"
 done
-systems=$systems,rest:$narrow,corpus=$out/answers.safetensors
+systems="$systems, $(narrow "rest(tokens=4, $index)")"
 [ -e "$out/retrieval.json" ] || "$python" -m launch.evaluate \
-  --config=configs/smollm2.py --config.drafter=ngram --config.max_ngram=3 \
-  --config.num_speculative_tokens=4 \
-  --config.max_new_tokens=64 \
+  --config=configs/smollm2.py --config.max_new_tokens=64 \
   --questions="$out/asked.jsonl" --systems="$systems" --temperatures=0,1 \
   --batch_sizes=1 --output="$out/retrieval.json" >"$out/retrieval.log" 2>&1 || exit 1
 "$python" -m launch.tables evaluation "$out/retrieval.json"

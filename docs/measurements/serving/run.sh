@@ -18,12 +18,12 @@ with open(sys.argv[1], "w") as asked:
     asked.write(json.dumps({"messages": [message]}) + "\n")
 END
 
-load() { # NAME SEND FLAG..., the server's
-  name=$1 send=$2
-  shift 2
+load() { # NAME SEND DRAFTER FLAG..., the server's
+  name=$1 send=$2 drafter=$3
+  shift 3
   [ -e "$out/$name.json" ] && return
   "$python" -m launch.serve --config=configs/smollm2.py --port="$port" --slots=8 \
-    --config.drafter=ngram --config.max_ngram=3 --config.num_speculative_tokens=4 \
+    --config.drafter="$drafter" \
     --max_prompt=512 --config.max_new_tokens=64 "$@" >"$out/$name-serve.log" 2>&1 &
   server=$!
   until curl -sf "localhost:$port/health" >/dev/null; do
@@ -38,13 +38,14 @@ load() { # NAME SEND FLAG..., the server's
   wait $server
 }
 
-load none --nosend_objective --config.num_speculative_tokens=0
+load none --nosend_objective plain
 for k in 1 2 3 4; do
-  load "static-$k" --nosend_objective --config.num_speculative_tokens=$k
+  load "static-$k" --nosend_objective "ngram(tokens=$k)"
 done
-load smartspec --nosend_objective --depth_policy=smartspec
-load adaspec --nosend_objective --depth_policy=adaspec
-load objectives --send_objective --depth_policy=objectives
+most='ngram(tokens=4)'
+load smartspec --nosend_objective "$most" --depth_policy=smartspec
+load adaspec --nosend_objective "$most" --depth_policy=adaspec
+load objectives --send_objective "$most" --depth_policy=objectives
 all=''
 for name in none static-1 static-2 static-3 static-4 smartspec adaspec objectives; do
   all="$all $out/$name.json"

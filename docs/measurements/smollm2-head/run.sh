@@ -22,7 +22,7 @@ model=$("$python" -c 'from configs import smollm2; print(smollm2.path())') || ex
 
 text() {
   [ -e "$out/text/about.json" ] || "$python" -m launch.tools.self_data \
-    --config=configs/smollm2.py --config.num_speculative_tokens=0 --output="$out/text" \
+    --config=configs/smollm2.py --config.drafter=plain --output="$out/text" \
     --count="$conversations" --rows=64 --temperatures=0.6,0.8,1.0 \
     --answer_temperatures=0,1 --keep_out="$questions" \
     --system_prompts=launch/training/users.txt || exit 1
@@ -81,17 +81,23 @@ head() { # one unrolled step is cheap: twice, each with a falling rate; then two
 ask() { # name, more flags
   name=$1
   shift
-  "$python" -m launch.evaluate --config=configs/smollm2.py --config.draft="$out/head" \
+  "$python" -m launch.evaluate --config=configs/smollm2.py \
     --questions="$questions" --batch_sizes=1 --output="$out/$name.json" "$@" || exit 1
 }
 
-one=num_speculative_tokens
-beside=repeats=3,elsewhere=1,widths=2,max_ngram=8
-both=eagle3:$one=7,$beside
+own() { # the head, with arguments
+  echo "eagle3(\"$out/head\", $1)"
+}
+
+certain() { # the same where its tokens are certain
+  echo "with_rule($(own "$1"), match)"
+}
+
+both="repeats($(own tokens=1), tokens=7)"
 
 cold() { # what pays, on the 120 questions of the first section
   ask cold --config.max_new_tokens=128 --subset=120 --temperatures=0 \
-    --systems="plain,ngram:$one=4,$both"
+    --systems="ngram(tokens=4), $both"
 }
 
 # The best static trees of the head, by ranks counted along other questions.
@@ -108,31 +114,29 @@ with open(sys.argv[2], "w") as file:
       print(json.dumps({"messages": [turn]}), file=file)
 END
   [ -e "$out/ranked.json" ] || "$python" -m launch.tools.best_tree \
-    --config=configs/smollm2.py --config.draft="$out/head" --config.repeats=0 \
-    --config.elsewhere=0 --config.max_new_tokens=64 --prompts="$out/ranked.jsonl" \
-    --config.siblings=top_k --config.rule=match --output="$out/ranked.json" || exit 1
+    --config=configs/smollm2.py --config.drafter="$(own siblings=top_k)" \
+    --config.rule=match --config.max_new_tokens=64 --prompts="$out/ranked.jsonl" \
+    --output="$out/ranked.json" || exit 1
 }
 
 static() { # the best tree of so many nodes
   "$python" -c 'import json, sys
 trees = json.load(open(sys.argv[1]))["trees"]
-print(",".join(map(str, trees[int(sys.argv[2])]["parents"])))' "$out/ranked.json" "$1"
+print(", ".join(map(str, trees[int(sys.argv[2])]["parents"])))' "$out/ranked.json" "$1"
 }
-
-certain=siblings=top_k,rule=match
-dynamic=eagle3:$one=3,num_nodes=6,num_children=4,rule=match
 
 shapes() { # which draft pays, where nothing is looked up
   ranked
   two=$(static 2) && six=$(static 6) || exit 1
-  alone=eagle3:$one=1,eagle3:$one=2,eagle3:tree=$two,$certain,eagle3:tree=$six,$certain
+  static="$(certain "tree=($two), siblings=top_k"), $(certain "tree=($six), siblings=top_k")"
+  dynamic=$(certain "tokens=3, tree=dynamic(6, top_k=4)")
   ask shapes --config.max_new_tokens=64 --subset=13 --temperatures=0 \
-    --systems="plain,$alone,$dynamic"
+    --systems="$(own tokens=1), $(own tokens=2), $static, $dynamic"
 }
 
 warm() {
   ask warm --config.max_new_tokens=64 --subset=26 --temperatures=1 \
-    --systems="plain,$both"
+    --systems="$both"
 }
 
 for part; do $part; done

@@ -16,7 +16,7 @@ batch sizes, as lines in the number of rows.
 To measure one of them instead:
 
   python -m launch.benchmark --config=configs/embedded.py \
-    --config.depth=survival --output=B.json
+    --config.drafter='model(tokens=6, policy=survival)' --output=B.json
 """
 
 import json

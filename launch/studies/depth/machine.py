@@ -55,7 +55,8 @@ def machine_of(results: Sequence[dict]) -> Machine:
   found = {}
   for result in results:
     rows = result["config"]["batch_size"]
-    n = result["num_speculative_tokens"]
+    # Where it stood before a drafter was a call.
+    n = (result | result["config"])["num_speculative_tokens"]
     plain = result["autoregressive_step_seconds"]
     rest = plain - result["autoregressive_forward_seconds"]
     passes = result["draft_forwards_seconds"] + result["verify_seconds"]

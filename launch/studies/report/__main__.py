@@ -17,7 +17,6 @@ what it would gain, is predicted from traces of its drafts
 (`launch.studies.depth`).
 """
 
-import dataclasses
 import functools
 import json
 import sys
@@ -47,11 +46,11 @@ _ROUNDS = flags.DEFINE_integer(
 def check(config) -> list[int]:
   """Each N to sweep; ValueError for a config that the theory is not about."""
   drafting = drafters.of(config)
-  usual = dataclasses.replace(
-    drafters.chain(drafting.name, drafting.checkpoint, drafting.tree.max_depth),
-    make=drafting.make,
-  )
-  if config.rule != "token" or drafting != usual:
+  drawn = drafting.reads in ("model", "layers") and drafting.takes_policy
+  static = not (drafting.policy or drafting.lengths or drafting.learning)
+  if config.rule != "token" or not (
+    drawn and static and drafting.tree.is_chain
+  ):
     raise ValueError(
       "a report is of rule 'token' on one path of a static depth that a model "
       f"draws, model(tokens=N) or layer_skip(tokens=N), got {config.drafter!r} "

@@ -1,6 +1,6 @@
 """Drafts from marginals: laws of each depth that know nothing of each other.
 
-Heads that say all depths at once (`heads`, `parallel`) give one law for each,
+Heads that say all depths at once (`medusa`, `dflash`) give one law for each,
 so a node of a tree has the law of its depth, whatever stands above it. That
 makes a draft in three ways:
 

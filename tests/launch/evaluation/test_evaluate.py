@@ -187,7 +187,7 @@ def test_the_page_the_figure_and_the_costs_are_there(ran):
   folder, result = ran
   page = (folder / "E.md").read_text()
   assert "![Speed-up and tokens per target call by category](E.svg)" in page
-  assert "| `model` | token | chain of 2 | float32 |" in page
+  assert "| `model` | token | chain of 5 | float32 |" in page
   assert "as plain text" in page
   assert "| b2 | 1 |" in page
   figure = (folder / "E.svg").read_text()
@@ -220,7 +220,7 @@ def test_a_ladder_has_no_prediction_and_the_same_answers(cli, asked, tmp_path):
   out = tmp_path / "E.json"
   code = cli(
     evaluate.run, *SMALL, f"--questions={asked}", f"--output={out}",
-    "--systems=plain,ngram:ladder=0,2", "--categories=a",
+    "--systems=ladder(ngram, lengths=(0, 2))", "--categories=a",
   )  # fmt: skip
   assert code == 0
   result = json.loads(out.read_text())

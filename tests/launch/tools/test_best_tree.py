@@ -3,10 +3,12 @@
 import json
 
 import files
+import ml_collections
 import numpy as np
 import pytest
 from absl.testing import flagsaver
 
+from configs import embedded
 from launch import cli
 from launch.tools import best_tree
 from specjax import tree_search
@@ -24,7 +26,8 @@ COSTS = {
   "num_speculative_tokens": 3,
   "config": {
     "target": "models/pretrained/target", "dtype": "float32", "batch_size": 4,
-    "mesh": "",
+    "mesh": "", "drafter": "model(tokens=3)",
+    "checkpoints": embedded.get_config().checkpoints.to_dict(),
   },
 }  # fmt: skip
 
@@ -101,7 +104,9 @@ def test_a_round_takes_its_levels_its_pass_and_what_plain_decoding_takes_too(
   tmp_path,
 ):
   (tmp_path / "costs.json").write_text(json.dumps(COSTS))
-  costs = best_tree.read_costs(str(tmp_path / "costs.json"), COSTS["config"])
+  costs = best_tree.read_costs(
+    str(tmp_path / "costs.json"), ml_collections.ConfigDict(COSTS["config"])
+  )
   assert costs.of(Tree((-1, 0, 1, 2))) == pytest.approx(COSTS["step_seconds"])
   # Two levels, and a pass over six tokens, halfway between four and eight. Of
   # the 0.2 beside passes plain decoding has 0.1, and three levels the rest.
@@ -125,6 +130,7 @@ def test_a_round_takes_its_levels_its_pass_and_what_plain_decoding_takes_too(
       "is not what launch.benchmark writes of a draft: TypeError",
     ),
     (json.dumps(COSTS), ["--config.batch_size=1"], "another batch_size (4)"),
+    (json.dumps(COSTS), ["--config.drafter=medusa"], "another drafter ('mod"),
     (
       json.dumps(COSTS | {"doubts": ["laws took -1.00 ms of a round"]}),
       [],

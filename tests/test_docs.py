@@ -1,0 +1,83 @@
+"""Commands in pages, docstrings and scripts: settings and drafters exist."""
+
+import pathlib
+import re
+import shlex
+
+from launch import cli
+from launch.build import drafters
+from launch.evaluation.systems import SYSTEMS
+from specjax import calls
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+# Made from results, whose commands are spelt as when they were run.
+MADE = ("measured.md", "evaluation", "reports", "measurements", "adaptive")
+
+
+def texts() -> dict[str, str]:
+  """What people wrote, by its path."""
+  files = [
+    *ROOT.glob("*.md"),
+    *(ROOT / "models" / "pretrained").glob("*.md"),
+    *(ROOT / "docs").rglob("*.sh"),
+    *(
+      path
+      for path in (ROOT / "docs").rglob("*.md")
+      if path.relative_to(ROOT / "docs").parts[0] not in MADE
+    ),
+    *(
+      path
+      for folder in ("configs", "launch", "colab")
+      for path in (ROOT / folder).rglob("*")
+      if path.suffix in (".py", ".md", ".sh")
+    ),
+  ]
+  return {str(p.relative_to(ROOT)): p.read_text("utf-8") for p in files}
+
+
+def flags(text: str, name: str) -> list[str]:
+  """Values of a flag in the indented commands of a text, as a shell reads it.
+
+  Those of scripts' variables are not among them.
+  """
+  found = []
+  for line in re.sub(r"\\\n\s*", " ", text).splitlines():
+    command = line.startswith(("  ", "python"))
+    if command and "$" not in line and f"--{name}=" in line:
+      found += [
+        word.partition("=")[2]
+        for word in shlex.split(line.replace("[", "").replace("]", ""))
+        if word.startswith(f"--{name}=")
+      ]
+  return found
+
+
+def test_settings_in_pages_and_scripts_are_no_arguments_of_drafters():
+  wrong = {
+    (name, setting)
+    for name, text in texts().items()
+    for setting in re.findall(r"--config\.(\w+)=", text)
+    if setting in cli._SAID_BY_DRAFTER or setting.startswith("online_")
+  }
+  assert not wrong
+
+
+def test_drafters_and_systems_in_commands_are_calls_of_the_grammar():
+  read = []
+  for name, text in texts().items():
+    if name.startswith("colab/") or name.endswith(".sh"):
+      continue  # no shell reads these, or one with variables
+    for flag in ("config.drafter", "drafter", "systems", "over"):
+      for value in flags(text, flag):
+        if "package.module" not in value:
+          read += map(SYSTEMS.canonical, calls.parse_list(value))
+  assert len(read) > 40
+  assert "with_rule(eagle3, block)" in read
+
+
+def test_the_table_of_drafters_is_what_help_prints():
+  page = (ROOT / "docs" / "command-line.md").read_text("utf-8")
+  section = page.partition("### What drafts")[2].partition("\n### ")[0]
+  shown = [x for x in section.splitlines() if x.startswith("| ")]
+  rows = [f"| `{call}` | {about} |" for call, about in drafters.help_table()]
+  assert [x for x in shown if not x.endswith("| is |")] == rows
