@@ -99,10 +99,9 @@ class Chat:
 
   def headline(self) -> str:
     """Who answers, in one line."""
-    config, decoder = self._config, self.pair.decoder
-    drafted = decoder.drafter.name if self.pair.drafting.drafts else "nothing"
+    config, rule = self._config, self.pair.decoder.rule.name
     return (
-      f"{config.target}: drafted by {drafted}, rule {decoder.rule.name}, "
+      f"{config.target}: drafted by {drafters.canonical(config)}, rule {rule}, "
       f"temperature {config.temperature:g}"
     )
 

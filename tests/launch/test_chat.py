@@ -260,7 +260,7 @@ child = pexpect.spawn(
   env={**os.environ, "TERM": "xterm-256color", "NO_COLOR": ""},
   timeout=float(seconds), dimensions=(40, 200),
 )
-child.expect("drafted by ngram, rule token, temperature 0")
+child.expect_exact("drafted by ngram(tokens=3), rule token")
 child.expect("/drafter CALL, /temperature X, /reset, /quit")
 child.expect("drafted and accepted")
 child.expect("\n> ")
