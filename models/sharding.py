@@ -115,7 +115,7 @@ def param_spec(parts: list[str], sharding: Sharding) -> P:
   elif kind == "bias" and module in ("q", "k", "v", "up", "gate"):
     found = sharding.bias_n
   else:
-    of_experts = mixture.partition_specs(sharding.column_nd[0] or ())
+    of_experts = mixture.partition_specs("width", sharding.column_nd[0] or ())
     found = of_experts.get(f"{module}.{kind}", P())
   return P(None, *found) if stacked else found
 

@@ -20,7 +20,12 @@ from jax.sharding import Mesh, NamedSharding
 
 from models import sharding as sharding_lib
 from models.formats.families import FAMILIES
-from models.formats.families.family import AS_IS, TRANSPOSED, Layout
+from models.formats.families.family import (
+  AS_IS,
+  TRANSPOSED,
+  TURNED,
+  Layout,
+)
 from models.networks import stacked, t5, t5_stacked
 from models.networks.layers import TransformerConfig
 from models.networks.t5 import T5
@@ -323,6 +328,9 @@ def part(
     return tensor.read(index)
   if layout is TRANSPOSED:
     return tensor.read(index[::-1]).T
+  if layout is TURNED and index:
+    experts, *rest = index
+    return tensor.read((experts, *rest[::-1])).swapaxes(1, 2)
   return layout.take(tensor.read(()), config)[index]
 
 

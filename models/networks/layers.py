@@ -306,7 +306,8 @@ class Layer(nnx.Module):
       out, kv = self.attended(x, rotary, sees, kv, start, layer=layer)
       x = x + out
     if mlp:
-      x = x + self.fed_forward(residual if self.spec.parallel else x)
+      source = residual if self.spec.parallel else x
+      x = x + self.fed_forward(source, layer=layer)
     return x, kv
 
   def attended(self, x, rotary, sees, kv, start, *, layer=None):
@@ -318,9 +319,18 @@ class Layer(nnx.Module):
       out = self.attention_out_norm(out)
     return out, kv
 
-  def fed_forward(self, x: Array) -> Array:
-    """What the MLP adds, norms included, `[B, T, D] -> [B, T, D]`."""
+  def fed_forward(self, x: Array, *, layer: Array | None = None) -> Array:
+    """What the MLP adds, norms included, `[B, T, D] -> [B, T, D]`.
+
+    Args:
+      x: what the layer was given, or what attention has added to it.
+      layer: which of stacked layers it is: a mixture's experts are those of all
+        layers then.
+    """
     if self.spec.norms != "post":
       x = self.mlp_norm(x)
-    out = self.mlp(x)
+    if isinstance(self.mlp, MixtureMlp):
+      out = self.mlp(x, layer=layer)
+    else:
+      out = self.mlp(x)
     return out if self.spec.norms == "pre" else self.mlp_out_norm(out)

@@ -91,6 +91,16 @@ def _state(module: nnx.Module) -> nnx.State:
   return nnx.from_flat_state([(k, v) for k, v in flat if k[0] != "layers"])
 
 
+def _of_layer(path, stacked, *, index):
+  """A layer's parameter; experts stay whole, which are sliced as they are used.
+
+  A slice would be a copy of all experts of the layer, in every pass.
+  """
+  if any(getattr(key, "key", None) == "experts" for key in path):
+    return stacked
+  return lax.dynamic_index_in_dim(stacked, index, keepdims=False)
+
+
 def as_language_model(
   config: TransformerConfig,
   *,
@@ -182,9 +192,8 @@ def as_language_model(
     def body(carry, this):
       x, kv, seen = carry
       seen = jnp.where(this["feature"][:, None, None, None], x, seen)
-      own = jax.tree.map(
-        lambda p: lax.dynamic_index_in_dim(p, this["layer"], keepdims=False),
-        params["layers"],
+      own = jax.tree_util.tree_map_with_path(
+        functools.partial(_of_layer, index=this["layer"]), params["layers"]
       )
       module = nnx.merge(layer_def, own)
       visible = sees[0]

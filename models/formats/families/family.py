@@ -53,6 +53,8 @@ class Layout:
 # Both are their own inverse, and leave vectors as they are.
 AS_IS = Layout(lambda s: s, lambda x, c: x)
 TRANSPOSED = Layout(lambda s: s[::-1], lambda x, c: x.T)
+# Of all experts, the transpose of each.
+TURNED = Layout(lambda s: (s[0], s[2], s[1]), lambda x, c: x.swapaxes(1, 2))
 
 
 def _as_they_are(name: str, config: TransformerConfig) -> None:

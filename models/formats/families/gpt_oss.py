@@ -1,7 +1,5 @@
 """gpt-oss: sinks, a biased router, clamped experts; some layers slide."""
 
-import numpy as np
-
 from models.formats.families import llama, mixtures, reading
 from models.formats.families.family import Family, Layout, Settings
 from models.formats.families.reading import FULL, SLIDES, get
@@ -42,21 +40,9 @@ def _read(settings: Settings) -> TransformerConfig:
   return TransformerConfig.of_layers(layers, **reading.frame(sizes))
 
 
-def _turned(x: np.ndarray) -> np.ndarray:
-  """Of each expert, the transpose."""
-  return x.swapaxes(1, 2)
-
-
 def _every_other(first: int) -> Layout:
   """Gates are the even columns of a tensor, the rest the odd ones."""
-  return Layout(
-    lambda s: (s[0], s[2], 2 * s[1]),
-    lambda x, c: _turned(x[..., first::2]),
-  )
-
-
-def _every_other_bias(first: int) -> Layout:
-  return Layout(lambda s: (s[0], 2 * s[1]), lambda x, c: x[..., first::2])
+  return Layout(lambda s: (*s[:-1], 2 * s[-1]), lambda x, c: x[..., first::2])
 
 
 FAMILY = Family(
@@ -76,11 +62,8 @@ FAMILY = Family(
   layouts={
     f"{_EXPERTS}.gate": _every_other(0),
     f"{_EXPERTS}.up": _every_other(1),
-    f"{_EXPERTS}.down": Layout(
-      lambda s: (s[0], s[2], s[1]), lambda x, c: _turned(x)
-    ),
-    f"{_EXPERTS}.gate_bias": _every_other_bias(0),
-    f"{_EXPERTS}.up_bias": _every_other_bias(1),
+    f"{_EXPERTS}.gate_bias": _every_other(0),
+    f"{_EXPERTS}.up_bias": _every_other(1),
   },
   defaults=dict(
     hidden_act="silu", rms_norm_eps=1e-5, head_dim=64, layer_types=None,

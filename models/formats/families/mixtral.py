@@ -33,6 +33,7 @@ FAMILY = Family(
     "layers.#.mlp.experts.up": f"{_BLOCK}.experts.*.w3.weight",
     "layers.#.mlp.experts.down": f"{_BLOCK}.experts.*.w2.weight",
   },
+  layouts=mixtures.LAYOUTS,
   defaults=dict(
     llama.DEFAULTS, rms_norm_eps=1e-5, num_key_value_heads=8,
     num_local_experts=8, num_experts_per_tok=2,

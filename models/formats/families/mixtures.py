@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from models.formats.families import llama, reading
-from models.formats.families.family import Settings
+from models.formats.families.family import TURNED, Settings
 from models.formats.families.reading import get
 from models.networks.description import (
   AttentionSpec,
@@ -26,6 +26,7 @@ TENSORS = {
     for x in ("gate", "up", "down")
   },
 }
+LAYOUTS = {f"layers.#.mlp.experts.{x}": TURNED for x in ("gate", "up", "down")}
 # Keys of the metadata of GGUF files.
 GGUF_KEYS = {
   **llama.GGUF_KEYS,

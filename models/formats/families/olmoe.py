@@ -28,6 +28,7 @@ FAMILY = Family(
   name="olmoe",
   read=_read,
   tensors=mixtures.without_mlp(llama.TENSORS) | mixtures.TENSORS,
+  layouts=mixtures.LAYOUTS,
   defaults=dict(
     llama.DEFAULTS, rms_norm_eps=1e-5, attention_bias=False, clip_qkv=None,
     num_experts_per_tok=8, num_experts=64, norm_topk_prob=False,

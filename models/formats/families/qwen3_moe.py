@@ -37,6 +37,7 @@ FAMILY = Family(
   name="qwen3_moe",
   read=_read,
   tensors=llama.TENSORS | mixtures.TENSORS,
+  layouts=mixtures.LAYOUTS,
   defaults=dict(
     llama.DEFAULTS, num_key_value_heads=4, attention_bias=False,
     use_sliding_window=False, sliding_window=4096, decoder_sparse_step=1,
