@@ -129,6 +129,9 @@ part counted rules.json 15 docs/measurements/rules/embedded.json \
 part counted selection.json 10 docs/measurements/rules/selection.json \
   launch.studies.rules.sweep $pair \
   "--rules=transport,block_transport,univer,univer (greedy),traversal (without_replacement),score_block"
+part counted four_by_four.json 3 docs/measurements/rules/four_by_four.json \
+  launch.studies.rules.sweep $pair --rules=transport,block_transport \
+  --shapes=4x4
 part counted quality.json 10 docs/theory/quality.json launch.studies.quality \
   --config=configs/quality.py
 part counted optimality.json 1 docs/measurements/rules/optimality.json \
