@@ -57,7 +57,7 @@ def of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
     ValueError: if it has none, or a setting that is not known.
   """
   outer = config.get("model_type")
-  inside = [name for name, f in FAMILIES.items() if outer in f.within]
+  inside = [name for name, f in FAMILIES.items() if outer in [*f.within]]
   if not inside:
     return config
   nested = config.get("text_config")
