@@ -116,10 +116,8 @@ def _beyond(
     target, draft = jax.lax.optimization_barrier(
       tuple(jnp.exp(x) for x in both)
     )
-    beyond = _beyond_of_chunk(
-      *(x.reshape(*x.shape[:-1], count * _PARTS, -1) for x in (target, draft)),
-      knots,
-    )
+    few = lambda x: x.reshape(*x.shape[:-1], count * _PARTS, -1)
+    beyond = _beyond_of_chunk(few(target), few(draft), knots)
     return beyond, _sum(draft)
 
   def add(carry, index):

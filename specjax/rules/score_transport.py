@@ -161,8 +161,8 @@ def mixture(node: Node) -> Array:
   place = jnp.broadcast_to(index.astype(width.dtype), start.shape)
   of_cut = jnp.stack([place, start, base, -start, -base], axis=-2)
   none = jnp.full_like(bounds[..., -1:], -1)
-  of_none = [none, none, none, -bounds[..., -1:], -node.base[..., -1:]]
-  of_none = jnp.stack(of_none, axis=-2)[..., None]
+  ends = [-bounds[..., -1:], -node.base[..., -1:]]
+  of_none = jnp.stack([none, none, none, *ends], axis=-2)[..., None]
   up_to = index <= index[:, None]
   seen = jnp.stack([up_to, up_to, up_to, ~up_to, ~up_to])
 
