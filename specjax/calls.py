@@ -163,7 +163,7 @@ class Grammar:
         *(self._make_argument(hint, x) for _, hint, x in args),
         **{name: self._make_argument(hint, x) for name, hint, x in keywords},
       )
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
       raise ValueError(f"{self.kind} {str(call)!r:.80}: {error}") from error
 
   def canonical(self, written: Any) -> str:

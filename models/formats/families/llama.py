@@ -79,14 +79,15 @@ def _gguf_settings(
   own: Mapping[str, Any], has: Callable[..., bool]
 ) -> dict[str, Any]:
   """Mistral's files are Llama's with a window."""
-  settings = {
-    **shared_sizes(own),
+  sizes = shared_sizes(own)
+  biases = {
     "attention_bias": has("attn_q", "attn_output"),
     "mlp_bias": has("ffn_gate", "ffn_up", "ffn_down"),
   }
   if not own.get("attention.sliding_window"):
-    return settings | {"sliding_window": None}
-  return settings | {"model_type": "mistral", "layer_types": None}
+    return sizes | biases | {"sliding_window": None}
+  mistral = {"model_type": "mistral", "layer_types": None}
+  return sizes | mistral | {name: True for name in biases if biases[name]}
 
 
 def _rows(name: str, config: TransformerConfig) -> np.ndarray | None:

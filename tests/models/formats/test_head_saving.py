@@ -83,7 +83,7 @@ MAKE = {
   "eagle3, wide": lambda target: head_starts.eagle3(
     target, layers=(0, 1, 3), draft_vocab=IDS, mlp_dim=20, rngs=nnx.Rngs(1)
   ),
-  "parallel, few words": lambda target: head_starts.parallel(
+  "dflash, few words": lambda target: head_starts.parallel(
     target,
     num_layers=2,
     layers=(1, 3),
@@ -137,11 +137,11 @@ SLIDING = {
     layer=dataclasses.replace(CONFIG, num_layers=1, windows=(5,)),
     generation=3, num_features=24, num_fused=3,
   ),
-  "parallel, slides": BLOCKS,
-  "parallel, slides both ways": dataclasses.replace(
+  "dflash, slides": BLOCKS,
+  "dflash, slides both ways": dataclasses.replace(
     BLOCKS, windows_before_block=True, causal_windows=False
   ),
-  "parallel, slides before blocks": dataclasses.replace(
+  "dflash, slides before blocks": dataclasses.replace(
     BLOCKS, windows_before_block=True, draft_vocab_size=5
   ),
 }  # fmt: skip
@@ -161,11 +161,11 @@ def sliding(kind, target):
 
 
 MAKE |= {kind: functools.partial(sliding, kind) for kind in SLIDING}
-FEW_WORDS = "parallel, few words"
+FEW_WORDS = "dflash, few words"
 NAMES_ITS_TARGET = (
   "eagle3, two layers", "eagle3, a switch", "eagle3, qwen's", "eagle3, slides",
-  "parallel, few words", "parallel, slides both ways",
-  "parallel, slides before blocks",
+  "dflash, few words", "dflash, slides both ways",
+  "dflash, slides before blocks",
 )  # fmt: skip
 # These were not made of the target.
 LATER_SWITCH = {
@@ -294,14 +294,14 @@ ASKED = {
   "medusa": medusa_of(V),
   "medusa, few words": medusa_of(5) | {"token_map": (5,)},
   "dflash": DFLASH,
-  "parallel, few words": DFLASH | MAPS | {"lm_head.weight": (5, 8)},
+  "dflash, few words": DFLASH | MAPS | {"lm_head.weight": (5, 8)},
 }  # fmt: skip
 ASKED |= {  # windows are settings
   "eagle, slides, stretched": ASKED["eagle"],
   "eagle3, slides": ASKED["eagle3, a switch"],
-  "parallel, slides": DFLASH,
-  "parallel, slides both ways": DFLASH,
-  "parallel, slides before blocks": ASKED["parallel, few words"],
+  "dflash, slides": DFLASH,
+  "dflash, slides both ways": DFLASH,
+  "dflash, slides before blocks": ASKED["dflash, few words"],
 }
 BIASED = dataclasses.replace(CONFIG, num_layers=1, qkv_bias=True)
 QWEN2 = {

@@ -385,8 +385,8 @@ def test_a_distance_from_the_draft_is_caught():
   [
     ("ensemble(weight=1.1)", r"weight must be in \[0, 1\]"),
     ("ensemble(base='best')", "base must be one of"),
-    ("ensemble(base=1)", "base must be str, got 1"),
-    ("ensemble(weight='half')", "weight must be float, got 'half'"),
+    ("ensemble(base=1)", "expected str, got 1"),
+    ("ensemble(weight='half')", "expected float, got .half."),
     ("lenient(lenience=0)", "lenience must be in"),
     ("fuzzy(threshold=-1)", "threshold must be >= 0"),
     ("cascade_chow(alpha=2)", "alpha must be in"),

@@ -329,17 +329,15 @@ def test_names_give_the_rules_and_parameters_are_read():
   )
   with pytest.raises(ValueError, match="unknown rule 'best'"):
     rules.get("best")
-  with pytest.raises(ValueError, match="has no parameters"):
+  with pytest.raises(ValueError, match="it takes no arguments"):
     rules.get("token(epsilon=1)")
   with pytest.raises(ValueError, match="epsilon must be >= 0"):
     rules.get("decoding_opt(epsilon=-1)")
-  with pytest.raises(
-    ValueError, match=r"no parameter 'l', only \['lenience', 'base'\]"
-  ):
+  with pytest.raises(ValueError, match="no parameter 'l', only lenience, base"):
     rules.get("lenient(l=1)")
-  with pytest.raises(ValueError, match="beta must be int"):
+  with pytest.raises(ValueError, match=r"expected int, got 1\.5"):
     rules.get("top_beta(beta=1.5)")
-  with pytest.raises(ValueError, match="lenient"):
+  with pytest.raises(ValueError, match="expected float"):
     rules.get("lenient(__import__('os'))")
   assert siblings_lib.get("hub") is HUB
   with pytest.raises(ValueError, match="unknown siblings"):
@@ -349,17 +347,17 @@ def test_names_give_the_rules_and_parameters_are_read():
 @pytest.mark.parametrize(
   ("name", "message"),
   [
-    ("typical(epsilon=0.1)+1", r"expected rule\(name=value"),
-    ("typical(epsilon=0.3)(delta=.2)", r"expected rule\(name=value"),
-    ("typical(epsilon=0.1, epsilon=0.2)", "a parameter is given twice"),
-    ("typical(**{'epsilon': 0.1})", "are written name=value"),
-    ("typical(", "was never closed"),
-    ("token(", "has no parameters"),
-    ("top_beta(beta=1e999)", "beta must be int, got inf"),
-    ("typical(epsilon=1e999)", "epsilon must be float, got inf"),
-    ("typical(epsilon=True)", "epsilon must be float, got True"),
+    ("typical(epsilon=0.1)+1", "expected NAME or NAME.argument"),
+    ("typical(epsilon=0.3)(delta=.2)", "expected NAME or NAME.argument"),
+    ("typical(epsilon=0.1, epsilon=0.2)", "epsilon is given twice"),
+    ("typical(**{'epsilon': 0.1})", "only NAME.value, name=value. can be"),
+    ("typical(", "expected NAME or NAME.argument"),
+    ("token(1)", "it takes no arguments"),
+    ("top_beta(beta=1e999)", "expected int, got inf"),
+    ("typical(epsilon=1e999)", "expected float, got inf"),
+    ("typical(epsilon=True)", "expected float, got True"),
     (f"typical(epsilon={10**400})", "rule 'typical"),
-    ("typical(" + 9999 * "(", "rule 'typical"),
+    ("typical(" + 9999 * "(", "expected NAME or NAME.argument"),
   ],
 )
 def test_what_is_no_rule_with_parameters_is_a_value_error(name, message):
