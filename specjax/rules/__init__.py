@@ -33,6 +33,7 @@ from specjax.types import Rule
 
 # Rules with parameters: `(**parameters) -> Rule`, all with defaults.
 FACTORIES: dict[str, Callable[..., Rule]] = {
+  "block_transport": block_transport.rule,
   "typical": typical.rule,
   "lenient": known_target.lenient,
   "top_beta": by_rank.top_beta,
@@ -63,7 +64,6 @@ RULES: dict[str, Rule] = {
   "univer": univer.RULE,
   "score_block": score_block.RULE,
   "multipath_block": multipath_block.RULE,
-  "block_transport": block_transport.RULE,
   "gumbel_list": gumbel_list.RULE,
 } | {name: factory() for name, factory in FACTORIES.items()}
 

@@ -74,8 +74,10 @@ class _Walk:
   left: Array
 
 
-def verify(draft: Draft, target_log_probs: Array) -> Verification:
-  """See `specjax.types.VerifyFn`."""
+def verify(
+  draft: Draft, target_log_probs: Array, *, bins: int = _NUM_BINS
+) -> Verification:
+  """See `specjax.types.VerifyFn`; `bins` as of `rule`."""
   tree = draft.tree
   if tree.is_chain:  # nothing to select
     return block.verify(draft, target_log_probs)
@@ -97,7 +99,7 @@ def verify(draft: Draft, target_log_probs: Array) -> Verification:
     of_token(given, np.arange(1, tree.num_nodes))[..., None],
     types.knots[:, row_of[above]],
   )[:, :, 0]
-  walk = _walk_down(tree, types, parts)
+  walk = _walk_down(tree, types, parts, bins)
   spare = (walk.share - walk.owed)[:, inner]
   passes = laws.share(walk.owed, walk.share)  # of leaves
   passes = passes.at[:, inner].set(laws.share(walk.left, walk.left + spare))
@@ -122,19 +124,20 @@ def verify(draft: Draft, target_log_probs: Array) -> Verification:
   return Verification(node_probs=node_probs, next_log_probs=next_log_probs)
 
 
-def _walk_down(tree: Tree, types: RatioTypes, parts: Array) -> _Walk:
+def _walk_down(tree: Tree, types: RatioTypes, parts: Array, bins: int) -> _Walk:
   """Hands scores out, from the root to the leaves.
 
   Args:
     tree: the draft's.
     types: of the nodes with children, `[B, I, ..]`.
     parts: `f32[B, N, C]`, of which types each drafted token is.
+    bins: of scores.
 
   Returns:
     The `_Walk`.
   """
   batch, dtype = len(parts), parts.dtype
-  edges = np.linspace(0, 1, _NUM_BINS + 1) ** len(tree.children[0])
+  edges = np.linspace(0, 1, bins + 1) ** len(tree.children[0])
   scores = [jnp.broadcast_to(jnp.asarray(edges, dtype), (batch, 1, len(edges)))]
   weights = jnp.ones_like(scores[0][..., 1:])
   owed = [jnp.ones((batch, 1), dtype)]
@@ -328,4 +331,21 @@ def check(tree: Tree, siblings: Siblings) -> None:
     requirements.form("block_transport", tree, Form.FIXED)
 
 
-RULE = Rule(name="block_transport", verify=verify, lossless=True, check=check)
+def rule(bins: int = _NUM_BINS) -> Rule:
+  """The rule, lossless with any number of bins.
+
+  Args:
+    bins: of scores; fewer cost less, and accept less (docs/rules.md).
+  """
+  if bins < 1:
+    raise ValueError(f"bins must be >= 1, got {bins}")
+  usual = bins == _NUM_BINS
+  return Rule(
+    name="block_transport" if usual else f"block_transport(bins={bins})",
+    verify=functools.partial(verify, bins=bins),
+    lossless=True,
+    check=check,
+  )
+
+
+RULE = rule()

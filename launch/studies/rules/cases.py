@@ -22,7 +22,7 @@ RULES = flags.DEFINE_list(
   "rules", [], "Which rules, or rows, to measure; none is all."
 )
 # Rules of one path are given one; all others get all K.
-SINGLE_PATH = ("token", "block", *rules.FACTORIES)
+SINGLE_PATH = ("token", "block", *rules.FACTORIES.keys() - {"block_transport"})
 
 # The siblings a rule is compared on; one that is not listed gets i.i.d. ones.
 SIBLINGS: dict[str, tuple[Siblings, ...]] = {

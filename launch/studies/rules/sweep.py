@@ -30,6 +30,15 @@ _SHAPES = flags.DEFINE_list(
 _TEMPERATURES = (0.5, 1.0)
 
 
+def of_rule(name: str, num_drafts: int, depth: int, models) -> cases.Case:
+  """The row of a rule with parameters, as `block_transport(bins=16)`."""
+  ((row,), _) = cases.cases(
+    name, num_drafts=num_drafts, num_speculative_tokens=depth,
+    vocab_size=models.tokenizer.vocab_size,
+  )  # fmt: skip
+  return row
+
+
 def run(_) -> int:
   """The command."""
   config = cli.CONFIG.value
@@ -60,8 +69,13 @@ def run(_) -> int:
         num_speculative_tokens=depth,
         vocab_size=models.tokenizer.vocab_size,
       )
-      wanted = cases.RULES.value or [row.name for row in rows]
-      rows = [row for row in rows if row.name in wanted]
+      if cases.RULES.value:
+        there = {row.name: row for row in rows}
+        rows = [
+          there.get(name) or of_rule(name, num_drafts, depth, models)
+          for name in cases.RULES.value
+          if name not in left_out
+        ]
       config.temperature = temperature
       found = on_pair.measure(
         rows, models, config, batches, max_contexts=on_pair.NUM_CONTEXTS.value

@@ -415,12 +415,12 @@ def test_policies_are_written_as_they_are_named():
   ("text", "message"),
   [
     ("surival", "did you mean 'survival'"),
-    ("-1", "expected a number or one of"),
+    ("-1", "depth must be >= 0"),
     ("confidence(threshold=2)", "threshold must be in"),
     ("survival(level=2)", "no parameter 'level'"),
     ("optimal(cost=-1)", "cost must be >= 0"),
     ("optimal(rows=0)", "rows must be >= 1"),
-    ("survival(0.2)", "are written name=value"),
+    ("survival(0.2)", "too many positional arguments"),
   ],
 )
 def test_what_is_no_policy_is_refused(text, message):

@@ -27,15 +27,7 @@ def _x64():
     yield
 
 
-@functools.cache
-def in_bins(bins):
-  """The rule, with another number of bins."""
-
-  def verify(draft, target):
-    with mock.patch.object(block_transport, "_NUM_BINS", bins):
-      return block_transport.verify(draft, target)
-
-  return dataclasses.replace(RULE, verify=verify)
+in_bins = functools.cache(block_transport.rule)
 
 
 def summed(rule, tree, p, q):
