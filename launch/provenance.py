@@ -191,7 +191,7 @@ def inputs() -> dict[str, str]:
   for role, directory in named.items():
     if isinstance(directory, str) and os.path.exists(directory):
       for file in checkpoints.files(directory):
-        found[f"{role} ({file})"] = str(file)
+        found[f"the {role} ({file})"] = str(file)
   return found
 
 
