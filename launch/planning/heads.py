@@ -98,7 +98,6 @@ def make_drafter(
   functions, _ = head_shapes.functions(_shapes(shape, dtype), sharding=sharding)
   inner = drafters.head_drafter(
     shape, functions, tree=tree, siblings=siblings, vocab_size=vocab_size,
-    top_k=tree.max_children,
   )  # fmt: skip
   whole = functools.partial(with_shared, shape)
   return dataclasses.replace(

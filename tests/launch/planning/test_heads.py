@@ -191,7 +191,7 @@ def test_a_heads_cache_holds_what_is_never_verified():
     (dict(max_length=4096), "exceeds the models' 2048 positions"),
     (dict(tree=tree_lib.bound(20, 4, 5)), "siblings must|rule 'token'"),
     (dict(tree=tree_lib.chain(9), head=shape_of("dflash")),
-     "parallel says 7 tokens ahead"),
+     "dflash says 7 tokens ahead"),
     (dict(layout=meshes.Layout(data=1, model=16, draft=16)),
      "cannot be cut over 16 devices"),
     (dict(siblings="given"), "tokens that are not drawn"),

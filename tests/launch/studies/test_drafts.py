@@ -71,7 +71,7 @@ def test_heads_are_paid_for_with_what_the_draft_model_is():
 
 def test_the_study_of_objectives_begins_with_the_embedded_draft():
   config = study_config.get_config("objectives")
-  assert config.train.init_from == embedded.get_config().draft
+  assert config.train.init_from == embedded.get_config().checkpoints.draft
   found = huggingface.load(config.train.init_from).config
   for changes in config.drafts.values():
     one = draft_study.training_config(config, changes.to_dict())
@@ -83,7 +83,7 @@ def test_the_study_of_objectives_begins_with_the_embedded_draft():
 def test_a_draft_that_is_not_trained_is_what_it_begins_with(texts, tmp_path):
   config = study_config.get_config("tiny")
   config.train.dataset = str(texts)
-  config.train.init_from = embedded.get_config().draft
+  config.train.init_from = embedded.get_config().checkpoints.draft
   model = study_config.get_config("objectives").train.model
   one = draft_study.training_config(
     config, {"num_steps": 0, "model": model.to_dict()}

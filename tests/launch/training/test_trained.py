@@ -133,8 +133,8 @@ def test_a_run_on_a_mesh_is_read_onto_one_device_and_decodes_as_its_export(
   for target in (run, tmp_path / "export"):
     output = tmp_path / "out.jsonl"
     code = cli(
-      decode.run, "--config.max_new_tokens=6", "--config.num_speculative_tokens"
-      "=2", "--nobaseline", f"--output={output}",
+      decode.run, "--config.max_new_tokens=6", "--nobaseline",
+      "--config.drafter=model(tokens=2)", f"--output={output}",
       config=f"configs/huggingface.py:target={target},draft={run}",
     )  # fmt: skip
     assert code == 0
