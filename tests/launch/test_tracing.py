@@ -17,7 +17,8 @@ from specjax.warp import make_sampling, warp
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 FLAGS = ("--config.max_new_tokens=12",
          "--config.drafter=model(tree=(-1,0,0,1,1))",
-         "--config.rule=recursive", "--config.batch_size=3", "--config.seed=2")  # fmt: skip
+         "--config.rule=recursive", "--config.batch_size=3",
+         "--config.seed=2")  # fmt: skip
 TEMPERATURE, TOP_P = 0.8, 0.9
 RECORDS = [
   {"id": "a", "prompt": "def f(x):\n", "temperature": TEMPERATURE,

@@ -213,9 +213,8 @@ def run(_) -> int:
       if not finished:  # SIGTERM
         return 0
       folder /= "model"
-      draft = (
-        f'{changes.get("kind", "model")}("{folder}", tokens={config.tokens})'
-      )
+      kind = changes.get("kind", "model")
+      draft = f'{kind}("{folder}", tokens={config.tokens})'
       decode = decode_with if config.rounds else accepted_with
       measured = decode(config, draft)
       models = {"target": config.decode.target, "draft": str(folder)}

@@ -204,7 +204,8 @@ def test_a_study_of_heads_tells_what_is_accepted_and_times_nothing(
   tokenizer = checkpoints.load_tokenizer(pair[0])
   prompts = draft_study._asked(config, tokenizer)
   assert [tokenizer.decode(p.token_ids) for p in prompts] == ["def a(", "if b:"]
-  answered = draft_study.accepted_with(config, str(tmp_path / "w/Medusa/model"))
+  head = f'medusa("{tmp_path / "w/Medusa/model"}")'
+  answered = draft_study.accepted_with(config, head)
   tried = [x["tried"][0] for x in answered["decoding"].values()]
   assert 0 < min(tried)
   assert tried != [x["tried"][0] for x in row["decoding"].values()]
