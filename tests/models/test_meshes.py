@@ -68,7 +68,7 @@ def settings_of(folder, **changes):
   """Arguments that decode two prompts of one width with the built-in pair."""
   records = [{"id": i, "prompt": f"def f{i}(x):\n  return"} for i in range(2)]
   prompts = write_jsonl(folder / "in.jsonl", records)
-  settings = dict(max_new_tokens=12, batch_size=2, num_speculative_tokens=3)
+  settings = dict(max_new_tokens=12, batch_size=2, drafter="model(tokens=3)")
   return [
     "--config=configs/embedded.py", f"--prompts={prompts}", "--nobaseline",
     *(f"--config.{k}={v}" for k, v in (settings | changes).items()),
