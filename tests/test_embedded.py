@@ -137,11 +137,11 @@ def plain(count):
 
 
 HEAVY = (
-  dict(drafter="model(tokens=6)"),
-  dict(drafter="model(tokens=6, tree=paths(2))", rule="match"),
+  dict(drafter="model(tokens=4)"),
+  dict(drafter="model(tokens=4, tree=paths(2))", rule="match"),
   dict(drafter="ngram"),
   dict(drafter="layer_skip"),
-  dict(drafter="eagle3(tokens=6, tree=dynamic(12, top_k=4))", rule="match"),
+  dict(drafter="eagle3(tokens=4, tree=dynamic(12, top_k=4))", rule="match"),
   dict(drafter="medusa"),
 )
 
@@ -149,8 +149,8 @@ HEAVY = (
 @pytest.mark.parametrize(
   "settings",
   [
-    dict(drafter="model", count=20),
-    dict(drafter="eagle3", count=20),
+    dict(drafter="model(tokens=4)", count=20),
+    dict(drafter="eagle3(tokens=4)", count=20),
     *(pytest.param(settings, marks=pytest.mark.heavy) for settings in HEAVY),
   ],
   ids=lambda s: "-".join(str(x) for x in s.values()),
@@ -158,7 +158,7 @@ HEAVY = (
 def test_greedy_speculation_equals_greedy_autoregression(settings):
   """Token for token; a difference must start at a near-tie of the target."""
   expected, models = plain(settings.get("count", 100))
-  got, _ = complete(**settings, num_speculative_tokens=4)
+  got, _ = complete(**settings)
   asked = held_out()[: len(got)]
   parted = ties.count(models, asked, got, expected, margin=MARGIN)
   assert parted <= 2
@@ -168,8 +168,8 @@ def test_greedy_speculation_equals_greedy_autoregression(settings):
 def test_bfloat16_weights_decode_to_their_own_greedy_completions():
   """Nothing is float32 but the logits, and speculation changes nothing."""
   settings = dict(dtype="bfloat16", count=20)
-  expected, models = complete(**settings, num_speculative_tokens=0)
-  got, both = complete(**settings, num_speculative_tokens=4)
+  expected, models = complete(**settings, drafter="plain")
+  got, both = complete(**settings, drafter="model(tokens=4)")
   dtypes = {x.dtype for x in jax.tree.leaves(both.params)}
   assert dtypes == {jnp.dtype(jnp.bfloat16)}
   cache = models.target.init_cache(1, 4)

@@ -31,7 +31,7 @@ SIZES = Sizes(slots=3, max_prompt=32, rounds=4)
 def loaded(quick_to_compile):
   """The pair's config, its models and its slots."""
   config = embedded.get_config()
-  config.update(max_new_tokens=NEW_TOKENS, num_speculative_tokens=3)
+  config.update(max_new_tokens=NEW_TOKENS, drafter="model(tokens=3)")
   loaded = pair.load(config)
   return config, loaded, assembly.make_slots(config, loaded, SIZES)
 
