@@ -134,7 +134,7 @@ def test_the_best_tree_is_that_of_the_product_of_the_laws(children):
 @pytest.mark.parametrize(
   "settings, message",
   [
-    (dict(tree=chain(4)), "parallel says 3 tokens ahead, got a tree of dep"),
+    (dict(tree=chain(4)), "dflash says 3 tokens ahead, got a tree of dep"),
     (dict(tree=bound(4, 2, 2)), "siblings must be 'given', got 'iid'"),
     (
       dict(tree=bound(30, 3, 12), siblings="given"),
