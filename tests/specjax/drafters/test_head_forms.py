@@ -36,7 +36,7 @@ PARAMS = specjax.Params(
   draft=jnp.asarray(toys.near(TARGET, noise=0.8, seed=1)),
 )
 # One of each family and each way of drafting in every run.
-USUAL = ("eagle, dynamic tree", "medusa, distinct", "parallel, drawn chain")
+USUAL = ("eagle, dynamic tree", "medusa, distinct", "dflash, drawn chain")
 ALSO = ("eagle, drawn tree", "medusa, best tree")
 heavy = lambda value, fast: (
   value if fast else pytest.param(value, marks=pytest.mark.heavy)
@@ -73,7 +73,7 @@ def test_a_round_has_the_targets_law(case):
   assert error(drafter, rule, rounds=1, temperature=0.7) < LIMIT
 
 
-@pytest.mark.parametrize("name", names("parallel, drawn chain"))
+@pytest.mark.parametrize("name", names("dflash, drawn chain"))
 def test_laws_are_those_that_tokens_are_drawn_from(name):
   """And a draft depends on its own row, and on nothing that is stale."""
   table = lambda x: jnp.asarray(x, jnp.float32)
@@ -217,7 +217,7 @@ def test_a_row_emits_what_it_does_alone(name):
 
 
 @pytest.mark.parametrize(
-  "name", names("eagle, dynamic tree", "parallel, drawn chain")
+  "name", names("eagle, dynamic tree", "dflash, drawn chain")
 )
 def test_a_text_goes_on_as_one_that_was_given_whole(name):
   """What a row's head has read of a longer prompt is what it reads of two."""
@@ -238,7 +238,7 @@ def test_a_text_goes_on_as_one_that_was_given_whole(name):
 
 
 @pytest.mark.parametrize(
-  "name", names("eagle, dynamic tree", "parallel, drawn chain")
+  "name", names("eagle, dynamic tree", "dflash, drawn chain")
 )
 def test_features_that_are_nan_are_of_their_own_row(name):
   """A head that knows nothing slows its row down; the text stays lawful."""
