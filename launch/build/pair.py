@@ -368,8 +368,8 @@ def check_kinds(
   of_target = checkpoints.reads_inputs(config.target)
   if of_target and not inputs:
     raise ValueError(
-      f"{config.target} is an encoder-decoder, which launch.decode alone gives "
-      "inputs"
+      f"{config.target} is an encoder-decoder, which launch.decode and "
+      "launch.benchmark alone give inputs"
     )
   reads, path = drafting.reads, drafting.checkpoint
   if reads == "head" and of_target:
