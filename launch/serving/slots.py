@@ -25,7 +25,14 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from launch.serving import programs
-from launch.serving.control import Asked, Control, Report, Scores
+from launch.serving.control import (
+  MOST_LIKELIEST,
+  MOST_SCORED,
+  Asked,
+  Control,
+  Report,
+  Scores,
+)
 from launch.serving.prefixes import Reuse, Texts
 from specjax import random
 from specjax.decode import Decoder
@@ -131,7 +138,11 @@ class Slots:
     self.depth = self.depths[-1]
     self.seconds_of_round: dict[int, float] = {}
     self._decoders = {
-      depth: dataclasses.replace(one, with_log_probs=True)
+      depth: dataclasses.replace(
+        one,
+        with_log_probs=True,
+        num_likeliest=min(MOST_LIKELIEST, one.vocab_size),
+      )
       for depth, one in decoders.items()
     }
     self._params, self._stop_tokens = params, tuple(stop_tokens)
@@ -149,6 +160,8 @@ class Slots:
     self._scoring: dict[int, list[tuple]] = {}
     self._scores: dict[int, Scores] = {}  # that this visit has ended
     self._running = np.zeros(num_slots, bool)
+    # Whose likeliest tokens are wanted, once they decode.
+    self._wanted = np.zeros(num_slots, bool)
     self._rounds: dict[int, Any] = {}
     self._state: Any = None
 
@@ -301,9 +314,11 @@ class Slots:
         StopReason.NAN_LOGITS if broken else StopReason.LENGTH
       )
     report = Report(
-      **found, cached=self._texts.cached.copy(), scores=self._scores,
+      **found,
+      cached=self._texts.cached.copy(),
+      scores=self._scores,
       seconds=time.perf_counter() - start,
-    )  # fmt: skip
+    )
     self._scores = {}
     self._texts.hear(report, self._running)
     self._running = running & ~reading
@@ -322,6 +337,7 @@ class Slots:
     self._reading.pop(row, None)  # it is the last in line
     self._running[row] = False
     self._reading[row] = asked
+    self._wanted[row] = asked.num_likeliest > 0
     self._scoring.pop(row, None)
     if asked.scored:
       self._scoring[row] = []
@@ -365,15 +381,25 @@ class Slots:
     del self._scoring[row]
     if not asked.max_new_tokens:
       del self._reading[row]
-    parts = zip(*known, strict=True) if known else [[np.zeros(0)]] * 3
-    own, best, best_log_probs = map(np.concatenate, parts)
+    none = np.zeros((0, MOST_SCORED))
+    parts = (
+      zip(*known, strict=True) if known else [[none[:, 0]], [none], [none]]
+    )
+    own, likeliest, their_log_probs = map(np.concatenate, parts)
     self._scores[row] = Scores(
-      log_probs=own, best=best, best_log_probs=best_log_probs
+      log_probs=own,
+      likeliest=likeliest,
+      likeliest_log_probs=their_log_probs,
     )
 
   def _make_rounds(self, depth: int, orders) -> dict[str, Any]:
     self._state, found = self._rounds[depth](self._params, self._state, *orders)
-    return jax.device_get(found)
+    likeliest = found.pop("likeliest")
+    found = jax.device_get(found)
+    if (self._wanted & self._running).any():  # else they stay where they are
+      likeliest = jax.device_get(likeliest)
+      found["likeliest"], found["likeliest_log_probs"] = likeliest
+    return found
 
   # ------------------------------------------------- arguments of the programs
 
@@ -397,6 +423,7 @@ class Slots:
       np.array(np.broadcast_to(ended, count), bool),
       np.array(np.broadcast_to(max_depth, count), np.int32),
       np.int32(min(rounds, self.max_rounds)),
+      self._wanted.copy(),
     )
     return everywhere(self._mesh, orders)
 

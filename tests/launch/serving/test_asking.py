@@ -35,7 +35,7 @@ def refused(record, **more):
     dict(top_k=1.5), dict(n=0), dict(n=17), dict(n=True), dict(seed=-1),
     dict(seed=2**32), dict(max_tokens=0), dict(max_tokens=160), dict(stop=""),
     dict(stop=[1]), dict(stream="yes"), dict(stream_options=5),
-    dict(logprobs=2), dict(presence_penalty=2.5), dict(frequency_penalty=-3),
+    dict(logprobs=6), dict(presence_penalty=2.5), dict(frequency_penalty=-3),
     dict(logit_bias={"5": 101}), dict(echo="yes"), dict(best_of=2),
     dict(logit_bias={"x": 1}), dict(logit_bias={"-1": 1}), dict(logit_bias=[]),
     dict(logit_bias={"1000000": 1}), dict(logit_bias={"5": True}),
@@ -116,7 +116,7 @@ def test_what_is_asked_for_is_done():
     budgets=(9, 9), num_choices=2, seed=3, is_seeded=True, temperature=2,
     top_k=7, top_p=0.5, min_p=0.1, stop=("a",), cache_salt="mine",
     ignore_eos=True, log_probs=True, origins=True, stream=True, usage=True,
-    usage_so_far=True, objective=None, echo=False, alternatives=False,
+    usage_so_far=True, objective=None, echo=False, num_likeliest=0,
   )  # fmt: skip
   chat = read(
     {"messages": [{"role": "user", "content": "x"}], "logprobs": True},
@@ -134,20 +134,34 @@ def test_a_prompt_is_scored_only_where_it_is_told():
   some = dataclasses.replace(DEFAULTS, scores=True)
   ask = lambda **more: read({"prompt": "x"} | more, defaults=some)
   found = ask(echo=True, logprobs=1, max_tokens=0)
-  assert (found.scored, found.alternatives, found.budgets) == (True, True, (0,))
+  assert (found.scored, found.num_likeliest, found.budgets) == (True, 1, (0,))
   assert ask(echo=True, max_tokens=0).scored
   assert not ask(echo=True, max_tokens=2).scored
   assert not ask(logprobs=0).scored
-  assert not ask(echo=True, logprobs=0).alternatives
-  for wrong in (
-    dict(logprobs=1),
-    dict(max_tokens=0),
-    dict(echo=True, logprobs=2),
-  ):
-    refused({"prompt": "x"} | wrong, defaults=some)
+  assert not ask(echo=True, logprobs=0).num_likeliest
+  refused({"prompt": "x", "max_tokens": 0}, defaults=some)
   assert refused({"prompt": "x", "echo": True, "logprobs": 0}).param == "echo"
   talk = {"messages": [{"role": "user", "content": "x"}], "echo": True}
   assert refused(talk, is_chat=True, defaults=some).param == "echo"
+
+
+def test_likeliest_tokens_are_asked_for_as_openai_has_it():
+  """A number in completions; a flag and a number in chats."""
+  ask = lambda value: read({"prompt": "x", "logprobs": value})
+  for value, expected in ((True, 0), (False, 0), (0, 0), (5, 5)):
+    found = ask(value)
+    assert found.log_probs == (value is not False)
+    assert found.num_likeliest == expected
+  talk = {"messages": [{"role": "user", "content": "x"}]}
+  found = read(talk | {"logprobs": True, "top_logprobs": 20}, is_chat=True)
+  assert (found.log_probs, found.num_likeliest) == (True, 20)
+  assert read(talk | {"top_logprobs": 0}, is_chat=True).num_likeliest == 0
+  for wrong in (21, -1, True, 1.0, "3", [2], float("nan"), 10**30):
+    body = talk | {"logprobs": True, "top_logprobs": wrong}
+    assert refused(body, is_chat=True).param == "top_logprobs"
+  assert refused(talk | {"top_logprobs": 2}, is_chat=True).param
+  assert refused(talk | {"logprobs": 2}, is_chat=True).param == "logprobs"
+  assert refused({"prompt": "x", "top_logprobs": 2}).param == "top_logprobs"
 
 
 def test_laws_that_read_their_text_are_asked_for_as_everywhere():
