@@ -329,8 +329,9 @@ def test_a_control_is_what_is_decoded_from_its_array():
 
 
 def test_widths_of_prompts():
-  assert widths_to(100) == (32, 64, 100)
-  assert widths_to(64) == (32, 64)
+  assert widths_to(100) == (16, 32, 64, 100)
+  assert widths_to(64) == (16, 32, 64)
+  assert widths_to(5000)[-1] == 256
   assert widths_to(5) == (5,)
 
 
