@@ -3,11 +3,13 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 import served
 
-from launch.serving import asking
-from launch.serving.refusals import RefusalError
+from launch.serving import asking, fields
+from launch.serving.control import Asked
+from launch.serving.refusals import RefusalError, error_body
 
 DEFAULTS = served.defaults_of()
 
@@ -74,6 +76,66 @@ def test_what_is_not_done_is_refused(settings):
   assert error.kind == "invalid_request_error"
   assert error.message
   assert error.param in settings
+
+
+# As JSON, which has no NaN, but readers of it that do.
+HOSTILE = (
+  "NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1e-320", "1e-46", "-0.0",
+  "0", "1", "-1", "0.5", "2147483648", "18446744073709551616", "1" + "0" * 400,
+  "true", "false", '""', '"1"', '"NaN"', r'"\u0000"', r'"\ud800"', "[]",
+  "[null]", "[[[]]]", "[NaN]", "[1e999]", '[1, "x"]', "[true]", "[-1]",
+  "[2147483648]", "{}", '{"5": NaN}', '{"5": 1e999}', '{"5": null}', '{"5": true}', '{"": 1}',
+  '{"-1": 1}', '{"1e3": 1}', '{"+5": 1}', '{"5": {"5": 1}}', '{"5": [1]}',
+  '{"include_usage": NaN}', '{"include_usage": 1}',
+)  # fmt: skip
+
+
+WARP = ("seed", "temperature", "top_k", "top_p", "min_p", "num_likeliest")
+
+
+def answered(body, is_chat):
+  """What is read of a text, or the refusal."""
+  try:
+    return asking.read(
+      body.encode(), is_chat=is_chat, tokenizer=served.tokenizer(),
+      defaults=DEFAULTS,
+    )  # fmt: skip
+  except RefusalError as error:
+    return error
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_hostile_values_of_every_field_are_refused_or_fit_the_programs(is_chat):
+  """Whatever passes is finite, and the same after 32 bits."""
+  prompt = {"messages": [{"role": "user", "content": "x"}]}
+  prompt = prompt if is_chat else {"prompt": "x"}
+  # Beside what some fields want.
+  prompt |= {"logprobs": True} if is_chat else {"logprobs": 2}
+  known = {*fields.CHAT, *fields.COMPLETION, *fields._NEUTRAL, *fields._UNREAD}
+  taken = set()
+  for name in sorted({*known, "top_n_sigma"}):
+    for value in HOSTILE:
+      body = json.dumps({k: v for k, v in prompt.items() if k != name})
+      body = f'{body[:-1]}, "{name}": {value}}}'
+      found = answered(body, is_chat)
+      if isinstance(found, RefusalError):
+        assert found.status in (400, 404)
+        assert 0 < len(found.message) < 500
+        json.dumps(error_body(found), allow_nan=False)
+        continue
+      taken.add(name)
+      asked = Asked(
+        token_ids=found.prompts[0],
+        max_new_tokens=found.budgets[0],
+        **{x: getattr(found, x) for x in (*WARP, *fields.PENALTIES)},
+      )
+      tokens, biases, _ = asked.lists()
+      assert np.isfinite(asked.warp()).all()
+      assert np.isfinite(biases).all()
+      assert (tokens >= 0).all()
+      again = Asked.of(asked.numbers(), np.array(asked.token_ids))
+      np.testing.assert_array_equal(again.numbers(), asked.numbers())
+  assert len(taken) > 30
 
 
 def test_what_asks_for_nothing_is_taken():

@@ -612,6 +612,20 @@ def test_garbage_is_refused(server, body):
     assert answer["error"]["message"]
 
 
+@pytest.mark.parametrize("repetition", [1e-3, 1e3])
+def test_the_strongest_of_every_field_is_answered(client, repetition):
+  """At once, and with numbers: no law is lost in 32 bits."""
+  answer = complete(
+    client, max_tokens=6, temperature=1e30, seed=0, top_p=1e-30, top_k=1,
+    min_p=1.0, presence_penalty=2, frequency_penalty=-2, min_tokens=6,
+    repetition_penalty=repetition, stop_token_ids=list(range(64)), logprobs=5,
+    logit_bias={str(i): 100 * (-1) ** i for i in range(300)},
+  )  # fmt: skip
+  (choice,) = answer.choices
+  assert (choice.finish_reason, answer.usage.completion_tokens) == ("length", 6)
+  assert all(-1e6 < x <= 1e-5 for x in choice.logprobs.token_logprobs)
+
+
 def test_errors_of_other_kinds(server, client):
   address = server[1]
   with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-4'"):
