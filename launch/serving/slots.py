@@ -167,7 +167,7 @@ class Slots:
     self._state: Any = None
 
   def compile(self, say: Callable[[str], None] = lambda text: None) -> None:
-    """Compiles all programs and runs each once.
+    """Compiles all programs, and runs them so that no request is the first.
 
     Args:
       say: is told what is being compiled.
@@ -209,11 +209,13 @@ class Slots:
         )
     self._state = both.prefill(self._params, *first, **options)
     for width in self.widths:
-      self._state = self._admit[width](
-        self._params, self._state, *self._request(width)
-      )
+      for keep in (0, 1):  # behind no text, and behind some
+        request = self._request(width, keep=keep)
+        self._state = self._admit[width](self._params, self._state, *request)
     for depth in self.depths:
-      self._make_rounds(depth, self._orders())
+      self._fill()
+      self._make_rounds(depth, self._orders(rounds=1))
+    self._empty()
     if self.scores:
       self._scorer.compile(say)
 
@@ -227,13 +229,7 @@ class Slots:
     for depth in self.depths:
       seen = []
       for _ in range(repeats):
-        for row in range(self.num_slots):
-          budget = self.max_length - 1
-          asked = Asked(
-            token_ids=(0,), seed=row, max_new_tokens=budget, temperature=1.0
-          )
-          self._begin(row, asked)
-        self._read_within(self.widths[-1] * self.num_slots)
+        self._fill()
         jax.block_until_ready(self._state)
         start = time.perf_counter()
         report = self._make_rounds(
@@ -241,6 +237,20 @@ class Slots:
         )
         seen.append((time.perf_counter() - start) / max(report["rounds"], 1))
       self.seconds_of_round[depth] = sorted(seen)[len(seen) // 2]
+    self._empty()
+
+  def _fill(self) -> None:
+    """All rows decode a text of nobody's."""
+    for row in range(self.num_slots):
+      asked = Asked(
+        token_ids=(0,), seed=row, max_new_tokens=self.max_length - 1,
+        temperature=1.0,
+      )  # fmt: skip
+      self._begin(row, asked)
+    self._read_within(self.widths[-1] * self.num_slots)
+
+  def _empty(self) -> None:
+    """Ends all rows."""
     self._make_rounds(self.depth, self._orders(ended=True))
     self._running[:] = False
     self.forget()
