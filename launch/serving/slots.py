@@ -209,8 +209,8 @@ class Slots:
         )
     self._state = both.prefill(self._params, *first, **options)
     for width in self.widths:
-      for keep in (0, 1):  # behind no text, and behind some
-        request = self._request(width, keep=keep)
+      for keep in (0, width):  # behind no text, and behind some
+        request = self._request(width, keep=keep, new=[0] * (width - keep or 1))
         self._state = self._admit[width](self._params, self._state, *request)
     for depth in self.depths:
       self._fill()
