@@ -24,6 +24,7 @@ TABLES = {
   "plans": "launch.planning.page:table",
   "t5_plans": "launch.planning.leviathan_page:table",
   "answers": "launch.tools.answers_page:table",
+  "loads": "launch.serving.loads_page:table",
   "drafts": "launch.studies.drafts.page:table",
   "layers": "launch.layer_search:table",
   "online": "launch.studies.online.page:table",
