@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from absl import flags
 
 from configs import shapes
-from launch import cli, hardware, provenance, results
+from launch import cli, hardware, provenance, results, tables
 from launch.planning import networks
 from models.formats.huggingface import translate
 from models.networks import stacked
@@ -126,6 +126,25 @@ def measure(config, rows: int, widths: list[int]) -> list[dict]:
       }
     )  # fmt: skip
   return lines
+
+
+def table(results: dict[str, dict]) -> str:
+  """Costs of a file that this wrote: rows of a pass by tokens of each."""
+  (found,) = results.values()
+  lines = {(one["rows"], one["tokens"]): one for one in found["passes"]}
+  rows, widths = (sorted(set(axis)) for axis in zip(*lines, strict=True))
+  cell = lambda r, t: f"{lines[r, t]['cost']:.2f}"
+  return tables.table(
+    ["rows", "one token", "of a copy's bytes/s", *map(str, widths[1:])],
+    [
+      [
+        str(r), f"{lines[r, 1]['milliseconds']:.1f} ms",
+        f"{lines[r, 1]['share_of_copy']:.0%}",
+        *(cell(r, t) for t in widths[1:]),
+      ]
+      for r in rows
+    ],
+  )  # fmt: skip
 
 
 def run(_) -> int:
