@@ -286,9 +286,8 @@ MODELS = {
 
 
 def make_config(family, settings):
-  return transformers.AutoConfig.for_model(
-    family, **json.loads(json.dumps(settings))
-  )
+  settings = json.loads(json.dumps(settings))
+  return transformers.AutoConfig.for_model(**settings | {"model_type": family})
 
 
 def make(family, settings, *, seed=0):

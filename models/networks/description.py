@@ -57,7 +57,7 @@ class Rope:
     dim: channels of each head that rotate (the first ones).
     scaling: Llama 3's rescaling, if any.
     factors: what each frequency is divided by: a rescaling that is known by its
-      outcome alone.
+      outcome alone. A pair whose factor is infinite stands still.
     scale: of cosines and sines, and squared of what queries find in keys.
   """
 
@@ -68,9 +68,10 @@ class Rope:
   scale: float = 1.0
 
   def __post_init__(self):
-    if self.factors is not None and len(self.factors) != self.dim // 2:
+    pairs = -(-self.dim // 2)
+    if self.factors is not None and len(self.factors) != pairs:
       raise ValueError(
-        f"rope_factors must have one entry per rotated pair ({self.dim // 2}), "
+        f"rope_factors must have one entry per rotated pair ({pairs}), "
         f"got {len(self.factors)}"
       )
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import references
 import torch
+import transformers
 from flax import nnx
 from references import MODELS, TOKENS
 
@@ -186,6 +187,63 @@ def test_greedy_speculation_over_a_tree_says_what_generate_says(saved, name):
 
 
 # ------------------------------------------------------------------- settings
+
+
+# Of heads of 8, 12 and 16 channels.
+ROPES = {
+  "linear": dict(rope_type="linear", factor=3.0),
+  "dynamic": dict(rope_type="dynamic", factor=2.0),
+  "llama3": references.LLAMA3,
+  "yarn": dict(
+    rope_type="yarn", factor=8.0, original_max_position_embeddings=16,
+    beta_fast=4.0, beta_slow=0.5,
+  ),
+  "yarn of DeepSeek": dict(
+    rope_type="yarn", factor=8.0, original_max_position_embeddings=16,
+    mscale=0.7, mscale_all_dim=0.4,
+  ),
+  "longrope": dict(
+    rope_type="longrope", original_max_position_embeddings=32,
+    short_factor=1.1, long_factor=3.0,
+  ),
+  "proportional": dict(
+    rope_type="proportional", factor=2.0, partial_rotary_factor=0.5
+  ),
+  "partial": dict(rope_type="linear", factor=2.0, partial_rotary_factor=0.4),
+}  # fmt: skip
+PARTIAL = ("gpt_neox",)
+
+
+@pytest.mark.parametrize("family", sorted({*FAMILIES} - {"gpt2"}))
+@pytest.mark.parametrize("kind", ROPES)
+def test_every_family_rotates_in_every_kind_as_transformers_does(family, kind):
+  settings, said = settings_of(family), dict(ROPES[kind], rope_theta=500.0)
+  expected = references.make_config(family, settings)
+  size = getattr(expected, "head_dim", None) or 32 // 4
+  for key in ("short_factor", "long_factor"):
+    if key in said:
+      said[key] = [said[key] + 0.2 * i for i in range(size // 2)]
+  types = {*(expected.rope_parameters or ())} & {"full_attention"}
+  if family in PARTIAL:
+    said.setdefault("partial_rotary_factor", 1.0)
+  by_type = {"full_attention": said, "sliding_attention": said}
+  settings["rope_parameters"] = by_type if types else said
+  if kind == "partial" and family not in PARTIAL:
+    with pytest.raises(ValueError, match="partial_rotary_factor must be 1"):
+      huggingface.config_from_json(settings)
+    return
+  theirs = transformers.AutoModel.from_config(
+    references.make_config(settings["model_type"], settings)
+  ).rotary_emb
+  config = huggingface.config_from_json(settings)
+  assert config.max_positions == (32 if kind == "longrope" else 64)
+  for i in range(config.num_layers):
+    rope = config.layer(i).attention.rope
+    which = "full_attention_" if types else ""
+    wanted = getattr(theirs, f"{which}inv_freq").numpy()
+    np.testing.assert_allclose(rope.frequencies(), wanted, rtol=2e-6)
+    scale = getattr(theirs, f"{which}attention_scaling")
+    assert rope.scale == pytest.approx(scale, rel=1e-12)
 
 
 def settings_of(family):
