@@ -243,6 +243,27 @@ MODELS = {
     ),
     1,
   ),
+  "glm-moe": (
+    "glm4_moe",
+    GATED
+    | dict(
+      num_hidden_layers=3,
+      num_key_value_heads=2,
+      head_dim=12,
+      moe_intermediate_size=20,
+      n_routed_experts=8,
+      n_shared_experts=2,
+      num_experts_per_tok=3,
+      n_group=4,
+      topk_group=2,
+      routed_scaling_factor=1.7,
+      first_k_dense_replace=2,
+      attention_bias=True,
+      use_qk_norm=True,
+      rope_parameters=dict(rope_theta=500.0, partial_rotary_factor=0.5),
+    ),
+    1,
+  ),
   "olmoe": (
     "olmoe",
     GATED
@@ -285,6 +306,10 @@ MODELS = {
 }
 
 
+# That files hold.
+BUFFERS = ("e_score_correction_bias", "layer_scalar")
+
+
 def make_config(family, settings):
   settings = json.loads(json.dumps(settings))
   return transformers.AutoConfig.for_model(**settings | {"model_type": family})
@@ -301,6 +326,10 @@ def make(family, settings, *, seed=0):
       noise = torch.randn(parameter.shape, generator=generator)
       is_scale = parameter.ndim == 1 and name.endswith("weight")
       parameter.copy_(1 + 0.3 * noise if is_scale else 0.2 * noise)
+    for name, buffer in model.named_buffers():
+      if name.endswith(BUFFERS):
+        noise = torch.randn(buffer.shape, generator=generator)
+        buffer.copy_(0.5 + 0.3 * noise)
   return eager(model)
 
 

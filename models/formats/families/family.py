@@ -124,6 +124,8 @@ class Family:
     fixed: keys that must have this value if they are there at all.
     harmless: keys that change nothing in this family, beside those of all.
     quantised: `quant_method`s of `quantization_config` whose tensors are read.
+    layers_beyond: files may hold layers after the last, which draft for the
+      model; they are left out.
     within: `model_type` of multimodal models that hold one of the family in
       their `text_config`; nothing else of them is read.
     gguf: its GGUF files, if they are read.
@@ -138,5 +140,6 @@ class Family:
   fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   harmless: frozenset[str] = frozenset()
   quantised: frozenset[str] = frozenset()
+  layers_beyond: bool = False
   within: frozenset[str] = frozenset()
   gguf: Gguf | None = None

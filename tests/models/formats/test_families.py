@@ -103,6 +103,8 @@ MISREAD = {
   "renormalised beside a shared one": (
     "qwen2-moe", lambda c: with_experts(c, renormalised=True)
   ),
+  "of all groups": ("glm-moe", lambda c: with_experts(c, num_groups_kept=4)),
+  "experts unscaled": ("glm-moe", lambda c: with_experts(c, scale=1.0)),
   "nothing clipped": ("olmoe", lambda c: with_attention(c, clip=None)),
   "another clamp": ("gpt-oss", lambda c: with_experts(c, limit=7.0)),
 }  # fmt: skip
@@ -211,7 +213,7 @@ ROPES = {
   ),
   "partial": dict(rope_type="linear", factor=2.0, partial_rotary_factor=0.4),
 }  # fmt: skip
-PARTIAL = ("gpt_neox",)
+PARTIAL = ("gpt_neox", "glm4_moe")
 
 
 @pytest.mark.parametrize("family", sorted({*FAMILIES} - {"gpt2"}))
@@ -266,6 +268,25 @@ def test_a_key_that_nobody_knows_is_refused_by_name(family):
 def test_other_families_are_refused(family):
   with pytest.raises(ValueError, match=f"one of .*'olmo2'.*, got '{family}'"):
     huggingface.config_from_json(settings_of("llama") | {"model_type": family})
+
+
+def test_latent_attention_is_refused_in_words():
+  settings = settings_of("glm4_moe") | {"model_type": "deepseek_v3"}
+  with pytest.raises(ValueError, match="got 'deepseek_v3': .* hold latents"):
+    huggingface.config_from_json(settings)
+
+
+def test_layers_that_draft_for_the_model_are_left_out(copied):
+  path = copied("glm-moe")
+  expected = nnx.state(huggingface.load(path))
+
+  def edit(tensors):
+    tensors["model.layers.3.eh_proj.weight"] = np.zeros((32, 64), "f4")
+    tensors["model.layers.3.mlp.experts.0.up_proj.weight"] = np.zeros(3, "f4")
+
+  references.edit_tensors(path, edit)
+  found = nnx.state(huggingface.load(path))
+  jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 @pytest.mark.parametrize(
