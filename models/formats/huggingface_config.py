@@ -41,10 +41,10 @@ _HARMLESS = frozenset(
 )
 
 # Why models like those that are read are not.
-_REFUSED = {
-  name: "latents in the place of keys and values (multi-head latent attention)"
-  for name in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
-}
+_REFUSED = dict.fromkeys(
+  ("deepseek_v2", "deepseek_v3", "glm4_moe_lite"),
+  "latents in the place of keys and values (multi-head latent attention)",
+)
 
 # What multimodal models say beside their text model's settings.
 _OF_OTHERS = frozenset(

@@ -272,7 +272,7 @@ def test_other_families_are_refused(family):
 
 def test_latent_attention_is_refused_in_words():
   settings = settings_of("glm4_moe") | {"model_type": "deepseek_v3"}
-  with pytest.raises(ValueError, match="got 'deepseek_v3': .* hold latents"):
+  with pytest.raises(ValueError, match=r"got 'deepseek_v3': .* hold latents"):
     huggingface.config_from_json(settings)
 
 
