@@ -33,6 +33,9 @@ GPT2 = dict(
   bos_token_id=None, eos_token_id=None,
 )  # fmt: skip
 
+# The last layer is full, whatever is said.
+GEMMA4 = [f"{x}_attention" for x in ("sliding", "full", "sliding", "sliding")]
+
 # Each is (family, settings, how many files it is saved in).
 MODELS = {
   "gpt2": ("gpt2", GPT2, 1),
@@ -154,6 +157,56 @@ MODELS = {
       attn_logit_softcapping=2.0,
       final_logit_softcapping=4.0,
       tie_word_embeddings=False,
+    ),
+    1,
+  ),
+  "gemma4": (
+    "gemma4_text",
+    GATED
+    | dict(
+      num_hidden_layers=4,
+      num_key_value_heads=2,
+      head_dim=8,
+      global_head_dim=12,
+      layer_types=GEMMA4,
+      sliding_window=4,
+      num_kv_shared_layers=2,
+      use_double_wide_mlp=True,
+      hidden_size_per_layer_input=6,
+      vocab_size_per_layer_input=VOCAB,
+      final_logit_softcapping=3.0,
+      attention_bias=True,
+      pad_token_id=None,
+      rope_parameters=dict(
+        full_attention=dict(
+          rope_type="proportional", partial_rotary_factor=0.5, rope_theta=700.0
+        ),
+        sliding_attention=dict(rope_type="default", rope_theta=80.0),
+      ),
+    ),
+    1,
+  ),
+  "gemma4-moe": (
+    "gemma4_text",
+    GATED
+    | dict(
+      num_hidden_layers=3,
+      num_key_value_heads=4,
+      head_dim=8,
+      global_head_dim=12,
+      num_global_key_value_heads=2,
+      attention_k_eq_v=True,
+      layer_types=GEMMA4[:3],
+      sliding_window=3,
+      hidden_size_per_layer_input=0,
+      enable_moe_block=True,
+      num_experts=6,
+      top_k_experts=2,
+      moe_intermediate_size=20,
+      hidden_activation="gelu",
+      rms_norm_eps=1e-3,
+      tie_word_embeddings=False,
+      pad_token_id=None,
     ),
     1,
   ),

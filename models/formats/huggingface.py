@@ -63,7 +63,6 @@ _OF_OTHERS = re.compile(
   r"(model\.)?(vision_tower|multi_modal_projector|audio_tower|embed_vision|"
   r"embed_audio|visual)\..*"
 )
-_LAYER = re.compile(r"layers\.(\d{1,9})\.")
 _KINDS = ("F16", "BF16", "F32", "F64")
 
 
@@ -165,12 +164,8 @@ def _source(directory: str, stack: contextlib.ExitStack) -> Source:
   tensors, problems = _open(_weight_files(path), stack)
   if FAMILIES[family].within:
     tensors = {k: t for k, t in tensors.items() if not _OF_OTHERS.match(t.name)}
-  if FAMILIES[family].layers_beyond:
-    tensors = {
-      name: tensor
-      for name, tensor in tensors.items()
-      if not (found := _LAYER.match(name)) or int(found[1]) < config.num_layers
-    }
+  left_out = FAMILIES[family].left_out
+  tensors = {k: t for k, t in tensors.items() if not left_out(k, config)}
   if family == "gpt2":
     tensors = _scaled_queries(path, config, tensors)
   return Source(

@@ -39,5 +39,5 @@ FAMILY = Family(
   ),
   aliases=mixtures.DEEPSEEK_ALIASES,
   harmless=mixtures.DEEPSEEK_HARMLESS,
-  layers_beyond=True,
+  left_out=mixtures.of_drafting_layers,
 )  # fmt: skip

@@ -11,6 +11,7 @@ from models.networks.description import (
   DenseSpec,
   LayerSpec,
   Rope,
+  TransformerConfig,
 )
 from models.networks.mixture import Mixture
 
@@ -98,6 +99,13 @@ DEEPSEEK_DEFAULTS = dict(
 DEEPSEEK_ALIASES = {"num_local_experts": "n_routed_experts"}
 # Of layers that draft for the model, which are not read.
 DEEPSEEK_HARMLESS = HARMLESS | {"num_nextn_predict_layers", "num_mtp_layers"}
+
+
+def of_drafting_layers(name: str, config: TransformerConfig) -> bool:
+  """Tensors of layers after the last, which draft for the model."""
+  kind, layer = [*name.split("."), "", ""][:2]
+  is_layer = kind == "layers" and layer.isdecimal()
+  return is_layer and int(layer) >= config.num_layers
 
 
 def of_deepseek(settings: Settings, sizes: Mapping[str, Any]) -> Mixture:
