@@ -50,6 +50,20 @@ OLMO = dict(
 )
 
 
+def _mixed():
+  """A dense layer between two of experts, one of whom is every token's."""
+  experts = Mixture(
+    num_experts=4, num_chosen=2, embed_dim=32, expert_dim=12, shared_dim=8,
+    router="sigmoid",
+  )  # fmt: skip
+  first, second, third = layers((3, None, 4), norms="pre")
+  put = lambda layer: dataclasses.replace(layer, feed_forward=experts)
+  return put(first), second, put(third)
+
+
+MIXED = dict(layers=_mixed())
+
+
 def _gemma4():
   """A sliding layer, a full one of wider heads, and one that reads the first's.
 

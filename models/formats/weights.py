@@ -291,14 +291,18 @@ def _read_stacked(
     layer: `(number, *names)` of a stacked parameter's one layer, as the path of
       a parameter in the model that is not stacked.
   """
+  of_kind = {} if isinstance(config, T5Config) else stacked.kinds(config)
 
   def place(path, shape, spec):
     frame_or_layers, *names = sharding_lib.names(path)
+    numbers: Sequence[int] = range(shape.shape[0])
+    if frame_or_layers == "layers" and names[0] in of_kind:
+      numbers = of_kind[names.pop(0)]
 
     def read(index):
       if frame_or_layers == "frame":
         return part(source, tuple(names), index, config).astype(shape.dtype)
-      layers = range(shape.shape[0])[index[0]]
+      layers = numbers[index[0]]
       return np.stack(
         [part(source, layer(i, *names), index[1:], config) for i in layers]
       ).astype(shape.dtype)

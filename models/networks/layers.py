@@ -338,12 +338,14 @@ class Layer(nnx.Module):
     *,
     per_layer=None,
     layer=None,
+    at=None,
     attention=True,
     mlp=True,
   ):
     """As `Attention`; `attention=False` or `mlp=False` skips that sub-layer.
 
     What comes after the MLP (`finished`) is always there; `per_layer` is its.
+    Of stacked layers `at`, `i32[]`, is the place among those of this kind.
     """
     residual = x
     if attention:
@@ -351,7 +353,7 @@ class Layer(nnx.Module):
       x = x + out
     if mlp:
       source = residual if self.spec.parallel else x
-      x = x + self.fed_forward(source, layer=layer)
+      x = x + self.fed_forward(source, at=layer if at is None else at)
     return self.finished(x, per_layer), kv
 
   def finished(self, x: Array, per_layer: Array | None) -> Array:
@@ -376,23 +378,23 @@ class Layer(nnx.Module):
       out = self.attention_out_norm(out)
     return out, kv
 
-  def fed_forward(self, x: Array, *, layer: Array | None = None) -> Array:
+  def fed_forward(self, x: Array, *, at: Array | None = None) -> Array:
     """What the MLP adds, norms included, `[B, T, D] -> [B, T, D]`.
 
     Args:
       x: what the layer was given, or what attention has added to it.
-      layer: which of stacked layers it is: a mixture's experts are those of all
+      at: which of stacked layers it is: a mixture's experts are those of all
         layers then.
     """
     residual = x
     if self.spec.norms != "post":
       x = self.mlp_norm(x)
     if isinstance(self.mlp, MixtureMlp):
-      out = self.mlp(x, layer=layer)
+      out = self.mlp(x, layer=at)
     else:
       out = self.mlp(x)
     if self.spec.beside is not None:
       read = self.beside_norm(residual)
-      more = self.beside(read, routed_by=residual, layer=layer)
+      more = self.beside(read, routed_by=residual, layer=at)
       out = self.mlp_alone_norm(out) + self.beside_out_norm(more)
     return out if self.spec.norms == "pre" else self.mlp_out_norm(out)

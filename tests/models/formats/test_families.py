@@ -18,8 +18,10 @@ import transformers
 from flax import nnx
 from references import MODELS, TOKENS
 
+from models import checkpoints, sharding
 from models.formats import huggingface, huggingface_config
 from models.formats.families import FAMILIES
+from models.networks import stacked
 from models.networks.mixture import Mixture
 from models.networks.transformer import as_language_model
 from specjax import decode, drafters, tree
@@ -429,8 +431,23 @@ _FOUR_DEVICES = """
 """
 
 
+def test_a_mesh_holds_the_same_layers_of_two_kinds(saved):
+  path = str(saved("glm-moe")[0])
+  mesh = jax.make_mesh(
+    (1, 1), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2
+  )
+  found = checkpoints.load(
+    path, dtype=jnp.float32, mesh=mesh, sharding=sharding.tensor_parallel()
+  )
+  expected = stacked.stack(huggingface.load(path))
+  assert {*expected["layers"]} == {"kind0", "kind1"}
+  jax.tree.map(np.testing.assert_array_equal, found.params, expected)
+
+
 @pytest.mark.heavy
-@pytest.mark.parametrize("name", ["gemma3", "olmo3", "mixtral", "gpt-oss"])
+@pytest.mark.parametrize(
+  "name", ["gemma3", "olmo3", "mixtral", "glm-moe", "gpt-oss"]
+)
 def test_four_devices_give_the_same_logits(tmp_path, name):
   """Key/value heads are repeated, and with them norms over all of them."""
   family, settings, _ = MODELS[name]
