@@ -6,8 +6,6 @@ Letters in shapes: B rows, T fed tokens, S cache slots, D model width, H query
 heads, K key/value heads, G = H / K queries per key head, C channels per head.
 """
 
-import math
-
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
@@ -18,6 +16,8 @@ from models.networks.description import (
   DenseSpec,
   TransformerConfig,
 )
+from models.networks.latent import LatentAttention
+from models.networks.linear import Linear, project
 from models.networks.mixture import MixtureMlp
 from specjax import cache as cache_lib
 
@@ -76,63 +76,6 @@ class PlusOneNorm(nnx.Module):
     mean = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
     x = x * lax.rsqrt(mean + self.eps) * (1 + self.scale[...].astype(wide))
     return x.astype(self.dtype)
-
-
-def project(x: Array, weight: Array, result=None) -> Array:
-  """Products of x and every row of a weight, `[..., D], [N, D] -> [..., N]`.
-
-  Both are contracted as they lie, over their last axes. On XLA:CPU passes over
-  a few tokens read `[N, D]` faster than `[D, N]`, products of two rows are
-  faster one by one, and an embedding that is transposed first
-  (`nnx.Embed.attend`) is read in a loop that computes x's norm anew for every
-  row, whenever x is one token.
-
-  Args:
-    x: what is projected.
-    weight: of the same type.
-    result: type of the products, in which they are added up; by default x's.
-  """
-
-  def at_once(x, weight):
-    return lax.dot_general(
-      x,
-      weight,
-      (((x.ndim - 1,), (1,)), ((), ())),
-      preferred_element_type=result,
-    )
-
-  def by_row(x, weight):
-    rows = [at_once(row, weight) for row in x.reshape(-1, x.shape[-1])]
-    return jnp.stack(rows).reshape(*x.shape[:-1], len(weight))
-
-  if math.prod(x.shape[:-1]) == 2:
-    return lax.platform_dependent(x, weight, cpu=by_row, default=at_once)
-  return at_once(x, weight)
-
-
-class Linear(nnx.Module):
-  """A projection whose weight lies as files have it, a row for each output.
-
-  Args:
-    n_in, n_out: channels; the weight is `[n_out, n_in]`.
-    bias: whether there is one, zero at first.
-    dtype: of parameters and result.
-    rngs: for the initial weight.
-    std: the standard deviation of its normal law.
-  """
-
-  def __init__(
-    self, n_in: int, n_out: int, bias: bool, dtype, rngs: nnx.Rngs, std=0.02
-  ):
-    self.dtype = jnp.dtype(dtype)
-    init = nnx.initializers.normal(std)
-    self.weight = nnx.Param(init(rngs.params(), (n_out, n_in), self.dtype))
-    self.bias = nnx.Param(jnp.zeros(n_out, self.dtype)) if bias else None
-
-  def __call__(self, x: Array) -> Array:
-    """`[..., n_in] -> [..., n_out]`."""
-    y = project(x.astype(self.dtype), self.weight[...].astype(self.dtype))
-    return y if self.bias is None else y + self.bias[...].astype(self.dtype)
 
 
 def tied_logits(embed: nnx.Embed, x: Array) -> Array:
@@ -305,7 +248,9 @@ class Layer(nnx.Module):
     before, after = (self.spec.norms in (x, "both") for x in ("pre", "post"))
     if before:
       self.attention_norm = norm()
-    self.attention = Attention(config, dtype, index=index, rngs=rngs)
+    latent = self.spec.attention.latent is not None
+    make = LatentAttention if latent else Attention
+    self.attention = make(config, dtype, index=index, rngs=rngs)
     if after:
       self.attention_out_norm = norm()
     if before:

@@ -60,11 +60,14 @@ def kinds(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
     width = None if rope is None else rope.dim
     return dataclasses.replace(layer, attention=bare), width
 
+  def cached(layer: LayerSpec):
+    a = layer.attention
+    return a.num_kv_heads, a.head_dim, a.value_dim
+
   found: dict[Any, list[int]] = {}
   for i in range(config.num_layers):
     layer = config.layer(i)
-    heads = layer.attention.num_kv_heads, layer.attention.head_dim
-    if heads != (config.num_kv_heads, config.head_dim):
+    if cached(layer) != cached(config.layer(0)):
       raise ValueError(
         "layers that differ in their heads cannot be stacked: layer "
         f"{i} is {layer}, and layer 0 {config.layer(0)}"
@@ -198,6 +201,7 @@ def as_language_model(
       num_layers=config.num_layers,
       num_kv_heads=config.num_kv_heads,
       head_dim=config.head_dim,
+      value_dim=attentions[0].value_dim,
       dtype=dtype,
       with_positions=config.has_windows,
       stacked=True,

@@ -21,7 +21,6 @@ from references import MODELS, TOKENS
 from models import checkpoints, sharding
 from models.formats import huggingface, huggingface_config
 from models.formats.families import FAMILIES
-from models.networks import stacked
 from models.networks.mixture import Mixture
 from models.networks.transformer import as_language_model
 from specjax import decode, drafters, tree
@@ -34,7 +33,8 @@ DESCRIBED = [
   name
   for name, (family, *_) in MODELS.items()
   if family.startswith(("gemma", "olmo", "mixtral", "gpt_oss"))
-  or family.endswith("moe")
+  or "moe" in family
+  or family == "deepseek_v3"
 ]
 ROOT = pathlib.Path(__file__).parents[3]
 
@@ -83,6 +83,12 @@ def other_rope(config):
   return with_attention(config, rope=lambda a: ropes[1 - ropes.index(a.rope)])
 
 
+def turning_halves(config):
+  return with_attention(
+    config, latent=lambda a: dataclasses.replace(a.latent, interleaved=False)
+  )
+
+
 # Each is a way to misread a family that loads all the same.
 MISREAD = {
   "norms by w alone": (
@@ -110,6 +116,7 @@ MISREAD = {
     "gemma4-moe", lambda c: dataclasses.replace(c, norm="rms_plus_one")
   ),
   "values not normed": ("gemma4", lambda c: with_attention(c, v_norm=False)),
+  "halves turn, not neighbours": ("deepseek", turning_halves),
   "experts unscaled": ("glm-moe", lambda c: with_experts(c, scale=1.0)),
   "nothing clipped": ("olmoe", lambda c: with_attention(c, clip=None)),
   "another clamp": ("gpt-oss", lambda c: with_experts(c, limit=7.0)),
@@ -298,12 +305,6 @@ def test_other_families_are_refused(family):
     huggingface.config_from_json(settings_of("llama") | {"model_type": family})
 
 
-def test_latent_attention_is_refused_in_words():
-  settings = settings_of("glm4_moe") | {"model_type": "deepseek_v3"}
-  with pytest.raises(ValueError, match=r"got 'deepseek_v3': .* hold latents"):
-    huggingface.config_from_json(settings)
-
-
 def test_layers_that_draft_for_the_model_are_left_out(copied):
   path = copied("glm-moe")
   expected = nnx.state(huggingface.load(path))
@@ -438,15 +439,21 @@ def test_a_mesh_holds_the_same_layers_of_two_kinds(saved):
   )
   found = checkpoints.load(
     path, dtype=jnp.float32, mesh=mesh, sharding=sharding.tensor_parallel()
-  )
-  expected = stacked.stack(huggingface.load(path))
-  assert {*expected["layers"]} == {"kind0", "kind1"}
-  jax.tree.map(np.testing.assert_array_equal, found.params, expected)
+  ).params
+  module = huggingface.load(path)
+  kinds = {"kind0": (0, 1), "kind1": (2,)}
+  assert {*found["layers"]} == {*kinds}
+  for name, layers in kinds.items():
+    expected = [nnx.state(module.layers[i]) for i in layers]
+    jax.tree.map(
+      lambda x, *each: np.testing.assert_array_equal(x, np.stack(each)),
+      found["layers"][name], *expected,
+    )  # fmt: skip
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(
-  "name", ["gemma3", "olmo3", "mixtral", "glm-moe", "gpt-oss"]
+  "name", ["gemma3", "olmo3", "mixtral", "glm-moe", "deepseek", "gpt-oss"]
 )
 def test_four_devices_give_the_same_logits(tmp_path, name):
   """Key/value heads are repeated, and with them norms over all of them."""

@@ -48,6 +48,7 @@ CONFIGS = {
   "gemma": dataclasses.replace(LLAMA, **described.GEMMA),
   "gemma4": dataclasses.replace(LLAMA, **described.GEMMA4),
   "olmo": dataclasses.replace(LLAMA, **described.OLMO),
+  "latents": dataclasses.replace(LLAMA, **described.LATENTS),
 }  # fmt: skip
 
 # The tree of the tests, by parent; node 5 is the grandchild 0-2-5.
