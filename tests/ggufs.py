@@ -13,6 +13,7 @@ ARCHITECTURES = {
   "gpt_neox": "gptneox",
   "mistral": "llama",
   "gemma3_text": "gemma3",
+  "glm4_moe": "glm4moe",
   "qwen2_moe": "qwen2moe",
   "qwen3_moe": "qwen3moe",
 }
@@ -118,7 +119,8 @@ def _settings(c):
   heads = c.num_attention_heads
   yield "add_context_length", c.max_position_embeddings
   yield "add_embedding_length", c.hidden_size
-  yield "add_block_count", c.num_hidden_layers
+  drafting = getattr(c, "num_mtp_layers", None)
+  yield "add_block_count", c.num_hidden_layers + (drafting or 0)
   width = c.n_inner or 4 * c.n_embd if gpt2 else c.intermediate_size
   yield "add_feed_forward_length", width
   yield "add_head_count", heads
@@ -135,6 +137,20 @@ def _settings(c):
     yield "add_layer_norm_eps", c.layer_norm_eps
     return
   yield "add_head_count_kv", c.num_key_value_heads
+  if c.model_type == "glm4_moe":
+    yield "add_nextn_predict_layers", drafting
+    yield (
+      "add_rope_dimension_count",
+      int(c.head_dim * rope["partial_rotary_factor"]),
+    )
+    yield "add_expert_count", c.n_routed_experts
+    yield "add_expert_used_count", c.num_experts_per_tok
+    yield "add_expert_feed_forward_length", c.moe_intermediate_size
+    yield "add_expert_shared_count", c.n_shared_experts
+    yield "add_leading_dense_block_count", c.first_k_dense_replace
+    yield "add_expert_gating_func", gguf.ExpertGatingFuncType.SIGMOID
+    yield "add_expert_weights_scale", c.routed_scaling_factor
+    yield "add_expert_weights_norm", c.norm_topk_prob
   if hasattr(c, "num_experts"):
     yield "add_expert_count", c.num_experts
     yield "add_expert_used_count", c.num_experts_per_tok
@@ -202,12 +218,16 @@ def _tensors(model, arch):
       continue
     if name.endswith("shared_expert_gate.weight"):
       array = array[0]
+    name = name.replace("e_score_correction_bias", "e_score_correction.bias")
     if name.endswith("experts.down_proj"):
       name += ".weight"
     own = table.get_name(name, try_suffixes=(".weight", ".bias"))
     assert own, name
     found[own] = array
   rope = getattr(c, "rope_parameters", None) or {}
+  if c.model_type == "glm4_moe":  # of a layer that drafts
+    last = c.num_hidden_layers
+    found[f"blk.{last}.nextn.eh_proj.weight"] = np.zeros((2, 4), np.float32)
   if rope.get("rope_type") == "llama3":
     found["rope_freqs.weight"] = _factors(c, rope)
   return found

@@ -85,7 +85,8 @@ class Gguf:
     also: keys of the metadata that `settings` reads.
     prefix: of tensors' names in Hugging Face's files.
     settings: more of `config.json`, from the metadata after the architecture's
-      name and from a function that says whether a tensor is there.
+      name and from a function that says whether the first layer has the bias of
+      some module, or some tensor.
     rows: where the rows of a module's tensors lie that llama.cpp's converter
       has moved, given the module's last name and the configuration; None if
       they are as they were.

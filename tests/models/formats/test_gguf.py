@@ -114,6 +114,23 @@ FAMILIES = {
     ),
     False,
   ),
+  "glm-moe": (
+    "glm4_moe",
+    GATED
+    | dict(
+      num_key_value_heads=2,
+      head_dim=12,
+      moe_intermediate_size=20,
+      n_routed_experts=4,
+      num_experts_per_tok=2,
+      n_shared_experts=2,
+      routed_scaling_factor=1.5,
+      attention_bias=True,
+      use_qk_norm=True,
+      rope_parameters=dict(rope_theta=512.0, partial_rotary_factor=0.5),
+    ),
+    False,
+  ),
   "qwen3-moe": (
     "qwen3_moe",
     GATED
