@@ -14,6 +14,7 @@ ARCHITECTURES = {
   "mistral": "llama",
   "gemma3_text": "gemma3",
   "glm4_moe": "glm4moe",
+  "gpt_oss": "gpt-oss",
   "qwen2_moe": "qwen2moe",
   "qwen3_moe": "qwen3moe",
 }
@@ -151,7 +152,18 @@ def _settings(c):
     yield "add_expert_gating_func", gguf.ExpertGatingFuncType.SIGMOID
     yield "add_expert_weights_scale", c.routed_scaling_factor
     yield "add_expert_weights_norm", c.norm_topk_prob
-  if hasattr(c, "num_experts"):
+  if c.model_type == "gpt_oss":
+    yield "add_expert_count", c.num_local_experts
+    yield "add_expert_used_count", c.num_experts_per_tok
+    yield "add_expert_feed_forward_length", c.intermediate_size
+    yield "add_sliding_window", c.sliding_window
+    yield "add_rope_scaling_type", gguf.RopeScalingType.YARN
+    yield "add_rope_scaling_factor", rope["factor"]
+    yield (
+      "add_rope_scaling_orig_ctx_len",
+      rope["original_max_position_embeddings"],
+    )
+  if hasattr(c, "num_experts") and c.model_type != "gpt_oss":
     yield "add_expert_count", c.num_experts
     yield "add_expert_used_count", c.num_experts_per_tok
   if c.model_type in ("qwen2_moe", "qwen3_moe"):
@@ -209,6 +221,26 @@ def _tensors(model, arch):
       )
     if arch.startswith("gemma") and name.endswith("norm.weight"):
       array = array + 1
+    if arch == "gpt-oss" and ".experts." in name:
+      stem, _, last = name.replace("_proj_bias", "_proj.bias").rpartition(".")
+      suffix = "bias" if last == "bias" else "weight"
+      stem = stem if last == "bias" else f"{stem}.{last}"
+      if suffix == "weight":
+        array = array.swapaxes(1, 2)
+      each = {"down_proj": array}
+      if stem.endswith("gate_up_proj"):
+        axis = 1
+        each = {
+          part: array.take(range(at, array.shape[axis], 2), axis)
+          for at, part in enumerate(("gate_proj", "up_proj"))
+        }
+      stem = stem.rpartition(".")[0]
+      for part, half in each.items():
+        own = table.get_name(f"{stem}.{part}")
+        found[f"{own}.{suffix}"] = half
+      continue
+    if name.endswith("sinks"):
+      name += ".weight"
     if name.endswith("experts.gate_up_proj"):
       number = name.split(".")[2]
       for part, half in zip(

@@ -32,7 +32,7 @@ from models.sharding import Sharding
 
 KINDS = (
   "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K",
-  "Q4_K", "Q5_K", "Q6_K",
+  "Q4_K", "Q5_K", "Q6_K", "MXFP4",
 )  # fmt: skip
 
 _FAMILIES = {
@@ -257,7 +257,8 @@ def _source(path: str) -> Source:
   header = gguf_file.read_header(path)
   config, family = _configuration(header)
   names = _names(architecture(header))
-  whole, left_out = {*weights.modules(family)}, FAMILIES[family].left_out
+  whole = {*weights.modules(weights.in_gguf(family))}
+  left_out = FAMILIES[family].left_out
   tensors: dict[str, Tensor] = {}
   problems = []
   for own_name in header.tensors:
@@ -279,7 +280,7 @@ def _source(path: str) -> Source:
     path=str(header.path),
     says="metadata",
     config=config,
-    family=family,
+    family=weights.in_gguf(family),
     tensors=tensors,
     kinds=KINDS,
     problems=tuple(problems),
@@ -293,7 +294,7 @@ def _names(arch: str) -> dict[str, str]:
   number = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[arch]
   table = gguf.get_tensor_name_map(number, 1)
   found = {}
-  for name in weights.modules(family):
+  for name in weights.modules(weights.in_gguf(family)):
     name = name.removesuffix(".weight").removesuffix("_bias")
     full = ("" if name == "lm_head" else prefix) + name.replace("#", "0")
     full = full.replace(".*", "")  # all experts are one tensor

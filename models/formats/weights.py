@@ -115,6 +115,19 @@ _TABLES = {
 }
 _LAYOUTS = {name: family.layouts for name, family in FAMILIES.items()}
 
+
+def in_gguf(family: str) -> str:
+  """The family as tensors of GGUF files have it, for `locate`."""
+  own = f"{family} of GGUF"
+  return own if own in _TABLES else family
+
+
+for _name, _family in FAMILIES.items():
+  if _family.gguf is not None and _family.gguf.tensors:
+    _own = f"{_name} of GGUF"
+    _TABLES[_own] = {**_family.tensors, **_family.gguf.tensors}
+    _LAYOUTS[_own] = {**_family.layouts, **_family.gguf.layouts}
+
 _EXPERT = re.compile(r"(.+\.experts)\.(\d{1,9})\.(.+)")
 _LAYER = re.compile(r"(?:(encoder|decoder)\.block|h|layers)\.(\d{1,9})\.")
 

@@ -84,6 +84,8 @@ class Gguf:
     optional: those that may be missing, beside the usual ones.
     also: keys of the metadata that `settings` reads.
     prefix: of tensors' names in Hugging Face's files.
+    tensors, layouts: those of `Family` that are others, where tensors that are
+      one in Hugging Face's files are several.
     settings: more of `config.json`, from the metadata after the architecture's
       name and from a function that says whether the first layer has the bias of
       some module, or some tensor.
@@ -104,6 +106,8 @@ class Gguf:
   optional: frozenset[str] = frozenset()
   also: frozenset[str] = frozenset()
   prefix: str = "model."
+  tensors: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  layouts: Mapping[str, Layout] = dataclasses.field(default_factory=dict)
   settings: Callable[[Mapping[str, Any], Callable[..., bool]], dict] = _nothing
   rows: Callable[[str, TransformerConfig], np.ndarray | None] = _as_they_are
   transposed: tuple[str, ...] = ()
