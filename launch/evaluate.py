@@ -1,27 +1,38 @@
-r"""Evaluates ways to draft on real questions: speed, acceptance, agreement.
+r"""Measures ways to draft on questions or prompts: speed, acceptance, texts.
 
   python -m launch.evaluate --config=configs/huggingface.py:target=DIR \
     --systems=plain,ngram,hf,hf_prompt_lookup --temperatures=0,1 \
     --batch_sizes=1,8 --questions=FILE --subset=120 --output=E.json
+  python -m launch.evaluate --config=configs/embedded.py --prompts=built-in \
+    --rounds=5 --explain --output=E.json
   python -m launch.evaluate --compare BEFORE.json AFTER.json
   python -m launch.evaluate --compare E.json --over=ngram
 
-All systems answer the same questions in turn, and every speed-up is against
-plain decoding of the same questions at the same batch size. FILE has a line
-{"question_id": 81, "category": "writing", "turns": ["...", "..."]} each, as
-Spec-Bench's question file has; without it, the forty of our own are asked,
-eight of each of five tasks, for answers of at most 64 tokens unless
---config.max_new_tokens says another number. A system is a drafter as
-config.drafter is, `ngram(tokens=8, max_ngram=2)` or `package.module:NAME`, or
-transformers' hf, hf_assisted and hf_prompt_lookup; `with_rule(eagle3, block)`
-has a rule of its own. What all share is the config's. The draft of
-`online(model)` learns of what it decodes, one group of questions after the
-other (docs/online.md).
+All systems answer the same questions in turn (--rounds times), and every
+speed-up is against plain decoding of the same questions at the same batch size.
+FILE has a line {"question_id": 81, "category": "writing", "turns": ["...",
+"..."]} each, as Spec-Bench's question file has; without it, the forty of our
+own are asked, eight of each of five tasks, for answers of at most 64 tokens
+unless --config.max_new_tokens says another number. --prompts=FILE reads plain
+prompts in place of them, as launch.decode does, or `built-in` ones. A system is
+a drafter as config.drafter is, `ngram(tokens=8, max_ngram=2)` or
+`package.module:NAME`; transformers' hf, hf_assisted and hf_prompt_lookup; or
+`llama_cpp("ENVIRONMENT/bin/python")`, of a GGUF file, by the package of that
+environment. `with_rule(eagle3, block)` has a rule of its own. What all share is
+the config's. The draft of `online(model)` learns of what it decodes, one group
+of questions after the other (docs/online.md).
+
+Rounds are timed apart from the answers, and the speed-up is predicted from
+them; --timing=passes times target passes over 1 to 16 tokens too, for
+`launch.tools.best_tree` and `launch.studies.depth`, --timing=none nothing.
+--explain says whether drafting pays, why not, and what would: without --systems
+it measures the config's drafter with several numbers of tokens.
 
 E.json has a row for each system, temperature, batch size and category, and all
 that it was made of; E.md shows it, E.svg draws it (docs/evaluation.md says how
-to read them). A run that was stopped goes on when the same command is given
-again; E.json.journal remembers what was measured.
+to read them), E-explained.md explains it, with E-throughput.svg. A run that was
+stopped goes on when the same command is given again; E.json.journal remembers
+what was measured.
 
 Several processes (see launch/processes.py) take turns at the groups of
 questions, if each holds the models on its own devices; process 0 writes.
@@ -32,7 +43,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Container
+from collections.abc import Container, Sequence
 
 import jax
 import ml_collections
@@ -46,15 +57,18 @@ from launch import (
   figures,
   online,
   processes,
+  prompts,
   provenance,
   results,
   tables,
   terminal,
 )
-from launch.build import pair
+from launch.build import drafters, pair
 from launch.evaluation import (
   compare,
   costs,
+  explain,
+  explain_page,
   measure,
   page,
   plots,
@@ -68,7 +82,9 @@ from launch.evaluation.systems import System
 from launch.results import Journal
 from specjax.runtime import compilation
 
-cli.reads(cli.CONFIG, cli.OUTPUT, cli.TEMPERATURES, *processes.FLAGS)
+cli.reads(
+  cli.CONFIG, cli.PROMPTS, cli.OUTPUT, cli.TEMPERATURES, *processes.FLAGS
+)
 _QUESTIONS = flags.DEFINE_string(
   "questions", None, "The questions, JSONL; our own if not given."
 )
@@ -85,6 +101,16 @@ _SUBSET = flags.DEFINE_integer(
 _CATEGORIES = flags.DEFINE_list(
   "categories", None, "Only questions of these categories or tasks."
 )
+_ROUNDS = flags.DEFINE_integer(
+  "rounds", 1, "Times that every system decodes everything.", lower_bound=1
+)
+_TIMING = flags.DEFINE_enum(
+  "timing", "rounds", ["none", "rounds", "passes"],
+  "Also time rounds, which the prediction is made of, and target passes.",
+)  # fmt: skip
+_EXPLAIN = flags.DEFINE_bool(
+  "explain", False, "Also say whether drafting pays, and why."
+)
 _COMPARE = flags.DEFINE_list(
   "compare", None, "Two results to compare, paired; nothing is decoded."
 )
@@ -96,6 +122,7 @@ cli.takes_the_rest(_COMPARE)
 
 # Tokens of an answer to our own questions: a few minutes on a laptop.
 _OWN_BUDGET = 64
+_BUILT_IN = "built-in"
 
 
 def settled(
@@ -114,14 +141,43 @@ def settled(
   return config
 
 
-def chosen(config) -> list[questions.Question]:
-  """The questions that are asked."""
-  found = questions.read(_QUESTIONS.value or questions.OWN)
+def chosen(
+  config, contest: Contest, plain: pair.Pair
+) -> list[questions.Question]:
+  """The questions that are asked, or the prompts."""
+  if name := cli.PROMPTS.value:
+    found = questions.of_prompts(
+      prompts.all_of(
+        None if name == _BUILT_IN else name, contest.tokenizer,
+        max_tokens=contest.room, encoder=plain.encoder,
+      )
+    )  # fmt: skip
+  else:
+    found = questions.read(_QUESTIONS.value or questions.OWN)
   if _CATEGORIES.value:
     found = questions.of_categories(found, _CATEGORIES.value)
   if _SUBSET.value:
     found = questions.subset(found, _SUBSET.value, seed=config.seed)
   return found
+
+
+def named(config) -> str:
+  """The systems of the command line: the config's drafter, if none is named.
+
+  To explain it, it drafts several numbers of tokens.
+  """
+  if _SYSTEMS.value or not _EXPLAIN.value:
+    return _SYSTEMS.value or config.drafter
+  drafting = drafters.of(config)
+  if not drafting.drafts or not drafting.tree.is_chain or drafting.lengths:
+    return config.drafter
+  every = [
+    explain.with_tokens(config.drafter, n)
+    for n in explain.SWEEP
+    if n <= config.max_new_tokens
+  ]
+  names = [config.drafter, *every]
+  return ", ".join(dict.fromkeys(map(systems.SYSTEMS.canonical, names)))
 
 
 def temperatures(config) -> list[float]:
@@ -160,9 +216,16 @@ def settings_of(config, entered: list[System], asked, models) -> dict:
     "questions": provenance.hash_texts(
       [json.dumps([q.id, q.category, q.task, q.turns]) for q in asked]
     ),
+    "rounds": _ROUNDS.value,
+    "timing": timing(),
     "jax": jax.__version__,
     "specjax": specjax.__version__,
   }
+
+
+def timing() -> str:
+  """What is timed apart: to explain, passes are."""
+  return "passes" if _EXPLAIN.value else _TIMING.value
 
 
 def checkpoints_of(entered: list[System]) -> dict[str, dict]:
@@ -226,13 +289,16 @@ def measure_missing(
         give_up_programs(contests)
   if spans:
     return list(records.values())
+  if timing() == "none":
+    return list(records.values())
+  asked = contests[next(iter(contests))].systems
   untimed = _costs_missing(contests, groups, records)
   with _progress(len(untimed), "drafter", "timing rounds") as progress:
     for record in processes.in_turn(
       untimed,
       lambda _, part: costs.measure_costs(
         contests[part[1].temperature], part[0], pairs[part[0].name], part[1],
-        records[part[1].name],
+        records[part[1].name], widths=widths_of(part[0], asked),
       ),
       together=False,
     ):  # fmt: skip
@@ -240,6 +306,18 @@ def measure_missing(
       progress.update()
       give_up_programs(contests)
   return list(records.values())
+
+
+def widths_of(system: System, entered: Sequence[System]) -> tuple[int, ...]:
+  """Target passes that are timed with a system's rounds.
+
+  They are the target's alone: the config's drafter has them, if it is there.
+  """
+  if timing() != "passes":
+    return ()
+  asked = systems.SYSTEMS.canonical(system.config.drafter)
+  there = asked in [one.name for one in entered if one.drafts_here]
+  return () if there and system.name != asked else costs.WIDTHS
 
 
 def _progress(
@@ -299,9 +377,13 @@ def _costs_missing(
 
 
 def beside(path: str) -> dict[str, str]:
-  """The page and the figure of a result."""
+  """The page and the figure of a result, and what explains it."""
   stem = os.path.splitext(path)[0]
-  return {"the page": f"{stem}.md", "the figure": f"{stem}.svg"}
+  found = {"the page": f"{stem}.md", "the figure": f"{stem}.svg"}
+  if _EXPLAIN.value:
+    found["the explanation"] = f"{stem}-explained.md"
+    found["its figure"] = f"{stem}-throughput.svg"
+  return found
 
 
 def write(path: str, found: dict) -> None:
@@ -312,18 +394,25 @@ def write(path: str, found: dict) -> None:
   if not processes.is_chief():
     return
   results.write(path, result.as_text(found))
-  text, drawing = beside(path).values()
+  text, drawing, *more = beside(path).values()
+  _write_page(text, page.page, drawing, plots.figure, found)
+  if more:
+    _write_page(more[0], explain_page.page, more[1], explain_page.figure, found)
+
+
+def _write_page(text, page_of, drawing, figure_of, found) -> None:
+  """A page of a result, and its figure."""
   drawn = io.BytesIO()
-  figures.save(lambda: plots.figure(found), drawn)
+  figures.save(lambda: figure_of(found), drawn)
   results.write(drawing, drawn.getvalue())
-  results.write(text, page.page(found, figure=os.path.basename(drawing)))
+  results.write(text, page_of(found, figure=os.path.basename(drawing)))
 
 
 def compare_files(paths: list[str]) -> int:
   """Prints how a second result, or a result's other systems, compare."""
   cli.refuse_with(
-    "--compare", cli.CONFIG, cli.OUTPUT, _QUESTIONS, _SYSTEMS, cli.TEMPERATURES,
-    _BATCH_SIZES, _SUBSET, _CATEGORIES,
+    "--compare", cli.CONFIG, cli.OUTPUT, cli.PROMPTS, _QUESTIONS, _SYSTEMS,
+    cli.TEMPERATURES, _BATCH_SIZES, _SUBSET, _CATEGORIES,
   )  # fmt: skip
   wanted = "one file with --over" if _OVER.value else "two files"
   if len(paths) != (1 if _OVER.value else 2):
@@ -363,31 +452,35 @@ def run(argv) -> int:
   config = settled(
     cli.CONFIG.value,
     asked=config_flags.get_override_values(flags.FLAGS[cli.CONFIG.name]),
-    own=not _QUESTIONS.value,
+    own=not (_QUESTIONS.value or cli.PROMPTS.value),
   )
+  if cli.PROMPTS.value and (_QUESTIONS.value or _CATEGORIES.value):
+    raise cli.UserError("--prompts are asked in place of --questions")
   output = cli.OUTPUT.value
   results.check(
     {"--output": output}, drawn=beside(output), resumes=True,
     inputs={"--questions": _QUESTIONS.value},
   )  # fmt: skip
-  entered = systems.parse(_SYSTEMS.value or config.drafter, config)
+  entered = systems.parse(named(config), config)
   for system in entered:
     if system.reference is not None:
       reference.check(system)
   degrees = temperatures(config)
   sizes = cli.integers(_BATCH_SIZES, default=[config.batch_size])
-  if len(degrees) * len(sizes) > 1 and any(
+  if len(degrees) * len(sizes) * _ROUNDS.value > 1 and any(
     s.drafting and s.drafting.learning for s in entered
   ):
     raise cli.UserError(
       "a draft that learns would be asked again what it learned from: give one "
-      "temperature and one batch size"
+      "temperature, one batch size and one round"
     )
-  asked = chosen(config)
-  pairs = systems.assemble(entered)
-  contests = measure.contests(config, entered, pairs, degrees)
+  pairs = systems.assemble(entered, inputs=bool(cli.PROMPTS.value))
+  contests = measure.contests(
+    config, entered, pairs, degrees, rounds=_ROUNDS.value
+  )
   check_sizes(sizes, pairs[systems.PLAIN])
   one = contests[degrees[0]]
+  asked = chosen(config, one, pairs[systems.PLAIN])
   fit, refused = measure.first_turns(asked, one.tokenizer, one.room)
   if not fit:
     raise cli.UserError(
@@ -404,17 +497,21 @@ def run(argv) -> int:
   ]
   by_category = collections.Counter(q.category for q in asked)
   models = checkpoints_of(entered)
+  source = cli.PROMPTS.value or _QUESTIONS.value or str(questions.OWN)
   facts = {
     **provenance.record(
       models=models,
-      prompts=_QUESTIONS.value or str(questions.OWN),
+      prompts=None if source == _BUILT_IN else source,
+      texts=[q.turns[0] for q in asked],
     ),
     "config": json.loads(config.to_json_best_effort()),
+    "rounds": _ROUNDS.value,
     "systems": result.describe(entered, pairs),
     "questions": {
       "count": len(asked),
       "by_category": dict(by_category),
-      "chat_template": one.tokenizer.chat_template is not None,
+      "chat_template": one.tokenizer.chat_template is not None
+      and not cli.PROMPTS.value,
       "ids": [q.id for q in asked],
     },
     "left_out": result.left_out(entered, sizes),
@@ -430,6 +527,8 @@ def run(argv) -> int:
     finally:
       one.reference.close()
     found = result.result_of(records, facts)
+    if _EXPLAIN.value:
+      found["explained"] = explain.findings(found)
     write(output, found)
     journal.finish()
   terminal.console(quiet=not processes.is_chief()).print(

@@ -1,12 +1,16 @@
-"""What `launch.evaluate` writes, made of the records that were measured."""
+"""E.json, made of the records that were measured; and without a command."""
 
 import collections
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import ml_collections
 
 from launch.build.pair import Pair
-from launch.evaluation import summary
+from launch.evaluation import costs, measure, summary, systems
+from launch.evaluation.questions import Question
 from launch.evaluation.systems import System
+from models.tokenizers import Tokenizer
 from specjax.tree import Tree
 
 
@@ -72,6 +76,59 @@ def result_of(records: Sequence[dict], facts: dict) -> dict:
   }
 
 
+def of_prompts(
+  config: ml_collections.ConfigDict,
+  names: str,
+  asked_of: Callable[[Tokenizer], Sequence[Question]],
+  *,
+  rounds: int = 1,
+  widths: tuple[int, ...] = (),
+  timed: bool = True,
+) -> dict:
+  """Measures systems in this process, at the config's temperature.
+
+  Args:
+    config: of the run.
+    names: of the systems.
+    asked_of: the questions, made by the target's tokenizer.
+    rounds: times that every system decodes everything.
+    widths: see `costs.measure_costs`.
+    timed: whether rounds are timed too.
+
+  Returns:
+    The rows and what they were made of, as `result_of`.
+  """
+  entered = systems.parse(names, config)
+  pairs = systems.assemble(entered)
+  (contest,) = measure.contests(
+    config, entered, pairs, [config.temperature], rounds=rounds
+  ).values()
+  fit, refused = measure.first_turns(
+    asked_of(contest.tokenizer), contest.tokenizer, contest.room
+  )
+  groups = measure.groups_of(
+    fit, temperature=config.temperature, batch_size=config.batch_size,
+    room=contest.room,
+  )  # fmt: skip
+  records = {group.name: measure.measure(contest, group) for group in groups}
+  contest.reference.close()
+  typical = costs.middling(groups, records)
+  found = [
+    costs.measure_costs(
+      contest, one, pairs[one.name], typical, records[typical.name],
+      widths=widths,
+    )
+    for one in entered
+    if timed and one.drafts_here and not one.drafting.lengths
+  ]  # fmt: skip
+  facts = {
+    "config": json.loads(config.to_json_best_effort()),
+    "systems": describe(entered, pairs),
+    "refused": refused,
+  }
+  return result_of([*records.values(), *found], facts)
+
+
 def as_text(result: dict) -> str:
   """JSON, each entry of the long lists on a line of its own."""
   parts = []
@@ -86,8 +143,7 @@ def as_text(result: dict) -> str:
 def left_out(entered: Sequence[System], sizes: Sequence[int]) -> list[str]:
   """What was asked for and cannot be, in words."""
   return [
-    f"`{system.name}` at batch size {size}, since transformers drafts for one "
-    "prompt at a time"
+    f"`{system.name}` at batch size {size}, since it takes one prompt at a time"
     for system in entered
     for size in sizes
     if not system.takes(size)
