@@ -44,7 +44,9 @@ def findings(result: Mapping) -> list[dict]:
   families: dict[tuple, dict[int, tuple[dict, dict]]] = {}
   for (temperature, batch_size, system), row in rows.items():
     cost = costs.get((system, batch_size))
-    if cost is not None and cost["draft_cost"] is not None:
+    # A drafter that never drafted has no acceptance.
+    drafted = row["acceptance_rate"] is not None
+    if drafted and cost is not None and cost["draft_cost"] is not None:
       family = (temperature, batch_size, with_tokens(system, None))
       families.setdefault(family, {})[cost["depth"]] = (row, cost)
   asked = SYSTEMS.canonical(result["config"]["drafter"])
@@ -88,13 +90,6 @@ def by_position(row: Mapping) -> dict:
   }
 
 
-def _is_whole(row: Mapping, tokens: int) -> bool:
-  """Whether rounds drafted so many tokens, none fewer."""
-  accepted = sum(i * n for i, n in enumerate(row["accept_counts"]))
-  drafted = accepted / row["acceptance_rate"] if accepted else 0.0
-  return drafted > (tokens - 0.01) * row["num_target_calls"]
-
-
 def _finding(
   plain: Mapping,
   sweep: Mapping[int, tuple[dict, dict]],
@@ -115,7 +110,8 @@ def _finding(
   row, cost = sweep[chosen]
   costs = Costs.of(cost)
   is_chain = parents(row) == list(range(-1, chosen))
-  counted = is_chain and row["cut_counts"] and _is_whole(row, chosen)
+  # By position only where every round drafted all of them.
+  counted = is_chain and row["num_drafted"] == chosen * row["num_target_calls"]
   longest = by_position(sweep[max(sweep)][0]) if counted else None
   mine = by_position(row) if counted else None
   efficiency = _efficiency(row, mine, chosen)
@@ -181,15 +177,12 @@ def _efficiency(row: Mapping, mine: dict | None, chosen: int) -> dict:
   share of judged tokens that were accepted, `acceptance`) are of chains, and of
   rounds that nothing cuts.
   """
-  measured, expected = row["block_efficiency"], row["expected_acceptance_rate"]
-  accepted = sum(i * n for i, n in enumerate(row["accept_counts"] or ()))
-  luck = 0.0
-  if accepted and expected is not None:
-    luck = accepted * (expected / row["acceptance_rate"] - 1)
+  luck = row["acceptance_rate"] - row["expected_acceptance_rate"]
+  drafted = row["num_drafted"] / row["num_target_calls"]
   found = {
-    "measured": measured,
+    "measured": row["block_efficiency"],
     "measured_ci": row["block_efficiency_ci"],
-    "rao_blackwell": measured + luck / max(row["num_target_calls"], 1),
+    "rao_blackwell": row["block_efficiency"] - luck * drafted,
     "identity": None,
     "independent": None,
     "acceptance": None,

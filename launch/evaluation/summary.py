@@ -152,6 +152,7 @@ def _row(records: Sequence[dict], system: str, cost: dict | None) -> dict:
     "num_groups": len(records),
     "num_tokens": of_units["num_tokens"],
     "num_target_calls": of_units["num_target_calls"],
+    "num_drafted": of_units["num_drafted"] if counts else None,
     "block_efficiency": of_units["block_efficiency"],
     "block_efficiency_ci": of_units["block_efficiency_ci"],
     "block_efficiency_request_mean": statistics.fmean(own) if own else None,

@@ -23,6 +23,7 @@ argument of a drafter that drafts the best of them.
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -41,7 +42,7 @@ from specjax.runtime import engine
 from specjax.state import Counters
 from specjax.tree import Tree
 
-cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT)
+cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT, cli.COSTS)
 _CHILDREN = flags.DEFINE_integer(
   "children", 4, "Children of a node that are tried.", lower_bound=1
 )
@@ -50,9 +51,6 @@ _LEVELS = flags.DEFINE_integer(
 )
 _MAX_NODES = flags.DEFINE_integer(
   "max_nodes", 15, "Drafted nodes of a tree at most.", lower_bound=1
-)
-_COSTS = flags.DEFINE_string(
-  "costs", "", "What `launch.evaluate --timing=passes` wrote of this pair."
 )
 
 
@@ -82,18 +80,19 @@ class Costs:
 _SAME = ("target", "checkpoints", "dtype", "mesh")
 
 
-def read_costs(path: str, asked: ml_collections.ConfigDict) -> Costs:
+def read_costs(paths: Sequence[str], asked: ml_collections.ConfigDict) -> Costs:
   """Costs that `launch.evaluate` measured of the config's drafter.
 
   Args:
-    path: of the file.
+    paths: of the files.
     asked: the config of the pair that the costs are to be of.
 
   Raises:
-    UserError: if the file has no costs of a draft, or they are of another pair,
+    UserError: if a file has no costs of a draft, or they are of another pair,
       batch size or mesh.
   """
-  found, wanted = timings.read(path, "--costs"), asked.to_dict()
+  found = [one for path in paths for one in timings.read(path, "--costs")]
+  wanted = asked.to_dict()
   drafts = lambda name: calls.parse(name).name
   mine = drafts(wanted["drafter"])
   other: dict[str, Any] = {}
@@ -110,7 +109,7 @@ def read_costs(path: str, asked: ml_collections.ConfigDict) -> Costs:
         fed={n: seconds + one.rest for n, seconds in one.target.items()},
       )
   raise cli.UserError(
-    f"--costs: {path} is of another "
+    f"--costs: {', '.join(paths)} is of another "
     + (", ".join(f"{n} ({value!r})" for n, value in other.items()) or "kind")
   )
 
@@ -190,16 +189,17 @@ def _row(tree: Tree, acceptance: np.ndarray, costs: Costs | None) -> dict:
 
 def run(_) -> int:
   """The command."""
+  paths = cli.COSTS.value or []
   results.check(
     {"--output": cli.OUTPUT.value},
     stdout=True,
-    inputs={"--costs": _COSTS.value},
+    inputs={f"--costs {i}": path for i, path in enumerate(paths)},
   )
   config = cli.CONFIG.value
   drafting = wide(
     drafters.of(config), children=_CHILDREN.value, levels=_LEVELS.value
   )
-  costs = read_costs(_COSTS.value, config) if _COSTS.value else None
+  costs = read_costs(paths, config) if paths else None
   if costs and _MAX_NODES.value + 1 > max(costs.fed):
     raise cli.UserError(
       f"--costs has passes over {max(costs.fed)} tokens at most, and "

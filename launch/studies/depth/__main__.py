@@ -29,10 +29,7 @@ from launch.build import drafters, pair, policies
 from launch.evaluation import costs as costs_lib
 from launch.studies.depth import compare, machine, page, traces
 
-cli.reads(cli.CONFIG, cli.PROMPTS, cli.WORKDIR)
-_COSTS = flags.DEFINE_list(
-  "costs", None, "Results of launch.evaluate at different batch sizes."
-)
+cli.reads(cli.CONFIG, cli.PROMPTS, cli.WORKDIR, cli.COSTS)
 _MOST = flags.DEFINE_integer(
   "most_tokens", 12, "Drafted tokens of the recorded rounds.", lower_bound=1
 )
@@ -55,9 +52,9 @@ def read_costs(paths: list[str]) -> machine.Machine:
 def run(_) -> int:
   """The command."""
   config = cli.CONFIG.value
-  if not _COSTS.value:
+  if not cli.COSTS.value:
     raise cli.UserError("--costs is required; see --help for an example")
-  costs = read_costs(_COSTS.value)
+  costs = read_costs(cli.COSTS.value)
   predictor, width = None, 0
   if _HEAD.value:
     policy = policies.predicted(_HEAD.value)
@@ -83,7 +80,7 @@ def run(_) -> int:
     | provenance.hashes({"depth": _HEAD.value} if _HEAD.value else {}),
     prompts=cli.PROMPTS.value,
     texts=[p.text for p in items],
-    files={f"--costs {i}": path for i, path in enumerate(_COSTS.value)},
+    files={f"--costs {i}": path for i, path in enumerate(cli.COSTS.value)},
   )
   recorded = traces.collect(config, models, items, deepest)
   found = compare.compare(recorded, costs, predictor=predictor) | {
