@@ -112,6 +112,7 @@ serve: $(VENV)/.serve.stamp  ## Serves SmolLM2 over HTTP, at localhost:8000
 
 .PHONY: evaluate
 evaluate: $(VENV)/.setup.stamp  ## Does drafting pay for the embedded pair, and why
+	@mkdir -p build
 	@$(PY) -m launch.evaluate --config=configs/embedded.py --prompts=built-in \
 	  --explain --output=build/evaluation.json $(ARGS)
 

@@ -144,14 +144,14 @@ plt.show()
 # compiling. (`launch.evaluate --explain` is the same as a command.)
 
 # %%
-from launch.evaluation import costs, explain, explain_page, questions, result
+from launch.evaluation import explain, explain_page, questions, result
 
 config.batch_size, rounds = (len(items), 1) if SMALL else (1, 3)
 lengths = (1,) if SMALL else (1, 2, 4, 8)
 names = [config.drafter, *(f"model(tokens={n})" for n in lengths)]
 measured = result.of_prompts(
   config, ", ".join(names), lambda tokenizer: questions.of_prompts(items),
-  rounds=rounds, widths=(1,) if SMALL else costs.WIDTHS,
+  rounds=rounds, timing="rounds" if SMALL else "passes",
 )  # fmt: skip
 (found,) = explain.findings(measured)
 print(explain_page.verdict(found))

@@ -43,11 +43,10 @@ import io
 import json
 import os
 import sys
-from collections.abc import Container, Sequence
+from collections.abc import Container
 
 import jax
 import ml_collections
-import tqdm
 from absl import flags
 from ml_collections import config_flags
 
@@ -55,7 +54,6 @@ import specjax
 from launch import (
   cli,
   figures,
-  online,
   processes,
   prompts,
   provenance,
@@ -66,7 +64,6 @@ from launch import (
 from launch.build import drafters, pair
 from launch.evaluation import (
   compare,
-  costs,
   explain,
   explain_page,
   measure,
@@ -75,12 +72,12 @@ from launch.evaluation import (
   questions,
   reference,
   result,
+  running,
   systems,
 )
-from launch.evaluation.measure import Contest, Group
+from launch.evaluation.measure import Contest
 from launch.evaluation.systems import System
 from launch.results import Journal
-from specjax.runtime import compilation
 
 cli.reads(
   cli.CONFIG, cli.PROMPTS, cli.OUTPUT, cli.TEMPERATURES, *processes.FLAGS
@@ -105,7 +102,7 @@ _ROUNDS = flags.DEFINE_integer(
   "rounds", 1, "Times that every system decodes everything.", lower_bound=1
 )
 _TIMING = flags.DEFINE_enum(
-  "timing", "rounds", ["none", "rounds", "passes"],
+  "timing", "rounds", running.TIMINGS,
   "Also time rounds, which the prediction is made of, and target passes.",
 )  # fmt: skip
 _EXPLAIN = flags.DEFINE_bool(
@@ -240,140 +237,6 @@ def checkpoints_of(entered: list[System]) -> dict[str, dict]:
     elif system.reference.draft:
       found[f"draft of {system.name}"] = system.reference.draft
   return provenance.hashes(found)
-
-
-def measure_missing(
-  contests: dict[float, Contest],
-  groups: list[Group],
-  pairs: dict[str, pair.Pair],
-  journal: Journal | None,
-) -> list[dict]:
-  """Measures what is not in the journal: groups, and then rounds' costs.
-
-  Returns:
-    All records by the order of the groups, costs last, the same on every
-    process.
-  """
-  there = processes.gather(list(journal.batches.values()) if journal else [])
-  records = {record["batch"]: record for record in there[0]}
-  spans = processes.spanned_by(pairs[systems.PLAIN].params)
-  saved = None
-  if learners := learners_of(contests):
-    if processes.several():
-      raise cli.UserError("a draft learns online in one process")
-    if journal:
-      saved = online.Saved(cli.OUTPUT.value, learners)
-      saved.load(sum(group.name in records for group in groups))
-
-  def keep(record: dict) -> None:
-    records[record["batch"]] = record
-    if journal:
-      journal.add(record)
-
-  missing = [group for group in groups if group.name not in records]
-  sizes = {group.name: len(group.questions) for group in groups}
-  everything = sum(sizes.values())
-  there_too = everything - sum(sizes[group.name] for group in missing)
-  with _progress(everything, "question", initial=there_too) as progress:
-    for record in processes.in_turn(
-      missing,
-      lambda _, group: measure.measure(contests[group.temperature], group),
-      together=spans,
-    ):
-      if saved:
-        done = sum(group.name in records for group in groups)
-        saved.save(done + 1)
-      keep(record)
-      progress.update(sizes[record["batch"]])
-      if not spans:  # processes that share programs have them at the same time
-        give_up_programs(contests)
-  if spans:
-    return list(records.values())
-  if timing() == "none":
-    return list(records.values())
-  asked = contests[next(iter(contests))].systems
-  untimed = _costs_missing(contests, groups, records)
-  with _progress(len(untimed), "drafter", "timing rounds") as progress:
-    for record in processes.in_turn(
-      untimed,
-      lambda _, part: costs.measure_costs(
-        contests[part[1].temperature], part[0], pairs[part[0].name], part[1],
-        records[part[1].name], widths=widths_of(part[0], asked),
-      ),
-      together=False,
-    ):  # fmt: skip
-      keep(record)
-      progress.update()
-      give_up_programs(contests)
-  return list(records.values())
-
-
-def widths_of(system: System, entered: Sequence[System]) -> tuple[int, ...]:
-  """Target passes that are timed with a system's rounds.
-
-  They are the target's alone: the config's drafter has them, if it is there.
-  """
-  if timing() != "passes":
-    return ()
-  asked = systems.SYSTEMS.canonical(system.config.drafter)
-  there = asked in [one.name for one in entered if one.drafts_here]
-  return () if there and system.name != asked else costs.WIDTHS
-
-
-def _progress(
-  total: int, unit: str, what: str | None = None, *, initial: int = 0
-) -> tqdm.tqdm:
-  """A bar, or lines of a log; none on any process but the chief, or of none."""
-  return tqdm.tqdm(
-    total=total, initial=initial, unit=unit, desc=what, smoothing=0.05,
-    disable=not total or not processes.is_chief(),
-    mininterval=0.5 if sys.stderr.isatty() else 60,
-  )  # fmt: skip
-
-
-def give_up_programs(contests: dict[float, Contest]) -> None:
-  """Where there are too many of them; what is needed is compiled again.
-
-  A dozen systems at several widths, temperatures and batch sizes are more
-  programs than a process can hold (`compilation.has_many_maps`).
-  """
-  if compilation.has_many_maps():
-    for contest in contests.values():
-      for one in contest.engines.values():
-        one.programs.clear()
-    jax.clear_caches()
-
-
-def learners_of(contests: dict[float, Contest]) -> dict[str, online.Learner]:
-  """By system; those of all temperatures are the same."""
-  first = next(iter(contests.values()))
-  return {
-    name: one.learner for name, one in first.engines.items() if one.learner
-  }
-
-
-def _costs_missing(
-  contests: dict[float, Contest], groups: list[Group], records: dict[str, dict]
-) -> list[tuple[System, Group]]:
-  """Systems and groups at which their rounds are still to be timed.
-
-  A round's cost does not depend on the temperature: the first one is taken.
-  Rounds whose width the host changes have none of their own.
-  """
-  first = next(iter(contests))
-  missing = []
-  for size in dict.fromkeys(group.batch_size for group in groups):
-    some = [g for g in groups if (g.temperature, g.batch_size) == (first, size)]
-    typical = costs.middling(some, records)
-    missing += [
-      (system, typical)
-      for system in contests[first].systems
-      if system.name in contests[first].engines
-      and system.drafts_here
-      and not system.drafting.lengths
-      and costs.name_of(system, size) not in records
-    ]
-  return missing
 
 
 def beside(path: str) -> dict[str, str]:
@@ -523,7 +386,9 @@ def run(argv) -> int:
       print(f"{output}: {len(journal.batches)} groups and costs are measured "
             "already, and are kept", file=sys.stderr)  # fmt: skip
     try:
-      records = measure_missing(contests, groups, pairs, journal)
+      records = running.measure_missing(
+        contests, groups, pairs, timing=timing(), journal=journal, output=output
+      )
     finally:
       one.reference.close()
     found = result.result_of(records, facts)
@@ -531,8 +396,9 @@ def run(argv) -> int:
       found["explained"] = explain.findings(found)
     write(output, found)
     journal.finish()
+  verdicts = map(explain_page.verdict, found.get("explained", ()))
   terminal.console(quiet=not processes.is_chief()).print(
-    page.over_all(found), soft_wrap=True, markup=False
+    "\n".join([page.over_all(found), *verdicts]), soft_wrap=True, markup=False
   )
   if found["refused"]:
     print(f"{len(found['refused'])} prompts were too long for config."

@@ -5,6 +5,7 @@
   reference.py   transformers and llama.cpp in other processes, as systems
   measure.py     a group of questions -> one record: every system in turn
   costs.py       a group of middling length -> seconds of rounds and passes
+  running.py     groups -> all records and costs, as far as they are missing
   margins.py     where greedy completions part -> how near the two logits were
   summary.py     records -> rows of numbers, by category, by task and over all
   page.py, plots.py   those rows -> a page, a figure

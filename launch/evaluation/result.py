@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import ml_collections
 
 from launch.build.pair import Pair
-from launch.evaluation import costs, measure, summary, systems
+from launch.evaluation import measure, running, summary, systems
 from launch.evaluation.questions import Question
 from launch.evaluation.systems import System
 from models.tokenizers import Tokenizer
@@ -82,8 +82,7 @@ def of_prompts(
   asked_of: Callable[[Tokenizer], Sequence[Question]],
   *,
   rounds: int = 1,
-  widths: tuple[int, ...] = (),
-  timed: bool = True,
+  timing: str = "rounds",
 ) -> dict:
   """Measures systems in this process, at the config's temperature.
 
@@ -92,41 +91,32 @@ def of_prompts(
     names: of the systems.
     asked_of: the questions, made by the target's tokenizer.
     rounds: times that every system decodes everything.
-    widths: see `costs.measure_costs`.
-    timed: whether rounds are timed too.
+    timing: of `running.TIMINGS`.
 
   Returns:
     The rows and what they were made of, as `result_of`.
   """
   entered = systems.parse(names, config)
   pairs = systems.assemble(entered)
-  (contest,) = measure.contests(
+  contests = measure.contests(
     config, entered, pairs, [config.temperature], rounds=rounds
-  ).values()
+  )
+  one = contests[config.temperature]
   fit, refused = measure.first_turns(
-    asked_of(contest.tokenizer), contest.tokenizer, contest.room
+    asked_of(one.tokenizer), one.tokenizer, one.room
   )
   groups = measure.groups_of(
     fit, temperature=config.temperature, batch_size=config.batch_size,
-    room=contest.room,
+    room=one.room,
   )  # fmt: skip
-  records = {group.name: measure.measure(contest, group) for group in groups}
-  contest.reference.close()
-  typical = costs.middling(groups, records)
-  found = [
-    costs.measure_costs(
-      contest, one, pairs[one.name], typical, records[typical.name],
-      widths=widths,
-    )
-    for one in entered
-    if timed and one.drafts_here and not one.drafting.lengths
-  ]  # fmt: skip
+  records = running.measure_missing(contests, groups, pairs, timing=timing)
+  one.reference.close()
   facts = {
     "config": json.loads(config.to_json_best_effort()),
     "systems": describe(entered, pairs),
     "refused": refused,
   }
-  return result_of([*records.values(), *found], facts)
+  return result_of(records, facts)
 
 
 def as_text(result: dict) -> str:

@@ -158,7 +158,7 @@ def decode_with(config, draft: str) -> dict:
     measured = result.of_prompts(
       _settings(config, draft, temperature), draft,
       functools.partial(_asked, config), rounds=config.rounds,
-      timed=timed is None,
+      timing="none" if timed else "rounds",
     )  # fmt: skip
     plain, row = [r for r in measured["runs"] if r["level"] == "all"]
     found[f"{temperature:g}"] = {
