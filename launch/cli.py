@@ -56,8 +56,8 @@ NUM_DRAFTS = flags.DEFINE_list(
 TEMPERATURES = flags.DEFINE_list(
   "temperatures", None, "Temperatures to decode at, one after the other."
 )
-COSTS = flags.DEFINE_list(
-  "costs", None, "Results of launch.evaluate --timing=passes."
+TIMINGS = flags.DEFINE_list(
+  "timings", None, "Results of launch.evaluate --timing=passes."
 )
 COUNT = flags.DEFINE_integer("count", None, "How many to make.", lower_bound=1)
 SEED = flags.DEFINE_integer(

@@ -174,7 +174,7 @@ for temperature in 0.0 1.0; do
     launch.studies.depth $pair --config.temperature=$temperature \
     --config.batch_size=24 --config.max_new_tokens=64 --most_tokens=8 \
     --prompts=$out/held-out-24.jsonl --head=$out/depth-head \
-    --costs=docs/measurements/embedded-greedy.json,docs/measurements/embedded-greedy-batch-6.json
+    --timings=docs/measurements/embedded-greedy.json,docs/measurements/embedded-greedy-batch-6.json
 done
 part counted theory 10 docs/theory launch.studies.theory --figure=all
 

@@ -3,7 +3,7 @@ r"""The static tree that pays most, from acceptance by rank as it is measured.
   python -m launch.tools.best_tree --config=configs/embedded.py \
     --config.drafter='eagle3(siblings=without_replacement)' \
     --config.temperature=1 --config.rule=recursive --prompts=IN.jsonl \
-    [--costs=E.json] --output=T.json
+    [--timings=E.json] --output=T.json
 
 The prompts are decoded with a tree in which every node above the last level has
 --children of them, by the rule and with the siblings that the config says (at
@@ -13,7 +13,7 @@ how often the walk went on to the child of each rank. The best trees of 1 to
 al., NeurIPS 2024), which supposes that a rank is as good at every place: of a
 draft whose later tokens stand less often deep trees are thought too good.
 
---costs is what `launch.evaluate --timing=passes` wrote of the same pair and
+--timings is what `launch.evaluate --timing=passes` wrote of the same pair and
 batch size: seconds of a target pass over 1 to 16 tokens, and of a level of the
 draft (a wide level is taken to cost what those do that were measured there).
 Then the depth of each tree is the one with the least time for a token, and
@@ -42,7 +42,7 @@ from specjax.runtime import engine
 from specjax.state import Counters
 from specjax.tree import Tree
 
-cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT, cli.COSTS)
+cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT, cli.TIMINGS)
 _CHILDREN = flags.DEFINE_integer(
   "children", 4, "Children of a node that are tried.", lower_bound=1
 )
@@ -91,7 +91,7 @@ def read_costs(paths: Sequence[str], asked: ml_collections.ConfigDict) -> Costs:
     UserError: if a file has no costs of a draft, or they are of another pair,
       batch size or mesh.
   """
-  found = [one for path in paths for one in timings.read(path, "--costs")]
+  found = [one for path in paths for one in timings.read(path, "--timings")]
   wanted = asked.to_dict()
   drafts = lambda name: calls.parse(name).name
   mine = drafts(wanted["drafter"])
@@ -109,7 +109,7 @@ def read_costs(paths: Sequence[str], asked: ml_collections.ConfigDict) -> Costs:
         fed={n: seconds + one.rest for n, seconds in one.target.items()},
       )
   raise cli.UserError(
-    f"--costs: {', '.join(paths)} is of another "
+    f"--timings: {', '.join(paths)} is of another "
     + (", ".join(f"{n} ({value!r})" for n, value in other.items()) or "kind")
   )
 
@@ -189,11 +189,11 @@ def _row(tree: Tree, acceptance: np.ndarray, costs: Costs | None) -> dict:
 
 def run(_) -> int:
   """The command."""
-  paths = cli.COSTS.value or []
+  paths = cli.TIMINGS.value or []
   results.check(
     {"--output": cli.OUTPUT.value},
     stdout=True,
-    inputs={f"--costs {i}": path for i, path in enumerate(paths)},
+    inputs={f"--timings {i}": path for i, path in enumerate(paths)},
   )
   config = cli.CONFIG.value
   drafting = wide(
@@ -202,7 +202,7 @@ def run(_) -> int:
   costs = read_costs(paths, config) if paths else None
   if costs and _MAX_NODES.value + 1 > max(costs.fed):
     raise cli.UserError(
-      f"--costs has passes over {max(costs.fed)} tokens at most, and "
+      f"--timings has passes over {max(costs.fed)} tokens at most, and "
       f"--max_nodes={_MAX_NODES.value} asks for {_MAX_NODES.value + 1}"
     )
   models = pair.load(config, drafting=drafting, inputs=True)

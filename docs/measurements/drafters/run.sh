@@ -78,7 +78,7 @@ trees() {
       --output="$out/costs-$temperature.json" || exit 1
     [ -e "$out/tree-$temperature.json" ] || "$python" -m launch.tools.best_tree "$@" \
       --config.drafter="eagle3(siblings=$siblings)" --config.rule=$rule \
-      --costs="$out/costs-$temperature.json" \
+      --timings="$out/costs-$temperature.json" \
       --output="$out/tree-$temperature.json" || exit 1
     systems=plain
     for depth in 1 2 3 4; do systems="$systems, eagle3(tokens=$depth)"; done

@@ -1,7 +1,7 @@
 r"""How deep should this pair draft, at every batch size, and who should decide?
 
   python -m launch.studies.depth --config=configs/embedded.py --workdir=W \
-    --costs=docs/measurements/embedded-greedy.json,\
+    --timings=docs/measurements/embedded-greedy.json,\
   docs/measurements/embedded-greedy-batch-6.json
 
 writes WORKDIR/depth.json (every number), depth.md and depth.svg. The prompts
@@ -10,8 +10,8 @@ token is written down. On those traces are replayed: plain decoding, every
 static depth, thresholds on the newest token's confidence and on survival, the
 policy that follows its own rate, and with --head one that a head decides, each
 by its own code, and the optimum of a process fitted to them. Tokens per second
-are predicted from --costs, results of `launch.evaluate --timing=passes` at one
-or two batch sizes, as lines in the number of rows.
+are predicted from --timings, results of `launch.evaluate --timing=passes` at
+one or two batch sizes, as lines in the number of rows.
 
 To measure one of them instead:
 
@@ -29,7 +29,7 @@ from launch.build import drafters, pair, policies
 from launch.evaluation import costs as costs_lib
 from launch.studies.depth import compare, machine, page, traces
 
-cli.reads(cli.CONFIG, cli.PROMPTS, cli.WORKDIR, cli.COSTS)
+cli.reads(cli.CONFIG, cli.PROMPTS, cli.WORKDIR, cli.TIMINGS)
 _MOST = flags.DEFINE_integer(
   "most_tokens", 12, "Drafted tokens of the recorded rounds.", lower_bound=1
 )
@@ -45,16 +45,16 @@ def read_costs(paths: list[str]) -> machine.Machine:
     UserError: if a file is not there or is no such result.
     ValueError: if they are of one batch size.
   """
-  found = [one for path in paths for _, one in costs_lib.read(path, "--costs")]
-  return machine.machine_of(found)
+  found = [pair for path in paths for pair in costs_lib.read(path, "--timings")]
+  return machine.machine_of([costs for _, costs in found])
 
 
 def run(_) -> int:
   """The command."""
   config = cli.CONFIG.value
-  if not cli.COSTS.value:
-    raise cli.UserError("--costs is required; see --help for an example")
-  costs = read_costs(cli.COSTS.value)
+  if not cli.TIMINGS.value:
+    raise cli.UserError("--timings is required; see --help for an example")
+  costs = read_costs(cli.TIMINGS.value)
   predictor, width = None, 0
   if _HEAD.value:
     policy = policies.predicted(_HEAD.value)
@@ -80,7 +80,7 @@ def run(_) -> int:
     | provenance.hashes({"depth": _HEAD.value} if _HEAD.value else {}),
     prompts=cli.PROMPTS.value,
     texts=[p.text for p in items],
-    files={f"--costs {i}": path for i, path in enumerate(cli.COSTS.value)},
+    files={f"--timings {i}": path for i, path in enumerate(cli.TIMINGS.value)},
   )
   recorded = traces.collect(config, models, items, deepest)
   found = compare.compare(recorded, costs, predictor=predictor) | {

@@ -226,7 +226,7 @@ def test_the_command_writes_numbers_a_page_and_a_figure(cli, tmp_path):
   code = cli(
     study.run, "--config.max_new_tokens=16",
     "--config.batch_size=2", "--most_tokens=3", f"--prompts={prompts}",
-    f"--costs={COSTS}", f"--workdir={tmp_path / 'w'}",
+    f"--timings={COSTS}", f"--workdir={tmp_path / 'w'}",
   )  # fmt: skip
   assert code == 0
   found = json.loads((tmp_path / "w" / "depth.json").read_text())
@@ -243,11 +243,11 @@ def test_the_command_writes_numbers_a_page_and_a_figure(cli, tmp_path):
 @pytest.mark.parametrize(
   ("flags", "message"),
   [
-    ((), "--costs is required"),
-    ((f"--costs={COSTS}", "--config.drafter=ngram"), "for chains"),
-    (("--costs=no.json",), "--costs: no.json is not"),
-    (("--costs=pyproject.toml",), "--costs: pyproject.toml is not"),
-    (("--costs=docs/plans/8b-v5e-8.json",), "what launch.evaluate writes"),
+    ((), "--timings is required"),
+    ((f"--timings={COSTS}", "--config.drafter=ngram"), "for chains"),
+    (("--timings=no.json",), "--timings: no.json is not"),
+    (("--timings=pyproject.toml",), "--timings: pyproject.toml is not"),
+    (("--timings=docs/plans/8b-v5e-8.json",), "what launch.evaluate writes"),
   ],
 )
 def test_what_cannot_be_studied_is_said_in_one_line(

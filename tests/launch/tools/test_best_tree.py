@@ -58,7 +58,7 @@ def test_a_measured_pair_gets_its_best_tree_and_the_flag_for_it(
   costs.write_text(json.dumps(COSTS))
   execute(
     f"--prompts={tmp_path / 'in.jsonl'}", f"--output={output}",
-    "--children=3", "--max_nodes=6", f"--costs={costs}",
+    "--children=3", "--max_nodes=6", f"--timings={costs}",
     "--config.temperature=1", "--config.rule=recursive",
     "--config.drafter=model(siblings=without_replacement)",
   )  # fmt: skip
@@ -151,7 +151,7 @@ def test_costs_that_cannot_be_used_are_one_line(
 ):
   (tmp_path / "costs.json").write_text(content)
   execute(
-    f"--costs={tmp_path / 'costs.json'}", f"--output={tmp_path / 'o.json'}",
+    f"--timings={tmp_path / 'costs.json'}", f"--output={tmp_path / 'o.json'}",
     *args, code=2,
   )  # fmt: skip
   (line,) = capsys.readouterr().err.splitlines()
