@@ -5,7 +5,8 @@ https://docs.cloud.google.com/tpu/docs (system architecture), read in November
 2026; v4's six links of 50 GB/s are from its paper (Jouppi et al., 2023). The
 memory that a program may use is what libtpu's compiler reports, less than what
 is soldered on. GPUs' are peak figures of NVIDIA's data sheets as public
-listings of November 2026 quote them.
+listings of November 2026 quote them; all bandwidths but those of H100 PCIe,
+H200 and B200 were compared with memory clock times bus width.
 """
 
 import dataclasses
@@ -76,24 +77,36 @@ CHIPS = {
   )
 }  # fmt: skip
 
-# Dense bfloat16 operations a second, by `device_kind` without a leading
-# "NVIDIA ". A slice of a GPU (MIG) has another name.
-GPUS = {
-  "A100-PCIE-40GB": 312e12,
-  "A100-SXM4-40GB": 312e12,
-  "A100 80GB PCIe": 312e12,
-  "A100-SXM4-80GB": 312e12,
-  "H100 PCIe": 756e12,
-  "H100 80GB HBM3": 989e12,  # SXM
-  "H200": 989e12,
+# By `device_kind` without a leading "NVIDIA ": bytes a second of memory, and
+# dense bfloat16 operations a second (None: not looked up). The T4's sheet
+# rounds its 320 to 300. A slice of a GPU (MIG) has another name.
+GPUS: dict[str, tuple[float, float | None]] = {
+  "Tesla T4": (320e9, None),
+  "L4": (300e9, None),
+  "L40S": (864e9, None),
+  "A100-PCIE-40GB": (1555e9, 312e12),
+  "A100-SXM4-40GB": (1555e9, 312e12),
+  "A100 80GB PCIe": (1935e9, 312e12),
+  "A100-SXM4-80GB": (2039e9, 312e12),
+  "H100 PCIe": (2000e9, 756e12),
+  "H100 80GB HBM3": (3350e9, 989e12),  # SXM
+  "H200": (4800e9, 989e12),
+  "B200": (8000e9, None),
 }
+
+
+def bandwidth_of(device_kind: str) -> float | None:
+  """Bytes a second of a device's memory by its maker, or None if unknown."""
+  tpu = _tpu(device_kind)
+  gpu = GPUS.get(device_kind.removeprefix("NVIDIA "))
+  return tpu.hbm_bandwidth if tpu else gpu and gpu[0]
 
 
 def peak_flops_of(device_kind: str) -> float | None:
   """Its dense bfloat16 operations a second by its maker, or None if unknown."""
   tpu = _tpu(device_kind)
   gpu = GPUS.get(device_kind.removeprefix("NVIDIA "))
-  return tpu.peak_flops if tpu else gpu
+  return tpu.peak_flops if tpu else gpu and gpu[1]
 
 
 def _tpu(device_kind: str) -> Chip | None:
