@@ -55,6 +55,7 @@ from launch.build import pair
 from launch.evaluation import (
   compare,
   costs,
+  experts,
   measure,
   page,
   plots,
@@ -88,6 +89,10 @@ _CATEGORIES = flags.DEFINE_list(
 _COMPARE = flags.DEFINE_list(
   "compare", None, "Two results to compare, paired; nothing is decoded."
 )
+_COUNT_EXPERTS = flags.DEFINE_bool(
+  "count_experts", False,
+  "Count the different experts that the target's passes touch, of a mixture.",
+)  # fmt: skip
 _OVER = flags.DEFINE_string(
   "over", None, "With --compare and one result: all its systems over this one."
 )
@@ -162,6 +167,7 @@ def settings_of(config, entered: list[System], asked, models) -> dict:
     ),
     "jax": jax.__version__,
     "specjax": specjax.__version__,
+    **({"count_experts": True} if _COUNT_EXPERTS.value else {}),
   }
 
 
@@ -323,7 +329,7 @@ def compare_files(paths: list[str]) -> int:
   """Prints how a second result, or a result's other systems, compare."""
   cli.refuse_with(
     "--compare", cli.CONFIG, cli.OUTPUT, _QUESTIONS, _SYSTEMS, cli.TEMPERATURES,
-    _BATCH_SIZES, _SUBSET, _CATEGORIES,
+    _BATCH_SIZES, _SUBSET, _CATEGORIES, _COUNT_EXPERTS,
   )  # fmt: skip
   wanted = "one file with --over" if _OVER.value else "two files"
   if len(paths) != (1 if _OVER.value else 2):
@@ -384,7 +390,7 @@ def run(argv) -> int:
       "temperature and one batch size"
     )
   asked = chosen(config)
-  pairs = systems.assemble(entered)
+  pairs = systems.assemble(entered, count_experts=_COUNT_EXPERTS.value)
   contests = measure.contests(config, entered, pairs, degrees)
   check_sizes(sizes, pairs[systems.PLAIN])
   one = contests[degrees[0]]
@@ -420,6 +426,8 @@ def run(argv) -> int:
     "left_out": result.left_out(entered, sizes),
     "refused": refused,
   }
+  if _COUNT_EXPERTS.value:
+    facts["experts"] = experts.facts(pairs[systems.PLAIN])
   settings = settings_of(config, entered, asked, models)
   with Journal(output, settings, grows=True) as journal:
     if journal.batches:

@@ -244,7 +244,9 @@ def _decoded(
   for each prompt its emitted `tokens`, its target `calls`, and how many were
   `drafted` and `accepted`; `accept_counts` and `total_variation` are sums over
   the prompts. Of a ladder, `rounds_by_length` are the batch's rounds by how
-  many tokens they drafted. What transformers does not tell is None.
+  many tokens they drafted. Where experts are counted, `num_experts` are those
+  that the prompts' calls touched, by layer, summed over calls and prompts. What
+  transformers does not tell is None.
   """
   if system.reference is not None:
     theirs = contest.reference.run(
@@ -278,6 +280,7 @@ def _decoded(
   state = jax.block_until_ready(one.generate(batch, state))
   seconds = time.perf_counter() - start
   done = engine_lib.completions(state, len(batch.prompts))
+  experts = engine_lib.fetch(state.counters.num_experts)
   drafts = system.drafts_here
   return {
     "seconds": seconds,
@@ -299,6 +302,9 @@ def _decoded(
     else None,
     "total_variation": intervals.sum_known(c.total_variation for c in done),
     "broken": [c.stop_reason == "nan_logits" for c in done],
+    "num_experts": None
+    if experts is None
+    else experts[: len(done)].sum(axis=0).tolist(),
   }, [c.token_ids for c in done]
 
 

@@ -126,10 +126,16 @@ def _made(written, config: ml_collections.ConfigDict) -> System:
   return System(name=name, config=config, drafting=found)
 
 
-def assemble(systems: Sequence[System]) -> dict[str, Pair]:
+def assemble(
+  systems: Sequence[System], *, count_experts: bool = False
+) -> dict[str, Pair]:
   """The pairs of all systems but transformers', by name.
 
   The target is read once, and every other checkpoint once too.
+
+  Args:
+    systems: from `parse`.
+    count_experts: whether the target's passes count the experts they touch.
 
   Raises:
     ValueError, FileNotFoundError: as `launch.build.pair`.
@@ -145,8 +151,9 @@ def assemble(systems: Sequence[System]) -> dict[str, Pair]:
       first = next(iter(loaded.values()), None)
       loaded[key] = pair.load(system.config, drafting=how, beside=first)
     pairs[system.name] = pair.assemble(
-      system.config, loaded[key], drafting=how, learns=True, climbs=True
-    )
+      system.config, loaded[key], drafting=how, learns=True, climbs=True,
+      count_experts=count_experts,
+    )  # fmt: skip
   return pairs
 
 

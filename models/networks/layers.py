@@ -298,16 +298,29 @@ class Layer(nnx.Module):
       self.mlp_out_norm = norm()
 
   def __call__(
-    self, x, rotary, sees, kv, start, *, layer=None, attention=True, mlp=True
+    self,
+    x,
+    rotary,
+    sees,
+    kv,
+    start,
+    *,
+    layer=None,
+    attention=True,
+    mlp=True,
+    counts: list[Array] | None = None,
   ):
-    """As `Attention`; `attention=False` or `mlp=False` skips that sub-layer."""
+    """As `Attention`; `attention=False` or `mlp=False` skips that sub-layer.
+
+    A mixture adds to `counts` how many of its experts the tokens were given.
+    """
     residual = x
     if attention:
       out, kv = self.attended(x, rotary, sees, kv, start, layer=layer)
       x = x + out
     if mlp:
       source = residual if self.spec.parallel else x
-      x = x + self.fed_forward(source, layer=layer)
+      x = x + self.fed_forward(source, layer=layer, counts=counts)
     return x, kv
 
   def attended(self, x, rotary, sees, kv, start, *, layer=None):
@@ -319,17 +332,27 @@ class Layer(nnx.Module):
       out = self.attention_out_norm(out)
     return out, kv
 
-  def fed_forward(self, x: Array, *, layer: Array | None = None) -> Array:
+  def fed_forward(
+    self,
+    x: Array,
+    *,
+    layer: Array | None = None,
+    counts: list[Array] | None = None,
+  ) -> Array:
     """What the MLP adds, norms included, `[B, T, D] -> [B, T, D]`.
 
     Args:
       x: what the layer was given, or what attention has added to it.
       layer: which of stacked layers it is: a mixture's experts are those of all
         layers then.
+      counts: as of `__call__`.
     """
     if self.spec.norms != "post":
       x = self.mlp_norm(x)
-    if isinstance(self.mlp, MixtureMlp):
+    if isinstance(self.mlp, MixtureMlp) and counts is not None:
+      out, count = self.mlp(x, layer=layer, count=True)
+      counts.append(count)
+    elif isinstance(self.mlp, MixtureMlp):
       out = self.mlp(x, layer=layer)
     else:
       out = self.mlp(x)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax import lax
+from jax import Array, lax
 
 from models.networks.description import LayerSpec, TransformerConfig
 from models.networks.layers import Layer
@@ -26,6 +26,7 @@ from models.networks.transformer import (
   SkippedLayers,
   Transformer,
   check_features,
+  mixtures_of,
 )
 from models.sharding import Sharding, constrain
 from specjax import cache as cache_lib
@@ -108,6 +109,7 @@ def as_language_model(
   skipped: SkippedLayers | None = None,
   sharding: Sharding | None = None,
   features: Features = (),
+  count_experts: bool = False,
 ) -> LanguageModel:
   """The model as pure functions of stacked parameters.
 
@@ -120,12 +122,19 @@ def as_language_model(
       mesh, for wherever XLA puts them.
     features: what `ModelOutput.features` holds, as in
       `models.networks.transformer`.
+    count_experts: likewise; not with sub-layers left out.
 
   Returns:
     The `LanguageModel`; its parameters are as `abstract_params` says.
+
+  Raises:
+    ValueError: for layers that are not there, or cannot be stacked or counted.
   """
   skipped = skipped or SkippedLayers()
   skipped.check(config.num_layers)
+  if count_experts and skipped != SkippedLayers():
+    raise ValueError("experts are counted in all layers, got some left out")
+  num_counted = len(mixtures_of(config)) if count_experts else 0
   check_features(features, config.num_layers)
   frame, layer = _modules(config, dtype)
   frame_def, layer_def = nnx.graphdef(frame), nnx.graphdef(layer)
@@ -211,10 +220,12 @@ def as_language_model(
           lambda *each: jnp.stack(each)[this["rope"]], *tables
         )
 
+      counts: list[Array] | None = [] if num_counted else None
+
       def run(x, kv, **kind):
         x, kv = module(
           x, rotary=rotary, sees=visible, kv=kv, start=fed.start,
-          layer=this["layer"], **kind,
+          layer=this["layer"], counts=counts, **kind,
         )  # fmt: skip
         whole = lambda b: put(b, "cache_lbksc") if b.ndim == 5 else b
         return put(x, "act_btd"), jax.tree.map(whole, kv)
@@ -232,12 +243,12 @@ def as_language_model(
           x,
           kv,
         )
-      return (x, kv, seen), None
+      return (x, kv, seen), counts and counts[0]
 
     x = put(fed.x, "act_btd")
     kv = (fed.cache.keys[0], fed.cache.values[0])
     seen = jnp.zeros((len(wanted), *x.shape), x.dtype)
-    (x, kv, seen), _ = lax.scan(
+    (x, kv, seen), experts = lax.scan(
       body, (x, kv, seen), jax.tree.map(jnp.asarray, which)
     )
     given = dict(zip(wanted, seen, strict=True))
@@ -250,6 +261,7 @@ def as_language_model(
       output,
       logits=put(output.logits, "logits_btv"),
       features=None if whole is None else put(whole, "act_btd"),
+      experts=experts,
     )
     return output, fed.cache.replace(
       keys=(kv[0],), values=(kv[1],), length=fed.start + tokens.shape[1]
@@ -261,4 +273,5 @@ def as_language_model(
     init_cache=init_cache,
     apply=apply,
     takes_rows=True,
+    num_counted=num_counted,
   )

@@ -19,6 +19,7 @@ from jax import Array
 from models.networks.attention import capped
 from models.networks.description import LayerSpec, Rope, TransformerConfig
 from models.networks.layers import Layer, Linear, make_norm, tied_logits
+from models.networks.mixture import Mixture
 from models.networks.params import split
 from specjax import cache as cache_lib
 from specjax.cache import Cache, Visible
@@ -112,6 +113,7 @@ class Transformer(nnx.Module):
     segments: Array | None = None,
     skipped: SkippedLayers = SkippedLayers(),
     features: Features = (),
+    count_experts: bool = False,
   ) -> tuple[ModelOutput, Cache | None]:
     """Feeds T tokens; see `specjax.types.LanguageModel.apply`.
 
@@ -130,6 +132,7 @@ class Transformer(nnx.Module):
     )
     x, cache = fed.x, fed.cache
     keys, values, seen = [], [], {}
+    counts: list[Array] | None = [] if count_experts else None
     for i, layer in enumerate(self.layers):
       seen[i] = x
       x, kv = layer(
@@ -139,6 +142,7 @@ class Transformer(nnx.Module):
         fed.start,
         attention=i not in skipped.attention,
         mlp=i not in skipped.mlp,
+        counts=counts,
       )
       keys.append(kv and kv[0])
       values.append(kv and kv[1])
@@ -149,7 +153,10 @@ class Transformer(nnx.Module):
         length=fed.start + tokens.shape[1],
       )
     seen[c.num_layers] = x
-    return self.leave(x, logits_at, seen, features), cache
+    output = self.leave(x, logits_at, seen, features)
+    if counts:
+      output = dataclasses.replace(output, experts=jnp.stack(counts))
+    return output, cache
 
   def enter(
     self,
@@ -275,6 +282,7 @@ def as_language_model(
   *,
   skipped: SkippedLayers = SkippedLayers(),
   features: Features = (),
+  count_experts: bool = False,
 ) -> tuple[LanguageModel, nnx.State]:
   """Splits a module into pure functions and its parameters.
 
@@ -284,6 +292,8 @@ def as_language_model(
       parameters and the same cache as the full model: the layers left out keep
       their cache entries as they are.
     features: what `ModelOutput.features` holds, see `Features`.
+    count_experts: whether every pass counts the experts that it touches
+      (`ModelOutput.experts`), of layers that have some.
 
   Returns:
     The `LanguageModel` and the parameters to call it with.
@@ -318,6 +328,7 @@ def as_language_model(
       logits_at=logits_at,
       skipped=skipped,
       features=features,
+      count_experts=count_experts,
     )
 
   model = LanguageModel(
@@ -326,5 +337,18 @@ def as_language_model(
     init_cache=init_cache,
     apply=apply,
     takes_rows=True,
+    num_counted=len(mixtures_of(config, skipped)) if count_experts else 0,
   )
   return model, params
+
+
+def mixtures_of(
+  config: TransformerConfig, skipped: SkippedLayers = SkippedLayers()
+) -> tuple[Mixture, ...]:
+  """Those of the layers that have some and are not skipped."""
+  blocks = [
+    config.layer(i).feed_forward
+    for i in range(config.num_layers)
+    if i not in skipped.mlp
+  ]
+  return tuple(block for block in blocks if isinstance(block, Mixture))
