@@ -33,7 +33,7 @@ from models.networks.transformer import (
   Transformer,
   as_language_model,
 )
-from models.sharding import Sharding
+from models.sharding import Sharding, for_experts, num_parts
 from models.tokenizers import Tokenizer
 from specjax.types import LanguageModel
 
@@ -93,6 +93,8 @@ def load(
         module, skipped=skipped, features=features, **counting
       )[0],
     )
+  assert sharding is not None  # there is a mesh
+  sharding = for_experts(read_config(path), sharding, num_parts(sharding, mesh))
   config, params = _reader(path).load_stacked(
     path, mesh=mesh, sharding=sharding, dtype=dtype
   )

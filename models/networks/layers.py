@@ -273,12 +273,19 @@ class Mlp(nnx.Module):
 class Layer(nnx.Module):
   """Attention and MLP, with norms and residuals; arguments as of `Attention`.
 
+  `expert_axes` are the mesh axes that experts are dealt out over, if they are.
   Norms before the blocks are `attention_norm` and `mlp_norm`, those after them
   `attention_out_norm` and `mlp_out_norm`.
   """
 
   def __init__(
-    self, config: TransformerConfig, dtype, *, index: int = 0, rngs: nnx.Rngs
+    self,
+    config: TransformerConfig,
+    dtype,
+    *,
+    index: int = 0,
+    expert_axes: tuple[str, ...] = (),
+    rngs: nnx.Rngs,
   ):
     self.spec = config.layer(index)
     norm = lambda: make_norm(config, config.embed_dim, dtype, rngs)
@@ -293,7 +300,9 @@ class Layer(nnx.Module):
     if isinstance(self.spec.feed_forward, DenseSpec):
       self.mlp = Mlp(config, dtype, index=index, rngs=rngs)
     else:
-      self.mlp = MixtureMlp(self.spec.feed_forward, dtype, rngs=rngs)
+      self.mlp = MixtureMlp(
+        self.spec.feed_forward, dtype, axes=expert_axes, rngs=rngs
+      )
     if after:
       self.mlp_out_norm = norm()
 

@@ -37,14 +37,16 @@ from specjax.types import LanguageModel
 StackedParams = dict[str, Any]
 
 
-def _modules(config: TransformerConfig, dtype) -> tuple[Transformer, Layer]:
+def _modules(
+  config: TransformerConfig, dtype, expert_axes: tuple[str, ...] = ()
+) -> tuple[Transformer, Layer]:
   """A model without layers, and one layer, with shapes for parameters."""
   _check_alike(config)
   bare = dataclasses.replace(config, num_layers=0, windows=None, layers=None)
   return nnx.eval_shape(
     lambda: (
       Transformer(bare, dtype=dtype, rngs=nnx.Rngs(0)),
-      Layer(config, dtype, rngs=nnx.Rngs(0)),
+      Layer(config, dtype, expert_axes=expert_axes, rngs=nnx.Rngs(0)),
     )
   )
 
@@ -136,7 +138,8 @@ def as_language_model(
     raise ValueError("experts are counted in all layers, got some left out")
   num_counted = len(mixtures_of(config)) if count_experts else 0
   check_features(features, config.num_layers)
-  frame, layer = _modules(config, dtype)
+  by_expert = sharding is not None and sharding.experts == "expert"
+  frame, layer = _modules(config, dtype, sharding.axes if by_expert else ())
   frame_def, layer_def = nnx.graphdef(frame), nnx.graphdef(layer)
   kinds = [config.layer(i).attention for i in range(config.num_layers)]
   windows = sorted({kind.window for kind in kinds}, key=str)
