@@ -42,6 +42,8 @@ def test_shapes_have_the_published_numbers_of_parameters():
     "gemma-2-9b": 9_241_705_984,
     "gemma-3-12b": 11_766_034_176,  # of the text model
     "olmo-3-7b": 7_298_011_136,
+    "olmo-2-7b": 7_298_617_344,
+    "mixtral-8x7b": 46_702_792_704,
     "qwen3-30b-a3b": 30_532_122_624,
     "gpt-oss-20b": 20_914_757_184,
   }
