@@ -53,6 +53,7 @@ def records(folder):
   return [json.loads(line) for line in lines]
 
 
+@pytest.mark.heavy
 def test_a_head_of_a_mixture_is_trained_exported_and_read(texts, tmp_path):
   """EAGLE-3's, whose MLP is as wide as the experts of a token together."""
   family, settings, _ = references.MODELS["mixtral"]

@@ -337,6 +337,7 @@ def test_four_devices_give_the_same_logits(tmp_path, name):
   assert cut == ("none" if name in ("gemma3", "olmo3") else "width")
 
 
+@pytest.mark.heavy
 def test_four_devices_give_the_same_logits_with_an_expert_each(tmp_path):
   wrong, cut = on_four_devices(tmp_path, "gpt-oss", num_local_experts=4)
   assert wrong < 1e-5
