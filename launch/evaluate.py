@@ -64,6 +64,7 @@ from launch import (
 from launch.build import drafters, pair
 from launch.evaluation import (
   compare,
+  experts,
   explain,
   explain_page,
   measure,
@@ -111,6 +112,10 @@ _EXPLAIN = flags.DEFINE_bool(
 _COMPARE = flags.DEFINE_list(
   "compare", None, "Two results to compare, paired; nothing is decoded."
 )
+_COUNT_EXPERTS = flags.DEFINE_bool(
+  "count_experts", False,
+  "Count the different experts that the target's passes touch, of a mixture.",
+)  # fmt: skip
 _OVER = flags.DEFINE_string(
   "over", None, "With --compare and one result: all its systems over this one."
 )
@@ -217,6 +222,7 @@ def settings_of(config, entered: list[System], asked, models) -> dict:
     "timing": timing(),
     "jax": jax.__version__,
     "specjax": specjax.__version__,
+    **({"count_experts": True} if _COUNT_EXPERTS.value else {}),
   }
 
 
@@ -275,7 +281,7 @@ def compare_files(paths: list[str]) -> int:
   """Prints how a second result, or a result's other systems, compare."""
   cli.refuse_with(
     "--compare", cli.CONFIG, cli.OUTPUT, cli.PROMPTS, _QUESTIONS, _SYSTEMS,
-    cli.TEMPERATURES, _BATCH_SIZES, _SUBSET, _CATEGORIES,
+    cli.TEMPERATURES, _BATCH_SIZES, _SUBSET, _CATEGORIES, _COUNT_EXPERTS,
   )  # fmt: skip
   wanted = "one file with --over" if _OVER.value else "two files"
   if len(paths) != (1 if _OVER.value else 2):
@@ -337,7 +343,9 @@ def run(argv) -> int:
       "a draft that learns would be asked again what it learned from: give one "
       "temperature, one batch size and one round"
     )
-  pairs = systems.assemble(entered, inputs=bool(cli.PROMPTS.value))
+  pairs = systems.assemble(
+    entered, inputs=bool(cli.PROMPTS.value), count_experts=_COUNT_EXPERTS.value
+  )
   contests = measure.contests(
     config, entered, pairs, degrees, rounds=_ROUNDS.value
   )
@@ -380,6 +388,8 @@ def run(argv) -> int:
     "left_out": result.left_out(entered, sizes),
     "refused": refused,
   }
+  if _COUNT_EXPERTS.value:
+    facts["experts"] = experts.facts(pairs[systems.PLAIN])
   settings = settings_of(config, entered, asked, models)
   with Journal(output, settings, grows=True) as journal:
     if journal.batches:

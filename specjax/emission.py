@@ -184,6 +184,7 @@ def record(
   distance: Array,
   *,
   num_fed: Array | int,
+  num_experts: Array | None = None,
 ) -> DecodeState:
   """The state with the emitted tokens written and everything counted.
 
@@ -191,6 +192,7 @@ def record(
     state, draft, verification, emission: of the round.
     distance: from `distances`.
     num_fed: tokens that the target's pass was wide.
+    num_experts: `i32[M]`, `ModelOutput.experts` of that pass.
   """
   width = draft.tree.max_depth + 1
   length = state.length + emission.count
@@ -237,6 +239,9 @@ def record(
       total_variation=add(old.total_variation, distance),
       rank_offered=add(old.rank_offered, offered),
       rank_accepted=add(old.rank_accepted, went_on),
+      num_experts=None
+      if old.num_experts is None or num_experts is None
+      else old.num_experts + one[:, None] * num_experts,
     ),
     num_steps=state.num_steps + 1,
   )
