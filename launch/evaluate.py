@@ -81,16 +81,14 @@ from launch.evaluation.systems import System
 from launch.results import Journal
 
 cli.reads(
-  cli.CONFIG, cli.PROMPTS, cli.OUTPUT, cli.TEMPERATURES, *processes.FLAGS
-)
+  cli.CONFIG, cli.PROMPTS, cli.OUTPUT, cli.TEMPERATURES, cli.BATCH_SIZES,
+  *processes.FLAGS,
+)  # fmt: skip
 _QUESTIONS = flags.DEFINE_string(
   "questions", None, "The questions, JSONL; our own if not given."
 )
 _SYSTEMS = flags.DEFINE_string(
   "systems", None, "What to compare; plain and the config's drafter."
-)
-_BATCH_SIZES = flags.DEFINE_list(
-  "batch_sizes", None, "Questions decoded together; the config's."
 )
 _SUBSET = flags.DEFINE_integer(
   "subset", None, "So many questions, of every category its share.",
@@ -214,7 +212,7 @@ def settings_of(config, entered: list[System], asked, models) -> dict:
     "checkpoints": {role: found["sha256"] for role, found in models.items()},
     "systems": [provenance.hashed(s.name, models) for s in entered],
     "temperatures": temperatures(config),
-    "batch_sizes": cli.integers(_BATCH_SIZES, default=[config.batch_size]),
+    "batch_sizes": cli.integers(cli.BATCH_SIZES, default=[config.batch_size]),
     "questions": provenance.hash_texts(
       [json.dumps([q.id, q.category, q.task, q.turns]) for q in asked]
     ),
@@ -281,7 +279,11 @@ def compare_files(paths: list[str]) -> int:
   """Prints how a second result, or a result's other systems, compare."""
   cli.refuse_with(
     "--compare", cli.CONFIG, cli.OUTPUT, cli.PROMPTS, _QUESTIONS, _SYSTEMS,
+<<<<<<< HEAD
     cli.TEMPERATURES, _BATCH_SIZES, _SUBSET, _CATEGORIES, _COUNT_EXPERTS,
+=======
+    cli.TEMPERATURES, cli.BATCH_SIZES, _SUBSET, _CATEGORIES,
+>>>>>>> measure
   )  # fmt: skip
   wanted = "one file with --over" if _OVER.value else "two files"
   if len(paths) != (1 if _OVER.value else 2):
@@ -335,7 +337,7 @@ def run(argv) -> int:
     if system.reference is not None:
       reference.check(system)
   degrees = temperatures(config)
-  sizes = cli.integers(_BATCH_SIZES, default=[config.batch_size])
+  sizes = cli.integers(cli.BATCH_SIZES, default=[config.batch_size])
   if len(degrees) * len(sizes) * _ROUNDS.value > 1 and any(
     s.drafting and s.drafting.learning for s in entered
   ):
