@@ -68,6 +68,8 @@ class Counters:
     rank_accepted: `f32[B, C]`, expected number of times it went on to that
       child. Their ratio is what `specjax.tree_search` builds trees from; for
       independent siblings a merged path counts for the sibling that goes on.
+    num_experts: `i32[B, M]`, `ModelOutput.experts` of those passes, which is of
+      all rows together; None if they are not counted.
   """
 
   num_target_calls: Array
@@ -80,10 +82,11 @@ class Counters:
   total_variation: Array
   rank_offered: Array
   rank_accepted: Array
+  num_experts: Array | None = None
 
   @classmethod
-  def zeros(cls, rows: int, tree: Tree) -> "Counters":
-    """Before the first round of B rows."""
+  def zeros(cls, rows: int, tree: Tree, num_counted: int = 0) -> "Counters":
+    """Before the first round of B rows; M is `num_counted`."""
     count = lambda *more: jax.numpy.zeros((rows, *more), jax.numpy.int32)
     total = lambda *more: jax.numpy.zeros((rows, *more))
     return cls(
@@ -97,6 +100,33 @@ class Counters:
       total_variation=total(),
       rank_offered=total(tree.max_children),
       rank_accepted=total(tree.max_children),
+      num_experts=count(num_counted) if num_counted else None,
+    )
+
+
+@struct
+class Likeliest:
+  """The target's likeliest tokens in the place of each emitted one.
+
+  Attributes:
+    tokens: `i32[B, L, K]`, the likeliest first; stale where none was emitted.
+    log_probs: `f32[B, L, K]`, the target's own, as `DecodeState.log_probs`.
+    wanted: `bool[B]`, rows that they are recorded of; the host may set it. In
+      rounds of none that wants them nothing is computed.
+  """
+
+  tokens: Array
+  log_probs: Array
+  wanted: Array
+
+  @classmethod
+  def zeros(cls, rows: int, columns: int, count: int) -> "Likeliest":
+    """Before the first round: K of B rows, which all want them."""
+    shape = (rows, columns, count)
+    return cls(
+      tokens=jax.numpy.zeros(shape, jax.numpy.int32),
+      log_probs=jax.numpy.zeros(shape),
+      wanted=jax.numpy.ones((rows,), bool),
     )
 
 
@@ -109,6 +139,7 @@ class DecodeState:
     origins: `i8[B, L]`, an `Origin` for each token.
     log_probs: `f32[B, L]`, the target's own log-probability (temperature 1, no
       truncation) of each emitted token, or None if not asked for.
+    likeliest: tokens in the place of each, or None if not asked for.
     prompt_length: `i32[B]`.
     length: `i32[B]`, committed tokens.
     max_length: `i32[B]`, where the row must end.
@@ -127,6 +158,7 @@ class DecodeState:
   tokens: Array
   origins: Array
   log_probs: Array | None
+  likeliest: Likeliest | None
   prompt_length: Array
   length: Array
   max_length: Array

@@ -19,6 +19,7 @@ from jax import Array
 from models.networks.attention import capped
 from models.networks.description import LayerSpec, Rope, TransformerConfig
 from models.networks.layers import Layer, Linear, make_norm, tied_logits
+from models.networks.mixture import Mixture
 from models.networks.params import split
 from specjax import cache as cache_lib
 from specjax.cache import Cache, Visible
@@ -118,6 +119,7 @@ class Transformer(nnx.Module):
     segments: Array | None = None,
     skipped: SkippedLayers = SkippedLayers(),
     features: Features = (),
+    count_experts: bool = False,
   ) -> tuple[ModelOutput, Cache | None]:
     """Feeds T tokens; see `specjax.types.LanguageModel.apply`.
 
@@ -139,6 +141,7 @@ class Transformer(nnx.Module):
     if cache is not None:
       of_each = zip(cache.keys, cache.values, strict=True)
       kvs = dict(zip(c.cached, of_each, strict=True))
+    counts: list[Array] | None = [] if count_experts else None
     for i, layer in enumerate(self.layers):
       seen[i] = x
       source = layer.spec.attention.source
@@ -151,6 +154,7 @@ class Transformer(nnx.Module):
         per_layer=fed.per_layer_of(i),
         attention=not {i, where} & {*skipped.attention},
         mlp=i not in skipped.mlp,
+        counts=counts,
       )
     if cache is not None:
       cache = cache.replace(
@@ -159,7 +163,10 @@ class Transformer(nnx.Module):
         length=fed.start + tokens.shape[1],
       )
     seen[c.num_layers] = x
-    return self.leave(x, logits_at, seen, features), cache
+    output = self.leave(x, logits_at, seen, features)
+    if counts:
+      output = dataclasses.replace(output, experts=jnp.stack(counts))
+    return output, cache
 
   def enter(
     self,
@@ -313,6 +320,7 @@ def as_language_model(
   *,
   skipped: SkippedLayers = SkippedLayers(),
   features: Features = (),
+  count_experts: bool = False,
 ) -> tuple[LanguageModel, nnx.State]:
   """Splits a module into pure functions and its parameters.
 
@@ -322,6 +330,8 @@ def as_language_model(
       parameters and the same cache as the full model: the layers left out keep
       their cache entries as they are.
     features: what `ModelOutput.features` holds, see `Features`.
+    count_experts: whether every pass counts the experts that it touches
+      (`ModelOutput.experts`), of layers that have some.
 
   Returns:
     The `LanguageModel` and the parameters to call it with.
@@ -358,6 +368,7 @@ def as_language_model(
       logits_at=logits_at,
       skipped=skipped,
       features=features,
+      count_experts=count_experts,
     )
 
   model = LanguageModel(
@@ -366,5 +377,18 @@ def as_language_model(
     init_cache=init_cache,
     apply=apply,
     takes_rows=True,
+    num_counted=len(mixtures_of(config, skipped)) if count_experts else 0,
   )
   return model, params
+
+
+def mixtures_of(
+  config: TransformerConfig, skipped: SkippedLayers = SkippedLayers()
+) -> tuple[Mixture, ...]:
+  """Those of the layers that have some and are not skipped."""
+  blocks = [
+    config.layer(i).feed_forward
+    for i in range(config.num_layers)
+    if i not in skipped.mlp
+  ]
+  return tuple(block for block in blocks if isinstance(block, Mixture))

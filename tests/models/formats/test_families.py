@@ -440,7 +440,13 @@ _FOUR_DEVICES = """
 
     with jax.set_mesh(mesh) if mesh is not None else open("/dev/null"):
       logits.append(np.asarray(jax.jit(run)(network.params)))
-  print(np.abs(logits[0] - logits[1]).max() / np.abs(logits[0]).max())
+  cut = "none"
+  for path, x in jax.tree_util.tree_leaves_with_path(network.params["layers"]):
+    if "'experts'" in str(path) and "'down'" in str(path):
+      part = x.addressable_data(0).shape
+      cut = "expert" if part[1] < x.shape[1] else "width"
+  wrong = np.abs(logits[0] - logits[1]).max() / np.abs(logits[0]).max()
+  print(wrong, cut)
 """
 
 
@@ -463,14 +469,10 @@ def test_a_mesh_holds_the_same_layers_of_two_kinds(saved):
     )  # fmt: skip
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize(
-  "name", ["gemma3", "olmo3", "mixtral", "glm-moe", "deepseek", "gpt-oss"]
-)
-def test_four_devices_give_the_same_logits(tmp_path, name):
-  """Key/value heads are repeated, and with them norms over all of them."""
+def on_four_devices(tmp_path, name, **changes):
+  """The error of a model's logits there, and how its experts are cut."""
   family, settings, _ = MODELS[name]
-  model = references.make(family, settings | dict(vocab_size=96))
+  model = references.make(family, settings | dict(vocab_size=96) | changes)
   model.save_pretrained(tmp_path)
   tokens = json.dumps((TOKENS % 96).tolist())
   done = subprocess.run(
@@ -479,4 +481,26 @@ def test_four_devices_give_the_same_logits(tmp_path, name):
     text=True, timeout=300,
   )  # fmt: skip
   assert done.returncode == 0, done.stderr[-2000:]
-  assert float(done.stdout.splitlines()[-1]) < 1e-5
+  wrong, cut = done.stdout.splitlines()[-1].split()
+  return float(wrong), cut
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+  "name", ["gemma3", "olmo3", "mixtral", "glm-moe", "deepseek", "gpt-oss"]
+)
+def test_four_devices_give_the_same_logits(tmp_path, name):
+  """Key/value heads are repeated, and with them norms over all of them.
+
+  Five experts of width 20 are cut by their width.
+  """
+  wrong, cut = on_four_devices(tmp_path, name)
+  assert wrong < 1e-5
+  assert cut == ("none" if name in ("gemma3", "olmo3") else "width")
+
+
+@pytest.mark.heavy
+def test_four_devices_give_the_same_logits_with_an_expert_each(tmp_path):
+  wrong, cut = on_four_devices(tmp_path, "gpt-oss", num_local_experts=4)
+  assert wrong < 1e-5
+  assert cut == "expert"
