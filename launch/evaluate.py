@@ -279,11 +279,7 @@ def compare_files(paths: list[str]) -> int:
   """Prints how a second result, or a result's other systems, compare."""
   cli.refuse_with(
     "--compare", cli.CONFIG, cli.OUTPUT, cli.PROMPTS, _QUESTIONS, _SYSTEMS,
-<<<<<<< HEAD
-    cli.TEMPERATURES, _BATCH_SIZES, _SUBSET, _CATEGORIES, _COUNT_EXPERTS,
-=======
-    cli.TEMPERATURES, cli.BATCH_SIZES, _SUBSET, _CATEGORIES,
->>>>>>> measure
+    cli.TEMPERATURES, cli.BATCH_SIZES, _SUBSET, _CATEGORIES, _COUNT_EXPERTS,
   )  # fmt: skip
   wanted = "one file with --over" if _OVER.value else "two files"
   if len(paths) != (1 if _OVER.value else 2):

@@ -50,11 +50,7 @@ def read_by(command):
 
 
 def test_all_commands_are_found():
-<<<<<<< HEAD
   assert len(COMMANDS) == 37
-=======
-  assert len(COMMANDS) == 36
->>>>>>> measure
   assert {"launch.decode", "launch.tools.prepare_python_source"} < {*COMMANDS}
 
 
