@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from launch.planning import heads, program
+from launch.planning import heads, networks, program
 from launch.planning.program import Question
 
 _ITEM = 2  # bytes of a bfloat16
@@ -31,8 +31,7 @@ def _models(q: Question):
 
 
 def _cache(config, size: int, slots: int) -> int:
-  channels = -(-config.head_dim // _LANES) * _LANES
-  per_slot = 2 * config.num_layers * config.num_kv_heads * channels
+  per_slot = config.num_layers * networks.slot_channels(config, _LANES)
   return _ITEM * per_slot * slots // size
 
 

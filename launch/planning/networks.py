@@ -88,6 +88,17 @@ def num_params(config: Config) -> int:
   return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes(config)))
 
 
+def slot_channels(config: Config, lanes: int = 1) -> int:
+  """Channels of a slot in one layer's cache, keys and values, of all heads.
+
+  Args:
+    config: the model.
+    lanes: what each head's are a multiple of.
+  """
+  sizes = config.head_dim, getattr(config, "value_dim", config.head_dim)
+  return config.num_kv_heads * sum(-(-n // lanes) * lanes for n in sizes)
+
+
 def place(shapes, sharding: Sharding, mesh: Mesh):
   """Shapes of parameters where they lie."""
   return jax.tree.map(

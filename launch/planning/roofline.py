@@ -109,7 +109,7 @@ def forward(placement: Placement, num_tokens: int) -> Pass:
   """
   p, c, work = placement, placement.config, placement.work
   tokens = p.rows * num_tokens
-  cache = 2 * p.rows * work.slots * c.num_kv_heads * c.head_dim
+  cache = p.rows * work.slots * networks.slot_channels(c)
   # Written once and read once: what a block takes and hands on, whole on every
   # device; what is inside it, cut; and the logits.
   whole = 2 * tokens * (work.attentions + work.mlps) * 2 * c.embed_dim
@@ -135,7 +135,7 @@ def least_bytes(placement: Placement) -> float:
   """
   p, c = placement, placement.config
   exact = dataclasses.replace(p, slots=p.slots if p.text is None else p.text)
-  cache = 2 * p.rows * exact.work.slots * c.num_kv_heads * c.head_dim
+  cache = p.rows * exact.work.slots * networks.slot_channels(c)
   read = p.work.weights - networks.idle(
     c, p.skipped, p.rows, distinct=p.distinct
   )

@@ -401,6 +401,13 @@ class TransformerConfig:
     return self.windows[layer] if self.windows else None
 
   @property
+  def value_dim(self) -> int:
+    """Channels of a head's values in the cache, of the first attention."""
+    every = (self.layer(i).attention for i in range(self.num_layers))
+    specs = (each for each in every if isinstance(each, AttentionSpec))
+    return next(specs).value_dim
+
+  @property
   def cached(self) -> tuple[int, ...]:
     """Layers that have keys and values of their own, in order."""
     every = range(self.num_layers)

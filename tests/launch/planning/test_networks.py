@@ -1,8 +1,9 @@
-"""What a plan counts of encoder-decoders."""
+"""What a plan counts of encoder-decoders, and of latents."""
 
 import dataclasses
 import math
 
+import described
 import jax
 import pytest
 from flax import nnx
@@ -13,6 +14,7 @@ from launch.planning import networks, program
 from models.formats.huggingface import translate
 from models.meshes import Layout
 from models.networks import t5
+from models.networks.description import TransformerConfig
 from models.networks.transformer import SkippedLayers
 from specjax import tree
 
@@ -87,3 +89,16 @@ def test_a_small_t5_compiles_for_two_devices():
   assert found.donation_honoured
   # Three sums a layer and one of the table.
   assert found.collectives["verify"]["all-reduce"]["count"] == 3 * 2 + 1
+
+
+def test_a_latent_is_counted_once():
+  latents = TransformerConfig.of_layers(
+    described.LATENTS["layers"], vocab_size=61, embed_dim=32, max_positions=64
+  )
+  usual = TransformerConfig.of_layers(
+    described.OLMO["layers"], vocab_size=61, embed_dim=32, max_positions=64
+  )
+  assert networks.slot_channels(latents) == 18
+  assert networks.slot_channels(latents, 128) == 128
+  assert networks.slot_channels(usual) == 2 * 2 * 8
+  assert networks.slot_channels(usual, 128) == 2 * 2 * 128
