@@ -43,7 +43,7 @@ from absl import flags
 
 from configs import shapes
 from launch import cli, figures, hardware, provenance, results, terminal
-from launch.build import layers
+from launch.build import layers, precision
 from launch.build.drafters import DRAFTERS, Drafting
 from launch.planning import answer, plots, program
 from models import meshes
@@ -87,6 +87,11 @@ _DRAFT_DEVICES = flags.DEFINE_integer(
   "Devices that each copy of the draft is cut over; as many as can be, up to "
   "the target's.", lower_bound=1,
 )  # fmt: skip
+_WEIGHTS = flags.DEFINE_string(
+  "weights",
+  "",
+  "How the target's are stored, as in configs: int8; or bfloat16.",
+)
 _SWEEP = flags.DEFINE_bool("sweep", False, "Plan every combination of values.")
 _PLOT = flags.DEFINE_string("plot", None, "Where to draw a sweep, SVG or PNG.")
 
@@ -234,6 +239,8 @@ def question(
     layout=layout,
     input_length=_INPUT_LENGTH.value or 0,
     text_length=_TEXT_LENGTH.value,
+    weights=precision.weights(_WEIGHTS.value),
+    draft_weights=drafting.weights,
   )
 
 

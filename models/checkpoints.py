@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+from flax import nnx
 from jax.sharding import Mesh
 
 from models import tokenizers
@@ -24,8 +25,9 @@ from models.formats import (
 from models.formats.head_checkpoints import Head
 from models.formats.head_files import Place
 from models.head_shapes import HeadShape, Target
-from models.networks import stacked, t5, t5_stacked
+from models.networks import lowbits, stacked, t5, t5_stacked
 from models.networks.layers import TransformerConfig
+from models.networks.lowbits import Format
 from models.networks.t5_config import T5Config
 from models.networks.transformer import (
   Features,
@@ -38,6 +40,13 @@ from models.tokenizers import Tokenizer
 from specjax.types import LanguageModel
 
 
+def _not_lowered(form: Format) -> "Network":
+  raise ValueError(
+    f"weights in few bits ({form.kind}) are of decoder-only models in their "
+    "own types"
+  )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Network:
   """A model that is loaded, on one device or over a mesh.
@@ -47,11 +56,14 @@ class Network:
     params: its parameters.
     functions: the model as pure functions of them, some layers left out, with
       the features that are asked for; ValueError where that is not possible.
+    lowered: the same with weights in few bits, all else shared; ValueError
+      where that is not possible.
   """
 
   config: TransformerConfig | T5Config
   params: Any
   functions: Callable[[SkippedLayers, Features], LanguageModel]
+  lowered: Callable[[Format], "Network"] = _not_lowered
 
   def whole(self) -> LanguageModel:
     """The model with all of its layers, without features."""
@@ -83,24 +95,48 @@ def load(
   if reads_inputs(path):
     return _load_t5(path, dtype=dtype, mesh=mesh, sharding=sharding)
   if mesh is None:
-    module = load_module(path, dtype=dtype)
-    _, params = as_language_model(module)
-    return Network(
-      config=module.config,
-      params=params,
-      functions=lambda skipped, features: as_language_model(
-        module, skipped=skipped, features=features
-      )[0],
-    )
+    return _of_module(load_module(path, dtype=dtype))
   config, params = _reader(path).load_stacked(
     path, mesh=mesh, sharding=sharding, dtype=dtype
   )
+
+  def stacked_network(params, weights: Format | None) -> Network:
+    return Network(
+      config=config,
+      params=params,
+      functions=lambda skipped, features: stacked.as_language_model(
+        config,
+        dtype=dtype,
+        skipped=skipped,
+        sharding=sharding,
+        features=features,
+        weights=weights,
+      ),
+      lowered=_not_lowered
+      if weights
+      else lambda form: stacked_network(
+        stacked.lowered(params, config, form), form
+      ),
+    )
+
+  return stacked_network(params, None)
+
+
+def _of_module(module: Transformer, *, lowers: bool = True) -> Network:
+  """A model on one device."""
+
+  def lowered(form: Format) -> Network:
+    copy = nnx.merge(*nnx.split(module))  # of the same arrays
+    lowbits.lower(copy, form)
+    return _of_module(copy, lowers=False)
+
   return Network(
-    config=config,
-    params=params,
-    functions=lambda skipped, features: stacked.as_language_model(
-      config, dtype=dtype, skipped=skipped, sharding=sharding, features=features
-    ),
+    config=module.config,
+    params=as_language_model(module)[1],
+    functions=lambda skipped, features: as_language_model(
+      module, skipped=skipped, features=features
+    )[0],
+    lowered=lowered if lowers else _not_lowered,
   )
 
 
@@ -161,12 +197,14 @@ def load_head(
     FileNotFoundError, ValueError: as `models.formats.head_checkpoints.load`.
   """
   frame = target.params if mesh is None else target.params["frame"]
-  embedding = frame["embed"]["embedding"][...]
+  embedding = lowbits.whole_table(frame["embed"], "embedding", dtype)
   tied = target.config.tied_embeddings
   about = dataclasses.replace(
     _about(target.config),
     embedding=embedding,
-    output=embedding if tied else frame["lm_head"]["weight"][...],
+    output=embedding
+    if tied
+    else lowbits.whole_table(frame["lm_head"], "weight", dtype),
   )
   place = None
   if mesh is not None:

@@ -91,9 +91,17 @@ def param_specs(params, sharding: Sharding):
       their shapes.
     sharding: the model's rules.
   """
-  return jax.tree_util.tree_map_with_path(
-    lambda path, leaf: param_spec(names(path), sharding), params
-  )
+
+  def spec(path, leaf):
+    *outer, kind = names(path)
+    if kind != "scales":
+      return param_spec([*outer, kind], sharding)
+    # Scales lie beside their weights; one an output is cut as outputs are.
+    of = "embedding" if outer[-1] == "embed" else "weight"
+    found = param_spec([*outer, of], sharding)
+    return P(*found[:-1], None) if leaf.shape[-1] == 1 else found
+
+  return jax.tree_util.tree_map_with_path(spec, params)
 
 
 def param_spec(parts: list[str], sharding: Sharding) -> P:

@@ -18,10 +18,12 @@ from typing import Any
 
 from launch.build import layers, retrieval
 from launch.build.policies import POLICIES
+from launch.build.precision import WEIGHTS
 from models.formats import head_checkpoints
 from models.formats.head_checkpoints import Head
 from models.head_shapes import HeadShape
 from models.networks import specdec as block_networks
+from models.networks.lowbits import Format
 from models.networks.specdec import Block
 from models.networks.transformer import FINAL, SkippedLayers
 from specjax import drafters
@@ -83,6 +85,7 @@ class Drafting:
     learning: how it learns; None if it does not.
     rule: what verifies, in place of `config.rule`.
     skipped: layers of the target that are skipped, in place of a file's.
+    weights: how the draft's weights are stored; None for the config's dtype.
   """
 
   name: str
@@ -103,6 +106,7 @@ class Drafting:
   learning: Learning | None = None
   rule: str = ""
   skipped: SkippedLayers | None = None
+  weights: Format | None = None
 
   @property
   def drafts(self) -> bool:
@@ -248,6 +252,7 @@ def model(
   tree: Shape | None = None,
   siblings: Siblings = IID,
   policy: Policy | None = None,
+  weights: Format | None = None,
 ) -> Drafting:
   """A smaller model (Leviathan et al., 2023)."""
 
@@ -258,9 +263,9 @@ def model(
     )  # fmt: skip
 
   return Drafting(
-    name="model", make=make, reads="model", checkpoint=draft, learns=True,
-    takes_policy=True, climbs=Form.MASKED,
-    **_tree(tokens, tree, siblings, policy),
+    name="model", make=make, reads="model", checkpoint=draft,
+    learns=weights is None, takes_policy=True, climbs=Form.MASKED,
+    weights=weights, **_tree(tokens, tree, siblings, policy),
   )  # fmt: skip
 
 
@@ -721,6 +726,7 @@ _NESTED: dict[type, Grammar] = {
   ),
   Policy: POLICIES,
   Rule: RULES,
+  Format: WEIGHTS,
 }
 DRAFTERS = Grammar(
   kind="drafter",
@@ -904,7 +910,9 @@ def pass_widths(drafting: Drafting, tree: Tree) -> tuple[int, ...]:
 
 
 def help_table() -> list[tuple[str, str]]:
-  """Drafters, trees and policies as they are written, and what they are."""
+  """Drafters, trees and so on as they are written, and what they are."""
   return [
-    row for grammar in (DRAFTERS, TREES, POLICIES) for row in grammar.help()
+    row
+    for grammar in (DRAFTERS, TREES, POLICIES, WEIGHTS)
+    for row in grammar.help()
   ]

@@ -9,7 +9,7 @@ import ml_collections
 from jax.sharding import Mesh
 
 from launch import online, processes, prompt_lines, stops
-from launch.build import drafters, policies
+from launch.build import drafters, policies, precision
 from launch.build.drafters import Drafting
 from models import checkpoints, meshes
 from models.checkpoints import Network
@@ -96,6 +96,7 @@ def check_config(
     raise ValueError(
       "dtype must be float32, bfloat16 or float16, got " + repr(config.dtype)
     )
+  precision.weights(config.get("weights", ""))
   for name in ("seed", "top_k"):
     if not 0 <= config[name] < _LIMITS[name]:
       raise ValueError(
@@ -166,8 +167,8 @@ def load(
   Args:
     config: fields as in configs/common.py.
     drafting: the way to draft, in place of the config's.
-    beside: models with the same target and dtype: its arrays are shared if they
-      lie where this config wants them.
+    beside: models with the same target, dtype and weights: its arrays are
+      shared if they lie where this config wants them.
     inputs: whether the caller decodes encoder-decoders too.
 
   Returns:
@@ -207,6 +208,8 @@ def load(
     target = checkpoints.load(
       config.target, dtype=dtype, mesh=mesh, sharding=shardings[0]
     )
+    if form := precision.weights(config.get("weights", "")):
+      target = target.lowered(form)
   tokenizer = checkpoints.load_tokenizer(config.target)
   draft = None
   if reads == "head":
@@ -219,6 +222,8 @@ def load(
     draft = checkpoints.load(
       path, dtype=dtype, mesh=mesh, sharding=shardings[1]
     )
+    if drafting.weights is not None:
+      draft = draft.lowered(drafting.weights)
   if reads in ("block", "model"):
     check_same_tokenizer(tokenizer, checkpoints.load_tokenizer(path))
   if draft is not None and config.get("share_encoder"):

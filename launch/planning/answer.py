@@ -10,9 +10,10 @@ import rich.table
 from scipy import optimize
 
 from launch.hardware import GIB, Chip, Topology, devices
-from launch.planning import heads, program, roofline
+from launch.planning import heads, networks, program, roofline
 from launch.planning.program import Compiled, DoesNotFitError, Question
 from launch.planning.roofline import Pass
+from models.networks.lowbits import Format
 from specjax import tree_search
 from specjax.theory import throughput
 from specjax.tree import Form, Tree, chain
@@ -24,7 +25,7 @@ _MOST = 32  # tokens of the widest verify pass
 _ITEM = 2  # bytes of a bfloat16
 _LANES = 128  # heads have channels for all of them, used or not
 _OF_A_PROGRAM = (
-  "collectives", "cache_copies", "cache_moves", "donation_honoured",
+  "collectives", "cache_copies", "cache_moves", "donation_honoured", "weights",
   "compile_seconds", "compile_cpu_seconds",
 )  # fmt: skip
 
@@ -74,6 +75,8 @@ def _settings(q: Question) -> dict:
     for f in dataclasses.fields(q)
     if f.name not in ("target", "draft", "head", "skipped", "tree", "layout")
   }
+  for name in ("weights", "draft_weights"):
+    fields[name] = fields[name] and dataclasses.asdict(fields[name])
   return fields | {
     "drafter": q.drafter,
     "skipped": q.skipped and dataclasses.asdict(q.skipped),
@@ -103,6 +106,7 @@ def _compiled(q: Question, compiled: Compiled | None) -> dict:
     "cache_copies": compiled.cache_copies,
     "cache_moves": compiled.cache_moves,
     "donation_honoured": compiled.donation_honoured,
+    "weights": compiled.weights,
     "compile_seconds": compiled.seconds,
     "compile_cpu_seconds": compiled.cpu_seconds,
   }
@@ -114,8 +118,8 @@ def _compiled(q: Question, compiled: Compiled | None) -> dict:
 def _held(q: Question) -> int:
   """Bytes of weights and caches on a device, as the compiler lays them out."""
   total = 0
-  for config, size in _models(q):
-    total += _ITEM * program.num_params(config) // size
+  for config, weights, size in _models(q):
+    total += networks.num_bytes(config, weights) // size
     total += _cache(config, size, q.rows * (q.slots + q.input_length))
   if q.head is not None:
     total += _ITEM * program.num_draft_params(q) // q.layout.draft
@@ -126,10 +130,10 @@ def _held(q: Question) -> int:
 
 
 def _models(q: Question):
-  """The models as they are cut, and over how many devices."""
-  yield q.cut_target(), q.layout.model
+  """The models as they are cut, their weights' form, over how many devices."""
+  yield q.cut_target(), q.weights, q.layout.model
   if q.draft:
-    yield q.cut_draft(), q.layout.draft
+    yield q.cut_draft(), q.draft_weights, q.layout.draft
 
 
 def _cache(config, size: int, slots: int) -> int:
@@ -175,7 +179,9 @@ def _last(holds, most: int) -> int:
 # ---------------------------------------------------------------------- time
 
 
-def _place(q: Question, config, size: int, **skipped) -> roofline.Placement:
+def _place(
+  q: Question, config, size: int, weights: Format | None, **skipped
+) -> roofline.Placement:
   return roofline.Placement(
     config=config,
     num_params=program.num_params(config),
@@ -184,13 +190,14 @@ def _place(q: Question, config, size: int, **skipped) -> roofline.Placement:
     slots=q.slots,
     text=q.text_length,
     input_length=q.input_length,
+    weights=weights,
     **skipped,
   )
 
 
 def _passes(q: Question) -> tuple[list[Pass], list[Pass]]:
   """A round's draft passes, and those that verify 1..32 tokens or so."""
-  target = _place(q, q.cut_target(), q.layout.model)
+  target = _place(q, q.cut_target(), q.layout.model, q.weights)
   verify = [
     roofline.forward(target, n) for n in range(1, max(_MOST, q.fed) + 1)
   ]
@@ -202,9 +209,11 @@ def _passes(q: Question) -> tuple[list[Pass], list[Pass]]:
     )  # fmt: skip
     return found, verify
   if q.draft is not None:
-    draft = _place(q, q.cut_draft(), q.layout.draft)
+    draft = _place(q, q.cut_draft(), q.layout.draft, q.draft_weights)
   else:
-    draft = _place(q, q.cut_target(), q.layout.model, skipped=q.skipped)
+    draft = _place(
+      q, q.cut_target(), q.layout.model, q.weights, skipped=q.skipped
+    )
   text = q.max_length + q.tree.max_depth + 1
   each = [roofline.forward(draft, n) for n in drafter.tokens_of_passes(text)]
   return each, verify
@@ -292,7 +301,9 @@ def _roofline(topology: Topology, q: Question) -> dict:
     "verify_seconds": {str(n + 1): float(s) for n, s in enumerate(verify)},
     "passes": {name: _causes(chip, one) for name, one in named.items()},
     "bytes_over_minimum": of_target[0].hbm_bytes
-    / roofline.least_bytes(_place(q, q.cut_target(), q.layout.model)),
+    / roofline.least_bytes(
+      _place(q, q.cut_target(), q.layout.model, q.weights)
+    ),
     "cost_ratio": draft / verify[0],
     "break_even_acceptance": (
       _break_even(lambda p: speculative(p) / plain) if nodes > 1 else None
@@ -399,6 +410,12 @@ def show(console: rich.console.Console, found: dict) -> None:
     f"in {found['compile_seconds']:.0f} s ({found['compile_cpu_seconds']:.0f} "
     f"of a core) with libtpu {found['libtpu']}"
   )
+  if weights := found.get("weights"):
+    out(
+      f"weights in few bits: {weights['bytes'] / 1e6:,.0f} MB on a device, of "
+      f"which a round reads {weights['read'] / 1e6:,.0f}; "
+      f"{weights['written'] / 1e6:,.0f} MB of such arrays are written"
+    )
   table = rich.table.Table(
     box=rich.box.SIMPLE, title="collectives on one device"
   )

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from models import sharding as sharding_lib
-from models.networks import attention, stacked, t5_stacked
+from models.networks import attention, lowbits, stacked, t5_stacked
 from models.networks.description import TransformerConfig, mlp_weights
+from models.networks.lowbits import Format
 from models.networks.mixture import Mixture
 from models.networks.t5_config import T5Config
 from models.networks.transformer import Features, SkippedLayers
@@ -31,11 +32,14 @@ def check_kinds(
   draft: Config | None,
   skipped: SkippedLayers | None,
   input_length: int,
+  weights: Format | None = None,
 ) -> None:
   """Raises ValueError for models that do not go together."""
   reads = isinstance(target, T5Config)
   if draft is not None and isinstance(draft, T5Config) != reads:
     raise ValueError("target and draft must both be encoder-decoders, or none")
+  if reads and weights is not None:
+    raise ValueError("weights in few bits are of decoder-only models")
   if reads and skipped is not None:
     raise ValueError("an encoder-decoder drafts with no layers left out")
   if reads != bool(input_length):
@@ -59,26 +63,59 @@ def functions(
   sharding: Sharding,
   skipped: SkippedLayers | None = None,
   features: Features = (),
+  weights: Format | None = None,
 ) -> LanguageModel:
   """The model as pure functions."""
   if isinstance(config, T5Config):
     return t5_stacked.as_language_model(config, dtype=DTYPE, sharding=sharding)
   return stacked.as_language_model(
-    config, dtype=DTYPE, sharding=sharding, skipped=skipped, features=features
-  )
+    config, dtype=DTYPE, sharding=sharding, skipped=skipped, features=features,
+    weights=weights,
+  )  # fmt: skip
 
 
-def shapes(config: Config):
+def shapes(config: Config, weights: Format | None = None):
   """Shapes of a model's parameters."""
   if isinstance(config, T5Config):
     return t5_stacked.abstract_params(config, dtype=DTYPE)
-  return stacked.abstract_params(config, dtype=DTYPE)
+  return stacked.abstract_params(config, dtype=DTYPE, weights=weights)
 
 
 @functools.cache  # asked for every batch size
 def num_params(config: Config) -> int:
   """Parameters of a model."""
   return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes(config)))
+
+
+@functools.cache
+def num_bytes(config: Config, weights: Format | None) -> int:
+  """Bytes that a model's parameters take."""
+  return sum(map(lowbits.num_bytes, jax.tree.leaves(shapes(config, weights))))
+
+
+@functools.cache
+def bytes_per_weight(config: Config, weights: Format | None) -> float:
+  """Mean bytes of a parameter that passes read, its share of scales included.
+
+  An embedding that is only looked up is left out, as in `work`.
+  """
+  if weights is None:
+    return DTYPE.dtype.itemsize
+  table = looked_up(config)
+  rest = num_bytes(config, weights)
+  if table:
+    rest -= sum(
+      map(
+        lowbits.num_bytes,
+        jax.tree.leaves(shapes(config, weights)["frame"]["embed"]),
+      )
+    )
+  return rest / (num_params(config) - table)
+
+
+def looked_up(config: TransformerConfig) -> int:
+  """Parameters of an embedding that is neither read whole nor multiplied."""
+  return 0 if config.tied_embeddings else config.vocab_size * config.embed_dim
 
 
 def place(shapes, sharding: Sharding, mesh: Mesh):
@@ -175,8 +212,6 @@ def work(
     )
   attentions = layers - len(skipped.attention)
   mlps = layers - len(skipped.mlp)
-  # An embedding that is only looked up is neither read whole nor multiplied.
-  looked_up = 0 if c.tied_embeddings else c.vocab_size * c.embed_dim
   heads = 2 * c.embed_dim * c.head_dim * (c.num_heads + c.num_kv_heads)
   sums = attentions + mlps
   if c.layer(0).parallel:  # both blocks of a layer are added before it is sent
@@ -186,7 +221,7 @@ def work(
     mlps=mlps,
     sums=sums,
     weights=num_params
-    - looked_up
+    - looked_up(c)
     - len(skipped.attention) * heads
     - sum(_mlp_params(c, layer) for layer in skipped.mlp),
     slots=sum(

@@ -18,6 +18,7 @@ from launch.planning import heads, hlo, networks
 from launch.planning.networks import Config
 from models.head_shapes import HeadShape
 from models.meshes import Layout
+from models.networks.lowbits import Format
 from models.networks.transformer import SkippedLayers
 from specjax import decode, drafters, random, rules
 from specjax import siblings as siblings_lib
@@ -71,6 +72,8 @@ class Question:
     input_length: tokens of what an encoder reads; 0 without one.
     text_length: those of the longest row when a pass is timed; None for
       `max_length`.
+    weights, draft_weights: how the target's and the draft's are stored; None
+      for bfloat16.
   """
 
   target: Config
@@ -87,12 +90,15 @@ class Question:
   layout: Layout
   input_length: int = 0
   text_length: int | None = None
+  weights: Format | None = None
+  draft_weights: Format | None = None
 
   def check(self) -> None:
     """Raises ValueError for what cannot be cut or decoded."""
     networks.check_kinds(
-      self.target, self.draft, self.skipped, self.input_length
-    )
+      self.target, self.draft, self.skipped, self.input_length,
+      self.weights or self.draft_weights,
+    )  # fmt: skip
     self.cut_target(), self.cut_draft()
     rule, siblings = rules.get(self.rule), siblings_lib.get(self.siblings)
     if self.drafter == "ngram":
@@ -107,6 +113,12 @@ class Question:
       siblings, tree = siblings_lib.GIVEN, make_drafter(self).tree
     if self.tree.num_drafted:
       rule.check(tree, siblings)
+    tables = self.weights and (self.weights.output or self.weights.embedding)
+    if self.head is not None and tables:
+      raise ValueError(
+        "a head reads the target's tables: store them in bfloat16, as in "
+        "int8(output=False)"
+      )
     if self.head is not None:
       even = self.head.even_sizes()
       if any(n % self.layout.draft for n in even):
@@ -203,6 +215,9 @@ class Compiled:
     collectives: see `hlo.collectives`, of one round.
     cache_copies: copies of a whole cache in a round.
     cache_moves: how often a round moves a whole cache onto the chip, or back.
+    weights: of a plain round whose weights are in few bits, their "bytes" on a
+      device, how many of them it "reads", and how many of arrays of their form
+      it "writes"; else None.
     donation_honoured: whether the loop writes every cache into the one that it
       is given.
     seconds: what compiling both took, by the clock.
@@ -215,6 +230,7 @@ class Compiled:
   collectives: dict
   cache_copies: int
   cache_moves: int
+  weights: dict[str, int] | None
   donation_honoured: bool
   seconds: float
   cpu_seconds: float
@@ -232,10 +248,12 @@ def make_drafter(question: Question) -> Drafter:
   if q.head is not None:
     return heads.make_drafter(q.head, **static, dtype=_DTYPE, sharding=of_draft)
   if q.draft is not None:
-    draft = networks.functions(q.cut_draft(), of_draft)
+    draft = networks.functions(q.cut_draft(), of_draft, weights=q.draft_weights)
     return drafters.model.drafter(draft, **static)
   if q.skipped is not None:
-    draft = networks.functions(q.cut_target(), of_target, q.skipped)
+    draft = networks.functions(
+      q.cut_target(), of_target, q.skipped, weights=q.weights
+    )
     return drafters.layer_skip.drafter(draft, **static)
   if q.lookahead is not None:
     return drafters.lookahead.drafter(
@@ -254,8 +272,9 @@ def make_decoder(question: Question, mesh: Mesh) -> MeshDecoder:
   q = question
   features = q.head.features if q.head else ()
   target = networks.functions(
-    q.cut_target(), q.layout.shardings()[0], features=features
-  )
+    q.cut_target(), q.layout.shardings()[0], features=features,
+    weights=q.weights,
+  )  # fmt: skip
   decoder = decode.make_decoder(
     target,
     drafter=make_drafter(q),
@@ -284,11 +303,13 @@ def compile_for(question: Question, devices: list) -> Compiled:
   q, mesh = question, question.layout.mesh(devices)
   decoder = make_decoder(q, mesh)
   of_target, of_draft = q.layout.shardings()
-  draft = q.draft and networks.shapes(q.cut_draft())
+  draft = q.draft and networks.shapes(q.cut_draft(), q.draft_weights)
   if q.head is not None:
     draft = heads.own_params(q.head, _DTYPE)
   params = Params(
-    target=networks.place(networks.shapes(q.cut_target()), of_target, mesh),
+    target=networks.place(
+      networks.shapes(q.cut_target(), q.weights), of_target, mesh
+    ),
     draft=draft and networks.place(draft, of_draft, mesh),
   )
   keys = jax.eval_shape(
@@ -354,10 +375,32 @@ def compile_for(question: Question, devices: list) -> Compiled:
     collectives=hlo.collectives(module, PHASES),
     cache_copies=hlo.copies(module, whole),
     cache_moves=hlo.moves(module, whole),
+    weights=_weights(module, q, params.target),
     donation_honoured=fresh < min(cache_bytes),
     seconds=seconds,
     cpu_seconds=cpu_seconds,
   )
+
+
+_HLO_TYPES = {"int8": "s8", "int4": "s4", "fp8": "f8e4m3fn"}
+
+
+def _weights(module: hlo.Module, q: Question, params) -> dict | None:
+  """What becomes of the target's weights in few bits in a plain round."""
+  if q.weights is None or q.tree.num_drafted:
+    return None
+  pieces = [
+    x.sharding.shard_shape(x.shape)
+    for x in jax.tree.leaves(params)
+    if x.dtype == q.weights.dtype
+  ]
+  stored = _HLO_TYPES[q.weights.kind]
+  shapes = {(stored, piece) for piece in pieces}
+  return {
+    "bytes": sum(hlo.nbytes(stored, piece) for piece in pieces),
+    "read": hlo.weights_read(module, shapes),
+    "written": hlo.weights_written(module, shapes),
+  }
 
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from launch.hardware import Chip
 from launch.planning import networks
 from launch.planning.networks import Work
+from models.networks.lowbits import Format
 from models.networks.transformer import SkippedLayers
 
 _ITEM = 2  # bytes of a bfloat16
@@ -37,6 +38,7 @@ class Placement:
     text: tokens of the longest row's text; None if it fills the cache.
     skipped: sub-layers that the pass leaves out.
     input_length: tokens that an encoder read.
+    weights: how they are stored; None for bfloat16.
   """
 
   config: networks.Config
@@ -47,6 +49,12 @@ class Placement:
   text: int | None = None
   skipped: SkippedLayers = _NOTHING
   input_length: int = 0
+  weights: Format | None = None
+
+  @property
+  def bytes_per_weight(self) -> float:
+    """Of a parameter that is read."""
+    return networks.bytes_per_weight(self.config, self.weights)
 
   @property
   def work(self) -> Work:
@@ -119,7 +127,9 @@ def forward(placement: Placement, num_tokens: int) -> Pass:
   flops = 2 * tokens * (work.weights - idle(1))
   flops += 4 * tokens * work.slots * c.num_heads * c.head_dim
   return Pass(
-    hbm_bytes=_ITEM * ((read + cache + cut) / p.size + whole) + logits,
+    hbm_bytes=p.bytes_per_weight * read / p.size
+    + _ITEM * ((cache + cut) / p.size + whole)
+    + logits,
     flops=flops / p.size,
     ici_bytes=_sent(p, tokens),
   )
@@ -134,7 +144,7 @@ def least_bytes(placement: Placement) -> float:
   exact = dataclasses.replace(p, slots=p.slots if p.text is None else p.text)
   cache = 2 * p.rows * exact.work.slots * c.num_kv_heads * c.head_dim
   read = p.work.weights - networks.idle(c, p.skipped, p.rows)
-  return _ITEM * (read + cache) / p.size
+  return (p.bytes_per_weight * read + _ITEM * cache) / p.size
 
 
 def _sent(p: Placement, tokens: int) -> float:

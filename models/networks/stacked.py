@@ -17,8 +17,10 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
+from models.networks import lowbits
 from models.networks.description import LayerSpec, TransformerConfig
 from models.networks.layers import Layer
+from models.networks.lowbits import Format, lower
 from models.networks.params import check_params
 from models.networks.transformer import (
   FINAL,
@@ -36,16 +38,22 @@ from specjax.types import LanguageModel
 StackedParams = dict[str, Any]
 
 
-def _modules(config: TransformerConfig, dtype) -> tuple[Transformer, Layer]:
+def _modules(
+  config: TransformerConfig, dtype, weights: Format | None = None
+) -> tuple[Transformer, Layer]:
   """A model without layers, and one layer, with shapes for parameters."""
   _check_alike(config)
   bare = dataclasses.replace(config, num_layers=0, windows=None, layers=None)
-  return nnx.eval_shape(
-    lambda: (
-      Transformer(bare, dtype=dtype, rngs=nnx.Rngs(0)),
-      Layer(config, dtype, rngs=nnx.Rngs(0)),
-    )
-  )
+
+  def make():
+    frame = Transformer(bare, dtype=dtype, rngs=nnx.Rngs(0))
+    layer = Layer(config, dtype, rngs=nnx.Rngs(0))
+    if weights is not None:
+      lower(frame, weights)
+      lower(layer, weights)
+    return frame, layer
+
+  return nnx.eval_shape(make)
 
 
 def _check_alike(config: TransformerConfig) -> None:
@@ -66,9 +74,11 @@ def _check_alike(config: TransformerConfig) -> None:
       )
 
 
-def abstract_params(config: TransformerConfig, *, dtype) -> StackedParams:
+def abstract_params(
+  config: TransformerConfig, *, dtype, weights: Format | None = None
+) -> StackedParams:
   """Shapes and dtypes of the parameters, `jax.ShapeDtypeStruct` leaves."""
-  frame, layer = map(_state, _modules(config, dtype))
+  frame, layer = map(_state, _modules(config, dtype, weights))
   layers = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct((config.num_layers, *x.shape), x.dtype),
     layer,
@@ -82,6 +92,17 @@ def stack(module: Transformer) -> StackedParams:
   return {
     "frame": _state(module),
     "layers": jax.tree.map(lambda *xs: jnp.stack(xs), *layers),
+  }
+
+
+def lowered(
+  params: StackedParams, config: TransformerConfig, form: Format
+) -> StackedParams:
+  """Parameters with their weights in few bits, where they lie."""
+  expected = abstract_params(config, dtype=jnp.float32, weights=form)
+  return {
+    part: lowbits.lowered(params[part], expected[part], form)
+    for part in ("frame", "layers")
   }
 
 
@@ -108,6 +129,7 @@ def as_language_model(
   skipped: SkippedLayers | None = None,
   sharding: Sharding | None = None,
   features: Features = (),
+  weights: Format | None = None,
 ) -> LanguageModel:
   """The model as pure functions of stacked parameters.
 
@@ -120,6 +142,7 @@ def as_language_model(
       mesh, for wherever XLA puts them.
     features: what `ModelOutput.features` holds, as in
       `models.networks.transformer`.
+    weights: how weights are stored; None for `dtype`.
 
   Returns:
     The `LanguageModel`; its parameters are as `abstract_params` says.
@@ -127,7 +150,7 @@ def as_language_model(
   skipped = skipped or SkippedLayers()
   skipped.check(config.num_layers)
   check_features(features, config.num_layers)
-  frame, layer = _modules(config, dtype)
+  frame, layer = _modules(config, dtype, weights)
   frame_def, layer_def = nnx.graphdef(frame), nnx.graphdef(layer)
   kinds = [config.layer(i).attention for i in range(config.num_layers)]
   windows = sorted({kind.window for kind in kinds}, key=str)
@@ -152,7 +175,7 @@ def as_language_model(
   first = [min(k for k in kept if k >= i) for i in wanted]
   which["feature"] = np.equal.outer(kept, first)
   put = functools.partial(constrain, sharding=sharding)
-  shapes = abstract_params(config, dtype=dtype)
+  shapes = abstract_params(config, dtype=dtype, weights=weights)
 
   def init_cache(batch: int, slots: int) -> Cache:
     cache = cache_lib.make_cache(

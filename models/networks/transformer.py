@@ -19,6 +19,7 @@ from jax import Array
 from models.networks.attention import capped
 from models.networks.description import LayerSpec, Rope, TransformerConfig
 from models.networks.layers import Layer, Linear, make_norm, tied_logits
+from models.networks.lowbits import LowEmbed
 from models.networks.params import split
 from specjax import cache as cache_lib
 from specjax.cache import Cache, Visible
@@ -207,7 +208,10 @@ class Transformer(nnx.Module):
     if logits_at is not None:
       read = jnp.take_along_axis(hidden, logits_at[..., None], axis=1)
     if self.config.tied_embeddings:
-      logits = tied_logits(self.embed, read)
+      if isinstance(self.embed, LowEmbed):
+        logits = self.embed.logits(read)
+      else:
+        logits = tied_logits(self.embed, read)
     else:
       logits = self.lm_head(read)
     logits = capped(logits.astype(jnp.float32), self.config.logit_softcap)

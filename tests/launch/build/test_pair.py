@@ -6,6 +6,7 @@ import pytest
 from configs import common, embedded, huggingface
 from launch.build import drafters
 from launch.build import pair as pair_lib
+from models.networks.lowbits import Format
 
 
 def test_pairs_of_the_same_models_share_their_parameters(pair):
@@ -37,6 +38,8 @@ def test_pairs_of_the_same_models_share_their_parameters(pair):
     ("ladder(model, lengths=(0, 2))", dict(rule="multipath_block"),
      "verifies trees whose form is fixed"),
     ("online(model)", dict(mesh="data:1"), "online learning runs on one dev"),
+    ("model(weights=int2)", {}, "unknown weights 'int2'"),
+    ("model", dict(weights="int8(group=48)"), "group must be one of"),
     ("lookahead", {}, "config.rule=match verifies"),
     ("suffix", dict(rule="block"), "config.rule=match verifies"),
     ("rasd(nodes=16)", {}, "rule=recursive verif"),
@@ -62,6 +65,18 @@ def test_a_checkpoint_is_the_calls_or_the_configs_of_that_name():
   config.checkpoints.draft = ""
   with pytest.raises(ValueError, match="drafter 'model' needs a checkpoint"):
     of("model")
+
+
+def test_weights_in_few_bits_are_each_models_own(pair):
+  config = huggingface.get_config(f"target={pair[0]},draft={pair[1]}")
+  config.weights, config.drafter = "int8", "model(tokens=2, weights=fp8)"
+  models = pair_lib.load(config)
+  found = pair_lib.assemble(config, models).params
+  kinds = lambda params: {str(x.dtype) for x in jax.tree.leaves(params)}
+  assert kinds(found.target) == {"int8", "float32"}
+  assert kinds(found.draft) == {"float8_e4m3fn", "float32"}
+  with pytest.raises(ValueError, match="of decoder-only models in their own"):
+    models.target.lowered(Format(kind="int8"))
 
 
 def test_one_width_is_what_all_commands_but_two_decode_with(pair):
