@@ -105,7 +105,7 @@ def weight_bytes(params) -> int:
 
 def cache_bytes(cache: Cache, text: float) -> int:
   """Bytes of the keys and values of so many tokens; shapes alone will do."""
-  buffers = (*cache.keys, *cache.values)
+  buffers = jax.tree.leaves((cache.keys, cache.values))
   whole = sum(x.size * x.dtype.itemsize for x in buffers)
   return round(whole * min(text / cache.slots, 1))
 

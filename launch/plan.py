@@ -52,7 +52,7 @@ from models.formats.huggingface import translate
 from models.head_shapes import KINDS, HeadShape
 from models.networks.layers import TransformerConfig
 from models.networks.t5_config import T5Config
-from specjax import calls
+from specjax import calls, low_cache
 from specjax import tree as tree_lib
 from specjax.calls import Call
 
@@ -92,6 +92,10 @@ _WEIGHTS = flags.DEFINE_string(
   "",
   "How the target's are stored, as in configs: int8; or bfloat16.",
 )
+_CACHE = flags.DEFINE_enum(
+  "cache", None, sorted(low_cache.KINDS),
+  "What the target's keys and values are stored as; by default bfloat16.",
+)  # fmt: skip
 _SWEEP = flags.DEFINE_bool("sweep", False, "Plan every combination of values.")
 _PLOT = flags.DEFINE_string("plot", None, "Where to draw a sweep, SVG or PNG.")
 
@@ -241,6 +245,7 @@ def question(
     text_length=_TEXT_LENGTH.value,
     weights=precision.weights(_WEIGHTS.value),
     draft_weights=drafting.weights,
+    cache=_CACHE.value,
   )
 
 

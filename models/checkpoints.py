@@ -76,7 +76,12 @@ class Network:
 
 
 def load(
-  path: str, *, dtype, mesh: Mesh | None, sharding: Sharding | None
+  path: str,
+  *,
+  dtype,
+  mesh: Mesh | None,
+  sharding: Sharding | None,
+  stored: str | None = None,
 ) -> Network:
   """Reads a model.
 
@@ -85,17 +90,22 @@ def load(
     dtype: of parameters and activations.
     mesh: the devices, for a model with stacked layers; None for one device.
     sharding: the model's rules on the mesh.
+    stored: what its cache stores keys and values as, "int8" or "fp8"; None for
+      `dtype`.
 
   Returns:
     The `Network`.
 
   Raises:
-    FileNotFoundError, ValueError: as `models.formats.huggingface.load_stacked`.
+    FileNotFoundError, ValueError: as `models.formats.huggingface.load_stacked`;
+      ValueError for an encoder-decoder with another cache.
   """
   if reads_inputs(path):
+    if stored is not None:
+      raise ValueError("caches in eight bits are of decoder-only models")
     return _load_t5(path, dtype=dtype, mesh=mesh, sharding=sharding)
   if mesh is None:
-    return _of_module(load_module(path, dtype=dtype))
+    return _of_module(load_module(path, dtype=dtype), stored)
   config, params = _reader(path).load_stacked(
     path, mesh=mesh, sharding=sharding, dtype=dtype
   )
@@ -111,6 +121,7 @@ def load(
         sharding=sharding,
         features=features,
         weights=weights,
+        stored=stored,
       ),
       lowered=_not_lowered
       if weights
@@ -122,19 +133,21 @@ def load(
   return stacked_network(params, None)
 
 
-def _of_module(module: Transformer, *, lowers: bool = True) -> Network:
+def _of_module(
+  module: Transformer, stored: str | None, *, lowers: bool = True
+) -> Network:
   """A model on one device."""
 
   def lowered(form: Format) -> Network:
     copy = nnx.merge(*nnx.split(module))  # of the same arrays
     lowbits.lower(copy, form)
-    return _of_module(copy, lowers=False)
+    return _of_module(copy, stored, lowers=False)
 
   return Network(
     config=module.config,
     params=as_language_model(module)[1],
     functions=lambda skipped, features: as_language_model(
-      module, skipped=skipped, features=features
+      module, skipped=skipped, features=features, stored=stored
     )[0],
     lowered=lowered if lowers else _not_lowered,
   )

@@ -17,12 +17,12 @@ import math
 import jax
 import numpy as np
 from jax import Array
-from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from models.networks import mixture
 from models.networks.description import TransformerConfig, mlp_width
+from specjax.cache import row_major
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ def constrain(x: Array, name: str, *, sharding: Sharding | None) -> Array:
     # Left alone, XLA:TPU may put a few tokens where 128 lanes are, and every
     # array of laws takes 25 times its size; or give passes over one token and
     # over two each their own layout, and copy the caches between them.
-    x = with_layout_constraint(x, Layout(major_to_minor=tuple(range(x.ndim))))
+    x = row_major(x)
   return x
 
 

@@ -18,7 +18,7 @@ from models.networks import specdec
 from models.networks.specdec import Block
 from models.networks.transformer import SkippedLayers
 from models.tokenizers import Tokenizer
-from specjax import decode, rules
+from specjax import decode, low_cache, rules
 from specjax.adaptive import chains
 from specjax.adaptive.ladder import Ladder
 from specjax.adaptive.rungs import Rungs
@@ -97,6 +97,7 @@ def check_config(
       "dtype must be float32, bfloat16 or float16, got " + repr(config.dtype)
     )
   precision.weights(config.get("weights", ""))
+  low_cache.check(config.get("cache") or None)
   for name in ("seed", "top_k"):
     if not 0 <= config[name] < _LIMITS[name]:
       raise ValueError(
@@ -206,8 +207,9 @@ def load(
     target = beside.target
   else:
     target = checkpoints.load(
-      config.target, dtype=dtype, mesh=mesh, sharding=shardings[0]
-    )
+      config.target, dtype=dtype, mesh=mesh, sharding=shardings[0],
+      stored=config.get("cache") or None,
+    )  # fmt: skip
     if form := precision.weights(config.get("weights", "")):
       target = target.lowered(form)
   tokenizer = checkpoints.load_tokenizer(config.target)
@@ -216,6 +218,8 @@ def load(
     draft = checkpoints.load_head(
       path, target, dtype=dtype, mesh=mesh, sharding=shardings[1]
     )
+  elif reads == "weights":
+    draft = target.lowered(drafting.weights)
   elif reads == "block":
     draft = specdec.load(path, dtype=dtype, mesh=mesh)
   elif reads == "model":

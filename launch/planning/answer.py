@@ -118,9 +118,10 @@ def _compiled(q: Question, compiled: Compiled | None) -> dict:
 def _held(q: Question) -> int:
   """Bytes of weights and caches on a device, as the compiler lays them out."""
   total = 0
-  for config, weights, size in _models(q):
+  for config, weights, cache, size in _models(q):
     total += networks.num_bytes(config, weights) // size
-    total += _cache(config, size, q.rows * (q.slots + q.input_length))
+    slots = q.rows * (q.slots + q.input_length)
+    total += _cache(config, size, slots, cache)
   if q.head is not None:
     total += _ITEM * program.num_draft_params(q) // q.layout.draft
     if layers := heads.cached(q.head):
@@ -130,16 +131,17 @@ def _held(q: Question) -> int:
 
 
 def _models(q: Question):
-  """The models as they are cut, their weights' form, over how many devices."""
-  yield q.cut_target(), q.weights, q.layout.model
+  """The models as they are cut, what is stored how, over how many devices."""
+  yield q.cut_target(), q.weights, q.cache, q.layout.model
   if q.draft:
-    yield q.cut_draft(), q.draft_weights, q.layout.draft
+    yield q.cut_draft(), q.draft_weights, None, q.layout.draft
 
 
-def _cache(config, size: int, slots: int) -> int:
+def _cache(config, size: int, slots: int, cache: str | None = None) -> int:
   channels = -(-config.head_dim // _LANES) * _LANES
-  per_slot = 2 * config.num_layers * config.num_kv_heads * channels
-  return _ITEM * per_slot * slots // size
+  per_head = _ITEM * channels if cache is None else channels + 4  # and a scale
+  per_slot = 2 * config.num_layers * config.num_kv_heads * per_head
+  return per_slot * slots // size
 
 
 def _largest(q: Question, temporaries: int, hbm: int) -> dict:
@@ -151,7 +153,7 @@ def _largest(q: Question, temporaries: int, hbm: int) -> dict:
   """
   size = q.layout.model
   keys = lambda other: (
-    _cache(q.cut_target(), size, other.rows * other.slots) / 2
+    _cache(q.cut_target(), size, other.rows * other.slots, q.cache) / 2
   )
 
   def fits(**changes):
@@ -180,7 +182,12 @@ def _last(holds, most: int) -> int:
 
 
 def _place(
-  q: Question, config, size: int, weights: Format | None, **skipped
+  q: Question,
+  config,
+  size: int,
+  weights: Format | None,
+  cache: str | None = None,
+  **skipped,
 ) -> roofline.Placement:
   return roofline.Placement(
     config=config,
@@ -191,13 +198,14 @@ def _place(
     text=q.text_length,
     input_length=q.input_length,
     weights=weights,
+    cache=cache,
     **skipped,
   )
 
 
 def _passes(q: Question) -> tuple[list[Pass], list[Pass]]:
   """A round's draft passes, and those that verify 1..32 tokens or so."""
-  target = _place(q, q.cut_target(), q.layout.model, q.weights)
+  target = _place(q, q.cut_target(), q.layout.model, q.weights, q.cache)
   verify = [
     roofline.forward(target, n) for n in range(1, max(_MOST, q.fed) + 1)
   ]
@@ -212,7 +220,7 @@ def _passes(q: Question) -> tuple[list[Pass], list[Pass]]:
     draft = _place(q, q.cut_draft(), q.layout.draft, q.draft_weights)
   else:
     draft = _place(
-      q, q.cut_target(), q.layout.model, q.weights, skipped=q.skipped
+      q, q.cut_target(), q.layout.model, q.weights, q.cache, skipped=q.skipped
     )
   text = q.max_length + q.tree.max_depth + 1
   each = [roofline.forward(draft, n) for n in drafter.tokens_of_passes(text)]
@@ -302,7 +310,7 @@ def _roofline(topology: Topology, q: Question) -> dict:
     "passes": {name: _causes(chip, one) for name, one in named.items()},
     "bytes_over_minimum": of_target[0].hbm_bytes
     / roofline.least_bytes(
-      _place(q, q.cut_target(), q.layout.model, q.weights)
+      _place(q, q.cut_target(), q.layout.model, q.weights, q.cache)
     ),
     "cost_ratio": draft / verify[0],
     "break_even_acceptance": (

@@ -11,6 +11,7 @@ import dataclasses
 import math
 import re
 
+import jax.numpy as jnp
 import numpy as np
 
 COLLECTIVES = (
@@ -73,6 +74,17 @@ class Instruction:
       self.opcode != "all-reduce-start"
     )
     return max(sizes, default=0) if repeats else sum(sizes)
+
+
+def type_of(dtype) -> str:
+  """What XLA calls a type of numbers."""
+  return _TYPES[jnp.dtype(dtype).name]
+
+
+_TYPES = {
+  "int4": "s4", "int8": "s8", "float8_e4m3fn": "f8e4m3fn",
+  "bfloat16": "bf16", "float32": "f32",
+}  # fmt: skip
 
 
 def nbytes(dtype: str, dimensions: tuple[int, ...]) -> int:

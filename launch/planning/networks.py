@@ -32,14 +32,16 @@ def check_kinds(
   draft: Config | None,
   skipped: SkippedLayers | None,
   input_length: int,
-  weights: Format | None = None,
+  low: bool = False,
 ) -> None:
   """Raises ValueError for models that do not go together."""
   reads = isinstance(target, T5Config)
   if draft is not None and isinstance(draft, T5Config) != reads:
     raise ValueError("target and draft must both be encoder-decoders, or none")
-  if reads and weights is not None:
-    raise ValueError("weights in few bits are of decoder-only models")
+  if reads and low:
+    raise ValueError(
+      "weights and caches in few bits are of decoder-only models"
+    )
   if reads and skipped is not None:
     raise ValueError("an encoder-decoder drafts with no layers left out")
   if reads != bool(input_length):
@@ -64,13 +66,14 @@ def functions(
   skipped: SkippedLayers | None = None,
   features: Features = (),
   weights: Format | None = None,
+  cache: str | None = None,
 ) -> LanguageModel:
   """The model as pure functions."""
   if isinstance(config, T5Config):
     return t5_stacked.as_language_model(config, dtype=DTYPE, sharding=sharding)
   return stacked.as_language_model(
     config, dtype=DTYPE, sharding=sharding, skipped=skipped, features=features,
-    weights=weights,
+    weights=weights, stored=cache,
   )  # fmt: skip
 
 
@@ -111,6 +114,13 @@ def bytes_per_weight(config: Config, weights: Format | None) -> float:
       )
     )
   return rest / (num_params(config) - table)
+
+
+def bytes_per_channel(config: Config, cache: str | None) -> float:
+  """Bytes of a number in a cache, its share of a slot's scale included."""
+  if cache is None:
+    return DTYPE.dtype.itemsize
+  return 1 + 4 / config.head_dim
 
 
 def looked_up(config: TransformerConfig) -> int:

@@ -5,7 +5,6 @@ programs are those that `launch.decode` runs (`specjax.runtime.compilation`).
 """
 
 import dataclasses
-import math
 import re
 import time
 
@@ -74,6 +73,7 @@ class Question:
       `max_length`.
     weights, draft_weights: how the target's and the draft's are stored; None
       for bfloat16.
+    cache: what the target's keys and values are stored as; None for bfloat16.
   """
 
   target: Config
@@ -92,12 +92,13 @@ class Question:
   text_length: int | None = None
   weights: Format | None = None
   draft_weights: Format | None = None
+  cache: str | None = None
 
   def check(self) -> None:
     """Raises ValueError for what cannot be cut or decoded."""
     networks.check_kinds(
       self.target, self.draft, self.skipped, self.input_length,
-      self.weights or self.draft_weights,
+      bool(self.weights or self.draft_weights or self.cache),
     )  # fmt: skip
     self.cut_target(), self.cut_draft()
     rule, siblings = rules.get(self.rule), siblings_lib.get(self.siblings)
@@ -252,7 +253,7 @@ def make_drafter(question: Question) -> Drafter:
     return drafters.model.drafter(draft, **static)
   if q.skipped is not None:
     draft = networks.functions(
-      q.cut_target(), of_target, q.skipped, weights=q.weights
+      q.cut_target(), of_target, q.skipped, weights=q.weights, cache=q.cache
     )
     return drafters.layer_skip.drafter(draft, **static)
   if q.lookahead is not None:
@@ -272,9 +273,12 @@ def make_decoder(question: Question, mesh: Mesh) -> MeshDecoder:
   q = question
   features = q.head.features if q.head else ()
   target = networks.functions(
-    q.cut_target(), q.layout.shardings()[0], features=features,
+    q.cut_target(),
+    q.layout.shardings()[0],
+    features=features,
     weights=q.weights,
-  )  # fmt: skip
+    cache=q.cache,
+  )
   decoder = decode.make_decoder(
     target,
     drafter=make_drafter(q),
@@ -357,15 +361,15 @@ def compile_for(question: Question, devices: list) -> Compiled:
     + m.temp_size_in_bytes
   )  # fmt: skip
   pieces = [
-    buffer.sharding.shard_shape(buffer.shape)
+    (buffer.dtype, buffer.sharding.shard_shape(buffer.shape))
     for node in jax.tree.leaves(
       found.state, is_leaf=lambda x: isinstance(x, Cache)
     )
     if isinstance(node, Cache)
-    for buffer in (*node.keys, *node.values)
+    for buffer in jax.tree.leaves((node.keys, node.values))
   ]
-  whole = {("bf16", p) for p in pieces}
-  cache_bytes = [math.prod(p) * _DTYPE.dtype.itemsize for p in pieces]
+  whole = {(hlo.type_of(dtype), piece) for dtype, piece in pieces}
+  cache_bytes = [hlo.nbytes(hlo.type_of(dtype), p) for dtype, p in pieces]
   # What the loop returns in memory that it was not given.
   fresh = during.output_size_in_bytes - during.alias_size_in_bytes
   return Compiled(
@@ -382,9 +386,6 @@ def compile_for(question: Question, devices: list) -> Compiled:
   )
 
 
-_HLO_TYPES = {"int8": "s8", "int4": "s4", "fp8": "f8e4m3fn"}
-
-
 def _weights(module: hlo.Module, q: Question, params) -> dict | None:
   """What becomes of the target's weights in few bits in a plain round."""
   if q.weights is None or q.tree.num_drafted:
@@ -394,7 +395,7 @@ def _weights(module: hlo.Module, q: Question, params) -> dict | None:
     for x in jax.tree.leaves(params)
     if x.dtype == q.weights.dtype
   ]
-  stored = _HLO_TYPES[q.weights.kind]
+  stored = hlo.type_of(q.weights.dtype)
   shapes = {(stored, piece) for piece in pieces}
   return {
     "bytes": sum(hlo.nbytes(stored, piece) for piece in pieces),

@@ -39,6 +39,7 @@ class Placement:
     skipped: sub-layers that the pass leaves out.
     input_length: tokens that an encoder read.
     weights: how they are stored; None for bfloat16.
+    cache: what keys and values are stored as, likewise.
   """
 
   config: networks.Config
@@ -50,6 +51,12 @@ class Placement:
   skipped: SkippedLayers = _NOTHING
   input_length: int = 0
   weights: Format | None = None
+  cache: str | None = None
+
+  @property
+  def bytes_per_channel(self) -> float:
+    """Of a number in the cache."""
+    return networks.bytes_per_channel(self.config, self.cache)
 
   @property
   def bytes_per_weight(self) -> float:
@@ -127,8 +134,8 @@ def forward(placement: Placement, num_tokens: int) -> Pass:
   flops = 2 * tokens * (work.weights - idle(1))
   flops += 4 * tokens * work.slots * c.num_heads * c.head_dim
   return Pass(
-    hbm_bytes=p.bytes_per_weight * read / p.size
-    + _ITEM * ((cache + cut) / p.size + whole)
+    hbm_bytes=(p.bytes_per_weight * read + p.bytes_per_channel * cache) / p.size
+    + _ITEM * (cut / p.size + whole)
     + logits,
     flops=flops / p.size,
     ici_bytes=_sent(p, tokens),
@@ -144,7 +151,7 @@ def least_bytes(placement: Placement) -> float:
   exact = dataclasses.replace(p, slots=p.slots if p.text is None else p.text)
   cache = 2 * p.rows * exact.work.slots * c.num_kv_heads * c.head_dim
   read = p.work.weights - networks.idle(c, p.skipped, p.rows)
-  return (p.bytes_per_weight * read + _ITEM * cache) / p.size
+  return (p.bytes_per_weight * read + p.bytes_per_channel * cache) / p.size
 
 
 def _sent(p: Placement, tokens: int) -> float:

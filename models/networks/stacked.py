@@ -130,6 +130,7 @@ def as_language_model(
   sharding: Sharding | None = None,
   features: Features = (),
   weights: Format | None = None,
+  stored: str | None = None,
 ) -> LanguageModel:
   """The model as pure functions of stacked parameters.
 
@@ -143,6 +144,8 @@ def as_language_model(
     features: what `ModelOutput.features` holds, as in
       `models.networks.transformer`.
     weights: how weights are stored; None for `dtype`.
+    stored: what keys and values are stored as, "int8" or "fp8"; None for
+      `dtype`.
 
   Returns:
     The `LanguageModel`; its parameters are as `abstract_params` says.
@@ -187,6 +190,7 @@ def as_language_model(
       dtype=dtype,
       with_positions=config.has_windows,
       stacked=True,
+      stored=stored,
     )
     return jax.tree.map(
       lambda x: put(x, "cache_lbksc") if x.ndim == 5 else x, cache

@@ -279,6 +279,7 @@ def as_language_model(
   *,
   skipped: SkippedLayers = SkippedLayers(),
   features: Features = (),
+  stored: str | None = None,
 ) -> tuple[LanguageModel, nnx.State]:
   """Splits a module into pure functions and its parameters.
 
@@ -288,12 +289,14 @@ def as_language_model(
       parameters and the same cache as the full model: the layers left out keep
       their cache entries as they are.
     features: what `ModelOutput.features` holds, see `Features`.
+    stored: what keys and values are stored as, "int8" or "fp8"; None for the
+      module's dtype.
 
   Returns:
     The `LanguageModel` and the parameters to call it with.
 
   Raises:
-    ValueError: for layers that are not there.
+    ValueError: for layers that are not there, or another way to store.
   """
   config = module.config
   skipped.check(config.num_layers)
@@ -309,6 +312,7 @@ def as_language_model(
       head_dim=config.head_dim,
       dtype=module.dtype,
       with_positions=config.has_windows,
+      stored=stored,
     )
 
   def apply(

@@ -46,7 +46,9 @@ _ROUNDS = flags.DEFINE_integer(
 def check(config) -> list[int]:
   """Each N to sweep; ValueError for a config that the theory is not about."""
   drafting = drafters.of(config)
-  drawn = drafting.reads in ("model", "layers") and drafting.takes_policy
+  drawn = (
+    drafting.reads in ("model", "layers", "weights") and drafting.takes_policy
+  )
   static = not (drafting.policy or drafting.lengths or drafting.learning)
   if config.rule != "token" or not (
     drawn and static and drafting.tree.is_chain
