@@ -31,6 +31,7 @@ TABLES = {
   "static_depths": "launch.studies.depth.page:static_table",
   "reports": "launch.studies.report.page:table",
   "quality": "launch.studies.quality.page:table",
+  "precision": "launch.studies.precision.page:table",
   "efficiency": "launch.studies.rules.page:efficiency",
   "optimality": "launch.studies.rules.page:optimality",
   "joint": "launch.studies.rules.page:joint",

@@ -769,8 +769,8 @@ DRAFTERS = Grammar(
     one.__name__: one
     for one in (
       plain, model, layer_skip, quantised_self, ngram, suffix, lookahead, rest,
-      rasd, eagle, eagle3, medusa, blockwise, dflash, specdec, repeats, ladder, online,
-      with_widths, with_rule,
+      rasd, eagle, eagle3, medusa, blockwise, dflash, specdec, repeats, ladder,
+      online, with_widths, with_rule,
     )
   },
   nested=_NESTED,
