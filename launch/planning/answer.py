@@ -14,6 +14,7 @@ from launch.planning import heads, networks, program, roofline
 from launch.planning.program import Compiled, DoesNotFitError, Question
 from launch.planning.roofline import Pass
 from models.networks.lowbits import Format
+from models.networks.transformer import SkippedLayers
 from specjax import tree_search
 from specjax.theory import throughput
 from specjax.tree import Form, Tree, chain
@@ -75,7 +76,7 @@ def _settings(q: Question) -> dict:
     for f in dataclasses.fields(q)
     if f.name not in ("target", "draft", "head", "skipped", "tree", "layout")
   }
-  for name in ("weights", "draft_weights"):
+  for name in ("weights", "draft_weights", "own_weights"):
     fields[name] = fields[name] and dataclasses.asdict(fields[name])
   return fields | {
     "drafter": q.drafter,
@@ -122,6 +123,8 @@ def _held(q: Question) -> int:
     total += networks.num_bytes(config, weights) // size
     slots = q.rows * (q.slots + q.input_length)
     total += _cache(config, size, slots, cache)
+  if q.own_weights is not None:
+    total += networks.num_bytes(q.cut_target(), q.own_weights) // q.layout.model
   if q.head is not None:
     total += _ITEM * program.num_draft_params(q) // q.layout.draft
     if layers := heads.cached(q.head):
@@ -220,8 +223,9 @@ def _passes(q: Question) -> tuple[list[Pass], list[Pass]]:
     draft = _place(q, q.cut_draft(), q.layout.draft, q.draft_weights)
   else:
     draft = _place(
-      q, q.cut_target(), q.layout.model, q.weights, q.cache, skipped=q.skipped
-    )
+      q, q.cut_target(), q.layout.model, q.own_weights or q.weights, q.cache,
+      skipped=q.skipped or SkippedLayers(),
+    )  # fmt: skip
   text = q.max_length + q.tree.max_depth + 1
   each = [roofline.forward(draft, n) for n in drafter.tokens_of_passes(text)]
   return each, verify
@@ -305,6 +309,11 @@ def _roofline(topology: Topology, q: Question) -> dict:
   pays = [row["batch_size"] for row in by_batch if row["speedup"] > 1]
   return {
     "note": "a model, not a measurement; acceptance taken as i.i.d.",
+    "peaks": {
+      "bfloat16": chip.peak_flops,
+      "int8": chip.peak_int8,
+      "fp8": chip.peak_fp8,
+    },
     "draft_step_seconds": draft,
     "verify_seconds": {str(n + 1): float(s) for n, s in enumerate(verify)},
     "passes": {name: _causes(chip, one) for name, one in named.items()},

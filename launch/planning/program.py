@@ -74,6 +74,8 @@ class Question:
     weights, draft_weights: how the target's and the draft's are stored; None
       for bfloat16.
     cache: what the target's keys and values are stored as; None for bfloat16.
+    own_weights: how the copy is stored that drafts, if the target's own in few
+      bits do (`quantised_self`).
   """
 
   target: Config
@@ -93,13 +95,14 @@ class Question:
   weights: Format | None = None
   draft_weights: Format | None = None
   cache: str | None = None
+  own_weights: Format | None = None
 
   def check(self) -> None:
     """Raises ValueError for what cannot be cut or decoded."""
+    low = (self.weights, self.draft_weights, self.own_weights, self.cache)
     networks.check_kinds(
-      self.target, self.draft, self.skipped, self.input_length,
-      bool(self.weights or self.draft_weights or self.cache),
-    )  # fmt: skip
+      self.target, self.draft, self.skipped, self.input_length, any(low)
+    )
     self.cut_target(), self.cut_draft()
     rule, siblings = rules.get(self.rule), siblings_lib.get(self.siblings)
     if self.drafter == "ngram":
@@ -117,8 +120,8 @@ class Question:
     tables = self.weights and (self.weights.output or self.weights.embedding)
     if self.head is not None and tables:
       raise ValueError(
-        "a head reads the target's tables: store them in bfloat16, as in "
-        "int8(output=False)"
+        "a head shares the target's tables, which must be read in bfloat16, "
+        "as in int8(output=False)"
       )
     if self.head is not None:
       even = self.head.even_sizes()
@@ -159,7 +162,7 @@ class Question:
 
   @property
   def drafter(self) -> str:
-    """What proposes: "plain" (nothing), "model", "layer_skip", "ngram", a head.
+    """The name of what proposes, as `launch.build.drafters` has it.
 
     Of a head its kind (`models.head_shapes.KINDS`).
     """
@@ -169,6 +172,8 @@ class Question:
       return self.head.kind
     if self.lookahead is not None:
       return "lookahead"
+    if self.own_weights is not None:
+      return "quantised_self"
     if self.draft is not None:
       return "model"
     return "ngram" if self.skipped is None else "layer_skip"
@@ -256,6 +261,11 @@ def make_drafter(question: Question) -> Drafter:
       q.cut_target(), of_target, q.skipped, weights=q.weights, cache=q.cache
     )
     return drafters.layer_skip.drafter(draft, **static)
+  if q.own_weights is not None:
+    draft = networks.functions(
+      q.cut_target(), of_target, weights=q.own_weights, cache=q.cache
+    )
+    return drafters.quantised_self.drafter(draft, **static)
   if q.lookahead is not None:
     return drafters.lookahead.drafter(
       window=q.lookahead,
@@ -293,6 +303,8 @@ def num_draft_params(question: Question) -> int:
   q = question
   if q.head is not None:
     return heads.num_params(q.head, _DTYPE)
+  if q.own_weights is not None:
+    return num_params(q.target)
   return num_params(q.draft) if q.draft else 0
 
 
@@ -310,6 +322,8 @@ def compile_for(question: Question, devices: list) -> Compiled:
   draft = q.draft and networks.shapes(q.cut_draft(), q.draft_weights)
   if q.head is not None:
     draft = heads.own_params(q.head, _DTYPE)
+  if q.own_weights is not None:
+    draft, of_draft = networks.shapes(q.cut_target(), q.own_weights), of_target
   params = Params(
     target=networks.place(
       networks.shapes(q.cut_target(), q.weights), of_target, mesh
