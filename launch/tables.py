@@ -23,6 +23,7 @@ TABLES = {
   "evaluation": "launch.evaluation.page:table",
   "plans": "launch.planning.page:table",
   "t5_plans": "launch.planning.leviathan_page:table",
+  "passes": "launch.tools.passes:table",
   "answers": "launch.tools.answers_page:table",
   "drafts": "launch.studies.drafts.page:table",
   "layers": "launch.layer_search:table",

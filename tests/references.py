@@ -4,7 +4,6 @@ import json
 from unittest import mock
 
 import compiling
-import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
@@ -322,7 +321,7 @@ def relative_error(found, expected):
 
 def jit(function):
   """Compiles fast rather than well."""
-  return jax.jit(function, compiler_options=compiling.OPTIONS)
+  return compiling.jit(function)
 
 
 def module_logits(module, tokens=TOKENS):

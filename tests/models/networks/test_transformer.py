@@ -55,7 +55,7 @@ DEPTH = (0, 1, 1, 2, 2, 2, 3)
 
 
 # Fast rather than well.
-jit = functools.partial(jax.jit, compiler_options=compiling.OPTIONS)
+jit = compiling.jit
 
 
 FEATURES = (0, 3, FINAL)  # the first layer's input, the last's output, normed
