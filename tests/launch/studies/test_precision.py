@@ -34,7 +34,7 @@ def test_distances_are_means_over_the_tokens_of_a_text():
     np.testing.assert_allclose(found[name], value, rtol=1e-5)
 
 
-def test_the_target_is_at_no_distance_and_floats_of_eight_bits_are_further(pair):
+def test_the_target_is_at_no_distance_and_floats_are_further(pair):
   texts = np.random.default_rng(0).integers(0, 256, (3, 9))
   written = ["stored(int8)", "stored(fp8, cache=int8)"]
   rows = precision.measure(pair[0], jnp.float32, written, texts)
