@@ -96,7 +96,12 @@ def check_config(
     raise ValueError(
       "dtype must be float32, bfloat16 or float16, got " + repr(config.dtype)
     )
-  precision.weights(config.get("weights", ""))
+  form = precision.weights(config.get("weights", ""))
+  if form is not None and drafting.reads == "weights":
+    raise ValueError(
+      f"{drafting.name} rounds a target in config.dtype: leave config.weights "
+      "empty"
+    )
   low_cache.check(config.get("cache") or None)
   for name in ("seed", "top_k"):
     if not 0 <= config[name] < _LIMITS[name]:

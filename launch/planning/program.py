@@ -117,6 +117,10 @@ class Question:
       siblings, tree = siblings_lib.GIVEN, make_drafter(self).tree
     if self.tree.num_drafted:
       rule.check(tree, siblings)
+    if self.weights and self.own_weights:
+      raise ValueError(
+        "quantised_self rounds a target in bfloat16: give no --weights"
+      )
     tables = self.weights and (self.weights.output or self.weights.embedding)
     if self.head is not None and tables:
       raise ValueError(

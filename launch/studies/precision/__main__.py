@@ -39,7 +39,7 @@ cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT)
 _PRECISIONS = flags.DEFINE_string(
   "precisions",
   "stored(int8), stored(int8(group=32)), stored(fp8), stored(int4), "
-  "stored(int4(group=128)), stored(cache=int8), stored(cache=fp8), "
+  "stored(int4(group=64)), stored(cache=int8), stored(cache=fp8), "
   "stored(int8, cache=int8)",
   "What is compared with the target, calls of stored(weights, cache).",
 )
