@@ -10,6 +10,7 @@ T fed tokens, M trailing slots with an explicit mask, L layers.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -164,8 +165,9 @@ def make_cache(
   batch: int,
   slots: int,
   num_layers: int,
-  num_kv_heads: int,
-  head_dim: int,
+  num_kv_heads: int | Sequence[int],
+  head_dim: int | Sequence[int],
+  value_dim: int | Sequence[int] | None = None,
   dtype=jnp.float32,
   with_positions: bool = False,
   stacked: bool = False,
@@ -173,25 +175,35 @@ def make_cache(
 ) -> Cache:
   """An empty cache; every slot is zero and every length is 0.
 
-  With `stacked`, one array holds all layers. `stored` is what keys and values
-  are stored as (`specjax.low_cache.KINDS`); None for `dtype`.
+  With `stacked`, one array holds all layers. Else heads and channels may be
+  those of each. Values have `value_dim` channels, if others than keys.
+  `stored` is what keys and values are stored as (`specjax.low_cache.KINDS`);
+  None for `dtype`.
   """
   low_cache.check(stored)
-  shape = (batch, num_kv_heads, slots, head_dim)
 
-  def empty(shape):
+  def of_each(size: int | Sequence[int]) -> Sequence[int]:
+    return [size] * num_layers if isinstance(size, int) else size
+
+  def empty(*shape: Any):
     if stored is None:
       return jnp.zeros(shape, dtype)
     return low_cache.zeros(shape, dtype, stored)
 
-  def zeros() -> tuple[Any, ...]:
+  def zeros(channels: int | Sequence[int]) -> tuple[Any, ...]:
     if stacked:
-      return (empty((num_layers, *shape)),)
-    return tuple(empty(shape) for _ in range(num_layers))
+      return (empty(num_layers, batch, num_kv_heads, slots, channels),)
+    each = zip(of_each(num_kv_heads), of_each(channels), strict=True)
+    return tuple(empty(batch, k, slots, c) for k, c in each)
 
   positions = jnp.zeros((batch, slots), jnp.int32) if with_positions else None
   length = jnp.zeros((batch,), jnp.int32)
-  return Cache(keys=zeros(), values=zeros(), positions=positions, length=length)
+  return Cache(
+    keys=zeros(head_dim),
+    values=zeros(head_dim if value_dim is None else value_dim),
+    positions=positions,
+    length=length,
+  )
 
 
 def row_axes(caches: Any) -> Any:

@@ -6,8 +6,6 @@ Letters in shapes: B rows, T fed tokens, S cache slots, D model width, H query
 heads, K key/value heads, G = H / K queries per key head, C channels per head.
 """
 
-import math
-
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
@@ -18,6 +16,8 @@ from models.networks.description import (
   DenseSpec,
   TransformerConfig,
 )
+from models.networks.latent import LatentAttention
+from models.networks.linear import Linear, project
 from models.networks.mixture import MixtureMlp
 from specjax import cache as cache_lib
 
@@ -78,63 +78,6 @@ class PlusOneNorm(nnx.Module):
     return x.astype(self.dtype)
 
 
-def project(x: Array, weight: Array, result=None) -> Array:
-  """Products of x and every row of a weight, `[..., D], [N, D] -> [..., N]`.
-
-  Both are contracted as they lie, over their last axes. On XLA:CPU passes over
-  a few tokens read `[N, D]` faster than `[D, N]`, products of two rows are
-  faster one by one, and an embedding that is transposed first
-  (`nnx.Embed.attend`) is read in a loop that computes x's norm anew for every
-  row, whenever x is one token.
-
-  Args:
-    x: what is projected.
-    weight: of the same type.
-    result: type of the products, in which they are added up; by default x's.
-  """
-
-  def at_once(x, weight):
-    return lax.dot_general(
-      x,
-      weight,
-      (((x.ndim - 1,), (1,)), ((), ())),
-      preferred_element_type=result,
-    )
-
-  def by_row(x, weight):
-    rows = [at_once(row, weight) for row in x.reshape(-1, x.shape[-1])]
-    return jnp.stack(rows).reshape(*x.shape[:-1], len(weight))
-
-  if math.prod(x.shape[:-1]) == 2:
-    return lax.platform_dependent(x, weight, cpu=by_row, default=at_once)
-  return at_once(x, weight)
-
-
-class Linear(nnx.Module):
-  """A projection whose weight lies as files have it, a row for each output.
-
-  Args:
-    n_in, n_out: channels; the weight is `[n_out, n_in]`.
-    bias: whether there is one, zero at first.
-    dtype: of parameters and result.
-    rngs: for the initial weight.
-    std: the standard deviation of its normal law.
-  """
-
-  def __init__(
-    self, n_in: int, n_out: int, bias: bool, dtype, rngs: nnx.Rngs, std=0.02
-  ):
-    self.dtype = jnp.dtype(dtype)
-    init = nnx.initializers.normal(std)
-    self.weight = nnx.Param(init(rngs.params(), (n_out, n_in), self.dtype))
-    self.bias = nnx.Param(jnp.zeros(n_out, self.dtype)) if bias else None
-
-  def __call__(self, x: Array) -> Array:
-    """`[..., n_in] -> [..., n_out]`."""
-    y = project(x.astype(self.dtype), self.weight[...].astype(self.dtype))
-    return y if self.bias is None else y + self.bias[...].astype(self.dtype)
-
-
 def tied_logits(embed: nnx.Embed, x: Array) -> Array:
   """The logits of a tied embedding, `[B, T, D] -> [B, T, V]`."""
   table = embed.embedding[...].astype(embed.dtype)
@@ -165,16 +108,21 @@ class Attention(nnx.Module):
     self.spec = a
     width, kv_width = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
     read = config.embed_dim if input_dim is None else input_dim
+    self.norm_eps = config.norm_eps
     self.q = Linear(read, width, a.qkv_bias, dtype, rngs)
-    self.k = Linear(read, kv_width, a.qkv_bias, dtype, rngs)
-    self.v = Linear(read, kv_width, a.qkv_bias, dtype, rngs)
+    if a.source is None:
+      self.k = Linear(read, kv_width, a.qkv_bias, dtype, rngs)
+      if not a.keys_as_values:
+        self.v = Linear(read, kv_width, a.qkv_bias, dtype, rngs)
     self.out = Linear(width, config.embed_dim, a.out_bias, dtype, rngs)
     if a.qk_norm is not None:
       whole = a.qk_norm == "width"
       norm = lambda w: make_norm(
         config, w if whole else a.head_dim, dtype, rngs
       )
-      self.q_norm, self.k_norm = norm(width), norm(kv_width)
+      self.q_norm = norm(width)
+      if a.source is None:
+        self.k_norm = norm(kv_width)
     if a.sinks:
       self.sinks = nnx.Param(jnp.zeros(a.num_heads, jnp.dtype(dtype)))
 
@@ -186,7 +134,8 @@ class Attention(nnx.Module):
       rotary: from the layer's `Rope.table`, or None.
       sees: a `specjax.cache.Visible`; without a cache `bool[B, T, T]`.
       kv: this layer's `(keys, values)` of the cache, or all layers' if `layer`
-        is given; None to attend among the fed tokens alone.
+        is given; None to attend among the fed tokens alone. Of a layer with a
+        source what that has returned.
       start: `i32[B]`, the slot of the first fed token.
       layer: `i32[]`, which layer of stacked keys and values this one is.
 
@@ -199,6 +148,12 @@ class Attention(nnx.Module):
       softcap=self.spec.softcap,
       sinks=self.sinks[...] if self.spec.sinks else None,
     )
+    if self.spec.source is not None:
+      if not isinstance(sees, cache_lib.Visible):
+        return self.out(attend(q, *kv, sees, **how)), kv
+      count = x.shape[1]
+      new = tuple(cache_lib.read_rows(b, start, count, layer=layer) for b in kv)
+      return self.out(attend_slots(q, new, kv, sees, layer=layer, **how)), kv
     if kv is None:
       k, v = self.keys_and_values(x, rotary)
       return self.out(attend(q, k, v, sees, **how)), (k, v)
@@ -228,8 +183,14 @@ class Attention(nnx.Module):
 
   def keys_and_values(self, x, rotary):
     """Two of `[B, K, T, C]`."""
-    k = self._rotated(self.k(x), getattr(self, "k_norm", None), rotary)
-    v = self._heads(self._clipped(self.v(x)))
+    raw = self.k(x)
+    k = self._rotated(raw, getattr(self, "k_norm", None), rotary)
+    v = raw if self.spec.keys_as_values else self.v(x)
+    v = self._heads(self._clipped(v))
+    if self.spec.v_norm:
+      wide = v.astype(jnp.promote_types(v.dtype, jnp.float32))
+      mean = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+      v = (wide * lax.rsqrt(mean + self.norm_eps)).astype(v.dtype)
     return jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
 
   def _rotated(self, y, norm, rotary):
@@ -274,7 +235,9 @@ class Layer(nnx.Module):
   """Attention and MLP, with norms and residuals; arguments as of `Attention`.
 
   Norms before the blocks are `attention_norm` and `mlp_norm`, those after them
-  `attention_out_norm` and `mlp_out_norm`.
+  `attention_out_norm` and `mlp_out_norm`. Of a mixture beside the MLP they are
+  `beside_norm` and `beside_out_norm`, and then `mlp_alone_norm` is that after
+  the MLP, before `mlp_out_norm` of their sum.
   """
 
   def __init__(
@@ -285,7 +248,9 @@ class Layer(nnx.Module):
     before, after = (self.spec.norms in (x, "both") for x in ("pre", "post"))
     if before:
       self.attention_norm = norm()
-    self.attention = Attention(config, dtype, index=index, rngs=rngs)
+    latent = self.spec.attention.latent is not None
+    make = LatentAttention if latent else Attention
+    self.attention = make(config, dtype, index=index, rngs=rngs)
     if after:
       self.attention_out_norm = norm()
     if before:
@@ -296,19 +261,58 @@ class Layer(nnx.Module):
       self.mlp = MixtureMlp(self.spec.feed_forward, dtype, rngs=rngs)
     if after:
       self.mlp_out_norm = norm()
+    if self.spec.beside is not None:
+      self.beside_norm, self.beside_out_norm = norm(), norm()
+      self.mlp_alone_norm = norm()
+      self.beside = MixtureMlp(self.spec.beside, dtype, rngs=rngs)
+    if size := config.per_layer_dim:
+      self.act = ACTIVATIONS[self.spec.feed_forward.activation]
+      self.per_layer_gate = Linear(config.embed_dim, size, False, dtype, rngs)
+      self.per_layer_out = Linear(size, config.embed_dim, False, dtype, rngs)
+      self.per_layer_out_norm = norm()
+    if self.spec.scaled:
+      self.scalar = nnx.Param(jnp.ones(1, jnp.dtype(dtype)))
 
   def __call__(
-    self, x, rotary, sees, kv, start, *, layer=None, attention=True, mlp=True
+    self,
+    x,
+    rotary,
+    sees,
+    kv,
+    start,
+    *,
+    per_layer=None,
+    layer=None,
+    at=None,
+    attention=True,
+    mlp=True,
   ):
-    """As `Attention`; `attention=False` or `mlp=False` skips that sub-layer."""
+    """As `Attention`; `attention=False` or `mlp=False` skips that sub-layer.
+
+    What comes after the MLP (`finished`) is always there; `per_layer` is its.
+    Of stacked layers `at`, `i32[]`, is the place among those of this kind.
+    """
     residual = x
     if attention:
       out, kv = self.attended(x, rotary, sees, kv, start, layer=layer)
       x = x + out
     if mlp:
       source = residual if self.spec.parallel else x
-      x = x + self.fed_forward(source, layer=layer)
-    return x, kv
+      x = x + self.fed_forward(source, at=layer if at is None else at)
+    return self.finished(x, per_layer), kv
+
+  def finished(self, x: Array, per_layer: Array | None) -> Array:
+    """What the layer gives, `[B, T, D] -> [B, T, D]`.
+
+    Args:
+      x: what both blocks have been added to.
+      per_layer: `[B, T, P]`, the embeddings of the tokens that are the layer's
+        own, if any.
+    """
+    if per_layer is not None:
+      read = self.per_layer_out(self.act(self.per_layer_gate(x)) * per_layer)
+      x = x + self.per_layer_out_norm(read)
+    return x * self.scalar[...] if self.spec.scaled else x
 
   def attended(self, x, rotary, sees, kv, start, *, layer=None):
     """What attention adds, norms included; as `Attention`."""
@@ -319,18 +323,23 @@ class Layer(nnx.Module):
       out = self.attention_out_norm(out)
     return out, kv
 
-  def fed_forward(self, x: Array, *, layer: Array | None = None) -> Array:
+  def fed_forward(self, x: Array, *, at: Array | None = None) -> Array:
     """What the MLP adds, norms included, `[B, T, D] -> [B, T, D]`.
 
     Args:
       x: what the layer was given, or what attention has added to it.
-      layer: which of stacked layers it is: a mixture's experts are those of all
+      at: which of stacked layers it is: a mixture's experts are those of all
         layers then.
     """
+    residual = x
     if self.spec.norms != "post":
       x = self.mlp_norm(x)
     if isinstance(self.mlp, MixtureMlp):
-      out = self.mlp(x, layer=layer)
+      out = self.mlp(x, layer=at)
     else:
       out = self.mlp(x)
+    if self.spec.beside is not None:
+      read = self.beside_norm(residual)
+      more = self.beside(read, routed_by=residual, layer=at)
+      out = self.mlp_alone_norm(out) + self.beside_out_norm(more)
     return out if self.spec.norms == "pre" else self.mlp_out_norm(out)

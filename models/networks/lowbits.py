@@ -20,7 +20,8 @@ from jax import Array
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from models.networks.layers import Linear, project
+from models.networks.description import TransformerConfig
+from models.networks.linear import Linear, project
 from models.networks.mixture import MixtureMlp
 
 # What is stored, by name, and M.
@@ -187,11 +188,23 @@ def lower(module: nnx.Module, form: Format) -> None:
   tied = not hasattr(module, "lm_head")
   for node in nodes:
     for name, child in list(vars(node).items()):
+      if name == "kv_b":  # of latents, whose halves queries and sums read
+        continue
       if isinstance(child, Linear) and (form.output or name != "lm_head"):
         setattr(node, name, LowLinear(child, form))
       elif name == "embed" and isinstance(child, nnx.Embed):
         if form.output if tied else form.embedding:
           setattr(node, name, LowEmbed(child, form))
+
+
+def check_cache(config: TransformerConfig, stored: str | None) -> None:
+  """Raises ValueError for a cache that is not stored in eight bits.
+
+  Values that are read of the same slots as keys would not be finite where a key
+  is not (`specjax.cache.contain`).
+  """
+  if stored is not None and config.layer(0).attention.latent is not None:
+    raise ValueError("a cache of latents is not stored in eight bits")
 
 
 def lowered(params: nnx.State, expected: nnx.State, form: Format) -> nnx.State:

@@ -19,7 +19,7 @@ from jax import Array
 from models.networks.attention import capped
 from models.networks.description import LayerSpec, Rope, TransformerConfig
 from models.networks.layers import Layer, Linear, make_norm, tied_logits
-from models.networks.lowbits import LowEmbed
+from models.networks.lowbits import LowEmbed, check_cache
 from models.networks.params import split
 from specjax import cache as cache_lib
 from specjax.cache import Cache, Visible
@@ -90,6 +90,12 @@ class Transformer(nnx.Module):
     self.embed = embed(config.vocab_size)
     if config.learned_positions:
       self.position_embed = embed(config.max_positions)
+    if width := config.num_layers * config.per_layer_dim:
+      self.per_layer_embed = embed(config.per_layer_vocab, features=width)
+      self.per_layer_projection = Linear(
+        config.embed_dim, width, False, dtype, rngs
+      )
+      self.per_layer_norm = make_norm(config, config.per_layer_dim, dtype, rngs)
     self.layers = nnx.List(
       [
         Layer(config, dtype, index=i, rngs=rngs)
@@ -130,23 +136,27 @@ class Transformer(nnx.Module):
       tokens, cache, positions=positions, mask=mask, segments=segments
     )
     x, cache = fed.x, fed.cache
-    keys, values, seen = [], [], {}
+    seen, kvs = {}, {}
+    if cache is not None:
+      of_each = zip(cache.keys, cache.values, strict=True)
+      kvs = dict(zip(c.cached, of_each, strict=True))
     for i, layer in enumerate(self.layers):
       seen[i] = x
-      x, kv = layer(
+      source = layer.spec.attention.source
+      where = i if source is None else source
+      x, kvs[where] = layer(
         x,
         *fed.of(layer.spec),
-        None if cache is None else (cache.keys[i], cache.values[i]),
+        kvs.get(where),
         fed.start,
-        attention=i not in skipped.attention,
+        per_layer=fed.per_layer_of(i),
+        attention=not {i, where} & {*skipped.attention},
         mlp=i not in skipped.mlp,
       )
-      keys.append(kv and kv[0])
-      values.append(kv and kv[1])
     if cache is not None:
       cache = cache.replace(
-        keys=tuple(keys),
-        values=tuple(values),
+        keys=tuple(kvs[i][0] for i in c.cached),
+        values=tuple(kvs[i][1] for i in c.cached),
         length=fed.start + tokens.shape[1],
       )
     seen[c.num_layers] = x
@@ -187,7 +197,28 @@ class Transformer(nnx.Module):
       x = x + self.position_embed(jnp.minimum(positions, c.max_positions - 1))
     ropes = {kind.rope for kind in kinds}
     rotary = {rope: rope and rope.table(positions) for rope in ropes}
-    return Fed(x=x, rotary=rotary, sees=sees, start=start, cache=cache)
+    return Fed(
+      x=x,
+      rotary=rotary,
+      sees=sees,
+      start=start,
+      cache=cache,
+      per_layer=self._per_layer(tokens, x) if c.per_layer_dim else None,
+    )
+
+  def _per_layer(self, tokens: Array, x: Array) -> Array:
+    """The embeddings of tokens that layers have of their own, `[B, T, L, P]`.
+
+    Args:
+      tokens: `i32[B, T]`.
+      x: `[B, T, D]`, their first embeddings, scaled.
+    """
+    c = self.config
+    shape = (*tokens.shape, c.num_layers, c.per_layer_dim)
+    scale = jnp.asarray(c.per_layer_dim**0.5, x.dtype)
+    table = (self.per_layer_embed(tokens) * scale).reshape(shape)
+    read = (self.per_layer_projection(x) * c.embed_dim**-0.5).reshape(shape)
+    return (self.per_layer_norm(read) + table) * 0.5**0.5
 
   def leave(
     self,
@@ -233,6 +264,8 @@ class Fed:
       without a cache `bool[B, T, T]`.
     start: `i32[B]`, the slot of the first fed token.
     cache: with the tokens' positions recorded, or None.
+    per_layer: `[B, T, L, P]`, the embeddings that layers have of their own, if
+      any.
   """
 
   x: Array
@@ -240,11 +273,16 @@ class Fed:
   sees: dict[int | None, Visible | Array]
   start: Array
   cache: Cache | None
+  per_layer: Array | None = None
 
   def of(self, layer: LayerSpec):
     """The rotary table of a layer, and what its tokens see."""
     a = layer.attention
     return self.rotary[a.rope], self.sees[a.window]
+
+  def per_layer_of(self, index: int) -> Array | None:
+    """A layer's part of `per_layer`, `[B, T, P]`."""
+    return None if self.per_layer is None else self.per_layer[..., index, :]
 
 
 def within_rows(
@@ -300,16 +338,19 @@ def as_language_model(
   """
   config = module.config
   skipped.check(config.num_layers)
+  check_cache(config, stored)
   check_features(features, config.num_layers)
   merge, params = split(module)
 
   def init_cache(batch: int, slots: int) -> Cache:
+    cached = [config.layer(i).attention for i in config.cached]
     return cache_lib.make_cache(
       batch=batch,
       slots=slots,
-      num_layers=config.num_layers,
-      num_kv_heads=config.num_kv_heads,
-      head_dim=config.head_dim,
+      num_layers=len(cached),
+      num_kv_heads=[a.num_kv_heads for a in cached],
+      head_dim=[a.head_dim for a in cached],
+      value_dim=[a.value_dim for a in cached],
       dtype=module.dtype,
       with_positions=config.has_windows,
       stored=stored,

@@ -57,6 +57,12 @@ TRANSPOSED = Layout(lambda s: s[::-1], lambda x, c: x.T)
 TURNED = Layout(lambda s: (s[0], s[2], s[1]), lambda x, c: x.swapaxes(1, 2))
 
 
+def _none(name: str, config: TransformerConfig) -> bool:
+  """All tensors are of use."""
+  del name, config
+  return False
+
+
 def _as_they_are(name: str, config: TransformerConfig) -> None:
   """Rows that llama.cpp's converter leaves where they are."""
   del name, config
@@ -78,12 +84,16 @@ class Gguf:
     optional: those that may be missing, beside the usual ones.
     also: keys of the metadata that `settings` reads.
     prefix: of tensors' names in Hugging Face's files.
+    tensors, layouts: those of `Family` that are others, where tensors that are
+      one in Hugging Face's files are several.
     settings: more of `config.json`, from the metadata after the architecture's
-      name and from a function that says whether a tensor is there.
+      name and from a function that says whether the first layer has the bias of
+      some module, or some tensor.
     rows: where the rows of a module's tensors lie that llama.cpp's converter
       has moved, given the module's last name and the configuration; None if
       they are as they were.
     transposed: last names of modules whose matrices lie the other way around.
+    row: last names of modules whose matrices of one row are vectors there.
     plus_one: one was added to the weights of all norms.
     rotary: channels that rotate: "all", "part" (the file says how many) or
       None.
@@ -96,9 +106,12 @@ class Gguf:
   optional: frozenset[str] = frozenset()
   also: frozenset[str] = frozenset()
   prefix: str = "model."
+  tensors: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  layouts: Mapping[str, Layout] = dataclasses.field(default_factory=dict)
   settings: Callable[[Mapping[str, Any], Callable[..., bool]], dict] = _nothing
   rows: Callable[[str, TransformerConfig], np.ndarray | None] = _as_they_are
   transposed: tuple[str, ...] = ()
+  row: tuple[str, ...] = ()
   plus_one: bool = False
   rotary: str | None = "all"
   factors: bool = False
@@ -122,6 +135,8 @@ class Family:
     fixed: keys that must have this value if they are there at all.
     harmless: keys that change nothing in this family, beside those of all.
     quantised: `quant_method`s of `quantization_config` whose tensors are read.
+    left_out: whether a tensor, by its name without a prefix, is of no use to
+      the model of a configuration.
     within: `model_type` of multimodal models that hold one of the family in
       their `text_config`; nothing else of them is read.
     gguf: its GGUF files, if they are read.
@@ -136,5 +151,6 @@ class Family:
   fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   harmless: frozenset[str] = frozenset()
   quantised: frozenset[str] = frozenset()
+  left_out: Callable[[str, TransformerConfig], bool] = _none
   within: frozenset[str] = frozenset()
   gguf: Gguf | None = None

@@ -11,6 +11,7 @@ from models.networks.description import (
   DenseSpec,
   LayerSpec,
   Rope,
+  TransformerConfig,
 )
 from models.networks.mixture import Mixture
 
@@ -33,6 +34,23 @@ GGUF_KEYS = {
   "expert_count": "num_experts",
   "expert_used_count": "num_experts_per_tok",
 }
+
+
+def shared_tensors(module: str) -> dict[str, str]:
+  """Names of the expert that every token is given, in files' `module`."""
+  return {
+    f"layers.#.mlp.shared.{x}": f"layers.#.mlp.{module}.{x}_proj.weight"
+    for x in ("gate", "up", "down")
+  }
+
+
+def dense_layers(settings: Settings, count: int) -> list[bool]:
+  """Which layers have one hidden layer and no experts, as Qwen's files say."""
+  only = settings.get("mlp_only_layers") or []
+  if not isinstance(only, list) or any(type(i) is not int for i in only):
+    raise ValueError(f"mlp_only_layers must be layers, got {only!r}")
+  step = get(settings, "decoder_sparse_step", int)
+  return [i in only or (i + 1) % step != 0 for i in range(count)]
 
 
 def without_mlp(tensors: Mapping[str, str]) -> dict[str, str]:
@@ -66,12 +84,56 @@ def mixture(
   )
 
 
+# DeepSeek-V3's mixture, which GLM-4.5 has too.
+DEEPSEEK_TENSORS = {
+  **TENSORS,
+  **shared_tensors("shared_experts"),
+  "layers.#.mlp.router.correction": (
+    "layers.#.mlp.gate.e_score_correction_bias"
+  ),
+}
+DEEPSEEK_DEFAULTS = dict(
+  llama.DEFAULTS, attention_bias=False, n_shared_experts=1,
+  num_experts_per_tok=8, norm_topk_prob=True,
+)  # fmt: skip
+DEEPSEEK_ALIASES = {"num_local_experts": "n_routed_experts"}
+# Of layers that draft for the model, which are not read.
+DEEPSEEK_HARMLESS = HARMLESS | {"num_nextn_predict_layers", "num_mtp_layers"}
+
+
+def of_drafting_layers(name: str, config: TransformerConfig) -> bool:
+  """Tensors of layers after the last, which draft for the model."""
+  kind, layer = [*name.split("."), "", ""][:2]
+  is_layer = kind == "layers" and layer.isdecimal()
+  return is_layer and int(layer) >= config.num_layers
+
+
+def of_deepseek(settings: Settings, sizes: Mapping[str, Any]) -> Mixture:
+  """DeepSeek-V3's mixture: chosen with a correction, weighted without.
+
+  Args:
+    settings: of the model.
+    sizes: from `reading.sizes`.
+  """
+  width = get(settings, "moe_intermediate_size", int)
+  return mixture(
+    settings, sizes, num_experts="n_routed_experts",
+    expert_dim="moe_intermediate_size", router="sigmoid",
+    renormalised=get(settings, "norm_topk_prob", bool),
+    num_groups=get(settings, "n_group", int),
+    num_groups_kept=get(settings, "topk_group", int),
+    scale=get(settings, "routed_scaling_factor", float),
+    shared_dim=width * get(settings, "n_shared_experts", int),
+  )  # fmt: skip
+
+
 def layer(
   sizes: Mapping[str, Any],
   feed_forward: Mixture | DenseSpec,
   *,
   rope: Rope,
   bias: bool = False,
+  out_bias: bool | None = None,
   **attention,
 ) -> LayerSpec:
   """A layer with norms before its blocks.
@@ -80,13 +142,14 @@ def layer(
     sizes: from `reading.sizes`.
     feed_forward: its feed-forward block.
     rope: its rotary embeddings.
-    bias: of all projections of its attention.
+    bias: of the projections of its attention.
+    out_bias: of the last of them, if it is another.
     **attention: more of `AttentionSpec`.
   """
   return LayerSpec(
     attention=AttentionSpec(
-      **reading.heads(sizes), rope=rope, qkv_bias=bias, out_bias=bias,
-      **attention,
+      **reading.heads(sizes), rope=rope, qkv_bias=bias,
+      out_bias=bias if out_bias is None else out_bias, **attention,
     ),
     feed_forward=feed_forward,
   )  # fmt: skip

@@ -1,0 +1,85 @@
+"""GLM-4.5: dense layers, then mixtures whose router is DeepSeek-V3's.
+
+A part of each head rotates, and an expert beside the mixture is every token's.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from models.formats.families import llama, mixtures, reading
+from models.formats.families.family import Family, Gguf, Settings
+from models.formats.families.reading import get
+from models.networks.description import DenseSpec, TransformerConfig
+
+
+def _read(settings: Settings) -> TransformerConfig:
+  sizes = reading.sizes(settings)
+  experts = mixtures.of_deepseek(settings, sizes)
+  mlp = DenseSpec(width=sizes["mlp_dim"], activation=sizes["activation"])
+  dense = get(settings, "first_k_dense_replace", int, least=0)
+  rope = reading.rope(settings, sizes["head_dim"], share=0.5)
+  layers = [
+    mixtures.layer(
+      sizes, mlp if i < dense else experts, rope=rope,
+      bias=get(settings, "attention_bias", bool), out_bias=False,
+      qk_norm="head" if get(settings, "use_qk_norm", bool) else None,
+    )
+    for i in range(sizes["num_layers"])
+  ]  # fmt: skip
+  return TransformerConfig.of_layers(layers, **reading.frame(sizes))
+
+
+def _gguf_settings(
+  own: Mapping[str, Any], has: Callable[..., bool]
+) -> dict[str, Any]:
+  if own.get("expert_gating_func", 2) != 2:
+    raise ValueError(
+      "expert_gating_func must be 2, a sigmoid, got "
+      f"{own['expert_gating_func']!r}"
+    )
+  size = own.get("attention.key_length")
+  size = size or own["embedding_length"] // own["attention.head_count"]
+  drafting = own.get("nextn_predict_layers", 0)
+  return {
+    **llama.shared_sizes(own),
+    "num_hidden_layers": own["block_count"] - drafting,
+    "partial_rotary_factor": own.get("rope.dimension_count", size) / size,
+    "attention_bias": has("attn_q"),
+    "use_qk_norm": has("attn_q_norm.weight"),
+  }
+
+
+FAMILY = Family(
+  name="glm4_moe",
+  read=_read,
+  tensors=llama.TENSORS | mixtures.DEEPSEEK_TENSORS,
+  layouts=mixtures.LAYOUTS,
+  defaults=dict(
+    mixtures.DEEPSEEK_DEFAULTS, rms_norm_eps=1e-5, num_key_value_heads=8,
+    use_qk_norm=False, moe_intermediate_size=1408, n_routed_experts=128,
+    routed_scaling_factor=1.0, n_group=1, topk_group=1,
+    first_k_dense_replace=1,
+  ),
+  aliases=mixtures.DEEPSEEK_ALIASES,
+  harmless=mixtures.DEEPSEEK_HARMLESS,
+  left_out=mixtures.of_drafting_layers,
+  gguf=Gguf(
+    architecture="glm4moe",
+    keys={
+      **llama.GGUF_KEYS,
+      "expert_count": "n_routed_experts",
+      "expert_used_count": "num_experts_per_tok",
+      "expert_feed_forward_length": "moe_intermediate_size",
+      "expert_shared_count": "n_shared_experts",
+      "leading_dense_block_count": "first_k_dense_replace",
+      "expert_weights_scale": "routed_scaling_factor",
+      "expert_weights_norm": "norm_topk_prob",
+      "expert_group_count": "n_group",
+      "expert_group_used_count": "topk_group",
+    },
+    optional=frozenset({"expert_group_count", "expert_group_used_count"}),
+    also=frozenset({"nextn_predict_layers", "expert_gating_func"}),
+    settings=_gguf_settings,
+    rotary=None,
+  ),
+)  # fmt: skip
