@@ -40,7 +40,8 @@ def test_the_target_is_at_no_distance_and_floats_are_further(pair):
   rows = precision.measure(pair[0], jnp.float32, written, texts)
   names = [row["precision"] for row in rows]
   assert names == ["target", "stored(int8)", 'stored(fp8, cache="int8")']
-  assert rows[0]["kl"] == rows[0]["total_variation"] == 0
+  assert abs(rows[0]["kl"]) < 1e-6
+  assert rows[0]["total_variation"] < 1e-6
   assert rows[0]["greedy_agreement"] == 1
   kl = [row["kl"] for row in rows]
   assert kl[0] < kl[1] < kl[2]
