@@ -16,6 +16,10 @@ def get_config() -> ml_collections.ConfigDict:
   config.drafter = "model"
   config.rule = "token"  # of docs/rules.md, "typical(epsilon=0.1)", module:RULE
   config.dtype = "float32"
+  # How the target's weights are stored: int8, int4(group=64), fp8; "" as dtype.
+  config.weights = ""
+  # And its keys and values: int8 or fp8, with a scale a head and slot.
+  config.cache = ""
   # What is sampled. Temperature 0 is greedy; 0, 1.0 and 0.0 truncate nothing.
   config.temperature = 0.0
   config.top_k = 0

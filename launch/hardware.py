@@ -24,6 +24,8 @@ class Chip:
     hbm_bytes: memory that a program may use on one device.
     hbm_bandwidth: bytes a second.
     peak_flops: bfloat16 operations a second.
+    peak_int8, peak_fp8: operations a second of whole numbers of eight bits, and
+      of floats; None where no page of Google's says. No pass here computes so.
     ici_bandwidth: bytes a second out of a device, over all its links, while as
       many come in: half of what Google's tables call bidirectional.
     dimensions: of its torus, 2 or 3.
@@ -39,6 +41,8 @@ class Chip:
   peak_flops: float
   ici_bandwidth: float
   dimensions: int
+  peak_int8: float | None = None
+  peak_fp8: float | None = None
   devices_per_chip: int = 1
   accelerator: str
   counted: str = "chips"
@@ -56,21 +60,25 @@ CHIPS = {
     Chip(
       name="v5e", hbm_bytes=int(15.75 * GIB), hbm_bandwidth=819e9,
       peak_flops=197e12, ici_bandwidth=400e9 / 2, dimensions=2,
+      peak_int8=393e12,
       accelerator="v5litepod", kinds=("TPU v5 lite", "TPU v5e"),
     ),
     Chip(
       name="v5p", hbm_bytes=int(95.74 * GIB), hbm_bandwidth=2765e9,
       peak_flops=459e12, ici_bandwidth=1200e9 / 2, dimensions=3,
+      peak_fp8=459e12,
       accelerator="v5p", counted="cores", kinds=("TPU v5p", "TPU v5"),
     ),
     Chip(
       name="v6e", hbm_bytes=int(31.25 * GIB), hbm_bandwidth=1638e9,
       peak_flops=918e12, ici_bandwidth=800e9 / 2, dimensions=2,
+      peak_int8=1836e12, peak_fp8=918e12,
       accelerator="v6e", kinds=("TPU v6 lite", "TPU v6e"),
     ),
     Chip(  # half a chip: jax sees two devices on each
       name="tpu7x", hbm_bytes=int(94.75 * GIB), hbm_bandwidth=7380e9 / 2,
       peak_flops=2307e12 / 2, ici_bandwidth=1200e9 / 2 / 2, dimensions=3,
+      peak_fp8=4614e12 / 2,
       devices_per_chip=2, accelerator="tpu7x", counted="cores",
       kinds=("TPU7x", "TPU v7x"),
     ),

@@ -11,7 +11,8 @@ r"""What would this pod do? Compiles the decoding loop for TPUs without a TPU.
 Needs x86-64 Linux and `pip install -e '.[tpu]'`; no TPU, account or network.
 Models are names in configs/shapes.py or paths of a `config.json`; so are draft
 heads. --drafter is a call as in configs (model, ngram, layer_skip, lookahead,
-plain or a kind of head), without policies and ladders. For encoder-decoders
+quantised_self, plain or a kind of head), without policies and ladders. Weights
+are bfloat16, or as --weights and the call say. For encoder-decoders
 --input_length says what the encoder reads, --max_length what the decoder
 writes, and --prompt_length=1 that it begins with one token. Bytes, collectives
 and copies are read from the compiled program; times are a roofline
@@ -53,7 +54,7 @@ from launch import (
   tables,
   terminal,
 )
-from launch.build import layers
+from launch.build import layers, precision
 from launch.build.drafters import DRAFTERS, Drafting
 from launch.planning import answer, mixtures, plots, program
 from models import meshes
@@ -62,7 +63,7 @@ from models.formats.huggingface import translate
 from models.head_shapes import KINDS, HeadShape
 from models.networks.layers import TransformerConfig
 from models.networks.t5_config import T5Config
-from specjax import calls
+from specjax import calls, low_cache
 from specjax import tree as tree_lib
 from specjax.calls import Call
 
@@ -102,10 +103,22 @@ _EXPERTS = flags.DEFINE_string(
   "A result of launch.evaluate --count_experts: of a mixture's experts passes "
   "touch as many as there; uniform routing by default.",
 )  # fmt: skip
+_WEIGHTS = flags.DEFINE_string(
+  "weights",
+  "",
+  "How the target's are stored, as in configs: int8; or bfloat16.",
+)
+_CACHE = flags.DEFINE_enum(
+  "cache", None, sorted(low_cache.KINDS),
+  "What the target's keys and values are stored as; by default bfloat16.",
+)  # fmt: skip
 _SWEEP = flags.DEFINE_bool("sweep", False, "Plan every combination of values.")
 _PLOT = flags.DEFINE_string("plot", None, "Where to draw a sweep, SVG or PNG.")
 
-_DRAFTERS = ("plain", "model", "layer_skip", "ngram", "lookahead", *KINDS)
+_DRAFTERS = (
+  "plain", "model", "layer_skip", "quantised_self", "ngram", "lookahead",
+  *KINDS,
+)  # fmt: skip
 _SHAPES = shapes.SHAPES | shapes.T5_SHAPES
 _DOES_NOT_FIT = 3
 _T = TypeVar("_T")
@@ -198,7 +211,7 @@ def drafting_of(call: Call) -> Drafting:
       f"drafter {str(call)!r} is not planned: expected one of "
       f"{', '.join(_DRAFTERS)}, without a policy"
     )
-  if found.reads and not found.checkpoint:
+  if found.needs_checkpoint and not found.checkpoint:
     raise cli.UserError(
       f'drafter {found.name!r} needs a shape, as {found.name}("NAME")'
     )
@@ -258,6 +271,10 @@ def question(
     input_length=_INPUT_LENGTH.value or 0,
     text_length=_TEXT_LENGTH.value,
     distinct=distinct,
+    weights=precision.weights(_WEIGHTS.value),
+    draft_weights=drafting.weights if drafting.reads == "model" else None,
+    own_weights=drafting.weights if drafting.reads == "weights" else None,
+    cache=_CACHE.value,
   )
 
 

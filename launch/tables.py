@@ -32,6 +32,7 @@ TABLES = {
   "depths": "launch.studies.depth.page:table",
   "static_depths": "launch.studies.depth.page:static_table",
   "quality": "launch.studies.quality.page:table",
+  "precision": "launch.studies.precision.page:table",
   "efficiency": "launch.studies.rules.page:efficiency",
   "optimality": "launch.studies.rules.page:optimality",
   "joint": "launch.studies.rules.page:joint",

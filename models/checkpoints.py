@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+from flax import nnx
 from jax.sharding import Mesh
 
 from models import tokenizers
@@ -24,8 +25,9 @@ from models.formats import (
 from models.formats.head_checkpoints import Head
 from models.formats.head_files import Place
 from models.head_shapes import HeadShape, Target
-from models.networks import stacked, t5, t5_stacked
+from models.networks import lowbits, stacked, t5, t5_stacked
 from models.networks.layers import TransformerConfig
+from models.networks.lowbits import Format
 from models.networks.t5_config import T5Config
 from models.networks.transformer import (
   Features,
@@ -38,6 +40,13 @@ from models.tokenizers import Tokenizer
 from specjax.types import LanguageModel
 
 
+def _not_lowered(form: Format) -> "Network":
+  raise ValueError(
+    f"weights in few bits ({form.kind}) are of decoder-only models in their "
+    "own types"
+  )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Network:
   """A model that is loaded, on one device or over a mesh.
@@ -48,11 +57,14 @@ class Network:
     functions: the model as pure functions of them, some layers left out, with
       the features that are asked for; ValueError where that is not possible.
       With `count_experts=True` its passes count the experts that they touch.
+    lowered: the same with weights in few bits, all else shared; ValueError
+      where that is not possible.
   """
 
   config: TransformerConfig | T5Config
   params: Any
   functions: Callable[..., LanguageModel]
+  lowered: Callable[[Format], "Network"] = _not_lowered
 
   def whole(self) -> LanguageModel:
     """The model with all of its layers, without features."""
@@ -65,7 +77,12 @@ class Network:
 
 
 def load(
-  path: str, *, dtype, mesh: Mesh | None, sharding: Sharding | None
+  path: str,
+  *,
+  dtype,
+  mesh: Mesh | None,
+  sharding: Sharding | None,
+  stored: str | None = None,
 ) -> Network:
   """Reads a model.
 
@@ -74,41 +91,69 @@ def load(
     dtype: of parameters and activations.
     mesh: the devices, for a model with stacked layers; None for one device.
     sharding: the model's rules on the mesh.
+    stored: what its cache stores keys and values as, "int8" or "fp8"; None for
+      `dtype`.
 
   Returns:
     The `Network`.
 
   Raises:
-    FileNotFoundError, ValueError: as `models.formats.huggingface.load_stacked`.
+    FileNotFoundError, ValueError: as `models.formats.huggingface.load_stacked`;
+      ValueError for an encoder-decoder with another cache.
   """
   if reads_inputs(path):
+    if stored is not None:
+      raise ValueError("caches in eight bits are of decoder-only models")
     return _load_t5(path, dtype=dtype, mesh=mesh, sharding=sharding)
   if mesh is None:
-    module = load_module(path, dtype=dtype)
-    _, params = as_language_model(module)
-    return Network(
-      config=module.config,
-      params=params,
-      functions=lambda skipped, features, **counting: as_language_model(
-        module, skipped=skipped, features=features, **counting
-      )[0],
-    )
+    return _of_module(load_module(path, dtype=dtype), stored)
   assert sharding is not None  # there is a mesh
   sharding = for_experts(read_config(path), sharding, num_parts(sharding, mesh))
   config, params = _reader(path).load_stacked(
     path, mesh=mesh, sharding=sharding, dtype=dtype
   )
+
+  def stacked_network(params, weights: Format | None) -> Network:
+    return Network(
+      config=config,
+      params=params,
+      functions=lambda skipped, features, **counting: stacked.as_language_model(
+        config,
+        dtype=dtype,
+        skipped=skipped,
+        sharding=sharding,
+        features=features,
+        weights=weights,
+        stored=stored,
+        **counting,
+      ),
+      lowered=_not_lowered
+      if weights
+      else lambda form: stacked_network(
+        stacked.lowered(params, config, form), form
+      ),
+    )
+
+  return stacked_network(params, None)
+
+
+def _of_module(
+  module: Transformer, stored: str | None, *, lowers: bool = True
+) -> Network:
+  """A model on one device."""
+
+  def lowered(form: Format) -> Network:
+    copy = nnx.merge(*nnx.split(module))  # of the same arrays
+    lowbits.lower(copy, form)
+    return _of_module(copy, stored, lowers=False)
+
   return Network(
-    config=config,
-    params=params,
-    functions=lambda skipped, features, **counting: stacked.as_language_model(
-      config,
-      dtype=dtype,
-      skipped=skipped,
-      sharding=sharding,
-      features=features,
-      **counting,
-    ),
+    config=module.config,
+    params=as_language_model(module)[1],
+    functions=lambda skipped, features, **counting: as_language_model(
+      module, skipped=skipped, features=features, stored=stored, **counting
+    )[0],
+    lowered=lowered if lowers else _not_lowered,
   )
 
 
@@ -172,12 +217,14 @@ def load_head(
     FileNotFoundError, ValueError: as `models.formats.head_checkpoints.load`.
   """
   frame = target.params if mesh is None else target.params["frame"]
-  embedding = frame["embed"]["embedding"][...]
+  embedding = lowbits.whole_table(frame["embed"], "embedding", dtype)
   tied = target.config.tied_embeddings
   about = dataclasses.replace(
     _about(target.config),
     embedding=embedding,
-    output=embedding if tied else frame["lm_head"]["weight"][...],
+    output=embedding
+    if tied
+    else lowbits.whole_table(frame["lm_head"], "weight", dtype),
   )
   place = None
   if mesh is not None:

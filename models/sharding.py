@@ -17,12 +17,12 @@ import math
 import jax
 import numpy as np
 from jax import Array
-from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from models.networks import mixture
 from models.networks.description import TransformerConfig
+from specjax.cache import row_major
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ def constrain(x: Array, name: str, *, sharding: Sharding | None) -> Array:
     # Left alone, XLA:TPU may put a few tokens where 128 lanes are, and every
     # array of laws takes 25 times its size; or give passes over one token and
     # over two each their own layout, and copy the caches between them.
-    x = with_layout_constraint(x, Layout(major_to_minor=tuple(range(x.ndim))))
+    x = row_major(x)
   return x
 
 
@@ -100,9 +100,17 @@ def param_specs(params, sharding: Sharding):
       their shapes.
     sharding: the model's rules.
   """
-  return jax.tree_util.tree_map_with_path(
-    lambda path, leaf: param_spec(names(path), sharding), params
-  )
+
+  def spec(path, leaf):
+    *outer, kind = names(path)
+    if kind != "scales":
+      return param_spec([*outer, kind], sharding)
+    # Scales lie beside their weights; one an output is cut as outputs are.
+    of = "embedding" if outer[-1] == "embed" else "weight"
+    found = param_spec([*outer, of], sharding)
+    return P(*found[:-1], None) if leaf.shape[-1] == 1 else found
+
+  return jax.tree_util.tree_map_with_path(spec, params)
 
 
 def param_spec(parts: list[str], sharding: Sharding) -> P:

@@ -19,6 +19,8 @@ import numpy as np
 from jax import Array, lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from specjax import low_cache
+from specjax.low_cache import LowBits
 from specjax.structs import struct
 
 
@@ -31,7 +33,7 @@ class Cache:
     keys: one array `[B, K, S, C]` per layer, or arrays `[L, B, K, S, C]` that
       hold several layers (models that scan over their layers). Models without
       attention may keep other per-slot state here, as long as the axes are in
-      this order.
+      this order. Or `LowBits`, two such arrays each.
     values: as `keys`.
     positions: `i32[B, S]`, the position of the token in each slot, or None for
       models that never compare positions (only sliding windows do).
@@ -169,22 +171,30 @@ def make_cache(
   dtype=jnp.float32,
   with_positions: bool = False,
   stacked: bool = False,
+  stored: str | None = None,
 ) -> Cache:
   """An empty cache; every slot is zero and every length is 0.
 
   With `stacked`, one array holds all layers. Else heads and channels may be
   those of each. Values have `value_dim` channels, if others than keys.
+  `stored` is what keys and values are stored as (`specjax.low_cache.KINDS`);
+  None for `dtype`.
   """
+  low_cache.check(stored)
 
   def of_each(size: int | Sequence[int]) -> Sequence[int]:
     return [size] * num_layers if isinstance(size, int) else size
 
-  def zeros(channels: int | Sequence[int]) -> tuple[Array, ...]:
+  def empty(*shape: Any):
+    if stored is None:
+      return jnp.zeros(shape, dtype)
+    return low_cache.zeros(shape, dtype, stored)
+
+  def zeros(channels: int | Sequence[int]) -> tuple[Any, ...]:
     if stacked:
-      shape = (num_layers, batch, num_kv_heads, slots, channels)
-      return (jnp.zeros(shape, dtype),)
+      return (empty(num_layers, batch, num_kv_heads, slots, channels),)
     each = zip(of_each(num_kv_heads), of_each(channels), strict=True)
-    return tuple(jnp.zeros((batch, k, slots, c), dtype) for k, c in each)
+    return tuple(empty(batch, k, slots, c) for k, c in each)
 
   positions = jnp.zeros((batch, slots), jnp.int32) if with_positions else None
   length = jnp.zeros((batch,), jnp.int32)
@@ -240,9 +250,36 @@ def contain(keys: Array, values: Array) -> tuple[Array, Array]:
   return jnp.where(broken, jnp.nan, keys), jnp.where(broken, 0, values)
 
 
+def as_stored(rows: Array, buffer: Any) -> tuple[Array, Any]:
+  """Slots as they are read from a buffer, and as they are written to it.
+
+  Tokens attend to each other as to a cache that holds them: how a text is cut
+  into passes changes no law.
+
+  Args:
+    rows: `[B, K, T, C]`.
+    buffer: what `write_rows` is to write them into.
+  """
+  if isinstance(buffer, LowBits):
+    stored = low_cache.store(rows, buffer)
+    return low_cache.load(stored), stored
+  rows = rows.astype(buffer.dtype)
+  return rows, rows
+
+
+def as_read(rows: Any) -> Array:
+  """What is read of slots that `read_rows` gave."""
+  return low_cache.load(rows) if isinstance(rows, LowBits) else rows
+
+
+def row_of(buffers: Any, row: Array) -> Any:
+  """One row of all buffers of a pytree."""
+  return jax.tree.map(lambda buffer: RowOf(buffer, row), buffers)
+
+
 def write_rows(
-  buffer: Array | RowOf,
-  rows: Array,
+  buffer: Array | RowOf | LowBits,
+  rows: Any,
   start: Array,
   *,
   layer: Array | None = None,
@@ -258,7 +295,7 @@ def write_rows(
   Args:
     buffer: `[B, K, S, C]`, or `[L, B, K, S, C]`; or one row of it.
     rows: `[B, K, T, C]`, or `[L, B, K, T, C]` to write into all layers; cast to
-      the buffer's dtype.
+      the buffer's dtype. Of `LowBits` as `as_stored` or `read_rows` gave them.
     start: `i32[B]`, the slot of the first of the T rows. `start + T <= S` is
       the caller's duty: `lax.dynamic_update_slice` clamps silently.
     layer: `i32[]`, the one layer of a stacked buffer that `rows` are of.
@@ -266,6 +303,9 @@ def write_rows(
   Returns:
     The buffer, updated in place when it is donated or a loop's carry.
   """
+  if isinstance(buffer, LowBits):
+    put = lambda b, x: write_rows(b, x, start, layer=layer)
+    return jax.tree.map(put, buffer, rows, is_leaf=_is_row)
   if isinstance(buffer, RowOf):
     return buffer.write(rows, start[0], layer)
   rows = rows.astype(buffer.dtype)
@@ -292,18 +332,28 @@ def write_rows(
 _MAX_UNROLLED_ROWS = 8
 
 
+def _is_row(x: Any) -> bool:
+  return isinstance(x, RowOf)
+
+
 def row_major(x: Array) -> Array:
-  """`x` as it is indexed: who reads a few slots must not turn a whole cache."""
-  return with_layout_constraint(x, Layout(major_to_minor=tuple(range(x.ndim))))
+  """`x` as it is indexed: who reads a few slots must not turn a whole cache.
+
+  Scales, one a slot, lie slot by slot: on TPUs the last axis takes 128 lanes.
+  """
+  order = tuple(range(x.ndim))
+  if x.shape[-1] == 1:
+    order = (*order[:-2], *order[:-3:-1])
+  return with_layout_constraint(x, Layout(major_to_minor=order))
 
 
 def read_rows(
-  buffer: Array | RowOf,
+  buffer: Array | RowOf | LowBits,
   start: Array,
   count: int,
   *,
   layer: Array | None = None,
-) -> Array:
+) -> Any:
   """Reads `count` slots from each row's own slot on.
 
   Rows of a stacked buffer are read one by one, as `write_rows` writes them: for
@@ -316,8 +366,11 @@ def read_rows(
     layer: `i32[]`, the one layer of a stacked buffer that is wanted.
 
   Returns:
-    `[B, K, T, C]`, or `[L, B, K, T, C]`.
+    `[B, K, T, C]`, or `[L, B, K, T, C]`; `LowBits` of `LowBits` (`as_read`).
   """
+  if isinstance(buffer, LowBits):
+    get = lambda b: read_rows(b, start, count, layer=layer)
+    return jax.tree.map(get, buffer, is_leaf=_is_row)
   if isinstance(buffer, RowOf):
     return buffer.read(start[0], count, layer)
   if buffer.ndim == 5:
@@ -527,8 +580,8 @@ def keep_path(
       lax.dynamic_update_slice_in_dim, in_axes=(0, 0, 0, None)
     )(positions, first + steps, start, 0)
   return cache.replace(
-    keys=tuple(gather(k) for k in cache.keys),
-    values=tuple(gather(v) for v in cache.values),
+    keys=jax.tree.map(gather, cache.keys),
+    values=jax.tree.map(gather, cache.values),
     positions=positions,
     length=length,
   )

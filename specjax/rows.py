@@ -106,14 +106,15 @@ def take(
     x if axis is None else lax.dynamic_slice_in_dim(x, source, 1, axis)
   )
   cache = state.target_cache
-  buffers = (*cache.keys, *cache.values)
+  buffers, form = jax.tree.flatten((*cache.keys, *cache.values))
   if in_place:
     axes, state = _without_buffers(axes), _without_buffers(state)
   one = over_leaves(of_source, axes, state)
   if not in_place:
     return one
-  copied = cache_lib.copy_text(buffers, source, row, keep)
-  return _with_buffers(one, tuple(cache_lib.RowOf(b, row) for b in copied))
+  copied = cache_lib.copy_text(tuple(buffers), source, row, keep)
+  buffers = jax.tree.unflatten(form, copied)
+  return _with_buffers(one, cache_lib.row_of(buffers, row))
 
 
 def give(
@@ -121,13 +122,15 @@ def give(
 ) -> DecodeState:
   """The state with what `take` gave, wherever its caches are; see `put`."""
   cache = one.target_cache
-  buffers = (*cache.keys, *cache.values)
-  if not isinstance(buffers[0], cache_lib.RowOf):
+  is_row = lambda x: isinstance(x, cache_lib.RowOf)
+  buffers, form = jax.tree.flatten((*cache.keys, *cache.values), is_row)
+  if not is_row(buffers[0]):
     return put(axes, state, row, one)
   small = put(
     _without_buffers(axes), _without_buffers(state), row, _without_buffers(one)
   )
-  return _with_buffers(small, tuple(b.buffer for b in buffers))
+  whole = jax.tree.unflatten(form, [b.buffer for b in buffers])
+  return _with_buffers(small, whole)
 
 
 def _without_buffers(state: DecodeState) -> DecodeState:

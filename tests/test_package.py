@@ -35,6 +35,7 @@ FOUNDATION = {
     "warp",
     "penalties",
     "cache",
+    "low_cache",
     "random",
     "laws",
     "calls",

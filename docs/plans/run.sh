@@ -23,6 +23,10 @@ plan 8b-v5e-8 --topology=v5e-8 --target=llama-3.1-8b \
   --drafter='model("llama-3.2-1b", tokens=4)'
 plan 8b-v5e-8-plain --topology=v5e-8 --target=llama-3.1-8b --batch_size=16 \
   --max_length=8192 --text_length=1000 --drafter=plain
+plan 8b-v5e-8-int8 --topology=v5e-8 --target=llama-3.1-8b --drafter=plain \
+  --weights=int8 --cache=int8
+plan 8b-v5e-8-own-int8 --topology=v5e-8 --target=llama-3.1-8b \
+  --drafter='quantised_self(bits=8, tokens=2)'
 plan 8b-v5e-8-paths --topology=v5e-8 --target=llama-3.1-8b --rule=kseq \
   --drafter='model("llama-3.2-1b", tokens=4, tree=paths(8))'
 plan 8b-v5e-8-tree --topology=v5e-8 --target=llama-3.1-8b --rule=recursive \

@@ -18,10 +18,12 @@ from typing import Any
 
 from launch.build import layers, retrieval
 from launch.build.policies import POLICIES
+from launch.build.precision import WEIGHTS
 from models.formats import head_checkpoints
 from models.formats.head_checkpoints import Head
 from models.head_shapes import HeadShape
 from models.networks import specdec as block_networks
+from models.networks.lowbits import Format
 from models.networks.specdec import Block
 from models.networks.transformer import FINAL, SkippedLayers
 from specjax import drafters
@@ -68,7 +70,8 @@ class Drafting:
       `source`. It reads tree, siblings, policy and lengths of its argument, so
       that `dataclasses.replace` gives the drafter of another tree.
     reads: what the checkpoint holds: "model", "block", "layers" (of the target,
-      which are skipped), "head" (of the kind `name`), or "" for nothing.
+      which are skipped), "weights" (the target's, in few bits, and no
+      checkpoint), "head" (of the kind `name`), or "" for nothing.
     checkpoint: its path.
     corpus: path of an index of texts; "" for none.
     policy: what ends chains; None if nothing does.
@@ -83,6 +86,7 @@ class Drafting:
     learning: how it learns; None if it does not.
     rule: what verifies, in place of `config.rule`.
     skipped: layers of the target that are skipped, in place of a file's.
+    weights: how the draft's weights are stored; None for the config's dtype.
   """
 
   name: str
@@ -103,6 +107,12 @@ class Drafting:
   learning: Learning | None = None
   rule: str = ""
   skipped: SkippedLayers | None = None
+  weights: Format | None = None
+
+  @property
+  def needs_checkpoint(self) -> bool:
+    """Whether what drafts is a file of its own."""
+    return self.reads not in ("", "weights")
 
   @property
   def drafts(self) -> bool:
@@ -248,6 +258,7 @@ def model(
   tree: Shape | None = None,
   siblings: Siblings = IID,
   policy: Policy | None = None,
+  weights: Format | None = None,
 ) -> Drafting:
   """A smaller model (Leviathan et al., 2023)."""
 
@@ -258,9 +269,9 @@ def model(
     )  # fmt: skip
 
   return Drafting(
-    name="model", make=make, reads="model", checkpoint=draft, learns=True,
-    takes_policy=True, climbs=Form.MASKED,
-    **_tree(tokens, tree, siblings, policy),
+    name="model", make=make, reads="model", checkpoint=draft,
+    learns=weights is None, takes_policy=True, climbs=Form.MASKED,
+    weights=weights, **_tree(tokens, tree, siblings, policy),
   )  # fmt: skip
 
 
@@ -282,6 +293,35 @@ def layer_skip(
 
   return Drafting(
     name="layer_skip", make=make, reads="layers", checkpoint=skipped,
+    takes_policy=True, foreign=True, climbs=Form.MASKED,
+    **_tree(tokens, tree, siblings, policy),
+  )  # fmt: skip
+
+
+def quantised_self(
+  *,
+  bits: int = 8,
+  group: int | None = None,
+  tokens: int | None = None,
+  tree: Shape | None = None,
+  siblings: Siblings = IID,
+  policy: Policy | None = None,
+) -> Drafting:
+  """The target's weights in few bits, on its own cache (QuantSpec, 2025)."""
+  if bits not in (4, 8):
+    raise ValueError(f"bits must be 4 or 8, got {bits}")
+  if bits == 4 and group is None:
+    group = 32
+  weights = Format(kind=f"int{bits}", group=group)
+
+  def make(own: Drafting, source: LanguageModel, vocab_size: int) -> Drafter:
+    return drafters.quantised_self.drafter(
+      source, tree=own.tree, siblings=own.siblings, vocab_size=vocab_size,
+      depth=_policy(own),
+    )  # fmt: skip
+
+  return Drafting(
+    name="quantised_self", make=make, reads="weights", weights=weights,
     takes_policy=True, foreign=True, climbs=Form.MASKED,
     **_tree(tokens, tree, siblings, policy),
   )  # fmt: skip
@@ -721,15 +761,16 @@ _NESTED: dict[type, Grammar] = {
   ),
   Policy: POLICIES,
   Rule: RULES,
+  Format: WEIGHTS,
 }
 DRAFTERS = Grammar(
   kind="drafter",
   entries={
     one.__name__: one
     for one in (
-      plain, model, layer_skip, ngram, suffix, lookahead, rest, rasd, eagle,
-      eagle3, medusa, blockwise, dflash, specdec, repeats, ladder, online,
-      with_widths, with_rule,
+      plain, model, layer_skip, quantised_self, ngram, suffix, lookahead, rest,
+      rasd, eagle, eagle3, medusa, blockwise, dflash, specdec, repeats, ladder,
+      online, with_widths, with_rule,
     )
   },
   nested=_NESTED,
@@ -761,7 +802,7 @@ def with_checkpoint(found: Drafting, config: Mapping[str, Any]) -> Drafting:
   Raises:
     ValueError: if the config names none either.
   """
-  if found.drafts and found.reads and not found.checkpoint:
+  if found.drafts and found.needs_checkpoint and not found.checkpoint:
     known = config.get("checkpoints", {})
     path = known.get(found.name) or (
       "" if found.reads == "layers" else known.get("draft", "")
@@ -854,6 +895,9 @@ def source(drafting: Drafting, models: Any) -> tuple[Any, Any]:
   if drafting.reads == "layers":
     skipped = drafting.skipped or layers.read(drafting.checkpoint)
     return models.target.functions(skipped, features), None
+  if drafting.reads == "weights":
+    low = models.draft
+    return low.functions(SkippedLayers(), features), low.params
   if drafting.reads == "head":
     head = models.draft
     if head.kind != drafting.name:
@@ -904,7 +948,9 @@ def pass_widths(drafting: Drafting, tree: Tree) -> tuple[int, ...]:
 
 
 def help_table() -> list[tuple[str, str]]:
-  """Drafters, trees and policies as they are written, and what they are."""
+  """Drafters, trees and so on as they are written, and what they are."""
   return [
-    row for grammar in (DRAFTERS, TREES, POLICIES) for row in grammar.help()
+    row
+    for grammar in (DRAFTERS, TREES, POLICIES, WEIGHTS)
+    for row in grammar.help()
   ]

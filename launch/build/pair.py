@@ -9,7 +9,7 @@ import ml_collections
 from jax.sharding import Mesh
 
 from launch import online, processes, prompt_lines, stops
-from launch.build import drafters, policies
+from launch.build import drafters, policies, precision
 from launch.build.drafters import Drafting
 from models import checkpoints, meshes
 from models.checkpoints import Network
@@ -19,7 +19,7 @@ from models.networks.mixture import Mixture
 from models.networks.specdec import Block
 from models.networks.transformer import SkippedLayers, mixtures_of
 from models.tokenizers import Tokenizer
-from specjax import decode, rules
+from specjax import decode, low_cache, rules
 from specjax.adaptive import chains
 from specjax.adaptive.ladder import Ladder
 from specjax.adaptive.rungs import Rungs
@@ -99,6 +99,13 @@ def check_config(
     raise ValueError(
       "dtype must be float32, bfloat16 or float16, got " + repr(config.dtype)
     )
+  form = precision.weights(config.get("weights", ""))
+  if form is not None and drafting.reads == "weights":
+    raise ValueError(
+      f"{drafting.name} rounds a target in config.dtype: leave config.weights "
+      "empty"
+    )
+  low_cache.check(config.get("cache") or None)
   for name in ("seed", "top_k"):
     if not 0 <= config[name] < _LIMITS[name]:
       raise ValueError(
@@ -169,8 +176,8 @@ def load(
   Args:
     config: fields as in configs/common.py.
     drafting: the way to draft, in place of the config's.
-    beside: models with the same target and dtype: its arrays are shared if they
-      lie where this config wants them.
+    beside: models with the same target, dtype and weights: its arrays are
+      shared if they lie where this config wants them.
     inputs: whether the caller decodes encoder-decoders too.
 
   Returns:
@@ -208,20 +215,27 @@ def load(
     target = beside.target
   else:
     target = checkpoints.load(
-      config.target, dtype=dtype, mesh=mesh, sharding=shardings[0]
-    )
+      config.target, dtype=dtype, mesh=mesh, sharding=shardings[0],
+      stored=config.get("cache") or None,
+    )  # fmt: skip
+    if form := precision.weights(config.get("weights", "")):
+      target = target.lowered(form)
   tokenizer = checkpoints.load_tokenizer(config.target)
   draft = None
   if reads == "head":
     draft = checkpoints.load_head(
       path, target, dtype=dtype, mesh=mesh, sharding=shardings[1]
     )
+  elif reads == "weights":
+    draft = target.lowered(drafting.weights)
   elif reads == "block":
     draft = specdec.load(path, dtype=dtype, mesh=mesh)
   elif reads == "model":
     draft = checkpoints.load(
       path, dtype=dtype, mesh=mesh, sharding=shardings[1]
     )
+    if drafting.weights is not None:
+      draft = draft.lowered(drafting.weights)
   if reads in ("block", "model"):
     check_same_tokenizer(tokenizer, checkpoints.load_tokenizer(path))
   if draft is not None and config.get("share_encoder"):

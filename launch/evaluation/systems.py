@@ -160,13 +160,14 @@ def assemble(
   Raises:
     ValueError, FileNotFoundError: as `launch.build.pair`.
   """
-  loaded: dict[tuple[str, str, str], Models] = {}
+  loaded: dict[tuple, Models] = {}
   pairs = {}
   for system in systems:
     how = system.drafting
     if how is None:
       continue
-    key = (how.reads, how.checkpoint, getattr(how.policy, "head", ""))
+    head = getattr(how.policy, "head", "")
+    key = (how.reads, how.checkpoint, how.weights, head)
     if key not in loaded:
       first = next(iter(loaded.values()), None)
       loaded[key] = pair.load(

@@ -13,6 +13,7 @@ from launch.hardware import GIB, Chip, Topology, devices
 from launch.planning import heads, memory, mixtures, program, roofline
 from launch.planning.program import Compiled, DoesNotFitError, Question
 from launch.planning.roofline import Pass
+from models.networks.transformer import SkippedLayers
 from specjax import tree_search
 from specjax.theory import throughput
 from specjax.tree import Form, Tree, chain
@@ -25,7 +26,7 @@ _NOT_SETTINGS = (
   "target", "draft", "head", "skipped", "tree", "layout", "distinct",
 )  # fmt: skip
 _OF_A_PROGRAM = (
-  "collectives", "cache_copies", "cache_moves", "donation_honoured",
+  "collectives", "cache_copies", "cache_moves", "donation_honoured", "weights",
   "compile_seconds", "compile_cpu_seconds",
 )  # fmt: skip
 
@@ -96,6 +97,8 @@ def _settings(q: Question) -> dict:
     for f in dataclasses.fields(q)
     if f.name not in _NOT_SETTINGS
   }
+  for name in ("weights", "draft_weights", "own_weights"):
+    fields[name] = fields[name] and dataclasses.asdict(fields[name])
   return fields | {
     "drafter": q.drafter,
     "skipped": q.skipped and dataclasses.asdict(q.skipped),
@@ -125,6 +128,7 @@ def _compiled(q: Question, compiled: Compiled | None) -> dict:
     "cache_copies": compiled.cache_copies,
     "cache_moves": compiled.cache_moves,
     "donation_honoured": compiled.donation_honoured,
+    "weights": compiled.weights,
     "compile_seconds": compiled.seconds,
     "compile_cpu_seconds": compiled.cpu_seconds,
   }
@@ -147,7 +151,7 @@ def _place(q: Question, config, size: int, **more) -> roofline.Placement:
 
 
 def _target(q: Question, **more) -> roofline.Placement:
-  found = dict(distinct=q.distinct) | more
+  found = dict(distinct=q.distinct, weights=q.weights, cache=q.cache) | more
   return _place(q, q.cut_target(), q.layout.model, **found)
 
 
@@ -165,9 +169,13 @@ def _passes(q: Question) -> tuple[list[Pass], list[Pass]]:
     )  # fmt: skip
     return found, verify
   if q.draft is not None:
-    draft = _place(q, q.cut_draft(), q.layout.draft)
+    draft = _place(q, q.cut_draft(), q.layout.draft, weights=q.draft_weights)
   else:
-    draft = _target(q, skipped=q.skipped)
+    draft = _target(
+      q,
+      weights=q.own_weights or q.weights,
+      skipped=q.skipped or SkippedLayers(),
+    )
   text = q.max_length + q.tree.max_depth + 1
   each = [roofline.forward(draft, n) for n in drafter.tokens_of_passes(text)]
   return each, verify
@@ -251,6 +259,11 @@ def _roofline(topology: Topology, q: Question) -> dict:
   pays = [row["batch_size"] for row in by_batch if row["speedup"] > 1]
   return {
     "note": "a model, not a measurement; acceptance taken as i.i.d.",
+    "peaks": {
+      "bfloat16": chip.peak_flops,
+      "int8": chip.peak_int8,
+      "fp8": chip.peak_fp8,
+    },
     "draft_step_seconds": draft,
     "verify_seconds": {str(n + 1): float(s) for n, s in enumerate(verify)},
     "passes": {name: _causes(chip, one) for name, one in named.items()},
@@ -362,6 +375,12 @@ def show(console: rich.console.Console, found: dict) -> None:
     f"in {found['compile_seconds']:.0f} s ({found['compile_cpu_seconds']:.0f} "
     f"of a core) with libtpu {found['libtpu']}"
   )
+  if weights := found.get("weights"):
+    out(
+      f"weights in few bits: {weights['bytes'] / 1e6:,.0f} MB on a device, of "
+      f"which a round reads {weights['read'] / 1e6:,.0f}; "
+      f"{weights['written'] / 1e6:,.0f} MB of such arrays are written"
+    )
   table = rich.table.Table(
     box=rich.box.SIMPLE, title="collectives on one device"
   )

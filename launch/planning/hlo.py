@@ -8,8 +8,10 @@ branches of a conditional, collectives are those of the branch that sends most.
 
 import collections
 import dataclasses
+import math
 import re
 
+import jax.numpy as jnp
 import numpy as np
 
 COLLECTIVES = (
@@ -34,6 +36,7 @@ _NAME = re.compile(r'op_name="([^"]*)"')
 _BYTES = {
   "pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2,
   "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8,
+  "s4": 0.5, "f8e4m3fn": 1,
 }  # fmt: skip
 
 
@@ -73,9 +76,21 @@ class Instruction:
     return max(sizes, default=0) if repeats else sum(sizes)
 
 
+def type_of(dtype) -> str:
+  """What XLA calls a type of numbers."""
+  return _TYPES[jnp.dtype(dtype).name]
+
+
+_TYPES = {
+  "int4": "s4", "int8": "s8", "float8_e4m3fn": "f8e4m3fn",
+  "bfloat16": "bf16", "float32": "f32",
+}  # fmt: skip
+
+
 def nbytes(dtype: str, dimensions: tuple[int, ...]) -> int:
   """Bytes of an array, padding left out; 0 for tokens and the like."""
-  return _BYTES.get(dtype, 0) * int(np.prod(dimensions, dtype=np.int64))
+  count = int(np.prod(dimensions, dtype=np.int64))
+  return math.ceil(_BYTES.get(dtype, 0) * count)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,3 +264,68 @@ def _count(module: Module, shapes, which) -> int:
     return whole and which(one)
 
   return sum(count for one, count, _ in walk(module) if makes_one(one))
+
+
+def weights_read(
+  module: Module, shapes: set[tuple[str, tuple[int, ...]]]
+) -> int:
+  """Bytes of weights that the operations of a round read.
+
+  A fusion that takes one layer's slice of stacked weights reads that slice.
+  Rows that are looked up in a table are not counted.
+
+  Args:
+    module: the program.
+    shapes: `(dtype, dimensions)` of the weights as they lie on a device.
+  """
+
+  def read(shape, inside) -> int:
+    dtype, dims = shape
+    slices = {
+      x.shapes[0] for x in inside if x.opcode in ("dynamic-slice", "slice")
+    }
+    one = (dtype, (1, *dims[1:]))
+    if len(dims) == 2 and any(x.opcode == "gather" for x in inside):
+      return 0
+    return nbytes(*(one if one in slices else shape))
+
+  total = 0
+  for one, count, _ in walk(module):
+    inside = list(_inside(module, one))
+    for x in module.computations.get(one.fused, ()):
+      if x.opcode == "parameter" and x.shapes[0] in shapes:
+        total += count * read(x.shapes[0], inside)
+  return total
+
+
+def weights_written(
+  module: Module, shapes: set[tuple[str, tuple[int, ...]]]
+) -> int:
+  """Bytes of arrays of a weight's form, or a layer's, that a round writes.
+
+  Of any type: dequantised weights are such, and copies. What is moved onto the
+  chip is not written to memory.
+  """
+  forms = {d for _, dims in shapes for d in (dims, dims[1:], (1, *dims[1:]))}
+  wanted = {tuple(sorted(d)) for d in forms if math.prod(d) >= _LARGE}
+  given = (
+    "parameter", "get-tuple-element", "tuple", "while", "conditional",
+    "bitcast", "copy-done", "call", "custom-call", "constant",
+  )  # fmt: skip
+  return sum(
+    count * nbytes(*shape)
+    for one, count, _ in walk(module)
+    if one.opcode not in given and not one.moves
+    for shape in one.shapes[:1]
+    if tuple(sorted(shape[1])) in wanted
+  )
+
+
+_LARGE = 2**16  # numbers of what could be a weight
+
+
+def _inside(module: Module, one: Instruction):
+  """The instructions of a fusion, and of those within it."""
+  for x in module.computations.get(one.fused, ()):
+    yield x
+    yield from _inside(module, x)

@@ -12,9 +12,12 @@ _LANES = 128  # heads have channels for all of them, used or not
 def held(q: Question) -> int:
   """Bytes of weights and caches on a device, as the compiler lays them out."""
   total = 0
-  for config, size in _models(q):
-    total += _ITEM * program.num_params(config) // size
-    total += _cache(config, size, q.rows * (q.slots + q.input_length))
+  for config, weights, cache, size in _models(q):
+    total += networks.num_bytes(config, weights) // size
+    slots = q.rows * (q.slots + q.input_length)
+    total += _cache(config, size, slots, cache)
+  if q.own_weights is not None:
+    total += networks.num_bytes(q.cut_target(), q.own_weights) // q.layout.model
   if q.head is not None:
     total += _ITEM * program.num_draft_params(q) // q.layout.draft
     if layers := heads.cached(q.head):
@@ -24,15 +27,18 @@ def held(q: Question) -> int:
 
 
 def _models(q: Question):
-  """The models as they are cut, and over how many devices."""
-  yield q.cut_target(), q.layout.model
+  """The models as they are cut, what is stored how, over how many devices."""
+  yield q.cut_target(), q.weights, q.cache, q.layout.model
   if q.draft:
-    yield q.cut_draft(), q.layout.draft
+    yield q.cut_draft(), q.draft_weights, None, q.layout.draft
 
 
-def _cache(config, size: int, slots: int) -> int:
+def _cache(config, size: int, slots: int, cache: str | None = None) -> int:
   per_slot = config.num_layers * networks.slot_channels(config, _LANES)
-  return _ITEM * per_slot * slots // size
+  if cache is None:
+    return _ITEM * per_slot * slots // size
+  scales = 2 * config.num_layers * config.num_kv_heads  # of four bytes
+  return (per_slot + 4 * scales) * slots // size
 
 
 def largest(q: Question, temporaries: int, hbm: int) -> dict:
@@ -44,7 +50,7 @@ def largest(q: Question, temporaries: int, hbm: int) -> dict:
   """
   size = q.layout.model
   keys = lambda other: (
-    _cache(q.cut_target(), size, other.rows * other.slots) / 2
+    _cache(q.cut_target(), size, other.rows * other.slots, q.cache) / 2
   )
 
   def fits(**changes):

@@ -15,8 +15,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from models import sharding as sharding_lib
-from models.networks import attention, mixture, stacked, t5_stacked
+from models.networks import attention, lowbits, mixture, stacked, t5_stacked
 from models.networks.description import TransformerConfig, mlp_weights
+from models.networks.lowbits import Format
 from models.networks.mixture import Mixture
 from models.networks.t5_config import T5Config
 from models.networks.transformer import (
@@ -38,11 +39,16 @@ def check_kinds(
   draft: Config | None,
   skipped: SkippedLayers | None,
   input_length: int,
+  low: bool = False,
 ) -> None:
   """Raises ValueError for models that do not go together."""
   reads = isinstance(target, T5Config)
   if draft is not None and isinstance(draft, T5Config) != reads:
     raise ValueError("target and draft must both be encoder-decoders, or none")
+  if reads and low:
+    raise ValueError(
+      "weights and caches in few bits are of decoder-only models"
+    )
   if reads and skipped is not None:
     raise ValueError("an encoder-decoder drafts with no layers left out")
   if reads != bool(input_length):
@@ -66,20 +72,23 @@ def functions(
   sharding: Sharding,
   skipped: SkippedLayers | None = None,
   features: Features = (),
+  weights: Format | None = None,
+  cache: str | None = None,
 ) -> LanguageModel:
   """The model as pure functions."""
   if isinstance(config, T5Config):
     return t5_stacked.as_language_model(config, dtype=DTYPE, sharding=sharding)
   return stacked.as_language_model(
-    config, dtype=DTYPE, sharding=sharding, skipped=skipped, features=features
-  )
+    config, dtype=DTYPE, sharding=sharding, skipped=skipped, features=features,
+    weights=weights, stored=cache,
+  )  # fmt: skip
 
 
-def shapes(config: Config):
+def shapes(config: Config, weights: Format | None = None):
   """Shapes of a model's parameters."""
   if isinstance(config, T5Config):
     return t5_stacked.abstract_params(config, dtype=DTYPE)
-  return stacked.abstract_params(config, dtype=DTYPE)
+  return stacked.abstract_params(config, dtype=DTYPE, weights=weights)
 
 
 @functools.cache  # asked for every batch size
@@ -97,6 +106,44 @@ def slot_channels(config: Config, lanes: int = 1) -> int:
   """
   sizes = config.head_dim, getattr(config, "value_dim", config.head_dim)
   return config.num_kv_heads * sum(-(-n // lanes) * lanes for n in sizes)
+
+
+@functools.cache
+def num_bytes(config: Config, weights: Format | None) -> int:
+  """Bytes that a model's parameters take."""
+  return sum(map(lowbits.num_bytes, jax.tree.leaves(shapes(config, weights))))
+
+
+@functools.cache
+def bytes_per_weight(config: Config, weights: Format | None) -> float:
+  """Mean bytes of a parameter that passes read, its share of scales included.
+
+  An embedding that is only looked up is left out, as in `work`.
+  """
+  if weights is None:
+    return DTYPE.dtype.itemsize
+  table = looked_up(config)
+  rest = num_bytes(config, weights)
+  if table:
+    rest -= sum(
+      map(
+        lowbits.num_bytes,
+        jax.tree.leaves(shapes(config, weights)["frame"]["embed"]),
+      )
+    )
+  return rest / (num_params(config) - table)
+
+
+def bytes_per_channel(config: Config, cache: str | None) -> float:
+  """Bytes of a number in a cache, its share of a slot's scale included."""
+  if cache is None:
+    return DTYPE.dtype.itemsize
+  return 1 + 4 / config.head_dim
+
+
+def looked_up(config: TransformerConfig) -> int:
+  """Parameters of an embedding that is neither read whole nor multiplied."""
+  return 0 if config.tied_embeddings else config.vocab_size * config.embed_dim
 
 
 def place(shapes, sharding: Sharding, mesh: Mesh):
@@ -212,8 +259,6 @@ def work(
     )
   attentions = layers - len(skipped.attention)
   mlps = layers - len(skipped.mlp)
-  # An embedding that is only looked up is neither read whole nor multiplied.
-  looked_up = 0 if c.tied_embeddings else c.vocab_size * c.embed_dim
   heads = 2 * c.embed_dim * c.head_dim * (c.num_heads + c.num_kv_heads)
   sums = attentions + mlps
   if c.layer(0).parallel:  # both blocks of a layer are added before it is sent
@@ -223,7 +268,7 @@ def work(
     mlps=mlps,
     sums=sums,
     weights=num_params
-    - looked_up
+    - looked_up(c)
     - len(skipped.attention) * heads
     - sum(_mlp_params(c, layer) for layer in skipped.mlp),
     slots=sum(

@@ -5,7 +5,6 @@ programs are those that `launch.decode` runs (`specjax.runtime.compilation`).
 """
 
 import dataclasses
-import math
 import re
 import time
 
@@ -19,6 +18,7 @@ from launch.planning.networks import Config
 from models import sharding as sharding_lib
 from models.head_shapes import HeadShape
 from models.meshes import Layout
+from models.networks.lowbits import Format
 from models.networks.transformer import SkippedLayers
 from models.sharding import Sharding
 from specjax import decode, drafters, random, rules
@@ -75,6 +75,11 @@ class Question:
       `max_length`.
     distinct: experts of a layer that a pass of the target touches, as measured;
       None for uniform routing.
+    weights, draft_weights: how the target's and the draft's are stored; None
+      for bfloat16.
+    cache: what the target's keys and values are stored as; None for bfloat16.
+    own_weights: how the copy is stored that drafts, if the target's own in few
+      bits do (`quantised_self`).
   """
 
   target: Config
@@ -92,11 +97,16 @@ class Question:
   input_length: int = 0
   text_length: int | None = None
   distinct: networks.Distinct | None = None
+  weights: Format | None = None
+  draft_weights: Format | None = None
+  cache: str | None = None
+  own_weights: Format | None = None
 
   def check(self) -> None:
     """Raises ValueError for what cannot be cut or decoded."""
+    low = (self.weights, self.draft_weights, self.own_weights, self.cache)
     networks.check_kinds(
-      self.target, self.draft, self.skipped, self.input_length
+      self.target, self.draft, self.skipped, self.input_length, any(low)
     )
     self.cut_target(), self.cut_draft()
     rule, siblings = rules.get(self.rule), siblings_lib.get(self.siblings)
@@ -112,6 +122,16 @@ class Question:
       siblings, tree = siblings_lib.GIVEN, make_drafter(self).tree
     if self.tree.num_drafted:
       rule.check(tree, siblings)
+    if self.weights and self.own_weights:
+      raise ValueError(
+        "quantised_self rounds a target in bfloat16: give no --weights"
+      )
+    tables = self.weights and (self.weights.output or self.weights.embedding)
+    if self.head is not None and tables:
+      raise ValueError(
+        "a head shares the target's tables, which must be read in bfloat16, "
+        "as in int8(output=False)"
+      )
     if self.head is not None:
       even = self.head.even_sizes()
       if any(n % self.layout.draft for n in even):
@@ -151,7 +171,7 @@ class Question:
 
   @property
   def drafter(self) -> str:
-    """What proposes: "plain" (nothing), "model", "layer_skip", "ngram", a head.
+    """The name of what proposes, as `launch.build.drafters` has it.
 
     Of a head its kind (`models.head_shapes.KINDS`).
     """
@@ -161,6 +181,8 @@ class Question:
       return self.head.kind
     if self.lookahead is not None:
       return "lookahead"
+    if self.own_weights is not None:
+      return "quantised_self"
     if self.draft is not None:
       return "model"
     return "ngram" if self.skipped is None else "layer_skip"
@@ -216,6 +238,9 @@ class Compiled:
     collectives: see `hlo.collectives`, of one round.
     cache_copies: copies of a whole cache in a round.
     cache_moves: how often a round moves a whole cache onto the chip, or back.
+    weights: of a plain round whose weights are in few bits, their "bytes" on a
+      device, how many of them it "reads", and how many of arrays of their form
+      it "writes"; else None.
     donation_honoured: whether the loop writes every cache into the one that it
       is given.
     seconds: what compiling both took, by the clock.
@@ -228,6 +253,7 @@ class Compiled:
   collectives: dict
   cache_copies: int
   cache_moves: int
+  weights: dict[str, int] | None
   donation_honoured: bool
   seconds: float
   cpu_seconds: float
@@ -245,11 +271,18 @@ def make_drafter(question: Question) -> Drafter:
   if q.head is not None:
     return heads.make_drafter(q.head, **static, dtype=_DTYPE, sharding=of_draft)
   if q.draft is not None:
-    draft = networks.functions(q.cut_draft(), of_draft)
+    draft = networks.functions(q.cut_draft(), of_draft, weights=q.draft_weights)
     return drafters.model.drafter(draft, **static)
   if q.skipped is not None:
-    draft = networks.functions(q.cut_target(), of_target, q.skipped)
+    draft = networks.functions(
+      q.cut_target(), of_target, q.skipped, weights=q.weights, cache=q.cache
+    )
     return drafters.layer_skip.drafter(draft, **static)
+  if q.own_weights is not None:
+    draft = networks.functions(
+      q.cut_target(), of_target, weights=q.own_weights, cache=q.cache
+    )
+    return drafters.quantised_self.drafter(draft, **static)
   if q.lookahead is not None:
     return drafters.lookahead.drafter(
       window=q.lookahead,
@@ -267,7 +300,11 @@ def make_decoder(question: Question, mesh: Mesh) -> MeshDecoder:
   q = question
   features = q.head.features if q.head else ()
   target = networks.functions(
-    q.cut_target(), q.shardings()[0], features=features
+    q.cut_target(),
+    q.shardings()[0],
+    features=features,
+    weights=q.weights,
+    cache=q.cache,
   )
   decoder = decode.make_decoder(
     target,
@@ -283,6 +320,8 @@ def num_draft_params(question: Question) -> int:
   q = question
   if q.head is not None:
     return heads.num_params(q.head, _DTYPE)
+  if q.own_weights is not None:
+    return num_params(q.target)
   return num_params(q.draft) if q.draft else 0
 
 
@@ -297,11 +336,15 @@ def compile_for(question: Question, devices: list) -> Compiled:
   q, mesh = question, question.layout.mesh(devices)
   decoder = make_decoder(q, mesh)
   of_target, of_draft = q.shardings()
-  draft = q.draft and networks.shapes(q.cut_draft())
+  draft = q.draft and networks.shapes(q.cut_draft(), q.draft_weights)
   if q.head is not None:
     draft = heads.own_params(q.head, _DTYPE)
+  if q.own_weights is not None:
+    draft, of_draft = networks.shapes(q.cut_target(), q.own_weights), of_target
   params = Params(
-    target=networks.place(networks.shapes(q.cut_target()), of_target, mesh),
+    target=networks.place(
+      networks.shapes(q.cut_target(), q.weights), of_target, mesh
+    ),
     draft=draft and networks.place(draft, of_draft, mesh),
   )
   keys = jax.eval_shape(
@@ -349,15 +392,15 @@ def compile_for(question: Question, devices: list) -> Compiled:
     + m.temp_size_in_bytes
   )  # fmt: skip
   pieces = [
-    buffer.sharding.shard_shape(buffer.shape)
+    (buffer.dtype, buffer.sharding.shard_shape(buffer.shape))
     for node in jax.tree.leaves(
       found.state, is_leaf=lambda x: isinstance(x, Cache)
     )
     if isinstance(node, Cache)
-    for buffer in (*node.keys, *node.values)
+    for buffer in jax.tree.leaves((node.keys, node.values))
   ]
-  whole = {("bf16", p) for p in pieces}
-  cache_bytes = [math.prod(p) * _DTYPE.dtype.itemsize for p in pieces]
+  whole = {(hlo.type_of(dtype), piece) for dtype, piece in pieces}
+  cache_bytes = [hlo.nbytes(hlo.type_of(dtype), p) for dtype, p in pieces]
   # What the loop returns in memory that it was not given.
   fresh = during.output_size_in_bytes - during.alias_size_in_bytes
   return Compiled(
@@ -367,10 +410,29 @@ def compile_for(question: Question, devices: list) -> Compiled:
     collectives=hlo.collectives(module, PHASES),
     cache_copies=hlo.copies(module, whole),
     cache_moves=hlo.moves(module, whole),
+    weights=_weights(module, q, params.target),
     donation_honoured=fresh < min(cache_bytes),
     seconds=seconds,
     cpu_seconds=cpu_seconds,
   )
+
+
+def _weights(module: hlo.Module, q: Question, params) -> dict | None:
+  """What becomes of the target's weights in few bits in a plain round."""
+  if q.weights is None or q.tree.num_drafted:
+    return None
+  pieces = [
+    x.sharding.shard_shape(x.shape)
+    for x in jax.tree.leaves(params)
+    if x.dtype == q.weights.dtype
+  ]
+  stored = hlo.type_of(q.weights.dtype)
+  shapes = {(stored, piece) for piece in pieces}
+  return {
+    "bytes": sum(hlo.nbytes(stored, piece) for piece in pieces),
+    "read": hlo.weights_read(module, shapes),
+    "written": hlo.weights_written(module, shapes),
+  }
 
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from launch.hardware import Chip
 from launch.planning import networks
 from launch.planning.networks import Work
+from models.networks.lowbits import Format
 from models.networks.transformer import SkippedLayers
 
 _ITEM = 2  # bytes of a bfloat16
@@ -39,6 +40,8 @@ class Placement:
     input_length: tokens that an encoder read.
     distinct: experts of a layer that a pass touches, as measured; None for
       uniform routing.
+    weights: how they are stored; None for bfloat16.
+    cache: what keys and values are stored as, likewise.
   """
 
   config: networks.Config
@@ -50,6 +53,18 @@ class Placement:
   skipped: SkippedLayers = _NOTHING
   input_length: int = 0
   distinct: networks.Distinct | None = None
+  weights: Format | None = None
+  cache: str | None = None
+
+  @property
+  def bytes_per_channel(self) -> float:
+    """Of a number in the cache."""
+    return networks.bytes_per_channel(self.config, self.cache)
+
+  @property
+  def bytes_per_weight(self) -> float:
+    """Of a parameter that is read."""
+    return networks.bytes_per_weight(self.config, self.weights)
 
   @property
   def work(self) -> Work:
@@ -122,7 +137,9 @@ def forward(placement: Placement, num_tokens: int) -> Pass:
   flops = 2 * tokens * (work.weights - idle(1))
   flops += 4 * tokens * work.slots * c.num_heads * c.head_dim
   return Pass(
-    hbm_bytes=_ITEM * ((read + cache + cut) / p.size + whole) + logits,
+    hbm_bytes=(p.bytes_per_weight * read + p.bytes_per_channel * cache) / p.size
+    + _ITEM * (cut / p.size + whole)
+    + logits,
     flops=flops / p.size,
     ici_bytes=_sent(p, tokens),
   )
@@ -139,7 +156,7 @@ def least_bytes(placement: Placement) -> float:
   read = p.work.weights - networks.idle(
     c, p.skipped, p.rows, distinct=p.distinct
   )
-  return _ITEM * (read + cache) / p.size
+  return (p.bytes_per_weight * read + p.bytes_per_channel * cache) / p.size
 
 
 def _sent(p: Placement, tokens: int) -> float:

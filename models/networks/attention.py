@@ -226,7 +226,8 @@ def attend_slots(
     count = sees.own.shape[-1]
     # Slots before the fed ones that have a mask too: levels of a tree.
     own = new if count == q.shape[1] else tuple(
-      cache_lib.read_rows(b, sees.text, count, layer=layer) for b in buffers
+      cache_lib.as_read(cache_lib.read_rows(b, sees.text, count, layer=layer))
+      for b in buffers
     )  # fmt: skip
     masked = (sees.own if sees.own.ndim == 3 else sees.own[None],)
   arguments = own, buffers, sees, layer, sinks
@@ -334,6 +335,10 @@ def _attend_slots(
 
 def _block(buffer, layer: Array | None, at: Array, slots: int) -> Array:
   """Slots `at ..` of a layer, `[B, K, W, C]`."""
+  if isinstance(buffer, cache_lib.LowBits):
+    block = lambda b: _block(b, layer, at, slots)
+    is_row = lambda x: isinstance(x, cache_lib.RowOf)
+    return cache_lib.as_read(jax.tree.map(block, buffer, is_leaf=is_row))
   if isinstance(buffer, cache_lib.RowOf):
     return buffer.read(at, slots, layer)
   if layer is None:

@@ -171,10 +171,10 @@ class Attention(nnx.Module):
       `kv`.
     """
     new = cache_lib.contain(*self.keys_and_values(x, rotary))
-    new = tuple(x.astype(b.dtype) for x, b in zip(new, kv, strict=True))
+    new, stored = zip(*map(cache_lib.as_stored, new, kv), strict=True)
     return new, tuple(
       cache_lib.write_rows(buffer, rows, start, layer=layer)
-      for buffer, rows in zip(kv, new, strict=True)
+      for buffer, rows in zip(kv, stored, strict=True)
     )
 
   def queries(self, x, rotary):

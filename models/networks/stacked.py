@@ -22,8 +22,10 @@ import numpy as np
 from flax import nnx
 from jax import Array, lax
 
+from models.networks import lowbits
 from models.networks.description import LayerSpec, TransformerConfig
 from models.networks.layers import Layer
+from models.networks.lowbits import Format, lower
 from models.networks.params import check_params
 from models.networks.transformer import (
   FINAL,
@@ -80,24 +82,36 @@ def kinds(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _modules(
-  config: TransformerConfig, dtype, expert_axes: tuple[str, ...] = ()
+  config: TransformerConfig,
+  dtype,
+  *,
+  expert_axes: tuple[str, ...] = (),
+  weights: Format | None = None,
 ) -> tuple[Transformer, dict[str, Layer]]:
   """A model without layers, and a layer of each kind, of shapes alone."""
   bare = dataclasses.replace(config, num_layers=0, windows=None, layers=None)
   first = {name: of_kind[0] for name, of_kind in kinds(config).items()}
-  make = lambda index: Layer(
-    config, dtype, index=index, expert_axes=expert_axes, rngs=nnx.Rngs(0)
+
+  def stored(module):
+    if weights is not None:
+      lower(module, weights)
+    return module
+
+  make = lambda index: stored(
+    Layer(config, dtype, index=index, expert_axes=expert_axes, rngs=nnx.Rngs(0))
   )
-  frame = lambda: Transformer(bare, dtype=dtype, rngs=nnx.Rngs(0))
+  frame = lambda: stored(Transformer(bare, dtype=dtype, rngs=nnx.Rngs(0)))
   return nnx.eval_shape(frame), {
     name: nnx.eval_shape(functools.partial(make, index))
     for name, index in first.items()
   }
 
 
-def abstract_params(config: TransformerConfig, *, dtype) -> StackedParams:
+def abstract_params(
+  config: TransformerConfig, *, dtype, weights: Format | None = None
+) -> StackedParams:
   """Shapes and dtypes of the parameters, `jax.ShapeDtypeStruct` leaves."""
-  frame, layers = _modules(config, dtype)
+  frame, layers = _modules(config, dtype, weights=weights)
 
   def stacked(x, count: int):
     return jax.ShapeDtypeStruct((count, *x.shape), x.dtype)
@@ -120,6 +134,20 @@ def stack(module: Transformer) -> StackedParams:
     for name, layers in kinds(module.config).items()
   }
   return {"frame": _state(module), "layers": of_kind.get("", of_kind)}
+
+
+def lowered(
+  params: StackedParams, config: TransformerConfig, form: Format
+) -> StackedParams:
+  """Parameters with their weights in few bits, where they lie."""
+  expected = abstract_params(config, dtype=jnp.float32, weights=form)
+  low = lambda params, expected: lowbits.lowered(params, expected, form)
+  layers, of = params["layers"], expected["layers"]
+  if "" in kinds(config):
+    layers = low(layers, of)
+  else:
+    layers = {name: low(layers[name], of[name]) for name in of}
+  return {"frame": low(params["frame"], expected["frame"]), "layers": layers}
 
 
 def _state(module: nnx.Module) -> nnx.State:
@@ -146,6 +174,8 @@ def as_language_model(
   sharding: Sharding | None = None,
   features: Features = (),
   count_experts: bool = False,
+  weights: Format | None = None,
+  stored: str | None = None,
 ) -> LanguageModel:
   """The model as pure functions of stacked parameters.
 
@@ -159,6 +189,9 @@ def as_language_model(
     features: what `ModelOutput.features` holds, as in
       `models.networks.transformer`.
     count_experts: likewise; not with sub-layers left out.
+    weights: how weights are stored; None for `dtype`.
+    stored: what keys and values are stored as, "int8" or "fp8"; None for
+      `dtype`.
 
   Returns:
     The `LanguageModel`; its parameters are as `abstract_params` says.
@@ -171,9 +204,15 @@ def as_language_model(
   if count_experts and skipped != SkippedLayers():
     raise ValueError("experts are counted in all layers, got some left out")
   num_counted = len(mixtures_of(config)) if count_experts else 0
+  lowbits.check_cache(config, stored)
   check_features(features, config.num_layers)
   by_expert = sharding is not None and sharding.experts == "expert"
-  frame, layers = _modules(config, dtype, sharding.axes if by_expert else ())
+  frame, layers = _modules(
+    config,
+    dtype,
+    expert_axes=sharding.axes if sharding and by_expert else (),
+    weights=weights,
+  )
   frame_def = nnx.graphdef(frame)
   layer_defs = {name: nnx.graphdef(layer) for name, layer in layers.items()}
   attentions = [config.layer(i).attention for i in range(config.num_layers)]
@@ -204,7 +243,7 @@ def as_language_model(
   first = [min(k for k in kept if k >= i) for i in wanted]
   which["feature"] = np.equal.outer(kept, first)
   put = functools.partial(constrain, sharding=sharding)
-  shapes = abstract_params(config, dtype=dtype)
+  shapes = abstract_params(config, dtype=dtype, weights=weights)
 
   def init_cache(batch: int, slots: int) -> Cache:
     cache = cache_lib.make_cache(
@@ -217,6 +256,7 @@ def as_language_model(
       dtype=dtype,
       with_positions=config.has_windows,
       stacked=True,
+      stored=stored,
     )
     return jax.tree.map(
       lambda x: put(x, "cache_lbksc") if x.ndim == 5 else x, cache

@@ -19,6 +19,7 @@ from jax import Array
 from models.networks.attention import capped
 from models.networks.description import LayerSpec, Rope, TransformerConfig
 from models.networks.layers import Layer, Linear, make_norm, tied_logits
+from models.networks.lowbits import LowEmbed, check_cache
 from models.networks.mixture import Mixture
 from models.networks.params import split
 from specjax import cache as cache_lib
@@ -245,7 +246,10 @@ class Transformer(nnx.Module):
     if logits_at is not None:
       read = jnp.take_along_axis(hidden, logits_at[..., None], axis=1)
     if self.config.tied_embeddings:
-      logits = tied_logits(self.embed, read)
+      if isinstance(self.embed, LowEmbed):
+        logits = self.embed.logits(read)
+      else:
+        logits = tied_logits(self.embed, read)
     else:
       logits = self.lm_head(read)
     logits = capped(logits.astype(jnp.float32), self.config.logit_softcap)
@@ -321,6 +325,7 @@ def as_language_model(
   skipped: SkippedLayers = SkippedLayers(),
   features: Features = (),
   count_experts: bool = False,
+  stored: str | None = None,
 ) -> tuple[LanguageModel, nnx.State]:
   """Splits a module into pure functions and its parameters.
 
@@ -332,15 +337,18 @@ def as_language_model(
     features: what `ModelOutput.features` holds, see `Features`.
     count_experts: whether every pass counts the experts that it touches
       (`ModelOutput.experts`), of layers that have some.
+    stored: what keys and values are stored as, "int8" or "fp8"; None for the
+      module's dtype.
 
   Returns:
     The `LanguageModel` and the parameters to call it with.
 
   Raises:
-    ValueError: for layers that are not there.
+    ValueError: for layers that are not there, or another way to store.
   """
   config = module.config
   skipped.check(config.num_layers)
+  check_cache(config, stored)
   check_features(features, config.num_layers)
   merge, params = split(module)
 
@@ -355,6 +363,7 @@ def as_language_model(
       value_dim=[a.value_dim for a in cached],
       dtype=module.dtype,
       with_positions=config.has_windows,
+      stored=stored,
     )
 
   def apply(

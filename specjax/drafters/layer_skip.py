@@ -7,6 +7,9 @@ kept layers only. Verification then writes all layers of those slots anew, so
 the cache is correct after every commit without any work here.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import jax.numpy as jnp
 
 from specjax import siblings as siblings_lib
@@ -16,7 +19,7 @@ from specjax.drafters.model import check_model, check_tree, draft_tree
 from specjax.drafters.shared import levels
 from specjax.siblings import IID, Siblings
 from specjax.tree import Tree
-from specjax.types import Drafter, Idle, LanguageModel
+from specjax.types import Drafter, Idle, LanguageModel, Params
 
 
 def drafter(
@@ -26,6 +29,7 @@ def drafter(
   siblings: Siblings | str = IID,
   vocab_size: int,
   depth: Policy | None = None,
+  weights: Callable[[Params], Any] = lambda params: params.target,
 ) -> Drafter:
   """Drafts with a thinned target, on `Params.target` and the target's cache.
 
@@ -39,6 +43,7 @@ def drafter(
     vocab_size: V, the number of real tokens.
     depth: when a row of a chain ends before that (`specjax.adaptive.policies`);
       None: never.
+    weights: the model's among all parameters; by default the target's.
 
   Returns:
     A `Drafter` without state of its own but what a policy remembers.
@@ -55,11 +60,11 @@ def drafter(
   def propose(params, state, target_cache, context):
     start = context.length - 1
     output, cache = model.apply(
-      params.target, context.root, target_cache.replace(length=start)
+      weights(params), context.root, target_cache.replace(length=start)
     )
     draft, cache = draft_tree(
       model,
-      params.target,
+      weights(params),
       cache,
       output.logits[:, 0],
       context,
@@ -88,14 +93,14 @@ def drafter(
     def first(cache, goes):
       del goes  # the target's cache lacks nothing
       output, cache = model.apply(
-        params.target, context.root, cache.replace(length=root)
+        weights(params), context.root, cache.replace(length=root)
       )
       said = chains.said(output, jnp.zeros_like(root))
       return said, cache.replace(length=root), jnp.ones((), jnp.int32)
 
     def feed(cache, depth, drawn):
       output, cache = model.apply(
-        params.target,
+        weights(params),
         drawn,
         cache.replace(length=root + depth),
         positions=levels.positions(root, depth, drawn),

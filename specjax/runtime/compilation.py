@@ -201,7 +201,9 @@ def _shardings(cache_specs: tuple[P, P], decoder: MeshDecoder, state):
 
   def cut_cache(node, now, spec):
     # Rows as the decoder cuts them, and what comes after as the model is cut.
-    put = lambda rows: tuple(P(*row, *spec[2:]) for row in rows)
+    put = lambda rows: jax.tree.map(
+      lambda row: P(*row, *spec[2:]), rows, is_leaf=lambda x: isinstance(x, P)
+    )
     context = jax.tree.map(
       lambda row, x: P(*row, *spec[2:]) if x.ndim in (4, 5) else row,
       node.context, now.context, is_leaf=lambda x: isinstance(x, P),

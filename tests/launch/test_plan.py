@@ -12,9 +12,10 @@ from absl.testing import flagsaver
 from configs import shapes
 from launch import cli, plan
 from launch.hardware import topology
-from launch.planning import answer, memory, program
+from launch.planning import answer, memory, networks, program
 from models.formats.huggingface_config import config_from_json
 from models.meshes import Layout
+from models.networks.lowbits import Format
 from models.networks.transformer import SkippedLayers
 from specjax import tree as tree_lib
 from specjax.theory import throughput
@@ -58,6 +59,8 @@ def test_shapes_have_the_published_numbers_of_parameters():
     (("--topology=v5e-4", "--drafter=ngram"), "--target is required"),
     (("--topology=v5e-4", "--target=gpt-9", "--drafter=plain"),
      "unknown shape 'gpt-9': expected one of"),
+    ((*SMALL[:1], *EAGLE, "--weights=int8"), "must be read in bfloat16, "),
+    ((*SMALL, "--drafter=plain", "--weights=int9"), "unknown weights 'int9'"),
     ((*SMALL, "--drafter=model"), "'model' needs a shape, as model("),
     ((*SMALL, "--drafter=eagle3"), "'eagle3' needs a shape, as eagle3("),
     (("--topology=v5e-4", "--target=llama-3.1-8b",
@@ -181,6 +184,29 @@ def test_skipping_half_of_the_target_costs_half_a_pass():
   # The output projection, 5% of the weights, is never skipped.
   assert ask(half) == pytest.approx(0.52, abs=0.02)
   assert ask(SkippedLayers()) == pytest.approx(1.0)
+
+
+def test_eight_bits_are_half_of_the_bytes_of_a_pass():
+  int8 = Format(kind="int8", embedding=True)
+  ask = lambda **changes: answer._roofline(
+    topology("v5e-4"), question(draft=None, **changes)
+  )
+  plain, own = ask(skipped=SkippedLayers()), ask(own_weights=int8)
+  low = ask(weights=int8, cache="int8", skipped=SkippedLayers())
+  read = lambda line, name="plain": line["passes"][name]["memory_bytes"]
+  config = question().target
+  count = networks.num_params(config)
+  met = (count - networks.looked_up(config)) / 4  # on each of four devices
+  peaks = {"bfloat16": 197e12, "int8": 393e12, "fp8": None}
+  assert own["peaks"] == peaks
+  saved = read(own) - read(own, "draft_step")
+  assert saved == pytest.approx(met, rel=0.01)
+  assert read(low) / read(plain) == pytest.approx(0.52, abs=0.03)
+  assert read(own) == read(plain)
+  assert networks.num_bytes(config, None) == 2 * count
+  assert count < networks.num_bytes(config, int8) < 1.01 * count
+  int4 = Format(kind="int4", group=32, embedding=True)
+  assert networks.bytes_per_weight(config, int4) == pytest.approx(0.625, 0.01)
 
 
 def test_the_window_of_lookahead_costs_verification():

@@ -66,7 +66,9 @@ def build_pair(config: ml_collections.ConfigDict) -> Pair:
       `launch.build.pair.build`.
   """
   drafting = drafters.of(config)
-  drawn = drafting.reads in ("model", "layers") and drafting.takes_policy
+  drawn = (
+    drafting.reads in ("model", "layers", "weights") and drafting.takes_policy
+  )
   if not drawn or drafting.policy or drafting.siblings is not siblings_lib.IID:
     name = drafting.name
     raise ValueError(

@@ -1,11 +1,14 @@
 """`launch.build.pair`: what is loaded once serves every rule and tree."""
 
 import jax
+import numpy as np
 import pytest
 
+import specjax
 from configs import common, embedded, huggingface
 from launch.build import drafters
 from launch.build import pair as pair_lib
+from models.networks.lowbits import Format
 
 
 def test_pairs_of_the_same_models_share_their_parameters(pair):
@@ -37,6 +40,10 @@ def test_pairs_of_the_same_models_share_their_parameters(pair):
     ("ladder(model, lengths=(0, 2))", dict(rule="multipath_block"),
      "verifies trees whose form is fixed"),
     ("online(model)", dict(mesh="data:1"), "online learning runs on one dev"),
+    ("model(weights=int2)", {}, "unknown weights 'int2'"),
+    ("model", dict(weights="int8(group=48)"), "group must be one of"),
+    ("quantised_self", dict(weights="int8"), "rounds a target in config.dtype"),
+    ("model", dict(cache="int4"), "a cache is stored as one of"),
     ("lookahead", {}, "config.rule=match verifies"),
     ("suffix", dict(rule="block"), "config.rule=match verifies"),
     ("rasd(nodes=16)", {}, "rule=recursive verif"),
@@ -62,6 +69,60 @@ def test_a_checkpoint_is_the_calls_or_the_configs_of_that_name():
   config.checkpoints.draft = ""
   with pytest.raises(ValueError, match="drafter 'model' needs a checkpoint"):
     of("model")
+
+
+def test_weights_in_few_bits_are_each_models_own(pair):
+  config = huggingface.get_config(f"target={pair[0]},draft={pair[1]}")
+  config.weights, config.drafter = "int8", "model(tokens=2, weights=fp8)"
+  models = pair_lib.load(config)
+  found = pair_lib.assemble(config, models).params
+  kinds = lambda params: {str(x.dtype) for x in jax.tree.leaves(params)}
+  assert kinds(found.target) == {"int8", "float32"}
+  assert kinds(found.draft) == {"float8_e4m3fn", "float32"}
+  with pytest.raises(ValueError, match="of decoder-only models in their own"):
+    models.target.lowered(Format(kind="int8"))
+
+
+@pytest.mark.usefixtures("quick_to_compile")
+def test_a_target_in_eight_bits_says_the_same_with_drafts_and_without(pair):
+  config = huggingface.get_config(f"target={pair[0]}")
+  config.cache = "int8"
+  config.drafter = "quantised_self(tokens=2)"
+  found = pair_lib.build(config)
+  own, target = found.params.draft, found.params.target
+  assert own["final_norm"]["scale"][...] is target["final_norm"]["scale"][...]
+
+  def text(decoder):
+    state = jax.jit(
+      lambda params: decoder.generate(
+        params,
+        decoder.init(
+          params, np.array([[3, 5, 7, 9]] * 2), np.array([4, 2]),
+          jax.random.key(0), buffer_length=24, max_new_tokens=9,
+          sampling=specjax.make_sampling(2, temperature=0.0),
+        ),
+      )
+    )(found.params)  # fmt: skip
+    assert state.target_cache.keys[0].values.dtype == np.int8
+    return state.tokens[0, :13], state.tokens[1, :11]
+
+  expected = text(found.baseline)
+  for drafted, plain in zip(text(found.decoder), expected, strict=True):
+    np.testing.assert_array_equal(drafted, plain)
+
+
+def test_weights_in_few_bits_lie_on_a_mesh_as_the_weights_would(pair):
+  config = huggingface.get_config(f"target={pair[0]}")
+  config.weights, config.drafter = "int8", "plain"
+  alone = pair_lib.load(config).target.params
+  config.mesh = "data:1,model:1"
+  layers = pair_lib.load(config).target.params["layers"]
+  for name in ("weight", "scales"):
+    stacked = layers["attention"]["q"][name][...]
+    assert tuple(stacked.sharding.spec)[:2] == (None, "model")
+    for i, one in enumerate(stacked):
+      expected = alone["layers"][i]["attention"]["q"][name][...]
+      np.testing.assert_array_equal(one, expected)
 
 
 def test_one_width_is_what_all_commands_but_two_decode_with(pair):

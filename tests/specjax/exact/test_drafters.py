@@ -61,6 +61,10 @@ of_table = lambda *args: forms.table_drafter(VOCAB, *args)
       "exact",
     ),
     (
+      drafters.quantised_self.drafter(MODEL, tree=chain(2), vocab_size=VOCAB),
+      "exact",
+    ),
+    (
       drafters.ngram.drafter(num_speculative_tokens=2, vocab_size=VOCAB),
       "certain",
     ),
@@ -74,8 +78,9 @@ of_table = lambda *args: forms.table_drafter(VOCAB, *args)
       forms.with_lanes(VOCAB), "exact", marks=pytest.mark.heavy),
   ],
   ids=[
-    "model", "greedy", "hub", "top_k", "shared noise", "layer skip", "ngram",
-    "varying families", "random stop", "dynamic tree", "mixed", "lanes",
+    "model", "greedy", "hub", "top_k", "shared noise", "layer skip",
+    "quantised self", "ngram", "varying families", "random stop",
+    "dynamic tree", "mixed", "lanes",
   ],
 )  # fmt: skip
 def test_a_drafter_that_says_the_truth_passes(drafter, method):

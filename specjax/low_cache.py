@@ -1,0 +1,85 @@
+"""Keys and values in eight bits: what a cache stores, and what is read of it.
+
+A slot of a head is stored as whole numbers, or floats, of eight bits with one
+scale, `x = q s`, `s = max |x| / M` over its channels; so no slot depends on
+another, nor a row on its neighbours. What is not finite is in the scale, which
+is NaN then: a broken key breaks its whole slot, for those who see it.
+
+Letters in shapes as in `specjax.cache`.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+# What is stored, by name, and M, the largest of it.
+KINDS = {"int8": (jnp.int8, 127.0), "fp8": (jnp.float8_e4m3fn, 448.0)}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LowBits:
+  """A buffer of a cache, or some slots of one, in eight bits.
+
+  Both arrays have the axes of a buffer: what moves slots moves them alike.
+
+  Attributes:
+    values: `[B, K, S, C]` or `[L, B, K, S, C]`.
+    scales: `f32[.., S, 1]`, likewise.
+    dtype: of what is read (static).
+  """
+
+  values: Any
+  scales: Any
+  dtype: Any = dataclasses.field(metadata={"static": True})
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """The values'."""
+    return self.values.shape
+
+  @property
+  def ndim(self) -> int:
+    """4, or 5."""
+    return self.values.ndim
+
+
+def check(kind: str | None) -> None:
+  """Raises ValueError for a kind that is not known; None is known."""
+  if kind is not None and kind not in KINDS:
+    raise ValueError(
+      f"a cache is stored as one of {sorted(KINDS)}, got {kind!r}"
+    )
+
+
+def zeros(shape: tuple[int, ...], dtype, kind: str) -> LowBits:
+  """An empty buffer, from which `dtype` is read."""
+  return LowBits(
+    values=jnp.zeros(shape, KINDS[kind][0]),
+    scales=jnp.zeros((*shape[:-1], 1), jnp.float32),
+    dtype=jnp.dtype(dtype),
+  )
+
+
+def store(rows: Array, like: LowBits) -> LowBits:
+  """Slots as a buffer stores them, `[..., C]`."""
+  kind = like.values.dtype
+  most = next(most for known, most in KINDS.values() if kind == known)
+  wide = rows.astype(jnp.float32)
+  largest = jnp.max(jnp.abs(wide), axis=-1, keepdims=True) / most
+  whole = jnp.all(jnp.isfinite(wide), axis=-1, keepdims=True)
+  scales = jnp.where(whole, largest, jnp.nan)
+  values = jnp.where(whole, wide / jnp.where(scales > 0, scales, 1), 0)
+  if jnp.issubdtype(kind, jnp.integer):
+    values = jnp.round(values)
+  return LowBits(values=values.astype(kind), scales=scales, dtype=like.dtype)
+
+
+def load(stored: LowBits) -> Array:
+  """What is read of slots, `[..., C]`."""
+  wide = jnp.promote_types(stored.dtype, jnp.float32)
+  found = stored.values.astype(wide) * stored.scales.astype(wide)
+  return found.astype(stored.dtype)

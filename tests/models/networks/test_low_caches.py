@@ -1,0 +1,136 @@
+"""Caches in eight bits: values by definition, and laws of a text alone."""
+
+import functools
+
+import compiling
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from flax import nnx
+
+from models.networks import stacked
+from models.networks.layers import TransformerConfig
+from models.networks.transformer import Transformer, as_language_model
+from specjax import cache as cache_lib
+from specjax import low_cache
+
+jit = functools.partial(jax.jit, compiler_options=compiling.OPTIONS)
+RNG = np.random.default_rng(0)
+CONFIG = TransformerConfig(
+  vocab_size=61, embed_dim=32, num_layers=2, num_heads=4, num_kv_heads=2,
+  head_dim=8, mlp_dim=64, max_positions=64,
+)  # fmt: skip
+TEXT = RNG.integers(0, 61, (2, 6))
+
+
+@pytest.mark.parametrize("kind", low_cache.KINDS)
+def test_a_slot_is_stored_by_the_formats_definition_and_apart(kind):
+  rows = RNG.standard_normal((2, 2, 3, 8)).astype(np.float32)
+  rows[0, 0, 1] = 0
+  rows[1, 1, 2, 4] = np.nan
+  rows[1, 0, 0, 0] = np.inf
+  like = low_cache.zeros((2, 2, 5, 8), jnp.float32, kind)
+  found, stored = cache_lib.as_stored(jnp.asarray(rows), like)
+  assert stored.values.dtype == low_cache.KINDS[kind][0]
+  largest = np.abs(rows).max(-1, keepdims=True)
+  scales = largest / np.float32({"int8": 127, "fp8": 448}[kind])
+  whole = np.isfinite(largest[..., 0])
+  values = np.where(whole[..., None], rows, 0) / np.where(
+    scales == 0, 1, scales
+  )
+  if kind == "fp8":
+    values = values.astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+  expected = np.round(values) if kind == "int8" else values
+  assert whole.sum() == 10
+  np.testing.assert_allclose(
+    found[whole], expected[whole] * scales[whole], rtol=1e-6
+  )
+  assert np.isnan(found)[~whole].all()
+
+
+def model_of(kind, is_stacked):
+  """A model with such a cache, as one that tests call and its parameters."""
+  make = nnx.jit(lambda: Transformer(CONFIG, rngs=nnx.Rngs(0)))
+  module = make()
+  if is_stacked:
+    model = stacked.as_language_model(CONFIG, stored=kind)
+    return model, stacked.stack(module)
+  return as_language_model(module, stored=kind)
+
+
+@pytest.mark.parametrize(
+  ("kind", "is_stacked"),
+  [("int8", False), pytest.param("fp8", True, marks=pytest.mark.heavy)],
+)
+def test_a_tree_pass_says_what_passes_over_its_paths_say(kind, is_stacked):
+  """After which one path is kept, and what follows is the same too."""
+  model, params = model_of(kind, is_stacked)
+  ancestors = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]])
+  paths = [(0, 1), (0, 2, 3)]
+
+  def both(params, text, nodes, after):
+    # Rows of one and of three tokens of text.
+    start = jnp.array([1, 3])
+    _, cache = model.apply(params, text, model.init_cache(2, 12))
+    cache = cache.replace(length=start)
+    depth = np.array([0, 1, 1, 2])
+    output, cache = model.apply(
+      params, nodes, cache, positions=start[:, None] + depth,
+      mask=ancestors.astype(bool),
+    )  # fmt: skip
+    path, count = jnp.array([[0, 2, 3], [0, 1, 1]]), jnp.array([3, 2])
+    cache = cache_lib.keep_path(cache, start, path, start + count, nodes=4)
+    last, _ = model.apply(params, after, cache)
+    return output.logits, last.logits[:, 0]
+
+  def one_by_one(params, texts, lengths):
+    cache = model.init_cache(len(texts), 12)
+
+    def feed(cache, token):
+      output, cache = model.apply(params, token[:, None], cache)
+      return cache, output.logits[:, 0]
+
+    _, logits = jax.lax.scan(feed, cache, texts.T)
+    return logits[lengths - 1, jnp.arange(len(texts))]
+
+  nodes, after = TEXT[:, 2:], (TEXT[:, :1] + 7) % 61
+  logits, last = jit(both)(params, TEXT[:, :4], nodes, after)
+  texts, lengths, expected = np.zeros((6, 8), int), [], []
+  for row, start in enumerate((1, 3)):
+    kept = [0, 2, 3] if row == 0 else [0, 1]
+    for path in (*paths, None):
+      tail = nodes[row, list(path or kept)]
+      more = [] if path else [after[row, 0]]
+      text = [*TEXT[row, :start], *tail, *more]
+      texts[len(lengths), : len(text)] = text
+      lengths.append(len(text))
+      expected.append(logits[row, path[-1]] if path else last[row])
+  found = jit(one_by_one)(params, texts, np.array(lengths))
+  np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("is_stacked", [False, True])
+def test_one_row_is_copied_read_and_written_where_it_stands(is_stacked):
+  shape = (2, 3, 2, 7, 4) if is_stacked else (3, 2, 7, 4)
+  buffer = low_cache.zeros(shape, jnp.float32, "int8")
+  rows = jnp.asarray(RNG.standard_normal((*shape[:-2], 2, 4)), jnp.float32)
+  _, stored = cache_lib.as_stored(rows, buffer)
+  start = jnp.array([1, 0, 4])
+  buffer = cache_lib.write_rows(buffer, stored, start)
+  read = lambda b, at: cache_lib.as_read(cache_lib.read_rows(b, at, 2))
+  whole = read(buffer, start)
+  np.testing.assert_array_equal(whole, low_cache.load(stored))
+  one = cache_lib.row_of(buffer, jnp.int32(2))
+  found = read(one, jnp.array([4]))
+  np.testing.assert_array_equal(found[..., 0, :, :, :], whole[..., 2, :, :, :])
+  part = jax.tree.map(lambda x: x[..., 1:2, :, :, :], stored)
+  one = cache_lib.write_rows(one, part, jnp.array([0]))
+  found = read(one, jnp.array([0]))
+  np.testing.assert_array_equal(found[..., 0, :, :, :], whole[..., 1, :, :, :])
+
+
+def test_an_unknown_form_is_refused():
+  with pytest.raises(ValueError, match=r"one of \['fp8', 'int8'\], got 'int3'"):
+    low_cache.check("int3")

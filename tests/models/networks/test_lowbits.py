@@ -1,0 +1,222 @@
+"""Weights in few bits: values by definition, and the model that they make."""
+
+import functools
+
+import compiling
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+
+from models import sharding
+from models.networks import lowbits, stacked
+from models.networks.layers import TransformerConfig
+from models.networks.lowbits import Format
+from models.networks.mixture import Mixture, MixtureMlp
+from models.networks.transformer import Transformer, as_language_model
+
+jit = functools.partial(jax.jit, compiler_options=compiling.OPTIONS)
+RNG = np.random.default_rng(0)
+SMALL = dict(
+  vocab_size=61, embed_dim=32, num_layers=2, num_heads=4, num_kv_heads=2,
+  head_dim=8, mlp_dim=64, max_positions=64,
+)  # fmt: skip
+TOKENS = RNG.integers(0, 61, (2, 4))
+
+
+def by_definition(weight, form):
+  """Dequantised values and their type's, in NumPy."""
+  n, d = weight.shape
+  most = {"int8": 127, "int4": 7, "fp8": 448}[form.kind]
+  groups = weight.reshape(n, -1, form.group or d)
+  scales = np.abs(groups).max(-1, keepdims=True) / np.float32(most)
+  values = groups / np.where(scales == 0, 1, scales)
+  if form.kind == "fp8":
+    values = values.astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+  else:
+    values = np.round(values)
+  return (values * scales).reshape(n, d), scales[..., 0]
+
+
+@pytest.mark.parametrize("group", [None, 32])
+@pytest.mark.parametrize("kind", lowbits.KINDS)
+def test_stored_values_are_those_of_the_formats_definition(kind, group):
+  form = Format(kind=kind, group=group)
+  weight = RNG.standard_normal((5, 64)).astype(np.float32)
+  weight[1] *= 1e-3
+  weight[2] = 0
+  values, scales = jit(lambda w: lowbits.quantize(w, form))(weight)
+  expected, at = by_definition(weight, form)
+  assert values.dtype == form.dtype
+  np.testing.assert_allclose(scales, at, rtol=1e-6)
+  found = lowbits.dequantize(values, scales)
+  np.testing.assert_allclose(found, expected, rtol=1e-6)
+  step = {"int8": 0.5, "int4": 0.5, "fp8": 448 / 28}[kind]
+  spread = np.repeat(at, 64 // at.shape[1], axis=1)
+  assert np.all(np.abs(found - weight) <= step * spread * 1.001)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_products_are_those_with_the_dequantised_weights(dtype):
+  weight = RNG.standard_normal((7, 64)).astype(np.float32)
+  x = 30 * RNG.standard_normal((3, 64)).astype(np.float32)
+  for form in (Format(kind="fp8"), Format(kind="int8", group=32)):
+    stored = lowbits.quantize(weight, form)
+    expected = np.asarray(x, dtype).astype(np.float32) @ np.asarray(
+      lowbits.dequantize(*stored).T
+    )
+    found = lowbits.products(jnp.asarray(x, dtype), *stored)
+    assert found.dtype == dtype
+    close = 9 * float(jnp.finfo(dtype).eps) * np.abs(expected).max()
+    np.testing.assert_allclose(
+      np.asarray(found, np.float32), expected, rtol=0, atol=close
+    )
+
+
+@nnx.jit(static_argnums=0)
+def new(config):
+  """A module of random weights, in one program."""
+  return Transformer(config, rngs=nnx.Rngs(0))
+
+
+def make(form, tied):
+  """A module with the weights that a form stands for, and the lowered one."""
+  config = TransformerConfig(**SMALL, tied_embeddings=tied)
+  module = new(config)
+  low = nnx.merge(*nnx.split(module))
+  lowbits.lower(low, form)
+  flat = dict(nnx.to_flat_state(nnx.state(low)))
+  for path in [path for path in flat if path[-1] == "scales"]:
+    scales = flat.pop(path)
+    where = next(p for p in flat if p[:-1] == path[:-1] and p[-1] != "bias")
+    whole = lowbits.dequantize(flat[where][...], scales[...])
+    flat[where] = nnx.Param(whole)
+  nnx.update(module, nnx.from_flat_state(list(flat.items())))
+  return module, low
+
+
+def tree_logits(model):
+  """`f32[2, 4, V]` of a tree's nodes behind texts of two and three tokens."""
+  ancestors = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]])
+
+  def both(params, tokens):
+    _, cache = model.apply(params, tokens, model.init_cache(2, 12))
+    start = jnp.array([2, 3])
+    output, _ = model.apply(
+      params,
+      tokens,
+      cache.replace(length=start),
+      positions=start[:, None] + np.array([0, 1, 1, 2]),
+      mask=ancestors.astype(bool),
+    )
+    return output.logits
+
+  return jit(both)
+
+
+@pytest.mark.parametrize(
+  ("form", "tied"),
+  [
+    (Format(kind="int8"), True),
+    pytest.param(Format(kind="int4", group=32), False, marks=pytest.mark.heavy),
+  ],
+)
+def test_a_tree_pass_is_the_dequantised_models_along_its_paths(form, tied):
+  module, low = make(form, tied)
+  model, params = as_language_model(low)
+  found = tree_logits(model)(params, TOKENS)
+  rows = np.zeros((2, 3, 6), int)  # the paths to nodes 2, 3 and, of 3, to 1
+  last = np.array([[3, 4, 3], [4, 5, 4]])
+  for row, length in enumerate((2, 3)):
+    for i, path in enumerate(((0, 2), (0, 1, 3), (0, 1))):
+      text = [*TOKENS[row, :length], *TOKENS[row, list(path)]]
+      rows[row, i, : len(text)] = text
+  graphdef, state = nnx.split(module)
+  forward = jit(lambda s, x: nnx.merge(graphdef, s)(x)[0].logits)
+  whole = np.asarray(forward(state, rows.reshape(6, 6))).reshape(2, 3, 6, -1)
+  expected = np.take_along_axis(whole, last[..., None, None], axis=2)[:, :, 0]
+  atol = 2e-5 * np.abs(expected).max()
+  np.testing.assert_allclose(found[:, [2, 3, 1]], expected, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("output", [True, False])
+@pytest.mark.parametrize("embedding", [True, False])
+def test_tables_are_stored_so_by_choice(tied, output, embedding):
+  form = Format(kind="int8", output=output, embedding=embedding)
+
+  def make():
+    config = TransformerConfig(**SMALL, tied_embeddings=tied)
+    module = Transformer(config, rngs=nnx.Rngs(0))
+    lowbits.lower(module, form)
+    return module
+
+  low = nnx.eval_shape(make)
+  is_low = lambda x: isinstance(x, lowbits.LowLinear | lowbits.LowEmbed)
+  assert is_low(low.embed) == (output if tied else embedding)
+  assert tied or is_low(low.lm_head) == output
+  for layer in low.layers:
+    assert is_low(layer.attention.out)
+    assert is_low(layer.mlp.gate)
+
+
+def test_stacked_layers_are_lowered_to_the_same_and_rows_are_apart():
+  form = Format(kind="int8", embedding=True)
+  module = new(TransformerConfig(**SMALL))
+  low = nnx.merge(*nnx.split(module))
+  lowbits.lower(low, form)
+  params = stacked.lowered(stacked.stack(module), module.config, form)
+  shapes = stacked.abstract_params(
+    module.config, dtype=jnp.float32, weights=form
+  )
+  same = jax.tree.map(
+    lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype), params, shapes
+  )
+  assert all(jax.tree.leaves(same))
+  model = stacked.as_language_model(module.config, weights=form)
+  forward = tree_logits(model)
+  found = forward(params, TOKENS)
+  model, plain = as_language_model(low)
+  expected = tree_logits(model)(plain, TOKENS)
+  atol = 2e-5 * np.abs(expected).max()
+  np.testing.assert_allclose(found, expected, rtol=0, atol=atol)
+  other = forward(params, np.stack([TOKENS[0], 60 - TOKENS[1]]))
+  np.testing.assert_array_equal(other[0], found[0])
+  assert not np.array_equal(other[1], found[1])
+
+
+def test_scales_lie_beside_the_weights_that_they_are_of():
+  cut = sharding.tensor_parallel(("model",))
+  config = TransformerConfig(**SMALL)
+  for group, last in ((None, None), (32, "model")):
+    form = Format(kind="int8", group=group, embedding=True)
+    specs = sharding.param_specs(
+      stacked.abstract_params(config, dtype=jnp.float32, weights=form), cut
+    )
+    layers, frame = specs["layers"], specs["frame"]
+    assert layers["attention"]["q"]["weight"].get_value() == P(
+      None, "model", None
+    )
+    assert layers["attention"]["q"]["scales"].get_value() == P(
+      None, "model", None
+    )
+    assert layers["mlp"]["down"]["weight"].get_value() == P(None, None, "model")
+    assert layers["mlp"]["down"]["scales"].get_value() == P(None, None, last)
+    assert frame["embed"]["scales"].get_value() == P("model", None)
+    assert layers["attention_norm"]["scale"].get_value() == P(None)
+
+
+def test_what_cannot_be_stored_so_is_refused():
+  with pytest.raises(ValueError, match="groups of 64 do not divide the 32 in"):
+    lowbits.quantize(jnp.ones((2, 32)), Format(kind="int4", group=64))
+  with pytest.raises(ValueError, match=r"one of \['fp8', 'int4', 'int8'\], go"):
+    Format(kind="int2")
+  with pytest.raises(ValueError, match=r"one of \(32, 64, 128\), got 7"):
+    Format(kind="int8", group=7)
+  mixture = Mixture(num_experts=2, num_chosen=1, embed_dim=8, expert_dim=8)
+  block = MixtureMlp(mixture, jnp.float32, rngs=nnx.Rngs(0))
+  with pytest.raises(ValueError, match="experts of mixtures are not stored"):
+    lowbits.lower(block, Format(kind="int8"))
