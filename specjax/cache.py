@@ -18,6 +18,8 @@ import numpy as np
 from jax import Array, lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from specjax import recurrent as recurrent_lib
+from specjax.recurrent import Recurrent
 from specjax.structs import struct
 
 
@@ -41,6 +43,8 @@ class Cache:
       read by every pass, never written. Those of four axes, `[B, K, S', C]`, or
       of five, `[L, B, K, S', C]` with rows second, are cut over devices as keys
       and values are. None for decoder-only models.
+    recurrent: states of layers that are no attention, which roll back as far as
+      the last pass only (`specjax.recurrent`); None if there are none.
   """
 
   keys: tuple[Array, ...]
@@ -49,6 +53,7 @@ class Cache:
   length: Array
   idle: Array | None = None
   context: Any = None
+  recurrent: Recurrent | None = None
 
   @property
   def slots(self) -> int:
@@ -519,4 +524,5 @@ def keep_path(
     values=tuple(gather(v) for v in cache.values),
     positions=positions,
     length=length,
+    recurrent=recurrent_lib.path_kept(cache.recurrent, start, path),
   )

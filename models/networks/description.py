@@ -111,6 +111,8 @@ class AttentionSpec:
     clip: queries, keys and values are kept within it, after that norm (OLMoE).
     sinks: a learned score for every head, beside those of the keys, that takes
       a share of the softmax and gives nothing (gpt-oss).
+    output_gate: what heads give is weighted by a sigmoid of the token, channel
+      by channel, before the last projection (Qwen3-Next).
     qkv_bias, out_bias: biases of the projections.
   """
 
@@ -124,6 +126,7 @@ class AttentionSpec:
   qk_norm: str | None = None
   clip: float | None = None
   sinks: bool = False
+  output_gate: bool = False
   qkv_bias: bool = False
   out_bias: bool = False
 
@@ -134,6 +137,40 @@ class AttentionSpec:
         f"{self.num_heads}"
       )
     _one_of("qk_norm", self.qk_norm, QK_NORMS)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DeltaSpec:
+  """A layer of the gated delta rule (`models.networks.gated_delta`).
+
+  Attributes:
+    num_key_heads: K; must divide H.
+    num_value_heads: H: every key head serves H / K consecutive ones.
+    key_dim: channels of a key.
+    value_dim: channels of a value.
+    kernel: tokens that its convolution reads, the newest included.
+  """
+
+  num_key_heads: int
+  num_value_heads: int
+  key_dim: int
+  value_dim: int
+  kernel: int = 4
+
+  def __post_init__(self):
+    if self.num_value_heads % self.num_key_heads:
+      raise ValueError(
+        f"num_key_heads must divide num_value_heads, got {self.num_key_heads} "
+        f"and {self.num_value_heads}"
+      )
+    if self.kernel < 2:
+      raise ValueError(f"kernel must be at least 2, got {self.kernel}")
+
+  @property
+  def channels(self) -> int:
+    """W, what is convolved of each key head: a query, a key and its values."""
+    served = self.num_value_heads // self.num_key_heads
+    return 2 * self.key_dim + served * self.value_dim
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,7 +198,7 @@ class LayerSpec:
   """One layer.
 
   Attributes:
-    attention: its attention.
+    attention: its attention, or what stands in its place.
     feed_forward: its feed-forward block: one hidden layer, or a mixture of
       experts (`models.networks.mixture`).
     norms: where they stand: "pre", before both blocks; "post", after both,
@@ -169,7 +206,7 @@ class LayerSpec:
     parallel: both blocks read the layer's input (NeoX).
   """
 
-  attention: AttentionSpec
+  attention: AttentionSpec | DeltaSpec
   feed_forward: DenseSpec | Mixture
   norms: str = "pre"
   parallel: bool = False
@@ -249,12 +286,15 @@ class TransformerConfig:
         )
     if self.learned_positions and self.max_positions is None:
       raise ValueError("learned positions need max_positions")
-    heads = self.num_heads, self.num_kv_heads, self.head_dim
-    if any(_heads(layer) != heads for layer in self.layers or ()):
+    heads = {(self.num_heads, self.num_kv_heads, self.head_dim)}
+    of_layers = {*map(_heads, self.layers or ())}
+    if of_layers - {None} - heads:
       raise ValueError(
         f"all layers must have the same heads and channels, {heads}, got "
         f"{[*map(_heads, self.layers or ())]}"
       )
+    if of_layers == {None}:
+      raise ValueError("at least one layer must be attention, got none")
     if self.layers is None:
       self._alike(None)  # which refuses what it cannot be
 
@@ -265,19 +305,17 @@ class TransformerConfig:
     """The model of some layers, at least one.
 
     Args:
-      layers: described each.
+      layers: described each, one of which is attention.
       **frame: what is not of layers: `vocab_size`, `embed_dim`,
         `max_positions`, `norm`, `norm_eps`, `tied_embeddings`, `embed_scale`,
         `logit_softcap`.
     """
-    first = layers[0]
+    heads = next(filter(None, map(_heads, layers)), (1, 1, 1))
     return cls(
       **frame,
       num_layers=len(layers),
-      num_heads=first.attention.num_heads,
-      num_kv_heads=first.attention.num_kv_heads,
-      head_dim=first.attention.head_dim,
-      mlp_dim=mlp_width(first),
+      **dict(zip(("num_heads", "num_kv_heads", "head_dim"), heads, strict=True)),
+      mlp_dim=mlp_width(layers[0]),
       layers=tuple(layers),
     )
 
@@ -324,9 +362,19 @@ class TransformerConfig:
 
   def window(self, layer: int) -> int | None:
     """Sliding-window size of a layer, or None."""
-    if self.layers is not None:
-      return self.layers[layer].attention.window
-    return self.windows[layer] if self.windows else None
+    return getattr(self.layer(layer).attention, "window", None)
+
+  @property
+  def attentions(self) -> dict[int, AttentionSpec]:
+    """The attention of every layer that has one, by its index, in order."""
+    layers = ((i, self.layer(i).attention) for i in range(self.num_layers))
+    return {i: a for i, a in layers if isinstance(a, AttentionSpec)}
+
+  @property
+  def deltas(self) -> dict[int, DeltaSpec]:
+    """The other layers, by index, in order."""
+    layers = ((i, self.layer(i).attention) for i in range(self.num_layers))
+    return {i: a for i, a in layers if isinstance(a, DeltaSpec)}
 
   @property
   def has_windows(self) -> bool:
@@ -340,6 +388,8 @@ class TransformerConfig:
         layer,
         attention=dataclasses.replace(layer.attention, num_kv_heads=count),
       )
+      if isinstance(layer.attention, AttentionSpec)
+      else layer
       for layer in self.layers
     )
     return dataclasses.replace(self, num_kv_heads=count, layers=layers)
@@ -360,8 +410,10 @@ def mlp_weights(layer: LayerSpec, embed_dim: int) -> int:
   return embed_dim * (3 * met + block.num_experts)
 
 
-def _heads(layer: LayerSpec) -> tuple[int, ...]:
+def _heads(layer: LayerSpec) -> tuple[int, ...] | None:
   a = layer.attention
+  if isinstance(a, DeltaSpec):
+    return None
   return a.num_heads, a.num_kv_heads, a.head_dim
 
 

@@ -6,8 +6,7 @@ Letters in shapes: B rows, T fed tokens, S cache slots, D model width, H query
 heads, K key/value heads, G = H / K queries per key head, C channels per head.
 """
 
-import math
-
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
@@ -15,9 +14,12 @@ from jax import Array, lax
 from models.networks.attention import attend, attend_slots
 from models.networks.description import (
   ACTIVATIONS,
+  AttentionSpec,
   DenseSpec,
   TransformerConfig,
 )
+from models.networks.gated_delta import GatedDelta
+from models.networks.linear import Linear, project
 from models.networks.mixture import MixtureMlp
 from specjax import cache as cache_lib
 
@@ -78,63 +80,6 @@ class PlusOneNorm(nnx.Module):
     return x.astype(self.dtype)
 
 
-def project(x: Array, weight: Array, result=None) -> Array:
-  """Products of x and every row of a weight, `[..., D], [N, D] -> [..., N]`.
-
-  Both are contracted as they lie, over their last axes. On XLA:CPU passes over
-  a few tokens read `[N, D]` faster than `[D, N]`, products of two rows are
-  faster one by one, and an embedding that is transposed first
-  (`nnx.Embed.attend`) is read in a loop that computes x's norm anew for every
-  row, whenever x is one token.
-
-  Args:
-    x: what is projected.
-    weight: of the same type.
-    result: type of the products, in which they are added up; by default x's.
-  """
-
-  def at_once(x, weight):
-    return lax.dot_general(
-      x,
-      weight,
-      (((x.ndim - 1,), (1,)), ((), ())),
-      preferred_element_type=result,
-    )
-
-  def by_row(x, weight):
-    rows = [at_once(row, weight) for row in x.reshape(-1, x.shape[-1])]
-    return jnp.stack(rows).reshape(*x.shape[:-1], len(weight))
-
-  if math.prod(x.shape[:-1]) == 2:
-    return lax.platform_dependent(x, weight, cpu=by_row, default=at_once)
-  return at_once(x, weight)
-
-
-class Linear(nnx.Module):
-  """A projection whose weight lies as files have it, a row for each output.
-
-  Args:
-    n_in, n_out: channels; the weight is `[n_out, n_in]`.
-    bias: whether there is one, zero at first.
-    dtype: of parameters and result.
-    rngs: for the initial weight.
-    std: the standard deviation of its normal law.
-  """
-
-  def __init__(
-    self, n_in: int, n_out: int, bias: bool, dtype, rngs: nnx.Rngs, std=0.02
-  ):
-    self.dtype = jnp.dtype(dtype)
-    init = nnx.initializers.normal(std)
-    self.weight = nnx.Param(init(rngs.params(), (n_out, n_in), self.dtype))
-    self.bias = nnx.Param(jnp.zeros(n_out, self.dtype)) if bias else None
-
-  def __call__(self, x: Array) -> Array:
-    """`[..., n_in] -> [..., n_out]`."""
-    y = project(x.astype(self.dtype), self.weight[...].astype(self.dtype))
-    return y if self.bias is None else y + self.bias[...].astype(self.dtype)
-
-
 def tied_logits(embed: nnx.Embed, x: Array) -> Array:
   """The logits of a tied embedding, `[B, T, D] -> [B, T, V]`."""
   table = embed.embedding[...].astype(embed.dtype)
@@ -162,6 +107,7 @@ class Attention(nnx.Module):
     rngs: nnx.Rngs,
   ):
     a = config.layer(index).attention
+    assert isinstance(a, AttentionSpec)
     self.spec = a
     width, kv_width = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
     read = config.embed_dim if input_dim is None else input_dim
@@ -169,6 +115,8 @@ class Attention(nnx.Module):
     self.k = Linear(read, kv_width, a.qkv_bias, dtype, rngs)
     self.v = Linear(read, kv_width, a.qkv_bias, dtype, rngs)
     self.out = Linear(width, config.embed_dim, a.out_bias, dtype, rngs)
+    if a.output_gate:
+      self.gate = Linear(read, width, a.qkv_bias, dtype, rngs)
     if a.qk_norm is not None:
       whole = a.qk_norm == "width"
       norm = lambda w: make_norm(
@@ -184,7 +132,8 @@ class Attention(nnx.Module):
     Args:
       x: `[B, T, D]`.
       rotary: from the layer's `Rope.table`, or None.
-      sees: a `specjax.cache.Visible`; without a cache `bool[B, T, T]`.
+      sees: a `specjax.cache.Visible`; without a cache `bool[B, T, T]`. Of a
+        layer that is no attention, `models.networks.gated_delta.Above`.
       kv: this layer's `(keys, values)` of the cache, or all layers' if `layer`
         is given; None to attend among the fed tokens alone.
       start: `i32[B]`, the slot of the first fed token.
@@ -201,9 +150,16 @@ class Attention(nnx.Module):
     )
     if kv is None:
       k, v = self.keys_and_values(x, rotary)
-      return self.out(attend(q, k, v, sees, **how)), (k, v)
+      return self._given(x, attend(q, k, v, sees, **how)), (k, v)
     new, kv = self.remember(x, rotary, kv, start, layer=layer)
-    return self.out(attend_slots(q, new, kv, sees, layer=layer, **how)), kv
+    y = attend_slots(q, new, kv, sees, layer=layer, **how)
+    return self._given(x, y), kv
+
+  def _given(self, x, y):
+    """The output, of what heads give, `[B, T, H C] -> [B, T, D]`."""
+    if self.spec.output_gate:
+      y = y * jax.nn.sigmoid(self.gate(x))
+    return self.out(y)
 
   def remember(self, x, rotary, kv, start, *, layer=None):
     """Writes keys and values of what is read, and attends to nothing.
@@ -285,7 +241,10 @@ class Layer(nnx.Module):
     before, after = (self.spec.norms in (x, "both") for x in ("pre", "post"))
     if before:
       self.attention_norm = norm()
-    self.attention = Attention(config, dtype, index=index, rngs=rngs)
+    if isinstance(self.spec.attention, AttentionSpec):
+      self.attention = Attention(config, dtype, index=index, rngs=rngs)
+    else:
+      self.attention = GatedDelta(config, dtype, index=index, rngs=rngs)
     if after:
       self.attention_out_norm = norm()
     if before:

@@ -16,12 +16,20 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from models.networks import gated_delta
 from models.networks.attention import capped
-from models.networks.description import LayerSpec, Rope, TransformerConfig
+from models.networks.description import (
+  AttentionSpec,
+  DeltaSpec,
+  LayerSpec,
+  Rope,
+  TransformerConfig,
+)
 from models.networks.layers import Layer, Linear, make_norm, tied_logits
 from models.networks.params import split
 from specjax import cache as cache_lib
 from specjax.cache import Cache, Visible
+from specjax.recurrent import Memory, Recurrent, make_memory
 from specjax.types import LanguageModel, ModelOutput
 
 FINAL = "final"
@@ -129,25 +137,20 @@ class Transformer(nnx.Module):
       tokens, cache, positions=positions, mask=mask, segments=segments
     )
     x, cache = fed.x, fed.cache
-    keys, values, seen = [], [], {}
+    kvs, seen = layers_of(c, cache), {}
     for i, layer in enumerate(self.layers):
       seen[i] = x
-      x, kv = layer(
+      x, kvs[i] = layer(
         x,
         *fed.of(layer.spec),
-        None if cache is None else (cache.keys[i], cache.values[i]),
+        kvs[i],
         fed.start,
         attention=i not in skipped.attention,
         mlp=i not in skipped.mlp,
       )
-      keys.append(kv and kv[0])
-      values.append(kv and kv[1])
     if cache is not None:
-      cache = cache.replace(
-        keys=tuple(keys),
-        values=tuple(values),
-        length=fed.start + tokens.shape[1],
-      )
+      cache = with_layers(c, cache, kvs, fed.start)
+      cache = cache.replace(length=fed.start + tokens.shape[1])
     seen[c.num_layers] = x
     return self.leave(x, logits_at, seen, features), cache
 
@@ -168,9 +171,15 @@ class Transformer(nnx.Module):
     start = jnp.zeros((batch,), jnp.int32) if cache is None else cache.length
     if positions is None:
       positions = start[:, None] + jnp.arange(fed)
-    kinds = [c.layer(i).attention for i in range(c.num_layers)]
+    kinds = [*c.attentions.values()]
     windows = {kind.window for kind in kinds}
     sees: dict[int | None, Visible | Array]
+    paths: dict[int, gated_delta.Above] = {}
+    if c.deltas:
+      whole = within_rows(positions, mask, segments) if cache is None else mask
+      whole = np.tri(fed, dtype=bool) if whole is None else whole
+      for kernel in {delta.kernel for delta in c.deltas.values()}:
+        paths[kernel] = gated_delta.above(whole, kernel, cache)
     if cache is not None:
       cache = cache_lib.write_positions(cache, positions)
       sees = {
@@ -186,7 +195,9 @@ class Transformer(nnx.Module):
       x = x + self.position_embed(jnp.minimum(positions, c.max_positions - 1))
     ropes = {kind.rope for kind in kinds}
     rotary = {rope: rope and rope.table(positions) for rope in ropes}
-    return Fed(x=x, rotary=rotary, sees=sees, start=start, cache=cache)
+    return Fed(
+      x=x, rotary=rotary, sees=sees, paths=paths, start=start, cache=cache
+    )
 
   def leave(
     self,
@@ -227,6 +238,7 @@ class Fed:
     rotary: for the `Rope` of every layer, its table; of None, None.
     sees: for every window size that some layer has, what its tokens see;
       without a cache `bool[B, T, T]`.
+    paths: what recurrent layers need of the mask, by their kernels.
     start: `i32[B]`, the slot of the first fed token.
     cache: with the tokens' positions recorded, or None.
   """
@@ -234,13 +246,69 @@ class Fed:
   x: Array
   rotary: dict[Rope | None, tuple[Array, Array] | None]
   sees: dict[int | None, Visible | Array]
+  paths: dict[int, gated_delta.Above]
   start: Array
   cache: Cache | None
 
   def of(self, layer: LayerSpec):
     """The rotary table of a layer, and what its tokens see."""
     a = layer.attention
+    if not isinstance(a, AttentionSpec):
+      return None, self.paths[a.kernel]
     return self.rotary[a.rope], self.sees[a.window]
+
+
+def layers_of(config: TransformerConfig, cache: Cache | None) -> list:
+  """What a cache holds of each layer: keys and values, or a `Memory`."""
+  if cache is None:
+    return [None] * config.num_layers
+  memories = iter(() if cache.recurrent is None else cache.recurrent.layers)
+  buffers = zip(cache.keys, cache.values, strict=True)
+  return [
+    next(buffers) if i in config.attentions else next(memories)
+    for i in range(config.num_layers)
+  ]
+
+
+def with_layers(
+  config: TransformerConfig, cache: Cache, kvs: list, start: Array
+) -> Cache:
+  """A cache after a pass; see `layers_of`.
+
+  Args:
+    config: of the model.
+    cache: before the pass.
+    kvs: what its layers have left.
+    start: `i32[B]`, the slot of the first fed token.
+  """
+  buffers = [kvs[i] for i in config.attentions]
+  memories = tuple(kvs[i] for i in config.deltas)
+  return cache.replace(
+    keys=tuple(k for k, _ in buffers),
+    values=tuple(v for _, v in buffers),
+    recurrent=after_pass(cache, memories, start),
+  )
+
+
+def after_pass(
+  cache: Cache, memories: tuple[Memory, ...], start: Array
+) -> Recurrent | None:
+  """Recurrent states that hold all tokens before the pass's.
+
+  Those of rows that are idle are as they were.
+
+  Args:
+    cache: before the pass.
+    memories: what it has left.
+    start: `i32[B]`, the slot of the first fed token.
+  """
+  before = cache.recurrent
+  if before is None:
+    return None
+  base = start.astype(before.base.dtype)
+  if cache.idle is not None:
+    base = jnp.where(cache.idle, before.base, base)
+  return Recurrent(base=base, layers=memories)
 
 
 def within_rows(
@@ -297,15 +365,20 @@ def as_language_model(
   merge, params = split(module)
 
   def init_cache(batch: int, slots: int) -> Cache:
-    return cache_lib.make_cache(
+    cache = cache_lib.make_cache(
       batch=batch,
       slots=slots,
-      num_layers=config.num_layers,
+      num_layers=len(config.attentions),
       num_kv_heads=config.num_kv_heads,
       head_dim=config.head_dim,
       dtype=module.dtype,
       with_positions=config.has_windows,
     )
+    memories = tuple(
+      delta_memory(delta, batch, module.dtype)
+      for delta in config.deltas.values()
+    )
+    return with_memories(cache, memories)
 
   def apply(
     params, tokens, cache, *, positions=None, mask=None, logits_at=None
@@ -326,5 +399,30 @@ def as_language_model(
     init_cache=init_cache,
     apply=apply,
     takes_rows=True,
+    has_states=bool(config.deltas),
   )
   return model, params
+
+
+def delta_memory(
+  delta: DeltaSpec, batch: int, dtype, stack: int | None = None
+) -> Memory:
+  """An empty memory of a layer, or of a stack of so many."""
+  return make_memory(
+    batch=batch,
+    num_key_heads=delta.num_key_heads,
+    num_value_heads=delta.num_value_heads,
+    key_dim=delta.key_dim,
+    value_dim=delta.value_dim,
+    reach=delta.kernel - 1,
+    dtype=dtype,
+    stack=stack,
+  )
+
+
+def with_memories(cache: Cache, memories: tuple[Memory, ...]) -> Cache:
+  """An empty cache with recurrent states, if there are any."""
+  if not memories:
+    return cache
+  base = jnp.zeros_like(cache.length)
+  return cache.replace(recurrent=Recurrent(base=base, layers=memories))

@@ -1,0 +1,64 @@
+"""Projections, whose weights lie as files have them."""
+
+import math
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array, lax
+
+
+def project(x: Array, weight: Array, result=None) -> Array:
+  """Products of x and every row of a weight, `[..., D], [N, D] -> [..., N]`.
+
+  Both are contracted as they lie, over their last axes. On XLA:CPU passes over
+  a few tokens read `[N, D]` faster than `[D, N]`, products of two rows are
+  faster one by one, and an embedding that is transposed first
+  (`nnx.Embed.attend`) is read in a loop that computes x's norm anew for every
+  row, whenever x is one token.
+
+  Args:
+    x: what is projected.
+    weight: of the same type.
+    result: type of the products, in which they are added up; by default x's.
+  """
+
+  def at_once(x, weight):
+    return lax.dot_general(
+      x,
+      weight,
+      (((x.ndim - 1,), (1,)), ((), ())),
+      preferred_element_type=result,
+    )
+
+  def by_row(x, weight):
+    rows = [at_once(row, weight) for row in x.reshape(-1, x.shape[-1])]
+    return jnp.stack(rows).reshape(*x.shape[:-1], len(weight))
+
+  if math.prod(x.shape[:-1]) == 2:
+    return lax.platform_dependent(x, weight, cpu=by_row, default=at_once)
+  return at_once(x, weight)
+
+
+class Linear(nnx.Module):
+  """A projection whose weight lies as files have it, a row for each output.
+
+  Args:
+    n_in, n_out: channels; the weight is `[n_out, n_in]`.
+    bias: whether there is one, zero at first.
+    dtype: of parameters and result.
+    rngs: for the initial weight.
+    std: the standard deviation of its normal law.
+  """
+
+  def __init__(
+    self, n_in: int, n_out: int, bias: bool, dtype, rngs: nnx.Rngs, std=0.02
+  ):
+    self.dtype = jnp.dtype(dtype)
+    init = nnx.initializers.normal(std)
+    self.weight = nnx.Param(init(rngs.params(), (n_out, n_in), self.dtype))
+    self.bias = nnx.Param(jnp.zeros(n_out, self.dtype)) if bias else None
+
+  def __call__(self, x: Array) -> Array:
+    """`[..., n_in] -> [..., n_out]`."""
+    y = project(x.astype(self.dtype), self.weight[...].astype(self.dtype))
+    return y if self.bias is None else y + self.bias[...].astype(self.dtype)
