@@ -13,6 +13,7 @@ ARCHITECTURES = {
   "gpt_neox": "gptneox",
   "mistral": "llama",
   "gemma3_text": "gemma3",
+  "qwen2_moe": "qwen2moe",
   "qwen3_moe": "qwen3moe",
 }
 
@@ -137,8 +138,11 @@ def _settings(c):
   if hasattr(c, "num_experts"):
     yield "add_expert_count", c.num_experts
     yield "add_expert_used_count", c.num_experts_per_tok
-  if c.model_type == "qwen3_moe":
+  if c.model_type in ("qwen2_moe", "qwen3_moe"):
     yield "add_expert_feed_forward_length", c.moe_intermediate_size
+  if c.model_type == "qwen2_moe":
+    shared = c.shared_expert_intermediate_size
+    yield "add_expert_shared_feed_forward_length", shared
   if c.model_type != "gemma2":
     yield "add_rope_freq_base", rope["rope_theta"]
   if gemma:
@@ -196,6 +200,8 @@ def _tensors(model, arch):
       ):
         found[f"blk.{number}.ffn_{part}_exps.weight"] = half
       continue
+    if name.endswith("shared_expert_gate.weight"):
+      array = array[0]
     if name.endswith("experts.down_proj"):
       name += ".weight"
     own = table.get_name(name, try_suffixes=(".weight", ".bias"))

@@ -207,6 +207,24 @@ MODELS = {
     ),
     1,
   ),
+  "qwen2-moe": (
+    "qwen2_moe",
+    GATED
+    | dict(
+      num_hidden_layers=3,
+      num_key_value_heads=2,
+      moe_intermediate_size=20,
+      shared_expert_intermediate_size=28,
+      num_experts=6,
+      num_experts_per_tok=3,
+      mlp_only_layers=[1],
+      use_sliding_window=True,
+      sliding_window=5,
+      hidden_act="gelu",
+      rms_norm_eps=1e-3,
+    ),
+    1,
+  ),
   "qwen3-moe": (
     "qwen3_moe",
     GATED

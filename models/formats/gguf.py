@@ -309,18 +309,21 @@ def _tensor(
     order = how.rows(part, config)
   if order is not None and len(order) != shape[0]:
     order = None  # a wrong shape, of which others complain
+  flat = len(shape) == 1 and any(one in how.row for one in module)
   turned = len(shape) == 2 and any(one in how.transposed for one in module)
   more = how.plus_one and module and module[0].endswith("norm")
 
   def read(index: tuple[slice, ...]) -> np.ndarray:
     if turned:
       return gguf_file.read(header, own_name, index[::-1]).T
+    if flat:
+      return gguf_file.read(header, own_name)[None][index]
     found = gguf_file.read(header, own_name, index, order=order)
     return found - 1 if more else found
 
   return Tensor(
     name=own_name,
-    shape=shape[::-1] if turned else shape,
+    shape=(1, *shape) if flat else shape[::-1] if turned else shape,
     kind=entry.kind.name,
     read=read,
   )

@@ -13,6 +13,7 @@ from models.formats.families import (
   olmo3,
   olmoe,
   qwen2,
+  qwen2_moe,
   qwen3,
   qwen3_moe,
 )
@@ -22,6 +23,6 @@ FAMILIES: dict[str, Family] = {
   module.FAMILY.name: module.FAMILY
   for module in (
     gpt2, gpt_neox, llama, mistral, qwen2, qwen3, gemma2, gemma3, olmo2, olmo3,
-    mixtral, qwen3_moe, olmoe, gpt_oss,
+    mixtral, qwen2_moe, qwen3_moe, olmoe, gpt_oss,
   )
 }  # fmt: skip

@@ -84,6 +84,7 @@ class Gguf:
       has moved, given the module's last name and the configuration; None if
       they are as they were.
     transposed: last names of modules whose matrices lie the other way around.
+    row: last names of modules whose matrices of one row are vectors there.
     plus_one: one was added to the weights of all norms.
     rotary: channels that rotate: "all", "part" (the file says how many) or
       None.
@@ -99,6 +100,7 @@ class Gguf:
   settings: Callable[[Mapping[str, Any], Callable[..., bool]], dict] = _nothing
   rows: Callable[[str, TransformerConfig], np.ndarray | None] = _as_they_are
   transposed: tuple[str, ...] = ()
+  row: tuple[str, ...] = ()
   plus_one: bool = False
   rotary: str | None = "all"
   factors: bool = False

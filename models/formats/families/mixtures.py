@@ -35,6 +35,23 @@ GGUF_KEYS = {
 }
 
 
+def shared_tensors(module: str) -> dict[str, str]:
+  """Names of the expert that every token is given, in files' `module`."""
+  return {
+    f"layers.#.mlp.shared.{x}": f"layers.#.mlp.{module}.{x}_proj.weight"
+    for x in ("gate", "up", "down")
+  }
+
+
+def dense_layers(settings: Settings, count: int) -> list[bool]:
+  """Which layers have one hidden layer and no experts, as Qwen's files say."""
+  only = settings.get("mlp_only_layers") or []
+  if not isinstance(only, list) or any(type(i) is not int for i in only):
+    raise ValueError(f"mlp_only_layers must be layers, got {only!r}")
+  step = get(settings, "decoder_sparse_step", int)
+  return [i in only or (i + 1) % step != 0 for i in range(count)]
+
+
 def without_mlp(tensors: Mapping[str, str]) -> dict[str, str]:
   """Names of a family's tensors, those of a dense MLP apart."""
   return {k: v for k, v in tensors.items() if ".mlp." not in k}
@@ -72,6 +89,7 @@ def layer(
   *,
   rope: Rope,
   bias: bool = False,
+  out_bias: bool | None = None,
   **attention,
 ) -> LayerSpec:
   """A layer with norms before its blocks.
@@ -80,13 +98,14 @@ def layer(
     sizes: from `reading.sizes`.
     feed_forward: its feed-forward block.
     rope: its rotary embeddings.
-    bias: of all projections of its attention.
+    bias: of the projections of its attention.
+    out_bias: of the last of them, if it is another.
     **attention: more of `AttentionSpec`.
   """
   return LayerSpec(
     attention=AttentionSpec(
-      **reading.heads(sizes), rope=rope, qkv_bias=bias, out_bias=bias,
-      **attention,
+      **reading.heads(sizes), rope=rope, qkv_bias=bias,
+      out_bias=bias if out_bias is None else out_bias, **attention,
     ),
     feed_forward=feed_forward,
   )  # fmt: skip

@@ -8,10 +8,6 @@ from models.networks.description import DenseSpec, TransformerConfig
 
 def _read(settings: Settings) -> TransformerConfig:
   sizes = reading.sizes(settings)
-  only = settings.get("mlp_only_layers") or []
-  if not isinstance(only, list) or any(type(i) is not int for i in only):
-    raise ValueError(f"mlp_only_layers must be layers, got {only!r}")
-  step = get(settings, "decoder_sparse_step", int)
   window = get(settings, "sliding_window", int, None)
   if not get(settings, "use_sliding_window", bool):
     window = None
@@ -21,14 +17,13 @@ def _read(settings: Settings) -> TransformerConfig:
     renormalised=get(settings, "norm_topk_prob", bool),
   )  # fmt: skip
   mlp = DenseSpec(width=sizes["mlp_dim"], activation=sizes["activation"])
-  dense = lambda i: i in only or (i + 1) % step != 0
   rope = reading.rope(settings, sizes["head_dim"])
   layers = [
     mixtures.layer(
-      sizes, mlp if dense(i) else experts, rope=rope, window=window,
+      sizes, mlp if dense else experts, rope=rope, window=window,
       qk_norm="head", bias=get(settings, "attention_bias", bool),
     )
-    for i in range(sizes["num_layers"])
+    for dense in mixtures.dense_layers(settings, sizes["num_layers"])
   ]  # fmt: skip
   return TransformerConfig.of_layers(layers, **reading.frame(sizes))
 

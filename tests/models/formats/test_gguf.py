@@ -102,6 +102,18 @@ FAMILIES = {
     False,
   ),
   "olmo2": ("olmo2", GATED | dict(num_key_value_heads=2), False),
+  "qwen2-moe": (
+    "qwen2_moe",
+    GATED
+    | dict(
+      num_key_value_heads=2,
+      moe_intermediate_size=20,
+      shared_expert_intermediate_size=24,
+      num_experts=4,
+      num_experts_per_tok=2,
+    ),
+    False,
+  ),
   "qwen3-moe": (
     "qwen3_moe",
     GATED
