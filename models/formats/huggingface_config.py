@@ -45,7 +45,7 @@ _OF_OTHERS = frozenset(
   """
   text_config vision_config audio_config mm_tokens_per_image boi_token_index
   eoi_token_index image_token_index boi_token_id eoi_token_id image_token_id
-  tie_word_embeddings
+  video_token_id vision_start_token_id vision_end_token_id tie_word_embeddings
   """.split()
 )
 

@@ -354,6 +354,8 @@ def _check(source: Source) -> None:
   for parameter, variable in nnx.to_flat_state(state):
     name, layout = locate(parameter, family)
     shapes[name] = layout.shape(variable.shape)
+    if layout.rows is not None:
+      shapes[name] = (layout.rows(config), *shapes[name][1:])
   problems = [*source.problems, *_mismatches(source, shapes)]
   if problems:
     raise CheckpointError(

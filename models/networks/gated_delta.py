@@ -78,8 +78,7 @@ def above(sees: np.ndarray | Array, kernel: int, cache: Cache | None) -> Above:
     cache: about to receive the tokens, or None.
 
   Raises:
-    ValueError: for a mask over more than the fed tokens, or more of them than
-      the cache has room for.
+    ValueError: for a mask over more than the fed tokens.
   """
   fed, others = sees.shape[-2:]
   if fed != others:
@@ -100,11 +99,6 @@ def above(sees: np.ndarray | Array, kernel: int, cache: Cache | None) -> Above:
   found = Above(self_or_above=tree, taps=jnp.stack(taps, axis=-1))
   if cache is None or cache.recurrent is None:
     return found
-  if fed > cache.recurrent.width:
-    raise ValueError(
-      f"the cache has room for passes of {cache.recurrent.width} tokens, got "
-      f"{fed} (specjax.recurrent.widened makes more)"
-    )
   count = cache.length - cache.recurrent.base
   return dataclasses.replace(
     found, count=jnp.maximum(count, 0), lost=count < 0, idle=cache.idle
@@ -138,7 +132,7 @@ class GatedDelta(nnx.Module):
     self.z = Linear(size, width, False, dtype, rngs)
     self.a = Linear(size, s.num_value_heads, False, dtype, rngs)
     self.b = Linear(size, s.num_value_heads, False, dtype, rngs)
-    self.out = Linear(width, size, False, dtype, rngs)
+    self.delta_out = Linear(width, size, False, dtype, rngs)
     init = nnx.initializers.normal(s.kernel**-0.5)
     self.conv = nnx.Param(init(rngs.params(), (mixed, s.kernel), self.dtype))
     zeros = lambda: nnx.Param(jnp.zeros(s.num_value_heads, self.dtype))
@@ -195,7 +189,7 @@ class GatedDelta(nnx.Module):
     out = jnp.where(on_path[:, :, None, :, None], jnp.nan, out)
     total = jnp.where(broken[:, :, None], jnp.nan, total)
     out = jnp.moveaxis(out, 3, 1)  # [B, T, K, R, V]
-    y = self.out(self._gated(out, self.z(x), wide).astype(x.dtype))
+    y = self.delta_out(self._gated(out, self.z(x), wide).astype(x.dtype))
     if kv is None:
       return y, None
     value_heads = lambda y: y.reshape(batch, s.num_value_heads, *y.shape[3:])
@@ -286,10 +280,15 @@ def _solved(q, k, v, gates, strength, state, tree):
 
 
 def _remembered(old: Memory, new: Memory, idle: Array | None) -> Memory:
-  """What a pass leaves, in arrays as they were; idle rows stay as they are."""
+  """What a pass leaves, in arrays as they were; idle rows stay as they are.
+
+  They are longer if the pass was wider than there was room for.
+  """
 
   def of(before: Array, now: Array) -> Array:
     count = now.shape[2]
+    more = max(count - before.shape[2], 0)
+    before = jnp.pad(before, ((0, 0), (0, 0), (0, more), (0, 0)))
     now, first = now.astype(before.dtype), before[:, :, :count]
     if idle is not None:
       now = jnp.where(idle[:, None, None, None], first, now)

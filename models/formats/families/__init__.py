@@ -15,7 +15,9 @@ from models.formats.families import (
   qwen2,
   qwen2_moe,
   qwen3,
+  qwen3_5,
   qwen3_moe,
+  qwen3_next,
 )
 from models.formats.families.family import Family
 
@@ -24,5 +26,6 @@ FAMILIES: dict[str, Family] = {
   for module in (
     gpt2, gpt_neox, llama, mistral, qwen2, qwen3, gemma2, gemma3, olmo2, olmo3,
     mixtral, qwen2_moe, qwen3_moe, olmoe, gpt_oss,
+    qwen3_next, qwen3_5,
   )
 }  # fmt: skip
