@@ -426,7 +426,9 @@ class Decoder:
     draw if all were read, up to the rounding of passes of other widths; of its
     drafter caches are kept, and what else it has learned of the text is not.
     What this costs does not grow with the buffer, if the target takes rows
-    (`LanguageModel.takes_rows`).
+    (`LanguageModel.takes_rows`). Of a target with recurrent states all of a
+    text is kept but its newest tokens at most, or none: a row that keeps less
+    ends with NAN_LOGITS.
 
     Args:
       params: parameters of both models.
@@ -463,6 +465,8 @@ class Decoder:
       self.drafter.row_axes(state.drafter_state), own, state.drafter_state,
     )  # fmt: skip
     axes = self.row_axes(state)
+    if source is not None:
+      self.check_rolls_back()
     if source is None:
       fresh = prefill.begin(
         self.target, self.drafter, params,
@@ -597,10 +601,21 @@ class Decoder:
   ) -> None:
     """Raises ValueError for arguments of `extend` that cannot work."""
     arguments.check_params(params)
+    self.check_rolls_back()
     arguments.check_extension(
       state, row, tokens, count, max_new_tokens,
       buffer_length=self.buffer_length(state), vocab_size=self.vocab_size,
     )  # fmt: skip
+
+  def check_rolls_back(self) -> None:
+    """Raises ValueError if texts cannot go on, for want of old states."""
+    refed = min(self.drafter.again, self.drafter.tree.max_depth + 2)
+    if self.target.has_states and refed > 2:
+      raise ValueError(
+        f"drafter {self.drafter.name!r} wants {refed} tokens fed again where a "
+        "text goes on, and a cache of recurrent states goes back by one pass: "
+        "begin anew with the whole text (admit, without a source)"
+      )
 
   def read(self, params: Params, inputs: Any) -> Any:
     """What both models are given as inputs: once read, if they share that."""

@@ -254,7 +254,7 @@ def _solved(q, k, v, gates, strength, state, tree):
   """
   fed = q.shape[2]
   tree = jnp.broadcast_to(tree, (len(q), fed, fed))
-  total = _einsum("bij,bkrj->bkri", tree.astype(q.dtype), gates)
+  total = _along_paths(tree, gates)
   fade = total[..., :, None] - total[..., None, :]
   fade = jnp.exp(jnp.where(tree[:, None, None], fade, -jnp.inf))
   others = ~np.eye(fed, dtype=bool)
@@ -277,6 +277,11 @@ def _solved(q, k, v, gates, strength, state, tree):
   if state is not None:
     out = out + said * _einsum("bkic,bkrcv->bkriv", q, state)
   return out, updates, total
+
+
+def _along_paths(tree: Array, gates: Array) -> Array:
+  """Gates of each token and all above it, added up, `f[B, K, R, T]`."""
+  return _einsum("bij,bkrj->bkri", tree.astype(gates.dtype), gates)
 
 
 def _remembered(old: Memory, new: Memory, idle: Array | None) -> Memory:

@@ -77,7 +77,7 @@ class Transformer(nnx.Module):
   Args:
     config: shapes and switches.
     dtype: dtype of parameters and of activations (the softmax, the rotary
-      angles and the logits are float32).
+      angles and the logits are float32 at least).
     rngs: for the initial weights.
   """
 
@@ -221,7 +221,8 @@ class Transformer(nnx.Module):
       logits = tied_logits(self.embed, read)
     else:
       logits = self.lm_head(read)
-    logits = capped(logits.astype(jnp.float32), self.config.logit_softcap)
+    wide = jnp.promote_types(logits.dtype, jnp.float32)
+    logits = capped(logits.astype(wide), self.config.logit_softcap)
     chosen = [hidden if i == FINAL else seen[i] for i in features]
     return ModelOutput(
       logits=logits,
