@@ -250,9 +250,7 @@ def _read(
   )
   return dataclasses.replace(
     state,
-    target_cache=carry[0].replace(
-      length=state.length - 1, recurrent=recurrent
-    ),
+    target_cache=carry[0].replace(length=state.length - 1, recurrent=recurrent),
     drafter_state=carry[1],
   )
 

@@ -132,8 +132,7 @@ def folded(memory: Memory, count: Array) -> tuple[Array, Array]:
   Returns:
     `f[B, H, C, V]` and `f[B, K, R, W]`.
   """
-  batch, heads, width, _ = memory.gates.shape
-  groups = memory.keys.shape[1]
+  batch, groups, width, _ = memory.keys.shape
   gates = memory.gates[..., 0]
   counted = jnp.arange(width) < count[:, None]  # [B, P]
   last = _after(memory.gates, count)[..., 0]  # [B, H, 1]

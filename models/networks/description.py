@@ -310,11 +310,15 @@ class TransformerConfig:
         `max_positions`, `norm`, `norm_eps`, `tied_embeddings`, `embed_scale`,
         `logit_softcap`.
     """
-    heads = next(filter(None, map(_heads, layers)), (1, 1, 1))
+    heads, kv_heads, channels = next(
+      filter(None, map(_heads, layers)), (1, 1, 1)
+    )
     return cls(
       **frame,
       num_layers=len(layers),
-      **dict(zip(("num_heads", "num_kv_heads", "head_dim"), heads, strict=True)),
+      num_heads=heads,
+      num_kv_heads=kv_heads,
+      head_dim=channels,
       mlp_dim=mlp_width(layers[0]),
       layers=tuple(layers),
     )
@@ -410,7 +414,7 @@ def mlp_weights(layer: LayerSpec, embed_dim: int) -> int:
   return embed_dim * (3 * met + block.num_experts)
 
 
-def _heads(layer: LayerSpec) -> tuple[int, ...] | None:
+def _heads(layer: LayerSpec) -> tuple[int, int, int] | None:
   a = layer.attention
   if isinstance(a, DeltaSpec):
     return None

@@ -10,9 +10,9 @@ Of a tree's nodes none needs the state that its path has come to. With G the
 gates added up along each node's own path, A_ij = 1 where node j is i or above
 it, and D_ij = A_ij e^{G_i - G_j}, the updates of all nodes solve
 
-  (I + M) U = diag(b) V - diag(b e^G) K S,   M_ij = b_i (k_i . k_j) D_ij, i != j,
+  (I + M) U = diag(b) V - diag(b e^G) K S,   M_ij = b_i (k_i . k_j) D_ij
 
-which is unit lower triangular as parents come first, and they say
+with i != j, which is unit lower triangular as parents come first, and they say
 
   diag(e^G) Q S + ((Q K^T) o D) U.
 
@@ -93,9 +93,7 @@ def above(sees: np.ndarray | Array, kernel: int, cache: Cache | None) -> Above:
   taps = []
   for distance in reversed(range(kernel)):
     at = jnp.argmax(tree & (back == distance), axis=-1) + kernel - 1
-    taps.append(
-      jnp.where(distance < depth, at, kernel - 2 - distance + depth)
-    )
+    taps.append(jnp.where(distance < depth, at, kernel - 2 - distance + depth))
   found = Above(self_or_above=tree, taps=jnp.stack(taps, axis=-1))
   if cache is None or cache.recurrent is None:
     return found

@@ -1,6 +1,6 @@
 """Qwen3.5, the text model: Qwen3-Next's layers, each projection a tensor."""
 
-from models.formats.families import mixtures, qwen3_next, reading
+from models.formats.families import qwen3_next, reading
 from models.formats.families.family import Family, Layout, Settings
 from models.networks.description import DenseSpec, TransformerConfig
 

@@ -34,7 +34,9 @@ def described(
 ) -> TransformerConfig:
   """The model of some feed-forward blocks, one a layer."""
   period = get(settings, "full_attention_interval", int, 4)
-  usual = [LINEAR if (i + 1) % period else FULL for i in range(len(feed_forward))]
+  usual = [
+    LINEAR if (i + 1) % period else FULL for i in range(len(feed_forward))
+  ]
   types = reading.layer_types(settings, usual, [LINEAR, FULL], None)
   rotary = settings.get("rope_parameters") or {}
   if isinstance(rotary, Mapping):

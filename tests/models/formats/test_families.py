@@ -19,10 +19,12 @@ from references import MODELS, TOKENS
 
 from models.formats import huggingface, huggingface_config
 from models.formats.families import FAMILIES
+from models.networks.description import DeltaSpec
 from models.networks.mixture import Mixture
 from models.networks.transformer import as_language_model
 from specjax import decode, drafters, tree
-from specjax.types import Params
+from specjax.siblings import GIVEN
+from specjax.types import Draft, Drafter, Params
 from specjax.warp import make_sampling
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -52,6 +54,9 @@ def with_attention(config, **changes):
   """A configuration with other attentions; of each, given it."""
   layers = []
   for layer in config.layers:
+    if isinstance(layer.attention, DeltaSpec):
+      layers.append(layer)
+      continue
     each = {
       k: v(layer.attention) if callable(v) else v for k, v in changes.items()
     }
@@ -103,6 +108,9 @@ MISREAD = {
     "qwen2-moe", lambda c: with_experts(c, renormalised=True)
   ),
   "nothing clipped": ("olmoe", lambda c: with_attention(c, clip=None)),
+  "the gated delta's norms by w alone": (
+    "qwen3-5", lambda c: dataclasses.replace(c, norm="rms")
+  ),
   "another clamp": ("gpt-oss", lambda c: with_experts(c, limit=7.0)),
 }  # fmt: skip
 
@@ -133,6 +141,7 @@ def near(params, *, seed):
 
 
 # Those that differ in what a cache and a tree see; the others add no idea.
+HYBRIDS = ("qwen3-next", "qwen3-5")  # no drafts
 SEEN = ("gemma3", "olmo3", "qwen3-moe", "gpt-oss")
 
 
@@ -143,7 +152,7 @@ SEEN = ("gemma3", "olmo3", "qwen3-moe", "gpt-oss")
     *(
       pytest.param(name, marks=pytest.mark.heavy)
       for name in DESCRIBED
-      if name not in SEEN
+      if name not in (*SEEN, *HYBRIDS)
     ),
   ],
 )
@@ -183,6 +192,65 @@ def test_greedy_speculation_over_a_tree_says_what_generate_says(saved, name):
     np.testing.assert_array_equal(
       state.tokens[row, : length + 14], made[0].numpy()
     )
+
+
+def guessing(texts, shape):
+  """Drafts texts that are known beforehand, right or wrong by position.
+
+  Args:
+    texts: `i32[B, L]`.
+    shape: the tree; of siblings one at most is right, which one is by place.
+  """
+
+  def propose(params, state, cache, context):
+    at = context.length[:, None] - 1 + shape.depth
+    right = jnp.take_along_axis(jnp.asarray(texts), at, axis=1)
+    chosen = np.asarray(shape.rank) == jnp.array([0, 0, 1, 0, 2, 1])[at % 6]
+    tokens = jnp.where(chosen, right, (right + 1) % references.VOCAB)
+    tokens = jnp.where(np.arange(shape.num_nodes) == 0, context.root, tokens)
+    made = Draft(
+      tree=shape, siblings=GIVEN, tokens=tokens.astype(jnp.int32),
+      log_probs=None,
+    )  # fmt: skip
+    return made, state, cache
+
+  return Drafter(name="known", tree=shape, siblings=GIVEN, propose=propose)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_a_hybrid_says_what_generate_says_plain_and_over_a_tree(saved, name):
+  path, _ = saved(name)
+  model, params = as_language_model(huggingface.load(str(path)))
+  theirs, lengths = references.read(path), np.array([2, 6, 4])
+  texts = np.zeros((3, 30), np.int32)
+  for row, length in enumerate(lengths):
+    prompt = torch.tensor(TOKENS[row : row + 1, :length])
+    made = theirs.generate(
+      prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=14,
+      do_sample=False, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    texts[row, : length + 14] = made[0].numpy()
+  shape = tree.Tree((-1, 0, 0, 1, 1, 2))
+  for drafter in (None, guessing(texts, shape)):
+    decoder = decode.make_decoder(
+      model, drafter=drafter, rule="match", vocab_size=references.VOCAB
+    )
+
+    @jax.jit
+    def run(params, decoder=decoder):
+      state = decoder.init(
+        params, TOKENS[:, :6], lengths, jax.random.key(0), buffer_length=24,
+        max_new_tokens=14, sampling=make_sampling(3, temperature=0.0),
+      )  # fmt: skip
+      return decoder.generate(params, state)
+
+    state = run(Params(target=params))
+    for row, length in enumerate(lengths):
+      np.testing.assert_array_equal(
+        state.tokens[row, : length + 14], texts[row, : length + 14]
+      )
+  counts = np.asarray(state.counters.accept_counts).sum(axis=0)
+  assert (counts > 0).all()  # all depths
 
 
 # ------------------------------------------------------------------- settings

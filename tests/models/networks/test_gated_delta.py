@@ -228,7 +228,9 @@ def test_a_mutant_says_something_else(monkeypatch, name):
 
 def test_numbers_that_are_none_reach_those_below_them_alone():
   graphdef, params = nnx.split(layer())
-  tree = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]], bool)
+  tree = np.array(
+    [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]], bool
+  )
   x = np.random.default_rng(2).normal(size=(1, 4, WIDTH))
   broken = x.copy()
   broken[0, 1] = np.nan
