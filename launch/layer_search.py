@@ -291,13 +291,14 @@ def knapsack(scorer: Scorer, costs: Costs) -> list[SkippedLayers]:
   kept, not the best path: an approximation, as the paper's is.
 
   Raises:
-    ValueError: for a target whose attention and MLP read the same.
+    ValueError: for a target whose attention and MLP read the same, or whose
+      layers do more than both.
   """
   config, tokens = scorer.module.config, scorer.tokens
-  if config.layer(0).parallel:
+  if config.layer(0).parallel or config.layer(0).scaled:
     raise ValueError(
       "the method 'knapsack' is for targets whose MLP reads what the attention "
-      "before it has added"
+      "before it has added, and whose layers add no more than both"
     )
   units, last = weights(costs), 2 * config.num_layers
   places = np.flatnonzero(scorer.judged)

@@ -10,6 +10,7 @@ T fed tokens, M trailing slots with an explicit mask, L layers.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -167,22 +168,27 @@ def make_cache(
   batch: int,
   slots: int,
   num_layers: int,
-  num_kv_heads: int,
-  head_dim: int,
+  num_kv_heads: int | Sequence[int],
+  head_dim: int | Sequence[int],
   dtype=jnp.float32,
   with_positions: bool = False,
   stacked: bool = False,
 ) -> Cache:
   """An empty cache; every slot is zero and every length is 0.
 
-  With `stacked`, one array holds all layers.
+  With `stacked`, one array holds all layers. Else heads and channels may be
+  those of each.
   """
-  shape = (batch, num_kv_heads, slots, head_dim)
+
+  def of_each(size: int | Sequence[int]) -> Sequence[int]:
+    return [size] * num_layers if isinstance(size, int) else size
 
   def zeros() -> tuple[Array, ...]:
     if stacked:
-      return (jnp.zeros((num_layers, *shape), dtype),)
-    return tuple(jnp.zeros(shape, dtype) for _ in range(num_layers))
+      shape = (num_layers, batch, num_kv_heads, slots, head_dim)
+      return (jnp.zeros(shape, dtype),)
+    each = zip(of_each(num_kv_heads), of_each(head_dim), strict=True)
+    return tuple(jnp.zeros((batch, k, slots, c), dtype) for k, c in each)
 
   positions = jnp.zeros((batch, slots), jnp.int32) if with_positions else None
   length = jnp.zeros((batch,), jnp.int32)

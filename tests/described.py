@@ -1,11 +1,14 @@
 """Layers of several kinds, for tests of small models."""
 
+import dataclasses
+
 from models.networks.description import (
   AttentionSpec,
   DenseSpec,
   LayerSpec,
   Rope,
 )
+from models.networks.mixture import Mixture
 
 
 def layers(
@@ -44,4 +47,35 @@ GEMMA = dict(
 )
 OLMO = dict(
   layers=layers((None, 5, 5), norms="post", qk_norm="width", softcap=None)
+)
+
+
+def _gemma4():
+  """A sliding layer, a full one of wider heads, and one that reads the first's.
+
+  The second has a mixture beside its MLP, and values that are its keys.
+  """
+  first, second, third = layers((3, None, 3), softcap=None, scale=1.0)
+  put = dataclasses.replace
+  first = put(first, scaled=True, attention=put(first.attention, v_norm=True))
+  wide = put(
+    second.attention, num_kv_heads=1, head_dim=12, keys_as_values=True,
+    rope=Rope(theta=900.0, dim=12, factors=(1.0,) * 3 + (float("inf"),) * 3),
+  )  # fmt: skip
+  beside = Mixture(
+    num_experts=4, num_chosen=2, embed_dim=32, expert_dim=12,
+    router_norm_eps=1e-3, activation="gelu_tanh",
+  )  # fmt: skip
+  second = put(second, attention=wide, beside=beside)
+  third = put(third, scaled=True, attention=put(third.attention, source=0))
+  return first, second, third
+
+
+GEMMA4 = dict(
+  layers=_gemma4(),
+  embed_scale=5.5,
+  logit_softcap=2.0,
+  tied_embeddings=True,
+  per_layer_dim=6,
+  per_layer_vocab=61,
 )

@@ -33,6 +33,9 @@ GPT2 = dict(
   bos_token_id=None, eos_token_id=None,
 )  # fmt: skip
 
+# The last layer is full, whatever is said.
+GEMMA4 = [f"{x}_attention" for x in ("sliding", "full", "sliding", "sliding")]
+
 # Each is (family, settings, how many files it is saved in).
 MODELS = {
   "gpt2": ("gpt2", GPT2, 1),
@@ -157,6 +160,56 @@ MODELS = {
     ),
     1,
   ),
+  "gemma4": (
+    "gemma4_text",
+    GATED
+    | dict(
+      num_hidden_layers=4,
+      num_key_value_heads=2,
+      head_dim=8,
+      global_head_dim=12,
+      layer_types=GEMMA4,
+      sliding_window=4,
+      num_kv_shared_layers=2,
+      use_double_wide_mlp=True,
+      hidden_size_per_layer_input=6,
+      vocab_size_per_layer_input=VOCAB,
+      final_logit_softcapping=3.0,
+      attention_bias=True,
+      pad_token_id=None,
+      rope_parameters=dict(
+        full_attention=dict(
+          rope_type="proportional", partial_rotary_factor=0.5, rope_theta=700.0
+        ),
+        sliding_attention=dict(rope_type="default", rope_theta=80.0),
+      ),
+    ),
+    1,
+  ),
+  "gemma4-moe": (
+    "gemma4_text",
+    GATED
+    | dict(
+      num_hidden_layers=3,
+      num_key_value_heads=4,
+      head_dim=8,
+      global_head_dim=12,
+      num_global_key_value_heads=2,
+      attention_k_eq_v=True,
+      layer_types=GEMMA4[:3],
+      sliding_window=3,
+      hidden_size_per_layer_input=0,
+      enable_moe_block=True,
+      num_experts=6,
+      top_k_experts=2,
+      moe_intermediate_size=20,
+      hidden_activation="gelu",
+      rms_norm_eps=1e-3,
+      tie_word_embeddings=False,
+      pad_token_id=None,
+    ),
+    1,
+  ),
   "olmo2": (
     "olmo2",
     GATED
@@ -240,6 +293,27 @@ MODELS = {
       attention_bias=True,
       use_sliding_window=True,
       sliding_window=6,
+    ),
+    1,
+  ),
+  "glm-moe": (
+    "glm4_moe",
+    GATED
+    | dict(
+      num_hidden_layers=3,
+      num_key_value_heads=2,
+      head_dim=12,
+      moe_intermediate_size=20,
+      n_routed_experts=8,
+      n_shared_experts=2,
+      num_experts_per_tok=3,
+      n_group=4,
+      topk_group=2,
+      routed_scaling_factor=1.7,
+      first_k_dense_replace=2,
+      attention_bias=True,
+      use_qk_norm=True,
+      rope_parameters=dict(rope_theta=500.0, partial_rotary_factor=0.5),
     ),
     1,
   ),
@@ -330,10 +404,13 @@ MODELS = {
 }
 
 
+# That files hold.
+BUFFERS = ("e_score_correction_bias", "layer_scalar")
+
+
 def make_config(family, settings):
-  return transformers.AutoConfig.for_model(
-    family, **json.loads(json.dumps(settings))
-  )
+  settings = json.loads(json.dumps(settings))
+  return transformers.AutoConfig.for_model(**settings | {"model_type": family})
 
 
 def make(family, settings, *, seed=0):
@@ -347,6 +424,10 @@ def make(family, settings, *, seed=0):
       noise = torch.randn(parameter.shape, generator=generator)
       is_scale = parameter.ndim == 1 and name.endswith("weight")
       parameter.copy_(1 + 0.3 * noise if is_scale else 0.2 * noise)
+    for name, buffer in model.named_buffers():
+      if name.endswith(BUFFERS):
+        noise = torch.randn(buffer.shape, generator=generator)
+        buffer.copy_(0.5 + 0.3 * noise)
   return eager(model)
 
 

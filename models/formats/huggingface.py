@@ -164,6 +164,8 @@ def _source(directory: str, stack: contextlib.ExitStack) -> Source:
   tensors, problems = _open(_weight_files(path), stack)
   if FAMILIES[family].within:
     tensors = {k: t for k, t in tensors.items() if not _OF_OTHERS.match(t.name)}
+  left_out = FAMILIES[family].left_out
+  tensors = {k: t for k, t in tensors.items() if not left_out(k, config)}
   if family == "gpt2":
     tensors = _scaled_queries(path, config, tensors)
   return Source(

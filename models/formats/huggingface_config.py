@@ -40,12 +40,19 @@ _HARMLESS = frozenset(
   """.split()
 )
 
+# Why models like those that are read are not.
+_REFUSED = dict.fromkeys(
+  ("deepseek_v2", "deepseek_v3", "glm4_moe_lite"),
+  "latents in the place of keys and values (multi-head latent attention)",
+)
+
 # What multimodal models say beside their text model's settings.
 _OF_OTHERS = frozenset(
   """
   text_config vision_config audio_config mm_tokens_per_image boi_token_index
   eoi_token_index image_token_index boi_token_id eoi_token_id image_token_id
-  video_token_id vision_start_token_id vision_end_token_id tie_word_embeddings
+  boa_token_id eoa_token_id eoa_token_index video_token_id audio_token_id
+  vision_start_token_id vision_end_token_id tie_word_embeddings
   """.split()
 )
 
@@ -94,8 +101,10 @@ def config_from_json(
   config = of_text(config)
   name = config.get("model_type")
   if name not in list(FAMILIES):
+    why = _REFUSED.get(name) if isinstance(name, str) else None
     raise ValueError(
       f"model_type must be one of {sorted(FAMILIES)}, got {name!r}"
+      + (f": its caches hold {why}" if why else "")
     )
   family, given = FAMILIES[name], dict(config)
   fixed = {**family.fixed, **_FIXED}

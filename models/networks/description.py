@@ -57,7 +57,7 @@ class Rope:
     dim: channels of each head that rotate (the first ones).
     scaling: Llama 3's rescaling, if any.
     factors: what each frequency is divided by: a rescaling that is known by its
-      outcome alone.
+      outcome alone. A pair whose factor is infinite stands still.
     scale: of cosines and sines, and squared of what queries find in keys.
   """
 
@@ -68,9 +68,10 @@ class Rope:
   scale: float = 1.0
 
   def __post_init__(self):
-    if self.factors is not None and len(self.factors) != self.dim // 2:
+    pairs = -(-self.dim // 2)
+    if self.factors is not None and len(self.factors) != pairs:
       raise ValueError(
-        f"rope_factors must have one entry per rotated pair ({self.dim // 2}), "
+        f"rope_factors must have one entry per rotated pair ({pairs}), "
         f"got {len(self.factors)}"
       )
 
@@ -113,6 +114,9 @@ class AttentionSpec:
       a share of the softmax and gives nothing (gpt-oss).
     output_gate: what heads give is weighted by a sigmoid of the token, channel
       by channel, before the last projection (Qwen3-Next).
+    v_norm: values are divided by the root of their heads' mean square.
+    keys_as_values: values are what keys are made of, before norm and rotation.
+    source: the layer whose keys and values are attended to; None for its own.
     qkv_bias, out_bias: biases of the projections.
   """
 
@@ -127,6 +131,9 @@ class AttentionSpec:
   clip: float | None = None
   sinks: bool = False
   output_gate: bool = False
+  v_norm: bool = False
+  keys_as_values: bool = False
+  source: int | None = None
   qkv_bias: bool = False
   out_bias: bool = False
 
@@ -204,15 +211,22 @@ class LayerSpec:
     norms: where they stand: "pre", before both blocks; "post", after both,
       before the residual is added; or "both".
     parallel: both blocks read the layer's input (NeoX).
+    beside: a mixture that reads what the feed-forward block does, each between
+      norms of its own, and whose output is added to that (Gemma 4).
+    scaled: what the layer gives is multiplied by a learned number (Gemma 4).
   """
 
   attention: AttentionSpec | DeltaSpec
   feed_forward: DenseSpec | Mixture
   norms: str = "pre"
   parallel: bool = False
+  beside: Mixture | None = None
+  scaled: bool = False
 
   def __post_init__(self):
     _one_of("norms", self.norms, PLACES)
+    if self.beside is not None and self.norms != "both":
+      raise ValueError(f"beside needs norms 'both', got {self.norms!r}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -223,7 +237,8 @@ class TransformerConfig:
     vocab_size: rows of the embedding, padding included.
     embed_dim: D.
     num_layers: number of layers.
-    num_heads, num_kv_heads, head_dim: of every layer.
+    num_heads, num_kv_heads, head_dim: of every layer; of the first, where
+      `layers` differ in them.
     mlp_dim: width of the MLP's hidden layer, or of an expert's; the first
       layer's, if there are `layers`.
     max_positions: longest sequence the model is meant for (and the number of
@@ -242,9 +257,12 @@ class TransformerConfig:
     windows: per layer, the sliding-window size, or None for full attention.
     embed_scale: what embeddings are multiplied by, rounded to their type.
     logit_softcap: `c tanh(logits / c)` instead of the logits.
+    per_layer_dim: P, channels of an embedding that each layer has of every
+      token, beside a projection of the first embedding (Gemma 4); 0 for none.
+    per_layer_vocab: tokens that have one.
     layers: a description of each layer. Of the fields above those that are of
       layers are then not looked at, but for numbers and sizes of heads, which
-      must be the same.
+      must be those of the first.
   """
 
   vocab_size: int
@@ -274,6 +292,8 @@ class TransformerConfig:
   windows: tuple[int | None, ...] | None = None
   embed_scale: float | None = None
   logit_softcap: float | None = None
+  per_layer_dim: int = 0
+  per_layer_vocab: int = 0
   layers: tuple[LayerSpec, ...] | None = None
 
   def __post_init__(self):
@@ -286,17 +306,38 @@ class TransformerConfig:
         )
     if self.learned_positions and self.max_positions is None:
       raise ValueError("learned positions need max_positions")
-    heads = {(self.num_heads, self.num_kv_heads, self.head_dim)}
-    of_layers = {*map(_heads, self.layers or ())}
-    if of_layers - {None} - heads:
-      raise ValueError(
-        f"all layers must have the same heads and channels, {heads}, got "
-        f"{[*map(_heads, self.layers or ())]}"
-      )
-    if of_layers == {None}:
+    heads = self.num_heads, self.num_kv_heads, self.head_dim
+    attending = [*filter(None, map(_heads, self.layers or ()))]
+    if self.layers and not attending:
       raise ValueError("at least one layer must be attention, got none")
+    if attending and attending[0] != heads:
+      raise ValueError(
+        f"heads and channels must be those of the first layer, "
+        f"{attending[0]}, got {heads}"
+      )
     if self.layers is None:
       self._alike(None)  # which refuses what it cannot be
+    self._check_sources()
+
+  def _check_sources(self):
+    """Raises ValueError for sources that no layer could read."""
+    for i, layer in enumerate(self.layers or ()):
+      own, source = layer.attention, self.source(i)
+      if source is None or not isinstance(own, AttentionSpec):
+        continue
+      known = self.attentions.get(source) if source < i else None
+      if (
+        not known
+        or known.source is not None
+        or (
+          (known.num_kv_heads, known.head_dim, known.window)
+          != (own.num_kv_heads, own.head_dim, own.window)
+        )
+      ):
+        raise ValueError(
+          f"the source of layer {i} must be an earlier layer of the same heads "
+          f"and window with keys and values of its own, got {source}"
+        )
 
   @classmethod
   def of_layers(
@@ -308,7 +349,7 @@ class TransformerConfig:
       layers: described each, one of which is attention.
       **frame: what is not of layers: `vocab_size`, `embed_dim`,
         `max_positions`, `norm`, `norm_eps`, `tied_embeddings`, `embed_scale`,
-        `logit_softcap`.
+        `logit_softcap`, `per_layer_dim`, `per_layer_vocab`.
     """
     heads, kv_heads, channels = next(
       filter(None, map(_heads, layers)), (1, 1, 1)
@@ -380,13 +421,28 @@ class TransformerConfig:
     layers = ((i, self.layer(i).attention) for i in range(self.num_layers))
     return {i: a for i, a in layers if isinstance(a, DeltaSpec)}
 
+  def source(self, layer: int) -> int | None:
+    """The layer whose keys and values another attends to, or None."""
+    return getattr(self.layer(layer).attention, "source", None)
+
+  @property
+  def cached(self) -> tuple[int, ...]:
+    """Layers that have keys and values of their own, in order."""
+    return tuple(i for i, a in self.attentions.items() if a.source is None)
+
   @property
   def has_windows(self) -> bool:
     """Whether some layer has a sliding window."""
     return any(self.window(i) for i in range(self.num_layers))
 
   def with_kv_heads(self, count: int) -> "TransformerConfig":
-    """The same with another number of key/value heads in every layer."""
+    """The same with another number of key/value heads in every layer.
+
+    Raises:
+      ValueError: if layers differ in their heads.
+    """
+    if len({*map(_heads, self.layers or ())}) > 1:
+      raise ValueError("layers that differ in their heads cannot be cut")
     layers = self.layers and tuple(
       dataclasses.replace(
         layer,
@@ -407,11 +463,14 @@ def mlp_width(layer: LayerSpec) -> int:
 
 def mlp_weights(layer: LayerSpec, embed_dim: int) -> int:
   """Weights that a token meets in the feed-forward block, biases apart."""
-  block = layer.feed_forward
-  if isinstance(block, DenseSpec):
-    return (3 if block.gated else 2) * embed_dim * block.width
-  met = block.num_chosen * block.expert_dim + block.shared_dim
-  return embed_dim * (3 * met + block.num_experts)
+  met = 0
+  for block in (layer.feed_forward, layer.beside):
+    if isinstance(block, DenseSpec):
+      met += (3 if block.gated else 2) * block.width
+    elif block is not None:
+      met += 3 * (block.num_chosen * block.expert_dim + block.shared_dim)
+      met += block.num_experts
+  return embed_dim * met
 
 
 def _heads(layer: LayerSpec) -> tuple[int, int, int] | None:

@@ -54,11 +54,19 @@ def forward(module: Transformer, gates: Array, fed: Fed) -> ModelOutput:
     module: the network.
     gates: `bool[2 L]`, see `gates_of`.
     fed: from `Transformer.enter`, with a cache.
+
+  Raises:
+    ValueError: if layers attend to keys and values of others.
   """
   x = fed.x
+  if len(module.config.cached) < len(module.layers):
+    raise ValueError(
+      "layers whose keys and values others attend to cannot be switched off"
+    )
   for index in range(len(module.layers)):
     source = x
     for block in (2 * index, 2 * index + 1):
       added = sub_layer(module, block, x, fed, source)
       x = jnp.where(gates[block], x + added, x)
+    x = module.layers[index].finished(x, fed.per_layer_of(index))
   return module.leave(x)

@@ -111,9 +111,12 @@ class Attention(nnx.Module):
     self.spec = a
     width, kv_width = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
     read = config.embed_dim if input_dim is None else input_dim
+    self.norm_eps = config.norm_eps
     self.q = Linear(read, width, a.qkv_bias, dtype, rngs)
-    self.k = Linear(read, kv_width, a.qkv_bias, dtype, rngs)
-    self.v = Linear(read, kv_width, a.qkv_bias, dtype, rngs)
+    if a.source is None:
+      self.k = Linear(read, kv_width, a.qkv_bias, dtype, rngs)
+      if not a.keys_as_values:
+        self.v = Linear(read, kv_width, a.qkv_bias, dtype, rngs)
     self.out = Linear(width, config.embed_dim, a.out_bias, dtype, rngs)
     if a.output_gate:
       self.gate = Linear(read, width, a.qkv_bias, dtype, rngs)
@@ -122,7 +125,9 @@ class Attention(nnx.Module):
       norm = lambda w: make_norm(
         config, w if whole else a.head_dim, dtype, rngs
       )
-      self.q_norm, self.k_norm = norm(width), norm(kv_width)
+      self.q_norm = norm(width)
+      if a.source is None:
+        self.k_norm = norm(kv_width)
     if a.sinks:
       self.sinks = nnx.Param(jnp.zeros(a.num_heads, jnp.dtype(dtype)))
 
@@ -135,7 +140,8 @@ class Attention(nnx.Module):
       sees: a `specjax.cache.Visible`; without a cache `bool[B, T, T]`. Of a
         layer that is no attention, `models.networks.gated_delta.Above`.
       kv: this layer's `(keys, values)` of the cache, or all layers' if `layer`
-        is given; None to attend among the fed tokens alone.
+        is given; None to attend among the fed tokens alone. Of a layer with a
+        source what that has returned.
       start: `i32[B]`, the slot of the first fed token.
       layer: `i32[]`, which layer of stacked keys and values this one is.
 
@@ -148,6 +154,12 @@ class Attention(nnx.Module):
       softcap=self.spec.softcap,
       sinks=self.sinks[...] if self.spec.sinks else None,
     )
+    if self.spec.source is not None:
+      if not isinstance(sees, cache_lib.Visible):
+        return self.out(attend(q, *kv, sees, **how)), kv
+      count = x.shape[1]
+      new = tuple(cache_lib.read_rows(b, start, count, layer=layer) for b in kv)
+      return self.out(attend_slots(q, new, kv, sees, layer=layer, **how)), kv
     if kv is None:
       k, v = self.keys_and_values(x, rotary)
       return self._given(x, attend(q, k, v, sees, **how)), (k, v)
@@ -184,8 +196,14 @@ class Attention(nnx.Module):
 
   def keys_and_values(self, x, rotary):
     """Two of `[B, K, T, C]`."""
-    k = self._rotated(self.k(x), getattr(self, "k_norm", None), rotary)
-    v = self._heads(self._clipped(self.v(x)))
+    raw = self.k(x)
+    k = self._rotated(raw, getattr(self, "k_norm", None), rotary)
+    v = raw if self.spec.keys_as_values else self.v(x)
+    v = self._heads(self._clipped(v))
+    if self.spec.v_norm:
+      wide = v.astype(jnp.promote_types(v.dtype, jnp.float32))
+      mean = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+      v = (wide * lax.rsqrt(mean + self.norm_eps)).astype(v.dtype)
     return jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
 
   def _rotated(self, y, norm, rotary):
@@ -230,7 +248,9 @@ class Layer(nnx.Module):
   """Attention and MLP, with norms and residuals; arguments as of `Attention`.
 
   Norms before the blocks are `attention_norm` and `mlp_norm`, those after them
-  `attention_out_norm` and `mlp_out_norm`.
+  `attention_out_norm` and `mlp_out_norm`. Of a mixture beside the MLP they are
+  `beside_norm` and `beside_out_norm`, and then `mlp_alone_norm` is that after
+  the MLP, before `mlp_out_norm` of their sum.
   """
 
   def __init__(
@@ -255,11 +275,35 @@ class Layer(nnx.Module):
       self.mlp = MixtureMlp(self.spec.feed_forward, dtype, rngs=rngs)
     if after:
       self.mlp_out_norm = norm()
+    if self.spec.beside is not None:
+      self.beside_norm, self.beside_out_norm = norm(), norm()
+      self.mlp_alone_norm = norm()
+      self.beside = MixtureMlp(self.spec.beside, dtype, rngs=rngs)
+    if size := config.per_layer_dim:
+      self.act = ACTIVATIONS[self.spec.feed_forward.activation]
+      self.per_layer_gate = Linear(config.embed_dim, size, False, dtype, rngs)
+      self.per_layer_out = Linear(size, config.embed_dim, False, dtype, rngs)
+      self.per_layer_out_norm = norm()
+    if self.spec.scaled:
+      self.scalar = nnx.Param(jnp.ones(1, jnp.dtype(dtype)))
 
   def __call__(
-    self, x, rotary, sees, kv, start, *, layer=None, attention=True, mlp=True
+    self,
+    x,
+    rotary,
+    sees,
+    kv,
+    start,
+    *,
+    per_layer=None,
+    layer=None,
+    attention=True,
+    mlp=True,
   ):
-    """As `Attention`; `attention=False` or `mlp=False` skips that sub-layer."""
+    """As `Attention`; `attention=False` or `mlp=False` skips that sub-layer.
+
+    What comes after the MLP (`finished`) is always there; `per_layer` is its.
+    """
     residual = x
     if attention:
       out, kv = self.attended(x, rotary, sees, kv, start, layer=layer)
@@ -267,7 +311,20 @@ class Layer(nnx.Module):
     if mlp:
       source = residual if self.spec.parallel else x
       x = x + self.fed_forward(source, layer=layer)
-    return x, kv
+    return self.finished(x, per_layer), kv
+
+  def finished(self, x: Array, per_layer: Array | None) -> Array:
+    """What the layer gives, `[B, T, D] -> [B, T, D]`.
+
+    Args:
+      x: what both blocks have been added to.
+      per_layer: `[B, T, P]`, the embeddings of the tokens that are the layer's
+        own, if any.
+    """
+    if per_layer is not None:
+      read = self.per_layer_out(self.act(self.per_layer_gate(x)) * per_layer)
+      x = x + self.per_layer_out_norm(read)
+    return x * self.scalar[...] if self.spec.scaled else x
 
   def attended(self, x, rotary, sees, kv, start, *, layer=None):
     """What attention adds, norms included; as `Attention`."""
@@ -286,10 +343,15 @@ class Layer(nnx.Module):
       layer: which of stacked layers it is: a mixture's experts are those of all
         layers then.
     """
+    residual = x
     if self.spec.norms != "post":
       x = self.mlp_norm(x)
     if isinstance(self.mlp, MixtureMlp):
       out = self.mlp(x, layer=layer)
     else:
       out = self.mlp(x)
+    if self.spec.beside is not None:
+      read = self.beside_norm(residual)
+      more = self.beside(read, routed_by=residual, layer=layer)
+      out = self.mlp_alone_norm(out) + self.beside_out_norm(more)
     return out if self.spec.norms == "pre" else self.mlp_out_norm(out)

@@ -57,6 +57,11 @@ def _check_alike(config: TransformerConfig) -> None:
     width = None if rope is None else rope.dim
     return dataclasses.replace(layer, attention=bare), width
 
+  if config.per_layer_dim or len(config.cached) < config.num_layers:
+    raise ValueError(
+      "layers with embeddings of their own, or with keys and values of others, "
+      "cannot be stacked"
+    )
   first = kind(config.layer(0))
   for i, layer in enumerate(config.layers or ()):
     if kind(layer) != first:

@@ -10,6 +10,7 @@ Letters in shapes as in `models.networks.layers`.
 import dataclasses
 import functools
 from collections.abc import Mapping
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -97,6 +98,12 @@ class Transformer(nnx.Module):
     self.embed = embed(config.vocab_size)
     if config.learned_positions:
       self.position_embed = embed(config.max_positions)
+    if width := config.num_layers * config.per_layer_dim:
+      self.per_layer_embed = embed(config.per_layer_vocab, features=width)
+      self.per_layer_projection = Linear(
+        config.embed_dim, width, False, dtype, rngs
+      )
+      self.per_layer_norm = make_norm(config, config.per_layer_dim, dtype, rngs)
     self.layers = nnx.List(
       [
         Layer(config, dtype, index=i, rngs=rngs)
@@ -140,12 +147,15 @@ class Transformer(nnx.Module):
     kvs, seen = layers_of(c, cache), {}
     for i, layer in enumerate(self.layers):
       seen[i] = x
-      x, kvs[i] = layer(
+      source = c.source(i)
+      where = i if source is None else source
+      x, kvs[where] = layer(
         x,
         *fed.of(layer.spec),
-        kvs[i],
+        kvs.get(where),
         fed.start,
-        attention=i not in skipped.attention,
+        per_layer=fed.per_layer_of(i),
+        attention=not {i, where} & {*skipped.attention},
         mlp=i not in skipped.mlp,
       )
     if cache is not None:
@@ -196,8 +206,28 @@ class Transformer(nnx.Module):
     ropes = {kind.rope for kind in kinds}
     rotary = {rope: rope and rope.table(positions) for rope in ropes}
     return Fed(
-      x=x, rotary=rotary, sees=sees, paths=paths, start=start, cache=cache
+      x=x,
+      rotary=rotary,
+      sees=sees,
+      paths=paths,
+      start=start,
+      cache=cache,
+      per_layer=self._per_layer(tokens, x) if c.per_layer_dim else None,
     )
+
+  def _per_layer(self, tokens: Array, x: Array) -> Array:
+    """The embeddings of tokens that layers have of their own, `[B, T, L, P]`.
+
+    Args:
+      tokens: `i32[B, T]`.
+      x: `[B, T, D]`, their first embeddings, scaled.
+    """
+    c = self.config
+    shape = (*tokens.shape, c.num_layers, c.per_layer_dim)
+    scale = jnp.asarray(c.per_layer_dim**0.5, x.dtype)
+    table = (self.per_layer_embed(tokens) * scale).reshape(shape)
+    read = (self.per_layer_projection(x) * c.embed_dim**-0.5).reshape(shape)
+    return (self.per_layer_norm(read) + table) * 0.5**0.5
 
   def leave(
     self,
@@ -242,6 +272,8 @@ class Fed:
     paths: what recurrent layers need of the mask, by their kernels.
     start: `i32[B]`, the slot of the first fed token.
     cache: with the tokens' positions recorded, or None.
+    per_layer: `[B, T, L, P]`, the embeddings that layers have of their own, if
+      any.
   """
 
   x: Array
@@ -250,6 +282,7 @@ class Fed:
   paths: dict[int, gated_delta.Above]
   start: Array
   cache: Cache | None
+  per_layer: Array | None = None
 
   def of(self, layer: LayerSpec):
     """The rotary table of a layer, and what its tokens see."""
@@ -258,21 +291,23 @@ class Fed:
       return None, self.paths[a.kernel]
     return self.rotary[a.rope], self.sees[a.window]
 
+  def per_layer_of(self, index: int) -> Array | None:
+    """A layer's part of `per_layer`, `[B, T, P]`."""
+    return None if self.per_layer is None else self.per_layer[..., index, :]
 
-def layers_of(config: TransformerConfig, cache: Cache | None) -> list:
-  """What a cache holds of each layer: keys and values, or a `Memory`."""
+
+def layers_of(config: TransformerConfig, cache: Cache | None) -> dict[int, Any]:
+  """What a cache holds of layers: keys and values, or a `Memory`."""
   if cache is None:
-    return [None] * config.num_layers
-  memories = iter(() if cache.recurrent is None else cache.recurrent.layers)
+    return {}
   buffers = zip(cache.keys, cache.values, strict=True)
-  return [
-    next(buffers) if i in config.attentions else next(memories)
-    for i in range(config.num_layers)
-  ]
+  memories = () if cache.recurrent is None else cache.recurrent.layers
+  kvs: dict[int, Any] = dict(zip(config.cached, buffers, strict=True))
+  return kvs | dict(zip(config.deltas, memories, strict=True))
 
 
 def with_layers(
-  config: TransformerConfig, cache: Cache, kvs: list, start: Array
+  config: TransformerConfig, cache: Cache, kvs: dict[int, Any], start: Array
 ) -> Cache:
   """A cache after a pass; see `layers_of`.
 
@@ -282,11 +317,10 @@ def with_layers(
     kvs: what its layers have left.
     start: `i32[B]`, the slot of the first fed token.
   """
-  buffers = [kvs[i] for i in config.attentions]
   memories = tuple(kvs[i] for i in config.deltas)
   return cache.replace(
-    keys=tuple(k for k, _ in buffers),
-    values=tuple(v for _, v in buffers),
+    keys=tuple(kvs[i][0] for i in config.cached),
+    values=tuple(kvs[i][1] for i in config.cached),
     recurrent=after_pass(cache, memories, start),
   )
 
@@ -366,12 +400,13 @@ def as_language_model(
   merge, params = split(module)
 
   def init_cache(batch: int, slots: int) -> Cache:
+    cached = [config.attentions[i] for i in config.cached]
     cache = cache_lib.make_cache(
       batch=batch,
       slots=slots,
-      num_layers=len(config.attentions),
-      num_kv_heads=config.num_kv_heads,
-      head_dim=config.head_dim,
+      num_layers=len(cached),
+      num_kv_heads=[a.num_kv_heads for a in cached],
+      head_dim=[a.head_dim for a in cached],
       dtype=module.dtype,
       with_positions=config.has_windows,
     )

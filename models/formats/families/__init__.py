@@ -3,6 +3,8 @@
 from models.formats.families import (
   gemma2,
   gemma3,
+  gemma4,
+  glm4_moe,
   gpt2,
   gpt_neox,
   gpt_oss,
@@ -24,8 +26,8 @@ from models.formats.families.family import Family
 FAMILIES: dict[str, Family] = {
   module.FAMILY.name: module.FAMILY
   for module in (
-    gpt2, gpt_neox, llama, mistral, qwen2, qwen3, gemma2, gemma3, olmo2, olmo3,
-    mixtral, qwen2_moe, qwen3_moe, olmoe, gpt_oss,
+    gpt2, gpt_neox, llama, mistral, qwen2, qwen3, gemma2, gemma3, gemma4,
+    olmo2, olmo3, mixtral, qwen2_moe, qwen3_moe, olmoe, glm4_moe, gpt_oss,
     qwen3_next, qwen3_5,
   )
 }  # fmt: skip

@@ -60,6 +60,12 @@ TRANSPOSED = Layout(lambda s: s[::-1], lambda x, c: x.T)
 TURNED = Layout(lambda s: (s[0], s[2], s[1]), lambda x, c: x.swapaxes(1, 2))
 
 
+def _none(name: str, config: TransformerConfig) -> bool:
+  """All tensors are of use."""
+  del name, config
+  return False
+
+
 def _as_they_are(name: str, config: TransformerConfig) -> None:
   """Rows that llama.cpp's converter leaves where they are."""
   del name, config
@@ -127,6 +133,8 @@ class Family:
     fixed: keys that must have this value if they are there at all.
     harmless: keys that change nothing in this family, beside those of all.
     quantised: `quant_method`s of `quantization_config` whose tensors are read.
+    left_out: whether a tensor, by its name without a prefix, is of no use to
+      the model of a configuration.
     within: `model_type` of multimodal models that hold one of the family in
       their `text_config`; nothing else of them is read.
     gguf: its GGUF files, if they are read.
@@ -141,5 +149,6 @@ class Family:
   fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   harmless: frozenset[str] = frozenset()
   quantised: frozenset[str] = frozenset()
+  left_out: Callable[[str, TransformerConfig], bool] = _none
   within: frozenset[str] = frozenset()
   gguf: Gguf | None = None

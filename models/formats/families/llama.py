@@ -46,15 +46,10 @@ GGUF_KEYS = {
 }
 
 
-def alike(settings: Settings, family: str, **switches) -> TransformerConfig:
-  """A model of Llama's layers with some switches, all of whose heads rotate."""
+def alike(settings: Settings, **switches) -> TransformerConfig:
+  """A model of Llama's layers with some switches."""
   sizes = reading.sizes(settings)
   rope = reading.rope(settings, sizes["head_dim"])
-  if rope.dim != sizes["head_dim"]:
-    raise ValueError(
-      f"partial_rotary_factor must be 1 in a {family} model, got "
-      f"{rope.dim / sizes['head_dim']}"
-    )
   return TransformerConfig(**sizes, **reading.rope_fields(rope), **switches)
 
 
@@ -63,7 +58,7 @@ def _read(settings: Settings) -> TransformerConfig:
     raise ValueError(f"no layer of a llama model is of {SLIDES}")
   bias = get(settings, "attention_bias", bool)
   return alike(
-    settings, "llama", qkv_bias=bias, out_bias=bias,
+    settings, qkv_bias=bias, out_bias=bias,
     mlp_bias=get(settings, "mlp_bias", bool),
   )  # fmt: skip
 

@@ -11,6 +11,7 @@ from models.networks.description import (
   DenseSpec,
   LayerSpec,
   Rope,
+  TransformerConfig,
 )
 from models.networks.mixture import Mixture
 
@@ -81,6 +82,49 @@ def mixture(
     activation=sizes["activation"],
     **switches,
   )
+
+
+# DeepSeek-V3's mixture, which GLM-4.5 has too.
+DEEPSEEK_TENSORS = {
+  **TENSORS,
+  **shared_tensors("shared_experts"),
+  "layers.#.mlp.router.correction": (
+    "layers.#.mlp.gate.e_score_correction_bias"
+  ),
+}
+DEEPSEEK_DEFAULTS = dict(
+  llama.DEFAULTS, attention_bias=False, n_shared_experts=1,
+  num_experts_per_tok=8, norm_topk_prob=True,
+)  # fmt: skip
+DEEPSEEK_ALIASES = {"num_local_experts": "n_routed_experts"}
+# Of layers that draft for the model, which are not read.
+DEEPSEEK_HARMLESS = HARMLESS | {"num_nextn_predict_layers", "num_mtp_layers"}
+
+
+def of_drafting_layers(name: str, config: TransformerConfig) -> bool:
+  """Tensors of layers after the last, which draft for the model."""
+  kind, layer = [*name.split("."), "", ""][:2]
+  is_layer = kind == "layers" and layer.isdecimal()
+  return is_layer and int(layer) >= config.num_layers
+
+
+def of_deepseek(settings: Settings, sizes: Mapping[str, Any]) -> Mixture:
+  """DeepSeek-V3's mixture: chosen with a correction, weighted without.
+
+  Args:
+    settings: of the model.
+    sizes: from `reading.sizes`.
+  """
+  width = get(settings, "moe_intermediate_size", int)
+  return mixture(
+    settings, sizes, num_experts="n_routed_experts",
+    expert_dim="moe_intermediate_size", router="sigmoid",
+    renormalised=get(settings, "norm_topk_prob", bool),
+    num_groups=get(settings, "n_group", int),
+    num_groups_kept=get(settings, "topk_group", int),
+    scale=get(settings, "routed_scaling_factor", float),
+    shared_dim=width * get(settings, "n_shared_experts", int),
+  )  # fmt: skip
 
 
 def layer(

@@ -35,7 +35,7 @@ def with_windows(
 FAMILY = Family(
   name="qwen2",
   read=lambda settings: with_windows(
-    settings, llama.alike(settings, "qwen2", qkv_bias=True)
+    settings, llama.alike(settings, qkv_bias=True)
   ),
   tensors=llama.TENSORS,
   defaults=DEFAULTS,

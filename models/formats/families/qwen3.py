@@ -8,9 +8,7 @@ from models.networks.description import TransformerConfig
 
 def _read(settings: Settings) -> TransformerConfig:
   bias = get(settings, "attention_bias", bool)
-  found = llama.alike(
-    settings, "qwen3", qkv_bias=bias, out_bias=bias, qk_norm=True
-  )
+  found = llama.alike(settings, qkv_bias=bias, out_bias=bias, qk_norm=True)
   return qwen2.with_windows(settings, found)
 
 

@@ -34,7 +34,11 @@ _ROPE_KINDS = {
   "dynamic": ("factor",),
   "llama3": (*ROPE_FACTORS, ROPE_LENGTH),
   "yarn": ("factor", ROPE_LENGTH, *_OF_YARN),
-}
+  "longrope": (
+    "factor", ROPE_LENGTH, "attention_factor", "short_factor", "long_factor",
+  ),
+  "proportional": ("factor",),
+}  # fmt: skip
 _ROPE_ALIASES = {
   "type": "rope_type",
   "rotary_emb_base": "rope_theta",
@@ -106,7 +110,7 @@ def sizes(
     num_kv_heads=get(config, "num_key_value_heads", int, num_heads),
     head_dim=head_dim or embed_dim // num_heads,
     mlp_dim=get(config, name("intermediate_size"), int, *usual),
-    max_positions=get(config, name("max_position_embeddings"), int),
+    max_positions=_longest(config, name("max_position_embeddings")),
     norm_eps=get(config, name("rms_norm_eps"), float),
     activation=ACTIVATIONS[activation],
     tied_embeddings=get(config, "tie_word_embeddings", bool),
@@ -153,11 +157,31 @@ def layer_types(
   return types
 
 
+def _longest(config: Mapping[str, Any], key: str) -> int:
+  """Positions that the model is meant for.
+
+  Of longrope those that its short factors are for. In longer texts transformers
+  takes other factors from a pass on, for whole batches, and keeps the keys that
+  are cached as they are: what it says then depends on how a text was cut.
+  """
+  longest = get(config, key, int)
+  for where in ("rope_parameters", "rope_scaling"):
+    given = config.get(where)
+    given = given if isinstance(given, Mapping) else {}
+    for said in (given, *given.values()):
+      if not isinstance(said, Mapping):
+        continue
+      if "longrope" in (said.get("rope_type"), said.get("type")):
+        outside = get(config, ROPE_LENGTH, int, longest)
+        longest = min(longest, get(said, ROPE_LENGTH, int, outside))
+  return longest
+
+
 def rope(
   config: Mapping[str, Any],
   head_dim: int,
   *,
-  share: float = 1.0,
+  share: float | None = None,
   theta: float = 10_000.0,
 ) -> Rope:
   """The rotary settings of a `config.json`.
@@ -169,7 +193,8 @@ def rope(
   Args:
     config: of the model.
     head_dim: channels of a head.
-    share: of them that rotates, where none is said.
+    share: of them that rotates, where none is said; None in families whose
+      heads rotate as a whole.
     theta: the base, where none is said.
   """
   of_kinds = {key for keys in _ROPE_KINDS.values() for key in keys}
@@ -195,11 +220,17 @@ def rope(
     raise ValueError(
       f"rotary settings must be of {sorted(known)}, got {unknown}"
     )
-  share = get(said, "partial_rotary_factor", float, share)
-  if share > 1:
-    raise ValueError(f"partial_rotary_factor must be at most 1, got {share}")
+  whole, least = share is None and kind != "proportional", 1 / head_dim
+  share = get(said, "partial_rotary_factor", float, share or 1.0)
+  if not least <= share <= 1 or (whole and share != 1):
+    raise ValueError(
+      "partial_rotary_factor must be "
+      + ("1 in this family" if whole else f"in {least:.2g}..1")
+      + f", got {share}"
+    )
   theta = get(said, "rope_theta", float, theta)
-  dim = int(head_dim * share)
+  dim = head_dim if kind == "proportional" else int(head_dim * share)
+  pairs = -(-dim // 2)
   more: dict[str, Any] = {}
   if kind == "llama3":
     factor, low, high = (get(said, key, float) for key in ROPE_FACTORS)
@@ -215,9 +246,16 @@ def rope(
         f"low_freq_factor must be below high_freq_factor, got {low} and {high}"
       )
   elif kind == "linear":
-    more["factors"] = (get(said, "factor", float),) * (dim // 2)
+    more["factors"] = (get(said, "factor", float),) * pairs
   elif kind == "yarn":
-    more = _yarn(config, said, theta, dim // 2)
+    more = _yarn(config, said, theta, dim)
+  elif kind == "longrope":
+    more = _longrope(config, said, pairs)
+  elif kind == "proportional":
+    # The rest stands still.
+    turning = int(share * head_dim // 2)
+    factors = (get(said, "factor", float, 1.0),) * turning
+    more["factors"] = factors + (math.inf,) * (pairs - turning)
   elif kind == "dynamic":
     # Up to the positions that the model is meant for nothing is rescaled.
     get(said, "factor", float)
@@ -253,6 +291,12 @@ def rope_by_type(
       f"rope_parameters must be an object of {sorted(theta)}, got {given!r}"
     )
   longest = config.get("max_position_embeddings")
+  for kind, said in given.items():
+    if isinstance(said, Mapping) and said.get("truncate", True) is not True:
+      raise ValueError(
+        f"truncate must be true in rope_parameters of {kind}, where "
+        f"transformers does not read it, got {said['truncate']!r}"
+      )
   return {
     kind: rope(
       {
@@ -278,7 +322,7 @@ def rope_fields(found: Rope) -> dict[str, Any]:
 
 
 def _yarn(
-  config: Mapping[str, Any], said: Mapping[str, Any], theta: float, pairs: int
+  config: Mapping[str, Any], said: Mapping[str, Any], theta: float, dim: int
 ) -> dict[str, Any]:
   """The fields of a `Rope` with YaRN (Peng et al., 2023, section 3).
 
@@ -293,19 +337,48 @@ def _yarn(
 
   def pair(count: float) -> float:
     """Which pair turns that many times, as a fraction."""
-    return pairs * math.log(original / (2 * math.pi * count)) / math.log(theta)
+    turn = original / (2 * math.pi * count)
+    return dim * math.log(turn) / (2 * math.log(theta))
 
   low, high = pair(turns("beta_fast", 32.0)), pair(turns("beta_slow", 1.0))
   if get(said, "truncate", bool, True):
     low, high = math.floor(low), math.ceil(high)
-  low, high = max(low, 0), min(high, 2 * pairs - 1)
+  low, high = max(low, 0), min(high, dim - 1)
   if low == high:
     high += 0.001
-  ramp = [min(max((i - low) / (high - low), 0), 1) for i in range(pairs)]
+  pairs = range(-(-dim // 2))
+  ramp = [min(max((i - low) / (high - low), 0), 1) for i in pairs]
   scale = lambda by: 0.1 * by * math.log(max(factor, 1)) + 1
   both = [get(said, key, float, None) for key in ("mscale", "mscale_all_dim")]
   usual = scale(both[0]) / scale(both[1]) if all(both) else scale(1)
   return {
     "factors": tuple(1 / (1 - r + r / factor) for r in ramp),
+    "scale": get(said, "attention_factor", float, usual),
+  }
+
+
+def _longrope(
+  config: Mapping[str, Any], said: Mapping[str, Any], pairs: int
+) -> dict[str, Any]:
+  """The fields of a `Rope` with LongRoPE (Ding et al., 2024).
+
+  Each pair is stretched by a factor of its own: those of short texts, which are
+  all that the model is given (`_longest`).
+  """
+  for key in ("short_factor", "long_factor"):
+    each = said.get(key)
+    if not isinstance(each, list) or len(each) != pairs:
+      raise ValueError(
+        f"{key} must be {pairs} numbers, one for each pair of channels, got "
+        f"{each!r:.80}"
+      )
+    for value in each:
+      get({key: value}, key, float)
+  longest = get(config, "max_position_embeddings", int)
+  original = get(said, ROPE_LENGTH, int, longest)
+  factor = max(get(said, "factor", float, longest / original), 1)
+  usual = math.sqrt(1 + math.log(factor) / math.log(original))
+  return {
+    "factors": tuple(map(float, said["short_factor"])),
     "scale": get(said, "attention_factor", float, usual),
   }

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import references
 import torch
+import transformers
 from flax import nnx
 from references import MODELS, TOKENS
 
@@ -107,6 +108,12 @@ MISREAD = {
   "renormalised beside a shared one": (
     "qwen2-moe", lambda c: with_experts(c, renormalised=True)
   ),
+  "of all groups": ("glm-moe", lambda c: with_experts(c, num_groups_kept=4)),
+  "norms by 1 + w": (
+    "gemma4-moe", lambda c: dataclasses.replace(c, norm="rms_plus_one")
+  ),
+  "values not normed": ("gemma4", lambda c: with_attention(c, v_norm=False)),
+  "experts unscaled": ("glm-moe", lambda c: with_experts(c, scale=1.0)),
   "nothing clipped": ("olmoe", lambda c: with_attention(c, clip=None)),
   "the gated delta's norms by w alone": (
     "qwen3-5", lambda c: dataclasses.replace(c, norm="rms")
@@ -142,7 +149,7 @@ def near(params, *, seed):
 
 # Those that differ in what a cache and a tree see; the others add no idea.
 HYBRIDS = ("qwen3-next", "qwen3-5")  # no drafts
-SEEN = ("gemma3", "olmo3", "qwen3-moe", "gpt-oss")
+SEEN = ("gemma4", "olmo3", "qwen3-moe", "gpt-oss")
 
 
 @pytest.mark.parametrize(
@@ -256,6 +263,85 @@ def test_a_hybrid_says_what_generate_says_plain_and_over_a_tree(saved, name):
 # ------------------------------------------------------------------- settings
 
 
+# Of heads of 8, 12 and 16 channels.
+ROPES = {
+  "linear": dict(rope_type="linear", factor=3.0),
+  "dynamic": dict(rope_type="dynamic", factor=2.0),
+  "llama3": references.LLAMA3,
+  "yarn": dict(
+    rope_type="yarn", factor=8.0, original_max_position_embeddings=16,
+    beta_fast=4.0, beta_slow=0.5,
+  ),
+  "yarn of DeepSeek": dict(
+    rope_type="yarn", factor=8.0, original_max_position_embeddings=16,
+    mscale=0.7, mscale_all_dim=0.4,
+  ),
+  "longrope": dict(
+    rope_type="longrope", original_max_position_embeddings=32,
+    short_factor=1.1, long_factor=3.0,
+  ),
+  "proportional": dict(
+    rope_type="proportional", factor=2.0, partial_rotary_factor=0.5
+  ),
+  "partial": dict(rope_type="linear", factor=2.0, partial_rotary_factor=0.4),
+}  # fmt: skip
+PARTIAL = ("gpt_neox", "glm4_moe")
+
+
+@pytest.mark.parametrize(
+  ("family", "kind"),
+  [
+    (family, kind)
+    for family in sorted({*FAMILIES} - {"gpt2"})
+    for kind in ROPES
+    # transformers cannot make a Gemma 4 of it.
+    if (family, kind) != ("gemma4_text", "longrope")
+  ],
+)
+def test_every_family_rotates_in_every_kind_as_transformers_does(family, kind):
+  settings = settings_of(family)
+  by_type = "full_attention" in (settings.get("rope_parameters") or ())
+  sizes = {}
+  config = huggingface.config_from_json(settings)
+  for attention in [
+    config.layer(i).attention for i in range(config.num_layers)
+  ]:
+    slides = by_type and attention.window is not None
+    name = "sliding_attention" if slides else "full_attention"
+    sizes[name] = attention.head_dim
+
+  def said(size):
+    found = dict(ROPES[kind], rope_theta=500.0)
+    for key in {"short_factor", "long_factor"} & {*found}:
+      found[key] = [found[key] + 0.2 * i for i in range(size // 2)]
+    return ({"partial_rotary_factor": 1.0} if family in PARTIAL else {}) | found
+
+  every = {name: said(size) for name, size in sizes.items()}
+  settings["rope_parameters"] = every if by_type else every["full_attention"]
+  if kind == "partial" and family not in PARTIAL:
+    with pytest.raises(ValueError, match="partial_rotary_factor must be 1"):
+      huggingface.config_from_json(settings)
+    return
+  theirs = transformers.AutoModel.from_config(
+    references.make_config(family, settings)
+  ).rotary_emb
+  config = huggingface.config_from_json(settings)
+  assert config.max_positions == (32 if kind == "longrope" else 64)
+  for i in range(config.num_layers):
+    attention, which = config.layer(i).attention, ""
+    if by_type:
+      which = (
+        "full_attention_"
+        if attention.window is None
+        else ("sliding_attention_")
+      )
+    wanted = getattr(theirs, f"{which}inv_freq").numpy()
+    found = attention.rope.frequencies()
+    np.testing.assert_allclose(found, wanted, rtol=2e-6)
+    scale = getattr(theirs, f"{which}attention_scaling")
+    assert attention.rope.scale == pytest.approx(scale, rel=1e-12)
+
+
 def settings_of(family):
   """All that transformers writes of the family's first model."""
   chosen = next(v for v in MODELS.values() if v[0] == family)
@@ -272,10 +358,29 @@ def test_a_key_that_nobody_knows_is_refused_by_name(family):
     huggingface.config_from_json(settings | {"no_such_switch": 0.5})
 
 
-@pytest.mark.parametrize("family", ["gemma", "gemma4_text", "phi3"])
+@pytest.mark.parametrize("family", ["gemma", "gemma3n_text", "phi3"])
 def test_other_families_are_refused(family):
   with pytest.raises(ValueError, match=f"one of .*'olmo2'.*, got '{family}'"):
     huggingface.config_from_json(settings_of("llama") | {"model_type": family})
+
+
+def test_latent_attention_is_refused_in_words():
+  settings = settings_of("glm4_moe") | {"model_type": "deepseek_v3"}
+  with pytest.raises(ValueError, match=r"got 'deepseek_v3': .* hold latents"):
+    huggingface.config_from_json(settings)
+
+
+def test_layers_that_draft_for_the_model_are_left_out(copied):
+  path = copied("glm-moe")
+  expected = nnx.state(huggingface.load(path))
+
+  def edit(tensors):
+    tensors["model.layers.3.eh_proj.weight"] = np.zeros((32, 64), "f4")
+    tensors["model.layers.3.mlp.experts.0.up_proj.weight"] = np.zeros(3, "f4")
+
+  references.edit_tensors(path, edit)
+  found = nnx.state(huggingface.load(path))
+  jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 @pytest.mark.parametrize(
@@ -285,6 +390,9 @@ def test_other_families_are_refused(family):
     ("gemma2", {"sliding_window": None}, "entries, each one of .'full"),
     ("gemma3_text", {"rope_parameters": {"rope_theta": 1e4}}, "object of"),
     ("gemma3_text", {"query_pre_attn_scalar": 0}, "a positive number"),
+    ("gemma4_text", {"use_bidirectional_attention": "all"}, "or 'vision', got"),
+    ("gemma4_text", {"num_kv_shared_layers": 3}, "a layer of each kind, got"),
+    ("gemma4_text", {"per_layer_config": {"1": {"heads": 3}}}, "per_layer_con"),
     ("olmo2", {"clip_qkv": 8.0}, "not known: clip_qkv"),
     ("olmo3", {"layer_types": ["full_attention"]}, "must be 4 entries"),
   ],
@@ -303,7 +411,7 @@ def test_the_page_of_families_has_them_all():
   rows = [line.split("|") for line in page.splitlines() if line[:1] == "|"]
   names = lambda cell: {name.strip(" `") for name in cell.split(",")}
   written = {name: row for row in rows[2:] for name in names(row[1])}
-  assert {*FAMILIES} | {"gemma3"} == {*written}
+  assert {*FAMILIES} | {"gemma3", "gemma4"} == {*written}
   for name, family in FAMILIES.items():
     if family.gguf is not None:
       assert family.gguf.architecture in names(written[name][2])
@@ -318,6 +426,19 @@ def test_readers_ask_for_what_they_refuse():
     family.read(settings)
     unread = {*family.defaults} - settings.asked - family.harmless
     assert not unread, (family.name, unread)
+
+
+def test_keys_and_values_of_layers_that_attend_to_others_are_left_out(copied):
+  path = copied("gemma4")
+  expected = nnx.state(huggingface.load(path))
+
+  def edit(tensors):
+    for name in ("k_proj", "v_proj", "k_norm"):
+      tensors[f"model.layers.3.self_attn.{name}.weight"] = np.zeros(3, "f4")
+
+  references.edit_tensors(path, edit)
+  found = nnx.state(huggingface.load(path))
+  jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 @pytest.mark.parametrize("prefix", ["model.language_model.", "language_model."])

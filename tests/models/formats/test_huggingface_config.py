@@ -55,9 +55,11 @@ def test_older_and_shorter_configurations_mean_what_transformers_reads(
 @pytest.mark.parametrize(
   "rope",
   [
-    dict(rope_type="linear", factor=3.0),
-    dict(rope_type="dynamic", factor=2.0),
     dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=1024),
+    dict(rope_type="longrope", factor=9.0, attention_factor=1.2,
+         original_max_position_embeddings=512,
+         short_factor=[1 + 0.1 * i for i in range(16)],
+         long_factor=[2 + 0.7 * i for i in range(16)]),
     dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=64,
          beta_fast=16, beta_slow=2, truncate=False),
     dict(rope_type="yarn", factor=8.0, original_max_position_embeddings=64,
@@ -72,9 +74,11 @@ def test_rescaled_frequencies_are_those_of_transformers(rope):
   settings |= dict(num_key_value_heads=1, head_dim=None)
   settings["rope_parameters"] = rope | dict(rope_theta=10_000.0)
   config = references.make_config("llama", settings)
-  positions = np.arange(0, 4096, 37)[None]
-  wanted = LlamaRotaryEmbedding(config)(torch.zeros(1), torch.tensor(positions))
   read = huggingface.config_from_json(dict(settings, model_type="llama"))
+  longest = 512 if rope["rope_type"] == "longrope" else 4096
+  assert read.max_positions == longest
+  positions = np.arange(0, longest, 37)[None]
+  wanted = LlamaRotaryEmbedding(config)(torch.zeros(1), torch.tensor(positions))
   found = read.rope.table(positions)
   for mine, theirs in zip(found, wanted, strict=True):
     half = theirs.shape[-1] // 2
@@ -144,7 +148,7 @@ def test_llama3_scaling_is_read_in_both_spellings():
     ("gpt2", {"hidden_size": 64}, "n_embd is 32 and hidden_size 64"),
     ("gpt2", {"n_embd": None}, "n_embd must be an integer >= 1, got None"),
     ("gpt2", {"n_head": 5}, "n_head must divide n_embd, got 5 and 32"),
-    ("gpt_neox", {"rotary_pct": 2.0}, "at most 1, got 2.0"),
+    ("gpt_neox", {"rotary_pct": 2.0}, "must be in 0.12..1, got 2.0"),
     ("gpt_neox", {"hidden_act": "laplace"}, "got 'laplace'"),
     ("gpt_neox", {"attention_bias": "yes"}, "true or false, got 'yes'"),
     ("llama", {"hidden_act": "relu2"}, "hidden_act must be one of .*'relu2'"),
@@ -155,14 +159,19 @@ def test_llama3_scaling_is_read_in_both_spellings():
     ("llama", {"rope_interleaved": True}, "rope_interleaved must be False"),
     ("llama", {"use_sliding_window": True}, "use_sliding_window must be False"),
     ("llama", {"layer_types": ["sliding_attention"]}, "no layer of a llama"),
-    ("llama", {"partial_rotary_factor": 0.5}, "must be 1 in a llama model"),
+    ("llama", {"partial_rotary_factor": 0.5}, "must be 1 in this family"),
     ("llama", {"quantization_config": {"bits": 4}}, "quantization_config"),
     ("llama", {"rope_scaling": "yarn"}, "rope_scaling must be an object"),
     ("llama", {"rope_scaling": {"factor": 2.0}}, "factor of 2.0"),
     (
       "llama",
       {"rope_scaling": {"type": "longrope", "factor": 2.0}},
-      "rope_type must be one of .*'yarn'., got 'longrope'",
+      "short_factor must be 4 numbers, one for each pair .* got None",
+    ),
+    (
+      "llama",
+      {"rope_scaling": {"type": "axial", "factor": 2.0}},
+      "rope_type must be one of .*'yarn'., got 'axial'",
     ),
     (
       "llama",

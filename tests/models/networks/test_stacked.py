@@ -98,6 +98,9 @@ def test_layers_of_different_kinds_are_not_stacked():
   config = TransformerConfig(**SMALL, layers=sum(kinds, ()))
   with pytest.raises(ValueError, match="cannot be stacked: layer 2 is"):
     stacked.abstract_params(config, dtype=jnp.float32)
+  config = TransformerConfig(**SMALL, **described.GEMMA4)
+  with pytest.raises(ValueError, match="embeddings of their own"):
+    stacked.abstract_params(config, dtype=jnp.float32)
 
 
 @pytest.mark.parametrize("skipped", SKIPS)

@@ -46,6 +46,7 @@ CONFIGS = {
     parallel_residual=True,
   ),
   "gemma": dataclasses.replace(LLAMA, **described.GEMMA),
+  "gemma4": dataclasses.replace(LLAMA, **described.GEMMA4),
   "olmo": dataclasses.replace(LLAMA, **described.OLMO),
 }  # fmt: skip
 
@@ -284,7 +285,11 @@ def test_no_rotary_channels_means_no_rotation():
     (dict(norm="batch"), "norm must be one of .*'layer'.* got 'batch'"),
     (
       dict(described.OLMO, head_dim=16),
-      "the same heads and channels, .4, 2, 16., got .*4, 2, 8",
+      "heads and channels must be those of .*4, 2, 8., got .4, 2, 16.",
+    ),
+    (
+      dict(described.GEMMA4, layers=described.GEMMA4["layers"][::-1]),
+      "the source of layer 0 must be an earlier layer .* got 0",
     ),
     (dict(layers=described.layers((3,))), r"one entry per layer \(3\), got 1"),
     (dict(activation="tanh"), "activation must be one of .* got 'tanh'"),

@@ -1,0 +1,184 @@
+"""Gemma 4, the text model: full and sliding layers with heads of other sizes.
+
+Full layers may use their keys as values; the last layers may attend to what
+earlier ones have cached. Norms are by w, not by 1 + w as in Gemma 2 and 3.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from models.formats.families import gemma2, reading
+from models.formats.families.family import TURNED, Family, Layout, Settings
+from models.formats.families.reading import FULL, SLIDES, get
+from models.networks.description import (
+  AttentionSpec,
+  DenseSpec,
+  LayerSpec,
+  Rope,
+  TransformerConfig,
+)
+from models.networks.mixture import Mixture
+
+# Of a file that says nothing.
+_ROPE = {
+  FULL: dict(rope_type="proportional", partial_rotary_factor=0.25),
+  SLIDES: {},
+}
+
+
+def _read(settings: Settings) -> TransformerConfig:
+  sizes = reading.sizes(settings, names={"hidden_act": "hidden_activation"})
+  sees = settings.get("use_bidirectional_attention")
+  if sees not in (None, "vision"):  # which is of images
+    raise ValueError(
+      f"use_bidirectional_attention must be null or 'vision', got {sees!r}"
+    )
+  count, window = sizes["num_layers"], get(settings, "sliding_window", int)
+  usual = [SLIDES if (i + 1) % 6 else FULL for i in range(count)]
+  kinds = reading.layer_types(settings, usual, [FULL, SLIDES], window)
+  kinds = [*kinds[:-1], FULL]  # whatever a file says
+  shared = get(settings, "num_kv_shared_layers", int, 0, least=0)
+  own = kinds[: max(count - shared, 0)]
+  if {*own} != {*kinds}:
+    raise ValueError(
+      f"num_kv_shared_layers must leave a layer of each kind, got {own}"
+    )
+  same, wide, bias = (
+    get(settings, key, bool)
+    for key in ("attention_k_eq_v", "use_double_wide_mlp", "attention_bias")
+  )
+  beside, layers = _mixture(settings, sizes), []
+  for i, kind in enumerate(kinds):
+    shares = i >= len(own)
+    heads = _heads(settings, sizes, i, kind)
+    attention = AttentionSpec(
+      **heads, num_heads=sizes["num_heads"], scale=1.0, qk_norm="head",
+      v_norm=True, qkv_bias=bias, out_bias=bias,
+      window=window if kind == SLIDES else None,
+      rope=_rope(settings, heads["head_dim"])[kind],
+      keys_as_values=same and kind == FULL,
+      source=len(own) - 1 - own[::-1].index(kind) if shares else None,
+    )  # fmt: skip
+    mlp = DenseSpec(
+      width=sizes["mlp_dim"] * (2 if shares and wide else 1),
+      activation=sizes["activation"],
+    )
+    layers.append(
+      LayerSpec(
+        attention=attention, feed_forward=mlp, norms="both", scaled=True,
+        beside=beside,
+      )
+    )  # fmt: skip
+  size = get(settings, "hidden_size_per_layer_input", int, 0, least=0)
+  tokens = get(settings, "vocab_size_per_layer_input", int) if size else 0
+  return TransformerConfig.of_layers(
+    layers, **reading.frame(sizes), embed_scale=sizes["embed_dim"] ** 0.5,
+    logit_softcap=get(settings, "final_logit_softcapping", float, None),
+    per_layer_dim=size, per_layer_vocab=tokens,
+  )  # fmt: skip
+
+
+def _heads(
+  settings: Settings, sizes: Mapping[str, Any], layer: int, kind: str
+) -> dict[str, int]:
+  """How many key/value heads a layer has, and their channels."""
+  names = {"head_dim": "head_dim", "num_key_value_heads": "num_kv_heads"}
+  given, more = settings.get("per_layer_config"), {}
+  if given is not None:
+    more = given.get(str(layer), {}) if isinstance(given, Mapping) else None
+  elif kind == FULL:
+    more = {"head_dim": get(settings, "global_head_dim", int, 512)}
+    if settings["attention_k_eq_v"]:
+      few = settings.get("num_global_key_value_heads")
+      more["num_key_value_heads"] = few
+  if not isinstance(more, Mapping) or {*more} - {*names}:
+    raise ValueError(
+      f"per_layer_config must be an object, of each layer {[*names]}, got "
+      f"{given!r:.200}"
+    )
+  return {ours: get(more, key, int, sizes[ours]) for key, ours in names.items()}
+
+
+def _rope(settings: Settings, head_dim: int) -> dict[str, Rope]:
+  said = {
+    "rope_parameters": settings.get("rope_parameters") or _ROPE,
+    "max_position_embeddings": settings["max_position_embeddings"],
+  }
+  return reading.rope_by_type(
+    said, head_dim, older={FULL: {}, SLIDES: {}}, theta={FULL: 1e6, SLIDES: 1e4}
+  )
+
+
+def _mixture(settings: Settings, sizes: Mapping[str, Any]) -> Mixture | None:
+  if not get(settings, "enable_moe_block", bool):
+    return None
+  return Mixture(
+    num_experts=get(settings, "num_experts", int),
+    num_chosen=get(settings, "top_k_experts", int),
+    embed_dim=sizes["embed_dim"],
+    expert_dim=get(settings, "moe_intermediate_size", int),
+    activation=sizes["activation"],
+    router_norm_eps=sizes["norm_eps"],
+  )
+
+
+def _half(which: int) -> Layout:
+  """Gates are the first rows of each expert's tensor, the rest the last."""
+  return Layout(
+    lambda s: (s[0], 2 * s[2], s[1]),
+    lambda x, c: x.reshape(len(x), 2, -1, x.shape[2])[:, which].swapaxes(1, 2),
+  )
+
+
+def _left_out(name: str, config: TransformerConfig) -> bool:
+  """Keys and values of layers that attend to those of others."""
+  parts = name.split(".")
+  if len(parts) < 4 or parts[2] != "self_attn" or parts[3][0] not in "kv":
+    return False
+  layer = int(parts[1]) if parts[1].isdecimal() else config.num_layers
+  return layer < config.num_layers and layer not in config.cached
+
+
+_BESIDE, _THEIRS = "layers.#.beside", "layers.#.experts.gate_up_proj"
+FAMILY = Family(
+  name="gemma4_text",
+  read=_read,
+  tensors={
+    **gemma2.TENSORS,
+    "per_layer_embed": "embed_tokens_per_layer",
+    "per_layer_projection": "per_layer_model_projection",
+    "per_layer_norm": "per_layer_projection_norm",
+    "layers.#.per_layer_gate": "layers.#.per_layer_input_gate",
+    "layers.#.per_layer_out": "layers.#.per_layer_projection",
+    "layers.#.per_layer_out_norm": "layers.#.post_per_layer_input_norm",
+    "layers.#.scalar": "layers.#.layer_scalar",
+    "layers.#.mlp_alone_norm": "layers.#.post_feedforward_layernorm_1",
+    "layers.#.beside_norm": "layers.#.pre_feedforward_layernorm_2",
+    "layers.#.beside_out_norm": "layers.#.post_feedforward_layernorm_2",
+    f"{_BESIDE}.router": "layers.#.router.proj",
+    f"{_BESIDE}.router.scale": "layers.#.router.scale",
+    f"{_BESIDE}.router.expert_scale": "layers.#.router.per_expert_scale",
+    f"{_BESIDE}.experts.gate": _THEIRS,
+    f"{_BESIDE}.experts.up": _THEIRS,
+    f"{_BESIDE}.experts.down": "layers.#.experts.down_proj",
+  },
+  layouts={
+    f"{_BESIDE}.experts.gate": _half(0),
+    f"{_BESIDE}.experts.up": _half(1),
+    f"{_BESIDE}.experts.down": TURNED,
+  },
+  defaults=dict(
+    gemma2.DEFAULTS, sliding_window=512, final_logit_softcapping=None,
+    hidden_size_per_layer_input=256, vocab_size_per_layer_input=262_144,
+    attention_k_eq_v=False, enable_moe_block=False, use_double_wide_mlp=False,
+    max_position_embeddings=131_072,
+  ),
+  harmless=gemma2.HARMLESS | {
+    "query_pre_attn_scalar",  # scores are not scaled
+    # Without what they belong to.
+    "num_experts", "top_k_experts", "moe_intermediate_size", "global_head_dim",
+    "num_global_key_value_heads", "vocab_size_per_layer_input",
+  },
+  left_out=_left_out,
+  within=frozenset({"gemma4"}),
+)  # fmt: skip
