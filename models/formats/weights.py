@@ -267,7 +267,7 @@ def load_stacked(
   params = _read_stacked(
     source, stacked.abstract_params(config, dtype=dtype), config,
     mesh=mesh, sharding=sharding,
-    layer=lambda number, *names: ("layers", number, *names),
+    layer=functools.partial(stacked.path, config),
   )  # fmt: skip
   return config, params
 

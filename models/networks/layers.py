@@ -156,10 +156,11 @@ class Attention(nnx.Module):
     )
     if self.spec.source is not None:
       if not isinstance(sees, cache_lib.Visible):
-        return self.out(attend(q, *kv, sees, **how)), kv
+        return self._given(x, attend(q, *kv, sees, **how)), kv
       count = x.shape[1]
       new = tuple(cache_lib.read_rows(b, start, count, layer=layer) for b in kv)
-      return self.out(attend_slots(q, new, kv, sees, layer=layer, **how)), kv
+      y = attend_slots(q, new, kv, sees, layer=layer, **how)
+      return self._given(x, y), kv
     if kv is None:
       k, v = self.keys_and_values(x, rotary)
       return self._given(x, attend(q, k, v, sees, **how)), (k, v)

@@ -4,7 +4,8 @@ A program of one layer instead of L: a model of 80 layers compiles in seconds.
 The parameters of the layers have a leading axis L, and so has the cache; both
 are read, and the cache is written, in place at a traced layer. The numbers are
 those of `models.networks.transformer`, whose modules are used. Layers may
-differ in their windows and rotary frequencies, and in nothing else.
+differ in their windows and rotary frequencies; if some are recurrent, by a
+pattern that repeats (`models.networks.periods`).
 """
 
 import dataclasses
@@ -17,9 +18,10 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
+from models.networks import periods
 from models.networks.description import LayerSpec, TransformerConfig
 from models.networks.layers import Layer
-from models.networks.params import check_params
+from models.networks.params import check_params, layerless, of_layer
 from models.networks.transformer import (
   FINAL,
   Features,
@@ -73,7 +75,9 @@ def _check_alike(config: TransformerConfig) -> None:
 
 def abstract_params(config: TransformerConfig, *, dtype) -> StackedParams:
   """Shapes and dtypes of the parameters, `jax.ShapeDtypeStruct` leaves."""
-  frame, layer = map(_state, _modules(config, dtype))
+  if config.deltas:
+    return periods.abstract_params(config, dtype=dtype)
+  frame, layer = map(layerless, _modules(config, dtype))
   layers = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct((config.num_layers, *x.shape), x.dtype),
     layer,
@@ -83,27 +87,27 @@ def abstract_params(config: TransformerConfig, *, dtype) -> StackedParams:
 
 def stack(module: Transformer) -> StackedParams:
   """The parameters of a module, stacked; copies the layers'."""
-  layers = map(_state, module.layers)
+  if module.config.deltas:
+    return periods.stack(module)
+  layers = map(layerless, module.layers)
   return {
-    "frame": _state(module),
+    "frame": layerless(module),
     "layers": jax.tree.map(lambda *xs: jnp.stack(xs), *layers),
   }
 
 
-def _state(module: nnx.Module) -> nnx.State:
-  """A module's parameters, those of a model's layers left out."""
-  flat = nnx.to_flat_state(nnx.state(module))
-  return nnx.from_flat_state([(k, v) for k, v in flat if k[0] != "layers"])
+def path(config: TransformerConfig, number: int, *names) -> tuple:
+  """The path, in a module, of a layer's part of a stacked parameter.
 
-
-def _of_layer(path, stacked, *, index):
-  """A layer's parameter; experts stay whole, which are sliced as they are used.
-
-  A slice would be a copy of all experts of the layer, in every pass.
+  Args:
+    config: of the model.
+    number: along the leading axis.
+    *names: of the parameter, after "layers".
   """
-  if any(getattr(key, "key", None) == "experts" for key in path):
-    return stacked
-  return lax.dynamic_index_in_dim(stacked, index, keepdims=False)
+  if config.deltas:
+    first, *names = names
+    return ("layers", periods.layer_of(config, number, first), *names)
+  return ("layers", number, *names)
 
 
 def as_language_model(
@@ -131,6 +135,10 @@ def as_language_model(
   """
   skipped = skipped or SkippedLayers()
   skipped.check(config.num_layers)
+  if config.deltas:
+    return periods.as_language_model(
+      config, dtype=dtype, skipped=skipped, sharding=sharding, features=features
+    )
   check_features(features, config.num_layers)
   frame, layer = _modules(config, dtype)
   frame_def, layer_def = nnx.graphdef(frame), nnx.graphdef(layer)
@@ -198,7 +206,7 @@ def as_language_model(
       x, kv, seen = carry
       seen = jnp.where(this["feature"][:, None, None, None], x, seen)
       own = jax.tree_util.tree_map_with_path(
-        functools.partial(_of_layer, index=this["layer"]), params["layers"]
+        functools.partial(of_layer, index=this["layer"]), params["layers"]
       )
       module = nnx.merge(layer_def, own)
       visible = sees[0]

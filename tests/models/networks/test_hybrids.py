@@ -11,6 +11,7 @@ import toys
 from flax import nnx
 
 import specjax
+from models.networks import stacked
 from models.networks.description import (
   AttentionSpec,
   DeltaSpec,
@@ -39,7 +40,7 @@ def _x64():
 
 @functools.cache
 def hybrid():
-  """Recurrent, attention, recurrent; laws that depend on all of the text."""
+  """Two layers and two; laws that depend on all of the text."""
   block = DenseSpec(width=8)
   delta = LayerSpec(
     attention=DeltaSpec(
@@ -55,7 +56,7 @@ def hybrid():
     feed_forward=block,
   )  # fmt: skip
   config = TransformerConfig.of_layers(
-    [delta, full, delta], vocab_size=VOCAB, embed_dim=6, norm_eps=1e-5,
+    [delta, full] * 2, vocab_size=VOCAB, embed_dim=6, norm_eps=1e-5,
     max_positions=99, tied_embeddings=False,
   )  # fmt: skip
   module = Transformer(config, dtype=jnp.float64, rngs=nnx.Rngs(0))
@@ -67,8 +68,11 @@ def hybrid():
   return nnx.merge(graphdef, state)
 
 
-def decoder_of(tree, rule, **options):
+def decoder_of(tree, rule, *, scanned=False, **options):
   model, params = as_language_model(hybrid())
+  if scanned:
+    model = stacked.as_language_model(hybrid().config, dtype=jnp.float64)
+    params = stacked.stack(hybrid())
   drafter = drafters.model.drafter(
     toys.table_model(VOCAB), tree=tree, vocab_size=VOCAB
   )
@@ -134,13 +138,14 @@ def error_of_rows(state):
   return worst
 
 
-@pytest.mark.parametrize("tree", [chain(3), TREE])
-def test_ragged_rows_are_read_refilled_and_go_on(monkeypatch, tree):
+@pytest.mark.parametrize(("tree", "scanned"), [(chain(3), True), (TREE, False)])
+def test_ragged_rows_are_read_refilled_and_go_on(monkeypatch, tree, scanned):
   """Whatever a row was and its neighbours are, its laws are its text's."""
   monkeypatch.setattr(prefill, "_CHUNK", 4)  # of prompts; rows end apart
   decoder, params = decoder_of(
-    tree, "token" if tree.is_chain else "recursive", with_log_probs=True
-  )
+    tree, "token" if tree.is_chain else "recursive", scanned=scanned,
+    with_log_probs=True,
+  )  # fmt: skip
   prompts = np.random.default_rng(0).integers(0, VOCAB, (ROWS, 11))
 
   def begin(params):
