@@ -245,8 +245,10 @@ def _read(
   else:
     carry = chunk(carry)
   # Where the text goes on, its newest tokens can be fed again.
+  held = state.target_cache.recurrent
+  room = drafter.tree.num_fed if is_fresh or held is None else held.width
   recurrent = recurrent_lib.settled(
-    carry[0].recurrent, state.length - again, drafter.tree.num_fed
+    carry[0].recurrent, state.length - again, room
   )
   return dataclasses.replace(
     state,

@@ -441,7 +441,7 @@ class TransformerConfig:
     Raises:
       ValueError: if layers differ in their heads.
     """
-    if len({*map(_heads, self.layers or ())}) > 1:
+    if len({*map(_heads, self.layers or ())} - {None}) > 1:
       raise ValueError("layers that differ in their heads cannot be cut")
     layers = self.layers and tuple(
       dataclasses.replace(
