@@ -623,9 +623,9 @@ class Decoder:
     """Raises ValueError if texts cannot go on, for want of old states."""
     if not self.keeps_rounds:
       raise ValueError(
-        f"drafter {self.drafter.name!r} wants {self.num_refed} tokens fed again where a "
-        "text goes on, and a cache of recurrent states goes back by one pass: "
-        "begin anew with the whole text (admit, without a source)"
+        f"drafter {self.drafter.name!r} wants {self.num_refed} tokens fed "
+        "again where a text goes on, and a cache of recurrent states goes back "
+        "by one pass: begin anew with the whole text (admit, without a source)"
       )
 
   def read(self, params: Params, inputs: Any) -> Any:

@@ -41,14 +41,14 @@ from models.networks.linear import Linear
 from specjax import recurrent
 from specjax.cache import Cache
 from specjax.recurrent import Memory
-from specjax.structs import struct
 
 _TINY = 1e-6  # added to squared lengths of queries and keys
 # A state lives as long as its text: no product is rounded to bfloat16.
 _einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 
 
-@struct
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Above:
   """Who is above whom among T fed tokens, and what was there before them.
 

@@ -285,7 +285,7 @@ ROPES = {
   ),
   "partial": dict(rope_type="linear", factor=2.0, partial_rotary_factor=0.4),
 }  # fmt: skip
-PARTIAL = ("gpt_neox", "glm4_moe")
+PARTIAL = ("gpt_neox", "glm4_moe", "qwen3_next", "qwen3_5_text")
 
 
 @pytest.mark.parametrize(
@@ -303,9 +303,7 @@ def test_every_family_rotates_in_every_kind_as_transformers_does(family, kind):
   by_type = "full_attention" in (settings.get("rope_parameters") or ())
   sizes = {}
   config = huggingface.config_from_json(settings)
-  for attention in [
-    config.layer(i).attention for i in range(config.num_layers)
-  ]:
+  for attention in config.attentions.values():
     slides = by_type and attention.window is not None
     name = "sliding_attention" if slides else "full_attention"
     sizes[name] = attention.head_dim
@@ -327,8 +325,8 @@ def test_every_family_rotates_in_every_kind_as_transformers_does(family, kind):
   ).rotary_emb
   config = huggingface.config_from_json(settings)
   assert config.max_positions == (32 if kind == "longrope" else 64)
-  for i in range(config.num_layers):
-    attention, which = config.layer(i).attention, ""
+  for attention in config.attentions.values():
+    which = ""
     if by_type:
       which = (
         "full_attention_"
@@ -411,7 +409,7 @@ def test_the_page_of_families_has_them_all():
   rows = [line.split("|") for line in page.splitlines() if line[:1] == "|"]
   names = lambda cell: {name.strip(" `") for name in cell.split(",")}
   written = {name: row for row in rows[2:] for name in names(row[1])}
-  assert {*FAMILIES} | {"gemma3", "gemma4"} == {*written}
+  assert {*FAMILIES} | {"gemma3", "gemma4", "qwen3_5"} == {*written}
   for name, family in FAMILIES.items():
     if family.gguf is not None:
       assert family.gguf.architecture in names(written[name][2])
