@@ -46,7 +46,7 @@ from launch import cli, figures, hardware, provenance, results, terminal
 from launch.build import layers
 from launch.build.drafters import DRAFTERS, Drafting
 from launch.planning import answer, plots, program
-from models import meshes
+from models import head_shapes, meshes
 from models.formats import head_checkpoints, json_files
 from models.formats.huggingface import translate
 from models.head_shapes import KINDS, HeadShape
@@ -183,7 +183,7 @@ def drafting_of(call: Call) -> Drafting:
       f"drafter {str(call)!r} is not planned: expected one of "
       f"{', '.join(_DRAFTERS)}, without a policy"
     )
-  if found.reads and not found.checkpoint:
+  if found.reads not in ("", "mtp") and not found.checkpoint:
     raise cli.UserError(
       f'drafter {found.name!r} needs a shape, as {found.name}("NAME")'
     )
@@ -201,6 +201,8 @@ def question(
   tree, siblings = drafting.tree, drafting.siblings.name
   if drafting.reads == "head":
     of_head = head(drafting.checkpoint, drafting.name, target)
+  elif drafting.reads == "mtp":
+    of_head = head_shapes.mtp_shape(target)
   elif drafting.reads == "model":
     draft = shape(drafting.checkpoint)
   elif drafting.reads == "layers":

@@ -68,7 +68,8 @@ class Drafting:
       `source`. It reads tree, siblings, policy and lengths of its argument, so
       that `dataclasses.replace` gives the drafter of another tree.
     reads: what the checkpoint holds: "model", "block", "layers" (of the target,
-      which are skipped), "head" (of the kind `name`), or "" for nothing.
+      which are skipped), "head" (of the kind `name`), or "" for nothing; "mtp"
+      is a head in the target's own.
     checkpoint: its path.
     corpus: path of an index of texts; "" for none.
     policy: what ends chains; None if nothing does.
@@ -405,6 +406,20 @@ def eagle3(
   )
 
 
+def mtp(
+  *,
+  tokens: int | None = None,
+  tree: Shape | None = None,
+  siblings: Siblings = IID,
+  policy: Policy | None = None,
+) -> Drafting:
+  """The head that the target's own files hold (multi-token prediction)."""
+  return dataclasses.replace(
+    eagle(tokens=tokens, tree=tree, siblings=siblings, policy=policy),
+    name="mtp", reads="mtp", learns=False,
+  )  # fmt: skip
+
+
 def medusa(
   head: str = "",
   *,
@@ -728,7 +743,7 @@ DRAFTERS = Grammar(
     one.__name__: one
     for one in (
       plain, model, layer_skip, ngram, suffix, lookahead, rest, rasd, eagle,
-      eagle3, medusa, blockwise, dflash, specdec, repeats, ladder, online,
+      eagle3, mtp, medusa, blockwise, dflash, specdec, repeats, ladder, online,
       with_widths, with_rule,
     )
   },
@@ -761,7 +776,7 @@ def with_checkpoint(found: Drafting, config: Mapping[str, Any]) -> Drafting:
   Raises:
     ValueError: if the config names none either.
   """
-  if found.drafts and found.reads and not found.checkpoint:
+  if found.drafts and found.reads not in ("", "mtp") and not found.checkpoint:
     known = config.get("checkpoints", {})
     path = known.get(found.name) or (
       "" if found.reads == "layers" else known.get("draft", "")
@@ -854,7 +869,7 @@ def source(drafting: Drafting, models: Any) -> tuple[Any, Any]:
   if drafting.reads == "layers":
     skipped = drafting.skipped or layers.read(drafting.checkpoint)
     return models.target.functions(skipped, features), None
-  if drafting.reads == "head":
+  if drafting.reads in ("head", "mtp"):
     head = models.draft
     if head.kind != drafting.name:
       raise ValueError(

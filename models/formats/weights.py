@@ -356,7 +356,7 @@ def _check(source: Source) -> None:
     shapes[name] = layout.shape(variable.shape)
     if layout.rows is not None:
       shapes[name] = (layout.rows(config), *shapes[name][1:])
-  problems = [*source.problems, *_mismatches(source, shapes)]
+  problems = [*source.problems, *mismatches(source, shapes)]
   if problems:
     raise CheckpointError(
       f"the tensors in {source.path} are not those of the {family} model in "
@@ -382,7 +382,7 @@ def _copies(source: Source) -> dict[str, str]:
   return dict.fromkeys(names, embedding)
 
 
-def _mismatches(
+def mismatches(
   source: Source, shapes: Mapping[str, tuple[int, ...]]
 ) -> list[str]:
   """What is wrong with a checkpoint's tensors, given the expected shapes.

@@ -11,7 +11,7 @@ import toys
 from flax import nnx
 
 import specjax
-from models.networks import stacked
+from models.networks import eagle, mtp, stacked
 from models.networks.description import (
   AttentionSpec,
   DeltaSpec,
@@ -20,7 +20,11 @@ from models.networks.description import (
   Rope,
   TransformerConfig,
 )
-from models.networks.transformer import Transformer, as_language_model
+from models.networks.transformer import (
+  FINAL,
+  Transformer,
+  as_language_model,
+)
 from specjax import drafters, exact, prefill
 from specjax.state import StopReason
 from specjax.tree import Tree, chain
@@ -59,7 +63,11 @@ def hybrid():
     [delta, full] * 2, vocab_size=VOCAB, embed_dim=6, norm_eps=1e-5,
     max_positions=99, tied_embeddings=False,
   )  # fmt: skip
-  module = Transformer(config, dtype=jnp.float64, rngs=nnx.Rngs(0))
+  return random(Transformer(config, dtype=jnp.float64, rngs=nnx.Rngs(0)))
+
+
+def random(module):
+  """A module none of whose parameters could be left out unnoticed."""
   graphdef, state = nnx.split(module)
   rng = np.random.default_rng(5)
   state = jax.tree.map(
@@ -112,6 +120,38 @@ def test_a_round_has_the_targets_law(tree, rule):
   logits = forward(text[None])[0, state.length[0] - 1]
   first = expected.sum(axis=tuple(range(1, expected.ndim)))
   np.testing.assert_allclose(first, jax.nn.softmax(logits), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+  ("tree", "rule"),
+  [
+    (TREE, "recursive"),
+    pytest.param(chain(2), "block", marks=pytest.mark.heavy),
+  ],
+)
+def test_a_round_with_an_mtp_head_has_the_targets_law(tree, rule):
+  model, target = as_language_model(hybrid(), features=(FINAL,))
+  head = random(mtp.Mtp(
+    mtp.config_of(hybrid().config), dtype=jnp.float64, rngs=nnx.Rngs(0)
+  ))  # fmt: skip
+  functions, own = eagle.as_feature_model(head)
+  decoder = specjax.make_decoder(
+    model,
+    drafter=drafters.eagle.drafter(
+      functions, tree=tree, vocab_size=VOCAB, name="mtp"
+    ),
+    rule=rule,
+  )
+  params = specjax.Params(target=target, draft=own)
+  state = decoder.init(
+    params, np.array([[1, 0, 1, 1]]), [4], jax.random.key(0),
+    buffer_length=20, max_new_tokens=16,
+  )  # fmt: skip
+  state = jax.jit(decoder.steps)(params, state, 3)
+  assert not state.done.any()
+  assert state.counters.num_accepted[0] > 0
+  law, expected = exact.round_law(decoder, params, state)
+  assert np.abs(law.output - expected).max() < 1e-10
 
 
 def forward(tokens):
