@@ -10,7 +10,7 @@ import rich.table
 from scipy import optimize
 
 from launch.hardware import GIB, Chip, Topology, devices
-from launch.planning import heads, program, roofline
+from launch.planning import heads, networks, program, roofline
 from launch.planning.program import Compiled, DoesNotFitError, Question
 from launch.planning.roofline import Pass
 from specjax import tree_search
@@ -117,6 +117,8 @@ def _held(q: Question) -> int:
   for config, size in _models(q):
     total += _ITEM * program.num_params(config) // size
     total += _cache(config, size, q.rows * (q.slots + q.input_length))
+    states, pending = networks.state_bytes(config)
+    total += q.rows * (states + q.tree.num_fed * pending) // size
   if q.head is not None:
     total += _ITEM * program.num_draft_params(q) // q.layout.draft
     if layers := heads.cached(q.head):
@@ -134,7 +136,8 @@ def _models(q: Question):
 
 def _cache(config, size: int, slots: int) -> int:
   channels = -(-config.head_dim // _LANES) * _LANES
-  per_slot = 2 * config.num_layers * config.num_kv_heads * channels
+  layers = len(getattr(config, "cached", ())) or config.num_layers
+  per_slot = 2 * layers * config.num_kv_heads * channels
   return _ITEM * per_slot * slots // size
 
 

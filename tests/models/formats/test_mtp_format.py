@@ -3,6 +3,7 @@
 import json
 
 import jax.numpy as jnp
+import mtp_heads
 import numpy as np
 import pytest
 import references
@@ -14,45 +15,6 @@ from models.formats import mtp_format
 from models.formats.weights import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
-
-def with_head(path, name, *, seed=0):
-  """Adds a random head to a target; its tensors, in float64."""
-  _, settings, _ = MODELS[name]
-  width, heads = settings["hidden_size"], settings["num_attention_heads"]
-  kv, size = settings["num_key_value_heads"], settings["head_dim"]
-  inner = settings["intermediate_size"]
-  shapes = {
-    "fc.weight": (width, 2 * width),
-    "layers.0.self_attn.q_proj.weight": (2 * heads * size, width),
-    "layers.0.self_attn.k_proj.weight": (kv * size, width),
-    "layers.0.self_attn.v_proj.weight": (kv * size, width),
-    "layers.0.self_attn.o_proj.weight": (width, heads * size),
-    "layers.0.self_attn.q_norm.weight": (size,),
-    "layers.0.self_attn.k_norm.weight": (size,),
-    "layers.0.mlp.gate_proj.weight": (inner, width),
-    "layers.0.mlp.up_proj.weight": (inner, width),
-    "layers.0.mlp.down_proj.weight": (width, inner),
-    **{
-      f"{x}.weight": (width,)
-      for x in (
-        "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm",
-        "layers.0.input_layernorm", "layers.0.post_attention_layernorm",
-      )
-    },
-  }  # fmt: skip
-  if settings.get("attention_bias"):
-    for letter, count in (("q", 2 * heads), ("k", kv), ("v", kv)):
-      shapes[f"layers.0.self_attn.{letter}_proj.bias"] = (count * size,)
-    shapes["layers.0.self_attn.o_proj.bias"] = (width,)
-  rng = np.random.default_rng(seed)
-  made = {
-    k: (0.3 * rng.standard_normal(s)).astype("f4") for k, s in shapes.items()
-  }
-  references.edit_tensors(
-    path, lambda all_: all_.update({f"mtp.{k}": x for k, x in made.items()})
-  )
-  return {k: x.astype(np.float64) for k, x in made.items()}
 
 
 class Slow:
@@ -118,7 +80,7 @@ class Slow:
 def dense(copied):
   """A target of one file with layers that have no experts, and its head."""
   path = copied("qwen3-5")
-  return path, with_head(path, "qwen3-5")
+  return path, mtp_heads.add(path, MODELS["qwen3-5"][1])
 
 
 def loaded(path):
