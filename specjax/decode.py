@@ -599,34 +599,10 @@ class Decoder:
   ) -> None:
     """Raises ValueError for arguments of `extend` that cannot work."""
     arguments.check_params(params)
-    self.check_rolls_back()
     arguments.check_extension(
       state, row, tokens, count, max_new_tokens,
       buffer_length=self.buffer_length(state), vocab_size=self.vocab_size,
     )  # fmt: skip
-
-  @property
-  def num_refed(self) -> int:
-    """Tokens that are fed again where a text goes on."""
-    return min(self.drafter.again, self.drafter.tree.max_depth + 2)
-
-  @property
-  def keeps_rounds(self) -> bool:
-    """Whether a text goes on from where rounds have ended.
-
-    If not, the target's recurrent states do not go back as far as the drafter
-    asks; a text goes on from what was read of it all the same.
-    """
-    return not self.target.has_states or self.num_refed <= 2
-
-  def check_rolls_back(self) -> None:
-    """Raises ValueError if texts cannot go on, for want of old states."""
-    if not self.keeps_rounds:
-      raise ValueError(
-        f"drafter {self.drafter.name!r} wants {self.num_refed} tokens fed "
-        "again where a text goes on, and a cache of recurrent states goes back "
-        "by one pass: begin anew with the whole text (admit, without a source)"
-      )
 
   def read(self, params: Params, inputs: Any) -> Any:
     """What both models are given as inputs: once read, if they share that."""

@@ -246,7 +246,10 @@ def _read(
     carry = chunk(carry)
   # Where the text goes on, its newest tokens can be fed again.
   held = state.target_cache.recurrent
-  room = drafter.tree.num_fed if is_fresh or held is None else held.width
+  # A pass leaves what is fed again after it.
+  room = drafter.tree.num_fed + max(again - 2, 0)
+  if not is_fresh and held is not None:
+    room = held.width
   recurrent = recurrent_lib.settled(
     carry[0].recurrent, state.length - again, room
   )

@@ -8,15 +8,15 @@ where the gates g are at most 0 and the updates u may depend on the states
 before (the gated delta rule: Yang, Kautz and Hatamizadeh, ICLR 2025). A state
 cannot be cut short, so a cache of them is committed a pass late: beside the
 state of the first `base` tokens it keeps what the last pass made of each of its
-tokens, keys, updates and gates. Gates are added up along each token's own path
+tokens: keys, updates and gates. Gates are added up along each token's own path
 of the tree, G_j, so that after any of its nodes a, with ancestors j,
 
   S_a = e^{G_a} S_0 + sum_j e^{G_a - G_j} k_j u_j^T,
 
 and no node needs a state of its own. The path that was accepted is gathered
-(`keep_path`) and folded into the state as the next pass begins. Going back is
-lowering `Cache.length` as for keys and values, but no further than `base`:
-whoever does is given NaN.
+(`keep_path`) and folded into the state as later passes begin: as late as there
+is room for. Going back is lowering `Cache.length` as for keys and values, but
+no further than `base`: whoever does is given NaN.
 
 Letters in shapes: B rows, H value heads, K key heads, P pending tokens, C
 channels of a key, V of a value, W convolved channels of a key head, R inputs
@@ -122,39 +122,100 @@ def make_memory(
   )
 
 
-def folded(memory: Memory, count: Array) -> tuple[Array, Array]:
-  """State and window after the first pending tokens, a chain of them.
+def num_folded(width: int, fed: int, count: Array) -> Array:
+  """How many of some pending tokens a pass folds, for want of room, `i32[B]`.
+
+  Args:
+    width: P.
+    fed: T, tokens of the pass, which are pending after it.
+    count: `i32[B]`, tokens that are pending and committed.
+  """
+  return jnp.maximum(count - max(width - fed, 0), 0)
+
+
+def advanced(memory: Memory, count: Array) -> Memory:
+  """A memory whose state holds the first pending tokens, a chain, too.
 
   Args:
     memory: of one layer.
-    count: `i32[B]` in 0..P.
-
-  Returns:
-    `f[B, H, C, V]` and `f[B, K, R, W]`.
+    count: `i32[B]` in 0..P; as many entries at the end mean nothing then.
   """
-  batch, groups, width, _ = memory.keys.shape
-  gates = memory.gates[..., 0]
-  counted = jnp.arange(width) < count[:, None]  # [B, P]
-  last = _after(memory.gates, count)[..., 0]  # [B, H, 1]
-  weights = jnp.where(counted[:, None], jnp.exp(last - gates), 0)
-  added = jnp.einsum(
-    "bkpc,bkrp,bkrpv->bkrcv",
+  width = memory.gates.shape[2]
+  last = _after(memory.gates, count)  # [B, H, 1, 1]
+  state = jnp.exp(last) * memory.state + jnp.einsum(
+    "bkpc,bkrpv->bkrcv",
     memory.keys,
-    weights.reshape(batch, groups, -1, width),
-    memory.updates.reshape(batch, groups, -1, width, memory.state.shape[-1]),
+    _weighed(memory, count),
     precision=_dot,
   ).reshape(memory.state.shape)
-  state = jnp.exp(last)[..., None] * memory.state + added
+  at = count[:, None] + jnp.arange(width)
+  at = jnp.minimum(at, width - 1)[:, None, :, None]
+  window = window_after(memory, count)
+  memory = dataclasses.replace(memory, gates=memory.gates - last)
+  moved = (jnp.take_along_axis(x, at, axis=2) for x in memory.pending)
+  return dataclasses.replace(
+    memory.with_pending(tuple(moved)), state=state, window=window
+  )
+
+
+def window_after(memory: Memory, count: Array) -> Array:
+  """Inputs of the convolution before pending token `count`, `f[B, K, R, W]`."""
   reach = memory.window.shape[2]
   inputs = jnp.concatenate([memory.window, memory.inputs], axis=2)
-  window = jax.vmap(
+  return jax.vmap(
     lambda row, at: lax.dynamic_slice_in_dim(row, at, reach, axis=1)
   )(inputs, count)
-  return state, window
+
+
+def said(memory: Memory, count: Array, x: Array) -> Array:
+  """Products of the state after some pending tokens, which is not formed.
+
+  Args:
+    memory: of one layer.
+    count: `i32[B]`, the pending tokens, a chain.
+    x: `f[B, K, T, C]`.
+
+  Returns:
+    `f[B, K, H / K, T, V]`.
+  """
+  grouped = (*x.shape[:2], -1)
+  state = memory.state.reshape(*grouped, *memory.state.shape[2:])
+  last = jnp.exp(_after(memory.gates, count)).reshape(*grouped, 1, 1)
+  found = last * jnp.einsum("bktc,bkrcv->bkrtv", x, state, precision=_dot)
+  alike = jnp.einsum("bktc,bkpc->bktp", x, memory.keys, precision=_dot)
+  return found + jnp.einsum(
+    "bktp,bkrpv->bkrtv", alike, _weighed(memory, count), precision=_dot
+  )
+
+
+def written(memory: Memory, pending: tuple[Array, ...], at: Array) -> Memory:
+  """With other entries from pending token `at` on, `i32[B]`.
+
+  Gates are added to what the pending tokens before them add up to.
+  """
+  keys, updates, gates, inputs = pending
+  gates = gates + _after(memory.gates, at)
+  put = jax.vmap(
+    lambda row, new, at: lax.dynamic_update_slice_in_dim(
+      row, new.astype(row.dtype), at, axis=1
+    )
+  )
+  new = keys, updates, gates, inputs
+  pairs = zip(memory.pending, new, strict=True)
+  return memory.with_pending(tuple(put(x, y, at) for x, y in pairs))
+
+
+def _weighed(memory: Memory, count: Array) -> Array:
+  """Updates as they are left after `count` tokens, `f[B, K, H / K, P, V]`."""
+  counted = jnp.arange(memory.gates.shape[2]) < count[:, None]  # [B, P]
+  fade = jnp.exp(_after(memory.gates, count) - memory.gates)
+  fade = jnp.where(counted[:, None, :, None], fade, 0)
+  found = fade * memory.updates
+  return found.reshape(*memory.keys.shape[:2], -1, *found.shape[2:])
 
 
 def _after(gates: Array, count: Array) -> Array:
-  """The gate that pending tokens add up to, `f[B, H, P, 1] -> [B, H, 1, 1]`."""
+  """What gates of some tokens add up to, `f[B, H, P, 1] -> [B, H, 1, 1]`."""
   at = jnp.maximum(count - 1, 0)[:, None, None, None]
   last = jnp.take_along_axis(gates, at, axis=2)
   return jnp.where(count[:, None, None, None] > 0, last, 0)
@@ -184,25 +245,19 @@ def settled(
   Args:
     recurrent: what a cache holds.
     base: `i32[B]`, tokens that states are to hold, or more where they do.
-    width: pending tokens that there is room for afterwards.
+    width: pending tokens that there is room for afterwards; no more of them
+      may be left.
   """
   if recurrent is None:
     return None
+  recurrent = widened(recurrent, width)
   count = jnp.clip(base - recurrent.base, 0, recurrent.width)
 
   def fold(memory: Memory) -> Memory:
     if memory.state.ndim == 5:
       return lax.map(fold, memory)
-    state, window = folded(memory, count)
-    gates = memory.gates - _after(memory.gates, count)
-    memory = dataclasses.replace(
-      memory, state=state, window=window, gates=gates
-    )
-    at = count[:, None] + jnp.arange(width)
-    at = jnp.minimum(at, recurrent.width - 1)[:, None, :, None]
-    return memory.with_pending(
-      tuple(jnp.take_along_axis(x, at, axis=2) for x in memory.pending)
-    )
+    memory = advanced(memory, count)
+    return memory.with_pending(tuple(x[:, :, :width] for x in memory.pending))
 
   return Recurrent(
     base=recurrent.base + count, layers=tuple(map(fold, recurrent.layers))
@@ -212,25 +267,25 @@ def settled(
 def path_kept(
   recurrent: Recurrent | None, start: Array, path: Array
 ) -> Recurrent | None:
-  """With a path of the last pass's nodes pending, and none of the others.
+  """With a path of the last pass's nodes pending, behind what was before them.
 
   Args:
     recurrent: what a cache holds.
-    start: `i32[B]`, the root's slot; of rows that the pass was not for, and
-      which stay as they are, beyond `base`.
+    start: `i32[B]`, the root's slot.
     path: `i32[B, G + 1]`, as of `specjax.cache.keep_path`.
   """
   if recurrent is None:
     return None
-  took_part = start == recurrent.base
+  place = jnp.arange(recurrent.width)
+  first = (start - recurrent.base)[:, None]
+  step = place - first
+  node = jnp.take_along_axis(path, jnp.clip(step, 0, path.shape[1] - 1), axis=1)
+  inside = (step >= 0) & (step < path.shape[1])
+  at = jnp.where(inside, jnp.minimum(first + node, place[-1]), place)
 
   def gather(x: Array) -> Array:
-    ahead = (1,) * (x.ndim - 4)
-    index = path.reshape(*ahead, len(path), 1, -1, 1)
-    kept = jnp.take_along_axis(x, index, axis=-2)
-    old = x[..., : path.shape[1], :]
-    kept = jnp.where(took_part.reshape(*ahead, -1, 1, 1, 1), kept, old)
-    return jnp.concatenate([kept, x[..., path.shape[1] :, :]], axis=-2)
+    index = at.reshape(*[1] * (x.ndim - 4), len(at), 1, -1, 1)
+    return jnp.take_along_axis(x, index, axis=-2)
 
   layers = tuple(
     m.with_pending(tuple(map(gather, m.pending))) for m in recurrent.layers

@@ -156,12 +156,17 @@ class GatedDelta(nnx.Module):
     raw = self.qkv(x).reshape(batch, fed, s.num_key_heads, s.channels)
     raw = jnp.swapaxes(raw, 1, 2)  # [B, K, T, W]
     if kv is None:
-      state, window = None, jnp.zeros_like(raw, shape=(
+      read, window = None, jnp.zeros_like(raw, shape=(
         batch, s.num_key_heads, s.kernel - 1, s.channels
       ))  # fmt: skip
     else:
-      state, window = recurrent.folded(kv, sees.count)
-      state = jnp.where(sees.lost[:, None, None, None], jnp.nan, state)
+      held, count = _begun(kv, fed, sees.count)
+      window = recurrent.window_after(held, count)
+      read = lambda x: jnp.where(
+        sees.lost[:, None, None, None, None],
+        jnp.nan,
+        recurrent.said(held, count, x),
+      )
     mixed = self._convolved(window, raw, sees.taps, wide)
     q, k, v = jnp.split(mixed, (s.key_dim, 2 * s.key_dim), axis=-1)
     v = v.reshape(batch, s.num_key_heads, fed, -1, s.value_dim)
@@ -180,7 +185,7 @@ class GatedDelta(nnx.Module):
     q, k = _unit(heal(q)) * s.key_dim**-0.5, _unit(heal(k))
     v = jnp.where(broken[:, :, None, :, None], 0, v)
     out, updates, total = _solved(
-      q, k, v, heal_heads(gates), heal_heads(strength), state,
+      q, k, v, heal_heads(gates), heal_heads(strength), read,
       sees.self_or_above,
     )  # fmt: skip
     on_path = jnp.any(sees.self_or_above[:, None] & broken[:, :, None], axis=-1)
@@ -191,15 +196,12 @@ class GatedDelta(nnx.Module):
     if kv is None:
       return y, None
     value_heads = lambda y: y.reshape(batch, s.num_value_heads, *y.shape[3:])
-    new = Memory(
-      state=state,
-      window=window,
-      keys=k,
-      updates=value_heads(updates),
-      gates=value_heads(total)[..., None],
-      inputs=raw,
-    )
-    return y, _remembered(kv, new, sees.idle)
+    new = k, value_heads(updates), value_heads(total)[..., None], raw
+    new = recurrent.written(held, new, count)
+    if sees.idle is not None:  # such rows stay as they are
+      left, old = sees.idle[:, None, None, None], _roomy(kv, fed)
+      new = jax.tree.map(lambda x, y: jnp.where(left, x, y), old, new)
+    return y, new
 
   def _convolved(self, window, raw, taps, wide):
     """What the rule reads, `f[B, K, T, W]`, after the activation."""
@@ -237,14 +239,15 @@ def _broken(mixed: Array, strength: Array, gates: Array) -> Array:
   return of(mixed, -1) | of(strength, 2) | of(gates, 2)
 
 
-def _solved(q, k, v, gates, strength, state, tree):
+def _solved(q, k, v, gates, strength, read, tree):
   """What all tokens say, their updates, and their gates added up.
 
   Args:
     q, k: `f[B, K, T, C]`.
     v: `f[B, K, R, T, V]`.
     gates, strength: `f[B, K, R, T]`.
-    state: `f[B, H, C, V]`, or None for zero.
+    read: `f[B, K, T, C] -> f[B, K, R, T, V]`, what the state before them says
+      of queries or keys; None: nothing.
     tree: `bool[B or 1, T, T]`.
 
   Returns:
@@ -259,10 +262,9 @@ def _solved(q, k, v, gates, strength, state, tree):
   alike = _einsum("bkic,bkjc->bkij", k, k)[:, :, None]
   system = strength[..., None] * alike * fade * others
   wanted = v
-  if state is not None:
-    state = state.reshape(*q.shape[:2], -1, *state.shape[-2:])
-    said = jnp.exp(total)[..., None]
-    wanted = v - said * _einsum("bkic,bkrcv->bkriv", k, state)
+  if read is not None:
+    faded = jnp.exp(total)[..., None]
+    wanted = v - faded * read(k)
   updates = lax.linalg.triangular_solve(
     system + jnp.eye(fed, dtype=q.dtype),
     strength[..., None] * wanted,
@@ -272,8 +274,8 @@ def _solved(q, k, v, gates, strength, state, tree):
   )
   found = _einsum("bkic,bkjc->bkij", q, k)[:, :, None] * fade
   out = _einsum("bkrij,bkrjv->bkriv", found, updates)
-  if state is not None:
-    out = out + said * _einsum("bkic,bkrcv->bkriv", q, state)
+  if read is not None:
+    out = out + faded * read(q)
   return out, updates, total
 
 
@@ -282,19 +284,21 @@ def _along_paths(tree: Array, gates: Array) -> Array:
   return _einsum("bij,bkrj->bkri", tree.astype(gates.dtype), gates)
 
 
-def _remembered(old: Memory, new: Memory, idle: Array | None) -> Memory:
-  """What a pass leaves, in arrays as they were; idle rows stay as they are.
+def _roomy(memory: Memory, fed: int) -> Memory:
+  """A memory with room for so many pending tokens at least."""
+  more = max(fed - memory.keys.shape[2], 0)
+  wider = lambda x: jnp.pad(x, ((0, 0), (0, 0), (0, more), (0, 0)))
+  return memory.with_pending(tuple(map(wider, memory.pending)))
 
-  They are longer if the pass was wider than there was room for.
+
+def _begun(memory: Memory, fed: int, count: Array) -> tuple[Memory, Array]:
+  """A memory with room for a pass, and pending tokens that are left in it.
+
+  Args:
+    memory: of the layer.
+    fed: T, tokens of the pass.
+    count: `i32[B]`, pending tokens that are committed.
   """
-
-  def of(before: Array, now: Array) -> Array:
-    count = now.shape[2]
-    more = max(count - before.shape[2], 0)
-    before = jnp.pad(before, ((0, 0), (0, 0), (0, more), (0, 0)))
-    now, first = now.astype(before.dtype), before[:, :, :count]
-    if idle is not None:
-      now = jnp.where(idle[:, None, None, None], first, now)
-    return jnp.concatenate([now, before[:, :, count:]], axis=2)
-
-  return jax.tree.map(of, old, new)
+  memory = _roomy(memory, fed)
+  fold = recurrent.num_folded(memory.keys.shape[2], fed, count)
+  return recurrent.advanced(memory, fold), count - fold

@@ -202,7 +202,7 @@ def as_language_model(
       keys=tuple(k for k, _ in kvs),
       values=tuple(v for _, v in kvs),
       length=fed.start + tokens.shape[1],
-      recurrent=after_pass(fed.cache, left, fed.start),
+      recurrent=after_pass(fed.cache, left, fed.start, tokens.shape[1]),
     )
     return output, _laid_out(cache, put)
 

@@ -29,6 +29,7 @@ from models.networks.description import (
 from models.networks.layers import Layer, Linear, make_norm, tied_logits
 from models.networks.params import split
 from specjax import cache as cache_lib
+from specjax import recurrent
 from specjax.cache import Cache, Visible
 from specjax.recurrent import Memory, Recurrent, make_memory
 from specjax.types import LanguageModel, ModelOutput
@@ -159,7 +160,7 @@ class Transformer(nnx.Module):
         mlp=i not in skipped.mlp,
       )
     if cache is not None:
-      cache = with_layers(c, cache, kvs, fed.start)
+      cache = with_layers(c, cache, kvs, fed.start, tokens.shape[1])
       cache = cache.replace(length=fed.start + tokens.shape[1])
     seen[c.num_layers] = x
     return self.leave(x, logits_at, seen, features), cache
@@ -307,7 +308,11 @@ def layers_of(config: TransformerConfig, cache: Cache | None) -> dict[int, Any]:
 
 
 def with_layers(
-  config: TransformerConfig, cache: Cache, kvs: dict[int, Any], start: Array
+  config: TransformerConfig,
+  cache: Cache,
+  kvs: dict[int, Any],
+  start: Array,
+  fed: int,
 ) -> Cache:
   """A cache after a pass; see `layers_of`.
 
@@ -316,31 +321,32 @@ def with_layers(
     cache: before the pass.
     kvs: what its layers have left.
     start: `i32[B]`, the slot of the first fed token.
+    fed: T.
   """
   memories = tuple(kvs[i] for i in config.deltas)
   return cache.replace(
     keys=tuple(kvs[i][0] for i in config.cached),
     values=tuple(kvs[i][1] for i in config.cached),
-    recurrent=after_pass(cache, memories, start),
+    recurrent=after_pass(cache, memories, start, fed),
   )
 
 
 def after_pass(
-  cache: Cache, memories: tuple[Memory, ...], start: Array
+  cache: Cache, memories: tuple[Memory, ...], start: Array, fed: int
 ) -> Recurrent | None:
-  """Recurrent states that hold all tokens before the pass's.
-
-  Those of rows that are idle are as they were.
+  """Recurrent states after a pass; those of rows that are idle as they were.
 
   Args:
     cache: before the pass.
     memories: what it has left.
     start: `i32[B]`, the slot of the first fed token.
+    fed: T.
   """
   before = cache.recurrent
   if before is None:
     return None
-  base = start.astype(before.base.dtype)
+  count = jnp.maximum(start - before.base, 0)
+  base = before.base + recurrent.num_folded(before.width, fed, count)
   if cache.idle is not None:
     base = jnp.where(cache.idle, before.base, base)
   return Recurrent(base=base, layers=memories)

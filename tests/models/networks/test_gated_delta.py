@@ -18,7 +18,7 @@ from models.networks.description import (
   TransformerConfig,
 )
 from models.networks.gated_delta import GatedDelta
-from models.networks.transformer import delta_memory
+from models.networks.transformer import after_pass, delta_memory
 from specjax import cache as cache_lib
 from specjax import recurrent
 from specjax.recurrent import Recurrent
@@ -121,35 +121,40 @@ def passes(graphdef):
   """A pass of the layer: what it says, and what is remembered then."""
 
   @compiling_quickly
-  def run(params, held, count, x, tree):
+  def run(params, held, length, x, tree):
     cache = cache_lib.Cache(
-      keys=(), values=(), positions=None, length=held.base + count,
+      keys=(), values=(), positions=None, length=jnp.asarray(length),
       recurrent=held,
     )  # fmt: skip
     seen = gated_delta.above(tree, SPEC.kernel, cache)
     out, memory = nnx.merge(graphdef, params)(
       x, None, seen, held.layers[0], None
     )
-    return out, Recurrent(base=cache.length, layers=(memory,))
+    return out, after_pass(cache, (memory,), cache.length, x.shape[1])
 
   return run
 
 
-def errors(*, chain=False):
-  """Largest errors of outputs and of states over rounds of random trees."""
+def errors(*, chain=False, more=0):
+  """Largest errors of outputs and of states over rounds of random trees.
+
+  Args:
+    chain: chains instead.
+    more: pending tokens that there is room for beside those of a pass.
+  """
   rng, module = np.random.default_rng(0), layer()
   graphdef, params = nnx.split(module)
 
   look = passes(graphdef)
 
   @compiling_quickly
-  def keep(held, path):
-    return recurrent.path_kept(held, held.base, path)
+  def keep(held, start, path):
+    return recurrent.path_kept(held, start, path)
 
   memory = delta_memory(SPEC, ROWS, jnp.float64)
   held = Recurrent(base=jnp.zeros(ROWS, jnp.int32), layers=(memory,))
-  held = recurrent.widened(held, NODES)
-  count, slow = np.zeros(ROWS, np.int32), [Slow(module) for _ in range(ROWS)]
+  held = recurrent.widened(held, NODES + more)
+  length, slow = np.zeros(ROWS, np.int32), [Slow(module) for _ in range(ROWS)]
   worst = 0.0
   for _ in range(ROUNDS):
     x = rng.normal(size=(ROWS, NODES, WIDTH))
@@ -157,8 +162,9 @@ def errors(*, chain=False):
     if chain:
       parents = [np.arange(NODES) - 1] * ROWS
       trees = [np.tri(NODES, dtype=bool)] * ROWS
-    out, held = look(params, held, count, x, np.stack(trees))
+    out, held = look(params, held, length, x, np.stack(trees))
     paths = np.zeros((ROWS, NODES), np.int32)
+    count = np.zeros(ROWS, np.int32)
     for row in range(ROWS):
       after = {-1: slow[row]}
       for node in range(NODES):
@@ -169,16 +175,17 @@ def errors(*, chain=False):
       path = np.flatnonzero(trees[row][last])
       paths[row, : len(path)] = path
       count[row], slow[row] = len(path), after[last]
-    held = keep(held, paths)
-  settled = recurrent.settled(held, held.base + count, 1)
+    held = keep(held, length, paths)
+    length = length + count
+  settled = recurrent.settled(held, length, 1)
   assert settled is not None
   states = np.stack([s.states for s in slow])
   return worst, float(np.abs(settled.layers[0].state - states).max())
 
 
-@pytest.mark.parametrize("chain", [False, True])
-def test_a_tree_says_what_the_recurrence_says_along_each_path(chain):
-  assert max(errors(chain=chain)) < EXACT
+@pytest.mark.parametrize(("chain", "more"), [(False, 0), (True, 0), (False, 3)])
+def test_a_tree_says_what_the_recurrence_says_along_each_path(chain, more):
+  assert max(errors(chain=chain, more=more)) < EXACT
 
 
 def gates_of_all_before(tree, gates):
@@ -195,11 +202,11 @@ def siblings_convolved(above):
   return wrong
 
 
-def folded_twice(folded):
+def folded_twice(advanced):
   def wrong(memory, count):
-    state, window = folded(memory, count)
-    again, _ = folded(dataclasses.replace(memory, state=state), count)
-    return again, window
+    once = advanced(memory, count)
+    memory = dataclasses.replace(memory, state=once.state)
+    return dataclasses.replace(once, state=advanced(memory, count).state)
 
   return wrong
 
@@ -212,7 +219,7 @@ MUTANTS = {
     gated_delta, "above", siblings_convolved(gated_delta.above)
   ),
   "a state is folded twice": lambda patch: patch.setattr(
-    recurrent, "folded", folded_twice(recurrent.folded)
+    recurrent, "advanced", folded_twice(recurrent.advanced)
   ),
   "the path is not gathered": lambda patch: patch.setattr(
     recurrent, "path_kept", lambda held, start, path: held
@@ -240,7 +247,7 @@ def test_numbers_that_are_none_reach_those_below_them_alone():
   empty = Recurrent(base=jnp.zeros(1, jnp.int32), layers=(memory,))
   empty = recurrent.widened(empty, 4)
   keep = lambda held, *path: recurrent.path_kept(
-    held, held.base, np.array([path])
+    held, np.array([0]), np.array([path])
   )
   said, held = look(params, empty, np.array([0]), x, tree)
   found, other = look(params, empty, np.array([0]), broken, tree)
