@@ -76,7 +76,7 @@ def random(module):
   return nnx.merge(graphdef, state)
 
 
-def decoder_of(tree, rule, *, scanned=False, again=2, **options):
+def decoder_of(tree, rule, *, scanned=True, again=2, **options):
   model, params = as_language_model(hybrid())
   if scanned:
     model = stacked.as_language_model(hybrid().config, dtype=jnp.float64)
@@ -94,11 +94,10 @@ def decoder_of(tree, rule, *, scanned=False, again=2, **options):
   ("tree", "rule"),
   [
     (chain(2), "token"),
-    (TREE, "recursive"),
     *(
       pytest.param(tree, rule, marks=pytest.mark.heavy)
       for tree, rule in [
-        (chain(2), "block"), (TREE, "kseq"), (TREE, "traversal"),
+        (chain(2), "block"), (TREE, "recursive"), (TREE, "kseq"), (TREE, "traversal"),
         (TREE, "transport"), (TREE, "match"),
       ]
     ),
@@ -131,7 +130,10 @@ def test_a_round_has_the_targets_law(tree, rule):
   ],
 )
 def test_a_round_with_an_mtp_head_has_the_targets_law(tree, rule):
-  model, target = as_language_model(hybrid(), features=(FINAL,))
+  model = stacked.as_language_model(
+    hybrid().config, dtype=jnp.float64, features=(FINAL,)
+  )
+  target = stacked.stack(hybrid())
   head = random(mtp.Mtp(
     mtp.config_of(hybrid().config), dtype=jnp.float64, rngs=nnx.Rngs(0)
   ))  # fmt: skip
@@ -179,7 +181,10 @@ def error_of_rows(state):
   return worst
 
 
-@pytest.mark.parametrize(("tree", "scanned"), [(chain(3), True), (TREE, False)])
+@pytest.mark.parametrize(
+  ("tree", "scanned"),
+  [(TREE, True), pytest.param(chain(3), False, marks=pytest.mark.heavy)],
+)
 def test_ragged_rows_are_read_refilled_and_go_on(monkeypatch, tree, scanned):
   """Whatever a row was and its neighbours are, its laws are its text's."""
   monkeypatch.setattr(prefill, "_CHUNK", 4)  # of prompts; rows end apart
@@ -213,6 +218,7 @@ def test_ragged_rows_are_read_refilled_and_go_on(monkeypatch, tree, scanned):
   assert error_of_rows(state) < 1e-10
 
 
+@pytest.mark.heavy
 def test_a_row_begins_anew_or_with_all_of_its_text():
   """What lies between is gone: such a row ends, and says so."""
   decoder, params = decoder_of(chain(2), "token", with_log_probs=True)
