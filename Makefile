@@ -110,10 +110,11 @@ serve: $(VENV)/.serve.stamp  ## Serves SmolLM2 over HTTP, at localhost:8000
 	@$(PY) -m launch.tools.fetch_smollm2 >&2
 	@$(PY) -m launch.serve --config=configs/smollm2.py $(ARGS)
 
-.PHONY: benchmark
-benchmark: $(VENV)/.setup.stamp  ## Measures the embedded pair: benchmark.json
-	@$(PY) -m launch.benchmark --config=configs/embedded.py \
-	  --output=benchmark.json $(ARGS)
+.PHONY: evaluate
+evaluate: $(VENV)/.setup.stamp  ## Does drafting pay for the embedded pair, and why
+	@mkdir -p build
+	@$(PY) -m launch.evaluate --config=configs/embedded.py --prompts=built-in \
+	  --explain --output=build/evaluation.json $(ARGS)
 
 # A file is one worker's, so that what its tests share is compiled once.
 PYTEST = $(PY) -m pytest -n $(JOBS) --dist loadfile

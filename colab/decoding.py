@@ -138,21 +138,23 @@ plt.show()
 # ## How many tokens to draft?
 #
 # A longer draft is accepted less to its end, and costs a draft pass a token.
-# `findings.measure` decodes the prompts with several lengths and plainly, in
-# turn, and times the passes that a round is made of. From those costs and the
-# acceptance it *predicts* each rate. This takes some minutes, most of it for
-# compiling.
+# `result.of_prompts` decodes the prompts with several lengths and plainly, in
+# turn, and times rounds and passes; `explain.findings` *predicts* each rate
+# from those costs and the acceptance. This takes some minutes, most of it for
+# compiling. (`launch.evaluate --explain` is the same as a command.)
 
 # %%
-from launch.build import drafters
-from launch.studies.report import findings, page
+from launch.evaluation import explain, explain_page, questions, result
 
 config.batch_size, rounds = (len(items), 1) if SMALL else (1, 3)
-sweep = {depth: one}
-for n in (1,) if SMALL else (1, 2, 4, 8):
-  shape = drafters.with_tokens(one.drafting, n)
-  sweep[n] = pair.assemble(config, models, drafting=shape)
-found = findings.measure(config, items, sweep, chosen=depth, rounds=rounds)
+lengths = (1,) if SMALL else (1, 2, 4, 8)
+names = [config.drafter, *(f"model(tokens={n})" for n in lengths)]
+measured = result.of_prompts(
+  config, ", ".join(names), lambda tokenizer: questions.of_prompts(items),
+  rounds=rounds, timing="rounds" if SMALL else "passes",
+)  # fmt: skip
+(found,) = explain.findings(measured)
+print(explain_page.verdict(found))
 
 # %% [markdown]
 # Acceptance by place. If every token were accepted with one probability
@@ -161,9 +163,15 @@ found = findings.measure(config, items, sweep, chosen=depth, rounds=rounds)
 # accepted before.
 
 # %%
-from IPython.display import display as show
-
-show(page.FIGURES["acceptance"](found))
+by_position = found["acceptance_by_position"]
+alpha = found["block_efficiency"]["acceptance"]
+places = np.arange(1, len(by_position["joint"]) + 1)
+plt.plot(places, by_position["conditional"], "o-", label="given those before")
+plt.plot(places, by_position["joint"], "s-", label="all so far")
+plt.plot(places, alpha**places, "k--", label=f"{alpha:.2f} to the power i")
+plt.gca().set(xlabel="drafted token i", ylabel="accepted", ylim=(0, 1))
+plt.legend()
+plt.show()
 
 # %% [markdown]
 # Tokens per second against the length of the draft: the curve was predicted
@@ -171,7 +179,9 @@ show(page.FIGURES["acceptance"](found))
 # prompts the 95% intervals are wide.
 
 # %%
-show(page.FIGURES["throughput"](found))
+from IPython.display import display as show
+
+show(explain_page.figure({"explained": [found]}))
 
 # %% [markdown]
 # Tokens per target call, again predicted and measured. `independent` is the
@@ -184,7 +194,6 @@ from specjax.theory import throughput
 efficiency = found["block_efficiency"]
 for name in ("measured", "rao_blackwell", "independent"):
   print(f"{name:>14} {efficiency[name]:.2f} tokens per target call")
-alpha = efficiency["acceptance"]
 by_hand = sum(alpha**i for i in range(depth + 1))
 assert np.isclose(throughput.tokens_per_cycle(depth, alpha), by_hand)
 
@@ -193,7 +202,7 @@ assert np.isclose(throughput.tokens_per_cycle(depth, alpha), by_hand)
 #
 # - `README.md`: the same through the library alone, without a config.
 # - `specjax/types.py`, then `specjax/decode.py`: the pieces and the loop.
-# - `docs/reports/greedy/report.md`: a whole report, made by
-#   `python -m launch.studies.report --config=configs/embedded.py --workdir=W`.
+# - `docs/reports/greedy-explained.md`: the same of the six built-in prompts,
+#   by `python -m launch.evaluate --explain`.
 # - `configs/huggingface.py`: your own checkpoints; and `docs/command-line.md`.
 # - `colab/rules.py`: why the text is exactly the target's, checked by sums.

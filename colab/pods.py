@@ -176,11 +176,11 @@ assert plan["per_chip_bytes"]["peak"] <= plan["per_chip_bytes"]["hbm"]
 #
 # Acceptance is a property of the pair and of the text, not of the machine:
 # measure it anywhere. Here is that of the embedded pair at temperature 1,
-# from a committed report, put into the plan. Your own: `launch.decode` and
-# `launch.studies.report`.
+# from a committed result, put into the plan. Your own: `launch.decode` and
+# `launch.evaluate --explain`.
 
 # %%
-report = tables.read("docs/reports/temperature-1/report.json")
+(report,) = tables.read("docs/reports/temperature-1.json")["explained"]
 acceptance = report["block_efficiency"]["acceptance"]
 line, length = plan["roofline"], plan["settings"]["num_speculative_tokens"]
 verify = line["verify_seconds"]
@@ -193,7 +193,7 @@ assert (gain > 1) == (acceptance > line["break_even_acceptance"])
 
 # %% [markdown]
 # The roofline leaves out what a loop costs beside its passes, and so does the
-# theory. On two CPU cores that was measured: the report's prediction with all
+# theory. On two CPU cores that was measured: the prediction with all
 # costs beside what the loop did.
 
 # %%
@@ -220,12 +220,12 @@ plt.show()
 import shutil
 
 has_device = without_tpu.has_tpu() or shutil.which("nvidia-smi") is not None
-config, output = "configs/smollm2.py", workdir / "benchmark.json"
+config, output = "configs/smollm2.py", workdir / "evaluation.json"
 if has_device and not SMALL:
   fetch = "-m launch.tools.fetch_smollm2"
   subprocess.run([sys.executable, *fetch.split()], check=True)
-  run = f"-m launch.benchmark --config={config} --output={output}"
-  run += " --config.drafter=ngram"
+  run = f"-m launch.evaluate --config={config} --output={output}"
+  run += " --prompts=built-in --systems=ngram"
   subprocess.run([sys.executable, *run.split()], check=True)
 
 # %% [markdown]
@@ -233,11 +233,11 @@ if has_device and not SMALL:
 # predict.
 
 # %%
-from launch import benchmark_page
+from launch.evaluation import page
 
 text = "No accelerator here: nothing was measured."
 if output.exists():
-  text = benchmark_page.table({str(output): tables.read(str(output))})
+  text = page.table({str(output): tables.read(str(output))})
 Markdown(text)
 
 # %% [markdown]

@@ -56,6 +56,9 @@ NUM_DRAFTS = flags.DEFINE_list(
 TEMPERATURES = flags.DEFINE_list(
   "temperatures", None, "Temperatures to decode at, one after the other."
 )
+TIMINGS = flags.DEFINE_list(
+  "timings", None, "Results of launch.evaluate --timing=passes."
+)
 COUNT = flags.DEFINE_integer("count", None, "How many to make.", lower_bound=1)
 SEED = flags.DEFINE_integer(
   "seed", None, "Of what is sampled, where no config says.", lower_bound=0,

@@ -1,27 +1,38 @@
-r"""Evaluates ways to draft on real questions: speed, acceptance, agreement.
+r"""Measures ways to draft on questions or prompts: speed, acceptance, texts.
 
   python -m launch.evaluate --config=configs/huggingface.py:target=DIR \
     --systems=plain,ngram,hf,hf_prompt_lookup --temperatures=0,1 \
     --batch_sizes=1,8 --questions=FILE --subset=120 --output=E.json
+  python -m launch.evaluate --config=configs/embedded.py --prompts=built-in \
+    --rounds=5 --explain --output=E.json
   python -m launch.evaluate --compare BEFORE.json AFTER.json
   python -m launch.evaluate --compare E.json --over=ngram
 
-All systems answer the same questions in turn, and every speed-up is against
-plain decoding of the same questions at the same batch size. FILE has a line
-{"question_id": 81, "category": "writing", "turns": ["...", "..."]} each, as
-Spec-Bench's question file has; without it, the forty of our own are asked,
-eight of each of five tasks, for answers of at most 64 tokens unless
---config.max_new_tokens says another number. A system is a drafter as
-config.drafter is, `ngram(tokens=8, max_ngram=2)` or `package.module:NAME`, or
-transformers' hf, hf_assisted and hf_prompt_lookup; `with_rule(eagle3, block)`
-has a rule of its own. What all share is the config's. The draft of
-`online(model)` learns of what it decodes, one group of questions after the
-other (docs/online.md).
+All systems answer the same questions in turn (--rounds times), and every
+speed-up is against plain decoding of the same questions at the same batch size.
+FILE has a line {"question_id": 81, "category": "writing", "turns": ["...",
+"..."]} each, as Spec-Bench's question file has; without it, the forty of our
+own are asked, eight of each of five tasks, for answers of at most 64 tokens
+unless --config.max_new_tokens says another number. --prompts=FILE reads plain
+prompts in place of them, as launch.decode does, or `built-in` ones. A system is
+a drafter as config.drafter is, `ngram(tokens=8, max_ngram=2)` or
+`package.module:NAME`; transformers' hf, hf_assisted and hf_prompt_lookup; or
+`llama_cpp("ENVIRONMENT/bin/python")`, of a GGUF file, by the package of that
+environment. `with_rule(eagle3, block)` has a rule of its own. What all share is
+the config's. The draft of `online(model)` learns of what it decodes, one group
+of questions after the other (docs/online.md).
+
+Rounds are timed apart from the answers, and the speed-up is predicted from
+them; --timing=passes times target passes over 1 to 16 tokens too, for
+`launch.tools.best_tree` and `launch.studies.depth`, --timing=none nothing.
+--explain says whether drafting pays, why not, and what would: without --systems
+it measures the config's drafter with several numbers of tokens.
 
 E.json has a row for each system, temperature, batch size and category, and all
 that it was made of; E.md shows it, E.svg draws it (docs/evaluation.md says how
-to read them). A run that was stopped goes on when the same command is given
-again; E.json.journal remembers what was measured.
+to read them), E-explained.md explains it, with E-throughput.svg. A run that was
+stopped goes on when the same command is given again; E.json.journal remembers
+what was measured.
 
 Several processes (see launch/processes.py) take turns at the groups of
 questions, if each holds the models on its own devices; process 0 writes.
@@ -36,7 +47,6 @@ from collections.abc import Container
 
 import jax
 import ml_collections
-import tqdm
 from absl import flags
 from ml_collections import config_flags
 
@@ -44,31 +54,34 @@ import specjax
 from launch import (
   cli,
   figures,
-  online,
   processes,
+  prompts,
   provenance,
   results,
   tables,
   terminal,
 )
-from launch.build import pair
+from launch.build import drafters, pair
 from launch.evaluation import (
   compare,
-  costs,
+  explain,
+  explain_page,
   measure,
   page,
   plots,
   questions,
   reference,
   result,
+  running,
   systems,
 )
-from launch.evaluation.measure import Contest, Group
+from launch.evaluation.measure import Contest
 from launch.evaluation.systems import System
 from launch.results import Journal
-from specjax.runtime import compilation
 
-cli.reads(cli.CONFIG, cli.OUTPUT, cli.TEMPERATURES, *processes.FLAGS)
+cli.reads(
+  cli.CONFIG, cli.PROMPTS, cli.OUTPUT, cli.TEMPERATURES, *processes.FLAGS
+)
 _QUESTIONS = flags.DEFINE_string(
   "questions", None, "The questions, JSONL; our own if not given."
 )
@@ -85,6 +98,16 @@ _SUBSET = flags.DEFINE_integer(
 _CATEGORIES = flags.DEFINE_list(
   "categories", None, "Only questions of these categories or tasks."
 )
+_ROUNDS = flags.DEFINE_integer(
+  "rounds", 1, "Times that every system decodes everything.", lower_bound=1
+)
+_TIMING = flags.DEFINE_enum(
+  "timing", "rounds", running.TIMINGS,
+  "Also time rounds, which the prediction is made of, and target passes.",
+)  # fmt: skip
+_EXPLAIN = flags.DEFINE_bool(
+  "explain", False, "Also say whether drafting pays, and why."
+)
 _COMPARE = flags.DEFINE_list(
   "compare", None, "Two results to compare, paired; nothing is decoded."
 )
@@ -96,6 +119,7 @@ cli.takes_the_rest(_COMPARE)
 
 # Tokens of an answer to our own questions: a few minutes on a laptop.
 _OWN_BUDGET = 64
+_BUILT_IN = "built-in"
 
 
 def settled(
@@ -114,14 +138,43 @@ def settled(
   return config
 
 
-def chosen(config) -> list[questions.Question]:
-  """The questions that are asked."""
-  found = questions.read(_QUESTIONS.value or questions.OWN)
+def chosen(
+  config, contest: Contest, plain: pair.Pair
+) -> list[questions.Question]:
+  """The questions that are asked, or the prompts."""
+  if name := cli.PROMPTS.value:
+    found = questions.of_prompts(
+      prompts.all_of(
+        None if name == _BUILT_IN else name, contest.tokenizer,
+        max_tokens=contest.room, encoder=plain.encoder,
+      )
+    )  # fmt: skip
+  else:
+    found = questions.read(_QUESTIONS.value or questions.OWN)
   if _CATEGORIES.value:
     found = questions.of_categories(found, _CATEGORIES.value)
   if _SUBSET.value:
     found = questions.subset(found, _SUBSET.value, seed=config.seed)
   return found
+
+
+def named(config) -> str:
+  """The systems of the command line: the config's drafter, if none is named.
+
+  To explain it, it drafts several numbers of tokens.
+  """
+  if _SYSTEMS.value or not _EXPLAIN.value:
+    return _SYSTEMS.value or config.drafter
+  drafting = drafters.of(config)
+  if not drafting.drafts or not drafting.tree.is_chain or drafting.lengths:
+    return config.drafter
+  every = [
+    explain.with_tokens(config.drafter, n)
+    for n in explain.SWEEP
+    if n <= config.max_new_tokens
+  ]
+  names = [config.drafter, *every]
+  return ", ".join(dict.fromkeys(map(systems.SYSTEMS.canonical, names)))
 
 
 def temperatures(config) -> list[float]:
@@ -160,9 +213,16 @@ def settings_of(config, entered: list[System], asked, models) -> dict:
     "questions": provenance.hash_texts(
       [json.dumps([q.id, q.category, q.task, q.turns]) for q in asked]
     ),
+    "rounds": _ROUNDS.value,
+    "timing": timing(),
     "jax": jax.__version__,
     "specjax": specjax.__version__,
   }
+
+
+def timing() -> str:
+  """What is timed apart: to explain, passes are."""
+  return "passes" if _EXPLAIN.value else _TIMING.value
 
 
 def checkpoints_of(entered: list[System]) -> dict[str, dict]:
@@ -179,129 +239,14 @@ def checkpoints_of(entered: list[System]) -> dict[str, dict]:
   return provenance.hashes(found)
 
 
-def measure_missing(
-  contests: dict[float, Contest],
-  groups: list[Group],
-  pairs: dict[str, pair.Pair],
-  journal: Journal | None,
-) -> list[dict]:
-  """Measures what is not in the journal: groups, and then rounds' costs.
-
-  Returns:
-    All records by the order of the groups, costs last, the same on every
-    process.
-  """
-  there = processes.gather(list(journal.batches.values()) if journal else [])
-  records = {record["batch"]: record for record in there[0]}
-  spans = processes.spanned_by(pairs[systems.PLAIN].params)
-  saved = None
-  if learners := learners_of(contests):
-    if processes.several():
-      raise cli.UserError("a draft learns online in one process")
-    if journal:
-      saved = online.Saved(cli.OUTPUT.value, learners)
-      saved.load(sum(group.name in records for group in groups))
-
-  def keep(record: dict) -> None:
-    records[record["batch"]] = record
-    if journal:
-      journal.add(record)
-
-  missing = [group for group in groups if group.name not in records]
-  sizes = {group.name: len(group.questions) for group in groups}
-  everything = sum(sizes.values())
-  there_too = everything - sum(sizes[group.name] for group in missing)
-  with _progress(everything, "question", initial=there_too) as progress:
-    for record in processes.in_turn(
-      missing,
-      lambda _, group: measure.measure(contests[group.temperature], group),
-      together=spans,
-    ):
-      if saved:
-        done = sum(group.name in records for group in groups)
-        saved.save(done + 1)
-      keep(record)
-      progress.update(sizes[record["batch"]])
-      if not spans:  # processes that share programs have them at the same time
-        give_up_programs(contests)
-  if spans:
-    return list(records.values())
-  untimed = _costs_missing(contests, groups, records)
-  with _progress(len(untimed), "drafter", "timing rounds") as progress:
-    for record in processes.in_turn(
-      untimed,
-      lambda _, part: costs.measure_costs(
-        contests[part[1].temperature], part[0], pairs[part[0].name], part[1],
-        records[part[1].name],
-      ),
-      together=False,
-    ):  # fmt: skip
-      keep(record)
-      progress.update()
-      give_up_programs(contests)
-  return list(records.values())
-
-
-def _progress(
-  total: int, unit: str, what: str | None = None, *, initial: int = 0
-) -> tqdm.tqdm:
-  """A bar, or lines of a log; none on any process but the chief, or of none."""
-  return tqdm.tqdm(
-    total=total, initial=initial, unit=unit, desc=what, smoothing=0.05,
-    disable=not total or not processes.is_chief(),
-    mininterval=0.5 if sys.stderr.isatty() else 60,
-  )  # fmt: skip
-
-
-def give_up_programs(contests: dict[float, Contest]) -> None:
-  """Where there are too many of them; what is needed is compiled again.
-
-  A dozen systems at several widths, temperatures and batch sizes are more
-  programs than a process can hold (`compilation.has_many_maps`).
-  """
-  if compilation.has_many_maps():
-    for contest in contests.values():
-      for one in contest.engines.values():
-        one.programs.clear()
-    jax.clear_caches()
-
-
-def learners_of(contests: dict[float, Contest]) -> dict[str, online.Learner]:
-  """By system; those of all temperatures are the same."""
-  first = next(iter(contests.values()))
-  return {
-    name: one.learner for name, one in first.engines.items() if one.learner
-  }
-
-
-def _costs_missing(
-  contests: dict[float, Contest], groups: list[Group], records: dict[str, dict]
-) -> list[tuple[System, Group]]:
-  """Systems and groups at which their rounds are still to be timed.
-
-  A round's cost does not depend on the temperature: the first one is taken.
-  Rounds whose width the host changes have none of their own.
-  """
-  first = next(iter(contests))
-  missing = []
-  for size in dict.fromkeys(group.batch_size for group in groups):
-    some = [g for g in groups if (g.temperature, g.batch_size) == (first, size)]
-    typical = costs.middling(some, records)
-    missing += [
-      (system, typical)
-      for system in contests[first].systems
-      if system.name in contests[first].engines
-      and system.drafts_here
-      and not system.drafting.lengths
-      and costs.name_of(system, size) not in records
-    ]
-  return missing
-
-
 def beside(path: str) -> dict[str, str]:
-  """The page and the figure of a result."""
+  """The page and the figure of a result, and what explains it."""
   stem = os.path.splitext(path)[0]
-  return {"the page": f"{stem}.md", "the figure": f"{stem}.svg"}
+  found = {"the page": f"{stem}.md", "the figure": f"{stem}.svg"}
+  if _EXPLAIN.value:
+    found["the explanation"] = f"{stem}-explained.md"
+    found["its figure"] = f"{stem}-throughput.svg"
+  return found
 
 
 def write(path: str, found: dict) -> None:
@@ -312,18 +257,25 @@ def write(path: str, found: dict) -> None:
   if not processes.is_chief():
     return
   results.write(path, result.as_text(found))
-  text, drawing = beside(path).values()
+  text, drawing, *more = beside(path).values()
+  _write_page(text, page.page, drawing, plots.figure, found)
+  if more:
+    _write_page(more[0], explain_page.page, more[1], explain_page.figure, found)
+
+
+def _write_page(text, page_of, drawing, figure_of, found) -> None:
+  """A page of a result, and its figure."""
   drawn = io.BytesIO()
-  figures.save(lambda: plots.figure(found), drawn)
+  figures.save(lambda: figure_of(found), drawn)
   results.write(drawing, drawn.getvalue())
-  results.write(text, page.page(found, figure=os.path.basename(drawing)))
+  results.write(text, page_of(found, figure=os.path.basename(drawing)))
 
 
 def compare_files(paths: list[str]) -> int:
   """Prints how a second result, or a result's other systems, compare."""
   cli.refuse_with(
-    "--compare", cli.CONFIG, cli.OUTPUT, _QUESTIONS, _SYSTEMS, cli.TEMPERATURES,
-    _BATCH_SIZES, _SUBSET, _CATEGORIES,
+    "--compare", cli.CONFIG, cli.OUTPUT, cli.PROMPTS, _QUESTIONS, _SYSTEMS,
+    cli.TEMPERATURES, _BATCH_SIZES, _SUBSET, _CATEGORIES,
   )  # fmt: skip
   wanted = "one file with --over" if _OVER.value else "two files"
   if len(paths) != (1 if _OVER.value else 2):
@@ -363,31 +315,35 @@ def run(argv) -> int:
   config = settled(
     cli.CONFIG.value,
     asked=config_flags.get_override_values(flags.FLAGS[cli.CONFIG.name]),
-    own=not _QUESTIONS.value,
+    own=not (_QUESTIONS.value or cli.PROMPTS.value),
   )
+  if cli.PROMPTS.value and (_QUESTIONS.value or _CATEGORIES.value):
+    raise cli.UserError("--prompts are asked in place of --questions")
   output = cli.OUTPUT.value
   results.check(
     {"--output": output}, drawn=beside(output), resumes=True,
     inputs={"--questions": _QUESTIONS.value},
   )  # fmt: skip
-  entered = systems.parse(_SYSTEMS.value or config.drafter, config)
+  entered = systems.parse(named(config), config)
   for system in entered:
     if system.reference is not None:
       reference.check(system)
   degrees = temperatures(config)
   sizes = cli.integers(_BATCH_SIZES, default=[config.batch_size])
-  if len(degrees) * len(sizes) > 1 and any(
+  if len(degrees) * len(sizes) * _ROUNDS.value > 1 and any(
     s.drafting and s.drafting.learning for s in entered
   ):
     raise cli.UserError(
       "a draft that learns would be asked again what it learned from: give one "
-      "temperature and one batch size"
+      "temperature, one batch size and one round"
     )
-  asked = chosen(config)
-  pairs = systems.assemble(entered)
-  contests = measure.contests(config, entered, pairs, degrees)
+  pairs = systems.assemble(entered, inputs=bool(cli.PROMPTS.value))
+  contests = measure.contests(
+    config, entered, pairs, degrees, rounds=_ROUNDS.value
+  )
   check_sizes(sizes, pairs[systems.PLAIN])
   one = contests[degrees[0]]
+  asked = chosen(config, one, pairs[systems.PLAIN])
   fit, refused = measure.first_turns(asked, one.tokenizer, one.room)
   if not fit:
     raise cli.UserError(
@@ -404,17 +360,21 @@ def run(argv) -> int:
   ]
   by_category = collections.Counter(q.category for q in asked)
   models = checkpoints_of(entered)
+  source = cli.PROMPTS.value or _QUESTIONS.value or str(questions.OWN)
   facts = {
     **provenance.record(
       models=models,
-      prompts=_QUESTIONS.value or str(questions.OWN),
+      prompts=None if source == _BUILT_IN else source,
+      texts=[q.turns[0] for q in asked],
     ),
     "config": json.loads(config.to_json_best_effort()),
+    "rounds": _ROUNDS.value,
     "systems": result.describe(entered, pairs),
     "questions": {
       "count": len(asked),
       "by_category": dict(by_category),
-      "chat_template": one.tokenizer.chat_template is not None,
+      "chat_template": one.tokenizer.chat_template is not None
+      and not cli.PROMPTS.value,
       "ids": [q.id for q in asked],
     },
     "left_out": result.left_out(entered, sizes),
@@ -426,14 +386,19 @@ def run(argv) -> int:
       print(f"{output}: {len(journal.batches)} groups and costs are measured "
             "already, and are kept", file=sys.stderr)  # fmt: skip
     try:
-      records = measure_missing(contests, groups, pairs, journal)
+      records = running.measure_missing(
+        contests, groups, pairs, timing=timing(), journal=journal, output=output
+      )
     finally:
       one.reference.close()
     found = result.result_of(records, facts)
+    if _EXPLAIN.value:
+      found["explained"] = explain.findings(found)
     write(output, found)
     journal.finish()
+  verdicts = map(explain_page.verdict, found.get("explained", ()))
   terminal.console(quiet=not processes.is_chief()).print(
-    page.over_all(found), soft_wrap=True, markup=False
+    "\n".join([page.over_all(found), *verdicts]), soft_wrap=True, markup=False
   )
   if found["refused"]:
     print(f"{len(found['refused'])} prompts were too long for config."

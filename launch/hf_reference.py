@@ -185,21 +185,6 @@ class Reference:
     sizes = {m.config.vocab_size for m in (self._target, self._draft)}
     return len(sizes) == 1  # it refuses embeddings padded differently
 
-  def run(
-    self, batch: Batch, *, assisted: bool
-  ) -> tuple[list[list[int]], float]:
-    """Completes a batch.
-
-    Args:
-      batch: the prompts; one, if assisted.
-      assisted: with the draft model as assistant.
-
-    Returns:
-      The emitted tokens of every prompt, see `Generated`, and the seconds.
-    """
-    found = self.generate(batch, assisted=assisted)
-    return found.token_ids, found.seconds
-
   def generate(
     self,
     batch: Batch,

@@ -16,6 +16,7 @@ import gguf
 import jax
 import numpy as np
 
+from launch.hf_reference import Generated
 from launch.json_process import JsonProcess
 from models import checkpoints
 from specjax.runtime.engine import Batch
@@ -31,24 +32,22 @@ def check(config) -> None:
     reason = "reads a GGUF file, and config.target is none"
   elif config.dtype != "float32":
     reason = f"is given float32, and config.dtype is {config.dtype}"
-  elif config.batch_size > 1:
-    reason = f"takes one prompt at a time, and {config.batch_size=}"
   else:
     return
   raise ValueError(f"llama.cpp {reason}")
 
 
 class LlamaCpp:
-  """Decodes as an `Engine` of batches of one row does."""
+  """Decodes batches of one row."""
 
-  def __init__(self, python: str, config, *, stop_tokens, slots: int):
+  def __init__(self, python: str, config, *, stop_tokens):
     """Starts the process and loads the config's target.
 
     Args:
       python: the interpreter of an environment that has `llama_cpp`.
-      config: of the experiment, for which `check` raises nothing.
+      config: of the experiment, for which `check` raises nothing; prompts with
+        their completions have at most `config.max_length` tokens.
       stop_tokens: ids that end a completion.
-      slots: the longest prompt with its completion, in tokens.
 
     Raises:
       ValueError: in one line, if there is no `llama_cpp`, or what it refuses.
@@ -59,7 +58,6 @@ class LlamaCpp:
       "most": config.max_new_tokens,
       "stops": list(stop_tokens),
       "sampling": {
-        "temp": config.temperature,
         "top_k": config.top_k,
         "top_p": config.top_p,
         "min_p": config.min_p,
@@ -76,7 +74,7 @@ class LlamaCpp:
       options = {
         "model_path": path,
         "use_mmap": False,  # the file is gone once it is loaded
-        "n_ctx": slots,
+        "n_ctx": config.max_length,
         "n_threads": threads,
         "n_threads_batch": threads,
         "type_k": int(gguf.GGMLQuantizationType.F32),
@@ -92,17 +90,24 @@ class LlamaCpp:
       raise ValueError(f"llama.cpp of {python}: {found['error']}")
     waits = os.environ.get("OMP_WAIT_POLICY")
     self.versions = {
-      **found, "n_threads": threads, "n_ctx": slots, "omp_wait_policy": waits,
+      **found, "n_threads": threads, "n_ctx": config.max_length,
+      "omp_wait_policy": waits,
     }  # fmt: skip
 
-  def run(self, batch: Batch) -> tuple[list[list[int]], float]:
-    """Completes a batch: the emitted tokens of every prompt, and seconds."""
-    found = [
-      self._process.ask({"prompt": list(p.token_ids), **self._request})
-      for p in batch.prompts
-    ]
-    seconds = sum(one["seconds"] for one in found)
-    return [one["token_ids"] for one in found], seconds
+  def run(self, batch: Batch, *, temperature: float) -> Generated:
+    """Completes a batch of one prompt; RuntimeError if the process broke."""
+    (prompt,) = batch.prompts
+    sampling = {**self._request["sampling"], "temp": temperature}
+    found = self._process.ask(
+      {**self._request, "prompt": list(prompt.token_ids), "sampling": sampling}
+    )
+    tokens = found["token_ids"]
+    return Generated(
+      token_ids=[tokens],
+      seconds=found["seconds"],
+      first_seconds=found["first_seconds"],
+      num_target_calls=len(tokens),
+    )
 
   def close(self) -> None:
     """Ends the process."""

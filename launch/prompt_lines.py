@@ -216,7 +216,12 @@ _NUMBERS: dict[str, _Test] = {
   ),
   "presence_penalty": _SIGNED,
   "frequency_penalty": _SIGNED,
-  "repetition_penalty": (float, lambda x: 0 < x, "a number > 0"),
+  # Beyond, logits may overflow, and no law is left.
+  "repetition_penalty": (
+    float,
+    lambda x: 1e-3 <= x <= 1e3,
+    "a number in [0.001, 1000]",
+  ),
   "min_tokens": (
     int,
     lambda x: 0 <= x <= _MOST,

@@ -65,12 +65,13 @@ _MAX_PROMPT = flags.DEFINE_integer(
   "Tokens of the longest prompt; a prompt and its completion share these and "
   "config.max_new_tokens.", lower_bound=1,
 )  # fmt: skip
-_CHUNK = flags.DEFINE_integer(
-  "prompt_chunk",
-  16,
-  "Tokens of a prompt that are read between two rounds of other requests: more "
-  "read it sooner, and let the others wait longer. About what takes as long as "
-  "two rounds: 16 on two cores, hundreds on an accelerator.",
+_BUDGET = flags.DEFINE_integer(
+  "visit_tokens",
+  24,
+  "Tokens that are computed between two of a stream: those of one round of all "
+  "that decode, and what this leaves, at least 16, of prompts that are read. "
+  "More read prompts sooner, and let streams wait longer: 24 on two cores, "
+  "hundreds or thousands on an accelerator.",
   lower_bound=1,
 )
 _REUSE = flags.DEFINE_enum_class(
@@ -156,7 +157,7 @@ def run(_) -> int:
     queue=_QUEUE.value,
     max_prompt=_MAX_PROMPT.value,
     rounds=_ROUNDS.value,
-    chunk=_CHUNK.value,
+    budget=_BUDGET.value,
     reuse=_REUSE.value,
     answer_seconds=_ANSWER_SECONDS.value,
     depth_policy=_DEPTHS.value,

@@ -1,9 +1,9 @@
 """Markdown tables, and the command that prints those of committed results.
 
-  python -m launch.tables benchmark docs/measurements/*.json
+  python -m launch.tables speed docs/measurements/*.json
 
 prints what the pages under docs/ and the README show. Every study has its
-tables in a file `page.py`, `launch.benchmark` in `benchmark_page.py`.
+tables in a file `page.py`.
 """
 
 import importlib
@@ -18,18 +18,19 @@ from specjax import intervals, rules
 
 # Where each is made of results by their files.
 TABLES = {
-  "benchmark": "launch.benchmark_page:table",
-  "speed": "launch.benchmark_page:short",
+  "speed": "launch.evaluation.page:speed",
+  "explained": "launch.evaluation.explain_page:table",
   "evaluation": "launch.evaluation.page:table",
   "plans": "launch.planning.page:table",
   "t5_plans": "launch.planning.leviathan_page:table",
+  "passes": "launch.tools.passes:table",
   "answers": "launch.tools.answers_page:table",
+  "loads": "launch.serving.loads_page:table",
   "drafts": "launch.studies.drafts.page:table",
   "layers": "launch.layer_search:table",
   "online": "launch.studies.online.page:table",
   "depths": "launch.studies.depth.page:table",
   "static_depths": "launch.studies.depth.page:static_table",
-  "reports": "launch.studies.report.page:table",
   "quality": "launch.studies.quality.page:table",
   "efficiency": "launch.studies.rules.page:efficiency",
   "optimality": "launch.studies.rules.page:optimality",

@@ -105,7 +105,7 @@ def param_spec(parts: list[str], sharding: Sharding) -> P:
   elif kind == "weight":
     found = (
       P()
-      if module == "router"
+      if module in ("router", "q_a", "kv_a")
       else sharding.embed_vd
       if module == "lm_head"
       else sharding.row_dn

@@ -170,6 +170,7 @@ def make_cache(
   num_layers: int,
   num_kv_heads: int | Sequence[int],
   head_dim: int | Sequence[int],
+  value_dim: int | Sequence[int] | None = None,
   dtype=jnp.float32,
   with_positions: bool = False,
   stacked: bool = False,
@@ -177,22 +178,27 @@ def make_cache(
   """An empty cache; every slot is zero and every length is 0.
 
   With `stacked`, one array holds all layers. Else heads and channels may be
-  those of each.
+  those of each. Values have `value_dim` channels, if others than keys.
   """
 
   def of_each(size: int | Sequence[int]) -> Sequence[int]:
     return [size] * num_layers if isinstance(size, int) else size
 
-  def zeros() -> tuple[Array, ...]:
+  def zeros(channels: int | Sequence[int]) -> tuple[Array, ...]:
     if stacked:
-      shape = (num_layers, batch, num_kv_heads, slots, head_dim)
+      shape = (num_layers, batch, num_kv_heads, slots, channels)
       return (jnp.zeros(shape, dtype),)
-    each = zip(of_each(num_kv_heads), of_each(head_dim), strict=True)
+    each = zip(of_each(num_kv_heads), of_each(channels), strict=True)
     return tuple(jnp.zeros((batch, k, slots, c), dtype) for k, c in each)
 
   positions = jnp.zeros((batch, slots), jnp.int32) if with_positions else None
   length = jnp.zeros((batch,), jnp.int32)
-  return Cache(keys=zeros(), values=zeros(), positions=positions, length=length)
+  return Cache(
+    keys=zeros(head_dim),
+    values=zeros(head_dim if value_dim is None else value_dim),
+    positions=positions,
+    length=length,
+  )
 
 
 def row_axes(caches: Any) -> Any:

@@ -64,6 +64,8 @@ class Decoder:
     rule: what verifies.
     vocab_size: V, the number of real tokens (ids at or beyond it get no mass).
     with_log_probs: whether to record the target's log-probabilities.
+    num_likeliest: K, likeliest tokens to record in the place of each emitted
+      one (`specjax.state.Likeliest`); 0 for none.
     widths: rising numbers of fed tokens, below F, that have a target pass of
       their own; each round takes the narrowest that holds what was drafted (see
       `specjax.adaptive.widths`). For drafts whose nodes may not be there.
@@ -72,8 +74,8 @@ class Decoder:
 
   Raises:
     ValueError: if the rule does not fit the drafter's tree, the tree has no
-      such widths, or the target knows fewer than V tokens, or has no encoder to
-      share.
+      such widths, K is more than V, or the target knows fewer than V tokens, or
+      has no encoder to share.
   """
 
   target: LanguageModel
@@ -81,12 +83,18 @@ class Decoder:
   rule: Rule
   vocab_size: int
   with_log_probs: bool = False
+  num_likeliest: int = 0
   widths: tuple[int, ...] = ()
   share_encoder: bool = False
 
   def __post_init__(self):
     checks.parts(self.target, self.drafter, self.rule, self.vocab_size)
     widths_lib.check(self.widths, self.drafter.tree)
+    if not 0 <= self.num_likeliest <= self.vocab_size:
+      raise ValueError(
+        f"num_likeliest must be in 0..{self.vocab_size}, got "
+        f"{self.num_likeliest}"
+      )
     if self.share_encoder and self.target.read is None:
       raise ValueError("the target has no encoder that a draft could share")
 
@@ -143,6 +151,10 @@ class Decoder:
       )
       if self.with_log_probs:
         state = emission_lib.record_log_probs(
+          state, now.logits, emission, root_slot + 1
+        )
+      if self.num_likeliest:
+        state = emission_lib.record_likeliest(
           state, now.logits, emission, root_slot + 1
         )
       if draft.tree.is_chain:
@@ -392,6 +404,7 @@ class Decoder:
       inputs=inputs,
       drafter_state=self.drafter.init(params, count, slots, inputs),
       with_log_probs=self.with_log_probs,
+      num_likeliest=self.num_likeliest,
     )  # fmt: skip
     if ignore_stop is not None:
       ignored = jnp.copy(jnp.asarray(ignore_stop, bool))
@@ -474,6 +487,7 @@ class Decoder:
         inputs=inputs,
         drafter_state=own,
         with_log_probs=self.with_log_probs,
+        num_likeliest=self.num_likeliest,
       )  # fmt: skip
     else:
       fresh = prefill.extend(
@@ -633,6 +647,7 @@ def make_decoder(
   rule: str | Rule = "token",
   vocab_size: int | None = None,
   with_log_probs: bool = False,
+  num_likeliest: int = 0,
   widths: Sequence[int] = (),
   share_encoder: bool = False,
 ) -> Decoder:
@@ -644,6 +659,7 @@ def make_decoder(
     rule: a `Rule`, or its name in `specjax.rules`.
     vocab_size: number of real tokens; by default the target's.
     with_log_probs: record the target's log-probabilities of emitted tokens.
+    num_likeliest: of tokens in the place of each, see `Decoder`.
     widths: of narrower target passes, see `Decoder`.
     share_encoder: see `Decoder`.
 
@@ -660,6 +676,7 @@ def make_decoder(
     rule=rules.get(rule) if isinstance(rule, str) else rule,
     vocab_size=vocab_size,
     with_log_probs=with_log_probs,
+    num_likeliest=num_likeliest,
     widths=tuple(widths),
     share_encoder=share_encoder,
   )

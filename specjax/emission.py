@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from specjax.cond_in_place import only_if
 from specjax.state import Counters, DecodeState, Origin, StopReason
 from specjax.tree import take_node
 from specjax.types import Draft, Verification
@@ -250,8 +251,41 @@ def record_log_probs(
   return dataclasses.replace(state, log_probs=written)
 
 
+def record_likeliest(
+  state: DecodeState, logits: Array, emission: Emission, start: Array
+) -> DecodeState:
+  """The state with the likeliest tokens in each emitted one's place.
+
+  Args:
+    state: after the round was recorded.
+    logits: `f32[B, N + 1, V]`, the target's own.
+    emission: of the round.
+    start: `i32[B]`, the place of its first token.
+  """
+  kept = state.likeliest
+  assert kept is not None  # the decoder records them
+  rows = jnp.arange(logits.shape[0])[:, None]
+
+  def largest(_):
+    along = logits[rows, emission.path]  # [B, G + 1, V]
+    found, tokens = lax.top_k(along, kept.tokens.shape[-1])
+    log_z = jax.nn.logsumexp(along, axis=-1, keepdims=True)
+    return tokens, (found - log_z).astype(kept.log_probs.dtype)
+
+  shape = (*emission.path.shape, kept.tokens.shape[-1])
+  wanted = kept.wanted & (emission.count > 0)
+  nothing = jnp.zeros(shape, jnp.int32), jnp.zeros(shape, kept.log_probs.dtype)
+  tokens, log_probs = only_if(jnp.any(wanted), largest, nothing)
+  written = dataclasses.replace(
+    kept,
+    tokens=_write(kept.tokens, tokens, start),
+    log_probs=_write(kept.log_probs, log_probs, start),
+  )
+  return dataclasses.replace(state, likeliest=written)
+
+
 def _write(buffer: Array, tokens: Array, start: Array) -> Array:
-  """Writes `[B, T]` rows into `[B, L]` at each row's start."""
+  """Writes `[B, T, ...]` into `[B, L, ...]` at each row's start."""
   return jax.vmap(lax.dynamic_update_slice_in_dim, in_axes=(0, 0, 0, None))(
     buffer, tokens.astype(buffer.dtype), start, 0
   )

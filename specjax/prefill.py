@@ -18,7 +18,7 @@ from jax import Array, lax
 
 from specjax import recurrent as recurrent_lib
 from specjax.cache import Cache
-from specjax.state import Counters, DecodeState, Origin, StopReason
+from specjax.state import Counters, DecodeState, Likeliest, Origin, StopReason
 from specjax.types import Commit, Drafter, LanguageModel, Params, Sampling
 
 # Tokens of a row that are read at once. Wide enough that a pass is bound by
@@ -42,6 +42,7 @@ def begin(
   inputs: Any,
   drafter_state: Any,
   with_log_probs: bool,
+  num_likeliest: int,
 ) -> DecodeState:
   """The state after the prompts; arguments as `Decoder.init` checked them.
 
@@ -54,7 +55,7 @@ def begin(
     rng_key: `key[B]`.
     stop_tokens: `i32[n]`.
     drafter_state: from `Drafter.init`.
-    with_log_probs: see `Decoder`.
+    with_log_probs, num_likeliest: see `Decoder`.
   """
   count, width = prompts.shape
   tree = drafter.tree
@@ -72,6 +73,9 @@ def begin(
     tokens=jnp.pad(prompts, ((0, 0), (0, columns - width))),
     origins=jnp.zeros((count, columns), jnp.int8),
     log_probs=jnp.zeros((count, columns)) if with_log_probs else None,
+    likeliest=Likeliest.zeros(count, columns, num_likeliest)
+    if num_likeliest
+    else None,
     prompt_length=own(lengths),
     length=own(lengths),
     max_length=own(lengths),

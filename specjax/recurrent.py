@@ -251,6 +251,7 @@ def settled(
   if recurrent is None:
     return None
   recurrent = widened(recurrent, width)
+  assert recurrent is not None
   count = jnp.clip(base - recurrent.base, 0, recurrent.width)
 
   def fold(memory: Memory) -> Memory:

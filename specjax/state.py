@@ -101,6 +101,32 @@ class Counters:
 
 
 @struct
+class Likeliest:
+  """The target's likeliest tokens in the place of each emitted one.
+
+  Attributes:
+    tokens: `i32[B, L, K]`, the likeliest first; stale where none was emitted.
+    log_probs: `f32[B, L, K]`, the target's own, as `DecodeState.log_probs`.
+    wanted: `bool[B]`, rows that they are recorded of; the host may set it. In
+      rounds of none that wants them nothing is computed.
+  """
+
+  tokens: Array
+  log_probs: Array
+  wanted: Array
+
+  @classmethod
+  def zeros(cls, rows: int, columns: int, count: int) -> "Likeliest":
+    """Before the first round: K of B rows, which all want them."""
+    shape = (rows, columns, count)
+    return cls(
+      tokens=jax.numpy.zeros(shape, jax.numpy.int32),
+      log_probs=jax.numpy.zeros(shape),
+      wanted=jax.numpy.ones((rows,), bool),
+    )
+
+
+@struct
 class DecodeState:
   """Everything the `while_loop` carries.
 
@@ -109,6 +135,7 @@ class DecodeState:
     origins: `i8[B, L]`, an `Origin` for each token.
     log_probs: `f32[B, L]`, the target's own log-probability (temperature 1, no
       truncation) of each emitted token, or None if not asked for.
+    likeliest: tokens in the place of each, or None if not asked for.
     prompt_length: `i32[B]`.
     length: `i32[B]`, committed tokens.
     max_length: `i32[B]`, where the row must end.
@@ -127,6 +154,7 @@ class DecodeState:
   tokens: Array
   origins: Array
   log_probs: Array | None
+  likeliest: Likeliest | None
   prompt_length: Array
   length: Array
   max_length: Array

@@ -17,6 +17,14 @@ OPTIONS = {
 }
 
 
+def jit(function, **options):
+  """`jax.jit` of a program that runs once; quick to compile on a CPU."""
+  import jax
+
+  quick = OPTIONS if jax.default_backend() == "cpu" else None
+  return jax.jit(function, compiler_options=quick, **options)
+
+
 @contextlib.contextmanager
 def quickly():
   """What is compiled inside, also by processes begun there; for CPUs only.

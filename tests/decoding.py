@@ -67,10 +67,10 @@ NO_STOP = (-1, -1)  # two: another number of them is another program
 
 
 @functools.cache
-def make(drafter="model", rule="token", with_log_probs=False):
+def make(drafter="model", rule="token", **records):
   """One decoder per combination, so that its programs are compiled once."""
   return specjax.make_decoder(
-    MODEL, drafter=DRAFTERS[drafter], rule=rule, with_log_probs=with_log_probs
+    MODEL, drafter=DRAFTERS[drafter], rule=rule, **records
   )
 
 

@@ -5,6 +5,7 @@ import dataclasses
 from models.networks.description import (
   AttentionSpec,
   DenseSpec,
+  Latent,
   LayerSpec,
   Rope,
 )
@@ -48,6 +49,36 @@ GEMMA = dict(
 OLMO = dict(
   layers=layers((None, 5, 5), norms="post", qk_norm="width", softcap=None)
 )
+
+
+def _mixed():
+  """A dense layer between two of experts, one of whom is every token's."""
+  experts = Mixture(
+    num_experts=4, num_chosen=2, embed_dim=32, expert_dim=12, shared_dim=8,
+    router="sigmoid",
+  )  # fmt: skip
+  first, second, third = layers((3, None, 4), norms="pre")
+  put = lambda layer: dataclasses.replace(layer, feed_forward=experts)
+  return put(first), second, put(third)
+
+
+MIXED = dict(layers=_mixed())
+
+
+def _latents():
+  """Layers that cache latents, one of which has a window."""
+  latent = Latent(rank=12, rope_dim=6, still_dim=4, value_dim=10, query_rank=14)
+  found = []
+  for layer in layers((None, 4, None), norms="pre"):
+    attention = dataclasses.replace(
+      layer.attention, num_kv_heads=1, head_dim=18, latent=latent, scale=0.3,
+      rope=Rope(theta=90.0, dim=6), qk_norm=None, softcap=None,
+    )  # fmt: skip
+    found.append(dataclasses.replace(layer, attention=attention))
+  return tuple(found)
+
+
+LATENTS = dict(layers=_latents(), num_kv_heads=1, head_dim=18)
 
 
 def _gemma4():

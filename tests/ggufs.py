@@ -13,6 +13,8 @@ ARCHITECTURES = {
   "gpt_neox": "gptneox",
   "mistral": "llama",
   "gemma3_text": "gemma3",
+  "glm4_moe": "glm4moe",
+  "gpt_oss": "gpt-oss",
   "qwen2_moe": "qwen2moe",
   "qwen3_moe": "qwen3moe",
 }
@@ -118,7 +120,8 @@ def _settings(c):
   heads = c.num_attention_heads
   yield "add_context_length", c.max_position_embeddings
   yield "add_embedding_length", c.hidden_size
-  yield "add_block_count", c.num_hidden_layers
+  drafting = getattr(c, "num_mtp_layers", None)
+  yield "add_block_count", c.num_hidden_layers + (drafting or 0)
   width = c.n_inner or 4 * c.n_embd if gpt2 else c.intermediate_size
   yield "add_feed_forward_length", width
   yield "add_head_count", heads
@@ -135,7 +138,32 @@ def _settings(c):
     yield "add_layer_norm_eps", c.layer_norm_eps
     return
   yield "add_head_count_kv", c.num_key_value_heads
-  if hasattr(c, "num_experts"):
+  if c.model_type == "glm4_moe":
+    yield "add_nextn_predict_layers", drafting
+    yield (
+      "add_rope_dimension_count",
+      int(c.head_dim * rope["partial_rotary_factor"]),
+    )
+    yield "add_expert_count", c.n_routed_experts
+    yield "add_expert_used_count", c.num_experts_per_tok
+    yield "add_expert_feed_forward_length", c.moe_intermediate_size
+    yield "add_expert_shared_count", c.n_shared_experts
+    yield "add_leading_dense_block_count", c.first_k_dense_replace
+    yield "add_expert_gating_func", gguf.ExpertGatingFuncType.SIGMOID
+    yield "add_expert_weights_scale", c.routed_scaling_factor
+    yield "add_expert_weights_norm", c.norm_topk_prob
+  if c.model_type == "gpt_oss":
+    yield "add_expert_count", c.num_local_experts
+    yield "add_expert_used_count", c.num_experts_per_tok
+    yield "add_expert_feed_forward_length", c.intermediate_size
+    yield "add_sliding_window", c.sliding_window
+    yield "add_rope_scaling_type", gguf.RopeScalingType.YARN
+    yield "add_rope_scaling_factor", rope["factor"]
+    yield (
+      "add_rope_scaling_orig_ctx_len",
+      rope["original_max_position_embeddings"],
+    )
+  if hasattr(c, "num_experts") and c.model_type != "gpt_oss":
     yield "add_expert_count", c.num_experts
     yield "add_expert_used_count", c.num_experts_per_tok
   if c.model_type in ("qwen2_moe", "qwen3_moe"):
@@ -193,6 +221,26 @@ def _tensors(model, arch):
       )
     if arch.startswith("gemma") and name.endswith("norm.weight"):
       array = array + 1
+    if arch == "gpt-oss" and ".experts." in name:
+      stem, _, last = name.replace("_proj_bias", "_proj.bias").rpartition(".")
+      suffix = "bias" if last == "bias" else "weight"
+      stem = stem if last == "bias" else f"{stem}.{last}"
+      if suffix == "weight":
+        array = array.swapaxes(1, 2)
+      each = {"down_proj": array}
+      if stem.endswith("gate_up_proj"):
+        axis = 1
+        each = {
+          part: array.take(range(at, array.shape[axis], 2), axis)
+          for at, part in enumerate(("gate_proj", "up_proj"))
+        }
+      stem = stem.rpartition(".")[0]
+      for part, half in each.items():
+        own = table.get_name(f"{stem}.{part}")
+        found[f"{own}.{suffix}"] = half
+      continue
+    if name.endswith("sinks"):
+      name += ".weight"
     if name.endswith("experts.gate_up_proj"):
       number = name.split(".")[2]
       for part, half in zip(
@@ -202,12 +250,16 @@ def _tensors(model, arch):
       continue
     if name.endswith("shared_expert_gate.weight"):
       array = array[0]
+    name = name.replace("e_score_correction_bias", "e_score_correction.bias")
     if name.endswith("experts.down_proj"):
       name += ".weight"
     own = table.get_name(name, try_suffixes=(".weight", ".bias"))
     assert own, name
     found[own] = array
   rope = getattr(c, "rope_parameters", None) or {}
+  if c.model_type == "glm4_moe":  # of a layer that drafts
+    last = c.num_hidden_layers
+    found[f"blk.{last}.nextn.eh_proj.weight"] = np.zeros((2, 4), np.float32)
   if rope.get("rope_type") == "llama3":
     found["rope_freqs.weight"] = _factors(c, rope)
   return found

@@ -1,17 +1,15 @@
 """What replaces a part of specjax, for the mutants of tests/specjax/mutants."""
 
-import functools
 import types
 from unittest import mock
 
 import compiling
-import jax
 
 from specjax import decode
 from specjax import warp as warp_lib
 
 # Each mutant is a program of its own: compiling it is most of the work.
-compiled = functools.partial(jax.jit, compiler_options=compiling.OPTIONS)
+compiled = compiling.jit
 
 
 def copy_of(module, **replaced):

@@ -4,7 +4,6 @@ import json
 from unittest import mock
 
 import compiling
-import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
@@ -33,6 +32,9 @@ GPT2 = dict(
   bos_token_id=None, eos_token_id=None,
 )  # fmt: skip
 
+LATENT = dict(
+  kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=6, v_head_dim=10
+)
 # The last layer is full, whatever is said.
 GEMMA4 = [f"{x}_attention" for x in ("sliding", "full", "sliding", "sliding")]
 
@@ -317,6 +319,51 @@ MODELS = {
     ),
     1,
   ),
+  "deepseek": (
+    "deepseek_v3",
+    GATED
+    | dict(
+      num_hidden_layers=2,
+      num_key_value_heads=4,
+      moe_intermediate_size=20,
+      n_routed_experts=6,
+      num_experts_per_tok=2,
+      n_group=3,
+      topk_group=2,
+      routed_scaling_factor=1.3,
+      first_k_dense_replace=1,
+      norm_topk_prob=False,
+      attention_bias=True,
+      **LATENT,
+      q_lora_rank=14,
+      rms_norm_eps=1e-3,
+      rope_parameters=dict(
+        rope_type="yarn",
+        factor=4.0,
+        original_max_position_embeddings=16,
+        mscale=0.7,
+        mscale_all_dim=0.9,
+        rope_theta=500.0,
+      ),
+    ),
+    1,
+  ),
+  "glm-lite": (
+    "glm4_moe_lite",
+    GATED
+    | dict(
+      num_key_value_heads=4,
+      moe_intermediate_size=20,
+      n_routed_experts=6,
+      num_experts_per_tok=2,
+      mlp_layer_types=["sparse", "dense"],
+      rope_interleave=False,
+      tie_word_embeddings=True,
+      **LATENT,
+      q_lora_rank=None,
+    ),
+    1,
+  ),
   "olmoe": (
     "olmoe",
     GATED
@@ -466,7 +513,7 @@ def relative_error(found, expected):
 
 def jit(function):
   """Compiles fast rather than well."""
-  return jax.jit(function, compiler_options=compiling.OPTIONS)
+  return compiling.jit(function)
 
 
 def module_logits(module, tokens=TOKENS):

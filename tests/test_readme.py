@@ -3,7 +3,8 @@
 import pathlib
 import re
 
-from launch import benchmark_page, tables
+from launch import tables
+from launch.evaluation import page as evaluation_page
 
 README = pathlib.Path("README.md").read_text("utf-8")
 
@@ -39,10 +40,14 @@ def test_the_tables_are_drawn_from_the_committed_measurements():
   paths = pathlib.Path("docs/measurements").glob("*.json")
   results = {path.stem: tables.read(str(path)) for path in sorted(paths)}
   page = pathlib.Path("docs/measured.md").read_text("utf-8")
-  assert benchmark_page.table(results) in page
+  assert evaluation_page.speed(results) in page
+  beside = ("embedded-greedy", "embedded-temperature-1")
+  for name in beside:
+    assert evaluation_page.over_all(results[name]) in page
   shown = [name for name in results if f"| {name} |" in README]
   assert len(shown) == 5
-  assert benchmark_page.short({name: results[name] for name in shown}) in README
+  of = {name: results[name] for name in shown}
+  assert evaluation_page.speed(of) in README
 
 
 def test_the_readme_is_read_in_six_minutes():

@@ -38,7 +38,7 @@ part() { # KIND NAME MINUTES WHERE COMMAND...
 
 flag() { # which flag of a command names where it writes
   case $1 in
-    launch.studies.report | launch.studies.theory | launch.studies.depth)
+    launch.studies.theory | launch.studies.depth)
       echo --workdir
       ;;
     launch.train) echo --export ;;
@@ -51,27 +51,45 @@ copy() {
     return
   elif [ -d "$out/$1" ]; then
     mkdir -p "$2" && cp "$out/$1"/*.json "$out/$1"/*.svg "$2"
-    for page in report depth; do
-      [ ! -e "$out/$1/$page.md" ] || cp "$out/$1/$page.md" "$2"
-    done
+    [ ! -e "$out/$1/depth.md" ] || cp "$out/$1/depth.md" "$2"
   else
     mkdir -p "$(dirname "$2")" && cp "$out/$1" "$2"
   fi
 }
 
-benchmark() { # NAME MINUTES FLAG...
-  name=$1 minutes=$2
-  shift 2
-  part timed "$name" "$minutes" "docs/measurements/$name.json" \
-    launch.benchmark "$@"
+evaluate() { # NAME MINUTES WHERE FLAG...
+  name=$1 minutes=$2 where=$3
+  shift 3
+  for wanted in $parts; do
+    case $wanted in
+      all | timed | "$name") ;;
+      *) continue ;;
+    esac
+    echo "$name, about $minutes minutes from $(date +%T)" >&2
+    mkdir -p "$where"
+    "$python" -m launch.evaluate --prompts=built-in "$@" \
+      --output="$out/$name.json" >"$out/$name.log" 2>&1 || {
+      tail -n 3 "$out/$name.log" >&2
+      exit 1
+    }
+    cp "$out/$name.json" "$where"
+    [ ! -e "$out/$name-explained.md" ] ||
+      cp "$out/$name-explained.md" "$out/$name-throughput.svg" "$where"
+    return
+  done
 }
 
-report() { # NAME FLAG...
+measured() { # NAME MINUTES FLAG...: a row of docs/measured.md
+  name=$1 minutes=$2
+  shift 2
+  evaluate "$name" "$minutes" docs/measurements --timing=passes "$@"
+}
+
+explained() { # NAME FLAG...
   name=$1
   shift
-  part timed "report-$name" 3 "docs/reports/$name" launch.studies.report \
-    --config=configs/embedded.py --report_rounds=4 \
-    --config.max_new_tokens=256 "$@"
+  evaluate "$name" 3 docs/reports --config=configs/embedded.py --rounds=4 \
+    --explain --config.max_new_tokens=256 "$@"
 }
 
 parts=${*:-all}
@@ -80,19 +98,19 @@ pair=--config=configs/embedded.py
 part timed held-out.jsonl 1 - launch.tools.held_out_prompts --count=64
 part timed neox 1 - launch.tools.random_checkpoint --shape=pythia-160m
 
-benchmark embedded-greedy 3 $pair
-benchmark embedded-temperature-1 3 $pair --config.temperature=1.0
-benchmark embedded-greedy-ngram 2 $pair --noreference \
-  --config.drafter='ngram(tokens=6)'
-benchmark embedded-greedy-layer-skip 2 $pair --noreference \
-  --config.drafter='layer_skip(tokens=6)'
-benchmark embedded-greedy-batch-6 2 $pair --noreference --config.batch_size=6
-benchmark held-out-greedy 4 $pair --noreference --rounds=1 \
+beside="model(tokens=6), hf, hf_assisted(tokens=6)"
+measured embedded-greedy 3 $pair --rounds=5 --systems="$beside"
+measured embedded-temperature-1 3 $pair --rounds=5 --temperatures=1 \
+  --systems="$beside"
+measured embedded-greedy-ngram 2 $pair --rounds=5 --systems='ngram(tokens=6)'
+measured embedded-greedy-layer-skip 2 $pair --rounds=5 \
+  --systems='layer_skip(tokens=6)'
+measured embedded-greedy-batch-6 2 $pair --rounds=5 --config.batch_size=6
+measured held-out-greedy 4 $pair --prompts=$out/held-out.jsonl
+measured held-out-temperature-1 4 $pair --temperatures=1 \
   --prompts=$out/held-out.jsonl
-benchmark held-out-temperature-1 4 $pair --noreference --rounds=1 \
-  --config.temperature=1.0 --prompts=$out/held-out.jsonl
-benchmark pythia-160m-shape 2 --config=configs/huggingface.py:target=$out/neox \
-  --config.drafter=plain --config.max_new_tokens=32 --rounds=3
+measured pythia-160m-shape 2 --config=configs/huggingface.py:target=$out/neox \
+  --systems=plain,hf --config.max_new_tokens=32 --rounds=3
 # SmolLM2 (launch.tools.fetch_smollm2): what allocated slots cost, what prompts
 # of others do, and llama.cpp beside us where LLAMA_CPP names a Python that has
 # the package.
@@ -105,22 +123,24 @@ part timed waits.json 5 docs/measurements/slots/waits.json launch.tools.waits \
   $smollm2 --config.drafter=plain --arriving_tokens=1500 --arrivals=4 \
   --turn_tokens=1000
 [ -z "$LLAMA_CPP" ] ||
-  part timed llama-cpp.json 5 docs/measurements/slots/llama-cpp.json \
-    launch.benchmark $smollm2 --config.drafter=plain \
-    --config.max_new_tokens=960 --new_tokens=64 --rounds=3 --noreference \
-    --llama_cpp="$LLAMA_CPP"
-report greedy --config.temperature=0.0 --sweep_tokens=2,4,6,8,10
-report temperature-1 --config.temperature=1.0 --sweep_tokens=2,4,6,8,10
-report layer-skip --config.temperature=1.0 \
-  --config.drafter='layer_skip(tokens=2)' --sweep_tokens=1,2,4
+  evaluate llama-cpp 5 docs/measurements/slots $smollm2 --rounds=3 \
+    --systems="llama_cpp(\"$LLAMA_CPP\")" --config.max_new_tokens=64 \
+    --config.max_length=1024
+sweep() { # drafts of so many tokens
+  for n; do printf '%s' "$comma$of(tokens=$n)" && comma=', '; done
+}
+of=model comma=''
+explained greedy --systems="$(sweep 2 4 6 8 10)"
+explained temperature-1 --temperatures=1 --systems="$(sweep 2 4 6 8 10)"
+of=layer_skip
+explained layer-skip --temperatures=1 --systems="$(sweep 1 2 4)" \
+  --config.drafter='layer_skip(tokens=2)'
 # With those above of the embedded pair and of held-out prompts five at each
 # temperature: does the prediction hold every time?
 for again in 1 2 3; do
   for temperature in 0.0 1.0; do
-    part timed again-$temperature-$again.json 1 \
-      docs/measurements/again/temperature-$temperature-$again.json \
-      launch.benchmark $pair --noreference --rounds=2 \
-      --config.temperature=$temperature
+    evaluate temperature-$temperature-$again 1 docs/measurements/again $pair \
+      --rounds=2 --temperatures=$temperature --timing=passes
   done
 done
 
@@ -154,7 +174,7 @@ for temperature in 0.0 1.0; do
     launch.studies.depth $pair --config.temperature=$temperature \
     --config.batch_size=24 --config.max_new_tokens=64 --most_tokens=8 \
     --prompts=$out/held-out-24.jsonl --head=$out/depth-head \
-    --benchmarks=docs/measurements/embedded-greedy.json,docs/measurements/embedded-greedy-batch-6.json
+    --timings=docs/measurements/embedded-greedy.json,docs/measurements/embedded-greedy-batch-6.json
 done
 part counted theory 10 docs/theory launch.studies.theory --figure=all
 

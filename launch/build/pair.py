@@ -372,7 +372,7 @@ def check_kinds(
   if of_target and not inputs:
     raise ValueError(
       f"{config.target} is an encoder-decoder, which launch.decode and "
-      "launch.benchmark alone give inputs"
+      "launch.evaluate --prompts alone give inputs"
     )
   reads, path = drafting.reads, drafting.checkpoint
   if reads == "head" and of_target:

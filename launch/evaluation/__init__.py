@@ -1,12 +1,15 @@
-"""An evaluation on real questions: what flows from where to where.
+"""An evaluation on questions or prompts: which file makes what of what.
 
-  questions.py   a file of questions -> `Question`s, with tasks; subsets of them
-  systems.py     names such as "ngram:max_ngram=2" -> `System`s that decode
-  reference.py   transformers in a process of its own, as further systems
+  questions.py   a file of questions or prompts -> `Question`s; subsets of them
+  systems.py     calls such as "ngram(max_ngram=2)" -> `System`s that decode
+  reference.py   transformers and llama.cpp in other processes, as systems
   measure.py     a group of questions -> one record: every system in turn
+  costs.py       a group of middling length -> seconds of rounds and passes
+  running.py     groups -> all records and costs, as far as they are missing
   margins.py     where greedy completions part -> how near the two logits were
   summary.py     records -> rows of numbers, by category, by task and over all
   page.py, plots.py   those rows -> a page, a figure
+  explain.py, explain_page.py   rows and costs -> does it pay, and why; a page
   result.py      those rows and all that they were made of -> E.json
   compare.py     two results -> paired differences
 

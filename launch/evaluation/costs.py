@@ -1,4 +1,4 @@
-"""What a system's round costs, in plain rounds: timed apart from the answers.
+"""Seconds of a system's rounds and passes: timed apart from the answers.
 
 `specjax.runtime.timing` decodes the turn of a middling group in pieces, between
 which passes are timed. From the ratio of two rounds, and from how many rounds
@@ -7,23 +7,122 @@ the answers took, follows the speed-up that should be measured (`summary`).
 
 import dataclasses
 import json
+import pathlib
+from collections.abc import Mapping
 
+from launch import cli
 from launch.build.pair import Pair
 from launch.evaluation import measure
 from launch.evaluation.measure import Contest, Group
 from launch.evaluation.systems import PLAIN, System
 from specjax.runtime import timing
 
+# Tokens of the target passes that `--timing=passes` times.
+WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 _RUNS = 3  # that count; one for each place that `timing` stops at
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Costs:
+  """Seconds of a round and of its parts, as a result has them.
+
+  Attributes:
+    batch_size: rows.
+    depth: levels that the draft has, one or more.
+    step, plain_step: of a drafted round, and of a plain one.
+    drafting: of a round's draft passes.
+    target: of a target pass, by the tokens that a row feeds.
+    nodes: tokens that a drafted round feeds it.
+    prefill, plain_prefill: of the prompts' passes.
+  """
+
+  batch_size: int
+  depth: int
+  step: float
+  plain_step: float
+  drafting: float
+  target: Mapping[int, float]
+  nodes: int
+  prefill: float
+  plain_prefill: float
+
+  @classmethod
+  def of(cls, record: Mapping) -> "Costs":
+    """From a record; KeyError or TypeError if it does not tell all of it."""
+    seconds = record["seconds"]
+    return cls(
+      batch_size=record["batch_size"],
+      depth=record["depth"],
+      step=seconds["step"],
+      plain_step=seconds["plain_step"],
+      drafting=record["draft_cost"] * seconds["plain_step"],
+      target={int(n): s for n, s in seconds["target"].items()},
+      nodes=seconds["nodes"],
+      prefill=seconds["prefill"],
+      plain_prefill=seconds["plain_prefill"],
+    )
+
+  @property
+  def forwards(self) -> float:
+    """Seconds of a drafted round's passes."""
+    return self.drafting + self.target[self.nodes]
+
+  @property
+  def rest(self) -> float:
+    """What any round adds to its passes: as much as a plain one does."""
+    plain = max(self.plain_step - self.target[1], 0.0)
+    return min(plain, max(self.step - self.forwards, 0.0))
+
+  @property
+  def level(self) -> float:
+    """Of a level of the draft: its passes, and its share of what is left."""
+    left = max(self.step - self.forwards, 0.0) - self.rest
+    return (self.drafting + left) / self.depth
+
+
+def read(path: str, flag: str) -> list[tuple[dict, Costs]]:
+  """The costs in a result of `launch.evaluate`, with their records.
+
+  Args:
+    path: of the file.
+    flag: that names it.
+
+  Raises:
+    UserError: if it is no such result, has no costs of a draft, or of timings
+      that disagree.
+  """
+  try:
+    result = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+    records = result["costs"]
+    found = [
+      (result["config"] | record, Costs.of(record)) for record in records
+    ]
+  except (OSError, ValueError, LookupError, TypeError) as error:
+    raise cli.UserError(
+      f"{flag}: {path} is not what launch.evaluate writes of a draft: "
+      f"{type(error).__name__}: {error}"
+    ) from error
+  if doubts := [doubt for record in records for doubt in record["doubts"]]:
+    raise cli.UserError(
+      f"{flag}: timings in {path} disagree, measure it again: "
+      + "; ".join(doubts)
+    )
+  return found
+
+
 def name_of(system: System, batch_size: int) -> str:
-  """What its record is called in the journal."""
+  """The name of its record in the journal."""
   return f"costs B={batch_size} {system.name}"
 
 
 def measure_costs(
-  contest: Contest, system: System, pair: Pair, group: Group, record: dict
+  contest: Contest,
+  system: System,
+  pair: Pair,
+  group: Group,
+  record: dict,
+  *,
+  widths: tuple[int, ...] = (),
 ) -> dict:
   """Times the rounds of a system and of plain decoding, and their passes.
 
@@ -33,13 +132,15 @@ def measure_costs(
     pair: its models.
     group: the questions whose first turn is decoded in pieces.
     record: what was measured of the group.
+    widths: tokens of further target passes to time.
 
   Returns:
-    The record: `timing.StepCosts`, and of them `round_cost` and `draft_cost`,
-    a round and its draft passes in plain rounds; the round fed the target
-    `round_fed` tokens on average, and one more or less makes it `fed_cost`
-    dearer or cheaper; `prompt_tokens` is the width of the batch that all was
-    timed at. `doubts` say why nothing is predicted of them, if there are any.
+    The record: `seconds`, which are `timing.StepCosts`, and of them
+    `round_cost` and `draft_cost`, a round and its draft passes in plain rounds;
+    the round fed the target `round_fed` tokens on average, and one more or less
+    makes it `fed_cost` dearer or cheaper; `prompt_tokens` is the width of the
+    batch that all was timed at, `depth` the draft's. `doubts` say why nothing
+    is predicted of them, if there are any.
   """
   (prompts, _) = measure.first_turns(
     group.questions, contest.tokenizer, contest.room
@@ -50,13 +151,15 @@ def measure_costs(
   drafting = dataclasses.replace(drafting, learner=None)
   for one in (drafting, plain):
     one.compile(batch)
-  pieces = timing.Pieces(drafting, plain, draft=pair.draft, typical=batch)
+  pieces = timing.Pieces(
+    drafting, plain, draft=pair.draft, typical=batch, widths=widths
+  )
   found = record["turns"][0]["systems"]
   calls = {
     "speculative": found[system.name]["rounds"],
     "autoregressive": found[PLAIN]["rounds"],
   }
-  for index in range(_RUNS + 1):
+  for index in range(_RUNS * (2 if widths else 1) + 1):
     pieces.add(batch, calls, index=index, number=0)
   costs = pieces.costs()
   drafts: float | None = costs.drafting
@@ -69,6 +172,7 @@ def measure_costs(
     "batch": name_of(system, group.batch_size),
     "batch_size": group.batch_size,
     "system": system.name,
+    "depth": pair.decoder.drafter.tree.max_depth,
     "prompt_tokens": batch.width,
     "round_cost": costs.step / costs.plain_step,
     "round_fed": mine["fed"] / max(mine["rounds"], 1),

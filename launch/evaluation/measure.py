@@ -1,4 +1,4 @@
-"""Measures groups of questions: all systems answer them, in turn.
+"""Groups of questions are measured: all systems answer them, in turn.
 
 Every system gets the same prompts. That of a second turn holds the answer that
 *plain* decoding gave to the first one, at this temperature and batch size:
@@ -7,6 +7,7 @@ prompts that differed by system could not be paired.
 
 import dataclasses
 import hashlib
+import statistics
 import time
 from collections.abc import Sequence
 
@@ -24,6 +25,9 @@ from models.tokenizers import Tokenizer
 from specjax import intervals
 from specjax.runtime import engine as engine_lib
 from specjax.runtime.engine import Batch, Engine
+from specjax.state import Origin
+
+_SECONDS = ("seconds", "first_seconds", "prefill_seconds")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,8 +62,9 @@ class Contest:
     tokenizer: the target's.
     room: longest prompt that every system has room for, in tokens.
     seed: of draws, and of the order in which systems take turns.
-    next_logits: see `margins`; None at temperatures above 0, or where the
-      target lies on several processes.
+    next_logits: see `margins`; None at temperatures above 0, where the target
+      lies on several processes, or reads inputs.
+    rounds: times that every system decodes a turn; seconds are means.
   """
 
   systems: tuple[System, ...]
@@ -69,6 +74,7 @@ class Contest:
   room: int
   seed: int
   next_logits: margins.NextLogits | None
+  rounds: int = 1
 
 
 def contests(
@@ -76,13 +82,15 @@ def contests(
   entered: Sequence[System],
   pairs: dict[str, Pair],
   temperatures: Sequence[float],
+  *,
+  rounds: int = 1,
 ) -> dict[float, Contest]:
   """The same contest at several temperatures."""
   plain = pairs[PLAIN]
   room = min(p.room(config.max_new_tokens) for p in pairs.values())
   engines = systems.engines(list(entered), pairs, temperatures[0])
   next_logits = None
-  if not processes.spanned_by(plain.params):
+  if plain.encoder is None and not processes.spanned_by(plain.params):
     next_logits = margins.next_logits_of(engines[PLAIN])
   reference = Process(
     stop_tokens=plain.stop_tokens, vocab_size=plain.tokenizer.vocab_size
@@ -103,6 +111,7 @@ def contests(
       room=room,
       seed=config.seed,
       next_logits=None if temperature else next_logits,
+      rounds=rounds,
     )
     for temperature in temperatures
   }
@@ -209,10 +218,14 @@ def measure(contest: Contest, group: Group) -> dict:
     for name, one in contest.engines.items():
       seconds = record["compile_seconds"].get(name, 0.0) + one.compile(batch)
       record["compile_seconds"][name] = seconds
-    texts = {}
-    for system in _order(contest, group, turn):
-      found, tokens = _decoded(contest, system, group, turn, batch)
-      part["systems"][system.name], texts[system.name] = found, tokens
+    texts: dict[str, list[list[int]]] = {}
+    times: dict[str, list[dict]] = {}
+    for index in range(contest.rounds):
+      for system in _order(contest, group, turn, index):
+        found, tokens = _decoded(contest, system, group, turn, batch)
+        times.setdefault(system.name, []).append(found)
+        texts[system.name] = tokens
+    part["systems"] = {name: _mean(found) for name, found in times.items()}
     for prompt, tokens in zip(prompts, texts[PLAIN], strict=True):
       answers[prompt.question.id].append(tokens)
     if not group.temperature:
@@ -221,11 +234,22 @@ def measure(contest: Contest, group: Group) -> dict:
   return record
 
 
-def _order(contest: Contest, group: Group, turn: int) -> list[System]:
+def _order(
+  contest: Contest, group: Group, turn: int, index: int
+) -> list[System]:
   """The systems in an order that follows from what is decoded."""
   taking = [s for s in contest.systems if s.takes(group.batch_size)]
-  rng = np.random.default_rng(_seed_of(contest.seed, group.name, turn, "order"))
+  parts = [contest.seed, group.name, turn, "order", *([index] if index else [])]
+  rng = np.random.default_rng(_seed_of(*parts))
   return [taking[i] for i in rng.permutation(len(taking))]
+
+
+def _mean(rounds: list[dict]) -> dict:
+  """A system's numbers of the last round, with the mean seconds of all."""
+  names = [name for name in _SECONDS if rounds[-1].get(name) is not None]
+  return rounds[-1] | {
+    name: statistics.fmean(one[name] for one in rounds) for name in names
+  }
 
 
 def _seed_of(*parts: object) -> int:
@@ -242,7 +266,9 @@ def _decoded(
   `prefill_seconds` (None for transformers, whose first pass is both), `rounds`
   of the batch and how many tokens wide their passes were together (`fed`), and
   for each prompt its emitted `tokens`, its target `calls`, and how many were
-  `drafted` and `accepted`; `accept_counts` and `total_variation` are sums over
+  `drafted` and `accepted`, and to be accepted given the drafts (`expected`);
+  `accept_counts`, `cut_counts` (the same of rounds that a budget or a stop
+  token ended before the target's own token) and `total_variation` are sums over
   the prompts. Of a ladder, `rounds_by_length` are the batch's rounds by how
   many tokens they drafted. What transformers does not tell is None.
   """
@@ -264,7 +290,9 @@ def _decoded(
       "calls": [theirs.num_target_calls] if alone else [len(x) for x in tokens],
       "drafted": None,
       "accepted": None,
+      "expected": None,
       "accept_counts": None,
+      "cut_counts": None,
       "rounds_by_length": None,
       "total_variation": None,
     }, tokens
@@ -289,9 +317,11 @@ def _decoded(
     "calls": [c.num_target_calls for c in done],
     "drafted": [c.num_drafted for c in done] if drafts else None,
     "accepted": [c.num_accepted for c in done] if drafts else None,
+    "expected": [c.expected_accepted for c in done] if drafts else None,
     "accept_counts": np.sum([c.accept_counts for c in done], axis=0).tolist()
     if drafts
     else None,
+    "cut_counts": _cut_counts(done) if drafts else None,
     "rounds_by_length": {
       str(n): rounds - before[n] for n, rounds in one.ladder.rounds.items()
     }
@@ -300,6 +330,18 @@ def _decoded(
     "total_variation": intervals.sum_known(c.total_variation for c in done),
     "broken": [c.stop_reason == "nan_logits" for c in done],
   }, [c.token_ids for c in done]
+
+
+def _cut_counts(done: Sequence[engine_lib.Completion]) -> list[int]:
+  """Last rounds without a token of the target's, by what they accepted."""
+  counts = [0] * len(done[0].accept_counts)
+  for one in done:
+    ends = (
+      n for n, x in enumerate(reversed(one.origins)) if x != Origin.ACCEPTED
+    )
+    if run := next(ends, len(one.origins)):
+      counts[run] += 1
+  return counts
 
 
 def _compare(

@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 
 from launch import tables
-from launch.evaluation import summary
+from launch.evaluation import questions, summary
 from launch.evaluation.systems import HF, PLAIN
 
 _MOST_DIFFERENCES = 20
@@ -18,18 +18,53 @@ def table(results: dict[str, dict]) -> str:
   )
 
 
+def speed(results: dict[str, dict]) -> str:
+  """Speed-ups in a few columns, a row for each system that we draft with."""
+  rows = []
+  for path, result in results.items():
+    every = {(r["temperature"], r["batch_size"], r["system"]): r
+             for r in _rows(result, "all")}  # fmt: skip
+    ours = [r for r in every.values() if result["systems"][r["system"]]["rule"]]
+    for row in ours or list(every.values())[:1]:
+      setting = (row["temperature"], row["batch_size"])
+      name = pathlib.Path(path).stem
+      if len(ours) > 1:
+        name += f", `{row['system']}`, T {setting[0]:g}, batch {setting[1]}"
+      cells = ["–"] * 4
+      if ours:
+        cells = [
+          _number(row["tokens_per_second"], ".0f"),
+          _with_interval(row, "speedup")
+          + f", `{result['systems'][row['system']]['rule']}`:"
+          + _loss(result, row).removeprefix(","),
+          "none: " + "; ".join(doubts)
+          if (doubts := _doubts(result).get((row["system"], setting[1])))
+          else _number(row["predicted_speedup"]),
+          _number(row["block_efficiency"]),
+        ]
+      plain = every[*setting, PLAIN]["tokens_per_second"]
+      rows.append([name, _number(plain, ".0f"), *cells])
+  return tables.table(
+    [
+      "run", "plain tok/s", "speculative tok/s", "speed-up (95%)", "predicted",
+      "tokens a target call",
+    ],
+    rows,
+  )  # fmt: skip
+
+
 def page(result: Mapping, *, figure: str) -> str:
   """The whole page; `figure` is the path of the figure from it."""
+  plain = {*result["questions"]["by_category"]} == {questions.PROMPTS}
   sections = [
     f"# {pathlib.Path(result['config']['target']).name}: "
-    "speculative decoding of real questions",
+    f"speculative decoding of {'prompts' if plain else 'real questions'}",
     _what_ran(result),
     over_all(result),
     f"![Speed-up and tokens per target call by category]({figure})",
     "*Speed-up over plain decoding at the same batch size, and emitted tokens "
     "per target call, by category, with 95% intervals.*",
-    "## By task and category",
-    by_category(result),
+    *([] if plain else ["## By task and category", by_category(result)]),
     "## Acceptance by position",
     _by_position(result),
     "## Are greedy completions the same?",
@@ -75,7 +110,12 @@ def _doubts(result: Mapping) -> dict[tuple[str, int], list[str]]:
 def _predicted(result: Mapping, row: Mapping) -> str:
   if (row["system"], row["batch_size"]) in _doubts(result):
     return "none: timings disagree"
-  return _number(row["predicted_speedup"])
+  text = _number(row["predicted_speedup"])
+  if row.get("prediction_error") is not None:
+    text += f", off by {row['prediction_error']:+.1%}"
+  if ends := row.get("prediction_error_ci"):
+    text += " ({:+.1%} to {:+.1%})".format(*ends)
+  return text
 
 
 def _rows(result: Mapping, *levels: str) -> list[dict]:
@@ -319,8 +359,11 @@ def _how(result: Mapping) -> str:
     f"`{name}` {seconds:.0f} s"
     for name, seconds in result["compile_seconds"].items()
   )
+  rounds = result.get("rounds", 1)
   lines = [
-    "All systems answer a group of questions in one go, in random order; a "
+    "All systems answer a group of questions in one go, in random order"
+    + (f", {rounds} times, and mean seconds count" if rounds > 1 else "")
+    + "; a "
     "group is of one category, and its rows are different questions. Speed-ups "
     "are ratios of tokens per second of the same groups, prompts' passes "
     "included; intervals are over groups. One counter counts all tokens, a "

@@ -1,4 +1,4 @@
-"""Questions that are asked: their file, their tasks, their prompts."""
+"""Questions and plain prompts: their files, their tasks, their tokens."""
 
 import dataclasses
 import hashlib
@@ -10,12 +10,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from launch import jsonl
+from launch import prompts as prompts_lib
 from models import chat
 from models.tokenizers import Tokenizer
 from specjax.runtime.requests import Settings
 
 # Our own suite: what is asked if no file is given.
 OWN = pathlib.Path(__file__).with_name("questions.jsonl")
+# The category of plain prompts.
+PROMPTS = "prompts"
 
 # The tasks of Spec-Bench, by the categories in its file. A category that is
 # not here is a task by itself, unless its line names one.
@@ -42,12 +45,14 @@ class Question:
     category: what kind of question it is; batches are of one category.
     task: what numbers are summed up by, beside categories.
     turns: what is said to the model, one text a turn.
+    prompt: a plain prompt, which is read as it is and has one turn, or None.
   """
 
   id: int | str
   category: str
   task: str
   turns: tuple[str, ...]
+  prompt: prompts_lib.Prompt | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,8 +63,10 @@ class Asked:
     question: the question.
     turn: which of its turns, from 0.
     token_ids: of the conversation so far.
-    stream: what its draws come from: a hash of id and turn, so that neither
-      the question's place in the file nor the other questions change it.
+    stream: what its draws come from: a plain prompt's own, else a hash of id
+      and turn, so that neither the question's place in the file nor the other
+      questions change it.
+    input_ids: tokens that the encoder reads, of a plain prompt, or None.
     settings, stop: nothing of its own: all questions are asked alike.
   """
 
@@ -72,8 +79,15 @@ class Asked:
   @property
   def stream(self) -> int:
     """See `specjax.runtime.requests.Request`."""
+    if self.question.prompt is not None:
+      return self.question.prompt.stream
     text = json.dumps([self.question.id, self.turn])
     return int(hashlib.sha256(text.encode()).hexdigest()[:8], 16)
+
+  @property
+  def input_ids(self) -> tuple[int, ...] | None:
+    """See `specjax.runtime.requests.Request`."""
+    return self.question.prompt and self.question.prompt.input_ids
 
 
 def read(path: str | pathlib.Path) -> list[Question]:
@@ -128,6 +142,23 @@ def _parsed(record: Any) -> Question:
     except UnicodeEncodeError:
       raise ValueError("it holds half a character (a lone surrogate)") from None
   return Question(id=identity, category=category, task=task, turns=tuple(turns))
+
+
+def of_prompts(items: Sequence[prompts_lib.Prompt]) -> list[Question]:
+  """Plain prompts as questions of one turn, each text once.
+
+  Completions of one prompt would be no independent units of an interval.
+  """
+  return [
+    Question(
+      id=one.id if type(one.id) in (int, str) else json.dumps(one.id),
+      category=PROMPTS,
+      task=PROMPTS,
+      turns=((one.input or "") + one.text,),
+      prompt=one,
+    )
+    for one in prompts_lib.distinct(items)
+  ]
 
 
 def of_categories(
@@ -186,12 +217,15 @@ def ask(
   Raises:
     ValueError: for what the chat template refuses.
   """
+  if question.prompt is not None:
+    ids = question.prompt.token_ids
+    return Asked(question=question, turn=turn, token_ids=ids)
   told: list[str] = []
   for answer in answers[:turn]:
     before = _encoded(tokenizer, question, told)
     told.append(tokenizer.decode(answer, after=before))
-  ids = _encoded(tokenizer, question, told)
-  return Asked(question=question, turn=turn, token_ids=tuple(ids))
+  found = tuple(_encoded(tokenizer, question, told))
+  return Asked(question=question, turn=turn, token_ids=found)
 
 
 def _encoded(

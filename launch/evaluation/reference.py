@@ -1,8 +1,8 @@
-"""transformers in a process of its own: neither's threads wait for the other's.
+"""transformers and llama.cpp in processes of their own: no threads wait there.
 
-The process is this file, run as a program. It reads a line of JSON for each
-batch, and answers with one; the end of its input ends it, and so does the end
-of the process that started it.
+transformers' process is this file, run as a program. It reads a line of JSON
+for each batch, and answers with one; the end of its input ends it, and so does
+the end of the process that started it.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from typing import IO, Any
 import jax
 import ml_collections
 
-from launch import hf_reference, processes
+from launch import hf_reference, llama_cpp_reference, processes
 from launch.build import drafters
 from launch.evaluation.systems import System
 from launch.json_process import JsonProcess
@@ -22,9 +22,12 @@ from specjax.runtime.engine import Batch
 
 
 def check(system: System) -> None:
-  """Raises ValueError if transformers cannot be measured here, saying why."""
+  """Raises ValueError if it cannot be measured here, saying why."""
   how = system.reference
   assert how is not None
+  if how.python:
+    llama_cpp_reference.check(system.config)
+    return
   paths = filter(None, (system.config.target, how.draft))
   if processes.several():
     reason = "runs beside one process, and there are several"
@@ -42,7 +45,7 @@ def check(system: System) -> None:
 
 
 class Process:
-  """The other process, started when it is first asked."""
+  """The other processes, each started when it is first asked."""
 
   def __init__(self, *, stop_tokens: tuple[int, ...], vocab_size: int):
     """Starts nothing yet.
@@ -52,6 +55,7 @@ class Process:
       vocab_size: V, the number of real tokens.
     """
     self._begin = {"stop_tokens": stop_tokens, "vocab_size": vocab_size}
+    self._llama_cpp: llama_cpp_reference.LlamaCpp | None = None
     self._process: JsonProcess | None = None
     self.versions: dict[str, Any] = {}
 
@@ -61,15 +65,24 @@ class Process:
     """Decodes a batch.
 
     Args:
-      system: one of transformers'.
+      system: one of another library.
       batch: the prompts.
       temperature: of the target's law.
       seed: of what is drawn.
 
     Raises:
-      ValueError: for what transformers refuses, in its words.
+      ValueError: for what that library refuses, in its words.
       RuntimeError: if the process broke; its own words are on stderr.
     """
+    assert system.reference is not None
+    if python := system.reference.python:
+      if self._llama_cpp is None:
+        self._llama_cpp = llama_cpp_reference.LlamaCpp(
+          python, system.config, stop_tokens=self._begin["stop_tokens"]
+        )
+        self._llama_cpp.run(batch, temperature=temperature)  # is slower
+        self.versions |= self._llama_cpp.versions
+      return self._llama_cpp.run(batch, temperature=temperature)
     config = json.loads(system.config.to_json_best_effort())
     config["temperature"] = temperature
     if self._process is None:
@@ -90,11 +103,13 @@ class Process:
     )
     if "error" in answer:
       raise ValueError(f"system {system.name!r}: {answer['error']}")
-    self.versions = answer.pop("versions")
+    self.versions |= answer.pop("versions")
     return hf_reference.Generated(**answer)
 
   def close(self) -> None:
-    """Ends the process, if there is one."""
+    """Ends the processes, if there are any."""
+    if self._llama_cpp is not None:
+      self._llama_cpp.close()
     if self._process is not None:
       self._process.close()
       self._process = None

@@ -1,12 +1,16 @@
-"""What `launch.evaluate` writes, made of the records that were measured."""
+"""E.json, made of the records that were measured; and without a command."""
 
 import collections
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import ml_collections
 
 from launch.build.pair import Pair
-from launch.evaluation import summary
+from launch.evaluation import measure, running, summary, systems
+from launch.evaluation.questions import Question
 from launch.evaluation.systems import System
+from models.tokenizers import Tokenizer
 from specjax.tree import Tree
 
 
@@ -72,6 +76,49 @@ def result_of(records: Sequence[dict], facts: dict) -> dict:
   }
 
 
+def of_prompts(
+  config: ml_collections.ConfigDict,
+  names: str,
+  asked_of: Callable[[Tokenizer], Sequence[Question]],
+  *,
+  rounds: int = 1,
+  timing: str = "rounds",
+) -> dict:
+  """Measures systems in this process, at the config's temperature.
+
+  Args:
+    config: of the run.
+    names: of the systems.
+    asked_of: the questions, made by the target's tokenizer.
+    rounds: times that every system decodes everything.
+    timing: of `running.TIMINGS`.
+
+  Returns:
+    The rows and what they were made of, as `result_of`.
+  """
+  entered = systems.parse(names, config)
+  pairs = systems.assemble(entered)
+  contests = measure.contests(
+    config, entered, pairs, [config.temperature], rounds=rounds
+  )
+  one = contests[config.temperature]
+  fit, refused = measure.first_turns(
+    asked_of(one.tokenizer), one.tokenizer, one.room
+  )
+  groups = measure.groups_of(
+    fit, temperature=config.temperature, batch_size=config.batch_size,
+    room=one.room,
+  )  # fmt: skip
+  records = running.measure_missing(contests, groups, pairs, timing=timing)
+  one.reference.close()
+  facts = {
+    "config": json.loads(config.to_json_best_effort()),
+    "systems": describe(entered, pairs),
+    "refused": refused,
+  }
+  return result_of(records, facts)
+
+
 def as_text(result: dict) -> str:
   """JSON, each entry of the long lists on a line of its own."""
   parts = []
@@ -86,8 +133,7 @@ def as_text(result: dict) -> str:
 def left_out(entered: Sequence[System], sizes: Sequence[int]) -> list[str]:
   """What was asked for and cannot be, in words."""
   return [
-    f"`{system.name}` at batch size {size}, since transformers drafts for one "
-    "prompt at a time"
+    f"`{system.name}` at batch size {size}, since it takes one prompt at a time"
     for system in entered
     for size in sizes
     if not system.takes(size)

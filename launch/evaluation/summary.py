@@ -11,6 +11,7 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from launch.evaluation.systems import HF, PLAIN
 from specjax import intervals
@@ -93,12 +94,13 @@ def unit_of(record: dict, system: str) -> intervals.Unit:
   """A group as the unit of intervals: sums over its turns and rows."""
   every = list(entries(record, system))
   total = lambda name: sum(sum(e.found[name] or ()) for e in every)
+  given = lambda e: sum(e.found.get("expected") or ())
   return intervals.Unit(
     num_tokens=total("tokens"),
     num_target_calls=total("calls"),
     num_drafted=total("drafted"),
     num_accepted=total("accepted"),
-    expected_accepted=0.0,
+    expected_accepted=sum(map(given, every)),
     total_variation=intervals.sum_known(
       e.found["total_variation"] for e in every
     ),
@@ -117,11 +119,13 @@ def _row(records: Sequence[dict], system: str, cost: dict | None) -> dict:
     of all requests together, and `block_efficiency_request_mean` the mean of
     the requests' own. `accepted_by_position[i]` is the share of target calls
     that emitted more than i drafted tokens, `accept_counts[i]` the number of
-    those that emitted i. `rounds_by_length` are a ladder's rounds by how many
+    those that emitted i, and `cut_counts[i]` of those that ended before the
+    target's own token. `rounds_by_length` are a ladder's rounds by how many
     tokens they drafted, None without one. `fed_per_round` is how many tokens
     wide the target's passes were. `time_to_first_token` is the mean over
     requests of the seconds until the first round was over, `seconds_per_token`
-    what each token after the first took. `_ci` are 95% intervals over groups;
+    what each token after the first took. `prediction_error` is the predicted
+    speed-up over the measured one, less 1. `_ci` are 95% intervals over groups;
     what cannot be known is None.
   """
   units = [unit_of(record, system) for record in records]
@@ -131,6 +135,8 @@ def _row(records: Sequence[dict], system: str, cost: dict | None) -> dict:
     units, max_depth=len(counts) - 1 if counts else math.inf
   )
   is_plain = system == PLAIN
+  prediction = _predicted(records, system, cost, of_units["speedup"])
+  told = all(e.found.get("expected") is not None for e in every)
   own = [
     tokens / calls
     for e in every
@@ -146,19 +152,27 @@ def _row(records: Sequence[dict], system: str, cost: dict | None) -> dict:
     "num_groups": len(records),
     "num_tokens": of_units["num_tokens"],
     "num_target_calls": of_units["num_target_calls"],
+    "num_drafted": of_units["num_drafted"] if counts else None,
     "block_efficiency": of_units["block_efficiency"],
     "block_efficiency_ci": of_units["block_efficiency_ci"],
     "block_efficiency_request_mean": statistics.fmean(own) if own else None,
     "fed_per_round": _fed(every),
     "acceptance_rate": of_units["acceptance_rate"],
+    "expected_acceptance_rate": of_units["expected_acceptance_rate"]
+    if told
+    else None,
     "accepted_by_position": _by_position(counts),
     "accept_counts": counts,
+    "cut_counts": _accept_counts(every, "cut_counts"),
     "rounds_by_length": _by_length(every),
     "seconds": of_units["seconds"],
     "tokens_per_second": of_units["tokens_per_second"],
+    "tokens_per_second_ci": intervals.ratio_interval(
+      [unit.num_tokens for unit in units], [unit.seconds for unit in units]
+    ),
     "speedup": None if is_plain else of_units["speedup"],
     "speedup_ci": None if is_plain else of_units["speedup_ci"],
-    "predicted_speedup": predicted_speedup(every, cost),
+    **prediction,
     "time_to_first_token": statistics.fmean(first),
     "seconds_per_token": _seconds_per_token(every),
     "total_variation": of_units["total_variation"],
@@ -176,10 +190,12 @@ def _fed(every: Sequence[Entry]) -> float | None:
   return sum(e.found["fed"] for e in every) / rounds
 
 
-def _accept_counts(every: Sequence[Entry]) -> list[int] | None:
-  if any(e.found["accept_counts"] is None for e in every):
+def _accept_counts(
+  every: Sequence[Entry], name: str = "accept_counts"
+) -> list[int] | None:
+  if any(e.found.get(name) is None for e in every):
     return None
-  columns = zip(*(e.found["accept_counts"] for e in every), strict=True)
+  columns = zip(*(e.found[name] for e in every), strict=True)
   return [sum(column) for column in columns]
 
 
@@ -218,25 +234,17 @@ def _share(every: Sequence[Entry], name: str) -> float | None:
   return sum(same) / len(same) if same else None
 
 
-def predicted_speedup(
-  every: Sequence[Entry], cost: dict | None
-) -> float | None:
-  """The speed-up that follows from a round's cost and the rounds there were.
+def predicted_seconds(every: Sequence[Entry], cost: dict) -> float:
+  """Seconds that follow from a round's cost and the rounds there were.
 
   A turn should take the prompts' pass, as long as it took, and its rounds, each
   so many times a plain round of the same turn as was timed apart, where passes
   were as wide as there.
 
   Args:
-    every: of one system and setting.
-    cost: `round_cost`, `round_fed`, `fed_cost` and `doubts` of
-      `costs.measure_costs`; None if they were not measured.
-
-  Returns:
-    The ratio; None where it cannot be known, timings that disagree included.
+    every: turns of one system and setting.
+    cost: `round_cost`, `round_fed` and `fed_cost` of `costs.measure_costs`.
   """
-  if cost is None or cost.get("doubts"):
-    return None
   seconds = 0.0
   for e in every:
     plain_rounds = e.plain["seconds"] - e.plain["prefill_seconds"]
@@ -247,9 +255,27 @@ def predicted_speedup(
     seconds += plain_round * (
       rounds * cost["round_cost"] + more * cost["fed_cost"]
     )
-  tokens = sum(sum(e.found["tokens"]) for e in every)
-  plain_tokens = sum(sum(e.plain["tokens"]) for e in every)
-  plain_seconds = sum(e.plain["seconds"] for e in every)
-  if not plain_tokens:
-    return None
-  return (tokens / seconds) / (plain_tokens / plain_seconds)
+  return seconds
+
+
+def _predicted(
+  records: Sequence[dict],
+  system: str,
+  cost: dict | None,
+  speedup: float | None,
+) -> dict[str, Any]:
+  """The speed-up that costs predict, beside the one that was measured.
+
+  It is None where it cannot be known, timings that disagree included.
+  """
+  names = ("predicted_speedup", "prediction_error", "prediction_error_ci")
+  if cost is None or cost.get("doubts") or not speedup:
+    return dict.fromkeys(names)
+  units = [unit_of(record, system).seconds for record in records]
+  should = [
+    predicted_seconds(list(entries(record, system)), cost) for record in records
+  ]
+  ends = intervals.ratio_interval(units, should)
+  error = sum(units) / sum(should) - 1
+  values = speedup * (1 + error), error, ends and [end - 1 for end in ends]
+  return dict(zip(names, values, strict=True))

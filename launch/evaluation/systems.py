@@ -1,9 +1,10 @@
-"""Systems that answer the same questions: plain decoding, drafters, others.
+"""Systems that answer the same questions: plain decoding, drafters, others'.
 
 A system is a call, as `config.drafter` is (`launch.build.drafters`): `plain`,
 the target alone, which every speed-up is against; `ngram(tokens=8)`; one that
-another rule verifies, `with_rule(eagle3, block)`; or transformers' `hf`,
-`hf_assisted` and `hf_prompt_lookup`. Several are separated by commas.
+another rule verifies, `with_rule(eagle3, block)`; transformers' `hf`,
+`hf_assisted` and `hf_prompt_lookup`; or `llama_cpp`. Several are separated by
+commas.
 """
 
 import dataclasses
@@ -23,19 +24,26 @@ PLAIN, HF = "plain", "hf"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reference:
-  """How transformers decodes the same target.
+  """How transformers, or llama.cpp, decodes the same target.
 
   Attributes:
     kind: its entry's name.
     tokens: drafted at a time; 0 for nothing.
     draft: the assistant's checkpoint, or "".
     max_ngram: of a prompt look-up.
+    python: the interpreter of an environment that has `llama_cpp`.
   """
 
   kind: str
   tokens: int = 0
   draft: str = ""
   max_ngram: int = 0
+  python: str = ""
+
+  @property
+  def takes_batches(self) -> bool:
+    """Whether it decodes several prompts at a time."""
+    return not (self.tokens or self.python)
 
 
 def hf() -> Reference:
@@ -53,11 +61,19 @@ def hf_prompt_lookup(*, tokens: int = 5, max_ngram: int = 3) -> Reference:
   return Reference(kind="hf_prompt_lookup", tokens=tokens, max_ngram=max_ngram)
 
 
+def llama_cpp(python: str) -> Reference:
+  """llama.cpp in float32, a prompt at a time, by that Python's `llama_cpp`."""
+  return Reference(kind="llama_cpp", python=python)
+
+
 SYSTEMS = Grammar(
   kind="system",
   entries={
     **DRAFTERS.entries,
-    **{one.__name__: one for one in (hf, hf_assisted, hf_prompt_lookup)},
+    **{
+      one.__name__: one
+      for one in (hf, hf_assisted, hf_prompt_lookup, llama_cpp)
+    },
   },
   nested=DRAFTERS.nested,
   own=Drafting,
@@ -71,8 +87,8 @@ class System:
   Attributes:
     name: its canonical form.
     config: the run's.
-    drafting: how it drafts; None if transformers decodes.
-    reference: how transformers decodes, or None.
+    drafting: how it drafts; None if another library decodes.
+    reference: how that decodes, or None.
   """
 
   name: str
@@ -92,7 +108,7 @@ class System:
 
   def takes(self, batch_size: int) -> bool:
     """Whether it can decode batches of that size."""
-    return batch_size == 1 or not (self.reference and self.reference.tokens)
+    return batch_size == 1 or not self.reference or self.reference.takes_batches
 
 
 def parse(text: str, config: ml_collections.ConfigDict) -> list[System]:
@@ -126,10 +142,16 @@ def _made(written, config: ml_collections.ConfigDict) -> System:
   return System(name=name, config=config, drafting=found)
 
 
-def assemble(systems: Sequence[System]) -> dict[str, Pair]:
-  """The pairs of all systems but transformers', by name.
+def assemble(
+  systems: Sequence[System], *, inputs: bool = False
+) -> dict[str, Pair]:
+  """The pairs of all systems but other libraries', by name.
 
   The target is read once, and every other checkpoint once too.
+
+  Args:
+    systems: all of them.
+    inputs: whether prompts may have inputs, so that encoder-decoders decode.
 
   Raises:
     ValueError, FileNotFoundError: as `launch.build.pair`.
@@ -143,7 +165,9 @@ def assemble(systems: Sequence[System]) -> dict[str, Pair]:
     key = (how.reads, how.checkpoint, getattr(how.policy, "head", ""))
     if key not in loaded:
       first = next(iter(loaded.values()), None)
-      loaded[key] = pair.load(system.config, drafting=how, beside=first)
+      loaded[key] = pair.load(
+        system.config, drafting=how, beside=first, inputs=inputs
+      )
     pairs[system.name] = pair.assemble(
       system.config, loaded[key], drafting=how, learns=True, climbs=True
     )

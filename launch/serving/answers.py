@@ -1,10 +1,12 @@
 """What a client is answered, in OpenAI's words."""
 
 import codecs
+import itertools
 import json
 import math
 import secrets
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from launch.serving.asking import Ask
@@ -67,7 +69,6 @@ class Choice:
     self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
     self._num_characters = 0  # that its tokens' bytes are so far
     self._tokens: list[dict[str, Any]] = []  # as a chat's log-probabilities
-    self._best: list[dict[str, float] | None] = []  # of the prompt's
     self._offsets: list[int] = []
     self._origins: list[dict[str, str]] = []
     self.cached = self.accepted = self.drafted = 0
@@ -108,8 +109,10 @@ class Choice:
       start = len(self._tokens)
       if news.scores is not None:
         self._place_prompt(news.scores)
-      for token, value in zip(news.token_ids, news.log_probs, strict=True):
-        self._place(token, value)
+      for token, value, likeliest in itertools.zip_longest(
+        news.token_ids, news.log_probs, news.likeliest, fillvalue=()
+      ):
+        self._place(token, value, likeliest)
       more["logprobs"] = self._log_probs(start)
     if self._ask.origins:
       new = self._pieces(news)
@@ -137,26 +140,37 @@ class Choice:
 
   def _place_prompt(self, scores: Scores) -> None:
     """Notes the prompt's tokens, of which the first has no law."""
-    self._place(self._prompt[0], None)
-    self._best = [None]
-    name = lambda token: token_text.name_of(self._tokenizer, token)
-    for token, value, best, most in zip(
-      self._prompt[1:], scores.log_probs.tolist(), scores.best.tolist(),
-      scores.best_log_probs.tolist(), strict=True,
-    ):  # fmt: skip
-      self._place(token, value)
-      # The likeliest is told where both have one name.
-      self._best.append({name(token): _told(value), name(best): _told(most)})
+    self._place(self._prompt[0], None, None)
+    most = self._ask.num_likeliest
+    for token, value, *likeliest in zip(
+      self._prompt[1:],
+      scores.log_probs.tolist(),
+      scores.likeliest[:, :most].tolist(),
+      scores.likeliest_log_probs[:, :most].tolist(),
+      strict=True,
+    ):
+      self._place(token, value, list(zip(*likeliest, strict=True)))
 
-  def _place(self, token: int, value: float | None) -> None:
-    """Notes a token; parts of one character are all where it begins."""
+  def _place(
+    self,
+    token: int,
+    value: float | None,
+    likeliest: Sequence[tuple[int, float]] | None,
+  ) -> None:
+    """Notes a token; parts of one character are all where it begins.
+
+    Args:
+      token: which.
+      value: its log-probability, or None if it has no law.
+      likeliest: tokens in its place, with theirs; None likewise.
+    """
     found = token_text.bytes_of(self._tokenizer, token)
     self._tokens.append(
       {
-        "token": token_text.name_of(self._tokenizer, token),
-        "logprob": None if value is None else _told(value),
-        "bytes": list(found),
-        "top_logprobs": [],
+        **self._said(token, value),
+        "top_logprobs": None
+        if likeliest is None
+        else [self._said(*one) for one in likeliest],
       }
     )
     begun, own = self._num_characters, found.decode("utf-8", "replace")
@@ -164,6 +178,13 @@ class Choice:
     if "\ufffd" not in own:  # a character before it may have broken off
       begun = self._num_characters - len(own)
     self._offsets.append(begun)
+
+  def _said(self, token: int, value: float | None) -> dict[str, Any]:
+    return {
+      "token": token_text.name_of(self._tokenizer, token),
+      "logprob": None if value is None else _told(value),
+      "bytes": list(token_text.bytes_of(self._tokenizer, token)),
+    }
 
   def _log_probs(self, start: int) -> dict[str, Any]:
     """Of the tokens from one on."""
@@ -173,16 +194,22 @@ class Choice:
     return {
       "tokens": [one["token"] for one in tokens],
       "token_logprobs": [one["logprob"] for one in tokens],
-      "top_logprobs": self._likeliest(start),
+      "top_logprobs": [_by_name(one) for one in tokens]
+      if self._ask.num_likeliest
+      else None,
       "text_offset": self._offsets[start:],
     }
 
-  def _likeliest(self, start: int) -> list | None:
-    """Of the tokens from one on; null where it is not known."""
-    if not self._ask.alternatives:
-      return None
-    rest = [None] * (len(self._tokens) - len(self._best))
-    return [*self._best, *rest][start:]
+
+def _by_name(one: dict[str, Any]) -> dict[str, float] | None:
+  """The likeliest tokens and the one in their place, as completions say them.
+
+  Of several that have one name (parts of characters) the likeliest is told.
+  """
+  if one["top_logprobs"] is None:
+    return None
+  all_of_them = [one, *one["top_logprobs"][::-1]]
+  return {x["token"]: x["logprob"] for x in all_of_them}
 
 
 def _told(value: float) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 
 from launch import prompt_lines
 from launch.serving import asked_prompts, fields
+from launch.serving.control import MOST_LIKELIEST, MOST_SCORED
 from launch.serving.refusals import RefusalError
 from models.tokenizers import Tokenizer
 
@@ -68,7 +69,7 @@ class Ask:
       them, neutral where not given.
     log_probs: whether they are wanted.
     echo: whether the prompt is a part of the text.
-    alternatives: whether the likeliest token is, of each of the prompt's.
+    num_likeliest: tokens that are wanted in the place of each.
     origins: whether the origin of every token is.
     stream: whether chunks are.
     usage: whether one more, the last of them, counts tokens.
@@ -102,7 +103,7 @@ class Ask:
   min_tokens: int = 0
   stop_token_ids: tuple[int, ...] = ()
   echo: bool = False
-  alternatives: bool = False
+  num_likeliest: int = 0
 
   @property
   def scored(self) -> bool:
@@ -195,6 +196,7 @@ def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
     )
   budgets = tuple(_budget(record, p, is_chat, defaults) for p in prompts)
   echo = flag(record, "echo")
+  log_probs, most = _log_probs(record, is_chat)
   found = Ask(
     is_chat=is_chat,
     prompts=tuple(prompts),
@@ -206,14 +208,14 @@ def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
     stop=stop,
     cache_salt=_salt(record),
     ignore_eos=flag(record, "ignore_eos"),
-    log_probs=_log_probs(record, is_chat),
+    log_probs=log_probs,
     origins=flag(record, "token_origins"),
     stream=flag(record, "stream"),
     **_usage(record),
     objective=_objective(record, defaults),
     **_penalties(record, min(budgets), defaults.vocab_size),
     echo=echo,
-    alternatives=echo and record.get("logprobs") == 1,
+    num_likeliest=most,
   )
   if found.scored and not defaults.scores:
     raise RefusalError(
@@ -326,20 +328,31 @@ def _penalties(record: dict, budget: int, vocab_size: int) -> dict[str, Any]:
   return {name: value for name, value in found.items() if value is not None}
 
 
-def _log_probs(record: dict, is_chat: bool) -> bool:
-  """Completions ask by the number of alternatives: none are there."""
+def _log_probs(record: dict, is_chat: bool) -> tuple[bool, int]:
+  """Whether log-probabilities are wanted, and of how many likeliest tokens.
+
+  Completions ask for both with one number, chats with a flag and a number.
+  """
   value = record.get("logprobs", False)
-  if is_chat or isinstance(value, bool):
-    return flag(record, "logprobs")
-  most = 1 if record.get("echo") is True else 0
-  if not isinstance(value, int) or not 0 <= value <= most:
+  if not is_chat and not isinstance(value, bool):
+    return True, _up_to(value, MOST_SCORED, "logprobs")
+  wanted = flag(record, "logprobs")
+  most = _up_to(record.get("top_logprobs", 0), MOST_LIKELIEST, "top_logprobs")
+  if most and not wanted:
     raise RefusalError(
-      "logprobs are those of the sampled tokens alone: it may be 0, and with "
-      "echo 1",
-      param="logprobs",
-      code="unsupported_parameter",
+      "top_logprobs wants logprobs: true beside it", param="top_logprobs"
     )
-  return True
+  return wanted, most
+
+
+def _up_to(value: Any, most: int, name: str) -> int:
+  if type(value) is not int or not 0 <= value <= most:
+    raise RefusalError(
+      f"{name} must be a whole number in 0..{most}, got "
+      f"{json.dumps(value)[:40]}",
+      param=name,
+    )
+  return value
 
 
 def _objective(record: dict, defaults: Defaults) -> float | None:

@@ -24,7 +24,7 @@ class Sizes:
     slots: requests that are decoded at a time.
     queue: requests that may wait.
     max_prompt: tokens of the longest prompt.
-    chunk: tokens of a prompt that are read between two rounds of others.
+    budget: tokens that a visit computes while rows decode, see `Slots`.
     reuse: whose texts a prompt may begin with.
     rounds: of a visit to the device, at most.
     answer_seconds: how long an answer may take.
@@ -39,7 +39,7 @@ class Sizes:
   slots: int = 8
   queue: int = 64
   max_prompt: int = 1024
-  chunk: int = 16
+  budget: int = 24
   reuse: Reuse = Reuse.OWN
   rounds: int = 8
   answer_seconds: float = 600.0
@@ -104,9 +104,9 @@ def make_slots(
     decoders_of(config, loaded, sizes),
     models.params,
     num_slots=sizes.slots,
-    widths=widths_to(longest, sizes.chunk),
+    widths=widths_to(longest),
     longest=longest,
-    chunk=sizes.chunk,
+    budget=sizes.budget,
     max_length=longest + config.max_new_tokens,
     stop_tokens=models.stop_tokens,
     max_rounds=sizes.rounds,

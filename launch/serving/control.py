@@ -12,6 +12,9 @@ import numpy as np
 from launch.prompt_lines import MOST_BIASES, MOST_STOP_IDS
 from specjax.penalties import NONE
 
+MOST_LIKELIEST = 20  # tokens in an emitted one's place, as OpenAI's chats have
+MOST_SCORED = 5  # in the place of each of a prompt's, as its completions have
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Asked:
@@ -26,6 +29,8 @@ class Asked:
     scored: whether the target's law is read at every token of the prompt
       first (`Scores`); such a one may ask for 0 new tokens. Not sent to other
       processes.
+    num_likeliest: tokens that are told in the place of each emitted one, at
+      most `MOST_LIKELIEST`.
     owner: whose it is, `u32`: what one owner's requests have read, others' may
       not use (`prefixes`).
     presence_penalty, frequency_penalty, repetition_penalty, logit_bias,
@@ -42,6 +47,7 @@ class Asked:
   min_p: float = 0.0
   ignore_stop: bool = False
   scored: bool = False
+  num_likeliest: int = 0
   owner: int = 0
   presence_penalty: float = 0.0
   frequency_penalty: float = 0.0
@@ -76,7 +82,7 @@ class Asked:
     return np.concatenate(
       [
         np.array([len(self.token_ids), self.max_new_tokens, self.top_k]),
-        np.array([self.ignore_stop, self.min_tokens]),
+        np.array([self.ignore_stop, self.min_tokens, self.num_likeliest]),
         np.array([self.seed, self.stream, self.owner], np.uint32).view(
           np.int32
         ),
@@ -90,13 +96,13 @@ class Asked:
   @classmethod
   def of(cls, numbers: np.ndarray, tokens: np.ndarray) -> "Asked":
     """From `numbers` and `i32[P]`, padded with anything."""
-    length, budget, top_k, ignored, least = (int(x) for x in numbers[:5])
-    seed, stream, owner = (int(x) for x in numbers[5:8].view(np.uint32))
+    length, budget, top_k, ignored, least, told = (int(x) for x in numbers[:6])
+    seed, stream, owner = (int(x) for x in numbers[6:9].view(np.uint32))
     temperature, top_p, min_p, presence, frequency, repetition = (
-      float(x) for x in numbers[8:14].view(np.float32)
+      float(x) for x in numbers[9:15].view(np.float32)
     )
     biased, biases, stops = np.split(
-      numbers[14:], np.cumsum([MOST_BIASES, MOST_BIASES])
+      numbers[15:], np.cumsum([MOST_BIASES, MOST_BIASES])
     )
     return cls(
       token_ids=tuple(int(x) for x in tokens[:length]),
@@ -108,6 +114,7 @@ class Asked:
       top_p=top_p,
       min_p=min_p,
       ignore_stop=bool(ignored),
+      num_likeliest=told,
       owner=owner,
       presence_penalty=presence,
       frequency_penalty=frequency,
@@ -122,7 +129,7 @@ class Asked:
     )
 
 
-_NUMBERS = 14 + 2 * MOST_BIASES + MOST_STOP_IDS
+_NUMBERS = 15 + 2 * MOST_BIASES + MOST_STOP_IDS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -181,13 +188,14 @@ class Scores:
 
   Attributes:
     log_probs: `f32[P - 1]`, of each token given those before it.
-    best: `i32[P - 1]`, the likeliest token in its place.
-    best_log_probs: `f32[P - 1]`, of that.
+    likeliest: `i32[P - 1, K]`, the likeliest tokens in its place, of K =
+      `MOST_SCORED`.
+    likeliest_log_probs: `f32[P - 1, K]`, of those.
   """
 
   log_probs: np.ndarray
-  best: np.ndarray
-  best_log_probs: np.ndarray
+  likeliest: np.ndarray
+  likeliest_log_probs: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -198,6 +206,8 @@ class Report:
     start, length: `i32[B]`, committed tokens before its rounds and after.
     tokens, origins: `i32[B, W]`, what was emitted, from `start` on.
     log_probs: `f32[B, W]`, the target's own of each token.
+    likeliest, likeliest_log_probs: `[B, W, K]`, the likeliest tokens in the
+      place of each, of rows that asked for them; None where no row did.
     reason: `i32[B]`, a `StopReason`.
     num_drafts, num_drafted: `i32[B]`, see `specjax.state.Counters`, of
       all rounds since the row was admitted.
@@ -205,6 +215,7 @@ class Report:
     cached: `i32[B]`, tokens of the row's prompt that were not read, since a row
       had them.
     scores: of rows whose prompts were scored to their end in this visit.
+    num_read: tokens that passes over prompts were wide in all.
     rounds: how many were made.
     seconds: the visit took, what it admitted included.
   """
@@ -214,11 +225,14 @@ class Report:
   tokens: np.ndarray
   origins: np.ndarray
   log_probs: np.ndarray
+  likeliest: np.ndarray | None = None
+  likeliest_log_probs: np.ndarray | None = None
   reason: np.ndarray
   num_drafts: np.ndarray
   num_drafted: np.ndarray
   accept_counts: np.ndarray
   cached: np.ndarray
   scores: Mapping[int, Scores] = dataclasses.field(default_factory=dict)
+  num_read: int = 0
   rounds: int
   seconds: float = 0.0

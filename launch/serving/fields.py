@@ -53,7 +53,7 @@ _OURS = {
   "top_p",
 }  # fmt: skip
 COMPLETION = _OURS | {"echo", "prompt"}
-CHAT = _OURS | {"messages"}
+CHAT = _OURS | {"messages", "top_logprobs"}
 
 
 def check(record: dict[str, Any], known: set[str]) -> None:

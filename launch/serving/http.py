@@ -309,6 +309,7 @@ def _tickets(
         min_p=ask.min_p,
         ignore_stop=ask.ignore_eos,
         scored=ask.scored,
+        num_likeliest=ask.num_likeliest,
         owner=owner,
         **{name: getattr(ask, name) for name in fields.PENALTIES},
       ),

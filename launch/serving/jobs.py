@@ -10,7 +10,7 @@ then the next one's, so that all slots decode for as long as there is work:
 """
 
 import dataclasses
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -95,3 +95,38 @@ def done(slots: Rows, jobs: Iterable[Job[T]]) -> Iterator[T]:
       else:
         working[row] = (job, [])
         admissions.append((row, asked))
+
+
+def in_groups(
+  complete: Callable[[Sequence[Asked]], Sequence[Completed]],
+  size: int,
+  jobs: Iterable[Job[T]],
+) -> Iterator[T]:
+  """Does all jobs, `size` at a time: what all of them ask for at once.
+
+  No slot refills, but prompts are read together: faster where a device reads
+  thousands of tokens in the time of one.
+
+  Args:
+    complete: completes all that is asked for.
+    size: jobs at work.
+    jobs: taken one by one, as others end.
+  """
+  waiting = iter(jobs)
+  working: list[tuple[Job[T], Asked]] = []
+  while True:
+    while len(working) < size and (job := next(waiting, None)) is not None:
+      try:
+        working.append((job, next(job)))
+      except StopIteration as end:
+        yield end.value
+    if not working:
+      return
+    found = complete([asked for _, asked in working])
+    going = []
+    for (job, _), completed in zip(working, found, strict=True):
+      try:
+        going.append((job, job.send(completed)))
+      except StopIteration as end:
+        yield end.value
+    working = going

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from launch.prompt_lines import MOST_BIASES, MOST_STOP_IDS
+from launch.serving.control import MOST_SCORED
 from specjax import random
 from specjax.cache import Cache
 from specjax.decode import Decoder
@@ -107,6 +108,7 @@ def rounds(
   ended,
   max_depth,
   most,
+  wanted,
 ):
   """Rounds until one more row is done, and what they emitted.
 
@@ -118,25 +120,34 @@ def rounds(
     ended: `bool[B]`, rows that end before them.
     max_depth: `i32[B]`.
     most: `i32[]`, rounds at most.
+    wanted: `bool[B]`, rows whose likeliest tokens are recorded.
 
   Returns:
-    The state, and the arrays of a `Report`.
+    The state, and the arrays of a `Report`; "likeliest" has both of its.
   """
   reason = jnp.where(
     ended & ~state.done, int(StopReason.STOP_STRING), state.stop_reason
   )
-  state = dataclasses.replace(state, stop_reason=reason, max_depth=max_depth)
+  state = dataclasses.replace(
+    state,
+    stop_reason=reason,
+    max_depth=max_depth,
+    likeliest=dataclasses.replace(state.likeliest, wanted=wanted),
+  )
   start, made = state.length, state.num_steps
   state = decoder.steps(params, state, most, num_idle=jnp.sum(state.done) + 1)
   last = state.tokens.shape[1] - 1
   place = jnp.clip(start[:, None] + jnp.arange(window), 0, last)
-  at = lambda array: jnp.take_along_axis(array, place, axis=1)
+  at = lambda array: jnp.take_along_axis(
+    array, place.reshape(*place.shape, *[1] * (array.ndim - 2)), axis=1
+  )
   return state, {
     "start": start,
     "length": state.length,
     "tokens": at(state.tokens),
     "origins": at(state.origins).astype(jnp.int32),
     "log_probs": at(state.log_probs),
+    "likeliest": (at(state.likeliest.tokens), at(state.likeliest.log_probs)),
     "reason": state.stop_reason,
     "num_drafts": state.counters.num_drafts,
     "num_drafted": state.counters.num_drafted,
@@ -183,7 +194,7 @@ def score(
 
   Returns:
     The cache, and of each token but the first: its log-probability `f32[W]`,
-    the likeliest in its place `i32[W]`, and that one's.
+    the likeliest in its place `i32[W, K]`, and those of these.
   """
   output, cache = target.apply(
     params.target, tokens[None, :-1], cache.replace(length=start[None])
@@ -191,4 +202,6 @@ def score(
   logits = output.logits[0, :, :vocab_size]
   log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
   own = jnp.take_along_axis(log_probs, tokens[1:, None], axis=1)[:, 0]
-  return cache, (own, log_probs.argmax(axis=1), log_probs.max(axis=1))
+  most = min(MOST_SCORED, vocab_size)
+  largest, likeliest = jax.lax.top_k(log_probs, most)
+  return cache, (own, likeliest, largest)

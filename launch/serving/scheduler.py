@@ -316,6 +316,7 @@ class Scheduler:
           token_ids=ids[:count],
           origins=report.origins[row, :count].tolist(),
           log_probs=report.log_probs[row, :count].tolist(),
+          likeliest=_likeliest(report, row, count, ticket.asked.num_likeliest),
           cached=int(report.cached[row]),
           drafted=int(report.num_drafted[row]),
           scores=scores,
@@ -330,3 +331,15 @@ class Scheduler:
   def _finish(self, ticket: Ticket, news: News) -> None:
     self._metrics.finished(ticket, news.finish, self._clock())
     ticket.deliver(news)
+
+
+def _likeliest(report: Report, row: int, count: int, most: int) -> list:
+  """What `News.likeliest` has of a row's first tokens."""
+  if not most or report.likeliest is None:
+    return []
+  assert report.likeliest_log_probs is not None
+  tokens = report.likeliest[row, :count, :most].tolist()
+  values = report.likeliest_log_probs[row, :count, :most].tolist()
+  return [
+    list(zip(*one, strict=True)) for one in zip(tokens, values, strict=True)
+  ]

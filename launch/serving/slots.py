@@ -5,10 +5,9 @@ reads for each width, one that makes rounds for each depth. They are called with
 arrays of those shapes alone, so that nothing is compiled later.
 
 A prompt that is wider than the widest program is read in chunks. Where other
-rows decode, a visit reads one chunk of `chunk` tokens and makes one round, so
-that nobody waits for a whole prompt of somebody else's. What another row's text
-begins with is copied and not read (`prefixes`). A prompt that is to be scored,
-which needs the law at every token, is read in a cache beside those of the rows.
+rows decode, a visit makes one round, and reads so much of prompts as a budget
+of tokens leaves beside it: nobody waits for a whole prompt of somebody else's.
+What another row's text begins with is copied and not read (`prefixes`).
 """
 
 import contextlib
@@ -25,8 +24,15 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from launch.serving import programs
-from launch.serving.control import Asked, Control, Report, Scores
+from launch.serving.control import (
+  MOST_LIKELIEST,
+  Asked,
+  Control,
+  Report,
+  Scores,
+)
 from launch.serving.prefixes import Reuse, Texts
+from launch.serving.scoring import Scorer
 from specjax import random
 from specjax.decode import Decoder
 from specjax.runtime import compilation
@@ -35,21 +41,18 @@ from specjax.runtime.mesh import MeshDecoder
 from specjax.state import StopReason
 from specjax.types import Params
 
-_SMALLEST = 32  # of the widths that prompts are padded to
-
-
+_SMALLEST = 16  # of the widths that prompts are padded to
 _WIDEST = 256  # read at once where nobody else decodes
 
 
-def widths_to(longest: int, chunk: int = _SMALLEST) -> tuple[int, ...]:
+def widths_to(longest: int) -> tuple[int, ...]:
   """Widths of programs that read: powers of two, up to 256 or the longest.
 
   Args:
     longest: tokens of the longest prompt.
-    chunk: of one that is read between rounds, a width of its own.
   """
   longest = min(longest, _WIDEST)
-  widths, width = {min(chunk, longest), longest}, _SMALLEST
+  widths, width = {longest}, _SMALLEST
   while width < longest:
     widths.add(width)
     width *= 2
@@ -63,7 +66,8 @@ class Slots:
     num_slots: B.
     widths: of programs that read, ascending.
     longest: tokens of the longest prompt.
-    chunk: tokens of a prompt that are read between two rounds of other rows.
+    budget: tokens that a visit computes while rows decode: those of its round
+      first, then prompts'. The narrowest program reads in any case.
     max_length: tokens that prompt and completion may have together.
     depth: G, of the deepest draft.
     depths: those that there are programs of, ascending.
@@ -81,7 +85,7 @@ class Slots:
     num_slots: int,
     widths: Sequence[int],
     longest: int | None = None,
-    chunk: int = 16,
+    budget: int = 24,
     max_length: int,
     stop_tokens: Sequence[int],
     max_rounds: int = 8,
@@ -99,7 +103,7 @@ class Slots:
       num_slots: B.
       widths: see `widths_to`.
       longest: see above; None for the last of the widths.
-      chunk: see above; the first width that holds so many is used.
+      budget: see above.
       max_length: see above.
       stop_tokens: ids that end a row.
       max_rounds: of one visit.
@@ -121,17 +125,21 @@ class Slots:
         f"a prompt of {longest} tokens leaves no room for a completion: "
         f"both share {max_length} positions"
       )
-    if chunk < 1:
-      raise ValueError(f"chunk must be >= 1, got {chunk}")
+    if budget < 1:
+      raise ValueError(f"budget must be >= 1, got {budget}")
     self.num_slots, self.widths = num_slots, tuple(widths)
     self.longest = longest
-    self.chunk = min((w for w in widths if w >= chunk), default=widths[-1])
+    self.budget = budget
     self.max_length, self.max_rounds = max_length, max_rounds
     self.depths = tuple(sorted(decoders))
     self.depth = self.depths[-1]
     self.seconds_of_round: dict[int, float] = {}
     self._decoders = {
-      depth: dataclasses.replace(one, with_log_probs=True)
+      depth: dataclasses.replace(
+        one,
+        with_log_probs=True,
+        num_likeliest=min(MOST_LIKELIEST, one.vocab_size),
+      )
       for depth, one in decoders.items()
     }
     self._params, self._stop_tokens = params, tuple(stop_tokens)
@@ -145,17 +153,23 @@ class Slots:
     self._texts = Texts(num_slots, max_length, reuse, groups, whole=has_states)
     # Prompts are scored in a cache of their own, whose shapes must not change.
     self.scores = scores and mesh is None and not has_states
-    self._score: dict[int, Any] = {}
-    self._score_cache: Any = None
-    # Of rows whose prompts are scored before they are read: what is known.
-    self._scoring: dict[int, list[tuple]] = {}
+    whole = self._decoders[self.depth]
+    self._scorer = Scorer(
+      whole.target,
+      params,
+      vocab_size=whole.vocab_size,
+      longest=longest,
+      widths=sorted({widths[0], widths[-1]}),
+    )
     self._scores: dict[int, Scores] = {}  # that this visit has ended
     self._running = np.zeros(num_slots, bool)
+    # Whose likeliest tokens are wanted, once they decode.
+    self._wanted = np.zeros(num_slots, bool)
     self._rounds: dict[int, Any] = {}
     self._state: Any = None
 
   def compile(self, say: Callable[[str], None] = lambda text: None) -> None:
-    """Compiles all programs and runs each once.
+    """Compiles all programs, and runs them so that no request is the first.
 
     Args:
       say: is told what is being compiled.
@@ -197,32 +211,15 @@ class Slots:
         )
     self._state = both.prefill(self._params, *first, **options)
     for width in self.widths:
-      self._state = self._admit[width](
-        self._params, self._state, *self._request(width)
-      )
+      for keep in (0, width):  # behind no text, and behind some
+        request = self._request(width, keep=keep, new=[0] * (width - keep or 1))
+        self._state = self._admit[width](self._params, self._state, *request)
     for depth in self.depths:
-      self._make_rounds(depth, self._orders())
+      self._fill()
+      self._make_rounds(depth, self._orders(rounds=1))
+    self._empty()
     if self.scores:
-      self._compile_scores(say)
-
-  def _compile_scores(self, say: Callable[[str], None]) -> None:
-    target = self._decoders[self.depth].target
-    score = functools.partial(
-      programs.score, target, self._decoders[self.depth].vocab_size
-    )
-    slots = self.longest + self.widths[-1]  # the last chunk is padded
-    self._score_cache = target.new_cache(self._params.target, 1, slots)
-    for width in sorted({self.chunk, self.widths[-1]}):
-      say(f"scores of up to {width} tokens")
-      args = (np.zeros(width + 1, np.int32), np.int32(0))
-      self._score[width] = (
-        jax.jit(score, donate_argnums=1)
-        .lower(self._params, self._score_cache, *args)
-        .compile()
-      )
-      self._score_cache, _ = self._score[width](
-        self._params, self._score_cache, *args
-      )
+      self._scorer.compile(say)
 
   def measure(self, rounds: int = 8, repeats: int = 3) -> None:
     """Times a round at each depth, into `seconds_of_round`; ends all rows.
@@ -234,13 +231,7 @@ class Slots:
     for depth in self.depths:
       seen = []
       for _ in range(repeats):
-        for row in range(self.num_slots):
-          budget = self.max_length - 1
-          asked = Asked(
-            token_ids=(0,), seed=row, max_new_tokens=budget, temperature=1.0
-          )
-          self._begin(row, asked)
-          self._read_on(row, self.widths[-1])
+        self._fill()
         jax.block_until_ready(self._state)
         start = time.perf_counter()
         report = self._make_rounds(
@@ -248,6 +239,20 @@ class Slots:
         )
         seen.append((time.perf_counter() - start) / max(report["rounds"], 1))
       self.seconds_of_round[depth] = sorted(seen)[len(seen) // 2]
+    self._empty()
+
+  def _fill(self) -> None:
+    """All rows decode a text of nobody's."""
+    for row in range(self.num_slots):
+      asked = Asked(
+        token_ids=(0,), seed=row, max_new_tokens=self.max_length - 1,
+        temperature=1.0,
+      )  # fmt: skip
+      self._begin(row, asked)
+    self._read_within(self.widths[-1] * self.num_slots)
+
+  def _empty(self) -> None:
+    """Ends all rows."""
     self._make_rounds(self.depth, self._orders(ended=True))
     self._running[:] = False
     self.forget()
@@ -265,21 +270,22 @@ class Slots:
     start = time.perf_counter()
     for row in np.flatnonzero(control.ended):
       self._reading.pop(int(row), None)
-      self._scoring.pop(int(row), None)
+      self._scorer.drop(int(row))
       self._running[row] = False
-    # Somebody waits for the next token: nothing long before it.
-    is_streaming = self._running.any()
-    most = self.chunk if is_streaming else self.widths[-1]
     # In the order that other processes hear of them in.
     for row, asked in sorted(control.admissions, key=lambda one: one[0]):
       self._begin(row, asked)
-      if not is_streaming:
-        self._read_on(row, most)
-    if self._reading:
-      self._read_on(next(iter(self._reading)), most)
-    rounds = min(control.rounds, 1) if self._reading else control.rounds
     deepest = int(control.max_depth.max(initial=0))
     depth = next(d for d in self.depths if d >= min(deepest, self.depth))
+    decoding = int(self._running.sum())
+    if decoding:  # they wait for their next tokens: nothing long before them
+      fed = self._decoders[depth].drafter.tree.num_fed
+      num_read = self._read_within(self.budget - decoding * fed)
+    else:
+      num_read = self._read_within(
+        self.widths[-1] * max(1, len(control.admissions))
+      )
+    rounds = min(control.rounds, 1) if self._reading else control.rounds
     scored = {
       row: one
       for row, one in self._scores.items()
@@ -303,9 +309,12 @@ class Slots:
         StopReason.NAN_LOGITS if broken else StopReason.LENGTH
       )
     report = Report(
-      **found, cached=self._texts.cached.copy(), scores=self._scores,
+      **found,
+      cached=self._texts.cached.copy(),
+      scores=self._scores,
+      num_read=num_read,
       seconds=time.perf_counter() - start,
-    )  # fmt: skip
+    )
     self._scores = {}
     self._texts.hear(report, self._running)
     self._running = running & ~reading
@@ -324,18 +333,40 @@ class Slots:
     self._reading.pop(row, None)  # it is the last in line
     self._running[row] = False
     self._reading[row] = asked
-    self._scoring.pop(row, None)
+    self._wanted[row] = asked.num_likeliest > 0
+    self._scorer.drop(row)
     if asked.scored:
-      self._scoring[row] = []
+      self._scorer.begin(row)
     self._texts.begin(row)
 
-  def _read_on(self, row: int, most: int) -> None:
-    """Reads up to `most` more tokens of a row's prompt, which began."""
-    asked = self._reading[row]
-    if row in self._scoring:
-      if row == next(iter(self._scoring)):  # they share one cache
-        self._score_on(row, asked, most)
-      return
+  def _read_within(self, budget: int) -> int:
+    """Reads prompts in line for as long as the budget has room for a pass.
+
+    One pass of the narrowest program is made in any case.
+
+    Returns:
+      Tokens that the passes were wide.
+    """
+    num_read, least = 0, self.widths[0]
+    while self._reading and (not num_read or budget - num_read >= least):
+      num_read += self._read_on(max(budget - num_read, least))
+    return num_read
+
+  def _read_on(self, most: int) -> int:
+    """Reads more of the prompt that is the first in line, in one pass.
+
+    Returns:
+      Tokens that the pass was wide, at most `most`.
+    """
+    row, asked = next(iter(self._reading.items()))
+    if self._scorer.waits(row):
+      width, scores = self._scorer.read_on(row, asked, most)
+      if scores is not None:
+        self._scores[row] = scores
+        if not asked.max_new_tokens:
+          del self._reading[row]
+      return max(width, 1)
+    most = max(width for width in self.widths if width <= most)
     source, keep = self._texts.source(row, asked)
     new = asked.token_ids[keep : keep + most]
     is_last = keep + len(new) == len(asked.token_ids)
@@ -348,34 +379,16 @@ class Slots:
     if is_last:
       del self._reading[row]
       self._running[row] = True
-
-  def _score_on(self, row: int, asked: Asked, most: int) -> None:
-    """Scores up to `most` more tokens of a prompt, which is read after it."""
-    known, text = self._scoring[row], asked.token_ids
-    start = sum(len(one[0]) for one in known)
-    count = min(most, len(text) - 1 - start)
-    if count:
-      width = next(w for w in sorted(self._score) if w >= count)
-      tokens = np.full(width + 1, text[start], np.int32)
-      tokens[: count + 1] = text[start : start + count + 1]
-      self._score_cache, new = self._score[width](
-        self._params, self._score_cache, tokens, np.int32(start)
-      )
-      known.append(tuple(x[:count] for x in jax.device_get(new)))
-    if start + count < len(text) - 1:
-      return
-    del self._scoring[row]
-    if not asked.max_new_tokens:
-      del self._reading[row]
-    parts = zip(*known, strict=True) if known else [[np.zeros(0)]] * 3
-    own, best, best_log_probs = map(np.concatenate, parts)
-    self._scores[row] = Scores(
-      log_probs=own, best=best, best_log_probs=best_log_probs
-    )
+    return width
 
   def _make_rounds(self, depth: int, orders) -> dict[str, Any]:
     self._state, found = self._rounds[depth](self._params, self._state, *orders)
-    return jax.device_get(found)
+    likeliest = found.pop("likeliest")
+    found = jax.device_get(found)
+    if (self._wanted & self._running).any():  # else they stay where they are
+      likeliest = jax.device_get(likeliest)
+      found["likeliest"], found["likeliest_log_probs"] = likeliest
+    return found
 
   # ------------------------------------------------- arguments of the programs
 
@@ -399,6 +412,7 @@ class Slots:
       np.array(np.broadcast_to(ended, count), bool),
       np.array(np.broadcast_to(max_depth, count), np.int32),
       np.int32(min(rounds, self.max_rounds)),
+      self._wanted.copy(),
     )
     return everywhere(self._mesh, orders)
 

@@ -29,6 +29,8 @@ class News:
     token_ids: new ones.
     origins: an `Origin` for each.
     log_probs: the target's own of each.
+    likeliest: tokens in the place of each, the likeliest first, with their
+      log-probabilities; empty if they were not asked for.
     cached: tokens of its prompt that were not read, since a slot had them.
     drafted: tokens that were drafted for it so far.
     scores: of its prompt, once, if they were asked for.
@@ -39,6 +41,7 @@ class News:
   token_ids: Sequence[int] = ()
   origins: Sequence[int] = ()
   log_probs: Sequence[float] = ()
+  likeliest: Sequence[Sequence[tuple[int, float]]] = ()
   cached: int = 0
   drafted: int = 0
   scores: Scores | None = None

@@ -3,7 +3,7 @@ r"""The static tree that pays most, from acceptance by rank as it is measured.
   python -m launch.tools.best_tree --config=configs/embedded.py \
     --config.drafter='eagle3(siblings=without_replacement)' \
     --config.temperature=1 --config.rule=recursive --prompts=IN.jsonl \
-    [--benchmark=B.json] --output=T.json
+    [--timings=E.json] --output=T.json
 
 The prompts are decoded with a tree in which every node above the last level has
 --children of them, by the rule and with the siblings that the config says (at
@@ -13,17 +13,17 @@ how often the walk went on to the child of each rank. The best trees of 1 to
 al., NeurIPS 2024), which supposes that a rank is as good at every place: of a
 draft whose later tokens stand less often deep trees are thought too good.
 
---benchmark is what `launch.benchmark` wrote of the same pair and batch size:
-what a pass of the target over 1 to 16 tokens takes, and a level of the draft
-(a wide level is taken to cost what those do that were measured there). Then
-the depth of each tree is the one with the least time for a token, and
+--timings is what `launch.evaluate --timing=passes` wrote of the same pair and
+batch size: seconds of a target pass over 1 to 16 tokens, and of a level of the
+draft (a wide level is taken to cost what those do that were measured there).
+Then the depth of each tree is the one with the least time for a token, and
 speed-ups over plain decoding are predicted. The last line on stdout is the
 argument of a drafter that drafts the best of them.
 """
 
 import dataclasses
 import json
-import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -34,6 +34,7 @@ from absl import flags
 from launch import cli, prompts, provenance, results
 from launch.build import drafters, pair
 from launch.build.drafters import Drafting
+from launch.evaluation import costs as timings
 from launch.prompts import Prompt
 from specjax import calls, tree_search
 from specjax import tree as tree_lib
@@ -41,7 +42,7 @@ from specjax.runtime import engine
 from specjax.state import Counters
 from specjax.tree import Tree
 
-cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT)
+cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT, cli.TIMINGS)
 _CHILDREN = flags.DEFINE_integer(
   "children", 4, "Children of a node that are tried.", lower_bound=1
 )
@@ -51,14 +52,11 @@ _LEVELS = flags.DEFINE_integer(
 _MAX_NODES = flags.DEFINE_integer(
   "max_nodes", 15, "Drafted nodes of a tree at most.", lower_bound=1
 )
-_BENCHMARK = flags.DEFINE_string(
-  "benchmark", "", "What `launch.benchmark` wrote of this pair."
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Costs:
-  """What a round is made of, in seconds.
+  """Seconds of a round by its tree.
 
   Attributes:
     plain: of a round that drafts nothing.
@@ -79,62 +77,41 @@ class Costs:
     return tree.max_depth * self.level + float(rest)
 
 
-_SAME = ("target", "checkpoints", "dtype", "batch_size", "mesh")
+_SAME = ("target", "checkpoints", "dtype", "mesh")
 
 
-def read_costs(path: str, asked: ml_collections.ConfigDict) -> Costs:
-  """What `launch.benchmark` measured.
-
-  Beside the passes of both models a round warps, draws and counts. What that
-  takes longer in the round that was measured than in one of plain decoding is
-  shared out over its levels.
+def read_costs(paths: Sequence[str], asked: ml_collections.ConfigDict) -> Costs:
+  """Costs that `launch.evaluate` measured of the config's drafter.
 
   Args:
-    path: of the file.
+    paths: of the files.
     asked: the config of the pair that the costs are to be of.
 
   Raises:
-    UserError: if the file is not of that command, of a draft that was not
-      timed, or of another pair, batch size or mesh.
+    UserError: if a file has no costs of a draft, or they are of another pair,
+      batch size or mesh.
   """
-  try:
-    found = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
-    passes = {int(n): s for n, s in found["target_pass_seconds"].items()}
-    config = found["config"]
-    depth = found["num_speculative_tokens"]
-    drafting = found["draft_forwards_seconds"]
-    plain = found["autoregressive_step_seconds"]
-    beside = max(
-      found["step_seconds"] - drafting - found["verify_seconds"], 0.0
-    )
-    always = min(
-      max(plain - found["autoregressive_forward_seconds"], 0.0), beside
-    )
-    costs = Costs(
-      plain=plain,
-      level=(drafting + beside - always) / depth,
-      fed={n: s + always for n, s in passes.items()},
-    )
-  except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-    raise cli.UserError(
-      f"--benchmark: {path} is not what launch.benchmark writes of a draft: "
-      f"{type(error).__name__}: {error}"
-    ) from error
-  if found.get("doubts"):
-    raise cli.UserError(
-      f"--benchmark: timings in {path} disagree, measure it again: "
-      + "; ".join(found["doubts"])
-    )
-  asked = asked.to_dict()
-  other = [n for n in _SAME if config.get(n) != asked.get(n)]
-  drafts = lambda of: calls.parse(of["drafter"]).name
-  other += ["drafter"] * (drafts(config) != drafts(asked))
-  if other:
-    raise cli.UserError(
-      f"--benchmark: {path} is of another "
-      + ", ".join(f"{n} ({config.get(n)!r})" for n in other)
-    )
-  return costs
+  found = [one for path in paths for one in timings.read(path, "--timings")]
+  wanted = asked.to_dict()
+  drafts = lambda name: calls.parse(name).name
+  mine = drafts(wanted["drafter"])
+  other: dict[str, Any] = {}
+  for record, one in found:
+    other = {n: record.get(n) for n in _SAME if record.get(n) != wanted.get(n)}
+    if one.batch_size != wanted["batch_size"]:
+      other["batch_size"] = one.batch_size
+    if drafts(record["system"]) != mine:
+      other["drafter"] = record["system"]
+    if not other:
+      return Costs(
+        plain=one.plain_step,
+        level=one.level,
+        fed={n: seconds + one.rest for n, seconds in one.target.items()},
+      )
+  raise cli.UserError(
+    f"--timings: {', '.join(paths)} is of another "
+    + (", ".join(f"{n} ({value!r})" for n, value in other.items()) or "kind")
+  )
 
 
 def wide(drafting: Drafting, *, children: int, levels: int) -> Drafting:
@@ -212,19 +189,20 @@ def _row(tree: Tree, acceptance: np.ndarray, costs: Costs | None) -> dict:
 
 def run(_) -> int:
   """The command."""
+  paths = cli.TIMINGS.value or []
   results.check(
     {"--output": cli.OUTPUT.value},
     stdout=True,
-    inputs={"--benchmark": _BENCHMARK.value},
+    inputs={f"--timings {i}": path for i, path in enumerate(paths)},
   )
   config = cli.CONFIG.value
   drafting = wide(
     drafters.of(config), children=_CHILDREN.value, levels=_LEVELS.value
   )
-  costs = read_costs(_BENCHMARK.value, config) if _BENCHMARK.value else None
+  costs = read_costs(paths, config) if paths else None
   if costs and _MAX_NODES.value + 1 > max(costs.fed):
     raise cli.UserError(
-      f"--benchmark has passes over {max(costs.fed)} tokens at most, and "
+      f"--timings has passes over {max(costs.fed)} tokens at most, and "
       f"--max_nodes={_MAX_NODES.value} asks for {_MAX_NODES.value + 1}"
     )
   models = pair.load(config, drafting=drafting, inputs=True)

@@ -1,7 +1,8 @@
-"""Writes prompts from Python files that no embedded model was trained on.
+r"""Writes prompts from Python files that no embedded model was trained on.
 
   python -m launch.tools.held_out_prompts --output=P.jsonl --count=200
-  python -m launch.benchmark --config=configs/embedded.py --prompts=P.jsonl
+  python -m launch.evaluate --config=configs/embedded.py --prompts=P.jsonl \
+    --output=E.json
 
 A prompt is some lines from inside a file of the test split (`launch.training.
 corpus`), of the standard library and the packages that the embedded pair was

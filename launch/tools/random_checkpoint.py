@@ -1,7 +1,7 @@
 r"""Writes a checkpoint of a known shape with random weights, for timing.
 
   python -m launch.tools.random_checkpoint --shape=pythia-160m --output=NEOX
-  python -m launch.benchmark --config=configs/huggingface.py:target=NEOX \
+  python -m launch.evaluate --config=configs/huggingface.py:target=NEOX \
     --config.drafter=plain
 
 Needs torch and transformers (the `test` extra): the files are transformers'

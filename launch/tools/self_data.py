@@ -22,9 +22,11 @@ questions that models are measured with, the project's own and those of
 --keep_out: 13 words in a row. The same command goes on where a stopped one was
 (FOLDER/conversations.jsonl.journal), and with a larger --count it adds to what
 is there. --rows conversations are made at a time; where one ends the next one
-begins.
+begins. With --in_groups all rows begin and end together, and twice as many
+conversations are under way: for a device that decodes thousands of rows.
 """
 
+import dataclasses
 import json
 import sys
 from collections.abc import Sequence
@@ -39,10 +41,15 @@ from launch.build import pair
 from launch.evaluation import questions
 from launch.results import Journal
 from launch.serving import assembly, jobs
+from launch.serving.control import Asked
 from launch.training import self_data
+from specjax.runtime.engine import Batch
+from specjax.runtime.requests import Settings
+from specjax.state import StopReason
 
 cli.reads(cli.CONFIG, cli.OUTPUT, cli.TEMPERATURES, cli.COUNT)
 _TEMPERATURES = ("0.6", "0.8", "1.0")
+_NARROW = 96  # tokens of a prompt that begins a user's turn
 _ROUNDS = 32  # of a visit to the device; it ends with the first row that does
 _KEEP_OUT = flags.DEFINE_list(
   "keep_out", [], "Files of questions that must not be in it."
@@ -55,6 +62,12 @@ _ANSWER_TEMPERATURES = flags.DEFINE_list(
 )
 _ROWS = flags.DEFINE_integer(
   "rows", 16, "Conversations that are made at a time.", lower_bound=1
+)
+_TURNS = flags.DEFINE_integer(
+  "turns", 1, "Of a user in a conversation, at most.", lower_bound=1
+)
+_IN_GROUPS = flags.DEFINE_bool(
+  "in_groups", False, "Rows begin and end together."
 )
 
 
@@ -125,6 +138,8 @@ def settings_of(config) -> dict:
   return {
     **({} if said == [""] else {"system_prompts": said}),
     **({} if answered is None else {"answer_temperatures": answered}),
+    **({} if _TURNS.value == 1 else {"turns": _TURNS.value}),
+    **({"in_groups": True} if _IN_GROUPS.value else {}),
     "config": {k: v for k, v in kept.items() if k not in ("target", "draft")},
     "checkpoints": {role: found["sha256"] for role, found in models.items()},
     "temperatures": temperatures(),
@@ -132,6 +147,54 @@ def settings_of(config) -> dict:
     "jax": jax.__version__,
     "specjax": specjax.__version__,
   }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Request:
+  """A row of a batch (`specjax.runtime.requests.Request`)."""
+
+  token_ids: Sequence[int]
+  stream: int
+  settings: Settings
+  stop: tuple[str, ...] = ()
+
+
+def _completing(config, models: pair.Pair, longest: int):
+  """What completes all that is asked for, `--rows` at a time.
+
+  Of few widths, so that few programs are compiled: users' turns begin with a
+  few tokens, and answers with up to `longest`.
+  """
+  one, rows = pair.engine_of(config, models), _ROWS.value
+
+  def complete(asked: Sequence[Asked]) -> list[jobs.Completed]:
+    found: list[jobs.Completed | None] = [None] * len(asked)
+    order = sorted(range(len(asked)), key=lambda i: len(asked[i].token_ids))
+    for start in range(0, len(order), rows):
+      places = order[start : start + rows]
+      most = len(asked[places[-1]].token_ids)
+      batch = Batch(
+        tuple(_request(asked[i]) for i in places),
+        rows,
+        _NARROW if most <= _NARROW else max(longest, most),
+      )
+      for place, completion in zip(places, one.run(batch)[0], strict=True):
+        found[place] = jobs.Completed(
+          token_ids=tuple(completion.token_ids),
+          reason=StopReason[completion.stop_reason.upper()],
+        )
+    return [completed for completed in found if completed is not None]
+
+  return complete
+
+
+def _request(asked: Asked) -> _Request:
+  names = ("temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens")
+  return _Request(
+    token_ids=asked.token_ids,
+    stream=asked.stream,
+    settings=Settings(**{name: getattr(asked, name) for name in names}),
+  )
 
 
 def make_missing(config, journal: Journal) -> None:
@@ -147,16 +210,12 @@ def make_missing(config, journal: Journal) -> None:
     room=models.room(config.max_new_tokens),
     temperatures=temperatures(),
     answer_temperatures=answer_temperatures(),
+    turns=_TURNS.value,
     systems=system_prompts(),
     seed=config.seed,
     top_k=config.top_k,
     top_p=config.top_p,
     min_p=config.min_p,
-  )
-  slots = assembly.make_slots(
-    config,
-    loaded,
-    assembly.Sizes(slots=_ROWS.value, max_prompt=maker.longest, rounds=_ROUNDS),
   )
   progress = tqdm.tqdm(
     total=_count(), initial=_count() - len(missing), unit="conversation",
@@ -166,8 +225,17 @@ def make_missing(config, journal: Journal) -> None:
   def numbered(number: int):
     return number, (yield from maker.conversation(number))
 
+  begun = map(numbered, missing)
+  if _IN_GROUPS.value:
+    complete = _completing(config, models, maker.longest)
+    found = jobs.in_groups(complete, 2 * _ROWS.value, begun)
+  else:
+    sizes = assembly.Sizes(
+      slots=_ROWS.value, max_prompt=maker.longest, rounds=_ROUNDS
+    )
+    found = jobs.done(assembly.make_slots(config, loaded, sizes), begun)
   with progress:
-    for number, made in jobs.done(slots, map(numbered, missing)):
+    for number, made in found:
       journal.add({"batch": number, "conversation": made})
       progress.update()
 

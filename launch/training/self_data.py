@@ -2,9 +2,9 @@
 
 A chat template begins a user's turn with the same tokens in every conversation.
 A model that is given those and nothing else says what a user might, and then
-answers. The result is training text of the very law that a draft has to learn,
-made of nothing but the model; what a test asks must not be in it, and is looked
-for word by word.
+answers; behind an answer they have it ask on. The result is training text of
+the very law that a draft has to learn, made of nothing but the model; what a
+test asks must not be in it, and is looked for word by word.
 """
 
 import dataclasses
@@ -24,18 +24,21 @@ _WORD = re.compile(r"\w+")
 _LEAST = 6  # a shorter text stands in others by chance: it must be all of one
 
 
-def before_the_user(tokenizer: Tokenizer, system: str = "") -> tuple[int, ...]:
-  """The tokens with which a template begins what a user says.
+def before_the_user(
+  tokenizer: Tokenizer, system: str = "", said: Sequence[Mapping[str, str]] = ()
+) -> tuple[int, ...]:
+  """The tokens with which a template begins a user's turn.
 
   Args:
     tokenizer: with a chat template.
-    system: what the system says before; "" for what the template has there.
+    system: the system's words before it; "" for the template's own.
+    said: the messages before it.
 
   Raises:
     ValueError: if there is no template, or it begins with the user's words, or
       it leaves out what the system says.
   """
-  messages = [{"role": "user", "content": _MARK}]
+  messages = [*said, {"role": "user", "content": _MARK}]
   if system:
     messages.insert(0, {"role": "system", "content": system})
   text = chat.render(tokenizer, messages, add_generation_prompt=False)
@@ -63,11 +66,14 @@ class Maker:
     answer_temperatures: of the answer, the next one each time all users' turns
       have had all temperatures and all that a system says; None for that of the
       user's turn.
+    turns: conversation i has up to `1 + i % turns` of a user's turns, as many
+      as there is room for.
     systems: what the system says while the user's turn is made up, "" for the
       template's own words; conversation i has the place
       `i // len(temperatures)`, from the beginning again after the last. The
       answer is given without it.
-    seed: conversation i draws from streams 2i and 2i + 1 of it.
+    seed: turn t of conversation i draws from streams `2 (turns i + t)` and the
+      one after it.
     top_k, top_p, min_p: of both turns, see `specjax.types.Sampling`.
   """
 
@@ -76,6 +82,7 @@ class Maker:
   room: int
   temperatures: Sequence[float]
   answer_temperatures: Sequence[float] | None = None
+  turns: int = 1
   systems: Sequence[str] = ("",)
   seed: int = 0
   top_k: int = 0
@@ -101,19 +108,20 @@ class Maker:
         f"what the system says takes {before} tokens with its template, and "
         f"there is room for {self.room} before an answer"
       )
-    around = len(self._answered(""))
+    nothing = [{"role": "user", "content": ""}]
+    around = len(chat.encode(self.tokenizer, nothing))
     return min(self.room, max(before, around + self.budget))
 
   def conversation(self, number: int) -> jobs.Job[dict[str, Any] | None]:
-    """A conversation, in two completions.
+    """A conversation, in two completions a turn.
 
     Args:
       number: its own: it decides all draws.
 
     Returns:
       The job. It makes `{"number", "temperature", "answer_temperature",
-      "messages", "whole"}`, the last whether the answer ended by itself; None
-      if the user's turn did not, was empty, or is too long.
+      "messages", "whole"}`, the last whether the last answer ended by itself;
+      None if the first user's turn did not, was empty, or is too long.
     """
     place, warmth = divmod(number, len(self.temperatures))
     temperature = answered = self.temperatures[warmth]
@@ -121,31 +129,33 @@ class Maker:
       again = place // len(self.systems)
       answered = self.answer_temperatures[again % len(self.answer_temperatures)]
     begin = self.begins[place % len(self.systems)]
-    question, whole = self._said(
-      (yield self._asked(begin, 2 * number, temperature))
-    )
-    if not (whole and question):
+    messages: list[dict[str, str]] = []
+    whole, stream = True, 2 * self.turns * number
+    for turn in range(1 + number % self.turns):
+      if turn:
+        begin = before_the_user(self.tokenizer, said=messages)
+      if not whole or len(begin) > self.longest:
+        break
+      question, ended = self._said(
+        (yield self._asked(begin, stream + 2 * turn, temperature))
+      )
+      asked = [*messages, {"role": "user", "content": question}]
+      prompt = tuple(chat.encode(self.tokenizer, asked))
+      if not (ended and question) or len(prompt) > self.longest:
+        break
+      answer, whole = self._said(
+        (yield self._asked(prompt, stream + 2 * turn + 1, answered))
+      )
+      messages = [*asked, {"role": "assistant", "content": answer}]
+    if not messages:
       return None
-    prompt = self._answered(question)
-    if len(prompt) > self.longest:
-      return None
-    answer, whole = self._said(
-      (yield self._asked(prompt, 2 * number + 1, answered))
-    )
     return {
       "number": number,
       "temperature": temperature,
       "answer_temperature": answered,
-      "messages": [
-        {"role": "user", "content": question},
-        {"role": "assistant", "content": answer},
-      ],
+      "messages": messages,
       "whole": whole,
     }
-
-  def _answered(self, question: str) -> tuple[int, ...]:
-    said = [{"role": "user", "content": question}]
-    return tuple(chat.encode(self.tokenizer, said))
 
   def _asked(self, token_ids, stream: int, temperature: float) -> Asked:
     return Asked(
@@ -189,9 +199,9 @@ def sifted(
   kept, asked = [], set()
   for one in conversations:
     counts["generated"] += 1
-    question, answer = (m["content"] for m in one["messages"])
-    key = tuple(words(question))
-    if not key or not words(answer):
+    texts = [words(message["content"]) for message in one["messages"]]
+    key = tuple(texts[0])
+    if not all(texts):
       counts["empty"] += 1
     elif key in asked:
       counts["repeated"] += 1

@@ -32,7 +32,7 @@ from models.sharding import Sharding
 
 KINDS = (
   "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K",
-  "Q4_K", "Q5_K", "Q6_K",
+  "Q4_K", "Q5_K", "Q6_K", "MXFP4",
 )  # fmt: skip
 
 _FAMILIES = {
@@ -193,7 +193,7 @@ def _settings(header: Header, arch: str) -> dict[str, Any]:
       f"{embedding.shape[0]} rows"
     )
   biased = lambda *names: any(
-    f"blk.0.{n}.bias" in header.tensors for n in names
+    {f"blk.0.{n}.bias", f"blk.0.{n}"} & {*header.tensors} for n in names
   )
   return {
     "model_type": family.name,
@@ -257,6 +257,8 @@ def _source(path: str) -> Source:
   header = gguf_file.read_header(path)
   config, family = _configuration(header)
   names = _names(architecture(header))
+  whole = {*weights.modules(weights.in_gguf(family))}
+  left_out = FAMILIES[family].left_out
   tensors: dict[str, Tensor] = {}
   problems = []
   for own_name in header.tensors:
@@ -266,8 +268,11 @@ def _source(path: str) -> Source:
     if found := _NAME.fullmatch(own_name):
       number, module, suffix = found.groups()
       place = module if number is None else f"blk.#.{module}"
+      if number is not None and left_out(f"layers.{number}.{module}", config):
+        continue
       if place in names:
-        name = f"{names[place].replace('#', number or '')}.{suffix}"
+        by = "_" if f"{names[place]}_{suffix}" in whole else "."
+        name = f"{names[place].replace('#', number or '')}{by}{suffix}"
     if name in tensors:
       problems.append(f"twice: {tensors[name].name} and {own_name}")
     tensors[name] = _tensor(header, own_name, name, config)
@@ -275,7 +280,7 @@ def _source(path: str) -> Source:
     path=str(header.path),
     says="metadata",
     config=config,
-    family=family,
+    family=weights.in_gguf(family),
     tensors=tensors,
     kinds=KINDS,
     problems=tuple(problems),
@@ -289,8 +294,8 @@ def _names(arch: str) -> dict[str, str]:
   number = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[arch]
   table = gguf.get_tensor_name_map(number, 1)
   found = {}
-  for name in weights.modules(family):
-    name = name.removesuffix(".weight")
+  for name in weights.modules(weights.in_gguf(family)):
+    name = name.removesuffix(".weight").removesuffix("_bias")
     full = ("" if name == "lm_head" else prefix) + name.replace("#", "0")
     full = full.replace(".*", "")  # all experts are one tensor
     if own := table.get_name(full):

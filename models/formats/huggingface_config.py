@@ -40,12 +40,6 @@ _HARMLESS = frozenset(
   """.split()
 )
 
-# Why models like those that are read are not.
-_REFUSED = dict.fromkeys(
-  ("deepseek_v2", "deepseek_v3", "glm4_moe_lite"),
-  "latents in the place of keys and values (multi-head latent attention)",
-)
-
 # What multimodal models say beside their text model's settings.
 _OF_OTHERS = frozenset(
   """
@@ -101,10 +95,8 @@ def config_from_json(
   config = of_text(config)
   name = config.get("model_type")
   if name not in list(FAMILIES):
-    why = _REFUSED.get(name) if isinstance(name, str) else None
     raise ValueError(
       f"model_type must be one of {sorted(FAMILIES)}, got {name!r}"
-      + (f": its caches hold {why}" if why else "")
     )
   family, given = FAMILIES[name], dict(config)
   fixed = {**family.fixed, **_FIXED}

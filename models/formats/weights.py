@@ -115,6 +115,19 @@ _TABLES = {
 }
 _LAYOUTS = {name: family.layouts for name, family in FAMILIES.items()}
 
+
+def in_gguf(family: str) -> str:
+  """The family as tensors of GGUF files have it, for `locate`."""
+  own = f"{family} of GGUF"
+  return own if own in _TABLES else family
+
+
+for _name, _family in FAMILIES.items():
+  if _family.gguf is not None and _family.gguf.tensors:
+    _own = f"{_name} of GGUF"
+    _TABLES[_own] = {**_family.tensors, **_family.gguf.tensors}
+    _LAYOUTS[_own] = {**_family.layouts, **_family.gguf.layouts}
+
 _EXPERT = re.compile(r"(.+\.experts)\.(\d{1,9})\.(.+)")
 _LAYER = re.compile(r"(?:(encoder|decoder)\.block|h|layers)\.(\d{1,9})\.")
 
@@ -267,7 +280,7 @@ def load_stacked(
   params = _read_stacked(
     source, stacked.abstract_params(config, dtype=dtype), config,
     mesh=mesh, sharding=sharding,
-    layer=functools.partial(stacked.path, config),
+    layer=lambda number, *names: ("layers", number, *names),
   )  # fmt: skip
   return config, params
 
@@ -291,14 +304,18 @@ def _read_stacked(
     layer: `(number, *names)` of a stacked parameter's one layer, as the path of
       a parameter in the model that is not stacked.
   """
+  of_kind = {} if isinstance(config, T5Config) else stacked.kinds(config)
 
   def place(path, shape, spec):
     frame_or_layers, *names = sharding_lib.names(path)
+    numbers: Sequence[int] = range(shape.shape[0])
+    if frame_or_layers == "layers" and names[0] in of_kind:
+      numbers = of_kind[names.pop(0)]
 
     def read(index):
       if frame_or_layers == "frame":
         return part(source, tuple(names), index, config).astype(shape.dtype)
-      layers = range(shape.shape[0])[index[0]]
+      layers = numbers[index[0]]
       return np.stack(
         [part(source, layer(i, *names), index[1:], config) for i in layers]
       ).astype(shape.dtype)

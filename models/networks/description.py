@@ -96,6 +96,29 @@ class Rope:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Latent:
+  """Latents in the place of keys and values (`models.networks.latent`).
+
+  Attributes:
+    rank: R, channels of a token's latent.
+    rope_dim: P, channels of the key beside it, and of queries, that rotate.
+    still_dim: N, channels of a head's query that do not.
+    value_dim: V, channels of a head's values.
+    query_rank: channels of what queries are projected from; None for D.
+    interleaved: neighbouring channels turn together, not those of two halves.
+    norm_eps: of the norms of latents.
+  """
+
+  rank: int
+  rope_dim: int
+  still_dim: int
+  value_dim: int
+  query_rank: int | None = None
+  interleaved: bool = True
+  norm_eps: float = 1e-6
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionSpec:
   """Self-attention of one layer.
 
@@ -117,6 +140,8 @@ class AttentionSpec:
     v_norm: values are divided by the root of their heads' mean square.
     keys_as_values: values are what keys are made of, before norm and rotation.
     source: the layer whose keys and values are attended to; None for its own.
+    latent: latents in their place. K is 1 then and C what is cached of a token,
+      R + P; `scale` must be given.
     qkv_bias, out_bias: biases of the projections.
   """
 
@@ -134,6 +159,7 @@ class AttentionSpec:
   v_norm: bool = False
   keys_as_values: bool = False
   source: int | None = None
+  latent: Latent | None = None
   qkv_bias: bool = False
   out_bias: bool = False
 
@@ -144,6 +170,11 @@ class AttentionSpec:
         f"{self.num_heads}"
       )
     _one_of("qk_norm", self.qk_norm, QK_NORMS)
+
+  @property
+  def value_dim(self) -> int:
+    """Channels of a head's values in the cache; of latents there are none."""
+    return self.head_dim if self.latent is None else 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

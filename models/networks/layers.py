@@ -6,6 +6,8 @@ Letters in shapes: B rows, T fed tokens, S cache slots, D model width, H query
 heads, K key/value heads, G = H / K queries per key head, C channels per head.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -15,10 +17,12 @@ from models.networks.attention import attend, attend_slots
 from models.networks.description import (
   ACTIVATIONS,
   AttentionSpec,
+  DeltaSpec,
   DenseSpec,
   TransformerConfig,
 )
 from models.networks.gated_delta import GatedDelta
+from models.networks.latent import LatentAttention
 from models.networks.linear import Linear, project
 from models.networks.mixture import MixtureMlp
 from specjax import cache as cache_lib
@@ -262,10 +266,12 @@ class Layer(nnx.Module):
     before, after = (self.spec.norms in (x, "both") for x in ("pre", "post"))
     if before:
       self.attention_norm = norm()
-    if isinstance(self.spec.attention, AttentionSpec):
-      self.attention = Attention(config, dtype, index=index, rngs=rngs)
-    else:
-      self.attention = GatedDelta(config, dtype, index=index, rngs=rngs)
+    make: Any = Attention
+    if isinstance(self.spec.attention, DeltaSpec):
+      make = GatedDelta
+    elif self.spec.attention.latent is not None:
+      make = LatentAttention
+    self.attention = make(config, dtype, index=index, rngs=rngs)
     if after:
       self.attention_out_norm = norm()
     if before:
@@ -298,12 +304,14 @@ class Layer(nnx.Module):
     *,
     per_layer=None,
     layer=None,
+    at=None,
     attention=True,
     mlp=True,
   ):
     """As `Attention`; `attention=False` or `mlp=False` skips that sub-layer.
 
     What comes after the MLP (`finished`) is always there; `per_layer` is its.
+    Of stacked layers `at`, `i32[]`, is the place among those of this kind.
     """
     residual = x
     if attention:
@@ -311,7 +319,7 @@ class Layer(nnx.Module):
       x = x + out
     if mlp:
       source = residual if self.spec.parallel else x
-      x = x + self.fed_forward(source, layer=layer)
+      x = x + self.fed_forward(source, at=layer if at is None else at)
     return self.finished(x, per_layer), kv
 
   def finished(self, x: Array, per_layer: Array | None) -> Array:
@@ -336,23 +344,23 @@ class Layer(nnx.Module):
       out = self.attention_out_norm(out)
     return out, kv
 
-  def fed_forward(self, x: Array, *, layer: Array | None = None) -> Array:
+  def fed_forward(self, x: Array, *, at: Array | None = None) -> Array:
     """What the MLP adds, norms included, `[B, T, D] -> [B, T, D]`.
 
     Args:
       x: what the layer was given, or what attention has added to it.
-      layer: which of stacked layers it is: a mixture's experts are those of all
+      at: which of stacked layers it is: a mixture's experts are those of all
         layers then.
     """
     residual = x
     if self.spec.norms != "post":
       x = self.mlp_norm(x)
     if isinstance(self.mlp, MixtureMlp):
-      out = self.mlp(x, layer=layer)
+      out = self.mlp(x, layer=at)
     else:
       out = self.mlp(x)
     if self.spec.beside is not None:
       read = self.beside_norm(residual)
-      more = self.beside(read, routed_by=residual, layer=layer)
+      more = self.beside(read, routed_by=residual, layer=at)
       out = self.mlp_alone_norm(out) + self.beside_out_norm(more)
     return out if self.spec.norms == "pre" else self.mlp_out_norm(out)

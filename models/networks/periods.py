@@ -9,6 +9,7 @@ models here; the numbers are those of `models.networks.transformer`.
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -19,14 +20,13 @@ from jax import lax
 
 from models.networks.description import AttentionSpec, TransformerConfig
 from models.networks.layers import Layer
-from models.networks.params import check_params, layerless, of_layer
+from models.networks.params import check_params, of_layer
 from models.networks.transformer import (
   FINAL,
   Features,
   SkippedLayers,
   Transformer,
   after_pass,
-  check_features,
   delta_memory,
   with_memories,
 )
@@ -47,61 +47,17 @@ def period(config: TransformerConfig) -> int:
   )
 
 
-def place(index: int) -> str:
-  """The name of what is stacked of the layers at a place of all periods."""
-  return f"place_{index}"
-
-
-def layer_of(config: TransformerConfig, repetition: int, name: str) -> int:
-  """The layer at a place, as `place` names it, of a repetition."""
-  return repetition * period(config) + int(name.rpartition("_")[2])
-
-
-def _modules(
-  config: TransformerConfig, dtype
-) -> tuple[Transformer, list[Layer]]:
-  """A model without layers, and those of a period, with shapes."""
-  bare = dataclasses.replace(config, num_layers=0, windows=None, layers=None)
-  return nnx.eval_shape(
-    lambda: (
-      Transformer(bare, dtype=dtype, rngs=nnx.Rngs(0)),
-      [
-        Layer(config, dtype, index=i, rngs=nnx.Rngs(0))
-        for i in range(period(config))
-      ],
-    )
-  )
-
-
-def abstract_params(config: TransformerConfig, *, dtype) -> dict[str, Any]:
-  """As `models.networks.stacked.abstract_params`, a stack for each place."""
-  frame, layers = _modules(config, dtype)
-  count = config.num_layers // len(layers)
-  many = lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype)
-  return {
-    "frame": layerless(frame),
-    "layers": {
-      place(i): jax.tree.map(many, layerless(layer))
-      for i, layer in enumerate(layers)
-    },
-  }
-
-
-def stack(module: Transformer) -> dict[str, Any]:
-  """The parameters of a module, stacked; copies the layers'."""
-  size = period(module.config)
-  of_place = lambda i: map(layerless, [*module.layers][i::size])
-  return {
-    "frame": layerless(module),
-    "layers": {
-      place(i): jax.tree.map(lambda *xs: jnp.stack(xs), *of_place(i))
-      for i in range(size)
-    },
-  }
+def kinds(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
+  """The layers at each place of all periods, by its name."""
+  every, size = range(config.num_layers), period(config)
+  return {f"place{i}": tuple(every[i::size]) for i in range(size)}
 
 
 def as_language_model(
   config: TransformerConfig,
+  frame: Transformer,
+  layers: Mapping[str, Layer],
+  shapes: Any,
   *,
   dtype,
   skipped: SkippedLayers,
@@ -110,20 +66,24 @@ def as_language_model(
 ) -> LanguageModel:
   """As `models.networks.stacked.as_language_model`.
 
+  Args:
+    config, dtype, skipped, sharding, features: as there.
+    frame: the model without layers, of shapes alone.
+    layers: one at each place of a period, by the names of `kinds`, likewise.
+    shapes: of the parameters.
+
   Raises:
     ValueError: also for sub-layers left out.
   """
   if skipped != SkippedLayers():
     raise ValueError("of a model with recurrent layers none can be left out")
-  check_features(features, config.num_layers)
-  frame, layers = _modules(config, dtype)
-  frame_def, layer_defs = nnx.graphdef(frame), [*map(nnx.graphdef, layers)]
-  specs, size = [layer.spec for layer in layers], len(layers)
+  frame_def = nnx.graphdef(frame)
+  layer_defs = {name: nnx.graphdef(layer) for name, layer in layers.items()}
+  specs, size = [layer.spec for layer in layers.values()], len(layers)
   count = config.num_layers // size
   attending = [isinstance(spec.attention, AttentionSpec) for spec in specs]
   wanted = [i for i in features if i != FINAL and i < config.num_layers]
   put = functools.partial(constrain, sharding=sharding)
-  shapes = abstract_params(config, dtype=dtype)
 
   def init_cache(batch: int, slots: int) -> Cache:
     kinds = [spec.attention for spec in specs]
@@ -164,12 +124,12 @@ def as_language_model(
       (x, kvs, seen), (repetition, memories) = carry, this
       kvs, memories, left = [*kvs], iter(memories), []
       buffers = iter(range(len(kvs)))
-      for i, graphdef in enumerate(layer_defs):
+      for i, (name, graphdef) in enumerate(layer_defs.items()):
         here = (repetition * size + i) == np.array(wanted, np.int32)
         seen = jnp.where(here[:, None, None, None], x, seen)
         own = jax.tree_util.tree_map_with_path(
           functools.partial(of_layer, index=repetition),
-          params["layers"][place(i)],
+          params["layers"][name],
         )
         module = nnx.merge(graphdef, own)
         at = next(buffers) if attending[i] else None

@@ -3,13 +3,18 @@
 A program of one layer instead of L: a model of 80 layers compiles in seconds.
 The parameters of the layers have a leading axis L, and so has the cache; both
 are read, and the cache is written, in place at a traced layer. The numbers are
-those of `models.networks.transformer`, whose modules are used. Layers may
-differ in their windows and rotary frequencies; if some are recurrent, by a
-pattern that repeats (`models.networks.periods`).
+those of `models.networks.transformer`, whose modules are used.
+
+Layers of one kind, which differ in their windows and rotary frequencies at
+most, are one stack of parameters; so many as follow each other are one scan. A
+model of a few dense layers and many mixtures is two scans, one whose kinds take
+turns is a scan for each turn. Where some are recurrent their pattern repeats,
+and what is scanned over is its repetitions (`models.networks.periods`).
 """
 
 import dataclasses
 import functools
+import itertools
 from typing import Any
 
 import jax
@@ -34,24 +39,24 @@ from specjax import cache as cache_lib
 from specjax.cache import Cache
 from specjax.types import LanguageModel
 
-# {"frame": all but the layers, "layers": parameters with a leading axis L}
+# {"frame": all but the layers, "layers": parameters with a leading axis L}; of
+# several kinds "layers" has those of each, by its name in `kinds`.
 StackedParams = dict[str, Any]
 
 
-def _modules(config: TransformerConfig, dtype) -> tuple[Transformer, Layer]:
-  """A model without layers, and one layer, with shapes for parameters."""
-  _check_alike(config)
-  bare = dataclasses.replace(config, num_layers=0, windows=None, layers=None)
-  return nnx.eval_shape(
-    lambda: (
-      Transformer(bare, dtype=dtype, rngs=nnx.Rngs(0)),
-      Layer(config, dtype, rngs=nnx.Rngs(0)),
+def kinds(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
+  """Layers of every kind, by its name; "" if all are of one.
+
+  Raises:
+    ValueError: for layers that one cache cannot hold.
+  """
+  if config.deltas:
+    return periods.kinds(config)
+  if config.per_layer_dim or len(config.cached) < config.num_layers:
+    raise ValueError(
+      "layers with embeddings of their own, or with keys and values of others, "
+      "cannot be stacked"
     )
-  )
-
-
-def _check_alike(config: TransformerConfig) -> None:
-  """Raises ValueError for layers that one program cannot be made of."""
 
   def kind(layer: LayerSpec):
     rope = layer.attention.rope
@@ -59,55 +64,63 @@ def _check_alike(config: TransformerConfig) -> None:
     width = None if rope is None else rope.dim
     return dataclasses.replace(layer, attention=bare), width
 
-  if config.per_layer_dim or len(config.cached) < config.num_layers:
-    raise ValueError(
-      "layers with embeddings of their own, or with keys and values of others, "
-      "cannot be stacked"
-    )
-  first = kind(config.layer(0))
-  for i, layer in enumerate(config.layers or ()):
-    if kind(layer) != first:
+  def cached(layer: LayerSpec):
+    a = layer.attention
+    return a.num_kv_heads, a.head_dim, a.value_dim
+
+  found: dict[Any, list[int]] = {}
+  for i in range(config.num_layers):
+    layer = config.layer(i)
+    if cached(layer) != cached(config.layer(0)):
       raise ValueError(
-        "layers that differ in more than windows and rotary frequencies cannot "
-        f"be stacked: layer {i} is {layer}, and layer 0 {config.layer(0)}"
+        "layers that differ in their heads cannot be stacked: layer "
+        f"{i} is {layer}, and layer 0 {config.layer(0)}"
       )
+    found.setdefault(kind(layer), []).append(i)
+  if len(found) == 1:
+    return {"": tuple(range(config.num_layers))}
+  return {f"kind{n}": tuple(i) for n, i in enumerate(found.values())}
+
+
+def _modules(
+  config: TransformerConfig, dtype
+) -> tuple[Transformer, dict[str, Layer]]:
+  """A model without layers, and a layer of each kind, of shapes alone."""
+  bare = dataclasses.replace(config, num_layers=0, windows=None, layers=None)
+  first = {name: of_kind[0] for name, of_kind in kinds(config).items()}
+  make = lambda index: Layer(config, dtype, index=index, rngs=nnx.Rngs(0))
+  frame = lambda: Transformer(bare, dtype=dtype, rngs=nnx.Rngs(0))
+  return nnx.eval_shape(frame), {
+    name: nnx.eval_shape(functools.partial(make, index))
+    for name, index in first.items()
+  }
 
 
 def abstract_params(config: TransformerConfig, *, dtype) -> StackedParams:
   """Shapes and dtypes of the parameters, `jax.ShapeDtypeStruct` leaves."""
-  if config.deltas:
-    return periods.abstract_params(config, dtype=dtype)
-  frame, layer = map(layerless, _modules(config, dtype))
-  layers = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct((config.num_layers, *x.shape), x.dtype),
-    layer,
-  )
-  return {"frame": frame, "layers": layers}
+  frame, layers = _modules(config, dtype)
+
+  def stacked(x, count: int):
+    return jax.ShapeDtypeStruct((count, *x.shape), x.dtype)
+
+  of_kind = {
+    name: jax.tree.map(
+      functools.partial(stacked, count=len(of)), layerless(layers[name])
+    )
+    for name, of in kinds(config).items()
+  }
+  return {"frame": layerless(frame), "layers": of_kind.get("", of_kind)}
 
 
 def stack(module: Transformer) -> StackedParams:
   """The parameters of a module, stacked; copies the layers'."""
-  if module.config.deltas:
-    return periods.stack(module)
-  layers = map(layerless, module.layers)
-  return {
-    "frame": layerless(module),
-    "layers": jax.tree.map(lambda *xs: jnp.stack(xs), *layers),
+  of_kind = {
+    name: jax.tree.map(
+      lambda *xs: jnp.stack(xs), *(layerless(module.layers[i]) for i in layers)
+    )
+    for name, layers in kinds(module.config).items()
   }
-
-
-def path(config: TransformerConfig, number: int, *names) -> tuple:
-  """The path, in a module, of a layer's part of a stacked parameter.
-
-  Args:
-    config: of the model.
-    number: along the leading axis.
-    *names: of the parameter, after "layers".
-  """
-  if config.deltas:
-    first, *names = names
-    return ("layers", periods.layer_of(config, number, first), *names)
-  return ("layers", number, *names)
+  return {"frame": layerless(module), "layers": of_kind.get("", of_kind)}
 
 
 def as_language_model(
@@ -135,28 +148,35 @@ def as_language_model(
   """
   skipped = skipped or SkippedLayers()
   skipped.check(config.num_layers)
+  check_features(features, config.num_layers)
+  frame, layers = _modules(config, dtype)
   if config.deltas:
     return periods.as_language_model(
-      config, dtype=dtype, skipped=skipped, sharding=sharding, features=features
-    )
-  check_features(features, config.num_layers)
-  frame, layer = _modules(config, dtype)
-  frame_def, layer_def = nnx.graphdef(frame), nnx.graphdef(layer)
-  kinds = [config.layer(i).attention for i in range(config.num_layers)]
-  windows = sorted({kind.window for kind in kinds}, key=str)
-  ropes = list(dict.fromkeys(kind.rope for kind in kinds))
+      config, frame, layers, abstract_params(config, dtype=dtype), dtype=dtype,
+      skipped=skipped, sharding=sharding, features=features,
+    )  # fmt: skip
+  frame_def = nnx.graphdef(frame)
+  layer_defs = {name: nnx.graphdef(layer) for name, layer in layers.items()}
+  attentions = [config.layer(i).attention for i in range(config.num_layers)]
+  windows = sorted({a.window for a in attentions}, key=str)
+  ropes = list(dict.fromkeys(a.rope for a in attentions))
   kept = [
     i
     for i in range(config.num_layers)
     if i not in skipped.attention or i not in skipped.mlp
   ]
+  # Of each layer its kind, and its place among those of it.
+  place = {
+    i: (k, at) for k, of in kinds(config).items() for at, i in enumerate(of)
+  }
   # What a scan reads of each layer that is kept, all static.
   which = {
     "layer": np.array(kept, np.int32),
+    "at": np.array([place[i][1] for i in kept], np.int32),
     "window": np.array(
-      [windows.index(kinds[i].window) for i in kept], np.int32
+      [windows.index(attentions[i].window) for i in kept], np.int32
     ),
-    "rope": np.array([ropes.index(kinds[i].rope) for i in kept], np.int32),
+    "rope": np.array([ropes.index(attentions[i].rope) for i in kept], np.int32),
     "attention": np.array([i not in skipped.attention for i in kept]),
     "mlp": np.array([i not in skipped.mlp for i in kept]),
   }
@@ -174,6 +194,7 @@ def as_language_model(
       num_layers=config.num_layers,
       num_kv_heads=config.num_kv_heads,
       head_dim=config.head_dim,
+      value_dim=attentions[0].value_dim,
       dtype=dtype,
       with_positions=config.has_windows,
       stacked=True,
@@ -202,13 +223,14 @@ def as_language_model(
       for s in sees
     ]
 
-    def body(carry, this):
+    def body(carry, this, *, kind):
       x, kv, seen = carry
       seen = jnp.where(this["feature"][:, None, None, None], x, seen)
       own = jax.tree_util.tree_map_with_path(
-        functools.partial(of_layer, index=this["layer"]), params["layers"]
+        functools.partial(of_layer, index=this["at"]),
+        params["layers"][kind] if kind else params["layers"],
       )
-      module = nnx.merge(layer_def, own)
+      module = nnx.merge(layer_defs[kind], own)
       visible = sees[0]
       if len(windows) > 1:
         own, window, first = jax.tree.map(
@@ -224,10 +246,10 @@ def as_language_model(
           lambda *each: jnp.stack(each)[this["rope"]], *tables
         )
 
-      def run(x, kv, **kind):
+      def run(x, kv, **parts):
         x, kv = module(
           x, rotary=rotary, sees=visible, kv=kv, start=fed.start,
-          layer=this["layer"], **kind,
+          layer=this["layer"], at=this["at"], **parts,
         )  # fmt: skip
         whole = lambda b: put(b, "cache_lbksc") if b.ndim == 5 else b
         return put(x, "act_btd"), jax.tree.map(whole, kv)
@@ -250,9 +272,14 @@ def as_language_model(
     x = put(fed.x, "act_btd")
     kv = (fed.cache.keys[0], fed.cache.values[0])
     seen = jnp.zeros((len(wanted), *x.shape), x.dtype)
-    (x, kv, seen), _ = lax.scan(
-      body, (x, kv, seen), jax.tree.map(jnp.asarray, which)
-    )
+    carry = (x, kv, seen)
+    for kind, run in itertools.groupby(
+      range(len(kept)), lambda n: place[kept[n]][0]
+    ):
+      these = [*run]
+      of_run = {key: jnp.asarray(all_[these]) for key, all_ in which.items()}
+      carry, _ = lax.scan(functools.partial(body, kind=kind), carry, of_run)
+    x, kv, seen = carry
     given = dict(zip(wanted, seen, strict=True))
     given |= {i: x for i in features if i != FINAL and i not in given}
     output = outer.leave(x, logits_at, given, features)

@@ -413,6 +413,7 @@ def as_language_model(
       num_layers=len(cached),
       num_kv_heads=[a.num_kv_heads for a in cached],
       head_dim=[a.head_dim for a in cached],
+      value_dim=[a.value_dim for a in cached],
       dtype=module.dtype,
       with_positions=config.has_windows,
     )

@@ -10,7 +10,7 @@ import torch
 from files import read_jsonl, write_jsonl
 
 from configs import t5 as config_t5
-from launch import benchmark, decode
+from launch import decode, evaluate
 from launch.build import pair
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -115,14 +115,15 @@ def test_two_processes_decode_one_t5_that_is_cut_between_them(
   ]
 
 
-def test_a_benchmark_measures_both_ways_of_decoding(t5, tmp_path):
+def test_inputs_are_evaluated_as_prompts_are(t5, tmp_path, capsys):
   source = write_jsonl(tmp_path / "in.jsonl", RECORDS[:2])
-  out = tmp_path / "b.json"
-  assert t5(
-    benchmark.run, "--rounds=1", f"--prompts={source}", f"--output={out}"
-  ) == 0  # fmt: skip
+  out = tmp_path / "e.json"
+  assert t5(evaluate.run, f"--prompts={source}", f"--output={out}") == 0
   found = json.loads(out.read_text())
-  assert found["speedup"] > 0
+  assert [r["speedup"] is None for r in found["runs"][:2]] == [True, False]
+  assert found["runs"][1]["identical_to_plain"] == 1
+  assert t5(evaluate.run, f"--output={out}.json") == 2
+  assert "--prompts alone give inputs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -51,3 +51,25 @@ def test_every_slice_has_the_devices_that_are_said():
   pytest.importorskip("libtpu", reason="libtpu is for Linux on x86-64 only")
   for one in hardware.topologies():
     assert len(hardware.devices(one)) == one.num_devices, one.name
+
+
+@pytest.mark.parametrize(
+  ("kind", "giga"),
+  [
+    ("Tesla T4", 320),
+    ("NVIDIA A100-SXM4-40GB", 1555),
+    ("A100-PCIE-40GB", 1555),
+    ("NVIDIA H100 PCIe", 2000),
+    ("NVIDIA H200", 4800),
+    ("TPU v5 lite", 819),
+  ],
+)
+def test_a_known_device_has_its_makers_bandwidth(kind, giga):
+  assert hardware.bandwidth_of(kind) == giga * 1e9
+
+
+@pytest.mark.parametrize(
+  "kind", ["cpu", "TPU v9", "NVIDIA A100-SXM4-40GB MIG 3g.20gb", ""]
+)
+def test_other_devices_have_none(kind):
+  assert hardware.bandwidth_of(kind) is None

@@ -13,7 +13,7 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from configs import huggingface as experiments
-from launch import benchmark, llama_cpp_program, llama_cpp_reference, rates
+from launch import evaluate, llama_cpp_program, llama_cpp_reference
 from models import checkpoints
 from models.formats import gguf_file
 
@@ -72,67 +72,40 @@ def package(tmp_path, monkeypatch):
 
 
 def test_llama_cpp_takes_turns_and_what_it_writes_is_compared(
-  target, package, cli, tmp_path, monkeypatch, capsys
+  target, package, cli, tmp_path, monkeypatch
 ):
   package(PACKAGE)
-  monkeypatch.setattr(benchmark, "_WIDTHS", (1,))
   monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
-  turns = []
-  whole = rates.measure_rates
-  monkeypatch.setattr(
-    rates, "measure_rates",
-    lambda *args, **more: turns.append(whole(*args, **more)) or turns[0],
-  )  # fmt: skip
   prompts = [{"prompt": "import os\n"}, {"prompt": "def f(x):\n  return"}]
-  path = tmp_path / "b.json"
+  path, system = tmp_path / "e.json", f'llama_cpp("{sys.executable}")'
   code = cli(
-    benchmark.run, f"--output={path}", "--rounds=2", "--noreference",
+    evaluate.run, f"--output={path}", "--rounds=2", f"--systems={system}",
     "--prompts=" + str(files.write_jsonl(tmp_path / "p.jsonl", prompts)),
-    "--config.drafter=plain", "--config.max_new_tokens=48",
-    "--new_tokens=8", f"--llama_cpp={sys.executable}",
+    "--config.max_length=80", "--config.max_new_tokens=8",
+    "--batch_sizes=1,2",
     config=f"configs/huggingface.py:target={target}",
   )  # fmt: skip
   assert code == 0
-  result, (found,) = json.loads(path.read_text()), turns
-  rate = {who: found.tokens[who] / found.seconds[who] for who in found.tokens}
-  assert result["ratios"] == {
-    "llama_cpp": {
-      who: np.median(rate[who] / rate["llama_cpp"])
-      for who in ("autoregressive", "speculative")
-    }
-  }
-  assert (found.tokens["llama_cpp"] == 8).all()
-  assert (found.tokens["autoregressive"] <= 8).all()
-  assert result["new_tokens"] == 8
-  assert result["llama_cpp_identical_completions"] == 0
-  assert result["hf_identical_completions"] is None
-  err = capsys.readouterr().err
-  assert "llama.cpp wrote the same text for 0% of the prompts" in err
+  result = json.loads(path.read_text())
+  assert [g["batch_size"] for g in result["groups"]] == [1, 1, 2]
+  for group in result["groups"][:2]:
+    (turn,) = group["turns"]
+    found = turn["systems"][system]
+    assert found["tokens"] == found["calls"] == [8]
+    assert 0 < found["first_seconds"] < found["seconds"]
+    assert found["identical_to_plain"] == [False]
+    assert turn["systems"]["plain"]["tokens"][0] <= 8
+  assert system not in result["groups"][2]["turns"][0]["systems"]
+  (left_out,) = result["left_out"]
+  assert "at batch size 2, since it takes one prompt at a time" in left_out
   threads = len(os.sched_getaffinity(0))
-  assert result["llama_cpp"] == {
+  assert result["reference"] == {
     "llama_cpp": "9.1",
-    "system": f"{32 + 48} slots, threads {threads} and {threads}",
+    "system": f"80 slots, threads {threads} and {threads}",
     "n_threads": threads,
     "n_ctx": 80,
     "omp_wait_policy": "passive",
   }
-
-
-def test_equal_texts_are_alike():
-  ours = [[Completed([1, 2])], [Completed([3])]]
-  last = {("autoregressive", n): row for n, row in enumerate(ours)}
-  turns = rates.Turns(
-    tokens={}, seconds={}, groups=[0, 1],
-    last=last | {("a", 0): [[1, 2]], ("a", 1): [[3]], ("b", 0): [[1, 2]],
-                 ("b", 1): [[3, 4]]},
-  )  # fmt: skip
-  assert turns.alike("a") == 1
-  assert turns.alike("b") == 0.5
-
-
-class Completed:
-  def __init__(self, token_ids):
-    self.token_ids = token_ids
 
 
 def test_completions_end_with_a_stop_token_or_the_budget():
@@ -150,7 +123,8 @@ def test_completions_end_with_a_stop_token_or_the_budget():
   )
   assert ask(most=3, stops=[9])["token_ids"] == [2, 4, 6]
   assert ask(most=9, stops=[4])["token_ids"] == [2, 4]
-  assert ask(most=9, stops=[4])["seconds"] > 0
+  found = ask(most=9, stops=[4])
+  assert 0 < found["first_seconds"] <= found["seconds"]
 
 
 def test_the_file_for_llama_cpp_is_the_same_model(target, tmp_path):
@@ -185,9 +159,7 @@ def test_an_environment_that_cannot_is_refused_in_a_line(
   package(source)
   config = experiments.get_config(f"target={target}")
   with pytest.raises(ValueError, match=re.escape(words)) as error:
-    llama_cpp_reference.LlamaCpp(
-      sys.executable, config, stop_tokens=(), slots=64
-    )
+    llama_cpp_reference.LlamaCpp(sys.executable, config, stop_tokens=())
   (line,) = str(error.value).splitlines()
   assert line.startswith(f"llama.cpp of {sys.executable}: ")
 
@@ -197,15 +169,14 @@ def test_an_environment_that_cannot_is_refused_in_a_line(
   [
     ("--config.target=models/pretrained/target", "a GGUF file"),
     ("--config.dtype=bfloat16", "float32"),
-    ("--config.batch_size=2", "one prompt at a time"),
-    ("--new_tokens=129", "at most --config.max_new_tokens"),
   ],
 )
 def test_what_it_cannot_be_compared_on_is_refused_at_once(
-  target, cli, capsys, flag, words
+  target, cli, tmp_path, capsys, flag, words
 ):
   code = cli(
-    benchmark.run, "--llama_cpp=python", "--config.drafter=ngram", flag,
+    evaluate.run, '--systems=llama_cpp("python")', flag,
+    f"--output={tmp_path / 'e.json'}",
     config=f"configs/huggingface.py:target={target}",
   )  # fmt: skip
   assert code == 2

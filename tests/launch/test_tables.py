@@ -39,7 +39,7 @@ def test_every_table_is_made_by_a_function_that_is_there(name):
     (("pies", "x.json"), "usage"),
     (("quality", "no.json"), "no such file: no.json"),
     (("quality", "docs/theory/single.json"), "no results for quality"),
-    (("benchmark", "docs/theory/single.json"), "no results for benchmark"),
+    (("speed", "docs/theory/single.json"), "no results for speed"),
   ],
 )
 def test_mistakes_are_told(args, words, capsys):

@@ -1,7 +1,6 @@
 """The loop draws from the laws that it reports, and greedy is an argmax."""
 
 import dataclasses
-import functools
 
 import compiling
 import jax
@@ -33,7 +32,7 @@ from specjax.warp import make_sampling, warp
 
 # For programs that differ in a rule alone: the loop is compiled as for users
 # where rows are greedy.
-quick = functools.partial(jax.jit, compiler_options=compiling.OPTIONS)
+quick = compiling.jit
 
 
 @pytest.mark.gpu

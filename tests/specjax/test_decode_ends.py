@@ -113,13 +113,35 @@ def test_a_sampling_batch_of_another_size_is_refused():
 
 @pytest.mark.parametrize(("rule", "drafter"), FEWEST_PAIRS)
 def test_log_probs_are_the_unwarped_targets(rule, drafter):
-  decoder = make(drafter, rule, with_log_probs=True)
-  state = decode(decoder, start(decoder, temperature=0.5))
+  """Of emitted tokens, and of the likeliest in their places if wanted."""
+  decoder = make(drafter, rule, with_log_probs=True, num_likeliest=4)
+  state = start(decoder, temperature=0.5)
+  wanted = np.array([True, False, True, True, True])
+  state = dataclasses.replace(
+    state, likeliest=dataclasses.replace(state.likeliest, wanted=wanted)
+  )
+  state = decode(decoder, state)
+  told = jax.device_get(state.likeliest)
   for b, row in enumerate(rows_of(state)):
     for i in range(LENGTHS[b], len(row)):
       logits = toys.context_logits(TARGET, row[:i]).astype(np.float64)
-      expected = logits[row[i]] - np.log(np.exp(logits).sum())
-      assert state.log_probs[b, i] == pytest.approx(expected, abs=1e-5)
+      laws = logits - np.log(np.exp(logits).sum())
+      assert state.log_probs[b, i] == pytest.approx(laws[row[i]], abs=1e-5)
+      if wanted[b]:
+        best = np.argsort(-laws, kind="stable")[:4]
+        assert told.tokens[b, i].tolist() == best.tolist()
+        assert told.log_probs[b, i] == pytest.approx(laws[best], abs=1e-5)
+
+
+def test_likeliest_tokens_that_nobody_wants_are_not_looked_for():
+  decoder = make("model", "token", with_log_probs=True, num_likeliest=4)
+  state = start(decoder, temperature=0.5)
+  nobody = dataclasses.replace(state.likeliest, wanted=np.zeros(5, bool))
+  state = decode(decoder, dataclasses.replace(state, likeliest=nobody))
+  assert (state.length > LENGTHS).all()
+  assert not np.asarray(state.likeliest.log_probs).any()
+  with pytest.raises(ValueError, match=r"num_likeliest must be in 0\.\.11"):
+    make("model", "token", num_likeliest=12)
 
 
 def test_nan_logits_of_the_target_end_their_row_and_no_other():

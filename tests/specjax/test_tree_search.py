@@ -226,7 +226,7 @@ def decoder_of(tree):
   budget = STEPS * (tree.max_depth + 1)
 
   # Compiling is most of the work.
-  @functools.partial(jax.jit, compiler_options=compiling.OPTIONS)
+  @compiling.jit
   def run(params, prompts, sampling):
     state = decoder.init(
       params,

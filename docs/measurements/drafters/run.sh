@@ -73,12 +73,12 @@ trees() {
     set -- --config=configs/embedded.py \
       --config.temperature="$temperature" --config.batch_size=1 \
       --config.max_new_tokens=64 --prompts="$out/ranked.jsonl"
-    [ -e "$out/costs-$temperature.json" ] || "$python" -m launch.benchmark "$@" \
-      --config.drafter='eagle3(tokens=3)' --noreference \
+    [ -e "$out/costs-$temperature.json" ] || "$python" -m launch.evaluate "$@" \
+      --config.drafter='eagle3(tokens=3)' --rounds=5 --timing=passes \
       --output="$out/costs-$temperature.json" || exit 1
     [ -e "$out/tree-$temperature.json" ] || "$python" -m launch.tools.best_tree "$@" \
       --config.drafter="eagle3(siblings=$siblings)" --config.rule=$rule \
-      --benchmark="$out/costs-$temperature.json" \
+      --timings="$out/costs-$temperature.json" \
       --output="$out/tree-$temperature.json" || exit 1
     systems=plain
     for depth in 1 2 3 4; do systems="$systems, eagle3(tokens=$depth)"; done

@@ -1,11 +1,21 @@
 #!/bin/sh
-# Policies under load: a server after the other, each asked the forty questions that ship,
-# at rising rates, by guidellm (0.8.1, in an environment of its own: GUIDELLM names its
-# command). Wants the machine for itself. What is there is not made again.
+# Policies under load, and llama.cpp's server beside ours: one server after the other,
+# each asked the forty questions that ship by guidellm (0.8.1, in an environment of its
+# own: GUIDELLM names its command). LLAMA_CPP names a Python that has
+# llama-cpp-python[server]; without it that part is left out. Wants the machine for
+# itself. What is there is not made again.
 #
 #   GUIDELLM=.guide/bin/guidellm docs/measurements/serving/run.sh FOLDER
+#
+# A trial of a few minutes, whose numbers say nothing:
+#
+#   REQUESTS=4 RATES=2 CLIENTS=2 DRAFTS=2 CONFIG=configs/embedded.py \
+#     FORMAT=/v1/completions GUIDELLM=... docs/measurements/serving/run.sh FOLDER
 cd "$(dirname "$0")/../../.." || exit 1
 python=${PYTHON:-.venv/bin/python} guidellm=${GUIDELLM:-guidellm}
+config=${CONFIG:-configs/smollm2.py} format=${FORMAT:-/v1/chat/completions}
+requests=${REQUESTS:-40} rates=${RATES:-1, 2, 4, 8} clients=${CLIENTS:-1, 4, 8}
+drafts=${DRAFTS:-1 2 3 4}
 out=$1 port=${PORT:-8123}
 mkdir -p "$out" || exit 1
 
@@ -17,38 +27,66 @@ with open(sys.argv[1], "w") as asked:
     asked.write(json.dumps({"prompt": json.loads(line)["turns"][0]}) + "\n")
 END
 
-load() { # NAME BODY DRAFTER FLAG..., the server's
-  name=$1 body=$2 drafter=$3
+ended() { # ends the server
+  kill "$server"
+  wait "$server"
+}
+
+load() { # NAME PROFILE BODY SERVER..., a command that listens
+  name=$1 profile=$2 body=$3
   shift 3
   [ -e "$out/$name.json" ] && return
-  "$python" -m launch.serve --config=configs/smollm2.py --port="$port" --slots=8 \
-    --config.drafter="$drafter" \
-    --max_prompt=512 --config.max_new_tokens=64 "$@" >"$out/$name-serve.log" 2>&1 &
+  echo "$name ..." >&2
+  "$@" >"$out/$name-server.log" 2>&1 &
   server=$!
-  until curl -sf "localhost:$port/health" >/dev/null; do
+  until curl -sf "localhost:$port/v1/models" >"$out/$name-models.json"; do
     kill -0 $server || exit 1
     sleep 1
   done
   "$guidellm" run \
-    --backend "kind=openai_http,target=http://127.0.0.1:$port,max_tokens=48$body" \
+    --backend "kind=openai_http,target=http://127.0.0.1:$port,request_format=$format,max_tokens=48$body" \
     --data "kind=json_file,path=$out/asked.jsonl" \
-    --profile '{"kind": "poisson", "rate": [1, 2, 4]}' \
-    --constraint kind=max_requests,count=40 \
+    --profile "$profile" --constraint "kind=max_requests,count=$requests" \
     --metrics kind=generative,slo.tpot_ms=80,sample_size=0 --disable-progress \
     --output kind=console --output "kind=json,path=$out/$name.json" \
-    >"$out/$name.log" 2>&1 || { kill $server; exit 1; }
+    >"$out/$name.log" 2>&1 || { ended; exit 1; }
   curl -s "localhost:$port/metrics" | grep '^vllm:spec_decode' \
     >"$out/$name-drafts.txt"
-  kill $server
-  wait $server
+  ended
 }
 
-load none '' plain
-for k in 1 2 3 4; do
-  load "static-$k" '' "ngram(tokens=$k)"
+ours() { # NAME PROFILE BODY DRAFTER FLAG...
+  name=$1 profile=$2 body=$3 drafter=$4
+  shift 4
+  load "$name" "$profile" "$body" "$python" -m launch.serve --config="$config" \
+    --port="$port" --slots=8 --max_prompt=512 --config.max_new_tokens=64 \
+    --config.drafter="$drafter" "$@"
+}
+
+rising="{\"kind\": \"poisson\", \"rate\": [$rates]}"
+ours none "$rising" '' plain
+for k in $drafts; do
+  ours "static-$k" "$rising" '' "ngram(tokens=$k)"
 done
-most='ngram(tokens=4)'
-load smartspec '' "$most" --depth_policy=smartspec
-load adaspec '' "$most" --depth_policy=adaspec
-load objectives ,extras.body.slo_ms_per_token=80 "$most" --depth_policy=objectives
-grep -hA9 'Server Throughput' "$out"/*.log
+most="ngram(tokens=$k)"
+ours smartspec "$rising" '' "$most" --depth_policy=smartspec
+ours adaspec "$rising" '' "$most" --depth_policy=adaspec
+ours objectives "$rising" ,extras.body.slo_ms_per_token=80 "$most" \
+  --depth_policy=objectives
+
+# The same weights in float32 for both; neither drafts.
+closed="{\"kind\": \"concurrent\", \"streams\": [$clients]}"
+ours ours-clients "$closed" '' plain
+if [ -n "$LLAMA_CPP" ]; then
+  [ -e "$out/float32.gguf" ] ||
+    "$python" -c 'import sys
+from configs import smollm2
+from launch import llama_cpp_reference
+llama_cpp_reference.write_float32(str(smollm2.path()), sys.argv[1])' \
+      "$out/float32.gguf" || exit 1
+  load llama-clients "$closed" '' "$LLAMA_CPP" -m llama_cpp.server \
+    --model "$out/float32.gguf" --port "$port" --n_ctx 1024 \
+    --n_threads "$(nproc)"
+fi
+
+"$python" -m launch.tables loads $(ls "$out"/*.json | grep -v -e -models)

@@ -51,15 +51,15 @@ for drafter in 'model(tokens=7)' 'specdec(tokens=7)'; do
   [ "$drafter" = 'specdec(tokens=7)' ] || draft=draft
   for at in 0,token 1,block; do
     t=${at%,*} name=$out/timed-$draft-${at%,*}
-    [ -e "$name.json" ] || "$python" -m launch.benchmark \
+    [ -e "$name.json" ] || "$python" -m launch.evaluate \
       --config="configs/t5.py:target=$w/verifier,draft=$w/$draft" \
       --config.drafter="$drafter" --config.temperature="$t" \
       --config.rule="${at#*,}" \
-      --config.max_new_tokens=40 --noreference --rounds=3 \
+      --config.max_new_tokens=40 --rounds=3 \
       --prompts="$out/some.jsonl" --output="$name.json" >"$name.log" 2>&1 ||
       { tail -n 3 "$name.log" >&2; exit 1; }
     times="$times $name.json"
   done
 done
 # shellcheck disable=SC2086
-"$python" -m launch.tables benchmark $times
+"$python" -m launch.tables speed $times

@@ -1,7 +1,7 @@
 r"""How deep should this pair draft, at every batch size, and who should decide?
 
   python -m launch.studies.depth --config=configs/embedded.py --workdir=W \
-    --benchmarks=docs/measurements/embedded-greedy.json,\
+    --timings=docs/measurements/embedded-greedy.json,\
   docs/measurements/embedded-greedy-batch-6.json
 
 writes WORKDIR/depth.json (every number), depth.md and depth.svg. The prompts
@@ -10,29 +10,26 @@ token is written down. On those traces are replayed: plain decoding, every
 static depth, thresholds on the newest token's confidence and on survival, the
 policy that follows its own rate, and with --head one that a head decides, each
 by its own code, and the optimum of a process fitted to them. Tokens per second
-are predicted from --benchmarks, results of `launch.benchmark` at one or two
-batch sizes, as lines in the number of rows.
+are predicted from --timings, results of `launch.evaluate --timing=passes` at
+one or two batch sizes, as lines in the number of rows.
 
 To measure one of them instead:
 
-  python -m launch.benchmark --config=configs/embedded.py \
-    --config.drafter='model(tokens=6, policy=survival)' --output=B.json
+  python -m launch.evaluate --config=configs/embedded.py --prompts=built-in \
+    --systems='model(tokens=6, policy=survival)' --output=E.json
 """
 
 import json
-import pathlib
 import sys
 
 from absl import flags
 
 from launch import cli, figures, prompts, provenance, results
 from launch.build import drafters, pair, policies
+from launch.evaluation import costs as costs_lib
 from launch.studies.depth import compare, machine, page, traces
 
-cli.reads(cli.CONFIG, cli.PROMPTS, cli.WORKDIR)
-_BENCHMARKS = flags.DEFINE_list(
-  "benchmarks", None, "Results of launch.benchmark at different batch sizes."
-)
+cli.reads(cli.CONFIG, cli.PROMPTS, cli.WORKDIR, cli.TIMINGS)
 _MOST = flags.DEFINE_integer(
   "most_tokens", 12, "Drafted tokens of the recorded rounds.", lower_bound=1
 )
@@ -42,40 +39,22 @@ _HEAD = flags.DEFINE_string(
 
 
 def read_costs(paths: list[str]) -> machine.Machine:
-  """The costs in results of `launch.benchmark`.
+  """The costs in results of `launch.evaluate`.
 
   Raises:
     UserError: if a file is not there or is no such result.
+    ValueError: if they are of one batch size.
   """
-  results = []
-  for path in paths:
-    try:
-      results.append(json.loads(pathlib.Path(path).read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-      raise cli.UserError(
-        f"--benchmarks: cannot read {path}: {error}"
-      ) from None
-  for path, result in zip(paths, results, strict=True):
-    if isinstance(result, dict) and result.get("doubts"):
-      raise cli.UserError(
-        f"--benchmarks: timings in {path} disagree, measure it again: "
-        + "; ".join(result["doubts"])
-      )
-  try:
-    return machine.machine_of(results)
-  except (KeyError, TypeError) as error:
-    raise cli.UserError(
-      "--benchmarks must be results of launch.benchmark with a draft model: "
-      f"{error}"
-    ) from None
+  found = [pair for path in paths for pair in costs_lib.read(path, "--timings")]
+  return machine.machine_of([costs for _, costs in found])
 
 
 def run(_) -> int:
   """The command."""
   config = cli.CONFIG.value
-  if not _BENCHMARKS.value:
-    raise cli.UserError("--benchmarks is required; see --help for an example")
-  costs = read_costs(_BENCHMARKS.value)
+  if not cli.TIMINGS.value:
+    raise cli.UserError("--timings is required; see --help for an example")
+  costs = read_costs(cli.TIMINGS.value)
   predictor, width = None, 0
   if _HEAD.value:
     policy = policies.predicted(_HEAD.value)
@@ -101,9 +80,7 @@ def run(_) -> int:
     | provenance.hashes({"depth": _HEAD.value} if _HEAD.value else {}),
     prompts=cli.PROMPTS.value,
     texts=[p.text for p in items],
-    files={
-      f"--benchmarks {i}": path for i, path in enumerate(_BENCHMARKS.value)
-    },
+    files={f"--timings {i}": path for i, path in enumerate(cli.TIMINGS.value)},
   )
   recorded = traces.collect(config, models, items, deepest)
   found = compare.compare(recorded, costs, predictor=predictor) | {

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from launch.evaluation import costs as timings
 from specjax.theory.stopping import Costs
 
 
@@ -39,37 +40,24 @@ class Machine:
     return Costs(draft=at(self.level), verify=verify)
 
 
-def machine_of(results: Sequence[dict]) -> Machine:
-  """The costs that one or two results of `launch.benchmark` tell.
-
-  What a round takes beside its passes is taken to be a plain round's, and the
-  rest in proportion to the drafted tokens.
+def machine_of(timed: Sequence[timings.Costs]) -> Machine:
+  """The machine that costs at one or two batch sizes tell.
 
   Args:
-    results: of one pair and one machine at different batch sizes. One alone
+    timed: of one pair and one machine at different batch sizes. One alone
       says nothing of other batches: all costs are then as at its own.
 
   Raises:
     ValueError: if there is none, or they are of one batch size.
   """
-  found = {}
-  for result in results:
-    rows = result["config"]["batch_size"]
-    # Where it stood before a drafter was a call.
-    n = (result | result["config"])["num_speculative_tokens"]
-    plain = result["autoregressive_step_seconds"]
-    rest = plain - result["autoregressive_forward_seconds"]
-    passes = result["draft_forwards_seconds"] + result["verify_seconds"]
-    each = (result["step_seconds"] - passes - rest) / n
-    found[rows] = {
-      "level": result["draft_forwards_seconds"] / n + each,
-      "rest": rest,
-      **{int(w): s for w, s in result["target_pass_seconds"].items()},
-    }
-  if not found or len(found) != len(results):
+  found = {
+    one.batch_size: {"level": one.level, "rest": one.rest, **one.target}
+    for one in timed
+  }
+  if not found or len(found) != len(timed):
     raise ValueError(
-      "costs must be results of different batch sizes, got "
-      f"{[r['config']['batch_size'] for r in results]}"
+      "costs must be of different batch sizes, got "
+      f"{[one.batch_size for one in timed]}"
     )
   (one, low), *more = sorted(found.items())
   if not more:
@@ -90,23 +78,6 @@ def machine_of(results: Sequence[dict]) -> Machine:
     level=line("level"),
     rest=line("rest"),
     verify={w: line(w) for w in sorted(widths)},
-  )
-
-
-def machine_of_report(found: dict) -> Machine:
-  """The costs in a report (`launch.studies.report`), at its batch size alone.
-
-  Args:
-    found: with `costs` and `num_speculative_tokens`.
-  """
-  costs, n = found["costs"], found["num_speculative_tokens"]
-  rest = costs["plain_step_seconds"] - costs["plain_pass_seconds"]
-  passes = costs["step_seconds"] / costs["loop_overhead"]
-  each = (costs["step_seconds"] - passes - rest) / n
-  return Machine(
-    level=(costs["draft_step_seconds"] + each, 0.0),
-    rest=(rest, 0.0),
-    verify={int(w): (s, 0.0) for w, s in costs["verify_seconds"].items()},
   )
 
 

@@ -16,6 +16,8 @@ training too. `launch.tables drafts` draws the table, and
 `launch.studies.drafts.plots` acceptance by position.
 """
 
+import dataclasses
+import functools
 import json
 import math
 import pathlib
@@ -26,17 +28,16 @@ import jax
 import ml_collections
 
 from configs import train_head
-from launch import cli, jsonl, prompts, provenance, rates, results
+from launch import cli, jsonl, prompts, provenance, results
 from launch.build import pair
-from launch.evaluation import questions
+from launch.evaluation import questions, result
 from launch.results import Journal
 from launch.studies.drafts import positions
 from launch.training import corpus, flops, head
 from launch.training import run as run_lib
 from models import checkpoints
 from models.tokenizers import Tokenizer
-from specjax import intervals
-from specjax.runtime import engine, timing
+from specjax.runtime import engine
 
 cli.reads(cli.CONFIG, cli.WORKDIR, cli.OUTPUT)
 
@@ -105,50 +106,45 @@ def train_draft(config, folder: pathlib.Path) -> tuple[dict, bool]:
   }, True
 
 
-def _asked(config, tokenizer: Tokenizer) -> Sequence[engine.Request]:
-  """What is decoded: the beginnings of files, or questions that fit."""
+def _asked(config, tokenizer: Tokenizer) -> Sequence[questions.Question]:
+  """The beginnings of files as prompts, or questions that fit."""
   if not config.questions:
-    return prompts.first_tokens(
-      corpus.held_out_prompts(config.num_prompts, split="validation"),
-      tokenizer,
-      num_tokens=config.prompt_tokens,
+    return questions.of_prompts(
+      prompts.first_tokens(
+        corpus.held_out_prompts(config.num_prompts, split="validation"),
+        tokenizer,
+        num_tokens=config.prompt_tokens,
+      )
     )
-  asked = [
-    questions.ask(tokenizer, one, 0, [])
-    for one in questions.read(config.questions)
-  ]
-  fit = [
-    one.question for one in asked if len(one.token_ids) <= config.prompt_tokens
-  ]
+  every = questions.read(config.questions)
+  length = lambda one: len(questions.ask(tokenizer, one, 0, []).token_ids)
+  fit = [one for one in every if length(one) <= config.prompt_tokens]
+  first = lambda one: dataclasses.replace(one, turns=one.turns[:1])
   chosen = questions.subset(fit, config.num_prompts, seed=0)
-  return [one for one in asked if one.question in chosen]
+  return [first(one) for one in chosen]
 
 
-def _prepared(config, draft: str, temperature: float):
-  """Settings, models and batches of prompts for one temperature.
-
-  Args:
-    config: the study.
-    draft: the call of a drafter, as `config.drafter`.
-    temperature: of the target's law.
-  """
+def _settings(config, draft: str, temperature: float):
+  """The decoding config of a draft at one temperature."""
   settings = ml_collections.ConfigDict(config.decode.to_dict())
   settings.drafter, settings.temperature = draft, temperature
-  models = pair.build(settings)
-  batches = engine.make_batches(
-    _asked(config, models.tokenizer),
-    batch_size=settings.batch_size,
-    max_width=config.prompt_tokens,
-  )
-  return settings, models, batches
+  return settings
 
 
 def accepted_with(config, draft: str) -> dict:
   """What is accepted of a draft at each position, on the same prompts."""
   found = {}
   for temperature in config.temperatures:
-    settings, models, batches = _prepared(config, draft, temperature)
+    settings = _settings(config, draft, temperature)
+    models = pair.build(settings)
     one = pair.engine_of(settings, models)
+    asked = [
+      questions.ask(models.tokenizer, question, 0, [])
+      for question in _asked(config, models.tokenizer)
+    ]
+    batches = engine.make_batches(
+      asked, batch_size=settings.batch_size, max_width=config.prompt_tokens
+    )
     completions = [c for batch in batches for c in one.run(batch)[0]]
     found[f"{temperature:g}"] = positions.summary(completions, config.tokens)
   return {"decoding": found}
@@ -157,39 +153,29 @@ def accepted_with(config, draft: str) -> dict:
 def decode_with(config, draft: str) -> dict:
   """Measures a draft beside plain decoding, on prompts of validation files."""
   found: dict[str, dict] = {}
-  costs = None
+  timed = None
   for temperature in config.temperatures:
-    settings, models, batches = _prepared(config, draft, temperature)
-    engines = {
-      "speculative": pair.engine_of(settings, models),
-      "autoregressive": pair.engine_of(settings, models, baseline=True),
-    }
-    for batch in batches:
-      for one in engines.values():
-        one.compile(batch)
-    pieces = timing.Pieces(
-      engines["speculative"], engines["autoregressive"],
-      draft=models.draft, typical=batches[-1],
+    measured = result.of_prompts(
+      _settings(config, draft, temperature), draft,
+      functools.partial(_asked, config), rounds=config.rounds,
+      timing="none" if timed else "rounds",
     )  # fmt: skip
-    turns = rates.measure_rates(
-      batches, engines, None, rounds=config.rounds,
-      pieces=None if costs else pieces,
-    )  # fmt: skip
-    summary = intervals.summarize(turns.units())
+    plain, row = [r for r in measured["runs"] if r["level"] == "all"]
     found[f"{temperature:g}"] = {
-      name: summary[name]
+      "baseline_tokens_per_second": plain["tokens_per_second"]
+    } | {
+      name: row[name]
       for name in (
         "block_efficiency", "block_efficiency_ci", "acceptance_rate",
-        "expected_acceptance_rate",
-        "tokens_per_second", "baseline_tokens_per_second", "speedup",
+        "expected_acceptance_rate", "tokens_per_second", "speedup",
         "speedup_ci",
       )
     }  # fmt: skip
-    costs = costs or pieces.costs()
+    timed = timed or measured["costs"][0]["seconds"]
   return {
-    "draft_pass_seconds": costs.draft[1],
-    "target_pass_seconds": costs.target[1],
-    "verify_seconds": costs.target[costs.nodes],
+    "draft_pass_seconds": timed["draft"]["1"],
+    "target_pass_seconds": timed["target"]["1"],
+    "verify_seconds": timed["target"][str(timed["nodes"])],
     "decoding": found,
   }
 

@@ -4,9 +4,25 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from launch.studies.report import findings
 from specjax import intervals
 from specjax.runtime.engine import Completion
+from specjax.state import Origin
+
+
+def tries(completion: Completion, num_tokens: int) -> np.ndarray:
+  """`i64[2, N]`: how often each drafted position was judged, and accepted."""
+  tried, passed = counts = np.zeros((2, num_tokens), int)
+  place = 0
+  for origin in completion.origins:
+    if origin == Origin.ACCEPTED:
+      tried[place] += 1
+      passed[place] += 1
+      place += 1
+    else:
+      if origin == Origin.RESIDUAL:
+        tried[place] += 1
+      place = 0
+  return counts
 
 
 def summary(completions: Sequence[Completion], num_tokens: int) -> dict:
@@ -23,7 +39,7 @@ def summary(completions: Sequence[Completion], num_tokens: int) -> dict:
     None. `block_efficiency` and `block_efficiency_ci`, tokens a target call.
   """
   tried, passed = np.stack(
-    [findings.tries(one, num_tokens) for one in completions], axis=1
+    [tries(one, num_tokens) for one in completions], axis=1
   )  # [prompts, N] each
   tokens = [len(one.token_ids) for one in completions]
   calls = [one.num_target_calls for one in completions]

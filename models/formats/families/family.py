@@ -87,8 +87,11 @@ class Gguf:
     optional: those that may be missing, beside the usual ones.
     also: keys of the metadata that `settings` reads.
     prefix: of tensors' names in Hugging Face's files.
+    tensors, layouts: those of `Family` that are others, where tensors that are
+      one in Hugging Face's files are several.
     settings: more of `config.json`, from the metadata after the architecture's
-      name and from a function that says whether a tensor is there.
+      name and from a function that says whether the first layer has the bias of
+      some module, or some tensor.
     rows: where the rows of a module's tensors lie that llama.cpp's converter
       has moved, given the module's last name and the configuration; None if
       they are as they were.
@@ -106,6 +109,8 @@ class Gguf:
   optional: frozenset[str] = frozenset()
   also: frozenset[str] = frozenset()
   prefix: str = "model."
+  tensors: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  layouts: Mapping[str, Layout] = dataclasses.field(default_factory=dict)
   settings: Callable[[Mapping[str, Any], Callable[..., bool]], dict] = _nothing
   rows: Callable[[str, TransformerConfig], np.ndarray | None] = _as_they_are
   transposed: tuple[str, ...] = ()

@@ -1,17 +1,28 @@
 """gpt-oss: sinks, a biased router, clamped experts; some layers slide."""
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from models.formats.families import llama, mixtures, reading
-from models.formats.families.family import Family, Layout, Settings
+from models.formats.families.family import (
+  AS_IS,
+  TURNED,
+  Family,
+  Gguf,
+  Layout,
+  Settings,
+)
 from models.formats.families.reading import FULL, SLIDES, get
 from models.networks.description import TransformerConfig
 
 _THETA = 150_000.0
 # Of a file that says nothing.
-_ROPE = dict(
+_ROPE: dict[str, Any] = dict(
   rope_type="yarn", factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
   original_max_position_embeddings=4096,
 )  # fmt: skip
 _EXPERTS = "layers.#.mlp.experts"
+_PARTS = ("gate", "up", "down")
 
 
 def _read(settings: Settings) -> TransformerConfig:
@@ -38,6 +49,24 @@ def _read(settings: Settings) -> TransformerConfig:
     for kind in reading.layer_types(settings, usual, allowed, window)
   ]  # fmt: skip
   return TransformerConfig.of_layers(layers, **reading.frame(sizes))
+
+
+def _gguf_settings(
+  own: Mapping[str, Any], has: Callable[..., bool]
+) -> dict[str, Any]:
+  """YaRN without truncation, which files have no word for."""
+  if own.get("rope.scaling.type", "yarn") != "yarn":
+    raise ValueError(
+      f"rope.scaling.type must be 'yarn', got {own['rope.scaling.type']!r:.40}"
+    )
+  length = own.get("rope.scaling.original_context_length", 4096)
+  return {
+    **llama.shared_sizes(own),
+    "attention_bias": has("attn_q", "attn_output"),
+    "rope_scaling": _ROPE
+    | {"factor": own.get("rope.scaling.factor", _ROPE["factor"])}
+    | {reading.ROPE_LENGTH: length},
+  }
 
 
 def _every_other(first: int) -> Layout:
@@ -74,4 +103,27 @@ FAMILY = Family(
   aliases={"num_experts": "num_local_experts"},
   quantised=frozenset({"mxfp4"}),
   harmless=mixtures.HARMLESS | {"initial_context_length", "experts_per_token"},
+  gguf=Gguf(
+    architecture="gpt-oss",
+    keys={
+      **llama.GGUF_KEYS,
+      "expert_feed_forward_length": "intermediate_size",
+      "expert_count": "num_local_experts",
+      "expert_used_count": "num_experts_per_tok",
+      "attention.sliding_window": "sliding_window",
+    },
+    optional=frozenset({"feed_forward_length"}),
+    also=frozenset({"rope.scaling.type", "rope.scaling.factor"}),
+    # Gates and the rest apart, each expert's as they were multiplied by.
+    tensors={
+      "layers.#.attention.sinks": "layers.#.self_attn.sinks.weight",
+      **{f"{_EXPERTS}.{x}": f"{_EXPERTS}.{x}_proj.weight" for x in _PARTS},
+      **{f"{_EXPERTS}.{x}_bias": f"{_EXPERTS}.{x}_proj.bias" for x in _PARTS},
+    },
+    layouts={
+      **{f"{_EXPERTS}.{x}": TURNED for x in _PARTS},
+      **{f"{_EXPERTS}.{x}_bias": AS_IS for x in _PARTS},
+    },
+    settings=_gguf_settings,
+  ),
 )  # fmt: skip

@@ -89,7 +89,7 @@ def sizes(
     )
   embed_dim = get(config, name("hidden_size"), int)
   num_heads = get(config, name("num_attention_heads"), int)
-  head_dim = get(config, "head_dim", int, None)
+  head_dim = get(config, name("head_dim"), int, None)
   if head_dim is None and embed_dim % num_heads:
     raise ValueError(
       f"without a head_dim, {name('num_attention_heads')} must divide "

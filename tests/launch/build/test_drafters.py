@@ -5,7 +5,7 @@ import json
 import pytest
 
 from configs import embedded
-from launch import benchmark, decode
+from launch import decode, evaluate
 from launch.build import drafters
 from specjax.siblings import GIVEN
 
@@ -79,20 +79,19 @@ def test_ones_own_rule_and_drafter_decode_what_plain_decoding_does(
   assert found["lossless"]
 
 
-def test_a_drafter_without_a_cache_is_measured(
-  cli, mine, tmp_path, monkeypatch
-):
-  monkeypatch.setattr(benchmark, "_WIDTHS", (1,))
-  out = tmp_path / "b.json"
+def test_a_drafter_without_a_cache_is_measured(cli, mine, tmp_path):
+  prompts, out = tmp_path / "p.jsonl", tmp_path / "e.json"
+  prompts.write_text('{"id": 0, "prompt": "x = 1"}\n')
   code = cli(
-    benchmark.run, "--rounds=1", "--noreference", "--config.max_new_tokens=8",
+    evaluate.run, "--config.max_new_tokens=8", f"--prompts={prompts}",
     f"--config.drafter={mine}:again(tokens=2)", f"--output={out}",
   )  # fmt: skip
   assert code == 0
-  found = json.loads(out.read_text())
-  assert found["draft_forwards_seconds"] == 0
+  (found,) = json.loads(out.read_text())["costs"]
+  assert found["draft_cost"] == 0
   # The target's alone; less where timings differ by a little (`StepCosts`).
-  assert 0 < found["round_seconds"]["passes"] <= found["verify_seconds"]
+  verify = found["seconds"]["target"]["3"]
+  assert 0 < found["round_seconds"]["passes"] <= verify
 
 
 @pytest.mark.parametrize(

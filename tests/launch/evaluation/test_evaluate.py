@@ -322,7 +322,9 @@ def test_a_stopped_run_goes_on_with_the_group_that_it_was_in(
   monkeypatch.setattr(measure, "measure", counted)
   timed = []
   monkeypatch.setattr(
-    costs, "measure_costs", lambda *args: timed.append(1) or cost_of(*args)
+    costs,
+    "measure_costs",
+    lambda *args, **_: timed.append(1) or cost_of(*args),
   )
   out = tmp_path / "E.json"
   flags = (*SMALL, f"--questions={asked}", f"--output={out}",
@@ -359,6 +361,8 @@ def test_a_stopped_run_goes_on_with_the_group_that_it_was_in(
     (("--categories=poems",), "no questions of poems"),
     (("--questions=none.jsonl",), "no such file of questions"),
     (("--config.max_length=10",), "no question fits"),
+    (("--prompts=x", "--categories=a"), "--prompts are asked in place of"),
+    (("--systems=online(model)", "--rounds=2"), "and one round"),
   ],
 )
 def test_mistakes_are_one_line(cli, tmp_path, capsys, given, words):

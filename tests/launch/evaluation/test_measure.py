@@ -136,6 +136,25 @@ def test_greedy_answers_are_compared_with_plain_decoding_and_transformers(
   assert "differences" not in warm
 
 
+def test_seconds_are_means_over_rounds_in_each_of_which_the_order_is_drawn(
+  contest, decoded, monkeypatch
+):
+  inner, ticks = measure._decoded, iter(range(1, 99))
+
+  def timed(*args):
+    found, tokens = inner(*args)
+    return found | {"seconds": next(ticks), "prefill_seconds": None}, tokens
+
+  monkeypatch.setattr(measure, "_decoded", timed)
+  twelve = dataclasses.replace(contest, rounds=12)
+  (turn,) = measure.measure(twelve, group(question(1, "x")))["turns"]
+  names = [name for name, *_ in decoded]
+  assert len({tuple(names[i : i + 4]) for i in range(0, 48, 4)}) > 6
+  mine = [i + 1 for i, name in enumerate(names) if name == "ngram"]
+  assert turn["systems"]["ngram"]["seconds"] == pytest.approx(sum(mine) / 12)
+  assert turn["systems"]["hf"]["prefill_seconds"] is None
+
+
 def test_a_category_of_two_tasks_is_two_groups(contest):
   every = [
     question(i, "x", category="a") for i in range(4)

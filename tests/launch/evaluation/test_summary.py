@@ -176,6 +176,18 @@ def test_a_prediction_with_true_costs_is_what_was_measured():
   for found in summary.rows_of(some, costs):
     if found["system"] == "ngram":
       assert found["predicted_speedup"] == pytest.approx(found["speedup"])
+      assert found["prediction_error"] == pytest.approx(0)
+
+
+def test_a_prediction_s_error_has_an_interval_over_groups():
+  costs = [cost_of("ngram", 1.2)]
+  found = row(summary.rows_of(evaluations.thrice(), costs), "ngram")
+  error = found["predicted_speedup"] / found["speedup"] - 1
+  assert found["prediction_error"] == pytest.approx(error)
+  seconds = [0.5 + 0.25 + 1.2 * (4 * 0.375 + 3 * 2.75 / 6),
+             0.25 + 1.2 * 5 * 1.75 / 8]  # fmt: skip
+  low, high = intervals.ratio_interval([3.5, 2.5] * 3, seconds * 3)
+  assert found["prediction_error_ci"] == pytest.approx([low - 1, high - 1])
 
 
 def test_what_transformers_does_not_tell_is_none():

@@ -70,8 +70,10 @@ def test_rules_do_not_trouble_plain_decoding_and_transformers():
 
 
 def test_what_drafts_in_transformers_takes_one_prompt_at_a_time():
-  found = systems.parse("ngram,hf,hf_assisted,hf_prompt_lookup", config())
-  assert [s.takes(8) for s in found] == [True, True, True, False, False]
+  found = systems.parse(
+    'ngram, hf, hf_assisted, hf_prompt_lookup, llama_cpp("P")', config()
+  )
+  assert [s.takes(8) for s in found] == [True] * 3 + [False] * 3
   assert all(s.takes(1) for s in found)
   assert found[3].reference.draft == "models/pretrained/draft"
 

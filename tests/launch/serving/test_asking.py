@@ -3,11 +3,13 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 import served
 
-from launch.serving import asking
-from launch.serving.refusals import RefusalError
+from launch.serving import asking, fields
+from launch.serving.control import Asked
+from launch.serving.refusals import RefusalError, error_body
 
 DEFAULTS = served.defaults_of()
 
@@ -35,7 +37,7 @@ def refused(record, **more):
     dict(top_k=1.5), dict(n=0), dict(n=17), dict(n=True), dict(seed=-1),
     dict(seed=2**32), dict(max_tokens=0), dict(max_tokens=160), dict(stop=""),
     dict(stop=[1]), dict(stream="yes"), dict(stream_options=5),
-    dict(logprobs=2), dict(presence_penalty=2.5), dict(frequency_penalty=-3),
+    dict(logprobs=6), dict(presence_penalty=2.5), dict(frequency_penalty=-3),
     dict(logit_bias={"5": 101}), dict(echo="yes"), dict(best_of=2),
     dict(logit_bias={"x": 1}), dict(logit_bias={"-1": 1}), dict(logit_bias=[]),
     dict(logit_bias={"1000000": 1}), dict(logit_bias={"5": True}),
@@ -74,6 +76,67 @@ def test_what_is_not_done_is_refused(settings):
   assert error.kind == "invalid_request_error"
   assert error.message
   assert error.param in settings
+
+
+# As JSON, which has no NaN, but readers of it that do.
+HOSTILE = (
+  "NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1e-320", "1e-46", "-0.0",
+  "0", "1", "-1", "0.5", "2147483648", "18446744073709551616", "1" + "0" * 400,
+  "true", "false", '""', '"1"', '"NaN"', r'"\u0000"', r'"\ud800"', "[]",
+  "[null]", "[[[]]]", "[NaN]", "[1e999]", '[1, "x"]', "[true]", "[-1]",
+  "[2147483648]", "{}", '{"5": NaN}', '{"5": 1e999}',
+  '{"5": null}', '{"5": true}', '{"": 1}',
+  '{"-1": 1}', '{"1e3": 1}', '{"+5": 1}', '{"5": {"5": 1}}', '{"5": [1]}',
+  '{"include_usage": NaN}', '{"include_usage": 1}',
+)  # fmt: skip
+
+
+WARP = ("seed", "temperature", "top_k", "top_p", "min_p", "num_likeliest")
+
+
+def answered(body, is_chat):
+  """What is read of a text, or the refusal."""
+  try:
+    return asking.read(
+      body.encode(), is_chat=is_chat, tokenizer=served.tokenizer(),
+      defaults=DEFAULTS,
+    )  # fmt: skip
+  except RefusalError as error:
+    return error
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_hostile_values_of_every_field_are_refused_or_fit_the_programs(is_chat):
+  """Whatever passes is finite, and the same after 32 bits."""
+  prompt = {"messages": [{"role": "user", "content": "x"}]}
+  prompt = prompt if is_chat else {"prompt": "x"}
+  # Beside what some fields want.
+  prompt |= {"logprobs": True} if is_chat else {"logprobs": 2}
+  known = {*fields.CHAT, *fields.COMPLETION, *fields._NEUTRAL, *fields._UNREAD}
+  taken = set()
+  for name in sorted({*known, "top_n_sigma"}):
+    for value in HOSTILE:
+      body = json.dumps({k: v for k, v in prompt.items() if k != name})
+      body = f'{body[:-1]}, "{name}": {value}}}'
+      found = answered(body, is_chat)
+      if isinstance(found, RefusalError):
+        assert found.status in (400, 404)
+        assert 0 < len(found.message) < 500
+        json.dumps(error_body(found), allow_nan=False)
+        continue
+      taken.add(name)
+      asked = Asked(
+        token_ids=found.prompts[0],
+        max_new_tokens=found.budgets[0],
+        **{x: getattr(found, x) for x in (*WARP, *fields.PENALTIES)},
+      )
+      tokens, biases, _ = asked.lists()
+      assert np.isfinite(asked.warp()).all()
+      assert np.isfinite(biases).all()
+      assert (tokens >= 0).all()
+      again = Asked.of(asked.numbers(), np.array(asked.token_ids))
+      np.testing.assert_array_equal(again.numbers(), asked.numbers())
+  assert len(taken) > 30
 
 
 def test_what_asks_for_nothing_is_taken():
@@ -116,7 +179,7 @@ def test_what_is_asked_for_is_done():
     budgets=(9, 9), num_choices=2, seed=3, is_seeded=True, temperature=2,
     top_k=7, top_p=0.5, min_p=0.1, stop=("a",), cache_salt="mine",
     ignore_eos=True, log_probs=True, origins=True, stream=True, usage=True,
-    usage_so_far=True, objective=None, echo=False, alternatives=False,
+    usage_so_far=True, objective=None, echo=False, num_likeliest=0,
   )  # fmt: skip
   chat = read(
     {"messages": [{"role": "user", "content": "x"}], "logprobs": True},
@@ -134,20 +197,34 @@ def test_a_prompt_is_scored_only_where_it_is_told():
   some = dataclasses.replace(DEFAULTS, scores=True)
   ask = lambda **more: read({"prompt": "x"} | more, defaults=some)
   found = ask(echo=True, logprobs=1, max_tokens=0)
-  assert (found.scored, found.alternatives, found.budgets) == (True, True, (0,))
+  assert (found.scored, found.num_likeliest, found.budgets) == (True, 1, (0,))
   assert ask(echo=True, max_tokens=0).scored
   assert not ask(echo=True, max_tokens=2).scored
   assert not ask(logprobs=0).scored
-  assert not ask(echo=True, logprobs=0).alternatives
-  for wrong in (
-    dict(logprobs=1),
-    dict(max_tokens=0),
-    dict(echo=True, logprobs=2),
-  ):
-    refused({"prompt": "x"} | wrong, defaults=some)
+  assert not ask(echo=True, logprobs=0).num_likeliest
+  refused({"prompt": "x", "max_tokens": 0}, defaults=some)
   assert refused({"prompt": "x", "echo": True, "logprobs": 0}).param == "echo"
   talk = {"messages": [{"role": "user", "content": "x"}], "echo": True}
   assert refused(talk, is_chat=True, defaults=some).param == "echo"
+
+
+def test_likeliest_tokens_are_asked_for_as_openai_has_it():
+  """A number in completions; a flag and a number in chats."""
+  ask = lambda value: read({"prompt": "x", "logprobs": value})
+  for value, expected in ((True, 0), (False, 0), (0, 0), (5, 5)):
+    found = ask(value)
+    assert found.log_probs == (value is not False)
+    assert found.num_likeliest == expected
+  talk = {"messages": [{"role": "user", "content": "x"}]}
+  found = read(talk | {"logprobs": True, "top_logprobs": 20}, is_chat=True)
+  assert (found.log_probs, found.num_likeliest) == (True, 20)
+  assert read(talk | {"top_logprobs": 0}, is_chat=True).num_likeliest == 0
+  for wrong in (21, -1, True, 1.0, "3", [2], float("nan"), 10**30):
+    body = talk | {"logprobs": True, "top_logprobs": wrong}
+    assert refused(body, is_chat=True).param == "top_logprobs"
+  assert refused(talk | {"top_logprobs": 2}, is_chat=True).param
+  assert refused(talk | {"logprobs": 2}, is_chat=True).param == "logprobs"
+  assert refused({"prompt": "x", "top_logprobs": 2}).param == "top_logprobs"
 
 
 def test_laws_that_read_their_text_are_asked_for_as_everywhere():

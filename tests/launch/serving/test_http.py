@@ -18,6 +18,7 @@ from starlette.requests import Request
 from launch.serving import answers, http
 from launch.serving.limits import Limits
 from launch.serving.limits import owner as owner_of
+from models import chat, token_text
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -41,6 +42,9 @@ def client(server):
   return openai.OpenAI(
     base_url=f"{server[1]}/v1", api_key=TOKEN, max_retries=0, timeout=120
   )
+
+
+TALK = [{"role": "user", "content": "x"}]
 
 
 def complete(client, prompt=PROMPT, **settings):
@@ -362,13 +366,65 @@ def test_log_probs_are_the_targets_own(client):
   assert streamed == found.token_logprobs
 
 
+def by_name(laws, token, count):
+  """As completions tell them: the token, and above it the likeliest."""
+  told = [token, *np.argsort(-laws, kind="stable")[:count][::-1].tolist()]
+  name = lambda x: token_text.name_of(served.tokenizer(), x)
+  return {name(x): laws[x] for x in told}
+
+
+def test_likeliest_tokens_are_the_targets_own_whatever_is_sampled_from(client):
+  """Of a direct pass: streamed and not, beside who asks for none."""
+  _, params = served.text_decoder()
+  context = list(served.tokenizer().encode(PROMPT))
+  settings = dict(max_tokens=8, temperature=1.3, seed=5, top_p=0.9)
+  told = dict(top_logprobs=20, logprobs=True)
+  laws = []
+  for token in served.expected_tokens(PROMPT, **settings):
+    logits = toys.context_logits(params.target, context).astype(np.float64)
+    laws.append(logits - np.log(np.exp(logits).sum()))
+    context.append(token)
+  tokens = context[-len(laws) :]
+  expected = [by_name(*one, 5) for one in zip(laws, tokens, strict=True)]
+  for stream in (False, True):
+    asking = [
+      dict(logprobs=count, stream=stream, **settings) for count in (5, 0)
+    ]
+    with futures.ThreadPoolExecutor(2) as pool:
+      answers = list(pool.map(lambda more: complete(client, **more), asking))
+      choices = [
+        [one.choices[0].logprobs for one in (answer if stream else [answer])]
+        for answer in answers
+      ]
+    found = [one for part in choices[0] for one in part.top_logprobs]
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+      assert one == pytest.approx(other, abs=1e-4)
+    assert all(part.top_logprobs is None for part in choices[1])
+  ids = chat.encode(served.tokenizer(), TALK)
+  answer = client.chat.completions.create(
+    model="toy", messages=TALK, presence_penalty=2, **told, **settings
+  )
+  for one in answer.choices[0].logprobs.content:
+    logits = toys.context_logits(params.target, ids).astype(np.float64)
+    law = logits - np.log(np.exp(logits).sum())
+    best = np.argsort(-law, kind="stable")[:20]
+    assert [x.logprob for x in one.top_logprobs] == pytest.approx(
+      law[best], abs=1e-4
+    )
+    names = [token_text.name_of(served.tokenizer(), x) for x in best.tolist()]
+    assert [x.token for x in one.top_logprobs] == names
+    (token,) = served.tokenizer().backend.encode(one.token).ids
+    ids.append(token)
+
+
 @pytest.mark.parametrize("tokens", [0, 4])
 def test_a_prompt_that_is_told_is_scored(client, tokens):
   """As evaluation harnesses score texts."""
   _, params = served.text_decoder()
   tokenizer = served.tokenizer()
   prompts = [tokenizer.encode(PROMPT), list(range(60, 120)), [5]]
-  settings = dict(max_tokens=tokens, logprobs=1, echo=True, ignore_eos=True)
+  settings = dict(max_tokens=tokens, logprobs=2, echo=True, ignore_eos=True)
   answer = complete(client, prompts, **settings)
   assert answer.usage.completion_tokens == 3 * tokens
   for prompt, choice in zip(prompts, answer.choices, strict=True):
@@ -379,21 +435,18 @@ def test_a_prompt_that_is_told_is_scored(client, tokens):
       new, after=prompt
     )
     assert choice.finish_reason == "length"
-    found, expected, likeliest = choice.logprobs, [], []
+    found, expected, likeliest = choice.logprobs, [], [None]
     for place in range(1, len(prompt) + tokens):
       text = [*prompt, *new]
       logits = toys.context_logits(params.target, text[:place])
       laws = logits - np.log(np.exp(logits.astype(np.float64)).sum())
       expected.append(laws[text[place]])
-      likeliest.append(laws.max())
+      likeliest.append(by_name(laws, text[place], 2))
     assert found.token_logprobs[0] is None
     assert found.token_logprobs[1:] == pytest.approx(expected, abs=1e-4)
-    told = found.top_logprobs
-    assert told[0] is None
-    assert told[len(prompt) :] == [None] * tokens
-    assert [max(x.values()) for x in told[1 : len(prompt)]] == pytest.approx(
-      likeliest[: len(prompt) - 1], abs=1e-4
-    )
+    assert found.top_logprobs[0] is None
+    for one, other in zip(found.top_logprobs[1:], likeliest[1:], strict=True):
+      assert one == pytest.approx(other, abs=1e-4)
     assert found.text_offset[0] == 0
     assert len(found.tokens) == len(found.text_offset) == len(prompt) + tokens
   chunks = list(complete(client, prompts[0], stream=True, **settings))
@@ -483,8 +536,6 @@ MESSAGES = [
 
 
 def test_conversations(client):
-  from models import chat
-
   messages = [MESSAGES[0], {"role": "user", "content": "x <|endoftext|>"}]
   ids = chat.encode(served.tokenizer(), messages)
   assert served.tokenizer().eos_token_id not in ids  # no forgery
@@ -559,6 +610,20 @@ def test_garbage_is_refused(server, body):
     assert status == 400
     assert answer["error"]["type"] == "invalid_request_error"
     assert answer["error"]["message"]
+
+
+@pytest.mark.parametrize("repetition", [1e-3, 1e3])
+def test_the_strongest_of_every_field_is_answered(client, repetition):
+  """At once, and with numbers: no law is lost in 32 bits."""
+  answer = complete(
+    client, max_tokens=6, temperature=1e30, seed=0, top_p=1e-30, top_k=1,
+    min_p=1.0, presence_penalty=2, frequency_penalty=-2, min_tokens=6,
+    repetition_penalty=repetition, stop_token_ids=list(range(64)), logprobs=5,
+    logit_bias={str(i): 100 * (-1) ** i for i in range(300)},
+  )  # fmt: skip
+  (choice,) = answer.choices
+  assert (choice.finish_reason, answer.usage.completion_tokens) == ("length", 6)
+  assert all(-1e6 < x <= 1e-5 for x in choice.logprobs.token_logprobs)
 
 
 def test_errors_of_other_kinds(server, client):
@@ -640,7 +705,7 @@ ANY = [
   for n, stream in ((1, True), (2, False))
   for settings in (
     dict(temperature=0),
-    dict(temperature=2, seed=0, stop=["a", "\n\n"], logprobs=0),
+    dict(temperature=2, seed=0, stop=["a", "\n\n"], logprobs=2),
     dict(temperature=0.3, top_p=0.7, min_p=0.1, top_k=9, token_origins=True),
   )
 ]
@@ -665,10 +730,10 @@ def test_nothing_is_compiled_for_whatever_is_asked(server):
     )  # fmt: skip
     with urllib.request.urlopen(request, timeout=60) as answer:
       assert answer.read()
-  talk = [{"role": "user", "content": "x"}]
   status, body = post(
-    server[1], "/v1/chat/completions", {"messages": talk, "logprobs": True}
-  )
+    server[1], "/v1/chat/completions",
+    {"messages": TALK, "logprobs": True, "top_logprobs": 3},
+  )  # fmt: skip
   assert status == 200, body
   assert not compiled
 

@@ -294,6 +294,7 @@ def test_a_control_is_what_is_decoded_from_its_array():
           frequency_penalty=0.5,
           repetition_penalty=1.25,
           min_tokens=7,
+          num_likeliest=20,
           logit_bias=((0, -100.0), (9, 1.5)),
           stop_token_ids=(4, 0),
         ),
@@ -328,8 +329,9 @@ def test_a_control_is_what_is_decoded_from_its_array():
 
 
 def test_widths_of_prompts():
-  assert widths_to(100) == (32, 64, 100)
-  assert widths_to(64) == (32, 64)
+  assert widths_to(100) == (16, 32, 64, 100)
+  assert widths_to(64) == (16, 32, 64)
+  assert widths_to(5000)[-1] == 256
   assert widths_to(5) == (5,)
 
 

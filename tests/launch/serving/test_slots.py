@@ -19,7 +19,7 @@ DECODER = decoding.make("model", "token")
 def slots(quick_to_compile):
   found = Slots(
     {3: DECODER}, decoding.PARAMS, num_slots=2, widths=(4, 8), longest=30,
-    chunk=4, max_length=served.MAX_LENGTH, stop_tokens=(), max_rounds=4,
+    budget=8, max_length=served.MAX_LENGTH, stop_tokens=(), max_rounds=4,
     scores=True,
   )  # fmt: skip
   found.compile()
@@ -71,8 +71,10 @@ def test_a_prompt_in_chunks_is_the_prompt_and_lets_others_go_on(slots):
 
 def test_who_is_alone_has_a_prompt_read_as_fast_as_can_be(slots):
   long = asked(21, seed=3)
-  _, (_, first) = visit(slots, admissions=[(1, long)])  # 8 and 8 of them
-  assert not first
+  for admissions in ([(1, long)], []):  # 8 and 8 of them
+    report, (_, first) = visit(slots, admissions=admissions)
+    assert not first
+    assert report.num_read == 8
   text, reason = [], StopReason.RUNNING
   while reason == StopReason.RUNNING:
     report, (_, new) = visit(slots)
@@ -109,6 +111,7 @@ def test_who_streams_waits_for_one_chunk_however_many_come(slots):
   visit(slots, admissions=[(0, asked(5, seed=31, budget=30))])
   report, _ = visit(slots, admissions=[(1, asked(20, seed=32))])
   assert report.length[1] < 8
+  assert report.num_read == 4
   while report.reason[1] == StopReason.RUNNING:
     report, _ = visit(slots)
   assert report.num_drafts[1]
@@ -155,10 +158,37 @@ def test_prompts_are_scored_in_turn_and_one_that_is_given_up_waits_for_none(
   np.testing.assert_array_equal(found[0].log_probs, expected[2])
 
 
-def test_chunks_of_nothing_are_refused():
-  with pytest.raises(ValueError, match="chunk must be >= 1, got 0"):
+@pytest.mark.parametrize("budget", [1, 8, 13, 17, 100])
+def test_a_visit_computes_no_more_than_its_budget_while_rows_decode(
+  slots, monkeypatch, budget
+):
+  """A round of four tokens a row, and the rest of prompts; four in any case."""
+  monkeypatch.setattr(slots, "budget", budget)
+  slots.forget()
+  visit(slots, admissions=[(0, asked(2, seed=51, budget=40))])
+  long = asked(30, seed=52, budget=1)
+  report, (new, _) = visit(slots, admissions=[(1, long)])
+  seen = [report.num_read]
+  while report.reason[1] == StopReason.RUNNING:
+    assert (new, report.rounds) != ([], 1)
+    report, (new, _) = visit(slots)
+    seen.append(report.num_read)
+  expected = {
+    1: [4] * 8,
+    8: [4] * 8,
+    13: [8] * 4,
+    17: [12, 12, 8],
+    100: [32],
+  }
+  assert seen == expected[budget]
+  visit(slots, ended=np.ones(2, bool))
+  slots.forget()
+
+
+def test_budgets_of_nothing_are_refused():
+  with pytest.raises(ValueError, match="budget must be >= 1, got 0"):
     Slots(
-      {3: DECODER}, decoding.PARAMS, num_slots=1, widths=(4,), chunk=0,
+      {3: DECODER}, decoding.PARAMS, num_slots=1, widths=(4,), budget=0,
       max_length=20, stop_tokens=(),
     )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import toys
 
 import specjax
 from launch import cli as command_line
+from launch.evaluation import costs as timings
 from launch.studies.depth import __main__ as study
 from launch.studies.depth import compare, machine, page, process, replay
 from launch.studies.depth.traces import Traces
@@ -108,14 +110,11 @@ def test_a_rate_is_tokens_over_the_levels_that_any_row_wants():
 
 def test_costs_are_lines_through_two_batch_sizes():
   def result(rows, scale):
-    return {
-      "config": {"batch_size": rows}, "num_speculative_tokens": 2,
-      "autoregressive_step_seconds": 1.5 * scale,
-      "autoregressive_forward_seconds": 1.0 * scale,
-      "draft_forwards_seconds": 0.4 * scale, "verify_seconds": 2.0 * scale,
-      "step_seconds": 3.5 * scale,
-      "target_pass_seconds": {"1": 1.0 * scale, "3": 2.0 * scale},
-    }  # fmt: skip
+    return timings.Costs(
+      batch_size=rows, depth=2, step=3.5 * scale, plain_step=1.5 * scale,
+      drafting=0.4 * scale, target={1: 1.0 * scale, 3: 2.0 * scale}, nodes=3,
+      prefill=1.0, plain_prefill=1.0,
+    )  # fmt: skip
 
   two_sizes = machine.machine_of([result(1, 1.0), result(3, 2.0)])
   one, two = two_sizes.costs(1), two_sizes.costs(2)
@@ -131,8 +130,10 @@ def test_costs_are_lines_through_two_batch_sizes():
 
 
 def test_of_timings_that_disagree_nothing_is_predicted(tmp_path):
-  path = tmp_path / "b.json"
-  path.write_text('{"doubts": ["laws took -1.00 ms of a round"]}')
+  found = json.loads(pathlib.Path(COSTS.split(",")[0]).read_text())
+  found["costs"][0]["doubts"] = ["laws took -1.00 ms of a round"]
+  path = tmp_path / "e.json"
+  path.write_text(json.dumps(found))
   with pytest.raises(command_line.UserError, match="disagree, measure it agai"):
     study.read_costs([str(path)])
 
@@ -225,7 +226,7 @@ def test_the_command_writes_numbers_a_page_and_a_figure(cli, tmp_path):
   code = cli(
     study.run, "--config.max_new_tokens=16",
     "--config.batch_size=2", "--most_tokens=3", f"--prompts={prompts}",
-    f"--benchmarks={COSTS}", f"--workdir={tmp_path / 'w'}",
+    f"--timings={COSTS}", f"--workdir={tmp_path / 'w'}",
   )  # fmt: skip
   assert code == 0
   found = json.loads((tmp_path / "w" / "depth.json").read_text())
@@ -242,11 +243,11 @@ def test_the_command_writes_numbers_a_page_and_a_figure(cli, tmp_path):
 @pytest.mark.parametrize(
   ("flags", "message"),
   [
-    ((), "--benchmarks is required"),
-    ((f"--benchmarks={COSTS}", "--config.drafter=ngram"), "for chains"),
-    (("--benchmarks=no.json",), "cannot read no.json"),
-    (("--benchmarks=pyproject.toml",), "cannot read pyproject.toml"),
-    (("--benchmarks=docs/plans/8b-v5e-8.json",), "results of launch.benchmark"),
+    ((), "--timings is required"),
+    ((f"--timings={COSTS}", "--config.drafter=ngram"), "for chains"),
+    (("--timings=no.json",), "--timings: no.json is not"),
+    (("--timings=pyproject.toml",), "--timings: pyproject.toml is not"),
+    (("--timings=docs/plans/8b-v5e-8.json",), "what launch.evaluate writes"),
   ],
 )
 def test_what_cannot_be_studied_is_said_in_one_line(

@@ -202,8 +202,8 @@ def test_a_study_of_heads_tells_what_is_accepted_and_times_nothing(
   config.questions, config.num_prompts = str(asked), 5
   config.decode.target = pair[0]
   tokenizer = checkpoints.load_tokenizer(pair[0])
-  prompts = draft_study._asked(config, tokenizer)
-  assert [tokenizer.decode(p.token_ids) for p in prompts] == ["def a(", "if b:"]
+  asked = draft_study._asked(config, tokenizer)
+  assert [one.turns for one in asked] == [("def a(",), ("if b:",)]
   head = f'medusa("{tmp_path / "w/Medusa/model"}")'
   answered = draft_study.accepted_with(config, head)
   tried = [x["tried"][0] for x in answered["decoding"].values()]

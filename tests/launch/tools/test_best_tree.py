@@ -16,20 +16,27 @@ from specjax.tree import Tree
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
-COSTS = {
-  "autoregressive_step_seconds": 1.0,
-  "autoregressive_forward_seconds": 0.9,
-  "draft_forwards_seconds": 0.6,
-  "step_seconds": 2.1,
-  "verify_seconds": 1.3,
-  "target_pass_seconds": {"1": 0.9, "4": 1.3, "8": 1.6, "16": 2.4},
-  "num_speculative_tokens": 3,
-  "config": {
-    "target": "models/pretrained/target", "dtype": "float32", "batch_size": 4,
-    "mesh": "", "drafter": "model(tokens=3)",
-    "checkpoints": embedded.get_config().checkpoints.to_dict(),
+ROUND = {
+  "system": "model(tokens=3)", "batch_size": 4, "depth": 3, "doubts": [],
+  "draft_cost": 0.6,
+  "seconds": {
+    "step": 2.1, "plain_step": 1.0, "nodes": 4, "prefill": 1.0,
+    "plain_prefill": 1.0,
+    "target": {"1": 0.9, "4": 1.3, "8": 1.6, "16": 2.4},
   },
 }  # fmt: skip
+
+
+def costs_of(*records):
+  """A result with these costs."""
+  config = {
+    "target": "models/pretrained/target", "dtype": "float32", "batch_size": 1,
+    "mesh": "", "checkpoints": embedded.get_config().checkpoints.to_dict(),
+  }  # fmt: skip
+  return {"config": config, "costs": list(records)}
+
+
+COSTS = costs_of(ROUND | {"batch_size": 1}, ROUND)
 
 
 def execute(*args, code=0):
@@ -51,7 +58,7 @@ def test_a_measured_pair_gets_its_best_tree_and_the_flag_for_it(
   costs.write_text(json.dumps(COSTS))
   execute(
     f"--prompts={tmp_path / 'in.jsonl'}", f"--output={output}",
-    "--children=3", "--max_nodes=6", f"--benchmark={costs}",
+    "--children=3", "--max_nodes=6", f"--timings={costs}",
     "--config.temperature=1", "--config.rule=recursive",
     "--config.drafter=model(siblings=without_replacement)",
   )  # fmt: skip
@@ -104,10 +111,11 @@ def test_a_round_takes_its_levels_its_pass_and_what_plain_decoding_takes_too(
   tmp_path,
 ):
   (tmp_path / "costs.json").write_text(json.dumps(COSTS))
+  asked = COSTS["config"] | {"batch_size": 4, "drafter": "model(tokens=2)"}
   costs = best_tree.read_costs(
-    str(tmp_path / "costs.json"), ml_collections.ConfigDict(COSTS["config"])
+    [str(tmp_path / "costs.json")], ml_collections.ConfigDict(asked)
   )
-  assert costs.of(Tree((-1, 0, 1, 2))) == pytest.approx(COSTS["step_seconds"])
+  assert costs.of(Tree((-1, 0, 1, 2))) == pytest.approx(2.1)
   # Two levels, and a pass over six tokens, halfway between four and eight. Of
   # the 0.2 beside passes plain decoding has 0.1, and three levels the rest.
   assert costs.of(Tree((-1, 0, 0, 0, 1, 1))) == pytest.approx(
@@ -121,20 +129,20 @@ def test_a_round_takes_its_levels_its_pass_and_what_plain_decoding_takes_too(
 @pytest.mark.parametrize(
   ("content", "args", "message"),
   [
-    ("{}", [], "is not what launch.benchmark writes of a draft: KeyError"),
-    ("[", [], "is not what launch.benchmark writes"),
+    ("{}", [], "is not what launch.evaluate writes of a draft: KeyError"),
+    ("[", [], "is not what launch.evaluate writes"),
     (json.dumps(COSTS), ["--max_nodes=16"], "asks for 17"),
     (
-      json.dumps(COSTS | {"draft_forwards_seconds": None}),
+      json.dumps(costs_of(ROUND | {"draft_cost": None})),
       [],
-      "is not what launch.benchmark writes of a draft: TypeError",
+      "is not what launch.evaluate writes of a draft: TypeError",
     ),
-    (json.dumps(COSTS), ["--config.batch_size=1"], "another batch_size (4)"),
+    (json.dumps(COSTS), ["--config.batch_size=2"], "another batch_size (4)"),
     (json.dumps(COSTS), ["--config.drafter=medusa"], "another drafter ('mod"),
     (
-      json.dumps(COSTS | {"doubts": ["laws took -1.00 ms of a round"]}),
+      json.dumps(costs_of(ROUND | {"doubts": ["laws took -1 ms"]})),
       [],
-      "disagree, measure it again: laws took -1.00 ms of a round",
+      "disagree, measure it again: laws took -1 ms",
     ),
   ],
 )
@@ -143,7 +151,7 @@ def test_costs_that_cannot_be_used_are_one_line(
 ):
   (tmp_path / "costs.json").write_text(content)
   execute(
-    f"--benchmark={tmp_path / 'costs.json'}", f"--output={tmp_path / 'o.json'}",
+    f"--timings={tmp_path / 'costs.json'}", f"--output={tmp_path / 'o.json'}",
     *args, code=2,
   )  # fmt: skip
   (line,) = capsys.readouterr().err.splitlines()

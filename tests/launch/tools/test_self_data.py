@@ -175,6 +175,22 @@ def test_an_answer_that_is_cut_off_is_kept_and_said_to_be(tokenizer):
   assert whole["whole"]
 
 
+def test_every_other_user_asks_on_while_there_is_room(tokenizer):
+  made = maker(tokenizer, turns=2, budget=60)
+  found, asked = talked(made, range(4), (STOP,) * 4)
+  assert [len(row["messages"]) for row in found] == [2, 4, 2, 4]
+  assert len({turn.stream for turn in asked}) == len(asked) == 12
+  last = tokenizer.decode(list(asked[-1].token_ids))
+  turn = "<|user|>x\n<|assistant|>x\n"
+  assert last == turn + "<|user|>x\n<|assistant|>"
+  tight = maker(tokenizer, turns=2, budget=60, room=len(tokenizer.encode(turn)))
+  (short,), _ = talked(tight, [1], (STOP,) * 4)
+  assert len(short["messages"]) == 2
+  (cut,), _ = talked(made, [1], (STOP, StopReason.LENGTH))
+  assert len(cut["messages"]) == 2
+  assert not cut["whole"]
+
+
 def test_a_question_longer_than_prompts_may_be_is_not_answered(tokenizer):
   room = len(self_data.before_the_user(tokenizer))
   found, asked = talked(maker(tokenizer, room=room), [0])
@@ -223,11 +239,9 @@ class KilledError(Exception):
   """What a test kills a run with."""
 
 
-def test_a_killed_run_goes_on_to_the_same_conversations(
-  execute, tmp_path, monkeypatch, capsys
-):
-  whole, killed = tmp_path / "whole", tmp_path / "killed"
-  # A random model's words end nowhere: any token may be the last.
+@pytest.fixture
+def ending(monkeypatch):
+  """A random model's words end nowhere: any token may be the last."""
   real = pair.assemble
 
   def ending(config, models, **more):
@@ -236,6 +250,29 @@ def test_a_killed_run_goes_on_to_the_same_conversations(
     )
 
   monkeypatch.setattr(pair, "assemble", ending)
+
+
+def test_conversations_made_in_groups_are_those_of_slots(
+  execute, tmp_path, ending
+):
+  texts = []
+  for way in ("noin_groups", "in_groups"):
+    out = tmp_path / way
+    asked = (
+      "--count=16", "--turns=2", "--temperatures=1.5", f"--{way}",
+      "--config.max_new_tokens=40",
+    )  # fmt: skip
+    assert execute(f"--output={out}", *asked) == 0
+    texts.append((out / "conversations.jsonl").read_text())
+  assert texts[0] == texts[1]
+  rows = [json.loads(line) for line in texts[0].splitlines()]
+  assert {len(row["messages"]) for row in rows} == {2, 4}
+
+
+def test_a_killed_run_goes_on_to_the_same_conversations(
+  execute, tmp_path, monkeypatch, capsys, ending
+):
+  whole, killed = tmp_path / "whole", tmp_path / "killed"
   asked = ("--count=32", "--temperatures=1.5,2.0")
   assert execute(f"--output={whole}", *asked) == 0
   add, count = results.Journal.add, [0]

@@ -18,6 +18,7 @@ import transformers
 from flax import nnx
 from references import MODELS, TOKENS
 
+from models import checkpoints, sharding
 from models.formats import huggingface, huggingface_config
 from models.formats.families import FAMILIES
 from models.networks.description import DeltaSpec
@@ -34,7 +35,8 @@ DESCRIBED = [
   name
   for name, (family, *_) in MODELS.items()
   if family.startswith(("gemma", "olmo", "mixtral", "gpt_oss", "qwen3_"))
-  or family.endswith("moe")
+  or "moe" in family
+  or family == "deepseek_v3"
 ]
 ROOT = pathlib.Path(__file__).parents[3]
 
@@ -86,6 +88,12 @@ def other_rope(config):
   return with_attention(config, rope=lambda a: ropes[1 - ropes.index(a.rope)])
 
 
+def turning_halves(config):
+  return with_attention(
+    config, latent=lambda a: dataclasses.replace(a.latent, interleaved=False)
+  )
+
+
 # Each is a way to misread a family that loads all the same.
 MISREAD = {
   "norms by w alone": (
@@ -113,6 +121,7 @@ MISREAD = {
     "gemma4-moe", lambda c: dataclasses.replace(c, norm="rms_plus_one")
   ),
   "values not normed": ("gemma4", lambda c: with_attention(c, v_norm=False)),
+  "halves turn, not neighbours": ("deepseek", turning_halves),
   "experts unscaled": ("glm-moe", lambda c: with_experts(c, scale=1.0)),
   "nothing clipped": ("olmoe", lambda c: with_attention(c, clip=None)),
   "the gated delta's norms by w alone": (
@@ -362,12 +371,6 @@ def test_other_families_are_refused(family):
     huggingface.config_from_json(settings_of("llama") | {"model_type": family})
 
 
-def test_latent_attention_is_refused_in_words():
-  settings = settings_of("glm4_moe") | {"model_type": "deepseek_v3"}
-  with pytest.raises(ValueError, match=r"got 'deepseek_v3': .* hold latents"):
-    huggingface.config_from_json(settings)
-
-
 def test_layers_that_draft_for_the_model_are_left_out(copied):
   path = copied("glm-moe")
   expected = nnx.state(huggingface.load(path))
@@ -439,29 +442,41 @@ def test_keys_and_values_of_layers_that_attend_to_others_are_left_out(copied):
   jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
-@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model."])
-def test_the_text_model_of_a_multimodal_one_is_read(copied, saved, prefix):
-  path = copied("gemma3")
+@pytest.mark.parametrize(
+  ("name", "prefix"),
+  [
+    ("gemma3", "model.language_model."),
+    ("gemma3", "language_model."),
+    ("gemma4", "model.language_model."),
+  ],
+)
+def test_the_text_model_of_a_multimodal_one_is_read(
+  copied, saved, name, prefix
+):
+  path = copied(name)
 
   def edit(tensors):
-    for name in list(tensors):
+    for tensor in list(tensors):
       newer = prefix == "model.language_model."
-      bare = name.removeprefix("model.") if newer else name
-      full = name if newer and name == "lm_head.weight" else prefix + bare
-      tensors[full] = tensors.pop(name)
+      bare = tensor.removeprefix("model.") if newer else tensor
+      full = tensor if newer and tensor == "lm_head.weight" else prefix + bare
+      tensors[full] = tensors.pop(tensor)
     tensors["vision_tower.vision_model.embeddings.weight"] = np.zeros(3, "f4")
     tensors["model.multi_modal_projector.weight"] = np.zeros(3, "f4")
 
   references.edit_tensors(path, edit)
   nested = json.loads((path / "config.json").read_text())
-  settings = {"model_type": "gemma3", "text_config": nested}
+  settings = {"model_type": name, "text_config": nested}
   settings |= {"vision_config": {}, "mm_tokens_per_image": 256}
   (path / "config.json").write_text(json.dumps(settings))
-  found = references.module_logits(huggingface.load(path))
-  assert references.relative_error(found, saved("gemma3")[1]) < 1e-4
+  found, expected = map(huggingface.load, (path, saved(name)[0]))
+  assert found.config == expected.config
+  jax.tree.map(
+    np.testing.assert_array_equal, nnx.state(found), nnx.state(expected)
+  )
   with pytest.raises(ValueError, match="not known: mrope_section"):
     huggingface.config_from_json(settings | {"mrope_section": [1]})
-  with pytest.raises(ValueError, match="must be a gemma3_text, got 'llama'"):
+  with pytest.raises(ValueError, match=f"must be a {name}_text, got 'llama'"):
     huggingface.config_from_json(
       settings | {"text_config": {"model_type": "llama"}}
     )
@@ -495,9 +510,37 @@ _FOUR_DEVICES = """
 """
 
 
+def test_a_mesh_holds_the_same_layers_of_two_kinds(saved):
+  path = str(saved("glm-moe")[0])
+  mesh = jax.make_mesh(
+    (1, 1), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2
+  )
+  found = checkpoints.load(
+    path, dtype=jnp.float32, mesh=mesh, sharding=sharding.tensor_parallel()
+  ).params
+  module = huggingface.load(path)
+  kinds = {"kind0": (0, 1), "kind1": (2,)}
+  assert {*found["layers"]} == {*kinds}
+  for name, layers in kinds.items():
+    expected = [nnx.state(module.layers[i]) for i in layers]
+    jax.tree.map(
+      lambda x, *each: np.testing.assert_array_equal(x, np.stack(each)),
+      found["layers"][name], *expected,
+    )  # fmt: skip
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize(
-  "name", ["gemma3", "olmo3", "mixtral", "gpt-oss", *HYBRIDS]
+  "name",
+  [
+    "gemma3",
+    "olmo3",
+    "mixtral",
+    "glm-moe",
+    "deepseek",
+    "gpt-oss",
+    *HYBRIDS,
+  ],
 )
 def test_four_devices_give_the_same_logits(tmp_path, name):
   """Key/value heads are repeated, and with them norms over all of them."""

@@ -97,8 +97,8 @@ def decoder_of(tree, rule, *, scanned=True, again=2, **options):
     *(
       pytest.param(tree, rule, marks=pytest.mark.heavy)
       for tree, rule in [
-        (chain(2), "block"), (TREE, "recursive"), (TREE, "kseq"), (TREE, "traversal"),
-        (TREE, "transport"), (TREE, "match"),
+        (chain(2), "block"), (TREE, "recursive"), (TREE, "kseq"),
+        (TREE, "traversal"), (TREE, "transport"), (TREE, "match"),
       ]
     ),
   ],

@@ -1,5 +1,7 @@
 """The stacked model is the transformer, layer for layer."""
 
+import dataclasses
+
 import described
 import jax
 import jax.numpy as jnp
@@ -37,6 +39,7 @@ VARIANTS = {
   "normed queries": dict(qk_norm=True),
   "gemma": described.GEMMA,
   "olmo": described.OLMO,
+  "mixed": described.MIXED,
 }  # fmt: skip
 
 
@@ -93,9 +96,11 @@ def test_stacked_layers_give_the_same_logits_and_cache(variant):
   assert_same(*both(**VARIANTS[variant]))
 
 
-def test_layers_of_different_kinds_are_not_stacked():
-  kinds = described.layers((3, None)), described.layers((3,), norms="post")
-  config = TransformerConfig(**SMALL, layers=sum(kinds, ()))
+def test_layers_that_one_cache_cannot_hold_are_not_stacked():
+  layers = described.layers((3, None, 3))
+  wide = dataclasses.replace(layers[2].attention, num_kv_heads=1)
+  other = (*layers[:2], dataclasses.replace(layers[2], attention=wide))
+  config = TransformerConfig(**SMALL, layers=other)
   with pytest.raises(ValueError, match="cannot be stacked: layer 2 is"):
     stacked.abstract_params(config, dtype=jnp.float32)
   config = TransformerConfig(**SMALL, **described.GEMMA4)
@@ -109,8 +114,9 @@ def test_skipped_layers_are_the_same_ones(skipped):
   assert_same(*both(skipped), mask=mask)
 
 
-def test_abstract_params_are_those_of_a_stacked_module():
-  config = TransformerConfig(**SMALL | VARIANTS["neox"])
+@pytest.mark.parametrize("variant", ["neox", "mixed"])
+def test_abstract_params_are_those_of_a_stacked_module(variant):
+  config = TransformerConfig(**SMALL | VARIANTS[variant])
   params = stacked.stack(Transformer(config, rngs=nnx.Rngs(0)))
   found = stacked.abstract_params(config, dtype=jnp.float32)
   described = lambda x: (x.shape, x.dtype)

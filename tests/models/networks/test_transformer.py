@@ -48,6 +48,7 @@ CONFIGS = {
   "gemma": dataclasses.replace(LLAMA, **described.GEMMA),
   "gemma4": dataclasses.replace(LLAMA, **described.GEMMA4),
   "olmo": dataclasses.replace(LLAMA, **described.OLMO),
+  "latents": dataclasses.replace(LLAMA, **described.LATENTS),
 }  # fmt: skip
 
 # The tree of the tests, by parent; node 5 is the grandchild 0-2-5.
@@ -56,7 +57,7 @@ DEPTH = (0, 1, 1, 2, 2, 2, 3)
 
 
 # Fast rather than well.
-jit = functools.partial(jax.jit, compiler_options=compiling.OPTIONS)
+jit = compiling.jit
 
 
 FEATURES = (0, 3, FINAL)  # the first layer's input, the last's output, normed

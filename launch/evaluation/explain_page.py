@@ -1,0 +1,266 @@
+"""The page that explains an evaluation, its figure, and a table of several."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from launch import tables
+
+_PARTS = {
+  "passes": "its passes, each timed alone",
+  "out_of_cache": "more for the same in a round's order",
+  "laws": "laws warped, and tokens drafted from them",
+  "bookkeeping": "verification, draws, counting",
+}
+_EFFECTS = {
+  "independent": "i.i.d. acceptance, passes alone",
+  "real_acceptance": "real acceptance, passes alone",
+  "with_overhead": "and all else that a round does",
+  "with_prompts": "and the prompts' passes",
+  "expected": "**predicted**: acceptance as expected given the drafts",
+}
+_TOKENS = {
+  "measured": "measured",
+  "rao_blackwell": "expected given the drafts (Rao-Blackwell)",
+  "identity": "from acceptance by position (exact where nothing cuts a round)",
+  "independent": "if acceptance were i.i.d.",
+}
+
+
+def _number(value: float | None, form: str = ".2f") -> str:
+  return "–" if value is None else format(value, form)
+
+
+def _interval(ends: list[float] | None, form: str = ".2f") -> str:
+  return " ({}–{})".format(*(format(x, form) for x in ends)) if ends else ""
+
+
+def _title(found: Mapping) -> str:
+  return (
+    f"{found['system']}, temperature {found['temperature']:g}, batch size "
+    f"{found['batch_size']}"
+  )
+
+
+def verdict(found: Mapping) -> str:
+  """The sentence that a reader needs, and the best N if it is another."""
+  chosen, costs = found["num_speculative_tokens"], found["costs"]
+  speed, interval = (
+    found["speedup"]["measured"],
+    found["speedup"]["measured_ci"],
+  )
+  efficiency, least = found["block_efficiency"], found["break_even_acceptance"]
+  low, high = interval or (speed, speed)
+  pays = "pays" if low > 1 else "does not pay" if high < 1 else (
+    "makes no clear difference"
+  )  # fmt: skip
+  text = (
+    f"Speculation {pays} here: {speed:.2f} times plain decoding with N = "
+    f"{chosen}, because a round gives {efficiency['measured']:.2f} tokens and "
+    f"takes {costs['step_ratio']:.2f} times as long as a plain step"
+  )
+  if costs["doubts"]:
+    text += " (timings disagree on where it breaks even)"
+  elif efficiency["acceptance"] is not None:
+    text += (
+      f" (a drafted token is accepted with probability "
+      f"{efficiency['acceptance']:.2f}, and "
+      + (
+        f"it breaks even at {least:.2f})"
+        if least is not None
+        else "even if all were accepted it would not break even)"
+      )
+    )
+  sweep, plain = found["sweep"], found["tokens_per_second"]["plain"]
+  best = sweep["best_measured"]
+  if best != chosen:
+    rate = sweep["measured"][str(best)] / plain
+    text += f". The best N measured is {best}, {rate:.2f} times plain decoding"
+  return text + "."
+
+
+def page(result: Mapping, *, figure: str) -> str:
+  """The whole page; `figure` is the path of the figure from it."""
+  explained = result["explained"]
+  machine = result["machine"]
+  parts = ["# Does speculation pay?"]
+  if not explained:
+    parts.append("Nothing was drafted whose costs are known.")
+  for found in explained:
+    if len(explained) > 1:
+      parts.append(f"## {_title(found)}")
+    parts.append(verdict(found))
+  if explained:
+    parts += [
+      f"![Tokens per second against the number of drafted tokens]({figure})",
+      "*Tokens per second against the number N of drafted tokens, predicted "
+      "and measured (95% over prompts).*",
+    ]
+  for found in explained:
+    parts += [f"## {_title(found)}: why", *_why(found)]
+  parts.append(
+    f"{machine['processor']}, {machine['cores']} cores, "
+    f"{machine['backend']}, jax {machine['jax']}."
+  )
+  return "\n\n".join(parts) + "\n"
+
+
+def _why(found: Mapping) -> list[str]:
+  """Rates, acceptance, tokens per call, cost and what each effect changes."""
+  rates, costs = found["tokens_per_second"], found["costs"]
+  sweep, efficiency = found["sweep"], found["block_efficiency"]
+  places, parts = found["acceptance_by_position"], costs["round_seconds"]
+  ms = lambda seconds: f"{1e3 * seconds:.2f}"
+  text = [
+    tables.table(
+      ["N", "predicted tok/s", "measured tok/s (95%)"],
+      [
+        [
+          n,
+          _number(sweep["predicted"].get(n), ".0f"),
+          f"{rate:.0f}{_interval(sweep['measured_ci'][n], '.0f')}",
+        ]
+        for n, rate in sweep["measured"].items()
+      ]
+      + [["plain", "", f"{rates['plain']:.0f}"
+          + _interval(rates["plain_ci"], ".0f")]],
+    ),
+    f"Best N: {sweep['best_predicted'] or 'none'} predicted, "
+    f"{sweep['best_measured']} measured.",
+  ]  # fmt: skip
+  if costs["doubts"]:
+    text.append(f"Nothing is predicted: {'; '.join(costs['doubts'])}.")
+  if places:
+    rows = zip(
+      places["tried"], places["conditional"], places["joint"], strict=True
+    )
+    text.append(
+      tables.table(
+        ["drafted token", "tried", "accepted, given those before",
+         "all accepted so far"],
+        [
+          [str(i + 1), str(tried)]
+          + ([f"{one:.3f}", f"{joint:.3f}"] if tried else ["–", "–"])
+          for i, (tried, one, joint) in enumerate(rows)
+        ],
+      )
+    )  # fmt: skip
+  text += [
+    tables.table(
+      ["tokens per target call", f"N = {found['num_speculative_tokens']}"],
+      [
+        [
+          words,
+          f"{efficiency[name]:.3f}"
+          + (_interval(efficiency[f"{name}_ci"], ".3f")
+             if name == "measured" else ""),
+        ]
+        for name, words in _TOKENS.items()
+        if efficiency[name] is not None
+      ],
+    ),
+    f"A draft step takes {ms(costs['draft_step_seconds'])} ms, "
+    f"{costs['cost_ratio']:.2f} of a target pass over one token "
+    f"({ms(costs['plain_pass_seconds'])} ms), and verifying "
+    f"{costs['verify_ratio']:.2f} of it. A whole round takes "
+    f"{ms(costs['step_seconds'])} ms, {costs['loop_overhead']:.3f} times its "
+    f"passes, and a plain step {ms(costs['plain_step_seconds'])} ms.",
+  ]  # fmt: skip
+  if any(part is not None for part in parts.values()):
+    text.append(
+      tables.table(
+        ["a round", "ms", "share"],
+        [
+          [words, ms(parts[part]), f"{parts[part] / costs['step_seconds']:.1%}"]
+          for part, words in _PARTS.items()
+          if parts[part] is not None
+        ],
+      )
+    )
+  text.append(
+    tables.table(
+      ["tokens in a target pass", "ms", "over one token"],
+      [
+        [fed, ms(s), f"{s / costs['plain_pass_seconds']:.2f}"]
+        for fed, s in costs["verify_seconds"].items()
+      ],
+    )
+  )
+  if rates["prediction_error"] is not None:
+    text += [
+      tables.table(
+        ["from prediction to measurement", "tok/s"],
+        [
+          [words, f"{rates['predicted'][name]:.0f}"]
+          for name, words in _EFFECTS.items()
+          if rates["predicted"][name] is not None
+        ]
+        + [["measured", f"{rates['measured']:.0f}"
+            + _interval(rates["measured_ci"], ".0f")]],
+      ),
+      f"The prediction is off by {rates['prediction_error']:+.1%}.",
+    ]  # fmt: skip
+  return text
+
+
+def figure(result: Mapping) -> Figure:
+  """Tokens per second against N, a panel for each that is explained."""
+  explained = result["explained"]
+  drawn = Figure((5.5, 3.4 * max(len(explained), 1)), layout="constrained")
+  if not explained:
+    return drawn
+  panels = drawn.subplots(len(explained), squeeze=False)[:, 0]
+  for panel, found in zip(panels, explained, strict=True):
+    sweep = found["sweep"]
+    predicted = {int(n): v for n, v in sweep["predicted"].items()}
+    measured = {int(n): v for n, v in sweep["measured"].items()}
+    panel.plot(list(predicted), list(predicted.values()), color="C0",
+               label="predicted")  # fmt: skip
+    value = np.array(list(measured.values()))
+    ends = np.array(
+      [sweep["measured_ci"][str(n)] or (v, v) for n, v in measured.items()]
+    )
+    panel.errorbar(
+      list(measured), value, yerr=np.abs(ends - value[:, None]).T,
+      fmt="o", color="C1", capsize=3, label="measured (95%)",
+    )  # fmt: skip
+    plain = found["tokens_per_second"]["plain"]
+    panel.axhline(plain, color="black", linewidth=0.8, label="plain decoding")
+    panel.set_xlabel("drafted tokens N")
+    panel.set_ylabel("tokens per second")
+    panel.set_ylim(bottom=0)
+    panel.legend(fontsize="small")
+    if len(explained) > 1:
+      panel.set_title(_title(found).replace("$", r"\$"), fontsize="small")
+  return drawn
+
+
+def table(results: Mapping[str, Mapping]) -> str:
+  """Prediction against measurement, a row for each that is explained."""
+  return tables.table(
+    [
+      "draft", "temperature", "N", "tokens a call: i.i.d.", "identity",
+      "Rao-Blackwell", "measured", "tok/s predicted", "measured", "off by",
+      "times plain",
+    ],
+    [
+      [
+        found["system"],
+        f"{found['temperature']:g}",
+        str(found["num_speculative_tokens"]),
+        *(
+          _number(found["block_efficiency"][name])
+          for name in ("independent", "identity", "rao_blackwell", "measured")
+        ),
+        _number(rates["predicted"]["expected"], ".0f"),
+        f"{rates['measured']:.0f}{_interval(rates['measured_ci'], '.0f')}",
+        _number(rates["prediction_error"], "+.1%"),
+        f"{found['speedup']['measured']:.2f}"
+        + _interval(found["speedup"]["measured_ci"]),
+      ]
+      for result in results.values()
+      for found in result["explained"]
+      for rates in [found["tokens_per_second"]]
+    ],
+  )  # fmt: skip

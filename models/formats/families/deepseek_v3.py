@@ -1,0 +1,111 @@
+"""DeepSeek-V3: latents in the place of keys, dense layers and then mixtures."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from models.formats.families import llama, mixtures, reading
+from models.formats.families.family import Family, Settings
+from models.formats.families.reading import get
+from models.networks.description import (
+  AttentionSpec,
+  DenseSpec,
+  Latent,
+  LayerSpec,
+  TransformerConfig,
+)
+
+_ATTENTION = "layers.#.self_attn"
+TENSORS = {
+  **llama.TENSORS,
+  **mixtures.DEEPSEEK_TENSORS,
+  "layers.#.attention.q_a": f"{_ATTENTION}.q_a_proj",
+  "layers.#.attention.q_a_norm": f"{_ATTENTION}.q_a_layernorm",
+  "layers.#.attention.q_b": f"{_ATTENTION}.q_b_proj",
+  "layers.#.attention.kv_a": f"{_ATTENTION}.kv_a_proj_with_mqa",
+  "layers.#.attention.kv_a_norm": f"{_ATTENTION}.kv_a_layernorm",
+  "layers.#.attention.kv_b": f"{_ATTENTION}.kv_b_proj",
+}
+DEFAULTS = dict(
+  mixtures.DEEPSEEK_DEFAULTS, num_key_value_heads=None, kv_lora_rank=512,
+  qk_rope_head_dim=64, rope_interleave=True,
+)  # fmt: skip
+HARMLESS = mixtures.DEEPSEEK_HARMLESS | {
+  "pretraining_tp", "ep_size", "aux_loss_alpha", "seq_aux",
+  "head_dim", "qk_head_dim",  # which follow from others
+}  # fmt: skip
+
+
+def described(settings: Settings, dense: Sequence[bool]) -> TransformerConfig:
+  """A model of latents; which of its layers are dense."""
+  sizes = reading.sizes(settings, names={"head_dim": "qk_rope_head_dim"})
+  if sizes["num_kv_heads"] != sizes["num_heads"]:
+    raise ValueError(
+      "num_key_value_heads must be num_attention_heads where latents are "
+      f"cached, got {sizes['num_kv_heads']} and {sizes['num_heads']}"
+    )
+  latent = Latent(
+    rank=get(settings, "kv_lora_rank", int),
+    rope_dim=sizes["head_dim"],
+    still_dim=get(settings, "qk_nope_head_dim", int),
+    value_dim=get(settings, "v_head_dim", int),
+    query_rank=get(settings, "q_lora_rank", int, None),
+    interleaved=get(settings, "rope_interleave", bool),
+  )
+  bias = get(settings, "attention_bias", bool)
+  attention = AttentionSpec(
+    num_heads=sizes["num_heads"],
+    num_kv_heads=1,
+    head_dim=latent.rank + latent.rope_dim,
+    rope=reading.rope(settings, latent.rope_dim),
+    scale=_scale(settings, latent),
+    latent=latent,
+    qkv_bias=bias,
+    out_bias=bias,
+  )
+  mlp = DenseSpec(width=sizes["mlp_dim"], activation=sizes["activation"])
+  experts = mixtures.of_deepseek(settings, sizes)
+  return TransformerConfig.of_layers(
+    [
+      LayerSpec(attention=attention, feed_forward=mlp if each else experts)
+      for each in dense
+    ],
+    **reading.frame(sizes),
+  )
+
+
+def _scale(settings: Settings, latent: Latent) -> float:
+  """Of scores: YaRN's factor is in it, not in cosines and sines."""
+  said = {}
+  for where in ("rope_scaling", "rope_parameters"):
+    given = settings.get(where)
+    said |= given if isinstance(given, Mapping) else {}
+  by = said.get("mscale_all_dim") or 0
+  kind = said.get("rope_type", said.get("type", "default"))
+  scale = (latent.still_dim + latent.rope_dim) ** -0.5
+  if kind != "default" and by and said.get("factor", 1) > 1:
+    scale *= (0.1 * by * math.log(said["factor"]) + 1) ** 2
+  return scale
+
+
+def _read(settings: Settings) -> TransformerConfig:
+  dense = get(settings, "first_k_dense_replace", int, least=0)
+  count = get(settings, "num_hidden_layers", int)
+  return described(settings, [i < dense for i in range(count)])
+
+
+FAMILY = Family(
+  name="deepseek_v3",
+  read=_read,
+  tensors=TENSORS,
+  layouts=mixtures.LAYOUTS,
+  defaults=dict(
+    DEFAULTS, moe_intermediate_size=2048, n_routed_experts=256,
+    routed_scaling_factor=2.5, q_lora_rank=1536, v_head_dim=128,
+    qk_nope_head_dim=128, n_group=8, topk_group=4, first_k_dense_replace=3,
+    max_position_embeddings=4096,
+  ),
+  aliases=mixtures.DEEPSEEK_ALIASES,
+  fixed=dict(moe_layer_freq=1, scoring_func="sigmoid", topk_method="noaux_tc"),
+  harmless=HARMLESS,
+  left_out=mixtures.of_drafting_layers,
+)  # fmt: skip

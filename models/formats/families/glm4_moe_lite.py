@@ -1,0 +1,37 @@
+"""GLM-4.7-Flash: DeepSeek-V3's layers, of which files say which are dense."""
+
+from models.formats.families import deepseek_v3, mixtures
+from models.formats.families.family import Family, Settings
+from models.formats.families.reading import get
+from models.networks.description import TransformerConfig
+
+_KINDS = ("dense", "sparse")
+
+
+def _read(settings: Settings) -> TransformerConfig:
+  count = get(settings, "num_hidden_layers", int)
+  usual = ["dense", *["sparse"] * (count - 1)]
+  kinds = settings.get("mlp_layer_types") or usual
+  if len(kinds) != count or any(kind not in _KINDS for kind in kinds):
+    raise ValueError(
+      f"mlp_layer_types must be {count} entries, each one of {_KINDS}, got "
+      f"{kinds!r:.200}"
+    )
+  return deepseek_v3.described(settings, [kind == "dense" for kind in kinds])
+
+
+FAMILY = Family(
+  name="glm4_moe_lite",
+  read=_read,
+  tensors=deepseek_v3.TENSORS,
+  layouts=mixtures.LAYOUTS,
+  defaults=dict(
+    deepseek_v3.DEFAULTS, rms_norm_eps=1e-5, moe_intermediate_size=1536,
+    n_routed_experts=64, num_experts_per_tok=4, routed_scaling_factor=1.8,
+    q_lora_rank=768, v_head_dim=256, qk_nope_head_dim=192, n_group=1,
+    topk_group=1, max_position_embeddings=202_752, num_key_value_heads=20,
+  ),
+  aliases=mixtures.DEEPSEEK_ALIASES,
+  harmless=deepseek_v3.HARMLESS,
+  left_out=mixtures.of_drafting_layers,
+)  # fmt: skip

@@ -1,0 +1,222 @@
+"""Explanations of an evaluation, against what they are by hand."""
+
+import copy
+import json
+import types
+
+import files
+import numpy as np
+import pytest
+
+from launch import evaluate
+from launch.evaluation import costs, explain, explain_page, measure
+from specjax.state import Origin
+from specjax.theory import throughput
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+A, R, B = Origin.ACCEPTED, Origin.RESIDUAL, Origin.BONUS
+
+
+def row(system, **more):
+  """A row of a hundred tokens, with what is read of it."""
+  known = {
+    "system": system, "temperature": 1.0, "batch_size": 1, "level": "all",
+    "num_tokens": 100, "num_requests": 10, "tokens_per_second": 40.0,
+    "tokens_per_second_ci": (30.0, 50.0), "speedup": 1.5,
+    "speedup_ci": (1.2, 1.8), "block_efficiency": 2.0,
+    "block_efficiency_ci": None, "num_target_calls": 50,
+    "acceptance_rate": 0.5, "expected_acceptance_rate": 0.6,
+    "predicted_speedup": 1.4, "accept_counts": [15, 20, 15],
+    "cut_counts": [0, 4, 1], "num_drafted": 100,
+  }  # fmt: skip
+  return known | more
+
+
+def cost(system, depth=2, step=0.5, **more):
+  """Rounds twice as dear as plain ones."""
+  known = {
+    "system": system, "batch_size": 1, "depth": depth, "doubts": [],
+    "draft_cost": 0.4,
+    "round_seconds": dict.fromkeys(explain_page._PARTS, 0.125),
+    "seconds": {
+      "step": step, "plain_step": 0.25, "target": {1: 0.2, 2: 0.25, 3: 0.3},
+      "nodes": depth + 1, "prefill": 1.0, "plain_prefill": 1.0,
+    },
+  }  # fmt: skip
+  return known | more
+
+
+def result(*, chosen="model(tokens=2)", **more):
+  names = ("model(tokens=1)", "model(tokens=2)")
+  return {
+    "config": {"drafter": chosen},
+    "systems": {n: {"parents": [-1, 0, 1][: i + 2]}
+                for i, n in enumerate(names)},
+    "runs": [
+      row("plain", speedup=None, tokens_per_second=20.0),
+      row(names[0], tokens_per_second=36.0, accept_counts=[20, 30],
+          cut_counts=[0, 0], num_drafted=50, acceptance_rate=0.6),
+      row(names[1], tokens_per_second=30.0),
+    ],
+    "costs": [cost(names[0], 1, 0.4), cost(names[1], **more)],
+    "machine": {"processor": "P", "cores": 2, "backend": "cpu", "jax": "1"},
+  }  # fmt: skip
+
+
+def test_acceptance_by_position_counts_rounds_and_forgets_what_was_cut():
+  done = [
+    types.SimpleNamespace(origins=origins, accept_counts=[0] * 3)
+    for origins in ([A, A, B, A, R, R, A, A], [A, R], [A])
+  ]
+  # Rounds of 2, 1, 0 and (cut) 2 accepted tokens, of 1, and of 1 that is cut.
+  cut = measure._cut_counts(done)
+  assert cut == [0, 1, 1]
+  found = explain.by_position({"accept_counts": [1, 3, 2], "cut_counts": cut})
+  assert found["tried"] == [6, 4]
+  assert found["conditional"] == [5 / 6, 2 / 4]
+  assert found["joint"] == pytest.approx([5 / 6, 5 / 12])
+
+
+def test_rates_from_costs_by_hand():
+  (found,) = explain.findings(result())
+  efficiency = found["block_efficiency"]
+  # 46 tokens judged at the first position or the second, 50 of 81 accepted.
+  alpha = (35 + 15) / (50 + 15 + 16)
+  assert efficiency["acceptance"] == pytest.approx(alpha)
+  assert efficiency["independent"] == pytest.approx(1 + alpha + alpha**2)
+  assert efficiency["identity"] == pytest.approx(1 + 35 / 50 * (1 + 15 / 31))
+  assert efficiency["rao_blackwell"] == pytest.approx(2 + 100 * 0.1 / 50)
+  rates = found["tokens_per_second"]["predicted"]
+  assert rates["real_acceptance"] == pytest.approx(20 * 2 * 0.25 / 0.4)
+  assert rates["with_overhead"] == pytest.approx(20 * 2 * 0.25 / 0.5)
+  assert rates["with_prompts"] == pytest.approx(20 * 1.4)
+  share = 0.5 * 5 / (0.5 * 5 + 1)
+  expected = 28 / (1 + (2 / 2.2 - 1) * share)
+  assert rates["expected"] == pytest.approx(expected)
+  # A round adds to its passes 0.05 s, as a plain one does, and 0.025 s a level.
+  sweep, joint = found["sweep"], [35 / 50]
+  calls = throughput.expected_calls(joint, 10)
+  seconds = calls * (0.05 + 0.05 + 0.025 + 0.25) + 1
+  assert sweep["predicted"] == pytest.approx(
+    {"1": 20 * (10 * 0.25 + 1) / seconds, "2": expected}
+  )
+  assert sweep["measured"] == {"1": 36.0, "2": 30.0}
+  assert sweep["best_measured"] == 1
+  # 1 + P + P^2 tokens must pay for two plain steps.
+  least = found["break_even_acceptance"]
+  assert 1 + least + least**2 == pytest.approx(2)
+
+
+def test_of_timings_that_disagree_nothing_is_predicted():
+  (found,) = explain.findings(result(doubts=["laws took -1.00 ms of a round"]))
+  assert {*found["tokens_per_second"]["predicted"].values()} == {None}
+  assert found["sweep"]["predicted"] == {}
+  assert found["break_even_acceptance"] is None
+  page = explain_page.page(result() | {"explained": [found]}, figure="f.svg")
+  assert "timings disagree on where it breaks even" in page
+  assert "Nothing is predicted: laws took -1.00 ms of a round." in page
+
+
+def test_what_never_pays_has_no_break_even():
+  (found,) = explain.findings(result(step=0.9))
+  assert found["break_even_acceptance"] is None
+  assert "even if all were accepted" in explain_page.verdict(found)
+
+
+def test_of_trees_and_of_rounds_that_draft_less_acceptance_predicts_nothing():
+  tree, short = result(), result()
+  tree["systems"]["model(tokens=2)"]["parents"] = [-1, 0, 0]
+  short["runs"][2]["num_drafted"] = 90
+  for one in (tree, short):
+    (found,) = explain.findings(one)
+    assert found["block_efficiency"]["identity"] is None
+    assert [*found["sweep"]["predicted"]] == ["2"]
+    text = explain_page.page(one | {"explained": [found]}, figure="f.svg")
+    assert "with probability" not in text
+
+
+@pytest.mark.parametrize(
+  ("ends", "words"),
+  [
+    ((1.1, 1.3), "pays here: 1.20 times"),
+    ((0.9, 1.3), "makes no clear difference here"),
+    ((0.7, 0.9), "does not pay here"),
+    (None, "pays here"),
+  ],
+)
+def test_the_verdict_follows_the_interval(ends, words):
+  given = result()
+  given["runs"][2] |= {"speedup": 1.2, "speedup_ci": ends}
+  (found,) = explain.findings(given)
+  text = explain_page.verdict(found)
+  assert words in text
+  assert "2.00 tokens and takes 2.00 times" in text
+  assert text.endswith("The best N measured is 1, 1.80 times plain decoding.")
+
+
+def test_a_family_is_a_drafter_in_a_setting():
+  given = result(chosen="ngram")
+  other = copy.deepcopy(given["runs"])
+  for one in other:
+    one["temperature"] = 0.0
+  given["runs"] += other
+  found = explain.findings(given)
+  assert [one["temperature"] for one in found] == [1.0, 0.0]
+  assert {one["num_speculative_tokens"] for one in found} == {2}
+  drawn = explain_page.figure(given | {"explained": found})
+  assert len(drawn.axes) == 2
+
+
+def test_the_config_s_drafter_is_swept_where_no_system_is_named():
+  assert explain.with_tokens('model("D", tokens=4, policy=survival)', 6) == (
+    'model("D", policy=survival, tokens=6)'
+  )
+  assert explain.with_tokens("model(tokens=4)", None) == "model"
+
+
+def test_prompts_are_measured_and_explained(cli, pair, tmp_path, monkeypatch):
+  """The target drafts for itself: all is accepted."""
+  monkeypatch.setattr(costs, "WIDTHS", (1, 3))
+  monkeypatch.setattr(explain, "SWEEP", (1,))
+  texts = ["import os", "def f(x):", "import os"]  # one is there twice
+  asked = files.write_jsonl(
+    tmp_path / "p.jsonl", [{"id": i, "prompt": x} for i, x in enumerate(texts)]
+  )
+  out = tmp_path / "E.json"
+  code = cli(
+    evaluate.run, "--config.max_new_tokens=12", "--config.temperature=1.0",
+    "--config.drafter=model(tokens=2)", f"--prompts={asked}", "--rounds=2",
+    "--explain", f"--output={out}",
+    config=f"configs/huggingface.py:target={pair[0]},draft={pair[0]}",
+  )  # fmt: skip
+  assert code == 0
+  found = json.loads(out.read_text())
+  assert {*found["systems"]} == {"plain", "model(tokens=2)", "model(tokens=1)"}
+  assert found["questions"]["by_category"] == {"prompts": 2}
+  assert [g["turns"][0]["questions"] for g in found["groups"]] == [[0], [1]]
+  assert found["rounds"] == 2
+  widths = {c["system"]: {*c["seconds"]["target"]} for c in found["costs"]}
+  assert widths == {
+    "model(tokens=2)": {"1", "3"}, "model(tokens=1)": {"1", "2"},
+  }  # fmt: skip
+  (one,) = found["explained"]
+  assert one["num_speculative_tokens"] == 2
+  assert one["acceptance_by_position"] == {
+    "tried": [8, 8], "accepted": 16, "conditional": [1, 1], "joint": [1, 1],
+  }  # fmt: skip
+  tokens = one["block_efficiency"]
+  for name in ("measured", "identity", "independent", "rao_blackwell"):
+    assert tokens[name] == pytest.approx(3)
+  assert {*one["sweep"]["measured"]} == {"1", "2"}
+  plain, _, two = (r for r in found["runs"] if r["level"] == "all")
+  assert np.isclose(
+    two["speedup"], two["tokens_per_second"] / plain["tokens_per_second"]
+  )
+  text = (tmp_path / "E-explained.md").read_text()
+  assert text.startswith("# Does speculation pay?\n\nSpeculation ")
+  assert "(E-throughput.svg)" in text
+  assert (tmp_path / "E-throughput.svg").exists()
+  page = (tmp_path / "E.md").read_text()
+  assert "speculative decoding of prompts" in page
+  assert "in random order, 2 times, and mean seconds count" in page
+  assert "By task and category" not in page
