@@ -23,7 +23,7 @@ from models.formats.huggingface_config import config_from_json, of_text
 from models.formats.weights import CheckpointError, Source
 from models.head_shapes import HeadShape, Target
 
-FAMILIES = ("qwen3_next", "qwen3_5_text")
+FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 _NAME = re.compile(r"(?:model\.)?mtp\.(.+)")
 _OWN = {
   ("fc", "weight"): "fc.weight",

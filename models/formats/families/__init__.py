@@ -20,6 +20,7 @@ from models.formats.families import (
   qwen2_moe,
   qwen3,
   qwen3_5,
+  qwen3_5_moe,
   qwen3_moe,
   qwen3_next,
 )
@@ -31,5 +32,6 @@ FAMILIES: dict[str, Family] = {
     gpt2, gpt_neox, llama, mistral, qwen2, qwen3, gemma2, gemma3, gemma4,
     olmo2, olmo3, mixtral, qwen2_moe, qwen3_moe, olmoe, glm4_moe, gpt_oss,
     deepseek_v3, glm4_moe_lite, qwen3_next, qwen3_5,
+    qwen3_5_moe,
   )
 }  # fmt: skip

@@ -82,12 +82,14 @@ class _Other(Mapping):
     return len({*self._settings, *self._others})
 
 
-def experts(settings: Settings, sizes: Mapping[str, Any]) -> Mixture:
+def experts(
+  settings: Settings, sizes: Mapping[str, Any], *, renormalised: bool
+) -> Mixture:
   """The mixture of a layer, with the expert of every token."""
   return mixtures.mixture(
     settings, sizes, num_experts="num_experts",
     expert_dim="moe_intermediate_size",
-    renormalised=get(settings, "norm_topk_prob", bool),
+    renormalised=renormalised,
     shared_dim=get(settings, "shared_expert_intermediate_size", int),
     shared_gate=True,
   )  # fmt: skip
@@ -95,7 +97,9 @@ def experts(settings: Settings, sizes: Mapping[str, Any]) -> Mixture:
 
 def _read(settings: Settings) -> TransformerConfig:
   sizes = reading.sizes(settings)
-  mixed = experts(settings, sizes)
+  mixed = experts(
+    settings, sizes, renormalised=get(settings, "norm_topk_prob", bool)
+  )
   mlp = DenseSpec(width=sizes["mlp_dim"], activation=sizes["activation"])
   dense = mixtures.dense_layers(settings, sizes["num_layers"])
   return described(settings, sizes, [mlp if one else mixed for one in dense])
