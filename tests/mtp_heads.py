@@ -1,4 +1,4 @@
-"""MTP heads in the files of dense targets."""
+"""MTP heads in the files of their targets."""
 
 import numpy as np
 import references
@@ -8,7 +8,7 @@ def add(path, settings, *, seed=0):
   """Adds a random head to a target; its tensors, in float64."""
   width, heads = settings["hidden_size"], settings["num_attention_heads"]
   kv, size = settings["num_key_value_heads"], settings["head_dim"]
-  inner = settings["intermediate_size"]
+  inner = settings.get("intermediate_size", 0)
   shapes = {
     "fc.weight": (width, 2 * width),
     "layers.0.self_attn.q_proj.weight": (2 * heads * size, width),
@@ -32,6 +32,18 @@ def add(path, settings, *, seed=0):
     for letter, count in (("q", 2 * heads), ("k", kv), ("v", kv)):
       shapes[f"layers.0.self_attn.{letter}_proj.bias"] = (count * size,)
     shapes["layers.0.self_attn.o_proj.bias"] = (width,)
+  if count := settings.get("num_experts"):
+    for name in ("gate", "up", "down"):
+      del shapes[f"layers.0.mlp.{name}_proj.weight"]
+    shared = settings["shared_expert_intermediate_size"]
+    inner = settings["moe_intermediate_size"]
+    blocks = {f"experts.{i}": inner for i in range(count)}
+    for block, size in (blocks | {"shared_expert": shared}).items():
+      for name in ("gate", "up"):
+        shapes[f"layers.0.mlp.{block}.{name}_proj.weight"] = (size, width)
+      shapes[f"layers.0.mlp.{block}.down_proj.weight"] = (width, size)
+    shapes["layers.0.mlp.gate.weight"] = (count, width)
+    shapes["layers.0.mlp.shared_expert_gate.weight"] = (1, width)
   rng = np.random.default_rng(seed)
   made = {
     k: (0.3 * rng.standard_normal(s)).astype("f4") for k, s in shapes.items()

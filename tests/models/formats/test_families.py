@@ -295,12 +295,8 @@ ROPES = {
   "partial": dict(rope_type="linear", factor=2.0, partial_rotary_factor=0.4),
 }  # fmt: skip
 PARTIAL = (
-  "gpt_neox",
-  "glm4_moe",
-  "qwen3_next",
-  "qwen3_5_text",
-  "qwen3_5_moe_text",
-)
+  "gpt_neox", "glm4_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,18 @@ def test_a_head_says_what_a_slow_forward_says(dense):
       assert references.relative_error(found[row], wanted) < 1e-4
 
 
+def test_a_head_with_a_mixture_has_its_files_experts(copied):
+  path = copied("qwen3-5-moe")
+  tensors = mtp_heads.add(path, MODELS["qwen3-5-moe"][1])
+  mlp = loaded(path)[1].module.layer.mlp
+  for name in ("gate", "up", "down"):
+    for i, found in enumerate(getattr(mlp.experts, name)[...]):
+      wanted = tensors[f"layers.0.mlp.experts.{i}.{name}_proj.weight"].T
+      np.testing.assert_array_equal(found, wanted)
+    wanted = tensors[f"layers.0.mlp.shared_expert.{name}_proj.weight"]
+    np.testing.assert_array_equal(getattr(mlp.shared, name)[...], wanted)
+
+
 def test_a_head_of_another_shape_is_refused_by_name(dense):
   path, _ = dense
   network, _ = loaded(path)
