@@ -100,6 +100,18 @@ SHAPES |= {
       beta_fast=32.0, beta_slow=1.0, attention_factor=1.2079441541679836,
     ),
   ),
+  "olmo-2-7b": dict(
+    model_type="olmo2", vocab_size=100352, hidden_size=4096,
+    num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=32,
+    intermediate_size=11008, rms_norm_eps=1e-6, max_position_embeddings=4096,
+    rope_theta=500000.0, tie_word_embeddings=False,
+  ),
+  "mixtral-8x7b": _mixture(
+    "mixtral", 4096, 32, 32, vocab_size=32000, num_key_value_heads=8,
+    intermediate_size=14336, num_local_experts=8, num_experts_per_tok=2,
+    max_position_embeddings=32768, rope_theta=1000000.0, rms_norm_eps=1e-5,
+    sliding_window=None,
+  ),
   "qwen3-30b-a3b": _mixture(
     "qwen3_moe", 2048, 48, 32, vocab_size=151936, num_key_value_heads=4,
     head_dim=128, intermediate_size=6144, moe_intermediate_size=768,

@@ -56,6 +56,20 @@ NUM_DRAFTS = flags.DEFINE_list(
 TEMPERATURES = flags.DEFINE_list(
   "temperatures", None, "Temperatures to decode at, one after the other."
 )
+TURNS = flags.DEFINE_integer(
+  "turns", None, "Of what is timed, or of a user in a conversation.",
+  lower_bound=1,
+)  # fmt: skip
+BATCHES = flags.DEFINE_list("batches", ["1", "8"], "Rows of a batch.")
+TEXT_TOKENS = flags.DEFINE_integer(
+  "text_tokens", 100, "Tokens that each row begins with.", lower_bound=1
+)
+VISITS = flags.DEFINE_integer(
+  "visits", 15, "Times that each case is measured.", lower_bound=1
+)
+BATCH_SIZES = flags.DEFINE_list(
+  "batch_sizes", None, "Rows that are decoded together, each number in turn."
+)
 TIMINGS = flags.DEFINE_list(
   "timings", None, "Results of launch.evaluate --timing=passes."
 )

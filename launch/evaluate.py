@@ -64,6 +64,7 @@ from launch import (
 from launch.build import drafters, pair
 from launch.evaluation import (
   compare,
+  experts,
   explain,
   explain_page,
   measure,
@@ -80,16 +81,14 @@ from launch.evaluation.systems import System
 from launch.results import Journal
 
 cli.reads(
-  cli.CONFIG, cli.PROMPTS, cli.OUTPUT, cli.TEMPERATURES, *processes.FLAGS
-)
+  cli.CONFIG, cli.PROMPTS, cli.OUTPUT, cli.TEMPERATURES, cli.BATCH_SIZES,
+  *processes.FLAGS,
+)  # fmt: skip
 _QUESTIONS = flags.DEFINE_string(
   "questions", None, "The questions, JSONL; our own if not given."
 )
 _SYSTEMS = flags.DEFINE_string(
   "systems", None, "What to compare; plain and the config's drafter."
-)
-_BATCH_SIZES = flags.DEFINE_list(
-  "batch_sizes", None, "Questions decoded together; the config's."
 )
 _SUBSET = flags.DEFINE_integer(
   "subset", None, "So many questions, of every category its share.",
@@ -111,6 +110,10 @@ _EXPLAIN = flags.DEFINE_bool(
 _COMPARE = flags.DEFINE_list(
   "compare", None, "Two results to compare, paired; nothing is decoded."
 )
+_COUNT_EXPERTS = flags.DEFINE_bool(
+  "count_experts", False,
+  "Count the different experts that the target's passes touch, of a mixture.",
+)  # fmt: skip
 _OVER = flags.DEFINE_string(
   "over", None, "With --compare and one result: all its systems over this one."
 )
@@ -209,7 +212,7 @@ def settings_of(config, entered: list[System], asked, models) -> dict:
     "checkpoints": {role: found["sha256"] for role, found in models.items()},
     "systems": [provenance.hashed(s.name, models) for s in entered],
     "temperatures": temperatures(config),
-    "batch_sizes": cli.integers(_BATCH_SIZES, default=[config.batch_size]),
+    "batch_sizes": cli.integers(cli.BATCH_SIZES, default=[config.batch_size]),
     "questions": provenance.hash_texts(
       [json.dumps([q.id, q.category, q.task, q.turns]) for q in asked]
     ),
@@ -217,6 +220,7 @@ def settings_of(config, entered: list[System], asked, models) -> dict:
     "timing": timing(),
     "jax": jax.__version__,
     "specjax": specjax.__version__,
+    **({"count_experts": True} if _COUNT_EXPERTS.value else {}),
   }
 
 
@@ -275,7 +279,7 @@ def compare_files(paths: list[str]) -> int:
   """Prints how a second result, or a result's other systems, compare."""
   cli.refuse_with(
     "--compare", cli.CONFIG, cli.OUTPUT, cli.PROMPTS, _QUESTIONS, _SYSTEMS,
-    cli.TEMPERATURES, _BATCH_SIZES, _SUBSET, _CATEGORIES,
+    cli.TEMPERATURES, cli.BATCH_SIZES, _SUBSET, _CATEGORIES, _COUNT_EXPERTS,
   )  # fmt: skip
   wanted = "one file with --over" if _OVER.value else "two files"
   if len(paths) != (1 if _OVER.value else 2):
@@ -329,7 +333,7 @@ def run(argv) -> int:
     if system.reference is not None:
       reference.check(system)
   degrees = temperatures(config)
-  sizes = cli.integers(_BATCH_SIZES, default=[config.batch_size])
+  sizes = cli.integers(cli.BATCH_SIZES, default=[config.batch_size])
   if len(degrees) * len(sizes) * _ROUNDS.value > 1 and any(
     s.drafting and s.drafting.learning for s in entered
   ):
@@ -337,7 +341,9 @@ def run(argv) -> int:
       "a draft that learns would be asked again what it learned from: give one "
       "temperature, one batch size and one round"
     )
-  pairs = systems.assemble(entered, inputs=bool(cli.PROMPTS.value))
+  pairs = systems.assemble(
+    entered, inputs=bool(cli.PROMPTS.value), count_experts=_COUNT_EXPERTS.value
+  )
   contests = measure.contests(
     config, entered, pairs, degrees, rounds=_ROUNDS.value
   )
@@ -380,6 +386,8 @@ def run(argv) -> int:
     "left_out": result.left_out(entered, sizes),
     "refused": refused,
   }
+  if _COUNT_EXPERTS.value:
+    facts["experts"] = experts.facts(pairs[systems.PLAIN])
   settings = settings_of(config, entered, asked, models)
   with Journal(output, settings, grows=True) as journal:
     if journal.batches:

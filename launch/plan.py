@@ -17,8 +17,10 @@ writes, and --prompt_length=1 that it begins with one token. Bytes, collectives
 and copies are read from the compiled program; times are a roofline
 (launch/planning/roofline.py), a model and no measurement: for each pass whether
 memory, arithmetic or collectives bound it, and the best number of drafted
-tokens at acceptances of .5 to .95. Compiling takes half a minute to some
-minutes; stderr says for how long it has.
+tokens at acceptances of .5 to .95. Of a mixture of experts it says at which
+batch sizes, acceptances and lengths drafting pays, and where it cannot;
+--experts takes measured counts in place of uniform routing. Compiling takes
+half a minute to some minutes; stderr says for how long it has.
 
 With --sweep, --topology, --batch_size and --drafter take several values each,
 as in 1,2,4; --output then holds a list, and --plot draws it.
@@ -42,10 +44,18 @@ import jax
 from absl import flags
 
 from configs import shapes
-from launch import cli, figures, hardware, provenance, results, terminal
+from launch import (
+  cli,
+  figures,
+  hardware,
+  provenance,
+  results,
+  tables,
+  terminal,
+)
 from launch.build import layers
 from launch.build.drafters import DRAFTERS, Drafting
-from launch.planning import answer, plots, program
+from launch.planning import answer, mixtures, plots, program
 from models import head_shapes, meshes
 from models.formats import head_checkpoints, json_files
 from models.formats.huggingface import translate
@@ -86,6 +96,11 @@ _DRAFT_DEVICES = flags.DEFINE_integer(
   "draft_devices", None,
   "Devices that each copy of the draft is cut over; as many as can be, up to "
   "the target's.", lower_bound=1,
+)  # fmt: skip
+_EXPERTS = flags.DEFINE_string(
+  "experts", None,
+  "A result of launch.evaluate --count_experts: of a mixture's experts passes "
+  "touch as many as there; uniform routing by default.",
 )  # fmt: skip
 _SWEEP = flags.DEFINE_bool("sweep", False, "Plan every combination of values.")
 _PLOT = flags.DEFINE_string("plot", None, "Where to draw a sweep, SVG or PNG.")
@@ -218,6 +233,14 @@ def question(
     draft=of_head.even_sizes() if of_head else draft,
     draft_devices=_DRAFT_DEVICES.value,
   )
+  distinct = None
+  if _EXPERTS.value:
+    try:
+      distinct = mixtures.measured(tables.read(_EXPERTS.value), target)
+    except FileNotFoundError:
+      raise cli.UserError(f"--experts={_EXPERTS.value}: no such file") from None
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+      raise cli.UserError(f"--experts={_EXPERTS.value}: {error}") from error
   usual = "token" if tree.is_chain else "recursive"
   if siblings == "given":
     usual = "match"  # for tokens that are certain
@@ -236,6 +259,7 @@ def question(
     layout=layout,
     input_length=_INPUT_LENGTH.value or 0,
     text_length=_TEXT_LENGTH.value,
+    distinct=distinct,
   )
 
 

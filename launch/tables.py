@@ -45,6 +45,7 @@ TABLES = {
   "throughput": "launch.studies.theory.page:throughput",
   "acceptance": "launch.studies.theory.page:acceptance",
   "mixture": "launch.studies.theory.page:mixture",
+  "mixtures": "launch.studies.mixtures.page:table",
   "audit": "launch.studies.audit.page:methods",
   "audit_sources": "launch.studies.audit.page:sources",
   "power": "launch.studies.audit.page:power",

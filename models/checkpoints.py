@@ -34,7 +34,7 @@ from models.networks.transformer import (
   Transformer,
   as_language_model,
 )
-from models.sharding import Sharding
+from models.sharding import Sharding, for_experts, num_parts
 from models.tokenizers import Tokenizer
 from specjax.types import LanguageModel
 
@@ -48,11 +48,12 @@ class Network:
     params: its parameters.
     functions: the model as pure functions of them, some layers left out, with
       the features that are asked for; ValueError where that is not possible.
+      With `count_experts=True` its passes count the experts that they touch.
   """
 
   config: TransformerConfig | T5Config
   params: Any
-  functions: Callable[[SkippedLayers, Features], LanguageModel]
+  functions: Callable[..., LanguageModel]
 
   def whole(self) -> LanguageModel:
     """The model with all of its layers, without features."""
@@ -89,18 +90,25 @@ def load(
     return Network(
       config=module.config,
       params=params,
-      functions=lambda skipped, features: as_language_model(
-        module, skipped=skipped, features=features
+      functions=lambda skipped, features, **counting: as_language_model(
+        module, skipped=skipped, features=features, **counting
       )[0],
     )
+  assert sharding is not None  # there is a mesh
+  sharding = for_experts(read_config(path), sharding, num_parts(sharding, mesh))
   config, params = _reader(path).load_stacked(
     path, mesh=mesh, sharding=sharding, dtype=dtype
   )
   return Network(
     config=config,
     params=params,
-    functions=lambda skipped, features: stacked.as_language_model(
-      config, dtype=dtype, skipped=skipped, sharding=sharding, features=features
+    functions=lambda skipped, features, **counting: stacked.as_language_model(
+      config,
+      dtype=dtype,
+      skipped=skipped,
+      sharding=sharding,
+      features=features,
+      **counting,
     ),
   )
 
@@ -127,7 +135,10 @@ def _load_t5(
     )
     model = t5_stacked.as_language_model(config, dtype=dtype, sharding=sharding)
 
-  def functions(skipped: SkippedLayers, features: Features) -> LanguageModel:
+  def functions(
+    skipped: SkippedLayers, features: Features, *, count_experts: bool = False
+  ) -> LanguageModel:
+    del count_experts  # it has none
     if skipped != SkippedLayers() or features:
       raise ValueError(
         f"{path} is an encoder-decoder, which drafts with no layers left out "

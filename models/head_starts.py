@@ -5,9 +5,15 @@ token's. A head of the target's shapes begins as that layer, reading the feature
 where it has one, with the target's output rows: it needs far less text than one
 of random weights. Embedding and, where a head has none of its own, output
 projection are the target's arrays.
+
+A head's layer is Llama's or Qwen3's: dense, with norms before its blocks. Of a
+described target whose last layer is another, each block that cannot begin as
+the target's is random, and adds nothing at first: the MLP where the target has
+a mixture of experts, both blocks of Gemma's, OLMo's and gpt-oss's layers.
 """
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +24,10 @@ from jax import Array
 from models import head_shapes
 from models.formats import dflash_format
 from models.networks import eagle
+from models.networks.description import DenseSpec
 from models.networks.dflash import Parallel, ParallelConfig
 from models.networks.eagle import Eagle, Eagle3, EagleConfig
-from models.networks.layers import TransformerConfig
+from models.networks.layers import PlusOneNorm, TransformerConfig
 from models.networks.medusa import (
   Blockwise,
   BlockwiseConfig,
@@ -89,8 +96,8 @@ def eagle3(
   Raises:
     ValueError: if the MLP is narrower than the target's.
   """
-  layer = _layer(target.config)
-  if mlp_dim and mlp_dim < layer.mlp_dim:
+  layer, (attends, feeds) = _layer(target.config), _alike(target.config)
+  if feeds and mlp_dim and mlp_dim < layer.mlp_dim:
     raise ValueError(
       f"head.mlp_dim must be {layer.mlp_dim}, the target's, or more, got "
       f"{mlp_dim}: a head begins as the target's last layer"
@@ -114,7 +121,7 @@ def eagle3(
   # alone at first. What others are can be hundreds of times as large.
   fc = module.fc.weight
   fc[...] = jnp.zeros_like(fc[...]).at[:, -width:].set(jnp.eye(width))
-  for name in ("q", "k", "v"):  # embedding first, then the state
+  for name in ("q", "k", "v") if attends else ():  # embedding, then state
     ours, theirs = (
       getattr(module.attention, name),
       getattr(last.attention, name),
@@ -122,9 +129,10 @@ def eagle3(
     ours.weight[...] = ours.weight[...].at[:, width:].set(theirs.weight[...])
     if ours.bias is not None:
       ours.bias[...] = theirs.bias[...]
-  _copy_rest(module, last)
-  module.hidden_norm.scale[...] = last.attention_norm.scale[...]
-  module.final_norm.scale[...] = target.final_norm.scale[...]
+  _copy_rest(module, last, attends, feeds)
+  if attends:
+    module.hidden_norm.scale[...] = last.attention_norm.scale[...]
+  module.final_norm.scale[...] = _scale(target.final_norm)
   rows = output_rows(target)
   if draft_vocab is not None:
     rows = rows[draft_vocab]
@@ -150,6 +158,7 @@ def eagle1(target: Transformer, *, rngs: nnx.Rngs) -> Eagle:
       "EAGLE-1's layer has no norms of queries and keys, and the target's has: "
       "no format could hold it"
     )
+  attends, feeds = _alike(target.config)
   width = layer.embed_dim
   module = eagle.Eagle(
     EagleConfig(layer=layer, generation=1, num_features=width),
@@ -161,7 +170,7 @@ def eagle1(target: Transformer, *, rngs: nnx.Rngs) -> Eagle:
   module.fc.weight[...] = (
     module.fc.weight[...].at[:, width:].set(jnp.eye(width))
   )
-  for name in ("q", "k", "v"):
+  for name in ("q", "k", "v") if attends else ():
     ours, theirs = (
       getattr(module.attention, name),
       getattr(last.attention, name),
@@ -169,9 +178,9 @@ def eagle1(target: Transformer, *, rngs: nnx.Rngs) -> Eagle:
     ours.weight[...] = theirs.weight[...]
     if ours.bias is not None:
       ours.bias[...] = theirs.bias[...]
-  _copy_rest(module, last)
+  _copy_rest(module, last, attends, feeds)
   for added in (module.attention.out, module.mlp.down):
-    nnx.update(added, jax.tree.map(jnp.zeros_like, nnx.state(added)))
+    _silence(added)
   module.lm_head.weight[...] = output_rows(target)
   module.embed.embedding[...] = target.embed.embedding[...]
   return module
@@ -290,20 +299,30 @@ def parallel(
   fc = module.fc.weight
   fc[...] = jnp.zeros_like(fc[...]).at[:, -width:].set(jnp.eye(width))
   above = list(target.layers)[-num_layers:]
-  for ours, theirs in zip(module.layers, above, strict=True):
-    for part, names in (
-      ("attention", ("q", "k", "v", "out")), ("mlp", ("gate", "up", "down"))
-    ):  # fmt: skip
-      for name in names:
+  first = target.config.num_layers - num_layers
+  for index, (ours, theirs) in enumerate(
+    zip(module.layers, above, strict=True)
+  ):
+    attends, feeds = _alike(target.config, first + index)
+    for part, names, same in (
+      ("attention", ("q", "k", "v", "out"), attends),
+      ("mlp", ("gate", "up", "down"), feeds),
+    ):
+      if not same:
+        _silence(getattr(getattr(ours, part), names[-1]))
+      for name in names if same else ():
         mine, given = (getattr(getattr(x, part), name) for x in (ours, theirs))
         mine.weight[...] = given.weight[...]
+    if not attends:
+      continue
     if theirs.attention.spec.qk_norm:
       _copy(ours.attention.q_norm, theirs.attention.q_norm)
       _copy(ours.attention.k_norm, theirs.attention.k_norm)
     _copy(ours.attention_norm, theirs.attention_norm)
     _copy(ours.mlp_norm, theirs.mlp_norm)
-  _copy(module.hidden_norm, above[-1].attention_norm)
-  _copy(module.final_norm, target.final_norm)
+  if attends:
+    _copy(module.hidden_norm, above[-1].attention_norm)
+  module.final_norm.scale[...] = _scale(target.final_norm)
   rows = output_rows(target)
   if draft_vocab is not None:
     rows = rows[draft_vocab]
@@ -316,14 +335,14 @@ def parallel(
 def _layer(c: TransformerConfig) -> TransformerConfig:
   """The configuration of a layer like the target's last one.
 
+  Of a described layer it has the heads, the width (of the experts of a token
+  together) and the rotary base, and what it needs to begin as that layer.
+
   Raises:
     ValueError: if heads cannot have such a layer.
   """
   if c.layers is not None:
-    raise ValueError(
-      "a head's layers are Llama's, and the target's are not: they are of "
-      f"several kinds, as {c.layers[-1]}"
-    )
+    return _described(c)
   if c.norm != "rms" or not c.gated_mlp or c.learned_positions:
     raise ValueError(
       "a head's layers are Llama's, and the target's are not: its norm is "
@@ -334,13 +353,76 @@ def _layer(c: TransformerConfig) -> TransformerConfig:
   return TransformerConfig(**fields)
 
 
-def _copy_rest(module: Eagle | Eagle3, last) -> None:
+def _described(c: TransformerConfig) -> TransformerConfig:
+  """`_layer` of layers that are described."""
+  last = c.layer(c.num_layers - 1)
+  a, block, rope = last.attention, last.feed_forward, last.attention.rope
+  if rope is None:
+    raise ValueError("a head's layers rotate, and the target's last does not")
+  attends, _ = _alike(c)
+  return TransformerConfig(
+    vocab_size=c.vocab_size,
+    embed_dim=c.embed_dim,
+    num_layers=1,
+    num_heads=a.num_heads,
+    num_kv_heads=a.num_kv_heads,
+    head_dim=a.head_dim,
+    mlp_dim=block.width
+    if isinstance(block, DenseSpec)
+    else block.num_chosen * block.expert_dim + block.shared_dim,
+    max_positions=c.max_positions,
+    norm_eps=c.norm_eps,
+    rope_theta=rope.theta,
+    rope_scaling=rope.scaling,
+    qk_norm=attends and a.qk_norm == "head",
+    qkv_bias=attends and a.qkv_bias,
+    out_bias=attends and a.out_bias,
+  )
+
+
+def _alike(c: TransformerConfig, index: int = -1) -> tuple[bool, bool]:
+  """Whether a head's attention, and its MLP, can begin as those of a layer."""
+  if c.layers is None:
+    return True, True
+  layer = c.layers[index]
+  a, block = layer.attention, layer.feed_forward
+  if layer.norms != "pre" or layer.parallel or c.norm != "rms":
+    return False, False
+  usual = a.scale is None or math.isclose(a.scale, a.head_dim**-0.5)
+  attends = usual and not a.sinks and a.softcap is None and a.clip is None
+  return (
+    attends and a.qk_norm != "width" and a.rope.factors is None,
+    isinstance(block, DenseSpec) and block.gated
+    and block.activation == "silu" and not block.bias,
+  )  # fmt: skip
+
+
+def _silence(added: nnx.Module) -> None:
+  """Gives a projection weights of 0: what it adds to a stream is nothing."""
+  nnx.update(added, jax.tree.map(jnp.zeros_like, nnx.state(added)))
+
+
+def _scale(norm: nnx.Module) -> Array:
+  """What a norm multiplies by."""
+  own = norm.scale[...]
+  return 1 + own if isinstance(norm, PlusOneNorm) else own
+
+
+def _copy_rest(
+  module: Eagle | Eagle3, last, attends: bool, feeds: bool
+) -> None:
   """Copies what the layer of a head has as the target's layers have it."""
-  _copy(module.attention.out, last.attention.out)
-  if last.attention.spec.qk_norm:
-    _copy(module.attention.q_norm, last.attention.q_norm)
-    _copy(module.attention.k_norm, last.attention.k_norm)
-  _copy(module.mlp_norm, last.mlp_norm)
+  if attends:
+    _copy(module.attention.out, last.attention.out)
+    if last.attention.spec.qk_norm:
+      _copy(module.attention.q_norm, last.attention.q_norm)
+      _copy(module.attention.k_norm, last.attention.k_norm)
+    _copy(module.mlp_norm, last.mlp_norm)
+  else:
+    _silence(module.attention.out)
+  if not feeds:
+    _silence(module.mlp.down)
+    return
   known = last.mlp.spec.width
   for name in ("gate", "up"):
     ours, theirs = getattr(module.mlp, name), getattr(last.mlp, name)

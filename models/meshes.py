@@ -14,7 +14,9 @@ from jax.sharding import PartitionSpec as P
 
 from models.networks.layers import TransformerConfig
 from models.networks.t5_config import T5Config
-from models.sharding import Sharding, tensor_parallel
+from models.sharding import Sharding, check_cut, tensor_parallel
+
+Config = TransformerConfig | T5Config
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,7 +69,7 @@ class Layout:
     )
 
   def shardings(self) -> tuple[Sharding, Sharding]:
-    """The target's and the draft's rules."""
+    """The target's and the draft's rules (`for_experts` adds a mixture's)."""
     target = tensor_parallel(
       ("model", "draft") if self._own_axis else ("model",)
     )
@@ -131,11 +133,14 @@ def most_devices(
   """
   if draft is None:
     return 1
-  sizes = draft
-  if isinstance(draft, TransformerConfig | T5Config):
-    sizes = (draft.num_kv_heads, draft.mlp_dim, draft.vocab_size)
-  return max(
-    n
-    for n in range(1, model + 1)
-    if model % n == 0 and all(size % n == 0 for size in sizes)
-  )
+  sizes = (draft.num_kv_heads,) if isinstance(draft, Config) else draft
+
+  def cuts(n: int) -> bool:
+    if isinstance(draft, Config):
+      try:
+        check_cut(draft, n)
+      except ValueError:
+        return False
+    return model % n == 0 and all(size % n == 0 for size in sizes)
+
+  return max(n for n in range(1, model + 1) if cuts(n))

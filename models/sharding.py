@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from models.networks import mixture
-from models.networks.description import TransformerConfig, mlp_width
+from models.networks.description import TransformerConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,6 +39,8 @@ class Sharding:
     cache_lbksc: keys and values of all layers.
     act_btd: activations between layers.
     logits_btv: what the model returns; whole, for rules read whole laws.
+    experts: how experts are cut, "width" or "expert"; see
+      `models.networks.mixture.cut_by`.
   """
 
   embed_vd: P
@@ -48,6 +50,13 @@ class Sharding:
   cache_lbksc: P
   act_btd: P
   logits_btv: P
+  experts: str = "width"
+
+  @property
+  def axes(self) -> tuple[str, ...]:
+    """Mesh axes that the model is cut over."""
+    axes = self.column_nd[0] or ()
+    return (axes,) if isinstance(axes, str) else axes
 
 
 def replicated() -> Sharding:
@@ -119,7 +128,7 @@ def param_spec(parts: list[str], sharding: Sharding) -> P:
   elif kind in ("log_decay", "step_bias"):
     found = sharding.bias_n
   else:
-    of_experts = mixture.partition_specs("width", sharding.column_nd[0] or ())
+    of_experts = mixture.partition_specs(sharding.experts, sharding.axes)
     found = of_experts.get(f"{module}.{kind}", P())
   return P(None, *found) if stacked else found
 
@@ -147,19 +156,40 @@ def kv_heads_for(config: TransformerConfig, size: int) -> TransformerConfig:
 
 def check_cut(config, size: int) -> None:
   """Raises ValueError if heads, MLP or vocabulary cannot be cut in parts."""
-  names = ("num_heads", "mlp_dim", "vocab_size")
-  widths = [(name, getattr(config, name)) for name in names]
-  for layer in getattr(config, "layers", None) or ():
-    widths.append(("mlp_dim", mlp_width(layer)))
-    widths.append(("shared_dim", getattr(layer.feed_forward, "shared_dim", 0)))
+  widths = [
+    (name, getattr(config, name)) for name in ("num_heads", "vocab_size")
+  ]
+  layers = getattr(config, "layers", None)
+  if not layers:
+    widths.append(("mlp_dim", config.mlp_dim))
+  for layer in layers or ():
     key_heads = getattr(layer.attention, "num_key_heads", 0)
     widths.append(("num_key_heads", key_heads))
+  for block in [layer.feed_forward for layer in layers or ()]:
+    if isinstance(block, mixture.Mixture):
+      mixture.cut_by(block, size)
+      widths.append(("shared_dim", block.shared_dim))
+    else:
+      widths.append(("mlp_dim", block.width))
   for name, width in widths:
     if width % size:
       raise ValueError(
         f"{name} ({width}) cannot be cut over {size} devices: cut the model "
         "over fewer"
       )
+
+
+def for_experts(config, sharding: Sharding, size: int) -> Sharding:
+  """The rules of a model on so many devices: how its experts are cut.
+
+  Of layers with different experts all are cut in the first one's way.
+  """
+  layers = getattr(config, "layers", None) or ()
+  for block in [layer.feed_forward for layer in layers]:
+    if isinstance(block, mixture.Mixture):
+      by = mixture.cut_by(block, size)
+      return dataclasses.replace(sharding, experts=by)
+  return sharding
 
 
 def repeat_kv_heads(params, old: TransformerConfig, new: TransformerConfig):
@@ -200,9 +230,7 @@ def repeat_heads(x, head_dim: int, times: int, *, axis: int):
 
 def num_parts(sharding: Sharding, mesh: Mesh) -> int:
   """Devices that each copy of a model is cut over."""
-  axes = sharding.column_nd[0] or ()
-  axes = (axes,) if isinstance(axes, str) else axes
-  return math.prod(mesh.shape[axis] for axis in axes)
+  return math.prod(mesh.shape[axis] for axis in sharding.axes)
 
 
 def names(path) -> list[str]:

@@ -147,8 +147,9 @@ class Decoder:
         verification, lossless=self.rule.lossless
       )
       state = emission_lib.record(
-        state, draft, verification, emission, distance, num_fed=now.num_fed
-      )
+        state, draft, verification, emission, distance,
+        num_fed=now.num_fed, num_experts=now.output.experts,
+      )  # fmt: skip
       if self.with_log_probs:
         state = emission_lib.record_log_probs(
           state, now.logits, emission, root_slot + 1

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from specjax.cond_in_place import only_if
 from specjax.state import Counters, DecodeState, Origin, StopReason
 from specjax.tree import take_node
 from specjax.types import Draft, Verification
@@ -184,6 +183,7 @@ def record(
   distance: Array,
   *,
   num_fed: Array | int,
+  num_experts: Array | None = None,
 ) -> DecodeState:
   """The state with the emitted tokens written and everything counted.
 
@@ -191,6 +191,7 @@ def record(
     state, draft, verification, emission: of the round.
     distance: from `distances`.
     num_fed: tokens that the target's pass was wide.
+    num_experts: `i32[M]`, `ModelOutput.experts` of that pass.
   """
   width = draft.tree.max_depth + 1
   length = state.length + emission.count
@@ -237,6 +238,9 @@ def record(
       total_variation=add(old.total_variation, distance),
       rank_offered=add(old.rank_offered, offered),
       rank_accepted=add(old.rank_accepted, went_on),
+      num_experts=None
+      if old.num_experts is None or num_experts is None
+      else old.num_experts + one[:, None] * num_experts,
     ),
     num_steps=state.num_steps + 1,
   )
@@ -266,7 +270,7 @@ def record_likeliest(
   assert kept is not None  # the decoder records them
   rows = jnp.arange(logits.shape[0])[:, None]
 
-  def largest(_):
+  def largest(logits):
     along = logits[rows, emission.path]  # [B, G + 1, V]
     found, tokens = lax.top_k(along, kept.tokens.shape[-1])
     log_z = jax.nn.logsumexp(along, axis=-1, keepdims=True)
@@ -274,8 +278,16 @@ def record_likeliest(
 
   shape = (*emission.path.shape, kept.tokens.shape[-1])
   wanted = kept.wanted & (emission.count > 0)
-  nothing = jnp.zeros(shape, jnp.int32), jnp.zeros(shape, kept.log_probs.dtype)
-  tokens, log_probs = only_if(jnp.any(wanted), largest, nothing)
+  # No loop of one turn or none: XLA would look for them before it.
+  tokens, log_probs = lax.cond(
+    jnp.any(wanted),
+    largest,
+    lambda _: (
+      jnp.zeros(shape, jnp.int32),
+      jnp.zeros(shape, kept.log_probs.dtype),
+    ),
+    logits,
+  )
   written = dataclasses.replace(
     kept,
     tokens=_write(kept.tokens, tokens, start),

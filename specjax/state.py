@@ -68,6 +68,8 @@ class Counters:
     rank_accepted: `f32[B, C]`, expected number of times it went on to that
       child. Their ratio is what `specjax.tree_search` builds trees from; for
       independent siblings a merged path counts for the sibling that goes on.
+    num_experts: `i32[B, M]`, `ModelOutput.experts` of those passes, which is of
+      all rows together; None if they are not counted.
   """
 
   num_target_calls: Array
@@ -80,10 +82,11 @@ class Counters:
   total_variation: Array
   rank_offered: Array
   rank_accepted: Array
+  num_experts: Array | None = None
 
   @classmethod
-  def zeros(cls, rows: int, tree: Tree) -> "Counters":
-    """Before the first round of B rows."""
+  def zeros(cls, rows: int, tree: Tree, num_counted: int = 0) -> "Counters":
+    """Before the first round of B rows; M is `num_counted`."""
     count = lambda *more: jax.numpy.zeros((rows, *more), jax.numpy.int32)
     total = lambda *more: jax.numpy.zeros((rows, *more))
     return cls(
@@ -97,6 +100,7 @@ class Counters:
       total_variation=total(),
       rank_offered=total(tree.max_children),
       rank_accepted=total(tree.max_children),
+      num_experts=count(num_counted) if num_counted else None,
     )
 
 

@@ -36,10 +36,14 @@ class ModelOutput:
       `f32[B, W, V]`, of those that `logits_at` asks for.
     features: `f[B, T, F]`, hidden states that a drafter may read: which, is
       chosen when the model is built. Or None.
+    experts: `i32[M]`, how many different experts of each of M layers the tokens
+      of all rows were given, as far as they are on these devices; None unless
+      the model counts them.
   """
 
   logits: Array
   features: Array | None = None
+  experts: Array | None = None
 
 
 @struct
@@ -112,6 +116,7 @@ class LanguageModel:
       cache (`specjax.cache.RowOf`): then prompts are read where they stand.
     has_states: whether its cache holds recurrent states (`Cache.recurrent`),
       which roll back as far as the last pass only.
+    num_counted: M, layers whose experts it counts (`ModelOutput.experts`).
   """
 
   vocab_size: int
@@ -122,6 +127,7 @@ class LanguageModel:
   max_positions: int | None = None
   takes_rows: bool = False
   has_states: bool = False
+  num_counted: int = 0
 
   def new_cache(
     self, params: Any, batch: int, slots: int, inputs: Any = None

@@ -122,6 +122,9 @@ part timed allocation.json 3 docs/measurements/slots/allocation.json \
 part timed waits.json 5 docs/measurements/slots/waits.json launch.tools.waits \
   $smollm2 --config.drafter=plain --arriving_tokens=1500 --arrivals=4 \
   --turn_tokens=1000
+part timed request-costs.json 3 docs/measurements/slots/request-costs.json \
+  launch.tools.request_costs $smollm2 --config.drafter='ngram(tokens=3)' \
+  --batches=1,8 --text_tokens=100
 [ -z "$LLAMA_CPP" ] ||
   evaluate llama-cpp 5 docs/measurements/slots $smollm2 --rounds=3 \
     --systems="llama_cpp(\"$LLAMA_CPP\")" --config.max_new_tokens=64 \

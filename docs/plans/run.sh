@@ -66,6 +66,19 @@ plan 8b-v5e-16-dflash --topology=v5e-16 --target=qwen3-8b \
 plan 8b-v6e-8-dflash --topology=v6e-8 --target=qwen3-8b --mesh=data:1,model:8 \
   --batch_size=8 --rule=match --max_length=2048 \
   --drafter='dflash("dflash-qwen3-8b", tokens=15, siblings=given)'
+# One of each family of described layers; the last three are mixtures.
+plan gemma-2-9b-v5e-8 --topology=v5e-8 --target=gemma-2-9b \
+  --drafter='ngram(tokens=4)'
+plan gemma-3-12b-v5e-8 --topology=v5e-8 --target=gemma-3-12b \
+  --drafter='ngram(tokens=4)'
+plan olmo-2-7b-v5e-8 --topology=v5e-8 --target=olmo-2-7b \
+  --drafter='ngram(tokens=4)'
+plan mixtral-8x7b-v6e-8 --topology=v6e-8 --target=mixtral-8x7b \
+  --drafter='ngram(tokens=4)'
+plan qwen3-30b-a3b-v5e-8 --topology=v5e-8 --target=qwen3-30b-a3b \
+  --drafter='model("qwen3-0.6b", tokens=4)'
+plan gpt-oss-20b-v5e-8 --topology=v5e-8 --target=gpt-oss-20b \
+  --drafter='ngram(tokens=4)'
 plan sweeps/2.8b --sweep --topology=v5e-4,v6e-4 --target=pythia-2.8b \
   --max_length=2048 --plot=docs/plans/sweeps/2.8b.svg \
   --drafter='model("pythia-70m", tokens=2), model("pythia-70m", tokens=6)'

@@ -15,8 +15,9 @@ from models import checkpoints, meshes
 from models.checkpoints import Network
 from models.formats.head_checkpoints import Head
 from models.networks import specdec
+from models.networks.mixture import Mixture
 from models.networks.specdec import Block
-from models.networks.transformer import SkippedLayers
+from models.networks.transformer import SkippedLayers, mixtures_of
 from models.tokenizers import Tokenizer
 from specjax import decode, rules
 from specjax.adaptive import chains
@@ -51,6 +52,7 @@ class Pair:
     lesson: what the draft learns online; else None.
     rungs: decoders of all lengths of a ladder, the longest of which is
       `decoder`; None without one.
+    mixtures: those of the target's layers whose experts its passes count.
   """
 
   decoder: decode.Decoder
@@ -67,6 +69,7 @@ class Pair:
   encoder: prompt_lines.Encoder | None = None
   lesson: online.Lesson | None = None
   rungs: Rungs | None = None
+  mixtures: tuple[Mixture, ...] = ()
 
   def room(self, max_new_tokens: int) -> int:
     """Tokens left for a prompt; ValueError if there are none."""
@@ -247,6 +250,7 @@ def assemble(
   drafting: Drafting | None = None,
   learns: bool = False,
   climbs: bool = False,
+  count_experts: bool = False,
 ) -> Pair:
   """Makes the decoders of a config from models that are loaded.
 
@@ -256,6 +260,7 @@ def assemble(
     drafting: the way to draft, in place of the config's.
     learns: whether the caller lets drafts learn.
     climbs: whether it changes draft lengths between rounds.
+    count_experts: whether passes count the experts that they touch.
 
   Raises:
     ValueError: for unknown or contradictory settings.
@@ -273,7 +278,12 @@ def assemble(
   tokenizer = models.tokenizer
   vocab_size, rule = tokenizer.vocab_size, rule_of(config, drafting)
   features = models.draft.features if isinstance(models.draft, Head) else ()
-  target = models.target.functions(SkippedLayers(), features)
+  mixtures: tuple[Mixture, ...] = ()
+  if count_experts and not (mixtures := mixtures_of(models.target.config)):
+    raise ValueError(f"{config.target} has no experts that could be counted")
+  target = models.target.functions(
+    SkippedLayers(), features, count_experts=count_experts
+  )
   draft, params, drafter, lesson, rungs = None, None, None, None, None
   if drafting.drafts:
     draft, params = drafters.source(drafting, models)
@@ -328,6 +338,7 @@ def assemble(
     encoder=encoder_of(config, models),
     lesson=lesson,
     rungs=rungs,
+    mixtures=mixtures,
   )
 
 

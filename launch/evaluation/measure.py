@@ -270,7 +270,9 @@ def _decoded(
   `accept_counts`, `cut_counts` (the same of rounds that a budget or a stop
   token ended before the target's own token) and `total_variation` are sums over
   the prompts. Of a ladder, `rounds_by_length` are the batch's rounds by how
-  many tokens they drafted. What transformers does not tell is None.
+  many tokens they drafted. Where experts are counted, `num_experts` are those
+  that the prompts' calls touched, by layer, summed over calls and prompts. What
+  transformers does not tell is None.
   """
   if system.reference is not None:
     theirs = contest.reference.run(
@@ -306,6 +308,7 @@ def _decoded(
   state = jax.block_until_ready(one.generate(batch, state))
   seconds = time.perf_counter() - start
   done = engine_lib.completions(state, len(batch.prompts))
+  experts = engine_lib.fetch(state.counters.num_experts)
   drafts = system.drafts_here
   return {
     "seconds": seconds,
@@ -329,6 +332,9 @@ def _decoded(
     else None,
     "total_variation": intervals.sum_known(c.total_variation for c in done),
     "broken": [c.stop_reason == "nan_logits" for c in done],
+    "num_experts": None
+    if experts is None
+    else experts[: len(done)].sum(axis=0).tolist(),
   }, [c.token_ids for c in done]
 
 

@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 
 from launch import tables
-from launch.evaluation import questions, summary
+from launch.evaluation import experts, questions, summary
 from launch.evaluation.systems import HF, PLAIN
 
 _MOST_DIFFERENCES = 20
@@ -67,6 +67,7 @@ def page(result: Mapping, *, figure: str) -> str:
     *([] if plain else ["## By task and category", by_category(result)]),
     "## Acceptance by position",
     _by_position(result),
+    *experts.section(result),
     "## Are greedy completions the same?",
     _agreement(result),
     "## Systems",

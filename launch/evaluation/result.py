@@ -62,7 +62,7 @@ def result_of(records: Sequence[dict], facts: dict) -> dict:
     for turn in record["turns"]:
       refused += [r | where for r in turn["refused"]]
       differences += [d | where for d in turn.get("differences", ())]
-  rows = summary.rows_of(groups, timed)
+  rows = summary.rows_of(groups, timed, facts.get("experts"))
   return {
     **facts,
     "reference": next((r["reference"] for r in groups if r["reference"]), None),

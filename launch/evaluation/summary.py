@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from launch.evaluation import experts
 from launch.evaluation.systems import HF, PLAIN
 from specjax import intervals
 
@@ -33,15 +34,21 @@ class Entry:
   plain: dict
 
 
-def rows_of(records: Sequence[dict], costs: Sequence[dict]) -> list[dict]:
+def rows_of(
+  records: Sequence[dict],
+  costs: Sequence[dict],
+  counted: dict | None = None,
+) -> list[dict]:
   """The rows of a result: a system in a setting on some of the questions.
 
   Args:
     records: of groups, see `measure.measure`.
     costs: see `costs.measure_costs`.
+    counted: see `experts.facts`, if experts were counted.
 
   Returns:
-    A row for each setting, level, category and system: see `_row`.
+    A row for each setting, level, category and system: see `_row`, and
+    `experts.row`.
   """
   known = {(c["batch_size"], c["system"]): c for c in costs}
   rows = []
@@ -60,8 +67,12 @@ def rows_of(records: Sequence[dict], costs: Sequence[dict]) -> list[dict]:
               "level": level,
               "category": key[0] if key else "all",
               **_row(some, system, known.get((batch_size, system))),
+              **experts.row(
+                [e.found for record in some for e in entries(record, system)],
+                batch_size, counted,
+              ),
             }
-          )
+          )  # fmt: skip
   return rows
 
 

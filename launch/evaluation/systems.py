@@ -143,7 +143,10 @@ def _made(written, config: ml_collections.ConfigDict) -> System:
 
 
 def assemble(
-  systems: Sequence[System], *, inputs: bool = False
+  systems: Sequence[System],
+  *,
+  inputs: bool = False,
+  count_experts: bool = False,
 ) -> dict[str, Pair]:
   """The pairs of all systems but other libraries', by name.
 
@@ -152,6 +155,7 @@ def assemble(
   Args:
     systems: all of them.
     inputs: whether prompts may have inputs, so that encoder-decoders decode.
+    count_experts: whether the target's passes count the experts they touch.
 
   Raises:
     ValueError, FileNotFoundError: as `launch.build.pair`.
@@ -169,8 +173,9 @@ def assemble(
         system.config, drafting=how, beside=first, inputs=inputs
       )
     pairs[system.name] = pair.assemble(
-      system.config, loaded[key], drafting=how, learns=True, climbs=True
-    )
+      system.config, loaded[key], drafting=how, learns=True, climbs=True,
+      count_experts=count_experts,
+    )  # fmt: skip
   return pairs
 
 

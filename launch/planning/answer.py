@@ -10,7 +10,7 @@ import rich.table
 from scipy import optimize
 
 from launch.hardware import GIB, Chip, Topology, devices
-from launch.planning import heads, networks, program, roofline
+from launch.planning import heads, memory, mixtures, program, roofline
 from launch.planning.program import Compiled, DoesNotFitError, Question
 from launch.planning.roofline import Pass
 from specjax import tree_search
@@ -21,8 +21,9 @@ _ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _BEST_AT = tuple(n / 20 for n in range(10, 20))  # where the best N is said
 _TYPICAL = 0.8  # acceptance, where one number must be chosen
 _MOST = 32  # tokens of the widest verify pass
-_ITEM = 2  # bytes of a bfloat16
-_LANES = 128  # heads have channels for all of them, used or not
+_NOT_SETTINGS = (
+  "target", "draft", "head", "skipped", "tree", "layout", "distinct",
+)  # fmt: skip
 _OF_A_PROGRAM = (
   "collectives", "cache_copies", "cache_moves", "donation_honoured",
   "compile_seconds", "compile_cpu_seconds",
@@ -43,8 +44,8 @@ def plan(topology: Topology, question: Question) -> dict:
   except DoesNotFitError as error:
     compiled, needed = None, error.needed
   fits = compiled is not None and needed <= chip.hbm_bytes
-  temporaries = max(needed - _held(question), 0)
-  largest = _largest(question, temporaries, chip.hbm_bytes)
+  temporaries = max(needed - memory.held(question), 0)
+  largest = memory.largest(question, temporaries, chip.hbm_bytes)
   if fits:  # which is known, whatever the estimate says
     largest["batch_size"] = max(largest["batch_size"], question.batch_size)
     largest["max_length"] = max(largest["max_length"], question.max_length)
@@ -55,7 +56,7 @@ def plan(topology: Topology, question: Question) -> dict:
     "libtpu": importlib.metadata.version("libtpu"),
     "fits": fits,
     "per_chip_bytes": {
-      "arguments": compiled.arguments if compiled else _held(question),
+      "arguments": compiled.arguments if compiled else memory.held(question),
       "temporaries": compiled.temporaries if compiled else temporaries,
       "peak": needed,
       "hbm": chip.hbm_bytes,
@@ -65,14 +66,35 @@ def plan(topology: Topology, question: Question) -> dict:
   return found | {
     **_compiled(question, compiled),
     "roofline": _roofline(topology, question),
+    **of_mixture(topology, question),
   }
+
+
+def of_mixture(topology: Topology, question: Question) -> dict:
+  """`mixture`, see `mixtures.answer`, if there is one, and drafts."""
+  if not question.tree.num_drafted or question.lookahead is not None:
+    return {}
+
+  def costs(batch_size):
+    q = dataclasses.replace(
+      question, batch_size=batch_size, siblings="iid",
+      tree=chain(question.tree.max_depth),
+    )  # fmt: skip
+    passes, verify = _costs(topology, q)
+    counts = np.arange(len(verify))
+    if q.head is not None and q.head.num_depths is not None:
+      return sum(passes) * (counts[: q.head.num_depths + 1] > 0), verify
+    return _mean(passes) * counts, verify
+
+  found = mixtures.answer(question, costs)
+  return {"mixture": found} if found else {}
 
 
 def _settings(q: Question) -> dict:
   fields = {
     f.name: getattr(q, f.name)
     for f in dataclasses.fields(q)
-    if f.name not in ("target", "draft", "head", "skipped", "tree", "layout")
+    if f.name not in _NOT_SETTINGS
   }
   return fields | {
     "drafter": q.drafter,
@@ -108,77 +130,10 @@ def _compiled(q: Question, compiled: Compiled | None) -> dict:
   }
 
 
-# -------------------------------------------------------------------- memory
-
-
-def _held(q: Question) -> int:
-  """Bytes of weights and caches on a device, as the compiler lays them out."""
-  total = 0
-  for config, size in _models(q):
-    total += _ITEM * program.num_params(config) // size
-    total += _cache(config, size, q.rows * (q.slots + q.input_length))
-    states, pending = networks.state_bytes(config)
-    total += q.rows * (states + q.tree.num_fed * pending) // size
-  if q.head is not None:
-    total += _ITEM * program.num_draft_params(q) // q.layout.draft
-    if layers := heads.cached(q.head):
-      slots = q.slots + heads.more_slots(q.head, q.tree)
-      total += _cache(layers, q.layout.draft, q.rows * slots)
-  return total
-
-
-def _models(q: Question):
-  """The models as they are cut, and over how many devices."""
-  yield q.cut_target(), q.layout.model
-  if q.draft:
-    yield q.cut_draft(), q.layout.draft
-
-
-def _cache(config, size: int, slots: int) -> int:
-  channels = -(-config.head_dim // _LANES) * _LANES
-  layers = len(getattr(config, "cached", ())) or config.num_layers
-  per_slot = 2 * layers * config.num_kv_heads * channels
-  return _ITEM * per_slot * slots // size
-
-
-def _largest(q: Question, temporaries: int, hbm: int) -> dict:
-  """The largest batch at this length, and length at this batch, that fit.
-
-  Temporaries are taken to grow with the rows, and with the length: an estimate
-  from the one program that was compiled. Room is left for one more copy of the
-  target's keys, which the compiler was seen to make once memory is nearly full.
-  """
-  size = q.layout.model
-  keys = lambda other: (
-    _cache(q.cut_target(), size, other.rows * other.slots) / 2
-  )
-
-  def fits(**changes):
-    other = dataclasses.replace(q, **changes)
-    rows, length = other.rows / q.rows, other.max_length / q.max_length
-    total = _held(other) + keys(other) + temporaries * rows * max(length, 1)
-    return total <= hbm
-
-  batch = (
-    _last(lambda n: fits(batch_size=n * q.layout.data), 2**20) * q.layout.data
-  )
-  length = _last(lambda n: fits(max_length=n), q.longest)
-  return {"batch_size": batch, "max_length": length}
-
-
-def _last(holds, most: int) -> int:
-  """The largest n in 1..most for which it holds, 0 if none; monotone."""
-  low, high = 0, most
-  while low < high:
-    middle = (low + high + 1) // 2
-    low, high = (middle, high) if holds(middle) else (low, middle - 1)
-  return low
-
-
 # ---------------------------------------------------------------------- time
 
 
-def _place(q: Question, config, size: int, **skipped) -> roofline.Placement:
+def _place(q: Question, config, size: int, **more) -> roofline.Placement:
   return roofline.Placement(
     config=config,
     num_params=program.num_params(config),
@@ -187,13 +142,18 @@ def _place(q: Question, config, size: int, **skipped) -> roofline.Placement:
     slots=q.slots,
     text=q.text_length,
     input_length=q.input_length,
-    **skipped,
+    **more,
   )
+
+
+def _target(q: Question, **more) -> roofline.Placement:
+  found = dict(distinct=q.distinct) | more
+  return _place(q, q.cut_target(), q.layout.model, **found)
 
 
 def _passes(q: Question) -> tuple[list[Pass], list[Pass]]:
   """A round's draft passes, and those that verify 1..32 tokens or so."""
-  target = _place(q, q.cut_target(), q.layout.model)
+  target = _target(q)
   verify = [
     roofline.forward(target, n) for n in range(1, max(_MOST, q.fed) + 1)
   ]
@@ -207,7 +167,7 @@ def _passes(q: Question) -> tuple[list[Pass], list[Pass]]:
   if q.draft is not None:
     draft = _place(q, q.cut_draft(), q.layout.draft)
   else:
-    draft = _place(q, q.cut_target(), q.layout.model, skipped=q.skipped)
+    draft = _target(q, skipped=q.skipped)
   text = q.max_length + q.tree.max_depth + 1
   each = [roofline.forward(draft, n) for n in drafter.tokens_of_passes(text)]
   return each, verify
@@ -295,7 +255,7 @@ def _roofline(topology: Topology, q: Question) -> dict:
     "verify_seconds": {str(n + 1): float(s) for n, s in enumerate(verify)},
     "passes": {name: _causes(chip, one) for name, one in named.items()},
     "bytes_over_minimum": of_target[0].hbm_bytes
-    / roofline.least_bytes(_place(q, q.cut_target(), q.layout.model)),
+    / roofline.least_bytes(_target(q)),
     "cost_ratio": draft / verify[0],
     "break_even_acceptance": (
       _break_even(lambda p: speculative(p) / plain) if nodes > 1 else None
@@ -429,7 +389,7 @@ def show(console: rich.console.Console, found: dict) -> None:
     + f" ms; c = {line['cost_ratio']:.3f}; break-even acceptance "
     + ("none" if even is None else f"{even:.2f}")
     + f"; at acceptance {line['acceptance']} the best chain has N = {best}, "
-    + _pays(line)
+    + ("see the last table" if "mixture" in found else _pays(line))
   )
   out(
     f"a plain pass over rows of {s['text_length'] or s['max_length']} tokens "
@@ -448,6 +408,8 @@ def show(console: rich.console.Console, found: dict) -> None:
   console.print(rates)
   if line["best_by_acceptance"]:
     console.print(_table_of_best(line["best_by_acceptance"]))
+  if "mixture" in found:
+    console.print(mixtures.table(found["mixture"]))
 
 
 def _table_of_passes(passes: dict[str, dict]) -> rich.table.Table:

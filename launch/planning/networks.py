@@ -3,16 +3,19 @@
 Layers are stacked and scanned over, as on every mesh.
 """
 
+import collections
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from models import sharding as sharding_lib
-from models.networks import attention, stacked, t5_stacked
+from models.networks import attention, mixture, stacked, t5_stacked
 from models.networks.description import TransformerConfig, mlp_weights
 from models.networks.mixture import Mixture
 from models.networks.t5_config import T5Config
@@ -20,6 +23,7 @@ from models.networks.transformer import (
   Features,
   SkippedLayers,
   delta_memory,
+  mixtures_of,
 )
 from models.sharding import Sharding
 from specjax.theory import experts
@@ -105,25 +109,44 @@ def _mlp_params(c: TransformerConfig, index: int) -> int:
   return met
 
 
-def idle(config: Config, skipped: SkippedLayers, tokens: int) -> float:
+# `tokens of a pass -> different experts of a layer that it touches`.
+Distinct = Callable[[float], float | np.ndarray]
+
+
+def idle(
+  config: Config,
+  skipped: SkippedLayers,
+  tokens: int,
+  *,
+  size: int = 1,
+  distinct: Distinct | None = None,
+) -> float:
   """Weights of experts that no token of a pass is given, all else as `work`.
 
   Expected of a uniform choice (`specjax.theory.experts`); 0 without mixtures.
+  Where experts are cut by expert, the device that reads most is waited for: as
+  many weights are idle as if each read as much.
 
   Args:
     config: the model.
     skipped: sub-layers that the pass leaves out.
     tokens: that it is over, of all rows.
+    size: devices that the model is cut over.
+    distinct: experts of a layer that a pass touches, as measured.
   """
   if isinstance(config, T5Config):
     return 0.0
   found = 0.0
-  for index in range(config.num_layers):
-    block = config.layer(index).feed_forward
-    if isinstance(block, Mixture) and index not in skipped.mlp:
-      count = block.num_experts
+  blocks = collections.Counter(mixtures_of(config, skipped))
+  for block, layers in blocks.items():
+    count = block.num_experts
+    if distinct is None:
       touched = experts.expected_distinct(tokens, count, block.num_chosen)
-      found += (count - float(touched)) * block.num_expert_params
+    else:
+      touched = np.asarray(distinct(tokens))
+    if size > 1 and mixture.cut_by(block, size) == "expert":
+      touched = size * experts.busiest(touched, count, size)
+    found += layers * (count - float(touched)) * block.num_expert_params
   return found
 
 

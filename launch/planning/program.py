@@ -16,9 +16,11 @@ from jax.sharding import PartitionSpec as P
 
 from launch.planning import heads, hlo, networks
 from launch.planning.networks import Config
+from models import sharding as sharding_lib
 from models.head_shapes import HeadShape
 from models.meshes import Layout
 from models.networks.transformer import SkippedLayers
+from models.sharding import Sharding
 from specjax import decode, drafters, random, rules
 from specjax import siblings as siblings_lib
 from specjax.cache import Cache
@@ -71,6 +73,8 @@ class Question:
     input_length: tokens of what an encoder reads; 0 without one.
     text_length: those of the longest row when a pass is timed; None for
       `max_length`.
+    distinct: experts of a layer that a pass of the target touches, as measured;
+      None for uniform routing.
   """
 
   target: Config
@@ -87,6 +91,7 @@ class Question:
   layout: Layout
   input_length: int = 0
   text_length: int | None = None
+  distinct: networks.Distinct | None = None
 
   def check(self) -> None:
     """Raises ValueError for what cannot be cut or decoded."""
@@ -183,6 +188,14 @@ class Question:
     """Rows on each group of devices."""
     return self.batch_size // self.layout.data
 
+  def shardings(self) -> tuple[Sharding, Sharding]:
+    """The target's and the draft's rules."""
+    target, draft = self.layout.shardings()
+    return (
+      sharding_lib.for_experts(self.target, target, self.layout.model),
+      sharding_lib.for_experts(self.draft, draft, self.layout.draft),
+    )
+
   def cut_target(self) -> Config:
     """The target with as many key/value heads as its devices need."""
     return networks.cut(self.target, self.layout.model)
@@ -223,7 +236,7 @@ class Compiled:
 def make_drafter(question: Question) -> Drafter:
   """The drafter that would run."""
   q = question
-  of_target, of_draft = q.layout.shardings()
+  of_target, of_draft = q.shardings()
   static = dict(
     tree=q.tree, siblings=siblings_lib.get(q.siblings), vocab_size=q.vocab_size
   )
@@ -254,7 +267,7 @@ def make_decoder(question: Question, mesh: Mesh) -> MeshDecoder:
   q = question
   features = q.head.features if q.head else ()
   target = networks.functions(
-    q.cut_target(), q.layout.shardings()[0], features=features
+    q.cut_target(), q.shardings()[0], features=features
   )
   decoder = decode.make_decoder(
     target,
@@ -283,7 +296,7 @@ def compile_for(question: Question, devices: list) -> Compiled:
   question.check()
   q, mesh = question, question.layout.mesh(devices)
   decoder = make_decoder(q, mesh)
-  of_target, of_draft = q.layout.shardings()
+  of_target, of_draft = q.shardings()
   draft = q.draft and networks.shapes(q.cut_draft())
   if q.head is not None:
     draft = heads.own_params(q.head, _DTYPE)

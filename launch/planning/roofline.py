@@ -37,6 +37,8 @@ class Placement:
     text: tokens of the longest row's text; None if it fills the cache.
     skipped: sub-layers that the pass leaves out.
     input_length: tokens that an encoder read.
+    distinct: experts of a layer that a pass touches, as measured; None for
+      uniform routing.
   """
 
   config: networks.Config
@@ -47,6 +49,7 @@ class Placement:
   text: int | None = None
   skipped: SkippedLayers = _NOTHING
   input_length: int = 0
+  distinct: networks.Distinct | None = None
 
   @property
   def work(self) -> Work:
@@ -114,8 +117,8 @@ def forward(placement: Placement, num_tokens: int) -> Pass:
   inside += work.mlps * 2 * c.mlp_dim
   cut = 2 * tokens * inside
   logits = 2 * 4 * tokens * c.vocab_size  # float32, whole on every device
-  idle = functools.partial(networks.idle, c, p.skipped)
-  read = work.weights - idle(tokens)
+  idle = functools.partial(networks.idle, c, p.skipped, distinct=p.distinct)
+  read = work.weights - idle(tokens, size=p.size)
   states, pending = networks.state_bytes(c)
   states = 2 * p.rows * (states + num_tokens * pending)
   flops = 2 * tokens * (work.weights - idle(1))
@@ -132,12 +135,14 @@ def forward(placement: Placement, num_tokens: int) -> Pass:
 def least_bytes(placement: Placement) -> float:
   """What a device must read for a pass: weights, and the text's cache, once.
 
-  Of mixtures the weights of a plain pass, one token a row.
+  Of mixtures the weights of a plain pass, one token a row, evenly shared.
   """
   p, c = placement, placement.config
   exact = dataclasses.replace(p, slots=p.slots if p.text is None else p.text)
   cache = 2 * p.rows * exact.work.slots * c.num_kv_heads * c.head_dim
-  read = p.work.weights - networks.idle(c, p.skipped, p.rows)
+  read = p.work.weights - networks.idle(
+    c, p.skipped, p.rows, distinct=p.distinct
+  )
   return _ITEM * (read + cache) / p.size
 
 

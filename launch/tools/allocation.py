@@ -24,16 +24,9 @@ from specjax import decode
 from specjax.types import Params
 from specjax.warp import make_sampling
 
-cli.reads(cli.CONFIG, cli.OUTPUT)
-_ROWS = flags.DEFINE_list("batches", ["1", "8"], "Rows of a batch.")
+cli.reads(cli.CONFIG, cli.OUTPUT, cli.BATCHES, cli.TEXT_TOKENS, cli.VISITS)
 _SLOTS = flags.DEFINE_list(
   "allocated", ["128", "4096"], "Slots that rounds are made in."
-)
-_TEXT = flags.DEFINE_integer(
-  "text_tokens",
-  100,
-  "Tokens that each row has when rounds are timed.",
-  lower_bound=1,
 )
 _PROMPT = flags.DEFINE_integer(
   "prompt_tokens",
@@ -43,9 +36,6 @@ _PROMPT = flags.DEFINE_integer(
 )
 _BUFFERS = flags.DEFINE_list(
   "buffers", ["1024", "4096"], "Slots that the prompt is read into."
-)
-_TURNS = flags.DEFINE_integer(
-  "visits", 15, "Times that each case is measured.", lower_bound=1
 )
 
 
@@ -94,7 +84,7 @@ def prompt_case(decoder, params, *, prompt: int, slots: int) -> _Case:
 
 
 def _measured(cases: Sequence[_Case], **what) -> dict:
-  for _ in range(_TURNS.value):
+  for _ in range(cli.VISITS.value):
     for case in cases:
       case.turn()
   medians = {c.size: statistics.median(c.seconds) for c in cases}
@@ -112,15 +102,16 @@ def run(_) -> int:
   sizes = {
     name: [int(x) for x in flag.value]
     for name, flag in (
-      ("rows", _ROWS),
+      ("rows", cli.BATCHES),
       ("slots", _SLOTS),
       ("buffers", _BUFFERS),
     )
   }
-  if min(sizes["slots"]) < _TEXT.value + _TURNS.value + 2:
+  if min(sizes["slots"]) < cli.TEXT_TOKENS.value + cli.VISITS.value + 2:
     raise cli.UserError(
       "--allocated must hold --text_tokens and a token a visit: "
-      f"{_TEXT.value} and {_TURNS.value} do not fit into {min(sizes['slots'])}"
+      f"{cli.TEXT_TOKENS.value} and {cli.VISITS.value} do not fit into "
+      f"{min(sizes['slots'])}"
     )
   if min(sizes["buffers"]) <= _PROMPT.value:
     raise cli.UserError("--buffers must be larger than --prompt_tokens")
@@ -131,10 +122,12 @@ def run(_) -> int:
   rounds = [
     _measured(
       [
-        round_case(decoder, params, rows=rows, text=_TEXT.value, slots=slots)
+        round_case(
+          decoder, params, rows=rows, text=cli.TEXT_TOKENS.value, slots=slots
+        )
         for slots in sizes["slots"]
       ],
-      rows=rows, text=_TEXT.value,
+      rows=rows, text=cli.TEXT_TOKENS.value,
     )
     for rows in sizes["rows"]
   ]  # fmt: skip

@@ -28,15 +28,13 @@ from models.formats.huggingface import translate
 from models.networks import stacked
 from specjax.runtime.timed_loops import passes_loop
 
-cli.reads(cli.TARGET, cli.OUTPUT)
-_BATCH_SIZES = flags.DEFINE_list("batch_sizes", None, "Rows of a pass.")
+cli.reads(cli.BATCH_SIZES, cli.TARGET, cli.OUTPUT, cli.TURNS)
 _WIDTHS = flags.DEFINE_list(
   "widths", None, "Tokens of a row in a pass, 1 first."
 )
 _TEXT = flags.DEFINE_integer(
   "text", 512, "Tokens in the cache of a row.", lower_bound=1
 )
-_TURNS = flags.DEFINE_integer("turns", 5, "That count.", lower_bound=1)
 _REPEATS = 20  # passes in one timing
 _COPIED = 2**29  # bytes
 
@@ -89,7 +87,7 @@ def measure(config, rows: int, widths: list[int]) -> list[dict]:
     width: passes_loop({"target": (model, "target")}, (("target", width),))
     for width in widths
   }
-  for turn in range(_TURNS.value + 1):
+  for turn in range((cli.TURNS.value or 5) + 1):
     for width in ("copy", *widths):
       name = "copy" if width == "copy" else "cache"
       run = copies
@@ -150,7 +148,7 @@ def table(results: dict[str, dict]) -> str:
 def run(_) -> int:
   """The command."""
   results.check({"--output": cli.OUTPUT.value}, stdout=True)
-  sizes = cli.integers(_BATCH_SIZES, default=[1])
+  sizes = cli.integers(cli.BATCH_SIZES, default=[1])
   widths = cli.integers(_WIDTHS, default=[1, 2, 4, 8, 16])
   if 1 not in widths:
     raise cli.UserError("--widths must hold 1: costs are in passes over one")

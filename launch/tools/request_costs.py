@@ -18,7 +18,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl import flags
 
 from launch import cli, prompt_lines, provenance, results
 from launch.build import pair
@@ -28,14 +27,7 @@ from specjax.state import DecodeState
 from specjax.types import Params
 from specjax.warp import make_sampling
 
-cli.reads(cli.CONFIG, cli.OUTPUT)
-_ROWS = flags.DEFINE_list("batches", ["1", "8"], "Rows of a batch.")
-_TEXT = flags.DEFINE_integer(
-  "text_tokens", 100, "Tokens that each row begins with.", lower_bound=1
-)
-_TURNS = flags.DEFINE_integer(
-  "visits", 15, "Times that each case is measured.", lower_bound=1
-)
+cli.reads(cli.CONFIG, cli.OUTPUT, cli.BATCHES, cli.TEXT_TOKENS, cli.VISITS)
 _ROUNDS = 2  # of a visit
 
 # What rows ask for, by the name of the case; {} for nothing.
@@ -54,7 +46,7 @@ CASES: dict[str, dict[str, Any]] = {
 def _programs(decoder: Decoder, params: Params, rows: int, length: int):
   """Of rows of one text: what begins them with a warp, and makes rounds."""
   text = np.tile(np.arange(length) % min(decoder.vocab_size, 1000), (rows, 1))
-  room = (_TURNS.value + 1) * _ROUNDS * (decoder.drafter.tree.max_depth + 1)
+  room = (cli.VISITS.value + 1) * _ROUNDS * (decoder.drafter.tree.max_depth + 1)
   begin = jax.jit(
     lambda params, text, sampling: decoder.init(
       params, text, np.full(rows, length), jax.random.key(0),
@@ -99,7 +91,7 @@ def measured(
     states[name] = dataclasses.replace(state, likeliest=likeliest)
     steps[name] = step
   seconds: dict[str, list[float]] = {name: [] for name in states}
-  for turn in range(_TURNS.value + 1):
+  for turn in range(cli.VISITS.value + 1):
     for name, each in seconds.items():
       start = time.perf_counter()
       states[name] = steps[name](params, states[name])
@@ -122,9 +114,11 @@ def run(_) -> int:
   models = pair.assemble(config, pair.load(config))
   decoder = dataclasses.replace(models.decoder, with_log_probs=False)
   rounds = []
-  for rows in map(int, _ROWS.value):
+  for rows in map(int, cli.BATCHES.value):
     print(f"compiling and measuring {rows} rows ...", file=sys.stderr)
-    one = measured(decoder, models.params, rows=rows, text=_TEXT.value)
+    one = measured(
+      decoder, models.params, rows=rows, text=cli.TEXT_TOKENS.value
+    )
     found = [f"{name} {ratio:.3f}" for name, ratio in one["ratios"].items()]
     print(f"rounds of {rows} rows: {', '.join(found)}", file=sys.stderr)
     rounds.append(one)

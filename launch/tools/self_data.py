@@ -47,7 +47,7 @@ from specjax.runtime.engine import Batch
 from specjax.runtime.requests import Settings
 from specjax.state import StopReason
 
-cli.reads(cli.CONFIG, cli.OUTPUT, cli.TEMPERATURES, cli.COUNT)
+cli.reads(cli.CONFIG, cli.OUTPUT, cli.TEMPERATURES, cli.COUNT, cli.TURNS)
 _TEMPERATURES = ("0.6", "0.8", "1.0")
 _NARROW = 96  # tokens of a prompt that begins a user's turn
 _ROUNDS = 32  # of a visit to the device; it ends with the first row that does
@@ -62,9 +62,6 @@ _ANSWER_TEMPERATURES = flags.DEFINE_list(
 )
 _ROWS = flags.DEFINE_integer(
   "rows", 16, "Conversations that are made at a time.", lower_bound=1
-)
-_TURNS = flags.DEFINE_integer(
-  "turns", 1, "Of a user in a conversation, at most.", lower_bound=1
 )
 _IN_GROUPS = flags.DEFINE_bool(
   "in_groups", False, "Rows begin and end together."
@@ -138,7 +135,7 @@ def settings_of(config) -> dict:
   return {
     **({} if said == [""] else {"system_prompts": said}),
     **({} if answered is None else {"answer_temperatures": answered}),
-    **({} if _TURNS.value == 1 else {"turns": _TURNS.value}),
+    **({} if cli.TURNS.value in (None, 1) else {"turns": cli.TURNS.value}),
     **({"in_groups": True} if _IN_GROUPS.value else {}),
     "config": {k: v for k, v in kept.items() if k not in ("target", "draft")},
     "checkpoints": {role: found["sha256"] for role, found in models.items()},
@@ -210,7 +207,7 @@ def make_missing(config, journal: Journal) -> None:
     room=models.room(config.max_new_tokens),
     temperatures=temperatures(),
     answer_temperatures=answer_temperatures(),
-    turns=_TURNS.value,
+    turns=cli.TURNS.value or 1,
     systems=system_prompts(),
     seed=config.seed,
     top_k=config.top_k,

@@ -25,8 +25,8 @@ def forward_flops(config: TransformerConfig, length: int) -> float:
   c = config
   heads, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
   attention = c.embed_dim * (2 * heads + 2 * kv)
-  mlp = mlp_weights(c.layer(0), c.embed_dim)
-  weights = c.num_layers * (attention + mlp) + c.embed_dim * c.vocab_size
+  mlps = sum(mlp_weights(c.layer(i), c.embed_dim) for i in range(c.num_layers))
+  weights = c.num_layers * attention + mlps + c.embed_dim * c.vocab_size
   return 2 * weights + 2 * c.num_layers * heads * length
 
 

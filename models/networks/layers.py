@@ -252,6 +252,7 @@ class Mlp(nnx.Module):
 class Layer(nnx.Module):
   """Attention and MLP, with norms and residuals; arguments as of `Attention`.
 
+  `expert_axes` are the mesh axes that experts are dealt out over, if they are.
   Norms before the blocks are `attention_norm` and `mlp_norm`, those after them
   `attention_out_norm` and `mlp_out_norm`. Of a mixture beside the MLP they are
   `beside_norm` and `beside_out_norm`, and then `mlp_alone_norm` is that after
@@ -259,7 +260,13 @@ class Layer(nnx.Module):
   """
 
   def __init__(
-    self, config: TransformerConfig, dtype, *, index: int = 0, rngs: nnx.Rngs
+    self,
+    config: TransformerConfig,
+    dtype,
+    *,
+    index: int = 0,
+    expert_axes: tuple[str, ...] = (),
+    rngs: nnx.Rngs,
   ):
     self.spec = config.layer(index)
     norm = lambda: make_norm(config, config.embed_dim, dtype, rngs)
@@ -279,7 +286,9 @@ class Layer(nnx.Module):
     if isinstance(self.spec.feed_forward, DenseSpec):
       self.mlp = Mlp(config, dtype, index=index, rngs=rngs)
     else:
-      self.mlp = MixtureMlp(self.spec.feed_forward, dtype, rngs=rngs)
+      self.mlp = MixtureMlp(
+        self.spec.feed_forward, dtype, axes=expert_axes, rngs=rngs
+      )
     if after:
       self.mlp_out_norm = norm()
     if self.spec.beside is not None:
@@ -307,11 +316,13 @@ class Layer(nnx.Module):
     at=None,
     attention=True,
     mlp=True,
+    counts: list[Array] | None = None,
   ):
     """As `Attention`; `attention=False` or `mlp=False` skips that sub-layer.
 
     What comes after the MLP (`finished`) is always there; `per_layer` is its.
     Of stacked layers `at`, `i32[]`, is the place among those of this kind.
+    A mixture adds to `counts` how many of its experts the tokens were given.
     """
     residual = x
     if attention:
@@ -319,7 +330,8 @@ class Layer(nnx.Module):
       x = x + out
     if mlp:
       source = residual if self.spec.parallel else x
-      x = x + self.fed_forward(source, at=layer if at is None else at)
+      at = layer if at is None else at
+      x = x + self.fed_forward(source, at=at, counts=counts)
     return self.finished(x, per_layer), kv
 
   def finished(self, x: Array, per_layer: Array | None) -> Array:
@@ -344,18 +356,28 @@ class Layer(nnx.Module):
       out = self.attention_out_norm(out)
     return out, kv
 
-  def fed_forward(self, x: Array, *, at: Array | None = None) -> Array:
+  def fed_forward(
+    self,
+    x: Array,
+    *,
+    at: Array | None = None,
+    counts: list[Array] | None = None,
+  ) -> Array:
     """What the MLP adds, norms included, `[B, T, D] -> [B, T, D]`.
 
     Args:
       x: what the layer was given, or what attention has added to it.
       at: which of stacked layers it is: a mixture's experts are those of all
         layers then.
+      counts: as of `__call__`.
     """
     residual = x
     if self.spec.norms != "post":
       x = self.mlp_norm(x)
-    if isinstance(self.mlp, MixtureMlp):
+    if isinstance(self.mlp, MixtureMlp) and counts is not None:
+      out, count = self.mlp(x, layer=at, count=True)
+      counts.append(count)
+    elif isinstance(self.mlp, MixtureMlp):
       out = self.mlp(x, layer=at)
     else:
       out = self.mlp(x)

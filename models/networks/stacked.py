@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax import lax
+from jax import Array, lax
 
 from models.networks import periods
 from models.networks.description import LayerSpec, TransformerConfig
@@ -33,6 +33,7 @@ from models.networks.transformer import (
   SkippedLayers,
   Transformer,
   check_features,
+  mixtures_of,
 )
 from models.sharding import Sharding, constrain
 from specjax import cache as cache_lib
@@ -83,12 +84,14 @@ def kinds(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _modules(
-  config: TransformerConfig, dtype
+  config: TransformerConfig, dtype, expert_axes: tuple[str, ...] = ()
 ) -> tuple[Transformer, dict[str, Layer]]:
   """A model without layers, and a layer of each kind, of shapes alone."""
   bare = dataclasses.replace(config, num_layers=0, windows=None, layers=None)
   first = {name: of_kind[0] for name, of_kind in kinds(config).items()}
-  make = lambda index: Layer(config, dtype, index=index, rngs=nnx.Rngs(0))
+  make = lambda index: Layer(
+    config, dtype, index=index, expert_axes=expert_axes, rngs=nnx.Rngs(0)
+  )
   frame = lambda: Transformer(bare, dtype=dtype, rngs=nnx.Rngs(0))
   return nnx.eval_shape(frame), {
     name: nnx.eval_shape(functools.partial(make, index))
@@ -130,6 +133,7 @@ def as_language_model(
   skipped: SkippedLayers | None = None,
   sharding: Sharding | None = None,
   features: Features = (),
+  count_experts: bool = False,
 ) -> LanguageModel:
   """The model as pure functions of stacked parameters.
 
@@ -142,15 +146,25 @@ def as_language_model(
       mesh, for wherever XLA puts them.
     features: what `ModelOutput.features` holds, as in
       `models.networks.transformer`.
+    count_experts: likewise; not with sub-layers left out.
 
   Returns:
     The `LanguageModel`; its parameters are as `abstract_params` says.
+
+  Raises:
+    ValueError: for layers that are not there, or cannot be stacked or counted.
   """
   skipped = skipped or SkippedLayers()
   skipped.check(config.num_layers)
+  if count_experts and skipped != SkippedLayers():
+    raise ValueError("experts are counted in all layers, got some left out")
+  num_counted = len(mixtures_of(config)) if count_experts else 0
   check_features(features, config.num_layers)
-  frame, layers = _modules(config, dtype)
+  by_expert = sharding is not None and sharding.experts == "expert"
+  frame, layers = _modules(config, dtype, sharding.axes if by_expert else ())
   if config.deltas:
+    if count_experts:
+      raise ValueError("experts beside recurrent layers are counted unstacked")
     return periods.as_language_model(
       config, frame, layers, abstract_params(config, dtype=dtype), dtype=dtype,
       skipped=skipped, sharding=sharding, features=features,
@@ -246,10 +260,12 @@ def as_language_model(
           lambda *each: jnp.stack(each)[this["rope"]], *tables
         )
 
+      counts: list[Array] | None = [] if num_counted else None
+
       def run(x, kv, **parts):
         x, kv = module(
           x, rotary=rotary, sees=visible, kv=kv, start=fed.start,
-          layer=this["layer"], at=this["at"], **parts,
+          layer=this["layer"], at=this["at"], counts=counts, **parts,
         )  # fmt: skip
         whole = lambda b: put(b, "cache_lbksc") if b.ndim == 5 else b
         return put(x, "act_btd"), jax.tree.map(whole, kv)
@@ -267,18 +283,19 @@ def as_language_model(
           x,
           kv,
         )
-      return (x, kv, seen), None
+      return (x, kv, seen), counts and counts[0]
 
     x = put(fed.x, "act_btd")
     kv = (fed.cache.keys[0], fed.cache.values[0])
     seen = jnp.zeros((len(wanted), *x.shape), x.dtype)
-    carry = (x, kv, seen)
+    carry, touched = (x, kv, seen), []
     for kind, run in itertools.groupby(
       range(len(kept)), lambda n: place[kept[n]][0]
     ):
       these = [*run]
       of_run = {key: jnp.asarray(all_[these]) for key, all_ in which.items()}
-      carry, _ = lax.scan(functools.partial(body, kind=kind), carry, of_run)
+      carry, found = lax.scan(functools.partial(body, kind=kind), carry, of_run)
+      touched += jax.tree.leaves(found)
     x, kv, seen = carry
     given = dict(zip(wanted, seen, strict=True))
     given |= {i: x for i in features if i != FINAL and i not in given}
@@ -290,6 +307,7 @@ def as_language_model(
       output,
       logits=put(output.logits, "logits_btv"),
       features=None if whole is None else put(whole, "act_btd"),
+      experts=jnp.concatenate(touched) if touched else None,
     )
     return output, fed.cache.replace(
       keys=(kv[0],), values=(kv[1],), length=fed.start + tokens.shape[1]
@@ -301,4 +319,5 @@ def as_language_model(
     init_cache=init_cache,
     apply=apply,
     takes_rows=True,
+    num_counted=num_counted,
   )

@@ -27,6 +27,7 @@ from models.networks.description import (
   TransformerConfig,
 )
 from models.networks.layers import Layer, Linear, make_norm, tied_logits
+from models.networks.mixture import Mixture
 from models.networks.params import split
 from specjax import cache as cache_lib
 from specjax import recurrent
@@ -128,6 +129,7 @@ class Transformer(nnx.Module):
     segments: Array | None = None,
     skipped: SkippedLayers = SkippedLayers(),
     features: Features = (),
+    count_experts: bool = False,
   ) -> tuple[ModelOutput, Cache | None]:
     """Feeds T tokens; see `specjax.types.LanguageModel.apply`.
 
@@ -146,6 +148,7 @@ class Transformer(nnx.Module):
     )
     x, cache = fed.x, fed.cache
     kvs, seen = layers_of(c, cache), {}
+    counts: list[Array] | None = [] if count_experts else None
     for i, layer in enumerate(self.layers):
       seen[i] = x
       source = c.source(i)
@@ -158,12 +161,16 @@ class Transformer(nnx.Module):
         per_layer=fed.per_layer_of(i),
         attention=not {i, where} & {*skipped.attention},
         mlp=i not in skipped.mlp,
+        counts=counts,
       )
     if cache is not None:
       cache = with_layers(c, cache, kvs, fed.start, tokens.shape[1])
       cache = cache.replace(length=fed.start + tokens.shape[1])
     seen[c.num_layers] = x
-    return self.leave(x, logits_at, seen, features), cache
+    output = self.leave(x, logits_at, seen, features)
+    if counts:
+      output = dataclasses.replace(output, experts=jnp.stack(counts))
+    return output, cache
 
   def enter(
     self,
@@ -384,6 +391,7 @@ def as_language_model(
   *,
   skipped: SkippedLayers = SkippedLayers(),
   features: Features = (),
+  count_experts: bool = False,
 ) -> tuple[LanguageModel, nnx.State]:
   """Splits a module into pure functions and its parameters.
 
@@ -393,6 +401,8 @@ def as_language_model(
       parameters and the same cache as the full model: the layers left out keep
       their cache entries as they are.
     features: what `ModelOutput.features` holds, see `Features`.
+    count_experts: whether every pass counts the experts that it touches
+      (`ModelOutput.experts`), of layers that have some.
 
   Returns:
     The `LanguageModel` and the parameters to call it with.
@@ -434,6 +444,7 @@ def as_language_model(
       logits_at=logits_at,
       skipped=skipped,
       features=features,
+      count_experts=count_experts,
     )
 
   model = LanguageModel(
@@ -443,6 +454,7 @@ def as_language_model(
     apply=apply,
     takes_rows=True,
     has_states=bool(config.deltas),
+    num_counted=len(mixtures_of(config, skipped)) if count_experts else 0,
   )
   return model, params
 
@@ -469,3 +481,15 @@ def with_memories(cache: Cache, memories: tuple[Memory, ...]) -> Cache:
     return cache
   base = jnp.zeros_like(cache.length)
   return cache.replace(recurrent=Recurrent(base=base, layers=memories))
+
+
+def mixtures_of(
+  config: TransformerConfig, skipped: SkippedLayers = SkippedLayers()
+) -> tuple[Mixture, ...]:
+  """Those of the layers that have some and are not skipped."""
+  blocks = [
+    config.layer(i).feed_forward
+    for i in range(config.num_layers)
+    if i not in skipped.mlp
+  ]
+  return tuple(block for block in blocks if isinstance(block, Mixture))

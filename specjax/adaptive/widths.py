@@ -12,6 +12,7 @@ It is the in-loop form of the verification widths that SmartSpec (Liu et al.,
 2024) and AdaSpec (Huang et al., 2025) choose on the host.
 """
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
@@ -116,8 +117,14 @@ def apply(
     )
     if fed == width:
       return output, cache
-    unfed = lambda x: ((0, 0), (0, width - fed), *[(0, 0)] * (x.ndim - 2))
-    return jax.tree.map(lambda x: jnp.pad(x, unfed(x)), output), cache
+    unfed = ((0, 0), (0, width - fed), (0, 0))
+    features = output.features
+    whole = dataclasses.replace(
+      output,
+      logits=jnp.pad(output.logits, unfed),
+      features=None if features is None else jnp.pad(features, unfed),
+    )
+    return whole, cache
 
   if index is None:
     return over(width, (None, cache))

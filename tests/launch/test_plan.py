@@ -12,7 +12,7 @@ from absl.testing import flagsaver
 from configs import shapes
 from launch import cli, plan
 from launch.hardware import topology
-from launch.planning import answer, program
+from launch.planning import answer, memory, program
 from models.formats.huggingface_config import config_from_json
 from models.meshes import Layout
 from models.networks.transformer import SkippedLayers
@@ -42,6 +42,8 @@ def test_shapes_have_the_published_numbers_of_parameters():
     "gemma-2-9b": 9_241_705_984,
     "gemma-3-12b": 11_766_034_176,  # of the text model
     "olmo-3-7b": 7_298_011_136,
+    "olmo-2-7b": 7_298_617_344,
+    "mixtral-8x7b": 46_702_792_704,
     "qwen3-30b-a3b": 30_532_122_624,
     "gpt-oss-20b": 20_914_757_184,
     "qwen3.5-9b": 8_953_803_264,  # by transformers' defaults
@@ -341,14 +343,14 @@ def test_what_does_not_fit_is_one_line():
 
 def test_the_largest_batch_and_length_are_where_memory_ends():
   q, temporaries, hbm = question(), 10**9, 15 * 2**30
-  found = answer._largest(q, temporaries, hbm)
+  found = memory.largest(q, temporaries, hbm)
 
   def needed(batch, length):
     other = question(batch_size=batch, max_length=length)
     # 80 channels take 128 lanes; two bytes each, and the heads on four devices.
     keys = 2 * 32 * 8 * 128 * batch * (length + 5)
     more = temporaries * batch / 8 * max(length / 1024, 1)
-    return answer._held(other) + keys + more
+    return memory.held(other) + keys + more
 
   batch = found["batch_size"]
   assert needed(batch, 1024) <= hbm < needed(batch + 1, 1024)

@@ -1,7 +1,9 @@
 """Heads begin as their target."""
 
 import dataclasses
+import operator
 
+import described
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,9 @@ from flax import nnx
 
 from models import head_shapes, head_starts
 from models.networks import unrolled
+from models.networks.description import DenseSpec, Rope
 from models.networks.layers import TransformerConfig
+from models.networks.mixture import Mixture
 from models.networks.transformer import FINAL, Transformer
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -178,6 +182,84 @@ def test_a_block_takes_the_last_layers_weights(target):
       target, num_layers=5, layers=(1,), block_size=4, mask_token=6,
       draft_vocab=None, rngs=nnx.Rngs(1),
     )  # fmt: skip
+
+
+MIXTURE = Mixture(num_experts=4, num_chosen=2, embed_dim=8, expert_dim=5)
+
+
+def described_target(feed_forward, **frame):
+  """Two layers of that block, whose attention has nothing of its own."""
+  layers = described.layers(
+    [None, None], norms=frame.pop("norms", "pre"), softcap=None, scale=None
+  )
+  layers = [
+    dataclasses.replace(
+      layer, feed_forward=feed_forward,
+      attention=dataclasses.replace(
+        layer.attention, rope=Rope(theta=50.0, dim=8)
+      ),
+    )
+    for layer in layers
+  ]  # fmt: skip
+  config = TransformerConfig.of_layers(
+    layers, vocab_size=V, embed_dim=8, max_positions=32, **frame
+  )
+  return Transformer(config, rngs=nnx.Rngs(0))
+
+
+def made(kind, target):
+  more = dict(layers=(0, 1), draft_vocab=IDS, rngs=nnx.Rngs(1))
+  if kind == "eagle3":
+    return head_starts.eagle3(target, **more)
+  return head_starts.parallel(
+    target, num_layers=1, block_size=3, mask_token=6, **more
+  ).layers[0]
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_heads_of_mixtures_take_the_attention_and_a_silent_mlp(kind):
+  """As wide as the experts of a token together."""
+  target = described_target(MIXTURE)
+  head = made(kind, target)
+  last = target.layers[-1]
+  assert head.mlp.up.weight.shape == (2 * 5, 8)
+  assert np.abs(head.mlp.up.weight[...]).max() > 0
+  np.testing.assert_array_equal(head.mlp.down.weight[...], 0)
+  for part in ("attention.out", "attention.q_norm", "mlp_norm"):
+    ours, theirs = (operator.attrgetter(part)(x) for x in (head, last))
+    jax.tree.map(
+      np.testing.assert_array_equal, nnx.state(ours), nnx.state(theirs)
+    )
+  if kind == "eagle3":
+    np.testing.assert_array_equal(
+      head.attention.q.weight[:, 8:], last.attention.q.weight[...]
+    )
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_heads_of_layers_unlike_theirs_add_nothing_at_first(kind):
+  """Gemma's norms multiply by one more than their weights."""
+  dense = DenseSpec(width=12, activation="gelu_tanh")
+  target = described_target(dense, norms="both", norm="rms_plus_one")
+  target.final_norm.scale[...] = jnp.arange(8.0)
+  head = made(kind, target)
+  for part in (head.attention.out, head.mlp.down):
+    np.testing.assert_array_equal(part.weight[...], 0)
+  if kind == "eagle3":
+    np.testing.assert_array_equal(
+      head.final_norm.scale[...], 1 + np.arange(8.0)
+    )
+    assert head.config.layer.rope.theta == 50.0
+
+
+def test_the_head_of_a_described_dense_layer_begins_as_that_layer():
+  target = described_target(DenseSpec(width=12))
+  head = made("eagle3", target)
+  for name in ("gate", "up", "down"):
+    np.testing.assert_array_equal(
+      getattr(head.mlp, name).weight[...],
+      getattr(target.layers[-1].mlp, name).weight[...],
+    )
 
 
 def test_layers_of_a_block_are_spread_as_published():

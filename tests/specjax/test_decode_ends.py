@@ -1,6 +1,7 @@
 """How rows end, what is counted, and what a row is not touched by."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from decoding import (
   VOCAB,
   decode,
   greedy_reference,
+  jitted,
   make,
   make_drafters,
   rows_of,
@@ -137,7 +139,16 @@ def test_likeliest_tokens_that_nobody_wants_are_not_looked_for():
   decoder = make("model", "token", with_log_probs=True, num_likeliest=4)
   state = start(decoder, temperature=0.5)
   nobody = dataclasses.replace(state.likeliest, wanted=np.zeros(5, bool))
-  state = decode(decoder, dataclasses.replace(state, likeliest=nobody))
+  state = dataclasses.replace(state, likeliest=nobody)
+  # The compiler has not moved the work out of the one branch that there is.
+  program = jitted(decoder, "generate").lower(PARAMS, state).compile().as_text()
+  (branches,) = re.findall(r"branch_computations=\{(.*?)\}", program)
+  homes = [
+    part.split()[0] for part in program.split("\n\n") if '"TopK"' in part
+  ]
+  assert homes
+  assert set(homes) <= {*branches.split(", ")}
+  state = decode(decoder, state)
   assert (state.length > LENGTHS).all()
   assert not np.asarray(state.likeliest.log_probs).any()
   with pytest.raises(ValueError, match=r"num_likeliest must be in 0\.\.11"):

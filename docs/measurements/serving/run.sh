@@ -9,13 +9,14 @@
 #
 # A trial of a few minutes, whose numbers say nothing:
 #
-#   REQUESTS=4 RATES=2 CLIENTS=2 DRAFTS=2 CONFIG=configs/embedded.py \
-#     FORMAT=/v1/completions GUIDELLM=... docs/measurements/serving/run.sh FOLDER
+#   REQUESTS=4 RATES=2 CLIENTS=2 DRAFTS=2 MAX_PROMPT=128 \
+#     CONFIG=configs/embedded.py FORMAT=/v1/completions \
+#     GUIDELLM=... docs/measurements/serving/run.sh FOLDER
 cd "$(dirname "$0")/../../.." || exit 1
 python=${PYTHON:-.venv/bin/python} guidellm=${GUIDELLM:-guidellm}
 config=${CONFIG:-configs/smollm2.py} format=${FORMAT:-/v1/chat/completions}
 requests=${REQUESTS:-40} rates=${RATES:-1, 2, 4, 8} clients=${CLIENTS:-1, 4, 8}
-drafts=${DRAFTS:-1 2 3 4}
+drafts=${DRAFTS:-1 2 3 4} max_prompt=${MAX_PROMPT:-512}
 out=$1 port=${PORT:-8123}
 mkdir -p "$out" || exit 1
 
@@ -39,7 +40,7 @@ load() { # NAME PROFILE BODY SERVER..., a command that listens
   echo "$name ..." >&2
   "$@" >"$out/$name-server.log" 2>&1 &
   server=$!
-  until curl -sf "localhost:$port/v1/models" >"$out/$name-models.json"; do
+  until curl -sf "localhost:$port/v1/models" >"$out/models"; do
     kill -0 $server || exit 1
     sleep 1
   done
@@ -59,7 +60,7 @@ ours() { # NAME PROFILE BODY DRAFTER FLAG...
   name=$1 profile=$2 body=$3 drafter=$4
   shift 4
   load "$name" "$profile" "$body" "$python" -m launch.serve --config="$config" \
-    --port="$port" --slots=8 --max_prompt=512 --config.max_new_tokens=64 \
+    --port="$port" --slots=8 --max_prompt="$max_prompt" --config.max_new_tokens=64 \
     --config.drafter="$drafter" "$@"
 }
 
@@ -89,4 +90,4 @@ llama_cpp_reference.write_float32(str(smollm2.path()), sys.argv[1])' \
     --n_threads "$(nproc)"
 fi
 
-"$python" -m launch.tables loads $(ls "$out"/*.json | grep -v -e -models)
+"$python" -m launch.tables loads "$out"/*.json

@@ -35,7 +35,7 @@ from specjax.siblings import Siblings, laws_of_tokens
 from specjax.tree import Tree, paths
 from specjax.types import Draft
 
-cli.reads(cli.OUTPUT, cases.RULES)
+cli.reads(cli.OUTPUT, cases.RULES, cli.TURNS)
 _VOCAB_SIZES = flags.DEFINE_list(
   "vocab_sizes", ["32768", "131072", "262144"], "Each V."
 )
@@ -52,10 +52,6 @@ _FULL_GRID = flags.DEFINE_bool(
 _MAX_GIB = flags.DEFINE_float(
   "max_gib", 2.0, "Cells with more input than this are skipped."
 )
-_TURNS = flags.DEFINE_integer(
-  "turns", 5, "Least number of timed turns of a rule and of the pass.",
-  lower_bound=1,
-)  # fmt: skip
 
 # Short calls take more turns: others on the machine disturb whole runs of them.
 _SECONDS, _MOST_TURNS = 0.3, 500
@@ -233,7 +229,7 @@ def time_rule(
 
 def run(_) -> int:
   """The command."""
-  rounds = _TURNS.value
+  rounds = cli.TURNS.value or 5
   names = cases.RULES.value or list(rules.RULES)
   for name in names:
     rules.get(name)

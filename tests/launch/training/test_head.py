@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import references
 from absl.testing import flagsaver
 from flax import nnx
 
@@ -50,6 +51,37 @@ def tiny(texts, target, kind="eagle3", **changes):
 def records(folder):
   lines = (folder / "metrics.jsonl").read_text().splitlines()
   return [json.loads(line) for line in lines]
+
+
+@pytest.mark.heavy
+def test_a_head_of_a_mixture_is_trained_exported_and_read(texts, tmp_path):
+  """EAGLE-3's, whose MLP is as wide as the experts of a token together."""
+  family, settings, _ = references.MODELS["mixtral"]
+  target = str(tmp_path / "target")
+  settings = settings | dict(
+    vocab_size=V, sliding_window=None, hidden_act="silu",
+    max_position_embeddings=64, rope_parameters=dict(rope_theta=700.0),
+  )  # fmt: skip
+  references.make(family, settings).save_pretrained(target)
+  tokenizers.save(tokenizers.load(files.EMBEDDED), target)
+  config = tiny(texts, target, num_steps=2, log_every=1, checkpoint_every=2)
+  config.validate_every = 2
+  run = Run(config, str(tmp_path / "run"))
+  module, finished = run.train()
+  assert finished
+  name = "forward_kl_loss"
+  losses = [r[name] for r in records(tmp_path / "run") if name in r]
+  assert len(losses) == 2
+  assert np.isfinite(losses).all()
+  run.export(module, str(tmp_path / "head"))
+  network = checkpoints.load(
+    target, dtype=jnp.float32, mesh=None, sharding=None
+  )
+  head = checkpoints.load_head(
+    str(tmp_path / "head"), network, dtype=jnp.float32
+  )
+  assert head.module.config.layer.mlp_dim == 2 * 20
+  assert head.features == (0, 1)
 
 
 # ------------------------------------------------------------- the vocabulary

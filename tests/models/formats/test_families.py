@@ -510,7 +510,13 @@ _FOUR_DEVICES = """
 
     with jax.set_mesh(mesh) if mesh is not None else open("/dev/null"):
       logits.append(np.asarray(jax.jit(run)(network.params)))
-  print(np.abs(logits[0] - logits[1]).max() / np.abs(logits[0]).max())
+  cut = "none"
+  for path, x in jax.tree_util.tree_leaves_with_path(network.params["layers"]):
+    if "'experts'" in str(path) and "'down'" in str(path):
+      part = x.addressable_data(0).shape
+      cut = "expert" if part[1] < x.shape[1] else "width"
+  wrong = np.abs(logits[0] - logits[1]).max() / np.abs(logits[0]).max()
+  print(wrong, cut)
 """
 
 
@@ -533,23 +539,10 @@ def test_a_mesh_holds_the_same_layers_of_two_kinds(saved):
     )  # fmt: skip
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize(
-  "name",
-  [
-    "gemma3",
-    "olmo3",
-    "mixtral",
-    "glm-moe",
-    "deepseek",
-    "gpt-oss",
-    *HYBRIDS,
-  ],
-)
-def test_four_devices_give_the_same_logits(tmp_path, name):
-  """Key/value heads are repeated, and with them norms over all of them."""
+def on_four_devices(tmp_path, name, **changes):
+  """The error of a model's logits there, and how its experts are cut."""
   family, settings, _ = MODELS[name]
-  settings = settings | dict(vocab_size=96)
+  settings = settings | dict(vocab_size=96) | changes
   if name in HYBRIDS:  # which are cut by heads of keys, and those not repeated
     settings |= dict(linear_num_key_heads=4, linear_num_value_heads=8)
   model = references.make(family, settings)
@@ -561,4 +554,33 @@ def test_four_devices_give_the_same_logits(tmp_path, name):
     text=True, timeout=300,
   )  # fmt: skip
   assert done.returncode == 0, done.stderr[-2000:]
-  assert float(done.stdout.splitlines()[-1]) < 1e-5
+  wrong, cut = done.stdout.splitlines()[-1].split()
+  return float(wrong), cut
+
+
+DENSE = ("gemma3", "olmo3", "qwen3-5")
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+  "name",
+  [
+    "gemma3", "olmo3", "mixtral", "glm-moe", "deepseek", "gpt-oss",
+    "qwen3-next", "qwen3-5",
+  ],
+)  # fmt: skip
+def test_four_devices_give_the_same_logits(tmp_path, name):
+  """Key/value heads are repeated, and with them norms over all of them.
+
+  Five experts of width 20 are cut by their width.
+  """
+  wrong, cut = on_four_devices(tmp_path, name)
+  assert wrong < 1e-5
+  assert cut == ("none" if name in DENSE else "width")
+
+
+@pytest.mark.heavy
+def test_four_devices_give_the_same_logits_with_an_expert_each(tmp_path):
+  wrong, cut = on_four_devices(tmp_path, "gpt-oss", num_local_experts=4)
+  assert wrong < 1e-5
+  assert cut == "expert"

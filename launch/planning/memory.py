@@ -1,0 +1,73 @@
+"""Bytes of a plan on a device, and what else would fit."""
+
+import dataclasses
+
+from launch.planning import heads, networks, program
+from launch.planning.program import Question
+
+_ITEM = 2  # bytes of a bfloat16
+_LANES = 128  # heads have channels for all of them, used or not
+
+
+def held(q: Question) -> int:
+  """Bytes of weights and caches on a device, as the compiler lays them out."""
+  total = 0
+  for config, size in _models(q):
+    total += _ITEM * program.num_params(config) // size
+    total += _cache(config, size, q.rows * (q.slots + q.input_length))
+    states, pending = networks.state_bytes(config)
+    total += q.rows * (states + q.tree.num_fed * pending) // size
+  if q.head is not None:
+    total += _ITEM * program.num_draft_params(q) // q.layout.draft
+    if layers := heads.cached(q.head):
+      slots = q.slots + heads.more_slots(q.head, q.tree)
+      total += _cache(layers, q.layout.draft, q.rows * slots)
+  return total
+
+
+def _models(q: Question):
+  """The models as they are cut, and over how many devices."""
+  yield q.cut_target(), q.layout.model
+  if q.draft:
+    yield q.cut_draft(), q.layout.draft
+
+
+def _cache(config, size: int, slots: int) -> int:
+  channels = -(-config.head_dim // _LANES) * _LANES
+  layers = len(getattr(config, "cached", ())) or config.num_layers
+  per_slot = 2 * layers * config.num_kv_heads * channels
+  return _ITEM * per_slot * slots // size
+
+
+def largest(q: Question, temporaries: int, hbm: int) -> dict:
+  """The largest batch at this length, and length at this batch, that fit.
+
+  Temporaries are taken to grow with the rows, and with the length: an estimate
+  from the one program that was compiled. Room is left for one more copy of the
+  target's keys, which the compiler was seen to make once memory is nearly full.
+  """
+  size = q.layout.model
+  keys = lambda other: (
+    _cache(q.cut_target(), size, other.rows * other.slots) / 2
+  )
+
+  def fits(**changes):
+    other = dataclasses.replace(q, **changes)
+    rows, length = other.rows / q.rows, other.max_length / q.max_length
+    total = held(other) + keys(other) + temporaries * rows * max(length, 1)
+    return total <= hbm
+
+  batch = (
+    _last(lambda n: fits(batch_size=n * q.layout.data), 2**20) * q.layout.data
+  )
+  length = _last(lambda n: fits(max_length=n), q.longest)
+  return {"batch_size": batch, "max_length": length}
+
+
+def _last(holds, most: int) -> int:
+  """The largest n in 1..most for which it holds, 0 if none; monotone."""
+  low, high = 0, most
+  while low < high:
+    middle = (low + high + 1) // 2
+    low, high = (middle, high) if holds(middle) else (low, middle - 1)
+  return low
