@@ -118,6 +118,14 @@ SHAPES |= {
     num_experts=128, num_experts_per_tok=8, norm_topk_prob=True,
     max_position_embeddings=40960, rope_theta=1000000.0, rms_norm_eps=1e-6,
   ),
+  # As transformers' defaults for this family, which names the 9B.
+  "qwen3.5-9b": dict(
+    model_type="qwen3_5_text", vocab_size=248320, hidden_size=4096,
+    num_hidden_layers=32, num_attention_heads=16, num_key_value_heads=4,
+    head_dim=256, intermediate_size=12288, linear_num_key_heads=16,
+    linear_num_value_heads=32, linear_key_head_dim=128,
+    linear_value_head_dim=128, max_position_embeddings=32768,
+  ),
   "gpt-oss-20b": _mixture(
     "gpt_oss", 2880, 24, 64, vocab_size=201088, num_key_value_heads=8,
     head_dim=64, intermediate_size=2880, num_local_experts=32,

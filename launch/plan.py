@@ -57,7 +57,7 @@ from launch import (
 from launch.build import layers, precision
 from launch.build.drafters import DRAFTERS, Drafting
 from launch.planning import answer, mixtures, plots, program
-from models import meshes
+from models import head_shapes, meshes
 from models.formats import head_checkpoints, json_files
 from models.formats.huggingface import translate
 from models.head_shapes import KINDS, HeadShape
@@ -229,6 +229,8 @@ def question(
   tree, siblings = drafting.tree, drafting.siblings.name
   if drafting.reads == "head":
     of_head = head(drafting.checkpoint, drafting.name, target)
+  elif drafting.reads == "mtp":
+    of_head = head_shapes.mtp_shape(target)
   elif drafting.reads == "model":
     draft = shape(drafting.checkpoint)
   elif drafting.reads == "layers":

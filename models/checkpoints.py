@@ -20,6 +20,7 @@ from models.formats import (
   gguf_tokenizer,
   head_checkpoints,
   huggingface,
+  mtp_format,
   trained,
 )
 from models.formats.head_checkpoints import Head
@@ -200,6 +201,7 @@ def load_head(
   dtype,
   mesh: Mesh | None = None,
   sharding: Sharding | None = None,
+  of_target: bool = False,
 ) -> Head:
   """Reads a draft head of a target.
 
@@ -209,6 +211,7 @@ def load_head(
     dtype: of parameters and activations.
     mesh: the devices; None for one device.
     sharding: the head's rules on the mesh.
+    of_target: whether it is the MTP head in the target's own directory, `path`.
 
   Returns:
     The `models.formats.head_checkpoints.Head`.
@@ -229,11 +232,17 @@ def load_head(
   place = None
   if mesh is not None:
     place = Place(mesh=mesh, sharding=sharding)
-  return head_checkpoints.load(path, about, dtype=dtype, place=place)
+  load = mtp_format.load if of_target else head_checkpoints.load
+  return load(path, about, dtype=dtype, place=place)
 
 
 def read_head(path: str, target: str) -> HeadShape:
-  """What a head of the target in another path is; raises as `load_head`."""
+  """What a head of the target in another path is; raises as `load_head`.
+
+  In the same path it is the target's own MTP head.
+  """
+  if path == target:
+    return mtp_format.describe(path)
   return head_checkpoints.describe(path, _about(read_config(target)))
 
 

@@ -13,12 +13,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from models.formats.huggingface_config import config_from_json
-from models.networks import dflash, eagle, medusa
+from models.networks import dflash, eagle, medusa, mtp
 from models.networks.dflash import ParallelConfig
 from models.networks.eagle import EagleConfig
 from models.networks.layers import TransformerConfig
 from models.networks.medusa import BlockwiseConfig, MedusaConfig
-from models.networks.transformer import Features
+from models.networks.mtp import MtpConfig
+from models.networks.transformer import FINAL, Features
 from models.sharding import Sharding
 
 HeadConfig = EagleConfig | MedusaConfig | BlockwiseConfig | ParallelConfig
@@ -28,8 +29,9 @@ HeadModule = (
   | medusa.Medusa
   | medusa.Blockwise
   | dflash.Parallel
+  | mtp.Mtp
 )
-KINDS = ("eagle", "eagle3", "medusa", "blockwise", "dflash")
+KINDS = ("eagle", "eagle3", "medusa", "blockwise", "dflash", "mtp")
 _FULL, _SLIDES = "full_attention", "sliding_attention"
 
 
@@ -76,6 +78,8 @@ class HeadShape:
 
   def make(self, *, dtype=jnp.float32, rngs: nnx.Rngs) -> HeadModule:
     """The network, with random weights."""
+    if isinstance(self.config, MtpConfig):
+      return mtp.Mtp(self.config, dtype=dtype, rngs=rngs)
     if isinstance(self.config, EagleConfig):
       return eagle.make(self.config, dtype=dtype, rngs=rngs)
     kind: Any = {
@@ -121,6 +125,11 @@ class HeadShape:
     if isinstance(self.config, ParallelConfig):
       return self.config.num_depths
     return self.config.num_heads
+
+
+def mtp_shape(target: TransformerConfig) -> HeadShape:
+  """The MTP head that a target comes with."""
+  return HeadShape(kind="mtp", config=mtp.config_of(target), features=(FINAL,))
 
 
 def head_layers(settings: Mapping[str, Any]) -> TransformerConfig:
@@ -176,7 +185,7 @@ def says_by_target(module: HeadModule) -> bool:
   """Whether a head's output projection is the target's."""
   if isinstance(module, dflash.Parallel):
     return module.config.draft_vocab_size is None
-  return isinstance(module, eagle.Eagle | medusa.Blockwise)
+  return isinstance(module, eagle.Eagle | medusa.Blockwise | mtp.Mtp)
 
 
 def borrowed(module: HeadModule) -> frozenset[str]:
@@ -204,7 +213,7 @@ def functions(
     sharding: its rules on the mesh in use; None for one device.
 
   Returns:
-    A `FeatureModel` (EAGLE), a `BlockModel` (parallel), or of the others
+    A `FeatureModel` (EAGLE, MTP), a `BlockModel` (parallel), or of the others
     `specjax.drafters.medusa.Marginals`; and the parameters.
   """
   if isinstance(module, dflash.Parallel):

@@ -126,10 +126,14 @@ def param_spec(parts: list[str], sharding: Sharding) -> P:
       else sharding.embed_vd
       if module == "lm_head"
       else sharding.row_dn
-      if module in ("out", "down")
+      if module in ("out", "down", "delta_out")
       else sharding.column_nd
     )
   elif kind == "bias" and module in ("q", "k", "v", "up", "gate"):
+    found = sharding.bias_n
+  elif kind == "conv":
+    found = sharding.column_nd
+  elif kind in ("log_decay", "step_bias"):
     found = sharding.bias_n
   else:
     of_experts = mixture.partition_specs(sharding.experts, sharding.axes)
@@ -166,6 +170,9 @@ def check_cut(config, size: int) -> None:
   layers = getattr(config, "layers", None)
   if not layers:
     widths.append(("mlp_dim", config.mlp_dim))
+  for layer in layers or ():
+    key_heads = getattr(layer.attention, "num_key_heads", 0)
+    widths.append(("num_key_heads", key_heads))
   for block in [layer.feed_forward for layer in layers or ()]:
     if isinstance(block, mixture.Mixture):
       mixture.cut_by(block, size)
@@ -218,7 +225,7 @@ def repeat_kv_heads(params, old: TransformerConfig, new: TransformerConfig):
 
 def of_kv_heads(config: TransformerConfig) -> tuple[str, ...]:
   """Modules whose parameters have channels for every key/value head."""
-  if config.layer(0).attention.qk_norm == "width":
+  if next(iter(config.attentions.values())).qk_norm == "width":
     return "k", "v", "k_norm"
   return "k", "v"
 

@@ -20,7 +20,9 @@ from jax import Array, lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from specjax import low_cache
+from specjax import recurrent as recurrent_lib
 from specjax.low_cache import LowBits
+from specjax.recurrent import Recurrent
 from specjax.structs import struct
 
 
@@ -44,6 +46,8 @@ class Cache:
       read by every pass, never written. Those of four axes, `[B, K, S', C]`, or
       of five, `[L, B, K, S', C]` with rows second, are cut over devices as keys
       and values are. None for decoder-only models.
+    recurrent: states of layers that are no attention, which roll back as far as
+      the last pass only (`specjax.recurrent`); None if there are none.
   """
 
   keys: tuple[Array, ...]
@@ -52,6 +56,7 @@ class Cache:
   length: Array
   idle: Array | None = None
   context: Any = None
+  recurrent: Recurrent | None = None
 
   @property
   def slots(self) -> int:
@@ -584,4 +589,5 @@ def keep_path(
     values=jax.tree.map(gather, cache.values),
     positions=positions,
     length=length,
+    recurrent=recurrent_lib.path_kept(cache.recurrent, start, path),
   )

@@ -440,7 +440,9 @@ class Decoder:
     draw if all were read, up to the rounding of passes of other widths; of its
     drafter caches are kept, and what else it has learned of the text is not.
     What this costs does not grow with the buffer, if the target takes rows
-    (`LanguageModel.takes_rows`).
+    (`LanguageModel.takes_rows`). Of a target with recurrent states all of a
+    text is kept but its newest tokens at most, or none: a row that keeps less
+    ends with NAN_LOGITS.
 
     Args:
       params: parameters of both models.

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from specjax import recurrent as recurrent_lib
 from specjax.cache import Cache
 from specjax.state import Counters, DecodeState, Likeliest, Origin, StopReason
 from specjax.types import Commit, Drafter, LanguageModel, Params, Sampling
@@ -105,6 +106,7 @@ def cut(
     rng_key: `key[1]`, of who goes on.
   """
   is_cache = lambda x: isinstance(x, Cache)
+  cache = state.target_cache
   kept = jax.tree.map(
     lambda new, old: old if is_cache(old) else new,
     own, state.drafter_state, is_leaf=is_cache,
@@ -119,6 +121,9 @@ def cut(
     else jnp.zeros_like(state.log_probs),
     max_depth=jnp.full_like(state.max_depth, depth),
     keys=rng_key,
+    target_cache=cache.replace(
+      recurrent=recurrent_lib.emptied(cache.recurrent, jnp.asarray(keep))
+    ),
     drafter_state=kept,
   )
 
@@ -231,7 +236,9 @@ def _read(
     )
     return cache.replace(length=length - 1), drafter_state, length, start
 
-  carry = (state.target_cache, state.drafter_state, known, first(known))
+  cache = state.target_cache
+  cache = cache.replace(recurrent=recurrent_lib.widened(cache.recurrent, fed))
+  carry = (cache, state.drafter_state, known, first(known))
   if in_chunks:
     kinds = jax.eval_shape(chunk, carry)
     carry = lax.while_loop(
@@ -241,9 +248,18 @@ def _read(
     )
   else:
     carry = chunk(carry)
+  # Where the text goes on, its newest tokens can be fed again.
+  held = state.target_cache.recurrent
+  # A pass leaves what is fed again after it.
+  room = drafter.tree.num_fed + max(again - 2, 0)
+  if not is_fresh and held is not None:
+    room = held.width
+  recurrent = recurrent_lib.settled(
+    carry[0].recurrent, state.length - again, room
+  )
   return dataclasses.replace(
     state,
-    target_cache=carry[0].replace(length=state.length - 1),
+    target_cache=carry[0].replace(length=state.length - 1, recurrent=recurrent),
     drafter_state=carry[1],
   )
 

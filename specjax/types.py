@@ -114,6 +114,8 @@ class LanguageModel:
     takes_rows: whether `apply` touches keys and values by `write_rows`,
       `read_rows` and the like alone, so that they may be one row of a larger
       cache (`specjax.cache.RowOf`): then prompts are read where they stand.
+    has_states: whether its cache holds recurrent states (`Cache.recurrent`),
+      which roll back as far as the last pass only.
     num_counted: M, layers whose experts it counts (`ModelOutput.experts`).
   """
 
@@ -124,6 +126,7 @@ class LanguageModel:
   read: Callable[[Any, Any], Any] | None = None
   max_positions: int | None = None
   takes_rows: bool = False
+  has_states: bool = False
   num_counted: int = 0
 
   def new_cache(

@@ -403,6 +403,71 @@ MODELS = {
     ),
     1,
   ),
+  "qwen3-next": (
+    "qwen3_next",
+    GATED
+    | dict(
+      num_hidden_layers=3,
+      layer_types=["linear_attention", "full_attention", "linear_attention"],
+      num_key_value_heads=2,
+      head_dim=16,
+      attention_bias=True,
+      rope_parameters=dict(rope_theta=500.0, partial_rotary_factor=0.5),
+      linear_num_key_heads=2,
+      linear_num_value_heads=4,
+      linear_key_head_dim=6,
+      linear_value_head_dim=10,
+      linear_conv_kernel_dim=3,
+      moe_intermediate_size=20,
+      shared_expert_intermediate_size=12,
+      num_experts=5,
+      num_experts_per_tok=2,
+      mlp_only_layers=[1],
+    ),
+    3,
+  ),
+  "qwen3-5-moe": (
+    "qwen3_5_moe_text",
+    GATED
+    | dict(
+      num_hidden_layers=2,
+      layer_types=["linear_attention", "full_attention"],
+      num_key_value_heads=2,
+      head_dim=16,
+      rope_parameters=dict(rope_theta=500.0, partial_rotary_factor=0.5),
+      linear_num_key_heads=2,
+      linear_num_value_heads=4,
+      linear_key_head_dim=6,
+      linear_value_head_dim=10,
+      moe_intermediate_size=20,
+      shared_expert_intermediate_size=12,
+      num_experts=5,
+      num_experts_per_tok=2,
+    ),
+    1,
+  ),
+  "qwen3-5": (
+    "qwen3_5_text",
+    GATED
+    | dict(
+      num_hidden_layers=3,
+      layer_types=["linear_attention", "full_attention", "linear_attention"],
+      num_key_value_heads=2,
+      head_dim=16,
+      tie_word_embeddings=True,
+      rope_parameters=dict(
+        rope_theta=500.0,
+        partial_rotary_factor=0.25,
+        mrope_section=[1, 1, 0],
+        mrope_interleaved=True,
+      ),
+      linear_num_key_heads=2,
+      linear_num_value_heads=6,
+      linear_key_head_dim=8,
+      linear_value_head_dim=5,
+    ),
+    1,
+  ),
 }
 
 

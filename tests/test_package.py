@@ -36,6 +36,7 @@ FOUNDATION = {
     "penalties",
     "cache",
     "low_cache",
+    "recurrent",
     "random",
     "laws",
     "calls",
@@ -372,10 +373,11 @@ def test_the_foundation_knows_no_rule_and_no_loop():
     assert inside <= FOUNDATION, file
 
 
-def test_models_import_only_types_and_cache():
+def test_models_import_only_types_and_what_caches_hold():
   for file, imports in _imports_under("models").items():
     inside = {name for name in imports if name.split(".")[0] == "specjax"}
-    assert inside <= {"specjax.types", "specjax.cache"}, file
+    allowed = {f"specjax.{name}" for name in ("types", "cache", "recurrent")}
+    assert inside <= allowed, file
     assert not {n.split(".")[0] for n in imports} & (CHECKOUT - {"models"}), (
       file
     )

@@ -71,7 +71,8 @@ class Drafting:
       that `dataclasses.replace` gives the drafter of another tree.
     reads: what the checkpoint holds: "model", "block", "layers" (of the target,
       which are skipped), "weights" (the target's, in few bits, and no
-      checkpoint), "head" (of the kind `name`), or "" for nothing.
+      checkpoint), "head" (of the kind `name`), or "" for nothing; "mtp" is a
+      head in the target's own.
     checkpoint: its path.
     corpus: path of an index of texts; "" for none.
     policy: what ends chains; None if nothing does.
@@ -112,7 +113,7 @@ class Drafting:
   @property
   def needs_checkpoint(self) -> bool:
     """Whether what drafts is a file of its own."""
-    return self.reads not in ("", "weights")
+    return self.reads not in ("", "weights", "mtp")
 
   @property
   def drafts(self) -> bool:
@@ -445,6 +446,20 @@ def eagle3(
   )
 
 
+def mtp(
+  *,
+  tokens: int | None = None,
+  tree: Shape | None = None,
+  siblings: Siblings = IID,
+  policy: Policy | None = None,
+) -> Drafting:
+  """The head that the target's own files hold (multi-token prediction)."""
+  return dataclasses.replace(
+    eagle(tokens=tokens, tree=tree, siblings=siblings, policy=policy),
+    name="mtp", reads="mtp", learns=False,
+  )  # fmt: skip
+
+
 def medusa(
   head: str = "",
   *,
@@ -769,8 +784,8 @@ DRAFTERS = Grammar(
     one.__name__: one
     for one in (
       plain, model, layer_skip, quantised_self, ngram, suffix, lookahead, rest,
-      rasd, eagle, eagle3, medusa, blockwise, dflash, specdec, repeats, ladder,
-      online, with_widths, with_rule,
+      rasd, eagle, eagle3, mtp, medusa, blockwise, dflash, specdec, repeats,
+      ladder, online, with_widths, with_rule,
     )
   },
   nested=_NESTED,
@@ -898,7 +913,7 @@ def source(drafting: Drafting, models: Any) -> tuple[Any, Any]:
   if drafting.reads == "weights":
     low = models.draft
     return low.functions(SkippedLayers(), features), low.params
-  if drafting.reads == "head":
+  if drafting.reads in ("head", "mtp"):
     head = models.draft
     if head.kind != drafting.name:
       raise ValueError(

@@ -194,8 +194,10 @@ def load(
   layout, mesh, shardings = None, None, (None, None)
   if config.mesh:
     sizes = None
-    if reads == "head":
-      sizes = checkpoints.read_head(path, config.target).even_sizes()
+    if reads in ("head", "mtp"):
+      sizes = checkpoints.read_head(
+        path or config.target, config.target
+      ).even_sizes()
     elif reads == "model":
       sizes = checkpoints.read_config(path)
     layout = meshes.parse(
@@ -222,10 +224,11 @@ def load(
       target = target.lowered(form)
   tokenizer = checkpoints.load_tokenizer(config.target)
   draft = None
-  if reads == "head":
+  if reads in ("head", "mtp"):
     draft = checkpoints.load_head(
-      path, target, dtype=dtype, mesh=mesh, sharding=shardings[1]
-    )
+      path or config.target, target, dtype=dtype, mesh=mesh,
+      sharding=shardings[1], of_target=reads == "mtp",
+    )  # fmt: skip
   elif reads == "weights":
     draft = target.lowered(drafting.weights)
   elif reads == "block":

@@ -33,6 +33,7 @@ _OF_TARGET = {
   "dflash": (_EMBEDDING, _OUTPUT),
   "blockwise": (_OUTPUT,),
   "medusa": (),
+  "mtp": (_EMBEDDING, _OUTPUT),
 }
 
 

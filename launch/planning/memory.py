@@ -16,6 +16,8 @@ def held(q: Question) -> int:
     total += networks.num_bytes(config, weights) // size
     slots = q.rows * (q.slots + q.input_length)
     total += _cache(config, size, slots, cache)
+    states, pending = networks.state_bytes(config)
+    total += q.rows * (states + q.tree.num_fed * pending) // size
   if q.own_weights is not None:
     total += networks.num_bytes(q.cut_target(), q.own_weights) // q.layout.model
   if q.head is not None:
@@ -34,10 +36,11 @@ def _models(q: Question):
 
 
 def _cache(config, size: int, slots: int, cache: str | None = None) -> int:
-  per_slot = config.num_layers * networks.slot_channels(config, _LANES)
+  layers = len(getattr(config, "cached", ())) or config.num_layers
+  per_slot = layers * networks.slot_channels(config, _LANES)
   if cache is None:
     return _ITEM * per_slot * slots // size
-  scales = 2 * config.num_layers * config.num_kv_heads  # of four bytes
+  scales = 2 * layers * config.num_kv_heads  # of four bytes
   return (per_slot + 4 * scales) * slots // size
 
 

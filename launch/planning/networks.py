@@ -23,6 +23,7 @@ from models.networks.t5_config import T5Config
 from models.networks.transformer import (
   Features,
   SkippedLayers,
+  delta_memory,
   mixtures_of,
 )
 from models.sharding import Sharding
@@ -207,6 +208,40 @@ def idle(
   return found
 
 
+def state_bytes(config: Config) -> tuple[int, int]:
+  """Bytes of a row's recurrent states, and of a pending token's entries.
+
+  A pass reads and writes all states once, and the entries of the tokens that it
+  is over and of those that the pass before it was (`specjax.recurrent`).
+  """
+  if isinstance(config, T5Config):
+    return 0, 0
+  memories = [
+    jax.eval_shape(functools.partial(delta_memory, delta, 1, DTYPE))
+    for delta in config.deltas.values()
+  ]
+  size = lambda *xs: sum(math.prod(x.shape) * x.dtype.itemsize for x in xs)
+  return (
+    sum(size(m.state, m.window) for m in memories),
+    sum(size(*m.pending) for m in memories),
+  )
+
+
+def round_bytes(config: Config, nodes: int) -> tuple[int, int]:
+  """Bytes of recurrent states that a round reads and writes for a row.
+
+  Args:
+    config: the model.
+    nodes: of the tree, root included.
+
+  Returns:
+    Here; and with a state for every node, of which each is written once, and
+    that before the tree is read.
+  """
+  states, pending = state_bytes(config)
+  return 2 * (states + nodes * pending), (nodes + 1) * states
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
   """What a decoding pass of a model is made of.
@@ -273,7 +308,7 @@ def work(
     - sum(_mlp_params(c, layer) for layer in skipped.mlp),
     slots=sum(
       attention.slots_read(text, slots, c.window(layer))
-      for layer in range(layers)
+      for layer in c.attentions
       if layer not in skipped.attention
     ),
   )

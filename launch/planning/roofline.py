@@ -134,11 +134,14 @@ def forward(placement: Placement, num_tokens: int) -> Pass:
   logits = 2 * 4 * tokens * c.vocab_size  # float32, whole on every device
   idle = functools.partial(networks.idle, c, p.skipped, distinct=p.distinct)
   read = work.weights - idle(tokens, size=p.size)
+  states, pending = networks.state_bytes(c)
+  states = 2 * p.rows * (states + num_tokens * pending)
   flops = 2 * tokens * (work.weights - idle(1))
   flops += 4 * tokens * work.slots * c.num_heads * c.head_dim
   return Pass(
     hbm_bytes=(p.bytes_per_weight * read + p.bytes_per_channel * cache) / p.size
     + _ITEM * (cut / p.size + whole)
+    + states / p.size
     + logits,
     flops=flops / p.size,
     ici_bytes=_sent(p, tokens),

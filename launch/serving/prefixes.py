@@ -36,7 +36,13 @@ class Texts:
   """
 
   def __init__(
-    self, num_slots: int, max_length: int, reuse: Reuse, groups: int = 1
+    self,
+    num_slots: int,
+    max_length: int,
+    reuse: Reuse,
+    groups: int = 1,
+    *,
+    whole: bool = False,
   ):
     """No row has a text.
 
@@ -46,8 +52,10 @@ class Texts:
       reuse: see above.
       groups: of devices that rows are cut over, as many to each; no text is
         copied from one to another.
+      whole: texts are kept whole or not at all: states of recurrent layers
+        cannot be cut short.
     """
-    self._reuse = reuse
+    self._reuse, self._whole = reuse, whole
     self._group = np.arange(num_slots) * groups // num_slots
     self._tokens = np.zeros((num_slots, max_length), np.int32)
     self._lengths = np.zeros(num_slots, np.int32)
@@ -95,6 +103,8 @@ class Texts:
     done = int(self._prompts[row])
     same = np.minimum(self._same(asked), len(asked.token_ids) - 1)
     same = np.where(self._group == self._group[row], same, 0)
+    if self._whole:
+      same = np.where(same == self._lengths, same, 0)
     best = int(np.argmax(same))
     if same[best] <= done:
       return row, done

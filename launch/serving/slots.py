@@ -149,8 +149,10 @@ class Slots:
     # Rows whose prompts are being read, who came first first.
     self._reading: dict[int, Asked] = {}
     groups = 1 if mesh is None else mesh.shape["data"]
-    self._texts = Texts(num_slots, max_length, reuse, groups)
-    self.scores = scores and mesh is None
+    has_states = decoders[self.depth].target.has_states
+    self._texts = Texts(num_slots, max_length, reuse, groups, whole=has_states)
+    # Prompts are scored in a cache of their own, whose shapes must not change.
+    self.scores = scores and mesh is None and not has_states
     whole = self._decoders[self.depth]
     self._scorer = Scorer(
       whole.target,

@@ -38,7 +38,7 @@ _ALIASES = (
   (re.compile(r"^blocks\.(\d+)\.layers\.(\d+)\."), r"heads.\1.blocks.\2."),
   (re.compile(r"^lm_heads\.(\d+)\."), r"heads.\1.lm_head."),
 )  # fmt: skip
-_FLOATS = ("F16", "BF16", "F32", "F64")
+FLOATS = ("F16", "BF16", "F32", "F64")
 
 
 def normal_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -121,10 +121,10 @@ def placed(
   array: np.ndarray, parts: list[str], place: Place | None
 ) -> jax.Array:
   """An array that every process has, where the parameter of that name lies."""
-  return _placed(parts, array.shape, lambda i: array[i], place)
+  return laid_out(parts, array.shape, lambda i: array[i], place)
 
 
-def _placed(
+def laid_out(
   parts: list[str],
   shape: tuple[int, ...],
   read: Callable[[tuple[slice, ...]], np.ndarray],
@@ -183,14 +183,14 @@ def filled(
       problems.append(
         f"wrong shape: {tensor.name}, expected {expected}, got {tensor.shape}"
       )
-    elif tensor.kind not in _FLOATS:
+    elif tensor.kind not in FLOATS:
       problems.append(
-        f"wrong type: {tensor.name}, expected one of {_FLOATS}, got "
+        f"wrong type: {tensor.name}, expected one of {FLOATS}, got "
         f"{tensor.kind}"
       )
     else:
       read = functools.partial(_part, tensor, dtype)
-      array = _placed(parts, expected, read, place)
+      array = laid_out(parts, expected, read, place)
       state[key] = variable.replace(array)
   if problems:
     raise CheckpointError(

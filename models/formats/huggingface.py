@@ -50,12 +50,12 @@ _PREFIX = re.compile(
 )
 _OLD_HEAD = re.compile(r"^embed_out\.")
 # Causal masks and rotary frequencies, which follow from the configuration, a
-# bias that old files of T5 have and no T5 reads, and Medusa's heads, which may
-# be merged with their target and are read of the same files.
+# bias that old files of T5 have and no T5 reads, and heads that may be merged
+# with their target and are read of the same files: Medusa's, and Qwen's MTP.
 _BUFFER = re.compile(
   r"rotary_emb\.inv_freq|(h|layers)\.\d+\.(attn|attention|self_attn)\."
   r"(bias|masked_bias|rotary_emb\.inv_freq)"
-  r"|medusa_head\..*|decoder\.block\.0\.layer\.1\.EncDecAttention\."
+  r"|medusa_head\..*|mtp\..*|decoder\.block\.0\.layer\.1\.EncDecAttention\."
   r"relative_attention_bias\.weight"
 )
 # What multimodal models have beside their text model.

@@ -46,7 +46,7 @@ _OF_OTHERS = frozenset(
   text_config vision_config audio_config mm_tokens_per_image boi_token_index
   eoi_token_index image_token_index boi_token_id eoi_token_id image_token_id
   boa_token_id eoa_token_id eoa_token_index video_token_id audio_token_id
-  tie_word_embeddings
+  vision_start_token_id vision_end_token_id tie_word_embeddings
   """.split()
 )
 

@@ -371,7 +371,9 @@ def _check(source: Source) -> None:
   for parameter, variable in nnx.to_flat_state(state):
     name, layout = locate(parameter, family)
     shapes[name] = layout.shape(variable.shape)
-  problems = [*source.problems, *_mismatches(source, shapes)]
+    if layout.rows is not None:
+      shapes[name] = (layout.rows(config), *shapes[name][1:])
+  problems = [*source.problems, *mismatches(source, shapes)]
   if problems:
     raise CheckpointError(
       f"the tensors in {source.path} are not those of the {family} model in "
@@ -397,7 +399,7 @@ def _copies(source: Source) -> dict[str, str]:
   return dict.fromkeys(names, embedding)
 
 
-def _mismatches(
+def mismatches(
   source: Source, shapes: Mapping[str, tuple[int, ...]]
 ) -> list[str]:
   """What is wrong with a checkpoint's tensors, given the expected shapes.

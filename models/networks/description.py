@@ -135,6 +135,8 @@ class AttentionSpec:
     clip: queries, keys and values are kept within it, after that norm (OLMoE).
     sinks: a learned score for every head, beside those of the keys, that takes
       a share of the softmax and gives nothing (gpt-oss).
+    output_gate: what heads give is weighted by a sigmoid of the token, channel
+      by channel, before the last projection (Qwen3-Next).
     v_norm: values are divided by the root of their heads' mean square.
     keys_as_values: values are what keys are made of, before norm and rotation.
     source: the layer whose keys and values are attended to; None for its own.
@@ -153,6 +155,7 @@ class AttentionSpec:
   qk_norm: str | None = None
   clip: float | None = None
   sinks: bool = False
+  output_gate: bool = False
   v_norm: bool = False
   keys_as_values: bool = False
   source: int | None = None
@@ -172,6 +175,40 @@ class AttentionSpec:
   def value_dim(self) -> int:
     """Channels of a head's values in the cache; of latents there are none."""
     return self.head_dim if self.latent is None else 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DeltaSpec:
+  """A layer of the gated delta rule (`models.networks.gated_delta`).
+
+  Attributes:
+    num_key_heads: K; must divide H.
+    num_value_heads: H: every key head serves H / K consecutive ones.
+    key_dim: channels of a key.
+    value_dim: channels of a value.
+    kernel: tokens that its convolution reads, the newest included.
+  """
+
+  num_key_heads: int
+  num_value_heads: int
+  key_dim: int
+  value_dim: int
+  kernel: int = 4
+
+  def __post_init__(self):
+    if self.num_value_heads % self.num_key_heads:
+      raise ValueError(
+        f"num_key_heads must divide num_value_heads, got {self.num_key_heads} "
+        f"and {self.num_value_heads}"
+      )
+    if self.kernel < 2:
+      raise ValueError(f"kernel must be at least 2, got {self.kernel}")
+
+  @property
+  def channels(self) -> int:
+    """W, what is convolved of each key head: a query, a key and its values."""
+    served = self.num_value_heads // self.num_key_heads
+    return 2 * self.key_dim + served * self.value_dim
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -199,7 +236,7 @@ class LayerSpec:
   """One layer.
 
   Attributes:
-    attention: its attention.
+    attention: its attention, or what stands in its place.
     feed_forward: its feed-forward block: one hidden layer, or a mixture of
       experts (`models.networks.mixture`).
     norms: where they stand: "pre", before both blocks; "post", after both,
@@ -210,7 +247,7 @@ class LayerSpec:
     scaled: what the layer gives is multiplied by a learned number (Gemma 4).
   """
 
-  attention: AttentionSpec
+  attention: AttentionSpec | DeltaSpec
   feed_forward: DenseSpec | Mixture
   norms: str = "pre"
   parallel: bool = False
@@ -301,10 +338,13 @@ class TransformerConfig:
     if self.learned_positions and self.max_positions is None:
       raise ValueError("learned positions need max_positions")
     heads = self.num_heads, self.num_kv_heads, self.head_dim
-    if self.layers and _heads(self.layers[0]) != heads:
+    attending = [*filter(None, map(_heads, self.layers or ()))]
+    if self.layers and not attending:
+      raise ValueError("at least one layer must be attention, got none")
+    if attending and attending[0] != heads:
       raise ValueError(
         f"heads and channels must be those of the first layer, "
-        f"{_heads(self.layers[0])}, got {heads}"
+        f"{attending[0]}, got {heads}"
       )
     if self.layers is None:
       self._alike(None)  # which refuses what it cannot be
@@ -313,10 +353,10 @@ class TransformerConfig:
   def _check_sources(self):
     """Raises ValueError for sources that no layer could read."""
     for i, layer in enumerate(self.layers or ()):
-      own, source = layer.attention, layer.attention.source
-      if source is None:
+      own, source = layer.attention, self.source(i)
+      if source is None or not isinstance(own, AttentionSpec):
         continue
-      known = 0 <= source < i and self.layer(source).attention
+      known = self.attentions.get(source) if source < i else None
       if (
         not known
         or known.source is not None
@@ -337,19 +377,21 @@ class TransformerConfig:
     """The model of some layers, at least one.
 
     Args:
-      layers: described each.
+      layers: described each, one of which is attention.
       **frame: what is not of layers: `vocab_size`, `embed_dim`,
         `max_positions`, `norm`, `norm_eps`, `tied_embeddings`, `embed_scale`,
         `logit_softcap`, `per_layer_dim`, `per_layer_vocab`.
     """
-    first = layers[0]
+    heads, kv_heads, channels = next(
+      filter(None, map(_heads, layers)), (1, 1, 1)
+    )
     return cls(
       **frame,
       num_layers=len(layers),
-      num_heads=first.attention.num_heads,
-      num_kv_heads=first.attention.num_kv_heads,
-      head_dim=first.attention.head_dim,
-      mlp_dim=mlp_width(first),
+      num_heads=heads,
+      num_kv_heads=kv_heads,
+      head_dim=channels,
+      mlp_dim=mlp_width(layers[0]),
       layers=tuple(layers),
     )
 
@@ -396,9 +438,23 @@ class TransformerConfig:
 
   def window(self, layer: int) -> int | None:
     """Sliding-window size of a layer, or None."""
-    if self.layers is not None:
-      return self.layers[layer].attention.window
-    return self.windows[layer] if self.windows else None
+    return getattr(self.layer(layer).attention, "window", None)
+
+  @property
+  def attentions(self) -> dict[int, AttentionSpec]:
+    """The attention of every layer that has one, by its index, in order."""
+    layers = ((i, self.layer(i).attention) for i in range(self.num_layers))
+    return {i: a for i, a in layers if isinstance(a, AttentionSpec)}
+
+  @property
+  def deltas(self) -> dict[int, DeltaSpec]:
+    """The other layers, by index, in order."""
+    layers = ((i, self.layer(i).attention) for i in range(self.num_layers))
+    return {i: a for i, a in layers if isinstance(a, DeltaSpec)}
+
+  def source(self, layer: int) -> int | None:
+    """The layer whose keys and values another attends to, or None."""
+    return getattr(self.layer(layer).attention, "source", None)
 
   @property
   def value_dim(self) -> int:
@@ -410,8 +466,7 @@ class TransformerConfig:
   @property
   def cached(self) -> tuple[int, ...]:
     """Layers that have keys and values of their own, in order."""
-    every = range(self.num_layers)
-    return tuple(i for i in every if self.layer(i).attention.source is None)
+    return tuple(i for i, a in self.attentions.items() if a.source is None)
 
   @property
   def has_windows(self) -> bool:
@@ -424,13 +479,15 @@ class TransformerConfig:
     Raises:
       ValueError: if layers differ in their heads.
     """
-    if len({*map(_heads, self.layers or ())}) > 1:
+    if len({*map(_heads, self.layers or ())} - {None}) > 1:
       raise ValueError("layers that differ in their heads cannot be cut")
     layers = self.layers and tuple(
       dataclasses.replace(
         layer,
         attention=dataclasses.replace(layer.attention, num_kv_heads=count),
       )
+      if isinstance(layer.attention, AttentionSpec)
+      else layer
       for layer in self.layers
     )
     return dataclasses.replace(self, num_kv_heads=count, layers=layers)
@@ -454,8 +511,10 @@ def mlp_weights(layer: LayerSpec, embed_dim: int) -> int:
   return embed_dim * met
 
 
-def _heads(layer: LayerSpec) -> tuple[int, ...]:
+def _heads(layer: LayerSpec) -> tuple[int, int, int] | None:
   a = layer.attention
+  if isinstance(a, DeltaSpec):
+    return None
   return a.num_heads, a.num_kv_heads, a.head_dim
 
 

@@ -11,6 +11,7 @@ features that it reads, V target vocabulary.
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -90,7 +91,7 @@ class EagleConfig:
       )
 
 
-def _anywhere(x: Array, name: str) -> Array:
+def anywhere(x: Array, name: str) -> Array:
   """`x`, of whatever name, wherever it lies."""
   del name
   return x
@@ -124,7 +125,7 @@ class Eagle(nnx.Module):
 
   def __call__(
     self, tokens, hidden, rotary, sees, kvs, start, *, stacked=False,
-    put=_anywhere,
+    put=anywhere,
   ):  # fmt: skip
     """One pass.
 
@@ -201,7 +202,7 @@ class Eagle3(nnx.Module):
 
   def __call__(
     self, tokens, hidden, rotary, sees, kvs, start, *, stacked=False,
-    put=_anywhere,
+    put=anywhere,
   ):  # fmt: skip
     """As `Eagle.__call__`."""
     kvs, window = list(kvs), self.config.layer.window
@@ -237,12 +238,13 @@ def make(config: EagleConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
 
 
 def as_feature_model(
-  module: Eagle | Eagle3, *, sharding: Sharding | None = None
+  module: Any, *, sharding: Sharding | None = None
 ) -> tuple[FeatureModel, nnx.State]:
   """Splits a head into pure functions and its parameters.
 
   Args:
-    module: the network, or its shapes (`nnx.eval_shape`).
+    module: a network as `Eagle` or `Eagle3` is, or its shapes
+      (`nnx.eval_shape`).
     sharding: where activations and cache lie on the mesh in use; None for one
       device.
 
@@ -254,6 +256,8 @@ def as_feature_model(
   put = functools.partial(constrain, sharding=sharding)
   stacked = sharding is not None  # as the target's cache is on a mesh
   windows = {layer.window(i) for i in range(layer.num_layers)}
+  rope = layer.attentions[0].rope
+  assert rope is not None
 
   def init_cache(batch: int, slots: int) -> Cache:
     cache = cache_lib.make_cache(
@@ -288,7 +292,7 @@ def as_feature_model(
     logits, hidden, kvs = merge(params)(
       tokens,
       hidden,
-      layer.rope.table(positions),
+      rope.table(positions),
       {w: cache_lib.visible(cache, positions, mask, window=w) for w in windows},
       pairs(cache),
       start,

@@ -6,6 +6,9 @@ Letters in shapes: B rows, T fed tokens, S cache slots, D model width, H query
 heads, K key/value heads, G = H / K queries per key head, C channels per head.
 """
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
@@ -13,9 +16,12 @@ from jax import Array, lax
 from models.networks.attention import attend, attend_slots
 from models.networks.description import (
   ACTIVATIONS,
+  AttentionSpec,
+  DeltaSpec,
   DenseSpec,
   TransformerConfig,
 )
+from models.networks.gated_delta import GatedDelta
 from models.networks.latent import LatentAttention
 from models.networks.linear import Linear, project
 from models.networks.mixture import MixtureMlp
@@ -105,6 +111,7 @@ class Attention(nnx.Module):
     rngs: nnx.Rngs,
   ):
     a = config.layer(index).attention
+    assert isinstance(a, AttentionSpec)
     self.spec = a
     width, kv_width = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
     read = config.embed_dim if input_dim is None else input_dim
@@ -115,6 +122,8 @@ class Attention(nnx.Module):
       if not a.keys_as_values:
         self.v = Linear(read, kv_width, a.qkv_bias, dtype, rngs)
     self.out = Linear(width, config.embed_dim, a.out_bias, dtype, rngs)
+    if a.output_gate:
+      self.gate = Linear(read, width, a.qkv_bias, dtype, rngs)
     if a.qk_norm is not None:
       whole = a.qk_norm == "width"
       norm = lambda w: make_norm(
@@ -132,7 +141,8 @@ class Attention(nnx.Module):
     Args:
       x: `[B, T, D]`.
       rotary: from the layer's `Rope.table`, or None.
-      sees: a `specjax.cache.Visible`; without a cache `bool[B, T, T]`.
+      sees: a `specjax.cache.Visible`; without a cache `bool[B, T, T]`. Of a
+        layer that is no attention, `models.networks.gated_delta.Above`.
       kv: this layer's `(keys, values)` of the cache, or all layers' if `layer`
         is given; None to attend among the fed tokens alone. Of a layer with a
         source what that has returned.
@@ -150,15 +160,23 @@ class Attention(nnx.Module):
     )
     if self.spec.source is not None:
       if not isinstance(sees, cache_lib.Visible):
-        return self.out(attend(q, *kv, sees, **how)), kv
+        return self._given(x, attend(q, *kv, sees, **how)), kv
       count = x.shape[1]
       new = tuple(cache_lib.read_rows(b, start, count, layer=layer) for b in kv)
-      return self.out(attend_slots(q, new, kv, sees, layer=layer, **how)), kv
+      y = attend_slots(q, new, kv, sees, layer=layer, **how)
+      return self._given(x, y), kv
     if kv is None:
       k, v = self.keys_and_values(x, rotary)
-      return self.out(attend(q, k, v, sees, **how)), (k, v)
+      return self._given(x, attend(q, k, v, sees, **how)), (k, v)
     new, kv = self.remember(x, rotary, kv, start, layer=layer)
-    return self.out(attend_slots(q, new, kv, sees, layer=layer, **how)), kv
+    y = attend_slots(q, new, kv, sees, layer=layer, **how)
+    return self._given(x, y), kv
+
+  def _given(self, x, y):
+    """The output, of what heads give, `[B, T, H C] -> [B, T, D]`."""
+    if self.spec.output_gate:
+      y = y * jax.nn.sigmoid(self.gate(x))
+    return self.out(y)
 
   def remember(self, x, rotary, kv, start, *, layer=None):
     """Writes keys and values of what is read, and attends to nothing.
@@ -255,8 +273,11 @@ class Layer(nnx.Module):
     before, after = (self.spec.norms in (x, "both") for x in ("pre", "post"))
     if before:
       self.attention_norm = norm()
-    latent = self.spec.attention.latent is not None
-    make = LatentAttention if latent else Attention
+    make: Any = Attention
+    if isinstance(self.spec.attention, DeltaSpec):
+      make = GatedDelta
+    elif self.spec.attention.latent is not None:
+      make = LatentAttention
     self.attention = make(config, dtype, index=index, rngs=rngs)
     if after:
       self.attention_out_norm = norm()

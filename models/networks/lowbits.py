@@ -203,7 +203,11 @@ def check_cache(config: TransformerConfig, stored: str | None) -> None:
   Values that are read of the same slots as keys would not be finite where a key
   is not (`specjax.cache.contain`).
   """
-  if stored is not None and config.layer(0).attention.latent is not None:
+  if stored is None:
+    return
+  if config.deltas:
+    raise ValueError("a cache with recurrent states is not in eight bits")
+  if config.layer(0).attention.latent is not None:
     raise ValueError("a cache of latents is not stored in eight bits")
 
 

@@ -8,7 +8,8 @@ those of `models.networks.transformer`, whose modules are used.
 Layers of one kind, which differ in their windows and rotary frequencies at
 most, are one stack of parameters; so many as follow each other are one scan. A
 model of a few dense layers and many mixtures is two scans, one whose kinds take
-turns is a scan for each turn.
+turns is a scan for each turn. Where some are recurrent their pattern repeats,
+and what is scanned over is its repetitions (`models.networks.periods`).
 """
 
 import dataclasses
@@ -22,11 +23,11 @@ import numpy as np
 from flax import nnx
 from jax import Array, lax
 
-from models.networks import lowbits
+from models.networks import lowbits, periods
 from models.networks.description import LayerSpec, TransformerConfig
 from models.networks.layers import Layer
 from models.networks.lowbits import Format, lower
-from models.networks.params import check_params
+from models.networks.params import check_params, layerless, of_layer
 from models.networks.transformer import (
   FINAL,
   Features,
@@ -51,6 +52,8 @@ def kinds(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
   Raises:
     ValueError: for layers that one cache cannot hold.
   """
+  if config.deltas:
+    return periods.kinds(config)
   if config.per_layer_dim or len(config.cached) < config.num_layers:
     raise ValueError(
       "layers with embeddings of their own, or with keys and values of others, "
@@ -118,22 +121,22 @@ def abstract_params(
 
   of_kind = {
     name: jax.tree.map(
-      functools.partial(stacked, count=len(of)), _state(layers[name])
+      functools.partial(stacked, count=len(of)), layerless(layers[name])
     )
     for name, of in kinds(config).items()
   }
-  return {"frame": _state(frame), "layers": of_kind.get("", of_kind)}
+  return {"frame": layerless(frame), "layers": of_kind.get("", of_kind)}
 
 
 def stack(module: Transformer) -> StackedParams:
   """The parameters of a module, stacked; copies the layers'."""
   of_kind = {
     name: jax.tree.map(
-      lambda *xs: jnp.stack(xs), *(_state(module.layers[i]) for i in layers)
+      lambda *xs: jnp.stack(xs), *(layerless(module.layers[i]) for i in layers)
     )
     for name, layers in kinds(module.config).items()
   }
-  return {"frame": _state(module), "layers": of_kind.get("", of_kind)}
+  return {"frame": layerless(module), "layers": of_kind.get("", of_kind)}
 
 
 def lowered(
@@ -148,22 +151,6 @@ def lowered(
   else:
     layers = {name: low(layers[name], of[name]) for name in of}
   return {"frame": low(params["frame"], expected["frame"]), "layers": layers}
-
-
-def _state(module: nnx.Module) -> nnx.State:
-  """A module's parameters, those of a model's layers left out."""
-  flat = nnx.to_flat_state(nnx.state(module))
-  return nnx.from_flat_state([(k, v) for k, v in flat if k[0] != "layers"])
-
-
-def _of_layer(path, stacked, *, index):
-  """A layer's parameter; experts stay whole, which are sliced as they are used.
-
-  A slice would be a copy of all experts of the layer, in every pass.
-  """
-  if any(getattr(key, "key", None) == "experts" for key in path):
-    return stacked
-  return lax.dynamic_index_in_dim(stacked, index, keepdims=False)
 
 
 def as_language_model(
@@ -213,6 +200,15 @@ def as_language_model(
     expert_axes=sharding.axes if sharding and by_expert else (),
     weights=weights,
   )
+  if config.deltas:
+    if count_experts:
+      raise ValueError("experts beside recurrent layers are counted unstacked")
+    if weights is not None:
+      raise ValueError("recurrent layers on a mesh are not stored in few bits")
+    return periods.as_language_model(
+      config, frame, layers, abstract_params(config, dtype=dtype), dtype=dtype,
+      skipped=skipped, sharding=sharding, features=features,
+    )  # fmt: skip
   frame_def = nnx.graphdef(frame)
   layer_defs = {name: nnx.graphdef(layer) for name, layer in layers.items()}
   attentions = [config.layer(i).attention for i in range(config.num_layers)]
@@ -286,7 +282,7 @@ def as_language_model(
       x, kv, seen = carry
       seen = jnp.where(this["feature"][:, None, None, None], x, seen)
       own = jax.tree_util.tree_map_with_path(
-        functools.partial(_of_layer, index=this["at"]),
+        functools.partial(of_layer, index=this["at"]),
         params["layers"][kind] if kind else params["layers"],
       )
       module = nnx.merge(layer_defs[kind], own)

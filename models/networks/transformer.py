@@ -10,20 +10,30 @@ Letters in shapes as in `models.networks.layers`.
 import dataclasses
 import functools
 from collections.abc import Mapping
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
 
+from models.networks import gated_delta
 from models.networks.attention import capped
-from models.networks.description import LayerSpec, Rope, TransformerConfig
+from models.networks.description import (
+  AttentionSpec,
+  DeltaSpec,
+  LayerSpec,
+  Rope,
+  TransformerConfig,
+)
 from models.networks.layers import Layer, Linear, make_norm, tied_logits
 from models.networks.lowbits import LowEmbed, check_cache
 from models.networks.mixture import Mixture
 from models.networks.params import split
 from specjax import cache as cache_lib
+from specjax import recurrent
 from specjax.cache import Cache, Visible
+from specjax.recurrent import Memory, Recurrent, make_memory
 from specjax.types import LanguageModel, ModelOutput
 
 FINAL = "final"
@@ -71,7 +81,7 @@ class Transformer(nnx.Module):
   Args:
     config: shapes and switches.
     dtype: dtype of parameters and of activations (the softmax, the rotary
-      angles and the logits are float32).
+      angles and the logits are float32 at least).
     rngs: for the initial weights.
   """
 
@@ -138,14 +148,11 @@ class Transformer(nnx.Module):
       tokens, cache, positions=positions, mask=mask, segments=segments
     )
     x, cache = fed.x, fed.cache
-    seen, kvs = {}, {}
-    if cache is not None:
-      of_each = zip(cache.keys, cache.values, strict=True)
-      kvs = dict(zip(c.cached, of_each, strict=True))
+    kvs, seen = layers_of(c, cache), {}
     counts: list[Array] | None = [] if count_experts else None
     for i, layer in enumerate(self.layers):
       seen[i] = x
-      source = layer.spec.attention.source
+      source = c.source(i)
       where = i if source is None else source
       x, kvs[where] = layer(
         x,
@@ -158,11 +165,8 @@ class Transformer(nnx.Module):
         counts=counts,
       )
     if cache is not None:
-      cache = cache.replace(
-        keys=tuple(kvs[i][0] for i in c.cached),
-        values=tuple(kvs[i][1] for i in c.cached),
-        length=fed.start + tokens.shape[1],
-      )
+      cache = with_layers(c, cache, kvs, fed.start, tokens.shape[1])
+      cache = cache.replace(length=fed.start + tokens.shape[1])
     seen[c.num_layers] = x
     output = self.leave(x, logits_at, seen, features)
     if counts:
@@ -186,9 +190,15 @@ class Transformer(nnx.Module):
     start = jnp.zeros((batch,), jnp.int32) if cache is None else cache.length
     if positions is None:
       positions = start[:, None] + jnp.arange(fed)
-    kinds = [c.layer(i).attention for i in range(c.num_layers)]
+    kinds = [*c.attentions.values()]
     windows = {kind.window for kind in kinds}
     sees: dict[int | None, Visible | Array]
+    paths: dict[int, gated_delta.Above] = {}
+    if c.deltas:
+      whole = within_rows(positions, mask, segments) if cache is None else mask
+      whole = np.tri(fed, dtype=bool) if whole is None else whole
+      for kernel in {delta.kernel for delta in c.deltas.values()}:
+        paths[kernel] = gated_delta.above(whole, kernel, cache)
     if cache is not None:
       cache = cache_lib.write_positions(cache, positions)
       sees = {
@@ -208,6 +218,7 @@ class Transformer(nnx.Module):
       x=x,
       rotary=rotary,
       sees=sees,
+      paths=paths,
       start=start,
       cache=cache,
       per_layer=self._per_layer(tokens, x) if c.per_layer_dim else None,
@@ -252,7 +263,8 @@ class Transformer(nnx.Module):
         logits = tied_logits(self.embed, read)
     else:
       logits = self.lm_head(read)
-    logits = capped(logits.astype(jnp.float32), self.config.logit_softcap)
+    wide = jnp.promote_types(logits.dtype, jnp.float32)
+    logits = capped(logits.astype(wide), self.config.logit_softcap)
     chosen = [hidden if i == FINAL else seen[i] for i in features]
     return ModelOutput(
       logits=logits,
@@ -269,6 +281,7 @@ class Fed:
     rotary: for the `Rope` of every layer, its table; of None, None.
     sees: for every window size that some layer has, what its tokens see;
       without a cache `bool[B, T, T]`.
+    paths: what recurrent layers need of the mask, by their kernels.
     start: `i32[B]`, the slot of the first fed token.
     cache: with the tokens' positions recorded, or None.
     per_layer: `[B, T, L, P]`, the embeddings that layers have of their own, if
@@ -278,6 +291,7 @@ class Fed:
   x: Array
   rotary: dict[Rope | None, tuple[Array, Array] | None]
   sees: dict[int | None, Visible | Array]
+  paths: dict[int, gated_delta.Above]
   start: Array
   cache: Cache | None
   per_layer: Array | None = None
@@ -285,11 +299,68 @@ class Fed:
   def of(self, layer: LayerSpec):
     """The rotary table of a layer, and what its tokens see."""
     a = layer.attention
+    if not isinstance(a, AttentionSpec):
+      return None, self.paths[a.kernel]
     return self.rotary[a.rope], self.sees[a.window]
 
   def per_layer_of(self, index: int) -> Array | None:
     """A layer's part of `per_layer`, `[B, T, P]`."""
     return None if self.per_layer is None else self.per_layer[..., index, :]
+
+
+def layers_of(config: TransformerConfig, cache: Cache | None) -> dict[int, Any]:
+  """What a cache holds of layers: keys and values, or a `Memory`."""
+  if cache is None:
+    return {}
+  buffers = zip(cache.keys, cache.values, strict=True)
+  memories = () if cache.recurrent is None else cache.recurrent.layers
+  kvs: dict[int, Any] = dict(zip(config.cached, buffers, strict=True))
+  return kvs | dict(zip(config.deltas, memories, strict=True))
+
+
+def with_layers(
+  config: TransformerConfig,
+  cache: Cache,
+  kvs: dict[int, Any],
+  start: Array,
+  fed: int,
+) -> Cache:
+  """A cache after a pass; see `layers_of`.
+
+  Args:
+    config: of the model.
+    cache: before the pass.
+    kvs: what its layers have left.
+    start: `i32[B]`, the slot of the first fed token.
+    fed: T.
+  """
+  memories = tuple(kvs[i] for i in config.deltas)
+  return cache.replace(
+    keys=tuple(kvs[i][0] for i in config.cached),
+    values=tuple(kvs[i][1] for i in config.cached),
+    recurrent=after_pass(cache, memories, start, fed),
+  )
+
+
+def after_pass(
+  cache: Cache, memories: tuple[Memory, ...], start: Array, fed: int
+) -> Recurrent | None:
+  """Recurrent states after a pass; those of rows that are idle as they were.
+
+  Args:
+    cache: before the pass.
+    memories: what it has left.
+    start: `i32[B]`, the slot of the first fed token.
+    fed: T.
+  """
+  before = cache.recurrent
+  if before is None:
+    return None
+  count = jnp.maximum(start - before.base, 0)
+  base = before.base + recurrent.num_folded(before.width, fed, count)
+  if cache.idle is not None:
+    base = jnp.where(cache.idle, before.base, base)
+  return Recurrent(base=base, layers=memories)
 
 
 def within_rows(
@@ -353,8 +424,8 @@ def as_language_model(
   merge, params = split(module)
 
   def init_cache(batch: int, slots: int) -> Cache:
-    cached = [config.layer(i).attention for i in config.cached]
-    return cache_lib.make_cache(
+    cached = [config.attentions[i] for i in config.cached]
+    cache = cache_lib.make_cache(
       batch=batch,
       slots=slots,
       num_layers=len(cached),
@@ -365,6 +436,11 @@ def as_language_model(
       with_positions=config.has_windows,
       stored=stored,
     )
+    memories = tuple(
+      delta_memory(delta, batch, module.dtype)
+      for delta in config.deltas.values()
+    )
+    return with_memories(cache, memories)
 
   def apply(
     params, tokens, cache, *, positions=None, mask=None, logits_at=None
@@ -386,9 +462,34 @@ def as_language_model(
     init_cache=init_cache,
     apply=apply,
     takes_rows=True,
+    has_states=bool(config.deltas),
     num_counted=len(mixtures_of(config, skipped)) if count_experts else 0,
   )
   return model, params
+
+
+def delta_memory(
+  delta: DeltaSpec, batch: int, dtype, stack: int | None = None
+) -> Memory:
+  """An empty memory of a layer, or of a stack of so many."""
+  return make_memory(
+    batch=batch,
+    num_key_heads=delta.num_key_heads,
+    num_value_heads=delta.num_value_heads,
+    key_dim=delta.key_dim,
+    value_dim=delta.value_dim,
+    reach=delta.kernel - 1,
+    dtype=dtype,
+    stack=stack,
+  )
+
+
+def with_memories(cache: Cache, memories: tuple[Memory, ...]) -> Cache:
+  """An empty cache with recurrent states, if there are any."""
+  if not memories:
+    return cache
+  base = jnp.zeros_like(cache.length)
+  return cache.replace(recurrent=Recurrent(base=base, layers=memories))
 
 
 def mixtures_of(

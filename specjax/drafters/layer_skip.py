@@ -15,7 +15,12 @@ import jax.numpy as jnp
 from specjax import siblings as siblings_lib
 from specjax.adaptive import chains
 from specjax.adaptive.policies import Policy
-from specjax.drafters.model import check_model, check_tree, draft_tree
+from specjax.drafters.model import (
+  check_model,
+  check_rolls_back,
+  check_tree,
+  draft_tree,
+)
 from specjax.drafters.shared import levels
 from specjax.siblings import IID, Siblings
 from specjax.tree import Tree
@@ -55,6 +60,7 @@ def drafter(
   """
   siblings = siblings_lib.get(siblings)
   check_model("target", model, vocab_size)
+  check_rolls_back("target", model)
   check_tree(tree, siblings, vocab_size)
 
   def propose(params, state, target_cache, context):

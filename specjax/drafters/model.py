@@ -58,6 +58,7 @@ def drafter(
   """
   siblings = siblings_lib.get(siblings)
   check_model("draft", model, vocab_size)
+  check_rolls_back("draft", model)
   check_tree(tree, siblings, vocab_size)
 
   def prefill(params, cache, commit):
@@ -213,6 +214,16 @@ def check_model(who: str, model: LanguageModel, vocab_size: int) -> None:
     raise ValueError(
       f"the {who}'s vocabulary must hold {vocab_size} tokens, got "
       f"{model.vocab_size}"
+    )
+
+
+def check_rolls_back(who: str, model: LanguageModel) -> None:
+  """Raises ValueError if a model cannot draft, for want of its old states."""
+  if model.has_states:
+    raise ValueError(
+      f"the {who} drafts in passes that are taken back, and a cache of "
+      "recurrent states goes back by one: draft with a model without them, a "
+      "head, or look-ups"
     )
 
 

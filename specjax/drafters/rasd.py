@@ -37,7 +37,12 @@ from specjax import laws
 from specjax import siblings as siblings_lib
 from specjax.cache import Cache
 from specjax.drafters import suffix
-from specjax.drafters.model import check_model, check_tree, draft_tree
+from specjax.drafters.model import (
+  check_model,
+  check_rolls_back,
+  check_tree,
+  draft_tree,
+)
 from specjax.drafters.shared import occurrences
 from specjax.drafters.shared.tries import Trie
 from specjax.siblings import GIVEN, TOP_K, Siblings
@@ -98,6 +103,7 @@ def drafter(
   """
   siblings = siblings_lib.get(siblings)
   check_model("draft", model, vocab_size)
+  check_rolls_back("draft", model)
   check_tree(tree, siblings, vocab_size)
   if siblings.with_noise:
     raise ValueError(

@@ -204,13 +204,15 @@ def _shardings(cache_specs: tuple[P, P], decoder: MeshDecoder, state):
     put = lambda rows: jax.tree.map(
       lambda row: P(*row, *spec[2:]), rows, is_leaf=lambda x: isinstance(x, P)
     )
-    context = jax.tree.map(
+    others = jax.tree.map(
       lambda row, x: P(*row, *spec[2:]) if x.ndim in (4, 5) else row,
-      node.context, now.context, is_leaf=lambda x: isinstance(x, P),
+      (node.context, node.recurrent), (now.context, now.recurrent),
+      is_leaf=lambda x: isinstance(x, P),
     )  # fmt: skip
     return node.replace(
-      keys=put(node.keys), values=put(node.values), context=context
-    )
+      keys=put(node.keys), values=put(node.values), context=others[0],
+      recurrent=others[1],
+    )  # fmt: skip
 
   of_target, of_draft = cache_specs
   specs = decoder.specs(state)

@@ -7,8 +7,8 @@
     --output=OUT.json
 
 Texts are Python that the embedded pair was not trained on, or --prompts, cut to
---text_tokens; shorter ones are left out. At every token both models have read
-the same text. OUT.json has for each precision, beside the bytes of its weights:
+--tokens_of_text; shorter ones are left out. At every token both models have
+read the same text. OUT.json has for each precision, beside the bytes of its weights:
 the Kullback-Leibler divergence from the target's law (nats) and the total
 variation; the share of tokens of the same greedy choice; the perplexity. As
 the draft of that target, its chance to be accepted is one minus the total
@@ -44,7 +44,7 @@ _PRECISIONS = flags.DEFINE_string(
   "What is compared with the target, calls of stored(weights, cache).",
 )
 _TEXTS = flags.DEFINE_integer("texts", 16, "Texts, of --prompts all.")
-_TOKENS = flags.DEFINE_integer("text_tokens", 256, "Tokens of a text.")
+_TOKENS = flags.DEFINE_integer("tokens_of_text", 256, "Tokens of a text.")
 _ROWS = 2  # texts of a pass
 _PER_TEXT = ("kl", "total_variation", "greedy_agreement", "log_perplexity")
 
@@ -180,7 +180,7 @@ def run(_) -> int:
     texts=[str(text) for text in ids],
   )
   result = {
-    "rows": rows, "num_texts": len(ids), "text_tokens": tokens,
+    "rows": rows, "num_texts": len(ids), "tokens_of_text": tokens,
     "dtype": config.dtype, **made_by,
   }  # fmt: skip
   results.write_json(cli.OUTPUT.value, result)

@@ -19,7 +19,10 @@ from models.formats.families import (
   qwen2,
   qwen2_moe,
   qwen3,
+  qwen3_5,
+  qwen3_5_moe,
   qwen3_moe,
+  qwen3_next,
 )
 from models.formats.families.family import Family
 
@@ -28,6 +31,7 @@ FAMILIES: dict[str, Family] = {
   for module in (
     gpt2, gpt_neox, llama, mistral, qwen2, qwen3, gemma2, gemma3, gemma4,
     olmo2, olmo3, mixtral, qwen2_moe, qwen3_moe, olmoe, glm4_moe, gpt_oss,
-    deepseek_v3, glm4_moe_lite,
+    deepseek_v3, glm4_moe_lite, qwen3_next, qwen3_5,
+    qwen3_5_moe,
   )
 }  # fmt: skip

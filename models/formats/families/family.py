@@ -44,10 +44,13 @@ class Layout:
   Attributes:
     shape: of the tensor, given the parameter's.
     take: the parameter, given the tensor and the model's configuration.
+    rows: of the tensor, given that, where its first axis does not follow from
+      the parameter's shape.
   """
 
   shape: Callable[[tuple[int, ...]], tuple[int, ...]]
   take: Callable[[np.ndarray, TransformerConfig], np.ndarray]
+  rows: Callable[[TransformerConfig], int] | None = None
 
 
 # Both are their own inverse, and leave vectors as they are.

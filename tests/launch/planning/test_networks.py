@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import pathlib
 
 import described
 import jax
@@ -10,13 +11,16 @@ from flax import nnx
 
 from configs import shapes
 from launch import plan
-from launch.planning import networks, program
+from launch.planning import networks, program, roofline
+from models import sharding
 from models.formats.huggingface import translate
 from models.meshes import Layout
 from models.networks import t5
 from models.networks.description import TransformerConfig
 from models.networks.transformer import SkippedLayers
 from specjax import tree
+
+ROOT = pathlib.Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -44,6 +48,40 @@ def test_a_pass_reads_the_decoder_without_what_the_input_made(config):
   assert found.weights == read
   assert found.slots == 8 * (100 + 30)
   assert (found.attentions, found.mlps, found.sums) == (16, 8, 24)
+
+
+def test_the_table_of_states_is_the_arithmetic_of_plans():
+  config = translate(shapes.SHAPES["qwen3.5-9b"])
+  cache = jax.eval_shape(
+    lambda: networks.functions(config, sharding.replicated()).init_cache(3, 8)
+  )
+  memories = cache.recurrent.layers
+  kept = sum(
+    x.size * x.dtype.itemsize for m in memories for x in (m.state, m.window)
+  )
+  assert networks.state_bytes(config)[0] == kept // 3
+  page = (ROOT / "docs/families.md").read_text("utf-8")
+  for nodes in (1, 8, 32, 64):
+    here, each = (x / 2**20 for x in networks.round_bytes(config, nodes))
+    assert f"| {nodes} | {here:.0f} MiB | {each:.0f} MiB |" in page
+
+
+def test_a_pass_counts_states_once_and_keys_of_attention_alone():
+  config = translate(shapes.SHAPES["qwen3.5-9b"])
+  count = networks.num_params(config)
+  place = roofline.Placement(
+    config=config, num_params=count, size=4, rows=8, slots=1024
+  )
+  bare = dataclasses.replace(config, layers=config.layers[3::4], num_layers=8)
+  without = dataclasses.replace(place, config=bare)
+  assert place.work.slots == without.work.slots
+  states, pending = networks.state_bytes(config)
+  one, more = (roofline.forward(place, n).hbm_bytes for n in (1, 9))
+  one_without, more_without = (
+    roofline.forward(without, n).hbm_bytes for n in (1, 9)
+  )
+  assert (more - one) - (more_without - one_without) > 2 * 8 * 8 * pending / 4
+  assert one - one_without > 2 * 8 * states / 4
 
 
 def question(**changes):

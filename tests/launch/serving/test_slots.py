@@ -303,3 +303,12 @@ def test_no_text_is_copied_to_other_devices():
   assert texts.place([0, 1, 2], request) == 2
   assert texts.source(2, request) == (3, 19)
   assert texts.source(1, request) == (1, 0)
+
+
+def test_a_text_whose_states_cannot_be_cut_short_is_copied_whole():
+  texts = Texts(2, served.MAX_LENGTH, Reuse.ALL, whole=True)
+  request = asked(20, seed=50)
+  for length, expected in ((12, (0, 12)), (20, (1, 0))):
+    texts.read(0, request, length)
+    texts.begin(1)
+    assert texts.source(1, request) == expected

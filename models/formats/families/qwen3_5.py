@@ -1,0 +1,34 @@
+"""Qwen3.5, the text model: Qwen3-Next's layers, each projection a tensor."""
+
+from models.formats.families import qwen3_next, reading
+from models.formats.families.family import Family, Layout, Settings
+from models.networks.description import DenseSpec, TransformerConfig
+
+
+def _read(settings: Settings) -> TransformerConfig:
+  sizes = reading.sizes(settings)
+  mlp = DenseSpec(width=sizes["mlp_dim"], activation=sizes["activation"])
+  return qwen3_next.described(settings, sizes, [mlp] * sizes["num_layers"])
+
+
+_TENSORS = {
+  **qwen3_next.TENSORS,
+  **{
+    f"layers.#.attention.{x}": f"layers.#.linear_attn.in_proj_{x}"
+    for x in ("qkv", "z", "b", "a")
+  },
+}
+_LAYOUTS = {
+  **qwen3_next.LAYOUTS,
+  "layers.#.attention.qkv": Layout(lambda s: s, qwen3_next.grouped),
+}
+
+FAMILY = Family(
+  name="qwen3_5_text",
+  read=_read,
+  tensors=_TENSORS,
+  layouts=_LAYOUTS,
+  defaults=dict(qwen3_next.DEFAULTS, num_key_value_heads=4),
+  harmless=qwen3_next.HARMLESS,
+  within=frozenset({"qwen3_5"}),
+)

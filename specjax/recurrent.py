@@ -1,0 +1,313 @@
+"""States of linear recurrences, of which a pass over a token tree adds some.
+
+A recurrent layer keeps one state a row instead of a key for every token,
+
+  S_t = e^{g_t} S_{t-1} + k_t u_t^T,
+
+where the gates g are at most 0 and the updates u may depend on the states
+before (the gated delta rule: Yang, Kautz and Hatamizadeh, ICLR 2025). A state
+cannot be cut short, so a cache of them is committed a pass late: beside the
+state of the first `base` tokens it keeps what the last pass made of each of its
+tokens: keys, updates and gates. Gates are added up along each token's own path
+of the tree, G_j, so that after any of its nodes a, with ancestors j,
+
+  S_a = e^{G_a} S_0 + sum_j e^{G_a - G_j} k_j u_j^T,
+
+and no node needs a state of its own. The path that was accepted is gathered
+(`keep_path`) and folded into the state as later passes begin: as late as there
+is room for. Going back is lowering `Cache.length` as for keys and values, but
+no further than `base`: whoever does is given NaN.
+
+Letters in shapes: B rows, H value heads, K key heads, P pending tokens, C
+channels of a key, V of a value, W convolved channels of a key head, R inputs
+that a convolution reaches back, L layers. Arrays of several layers have L
+first.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from specjax.structs import struct
+
+_dot = lax.Precision.HIGHEST  # a state lives as long as its text
+
+
+@struct
+class Memory:
+  """What one recurrent layer, or a stack of them, remembers.
+
+  Attributes:
+    state: `f[B, H, C, V]`, after the first `base` tokens; float32 at least.
+    window: `f[B, K, R, W]`, the newest inputs of the convolution among them.
+    keys: `f[B, K, P, C]` of the pending tokens.
+    updates: `f[B, H, P, V]`.
+    gates: `f[B, H, P, 1]`, each added up along the token's own path; NaN where
+      a token's numbers were none.
+    inputs: `f[B, K, P, W]` of the convolution.
+  """
+
+  state: Array
+  window: Array
+  keys: Array
+  updates: Array
+  gates: Array
+  inputs: Array
+
+  @property
+  def pending(self) -> tuple[Array, ...]:
+    """The arrays that have an entry for each pending token."""
+    return self.keys, self.updates, self.gates, self.inputs
+
+  def with_pending(self, pending: tuple[Array, ...]) -> "Memory":
+    """The same with other pending tokens."""
+    keys, updates, gates, inputs = pending
+    return dataclasses.replace(
+      self, keys=keys, updates=updates, gates=gates, inputs=inputs
+    )
+
+
+@struct
+class Recurrent:
+  """The recurrent part of a `specjax.cache.Cache`.
+
+  Attributes:
+    base: `i32[B]`, tokens that states hold; slot i of the text is pending
+      token i - base.
+    layers: a `Memory` for each recurrent layer, or for stacks of them.
+  """
+
+  base: Array
+  layers: tuple[Memory, ...]
+
+  @property
+  def width(self) -> int:
+    """P, pending tokens of a row at most."""
+    return self.layers[0].keys.shape[-2]
+
+
+def make_memory(
+  *,
+  batch: int,
+  num_key_heads: int,
+  num_value_heads: int,
+  key_dim: int,
+  value_dim: int,
+  reach: int,
+  dtype,
+  stack: int | None = None,
+) -> Memory:
+  """A memory of nothing, with room for one pending token.
+
+  Args:
+    batch: B.
+    num_key_heads, num_value_heads, key_dim, value_dim: K, H, C, V.
+    reach: R.
+    dtype: of the convolution's inputs.
+    stack: L; None for one layer.
+  """
+  lead = (batch,) if stack is None else (stack, batch)
+  wide = jnp.promote_types(dtype, jnp.float32)
+  channels = 2 * key_dim + num_value_heads // num_key_heads * value_dim
+  zeros = lambda *shape, dtype=wide: jnp.zeros((*lead, *shape), dtype)
+  return Memory(
+    state=zeros(num_value_heads, key_dim, value_dim),
+    window=zeros(num_key_heads, reach, channels, dtype=dtype),
+    keys=zeros(num_key_heads, 1, key_dim),
+    updates=zeros(num_value_heads, 1, value_dim),
+    gates=zeros(num_value_heads, 1, 1),
+    inputs=zeros(num_key_heads, 1, channels, dtype=dtype),
+  )
+
+
+def num_folded(width: int, fed: int, count: Array) -> Array:
+  """How many of some pending tokens a pass folds, for want of room, `i32[B]`.
+
+  Args:
+    width: P.
+    fed: T, tokens of the pass, which are pending after it.
+    count: `i32[B]`, tokens that are pending and committed.
+  """
+  return jnp.maximum(count - max(width - fed, 0), 0)
+
+
+def advanced(memory: Memory, count: Array) -> Memory:
+  """A memory whose state holds the first pending tokens, a chain, too.
+
+  Args:
+    memory: of one layer.
+    count: `i32[B]` in 0..P; as many entries at the end mean nothing then.
+  """
+  width = memory.gates.shape[2]
+  last = _after(memory.gates, count)  # [B, H, 1, 1]
+  state = jnp.exp(last) * memory.state + jnp.einsum(
+    "bkpc,bkrpv->bkrcv",
+    memory.keys,
+    _weighed(memory, count),
+    precision=_dot,
+  ).reshape(memory.state.shape)
+  at = count[:, None] + jnp.arange(width)
+  at = jnp.minimum(at, width - 1)[:, None, :, None]
+  window = window_after(memory, count)
+  memory = dataclasses.replace(memory, gates=memory.gates - last)
+  moved = (jnp.take_along_axis(x, at, axis=2) for x in memory.pending)
+  return dataclasses.replace(
+    memory.with_pending(tuple(moved)), state=state, window=window
+  )
+
+
+def window_after(memory: Memory, count: Array) -> Array:
+  """Inputs of the convolution before pending token `count`, `f[B, K, R, W]`."""
+  reach = memory.window.shape[2]
+  inputs = jnp.concatenate([memory.window, memory.inputs], axis=2)
+  return jax.vmap(
+    lambda row, at: lax.dynamic_slice_in_dim(row, at, reach, axis=1)
+  )(inputs, count)
+
+
+def said(memory: Memory, count: Array, x: Array) -> Array:
+  """Products of the state after some pending tokens, which is not formed.
+
+  Args:
+    memory: of one layer.
+    count: `i32[B]`, the pending tokens, a chain.
+    x: `f[B, K, T, C]`.
+
+  Returns:
+    `f[B, K, H / K, T, V]`.
+  """
+  grouped = (*x.shape[:2], -1)
+  state = memory.state.reshape(*grouped, *memory.state.shape[2:])
+  last = jnp.exp(_after(memory.gates, count)).reshape(*grouped, 1, 1)
+  found = last * jnp.einsum("bktc,bkrcv->bkrtv", x, state, precision=_dot)
+  alike = jnp.einsum("bktc,bkpc->bktp", x, memory.keys, precision=_dot)
+  return found + jnp.einsum(
+    "bktp,bkrpv->bkrtv", alike, _weighed(memory, count), precision=_dot
+  )
+
+
+def written(memory: Memory, pending: tuple[Array, ...], at: Array) -> Memory:
+  """With other entries from pending token `at` on, `i32[B]`.
+
+  Gates are added to what the pending tokens before them add up to.
+  """
+  keys, updates, gates, inputs = pending
+  gates = gates + _after(memory.gates, at)
+  put = jax.vmap(
+    lambda row, new, at: lax.dynamic_update_slice_in_dim(
+      row, new.astype(row.dtype), at, axis=1
+    )
+  )
+  new = keys, updates, gates, inputs
+  pairs = zip(memory.pending, new, strict=True)
+  return memory.with_pending(tuple(put(x, y, at) for x, y in pairs))
+
+
+def _weighed(memory: Memory, count: Array) -> Array:
+  """Updates as they are left after `count` tokens, `f[B, K, H / K, P, V]`."""
+  counted = jnp.arange(memory.gates.shape[2]) < count[:, None]  # [B, P]
+  fade = jnp.exp(_after(memory.gates, count) - memory.gates)
+  fade = jnp.where(counted[:, None, :, None], fade, 0)
+  found = fade * memory.updates
+  return found.reshape(*memory.keys.shape[:2], -1, *found.shape[2:])
+
+
+def _after(gates: Array, count: Array) -> Array:
+  """What gates of some tokens add up to, `f[B, H, P, 1] -> [B, H, 1, 1]`."""
+  at = jnp.maximum(count - 1, 0)[:, None, None, None]
+  last = jnp.take_along_axis(gates, at, axis=2)
+  return jnp.where(count[:, None, None, None] > 0, last, 0)
+
+
+def widened(recurrent: Recurrent | None, width: int) -> Recurrent | None:
+  """With room for that many pending tokens, or for more if there is."""
+  if recurrent is None:
+    return None
+
+  def wider(x: Array) -> Array:
+    more = [(0, 0)] * x.ndim
+    more[-2] = (0, max(width - x.shape[-2], 0))
+    return jnp.pad(x, more)
+
+  layers = tuple(
+    m.with_pending(tuple(map(wider, m.pending))) for m in recurrent.layers
+  )
+  return dataclasses.replace(recurrent, layers=layers)
+
+
+def settled(
+  recurrent: Recurrent | None, base: Array, width: int
+) -> Recurrent | None:
+  """With states of more tokens, and room for fewer that are pending.
+
+  Args:
+    recurrent: what a cache holds.
+    base: `i32[B]`, tokens that states are to hold, or more where they do.
+    width: pending tokens that there is room for afterwards; no more of them
+      may be left.
+  """
+  if recurrent is None:
+    return None
+  recurrent = widened(recurrent, width)
+  assert recurrent is not None
+  count = jnp.clip(base - recurrent.base, 0, recurrent.width)
+
+  def fold(memory: Memory) -> Memory:
+    if memory.state.ndim == 5:
+      return lax.map(fold, memory)
+    memory = advanced(memory, count)
+    return memory.with_pending(tuple(x[:, :, :width] for x in memory.pending))
+
+  return Recurrent(
+    base=recurrent.base + count, layers=tuple(map(fold, recurrent.layers))
+  )
+
+
+def path_kept(
+  recurrent: Recurrent | None, start: Array, path: Array
+) -> Recurrent | None:
+  """With a path of the last pass's nodes pending, behind what was before them.
+
+  Args:
+    recurrent: what a cache holds.
+    start: `i32[B]`, the root's slot.
+    path: `i32[B, G + 1]`, as of `specjax.cache.keep_path`.
+  """
+  if recurrent is None:
+    return None
+  place = jnp.arange(recurrent.width)
+  first = (start - recurrent.base)[:, None]
+  step = place - first
+  node = jnp.take_along_axis(path, jnp.clip(step, 0, path.shape[1] - 1), axis=1)
+  inside = (step >= 0) & (step < path.shape[1])
+  at = jnp.where(inside, jnp.minimum(first + node, place[-1]), place)
+
+  def gather(x: Array) -> Array:
+    index = at.reshape(*[1] * (x.ndim - 4), len(at), 1, -1, 1)
+    return jnp.take_along_axis(x, index, axis=-2)
+
+  layers = tuple(
+    m.with_pending(tuple(map(gather, m.pending))) for m in recurrent.layers
+  )
+  return dataclasses.replace(recurrent, layers=layers)
+
+
+def emptied(recurrent: Recurrent | None, keep: Array) -> Recurrent | None:
+  """States of nothing in rows of which nothing is kept.
+
+  Args:
+    recurrent: what a cache holds.
+    keep: `i32[B]` or `i32[]`, tokens that are kept; 0 begins anew.
+  """
+  if recurrent is None:
+    return None
+  keep = jnp.broadcast_to(keep, recurrent.base.shape)
+
+  def of(x: Array) -> Array:
+    shape = [1] * x.ndim
+    shape[1 if x.ndim == 5 else 0] = len(keep)
+    return jnp.where(keep.reshape(shape) > 0, x, 0)
+
+  return jax.tree.map(of, recurrent)

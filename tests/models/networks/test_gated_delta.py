@@ -1,0 +1,279 @@
+"""Layers of the gated delta rule over trees: the recurrence along each path."""
+
+import dataclasses
+
+import compiling
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from models.networks import gated_delta
+from models.networks.description import (
+  AttentionSpec,
+  DeltaSpec,
+  DenseSpec,
+  LayerSpec,
+  TransformerConfig,
+)
+from models.networks.gated_delta import GatedDelta
+from models.networks.transformer import after_pass, delta_memory
+from specjax import cache as cache_lib
+from specjax import recurrent
+from specjax.recurrent import Recurrent
+
+SPEC = DeltaSpec(
+  num_key_heads=2, num_value_heads=4, key_dim=3, value_dim=5, kernel=4
+)
+WIDTH, ROWS, NODES, ROUNDS = 6, 2, 7, 6
+EXACT = 1e-12
+
+
+@pytest.fixture(autouse=True)
+def _x64():
+  with jax.enable_x64(True):
+    yield
+
+
+def layer():
+  """A layer none of whose parameters could be left out unnoticed."""
+  full = AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=2)
+  block = DenseSpec(width=4)
+  config = TransformerConfig.of_layers(
+    [LayerSpec(attention=a, feed_forward=block) for a in (SPEC, full)],
+    vocab_size=3, embed_dim=WIDTH, max_positions=99, norm_eps=1e-5,
+    tied_embeddings=True,
+  )  # fmt: skip
+  module = GatedDelta(config, jnp.float64, index=0, rngs=nnx.Rngs(0))
+  graphdef, state = nnx.split(module)
+  rng = np.random.default_rng(1)
+  state = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape)), state)
+  return nnx.merge(graphdef, state)
+
+
+class Slow:
+  """The recurrence, a token at a time, for one path."""
+
+  def __init__(self, module):
+    get = lambda x: np.asarray(x[...])
+    self.weights = {
+      n: get(getattr(module, n).weight)
+      for n in ("qkv", "z", "a", "b", "delta_out")
+    }
+    self.conv, self.norm = get(module.conv), get(module.norm)
+    self.log_decay = get(module.log_decay)
+    self.step_bias = get(module.step_bias)
+    s = SPEC
+    self.states = np.zeros((s.num_value_heads, s.key_dim, s.value_dim))
+    self.inputs = [np.zeros(len(self.conv))] * (s.kernel - 1)
+
+  def copy(self):
+    other = object.__new__(Slow)
+    other.__dict__.update(self.__dict__)
+    other.states, other.inputs = self.states.copy(), [*self.inputs]
+    return other
+
+  def feed(self, x):
+    """`[D] -> [D]`."""
+    s, w = SPEC, self.weights
+    self.inputs = [*self.inputs[1 - s.kernel :], w["qkv"] @ x]
+    mixed = sum(
+      self.conv[:, i] * y for i, y in enumerate(self.inputs[-s.kernel :])
+    )
+    mixed = mixed / (1 + np.exp(-mixed))
+    by_key_head = mixed.reshape(s.num_key_heads, -1)
+    strength = 1 / (1 + np.exp(-(w["b"] @ x)))
+    gates = -np.exp(self.log_decay) * np.log1p(
+      np.exp(w["a"] @ x + self.step_bias)
+    )
+    z = (w["z"] @ x).reshape(s.num_value_heads, -1)
+    served, said = s.num_value_heads // s.num_key_heads, []
+    unit = lambda y: y / np.sqrt((y**2).sum() + 1e-6)
+    for head in range(s.num_value_heads):
+      q, k, values = np.split(
+        by_key_head[head // served], [s.key_dim, 2 * s.key_dim]
+      )
+      q, k = unit(q) / np.sqrt(s.key_dim), unit(k)
+      v = values.reshape(served, -1)[head % served]
+      state = np.exp(gates[head]) * self.states[head]
+      state = state + np.outer(k, strength[head] * (v - state.T @ k))
+      self.states[head] = state
+      o = state.T @ q
+      o = o / np.sqrt((o**2).mean() + 1e-5) * self.norm
+      said.append(o * z[head] / (1 + np.exp(-z[head])))
+    return w["delta_out"] @ np.concatenate(said)
+
+
+def compiling_quickly(function):
+  return jax.jit(function, compiler_options=compiling.OPTIONS)
+
+
+def random_tree(rng):
+  parents = np.array([-1, *(rng.integers(0, i) for i in range(1, NODES))])
+  tree = np.eye(NODES, dtype=bool)
+  for i in range(1, NODES):
+    tree[i] |= tree[parents[i]]
+  return parents, tree
+
+
+def passes(graphdef):
+  """A pass of the layer: what it says, and what is remembered then."""
+
+  @compiling_quickly
+  def run(params, held, length, x, tree):
+    cache = cache_lib.Cache(
+      keys=(), values=(), positions=None, length=jnp.asarray(length),
+      recurrent=held,
+    )  # fmt: skip
+    seen = gated_delta.above(tree, SPEC.kernel, cache)
+    out, memory = nnx.merge(graphdef, params)(
+      x, None, seen, held.layers[0], None
+    )
+    return out, after_pass(cache, (memory,), cache.length, x.shape[1])
+
+  return run
+
+
+def errors(*, chain=False, more=0):
+  """Largest errors of outputs and of states over rounds of random trees.
+
+  Args:
+    chain: chains instead.
+    more: pending tokens that there is room for beside those of a pass.
+  """
+  rng, module = np.random.default_rng(0), layer()
+  graphdef, params = nnx.split(module)
+
+  look = passes(graphdef)
+
+  @compiling_quickly
+  def keep(held, start, path):
+    return recurrent.path_kept(held, start, path)
+
+  memory = delta_memory(SPEC, ROWS, jnp.float64)
+  held = Recurrent(base=jnp.zeros(ROWS, jnp.int32), layers=(memory,))
+  held = recurrent.widened(held, NODES + more)
+  length, slow = np.zeros(ROWS, np.int32), [Slow(module) for _ in range(ROWS)]
+  worst = 0.0
+  for _ in range(ROUNDS):
+    x = rng.normal(size=(ROWS, NODES, WIDTH))
+    parents, trees = zip(*(random_tree(rng) for _ in range(ROWS)), strict=True)
+    if chain:
+      parents = [np.arange(NODES) - 1] * ROWS
+      trees = [np.tri(NODES, dtype=bool)] * ROWS
+    out, held = look(params, held, length, x, np.stack(trees))
+    paths = np.zeros((ROWS, NODES), np.int32)
+    count = np.zeros(ROWS, np.int32)
+    for row in range(ROWS):
+      after = {-1: slow[row]}
+      for node in range(NODES):
+        after[node] = after[parents[row][node]].copy()
+        said = after[node].feed(x[row, node])
+        worst = max(worst, np.abs(out[row, node] - said).max())
+      last = rng.integers(NODES)
+      path = np.flatnonzero(trees[row][last])
+      paths[row, : len(path)] = path
+      count[row], slow[row] = len(path), after[last]
+    held = keep(held, length, paths)
+    length = length + count
+  settled = recurrent.settled(held, length, 1)
+  assert settled is not None
+  states = np.stack([s.states for s in slow])
+  return worst, float(np.abs(settled.layers[0].state - states).max())
+
+
+@pytest.mark.parametrize(("chain", "more"), [(False, 0), (True, 0), (False, 3)])
+def test_a_tree_says_what_the_recurrence_says_along_each_path(chain, more):
+  assert max(errors(chain=chain, more=more)) < EXACT
+
+
+def gates_of_all_before(tree, gates):
+  del tree
+  return jnp.cumsum(gates, axis=-1)
+
+
+def siblings_convolved(above):
+  def wrong(sees, kernel, cache):
+    found = above(sees, kernel, cache)
+    taps = jnp.arange(NODES)[:, None] + jnp.arange(kernel)
+    return dataclasses.replace(found, taps=taps[None])
+
+  return wrong
+
+
+def folded_twice(advanced):
+  def wrong(memory, count):
+    once = advanced(memory, count)
+    memory = dataclasses.replace(memory, state=once.state)
+    return dataclasses.replace(once, state=advanced(memory, count).state)
+
+  return wrong
+
+
+MUTANTS = {
+  "gates not added up along the path": lambda patch: patch.setattr(
+    gated_delta, "_along_paths", gates_of_all_before
+  ),
+  "the convolution reads siblings": lambda patch: patch.setattr(
+    gated_delta, "above", siblings_convolved(gated_delta.above)
+  ),
+  "a state is folded twice": lambda patch: patch.setattr(
+    recurrent, "advanced", folded_twice(recurrent.advanced)
+  ),
+  "the path is not gathered": lambda patch: patch.setattr(
+    recurrent, "path_kept", lambda held, start, path: held
+  ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_says_something_else(monkeypatch, name):
+  MUTANTS[name](monkeypatch)
+  assert max(errors()) > 1e-3
+
+
+def test_numbers_that_are_none_reach_those_below_them_alone():
+  graphdef, params = nnx.split(layer())
+  tree = np.array(
+    [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]], bool
+  )
+  x = np.random.default_rng(2).normal(size=(1, 4, WIDTH))
+  broken = x.copy()
+  broken[0, 1] = np.nan
+  look = passes(graphdef)
+
+  memory = delta_memory(SPEC, 1, jnp.float64)
+  empty = Recurrent(base=jnp.zeros(1, jnp.int32), layers=(memory,))
+  empty = recurrent.widened(empty, 4)
+  keep = lambda held, *path: recurrent.path_kept(
+    held, np.array([0]), np.array([path])
+  )
+  said, held = look(params, empty, np.array([0]), x, tree)
+  found, other = look(params, empty, np.array([0]), broken, tree)
+  np.testing.assert_array_equal(found[0, [0, 2]], said[0, [0, 2]])
+  assert np.isnan(found[0, [1, 3]]).all()
+  expected, _ = look(params, keep(held, 0, 2), np.array([2]), x, tree)
+  found, _ = look(params, keep(other, 0, 2), np.array([2]), x, tree)
+  np.testing.assert_array_equal(found, expected)
+  found, _ = look(params, keep(other, 0, 1), np.array([2]), x, tree)
+  assert np.isnan(found).all()  # it was committed
+  found, _ = look(params, held, np.array([-1]), x, tree)
+  assert np.isnan(found).all()  # nobody goes back that far
+
+
+def test_masks_over_more_than_a_pass_are_refused():
+  with pytest.raises(ValueError, match="a tree in one pass, got 2 tokens"):
+    gated_delta.above(np.ones((2, 3), bool), 4, None)
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"num_key_heads": 3}, "must divide num_value_heads, got 3 and 4"),
+    ({"kernel": 1}, "kernel must be at least 2, got 1"),
+  ],
+)
+def test_layers_that_cannot_be_are_refused(changes, message):
+  with pytest.raises(ValueError, match=message):
+    dataclasses.replace(SPEC, **changes)

@@ -1,0 +1,252 @@
+"""Targets with recurrent layers in the decoding loop."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+from flax import nnx
+
+import specjax
+from models.networks import eagle, mtp, stacked
+from models.networks.description import (
+  AttentionSpec,
+  DeltaSpec,
+  DenseSpec,
+  LayerSpec,
+  Rope,
+  TransformerConfig,
+)
+from models.networks.transformer import (
+  FINAL,
+  Transformer,
+  as_language_model,
+)
+from specjax import drafters, exact, prefill
+from specjax.state import StopReason
+from specjax.tree import Tree, chain
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+VOCAB, ROWS = 2, 3
+TREE = Tree((-1, 0, 0, 1, 1))
+DRAFT = toys.table(VOCAB, seed=3)
+
+
+@pytest.fixture(autouse=True)
+def _x64():
+  with jax.enable_x64(True):
+    yield
+
+
+@functools.cache
+def hybrid():
+  """Two layers and two; laws that depend on all of the text."""
+  block = DenseSpec(width=8)
+  delta = LayerSpec(
+    attention=DeltaSpec(
+      num_key_heads=1, num_value_heads=2, key_dim=4, value_dim=3, kernel=3
+    ),
+    feed_forward=block,
+  )
+  full = LayerSpec(
+    attention=AttentionSpec(
+      num_heads=2, num_kv_heads=1, head_dim=4, output_gate=True,
+      rope=Rope(theta=50.0, dim=2),
+    ),
+    feed_forward=block,
+  )  # fmt: skip
+  config = TransformerConfig.of_layers(
+    [delta, full] * 2, vocab_size=VOCAB, embed_dim=6, norm_eps=1e-5,
+    max_positions=99, tied_embeddings=False,
+  )  # fmt: skip
+  return random(Transformer(config, dtype=jnp.float64, rngs=nnx.Rngs(0)))
+
+
+def random(module):
+  """A module none of whose parameters could be left out unnoticed."""
+  graphdef, state = nnx.split(module)
+  rng = np.random.default_rng(5)
+  state = jax.tree.map(
+    lambda x: jnp.asarray(rng.normal(size=x.shape) * 0.7), state
+  )
+  return nnx.merge(graphdef, state)
+
+
+def decoder_of(tree, rule, *, scanned=True, again=2, **options):
+  model, params = as_language_model(hybrid())
+  if scanned:
+    model = stacked.as_language_model(hybrid().config, dtype=jnp.float64)
+    params = stacked.stack(hybrid())
+  drafter = drafters.model.drafter(
+    toys.table_model(VOCAB), tree=tree, vocab_size=VOCAB
+  )
+  drafter = dataclasses.replace(drafter, again=again)
+  decoder = specjax.make_decoder(model, drafter=drafter, rule=rule, **options)
+  params = specjax.Params(target=params, draft=jnp.asarray(DRAFT, jnp.float64))
+  return decoder, params
+
+
+@pytest.mark.parametrize(
+  ("tree", "rule"),
+  [
+    (chain(2), "token"),
+    *(
+      pytest.param(tree, rule, marks=pytest.mark.heavy)
+      for tree, rule in [
+        (chain(2), "block"), (TREE, "recursive"), (TREE, "kseq"),
+        (TREE, "traversal"), (TREE, "transport"), (TREE, "match"),
+      ]
+    ),
+  ],
+)  # fmt: skip
+def test_a_round_has_the_targets_law(tree, rule):
+  decoder, params = decoder_of(tree, rule)
+  state = decoder.init(
+    params, np.array([[1, 0, 1, 1]]), [4], jax.random.key(0),
+    buffer_length=20, max_new_tokens=16,
+  )  # fmt: skip
+  state = jax.jit(decoder.steps)(params, state, 3)
+  assert not state.done.any()
+  assert state.length[0] > 7
+  law, expected = exact.round_law(decoder, params, state)
+  assert law.output.sum() == pytest.approx(1, abs=1e-9)
+  assert np.abs(law.output - expected).max() < 1e-10
+  # And the state's idea of the text is that of one pass over all of it.
+  text = np.concatenate([state.tokens[0, : state.length[0]], [0] * 2])
+  logits = forward(text[None])[0, state.length[0] - 1]
+  first = expected.sum(axis=tuple(range(1, expected.ndim)))
+  np.testing.assert_allclose(first, jax.nn.softmax(logits), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+  ("tree", "rule"),
+  [
+    (TREE, "recursive"),
+    pytest.param(chain(2), "block", marks=pytest.mark.heavy),
+  ],
+)
+def test_a_round_with_an_mtp_head_has_the_targets_law(tree, rule):
+  model = stacked.as_language_model(
+    hybrid().config, dtype=jnp.float64, features=(FINAL,)
+  )
+  target = stacked.stack(hybrid())
+  head = random(mtp.Mtp(
+    mtp.config_of(hybrid().config), dtype=jnp.float64, rngs=nnx.Rngs(0)
+  ))  # fmt: skip
+  functions, own = eagle.as_feature_model(head)
+  decoder = specjax.make_decoder(
+    model,
+    drafter=drafters.eagle.drafter(
+      functions, tree=tree, vocab_size=VOCAB, name="mtp"
+    ),
+    rule=rule,
+  )
+  params = specjax.Params(target=target, draft=own)
+  state = decoder.init(
+    params, np.array([[1, 0, 1, 1]]), [4], jax.random.key(0),
+    buffer_length=20, max_new_tokens=16,
+  )  # fmt: skip
+  state = jax.jit(decoder.steps)(params, state, 3)
+  assert not state.done.any()
+  assert state.counters.num_accepted[0] > 0
+  law, expected = exact.round_law(decoder, params, state)
+  assert np.abs(law.output - expected).max() < 1e-10
+
+
+def forward(tokens):
+  """Logits of whole rows, without a cache."""
+  _, params = nnx.split(hybrid())
+  return np.asarray(_forward(params, jnp.asarray(tokens)), np.float64)
+
+
+@jax.jit
+def _forward(params, tokens):
+  return nnx.merge(nnx.graphdef(hybrid()), params)(tokens)[0].logits
+
+
+def error_of_rows(state):
+  """How far recorded log-probabilities are from those of one whole pass."""
+  laws = jax.nn.log_softmax(forward(state.tokens), axis=-1)
+  worst = 0.0
+  for row, tokens in enumerate(np.asarray(state.tokens)):
+    emitted = np.arange(state.prompt_length[row], state.length[row])
+    assert len(emitted)
+    expected = laws[row, emitted - 1, tokens[emitted]]
+    apart = np.abs(expected - state.log_probs[row, emitted])
+    worst = max(worst, float(apart.max()))
+  return worst
+
+
+@pytest.mark.parametrize(
+  ("tree", "scanned"),
+  [(TREE, True), pytest.param(chain(3), False, marks=pytest.mark.heavy)],
+)
+def test_ragged_rows_are_read_refilled_and_go_on(monkeypatch, tree, scanned):
+  """Whatever a row was and its neighbours are, its laws are its text's."""
+  monkeypatch.setattr(prefill, "_CHUNK", 4)  # of prompts; rows end apart
+  decoder, params = decoder_of(
+    tree, "token" if tree.is_chain else "recursive", scanned=scanned,
+    with_log_probs=True, again=4,
+  )  # fmt: skip
+  prompts = np.random.default_rng(0).integers(0, VOCAB, (ROWS, 11))
+
+  def begin(params):
+    state = decoder.init(
+      params, prompts, np.array([11, 1, 6]), jax.random.key(1),
+      buffer_length=24, max_new_tokens=np.array([9, 3, 13]),
+    )  # fmt: skip
+    return decoder.generate(params, state)
+
+  state = jax.jit(begin)(params)
+  assert error_of_rows(state) < 1e-10
+
+  def go_on(params, state):
+    state = decoder.admit(
+      params, state, 1, prompts[0, :9], 7, jax.random.key(2), max_new_tokens=8
+    )
+    state = decoder.extend(
+      params, state, 0, np.array([1, 0]), 2, max_new_tokens=2
+    )
+    return decoder.generate(params, state)
+
+  state = jax.jit(go_on)(params, state)
+  assert [int(n) for n in state.prompt_length] == [22, 7, 6]
+  assert error_of_rows(state) < 1e-10
+
+
+@pytest.mark.heavy
+def test_a_row_begins_anew_or_with_all_of_its_text():
+  """What lies between is gone: such a row ends, and says so."""
+  decoder, params = decoder_of(chain(2), "token", with_log_probs=True)
+  prompt = np.array([1, 0, 1, 1, 0, 1])
+
+  def run(params, keep):
+    state = decoder.init(
+      params, prompt[None], [6], jax.random.key(1), buffer_length=30,
+      max_new_tokens=8,
+    )  # fmt: skip
+    state = decoder.generate(params, state)
+    state = decoder.admit(
+      params, state, 0, prompt, 4, jax.random.key(2), max_new_tokens=6,
+      source=0, keep=keep,
+    )  # fmt: skip
+    return decoder.generate(params, state)
+
+  run = jax.jit(run)
+  for keep in (0, 14):
+    state = run(params, keep)
+    assert int(state.length[0]) == keep + 10
+    assert error_of_rows(state) < 1e-10
+  assert int(run(params, 7).stop_reason[0]) == StopReason.NAN_LOGITS
+
+
+def test_what_takes_passes_back_is_refused():
+  model, _ = as_language_model(hybrid())
+  with pytest.raises(ValueError, match="draft with a model without them"):
+    drafters.model.drafter(model, tree=chain(2), vocab_size=VOCAB)
+  with pytest.raises(ValueError, match="target drafts in passes that are"):
+    drafters.layer_skip.drafter(model, tree=chain(2), vocab_size=VOCAB)
