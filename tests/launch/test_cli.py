@@ -50,7 +50,7 @@ def read_by(command):
 
 
 def test_all_commands_are_found():
-  assert len(COMMANDS) == 37
+  assert len(COMMANDS) == 38
   assert {"launch.decode", "launch.tools.prepare_python_source"} < {*COMMANDS}
 
 
