@@ -9,12 +9,12 @@
 Texts are Python that the embedded pair was not trained on, or --prompts, cut to
 --tokens_of_text; shorter ones are left out. At every token both models have
 read the same text. OUT.json has for each precision, beside the bytes of its
-weights: the Kullback-Leibler divergence from the target's law (nats) and the total
-variation; the share of tokens of the same greedy choice; the perplexity. As
-the draft of that target, its chance to be accepted is one minus the total
-variation (Leviathan et al., 2023, theorem 3.5), and at temperature 0 the
-greedy agreement. 95% intervals are over texts. `launch.tables precision` draws
-the table.
+weights: the Kullback-Leibler divergence from the target's law (nats) and the
+total variation; the share of tokens of the same greedy choice; the perplexity.
+As the draft of that target, its chance to be accepted is one minus the total
+variation (Leviathan et al., 2023, theorem 3.5), and at temperature 0 the greedy
+agreement. 95% intervals are over texts. `launch.tables precision` draws the
+table.
 """
 
 import dataclasses

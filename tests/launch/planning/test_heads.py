@@ -8,7 +8,7 @@ import pytest
 from configs import shapes
 from launch import plan
 from launch.hardware import topology
-from launch.planning import answer, heads, program, roofline
+from launch.planning import answer, heads, memory, program, roofline
 from models import meshes
 from models.formats import head_checkpoints
 from models.formats.head_checkpoints import Target
@@ -130,7 +130,7 @@ def test_a_tied_targets_embedding_is_the_output_projection_of_its_head():
 def test_a_heads_bytes_are_held_beside_the_targets():
   q = question()
   without = dataclasses.replace(q, head=None, tree=tree_lib.chain(3))
-  more = answer._held(q) - answer._held(without)
+  more = memory.held(q) - memory.held(without)
   own = heads.num_params(q.head, jnp.bfloat16)
   assert more == 2 * own // 8 + 2 * 2 * KV * q.rows * q.slots // 8
 
@@ -181,7 +181,7 @@ def test_a_heads_cache_holds_what_is_never_verified():
     q, head=None, tree=tree_lib.chain(20), siblings="iid", rule="token"
   )
   own = heads.num_params(q.head, jnp.bfloat16)
-  more = answer._held(q) - answer._held(without)
+  more = memory.held(q) - memory.held(without)
   assert more == 2 * own // 8 + 2 * 2 * KV * q.rows * (q.slots + 15) // 8
 
 
