@@ -317,7 +317,8 @@ def test_every_family_rotates_in_every_kind_as_transformers_does(family, kind):
   for attention in config.attentions.values():
     slides = by_type and attention.window is not None
     name = "sliding_attention" if slides else "full_attention"
-    sizes[name] = attention.head_dim
+    latent = attention.latent
+    sizes[name] = latent.rope_dim if latent else attention.head_dim
 
   def said(size):
     found = dict(ROPES[kind], rope_theta=500.0)
