@@ -5,6 +5,7 @@ import pathlib
 import re
 
 import pytest
+import shown
 
 from launch import tables
 from launch.planning import page, plots
@@ -15,9 +16,10 @@ PLANS = sorted(FOLDER.glob("*.json"))
 SWEEPS = sorted(FOLDER.glob("sweeps/*.json"))
 
 
-def test_the_table_is_printed_from_the_committed_plans(capsys):
+def test_the_rows_shown_are_printed_from_the_committed_plans(capsys):
   assert tables.main(["tables", "plans", *map(str, PLANS)]) == 0
-  assert capsys.readouterr().out.strip() in PAGE
+  assert len(shown.rows_of(capsys.readouterr().out, PAGE)) == 13
+  assert f"all {len(PLANS)} plans" in PAGE
 
 
 def test_every_plan_of_the_script_is_committed():
