@@ -75,9 +75,14 @@ def test_drafters_and_systems_in_commands_are_calls_of_the_grammar():
   assert "with_rule(eagle3, block)" in read
 
 
-def test_the_table_of_drafters_is_what_help_prints():
+def test_drafters_in_the_page_are_those_that_help_prints():
   page = (ROOT / "docs" / "command-line.md").read_text("utf-8")
   section = page.partition("### What drafts")[2].partition("\n### ")[0]
   shown = [x for x in section.splitlines() if x.startswith("| ")]
-  rows = [f"| `{call}` | {about} |" for call, about in drafters.help_table()]
+  rows = [f"| `{call}` | {about} |" for call, about in drafters.DRAFTERS.help()]
   assert [x for x in shown if not x.endswith("| is |")] == rows
+  said = page.partition("### What drafts")[2].partition("\n### Heads")[0]
+  for grammar in (drafters.TREES, drafters.POLICIES, drafters.WEIGHTS):
+    for call, _ in grammar.help():
+      name = call.partition("(")[0]
+      assert re.search(rf"`{name}[`(]", said), name
