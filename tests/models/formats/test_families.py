@@ -406,6 +406,39 @@ def test_settings_that_are_not_supported_are_errors(family, changes, message):
     huggingface.config_from_json(settings_of(family) | changes)
 
 
+_QWEN = dict(mamba_ssm_dtype="float32", attn_output_gate=True)
+_QWEN_3_6 = dict(_QWEN, output_gate_type="swish", mlp_only_layers=[])
+
+
+@pytest.mark.parametrize(
+  ("family", "said", "refused"),
+  [
+    ("qwen3_next", {"use_sliding_window": False}, {"use_sliding_window": True}),
+    ("qwen3_5_text", _QWEN_3_6, {"attn_output_gate": False}),
+    ("qwen3_5_moe_text", _QWEN_3_6, {"output_gate_type": "sigmoid"}),
+    ("qwen3_5_text", _QWEN_3_6, {"mlp_only_layers": [1]}),
+    ("glm4_moe_lite", {"topk_method": "noaux_tc", "first_k_dense_replace": 1},
+     {"topk_method": "greedy"}),
+  ],
+)  # fmt: skip
+def test_what_released_files_say_beside_is_known(family, said, refused):
+  settings = settings_of(family)
+  expected = huggingface.config_from_json(settings)
+  assert huggingface.config_from_json(settings | said) == expected
+  with pytest.raises(ValueError, match=f"{next(iter(refused))} must be"):
+    huggingface.config_from_json(settings | said | refused)
+
+
+def test_the_first_layers_are_dense_where_none_are_listed():
+  settings = settings_of("glm4_moe_lite") | {"mlp_layer_types": None}
+  for first in (0, 1, 2):
+    config = huggingface.config_from_json(
+      settings | {"first_k_dense_replace": first}
+    )
+    kinds = [isinstance(x.feed_forward, Mixture) for x in config.layers]
+    assert kinds == [False] * first + [True] * (2 - first)
+
+
 def test_every_family_has_a_model_whose_logits_are_compared():
   assert {family for family, *_ in MODELS.values()} == {*FAMILIES}
 
@@ -473,6 +506,7 @@ def test_the_text_model_of_a_multimodal_one_is_read(
   nested = json.loads((path / "config.json").read_text())
   settings = {"model_type": name, "text_config": nested}
   settings |= {"vision_config": {}, "mm_tokens_per_image": 256}
+  settings |= {"vision_soft_tokens_per_image": 4, "language_model_only": False}
   (path / "config.json").write_text(json.dumps(settings))
   found, expected = map(huggingface.load, (path, saved(name)[0]))
   assert found.config == expected.config
