@@ -113,7 +113,7 @@ def _opened(
     says="config.json",
     config=shape.config.layer,
     family=family,
-    tensors=weights.of_experts(tensors),
+    tensors=weights.of_projections(weights.of_experts(tensors), family),
     kinds=head_files.FLOATS,
   )
   return shape, source

@@ -19,7 +19,7 @@ from flax import nnx
 from references import MODELS, TOKENS
 
 from models import checkpoints, sharding
-from models.formats import huggingface, huggingface_config
+from models.formats import huggingface, huggingface_config, weights
 from models.formats.families import FAMILIES
 from models.networks.description import DeltaSpec
 from models.networks.mixture import Mixture
@@ -465,6 +465,34 @@ def test_readers_ask_for_what_they_refuse():
     family.read(settings)
     unread = {*family.defaults} - settings.asked - family.harmless
     assert not unread, (family.name, unread)
+
+
+def test_experts_that_are_one_tensor_are_read_alike(copied):
+  path = copied("qwen3-5-moe")
+  expected = huggingface.load(path)
+  references.edit_tensors(path, references.fuse_experts)
+  found = huggingface.load(path)
+  jax.tree.map(
+    np.testing.assert_array_equal, nnx.state(found), nnx.state(expected)
+  )
+
+  whole = np.arange(3 * 8 * 4).reshape(3, 8, 4)
+  name = "layers.0.mlp.experts.gate_up_proj"
+  tensor = weights.Tensor(
+    name=name, shape=whole.shape, kind="F32", read=whole.__getitem__
+  )
+  apart = weights.of_projections({name: tensor}, "qwen3_5_moe_text")
+  up = apart["layers.0.mlp.experts.*.up_proj.weight"]
+  part = slice(1, 3), slice(2, None), slice(0, 3)
+  np.testing.assert_array_equal(up.read(part), whole[:, 4:][part])
+
+  def spoil(tensors):
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    tensors[name] = tensors[name][:, 2:]
+
+  references.edit_tensors(path, spoil)
+  with pytest.raises(ValueError, match=r"wrong shape: .*gate_up_proj, exp"):
+    huggingface.load(path)
 
 
 def test_keys_and_values_of_layers_that_attend_to_others_are_left_out(copied):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import references
 import torch
-from references import MODELS, TOKENS
+from references import MODELS, TOKENS, fuse_experts
 
 from models import checkpoints
 from models.formats import mtp_format
@@ -124,9 +124,11 @@ def test_a_head_says_what_a_slow_forward_says(dense):
       assert references.relative_error(found[row], wanted) < 1e-4
 
 
-def test_a_head_with_a_mixture_has_its_files_experts(copied):
+@pytest.mark.parametrize("edit", [lambda tensors: None, fuse_experts])
+def test_a_head_with_a_mixture_has_its_files_experts(copied, edit):
   path = copied("qwen3-5-moe")
   tensors = mtp_heads.add(path, MODELS["qwen3-5-moe"][1])
+  references.edit_tensors(path, edit)
   mlp = loaded(path)[1].module.layer.mlp
   for name in ("gate", "up", "down"):
     for i, found in enumerate(getattr(mlp.experts, name)[...]):
