@@ -11,7 +11,7 @@ import toys
 from flax import nnx
 
 import specjax
-from models.networks import eagle, mtp, stacked
+from models.networks import eagle, gated, mtp, stacked
 from models.networks.description import (
   AttentionSpec,
   DeltaSpec,
@@ -269,3 +269,5 @@ def test_what_takes_passes_back_is_refused():
     drafters.model.drafter(model, tree=chain(2), vocab_size=VOCAB)
   with pytest.raises(ValueError, match="target drafts in passes that are"):
     drafters.layer_skip.drafter(model, tree=chain(2), vocab_size=VOCAB)
+  with pytest.raises(ValueError, match="recurrent layers cannot be switched"):
+    gated.forward(hybrid(), jnp.ones(8, bool), None)
