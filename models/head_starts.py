@@ -9,7 +9,8 @@ projection are the target's arrays.
 A head's layer is Llama's or Qwen3's: dense, with norms before its blocks. Of a
 described target whose last layer is another, each block that cannot begin as
 the target's is random, and adds nothing at first: the MLP where the target has
-a mixture of experts, both blocks of Gemma's, OLMo's and gpt-oss's layers.
+a mixture of experts, the attention where a share of each head rotates or where
+latents are cached, both blocks of Gemma's, OLMo's and gpt-oss's layers.
 """
 
 import dataclasses
@@ -24,7 +25,11 @@ from jax import Array
 from models import head_shapes
 from models.formats import dflash_format
 from models.networks import eagle
-from models.networks.description import DenseSpec
+from models.networks.description import (
+  AttentionSpec,
+  DeltaSpec,
+  DenseSpec,
+)
 from models.networks.dflash import Parallel, ParallelConfig
 from models.networks.eagle import Eagle, Eagle3, EagleConfig
 from models.networks.layers import PlusOneNorm, TransformerConfig
@@ -34,6 +39,7 @@ from models.networks.medusa import (
   Medusa,
   MedusaConfig,
 )
+from models.networks.mixture import Mixture
 from models.networks.transformer import Features, Transformer
 
 
@@ -356,7 +362,10 @@ def _layer(c: TransformerConfig) -> TransformerConfig:
 def _described(c: TransformerConfig) -> TransformerConfig:
   """`_layer` of layers that are described."""
   last = c.layer(c.num_layers - 1)
-  a, block, rope = last.attention, last.feed_forward, last.attention.rope
+  a = last.attention
+  if not isinstance(a, AttentionSpec):
+    raise ValueError("a head's layers attend, and the target's last does not")
+  rope = a.rope
   if rope is None:
     raise ValueError("a head's layers rotate, and the target's last does not")
   attends, _ = _alike(c)
@@ -366,10 +375,8 @@ def _described(c: TransformerConfig) -> TransformerConfig:
     num_layers=1,
     num_heads=a.num_heads,
     num_kv_heads=a.num_kv_heads,
-    head_dim=a.head_dim,
-    mlp_dim=block.width
-    if isinstance(block, DenseSpec)
-    else block.num_chosen * block.expert_dim + block.shared_dim,
+    head_dim=a.head_dim if a.latent is None else a.latent.value_dim,
+    mlp_dim=_width(last.feed_forward),
     max_positions=c.max_positions,
     norm_eps=c.norm_eps,
     rope_theta=rope.theta,
@@ -380,20 +387,51 @@ def _described(c: TransformerConfig) -> TransformerConfig:
   )
 
 
+def _width(block: DenseSpec | Mixture) -> int:
+  """Of the hidden layer, or of the experts of a token together."""
+  if isinstance(block, DenseSpec):
+    return block.width
+  return block.num_chosen * block.expert_dim + block.shared_dim
+
+
+# What a head's attention takes of the target's last layer, or does not look at.
+_READ = (
+  "num_heads", "num_kv_heads", "head_dim", "rope", "scale", "qk_norm",
+  "window", "qkv_bias", "out_bias",
+)  # fmt: skip
+
+
 def _alike(c: TransformerConfig, index: int = -1) -> tuple[bool, bool]:
-  """Whether a head's attention, and its MLP, can begin as those of a layer."""
+  """Whether a head's attention, and its MLP, can begin as those of a layer.
+
+  Its layers have the sizes and the rotation of the target's last.
+  """
   if c.layers is None:
     return True, True
-  layer = c.layers[index]
-  a, block = layer.attention, layer.feed_forward
-  if layer.norms != "pre" or layer.parallel or c.norm != "rms":
+  layer, last = c.layers[index], c.layers[-1]
+  block = layer.feed_forward
+  if layer.norms != "pre" or layer.parallel or c.norm != "rms" or layer.scaled:
     return False, False
-  usual = a.scale is None or math.isclose(a.scale, a.head_dim**-0.5)
-  attends = usual and not a.sinks and a.softcap is None and a.clip is None
   return (
-    attends and a.qk_norm != "width" and a.rope.factors is None,
-    isinstance(block, DenseSpec) and block.gated
-    and block.activation == "silu" and not block.bias,
+    _attends_alike(layer.attention, last.attention),
+    block == DenseSpec(width=_width(last.feed_forward)),
+  )
+
+
+def _attends_alike(
+  a: AttentionSpec | DeltaSpec, last: AttentionSpec | DeltaSpec
+) -> bool:
+  if not isinstance(a, AttentionSpec) or not isinstance(last, AttentionSpec):
+    return False
+  of = lambda spec: (
+    spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.rope,
+  )  # fmt: skip
+  rope, plain = a.rope, AttentionSpec(**{k: getattr(a, k) for k in _READ})
+  usual = a.scale is None or math.isclose(a.scale, a.head_dim**-0.5)
+  return (
+    usual and a == plain and of(a) == of(last) and a.qk_norm != "width"
+    and rope is not None and rope.factors is None and rope.scale == 1
+    and rope.dim == a.head_dim
   )  # fmt: skip
 
 

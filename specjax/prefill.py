@@ -9,6 +9,7 @@ beyond the longest is not read.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -202,14 +203,23 @@ def _read(
   # Where a text goes on, its newest tokens are fed again.
   more = 0 if is_fresh and not in_chunks else again
   fed = min(min(width, _CHUNK) + more, columns)
-  # Windows have one width, and near the buffer's end begin earlier.
-  first = lambda known: jnp.clip(known - again, 0, columns - fed)
   known = jnp.broadcast_to(jnp.asarray(known, jnp.int32), (rows,))
+  held = state.target_cache.recurrent
 
-  def chunk(carry):
+  # Windows have one width, and near the buffer's end begin earlier.
+  def first(known, fed=fed):
+    return jnp.clip(known - again, 0, columns - fed)
+
+  # States do not go back to before a text goes on, only to a window's start: if
+  # the first would begin earlier, all are as narrow as fits anywhere.
+  narrow = again + drafter.tree.max_depth + 1
+  may_be_narrow = held is not None and not is_fresh and fed > narrow
+  is_narrow = may_be_narrow & jnp.any(known - again + fed > columns)
+
+  def chunk(carry, fed=fed):
     cache, drafter_state, known, start = carry
     # A row that is read to its end does the same again, while others go on.
-    start = jnp.where(known < state.length, first(known), start)
+    start = jnp.where(known < state.length, first(known, fed), start)
     length = jnp.minimum(start + fed, state.length)
     window = jax.vmap(lambda row, at: lax.dynamic_slice_in_dim(row, at, fed))(
       state.tokens, start
@@ -239,17 +249,19 @@ def _read(
   cache = state.target_cache
   cache = cache.replace(recurrent=recurrent_lib.widened(cache.recurrent, fed))
   carry = (cache, state.drafter_state, known, first(known))
-  if in_chunks:
+  if in_chunks or may_be_narrow:
     kinds = jax.eval_shape(chunk, carry)
+    carry = jax.tree.map(lambda x, kind: x.astype(kind.dtype), carry, kinds)
+    unread = lambda carry: jnp.any(carry[2] < state.length)
     carry = lax.while_loop(
-      lambda carry: jnp.any(carry[2] < state.length),
-      chunk,
-      jax.tree.map(lambda x, kind: x.astype(kind.dtype), carry, kinds),
+      lambda carry: unread(carry) & ~is_narrow, chunk, carry
     )
+    if may_be_narrow:
+      by_few = functools.partial(chunk, fed=narrow)
+      carry = lax.while_loop(unread, by_few, carry)
   else:
     carry = chunk(carry)
   # Where the text goes on, its newest tokens can be fed again.
-  held = state.target_cache.recurrent
   # A pass leaves what is fed again after it.
   room = drafter.tree.num_fed + max(again - 2, 0)
   if not is_fresh and held is not None:

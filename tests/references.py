@@ -543,6 +543,22 @@ def module_logits(module, tokens=TOKENS):
   return np.asarray(jit(forward)(state, jnp.asarray(tokens)))
 
 
+def fuse_experts(tensors):
+  """Makes one tensor of all experts' gates and values, one of the rest."""
+  every = [name for name in tensors if ".experts.0.up_proj" in name]
+  for stem in [name.split(".0.up_proj")[0] for name in every]:
+    count = len([name for name in tensors if name.startswith(stem)]) // 3
+    take = lambda name, stem=stem, count=count: [
+      tensors.pop(f"{stem}.{i}.{name}_proj.weight") for i in range(count)
+    ]
+    gates, ups, downs = take("gate"), take("up"), take("down")
+    both = zip(gates, ups, strict=True)
+    tensors[f"{stem}.gate_up_proj"] = np.stack(
+      [np.concatenate(pair) for pair in both]
+    )
+    tensors[f"{stem}.down_proj"] = np.stack(downs)
+
+
 def edit_tensors(path, edit):
   """Changes what a checkpoint of one file holds."""
   file = path / "model.safetensors"

@@ -293,8 +293,11 @@ def assemble(
   vocab_size, rule = tokenizer.vocab_size, rule_of(config, drafting)
   features = models.draft.features if isinstance(models.draft, Head) else ()
   mixtures: tuple[Mixture, ...] = ()
-  if count_experts and not (mixtures := mixtures_of(models.target.config)):
-    raise ValueError(f"{config.target} has no experts that could be counted")
+  if count_experts:
+    if not models.target.reads_inputs:
+      mixtures = mixtures_of(models.target.config)
+    if not mixtures:
+      raise ValueError(f"{config.target} has no experts that could be counted")
   target = models.target.functions(
     SkippedLayers(), features, count_experts=count_experts
   )
@@ -400,10 +403,10 @@ def check_kinds(
       "launch.evaluate --prompts alone give inputs"
     )
   reads, path = drafting.reads, drafting.checkpoint
-  if reads == "head" and of_target:
+  if reads in ("head", "mtp") and of_target:
     raise ValueError(
-      f"{config.target} is an encoder-decoder, and {path} is a head on a "
-      "decoder-only target's features"
+      f"{config.target} is an encoder-decoder, and {path or reads} is a "
+      "head on a decoder-only target's features"
     )
   if reads not in ("block", "model"):
     return

@@ -211,8 +211,9 @@ def idle(
 def state_bytes(config: Config) -> tuple[int, int]:
   """Bytes of a row's recurrent states, and of a pending token's entries.
 
-  A pass reads and writes all states once, and the entries of the tokens that it
-  is over and of those that the pass before it was (`specjax.recurrent`).
+  A pass is counted as reading and writing all states once, and the entries of
+  the tokens that it is over and of those that the pass before it was
+  (`specjax.recurrent`).
   """
   if isinstance(config, T5Config):
     return 0, 0

@@ -173,7 +173,9 @@ def _source(directory: str, stack: contextlib.ExitStack) -> Source:
     says="config.json",
     config=config,
     family=family,
-    tensors=mxfp4.joined(weights.of_experts(tensors)),
+    tensors=mxfp4.joined(
+      weights.of_projections(weights.of_experts(tensors), family)
+    ),
     kinds=_KINDS,
     problems=tuple(problems),
   )

@@ -47,6 +47,7 @@ _OF_OTHERS = frozenset(
   eoi_token_index image_token_index boi_token_id eoi_token_id image_token_id
   boa_token_id eoa_token_id eoa_token_index video_token_id audio_token_id
   vision_start_token_id vision_end_token_id tie_word_embeddings
+  vision_soft_tokens_per_image language_model_only
   """.split()
 )
 

@@ -15,13 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from models import head_shapes
+from models import head_shapes, sharding
 from models.formats import head_files, json_files, weights
 from models.formats.head_checkpoints import Head
 from models.formats.head_files import Place
 from models.formats.huggingface_config import config_from_json, of_text
 from models.formats.weights import CheckpointError, Source
 from models.head_shapes import HeadShape, Target
+from models.networks import mixture
+from models.networks.mixture import Mixture
 
 FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 _NAME = re.compile(r"(?:model\.)?mtp\.(.+)")
@@ -60,7 +62,7 @@ def load(
   Raises:
     FileNotFoundError: if a file is not there.
     ValueError: for a target that comes with no head, or one of a family whose
-      heads are not known.
+      heads are not known; for experts that cannot be cut over the devices.
     CheckpointError: (a ValueError) if tensors of the head are left over,
       missing or of another shape than they should be; it lists them all.
   """
@@ -69,6 +71,7 @@ def load(
     shape, source = _opened(path, stack)
     if place is not None:
       place.check(shape.even_sizes())
+      _check_experts(shape, sharding.num_parts(place.sharding, place.mesh))
     make = lambda: shape.make(dtype=dtype, rngs=nnx.Rngs(0))
     graphdef, state = nnx.split(nnx.eval_shape(make))
     state = dict(nnx.to_flat_state(state))
@@ -113,10 +116,25 @@ def _opened(
     says="config.json",
     config=shape.config.layer,
     family=family,
-    tensors=weights.of_experts(tensors),
+    tensors=weights.of_projections(weights.of_experts(tensors), family),
     kinds=head_files.FLOATS,
   )
   return shape, source
+
+
+def _check_experts(shape: HeadShape, devices: int) -> None:
+  """Raises ValueError for experts that devices could only have whole.
+
+  The rules of what drafts cut each by its width.
+  """
+  block = shape.config.layer.layer(0).feed_forward
+  if not isinstance(block, Mixture):
+    return
+  if mixture.cut_by(block, devices) == "expert":
+    raise ValueError(
+      f"an MTP head's experts of width {block.expert_dim} cannot be cut over "
+      f"{devices} devices: give config.draft_devices"
+    )
 
 
 def _of_layer(key: tuple[Any, ...]) -> tuple[Any, ...]:

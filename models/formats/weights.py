@@ -191,6 +191,53 @@ def _read_experts(
   return np.stack([tensor.read(index[1:]) for tensor in chosen])
 
 
+_FUSED = re.compile(r"((?:.+\.)?mlp\.experts)\.(gate_up|down)_proj")
+
+
+def of_projections(
+  tensors: Mapping[str, Tensor], family: str
+) -> dict[str, Tensor]:
+  """As if experts that are one tensor were many, where the family's are many.
+
+  Args:
+    tensors: by name. `experts.gate_up_proj` is `[E, 2 I, D]`, gates before the
+      rest, and `experts.down_proj` `[E, D, I]`.
+    family: of the model.
+
+  Returns:
+    The tensors, named as by `of_experts`; what has another shape, or is there
+    under the other name too, stays as it is.
+  """
+  found = dict(tensors)
+  if "layers.#.mlp.experts.*.gate_proj.weight" not in modules(family):
+    return found
+  for name, tensor in tensors.items():
+    if not (parts := _FUSED.fullmatch(name)) or len(tensor.shape) != 3:
+      continue
+    experts, rows, width = tensor.shape
+    halves = ["gate", "up"] if parts[2] == "gate_up" else ["down"]
+    new = {f"{parts[1]}.*.{x}_proj.weight": x for x in halves}
+    if rows % len(new) or {*new} & {*tensors}:
+      continue
+    del found[name]
+    count = rows // len(new)
+    for i, key in enumerate(new):
+      found[key] = dataclasses.replace(
+        tensor,
+        shape=(experts, count, width),
+        read=functools.partial(_read_rows, tensor, i * count, count),
+      )
+  return found
+
+
+def _read_rows(
+  tensor: Tensor, first: int, count: int, index: tuple[slice, ...]
+) -> np.ndarray:
+  experts, rows, *rest = index or (slice(None), slice(None))
+  start, stop, step = rows.indices(count)
+  return tensor.read((experts, slice(first + start, first + stop, step), *rest))
+
+
 # ---------------------------------------------------------------------- load
 
 

@@ -106,7 +106,6 @@ class Latent:
     value_dim: V, channels of a head's values.
     query_rank: channels of what queries are projected from; None for D.
     interleaved: neighbouring channels turn together, not those of two halves.
-    norm_eps: of the norms of latents.
   """
 
   rank: int
@@ -115,7 +114,6 @@ class Latent:
   value_dim: int
   query_rank: int | None = None
   interleaved: bool = True
-  norm_eps: float = 1e-6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

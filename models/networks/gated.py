@@ -56,13 +56,15 @@ def forward(module: Transformer, gates: Array, fed: Fed) -> ModelOutput:
     fed: from `Transformer.enter`, with a cache.
 
   Raises:
-    ValueError: if layers attend to keys and values of others.
+    ValueError: if layers are recurrent, or attend to keys and values of others.
   """
-  x = fed.x
+  if module.config.deltas:
+    raise ValueError("recurrent layers cannot be switched off")
   if len(module.config.cached) < len(module.layers):
     raise ValueError(
       "layers whose keys and values others attend to cannot be switched off"
     )
+  x = fed.x
   for index in range(len(module.layers)):
     source = x
     for block in (2 * index, 2 * index + 1):

@@ -18,9 +18,11 @@ with i != j, which is unit lower triangular as parents come first, and they say
 
 A chain is the case of all earlier tokens above each: that is the form in which
 prompts are read, and DeltaNet's parallel one (Yang et al., NeurIPS 2024). What
-the layer remembers is a `specjax.recurrent.Memory`: the state is read and
-written once a pass, whatever the tree. Before the rule a short convolution
-reads each node and the nearest ones above it, then what was committed.
+the layer remembers is a `specjax.recurrent.Memory`: in a pass the state is read
+and written as pending tokens are folded into it, and read once more for all
+keys and queries together, whatever the tree. Before the rule a short
+convolution reads each node and the nearest ones above it, then what was
+committed.
 
 Letters in shapes: B rows, T fed tokens, D model width, K key heads, R = H / K
 value heads of each, C and V channels of a key and a value, W channels that are
@@ -264,7 +266,10 @@ def _solved(q, k, v, gates, strength, read, tree):
   wanted = v
   if read is not None:
     faded = jnp.exp(total)[..., None]
-    wanted = v - faded * read(k)
+    of_keys, of_queries = jnp.split(  # of a state that is read once for both
+      read(jnp.concatenate([k, q], axis=2)), 2, axis=3
+    )
+    wanted = v - faded * of_keys
   updates = lax.linalg.triangular_solve(
     system + jnp.eye(fed, dtype=q.dtype),
     strength[..., None] * wanted,
@@ -275,7 +280,7 @@ def _solved(q, k, v, gates, strength, read, tree):
   found = _einsum("bkic,bkjc->bkij", q, k)[:, :, None] * fade
   out = _einsum("bkrij,bkrjv->bkriv", found, updates)
   if read is not None:
-    out = out + faded * read(q)
+    out = out + faded * of_queries
   return out, updates, total
 
 

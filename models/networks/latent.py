@@ -21,6 +21,8 @@ from models.networks.description import Latent, TransformerConfig
 from models.networks.linear import Linear
 from specjax import cache as cache_lib
 
+_EPS = 1e-6  # of the norms of latents, whatever the model's others have
+
 
 class LatentAttention(nnx.Module):
   """Self-attention over latents; arguments as of `layers.Attention`."""
@@ -33,7 +35,7 @@ class LatentAttention(nnx.Module):
     assert isinstance(m, Latent)
     make = lambda read, width, bias: Linear(read, width, bias, dtype, rngs)
     norm = lambda width: nnx.RMSNorm(
-      width, epsilon=m.norm_eps, dtype=dtype, param_dtype=dtype,
+      width, epsilon=_EPS, dtype=dtype, param_dtype=dtype,
       use_fast_variance=False, rngs=rngs,
     )  # fmt: skip
     size, heads = config.embed_dim, a.num_heads

@@ -162,7 +162,10 @@ class Attention(nnx.Module):
       if not isinstance(sees, cache_lib.Visible):
         return self._given(x, attend(q, *kv, sees, **how)), kv
       count = x.shape[1]
-      new = tuple(cache_lib.read_rows(b, start, count, layer=layer) for b in kv)
+      new = tuple(
+        cache_lib.as_read(cache_lib.read_rows(b, start, count, layer=layer))
+        for b in kv
+      )
       y = attend_slots(q, new, kv, sees, layer=layer, **how)
       return self._given(x, y), kv
     if kv is None:

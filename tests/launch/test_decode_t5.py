@@ -124,6 +124,9 @@ def test_inputs_are_evaluated_as_prompts_are(t5, tmp_path, capsys):
   assert found["runs"][1]["identical_to_plain"] == 1
   assert t5(evaluate.run, f"--output={out}.json") == 2
   assert "--prompts alone give inputs" in capsys.readouterr().err
+  more = (f"--prompts={source}", f"--output={out}.json", "--count_experts")
+  assert t5(evaluate.run, *more) == 2
+  assert "has no experts that could be counted" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -161,6 +164,11 @@ def decoder_only(tmp_path_factory):
       "an encoder-decoder, which drafts with no layers left out",
     ),
     ("target={t5}", ("--config.drafter=ngram",), "none are built in"),
+    (
+      "target={t5}",
+      ("--config.drafter=mtp",),
+      "t5 is an encoder-decoder, and mtp is a head on a decoder-only",
+    ),
     (
       "target={t5},draft={narrow}",
       ("--config.share_encoder=True",),

@@ -12,7 +12,12 @@ from flax import nnx
 
 from models import head_shapes, head_starts
 from models.networks import unrolled
-from models.networks.description import DenseSpec, Rope
+from models.networks.description import (
+  DeltaSpec,
+  DenseSpec,
+  Latent,
+  Rope,
+)
 from models.networks.layers import TransformerConfig
 from models.networks.mixture import Mixture
 from models.networks.transformer import FINAL, Transformer
@@ -187,8 +192,8 @@ def test_a_block_takes_the_last_layers_weights(target):
 MIXTURE = Mixture(num_experts=4, num_chosen=2, embed_dim=8, expert_dim=5)
 
 
-def described_target(feed_forward, **frame):
-  """Two layers of that block, whose attention has nothing of its own."""
+def described_target(feed_forward, *, first=None, attention=(), **frame):
+  """Two layers of that block, whose attention has nothing else of its own."""
   layers = described.layers(
     [None, None], norms=frame.pop("norms", "pre"), softcap=None, scale=None
   )
@@ -196,11 +201,13 @@ def described_target(feed_forward, **frame):
     dataclasses.replace(
       layer, feed_forward=feed_forward,
       attention=dataclasses.replace(
-        layer.attention, rope=Rope(theta=50.0, dim=8)
+        layer.attention, **dict(rope=Rope(theta=50.0, dim=8)) | dict(attention)
       ),
     )
     for layer in layers
   ]  # fmt: skip
+  if first is not None:
+    layers[0] = dataclasses.replace(layers[0], feed_forward=first)
   config = TransformerConfig.of_layers(
     layers, vocab_size=V, embed_dim=8, max_positions=32, **frame
   )
@@ -250,6 +257,52 @@ def test_heads_of_layers_unlike_theirs_add_nothing_at_first(kind):
       head.final_norm.scale[...], 1 + np.arange(8.0)
     )
     assert head.config.layer.rope.theta == 50.0
+
+
+LATENT = Latent(rank=6, rope_dim=2, still_dim=4, value_dim=10)
+
+
+@pytest.mark.parametrize(
+  ("attention", "size"),
+  [
+    (dict(rope=Rope(theta=50.0, dim=4)), 8),
+    (dict(output_gate=True), 8),
+    (dict(latent=LATENT, num_kv_heads=1, head_dim=8, qk_norm=None,
+          rope=Rope(theta=50.0, dim=2), scale=0.3), 10),
+  ],
+)  # fmt: skip
+def test_heads_of_attention_unlike_theirs_attend_to_nothing_at_first(
+  attention, size
+):
+  target = described_target(DenseSpec(width=12), attention=attention)
+  head = made("eagle3", target)
+  assert head.config.layer.head_dim == size
+  np.testing.assert_array_equal(head.attention.out.weight[...], 0)
+  assert np.abs(head.mlp.down.weight[...]).max() > 0
+
+
+def test_a_block_whose_layers_have_other_widths_takes_those_of_the_last():
+  target = described_target(DenseSpec(width=12), first=DenseSpec(width=20))
+  head = head_starts.parallel(
+    target, num_layers=2, layers=(1,), block_size=3, mask_token=6,
+    draft_vocab=IDS, rngs=nnx.Rngs(1),
+  )  # fmt: skip
+  first, last = head.layers
+  assert first.mlp.down.weight.shape == (8, 12)
+  np.testing.assert_array_equal(first.mlp.down.weight[...], 0)
+  assert np.abs(last.mlp.down.weight[...]).max() > 0
+
+
+def test_a_target_whose_last_layer_is_recurrent_has_no_head_like_it():
+  delta = DeltaSpec(num_key_heads=1, num_value_heads=1, key_dim=2, value_dim=2)
+  config = described_target(DenseSpec(width=12)).config
+  first, last = config.layers
+  layers = first, dataclasses.replace(last, attention=delta)
+  target = Transformer(
+    dataclasses.replace(config, layers=layers), rngs=nnx.Rngs(0)
+  )
+  with pytest.raises(ValueError, match="attend, and the target's last does n"):
+    made("eagle3", target)
 
 
 def test_the_head_of_a_described_dense_layer_begins_as_that_layer():

@@ -71,6 +71,11 @@ def _read(settings: Settings) -> TransformerConfig:
     )  # fmt: skip
   size = get(settings, "hidden_size_per_layer_input", int, 0, least=0)
   tokens = get(settings, "vocab_size_per_layer_input", int) if size else 0
+  if size and tokens < sizes["vocab_size"]:
+    raise ValueError(
+      "vocab_size_per_layer_input must be at least vocab_size, "
+      f"{sizes['vocab_size']}, got {tokens}"
+    )
   return TransformerConfig.of_layers(
     layers, **reading.frame(sizes), embed_scale=sizes["embed_dim"] ** 0.5,
     logit_softcap=get(settings, "final_logit_softcapping", float, None),

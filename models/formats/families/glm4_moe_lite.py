@@ -10,7 +10,8 @@ _KINDS = ("dense", "sparse")
 
 def _read(settings: Settings) -> TransformerConfig:
   count = get(settings, "num_hidden_layers", int)
-  usual = ["dense", *["sparse"] * (count - 1)]
+  first = min(get(settings, "first_k_dense_replace", int, least=0), count)
+  usual = ["dense"] * first + ["sparse"] * (count - first)
   kinds = settings.get("mlp_layer_types") or usual
   if len(kinds) != count or any(kind not in _KINDS for kind in kinds):
     raise ValueError(
@@ -29,9 +30,11 @@ FAMILY = Family(
     deepseek_v3.DEFAULTS, rms_norm_eps=1e-5, moe_intermediate_size=1536,
     n_routed_experts=64, num_experts_per_tok=4, routed_scaling_factor=1.8,
     q_lora_rank=768, v_head_dim=256, qk_nope_head_dim=192, n_group=1,
-    topk_group=1, max_position_embeddings=202_752, num_key_value_heads=20,
+    topk_group=1, first_k_dense_replace=1, max_position_embeddings=202_752,
+    num_key_value_heads=20,
   ),
   aliases=mixtures.DEEPSEEK_ALIASES,
+  fixed=dict(topk_method="noaux_tc"),
   harmless=deepseek_v3.HARMLESS,
   left_out=mixtures.of_drafting_layers,
 )  # fmt: skip

@@ -23,12 +23,15 @@ _LAYOUTS = {
   "layers.#.attention.qkv": Layout(lambda s: s, qwen3_next.grouped),
 }
 
+FIXED = qwen3_next.FIXED | dict(mlp_only_layers=[])
+
 FAMILY = Family(
   name="qwen3_5_text",
   read=_read,
   tensors=_TENSORS,
   layouts=_LAYOUTS,
   defaults=dict(qwen3_next.DEFAULTS, num_key_value_heads=4),
+  fixed=FIXED,
   harmless=qwen3_next.HARMLESS,
   within=frozenset({"qwen3_5"}),
 )

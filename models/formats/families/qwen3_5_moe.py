@@ -32,7 +32,7 @@ FAMILY = Family(
     shared_expert_intermediate_size=512, num_experts_per_tok=8,
     num_experts=256,
   ),
-  fixed=dict(norm_topk_prob=True),
+  fixed=qwen3_5.FIXED | dict(norm_topk_prob=True),
   aliases={"num_local_experts": "num_experts"},
   harmless=mixtures.HARMLESS | qwen3_next.HARMLESS | {"intermediate_size"},
   within=frozenset({"qwen3_5_moe"}),

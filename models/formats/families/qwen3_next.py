@@ -178,7 +178,11 @@ DEFAULTS = dict(
   linear_value_head_dim=128, linear_num_key_heads=16,
   linear_num_value_heads=32,
 )  # fmt: skip
-HARMLESS = frozenset({"mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"})
+FIXED = dict(attn_output_gate=True, output_gate_type="swish")
+# States are float32, or wider where the model is.
+HARMLESS = frozenset({
+  "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype",
+})  # fmt: skip
 SHARED = {
   **mixtures.shared_tensors("shared_expert"),
   "layers.#.mlp.shared.weigh": "layers.#.mlp.shared_expert_gate.weight",
@@ -210,5 +214,6 @@ FAMILY = Family(
     num_experts_per_tok=10, num_experts=512, norm_topk_prob=True,
   ),
   aliases={"num_local_experts": "num_experts"},
+  fixed=FIXED | dict(use_sliding_window=False),
   harmless=mixtures.HARMLESS | HARMLESS,
 )  # fmt: skip

@@ -19,7 +19,7 @@ from flax import nnx
 from references import MODELS, TOKENS
 
 from models import checkpoints, sharding
-from models.formats import huggingface, huggingface_config
+from models.formats import huggingface, huggingface_config, weights
 from models.formats.families import FAMILIES
 from models.networks.description import DeltaSpec
 from models.networks.mixture import Mixture
@@ -397,6 +397,7 @@ def test_layers_that_draft_for_the_model_are_left_out(copied):
     ("gemma4_text", {"use_bidirectional_attention": "all"}, "or 'vision', got"),
     ("gemma4_text", {"num_kv_shared_layers": 3}, "a layer of each kind, got"),
     ("gemma4_text", {"per_layer_config": {"1": {"heads": 3}}}, "per_layer_con"),
+    ("gemma4_text", {"vocab_size_per_layer_input": 3}, "at least vocab_size"),
     ("olmo2", {"clip_qkv": 8.0}, "not known: clip_qkv"),
     ("olmo3", {"layer_types": ["full_attention"]}, "must be 4 entries"),
   ],
@@ -404,6 +405,39 @@ def test_layers_that_draft_for_the_model_are_left_out(copied):
 def test_settings_that_are_not_supported_are_errors(family, changes, message):
   with pytest.raises(ValueError, match=message):
     huggingface.config_from_json(settings_of(family) | changes)
+
+
+_QWEN = dict(mamba_ssm_dtype="float32", attn_output_gate=True)
+_QWEN_3_6 = dict(_QWEN, output_gate_type="swish", mlp_only_layers=[])
+
+
+@pytest.mark.parametrize(
+  ("family", "said", "refused"),
+  [
+    ("qwen3_next", {"use_sliding_window": False}, {"use_sliding_window": True}),
+    ("qwen3_5_text", _QWEN_3_6, {"attn_output_gate": False}),
+    ("qwen3_5_moe_text", _QWEN_3_6, {"output_gate_type": "sigmoid"}),
+    ("qwen3_5_text", _QWEN_3_6, {"mlp_only_layers": [1]}),
+    ("glm4_moe_lite", {"topk_method": "noaux_tc", "first_k_dense_replace": 1},
+     {"topk_method": "greedy"}),
+  ],
+)  # fmt: skip
+def test_what_released_files_say_beside_is_known(family, said, refused):
+  settings = settings_of(family)
+  expected = huggingface.config_from_json(settings)
+  assert huggingface.config_from_json(settings | said) == expected
+  with pytest.raises(ValueError, match=f"{next(iter(refused))} must be"):
+    huggingface.config_from_json(settings | said | refused)
+
+
+def test_the_first_layers_are_dense_where_none_are_listed():
+  settings = settings_of("glm4_moe_lite") | {"mlp_layer_types": None}
+  for first in (0, 1, 2):
+    config = huggingface.config_from_json(
+      settings | {"first_k_dense_replace": first}
+    )
+    kinds = [isinstance(x.feed_forward, Mixture) for x in config.layers]
+    assert kinds == [False] * first + [True] * (2 - first)
 
 
 def test_every_family_has_a_model_whose_logits_are_compared():
@@ -432,6 +466,34 @@ def test_readers_ask_for_what_they_refuse():
     family.read(settings)
     unread = {*family.defaults} - settings.asked - family.harmless
     assert not unread, (family.name, unread)
+
+
+def test_experts_that_are_one_tensor_are_read_alike(copied):
+  path = copied("qwen3-5-moe")
+  expected = huggingface.load(path)
+  references.edit_tensors(path, references.fuse_experts)
+  found = huggingface.load(path)
+  jax.tree.map(
+    np.testing.assert_array_equal, nnx.state(found), nnx.state(expected)
+  )
+
+  whole = np.arange(3 * 8 * 4).reshape(3, 8, 4)
+  name = "layers.0.mlp.experts.gate_up_proj"
+  tensor = weights.Tensor(
+    name=name, shape=whole.shape, kind="F32", read=whole.__getitem__
+  )
+  apart = weights.of_projections({name: tensor}, "qwen3_5_moe_text")
+  up = apart["layers.0.mlp.experts.*.up_proj.weight"]
+  part = slice(1, 3), slice(2, None), slice(0, 3)
+  np.testing.assert_array_equal(up.read(part), whole[:, 4:][part])
+
+  def spoil(tensors):
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    tensors[name] = tensors[name][:, 2:]
+
+  references.edit_tensors(path, spoil)
+  with pytest.raises(ValueError, match=r"wrong shape: .*gate_up_proj, exp"):
+    huggingface.load(path)
 
 
 def test_keys_and_values_of_layers_that_attend_to_others_are_left_out(copied):
@@ -473,6 +535,7 @@ def test_the_text_model_of_a_multimodal_one_is_read(
   nested = json.loads((path / "config.json").read_text())
   settings = {"model_type": name, "text_config": nested}
   settings |= {"vision_config": {}, "mm_tokens_per_image": 256}
+  settings |= {"vision_soft_tokens_per_image": 4, "language_model_only": False}
   (path / "config.json").write_text(json.dumps(settings))
   found, expected = map(huggingface.load, (path, saved(name)[0]))
   assert found.config == expected.config

@@ -2,16 +2,18 @@
 
 import json
 
+import jax
 import jax.numpy as jnp
 import mtp_heads
 import numpy as np
 import pytest
 import references
 import torch
-from references import MODELS, TOKENS
+from references import MODELS, TOKENS, fuse_experts
 
-from models import checkpoints
+from models import checkpoints, sharding
 from models.formats import mtp_format
+from models.formats.head_files import Place
 from models.formats.weights import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -124,9 +126,11 @@ def test_a_head_says_what_a_slow_forward_says(dense):
       assert references.relative_error(found[row], wanted) < 1e-4
 
 
-def test_a_head_with_a_mixture_has_its_files_experts(copied):
+@pytest.mark.parametrize("edit", [lambda tensors: None, fuse_experts])
+def test_a_head_with_a_mixture_has_its_files_experts(copied, edit):
   path = copied("qwen3-5-moe")
   tensors = mtp_heads.add(path, MODELS["qwen3-5-moe"][1])
+  references.edit_tensors(path, edit)
   mlp = loaded(path)[1].module.layer.mlp
   for name in ("gate", "up", "down"):
     for i, found in enumerate(getattr(mlp.experts, name)[...]):
@@ -134,6 +138,20 @@ def test_a_head_with_a_mixture_has_its_files_experts(copied):
       np.testing.assert_array_equal(found, wanted)
     wanted = tensors[f"layers.0.mlp.shared_expert.{name}_proj.weight"]
     np.testing.assert_array_equal(getattr(mlp.shared, name)[...], wanted)
+
+
+def test_experts_of_a_head_that_cannot_be_cut_are_refused(copied):
+  path = copied("qwen3-5-moe")
+  mtp_heads.add(path, MODELS["qwen3-5-moe"][1])
+  file = path / "config.json"
+  settings = json.loads(file.read_text()) | dict(num_experts=4, vocab_size=98)
+  file.write_text(json.dumps(settings))
+  place = Place(
+    mesh=jax.sharding.AbstractMesh((2,), ("model",)),
+    sharding=sharding.tensor_parallel(("model",)),
+  )
+  with pytest.raises(ValueError, match="experts of width 20 cannot be cut"):
+    mtp_format.load(str(path), None, place=place)
 
 
 def test_a_head_of_another_shape_is_refused_by_name(dense):

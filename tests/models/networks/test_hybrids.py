@@ -11,7 +11,7 @@ import toys
 from flax import nnx
 
 import specjax
-from models.networks import eagle, mtp, stacked
+from models.networks import eagle, gated, mtp, stacked
 from models.networks.description import (
   AttentionSpec,
   DeltaSpec,
@@ -218,6 +218,25 @@ def test_ragged_rows_are_read_refilled_and_go_on(monkeypatch, tree, scanned):
   assert error_of_rows(state) < 1e-10
 
 
+def test_a_text_that_goes_on_near_the_buffers_end_is_read():
+  """No window of states begins before what they hold."""
+  decoder, params = decoder_of(chain(2), "token", with_log_probs=True)
+  prompt = np.random.default_rng(3).integers(0, VOCAB, (1, 20))
+
+  def run(params):
+    state = decoder.init(
+      params, prompt, [20], jax.random.key(1), buffer_length=26,
+      max_new_tokens=0,
+    )  # fmt: skip
+    tokens = jnp.zeros(16, jnp.int32)
+    state = decoder.extend(params, state, 0, tokens, 2, max_new_tokens=4)
+    return decoder.generate(params, state)
+
+  state = jax.jit(run)(params)
+  assert int(state.length[0]) == 26
+  assert error_of_rows(state) < 1e-10
+
+
 @pytest.mark.heavy
 def test_a_row_begins_anew_or_with_all_of_its_text():
   """What lies between is gone: such a row ends, and says so."""
@@ -250,3 +269,5 @@ def test_what_takes_passes_back_is_refused():
     drafters.model.drafter(model, tree=chain(2), vocab_size=VOCAB)
   with pytest.raises(ValueError, match="target drafts in passes that are"):
     drafters.layer_skip.drafter(model, tree=chain(2), vocab_size=VOCAB)
+  with pytest.raises(ValueError, match="recurrent layers cannot be switched"):
+    gated.forward(hybrid(), jnp.ones(8, bool), None)

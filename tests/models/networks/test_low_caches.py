@@ -1,8 +1,10 @@
 """Caches in eight bits: values by definition, and laws of a text alone."""
 
+import dataclasses
 import functools
 
 import compiling
+import described
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -22,6 +24,12 @@ CONFIG = TransformerConfig(
   vocab_size=61, embed_dim=32, num_layers=2, num_heads=4, num_kv_heads=2,
   head_dim=8, mlp_dim=64, max_positions=64,
 )  # fmt: skip
+_FIRST, _SECOND = described.layers((None, None), norms="pre", softcap=None)
+_READS = dataclasses.replace(_SECOND.attention, source=0)
+# Whose second layer attends to the keys of the first.
+SHARED = dataclasses.replace(
+  CONFIG, layers=(_FIRST, dataclasses.replace(_SECOND, attention=_READS))
+)
 TEXT = RNG.integers(0, 61, (2, 6))
 
 
@@ -50,23 +58,28 @@ def test_a_slot_is_stored_by_the_formats_definition_and_apart(kind):
   assert np.isnan(found)[~whole].all()
 
 
-def model_of(kind, is_stacked):
+def model_of(kind, is_stacked, config=CONFIG):
   """A model with such a cache, as one that tests call and its parameters."""
-  make = nnx.jit(lambda: Transformer(CONFIG, rngs=nnx.Rngs(0)))
+  make = nnx.jit(lambda: Transformer(config, rngs=nnx.Rngs(0)))
   module = make()
   if is_stacked:
-    model = stacked.as_language_model(CONFIG, stored=kind)
+    model = stacked.as_language_model(config, stored=kind)
     return model, stacked.stack(module)
   return as_language_model(module, stored=kind)
 
 
 @pytest.mark.parametrize(
-  ("kind", "is_stacked"),
-  [("int8", False), pytest.param("fp8", True, marks=pytest.mark.heavy)],
-)
-def test_a_tree_pass_says_what_passes_over_its_paths_say(kind, is_stacked):
+  ("kind", "is_stacked", "config"),
+  [
+    ("int8", False, CONFIG), ("int8", False, SHARED),
+    pytest.param("fp8", True, CONFIG, marks=pytest.mark.heavy),
+  ],
+)  # fmt: skip
+def test_a_tree_pass_says_what_passes_over_its_paths_say(
+  kind, is_stacked, config
+):
   """After which one path is kept, and what follows is the same too."""
-  model, params = model_of(kind, is_stacked)
+  model, params = model_of(kind, is_stacked, config)
   ancestors = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]])
   paths = [(0, 1), (0, 2, 3)]
 
