@@ -10,7 +10,7 @@ weights are random, which changes no time but a mixture's choice of experts.
 The model is `launch.plan`'s: bfloat16, layers stacked, --text tokens in the
 cache. Each width takes its turn with a copy of a large array, which says what
 the memory can do; medians count. Bytes are those of all weights and of the
-cached text, both read once.
+cached text, both read once, and of recurrent states, read and written.
 """
 
 import functools
@@ -108,11 +108,12 @@ def measure(config, rows: int, widths: list[int]) -> list[dict]:
     input_length=0,
   )
   size = jnp.dtype(networks.DTYPE).itemsize
-  cached = 2 * size * rows * work.slots * config.num_kv_heads * config.head_dim
+  cached = size * work.slots * networks.slot_channels(config)
   lines = []
   for width in widths:
-    touched = networks.idle(config, networks.SkippedLayers(), rows * width)
-    read = size * (work.weights - touched) + cached
+    idle = networks.idle(config, networks.SkippedLayers(), rows * width)
+    states, _ = networks.round_bytes(config, width)
+    read = size * (work.weights - idle) + rows * (cached + states)
     lines.append(
       {
         "rows": rows, "tokens": width, "milliseconds": 1e3 * median[width],

@@ -110,9 +110,12 @@ def test_a_loop_of_passes_makes_all_of_them_where_the_cache_ends():
       assert places.sum() == written * fed
       assert places[3 + place : 3 + place + fed * written].all()
     caches = found
-  # The draft was fed token 0, and the target what came of it.
-  np.testing.assert_array_equal(found["draft"].keys[0][0, 0, 4:6, 0], 0)
-  np.testing.assert_array_equal(found["target"].keys[0][0, 0, 3:7, 0], 1)
+  # The draft was fed from token 0 on, and the target from what came of it, both
+  # different tokens.
+  fed = lambda who, row: found[who].keys[0][row, 0, :, 0].astype(int)
+  np.testing.assert_array_equal(fed("draft", 0)[4:6], [0, 2])
+  np.testing.assert_array_equal(fed("draft", 1)[4:6], [4, 1])
+  np.testing.assert_array_equal(fed("target", 0)[3:7], [1, 3, 0, 2])
 
 
 @pytest.mark.parametrize("name", ["eagle, drawn chain", "medusa, best tree"])
