@@ -1,6 +1,7 @@
 """What runs in pieces say of whole ones, and what a round is made of."""
 
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
@@ -155,6 +156,34 @@ def test_a_loop_of_drafts_makes_all_of_them(name):
     found = dataclasses.replace(
       state, tokens=state.tokens.at[rows, state.length - 1].set(total % vocab)
     )
+
+
+def test_passes_of_a_draft_on_the_targets_cache_are_timed_there(monkeypatch):
+  model = toys.table_model(5)
+  drafter = specjax.drafters.quantised_self.drafter(
+    model, tree=specjax.tree.chain(2), vocab_size=5
+  )
+  decoder = specjax.make_decoder(model, drafter=drafter, vocab_size=5)
+  speculative = types.SimpleNamespace(
+    params=specjax.Params(target=1, draft=2), decoder=decoder, mesh=1
+  )
+  pieces = timing.Pieces(
+    speculative,
+    types.SimpleNamespace(max_new_tokens=4),
+    draft=model,
+    typical=types.SimpleNamespace(rows=1, width=2),
+  )
+  timed = []
+  monkeypatch.setattr(
+    pieces, "_time", lambda orders, caches: timed.append((orders, caches)) or {}
+  )
+  pieces._of_a_round(dataclasses.make_dataclass("State", [
+    "tokens", "drafter_state", "target_cache"
+  ])(0, (), "cache"))  # fmt: skip
+  ((orders, caches),) = timed
+  assert orders["in order"] == (("draft", 1), ("draft", 1), ("target", 3))
+  assert caches == {"target": "cache"}
+  assert pieces._params == {"target": 1, "draft": 2}
 
 
 def test_what_a_round_takes_adds_up_where_a_head_drafts():
