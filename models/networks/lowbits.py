@@ -105,20 +105,21 @@ def quantize(weight: Array, form: Format) -> tuple[Array, Array]:
   return values.astype(dtype).reshape(weight.shape), scales[..., 0]
 
 
-def dequantize(values: Array, scales: Array, dtype=jnp.float32) -> Array:
-  """The weights that stored values stand for, `[..., N, D]`."""
-  groups = values.astype(dtype).reshape(*scales.shape, -1)
-  return (groups * scales[..., None].astype(dtype)).reshape(values.shape)
+def dequantize(values: Array, scales: Array) -> Array:
+  """The weights that stored values stand for, `f32[..., N, D]`."""
+  groups = values.astype(jnp.float32).reshape(*scales.shape, -1)
+  return (groups * scales[..., None]).reshape(values.shape)
 
 
 def products(x: Array, values: Array, scales: Array) -> Array:
   """Products with stored weights, `[..., D], [N, D], [N, G] -> [..., N]`.
 
   With one scale an output that is applied to the products, where it costs
-  nothing; values of eight bits are exact in bfloat16.
+  nothing; values of eight bits are exact in bfloat16. Scales of groups are not,
+  and small ones are nothing in float16: weights are rounded once multiplied.
   """
   if scales.shape[-1] > 1:
-    return project(x, dequantize(values, scales, x.dtype))
+    return project(x, dequantize(values, scales).astype(x.dtype))
   wide = jnp.promote_types(x.dtype, jnp.float32)
   # Sums of values that are not scaled yet can be beyond float16's range.
   result = wide if x.dtype == jnp.float16 else None

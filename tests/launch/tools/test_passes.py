@@ -57,6 +57,7 @@ def test_a_line_is_written_for_each_width_with_the_bytes_it_reads(
   assert len(passes.table({"": found}).splitlines()) == 4
 
 
+@pytest.mark.heavy
 def test_passes_over_recurrent_states_read_and_write_them(
   execute, tmp_path, monkeypatch
 ):

@@ -76,6 +76,15 @@ def test_products_are_those_with_the_dequantised_weights(dtype):
     )
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_small_weights_in_groups_are_rounded_once(dtype):
+  weight = 1e-4 * RNG.standard_normal((3, 64)).astype(np.float32)
+  stored = lowbits.quantize(weight, Format(kind="int8", group=32))
+  found = lowbits.products(jnp.eye(64, dtype=dtype), *stored)
+  expected = lowbits.dequantize(*stored).T.astype(dtype)
+  np.testing.assert_array_equal(found, expected)
+
+
 @nnx.jit(static_argnums=0)
 def new(config):
   """A module of random weights, in one program."""
