@@ -272,8 +272,7 @@ class Slots:
       self._reading.pop(int(row), None)
       self._scorer.drop(int(row))
       self._running[row] = False
-    # In the order that other processes hear of them in.
-    for row, asked in sorted(control.admissions, key=lambda one: one[0]):
+    for row, asked in control.admissions:
       self._begin(row, asked)
     deepest = int(control.max_depth.max(initial=0))
     depth = next(d for d in self.depths if d >= min(deepest, self.depth))
