@@ -60,6 +60,15 @@ def check_kinds(
     )
 
 
+def check_low(
+  config: Config | None, weights: Format | None, cache: str | None = None
+) -> None:
+  """Raises ValueError for a model that is not stored so; see `Question`."""
+  if isinstance(config, TransformerConfig):
+    lowbits.check_weights(config, weights, on_mesh=True)
+    lowbits.check_cache(config, cache)
+
+
 def cut(config: Config, size: int) -> Config:
   """The config that can be cut in `size` parts; ValueError if there is none."""
   if isinstance(config, T5Config):

@@ -108,6 +108,10 @@ class Question:
     networks.check_kinds(
       self.target, self.draft, self.skipped, self.input_length, any(low)
     )
+    networks.check_low(
+      self.target, self.weights or self.own_weights, self.cache
+    )
+    networks.check_low(self.draft, self.draft_weights)
     self.cut_target(), self.cut_draft()
     rule, siblings = rules.get(self.rule), siblings_lib.get(self.siblings)
     if self.drafter == "ngram":

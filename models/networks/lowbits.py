@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 from models.networks.description import TransformerConfig
 from models.networks.linear import Linear, project
-from models.networks.mixture import MixtureMlp
+from models.networks.mixture import Mixture, MixtureMlp
 
 # What is stored, by name, and M.
 KINDS = {
@@ -31,6 +31,7 @@ KINDS = {
   "fp8": (jnp.float8_e4m3fn, 448.0),
 }
 GROUPS = (32, 64, 128)
+_EXPERTS = "experts of mixtures are not stored in few bits"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -185,7 +186,7 @@ def lower(module: nnx.Module, form: Format) -> None:
   """
   nodes = [node for _, node in nnx.iter_modules(module)]
   if any(isinstance(node, MixtureMlp) for node in nodes):
-    raise ValueError("experts of mixtures are not stored in few bits")
+    raise ValueError(_EXPERTS)
   tied = not hasattr(module, "lm_head")
   for node in nodes:
     for name, child in list(vars(node).items()):
@@ -196,6 +197,30 @@ def lower(module: nnx.Module, form: Format) -> None:
       elif name == "embed" and isinstance(child, nnx.Embed):
         if form.output if tied else form.embedding:
           setattr(node, name, LowEmbed(child, form))
+
+
+def check_weights(
+  config: TransformerConfig, form: Format | None, *, on_mesh: bool
+) -> None:
+  """Raises ValueError for a model whose weights are not stored so.
+
+  Args:
+    config: of the model, decoder-only.
+    form: how its weights are to be stored; None for its dtype.
+    on_mesh: whether its layers are stacked.
+  """
+  if form is None:
+    return
+  layers = map(config.layer, range(config.num_layers))
+  if any(isinstance(layer.feed_forward, Mixture) for layer in layers):
+    raise ValueError(_EXPERTS)
+  if config.deltas and on_mesh:
+    raise ValueError("recurrent layers on a mesh are not stored in few bits")
+  if form.embedding and config.tied_embeddings:
+    raise ValueError(
+      "embedding=True is of an embedding of its own, and this model's is tied "
+      "to its output projection: both are as output says"
+    )
 
 
 def check_cache(config: TransformerConfig, stored: str | None) -> None:
