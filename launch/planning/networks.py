@@ -144,6 +144,13 @@ def bytes_per_weight(config: Config, weights: Format | None) -> float:
   return rest / (num_params(config) - table)
 
 
+def shared(copy, params) -> list:
+  """Leaves of a copy in few bits that are the model's own arrays."""
+  own = dict(jax.tree_util.tree_leaves_with_path(params))
+  leaves = jax.tree_util.tree_leaves_with_path(copy)
+  return [x for at, x in leaves if at in own and own[at].dtype == x.dtype]
+
+
 def bytes_per_channel(config: Config, cache: str | None) -> float:
   """Bytes of a number in a cache, its share of a slot's scale included."""
   if cache is None:

@@ -214,6 +214,16 @@ def test_eight_bits_are_half_of_the_bytes_of_a_pass():
   assert networks.bytes_per_weight(config, int4) == pytest.approx(0.625, 0.01)
 
 
+def test_a_copy_in_few_bits_shares_what_is_not():
+  plain, own = (
+    memory.held(question(draft=None, own_weights=weights))
+    for weights in (None, Format(kind="int8"))
+  )
+  config = question().target
+  rounded = networks.num_params(config) - networks.looked_up(config)
+  assert own - plain == pytest.approx(rounded / 4, rel=0.01)
+
+
 def test_the_window_of_lookahead_costs_verification():
   """4 columns, guesses of 3 tokens: 1 + 2 x 3 + 3 + 2 x 4 fed, 6 drafted."""
   ahead = question(
