@@ -331,6 +331,8 @@ def run(argv) -> int:
   )
   if cli.PROMPTS.value and (_QUESTIONS.value or _CATEGORIES.value):
     raise cli.UserError("--prompts are asked in place of --questions")
+  if _EXPLAIN.value and _TIMING.value == "none":
+    raise cli.UserError("--explain is made of timings: leave --timing out")
   output = cli.OUTPUT.value
   results.check(
     {"--output": output}, drawn=beside(output), resumes=True,
@@ -348,6 +350,13 @@ def run(argv) -> int:
     raise cli.UserError(
       "a draft that learns would be asked again what it learned from: give one "
       "temperature, one batch size and one round"
+    )
+  if _ROUNDS.value > 1 and any(
+    s.drafting and s.drafting.lengths for s in entered
+  ):
+    raise cli.UserError(
+      "a ladder drafts otherwise each time, by what it has timed, and counts "
+      "are of the last: give one round"
     )
   pairs = systems.assemble(
     entered, inputs=bool(cli.PROMPTS.value), count_experts=_COUNT_EXPERTS.value

@@ -110,7 +110,8 @@ class Slots:
       reuse: whose texts a prompt may begin with.
       mesh: the devices, or None for one without a mesh.
       cache_specs: how caches lie on it, see `compilation.compile_both`.
-      scores: whether prompts are to be scored; not on a mesh.
+      scores: whether prompts are to be scored; not on a mesh, nor by a target
+        with recurrent states.
 
     Raises:
       ValueError: for sizes that do not fit each other.
