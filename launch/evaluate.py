@@ -79,6 +79,7 @@ from launch.evaluation import (
 from launch.evaluation.measure import Contest
 from launch.evaluation.systems import System
 from launch.results import Journal
+from models import checkpoints
 
 cli.reads(
   cli.CONFIG, cli.PROMPTS, cli.OUTPUT, cli.TEMPERATURES, cli.BATCH_SIZES,
@@ -164,19 +165,26 @@ def chosen(
 def named(config) -> str:
   """The systems of the command line: the config's drafter, if none is named.
 
-  To explain it, it drafts several numbers of tokens.
+  To explain it, it drafts several numbers of tokens, as far as it can.
   """
   if _SYSTEMS.value or not _EXPLAIN.value:
     return _SYSTEMS.value or config.drafter
   drafting = drafters.of(config)
   if not drafting.drafts or not drafting.tree.is_chain or drafting.lengths:
     return config.drafter
-  every = [
-    explain.with_tokens(config.drafter, n)
-    for n in explain.SWEEP
-    if n <= config.max_new_tokens
-  ]
-  names = [config.drafter, *every]
+  most = config.max_new_tokens
+  if drafting.reads == "head":
+    shape = checkpoints.read_head(drafting.checkpoint, config.target)
+    most = min(most, shape.num_depths or most)
+  names = [config.drafter]
+  for tokens in explain.SWEEP:
+    name = explain.with_tokens(config.drafter, tokens)
+    try:
+      systems.parse(name, config)
+    except ValueError:  # as of fewer tokens than a drafter inside has
+      continue
+    if tokens <= most:
+      names.append(name)
   return ", ".join(dict.fromkeys(map(systems.SYSTEMS.canonical, names)))
 
 
@@ -323,6 +331,8 @@ def run(argv) -> int:
   )
   if cli.PROMPTS.value and (_QUESTIONS.value or _CATEGORIES.value):
     raise cli.UserError("--prompts are asked in place of --questions")
+  if _EXPLAIN.value and _TIMING.value == "none":
+    raise cli.UserError("--explain is made of timings: leave --timing out")
   output = cli.OUTPUT.value
   results.check(
     {"--output": output}, drawn=beside(output), resumes=True,
@@ -340,6 +350,13 @@ def run(argv) -> int:
     raise cli.UserError(
       "a draft that learns would be asked again what it learned from: give one "
       "temperature, one batch size and one round"
+    )
+  if _ROUNDS.value > 1 and any(
+    s.drafting and s.drafting.lengths for s in entered
+  ):
+    raise cli.UserError(
+      "a ladder drafts otherwise each time, by what it has timed, and counts "
+      "are of the last: give one round"
     )
   pairs = systems.assemble(
     entered, inputs=bool(cli.PROMPTS.value), count_experts=_COUNT_EXPERTS.value

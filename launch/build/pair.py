@@ -14,7 +14,8 @@ from launch.build.drafters import Drafting
 from models import checkpoints, meshes
 from models.checkpoints import Network
 from models.formats.head_checkpoints import Head
-from models.networks import specdec
+from models.networks import lowbits, specdec
+from models.networks.description import TransformerConfig
 from models.networks.mixture import Mixture
 from models.networks.specdec import Block
 from models.networks.transformer import SkippedLayers, mixtures_of
@@ -191,6 +192,7 @@ def load(
   drafting = check_config(config, drafting)
   reads, path = drafting.reads, drafting.checkpoint
   check_kinds(config, drafting, inputs=inputs)
+  check_low(config, drafting)
   layout, mesh, shardings = None, None, (None, None)
   if config.mesh:
     sizes = None
@@ -418,6 +420,30 @@ def check_kinds(
     f"target and draft must be of one kind: {config.target} is "
     f"{kind(of_target)}, {path} is {kind(of_draft)}"
   )
+
+
+def check_low(config: ml_collections.ConfigDict, drafting: Drafting) -> None:
+  """Raises ValueError for weights or a cache that are not stored in few bits.
+
+  Of configurations alone: nothing large is read for it.
+  """
+  form = precision.weights(config.get("weights", ""))
+  stored = [(config.target, form, config.get("cache") or None)]
+  if drafting.reads == "weights":
+    stored.append((config.target, drafting.weights, None))
+  elif drafting.reads == "model":
+    stored.append((drafting.checkpoint, drafting.weights, None))
+  for path, weights, cache in stored:
+    if weights is None and cache is None:
+      continue
+    found = checkpoints.read_config(path)
+    if not isinstance(found, TransformerConfig):
+      raise ValueError(
+        f"{path} is an encoder-decoder, and weights and caches in few bits are "
+        "of decoder-only models"
+      )
+    lowbits.check_weights(found, weights, on_mesh=bool(config.mesh))
+    lowbits.check_cache(found, cache)
 
 
 def check_same_width(target: Network, draft: Network | Head | Block) -> None:

@@ -19,13 +19,28 @@ from specjax.theory import throughput
 SWEEP = (1, 2, 3, 4, 6, 8, 10, 12)
 
 
+# Put around a drafter, they draft as many tokens as it does.
+_AROUND = ("online", "with_rule", "with_widths")
+
+
 def with_tokens(name: str, tokens: int | None) -> str:
   """A system that drafts so many tokens; of None, its family's name."""
-  call = calls.parse(name)
-  keywords = {k: v for k, v in call.keywords.items() if k != "tokens"}
+  return str(_with_tokens(calls.parse(name), tokens))
+
+
+def _with_tokens(call: calls.Call, tokens: int | None) -> calls.Call:
+  keywords = dict(call.keywords)
+  if call.name in _AROUND:
+    if "drafter" in keywords:
+      keywords["drafter"] = _with_tokens(keywords["drafter"], tokens)
+      return calls.Call(call.name, call.args, keywords)
+    inner, *rest = call.args
+    args = (_with_tokens(inner, tokens), *rest)
+    return calls.Call(call.name, args, keywords)
+  keywords.pop("tokens", None)
   if tokens is not None:
     keywords["tokens"] = tokens
-  return str(calls.Call(call.name, call.args, keywords))
+  return calls.Call(call.name, call.args, keywords)
 
 
 def findings(result: Mapping) -> list[dict]:

@@ -100,14 +100,17 @@ def _widths_of(
 ) -> tuple[int, ...]:
   """Target passes that are timed with a system's rounds.
 
-  They are the target's alone: the config's drafter has them, if it is there.
+  They are the target's alone: the config's drafter has them, if its rounds are
+  timed.
   """
   if timing != "passes":
     return ()
   entered = next(iter(contests.values())).systems
   asked = systems.SYSTEMS.canonical(system.config.drafter)
-  there = asked in [one.name for one in entered if one.drafts_here]
-  return () if there and system.name != asked else costs.WIDTHS
+  timed = [
+    one.name for one in entered if one.drafts_here and not one.drafting.lengths
+  ]
+  return () if asked in timed and system.name != asked else costs.WIDTHS
 
 
 def _progress(

@@ -4,6 +4,7 @@ import dataclasses
 
 from launch.planning import heads, networks, program
 from launch.planning.program import Question
+from models.networks import lowbits
 
 _ITEM = 2  # bytes of a bfloat16
 _LANES = 128  # heads have channels for all of them, used or not
@@ -19,7 +20,11 @@ def held(q: Question) -> int:
     states, pending = networks.state_bytes(config)
     total += q.rows * (states + q.tree.num_fed * pending) // size
   if q.own_weights is not None:
-    total += networks.num_bytes(q.cut_target(), q.own_weights) // q.layout.model
+    config = q.cut_target()
+    own = networks.num_bytes(config, q.own_weights)
+    both = networks.shapes(config, q.own_weights), networks.shapes(config)
+    own -= sum(map(lowbits.num_bytes, networks.shared(*both)))
+    total += own // q.layout.model
   if q.head is not None:
     total += _ITEM * program.num_draft_params(q) // q.layout.draft
     if layers := heads.cached(q.head):

@@ -114,6 +114,8 @@ def ranges(numbers: Sequence[int] | np.ndarray) -> list[list[int]]:
 def measured(result: Mapping, target) -> experts.Measured:
   """The curve of an evaluation that counted experts, the mean over layers.
 
+  Of numbers of tokens that are the same to a tenth the mean counts.
+
   Args:
     result: what `launch.evaluate --count_experts` wrote.
     target: the configuration of the model that is planned.
@@ -125,7 +127,7 @@ def measured(result: Mapping, target) -> experts.Measured:
   for row in result.get("runs", ()):
     if row["level"] == "all" and row.get("experts_by_layer"):
       mean = float(np.mean(row["experts_by_layer"]))
-      counts[row["pass_tokens"]].append(mean)
+      counts[round(row["pass_tokens"], 1)].append(mean)
   if not counts:
     raise ValueError(
       "no experts were counted: launch.evaluate counts with --count_experts"
@@ -141,9 +143,11 @@ def measured(result: Mapping, target) -> experts.Measured:
     )
   ((num_experts, num_chosen),) = mine
   tokens = sorted(counts)
+  # More tokens touch no fewer: what falls is noise.
+  rising = np.maximum.accumulate([np.mean(counts[t]) for t in tokens])
   return experts.Measured(
     tokens=tuple(tokens),
-    distinct=tuple(float(np.mean(counts[t])) for t in tokens),
+    distinct=tuple(rising.tolist()),
     num_experts=num_experts,
     num_chosen=num_chosen,
   )

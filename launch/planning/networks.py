@@ -60,6 +60,15 @@ def check_kinds(
     )
 
 
+def check_low(
+  config: Config | None, weights: Format | None, cache: str | None = None
+) -> None:
+  """Raises ValueError for a model that is not stored so; see `Question`."""
+  if isinstance(config, TransformerConfig):
+    lowbits.check_weights(config, weights, on_mesh=True)
+    lowbits.check_cache(config, cache)
+
+
 def cut(config: Config, size: int) -> Config:
   """The config that can be cut in `size` parts; ValueError if there is none."""
   if isinstance(config, T5Config):
@@ -133,6 +142,13 @@ def bytes_per_weight(config: Config, weights: Format | None) -> float:
       )
     )
   return rest / (num_params(config) - table)
+
+
+def shared(copy, params) -> list:
+  """Leaves of a copy in few bits that are the model's own arrays."""
+  own = dict(jax.tree_util.tree_leaves_with_path(params))
+  leaves = jax.tree_util.tree_leaves_with_path(copy)
+  return [x for at, x in leaves if at in own and own[at].dtype == x.dtype]
 
 
 def bytes_per_channel(config: Config, cache: str | None) -> float:

@@ -108,6 +108,10 @@ class Question:
     networks.check_kinds(
       self.target, self.draft, self.skipped, self.input_length, any(low)
     )
+    networks.check_low(
+      self.target, self.weights or self.own_weights, self.cache
+    )
+    networks.check_low(self.draft, self.draft_weights)
     self.cut_target(), self.cut_draft()
     rule, siblings = rules.get(self.rule), siblings_lib.get(self.siblings)
     if self.drafter == "ngram":
@@ -401,12 +405,18 @@ def compile_for(question: Question, devices: list) -> Compiled:
   ]
   whole = {(hlo.type_of(dtype), piece) for dtype, piece in pieces}
   cache_bytes = [hlo.nbytes(hlo.type_of(dtype), p) for dtype, p in pieces]
+  twice = 0  # what the compiler counts twice, arrays that both models have
+  if q.own_weights is not None:
+    twice = sum(
+      hlo.nbytes(hlo.type_of(x.dtype), x.sharding.shard_shape(x.shape))
+      for x in networks.shared(params.draft, params.target)
+    )
   # What the loop returns in memory that it was not given.
   fresh = during.output_size_in_bytes - during.alias_size_in_bytes
   return Compiled(
-    arguments=during.argument_size_in_bytes,
+    arguments=during.argument_size_in_bytes - twice,
     temporaries=max(before.temp_size_in_bytes, during.temp_size_in_bytes),
-    peak=max(total(before), total(during)),
+    peak=max(total(before), total(during)) - twice,
     collectives=hlo.collectives(module, PHASES),
     cache_copies=hlo.copies(module, whole),
     cache_moves=hlo.moves(module, whole),

@@ -1,7 +1,6 @@
 """What a client is answered, in OpenAI's words."""
 
 import codecs
-import itertools
 import json
 import math
 import secrets
@@ -109,8 +108,9 @@ class Choice:
       start = len(self._tokens)
       if news.scores is not None:
         self._place_prompt(news.scores)
-      for token, value, likeliest in itertools.zip_longest(
-        news.token_ids, news.log_probs, news.likeliest, fillvalue=()
+      every = news.likeliest or [()] * len(news.token_ids)
+      for token, value, likeliest in zip(
+        news.token_ids, news.log_probs, every, strict=True
       ):
         self._place(token, value, likeliest)
       more["logprobs"] = self._log_probs(start)

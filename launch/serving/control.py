@@ -129,6 +129,7 @@ class Asked:
     )
 
 
+_HEAD = 5  # numbers of a row of a `Control`
 _NUMBERS = 15 + 2 * MOST_BIASES + MOST_STOP_IDS
 
 
@@ -137,7 +138,8 @@ class Control:
   """What is done in one visit: rows end, rows begin, rounds are made.
 
   Attributes:
-    admissions: rows, and what each of them decodes from now on.
+    admissions: rows, and what each of them decodes from now on; their prompts
+      are read in this order.
     ended: `bool[B]`, rows that the host ends; none that is admitted.
     max_depth: `i32[B]`, how deep each row may draft.
     rounds: at most so many; fewer once one more row is done. None are made
@@ -154,25 +156,28 @@ class Control:
   def encode(self, max_width: int) -> np.ndarray:
     """As `i32[B, n]`, where n follows from the longest prompt there may be."""
     count = len(self.ended)
-    array = np.zeros((count, 4 + _NUMBERS + max_width), np.int32)
+    array = np.zeros((count, _HEAD + _NUMBERS + max_width), np.int32)
     array[:, 0] = self.ended
     array[:, 1] = self.max_depth
     array[0, 2], array[1 % count, 3] = self.rounds, self.is_last
-    for row, asked in self.admissions:
-      array[row, 4 : 4 + _NUMBERS] = asked.numbers()
-      start = 4 + _NUMBERS
+    start = _HEAD + _NUMBERS
+    for place, (row, asked) in enumerate(self.admissions):
+      array[row, 4] = place
+      array[row, _HEAD:start] = asked.numbers()
       array[row, start : start + len(asked.token_ids)] = asked.token_ids
     return array
 
   @classmethod
   def decode(cls, array: np.ndarray) -> "Control":
-    """What was encoded; admissions in the order of their rows."""
-    parts = np.split(np.asarray(array, np.int32), [4, 4 + _NUMBERS], axis=1)
+    """What was encoded."""
+    parts = np.split(
+      np.asarray(array, np.int32), [_HEAD, _HEAD + _NUMBERS], axis=1
+    )
     head, numbers, tokens = (np.ascontiguousarray(x) for x in parts)
     return cls(
       admissions=[
         (row, Asked.of(numbers[row], tokens[row]))
-        for row in range(len(head))
+        for row in map(int, np.argsort(head[:, 4], kind="stable"))
         if numbers[row, 0]
       ],
       ended=head[:, 0].astype(bool),

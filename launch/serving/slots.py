@@ -110,7 +110,8 @@ class Slots:
       reuse: whose texts a prompt may begin with.
       mesh: the devices, or None for one without a mesh.
       cache_specs: how caches lie on it, see `compilation.compile_both`.
-      scores: whether prompts are to be scored; not on a mesh.
+      scores: whether prompts are to be scored; not on a mesh, nor by a target
+        with recurrent states.
 
     Raises:
       ValueError: for sizes that do not fit each other.
@@ -272,8 +273,7 @@ class Slots:
       self._reading.pop(int(row), None)
       self._scorer.drop(int(row))
       self._running[row] = False
-    # In the order that other processes hear of them in.
-    for row, asked in sorted(control.admissions, key=lambda one: one[0]):
+    for row, asked in control.admissions:
       self._begin(row, asked)
     deepest = int(control.max_depth.max(initial=0))
     depth = next(d for d in self.depths if d >= min(deepest, self.depth))

@@ -55,7 +55,7 @@ _MAX_NODES = flags.DEFINE_integer(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Costs:
+class TreeCosts:
   """Seconds of a round by its tree.
 
   Attributes:
@@ -80,8 +80,10 @@ class Costs:
 _SAME = ("target", "checkpoints", "dtype", "mesh")
 
 
-def read_costs(paths: Sequence[str], asked: ml_collections.ConfigDict) -> Costs:
-  """Costs that `launch.evaluate` measured of the config's drafter.
+def read_costs(
+  paths: Sequence[str], asked: ml_collections.ConfigDict
+) -> TreeCosts:
+  """TreeCosts that `launch.evaluate` measured of the config's drafter.
 
   Args:
     paths: of the files.
@@ -96,6 +98,7 @@ def read_costs(paths: Sequence[str], asked: ml_collections.ConfigDict) -> Costs:
   drafts = lambda name: calls.parse(name).name
   mine = drafts(wanted["drafter"])
   other: dict[str, Any] = {}
+  fitting = []
   for record, one in found:
     other = {n: record.get(n) for n in _SAME if record.get(n) != wanted.get(n)}
     if one.batch_size != wanted["batch_size"]:
@@ -103,11 +106,14 @@ def read_costs(paths: Sequence[str], asked: ml_collections.ConfigDict) -> Costs:
     if drafts(record["system"]) != mine:
       other["drafter"] = record["system"]
     if not other:
-      return Costs(
-        plain=one.plain_step,
-        level=one.level,
-        fed={n: seconds + one.rest for n, seconds in one.target.items()},
-      )
+      fitting.append(one)
+  if fitting:  # passes of many widths are timed with one system of a run
+    one = max(fitting, key=lambda one: len(one.target))
+    return TreeCosts(
+      plain=one.plain_step,
+      level=one.level,
+      fed={n: seconds + one.rest for n, seconds in one.target.items()},
+    )
   raise cli.UserError(
     f"--timings: {', '.join(paths)} is of another "
     + (", ".join(f"{n} ({value!r})" for n, value in other.items()) or "kind")
@@ -137,7 +143,7 @@ def counted(
 
 
 def trees(
-  acceptance: np.ndarray, *, max_nodes: int, costs: Costs | None
+  acceptance: np.ndarray, *, max_nodes: int, costs: TreeCosts | None
 ) -> list[dict[str, Any]]:
   """The best tree of each size.
 
@@ -171,7 +177,7 @@ def _gain(row: dict[str, Any]) -> float:
   return row.get("predicted_speedup", row["block_efficiency"])
 
 
-def _row(tree: Tree, acceptance: np.ndarray, costs: Costs | None) -> dict:
+def _row(tree: Tree, acceptance: np.ndarray, costs: TreeCosts | None) -> dict:
   """What is said of a tree."""
   tokens = 1 + tree_search.expected_accepted(tree, acceptance)
   row = {

@@ -10,9 +10,10 @@ weights are random, which changes no time but a mixture's choice of experts.
 The model is `launch.plan`'s: bfloat16, layers stacked, --text tokens in the
 cache. Each width takes its turn with a copy of a large array, which says what
 the memory can do; medians count. Bytes are those of all weights and of the
-cached text, both read once.
+cached text, both read once, and of recurrent states, read and written.
 """
 
+import dataclasses
 import functools
 import statistics
 import time
@@ -26,6 +27,7 @@ from launch import cli, hardware, provenance, results, tables
 from launch.planning import networks
 from models.formats.huggingface import translate
 from models.networks import stacked
+from specjax import recurrent
 from specjax.runtime.timed_loops import passes_loop
 
 cli.reads(cli.BATCH_SIZES, cli.TARGET, cli.OUTPUT, cli.TURNS)
@@ -71,31 +73,42 @@ def _copies():
   return run, jnp.zeros(_COPIED // 4, jnp.float32)
 
 
+def _cache(model, rows: int, pending: int, slots: int):
+  """A cache of --text tokens, whose states have room for pending ones."""
+  cache = model.init_cache(rows, slots)
+  length = jnp.full(rows, _TEXT.value, jnp.int32)
+  states = recurrent.widened(cache.recurrent, pending)
+  if states is not None:
+    states = dataclasses.replace(states, base=jnp.copy(length))
+  return cache.replace(length=length, recurrent=states)
+
+
 def measure(config, rows: int, widths: list[int]) -> list[dict]:
   """A line for each width, at one batch size."""
   model = stacked.as_language_model(config, dtype=networks.DTYPE)
   params = {"target": random_params(networks.shapes(config))}
-  cache = model.init_cache(rows, _TEXT.value + max(widths))
+  # Recurrent states have room for as many tokens as a pass is over.
+  own = {width: width if model.has_states else 0 for width in widths}
   carries = {
-    "cache": {
-      "target": cache.replace(length=jnp.full(rows, _TEXT.value, jnp.int32))
-    }
+    of: {"target": _cache(model, rows, of, _TEXT.value + max(widths))}
+    for of in {*own.values()}
   }
-  copies, carries["copy"] = _copies()
+  copies, array = _copies()
   seconds: dict[int | str, list[float]] = {}
   loops = {
     width: passes_loop({"target": (model, "target")}, (("target", width),))
     for width in widths
   }
   for turn in range((cli.TURNS.value or 5) + 1):
-    for width in ("copy", *widths):
-      name = "copy" if width == "copy" else "cache"
-      run = copies
-      if width != "copy":
-        run = functools.partial(loops[width], params)
-      spent, carries[name] = timed(run, carries[name], _REPEATS)
-      if turn:
-        seconds.setdefault(width, []).append(spent)
+    spent, array = timed(copies, array, _REPEATS)
+    spans = {"copy": spent}
+    for width in widths:
+      run = functools.partial(loops[width], params)
+      spans[width], carries[own[width]] = timed(
+        run, carries[own[width]], _REPEATS
+      )
+    for name, spent in spans.items() if turn else ():
+      seconds.setdefault(name, []).append(spent)
   median = {name: statistics.median(found) for name, found in seconds.items()}
   copied = 2 * _COPIED / median["copy"]
   chip = hardware.bandwidth_of(jax.devices()[0].device_kind)
@@ -108,11 +121,12 @@ def measure(config, rows: int, widths: list[int]) -> list[dict]:
     input_length=0,
   )
   size = jnp.dtype(networks.DTYPE).itemsize
-  cached = 2 * size * rows * work.slots * config.num_kv_heads * config.head_dim
+  cached = size * work.slots * networks.slot_channels(config)
   lines = []
   for width in widths:
-    touched = networks.idle(config, networks.SkippedLayers(), rows * width)
-    read = size * (work.weights - touched) + cached
+    idle = networks.idle(config, networks.SkippedLayers(), rows * width)
+    states, _ = networks.round_bytes(config, width)
+    read = size * (work.weights - idle) + rows * (cached + states)
     lines.append(
       {
         "rows": rows, "tokens": width, "milliseconds": 1e3 * median[width],

@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 from models.networks.description import TransformerConfig
 from models.networks.linear import Linear, project
-from models.networks.mixture import MixtureMlp
+from models.networks.mixture import Mixture, MixtureMlp
 
 # What is stored, by name, and M.
 KINDS = {
@@ -31,6 +31,7 @@ KINDS = {
   "fp8": (jnp.float8_e4m3fn, 448.0),
 }
 GROUPS = (32, 64, 128)
+_EXPERTS = "experts of mixtures are not stored in few bits"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,20 +106,21 @@ def quantize(weight: Array, form: Format) -> tuple[Array, Array]:
   return values.astype(dtype).reshape(weight.shape), scales[..., 0]
 
 
-def dequantize(values: Array, scales: Array, dtype=jnp.float32) -> Array:
-  """The weights that stored values stand for, `[..., N, D]`."""
-  groups = values.astype(dtype).reshape(*scales.shape, -1)
-  return (groups * scales[..., None].astype(dtype)).reshape(values.shape)
+def dequantize(values: Array, scales: Array) -> Array:
+  """The weights that stored values stand for, `f32[..., N, D]`."""
+  groups = values.astype(jnp.float32).reshape(*scales.shape, -1)
+  return (groups * scales[..., None]).reshape(values.shape)
 
 
 def products(x: Array, values: Array, scales: Array) -> Array:
   """Products with stored weights, `[..., D], [N, D], [N, G] -> [..., N]`.
 
   With one scale an output that is applied to the products, where it costs
-  nothing; values of eight bits are exact in bfloat16.
+  nothing; values of eight bits are exact in bfloat16. Scales of groups are not,
+  and small ones are nothing in float16: weights are rounded once multiplied.
   """
   if scales.shape[-1] > 1:
-    return project(x, dequantize(values, scales, x.dtype))
+    return project(x, dequantize(values, scales).astype(x.dtype))
   wide = jnp.promote_types(x.dtype, jnp.float32)
   # Sums of values that are not scaled yet can be beyond float16's range.
   result = wide if x.dtype == jnp.float16 else None
@@ -184,7 +186,7 @@ def lower(module: nnx.Module, form: Format) -> None:
   """
   nodes = [node for _, node in nnx.iter_modules(module)]
   if any(isinstance(node, MixtureMlp) for node in nodes):
-    raise ValueError("experts of mixtures are not stored in few bits")
+    raise ValueError(_EXPERTS)
   tied = not hasattr(module, "lm_head")
   for node in nodes:
     for name, child in list(vars(node).items()):
@@ -195,6 +197,30 @@ def lower(module: nnx.Module, form: Format) -> None:
       elif name == "embed" and isinstance(child, nnx.Embed):
         if form.output if tied else form.embedding:
           setattr(node, name, LowEmbed(child, form))
+
+
+def check_weights(
+  config: TransformerConfig, form: Format | None, *, on_mesh: bool
+) -> None:
+  """Raises ValueError for a model whose weights are not stored so.
+
+  Args:
+    config: of the model, decoder-only.
+    form: how its weights are to be stored; None for its dtype.
+    on_mesh: whether its layers are stacked.
+  """
+  if form is None:
+    return
+  layers = map(config.layer, range(config.num_layers))
+  if any(isinstance(layer.feed_forward, Mixture) for layer in layers):
+    raise ValueError(_EXPERTS)
+  if config.deltas and on_mesh:
+    raise ValueError("recurrent layers on a mesh are not stored in few bits")
+  if form.embedding and config.tied_embeddings:
+    raise ValueError(
+      "embedding=True is of an embedding of its own, and this model's is tied "
+      "to its output projection: both are as output says"
+    )
 
 
 def check_cache(config: TransformerConfig, stored: str | None) -> None:

@@ -203,8 +203,7 @@ def as_language_model(
   if config.deltas:
     if count_experts:
       raise ValueError("experts beside recurrent layers are counted unstacked")
-    if weights is not None:
-      raise ValueError("recurrent layers on a mesh are not stored in few bits")
+    lowbits.check_weights(config, weights, on_mesh=True)
     return periods.as_language_model(
       config, frame, layers, abstract_params(config, dtype=dtype), dtype=dtype,
       skipped=skipped, sharding=sharding, features=features,

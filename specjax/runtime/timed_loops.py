@@ -25,20 +25,23 @@ def passes_loop(models: dict[str, tuple[LanguageModel, str]], order: Passes):
   Returns:
     `(params by model, caches by name, repeats) -> caches`, whose caches are
     donated and come back no longer than they were. Every pass is fed what
-    depends on all logits of the one before, so that none can be left out, and
-    writes to the slots after the cache's length (the last ones, where they
+    depends on all logits of the one before, so that none can be left out, each
+    row other tokens, since a mixture reads more for different ones, and writes
+    to the slots after the cache's length (the last ones, where they
     would not fit).
   """
 
   @functools.partial(jax.jit, donate_argnums=1)
   def run(params, caches, repeats):
     start = {name: cache.length for name, cache in caches.items()}
+    rows = next(iter(start.values())).shape[0]
 
     def body(_, carry):
       token, caches = carry
       for who, fed in order:
         model, name = models[who]
-        tokens = jnp.broadcast_to(token, (token.shape[0], fed))
+        apart = 997 * jnp.arange(rows * fed).reshape(rows, fed)
+        tokens = (token + apart) % model.vocab_size
         cache = caches[name].replace(length=start[name])
         output, cache = model.apply(params[who], tokens, cache)
         caches = caches | {name: cache.replace(length=start[name])}
@@ -46,7 +49,6 @@ def passes_loop(models: dict[str, tuple[LanguageModel, str]], order: Passes):
         token = (token + some[:, None]) % 2
       return token, caches
 
-    rows = next(iter(start.values())).shape[0]
     token = jnp.zeros((rows, 1), jnp.int32)
     return lax.fori_loop(0, repeats, body, (token, caches))[1]
 

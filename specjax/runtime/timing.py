@@ -36,6 +36,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import recurrent
 from specjax.cache import Cache
 from specjax.runtime.engine import Batch, Engine
 from specjax.runtime.timed_loops import (
@@ -45,7 +46,7 @@ from specjax.runtime.timed_loops import (
   proposals_loop,
 )
 from specjax.state import DecodeState
-from specjax.types import LanguageModel
+from specjax.types import LanguageModel, no_state
 
 _PLACES = (0.25, 0.5, 0.75)  # of a run, where passes are timed
 _REPEATS = 12  # passes in one timing
@@ -250,7 +251,7 @@ class Pieces:
     speculative, baseline: compiled engines of one pair.
     draft: the model that drafts, whose passes are timed on the drafter's state
       if that is a cache and the model has parameters of its own, on the
-      target's cache if it has none; None where none drafts.
+      target's cache if it has none or keeps no state; None where none drafts.
     typical: a batch; passes are timed for its shape only, since every shape has
       programs of its own.
     widths: tokens of further target passes to time; those that no cache of that
@@ -269,20 +270,22 @@ class Pieces:
     self._engines = {"speculative": speculative, "autoregressive": baseline}
     self._shape = (typical.rows, typical.width)
     params, target = speculative.params, speculative.decoder.target
-    self._own_cache = draft is not None and params.draft is not None
+    drafter = speculative.decoder.drafter
+    own = params.draft is not None
+    # Who keeps nothing drafts on the target's cache (`quantised_self`).
+    self._own_cache = draft is not None and own and drafter.init is not no_state
     self._params = {"target": params.target}
     models = {"target": (target, "target")}
     if draft is not None:
-      own = self._own_cache
-      models["draft"] = (draft, "draft" if own else "target")
+      models["draft"] = (draft, "draft" if self._own_cache else "target")
       self._params["draft"] = params.draft if own else params.target
     # What no model drafts is timed with the laws; of a head, drafting as such.
-    passes = speculative.decoder.drafter.passes
+    passes = drafter.passes
     self._passes = () if draft is None else passes
     self._proposals = None
     if draft is None and passes and speculative.mesh is None:
       self._proposals = proposals_loop(speculative.decoder)
-    self._nodes = speculative.decoder.drafter.tree.num_fed
+    self._nodes = drafter.tree.num_fed
     self._one_width = not speculative.decoder.widths
     room = typical.width + baseline.max_new_tokens
     self._widths = sorted({w for w in widths if w <= room} - {1, self._nodes})
@@ -369,6 +372,12 @@ class Pieces:
   def _time(self, orders: Mapping[str, Passes], caches) -> dict[str, float]:
     caches, found = _copy(caches), {}
     for name, order in orders.items():
+      # Recurrent states have room for what a pass is over.
+      widest = max(fed for _, fed in order)
+      caches = {
+        who: cache.replace(recurrent=recurrent.widened(cache.recurrent, widest))
+        for who, cache in caches.items()
+      }
       found[name], caches = _per_repeat(self._loop(order), self._params, caches)
     return found
 

@@ -62,6 +62,10 @@ def test_shapes_have_the_published_numbers_of_parameters():
      "unknown shape 'gpt-9': expected one of"),
     ((*SMALL[:1], *EAGLE, "--weights=int8"), "must be read in bfloat16, "),
     ((*SMALL, "--drafter=plain", "--weights=int9"), "unknown weights 'int9'"),
+    (("--topology=v5e-4", "--target=mixtral-8x7b", "--drafter=plain",
+      "--weights=int8"), "experts of mixtures are not stored in few bits"),
+    (("--topology=v5e-4", "--target=qwen3.5-9b", "--drafter=plain",
+      "--cache=int8"), "a cache with recurrent states is not in eight bits"),
     ((*SMALL, "--drafter=model"), "'model' needs a shape, as model("),
     ((*SMALL, "--drafter=eagle3"), "'eagle3' needs a shape, as eagle3("),
     (("--topology=v5e-4", "--target=llama-3.1-8b",
@@ -208,6 +212,16 @@ def test_eight_bits_are_half_of_the_bytes_of_a_pass():
   assert count < networks.num_bytes(config, int8) < 1.01 * count
   int4 = Format(kind="int4", group=32, embedding=True)
   assert networks.bytes_per_weight(config, int4) == pytest.approx(0.625, 0.01)
+
+
+def test_a_copy_in_few_bits_shares_what_is_not():
+  plain, own = (
+    memory.held(question(draft=None, own_weights=weights))
+    for weights in (None, Format(kind="int8"))
+  )
+  config = question().target
+  rounded = networks.num_params(config) - networks.looked_up(config)
+  assert own - plain == pytest.approx(rounded / 4, rel=0.01)
 
 
 def test_the_window_of_lookahead_costs_verification():

@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 
 import specjax
-from configs import common, embedded, huggingface
+from configs import common, embedded, huggingface, shapes
 from launch.build import drafters
 from launch.build import pair as pair_lib
+from models.formats.huggingface import translate
 from models.networks.lowbits import Format
 
 
@@ -81,6 +82,32 @@ def test_weights_in_few_bits_are_each_models_own(pair):
   assert kinds(found.draft) == {"float8_e4m3fn", "float32"}
   with pytest.raises(ValueError, match="of decoder-only models in their own"):
     models.target.lowered(Format(kind="int8"))
+
+
+@pytest.mark.parametrize(
+  ("shape", "changes", "message"),
+  [
+    ("mixtral-8x7b", dict(weights="int8"), "experts of mixtures"),
+    ("mixtral-8x7b", dict(drafter="quantised_self"), "experts of mixtures"),
+    ("qwen3.5-9b", dict(cache="int8"), "a cache with recurrent states"),
+    (
+      "t5-1.1-small",
+      dict(weights="int8"),
+      "is an encoder-decoder, and weights",
+    ),
+  ],
+)
+def test_what_is_not_in_few_bits_is_refused_before_anything_is_read(
+  shape, changes, message, monkeypatch
+):
+  config = embedded.get_config()
+  config.drafter = "plain"
+  config.update(changes)
+  found = translate(shapes.SHAPES[shape])
+  monkeypatch.setattr(pair_lib.checkpoints, "read_config", lambda path: found)
+  monkeypatch.setattr(pair_lib.checkpoints, "load", None)
+  with pytest.raises(ValueError, match=message):
+    pair_lib.load(config)
 
 
 @pytest.mark.usefixtures("quick_to_compile")

@@ -363,6 +363,8 @@ def test_a_stopped_run_goes_on_with_the_group_that_it_was_in(
     (("--config.max_length=10",), "no question fits"),
     (("--prompts=x", "--categories=a"), "--prompts are asked in place of"),
     (("--systems=online(model)", "--rounds=2"), "and one round"),
+    (("--systems=ladder(ngram)", "--rounds=2"), "give one round"),
+    (("--explain", "--timing=none"), "--explain is made of timings"),
   ],
 )
 def test_mistakes_are_one_line(cli, tmp_path, capsys, given, words):

@@ -8,8 +8,9 @@ import files
 import numpy as np
 import pytest
 
+from configs import embedded
 from launch import evaluate
-from launch.evaluation import costs, explain, explain_page, measure
+from launch.evaluation import costs, explain, explain_page, measure, systems
 from specjax.state import Origin
 from specjax.theory import throughput
 
@@ -172,6 +173,31 @@ def test_the_config_s_drafter_is_swept_where_no_system_is_named():
     'model("D", policy=survival, tokens=6)'
   )
   assert explain.with_tokens("model(tokens=4)", None) == "model"
+  ruled = "with_rule(with_widths(model(tokens=4), 3), block)"
+  assert explain.with_tokens(ruled, 2) == ruled.replace("4", "2")
+  assert explain.with_tokens(ruled, None) == (
+    "with_rule(with_widths(model, 3), block)"
+  )
+
+
+@pytest.mark.parametrize(
+  ("drafter", "swept"),
+  [
+    ("online(model(tokens=2))", [1, 3, 4, 6, 8]),
+    ("repeats(eagle3(tokens=3), tokens=4)", [3, 6, 8]),
+    ("medusa(tokens=2)", [1, 3, 4]),  # the heads of its file
+  ],
+)
+def test_the_sweep_leaves_out_lengths_that_a_drafter_does_not_have(
+  drafter, swept, monkeypatch
+):
+  config = embedded.get_config()
+  config.drafter, config.max_new_tokens = drafter, 8
+  monkeypatch.setattr(evaluate, "_SYSTEMS", types.SimpleNamespace(value=None))
+  monkeypatch.setattr(evaluate, "_EXPLAIN", types.SimpleNamespace(value=True))
+  found = systems.parse(evaluate.named(config), config)
+  depths = [one.drafting.tree.max_depth for one in found]
+  assert depths[2:] == swept
 
 
 def test_prompts_are_measured_and_explained(cli, pair, tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 from files import EMBEDDED
 
 from configs import common
-from launch.evaluation import measure, systems
+from launch.evaluation import costs, measure, running, systems
 from launch.evaluation.questions import Question
 from models import tokenizers
 
@@ -175,3 +175,24 @@ def test_groups_are_of_one_category_and_of_similar_length(contest):
     [6, 4, 2], [0], [5, 3, 1],
   ]  # fmt: skip
   assert len({g.name for g in groups}) == 3
+
+
+@pytest.mark.parametrize(
+  ("drafter", "wide"),
+  [("ngram", [True, False]), ("ladder(ngram)", [True, True])],
+)
+def test_passes_of_more_widths_are_timed_with_a_system_that_is_timed(
+  drafter, wide
+):
+  config = common.get_config()
+  config.update(target="T", drafter=drafter)
+  entered = systems.parse(f"{drafter}, ngram(tokens=2)", config)
+  if drafter != "ngram":
+    entered += systems.parse("ngram", config)[1:]
+  contests = {0.0: types.SimpleNamespace(systems=entered)}
+  found = [
+    running._widths_of(one, contests, "passes")
+    for one in sorted(entered, key=lambda one: len(one.name))
+    if one.drafts_here and not one.drafting.lengths
+  ]
+  assert found == [costs.WIDTHS if every else () for every in wide]

@@ -89,7 +89,8 @@ def evaluation(**changes):
   row = {"level": "all", "pass_tokens": 1.0, "experts_by_layer": [8, 8]}
   more = [
     row | {"pass_tokens": 5.0, "experts_by_layer": [20, 22]},
-    row | {"pass_tokens": 5.0, "experts_by_layer": [21, 25]},
+    row | {"pass_tokens": 5.04, "experts_by_layer": [21, 25]},
+    row | {"pass_tokens": 6.0, "experts_by_layer": [20, 20]},
     row | {"level": "category", "pass_tokens": 7.0},
     row | {"pass_tokens": 9.0, "experts_by_layer": None},
   ]
@@ -99,7 +100,7 @@ def evaluation(**changes):
 
 def test_a_curve_is_read_of_an_evaluation():
   curve = mixtures.measured(evaluation(), QWEN)
-  assert (curve.tokens, curve.distinct) == ((1.0, 5.0), (8.0, 22.0))
+  assert (curve.tokens, curve.distinct) == ((1.0, 5.0, 6.0), (8.0, 22.0, 22.0))
   with pytest.raises(ValueError, match=r"\[\(64, 8\), \(128, 8\)\], and"):
     mixtures.measured(evaluation(num_experts=[128, 64]), QWEN)
   with pytest.raises(ValueError, match="no experts were counted"):

@@ -203,7 +203,9 @@ def test_a_prompt_is_scored_only_where_it_is_told():
   assert not ask(logprobs=0).scored
   assert not ask(echo=True, logprobs=0).num_likeliest
   refused({"prompt": "x", "max_tokens": 0}, defaults=some)
-  assert refused({"prompt": "x", "echo": True, "logprobs": 0}).param == "echo"
+  error = refused({"prompt": "x", "echo": True, "logprobs": 0})
+  assert error.param == "echo"
+  assert "nor by a target with recurrent states" in str(error)
   talk = {"messages": [{"role": "user", "content": "x"}], "echo": True}
   assert refused(talk, is_chat=True, defaults=some).param == "echo"
 

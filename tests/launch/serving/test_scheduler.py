@@ -283,9 +283,9 @@ def test_rounds_by_load():
 def test_a_control_is_what_is_decoded_from_its_array():
   control = Control(
     admissions=[
-      (0, ASKED[0]),
+      (2, ASKED[0]),
       (
-        2,
+        0,
         dataclasses.replace(
           ASKED[1],
           ignore_stop=True,
@@ -305,7 +305,7 @@ def test_a_control_is_what_is_decoded_from_its_array():
     rounds=4,
   )
   array = control.encode(16)
-  assert array.shape == (3, 4 + len(ASKED[0].numbers()) + 16)
+  assert array.shape == (3, 5 + len(ASKED[0].numbers()) + 16)
   back = Control.decode(array)
   for name in ("ended", "max_depth"):
     np.testing.assert_array_equal(getattr(back, name), getattr(control, name))

@@ -95,12 +95,14 @@ def test_a_prompt_that_nobody_waits_for_is_read_no_further(slots):
 
 def test_prompts_that_come_together_are_read_in_turn(slots):
   first, second = asked(17, seed=6, budget=2), asked(27, seed=7, budget=2)
-  texts = {0: [], 1: []}
+  texts, began = {0: [], 1: []}, []
   _, new = visit(slots, admissions=[(1, first), (0, second)])
   for _ in range(12):
+    began += [row for row in texts if new[row] and row not in began]
     for row in texts:
       texts[row] += new[row]
     _, new = visit(slots)
+  assert began == [1, 0]
   assert texts[1] == served.alone(DECODER, first, width=32, stop=())
   assert texts[0] == served.alone(DECODER, second, width=32, stop=())
 

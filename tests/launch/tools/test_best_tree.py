@@ -36,7 +36,8 @@ def costs_of(*records):
   return {"config": config, "costs": list(records)}
 
 
-COSTS = costs_of(ROUND | {"batch_size": 1}, ROUND)
+FEW = ROUND["seconds"] | {"target": {"1": 0.9, "4": 1.3}}
+COSTS = costs_of(ROUND | {"batch_size": 1}, ROUND | {"seconds": FEW}, ROUND)
 
 
 def execute(*args, code=0):
@@ -101,7 +102,7 @@ def test_where_nothing_was_accepted_plain_decoding_is_all_there_is():
 
 def test_a_tree_of_a_size_has_that_size_though_a_smaller_one_is_faster():
   """Two children are all that one level has: a third node is on another."""
-  costs = best_tree.Costs(plain=1.0, level=5.0, fed={1: 1.0, 4: 1.0})
+  costs = best_tree.TreeCosts(plain=1.0, level=5.0, fed={1: 1.0, 4: 1.0})
   rows = best_tree.trees(np.array([0.6, 0.2]), max_nodes=3, costs=costs)
   assert [row["num_nodes"] for row in rows] == [0, 1, 2, 3]
   assert [row["max_depth"] for row in rows] == [0, 1, 1, 2]
@@ -121,7 +122,7 @@ def test_a_round_takes_its_levels_its_pass_and_what_plain_decoding_takes_too(
   assert costs.of(Tree((-1, 0, 0, 0, 1, 1))) == pytest.approx(
     2 * (0.6 + 0.1) / 3 + 1.45 + 0.1
   )
-  dear = best_tree.Costs(plain=1.0, level=5.0, fed=costs.fed)
+  dear = best_tree.TreeCosts(plain=1.0, level=5.0, fed=costs.fed)
   rows = best_tree.trees(np.array([0.6, 0.2]), max_nodes=3, costs=dear)
   assert max(rows, key=lambda row: row["predicted_speedup"]) == rows[0]
 

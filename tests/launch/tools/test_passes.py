@@ -15,6 +15,11 @@ TINY = dict(
   num_attention_heads=2, num_key_value_heads=1, intermediate_size=32,
   rms_norm_eps=1e-5, tie_word_embeddings=False, max_position_embeddings=64,
 )  # fmt: skip
+HYBRID = TINY | dict(
+  model_type="qwen3_5_text", head_dim=8, linear_num_key_heads=1,
+  linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8,
+  linear_conv_kernel_dim=4, layer_types=["linear_attention", "full_attention"],
+)  # fmt: skip
 # Of both layers and the output projection; the embedding is looked up.
 WEIGHTS = 2 * (16 * 8 * 6 + 3 * 16 * 32 + 2 * 16) + 16 + 64 * 16
 
@@ -50,6 +55,23 @@ def test_a_line_is_written_for_each_width_with_the_bytes_it_reads(
   }
   assert [x["cost"] for x in found["passes"] if x["tokens"] == 1] == [1, 1]
   assert len(passes.table({"": found}).splitlines()) == 4
+
+
+@pytest.mark.heavy
+def test_passes_over_recurrent_states_read_and_write_them(
+  execute, tmp_path, monkeypatch
+):
+  monkeypatch.setitem(shapes.SHAPES, "tiny", HYBRID)
+  output = tmp_path / "P.json"
+  execute(
+    "--target=tiny", "--batch_sizes=2", "--widths=1,3", "--text=24",
+    "--turns=1", f"--output={output}",
+  )  # fmt: skip
+  one, three = json.loads(output.read_text())["passes"]
+  # Of a token a key and two updates of eight and two gates in float32, and what
+  # is convolved, queries, keys and values, in bfloat16: twice in each row.
+  token = 4 * (8 + 2 * 8 + 2) + 2 * (8 + 8 + 2 * 8)
+  assert three["bytes"] - one["bytes"] == 2 * 2 * 2 * token
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,15 @@ def test_products_are_those_with_the_dequantised_weights(dtype):
     )
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_small_weights_in_groups_are_rounded_once(dtype):
+  weight = 1e-4 * RNG.standard_normal((3, 64)).astype(np.float32)
+  stored = lowbits.quantize(weight, Format(kind="int8", group=32))
+  found = lowbits.products(jnp.eye(64, dtype=dtype), *stored)
+  expected = lowbits.dequantize(*stored).T.astype(dtype)
+  np.testing.assert_array_equal(found, expected)
+
+
 @nnx.jit(static_argnums=0)
 def new(config):
   """A module of random weights, in one program."""
@@ -142,9 +151,10 @@ def test_a_tree_pass_is_the_dequantised_models_along_its_paths(form, tied):
   np.testing.assert_allclose(found[:, [2, 3, 1]], expected, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+  ("tied", "embedding"), [(True, False), (False, True), (False, False)]
+)
 @pytest.mark.parametrize("output", [True, False])
-@pytest.mark.parametrize("embedding", [True, False])
 def test_tables_are_stored_so_by_choice(tied, output, embedding):
   form = Format(kind="int8", output=output, embedding=embedding)
 
@@ -220,3 +230,7 @@ def test_what_cannot_be_stored_so_is_refused():
   block = MixtureMlp(mixture, jnp.float32, rngs=nnx.Rngs(0))
   with pytest.raises(ValueError, match="experts of mixtures are not stored"):
     lowbits.lower(block, Format(kind="int8"))
+  tied = TransformerConfig(**SMALL, tied_embeddings=True)
+  form = Format(kind="int8", embedding=True)
+  with pytest.raises(ValueError, match="this model's is tied"):
+    lowbits.check_weights(tied, form, on_mesh=False)

@@ -1,6 +1,7 @@
 """What runs in pieces say of whole ones, and what a round is made of."""
 
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
@@ -110,9 +111,12 @@ def test_a_loop_of_passes_makes_all_of_them_where_the_cache_ends():
       assert places.sum() == written * fed
       assert places[3 + place : 3 + place + fed * written].all()
     caches = found
-  # The draft was fed token 0, and the target what came of it.
-  np.testing.assert_array_equal(found["draft"].keys[0][0, 0, 4:6, 0], 0)
-  np.testing.assert_array_equal(found["target"].keys[0][0, 0, 3:7, 0], 1)
+  # The draft was fed from token 0 on, and the target from what came of it, both
+  # different tokens.
+  fed = lambda who, row: found[who].keys[0][row, 0, :, 0].astype(int)
+  np.testing.assert_array_equal(fed("draft", 0)[4:6], [0, 2])
+  np.testing.assert_array_equal(fed("draft", 1)[4:6], [4, 1])
+  np.testing.assert_array_equal(fed("target", 0)[3:7], [1, 3, 0, 2])
 
 
 @pytest.mark.parametrize("name", ["eagle, drawn chain", "medusa, best tree"])
@@ -152,6 +156,34 @@ def test_a_loop_of_drafts_makes_all_of_them(name):
     found = dataclasses.replace(
       state, tokens=state.tokens.at[rows, state.length - 1].set(total % vocab)
     )
+
+
+def test_passes_of_a_draft_on_the_targets_cache_are_timed_there(monkeypatch):
+  model = toys.table_model(5)
+  drafter = specjax.drafters.quantised_self.drafter(
+    model, tree=specjax.tree.chain(2), vocab_size=5
+  )
+  decoder = specjax.make_decoder(model, drafter=drafter, vocab_size=5)
+  speculative = types.SimpleNamespace(
+    params=specjax.Params(target=1, draft=2), decoder=decoder, mesh=1
+  )
+  pieces = timing.Pieces(
+    speculative,
+    types.SimpleNamespace(max_new_tokens=4),
+    draft=model,
+    typical=types.SimpleNamespace(rows=1, width=2),
+  )
+  timed = []
+  monkeypatch.setattr(
+    pieces, "_time", lambda orders, caches: timed.append((orders, caches)) or {}
+  )
+  pieces._of_a_round(dataclasses.make_dataclass("State", [
+    "tokens", "drafter_state", "target_cache"
+  ])(0, (), "cache"))  # fmt: skip
+  ((orders, caches),) = timed
+  assert orders["in order"] == (("draft", 1), ("draft", 1), ("target", 3))
+  assert caches == {"target": "cache"}
+  assert pieces._params == {"target": 1, "draft": 2}
 
 
 def test_what_a_round_takes_adds_up_where_a_head_drafts():
