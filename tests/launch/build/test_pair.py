@@ -103,7 +103,7 @@ def test_what_is_not_in_few_bits_is_refused_before_anything_is_read(
   config = embedded.get_config()
   config.drafter = "plain"
   config.update(changes)
-  found = translate(shapes.SHAPES[shape])
+  found = translate((shapes.SHAPES | shapes.T5_SHAPES)[shape])
   monkeypatch.setattr(pair_lib.checkpoints, "read_config", lambda path: found)
   monkeypatch.setattr(pair_lib.checkpoints, "load", None)
   with pytest.raises(ValueError, match=message):
