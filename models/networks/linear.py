@@ -10,11 +10,12 @@ from jax import Array, lax
 def project(x: Array, weight: Array, result=None) -> Array:
   """Products of x and every row of a weight, `[..., D], [N, D] -> [..., N]`.
 
-  Both are contracted as they lie, over their last axes. On XLA:CPU passes over
-  a few tokens read `[N, D]` faster than `[D, N]`, products of two rows are
-  faster one by one, and an embedding that is transposed first
-  (`nnx.Embed.attend`) is read in a loop that computes x's norm anew for every
-  row, whenever x is one token.
+  Both are contracted as they lie, over their last axes. On XLA:CPU several rows
+  of x are multiplied in fours from the right: its product of two matrices takes
+  1.9 times one of a vector for two to eight rows of x, and 1.2 to 1.4 with the
+  weight as first operand, as long as the simplifier does not turn it round.
+  An embedding that is transposed first (`nnx.Embed.attend`) is read in a loop
+  that computes x's norm anew for every row, whenever x is one token.
 
   Args:
     x: what is projected.
@@ -22,7 +23,7 @@ def project(x: Array, weight: Array, result=None) -> Array:
     result: type of the products, in which they are added up; by default x's.
   """
 
-  def at_once(x, weight):
+  def x_first(x, weight):
     return lax.dot_general(
       x,
       weight,
@@ -30,13 +31,15 @@ def project(x: Array, weight: Array, result=None) -> Array:
       preferred_element_type=result,
     )
 
-  def by_row(x, weight):
-    rows = [at_once(row, weight) for row in x.reshape(-1, x.shape[-1])]
-    return jnp.stack(rows).reshape(*x.shape[:-1], len(weight))
+  def weight_first(x, weight):
+    rows = x.reshape(-1, x.shape[-1])
+    fours = jnp.pad(rows, ((0, -len(rows) % 4), (0, 0)))
+    y = lax.optimization_barrier(x_first(weight, fours))
+    return y.T[: len(rows)].reshape(*x.shape[:-1], len(weight))
 
-  if math.prod(x.shape[:-1]) == 2:
-    return lax.platform_dependent(x, weight, cpu=by_row, default=at_once)
-  return at_once(x, weight)
+  if math.prod(x.shape[:-1]) == 1:
+    return x_first(x, weight)
+  return lax.platform_dependent(x, weight, cpu=weight_first, default=x_first)
 
 
 class Linear(nnx.Module):
