@@ -1,4 +1,4 @@
-"""What decoding can begin with, and one line about what it cannot."""
+"""Checks of the decoder's arguments, each refused in one line."""
 
 import jax
 import jax.numpy as jnp
@@ -162,5 +162,5 @@ def check_extension(
 
 
 def _show(array: Array) -> str:
-  """As in "float32[3, 4]"."""
+  """Dtype and shape, as in "float32[3, 4]"."""
   return f"{array.dtype}{list(array.shape)}"

@@ -1,4 +1,4 @@
-"""What parts of a decoder owe each other, checked or mended where they meet."""
+"""Contracts between target, drafter and rule, checked or mended at run time."""
 
 import dataclasses
 
@@ -75,10 +75,10 @@ def draft(drafter: Drafter, found: Draft, rows: int, *, vocab_size: int):
 
 
 def known(draft: Draft, vocab_size: int) -> Draft:
-  """The draft with tokens that there are.
+  """The draft with ids beyond the vocabulary replaced.
 
-  Look-ups find what stands in a text, be it a token or not. A certain draft may
-  say any token in its place; where there is no such id, nobody has drawn it.
+  Look-ups copy ids from a text, which may be no tokens. A certain draft may
+  propose any token in their place, since none was drawn.
   """
   there = (draft.tokens >= 0) & (draft.tokens < vocab_size)
   return dataclasses.replace(draft, tokens=jnp.where(there, draft.tokens, 0))
@@ -96,9 +96,9 @@ def logits(model: LanguageModel, found: Array, fed: tuple[int, ...]) -> None:
 def within(draft: Draft, max_depth: Array) -> Draft:
   """The draft without what is deeper than its row may draft.
 
-  A depth that is set between rounds knows nothing of the tokens, so that every
-  rule that takes a tree of that form stays lossless. A tree whose form is fixed
-  is drafted whole.
+  A depth that is set between rounds does not depend on the tokens, so that
+  every rule for a tree of that form stays lossless. A tree of fixed form is
+  always drafted whole.
   """
   if draft.parents is None:
     return draft
@@ -114,12 +114,11 @@ def within(draft: Draft, max_depth: Array) -> Draft:
 def heal(draft: Draft, target_log_probs: Array) -> tuple[Draft, Array, Array]:
   """Replaces laws that are NaN by uniform ones, and says which nodes end a row.
 
-  Rules then never see a NaN. The target's law at a node that is not reached
-  costs its row nothing: to the rule, the target is uniform there, and a row
-  that comes there ends before a token is drawn. Drafted tokens that were drawn
-  from a law that nobody knows cannot be verified, wherever they are, so that a
-  draft with such a law ends its row before any of it is emitted; the library's
-  drafters heal their laws before they draw, and return none.
+  Rules then never see a NaN. Where the target's law is NaN, it is uniform to
+  the rule, and a row that reaches the node ends before a token is drawn; a node
+  that is not reached costs its row nothing. Tokens drawn from an unknown law
+  cannot be verified, so that a draft with a NaN law ends its row before any of
+  it is emitted. The library's drafters heal their laws before they draw.
 
   Returns:
     The draft, the target's laws, and `bool[B, N + 1]`.

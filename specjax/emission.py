@@ -1,4 +1,4 @@
-"""What a round emits, cut at stop tokens and budgets, and how it is counted."""
+"""Emission of a round: cut at stop tokens and budgets, written and counted."""
 
 import dataclasses
 import functools
@@ -95,7 +95,7 @@ def _of_node(per_node: np.ndarray | Array, node: Array) -> Array:
 
 
 def _is_stop(state: DecodeState, tokens: Array) -> Array:
-  """Which of `i32[B, T]` end their row, `bool[B, T]`."""
+  """`bool[B, T]`, tokens of `i32[B, T]` that end their row."""
   found = jnp.any(tokens[..., None] == state.stop_tokens, axis=-1)
   found &= ~state.ignores_stop[:, None]
   if (penalties := state.sampling.penalties) is not None:
@@ -105,7 +105,7 @@ def _is_stop(state: DecodeState, tokens: Array) -> Array:
 
 
 def num_drafted(draft: Draft) -> int | Array:
-  """N, or how many of the nodes are there, `i32[B]`."""
+  """N where the form is fixed, else each row's drafted nodes, `i32[B]`."""
   if draft.parents is None:
     return draft.tree.num_drafted
   there = draft.topology().there[:, 1 : draft.tree.num_nodes]
@@ -132,7 +132,7 @@ def kept_depth(state: DecodeState, draft: Draft) -> Array:
 
 
 def by_rank(draft: Draft, node_probs: Array) -> tuple[Array, Array]:
-  """How often the walk met a child of each rank, and went on to it.
+  """Expected number of children of each rank that were offered and accepted.
 
   Args:
     draft: what was drafted.

@@ -24,7 +24,7 @@ from jax.typing import ArrayLike
 
 
 class Form(enum.Enum):
-  """What of a draft's form is static."""
+  """The part of a draft's form that is static."""
 
   FIXED = "fixed"
   """Every node is there, under its parent."""
@@ -144,9 +144,9 @@ class Tree:
 
   @property
   def is_chain(self) -> bool:
-    """Whether every node has at most one child (node index == depth).
+    """True if every node has at most one child (node index == depth).
 
-    What may be any tree is none.
+    False for trees of form `FREE`.
     """
     return self.form is not Form.FREE and self.parents == tuple(
       range(-1, len(self.parents) - 1)
@@ -164,7 +164,7 @@ class Tree:
 
   @property
   def is_paths(self) -> bool:
-    """Whether it is `paths(G, K)`: chains of equal length under the root."""
+    """True for `paths(G, K)`: chains of equal length under the root."""
     return self.form is not Form.FREE and (
       self.max_depth == 0
       or self.parents == paths(self.max_depth, len(self.children[0])).parents
@@ -254,14 +254,14 @@ def bound(num_drafted: int, max_depth: int, max_children: int) -> Tree:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Topology:
-  """What a round needs to know of a draft's form; F = N + 1 + E fed tokens.
+  """Form of the drafts of a round as arrays; F = N + 1 + E fed tokens.
 
   B is the number of rows, or 1 for what is the same in all of them, and then a
   NumPy constant.
 
   Attributes:
-    there: `bool[B, F]`; False for what is not there, or too deep.
-    parents: `int[B, F]`, 0 for the root and what is not there.
+    there: `bool[B, F]`; False for masked nodes, which do not exist.
+    parents: `int[B, F]`, 0 for the root and masked nodes.
     depth: `int[B, F]`.
     ancestors: `bool[B, F, F]`: entry (n, m) says that m is n or above n.
     paths: `int[B, N + 1, G + 1]`: nodes from the root to n; the tail repeats n.
@@ -381,7 +381,7 @@ def child_table(
 def representative(
   tree: Tree, tokens: Array, there: np.ndarray | Array
 ) -> Array:
-  """For each node, the node that stands for its hypothesis.
+  """For each node, the node that represents its hypothesis.
 
   Independent paths may draw the same tokens; they are then one hypothesis. It
   is represented by the first of its nodes that may have children, or by the
@@ -391,7 +391,7 @@ def representative(
   Args:
     tree: the tree, not `FREE`.
     tokens: `i32[B, N + 1]`.
-    there: `bool[B or 1, N + 1]`; what is not there stands for itself.
+    there: `bool[B or 1, N + 1]`; a masked node represents itself.
 
   Returns:
     `i32[B, N + 1]`; a node that is its own entry is a representative.

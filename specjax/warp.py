@@ -71,7 +71,7 @@ def make_sampling(
 
 
 def as_in(program: Sampling, row: Sampling | None) -> Sampling:
-  """One row's sampling, with what a running program has, and no more.
+  """One row's sampling, with the truncations and penalties of a program.
 
   Args:
     program: the running state's.

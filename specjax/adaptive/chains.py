@@ -1,9 +1,9 @@
-"""Draws a chain under a depth policy: passes end as soon as no row goes on.
+"""Chains under a depth policy: drafting ends as soon as no row goes on.
 
-The levels of a chain are unrolled, and each pass of the draft is made only if
-any row goes on. Rows that have stopped run along
-as long as others do, and what is drawn for them is not there: nodes of a
-`MASKED` chain, decided before they were drawn.
+The levels of a chain are unrolled, and a pass of the draft runs only if some
+row goes on. Rows that have stopped are computed along with the others; their
+tokens are masked nodes of a `MASKED` chain, which was decided before they were
+drawn.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ class Parts:
 
 @struct
 class Drawn:
-  """What is kept of a draft until its round is over; G = 0 if nothing is.
+  """Record of a draft until its round is over; G = 0 if nothing is recorded.
 
   Attributes:
     top, confidence, hidden: as `Finished` has them.
@@ -67,7 +67,7 @@ class Drawn:
 
   @classmethod
   def zeros(cls, rows: int, depth: int, width: int) -> "Drawn":
-    """Of no tokens."""
+    """The record of a draft without tokens."""
     each = jnp.zeros((rows, depth), jnp.float32)
     return cls(
       top=each, confidence=each,
@@ -78,7 +78,7 @@ class Drawn:
 
 @struct
 class State:
-  """What a drafter with a policy remembers.
+  """State of a drafter with a policy.
 
   Attributes:
     own: the drafter's state without it.
@@ -99,7 +99,7 @@ Said = tuple[Array, Array | None]
 
 
 def said(output: ModelOutput, node: Array) -> Said:
-  """What a model says of one of the tokens that each row was fed, `i32[B]`."""
+  """Logits and hidden state at one fed token of each row, `node: i32[B]`."""
   hidden = output.features
   if hidden is not None:
     hidden = take_node(hidden, node)

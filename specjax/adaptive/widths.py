@@ -1,4 +1,4 @@
-"""Target passes that are no wider than what was drafted.
+"""Target passes that are no wider than the drafted tokens need.
 
 Shapes are static, so the target is fed all F tokens of a draft's form, whether
 they are there or not. A decoder may have passes of narrower widths too. Each
@@ -6,8 +6,8 @@ round then takes the narrowest one that holds every node that is there, in any
 row that goes on. So a round for which a drafter finds nothing costs a plain
 step, and a depth policy saves verification beside draft passes.
 
-A token's law does not change, since nobody looks at what is not there: a pass
-only differs in how its sums are rounded. Each width is a pass more to compile.
+A token's law does not change, since masked nodes are not seen: a pass differs
+only in how its sums are rounded. Each width is one more pass to compile.
 It is the in-loop form of the verification widths that SmartSpec (Liu et al.,
 2024) and AdaSpec (Huang et al., 2025) choose on the host.
 """
@@ -53,7 +53,7 @@ def check(widths: Sequence[int], tree: Tree) -> None:
 
 
 def within(widths: Sequence[int], tree: Tree) -> tuple[int, ...]:
-  """Those of some widths that a tree's rounds can have, without an error."""
+  """The widths that a tree's rounds can have, of those given; none raises."""
   if tree.form is Form.FIXED or tree.lanes:
     return ()
   return tuple(sorted({w for w in widths if 1 <= w < tree.num_fed}))
@@ -62,12 +62,12 @@ def within(widths: Sequence[int], tree: Tree) -> tuple[int, ...]:
 def choose(
   widths: tuple[int, ...], draft: Draft, done: Array
 ) -> tuple[Array, Array]:
-  """The narrowest pass that holds what is there.
+  """The narrowest pass that holds every drafted node.
 
   Args:
     widths: of the narrower passes, rising.
     draft: what was drafted.
-    done: `bool[B]`, rows whose drafts nobody looks at.
+    done: `bool[B]`, rows whose drafts do not count.
 
   Returns:
     Which pass, `i32[]`, the whole one last; and how many tokens it feeds.
@@ -90,7 +90,7 @@ def apply(
   positions: Array,
   mask: Array | np.ndarray | None,
 ) -> tuple[ModelOutput, Cache]:
-  """One of several passes of a model, by index.
+  """Runs one of several passes of a model, by index.
 
   Args:
     model: `LanguageModel.apply`.

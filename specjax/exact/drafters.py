@@ -1,9 +1,9 @@
-"""Does a drafter say the truth, and look at nothing that it may not?
+"""Checks of a drafter: its laws are those it drew from, and it reads no more.
 
 A draft whose law is not the one it was drawn from makes every rule lossy, and
-shows in nothing but the text; a draft that looks at a stale slot or at another
-row is a row that cannot be decoded again. Both are asked here of a drafter as
-it is, in a state that the loop has made.
+nothing but the text shows it; a draft that reads a stale slot or another row
+cannot be reproduced. Both are checked on the drafter itself, in a state that
+the loop has made.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from specjax.warp import make_sampling
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DrafterCheck:
-  """What was checked of a drafter that passed.
+  """Result of the checks of a drafter that passed.
 
   Attributes:
     method: "exact": every draft that it may draw was enumerated. "sampled": its
@@ -333,7 +333,7 @@ def _check_twins(
 
 
 def _rest_is_certain(draft: Draft, asked: list[int]) -> bool:
-  """Whether each node that is not among those has all of its law's mass."""
+  """True if every node but `asked` holds a token of probability one."""
   nodes = draft.tree.num_nodes
   there = np.broadcast_to(draft.topology().there, draft.tokens.shape)
   there = there[:, :nodes] & ~np.isin(np.arange(nodes), [0, *asked])
@@ -410,19 +410,19 @@ def _check_laws(drafter: Drafter, every: rounds.Drafts) -> float:
 
 
 def _put_aside(laws: np.ndarray, tokens: np.ndarray, drawn_from: np.ndarray):
-  """Where a certain token stands in place of one that was drawn, `bool[n]`.
+  """`bool[n]`, where a drawn token was replaced by a certain one.
 
   Args:
-    laws: `f[n, V]`, that the drafts say.
-    tokens: `i32[n]`, that stand there.
-    drawn_from: `f[n, V]`, that a token was drawn from.
+    laws: `f[n, V]`, laws in the drafts.
+    tokens: `i32[n]`, tokens in the drafts.
+    drawn_from: `f[n, V]`, laws that a token was drawn from.
   """
   sure = laws[np.arange(len(laws)), tokens] == 1
   return sure & (np.abs(laws - drawn_from).max(axis=-1) >= 1e-5)
 
 
 def _follows(found: np.ndarray, known: np.ndarray) -> bool:
-  """Whether rows of integers are a function of what else is known."""
+  """True if rows of integers are a function of other rows of integers."""
   both = np.concatenate([known, found], axis=1)
   return len(np.unique(both, axis=0)) == len(np.unique(known, axis=0))
 

@@ -56,7 +56,7 @@ _dot = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Walk:
-  """What is known of every node; I of the N + 1 nodes have children.
+  """Debts, shares and scores of every node; I of the N + 1 have children.
 
   Attributes:
     owed: `f32[B, N + 1]`, v.

@@ -142,7 +142,7 @@ def blockwise(top_k: int = 2, min_accepted: int = 0) -> Rule:
 
 
 def likeliest(log_probs: Array, count: int) -> Array:
-  """Which tokens are the likeliest: of equal ones the first, none of no mass.
+  """Mask of the likeliest tokens: of equal ones the first, none of no mass.
 
   Args:
     log_probs: `f[..., V]`.

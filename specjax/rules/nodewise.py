@@ -46,7 +46,7 @@ from specjax.types import Draft, Verification, VerifyFn
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decision:
-  """What a rule decides at one node; C candidates, V tokens.
+  """A rule's decision at one node; C candidates, V tokens.
 
   Attributes:
     accept: `f32[C]`, the probability that the walk goes on to each candidate; 0
@@ -148,12 +148,12 @@ def verify_nodes(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Walk:
-  """What all ways of walking a tree start from.
+  """The laws and the form of a draft, for every way of walking its tree.
 
   Attributes:
     decide: the decision at one node.
     tree: the tree.
-    topology: who hangs on whom.
+    topology: the tree's parents and children.
     tokens: `i32[B, N + 1]`.
     target: `f32[B, N + 1, V]`, the target's laws.
     laws: `f32[B, N + 1, V]`, the law each token was drawn from; None if it is
@@ -225,13 +225,13 @@ class _Walk:
     candidates: Callable[[Array], tuple[Array, Array]],
     after: Callable[[Array, Array, Array], Array] | None = None,
   ) -> Verification:
-    """What is said of the draft.
+    """The `Verification` from the probabilities of the walk.
 
     Args:
       reach: `f32[B, N + 1]`, the probability that the walk comes to a node.
       onward: `f32[B, N + 1]`, that it goes on from there.
       distance: `f32[B, N + 1]`, or None; 0 where no candidates are.
-      candidates: a node's slots and which are valid, `i32[B] -> [B, C]` twice.
+      candidates: a node's slots and their validity, `i32[B] -> [B, C]` twice.
       after: `(node, slots, valid) -> f32[B, V]`, the law if none is accepted;
         by default that of the decision there.
     """
@@ -299,7 +299,7 @@ def _verify_apart(walk: _Walk) -> Verification:
 
 
 def _inverse(order: np.ndarray) -> np.ndarray:
-  """Where each of the nodes 1..N stands in an order of them."""
+  """The place of each of the nodes 1..N in an order of them."""
   return np.argsort(order).astype(np.int32)
 
 
@@ -452,7 +452,7 @@ def _at_single(
 
   Args:
     walk: the walk.
-    places: where candidates stand.
+    places: the nodes of the candidates.
     slot: `i32[B, I]`, the candidate.
     valid: `bool[B, I]`.
   """
@@ -473,7 +473,7 @@ def _at_single(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Places:
-  """Where the candidates of each node with children stand; all static.
+  """The candidates of each node with children; all static.
 
   A merged node's candidates may be anywhere in the next level.
 

@@ -170,7 +170,7 @@ def _fit(family: _Family, wanted: Array, state: _State) -> Array:
 
 
 def _descend(state, target_log_probs, draft_log_probs, tokens):
-  """One node's `[w q - g]_+`, how likely it passes, and its children's states.
+  """One node's `[w q - g]_+`, P(it passes), and its children's states.
 
   Its arguments are its state and those of `specjax.rules.nodewise.DecideFn`.
   """
@@ -234,7 +234,7 @@ def _families(x: Array, count: int) -> Array:
 
 
 def _chosen(counts: list[int], below: Array) -> Array:
-  """How likely each leaf is selected, `f32[B, n]`, by all leaves' `below`."""
+  """P(each leaf is selected), `f32[B, n]`, from all leaves' `below`."""
   best = [below]  # of the best leaf below every node, deepest first
   for count in counts[::-1]:
     best.append(_families(best[-1], count).prod(axis=2))

@@ -1,4 +1,4 @@
-"""One node of `block_transport`: how a token shares in the scores of its path.
+"""One node of `block_transport`: shares of tokens in the scores of their path.
 
 A node hands out scores. They come in N bins, the lowest first, each with the
 probability of a child's score to be there and the weight W that a score has for

@@ -147,7 +147,7 @@ class _Family:
 
 
 def _settle_by_level(tree: Tree, family: _Family) -> tuple[Array, Array]:
-  """What every node owes before its children are tested, and after.
+  """The debt of every node before its children are tested, and after.
 
   Returns:
     `f32[B, N + 1]` twice.

@@ -1,8 +1,8 @@
-"""Rows that the host ends between rounds, for what it reads in their tokens.
+"""Rows that the host ends between rounds, as for stop strings.
 
-A stop string may lie across tokens, and a decoder knows no text: whoever knows
-it looks at the new tokens after every round, and says where a row ends. What a
-row becomes depends on its own tokens alone, never on its neighbours.
+A stop string may span tokens, and a decoder knows no text. So the host looks at
+the new tokens after every round, and says where a row ends. Rows stay
+independent of their neighbours.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ class Endings:
     """Watches from the state before the first round.
 
     Args:
-      watches: one for each of the first rows, None where nobody looks.
+      watches: one for each of the first rows, or None.
       state: before the first round.
     """
     self._watches = list(watches)

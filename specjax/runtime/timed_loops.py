@@ -93,7 +93,7 @@ def laws_loop(decoder: Decoder):
 
 
 def proposals_loop(decoder: Decoder):
-  """A jitted loop of drafts that nobody scores, one after the other.
+  """A jitted loop of drafts that are not scored, one after the other.
 
   Returns:
     `(params, (tokens, drafter_state, target_cache), repeats, state) -> the

@@ -1,18 +1,17 @@
-"""Times the rounds of real runs, and the passes that they are made of.
+"""Timing of decoding rounds, and of the passes that they are made of.
 
-A decoding round is taken apart between the rounds of runs that really happen
-(`Pieces`): a batch is decoded once more, by the very program that decodes it
-otherwise, but in two pieces, and where they meet, another place every time, the
-passes are timed on copies of the run's own caches. So all is timed at contexts
-that runs have, and a machine's drift falls on rounds and passes alike. Every
-part is a share of the round beside which it was timed; the median of the shares
-counts, times the mean round.
+Passes are timed in the middle of real runs (`Pieces`): a batch is decoded once
+more, by the same program but in two pieces, and between them, at another place
+every time, the passes are timed on copies of the run's own caches. So they are
+timed at contexts that runs have, and a machine's drift falls on rounds and
+passes alike. Every part is a share of the round beside which it was timed; the
+median of the shares counts, times the mean round.
 
-What a round takes, from the inside out:
+The parts of a round, from the inside out:
 
 - its model passes, each timed in a loop of its own, weights warm;
-- `out_of_cache`: what the same passes take more in the order of a round, where
-  the target's weights drive the draft's out of the processor's cache;
+- `out_of_cache`: the further time of the same passes in the order of a round,
+  where the target's weights drive the draft's out of the processor's cache;
 - `laws`: every law of it is warped, and the drafted tokens drawn;
 - `bookkeeping`: verification, the two draws, writing and counting.
 
@@ -81,7 +80,7 @@ def alternate(
 
 
 def _timed(part: Callable[..., _T], *arguments) -> tuple[float, _T]:
-  """Seconds until all of what a function returns is there, and that."""
+  """Seconds until a function's result is ready, and the result."""
   start = time.perf_counter()
   found = jax.block_until_ready(part(*arguments))
   return time.perf_counter() - start, found
@@ -95,9 +94,9 @@ def _per_repeat(loop, params, carry, *more) -> tuple[float, Any]:
 
 
 def _taken_off(calls: float, whole: float) -> float:
-  """What is left of the whole without calls, or the whole: never negative.
+  """`whole - calls`, or the whole where that would not be positive.
 
-  Something else may hold up an empty call for longer than all the work took.
+  An empty call may be held up for longer than all the work takes.
   """
   return whole - calls if calls < whole else whole
 
@@ -134,7 +133,7 @@ class Run:
 
   @property
   def whole(self) -> float:
-    """What the run should take in one piece."""
+    """Seconds that the run should take in one piece."""
     return self.prefill + self.dispatch + self.seconds
 
 
@@ -190,10 +189,10 @@ class StepCosts:
 
   @property
   def attribution(self) -> dict[str, float | None]:
-    """Where a round's seconds go; they add up to `step`.
+    """Seconds of each part of a round; they add up to `step`.
 
-    None is what is not known. What would come out negative by less than two
-    timings of one thing differ is nothing, and the part before it less.
+    None is unknown. A part that comes out negative by less than the noise of
+    two timings is 0, and the part before it is smaller by as much.
     """
     names = ("passes", "out_of_cache", "laws", "bookkeeping")
     if self.in_order is None:
@@ -212,7 +211,7 @@ class StepCosts:
 
   @property
   def doubts(self) -> list[str]:
-    """What cannot be of these seconds, in words; none where they agree."""
+    """Contradictions among these seconds, in words; empty where they agree."""
     ms = lambda seconds: f"{1e3 * seconds:.2f} ms"
     found = [
       f"{name.replace('_', ' ')} took {ms(seconds)} of a round"
@@ -238,7 +237,7 @@ class StepCosts:
 
 
 def _innermost(state: Any) -> Any:
-  """The state of the drafter that others are around (`online`)."""
+  """The state of the innermost drafter, where others wrap it (`online`)."""
   while hasattr(state, "inner"):
     state = state.inner
   return state
@@ -382,7 +381,7 @@ class Pieces:
     return found
 
   def costs(self) -> StepCosts:
-    """What a round takes, and its parts, for the typical shape."""
+    """Seconds of a round and of its parts, for the typical shape."""
     step, plain_step = (_mean_round(runs) for runs in self._typical.values())
     seconds = {
       **_scaled(self._typical["autoregressive"], plain_step),

@@ -1,4 +1,4 @@
-"""What passes over a mixture of experts read, and what drafting costs there.
+"""Cost of verification on a mixture of experts: the weights that a pass reads.
 
 A token is given k of E experts a layer. Were it a uniform choice, independent
 of other tokens', a pass over t tokens would touch

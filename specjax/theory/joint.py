@@ -287,7 +287,7 @@ _laws_of_tokens = jax.jit(laws_of_tokens, static_argnums=(0, 1))
 
 
 def _starts(vocab: int, length: int) -> np.ndarray:
-  """Where the contexts of depth 1, 2, .. start; entry G + 1 is their number."""
+  """First index of the contexts of each depth 1..G, and their number."""
   return np.cumsum([0, 0, *(vocab**g for g in range(1, length + 1))])
 
 

@@ -130,7 +130,7 @@ def repeated(draft: np.ndarray, target: np.ndarray, horizon: int) -> MarkovPair:
 
 
 def language_models(pair: MarkovPair) -> tuple[LanguageModel, Params]:
-  """One `LanguageModel` for both chains, and their parameters.
+  """A `LanguageModel` for both chains, and their parameters.
 
   Decode from a prompt of one token, any: position 0 is before the first token.
   After the horizon every law is uniform. No cache is kept.

@@ -56,7 +56,7 @@ def maximise(
 
 
 def failed(how: str, worth: np.ndarray) -> str:
-  """Words for a programme that was not solved.
+  """The error message of a programme that was not solved.
 
   Args:
     how: it failed.

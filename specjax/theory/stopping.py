@@ -40,7 +40,7 @@ _TINY = 1e-12  # a gain that is none
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Process:
-  """How likely drafted tokens are accepted, over X contexts.
+  """Model of acceptance: a Markov chain over X contexts.
 
   Attributes:
     first: `f64[X]`, the law of the first token's context.
@@ -116,7 +116,7 @@ class Costs:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-  """What a stopping rule gives.
+  """Mean tokens and seconds of a round under a stopping rule.
 
   Attributes:
     tokens: E[N] a round.
@@ -141,7 +141,7 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Level:
-  """What may be known after a number of levels; n cases.
+  """The n cases that can be told apart after a number of levels.
 
   Attributes:
     survival: `f64[n]`.
@@ -157,7 +157,7 @@ class _Level:
 
 
 def _cases(process: Process, depth: int) -> list[_Level]:
-  """All that may be known after 0..depth levels, equal cases joined."""
+  """The cases after 0..depth levels, equal ones joined."""
   count = len(process.acceptance)
   survival, context = np.ones(1), np.full(1, ROOT)
   levels = []
@@ -182,7 +182,7 @@ def _cases(process: Process, depth: int) -> list[_Level]:
 def outcome(
   process: Process, costs: Costs, goes_on: GoesOn, depth: int
 ) -> Outcome:
-  """What a stopping rule gives, exactly.
+  """The exact means of a stopping rule.
 
   Args:
     process: the acceptances.
@@ -304,7 +304,7 @@ def thresholds(
 
 
 def _root(grid: np.ndarray, values: np.ndarray) -> float:
-  """Where increasing values pass 0; 2 if they never do, 0 if always above."""
+  """The root of increasing values; 2 if all are below 0, 0 if all above."""
   above = np.flatnonzero(values > 0)
   if not len(above):
     return 2.0

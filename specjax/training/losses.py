@@ -1,4 +1,4 @@
-"""What a draft is trained for: the text, the target's law, or being accepted.
+"""Training objectives of a draft: the text, the target's law, or acceptance.
 
 Every objective is a mean loss over predicted positions, in nats or in shares of
 a token, from the laws of student p and teacher q after the same contexts. Whose
@@ -146,7 +146,7 @@ OBJECTIVES: dict[str, Objective] = {
 
 
 def needs_teacher(name: str) -> bool:
-  """Whether an objective asks for the target's laws."""
+  """True if an objective needs the target's laws."""
   return get(name) is not next_token
 
 
