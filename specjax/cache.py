@@ -113,10 +113,10 @@ class RowOf:
     if layer is not None:
       sizes = (1, *sizes[1:])
     first = self.at(0 if layer is None else layer, slot)
-    found = lax.dynamic_slice(self.buffer, first, sizes)
+    slots = lax.dynamic_slice(self.buffer, first, sizes)
     if self.ndim == 5:
-      found = row_major(found)
-    return found if layer is None else found[0]
+      slots = row_major(slots)
+    return slots if layer is None else slots[0]
 
   def write(
     self, rows: Array, slot: Array, layer: Array | None = None
@@ -153,8 +153,8 @@ def copy_text(
     at = jnp.minimum(i * size, slots - size)
 
     def copied(buffer):
-      found = RowOf(buffer, source).read(at, size)
-      return RowOf(buffer, row).write(found, at).buffer
+      block = RowOf(buffer, source).read(at, size)
+      return RowOf(buffer, row).write(block, at).buffer
 
     return tuple(map(copied, buffers))
 
@@ -390,8 +390,8 @@ def read_rows(
       )
       for b in range(batch)
     ]
-    found = jnp.concatenate(rows, axis=1)
-    return row_major(found) if layer is None else found[0]
+    slots = jnp.concatenate(rows, axis=1)
+    return row_major(slots) if layer is None else slots[0]
   return jax.vmap(
     lambda row, at: lax.dynamic_slice_in_dim(row, at, count, axis=-2)
   )(buffer, start)

@@ -94,8 +94,8 @@ def modules(text: str) -> list[str]:
   return [found[1] for part in parts for found in _OWN.finditer(part)]
 
 
-def _as_letters(found: re.Match) -> str:
-  return f"{found[1].replace('.', _DOT)}{_COLON}{found[2]}"
+def _as_letters(match: re.Match) -> str:
+  return f"{match[1].replace('.', _DOT)}{_COLON}{match[2]}"
 
 
 def _value(node: ast.expr) -> Any:
@@ -199,16 +199,16 @@ class Grammar:
         + (", or package.module:NAME" if self.own else "")
       )
     try:
-      found = pkgutil.resolve_name(name)
+      value = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
       raise ValueError(f"no {self.kind} {name!r}: {error}") from error
-    returned = getattr(found, "__annotations__", {}).get("return")
-    if not isinstance(found, self.own) and returned is not self.own:
+    returned = getattr(value, "__annotations__", {}).get("return")
+    if not isinstance(value, self.own) and returned is not self.own:
       raise ValueError(
         f"{name!r} must be a {self.own.__name__}, or a function that is "
         f"annotated to return one"
       )
-    return found
+    return value
 
   def help(self) -> list[tuple[str, str]]:
     """Each entry as it is written with its defaults, and what it is."""

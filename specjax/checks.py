@@ -29,43 +29,43 @@ def parts(
   check_model("target", target, vocab_size)
 
 
-def draft(drafter: Drafter, found: Draft, rows: int, *, vocab_size: int):
+def draft(drafter: Drafter, proposed: Draft, rows: int, *, vocab_size: int):
   """Raises ValueError unless a draft is what its drafter has announced.
 
   Args:
     drafter: the drafter.
-    found: what it has proposed.
+    proposed: its proposal.
     rows: B.
     vocab_size: V.
   """
   tree = drafter.tree
-  if found.tree != tree or found.siblings != drafter.siblings:
+  if proposed.tree != tree or proposed.siblings != drafter.siblings:
     raise ValueError(
       f"drafter {drafter.name!r} must propose the tree and siblings that it "
-      f"announces ({tree}, {drafter.siblings.name!r}), got {found.tree} and "
-      f"{found.siblings.name!r}"
+      f"announces ({tree}, {drafter.siblings.name!r}), got {proposed.tree} and "
+      f"{proposed.siblings.name!r}"
     )
-  if (found.parents is None) != (tree.form is Form.FIXED):
+  if (proposed.parents is None) != (tree.form is Form.FIXED):
     raise ValueError(
       f"drafter {drafter.name!r} must give parents exactly if its tree's form "
       f"is not fixed, got a form that is {tree.form.value} and "
-      f"{'no' if found.parents is None else 'some'} parents"
+      f"{'no' if proposed.parents is None else 'some'} parents"
     )
   if (
-    found.log_probs is None
-    and found.siblings.independent
+    proposed.log_probs is None
+    and proposed.siblings.independent
     and tree.max_children > 1
   ):
     raise ValueError(
       f"drafter {drafter.name!r} proposes certain tokens, which are no "
       f"independent draws from one law: its siblings must be 'given', got "
-      f"{found.siblings.name!r}"
+      f"{proposed.siblings.name!r}"
     )
   fed = (rows, tree.num_fed)
   for name, array, expected in (
-    ("tokens", found.tokens, fed),
-    ("parents", found.parents, fed),
-    ("log_probs", found.log_probs, (rows, tree.num_nodes, vocab_size)),
+    ("tokens", proposed.tokens, fed),
+    ("parents", proposed.parents, fed),
+    ("log_probs", proposed.log_probs, (rows, tree.num_nodes, vocab_size)),
   ):
     if array is not None and array.shape != expected:
       raise ValueError(
@@ -84,12 +84,12 @@ def known(draft: Draft, vocab_size: int) -> Draft:
   return dataclasses.replace(draft, tokens=jnp.where(there, draft.tokens, 0))
 
 
-def logits(model: LanguageModel, found: Array, fed: tuple[int, ...]) -> None:
+def logits(model: LanguageModel, returned: Array, fed: tuple[int, ...]) -> None:
   """Raises ValueError unless the target's logits are of T fed tokens."""
   expected = (*fed, model.vocab_size)
-  if found.shape != expected:
+  if returned.shape != expected:
     raise ValueError(
-      f"the target must return logits of shape {expected}, got {found.shape}"
+      f"the target must return logits of shape {expected}, got {returned.shape}"
     )
 
 

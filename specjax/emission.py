@@ -96,12 +96,12 @@ def _of_node(per_node: np.ndarray | Array, node: Array) -> Array:
 
 def _is_stop(state: DecodeState, tokens: Array) -> Array:
   """`bool[B, T]`, tokens of `i32[B, T]` that end their row."""
-  found = jnp.any(tokens[..., None] == state.stop_tokens, axis=-1)
-  found &= ~state.ignores_stop[:, None]
+  stops = jnp.any(tokens[..., None] == state.stop_tokens, axis=-1)
+  stops &= ~state.ignores_stop[:, None]
   if (penalties := state.sampling.penalties) is not None:
     own = penalties.stop_tokens[:, None]
-    found |= jnp.any(tokens[..., None] == own, axis=-1)
-  return found
+    stops |= jnp.any(tokens[..., None] == own, axis=-1)
+  return stops
 
 
 def num_drafted(draft: Draft) -> int | Array:
@@ -272,9 +272,9 @@ def record_likeliest(
 
   def largest(logits):
     along = logits[rows, emission.path]  # [B, G + 1, V]
-    found, tokens = lax.top_k(along, kept.tokens.shape[-1])
+    largest, tokens = lax.top_k(along, kept.tokens.shape[-1])
     log_z = jax.nn.logsumexp(along, axis=-1, keepdims=True)
-    return tokens, (found - log_z).astype(kept.log_probs.dtype)
+    return tokens, (largest - log_z).astype(kept.log_probs.dtype)
 
   shape = (*emission.path.shape, kept.tokens.shape[-1])
   wanted = kept.wanted & (emission.count > 0)

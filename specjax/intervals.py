@@ -177,10 +177,10 @@ def ratio_interval(
     limits: what the ratio can be: no end lies outside, where few units would
       put it, and as many intervals hold the truth.
   """
-  found = interval([numerators], [denominators], confidence=confidence)
-  if found is None:
+  ends = interval([numerators], [denominators], confidence=confidence)
+  if ends is None:
     return None
-  low, high = (min(max(end, limits[0]), limits[1]) for end in found)
+  low, high = (min(max(end, limits[0]), limits[1]) for end in ends)
   return low, high
 
 

@@ -81,5 +81,5 @@ def store(rows: Array, like: LowBits) -> LowBits:
 def load(stored: LowBits) -> Array:
   """Dequantised slots, `f[..., C]` of the buffer's dtype."""
   wide = jnp.promote_types(stored.dtype, jnp.float32)
-  found = stored.values.astype(wide) * stored.scales.astype(wide)
-  return found.astype(stored.dtype)
+  product = stored.values.astype(wide) * stored.scales.astype(wide)
+  return product.astype(stored.dtype)

@@ -125,19 +125,19 @@ def make(
 
 
 def _ids(name: str, lists: list[list[int]], batch: int) -> Array:
-  found = _padded(lists, batch, np.int64, NONE)
-  if (found < 0).any() or (found > NONE).any():
+  ids = _padded(lists, batch, np.int64, NONE)
+  if (ids < 0).any() or (ids > NONE).any():
     raise ValueError(f"{name} must be of token ids >= 0, got {lists}")
-  return jnp.asarray(found, jnp.int32)
+  return jnp.asarray(ids, jnp.int32)
 
 
 def _padded(lists: list[list], batch: int, dtype, filling) -> np.ndarray:
   if len(lists) != batch:
     raise ValueError(f"one entry for each of {batch} rows, got {len(lists)}")
-  found = np.full((batch, width(max(map(len, lists)))), filling, dtype)
+  padded = np.full((batch, width(max(map(len, lists)))), filling, dtype)
   for row, one in enumerate(lists):
-    found[row, : len(one)] = one
-  return found
+    padded[row, : len(one)] = one
+  return padded
 
 
 def as_in(program: Penalties | None, row: Penalties | None) -> Penalties | None:

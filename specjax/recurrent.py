@@ -181,9 +181,9 @@ def said(memory: Memory, count: Array, x: Array) -> Array:
   grouped = (*x.shape[:2], -1)
   state = memory.state.reshape(*grouped, *memory.state.shape[2:])
   last = jnp.exp(_after(memory.gates, count)).reshape(*grouped, 1, 1)
-  found = last * jnp.einsum("bktc,bkrcv->bkrtv", x, state, precision=_dot)
+  product = last * jnp.einsum("bktc,bkrcv->bkrtv", x, state, precision=_dot)
   alike = jnp.einsum("bktc,bkpc->bktp", x, memory.keys, precision=_dot)
-  return found + jnp.einsum(
+  return product + jnp.einsum(
     "bktp,bkrpv->bkrtv", alike, _weighed(memory, count), precision=_dot
   )
 
@@ -210,8 +210,8 @@ def _weighed(memory: Memory, count: Array) -> Array:
   counted = jnp.arange(memory.gates.shape[2]) < count[:, None]  # [B, P]
   fade = jnp.exp(_after(memory.gates, count) - memory.gates)
   fade = jnp.where(counted[:, None, :, None], fade, 0)
-  found = fade * memory.updates
-  return found.reshape(*memory.keys.shape[:2], -1, *found.shape[2:])
+  decayed = fade * memory.updates
+  return decayed.reshape(*memory.keys.shape[:2], -1, *decayed.shape[2:])
 
 
 def _after(gates: Array, count: Array) -> Array:

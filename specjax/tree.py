@@ -396,12 +396,13 @@ def representative(
   Returns:
     `i32[B, N + 1]`; a node that is its own entry is a representative.
   """
-  found = jnp.zeros((tokens.shape[0], 1), jnp.int32)  # [B, nodes so far]
+  # [B, nodes so far]
+  representatives = jnp.zeros((tokens.shape[0], 1), jnp.int32)
   for level in tree.levels[1:]:
     here = slice(level.start, level.stop)
     token = tokens[:, here]  # [B, W]
     above = np.array([tree.parents[n] for n in level], np.int32)
-    parent = found[:, above]  # [B, W]
+    parent = representatives[:, above]  # [B, W]
     equal = (token[:, :, None] == token[:, None, :]) & (
       parent[:, :, None] == parent[:, None, :]
     )
@@ -409,10 +410,10 @@ def representative(
     equal |= np.eye(len(level), dtype=bool)
     inner = np.array([bool(tree.children[n]) for n in level])
     index = jnp.argmax(equal * (1 + inner), axis=-1)  # the first largest
-    found = jnp.concatenate(
-      [found, (level.start + index).astype(jnp.int32)], axis=1
+    representatives = jnp.concatenate(
+      [representatives, (level.start + index).astype(jnp.int32)], axis=1
     )
-  return found
+  return representatives
 
 
 def take_node(per_node: ArrayLike, node: Array) -> Array:

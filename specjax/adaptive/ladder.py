@@ -91,11 +91,11 @@ class Ladder:
   @property
   def acceptances(self) -> np.ndarray:
     """`f64[G]`: acceptance at each place, given that those before are."""
-    found, last = [], self.supposed
+    acceptances, last = [], self.supposed
     for reached, stood in zip(self.reached, self.stood, strict=True):
       last = (stood + _LEANS * last) / (reached + _LEANS)
-      found.append(last)
-    return np.array(found)
+      acceptances.append(last)
+    return np.array(acceptances)
 
   def saw(self, accept_counts: np.ndarray) -> None:
     """Learns from finished rounds.
@@ -355,19 +355,19 @@ def measured(
     raise ValueError("a round cannot be timed on rows that are all done")
   first = int(state.num_steps)
   copy = copy or (lambda state: jax.tree.map(jnp.copy, state))
-  found: list[dict[int, float]] = []
+  timings: list[dict[int, float]] = []
   for _ in range(repeats + 1):  # the first one warms up
-    found.append({})
+    timings.append({})
     for length, loop in loops.items():
       fresh = jax.block_until_ready(copy(state))
       start = time.perf_counter()
       after = jax.block_until_ready(loop(params, fresh, np.int32(rounds)))
       seconds = time.perf_counter() - start
-      found[-1][length] = seconds / max(int(after.num_steps) - first, 1)
+      timings[-1][length] = seconds / max(int(after.num_steps) - first, 1)
   # A machine's speed changes: lengths are compared within a turn.
   mean = lambda turn: statistics.geometric_mean(turn.values())
-  typical = statistics.median(map(mean, found[1:]))
+  typical = statistics.median(map(mean, timings[1:]))
   return {
-    n: typical * statistics.median(turn[n] / mean(turn) for turn in found[1:])
+    n: typical * statistics.median(turn[n] / mean(turn) for turn in timings[1:])
     for n in loops
   }

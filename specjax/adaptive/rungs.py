@@ -94,15 +94,15 @@ class Rungs:
     else:
       on_mesh = MeshDecoder(decoder=decoder, mesh=self.mesh)
       state = on_mesh.steps(params, state, num_steps)
-    found = state.counters
+    counters = state.counters
     back = {
       name: getattr(whole, name)
       .at[:, : part.shape[1]]
-      .set(getattr(found, name))
+      .set(getattr(counters, name))
       for name, part in cut.items()
     }
     return dataclasses.replace(
-      state, counters=dataclasses.replace(found, **back)
+      state, counters=dataclasses.replace(counters, **back)
     )
 
 

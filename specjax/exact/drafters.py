@@ -421,9 +421,9 @@ def _put_aside(laws: np.ndarray, tokens: np.ndarray, drawn_from: np.ndarray):
   return sure & (np.abs(laws - drawn_from).max(axis=-1) >= 1e-5)
 
 
-def _follows(found: np.ndarray, known: np.ndarray) -> bool:
+def _follows(rows: np.ndarray, known: np.ndarray) -> bool:
   """True if rows of integers are a function of other rows of integers."""
-  both = np.concatenate([known, found], axis=1)
+  both = np.concatenate([known, rows], axis=1)
   return len(np.unique(both, axis=0)) == len(np.unique(known, axis=0))
 
 

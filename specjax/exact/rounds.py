@@ -150,16 +150,16 @@ def round_law(
   """
 
   def look(params, state, draws):
-    found, said = decoder.look(params, state, draws=draws)
+    round_, said = decoder.look(params, state, draws=draws)
     count = len(state.length)
     after = jax.lax.map(
       lambda node: jnp.exp(said.next_log_probs(jnp.full((count,), node))),
       jnp.arange(decoder.drafter.tree.num_nodes),
     )
     after = jnp.swapaxes(after, 0, 1)  # rows first
-    form = found.draft.topology()
+    form = round_.draft.topology()
     whole = lambda x: jnp.broadcast_to(x, (count, *x.shape[1:]))
-    return found.draft, (
+    return round_.draft, (
       (said.node_probs, after, said.total_variation),
       {n: whole(getattr(form, n)) for n in ("paths", "depth", "num_children")},
     )
@@ -218,8 +218,8 @@ def target_laws(
       )
     return jnp.exp(warp.warp(logits, state.sampling))
 
-  found = np.asarray(laws(params, state, texts), np.float64)
-  shaped = found.reshape(*(vocab,) * depth, depth + 1, vocab)
+  laws_of_texts = np.asarray(laws(params, state, texts), np.float64)
+  shaped = laws_of_texts.reshape(*(vocab,) * depth, depth + 1, vocab)
   return [
     shaped[(slice(None),) * g + (0,) * (depth - g) + (g,)]
     for g in range(depth + 1)

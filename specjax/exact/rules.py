@@ -104,10 +104,10 @@ def check_rule(rule: Rule) -> RuleCheck:
               abs(said - law.total_variation),
             )
           )
-        for claim, found in off:
-          error = max(error, found)
-          if not found <= _TOLERANCE:
-            raise ValueError(f"{where}: {claim} off by {found:.3g}")
+        for claim, distance in off:
+          error = max(error, distance)
+          if not distance <= _TOLERANCE:
+            raise ValueError(f"{where}: {claim} off by {distance:.3g}")
   if not cases:
     raise ValueError(
       f"rule {rule.name!r} takes none of the trees "

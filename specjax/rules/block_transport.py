@@ -260,7 +260,7 @@ def _selected(tree: Tree, scores: tuple[Array, ...]) -> Array:
       family = jnp.prod(given, axis=2)
     cdfs[depth] = cdfs[depth].at[:, np.array(here) - level.start].set(family)
   weight = jnp.ones_like(scores[0][..., 1:])
-  found, leaves = [], []
+  selected, leaves = [], []
   for depth, level in enumerate(levels):
     if depth:
       parent = np.array([tree.parents[n] for n in level]) - levels[depth - 1][0]
@@ -271,9 +271,9 @@ def _selected(tree: Tree, scores: tuple[Array, ...]) -> Array:
     if ends:
       at = np.array(ends) - level.start
       mine = jnp.diff(cdfs[depth], axis=-1)[:, at]
-      found.append(jnp.sum(mine * weight[:, at], axis=-1))
+      selected.append(jnp.sum(mine * weight[:, at], axis=-1))
       leaves += ends
-  return jnp.concatenate(found, axis=1)
+  return jnp.concatenate(selected, axis=1)
 
 
 def _beats_others(cdfs: Array) -> Array:

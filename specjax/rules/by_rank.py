@@ -156,11 +156,11 @@ def likeliest(log_probs: Array, count: int) -> Array:
     left = jnp.where(among, -jnp.inf, log_probs)
     return among | _is_first(left)
 
-  found = _is_first(log_probs)
+  chosen = _is_first(log_probs)
   if count > 1:
     most = min(count, log_probs.shape[-1])
-    found = jax.lax.fori_loop(1, most, add, found)
-  return found & (log_probs > -jnp.inf)
+    chosen = jax.lax.fori_loop(1, most, add, chosen)
+  return chosen & (log_probs > -jnp.inf)
 
 
 def _most_probable(log_probs: Array) -> Array:

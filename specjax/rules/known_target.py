@@ -88,10 +88,10 @@ def relaxed(name: str, law: LawFn, base: str = "token") -> Rule:
 
   def verify(draft: Draft, target_log_probs: Array) -> Verification:
     stated = known_target(law, draft, target_log_probs)
-    found = lossless.verify(draft, stated)
+    verification = lossless.verify(draft, stated)
     excess = jnp.exp(stated) - jnp.exp(target_log_probs)
     distance = jnp.sum(jnp.where(excess > 0, excess, 0), axis=-1)
-    return dataclasses.replace(found, total_variation=distance)
+    return dataclasses.replace(verification, total_variation=distance)
 
   def check(tree: Tree, siblings: Siblings) -> None:
     lossless.check(tree, siblings)

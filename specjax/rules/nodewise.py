@@ -320,11 +320,11 @@ def _verify_free(walk: _Walk) -> Verification:
   def decide(node):
     where = jnp.full_like(walk.tokens[:, 0], node)
     here, some = candidates(where)
-    found = walk.at_node(where, here, some)
-    distance = found.total_variation
+    decision = walk.at_node(where, here, some)
+    distance = decision.total_variation
     if distance is not None:
       distance = jnp.where(some.any(axis=1), distance, 0)
-    return jnp.where(some, found.accept, 0), distance
+    return jnp.where(some, decision.accept, 0), distance
 
   accept, distance = jax.lax.map(decide, jnp.arange(nodes))  # [N + 1, B, C]
   accept = jnp.moveaxis(accept, 0, 1)
@@ -421,7 +421,7 @@ def _decide_merged(
 
   def decide_one(index, decided):
     row = jax.lax.dynamic_index_in_dim(order, index, 1, keepdims=False)
-    found = walk.at_node(
+    decision = walk.at_node(
       inner[row], jnp.asarray(places.slots)[row], take_node(valid, row)
     )
     use = several[batch, row]
@@ -431,7 +431,9 @@ def _decide_merged(
       old = all_nodes[batch, row]
       return all_nodes.at[batch, row].set(jnp.where(keep, new, old))
 
-    return jax.tree.map(put, decided, (found.accept, found.total_variation))
+    return jax.tree.map(
+      put, decided, (decision.accept, decision.total_variation)
+    )
 
   return jax.lax.fori_loop(
     0,

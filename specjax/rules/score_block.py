@@ -132,8 +132,8 @@ def _scores(family: _Family, log_power: Array, below: Array) -> Array:
   missing = jnp.maximum(below - reached[last], 0)
   root = slope + jnp.sqrt(slope**2 + 4 * bend[last] * missing)
   part = jnp.clip(2 * missing / jnp.where(root > 0, root, 1), 0, 1)
-  found = raw[last] + part[:, None] * step[last]
-  return found.at[0].set(0).at[-1].set(1)
+  cumulated = raw[last] + part[:, None] * step[last]
+  return cumulated.at[0].set(0).at[-1].set(1)
 
 
 def _selected(family, scores, weight):

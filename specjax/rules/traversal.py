@@ -182,8 +182,8 @@ def _settle_in_turn(tree: Tree, family: _Family) -> tuple[Array, Array]:
   zeros = jnp.zeros_like(family.target[:, :, 0])
   index = jnp.arange(tree.num_nodes)
 
-  def turn(node, found):
-    owed, passes = found
+  def turn(node, debts):
+    owed, passes = debts
     where = jnp.full_like(family.tokens[:, 0], node)
     given, left, _ = family.settle(take_node(owed, where), where)
     slots = take_node(family.slots, where)

@@ -73,17 +73,17 @@ def alternate(
   seconds: dict[str, list[float]] = {name: [] for name in parts}
   for index in range(rounds + 1):
     for name, part in parts.items():
-      found, _ = _timed(part)
+      taken, _ = _timed(part)
       if index:
-        seconds[name].append(found)
+        seconds[name].append(taken)
   return {name: statistics.median(s) for name, s in seconds.items()}
 
 
 def _timed(part: Callable[..., _T], *arguments) -> tuple[float, _T]:
   """Seconds until a function's result is ready, and the result."""
   start = time.perf_counter()
-  found = jax.block_until_ready(part(*arguments))
-  return time.perf_counter() - start, found
+  result = jax.block_until_ready(part(*arguments))
+  return time.perf_counter() - start, result
 
 
 def _per_repeat(loop, params, carry, *more) -> tuple[float, Any]:
@@ -213,7 +213,7 @@ class StepCosts:
   def doubts(self) -> list[str]:
     """Contradictions among these seconds, in words; empty where they agree."""
     ms = lambda seconds: f"{1e3 * seconds:.2f} ms"
-    found = [
+    doubts = [
       f"{name.replace('_', ' ')} took {ms(seconds)} of a round"
       for name, seconds in self.attribution.items()
       if seconds is not None and seconds < 0
@@ -225,15 +225,15 @@ class StepCosts:
       (self.step, one, "a target pass over one token", "a drafted round"),
     ):
       if less < more - _SLACK * self.plain_step:
-        found.append(f"{part} took {ms(more)}, {whole} {ms(less)}")
+        doubts.append(f"{part} took {ms(more)}, {whole} {ms(less)}")
     if self.again is not None and not (
       1 / (1 + _DRIFT) <= self.again / one <= 1 + _DRIFT
     ):
-      found.append(
+      doubts.append(
         f"a target pass over one token took {ms(one)} beside plain rounds, "
         f"{ms(self.again)} beside drafted ones"
       )
-    return found
+    return doubts
 
 
 def _innermost(state: Any) -> Any:
@@ -343,7 +343,7 @@ class Pieces:
     orders["again"] = (("target", 1),)
     if self._one_width:
       orders["in order"] = (*drafts, verify)
-    found = self._time(orders, caches)
+    seconds = self._time(orders, caches)
     carry = (state.tokens, state.drafter_state, state.target_cache)
     without = dict.fromkeys(("tokens", "drafter_state", "target_cache"))
     rest = dataclasses.replace(state, **without)  # type: ignore[arg-type]
@@ -353,8 +353,8 @@ class Pieces:
       ("proposal", self._proposals),
     ):
       if loop is not None:
-        found[name], _ = _per_repeat(loop, params, _copy(carry), rest)
-    return found
+        seconds[name], _ = _per_repeat(loop, params, _copy(carry), rest)
+    return seconds
 
   def _of_target(self, state: DecodeState) -> dict[str, float]:
     """Seconds of a pass over one token, and of a few over more."""
@@ -369,7 +369,7 @@ class Pieces:
     return self._time(orders, {"target": state.target_cache})
 
   def _time(self, orders: Mapping[str, Passes], caches) -> dict[str, float]:
-    caches, found = _copy(caches), {}
+    caches, seconds = _copy(caches), {}
     for name, order in orders.items():
       # Recurrent states have room for what a pass is over.
       widest = max(fed for _, fed in order)
@@ -377,8 +377,10 @@ class Pieces:
         who: cache.replace(recurrent=recurrent.widened(cache.recurrent, widest))
         for who, cache in caches.items()
       }
-      found[name], caches = _per_repeat(self._loop(order), self._params, caches)
-    return found
+      seconds[name], caches = _per_repeat(
+        self._loop(order), self._params, caches
+      )
+    return seconds
 
   def costs(self) -> StepCosts:
     """Seconds of a round and of its parts, for the typical shape."""
@@ -439,7 +441,7 @@ def _in_pieces(
   """
   prefill, state = _timed(engine.prefill, batch)
   first, state = _timed(engine.generate, batch, state, place)
-  found = parts(state) if parts else {}
+  timed = parts(state) if parts else {}
   second, state = _timed(engine.generate, batch, state)
   dispatch, state = _timed(engine.generate, batch, state)
   return Run(
@@ -447,7 +449,7 @@ def _in_pieces(
     seconds=_taken_off(2 * dispatch, first + second),
     rounds=int(state.num_steps),
     dispatch=dispatch,
-    parts=found,
+    parts=timed,
   )
 
 

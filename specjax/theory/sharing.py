@@ -96,9 +96,9 @@ def ragged(
     )
     n = int(np.argmax(gained / seconds))
     lengths = np.bincount(order[:n] % rows, minlength=rows)
-    found = Shares(lengths=lengths, tokens=gained[n], seconds=seconds[n])
-    if best is None or found.rate > best.rate * (1 + 1e-12):
-      best = found
+    candidate = Shares(lengths=lengths, tokens=gained[n], seconds=seconds[n])
+    if best is None or candidate.rate > best.rate * (1 + 1e-12):
+      best = candidate
   assert best is not None
   return best
 

@@ -166,7 +166,7 @@ def _cases(process: Process, depth: int) -> list[_Level]:
     pairs = np.stack(
       [ahead.ravel(), np.tile(np.arange(count), len(survival))], axis=1
     )
-    found, below = np.unique(pairs, axis=0, return_inverse=True)
+    unique, below = np.unique(pairs, axis=0, return_inverse=True)
     levels.append(
       _Level(
         survival=survival,
@@ -175,7 +175,7 @@ def _cases(process: Process, depth: int) -> list[_Level]:
         chances=process.ahead(context),
       )
     )
-    survival, context = found[:, 0], found[:, 1].astype(int)
+    survival, context = unique[:, 0], unique[:, 1].astype(int)
   return levels
 
 
@@ -249,11 +249,11 @@ def _iterate(step: Callable[[float], Outcome], costs: Costs) -> Outcome:
   rates = [1 / costs.of_round(0)]
   best = None
   for _ in range(_MOST_STEPS):
-    found = step(rates[-1])
-    if best is not None and found.rate <= best.rate * (1 + 1e-12):
+    candidate = step(rates[-1])
+    if best is not None and candidate.rate <= best.rate * (1 + 1e-12):
       break
-    best = found
-    rates.append(found.rate)
+    best = candidate
+    rates.append(candidate.rate)
   assert best is not None
   return dataclasses.replace(best, rates=tuple(rates))
 
@@ -288,7 +288,7 @@ def thresholds(
   contexts = np.array([*range(count), ROOT])
   chances = process.ahead(contexts)  # [X + 1, X]
   worth = np.zeros((count, points))
-  found = np.zeros((depth, count + 1))
+  limits = np.zeros((depth, count + 1))
   for k in range(depth - 1, -1, -1):
     each = np.stack(
       [
@@ -298,9 +298,9 @@ def thresholds(
     )
     more = chances @ each - rate * marginal[k]  # [X + 1, points]
     for x in range(count + 1):
-      found[k, x] = _root(grid, more[x])
+      limits[k, x] = _root(grid, more[x])
     worth = np.maximum(more[:count], 0)
-  return found
+  return limits
 
 
 def _root(grid: np.ndarray, values: np.ndarray) -> float:
@@ -420,8 +420,8 @@ def discards_threshold(
   return draft_seconds / (target_seconds + slack)
 
 
-def _best(found: Sequence[Outcome]) -> Outcome:
-  if not found:
+def _best(outcomes: Sequence[Outcome]) -> Outcome:
+  if not outcomes:
     raise ValueError("there is nothing to choose from")
-  most = max(one.rate for one in found)
-  return next(one for one in found if one.rate >= most * (1 - 1e-12))
+  most = max(one.rate for one in outcomes)
+  return next(one for one in outcomes if one.rate >= most * (1 - 1e-12))

@@ -54,6 +54,6 @@ def loss(laws: Laws, objective: Objective) -> Callable[[Any, Ring], Array]:
 
 def _place(tokens: Array, ids: Array) -> Array:
   """`i32[B, R]`, which of the kept tokens each is, K if it is none."""
-  found = ids == tokens[..., None]
-  place = jnp.argmax(found, axis=-1)
-  return jnp.where(found.any(axis=-1), place, np.int32(ids.shape[-1]))
+  equal = ids == tokens[..., None]
+  place = jnp.argmax(equal, axis=-1)
+  return jnp.where(equal.any(axis=-1), place, np.int32(ids.shape[-1]))

@@ -107,24 +107,24 @@ def block_acceptance(block: int) -> Objective:
       tokens=jnp.pad(labels, ((0, 0), (1, 0))),
       log_probs=author,
     )
-    found = verify(draft, judge)
-    share = found.node_probs @ (tree.depth / block)
+    verification = verify(draft, judge)
+    share = verification.node_probs @ (tree.depth / block)
     return -mean(share, weights.min(axis=1))
 
   return objective
 
 
-def smooth_l1(found: Array, wanted: Array, weights: Array) -> Array:
+def smooth_l1(predicted: Array, wanted: Array, weights: Array) -> Array:
   """Huber's distance of hidden states, of which EAGLE-1 foretells the next.
 
   Squared below 1, linear above; the mean over channels.
 
   Args:
-    found: `f[B, T, H]`.
+    predicted: `f[B, T, H]`.
     wanted: `f[B, T, H]`, not trained.
     weights: `f32[B, T]`, 1 where a position counts.
   """
-  away = jnp.abs(found - jax.lax.stop_gradient(wanted))
+  away = jnp.abs(predicted - jax.lax.stop_gradient(wanted))
   each = jnp.where(away < 1, away**2 / 2, away - 0.5)
   return mean(each.mean(-1), weights)
 
