@@ -1,4 +1,4 @@
-"""The tokens that a head can say, where they are fewer than the target's.
+"""Draft vocabularies: the tokens of a head, where fewer than the target's.
 
 Files name them twice: `d2t` holds for each of them how far its id lies above
 its place, and `t2d` marks them among all. vLLM's Medusa has `token_map` for
@@ -30,7 +30,7 @@ def spread(logits: Array, ids: Array, vocab_size: int) -> Array:
 
 
 def tensors_of(ids: np.ndarray, vocab_size: int) -> dict[str, np.ndarray]:
-  """What a file says of them.
+  """The tensors `d2t` and `t2d` of a draft vocabulary.
 
   Args:
     ids: `int[W]`, rising.
@@ -46,7 +46,7 @@ def tensors_of(ids: np.ndarray, vocab_size: int) -> dict[str, np.ndarray]:
 def read(
   tensors: Mapping[str, Tensor], size: int, vocab_size: int
 ) -> np.ndarray:
-  """Which token each of them is, `i32[W]`, from a file.
+  """Reads the ids of a draft vocabulary from a file's tensors, `i32[W]`.
 
   Args:
     tensors: by the names of the normal form.

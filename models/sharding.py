@@ -1,4 +1,4 @@
-"""Where a model's weights, activations and cache lie on a mesh.
+"""Sharding of a model's weights, activations and cache over a mesh.
 
 A mesh has the axes 'data' (rows of a batch; see `models.meshes`) and
 'model' (tensor parallelism), and, if the draft has an axis size of its own,

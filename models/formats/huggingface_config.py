@@ -1,4 +1,4 @@
-"""What `config.json` says, as a `TransformerConfig`, and back for Llama.
+"""Translates `config.json` to a `TransformerConfig`, and Llama's back.
 
 What it means for each family is in `models.formats.families`. Whatever would
 change the logits and is not understood is an error; so is a key that is neither
@@ -121,7 +121,7 @@ def config_from_json(
 
 
 def _is_read(quantised: Any, family: Family) -> bool:
-  """Whether a family's quantised tensors are read, all but named modules'."""
+  """True if the family's tensors in this quantisation can be read."""
   known = {"quant_method", "modules_to_not_convert", "dequantize"}
   return (
     isinstance(quantised, Mapping)

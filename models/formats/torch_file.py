@@ -119,7 +119,7 @@ class _Reader(pickle.Unpickler):
     self._archive, self._folder = archive, folder
 
   def find_class(self, module: str, name: str) -> Any:
-    """What a pickle may name."""
+    """Our replacement of an allowed name; ValueError for any other."""
     try:
       return _NAMES[module, name]
     except KeyError:

@@ -100,7 +100,7 @@ class BlockwiseConfig:
 
 
 class Blockwise(nnx.Module):
-  """One hidden layer with a residual to K outputs, and a shared projection.
+  """A hidden layer with a residual to K outputs, and a shared projection.
 
   The projection is the target's: it is part of the parameters, and should be
   its array, so that no memory holds it twice. No checkpoints of it were

@@ -36,7 +36,7 @@ def unroll(
   segments: Array,
   steps: int,
 ) -> Iterator[tuple[Array, Array]]:
-  """What the head says at every step of the drafts from every place.
+  """Logits of the head at every step of the drafts from every place.
 
   Args:
     module: the head.
