@@ -124,7 +124,7 @@ def decode_batch(
 def record_of(
   batch: Batch, completions: list[Completion], unit: intervals.Unit
 ) -> dict:
-  """What is kept of a batch: its rows by their keys, and what was measured."""
+  """The journal's record of a batch: its rows by key, and its measurements."""
   return {
     "batch": batch.prompts[0].key,
     "keys": [p.key for p in batch.prompts],
@@ -135,12 +135,12 @@ def record_of(
 
 
 def measures_speedup() -> bool:
-  """Whether prompts are decoded plainly too."""
+  """True if prompts are also decoded plainly, for comparison."""
   return _BASELINE.value and not traced_fields()
 
 
 def traced_fields() -> list[str]:
-  """What is kept of a traced row beside its completion; nothing if untraced."""
+  """Fields of a traced row beside its completion; empty if untraced."""
   of_rows = ["log_probs", "warped_log_probs"] if _LOG_PROBS.value else []
   return [*of_rows, *(["rounds"] if _STEPS.value else [])]
 
@@ -161,7 +161,7 @@ def output_row(prompt: Prompt, row: dict, tokenizer) -> dict:
 
 
 def rows_of(records: Iterable[dict]) -> dict[str, dict]:
-  """What is kept of every prompt, by its key."""
+  """The rows of all records, by the key of their prompt."""
   return {
     key: row
     for record in records
@@ -170,13 +170,13 @@ def rows_of(records: Iterable[dict]) -> dict[str, dict]:
 
 
 def completion_of(row: dict) -> Completion:
-  """What a row of a record was made of."""
+  """The `Completion` of a record's row."""
   names = [field.name for field in dataclasses.fields(Completion)]
   return Completion(**{name: row[name] for name in names})
 
 
 def settings_of(config, baseline: bool, models: dict) -> dict:
-  """All that decides a row, but what it is the row of.
+  """All settings that decide a row, without its prompt.
 
   Neither paths nor dates of the checkpoints count: a machine that was preempted
   comes back with fresh copies.
@@ -201,7 +201,7 @@ def settings_of(config, baseline: bool, models: dict) -> dict:
 def decode_missing(
   config, models: pair.Pair, items: list[Prompt], journal: Journal | None
 ) -> list[dict]:
-  """Decodes what is not in the journal yet.
+  """Decodes the prompts that are not in the journal yet.
 
   Args:
     config: of the run.
@@ -263,7 +263,7 @@ def decode_missing(
 def read_prompts(
   models: pair.Pair, max_new_tokens: int
 ) -> tuple[list[Prompt], bool]:
-  """The prompts that are asked for; whether all of them are good.
+  """The good prompts, and True if no line was bad.
 
   Raises:
     UserError: if none is good.

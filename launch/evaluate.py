@@ -189,7 +189,7 @@ def named(config) -> str:
 
 
 def temperatures(config) -> list[float]:
-  """Those to decode at; UserError for what is none."""
+  """The temperatures to decode at; UserError for any that is none."""
   try:
     found = [float(x) for x in cli.TEMPERATURES.value or [config.temperature]]
   except ValueError:
@@ -233,12 +233,12 @@ def settings_of(config, entered: list[System], asked, models) -> dict:
 
 
 def timing() -> str:
-  """What is timed apart: to explain, passes are."""
+  """The kind of timing beside the answers: passes, to explain."""
   return "passes" if _EXPLAIN.value else _TIMING.value
 
 
 def checkpoints_of(entered: list[System]) -> dict[str, dict]:
-  """By role, path and hash of every checkpoint that is read."""
+  """Path and hash of every checkpoint that is read, by role."""
   found = {}
   for system in entered:
     found["target"] = system.config.target

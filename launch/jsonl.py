@@ -33,7 +33,7 @@ def lines(path: str | pathlib.Path) -> Iterator[tuple[int, bytes]]:
 def parsed(
   line: bytes, *, hook: Callable[[list[tuple[str, Any]]], Any] | None = None
 ) -> Any:
-  """What a line holds.
+  """The JSON value of a line.
 
   Args:
     line: the line.
@@ -53,7 +53,7 @@ def parsed(
 
 
 def read(path: str | pathlib.Path) -> Iterator[tuple[int, Any]]:
-  """What the lines of a file hold, and their numbers.
+  """The JSON values of a file's lines, with their numbers.
 
   Raises:
     OSError, ValueError: as `lines`; ValueError for a line that is no JSON,

@@ -12,7 +12,7 @@ import time
 
 
 def complete(model, prompt, most, stops, sampling):
-  """What a prompt becomes, and the seconds from its first pass on.
+  """A prompt's completion, and the seconds from its first pass on.
 
   Args:
     model: a `llama_cpp.Llama`.

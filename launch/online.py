@@ -1,4 +1,4 @@
-"""A draft that learns while it decodes: the optimiser, and its place on disk.
+"""Online learning of a draft: the optimiser, and its state on disk.
 
 A `Learner` has the draft's parameters. After every so many rounds it takes a
 step of Adam on all that the rings of the state hold
@@ -39,10 +39,10 @@ _ANY = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lesson:
-  """What there is to learn for a draft.
+  """The parts of a draft that learn, and its laws.
 
   Attributes:
-    laws: what it says of a ring.
+    laws: its laws at the entries of a ring.
     fixed: names of its parts that stay, since they are the target's.
   """
 
@@ -57,7 +57,7 @@ def wrapped(
   *,
   vocab_size: int,
 ) -> tuple[Drafter, Lesson]:
-  """A drafter with a ring, and what its draft learns of it."""
+  """A drafter with a ring, and the lesson of its draft."""
   width = 0
   if isinstance(draft, Head):
     functions, _ = draft.functions()
@@ -80,7 +80,7 @@ def wrapped(
 
 
 class Learner:
-  """A draft's parameters, and what changes them (`specjax.runtime.engine`).
+  """A draft's parameters and their optimiser (`specjax.runtime.engine`).
 
   Attributes:
     params: of both models; the target's never change.
@@ -126,11 +126,11 @@ class Learner:
 
   @property
   def rounds(self) -> int:
-    """Until the next update."""
+    """Rounds until the next update."""
     return self._every - self._since
 
   def compile(self, state: DecodeState) -> None:
-    """Runs what updates and what fills rings once, to no effect."""
+    """Runs the update and the filling of rings once, to no effect."""
     own = state.drafter_state
     jax.block_until_ready(
       (
@@ -172,11 +172,11 @@ class Learner:
 
   @property
   def num_programs(self) -> int:
-    """How often the update was compiled."""
+    """Number of times the update was compiled."""
     return self._update._cache_size()
 
   def arrays(self) -> dict[str, np.ndarray]:
-    """All that decides how it goes on, as bytes; see `restore`."""
+    """Its whole state, as bytes; see `restore`."""
     numbers = [self.updates, self._since]
     leaves = jax.tree.leaves((self.params.draft, self._state, self._ring))
     about = {"numbers": numbers, "seconds": self.seconds}
@@ -218,7 +218,7 @@ class Learner:
 def _weights(
   draft: Any, fixed: Collection[str]
 ) -> tuple[list[Array], Callable[[list[Array]], Any]]:
-  """What learns of a draft's parameters, and what puts it back among them.
+  """The parameters that learn, and a function that puts them back.
 
   A table of integers, as of the tokens of a head's vocabulary, stays too.
   """

@@ -1,4 +1,4 @@
-r"""What would this pod do? Compiles the decoding loop for TPUs without a TPU.
+r"""Plans decoding on a TPU slice: compiles the loop for it, without a TPU.
 
   python -m launch.plan --topology=v5e:4x4 --target=llama-3.1-70b \
     --drafter='model("llama-3.2-1b", tokens=4)' --batch_size=8 \
@@ -171,7 +171,7 @@ def _read(
   named: Mapping[str, dict[str, Any]],
   meant: Callable[[Mapping[str, Any]], _T],
 ) -> _T:
-  """What the settings of that name, or in that file, mean."""
+  """The shape of that name, or in that file."""
   path = _shape_file(text)
   if path is None and text in named:
     return meant(named[text])
@@ -196,7 +196,7 @@ def _translated(settings: Mapping[str, Any]) -> TransformerConfig | T5Config:
 
 
 def _shape_file(text: str) -> pathlib.Path | None:
-  """Where a shape is read from; None for one that has a name."""
+  """The file of a shape; None for one that has a name."""
   if text in _SHAPES or text in shapes.HEADS:
     return None
   path = pathlib.Path(text)
@@ -204,7 +204,7 @@ def _shape_file(text: str) -> pathlib.Path | None:
 
 
 def drafting_of(call: Call) -> Drafting:
-  """What a call of --drafter drafts; UserError for what is not planned."""
+  """The drafting of a --drafter; UserError for one that cannot be planned."""
   found = DRAFTERS.make(call)
   if call.name not in _DRAFTERS or found.policy is not None:
     raise cli.UserError(
@@ -221,7 +221,7 @@ def drafting_of(call: Call) -> Drafting:
 def question(
   topology: hardware.Topology, *, batch_size: int, drafting: Drafting
 ) -> program.Question:
-  """What the flags ask, for one combination of values."""
+  """The plan's question, by the flags and one combination of values."""
   if cli.TARGET.value is None:
     raise cli.UserError("--target is required; see --help for an example")
   target = shape(cli.TARGET.value)

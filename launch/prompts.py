@@ -1,4 +1,4 @@
-"""Prompts: reading them, and grouping them into batches of few shapes."""
+"""Prompts: built-in, or from a file of lines with settings of their own."""
 
 import dataclasses
 import hashlib
@@ -25,7 +25,7 @@ BUILT_IN = (
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-  """One prompt.
+  """A prompt, or one sample of it, with its settings.
 
   Attributes:
     stream: what it draws from, `fold_in(key(seed), stream)`; of prompts that
@@ -54,7 +54,7 @@ class Prompt:
 
   @property
   def row_id(self) -> Any:
-    """What its row is told apart by: `row_id` of the row."""
+    """Identity of its row of an output: `row_id` of the row."""
     return _row_id(self.id, self.sample)
 
   @property
@@ -75,7 +75,7 @@ class Prompt:
 
 
 def row_id(row: Mapping[str, Any]) -> Any:
-  """What a row of an output is told apart by: its id, and which sample."""
+  """Identity of a row of an output: its id and the number of the sample."""
   return _row_id(row.get("id"), row.get("sample"))
 
 

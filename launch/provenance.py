@@ -1,4 +1,4 @@
-"""What made a result: the code, the command, the checkpoints, the machine.
+"""Provenance of a result: code, command, checkpoints, prompts, machine.
 
 Every JSON that a command writes as its result has
 
@@ -150,7 +150,7 @@ def code() -> dict[str, Any]:
 
 
 def _git(*arguments: str) -> str:
-  """What git says of the checkout, whatever repository the caller is in."""
+  """Output of git on this checkout, from any working directory."""
   environment = {k: v for k, v in os.environ.items() if k[:4] != "GIT_"}
   done = subprocess.run(
     ["git", "--no-optional-locks", "-C", str(_ROOT), *arguments],
@@ -160,7 +160,7 @@ def _git(*arguments: str) -> str:
 
 
 def hash_checkpoint(directory: str) -> str:
-  """One hash of all files that decide what a model is."""
+  """A hash of all files that decide what a model is."""
   from models import checkpoints
 
   root = pathlib.Path(directory).absolute()
@@ -172,7 +172,7 @@ def hash_checkpoint(directory: str) -> str:
 
 
 def hash_texts(texts: Sequence[str]) -> str:
-  """One hash of a list of texts."""
+  """A hash of a list of texts."""
   return hashlib.sha256(json.dumps(list(texts)).encode()).hexdigest()
 
 
@@ -196,7 +196,7 @@ def inputs() -> dict[str, str]:
 
 
 def checkpoints(config: Any) -> dict[str, dict[str, str]]:
-  """By role, path and hash of each checkpoint that a config reads.
+  """Path and hash of each checkpoint that a config reads, by role.
 
   Args:
     config: with a `target`, and perhaps a `draft` and a `scorer`.
@@ -212,7 +212,7 @@ def checkpoints(config: Any) -> dict[str, dict[str, str]]:
 
 
 def read_by(drafting: Drafting) -> dict[str, str]:
-  """By role, path of what a way to draft reads."""
+  """Paths that a way to draft reads, by role."""
   roles = {
     "layers" if drafting.reads == "layers" else "draft": drafting.checkpoint,
     "corpus": drafting.corpus,
@@ -229,7 +229,7 @@ def hashed(written: str, models: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def hashes(directories: Mapping[str, str]) -> dict[str, dict[str, str]]:
-  """By role, path and hash of each checkpoint."""
+  """Path and hash of each checkpoint, by role."""
   return {
     role: {"path": directory, "sha256": hash_checkpoint(directory)}
     for role, directory in directories.items()
@@ -243,7 +243,7 @@ def record(
   texts: Sequence[str] | None = None,
   files: Mapping[str, Any] | None = None,
 ) -> dict[str, dict]:
-  """What made a result, to be merged into it.
+  """The provenance of a result, to be merged into it.
 
   Args:
     models: `checkpoints` of the config, if a pair took part.

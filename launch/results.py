@@ -1,4 +1,4 @@
-"""Results on disk: what may be written, whole, by one, and gone on with.
+"""Results on disk: atomic writing, overwriting rules, locks and journals.
 
 An output is a regular file, a link to one, or nothing yet; "-" is stdout, where
 a command allows it. What somebody may want is not replaced: no input of the
@@ -132,7 +132,7 @@ def check_folder(name: str, path: str, *, model: bool = False) -> pathlib.Path:
 
 
 def resolve(path: str | pathlib.Path) -> pathlib.Path:
-  """Where a path leads to, which need not be there: links are followed."""
+  """The path with links followed; it need not exist."""
   return pathlib.Path(os.path.realpath(path))
 
 
@@ -200,7 +200,7 @@ def show_json(path: str | None, value: Any) -> None:
 
 
 def beside(path: str | None) -> TextIO:
-  """Where text for readers goes: stderr, if stdout has the result."""
+  """The stream for human readers: stderr, if stdout has the result."""
   return sys.stderr if path == STDOUT else sys.stdout
 
 

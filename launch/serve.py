@@ -131,7 +131,7 @@ def api_key() -> str | None:
 
 
 def chat_template() -> str | None:
-  """What --chat_template holds, or None."""
+  """Contents of the file --chat_template, or None."""
   if _TEMPLATE.value is None:
     return None
   try:

@@ -1,4 +1,4 @@
-"""What the terminal is given: control characters are shown, not obeyed.
+"""Safe terminal output: control characters are shown, not obeyed.
 
 Prompts, ids, names of files and tensors come from outside, and a terminal obeys
 what they hold: an escape sequence may empty the screen or fill the clipboard, a

@@ -1,4 +1,4 @@
-"""What every round did: drafts, laws, what was accepted, what was emitted.
+"""Traces of rounds: drafts, laws, accepted nodes and emitted tokens.
 
 Traced rows are decoded a round at a time, and after each the host reads what
 happened: the tokens are the same as ever, the times are no measurement.
@@ -27,10 +27,10 @@ Traced = tuple[list[Completion], list[dict[str, Any]]]
 
 
 def tracer(engine: Engine) -> Callable[[Batch], Traced]:
-  """What decodes batches and traces them.
+  """A function that decodes batches and traces them.
 
   Args:
-    engine: what would decode them, on one device.
+    engine: the engine to trace, on one device.
 
   Returns:
     A function of a batch. Of each row it returns beside the completion
@@ -123,7 +123,7 @@ def _look_with(decoder):
 def _rounds_of(
   seen: list[dict[str, np.ndarray]], row: int, completion: Completion
 ) -> list[dict[str, Any]]:
-  """The rounds in which a row emitted what stands of it."""
+  """The rounds of a row, as far as their tokens are in its completion."""
   rounds: list[dict[str, Any]] = []
   start, end = 0, len(completion.token_ids)
   for found in seen:

@@ -71,7 +71,7 @@ def among(result: Mapping, over: str) -> list[dict]:
 
 
 def _scopes(pairs: Sequence[tuple[dict, dict]]):
-  """What a row is of, and the pairs of groups that it is made of."""
+  """Scopes of rows, and the pairs of groups that each is made of."""
   parts: dict[str, set] = {}
   for record, _ in pairs:
     parts.setdefault(record["task"], set()).add(record["category"])

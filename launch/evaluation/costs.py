@@ -69,13 +69,13 @@ class Costs:
 
   @property
   def rest(self) -> float:
-    """What any round adds to its passes: as much as a plain one does."""
+    """Seconds of a round beside its passes, as of a plain round."""
     plain = max(self.plain_step - self.target[1], 0.0)
     return min(plain, max(self.step - self.forwards, 0.0))
 
   @property
   def level(self) -> float:
-    """Of a level of the draft: its passes, and its share of what is left."""
+    """Seconds of a level of the draft: its passes, and a share of the rest."""
     left = max(self.step - self.forwards, 0.0) - self.rest
     return (self.drafting + left) / self.depth
 

@@ -1,4 +1,4 @@
-"""Does drafting pay, why not, and what would: from the rows of an evaluation.
+"""Explains an evaluation: does drafting pay, why not, and what would?
 
 Of a drafter that was measured with several numbers N of drafted tokens, costs
 and acceptance predict each rate (`specjax.theory.throughput`), beside what was
@@ -112,7 +112,7 @@ def _finding(
   chosen: int,
   parents,
 ) -> dict:
-  """What is said of a drafter in one setting.
+  """The explanation of a drafter in one setting.
 
   Returns:
     Of the system that drafts the `chosen` N: `speedup`; `block_efficiency`,

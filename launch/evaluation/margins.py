@@ -1,4 +1,4 @@
-"""Where greedy completions part, and how near the two tokens' logits were."""
+"""First differences of greedy completions, and the margin of their logits."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ def difference(
   reference: Sequence[int],
   next_logits: NextLogits | None,
 ) -> dict | None:
-  """How a completion differs from another one of the same prompt.
+  """The first difference between two completions of one prompt.
 
   Args:
     prompt: tokens of the prompt.

@@ -1,4 +1,4 @@
-"""Groups of questions are measured: all systems answer them, in turn.
+"""Measures groups of questions: all systems answer them, in turn.
 
 Every system gets the same prompts. That of a second turn holds the answer that
 *plain* decoding gave to the first one, at this temperature and batch size:
@@ -154,7 +154,7 @@ def first_turns(
 
 
 def refusal(prompt: Asked, room: int) -> dict:
-  """What is told of a prompt that is too long: it is not decoded."""
+  """The record of a prompt that is too long to be decoded."""
   return {
     "question": prompt.question.id,
     "category": prompt.question.category,
@@ -260,7 +260,7 @@ def _seed_of(*parts: object) -> int:
 def _decoded(
   contest: Contest, system: System, group: Group, turn: int, batch: Batch
 ) -> tuple[dict, list[list[int]]]:
-  """One system's numbers on a batch, and the tokens that it emitted.
+  """A system's numbers on a batch, and the tokens that it emitted.
 
   The numbers: `seconds` in all, `first_seconds` until the first round was over,
   `prefill_seconds` (None for transformers, whose first pass is both), `rounds`

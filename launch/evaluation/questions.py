@@ -38,7 +38,7 @@ TASKS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Question:
-  """One question.
+  """A question of one or more turns, or a plain prompt.
 
   Attributes:
     id: whatever the file calls it.
@@ -164,7 +164,7 @@ def of_prompts(items: Sequence[prompts_lib.Prompt]) -> list[Question]:
 def of_categories(
   questions: Sequence[Question], names: Sequence[str]
 ) -> list[Question]:
-  """Those of some categories or tasks; ValueError for one that is not there."""
+  """Questions of some categories or tasks; ValueError for unknown ones."""
   there = {name for q in questions for name in (q.category, q.task)}
   if missing := sorted(set(names) - there):
     raise ValueError(

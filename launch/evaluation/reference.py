@@ -151,7 +151,7 @@ def serve(lines: IO[str], answers: IO[str]) -> None:
 def _answer(
   request: dict, held: dict[str, hf_reference.Reference], begin: dict
 ) -> dict:
-  """What a request's prompts become.
+  """The answer to a request: completions of its prompts.
 
   Args:
     request: as `Process.run` makes it.

@@ -1,4 +1,4 @@
-"""E.json, made of the records that were measured; and without a command."""
+"""Makes E.json from measured records, and measures without the command."""
 
 import collections
 import json
@@ -15,7 +15,7 @@ from specjax.tree import Tree
 
 
 def describe(entered: Sequence[System], pairs: dict[str, Pair]) -> dict:
-  """What each system is: its rule, and the shape of its drafts."""
+  """The rule of each system, and the shape of its drafts."""
   found = {}
   for system in entered:
     told = {
@@ -131,7 +131,7 @@ def as_text(result: dict) -> str:
 
 
 def left_out(entered: Sequence[System], sizes: Sequence[int]) -> list[str]:
-  """What was asked for and cannot be, in words."""
+  """Combinations that were asked for and cannot be measured, in words."""
   return [
     f"`{system.name}` at batch size {size}, since it takes one prompt at a time"
     for system in entered

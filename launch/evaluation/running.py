@@ -1,4 +1,4 @@
-"""All groups are measured, then rounds timed: as far as they are missing."""
+"""Measures all groups that are missing, then times rounds."""
 
 import sys
 
@@ -25,7 +25,7 @@ def measure_missing(
   journal: Journal | None = None,
   output: str = "",
 ) -> list[dict]:
-  """Measures what is not in the journal: groups, and then rounds' costs.
+  """Measures groups and then costs of rounds, where the journal lacks them.
 
   Args:
     contests: by temperature.
@@ -125,7 +125,7 @@ def _progress(
 
 
 def give_up_programs(contests: dict[float, Contest]) -> None:
-  """Where there are too many of them; what is needed is compiled again.
+  """Frees compiled programs where there are too many; they compile again.
 
   A dozen systems at several widths, temperatures and batch sizes are more
   programs than a process can hold (`compilation.has_many_maps`).

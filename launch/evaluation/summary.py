@@ -1,4 +1,4 @@
-"""From records of groups to numbers: by category, by task and over all.
+"""Summarises records of groups: rows by category, by task and over all.
 
 A *request* is one turn of a question. Counts are summed over requests before
 they are divided. Seconds are those of groups, so a group is the unit of every
@@ -123,7 +123,7 @@ def unit_of(record: dict, system: str) -> intervals.Unit:
 
 
 def _row(records: Sequence[dict], system: str, cost: dict | None) -> dict:
-  """One system's numbers on some groups of one setting.
+  """A system's row for some groups of one setting.
 
   Returns:
     `block_efficiency` is emitted tokens per target call, bonus tokens included,

@@ -1,4 +1,4 @@
-"""Systems that answer the same questions: plain decoding, drafters, others'.
+"""Systems under comparison: plain decoding, drafters, other libraries.
 
 A system is a call, as `config.drafter` is (`launch.build.drafters`): `plain`,
 the target alone, which every speed-up is against; `ngram(tokens=8)`; one that
@@ -24,7 +24,7 @@ PLAIN, HF = "plain", "hf"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reference:
-  """How transformers, or llama.cpp, decodes the same target.
+  """Settings of transformers or llama.cpp for decoding the same target.
 
   Attributes:
     kind: its entry's name.
@@ -42,7 +42,7 @@ class Reference:
 
   @property
   def takes_batches(self) -> bool:
-    """Whether it decodes several prompts at a time."""
+    """True if it decodes several prompts at a time."""
     return not (self.tokens or self.python)
 
 
@@ -82,7 +82,7 @@ SYSTEMS = Grammar(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class System:
-  """One system.
+  """A system that answers the questions.
 
   Attributes:
     name: its canonical form.
@@ -98,16 +98,16 @@ class System:
 
   @property
   def is_plain(self) -> bool:
-    """Whether it is what every speed-up is against."""
+    """True for plain decoding, the baseline of every speed-up."""
     return self.drafting is not None and not self.drafting.drafts
 
   @property
   def drafts_here(self) -> bool:
-    """Whether our own loop drafts."""
+    """True if it drafts in this library's loop."""
     return self.drafting is not None and self.drafting.drafts
 
   def takes(self, batch_size: int) -> bool:
-    """Whether it can decode batches of that size."""
+    """True if it can decode batches of that size."""
     return batch_size == 1 or not self.reference or self.reference.takes_batches
 
 

@@ -1,4 +1,4 @@
-"""From a question to a plan: what fits, what is sent, what it should give."""
+"""Makes a plan: memory, collectives, and the speed-up to expect."""
 
 import dataclasses
 import importlib.metadata
@@ -113,7 +113,7 @@ def _settings(q: Question) -> dict:
 
 
 def _compiled(q: Question, compiled: Compiled | None) -> dict:
-  """What the program says; None for everything if there is no program."""
+  """The compiled program's part of a plan; all None without a program."""
   if compiled is None:
     return dict.fromkeys(_OF_A_PROGRAM)
   phases = dict(compiled.collectives)
@@ -192,7 +192,7 @@ def _costs(topology: Topology, q: Question) -> tuple[list[float], np.ndarray]:
 
 
 def _causes(chip: Chip, one: Pass) -> dict[str, str | float]:
-  """What a pass reads, computes and sends, how long each takes, what is most.
+  """Bytes, operations and seconds of a pass by cause, and the longest cause.
 
   Memory and arithmetic are taken to go on at the same time, collectives after
   them.
@@ -432,7 +432,7 @@ def show(console: rich.console.Console, found: dict) -> None:
 
 
 def _table_of_passes(passes: dict[str, dict]) -> rich.table.Table:
-  """What bounds each pass, with bytes, operations and time by cause."""
+  """The table of passes, with bytes, operations and time by cause."""
   table = rich.table.Table(
     box=rich.box.SIMPLE, title="a pass on one device (roofline)"
   )
@@ -468,12 +468,12 @@ def _table_of_best(best: list[dict]) -> rich.table.Table:
 
 
 def _moves(count: int | None) -> str:
-  """How often a small cache goes onto the chip and back, if it does."""
+  """Words on a small cache that is moved onto the chip and back."""
   return f" (moved onto the chip or back: {count})" if count else ""
 
 
 def _pays(line: dict) -> str:
-  """Up to which batch size drafting pays."""
+  """Words on the batch sizes at which drafting pays."""
   last = line["pays_up_to_batch_size"]
   if not last:
     return "and no batch pays"

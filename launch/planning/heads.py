@@ -1,4 +1,4 @@
-"""What a plan needs of a draft head: its own arrays, its drafter, its cost.
+"""Draft heads in plans: their own arrays, their drafters, their costs.
 
 Embedding and output projection are the target's own arrays where published
 heads have none: a program that is planned is given them once.

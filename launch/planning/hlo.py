@@ -1,4 +1,4 @@
-"""What an optimised XLA program does: collectives and copies, by phase.
+"""Collectives, copies and weights read in an optimised XLA program, by phase.
 
 Reads the text of a compiled module (`compiled.as_text()`). What is inside a
 loop counts as often as the loop runs; a loop whose number of rounds is not
@@ -42,7 +42,7 @@ _BYTES = {
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-  """One instruction of a computation.
+  """An instruction of a computation.
 
   Attributes:
     name: without the percent sign.
@@ -77,7 +77,7 @@ class Instruction:
 
 
 def type_of(dtype) -> str:
-  """What XLA calls a type of numbers."""
+  """XLA's name of a dtype, as in "bf16"."""
   return _TYPES[jnp.dtype(dtype).name]
 
 
@@ -235,7 +235,7 @@ def collectives(
 
 
 def copies(module: Module, shapes: set[tuple[str, tuple[int, ...]]]) -> int:
-  """How many copies of arrays of these `(dtype, dimensions)` a round makes.
+  """Number of copies of arrays of these `(dtype, dimensions)` in a round.
 
   A copy may have its dimensions in another order, and may be a fusion; one that
   updates a slice of such an array writes no more than that slice. One that
@@ -245,7 +245,7 @@ def copies(module: Module, shapes: set[tuple[str, tuple[int, ...]]]) -> int:
 
 
 def moves(module: Module, shapes: set[tuple[str, tuple[int, ...]]]) -> int:
-  """How often a round moves such an array onto the chip, or back."""
+  """Number of moves of such an array onto the chip, or back, in a round."""
   return _count(module, shapes, lambda one: one.moves)
 
 

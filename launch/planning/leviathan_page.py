@@ -45,7 +45,7 @@ def by_plan(plan: dict, acceptance: float, count: int) -> float:
 
 
 def table(plans: dict[str, dict]) -> str:
-  """One row of their table a row; plans are named `xxl-DRAFT-SLICE.json`."""
+  """A row for each row of their table; plans are `xxl-DRAFT-SLICE.json`."""
   found = {}
   for path, plan in plans.items():
     _, draft, where = pathlib.Path(path).stem.split("-", 2)

@@ -1,4 +1,4 @@
-"""Bytes of a plan on a device, and what else would fit."""
+"""Bytes of a plan on a device, and the largest batch and length that fit."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""On a mixture: where drafting pays, by batch size, draft length, acceptance.
+"""Plans of mixtures: where drafting pays, by batch, length and acceptance.
 
 A pass over more tokens reads more experts, so drafting may pay at one batch
 size, not at the next, and again at a larger one. Chains alone are looked at.
@@ -21,7 +21,7 @@ _GRID = np.arange(101) / 100
 
 
 def answer(q, costs: Callable[[int], tuple[np.ndarray, np.ndarray]]):
-  """Where drafting pays.
+  """Batch sizes, acceptances and draft lengths at which drafting pays.
 
   Args:
     q: the `launch.planning.program.Question`.
@@ -76,7 +76,7 @@ def answer(q, costs: Callable[[int], tuple[np.ndarray, np.ndarray]]):
 
 
 def _of_batch(drafting: np.ndarray, verify: np.ndarray) -> dict:
-  """Where lengths pay, of the seconds that `answer` is given."""
+  """The lengths that pay at one batch size, from seconds as of `answer`."""
   counts = np.arange(min(len(drafting), len(verify)))
   seconds = drafting[counts] + verify[counts]
   gain = lambda p: (
@@ -175,7 +175,7 @@ def cells(row: dict) -> list[str]:
 
 
 def table(found: dict) -> rich.table.Table:
-  """What `answer` says, for a console."""
+  """The table of `answer`, for a console."""
   shown = rich.table.Table(
     box=rich.box.SIMPLE,
     title=f"where drafting pays: {found['num_chosen']} of "

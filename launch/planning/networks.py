@@ -1,4 +1,4 @@
-"""Models as a plan needs them: shapes where they lie, functions, what is read.
+"""Models in plans: sharded shapes, functions, and bytes that passes read.
 
 Layers are stacked and scanned over, as on every mesh.
 """
@@ -261,7 +261,7 @@ def round_bytes(config: Config, nodes: int) -> tuple[int, int]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
-  """What a decoding pass of a model is made of.
+  """Blocks, sums, weights and slots of a decoding pass.
 
   Attributes:
     attentions: attention blocks.
@@ -287,7 +287,7 @@ def work(
   text: int,
   input_length: int,
 ) -> Work:
-  """What a pass over a few tokens does.
+  """The work of a pass over a few tokens.
 
   Args:
     config: the model.

@@ -53,7 +53,7 @@ class DoesNotFitError(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Question:
-  """What is to be planned.
+  """Settings of a plan.
 
   Attributes:
     target: the large model.
@@ -233,7 +233,7 @@ class Question:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiled:
-  """What the compiler said about both programs, per device.
+  """The compiler's figures of both programs, per device.
 
   Attributes:
     arguments: bytes of parameters, caches and the rest of the state.
@@ -428,7 +428,7 @@ def compile_for(question: Question, devices: list) -> Compiled:
 
 
 def _weights(module: hlo.Module, q: Question, params) -> dict | None:
-  """What becomes of the target's weights in few bits in a plain round."""
+  """Reads and writes of the target's low-bit weights in a plain round."""
   if q.weights is None or q.tree.num_drafted:
     return None
   pieces = [

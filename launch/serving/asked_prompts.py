@@ -117,7 +117,7 @@ def _message(message: Any) -> dict[str, str]:
 
 
 def encoded(encode: Callable[[], Any], name: str) -> tuple[int, ...]:
-  """What a tokenizer says of a field; what it refuses is a RefusalError."""
+  """Ids from an encoding function, whose errors become a RefusalError."""
   try:
     return tuple(encode())
   except (ValueError, TypeError) as error:  # TypeError: lone surrogates

@@ -1,4 +1,4 @@
-"""What a client asks for, in OpenAI's words, checked first of all."""
+"""Parses and checks the body of a request in OpenAI's form."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ from models.tokenizers import Tokenizer
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Defaults:
-  """What holds for a request that does not say, and what one may ask for.
+  """Defaults and bounds of a request's settings.
 
   Attributes:
     model: its name.
@@ -50,7 +50,7 @@ class Defaults:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ask:
-  """One good request.
+  """A checked request.
 
   Attributes:
     is_chat: whether it is a conversation.
@@ -107,7 +107,7 @@ class Ask:
 
   @property
   def scored(self) -> bool:
-    """Whether the target's law is read at the prompt's tokens."""
+    """True if the target's law is read at the prompt's tokens."""
     return self.echo and (self.log_probs or not all(self.budgets))
 
 
@@ -268,7 +268,7 @@ def _salt(record: dict) -> str:
 
 
 def _usage(record: dict) -> dict[str, bool]:
-  """Where a stream counts its tokens; nowhere if there is none."""
+  """The chunks of a stream that count tokens: `stream_options`."""
   options = record.get("stream_options", {})
   both = {"include_usage": "usage", "continuous_usage_stats": "usage_so_far"}
   # Chunks are never padded, which OpenAI's are unless this says so.
@@ -298,7 +298,7 @@ def _number(record: dict, name: str, like: str | None = None) -> Any:
 
 
 def _as_in_lines(read: Callable[[], Any], name: str, like: str) -> Any:
-  """What is read as a prompts file's line has it, or a refusal."""
+  """A field by the reader of prompts files, whose errors become refusals."""
   try:
     return read()
   except ValueError as error:
@@ -308,7 +308,7 @@ def _as_in_lines(read: Callable[[], Any], name: str, like: str) -> Any:
 
 
 def _penalties(record: dict, budget: int, vocab_size: int) -> dict[str, Any]:
-  """Those that are given; `budget` is of the shortest completion."""
+  """The penalties of a request; `budget` is of the shortest completion."""
   lists = {
     "logit_bias": prompt_lines.logit_bias,
     "stop_token_ids": prompt_lines.stop_ids,
@@ -330,7 +330,7 @@ def _penalties(record: dict, budget: int, vocab_size: int) -> dict[str, Any]:
 
 
 def _log_probs(record: dict, is_chat: bool) -> tuple[bool, int]:
-  """Whether log-probabilities are wanted, and of how many likeliest tokens.
+  """True if log-probabilities are wanted, and the number of likeliest tokens.
 
   Completions ask for both with one number, chats with a flag and a number.
   """
@@ -446,7 +446,7 @@ def _check_prompt(prompt, name: str, defaults: Defaults) -> None:
 
 
 def _too_long(what: str, defaults: Defaults, name: str) -> RefusalError:
-  """In OpenAI's words, which clients look for: they send less then."""
+  """The refusal of a long prompt, in OpenAI's words, which clients parse."""
   return RefusalError(
     f"This model's maximum context length is {defaults.max_length} tokens. "
     f"However, {what}. Please reduce the length.",

@@ -1,4 +1,4 @@
-"""From a config to the slots that decode (`server`: what answers with them)."""
+"""Builds the slots of a server from a config."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ POLICIES = ("whole", *objectives.POLICIES)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sizes:
-  """What of a server is not the pair's.
+  """Sizes and settings of a server, beside its models.
 
   Attributes:
     slots: requests that are decoded at a time.

@@ -1,4 +1,4 @@
-"""Sets how deep each slot drafts, between visits, from what slots accepted."""
+"""Sets the draft depth of each slot between visits, from its acceptance."""
 
 from collections.abc import Callable, Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""Routes, and what a request goes through: read, queued, answered, counted."""
+"""HTTP routes: requests are read, queued, answered and counted."""
 
 import asyncio
 import contextlib
@@ -52,7 +52,7 @@ _LEFT = Response(status_code=499)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Service:
-  """What requests are answered with.
+  """The parts of a server that routes use.
 
   Attributes:
     scheduler: which runs.
@@ -325,7 +325,7 @@ def _tickets(
 
 @contextlib.contextmanager
 def _cancelled_at_the_end(service: Service, tickets: list[Ticket]):
-  """What is not over when nobody hears of it any more is given up."""
+  """Cancels tickets that are not over when their client has gone."""
   try:
     yield
   finally:
@@ -339,7 +339,7 @@ async def _whole(news: asyncio.Queue, answer: Answer) -> Response:
 
 
 async def _first(work, left) -> Response:
-  """What the work returns, unless the client leaves before."""
+  """The result of the work, unless the client leaves before."""
   tasks = [asyncio.ensure_future(work), asyncio.ensure_future(left)]
   try:
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""Work that asks for completions one after another, in slots that refill.
+"""Offline jobs that ask for completions one after another, in shared slots.
 
 A job is a generator: it yields what it asks for, is sent the completion, and
 returns what it made of them all. A slot is one job's until that job ends, and
@@ -38,7 +38,7 @@ Job = Generator[Asked, Completed, T]
 
 
 class Rows(Protocol):
-  """What jobs need of `slots.Slots`."""
+  """The part of `slots.Slots` that jobs use."""
 
   num_slots: int
   depth: int

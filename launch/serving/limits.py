@@ -1,4 +1,4 @@
-"""What a client may take: bytes and time, and who may have an answer at all."""
+"""Limits on clients: bytes, time, names of the server and bearer tokens."""
 
 import asyncio
 import dataclasses
@@ -18,7 +18,7 @@ from launch.serving.refusals import RefusalError, error_body
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-  """What holds for every request.
+  """Limits on every request.
 
   Attributes:
     body_bytes: of a request's body.
@@ -49,7 +49,7 @@ _LOCAL = ("localhost", "127.0.0.1", "::1")
 def allowed_names(
   host: str, more: Collection[str] = ()
 ) -> frozenset[str] | None:
-  """What requests may call a server by.
+  """Names by which requests may call a server.
 
   A page of another site may have its name lead to this machine, and its browser
   then takes the server for that site's own: only the name tells.

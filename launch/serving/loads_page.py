@@ -1,4 +1,4 @@
-"""What guidellm measured of servers under load, as one Markdown table.
+"""Table of guidellm's measurements of servers under load, as Markdown.
 
 Of files that `guidellm run --output kind=json` wrote (0.8.1).
 """

@@ -1,4 +1,4 @@
-"""How deep to draft: objectives first, then goodput. Pure functions of numbers.
+"""Choice of draft depths for latency objectives, then goodput.
 
 A row whose tokens are accepted with probability a emits 1 + a + .. + a^k tokens
 of a round that drafts k for it. What a round takes is measured. With weight w_r
@@ -27,7 +27,7 @@ _POLISHED = 2  # candidates that are made better step by step
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-  """What is known of a row.
+  """Acceptance and objective of a row.
 
   Attributes:
     acceptance: probability that a drafted token is accepted, if those before it
@@ -61,7 +61,7 @@ def left(
 
 
 def seconds_of(depths: Sequence[int], cost: Cost) -> float:
-  """What a round of these depths takes."""
+  """Seconds of a round of these depths."""
   return cost(max(depths), sum(depths) + len(depths))
 
 

@@ -28,7 +28,7 @@ def policy() -> str:
 
 
 def _own(tag: str) -> str:
-  """What allows the page's one element of a tag, and no other, by its hash."""
+  """The source, a hash, by which the policy allows the page's one such tag."""
   (inside,) = re.findall(f"<{tag}>(.*?)</{tag}>", text(), re.DOTALL)
   digest = hashlib.sha256(inside.encode("utf-8")).digest()
   return f"'sha256-{base64.b64encode(digest).decode()}'"

@@ -1,4 +1,4 @@
-"""What runs on the device: a prompt is admitted, rounds are made."""
+"""The device programs of a server: admission, rounds and scoring."""
 
 import dataclasses
 

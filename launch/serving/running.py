@@ -1,4 +1,4 @@
-"""The server as a process: it listens, and drains when it is told to end."""
+"""The server as a process: listening, and draining at the end."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""The one thread that owns the device: who gets a slot, and how many rounds.
+"""The scheduler, on the one thread that owns the device: slots and rounds.
 
 Nothing that it decides changes what a completion is: tokens follow from a
 request's prompt, settings and seed, whatever slot it has, whoever is beside it
@@ -44,7 +44,7 @@ class ClosedError(Exception):
 
 
 def rounds_of_visit(*, free: int, waiting: int, max_rounds: int) -> int:
-  """How many rounds a visit makes at most, by the load.
+  """The most rounds that a visit makes, by the load.
 
   A visit ends with the first row that is done, so that who waits for a slot
   loses nothing by many rounds. With a free slot somebody may arrive at any
@@ -135,7 +135,7 @@ class Scheduler:
       self._wake.notify()
 
   def cancel(self, tickets: Sequence[Ticket]) -> None:
-    """Nobody wants these any more; their slots are free with the next visit."""
+    """Cancels tickets; their slots are free with the next visit."""
     for ticket in tickets:
       ticket.cancelled.set()
     with self._wake:
@@ -149,13 +149,13 @@ class Scheduler:
       self._wake.notify()
 
   def join(self, seconds: float | None = None) -> bool:
-    """Waits for the thread's end; whether it has come."""
+    """Waits for the thread's end; True if it has come."""
     self._thread.join(seconds)
     return not self._thread.is_alive()
 
   @property
   def is_closed(self) -> bool:
-    """Whether no more is taken."""
+    """True if no request is taken any more."""
     return self._closed
 
   def stuck(self) -> float:
@@ -164,7 +164,7 @@ class Scheduler:
     return 0.0 if since is None else self._clock() - since
 
   def is_alive(self) -> bool:
-    """Whether the thread runs and nothing has broken it."""
+    """True if the thread runs and nothing has broken it."""
     return self._thread.is_alive() and self.error is None
 
   def load(self) -> tuple[int, int]:
@@ -195,7 +195,7 @@ class Scheduler:
       self.when_dead()
 
   def _waits(self) -> bool:
-    """Waits for something to do; whether there is any more."""
+    """Waits for something to do; False if nothing will come."""
     with self._wake:
       while not self._stopped:
         if any(self._rows) or self._queue:
@@ -246,7 +246,7 @@ class Scheduler:
     )
 
   def _drop_unwanted(self, now: float) -> None:
-    """Ends what was cancelled or is late, in the slots and in the queue."""
+    """Ends tickets that were cancelled or are late, in slots and queue."""
 
     def verdict(ticket):
       if ticket.cancelled.is_set():
@@ -268,7 +268,7 @@ class Scheduler:
     self._queue = kept
 
   def _fill(self, now: float):
-    """Gives free slots to who waits longest."""
+    """Gives free slots to the tickets that have waited longest."""
     admitted = []
     while self._queue and None in self._rows:
       ticket = self._queue.popleft()
@@ -334,7 +334,7 @@ class Scheduler:
 
 
 def _likeliest(report: Report, row: int, count: int, most: int) -> list:
-  """What `News.likeliest` has of a row's first tokens."""
+  """The likeliest tokens in place of a row's first ones, for `News`."""
   if not most or report.likeliest is None:
     return []
   assert report.likeliest_log_probs is not None

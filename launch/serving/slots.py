@@ -243,7 +243,7 @@ class Slots:
     self._empty()
 
   def _fill(self) -> None:
-    """All rows decode a text of nobody's."""
+    """Fills all rows with a dummy text."""
     for row in range(self.num_slots):
       asked = Asked(
         token_ids=(0,), seed=row, max_new_tokens=self.max_length - 1,
@@ -259,15 +259,15 @@ class Slots:
     self.forget()
 
   def place(self, free: Sequence[int], asked: Asked) -> int:
-    """Which of the free rows a request is given, see `Texts.place`."""
+    """The free row that a request is given, see `Texts.place`."""
     return self._texts.place(free, asked)
 
   def forget(self) -> None:
-    """What the rows have read is read again by who asks for it."""
+    """Forgets all cached texts, so that prompts are read anew."""
     self._texts.forget(range(self.num_slots))
 
   def turn(self, control: Control) -> Report:
-    """Does what a visit is to do, and reads what it has done."""
+    """Makes a visit by its orders, and reads the results."""
     start = time.perf_counter()
     for row in np.flatnonzero(control.ended):
       self._reading.pop(int(row), None)
@@ -329,7 +329,7 @@ class Slots:
     )
 
   def _begin(self, row: int, asked: Asked) -> None:
-    """A row is given a prompt, of which it has read nothing."""
+    """Gives a row a prompt, of which it has read nothing."""
     self._reading.pop(row, None)  # it is the last in line
     self._running[row] = False
     self._reading[row] = asked

@@ -1,7 +1,7 @@
-"""Tokens become text as they come: whole characters, and no stop string.
+"""Incremental text of a completion: whole characters, without stop strings.
 
-What is held back is what might become another text: the first bytes of a
-character, and what a stop string may begin with.
+Text that may still change is held back: the first bytes of a character, and
+whatever may begin a stop string.
 """
 
 from collections.abc import Sequence

@@ -190,7 +190,7 @@ def _folder(folder: pathlib.Path, split: str) -> list[Document]:
 
 
 def _shared_out(documents: list[Document]) -> dict[str, list[Document]]:
-  """What of some documents is in which split; see the module."""
+  """The documents by split; see the module."""
   splits: dict[str, list[Document]] = {split: [] for split in SPLITS}
   for document in documents:
     splits[corpus.split_by_hash(json.dumps(document))].append(document)
@@ -274,7 +274,7 @@ def _read(path: pathlib.Path) -> str:
 
 
 def text_of(document: Document) -> str:
-  """What is said in a document."""
+  """The text of a document."""
   if isinstance(document, str):
     return document
   return "\n".join(message["content"] for message in document)

@@ -53,7 +53,7 @@ class Rounds:
 
 
 def task(config, mesh: Mesh) -> Task:
-  """What configs/train_depth.py trains.
+  """The task of configs/train_depth.py: a depth policy's head.
 
   Args:
     config: the config.
@@ -171,7 +171,7 @@ def decoded(
 
 
 def seen(found: Finished, temperature: Array) -> Rounds:
-  """What a head learns of rounds, `[M, B, ...]`, of rows that are so warm."""
+  """The training data in finished rounds, `[M, B, ...]`, at a temperature."""
   accept = found.accept
   one = jnp.ones_like(accept[..., :1])
   reached = jnp.cumprod(
@@ -210,7 +210,7 @@ def mean_loss(
 def sums(
   head: AcceptanceHead, rounds: Rounds, rejection_weight: float
 ) -> dict[str, Array]:
-  """What `report` makes means of."""
+  """Weighted sums over a batch, from which `report` makes means."""
   logits, weight, accept = _logits(head, rounds), rounds.weight, rounds.accept
   # Of the weighed loss the best answer is a / (a + w (1 - a)).
   fair = jax.nn.sigmoid(logits + jnp.log(rejection_weight))

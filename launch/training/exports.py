@@ -1,4 +1,4 @@
-"""Where a run exports its model: no model that is not its own is replaced.
+"""Exports of a run: only its own models are replaced.
 
 WORKDIR/exports.json has the hash of the weights that the run wrote to each
 folder, null while it writes them.

@@ -34,7 +34,7 @@ _SHARD = re.compile(r"(train|validation)-\d{5,}-[0-9a-f]{16}\.array_record")
 def make_seer(
   target: Transformer, layers: Features, vocab_size: int, mesh: Mesh
 ) -> Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]:
-  """What makes records of a batch of rows.
+  """A function that makes records of a batch of rows.
 
   Args:
     target: is laid out on the mesh.

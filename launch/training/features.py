@@ -53,7 +53,7 @@ _FORMAT = 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-  """What decides the records of a folder, beside the documents.
+  """Settings that decide a folder's records, beside the documents.
 
   Attributes:
     target: hash of the model, with its tokenizer.
@@ -74,7 +74,7 @@ class Settings:
   format: int = _FORMAT
 
   def as_json(self) -> dict[str, Any]:
-    """As JSON gives it back."""
+    """The settings as JSON reads them back."""
     return json.loads(json.dumps(dataclasses.asdict(self)))
 
 
@@ -102,7 +102,7 @@ class Shard:
 
   @property
   def name(self) -> str:
-    """Of its file."""
+    """Name of its file."""
     return f"{self.split}-{self.number:05}-{self.sum[:16]}.array_record"
 
 
@@ -126,7 +126,7 @@ class Stored:
 
   @property
   def sum(self) -> str:
-    """Of all that decides what a run reads."""
+    """Hash of all that decides a run's records."""
     told = [self.settings, [shard.name for shard in self.shards]]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
@@ -143,7 +143,7 @@ def plan(
   shard_rows: int,
   most_rows: int | None = None,
 ) -> Iterator[Shard]:
-  """How documents are shared among shards: by what stands before, alone.
+  """The shards of some documents, each decided by those before it alone.
 
   Args:
     split: theirs.
@@ -204,7 +204,7 @@ def decode(record: bytes, parts: Sequence[int]) -> dict[str, np.ndarray]:
 
 
 def record_bytes(settings: Settings) -> int:
-  """How large a record is."""
+  """Bytes of a record."""
   length, count = settings.sequence_length, len(settings.layers)
   whole = np.zeros(length + 1, np.int32)
   row = dict(tokens=whole, segments=whole, positions=whole)
@@ -258,7 +258,7 @@ def disclaim(folder: pathlib.Path) -> None:
 
 
 def read(folder: str) -> Stored:
-  """What a folder holds.
+  """The features in a folder.
 
   Raises:
     ValueError: if it is not complete, or damaged.
@@ -379,5 +379,5 @@ def batches(
 
 
 def all_layers(features: Features) -> Features:
-  """What is kept for a head that reads `features`: the final state is last."""
+  """Layers to store for a head that reads `features`, the final state last."""
   return (*(x for x in features if x != FINAL), FINAL)

@@ -15,7 +15,7 @@ _LEAST = -100  # of int8's -128; a vector that small is zero
 
 
 def halved(x: Array) -> tuple[Array, Array]:
-  """What is kept of `f32[..., D]`: `f16[..., D]` and exponents, `i8[...]`."""
+  """`f32[..., D]` in half the bytes: `f16[..., D]` and exponents `i8[...]`."""
   _, exponents = jnp.frexp(jnp.max(jnp.abs(x), axis=-1))
   exponents = jnp.maximum(exponents - _REACH, _LEAST)
   small = jnp.ldexp(x, -exponents[..., None])

@@ -1,4 +1,4 @@
-"""A head that is trained: what drafts from the features of a frozen target."""
+"""Training of a head, which drafts from the features of a frozen target."""
 
 import functools
 import operator
@@ -40,7 +40,7 @@ from models.tokenizers import Tokenizer
 
 
 def task(config, texts, mesh: Mesh, folder: pathlib.Path) -> Task:
-  """What a config like configs/train_head.py trains.
+  """The task of a config like configs/train_head.py.
 
   Args:
     config: the config.
@@ -328,7 +328,7 @@ def _report(sums) -> dict[str, float]:
 
 
 def _about(target: Transformer) -> Target:
-  """What a head borrows of its target, without the target's layers."""
+  """The target's sizes and the arrays that a head borrows."""
   c = target.config
   return Target(
     num_layers=c.num_layers,

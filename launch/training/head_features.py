@@ -1,4 +1,4 @@
-"""Which features of a target a head is trained on, and those kept on disk."""
+"""Features of a target that a head is trained on, stored or not."""
 
 import functools
 import pathlib
@@ -13,7 +13,7 @@ from models.networks.transformer import FINAL, Features
 
 
 def layers_read(config, num_layers: int) -> Features:
-  """What a head of a config reads of a target of `num_layers` layers.
+  """Layers that a config's head reads, of a target of `num_layers` layers.
 
   Raises:
     ValueError: if the target has no such layers.
@@ -31,7 +31,7 @@ def layers_read(config, num_layers: int) -> Features:
 
 
 def settings(config, read: Features, target: TransformerConfig) -> Settings:
-  """What decides the features for a head that reads `read` of a target."""
+  """Settings of the features for a head that reads `read` of a target."""
   return Settings(
     target=provenance.hash_checkpoint(config.target),
     layers=features.all_layers(read),

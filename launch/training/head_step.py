@@ -1,4 +1,4 @@
-"""The loss of a head: what it says some tokens ahead, beside the target's law.
+"""The loss of a head: its laws some tokens ahead against the target's.
 
 At place t a head has the target's feature of token t and, if it is EAGLE's, the
 tokens after it. At depth j it says a law of token t + 2 + j, and the target's
@@ -61,7 +61,7 @@ class Words:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loss:
-  """What a head is trained for.
+  """Settings of a head's loss.
 
   Attributes:
     objective: a name in `specjax.training.losses.OBJECTIVES`; "acceptance" is
@@ -88,7 +88,7 @@ class Loss:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Seen:
-  """What the target makes of a batch.
+  """The target's features and final states of a batch.
 
   Attributes:
     features: `f[B, T, F]`, what the head reads.
@@ -344,7 +344,7 @@ def everything(final: Array, output: Array, words: Words):
 
 
 def _with_rest(logits: Array, everywhere: Array | None) -> Array:
-  """One logit more, of all tokens that the head cannot say together.
+  """Logits with one more, of all tokens outside the draft vocabulary.
 
   Args:
     logits: `f[B, T, W]`.

@@ -1,4 +1,4 @@
-"""A transformer that is trained: from scratch, or as the draft of a target."""
+"""Training of a transformer, from scratch or as the draft of a target."""
 
 import dataclasses
 
@@ -22,7 +22,7 @@ from specjax.training import losses
 
 
 def task(config, texts, mesh: Mesh) -> Task:
-  """What a config like configs/train_embedded.py trains.
+  """The task of a config like configs/train_embedded.py.
 
   Args:
     config: the config.
@@ -249,7 +249,7 @@ def _teacher(config, tokenizer: Tokenizer) -> Transformer | None:
 
 
 def _tokenizer(config, texts) -> Tokenizer:
-  """The one of the config, or one trained on `texts` if there is none.
+  """The config's tokenizer, or one trained on `texts` if it has none.
 
   Nothing is written: `Task.begin` does that, once all else is known to be
   right. Every process trains the same one for itself.

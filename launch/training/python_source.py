@@ -100,6 +100,6 @@ def prepare(data_dir: str | pathlib.Path) -> Builder:
 
 
 def default_dir() -> pathlib.Path:
-  """Where datasets of this user are, `$XDG_DATA_HOME/specjax`."""
+  """The folder of this user's datasets, `$XDG_DATA_HOME/specjax`."""
   home = os.environ.get("XDG_DATA_HOME") or pathlib.Path.home() / ".local/share"
   return pathlib.Path(home) / "specjax"

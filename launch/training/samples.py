@@ -1,4 +1,4 @@
-"""What the weights of the moment complete, greedily."""
+"""Greedy completions during training, by the present weights."""
 
 from collections.abc import Iterator
 

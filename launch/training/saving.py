@@ -149,7 +149,7 @@ class Checkpoints:
     self._manager.reload()
 
   def preempted(self, step: int) -> bool:
-    """Whether the machines were told to go, agreed among all processes."""
+    """True if preemption was announced, agreed among all processes."""
     return jax.process_count() > 1 and self._manager.reached_preemption(step)
 
   def __enter__(self):
@@ -227,7 +227,7 @@ class _Quiet(logging.logging.Filter):
     logging.get_absl_logger().removeFilter(self)
 
   def filter(self, record) -> bool:
-    """Whether to log."""
+    """True unless the record tells of a full disk."""
     raised = record.exc_info[1] if record.exc_info else None
     told = Exception(record.getMessage())
     return not (_full_disk(told) or _full_disk(raised))

@@ -55,7 +55,7 @@ def before_the_user(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Maker:
-  """What makes conversations: it says what a model is asked for each.
+  """Makes conversations, by jobs that ask a model for each turn.
 
   Attributes:
     tokenizer: with a chat template.
@@ -91,7 +91,7 @@ class Maker:
 
   @functools.cached_property
   def begins(self) -> list[tuple[int, ...]]:
-    """What stands before a user's turn, for each of `systems`."""
+    """The tokens before a user's turn, for each of `systems`."""
     return [before_the_user(self.tokenizer, text) for text in self.systems]
 
   @functools.cached_property
@@ -182,7 +182,7 @@ def sifted(
   conversations: Iterable[Mapping[str, Any]],
   is_tested: Callable[[Sequence[Mapping[str, str]]], bool],
 ) -> tuple[list[Mapping[str, Any]], dict[str, int]]:
-  """What is kept of conversations, in their order.
+  """Filters conversations, and counts those dropped and kept.
 
   Args:
     conversations: from `converse`.
@@ -217,7 +217,7 @@ def sifted(
 def overlap(
   tests: Iterable[str], *, ngram: int = 13
 ) -> Callable[[Sequence[Mapping[str, str]]], bool]:
-  """What tells whether conversations have something of a test's texts.
+  """A test for conversations that contain parts of a test set's texts.
 
   Args:
     tests: the texts.

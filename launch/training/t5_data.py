@@ -94,7 +94,7 @@ class _Both(Sequence):
 def tokenizer_of(
   config: ml_collections.ConfigDict, texts: Sequence[Pair]
 ) -> Tokenizer:
-  """The one of the config, or one trained on some pairs if there is none.
+  """The config's tokenizer, or one trained on some pairs if it has none.
 
   Raises:
     ValueError: if it has more tokens than the model, or does not end what it

@@ -27,12 +27,12 @@ KINDS = ("t5", "t5_block")
 
 
 def is_of(config: ml_collections.ConfigDict) -> bool:
-  """Whether a config is of an encoder-decoder."""
+  """True for the config of an encoder-decoder."""
   return config.get("kind") in KINDS
 
 
 class Run:
-  """One run: everything that a folder and a config decide.
+  """A training run, decided by a folder and a config.
 
   Args:
     config: see configs/train_t5.py.

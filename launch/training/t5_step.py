@@ -1,4 +1,4 @@
-"""What T5s and block drafters learn: losses, and the jitted steps.
+"""Losses and jitted steps for training T5s and block drafters.
 
 A T5 learns the next token of the answer. SpecDec's drafter (Xia et al.,
 Findings of EMNLP 2023) learns to say k tokens at once: the answer is cut at a
@@ -50,7 +50,7 @@ class TrainState:
 
 
 def inputs_of(batch: dict[str, Array]) -> Inputs:
-  """What the encoder reads of a batch."""
+  """The encoder's inputs in a batch."""
   return Inputs(tokens=batch["inputs"], lengths=batch["input_lengths"])
 
 

@@ -149,7 +149,7 @@ def split_of(about: str) -> str:
 
 
 def signatures(split: str) -> list[Pair]:
-  """Those of Python's own functions, one for each input, in a fixed order."""
+  """Signature pairs of Python's functions, one an input, in a fixed order."""
   found: dict[str, str] = {}
   for file in corpus.python_files(split=split):
     try:
@@ -206,7 +206,7 @@ def pairs(
 
 
 def _unseen(make, rng: random.Random, split: str, seen: set[str]) -> Pair:
-  """One of the split that was not drawn before; ValueError if none is found."""
+  """A new pair of the split; ValueError if none is found."""
   for _ in range(100_000):
     about, pair = make(rng)
     if split_of(about) == split and pair[0] not in seen:

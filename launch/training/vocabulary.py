@@ -1,4 +1,4 @@
-"""Which tokens a head can say: the most frequent ones of a text.
+"""Draft vocabularies: the most frequent tokens of a text.
 
 EAGLE-3 counts those of its training data; most of a large vocabulary is never
 drafted, and its part of the output projection would be most of a head's cost.
@@ -56,7 +56,7 @@ def write(folder: pathlib.Path, ids: np.ndarray) -> None:
 
 
 def read(folder: pathlib.Path) -> np.ndarray | None:
-  """What WORKDIR notes; None if there is nothing.
+  """The draft vocabulary noted in WORKDIR; None if there is none.
 
   Raises:
     ValueError: if the file is damaged.
