@@ -220,7 +220,6 @@ class Report:
     cached: `i32[B]`, tokens of the row's prompt that were not read, since a row
       had them.
     scores: of rows whose prompts were scored to their end in this visit.
-    num_read: tokens that passes over prompts were wide in all.
     rounds: how many were made.
     seconds: the visit took, what it admitted included.
   """
@@ -238,6 +237,5 @@ class Report:
   accept_counts: np.ndarray
   cached: np.ndarray
   scores: Mapping[int, Scores] = dataclasses.field(default_factory=dict)
-  num_read: int = 0
   rounds: int
   seconds: float = 0.0

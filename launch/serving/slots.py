@@ -280,11 +280,9 @@ class Slots:
     decoding = int(self._running.sum())
     if decoding:  # they wait for their next tokens: nothing long before them
       fed = self._decoders[depth].drafter.tree.num_fed
-      num_read = self._read_within(self.budget - decoding * fed)
+      self._read_within(self.budget - decoding * fed)
     else:
-      num_read = self._read_within(
-        self.widths[-1] * max(1, len(control.admissions))
-      )
+      self._read_within(self.widths[-1] * max(1, len(control.admissions)))
     rounds = min(control.rounds, 1) if self._reading else control.rounds
     scored = {
       row: one
@@ -312,7 +310,6 @@ class Slots:
       **found,
       cached=self._texts.cached.copy(),
       scores=self._scores,
-      num_read=num_read,
       seconds=time.perf_counter() - start,
     )
     self._scores = {}
@@ -339,18 +336,14 @@ class Slots:
       self._scorer.begin(row)
     self._texts.begin(row)
 
-  def _read_within(self, budget: int) -> int:
+  def _read_within(self, budget: int) -> None:
     """Reads prompts in line for as long as the budget has room for a pass.
 
     One pass of the narrowest program is made in any case.
-
-    Returns:
-      Tokens that the passes were wide.
     """
     num_read, least = 0, self.widths[0]
     while self._reading and (not num_read or budget - num_read >= least):
       num_read += self._read_on(max(budget - num_read, least))
-    return num_read
 
   def _read_on(self, most: int) -> int:
     """Reads more of the prompt that is the first in line, in one pass.
