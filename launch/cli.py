@@ -258,8 +258,8 @@ def execute(command: Command, argv: Sequence[str]) -> int:
 
 def fail(message: str, code: int = 2) -> int:
   """Prints one message on stderr; returns the exit code."""
-  who = f"process {jax.process_index()}: " if processes.several() else ""
-  print(f"error: {who}{message}", file=sys.stderr)
+  label = f"process {jax.process_index()}: " if processes.several() else ""
+  print(f"error: {label}{message}", file=sys.stderr)
   return code
 
 

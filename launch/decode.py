@@ -191,7 +191,7 @@ def settings_of(config, baseline: bool, models: dict) -> dict:
   return {
     "config": {k: v for k, v in kept.items() if k not in _HASHED},
     "baseline": baseline,
-    "checkpoints": {role: found["sha256"] for role, found in models.items()},
+    "checkpoints": {role: model["sha256"] for role, model in models.items()},
     "jax": jax.__version__,
     "specjax": specjax.__version__,
     **({"traced": traced_fields()} if traced_fields() else {}),
@@ -213,8 +213,8 @@ def decode_missing(
     The records of all prompts, the same on every process.
   """
   # What the chief has counts, and the others get it.
-  there = processes.gather(list(journal.batches.values()) if journal else [])
-  records = there[0]
+  journals = processes.gather(list(journal.batches.values()) if journal else [])
+  records = journals[0]
   done = {key for record in records for key in record["keys"]}
   missing = [p for p in items if p.key not in done]
   speculative = pair.engine_of(config, models)
@@ -227,7 +227,7 @@ def decode_missing(
     trace = [tracing.tracer(speculative)]
   elif measures_speedup():
     baseline = pair.engine_of(config, models, baseline=True)
-  found = processes.in_turn(
+  made = processes.in_turn(
     engine.make_batches(
       missing,
       batch_size=config.batch_size,
@@ -244,7 +244,7 @@ def decode_missing(
     disable=not (processes.is_chief() and sys.stderr.isatty()),
   )  # fmt: skip
   with progress:
-    for record in found:
+    for record in made:
       if saved:
         saved.save(len(records) + 1)
       if journal:
@@ -342,8 +342,8 @@ def run(_) -> int:
   with journal as opened:
     if _STEPS.value:
       known = rows_of(opened.batches.values() if opened else [])
-      there = [item for item in items if item.key in known]
-      tracing.check_there(_STEPS.value, tracing.lines_of(there, known))
+      finished = [item for item in items if item.key in known]
+      tracing.check_there(_STEPS.value, tracing.lines_of(finished, known))
     records = decode_missing(config, models, items, opened)
     rows = rows_of(records)
     lines = [output_row(p, rows[p.key], models.tokenizer) for p in items]

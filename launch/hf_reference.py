@@ -45,10 +45,10 @@ def _is_understood(path: str) -> bool:
 
   try:
     theirs = transformers.AutoConfig.from_pretrained(**_where(path))
-    found = huggingface.config_from_json(theirs.to_dict())
+    config = huggingface.config_from_json(theirs.to_dict())
   except (ValueError, KeyError):
     return False
-  return found == checkpoints.read_config(path)
+  return config == checkpoints.read_config(path)
 
 
 def _where(path: str) -> dict[str, Any]:

@@ -84,14 +84,14 @@ def whole(path: pathlib.Path) -> list[dict[str, Any] | None]:
   *lines, torn = path.read_bytes().split(b"\n")
   if torn:
     print(f"{path}: dropped a half-written last line", file=sys.stderr)
-  found: list[dict[str, Any] | None] = []
+  records: list[dict[str, Any] | None] = []
   for line in lines:
     try:
       record = parsed(line)
     except ValueError:
       record = None
-    found.append(record if isinstance(record, dict) else None)
-  return found
+    records.append(record if isinstance(record, dict) else None)
+  return records
 
 
 def dumps(records: Iterable[Any]) -> str:

@@ -22,15 +22,15 @@ def complete(model, prompt, most, stops, sampling):
     sampling: arguments of `Llama.generate`.
   """
   model.reset()  # else it would not read again what prompts have in common
-  found, first = [], 0.0
+  emitted, first = [], 0.0
   start = time.perf_counter()
   for token in model.generate(prompt, **sampling):
     first = first or time.perf_counter() - start
-    found.append(token)
-    if token in stops or len(found) == most:
+    emitted.append(token)
+    if token in stops or len(emitted) == most:
       break
   seconds = time.perf_counter() - start
-  return {"token_ids": found, "seconds": seconds, "first_seconds": first}
+  return {"token_ids": emitted, "seconds": seconds, "first_seconds": first}
 
 
 def main():

@@ -131,11 +131,11 @@ class Learner:
 
   def compile(self, state: DecodeState) -> None:
     """Runs the update and the filling of rings once, to no effect."""
-    own = state.drafter_state
+    drafter_state = state.drafter_state
     jax.block_until_ready(
       (
-        self._update(self.params.draft, self._state, own.ring),
-        self._carry(own, own.ring),
+        self._update(self.params.draft, self._state, drafter_state.ring),
+        self._carry(drafter_state, drafter_state.ring),
       )
     )
 
@@ -144,14 +144,16 @@ class Learner:
 
     Rings of another number of rows are not: their batch is of another size.
     """
-    own = state.drafter_state
+    drafter_state = state.drafter_state
     if self._ring is None or len(self._ring.written) != len(state.length):
       return state
-    filled = self._carry(own, self._ring)
+    filled = self._carry(drafter_state, self._ring)
     where = lambda new, old: jax.device_put(new, old.format)
-    filled = jax.tree.map(where, filled.ring, own.ring)  # as programs want it
-    own = dataclasses.replace(own, ring=filled)
-    return dataclasses.replace(state, drafter_state=own)
+    filled = jax.tree.map(
+      where, filled.ring, drafter_state.ring
+    )  # as programs want it
+    drafter_state = dataclasses.replace(drafter_state, ring=filled)
+    return dataclasses.replace(state, drafter_state=drafter_state)
 
   def learn(self, state: DecodeState, rounds: int) -> None:
     """Updates if it is time, and keeps the rings of what was decoded."""
@@ -194,18 +196,18 @@ class Learner:
       ValueError: if it was of another draft or config.
     """
     about = json.loads(arrays["about"].tobytes())
-    found = [
+    saved = [
       np.frombuffer(arrays[str(i)].tobytes(), jnp.dtype(name)).reshape(shape)
       for i, (name, shape) in enumerate(about["leaves"])
     ]
-    own = jax.tree.leaves((self.params.draft, self._state))
-    ring = found[len(own) :]
-    known = [(x.dtype, x.shape) for x in own]
-    if [(x.dtype, x.shape) for x in found[: len(own)]] != known:
+    leaves = jax.tree.leaves((self.params.draft, self._state))
+    ring = saved[len(leaves) :]
+    known = [(x.dtype, x.shape) for x in leaves]
+    if [(x.dtype, x.shape) for x in saved[: len(leaves)]] != known:
       raise ValueError("what was learned is of another draft or config")
     put = [
       jax.device_put(x, like.sharding)
-      for x, like in zip(found, own, strict=False)
+      for x, like in zip(saved, leaves, strict=False)
     ]
     kind = jax.tree.structure((self.params.draft, self._state))
     draft, self._state = jax.tree.unflatten(kind, put)
@@ -248,10 +250,10 @@ def _as_ring(leaves: list[np.ndarray]) -> Ring:
   missing = {} if ids else {"ids": None}
   if maybe - len(missing):
     missing |= {"features": None}
-  found: dict[str, Any] = {}
+  fields: dict[str, Any] = {}
   for name in names:
-    found[name] = None if name in missing else jnp.asarray(left.pop(0))
-  return Ring(**found)
+    fields[name] = None if name in missing else jnp.asarray(left.pop(0))
+  return Ring(**fields)
 
 
 class Saved:
@@ -311,12 +313,12 @@ class Saved:
     """Saves what is known after so many parts."""
     if not self._learners:
       return
-    found = {
+    arrays = {
       f"{name}/{key}": array
       for name, learner in self._learners.items()
       for key, array in learner.arrays().items()
     }
     buffer = io.BytesIO()
-    np.savez(buffer, **found)
+    np.savez(buffer, **arrays)
     results.write(self._path(parts), buffer.getvalue())
     self._path(parts - 2).unlink(missing_ok=True)

@@ -156,14 +156,14 @@ def head(text: str, kind: str, target: TransformerConfig) -> HeadShape:
     embed_dim=target.embed_dim,
     vocab_size=target.vocab_size,
   )
-  found = _read(
+  head_shape = _read(
     text,
     shapes.HEADS,
     lambda settings: head_checkpoints.shape(settings, about, kind=kind),
   )
-  if found.kind != kind:
-    raise cli.UserError(f"--drafter={kind}, and {text} is {found.kind!r}")
-  return found
+  if head_shape.kind != kind:
+    raise cli.UserError(f"--drafter={kind}, and {text} is {head_shape.kind!r}")
+  return head_shape
 
 
 def _read(
@@ -188,11 +188,11 @@ def _read(
 
 def _translated(settings: Mapping[str, Any]) -> TransformerConfig | T5Config:
   """A shape; of a T5 whose file does not tie them, outputs are apart."""
-  found = translate(settings)
-  if isinstance(found, T5Config):
+  config = translate(settings)
+  if isinstance(config, T5Config):
     tied = settings.get("tie_word_embeddings", True) is not False
-    found = dataclasses.replace(found, tied_embeddings=tied)
-  return found
+    config = dataclasses.replace(config, tied_embeddings=tied)
+  return config
 
 
 def _shape_file(text: str) -> pathlib.Path | None:
@@ -205,17 +205,17 @@ def _shape_file(text: str) -> pathlib.Path | None:
 
 def drafting_of(call: Call) -> Drafting:
   """The drafting of a --drafter; UserError for one that cannot be planned."""
-  found = DRAFTERS.make(call)
-  if call.name not in _DRAFTERS or found.policy is not None:
+  drafting = DRAFTERS.make(call)
+  if call.name not in _DRAFTERS or drafting.policy is not None:
     raise cli.UserError(
       f"drafter {str(call)!r} is not planned: expected one of "
       f"{', '.join(_DRAFTERS)}, without a policy"
     )
-  if found.needs_checkpoint and not found.checkpoint:
+  if drafting.needs_checkpoint and not drafting.checkpoint:
     raise cli.UserError(
-      f'drafter {found.name!r} needs a shape, as {found.name}("NAME")'
+      f'drafter {drafting.name!r} needs a shape, as {drafting.name}("NAME")'
     )
-  return found
+  return drafting
 
 
 def question(
@@ -338,11 +338,11 @@ def run(_) -> int:
   plans = []
   for (topology, *_), asked in zip(combinations, questions, strict=True):
     count = f" {len(plans) + 1} of {len(questions)}" if _SWEEP.value else ""
-    what = (
+    drafted = (
       f"compiling plan{count} for {topology.name}: batch {asked.batch_size}, "
       f"{asked.tree.num_drafted} drafted nodes"
     )
-    with terminal.waiting(what):
+    with terminal.waiting(drafted):
       plans.append(answer.plan(topology, asked) | made_by)
     answer.show(console, plans[-1])
     if cli.OUTPUT.value and cli.OUTPUT.value != results.STDOUT:

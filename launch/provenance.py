@@ -89,9 +89,9 @@ def check_command(name: str, path: str) -> None:
     path: the file.
   """
   try:
-    found = json.loads(pathlib.Path(path).read_bytes())
-    found = found[0] if isinstance(found, list) else found
-    different = differences(found["provenance"]["command"], command())
+    content = json.loads(pathlib.Path(path).read_bytes())
+    content = content[0] if isinstance(content, list) else content
+    different = differences(content["provenance"]["command"], command())
   except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
     raise ValueError(
       f"{name}: {path} is there, and does not say that this command wrote it: "
@@ -106,14 +106,14 @@ def check_command(name: str, path: str) -> None:
 
 def _settings(line: str) -> list[str]:
   """The arguments of a command line, `--name value` as `--name=value`."""
-  found: list[str] = []
+  settings: list[str] = []
   for part in shlex.split(line):
-    if not part.startswith("-") and found and found[-1].startswith("--"):
-      if "=" not in found[-1]:
-        found[-1] += f"={part}"
+    if not part.startswith("-") and settings and settings[-1].startswith("--"):
+      if "=" not in settings[-1]:
+        settings[-1] += f"={part}"
         continue
-    found.append(part)
-  return found
+    settings.append(part)
+  return settings
 
 
 def _counts(argument: str) -> bool:
@@ -130,23 +130,23 @@ def code() -> dict[str, Any]:
     models, configs, launch) differs from the commit, or None; and a `note` that
     says why where something is None.
   """
-  found = {"version": specjax.__version__, "commit": None, "dirty": None}
+  known = {"version": specjax.__version__, "commit": None, "dirty": None}
   if pathlib.Path(specjax.__file__).resolve().parents[1] != _ROOT:
-    return found | {"note": "specjax is installed apart from the commands"}
+    return known | {"note": "specjax is installed apart from the commands"}
   if not _ARCHIVED.startswith("$"):
     note = "an archive of the commit: changes since would not be seen"
-    return found | {"commit": _ARCHIVED, "note": note}
+    return known | {"commit": _ARCHIVED, "note": note}
   try:
     top = _git("rev-parse", "--show-toplevel")
     if pathlib.Path(top).resolve() != _ROOT:
-      return found | {"note": "no git checkout"}
+      return known | {"note": "no git checkout"}
     changes = _git("status", "--porcelain", "--", *_CODE)
-    return found | {"commit": _git("rev-parse", "HEAD"), "dirty": bool(changes)}
+    return known | {"commit": _git("rev-parse", "HEAD"), "dirty": bool(changes)}
   except FileNotFoundError:
-    return found | {"note": "git is not installed"}
+    return known | {"note": "git is not installed"}
   except subprocess.SubprocessError as error:
     said = " ".join(str(getattr(error, "stderr", None) or error).split())
-    return found | {"note": said[:200]}
+    return known | {"note": said[:200]}
 
 
 def _git(*arguments: str) -> str:
@@ -167,7 +167,7 @@ def hash_checkpoint(directory: str) -> str:
   if checkpoints.is_file(str(root)):
     return hash_file(root)
   hashes = hash_files(root, checkpoints.files(str(root)))
-  lines = "".join(f"{found}  {name}\n" for name, found in hashes.items())
+  lines = "".join(f"{digest}  {name}\n" for name, digest in hashes.items())
   return hashlib.sha256(lines.encode()).hexdigest()
 
 
@@ -179,20 +179,20 @@ def hash_texts(texts: Sequence[str]) -> str:
 def inputs() -> dict[str, str]:
   """Paths of what this command reads: its config, the prompts, the models."""
   prompts, config = cli.PROMPTS.value, cli.CONFIG.value
-  found = {"--prompts": prompts} if prompts else {}
+  paths = {"--prompts": prompts} if prompts else {}
   if config is None:
-    return found
+    return paths
   from models import checkpoints
 
-  found["--config"] = cli.config_file()
+  paths["--config"] = cli.config_file()
   named = {"target": config.get("target")}
   with contextlib.suppress(ValueError, FileNotFoundError):
     named |= read_by(drafters.of(config)) if config.get("drafter") else {}
   for role, directory in named.items():
     if isinstance(directory, str) and os.path.exists(directory):
       for file in checkpoints.files(directory):
-        found[f"the {role} ({file})"] = str(file)
-  return found
+        paths[f"the {role} ({file})"] = str(file)
+  return paths
 
 
 def checkpoints(config: Any) -> dict[str, dict[str, str]]:
@@ -223,8 +223,8 @@ def read_by(drafting: Drafting) -> dict[str, str]:
 
 def hashed(written: str, models: Mapping[str, Mapping[str, str]]) -> str:
   """A drafter's call with the hashes of checkpoints in place of their paths."""
-  for found in models.values():
-    written = written.replace(f'"{found["path"]}"', f'"{found["sha256"]}"')
+  for model in models.values():
+    written = written.replace(f'"{model["path"]}"', f'"{model["sha256"]}"')
   return written
 
 

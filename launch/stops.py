@@ -104,5 +104,5 @@ def text_of(
   text = tokenizer.decode(row["token_ids"], after=prompt.token_ids)
   if row["stop_reason"] != StopReason.STOP_STRING.name.lower():
     return text
-  found = [at for x in prompt.stop if (at := text.find(x)) >= 0]
-  return text[: min(found, default=len(text))]
+  places = [at for x in prompt.stop if (at := text.find(x)) >= 0]
+  return text[: min(places, default=len(text))]

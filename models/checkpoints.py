@@ -300,10 +300,10 @@ def files(path: str) -> list[pathlib.Path]:
     # Vocabularies' merges.txt, and heads that torch saved.
     kinds = (".json", ".safetensors", ".txt", ".pt", ".bin")
     return sorted(path for path in root.iterdir() if path.suffix in kinds)
-  found = [root / "config.json"]
+  paths = [root / "config.json"]
   for folder in (trained.newest(path), root / "tokenizer"):
-    found += folder.rglob("*")
-  return sorted(path for path in found if path.is_file())
+    paths += folder.rglob("*")
+  return sorted(path for path in paths if path.is_file())
 
 
 def _reader(path: str):

@@ -63,13 +63,13 @@ def read(
     raise CheckpointError(
       "missing: d2t or token_map, which token each drafted one is"
     )
-  found = tensors["d2t"]
-  if found.shape != (size,) or found.kind not in ("I64", "I32"):
+  given = tensors["d2t"]
+  if given.shape != (size,) or given.kind not in ("I64", "I32"):
     raise CheckpointError(
       f"wrong shape or type: d2t, expected {size} integers, got "
-      f"{found.kind} of {found.shape}"
+      f"{given.kind} of {given.shape}"
     )
-  offsets = np.asarray(found.read(())).astype(np.int64)
+  offsets = np.asarray(given.read(())).astype(np.int64)
   ids = np.arange(size) + offsets
   if (np.diff(ids) <= 0).any() or ids.min() < 0 or ids.max() >= vocab_size:
     raise ValueError(
@@ -85,14 +85,14 @@ def read(
   return ids.astype(np.int32)
 
 
-def _mapped(found: Tensor, size: int, vocab_size: int) -> np.ndarray:
+def _mapped(tensor: Tensor, size: int, vocab_size: int) -> np.ndarray:
   """As `read`, of the ids themselves, in any order."""
-  if found.shape != (size,) or found.kind not in ("I64", "I32"):
+  if tensor.shape != (size,) or tensor.kind not in ("I64", "I32"):
     raise CheckpointError(
       f"wrong shape or type: token_map, expected {size} integers, got "
-      f"{found.kind} of {found.shape}"
+      f"{tensor.kind} of {tensor.shape}"
     )
-  ids = np.asarray(found.read(())).astype(np.int64)
+  ids = np.asarray(tensor.read(())).astype(np.int64)
   if len({*ids.tolist()}) < size or ids.min() < 0 or ids.max() >= vocab_size:
     raise ValueError(
       f"token_map must hold {size} ids below {vocab_size}, each once"

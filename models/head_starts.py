@@ -71,13 +71,13 @@ def fused_layers(num_layers: int, asked: tuple[int, ...]) -> Features:
     ValueError: if the target has no such layers, or too few for EAGLE-3's; or
       if they are not in order: servers collect what they read layer by layer.
   """
-  found = asked or tuple(sorted((2, num_layers // 2, num_layers - 3)))
-  if found[0] < 0 or max(found) >= num_layers or sorted(found) != [*found]:
+  layers = asked or tuple(sorted((2, num_layers // 2, num_layers - 3)))
+  if layers[0] < 0 or max(layers) >= num_layers or sorted(layers) != [*layers]:
     raise ValueError(
       f"a target of {num_layers} layers cannot be read at layers "
-      f"{','.join(map(str, found))}: give config.head.layers, lowest first"
+      f"{','.join(map(str, layers))}: give config.head.layers, lowest first"
     )
-  return found
+  return layers
 
 
 def eagle3(
@@ -245,16 +245,16 @@ def spread_layers(
       if they are not in order.
   """
   usual = (i + 1 for i in dflash_format.usual_layers(count, num_layers))
-  found = tuple(asked or usual)
+  layers = tuple(asked or usual)
   # The format numbers layers by what they give: the embedding is no layer's.
-  rising = sorted({*found}) == [*found]
-  if found[0] < 1 or max(found) >= num_layers or not rising:
+  rising = sorted({*layers}) == [*layers]
+  if layers[0] < 1 or max(layers) >= num_layers or not rising:
     raise ValueError(
       f"a target of {num_layers} layers cannot be read at layers "
-      f"{','.join(map(str, found))}: give config.head.layers, of "
+      f"{','.join(map(str, layers))}: give config.head.layers, of "
       f"1..{num_layers - 1}, lowest first"
     )
-  return found
+  return layers
 
 
 def parallel(
@@ -442,8 +442,8 @@ def _silence(added: nnx.Module) -> None:
 
 def _scale(norm: nnx.Module) -> Array:
   """The factors that a norm multiplies by."""
-  own = norm.scale[...]
-  return 1 + own if isinstance(norm, PlusOneNorm) else own
+  scale = norm.scale[...]
+  return 1 + scale if isinstance(norm, PlusOneNorm) else scale
 
 
 def _copy_rest(

@@ -37,10 +37,10 @@ def fallback_byte(tokenizer: Tokenizer, token: int) -> int | None:
   Returns:
     0..255, or None of every other token.
   """
-  found = _BYTE.fullmatch(tokenizer.backend.id_to_token(token) or "")
-  if not found or not _decodes(tokenizer, "<0x41>", "A"):
+  match = _BYTE.fullmatch(tokenizer.backend.id_to_token(token) or "")
+  if not match or not _decodes(tokenizer, "<0x41>", "A"):
     return None
-  return int(found[1], 16)
+  return int(match[1], 16)
 
 
 def is_silent(tokenizer: Tokenizer, token: int) -> bool:

@@ -196,9 +196,9 @@ def load(directory: str) -> Tokenizer:
 
 def _chat_template(path: pathlib.Path, config: dict) -> str | None:
   """The template of its own file, or the config's (the default of several)."""
-  own = path / "chat_template.jinja"
-  if own.exists():
-    return own.read_text("utf-8")
+  template_file = path / "chat_template.jinja"
+  if template_file.exists():
+    return template_file.read_text("utf-8")
   template = config.get("chat_template")
   if isinstance(template, list):
     named = [t for t in template if isinstance(t, dict)]

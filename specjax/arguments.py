@@ -81,10 +81,10 @@ def check_sizes(
     raise ValueError(
       f"prompts of {width} tokens do not fit into a buffer of {buffer_length}"
     )
-  for who, limit in max_positions.items():
+  for model, limit in max_positions.items():
     if limit is not None and buffer_length > limit:
       raise ValueError(
-        f"the {who} model has {limit} positions, but buffer_length is "
+        f"the {model} model has {limit} positions, but buffer_length is "
         f"{buffer_length}"
       )
   if isinstance(lengths, jax.core.Tracer):

@@ -80,8 +80,8 @@ def known(draft: Draft, vocab_size: int) -> Draft:
   Look-ups copy ids from a text, which may be no tokens. A certain draft may
   propose any token in their place, since none was drawn.
   """
-  there = (draft.tokens >= 0) & (draft.tokens < vocab_size)
-  return dataclasses.replace(draft, tokens=jnp.where(there, draft.tokens, 0))
+  valid = (draft.tokens >= 0) & (draft.tokens < vocab_size)
+  return dataclasses.replace(draft, tokens=jnp.where(valid, draft.tokens, 0))
 
 
 def logits(model: LanguageModel, returned: Array, fed: tuple[int, ...]) -> None:

@@ -472,11 +472,11 @@ class Decoder:
     )  # fmt: skip
     inputs = self.read(params, inputs)
     slots = request["buffer_length"] + self.drafter.tree.num_fed
-    own = self.drafter.init(params, 1, slots, inputs)
+    blank = self.drafter.init(params, 1, slots, inputs)
     # What all rows share goes on from where it is.
-    own = rows.over_leaves(
+    blank = rows.over_leaves(
       lambda axis, new, now: now if axis is None else new,
-      self.drafter.row_axes(state.drafter_state), own, state.drafter_state,
+      self.drafter.row_axes(state.drafter_state), blank, state.drafter_state,
     )  # fmt: skip
     axes = self.row_axes(state)
     if source is None:
@@ -486,7 +486,7 @@ class Decoder:
         vocab_size=self.vocab_size,
         stop_tokens=state.stop_tokens,
         inputs=inputs,
-        drafter_state=own,
+        drafter_state=blank,
         with_log_probs=self.with_log_probs,
         num_likeliest=self.num_likeliest,
       )  # fmt: skip
@@ -497,7 +497,7 @@ class Decoder:
           rows.take(
             axes, state, row, source, keep, in_place=self.target.takes_rows
           ),
-          keep, own, request["rng_key"],
+          keep, blank, request["rng_key"],
         ),
         jnp.asarray(prompt), jnp.asarray(length, jnp.int32),
         vocab_size=self.vocab_size,

@@ -99,8 +99,8 @@ def _is_stop(state: DecodeState, tokens: Array) -> Array:
   stops = jnp.any(tokens[..., None] == state.stop_tokens, axis=-1)
   stops &= ~state.ignores_stop[:, None]
   if (penalties := state.sampling.penalties) is not None:
-    own = penalties.stop_tokens[:, None]
-    stops |= jnp.any(tokens[..., None] == own, axis=-1)
+    row_stops = penalties.stop_tokens[:, None]
+    stops |= jnp.any(tokens[..., None] == row_stops, axis=-1)
   return stops
 
 

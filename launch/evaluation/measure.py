@@ -222,10 +222,10 @@ def measure(contest: Contest, group: Group) -> dict:
     times: dict[str, list[dict]] = {}
     for index in range(contest.rounds):
       for system in _order(contest, group, turn, index):
-        found, tokens = _decoded(contest, system, group, turn, batch)
-        times.setdefault(system.name, []).append(found)
+        numbers, tokens = _decoded(contest, system, group, turn, batch)
+        times.setdefault(system.name, []).append(numbers)
         texts[system.name] = tokens
-    part["systems"] = {name: _mean(found) for name, found in times.items()}
+    part["systems"] = {name: _mean(numbers) for name, numbers in times.items()}
     for prompt, tokens in zip(prompts, texts[PLAIN], strict=True):
       answers[prompt.question.id].append(tokens)
     if not group.temperature:
@@ -361,16 +361,18 @@ def _compare(
   for against in (PLAIN, HF):
     if against not in texts:
       continue
-    for name, found in part["systems"].items():
+    for name, numbers in part["systems"].items():
       if name == against or (name, against) == (PLAIN, HF):
         continue  # the second is the first the other way round
       same = []
       for number, prompt in enumerate(prompts):
         one, other = texts[name][number], texts[against][number]
-        how = margins.difference(prompt.token_ids, one, other, next_logits)
-        same.append(how is None)
-        if how:
-          what = {"question": prompt.question.id, "turn": prompt.turn}
-          what |= {"system": name, "against": against}
-          part["differences"].append(what | how)
-      found[f"identical_to_{against}"] = same
+        difference = margins.difference(
+          prompt.token_ids, one, other, next_logits
+        )
+        same.append(difference is None)
+        if difference:
+          place = {"question": prompt.question.id, "turn": prompt.turn}
+          place |= {"system": name, "against": against}
+          part["differences"].append(place | difference)
+      numbers[f"identical_to_{against}"] = same

@@ -16,7 +16,7 @@ from specjax.tree import Tree
 
 def describe(entered: Sequence[System], pairs: dict[str, Pair]) -> dict:
   """The rule of each system, and the shape of its drafts."""
-  found = {}
+  described = {}
   for system in entered:
     told = {
       "dtype": system.config.dtype, "rule": None, "lossless": None,
@@ -33,8 +33,8 @@ def describe(entered: Sequence[System], pairs: dict[str, Pair]) -> dict:
       }
     elif system.reference and system.reference.tokens:
       told["draft_shape"] = f"chain of {system.reference.tokens}"
-    found[system.name] = told
-  return found
+    described[system.name] = told
+  return described
 
 
 def _shape(tree: Tree, ladder: Sequence[int]) -> str:
@@ -146,9 +146,9 @@ def ended_by_nan(groups: Sequence[dict]) -> list[str]:
     f"{name} on {question}"
     for record in groups
     for turn in record["turns"]
-    for name, found in turn["systems"].items()
+    for name, numbers in turn["systems"].items()
     for question, broken in zip(
-      turn["questions"], found.get("broken", ()), strict=False
+      turn["questions"], numbers.get("broken", ()), strict=False
     )
     if broken
   ]

@@ -42,8 +42,8 @@ def measure_missing(
     All records by the order of the groups, costs last, the same on every
     process.
   """
-  there = processes.gather(list(journal.batches.values()) if journal else [])
-  records = {record["batch"]: record for record in there[0]}
+  journals = processes.gather(list(journal.batches.values()) if journal else [])
+  records = {record["batch"]: record for record in journals[0]}
   spans = processes.spanned_by(pairs[systems.PLAIN].params)
   saved = None
   if learners := learners_of(contests):

@@ -78,10 +78,10 @@ def rows_of(
 
 def _by(records: Sequence[dict], *names: str) -> dict[tuple, list[dict]]:
   """Records by their values of some fields, in the order they come in."""
-  found = collections.defaultdict(list)
+  grouped = collections.defaultdict(list)
   for record in records:
-    found[tuple(record[name] for name in names)].append(record)
-  return dict(found)
+    grouped[tuple(record[name] for name in names)].append(record)
+  return dict(grouped)
 
 
 def _systems(records: Sequence[dict]) -> list[str]:
@@ -148,7 +148,7 @@ def _row(records: Sequence[dict], system: str, cost: dict | None) -> dict:
   is_plain = system == PLAIN
   prediction = _predicted(records, system, cost, of_units["speedup"])
   told = all(e.found.get("expected") is not None for e in every)
-  own = [
+  rates = [
     tokens / calls
     for e in every
     for tokens, calls in zip(e.found["tokens"], e.found["calls"], strict=True)
@@ -166,7 +166,7 @@ def _row(records: Sequence[dict], system: str, cost: dict | None) -> dict:
     "num_drafted": of_units["num_drafted"] if counts else None,
     "block_efficiency": of_units["block_efficiency"],
     "block_efficiency_ci": of_units["block_efficiency_ci"],
-    "block_efficiency_request_mean": statistics.fmean(own) if own else None,
+    "block_efficiency_request_mean": statistics.fmean(rates) if rates else None,
     "fed_per_round": _fed(every),
     "acceptance_rate": of_units["acceptance_rate"],
     "expected_acceptance_rate": of_units["expected_acceptance_rate"]

@@ -201,8 +201,8 @@ def _collectives(module: Module, start: str | None = None):
   sent = lambda name: sum(
     count * one.num_bytes for _, one, count, _ in _collectives(module, name)
   )
-  for found, count, scopes in walk(module, start=start, branches=most):
-    for one in (found, *module.computations.get(found.fused, ())):
+  for instruction, count, scopes in walk(module, start=start, branches=most):
+    for one in (instruction, *module.computations.get(instruction.fused, ())):
       kind = one.opcode.removesuffix("-start")
       if kind in COLLECTIVES:
         yield kind, one, count, one.scopes or scopes
@@ -222,16 +222,16 @@ def collectives(
     those of the results on one device.
   """
   phase_of = {scope: name for name, parts in phases.items() for scope in parts}
-  found: dict = {
+  counted: dict = {
     name: collections.defaultdict(lambda: {"count": 0, "bytes": 0})
     for name in (*phases, "other")
   }
   for kind, one, count, scopes in _collectives(module):
     phase = next((phase_of[s] for s in scopes if s in phase_of), "other")
-    entry = found[phase][kind]
+    entry = counted[phase][kind]
     entry["count"] += count
     entry["bytes"] += count * one.num_bytes
-  return {phase: dict(kinds) for phase, kinds in found.items()}
+  return {phase: dict(kinds) for phase, kinds in counted.items()}
 
 
 def copies(module: Module, shapes: set[tuple[str, tuple[int, ...]]]) -> int:

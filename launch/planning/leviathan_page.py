@@ -46,11 +46,11 @@ def by_plan(plan: dict, acceptance: float, count: int) -> float:
 
 def table(plans: dict[str, dict]) -> str:
   """A row for each row of their table; plans are `xxl-DRAFT-SLICE.json`."""
-  found = {}
+  by_draft = {}
   for path, plan in plans.items():
     _, draft, where = pathlib.Path(path).stem.split("-", 2)
-    found[draft, where] = plan
-  slices = sorted({where for _, where in found})
+    by_draft[draft, where] = plan
+  slices = sorted({where for _, where in by_draft})
   head = [
     "task", "temperature", "draft", "γ", "α", "reported", "by their formula",
     *(f"predicted, {where}" for where in slices),
@@ -59,8 +59,8 @@ def table(plans: dict[str, dict]) -> str:
   for task, temperature, draft, count, acceptance, reported in REPORTED:
     formula = by_formula(acceptance, count, COST_RATIOS[draft])
     predicted = [
-      f"{by_plan(found[draft, where], acceptance, count):.2f}"
-      if (draft, where) in found
+      f"{by_plan(by_draft[draft, where], acceptance, count):.2f}"
+      if (draft, where) in by_draft
       else "–"
       for where in slices
     ]

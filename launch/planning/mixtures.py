@@ -102,13 +102,13 @@ def _of_batch(drafting: np.ndarray, verify: np.ndarray) -> dict:
 
 def ranges(numbers: Sequence[int] | np.ndarray) -> list[list[int]]:
   """Rising integers as `[first, last]` of each run without a gap."""
-  found: list[list[int]] = []
+  runs: list[list[int]] = []
   for n in map(int, numbers):
-    if found and found[-1][1] == n - 1:
-      found[-1][1] = n
+    if runs and runs[-1][1] == n - 1:
+      runs[-1][1] = n
     else:
-      found.append([n, n])
-  return found
+      runs.append([n, n])
+  return runs
 
 
 def measured(result: Mapping, target) -> experts.Measured:
@@ -174,16 +174,16 @@ def cells(row: dict) -> list[str]:
   ]
 
 
-def table(found: dict) -> rich.table.Table:
+def table(answered: dict) -> rich.table.Table:
   """The table of `answer`, for a console."""
   shown = rich.table.Table(
     box=rich.box.SIMPLE,
-    title=f"where drafting pays: {found['num_chosen']} of "
-    f"{found['num_experts']} experts a token, cut by {found['cut_by']}, "
-    f"{found['routing']} routing",
+    title=f"where drafting pays: {answered['num_chosen']} of "
+    f"{answered['num_experts']} experts a token, cut by {answered['cut_by']}, "
+    f"{answered['routing']} routing",
   )
   for name in HEAD:
     shown.add_column(name, justify="right")
-  for row in found["by_batch_size"]:
+  for row in answered["by_batch_size"]:
     shown.add_row(*cells(row))
   return shown

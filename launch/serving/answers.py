@@ -164,7 +164,7 @@ class Choice:
       value: its log-probability, or None if it has no law.
       likeliest: tokens in its place, with theirs; None likewise.
     """
-    found = token_text.bytes_of(self._tokenizer, token)
+    piece = token_text.bytes_of(self._tokenizer, token)
     self._tokens.append(
       {
         **self._said(token, value),
@@ -173,10 +173,10 @@ class Choice:
         else [self._said(*one) for one in likeliest],
       }
     )
-    begun, own = self._num_characters, found.decode("utf-8", "replace")
-    self._num_characters += len(self._decoder.decode(found))
-    if "\ufffd" not in own:  # a character before it may have broken off
-      begun = self._num_characters - len(own)
+    begun, characters = self._num_characters, piece.decode("utf-8", "replace")
+    self._num_characters += len(self._decoder.decode(piece))
+    if "\ufffd" not in characters:  # a character before it may have broken off
+      begun = self._num_characters - len(characters)
     self._offsets.append(begun)
 
   def _said(self, token: int, value: float | None) -> dict[str, Any]:
@@ -262,15 +262,15 @@ class Answer:
 
   def whole(self) -> dict[str, Any]:
     """The answer, once it is over."""
-    found = []
+    choices = []
     for choice in self.choices:
       one: dict[str, Any] = {"index": choice.index}
       if self._ask.is_chat:
         one["message"] = {"role": "assistant", "content": choice.text}
       else:
         one["text"] = choice.text
-      found.append({**one, "finish_reason": choice.finish, **choice.whole()})
-    return {**self._object(found, chunk=False), "usage": self._usage()}
+      choices.append({**one, "finish_reason": choice.finish, **choice.whole()})
+    return {**self._object(choices, chunk=False), "usage": self._usage()}
 
   def _object(self, choices: list, *, chunk: bool) -> dict[str, Any]:
     kind = "text_completion"

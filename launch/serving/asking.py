@@ -197,7 +197,7 @@ def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
   budgets = tuple(_budget(record, p, is_chat, defaults) for p in prompts)
   echo = flag(record, "echo")
   log_probs, most = _log_probs(record, is_chat)
-  found = Ask(
+  ask = Ask(
     is_chat=is_chat,
     prompts=tuple(prompts),
     budgets=budgets,
@@ -217,14 +217,14 @@ def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
     echo=echo,
     num_likeliest=most,
   )
-  if found.scored and not defaults.scores:
+  if ask.scored and not defaults.scores:
     raise RefusalError(
       "prompts are scored neither on a mesh nor by a target with recurrent "
       "states: leave echo out",
       param="echo",
       code="unsupported_parameter",
     )
-  return found
+  return ask
 
 
 # Every stop text is looked for at every token, while others wait.
@@ -313,20 +313,20 @@ def _penalties(record: dict, budget: int, vocab_size: int) -> dict[str, Any]:
     "logit_bias": prompt_lines.logit_bias,
     "stop_token_ids": prompt_lines.stop_ids,
   }
-  found = {}
+  penalties = {}
   for name in fields.PENALTIES:
     if name in lists:
       read = functools.partial(lists[name], record, vocab_size)
-      found[name] = _as_in_lines(read, name, name)
+      penalties[name] = _as_in_lines(read, name, name)
     else:
-      found[name] = _number(record, name)
-  if (found["min_tokens"] or 0) > budget:
+      penalties[name] = _number(record, name)
+  if (penalties["min_tokens"] or 0) > budget:
     raise RefusalError(
       f"min_tokens must be at most max_tokens ({budget}), got "
-      f"{found['min_tokens']}",
+      f"{penalties['min_tokens']}",
       param="min_tokens",
     )
-  return {name: value for name, value in found.items() if value is not None}
+  return {name: value for name, value in penalties.items() if value is not None}
 
 
 def _log_probs(record: dict, is_chat: bool) -> tuple[bool, int]:
@@ -394,19 +394,19 @@ def classes_of(written: Sequence[str]) -> dict[str, float]:
   Raises:
     ValueError: for anything else, and for a name that is there twice.
   """
-  found = {}
+  classes = {}
   for one in written:
     name, _, value = one.partition("=")
     try:
       seconds = float(value) / 1000
     except ValueError:
       seconds = math.nan
-    if not name or name in found or not 0 < seconds < 1e6:
+    if not name or name in classes or not 0 < seconds < 1e6:
       raise ValueError(
         f"objectives are NAME=MILLISECONDS, each name once, got {one!r}"
       )
-    found[name] = seconds
-  return found
+    classes[name] = seconds
+  return classes
 
 
 def _budget(record, prompt, is_chat: bool, defaults: Defaults) -> int:

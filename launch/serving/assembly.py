@@ -74,11 +74,11 @@ def decoders_of(
     )
   least = [0] if drafter.init is types.no_state else []
   powers = [1 << i for i in range(depth.bit_length()) if 1 << i < depth]
-  found = {depth: whole}
+  decoders = {depth: whole}
   for level in (*least, *powers):
     shallow = drafters.with_tokens(made.drafting, level)
-    found[level] = pair.assemble(config, loaded, drafting=shallow).decoder
-  return found
+    decoders[level] = pair.assemble(config, loaded, drafting=shallow).decoder
+  return decoders
 
 
 def make_slots(

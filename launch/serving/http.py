@@ -105,13 +105,13 @@ def application(service: Service) -> Starlette:
       return _refused(refusal)
     return _not_here(error)
 
-  found = Starlette(
+  app = Starlette(
     routes=routes,
     exception_handlers={HTTPException: not_here, Exception: _bug},
   )
   # It would send clients to wherever they say that they are, unchecked.
-  found.router.redirect_slashes = False
-  return found
+  app.router.redirect_slashes = False
+  return app
 
 
 def _checked(
@@ -123,8 +123,8 @@ def _checked(
     try:
       limits.check_name(request, names)
       limits.check_token(request, token)
-      found = handler(request)
-      return await found if asyncio.iscoroutine(found) else found
+      response = handler(request)
+      return await response if asyncio.iscoroutine(response) else response
     except RefusalError as refusal:
       return _refused(refusal)
     except ClientDisconnect:

@@ -122,9 +122,9 @@ def in_groups(
         yield end.value
     if not working:
       return
-    found = complete([asked for _, asked in working])
+    completions = complete([asked for _, asked in working])
     going = []
-    for (job, _), completed in zip(working, found, strict=True):
+    for (job, _), completed in zip(working, completions, strict=True):
       try:
         going.append((job, job.send(completed)))
       except StopIteration as end:

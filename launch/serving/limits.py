@@ -75,8 +75,8 @@ def check_name(request: Request, names: frozenset[str] | None) -> None:
   if names is None:
     return
   given = request.headers.get("host", "")
-  found = _HOST.fullmatch(given.lower())
-  if not found or (found[1] or found[2]) not in names:
+  match = _HOST.fullmatch(given.lower())
+  if not match or (match[1] or match[2]) not in names:
     raise RefusalError(
       f"this server is not called {given[:80]!r} (--allowed_hosts takes "
       "further names)",
@@ -118,8 +118,8 @@ def owner(request: Request, salt: str) -> int:
   """
   token = request.headers.get("authorization", "")
   told = f"{token}\n{salt}".encode("utf-8", "surrogateescape")
-  found = hmac.digest(_SECRET, told, "sha256")
-  return int.from_bytes(found[:4], "little")
+  digest = hmac.digest(_SECRET, told, "sha256")
+  return int.from_bytes(digest[:4], "little")
 
 
 async def body_of(request: Request, limits: Limits) -> bytes:

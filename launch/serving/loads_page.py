@@ -26,8 +26,8 @@ def table(results: dict[str, dict[str, Any]]) -> str:
   """
   rows = [
     _row(pathlib.Path(path).stem, one)
-    for path, found in results.items()
-    for one in found["benchmarks"]
+    for path, content in results.items()
+    for one in content["benchmarks"]
   ]
   return tables.table(_HEAD, rows)
 

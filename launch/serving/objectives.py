@@ -134,11 +134,11 @@ def ragged(
       )
     )
     depths = [0] * len(rows)
-    tokens, fed, there = sum(weights), len(rows), 0
+    tokens, fed, top = sum(weights), len(rows), 0
     for gain, level, number in gains:
       depths[number] = level
-      tokens, fed, there = tokens - gain, fed + 1, max(there, level)
-      if (value := tokens / cost(there, fed)) > most:
+      tokens, fed, top = tokens - gain, fed + 1, max(top, level)
+      if (value := tokens / cost(top, fed)) > most:
         best, most = list(depths), value
   return best
 
@@ -203,9 +203,9 @@ def _polished(
       for step in (-1, 1)
       if 0 <= best[row] + step <= depth
     ]
-    if not steps or (value := worth(found := min(steps, key=worth))) >= least:
+    if not steps or (value := worth(other := min(steps, key=worth))) >= least:
       return best
-    best, least = found, value
+    best, least = other, value
   return best
 
 

@@ -125,14 +125,14 @@ def listening(host: str, port: int) -> socket.socket:
     ValueError: if it cannot be had.
   """
   family = socket.AF_INET6 if ":" in host else socket.AF_INET
-  found = socket.socket(family)
+  bound = socket.socket(family)
   try:
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    found.bind((host, port))
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.bind((host, port))
   except (OSError, OverflowError) as error:
-    found.close()
+    bound.close()
     raise ValueError(f"cannot listen on {host}:{port}: {error}") from None
-  return found
+  return bound
 
 
 def run(

@@ -291,23 +291,23 @@ class Slots:
     }
     reading = np.isin(np.arange(self.num_slots), [*self._reading, *scored])
     # Who has read nothing yet may stand where somebody was cut off.
-    found = self._make_rounds(
+    arrays = self._make_rounds(
       depth,
       self._orders(control.ended | reading, control.max_depth, rounds),
     )
-    running = found["reason"] == StopReason.RUNNING
+    running = arrays["reason"] == StopReason.RUNNING
     for name in ("num_drafts", "num_drafted", "accept_counts"):
-      found[name] = np.where(
-        reading.reshape(-1, *[1] * (found[name].ndim - 1)), 0, found[name]
+      arrays[name] = np.where(
+        reading.reshape(-1, *[1] * (arrays[name].ndim - 1)), 0, arrays[name]
       )  # those of who had the row before
-    found["reason"] = np.where(reading, StopReason.RUNNING, found["reason"])
+    arrays["reason"] = np.where(reading, StopReason.RUNNING, arrays["reason"])
     for row, one in scored.items():  # who asks for nothing else
       broken = np.isnan(one.log_probs).any()
-      found["reason"][row] = (
+      arrays["reason"][row] = (
         StopReason.NAN_LOGITS if broken else StopReason.LENGTH
       )
     report = Report(
-      **found,
+      **arrays,
       cached=self._texts.cached.copy(),
       scores=self._scores,
       seconds=time.perf_counter() - start,
@@ -375,13 +375,15 @@ class Slots:
     return width
 
   def _make_rounds(self, depth: int, orders) -> dict[str, Any]:
-    self._state, found = self._rounds[depth](self._params, self._state, *orders)
-    likeliest = found.pop("likeliest")
-    found = jax.device_get(found)
+    self._state, arrays = self._rounds[depth](
+      self._params, self._state, *orders
+    )
+    likeliest = arrays.pop("likeliest")
+    arrays = jax.device_get(arrays)
     if (self._wanted & self._running).any():  # else they stay where they are
       likeliest = jax.device_get(likeliest)
-      found["likeliest"], found["likeliest_log_probs"] = likeliest
-    return found
+      arrays["likeliest"], arrays["likeliest_log_probs"] = likeliest
+    return arrays
 
   # ------------------------------------------------- arguments of the programs
 
@@ -454,7 +456,7 @@ class Slots:
     expected = shapes(
       jax.eval_shape(lambda state: state.drafter_state, both.state)
     )
-    found = shapes(
+    forms = shapes(
       jax.eval_shape(
         lambda params: drafter.init(
           params,
@@ -465,7 +467,7 @@ class Slots:
         self._params,
       )
     )
-    if found != expected:
+    if forms != expected:
       raise ValueError(
         f"drafter {drafter.name!r} cannot draft {depth} tokens with the state "
         f"that it has for {self.depth}"

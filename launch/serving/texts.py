@@ -54,8 +54,8 @@ class Reader:
     """
     text = self._tokenizer.decode(self.token_ids, after=self._before)
     if cut:
-      found = [at for x in self._stop if (at := text.find(x)) >= 0]
-      text = text[: min(found, default=len(text))]
+      places = [at for x in self._stop if (at := text.find(x)) >= 0]
+      text = text[: min(places, default=len(text))]
     return self._give(text)
 
   def _begun(self, text: str) -> int:

@@ -82,8 +82,8 @@ def task(config, mesh: Mesh) -> Task:
 
   def measure(params, frozen, batch):
     key = jax.random.key(config.data_seed)
-    found = decode(frozen, batch["tokens"], key)
-    return sums(nnx.merge(definition, params), found, config.rejection_weight)
+    rounds = decode(frozen, batch["tokens"], key)
+    return sums(nnx.merge(definition, params), rounds, config.rejection_weight)
 
   return Task(
     tokenizer=made.tokenizer,
@@ -166,24 +166,24 @@ def decoded(
     state, _ = made.decoder.step(params, state)
     return state, state.drafter_state.memory
 
-  _, found = jax.lax.scan(one, state, length=config.rounds)
-  return seen(found, warmth)
+  _, finished = jax.lax.scan(one, state, length=config.rounds)
+  return seen(finished, warmth)
 
 
-def seen(found: Finished, temperature: Array) -> Rounds:
+def seen(finished: Finished, temperature: Array) -> Rounds:
   """The training data in finished rounds, `[M, B, ...]`, at a temperature."""
-  accept = found.accept
+  accept = finished.accept
   one = jnp.ones_like(accept[..., :1])
   reached = jnp.cumprod(
     jnp.concatenate([one, accept[..., :-1]], axis=-1), axis=-1
   )
   return Rounds(
-    hidden=found.hidden,
-    top=found.top,
-    confidence=found.confidence,
+    hidden=finished.hidden,
+    top=finished.top,
+    confidence=finished.confidence,
     temperature=jnp.broadcast_to(temperature[:, None], accept.shape),
     accept=accept,
-    weight=jnp.where(found.active[..., None], reached, 0),
+    weight=jnp.where(finished.active[..., None], reached, 0),
   )
 
 
@@ -221,19 +221,19 @@ def sums(
     "squared_acceptance": accept**2,
     "squared_error": (fair - accept) ** 2,
   }
-  found = {name: jnp.sum(weight * value) for name, value in each.items()}
-  return found | {"tokens": jnp.sum(weight)}
+  totals = {name: jnp.sum(weight * value) for name, value in each.items()}
+  return totals | {"tokens": jnp.sum(weight)}
 
 
-def report(found) -> dict[str, float]:
+def report(totals) -> dict[str, float]:
   """The line of metrics.jsonl, of sums over all batches.
 
   `validation_explained` is the share of the variance of acceptances that the
   head's estimate explains, the weight of rejections taken out of it.
   """
   mean = {
-    name: value / found["tokens"]
-    for name, value in found.items()
+    name: value / totals["tokens"]
+    for name, value in totals.items()
     if name != "tokens"
   }
   variance = mean["squared_acceptance"] - mean["acceptance"] ** 2
@@ -255,5 +255,5 @@ def _step_flops(config, models: pair.Models, head: nnx.State) -> float:
   )
   if asked.reads == "model":
     total += flops.forward_flops(models.draft.config, length) * drafted
-  own = sum(x.size for x in jax.tree.leaves(head) if x.ndim == 2)
-  return total + 6 * own * drafted
+  weights = sum(x.size for x in jax.tree.leaves(head) if x.ndim == 2)
+  return total + 6 * weights * drafted

@@ -71,10 +71,10 @@ def noted(workdir: str, export: str):
 
 def _read(workdir: str) -> dict[str, str | None]:
   try:
-    found = json.loads((pathlib.Path(workdir) / "exports.json").read_bytes())
+    hashes = json.loads((pathlib.Path(workdir) / "exports.json").read_bytes())
   except (FileNotFoundError, ValueError):
     return {}
-  return found if isinstance(found, dict) else {}
+  return hashes if isinstance(hashes, dict) else {}
 
 
 def _write(workdir: str, exports: dict[str, str | None]) -> None:

@@ -53,12 +53,12 @@ def make_seer(
   @jax.jit
   def see(params, batch):
     seen = watch(params, batch)
-    found = seen.final if len(layers) == 1 else jnp.concatenate(
+    states = seen.final if len(layers) == 1 else jnp.concatenate(
       [seen.features, seen.final], axis=-1
     )  # fmt: skip
-    rows, length, _ = found.shape
+    rows, length, _ = states.shape
     parts, exponents = halved(
-      found.astype(jnp.float32).reshape(rows, length, len(layers), -1)
+      states.astype(jnp.float32).reshape(rows, length, len(layers), -1)
     )
     final = restored(parts[:, :, -1], exponents[:, :, -1])
     output = head_starts.output_rows(nnx.merge(definition, params))
@@ -71,8 +71,8 @@ def make_seer(
     }
 
   def records(batch):
-    found = see(params, step.place_batch(batch, mesh))
-    return batch | {name: np.asarray(x) for name, x in found.items()}
+    arrays = see(params, step.place_batch(batch, mesh))
+    return batch | {name: np.asarray(x) for name, x in arrays.items()}
 
   return records
 
@@ -137,13 +137,13 @@ def write(
     writer = array_record_module.ArrayRecordWriter(str(new), _OPTIONS)
     try:
       for batch, count in batches:
-        found = records(batch)
-        if not np.isfinite(found["normalisers"][:count]).all():
+        arrays = records(batch)
+        if not np.isfinite(arrays["normalisers"][:count]).all():
           raise ValueError(
             f"{path.name}: the target's hidden states are not all numbers"
           )
         for i in range(count):
-          writer.write(encode({name: x[i] for name, x in found.items()}))
+          writer.write(encode({name: x[i] for name, x in arrays.items()}))
         progress(count)
     finally:
       writer.close()

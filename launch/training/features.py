@@ -154,31 +154,31 @@ def plan(
     most_rows: documents after the one that fills so many are left out.
   """
   first = number = tokens = done = 0
-  found = hashlib.sha256()
+  digest = hashlib.sha256()
   for i in range(len(texts)):
     document = texts[i]
     tokens += len(data.token_ids(document, tokenizer))
-    found.update(_line(document))
+    digest.update(_line(document))
     rows = -(-tokens // row_tokens)
     enough = most_rows is not None and done + rows >= most_rows
     if rows < shard_rows and not enough and i + 1 < len(texts):
       continue
     yield Shard(
       split=split, number=number, first=first, last=i + 1,
-      sum=found.hexdigest(), tokens=tokens, rows=rows,
+      sum=digest.hexdigest(), tokens=tokens, rows=rows,
     )  # fmt: skip
     if enough:
       return
     done, number, first, tokens = done + rows, number + 1, i + 1, 0
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
 
 
 def sum_of(texts: Sequence[data.Document], first: int, last: int) -> str:
   """The `Shard.sum` of documents `first .. last - 1`."""
-  found = hashlib.sha256()
+  digest = hashlib.sha256()
   for i in range(first, last):
-    found.update(_line(texts[i]))
-  return found.hexdigest()
+    digest.update(_line(texts[i]))
+  return digest.hexdigest()
 
 
 def _line(document: data.Document) -> bytes:
@@ -270,12 +270,12 @@ def read(folder: str) -> Stored:
       f"there is no {path}: `python -m launch.tools.features` makes it, or "
       "goes on with it"
     )
-  found = load(path)
+  content = load(path)
   try:
     stored = Stored(
       folder=root,
-      settings=dict(found["settings"]),
-      shards=tuple(Shard(**shard) for shard in found["shards"]),
+      settings=dict(content["settings"]),
+      shards=tuple(Shard(**shard) for shard in content["shards"]),
     )
   except (ValueError, TypeError, LookupError) as error:
     raise ValueError(f"{path} is damaged: {error}") from None
@@ -316,9 +316,9 @@ def check(
       f"{','.join(map(str, missing))} too"
     )
   for split, documents in texts.items():
-    found = documents()
+    actual = documents()
     for s in stored.of(split):
-      if s.last > len(found) or sum_of(found, s.first, s.last) != s.sum:
+      if s.last > len(actual) or sum_of(actual, s.first, s.last) != s.sum:
         raise ValueError(
           f"the features in {stored.folder} are of other documents than those "
           f"of {wanted.dataset} ({split}, from {s.first} on): "

@@ -116,10 +116,10 @@ def watcher(target: Transformer, features: Features) -> Callable[..., Seen]:
       logits_at=jnp.zeros((len(tokens), 0), jnp.int32),
       features=wanted,
     )
-    found = jax.lax.stop_gradient(output.features)
-    final = found[..., -width:]
+    states = jax.lax.stop_gradient(output.features)
+    final = states[..., -width:]
     return Seen(
-      features=final if wanted == features else found[..., :-width],
+      features=final if wanted == features else states[..., :-width],
       final=final,
     )
 
@@ -245,7 +245,7 @@ def make_loss(
     if not given:
       taught = _with_rest(taught, _whole(seen, output, words)[0])
     labels = jnp.asarray(words.place)[batch["tokens"]]
-    found, drafts = 0.0, []
+    total, drafts = 0.0, []
     for j, (logits, state) in enumerate(says(module, seen, batch, loss.depth)):
       weights = _at(batch, counted(batch, j, loss.first))
       label = _at(batch, ahead(labels, 2 + j, length))
@@ -261,17 +261,17 @@ def make_loss(
         drafts.append((logits, judge, label, weights))
       else:
         each = objective(logits, judge, label, weights)
-        found += weights_of[j] * each
+        total += weights_of[j] * each
       if loss.feature_weight:
         nearby = ahead(seen.features, 1 + j, length)
         away = losses.smooth_l1(state, nearby, weights)
-        found += weights_of[j] * loss.feature_weight * away
+        total += weights_of[j] * loss.feature_weight * away
     if drafts:
       places = lambda xs: jnp.stack(xs, axis=2).reshape(
         -1, loss.depth, *xs[0].shape[2:]
       )
-      return found + of_draft(*map(places, zip(*drafts, strict=True)))
-    return found / weights_of.sum()
+      return total + of_draft(*map(places, zip(*drafts, strict=True)))
+    return total / weights_of.sum()
 
   return total
 
@@ -339,8 +339,8 @@ def everything(final: Array, output: Array, words: Words):
     return jax.nn.logsumexp(logits, axis=-1), jnp.argmax(logits, axis=-1)
 
   flat = final.reshape(-1, final.shape[-1])
-  found = jax.lax.map(some, flat, batch_size=min(_ROWS, len(flat)))
-  return tuple(x.reshape(final.shape[:-1]) for x in found)
+  both = jax.lax.map(some, flat, batch_size=min(_ROWS, len(flat)))
+  return tuple(x.reshape(final.shape[:-1]) for x in both)
 
 
 def _with_rest(logits: Array, everywhere: Array | None) -> Array:

@@ -184,19 +184,19 @@ class Run:
     """The metrics of a step; no rate before a second step."""
     config = self.config
     _, schedule = step.make_optimizer(config)
-    found = {
+    metrics = {
       f"{config.objective}_loss": loss,
       "learning_rate": float(schedule(done - 1)),
     }
     rate = clock.steps_per_second(done)
     if rate is not None:
       peak, origin = flops.peak_flops()
-      found |= {
+      metrics |= {
         "tokens_per_second": rate * config.batch_size * config.sequence_length,
         "mfu": rate * self.step_flops() / peak,
         "peak_flops": origin,
       }
-    return found
+    return metrics
 
   def validate(self, params: nnx.State) -> dict[str, float]:
     """The task's metrics on the validation text."""
@@ -244,8 +244,8 @@ class Stop:
 
 def _first_batches(batches, limit: int) -> list[dict[str, np.ndarray]]:
   """At most `limit` batches (0: all), as many on every process."""
-  found = list(itertools.islice(batches, limit or None))
-  return found[: min(processes.gather(len(found)))]
+  first = list(itertools.islice(batches, limit or None))
+  return first[: min(processes.gather(len(first)))]
 
 
 def quiet() -> None:

@@ -100,7 +100,7 @@ class Checkpoints:
       self._check_processes(step)
       try:
         check_sound(self._folder / str(step))
-        found = self._manager.restore(
+        restored = self._manager.restore(
           step,
           args=ocp.args.Composite(
             state=ocp.args.StandardRestore(abstract),
@@ -118,7 +118,7 @@ class Checkpoints:
         self._put_aside(other)
       if broken:
         logging.warning("going back to the checkpoint of step %d", step)
-      return step, found.state
+      return step, restored.state
     if broken:
       raise ValueError(
         f"none of the checkpoints in {self._folder} can be read (of steps "

@@ -44,8 +44,8 @@ def before_the_user(
   text = chat.render(tokenizer, messages, add_generation_prompt=False)
   if system not in text:
     raise ValueError("the chat template has no place for what the system says")
-  before, found, _ = text.partition(_MARK)
-  if not found or not before:
+  before, mark, _ = text.partition(_MARK)
+  if not mark or not before:
     raise ValueError(
       "the chat template puts nothing before what a user says: a model cannot "
       "be asked to say it"
@@ -231,18 +231,18 @@ def overlap(
   runs: dict[int, set[tuple[str, ...]]] = {}
   whole = set()
   for text in tests:
-    found = words(text)
-    whole.add(tuple(found))
-    if len(found) < _LEAST:
+    said = words(text)
+    whole.add(tuple(said))
+    if len(said) < _LEAST:
       continue
-    size = min(ngram, len(found))
-    runs.setdefault(size, set()).update(_runs(found, size))
+    size = min(ngram, len(said))
+    runs.setdefault(size, set()).update(_runs(said, size))
 
   def is_tested(messages: Sequence[Mapping[str, str]]) -> bool:
     for message in messages:
-      found = words(message["content"])
-      if tuple(found) in whole or any(
-        not some.isdisjoint(_runs(found, size)) for size, some in runs.items()
+      said = words(message["content"])
+      if tuple(said) in whole or any(
+        not some.isdisjoint(_runs(said, size)) for size, some in runs.items()
       ):
         return True
     return False
@@ -255,5 +255,7 @@ def words(text: str) -> list[str]:
   return _WORD.findall(text.lower())
 
 
-def _runs(found: Sequence[str], size: int) -> Iterable[tuple[str, ...]]:
-  return (tuple(found[i : i + size]) for i in range(len(found) - size + 1))
+def _runs(sequence: Sequence[str], size: int) -> Iterable[tuple[str, ...]]:
+  return (
+    tuple(sequence[i : i + size]) for i in range(len(sequence) - size + 1)
+  )

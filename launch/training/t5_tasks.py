@@ -142,15 +142,15 @@ TASKS = (*_MADE, "signature")
 
 def split_of(about: str) -> str:
   """The split of what a pair is about: 2 in 100 each are held out."""
-  found = hashlib.sha256(about.encode()).digest()[0] * 100 // 256
+  percent = hashlib.sha256(about.encode()).digest()[0] * 100 // 256
   return {0: "validation", 1: "validation", 2: "test", 3: "test"}.get(
-    found, "train"
+    percent, "train"
   )
 
 
 def signatures(split: str) -> list[Pair]:
   """Signature pairs of Python's functions, one an input, in a fixed order."""
-  found: dict[str, str] = {}
+  by_name: dict[str, str] = {}
   for file in corpus.python_files(split=split):
     try:
       tree = ast.parse(file.text)
@@ -158,8 +158,8 @@ def signatures(split: str) -> list[Pair]:
       continue
     for node in ast.walk(tree):
       if isinstance(node, ast.FunctionDef) and (pair := _signature(node)):
-        found.setdefault(*pair)
-  return sorted(found.items())
+        by_name.setdefault(*pair)
+  return sorted(by_name.items())
 
 
 def _signature(node: ast.FunctionDef) -> Pair | None:

@@ -65,7 +65,7 @@ def read(folder: pathlib.Path) -> np.ndarray | None:
   if not path.is_file():
     return None
   try:
-    found = json.loads(path.read_bytes())["token_ids"]
-    return np.array(found, np.int32)
+    ids = json.loads(path.read_bytes())["token_ids"]
+    return np.array(ids, np.int32)
   except (ValueError, KeyError, TypeError) as error:
     raise ValueError(f"{path} is not a draft vocabulary: {error}") from None

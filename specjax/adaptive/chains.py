@@ -270,7 +270,7 @@ def _draw(
     survival=jnp.ones(rows, jnp.float32),
     memory=state.memory,
   )
-  tokens, there = [context.root], [jnp.ones((rows, 1), bool)]
+  tokens, present = [context.root], [jnp.ones((rows, 1), bool)]
   drawn_from, known, log_p = [], [], []
   for level in range(tree.max_depth):
     goes = policy.goes_on(seen, goes & (level < context.max_depth))
@@ -300,7 +300,7 @@ def _draw(
       temperature=context.sampling.temperature,
     )
     tokens.append(drawn[:, None])
-    there.append(goes[:, None])
+    present.append(goes[:, None])
     drawn_from.append(law)
     known.append(token)
     log_p.append(laws.token_log_prob(law, drawn).astype(jnp.float32))
@@ -314,7 +314,7 @@ def _draw(
         memory=state.memory,
       )
   own, target_cache = passes.close(carry, fed)
-  here = jnp.concatenate(there, axis=1)
+  here = jnp.concatenate(present, axis=1)
   kept = state.drawn
   if policy.learn is not None:
     stacked = lambda name: jnp.stack([getattr(x, name) for x in known], axis=1)

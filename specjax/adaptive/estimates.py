@@ -137,10 +137,10 @@ def learn(now: Estimates, round_: Finished, cost: Array | float) -> Estimates:
   """
   accept, active = round_.accept, round_.active
   bins, depth = bin_of(round_.top), accept.shape[1]
-  there = (np.arange(depth) < round_.drafted[:, None]) & active[:, None]
+  present = (np.arange(depth) < round_.drafted[:, None]) & active[:, None]
   one = jnp.ones_like(accept[:, :1])
   reached = jnp.cumprod(jnp.concatenate([one, accept[:, :-1]], axis=1), axis=1)
-  weight = jnp.where(there, reached, 0)
+  weight = jnp.where(present, reached, 0)
   before = jnp.pad(bins[:, :-1], ((0, 0), (1, 0)), constant_values=ROOT)
   here = jnp.stack([bins, before], axis=1)  # [B, 2, G]
   one_hot = (here[..., None] == np.arange(BINS + 1)).astype(jnp.float32)

@@ -39,10 +39,10 @@ def check(widths: Sequence[int], tree: Tree) -> None:
   if not widths:
     return
   if tree.form is Form.FIXED or tree.lanes:
-    what = "lanes" if tree.lanes else "a fixed form"
+    problem = "lanes" if tree.lanes else "a fixed form"
     raise ValueError(
       f"widths are for drafts whose nodes may not be there, got a tree with "
-      f"{what}, which is always fed whole"
+      f"{problem}, which is always fed whole"
     )
   rising = all(a < b for a, b in itertools.pairwise(widths))
   if not (rising and 1 <= widths[0] and widths[-1] < tree.num_fed):
@@ -73,8 +73,8 @@ def choose(
     Which pass, `i32[]`, the whole one last; and how many tokens it feeds.
   """
   all_widths = np.asarray([*widths, draft.tree.num_fed], np.int32)
-  there = draft.topology().there & ~done[:, None]
-  needed = jnp.max(jnp.where(there, np.arange(1, all_widths[-1] + 1), 1))
+  present = draft.topology().there & ~done[:, None]
+  needed = jnp.max(jnp.where(present, np.arange(1, all_widths[-1] + 1), 1))
   index = jnp.sum(needed > all_widths[:-1], dtype=jnp.int32)
   return index, jnp.asarray(all_widths)[index]
 

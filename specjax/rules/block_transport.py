@@ -222,8 +222,8 @@ def _of_one_child(
     return scores, weights
   one = scores ** jnp.asarray(1 / counts[:, None], scores.dtype)
   of_all, of_one = jnp.diff(scores), jnp.diff(one)
-  there = of_one > 0
-  part = jnp.where(there, of_all, 0) / jnp.where(there, of_one, 1)
+  positive = of_one > 0
+  part = jnp.where(positive, of_all, 0) / jnp.where(positive, of_one, 1)
   return one, weights * part
 
 

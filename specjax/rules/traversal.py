@@ -106,10 +106,10 @@ def verify_by(
     node_probs = (passes[:, order] * fails)[:, np.argsort(order)]
 
   def next_log_probs(node):
-    there = take_node(family.valid, node)
+    valid = take_node(family.valid, node)
     _, _, rest = family.settle(take_node(owed, node), node)
     law = take_node(target_log_probs, node)
-    return jnp.where(there.any(axis=1, keepdims=True), rest, law)
+    return jnp.where(valid.any(axis=1, keepdims=True), rest, law)
 
   return Verification(node_probs=node_probs, next_log_probs=next_log_probs)
 

@@ -383,8 +383,8 @@ class Engine:
 
   def _each(self, batch, name) -> list:
     """A setting of every row: the request's own, or the engine's."""
-    own = [getattr(request.settings, name) for request in batch.filled()]
-    return [getattr(self, name) if x is None else x for x in own]
+    wanted = [getattr(request.settings, name) for request in batch.filled()]
+    return [getattr(self, name) if x is None else x for x in wanted]
 
   def _truncations(self, batch) -> dict[str, list]:
     """Truncations of every row, of the kinds that any row has."""

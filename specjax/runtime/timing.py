@@ -270,14 +270,16 @@ class Pieces:
     self._shape = (typical.rows, typical.width)
     params, target = speculative.params, speculative.decoder.target
     drafter = speculative.decoder.drafter
-    own = params.draft is not None
+    has_params = params.draft is not None
     # Who keeps nothing drafts on the target's cache (`quantised_self`).
-    self._own_cache = draft is not None and own and drafter.init is not no_state
+    self._own_cache = (
+      draft is not None and has_params and drafter.init is not no_state
+    )
     self._params = {"target": params.target}
     models = {"target": (target, "target")}
     if draft is not None:
       models["draft"] = (draft, "draft" if self._own_cache else "target")
-      self._params["draft"] = params.draft if own else params.target
+      self._params["draft"] = params.draft if has_params else params.target
     # What no model drafts is timed with the laws; of a head, drafting as such.
     passes = drafter.passes
     self._passes = () if draft is None else passes
