@@ -3,8 +3,8 @@
 A user's mistake is one line on stderr and exit code 2: a `UserError`, what the
 operating system says of a file, or a `ValueError` that this project raises.
 Every other error is a bug, and keeps its traceback: those of libraries, and
-whatever is raised while jax traces a program, as in a rule or a drafter that
-somebody is writing.
+whatever is raised while jax traces a program, as in a rule or a drafter under
+development.
 
 A command reads the flags that its module defines, and those that it names with
 `reads`: it takes no others, and `--help` lists no others.

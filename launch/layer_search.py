@@ -269,7 +269,7 @@ def bayesian(num_layers: int, *, seed: int) -> Method:
   while True:
     trial = study.ask()
     switches = [trial.suggest_categorical(n, [False, True]) for n in names]
-    # Nobody drafts with the whole target: no set that skips nothing.
+    # The whole target would be no draft: no set that skips nothing.
     score = (yield of_blocks(np.flatnonzero(switches))) if any(switches) else 0
     study.tell(trial, score)
 

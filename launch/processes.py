@@ -1,4 +1,4 @@
-r"""Several processes of one run: how they find each other, and who writes.
+r"""Several processes of one run: joining them, and the one that writes.
 
 A TPU slice of more than one worker runs one process a worker; on one machine
 several can be started by hand. They must join before jax touches a device:

@@ -1,7 +1,7 @@
 """Results on disk: atomic writing, overwriting rules, locks and journals.
 
 An output is a regular file, a link to one, or nothing yet; "-" is stdout, where
-a command allows it. What somebody may want is not replaced: no input of the
+a command allows it. Files of value are not replaced: no input of the
 same command, and, without --overwrite, no file but an empty one or the result
 of this very command. Files are written beside where they will be, and then
 renamed: what reads them sees the old or the new one. Of several processes the
@@ -319,9 +319,9 @@ class Journal:
       settings: all that decides the results, of JSON's types.
       grows: whether the journal is kept beside a finished output: the same run,
         asked for again, then goes on with it, and what has no journal is not
-        replaced. Else a finished output is whoever's `check` lets replace it.
+        replaced. Else `check` decides whether a finished output is replaced.
       rows_of: the rows that a record gives, if the output is JSONL and grows
-        with the journal. Who deletes rows gets their batch made again; others
+        with the journal. The batches of deleted rows are made again; others
         stay as they are. A record has the "ids" of its rows
         (`launch.prompts.row_id`) and their "keys", each of all that it is of.
       wanted: the ids of all rows that are to be there, by their keys.

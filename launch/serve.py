@@ -110,7 +110,7 @@ _CLASSES = flags.DEFINE_list(
 
 
 def say(text: str) -> None:
-  """A line for whoever started the server."""
+  """Prints a line on stderr."""
   if processes.is_chief():
     print(text, file=sys.stderr, flush=True)
 

@@ -144,7 +144,7 @@ def waiting(what: str, *, every: float = 10.0) -> Iterator[None]:
 
 
 def reader_left() -> int:
-  """Writes no more to a stdout that nobody reads (`| head`); the exit code."""
+  """Stops writing to a stdout that is closed (`| head`); the exit code."""
   nowhere = os.open(os.devnull, os.O_WRONLY)
   os.dup2(nowhere, sys.stdout.fileno())
   return 141  # as a shell reports SIGPIPE

@@ -157,7 +157,7 @@ def extend(
   columns = state.tokens.shape[1]
   buffer_length = columns - tree.max_depth - 1
   before = state.length
-  # Under jit nobody has looked: what does not fit is not taken in part.
+  # Under jit nothing was checked: what does not fit is not taken in part.
   count = jnp.where(before + count <= buffer_length, count, 0)  # [1]
   at = jnp.arange(columns) - before[:, None]  # [1, L]
   is_new = (at >= 0) & (at < count[:, None])
@@ -288,7 +288,7 @@ def _asked(
   ended = jnp.where(
     max_length > state.length, StopReason.RUNNING, StopReason.LENGTH
   )
-  # Under jit nobody has looked at the tokens.
+  # Under jit the tokens were not checked.
   unknown = (state.tokens < 0) | (state.tokens >= vocab_size)
   unknown &= np.arange(state.tokens.shape[1]) < state.length[:, None]
   ended = jnp.where(unknown.any(axis=1), StopReason.UNKNOWN_TOKEN, ended)

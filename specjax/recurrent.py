@@ -16,7 +16,7 @@ of the tree, G_j, so that after any of its nodes a, with ancestors j,
 and no node needs a state of its own. The path that was accepted is gathered
 (`keep_path`) and folded into the state as later passes begin: as late as there
 is room for. Going back is lowering `Cache.length` as for keys and values, but
-no further than `base`: whoever does is given NaN.
+no further than `base`: a row that does gets NaN.
 
 Letters in shapes: B rows, H value heads, K key heads, P pending tokens, C
 channels of a key, V of a value, W convolved channels of a key head, R inputs

@@ -83,7 +83,7 @@ class ApplyFn(Protocol):
         M slots (ending with the T-th fed token) each fed token sees; all slots
         before those are visible. None is a causal chain.
       logits_at: `i32[B, W]`, which of the T tokens' logits are wanted; None for
-        all. Prompts are fed with W = 0: nobody reads their logits, which may be
+        all. Prompts are fed with W = 0: their logits are not read, and may be
         the largest array of all.
 
     Returns:

@@ -44,7 +44,7 @@ def difference(
     None if they are alike. Else `place`, how many tokens are alike, `token`
     and `reference_token` after them (None for a completion that has ended),
     and `margin`, the second's logit less the first's: None if one has ended,
-    or there is nobody to ask.
+    or without `next_logits`.
   """
   place = first_difference(tokens, reference)
   if place is None:

@@ -29,8 +29,8 @@ class Defaults:
     most: completions that one request may ask for.
     scores: whether the tokens of prompts can be scored.
     has_objectives: whether objectives are kept.
-    classes: objectives by name, seconds a token; that of "default" is of who
-      asks for none.
+    classes: objectives by name, seconds a token; "default" is for requests
+      without one.
   """
 
   model: str

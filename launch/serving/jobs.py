@@ -52,7 +52,7 @@ def done(slots: Rows, jobs: Iterable[Job[T]]) -> Iterator[T]:
   """Does all jobs, and yields what each returns, as they end.
 
   Args:
-    slots: nobody else's meanwhile; all rows idle, and idle again afterwards.
+    slots: used by nothing else meanwhile; all rows idle before and afterwards.
     jobs: taken one by one, as slots are free.
   """
   waiting = iter(jobs)

@@ -114,7 +114,7 @@ _SECRET = secrets.token_bytes(32)
 def owner(request: Request, salt: str) -> int:
   """`u32` that requests of one bearer token and one salt have in common.
 
-  Nobody can find another's: it follows from a secret of this process.
+  It cannot be guessed: it follows from a secret of this process.
   """
   token = request.headers.get("authorization", "")
   told = f"{token}\n{salt}".encode("utf-8", "surrogateescape")
@@ -175,10 +175,10 @@ async def gone(request: Request) -> None:
 def patient(seconds: float) -> type[H11Protocol]:
   """The protocol of uvicorn, but a connection must be of use.
 
-  One on which no request began between two looks, so many seconds apart, and
-  none is being answered, is dropped: nothing or half of a head came, or the
-  body of a request that was refused, or nobody reads its answer, also if that
-  was broken off. uvicorn would keep such connections for ever.
+  A connection is dropped if no request began within so many seconds and none
+  is being answered: nothing or half of a head came, or the body of a refused
+  request, or its answer is not read. uvicorn would keep such connections for
+  ever.
   """
 
   class Patient(H11Protocol):

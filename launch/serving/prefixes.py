@@ -16,7 +16,7 @@ _LEAST = 16  # tokens of a text that a row is chosen for
 
 
 class Reuse(enum.StrEnum):
-  """Whose texts a prompt may begin with.
+  """Rows whose texts a prompt may reuse.
 
   How soon an answer comes tells whether its prompt was read, and so what was
   asked before.

@@ -81,7 +81,7 @@ class Server(uvicorn.Server):
     await (http.crowded if is_full else self._application)(scope, receive, send)
 
   async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-    """As uvicorn's, but whoever is not answered by the end is told so."""
+    """As uvicorn's, but requests without an answer by the end are told so."""
     cutting = asyncio.ensure_future(self._cut())
     try:
       await super().shutdown(sockets)

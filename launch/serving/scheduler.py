@@ -1,9 +1,8 @@
 """The scheduler, on the one thread that owns the device: slots and rounds.
 
-Nothing that it decides changes what a completion is: tokens follow from a
-request's prompt, settings and seed, whatever slot it has, whoever is beside it
-and however many rounds a visit makes (up to rounding: what was read in other
-passes has other last bits).
+No decision of it changes a completion: tokens follow from a request's prompt,
+settings and seed, whatever its slot, its neighbours and the number of rounds of
+a visit (up to rounding: text read in other passes has other last bits).
 """
 
 import collections
@@ -46,13 +45,13 @@ class ClosedError(Exception):
 def rounds_of_visit(*, free: int, waiting: int, max_rounds: int) -> int:
   """The most rounds that a visit makes, by the load.
 
-  A visit ends with the first row that is done, so that who waits for a slot
-  loses nothing by many rounds. With a free slot somebody may arrive at any
-  moment, and is not kept waiting. With none, rounds bound how old streamed
-  tokens get.
+  A visit ends with the first row that is done, so that requests waiting for a
+  slot lose nothing by many rounds. With a free slot a request may arrive at any
+  moment, and should not wait. With none, rounds bound how old streamed tokens
+  get.
 
   Args:
-    free: slots that nobody has.
+    free: free slots.
     waiting: requests in the queue.
     max_rounds: the most.
   """

@@ -2,8 +2,8 @@
 
 Every visit begins with one array from the leader, of the same size always, from
 which each process reads what to do. Nothing else is sent, so that all issue the
-same programs in the same order. An idle leader sends visits that do nothing:
-who hears nothing has lost it.
+same programs in the same order. An idle leader sends visits that do nothing: a
+process that hears nothing has lost it.
 """
 
 from collections.abc import Callable

@@ -6,8 +6,8 @@ arrays of those shapes alone, so that nothing is compiled later.
 
 A prompt that is wider than the widest program is read in chunks. Where other
 rows decode, a visit makes one round, and reads so much of prompts as a budget
-of tokens leaves beside it: nobody waits for a whole prompt of somebody else's.
-What another row's text begins with is copied and not read (`prefixes`).
+of tokens leaves beside it: no row waits for a whole prompt of another's. The
+common prefix with another row's text is copied and not read (`prefixes`).
 """
 
 import contextlib
@@ -42,7 +42,7 @@ from specjax.state import StopReason
 from specjax.types import Params
 
 _SMALLEST = 16  # of the widths that prompts are padded to
-_WIDEST = 256  # read at once where nobody else decodes
+_WIDEST = 256  # read at once where no row decodes
 
 
 def widths_to(longest: int) -> tuple[int, ...]:
@@ -164,7 +164,7 @@ class Slots:
     )
     self._scores: dict[int, Scores] = {}  # that this visit has ended
     self._running = np.zeros(num_slots, bool)
-    # Whose likeliest tokens are wanted, once they decode.
+    # Rows whose likeliest tokens are wanted, once they decode.
     self._wanted = np.zeros(num_slots, bool)
     self._rounds: dict[int, Any] = {}
     self._state: Any = None
@@ -290,7 +290,7 @@ class Slots:
       if row not in self._reading and not self._running[row]
     }
     reading = np.isin(np.arange(self.num_slots), [*self._reading, *scored])
-    # Who has read nothing yet may stand where somebody was cut off.
+    # A row that has read nothing yet may still hold a text that was cut off.
     arrays = self._make_rounds(
       depth,
       self._orders(control.ended | reading, control.max_depth, rounds),
@@ -299,9 +299,9 @@ class Slots:
     for name in ("num_drafts", "num_drafted", "accept_counts"):
       arrays[name] = np.where(
         reading.reshape(-1, *[1] * (arrays[name].ndim - 1)), 0, arrays[name]
-      )  # those of who had the row before
+      )  # those of the request before
     arrays["reason"] = np.where(reading, StopReason.RUNNING, arrays["reason"])
-    for row, one in scored.items():  # who asks for nothing else
+    for row, one in scored.items():  # requests of no new tokens
       broken = np.isnan(one.log_probs).any()
       arrays["reason"][row] = (
         StopReason.NAN_LOGITS if broken else StopReason.LENGTH
@@ -415,7 +415,7 @@ class Slots:
     self, width: int, row=0, source=0, keep=0, new=(0,),
     asked: Asked | None = None, is_last: bool = False,
   ):  # fmt: skip
-    # Asked by nobody: warmth alone, which ends before it began. So does a
+    # A request for warm-up alone, which ends before it began. So does a
     # prompt that is not read to its end.
     asked = asked or Asked(
       token_ids=(0,), seed=0, max_new_tokens=1, temperature=1.0

@@ -70,7 +70,7 @@ class Ticket:
     learned: `accept_counts` when `objectives` last looked.
     cached: tokens of its prompt that were not read.
     accepted, tried: drafted tokens lately, see `objectives.Seen`.
-    cancelled: set, by any thread, if nobody wants it any more.
+    cancelled: set, by any thread, once it is not wanted any more.
   """
 
   asked: Asked

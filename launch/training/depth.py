@@ -149,7 +149,7 @@ def decoded(
   """
   rows, length = len(tokens), config.sequence_length
   depth = made.decoder.drafter.tree.max_depth
-  most = config.rounds * (depth + 1)  # nobody is done before
+  most = config.rounds * (depth + 1)  # no row ends before
   warmth = jnp.asarray(config.temperatures, jnp.float32)
   warmth = warmth[jnp.arange(rows) % len(config.temperatures)]
   state = made.decoder.init(

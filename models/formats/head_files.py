@@ -251,7 +251,7 @@ def _part(tensor: Tensor, dtype, index: tuple[slice, ...]) -> np.ndarray:
 
 
 def refuse_rest(path, tensors: Mapping[str, Tensor], used: set[str]) -> None:
-  """Raises CheckpointError for tensors that nobody read."""
+  """Raises CheckpointError for tensors that were not read."""
   rest = sorted(tensors[name].name for name in set(tensors) - used)
   if rest:
     raise CheckpointError(f"unexpected tensors in {path}: {', '.join(rest)}")

@@ -83,7 +83,7 @@ def config_from_json(
     config: of a model of one of `models.formats.families`, as transformers 4 or
       5 write it. A key that is left out has the value that transformers gives
       it; the model's sizes must be there.
-    strict: whether keys that nobody reads are an error. (Those of heads have
+    strict: whether keys that are not read are an error. (Those of heads have
       many of their own.)
 
   Returns:

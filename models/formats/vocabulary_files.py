@@ -174,7 +174,7 @@ def frame(backend: hf.Tokenizer, bos: str | None, eos: str | None) -> None:
 
 
 def _kind(path: pathlib.Path, config: Mapping[str, Any]) -> str:
-  """Whose vocabulary it is, as transformers' class is called."""
+  """The name of the tokenizer's class in transformers."""
   model = _read(path / "config.json")
   named = config.get("tokenizer_class") or model.get("tokenizer_class")
   if named is None:

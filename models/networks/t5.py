@@ -253,7 +253,7 @@ class Stack(nnx.Module):
     Args:
       distance: `i32[..., T, S]`, key position - query position.
       bidirectional: whether keys to the right have buckets of their own; those
-        of a causal stack are seen by nobody.
+        of a causal stack are not seen.
 
     Returns:
       `f32[..., H, T, S]`.

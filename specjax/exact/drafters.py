@@ -312,7 +312,7 @@ def _check_twins(
       below[:, 0] = False
       first.append((below.any(axis=1), np.argmax(below, axis=1)))
     (some, mine), (others, theirs) = first
-    # Where a form leaves no room for children, nobody decided that.
+    # Where a form leaves no room for children, that was not decided.
     open_ = tree.form is not Form.FREE and not (
       tree.children[one] and tree.children[other]
     )

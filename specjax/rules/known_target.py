@@ -10,9 +10,9 @@ With the token rule a drafted token is rejected with probability TV(p, pi), and
   TV(p, pi) + TV(pi, q) >= TV(p, q),
 
 the triangle inequality, with equality exactly if pi(x) is between p(x) and q(x)
-for every x. That is the Pareto front of Yin et al. (NeurIPS 2024, Theorem 5),
-and tells who is on it: `ensemble`, `lenient`, `fuzzy`, `cactus`, and cascades
-that choose between p and q; `cascade_token` and `contrastive` need not be.
+for every x. That is the Pareto front of Yin et al. (NeurIPS 2024, Theorem 5).
+On it are `ensemble`, `lenient`, `fuzzy`, `cactus`, and cascades that choose
+between p and q; `cascade_token` and `contrastive` need not be.
 
 Every rule of a single path that accepts x ~ p with probability b(x) and draws
 from P after a rejection has such a law, `A = b p + Z P`, and against it the

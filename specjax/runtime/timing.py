@@ -271,7 +271,7 @@ class Pieces:
     params, target = speculative.params, speculative.decoder.target
     drafter = speculative.decoder.drafter
     has_params = params.draft is not None
-    # Who keeps nothing drafts on the target's cache (`quantised_self`).
+    # A drafter without state drafts on the target's cache (`quantised_self`).
     self._own_cache = (
       draft is not None and has_params and drafter.init is not no_state
     )
