@@ -297,12 +297,12 @@ class Scheduler:
       ids = report.tokens[row, :count].tolist()
       if ticket.watch is not None and ids:
         try:
-          stand = ticket.watch(ids)
+          end = ticket.watch(ids)
         except Exception:  # its own trouble, not that of all others
           _log.exception("a completion cannot be watched: it ends")
-          stand, finish = None, Finish.UNREADABLE
-        if stand is not None:
-          count, finish, cut = stand, Finish.STOP, True
+          end, finish = None, Finish.UNREADABLE
+        if end is not None:
+          count, finish, cut = end, Finish.STOP, True
       if count:
         self._metrics.emitted(ticket, count, now)
       if finish is not None:

@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec as P
 
 from specjax.state import DecodeState, Origin, StopReason
 
-# Takes a row's tokens since the last call; says how many of them stand if the
-# row ends among them (or after them), else None.
+# `tokens since the last call -> count`: how many of them the row keeps if it
+# ends among them (or after them), else None.
 Watch = Callable[[Sequence[int]], int | None]
 
 
@@ -60,9 +60,9 @@ class Endings:
       start, end = self._seen[row], length[row]
       if watch is None or start == end:
         continue
-      stand = watch(tokens[row, start:end].tolist())
-      if stand is not None:
-        kept[row] = start + stand
+      count = watch(tokens[row, start:end].tolist())
+      if count is not None:
+        kept[row] = start + count
         reason[row] = StopReason.STOP_STRING
         self._watches[row], some = None, True
     self.done = bool((reason != StopReason.RUNNING).all())
