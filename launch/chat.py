@@ -154,7 +154,7 @@ class Chat:
     self.note(self.headline())
 
   def answer(self, text: str) -> None:
-    """Asks, shows the answer as it comes, and keeps both."""
+    """Asks a question, streams the answer, and keeps both."""
     config, asked = self._config, self.conversation.ask(text)
     seed = jax.random.key(config.seed)
     self.text.read(

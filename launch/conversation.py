@@ -51,7 +51,7 @@ class Conversation:
   ids: tuple[int, ...] = ()
 
   def ask(self, text: str) -> "Conversation":
-    """With a question: its ids end where the answer begins.
+    """The conversation with a question added, up to where its answer begins.
 
     Raises:
       ValueError: if the template refuses it.
@@ -65,7 +65,7 @@ class Conversation:
     return dataclasses.replace(self, messages=messages, ids=tuple(ids))
 
   def answered(self, token_ids: Sequence[int]) -> "Conversation":
-    """With the answer, whole or not, to the question that was asked last."""
+    """The conversation with the answer, whole or not, to its last question."""
     answer = self.tokenizer.decode(token_ids, after=self.ids)
     return dataclasses.replace(
       self,

@@ -213,7 +213,7 @@ def check_sizes(sizes: list[int], plain: pair.Pair) -> None:
 
 
 def settings_of(config, entered: list[System], asked, models) -> dict:
-  """All that decides what is measured; neither paths nor dates count."""
+  """Settings that decide a measurement; paths and dates do not count."""
   kept = json.loads(config.to_json_best_effort(sort_keys=True))
   return {
     "config": kept | {"target": None, "checkpoints": None, "drafter": None},

@@ -104,7 +104,7 @@ class Costs:
   verify: dict[int, float]
 
   def draft(self, skipped: SkippedLayers, num_layers: int) -> float:
-    """Of a pass without some sub-layers."""
+    """The share of a pass without some sub-layers."""
     kept_attention = num_layers - len(set(skipped.attention))
     kept_mlp = num_layers - len(set(skipped.mlp))
     return self.rest + kept_attention * self.attention + kept_mlp * self.mlp

@@ -253,7 +253,7 @@ def _samples(
 
 
 def _numbers(line: prompt_lines.Line) -> Sequence[int | None]:
-  """Of the samples of a line; of a single one, which has none, None."""
+  """Numbers of a line's samples; None for a single one."""
   return [None] if line.num_samples is None else range(line.num_samples)
 
 

@@ -60,7 +60,7 @@ def command() -> str:
 
 
 def differences(theirs: str, ours: str) -> str:
-  """In what two command lines differ, in words; "" if in nothing that counts.
+  """The differences of two command lines in words; "" if none counts.
 
   Where they write to does not count, nor the order.
   """

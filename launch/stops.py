@@ -22,7 +22,7 @@ class Growing:
   """
 
   def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()):
-    """No token yet.
+    """Begins without any token.
 
     Args:
       tokenizer: of the pair.

@@ -99,7 +99,7 @@ def _raw(stream: Any) -> TextIO:
 
 
 def guard() -> None:
-  """From now on streams and the log show control characters.
+  """Makes streams and the log show control characters from now on.
 
   What a terminal's encoding lacks is shown as an escape.
   """
@@ -115,7 +115,7 @@ def guard() -> None:
 
 @contextlib.contextmanager
 def waiting(what: str, *, every: float = 10.0) -> Iterator[None]:
-  """Tells on stderr, while it is entered, what takes so long and for how long.
+  """Reports on stderr, while entered, the running work and its duration.
 
   Args:
     what: is done, as in "compiling".

@@ -232,7 +232,7 @@ class Decoder:
       if tree.form is Form.FREE:
         topology = draft.topology()
         depth, mask = topology.depth, topology.ancestors
-      else:  # what is not there is above nothing that is
+      else:  # masked nodes are above no other nodes
         depth, mask = tree.fed_depth, tree.fed_ancestors
       which: Array | None = None
       num_fed: Array | int = tree.num_fed

@@ -35,7 +35,7 @@ def over_leaves(function: Callable[..., Any], axes: Any, tree: Any, *more: Any):
 
 
 def pick(axes: Any, tree: Any, rows: ArrayLike) -> Any:
-  """Some rows, each as often as it is named.
+  """Selects rows by index, with repetition.
 
   Args:
     axes: the row axis of each leaf.

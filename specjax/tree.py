@@ -27,9 +27,9 @@ class Form(enum.Enum):
   """The part of a draft's form that is static."""
 
   FIXED = "fixed"
-  """Every node is there, under its parent."""
+  """Every node exists, under its static parent."""
   MASKED = "masked"
-  """A node may not be there; if it is, it is under its parent."""
+  """Nodes may be masked; parents are static."""
   FREE = "free"
   """Parents are data. The tree bounds N, the depth G and the children C."""
 
@@ -265,8 +265,8 @@ class Topology:
     depth: `int[B, F]`.
     ancestors: `bool[B, F, F]`: entry (n, m) says that m is n or above n.
     paths: `int[B, N + 1, G + 1]`: nodes from the root to n; the tail repeats n.
-    rank: `int[B, N + 1]`: siblings that are there before each node.
-    num_children: `int[B, N + 1]`: children that are there.
+    rank: `int[B, N + 1]`: unmasked siblings before each node.
+    num_children: `int[B, N + 1]`: unmasked children.
   """
 
   there: np.ndarray | Array
@@ -280,7 +280,7 @@ class Topology:
 
 @functools.cache
 def fixed_topology(tree: Tree) -> Topology:
-  """The topology of a draft in which everything is there."""
+  """The topology of a draft without masked nodes."""
   parents = np.maximum((*tree.parents, *tree.lanes), 0).astype(np.int32)
   return Topology(
     there=np.ones((1, tree.num_fed), bool),
@@ -298,8 +298,8 @@ def data_topology(tree: Tree, parents: Array) -> Topology:
 
   Args:
     tree: its bounds, and all else where its form is `MASKED`.
-    parents: `i32[B, F]`; -1 is not there, and nor is what hangs on such a node
-      or is deeper than the bounds.
+    parents: `i32[B, F]`; -1 masks a node, and with it all nodes below; so are
+      nodes deeper than the bounds.
 
   Returns:
     The `Topology`; depths, ancestors and paths of a `MASKED` tree are constant.
@@ -381,7 +381,7 @@ def child_table(
 def representative(
   tree: Tree, tokens: Array, there: np.ndarray | Array
 ) -> Array:
-  """For each node, the node that represents its hypothesis.
+  """The node that represents each node's hypothesis.
 
   Independent paths may draw the same tokens; they are then one hypothesis. It
   is represented by the first of its nodes that may have children, or by the

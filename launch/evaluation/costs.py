@@ -48,7 +48,7 @@ class Costs:
 
   @classmethod
   def of(cls, record: Mapping) -> "Costs":
-    """From a record; KeyError or TypeError if it does not tell all of it."""
+    """The costs in a record; KeyError or TypeError if any is missing."""
     seconds = record["seconds"]
     return cls(
       batch_size=record["batch_size"],

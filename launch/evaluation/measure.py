@@ -45,7 +45,7 @@ class Group:
 
   @property
   def name(self) -> str:
-    """Tells it from the other groups of a run, in the journal."""
+    """Its name in the journal, unique in a run."""
     ids = ",".join(repr(q.id) for q in self.questions)
     return f"T={self.temperature:g} B={self.batch_size} {ids}"
 

@@ -138,7 +138,7 @@ def give_up_programs(contests: dict[float, Contest]) -> None:
 
 
 def learners_of(contests: dict[float, Contest]) -> dict[str, online.Learner]:
-  """By system; those of all temperatures are the same."""
+  """The learners by system, shared by all temperatures."""
   first = next(iter(contests.values()))
   return {
     name: one.learner for name, one in first.engines.items() if one.learner

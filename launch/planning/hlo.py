@@ -171,7 +171,7 @@ def _instruction(name, shape, opcode, rest, *, rounds) -> Instruction:
 
 
 def walk(module: Module, *, start: str | None = None, branches=tuple):
-  """All instructions that run, with how often and under which scopes.
+  """All instructions that run, with their counts and scopes.
 
   Args:
     module: the program.

@@ -85,7 +85,7 @@ class Choice:
     return len(self._reader.token_ids)
 
   def hear(self, news: News) -> tuple[str, dict[str, Any]]:
-    """Takes news.
+    """Adds news to the choice.
 
     Returns:
       The text that is certain with them, and what else a choice says of them.
@@ -236,7 +236,7 @@ class Answer:
     return all(choice.finish is not None for choice in self.choices)
 
   def hear(self, index: int, news: News) -> dict[str, Any] | None:
-    """Takes a choice's news; the chunk that says so, if there is any to say."""
+    """Adds a choice's news; returns a chunk for the client, or None."""
     choice = self.choices[index]
     piece, more = choice.hear(news)
     if not (piece or news.finish or any(map(_says, more.values()))):

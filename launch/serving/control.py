@@ -95,7 +95,7 @@ class Asked:
 
   @classmethod
   def of(cls, numbers: np.ndarray, tokens: np.ndarray) -> "Asked":
-    """From `numbers` and `i32[P]`, padded with anything."""
+    """The request of `numbers` and padded tokens `i32[P]`."""
     length, budget, top_k, ignored, least, told = (int(x) for x in numbers[:6])
     seed, stream, owner = (int(x) for x in numbers[6:9].view(np.uint32))
     temperature, top_p, min_p, presence, frequency, repetition = (

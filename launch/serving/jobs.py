@@ -45,11 +45,11 @@ class Rows(Protocol):
   max_rounds: int
 
   def turn(self, control: Control) -> Report:
-    """Does what a visit is to do, and reads what it has done."""
+    """Makes a visit by its orders, and reads the results."""
 
 
 def done(slots: Rows, jobs: Iterable[Job[T]]) -> Iterator[T]:
-  """Does all jobs, and yields what each returns, as they end.
+  """Runs all jobs, and yields their results as they end.
 
   Args:
     slots: used by nothing else meanwhile; all rows idle before and afterwards.
@@ -102,7 +102,7 @@ def in_groups(
   size: int,
   jobs: Iterable[Job[T]],
 ) -> Iterator[T]:
-  """Does all jobs, `size` at a time: what all of them ask for at once.
+  """Runs all jobs, `size` at a time, completing their requests together.
 
   No slot refills, but prompts are read together: faster where a device reads
   thousands of tokens in the time of one.

@@ -188,7 +188,7 @@ def patient(seconds: float) -> type[H11Protocol]:
       self._head = self.loop.call_later(seconds, self._look)
 
     def send_400_response(self, msg: str) -> None:
-      """Of what is no HTTP; nothing where an answer has begun, or none can."""
+      """Answers a malformed request, unless an answer has begun."""
       if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
         body = json.dumps(error_body(RefusalError(msg))).encode()
         head = h11.Response(

@@ -81,7 +81,7 @@ def goodput(
 
 
 def shortfall(rows: Sequence[Row], depths: Sequence[int], cost: Cost) -> float:
-  """By how much objectives are missed: sum of relative excesses of time."""
+  """Sum of the relative excesses over the objectives' times."""
   seconds = seconds_of(depths, cost)
   return sum(
     max(0.0, seconds / row.tokens(depth) / row.objective - 1)
@@ -265,7 +265,7 @@ class Seen:
   tried: float = 0.0
 
   def learn(self, counts: Sequence[int], depth: int) -> None:
-    """Takes rounds.
+    """Learns from rounds.
 
     Args:
       counts: how many of them accepted 0, 1, .. tokens.
@@ -279,7 +279,7 @@ class Seen:
     self.tried = keep * self.tried + accepted + rejected
 
   def forget(self) -> None:
-    """Takes a visit that drafted nothing: what is old counts less and less.
+    """Lets old rounds fade after a visit that drafted nothing.
 
     So that drafting is tried again after a while where it did not pay.
     """

@@ -19,7 +19,7 @@ def text() -> str:
 
 @functools.cache
 def policy() -> str:
-  """It may run its own script and talk with this server, and nothing else."""
+  """Content security policy: the page's own script and server, nothing else."""
   return (
     f"default-src 'none'; style-src {_own('style')}; "
     f"script-src {_own('script')}; connect-src 'self'; base-uri 'none'; "

@@ -44,7 +44,7 @@ class Texts:
     *,
     whole: bool = False,
   ):
-    """No row has a text.
+    """Begins without any text.
 
     Args:
       num_slots: B.

@@ -69,7 +69,7 @@ class Server(uvicorn.Server):
     self.should_exit = True
 
   def handle_exit(self, sig: int, frame) -> None:
-    """Takes no more requests; what was taken is answered."""
+    """Refuses further requests; those accepted are answered."""
     del sig, frame
     self._at_once = self.should_exit
     self._scheduler.close(at_once=self._at_once)

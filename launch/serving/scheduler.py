@@ -39,7 +39,7 @@ class FullError(Exception):
 
 
 class ClosedError(Exception):
-  """No more is taken: the server ends, or its loop is dead."""
+  """The scheduler is closed: the server ends, or its loop is dead."""
 
 
 def rounds_of_visit(*, free: int, waiting: int, max_rounds: int) -> int:
@@ -141,7 +141,7 @@ class Scheduler:
       self._wake.notify()
 
   def close(self, *, at_once: bool = False) -> None:
-    """Takes no more, and ends when all that was taken is done, or at once."""
+    """Closes the queue, and ends when all requests are done, or at once."""
     with self._wake:
       self._closed = True
       self._stopped |= at_once

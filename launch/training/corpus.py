@@ -64,7 +64,7 @@ class SourceFile:
 
   @property
   def split(self) -> str:
-    """By hash of the name: "test" (5%), "validation" (2%) or "train"."""
+    """Its split by hash of the name: "test", "validation" or "train"."""
     return split_by_hash(self.name)
 
 

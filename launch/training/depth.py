@@ -194,7 +194,7 @@ def _logits(head: AcceptanceHead, rounds: Rounds) -> Array:
 def cross_entropy(
   logits: Array, accept: Array, rejection_weight: float
 ) -> Array:
-  """Of each token, what is rejected of it weighing more (SpecDec++)."""
+  """Cross-entropy of each token, with rejections weighted (SpecDec++)."""
   kept, lost = jax.nn.log_sigmoid(logits), jax.nn.log_sigmoid(-logits)
   return -(accept * kept + rejection_weight * (1 - accept) * lost)
 

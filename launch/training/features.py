@@ -252,7 +252,7 @@ def claim(folder: pathlib.Path, settings: Settings) -> None:
 
 
 def disclaim(folder: pathlib.Path) -> None:
-  """Takes back what `claim` and the end of a run wrote."""
+  """Removes the notes of `claim` and of a finished run."""
   for name in (NAME, _SETTINGS):
     (folder / name).unlink(missing_ok=True)
 

@@ -318,7 +318,7 @@ def _rows(target: Transformer):
 
 
 def _report(sums) -> dict[str, float]:
-  """By depth: how often a drafted token is accepted, and is the likeliest."""
+  """Shares of drafted tokens that are accepted, and the likeliest, by depth."""
   record = {}
   for name, total in sums.items():
     quantity, _, depth = name.rpartition("_")

@@ -53,7 +53,7 @@ class Words:
 
   @classmethod
   def of(cls, ids: np.ndarray, vocab_size: int) -> "Words":
-    """From ids among `vocab_size` tokens."""
+    """The words of some ids among `vocab_size` tokens."""
     place = np.full(vocab_size, len(ids), np.int32)
     place[ids] = np.arange(len(ids))
     return cls(ids=ids, place=place)
@@ -146,7 +146,7 @@ def reader(features: Features) -> Callable[..., Seen]:
 def says(
   module: HeadModule, seen: Seen, batch: dict[str, Array], depth: int
 ) -> Iterator[tuple[Array, Array | None]]:
-  """For each depth `f32[B, A, W]`, the head's logits, and EAGLE's states.
+  """The head's logits `f32[B, A, W]` at each depth, and EAGLE's states.
 
   A are all T places of a row, or those that the batch names.
   """

@@ -71,7 +71,7 @@ class Run:
         )
 
   def _batches(self, split: str, texts, seed: int | None):
-    """Of the text, or of what was made of it before."""
+    """Batches of a split's text, or of its stored features."""
     if self.task.batches is not None:
       return self.task.batches(split, seed=seed)
     config = self.config

@@ -211,7 +211,7 @@ def _full_disk(error: BaseException | None) -> int | None:
 
 
 class _Quiet(logging.logging.Filter):
-  """While entered, Orbax's threads do not tell of a full disk: `save` raises.
+  """Silences Orbax's threads on a full disk while entered: `save` raises.
 
   Each of them logs it with its traceback, and tensorstore then calls loops that
   are closed.

@@ -122,7 +122,7 @@ class Parallel(nnx.Module):
     return jnp.concatenate([newest, masks.astype(newest.dtype)], axis=1)
 
   def logits(self, x: Array) -> Array:
-    """Of all but the newest token, `[B, K + 1, H] -> f32[B, K, W]`.
+    """Logits at all but the newest token, `[B, K + 1, H] -> f32[B, K, W]`.
 
     W are the tokens that it can say.
     """

@@ -56,7 +56,7 @@ class Drawn:
   Attributes:
     top, confidence, hidden: as `Finished` has them.
     log_p: `f32[B, G]`, of its tokens, in the laws that they were drawn from.
-    drafted: `i32[B]`, how many of them are there.
+    drafted: `i32[B]`, how many of them were drafted.
   """
 
   top: Array

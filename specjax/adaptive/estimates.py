@@ -85,7 +85,7 @@ class Estimates:
 
   @classmethod
   def zeros(cls, rows: int) -> "Estimates":
-    """Before the first round."""
+    """The estimates of rows before their first round."""
     table = jnp.zeros((rows, 2, BINS + 1), jnp.float32)
     return cls(
       accepted=table, seen=table, tokens=table[:, 0, 0], seconds=table[:, 0, 0]

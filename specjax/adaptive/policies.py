@@ -115,7 +115,7 @@ def fixed(depth: int = 6) -> Policy:
 
 
 def recorded(*, width: int = 0) -> Policy:
-  """All tokens, always; the last round stays in the state, to be studied.
+  """Drafts all tokens, and keeps the last round in the state, for studies.
 
   Args:
     width: of the draft's hidden states, if they are to be kept too.
@@ -133,7 +133,7 @@ def recorded(*, width: int = 0) -> Policy:
 
 
 def confidence(*, threshold: float = 0.4) -> Policy:
-  """Until a token whose own probability is not above the threshold.
+  """Stops after a token whose own probability is not above the threshold.
 
   Such a token is kept. So do Hugging Face's `assistant_confidence_threshold`,
   whose default this is, and Kangaroo, which stops below the law's largest
@@ -224,7 +224,7 @@ def exits(
 
 
 def survival(*, threshold: float = 0.25) -> Policy:
-  """While the next token is reached and accepted with more than that chance."""
+  """Goes on while the next token's survival is above the threshold."""
   _check_share("threshold", threshold)
   return _estimating(
     f"survival(threshold={threshold:g})", _worth, _constant(threshold)
@@ -232,7 +232,7 @@ def survival(*, threshold: float = 0.25) -> Policy:
 
 
 def optimal(*, cost: float = 0.1, rows: int = 1) -> Policy:
-  """While the next token gains more than its pass costs, at the row's own rate.
+  """Goes on while the next token gains more than its pass costs.
 
   `survival` with the threshold `rate * cost`: the optimal one in the monotone
   case (`specjax.theory.stopping.myopic`). The rate is the row's own, measured
@@ -278,7 +278,7 @@ def predicted(
   threshold: float = 0.7,
   head: str = "",
 ) -> Policy:
-  """Until some drafted token is rejected with more than that chance.
+  """Stops once P(some drafted token is rejected) is above the threshold.
 
   SpecDec++ (Huang et al., COLM 2025): a trained head says how likely each token
   is accepted, and the row stops once one minus their product is above the
@@ -302,7 +302,7 @@ def predicted(
 
 
 def table(limits: Sequence[Sequence[float]] | np.ndarray) -> Policy:
-  """While survival is above a limit of its level and bin.
+  """Goes on while survival is above a limit of its level and bin.
 
   Args:
     limits: `f[G, BINS + 1]`, as `specjax.theory.stopping.thresholds` says for

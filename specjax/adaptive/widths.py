@@ -1,10 +1,10 @@
 """Target passes that are no wider than the drafted tokens need.
 
-Shapes are static, so the target is fed all F tokens of a draft's form, whether
-they are there or not. A decoder may have passes of narrower widths too. Each
-round then takes the narrowest one that holds every node that is there, in any
-row that goes on. So a round for which a drafter finds nothing costs a plain
-step, and a depth policy saves verification beside draft passes.
+Shapes are static, so the target is fed all F tokens of a draft's form, masked
+ones too. A decoder may have passes of narrower widths as well. Each round then
+takes the narrowest one that holds every unmasked node of the rows that go on.
+So a round for which a drafter finds nothing costs a plain step, and a depth
+policy saves verification beside draft passes.
 
 A token's law does not change, since masked nodes are not seen: a pass differs
 only in how its sums are rounded. Each width is one more pass to compile.

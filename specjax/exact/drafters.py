@@ -63,13 +63,12 @@ def check_drafter(
     if it draws by `Context.draw` alone and V ** N is affordable, else by a
     chi-squared test (level 1e-6) of every node.
   - Siblings that are independent promise that nodes with equal paths have
-    children of equal laws, there or not alike: rules merge them.
+    children of equal laws, masked alike: rules merge them.
   - No coin is used twice: tokens follow their laws whatever the numbers are
     that the loop verifies the draft with, whatever the nodes before drew, and
     whatever the round before emitted, by such tests too.
-  - Whether a node is there, and under which parent, is decided before the
-    first token of its family is drawn (of certain drafts it may be decided by
-    anything).
+  - The mask of a node, and its parent, are decided before the first token of
+    its family is drawn (of certain drafts they may be decided by anything).
   - A row's draft depends on that row alone, and on nothing stale: neither on
     tokens from `length` on nor on the target's slots from `length - 1` on.
   - Its state's row axes are as it declares.
@@ -222,7 +221,7 @@ def _scrambled(decoder: decode.Decoder, state: DecodeState) -> DecodeState:
 
 
 def _check_same(draft: Draft, other: Draft, looked_at: str) -> None:
-  """Raises ValueError unless two drafts are equal where nodes are there."""
+  """Raises ValueError unless two drafts are equal at unmasked nodes."""
   there = np.asarray(draft.topology().there)
   whole = np.broadcast_to(there, draft.tokens.shape)
   nodes = draft.tree.num_nodes

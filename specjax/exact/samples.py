@@ -106,7 +106,7 @@ def _check_given(
 
 
 def _nodes(draft: Draft, first: int = 1):
-  """Each node's number, where it is there, its laws `f64[R, V]` and tokens."""
+  """Each node's number, mask of drafts, laws `f64[R, V]` and tokens."""
   tokens, log_probs = np.asarray(draft.tokens), np.asarray(draft.log_probs)
   there = np.broadcast_to(draft.topology().there, tokens.shape)
   for node in range(first, draft.tree.num_nodes):

@@ -112,7 +112,7 @@ def known_target(law: LawFn, draft: Draft, target_log_probs: Array) -> Array:
 
   Args:
     law: pi.
-    draft: what was drafted; of a node's children the eldest that is there has
+    draft: what was drafted; of a node's children the eldest unmasked one has
       the draft's law p. Equal paths of independent siblings are one text, and
       share their children.
     target_log_probs: `f32[B, N + 1, V]`, log q.

@@ -81,8 +81,8 @@ class DecideFn(Protocol):
         given its elders; or `f32[1, V]` if siblings are independent, and the
         draft's law p is that of all.
       tokens: `i32[C]`, the candidates, in the order they were drawn.
-      valid: `bool[C]`, which of them are there: the first so many, unless
-        siblings are independent. If none is, anything but NaN may be returned.
+      valid: `bool[C]`, False for masked ones, which come last unless siblings
+        are independent. If none is, anything but NaN may be returned.
 
     Returns:
       The `Decision`.

@@ -84,7 +84,7 @@ class _Family:
 
   @classmethod
   def of(cls, log_probs: Array, tokens: Array) -> "_Family":
-    """From the laws that the children were drawn from, `f32[C, V]`."""
+    """The family whose children were drawn from laws `f32[C, V]`."""
     law, top = jnp.exp(log_probs[0]), jnp.argmax(log_probs[0])
     second = WITHOUT_REPLACEMENT.child(log_probs[0], top[None], 2)
     second = jnp.where(tokens[0] == top, log_probs[-1], second)

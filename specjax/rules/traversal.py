@@ -53,7 +53,7 @@ class SettleFn(Protocol):
       tokens, valid: `i32[C]`, `bool[C]`.
 
     Returns:
-      `f32[C]`, the debts `w_x` of the children, 0 for what is not there; and
+      `f32[C]`, the debts `w_x` of the children, 0 for masked ones; and
       after them `f32[]`, w_v, and `f32[V]`, log q_v.
     """
 
@@ -254,7 +254,7 @@ def _tested_before(ancestors: Array | np.ndarray) -> Array:
 
 
 def check(tree: Tree, siblings: Siblings) -> None:
-  """Any tree and any siblings will do."""
+  """Accepts any tree and any siblings."""
   del tree, siblings
 
 

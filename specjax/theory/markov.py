@@ -100,7 +100,7 @@ def make_pair(
 
 
 def random_pair(seed: int, *, vocab_size: int, horizon: int) -> MarkovPair:
-  """All laws independent and uniform on the simplex (Dirichlet(1)).
+  """A pair of independent laws, uniform on the simplex (Dirichlet(1)).
 
   Args:
     seed: of NumPy's default generator.

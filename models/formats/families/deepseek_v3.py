@@ -74,7 +74,7 @@ def described(settings: Settings, dense: Sequence[bool]) -> TransformerConfig:
 
 
 def _scale(settings: Settings, latent: Latent) -> float:
-  """Of scores: YaRN's factor is in it, not in cosines and sines."""
+  """Scale of scores, which holds YaRN's factor in place of the rotation."""
   said = {}
   for where in ("rope_scaling", "rope_parameters"):
     given = settings.get(where)

@@ -61,7 +61,7 @@ TURNED = Layout(lambda s: (s[0], s[2], s[1]), lambda x, c: x.swapaxes(1, 2))
 
 
 def _none(name: str, config: TransformerConfig) -> bool:
-  """All tensors are of use."""
+  """No tensor is left out: the default of `Family.left_out`."""
   del name, config
   return False
 
