@@ -1,4 +1,4 @@
-r"""Trains an encoder-decoder and drafters for it on tasks that a machine makes.
+r"""Trains an encoder-decoder, and drafters for it, on generated tasks.
 
 The data, the verifier, its outputs for the training inputs (sequence-level
 distillation), and two drafters of equal size, autoregressive and block:

@@ -1,4 +1,4 @@
-"""Command lines: shared flags, help, caches, and honest exit codes.
+"""Command lines: shared flags, help, compilation cache and exit codes.
 
 A user's mistake is one line on stderr and exit code 2: a `UserError`, what the
 operating system says of a file, or a `ValueError` that this project raises.

@@ -1,4 +1,4 @@
-"""A conversation's token ids, and the caches on which it goes on.
+"""A conversation's token ids, and their caches on the device.
 
 Generated ids are kept: an answer is never tokenized again. The tokens between
 an answer and the next one are those of the model's template; if the template

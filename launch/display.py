@@ -1,4 +1,4 @@
-"""Completions and summaries for people.
+"""Console output of completions and summaries.
 
 Each token shows where it came from: accepted from the draft, drawn from the
 residual after a rejection, or the bonus after a fully accepted block. With

@@ -1,4 +1,4 @@
-r"""Measures ways to draft on questions or prompts: speed, acceptance, texts.
+r"""Compares drafters on questions or prompts: speed, acceptance and texts.
 
   python -m launch.evaluate --config=configs/huggingface.py:target=DIR \
     --systems=plain,ngram,hf,hf_prompt_lookup --temperatures=0,1 \

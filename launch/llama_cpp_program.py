@@ -1,4 +1,4 @@
-"""llama.cpp, as a program that `launch.llama_cpp_reference` asks.
+"""llama.cpp as a helper program of `launch.llama_cpp_reference`.
 
 Run by the Python of an environment that has the package `llama_cpp`, which need
 have nothing of this project: so this file imports nothing of it. The first line

@@ -1,4 +1,4 @@
-"""Meshes for decoding: groups of devices for rows, and parts of models on them.
+"""Meshes for decoding: data parallel over rows, tensor parallel over models.
 
 Written `data:2,model:4`: two groups of devices, each with its own rows, and in
 each group the target cut over four. A copy of the draft may be cut over fewer

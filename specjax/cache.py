@@ -1,4 +1,4 @@
-"""The key/value cache: write at each row's own length, keep a path, roll back.
+"""The key/value cache: ragged writes, accepted paths, and rolling back.
 
 A cache is a plain pytree carried through `lax.while_loop`. Rows advance by
 different amounts, so every row has its own `length`; nothing is ever shifted or

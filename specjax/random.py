@@ -1,4 +1,4 @@
-"""All randomness: key streams and draws.
+"""Random streams of rows, and draws from laws.
 
 Every draw of a row comes from `fold_in(fold_in(row_key, position), role)`, so a
 row's tokens do not depend on its neighbours in the batch, on padding, or on the

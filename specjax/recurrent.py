@@ -1,4 +1,4 @@
-"""Caches of linear recurrences that can roll back over a token tree.
+"""Caches of recurrent layers that can roll back over a token tree.
 
 A recurrent layer keeps one state a row instead of a key for every token,
 

@@ -1,4 +1,4 @@
-"""Token trees: what a draft proposes and one target pass scores.
+"""Token trees: the drafted tokens that one target pass scores.
 
 Node 0 is the last committed token; nodes 1..N are drafted. A `Tree` is static
 and hashable, and everything about it is NumPy, computed once when a decoder is

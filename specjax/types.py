@@ -1,4 +1,4 @@
-"""Models, drafts, rules and drafters: the types everything else is made of.
+"""Central types: models, drafts, rules and drafters.
 
 Letters in shapes: B rows, T fed tokens, S cache slots, L token-buffer length,
 N drafted nodes of the tree (N + 1 with the root), G its depth, E lanes, F =

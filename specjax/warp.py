@@ -1,4 +1,4 @@
-"""The one map from logits to the law that tokens are drawn from.
+"""The warp, from logits to the law that tokens are drawn from.
 
 Draft and target go through the same function, in float32, in the order of plain
 sampling: temperature, top-k, top-p, min-p. The law a lossless rule reproduces

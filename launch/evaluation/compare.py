@@ -1,4 +1,4 @@
-"""Results paired: what a second run changes, or a system over another."""
+"""Paired comparison of two results, or of the systems of one."""
 
 from collections.abc import Mapping, Sequence
 

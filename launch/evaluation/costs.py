@@ -1,4 +1,4 @@
-"""Seconds of a system's rounds and passes: timed apart from the answers.
+"""Seconds of a system's rounds and passes, timed separately from the answers.
 
 `specjax.runtime.timing` decodes the turn of a middling group in pieces, between
 which passes are timed. From the ratio of two rounds, and from how many rounds

@@ -1,4 +1,4 @@
-"""Questions and plain prompts: their files, their tasks, their tokens."""
+"""Questions and plain prompts: reading, selecting and tokenizing them."""
 
 import dataclasses
 import hashlib

@@ -1,4 +1,4 @@
-"""transformers and llama.cpp in processes of their own: no threads wait there.
+"""transformers and llama.cpp as systems, in processes of their own.
 
 transformers' process is this file, run as a program. It reads a line of JSON
 for each batch, and answers with one; the end of its input ends it, and so does

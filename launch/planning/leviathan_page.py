@@ -1,4 +1,4 @@
-"""The table of T5-XXL's plans beside the first published speed-ups.
+"""Table of T5-XXL's plans beside the speed-ups of Leviathan et al. (2023).
 
 Leviathan et al. (ICML 2023), Table 2: T5-XXL at batch 1 on a TPU v4, drafts of
 three sizes, quoted from notes. Their formula takes the cost of a draft's pass

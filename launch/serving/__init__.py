@@ -1,4 +1,4 @@
-"""`launch.serve`: slots that refill, behind OpenAI's HTTP surface.
+"""The server of `launch.serve`: OpenAI's HTTP API over slots that refill.
 
 From the device up: `control` has the orders for one visit, `slots` carries them
 out, and `scheduler` gives them, on the one thread that owns the device; for

@@ -1,4 +1,4 @@
-"""The page at `/`: a conversation in colours, and what the slots are doing."""
+"""The page at `/`: a chat with token origins in colour, and live metrics."""
 
 import base64
 import functools

@@ -1,4 +1,4 @@
-"""Rows of one running state that are given new prompts as they end.
+"""Slots: rows of one running state that get new prompts as they end.
 
 All programs are compiled before the first request: one that begins, one that
 reads for each width, one that makes rounds for each depth. They are called with

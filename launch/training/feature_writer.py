@@ -1,4 +1,4 @@
-"""Makes the features of a text, as `launch.training.features` describes them.
+"""Computes and writes a target's features (`launch.training.features`).
 
 A shard is made of its own documents alone, in batches of their own, and stands
 under its name once it is whole: whatever ends a run, the next one makes what is

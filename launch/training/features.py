@@ -1,4 +1,4 @@
-"""A target's features of a text, made once and kept on disk.
+"""A target's features of a text, computed once and stored on disk.
 
   documents of a split -> `Shard`s of whole documents -> packed rows of each,
     as `launch.training.data` packs them -> the target, once -> a record a row

@@ -1,4 +1,4 @@
-"""Hidden states in half the bytes: float16, and a power of two for each vector.
+"""Hidden states in float16 with an exponent for each vector.
 
 What flows between a target's layers is larger than float16 reaches (65,504) in
 some models, at a few places. bfloat16 reaches there, but keeps 8 bits of each

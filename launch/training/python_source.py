@@ -1,4 +1,4 @@
-"""`python_source`: the Python files of this machine, as a TFDS dataset.
+"""`python_source`, a TFDS dataset of the Python files of this machine.
 
 It is prepared without TensorFlow or network; `launch.training.corpus` says
 which files it holds, and which split a file is in. Another machine, Python or

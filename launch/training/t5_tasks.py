@@ -1,4 +1,4 @@
-"""Tasks from text to text whose data a machine makes: inputs and answers.
+"""Generated text-to-text tasks for training encoder-decoders.
 
   number: 4217            four thousand two hundred seventeen
   words: four thousand    4000

@@ -1,4 +1,4 @@
-"""Writes heads as they are published, for this project and others to read.
+"""Writes heads in published formats, for this and other projects to read.
 
 EAGLE-1 and 3 as their authors do (EAGLE-3 with the list of its layers; with
 switches, windows or several layers as `speculators` does), Medusa's as vLLM

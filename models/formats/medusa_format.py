@@ -1,4 +1,4 @@
-"""Heads of one hidden state: Medusa's as published, and blockwise ones as ours.
+"""Medusa's heads as they are published, and blockwise heads in our own form.
 
 Medusa's are read as its authors (`medusa_lm_head.pt`) and as vLLM name their
 tensors. Of blockwise parallel decoding (Stern et al., 2018) nothing was

@@ -1,4 +1,4 @@
-"""Tensors of a file that `torch.save` wrote, without torch, and nothing else.
+"""Reads the tensors of a `torch.save` file safely, without torch.
 
 Such a file is a zip archive: a pickle that says which tensors there are, and
 their bytes beside it. A pickle may name any function to be called; here it may

@@ -1,4 +1,4 @@
-"""A transformer whose sub-layers are switched on and off by data.
+"""A transformer whose sub-layers are switched on and off by traced gates.
 
 One compiled program for every set of sub-layers: all of them are computed, and
 what a gate is closed to is not added. That is for finding out what a thinned

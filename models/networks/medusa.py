@@ -1,4 +1,4 @@
-"""Heads that read one feature of the target and say several tokens ahead.
+"""Medusa's and blockwise heads: several tokens ahead from one feature.
 
 Medusa (Cai et al., ICML 2024) has residual blocks and an output projection of
 its own for each depth; blockwise parallel decoding (Stern et al., NeurIPS 2018)

@@ -1,4 +1,4 @@
-"""Feed-forward layers of many experts, of which each token is given a few.
+"""Mixtures of experts: feed-forward layers that route each token to a few.
 
 A router reads a token, chooses k of E experts and says how much of each is
 taken; no expert has a capacity, and no token is dropped for another, so that a

@@ -1,4 +1,4 @@
-"""T5, an encoder-decoder, in the form that `specjax` decodes (Flax NNX).
+"""T5, an encoder-decoder (Flax NNX).
 
 Raffel et al. (2020), 1.0 and 1.1: RMS norms before each sub-layer, no biases,
 no scaling of the scores, and a learned bias for the distance between query and

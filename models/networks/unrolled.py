@@ -1,4 +1,4 @@
-"""EAGLE's steps of a draft, unrolled over a whole text: training-time test.
+"""Training-time test: EAGLE's draft steps, unrolled over a whole text.
 
 A head that drafts feeds on its own states, so it is trained on them (EAGLE-3,
 Li et al., NeurIPS 2025, section 3.2). Step j of the draft that begins at place

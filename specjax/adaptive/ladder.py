@@ -1,4 +1,4 @@
-"""Draft lengths, one program each; the host chooses among them between rounds.
+"""The ladder: draft lengths, one program each, chosen on the host by speed.
 
 A depth policy (`specjax.adaptive.policies`) saves passes of the draft; the
 target's pass has the width of the tree, whatever is in it. Whether a long draft

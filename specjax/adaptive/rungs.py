@@ -1,4 +1,4 @@
-"""Decoders of several draft lengths that go on with each other's state.
+"""The programs of a ladder: decoders of several draft lengths, one state.
 
 All share the state of the longest. A drafter declares what it needs of rounds
 that draft nothing (`Drafter.idle`). The caller chooses the next length, as

@@ -1,4 +1,4 @@
-"""Nearly the joint optimum of a whole draft of i.i.d. siblings.
+"""Block transport: nearly the joint optimum of a draft of i.i.d. siblings.
 
 Every path of the draft has a score, evenly distributed whatever the laws are;
 the path of the largest is selected, and verified as a block (`block`). What the

@@ -1,4 +1,4 @@
-"""Rules of a single path that accept by rank in the target's law: lossy.
+"""Lossy rules of a single path that accept by rank in the target's law.
 
 SpecDec (Xia et al., Findings of EMNLP 2023) accepts a token that is among the
 target's beta likeliest and close enough to the first (`top_beta`); blockwise

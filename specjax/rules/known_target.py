@@ -1,4 +1,4 @@
-"""Lossless verification against another law than the target's: lossy.
+"""Lossy rules with a known output law: lossless verification against it.
 
 A rule of this file states a law pi, made of the target's law q and the draft's
 law p after the same text, and verifies against pi with a lossless rule. So a

@@ -1,4 +1,4 @@
-"""Tokens as mixtures of few types of fixed q / p.
+"""Tokens as mixtures of a few types of fixed q / p, for `block_transport`.
 
 The best verification of i.i.d. drafts depends on a token through its ratio
 q / p alone. Between two knots z < z' of the ratio a token of p and q is a

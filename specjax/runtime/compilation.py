@@ -1,4 +1,4 @@
-"""Prefill and the decoding loop, compiled to fit each other.
+"""Ahead-of-time compilation of prefill and the decoding loop.
 
 `specjax.runtime.engine` runs what is compiled here, and a plan for a pod reads
 it.

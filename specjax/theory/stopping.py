@@ -1,4 +1,4 @@
-"""When to stop drafting: the optimum, and the rules that systems use.
+"""Optimal stopping of a draft, and the stopping rules that systems use.
 
 A round drafts up to G tokens, one level after the other. Token i is accepted
 with probability a_i given that all before it were, so that `S_k = a_1 .. a_k`,

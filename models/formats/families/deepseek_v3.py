@@ -1,4 +1,4 @@
-"""DeepSeek-V3: latents in the place of keys, dense layers and then mixtures."""
+"""DeepSeek-V3: latent attention, dense layers and then mixtures."""
 
 import math
 from collections.abc import Mapping, Sequence
