@@ -1,10 +1,10 @@
-"""What every decoding experiment has: the fields and their defaults."""
+"""Fields of every decoding experiment, with their defaults."""
 
 import ml_collections
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """The fields that all commands read that decode."""
+  """The fields that every decoding command reads."""
   config = ml_collections.ConfigDict()
   # Directories, or GGUF files.
   config.target = ""

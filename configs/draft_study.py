@@ -1,4 +1,4 @@
-r"""Which draft for the embedded target: its shape, or what it is trained for.
+r"""Compares drafts for the embedded target: shapes, objectives or heads.
 
   python -m launch.studies.drafts --config=configs/draft_study.py:shapes \
     --workdir=W --output=shapes.jsonl

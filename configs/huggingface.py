@@ -8,9 +8,8 @@ Without `draft=`, choose a drafter that needs none:
   python -m launch.decode --config=configs/huggingface.py:target=DIR \
     --config.drafter=ngram --prompts=IN.jsonl
 
-GPT-2, GPT-NeoX, Llama, Mistral, Qwen2 and Qwen3 are read, from directories
-(config.json, safetensors, tokenizer files) and from GGUF files: DIR may be
-FILE.gguf, too.
+The families of docs/families.md are read, from directories (config.json,
+safetensors, tokenizer files) and from GGUF files: DIR may be FILE.gguf, too.
 """
 
 import ml_collections

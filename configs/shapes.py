@@ -1,4 +1,4 @@
-"""Shapes of published models, by lower-case name, as their `config.json` says.
+"""Shapes of published models by name, from their `config.json`.
 
 Only what decides shapes and logits is kept; see each model's card on its hub
 for the whole file. `python -m launch.plan` takes these names or any

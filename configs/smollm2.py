@@ -5,11 +5,12 @@ r"""Decodes with SmolLM2-135M-Instruct, a small model that chats.
   python -m launch.decode --config=configs/smollm2.py --prompts=IN.jsonl
   python -m launch.evaluate --config=configs/smollm2.py --output=E.json
 
-Where a text repeats itself it is read on, and elsewhere a head drafts one token
-(models/pretrained/README.md): what wins on two cores (docs/evaluation.md).
-`--config.drafter=ngram` drafts from the text alone, and `layer_skip` leaves out
-the one attention that launch.layer_search found to lose least. The file is
-quantised to four bits a weight and computed with in float32.
+Where a text repeats itself the repetition is drafted, and elsewhere a head
+drafts one token (models/pretrained/README.md), the fastest way on two cores
+(docs/evaluation.md). `--config.drafter=ngram` drafts from the text alone, and
+`layer_skip` skips the one attention that costs the least acceptance, by
+launch.layer_search. Weights are quantised to four bits, and computed with in
+float32.
 """
 
 import os
@@ -21,7 +22,7 @@ from configs import common
 
 
 def path() -> pathlib.Path:
-  """Where `launch.tools.fetch_smollm2` puts the model."""
+  """The file that `launch.tools.fetch_smollm2` writes."""
   home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
   folder = pathlib.Path(home) / "specjax" / "smollm2"
   return folder / "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -1,4 +1,4 @@
-r"""Trains the head of a depth policy: how likely is a drafted token accepted?
+r"""Trains the head of a depth policy, which predicts acceptance.
 
   python -m launch.train --config=configs/train_depth.py \
     --workdir=/tmp/specjax/depth --export=HEAD

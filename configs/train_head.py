@@ -1,4 +1,4 @@
-r"""Trains a head that drafts from a target's features, the target as it is.
+r"""Trains a head that drafts from the features of a frozen target.
 
 The heads of the embedded target:
 

@@ -1,6 +1,6 @@
-r"""Trains an encoder-decoder and drafters for it on tasks that a machine makes.
+r"""Trains an encoder-decoder, and drafters for it, on generated tasks.
 
-The data, the verifier, what it says of the training inputs (sequence-level
+The data, the verifier, its outputs for the training inputs (sequence-level
 distillation), and two drafters of equal size, autoregressive and block:
 
   W=/tmp/specjax-t5; D=launch.tools.machine_tasks

@@ -52,8 +52,8 @@ class Chat:
   """A conversation with a pair.
 
   Attributes:
-    conversation: what was said.
-    pair: what answers.
+    conversation: the messages so far.
+    pair: the models that answer.
     text: the conversation on the device.
     console: where all but piped answers goes.
   """
@@ -98,7 +98,7 @@ class Chat:
     )  # fmt: skip
 
   def headline(self) -> str:
-    """Who answers, in one line."""
+    """The models and settings that answer, in one line."""
     config, rule = self._config, self.pair.decoder.rule.name
     return (
       f"{config.target}: drafted by {drafters.canonical(config)}, rule {rule}, "
@@ -154,7 +154,7 @@ class Chat:
     self.note(self.headline())
 
   def answer(self, text: str) -> None:
-    """Asks, shows the answer as it comes, and keeps both."""
+    """Asks a question, streams the answer, and keeps both."""
     config, asked = self._config, self.conversation.ask(text)
     seed = jax.random.key(config.seed)
     self.text.read(

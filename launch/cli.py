@@ -1,10 +1,10 @@
-"""Command lines: shared flags, help, caches, and honest exit codes.
+"""Command lines: shared flags, help, compilation cache and exit codes.
 
 A user's mistake is one line on stderr and exit code 2: a `UserError`, what the
 operating system says of a file, or a `ValueError` that this project raises.
 Every other error is a bug, and keeps its traceback: those of libraries, and
-whatever is raised while jax traces a program, as in a rule or a drafter that
-somebody is writing.
+whatever is raised while jax traces a program, as in a rule or a drafter under
+development.
 
 A command reads the flags that its module defines, and those that it names with
 `reads`: it takes no others, and `--help` lists no others.
@@ -119,7 +119,7 @@ class UserError(Exception):
 
 
 def reads(*shared: flags.FlagHolder) -> None:
-  """Declares which flags of other modules the command reads that calls this.
+  """Declares the flags of other modules that the calling command reads.
 
   Those of every command are among them, and --overwrite of all that write.
   """
@@ -142,7 +142,7 @@ _spread: set[str] = set()
 def takes_the_rest(flag: flags.FlagHolder) -> None:
   """Lets a list flag's values stand apart, as in `--flag A B`, if it is given.
 
-  Who calls this reads what is left over by the flags as more values of it.
+  The caller takes the arguments that are left over as more values of it.
   """
   _spread.add(flag.name)
 
@@ -258,8 +258,8 @@ def execute(command: Command, argv: Sequence[str]) -> int:
 
 def fail(message: str, code: int = 2) -> int:
   """Prints one message on stderr; returns the exit code."""
-  who = f"process {jax.process_index()}: " if processes.several() else ""
-  print(f"error: {who}{message}", file=sys.stderr)
+  label = f"process {jax.process_index()}: " if processes.several() else ""
+  print(f"error: {label}{message}", file=sys.stderr)
   return code
 
 
@@ -327,7 +327,7 @@ def _parse(command: Command, argv: Sequence[str]) -> list[str]:
 
 
 def _why_not(error: Exception) -> str:
-  """Why flags could not be parsed: what absl or a config's file raised."""
+  """The reason why flags could not be parsed, from absl or a config file."""
   text = str(error.args[0] if error.args else error)
   text = text.replace("\\n", "\n").replace("\\'", "'")  # a repr, at times
   if isinstance(error, KeyError | AttributeError):  # a setting that is none
@@ -355,7 +355,7 @@ def _in_words(error: Exception) -> str:
 
 
 def _is_mistake(error: Exception) -> bool:
-  """Whether an error's text is all that a user needs."""
+  """True if an error is a user's mistake, whose text suffices."""
   if isinstance(error, UserError):
     return True
   files = [
@@ -392,7 +392,7 @@ def _unread(command: Command, argv: Sequence[str]) -> list[str]:
 
 
 def _drafters() -> str:
-  """What `config.drafter` can be, and what its arguments can be."""
+  """The help on `config.drafter` and its arguments."""
   from launch.build import drafters
 
   table = drafters.help_table()

@@ -1,9 +1,8 @@
-"""A conversation's token ids, and the caches that they are continued on.
+"""A conversation's token ids, and their caches on the device.
 
-Generated ids stay as they are: an answer is never tokenized again. What lies
-between an answer and the next one is what the model's template writes there;
-where a template rewrites an answer, or what came before it, once a conversation
-goes on, all of it is rendered anew.
+Generated ids are kept: an answer is never tokenized again. The tokens between
+an answer and the next one are those of the model's template; if the template
+rewrites earlier text once a conversation goes on, all of it is rendered anew.
 """
 
 import contextlib
@@ -52,7 +51,7 @@ class Conversation:
   ids: tuple[int, ...] = ()
 
   def ask(self, text: str) -> "Conversation":
-    """With a question: its ids end where the answer begins.
+    """The conversation with a question added, up to where its answer begins.
 
     Raises:
       ValueError: if the template refuses it.
@@ -66,7 +65,7 @@ class Conversation:
     return dataclasses.replace(self, messages=messages, ids=tuple(ids))
 
   def answered(self, token_ids: Sequence[int]) -> "Conversation":
-    """With the answer, whole or not, to the question that was asked last."""
+    """The conversation with the answer, whole or not, to its last question."""
     answer = self.tokenizer.decode(token_ids, after=self.ids)
     return dataclasses.replace(
       self,
@@ -115,13 +114,13 @@ def following(
 
 
 class CachedText:
-  """One text on the device, its caches, and the rounds that continue it.
+  """A text with its caches on the device, which rounds continue.
 
   Attributes:
     max_length: tokens of the longest text.
     held: the text that the caches hold.
     state: as of the last round; None if nothing is held.
-    seconds: that the rounds since the last `read` took.
+    seconds: spent on the rounds since the last `read`.
   """
 
   def __init__(
@@ -137,12 +136,12 @@ class CachedText:
     """Reads nothing yet.
 
     Args:
-      decoder: what decodes.
+      decoder: the decoder.
       params: its parameters.
       stop_tokens: ids that end an answer.
       max_length: tokens of the longest text.
       first_buffer: tokens that caches have room for at first.
-      waiting: is told what takes long, and entered meanwhile.
+      waiting: makes a context, from words for the work, to enter during it.
     """
     self.max_length, self.seconds = max_length, 0.0
     self.held: list[int] = []
@@ -170,7 +169,7 @@ class CachedText:
     sampling: Sampling,
     key: jax.Array,
   ) -> int:
-    """Makes a text the one that is continued; what is cached of it stays.
+    """Sets the text to continue, reusing the cache of their common prefix.
 
     Args:
       ids: the text.

@@ -124,7 +124,7 @@ def decode_batch(
 def record_of(
   batch: Batch, completions: list[Completion], unit: intervals.Unit
 ) -> dict:
-  """What is kept of a batch: its rows by their keys, and what was measured."""
+  """The journal's record of a batch: its rows by key, and its measurements."""
   return {
     "batch": batch.prompts[0].key,
     "keys": [p.key for p in batch.prompts],
@@ -135,12 +135,12 @@ def record_of(
 
 
 def measures_speedup() -> bool:
-  """Whether prompts are decoded plainly too."""
+  """True if prompts are also decoded plainly, for comparison."""
   return _BASELINE.value and not traced_fields()
 
 
 def traced_fields() -> list[str]:
-  """What is kept of a traced row beside its completion; nothing if untraced."""
+  """Fields of a traced row beside its completion; empty if untraced."""
   of_rows = ["log_probs", "warped_log_probs"] if _LOG_PROBS.value else []
   return [*of_rows, *(["rounds"] if _STEPS.value else [])]
 
@@ -161,7 +161,7 @@ def output_row(prompt: Prompt, row: dict, tokenizer) -> dict:
 
 
 def rows_of(records: Iterable[dict]) -> dict[str, dict]:
-  """What is kept of every prompt, by its key."""
+  """The rows of all records, by the key of their prompt."""
   return {
     key: row
     for record in records
@@ -170,13 +170,13 @@ def rows_of(records: Iterable[dict]) -> dict[str, dict]:
 
 
 def completion_of(row: dict) -> Completion:
-  """What a row of a record was made of."""
+  """The `Completion` of a record's row."""
   names = [field.name for field in dataclasses.fields(Completion)]
   return Completion(**{name: row[name] for name in names})
 
 
 def settings_of(config, baseline: bool, models: dict) -> dict:
-  """All that decides a row, but what it is the row of.
+  """All settings that decide a row, without its prompt.
 
   Neither paths nor dates of the checkpoints count: a machine that was preempted
   comes back with fresh copies.
@@ -191,7 +191,7 @@ def settings_of(config, baseline: bool, models: dict) -> dict:
   return {
     "config": {k: v for k, v in kept.items() if k not in _HASHED},
     "baseline": baseline,
-    "checkpoints": {role: found["sha256"] for role, found in models.items()},
+    "checkpoints": {role: model["sha256"] for role, model in models.items()},
     "jax": jax.__version__,
     "specjax": specjax.__version__,
     **({"traced": traced_fields()} if traced_fields() else {}),
@@ -201,7 +201,7 @@ def settings_of(config, baseline: bool, models: dict) -> dict:
 def decode_missing(
   config, models: pair.Pair, items: list[Prompt], journal: Journal | None
 ) -> list[dict]:
-  """Decodes what is not in the journal yet.
+  """Decodes the prompts that are not in the journal yet.
 
   Args:
     config: of the run.
@@ -213,8 +213,8 @@ def decode_missing(
     The records of all prompts, the same on every process.
   """
   # What the chief has counts, and the others get it.
-  there = processes.gather(list(journal.batches.values()) if journal else [])
-  records = there[0]
+  journals = processes.gather(list(journal.batches.values()) if journal else [])
+  records = journals[0]
   done = {key for record in records for key in record["keys"]}
   missing = [p for p in items if p.key not in done]
   speculative = pair.engine_of(config, models)
@@ -227,7 +227,7 @@ def decode_missing(
     trace = [tracing.tracer(speculative)]
   elif measures_speedup():
     baseline = pair.engine_of(config, models, baseline=True)
-  found = processes.in_turn(
+  made = processes.in_turn(
     engine.make_batches(
       missing,
       batch_size=config.batch_size,
@@ -244,7 +244,7 @@ def decode_missing(
     disable=not (processes.is_chief() and sys.stderr.isatty()),
   )  # fmt: skip
   with progress:
-    for record in found:
+    for record in made:
       if saved:
         saved.save(len(records) + 1)
       if journal:
@@ -263,7 +263,7 @@ def decode_missing(
 def read_prompts(
   models: pair.Pair, max_new_tokens: int
 ) -> tuple[list[Prompt], bool]:
-  """The prompts that are asked for; whether all of them are good.
+  """The good prompts, and True if no line was bad.
 
   Raises:
     UserError: if none is good.
@@ -342,8 +342,8 @@ def run(_) -> int:
   with journal as opened:
     if _STEPS.value:
       known = rows_of(opened.batches.values() if opened else [])
-      there = [item for item in items if item.key in known]
-      tracing.check_there(_STEPS.value, tracing.lines_of(there, known))
+      finished = [item for item in items if item.key in known]
+      tracing.check_there(_STEPS.value, tracing.lines_of(finished, known))
     records = decode_missing(config, models, items, opened)
     rows = rows_of(records)
     lines = [output_row(p, rows[p.key], models.tokenizer) for p in items]

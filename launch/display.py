@@ -1,4 +1,4 @@
-"""Completions and summaries for people.
+"""Console output of completions and summaries.
 
 Each token shows where it came from: accepted from the draft, drawn from the
 residual after a rejection, or the bonus after a fully accepted block. With
@@ -88,7 +88,7 @@ def show_completion(
 
 
 def show_legend(console: rich.console.Console) -> None:
-  """Says what the colours (or marks) mean."""
+  """Prints the legend of colours or marks."""
   in_colour = _in_colour(console)
   text = rich.text.Text("tokens: ")
   for origin, words in (

@@ -1,4 +1,4 @@
-r"""Measures ways to draft on questions or prompts: speed, acceptance, texts.
+r"""Compares drafters on questions or prompts: speed, acceptance and texts.
 
   python -m launch.evaluate --config=configs/huggingface.py:target=DIR \
     --systems=plain,ngram,hf,hf_prompt_lookup --temperatures=0,1 \
@@ -147,19 +147,19 @@ def chosen(
 ) -> list[questions.Question]:
   """The questions that are asked, or the prompts."""
   if name := cli.PROMPTS.value:
-    found = questions.of_prompts(
+    asked = questions.of_prompts(
       prompts.all_of(
         None if name == _BUILT_IN else name, contest.tokenizer,
         max_tokens=contest.room, encoder=plain.encoder,
       )
     )  # fmt: skip
   else:
-    found = questions.read(_QUESTIONS.value or questions.OWN)
+    asked = questions.read(_QUESTIONS.value or questions.OWN)
   if _CATEGORIES.value:
-    found = questions.of_categories(found, _CATEGORIES.value)
+    asked = questions.of_categories(asked, _CATEGORIES.value)
   if _SUBSET.value:
-    found = questions.subset(found, _SUBSET.value, seed=config.seed)
-  return found
+    asked = questions.subset(asked, _SUBSET.value, seed=config.seed)
+  return asked
 
 
 def named(config) -> str:
@@ -189,17 +189,17 @@ def named(config) -> str:
 
 
 def temperatures(config) -> list[float]:
-  """Those to decode at; UserError for what is none."""
+  """The temperatures to decode at; UserError for any that is none."""
   try:
-    found = [float(x) for x in cli.TEMPERATURES.value or [config.temperature]]
+    numbers = [float(x) for x in cli.TEMPERATURES.value or [config.temperature]]
   except ValueError:
-    found = []
-  if not found or not all(0 <= t < float("inf") for t in found):
+    numbers = []
+  if not numbers or not all(0 <= t < float("inf") for t in numbers):
     raise cli.UserError(
       "--temperatures must be numbers of 0 or more, got "
       f"{cli.TEMPERATURES.value}"
     )
-  return list(dict.fromkeys(found))
+  return list(dict.fromkeys(numbers))
 
 
 def check_sizes(sizes: list[int], plain: pair.Pair) -> None:
@@ -213,11 +213,11 @@ def check_sizes(sizes: list[int], plain: pair.Pair) -> None:
 
 
 def settings_of(config, entered: list[System], asked, models) -> dict:
-  """All that decides what is measured; neither paths nor dates count."""
+  """Settings that decide a measurement; paths and dates do not count."""
   kept = json.loads(config.to_json_best_effort(sort_keys=True))
   return {
     "config": kept | {"target": None, "checkpoints": None, "drafter": None},
-    "checkpoints": {role: found["sha256"] for role, found in models.items()},
+    "checkpoints": {role: model["sha256"] for role, model in models.items()},
     "systems": [provenance.hashed(s.name, models) for s in entered],
     "temperatures": temperatures(config),
     "batch_sizes": cli.integers(cli.BATCH_SIZES, default=[config.batch_size]),
@@ -233,54 +233,56 @@ def settings_of(config, entered: list[System], asked, models) -> dict:
 
 
 def timing() -> str:
-  """What is timed apart: to explain, passes are."""
+  """The kind of timing beside the answers: passes, to explain."""
   return "passes" if _EXPLAIN.value else _TIMING.value
 
 
 def checkpoints_of(entered: list[System]) -> dict[str, dict]:
-  """By role, path and hash of every checkpoint that is read."""
-  found = {}
+  """Path and hash of every checkpoint that is read, by role."""
+  paths = {}
   for system in entered:
-    found["target"] = system.config.target
+    paths["target"] = system.config.target
     if system.drafting is not None:
       for role, path in provenance.read_by(system.drafting).items():
-        if found.setdefault(role, path) != path:
-          found[f"{role} of {system.name}"] = path
+        if paths.setdefault(role, path) != path:
+          paths[f"{role} of {system.name}"] = path
     elif system.reference.draft:
-      found[f"draft of {system.name}"] = system.reference.draft
-  return provenance.hashes(found)
+      paths[f"draft of {system.name}"] = system.reference.draft
+  return provenance.hashes(paths)
 
 
 def beside(path: str) -> dict[str, str]:
   """The page and the figure of a result, and what explains it."""
   stem = os.path.splitext(path)[0]
-  found = {"the page": f"{stem}.md", "the figure": f"{stem}.svg"}
+  files = {"the page": f"{stem}.md", "the figure": f"{stem}.svg"}
   if _EXPLAIN.value:
-    found["the explanation"] = f"{stem}-explained.md"
-    found["its figure"] = f"{stem}-throughput.svg"
-  return found
+    files["the explanation"] = f"{stem}-explained.md"
+    files["its figure"] = f"{stem}-throughput.svg"
+  return files
 
 
-def write(path: str, found: dict) -> None:
+def write(path: str, content: dict) -> None:
   """The result, its page and its figure; the chief does.
 
   The result comes first: where it is, the same command makes the others again.
   """
   if not processes.is_chief():
     return
-  results.write(path, result.as_text(found))
+  results.write(path, result.as_text(content))
   text, drawing, *more = beside(path).values()
-  _write_page(text, page.page, drawing, plots.figure, found)
+  _write_page(text, page.page, drawing, plots.figure, content)
   if more:
-    _write_page(more[0], explain_page.page, more[1], explain_page.figure, found)
+    _write_page(
+      more[0], explain_page.page, more[1], explain_page.figure, content
+    )
 
 
-def _write_page(text, page_of, drawing, figure_of, found) -> None:
+def _write_page(text, page_of, drawing, figure_of, content) -> None:
   """A page of a result, and its figure."""
   drawn = io.BytesIO()
-  figures.save(lambda: figure_of(found), drawn)
+  figures.save(lambda: figure_of(content), drawn)
   results.write(drawing, drawn.getvalue())
-  results.write(text, page_of(found, figure=os.path.basename(drawing)))
+  results.write(text, page_of(content, figure=os.path.basename(drawing)))
 
 
 def compare_files(paths: list[str]) -> int:
@@ -292,19 +294,19 @@ def compare_files(paths: list[str]) -> int:
   wanted = "one file with --over" if _OVER.value else "two files"
   if len(paths) != (1 if _OVER.value else 2):
     raise cli.UserError(f"--compare takes {wanted}, got {len(paths)}")
-  found = []
+  contents = []
   for path in paths:
     try:
-      found.append(tables.read(path))
+      contents.append(tables.read(path))
     except ValueError as error:
       raise cli.UserError(f"{path} is not JSON: {error}") from None
-    if not isinstance(found[-1], dict) or "groups" not in found[-1]:
+    if not isinstance(contents[-1], dict) or "groups" not in contents[-1]:
       raise cli.UserError(f"{path} is no result of launch.evaluate")
   try:
     rows = (
-      compare.among(*found, _OVER.value)
+      compare.among(*contents, _OVER.value)
       if _OVER.value
-      else compare.compare(*found)
+      else compare.compare(*contents)
     )
   except (LookupError, TypeError, AttributeError) as error:
     raise cli.UserError(
@@ -416,19 +418,19 @@ def run(argv) -> int:
       )
     finally:
       one.reference.close()
-    found = result.result_of(records, facts)
+    content = result.result_of(records, facts)
     if _EXPLAIN.value:
-      found["explained"] = explain.findings(found)
-    write(output, found)
+      content["explained"] = explain.findings(content)
+    write(output, content)
     journal.finish()
-  verdicts = map(explain_page.verdict, found.get("explained", ()))
+  verdicts = map(explain_page.verdict, content.get("explained", ()))
   terminal.console(quiet=not processes.is_chief()).print(
-    "\n".join([page.over_all(found), *verdicts]), soft_wrap=True, markup=False
+    "\n".join([page.over_all(content), *verdicts]), soft_wrap=True, markup=False
   )
-  if found["refused"]:
-    print(f"{len(found['refused'])} prompts were too long for config."
+  if content["refused"]:
+    print(f"{len(content['refused'])} prompts were too long for config."
           f"max_length: see {output}", file=sys.stderr)  # fmt: skip
-  if broken := result.ended_by_nan(found["groups"]):
+  if broken := result.ended_by_nan(content["groups"]):
     return cli.fail("NaN logits ended answers: " + ", ".join(broken))
   return 0
 

@@ -1,4 +1,4 @@
-"""Figures as files: one style, texts that stay texts, and none cut off."""
+"""Figures as files: one style, with text kept as text and nothing cut off."""
 
 import pathlib
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""What chips can do, which slices of TPUs there are, and their devices.
+"""Figures of accelerators, and the slices of TPUs with their devices.
 
 TPUs' figures are Google's, from the pages of each generation under
 https://docs.cloud.google.com/tpu/docs (system architecture), read in November
@@ -17,7 +17,7 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chip:
-  """One device of a generation, as the roofline sees it.
+  """A device of a generation, as the roofline sees it.
 
   Attributes:
     name: the generation.

@@ -19,7 +19,7 @@ from specjax.runtime.engine import Batch
 
 
 def is_available(*paths: str) -> bool:
-  """Whether torch and transformers are there, and can read the checkpoints.
+  """True if torch and transformers are installed and read the checkpoints.
 
   They cannot read the folders of training runs, nor every GGUF file.
   """
@@ -36,7 +36,7 @@ def is_available(*paths: str) -> bool:
 
 
 def _is_understood(path: str) -> bool:
-  """Whether transformers takes a GGUF file for the model that it is.
+  """True if transformers reads a GGUF file as the model that it is.
 
   It leaves out what it does not know, such as the rescaling of Llama 3's rotary
   frequencies and biases, and refuses GPT-NeoX.
@@ -45,10 +45,10 @@ def _is_understood(path: str) -> bool:
 
   try:
     theirs = transformers.AutoConfig.from_pretrained(**_where(path))
-    found = huggingface.config_from_json(theirs.to_dict())
+    config = huggingface.config_from_json(theirs.to_dict())
   except (ValueError, KeyError):
     return False
-  return found == checkpoints.read_config(path)
+  return config == checkpoints.read_config(path)
 
 
 def _where(path: str) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def _where(path: str) -> dict[str, Any]:
 
 
 class _Support:
-  """What `suppress_tokens` does, for target and assistant.
+  """`suppress_tokens`, made fast, for target and assistant.
 
   That option looks every id up in the list of those suppressed, at every step:
   with tens of thousands of them transformers would be timed doing that.
@@ -92,7 +92,7 @@ class _Filling:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Generated:
-  """What transformers made of a batch.
+  """Completions of a batch by another library.
 
   Attributes:
     token_ids: emitted tokens of every prompt (an end-of-text token included,
@@ -179,7 +179,7 @@ class Reference:
 
   @property
   def can_assist(self) -> bool:
-    """Whether there is a draft model that transformers accepts."""
+    """True if there is a draft model that transformers accepts."""
     if self._draft is None:
       return False
     sizes = {m.config.vocab_size for m in (self._target, self._draft)}
@@ -203,7 +203,7 @@ class Reference:
         that is looked up; None for none.
 
     Returns:
-      What came out.
+      The completions.
     """
     torch = self._torch
     pad = self._options["pad_token_id"]

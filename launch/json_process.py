@@ -1,4 +1,4 @@
-"""Another program that answers lines of JSON: neither's threads wait there."""
+"""A helper process that answers lines of JSON."""
 
 import json
 import os

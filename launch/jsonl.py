@@ -33,7 +33,7 @@ def lines(path: str | pathlib.Path) -> Iterator[tuple[int, bytes]]:
 def parsed(
   line: bytes, *, hook: Callable[[list[tuple[str, Any]]], Any] | None = None
 ) -> Any:
-  """What a line holds.
+  """The JSON value of a line.
 
   Args:
     line: the line.
@@ -53,7 +53,7 @@ def parsed(
 
 
 def read(path: str | pathlib.Path) -> Iterator[tuple[int, Any]]:
-  """What the lines of a file hold, and their numbers.
+  """The JSON values of a file's lines, with their numbers.
 
   Raises:
     OSError, ValueError: as `lines`; ValueError for a line that is no JSON,
@@ -84,14 +84,14 @@ def whole(path: pathlib.Path) -> list[dict[str, Any] | None]:
   *lines, torn = path.read_bytes().split(b"\n")
   if torn:
     print(f"{path}: dropped a half-written last line", file=sys.stderr)
-  found: list[dict[str, Any] | None] = []
+  records: list[dict[str, Any] | None] = []
   for line in lines:
     try:
       record = parsed(line)
     except ValueError:
       record = None
-    found.append(record if isinstance(record, dict) else None)
-  return found
+    records.append(record if isinstance(record, dict) else None)
+  return records
 
 
 def dumps(records: Iterable[Any]) -> str:

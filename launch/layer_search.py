@@ -104,7 +104,7 @@ class Costs:
   verify: dict[int, float]
 
   def draft(self, skipped: SkippedLayers, num_layers: int) -> float:
-    """Of a pass without some sub-layers."""
+    """The share of a pass without some sub-layers."""
     kept_attention = num_layers - len(set(skipped.attention))
     kept_mlp = num_layers - len(set(skipped.mlp))
     return self.rest + kept_attention * self.attention + kept_mlp * self.mlp
@@ -269,7 +269,7 @@ def bayesian(num_layers: int, *, seed: int) -> Method:
   while True:
     trial = study.ask()
     switches = [trial.suggest_categorical(n, [False, True]) for n in names]
-    # Nobody drafts with the whole target: no set that skips nothing.
+    # The whole target would be no draft: no set that skips nothing.
     score = (yield of_blocks(np.flatnonzero(switches))) if any(switches) else 0
     study.tell(trial, score)
 

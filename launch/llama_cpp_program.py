@@ -1,4 +1,4 @@
-"""llama.cpp, as a program that `launch.llama_cpp_reference` asks.
+"""llama.cpp as a helper program of `launch.llama_cpp_reference`.
 
 Run by the Python of an environment that has the package `llama_cpp`, which need
 have nothing of this project: so this file imports nothing of it. The first line
@@ -12,7 +12,7 @@ import time
 
 
 def complete(model, prompt, most, stops, sampling):
-  """What a prompt becomes, and the seconds from its first pass on.
+  """A prompt's completion, and the seconds from its first pass on.
 
   Args:
     model: a `llama_cpp.Llama`.
@@ -22,15 +22,15 @@ def complete(model, prompt, most, stops, sampling):
     sampling: arguments of `Llama.generate`.
   """
   model.reset()  # else it would not read again what prompts have in common
-  found, first = [], 0.0
+  emitted, first = [], 0.0
   start = time.perf_counter()
   for token in model.generate(prompt, **sampling):
     first = first or time.perf_counter() - start
-    found.append(token)
-    if token in stops or len(found) == most:
+    emitted.append(token)
+    if token in stops or len(emitted) == most:
       break
   seconds = time.perf_counter() - start
-  return {"token_ids": found, "seconds": seconds, "first_seconds": first}
+  return {"token_ids": emitted, "seconds": seconds, "first_seconds": first}
 
 
 def main():

@@ -82,15 +82,15 @@ class LlamaCpp:
         "seed": config.seed,
       }
       try:
-        found = self._process.ask(options)
+        answer = self._process.ask(options)
       except RuntimeError as error:
-        found = {"error": str(error)}
-    if "error" in found:
+        answer = {"error": str(error)}
+    if "error" in answer:
       self.close()
-      raise ValueError(f"llama.cpp of {python}: {found['error']}")
+      raise ValueError(f"llama.cpp of {python}: {answer['error']}")
     waits = os.environ.get("OMP_WAIT_POLICY")
     self.versions = {
-      **found, "n_threads": threads, "n_ctx": config.max_length,
+      **answer, "n_threads": threads, "n_ctx": config.max_length,
       "omp_wait_policy": waits,
     }  # fmt: skip
 
@@ -98,14 +98,14 @@ class LlamaCpp:
     """Completes a batch of one prompt; RuntimeError if the process broke."""
     (prompt,) = batch.prompts
     sampling = {**self._request["sampling"], "temp": temperature}
-    found = self._process.ask(
+    answer = self._process.ask(
       {**self._request, "prompt": list(prompt.token_ids), "sampling": sampling}
     )
-    tokens = found["token_ids"]
+    tokens = answer["token_ids"]
     return Generated(
       token_ids=[tokens],
-      seconds=found["seconds"],
-      first_seconds=found["first_seconds"],
+      seconds=answer["seconds"],
+      first_seconds=answer["first_seconds"],
       num_target_calls=len(tokens),
     )
 

@@ -1,4 +1,4 @@
-"""A draft that learns while it decodes: the optimiser, and its place on disk.
+"""Online learning of a draft: the optimiser, and its state on disk.
 
 A `Learner` has the draft's parameters. After every so many rounds it takes a
 step of Adam on all that the rings of the state hold
@@ -39,10 +39,10 @@ _ANY = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lesson:
-  """What there is to learn for a draft.
+  """The parts of a draft that learn, and its laws.
 
   Attributes:
-    laws: what it says of a ring.
+    laws: its laws at the entries of a ring.
     fixed: names of its parts that stay, since they are the target's.
   """
 
@@ -57,7 +57,7 @@ def wrapped(
   *,
   vocab_size: int,
 ) -> tuple[Drafter, Lesson]:
-  """A drafter with a ring, and what its draft learns of it."""
+  """A drafter with a ring, and the lesson of its draft."""
   width = 0
   if isinstance(draft, Head):
     functions, _ = draft.functions()
@@ -80,7 +80,7 @@ def wrapped(
 
 
 class Learner:
-  """A draft's parameters, and what changes them (`specjax.runtime.engine`).
+  """A draft's parameters and their optimiser (`specjax.runtime.engine`).
 
   Attributes:
     params: of both models; the target's never change.
@@ -126,16 +126,16 @@ class Learner:
 
   @property
   def rounds(self) -> int:
-    """Until the next update."""
+    """Rounds until the next update."""
     return self._every - self._since
 
   def compile(self, state: DecodeState) -> None:
-    """Runs what updates and what fills rings once, to no effect."""
-    own = state.drafter_state
+    """Runs the update and the filling of rings once, to no effect."""
+    drafter_state = state.drafter_state
     jax.block_until_ready(
       (
-        self._update(self.params.draft, self._state, own.ring),
-        self._carry(own, own.ring),
+        self._update(self.params.draft, self._state, drafter_state.ring),
+        self._carry(drafter_state, drafter_state.ring),
       )
     )
 
@@ -144,14 +144,16 @@ class Learner:
 
     Rings of another number of rows are not: their batch is of another size.
     """
-    own = state.drafter_state
+    drafter_state = state.drafter_state
     if self._ring is None or len(self._ring.written) != len(state.length):
       return state
-    filled = self._carry(own, self._ring)
+    filled = self._carry(drafter_state, self._ring)
     where = lambda new, old: jax.device_put(new, old.format)
-    filled = jax.tree.map(where, filled.ring, own.ring)  # as programs want it
-    own = dataclasses.replace(own, ring=filled)
-    return dataclasses.replace(state, drafter_state=own)
+    filled = jax.tree.map(
+      where, filled.ring, drafter_state.ring
+    )  # as programs want it
+    drafter_state = dataclasses.replace(drafter_state, ring=filled)
+    return dataclasses.replace(state, drafter_state=drafter_state)
 
   def learn(self, state: DecodeState, rounds: int) -> None:
     """Updates if it is time, and keeps the rings of what was decoded."""
@@ -172,11 +174,11 @@ class Learner:
 
   @property
   def num_programs(self) -> int:
-    """How often the update was compiled."""
+    """Number of times the update was compiled."""
     return self._update._cache_size()
 
   def arrays(self) -> dict[str, np.ndarray]:
-    """All that decides how it goes on, as bytes; see `restore`."""
+    """Its whole state, as bytes; see `restore`."""
     numbers = [self.updates, self._since]
     leaves = jax.tree.leaves((self.params.draft, self._state, self._ring))
     about = {"numbers": numbers, "seconds": self.seconds}
@@ -194,18 +196,18 @@ class Learner:
       ValueError: if it was of another draft or config.
     """
     about = json.loads(arrays["about"].tobytes())
-    found = [
+    saved = [
       np.frombuffer(arrays[str(i)].tobytes(), jnp.dtype(name)).reshape(shape)
       for i, (name, shape) in enumerate(about["leaves"])
     ]
-    own = jax.tree.leaves((self.params.draft, self._state))
-    ring = found[len(own) :]
-    known = [(x.dtype, x.shape) for x in own]
-    if [(x.dtype, x.shape) for x in found[: len(own)]] != known:
+    leaves = jax.tree.leaves((self.params.draft, self._state))
+    ring = saved[len(leaves) :]
+    known = [(x.dtype, x.shape) for x in leaves]
+    if [(x.dtype, x.shape) for x in saved[: len(leaves)]] != known:
       raise ValueError("what was learned is of another draft or config")
     put = [
       jax.device_put(x, like.sharding)
-      for x, like in zip(found, own, strict=False)
+      for x, like in zip(saved, leaves, strict=False)
     ]
     kind = jax.tree.structure((self.params.draft, self._state))
     draft, self._state = jax.tree.unflatten(kind, put)
@@ -218,7 +220,7 @@ class Learner:
 def _weights(
   draft: Any, fixed: Collection[str]
 ) -> tuple[list[Array], Callable[[list[Array]], Any]]:
-  """What learns of a draft's parameters, and what puts it back among them.
+  """The parameters that learn, and a function that puts them back.
 
   A table of integers, as of the tokens of a head's vocabulary, stays too.
   """
@@ -248,10 +250,10 @@ def _as_ring(leaves: list[np.ndarray]) -> Ring:
   missing = {} if ids else {"ids": None}
   if maybe - len(missing):
     missing |= {"features": None}
-  found: dict[str, Any] = {}
+  fields: dict[str, Any] = {}
   for name in names:
-    found[name] = None if name in missing else jnp.asarray(left.pop(0))
-  return Ring(**found)
+    fields[name] = None if name in missing else jnp.asarray(left.pop(0))
+  return Ring(**fields)
 
 
 class Saved:
@@ -311,12 +313,12 @@ class Saved:
     """Saves what is known after so many parts."""
     if not self._learners:
       return
-    found = {
+    arrays = {
       f"{name}/{key}": array
       for name, learner in self._learners.items()
       for key, array in learner.arrays().items()
     }
     buffer = io.BytesIO()
-    np.savez(buffer, **found)
+    np.savez(buffer, **arrays)
     results.write(self._path(parts), buffer.getvalue())
     self._path(parts - 2).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-r"""What would this pod do? Compiles the decoding loop for TPUs without a TPU.
+r"""Plans decoding on a TPU slice: compiles the loop for it, without a TPU.
 
   python -m launch.plan --topology=v5e:4x4 --target=llama-3.1-70b \
     --drafter='model("llama-3.2-1b", tokens=4)' --batch_size=8 \
@@ -156,14 +156,14 @@ def head(text: str, kind: str, target: TransformerConfig) -> HeadShape:
     embed_dim=target.embed_dim,
     vocab_size=target.vocab_size,
   )
-  found = _read(
+  head_shape = _read(
     text,
     shapes.HEADS,
     lambda settings: head_checkpoints.shape(settings, about, kind=kind),
   )
-  if found.kind != kind:
-    raise cli.UserError(f"--drafter={kind}, and {text} is {found.kind!r}")
-  return found
+  if head_shape.kind != kind:
+    raise cli.UserError(f"--drafter={kind}, and {text} is {head_shape.kind!r}")
+  return head_shape
 
 
 def _read(
@@ -171,7 +171,7 @@ def _read(
   named: Mapping[str, dict[str, Any]],
   meant: Callable[[Mapping[str, Any]], _T],
 ) -> _T:
-  """What the settings of that name, or in that file, mean."""
+  """The shape of that name, or in that file."""
   path = _shape_file(text)
   if path is None and text in named:
     return meant(named[text])
@@ -188,15 +188,15 @@ def _read(
 
 def _translated(settings: Mapping[str, Any]) -> TransformerConfig | T5Config:
   """A shape; of a T5 whose file does not tie them, outputs are apart."""
-  found = translate(settings)
-  if isinstance(found, T5Config):
+  config = translate(settings)
+  if isinstance(config, T5Config):
     tied = settings.get("tie_word_embeddings", True) is not False
-    found = dataclasses.replace(found, tied_embeddings=tied)
-  return found
+    config = dataclasses.replace(config, tied_embeddings=tied)
+  return config
 
 
 def _shape_file(text: str) -> pathlib.Path | None:
-  """Where a shape is read from; None for one that has a name."""
+  """The file of a shape; None for one that has a name."""
   if text in _SHAPES or text in shapes.HEADS:
     return None
   path = pathlib.Path(text)
@@ -204,24 +204,24 @@ def _shape_file(text: str) -> pathlib.Path | None:
 
 
 def drafting_of(call: Call) -> Drafting:
-  """What a call of --drafter drafts; UserError for what is not planned."""
-  found = DRAFTERS.make(call)
-  if call.name not in _DRAFTERS or found.policy is not None:
+  """The drafting of a --drafter; UserError for one that cannot be planned."""
+  drafting = DRAFTERS.make(call)
+  if call.name not in _DRAFTERS or drafting.policy is not None:
     raise cli.UserError(
       f"drafter {str(call)!r} is not planned: expected one of "
       f"{', '.join(_DRAFTERS)}, without a policy"
     )
-  if found.needs_checkpoint and not found.checkpoint:
+  if drafting.needs_checkpoint and not drafting.checkpoint:
     raise cli.UserError(
-      f'drafter {found.name!r} needs a shape, as {found.name}("NAME")'
+      f'drafter {drafting.name!r} needs a shape, as {drafting.name}("NAME")'
     )
-  return found
+  return drafting
 
 
 def question(
   topology: hardware.Topology, *, batch_size: int, drafting: Drafting
 ) -> program.Question:
-  """What the flags ask, for one combination of values."""
+  """The plan's question, by the flags and one combination of values."""
   if cli.TARGET.value is None:
     raise cli.UserError("--target is required; see --help for an example")
   target = shape(cli.TARGET.value)
@@ -338,11 +338,11 @@ def run(_) -> int:
   plans = []
   for (topology, *_), asked in zip(combinations, questions, strict=True):
     count = f" {len(plans) + 1} of {len(questions)}" if _SWEEP.value else ""
-    what = (
+    drafted = (
       f"compiling plan{count} for {topology.name}: batch {asked.batch_size}, "
       f"{asked.tree.num_drafted} drafted nodes"
     )
-    with terminal.waiting(what):
+    with terminal.waiting(drafted):
       plans.append(answer.plan(topology, asked) | made_by)
     answer.show(console, plans[-1])
     if cli.OUTPUT.value and cli.OUTPUT.value != results.STDOUT:

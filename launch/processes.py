@@ -1,4 +1,4 @@
-r"""Several processes of one run: how they find each other, and who writes.
+r"""Several processes of one run: joining them, and the one that writes.
 
 A TPU slice of more than one worker runs one process a worker; on one machine
 several can be started by hand. They must join before jax touches a device:
@@ -122,14 +122,14 @@ def refuse() -> None:
 
 
 def _is_asked(settings: dict[str, Any]) -> bool:
-  """Whether flags, the environment or the machine say: one of several."""
+  """True if flags, environment or machine ask for several processes."""
   if DISTRIBUTED.value == "auto":
     return any(settings.values()) or _tpu_workers() > 1
   return DISTRIBUTED.value == "on"
 
 
 def _settings() -> dict[str, Any]:
-  """What flags, or else the environment, say; None where they do not.
+  """Settings from flags, or else the environment; None where not given.
 
   jax itself reads JAX_COORDINATOR_ADDRESS only.
 
@@ -194,17 +194,17 @@ def _metadata() -> str:
 
 
 def several() -> bool:
-  """Whether this is one of several processes; looks for no device."""
+  """True if this is one of several processes; looks for no device."""
   return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
 def is_chief() -> bool:
-  """Whether this process writes the files."""
+  """True for the process that writes the files."""
   return not several() or jax.process_index() == 0
 
 
 def gather(value: Any) -> list[Any]:
-  """What every process passed, in the order of the processes.
+  """The values of all processes, in their order.
 
   All processes must call it equally often.
 
@@ -261,7 +261,7 @@ def in_turn(
 
 
 def spanned_by(tree: Any) -> bool:
-  """Whether arrays of `tree` lie on devices of more than one process."""
+  """True if arrays of `tree` lie on devices of more than one process."""
   return any(
     isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
     for leaf in jax.tree.leaves(tree)

@@ -1,4 +1,4 @@
-r"""What a line of a prompts file says: the prompt, and what it asks for.
+r"""Lines of a prompts file: a prompt, and settings of its own.
 
   {"id": ..., "prompt": "...", or "messages": [{"role": ..., "content": ...}],
    "num_samples": 4, "temperature": 0.8, "top_k": 40, "top_p": 0.95,
@@ -39,7 +39,7 @@ _EXPECTED = 'expected an object {"id": ..., "prompt": "..."}'
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Encoder:
-  """What a line to an encoder-decoder must keep to.
+  """Requirements of lines to an encoder-decoder.
 
   Attributes:
     start_token: what all texts of the decoder begin with.
@@ -160,7 +160,7 @@ def _string(record: dict, key: str) -> str:
 def _input(
   record: dict, tokenizer: Tokenizer, encoder: Encoder
 ) -> tuple[str, tuple[int, ...]]:
-  """What the encoder reads, as text and as ids."""
+  """The encoder's input, as text and as ids."""
   if record.get("messages") is not None:
     raise ValueError('an encoder-decoder reads an "input", got "messages"')
   text = _string(record, _INPUT)
@@ -178,7 +178,7 @@ def _input(
 def _conversation(
   record: dict, tokenizer: Tokenizer
 ) -> tuple[str, Sequence[int]]:
-  """What the template makes of the messages, as text and as ids."""
+  """The messages by the chat template, as text and as ids."""
   messages = record["messages"]
   if record.get("prompt") is not None:
     raise ValueError('give either "prompt" or "messages", got both')

@@ -1,4 +1,4 @@
-"""Prompts: reading them, and grouping them into batches of few shapes."""
+"""Prompts: built-in, or from a file of lines with settings of their own."""
 
 import dataclasses
 import hashlib
@@ -25,7 +25,7 @@ BUILT_IN = (
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-  """One prompt.
+  """A prompt, or one sample of it, with its settings.
 
   Attributes:
     stream: what it draws from, `fold_in(key(seed), stream)`; of prompts that
@@ -54,7 +54,7 @@ class Prompt:
 
   @property
   def row_id(self) -> Any:
-    """What its row is told apart by: `row_id` of the row."""
+    """Identity of its row of an output: `row_id` of the row."""
     return _row_id(self.id, self.sample)
 
   @property
@@ -69,13 +69,13 @@ class Prompt:
       wants["is_chat"] = True
     if self.input is not None:
       wants["input"] = self.input
-    what = [self.id, self.text, self.stream, *([wants] if wants else [])]
-    text = json.dumps(what, sort_keys=True)
+    parts = [self.id, self.text, self.stream, *([wants] if wants else [])]
+    text = json.dumps(parts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def row_id(row: Mapping[str, Any]) -> Any:
-  """What a row of an output is told apart by: its id, and which sample."""
+  """Identity of a row of an output: its id and the number of the sample."""
   return _row_id(row.get("id"), row.get("sample"))
 
 
@@ -191,29 +191,29 @@ def read_jsonl(
   """
   file = pathlib.Path(path)
   if not file.is_file():
-    what = "is a folder" if file.is_dir() else "no such prompts file"
-    raise FileNotFoundError(f"{what}: {path}")
+    problem = "is a folder" if file.is_dir() else "no such prompts file"
+    raise FileNotFoundError(f"{problem}: {path}")
   prompts, problems = [], []
   lines: dict[str, int] = {}
   streams: set[int] = set()
   for number, line in jsonl.lines(file):
     try:
       record = jsonl.parsed(line, hook=_object)
-      found = prompt_lines.read(
+      parsed = prompt_lines.read(
         record, tokenizer, max_tokens=max_tokens,
         max_new_tokens=max_new_tokens, encoder=encoder,
       )  # fmt: skip
       identity = record.get("id")
       identity = number if identity is None else identity
-      rows = [identity, *(_row_id(identity, s) for s in _numbers(found))]
+      rows = [identity, *(_row_id(identity, s) for s in _numbers(parsed))]
       names = [json.dumps(row, sort_keys=True) for row in rows]
-      if there := [lines[name] for name in names if name in lines]:
+      if earlier := [lines[name] for name in names if name in lines]:
         raise ValueError(
-          f"the id {names[0]} is that of line {there[0]} already"
+          f"the id {names[0]} is that of line {earlier[0]} already"
           + ("" if record.get("id") is not None else
              " (a line without an id has its number)")
         )  # fmt: skip
-      prompts += _samples(identity, found, streams)
+      prompts += _samples(identity, parsed, streams)
       lines.update(dict.fromkeys(names, number))
     except (ValueError, TypeError) as error:  # TypeError: lone surrogates
       problems.append(f"{path}:{number}: {error}")
@@ -222,10 +222,10 @@ def read_jsonl(
 
 def distinct(rows: Sequence[Prompt]) -> list[Prompt]:
   """The first row of each prompt: several are samples of one."""
-  found: dict[Any, Prompt] = {}
+  firsts: dict[Any, Prompt] = {}
   for row in rows:
-    found.setdefault(requests.content_of(row), row)
-  return list(found.values())
+    firsts.setdefault(requests.content_of(row), row)
+  return list(firsts.values())
 
 
 def _samples(
@@ -253,7 +253,7 @@ def _samples(
 
 
 def _numbers(line: prompt_lines.Line) -> Sequence[int | None]:
-  """Of the samples of a line; of a single one, which has none, None."""
+  """Numbers of a line's samples; None for a single one."""
   return [None] if line.num_samples is None else range(line.num_samples)
 
 
@@ -278,9 +278,9 @@ def _stream(identity: Any, taken: set[int]) -> int:
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
   """A JSON object whose keys are there once."""
-  found = dict(pairs)
-  if len(found) < len(pairs):
+  values = dict(pairs)
+  if len(values) < len(pairs):
     names = [name for name, _ in pairs]
-    twice = next(name for name in found if names.count(name) > 1)
+    twice = next(name for name in values if names.count(name) > 1)
     raise ValueError(f"the key {twice!r} is there twice")
-  return found
+  return values

@@ -1,4 +1,4 @@
-"""What made a result: the code, the command, the checkpoints, the machine.
+"""Provenance of a result: code, command, checkpoints, prompts, machine.
 
 Every JSON that a command writes as its result has
 
@@ -60,7 +60,7 @@ def command() -> str:
 
 
 def differences(theirs: str, ours: str) -> str:
-  """In what two command lines differ, in words; "" if in nothing that counts.
+  """The differences of two command lines in words; "" if none counts.
 
   Where they write to does not count, nor the order.
   """
@@ -89,9 +89,9 @@ def check_command(name: str, path: str) -> None:
     path: the file.
   """
   try:
-    found = json.loads(pathlib.Path(path).read_bytes())
-    found = found[0] if isinstance(found, list) else found
-    different = differences(found["provenance"]["command"], command())
+    content = json.loads(pathlib.Path(path).read_bytes())
+    content = content[0] if isinstance(content, list) else content
+    different = differences(content["provenance"]["command"], command())
   except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
     raise ValueError(
       f"{name}: {path} is there, and does not say that this command wrote it: "
@@ -106,14 +106,14 @@ def check_command(name: str, path: str) -> None:
 
 def _settings(line: str) -> list[str]:
   """The arguments of a command line, `--name value` as `--name=value`."""
-  found: list[str] = []
+  settings: list[str] = []
   for part in shlex.split(line):
-    if not part.startswith("-") and found and found[-1].startswith("--"):
-      if "=" not in found[-1]:
-        found[-1] += f"={part}"
+    if not part.startswith("-") and settings and settings[-1].startswith("--"):
+      if "=" not in settings[-1]:
+        settings[-1] += f"={part}"
         continue
-    found.append(part)
-  return found
+    settings.append(part)
+  return settings
 
 
 def _counts(argument: str) -> bool:
@@ -130,27 +130,27 @@ def code() -> dict[str, Any]:
     models, configs, launch) differs from the commit, or None; and a `note` that
     says why where something is None.
   """
-  found = {"version": specjax.__version__, "commit": None, "dirty": None}
+  known = {"version": specjax.__version__, "commit": None, "dirty": None}
   if pathlib.Path(specjax.__file__).resolve().parents[1] != _ROOT:
-    return found | {"note": "specjax is installed apart from the commands"}
+    return known | {"note": "specjax is installed apart from the commands"}
   if not _ARCHIVED.startswith("$"):
     note = "an archive of the commit: changes since would not be seen"
-    return found | {"commit": _ARCHIVED, "note": note}
+    return known | {"commit": _ARCHIVED, "note": note}
   try:
     top = _git("rev-parse", "--show-toplevel")
     if pathlib.Path(top).resolve() != _ROOT:
-      return found | {"note": "no git checkout"}
+      return known | {"note": "no git checkout"}
     changes = _git("status", "--porcelain", "--", *_CODE)
-    return found | {"commit": _git("rev-parse", "HEAD"), "dirty": bool(changes)}
+    return known | {"commit": _git("rev-parse", "HEAD"), "dirty": bool(changes)}
   except FileNotFoundError:
-    return found | {"note": "git is not installed"}
+    return known | {"note": "git is not installed"}
   except subprocess.SubprocessError as error:
     said = " ".join(str(getattr(error, "stderr", None) or error).split())
-    return found | {"note": said[:200]}
+    return known | {"note": said[:200]}
 
 
 def _git(*arguments: str) -> str:
-  """What git says of the checkout, whatever repository the caller is in."""
+  """Output of git on this checkout, from any working directory."""
   environment = {k: v for k, v in os.environ.items() if k[:4] != "GIT_"}
   done = subprocess.run(
     ["git", "--no-optional-locks", "-C", str(_ROOT), *arguments],
@@ -160,43 +160,43 @@ def _git(*arguments: str) -> str:
 
 
 def hash_checkpoint(directory: str) -> str:
-  """One hash of all files that decide what a model is."""
+  """A hash of all files that decide what a model is."""
   from models import checkpoints
 
   root = pathlib.Path(directory).absolute()
   if checkpoints.is_file(str(root)):
     return hash_file(root)
   hashes = hash_files(root, checkpoints.files(str(root)))
-  lines = "".join(f"{found}  {name}\n" for name, found in hashes.items())
+  lines = "".join(f"{digest}  {name}\n" for name, digest in hashes.items())
   return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def hash_texts(texts: Sequence[str]) -> str:
-  """One hash of a list of texts."""
+  """A hash of a list of texts."""
   return hashlib.sha256(json.dumps(list(texts)).encode()).hexdigest()
 
 
 def inputs() -> dict[str, str]:
   """Paths of what this command reads: its config, the prompts, the models."""
   prompts, config = cli.PROMPTS.value, cli.CONFIG.value
-  found = {"--prompts": prompts} if prompts else {}
+  paths = {"--prompts": prompts} if prompts else {}
   if config is None:
-    return found
+    return paths
   from models import checkpoints
 
-  found["--config"] = cli.config_file()
+  paths["--config"] = cli.config_file()
   named = {"target": config.get("target")}
   with contextlib.suppress(ValueError, FileNotFoundError):
     named |= read_by(drafters.of(config)) if config.get("drafter") else {}
   for role, directory in named.items():
     if isinstance(directory, str) and os.path.exists(directory):
       for file in checkpoints.files(directory):
-        found[f"the {role} ({file})"] = str(file)
-  return found
+        paths[f"the {role} ({file})"] = str(file)
+  return paths
 
 
 def checkpoints(config: Any) -> dict[str, dict[str, str]]:
-  """By role, path and hash of each checkpoint that a config reads.
+  """Path and hash of each checkpoint that a config reads, by role.
 
   Args:
     config: with a `target`, and perhaps a `draft` and a `scorer`.
@@ -212,7 +212,7 @@ def checkpoints(config: Any) -> dict[str, dict[str, str]]:
 
 
 def read_by(drafting: Drafting) -> dict[str, str]:
-  """By role, path of what a way to draft reads."""
+  """Paths that a way to draft reads, by role."""
   roles = {
     "layers" if drafting.reads == "layers" else "draft": drafting.checkpoint,
     "corpus": drafting.corpus,
@@ -223,13 +223,13 @@ def read_by(drafting: Drafting) -> dict[str, str]:
 
 def hashed(written: str, models: Mapping[str, Mapping[str, str]]) -> str:
   """A drafter's call with the hashes of checkpoints in place of their paths."""
-  for found in models.values():
-    written = written.replace(f'"{found["path"]}"', f'"{found["sha256"]}"')
+  for model in models.values():
+    written = written.replace(f'"{model["path"]}"', f'"{model["sha256"]}"')
   return written
 
 
 def hashes(directories: Mapping[str, str]) -> dict[str, dict[str, str]]:
-  """By role, path and hash of each checkpoint."""
+  """Path and hash of each checkpoint, by role."""
   return {
     role: {"path": directory, "sha256": hash_checkpoint(directory)}
     for role, directory in directories.items()
@@ -243,7 +243,7 @@ def record(
   texts: Sequence[str] | None = None,
   files: Mapping[str, Any] | None = None,
 ) -> dict[str, dict]:
-  """What made a result, to be merged into it.
+  """The provenance of a result, to be merged into it.
 
   Args:
     models: `checkpoints` of the config, if a pair took part.

@@ -1,7 +1,7 @@
-"""Results on disk: what may be written, whole, by one, and gone on with.
+"""Results on disk: atomic writing, overwriting rules, locks and journals.
 
 An output is a regular file, a link to one, or nothing yet; "-" is stdout, where
-a command allows it. What somebody may want is not replaced: no input of the
+a command allows it. Files of value are not replaced: no input of the
 same command, and, without --overwrite, no file but an empty one or the result
 of this very command. Files are written beside where they will be, and then
 renamed: what reads them sees the old or the new one. Of several processes the
@@ -118,11 +118,11 @@ def check_folder(name: str, path: str, *, model: bool = False) -> pathlib.Path:
   if not processes.is_chief():
     return folder
   _check_local(name, path)
-  there = next(x for x in (folder / "it").absolute().parents if x.exists())
-  if not there.is_dir():
-    raise NotADirectoryError(f"expected a folder, but {there} is a file")
-  if not os.access(there, os.W_OK):
-    raise PermissionError(f"cannot write to {there}")
+  parent = next(x for x in (folder / "it").absolute().parents if x.exists())
+  if not parent.is_dir():
+    raise NotADirectoryError(f"expected a folder, but {parent} is a file")
+  if not os.access(parent, os.W_OK):
+    raise PermissionError(f"cannot write to {parent}")
   for file in ("config.json", "model.safetensors") if model else ():
     if (folder / file).exists() and not cli.OVERWRITE.value:
       raise ValueError(
@@ -132,7 +132,7 @@ def check_folder(name: str, path: str, *, model: bool = False) -> pathlib.Path:
 
 
 def resolve(path: str | pathlib.Path) -> pathlib.Path:
-  """Where a path leads to, which need not be there: links are followed."""
+  """The path with links followed; it need not exist."""
   return pathlib.Path(os.path.realpath(path))
 
 
@@ -200,7 +200,7 @@ def show_json(path: str | None, value: Any) -> None:
 
 
 def beside(path: str | None) -> TextIO:
-  """Where text for readers goes: stderr, if stdout has the result."""
+  """The stream for human readers: stderr, if stdout has the result."""
   return sys.stderr if path == STDOUT else sys.stdout
 
 
@@ -212,8 +212,8 @@ def _is_same(one: str, other: str) -> bool:
 
 def _size(path: str | pathlib.Path) -> int:
   """Bytes of a file; 0 of stdout, and of what is not there."""
-  there = path != STDOUT and os.path.exists(path)
-  return os.path.getsize(path) if there else 0
+  exists = path != STDOUT and os.path.exists(path)
+  return os.path.getsize(path) if exists else 0
 
 
 def _check_local(name: str, path: str) -> None:
@@ -319,9 +319,9 @@ class Journal:
       settings: all that decides the results, of JSON's types.
       grows: whether the journal is kept beside a finished output: the same run,
         asked for again, then goes on with it, and what has no journal is not
-        replaced. Else a finished output is whoever's `check` lets replace it.
+        replaced. Else `check` decides whether a finished output is replaced.
       rows_of: the rows that a record gives, if the output is JSONL and grows
-        with the journal. Who deletes rows gets their batch made again; others
+        with the journal. The batches of deleted rows are made again; others
         stay as they are. A record has the "ids" of its rows
         (`launch.prompts.row_id`) and their "keys", each of all that it is of.
       wanted: the ids of all rows that are to be there, by their keys.
@@ -394,40 +394,40 @@ class Journal:
 
   def _resume_rows(self, rows_of: Callable[[dict], Iterable[dict]]) -> None:
     """Keeps the batches of which all rows are there, and no other rows."""
-    path, there = self._output, {}
+    path, rows = self._output, {}
     delete = "delete that line to have it made again"
     anew = "or give --overwrite to begin anew"
 
     def refused(i: str, text: str) -> ValueError:
       text = f"the row of id {i} is {text}, {anew}"
-      return ValueError(f"{path}:{there[i][0]}: {text}")
+      return ValueError(f"{path}:{rows[i][0]}: {text}")
 
     for number, row in enumerate(jsonl.whole(path), start=1):
       if row is None:
         raise ValueError(
           f"{path}:{number}: expected a JSON object; {delete}, {anew}"
         )
-      there[_key(row_id(row))] = number, row
+      rows[_key(row_id(row))] = number, row
     known, ours = set(), set(self._wanted.values())
     for name, record in [*self.batches.items()]:
       ids = [_key(i) for i in record["ids"]]
-      if not there.keys() >= set(ids):
+      if not rows.keys() >= set(ids):
         del self.batches[name]
         continue
       for i, key in zip(ids, record["keys"], strict=True):
         if self._wanted.get(key) != i:
-          whose = "another prompt" if i in ours else "none of these prompts"
-          raise refused(i, f"of {whose}: write elsewhere")
+          owner = "another prompt" if i in ours else "none of these prompts"
+          raise refused(i, f"of {owner}: write elsewhere")
       for i, row in zip(ids, rows_of(record), strict=True):
-        if json.dumps(there[i][1]) != json.dumps(row):
+        if json.dumps(rows[i][1]) != json.dumps(row):
           raise refused(i, f"not as it was written; {delete}")
       known.update(ids)
-    again = there.keys() - known
+    again = rows.keys() - known
     for i in again - ours:
       raise refused(i, "of none of these prompts: write elsewhere")
     if again:
       _say(f"{path}: {len(again)} rows are made again")
-    write(path, jsonl.dumps(row for i, (_, row) in there.items() if i in known))
+    write(path, jsonl.dumps(row for i, (_, row) in rows.items() if i in known))
     _say(f"{path}: {len(known)} rows are there already and are kept")
 
   def add(self, record: dict) -> None:

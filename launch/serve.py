@@ -110,7 +110,7 @@ _CLASSES = flags.DEFINE_list(
 
 
 def say(text: str) -> None:
-  """A line for whoever started the server."""
+  """Prints a line on stderr."""
   if processes.is_chief():
     print(text, file=sys.stderr, flush=True)
 
@@ -131,7 +131,7 @@ def api_key() -> str | None:
 
 
 def chat_template() -> str | None:
-  """What --chat_template holds, or None."""
+  """Contents of the file --chat_template, or None."""
   if _TEMPLATE.value is None:
     return None
   try:

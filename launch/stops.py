@@ -1,4 +1,4 @@
-"""Stop strings: where a completion's text ends, also across tokens."""
+"""Stop strings, which may span tokens, and incremental detokenisation."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,16 +14,15 @@ _NONE = "\ufffd"
 
 
 class Growing:
-  """The text of one completion's tokens as they come, in whole characters.
+  """An incremental detokenizer: whole characters as tokens come.
 
-  What was given stands: all pieces, and what is left in the end, are the text
-  of all tokens. So bytes that a vocabulary falls back to wait for whatever
-  comes behind them: a byte that is no part of a character turns all beside it
-  into none.
+  Text that was returned is final: all pieces and the rest make up the text of
+  all tokens. So fallback bytes wait for the tokens after them: a byte that is
+  no part of a character turns all bytes beside it into none.
   """
 
   def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()):
-    """No token yet.
+    """Begins without any token.
 
     Args:
       tokenizer: of the pair.
@@ -36,7 +35,7 @@ class Growing:
     self._ends_in_byte = False
 
   def add(self, token: int) -> str:
-    """What is certain with a token, perhaps nothing."""
+    """Takes a token; the text that is now final, perhaps empty."""
     self._held.append(token)
     if token_text.fallback_byte(self._tokenizer, token) is not None:
       self._ends_in_byte = True
@@ -49,7 +48,7 @@ class Growing:
     return new
 
   def rest(self) -> str:
-    """What the text goes on with if nothing follows.
+    """The remaining text, if no token follows.
 
     The first bytes of a character are no text yet.
     """
@@ -63,7 +62,7 @@ class Growing:
 def watch(
   tokenizer: Tokenizer, stop: Sequence[str], before: Sequence[int] = ()
 ) -> Watch | None:
-  """What ends a row with the token that completes a stop string.
+  """A watch that ends a row with the token that completes a stop string.
 
   Args:
     tokenizer: of the pair.
@@ -105,5 +104,5 @@ def text_of(
   text = tokenizer.decode(row["token_ids"], after=prompt.token_ids)
   if row["stop_reason"] != StopReason.STOP_STRING.name.lower():
     return text
-  found = [at for x in prompt.stop if (at := text.find(x)) >= 0]
-  return text[: min(found, default=len(text))]
+  places = [at for x in prompt.stop if (at := text.find(x)) >= 0]
+  return text[: min(places, default=len(text))]

@@ -1,4 +1,4 @@
-"""What the terminal is given: control characters are shown, not obeyed.
+"""Safe terminal output: control characters are shown, not obeyed.
 
 Prompts, ids, names of files and tensors come from outside, and a terminal obeys
 what they hold: an escape sequence may empty the screen or fill the clipboard, a
@@ -99,7 +99,7 @@ def _raw(stream: Any) -> TextIO:
 
 
 def guard() -> None:
-  """From now on streams and the log show control characters.
+  """Makes streams and the log show control characters from now on.
 
   What a terminal's encoding lacks is shown as an escape.
   """
@@ -115,7 +115,7 @@ def guard() -> None:
 
 @contextlib.contextmanager
 def waiting(what: str, *, every: float = 10.0) -> Iterator[None]:
-  """Tells on stderr, while it is entered, what takes so long and for how long.
+  """Reports on stderr, while entered, the running work and its duration.
 
   Args:
     what: is done, as in "compiling".
@@ -144,7 +144,7 @@ def waiting(what: str, *, every: float = 10.0) -> Iterator[None]:
 
 
 def reader_left() -> int:
-  """Writes no more to a stdout that nobody reads (`| head`); the exit code."""
+  """Stops writing to a stdout that is closed (`| head`); the exit code."""
   nowhere = os.open(os.devnull, os.O_WRONLY)
   os.dup2(nowhere, sys.stdout.fileno())
   return 141  # as a shell reports SIGPIPE

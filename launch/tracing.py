@@ -1,4 +1,4 @@
-"""What every round did: drafts, laws, what was accepted, what was emitted.
+"""Traces of rounds: drafts, laws, accepted nodes and emitted tokens.
 
 Traced rows are decoded a round at a time, and after each the host reads what
 happened: the tokens are the same as ever, the times are no measurement.
@@ -27,10 +27,10 @@ Traced = tuple[list[Completion], list[dict[str, Any]]]
 
 
 def tracer(engine: Engine) -> Callable[[Batch], Traced]:
-  """What decodes batches and traces them.
+  """A function that decodes batches and traces them.
 
   Args:
-    engine: what would decode them, on one device.
+    engine: the engine to trace, on one device.
 
   Returns:
     A function of a batch. Of each row it returns beside the completion
@@ -56,12 +56,12 @@ def tracer(engine: Engine) -> Callable[[Batch], Traced]:
     endings = engine.endings(batch, state)
     seen: list[dict[str, np.ndarray]] = []
     while not np.all(jax.device_get(state.done)):
-      state, found = look(engine.params, state)
-      seen.append(jax.device_get(found))
+      state, arrays = look(engine.params, state)
+      seen.append(jax.device_get(arrays))
       if endings:
         state = endings.look(state)
     done = engine_lib.completions(state, len(batch.prompts))
-    own = np.asarray(state.log_probs)
+    raw = np.asarray(state.log_probs)
     starts = np.asarray(state.prompt_length)
     beside = []
     for row, completion in enumerate(done):
@@ -69,7 +69,7 @@ def tracer(engine: Engine) -> Callable[[Batch], Traced]:
       part = slice(starts[row], starts[row] + len(completion.token_ids))
       beside.append(
         {
-          "log_probs": _numbers(own[row, part]),
+          "log_probs": _numbers(raw[row, part]),
           "warped_log_probs": [
             x for one in rounds for x in one["warped_log_probs"]
           ],
@@ -123,17 +123,17 @@ def _look_with(decoder):
 def _rounds_of(
   seen: list[dict[str, np.ndarray]], row: int, completion: Completion
 ) -> list[dict[str, Any]]:
-  """The rounds in which a row emitted what stands of it."""
+  """The rounds of a row, as far as their tokens are in its completion."""
   rounds: list[dict[str, Any]] = []
   start, end = 0, len(completion.token_ids)
-  for found in seen:
-    one = {name: values[row] for name, values in found.items()}
+  for arrays in seen:
+    one = {name: values[row] for name, values in arrays.items()}
     count = min(int(one["num_emitted"]), end - start)
     if not count:
       continue
-    there = one["there"][1:]
-    of_nodes = lambda values, there=there: [
-      x if here else None for x, here in zip(values, there, strict=True)
+    present = one["there"][1:]
+    of_nodes = lambda values, present=present: [
+      x if here else None for x, here in zip(values, present, strict=True)
     ]
     rounds.append(
       {

@@ -1,4 +1,4 @@
-"""A machine with libtpu but no TPU: said so before libtpu looks for one.
+"""Tells libtpu that a machine has no TPU, before it looks for one.
 
 Left alone, libtpu complains about hosts that it cannot find, writes logs, and
 lets one process of a machine load it. Nothing here imports jax.
@@ -17,7 +17,7 @@ ENVIRONMENT = {
 
 
 def has_tpu() -> bool:
-  """Whether this machine has a TPU, as far as device files tell."""
+  """True if this machine has a TPU, as far as device files tell."""
   return bool(glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*"))
 
 

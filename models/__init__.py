@@ -14,7 +14,7 @@ Where things are:
   checkpoints a path, in whichever format, to a `Network` or a head
   sharding, meshes    what is cut over which devices
   tokenizers, token_text, chat    text to ids and back, conversations
-  head_shapes, head_starts    what a head is; how an untrained one begins
+  head_shapes, head_starts    shapes of heads; their initial weights
   pretrained/ the pair and the heads that come with the code
 
 How a decoder-only family is added: a file in `formats.families`, which says

@@ -1,7 +1,7 @@
 """Conversations as a chat model reads them: messages in, token ids out.
 
-What belongs to a conversation's form, as `<|im_start|>` does, comes from the
-model's own template alone: the name of a special token in a message is text.
+Special tokens, as `<|im_start|>`, come from the model's own template alone: the
+name of one in a message is text.
 """
 
 import os
@@ -75,11 +75,11 @@ def protect(
 def encode_rendered(
   tokenizer: Tokenizer, text: str, forged: Sequence[str] = ()
 ) -> list[int]:
-  """Ids of what a template made of protected messages, or of a part of it.
+  """Ids of the text of protected messages, rendered by a template.
 
   Args:
     tokenizer: with the template.
-    text: the text, or a part that begins or ends at a special token.
+    text: the rendered text, or a part that begins or ends at a special token.
     forged: from `protect`.
   """
   if not forged:
@@ -128,7 +128,7 @@ def render(
 
 
 def _holds(value: Any, name: str) -> bool:
-  """Whether any string within a JSON value holds a name."""
+  """True if any string within a JSON value holds a name."""
   if isinstance(value, str):
     return name in value
   if isinstance(value, Mapping):
@@ -152,7 +152,7 @@ def _replaced(value: Any, names: Sequence[str]) -> Any:
 
 
 def _restored(text: str, names: Sequence[str]) -> str:
-  """The text with the names again."""
+  """The text with the names put back."""
   return re.sub(f"{_MARK}(\\d+){_MARK}", lambda m: names[int(m[1])], text)
 
 

@@ -1,4 +1,4 @@
-"""Models as configs name them: a path, in whichever form it is.
+"""Loads a model, a head or a tokenizer from a path in any supported format.
 
 That is a directory in Hugging Face's format (`models.formats.huggingface`), the
 folder of a training run (`models.formats.trained`), or a GGUF file
@@ -50,14 +50,14 @@ def _not_lowered(form: Format) -> "Network":
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Network:
-  """A model that is loaded, on one device or over a mesh.
+  """A loaded model, on one device or over a mesh.
 
   Attributes:
     config: its shapes and switches.
     params: its parameters.
-    functions: the model as pure functions of them, some layers left out, with
-      the features that are asked for; ValueError where that is not possible.
-      With `count_experts=True` its passes count the experts that they touch.
+    functions: makes the model's pure functions, with layers skipped and
+      features returned as asked; ValueError where that is not possible. With
+      `count_experts=True` its passes count the experts that they touch.
     lowered: the same with weights in few bits, all else shared; ValueError
       where that is not possible.
   """
@@ -73,7 +73,7 @@ class Network:
 
   @property
   def reads_inputs(self) -> bool:
-    """Whether it is an encoder-decoder."""
+    """True for an encoder-decoder."""
     return isinstance(self.config, T5Config)
 
 
@@ -92,7 +92,7 @@ def load(
     dtype: of parameters and activations.
     mesh: the devices, for a model with stacked layers; None for one device.
     sharding: the model's rules on the mesh.
-    stored: what its cache stores keys and values as, "int8" or "fp8"; None for
+    stored: type of keys and values in the cache, "int8" or "fp8"; None for
       `dtype`.
 
   Returns:
@@ -159,7 +159,7 @@ def _of_module(
 
 
 def reads_inputs(path: str) -> bool:
-  """Whether a path leads to an encoder-decoder; raises as `load`."""
+  """True if a path leads to an encoder-decoder; raises as `load`."""
   reader = _reader(path)
   return reader is huggingface and isinstance(
     reader.read_config(path), T5Config
@@ -237,9 +237,9 @@ def load_head(
 
 
 def read_head(path: str, target: str) -> HeadShape:
-  """What a head of the target in another path is; raises as `load_head`.
+  """Shapes of a target's head from its files, unread; raises as `load_head`.
 
-  In the same path it is the target's own MTP head.
+  Where both paths are the same it is the target's own MTP head.
   """
   if path == target:
     return mtp_format.describe(path)
@@ -247,7 +247,7 @@ def read_head(path: str, target: str) -> HeadShape:
 
 
 def _about(config: TransformerConfig) -> Target:
-  """A target without its arrays."""
+  """The description of a target, without its arrays."""
   return Target(
     num_layers=config.num_layers,
     embed_dim=config.embed_dim,
@@ -279,7 +279,7 @@ def load_tokenizer(path: str) -> Tokenizer:
 
 
 def is_file(path: str) -> bool:
-  """Whether a path is one of a GGUF file, there or not, and not a directory."""
+  """True for the path of a GGUF file, existing or not, and no directory."""
   where = pathlib.Path(path)
   return where.is_file() or (where.suffix == ".gguf" and not where.is_dir())
 
@@ -300,14 +300,14 @@ def files(path: str) -> list[pathlib.Path]:
     # Vocabularies' merges.txt, and heads that torch saved.
     kinds = (".json", ".safetensors", ".txt", ".pt", ".bin")
     return sorted(path for path in root.iterdir() if path.suffix in kinds)
-  found = [root / "config.json"]
+  paths = [root / "config.json"]
   for folder in (trained.newest(path), root / "tokenizer"):
-    found += folder.rglob("*")
-  return sorted(path for path in found if path.is_file())
+    paths += folder.rglob("*")
+  return sorted(path for path in paths if path.is_file())
 
 
 def _reader(path: str):
-  """The module that reads what a path leads to."""
+  """The module of `models.formats` that reads a path."""
   if is_file(path):
     return gguf
   return trained if trained.is_run(path) else huggingface

@@ -1,4 +1,4 @@
-"""The tokens that a head can say, where they are fewer than the target's.
+"""Draft vocabularies: the tokens of a head, where fewer than the target's.
 
 Files name them twice: `d2t` holds for each of them how far its id lies above
 its place, and `t2d` marks them among all. vLLM's Medusa has `token_map` for
@@ -30,7 +30,7 @@ def spread(logits: Array, ids: Array, vocab_size: int) -> Array:
 
 
 def tensors_of(ids: np.ndarray, vocab_size: int) -> dict[str, np.ndarray]:
-  """What a file says of them.
+  """The tensors `d2t` and `t2d` of a draft vocabulary.
 
   Args:
     ids: `int[W]`, rising.
@@ -46,7 +46,7 @@ def tensors_of(ids: np.ndarray, vocab_size: int) -> dict[str, np.ndarray]:
 def read(
   tensors: Mapping[str, Tensor], size: int, vocab_size: int
 ) -> np.ndarray:
-  """Which token each of them is, `i32[W]`, from a file.
+  """Reads the ids of a draft vocabulary from a file's tensors, `i32[W]`.
 
   Args:
     tensors: by the names of the normal form.
@@ -63,13 +63,13 @@ def read(
     raise CheckpointError(
       "missing: d2t or token_map, which token each drafted one is"
     )
-  found = tensors["d2t"]
-  if found.shape != (size,) or found.kind not in ("I64", "I32"):
+  given = tensors["d2t"]
+  if given.shape != (size,) or given.kind not in ("I64", "I32"):
     raise CheckpointError(
       f"wrong shape or type: d2t, expected {size} integers, got "
-      f"{found.kind} of {found.shape}"
+      f"{given.kind} of {given.shape}"
     )
-  offsets = np.asarray(found.read(())).astype(np.int64)
+  offsets = np.asarray(given.read(())).astype(np.int64)
   ids = np.arange(size) + offsets
   if (np.diff(ids) <= 0).any() or ids.min() < 0 or ids.max() >= vocab_size:
     raise ValueError(
@@ -85,14 +85,14 @@ def read(
   return ids.astype(np.int32)
 
 
-def _mapped(found: Tensor, size: int, vocab_size: int) -> np.ndarray:
+def _mapped(tensor: Tensor, size: int, vocab_size: int) -> np.ndarray:
   """As `read`, of the ids themselves, in any order."""
-  if found.shape != (size,) or found.kind not in ("I64", "I32"):
+  if tensor.shape != (size,) or tensor.kind not in ("I64", "I32"):
     raise CheckpointError(
       f"wrong shape or type: token_map, expected {size} integers, got "
-      f"{found.kind} of {found.shape}"
+      f"{tensor.kind} of {tensor.shape}"
     )
-  ids = np.asarray(found.read(())).astype(np.int64)
+  ids = np.asarray(tensor.read(())).astype(np.int64)
   if len({*ids.tolist()}) < size or ids.min() < 0 or ids.max() >= vocab_size:
     raise ValueError(
       f"token_map must hold {size} ids below {vocab_size}, each once"

@@ -1,8 +1,8 @@
-"""What a head is, before any of its numbers is read.
+"""Kinds and shapes of heads, without their weights.
 
 Formats differ in names and conventions (`eagle_format`, `medusa_format`,
-`parallel_format`); what they say of a head is this, which is enough to make its
-network, to cut it over devices, and to plan for it.
+`dflash_format`); all become a `HeadShape`, which is enough to make the network,
+to cut it over devices, and to plan for it.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ _FULL, _SLIDES = "full_attention", "sliding_attention"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Target:
-  """What a head needs to know of its target.
+  """Sizes of a head's target, and the arrays that it shares.
 
   Attributes:
     num_layers: of the target.
@@ -54,7 +54,7 @@ class Target:
   output: Any = None
 
   def shared(self) -> dict[str, Any]:
-    """What is the target's where a head's file leaves it out."""
+    """The target's arrays by the names of tensors that a file may leave out."""
     return {
       "embed_tokens.weight": self.embedding,
       "lm_head.weight": self.output,
@@ -68,7 +68,7 @@ class HeadShape:
   Attributes:
     kind: one of `KINDS`.
     config: its network's.
-    features: what it reads of the target
+    features: features of the target that it reads
       (`models.networks.transformer.Features`).
   """
 
@@ -90,7 +90,7 @@ class HeadShape:
     return kind(self.config, dtype=dtype, rngs=rngs)
 
   def even_sizes(self) -> tuple[int, ...]:
-    """Sizes that devices which the head is cut over must divide."""
+    """Sizes that must be multiples of the number of devices."""
     c = self.config
     if isinstance(c, MedusaConfig):
       return (c.embed_dim, c.draft_vocab_size or c.vocab_size)
@@ -182,7 +182,7 @@ def _head_layers(settings: Mapping[str, Any]) -> TransformerConfig:
 
 
 def says_by_target(module: HeadModule) -> bool:
-  """Whether a head's output projection is the target's."""
+  """True if a head's output projection is the target's."""
   if isinstance(module, dflash.Parallel):
     return module.config.draft_vocab_size is None
   return isinstance(module, eagle.Eagle | medusa.Blockwise | mtp.Mtp)

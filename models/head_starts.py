@@ -1,10 +1,10 @@
-"""What a head is before it is trained: made of the target that it drafts for.
+"""Initial weights of heads, copied from the target where they can be.
 
 The target's last layer has already learned to turn features into the next
 token's. A head of the target's shapes begins as that layer, reading the feature
-where it has one, with the target's output rows: it needs far less text than one
-of random weights. Embedding and, where a head has none of its own, output
-projection are the target's arrays.
+in place of the hidden state, with the target's output rows: it needs far less
+text than one of random weights. Embedding and, where a head has none of its
+own, output projection are the target's arrays.
 
 A head's layer is Llama's or Qwen3's: dense, with norms before its blocks. Of a
 described target whose last layer is another, each block that cannot begin as
@@ -71,13 +71,13 @@ def fused_layers(num_layers: int, asked: tuple[int, ...]) -> Features:
     ValueError: if the target has no such layers, or too few for EAGLE-3's; or
       if they are not in order: servers collect what they read layer by layer.
   """
-  found = asked or tuple(sorted((2, num_layers // 2, num_layers - 3)))
-  if found[0] < 0 or max(found) >= num_layers or sorted(found) != [*found]:
+  layers = asked or tuple(sorted((2, num_layers // 2, num_layers - 3)))
+  if layers[0] < 0 or max(layers) >= num_layers or sorted(layers) != [*layers]:
     raise ValueError(
       f"a target of {num_layers} layers cannot be read at layers "
-      f"{','.join(map(str, found))}: give config.head.layers, lowest first"
+      f"{','.join(map(str, layers))}: give config.head.layers, lowest first"
     )
-  return found
+  return layers
 
 
 def eagle3(
@@ -96,8 +96,8 @@ def eagle3(
     draft_vocab: ids of the tokens that it can say, rising; None for all.
     mlp_dim: width of the MLP's hidden layer, 0 for the target's. What is wider
       adds nothing at first.
-    rngs: for what the target does not have: what reads the embedding beside
-      the features.
+    rngs: for weights that the target does not have: those that read the
+      embedding beside the features.
 
   Raises:
     ValueError: if the MLP is narrower than the target's.
@@ -153,7 +153,7 @@ def eagle1(target: Transformer, *, rngs: nnx.Rngs) -> Eagle:
 
   That state is normed, and what the layer adds to its stream is not: it can be
   hundreds of times as large. So attention and MLP add nothing at first, and the
-  head says what the target said one token before.
+  head predicts what the target predicted one token before.
 
   Raises:
     ValueError: if a head cannot have the target's layer.
@@ -245,16 +245,16 @@ def spread_layers(
       if they are not in order.
   """
   usual = (i + 1 for i in dflash_format.usual_layers(count, num_layers))
-  found = tuple(asked or usual)
+  layers = tuple(asked or usual)
   # The format numbers layers by what they give: the embedding is no layer's.
-  rising = sorted({*found}) == [*found]
-  if found[0] < 1 or max(found) >= num_layers or not rising:
+  rising = sorted({*layers}) == [*layers]
+  if layers[0] < 1 or max(layers) >= num_layers or not rising:
     raise ValueError(
       f"a target of {num_layers} layers cannot be read at layers "
-      f"{','.join(map(str, found))}: give config.head.layers, of "
+      f"{','.join(map(str, layers))}: give config.head.layers, of "
       f"1..{num_layers - 1}, lowest first"
     )
-  return found
+  return layers
 
 
 def parallel(
@@ -273,8 +273,8 @@ def parallel(
     target: the model that it drafts for.
     num_layers: of the head.
     layers: whose inputs are fused.
-    block_size: the newest token, and those that are drafted.
-    mask_token: id of what stands for a token to draft.
+    block_size: tokens of a block: the newest, and those that are drafted.
+    mask_token: id that marks a token to draft.
     draft_vocab: ids of the tokens that it can say, rising; None for all.
     rngs: for what the target does not have.
 
@@ -388,7 +388,7 @@ def _described(c: TransformerConfig) -> TransformerConfig:
 
 
 def _width(block: DenseSpec | Mixture) -> int:
-  """Of the hidden layer, or of the experts of a token together."""
+  """Width of the hidden layer, or of the experts of a token together."""
   if isinstance(block, DenseSpec):
     return block.width
   return block.num_chosen * block.expert_dim + block.shared_dim
@@ -402,7 +402,7 @@ _READ = (
 
 
 def _alike(c: TransformerConfig, index: int = -1) -> tuple[bool, bool]:
-  """Whether a head's attention, and its MLP, can begin as those of a layer.
+  """True for attention, and for the MLP, if they can begin as a layer's.
 
   Its layers have the sizes and the rotation of the target's last.
   """
@@ -436,20 +436,20 @@ def _attends_alike(
 
 
 def _silence(added: nnx.Module) -> None:
-  """Gives a projection weights of 0: what it adds to a stream is nothing."""
+  """Sets a projection to 0, so that it adds nothing to the stream."""
   nnx.update(added, jax.tree.map(jnp.zeros_like, nnx.state(added)))
 
 
 def _scale(norm: nnx.Module) -> Array:
-  """What a norm multiplies by."""
-  own = norm.scale[...]
-  return 1 + own if isinstance(norm, PlusOneNorm) else own
+  """The factors that a norm multiplies by."""
+  scale = norm.scale[...]
+  return 1 + scale if isinstance(norm, PlusOneNorm) else scale
 
 
 def _copy_rest(
   module: Eagle | Eagle3, last, attends: bool, feeds: bool
 ) -> None:
-  """Copies what the layer of a head has as the target's layers have it."""
+  """Copies the weights that a head's layer shares with the target's."""
   if attends:
     _copy(module.attention.out, last.attention.out)
     if last.attention.spec.qk_norm:
@@ -476,7 +476,7 @@ def _copy_rest(
 
 
 def forget(module, rngs: nnx.Rngs) -> None:
-  """Gives a head random weights for all that is not the target's."""
+  """Replaces all weights that are not the target's by random ones."""
   fresh = type(module)(module.config, dtype=module.dtype, rngs=rngs)
   nnx.update(module, nnx.state(fresh, head_shapes.is_own(module)))
 

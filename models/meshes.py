@@ -1,4 +1,4 @@
-"""Meshes of decoding: which devices decode which rows, and hold which parts.
+"""Meshes for decoding: data parallel over rows, tensor parallel over models.
 
 Written `data:2,model:4`: two groups of devices, each with its own rows, and in
 each group the target cut over four. A copy of the draft may be cut over fewer
@@ -78,7 +78,7 @@ class Layout:
     return target, tensor_parallel(("draft",) if self._own_axis else ())
 
   def cache_specs(self) -> tuple[P, P]:
-    """How the target's and the draft's caches are cut, rows apart."""
+    """Specs of the target's and the draft's caches, but for rows."""
     target, draft = self.shardings()
     return target.cache_lbksc, draft.cache_lbksc
 

@@ -1,4 +1,4 @@
-"""Where a model's weights, activations and cache lie on a mesh.
+"""Sharding of a model's weights, activations and cache over a mesh.
 
 A mesh has the axes 'data' (rows of a batch; see `models.meshes`) and
 'model' (tensor parallelism), and, if the draft has an axis size of its own,
@@ -107,8 +107,8 @@ def param_specs(params, sharding: Sharding):
       return param_spec([*outer, kind], sharding)
     # Scales lie beside their weights; one an output is cut as outputs are.
     of = "embedding" if outer[-1] == "embed" else "weight"
-    found = param_spec([*outer, of], sharding)
-    return P(*found[:-1], None) if leaf.shape[-1] == 1 else found
+    spec = param_spec([*outer, of], sharding)
+    return P(*spec[:-1], None) if leaf.shape[-1] == 1 else spec
 
   return jax.tree_util.tree_map_with_path(spec, params)
 
@@ -118,9 +118,9 @@ def param_spec(parts: list[str], sharding: Sharding) -> P:
   module, kind = ["", *parts][-2:]
   stacked = parts[0] == "layers" and not parts[1].isdecimal()
   if kind == "embedding":
-    found = sharding.embed_vd if module == "embed" else P()
+    spec = sharding.embed_vd if module == "embed" else P()
   elif kind == "weight":
-    found = (
+    spec = (
       P()
       if module in ("router", "q_a", "kv_a")
       else sharding.embed_vd
@@ -130,15 +130,15 @@ def param_spec(parts: list[str], sharding: Sharding) -> P:
       else sharding.column_nd
     )
   elif kind == "bias" and module in ("q", "k", "v", "up", "gate"):
-    found = sharding.bias_n
+    spec = sharding.bias_n
   elif kind == "conv":
-    found = sharding.column_nd
+    spec = sharding.column_nd
   elif kind in ("log_decay", "step_bias"):
-    found = sharding.bias_n
+    spec = sharding.bias_n
   else:
     of_experts = mixture.partition_specs(sharding.experts, sharding.axes)
-    found = of_experts.get(f"{module}.{kind}", P())
-  return P(None, *found) if stacked else found
+    spec = of_experts.get(f"{module}.{kind}", P())
+  return P(None, *spec) if stacked else spec
 
 
 def named(mesh: Mesh, specs):
@@ -243,5 +243,5 @@ def num_parts(sharding: Sharding, mesh: Mesh) -> int:
 
 def names(path) -> list[str]:
   """Names along a parameter's path, that of the variable's value left out."""
-  found = [str(getattr(k, "key", getattr(k, "name", k))) for k in path]
-  return found[:-1] if found[-1] == "value" else found
+  parts = [str(getattr(k, "key", getattr(k, "name", k))) for k in path]
+  return parts[:-1] if parts[-1] == "value" else parts

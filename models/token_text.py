@@ -1,4 +1,4 @@
-"""What single tokens stand for: bytes of text, which need not be characters."""
+"""The bytes of text of single tokens, which need not be whole characters."""
 
 import functools
 import re
@@ -37,14 +37,14 @@ def fallback_byte(tokenizer: Tokenizer, token: int) -> int | None:
   Returns:
     0..255, or None of every other token.
   """
-  found = _BYTE.fullmatch(tokenizer.backend.id_to_token(token) or "")
-  if not found or not _decodes(tokenizer, "<0x41>", "A"):
+  match = _BYTE.fullmatch(tokenizer.backend.id_to_token(token) or "")
+  if not match or not _decodes(tokenizer, "<0x41>", "A"):
     return None
-  return int(found[1], 16)
+  return int(match[1], 16)
 
 
 def is_silent(tokenizer: Tokenizer, token: int) -> bool:
-  """Whether a token is left out of every text: special, or none at all."""
+  """True if a token adds nothing to any text: special, or unknown."""
   added = _added(tokenizer.backend).get(token)
   if added is not None:
     return added.special
@@ -84,6 +84,6 @@ def name_of(tokenizer: Tokenizer, token: int) -> str:
 
 
 def _decodes(tokenizer: Tokenizer, piece: str, text: str) -> bool:
-  """Whether the tokenizer's decoder reads a token's spelling as this text."""
+  """True if the tokenizer's decoder reads a token's spelling as this text."""
   decoder = tokenizer.backend.decoder
   return decoder is not None and decoder.decode([piece]) == text

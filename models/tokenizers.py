@@ -26,7 +26,7 @@ _STRUCTURE = re.compile(r"<[|｜][^<>]*[|｜]>")
 
 
 def is_structure(name: str) -> bool:
-  """Whether a token's name is of the form in which chat models mark turns."""
+  """True if a token's name has the form in which chat models mark turns."""
   return _STRUCTURE.fullmatch(name) is not None
 
 
@@ -55,7 +55,7 @@ class Tokenizer:
 
   @property
   def vocab_size(self) -> int:
-    """One more than the largest id, added tokens included."""
+    """The largest id plus one, added tokens included."""
     return max(self.vocabulary().values()) + 1
 
   def vocabulary(self) -> dict[str, int]:
@@ -67,7 +67,7 @@ class Tokenizer:
     return self.backend.encode(_checked(text)).ids
 
   def encode_text(self, text: str) -> list[int]:
-    """Ids of what is text and no more: special tokens' names are text too."""
+    """Ids of plain text: names of special tokens are text too."""
     text = _checked(text)
     return self._without_special.encode(text, add_special_tokens=False).ids
 
@@ -87,9 +87,9 @@ class Tokenizer:
     return copy
 
   def special_tokens(self) -> dict[str, hf.AddedToken]:
-    """The tokens that are no text, by their names.
+    """Special tokens by their names.
 
-    Those that are said to be special, and added ones whose names say so: some
+    Those that are marked as special, and added ones whose names show it: some
     models' files have `<｜User｜>` without the mark.
     """
     added = self.backend.get_added_tokens_decoder().values()
@@ -104,18 +104,18 @@ class Tokenizer:
 
     Args:
       ids: the ids.
-      after: those of the text that they go on with, as a completion does with
-        its prompt: many decoders leave out the space that a text begins with.
+      after: ids before them, as a completion has its prompt: many decoders
+        drop the space that a text begins with.
     """
     before = self.context(after)
     text = self.backend.decode([*before, *(int(i) for i in ids)])
     return text[len(self.backend.decode(before)) :]
 
   def context(self, ids: Sequence[int]) -> list[int]:
-    """The fewest ids after which others are the text that they are after some.
+    """A shortest `after` of `decode` that gives the same text as these ids.
 
-    A word stands for any text, so that what follows cannot change its last
-    character, as bytes could; where there is no text, nothing does.
+    One word stands for any text; bytes will not do, since later ones could
+    change its last character. Empty where the ids have no text.
     """
     word = self._word
     if word is None:
@@ -148,7 +148,7 @@ class Tokenizer:
     return sizes
 
   def fingerprint(self) -> str:
-    """Equal for two tokenizers exactly if every token has the same id."""
+    """A hash, equal exactly if every token has the same id."""
     vocab = sorted(self.vocabulary().items())
     return hashlib.sha256(json.dumps(vocab).encode()).hexdigest()
 
@@ -196,9 +196,9 @@ def load(directory: str) -> Tokenizer:
 
 def _chat_template(path: pathlib.Path, config: dict) -> str | None:
   """The template of its own file, or the config's (the default of several)."""
-  own = path / "chat_template.jinja"
-  if own.exists():
-    return own.read_text("utf-8")
+  template_file = path / "chat_template.jinja"
+  if template_file.exists():
+    return template_file.read_text("utf-8")
   template = config.get("chat_template")
   if isinstance(template, list):
     named = [t for t in template if isinstance(t, dict)]

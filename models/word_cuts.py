@@ -1,4 +1,4 @@
-"""How byte-level BPEs cut a text into words before they merge.
+"""Pre-tokenisation of byte-level BPEs: the regular expressions that cut words.
 
 A cut has the name that llama.cpp gives it, after the model that first did so,
 and is what that model's own `tokenizer.json` says: expressions that cut text

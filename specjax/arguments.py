@@ -1,4 +1,4 @@
-"""What decoding can begin with, and one line about what it cannot."""
+"""Checks of the decoder's arguments, each refused in one line."""
 
 import jax
 import jax.numpy as jnp
@@ -81,10 +81,10 @@ def check_sizes(
     raise ValueError(
       f"prompts of {width} tokens do not fit into a buffer of {buffer_length}"
     )
-  for who, limit in max_positions.items():
+  for model, limit in max_positions.items():
     if limit is not None and buffer_length > limit:
       raise ValueError(
-        f"the {who} model has {limit} positions, but buffer_length is "
+        f"the {model} model has {limit} positions, but buffer_length is "
         f"{buffer_length}"
       )
   if isinstance(lengths, jax.core.Tracer):
@@ -162,5 +162,5 @@ def check_extension(
 
 
 def _show(array: Array) -> str:
-  """As in "float32[3, 4]"."""
+  """Dtype and shape, as in "float32[3, 4]"."""
   return f"{array.dtype}{list(array.shape)}"

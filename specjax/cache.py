@@ -1,4 +1,4 @@
-"""The key/value cache: write at each row's own length, keep a path, roll back.
+"""The key/value cache: ragged writes, accepted paths, and rolling back.
 
 A cache is a plain pytree carried through `lax.while_loop`. Rows advance by
 different amounts, so every row has its own `length`; nothing is ever shifted or
@@ -40,8 +40,8 @@ class Cache:
     positions: `i32[B, S]`, the position of the token in each slot, or None for
       models that never compare positions (only sliding windows do).
     length: `i32[B]`, the number of slots in use in each row.
-    idle: `bool[B]`, rows of a pass that nobody asks for: their texts need not
-      be read, what they get may be anything finite. None: there are none.
+    idle: `bool[B]`, rows whose output is not used: their texts need not be
+      read, and any finite output will do. None: there are none.
     context: what an encoder made of the row's input, arrays with rows first:
       read by every pass, never written. Those of four axes, `[B, K, S', C]`, or
       of five, `[L, B, K, S', C]` with rows second, are cut over devices as keys
@@ -71,7 +71,7 @@ class Cache:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RowOf:
-  """One row of a buffer, read and written where it is.
+  """A view of one row of a buffer, read and written in place.
 
   A `Cache` of these is of one row; `write_rows` and `read_rows` take it as they
   take arrays of one row.
@@ -86,7 +86,7 @@ class RowOf:
 
   @property
   def shape(self) -> tuple[int, ...]:
-    """As an array of that row would have it."""
+    """Shape of the row as an array."""
     shape = self.buffer.shape
     return (*shape[:-4], 1, *shape[-3:])
 
@@ -101,7 +101,7 @@ class RowOf:
     return self.buffer.dtype
 
   def at(self, layer: Array | int, slot: Array) -> tuple[Array, ...]:
-    """Where a slice begins that holds these slots of the row."""
+    """Start indices of the slice that begins at a slot of the row."""
     rows = self.buffer.shape[-4]
     zero, row = jnp.zeros((), slot.dtype), jnp.clip(self.row, 0, rows - 1)
     where = (row.astype(slot.dtype), zero, slot, zero)
@@ -113,15 +113,15 @@ class RowOf:
     if layer is not None:
       sizes = (1, *sizes[1:])
     first = self.at(0 if layer is None else layer, slot)
-    found = lax.dynamic_slice(self.buffer, first, sizes)
+    slots = lax.dynamic_slice(self.buffer, first, sizes)
     if self.ndim == 5:
-      found = row_major(found)
-    return found if layer is None else found[0]
+      slots = row_major(slots)
+    return slots if layer is None else slots[0]
 
   def write(
     self, rows: Array, slot: Array, layer: Array | None = None
   ) -> "RowOf":
-    """With slots `slot ..` as given; see `read`."""
+    """The view with slots `slot ..` replaced; see `read`."""
     if layer is not None:
       rows = rows[None]
     first = self.at(0 if layer is None else layer, slot)
@@ -138,7 +138,7 @@ def copy_text(
   row: Array,
   count: Array,
 ) -> tuple[Array, ...]:
-  """One row's first slots become another's, in blocks, where they are.
+  """Copies one row's first slots to another row, in blocks and in place.
 
   Args:
     buffers: `[B, K, S, C]` or `[L, B, K, S, C]`.
@@ -153,8 +153,8 @@ def copy_text(
     at = jnp.minimum(i * size, slots - size)
 
     def copied(buffer):
-      found = RowOf(buffer, source).read(at, size)
-      return RowOf(buffer, row).write(found, at).buffer
+      block = RowOf(buffer, source).read(at, size)
+      return RowOf(buffer, row).write(block, at).buffer
 
     return tuple(map(copied, buffers))
 
@@ -212,7 +212,7 @@ def make_cache(
 
 
 def row_axes(caches: Any) -> Any:
-  """Which axis of each array of a pytree of caches is rows.
+  """The axis of rows of each array of a pytree of caches.
 
   Args:
     caches: a `Cache`, or any pytree of them.
@@ -238,11 +238,10 @@ def row_axes(caches: Any) -> Any:
 def contain(keys: Array, values: Array) -> tuple[Array, Array]:
   """Moves what is not finite from the values to the keys, where masks hold it.
 
-  The weight of a slot that is not seen is 0, and 0 x NaN is NaN: one broken
-  value, be it of a drafted token that was rejected, would reach every token fed
-  to its row from then on. A score that is masked is replaced, whatever it was.
-  So what a broken slot does is left to its key: who sees it gets NaN, as it
-  should be, and nobody else.
+  A slot that is not seen has weight 0, and 0 x NaN is NaN: one broken value,
+  even of a rejected token, would reach every later token of its row. A masked
+  score, however, is replaced whatever it was. So NaN is moved to the slot's
+  key: tokens that see the slot get NaN, as they should, and no others.
 
   Args:
     keys: `[..., C]`, about to be written.
@@ -273,12 +272,12 @@ def as_stored(rows: Array, buffer: Any) -> tuple[Array, Any]:
 
 
 def as_read(rows: Any) -> Array:
-  """What is read of slots that `read_rows` gave."""
+  """Slots from `read_rows` as arrays of the model's dtype."""
   return low_cache.load(rows) if isinstance(rows, LowBits) else rows
 
 
 def row_of(buffers: Any, row: Array) -> Any:
-  """One row of all buffers of a pytree."""
+  """Views of one row of all buffers of a pytree."""
   return jax.tree.map(lambda buffer: RowOf(buffer, row), buffers)
 
 
@@ -342,9 +341,10 @@ def _is_row(x: Any) -> bool:
 
 
 def row_major(x: Array) -> Array:
-  """`x` as it is indexed: who reads a few slots must not turn a whole cache.
+  """`x` laid out in memory as it is indexed.
 
-  Scales, one a slot, lie slot by slot: on TPUs the last axis takes 128 lanes.
+  Otherwise XLA may transpose a whole cache to read a few slots of it. Scales,
+  one a slot, lie slot by slot: on TPUs the last axis takes 128 lanes.
   """
   order = tuple(range(x.ndim))
   if x.shape[-1] == 1:
@@ -390,8 +390,8 @@ def read_rows(
       )
       for b in range(batch)
     ]
-    found = jnp.concatenate(rows, axis=1)
-    return row_major(found) if layer is None else found[0]
+    slots = jnp.concatenate(rows, axis=1)
+    return row_major(slots) if layer is None else slots[0]
   return jax.vmap(
     lambda row, at: lax.dynamic_slice_in_dim(row, at, count, axis=-2)
   )(buffer, start)
@@ -418,15 +418,15 @@ def write_positions(cache: Cache, positions: Array) -> Cache:
 
 @struct
 class Visible:
-  """Which slots of a cache T fed tokens see.
+  """The slots of a cache that T fed tokens see.
 
   The text before them, as far as a window reaches, and of the M slots behind
   it, of which the last T are their own, those that a mask names.
 
   Attributes:
     text: `i32[B]`, slots of the text; where the M slots begin.
-    own: `bool[T, M]`, static, or `bool[B, T, M]`: who sees which of the M. None
-      where there are none: the text is all, as an encoder's is.
+    own: `bool[T, M]`, static, or `bool[B, T, M]`: the slots of the M that each
+      token sees. None where there are none: the text is all, as an encoder's.
     positions: `i32[B, T]`, of the fed tokens.
     own_positions: `i32[B, M]`, of the tokens in the M slots; None if the cache
       keeps no positions.
@@ -454,7 +454,7 @@ def visible(
   *,
   window: int | None = None,
 ) -> Visible:
-  """What the T tokens about to be fed see; see `attention_mask`.
+  """The slots that the next T tokens see; see `attention_mask`.
 
   The positions must be in the cache, if it keeps any (`write_positions`).
   """
@@ -496,10 +496,10 @@ def attention_mask(
   *,
   window: int | None = None,
 ) -> Array:
-  """Which slots each of the T tokens being fed sees, of all that are allocated.
+  """Mask of the allocated slots that each of the T fed tokens sees.
 
-  For models that look at whole buffers, which costs what is allocated: others
-  ask `visible`.
+  For models that attend over whole buffers, at the cost of all allocated slots;
+  others use `visible`.
 
   The T tokens occupy slots `cache.length .. cache.length + T - 1` (they may be
   written before or after this call). Slots before the M masked ones are all

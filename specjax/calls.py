@@ -1,4 +1,4 @@
-"""One grammar for what has settings: `typical(epsilon=0.1)`, `k_ary(2, 2)`.
+"""A grammar of calls for settings: `typical(epsilon=0.1)`, `k_ary(2, 2)`.
 
 A text is a name, or a call of a name with literals and other calls as its
 arguments: `repeats(eagle3(tokens=1), min_match=3)`. A bare name is a call
@@ -48,7 +48,7 @@ class Call:
 
 
 def write(value: Any) -> str:
-  """An argument, as it is read again."""
+  """The text of an argument, which `parse` reads back."""
   if isinstance(value, tuple):
     return f"({', '.join(map(write, value))}{',' * (len(value) == 1)})"
   if isinstance(value, float):
@@ -94,8 +94,8 @@ def modules(text: str) -> list[str]:
   return [found[1] for part in parts for found in _OWN.finditer(part)]
 
 
-def _as_letters(found: re.Match) -> str:
-  return f"{found[1].replace('.', _DOT)}{_COLON}{found[2]}"
+def _as_letters(match: re.Match) -> str:
+  return f"{match[1].replace('.', _DOT)}{_COLON}{match[2]}"
 
 
 def _value(node: ast.expr) -> Any:
@@ -126,7 +126,7 @@ def _name(node: ast.Name) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Grammar:
-  """Things of one kind, by what is written.
+  """Parses texts to things of one kind, such as rules or trees.
 
   Attributes:
     kind: what they are, for messages.
@@ -167,7 +167,7 @@ class Grammar:
       raise ValueError(f"{self.kind} {str(call)!r:.80}: {error}") from error
 
   def canonical(self, written: Any) -> str:
-    """The same, as records have it: without defaults, in the order of help.
+    """The canonical text: defaults left out, in the signature's order.
 
     Raises:
       ValueError: as `make`.
@@ -188,7 +188,7 @@ class Grammar:
     return f"{call.name}({', '.join(inside)})" if inside else call.name
 
   def entry(self, name: str) -> Any:
-    """What is called; ValueError if there is none."""
+    """The function or thing of that name; ValueError if there is none."""
     if name in self.entries:
       return self.entries[name]
     if ":" not in name or not self.own:
@@ -199,16 +199,16 @@ class Grammar:
         + (", or package.module:NAME" if self.own else "")
       )
     try:
-      found = pkgutil.resolve_name(name)
+      value = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
       raise ValueError(f"no {self.kind} {name!r}: {error}") from error
-    returned = getattr(found, "__annotations__", {}).get("return")
-    if not isinstance(found, self.own) and returned is not self.own:
+    returned = getattr(value, "__annotations__", {}).get("return")
+    if not isinstance(value, self.own) and returned is not self.own:
       raise ValueError(
         f"{name!r} must be a {self.own.__name__}, or a function that is "
         f"annotated to return one"
       )
-    return found
+    return value
 
   def help(self) -> list[tuple[str, str]]:
     """Each entry as it is written with its defaults, and what it is."""

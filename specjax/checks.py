@@ -1,4 +1,4 @@
-"""What parts of a decoder owe each other, checked or mended where they meet."""
+"""Contracts between target, drafter and rule, checked or mended at run time."""
 
 import dataclasses
 
@@ -29,43 +29,43 @@ def parts(
   check_model("target", target, vocab_size)
 
 
-def draft(drafter: Drafter, found: Draft, rows: int, *, vocab_size: int):
+def draft(drafter: Drafter, proposed: Draft, rows: int, *, vocab_size: int):
   """Raises ValueError unless a draft is what its drafter has announced.
 
   Args:
     drafter: the drafter.
-    found: what it has proposed.
+    proposed: its proposal.
     rows: B.
     vocab_size: V.
   """
   tree = drafter.tree
-  if found.tree != tree or found.siblings != drafter.siblings:
+  if proposed.tree != tree or proposed.siblings != drafter.siblings:
     raise ValueError(
       f"drafter {drafter.name!r} must propose the tree and siblings that it "
-      f"announces ({tree}, {drafter.siblings.name!r}), got {found.tree} and "
-      f"{found.siblings.name!r}"
+      f"announces ({tree}, {drafter.siblings.name!r}), got {proposed.tree} and "
+      f"{proposed.siblings.name!r}"
     )
-  if (found.parents is None) != (tree.form is Form.FIXED):
+  if (proposed.parents is None) != (tree.form is Form.FIXED):
     raise ValueError(
       f"drafter {drafter.name!r} must give parents exactly if its tree's form "
       f"is not fixed, got a form that is {tree.form.value} and "
-      f"{'no' if found.parents is None else 'some'} parents"
+      f"{'no' if proposed.parents is None else 'some'} parents"
     )
   if (
-    found.log_probs is None
-    and found.siblings.independent
+    proposed.log_probs is None
+    and proposed.siblings.independent
     and tree.max_children > 1
   ):
     raise ValueError(
       f"drafter {drafter.name!r} proposes certain tokens, which are no "
       f"independent draws from one law: its siblings must be 'given', got "
-      f"{found.siblings.name!r}"
+      f"{proposed.siblings.name!r}"
     )
   fed = (rows, tree.num_fed)
   for name, array, expected in (
-    ("tokens", found.tokens, fed),
-    ("parents", found.parents, fed),
-    ("log_probs", found.log_probs, (rows, tree.num_nodes, vocab_size)),
+    ("tokens", proposed.tokens, fed),
+    ("parents", proposed.parents, fed),
+    ("log_probs", proposed.log_probs, (rows, tree.num_nodes, vocab_size)),
   ):
     if array is not None and array.shape != expected:
       raise ValueError(
@@ -75,30 +75,30 @@ def draft(drafter: Drafter, found: Draft, rows: int, *, vocab_size: int):
 
 
 def known(draft: Draft, vocab_size: int) -> Draft:
-  """The draft with tokens that there are.
+  """The draft with ids beyond the vocabulary replaced.
 
-  Look-ups find what stands in a text, be it a token or not. A certain draft may
-  say any token in its place; where there is no such id, nobody has drawn it.
+  Look-ups copy ids from a text, which may be no tokens. A certain draft may
+  propose any token in their place, since none was drawn.
   """
-  there = (draft.tokens >= 0) & (draft.tokens < vocab_size)
-  return dataclasses.replace(draft, tokens=jnp.where(there, draft.tokens, 0))
+  valid = (draft.tokens >= 0) & (draft.tokens < vocab_size)
+  return dataclasses.replace(draft, tokens=jnp.where(valid, draft.tokens, 0))
 
 
-def logits(model: LanguageModel, found: Array, fed: tuple[int, ...]) -> None:
+def logits(model: LanguageModel, returned: Array, fed: tuple[int, ...]) -> None:
   """Raises ValueError unless the target's logits are of T fed tokens."""
   expected = (*fed, model.vocab_size)
-  if found.shape != expected:
+  if returned.shape != expected:
     raise ValueError(
-      f"the target must return logits of shape {expected}, got {found.shape}"
+      f"the target must return logits of shape {expected}, got {returned.shape}"
     )
 
 
 def within(draft: Draft, max_depth: Array) -> Draft:
   """The draft without what is deeper than its row may draft.
 
-  A depth that is set between rounds knows nothing of the tokens, so that every
-  rule that takes a tree of that form stays lossless. A tree whose form is fixed
-  is drafted whole.
+  A depth that is set between rounds does not depend on the tokens, so that
+  every rule for a tree of that form stays lossless. A tree of fixed form is
+  always drafted whole.
   """
   if draft.parents is None:
     return draft
@@ -114,12 +114,11 @@ def within(draft: Draft, max_depth: Array) -> Draft:
 def heal(draft: Draft, target_log_probs: Array) -> tuple[Draft, Array, Array]:
   """Replaces laws that are NaN by uniform ones, and says which nodes end a row.
 
-  Rules then never see a NaN. The target's law at a node that is not reached
-  costs its row nothing: to the rule, the target is uniform there, and a row
-  that comes there ends before a token is drawn. Drafted tokens that were drawn
-  from a law that nobody knows cannot be verified, wherever they are, so that a
-  draft with such a law ends its row before any of it is emitted; the library's
-  drafters heal their laws before they draw, and return none.
+  Rules then never see a NaN. Where the target's law is NaN, it is uniform to
+  the rule, and a row that reaches the node ends before a token is drawn; a node
+  that is not reached costs its row nothing. Tokens drawn from an unknown law
+  cannot be verified, so that a draft with a NaN law ends its row before any of
+  it is emitted. The library's drafters heal their laws before they draw.
 
   Returns:
     The draft, the target's laws, and `bool[B, N + 1]`.

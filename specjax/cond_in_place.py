@@ -1,4 +1,4 @@
-"""Work on large arrays that is done or not, without a copy of them."""
+"""Conditional updates of large arrays, without a copy of them."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -10,11 +10,11 @@ _T = TypeVar("_T")
 
 
 def only_if(wanted: Array, function: Callable[[_T], _T], carry: _T) -> _T:
-  """`function(carry)` if it is wanted, else the carry as it is.
+  """`function(carry)` if it is wanted, else the carry unchanged.
 
-  It stands in a loop of one turn or none, and not in a `lax.cond`: XLA:CPU
-  copies what a conditional is given in both of its branches, and a loop's carry
-  stays where it is.
+  A `lax.while_loop` of one iteration or none, and not a `lax.cond`: XLA:CPU
+  copies the operands of a conditional in both of its branches, and updates a
+  loop's carry in place.
 
   Args:
     wanted: `bool[]`.

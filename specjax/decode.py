@@ -1,4 +1,4 @@
-"""The decoding loop: `step`, `generate`, and what it begins with.
+"""The decoding loop: `Decoder`, with `init`, `step` and `generate`.
 
 One round is draft, score, verify, draw, commit:
 
@@ -60,8 +60,8 @@ class Decoder:
 
   Attributes:
     target: the model whose law is sampled.
-    drafter: what proposes.
-    rule: what verifies.
+    drafter: proposes a token tree each round.
+    rule: verifies it.
     vocab_size: V, the number of real tokens (ids at or beyond it get no mass).
     with_log_probs: whether to record the target's log-probabilities.
     num_likeliest: K, likeliest tokens to record in the place of each emitted
@@ -69,8 +69,8 @@ class Decoder:
     widths: rising numbers of fed tokens, below F, that have a target pass of
       their own; each round takes the narrowest that holds what was drafted (see
       `specjax.adaptive.widths`). For drafts whose nodes may not be there.
-    share_encoder: whether the draft is given what the target's encoder made of
-      the inputs in their place (`LanguageModel.read`).
+    share_encoder: whether the draft is given the output of the target's encoder
+      in place of the inputs (`LanguageModel.read`).
 
   Raises:
     ValueError: if the rule does not fit the drafter's tree, the tree has no
@@ -101,7 +101,7 @@ class Decoder:
   def step(
     self, params: Params, state: DecodeState
   ) -> tuple[DecodeState, StepInfo]:
-    """One round for every row; rows that are done stay as they are.
+    """Decodes one round of every row; finished rows stay as they are.
 
     Three rows and a chain of three drafted tokens, so four nodes; the target
     counts up and is greedy; row 2 may emit two more tokens. Each row is another
@@ -224,7 +224,7 @@ class Decoder:
     *,
     draws: DrawFn = pick_nodes,
   ) -> Round:
-    """As `look`, but the rule is not asked: no verification."""
+    """Draft and score: as `look`, without verification."""
     tree, root_slot = self.drafter.tree, state.length - 1
     with jax.named_scope("draft"):
       draft, drafter_state, cache = self.propose(params, state, draws)
@@ -232,7 +232,7 @@ class Decoder:
       if tree.form is Form.FREE:
         topology = draft.topology()
         depth, mask = topology.depth, topology.ancestors
-      else:  # what is not there is above nothing that is
+      else:  # masked nodes are above no other nodes
         depth, mask = tree.fed_depth, tree.fed_ancestors
       which: Array | None = None
       num_fed: Array | int = tree.num_fed
@@ -274,7 +274,7 @@ class Decoder:
     state: DecodeState,
     draws: DrawFn = pick_nodes,
   ) -> tuple[Draft, Any, Cache]:
-    """The drafter's proposal, as it is scored; see `Drafter.propose`."""
+    """The draft to be scored, checked and cut; see `Drafter.propose`."""
     tree = self.drafter.tree
     keys = random.step_keys(state.keys, state.length)
     context = Context(
@@ -428,39 +428,39 @@ class Decoder:
     source: Array | int | None = None,
     keep: Array | int = 0,
   ) -> DecodeState:
-    """Gives a row of a running state another prompt; whatever it was is gone.
+    """Replaces a finished row of a running state by another prompt.
 
-    The row emits from now on exactly what it would in a state of its own, and
-    the others what they would have. One program for prompts of one width:
+    The row emits exactly what it would in a state of its own, and the other
+    rows what they would have emitted. One program for prompts of one width:
     `row`, `length`, `rng_key`, the budget and the warp are traced.
 
-    A prompt that begins as a row's text does, another's or its own, need not be
-    read from its start: the first `keep` tokens of `source` are the row's too,
-    and `prompt` is what follows them. What such a row draws is what it would
-    draw if all were read, up to the rounding of passes of other widths; of its
-    drafter caches are kept, and what else it has learned of the text is not.
-    What this costs does not grow with the buffer, if the target takes rows
-    (`LanguageModel.takes_rows`). Of a target with recurrent states all of a
-    text is kept but its newest tokens at most, or none: a row that keeps less
-    ends with NAN_LOGITS.
+    A prompt that shares a prefix with a row's text need not be read from its
+    start: the first `keep` tokens of row `source` are reused from its caches,
+    and `prompt` holds the tokens after them. The row then draws what it would
+    draw if all were read, up to the rounding of passes of other widths. The
+    drafter's caches are reused; whatever else it has learned of the text is
+    not. The cost does not grow with the buffer if the target takes rows
+    (`LanguageModel.takes_rows`). A target with recurrent states can reuse all
+    of a text but its newest tokens, or nothing: a row that keeps less ends with
+    NAN_LOGITS.
 
     Args:
       params: parameters of both models.
       state: from `init` or later; donate it.
-      row: which of its B rows, one that is done.
+      row: index of one of its B rows, which is done.
       prompt: `i32[P]`, right-padded with anything.
       length: tokens of it, in 1..P.
-      rng_key: the request's key, not the slot's: its stream, as it is.
+      rng_key: the row's stream, used as it is: the request's, not the slot's.
       max_new_tokens: tokens to emit at most.
       sampling: the warp of one row, with the same truncations as the state's;
         by default temperature 1 and no truncation.
       ignore_stop: whether the row goes on after a stop token, to its budget.
       inputs: as `init`'s, of one row.
-      source: `i32[]`, whose inputs are kept too; None to read all.
-      keep: `i32[]`, tokens of its text that stay, at most its length.
+      source: `i32[]`, row whose text and inputs are reused; None to read all.
+      keep: `i32[]`, tokens of its text to reuse, at most its length.
 
     Returns:
-      The state with the row in it. Where what is kept, the prompt and the
+      The state with the row in it. Where the reused tokens, the prompt and the
       budget do not fit into the buffer, the row ends early (LENGTH).
 
     Raises:
@@ -472,11 +472,11 @@ class Decoder:
     )  # fmt: skip
     inputs = self.read(params, inputs)
     slots = request["buffer_length"] + self.drafter.tree.num_fed
-    own = self.drafter.init(params, 1, slots, inputs)
+    blank = self.drafter.init(params, 1, slots, inputs)
     # What all rows share goes on from where it is.
-    own = rows.over_leaves(
+    blank = rows.over_leaves(
       lambda axis, new, now: now if axis is None else new,
-      self.drafter.row_axes(state.drafter_state), own, state.drafter_state,
+      self.drafter.row_axes(state.drafter_state), blank, state.drafter_state,
     )  # fmt: skip
     axes = self.row_axes(state)
     if source is None:
@@ -486,7 +486,7 @@ class Decoder:
         vocab_size=self.vocab_size,
         stop_tokens=state.stop_tokens,
         inputs=inputs,
-        drafter_state=own,
+        drafter_state=blank,
         with_log_probs=self.with_log_probs,
         num_likeliest=self.num_likeliest,
       )  # fmt: skip
@@ -497,7 +497,7 @@ class Decoder:
           rows.take(
             axes, state, row, source, keep, in_place=self.target.takes_rows
           ),
-          keep, own, request["rng_key"],
+          keep, blank, request["rng_key"],
         ),
         jnp.asarray(prompt), jnp.asarray(length, jnp.int32),
         vocab_size=self.vocab_size,
@@ -521,20 +521,20 @@ class Decoder:
     max_new_tokens: Array | int,
     sampling: Sampling | None = None,
   ) -> DecodeState:
-    """Appends tokens to the text of a row, which goes on from there.
+    """Appends tokens to the text of a row, which then goes on.
 
-    What a conversation's next turn needs: the caches keep what the row has,
-    and only what is new is read (with the two newest tokens, of which one was
-    not read yet). The row then emits what one with all of that text as its
-    prompt would (unless its drafter has kept what it learned of the row, as
-    lookahead and online drafts do: then by the same law); it counts as prompt
-    now, and counters begin anew. One program for tokens of one width: `row`,
+    For the next turn of a conversation: the caches keep the row's text, and
+    only the new tokens are read (and the two newest before them, one of which
+    was not read yet). The row then emits what one with all of that text as its
+    prompt would; if its drafter keeps what it learned of the row, as lookahead
+    and online drafts do, it emits by the same law. The text so far counts as
+    prompt, and counters start anew. One program for tokens of one width: `row`,
     `count`, the budget and the warp are traced.
 
     Args:
       params: parameters of both models.
       state: from `init` or later; donate it.
-      row: which of its B rows; whether it is done does not matter.
+      row: index of one of its B rows, done or not.
       tokens: `i32[P]`, right-padded with anything.
       count: tokens of it, in 1..P.
       max_new_tokens: tokens to emit at most.
@@ -542,8 +542,8 @@ class Decoder:
         own.
 
     Returns:
-      The state. Where text and tokens do not fit into the buffer, which under
-      `jit` nobody has checked, the row is as it was and ended (LENGTH).
+      The state. Where text and tokens do not fit into the buffer (under `jit`
+      this cannot be raised), the row is as it was and ended (LENGTH).
 
     Raises:
       ValueError: as `init`.
@@ -597,7 +597,7 @@ class Decoder:
   def check_request(
     self, params, state, prompt, length, rng_key, *, max_new_tokens, sampling
   ) -> dict[str, Any]:
-    """What `admit` was given as arguments of one row; raises as `init`."""
+    """Arguments of `admit` as those of `init` for one row; raises as `init`."""
     request = dict(
       prompts=jnp.asarray(prompt)[None],
       lengths=jnp.asarray(length, jnp.int32).reshape(1),
@@ -620,7 +620,7 @@ class Decoder:
     )  # fmt: skip
 
   def read(self, params: Params, inputs: Any) -> Any:
-    """What both models are given as inputs: once read, if they share that."""
+    """The inputs of both models: the encoder's output if they share it."""
     read = self.target.read
     if not self.share_encoder or read is None or inputs is None:
       return inputs

@@ -1,4 +1,4 @@
-"""What a round emits, cut at stop tokens and budgets, and how it is counted."""
+"""Emission of a round: cut at stop tokens and budgets, written and counted."""
 
 import dataclasses
 import functools
@@ -95,17 +95,17 @@ def _of_node(per_node: np.ndarray | Array, node: Array) -> Array:
 
 
 def _is_stop(state: DecodeState, tokens: Array) -> Array:
-  """Which of `i32[B, T]` end their row, `bool[B, T]`."""
-  found = jnp.any(tokens[..., None] == state.stop_tokens, axis=-1)
-  found &= ~state.ignores_stop[:, None]
+  """`bool[B, T]`, tokens of `i32[B, T]` that end their row."""
+  stops = jnp.any(tokens[..., None] == state.stop_tokens, axis=-1)
+  stops &= ~state.ignores_stop[:, None]
   if (penalties := state.sampling.penalties) is not None:
-    own = penalties.stop_tokens[:, None]
-    found |= jnp.any(tokens[..., None] == own, axis=-1)
-  return found
+    row_stops = penalties.stop_tokens[:, None]
+    stops |= jnp.any(tokens[..., None] == row_stops, axis=-1)
+  return stops
 
 
 def num_drafted(draft: Draft) -> int | Array:
-  """N, or how many of the nodes are there, `i32[B]`."""
+  """N where the form is fixed, else each row's drafted nodes, `i32[B]`."""
   if draft.parents is None:
     return draft.tree.num_drafted
   there = draft.topology().there[:, 1 : draft.tree.num_nodes]
@@ -132,7 +132,7 @@ def kept_depth(state: DecodeState, draft: Draft) -> Array:
 
 
 def by_rank(draft: Draft, node_probs: Array) -> tuple[Array, Array]:
-  """How often the walk met a child of each rank, and went on to it.
+  """Expected number of children of each rank that were offered and accepted.
 
   Args:
     draft: what was drafted.
@@ -272,9 +272,9 @@ def record_likeliest(
 
   def largest(logits):
     along = logits[rows, emission.path]  # [B, G + 1, V]
-    found, tokens = lax.top_k(along, kept.tokens.shape[-1])
+    largest, tokens = lax.top_k(along, kept.tokens.shape[-1])
     log_z = jax.nn.logsumexp(along, axis=-1, keepdims=True)
-    return tokens, (found - log_z).astype(kept.log_probs.dtype)
+    return tokens, (largest - log_z).astype(kept.log_probs.dtype)
 
   shape = (*emission.path.shape, kept.tokens.shape[-1])
   wanted = kept.wanted & (emission.count > 0)

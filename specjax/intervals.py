@@ -1,10 +1,10 @@
-"""What a run reports, and how sure it can be.
+"""Metrics of a run, and their confidence intervals.
 
 Counts are summed over rows before they are divided (a ratio of totals, not a
 mean of ratios). Intervals are over the units that were decoded together, with
 baseline and speculative times paired inside a unit (`log_interval`,
-`share_interval`). Units that share a prompt are one (`merged`), and of fewer
-than `LEAST` no interval is told: what they say of their own spread is a guess.
+`share_interval`). Units that share a prompt are one (`merged`). Fewer than
+`LEAST` units get no interval: their spread cannot be estimated.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ _ROUNDING = 1e-12
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Unit:
-  """One prompt, or one batch of prompts decoded (and timed) together.
+  """Sums over one prompt, or over one batch decoded (and timed) together.
 
   Attributes:
     num_tokens: emitted tokens.
@@ -177,10 +177,10 @@ def ratio_interval(
     limits: what the ratio can be: no end lies outside, where few units would
       put it, and as many intervals hold the truth.
   """
-  found = interval([numerators], [denominators], confidence=confidence)
-  if found is None:
+  ends = interval([numerators], [denominators], confidence=confidence)
+  if ends is None:
     return None
-  low, high = (min(max(end, limits[0]), limits[1]) for end in found)
+  low, high = (min(max(end, limits[0]), limits[1]) for end in ends)
   return low, high
 
 

@@ -1,4 +1,4 @@
-"""Arithmetic on next-token laws, done once and done carefully.
+"""Arithmetic on next-token laws: acceptance, residuals, normalisation.
 
 A law is a row of log-probabilities with -inf for zero mass. Nothing here adds
 an epsilon or divides by a probability.

@@ -1,9 +1,9 @@
-"""Keys and values in eight bits: what a cache stores, and what is read of it.
+"""Keys and values in eight bits: storing to a cache, and reading from it.
 
 A slot of a head is stored as whole numbers, or floats, of eight bits with one
 scale, `x = q s`, `s = max |x| / M` over its channels; so no slot depends on
-another, nor a row on its neighbours. What is not finite is in the scale, which
-is NaN then: a broken key breaks its whole slot, for those who see it.
+another, nor a row on its neighbours. If any channel is not finite, the scale is
+NaN: a broken key breaks its whole slot, for the tokens that see it.
 
 Letters in shapes as in `specjax.cache`.
 """
@@ -48,7 +48,7 @@ class LowBits:
 
 
 def check(kind: str | None) -> None:
-  """Raises ValueError for a kind that is not known; None is known."""
+  """Raises ValueError unless the kind is None or known."""
   if kind is not None and kind not in KINDS:
     raise ValueError(
       f"a cache is stored as one of {sorted(KINDS)}, got {kind!r}"
@@ -56,7 +56,7 @@ def check(kind: str | None) -> None:
 
 
 def zeros(shape: tuple[int, ...], dtype, kind: str) -> LowBits:
-  """An empty buffer, from which `dtype` is read."""
+  """An empty buffer, which is read as `dtype`."""
   return LowBits(
     values=jnp.zeros(shape, KINDS[kind][0]),
     scales=jnp.zeros((*shape[:-1], 1), jnp.float32),
@@ -65,7 +65,7 @@ def zeros(shape: tuple[int, ...], dtype, kind: str) -> LowBits:
 
 
 def store(rows: Array, like: LowBits) -> LowBits:
-  """Slots as a buffer stores them, `[..., C]`."""
+  """Quantised slots, `[..., C]`, in the form of a buffer."""
   kind = like.values.dtype
   most = next(most for known, most in KINDS.values() if kind == known)
   wide = rows.astype(jnp.float32)
@@ -79,7 +79,7 @@ def store(rows: Array, like: LowBits) -> LowBits:
 
 
 def load(stored: LowBits) -> Array:
-  """What is read of slots, `[..., C]`."""
+  """Dequantised slots, `f[..., C]` of the buffer's dtype."""
   wide = jnp.promote_types(stored.dtype, jnp.float32)
-  found = stored.values.astype(wide) * stored.scales.astype(wide)
-  return found.astype(stored.dtype)
+  product = stored.values.astype(wide) * stored.scales.astype(wide)
+  return product.astype(stored.dtype)

@@ -1,13 +1,13 @@
-"""Laws that read their own text: penalties, biases, and how soon a row may end.
+"""Penalties, biases and minimal lengths: laws that depend on their own text.
 
 Each is a map from the text so far to logits, so a rule stays exact if the
 target's law at every node of a draft counts the tokens of that node's own path:
-the committed text, and the drafted tokens from the root to the node. Who counts
-the committed text alone verifies against laws of other texts.
+the committed text, and the drafted tokens from the root to the node. Counting
+the committed text alone would verify against the laws of other texts.
 
-Counts are made anew from the text wherever a law is, and nothing of them is
-kept: rows may be refilled, cut or continued as if they were not there. The
-draft is drawn from its own law without them, which costs acceptance alone.
+Counts are computed from the text wherever a law is needed, and not stored, so
+that rows may be refilled, cut or continued. The draft is drawn from its own law
+without penalties, which costs acceptance alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ Bias = Mapping[int, float] | Sequence[tuple[int, float]]
 
 
 class Text(Protocol):
-  """What laws read of a `specjax.state.DecodeState`."""
+  """The fields of a `specjax.state.DecodeState` that laws depend on."""
 
   @property
   def tokens(self) -> Array:
@@ -55,7 +55,7 @@ class Text(Protocol):
 
 
 def width(count: int) -> int:
-  """Entries that rows get who need so many: none, or a power of two >= 4."""
+  """Padded number of entries of a row: none, or a power of two >= 4."""
   return count and max(_LEAST_WIDTH, 1 << (count - 1).bit_length())
 
 
@@ -125,23 +125,23 @@ def make(
 
 
 def _ids(name: str, lists: list[list[int]], batch: int) -> Array:
-  found = _padded(lists, batch, np.int64, NONE)
-  if (found < 0).any() or (found > NONE).any():
+  ids = _padded(lists, batch, np.int64, NONE)
+  if (ids < 0).any() or (ids > NONE).any():
     raise ValueError(f"{name} must be of token ids >= 0, got {lists}")
-  return jnp.asarray(found, jnp.int32)
+  return jnp.asarray(ids, jnp.int32)
 
 
 def _padded(lists: list[list], batch: int, dtype, filling) -> np.ndarray:
   if len(lists) != batch:
     raise ValueError(f"one entry for each of {batch} rows, got {len(lists)}")
-  found = np.full((batch, width(max(map(len, lists)))), filling, dtype)
+  padded = np.full((batch, width(max(map(len, lists)))), filling, dtype)
   for row, one in enumerate(lists):
-    found[row, : len(one)] = one
-  return found
+    padded[row, : len(one)] = one
+  return padded
 
 
 def as_in(program: Penalties | None, row: Penalties | None) -> Penalties | None:
-  """One row's penalties in the shapes of a running program.
+  """Pads one row's penalties to the shapes of a running program.
 
   Args:
     program: the running state's.

@@ -1,4 +1,4 @@
-"""Reading prompts: what a state begins with, and how a row goes on.
+"""Prefill: reads prompts into the caches, and appends to a row's text.
 
 `begin` fills the caches of fresh rows, `extend` those of a row that has a text
 already. Both feed tokens to the target as a chain, tell the drafter of them
@@ -98,13 +98,13 @@ def begin(
 def cut(
   state: DecodeState, keep: Array | int, own: Any, rng_key: Array
 ) -> DecodeState:
-  """The first tokens of a row as they were read, and nothing else of it.
+  """The row cut back to its first tokens, with all else as in a fresh row.
 
   Args:
     state: of one row.
     keep: `i32[]`, tokens that are kept, at most `state.length`.
     own: the drafter's state of a fresh row, whose caches are not used.
-    rng_key: `key[1]`, of who goes on.
+    rng_key: `key[1]`, stream of the row's next text.
   """
   is_cache = lambda x: isinstance(x, Cache)
   cache = state.target_cache
@@ -157,7 +157,7 @@ def extend(
   columns = state.tokens.shape[1]
   buffer_length = columns - tree.max_depth - 1
   before = state.length
-  # Under jit nobody has looked: what does not fit is not taken in part.
+  # Under jit nothing was checked: what does not fit is not taken in part.
   count = jnp.where(before + count <= buffer_length, count, 0)  # [1]
   at = jnp.arange(columns) - before[:, None]  # [1, L]
   is_new = (at >= 0) & (at < count[:, None])
@@ -282,13 +282,13 @@ def _asked(
   buffer_length: int,
   vocab_size: int,
 ) -> DecodeState:
-  """The state with a budget for each row; who has none, or no text, ends."""
+  """The state with a budget for each row; rows without one, or text, end."""
   room = buffer_length - state.length  # no sum of the two may wrap around
   max_length = state.length + jnp.minimum(max_new_tokens, room)
   ended = jnp.where(
     max_length > state.length, StopReason.RUNNING, StopReason.LENGTH
   )
-  # Under jit nobody has looked at the tokens.
+  # Under jit the tokens were not checked.
   unknown = (state.tokens < 0) | (state.tokens >= vocab_size)
   unknown &= np.arange(state.tokens.shape[1]) < state.length[:, None]
   ended = jnp.where(unknown.any(axis=1), StopReason.UNKNOWN_TOKEN, ended)

@@ -1,4 +1,4 @@
-"""All randomness: key streams and draws.
+"""Random streams of rows, and draws from laws.
 
 Every draw of a row comes from `fold_in(fold_in(row_key, position), role)`, so a
 row's tokens do not depend on its neighbours in the batch, on padding, or on the
@@ -23,12 +23,12 @@ _DRAFTER_ROLE = (1 << 31) - 1
 
 
 def row_keys(rng_key: Array, row_ids: Array) -> Array:
-  """One stream per row: `key[B]` from a key and `i32[B]` row identities."""
+  """A stream per row: `key[B]` from a key and `i32[B]` row identities."""
   return jax.vmap(lambda i: jax.random.fold_in(rng_key, i))(row_ids)
 
 
 def seeded_keys(seeds: Array, row_ids: Array) -> Array:
-  """One stream per row, each of a seed of its own: `key[B]` from two `u32[B]`.
+  """A stream per row, each of a seed of its own: `key[B]` from two `u32[B]`.
 
   Row b's is `row_keys(key(seeds[b]), row_ids)[b]`.
   """
@@ -71,7 +71,7 @@ def drafted_node_keys(keys: Array, nodes: range) -> Array:
 
 
 def drafted_numbers(keys: Array, num_drafted: int) -> Array:
-  """What draws each drafted node of a round, `key[B] -> f[B, N, 2]`."""
+  """Random numbers for each drafted node of a round, `key[B] -> f[B, N, 2]`."""
   if not num_drafted:
     return jnp.zeros((len(keys), 0, 2))
   nodes = drafted_node_keys(keys, range(1, num_drafted + 1))

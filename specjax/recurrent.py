@@ -1,4 +1,4 @@
-"""States of linear recurrences, of which a pass over a token tree adds some.
+"""Caches of recurrent layers that can roll back over a token tree.
 
 A recurrent layer keeps one state a row instead of a key for every token,
 
@@ -16,7 +16,7 @@ of the tree, G_j, so that after any of its nodes a, with ancestors j,
 and no node needs a state of its own. The path that was accepted is gathered
 (`keep_path`) and folded into the state as later passes begin: as late as there
 is room for. Going back is lowering `Cache.length` as for keys and values, but
-no further than `base`: whoever does is given NaN.
+no further than `base`: a row that does gets NaN.
 
 Letters in shapes: B rows, H value heads, K key heads, P pending tokens, C
 channels of a key, V of a value, W convolved channels of a key head, R inputs
@@ -37,15 +37,15 @@ _dot = lax.Precision.HIGHEST  # a state lives as long as its text
 
 @struct
 class Memory:
-  """What one recurrent layer, or a stack of them, remembers.
+  """Cache of one recurrent layer, or of a stack of them.
 
   Attributes:
     state: `f[B, H, C, V]`, after the first `base` tokens; float32 at least.
     window: `f[B, K, R, W]`, the newest inputs of the convolution among them.
     keys: `f[B, K, P, C]` of the pending tokens.
     updates: `f[B, H, P, V]`.
-    gates: `f[B, H, P, 1]`, each added up along the token's own path; NaN where
-      a token's numbers were none.
+    gates: `f[B, H, P, 1]`, summed along the token's own path; NaN where a
+      token's state is not finite.
     inputs: `f[B, K, P, W]` of the convolution.
   """
 
@@ -62,7 +62,7 @@ class Memory:
     return self.keys, self.updates, self.gates, self.inputs
 
   def with_pending(self, pending: tuple[Array, ...]) -> "Memory":
-    """The same with other pending tokens."""
+    """The memory with its pending arrays replaced."""
     keys, updates, gates, inputs = pending
     return dataclasses.replace(
       self, keys=keys, updates=updates, gates=gates, inputs=inputs
@@ -99,7 +99,7 @@ def make_memory(
   dtype,
   stack: int | None = None,
 ) -> Memory:
-  """A memory of nothing, with room for one pending token.
+  """An empty memory, with room for one pending token.
 
   Args:
     batch: B.
@@ -123,7 +123,7 @@ def make_memory(
 
 
 def num_folded(width: int, fed: int, count: Array) -> Array:
-  """How many of some pending tokens a pass folds, for want of room, `i32[B]`.
+  """Pending tokens that a pass must fold into the state to make room, `i32[B]`.
 
   Args:
     width: P.
@@ -134,11 +134,11 @@ def num_folded(width: int, fed: int, count: Array) -> Array:
 
 
 def advanced(memory: Memory, count: Array) -> Memory:
-  """A memory whose state holds the first pending tokens, a chain, too.
+  """The memory with its first pending tokens, a chain, folded into the state.
 
   Args:
     memory: of one layer.
-    count: `i32[B]` in 0..P; as many entries at the end mean nothing then.
+    count: `i32[B]` in 0..P; that many entries at the end are then stale.
   """
   width = memory.gates.shape[2]
   last = _after(memory.gates, count)  # [B, H, 1, 1]
@@ -168,7 +168,7 @@ def window_after(memory: Memory, count: Array) -> Array:
 
 
 def said(memory: Memory, count: Array, x: Array) -> Array:
-  """Products of the state after some pending tokens, which is not formed.
+  """Products `x S` with the state after some pending tokens, not formed itself.
 
   Args:
     memory: of one layer.
@@ -181,17 +181,17 @@ def said(memory: Memory, count: Array, x: Array) -> Array:
   grouped = (*x.shape[:2], -1)
   state = memory.state.reshape(*grouped, *memory.state.shape[2:])
   last = jnp.exp(_after(memory.gates, count)).reshape(*grouped, 1, 1)
-  found = last * jnp.einsum("bktc,bkrcv->bkrtv", x, state, precision=_dot)
+  product = last * jnp.einsum("bktc,bkrcv->bkrtv", x, state, precision=_dot)
   alike = jnp.einsum("bktc,bkpc->bktp", x, memory.keys, precision=_dot)
-  return found + jnp.einsum(
+  return product + jnp.einsum(
     "bktp,bkrpv->bkrtv", alike, _weighed(memory, count), precision=_dot
   )
 
 
 def written(memory: Memory, pending: tuple[Array, ...], at: Array) -> Memory:
-  """With other entries from pending token `at` on, `i32[B]`.
+  """The memory with its pending entries replaced from `at: i32[B]` on.
 
-  Gates are added to what the pending tokens before them add up to.
+  New gates are added to the sum of those before them.
   """
   keys, updates, gates, inputs = pending
   gates = gates + _after(memory.gates, at)
@@ -206,23 +206,23 @@ def written(memory: Memory, pending: tuple[Array, ...], at: Array) -> Memory:
 
 
 def _weighed(memory: Memory, count: Array) -> Array:
-  """Updates as they are left after `count` tokens, `f[B, K, H / K, P, V]`."""
+  """Updates as decayed after `count` tokens, `f[B, K, H / K, P, V]`."""
   counted = jnp.arange(memory.gates.shape[2]) < count[:, None]  # [B, P]
   fade = jnp.exp(_after(memory.gates, count) - memory.gates)
   fade = jnp.where(counted[:, None, :, None], fade, 0)
-  found = fade * memory.updates
-  return found.reshape(*memory.keys.shape[:2], -1, *found.shape[2:])
+  decayed = fade * memory.updates
+  return decayed.reshape(*memory.keys.shape[:2], -1, *decayed.shape[2:])
 
 
 def _after(gates: Array, count: Array) -> Array:
-  """What gates of some tokens add up to, `f[B, H, P, 1] -> [B, H, 1, 1]`."""
+  """Summed gates of the first tokens, `f[B, H, P, 1] -> f[B, H, 1, 1]`."""
   at = jnp.maximum(count - 1, 0)[:, None, None, None]
   last = jnp.take_along_axis(gates, at, axis=2)
   return jnp.where(count[:, None, None, None] > 0, last, 0)
 
 
 def widened(recurrent: Recurrent | None, width: int) -> Recurrent | None:
-  """With room for that many pending tokens, or for more if there is."""
+  """The cache with room for at least that many pending tokens."""
   if recurrent is None:
     return None
 
@@ -240,13 +240,12 @@ def widened(recurrent: Recurrent | None, width: int) -> Recurrent | None:
 def settled(
   recurrent: Recurrent | None, base: Array, width: int
 ) -> Recurrent | None:
-  """With states of more tokens, and room for fewer that are pending.
+  """The cache with pending tokens folded into states, and less room for others.
 
   Args:
-    recurrent: what a cache holds.
-    base: `i32[B]`, tokens that states are to hold, or more where they do.
-    width: pending tokens that there is room for afterwards; no more of them
-      may be left.
+    recurrent: `Cache.recurrent`.
+    base: `i32[B]`, tokens that states are to hold; those that hold more stay.
+    width: room for pending tokens afterwards; no more of them may be left.
   """
   if recurrent is None:
     return None
@@ -268,10 +267,10 @@ def settled(
 def path_kept(
   recurrent: Recurrent | None, start: Array, path: Array
 ) -> Recurrent | None:
-  """With a path of the last pass's nodes pending, behind what was before them.
+  """The cache with one path of the last pass's nodes pending, the rest dropped.
 
   Args:
-    recurrent: what a cache holds.
+    recurrent: `Cache.recurrent`.
     start: `i32[B]`, the root's slot.
     path: `i32[B, G + 1]`, as of `specjax.cache.keep_path`.
   """
@@ -295,11 +294,11 @@ def path_kept(
 
 
 def emptied(recurrent: Recurrent | None, keep: Array) -> Recurrent | None:
-  """States of nothing in rows of which nothing is kept.
+  """The cache with zeros in rows of which no token is kept.
 
   Args:
-    recurrent: what a cache holds.
-    keep: `i32[B]` or `i32[]`, tokens that are kept; 0 begins anew.
+    recurrent: `Cache.recurrent`.
+    keep: `i32[B]` or `i32[]`, tokens that are kept.
   """
   if recurrent is None:
     return None

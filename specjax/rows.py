@@ -1,7 +1,7 @@
-"""Rows of a state: taken out, repeated, replaced.
+"""Rows of a batched state: taken out, repeated, replaced.
 
-Which axis of each leaf rows lie along is declared (`Drafter.row_axes`), never
-guessed from shapes; None is a leaf that all rows share.
+The axis of rows of each leaf is declared (`Drafter.row_axes`), never guessed
+from shapes; None is a leaf that all rows share.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ def over_leaves(function: Callable[..., Any], axes: Any, tree: Any, *more: Any):
     *more: others of it.
 
   Returns:
-    The pytree of what the function gave.
+    The pytree of the function's results.
   """
   kind: Any = jax.tree.structure(tree)
   columns = [kind.flatten_up_to(x) for x in (axes, tree, *more)]
@@ -35,7 +35,7 @@ def over_leaves(function: Callable[..., Any], axes: Any, tree: Any, *more: Any):
 
 
 def pick(axes: Any, tree: Any, rows: ArrayLike) -> Any:
-  """Some rows, each as often as it is named.
+  """Selects rows by index, with repetition.
 
   Args:
     axes: the row axis of each leaf.
@@ -60,8 +60,8 @@ def put(axes: Any, tree: Any, row: Array | int, fresh: Any) -> Any:
   Args:
     axes: the row axis of each leaf.
     tree: the pytree, B rows.
-    row: `i32[]`; outside of 0..B-1 nothing is replaced but what is shared.
-    fresh: the pytree with one row; what is shared is taken from it.
+    row: `i32[]`; outside of 0..B-1 only shared leaves are replaced.
+    fresh: the pytree with one row; shared leaves are taken from it.
 
   Returns:
     The pytree.
@@ -88,17 +88,17 @@ def take(
   *,
   in_place: bool,
 ) -> DecodeState:
-  """A state of one row, which has what another one has.
+  """A state of one row that has another row's text.
 
   Args:
     axes: the row axis of each leaf.
     state: of B rows.
-    row: `i32[]`, which is to go on; outside of 0..B-1 it is nobody's here, and
-      what is taken is of some row.
-    source: `i32[]`, whose text it has.
-    keep: `i32[]`, tokens of that, if they are another row's.
-    in_place: whether keys and values of the target stay where they are, in the
-      state's (`cache.RowOf`); else they are copied, as all that is allocated.
+    row: `i32[]`, the row to take; outside of 0..B-1 it is on another device,
+      and any row is taken.
+    source: `i32[]`, the row whose text it has.
+    keep: `i32[]`, tokens of that text to copy, if the row is another.
+    in_place: whether the target's keys and values are used in place
+      (`cache.RowOf`); else all that is allocated is copied.
   """
   row, source, keep = (jnp.asarray(x, jnp.int32) for x in (row, source, keep))
   source = jnp.clip(source, 0, len(state.length) - 1)
@@ -120,7 +120,7 @@ def take(
 def give(
   axes: Any, state: DecodeState, row: Array | int, one: DecodeState
 ) -> DecodeState:
-  """The state with what `take` gave, wherever its caches are; see `put`."""
+  """The state with a row of `take` put back, copied or in place; see `put`."""
   cache = one.target_cache
   is_row = lambda x: isinstance(x, cache_lib.RowOf)
   buffers, form = jax.tree.flatten((*cache.keys, *cache.values), is_row)

@@ -1,9 +1,9 @@
-"""How the children of one node are drawn: the law of each given its elders.
+"""Laws of siblings: each child of a node is drawn given its elder siblings.
 
-A draft model gives one law p a node; what its children are drawn from follows
-from p and from the siblings drawn before. Drafters draw from these laws, rules
-verify against them, and `specjax.exact` sums over them: one definition, so that
-the law a rule is told is the law the tokens were sampled from.
+A draft model gives one law p a node; the law of a child follows from p and from
+the siblings drawn before. Drafters draw from these laws, rules verify against
+them, and `specjax.exact` sums over them: one definition, so that the law a rule
+is given is the law the tokens were sampled from.
 
 Laws are log-probabilities over the last axis, and a row without any mass (all
 -inf, a leaf's) has children without mass.
@@ -33,7 +33,7 @@ class Siblings:
     child: `(parent f32[..., V], elders i32[..., j], count i32[...]) ->
       f32[..., V]`: the law of child j given the parent's law p, the tokens of
       children 0..j-1, and how many children the node has. Elders of -1 are
-      nobody: then it is the law of the child after the others.
+      padding: the law is then that of the child after the others.
     independent: whether every child is drawn from p itself, so that siblings
       may carry equal tokens.
     deterministic: whether the children are a function of p. They are then drawn

@@ -1,4 +1,4 @@
-"""What the loop carries, and what one round of it says.
+"""The state of the decoding loop, its counters, and the record of a round.
 
 Letters in shapes as in `specjax.types`.
 """
@@ -17,11 +17,11 @@ from specjax.types import Draft, ModelOutput, Sampling
 
 
 class StopReason(enum.IntEnum):
-  """Why a row ended.
+  """Reason for which a row ended.
 
-  NAN_LOGITS: the target's logits for the next token were not numbers, or the
-  drafter returned a law that was none (`Draft.log_probs`).
-  STOP_STRING: the host found its end in the text (`specjax.runtime.stopping`).
+  NAN_LOGITS: the target's logits for the next token were NaN, or the drafter
+  returned a law that was (`Draft.log_probs`).
+  STOP_STRING: the host ended it by its text (`specjax.runtime.stopping`).
   UNKNOWN_TOKEN: its text has an id that is not in 0..V-1.
   """
 
@@ -34,7 +34,7 @@ class StopReason(enum.IntEnum):
 
 
 class Origin(enum.IntEnum):
-  """Where a committed token came from."""
+  """Origin of a committed token: prompt, accepted, residual or bonus."""
 
   PROMPT = 0
   ACCEPTED = 1
@@ -48,10 +48,10 @@ class Counters:
 
   Attributes:
     num_target_calls: `i32[B]`, verification passes (the prompt pass excluded).
-    num_fed: `i32[B]`, tokens that those passes were wide, for every row alike;
-      see `Decoder.widths`.
+    num_fed: `i32[B]`, summed widths of those passes in tokens, the same for all
+      rows; see `Decoder.widths`.
     num_drafts: `i32[B]`, those of them that verified any drafted token.
-    num_drafted: `i32[B]`, drafted tokens: the nodes that were there.
+    num_drafted: `i32[B]`, drafted tokens: nodes that were not masked.
     num_accepted: `i32[B]`, drafted tokens that were emitted: those beyond a
       stop token or the length limit do not count, nor does the residual or
       bonus.
@@ -60,9 +60,8 @@ class Counters:
     accept_counts: `i32[B, G + 1]`, how many steps emitted 0, 1, .., G drafted
       tokens.
     total_variation: `f32[B]`, summed over emitted tokens: the distance of each
-      token's law from the target's (`Verification.total_variation`); NaN if
-      the rule is lossy and does not say, 0 for
-      lossless rules.
+      token's law from the target's (`Verification.total_variation`); 0 for
+      lossless rules, NaN if the rule is lossy and does not report it.
     rank_offered: `f32[B, C]`, expected number of nodes the walk came to that
       have a child of rank 0, .., C - 1 (the order siblings were drawn in).
     rank_accepted: `f32[B, C]`, expected number of times it went on to that
@@ -86,7 +85,7 @@ class Counters:
 
   @classmethod
   def zeros(cls, rows: int, tree: Tree, num_counted: int = 0) -> "Counters":
-    """Before the first round of B rows; M is `num_counted`."""
+    """Counters of B rows before the first round; M is `num_counted`."""
     count = lambda *more: jax.numpy.zeros((rows, *more), jax.numpy.int32)
     total = lambda *more: jax.numpy.zeros((rows, *more))
     return cls(
@@ -121,7 +120,7 @@ class Likeliest:
 
   @classmethod
   def zeros(cls, rows: int, columns: int, count: int) -> "Likeliest":
-    """Before the first round: K of B rows, which all want them."""
+    """Empty records of B rows, all of which want K tokens."""
     shape = (rows, columns, count)
     return cls(
       tokens=jax.numpy.zeros(shape, jax.numpy.int32),
@@ -175,7 +174,7 @@ class DecodeState:
 
   @property
   def done(self) -> Array:
-    """`bool[B]`."""
+    """`bool[B]`, rows that have ended."""
     return self.stop_reason != StopReason.RUNNING
 
 
@@ -207,7 +206,7 @@ class Round:
 
 @struct
 class StepInfo:
-  """What one step did, for people and tests.
+  """Record of one step, for traces and tests.
 
   Attributes:
     draft: the proposal.
@@ -217,7 +216,7 @@ class StepInfo:
     tokens: `i32[B, G + 1]`, the emitted tokens.
     num_emitted: `i32[B]`, how many of them count.
     total_variation: `f32[B, N + 1]`, see `Verification`; 0 for lossless
-      rules, and NaN where a lossy one does not say.
+      rules, and NaN where a lossy one does not report it.
   """
 
   draft: Draft

@@ -1,4 +1,4 @@
-"""What somebody may have meant by a name that is none."""
+"""Suggestions for mistyped names: "did you mean ...?"."""
 
 import difflib
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Token trees: what a draft proposes and one target pass scores.
+"""Token trees: the drafted tokens that one target pass scores.
 
 Node 0 is the last committed token; nodes 1..N are drafted. A `Tree` is static
 and hashable, and everything about it is NumPy, computed once when a decoder is
@@ -24,12 +24,12 @@ from jax.typing import ArrayLike
 
 
 class Form(enum.Enum):
-  """What of a draft's form is static."""
+  """The part of a draft's form that is static."""
 
   FIXED = "fixed"
-  """Every node is there, under its parent."""
+  """Every node exists, under its static parent."""
   MASKED = "masked"
-  """A node may not be there; if it is, it is under its parent."""
+  """Nodes may be masked; parents are static."""
   FREE = "free"
   """Parents are data. The tree bounds N, the depth G and the children C."""
 
@@ -144,9 +144,9 @@ class Tree:
 
   @property
   def is_chain(self) -> bool:
-    """Whether every node has at most one child (node index == depth).
+    """True if every node has at most one child (node index == depth).
 
-    What may be any tree is none.
+    False for trees of form `FREE`.
     """
     return self.form is not Form.FREE and self.parents == tuple(
       range(-1, len(self.parents) - 1)
@@ -164,7 +164,7 @@ class Tree:
 
   @property
   def is_paths(self) -> bool:
-    """Whether it is `paths(G, K)`: chains of equal length under the root."""
+    """True for `paths(G, K)`: chains of equal length under the root."""
     return self.form is not Form.FREE and (
       self.max_depth == 0
       or self.parents == paths(self.max_depth, len(self.children[0])).parents
@@ -254,19 +254,19 @@ def bound(num_drafted: int, max_depth: int, max_children: int) -> Tree:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Topology:
-  """What a round needs to know of a draft's form; F = N + 1 + E fed tokens.
+  """Form of the drafts of a round as arrays; F = N + 1 + E fed tokens.
 
   B is the number of rows, or 1 for what is the same in all of them, and then a
   NumPy constant.
 
   Attributes:
-    there: `bool[B, F]`; False for what is not there, or too deep.
-    parents: `int[B, F]`, 0 for the root and what is not there.
+    there: `bool[B, F]`; False for masked nodes, which do not exist.
+    parents: `int[B, F]`, 0 for the root and masked nodes.
     depth: `int[B, F]`.
     ancestors: `bool[B, F, F]`: entry (n, m) says that m is n or above n.
     paths: `int[B, N + 1, G + 1]`: nodes from the root to n; the tail repeats n.
-    rank: `int[B, N + 1]`: siblings that are there before each node.
-    num_children: `int[B, N + 1]`: children that are there.
+    rank: `int[B, N + 1]`: unmasked siblings before each node.
+    num_children: `int[B, N + 1]`: unmasked children.
   """
 
   there: np.ndarray | Array
@@ -280,7 +280,7 @@ class Topology:
 
 @functools.cache
 def fixed_topology(tree: Tree) -> Topology:
-  """The topology of a draft in which everything is there."""
+  """The topology of a draft without masked nodes."""
   parents = np.maximum((*tree.parents, *tree.lanes), 0).astype(np.int32)
   return Topology(
     there=np.ones((1, tree.num_fed), bool),
@@ -298,8 +298,8 @@ def data_topology(tree: Tree, parents: Array) -> Topology:
 
   Args:
     tree: its bounds, and all else where its form is `MASKED`.
-    parents: `i32[B, F]`; -1 is not there, and nor is what hangs on such a node
-      or is deeper than the bounds.
+    parents: `i32[B, F]`; -1 masks a node, and with it all nodes below; so are
+      nodes deeper than the bounds.
 
   Returns:
     The `Topology`; depths, ancestors and paths of a `MASKED` tree are constant.
@@ -381,7 +381,7 @@ def child_table(
 def representative(
   tree: Tree, tokens: Array, there: np.ndarray | Array
 ) -> Array:
-  """For each node, the node that stands for its hypothesis.
+  """The node that represents each node's hypothesis.
 
   Independent paths may draw the same tokens; they are then one hypothesis. It
   is represented by the first of its nodes that may have children, or by the
@@ -391,17 +391,18 @@ def representative(
   Args:
     tree: the tree, not `FREE`.
     tokens: `i32[B, N + 1]`.
-    there: `bool[B or 1, N + 1]`; what is not there stands for itself.
+    there: `bool[B or 1, N + 1]`; a masked node represents itself.
 
   Returns:
     `i32[B, N + 1]`; a node that is its own entry is a representative.
   """
-  found = jnp.zeros((tokens.shape[0], 1), jnp.int32)  # [B, nodes so far]
+  # [B, nodes so far]
+  representatives = jnp.zeros((tokens.shape[0], 1), jnp.int32)
   for level in tree.levels[1:]:
     here = slice(level.start, level.stop)
     token = tokens[:, here]  # [B, W]
     above = np.array([tree.parents[n] for n in level], np.int32)
-    parent = found[:, above]  # [B, W]
+    parent = representatives[:, above]  # [B, W]
     equal = (token[:, :, None] == token[:, None, :]) & (
       parent[:, :, None] == parent[:, None, :]
     )
@@ -409,10 +410,10 @@ def representative(
     equal |= np.eye(len(level), dtype=bool)
     inner = np.array([bool(tree.children[n]) for n in level])
     index = jnp.argmax(equal * (1 + inner), axis=-1)  # the first largest
-    found = jnp.concatenate(
-      [found, (level.start + index).astype(jnp.int32)], axis=1
+    representatives = jnp.concatenate(
+      [representatives, (level.start + index).astype(jnp.int32)], axis=1
     )
-  return found
+  return representatives
 
 
 def take_node(per_node: ArrayLike, node: Array) -> Array:

@@ -1,7 +1,7 @@
 """The best static tree for a measured acceptance: Sequoia's dynamic programme.
 
-Chen et al. (NeurIPS 2024). Suppose that wherever the walk stands, it goes on to
-the child of rank b, the b-th that was drawn there, with probability a_b. Then
+Chen et al. (NeurIPS 2024). Suppose that from any node the walk goes on to the
+child of rank b, the b-th that was drawn there, with probability a_b. Then
 node n is reached with the product of a_rank along its path, and the expected
 number of accepted tokens is the sum of that over all drafted nodes. With
 c(m, l, b) the most that a tree can have, root counted as 1, with exactly m
@@ -29,7 +29,7 @@ _GAIN = 1e-12
 
 
 def acceptance_by_rank(counters: Counters) -> np.ndarray:
-  """How often the walk went on to a child of rank b, given that there was one.
+  """Measured probability that the walk goes on to a node's child of rank b.
 
   The ranks of one node are exclusive, but each is averaged over the nodes that
   have it. Measure with a tree all of whose inner nodes have the same number of

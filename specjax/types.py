@@ -1,4 +1,4 @@
-"""Models, drafts, rules and drafters: the types everything else is made of.
+"""Central types: models, drafts, rules and drafters.
 
 Letters in shapes: B rows, T fed tokens, S cache slots, L token-buffer length,
 N drafted nodes of the tree (N + 1 with the root), G its depth, E lanes, F =
@@ -29,13 +29,13 @@ from specjax.tree import Form, Topology, Tree, data_topology, fixed_topology
 
 @struct
 class ModelOutput:
-  """What a model returns for T fed tokens.
+  """Output of a model for T fed tokens.
 
   Attributes:
     logits: `f32[B, T, V]`; entry t is about the token after fed token t. Or
       `f32[B, W, V]`, of those that `logits_at` asks for.
-    features: `f[B, T, F]`, hidden states that a drafter may read: which, is
-      chosen when the model is built. Or None.
+    features: `f[B, T, F]`, hidden states that a drafter may read, chosen when
+      the model is built. Or None.
     experts: `i32[M]`, how many different experts of each of M layers the tokens
       of all rows were given, as far as they are on these devices; None unless
       the model counts them.
@@ -83,7 +83,7 @@ class ApplyFn(Protocol):
         M slots (ending with the T-th fed token) each fed token sees; all slots
         before those are visible. None is a causal chain.
       logits_at: `i32[B, W]`, which of the T tokens' logits are wanted; None for
-        all. Prompts are fed with W = 0: nobody reads their logits, which may be
+        all. Prompts are fed with W = 0: their logits are not read, and may be
         the largest array of all.
 
     Returns:
@@ -113,7 +113,7 @@ class LanguageModel:
       changes nothing but the speed.
     takes_rows: whether `apply` touches keys and values by `write_rows`,
       `read_rows` and the like alone, so that they may be one row of a larger
-      cache (`specjax.cache.RowOf`): then prompts are read where they stand.
+      cache (`specjax.cache.RowOf`): then prompts are read in place.
     has_states: whether its cache holds recurrent states (`Cache.recurrent`),
       which roll back as far as the last pass only.
     num_counted: M, layers whose experts it counts (`ModelOutput.experts`).
@@ -183,9 +183,9 @@ class BlockModel:
     num_features: F, width of the target's features that it reads.
     num_depths: K, tokens of a block after the newest one.
     init_cache: `(batch, slots) -> Cache`.
-    read: `(params, features f[B, T, F], cache) -> cache`: what it knows of T
-      tokens that stand goes to slots `cache.length ..`, and its length is
-      raised by T. Slot i is of the token at position i.
+    read: `(params, features f[B, T, F], cache) -> cache`: writes T committed
+      tokens to slots `cache.length ..` and raises the length by T. Slot i is
+      of the token at position i.
     say: `(params, newest i32[B, 1], cache) -> (f32[B, K, V'], cache)`, the
       logits of the tokens after the newest, which is the one after those that
       the cache holds. K + 1 slots behind them are written and the length stays.
@@ -203,7 +203,7 @@ class BlockModel:
 
 @struct
 class Params:
-  """Parameters of the pair; what the jitted functions take first.
+  """Parameters of the pair, the first argument of the jitted functions.
 
   Attributes:
     target: the target model's parameters.
@@ -227,7 +227,7 @@ class Penalties:
   Attributes:
     presence: `f32[B]`, taken from the logits of tokens that were emitted.
     frequency: `f32[B]`, taken once for each time that they were.
-    repetition: `f32[B]`, above 0; divides positive logits of tokens that stand
+    repetition: `f32[B]`, above 0; divides positive logits of tokens that occur
       in prompt or completion, and multiplies negative ones.
     bias_tokens, bias: `i32[B, K]`, `f32[B, K]`, added to those tokens' logits.
     min_tokens: `i32[B]`, tokens before which none that ends the row is emitted.
@@ -245,7 +245,7 @@ class Penalties:
 
 @struct
 class Sampling:
-  """How the next-token law is made from logits, per row; all traced.
+  """Settings of the warp from logits to next-token laws, per row; all traced.
 
   Attributes:
     temperature: `f32[B]`; 0 is greedy.
@@ -253,8 +253,8 @@ class Sampling:
       so, and has no sort of the vocabulary; likewise below.
     top_p: `f32[B]` in (0, 1]; 1 keeps all tokens. Or None.
     min_p: `f32[B]` in [0, 1]; 0 keeps all tokens. Or None.
-    penalties: what the law makes of its own text, before all these. None: no
-      row's law reads its text, and the program has nothing of it.
+    penalties: changes of logits by the row's own text, before all these. None:
+      no row has any, and the program computes none.
   """
 
   temperature: Array
@@ -269,19 +269,18 @@ class Draft:
   """A proposed token tree and the laws it was really sampled from.
 
   Attributes:
-    tree: what of its form is known beforehand (static).
+    tree: its form, as far as it is known beforehand (static).
     siblings: how the children of a node were drawn (static).
     tokens: `i32[B, F]`; node 0 is the last committed token, nodes 1..N are
       drafted, the E lanes come last.
     log_probs: `f32[B, N + 1, V]`; row n is the law that token n itself was
-      drawn from, given the tokens drawn before it. Row 0, and rows of nodes
-      that are not there, are not looked at. A law that may be NaN is healed
-      before it is drawn from (`specjax.laws.heal`); a row with one here ends as
-      NAN_LOGITS. None: every token is certain, a function of what was known
-      before the round.
+      drawn from, given the tokens drawn before it. Row 0 and rows of masked
+      nodes are not read. A law that may be NaN is healed before it is drawn
+      from (`specjax.laws.heal`); a row with one here ends as NAN_LOGITS. None:
+      every token is certain, a function of what was known before the round.
     parents: `i32[B, F]`, the index of each token's parent, smaller than its
-      own; -1 for the root and for what is not there. None exactly if the
-      tree's form is `FIXED`.
+      own; -1 for the root and for masked nodes. None exactly if the tree's
+      form is `FIXED`.
     noise: `f32[B, K, G + 1, V]`, for siblings `with_noise` only: token t of
       path k is `argmax(log p + noise[:, k, t - 1])`, Gumbel noise that a rule
       may share. Entry G is for the token after the last drafted one.
@@ -295,7 +294,7 @@ class Draft:
   noise: Array | None = None
 
   def topology(self) -> Topology:
-    """Who hangs on whom; NumPy constants where the form is `FIXED`."""
+    """The tree as arrays; NumPy constants where the form is `FIXED`."""
     if self.tree.form is Form.FIXED:
       return fixed_topology(self.tree)
     if self.parents is None:
@@ -320,7 +319,7 @@ class Draft:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verification:
-  """What a rule says about a draft. It flips no coins.
+  """Result of a rule for a draft, a law. A rule flips no coins.
 
   Attributes:
     node_probs: `f32[B, N + 1]`, the probability that node n is the deepest
@@ -394,22 +393,22 @@ def pick_nodes(
 
 @struct
 class Context:
-  """What a drafter may look at when it proposes.
+  """Everything a drafter may look at when it proposes.
 
   Attributes:
     tokens: `i32[B, L]`, committed tokens, prompt included; stale from `length`.
     length: `i32[B]`, at least 1.
     max_depth: `i32[B]`, how deep each row may draft, in 0..G; 0 of rows that
-      are done. Deeper nodes of a tree that is not `FIXED` are taken away; a
+      are done. Deeper nodes of a tree that is not `FIXED` are masked; a
       drafter may save their cost.
     sampling: the warp; the draft must be sampled from the warped law.
     keys: `key[B]`, fresh for this round; `draw` derives one per node.
     row_keys: `key[B]`, the same in every round: for noise that belongs to a
       position of the text, whatever round it is drafted in.
-    numbers: `f[B, N, 2]`, what draws each of nodes 1..N: hashed together, many
-      cost what one does.
-    draws: what makes the draws (static). `specjax.exact` puts a table in its
-      place, and enumerates so what a drafter may draw.
+    numbers: `f[B, N, 2]`, random numbers that draw nodes 1..N: hashed together,
+      many cost what one does.
+    draws: the function that draws (static). `specjax.exact` puts a table in its
+      place to enumerate all drafts.
   """
 
   tokens: Array
@@ -451,23 +450,23 @@ class Context:
 
 @struct
 class Commit:
-  """What has become of fed tokens: of a prompt's, or of a round's.
+  """The fed tokens of a prompt or a round, and which of them were committed.
 
-  A prompt is a chain of which all tokens but the newest stand. The newest
+  Of a prompt, a chain, all tokens but the newest are committed. The newest
   committed token never counts as fed, in a prompt or in a round: it is fed
   again as the next round's root.
 
   Attributes:
-    tokens: `i32[B, T]`, what was fed: the prompt, or the draft's F tokens.
+    tokens: `i32[B, T]`, the fed tokens: the prompt, or the draft's F tokens.
     start: `i32[B]`, the slot of the first of them.
-    path: `i32[B, W]`, indices of those that stand, in order; of more than
-      `count` entries any valid index.
+    path: `i32[B, W]`, indices of the committed ones, in order; entries beyond
+      `count` are any valid index.
     length: `i32[B]`, committed tokens now.
     target_output: the target's output at all T tokens; logits of a prompt may
       be missing.
-    again: `i32[B]`, how many of those that stand stood before, and were fed
-      again: where a text goes on, so that a draft's cache that lacks the last
-      of them is filled. Who counts tokens leaves them out.
+    again: `i32[B]`, how many of the committed tokens were re-fed: where a text
+      goes on, so that a draft's cache that lacks the last of them is filled.
+      Counters of tokens leave them out.
     target_log_probs: `f32[B, N + 1, V]`, the warped target's laws of a round;
       None of a prompt.
   """
@@ -482,7 +481,7 @@ class Commit:
 
   @property
   def count(self) -> Array:
-    """`i32[B]`, how many of the fed tokens stand: slots `start ..`."""
+    """`i32[B]`, number of committed fed tokens, in slots `start ..`."""
     return self.length - 1 - self.start
 
 
@@ -499,13 +498,13 @@ def keep(params, state, commit):
 
 
 class Idle(enum.Enum):
-  """What a drafter needs of a round in which nothing is drafted.
+  """Calls that a drafter needs in a round in which nothing is drafted.
 
   Attributes:
-    COMMIT: its `commit`, as of any other.
-    PROPOSE: to propose too, a tree without drafted tokens.
-    NOTHING: nothing, nor that prompts are read to it: its state says what it
-      lacks of a text, and `propose` reads that before it drafts.
+    COMMIT: its `commit`, as in any other round.
+    PROPOSE: its `propose` too, of a tree without drafted tokens.
+    NOTHING: none, not even `prefill`: its state knows which tokens of the text
+      it lacks, and `propose` reads those before it drafts.
   """
 
   COMMIT = enum.auto()
@@ -534,19 +533,19 @@ class Drafter:
     reads_text: whether each pass reads the row's whole text anew beside them,
       for lack of a cache.
     max_positions: positions the draft was made for, or None if unbounded.
-    again: where a row's text goes on (`Decoder.extend`), tokens of it that are
-      fed again, G + 2 at most: the newest, which was not fed, and those before
-      it that the drafter's state may lack.
+    again: number of tokens that are re-fed where a row's text goes on
+      (`Decoder.extend`), G + 2 at most: the newest, which was not fed, and
+      those before it that the drafter's state may lack.
     idle: how its state outlives rounds in which nothing is drafted
       (`specjax.adaptive.ladder`); None: it was not made for them, and would
       draft worse ever after.
-    reads_anew: whether its state is made of what stands after a round, whoever
-      drafted it: then another draft may be verified in place of its own
-      (`specjax.drafters.repeats`). Not if something learns from its own.
-    row_axes: `state -> pytree of int | None`: which axis of each array of the
-      state is rows, so that it can be cut over a mesh; None for an array that
-      all rows share: what a round adds to it, on any device, is added for all.
-      By default the state is made of `Cache`s alone.
+    reads_anew: whether its state depends on the committed tokens of a round
+      alone, so that another draft may be verified in place of its own
+      (`specjax.drafters.repeats`). Not if it learns from its own drafts.
+    row_axes: `state -> pytree of int | None`: the axis of rows of each array of
+      the state, so that it can be cut over a mesh. None for an array that all
+      rows share: a round's additions to it are summed over devices. By default
+      the state is made of `Cache`s alone.
   """
 
   name: str

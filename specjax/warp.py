@@ -1,4 +1,4 @@
-"""The one map from logits to the law that tokens are drawn from.
+"""The warp, from logits to the law that tokens are drawn from.
 
 Draft and target go through the same function, in float32, in the order of plain
 sampling: temperature, top-k, top-p, min-p. The law a lossless rule reproduces
@@ -71,7 +71,7 @@ def make_sampling(
 
 
 def as_in(program: Sampling, row: Sampling | None) -> Sampling:
-  """One row's sampling, with what a running program has, and no more.
+  """One row's sampling, with the truncations and penalties of a program.
 
   Args:
     program: the running state's.

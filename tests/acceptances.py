@@ -1,4 +1,4 @@
-"""What rules accept of k drafts, in closed form: oracles for their code."""
+"""Acceptance of rules for k drafts in closed form: oracles for their code."""
 
 import itertools
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def rejection(draft: np.ndarray, target: np.ndarray, scale: float) -> float:
 
 
 def recursive(draft: np.ndarray, target: np.ndarray, count: int) -> float:
-  """What recursive rejection accepts of k i.i.d. drafts, `1 - R(s_k)`.
+  """Acceptance of recursive rejection, k i.i.d. drafts: `1 - R(s_k)`.
 
   `s_0 = 0, s_{j+1} = s_j + R(s_j)` (SpecInfer; batch decoding of Yin et al.).
   """
@@ -48,14 +48,14 @@ def kseq_scale(draft: np.ndarray, target: np.ndarray, count: int) -> float:
 
 
 def kseq(draft: np.ndarray, target: np.ndarray, count: int) -> float:
-  """What k-SEQ accepts of k i.i.d. drafts, `1 - (1 - b(rho))^k`."""
+  """Acceptance of k-SEQ, k i.i.d. drafts: `1 - (1 - b(rho))^k`."""
   scale = kseq_scale(draft, target, count)
   one = np.minimum(np.asarray(draft), np.asarray(target) / scale).sum()
   return float(1 - (1 - one) ** count)
 
 
 def match(draft: np.ndarray, target: np.ndarray, count: int) -> float:
-  """What naive matching accepts, `sum q (1 - (1 - p)^k)`."""
+  """Acceptance of naive matching, `sum q (1 - (1 - p)^k)`."""
   return float(
     np.sum(np.asarray(target) * (1 - (1 - np.asarray(draft)) ** count))
   )

@@ -1,4 +1,4 @@
-"""The page of `launch.serve` in Chromium, as who opens it sees it.
+"""The page of `launch.serve` in Chromium, as a user sees it.
 
 Tests that import this are skipped where there is no `pip install -e
 '.[browser]'`, or no Chromium or Chrome of this machine.
@@ -88,7 +88,7 @@ def window(browser, address, **options):
 
 
 def say(page, text, *, tokens=24):
-  """Sends a message; what the page asked the server with it."""
+  """Sends a message; returns the page's request to the server."""
   page.get_by_label("tokens", exact=True).fill(str(tokens))
   page.get_by_label("Message").fill(text)
   with page.expect_request("**/v1/**") as asked:
@@ -107,7 +107,7 @@ def over(page):
 
 
 def idle(page):
-  """Waits until nobody is answered."""
+  """Waits until no answer is running."""
   expect(page.locator("#slots")).to_have_text(f"0 of {SLOTS}")
 
 
@@ -125,7 +125,7 @@ def drawn(page):
 
 
 def contrast(one, other):
-  """WCAG's, of two colours `rgb(r, g, b)`: 1 to 21; to read takes 4.5."""
+  """WCAG's contrast of two colours `rgb(r, g, b)`: 1 to 21; text needs 4.5."""
 
   def brightness(color):
     parts = [int(x) / 255 for x in re.findall(r"\d+", color)[:3]]
@@ -139,7 +139,7 @@ def contrast(one, other):
 
 
 def failed(page):
-  """What Chromium says of answers that are errors; taken from `errors`."""
+  """Chromium's lines on answers that are errors, removed from `errors`."""
   found = [x for x in page.errors if x.startswith("Failed to load resource")]
   page.errors[:] = [x for x in page.errors if x not in found]
   return found
@@ -149,7 +149,7 @@ def failed(page):
 
 
 def answers_instead(page, place, **answer):
-  """Has the page hear this from a place of the server, and not the server."""
+  """Replaces the server's answer at one of its places."""
   page.route(place, lambda route: route.fulfill(**answer))
 
 
@@ -171,7 +171,7 @@ def chunk(text):
 
 
 def post(address, body, *, place="chat/completions"):
-  """Asks what the page asked, for a whole answer."""
+  """Sends the page's request again, for a whole answer."""
   body = {key: value for key, value in body.items() if key != "stream"}
   request = urllib.request.Request(
     f"{address}/v1/{place}", json.dumps(body).encode(),
@@ -193,7 +193,7 @@ def counted(address):
 
 @contextlib.contextmanager
 def crowd(address, count):
-  """So many others ask for long answers, until the block ends."""
+  """Has other clients ask for long answers until the block ends."""
   body = dict(prompt="x = ", max_tokens=LONG, temperature=1.5, stream=True)
   with contextlib.ExitStack() as last:
     for _ in range(count):

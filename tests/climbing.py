@@ -1,4 +1,4 @@
-"""Chains of toys, of several lengths on one state."""
+"""A toy ladder: chains of several lengths on one state."""
 
 import functools
 
@@ -17,7 +17,7 @@ LENGTHS = (0, 1, 4)
 
 
 def fixed(tree):
-  """A model that catches up."""
+  """A drafter that reads what it lacks of a text."""
   return drafters.model.drafter(
     MODEL, tree=tree, vocab_size=VOCAB,
     depth=policies.fixed(depth=tree.max_depth),
@@ -32,7 +32,7 @@ RUNGS = make_rungs(
 def start(
   temperature=0.0, *, decoder=RUNGS.longest, params=PARAMS, prompts=(0, 1)
 ):
-  """Two rows, of whose answers one is longer."""
+  """A state of two rows, one with a longer answer."""
   prompts = np.array(prompts)
   return jax.jit(decoder.init, static_argnames="buffer_length")(
     params, jnp.asarray(decoding.PROMPTS[prompts]),
@@ -44,5 +44,5 @@ def start(
 
 @functools.cache
 def program(length):
-  """Rounds of a length."""
+  """The compiled rounds of a length."""
   return jax.jit(functools.partial(RUNGS.steps, length))

@@ -1,4 +1,4 @@
-"""Compiling for the CPU in a third of the time, without optimisations.
+"""Fast compilation for the CPU, without optimisations.
 
 For programs that run once and test no compiler: what a rule sums to, what a
 command writes. The loop (`test_decode.py`), caches, the warp and models are
@@ -27,7 +27,7 @@ def jit(function, **options):
 
 @contextlib.contextmanager
 def quickly():
-  """What is compiled inside, also by processes begun there; for CPUs only.
+  """Compiles quickly inside, also in processes begun there; for CPUs only.
 
   A process keeps its programs in memory and does not ask how they were made,
   and the two ways round differently: none may pass from one into the other.

@@ -41,7 +41,7 @@ TREES = {
 
 
 def enumerable(rule, tree, siblings) -> bool:
-  """Whether the rule is for this tree and these siblings."""
+  """True if the rule takes this tree and these siblings."""
   most = siblings.max_children or tree.max_children
   if siblings.with_noise or tree.max_children > most:
     return False

@@ -1,4 +1,4 @@
-"""A vocabulary that falls back to bytes, as Sentencepiece's do."""
+"""A tokenizer that falls back to bytes, as Sentencepiece's do."""
 
 import functools
 

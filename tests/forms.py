@@ -1,4 +1,4 @@
-"""Toy drafters, one for each thing that a draft's form may need."""
+"""Toy drafters, one for each feature of a draft's form."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ def table_drafter(vocab_size, tree, siblings=IID):
 
 
 def masked(inner: Drafter, there, form=Form.MASKED) -> Drafter:
-  """A drafter of which some nodes are not there.
+  """A drafter with some nodes masked.
 
   Args:
     inner: of a fixed tree.

@@ -266,7 +266,7 @@ def _tensors(model, arch):
 
 
 def _factors(c, rope):
-  """What Llama 3 divides its frequencies by, `f32[C / 2]`."""
+  """Llama 3's divisors of the frequencies, `f32[C / 2]`."""
   size = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
   waves = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, size, 2) / size)
   low, high = rope["low_freq_factor"], rope["high_freq_factor"]

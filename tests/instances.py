@@ -1,4 +1,4 @@
-"""Random instances of one position, and what a rule accepts on all of them."""
+"""Random instances of one position, and a rule's acceptance on them."""
 
 import functools
 import itertools

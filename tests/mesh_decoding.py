@@ -395,7 +395,7 @@ HEADS = {
 
 
 def _drafter(how, model):
-  """What drafts; `model` makes the drafting model."""
+  """The drafter; `model` makes the drafting model."""
   if how == "plain":
     return None
   if how == "ngram":
@@ -482,7 +482,7 @@ def decode_on(case: str, mesh) -> dict:
     )  # fmt: skip
 
   def replaced(params, state):
-    """The first row that ends is given another prompt."""
+    """Gives the first row that ends another prompt."""
     state = decoder.steps(params, state, 100, num_idle=1)
     return decoder.admit(
       params, state, jnp.argmax(state.done), PROMPTS[6], LENGTHS[6],
@@ -496,7 +496,7 @@ def decode_on(case: str, mesh) -> dict:
     )
 
   def admitted(params, state):
-    """One begins as another of its group, or as itself, does."""
+    """Admits a row with a prefix of another of its group, or of itself."""
     return decoder.admit(
       params, state, 1, PROMPTS[1], LENGTHS[1], jax.random.key(9),
       max_new_tokens=4, source=SOURCES[case], keep=3,
@@ -536,7 +536,7 @@ def decode_on(case: str, mesh) -> dict:
 
 
 def _own_state(case: str, state):
-  """What of a drafter's state is compared, beside the texts."""
+  """The part of a drafter's state that is compared, beside the texts."""
   if case == "online":
     threshold = state.inner.memory.threshold
     return dataclasses.asdict(state.ring), jnp.round(threshold, 5)

@@ -1,4 +1,4 @@
-"""What replaces a part of specjax, for the mutants of tests/specjax/mutants."""
+"""Replaces parts of specjax, for the mutants of tests/specjax/mutants."""
 
 import types
 from unittest import mock
@@ -13,10 +13,10 @@ compiled = compiling.jit
 
 
 def copy_of(module, **replaced):
-  """What a module's name may stand for instead: it, with other functions."""
+  """A copy of a module with some functions replaced."""
   return types.SimpleNamespace(**vars(module) | replaced)
 
 
 def verifier_warps(warp):
-  """The verifier alone makes its laws by another function."""
+  """Replaces the warp of the verifier alone."""
   return mock.patch.object(decode, "warp_lib", copy_of(warp_lib, warp=warp))

@@ -1,4 +1,4 @@
-"""Prints the order of the rules that docs/transport.md reports, not asserts.
+"""Prints the observed order of the rules in docs/transport.md.
 
 python tests/order_report.py
 """

@@ -1,4 +1,4 @@
-"""Laws that read their own text, in plain Python: what decoding must equal."""
+"""Penalties in plain Python: the oracle of decoding with them."""
 
 import collections
 

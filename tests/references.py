@@ -1,4 +1,4 @@
-"""Models of transformers, and ours beside them."""
+"""Small models of transformers, and the same models here."""
 
 import json
 from unittest import mock
@@ -499,7 +499,7 @@ def make(family, settings, *, seed=0):
 
 
 def eager(model):
-  """Experts too: other ways are of some types only."""
+  """Eager attention and experts: other implementations lack some types."""
   model.config._experts_implementation = "eager"
   return model.eval()
 
@@ -532,7 +532,7 @@ def relative_error(found, expected):
 
 
 def jit(function):
-  """Compiles fast rather than well."""
+  """`jax.jit` that compiles fast rather than well."""
   return compiling.jit(function)
 
 

@@ -1,4 +1,4 @@
-"""Slots of toy models, a scheduler over them, and what `generate` says."""
+"""Slots of toy models and servers over them, with `generate` as the oracle."""
 
 import contextlib
 import dataclasses
@@ -59,7 +59,7 @@ def make_scheduler(slots, turn=None, **more):
 
 
 class Heard:
-  """A ticket, and all that it heard."""
+  """A ticket, and all news that it got."""
 
   def __init__(self, asked, **more):
     self.news, self.over = [], threading.Event()
@@ -122,7 +122,7 @@ def alone(
   max_length=MAX_LENGTH,
   stop=STOP,
 ):
-  """What `generate` makes of a request in a state of its own."""
+  """A request's tokens by `generate`, in a state of its own."""
   tokens = np.zeros((1, width), np.int32)
   tokens[0, : len(asked.token_ids)] = asked.token_ids
   state = _init(decoder)(
@@ -197,7 +197,7 @@ def text_slots(**more):
 
 
 def defaults_of(**more):
-  """What holds for requests that do not say."""
+  """The defaults of requests."""
   usual = dict(
     model="toy", temperature=0.0, top_k=0, top_p=1.0, min_p=0.0,
     vocab_size=tokenizer().vocab_size, max_new_tokens=32, longest_prompt=64,
@@ -261,7 +261,7 @@ def http_service(
 
 
 def expected_tokens(prompt, *, stream=0, stop_tokens=None, **settings):
-  """The tokens that `generate` makes of what a request says."""
+  """A request's tokens by `generate`."""
   decoder, params = text_decoder()
   if isinstance(prompt, str):
     prompt = tokenizer().encode(prompt)
@@ -285,7 +285,7 @@ def expected_text(prompt, **settings):
 
 @functools.cache
 def long_request():
-  """What asks for a completion that no stop token ends."""
+  """A request for a completion that no stop token ends."""
   for seed in range(1000):
     asked = dict(prompt="def main(", max_tokens=150, temperature=1.0, seed=seed)
     if len(expected_tokens(**asked)) == 150:

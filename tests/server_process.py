@@ -1,4 +1,4 @@
-"""`launch.serve` as processes of this machine, and what they are asked."""
+"""`launch.serve` as processes of this machine, and a client."""
 
 import contextlib
 import http.client
@@ -15,7 +15,7 @@ import several
 
 
 class Started:
-  """A server of one or more processes: where it listens, what it said."""
+  """A server of one or more processes: its address and its output."""
 
   def __init__(self, processes):
     self.processes, self.said = processes, [[] for _ in processes]
@@ -38,7 +38,7 @@ class Started:
     self._ready.set()
 
   def ended(self):
-    """Exit codes, and what each has said, once all have ended."""
+    """Exit codes and outputs, once all processes have ended."""
     for reader in self._readers:
       reader.join(several.PATIENCE)
     codes = [p.wait(several.PATIENCE) for p in self.processes]

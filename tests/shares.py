@@ -1,4 +1,4 @@
-"""The share of the heavy tests that a run takes, and says that it took.
+"""Shares of the heavy tests, of which a run takes one.
 
 `pytest` runs all of them; `pytest --heavy=commit`, which is in `make test`, one
 of `COUNT` shares, after the commit that is checked out. A test is always in the

@@ -1,4 +1,4 @@
-"""Printed tables of which a page shows some rows."""
+"""Printed tables, of which pages show some rows."""
 
 import itertools
 

@@ -30,7 +30,7 @@ def test_the_library_examples_run_and_complete_the_prompt(capsys):
 
 def test_the_rule_of_the_contributors_guide_is_lossless(capsys):
   names = run_blocks("CONTRIBUTING.md")
-  assert names["found"].error < 1e-12
+  assert names["rule_check"].error < 1e-12
   assert "cases, error" in capsys.readouterr().out
   assert names["checked"].method == "exact"
   assert names["checked"].num_drafts == 9

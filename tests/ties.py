@@ -1,4 +1,4 @@
-"""Greedy completions may differ, but only where the target is undecided."""
+"""Comparison of greedy completions, which may differ at near-ties only."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""What tests cost: seconds of processors, theirs and their subprocesses'."""
+"""CPU seconds of tests, their subprocesses included."""
 
 import resource
 

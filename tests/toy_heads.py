@@ -1,4 +1,4 @@
-"""Drafters of every family of heads, on a toy target's features."""
+"""Toy drafters of every family of heads, on a toy target's features."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -92,7 +92,7 @@ def table_model(
 
 
 def chance(params, token):
-  """How likely a drafted token is accepted, as a depth policy's head says it.
+  """A toy head of a depth policy: a probability of acceptance.
 
   Any number that depends on what `table_model(.., layers=1)` gives, on the
   token, and on parameters `f32[n]`.
@@ -153,7 +153,7 @@ def feature_model(vocab_size: int, *, num_features: int, layer: int = 1):
 def block_model(vocab_size: int, *, num_features: int, num_depths: int):
   """A head for `table_model(.., layers=..)` that says all depths at once.
 
-  What it says depends on the features of all tokens that stand, each times the
+  Its logits depend on the features of all committed tokens, each times the
   weight of its position, and on the newest token: a slot that is stale, missing
   or in the wrong place is another row of the table.
 
@@ -205,7 +205,7 @@ def depth_row(row, depth, contexts: int):
 
 
 def weight_at(position):
-  """What the token at a position is multiplied by in the hash."""
+  """The factor of the token at a position in the hash."""
   return jnp.asarray(_PRIMES)[position % len(_PRIMES)]
 
 

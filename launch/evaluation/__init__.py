@@ -1,4 +1,4 @@
-"""An evaluation on questions or prompts: which file makes what of what.
+"""Evaluation on questions or prompts: the files, from input to output.
 
   questions.py   a file of questions or prompts -> `Question`s; subsets of them
   systems.py     calls such as "ngram(max_ngram=2)" -> `System`s that decode

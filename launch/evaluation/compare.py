@@ -1,4 +1,4 @@
-"""Results paired: what a second run changes, or a system over another."""
+"""Paired comparison of two results, or of the systems of one."""
 
 from collections.abc import Mapping, Sequence
 
@@ -24,7 +24,7 @@ def compare(before: Mapping, after: Mapping) -> list[dict]:
   Raises:
     ValueError: if they have no group, or no system, in common.
   """
-  found = []
+  rows = []
   ours, theirs = (_by_group(result) for result in (before, after))
   common = [key for key in ours if key in theirs]
   if not common:
@@ -32,15 +32,15 @@ def compare(before: Mapping, after: Mapping) -> list[dict]:
       "the two results have no group of questions in common: the same "
       "temperature, batch size, questions and lengths of prompts"
     )
-  found = [
+  rows = [
     {"system": system, **scope, **_row(both, system, system)}
     for scope, both in _scopes([(ours[key], theirs[key]) for key in common])
     for system in _shared_systems(both)
     if system != PLAIN
   ]
-  if not found:
+  if not rows:
     raise ValueError("the two results have no system in common but plain")
-  return found
+  return rows
 
 
 def among(result: Mapping, over: str) -> list[dict]:
@@ -56,22 +56,22 @@ def among(result: Mapping, over: str) -> list[dict]:
   Raises:
     ValueError: if the result has no such system, or no other.
   """
-  found = [
+  rows = [
     {"system": system, **scope, **_row(both, over, system)}
     for scope, both in _scopes([(r, r) for r in result["groups"]])
     for system in _shared_systems(both)
     if over != system and over in _shared_systems(both)
   ]
-  if not found:
+  if not rows:
     names = {n for r in result["groups"] for n in _systems(r)}
     raise ValueError(
       f"the result has no system {over!r} beside others, but {sorted(names)}"
     )
-  return found
+  return rows
 
 
 def _scopes(pairs: Sequence[tuple[dict, dict]]):
-  """What a row is of, and the pairs of groups that it is made of."""
+  """Scopes of rows, and the pairs of groups that each is made of."""
   parts: dict[str, set] = {}
   for record, _ in pairs:
     parts.setdefault(record["task"], set()).add(record["category"])

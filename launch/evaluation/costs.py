@@ -1,4 +1,4 @@
-"""Seconds of a system's rounds and passes: timed apart from the answers.
+"""Seconds of a system's rounds and passes, timed separately from the answers.
 
 `specjax.runtime.timing` decodes the turn of a middling group in pieces, between
 which passes are timed. From the ratio of two rounds, and from how many rounds
@@ -48,7 +48,7 @@ class Costs:
 
   @classmethod
   def of(cls, record: Mapping) -> "Costs":
-    """From a record; KeyError or TypeError if it does not tell all of it."""
+    """The costs in a record; KeyError or TypeError if any is missing."""
     seconds = record["seconds"]
     return cls(
       batch_size=record["batch_size"],
@@ -69,13 +69,13 @@ class Costs:
 
   @property
   def rest(self) -> float:
-    """What any round adds to its passes: as much as a plain one does."""
+    """Seconds of a round beside its passes, as of a plain round."""
     plain = max(self.plain_step - self.target[1], 0.0)
     return min(plain, max(self.step - self.forwards, 0.0))
 
   @property
   def level(self) -> float:
-    """Of a level of the draft: its passes, and its share of what is left."""
+    """Seconds of a level of the draft: its passes, and a share of the rest."""
     left = max(self.step - self.forwards, 0.0) - self.rest
     return (self.drafting + left) / self.depth
 
@@ -94,7 +94,7 @@ def read(path: str, flag: str) -> list[tuple[dict, Costs]]:
   try:
     result = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
     records = result["costs"]
-    found = [
+    timed = [
       (result["config"] | record, Costs.of(record)) for record in records
     ]
   except (OSError, ValueError, LookupError, TypeError) as error:
@@ -107,7 +107,7 @@ def read(path: str, flag: str) -> list[tuple[dict, Costs]]:
       f"{flag}: timings in {path} disagree, measure it again: "
       + "; ".join(doubts)
     )
-  return found
+  return timed
 
 
 def name_of(system: System, batch_size: int) -> str:
@@ -154,10 +154,10 @@ def measure_costs(
   pieces = timing.Pieces(
     drafting, plain, draft=pair.draft, typical=batch, widths=widths
   )
-  found = record["turns"][0]["systems"]
+  numbers = record["turns"][0]["systems"]
   calls = {
-    "speculative": found[system.name]["rounds"],
-    "autoregressive": found[PLAIN]["rounds"],
+    "speculative": numbers[system.name]["rounds"],
+    "autoregressive": numbers[PLAIN]["rounds"],
   }
   for index in range(_RUNS * (2 if widths else 1) + 1):
     pieces.add(batch, calls, index=index, number=0)
@@ -166,7 +166,7 @@ def measure_costs(
   untimed = pair.draft is None and pair.params.draft is not None
   if untimed and costs.proposal is None:
     drafts = None  # a head on a mesh, where drafting is not timed apart
-  mine, nodes = found[system.name], costs.nodes
+  mine, nodes = numbers[system.name], costs.nodes
   wider = costs.target[nodes] - costs.target[1]
   return {
     "batch": name_of(system, group.batch_size),

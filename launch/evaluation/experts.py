@@ -1,4 +1,4 @@
-"""Experts that the target's passes touched, beside what uniform routing would.
+"""Experts that the target's passes touched, beside those of uniform routing.
 
 Counted where it is asked for (`--count_experts`), in the passes that answered.
 Rows that have ended, or that fill a batch up, are fed like the others and
@@ -13,7 +13,7 @@ from specjax.theory.experts import expected_distinct
 
 
 def facts(pair: Pair) -> dict:
-  """What is counted: E and k of each layer, and groups that share the rows."""
+  """Sizes of the mixtures: E and k of each layer, and groups of devices."""
   return {
     "num_experts": [m.num_experts for m in pair.mixtures],
     "num_chosen": [m.num_chosen for m in pair.mixtures],

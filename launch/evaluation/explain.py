@@ -1,4 +1,4 @@
-"""Does drafting pay, why not, and what would: from the rows of an evaluation.
+"""Explains an evaluation: does drafting pay, why not, and what would?
 
 Of a drafter that was measured with several numbers N of drafted tokens, costs
 and acceptance predict each rate (`specjax.theory.throughput`), beside what was
@@ -68,14 +68,14 @@ def findings(result: Mapping) -> list[dict]:
   return [
     _finding(
       rows[temperature, batch_size, PLAIN],
-      {n: found[n] for n in sorted(found)},
+      {n: members[n] for n in sorted(members)},
       chosen=next(
-        (n for n, (row, _) in found.items() if row["system"] == asked),
-        max(found),
+        (n for n, (row, _) in members.items() if row["system"] == asked),
+        max(members),
       ),
       parents=lambda row: result["systems"][row["system"]]["parents"],
     )
-    for (temperature, batch_size, _), found in families.items()
+    for (temperature, batch_size, _), members in families.items()
   ]
 
 
@@ -112,7 +112,7 @@ def _finding(
   chosen: int,
   parents,
 ) -> dict:
-  """What is said of a drafter in one setting.
+  """The explanation of a drafter in one setting.
 
   Returns:
     Of the system that drafts the `chosen` N: `speedup`; `block_efficiency`,
@@ -194,7 +194,7 @@ def _efficiency(row: Mapping, mine: dict | None, chosen: int) -> dict:
   """
   luck = row["acceptance_rate"] - row["expected_acceptance_rate"]
   drafted = row["num_drafted"] / row["num_target_calls"]
-  found = {
+  tokens = {
     "measured": row["block_efficiency"],
     "measured_ci": row["block_efficiency_ci"],
     "rao_blackwell": row["block_efficiency"] - luck * drafted,
@@ -204,12 +204,12 @@ def _efficiency(row: Mapping, mine: dict | None, chosen: int) -> dict:
   }
   if mine:
     alpha = mine["accepted"] / max(sum(mine["tried"]), 1)
-    found |= {
+    tokens |= {
       "identity": throughput.exact_tokens(mine["joint"]),
       "independent": float(throughput.tokens_per_cycle(chosen, alpha)),
       "acceptance": alpha,
     }
-  return found
+  return tokens
 
 
 def _rates(
@@ -244,12 +244,12 @@ def _sweep(
   verify = throughput.verify_curve(costs.target)
   length = max(round(plain["num_tokens"] / plain["num_requests"]), 1)
   whole = length * costs.plain_step + costs.plain_prefill
-  found = {}
+  rates = {}
   for n in range(1, len(joint) + 1):
     if n + 1 > max(costs.target):
       break
     step = costs.rest + n * costs.level + float(verify(n + 1))
     calls_made = throughput.expected_calls(joint[:n], length)
     seconds = calls_made * step + costs.prefill
-    found[n] = plain["tokens_per_second"] * whole / seconds
-  return found
+    rates[n] = plain["tokens_per_second"] * whole / seconds
+  return rates

@@ -1,4 +1,4 @@
-"""Where greedy completions part, and how near the two tokens' logits were."""
+"""First differences of greedy completions, and the margin of their logits."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ def difference(
   reference: Sequence[int],
   next_logits: NextLogits | None,
 ) -> dict | None:
-  """How a completion differs from another one of the same prompt.
+  """The first difference between two completions of one prompt.
 
   Args:
     prompt: tokens of the prompt.
@@ -44,7 +44,7 @@ def difference(
     None if they are alike. Else `place`, how many tokens are alike, `token`
     and `reference_token` after them (None for a completion that has ended),
     and `margin`, the second's logit less the first's: None if one has ended,
-    or there is nobody to ask.
+    or without `next_logits`.
   """
   place = first_difference(tokens, reference)
   if place is None:

@@ -1,4 +1,4 @@
-"""Groups of questions are measured: all systems answer them, in turn.
+"""Measures groups of questions: all systems answer them, in turn.
 
 Every system gets the same prompts. That of a second turn holds the answer that
 *plain* decoding gave to the first one, at this temperature and batch size:
@@ -45,7 +45,7 @@ class Group:
 
   @property
   def name(self) -> str:
-    """Tells it from the other groups of a run, in the journal."""
+    """Its name in the journal, unique in a run."""
     ids = ",".join(repr(q.id) for q in self.questions)
     return f"T={self.temperature:g} B={self.batch_size} {ids}"
 
@@ -154,7 +154,7 @@ def first_turns(
 
 
 def refusal(prompt: Asked, room: int) -> dict:
-  """What is told of a prompt that is too long: it is not decoded."""
+  """The record of a prompt that is too long to be decoded."""
   return {
     "question": prompt.question.id,
     "category": prompt.question.category,
@@ -222,10 +222,10 @@ def measure(contest: Contest, group: Group) -> dict:
     times: dict[str, list[dict]] = {}
     for index in range(contest.rounds):
       for system in _order(contest, group, turn, index):
-        found, tokens = _decoded(contest, system, group, turn, batch)
-        times.setdefault(system.name, []).append(found)
+        numbers, tokens = _decoded(contest, system, group, turn, batch)
+        times.setdefault(system.name, []).append(numbers)
         texts[system.name] = tokens
-    part["systems"] = {name: _mean(found) for name, found in times.items()}
+    part["systems"] = {name: _mean(numbers) for name, numbers in times.items()}
     for prompt, tokens in zip(prompts, texts[PLAIN], strict=True):
       answers[prompt.question.id].append(tokens)
     if not group.temperature:
@@ -260,7 +260,7 @@ def _seed_of(*parts: object) -> int:
 def _decoded(
   contest: Contest, system: System, group: Group, turn: int, batch: Batch
 ) -> tuple[dict, list[list[int]]]:
-  """One system's numbers on a batch, and the tokens that it emitted.
+  """A system's numbers on a batch, and the tokens that it emitted.
 
   The numbers: `seconds` in all, `first_seconds` until the first round was over,
   `prefill_seconds` (None for transformers, whose first pass is both), `rounds`
@@ -361,16 +361,18 @@ def _compare(
   for against in (PLAIN, HF):
     if against not in texts:
       continue
-    for name, found in part["systems"].items():
+    for name, numbers in part["systems"].items():
       if name == against or (name, against) == (PLAIN, HF):
         continue  # the second is the first the other way round
       same = []
       for number, prompt in enumerate(prompts):
         one, other = texts[name][number], texts[against][number]
-        how = margins.difference(prompt.token_ids, one, other, next_logits)
-        same.append(how is None)
-        if how:
-          what = {"question": prompt.question.id, "turn": prompt.turn}
-          what |= {"system": name, "against": against}
-          part["differences"].append(what | how)
-      found[f"identical_to_{against}"] = same
+        difference = margins.difference(
+          prompt.token_ids, one, other, next_logits
+        )
+        same.append(difference is None)
+        if difference:
+          place = {"question": prompt.question.id, "turn": prompt.turn}
+          place |= {"system": name, "against": against}
+          part["differences"].append(place | difference)
+      numbers[f"identical_to_{against}"] = same

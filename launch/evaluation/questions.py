@@ -1,4 +1,4 @@
-"""Questions and plain prompts: their files, their tasks, their tokens."""
+"""Questions and plain prompts: reading, selecting and tokenizing them."""
 
 import dataclasses
 import hashlib
@@ -38,7 +38,7 @@ TASKS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Question:
-  """One question.
+  """A question of one or more turns, or a plain prompt.
 
   Attributes:
     id: whatever the file calls it.
@@ -103,18 +103,18 @@ def read(path: str | pathlib.Path) -> list[Question]:
   file = pathlib.Path(path)
   if not file.is_file():
     raise FileNotFoundError(f"no such file of questions: {path}")
-  found: dict[int | str, Question] = {}
+  questions: dict[int | str, Question] = {}
   for number, record in jsonl.read(file):
     try:
       question = _parsed(record)
-      if question.id in found:
+      if question.id in questions:
         raise ValueError(f"question_id {question.id!r} is there twice")
     except ValueError as error:
       raise ValueError(f"{path}:{number}: {error}") from None
-    found[question.id] = question
-  if not found:
+    questions[question.id] = question
+  if not questions:
     raise ValueError(f"no questions in {path}")
-  return list(found.values())
+  return list(questions.values())
 
 
 def _parsed(record: Any) -> Question:
@@ -164,11 +164,11 @@ def of_prompts(items: Sequence[prompts_lib.Prompt]) -> list[Question]:
 def of_categories(
   questions: Sequence[Question], names: Sequence[str]
 ) -> list[Question]:
-  """Those of some categories or tasks; ValueError for one that is not there."""
-  there = {name for q in questions for name in (q.category, q.task)}
-  if missing := sorted(set(names) - there):
+  """Questions of some categories or tasks; ValueError for unknown ones."""
+  known = {name for q in questions for name in (q.category, q.task)}
+  if missing := sorted(set(names) - known):
     raise ValueError(
-      f"no questions of {', '.join(missing)}; there are {sorted(there)}"
+      f"no questions of {', '.join(missing)}; there are {sorted(known)}"
     )
   return [q for q in questions if {q.category, q.task} & set(names)]
 
@@ -224,8 +224,8 @@ def ask(
   for answer in answers[:turn]:
     before = _encoded(tokenizer, question, told)
     told.append(tokenizer.decode(answer, after=before))
-  found = tuple(_encoded(tokenizer, question, told))
-  return Asked(question=question, turn=turn, token_ids=found)
+  token_ids = tuple(_encoded(tokenizer, question, told))
+  return Asked(question=question, turn=turn, token_ids=token_ids)
 
 
 def _encoded(

@@ -1,4 +1,4 @@
-"""transformers and llama.cpp in processes of their own: no threads wait there.
+"""transformers and llama.cpp as systems, in processes of their own.
 
 transformers' process is this file, run as a program. It reads a line of JSON
 for each batch, and answers with one; the end of its input ends it, and so does
@@ -23,20 +23,20 @@ from specjax.runtime.engine import Batch
 
 def check(system: System) -> None:
   """Raises ValueError if it cannot be measured here, saying why."""
-  how = system.reference
-  assert how is not None
-  if how.python:
+  reference = system.reference
+  assert reference is not None
+  if reference.python:
     llama_cpp_reference.check(system.config)
     return
-  paths = filter(None, (system.config.target, how.draft))
+  paths = filter(None, (system.config.target, reference.draft))
   if processes.several():
     reason = "runs beside one process, and there are several"
   elif jax.default_backend() != "cpu":
     reason = f"runs on the CPU, and jax on {jax.default_backend()}"
-  elif how.kind == "hf_assisted" and not how.draft:
+  elif reference.kind == "hf_assisted" and not reference.draft:
     reason = 'needs a draft model: hf_assisted("DIR")'
-  elif how.draft and not drafters.holds_model(how.draft):
-    reason = f"needs a draft model, and {how.draft} is none"
+  elif reference.draft and not drafters.holds_model(reference.draft):
+    reason = f"needs a draft model, and {reference.draft} is none"
   elif not hf_reference.is_available(*paths):
     reason = "needs torch, transformers, and checkpoints in their format"
   else:
@@ -151,7 +151,7 @@ def serve(lines: IO[str], answers: IO[str]) -> None:
 def _answer(
   request: dict, held: dict[str, hf_reference.Reference], begin: dict
 ) -> dict:
-  """What a request's prompts become.
+  """The answer to a request: completions of its prompts.
 
   Args:
     request: as `Process.run` makes it.
@@ -159,18 +159,22 @@ def _answer(
     begin: arguments of `Reference` that all share.
   """
   config = ml_collections.ConfigDict(request["config"])
-  how = request["how"]
-  assisted = how["kind"] == "hf_assisted"
-  key = json.dumps([how["draft"], how["tokens"]] if assisted else [])
+  settings = request["how"]
+  assisted = settings["kind"] == "hf_assisted"
+  key = json.dumps([settings["draft"], settings["tokens"]] if assisted else [])
   batch = Batch(tuple(map(_Prompt, request["prompts"])), request["rows"], 0)
   options: dict[str, Any] = {"assisted": assisted}
-  if how["kind"] == "hf_prompt_lookup":
-    options["prompt_lookup"] = (how["tokens"], how["max_ngram"])
+  if settings["kind"] == "hf_prompt_lookup":
+    options["prompt_lookup"] = (settings["tokens"], settings["max_ngram"])
   if not assisted and held:  # any of them has the target
     key = next(iter(held))
   fresh = key not in held
   if fresh:
-    draft = dict(draft=how["draft"], tokens=how["tokens"]) if assisted else {}
+    draft = (
+      dict(draft=settings["draft"], tokens=settings["tokens"])
+      if assisted
+      else {}
+    )
     held[key] = hf_reference.Reference(config, **draft, **begin)
   if assisted and not held[key].can_assist:
     raise ValueError("the draft's embeddings are padded otherwise")
@@ -179,8 +183,8 @@ def _answer(
   import torch
 
   torch.manual_seed(request["seed"])
-  found = held[key].generate(batch, **options)
-  return {**vars(found), "versions": held[key].versions}
+  generated = held[key].generate(batch, **options)
+  return {**vars(generated), "versions": held[key].versions}
 
 
 def main() -> None:

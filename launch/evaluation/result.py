@@ -1,4 +1,4 @@
-"""E.json, made of the records that were measured; and without a command."""
+"""Makes E.json from measured records, and measures without the command."""
 
 import collections
 import json
@@ -15,8 +15,8 @@ from specjax.tree import Tree
 
 
 def describe(entered: Sequence[System], pairs: dict[str, Pair]) -> dict:
-  """What each system is: its rule, and the shape of its drafts."""
-  found = {}
+  """The rule of each system, and the shape of its drafts."""
+  described = {}
   for system in entered:
     told = {
       "dtype": system.config.dtype, "rule": None, "lossless": None,
@@ -33,8 +33,8 @@ def describe(entered: Sequence[System], pairs: dict[str, Pair]) -> dict:
       }
     elif system.reference and system.reference.tokens:
       told["draft_shape"] = f"chain of {system.reference.tokens}"
-    found[system.name] = told
-  return found
+    described[system.name] = told
+  return described
 
 
 def _shape(tree: Tree, ladder: Sequence[int]) -> str:
@@ -131,7 +131,7 @@ def as_text(result: dict) -> str:
 
 
 def left_out(entered: Sequence[System], sizes: Sequence[int]) -> list[str]:
-  """What was asked for and cannot be, in words."""
+  """Combinations that were asked for and cannot be measured, in words."""
   return [
     f"`{system.name}` at batch size {size}, since it takes one prompt at a time"
     for system in entered
@@ -146,9 +146,9 @@ def ended_by_nan(groups: Sequence[dict]) -> list[str]:
     f"{name} on {question}"
     for record in groups
     for turn in record["turns"]
-    for name, found in turn["systems"].items()
+    for name, numbers in turn["systems"].items()
     for question, broken in zip(
-      turn["questions"], found.get("broken", ()), strict=False
+      turn["questions"], numbers.get("broken", ()), strict=False
     )
     if broken
   ]

@@ -1,4 +1,4 @@
-"""All groups are measured, then rounds timed: as far as they are missing."""
+"""Measures all groups that are missing, then times rounds."""
 
 import sys
 
@@ -25,7 +25,7 @@ def measure_missing(
   journal: Journal | None = None,
   output: str = "",
 ) -> list[dict]:
-  """Measures what is not in the journal: groups, and then rounds' costs.
+  """Measures groups and then costs of rounds, where the journal lacks them.
 
   Args:
     contests: by temperature.
@@ -42,8 +42,8 @@ def measure_missing(
     All records by the order of the groups, costs last, the same on every
     process.
   """
-  there = processes.gather(list(journal.batches.values()) if journal else [])
-  records = {record["batch"]: record for record in there[0]}
+  journals = processes.gather(list(journal.batches.values()) if journal else [])
+  records = {record["batch"]: record for record in journals[0]}
   spans = processes.spanned_by(pairs[systems.PLAIN].params)
   saved = None
   if learners := learners_of(contests):
@@ -125,7 +125,7 @@ def _progress(
 
 
 def give_up_programs(contests: dict[float, Contest]) -> None:
-  """Where there are too many of them; what is needed is compiled again.
+  """Frees compiled programs where there are too many; they compile again.
 
   A dozen systems at several widths, temperatures and batch sizes are more
   programs than a process can hold (`compilation.has_many_maps`).
@@ -138,7 +138,7 @@ def give_up_programs(contests: dict[float, Contest]) -> None:
 
 
 def learners_of(contests: dict[float, Contest]) -> dict[str, online.Learner]:
-  """By system; those of all temperatures are the same."""
+  """The learners by system, shared by all temperatures."""
   first = next(iter(contests.values()))
   return {
     name: one.learner for name, one in first.engines.items() if one.learner

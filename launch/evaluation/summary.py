@@ -1,4 +1,4 @@
-"""From records of groups to numbers: by category, by task and over all.
+"""Summarises records of groups: rows by category, by task and over all.
 
 A *request* is one turn of a question. Counts are summed over requests before
 they are divided. Seconds are those of groups, so a group is the unit of every
@@ -78,10 +78,10 @@ def rows_of(
 
 def _by(records: Sequence[dict], *names: str) -> dict[tuple, list[dict]]:
   """Records by their values of some fields, in the order they come in."""
-  found = collections.defaultdict(list)
+  grouped = collections.defaultdict(list)
   for record in records:
-    found[tuple(record[name] for name in names)].append(record)
-  return dict(found)
+    grouped[tuple(record[name] for name in names)].append(record)
+  return dict(grouped)
 
 
 def _systems(records: Sequence[dict]) -> list[str]:
@@ -123,7 +123,7 @@ def unit_of(record: dict, system: str) -> intervals.Unit:
 
 
 def _row(records: Sequence[dict], system: str, cost: dict | None) -> dict:
-  """One system's numbers on some groups of one setting.
+  """A system's row for some groups of one setting.
 
   Returns:
     `block_efficiency` is emitted tokens per target call, bonus tokens included,
@@ -148,7 +148,7 @@ def _row(records: Sequence[dict], system: str, cost: dict | None) -> dict:
   is_plain = system == PLAIN
   prediction = _predicted(records, system, cost, of_units["speedup"])
   told = all(e.found.get("expected") is not None for e in every)
-  own = [
+  rates = [
     tokens / calls
     for e in every
     for tokens, calls in zip(e.found["tokens"], e.found["calls"], strict=True)
@@ -166,7 +166,7 @@ def _row(records: Sequence[dict], system: str, cost: dict | None) -> dict:
     "num_drafted": of_units["num_drafted"] if counts else None,
     "block_efficiency": of_units["block_efficiency"],
     "block_efficiency_ci": of_units["block_efficiency_ci"],
-    "block_efficiency_request_mean": statistics.fmean(own) if own else None,
+    "block_efficiency_request_mean": statistics.fmean(rates) if rates else None,
     "fed_per_round": _fed(every),
     "acceptance_rate": of_units["acceptance_rate"],
     "expected_acceptance_rate": of_units["expected_acceptance_rate"]

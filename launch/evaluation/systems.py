@@ -1,4 +1,4 @@
-"""Systems that answer the same questions: plain decoding, drafters, others'.
+"""Systems under comparison: plain decoding, drafters, other libraries.
 
 A system is a call, as `config.drafter` is (`launch.build.drafters`): `plain`,
 the target alone, which every speed-up is against; `ngram(tokens=8)`; one that
@@ -24,7 +24,7 @@ PLAIN, HF = "plain", "hf"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reference:
-  """How transformers, or llama.cpp, decodes the same target.
+  """Settings of transformers or llama.cpp for decoding the same target.
 
   Attributes:
     kind: its entry's name.
@@ -42,7 +42,7 @@ class Reference:
 
   @property
   def takes_batches(self) -> bool:
-    """Whether it decodes several prompts at a time."""
+    """True if it decodes several prompts at a time."""
     return not (self.tokens or self.python)
 
 
@@ -82,7 +82,7 @@ SYSTEMS = Grammar(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class System:
-  """One system.
+  """A system that answers the questions.
 
   Attributes:
     name: its canonical form.
@@ -98,16 +98,16 @@ class System:
 
   @property
   def is_plain(self) -> bool:
-    """Whether it is what every speed-up is against."""
+    """True for plain decoding, the baseline of every speed-up."""
     return self.drafting is not None and not self.drafting.drafts
 
   @property
   def drafts_here(self) -> bool:
-    """Whether our own loop drafts."""
+    """True if it drafts in this library's loop."""
     return self.drafting is not None and self.drafting.drafts
 
   def takes(self, batch_size: int) -> bool:
-    """Whether it can decode batches of that size."""
+    """True if it can decode batches of that size."""
     return batch_size == 1 or not self.reference or self.reference.takes_batches
 
 
@@ -128,18 +128,18 @@ def parse(text: str, config: ml_collections.ConfigDict) -> list[System]:
 
 def _made(written, config: ml_collections.ConfigDict) -> System:
   name = SYSTEMS.canonical(written)
-  found = SYSTEMS.make(written)
-  if isinstance(found, Reference):
-    if found.kind == "hf_assisted" and not found.draft:
+  made = SYSTEMS.make(written)
+  if isinstance(made, Reference):
+    if made.kind == "hf_assisted" and not made.draft:
       draft = config.checkpoints.get("model") or config.checkpoints.draft
-      found = dataclasses.replace(found, draft=draft)
-    return System(name=name, config=config, reference=found)
+      made = dataclasses.replace(made, draft=draft)
+    return System(name=name, config=config, reference=made)
   try:
-    found = drafters.with_checkpoint(found, config)
-    pair.check_config(config, found)
+    made = drafters.with_checkpoint(made, config)
+    pair.check_config(config, made)
   except ValueError as error:
     raise ValueError(f"system {name!r}: {error}") from None
-  return System(name=name, config=config, drafting=found)
+  return System(name=name, config=config, drafting=made)
 
 
 def assemble(
@@ -163,18 +163,18 @@ def assemble(
   loaded: dict[tuple, Models] = {}
   pairs = {}
   for system in systems:
-    how = system.drafting
-    if how is None:
+    drafting = system.drafting
+    if drafting is None:
       continue
-    head = getattr(how.policy, "head", "")
-    key = (how.reads, how.checkpoint, how.weights, head)
+    head = getattr(drafting.policy, "head", "")
+    key = (drafting.reads, drafting.checkpoint, drafting.weights, head)
     if key not in loaded:
       first = next(iter(loaded.values()), None)
       loaded[key] = pair.load(
-        system.config, drafting=how, beside=first, inputs=inputs
+        system.config, drafting=drafting, beside=first, inputs=inputs
       )
     pairs[system.name] = pair.assemble(
-      system.config, loaded[key], drafting=how, learns=True, climbs=True,
+      system.config, loaded[key], drafting=drafting, learns=True, climbs=True,
       count_experts=count_experts,
     )  # fmt: skip
   return pairs
@@ -184,12 +184,12 @@ def engines(
   systems: Sequence[System], pairs: dict[str, Pair], temperature: float
 ) -> dict[str, Engine]:
   """An engine of each pair, at one temperature, nothing compiled yet."""
-  found = {}
+  by_name = {}
   for system in systems:
     if system.name in pairs:
-      own = ml_collections.ConfigDict(system.config.to_dict())
-      own.temperature = temperature
-      found[system.name] = pair.engine_of(
-        own, pairs[system.name], baseline=system.is_plain
+      config = ml_collections.ConfigDict(system.config.to_dict())
+      config.temperature = temperature
+      by_name[system.name] = pair.engine_of(
+        config, pairs[system.name], baseline=system.is_plain
       )
-  return found
+  return by_name

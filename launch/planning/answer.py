@@ -1,4 +1,4 @@
-"""From a question to a plan: what fits, what is sent, what it should give."""
+"""Makes a plan: memory, collectives, and the speed-up to expect."""
 
 import dataclasses
 import importlib.metadata
@@ -50,7 +50,7 @@ def plan(topology: Topology, question: Question) -> dict:
   if fits:  # which is known, whatever the estimate says
     largest["batch_size"] = max(largest["batch_size"], question.batch_size)
     largest["max_length"] = max(largest["max_length"], question.max_length)
-  found = {
+  answer = {
     "topology": topology.name,
     "accelerator_type": topology.accelerator_type,
     "settings": _settings(question),
@@ -64,7 +64,7 @@ def plan(topology: Topology, question: Question) -> dict:
     },
     "largest": largest,
   }
-  return found | {
+  return answer | {
     **_compiled(question, compiled),
     "roofline": _roofline(topology, question),
     **of_mixture(topology, question),
@@ -87,8 +87,8 @@ def of_mixture(topology: Topology, question: Question) -> dict:
       return sum(passes) * (counts[: q.head.num_depths + 1] > 0), verify
     return _mean(passes) * counts, verify
 
-  found = mixtures.answer(question, costs)
-  return {"mixture": found} if found else {}
+  answer = mixtures.answer(question, costs)
+  return {"mixture": answer} if answer else {}
 
 
 def _settings(q: Question) -> dict:
@@ -113,7 +113,7 @@ def _settings(q: Question) -> dict:
 
 
 def _compiled(q: Question, compiled: Compiled | None) -> dict:
-  """What the program says; None for everything if there is no program."""
+  """The compiled program's part of a plan; all None without a program."""
   if compiled is None:
     return dict.fromkeys(_OF_A_PROGRAM)
   phases = dict(compiled.collectives)
@@ -151,8 +151,8 @@ def _place(q: Question, config, size: int, **more) -> roofline.Placement:
 
 
 def _target(q: Question, **more) -> roofline.Placement:
-  found = dict(distinct=q.distinct, weights=q.weights, cache=q.cache) | more
-  return _place(q, q.cut_target(), q.layout.model, **found)
+  options = dict(distinct=q.distinct, weights=q.weights, cache=q.cache) | more
+  return _place(q, q.cut_target(), q.layout.model, **options)
 
 
 def _passes(q: Question) -> tuple[list[Pass], list[Pass]]:
@@ -163,11 +163,11 @@ def _passes(q: Question) -> tuple[list[Pass], list[Pass]]:
   ]
   drafter = program.make_drafter(q)
   if q.head is not None:
-    found = heads.passes(
+    drafting = heads.passes(
       q.head, drafter, size=q.layout.draft, rows=q.rows, slots=q.slots,
       text=q.text_length,
     )  # fmt: skip
-    return found, verify
+    return drafting, verify
   if q.draft is not None:
     draft = _place(q, q.cut_draft(), q.layout.draft, weights=q.draft_weights)
   else:
@@ -192,7 +192,7 @@ def _costs(topology: Topology, q: Question) -> tuple[list[float], np.ndarray]:
 
 
 def _causes(chip: Chip, one: Pass) -> dict[str, str | float]:
-  """What a pass reads, computes and sends, how long each takes, what is most.
+  """Bytes, operations and seconds of a pass by cause, and the longest cause.
 
   Memory and arithmetic are taken to go on at the same time, collectives after
   them.
@@ -343,19 +343,19 @@ def _break_even(speedup) -> float | None:
 # ---------------------------------------------------------------------- show
 
 
-def show(console: rich.console.Console, found: dict) -> None:
+def show(console: rich.console.Console, given: dict) -> None:
   """Prints a plan: one line that answers, then the tables."""
-  size, line = found["per_chip_bytes"], found["roofline"]
+  size, line = given["per_chip_bytes"], given["roofline"]
   gib = lambda n: f"{n / GIB:.2f}"
-  s = found["settings"]
+  s = given["settings"]
   head = (
-    f"{found['topology']} ({found['accelerator_type']}), "
+    f"{given['topology']} ({given['accelerator_type']}), "
     f"data:{s['mesh']['data']}, model:{s['mesh']['model']}, draft on "
     f"{s['mesh']['draft']}, batch {s['batch_size']}, "
     f"length {s['max_length']}, {len(s['parents']) - 1} drafted nodes"
   )
-  verdict = "fits" if found["fits"] else "does not fit"
-  largest = found["largest"]
+  verdict = "fits" if given["fits"] else "does not fit"
+  largest = given["largest"]
   out = lambda text: console.print(
     text, highlight=False, markup=False, soft_wrap=True
   )
@@ -366,16 +366,16 @@ def show(console: rich.console.Console, found: dict) -> None:
     f"{largest['batch_size']}, longest at this batch {largest['max_length']} "
     f"({head})"
   )
-  if found["collectives"] is None:
+  if given["collectives"] is None:
     return
   out(
-    f"copies of a whole cache in a round: {found['cache_copies']}"
-    f"{_moves(found.get('cache_moves'))}; donation "
-    f"{'honoured' if found['donation_honoured'] else 'NOT honoured'}; compiled "
-    f"in {found['compile_seconds']:.0f} s ({found['compile_cpu_seconds']:.0f} "
-    f"of a core) with libtpu {found['libtpu']}"
+    f"copies of a whole cache in a round: {given['cache_copies']}"
+    f"{_moves(given.get('cache_moves'))}; donation "
+    f"{'honoured' if given['donation_honoured'] else 'NOT honoured'}; compiled "
+    f"in {given['compile_seconds']:.0f} s ({given['compile_cpu_seconds']:.0f} "
+    f"of a core) with libtpu {given['libtpu']}"
   )
-  if weights := found.get("weights"):
+  if weights := given.get("weights"):
     out(
       f"weights in few bits: {weights['bytes'] / 1e6:,.0f} MB on a device, of "
       f"which a round reads {weights['read'] / 1e6:,.0f}; "
@@ -388,7 +388,7 @@ def show(console: rich.console.Console, found: dict) -> None:
     table.add_column(
       name, justify="left" if name in ("phase", "kind") else "right"
     )
-  for phase, kinds in found["collectives"].items():
+  for phase, kinds in given["collectives"].items():
     for kind, entry in kinds.items():
       table.add_row(
         "draft step (mean)" if phase == "draft_step" else phase,
@@ -408,7 +408,7 @@ def show(console: rich.console.Console, found: dict) -> None:
     + f" ms; c = {line['cost_ratio']:.3f}; break-even acceptance "
     + ("none" if even is None else f"{even:.2f}")
     + f"; at acceptance {line['acceptance']} the best chain has N = {best}, "
-    + ("see the last table" if "mixture" in found else _pays(line))
+    + ("see the last table" if "mixture" in given else _pays(line))
   )
   out(
     f"a plain pass over rows of {s['text_length'] or s['max_length']} tokens "
@@ -427,12 +427,12 @@ def show(console: rich.console.Console, found: dict) -> None:
   console.print(rates)
   if line["best_by_acceptance"]:
     console.print(_table_of_best(line["best_by_acceptance"]))
-  if "mixture" in found:
-    console.print(mixtures.table(found["mixture"]))
+  if "mixture" in given:
+    console.print(mixtures.table(given["mixture"]))
 
 
 def _table_of_passes(passes: dict[str, dict]) -> rich.table.Table:
-  """What bounds each pass, with bytes, operations and time by cause."""
+  """The table of passes, with bytes, operations and time by cause."""
   table = rich.table.Table(
     box=rich.box.SIMPLE, title="a pass on one device (roofline)"
   )
@@ -468,12 +468,12 @@ def _table_of_best(best: list[dict]) -> rich.table.Table:
 
 
 def _moves(count: int | None) -> str:
-  """How often a small cache goes onto the chip and back, if it does."""
+  """Words on a small cache that is moved onto the chip and back."""
   return f" (moved onto the chip or back: {count})" if count else ""
 
 
 def _pays(line: dict) -> str:
-  """Up to which batch size drafting pays."""
+  """Words on the batch sizes at which drafting pays."""
   last = line["pays_up_to_batch_size"]
   if not last:
     return "and no batch pays"

@@ -1,4 +1,4 @@
-"""What a plan needs of a draft head: its own arrays, its drafter, its cost.
+"""Draft heads in plans: their own arrays, their drafters, their costs.
 
 Embedding and output projection are the target's own arrays where published
 heads have none: a program that is planned is given them once.
@@ -184,12 +184,12 @@ def passes(
 
 def _counts(shape: HeadShape) -> dict[str, int]:
   """Parameters that are multiplied: of the projection of features, and all."""
-  found = {"fc": 0, "layers": 0}
+  counts = {"fc": 0, "layers": 0}
   flat: Any = nnx.to_flat_state(nnx.state(_shapes(shape, jnp.bfloat16)))
   for key, value in flat:
     if key[0] != "embed":
-      found["fc" if key[0] == "fc" else "layers"] += math.prod(value.shape)
-  return found
+      counts["fc" if key[0] == "fc" else "layers"] += math.prod(value.shape)
+  return counts
 
 
 def _of_marginals(weights: int, config, size: int, rows: int) -> Pass:

@@ -1,4 +1,4 @@
-"""What an optimised XLA program does: collectives and copies, by phase.
+"""Collectives, copies and weights read in an optimised XLA program, by phase.
 
 Reads the text of a compiled module (`compiled.as_text()`). What is inside a
 loop counts as often as the loop runs; a loop whose number of rounds is not
@@ -42,7 +42,7 @@ _BYTES = {
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-  """One instruction of a computation.
+  """An instruction of a computation.
 
   Attributes:
     name: without the percent sign.
@@ -77,7 +77,7 @@ class Instruction:
 
 
 def type_of(dtype) -> str:
-  """What XLA calls a type of numbers."""
+  """XLA's name of a dtype, as in "bf16"."""
   return _TYPES[jnp.dtype(dtype).name]
 
 
@@ -171,7 +171,7 @@ def _instruction(name, shape, opcode, rest, *, rounds) -> Instruction:
 
 
 def walk(module: Module, *, start: str | None = None, branches=tuple):
-  """All instructions that run, with how often and under which scopes.
+  """All instructions that run, with their counts and scopes.
 
   Args:
     module: the program.
@@ -201,8 +201,8 @@ def _collectives(module: Module, start: str | None = None):
   sent = lambda name: sum(
     count * one.num_bytes for _, one, count, _ in _collectives(module, name)
   )
-  for found, count, scopes in walk(module, start=start, branches=most):
-    for one in (found, *module.computations.get(found.fused, ())):
+  for instruction, count, scopes in walk(module, start=start, branches=most):
+    for one in (instruction, *module.computations.get(instruction.fused, ())):
       kind = one.opcode.removesuffix("-start")
       if kind in COLLECTIVES:
         yield kind, one, count, one.scopes or scopes
@@ -222,20 +222,20 @@ def collectives(
     those of the results on one device.
   """
   phase_of = {scope: name for name, parts in phases.items() for scope in parts}
-  found: dict = {
+  counted: dict = {
     name: collections.defaultdict(lambda: {"count": 0, "bytes": 0})
     for name in (*phases, "other")
   }
   for kind, one, count, scopes in _collectives(module):
     phase = next((phase_of[s] for s in scopes if s in phase_of), "other")
-    entry = found[phase][kind]
+    entry = counted[phase][kind]
     entry["count"] += count
     entry["bytes"] += count * one.num_bytes
-  return {phase: dict(kinds) for phase, kinds in found.items()}
+  return {phase: dict(kinds) for phase, kinds in counted.items()}
 
 
 def copies(module: Module, shapes: set[tuple[str, tuple[int, ...]]]) -> int:
-  """How many copies of arrays of these `(dtype, dimensions)` a round makes.
+  """Number of copies of arrays of these `(dtype, dimensions)` in a round.
 
   A copy may have its dimensions in another order, and may be a fusion; one that
   updates a slice of such an array writes no more than that slice. One that
@@ -245,7 +245,7 @@ def copies(module: Module, shapes: set[tuple[str, tuple[int, ...]]]) -> int:
 
 
 def moves(module: Module, shapes: set[tuple[str, tuple[int, ...]]]) -> int:
-  """How often a round moves such an array onto the chip, or back."""
+  """Number of moves of such an array onto the chip, or back, in a round."""
   return _count(module, shapes, lambda one: one.moves)
 
 

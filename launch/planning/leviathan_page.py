@@ -1,4 +1,4 @@
-"""The table of T5-XXL's plans beside the first published speed-ups.
+"""Table of T5-XXL's plans beside the speed-ups of Leviathan et al. (2023).
 
 Leviathan et al. (ICML 2023), Table 2: T5-XXL at batch 1 on a TPU v4, drafts of
 three sizes, quoted from notes. Their formula takes the cost of a draft's pass
@@ -45,12 +45,12 @@ def by_plan(plan: dict, acceptance: float, count: int) -> float:
 
 
 def table(plans: dict[str, dict]) -> str:
-  """One row of their table a row; plans are named `xxl-DRAFT-SLICE.json`."""
-  found = {}
+  """A row for each row of their table; plans are `xxl-DRAFT-SLICE.json`."""
+  by_draft = {}
   for path, plan in plans.items():
     _, draft, where = pathlib.Path(path).stem.split("-", 2)
-    found[draft, where] = plan
-  slices = sorted({where for _, where in found})
+    by_draft[draft, where] = plan
+  slices = sorted({where for _, where in by_draft})
   head = [
     "task", "temperature", "draft", "γ", "α", "reported", "by their formula",
     *(f"predicted, {where}" for where in slices),
@@ -59,8 +59,8 @@ def table(plans: dict[str, dict]) -> str:
   for task, temperature, draft, count, acceptance, reported in REPORTED:
     formula = by_formula(acceptance, count, COST_RATIOS[draft])
     predicted = [
-      f"{by_plan(found[draft, where], acceptance, count):.2f}"
-      if (draft, where) in found
+      f"{by_plan(by_draft[draft, where], acceptance, count):.2f}"
+      if (draft, where) in by_draft
       else "–"
       for where in slices
     ]

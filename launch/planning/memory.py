@@ -1,4 +1,4 @@
-"""Bytes of a plan on a device, and what else would fit."""
+"""Bytes of a plan on a device, and the largest batch and length that fit."""
 
 import dataclasses
 
@@ -21,10 +21,10 @@ def held(q: Question) -> int:
     total += q.rows * (states + q.tree.num_fed * pending) // size
   if q.own_weights is not None:
     config = q.cut_target()
-    own = networks.num_bytes(config, q.own_weights)
+    copy_bytes = networks.num_bytes(config, q.own_weights)
     both = networks.shapes(config, q.own_weights), networks.shapes(config)
-    own -= sum(map(lowbits.num_bytes, networks.shared(*both)))
-    total += own // q.layout.model
+    copy_bytes -= sum(map(lowbits.num_bytes, networks.shared(*both)))
+    total += copy_bytes // q.layout.model
   if q.head is not None:
     total += _ITEM * program.num_draft_params(q) // q.layout.draft
     if layers := heads.cached(q.head):

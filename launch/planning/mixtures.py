@@ -1,4 +1,4 @@
-"""On a mixture: where drafting pays, by batch size, draft length, acceptance.
+"""Plans of mixtures: where drafting pays, by batch, length and acceptance.
 
 A pass over more tokens reads more experts, so drafting may pay at one batch
 size, not at the next, and again at a larger one. Chains alone are looked at.
@@ -21,7 +21,7 @@ _GRID = np.arange(101) / 100
 
 
 def answer(q, costs: Callable[[int], tuple[np.ndarray, np.ndarray]]):
-  """Where drafting pays.
+  """Batch sizes, acceptances and draft lengths at which drafting pays.
 
   Args:
     q: the `launch.planning.program.Question`.
@@ -76,7 +76,7 @@ def answer(q, costs: Callable[[int], tuple[np.ndarray, np.ndarray]]):
 
 
 def _of_batch(drafting: np.ndarray, verify: np.ndarray) -> dict:
-  """Where lengths pay, of the seconds that `answer` is given."""
+  """The lengths that pay at one batch size, from seconds as of `answer`."""
   counts = np.arange(min(len(drafting), len(verify)))
   seconds = drafting[counts] + verify[counts]
   gain = lambda p: (
@@ -102,13 +102,13 @@ def _of_batch(drafting: np.ndarray, verify: np.ndarray) -> dict:
 
 def ranges(numbers: Sequence[int] | np.ndarray) -> list[list[int]]:
   """Rising integers as `[first, last]` of each run without a gap."""
-  found: list[list[int]] = []
+  runs: list[list[int]] = []
   for n in map(int, numbers):
-    if found and found[-1][1] == n - 1:
-      found[-1][1] = n
+    if runs and runs[-1][1] == n - 1:
+      runs[-1][1] = n
     else:
-      found.append([n, n])
-  return found
+      runs.append([n, n])
+  return runs
 
 
 def measured(result: Mapping, target) -> experts.Measured:
@@ -174,16 +174,16 @@ def cells(row: dict) -> list[str]:
   ]
 
 
-def table(found: dict) -> rich.table.Table:
-  """What `answer` says, for a console."""
+def table(answered: dict) -> rich.table.Table:
+  """The table of `answer`, for a console."""
   shown = rich.table.Table(
     box=rich.box.SIMPLE,
-    title=f"where drafting pays: {found['num_chosen']} of "
-    f"{found['num_experts']} experts a token, cut by {found['cut_by']}, "
-    f"{found['routing']} routing",
+    title=f"where drafting pays: {answered['num_chosen']} of "
+    f"{answered['num_experts']} experts a token, cut by {answered['cut_by']}, "
+    f"{answered['routing']} routing",
   )
   for name in HEAD:
     shown.add_column(name, justify="right")
-  for row in found["by_batch_size"]:
+  for row in answered["by_batch_size"]:
     shown.add_row(*cells(row))
   return shown

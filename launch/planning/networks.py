@@ -1,4 +1,4 @@
-"""Models as a plan needs them: shapes where they lie, functions, what is read.
+"""Models in plans: sharded shapes, functions, and bytes that passes read.
 
 Layers are stacked and scanned over, as on every mesh.
 """
@@ -146,9 +146,11 @@ def bytes_per_weight(config: Config, weights: Format | None) -> float:
 
 def shared(copy, params) -> list:
   """Leaves of a copy in few bits that are the model's own arrays."""
-  own = dict(jax.tree_util.tree_leaves_with_path(params))
+  originals = dict(jax.tree_util.tree_leaves_with_path(params))
   leaves = jax.tree_util.tree_leaves_with_path(copy)
-  return [x for at, x in leaves if at in own and own[at].dtype == x.dtype]
+  return [
+    x for at, x in leaves if at in originals and originals[at].dtype == x.dtype
+  ]
 
 
 def bytes_per_channel(config: Config, cache: str | None) -> float:
@@ -210,7 +212,7 @@ def idle(
   """
   if isinstance(config, T5Config):
     return 0.0
-  found = 0.0
+  idle_weights = 0.0
   blocks = collections.Counter(mixtures_of(config, skipped))
   for block, layers in blocks.items():
     count = block.num_experts
@@ -220,8 +222,8 @@ def idle(
       touched = np.asarray(distinct(tokens))
     if size > 1 and mixture.cut_by(block, size) == "expert":
       touched = size * experts.busiest(touched, count, size)
-    found += layers * (count - float(touched)) * block.num_expert_params
-  return found
+    idle_weights += layers * (count - float(touched)) * block.num_expert_params
+  return idle_weights
 
 
 def state_bytes(config: Config) -> tuple[int, int]:
@@ -261,7 +263,7 @@ def round_bytes(config: Config, nodes: int) -> tuple[int, int]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
-  """What a decoding pass of a model is made of.
+  """Blocks, sums, weights and slots of a decoding pass.
 
   Attributes:
     attentions: attention blocks.
@@ -287,7 +289,7 @@ def work(
   text: int,
   input_length: int,
 ) -> Work:
-  """What a pass over a few tokens does.
+  """The work of a pass over a few tokens.
 
   Args:
     config: the model.

@@ -1,4 +1,4 @@
-"""The table of several plans."""
+"""Table of several plans, as Markdown."""
 
 import pathlib
 
@@ -7,7 +7,7 @@ from launch.hardware import GIB
 
 
 def table(plans: dict[str, dict]) -> str:
-  """One row a plan, as `launch.plan --output` wrote them, by name."""
+  """A row for each plan, as `launch.plan --output` wrote them, by name."""
   head = [
     "plan", "slice", "mesh", "drafted", "GiB a device", "largest batch",
     "all-reduces a draft step / verify", "cache copies", "compile, s of a core",

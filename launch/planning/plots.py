@@ -1,4 +1,4 @@
-"""A sweep of plans, drawn."""
+"""Figure of a sweep of plans."""
 
 from matplotlib.figure import Figure
 
@@ -39,7 +39,7 @@ def sweep(plans: list[dict]) -> Figure:
 
 
 def _label(plan: dict, plans: list[dict]) -> str:
-  """What differs between the plans."""
+  """Label of a plan: the settings that differ between the plans."""
   named = {
     "topology": lambda p: p["topology"],
     "B": lambda p: p["settings"]["batch_size"],

@@ -53,7 +53,7 @@ class DoesNotFitError(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Question:
-  """What is to be planned.
+  """Settings of a plan.
 
   Attributes:
     target: the large model.
@@ -233,7 +233,7 @@ class Question:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiled:
-  """What the compiler said about both programs, per device.
+  """The compiler's figures of both programs, per device.
 
   Attributes:
     arguments: bytes of parameters, caches and the rest of the state.
@@ -379,7 +379,7 @@ def compile_for(question: Question, devices: list) -> Compiled:
 
   start, cpu_start = time.perf_counter(), time.process_time()
   with jax.set_mesh(mesh):
-    found = compilation.compile_both(
+    programs = compilation.compile_both(
       decoder,
       init,
       arguments,
@@ -388,9 +388,9 @@ def compile_for(question: Question, devices: list) -> Compiled:
     )
   seconds = time.perf_counter() - start
   cpu_seconds = time.process_time() - cpu_start
-  module = hlo.parse(found.loop.as_text())
-  before = found.prefill.memory_analysis()
-  during = found.loop.memory_analysis()
+  module = hlo.parse(programs.loop.as_text())
+  before = programs.prefill.memory_analysis()
+  during = programs.loop.memory_analysis()
   total = lambda m: (
     m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
     + m.temp_size_in_bytes
@@ -398,7 +398,7 @@ def compile_for(question: Question, devices: list) -> Compiled:
   pieces = [
     (buffer.dtype, buffer.sharding.shard_shape(buffer.shape))
     for node in jax.tree.leaves(
-      found.state, is_leaf=lambda x: isinstance(x, Cache)
+      programs.state, is_leaf=lambda x: isinstance(x, Cache)
     )
     if isinstance(node, Cache)
     for buffer in jax.tree.leaves((node.keys, node.values))
@@ -428,7 +428,7 @@ def compile_for(question: Question, devices: list) -> Compiled:
 
 
 def _weights(module: hlo.Module, q: Question, params) -> dict | None:
-  """What becomes of the target's weights in few bits in a plain round."""
+  """Reads and writes of the target's low-bit weights in a plain round."""
   if q.weights is None or q.tree.num_drafted:
     return None
   pieces = [
@@ -462,8 +462,8 @@ def _compile(lowered):
 
 
 def _does_not_fit(message: str) -> Exception:
-  found = _OUT_OF_MEMORY.search(message)
-  if not found:
+  match = _OUT_OF_MEMORY.search(message)
+  if not match:
     return RuntimeError(message)
   size = lambda number, unit: int(float(number) * _UNITS[unit])
-  return DoesNotFitError(size(*found.group(1, 2)), size(*found.group(3, 4)))
+  return DoesNotFitError(size(*match.group(1, 2)), size(*match.group(3, 4)))

@@ -1,4 +1,4 @@
-"""How long a forward pass should take on a slice: a model, not a measurement.
+"""Roofline of a forward pass on a slice: a model, not a measurement.
 
   time = max(bytes read and written / memory bandwidth,
              operations / peak) + bytes sent / interconnect bandwidth
@@ -58,17 +58,17 @@ class Placement:
 
   @property
   def bytes_per_channel(self) -> float:
-    """Of a number in the cache."""
+    """Bytes of a number in the cache."""
     return networks.bytes_per_channel(self.config, self.cache)
 
   @property
   def bytes_per_weight(self) -> float:
-    """Of a parameter that is read."""
+    """Mean bytes of a parameter that is read."""
     return networks.bytes_per_weight(self.config, self.weights)
 
   @property
   def work(self) -> Work:
-    """What a pass is made of."""
+    """The work of a pass."""
     return networks.work(
       self.config, num_params=self.num_params, skipped=self.skipped,
       slots=self.slots, text=self.slots if self.text is None else self.text,
@@ -78,7 +78,7 @@ class Placement:
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-  """One forward pass on one device.
+  """A forward pass on one device.
 
   Attributes:
     hbm_bytes: read from and written to memory.
@@ -99,7 +99,7 @@ class Pass:
     }
 
   def seconds(self, chip: Chip) -> float:
-    """By the roofline of this module."""
+    """Seconds by the roofline of this module."""
     alone = self.causes(chip)
     return max(alone["memory"], alone["arithmetic"]) + alone["collectives"]
 
@@ -149,7 +149,7 @@ def forward(placement: Placement, num_tokens: int) -> Pass:
 
 
 def least_bytes(placement: Placement) -> float:
-  """What a device must read for a pass: weights, and the text's cache, once.
+  """Bytes that a device must read for a pass: weights and cache, once.
 
   Of mixtures the weights of a plain pass, one token a row, evenly shared.
   """

@@ -1,7 +1,7 @@
-"""`launch.serve`: slots that refill, behind OpenAI's HTTP surface.
+"""The server of `launch.serve`: OpenAI's HTTP API over slots that refill.
 
-From the device up: `control` says what is done in one visit, `slots` does it,
-and `scheduler` decides it on the one thread that owns the device; `jobs` does,
-where there is work of a known amount and nobody waits for any of it. `asking`,
-`texts` and `answers` are OpenAI's words for it; `http` and `limits` carry them.
+From the device up: `control` has the orders for one visit, `slots` carries them
+out, and `scheduler` gives them, on the one thread that owns the device; for
+offline work `jobs` gives them. `asking`, `texts` and `answers` translate from
+and to OpenAI's form; `http` and `limits` are the web server.
 """

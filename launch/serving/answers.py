@@ -1,4 +1,4 @@
-"""What a client is answered, in OpenAI's words."""
+"""Answers to clients in OpenAI's form, whole or streamed."""
 
 import codecs
 import json
@@ -45,7 +45,7 @@ FAILURES = {
 
 
 class Choice:
-  """One completion of an answer, as far as it is known.
+  """A completion of an answer, as far as it is known.
 
   Attributes:
     index: which.
@@ -76,16 +76,16 @@ class Choice:
 
   @property
   def text(self) -> str:
-    """What was given out, behind the prompt if that is told."""
+    """The text sent so far, after the prompt if that is echoed."""
     return self._head + self._reader.sent
 
   @property
   def num_tokens(self) -> int:
-    """Of the completion."""
+    """Tokens of the completion."""
     return len(self._reader.token_ids)
 
   def hear(self, news: News) -> tuple[str, dict[str, Any]]:
-    """Takes news.
+    """Adds news to the choice.
 
     Returns:
       The text that is certain with them, and what else a choice says of them.
@@ -121,7 +121,7 @@ class Choice:
     return piece, more
 
   def whole(self) -> dict[str, Any]:
-    """What a choice of a whole answer has beside its text."""
+    """Fields of a choice of a whole answer beside its text."""
     more: dict[str, Any] = {"logprobs": None}
     if self._ask.log_probs:
       more["logprobs"] = self._log_probs(0)
@@ -164,7 +164,7 @@ class Choice:
       value: its log-probability, or None if it has no law.
       likeliest: tokens in its place, with theirs; None likewise.
     """
-    found = token_text.bytes_of(self._tokenizer, token)
+    piece = token_text.bytes_of(self._tokenizer, token)
     self._tokens.append(
       {
         **self._said(token, value),
@@ -173,10 +173,10 @@ class Choice:
         else [self._said(*one) for one in likeliest],
       }
     )
-    begun, own = self._num_characters, found.decode("utf-8", "replace")
-    self._num_characters += len(self._decoder.decode(found))
-    if "\ufffd" not in own:  # a character before it may have broken off
-      begun = self._num_characters - len(own)
+    begun, characters = self._num_characters, piece.decode("utf-8", "replace")
+    self._num_characters += len(self._decoder.decode(piece))
+    if "\ufffd" not in characters:  # a character before it may have broken off
+      begun = self._num_characters - len(characters)
     self._offsets.append(begun)
 
   def _said(self, token: int, value: float | None) -> dict[str, Any]:
@@ -187,7 +187,7 @@ class Choice:
     }
 
   def _log_probs(self, start: int) -> dict[str, Any]:
-    """Of the tokens from one on."""
+    """Log-probabilities of the tokens from `start` on."""
     tokens = self._tokens[start:]
     if self._ask.is_chat:
       return {"content": tokens, "refusal": None}
@@ -213,7 +213,7 @@ def _by_name(one: dict[str, Any]) -> dict[str, float] | None:
 
 
 def _told(value: float) -> float:
-  """JSON has no infinity; this is OpenAI's number for what cannot be."""
+  """A log-probability for JSON, with OpenAI's number for minus infinity."""
   return value if math.isfinite(value) else -9999.0
 
 
@@ -232,11 +232,11 @@ class Answer:
 
   @property
   def is_over(self) -> bool:
-    """Whether every choice has ended."""
+    """True if every choice has ended."""
     return all(choice.finish is not None for choice in self.choices)
 
   def hear(self, index: int, news: News) -> dict[str, Any] | None:
-    """Takes a choice's news; the chunk that says so, if there is any to say."""
+    """Adds a choice's news; returns a chunk for the client, or None."""
     choice = self.choices[index]
     piece, more = choice.hear(news)
     if not (piece or news.finish or any(map(_says, more.values()))):
@@ -262,15 +262,15 @@ class Answer:
 
   def whole(self) -> dict[str, Any]:
     """The answer, once it is over."""
-    found = []
+    choices = []
     for choice in self.choices:
       one: dict[str, Any] = {"index": choice.index}
       if self._ask.is_chat:
         one["message"] = {"role": "assistant", "content": choice.text}
       else:
         one["text"] = choice.text
-      found.append({**one, "finish_reason": choice.finish, **choice.whole()})
-    return {**self._object(found, chunk=False), "usage": self._usage()}
+      choices.append({**one, "finish_reason": choice.finish, **choice.whole()})
+    return {**self._object(choices, chunk=False), "usage": self._usage()}
 
   def _object(self, choices: list, *, chunk: bool) -> dict[str, Any]:
     kind = "text_completion"
@@ -304,14 +304,14 @@ class Answer:
 
 
 def _says(more: Any) -> bool:
-  """Whether what a choice says beside its text holds any token."""
+  """True if a chunk's fields beside its text hold any token."""
   if isinstance(more, dict):
     return bool(more.get("content") or more.get("tokens"))
   return bool(more)
 
 
 def event(data: dict[str, Any]) -> bytes:
-  """One event of a stream."""
+  """A server-sent event of a stream."""
   return f"data: {json.dumps(data)}\n\n".encode()
 
 

@@ -24,17 +24,17 @@ def completions(
     raise RefusalError(
       "prompt must be a text, token ids, or a list of either", param="prompt"
     )
-  found: list[tuple[int, ...]] = []
+  prompts: list[tuple[int, ...]] = []
   for one in value:
     if isinstance(one, str):
-      found.append(encoded(lambda one=one: tokenizer.encode(one), "prompt"))
+      prompts.append(encoded(lambda one=one: tokenizer.encode(one), "prompt"))
     elif isinstance(one, list) and all(map(_is_id, one)):
-      found.append(ids(one, vocab_size, "prompt"))
+      prompts.append(ids(one, vocab_size, "prompt"))
     else:
       raise RefusalError(
         "prompt must be a text, token ids, or a list of either", param="prompt"
       )
-  return found
+  return prompts
 
 
 def ids(value: Any, vocab_size: int, name: str) -> tuple[int, ...]:
@@ -117,7 +117,7 @@ def _message(message: Any) -> dict[str, str]:
 
 
 def encoded(encode: Callable[[], Any], name: str) -> tuple[int, ...]:
-  """What a tokenizer says of a field; what it refuses is a RefusalError."""
+  """Ids from an encoding function, whose errors become a RefusalError."""
   try:
     return tuple(encode())
   except (ValueError, TypeError) as error:  # TypeError: lone surrogates

@@ -1,4 +1,4 @@
-"""What a client asks for, in OpenAI's words, checked first of all."""
+"""Parses and checks the body of a request in OpenAI's form."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ from models.tokenizers import Tokenizer
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Defaults:
-  """What holds for a request that does not say, and what one may ask for.
+  """Defaults and bounds of a request's settings.
 
   Attributes:
     model: its name.
@@ -29,8 +29,8 @@ class Defaults:
     most: completions that one request may ask for.
     scores: whether the tokens of prompts can be scored.
     has_objectives: whether objectives are kept.
-    classes: objectives by name, seconds a token; that of "default" is of who
-      asks for none.
+    classes: objectives by name, seconds a token; "default" is for requests
+      without one.
   """
 
   model: str
@@ -50,7 +50,7 @@ class Defaults:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ask:
-  """One good request.
+  """A checked request.
 
   Attributes:
     is_chat: whether it is a conversation.
@@ -107,7 +107,7 @@ class Ask:
 
   @property
   def scored(self) -> bool:
-    """Whether the target's law is read at the prompt's tokens."""
+    """True if the target's law is read at the prompt's tokens."""
     return self.echo and (self.log_probs or not all(self.budgets))
 
 
@@ -197,7 +197,7 @@ def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
   budgets = tuple(_budget(record, p, is_chat, defaults) for p in prompts)
   echo = flag(record, "echo")
   log_probs, most = _log_probs(record, is_chat)
-  found = Ask(
+  ask = Ask(
     is_chat=is_chat,
     prompts=tuple(prompts),
     budgets=budgets,
@@ -217,14 +217,14 @@ def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
     echo=echo,
     num_likeliest=most,
   )
-  if found.scored and not defaults.scores:
+  if ask.scored and not defaults.scores:
     raise RefusalError(
       "prompts are scored neither on a mesh nor by a target with recurrent "
       "states: leave echo out",
       param="echo",
       code="unsupported_parameter",
     )
-  return found
+  return ask
 
 
 # Every stop text is looked for at every token, while others wait.
@@ -268,7 +268,7 @@ def _salt(record: dict) -> str:
 
 
 def _usage(record: dict) -> dict[str, bool]:
-  """Where a stream counts its tokens; nowhere if there is none."""
+  """The chunks of a stream that count tokens: `stream_options`."""
   options = record.get("stream_options", {})
   both = {"include_usage": "usage", "continuous_usage_stats": "usage_so_far"}
   # Chunks are never padded, which OpenAI's are unless this says so.
@@ -298,7 +298,7 @@ def _number(record: dict, name: str, like: str | None = None) -> Any:
 
 
 def _as_in_lines(read: Callable[[], Any], name: str, like: str) -> Any:
-  """What is read as a prompts file's line has it, or a refusal."""
+  """A field by the reader of prompts files, whose errors become refusals."""
   try:
     return read()
   except ValueError as error:
@@ -308,29 +308,29 @@ def _as_in_lines(read: Callable[[], Any], name: str, like: str) -> Any:
 
 
 def _penalties(record: dict, budget: int, vocab_size: int) -> dict[str, Any]:
-  """Those that are given; `budget` is of the shortest completion."""
+  """The penalties of a request; `budget` is of the shortest completion."""
   lists = {
     "logit_bias": prompt_lines.logit_bias,
     "stop_token_ids": prompt_lines.stop_ids,
   }
-  found = {}
+  penalties = {}
   for name in fields.PENALTIES:
     if name in lists:
       read = functools.partial(lists[name], record, vocab_size)
-      found[name] = _as_in_lines(read, name, name)
+      penalties[name] = _as_in_lines(read, name, name)
     else:
-      found[name] = _number(record, name)
-  if (found["min_tokens"] or 0) > budget:
+      penalties[name] = _number(record, name)
+  if (penalties["min_tokens"] or 0) > budget:
     raise RefusalError(
       f"min_tokens must be at most max_tokens ({budget}), got "
-      f"{found['min_tokens']}",
+      f"{penalties['min_tokens']}",
       param="min_tokens",
     )
-  return {name: value for name, value in found.items() if value is not None}
+  return {name: value for name, value in penalties.items() if value is not None}
 
 
 def _log_probs(record: dict, is_chat: bool) -> tuple[bool, int]:
-  """Whether log-probabilities are wanted, and of how many likeliest tokens.
+  """True if log-probabilities are wanted, and the number of likeliest tokens.
 
   Completions ask for both with one number, chats with a flag and a number.
   """
@@ -394,19 +394,19 @@ def classes_of(written: Sequence[str]) -> dict[str, float]:
   Raises:
     ValueError: for anything else, and for a name that is there twice.
   """
-  found = {}
+  classes = {}
   for one in written:
     name, _, value = one.partition("=")
     try:
       seconds = float(value) / 1000
     except ValueError:
       seconds = math.nan
-    if not name or name in found or not 0 < seconds < 1e6:
+    if not name or name in classes or not 0 < seconds < 1e6:
       raise ValueError(
         f"objectives are NAME=MILLISECONDS, each name once, got {one!r}"
       )
-    found[name] = seconds
-  return found
+    classes[name] = seconds
+  return classes
 
 
 def _budget(record, prompt, is_chat: bool, defaults: Defaults) -> int:
@@ -446,7 +446,7 @@ def _check_prompt(prompt, name: str, defaults: Defaults) -> None:
 
 
 def _too_long(what: str, defaults: Defaults, name: str) -> RefusalError:
-  """In OpenAI's words, which clients look for: they send less then."""
+  """The refusal of a long prompt, in OpenAI's words, which clients parse."""
   return RefusalError(
     f"This model's maximum context length is {defaults.max_length} tokens. "
     f"However, {what}. Please reduce the length.",

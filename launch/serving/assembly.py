@@ -1,4 +1,4 @@
-"""From a config to the slots that decode (`server`: what answers with them)."""
+"""Builds the slots of a server from a config."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ POLICIES = ("whole", *objectives.POLICIES)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sizes:
-  """What of a server is not the pair's.
+  """Sizes and settings of a server, beside its models.
 
   Attributes:
     slots: requests that are decoded at a time.
@@ -74,11 +74,11 @@ def decoders_of(
     )
   least = [0] if drafter.init is types.no_state else []
   powers = [1 << i for i in range(depth.bit_length()) if 1 << i < depth]
-  found = {depth: whole}
+  decoders = {depth: whole}
   for level in (*least, *powers):
     shallow = drafters.with_tokens(made.drafting, level)
-    found[level] = pair.assemble(config, loaded, drafting=shallow).decoder
-  return found
+    decoders[level] = pair.assemble(config, loaded, drafting=shallow).decoder
+  return decoders
 
 
 def make_slots(

@@ -1,4 +1,4 @@
-"""What a visit to the device does, and what is read from it afterwards.
+"""Orders to the device for one visit (`Control`), and its `Report`.
 
 Of several processes the leader decides, and every one does the same: a
 `Control` becomes one array of fixed size that is sent to all.
@@ -18,7 +18,7 @@ MOST_SCORED = 5  # in the place of each of a prompt's, as its completions have
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Asked:
-  """One completion that is asked for.
+  """A requested completion.
 
   Attributes:
     token_ids: the prompt, at least one token.
@@ -95,7 +95,7 @@ class Asked:
 
   @classmethod
   def of(cls, numbers: np.ndarray, tokens: np.ndarray) -> "Asked":
-    """From `numbers` and `i32[P]`, padded with anything."""
+    """The request of `numbers` and padded tokens `i32[P]`."""
     length, budget, top_k, ignored, least, told = (int(x) for x in numbers[:6])
     seed, stream, owner = (int(x) for x in numbers[6:9].view(np.uint32))
     temperature, top_p, min_p, presence, frequency, repetition = (
@@ -135,7 +135,7 @@ _NUMBERS = 15 + 2 * MOST_BIASES + MOST_STOP_IDS
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Control:
-  """What is done in one visit: rows end, rows begin, rounds are made.
+  """Orders for one visit: rows end, rows begin, rounds are made.
 
   Attributes:
     admissions: rows, and what each of them decodes from now on; their prompts
@@ -169,7 +169,7 @@ class Control:
 
   @classmethod
   def decode(cls, array: np.ndarray) -> "Control":
-    """What was encoded."""
+    """The control from its array."""
     parts = np.split(
       np.asarray(array, np.int32), [_HEAD, _HEAD + _NUMBERS], axis=1
     )
@@ -205,7 +205,7 @@ class Scores:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-  """What is read after a visit.
+  """Results of a visit.
 
   Attributes:
     start, length: `i32[B]`, committed tokens before its rounds and after.
@@ -220,7 +220,6 @@ class Report:
     cached: `i32[B]`, tokens of the row's prompt that were not read, since a row
       had them.
     scores: of rows whose prompts were scored to their end in this visit.
-    num_read: tokens that passes over prompts were wide in all.
     rounds: how many were made.
     seconds: the visit took, what it admitted included.
   """
@@ -238,6 +237,5 @@ class Report:
   accept_counts: np.ndarray
   cached: np.ndarray
   scores: Mapping[int, Scores] = dataclasses.field(default_factory=dict)
-  num_read: int = 0
   rounds: int
   seconds: float = 0.0

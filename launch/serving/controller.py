@@ -1,4 +1,4 @@
-"""Sets how deep each slot drafts, between visits, from what slots accepted."""
+"""Sets the draft depth of each slot between visits, from its acceptance."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -60,8 +60,8 @@ class Controller:
     if any(t is not None and t.seeded for t in tickets):
       depths = [self._depth] * len(tickets)
     elif rows:
-      found = self._policy(rows, self.cost, self._depth)
-      for number, depth in zip(taken, found, strict=True):
+      chosen = self._policy(rows, self.cost, self._depth)
+      for number, depth in zip(taken, chosen, strict=True):
         depths[number] = max(depth, self._least)
     # The deepest row pays for all: the others draft as deep for nothing.
     deepest = next(d for d in self._seconds if d >= max(depths))

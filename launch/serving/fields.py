@@ -1,4 +1,4 @@
-"""Which fields a request may have.
+"""Checks of the fields of a request: supported, neutral or refused.
 
 A field that would change which tokens are sampled is either done as it says or
 refused; so is every field that is not known. Fields that change nothing

@@ -1,4 +1,4 @@
-"""Routes, and what a request goes through: read, queued, answered, counted."""
+"""HTTP routes: requests are read, queued, answered and counted."""
 
 import asyncio
 import contextlib
@@ -52,7 +52,7 @@ _LEFT = Response(status_code=499)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Service:
-  """What requests are answered with.
+  """The parts of a server that routes use.
 
   Attributes:
     scheduler: which runs.
@@ -105,13 +105,13 @@ def application(service: Service) -> Starlette:
       return _refused(refusal)
     return _not_here(error)
 
-  found = Starlette(
+  app = Starlette(
     routes=routes,
     exception_handlers={HTTPException: not_here, Exception: _bug},
   )
   # It would send clients to wherever they say that they are, unchecked.
-  found.router.redirect_slashes = False
-  return found
+  app.router.redirect_slashes = False
+  return app
 
 
 def _checked(
@@ -123,8 +123,8 @@ def _checked(
     try:
       limits.check_name(request, names)
       limits.check_token(request, token)
-      found = handler(request)
-      return await found if asyncio.iscoroutine(found) else found
+      response = handler(request)
+      return await response if asyncio.iscoroutine(response) else response
     except RefusalError as refusal:
       return _refused(refusal)
     except ClientDisconnect:
@@ -325,7 +325,7 @@ def _tickets(
 
 @contextlib.contextmanager
 def _cancelled_at_the_end(service: Service, tickets: list[Ticket]):
-  """What is not over when nobody hears of it any more is given up."""
+  """Cancels tickets that are not over when their client has gone."""
   try:
     yield
   finally:
@@ -339,7 +339,7 @@ async def _whole(news: asyncio.Queue, answer: Answer) -> Response:
 
 
 async def _first(work, left) -> Response:
-  """What the work returns, unless the client leaves before."""
+  """The result of the work, unless the client leaves before."""
   tasks = [asyncio.ensure_future(work), asyncio.ensure_future(left)]
   try:
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

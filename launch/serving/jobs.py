@@ -1,4 +1,4 @@
-"""Work that asks for completions one after another, in slots that refill.
+"""Offline jobs that ask for completions one after another, in shared slots.
 
 A job is a generator: it yields what it asks for, is sent the completion, and
 returns what it made of them all. A slot is one job's until that job ends, and
@@ -38,21 +38,21 @@ Job = Generator[Asked, Completed, T]
 
 
 class Rows(Protocol):
-  """What jobs need of `slots.Slots`."""
+  """The part of `slots.Slots` that jobs use."""
 
   num_slots: int
   depth: int
   max_rounds: int
 
   def turn(self, control: Control) -> Report:
-    """Does what a visit is to do, and reads what it has done."""
+    """Makes a visit by its orders, and reads the results."""
 
 
 def done(slots: Rows, jobs: Iterable[Job[T]]) -> Iterator[T]:
-  """Does all jobs, and yields what each returns, as they end.
+  """Runs all jobs, and yields their results as they end.
 
   Args:
-    slots: nobody else's meanwhile; all rows idle, and idle again afterwards.
+    slots: used by nothing else meanwhile; all rows idle before and afterwards.
     jobs: taken one by one, as slots are free.
   """
   waiting = iter(jobs)
@@ -102,7 +102,7 @@ def in_groups(
   size: int,
   jobs: Iterable[Job[T]],
 ) -> Iterator[T]:
-  """Does all jobs, `size` at a time: what all of them ask for at once.
+  """Runs all jobs, `size` at a time, completing their requests together.
 
   No slot refills, but prompts are read together: faster where a device reads
   thousands of tokens in the time of one.
@@ -122,9 +122,9 @@ def in_groups(
         yield end.value
     if not working:
       return
-    found = complete([asked for _, asked in working])
+    completions = complete([asked for _, asked in working])
     going = []
-    for (job, _), completed in zip(working, found, strict=True):
+    for (job, _), completed in zip(working, completions, strict=True):
       try:
         going.append((job, job.send(completed)))
       except StopIteration as end:

@@ -1,4 +1,4 @@
-"""What a client may take: bytes and time, and who may have an answer at all."""
+"""Limits on clients: bytes, time, names of the server and bearer tokens."""
 
 import asyncio
 import dataclasses
@@ -18,7 +18,7 @@ from launch.serving.refusals import RefusalError, error_body
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-  """What holds for every request.
+  """Limits on every request.
 
   Attributes:
     body_bytes: of a request's body.
@@ -49,7 +49,7 @@ _LOCAL = ("localhost", "127.0.0.1", "::1")
 def allowed_names(
   host: str, more: Collection[str] = ()
 ) -> frozenset[str] | None:
-  """What requests may call a server by.
+  """Names by which requests may call a server.
 
   A page of another site may have its name lead to this machine, and its browser
   then takes the server for that site's own: only the name tells.
@@ -75,8 +75,8 @@ def check_name(request: Request, names: frozenset[str] | None) -> None:
   if names is None:
     return
   given = request.headers.get("host", "")
-  found = _HOST.fullmatch(given.lower())
-  if not found or (found[1] or found[2]) not in names:
+  match = _HOST.fullmatch(given.lower())
+  if not match or (match[1] or match[2]) not in names:
     raise RefusalError(
       f"this server is not called {given[:80]!r} (--allowed_hosts takes "
       "further names)",
@@ -114,12 +114,12 @@ _SECRET = secrets.token_bytes(32)
 def owner(request: Request, salt: str) -> int:
   """`u32` that requests of one bearer token and one salt have in common.
 
-  Nobody can find another's: it follows from a secret of this process.
+  It cannot be guessed: it follows from a secret of this process.
   """
   token = request.headers.get("authorization", "")
   told = f"{token}\n{salt}".encode("utf-8", "surrogateescape")
-  found = hmac.digest(_SECRET, told, "sha256")
-  return int.from_bytes(found[:4], "little")
+  digest = hmac.digest(_SECRET, told, "sha256")
+  return int.from_bytes(digest[:4], "little")
 
 
 async def body_of(request: Request, limits: Limits) -> bytes:
@@ -175,10 +175,10 @@ async def gone(request: Request) -> None:
 def patient(seconds: float) -> type[H11Protocol]:
   """The protocol of uvicorn, but a connection must be of use.
 
-  One on which no request began between two looks, so many seconds apart, and
-  none is being answered, is dropped: nothing or half of a head came, or the
-  body of a request that was refused, or nobody reads its answer, also if that
-  was broken off. uvicorn would keep such connections for ever.
+  A connection is dropped if no request began within so many seconds and none
+  is being answered: nothing or half of a head came, or the body of a refused
+  request, or its answer is not read. uvicorn would keep such connections for
+  ever.
   """
 
   class Patient(H11Protocol):
@@ -188,7 +188,7 @@ def patient(seconds: float) -> type[H11Protocol]:
       self._head = self.loop.call_later(seconds, self._look)
 
     def send_400_response(self, msg: str) -> None:
-      """Of what is no HTTP; nothing where an answer has begun, or none can."""
+      """Answers a malformed request, unless an answer has begun."""
       if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
         body = json.dumps(error_body(RefusalError(msg))).encode()
         head = h11.Response(

@@ -1,4 +1,4 @@
-"""What guidellm measured of servers under load, as one Markdown table.
+"""Table of guidellm's measurements of servers under load, as Markdown.
 
 Of files that `guidellm run --output kind=json` wrote (0.8.1).
 """
@@ -26,8 +26,8 @@ def table(results: dict[str, dict[str, Any]]) -> str:
   """
   rows = [
     _row(pathlib.Path(path).stem, one)
-    for path, found in results.items()
-    for one in found["benchmarks"]
+    for path, content in results.items()
+    for one in content["benchmarks"]
   ]
   return tables.table(_HEAD, rows)
 

@@ -1,4 +1,4 @@
-"""What Prometheus reads, by vLLM's names, and what the page shows.
+"""Metrics for Prometheus, by vLLM's names, and for the page.
 
 `vllm bench serve` and dashboards that are made for vLLM find here what they
 look for: a draft is a verification of a row that drafted, positions count from
@@ -35,7 +35,7 @@ class Metrics:
     depth: int,
     clock: Callable[[], float] = time.monotonic,
   ):
-    """Everything is zero.
+    """Sets everything to zero.
 
     Args:
       model: its name, a label of every metric.
@@ -117,29 +117,29 @@ class Metrics:
   # ------------------------------------------------------ the scheduler's calls
 
   def waiting(self, count: int) -> None:
-    """So many wait."""
+    """Sets the number of waiting requests."""
     self._waiting.set(count)
 
   def running(self, count: int) -> None:
-    """So many slots are in use."""
+    """Sets the number of slots in use."""
     self._running.set(count)
     self._used.set(count / self._num_slots)
 
   def began(self, ticket: Ticket) -> None:
-    """A ticket was admitted."""
+    """Counts a ticket that was admitted."""
     self._queued.observe((ticket.began or 0.0) - ticket.arrived)
     self._prompt.inc(len(ticket.asked.token_ids))
     self._asked.inc(len(ticket.asked.token_ids))
 
   def visited(self, report: Report) -> None:
-    """A visit was made."""
+    """Counts a visit."""
     now = self._clock()
     self._recent.append([now, 0, 0, 0, report.rounds])
     while self._recent and self._recent[0][0] < now - _WINDOW:
       self._recent.popleft()
 
   def worked(self, ticket: Ticket, report: Report, row: int) -> None:
-    """A visit made rounds for a ticket, whose counts grow with it."""
+    """Counts the rounds that a visit made for a ticket."""
     cached = int(report.cached[row])
     self._cached.inc(cached - ticket.cached)
     ticket.cached = cached
@@ -162,7 +162,7 @@ class Metrics:
       self._recent[-1][3] += int(reached.sum())
 
   def emitted(self, ticket: Ticket, count: int, now: float) -> None:
-    """A ticket got tokens."""
+    """Counts tokens that a ticket got."""
     self._generated.inc(count)
     self._recent[-1][1] += count
     if ticket.first is None:
@@ -176,7 +176,7 @@ class Metrics:
     ticket.num_tokens += count
 
   def finished(self, ticket: Ticket, why: Finish | None, now: float) -> None:
-    """A ticket ended."""
+    """Counts a ticket that ended."""
     assert why is not None
     self._finished[why].inc()
     if why not in (Finish.STOP, Finish.LENGTH):
@@ -189,11 +189,11 @@ class Metrics:
   # --------------------------------------------------------------- who reads it
 
   def text(self) -> bytes:
-    """As Prometheus scrapes it."""
+    """The metrics in Prometheus's text format."""
     return prometheus_client.generate_latest(self.registry)
 
   def live(self) -> dict:
-    """Rates of the last seconds: what the page shows."""
+    """Rates of the last seconds, for the page."""
     now = self._clock()
     recent = [x for x in self._recent.copy() if x[0] >= now - _WINDOW]
     tokens, drafted, accepted = (sum(x[i] for x in recent) for i in (1, 2, 3))

@@ -1,4 +1,4 @@
-"""How deep to draft: objectives first, then goodput. Pure functions of numbers.
+"""Choice of draft depths for latency objectives, then goodput.
 
 A row whose tokens are accepted with probability a emits 1 + a + .. + a^k tokens
 of a round that drafts k for it. What a round takes is measured. With weight w_r
@@ -27,7 +27,7 @@ _POLISHED = 2  # candidates that are made better step by step
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-  """What is known of a row.
+  """Acceptance and objective of a row.
 
   Attributes:
     acceptance: probability that a drafted token is accepted, if those before it
@@ -61,7 +61,7 @@ def left(
 
 
 def seconds_of(depths: Sequence[int], cost: Cost) -> float:
-  """What a round of these depths takes."""
+  """Seconds of a round of these depths."""
   return cost(max(depths), sum(depths) + len(depths))
 
 
@@ -81,7 +81,7 @@ def goodput(
 
 
 def shortfall(rows: Sequence[Row], depths: Sequence[int], cost: Cost) -> float:
-  """By how much objectives are missed: sum of relative excesses of time."""
+  """Sum of the relative excesses over the objectives' times."""
   seconds = seconds_of(depths, cost)
   return sum(
     max(0.0, seconds / row.tokens(depth) / row.objective - 1)
@@ -134,11 +134,11 @@ def ragged(
       )
     )
     depths = [0] * len(rows)
-    tokens, fed, there = sum(weights), len(rows), 0
+    tokens, fed, top = sum(weights), len(rows), 0
     for gain, level, number in gains:
       depths[number] = level
-      tokens, fed, there = tokens - gain, fed + 1, max(there, level)
-      if (value := tokens / cost(there, fed)) > most:
+      tokens, fed, top = tokens - gain, fed + 1, max(top, level)
+      if (value := tokens / cost(top, fed)) > most:
         best, most = list(depths), value
   return best
 
@@ -203,9 +203,9 @@ def _polished(
       for step in (-1, 1)
       if 0 <= best[row] + step <= depth
     ]
-    if not steps or (value := worth(found := min(steps, key=worth))) >= least:
+    if not steps or (value := worth(other := min(steps, key=worth))) >= least:
       return best
-    best, least = found, value
+    best, least = other, value
   return best
 
 
@@ -265,7 +265,7 @@ class Seen:
   tried: float = 0.0
 
   def learn(self, counts: Sequence[int], depth: int) -> None:
-    """Takes rounds.
+    """Learns from rounds.
 
     Args:
       counts: how many of them accepted 0, 1, .. tokens.
@@ -279,7 +279,7 @@ class Seen:
     self.tried = keep * self.tried + accepted + rejected
 
   def forget(self) -> None:
-    """Takes a visit that drafted nothing: what is old counts less and less.
+    """Lets old rounds fade after a visit that drafted nothing.
 
     So that drafting is tried again after a while where it did not pay.
     """

@@ -1,4 +1,4 @@
-"""The page at `/`: a conversation in colours, and what the slots are doing."""
+"""The page at `/`: a chat with token origins in colour, and live metrics."""
 
 import base64
 import functools
@@ -19,7 +19,7 @@ def text() -> str:
 
 @functools.cache
 def policy() -> str:
-  """It may run its own script and talk with this server, and nothing else."""
+  """Content security policy: the page's own script and server, nothing else."""
   return (
     f"default-src 'none'; style-src {_own('style')}; "
     f"script-src {_own('script')}; connect-src 'self'; base-uri 'none'; "
@@ -28,7 +28,7 @@ def policy() -> str:
 
 
 def _own(tag: str) -> str:
-  """What allows the page's one element of a tag, and no other, by its hash."""
+  """The source, a hash, by which the policy allows the page's one such tag."""
   (inside,) = re.findall(f"<{tag}>(.*?)</{tag}>", text(), re.DOTALL)
   digest = hashlib.sha256(inside.encode("utf-8")).digest()
   return f"'sha256-{base64.b64encode(digest).decode()}'"

@@ -1,7 +1,7 @@
-"""Whose text a prompt begins as: what a row has read, another need not.
+"""Prefix caching: a prompt reuses the cached beginning of another row's text.
 
-The host remembers the text of every row, whether its request goes on or has
-ended. A prompt is given a row and the longest beginning that any row holds.
+The host remembers the text of every row, running or ended. A prompt is given a
+row, and the longest common prefix that any row holds.
 """
 
 import enum
@@ -16,7 +16,7 @@ _LEAST = 16  # tokens of a text that a row is chosen for
 
 
 class Reuse(enum.StrEnum):
-  """Whose texts a prompt may begin with.
+  """Rows whose texts a prompt may reuse.
 
   How soon an answer comes tells whether its prompt was read, and so what was
   asked before.
@@ -28,7 +28,7 @@ class Reuse(enum.StrEnum):
 
 
 class Texts:
-  """What each row has in its caches.
+  """The text in each row's caches.
 
   Attributes:
     cached: `i32[B]`, tokens of each row's prompt that were another's or its
@@ -44,7 +44,7 @@ class Texts:
     *,
     whole: bool = False,
   ):
-    """No row has a text.
+    """Begins without any text.
 
     Args:
       num_slots: B.
@@ -133,7 +133,7 @@ class Texts:
     self.forget(np.flatnonzero(report.reason == StopReason.NAN_LOGITS))
 
   def forget(self, rows: Iterable[int]) -> None:
-    """What these rows have is of no use to others."""
+    """Forgets the texts of these rows, so that none is reused."""
     self._lengths[list(rows)] = 0
 
   def _touch(self, row: int) -> None:

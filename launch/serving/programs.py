@@ -1,4 +1,4 @@
-"""What runs on the device: a prompt is admitted, rounds are made."""
+"""The device programs of a server: admission, rounds and scoring."""
 
 import dataclasses
 
@@ -21,15 +21,15 @@ def sampling(rows: int, **settings) -> Sampling:
   """A warp with all there is, so that any row may have any of it."""
   neutral = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
   biases, stops = (rows, MOST_BIASES), (rows, MOST_STOP_IDS)
-  found = make_sampling(rows, **(neutral | settings), repetition_penalty=1.0)
-  assert found.penalties is not None
+  warp = make_sampling(rows, **(neutral | settings), repetition_penalty=1.0)
+  assert warp.penalties is not None
   penalties = dataclasses.replace(
-    found.penalties,
+    warp.penalties,
     bias_tokens=jnp.full(biases, NONE, jnp.int32),
     bias=jnp.zeros(biases, jnp.float32),
     stop_tokens=jnp.full(stops, NONE, jnp.int32),
   )
-  return dataclasses.replace(found, penalties=penalties)
+  return dataclasses.replace(warp, penalties=penalties)
 
 
 def admit(
@@ -201,7 +201,7 @@ def score(
   )
   logits = output.logits[0, :, :vocab_size]
   log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
-  own = jnp.take_along_axis(log_probs, tokens[1:, None], axis=1)[:, 0]
+  chosen = jnp.take_along_axis(log_probs, tokens[1:, None], axis=1)[:, 0]
   most = min(MOST_SCORED, vocab_size)
   largest, likeliest = jax.lax.top_k(log_probs, most)
-  return cache, (own, likeliest, largest)
+  return cache, (chosen, likeliest, largest)

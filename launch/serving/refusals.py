@@ -1,4 +1,4 @@
-"""What is not answered, and why: OpenAI's errors."""
+"""Refused requests, as OpenAI's errors."""
 
 from typing import Any
 

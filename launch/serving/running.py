@@ -1,4 +1,4 @@
-"""The server as a process: it listens, and drains when it is told to end."""
+"""The server as a process: listening, and draining at the end."""
 
 import asyncio
 import contextlib
@@ -69,7 +69,7 @@ class Server(uvicorn.Server):
     self.should_exit = True
 
   def handle_exit(self, sig: int, frame) -> None:
-    """Takes no more requests; what was taken is answered."""
+    """Refuses further requests; those accepted are answered."""
     del sig, frame
     self._at_once = self.should_exit
     self._scheduler.close(at_once=self._at_once)
@@ -81,7 +81,7 @@ class Server(uvicorn.Server):
     await (http.crowded if is_full else self._application)(scope, receive, send)
 
   async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-    """As uvicorn's, but whoever is not answered by the end is told so."""
+    """As uvicorn's, but requests without an answer by the end are told so."""
     cutting = asyncio.ensure_future(self._cut())
     try:
       await super().shutdown(sockets)
@@ -125,14 +125,14 @@ def listening(host: str, port: int) -> socket.socket:
     ValueError: if it cannot be had.
   """
   family = socket.AF_INET6 if ":" in host else socket.AF_INET
-  found = socket.socket(family)
+  bound = socket.socket(family)
   try:
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    found.bind((host, port))
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.bind((host, port))
   except (OSError, OverflowError) as error:
-    found.close()
+    bound.close()
     raise ValueError(f"cannot listen on {host}:{port}: {error}") from None
-  return found
+  return bound
 
 
 def run(

@@ -1,9 +1,8 @@
-"""The one thread that owns the device: who gets a slot, and how many rounds.
+"""The scheduler, on the one thread that owns the device: slots and rounds.
 
-Nothing that it decides changes what a completion is: tokens follow from a
-request's prompt, settings and seed, whatever slot it has, whoever is beside it
-and however many rounds a visit makes (up to rounding: what was read in other
-passes has other last bits).
+No decision of it changes a completion: tokens follow from a request's prompt,
+settings and seed, whatever its slot, its neighbours and the number of rounds of
+a visit (up to rounding: text read in other passes has other last bits).
 """
 
 import collections
@@ -40,19 +39,19 @@ class FullError(Exception):
 
 
 class ClosedError(Exception):
-  """No more is taken: the server ends, or its loop is dead."""
+  """The scheduler is closed: the server ends, or its loop is dead."""
 
 
 def rounds_of_visit(*, free: int, waiting: int, max_rounds: int) -> int:
-  """How many rounds a visit makes at most, by the load.
+  """The most rounds that a visit makes, by the load.
 
-  A visit ends with the first row that is done, so that who waits for a slot
-  loses nothing by many rounds. With a free slot somebody may arrive at any
-  moment, and is not kept waiting. With none, rounds bound how old streamed
-  tokens get.
+  A visit ends with the first row that is done, so that requests waiting for a
+  slot lose nothing by many rounds. With a free slot a request may arrive at any
+  moment, and should not wait. With none, rounds bound how old streamed tokens
+  get.
 
   Args:
-    free: slots that nobody has.
+    free: free slots.
     waiting: requests in the queue.
     max_rounds: the most.
   """
@@ -135,27 +134,27 @@ class Scheduler:
       self._wake.notify()
 
   def cancel(self, tickets: Sequence[Ticket]) -> None:
-    """Nobody wants these any more; their slots are free with the next visit."""
+    """Cancels tickets; their slots are free with the next visit."""
     for ticket in tickets:
       ticket.cancelled.set()
     with self._wake:
       self._wake.notify()
 
   def close(self, *, at_once: bool = False) -> None:
-    """Takes no more, and ends when all that was taken is done, or at once."""
+    """Closes the queue, and ends when all requests are done, or at once."""
     with self._wake:
       self._closed = True
       self._stopped |= at_once
       self._wake.notify()
 
   def join(self, seconds: float | None = None) -> bool:
-    """Waits for the thread's end; whether it has come."""
+    """Waits for the thread's end; True if it has come."""
     self._thread.join(seconds)
     return not self._thread.is_alive()
 
   @property
   def is_closed(self) -> bool:
-    """Whether no more is taken."""
+    """True if no request is taken any more."""
     return self._closed
 
   def stuck(self) -> float:
@@ -164,7 +163,7 @@ class Scheduler:
     return 0.0 if since is None else self._clock() - since
 
   def is_alive(self) -> bool:
-    """Whether the thread runs and nothing has broken it."""
+    """True if the thread runs and nothing has broken it."""
     return self._thread.is_alive() and self.error is None
 
   def load(self) -> tuple[int, int]:
@@ -195,7 +194,7 @@ class Scheduler:
       self.when_dead()
 
   def _waits(self) -> bool:
-    """Waits for something to do; whether there is any more."""
+    """Waits for something to do; False if nothing will come."""
     with self._wake:
       while not self._stopped:
         if any(self._rows) or self._queue:
@@ -246,7 +245,7 @@ class Scheduler:
     )
 
   def _drop_unwanted(self, now: float) -> None:
-    """Ends what was cancelled or is late, in the slots and in the queue."""
+    """Ends tickets that were cancelled or are late, in slots and queue."""
 
     def verdict(ticket):
       if ticket.cancelled.is_set():
@@ -268,7 +267,7 @@ class Scheduler:
     self._queue = kept
 
   def _fill(self, now: float):
-    """Gives free slots to who waits longest."""
+    """Gives free slots to the tickets that have waited longest."""
     admitted = []
     while self._queue and None in self._rows:
       ticket = self._queue.popleft()
@@ -298,12 +297,12 @@ class Scheduler:
       ids = report.tokens[row, :count].tolist()
       if ticket.watch is not None and ids:
         try:
-          stand = ticket.watch(ids)
+          end = ticket.watch(ids)
         except Exception:  # its own trouble, not that of all others
           _log.exception("a completion cannot be watched: it ends")
-          stand, finish = None, Finish.UNREADABLE
-        if stand is not None:
-          count, finish, cut = stand, Finish.STOP, True
+          end, finish = None, Finish.UNREADABLE
+        if end is not None:
+          count, finish, cut = end, Finish.STOP, True
       if count:
         self._metrics.emitted(ticket, count, now)
       if finish is not None:
@@ -334,7 +333,7 @@ class Scheduler:
 
 
 def _likeliest(report: Report, row: int, count: int, most: int) -> list:
-  """What `News.likeliest` has of a row's first tokens."""
+  """The likeliest tokens in place of a row's first ones, for `News`."""
   if not most or report.likeliest is None:
     return []
   assert report.likeliest_log_probs is not None

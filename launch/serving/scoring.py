@@ -1,4 +1,4 @@
-"""Prompts whose own tokens are scored, in a cache beside those of the rows.
+"""Scoring of prompts' own tokens, in a cache beside those of the rows.
 
 The law at every token is needed for that, which rounds do not leave behind.
 Prompts share the cache: they are scored one after another, in chunks.
@@ -58,16 +58,16 @@ class Scorer:
       self._cache, _ = self._score[width](self._params, self._cache, *args)
 
   def begin(self, row: int) -> None:
-    """A row is the last in line."""
+    """Puts a row at the end of the line."""
     self.drop(row)
     self._known[row] = []
 
   def drop(self, row: int) -> None:
-    """What is known of a row's prompt is of no use any more."""
+    """Drops the scores of a row's prompt."""
     self._known.pop(row, None)
 
   def waits(self, row: int) -> bool:
-    """Whether a row's prompt is not scored to its end."""
+    """True if a row's prompt is not scored to its end."""
     return row in self._known
 
   def read_on(self, row: int, asked: Asked, most: int) -> tuple[int, Any]:

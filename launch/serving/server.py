@@ -1,4 +1,4 @@
-"""From slots to what answers requests over HTTP: a scheduler and a service.
+"""Builds the HTTP service over slots, with its scheduler.
 
 What only decodes in slots (`launch.tools.self_data`) needs `assembly` alone,
 and none of the packages of a server.
@@ -28,7 +28,7 @@ def make_service(
   slots: Slots,
   sizes: Sizes,
 ) -> Service:
-  """What answers with these slots; its scheduler is not started.
+  """The service over these slots; its scheduler is not started.
 
   Args:
     config, loaded, sizes: as of `assembly.make_slots`.

@@ -1,9 +1,9 @@
-"""One model over several processes: the leader decides, all do the same.
+"""Serving over several processes: the leader decides, all do the same.
 
 Every visit begins with one array from the leader, of the same size always, from
 which each process reads what to do. Nothing else is sent, so that all issue the
-same programs in the same order. An idle leader sends visits that do nothing:
-who hears nothing has lost it.
+same programs in the same order. An idle leader sends visits that do nothing: a
+process that hears nothing has lost it.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from launch.serving.slots import Slots
 
 
 def leading(slots: Slots) -> Callable[[Control], Report]:
-  """What makes a visit on all processes; of one alone, `slots.turn`."""
+  """A function that makes a visit on all processes; `slots.turn` on one."""
   if not processes.several():
     return slots.turn
 

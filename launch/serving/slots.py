@@ -1,4 +1,4 @@
-"""Rows of one running state that are given new prompts as they end.
+"""Slots: rows of one running state that get new prompts as they end.
 
 All programs are compiled before the first request: one that begins, one that
 reads for each width, one that makes rounds for each depth. They are called with
@@ -6,8 +6,8 @@ arrays of those shapes alone, so that nothing is compiled later.
 
 A prompt that is wider than the widest program is read in chunks. Where other
 rows decode, a visit makes one round, and reads so much of prompts as a budget
-of tokens leaves beside it: nobody waits for a whole prompt of somebody else's.
-What another row's text begins with is copied and not read (`prefixes`).
+of tokens leaves beside it: no row waits for a whole prompt of another's. The
+common prefix with another row's text is copied and not read (`prefixes`).
 """
 
 import contextlib
@@ -42,7 +42,7 @@ from specjax.state import StopReason
 from specjax.types import Params
 
 _SMALLEST = 16  # of the widths that prompts are padded to
-_WIDEST = 256  # read at once where nobody else decodes
+_WIDEST = 256  # read at once where no row decodes
 
 
 def widths_to(longest: int) -> tuple[int, ...]:
@@ -164,7 +164,7 @@ class Slots:
     )
     self._scores: dict[int, Scores] = {}  # that this visit has ended
     self._running = np.zeros(num_slots, bool)
-    # Whose likeliest tokens are wanted, once they decode.
+    # Rows whose likeliest tokens are wanted, once they decode.
     self._wanted = np.zeros(num_slots, bool)
     self._rounds: dict[int, Any] = {}
     self._state: Any = None
@@ -243,7 +243,7 @@ class Slots:
     self._empty()
 
   def _fill(self) -> None:
-    """All rows decode a text of nobody's."""
+    """Fills all rows with a dummy text."""
     for row in range(self.num_slots):
       asked = Asked(
         token_ids=(0,), seed=row, max_new_tokens=self.max_length - 1,
@@ -259,15 +259,15 @@ class Slots:
     self.forget()
 
   def place(self, free: Sequence[int], asked: Asked) -> int:
-    """Which of the free rows a request is given, see `Texts.place`."""
+    """The free row that a request is given, see `Texts.place`."""
     return self._texts.place(free, asked)
 
   def forget(self) -> None:
-    """What the rows have read is read again by who asks for it."""
+    """Forgets all cached texts, so that prompts are read anew."""
     self._texts.forget(range(self.num_slots))
 
   def turn(self, control: Control) -> Report:
-    """Does what a visit is to do, and reads what it has done."""
+    """Makes a visit by its orders, and reads the results."""
     start = time.perf_counter()
     for row in np.flatnonzero(control.ended):
       self._reading.pop(int(row), None)
@@ -280,11 +280,9 @@ class Slots:
     decoding = int(self._running.sum())
     if decoding:  # they wait for their next tokens: nothing long before them
       fed = self._decoders[depth].drafter.tree.num_fed
-      num_read = self._read_within(self.budget - decoding * fed)
+      self._read_within(self.budget - decoding * fed)
     else:
-      num_read = self._read_within(
-        self.widths[-1] * max(1, len(control.admissions))
-      )
+      self._read_within(self.widths[-1] * max(1, len(control.admissions)))
     rounds = min(control.rounds, 1) if self._reading else control.rounds
     scored = {
       row: one
@@ -292,27 +290,26 @@ class Slots:
       if row not in self._reading and not self._running[row]
     }
     reading = np.isin(np.arange(self.num_slots), [*self._reading, *scored])
-    # Who has read nothing yet may stand where somebody was cut off.
-    found = self._make_rounds(
+    # A row that has read nothing yet may still hold a text that was cut off.
+    arrays = self._make_rounds(
       depth,
       self._orders(control.ended | reading, control.max_depth, rounds),
     )
-    running = found["reason"] == StopReason.RUNNING
+    running = arrays["reason"] == StopReason.RUNNING
     for name in ("num_drafts", "num_drafted", "accept_counts"):
-      found[name] = np.where(
-        reading.reshape(-1, *[1] * (found[name].ndim - 1)), 0, found[name]
-      )  # those of who had the row before
-    found["reason"] = np.where(reading, StopReason.RUNNING, found["reason"])
-    for row, one in scored.items():  # who asks for nothing else
+      arrays[name] = np.where(
+        reading.reshape(-1, *[1] * (arrays[name].ndim - 1)), 0, arrays[name]
+      )  # those of the request before
+    arrays["reason"] = np.where(reading, StopReason.RUNNING, arrays["reason"])
+    for row, one in scored.items():  # requests of no new tokens
       broken = np.isnan(one.log_probs).any()
-      found["reason"][row] = (
+      arrays["reason"][row] = (
         StopReason.NAN_LOGITS if broken else StopReason.LENGTH
       )
     report = Report(
-      **found,
+      **arrays,
       cached=self._texts.cached.copy(),
       scores=self._scores,
-      num_read=num_read,
       seconds=time.perf_counter() - start,
     )
     self._scores = {}
@@ -329,7 +326,7 @@ class Slots:
     )
 
   def _begin(self, row: int, asked: Asked) -> None:
-    """A row is given a prompt, of which it has read nothing."""
+    """Gives a row a prompt, of which it has read nothing."""
     self._reading.pop(row, None)  # it is the last in line
     self._running[row] = False
     self._reading[row] = asked
@@ -339,18 +336,14 @@ class Slots:
       self._scorer.begin(row)
     self._texts.begin(row)
 
-  def _read_within(self, budget: int) -> int:
+  def _read_within(self, budget: int) -> None:
     """Reads prompts in line for as long as the budget has room for a pass.
 
     One pass of the narrowest program is made in any case.
-
-    Returns:
-      Tokens that the passes were wide.
     """
     num_read, least = 0, self.widths[0]
     while self._reading and (not num_read or budget - num_read >= least):
       num_read += self._read_on(max(budget - num_read, least))
-    return num_read
 
   def _read_on(self, most: int) -> int:
     """Reads more of the prompt that is the first in line, in one pass.
@@ -382,13 +375,15 @@ class Slots:
     return width
 
   def _make_rounds(self, depth: int, orders) -> dict[str, Any]:
-    self._state, found = self._rounds[depth](self._params, self._state, *orders)
-    likeliest = found.pop("likeliest")
-    found = jax.device_get(found)
+    self._state, arrays = self._rounds[depth](
+      self._params, self._state, *orders
+    )
+    likeliest = arrays.pop("likeliest")
+    arrays = jax.device_get(arrays)
     if (self._wanted & self._running).any():  # else they stay where they are
       likeliest = jax.device_get(likeliest)
-      found["likeliest"], found["likeliest_log_probs"] = likeliest
-    return found
+      arrays["likeliest"], arrays["likeliest_log_probs"] = likeliest
+    return arrays
 
   # ------------------------------------------------- arguments of the programs
 
@@ -420,7 +415,7 @@ class Slots:
     self, width: int, row=0, source=0, keep=0, new=(0,),
     asked: Asked | None = None, is_last: bool = False,
   ):  # fmt: skip
-    # Asked by nobody: warmth alone, which ends before it began. So does a
+    # A request for warm-up alone, which ends before it began. So does a
     # prompt that is not read to its end.
     asked = asked or Asked(
       token_ids=(0,), seed=0, max_new_tokens=1, temperature=1.0
@@ -461,7 +456,7 @@ class Slots:
     expected = shapes(
       jax.eval_shape(lambda state: state.drafter_state, both.state)
     )
-    found = shapes(
+    forms = shapes(
       jax.eval_shape(
         lambda params: drafter.init(
           params,
@@ -472,7 +467,7 @@ class Slots:
         self._params,
       )
     )
-    if found != expected:
+    if forms != expected:
       raise ValueError(
         f"drafter {drafter.name!r} cannot draft {depth} tokens with the state "
         f"that it has for {self.depth}"

@@ -1,7 +1,7 @@
-"""Tokens become text as they come: whole characters, and no stop string.
+"""Incremental text of a completion: whole characters, without stop strings.
 
-What is held back is what might become another text: the first bytes of a
-character, and what a stop string may begin with.
+Text that may still change is held back: the first bytes of a character, and
+whatever may begin a stop string.
 """
 
 from collections.abc import Sequence
@@ -54,8 +54,8 @@ class Reader:
     """
     text = self._tokenizer.decode(self.token_ids, after=self._before)
     if cut:
-      found = [at for x in self._stop if (at := text.find(x)) >= 0]
-      text = text[: min(found, default=len(text))]
+      places = [at for x in self._stop if (at := text.find(x)) >= 0]
+      text = text[: min(places, default=len(text))]
     return self._give(text)
 
   def _begun(self, text: str) -> int:

@@ -1,4 +1,4 @@
-"""A completion on its way: what was asked, who hears of it, how far it is."""
+"""Tickets: completions on their way through the scheduler."""
 
 import dataclasses
 import enum
@@ -23,7 +23,7 @@ class Finish(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class News:
-  """What a visit brought one completion.
+  """New tokens of a completion, from one visit.
 
   Attributes:
     token_ids: new ones.
@@ -51,7 +51,7 @@ class News:
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Ticket:
-  """One completion that was asked for. The scheduler's thread changes it.
+  """A requested completion and its progress; the scheduler's thread writes it.
 
   Attributes:
     asked: what is decoded.
@@ -70,7 +70,7 @@ class Ticket:
     learned: `accept_counts` when `objectives` last looked.
     cached: tokens of its prompt that were not read.
     accepted, tried: drafted tokens lately, see `objectives.Seen`.
-    cancelled: set, by any thread, if nobody wants it any more.
+    cancelled: set, by any thread, once it is not wanted any more.
   """
 
   asked: Asked

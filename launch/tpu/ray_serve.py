@@ -67,7 +67,7 @@ def build() -> Starlette:
 )
 @serve.ingress(build)
 class Replica:
-  """One server, to which Ray hands requests."""
+  """A server to which Ray hands requests."""
 
   def check_health(self) -> None:
     """Raises if the loop is dead or stuck: Ray then replaces the replica."""

@@ -1,4 +1,4 @@
-"""Whose text a model is trained on: the data's, the target's or its own.
+"""Training contexts: text of the data, or sampled from target or draft.
 
 DistillSpec (Zhou et al., ICLR 2024) distils on samples of the target or of the
 draft that is being trained; so does the offline phase of online speculative

@@ -1,4 +1,4 @@
-"""Python source as training text: which files, and which split.
+"""Python source as training text: its files and their splits.
 
 The corpus is what a Python machine already has: the running interpreter's
 standard library and a named list of permissively licensed installed packages.
@@ -50,7 +50,7 @@ _TOP = 20
 
 @dataclasses.dataclass(frozen=True)
 class SourceFile:
-  """One file of the corpus.
+  """A file of the corpus.
 
   Attributes:
     name: path inside the library, which decides the split.
@@ -64,7 +64,7 @@ class SourceFile:
 
   @property
   def split(self) -> str:
-    """By hash of the name: "test" (5%), "validation" (2%) or "train"."""
+    """Its split by hash of the name: "test", "validation" or "train"."""
     return split_by_hash(self.name)
 
 

@@ -170,12 +170,12 @@ def _split_of(builder, split: str, features: tuple[str, ...]) -> _Texts:
 def _folder(folder: pathlib.Path, split: str) -> list[Document]:
   """The documents of a folder, by subfolder or as they are shared out."""
   if (folder / "train").is_dir():
-    found, rest = list(_files(folder / split)), ()
+    chosen, rest = list(_files(folder / split)), ()
   else:
     shared = _shared_out(list(_files(folder)))
-    found, rest = shared[split], sum(map(len, shared.values()))
-  if found:
-    return found
+    chosen, rest = shared[split], sum(map(len, shared.values()))
+  if chosen:
+    return chosen
   if rest:
     raise ValueError(
       f"{folder} has too little text for a {split} split: give it subfolders "
@@ -190,7 +190,7 @@ def _folder(folder: pathlib.Path, split: str) -> list[Document]:
 
 
 def _shared_out(documents: list[Document]) -> dict[str, list[Document]]:
-  """What of some documents is in which split; see the module."""
+  """The documents by split; see the module."""
   splits: dict[str, list[Document]] = {split: [] for split in SPLITS}
   for document in documents:
     splits[corpus.split_by_hash(json.dumps(document))].append(document)
@@ -210,7 +210,7 @@ def _shared_out(documents: list[Document]) -> dict[str, list[Document]]:
     else:
       is_out = json.dumps(document) in held_out
       splits["validation" if is_out else "train"].append(document)
-  return {split: [x for x in found if x] for split, found in splits.items()}
+  return {split: [x for x in some if x] for split, some in splits.items()}
 
 
 def _cut(text: str) -> tuple[str, str]:
@@ -274,7 +274,7 @@ def _read(path: pathlib.Path) -> str:
 
 
 def text_of(document: Document) -> str:
-  """What is said in a document."""
+  """The text of a document."""
   if isinstance(document, str):
     return document
   return "\n".join(message["content"] for message in document)

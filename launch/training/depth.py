@@ -53,7 +53,7 @@ class Rounds:
 
 
 def task(config, mesh: Mesh) -> Task:
-  """What configs/train_depth.py trains.
+  """The task of configs/train_depth.py: a depth policy's head.
 
   Args:
     config: the config.
@@ -82,8 +82,8 @@ def task(config, mesh: Mesh) -> Task:
 
   def measure(params, frozen, batch):
     key = jax.random.key(config.data_seed)
-    found = decode(frozen, batch["tokens"], key)
-    return sums(nnx.merge(definition, params), found, config.rejection_weight)
+    rounds = decode(frozen, batch["tokens"], key)
+    return sums(nnx.merge(definition, params), rounds, config.rejection_weight)
 
   return Task(
     tokenizer=made.tokenizer,
@@ -149,7 +149,7 @@ def decoded(
   """
   rows, length = len(tokens), config.sequence_length
   depth = made.decoder.drafter.tree.max_depth
-  most = config.rounds * (depth + 1)  # nobody is done before
+  most = config.rounds * (depth + 1)  # no row ends before
   warmth = jnp.asarray(config.temperatures, jnp.float32)
   warmth = warmth[jnp.arange(rows) % len(config.temperatures)]
   state = made.decoder.init(
@@ -166,24 +166,24 @@ def decoded(
     state, _ = made.decoder.step(params, state)
     return state, state.drafter_state.memory
 
-  _, found = jax.lax.scan(one, state, length=config.rounds)
-  return seen(found, warmth)
+  _, finished = jax.lax.scan(one, state, length=config.rounds)
+  return seen(finished, warmth)
 
 
-def seen(found: Finished, temperature: Array) -> Rounds:
-  """What a head learns of rounds, `[M, B, ...]`, of rows that are so warm."""
-  accept = found.accept
+def seen(finished: Finished, temperature: Array) -> Rounds:
+  """The training data in finished rounds, `[M, B, ...]`, at a temperature."""
+  accept = finished.accept
   one = jnp.ones_like(accept[..., :1])
   reached = jnp.cumprod(
     jnp.concatenate([one, accept[..., :-1]], axis=-1), axis=-1
   )
   return Rounds(
-    hidden=found.hidden,
-    top=found.top,
-    confidence=found.confidence,
+    hidden=finished.hidden,
+    top=finished.top,
+    confidence=finished.confidence,
     temperature=jnp.broadcast_to(temperature[:, None], accept.shape),
     accept=accept,
-    weight=jnp.where(found.active[..., None], reached, 0),
+    weight=jnp.where(finished.active[..., None], reached, 0),
   )
 
 
@@ -194,7 +194,7 @@ def _logits(head: AcceptanceHead, rounds: Rounds) -> Array:
 def cross_entropy(
   logits: Array, accept: Array, rejection_weight: float
 ) -> Array:
-  """Of each token, what is rejected of it weighing more (SpecDec++)."""
+  """Cross-entropy of each token, with rejections weighted (SpecDec++)."""
   kept, lost = jax.nn.log_sigmoid(logits), jax.nn.log_sigmoid(-logits)
   return -(accept * kept + rejection_weight * (1 - accept) * lost)
 
@@ -210,7 +210,7 @@ def mean_loss(
 def sums(
   head: AcceptanceHead, rounds: Rounds, rejection_weight: float
 ) -> dict[str, Array]:
-  """What `report` makes means of."""
+  """Weighted sums over a batch, from which `report` makes means."""
   logits, weight, accept = _logits(head, rounds), rounds.weight, rounds.accept
   # Of the weighed loss the best answer is a / (a + w (1 - a)).
   fair = jax.nn.sigmoid(logits + jnp.log(rejection_weight))
@@ -221,19 +221,19 @@ def sums(
     "squared_acceptance": accept**2,
     "squared_error": (fair - accept) ** 2,
   }
-  found = {name: jnp.sum(weight * value) for name, value in each.items()}
-  return found | {"tokens": jnp.sum(weight)}
+  totals = {name: jnp.sum(weight * value) for name, value in each.items()}
+  return totals | {"tokens": jnp.sum(weight)}
 
 
-def report(found) -> dict[str, float]:
+def report(totals) -> dict[str, float]:
   """The line of metrics.jsonl, of sums over all batches.
 
   `validation_explained` is the share of the variance of acceptances that the
   head's estimate explains, the weight of rejections taken out of it.
   """
   mean = {
-    name: value / found["tokens"]
-    for name, value in found.items()
+    name: value / totals["tokens"]
+    for name, value in totals.items()
     if name != "tokens"
   }
   variance = mean["squared_acceptance"] - mean["acceptance"] ** 2
@@ -255,5 +255,5 @@ def _step_flops(config, models: pair.Models, head: nnx.State) -> float:
   )
   if asked.reads == "model":
     total += flops.forward_flops(models.draft.config, length) * drafted
-  own = sum(x.size for x in jax.tree.leaves(head) if x.ndim == 2)
-  return total + 6 * own * drafted
+  weights = sum(x.size for x in jax.tree.leaves(head) if x.ndim == 2)
+  return total + 6 * weights * drafted

@@ -1,4 +1,4 @@
-"""Where a run exports its model: no model that is not its own is replaced.
+"""Exports of a run: only its own models are replaced.
 
 WORKDIR/exports.json has the hash of the weights that the run wrote to each
 folder, null while it writes them.
@@ -71,10 +71,10 @@ def noted(workdir: str, export: str):
 
 def _read(workdir: str) -> dict[str, str | None]:
   try:
-    found = json.loads((pathlib.Path(workdir) / "exports.json").read_bytes())
+    hashes = json.loads((pathlib.Path(workdir) / "exports.json").read_bytes())
   except (FileNotFoundError, ValueError):
     return {}
-  return found if isinstance(found, dict) else {}
+  return hashes if isinstance(hashes, dict) else {}
 
 
 def _write(workdir: str, exports: dict[str, str | None]) -> None:

@@ -1,4 +1,4 @@
-"""Makes the features of a text, as `launch.training.features` describes them.
+"""Computes and writes a target's features (`launch.training.features`).
 
 A shard is made of its own documents alone, in batches of their own, and stands
 under its name once it is whole: whatever ends a run, the next one makes what is
@@ -34,7 +34,7 @@ _SHARD = re.compile(r"(train|validation)-\d{5,}-[0-9a-f]{16}\.array_record")
 def make_seer(
   target: Transformer, layers: Features, vocab_size: int, mesh: Mesh
 ) -> Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]:
-  """What makes records of a batch of rows.
+  """A function that makes records of a batch of rows.
 
   Args:
     target: is laid out on the mesh.
@@ -53,12 +53,12 @@ def make_seer(
   @jax.jit
   def see(params, batch):
     seen = watch(params, batch)
-    found = seen.final if len(layers) == 1 else jnp.concatenate(
+    states = seen.final if len(layers) == 1 else jnp.concatenate(
       [seen.features, seen.final], axis=-1
     )  # fmt: skip
-    rows, length, _ = found.shape
+    rows, length, _ = states.shape
     parts, exponents = halved(
-      found.astype(jnp.float32).reshape(rows, length, len(layers), -1)
+      states.astype(jnp.float32).reshape(rows, length, len(layers), -1)
     )
     final = restored(parts[:, :, -1], exponents[:, :, -1])
     output = head_starts.output_rows(nnx.merge(definition, params))
@@ -71,8 +71,8 @@ def make_seer(
     }
 
   def records(batch):
-    found = see(params, step.place_batch(batch, mesh))
-    return batch | {name: np.asarray(x) for name, x in found.items()}
+    arrays = see(params, step.place_batch(batch, mesh))
+    return batch | {name: np.asarray(x) for name, x in arrays.items()}
 
   return records
 
@@ -137,13 +137,13 @@ def write(
     writer = array_record_module.ArrayRecordWriter(str(new), _OPTIONS)
     try:
       for batch, count in batches:
-        found = records(batch)
-        if not np.isfinite(found["normalisers"][:count]).all():
+        arrays = records(batch)
+        if not np.isfinite(arrays["normalisers"][:count]).all():
           raise ValueError(
             f"{path.name}: the target's hidden states are not all numbers"
           )
         for i in range(count):
-          writer.write(encode({name: x[i] for name, x in found.items()}))
+          writer.write(encode({name: x[i] for name, x in arrays.items()}))
         progress(count)
     finally:
       writer.close()

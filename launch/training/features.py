@@ -1,4 +1,4 @@
-"""A target's features of a text, made once and kept on disk.
+"""A target's features of a text, computed once and stored on disk.
 
   documents of a split -> `Shard`s of whole documents -> packed rows of each,
     as `launch.training.data` packs them -> the target, once -> a record a row
@@ -53,7 +53,7 @@ _FORMAT = 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-  """What decides the records of a folder, beside the documents.
+  """Settings that decide a folder's records, beside the documents.
 
   Attributes:
     target: hash of the model, with its tokenizer.
@@ -74,7 +74,7 @@ class Settings:
   format: int = _FORMAT
 
   def as_json(self) -> dict[str, Any]:
-    """As JSON gives it back."""
+    """The settings as JSON reads them back."""
     return json.loads(json.dumps(dataclasses.asdict(self)))
 
 
@@ -102,7 +102,7 @@ class Shard:
 
   @property
   def name(self) -> str:
-    """Of its file."""
+    """Name of its file."""
     return f"{self.split}-{self.number:05}-{self.sum[:16]}.array_record"
 
 
@@ -126,7 +126,7 @@ class Stored:
 
   @property
   def sum(self) -> str:
-    """Of all that decides what a run reads."""
+    """Hash of all that decides a run's records."""
     told = [self.settings, [shard.name for shard in self.shards]]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
@@ -143,7 +143,7 @@ def plan(
   shard_rows: int,
   most_rows: int | None = None,
 ) -> Iterator[Shard]:
-  """How documents are shared among shards: by what stands before, alone.
+  """The shards of some documents, each decided by those before it alone.
 
   Args:
     split: theirs.
@@ -154,31 +154,31 @@ def plan(
     most_rows: documents after the one that fills so many are left out.
   """
   first = number = tokens = done = 0
-  found = hashlib.sha256()
+  digest = hashlib.sha256()
   for i in range(len(texts)):
     document = texts[i]
     tokens += len(data.token_ids(document, tokenizer))
-    found.update(_line(document))
+    digest.update(_line(document))
     rows = -(-tokens // row_tokens)
     enough = most_rows is not None and done + rows >= most_rows
     if rows < shard_rows and not enough and i + 1 < len(texts):
       continue
     yield Shard(
       split=split, number=number, first=first, last=i + 1,
-      sum=found.hexdigest(), tokens=tokens, rows=rows,
+      sum=digest.hexdigest(), tokens=tokens, rows=rows,
     )  # fmt: skip
     if enough:
       return
     done, number, first, tokens = done + rows, number + 1, i + 1, 0
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
 
 
 def sum_of(texts: Sequence[data.Document], first: int, last: int) -> str:
   """The `Shard.sum` of documents `first .. last - 1`."""
-  found = hashlib.sha256()
+  digest = hashlib.sha256()
   for i in range(first, last):
-    found.update(_line(texts[i]))
-  return found.hexdigest()
+    digest.update(_line(texts[i]))
+  return digest.hexdigest()
 
 
 def _line(document: data.Document) -> bytes:
@@ -204,7 +204,7 @@ def decode(record: bytes, parts: Sequence[int]) -> dict[str, np.ndarray]:
 
 
 def record_bytes(settings: Settings) -> int:
-  """How large a record is."""
+  """Bytes of a record."""
   length, count = settings.sequence_length, len(settings.layers)
   whole = np.zeros(length + 1, np.int32)
   row = dict(tokens=whole, segments=whole, positions=whole)
@@ -252,13 +252,13 @@ def claim(folder: pathlib.Path, settings: Settings) -> None:
 
 
 def disclaim(folder: pathlib.Path) -> None:
-  """Takes back what `claim` and the end of a run wrote."""
+  """Removes the notes of `claim` and of a finished run."""
   for name in (NAME, _SETTINGS):
     (folder / name).unlink(missing_ok=True)
 
 
 def read(folder: str) -> Stored:
-  """What a folder holds.
+  """The features in a folder.
 
   Raises:
     ValueError: if it is not complete, or damaged.
@@ -270,12 +270,12 @@ def read(folder: str) -> Stored:
       f"there is no {path}: `python -m launch.tools.features` makes it, or "
       "goes on with it"
     )
-  found = load(path)
+  content = load(path)
   try:
     stored = Stored(
       folder=root,
-      settings=dict(found["settings"]),
-      shards=tuple(Shard(**shard) for shard in found["shards"]),
+      settings=dict(content["settings"]),
+      shards=tuple(Shard(**shard) for shard in content["shards"]),
     )
   except (ValueError, TypeError, LookupError) as error:
     raise ValueError(f"{path} is damaged: {error}") from None
@@ -316,9 +316,9 @@ def check(
       f"{','.join(map(str, missing))} too"
     )
   for split, documents in texts.items():
-    found = documents()
+    actual = documents()
     for s in stored.of(split):
-      if s.last > len(found) or sum_of(found, s.first, s.last) != s.sum:
+      if s.last > len(actual) or sum_of(actual, s.first, s.last) != s.sum:
         raise ValueError(
           f"the features in {stored.folder} are of other documents than those "
           f"of {wanted.dataset} ({split}, from {s.first} on): "
@@ -379,5 +379,5 @@ def batches(
 
 
 def all_layers(features: Features) -> Features:
-  """What is kept for a head that reads `features`: the final state is last."""
+  """Layers to store for a head that reads `features`, the final state last."""
   return (*(x for x in features if x != FINAL), FINAL)

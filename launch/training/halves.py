@@ -1,4 +1,4 @@
-"""Hidden states in half the bytes: float16, and a power of two for each vector.
+"""Hidden states in float16 with an exponent for each vector.
 
 What flows between a target's layers is larger than float16 reaches (65,504) in
 some models, at a few places. bfloat16 reaches there, but keeps 8 bits of each
@@ -15,7 +15,7 @@ _LEAST = -100  # of int8's -128; a vector that small is zero
 
 
 def halved(x: Array) -> tuple[Array, Array]:
-  """What is kept of `f32[..., D]`: `f16[..., D]` and exponents, `i8[...]`."""
+  """`f32[..., D]` in half the bytes: `f16[..., D]` and exponents `i8[...]`."""
   _, exponents = jnp.frexp(jnp.max(jnp.abs(x), axis=-1))
   exponents = jnp.maximum(exponents - _REACH, _LEAST)
   small = jnp.ldexp(x, -exponents[..., None])

@@ -1,4 +1,4 @@
-"""A head that is trained: what drafts from the features of a frozen target."""
+"""Training of a head, which drafts from the features of a frozen target."""
 
 import functools
 import operator
@@ -40,7 +40,7 @@ from models.tokenizers import Tokenizer
 
 
 def task(config, texts, mesh: Mesh, folder: pathlib.Path) -> Task:
-  """What a config like configs/train_head.py trains.
+  """The task of a config like configs/train_head.py.
 
   Args:
     config: the config.
@@ -214,16 +214,16 @@ def _vocabulary(
   size = config.head.get("draft_vocab_size", 0)
   if not size or config.init_from:
     return None
-  found = vocabulary.read(folder)
-  if found is not None and len(found) == size:
-    return found
+  ids = vocabulary.read(folder)
+  if ids is not None and len(ids) == size:
+    return ids
   if config.head.vocabulary_dataset:
     counted = config.copy_and_resolve_references()
     counted.dataset = config.head.vocabulary_dataset
     texts = data.documents(counted, "train")
-  found, covered = vocabulary.most_frequent(texts, tokenizer, size)
+  ids, covered = vocabulary.most_frequent(texts, tokenizer, size)
   say(f"the {size} most frequent tokens are {covered:.2%} of the text")
-  return found
+  return ids
 
 
 def _note(folder: pathlib.Path, ids: np.ndarray | None, stored) -> None:
@@ -245,19 +245,19 @@ def _first(
         target, skipped=skipped, features=features
       )[0],
     )
-    found = checkpoints.load_head(config.init_from, network, dtype=jnp.float32)
-    if found.kind != config.head.kind:
+    loaded = checkpoints.load_head(config.init_from, network, dtype=jnp.float32)
+    if loaded.kind != config.head.kind:
       raise ValueError(
         f"config.init_from ({config.init_from}) is a head of kind "
-        f"{found.kind!r}, not {config.head.kind!r}"
+        f"{loaded.kind!r}, not {config.head.kind!r}"
       )
-    said = found.shape.num_depths
+    said = loaded.shape.num_depths
     if said is not None and said != config.head.depth:
       raise ValueError(
         f"config.init_from ({config.init_from}) says {said} tokens ahead, and "
         f"head.depth is {config.head.depth}"
       )
-    return found.module, found.features
+    return loaded.module, loaded.features
   module, features = _of_the_target(config, target, ids, tokenizer)
   if config.head.start == "random":
     head_starts.forget(module, nnx.Rngs(config.seed))
@@ -289,12 +289,12 @@ def _of_the_target(
   if head.kind == "eagle":
     return head_starts.eagle1(target, rngs=rngs), layers
   if head.kind == "medusa":
-    found = head_starts.medusa(target, num_heads=head.depth, rngs=rngs)
-    return found, layers
-  found = head_starts.blockwise(
+    heads = head_starts.medusa(target, num_heads=head.depth, rngs=rngs)
+    return heads, layers
+  heads = head_starts.blockwise(
     target, num_heads=head.depth, hidden_dim=head.hidden_dim, rngs=rngs
   )
-  return found, layers
+  return heads, layers
 
 
 def _in_dtype(module, dtype) -> nnx.Module:
@@ -318,17 +318,17 @@ def _rows(target: Transformer):
 
 
 def _report(sums) -> dict[str, float]:
-  """By depth: how often a drafted token is accepted, and is the likeliest."""
+  """Shares of drafted tokens that are accepted, and the likeliest, by depth."""
   record = {}
   for name, total in sums.items():
-    what, _, depth = name.rpartition("_")
-    if what != "tokens":
-      record[f"validation_{what}_{depth}"] = total / sums[f"tokens_{depth}"]
+    quantity, _, depth = name.rpartition("_")
+    if quantity != "tokens":
+      record[f"validation_{quantity}_{depth}"] = total / sums[f"tokens_{depth}"]
   return record
 
 
 def _about(target: Transformer) -> Target:
-  """What a head borrows of its target, without the target's layers."""
+  """The target's sizes and the arrays that a head borrows."""
   c = target.config
   return Target(
     num_layers=c.num_layers,

@@ -1,4 +1,4 @@
-"""Which features of a target a head is trained on, and those kept on disk."""
+"""Features of a target that a head is trained on, stored or not."""
 
 import functools
 import pathlib
@@ -13,7 +13,7 @@ from models.networks.transformer import FINAL, Features
 
 
 def layers_read(config, num_layers: int) -> Features:
-  """What a head of a config reads of a target of `num_layers` layers.
+  """Layers that a config's head reads, of a target of `num_layers` layers.
 
   Raises:
     ValueError: if the target has no such layers.
@@ -31,7 +31,7 @@ def layers_read(config, num_layers: int) -> Features:
 
 
 def settings(config, read: Features, target: TransformerConfig) -> Settings:
-  """What decides the features for a head that reads `read` of a target."""
+  """Settings of the features for a head that reads `read` of a target."""
   return Settings(
     target=provenance.hash_checkpoint(config.target),
     layers=features.all_layers(read),
@@ -69,41 +69,41 @@ def stored(
       f"{config.contexts!r} draws new ones in every step: their features are "
       "made on the fly"
     )
-  found = features.read(config.features)
+  store = features.read(config.features)
   documents = {"train": lambda: texts}
   if config.validate_every:
-    if not found.of("validation"):
+    if not store.of("validation"):
       raise ValueError(
         f"{config.features} has no validation text: set "
         "config.validate_every=0, or make it with another"
       )
     documents["validation"] = lambda: data.documents(config, "validation")
-  features.check(found, settings(config, read, target), documents)
+  features.check(store, settings(config, read, target), documents)
   before = _noted(folder)
-  if before is not None and before != found.sum:
+  if before is not None and before != store.sum:
     raise ValueError(
       f"{config.features} has other features than when the run in {folder} "
       "began: take another --workdir (config.init_from can begin with this "
       "run's head)"
     )
-  return found
+  return store
 
 
-def batches(config, found: Stored | None, read: Features):
+def batches(config, store: Stored | None, read: Features):
   """`(split, seed=...) -> batches` of stored features; None without them."""
-  if found is None:
+  if store is None:
     return None
   return functools.partial(
     features.batches,
-    found,
+    store,
     layers=features.all_layers(read),
     batch_size=config.batch_size,
   )
 
 
-def note(folder: pathlib.Path, found: Stored) -> None:
+def note(folder: pathlib.Path, store: Stored) -> None:
   """Notes in WORKDIR which features a run reads."""
-  results.write_json(str(folder / features.NAME), {"sum": found.sum})
+  results.write_json(str(folder / features.NAME), {"sum": store.sum})
 
 
 def _noted(folder: pathlib.Path) -> str | None:

@@ -58,7 +58,7 @@ def step_flops(
 
 
 def _times(module, path: tuple, depth: int, blocks: float) -> float:
-  """How often a matrix of a head is read, for each token of the text.
+  """Number of times a matrix of a head is read, per token of the text.
 
   EAGLE reads its layer at every depth. Of blocks every token reads the layers;
   keys and values are also of all features.

@@ -1,4 +1,4 @@
-"""The loss of a head: what it says some tokens ahead, beside the target's law.
+"""The loss of a head: its laws some tokens ahead against the target's.
 
 At place t a head has the target's feature of token t and, if it is EAGLE's, the
 tokens after it. At depth j it says a law of token t + 2 + j, and the target's
@@ -53,7 +53,7 @@ class Words:
 
   @classmethod
   def of(cls, ids: np.ndarray, vocab_size: int) -> "Words":
-    """From ids among `vocab_size` tokens."""
+    """The words of some ids among `vocab_size` tokens."""
     place = np.full(vocab_size, len(ids), np.int32)
     place[ids] = np.arange(len(ids))
     return cls(ids=ids, place=place)
@@ -61,7 +61,7 @@ class Words:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loss:
-  """What a head is trained for.
+  """Settings of a head's loss.
 
   Attributes:
     objective: a name in `specjax.training.losses.OBJECTIVES`; "acceptance" is
@@ -88,7 +88,7 @@ class Loss:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Seen:
-  """What the target makes of a batch.
+  """The target's features and final states of a batch.
 
   Attributes:
     features: `f[B, T, F]`, what the head reads.
@@ -116,10 +116,10 @@ def watcher(target: Transformer, features: Features) -> Callable[..., Seen]:
       logits_at=jnp.zeros((len(tokens), 0), jnp.int32),
       features=wanted,
     )
-    found = jax.lax.stop_gradient(output.features)
-    final = found[..., -width:]
+    states = jax.lax.stop_gradient(output.features)
+    final = states[..., -width:]
     return Seen(
-      features=final if wanted == features else found[..., :-width],
+      features=final if wanted == features else states[..., :-width],
       final=final,
     )
 
@@ -146,7 +146,7 @@ def reader(features: Features) -> Callable[..., Seen]:
 def says(
   module: HeadModule, seen: Seen, batch: dict[str, Array], depth: int
 ) -> Iterator[tuple[Array, Array | None]]:
-  """For each depth `f32[B, A, W]`, the head's logits, and EAGLE's states.
+  """The head's logits `f32[B, A, W]` at each depth, and EAGLE's states.
 
   A are all T places of a row, or those that the batch names.
   """
@@ -245,7 +245,7 @@ def make_loss(
     if not given:
       taught = _with_rest(taught, _whole(seen, output, words)[0])
     labels = jnp.asarray(words.place)[batch["tokens"]]
-    found, drafts = 0.0, []
+    total, drafts = 0.0, []
     for j, (logits, state) in enumerate(says(module, seen, batch, loss.depth)):
       weights = _at(batch, counted(batch, j, loss.first))
       label = _at(batch, ahead(labels, 2 + j, length))
@@ -261,17 +261,17 @@ def make_loss(
         drafts.append((logits, judge, label, weights))
       else:
         each = objective(logits, judge, label, weights)
-        found += weights_of[j] * each
+        total += weights_of[j] * each
       if loss.feature_weight:
         nearby = ahead(seen.features, 1 + j, length)
         away = losses.smooth_l1(state, nearby, weights)
-        found += weights_of[j] * loss.feature_weight * away
+        total += weights_of[j] * loss.feature_weight * away
     if drafts:
       places = lambda xs: jnp.stack(xs, axis=2).reshape(
         -1, loss.depth, *xs[0].shape[2:]
       )
-      return found + of_draft(*map(places, zip(*drafts, strict=True)))
-    return found / weights_of.sum()
+      return total + of_draft(*map(places, zip(*drafts, strict=True)))
+    return total / weights_of.sum()
 
   return total
 
@@ -339,12 +339,12 @@ def everything(final: Array, output: Array, words: Words):
     return jax.nn.logsumexp(logits, axis=-1), jnp.argmax(logits, axis=-1)
 
   flat = final.reshape(-1, final.shape[-1])
-  found = jax.lax.map(some, flat, batch_size=min(_ROWS, len(flat)))
-  return tuple(x.reshape(final.shape[:-1]) for x in found)
+  both = jax.lax.map(some, flat, batch_size=min(_ROWS, len(flat)))
+  return tuple(x.reshape(final.shape[:-1]) for x in both)
 
 
 def _with_rest(logits: Array, everywhere: Array | None) -> Array:
-  """One logit more, of all tokens that the head cannot say together.
+  """Logits with one more, of all tokens outside the draft vocabulary.
 
   Args:
     logits: `f[B, T, W]`.

@@ -1,4 +1,4 @@
-"""Freed memory that is kept: a step on the CPU does not pay for it anew."""
+"""Keeps freed memory in the process, which makes steps on the CPU faster."""
 
 import ctypes
 
@@ -7,7 +7,7 @@ _SETTINGS = {-1: 2**31 - 1, -2: 2**28, -4: 0, -8: 1}
 
 
 def keep_freed() -> bool:
-  """Asks the GNU C library to keep what is freed, for the next who asks.
+  """Asks the GNU C library to keep freed memory for later allocations.
 
   XLA:CPU frees the temporaries of a step and asks for them again in the next.
   Blocks of that size the library gives back to the kernel, which fills every

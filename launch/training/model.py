@@ -1,4 +1,4 @@
-"""A transformer that is trained: from scratch, or as the draft of a target."""
+"""Training of a transformer, from scratch or as the draft of a target."""
 
 import dataclasses
 
@@ -22,7 +22,7 @@ from specjax.training import losses
 
 
 def task(config, texts, mesh: Mesh) -> Task:
-  """What a config like configs/train_embedded.py trains.
+  """The task of a config like configs/train_embedded.py.
 
   Args:
     config: the config.
@@ -51,8 +51,8 @@ def task(config, texts, mesh: Mesh) -> Task:
     tokenizers.save(tokenizer, trained.tokenizer_dir(str(folder)))
 
   def sampler():
-    found = samples.Sampler(student, tokenizer, tuple(config.sample_prompts))
-    return lambda params: found(params)
+    sampler = samples.Sampler(student, tokenizer, tuple(config.sample_prompts))
+    return lambda params: sampler(params)
 
   return Task(
     tokenizer=tokenizer,
@@ -146,13 +146,13 @@ def make_steps(
   if teacher is not None:
     teacher_definition, teacher_params = nnx.split(teacher)
   if config.contexts != "data":
-    own = config.contexts == "draft"
+    samples_itself = config.contexts == "draft"
     sample = contexts.completer(
-      student_model if own else as_language_model(teacher)[0],
+      student_model if samples_itself else as_language_model(teacher)[0],
       prompt_length=config.prompt_length,
     )
     complete = lambda params, frozen, batch, key: sample(
-      params if own else frozen, batch, key
+      params if samples_itself else frozen, batch, key
     )
 
   def logits(graphdef, params, batch):
@@ -183,15 +183,15 @@ def make_steps(
 
   def measure(params, teacher_params, batch):
     labels, weights = targets(batch)
-    found = logits(definition, params, batch)
+    student_logits = logits(definition, params, batch)
     total = jnp.sum(weights)
     sums = {
       "tokens": total,
-      "nats": total * losses.next_token(found, None, labels, weights),
+      "nats": total * losses.next_token(student_logits, None, labels, weights),
     }
     if teacher_definition is not None:
       taught = logits(teacher_definition, teacher_params, batch)
-      away = losses.total_variation(found, taught, labels, weights)
+      away = losses.total_variation(student_logits, taught, labels, weights)
       sums["accepted"] = total * (1 - away)
     return sums
 
@@ -211,17 +211,17 @@ def _first(config) -> Transformer:
   wanted = TransformerConfig(**config.model)
   if not config.init_from:
     return Transformer(wanted, rngs=nnx.Rngs(config.seed))
-  found = checkpoints.load_module(config.init_from)
-  if found.config != wanted:
+  module = checkpoints.load_module(config.init_from)
+  if module.config != wanted:
     raise ValueError(
       f"config.init_from ({config.init_from}) has another shape than "
-      f"config.model: {_differences(found.config, wanted)}"
+      f"config.model: {_differences(module.config, wanted)}"
     )
-  return found
+  return module
 
 
-def _differences(found: TransformerConfig, wanted: TransformerConfig) -> str:
-  pairs = dataclasses.asdict(found).items(), dataclasses.asdict(wanted).items()
+def _differences(given: TransformerConfig, wanted: TransformerConfig) -> str:
+  pairs = dataclasses.asdict(given).items(), dataclasses.asdict(wanted).items()
   return ", ".join(
     f"{name} is {a}, not {b}"
     for (name, a), (_, b) in zip(*pairs, strict=True)
@@ -239,17 +239,17 @@ def _teacher(config, tokenizer: Tokenizer) -> Transformer | None:
       f"config.teacher ({config.teacher}) has another tokenizer than "
       f"config.tokenizer ({config.tokenizer})"
     )
-  found = checkpoints.load_module(config.teacher)
-  if found.config.vocab_size != config.model.vocab_size:
+  module = checkpoints.load_module(config.teacher)
+  if module.config.vocab_size != config.model.vocab_size:
     raise ValueError(
       f"config.model.vocab_size ({config.model.vocab_size}) must be that of "
-      f"config.teacher ({found.config.vocab_size})"
+      f"config.teacher ({module.config.vocab_size})"
     )
-  return found
+  return module
 
 
 def _tokenizer(config, texts) -> Tokenizer:
-  """The one of the config, or one trained on `texts` if there is none.
+  """The config's tokenizer, or one trained on `texts` if it has none.
 
   Nothing is written: `Task.begin` does that, once all else is known to be
   right. Every process trains the same one for itself.
@@ -257,7 +257,7 @@ def _tokenizer(config, texts) -> Tokenizer:
   if config.teacher:
     checkpoints.load_tokenizer(config.teacher)  # or it says what is missing
   try:
-    found = tokenizers.load(config.tokenizer)
+    tokenizer = tokenizers.load(config.tokenizer)
   except FileNotFoundError:
     if config.teacher:
       raise ValueError(
@@ -266,13 +266,13 @@ def _tokenizer(config, texts) -> Tokenizer:
         f"{config.teacher}"
       ) from None
     results.check_folder("config.tokenizer", config.tokenizer)
-    found = tokenizers.train(
+    tokenizer = tokenizers.train(
       map(data.text_of, texts), vocab_size=config.model.vocab_size
     )
   processes.gather(None)  # all have looked, and the chief may write one
-  if found.vocab_size > config.model.vocab_size:
+  if tokenizer.vocab_size > config.model.vocab_size:
     raise ValueError(
       f"config.model.vocab_size ({config.model.vocab_size}) is less than the "
-      f"{found.vocab_size} tokens of config.tokenizer ({config.tokenizer})"
+      f"{tokenizer.vocab_size} tokens of config.tokenizer ({config.tokenizer})"
     )
-  return found
+  return tokenizer

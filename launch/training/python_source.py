@@ -1,4 +1,4 @@
-"""`python_source`: the Python files of this machine, as a TFDS dataset.
+"""`python_source`, a TFDS dataset of the Python files of this machine.
 
 It is prepared without TensorFlow or network; `launch.training.corpus` says
 which files it holds, and which split a file is in. Another machine, Python or
@@ -100,6 +100,6 @@ def prepare(data_dir: str | pathlib.Path) -> Builder:
 
 
 def default_dir() -> pathlib.Path:
-  """Where datasets of this user are, `$XDG_DATA_HOME/specjax`."""
+  """The folder of this user's datasets, `$XDG_DATA_HOME/specjax`."""
   home = os.environ.get("XDG_DATA_HOME") or pathlib.Path.home() / ".local/share"
   return pathlib.Path(home) / "specjax"

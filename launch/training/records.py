@@ -1,4 +1,4 @@
-"""What a training run writes: metrics, samples, and TensorBoard's files."""
+"""Logs of a training run: metrics, samples, and TensorBoard's files."""
 
 import json
 import pathlib

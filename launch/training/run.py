@@ -1,4 +1,4 @@
-"""One training run: what a folder and a config decide, killed or not."""
+"""A training run, which goes on after a stop from its folder and config."""
 
 import itertools
 import pathlib
@@ -29,7 +29,7 @@ from launch.training.records import say
 
 
 class Run:
-  """One training run: everything that a folder and a config decide.
+  """A training run, decided by a folder and a config.
 
   Args:
     config: see configs/train_embedded.py and configs/train_head.py.
@@ -71,7 +71,7 @@ class Run:
         )
 
   def _batches(self, split: str, texts, seed: int | None):
-    """Of the text, or of what was made of it before."""
+    """Batches of a split's text, or of its stored features."""
     if self.task.batches is not None:
       return self.task.batches(split, seed=seed)
     config = self.config
@@ -181,25 +181,25 @@ class Run:
     return self.task.step_flops
 
   def progress(self, done: int, loss: float, clock: records.Clock) -> dict:
-    """What is logged of training; no rate before a second step."""
+    """The metrics of a step; no rate before a second step."""
     config = self.config
     _, schedule = step.make_optimizer(config)
-    found = {
+    metrics = {
       f"{config.objective}_loss": loss,
       "learning_rate": float(schedule(done - 1)),
     }
     rate = clock.steps_per_second(done)
     if rate is not None:
       peak, origin = flops.peak_flops()
-      found |= {
+      metrics |= {
         "tokens_per_second": rate * config.batch_size * config.sequence_length,
         "mfu": rate * self.step_flops() / peak,
         "peak_flops": origin,
       }
-    return found
+    return metrics
 
   def validate(self, params: nnx.State) -> dict[str, float]:
-    """What the task measures on the validation text."""
+    """The task's metrics on the validation text."""
     sums: dict[str, float] = {}
     for batch in self.validation:
       placed = step.place_batch(batch, self.mesh)
@@ -208,12 +208,12 @@ class Run:
     return self.task.report(sums, self.validation)
 
   def export(self, module: nnx.Module, directory: str) -> None:
-    """Writes what was trained in its published format."""
+    """Writes the trained module in its published format."""
     self.task.export(module, directory)
 
 
 def due(every: int, done: int, *, last: bool) -> bool:
-  """Whether it is time, after `done` steps; 0 for never."""
+  """True if an action of every `every` steps is due; 0 is never."""
   return every > 0 and (last or done % every == 0)
 
 
@@ -244,12 +244,12 @@ class Stop:
 
 def _first_batches(batches, limit: int) -> list[dict[str, np.ndarray]]:
   """At most `limit` batches (0: all), as many on every process."""
-  found = list(itertools.islice(batches, limit or None))
-  return found[: min(processes.gather(len(found)))]
+  first = list(itertools.islice(batches, limit or None))
+  return first[: min(processes.gather(len(first)))]
 
 
 def quiet() -> None:
-  """What a process that trains sets first: few log lines, memory kept."""
+  """Set-up of a training process: fewer log lines, and freed memory kept."""
   if not flags.FLAGS["verbosity"].present:
     logging.set_verbosity(logging.WARNING)  # Orbax tells every rename
   memory.keep_freed()

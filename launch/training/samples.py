@@ -1,4 +1,4 @@
-"""What the weights of the moment complete, greedily."""
+"""Greedy completions during training, by the present weights."""
 
 from collections.abc import Iterator
 
@@ -64,7 +64,7 @@ class Sampler:
 
   def __call__(self, params) -> Iterator[tuple[str, str]]:
     """Prompts and their completions by these parameters."""
-    found = jax.device_get(self._generate(params))
+    state = jax.device_get(self._generate(params))
     for row, ids in enumerate(self._ids):
-      new = found.tokens[row, len(ids) : found.length[row]]
+      new = state.tokens[row, len(ids) : state.length[row]]
       yield self._texts[row], self._tokenizer.decode(new, after=ids)

@@ -100,7 +100,7 @@ class Checkpoints:
       self._check_processes(step)
       try:
         check_sound(self._folder / str(step))
-        found = self._manager.restore(
+        restored = self._manager.restore(
           step,
           args=ocp.args.Composite(
             state=ocp.args.StandardRestore(abstract),
@@ -118,7 +118,7 @@ class Checkpoints:
         self._put_aside(other)
       if broken:
         logging.warning("going back to the checkpoint of step %d", step)
-      return step, found.state
+      return step, restored.state
     if broken:
       raise ValueError(
         f"none of the checkpoints in {self._folder} can be read (of steps "
@@ -149,7 +149,7 @@ class Checkpoints:
     self._manager.reload()
 
   def preempted(self, step: int) -> bool:
-    """Whether the machines were told to go, agreed among all processes."""
+    """True if preemption was announced, agreed among all processes."""
     return jax.process_count() > 1 and self._manager.reached_preemption(step)
 
   def __enter__(self):
@@ -211,7 +211,7 @@ def _full_disk(error: BaseException | None) -> int | None:
 
 
 class _Quiet(logging.logging.Filter):
-  """While entered, Orbax's threads do not tell of a full disk: `save` raises.
+  """Silences Orbax's threads on a full disk while entered: `save` raises.
 
   Each of them logs it with its traceback, and tensorstore then calls loops that
   are closed.
@@ -227,7 +227,7 @@ class _Quiet(logging.logging.Filter):
     logging.get_absl_logger().removeFilter(self)
 
   def filter(self, record) -> bool:
-    """Whether to log."""
+    """True unless the record tells of a full disk."""
     raised = record.exc_info[1] if record.exc_info else None
     told = Exception(record.getMessage())
     return not (_full_disk(told) or _full_disk(raised))

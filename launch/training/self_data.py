@@ -44,8 +44,8 @@ def before_the_user(
   text = chat.render(tokenizer, messages, add_generation_prompt=False)
   if system not in text:
     raise ValueError("the chat template has no place for what the system says")
-  before, found, _ = text.partition(_MARK)
-  if not found or not before:
+  before, mark, _ = text.partition(_MARK)
+  if not mark or not before:
     raise ValueError(
       "the chat template puts nothing before what a user says: a model cannot "
       "be asked to say it"
@@ -55,7 +55,7 @@ def before_the_user(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Maker:
-  """What makes conversations: it says what a model is asked for each.
+  """Makes conversations, by jobs that ask a model for each turn.
 
   Attributes:
     tokenizer: with a chat template.
@@ -91,7 +91,7 @@ class Maker:
 
   @functools.cached_property
   def begins(self) -> list[tuple[int, ...]]:
-    """What stands before a user's turn, for each of `systems`."""
+    """The tokens before a user's turn, for each of `systems`."""
     return [before_the_user(self.tokenizer, text) for text in self.systems]
 
   @functools.cached_property
@@ -182,7 +182,7 @@ def sifted(
   conversations: Iterable[Mapping[str, Any]],
   is_tested: Callable[[Sequence[Mapping[str, str]]], bool],
 ) -> tuple[list[Mapping[str, Any]], dict[str, int]]:
-  """What is kept of conversations, in their order.
+  """Filters conversations, and counts those dropped and kept.
 
   Args:
     conversations: from `converse`.
@@ -217,7 +217,7 @@ def sifted(
 def overlap(
   tests: Iterable[str], *, ngram: int = 13
 ) -> Callable[[Sequence[Mapping[str, str]]], bool]:
-  """What tells whether conversations have something of a test's texts.
+  """A test for conversations that contain parts of a test set's texts.
 
   Args:
     tests: the texts.
@@ -231,18 +231,18 @@ def overlap(
   runs: dict[int, set[tuple[str, ...]]] = {}
   whole = set()
   for text in tests:
-    found = words(text)
-    whole.add(tuple(found))
-    if len(found) < _LEAST:
+    said = words(text)
+    whole.add(tuple(said))
+    if len(said) < _LEAST:
       continue
-    size = min(ngram, len(found))
-    runs.setdefault(size, set()).update(_runs(found, size))
+    size = min(ngram, len(said))
+    runs.setdefault(size, set()).update(_runs(said, size))
 
   def is_tested(messages: Sequence[Mapping[str, str]]) -> bool:
     for message in messages:
-      found = words(message["content"])
-      if tuple(found) in whole or any(
-        not some.isdisjoint(_runs(found, size)) for size, some in runs.items()
+      said = words(message["content"])
+      if tuple(said) in whole or any(
+        not some.isdisjoint(_runs(said, size)) for size, some in runs.items()
       ):
         return True
     return False
@@ -255,5 +255,7 @@ def words(text: str) -> list[str]:
   return _WORD.findall(text.lower())
 
 
-def _runs(found: Sequence[str], size: int) -> Iterable[tuple[str, ...]]:
-  return (tuple(found[i : i + size]) for i in range(len(found) - size + 1))
+def _runs(sequence: Sequence[str], size: int) -> Iterable[tuple[str, ...]]:
+  return (
+    tuple(sequence[i : i + size]) for i in range(len(sequence) - size + 1)
+  )

@@ -1,4 +1,4 @@
-"""The config of a training run, kept in its folder: what may change, what not.
+"""The config of a training run in its folder, and the fields that may change.
 
 WORKDIR/config.json is what a run was last asked for. With it `--workdir` alone
 goes on, and a folder is not taken for that of another run: what decides the
@@ -33,7 +33,7 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 
 def read(workdir: str) -> ml_collections.ConfigDict:
-  """What the run in a folder was asked for.
+  """The config of the run in a folder.
 
   Raises:
     ValueError: if there is no run, or its file is damaged.

@@ -174,10 +174,10 @@ def jitted(
 
   @functools.partial(jax.jit, donate_argnums=0, out_shardings=(layout, None))
   def update(state, frozen, batch, next_key):
-    found, grads = jax.value_and_grad(loss)(state.params, frozen, batch)
+    value, grads = jax.value_and_grad(loss)(state.params, frozen, batch)
     updates, opt = optimizer.update(grads, state.optimizer, state.params)
     params = optax.apply_updates(state.params, updates)
-    return TrainState(params=params, optimizer=opt, key=next_key), found
+    return TrainState(params=params, optimizer=opt, key=next_key), value
 
   def train(state, batch):
     next_key, here = jax.random.split(jax.random.wrap_key_data(state.key))

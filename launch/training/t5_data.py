@@ -44,7 +44,7 @@ def pairs(config: ml_collections.ConfigDict, split: str) -> Sequence[Pair]:
   if config.answers and split == "train":
     done = jsonl.objects(config.answers)
     answers = {json.dumps(r.get("id")): r.get("completion") for _, r in done}
-  found = []
+  texts = []
   for number, record in jsonl.objects(name):
     output = record.get("output")
     if answers:
@@ -56,10 +56,10 @@ def pairs(config: ml_collections.ConfigDict, split: str) -> Sequence[Pair]:
       raise ValueError(
         f'{name}:{number}: expected {{"input": "...", "output": "..."}}'
       )
-    found.append((record["input"], output))
-  if not found:
+    texts.append((record["input"], output))
+  if not texts:
     raise ValueError(f"no pairs in {name}")
-  return found
+  return texts
 
 
 def _of_tfds(config, name: str, split: str) -> Sequence[Pair]:
@@ -94,7 +94,7 @@ class _Both(Sequence):
 def tokenizer_of(
   config: ml_collections.ConfigDict, texts: Sequence[Pair]
 ) -> Tokenizer:
-  """The one of the config, or one trained on some pairs if there is none.
+  """The config's tokenizer, or one trained on some pairs if it has none.
 
   Raises:
     ValueError: if it has more tokens than the model, or does not end what it
@@ -107,21 +107,26 @@ def tokenizer_of(
       yield from texts[index]
 
   try:
-    found = tokenizers.load(config.tokenizer)
+    tokenizer = tokenizers.load(config.tokenizer)
   except FileNotFoundError:
     results.check_folder("config.tokenizer", config.tokenizer)
-    found = tokenizers.train_encoder(some(), vocab_size=config.model.vocab_size)
-  if found.vocab_size > config.model.vocab_size:
+    tokenizer = tokenizers.train_encoder(
+      some(), vocab_size=config.model.vocab_size
+    )
+  if tokenizer.vocab_size > config.model.vocab_size:
     raise ValueError(
       f"config.model.vocab_size ({config.model.vocab_size}) is less than the "
-      f"{found.vocab_size} tokens of config.tokenizer ({config.tokenizer})"
+      f"{tokenizer.vocab_size} tokens of config.tokenizer ({config.tokenizer})"
     )
-  if found.eos_token_id is None or found.encode("a")[-1] != found.eos_token_id:
+  if (
+    tokenizer.eos_token_id is None
+    or tokenizer.encode("a")[-1] != tokenizer.eos_token_id
+  ):
     raise ValueError(
       f"the tokenizer in {config.tokenizer} must end what it encodes with its "
       "end-of-text token, as T5's does"
     )
-  return found
+  return tokenizer
 
 
 def batches(

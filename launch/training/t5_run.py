@@ -27,12 +27,12 @@ KINDS = ("t5", "t5_block")
 
 
 def is_of(config: ml_collections.ConfigDict) -> bool:
-  """Whether a config is of an encoder-decoder."""
+  """True for the config of an encoder-decoder."""
   return config.get("kind") in KINDS
 
 
 class Run:
-  """One run: everything that a folder and a config decide.
+  """A training run, decided by a folder and a config.
 
   Args:
     config: see configs/train_t5.py.
@@ -116,12 +116,12 @@ class Run:
           clock = records.Clock(done)
         last = done == config.num_steps
         if due(config.log_every, done, last=last):
-          found = {
+          metrics = {
             "loss": float(loss), "learning_rate": float(schedule(done - 1))
           }  # fmt: skip
           rate = clock.steps_per_second(done)
           written.metrics(
-            done, found | ({"steps_per_second": rate} if rate else {})
+            done, metrics | ({"steps_per_second": rate} if rate else {})
           )
         if due(config.validate_every, done, last=last):
           written.metrics(done, self.validate(state.params))
@@ -135,11 +135,11 @@ class Run:
 
   def validate(self, params: nnx.State) -> dict[str, float]:
     """Nats a token of the validation pairs."""
-    found = [
+    sums = [
       jax.device_get(self.steps.validate(params, batch))
       for batch in self.validation
     ]
-    nats, tokens = np.sum(found, axis=0)
+    nats, tokens = np.sum(sums, axis=0)
     return {"validation_nats_per_token": float(nats / tokens)}
 
   def export(self, module: T5 | BlockDrafter, directory: str) -> None:

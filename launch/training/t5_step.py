@@ -1,4 +1,4 @@
-"""What T5s and block drafters learn: losses, and the jitted steps.
+"""Losses and jitted steps for training T5s and block drafters.
 
 A T5 learns the next token of the answer. SpecDec's drafter (Xia et al.,
 Findings of EMNLP 2023) learns to say k tokens at once: the answer is cut at a
@@ -50,15 +50,15 @@ class TrainState:
 
 
 def inputs_of(batch: dict[str, Array]) -> Inputs:
-  """What the encoder reads of a batch."""
+  """The encoder's inputs in a batch."""
   return Inputs(tokens=batch["inputs"], lengths=batch["input_lengths"])
 
 
 def cross_entropy(logits: Array, targets: Array, smoothing: float) -> Array:
   """Nats of each target, with label smoothing over the vocabulary."""
   law = jax.nn.log_softmax(logits)
-  own = jnp.take_along_axis(law, targets[..., None], axis=-1)[..., 0]
-  return -((1 - smoothing) * own + smoothing * law.mean(-1))
+  chosen = jnp.take_along_axis(law, targets[..., None], axis=-1)[..., 0]
+  return -((1 - smoothing) * chosen + smoothing * law.mean(-1))
 
 
 def next_token(
@@ -96,20 +96,22 @@ def block(
   share = jax.random.uniform(cut_key, (rows,))
   known = 1 + jnp.floor(share * jnp.maximum(lengths - 1, 1)).astype(jnp.int32)
   ahead = known[:, None] + jnp.arange(count)
-  there = ahead < lengths[:, None]
+  inside = ahead < lengths[:, None]
   place = jnp.minimum(ahead, tokens.shape[1] - 1)
   targets = jnp.take_along_axis(tokens, place, axis=1)
   memory = module.encode(inputs_of(batch))
   say = functools.partial(module, tokens, known, memory)
   said = jax.lax.stop_gradient(say())
-  wrong = there & (jnp.argmax(said, axis=-1) != targets)
+  wrong = inside & (jnp.argmax(said, axis=-1) != targets)
   told = jnp.round(glance * wrong.sum(-1)).astype(jnp.int32)
-  order = jax.random.uniform(show_key, there.shape)
-  order = jnp.where(there, order, 2.0)  # any token may be revealed, none beyond
+  order = jax.random.uniform(show_key, inside.shape)
+  order = jnp.where(
+    inside, order, 2.0
+  )  # any token may be revealed, none beyond
   rank = jnp.argsort(jnp.argsort(order, axis=1), axis=1)
-  shown = (rank < told[:, None]) & there
+  shown = (rank < told[:, None]) & inside
   nats = cross_entropy(say(revealed=targets, shown=shown), targets, smoothing)
-  counted = there & ~shown
+  counted = inside & ~shown
   return jnp.sum(jnp.where(counted, nats, 0)), jnp.sum(counted)
 
 

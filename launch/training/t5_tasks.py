@@ -1,4 +1,4 @@
-"""Tasks from text to text whose data a machine makes: inputs and answers.
+"""Generated text-to-text tasks for training encoder-decoders.
 
   number: 4217            four thousand two hundred seventeen
   words: four thousand    4000
@@ -142,15 +142,15 @@ TASKS = (*_MADE, "signature")
 
 def split_of(about: str) -> str:
   """The split of what a pair is about: 2 in 100 each are held out."""
-  found = hashlib.sha256(about.encode()).digest()[0] * 100 // 256
+  percent = hashlib.sha256(about.encode()).digest()[0] * 100 // 256
   return {0: "validation", 1: "validation", 2: "test", 3: "test"}.get(
-    found, "train"
+    percent, "train"
   )
 
 
 def signatures(split: str) -> list[Pair]:
-  """Those of Python's own functions, one for each input, in a fixed order."""
-  found: dict[str, str] = {}
+  """Signature pairs of Python's functions, one an input, in a fixed order."""
+  by_name: dict[str, str] = {}
   for file in corpus.python_files(split=split):
     try:
       tree = ast.parse(file.text)
@@ -158,8 +158,8 @@ def signatures(split: str) -> list[Pair]:
       continue
     for node in ast.walk(tree):
       if isinstance(node, ast.FunctionDef) and (pair := _signature(node)):
-        found.setdefault(*pair)
-  return sorted(found.items())
+        by_name.setdefault(*pair)
+  return sorted(by_name.items())
 
 
 def _signature(node: ast.FunctionDef) -> Pair | None:
@@ -206,7 +206,7 @@ def pairs(
 
 
 def _unseen(make, rng: random.Random, split: str, seen: set[str]) -> Pair:
-  """One of the split that was not drawn before; ValueError if none is found."""
+  """A new pair of the split; ValueError if none is found."""
   for _ in range(100_000):
     about, pair = make(rng)
     if split_of(about) == split and pair[0] not in seen:

@@ -1,4 +1,4 @@
-"""What a run trains, as the loop that trains it sees it."""
+"""`Task`: the interface between the training loop and what it trains."""
 
 import dataclasses
 import pathlib
@@ -13,13 +13,13 @@ from models.tokenizers import Tokenizer
 
 
 def _no_samples() -> Callable[[nnx.State], Iterable[tuple[str, str]]]:
-  """Of what says nothing by itself."""
+  """No samples, of modules that complete no text by themselves."""
   return lambda params: ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-  """What is trained.
+  """Functions and modules that define a training task.
 
   Attributes:
     tokenizer: of the text.

@@ -1,4 +1,4 @@
-"""Which tokens a head can say: the most frequent ones of a text.
+"""Draft vocabularies: the most frequent tokens of a text.
 
 EAGLE-3 counts those of its training data; most of a large vocabulary is never
 drafted, and its part of the output projection would be most of a head's cost.
@@ -56,7 +56,7 @@ def write(folder: pathlib.Path, ids: np.ndarray) -> None:
 
 
 def read(folder: pathlib.Path) -> np.ndarray | None:
-  """What WORKDIR notes; None if there is nothing.
+  """The draft vocabulary noted in WORKDIR; None if there is none.
 
   Raises:
     ValueError: if the file is damaged.
@@ -65,7 +65,7 @@ def read(folder: pathlib.Path) -> np.ndarray | None:
   if not path.is_file():
     return None
   try:
-    found = json.loads(path.read_bytes())["token_ids"]
-    return np.array(found, np.int32)
+    ids = json.loads(path.read_bytes())["token_ids"]
+    return np.array(ids, np.int32)
   except (ValueError, KeyError, TypeError) as error:
     raise ValueError(f"{path} is not a draft vocabulary: {error}") from None

@@ -1,1 +1,1 @@
-"""Checkpoints of others, and ours: names of tensors, configurations, files."""
+"""Readers and writers of checkpoints: Hugging Face, GGUF, heads, own runs."""

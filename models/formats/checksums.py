@@ -1,4 +1,4 @@
-"""Checksums of a folder's files, written with it and checked before it is used.
+"""Checksums of a folder's files, written with it and checked before use.
 
 A file `checksums.json` in the folder has the SHA-256 of every other. What was
 saved before there were checksums has none, and is taken as it is.

@@ -81,7 +81,7 @@ _ONLY = {
 
 
 def is_one(config: Mapping[str, Any]) -> bool:
-  """Whether a configuration is of either format."""
+  """True if a configuration is of either format."""
   return (
     "dflash_config" in config
     or config.get("speculators_model_type") == "dflash"
@@ -89,7 +89,7 @@ def is_one(config: Mapping[str, Any]) -> bool:
 
 
 def shape(config: Mapping[str, Any], target: Target) -> HeadShape:
-  """What a configuration says of a head.
+  """Shapes of the head that a configuration describes.
 
   Args:
     config: what `config.json` holds.

@@ -102,7 +102,7 @@ def shape(
   *,
   generation: int | None = None,
 ) -> HeadShape:
-  """What a configuration says of an EAGLE head.
+  """Shapes of the EAGLE head that a configuration describes.
 
   Args:
     config: what `config.json` holds.
@@ -200,7 +200,7 @@ def _flat(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _layer_json(config: Mapping[str, Any]) -> Mapping[str, Any]:
-  """Where the settings of the head's layer are."""
+  """The settings of the head's layer, nested or not."""
   if config.get("speculators_model_type") is None:
     return config
   nested = config.get("transformer_layer_config")
@@ -250,7 +250,7 @@ def _layer(
 def _family(
   settings: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> str | None:
-  """Whose layer it is: Qwen's have what Llama's have not."""
+  """The family of a head's layer, by tensors that Llama's do not have."""
   named = settings.get("model_type")
   if named == "qwen2" and "layers.0.self_attn.q_proj.bias" not in tensors:
     return "llama"
@@ -366,7 +366,7 @@ def _third(
 
 
 def _eagle_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-  """What NVIDIA, SpecForge and vLLM nest, if it is known."""
+  """The checked `eagle_config` that NVIDIA, SpecForge and vLLM nest."""
   nested = config.get("eagle_config") or {}
   if not isinstance(nested, Mapping):
     raise ValueError("eagle_config must be an object")

@@ -205,7 +205,7 @@ def _settings(header: Header, arch: str) -> dict[str, Any]:
 
 
 def _how(arch: str) -> Gguf:
-  """How files of an architecture are read."""
+  """The GGUF description of an architecture."""
   found = _FAMILIES[arch].gguf
   assert found is not None
   return found
@@ -214,7 +214,7 @@ def _how(arch: str) -> Gguf:
 def _rotation(
   header: Header, arch: str, config: TransformerConfig
 ) -> dict[str, Any]:
-  """What files say of rotary embeddings in a way of their own."""
+  """Rotary settings, which GGUF files express in their own way."""
   own = lambda key: header.metadata.get(f"{arch}.{key}", config.head_dim)
   if own("attention.value_length") != config.head_dim:
     raise ValueError(

@@ -1,4 +1,4 @@
-"""What is in a GGUF file: metadata, and tensors that are read in parts.
+"""GGUF files: their metadata, and their tensors, which are read in parts.
 
 GGUF is llama.cpp's format: a header of keys and values, then of the tensors'
 names, shapes, types and places, then their data, most of it quantised in blocks
@@ -39,7 +39,7 @@ _FIXED = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Entry:
-  """Where a tensor lies.
+  """Type, shape and place of a tensor in a file.
 
   Attributes:
     kind: its type.
@@ -56,7 +56,7 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Header:
-  """What a file says before its data.
+  """Header of a file: everything before its data.
 
   Attributes:
     path: of the file.
@@ -118,7 +118,7 @@ def _read_header(path: pathlib.Path, size: int, time: int) -> Header:
 
 
 def _preamble(data: memoryview) -> tuple[int, int]:
-  """How many tensors and values there are."""
+  """Numbers of tensors and of metadata values."""
   if data[:4] != b"GGUF":
     raise ValueError("it does not begin with the letters GGUF")
   version, num_tensors, num_values = struct.unpack_from("<IQQ", data, 4)

@@ -129,7 +129,7 @@ def _tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
 
 
 def _supposed_kinds(metadata, tokens: Sequence[str]) -> np.ndarray:
-  """What tokens are for by their names, and by who is named in the metadata."""
+  """Token types guessed from names and from the metadata's special ids."""
   kinds = np.full(len(tokens), _KIND.NORMAL)
   kinds[[i for i, token in enumerate(tokens) if is_structure(token)]] = (
     _KIND.CONTROL

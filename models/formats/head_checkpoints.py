@@ -1,8 +1,8 @@
-"""Draft heads as they are published: which they are, and their parameters.
+"""Reads draft heads as they are published, in any of their formats.
 
 A directory with a `config.json` and tensors tells by itself what it is: an
 EAGLE head of any generation (`eagle_format`), Medusa's or blockwise ones
-(`medusa_format`), or DFlash's blocks (`parallel_format`).
+(`medusa_format`), or DFlash's blocks (`dflash_format`).
 
 The formats differ in how layers are numbered whose features are read, in where
 draft tokens' ids are offsets, and in switches; here they become one form. What
@@ -37,10 +37,10 @@ __all__ = ["Head", "Target", "describe", "is_head", "load", "shape"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Head:
-  """A head that is loaded.
+  """A loaded head.
 
   Attributes:
-    shape: what it is, and what it reads of the target.
+    shape: its kind and shapes, and the features that it reads.
     module: its network.
     sharding: its rules on a mesh; None on one device.
   """
@@ -56,7 +56,7 @@ class Head:
 
   @property
   def features(self):
-    """What it reads of the target (`models.networks.transformer.Features`)."""
+    """Its features (`models.networks.transformer.Features`) of the target."""
     return self.shape.features
 
   def functions(self) -> tuple[Any, Any]:
@@ -65,7 +65,7 @@ class Head:
 
 
 def is_head(directory: str) -> bool:
-  """Whether a directory holds a head, and not a model of its own."""
+  """True if a directory holds a head, and not a model of its own."""
   path = pathlib.Path(directory)
   for ending in ("pt", "safetensors"):
     if (path / f"medusa_lm_head.{ending}").is_file():
@@ -94,7 +94,7 @@ def shape(
   *,
   kind: str | None = None,
 ) -> HeadShape:
-  """What a head is.
+  """Kind and shapes of a head, from its configuration.
 
   Args:
     config: what its `config.json` holds.
@@ -123,7 +123,7 @@ def shape(
 
 
 def describe(directory: str, target: Target) -> HeadShape:
-  """What the head in a directory is; none of its numbers is read.
+  """Kind and shapes of the head in a directory; its weights are not read.
 
   Raises:
     FileNotFoundError, ValueError: as `load`.
@@ -180,7 +180,7 @@ def load(
 def _opened(
   path: pathlib.Path, target: Target, stack: contextlib.ExitStack
 ) -> tuple[HeadShape, Mapping[str, Any], Mapping[str, Tensor]]:
-  """What a directory holds, its configuration, and its tensors."""
+  """A directory's head, its configuration, and its tensors."""
   tensors = head_files.normal_names(head_files.open_tensors(path, stack))
   file = path / "config.json"
   config = json_files.read_object(file) if file.is_file() else {}
@@ -190,7 +190,7 @@ def _opened(
 
 @contextlib.contextmanager
 def _said_of(path: pathlib.Path):
-  """Errors say which head they are about."""
+  """Names the head in errors."""
   try:
     yield
   except CheckpointError as error:
@@ -202,7 +202,7 @@ def _said_of(path: pathlib.Path):
 
 
 def _says_head(config: Mapping[str, Any]) -> bool:
-  """Whether a configuration is a head's by its own words."""
+  """True if a configuration says that it is a head's."""
   names = config.get("architectures")
   names = names if isinstance(names, list) else []
   return (

@@ -1,4 +1,4 @@
-"""Tensors of published heads: which files hold them, and under which names.
+"""Tensors of published heads: their files, and one name for each.
 
 Projects call the same tensor by different names, and save it as safetensors or
 as torch does. Here they get one name each, and fill a network's parameters.
@@ -97,7 +97,7 @@ def _repeated(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Place:
-  """Where the parameters of a head lie.
+  """Mesh and sharding of a head's parameters.
 
   Attributes:
     mesh: all devices, over all processes.
@@ -251,7 +251,7 @@ def _part(tensor: Tensor, dtype, index: tuple[slice, ...]) -> np.ndarray:
 
 
 def refuse_rest(path, tensors: Mapping[str, Tensor], used: set[str]) -> None:
-  """Raises CheckpointError for tensors that nobody read."""
+  """Raises CheckpointError for tensors that were not read."""
   rest = sorted(tensors[name].name for name in set(tensors) - used)
   if rest:
     raise CheckpointError(f"unexpected tensors in {path}: {', '.join(rest)}")

@@ -1,4 +1,4 @@
-"""Writes heads as they are published, for this project and others to read.
+"""Writes heads in published formats, for this and other projects to read.
 
 EAGLE-1 and 3 as their authors do (EAGLE-3 with the list of its layers; with
 switches, windows or several layers as `speculators` does), Medusa's as vLLM
@@ -105,7 +105,7 @@ def check(config: HeadConfig) -> None:
 
 
 def _own(module: HeadModule, target: Target | None) -> dict[str, np.ndarray]:
-  """What a head has of its own where others have their target's arrays."""
+  """Arrays of a head that could be its target's and differ from them."""
   if target is None:
     return {}
   lent = {"embed.embedding": ("embed_tokens.weight", target.embedding)}
@@ -236,7 +236,7 @@ def _eagle(
 def _speculators(
   kind: str, architecture: str, drafted: int, verifier: str | None
 ) -> dict[str, Any]:
-  """What every configuration of `speculators` has; servers want all of it."""
+  """Settings of every `speculators` configuration; servers need them all."""
   if not verifier:
     raise ValueError(
       "this head is saved in speculators' form, which says where its target "
@@ -338,7 +338,7 @@ def _qwen3_json(layers: TransformerConfig, dtype: str) -> dict[str, Any]:
 
 
 def _slides(layer: TransformerConfig) -> bool:
-  """Whether a layer attends to a window alone."""
+  """True if a layer has a sliding window."""
   return any(layer.windows or ())
 
 
@@ -412,7 +412,7 @@ def _blockwise(module: Blockwise):
 
 
 def parameters(module: nnx.Module) -> dict[str, np.ndarray]:
-  """By their names with dots."""
+  """A module's parameters by dotted names."""
   return {
     ".".join(map(str, path)): np.asarray(variable[...])
     for path, variable in nnx.to_flat_state(nnx.state(module, nnx.Param))

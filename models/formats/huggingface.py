@@ -126,7 +126,7 @@ def read_config(directory: str) -> TransformerConfig | T5Config:
 
 
 def translate(settings: Mapping[str, Any]) -> TransformerConfig | T5Config:
-  """What a `config.json` says; ValueError for what is not supported."""
+  """The configuration in a `config.json`; ValueError if not supported."""
   if settings.get("model_type") == "t5":
     return t5_config.config_from_json(settings)
   return config_from_json(settings)
@@ -422,7 +422,7 @@ def _save(
 
 
 def _holds(path: pathlib.Path, tokenizer: tokenizers.Tokenizer) -> bool:
-  """Whether a directory holds this very tokenizer."""
+  """True if a directory holds the same tokenizer."""
   try:
     found = tokenizers.load(path)
   except (FileNotFoundError, ValueError):

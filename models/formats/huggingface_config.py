@@ -1,4 +1,4 @@
-"""What `config.json` says, as a `TransformerConfig`, and back for Llama.
+"""Translates `config.json` to a `TransformerConfig`, and Llama's back.
 
 What it means for each family is in `models.formats.families`. Whatever would
 change the logits and is not understood is an error; so is a key that is neither
@@ -83,7 +83,7 @@ def config_from_json(
     config: of a model of one of `models.formats.families`, as transformers 4 or
       5 write it. A key that is left out has the value that transformers gives
       it; the model's sizes must be there.
-    strict: whether keys that nobody reads are an error. (Those of heads have
+    strict: whether keys that are not read are an error. (Those of heads have
       many of their own.)
 
   Returns:
@@ -121,7 +121,7 @@ def config_from_json(
 
 
 def _is_read(quantised: Any, family: Family) -> bool:
-  """Whether a family's quantised tensors are read, all but named modules'."""
+  """True if the family's tensors in this quantisation can be read."""
   known = {"quant_method", "modules_to_not_convert", "dequantize"}
   return (
     isinstance(quantised, Mapping)

@@ -1,4 +1,4 @@
-"""JSON files of checkpoints, which hold an object or are an error."""
+"""JSON files of checkpoints, which must hold an object."""
 
 import json
 import pathlib
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def read_object(path: pathlib.Path) -> Mapping[str, Any]:
-  """What a file holds.
+  """The object in a file.
 
   Raises:
     FileNotFoundError: if it is not there.

@@ -1,4 +1,4 @@
-"""Heads of one hidden state: Medusa's as published, and blockwise ones as ours.
+"""Medusa's heads as they are published, and blockwise heads in our own form.
 
 Medusa's are read as its authors (`medusa_lm_head.pt`) and as vLLM name their
 tensors. Of blockwise parallel decoding (Stern et al., 2018) nothing was
@@ -31,7 +31,7 @@ def shape(
   target: Target,
   tensors: Mapping[str, Tensor] | None,
 ) -> HeadShape:
-  """What configuration and tensors say of Medusa's heads.
+  """Shapes of Medusa's heads, from configuration and tensors.
 
   Args:
     config: what `config.json` holds.
@@ -80,7 +80,7 @@ def shape(
 
 
 def blockwise_shape(config: Mapping[str, Any], target: Target) -> HeadShape:
-  """What a configuration says of blockwise heads; raises as `shape`."""
+  """Shapes of blockwise heads; raises as `shape`."""
   if unknown := sorted(set(config) - {*_OF_BLOCKWISE, *_ALSO}):
     raise ValueError(f"settings that are not known: {', '.join(unknown)}")
   for name in _OF_BLOCKWISE:

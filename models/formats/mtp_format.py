@@ -95,7 +95,7 @@ def load(
 def _opened(
   path: pathlib.Path, stack: contextlib.ExitStack
 ) -> tuple[HeadShape, Source]:
-  """What the head is, and its tensors, by names without their prefix."""
+  """Shapes of the head, and its tensors, by names without their prefix."""
   settings = of_text(json_files.read_object(path / "config.json"))
   family = settings.get("model_type")
   if family not in FAMILIES:

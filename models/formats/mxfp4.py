@@ -1,4 +1,4 @@
-"""MXFP4: numbers of four bits, in blocks of 32 that share a power of two.
+"""Dequantises MXFP4: four-bit numbers in blocks of 32 with a shared exponent.
 
 OCP's microscaling formats (2023), as gpt-oss is released: a byte of
 `NAME_blocks` holds two numbers, the lower half first, and a byte of

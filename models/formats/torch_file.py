@@ -1,4 +1,4 @@
-"""Tensors of a file that `torch.save` wrote, without torch, and nothing else.
+"""Reads the tensors of a `torch.save` file safely, without torch.
 
 Such a file is a zip archive: a pickle that says which tensors there are, and
 their bytes beside it. A pickle may name any function to be called; here it may
@@ -119,7 +119,7 @@ class _Reader(pickle.Unpickler):
     self._archive, self._folder = archive, folder
 
   def find_class(self, module: str, name: str) -> Any:
-    """What a pickle may name."""
+    """Our replacement of an allowed name; ValueError for any other."""
     try:
       return _NAMES[module, name]
     except KeyError:

@@ -33,12 +33,12 @@ from models.sharding import Sharding
 
 
 def is_run(directory: str) -> bool:
-  """Whether a directory is the folder of a training run."""
+  """True if a directory is the folder of a training run."""
   return (pathlib.Path(directory) / "checkpoints").is_dir()
 
 
 def tokenizer_dir(directory: str) -> str:
-  """Where the run's tokenizer is."""
+  """The directory of the run's tokenizer."""
   return str(pathlib.Path(directory) / "tokenizer")
 
 
@@ -62,7 +62,7 @@ def newest(directory: str) -> pathlib.Path:
 
 @functools.lru_cache
 def _is_sound(path: pathlib.Path, stamps: tuple) -> bool:
-  """Whether a checkpoint is as it was written; says so once if it is not."""
+  """True if a checkpoint's files are undamaged; warns once if they are not."""
   del stamps  # files that change are looked at again
   try:
     checksums.check(path)

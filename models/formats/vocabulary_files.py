@@ -1,4 +1,4 @@
-"""What a tokenizer's files say beside `tokenizer.json`, or in its place.
+"""Files of a tokenizer beside `tokenizer.json`, or in its place.
 
 `tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json` name
 special and added tokens; `vocab.json` and `merges.txt` are a byte-level BPE,
@@ -38,11 +38,11 @@ _MODELS = {
 
 
 def read_config(path: pathlib.Path) -> dict[str, Any]:
-  """What `tokenizer_config.json` says, and what older files say beside it.
+  """Contents of `tokenizer_config.json`, completed from older files.
 
-  `special_tokens_map.json` stands above a config that does not list the added
+  `special_tokens_map.json` overrides a config that does not list the added
   tokens, and `added_tokens.json` is its list where there is no
-  `tokenizer.json`; other configs say it all.
+  `tokenizer.json`; other configs are complete.
 
   Args:
     path: of the checkpoint's directory.
@@ -75,9 +75,9 @@ def name_in(config: Mapping[str, Any], key: str) -> str | None:
 def _listed(
   path: pathlib.Path, config: Mapping[str, Any]
 ) -> dict[str, Mapping[str, Any]]:
-  """What `added_tokens.json` lists, as a config would.
+  """Tokens of `added_tokens.json` in a config's form.
 
-  Nothing beside `tokenizer.json`, which says more of the same tokens.
+  None where there is a `tokenizer.json`, which says more of the same tokens.
   """
   if (path / "tokenizer.json").exists():
     return {}
@@ -174,7 +174,7 @@ def frame(backend: hf.Tokenizer, bos: str | None, eos: str | None) -> None:
 
 
 def _kind(path: pathlib.Path, config: Mapping[str, Any]) -> str:
-  """Whose vocabulary it is, as transformers' class is called."""
+  """The name of the tokenizer's class in transformers."""
   model = _read(path / "config.json")
   named = config.get("tokenizer_class") or model.get("tokenizer_class")
   if named is None:
@@ -216,13 +216,13 @@ def _add(
 
 
 def _named(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-  """The tokens that are something to a model, each as an object."""
+  """The config's named tokens (`bos_token`, ...), each as an object."""
   others = sorted(k for k in config if k.endswith("_token") and k not in _NAMED)
   return _objects(config.get(key) for key in (*_NAMED, *others))
 
 
 def _special(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-  """Those, and the ones that are in a list of no more than names."""
+  """The named tokens, and those that are listed by name alone."""
   yield from _named(config)
   for key in _LISTS:
     more = config.get(key) or ()

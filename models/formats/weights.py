@@ -1,4 +1,4 @@
-"""Weights by name, from wherever they lie, to the parameters of a model.
+"""Named tensors of a checkpoint to the parameters of a model.
 
 A `Source` is an open checkpoint, whatever its format: a configuration, and
 tensors under the names that Hugging Face gives them, each of which can be read
@@ -449,7 +449,7 @@ def _copies(source: Source) -> dict[str, str]:
 def mismatches(
   source: Source, shapes: Mapping[str, tuple[int, ...]]
 ) -> list[str]:
-  """What is wrong with a checkpoint's tensors, given the expected shapes.
+  """Messages on tensors that are missing, left over or of another shape.
 
   An embedding that is the output projection too may be in the files a second
   time, but only as a copy.

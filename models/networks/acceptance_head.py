@@ -1,4 +1,4 @@
-"""A head that says how likely a drafted token is accepted (SpecDec++).
+"""A head that predicts the acceptance of a drafted token (SpecDec++).
 
 Huang et al. (COLM 2025) put residual blocks and an output on the last hidden
 state of the draft at the token that is judged, which a further pass of the
@@ -85,7 +85,7 @@ def _log(probability: Array) -> Array:
 
 
 def read_config(directory: str) -> HeadConfig:
-  """What the head in a directory is; none of its numbers is read.
+  """Shapes of the head in a directory; its weights are not read.
 
   Raises:
     FileNotFoundError: if there is no `config.json`.

@@ -1,4 +1,4 @@
-"""DFlash's blocks from many places of a text, in one pass over it.
+"""Training pass of DFlash: blocks from many places of a text at once.
 
 A head that drafts a block is trained on blocks (Chen et al., 2026): from places
 drawn at random, its anchors. The block from place t is the one that would be

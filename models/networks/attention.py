@@ -35,7 +35,7 @@ _EACH = ((0, 1), (0, 1))  # rows and heads of keys, in a product
 
 
 def scores_of(q: Array, keys: Array) -> Array:
-  """What queries find in the keys of their groups, in float32.
+  """Scores of queries with the keys of their groups, in float32.
 
   The queries of a group are rows of one product, `[G T, C]` by `[C, S]`: with G
   and T apart, XLA:CPU makes a loop of small products of it, which takes three

@@ -231,7 +231,7 @@ class DenseSpec:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerSpec:
-  """One layer.
+  """A layer: attention, or its replacement, and a feed-forward block.
 
   Attributes:
     attention: its attention, or what stands in its place.
@@ -423,7 +423,7 @@ class TransformerConfig:
 
   @property
   def rope(self) -> Rope | None:
-    """What the switches say of rotary embeddings."""
+    """Rotary embeddings of the switches, or None."""
     if self.learned_positions:
       return None
     return Rope(
@@ -468,7 +468,7 @@ class TransformerConfig:
 
   @property
   def has_windows(self) -> bool:
-    """Whether some layer has a sliding window."""
+    """True if some layer has a sliding window."""
     return any(self.window(i) for i in range(self.num_layers))
 
   def with_kv_heads(self, count: int) -> "TransformerConfig":

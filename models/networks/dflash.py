@@ -122,17 +122,17 @@ class Parallel(nnx.Module):
     return jnp.concatenate([newest, masks.astype(newest.dtype)], axis=1)
 
   def logits(self, x: Array) -> Array:
-    """Of all but the newest token, `[B, K + 1, H] -> f32[B, K, W]`.
+    """Logits at all but the newest token, `[B, K + 1, H] -> f32[B, K, W]`.
 
     W are the tokens that it can say.
     """
     return self.lm_head(self.final_norm(x[:, 1:])).astype(jnp.float32)
 
   def read(self, features: Array, cache: Cache, put) -> Cache:
-    """What every layer keeps of features `[B, T, F]`; see `BlockModel.read`.
+    """Writes every layer's keys and values of features; see `BlockModel.read`.
 
     Args:
-      features: the target's, of T tokens.
+      features: `[B, T, F]`, the target's, of T tokens.
       cache: whose length is the position of the first of them.
       put: lays an array out, see `models.sharding.constrain`.
     """
@@ -146,7 +146,7 @@ class Parallel(nnx.Module):
     return cache.replace(length=start + fed)
 
   def sees(self, cache: Cache, window: int | None) -> Visible:
-    """What the tokens of a block see in a layer.
+    """The slots that the tokens of a block see in a layer.
 
     Args:
       cache: of all that stands before it.

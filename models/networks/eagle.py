@@ -127,7 +127,7 @@ class Eagle(nnx.Module):
     self, tokens, hidden, rotary, sees, kvs, start, *, stacked=False,
     put=anywhere,
   ):  # fmt: skip
-    """One pass.
+    """Runs the layers over T tokens.
 
     Args:
       tokens: `i32[B, T]`.

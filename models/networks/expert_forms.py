@@ -1,4 +1,4 @@
-"""What chosen experts give, in three forms that compute the same function.
+"""Outputs of chosen experts, in three forms that compute the same function.
 
   ragged  the (token, expert) pairs sorted by expert, and `lax.ragged_dot`: on
           an accelerator, where only the experts that were chosen are computed;
@@ -29,7 +29,7 @@ from jax import Array, lax
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layer:
-  """What all experts of a layer have in common.
+  """The function that all experts of a layer share.
 
   Attributes:
     num_experts: E.
@@ -51,7 +51,7 @@ Arrays = Mapping[str, Array]
 
 
 def sizes_of(experts: Array, num_experts: int) -> Array:
-  """How many pairs each expert has, `i32[M] -> i32[E]`."""
+  """Number of pairs of each expert, `i32[M] -> i32[E]`."""
   return jnp.zeros(num_experts, jnp.int32).at[experts].add(1)
 
 
@@ -164,7 +164,7 @@ class _Sorted:
     self._shape = chosen.shape
 
   def add_up(self, out: Array) -> Array:
-    """What pairs give in order, `f32[M, D]`, of each token, `f32[N, D]`."""
+    """Sums of the sorted pairs' outputs by token, `f32[M, D] -> f32[N, D]`."""
     at = jnp.arange(len(out))
     out = jnp.where((at < self.sizes.sum())[:, None], out, 0)
     back = jnp.zeros_like(self.order).at[self.order].set(at)

@@ -1,4 +1,4 @@
-"""A transformer whose sub-layers are switched on and off by data.
+"""A transformer whose sub-layers are switched on and off by traced gates.
 
 One compiled program for every set of sub-layers: all of them are computed, and
 what a gate is closed to is not added. That is for finding out what a thinned
@@ -24,11 +24,11 @@ def gates_of(
 def sub_layer(
   module: Transformer, block: int, x: Array, fed: Fed, source: Array
 ) -> Array:
-  """What sub-layer `block` (attention and MLP in turn) adds to `x: [B, T, D]`.
+  """Output of a sub-layer, to be added to `x: [B, T, D]`.
 
   Args:
     module: the network.
-    block: in 0..2 L - 1.
+    block: in 0..2 L - 1, attention and MLP of each layer in turn.
     x: the residual stream before it.
     fed: from `Transformer.enter`, with a cache, of which it reads its layer.
     source: what the layer was given; an MLP beside its attention reads it.

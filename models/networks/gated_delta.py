@@ -52,7 +52,7 @@ _einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Above:
-  """Who is above whom among T fed tokens, and what was there before them.
+  """Ancestors of T fed tokens, and the pending tokens before them.
 
   Attributes:
     self_or_above: `bool[B or 1, T, T]`, whether token j is i or above it.
@@ -72,7 +72,7 @@ class Above:
 
 
 def above(sees: np.ndarray | Array, kernel: int, cache: Cache | None) -> Above:
-  """What recurrent layers need of a mask.
+  """The `Above` of a mask, for recurrent layers.
 
   Args:
     sees: `bool[B, T, T]` or `bool[T, T]`: the ancestors of each token.
@@ -206,7 +206,7 @@ class GatedDelta(nnx.Module):
     return y, new
 
   def _convolved(self, window, raw, taps, wide):
-    """What the rule reads, `f[B, K, T, W]`, after the activation."""
+    """The convolution's outputs, `f[B, K, T, W]`, after the activation."""
     whole = jnp.concatenate([window.astype(raw.dtype), raw], axis=2)
     weights = self.conv[...].astype(wide)
     weights = weights.reshape(self.spec.num_key_heads, 1, -1, self.spec.kernel)
@@ -242,7 +242,7 @@ def _broken(mixed: Array, strength: Array, gates: Array) -> Array:
 
 
 def _solved(q, k, v, gates, strength, read, tree):
-  """What all tokens say, their updates, and their gates added up.
+  """Outputs of all tokens, their updates, and their summed gates.
 
   Args:
     q, k: `f[B, K, T, C]`.

@@ -79,7 +79,7 @@ class LatentAttention(nnx.Module):
     return self.out(out.reshape(*x.shape[:2], -1)), kv
 
   def _latents(self, x: Array, rotary) -> Array:
-    """What is cached of tokens, `[B, T, D] -> [B, K, T, R + P]`.
+    """The cached latents of tokens, `[B, T, D] -> [B, K, T, R + P]`.
 
     What is not finite is left to the channels that rotate, of which no value is
     made (`specjax.cache.contain`).

@@ -1,6 +1,6 @@
-"""What a transformer is built of: norms, projections, attention, MLP, layer.
+"""Building blocks of a transformer: norms, attention, MLP, layer.
 
-What a layer is, `models.networks.description` says; one `Layer` reads that.
+One `Layer` builds every layer that `models.networks.description` describes.
 
 Letters in shapes: B rows, T fed tokens, S cache slots, D model width, H query
 heads, K key/value heads, G = H / K queries per key head, C channels per head.
@@ -338,7 +338,7 @@ class Layer(nnx.Module):
     return self.finished(x, per_layer), kv
 
   def finished(self, x: Array, per_layer: Array | None) -> Array:
-    """What the layer gives, `[B, T, D] -> [B, T, D]`.
+    """The layer's output, `[B, T, D] -> [B, T, D]`.
 
     Args:
       x: what both blocks have been added to.
@@ -351,7 +351,7 @@ class Layer(nnx.Module):
     return x * self.scalar[...] if self.spec.scaled else x
 
   def attended(self, x, rotary, sees, kv, start, *, layer=None):
-    """What attention adds, norms included; as `Attention`."""
+    """Output of attention, norms included, to be added; as `Attention`."""
     if self.spec.norms != "post":
       x = self.attention_norm(x)
     out, kv = self.attention(x, rotary, sees, kv, start, layer=layer)
@@ -366,7 +366,7 @@ class Layer(nnx.Module):
     at: Array | None = None,
     counts: list[Array] | None = None,
   ) -> Array:
-    """What the MLP adds, norms included, `[B, T, D] -> [B, T, D]`.
+    """Output of the MLP, norms included, to be added: `[B, T, D]`.
 
     Args:
       x: what the layer was given, or what attention has added to it.

@@ -1,4 +1,4 @@
-"""Projections, whose weights lie as files have them."""
+"""Linear projections with weights `[outputs, inputs]`, as files have them."""
 
 import math
 

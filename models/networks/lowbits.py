@@ -1,4 +1,4 @@
-"""Weights in eight bits or four: what is stored, and products with it.
+"""Weights in eight bits or four: quantisation, and products with them.
 
 A weight is stored as whole numbers, or floats of eight bits, with a scale for
 every output, or for every group of inputs of an output: `w = q s`. Rounding is
@@ -36,7 +36,7 @@ _EXPERTS = "experts of mixtures are not stored in few bits"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Format:
-  """How a model's weights are stored.
+  """Storage format of a model's weights in few bits.
 
   Attributes:
     kind: "int8", "int4" or "fp8" (e4m3).
@@ -260,7 +260,7 @@ def lowered(params: nnx.State, expected: nnx.State, form: Format) -> nnx.State:
 
 
 def _places(weight: Array, form: Format):
-  """Where values and scales of a weight on a mesh lie; None without one."""
+  """Shardings of a weight's values and scales; None without a mesh."""
   where = weight.sharding
   if not isinstance(where, NamedSharding):
     return None

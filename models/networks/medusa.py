@@ -1,4 +1,4 @@
-"""Heads that read one feature of the target and say several tokens ahead.
+"""Medusa's and blockwise heads: several tokens ahead from one feature.
 
 Medusa (Cai et al., ICML 2024) has residual blocks and an output projection of
 its own for each depth; blockwise parallel decoding (Stern et al., NeurIPS 2018)
@@ -100,7 +100,7 @@ class BlockwiseConfig:
 
 
 class Blockwise(nnx.Module):
-  """One hidden layer with a residual to K outputs, and a shared projection.
+  """A hidden layer with a residual to K outputs, and a shared projection.
 
   The projection is the target's: it is part of the parameters, and should be
   its array, so that no memory holds it twice. No checkpoints of it were

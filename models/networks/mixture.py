@@ -1,4 +1,4 @@
-"""Feed-forward layers of many experts, of which each token is given a few.
+"""Mixtures of experts: feed-forward layers that route each token to a few.
 
 A router reads a token, chooses k of E experts and says how much of each is
 taken; no expert has a capacity, and no token is dropped for another, so that a
@@ -117,7 +117,7 @@ class Mixture:
 
 
 def activate(mixture: Mixture, gate: Array, up: Array) -> Array:
-  """What an expert's last projection reads, of what its first two give."""
+  """Input of an expert's last projection, from the outputs of its others."""
   if mixture.limit is None:
     return _ACTIVATIONS[mixture.activation](gate) * up
   gate = jnp.minimum(gate, mixture.limit)
@@ -194,7 +194,7 @@ class Router(nnx.Module):
     return chosen, weights * m.scale
 
   def _allowed(self, scores: Array) -> Array:
-    """What experts are chosen by, -inf outside the groups that are kept."""
+    """Scores that choose experts, -inf outside the groups that are kept."""
     m = self.mixture
     by = scores + self.correction[...].astype(scores.dtype)
     if m.num_groups == 1:
@@ -382,7 +382,7 @@ class MixtureMlp(nnx.Module):
 
 
 def cut_by(mixture: Mixture, devices: int) -> str:
-  """How experts are to be cut over so many devices: "width" or "expert".
+  """The way to cut experts over so many devices: "width" or "expert".
 
   By width each device has a share of every expert, like any MLP's: all have the
   same work however tokens are routed. That is done where the shares are whole
@@ -409,7 +409,7 @@ def cut_by(mixture: Mixture, devices: int) -> str:
 def partition_specs(
   by: str, axes: tuple[str, ...] = ("model",)
 ) -> dict[str, P]:
-  """Where the parameters of a `MixtureMlp` lie on a mesh, by their names.
+  """Partition specs of the parameters of a `MixtureMlp`, by their names.
 
   Parameters without a spec are whole on every device. Cut by expert the module
   must be given the same `axes`: the partitioner would gather all experts before

@@ -1,4 +1,4 @@
-"""Heads of multi-token prediction: a layer as the target's, which drafts.
+"""Heads of multi-token prediction (MTP): a further layer that drafts.
 
 A token's embedding and the target's hidden state of the token before it, each
 normed and next to each other in this order, are projected to the target's width

@@ -1,4 +1,4 @@
-"""What a model takes for its parameters."""
+"""Parameters of modules: splitting them off, and checking their shapes."""
 
 from collections.abc import Callable
 from typing import Any

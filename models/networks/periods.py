@@ -1,4 +1,4 @@
-"""Models whose layers differ by a pattern, scanned over its repetitions.
+"""Scan over repeating patterns of layers, as of recurrent ones and attention.
 
 Qwen3.5's layers are three of the gated delta rule and one of attention, again
 and again. A program of one period is compiled, and the layers that stand at one

@@ -70,7 +70,7 @@ class BlockDrafter(nnx.Module):
     self.mask = nnx.Param(first(rngs.params(), shape, jnp.dtype(dtype)))
 
   def encode(self, inputs: Inputs) -> Memory:
-    """What the decoder sees of the inputs."""
+    """Encodes the inputs for the decoder's cross-attention."""
     return self.t5.encode(inputs)
 
   def __call__(
@@ -160,7 +160,7 @@ class Block:
 
 
 def is_block(directory: str) -> bool:
-  """Whether a directory says that it holds a block drafter."""
+  """True if a directory's `config.json` is that of a block drafter."""
   file = pathlib.Path(directory) / "config.json"
   try:
     return json.loads(file.read_text("utf-8")).get("model_type") == MODEL_TYPE

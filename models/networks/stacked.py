@@ -1,4 +1,4 @@
-"""The same transformer with its layers stacked and scanned over.
+"""The transformer with its layers stacked and scanned over.
 
 A program of one layer instead of L: a model of 80 layers compiles in seconds.
 The parameters of the layers have a leading axis L, and so has the cache; both

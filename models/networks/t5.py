@@ -1,4 +1,4 @@
-"""T5, an encoder-decoder, in the form that `specjax` decodes (Flax NNX).
+"""T5, an encoder-decoder (Flax NNX).
 
 Raffel et al. (2020), 1.0 and 1.1: RMS norms before each sub-layer, no biases,
 no scaling of the scores, and a learned bias for the distance between query and
@@ -33,7 +33,7 @@ from specjax.types import Inputs, LanguageModel, ModelOutput
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Memory:
-  """What the decoder's cross-attention sees of the inputs.
+  """Keys and values of the inputs for the decoder's cross-attention.
 
   Attributes:
     keys, values: `[B, H, S, C]` of every decoder layer, or one array of all,
@@ -46,7 +46,7 @@ class Memory:
   mask: Array
 
   def seen(self, tokens: Array, cache: Cache | None) -> Visible | Array:
-    """What `tokens: i32[B, T]` see of it, as `Attention` wants to know."""
+    """The part of it that `tokens: i32[B, T]` see, for `Attention`."""
     if cache is None:
       return self.mask[:, None]
     lengths = jnp.sum(self.mask, axis=1, dtype=jnp.int32)
@@ -60,7 +60,7 @@ class Memory:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Read:
-  """What an encoder made of the inputs: several decoders may share it.
+  """Output of an encoder, which several decoders may share.
 
   Attributes:
     states: `[B, S, D]`, after the encoder's last norm.
@@ -169,7 +169,7 @@ class FeedForward(nnx.Module):
 
 
 def _wide(dtype):
-  """What is added up over the layers: float32 where float16 overflows."""
+  """Dtype of the residual stream: float32 where float16 overflows."""
   return jnp.float32 if jnp.dtype(dtype) == jnp.float16 else dtype
 
 
@@ -190,7 +190,7 @@ class Layer(nnx.Module):
   def __call__(
     self, x, bias, sees, *, kv=None, start=None, layer=None, memory=None
   ):
-    """One layer.
+    """Runs the layer.
 
     Args:
       x: `[B, T, D]`.
@@ -248,12 +248,12 @@ class Stack(nnx.Module):
     self.final_norm = _norm(config, dtype, rngs)
 
   def bias(self, distance: Array, *, bidirectional: bool) -> Array:
-    """What is added to the scores of keys at a distance.
+    """The bias of scores by the distance of their keys.
 
     Args:
       distance: `i32[..., T, S]`, key position - query position.
       bidirectional: whether keys to the right have buckets of their own; those
-        of a causal stack are seen by nobody.
+        of a causal stack are not seen.
 
     Returns:
       `f32[..., H, T, S]`.
@@ -319,7 +319,7 @@ class T5(nnx.Module):
     return Read(states=self.encoder.final_norm(x), mask=there)
 
   def open(self, inputs: Inputs) -> tuple[Array, Array, Array]:
-    """What comes before the encoder's layers.
+    """The inputs of the encoder's layers.
 
     Returns:
       `[B, S, D]`, the embedded inputs; their `f32[1, H, S, S]` bias; and
@@ -372,7 +372,7 @@ class T5(nnx.Module):
     positions: Array | None = None,
     mask: np.ndarray | Array | None = None,
   ) -> "Fed":
-    """What comes before the decoder's layers; arguments as of `__call__`."""
+    """The inputs of the decoder's layers; arguments as of `__call__`."""
     batch, fed = tokens.shape
     start = jnp.zeros((batch,), jnp.int32) if cache is None else cache.length
     if positions is None:
@@ -394,7 +394,7 @@ class T5(nnx.Module):
     )
 
   def leave(self, x: Array, logits_at: Array | None = None) -> ModelOutput:
-    """What comes after the decoder's layers, of `x: [B, T, D]`."""
+    """Final norm and logits, from the last layer's `x: [B, T, D]`."""
     if logits_at is not None:
       x = jnp.take_along_axis(x, logits_at[..., None], axis=1)
     x = self.decoder.final_norm(x)
@@ -412,7 +412,7 @@ class T5(nnx.Module):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fed:
-  """What the decoder's layers need of T fed tokens.
+  """Inputs of the decoder's layers for T fed tokens.
 
   Attributes:
     x: `[B, T, D]`, the embedded tokens.

@@ -1,4 +1,4 @@
-"""What the `config.json` of a T5 says, as a `T5Config`.
+"""Translates the `config.json` of a T5 to a `T5Config`, and back.
 
 T5 1.0 and 1.1 (Flan-T5 is 1.1) differ in the feed-forward block and in the
 output projection. Whatever would change the logits and is not understood is an
@@ -80,7 +80,7 @@ class T5Config:
 def bucket_table(
   num_buckets: int, max_distance: int, *, bidirectional: bool
 ) -> np.ndarray:
-  """Which bucket a distance is in, `i32[max_distance + 1]`.
+  """Bucket of each distance, `i32[max_distance + 1]`.
 
   Half of the buckets are one distance each, the others grow with it. Those of
   keys to the right of their query (`bidirectional`) come after these, in the
@@ -165,7 +165,7 @@ def config_from_json(config: Mapping[str, Any]) -> T5Config:
 
 
 def start_token(config: Mapping[str, Any], default: int | None = None) -> int:
-  """What the decoder's texts begin with: its own id, or the padding's.
+  """Id of the token that begins the decoder's texts, by default padding.
 
   Args:
     config: of a `config.json` or a `generation_config.json`.

@@ -1,4 +1,4 @@
-"""The same T5 with the layers of each stack stacked and scanned over.
+"""T5 with the layers of each stack stacked and scanned over.
 
 As `models.networks.stacked`: a program of one layer of the encoder and one of
 the decoder instead of L of each. Their parameters, the cache and what the

@@ -1,4 +1,4 @@
-"""One configurable decoder-only transformer (Flax NNX).
+"""A configurable decoder-only transformer (Flax NNX).
 
 The embedding, the layers of `models.networks.layers`, the final norm and the
 output projection; and `as_language_model`, which turns the module into the pure
@@ -182,7 +182,7 @@ class Transformer(nnx.Module):
     mask: np.ndarray | None = None,
     segments: Array | None = None,
   ) -> "Fed":
-    """What comes before the layers; arguments as of `__call__`."""
+    """The inputs of the layers; arguments as of `__call__`."""
     c = self.config
     if segments is not None and cache is not None:
       raise ValueError("segments are of whole rows, without a cache")
@@ -245,7 +245,7 @@ class Transformer(nnx.Module):
     seen: Mapping[int, Array] | None = None,
     features: Features = (),
   ) -> ModelOutput:
-    """What comes after the layers, of `x: [B, T, D]`; see `ApplyFn`.
+    """Final norm, logits and features, from `x: [B, T, D]`; see `ApplyFn`.
 
     Args:
       x: what the last layer gave.
@@ -274,7 +274,7 @@ class Transformer(nnx.Module):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fed:
-  """What the layers need of T fed tokens.
+  """Inputs of the layers for T fed tokens.
 
   Attributes:
     x: `[B, T, D]`, the embedded tokens.
@@ -309,7 +309,7 @@ class Fed:
 
 
 def layers_of(config: TransformerConfig, cache: Cache | None) -> dict[int, Any]:
-  """What a cache holds of layers: keys and values, or a `Memory`."""
+  """A cache's entries by layer: keys and values, or a `Memory`."""
   if cache is None:
     return {}
   buffers = zip(cache.keys, cache.values, strict=True)
@@ -369,7 +369,7 @@ def within_rows(
   segments: Array | None = None,
   window: int | None = None,
 ) -> Array:
-  """Which tokens of whole rows see each other, without a cache.
+  """Attention mask of whole rows, without a cache.
 
   Args:
     positions: `i32[B, T]`, where each token stands in its document.
@@ -495,7 +495,7 @@ def with_memories(cache: Cache, memories: tuple[Memory, ...]) -> Cache:
 def mixtures_of(
   config: TransformerConfig, skipped: SkippedLayers = SkippedLayers()
 ) -> tuple[Mixture, ...]:
-  """Those of the layers that have some and are not skipped."""
+  """The mixtures of the layers that have one and are not skipped."""
   blocks = [
     config.layer(i).feed_forward
     for i in range(config.num_layers)

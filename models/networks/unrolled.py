@@ -1,4 +1,4 @@
-"""EAGLE's steps of a draft, unrolled over a whole text: training-time test.
+"""Training-time test: EAGLE's draft steps, unrolled over a whole text.
 
 A head that drafts feeds on its own states, so it is trained on them (EAGLE-3,
 Li et al., NeurIPS 2025, section 3.2). Step j of the draft that begins at place
@@ -36,7 +36,7 @@ def unroll(
   segments: Array,
   steps: int,
 ) -> Iterator[tuple[Array, Array]]:
-  """What the head says at every step of the drafts from every place.
+  """Logits of the head at every step of the drafts from every place.
 
   Args:
     module: the head.

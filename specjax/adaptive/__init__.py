@@ -1,1 +1,1 @@
-"""How much to draft: when a chain ends, how wide a pass is, which length."""
+"""Adaptive draft lengths: depth policies, pass widths, a ladder of lengths."""

@@ -1,9 +1,9 @@
-"""Draws a chain under a depth policy: passes end as soon as no row goes on.
+"""Chains under a depth policy: drafting ends as soon as no row goes on.
 
-The levels of a chain are unrolled, and each pass of the draft is made only if
-any row goes on. Rows that have stopped run along
-as long as others do, and what is drawn for them is not there: nodes of a
-`MASKED` chain, decided before they were drawn.
+The levels of a chain are unrolled, and a pass of the draft runs only if some
+row goes on. Rows that have stopped are computed along with the others; their
+tokens are masked nodes of a `MASKED` chain, which was decided before they were
+drawn.
 """
 
 import dataclasses
@@ -51,12 +51,12 @@ class Parts:
 
 @struct
 class Drawn:
-  """What is kept of a draft until its round is over; G = 0 if nothing is.
+  """Record of a draft until its round is over; G = 0 if nothing is recorded.
 
   Attributes:
     top, confidence, hidden: as `Finished` has them.
     log_p: `f32[B, G]`, of its tokens, in the laws that they were drawn from.
-    drafted: `i32[B]`, how many of them are there.
+    drafted: `i32[B]`, how many of them were drafted.
   """
 
   top: Array
@@ -67,7 +67,7 @@ class Drawn:
 
   @classmethod
   def zeros(cls, rows: int, depth: int, width: int) -> "Drawn":
-    """Of no tokens."""
+    """The record of a draft without tokens."""
     each = jnp.zeros((rows, depth), jnp.float32)
     return cls(
       top=each, confidence=each,
@@ -78,7 +78,7 @@ class Drawn:
 
 @struct
 class State:
-  """What a drafter with a policy remembers.
+  """State of a drafter with a policy.
 
   Attributes:
     own: the drafter's state without it.
@@ -99,7 +99,7 @@ Said = tuple[Array, Array | None]
 
 
 def said(output: ModelOutput, node: Array) -> Said:
-  """What a model says of one of the tokens that each row was fed, `i32[B]`."""
+  """Logits and hidden state at one fed token of each row, `node: i32[B]`."""
   hidden = output.features
   if hidden is not None:
     hidden = take_node(hidden, node)
@@ -270,7 +270,7 @@ def _draw(
     survival=jnp.ones(rows, jnp.float32),
     memory=state.memory,
   )
-  tokens, there = [context.root], [jnp.ones((rows, 1), bool)]
+  tokens, present = [context.root], [jnp.ones((rows, 1), bool)]
   drawn_from, known, log_p = [], [], []
   for level in range(tree.max_depth):
     goes = policy.goes_on(seen, goes & (level < context.max_depth))
@@ -300,7 +300,7 @@ def _draw(
       temperature=context.sampling.temperature,
     )
     tokens.append(drawn[:, None])
-    there.append(goes[:, None])
+    present.append(goes[:, None])
     drawn_from.append(law)
     known.append(token)
     log_p.append(laws.token_log_prob(law, drawn).astype(jnp.float32))
@@ -314,7 +314,7 @@ def _draw(
         memory=state.memory,
       )
   own, target_cache = passes.close(carry, fed)
-  here = jnp.concatenate(there, axis=1)
+  here = jnp.concatenate(present, axis=1)
   kept = state.drawn
   if policy.learn is not None:
     stacked = lambda name: jnp.stack([getattr(x, name) for x in known], axis=1)

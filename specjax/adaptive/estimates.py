@@ -1,13 +1,13 @@
-"""How likely drafted tokens are accepted, learned from a row's own rounds.
+"""Estimates of the acceptance probability, from a row's own finished rounds.
 
-What a draft says of itself is not how often it is right: a law that is uniform
-like the target's is always accepted. The largest probability of the draft's own
-law (at temperature 1) falls into one of a few bins, and of each bin it is
-counted what share of `min(1, q / p)` its tokens came to, and the token after
-them. Tokens behind one that was probably rejected count for little: each is
-weighed by the acceptance of those before it. All of it is a row's own, so that
-a row does not depend on its neighbours, and old rounds are forgotten, so that a
-row that has given up tries again.
+A draft's confidence is not its acceptance probability: a uniform law is always
+accepted where the target's is uniform too. So the largest probability of the
+draft's law (at temperature 1) is sorted into a few bins, and for each bin the
+mean of `min(1, q / p)` is kept, of tokens drawn from such a law and of the
+tokens after them. A token is weighed by the acceptance of those before it, so
+that tokens after a probable rejection count for little. Estimates belong to one
+row, so that rows stay independent, and old rounds fade, so that a row that has
+stopped drafting tries again.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ _KEEP = 0.98  # of what is remembered, from round to round
 
 @struct
 class Finished:
-  """A round that is over, as a policy may learn from it.
+  """A finished round, as a policy may learn from it.
 
   Attributes:
     top: `f32[B, G]`, the largest probability of the law that each token was
@@ -40,8 +40,8 @@ class Finished:
     hidden: `f[B, G, H]`, hidden states of the draft that the laws were read
       of; H is 0 but for a policy with a `width`.
     accept: `f32[B, G]`, `min(1, q / p)` of each token.
-    drafted: `i32[B]`, how many of them were there.
-    kept: `i32[B]`, how many of them stand.
+    drafted: `i32[B]`, number of drafted tokens.
+    kept: `i32[B]`, number of them that were committed.
     active: `bool[B]`, which rows emitted something. The others are done, or
       their laws were NaN, and learn nothing.
   """
@@ -56,7 +56,7 @@ class Finished:
 
   @classmethod
   def zeros(cls, rows: int, depth: int, width: int = 0) -> "Finished":
-    """Of no round."""
+    """An empty round."""
     each = jnp.zeros((rows, depth), jnp.float32)
     none = jnp.zeros(rows, jnp.int32)
     return cls(
@@ -68,7 +68,7 @@ class Finished:
 
 @struct
 class Estimates:
-  """What a row has learned.
+  """Running sums of acceptance and cost, per row.
 
   Attributes:
     accepted: `f32[B, 2, BINS + 1]`, the sum of `min(1, q / p)` by the bin of
@@ -85,18 +85,18 @@ class Estimates:
 
   @classmethod
   def zeros(cls, rows: int) -> "Estimates":
-    """Before the first round."""
+    """The estimates of rows before their first round."""
     table = jnp.zeros((rows, 2, BINS + 1), jnp.float32)
     return cls(
       accepted=table, seen=table, tokens=table[:, 0, 0], seconds=table[:, 0, 0]
     )
 
   def acceptance(self, bins: Array) -> Array:
-    """Of a token drawn from a law in a bin, `i32[B] -> f32[B]`."""
+    """Acceptance of a token whose law is in a bin, `i32[B] -> f32[B]`."""
     return self._mean(0, bins, jnp.asarray(_SUPPOSED, jnp.float32)[bins])
 
   def of_next(self, bins: Array) -> Array:
-    """Of the token after one drawn from a law in a bin, or after the root."""
+    """Acceptance of the token after one whose law is in a bin, or the root."""
     return self._mean(1, bins, _NEXT)
 
   def typical(self, level: int) -> Array:
@@ -137,10 +137,10 @@ def learn(now: Estimates, round_: Finished, cost: Array | float) -> Estimates:
   """
   accept, active = round_.accept, round_.active
   bins, depth = bin_of(round_.top), accept.shape[1]
-  there = (np.arange(depth) < round_.drafted[:, None]) & active[:, None]
+  present = (np.arange(depth) < round_.drafted[:, None]) & active[:, None]
   one = jnp.ones_like(accept[:, :1])
   reached = jnp.cumprod(jnp.concatenate([one, accept[:, :-1]], axis=1), axis=1)
-  weight = jnp.where(there, reached, 0)
+  weight = jnp.where(present, reached, 0)
   before = jnp.pad(bins[:, :-1], ((0, 0), (1, 0)), constant_values=ROOT)
   here = jnp.stack([bins, before], axis=1)  # [B, 2, G]
   one_hot = (here[..., None] == np.arange(BINS + 1)).astype(jnp.float32)

@@ -1,17 +1,16 @@
-"""Draft lengths, a program each, among which the host chooses between rounds.
+"""The ladder: draft lengths, one program each, chosen on the host by speed.
 
 A depth policy (`specjax.adaptive.policies`) saves passes of the draft; the
 target's pass has the width of the tree, whatever is in it. Whether a long draft
-pays depends on how much the batch fills the device, and that changes seldom: so
+pays depends on how much the batch fills the device, and that changes seldom. So
 chains of a few lengths are compiled, from none to the longest, and the host
-climbs or descends between calls of `Rungs.steps`, from how often drafted tokens
-stood in the rounds that are finished and from what rounds of each length were
-measured to take.
+chooses between calls of `Rungs.steps`, by the acceptance in finished rounds and
+by the measured seconds of a round of each length.
 
-All of them work on one state, that of the longest. A length that is chosen from
-finished rounds knows nothing of the tokens to come: nothing is lost by it. But
-clocks and the other rows of the batch have a say in it, so that where a row
-draws, its text is not the same in every run.
+All programs share one state, that of the longest. A length that is chosen from
+finished rounds does not depend on the tokens to come, so decoding stays
+lossless. But the choice depends on clocks and on the other rows of the batch,
+so that sampled text is not the same in every run.
 """
 
 import dataclasses
@@ -32,34 +31,32 @@ from specjax.types import Params
 
 @dataclasses.dataclass(kw_only=True)
 class Ladder:
-  """How lengths are chosen, and what finished rounds have shown for it.
+  """Settings of the choice of lengths, and its statistics.
 
-  Of a drafted token at place k (from 1) the chance that it stands if those
-  before it do is counted as rounds go by. Places that are seldom reached lean
-  on the one before: `(stood[k] + m a[k-1]) / (reached[k] + m)`. A round of
-  n drafted tokens then gives `1 + a[1] + a[1] a[2] + ...` of n + 1 terms, and
-  the fastest length gives most of them in a second.
+  a[k] is the probability that the k-th drafted token (from 1) is accepted if
+  those before it are, estimated from finished rounds. Seldom reached places
+  lean on the one before: `(stood[k] + m a[k-1]) / (reached[k] + m)`. A round of
+  n drafted tokens then emits `1 + a[1] + a[1] a[2] + ...` (n + 1 terms) tokens
+  on average, and the fastest length emits most of them a second.
 
   Attributes:
-    lengths: drafted tokens a row that there is a program for; rising.
-    margin: by how much another length has to seem faster to be taken.
+    lengths: drafted tokens a row, one program each; rising.
+    margin: share by which another length must seem faster to be taken.
     every: rounds until the next choice, at least, within a batch. A call from
       the host starts cold, and takes half a round or so.
     patience: choices without a draft after which one is tried for a quarter of
       `every`, since rounds that draft nothing say nothing of what would be
       accepted.
-    keep: of what is known, after every round of a row: old ones fade.
-    supposed: a[0], what is supposed before anything is known.
-    reached, stood: `f64[G]`, rounds in which the token before the place stood
-      and one was drafted there, and of them those in which it stood. A round
-      that the end of its answer cut counts as if the token after the cut had
-      been refused, one round of an answer: a little too few are thought to
-      stand.
-    occupied: `f64[2]`, of the rows that began a batch the share that was still
-      at work, over its rounds: in batches without drafts and with. Rows of
-      which some are accepted more come to their ends earlier, and leave the
-      batch half empty.
-    rounds: that were made, by length, of all batches.
+    keep: factor on the counts after every round of a row: old rounds fade.
+    supposed: a[0], the acceptance before anything is known.
+    reached, stood: `f64[G]`, rounds that drafted a token at the place with all
+      before it accepted, and those of them that accepted it. The last round of
+      an answer, cut at its end, counts as if the token after the cut had been
+      rejected, so acceptance is estimated a little too low.
+    occupied: `f64[2]`, share of a batch's rows that are still running, as a
+      mean over its rounds: in batches without drafts and with drafts. Rows of
+      high acceptance end earlier, and leave the batch half empty.
+    rounds: number of rounds by length, over all batches.
   """
 
   lengths: tuple[int, ...] = LENGTHS
@@ -93,19 +90,19 @@ class Ladder:
 
   @property
   def acceptances(self) -> np.ndarray:
-    """`f64[G]`: of each place, given that those before it stand."""
-    found, last = [], self.supposed
+    """`f64[G]`: acceptance at each place, given that those before are."""
+    acceptances, last = [], self.supposed
     for reached, stood in zip(self.reached, self.stood, strict=True):
       last = (stood + _LEANS * last) / (reached + _LEANS)
-      found.append(last)
-    return np.array(found)
+      acceptances.append(last)
+    return np.array(acceptances)
 
   def saw(self, accept_counts: np.ndarray) -> None:
-    """Learns of rounds.
+    """Learns from finished rounds.
 
     Args:
       accept_counts: `i[n + 1]`, rounds of a row by how many of their n drafted
-        tokens stood; where none was drafted there is nothing to learn.
+        tokens were accepted; where none was drafted nothing is learned.
     """
     counts = np.asarray(accept_counts, np.float64)
     at_least = np.cumsum(counts[::-1])[::-1]  # rounds by their fewest tokens
@@ -121,8 +118,8 @@ class Ladder:
 
     Args:
       drafts: whether all its rounds drafted; False if none did.
-      rounds: that it took.
-      share: of its rows that were at work, over all rounds.
+      rounds: number of rounds of the batch.
+      share: mean share of its rows that were running.
     """
     kind = int(drafts)
     moved = rounds / (rounds + self._of_rounds[kind])
@@ -147,32 +144,31 @@ _REMEMBERED = 512.0  # rounds that `Ladder.occupied` is a mean of, at most
 
 
 class Climb:
-  """A loop like any other, of rounds whose length the host chooses.
+  """A decoding loop whose draft length the host chooses.
 
-  It takes the length that may be the fastest: of those that few rounds were
-  timed of it thinks better than what was measured, by `0.6 / sqrt(rounds)`, so
-  that lengths of about the same speed are all tried until it is known which is
-  which, and others are left alone. (The optimism of a bandit's upper confidence
-  bound; its size was chosen, and follows from no law of the timings.)
+  It takes the length of the highest upper confidence bound: the measured speed,
+  raised by the share `0.6 / sqrt(rounds)` for the rounds that were timed. So
+  lengths of similar speed are all tried until they can be told apart, and slow
+  ones are left alone. (The constant was chosen by hand and follows from no law
+  of the timings.)
 
-  A machine's speed changes from minute to minute by more than lengths differ.
-  So what a piece of rounds takes is laid to the drift of all lengths first, as
-  it is while the length stays, and then to its own price, which shows when the
-  length changes. Rounds that are asked for singly, as where the host looks at
-  every token for a stop string, are not timed, and what their calls take is in
-  no price.
+  A machine's speed drifts from minute to minute by more than lengths differ.
+  So most of a timing's deviation is put down to the drift, which all lengths
+  share, and the rest to the length's own price; changes of length tell the two
+  apart. Rounds that are asked for singly, as where the host looks at every
+  token for a stop string, are not timed.
 
-  A draft that was not needed for a while may have to read what it lacks of the
-  text before it goes on. The first round after rounds without one is made by
-  itself, and is in no price.
+  A draft that was not used for a while may first have to read the text it
+  lacks. The first round after rounds without a draft is made by itself, and is
+  not timed either.
 
-  What is known here is of one shape of batch, on this machine; what answers
-  showed, of all shapes, is the ladder's, so that prices may be shared where
-  answers are of another kind (another temperature).
+  Prices are of one shape of batch on this machine. Acceptance is kept in the
+  `Ladder`, for all shapes, so that prices can be shared between kinds of
+  answers (another temperature).
 
   Args:
-    loops: compiled, by length, on one state.
-    seconds: of a round of each length, to begin with (`measured`).
+    loops: compiled loops on one state, by length.
+    seconds: of a round of each length, at first (`measured`).
   """
 
   def __init__(self, loops: Mapping[int, Loop], seconds: Mapping[int, float]):
@@ -195,10 +191,10 @@ class Climb:
     self._batch = _Batch(rows=0)
 
   def begin(self, ladder: Ladder) -> int:
-    """The length that a batch begins with, by what is known now.
+    """The length that a batch begins with, by the present estimates.
 
     Args:
-      ladder: how it chooses.
+      ladder: settings and statistics of the choice.
     """
     length, _ = self._next(ladder)
     self._lags = not length
@@ -213,7 +209,7 @@ class Climb:
       params: parameters of both models.
       state: of one batch until it ends; it is donated.
       num_rounds: the most to make.
-      ladder: how it chooses, and what learns from the rounds.
+      ladder: settings of the choice; it learns from the rounds.
 
     Raises:
       ValueError: if the ladder has other lengths.
@@ -261,7 +257,7 @@ class Climb:
     self._left = self._piece
 
   def _next(self, ladder: Ladder) -> tuple[int, bool]:
-    """The length of the next rounds, and whether it is a trial."""
+    """The length of the next rounds, and True if it is a trial."""
     rates = ladder.rates(self.seconds)
     hoped = {
       n: rates[n] * (1 + _DOUBT / rounds**0.5)
@@ -277,7 +273,7 @@ class Climb:
     return self._now, False
 
   def _learn_time(self, rounds: int, seconds: float) -> None:
-    """Learns what some rounds of the present length took."""
+    """Learns the seconds of some rounds of the present length."""
     known, timed = self.seconds[self._now], self._timed
     off = math.log(seconds / rounds / known) - self._drift
     off = min(max(off, -_FAR), _FAR)  # what held it up once is no price
@@ -292,7 +288,7 @@ class Climb:
 
 @dataclasses.dataclass(kw_only=True)
 class _Batch:
-  """A batch's rounds so far, and its rows that began with something to do."""
+  """A batch's rounds so far, and its rows that had any work at first."""
 
   rows: int
   rounds: int = 0
@@ -307,7 +303,7 @@ class _Batch:
       self.drafts.add(length > 0)
 
   def teach(self, ladder: Ladder) -> None:
-    """Tells how full it was, once: of mixed rounds nobody knows the cause."""
+    """Tells the ladder how full it was, unless its rounds were mixed."""
     if len(self.drafts) == 1:
       share = self.at_work / (self.rounds * self.rows)
       (drafts,) = self.drafts
@@ -324,7 +320,7 @@ _FAR = math.log(1.5)
 
 
 def _counted(state: DecodeState) -> tuple[np.ndarray, int, bool]:
-  """Rounds of a row by accepted tokens, those of the batch, if it goes on."""
+  """Rounds of a row by accepted tokens, rounds of the batch, if it goes on."""
   counts, rounds, reasons = jax.device_get(
     (state.counters.accept_counts, state.num_steps, state.stop_reason)
   )
@@ -341,16 +337,16 @@ def measured(
   repeats: int = 4,
   copy: Callable[[DecodeState], DecodeState] | None = None,
 ) -> dict[int, float]:
-  """Seconds of a round at every length, from where a state stands.
+  """Seconds of a round at every length, starting from a given state.
 
   Args:
     loops: compiled, by length.
     params: parameters of both models.
-    state: with room for as many tokens. It is copied: for so long there are
-      two of it in memory.
+    state: with room for the tokens of these rounds. It is copied, and for that
+      time held twice in memory.
     rounds: of one timing at most, with its call from the host.
     repeats: timings that count, all lengths in turn; their median does.
-    copy: makes the copies, if loops want states laid out as it does.
+    copy: makes the copies, in the memory layout that the loops want.
 
   Raises:
     ValueError: if no row of the state is running.
@@ -359,19 +355,19 @@ def measured(
     raise ValueError("a round cannot be timed on rows that are all done")
   first = int(state.num_steps)
   copy = copy or (lambda state: jax.tree.map(jnp.copy, state))
-  found: list[dict[int, float]] = []
+  timings: list[dict[int, float]] = []
   for _ in range(repeats + 1):  # the first one warms up
-    found.append({})
+    timings.append({})
     for length, loop in loops.items():
       fresh = jax.block_until_ready(copy(state))
       start = time.perf_counter()
       after = jax.block_until_ready(loop(params, fresh, np.int32(rounds)))
       seconds = time.perf_counter() - start
-      found[-1][length] = seconds / max(int(after.num_steps) - first, 1)
+      timings[-1][length] = seconds / max(int(after.num_steps) - first, 1)
   # A machine's speed changes: lengths are compared within a turn.
   mean = lambda turn: statistics.geometric_mean(turn.values())
-  typical = statistics.median(map(mean, found[1:]))
+  typical = statistics.median(map(mean, timings[1:]))
   return {
-    n: typical * statistics.median(turn[n] / mean(turn) for turn in found[1:])
+    n: typical * statistics.median(turn[n] / mean(turn) for turn in timings[1:])
     for n in loops
   }

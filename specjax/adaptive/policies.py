@@ -1,11 +1,10 @@
-"""How deep a row drafts: rules that decide before each token is drawn.
+"""Depth policies: after every drafted token, whether the row drafts another.
 
-A policy is asked after every drafted token whether the row goes on. It sees
-what is known then: the tokens drafted so far, the laws they were drawn from,
-and what finished rounds have taught. Not the next token, nor its law, for which
-a pass of the draft would have to be paid. So the depth is decided before the
-next token is drawn, no token that was drawn is taken back, and every lossless
-rule stays lossless (docs/adaptive.md has the proof).
+A policy sees the tokens drafted so far, the laws they were drawn from, and
+statistics of finished rounds. It does not see the next token, nor its law, for
+which a pass of the draft would have to be paid. So the depth is decided before
+the next token is drawn, no drawn token is taken back, and every lossless rule
+stays lossless (docs/adaptive.md has the proof).
 """
 
 import dataclasses
@@ -26,14 +25,14 @@ from specjax.structs import struct
 
 @struct
 class Token:
-  """What is known of a token that was just drawn.
+  """The token that was just drawn, as a policy sees it.
 
   Attributes:
     top: `f32[B]`, the largest probability of its law at temperature 1.
-    confidence: `f32[B]`, its own in that.
-    hidden: `f[B, H]`, the draft's hidden state that the law was read of; None
-      where the draft gives none.
-    temperature: `f32[B]`, that of the sampling.
+    confidence: `f32[B]`, its own probability in that law.
+    hidden: `f[B, H]`, the draft's hidden state that gave the law; None where
+      the draft returns none.
+    temperature: `f32[B]`, of the sampling.
   """
 
   top: Array
@@ -44,16 +43,16 @@ class Token:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Seen:
-  """What a policy may look at after `level` drafted tokens.
+  """Everything a policy may look at after `level` drafted tokens.
 
   Attributes:
-    level: how many there are; static.
-    bins: `i32[B]`, of the law that the newest was drawn from
-      (`estimates.bin_of`); ROOT at first.
+    level: number of drafted tokens; static.
+    bins: `i32[B]`, bin of the newest token's law (`estimates.bin_of`); ROOT at
+      first.
     confidence: `f32[B]`, the newest one's own probability in the draft's law at
       temperature 1; infinite at the root.
     survival: `f32[B]`, the product of what the policy `accepts` so far.
-    memory: what finished rounds have left.
+    memory: the policy's statistics of finished rounds.
   """
 
   level: int
@@ -96,7 +95,7 @@ class Policy:
   width: int = 0
 
   def goes_on(self, seen: Seen, allowed: Array) -> Array:
-    """Which of the rows that may draft the next token do, `bool[B]`."""
+    """`bool[B]`, rows that draft the next token, of those that may."""
     gain, price = self.gain(seen), self.price(seen)
     if self.shared:
       total = lambda x: jnp.sum(jnp.where(allowed, x, 0))
@@ -116,7 +115,7 @@ def fixed(depth: int = 6) -> Policy:
 
 
 def recorded(*, width: int = 0) -> Policy:
-  """All tokens, always; the last round is kept, for those who study rounds.
+  """Drafts all tokens, and keeps the last round in the state, for studies.
 
   Args:
     width: of the draft's hidden states, if they are to be kept too.
@@ -134,7 +133,7 @@ def recorded(*, width: int = 0) -> Policy:
 
 
 def confidence(*, threshold: float = 0.4) -> Policy:
-  """Until a token whose own probability is not above the threshold.
+  """Stops after a token whose own probability is not above the threshold.
 
   Such a token is kept. So do Hugging Face's `assistant_confidence_threshold`,
   whose default this is, and Kangaroo, which stops below the law's largest
@@ -150,11 +149,11 @@ def confidence(*, threshold: float = 0.4) -> Policy:
 
 @struct
 class Exit:
-  """What `exits` remembers.
+  """Memory of `exits`.
 
   Attributes:
     threshold: `f32[B]`.
-    matched: `f32[B]`, running mean of the share of drafted tokens that stood.
+    matched: `f32[B]`, running mean of the share of accepted drafted tokens.
   """
 
   threshold: Array
@@ -172,8 +171,8 @@ def exits(
   """`confidence` with a threshold that follows what is accepted.
 
   Draft and Verify (Zhang et al., ACL 2024, section 4.1). With m the running
-  mean of the share of drafted tokens that stood and h the threshold, after
-  every round of a row
+  mean of the share of drafted tokens that were accepted and h the threshold,
+  after every round of a row
 
     m <- keep_matched m + (1 - keep_matched) share
     h <- keep_threshold h + (1 - keep_threshold) t,
@@ -225,7 +224,7 @@ def exits(
 
 
 def survival(*, threshold: float = 0.25) -> Policy:
-  """While the next token is reached and accepted with more than that chance."""
+  """Goes on while the next token's survival is above the threshold."""
   _check_share("threshold", threshold)
   return _estimating(
     f"survival(threshold={threshold:g})", _worth, _constant(threshold)
@@ -233,7 +232,7 @@ def survival(*, threshold: float = 0.25) -> Policy:
 
 
 def optimal(*, cost: float = 0.1, rows: int = 1) -> Policy:
-  """While the next token gains more than its pass costs, at the row's own rate.
+  """Goes on while the next token gains more than its pass costs.
 
   `survival` with the threshold `rate * cost`: the optimal one in the monotone
   case (`specjax.theory.stopping.myopic`). The rate is the row's own, measured
@@ -279,7 +278,7 @@ def predicted(
   threshold: float = 0.7,
   head: str = "",
 ) -> Policy:
-  """Until some drafted token is rejected with more than that chance.
+  """Stops once P(some drafted token is rejected) is above the threshold.
 
   SpecDec++ (Huang et al., COLM 2025): a trained head says how likely each token
   is accepted, and the row stops once one minus their product is above the
@@ -303,7 +302,7 @@ def predicted(
 
 
 def table(limits: Sequence[Sequence[float]] | np.ndarray) -> Policy:
-  """While survival is above a limit of its level and bin.
+  """Goes on while survival is above a limit of its level and bin.
 
   Args:
     limits: `f[G, BINS + 1]`, as `specjax.theory.stopping.thresholds` says for
@@ -324,7 +323,7 @@ def table(limits: Sequence[Sequence[float]] | np.ndarray) -> Policy:
 
 
 def together(policy: Policy) -> Policy:
-  """One depth for all rows, by their mean gain and price.
+  """The policy with one depth for all rows, by their mean gain and price.
 
   A row's law stays what it was, and the rows stay independent; but which tokens
   a seed gives then depends on the rows beside it.

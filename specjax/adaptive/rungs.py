@@ -1,8 +1,8 @@
-"""Decoders of several draft lengths that go on with each other's state.
+"""The programs of a ladder: decoders of several draft lengths, one state.
 
-All work on the state of the longest. What a drafter needs of rounds that draft
-nothing it says itself (`Drafter.idle`). Which length is next the host chooses
-(`specjax.adaptive.ladder`), or whoever else calls them.
+All share the state of the longest. A drafter declares what it needs of rounds
+that draft nothing (`Drafter.idle`). The caller chooses the next length, as
+`specjax.adaptive.ladder` does on the host.
 """
 
 import dataclasses
@@ -58,15 +58,15 @@ class Rungs:
 
   @property
   def longest(self) -> Decoder:
-    """Whose state all work on."""
+    """The decoder of the longest drafts, whose state all share."""
     return self.decoders[max(self.decoders)]
 
   @property
   def unread(self) -> Decoder | None:
-    """As the longest, but prompts are read to the target alone.
+    """The longest decoder, but only the target reads the prompts.
 
-    What drafts reads them when it drafts first. For batches that may never
-    come to that; None if the drafter cannot, or no length is 0.
+    The draft reads them when it first drafts, which a batch may never come to.
+    None if the drafter cannot do so, or no length is 0.
     """
     drafter = self.longest.drafter
     if 0 not in self.decoders or drafter.idle is not Idle.NOTHING:
@@ -94,15 +94,15 @@ class Rungs:
     else:
       on_mesh = MeshDecoder(decoder=decoder, mesh=self.mesh)
       state = on_mesh.steps(params, state, num_steps)
-    found = state.counters
+    counters = state.counters
     back = {
       name: getattr(whole, name)
       .at[:, : part.shape[1]]
-      .set(getattr(found, name))
+      .set(getattr(counters, name))
       for name, part in cut.items()
     }
     return dataclasses.replace(
-      state, counters=dataclasses.replace(found, **back)
+      state, counters=dataclasses.replace(counters, **back)
     )
 
 

@@ -1,13 +1,13 @@
-"""Target passes that are no wider than what was drafted.
+"""Target passes that are no wider than the drafted tokens need.
 
-Shapes are static, so the target is fed all F tokens of a draft's form, whether
-they are there or not. A decoder may have passes of narrower widths too. Each
-round then takes the narrowest one that holds every node that is there, in any
-row that goes on. So a round for which a drafter finds nothing costs a plain
-step, and a depth policy saves verification beside draft passes.
+Shapes are static, so the target is fed all F tokens of a draft's form, masked
+ones too. A decoder may have passes of narrower widths as well. Each round then
+takes the narrowest one that holds every unmasked node of the rows that go on.
+So a round for which a drafter finds nothing costs a plain step, and a depth
+policy saves verification beside draft passes.
 
-A token's law does not change, since nobody looks at what is not there: a pass
-only differs in how its sums are rounded. Each width is a pass more to compile.
+A token's law does not change, since masked nodes are not seen: a pass differs
+only in how its sums are rounded. Each width is one more pass to compile.
 It is the in-loop form of the verification widths that SmartSpec (Liu et al.,
 2024) and AdaSpec (Huang et al., 2025) choose on the host.
 """
@@ -39,10 +39,10 @@ def check(widths: Sequence[int], tree: Tree) -> None:
   if not widths:
     return
   if tree.form is Form.FIXED or tree.lanes:
-    what = "lanes" if tree.lanes else "a fixed form"
+    problem = "lanes" if tree.lanes else "a fixed form"
     raise ValueError(
       f"widths are for drafts whose nodes may not be there, got a tree with "
-      f"{what}, which is always fed whole"
+      f"{problem}, which is always fed whole"
     )
   rising = all(a < b for a, b in itertools.pairwise(widths))
   if not (rising and 1 <= widths[0] and widths[-1] < tree.num_fed):
@@ -53,7 +53,7 @@ def check(widths: Sequence[int], tree: Tree) -> None:
 
 
 def within(widths: Sequence[int], tree: Tree) -> tuple[int, ...]:
-  """Those of some widths that a tree's rounds can have, without an error."""
+  """The widths that a tree's rounds can have, of those given; none raises."""
   if tree.form is Form.FIXED or tree.lanes:
     return ()
   return tuple(sorted({w for w in widths if 1 <= w < tree.num_fed}))
@@ -62,19 +62,19 @@ def within(widths: Sequence[int], tree: Tree) -> tuple[int, ...]:
 def choose(
   widths: tuple[int, ...], draft: Draft, done: Array
 ) -> tuple[Array, Array]:
-  """The narrowest pass that holds what is there.
+  """The narrowest pass that holds every drafted node.
 
   Args:
     widths: of the narrower passes, rising.
     draft: what was drafted.
-    done: `bool[B]`, rows whose drafts nobody looks at.
+    done: `bool[B]`, rows whose drafts do not count.
 
   Returns:
     Which pass, `i32[]`, the whole one last; and how many tokens it feeds.
   """
   all_widths = np.asarray([*widths, draft.tree.num_fed], np.int32)
-  there = draft.topology().there & ~done[:, None]
-  needed = jnp.max(jnp.where(there, np.arange(1, all_widths[-1] + 1), 1))
+  present = draft.topology().there & ~done[:, None]
+  needed = jnp.max(jnp.where(present, np.arange(1, all_widths[-1] + 1), 1))
   index = jnp.sum(needed > all_widths[:-1], dtype=jnp.int32)
   return index, jnp.asarray(all_widths)[index]
 
@@ -90,7 +90,7 @@ def apply(
   positions: Array,
   mask: Array | np.ndarray | None,
 ) -> tuple[ModelOutput, Cache]:
-  """One of several passes of a model, by index.
+  """Runs one of several passes of a model, by index.
 
   Args:
     model: `LanguageModel.apply`.

@@ -1,9 +1,9 @@
-"""Does a drafter say the truth, and look at nothing that it may not?
+"""Checks of a drafter: its laws are those it drew from, and it reads no more.
 
 A draft whose law is not the one it was drawn from makes every rule lossy, and
-shows in nothing but the text; a draft that looks at a stale slot or at another
-row is a row that cannot be decoded again. Both are asked here of a drafter as
-it is, in a state that the loop has made.
+nothing but the text shows it; a draft that reads a stale slot or another row
+cannot be reproduced. Both are checked on the drafter itself, in a state that
+the loop has made.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from specjax.warp import make_sampling
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DrafterCheck:
-  """What was checked of a drafter that passed.
+  """Result of the checks of a drafter that passed.
 
   Attributes:
     method: "exact": every draft that it may draw was enumerated. "sampled": its
@@ -63,13 +63,12 @@ def check_drafter(
     if it draws by `Context.draw` alone and V ** N is affordable, else by a
     chi-squared test (level 1e-6) of every node.
   - Siblings that are independent promise that nodes with equal paths have
-    children of equal laws, there or not alike: rules merge them.
+    children of equal laws, masked alike: rules merge them.
   - No coin is used twice: tokens follow their laws whatever the numbers are
     that the loop verifies the draft with, whatever the nodes before drew, and
     whatever the round before emitted, by such tests too.
-  - Whether a node is there, and under which parent, is decided before the
-    first token of its family is drawn (of certain drafts it may be decided by
-    anything).
+  - The mask of a node, and its parent, are decided before the first token of
+    its family is drawn (of certain drafts they may be decided by anything).
   - A row's draft depends on that row alone, and on nothing stale: neither on
     tokens from `length` on nor on the target's slots from `length - 1` on.
   - Its state's row axes are as it declares.
@@ -222,7 +221,7 @@ def _scrambled(decoder: decode.Decoder, state: DecodeState) -> DecodeState:
 
 
 def _check_same(draft: Draft, other: Draft, looked_at: str) -> None:
-  """Raises ValueError unless two drafts are equal where nodes are there."""
+  """Raises ValueError unless two drafts are equal at unmasked nodes."""
   there = np.asarray(draft.topology().there)
   whole = np.broadcast_to(there, draft.tokens.shape)
   nodes = draft.tree.num_nodes
@@ -312,7 +311,7 @@ def _check_twins(
       below[:, 0] = False
       first.append((below.any(axis=1), np.argmax(below, axis=1)))
     (some, mine), (others, theirs) = first
-    # Where a form leaves no room for children, nobody decided that.
+    # Where a form leaves no room for children, that was not decided.
     open_ = tree.form is not Form.FREE and not (
       tree.children[one] and tree.children[other]
     )
@@ -333,7 +332,7 @@ def _check_twins(
 
 
 def _rest_is_certain(draft: Draft, asked: list[int]) -> bool:
-  """Whether each node that is not among those has all of its law's mass."""
+  """True if every node but `asked` holds a token of probability one."""
   nodes = draft.tree.num_nodes
   there = np.broadcast_to(draft.topology().there, draft.tokens.shape)
   there = there[:, :nodes] & ~np.isin(np.arange(nodes), [0, *asked])
@@ -410,20 +409,20 @@ def _check_laws(drafter: Drafter, every: rounds.Drafts) -> float:
 
 
 def _put_aside(laws: np.ndarray, tokens: np.ndarray, drawn_from: np.ndarray):
-  """Where a certain token stands in place of one that was drawn, `bool[n]`.
+  """`bool[n]`, where a drawn token was replaced by a certain one.
 
   Args:
-    laws: `f[n, V]`, that the drafts say.
-    tokens: `i32[n]`, that stand there.
-    drawn_from: `f[n, V]`, that a token was drawn from.
+    laws: `f[n, V]`, laws in the drafts.
+    tokens: `i32[n]`, tokens in the drafts.
+    drawn_from: `f[n, V]`, laws that a token was drawn from.
   """
   sure = laws[np.arange(len(laws)), tokens] == 1
   return sure & (np.abs(laws - drawn_from).max(axis=-1) >= 1e-5)
 
 
-def _follows(found: np.ndarray, known: np.ndarray) -> bool:
-  """Whether rows of integers are a function of what else is known."""
-  both = np.concatenate([known, found], axis=1)
+def _follows(rows: np.ndarray, known: np.ndarray) -> bool:
+  """True if rows of integers are a function of other rows of integers."""
+  both = np.concatenate([known, rows], axis=1)
   return len(np.unique(both, axis=0)) == len(np.unique(known, axis=0))
 
 

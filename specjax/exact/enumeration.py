@@ -1,4 +1,4 @@
-"""Exact laws by enumeration: what a rule really outputs.
+"""Exact output law of a rule, by enumeration of drafts.
 
 A rule flips no coins, so the law of its output is a finite sum over drafts,
 nodes and next tokens. Summing it *through the shipped rule* shows losslessness
@@ -237,7 +237,7 @@ def expected_rejections(
   siblings: Siblings = IID,
   prefix: tuple[int, ...] = (0,),
 ) -> float:
-  """Expected rejections until `horizon` tokens stand, drafting all that miss.
+  """Expected rejections until `horizon` tokens, drafting all that are missing.
 
   The setting of Yin et al. (NeurIPS 2024): every round drafts to the horizon,
   so that each position is drafted and no bonus token is ever needed.

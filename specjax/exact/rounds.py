@@ -1,11 +1,10 @@
 """The exact law of a whole round: through the shipped drafting code too.
 
-`specjax.exact` sums over drafts of one static tree, from laws that are given as
-functions. Here a decoder's own round is run, on every draft that its drafter
-may draw: a table stands in the place of the draws, and what each draw was from
-is written down where it is made. So the sum knows nothing of what the drafter
-says about its laws, its shape or its lanes, and is right about a drafter that
-lies.
+`block_law` sums over drafts of one static tree, from laws that are given as
+functions. Here a decoder's own round is run on every draft that its drafter
+may draw: a table takes the place of the draws, and the law of each draw is
+recorded where it is made. So the sum does not rely on the laws, the shape or
+the lanes that the drafter returns, and is right even where these are wrong.
 """
 
 import dataclasses
@@ -31,11 +30,11 @@ class Drafts:
 
   Attributes:
     draft: the proposals, R rows.
-    table: `i32[R, N + 1]`, what each draw gave, whether it was asked or not.
+    table: `i32[R, N + 1]`, outcome of each draw, made or not.
     drawn: by node, the number of the call that drew it, and the law it was
       drawn from, `f64[R, V]`, normalised; without nodes that were never drawn.
     probs: `f64[R]`, the probability of each; they sum to 1.
-    found: what else was asked of the rounds.
+    found: the second output of `look`.
   """
 
   draft: Draft
@@ -58,8 +57,8 @@ def drafts(
     decoder: of a small vocabulary: V ** N drafts must be affordable.
     params: parameters of both models.
     state: of one row.
-    look: `(params, rows, draws) -> (Draft, found)`, what is asked of R equal
-      rows of the state, arrays with rows first; by default to draft.
+    look: `(params, rows, draws) -> (Draft, found)`, runs R equal rows of the
+      state; arrays have rows first. By default it drafts alone.
 
   Returns:
     The `Drafts`.
@@ -139,7 +138,7 @@ def asked(decoder: Decoder, params: Params, state: DecodeState) -> list[int]:
 def round_law(
   decoder: Decoder, params: Params, state: DecodeState
 ) -> tuple[BlockLaw, np.ndarray]:
-  """The exact outcome of a round, and what it should be.
+  """The exact outcome of a round, and the law that it should have.
 
   Args:
     decoder, params, state: see `drafts`; float64 where the models are and
@@ -151,16 +150,16 @@ def round_law(
   """
 
   def look(params, state, draws):
-    found, said = decoder.look(params, state, draws=draws)
+    round_, said = decoder.look(params, state, draws=draws)
     count = len(state.length)
     after = jax.lax.map(
       lambda node: jnp.exp(said.next_log_probs(jnp.full((count,), node))),
       jnp.arange(decoder.drafter.tree.num_nodes),
     )
     after = jnp.swapaxes(after, 0, 1)  # rows first
-    form = found.draft.topology()
+    form = round_.draft.topology()
     whole = lambda x: jnp.broadcast_to(x, (count, *x.shape[1:]))
-    return found.draft, (
+    return round_.draft, (
       (said.node_probs, after, said.total_variation),
       {n: whole(getattr(form, n)) for n in ("paths", "depth", "num_children")},
     )
@@ -219,8 +218,8 @@ def target_laws(
       )
     return jnp.exp(warp.warp(logits, state.sampling))
 
-  found = np.asarray(laws(params, state, texts), np.float64)
-  shaped = found.reshape(*(vocab,) * depth, depth + 1, vocab)
+  laws_of_texts = np.asarray(laws(params, state, texts), np.float64)
+  shaped = laws_of_texts.reshape(*(vocab,) * depth, depth + 1, vocab)
   return [
     shaped[(slice(None),) * g + (0,) * (depth - g) + (g,)]
     for g in range(depth + 1)

@@ -1,4 +1,4 @@
-"""Is a rule what it says, whatever laws it is given?
+"""Checks of a rule: lossless if it claims so, else with the distance reported.
 
 A rule that claims to be lossless is summed over every draft of small trees, of
 models that depend on the whole text, with the laws that break rules: zeros,
@@ -37,7 +37,7 @@ _TOLERANCE = 1e-9
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RuleCheck:
-  """What was checked of a rule that passed.
+  """Result of the checks of a rule that passed.
 
   Attributes:
     num_cases: trees, siblings and laws that were summed.
@@ -55,7 +55,7 @@ class RuleCheck:
 
 
 def check_rule(rule: Rule) -> RuleCheck:
-  """Holds a rule against what it claims.
+  """Checks a rule against its claims.
 
   - Whatever it is given, the probabilities of its nodes are a law, and so is
     that of the next token after every node that it may end at.
@@ -104,10 +104,10 @@ def check_rule(rule: Rule) -> RuleCheck:
               abs(said - law.total_variation),
             )
           )
-        for claim, found in off:
-          error = max(error, found)
-          if not found <= _TOLERANCE:
-            raise ValueError(f"{where}: {claim} off by {found:.3g}")
+        for claim, distance in off:
+          error = max(error, distance)
+          if not distance <= _TOLERANCE:
+            raise ValueError(f"{where}: {claim} off by {distance:.3g}")
   if not cases:
     raise ValueError(
       f"rule {rule.name!r} takes none of the trees "
@@ -134,7 +134,7 @@ def _forms(rule: Rule) -> Iterator[tuple[Tree, Siblings]]:
 
 
 def _laws() -> Iterator[tuple[str, ContextLaw, ContextLaw]]:
-  """Draft and target, by what is hard about them."""
+  """Pairs of draft and target laws, with a name for each difficulty."""
   of_text = lambda text: np.random.default_rng([7, *text])
 
   def draw(text, other):

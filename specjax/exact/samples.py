@@ -1,8 +1,8 @@
-"""Many drafts of one state: do tokens follow their laws, whatever else is so?
+"""Tests of sampled drafts: tokens follow their laws, independent of all else.
 
-A token must follow its law not only over all drafts, but over those with any
-one outcome of the loop's coins, of a node before it, or of the round before:
-where they share a coin, each is drawn from its law, and the text is not.
+A token must follow its law not only over all drafts, but also given any outcome
+of the loop's own coins, of an earlier node, or of the round before. If two
+draws share a coin, each follows its law, and the text not the target's.
 """
 
 import jax.numpy as jnp
@@ -106,7 +106,7 @@ def _check_given(
 
 
 def _nodes(draft: Draft, first: int = 1):
-  """Each node's number, where it is there, its laws `f64[R, V]` and tokens."""
+  """Each node's number, mask of drafts, laws `f64[R, V]` and tokens."""
   tokens, log_probs = np.asarray(draft.tokens), np.asarray(draft.log_probs)
   there = np.broadcast_to(draft.topology().there, tokens.shape)
   for node in range(first, draft.tree.num_nodes):

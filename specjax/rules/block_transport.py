@@ -1,4 +1,4 @@
-"""Nearly the joint optimum of a whole draft of i.i.d. siblings.
+"""Block transport: nearly the joint optimum of a draft of i.i.d. siblings.
 
 Every path of the draft has a score, evenly distributed whatever the laws are;
 the path of the largest is selected, and verified as a block (`block`). What the
@@ -56,7 +56,7 @@ _dot = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Walk:
-  """What is known of every node; I of the N + 1 nodes have children.
+  """Debts, shares and scores of every node; I of the N + 1 have children.
 
   Attributes:
     owed: `f32[B, N + 1]`, v.
@@ -222,8 +222,8 @@ def _of_one_child(
     return scores, weights
   one = scores ** jnp.asarray(1 / counts[:, None], scores.dtype)
   of_all, of_one = jnp.diff(scores), jnp.diff(one)
-  there = of_one > 0
-  part = jnp.where(there, of_all, 0) / jnp.where(there, of_one, 1)
+  positive = of_one > 0
+  part = jnp.where(positive, of_all, 0) / jnp.where(positive, of_one, 1)
   return one, weights * part
 
 
@@ -260,7 +260,7 @@ def _selected(tree: Tree, scores: tuple[Array, ...]) -> Array:
       family = jnp.prod(given, axis=2)
     cdfs[depth] = cdfs[depth].at[:, np.array(here) - level.start].set(family)
   weight = jnp.ones_like(scores[0][..., 1:])
-  found, leaves = [], []
+  selected, leaves = [], []
   for depth, level in enumerate(levels):
     if depth:
       parent = np.array([tree.parents[n] for n in level]) - levels[depth - 1][0]
@@ -271,9 +271,9 @@ def _selected(tree: Tree, scores: tuple[Array, ...]) -> Array:
     if ends:
       at = np.array(ends) - level.start
       mine = jnp.diff(cdfs[depth], axis=-1)[:, at]
-      found.append(jnp.sum(mine * weight[:, at], axis=-1))
+      selected.append(jnp.sum(mine * weight[:, at], axis=-1))
       leaves += ends
-  return jnp.concatenate(found, axis=1)
+  return jnp.concatenate(selected, axis=1)
 
 
 def _beats_others(cdfs: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Rules of a single path that accept by rank in the target's law: lossy.
+"""Lossy rules of a single path that accept by rank in the target's law.
 
 SpecDec (Xia et al., Findings of EMNLP 2023) accepts a token that is among the
 target's beta likeliest and close enough to the first (`top_beta`); blockwise
@@ -142,7 +142,7 @@ def blockwise(top_k: int = 2, min_accepted: int = 0) -> Rule:
 
 
 def likeliest(log_probs: Array, count: int) -> Array:
-  """Which tokens are the likeliest: of equal ones the first, none of no mass.
+  """Mask of the likeliest tokens: of equal ones the first, none of no mass.
 
   Args:
     log_probs: `f[..., V]`.
@@ -156,11 +156,11 @@ def likeliest(log_probs: Array, count: int) -> Array:
     left = jnp.where(among, -jnp.inf, log_probs)
     return among | _is_first(left)
 
-  found = _is_first(log_probs)
+  chosen = _is_first(log_probs)
   if count > 1:
     most = min(count, log_probs.shape[-1])
-    found = jax.lax.fori_loop(1, most, add, found)
-  return found & (log_probs > -jnp.inf)
+    chosen = jax.lax.fori_loop(1, most, add, chosen)
+  return chosen & (log_probs > -jnp.inf)
 
 
 def _most_probable(log_probs: Array) -> Array:

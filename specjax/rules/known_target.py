@@ -1,4 +1,4 @@
-"""Lossless verification against another law than the target's: lossy.
+"""Lossy rules with a known output law: lossless verification against it.
 
 A rule of this file states a law pi, made of the target's law q and the draft's
 law p after the same text, and verifies against pi with a lossless rule. So a
@@ -10,9 +10,9 @@ With the token rule a drafted token is rejected with probability TV(p, pi), and
   TV(p, pi) + TV(pi, q) >= TV(p, q),
 
 the triangle inequality, with equality exactly if pi(x) is between p(x) and q(x)
-for every x. That is the Pareto front of Yin et al. (NeurIPS 2024, Theorem 5),
-and tells who is on it: `ensemble`, `lenient`, `fuzzy`, `cactus`, and cascades
-that choose between p and q; `cascade_token` and `contrastive` need not be.
+for every x. That is the Pareto front of Yin et al. (NeurIPS 2024, Theorem 5).
+On it are `ensemble`, `lenient`, `fuzzy`, `cactus`, and cascades that choose
+between p and q; `cascade_token` and `contrastive` need not be.
 
 Every rule of a single path that accepts x ~ p with probability b(x) and draws
 from P after a rejection has such a law, `A = b p + Z P`, and against it the
@@ -88,10 +88,10 @@ def relaxed(name: str, law: LawFn, base: str = "token") -> Rule:
 
   def verify(draft: Draft, target_log_probs: Array) -> Verification:
     stated = known_target(law, draft, target_log_probs)
-    found = lossless.verify(draft, stated)
+    verification = lossless.verify(draft, stated)
     excess = jnp.exp(stated) - jnp.exp(target_log_probs)
     distance = jnp.sum(jnp.where(excess > 0, excess, 0), axis=-1)
-    return dataclasses.replace(found, total_variation=distance)
+    return dataclasses.replace(verification, total_variation=distance)
 
   def check(tree: Tree, siblings: Siblings) -> None:
     lossless.check(tree, siblings)
@@ -112,7 +112,7 @@ def known_target(law: LawFn, draft: Draft, target_log_probs: Array) -> Array:
 
   Args:
     law: pi.
-    draft: what was drafted; of a node's children the eldest that is there has
+    draft: what was drafted; of a node's children the eldest unmasked one has
       the draft's law p. Equal paths of independent siblings are one text, and
       share their children.
     target_log_probs: `f32[B, N + 1, V]`, log q.

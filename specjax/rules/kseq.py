@@ -105,11 +105,11 @@ def _root(target, draft, count, most):
     over = scale - tries  # f
     valid = over >= 0
     low, high = jnp.where(valid, low, scale), jnp.where(valid, scale, high)
-    found = (high <= low) | (valid & (over <= 2 * aim))
+    done = (high <= low) | (valid & (over <= 2 * aim))
     step = scale - (over - aim) / jnp.maximum(1 - slope, eps)
     inside = (step > low) & (step < high)
     step = jnp.where(inside, step, (low + high) / 2)
-    return low, high, step, found, rounds + 1
+    return low, high, step, done, rounds + 1
 
   one = jnp.ones_like(target[0])
   most_scale = one * jnp.maximum(count, 1)

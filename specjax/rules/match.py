@@ -1,4 +1,4 @@
-"""Draw from the target, go on while the token was drafted: the naive baseline.
+"""Naive verification: draw from the target while its draws were drafted.
 
 Lossless for any tree and however the siblings were drawn, because the tokens
 are the target's own draws; the draft's laws are not looked at. With X the
@@ -36,7 +36,7 @@ def decide(target_log_probs, draft_log_probs, tokens, valid):
 
 
 def check(tree, siblings) -> None:
-  """Any tree and any siblings will do."""
+  """Accepts any tree and any siblings."""
   del tree, siblings
 
 

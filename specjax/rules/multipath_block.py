@@ -74,14 +74,14 @@ def verify(draft: Draft, target_log_probs: Array) -> Verification:
     laws=jnp.stack(draft_laws, axis=1),
     there=np.ones((1, tree.max_depth), bool),
   )
-  found = verify_path(selected, along(target_log_probs))
+  verification = verify_path(selected, along(target_log_probs))
   is_node = path[:, :, None] == jnp.arange(tree.num_nodes)  # [B, L + 1, N + 1]
   depth = jnp.asarray(tree.depth)
   return Verification(
     node_probs=jnp.sum(
-      jnp.where(is_node, found.node_probs[:, :, None], 0), axis=1
+      jnp.where(is_node, verification.node_probs[:, :, None], 0), axis=1
     ),
-    next_log_probs=lambda node: found.next_log_probs(depth[node]),
+    next_log_probs=lambda node: verification.next_log_probs(depth[node]),
   )
 
 

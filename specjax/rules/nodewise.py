@@ -46,7 +46,7 @@ from specjax.types import Draft, Verification, VerifyFn
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decision:
-  """What a rule decides at one node; C candidates, V tokens.
+  """A rule's decision at one node; C candidates, V tokens.
 
   Attributes:
     accept: `f32[C]`, the probability that the walk goes on to each candidate; 0
@@ -81,8 +81,8 @@ class DecideFn(Protocol):
         given its elders; or `f32[1, V]` if siblings are independent, and the
         draft's law p is that of all.
       tokens: `i32[C]`, the candidates, in the order they were drawn.
-      valid: `bool[C]`, which of them are there: the first so many, unless
-        siblings are independent. If none is, anything but NaN may be returned.
+      valid: `bool[C]`, False for masked ones, which come last unless siblings
+        are independent. If none is, anything but NaN may be returned.
 
     Returns:
       The `Decision`.
@@ -148,12 +148,12 @@ def verify_nodes(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Walk:
-  """What all ways of walking a tree start from.
+  """The laws and the form of a draft, for every way of walking its tree.
 
   Attributes:
     decide: the decision at one node.
     tree: the tree.
-    topology: who hangs on whom.
+    topology: the tree's parents and children.
     tokens: `i32[B, N + 1]`.
     target: `f32[B, N + 1, V]`, the target's laws.
     laws: `f32[B, N + 1, V]`, the law each token was drawn from; None if it is
@@ -225,13 +225,13 @@ class _Walk:
     candidates: Callable[[Array], tuple[Array, Array]],
     after: Callable[[Array, Array, Array], Array] | None = None,
   ) -> Verification:
-    """What is said of the draft.
+    """The `Verification` from the probabilities of the walk.
 
     Args:
       reach: `f32[B, N + 1]`, the probability that the walk comes to a node.
       onward: `f32[B, N + 1]`, that it goes on from there.
       distance: `f32[B, N + 1]`, or None; 0 where no candidates are.
-      candidates: a node's slots and which are valid, `i32[B] -> [B, C]` twice.
+      candidates: a node's slots and their validity, `i32[B] -> [B, C]` twice.
       after: `(node, slots, valid) -> f32[B, V]`, the law if none is accepted;
         by default that of the decision there.
     """
@@ -299,7 +299,7 @@ def _verify_apart(walk: _Walk) -> Verification:
 
 
 def _inverse(order: np.ndarray) -> np.ndarray:
-  """Where each of the nodes 1..N stands in an order of them."""
+  """The place of each of the nodes 1..N in an order of them."""
   return np.argsort(order).astype(np.int32)
 
 
@@ -320,11 +320,11 @@ def _verify_free(walk: _Walk) -> Verification:
   def decide(node):
     where = jnp.full_like(walk.tokens[:, 0], node)
     here, some = candidates(where)
-    found = walk.at_node(where, here, some)
-    distance = found.total_variation
+    decision = walk.at_node(where, here, some)
+    distance = decision.total_variation
     if distance is not None:
       distance = jnp.where(some.any(axis=1), distance, 0)
-    return jnp.where(some, found.accept, 0), distance
+    return jnp.where(some, decision.accept, 0), distance
 
   accept, distance = jax.lax.map(decide, jnp.arange(nodes))  # [N + 1, B, C]
   accept = jnp.moveaxis(accept, 0, 1)
@@ -421,7 +421,7 @@ def _decide_merged(
 
   def decide_one(index, decided):
     row = jax.lax.dynamic_index_in_dim(order, index, 1, keepdims=False)
-    found = walk.at_node(
+    decision = walk.at_node(
       inner[row], jnp.asarray(places.slots)[row], take_node(valid, row)
     )
     use = several[batch, row]
@@ -431,7 +431,9 @@ def _decide_merged(
       old = all_nodes[batch, row]
       return all_nodes.at[batch, row].set(jnp.where(keep, new, old))
 
-    return jax.tree.map(put, decided, (found.accept, found.total_variation))
+    return jax.tree.map(
+      put, decided, (decision.accept, decision.total_variation)
+    )
 
   return jax.lax.fori_loop(
     0,
@@ -452,7 +454,7 @@ def _at_single(
 
   Args:
     walk: the walk.
-    places: where candidates stand.
+    places: the nodes of the candidates.
     slot: `i32[B, I]`, the candidate.
     valid: `bool[B, I]`.
   """
@@ -473,7 +475,7 @@ def _at_single(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Places:
-  """Where the candidates of each node with children stand; all static.
+  """The candidates of each node with children; all static.
 
   A merged node's candidates may be anywhere in the next level.
 

@@ -1,4 +1,4 @@
-"""Tokens in classes by q / p, in ascending order of that ratio.
+"""Classes of tokens by q / p, for optimal transport over large vocabularies.
 
 The best verification of i.i.d. drafts depends on a token through q / p alone,
 so that tokens of nearly equal ratio may be treated as one: a node's problem

@@ -1,4 +1,4 @@
-"""Tokens as mixtures of few types of fixed q / p.
+"""Tokens as mixtures of a few types of fixed q / p, for `block_transport`.
 
 The best verification of i.i.d. drafts depends on a token through its ratio
 q / p alone. Between two knots z < z' of the ratio a token of p and q is a
@@ -151,7 +151,7 @@ def _beyond_of_chunk(target: Array, draft: Array, knots: Array) -> Array:
 
 
 def _sum(x: Array) -> Array:
-  """Over the last axis, as a product with ones: it is faster on a CPU."""
+  """Sum over the last axis, as a product with ones: faster on a CPU."""
   ones = jnp.ones_like(x, shape=x.shape[-1:])
   return jnp.dot(x, ones, precision=jax.lax.Precision.HIGHEST)
 
@@ -178,7 +178,7 @@ def _reached(target: Array, draft: Array, knots: Array) -> Iterator[Array]:
 
 
 def parts(target: Array, draft: Array, knots: Array) -> Array:
-  """Of which types tokens are.
+  """The mixture of types that each token is.
 
   Args:
     target, draft: `f32[..., D]`, q and p of D tokens of each node.

@@ -79,7 +79,7 @@ def _decide_equal(target_log_probs, draft_log_probs, tokens, valid):
 
 
 def check(tree, siblings) -> None:
-  """Any tree and any siblings will do."""
+  """Accepts any tree and any siblings."""
   del tree, siblings
 
 

@@ -1,4 +1,4 @@
-"""Lossy rules of a single path: accept more than the target allows.
+"""Lossy rules of a single path that accept more than the target allows.
 
 Each says with what probability b(x) a drafted token x ~ p is accepted and what
 law P follows a rejection. The law of the token is then `A = b p + Z P` with `Z

@@ -1,4 +1,4 @@
-"""What rules ask of a tree and of its siblings, in one wording."""
+"""Shared checks of the trees and siblings that a rule accepts."""
 
 from specjax.siblings import Siblings
 from specjax.tree import Form, Tree
@@ -14,7 +14,7 @@ def single_path(name: str, tree: Tree) -> None:
 
 
 def form(name: str, tree: Tree, *allowed: Form) -> None:
-  """Raises ValueError unless so much of the tree's form is known."""
+  """Raises ValueError unless the tree has one of the allowed forms."""
   if tree.form not in allowed:
     raise ValueError(
       f"rule {name!r} verifies trees whose form is "

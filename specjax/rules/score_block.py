@@ -84,7 +84,7 @@ class _Family:
 
   @classmethod
   def of(cls, log_probs: Array, tokens: Array) -> "_Family":
-    """From the laws that the children were drawn from, `f32[C, V]`."""
+    """The family whose children were drawn from laws `f32[C, V]`."""
     law, top = jnp.exp(log_probs[0]), jnp.argmax(log_probs[0])
     second = WITHOUT_REPLACEMENT.child(log_probs[0], top[None], 2)
     second = jnp.where(tokens[0] == top, log_probs[-1], second)
@@ -132,8 +132,8 @@ def _scores(family: _Family, log_power: Array, below: Array) -> Array:
   missing = jnp.maximum(below - reached[last], 0)
   root = slope + jnp.sqrt(slope**2 + 4 * bend[last] * missing)
   part = jnp.clip(2 * missing / jnp.where(root > 0, root, 1), 0, 1)
-  found = raw[last] + part[:, None] * step[last]
-  return found.at[0].set(0).at[-1].set(1)
+  cumulated = raw[last] + part[:, None] * step[last]
+  return cumulated.at[0].set(0).at[-1].set(1)
 
 
 def _selected(family, scores, weight):
@@ -170,7 +170,7 @@ def _fit(family: _Family, wanted: Array, state: _State) -> Array:
 
 
 def _descend(state, target_log_probs, draft_log_probs, tokens):
-  """One node's `[w q - g]_+`, how likely it passes, and its children's states.
+  """One node's `[w q - g]_+`, P(it passes), and its children's states.
 
   Its arguments are its state and those of `specjax.rules.nodewise.DecideFn`.
   """
@@ -234,7 +234,7 @@ def _families(x: Array, count: int) -> Array:
 
 
 def _chosen(counts: list[int], below: Array) -> Array:
-  """How likely each leaf is selected, `f32[B, n]`, by all leaves' `below`."""
+  """P(each leaf is selected), `f32[B, n]`, from all leaves' `below`."""
   best = [below]  # of the best leaf below every node, deepest first
   for count in counts[::-1]:
     best.append(_families(best[-1], count).prod(axis=2))

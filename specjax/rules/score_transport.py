@@ -1,4 +1,4 @@
-"""One node of `block_transport`: how a token shares in the scores of its path.
+"""One node of `block_transport`: shares of tokens in the scores of their path.
 
 A node hands out scores. They come in N bins, the lowest first, each with the
 probability of a child's score to be there and the weight W that a score has for
@@ -71,9 +71,9 @@ def make_node(
   bounds /= jnp.where(bounds[..., -1:] > 0, bounds[..., -1:], 1)
   width = bounds[..., 1:] - bounds[..., :-1]
   start, end = bounds[..., :-1, None], bounds[..., 1:, None]
-  edges, there = edges[..., None, :], width[..., None] > 0
-  within = (edges - start) / jnp.where(there, width[..., None], 1)
-  within = jnp.where(there, jnp.clip(within, 0, 1), edges >= end)
+  edges, positive = edges[..., None, :], width[..., None] > 0
+  within = (edges - start) / jnp.where(positive, width[..., None], 1)
+  within = jnp.where(positive, jnp.clip(within, 0, 1), edges >= end)
   index = jnp.arange(edges.shape[-1])
   within = jnp.where(index == 0, 0, jnp.where(index == index[-1], 1, within))
   steps = within[..., 1:] - within[..., :-1]

@@ -50,7 +50,7 @@ class Path:
   Attributes:
     tokens: `i32[B, N]`, the drafted ones.
     laws: `f32[B, N + 1, V]`, the law that each node was drawn from.
-    there: `bool[B or 1, N]`, whether each drafted token is there.
+    there: `bool[B or 1, N]`, False for masked tokens.
   """
 
   tokens: Array

@@ -187,7 +187,7 @@ def _goal(base: Array, given: Array) -> Array:
 
 
 def pick_probs(levels: Array, group: Array, valid: Array) -> Array:
-  """With what probability each candidate is the selected one.
+  """The probability that each candidate is the selected one.
 
   Args:
     levels: `f32[G + 1]`, of the boundaries.

@@ -53,7 +53,7 @@ class SettleFn(Protocol):
       tokens, valid: `i32[C]`, `bool[C]`.
 
     Returns:
-      `f32[C]`, the debts `w_x` of the children, 0 for what is not there; and
+      `f32[C]`, the debts `w_x` of the children, 0 for masked ones; and
       after them `f32[]`, w_v, and `f32[V]`, log q_v.
     """
 
@@ -106,10 +106,10 @@ def verify_by(
     node_probs = (passes[:, order] * fails)[:, np.argsort(order)]
 
   def next_log_probs(node):
-    there = take_node(family.valid, node)
+    valid = take_node(family.valid, node)
     _, _, rest = family.settle(take_node(owed, node), node)
     law = take_node(target_log_probs, node)
-    return jnp.where(there.any(axis=1, keepdims=True), rest, law)
+    return jnp.where(valid.any(axis=1, keepdims=True), rest, law)
 
   return Verification(node_probs=node_probs, next_log_probs=next_log_probs)
 
@@ -147,7 +147,7 @@ class _Family:
 
 
 def _settle_by_level(tree: Tree, family: _Family) -> tuple[Array, Array]:
-  """What every node owes before its children are tested, and after.
+  """The debt of every node before its children are tested, and after.
 
   Returns:
     `f32[B, N + 1]` twice.
@@ -182,8 +182,8 @@ def _settle_in_turn(tree: Tree, family: _Family) -> tuple[Array, Array]:
   zeros = jnp.zeros_like(family.target[:, :, 0])
   index = jnp.arange(tree.num_nodes)
 
-  def turn(node, found):
-    owed, passes = found
+  def turn(node, debts):
+    owed, passes = debts
     where = jnp.full_like(family.tokens[:, 0], node)
     given, left, _ = family.settle(take_node(owed, where), where)
     slots = take_node(family.slots, where)
@@ -254,7 +254,7 @@ def _tested_before(ancestors: Array | np.ndarray) -> Array:
 
 
 def check(tree: Tree, siblings: Siblings) -> None:
-  """Any tree and any siblings will do."""
+  """Accepts any tree and any siblings."""
   del tree, siblings
 
 

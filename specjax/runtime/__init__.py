@@ -1,1 +1,1 @@
-"""What runs a decoder: engine, compilation, timing, devices, host stops."""
+"""Running a decoder: engine, compilation, timing, meshes, stop strings."""

@@ -1,4 +1,4 @@
-"""Prefill and the decoding loop, compiled to fit each other.
+"""Ahead-of-time compilation of prefill and the decoding loop.
 
 `specjax.runtime.engine` runs what is compiled here, and a plan for a pod reads
 it.
@@ -156,7 +156,7 @@ def compile_loop(
 
 
 def has_many_maps() -> bool:
-  """Whether programs should be given up, lest XLA fail to compile more.
+  """True if programs should be freed, lest XLA fail to compile more.
 
   Linux allows a process 65,530 memory maps, every program on the CPU takes a
   few dozen, and where no more are to be had XLA ends the process. Counting
@@ -187,7 +187,7 @@ def _has_layout(x) -> bool:
 
 
 def _shardings(cache_specs: tuple[P, P], decoder: MeshDecoder, state):
-  """Where the loop's state lies: rows over their axis, caches as models."""
+  """Shardings of the loop's state: rows over their axis, caches as models."""
 
   def cut(specs, now, spec):
     return jax.tree.map(

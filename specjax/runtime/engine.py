@@ -46,7 +46,7 @@ class Batch:
     prompts: the real ones.
     rows: rows of the batch, `len(prompts)` or more.
     width: P, the padded prompt length.
-    input_width: the padded length of what encoders read; 0 if there is nothing.
+    input_width: padded length of the encoder's inputs; 0 without an encoder.
   """
 
   prompts: tuple[Request, ...]
@@ -64,7 +64,7 @@ class Batch:
     return tokens, lengths, np.array([p.stream for p in filled], np.uint32)
 
   def inputs(self) -> Inputs | None:
-    """What the encoders read, or None."""
+    """The encoder's inputs, padded, or None."""
     if not self.input_width:
       return None
     texts = [input_ids_of(p) for p in self.filled()]
@@ -72,7 +72,7 @@ class Batch:
     return Inputs(tokens=tokens, lengths=lengths)  # type: ignore[arg-type]
 
   def filled(self) -> list[Request]:
-    """The prompt of every row."""
+    """The request of every row; rows to spare repeat the first."""
     return [
       *self.prompts,
       *[self.prompts[0]] * (self.rows - len(self.prompts)),
@@ -140,7 +140,7 @@ def _rounded(length: int) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Completion:
-  """What one prompt became.
+  """The completion of one prompt, and its counts.
 
   Attributes:
     token_ids: emitted tokens, a stop token included.
@@ -163,15 +163,15 @@ class Completion:
 
 
 class Learner(Protocol):
-  """What changes the draft's parameters between rounds."""
+  """Updates the draft's parameters between rounds."""
 
   @property
   def params(self) -> Params:
-    """Of both models, as they are now."""
+    """Parameters of both models, as they are now."""
 
   @property
   def rounds(self) -> int:
-    """Until it wants to learn again, 1 or more."""
+    """Rounds until the next update, 1 or more."""
 
   def compile(self, state: DecodeState) -> None:
     """Called with a state of each shape before any that is timed."""
@@ -185,11 +185,11 @@ class Learner(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiled:
-  """What decodes batches of a shape.
+  """The compiled programs of one shape of batch.
 
   Attributes:
     prefill: reads prompts to both models.
-    loop: makes rounds: of one length, or a `Climb` among several.
+    loop: makes rounds of one draft length, or of several (a `Climb`).
     unread: reads them to the target alone, for a `Climb` that would begin
       without a draft; None if the draft must have them.
   """
@@ -200,7 +200,7 @@ class Compiled:
 
 
 def _nobody(request: Request) -> None:
-  """The watch of an engine whose rows the host does not end."""
+  """The `Engine.watch` of engines whose rows the host does not end."""
   del request
 
 
@@ -215,16 +215,15 @@ class Engine:
     max_new_tokens: budget of a row, and the most that one may ask for.
     temperature, top_k, top_p, min_p: the warp.
     seed: a prompt draws from `fold_in(key(seed), prompt.stream)`.
-    watch: what looks at a request's tokens after every round and may end it
-      (`specjax.runtime.stopping`), or None: batches of such requests cost
-      nothing.
+    watch: `request -> Watch | None`: reads its tokens after every round and may
+      end it (`specjax.runtime.stopping`). Batches of None cost nothing.
     rungs: the same decoder at several draft lengths, the longest its own, among
       which the host changes between rounds (`specjax.adaptive.ladder`); None
       for one.
-    ladder: what chooses among them, and learns from all batches: their texts
-      depend on those before, and on clocks, where tokens are drawn.
-    learner: what changes the draft between rounds; then the parameters are its
-      own, and a prompt's text depends on the batches before. Or None.
+    ladder: chooses among them and learns from all batches, so that sampled
+      texts depend on the batches before, and on clocks.
+    learner: updates the draft between rounds, or None; the parameters are then
+      its own, and a prompt's text depends on the batches before.
     mesh: the devices, or None for one without a mesh.
     cache_specs: how caches lie on it, see `compilation.compile_both`.
     programs: those of each `(rows, width, input_width)` and each set of
@@ -359,7 +358,7 @@ class Engine:
     )
 
   def _asked(self, batch: Batch, budgets: np.ndarray) -> tuple[tuple, dict]:
-    """What prefill is given of a batch, beside parameters."""
+    """Prefill's arguments for a batch, without the parameters."""
     tokens, lengths, row_ids = batch.arrays()
     return everywhere(
       self.mesh,
@@ -384,16 +383,16 @@ class Engine:
 
   def _each(self, batch, name) -> list:
     """A setting of every row: the request's own, or the engine's."""
-    own = [getattr(request.settings, name) for request in batch.filled()]
-    return [getattr(self, name) if x is None else x for x in own]
+    wanted = [getattr(request.settings, name) for request in batch.filled()]
+    return [getattr(self, name) if x is None else x for x in wanted]
 
   def _truncations(self, batch) -> dict[str, list]:
-    """Those that any row has, of every row."""
+    """Truncations of every row, of the kinds that any row has."""
     rows = {name: self._each(batch, name) for name in _NEUTRAL}
     return {k: v for k, v in rows.items() if set(v) != {_NEUTRAL[k]}}
 
   def _penalties(self, batch) -> dict[str, list]:
-    """Those that any row has, of every row."""
+    """Penalties of every row, of the kinds that any row has."""
     rows = {
       name: [
         none if (own := getattr(request.settings, name)) is None else own
@@ -404,7 +403,7 @@ class Engine:
     return {k: v for k, v in rows.items() if set(v) != {_NO_PENALTIES[k]}}
 
   def _ignored(self, batch) -> np.ndarray | None:
-    """`bool[rows]`, whom stop tokens do not end; None: all are ended."""
+    """`bool[rows]`, rows that stop tokens do not end; None: they end all."""
     rows = [bool(r.settings.ignore_eos) for r in batch.filled()]
     return np.array(rows) if any(rows) else None
 
@@ -417,7 +416,7 @@ class Engine:
     )
 
   def _shape(self, batch):
-    """What is static of a batch's programs."""
+    """The static settings of a batch's programs: the key of `programs`."""
     sizes = (batch.rows, batch.width, batch.input_width)
     shape = (*sizes, *self._truncations(batch))
     if some := self._penalties(batch):
@@ -493,7 +492,7 @@ class Engine:
     return completions(state, len(batch.prompts)), seconds
 
   def endings(self, batch: Batch, state: DecodeState) -> Endings | None:
-    """What watches over the rows of a state, if anybody watches any."""
+    """The watches of a batch's rows, or None if there are none."""
     watches = [self.watch(request) for request in batch.prompts]
     return Endings(watches, state) if any(watches) else None
 

@@ -293,11 +293,11 @@ class MeshDecoder:
     return self._together(before.drafter_state, after)
 
   def _together(self, before: Any, state: DecodeState) -> DecodeState:
-    """What a group has added to what all rows share is added for all.
+    """Sums every group's changes to the leaves that all rows share.
 
     Args:
-      before: the drafter's state before it was added.
-      state: with the drafter's state after.
+      before: the drafter's state before the changes.
+      state: with the drafter's state after them.
     """
 
     def of(axis, old, new):

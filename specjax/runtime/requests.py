@@ -1,4 +1,4 @@
-"""What is asked of an engine: prompts, and what each may want for itself."""
+"""Requests to an engine: prompts with their own settings."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-  """What one request wants in place of its engine's settings; None is theirs.
+  """One request's settings, which replace its engine's where not None.
 
   Requests that differ in these are rows of one batch and of one program, but
   that a batch in which any row truncates is another than one where none does.
@@ -37,12 +37,12 @@ class Settings:
   ignore_eos: bool | None = None
 
   def given(self) -> dict[str, Any]:
-    """Those that are not None, by name."""
+    """The settings that are not None, by name."""
     return {k: v for k, v in vars(self).items() if v is not None}
 
 
 class Request(Protocol):
-  """What is asked of an engine: a prompt of one or more tokens.
+  """A request to an engine: a prompt of one or more tokens.
 
   Its draws come from `fold_in(key(seed), stream)`, a `u32`, whatever is decoded
   beside it. One to an encoder-decoder also has `input_ids`, the tokens that the
@@ -55,22 +55,22 @@ class Request(Protocol):
 
   @property
   def stream(self) -> int:
-    """What its draws are told apart by."""
+    """Identity of its random stream, a `u32`."""
 
   @property
   def settings(self) -> Settings:
-    """What it wants for itself."""
+    """Its own settings."""
 
 
 def input_ids_of(request: Request) -> Sequence[int]:
-  """What an encoder reads of a request; nothing if that is not asked."""
+  """Tokens of the request that an encoder reads; empty for decoders."""
   return getattr(request, "input_ids", None) or ()
 
 
 def content_of(request: Request) -> tuple[tuple[int, ...], tuple[int, ...]]:
-  """Tokens that models read, the encoder's first: what makes prompts one.
+  """Tokens that the models read, the encoder's first: identity of a prompt.
 
-  Completions of one prompt are no independent units, whatever the rows are
-  called and draw (`specjax.intervals.groups_of`).
+  Completions of one prompt are not independent units, whatever their row ids
+  and seeds (`specjax.intervals.groups_of`).
   """
   return tuple(input_ids_of(request)), tuple(request.token_ids)

@@ -1,8 +1,8 @@
-"""Rows that the host ends between rounds, for what it reads in their tokens.
+"""Rows that the host ends between rounds, as for stop strings.
 
-A stop string may lie across tokens, and a decoder knows no text: whoever knows
-it looks at the new tokens after every round, and says where a row ends. What a
-row becomes depends on its own tokens alone, never on its neighbours.
+A stop string may span tokens, and a decoder knows no text. So the host looks at
+the new tokens after every round, and says where a row ends. Rows stay
+independent of their neighbours.
 """
 
 import dataclasses
@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec as P
 
 from specjax.state import DecodeState, Origin, StopReason
 
-# Takes a row's tokens since the last call; says how many of them stand if the
-# row ends among them (or after them), else None.
+# `tokens since the last call -> count`: how many of them the row keeps if it
+# ends among them (or after them), else None.
 Watch = Callable[[Sequence[int]], int | None]
 
 
@@ -32,7 +32,7 @@ class Endings:
     """Watches from the state before the first round.
 
     Args:
-      watches: one for each of the first rows, None where nobody looks.
+      watches: one for each of the first rows, or None.
       state: before the first round.
     """
     self._watches = list(watches)
@@ -60,9 +60,9 @@ class Endings:
       start, end = self._seen[row], length[row]
       if watch is None or start == end:
         continue
-      stand = watch(tokens[row, start:end].tolist())
-      if stand is not None:
-        kept[row] = start + stand
+      count = watch(tokens[row, start:end].tolist())
+      if count is not None:
+        kept[row] = start + count
         reason[row] = StopReason.STOP_STRING
         self._watches[row], some = None, True
     self.done = bool((reason != StopReason.RUNNING).all())

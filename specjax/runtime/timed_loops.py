@@ -38,12 +38,12 @@ def passes_loop(models: dict[str, tuple[LanguageModel, str]], order: Passes):
 
     def body(_, carry):
       token, caches = carry
-      for who, fed in order:
-        model, name = models[who]
+      for model_name, fed in order:
+        model, name = models[model_name]
         apart = 997 * jnp.arange(rows * fed).reshape(rows, fed)
         tokens = (token + apart) % model.vocab_size
         cache = caches[name].replace(length=start[name])
-        output, cache = model.apply(params[who], tokens, cache)
+        output, cache = model.apply(params[model_name], tokens, cache)
         caches = caches | {name: cache.replace(length=start[name])}
         some = jnp.any(jnp.max(output.logits, axis=-1) > 0, axis=1)
         token = (token + some[:, None]) % 2
@@ -93,7 +93,7 @@ def laws_loop(decoder: Decoder):
 
 
 def proposals_loop(decoder: Decoder):
-  """A jitted loop of drafts that nobody scores, one after the other.
+  """A jitted loop of drafts that are not scored, one after the other.
 
   Returns:
     `(params, (tokens, drafter_state, target_cache), repeats, state) -> the

@@ -1,18 +1,17 @@
-"""Times the rounds of real runs, and the passes that they are made of.
+"""Timing of decoding rounds, and of the passes that they are made of.
 
-A decoding round is taken apart between the rounds of runs that really happen
-(`Pieces`): a batch is decoded once more, by the very program that decodes it
-otherwise, but in two pieces, and where they meet, another place every time, the
-passes are timed on copies of the run's own caches. So all is timed at contexts
-that runs have, and a machine's drift falls on rounds and passes alike. Every
-part is a share of the round beside which it was timed; the median of the shares
-counts, times the mean round.
+Passes are timed in the middle of real runs (`Pieces`): a batch is decoded once
+more, by the same program but in two pieces, and between them, at another place
+every time, the passes are timed on copies of the run's own caches. So they are
+timed at contexts that runs have, and a machine's drift falls on rounds and
+passes alike. Every part is a share of the round beside which it was timed; the
+median of the shares counts, times the mean round.
 
-What a round takes, from the inside out:
+The parts of a round, from the inside out:
 
 - its model passes, each timed in a loop of its own, weights warm;
-- `out_of_cache`: what the same passes take more in the order of a round, where
-  the target's weights drive the draft's out of the processor's cache;
+- `out_of_cache`: the further time of the same passes in the order of a round,
+  where the target's weights drive the draft's out of the processor's cache;
 - `laws`: every law of it is warped, and the drafted tokens drawn;
 - `bookkeeping`: verification, the two draws, writing and counting.
 
@@ -74,17 +73,17 @@ def alternate(
   seconds: dict[str, list[float]] = {name: [] for name in parts}
   for index in range(rounds + 1):
     for name, part in parts.items():
-      found, _ = _timed(part)
+      taken, _ = _timed(part)
       if index:
-        seconds[name].append(found)
+        seconds[name].append(taken)
   return {name: statistics.median(s) for name, s in seconds.items()}
 
 
 def _timed(part: Callable[..., _T], *arguments) -> tuple[float, _T]:
-  """Seconds until all of what a function returns is there, and that."""
+  """Seconds until a function's result is ready, and the result."""
   start = time.perf_counter()
-  found = jax.block_until_ready(part(*arguments))
-  return time.perf_counter() - start, found
+  result = jax.block_until_ready(part(*arguments))
+  return time.perf_counter() - start, result
 
 
 def _per_repeat(loop, params, carry, *more) -> tuple[float, Any]:
@@ -95,9 +94,9 @@ def _per_repeat(loop, params, carry, *more) -> tuple[float, Any]:
 
 
 def _taken_off(calls: float, whole: float) -> float:
-  """What is left of the whole without calls, or the whole: never negative.
+  """`whole - calls`, or the whole where that would not be positive.
 
-  Something else may hold up an empty call for longer than all the work took.
+  An empty call may be held up for longer than all the work takes.
   """
   return whole - calls if calls < whole else whole
 
@@ -134,7 +133,7 @@ class Run:
 
   @property
   def whole(self) -> float:
-    """What the run should take in one piece."""
+    """Seconds that the run should take in one piece."""
     return self.prefill + self.dispatch + self.seconds
 
 
@@ -190,10 +189,10 @@ class StepCosts:
 
   @property
   def attribution(self) -> dict[str, float | None]:
-    """Where a round's seconds go; they add up to `step`.
+    """Seconds of each part of a round; they add up to `step`.
 
-    None is what is not known. What would come out negative by less than two
-    timings of one thing differ is nothing, and the part before it less.
+    None is unknown. A part that comes out negative by less than the noise of
+    two timings is 0, and the part before it is smaller by as much.
     """
     names = ("passes", "out_of_cache", "laws", "bookkeeping")
     if self.in_order is None:
@@ -212,9 +211,9 @@ class StepCosts:
 
   @property
   def doubts(self) -> list[str]:
-    """What cannot be of these seconds, in words; none where they agree."""
+    """Contradictions among these seconds, in words; empty where they agree."""
     ms = lambda seconds: f"{1e3 * seconds:.2f} ms"
-    found = [
+    doubts = [
       f"{name.replace('_', ' ')} took {ms(seconds)} of a round"
       for name, seconds in self.attribution.items()
       if seconds is not None and seconds < 0
@@ -226,19 +225,19 @@ class StepCosts:
       (self.step, one, "a target pass over one token", "a drafted round"),
     ):
       if less < more - _SLACK * self.plain_step:
-        found.append(f"{part} took {ms(more)}, {whole} {ms(less)}")
+        doubts.append(f"{part} took {ms(more)}, {whole} {ms(less)}")
     if self.again is not None and not (
       1 / (1 + _DRIFT) <= self.again / one <= 1 + _DRIFT
     ):
-      found.append(
+      doubts.append(
         f"a target pass over one token took {ms(one)} beside plain rounds, "
         f"{ms(self.again)} beside drafted ones"
       )
-    return found
+    return doubts
 
 
 def _innermost(state: Any) -> Any:
-  """The state of the drafter that others are around (`online`)."""
+  """The state of the innermost drafter, where others wrap it (`online`)."""
   while hasattr(state, "inner"):
     state = state.inner
   return state
@@ -271,14 +270,16 @@ class Pieces:
     self._shape = (typical.rows, typical.width)
     params, target = speculative.params, speculative.decoder.target
     drafter = speculative.decoder.drafter
-    own = params.draft is not None
-    # Who keeps nothing drafts on the target's cache (`quantised_self`).
-    self._own_cache = draft is not None and own and drafter.init is not no_state
+    has_params = params.draft is not None
+    # A drafter without state drafts on the target's cache (`quantised_self`).
+    self._own_cache = (
+      draft is not None and has_params and drafter.init is not no_state
+    )
     self._params = {"target": params.target}
     models = {"target": (target, "target")}
     if draft is not None:
       models["draft"] = (draft, "draft" if self._own_cache else "target")
-      self._params["draft"] = params.draft if own else params.target
+      self._params["draft"] = params.draft if has_params else params.target
     # What no model drafts is timed with the laws; of a head, drafting as such.
     passes = drafter.passes
     self._passes = () if draft is None else passes
@@ -344,7 +345,7 @@ class Pieces:
     orders["again"] = (("target", 1),)
     if self._one_width:
       orders["in order"] = (*drafts, verify)
-    found = self._time(orders, caches)
+    seconds = self._time(orders, caches)
     carry = (state.tokens, state.drafter_state, state.target_cache)
     without = dict.fromkeys(("tokens", "drafter_state", "target_cache"))
     rest = dataclasses.replace(state, **without)  # type: ignore[arg-type]
@@ -354,8 +355,8 @@ class Pieces:
       ("proposal", self._proposals),
     ):
       if loop is not None:
-        found[name], _ = _per_repeat(loop, params, _copy(carry), rest)
-    return found
+        seconds[name], _ = _per_repeat(loop, params, _copy(carry), rest)
+    return seconds
 
   def _of_target(self, state: DecodeState) -> dict[str, float]:
     """Seconds of a pass over one token, and of a few over more."""
@@ -370,7 +371,7 @@ class Pieces:
     return self._time(orders, {"target": state.target_cache})
 
   def _time(self, orders: Mapping[str, Passes], caches) -> dict[str, float]:
-    caches, found = _copy(caches), {}
+    caches, seconds = _copy(caches), {}
     for name, order in orders.items():
       # Recurrent states have room for what a pass is over.
       widest = max(fed for _, fed in order)
@@ -378,11 +379,13 @@ class Pieces:
         who: cache.replace(recurrent=recurrent.widened(cache.recurrent, widest))
         for who, cache in caches.items()
       }
-      found[name], caches = _per_repeat(self._loop(order), self._params, caches)
-    return found
+      seconds[name], caches = _per_repeat(
+        self._loop(order), self._params, caches
+      )
+    return seconds
 
   def costs(self) -> StepCosts:
-    """What a round takes, and its parts, for the typical shape."""
+    """Seconds of a round and of its parts, for the typical shape."""
     step, plain_step = (_mean_round(runs) for runs in self._typical.values())
     seconds = {
       **_scaled(self._typical["autoregressive"], plain_step),
@@ -440,7 +443,7 @@ def _in_pieces(
   """
   prefill, state = _timed(engine.prefill, batch)
   first, state = _timed(engine.generate, batch, state, place)
-  found = parts(state) if parts else {}
+  timed = parts(state) if parts else {}
   second, state = _timed(engine.generate, batch, state)
   dispatch, state = _timed(engine.generate, batch, state)
   return Run(
@@ -448,7 +451,7 @@ def _in_pieces(
     seconds=_taken_off(2 * dispatch, first + second),
     rounds=int(state.num_steps),
     dispatch=dispatch,
-    parts=found,
+    parts=timed,
   )
 
 

@@ -1,4 +1,4 @@
-"""The mathematics that predicts what the decoder measures.
+"""Theory of speculative decoding, which predicts the decoder's measurements.
 
 Of Yin et al. (NeurIPS 2024): `rejections` (Theorems 1 to 3 and the limit) and
 `tradeoff` (Theorems 4 and 5). `throughput` predicts tokens per second,

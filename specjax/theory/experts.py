@@ -1,4 +1,4 @@
-"""What passes over a mixture of experts read, and what drafting costs there.
+"""Cost of verification on a mixture of experts: the weights that a pass reads.
 
 A token is given k of E experts a layer. Were it a uniform choice, independent
 of other tokens', a pass over t tokens would touch
@@ -104,8 +104,8 @@ class Measured:
     ratios = np.array([1.0, *(counts / expected_distinct(known[1:], *sizes))])
     tokens = np.asarray(tokens, float)
     ratio = np.interp(np.log(np.maximum(tokens, 1)), np.log(known), ratios)
-    found = ratio * expected_distinct(tokens, *sizes)
-    return np.where(tokens < 1, found, np.clip(found, sizes[1], sizes[0]))
+    distinct = ratio * expected_distinct(tokens, *sizes)
+    return np.where(tokens < 1, distinct, np.clip(distinct, sizes[1], sizes[0]))
 
 
 def busiest(distinct: Number, num_experts: int, devices: int) -> np.ndarray:

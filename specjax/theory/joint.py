@@ -176,15 +176,15 @@ def any_tree(
   )
   flow = contexts.flow()
   flow.resize(flow.shape[0], size + pairs)
-  found = programme.maximise(
+  solution = programme.maximise(
     np.concatenate([q, np.zeros(pairs)]),
     sparse.vstack([flow, stops, given]),
     np.concatenate([np.zeros(flow.shape[0] + size), np.ones(len(sets))]),
   )
   shares = np.zeros(sets.shape)
-  shares[which, place] = found[size:] * unit
+  shares[which, place] = solution[size:] * unit
   return contexts.optimum(
-    q * found[:size], _selected(contexts, sets, probs, shares)
+    q * solution[:size], _selected(contexts, sets, probs, shares)
   )
 
 
@@ -287,7 +287,7 @@ _laws_of_tokens = jax.jit(laws_of_tokens, static_argnums=(0, 1))
 
 
 def _starts(vocab: int, length: int) -> np.ndarray:
-  """Where the contexts of depth 1, 2, .. start; entry G + 1 is their number."""
+  """First index of the contexts of each depth 1..G, and their number."""
   return np.cumsum([0, 0, *(vocab**g for g in range(1, length + 1))])
 
 
@@ -424,7 +424,7 @@ def _hull(
 
   Between two of them there is another iff it is above their chord.
   """
-  found: dict[bytes, np.ndarray] = {}
+  masks: dict[bytes, np.ndarray] = {}
 
   def at(slope):
     mask = _antichain(contexts, acceptance - slope * p)
@@ -439,13 +439,13 @@ def _hull(
     middle = at(slope)
     mask, value, mass = middle
     chord = high + slope * (mass - wide)
-    if mask.tobytes() in found or not value > chord:
+    if mask.tobytes() in masks or not value > chord:
       return
-    found[mask.tobytes()] = mask
+    masks[mask.tobytes()] = mask
     between(left, middle)
     between(middle, right)
 
   ends = at(0.0), at(steepest)
-  found |= {mask.tobytes(): mask for mask, _, _ in ends}
+  masks |= {mask.tobytes(): mask for mask, _, _ in ends}
   between(*ends)
-  return list(found.values())
+  return list(masks.values())

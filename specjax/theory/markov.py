@@ -100,7 +100,7 @@ def make_pair(
 
 
 def random_pair(seed: int, *, vocab_size: int, horizon: int) -> MarkovPair:
-  """All laws independent and uniform on the simplex (Dirichlet(1)).
+  """A pair of independent laws, uniform on the simplex (Dirichlet(1)).
 
   Args:
     seed: of NumPy's default generator.
@@ -130,7 +130,7 @@ def repeated(draft: np.ndarray, target: np.ndarray, horizon: int) -> MarkovPair:
 
 
 def language_models(pair: MarkovPair) -> tuple[LanguageModel, Params]:
-  """One `LanguageModel` for both chains, and their parameters.
+  """A `LanguageModel` for both chains, and their parameters.
 
   Decode from a prompt of one token, any: position 0 is before the first token.
   After the horizon every law is uniform. No cache is kept.

@@ -1,4 +1,4 @@
-"""What the best possible verification of k drafts accepts at one position.
+"""Acceptance of the best possible verification of k drafts at one position.
 
 Optimal transport with membership cost (Sun et al., NeurIPS 2023): of all
 couplings of k drafted tokens and an output token distributed as the target,

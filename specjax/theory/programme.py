@@ -27,7 +27,7 @@ def maximise(
       which none exceeds, to `CERTAIN`.
   """
   rows = sparse.csr_array(rows)
-  found = optimize.linprog(
+  solution = optimize.linprog(
     -worth,
     **({"A_eq": rows, "b_eq": most} if equal else {"A_ub": rows, "b_ub": most}),
     bounds=(0, 1),
@@ -37,13 +37,13 @@ def maximise(
       "dual_feasibility_tolerance": 1e-10,
     },
   )
-  if found.status != 0:
-    raise ArithmeticError(failed(found.message, worth))
-  x = np.clip(found.x, 0, 1)
+  if solution.status != 0:
+    raise ArithmeticError(failed(solution.message, worth))
+  x = np.clip(solution.x, 0, 1)
   off = rows @ x - most
   off = np.max(np.abs(off) if equal else off, initial=0)
   # Any such y bounds the optimum from above.
-  y = -(found.eqlin if equal else found.ineqlin).marginals
+  y = -(solution.eqlin if equal else solution.ineqlin).marginals
   if not equal:
     y = np.maximum(y, 0)
   bound = y @ most + np.maximum(worth - rows.T @ y, 0).sum()
@@ -55,15 +55,15 @@ def maximise(
   return x
 
 
-def failed(how: str, worth: np.ndarray) -> str:
-  """Words for a programme that was not solved.
+def failed(reason: str, worth: np.ndarray) -> str:
+  """The error message of a programme that was not solved.
 
   Args:
-    how: it failed.
+    reason: it failed.
     worth: `f64[n]`, masses for the most part, of which the least is named.
   """
   least = np.min(worth, where=worth > 0, initial=1)
   return (
-    f"HiGHS did not solve the programme ({how}); the least mass in it is "
+    f"HiGHS did not solve the programme ({reason}); the least mass in it is "
     f"{least:.1e}, and masses near 1e-12 are beyond it"
   )

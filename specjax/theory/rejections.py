@@ -32,7 +32,7 @@ def total_variation(draft: Array, target: Array) -> Array:
 def batch_rejection(
   draft: Array, target: Array, num_drafts: int | Array
 ) -> tuple[Array, Array]:
-  """All M i.i.d. drafts are rejected: with what probability, and what is left.
+  """P(all M i.i.d. drafts are rejected), and the residual's mass.
 
   `Pi_M = R(s_M)` with `s_0 = 0, s_{m+1} = s_m + R(s_m)` (Theorem 3's product of
   total variations), and the residual's mass `[q - s_M p]_+`, which sums to it.
@@ -63,7 +63,7 @@ def theorem1(pair: MarkovPair) -> Array:
 
 
 def theorem2_bound(pair: MarkovPair) -> Array:
-  """No lossless token-wise rejection algorithm has fewer, `f[]`.
+  """Lower bound of lossless token-wise rejection algorithms, `f[]`.
 
   Theorem 2: over all algorithms that draft one token after the other from p,
   accept token x at a prefix with a probability b(x) and replace it after a

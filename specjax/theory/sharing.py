@@ -1,4 +1,4 @@
-"""How much to draft for a batch: one depth for all rows, or tokens by worth.
+"""Drafted tokens for a batch: one depth for all rows, or a length for each.
 
 Survival S[b, j] is the chance that token j of row b is reached and kept. A
 budget of n drafted tokens is best spent on the n largest, and since S does not
@@ -16,7 +16,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shares:
-  """How much each row drafts.
+  """A choice of draft lengths, and what it yields.
 
   Attributes:
     lengths: `int[B]`, drafted tokens.
@@ -41,7 +41,7 @@ def shared_depth(
   *,
   weights: Sequence[float] | None = None,
 ) -> Shares:
-  """The best depth that all rows have.
+  """The best depth that is the same for all rows.
 
   Level k + 1 pays if `sum_b w_b S[b, k + 1]` is above the rate times what it
   costs.
@@ -96,9 +96,9 @@ def ragged(
     )
     n = int(np.argmax(gained / seconds))
     lengths = np.bincount(order[:n] % rows, minlength=rows)
-    found = Shares(lengths=lengths, tokens=gained[n], seconds=seconds[n])
-    if best is None or found.rate > best.rate * (1 + 1e-12):
-      best = found
+    candidate = Shares(lengths=lengths, tokens=gained[n], seconds=seconds[n])
+    if best is None or candidate.rate > best.rate * (1 + 1e-12):
+      best = candidate
   assert best is not None
   return best
 

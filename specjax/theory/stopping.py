@@ -1,4 +1,4 @@
-"""When to stop drafting: the optimum, and the rules that systems use.
+"""Optimal stopping of a draft, and the stopping rules that systems use.
 
 A round drafts up to G tokens, one level after the other. Token i is accepted
 with probability a_i given that all before it were, so that `S_k = a_1 .. a_k`,
@@ -40,7 +40,7 @@ _TINY = 1e-12  # a gain that is none
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Process:
-  """How likely drafted tokens are accepted, over X contexts.
+  """Model of acceptance: a Markov chain over X contexts.
 
   Attributes:
     first: `f64[X]`, the law of the first token's context.
@@ -116,7 +116,7 @@ class Costs:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-  """What a stopping rule gives.
+  """Mean tokens and seconds of a round under a stopping rule.
 
   Attributes:
     tokens: E[N] a round.
@@ -141,7 +141,7 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Level:
-  """What may be known after a number of levels; n cases.
+  """The n cases that can be told apart after a number of levels.
 
   Attributes:
     survival: `f64[n]`.
@@ -157,7 +157,7 @@ class _Level:
 
 
 def _cases(process: Process, depth: int) -> list[_Level]:
-  """All that may be known after 0..depth levels, equal cases joined."""
+  """The cases after 0..depth levels, equal ones joined."""
   count = len(process.acceptance)
   survival, context = np.ones(1), np.full(1, ROOT)
   levels = []
@@ -166,7 +166,7 @@ def _cases(process: Process, depth: int) -> list[_Level]:
     pairs = np.stack(
       [ahead.ravel(), np.tile(np.arange(count), len(survival))], axis=1
     )
-    found, below = np.unique(pairs, axis=0, return_inverse=True)
+    unique, below = np.unique(pairs, axis=0, return_inverse=True)
     levels.append(
       _Level(
         survival=survival,
@@ -175,14 +175,14 @@ def _cases(process: Process, depth: int) -> list[_Level]:
         chances=process.ahead(context),
       )
     )
-    survival, context = found[:, 0], found[:, 1].astype(int)
+    survival, context = unique[:, 0], unique[:, 1].astype(int)
   return levels
 
 
 def outcome(
   process: Process, costs: Costs, goes_on: GoesOn, depth: int
 ) -> Outcome:
-  """What a stopping rule gives, exactly.
+  """The exact means of a stopping rule.
 
   Args:
     process: the acceptances.
@@ -249,11 +249,11 @@ def _iterate(step: Callable[[float], Outcome], costs: Costs) -> Outcome:
   rates = [1 / costs.of_round(0)]
   best = None
   for _ in range(_MOST_STEPS):
-    found = step(rates[-1])
-    if best is not None and found.rate <= best.rate * (1 + 1e-12):
+    candidate = step(rates[-1])
+    if best is not None and candidate.rate <= best.rate * (1 + 1e-12):
       break
-    best = found
-    rates.append(found.rate)
+    best = candidate
+    rates.append(candidate.rate)
   assert best is not None
   return dataclasses.replace(best, rates=tuple(rates))
 
@@ -288,7 +288,7 @@ def thresholds(
   contexts = np.array([*range(count), ROOT])
   chances = process.ahead(contexts)  # [X + 1, X]
   worth = np.zeros((count, points))
-  found = np.zeros((depth, count + 1))
+  limits = np.zeros((depth, count + 1))
   for k in range(depth - 1, -1, -1):
     each = np.stack(
       [
@@ -298,13 +298,13 @@ def thresholds(
     )
     more = chances @ each - rate * marginal[k]  # [X + 1, points]
     for x in range(count + 1):
-      found[k, x] = _root(grid, more[x])
+      limits[k, x] = _root(grid, more[x])
     worth = np.maximum(more[:count], 0)
-  return found
+  return limits
 
 
 def _root(grid: np.ndarray, values: np.ndarray) -> float:
-  """Where increasing values pass 0; 2 if they never do, 0 if always above."""
+  """The root of increasing values; 2 if all are below 0, 0 if all above."""
   above = np.flatnonzero(values > 0)
   if not len(above):
     return 2.0
@@ -420,8 +420,8 @@ def discards_threshold(
   return draft_seconds / (target_seconds + slack)
 
 
-def _best(found: Sequence[Outcome]) -> Outcome:
-  if not found:
+def _best(outcomes: Sequence[Outcome]) -> Outcome:
+  if not outcomes:
     raise ValueError("there is nothing to choose from")
-  most = max(one.rate for one in found)
-  return next(one for one in found if one.rate >= most * (1 - 1e-12))
+  most = max(one.rate for one in outcomes)
+  return next(one for one in outcomes if one.rate >= most * (1 - 1e-12))

@@ -1,1 +1,1 @@
-"""What a draft is trained for, and what it learns while it decodes."""
+"""Training objectives of drafts, and the loss of drafts that learn online."""

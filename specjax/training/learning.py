@@ -1,4 +1,4 @@
-"""What a draft can learn of what decoding has verified.
+"""Loss of a draft that learns online, from verified rounds.
 
 `loss` makes a function of a draft's parameters and of the ring that
 `specjax.drafters.online` keeps; its gradient is for any optimiser. The contexts
@@ -27,7 +27,7 @@ def loss(laws: Laws, objective: Objective) -> Callable[[Any, Ring], Array]:
   ones, and nothing tells the draft how to share out the rest.
 
   Args:
-    laws: what the draft says (`online.model_laws`, `online.head_laws`).
+    laws: the draft's laws (`online.model_laws`, `online.head_laws`).
     objective: of `specjax.training.losses`.
 
   Returns:
@@ -54,6 +54,6 @@ def loss(laws: Laws, objective: Objective) -> Callable[[Any, Ring], Array]:
 
 def _place(tokens: Array, ids: Array) -> Array:
   """`i32[B, R]`, which of the kept tokens each is, K if it is none."""
-  found = ids == tokens[..., None]
-  place = jnp.argmax(found, axis=-1)
-  return jnp.where(found.any(axis=-1), place, np.int32(ids.shape[-1]))
+  equal = ids == tokens[..., None]
+  place = jnp.argmax(equal, axis=-1)
+  return jnp.where(equal.any(axis=-1), place, np.int32(ids.shape[-1]))

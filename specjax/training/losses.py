@@ -1,8 +1,8 @@
-"""What a draft is trained for: the text, the target's law, or being accepted.
+"""Training objectives of a draft: the text, the target's law, or acceptance.
 
 Every objective is a mean loss over predicted positions, in nats or in shares of
-a token, from the laws of student p and teacher q after the same contexts. Whose
-text the contexts are is another choice: see `launch.training.contexts`.
+a token, from the laws of student p and teacher q after the same contexts. The
+choice of contexts is another one: see `launch.training.contexts`.
 
 With the teacher's own samples as text, `acceptance` is an unbiased estimate of
 what speculative decoding is paid for. For tokens x_1.. drawn from q,
@@ -107,24 +107,24 @@ def block_acceptance(block: int) -> Objective:
       tokens=jnp.pad(labels, ((0, 0), (1, 0))),
       log_probs=author,
     )
-    found = verify(draft, judge)
-    share = found.node_probs @ (tree.depth / block)
+    verification = verify(draft, judge)
+    share = verification.node_probs @ (tree.depth / block)
     return -mean(share, weights.min(axis=1))
 
   return objective
 
 
-def smooth_l1(found: Array, wanted: Array, weights: Array) -> Array:
+def smooth_l1(predicted: Array, wanted: Array, weights: Array) -> Array:
   """Huber's distance of hidden states, of which EAGLE-1 foretells the next.
 
   Squared below 1, linear above; the mean over channels.
 
   Args:
-    found: `f[B, T, H]`.
+    predicted: `f[B, T, H]`.
     wanted: `f[B, T, H]`, not trained.
     weights: `f32[B, T]`, 1 where a position counts.
   """
-  away = jnp.abs(found - jax.lax.stop_gradient(wanted))
+  away = jnp.abs(predicted - jax.lax.stop_gradient(wanted))
   each = jnp.where(away < 1, away**2 / 2, away - 0.5)
   return mean(each.mean(-1), weights)
 
@@ -146,7 +146,7 @@ OBJECTIVES: dict[str, Objective] = {
 
 
 def needs_teacher(name: str) -> bool:
-  """Whether an objective asks for the target's laws."""
+  """True if an objective needs the target's laws."""
   return get(name) is not next_token
 
 

@@ -1,4 +1,4 @@
-"""DeepSeek-V3: latents in the place of keys, dense layers and then mixtures."""
+"""DeepSeek-V3: latent attention, dense layers and then mixtures."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -74,7 +74,7 @@ def described(settings: Settings, dense: Sequence[bool]) -> TransformerConfig:
 
 
 def _scale(settings: Settings, latent: Latent) -> float:
-  """Of scores: YaRN's factor is in it, not in cosines and sines."""
+  """Scale of scores, which holds YaRN's factor in place of the rotation."""
   said = {}
   for where in ("rope_scaling", "rope_parameters"):
     given = settings.get(where)

@@ -1,4 +1,4 @@
-"""What a family of models is to the readers of files: `Family`.
+"""`Family`, a family of decoder-only models as the readers of files see it.
 
 A family is a `model_type` of Hugging Face's `config.json`, and one file of this
 folder: what the configuration says of the layers, which tensor is which
@@ -39,7 +39,7 @@ class Settings(Mapping[str, Any]):
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """How a tensor of a checkpoint holds a parameter.
+  """Layout of a parameter in a checkpoint's tensor.
 
   Attributes:
     shape: of the tensor, given the parameter's.
@@ -61,7 +61,7 @@ TURNED = Layout(lambda s: (s[0], s[2], s[1]), lambda x, c: x.swapaxes(1, 2))
 
 
 def _none(name: str, config: TransformerConfig) -> bool:
-  """All tensors are of use."""
+  """No tensor is left out: the default of `Family.left_out`."""
   del name, config
   return False
 
@@ -72,7 +72,7 @@ def _as_they_are(name: str, config: TransformerConfig) -> None:
 
 
 def _nothing(own: Mapping[str, Any], has: Callable[..., bool]) -> dict:
-  """What files say in no other way than by `Gguf.keys`."""
+  """No settings beyond `Gguf.keys`: the default of `Gguf.settings`."""
   del own, has
   return {}
 
@@ -122,7 +122,7 @@ class Gguf:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
-  """One family.
+  """A family of models: its configuration, tensors and GGUF files.
 
   Attributes:
     name: `model_type`.

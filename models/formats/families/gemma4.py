@@ -86,7 +86,7 @@ def _read(settings: Settings) -> TransformerConfig:
 def _heads(
   settings: Settings, sizes: Mapping[str, Any], layer: int, kind: str
 ) -> dict[str, int]:
-  """How many key/value heads a layer has, and their channels."""
+  """Number and size of a layer's key/value heads."""
   names = {"head_dim": "head_dim", "num_key_value_heads": "num_kv_heads"}
   given, more = settings.get("per_layer_config"), {}
   if given is not None:

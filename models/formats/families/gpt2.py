@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, and matrices that lie the other way around."""
+"""GPT-2: learned positions, and transposed matrices."""
 
 import numpy as np
 

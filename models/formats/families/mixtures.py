@@ -1,4 +1,4 @@
-"""What families with mixtures of experts read of a `config.json` alike."""
+"""Parts of a `config.json` that families with mixtures of experts share."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -45,7 +45,7 @@ def shared_tensors(module: str) -> dict[str, str]:
 
 
 def dense_layers(settings: Settings, count: int) -> list[bool]:
-  """Which layers have one hidden layer and no experts, as Qwen's files say."""
+  """Layers that are dense, without experts, by Qwen's settings."""
   only = settings.get("mlp_only_layers") or []
   if not isinstance(only, list) or any(type(i) is not int for i in only):
     raise ValueError(f"mlp_only_layers must be layers, got {only!r}")

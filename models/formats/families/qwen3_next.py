@@ -1,4 +1,4 @@
-"""Qwen3-Next: three layers of four are of the gated delta rule.
+"""Qwen3-Next: gated delta rule in three layers of four.
 
 The fourth is attention with an output gate. Mixtures have an expert beside them
 for every token, as Qwen2-MoE's.

@@ -1,4 +1,4 @@
-"""What families read of a `config.json` alike: sizes, windows, rotary settings.
+"""Parts of a `config.json` that families share: sizes, windows, rotations.
 
 Whatever would change the logits and is not understood is an error.
 """
@@ -118,12 +118,12 @@ def sizes(
 
 
 def heads(found: Mapping[str, Any]) -> dict[str, int]:
-  """Those of `sizes` that an `AttentionSpec` has."""
+  """The fields of `sizes` that an `AttentionSpec` has."""
   return {x: found[x] for x in ("num_heads", "num_kv_heads", "head_dim")}
 
 
 def frame(found: Mapping[str, Any]) -> dict[str, Any]:
-  """Those of `sizes` that are of no layer."""
+  """The fields of `sizes` that belong to no layer."""
   return {
     x: found[x]
     for x in (
@@ -138,7 +138,7 @@ def layer_types(
   allowed: Sequence[str],
   window: int | None,
 ) -> list[str]:
-  """Which layers slide.
+  """Types of the layers: full or sliding attention.
 
   Args:
     config: a `config.json`, whose `layer_types` count where they are given.
@@ -336,7 +336,7 @@ def _yarn(
   turns = lambda key, usual: get(said, key, float, usual)
 
   def pair(count: float) -> float:
-    """Which pair turns that many times, as a fraction."""
+    """The number of the pair that turns that many times, a float."""
     turn = original / (2 * math.pi * count)
     return dim * math.log(turn) / (2 * math.log(theta))
 

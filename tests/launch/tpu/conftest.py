@@ -43,7 +43,7 @@ for key, lines in answers.items():
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Machine:
-  """Where the fakes are.
+  """A folder of fake commands, and the record of their calls.
 
   Attributes:
     folder: has calls and answers.json, and on PATH bin/.
