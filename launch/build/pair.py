@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from launch import online, processes, prompt_lines, stops
 from launch.build import drafters, policies, precision
-from launch.build.drafters import Drafting
+from launch.build.drafting import Drafting
 from models import checkpoints, meshes
 from models.checkpoints import Network
 from models.formats.head_checkpoints import Head
@@ -24,7 +24,7 @@ from specjax import decode, low_cache, rules
 from specjax.adaptive import chains
 from specjax.adaptive.ladder import Ladder
 from specjax.adaptive.rungs import Rungs
-from specjax.drafters.rasd import Parts
+from specjax.drafters.families.rasd import Parts
 from specjax.runtime.engine import Engine
 from specjax.types import LanguageModel, Params, Rule
 from specjax.warp import make_sampling
