@@ -15,9 +15,9 @@ from specjax.types import Drafter, Rule
 
 def repeats(drafter: Drafting, **settings: Any) -> Drafting:
   """As `specjax.drafters.repeats`, whose words and defaults it gets below."""
+  made = drafters.repeats(drafter.unread, **settings)
   if drafter.learning is not None or drafter.lengths:
     raise ValueError("repeats is not around online and ladder")
-  made = drafters.repeats(drafter.unread, **settings)
   own, tokens = drafter.tree.max_depth, made.tree.max_depth
   settings.pop("tokens", None)
 

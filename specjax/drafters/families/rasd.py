@@ -1,10 +1,10 @@
 """RASD: what a draft model says, and what was looked up, in one tree.
 
 Retrieval-augmented speculative decoding (2025): the draft model draws its tree
-as ever, the text and the corpus give a trie of continuations
-(`suffix`), which the draft model prunes, and both are merged
-where they begin alike. Nodes that both have are counted once, and what that
-saves goes to further nodes that were looked up.
+as ever, the text and the corpus give a trie of continuations (`suffix`), which
+the draft model prunes, and both are merged where they begin alike. Nodes that
+both have are counted once, and what that saves goes to further nodes that were
+looked up.
 
 The draft model reads the trie in one pass, whatever its size, and of it the
 nodes that it finds likeliest, by all tokens from the root on, fill what the
@@ -34,7 +34,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from specjax import laws, shapes
+from specjax import laws
 from specjax.cache import Cache
 from specjax.drafters.families.suffix import finder
 from specjax.drafters.shared import arguments, levels, occurrences
@@ -97,11 +97,11 @@ def rasd(
       into the budget.
     TypeError: if the tree is none.
   """
-  shape = shapes.fixed(tree) if isinstance(tree, Tree) else tree
-  if shape is not None and shape.dynamic:
+  if isinstance(tree, Shape) and tree.dynamic:
     raise ValueError("the draft's own tree cannot be dynamic")
+  has_depth = isinstance(tree, Tree) or getattr(tree, "depth", None) is not None
   inner, siblings = arguments.drawn(
-    None if shape and shape.depth is not None else tokens, shape, siblings
+    None if has_depth else tokens, tree, siblings
   )
   depth = max(tokens, inner.max_depth)
   if nodes <= inner.num_drafted:
