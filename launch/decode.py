@@ -69,7 +69,7 @@ from launch import (
   tracing,
 )
 from launch.build import drafters, pair
-from launch.build.drafters import Drafting
+from launch.build.drafting import Drafting
 from launch.prompts import Prompt
 from launch.results import Journal
 from specjax import intervals

@@ -37,7 +37,8 @@ import tqdm
 from absl import flags
 
 from launch import cli, prompts, provenance, results, tables
-from launch.build import drafters, layers, pair
+from launch.build import layers, pair
+from launch.build.drafters import DRAFTERS
 from launch.results import Journal
 from models import checkpoints
 from models.networks import gated
@@ -348,7 +349,7 @@ def measured_speedup(
 ) -> float:
   """Tokens per second with `count` drafted, over those of plain decoding."""
   drafting = dataclasses.replace(
-    drafters.layer_skip(tokens=count), skipped=skipped
+    DRAFTERS.entry("layer_skip")(tokens=count), skipped=skipped
   )
   models = pair.assemble(config, loaded, drafting=drafting)
   rates = []

@@ -23,12 +23,12 @@ import optax
 from jax import Array
 
 from launch import results
-from launch.build.drafters import Learning
+from launch.build.drafting import Learning
 from models import head_shapes
 from models.formats.head_checkpoints import Head
 from specjax import drafters
-from specjax.drafters import online
-from specjax.drafters.online import Laws, Ring
+from specjax.drafters.families import online
+from specjax.drafters.families.online import Laws, Ring
 from specjax.state import DecodeState
 from specjax.training import learning, losses
 from specjax.types import Drafter, LanguageModel, Params
@@ -69,11 +69,11 @@ def wrapped(
   else:
     assert draft is not None  # of what learns
     lesson = Lesson(laws=online.model_laws(draft, vocab_size=vocab_size))
-  made = drafters.online.drafter(
+  made = drafters.online(
     drafter,
     vocab_size=vocab_size,
     entries=how.entries,
-    num_laws=how.laws or None,
+    laws=how.laws,
     num_features=width,
   )
   return made, lesson

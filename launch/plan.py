@@ -55,7 +55,8 @@ from launch import (
   terminal,
 )
 from launch.build import layers, precision
-from launch.build.drafters import DRAFTERS, Drafting
+from launch.build.drafters import DRAFTERS
+from launch.build.drafting import Drafting
 from launch.planning import answer, mixtures, plots, program
 from models import head_shapes, meshes
 from models.formats import head_checkpoints, json_files

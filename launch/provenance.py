@@ -37,7 +37,7 @@ from flax import traverse_util
 import specjax
 from launch import cli
 from launch.build import drafters
-from launch.build.drafters import Drafting
+from launch.build.drafting import Drafting
 from models.formats.checksums import hash_file, hash_files
 from specjax import calls
 

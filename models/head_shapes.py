@@ -213,8 +213,8 @@ def functions(
     sharding: its rules on the mesh in use; None for one device.
 
   Returns:
-    A `FeatureModel` (EAGLE, MTP), a `BlockModel` (parallel), or of the others
-    `specjax.drafters.medusa.Marginals`; and the parameters.
+    A `FeatureModel` (EAGLE, MTP), a `BlockModel` (parallel), or of the others a
+    `MarginalModel`; and the parameters.
   """
   if isinstance(module, dflash.Parallel):
     return dflash.as_block_model(module, sharding=sharding)

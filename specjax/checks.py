@@ -7,7 +7,7 @@ import numpy as np
 from jax import Array
 
 from specjax import laws
-from specjax.drafters.model import check_model
+from specjax.drafters.shared.arguments import check_model
 from specjax.tree import Form
 from specjax.types import Draft, Drafter, LanguageModel, Rule
 

@@ -673,7 +673,7 @@ def make_decoder(
   vocab_size = target.vocab_size if vocab_size is None else vocab_size
   return Decoder(
     target=target,
-    drafter=drafter or drafters.plain.drafter(),
+    drafter=drafter or drafters.plain(),
     rule=rules.get(rule) if isinstance(rule, str) else rule,
     vocab_size=vocab_size,
     with_log_probs=with_log_probs,

@@ -201,6 +201,44 @@ class BlockModel:
   max_positions: int | None = None
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MarginalModel:
+  """Heads on one feature of the target that say all depths at once.
+
+  Attributes:
+    vocab_size: V', the last axis of their logits; tokens that they cannot say
+      have -inf there.
+    num_features: F, width of the target's features that they read.
+    num_depths: K, depths that they know.
+    apply: `(params, features f[B, F]) -> f32[B, K, V']`, logits of the K tokens
+      after the newest one, of what the target knew before it.
+  """
+
+  vocab_size: int
+  num_features: int
+  num_depths: int
+  apply: Callable[[Any, Array], Array]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextBlockModel:
+  """An encoder-decoder that says a block, and reads the whole text for it.
+
+  Attributes:
+    vocab_size: V', the last axis of its logits.
+    num_depths: K, tokens of a block.
+    encode: as that of `LanguageModel`.
+    say: `(params, tokens i32[B, L], length i32[B], memory) -> f32[B, K, V']`,
+      logits of the K tokens after the first `length` ones; of tokens from
+      `length` on it sees none, and `memory` is what `encode` made.
+  """
+
+  vocab_size: int
+  num_depths: int
+  encode: Callable[[Any, Any], Any]
+  say: Callable[[Any, Array, Array, Any], Array]
+
+
 @struct
 class Params:
   """Parameters of the pair, the first argument of the jitted functions.
@@ -542,6 +580,8 @@ class Drafter:
     reads_anew: whether its state depends on the committed tokens of a round
       alone, so that another draft may be verified in place of its own
       (`specjax.drafters.repeats`). Not if it learns from its own drafts.
+    longer: `tokens -> Drafter`, the same with room for a chain of so many, of
+      which it drafts as many as before; None if it has but this form.
     row_axes: `state -> pytree of int | None`: the axis of rows of each array of
       the state, so that it can be cut over a mesh. None for an array that all
       rows share: a round's additions to it are summed over devices. By default
@@ -562,6 +602,7 @@ class Drafter:
   again: int = 2
   idle: Idle | None = None
   reads_anew: bool = False
+  longer: Callable[[int], "Drafter"] | None = None
 
   def tokens_of_passes(self, text: int) -> tuple[int, ...]:
     """Tokens of a row that each draft pass of a round computes, in order.

@@ -10,7 +10,6 @@ from decoding import MODEL, PARAMS, VOCAB
 
 import specjax
 from specjax import drafters, rules
-from specjax.adaptive import policies
 from specjax.adaptive.rungs import make_rungs
 
 LENGTHS = (0, 1, 4)
@@ -18,9 +17,8 @@ LENGTHS = (0, 1, 4)
 
 def fixed(tree):
   """A drafter that reads what it lacks of a text."""
-  return drafters.model.drafter(
-    MODEL, tree=tree, vocab_size=VOCAB,
-    depth=policies.fixed(depth=tree.max_depth),
+  return drafters.model(
+    MODEL, tree=tree, vocab_size=VOCAB, longest=LENGTHS[-1]
   )  # fmt: skip
 
 

@@ -24,17 +24,15 @@ BUDGETS = np.array([30, 21, 34, 5, 1], np.int32)
 
 
 def make_drafters(**common):
-  model = drafters.model.drafter
+  model = drafters.model
   return {
-    "plain": drafters.plain.drafter(),
+    "plain": drafters.plain(),
     "model": model(MODEL, tree=chain(3), **common),
     "model1": model(MODEL, tree=chain(1), **common),
     "paths": model(MODEL, tree=paths(3, 3), **common),
-    "ngram": drafters.ngram.drafter(num_speculative_tokens=3, **common),
-    "layer_skip": drafters.layer_skip.drafter(MODEL, tree=chain(3), **common),
-    "layer_skip_paths": drafters.layer_skip.drafter(
-      MODEL, tree=paths(2, 2), **common
-    ),
+    "ngram": drafters.ngram(tokens=3),
+    "layer_skip": drafters.layer_skip(MODEL, tree=chain(3), **common),
+    "layer_skip_paths": drafters.layer_skip(MODEL, tree=paths(2, 2), **common),
   }
 
 

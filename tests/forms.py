@@ -16,7 +16,7 @@ from specjax.types import Draft, Drafter
 
 def table_drafter(vocab_size, tree, siblings=IID):
   """The shipped drafter, with a table for its model."""
-  return drafters.model.drafter(
+  return drafters.model(
     toys.table_model(vocab_size),
     tree=tree,
     siblings=siblings,

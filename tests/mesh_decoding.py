@@ -38,6 +38,8 @@ from specjax import decode, drafters, rules
 from specjax import tree as tree_lib
 from specjax.adaptive import policies
 from specjax.adaptive.rungs import make_rungs
+from specjax.drafters.families.rasd import Parts
+from specjax.drafters.shared import corpus as corpus_lib
 from specjax.runtime.mesh import MeshDecoder
 from specjax.siblings import IID
 from specjax.types import Draft, Drafter, Inputs, Params
@@ -75,7 +77,7 @@ def table_pair(mesh):
   model = toys.table_model(VOCAB)
   decoder = decode.make_decoder(
     model,
-    drafter=drafters.model.drafter(model, tree=PATHS, vocab_size=VOCAB),
+    drafter=drafters.model(model, tree=PATHS, vocab_size=VOCAB),
     rule="recursive",
   )
   return decoder, Params(target=jnp.asarray(target), draft=jnp.asarray(draft))
@@ -85,9 +87,9 @@ def _rungs():
   model = toys.table_model(VOCAB)
   return make_rungs(
     model,
-    lambda tree: drafters.model.drafter(
+    lambda tree: drafters.model(
       model, tree=tree, vocab_size=VOCAB,
-      depth=policies.fixed(depth=tree.max_depth),
+      longest=3,
     ),
     rule=rules.get("token"), vocab_size=VOCAB, lengths=(0, 1, 3),
   )  # fmt: skip
@@ -147,28 +149,28 @@ def counted_pair(mesh):
 def looked_up_pair(mesh, how):
   """Certain trees from what the target guessed, or from a corpus of all."""
   del mesh
-  corpus = drafters.shared.corpus.build(
+  corpus = corpus_lib.build(
     np.random.default_rng(4).integers(0, VOCAB, (20, 30)).tolist()
   )
   target = toys.table(VOCAB, seed=1, contexts=3, scale=3)
   model, whole = toys.table_model(VOCAB), dict(vocab_size=VOCAB)
   if how == "lookahead":
-    drafter = drafters.lookahead.drafter(
-      window=3, ngram=3, num_guesses=3, pool_size=40, **whole
+    drafter = drafters.lookahead(
+      window=3, tokens=2, num_guesses=3, pool_size=40, **whole
     )
   elif how == "suffix":
-    drafter = drafters.suffix.drafter(
-      num_nodes=6, depth=2, min_prob=0, with_corpus=True, **whole
+    drafter = drafters.suffix(
+      nodes=6, tokens=2, min_prob=0, corpus=True, **whole
     )
   else:
-    drafter = drafters.rasd.drafter(
-      model, tree=tree_lib.chain(1), siblings=IID, num_nodes=6, depth=2,
-      min_prob=0, with_corpus=True, **whole,
+    drafter = drafters.rasd(
+      model, tree=tree_lib.chain(1), nodes=6, tokens=2, min_prob=0,
+      corpus=True, num_retrieved=32, **whole,
     )  # fmt: skip
   own = {"suffix": corpus}
   if how == "rasd":
     draft = jnp.asarray(toys.near(target, noise=0.7, seed=2))
-    own["rasd"] = drafters.rasd.Parts(model=draft, corpus=corpus)
+    own["rasd"] = Parts(model=draft, corpus=corpus)
   decoder = decode.make_decoder(
     model, drafter=drafter, rule="recursive",
     widths=(1, 3) if how == "suffix" else (),
@@ -182,15 +184,13 @@ def online_pair(mesh):
   target = toys.table(VOCAB, seed=1)
   draft = toys.near(target, noise=0.7, seed=2)
   model = toys.table_model(VOCAB)
-  inner = drafters.model.drafter(
+  inner = drafters.model(
     model, tree=tree_lib.chain(3), vocab_size=VOCAB,
-    depth=policies.exits(threshold=0.3),
+    policy=policies.exits(threshold=0.3),
   )  # fmt: skip
   decoder = decode.make_decoder(
     model,
-    drafter=drafters.online.drafter(
-      inner, entries=8, num_laws=4, vocab_size=VOCAB
-    ),
+    drafter=drafters.online(inner, entries=8, laws=4, vocab_size=VOCAB),
   )
   return decoder, Params(target=jnp.asarray(target), draft=jnp.asarray(draft))
 
@@ -234,18 +234,16 @@ def t5_pair(mesh, how="model"):
     )
     params = t5_stacked.stack(nnx.merge(nnx.graphdef(module), params))
   draft = jax.tree.map(lambda x: 1.1 * x, params)
-  drafter = drafters.model.drafter(model, tree=TREE, vocab_size=VOCAB)
+  drafter = drafters.model(model, tree=TREE, vocab_size=VOCAB)
   if how == "block":
     module = specdec.BlockDrafter(
       specdec.BlockConfig(t5=T5_CONFIG, num_masks=2),
       dtype=jnp.float64, rngs=nnx.Rngs(5),
     )  # fmt: skip
-    blocks, encode, of_block = specdec.as_functions(module)
+    block, of_block = specdec.as_block_model(module)
     of_block["t5"] = jax.tree.map(lambda x: 2.2 * x, alone)
     draft = of_block
-    drafter = drafters.specdec.drafter(
-      blocks, encode, num_masks=2, tree=PATHS, vocab_size=VOCAB
-    )
+    drafter = drafters.specdec(block, tree=PATHS)
   if mesh:
     whole = jax.tree.map(lambda x: P(), draft)
     specs = sharding.param_specs(params, rules)
@@ -346,7 +344,7 @@ HEADS = {
       ),
     ),
     lambda model: (
-      drafters.eagle.drafter(model, tree=TREE, vocab_size=VOCAB), "recursive"
+      drafters.eagle(model, tree=TREE, vocab_size=VOCAB), "recursive"
     ),
   ),
   "eagle2": (
@@ -355,8 +353,8 @@ HEADS = {
       config=EagleConfig(layer=HEAD, generation=1, num_features=16),
     ),
     lambda model: (
-      drafters.eagle.dynamic(
-        model, num_nodes=4, depth=2, top_k=3, vocab_size=VOCAB
+      drafters.eagle(
+        model, tree=tree_lib.bound(4, 2, 3), vocab_size=VOCAB
       ),
       "match",
     ),
@@ -369,10 +367,7 @@ HEADS = {
       ),
     ),
     lambda model: (
-      drafters.medusa.drafter(
-        model, num_heads=2, num_features=16, tree=PATHS, vocab_size=VOCAB,
-        name="medusa",
-      ),
+      drafters.medusa(model, tree=PATHS, vocab_size=VOCAB),
       "kseq",
     ),
   ),
@@ -385,7 +380,7 @@ HEADS = {
       ),
     ),
     lambda model: (
-      drafters.dflash.drafter(
+      drafters.dflash(
         model, tree=tree_lib.chain(3), vocab_size=VOCAB
       ),
       "block",
@@ -399,21 +394,19 @@ def _drafter(how, model):
   if how == "plain":
     return None
   if how == "ngram":
-    return drafters.ngram.drafter(
-      num_speculative_tokens=2, max_ngram=1, vocab_size=VOCAB
-    )
+    return drafters.ngram(tokens=2, max_ngram=1)
   if how == "depth":
-    return drafters.model.drafter(
+    return drafters.model(
       model(), tree=tree_lib.chain(3), vocab_size=VOCAB,
-      depth=policies.survival(threshold=0.4),
+      policy=policies.survival(threshold=0.4),
     )  # fmt: skip
   if how == "layer_skip":
-    return drafters.layer_skip.drafter(
+    return drafters.layer_skip(
       model(skipped=SkippedLayers(attention=(1,))),
       tree=tree_lib.paths(2, 1),
       vocab_size=VOCAB,
     )
-  return drafters.model.drafter(
+  return drafters.model(
     model(), tree={"paths": PATHS, "tree": TREE}[how], vocab_size=VOCAB
   )
 

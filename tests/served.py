@@ -178,7 +178,7 @@ def text_decoder():
   draft = toys.near(target, noise=0.8, seed=1)
   params = specjax.Params(target=jnp.asarray(target), draft=jnp.asarray(draft))
   model = toys.table_model(vocab)
-  drafter = drafters.model.drafter(model, tree=chain(3), vocab_size=vocab)
+  drafter = drafters.model(model, tree=chain(3), vocab_size=vocab)
   return specjax.make_decoder(model, drafter=drafter), params
 
 

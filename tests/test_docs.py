@@ -7,7 +7,7 @@ import shlex
 from launch import cli
 from launch.build import drafters
 from launch.evaluation.systems import SYSTEMS
-from specjax import calls
+from specjax import calls, shapes
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Made from results, whose commands are spelt as when they were run.
@@ -82,7 +82,7 @@ def test_drafters_in_the_page_are_those_that_help_prints():
   rows = [f"| `{call}` | {about} |" for call, about in drafters.DRAFTERS.help()]
   assert [x for x in shown if not x.endswith("| is |")] == rows
   said = page.partition("### What drafts")[2].partition("\n### Heads")[0]
-  for grammar in (drafters.TREES, drafters.POLICIES, drafters.WEIGHTS):
+  for grammar in (shapes.GRAMMAR, drafters.POLICIES, drafters.WEIGHTS):
     for call, _ in grammar.help():
       name = call.partition("(")[0]
       assert re.search(rf"`{name}[`(]", said), name

@@ -41,6 +41,7 @@ FOUNDATION = {
     "laws",
     "calls",
     "siblings",
+    "shapes",
     "suggestions",
     "cond_in_place",
   )

@@ -4,10 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 import toys
 
-from specjax.drafters import dflash, eagle, medusa
+from specjax import drafters
 from specjax.siblings import WITHOUT_REPLACEMENT
 from specjax.tree import Tree, bound, chain
-from specjax.types import Drafter
+from specjax.types import Drafter, MarginalModel
 
 LAYERS, DEPTHS = 3, 3
 # The path that stands is 0, 1, 3: not the first nodes.
@@ -42,19 +42,20 @@ def make(name: str, vocab_size: int) -> Drafter:
     "certain chain": dict(tree=chain(2), siblings="given"),
     "certain tree": dict(tree=TREE, siblings="given"),
     "best tree": dict(tree=bound(4, 2, 2), siblings="given"),
-    "dynamic tree": dict(num_nodes=4, depth=2, top_k=2),
+    "dynamic tree": dict(tree=bound(4, 2, 2)),
   }[form]
   kind["vocab_size"] = vocab_size
   if family == "eagle":
     head = toys.feature_model(vocab_size, num_features=LAYERS)
-    make = eagle.dynamic if form == "dynamic tree" else eagle.drafter
-    return make(head, **kind)
+    return drafters.eagle(head, **kind)
   if family == "dflash":
     head = toys.block_model(vocab_size, num_features=LAYERS, num_depths=DEPTHS)
-    return dflash.drafter(head, **kind)
-  return medusa.drafter(
-    marginals, num_heads=DEPTHS, num_features=LAYERS, **kind
-  )
+    return drafters.dflash(head, **kind)
+  head = MarginalModel(
+    vocab_size=vocab_size, num_features=LAYERS, num_depths=DEPTHS,
+    apply=marginals,
+  )  # fmt: skip
+  return drafters.medusa(head, **kind)
 
 
 # Every form of every family, and the lossless rules that fit it; the first

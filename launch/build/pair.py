@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from launch import online, processes, prompt_lines, stops
 from launch.build import drafters, policies, precision
-from launch.build.drafters import Drafting
+from launch.build.drafting import Drafting
 from models import checkpoints, meshes
 from models.checkpoints import Network
 from models.formats.head_checkpoints import Head
@@ -24,7 +24,7 @@ from specjax import decode, low_cache, rules
 from specjax.adaptive import chains
 from specjax.adaptive.ladder import Ladder
 from specjax.adaptive.rungs import Rungs
-from specjax.drafters.rasd import Parts
+from specjax.drafters.families.rasd import Parts
 from specjax.runtime.engine import Engine
 from specjax.types import LanguageModel, Params, Rule
 from specjax.warp import make_sampling
@@ -113,12 +113,9 @@ def check_config(
         f"{name} must be in 0..{_LIMITS[name] - 1}, got {config[name]}"
       )
   make_sampling(
-    1,
-    temperature=config.temperature,
-    top_k=config.top_k,
-    top_p=config.top_p,
+    1, temperature=config.temperature, top_k=config.top_k, top_p=config.top_p,
     min_p=config.min_p,
-  )
+  )  # fmt: skip
   for name in ("max_new_tokens", "batch_size"):
     if config[name] < 1:
       raise ValueError(f"{name} must be >= 1, got {config[name]}")
@@ -203,11 +200,9 @@ def load(
     elif reads == "model":
       sizes = checkpoints.read_config(path)
     layout = meshes.parse(
-      config.mesh,
-      jax.device_count(),
-      draft=sizes,
+      config.mesh, jax.device_count(), draft=sizes,
       draft_devices=config.draft_devices or None,
-    )
+    )  # fmt: skip
     if config.batch_size % layout.data:
       raise ValueError(
         f"batch_size ({config.batch_size}) must be a multiple of the mesh's "
@@ -367,10 +362,8 @@ def encoder_of(
   """What inputs must keep to, of an encoder-decoder."""
   if not models.target.reads_inputs:
     return None
-  start, vocab_size = (
-    models.target.config.start_token,
-    models.tokenizer.vocab_size,
-  )
+  start = models.target.config.start_token
+  vocab_size = models.tokenizer.vocab_size
   if start >= vocab_size:
     raise ValueError(
       f"the decoder begins with token {start}, and the tokenizer has "

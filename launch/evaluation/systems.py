@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import ml_collections
 
 from launch.build import drafters, pair
-from launch.build.drafters import DRAFTERS, Drafting
+from launch.build.drafters import DRAFTERS
+from launch.build.drafting import Drafting
 from launch.build.pair import Models, Pair
 from specjax import calls
 from specjax.calls import Grammar

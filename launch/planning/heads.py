@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from launch.build import drafters
 from launch.planning import roofline
 from launch.planning.roofline import Pass, Placement
 from models import head_shapes
@@ -21,6 +20,7 @@ from models.head_shapes import HeadShape
 from models.networks.dflash import ParallelConfig
 from models.networks.eagle import EagleConfig
 from models.sharding import Sharding
+from specjax import drafters
 from specjax.siblings import Siblings
 from specjax.tree import Form, Tree
 from specjax.types import Drafter, Params
@@ -92,14 +92,14 @@ def make_drafter(
 
   Args:
     shape: what the head is.
-    tree, siblings, vocab_size: as of `launch.build.drafters.head_drafter`.
+    tree, siblings, vocab_size: as of `specjax.drafters`.
     dtype: of parameters, activations and cache.
     sharding: the head's rules on the mesh.
   """
   functions, _ = head_shapes.functions(_shapes(shape, dtype), sharding=sharding)
-  inner = drafters.head_drafter(
-    shape, functions, tree=tree, siblings=siblings, vocab_size=vocab_size,
-  )  # fmt: skip
+  inner = getattr(drafters, shape.kind)(
+    functions, tree=tree, siblings=siblings, vocab_size=vocab_size
+  )
   whole = functools.partial(with_shared, shape)
   return dataclasses.replace(
     inner,

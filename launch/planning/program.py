@@ -271,32 +271,30 @@ def make_drafter(question: Question) -> Drafter:
     tree=q.tree, siblings=siblings_lib.get(q.siblings), vocab_size=q.vocab_size
   )
   if not q.tree.num_drafted:
-    return drafters.plain.drafter()
+    return drafters.plain()
   if q.head is not None:
     return heads.make_drafter(q.head, **static, dtype=_DTYPE, sharding=of_draft)
   if q.draft is not None:
     draft = networks.functions(q.cut_draft(), of_draft, weights=q.draft_weights)
-    return drafters.model.drafter(draft, **static)
+    return drafters.model(draft, **static)
   if q.skipped is not None:
     draft = networks.functions(
       q.cut_target(), of_target, q.skipped, weights=q.weights, cache=q.cache
     )
-    return drafters.layer_skip.drafter(draft, **static)
+    return drafters.layer_skip(draft, **static)
   if q.own_weights is not None:
     draft = networks.functions(
       q.cut_target(), of_target, weights=q.own_weights, cache=q.cache
     )
-    return drafters.quantised_self.drafter(draft, **static)
+    return drafters.quantised_self(draft, **static)
   if q.lookahead is not None:
-    return drafters.lookahead.drafter(
+    return drafters.lookahead(
       window=q.lookahead,
-      ngram=q.tree.max_depth + 1,
+      tokens=q.tree.max_depth,
       num_guesses=q.tree.max_children,
       vocab_size=q.vocab_size,
     )
-  return drafters.ngram.drafter(
-    num_speculative_tokens=q.tree.max_depth, vocab_size=q.vocab_size
-  )
+  return drafters.ngram(tokens=q.tree.max_depth)
 
 
 def make_decoder(question: Question, mesh: Mesh) -> MeshDecoder:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping
 
 import ml_collections
 
-from launch.build import drafters, pair
+from launch.build import pair
+from launch.build.drafting import with_tokens
 from launch.serving import objectives, several
 from launch.serving.prefixes import Reuse
 from launch.serving.slots import Slots, widths_to
@@ -76,7 +77,7 @@ def decoders_of(
   powers = [1 << i for i in range(depth.bit_length()) if 1 << i < depth]
   decoders = {depth: whole}
   for level in (*least, *powers):
-    shallow = drafters.with_tokens(made.drafting, level)
+    shallow = with_tokens(made.drafting, level)
     decoders[level] = pair.assemble(config, loaded, drafting=shallow).decoder
   return decoders
 

@@ -33,7 +33,7 @@ from absl import flags
 
 from launch import cli, prompts, provenance, results
 from launch.build import drafters, pair
-from launch.build.drafters import Drafting
+from launch.build.drafting import Drafting
 from launch.evaluation import costs as timings
 from launch.prompts import Prompt
 from specjax import calls, tree_search
@@ -123,7 +123,8 @@ def read_costs(
 def wide(drafting: Drafting, *, children: int, levels: int) -> Drafting:
   """The same with the tree in which ranks are counted."""
   tree = tree_lib.k_ary(*[children] * levels)
-  return dataclasses.replace(drafting, tree=tree, policy=None)
+  ended = {"policy": None} if drafting.takes_policy else {}
+  return drafting.of_form(tree=tree, **ended)
 
 
 def counted(

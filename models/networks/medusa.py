@@ -17,6 +17,7 @@ from models import draft_vocabulary
 from models.networks.layers import Linear
 from models.networks.params import split
 from models.sharding import Sharding, constrain
+from specjax.types import MarginalModel
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,15 +130,14 @@ class Blockwise(nnx.Module):
 def as_marginals(
   module: Medusa | Blockwise, *, sharding: Sharding | None = None
 ):
-  """Splits heads into a pure function and their parameters.
+  """Splits heads into pure functions and their parameters.
 
   Args:
     module: the network, or its shapes (`nnx.eval_shape`).
     sharding: where logits lie on the mesh in use; None for one device.
 
   Returns:
-    `(params, features f[B, D]) -> f32[B, K, V]`, for
-    `specjax.drafters.medusa.drafter`, and the parameters to call it with.
+    The `MarginalModel`, and the parameters to call it with.
   """
   merge, params = split(module)
 
@@ -151,4 +151,9 @@ def as_marginals(
       )
     return constrain(logits, "logits_btv", sharding=sharding)
 
-  return marginals, params
+  c = module.config
+  model = MarginalModel(
+    vocab_size=c.vocab_size, num_features=c.embed_dim, num_depths=c.num_heads,
+    apply=marginals,
+  )  # fmt: skip
+  return model, params

@@ -18,7 +18,6 @@ import contextlib
 import dataclasses
 import json
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -35,7 +34,7 @@ from models.networks.params import split
 from models.networks.t5 import T5, Memory
 from models.networks.t5_config import T5Config
 from models.tokenizers import Tokenizer
-from specjax.types import Inputs
+from specjax.types import Inputs, TextBlockModel
 
 MODEL_TYPE = "t5_block"
 _MASK = "mask.weight"
@@ -118,20 +117,24 @@ class BlockDrafter(nnx.Module):
     return t5.leave(x[:, width:]).logits
 
 
-def as_functions(
-  module: BlockDrafter,
-) -> tuple[Callable[..., Array], Callable[..., Memory], nnx.State]:
-  """Splits a module for `specjax.drafters.specdec.drafter`.
+def as_block_model(module: BlockDrafter) -> tuple[TextBlockModel, nnx.State]:
+  """Splits a module into pure functions and their parameters.
 
   Returns:
-    The decoder, the encoder, and the parameters of both.
+    The `TextBlockModel`, and the parameters of decoder and encoder.
   """
   merge, params = split(module)
 
-  def blocks(params, tokens, length, memory):
+  def say(params, tokens, length, memory):
     return merge(params)(tokens, length, memory)
 
-  return blocks, lambda params, inputs: merge(params).encode(inputs), params
+  model = TextBlockModel(
+    vocab_size=module.config.t5.vocab_size,
+    num_depths=module.config.num_masks,
+    encode=lambda params, inputs: merge(params).encode(inputs),
+    say=say,
+  )
+  return model, params
 
 
 # -------------------------------------------------------------- checkpoints
@@ -154,9 +157,9 @@ class Block:
     """Its shapes."""
     return self.module.config
 
-  def functions(self) -> tuple[Callable[..., Array], Callable[..., Memory]]:
-    """The decoder and the encoder as pure functions."""
-    return as_functions(self.module)[:2]
+  def functions(self) -> TextBlockModel:
+    """Decoder and encoder as pure functions."""
+    return as_block_model(self.module)[0]
 
 
 def is_block(directory: str) -> bool:

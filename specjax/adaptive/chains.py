@@ -131,7 +131,7 @@ def check(tree: Tree, siblings: Siblings, policy: Policy) -> None:
   """Raises unless a policy can end that tree."""
   if not isinstance(policy, Policy):
     raise TypeError(
-      f"depth must be a specjax.adaptive.policies.Policy, got {policy!r}"
+      f"policy must be a specjax.adaptive.policies.Policy, got {policy!r}"
     )
   if not tree.is_chain or siblings is not siblings_lib.IID:
     raise ValueError(

@@ -1,42 +1,48 @@
-"""Ways to propose a token tree, one file a family.
+"""Ways to propose a token tree: functions, by the names of the grammar.
 
-Each has a `drafter(...)` that returns a `specjax.types.Drafter` (`eagle` has
-`dynamic` too); that of `plain` proposes nothing, which makes the decoding loop
-plain autoregressive sampling. `online` gives another one a memory to learn
-from, `repeats` reads on where a text repeats itself. What several share is in
-`shared/`; what ends chains early, in `specjax.adaptive`.
+`eagle3(head, tokens=7)` is what `--config.drafter='eagle3("DIR", tokens=7)'`
+says, with a model in place of a path; all return a `specjax.types.Drafter`.
+That of `plain` proposes nothing, which makes the decoding loop plain
+autoregressive sampling. `online` gives another one a memory to learn from,
+`repeats` reads on where a text repeats itself.
+
+How they draft is in `families/`, a file each, whose names no attribute of this
+package has but these functions. What several share is in `shared/`; what ends
+chains early, in `specjax.adaptive`.
 """
 
-from specjax.drafters import (
-  dflash,
-  eagle,
-  layer_skip,
-  lookahead,
-  medusa,
-  model,
-  ngram,
-  online,
-  plain,
-  quantised_self,
-  rasd,
-  repeats,
-  specdec,
-  suffix,
-)
+from specjax.drafters.families.dflash import dflash
+from specjax.drafters.families.eagle import eagle, eagle3, mtp
+from specjax.drafters.families.layer_skip import layer_skip
+from specjax.drafters.families.lookahead import lookahead
+from specjax.drafters.families.medusa import blockwise, medusa
+from specjax.drafters.families.model import model
+from specjax.drafters.families.ngram import ngram
+from specjax.drafters.families.online import online
+from specjax.drafters.families.plain import plain
+from specjax.drafters.families.quantised_self import quantised_self
+from specjax.drafters.families.rasd import rasd
+from specjax.drafters.families.repeats import repeats
+from specjax.drafters.families.specdec import specdec
+from specjax.drafters.families.suffix import rest, suffix
 
 __all__ = [
+  "blockwise",
   "dflash",
   "eagle",
+  "eagle3",
   "layer_skip",
   "lookahead",
   "medusa",
   "model",
+  "mtp",
   "ngram",
   "online",
   "plain",
   "quantised_self",
   "rasd",
   "repeats",
+  "rest",
   "specdec",
   "suffix",
 ]

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax.drafters import online
-from specjax.drafters.online import Laws, Ring
+from specjax.drafters.families import online
+from specjax.drafters.families.online import Laws, Ring
 from specjax.training.losses import Objective
 
 

@@ -174,9 +174,7 @@ STOP = 4
 GREEDY = make_sampling(1, temperature=0.0)
 DECODER = specjax.make_decoder(
   decoding.MODEL,
-  drafter=drafters.model.drafter(
-    decoding.MODEL, tree=paths(2, 2), vocab_size=VOCAB
-  ),
+  drafter=drafters.model(decoding.MODEL, tree=paths(2, 2), vocab_size=VOCAB),
   rule="recursive",
 )
 

@@ -61,9 +61,7 @@ def p_value(rule, tree, how, broken_target, change=lambda drafter: drafter):
   model = toys.table_model(VOCAB)
   short = nan_from(BUFFER, model)
   target = toys.table(VOCAB, seed=3, scale=0.7)
-  drafter = drafters.model.drafter(
-    short, tree=tree, siblings=how, vocab_size=VOCAB
-  )
+  drafter = drafters.model(short, tree=tree, siblings=how, vocab_size=VOCAB)
   decoder = specjax.make_decoder(
     short if broken_target else model, drafter=change(drafter), rule=rule
   )
@@ -156,7 +154,7 @@ def test_rejected_tokens_that_are_nan_do_not_end_their_rows():
     return dataclasses.replace(output, logits=logits), cache
 
   target = dataclasses.replace(network_target, apply=apply)
-  drafter = drafters.model.drafter(draft, tree=chain(5), vocab_size=WORDS)
+  drafter = drafters.model(draft, tree=chain(5), vocab_size=WORDS)
   decoder = specjax.make_decoder(target, drafter=drafter, rule="block")
   params = specjax.Params(target=target_params, draft=draft_params)
   prompts = np.random.default_rng(0).integers(0, POISON, (6, 3))

@@ -80,7 +80,7 @@ LOOP_TREES = {
 )  # fmt: skip
 def test_every_rule_decodes_greedily_and_counts(how, tree, rule):
   """At temperature 0 lossless rules, in the loop, give the argmax text."""
-  drafter = drafters.model.drafter(
+  drafter = drafters.model(
     MODEL, tree=tree, siblings=siblings.get(how), vocab_size=VOCAB
   )
   decoder = specjax.make_decoder(MODEL, drafter=drafter, rule=rule)
@@ -107,15 +107,11 @@ def test_every_rule_decodes_greedily_and_counts(how, tree, rule):
 def small_drafters(model, vocab_size):
   common = dict(tree=chain(2), vocab_size=vocab_size)
   return {
-    "plain": drafters.plain.drafter(),
-    "model": drafters.model.drafter(model, **common),
-    "paths": drafters.model.drafter(
-      model, tree=paths(2, 2), vocab_size=vocab_size
-    ),
-    "ngram": drafters.ngram.drafter(
-      num_speculative_tokens=2, vocab_size=vocab_size
-    ),
-    "layer_skip": drafters.layer_skip.drafter(model, **common),
+    "plain": drafters.plain(),
+    "model": drafters.model(model, **common),
+    "paths": drafters.model(model, tree=paths(2, 2), vocab_size=vocab_size),
+    "ngram": drafters.ngram(tokens=2),
+    "layer_skip": drafters.layer_skip(model, **common),
   }
 
 

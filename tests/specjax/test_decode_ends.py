@@ -240,7 +240,7 @@ def test_gradients_with_respect_to_the_draft_are_finite():
 def test_vocabularies_may_be_padded_differently():
   wide = toys.table_model(VOCAB + 3)
   padded = jnp.pad(PARAMS.draft, ((0, 0), (0, 3)), constant_values=50.0)
-  drafter = drafters.model.drafter(wide, tree=chain(3), vocab_size=VOCAB)
+  drafter = drafters.model(wide, tree=chain(3), vocab_size=VOCAB)
   decoder = specjax.make_decoder(MODEL, drafter=drafter)
   params = dataclasses.replace(PARAMS, draft=padded)
   state = decode(decoder, start(decoder), params)
@@ -276,7 +276,7 @@ def test_rows_that_have_ended_are_idle_in_passes_over_the_targets_cache():
     return MODEL.apply(params, tokens, cache, **more)
 
   model = dataclasses.replace(MODEL, apply=apply)
-  drafter = drafters.layer_skip.drafter(model, tree=chain(3), vocab_size=VOCAB)
+  drafter = drafters.layer_skip(model, tree=chain(3), vocab_size=VOCAB)
   decoder = specjax.make_decoder(model, drafter=drafter)
   state = start(make("layer_skip"), max_new_tokens=np.array([9, 0, 9, 0, 9]))
   seen.clear()

@@ -110,7 +110,7 @@ def test_a_buffer_beyond_the_models_positions_is_refused():
   decoder = specjax.make_decoder(short)
   with pytest.raises(ValueError, match="target model has 32 positions"):
     start(decoder)
-  drafter = drafters.model.drafter(short, tree=chain(2), vocab_size=VOCAB)
+  drafter = drafters.model(short, tree=chain(2), vocab_size=VOCAB)
   with pytest.raises(ValueError, match="draft model has 32 positions"):
     start(specjax.make_decoder(MODEL, drafter=drafter))
 
@@ -123,32 +123,30 @@ def test_parts_that_do_not_fit_are_refused():
   with pytest.raises(ValueError, match="target's vocabulary must hold 12"):
     specjax.make_decoder(MODEL, vocab_size=12)
   with pytest.raises(ValueError, match="draft's vocabulary must hold 12"):
-    drafters.model.drafter(MODEL, tree=chain(1), vocab_size=12)
+    drafters.model(MODEL, tree=chain(1), vocab_size=12)
   with pytest.raises(ValueError, match="target's vocabulary must hold 12"):
-    drafters.layer_skip.drafter(MODEL, tree=chain(1), vocab_size=12)
-  small = drafters.model.drafter(MODEL, tree=chain(2), vocab_size=7)
+    drafters.layer_skip(MODEL, tree=chain(1), vocab_size=12)
+  small = drafters.model(MODEL, tree=chain(2), vocab_size=7)
   decoder = specjax.make_decoder(MODEL, drafter=small)
   state = start(decoder)
   with pytest.raises(ValueError, match="must return log_probs of shape"):
     decoder.step(PARAMS, state)
   with pytest.raises(ValueError, match="num_speculative_tokens >= 1"):
-    drafters.model.drafter(MODEL, tree=chain(0), vocab_size=VOCAB)
-  with pytest.raises(ValueError, match="num_speculative_tokens must be >= 0"):
-    drafters.ngram.drafter(num_speculative_tokens=-1, vocab_size=VOCAB)
+    drafters.model(MODEL, tree=chain(0), vocab_size=VOCAB)
+  with pytest.raises(ValueError, match="tokens and max_ngram must be >= 1"):
+    drafters.ngram(tokens=-1)
   with pytest.raises(ValueError, match="at most 2 a node"):
-    drafters.layer_skip.drafter(
+    drafters.layer_skip(
       MODEL, tree=k_ary(3), siblings=siblings.HUB, vocab_size=VOCAB
     )
   with pytest.raises(ValueError, match="12 children of one node for 11"):
-    drafters.layer_skip.drafter(
+    drafters.layer_skip(
       MODEL, tree=k_ary(12), siblings="top_k", vocab_size=VOCAB
     )
   with pytest.raises(ValueError, match="unknown siblings 'best'"):
-    drafters.layer_skip.drafter(
-      MODEL, tree=chain(1), siblings="best", vocab_size=VOCAB
-    )
+    drafters.layer_skip(MODEL, tree=chain(1), siblings="best", vocab_size=VOCAB)
   with pytest.raises(ValueError, match="separate paths of equal length"):
-    drafters.layer_skip.drafter(
+    drafters.layer_skip(
       MODEL,
       tree=k_ary(2, 2),
       siblings=siblings.SHARED_NOISE,

@@ -14,7 +14,6 @@ from decoding import MODEL, PARAMS, PROMPTS, VOCAB, decode, rows_of
 
 import specjax
 from specjax import drafters, prefill
-from specjax.drafters import eagle
 from specjax.state import Origin, StopReason
 from specjax.tree import Tree, chain
 from specjax.warp import make_sampling
@@ -39,7 +38,7 @@ DECODERS = {
   # One whose cache lacks all that stands since the last round.
   "eagle": specjax.make_decoder(
     toys.table_model(VOCAB, layers=2),
-    drafter=eagle.drafter(
+    drafter=drafters.eagle(
       toys.feature_model(VOCAB, num_features=2),
       tree=Tree((-1, 0, 0, 1, 2, 3)),
       vocab_size=VOCAB,
@@ -355,8 +354,8 @@ READERS = {
   **DECODERS,
   "lookahead": specjax.make_decoder(
     MODEL,
-    drafter=drafters.lookahead.drafter(
-      window=4, ngram=3, num_guesses=4, vocab_size=VOCAB
+    drafter=drafters.lookahead(
+      window=4, tokens=2, num_guesses=4, vocab_size=VOCAB
     ),
     rule="match",
   ),
@@ -445,7 +444,7 @@ def test_a_long_prompt_is_fed_by_passes_of_one_width(monkeypatch):
 
   decoder = specjax.make_decoder(
     dataclasses.replace(model, apply=apply),
-    drafter=drafters.model.drafter(model, tree=chain(3), vocab_size=VOCAB),
+    drafter=drafters.model(model, tree=chain(3), vocab_size=VOCAB),
   )
   begun(decoder, CHUNK, monkeypatch)
   assert set(fed) == {CHUNK + 2}

@@ -69,10 +69,10 @@ def t5_model(seed):
 def block(seed=7, by=0.1):
   config = BlockConfig(t5=CONFIG, num_masks=MASKS)
   module = BlockDrafter(config, dtype=jnp.float64, rngs=nnx.Rngs(1))
-  blocks, encode, params = specdec.as_functions(module)
+  model, params = specdec.as_block_model(module)
   # Its layers are the target's, which read masks as well as anything.
   params["t5"] = moved(t5_model(0)[1], seed, by)
-  return blocks, encode, params
+  return model, params
 
 
 def make(kind, tree, rule, **more):
@@ -80,12 +80,10 @@ def make(kind, tree, rule, **more):
   target, params = t5_model(0)
   if kind == "model":
     model, of_draft = t5_model(5)
-    drafter = drafters.model.drafter(model, tree=tree, vocab_size=VOCAB, **more)
+    drafter = drafters.model(model, tree=tree, vocab_size=VOCAB, **more)
   elif kind == "block":
-    blocks, encode, of_draft = block()
-    drafter = drafters.specdec.drafter(
-      blocks, encode, num_masks=MASKS, tree=tree, vocab_size=VOCAB, **more
-    )
+    model, of_draft = block()
+    drafter = drafters.specdec(model, tree=tree, **more)
   else:
     drafter, of_draft = None, None
   decoder = specjax.make_decoder(target, drafter=drafter, rule=rule)
@@ -230,7 +228,7 @@ def shared(draft, *, share):
   target, params = t5_model(0)
   decoder = specjax.make_decoder(
     target,
-    drafter=drafters.model.drafter(target, tree=FORK, vocab_size=VOCAB),
+    drafter=drafters.model(target, tree=FORK, vocab_size=VOCAB),
     rule="recursive",
     share_encoder=share,
   )
@@ -284,17 +282,15 @@ def test_only_a_target_with_an_encoder_shares_it():
 
 
 def test_a_block_says_how_many_tokens_its_pass_computes():
-  blocks, encode, of_draft = block()
+  model, of_draft = block()
   widths = []
 
   def counted(params, tokens, length, memory):
-    logits = blocks(params, tokens, length, memory)
+    logits = model.say(params, tokens, length, memory)
     widths.append(tokens.shape[1] + logits.shape[1])
     return logits
 
-  drafter = drafters.specdec.drafter(
-    counted, encode, num_masks=MASKS, tree=chain(2), vocab_size=VOCAB
-  )
+  drafter = drafters.specdec(dataclasses.replace(model, say=counted), tokens=2)
   decoder = specjax.make_decoder(t5_model(0)[0], drafter=drafter)
   params = Params(target=t5_model(0)[1], draft=of_draft)
   state = start(decoder, params, [0])

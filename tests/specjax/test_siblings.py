@@ -100,7 +100,7 @@ def test_drafted_siblings_follow_their_law(name):
   table = toys.table(vocab, seed=0)
   model = toys.table_model(vocab)
   params = Params(target=jnp.asarray(table), draft=jnp.asarray(table))
-  drafter = specjax.drafters.model.drafter(
+  drafter = specjax.drafters.model(
     model, tree=k_ary(2, 2), siblings=siblings, vocab_size=vocab
   )
   decoder = specjax.make_decoder(model, drafter=drafter, rule="match")
@@ -134,7 +134,7 @@ def test_deterministic_drafts_are_ranked_before_the_warp():
   table = toys.table(vocab, seed=0)
   model = toys.table_model(vocab)
   params = Params(target=jnp.asarray(table), draft=jnp.asarray(table))
-  drafter = specjax.drafters.model.drafter(
+  drafter = specjax.drafters.model(
     model, tree=k_ary(3), siblings=TOP_K, vocab_size=vocab
   )
   decoder = specjax.make_decoder(model, drafter=drafter, rule="recursive")
@@ -208,7 +208,7 @@ def test_a_program_does_not_grow_with_the_number_of_siblings():
 
   def size(count, rule):
     model = toys.table_model(300)
-    drafter = specjax.drafters.model.drafter(
+    drafter = specjax.drafters.model(
       model, tree=k_ary(count), siblings=WITHOUT_REPLACEMENT, vocab_size=300
     )
     decoder = specjax.make_decoder(model, drafter=drafter, rule=rule)

@@ -216,7 +216,7 @@ PROMPTS = np.random.default_rng(0).integers(0, VOCAB, (ROWS, 3))
 def decoder_of(tree):
   """A program for all temperatures: `STEPS` rounds, within their budget."""
   model = toys.table_model(VOCAB)
-  drafter = drafters.model.drafter(
+  drafter = drafters.model(
     model,
     tree=tree,
     siblings=siblings.WITHOUT_REPLACEMENT,

@@ -11,7 +11,7 @@ import ml_collections
 import numpy as np
 
 from launch.build import pair as pair_lib
-from launch.build.drafters import Drafting
+from launch.build.drafting import Drafting
 from launch.build.pair import Models
 from launch.prompts import Prompt
 from specjax.runtime import engine

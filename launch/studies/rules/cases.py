@@ -11,9 +11,10 @@ import dataclasses
 
 from absl import flags
 
-from specjax import drafters, rules
+from specjax import rules
 from specjax import siblings as siblings_lib
 from specjax import tree as tree_lib
+from specjax.drafters.shared.arguments import check_tree
 from specjax.siblings import Siblings
 from specjax.tree import Tree
 from specjax.types import Rule
@@ -120,7 +121,7 @@ def cases(
     try:
       tree = _tree(rule_name, num_drafts, num_speculative_tokens)
       rule.check(tree, siblings)
-      drafters.model.check_tree(tree, siblings, vocab_size)
+      check_tree(tree, siblings, vocab_size)
     except ValueError as error:
       if asked != "all":
         raise

@@ -6,7 +6,6 @@ one draft law are compared on the same contexts and the same drafts, and no coin
 is flipped (an expectation given the draft: Rao-Blackwell).
 """
 
-import dataclasses
 import functools
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from absl import flags
 from launch import prompts
 from launch.build import drafters
 from launch.build import pair as pair_lib
+from launch.build.drafting import with_tokens
 from launch.build.pair import Pair
 from launch.studies.rules.cases import Case
 from launch.training import corpus
@@ -81,7 +81,7 @@ def build_pair(config: ml_collections.ConfigDict) -> Pair:
     )
   config = ml_collections.ConfigDict(config.to_dict())
   config.rule = "token"
-  one = drafters.with_tokens(drafting, drafting.tree.max_depth)
+  one = with_tokens(drafting, drafting.tree.max_depth)
   models = pair_lib.load(config, drafting=one)
   return pair_lib.assemble(config, models, drafting=one)
 
@@ -161,7 +161,7 @@ def _over(first, other) -> dict:
 def drafter(config, models: Pair, tree: Tree, siblings: Siblings) -> Drafter:
   """The pair's drafter, for another tree and other siblings."""
   del config
-  own = dataclasses.replace(models.drafting, tree=tree, siblings=siblings)
+  own = models.drafting.of_form(tree=tree, siblings=siblings)
   return drafters.make(own, models.draft, models.tokenizer.vocab_size)
 
 

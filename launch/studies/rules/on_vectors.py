@@ -13,10 +13,11 @@ import numpy as np
 
 from launch.studies.rules import cases, on_pair
 from launch.studies.rules.cases import Case
-from specjax import drafters, exact, random
+from specjax import exact, random
 from specjax import rules as rules_lib
 from specjax import siblings as siblings_lib
 from specjax import tree as tree_lib
+from specjax.drafters.shared import levels
 from specjax.theory.optimum import iid_optimum
 from specjax.types import Context, LanguageModel, ModelOutput
 from specjax.warp import make_sampling
@@ -178,7 +179,7 @@ def sample(row: Case, draft: np.ndarray, target: np.ndarray, *, seed: int):
       keys=keys,
       row_keys=keys,
     )
-    drafted, _ = drafters.model.draft_tree(
+    drafted, _ = levels.draft_tree(
       model,
       log_draft,
       None,

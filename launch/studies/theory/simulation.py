@@ -71,7 +71,7 @@ def _run(horizon, vocab, num_drafts, rule, at_once, parts):
   model, _ = markov.language_models(
     markov.random_pair(0, vocab_size=vocab, horizon=1)
   )
-  drafter = drafters.model.drafter(
+  drafter = drafters.model(
     model, tree=tree.paths(horizon, num_drafts), vocab_size=vocab
   )
   decoder = make_decoder(model, drafter=drafter, rule=rule)

@@ -15,9 +15,10 @@ from jax import Array
 
 from specjax import laws, random, warp
 from specjax import siblings as siblings_lib
+from specjax.cache import Cache
 from specjax.siblings import Siblings
 from specjax.tree import Tree
-from specjax.types import Context, Draft
+from specjax.types import Context, Draft, LanguageModel
 
 # `(carry, depth, i32[B, W]) -> (f32[B, W, V'], carry)`: the logits after the
 # nodes of a depth, W of them, whose tokens have just been drawn.
@@ -91,6 +92,57 @@ def draw_tree(
     noise=noise,
   )
   return draft, carry
+
+
+def draft_tree(
+  model: LanguageModel,
+  params,
+  cache: Cache,
+  root_logits: Array,
+  context: Context,
+  *,
+  tree: Tree,
+  siblings: Siblings,
+  vocab_size: int,
+) -> tuple[Draft, Cache]:
+  """Samples a tree level by level; depth G costs G - 1 model calls.
+
+  Args:
+    model: the model that drafts.
+    params: its parameters.
+    cache: holds all committed tokens, the root included:
+      `cache.length == context.length`.
+    root_logits: `f32[B, V']`, the model's logits after the root.
+    context: the round's context.
+    tree: the token tree.
+    siblings: how the children of a node are drawn.
+    vocab_size: V, the number of real tokens.
+
+  Returns:
+    The draft, and the cache with all nodes but those of the deepest level in
+    slots `context.length ..`, in node order. Where the model's logits are NaN
+    the law is uniform.
+  """
+
+  def feed(cache, depth, drawn):
+    output, cache = model.apply(
+      params,
+      drawn,
+      cache,
+      positions=positions(context.length - 1, depth, drawn),
+      mask=mask(tree, depth),
+    )
+    return output.logits, cache
+
+  return draw_tree(
+    root_logits,
+    feed,
+    cache,
+    context,
+    tree=tree,
+    siblings=siblings,
+    vocab_size=vocab_size,
+  )
 
 
 def positions(root: Array, depth: int, drawn: Array) -> Array:

@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.drafters.model import check_tree
 from specjax.drafters.shared import best_first, levels
+from specjax.drafters.shared.arguments import check_tree
 from specjax.siblings import GIVEN, Siblings
 from specjax.tree import Form, Tree
 from specjax.types import Context, Draft
@@ -39,12 +39,7 @@ def check(
     siblings: how the children of a node are drawn.
     vocab_size: V.
   """
-  if isinstance(tree, Tree) and tree.form is Form.FREE:
-    if siblings is not GIVEN:
-      raise ValueError(
-        "a tree whose parents are data is of certain tokens: siblings must be "
-        f"'given', got {siblings.name!r}"
-      )
+  if tree.form is Form.FREE:
     best_first.check(
       num_nodes=tree.num_drafted, depth=tree.max_depth, width=tree.num_drafted,
       children=tree.max_children, vocab_size=vocab_size,

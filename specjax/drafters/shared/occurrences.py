@@ -186,7 +186,7 @@ def check(
     raise ValueError(f"min_prob must be in [0, 1], got {min_prob}")
 
 
-def bounds(num_nodes: int, depth: int, max_children: int | None) -> Tree:
+def bounds(num_nodes: int, depth: int) -> Tree:
   """The bounds of a tree whose parents are data.
 
   A node has room for N - G + 1 children at most, so that N is to be well above
@@ -195,7 +195,5 @@ def bounds(num_nodes: int, depth: int, max_children: int | None) -> Tree:
   Args:
     num_nodes: N.
     depth: G.
-    max_children: of one node; None for as many as there can be.
   """
-  most = num_nodes - depth + 1
-  return bound(num_nodes, depth, min(max_children or most, most))
+  return bound(num_nodes, depth, num_nodes - depth + 1)

@@ -3,43 +3,47 @@
 import json
 
 import pytest
+import toys
 
 from configs import embedded
 from launch import decode, evaluate
-from launch.build import drafters
+from launch.build import drafters as registry
+from launch.build.drafting import Drafting
+from specjax import drafters, shapes
+from specjax.adaptive import policies
 from specjax.siblings import GIVEN
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
+HEAD = toys.feature_model(11, num_features=1)
 # A file of a user: a rule under another name, and a drafter of certain tokens.
 MINE = '''
 import dataclasses
 import jax.numpy as jnp
 import specjax
-from launch.build.drafters import Drafting
+from launch.build.drafting import entry
 
 RULE = dataclasses.replace(specjax.rules.get("token"), name="mine")
 NUMBER = 3
 
 
-def again(*, tokens: int = 2) -> Drafting:
+def once_more(*, tokens: int = 2) -> specjax.Drafter:
   """Supposes that the last token goes on."""
+  tree, siblings = specjax.tree.chain(tokens), specjax.siblings.IID
 
-  def make(own, source, vocab_size):
-    tree, siblings = own.tree, own.siblings
-
-    def propose(params, state, target_cache, context):
-      tokens = jnp.tile(context.root, (1, tree.num_nodes))
-      found = specjax.Draft(
-        tree=tree, siblings=siblings, tokens=tokens, log_probs=None
-      )
-      return found, state, target_cache
-
-    return specjax.Drafter(
-      name="again", tree=tree, siblings=siblings, propose=propose
+  def propose(params, state, target_cache, context):
+    tokens = jnp.tile(context.root, (1, tree.num_nodes))
+    found = specjax.Draft(
+      tree=tree, siblings=siblings, tokens=tokens, log_probs=None
     )
+    return found, state, target_cache
 
-  return Drafting(name="again", make=make, tree=specjax.tree.chain(tokens))
+  return specjax.Drafter(
+    name="again", tree=tree, siblings=siblings, propose=propose
+  )
+
+
+again = entry(once_more)
 '''
 
 
@@ -118,8 +122,8 @@ def test_what_is_none_is_one_line(cli, mine, capsys, flag, words):
   assert error.count("\n") == 1
 
 
-def of(text: str) -> drafters.Drafting:
-  return drafters.of(embedded.get_config(), text)
+def of(text: str) -> Drafting:
+  return registry.of(embedded.get_config(), text)
 
 
 @pytest.mark.parametrize(
@@ -163,6 +167,37 @@ def test_what_cannot_be_drafted_is_refused_in_words(text, words):
     of(text)
 
 
+def test_names_are_those_of_the_library_and_what_decoders_are_told():
+  assert {*registry.DRAFTERS.entries} - {*drafters.__all__} == {
+    "ladder", "with_widths", "with_rule",
+  }  # fmt: skip
+  assert {*drafters.__all__} <= {*registry.DRAFTERS.entries}
+
+
+@pytest.mark.parametrize(
+  ("text", "made"),
+  [
+    ("eagle3", drafters.eagle3(HEAD)),
+    ("eagle(tokens=7)", drafters.eagle(HEAD, tokens=7)),
+    ("mtp(tree=dynamic(20, top_k=4))",
+     drafters.mtp(HEAD, tree=shapes.dynamic(20, top_k=4))),
+    ("eagle3(policy=2)", drafters.eagle3(HEAD, policy=policies.fixed(2))),
+    ("repeats(eagle3(tokens=1), tokens=7)",
+     drafters.repeats(drafters.eagle3(HEAD, tokens=1), tokens=7)),
+    ("ngram", drafters.ngram()),
+    ("suffix(tokens=3)", drafters.suffix(tokens=3)),
+    ("rest(F)", drafters.rest()),
+    ("lookahead(tokens=2)", drafters.lookahead(tokens=2)),
+  ],
+)  # fmt: skip
+def test_a_call_of_a_config_drafts_as_the_same_call_in_python(text, made):
+  found = of(text).make(HEAD, HEAD.vocab_size)
+  assert (found.name, found.tree, found.siblings) == (
+    made.name, made.tree, made.siblings
+  )  # fmt: skip
+  assert (found.passes, found.again) == (made.passes, made.again)
+
+
 def test_trees_have_the_form_that_is_said():
   assert of("model(tree=paths(3), tokens=2)").tree.num_drafted == 6
   assert of("model(tree=k_ary(2, 2))").tree.num_drafted == 6
@@ -187,9 +222,9 @@ def test_what_repeats_is_longer_than_what_is_drafted_elsewhere():
 
 
 def test_help_names_all_drafters_and_their_defaults(capsys):
-  table = dict(drafters.help_table())
+  table = dict(registry.help_table())
   assert "ngram(tokens=5, max_ngram=3)" in table
   assert "int4(group=32, output=True, embedding=False)" in table
   names = {written.partition("(")[0] for written in table}
-  assert names >= {*drafters.DRAFTERS.entries, *drafters.TREES.entries}
+  assert names >= {*registry.DRAFTERS.entries, *shapes.GRAMMAR.entries}
   assert all(table.values())

@@ -235,7 +235,7 @@ def slots(quick_to_compile):
   decoders = {
     depth: specjax.make_decoder(
       decoding.MODEL,
-      drafter=specjax.drafters.model.drafter(
+      drafter=specjax.drafters.model(
         decoding.MODEL,
         tree=specjax.tree.chain(depth),
         vocab_size=decoding.VOCAB,

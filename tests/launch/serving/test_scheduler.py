@@ -351,9 +351,8 @@ def test_a_watch_that_fails_ends_its_own_request_alone(running):
 
 def test_drafts_are_counted_where_rounds_drafted(quick_to_compile):
   """Not where they looked for a draft and found none, as in a new text."""
-  drafter = drafters.suffix.drafter(
-    num_nodes=3, depth=3, max_children=1, vocab_size=decoding.VOCAB,
-    max_match=4, min_prob=0.3,
+  drafter = drafters.suffix(
+    nodes=3, tokens=3, max_match=4, min_prob=0.3,
   )  # fmt: skip
   slots = served.make_slots(
     specjax.make_decoder(decoding.MODEL, drafter=drafter, rule="match")

@@ -47,7 +47,7 @@ def test_a_replay_of_its_own_rounds_is_what_the_loop_did(policy):
   model = toys.table_model(vocab)
   decoder = specjax.make_decoder(
     model,
-    drafter=drafters.model.drafter(
+    drafter=drafters.model(
       model, tree=specjax.tree.chain(levels), vocab_size=vocab,
       depth=policies.get(policy),
     ),

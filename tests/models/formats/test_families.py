@@ -177,7 +177,7 @@ def test_greedy_speculation_over_a_tree_says_what_generate_says(saved, name):
   model, params = as_language_model(huggingface.load(str(path)))
   decoder = decode.make_decoder(
     model,
-    drafter=drafters.model.drafter(
+    drafter=drafters.model(
       model,
       tree=tree.Tree((-1, 0, 0, 1, 1, 2)),
       siblings="without_replacement",

@@ -367,9 +367,9 @@ def test_medusas_logits_are_those_of_the_formulas_by_published_names(
   }
   times = 2 if "run twice" in name else 1
   head = head_checkpoints.load(write(tmp_path / "head", name), TARGET)
-  marginals, params = head.functions()
+  model, params = head.functions()
   x = random(2, H)
-  found = marginals(params, jnp.asarray(x))
+  found = model.apply(params, jnp.asarray(x))
   for number in range(found.shape[1]):
     if "vllm" in name:
       linear, bias = tensors[f"blocks.{number}.layers.0.weight"], 0
@@ -393,12 +393,12 @@ def test_blockwise_logits_are_the_formula(tmp_path):
   """One hidden layer for all, a residual, and the target's projection."""
   w = FORMATS["blockwise"][1]
   head = head_checkpoints.load(write(tmp_path / "head", "blockwise"), TARGET)
-  marginals, params = head.functions()
+  model, params = head.functions()
   x = random(2, H)
   hidden = np.maximum(x @ w["hidden.weight"].T + w["hidden.bias"], 0)
   out = hidden @ w["out.weight"].T + w["out.bias"]
   expected = (x[:, None] + out.reshape(2, 2, H)) @ OUTPUT.T
-  found = marginals(params, jnp.asarray(x))
+  found = model.apply(params, jnp.asarray(x))
   np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
 
 

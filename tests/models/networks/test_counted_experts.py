@@ -44,7 +44,7 @@ def module(mixed, **more):
 
 
 def decoder_of(model):
-  drafter = drafters.ngram.drafter(num_speculative_tokens=2, vocab_size=V)
+  drafter = drafters.ngram(tokens=2)
   return make_decoder(model, drafter=drafter, vocab_size=V)
 
 

@@ -81,9 +81,7 @@ def decoder_of(tree, rule, *, scanned=True, again=2, **options):
   if scanned:
     model = stacked.as_language_model(hybrid().config, dtype=jnp.float64)
     params = stacked.stack(hybrid())
-  drafter = drafters.model.drafter(
-    toys.table_model(VOCAB), tree=tree, vocab_size=VOCAB
-  )
+  drafter = drafters.model(toys.table_model(VOCAB), tree=tree, vocab_size=VOCAB)
   drafter = dataclasses.replace(drafter, again=again)
   decoder = specjax.make_decoder(model, drafter=drafter, rule=rule, **options)
   params = specjax.Params(target=params, draft=jnp.asarray(DRAFT, jnp.float64))
@@ -140,9 +138,7 @@ def test_a_round_with_an_mtp_head_has_the_targets_law(tree, rule):
   functions, own = eagle.as_feature_model(head)
   decoder = specjax.make_decoder(
     model,
-    drafter=drafters.eagle.drafter(
-      functions, tree=tree, vocab_size=VOCAB, name="mtp"
-    ),
+    drafter=drafters.eagle(functions, tree=tree, vocab_size=VOCAB, name="mtp"),
     rule=rule,
   )
   params = specjax.Params(target=target, draft=own)
@@ -266,8 +262,8 @@ def test_a_row_begins_anew_or_with_all_of_its_text():
 def test_what_takes_passes_back_is_refused():
   model, _ = as_language_model(hybrid())
   with pytest.raises(ValueError, match="draft with a model without them"):
-    drafters.model.drafter(model, tree=chain(2), vocab_size=VOCAB)
+    drafters.model(model, tree=chain(2), vocab_size=VOCAB)
   with pytest.raises(ValueError, match="target drafts in passes that are"):
-    drafters.layer_skip.drafter(model, tree=chain(2), vocab_size=VOCAB)
+    drafters.layer_skip(model, tree=chain(2), vocab_size=VOCAB)
   with pytest.raises(ValueError, match="recurrent layers cannot be switched"):
     gated.forward(hybrid(), jnp.ones(8, bool), None)

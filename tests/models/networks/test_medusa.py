@@ -28,7 +28,7 @@ def test_a_head_of_medusa_is_residual_blocks_and_a_projection():
   )
   module = random(medusa.Medusa(config, rngs=nnx.Rngs(0)))
   marginals, params = medusa.as_marginals(module)
-  logits = marginals(params, jnp.asarray(X))
+  logits = marginals.apply(params, jnp.asarray(X))
   assert logits.shape == (3, 2, 11)
   for number, head in enumerate(module.heads):
     x = X
@@ -61,5 +61,5 @@ def test_blockwise_outputs_share_a_projection():
   out = np.maximum(hidden, 0) @ array(module.out.weight).T
   out = (out + array(module.out.bias)).reshape(3, 3, 8)
   expected = (X[:, None] + out) @ array(module.lm_head.weight).T
-  found = marginals(params, jnp.asarray(X))
+  found = marginals.apply(params, jnp.asarray(X))
   np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-3)

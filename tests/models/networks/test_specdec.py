@@ -35,11 +35,11 @@ def module():
 
 @pytest.fixture(scope="module")
 def run(module):
-  blocks, encode, params = specdec.as_functions(module)
+  model, params = specdec.as_block_model(module)
 
   @jax.jit
   def run(params, tokens, length):
-    return blocks(params, tokens, length, encode(params, INPUTS))
+    return model.say(params, tokens, length, model.encode(params, INPUTS))
 
   return lambda tokens, length, params=params: np.asarray(
     run(params, tokens, length)
@@ -103,9 +103,9 @@ def test_layers_add_up_in_the_dtype_of_a_t5(monkeypatch, dtype, wide):
   monkeypatch.setattr(t5.Layer, "__call__", called)
   config = BlockConfig(t5=CONFIG, num_masks=4)
   small = BlockDrafter(config, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(0))
-  blocks, encode, params = specdec.as_functions(small)
+  model, params = specdec.as_block_model(small)
   found = jax.eval_shape(
-    lambda p: blocks(p, TOKENS, LENGTH, encode(p, INPUTS)), params
+    lambda p: model.say(p, TOKENS, LENGTH, model.encode(p, INPUTS)), params
   )
   assert seen == {wide}
   assert found.dtype == jnp.float32

@@ -131,7 +131,7 @@ def test_a_stacked_pair_decodes_the_same_tokens(shape):
   for target, params in both():
     decoder = decode.make_decoder(
       target,
-      drafter=drafters.model.drafter(target, tree=drafted, vocab_size=61),
+      drafter=drafters.model(target, tree=drafted, vocab_size=61),
       rule="token" if shape == "chain" else "recursive",
     )
     # A draft that is not the target: its parameters, a little off.

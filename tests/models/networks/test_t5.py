@@ -122,7 +122,7 @@ def test_ragged_greedy_completions_and_refills_are_those_of_generate(decoded):
   shape = tree.Tree((-1, 0, 0, 1, 1, 2))
   decoder = decode.make_decoder(
     model,
-    drafter=drafters.model.drafter(
+    drafter=drafters.model(
       model, tree=shape, siblings="without_replacement", vocab_size=t5s.VOCAB
     ),
     rule="recursive",

@@ -94,7 +94,7 @@ def test_a_stacked_pair_decodes_the_same_tokens_and_refills():
   for target, params in both("1.1"):
     decoder = decode.make_decoder(
       target,
-      drafter=drafters.model.drafter(target, tree=FORK, vocab_size=VOCAB),
+      drafter=drafters.model(target, tree=FORK, vocab_size=VOCAB),
       rule="recursive",
     )
     # A draft that is not the target: its parameters, a little off.

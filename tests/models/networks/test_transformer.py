@@ -322,7 +322,7 @@ def test_the_loop_updates_the_caches_in_place(
   model, params = as_language_model(Transformer(config, rngs=nnx.Rngs(0)))
   drafter = None
   if num_speculative_tokens:
-    drafter = drafters.model.drafter(
+    drafter = drafters.model(
       model,
       tree=paths(num_speculative_tokens, num_drafts),
       vocab_size=64,
@@ -366,9 +366,7 @@ def test_a_prompt_is_read_where_its_row_stands(is_stacked):
   if is_stacked:
     model = stacked.as_language_model(config)
     params = stacked.stack(module)
-  drafter = drafters.layer_skip.drafter(
-    model, tree=paths(2, 1), vocab_size=VOCAB
-  )
+  drafter = drafters.layer_skip(model, tree=paths(2, 1), vocab_size=VOCAB)
   decoder = specjax.make_decoder(model, drafter=drafter)
   both, room = specjax.Params(target=params), 331
   begin = jax.jit(
@@ -471,7 +469,7 @@ def test_prefill_makes_no_logits_of_the_prompt():
   """Nor does it where nothing is jitted: they may be larger than all else."""
   config = dataclasses.replace(LLAMA, num_layers=1)
   model, params = as_language_model(make_module(config))
-  drafter = drafters.model.drafter(model, tree=paths(2, 1), vocab_size=VOCAB)
+  drafter = drafters.model(model, tree=paths(2, 1), vocab_size=VOCAB)
   decoder = specjax.make_decoder(model, drafter=drafter)
   jaxpr = jax.make_jaxpr(
     lambda params: decoder.init(

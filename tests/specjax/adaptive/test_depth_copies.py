@@ -41,9 +41,9 @@ def copies_here(drafts: str) -> int:
     Transformer(SMALL, rngs=nnx.Rngs(1)),
     skipped=SkippedLayers() if drafts == "model" else SkippedLayers(mlp=(0,)),
   )
-  drafter = getattr(drafters, drafts).drafter(
+  drafter = getattr(drafters, drafts)(
     draft, tree=tree_lib.chain(LEVELS), vocab_size=32,
-    depth=policies.get("survival"),
+    policy=policies.get("survival"),
   )  # fmt: skip
   decoder = specjax.make_decoder(target, drafter=drafter)
   found = compilation.compile_both(
@@ -100,12 +100,12 @@ def make_drafter(policy, question):
   """As the planner's own, under a policy."""
   q = question
   of_target, of_draft = q.layout.shardings()
-  static = dict(tree=q.tree, vocab_size=q.vocab_size, depth=policy)
+  static = dict(tree=q.tree, vocab_size=q.vocab_size, policy=policy)
   if q.draft is not None:
     draft = networks.functions(q.cut_draft(), of_draft)
-    return drafters.model.drafter(draft, **static)
+    return drafters.model(draft, **static)
   thinned = networks.functions(q.cut_target(), of_target, q.skipped)
-  return drafters.layer_skip.drafter(thinned, **static)
+  return drafters.layer_skip(thinned, **static)
 
 
 @pytest.mark.heavy("another compiler, on larger caches")

@@ -26,8 +26,8 @@ OF = dict(tree=chain(DEPTH), vocab_size=VOCAB)
 
 
 def make(how="model", **options):
-  family = getattr(drafters, how)
-  return family.drafter(MODEL, **OF, depth=policies.exits(**options))
+  draft = getattr(drafters, how)
+  return draft(MODEL, **OF, policy=policies.exits(**options))
 
 
 DRAFTERS = {

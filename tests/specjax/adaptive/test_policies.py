@@ -14,7 +14,7 @@ from decoding import BUDGETS, DRAFT, MODEL, PARAMS, TARGET, VOCAB, rows_of
 import specjax
 from specjax import drafters, exact, random
 from specjax.adaptive import chains, estimates, policies
-from specjax.drafters import model
+from specjax.drafters.families import model
 from specjax.tree import Tree, chain, paths
 from specjax.types import Commit, LanguageModel, ModelOutput
 
@@ -31,8 +31,8 @@ PREDICTED = policies.predicted(toys.chance, width=1, threshold=0.5)
 
 
 def of_model(policy, draft: LanguageModel = MODEL, tree=None):
-  return drafters.model.drafter(
-    draft, tree=tree or chain(DEPTH), vocab_size=VOCAB, depth=policy
+  return drafters.model(
+    draft, tree=tree or chain(DEPTH), vocab_size=VOCAB, policy=policy
   )
 
 
@@ -46,13 +46,13 @@ def make(policy: str, family="model", rule="token", depth=DEPTH):
   elif family == "together":
     drafter = of_model(policies.together(find(policy)))
   elif family == "layer_skip":
-    drafter = drafters.layer_skip.drafter(
-      MODEL, tree=chain(depth), vocab_size=VOCAB, depth=find(policy)
+    drafter = drafters.layer_skip(
+      MODEL, tree=chain(depth), vocab_size=VOCAB, policy=find(policy)
     )
   else:
-    drafter = drafters.eagle.drafter(
+    drafter = drafters.eagle(
       toys.feature_model(VOCAB, num_features=2),
-      tree=chain(DEPTH), vocab_size=VOCAB, depth=find(policy),
+      tree=chain(DEPTH), vocab_size=VOCAB, policy=find(policy),
     )  # fmt: skip
   target = MODEL
   if family == "eagle":
@@ -270,7 +270,7 @@ def test_a_text_that_goes_on_where_the_draft_lags_is_drafted_rightly():
 
 def test_a_draft_that_does_not_catch_up_is_caught(monkeypatch):
   """The mutant believes that it holds all of the text."""
-  whole = model._with_depth
+  whole = model._with_policy
 
   def forgetful(language_model, inner, policy, vocab_size):
     made = whole(language_model, inner, policy, vocab_size)
@@ -283,7 +283,7 @@ def test_a_draft_that_does_not_catch_up_is_caught(monkeypatch):
 
     return dataclasses.replace(made, propose=believing)
 
-  monkeypatch.setattr(model, "_with_depth", forgetful)
+  monkeypatch.setattr(model, "_with_policy", forgetful)
   decoder = specjax.make_decoder(
     MODEL, drafter=of_model(policies.fixed(depth=4))
   )

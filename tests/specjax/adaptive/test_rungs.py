@@ -13,7 +13,6 @@ from climbing import RUNGS, program, start
 from decoding import MODEL, PARAMS, VOCAB, rows_of
 
 from specjax import drafters, exact, rules
-from specjax.adaptive import policies
 from specjax.adaptive.rungs import make_rungs
 from specjax.types import Params
 
@@ -65,9 +64,8 @@ def of_three_tokens():
   model = toys.table_model(3)
   made = make_rungs(
     model,
-    lambda tree: drafters.model.drafter(
-      model, tree=tree, vocab_size=3,
-      depth=policies.fixed(depth=tree.max_depth),
+    lambda tree: drafters.model(
+      model, tree=tree, vocab_size=3, longest=2
     ),
     rule=rules.get("block"), vocab_size=3, lengths=(0, 1, 2),
   )  # fmt: skip
@@ -207,9 +205,7 @@ def test_a_text_that_goes_on_unread_is_read_when_it_is_drafted_for():
 
 def ngram(tree):
   """Remembers nothing, and reads the text itself."""
-  return drafters.ngram.drafter(
-    num_speculative_tokens=tree.max_depth, vocab_size=VOCAB
-  )
+  return drafters.ngram(tokens=tree.max_depth)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +227,7 @@ def test_who_can_do_without_its_prompts(made, can):
 
 
 def test_drafters_that_lose_rounds_without_a_draft_are_refused():
-  lags = lambda tree: drafters.model.drafter(MODEL, tree=tree, vocab_size=VOCAB)
+  lags = lambda tree: drafters.model(MODEL, tree=tree, vocab_size=VOCAB)
   make = lambda draft, lengths: make_rungs(
     MODEL, draft, rule=rules.get("token"), vocab_size=VOCAB, lengths=lengths
   )

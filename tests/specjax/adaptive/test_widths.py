@@ -126,7 +126,7 @@ CONFIG = TransformerConfig(
 def test_the_loop_copies_no_cache_and_needs_no_more_memory():
   """A conditional around a pass would copy every cache that it is given."""
   model, params = as_language_model(Transformer(CONFIG, rngs=nnx.Rngs(0)))
-  drafter = drafters.suffix.drafter(num_nodes=6, depth=4, vocab_size=32)
+  drafter = drafters.suffix(nodes=6, tokens=4)
   found = {}
   for narrower in ((), (1, 2, 4)):
     one = specjax.make_decoder(

@@ -24,7 +24,7 @@ TOY = toy_heads.target(VOCAB)
 HEAD = toys.block_model(VOCAB, num_features=toy_heads.LAYERS, num_depths=3)
 # The path that stands is 0, 1, 3, 5: not the first nodes.
 TREE = Tree((-1, 0, 0, 1, 2, 3))
-DRAWN = dflash.drafter(HEAD, tree=TREE, vocab_size=VOCAB)
+DRAWN = dflash(HEAD, tree=TREE, vocab_size=VOCAB)
 
 
 def start(decoder):
@@ -107,7 +107,7 @@ def test_wrong_features_and_slots_are_caught(mutant):
 def test_the_best_tree_is_that_of_the_product_of_the_laws(children):
   """By going through every path."""
   size = 12 if children == 3 else 30
-  best = dflash.drafter(
+  best = dflash(
     HEAD, tree=bound(size, 3, children), siblings="given", vocab_size=VOCAB
   )
   for state, draft in rounds(best, "match", 2):
@@ -135,7 +135,7 @@ def test_the_best_tree_is_that_of_the_product_of_the_laws(children):
   "settings, message",
   [
     (dict(tree=chain(4)), "dflash says 3 tokens ahead, got a tree of dep"),
-    (dict(tree=bound(4, 2, 2)), "siblings must be 'given', got 'iid'"),
+    (dict(tree=bound(4, 2, 2), siblings="top_k"), "has no siblings of its own"),
     (
       dict(tree=bound(30, 3, 12), siblings="given"),
       r"top_k must be in 1\.\.11, got 12",
@@ -144,7 +144,7 @@ def test_the_best_tree_is_that_of_the_product_of_the_laws(children):
 )
 def test_trees_that_do_not_suit_a_block_are_refused(settings, message):
   with pytest.raises(ValueError, match=message):
-    dflash.drafter(HEAD, vocab_size=VOCAB, **settings)
+    dflash(HEAD, vocab_size=VOCAB, **settings)
 
 
 def test_features_that_the_target_does_not_give_are_refused():

@@ -1,5 +1,9 @@
 """Drafters: what they look up, and what they leave behind."""
 
+import importlib
+import inspect
+import pkgutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,8 +11,8 @@ import pytest
 import toys
 
 import specjax
-from specjax import drafters, random, siblings
-from specjax.drafters.ngram import look_up
+from specjax import drafters, random, shapes, siblings
+from specjax.drafters.families.ngram import look_up
 from specjax.tree import Form, Tree, chain, paths
 from specjax.types import Context
 from specjax.warp import make_sampling
@@ -82,21 +86,21 @@ def cached_tokens(cache, row):
   "make",
   [
     pytest.param(
-      lambda: drafters.model.drafter(MODEL, tree=chain(3), **VOCABULARY),
+      lambda: drafters.model(MODEL, tree=chain(3), **VOCABULARY),
       marks=pytest.mark.heavy,
     ),
-    lambda: drafters.model.drafter(MODEL, tree=paths(3, 3), **VOCABULARY),
-    lambda: drafters.model.drafter(
+    lambda: drafters.model(MODEL, tree=paths(3, 3), **VOCABULARY),
+    lambda: drafters.model(
       MODEL,
       tree=Tree((-1, 0, 0, 1, 1, 2, 3)),
       siblings=siblings.WITHOUT_REPLACEMENT,
       **VOCABULARY,
     ),
     pytest.param(
-      lambda: drafters.layer_skip.drafter(MODEL, tree=chain(3), **VOCABULARY),
+      lambda: drafters.layer_skip(MODEL, tree=chain(3), **VOCABULARY),
       marks=pytest.mark.heavy,
     ),
-    lambda: drafters.layer_skip.drafter(MODEL, tree=paths(3, 2), **VOCABULARY),
+    lambda: drafters.layer_skip(MODEL, tree=paths(3, 2), **VOCABULARY),
   ],
   ids=["model", "paths", "uneven tree", "layer skip", "layer skip paths"],
 )
@@ -129,7 +133,7 @@ def test_caches_hold_the_committed_tokens_after_every_step(make):
 
 
 def test_the_target_drafting_for_itself_is_always_accepted():
-  drafter = drafters.layer_skip.drafter(MODEL, tree=chain(3), vocab_size=VOCAB)
+  drafter = drafters.layer_skip(MODEL, tree=chain(3), vocab_size=VOCAB)
   decoder = specjax.make_decoder(MODEL, drafter=drafter)
   state = decoder.init(
     PARAMS, jnp.asarray(PROMPTS), LENGTHS, jax.random.key(0),
@@ -142,7 +146,7 @@ def test_the_target_drafting_for_itself_is_always_accepted():
 
 def test_paths_are_drawn_independently():
   runs = 20_000
-  drafter = drafters.model.drafter(MODEL, tree=paths(1, 2), vocab_size=VOCAB)
+  drafter = drafters.model(MODEL, tree=paths(1, 2), vocab_size=VOCAB)
   decoder = specjax.make_decoder(MODEL, drafter=drafter, rule="match")
   state = decoder.init(
     PARAMS, jnp.full((runs, 2), 3), np.full(runs, 2),
@@ -158,12 +162,52 @@ def test_paths_are_drawn_independently():
   assert (np.abs(joint - np.outer(law, law)) < spread).all()
 
 
+def test_the_package_has_functions_and_no_module_of_their_names():
+  """Whoever imports a module by its path finds the function in its place."""
+  modules = {found.name for found in pkgutil.iter_modules(drafters.__path__)}
+  assert modules == {"families", "shared"}
+  for found in pkgutil.iter_modules([f"{drafters.__path__[0]}/families"]):
+    importlib.import_module(f"specjax.drafters.families.{found.name}")
+    assert found.name in drafters.__all__
+  assert all(inspect.isfunction(getattr(drafters, n)) for n in drafters.__all__)
+
+
+@pytest.mark.parametrize(
+  ("make", "words"),
+  [
+    (lambda: drafters.model(MODEL, tokens=0), "tokens must be >= 1, got 0"),
+    (
+      lambda: drafters.model(MODEL, tokens=3, tree=chain(1)),
+      "the tree is 1 deep: give no tokens beside",
+    ),
+    (
+      lambda: drafters.layer_skip(MODEL, tree=shapes.dynamic(9)),
+      "a dynamic tree is of a head",
+    ),
+  ],
+)
+def test_arguments_that_do_not_go_together_are_refused(make, words):
+  with pytest.raises(ValueError, match=words):
+    make()
+
+
+def test_what_is_no_tree_is_a_type_error():
+  with pytest.raises(TypeError, match="tree must be a specjax"):
+    drafters.model(MODEL, tree=(-1, 0))
+
+
+def test_a_shape_is_as_deep_as_tokens_say_and_five_by_default():
+  assert drafters.model(MODEL).tree == chain(5)
+  made = drafters.model(MODEL, tokens=2, tree=shapes.paths(3))
+  assert made.tree == paths(2, 3)
+
+
 @pytest.mark.parametrize(
   "tree", [Tree((-1, 0), form=Form.MASKED), Tree((-1, 0), lanes=(0,))]
 )
 def test_a_model_drafts_whole_trees(tree):
   with pytest.raises(ValueError, match="a model drafts whole trees"):
-    drafters.model.drafter(toys.table_model(5), tree=tree, vocab_size=5)
+    drafters.model(toys.table_model(5), tree=tree, vocab_size=5)
 
 
 def test_a_law_of_few_bits_is_drawn_from_with_numbers_of_many():

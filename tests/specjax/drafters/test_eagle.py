@@ -17,7 +17,6 @@ from decoding import BUDGETS, LENGTHS, PROMPTS, TARGET, VOCAB, rows_of
 import specjax
 from specjax import drafters, exact, random, rules
 from specjax.adaptive.rungs import make_rungs
-from specjax.drafters import eagle
 from specjax.drafters.shared import best_first
 from specjax.tree import Form, Tree, bound, chain, k_ary
 from specjax.types import Commit, Drafter, Idle, ModelOutput
@@ -35,11 +34,10 @@ TOY = toys.table_model(VOCAB, layers=LAYERS)
 HEAD = toys.feature_model(VOCAB, num_features=LAYERS)
 # The path that stands is 0, 1, 3, 5: not the first nodes.
 TREE = Tree((-1, 0, 0, 1, 2, 3))
-SIZES = dict(num_nodes=9, depth=4, top_k=3, vocab_size=VOCAB)
 DRAFTERS = {
-  "chain": eagle.drafter(HEAD, tree=chain(3), vocab_size=VOCAB),
-  "tree": eagle.drafter(HEAD, tree=TREE, vocab_size=VOCAB),
-  "dynamic": eagle.dynamic(HEAD, **SIZES),
+  "chain": drafters.eagle(HEAD, tree=chain(3), vocab_size=VOCAB),
+  "tree": drafters.eagle(HEAD, tree=TREE, vocab_size=VOCAB),
+  "dynamic": drafters.eagle(HEAD, tree=bound(9, 4, 3), vocab_size=VOCAB),
 }
 
 
@@ -121,7 +119,7 @@ def _shifted(drafter):
 
 def _of_another_layer():
   wrong = lambda params, x: HEAD.fuse(params, jnp.roll(x, 1, axis=-1))
-  return eagle.drafter(
+  return drafters.eagle(
     dataclasses.replace(HEAD, fuse=wrong), tree=TREE, vocab_size=VOCAB
   )
 
@@ -180,7 +178,7 @@ def rungs(*, vocab_size=VOCAB, target=TOY, head=HEAD, idle=Idle.PROPOSE):
   return make_rungs(
     target,
     lambda tree: dataclasses.replace(
-      eagle.drafter(head, tree=tree, vocab_size=vocab_size, longest=3),
+      drafters.eagle(head, tree=tree, vocab_size=vocab_size, longest=3),
       idle=idle,
     ),
     rule=rules.get("token"), vocab_size=vocab_size, lengths=(0, 1, 3),
@@ -230,7 +228,7 @@ def test_a_round_after_those_of_other_lengths_has_the_targets_law():
 
 def test_a_tree_deeper_than_its_state_is_refused():
   with pytest.raises(ValueError, match="longest is 2, and the tree is 3 deep"):
-    eagle.drafter(HEAD, tree=chain(3), vocab_size=VOCAB, longest=2)
+    drafters.eagle(HEAD, tree=chain(3), vocab_size=VOCAB, longest=2)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +244,7 @@ def test_its_laws_are_those_its_tokens_are_drawn_from(name, method):
 
 def test_the_laws_of_what_was_drawn_are_not_those_of_what_is_likeliest():
   """A top-k tree whose tokens claim the head's law would be lossy: p / q."""
-  inner = eagle.drafter(HEAD, tree=k_ary(2), vocab_size=VOCAB)
+  inner = drafters.eagle(HEAD, tree=k_ary(2), vocab_size=VOCAB)
 
   def propose(params, state, cache, context):
     draft, state, cache = inner.propose(params, state, cache, context)
@@ -330,8 +328,7 @@ def test_the_dynamic_tree_is_that_of_the_paper():
   decoder = make(drafter)
   state = jax.jit(decoder.steps)(NEAR, start(decoder, NEAR), jnp.int32(2))
   draft, _, _ = jax.jit(decoder.propose)(NEAR, state)
-  sizes = {k: v for k, v in SIZES.items() if k != "vocab_size"}
-  expected = reference_tree(state, NEAR, **sizes)
+  expected = reference_tree(state, NEAR, num_nodes=9, depth=4, top_k=3)
   topology = draft.topology()
   for row in np.flatnonzero(~np.asarray(state.done)):
     paths = set()
@@ -378,7 +375,7 @@ def test_of_a_text_of_one_token_there_is_no_feature_yet():
 
 
 def test_all_nodes_that_are_fed_have_a_slot():
-  few = eagle.dynamic(HEAD, **SIZES | dict(num_nodes=6))
+  few = drafters.eagle(HEAD, tree=bound(6, 4, 3), vocab_size=VOCAB)
   assert few.init(PARAMS, 1, 20, None).cache.slots >= 20 + 3 * 3
 
 
@@ -405,11 +402,11 @@ def test_features_that_the_target_does_not_give_are_refused():
 @pytest.mark.parametrize(
   "sizes, message",
   [
-    (dict(num_nodes=99), "make 30 nodes, of which num_nodes"),
-    (dict(top_k=12), "top_k must be in 1..11, got 12"),
-    (dict(num_nodes=4), "no tree of 4 drafted nodes has depth 4"),
+    ((99, 4, 3), "make 30 nodes, of which num_nodes"),
+    ((15, 4, 12), "top_k must be in 1..11, got 12"),
+    ((4, 4, 3), "no tree of 4 drafted nodes has depth 4"),
   ],
 )
 def test_sizes_that_no_tree_has_are_refused(sizes, message):
   with pytest.raises(ValueError, match=message):
-    drafters.eagle.dynamic(HEAD, **{**SIZES, **sizes})
+    drafters.eagle(HEAD, tree=bound(*sizes), vocab_size=VOCAB)

@@ -100,7 +100,7 @@ def of_few_words(leak):
     return jnp.where(SAYS, logits, -jnp.inf), hidden, cache
 
   head = dataclasses.replace(inner, apply=apply)
-  drafter = eagle.drafter(head, tree=chain(2), vocab_size=WORDS)
+  drafter = eagle(head, tree=chain(2), vocab_size=WORDS)
 
   def propose(params, state, cache, context):
     draft, state, cache = drafter.propose(params, state, cache, context)
@@ -122,7 +122,7 @@ def test_a_draft_vocabulary_is_lossless_if_it_leaks_no_mass(rule):
 def test_p_over_q_on_a_certain_tree_is_lossy():
   """The likeliest tokens are not drawn, and claim the law of the head."""
   head = toys.feature_model(WORDS, num_features=toy_heads.LAYERS)
-  inner = eagle.drafter(head, tree=k_ary(2), vocab_size=WORDS)
+  inner = eagle(head, tree=k_ary(2), vocab_size=WORDS)
 
   def propose(params, state, cache, context):
     draft, state, cache = inner.propose(params, state, cache, context)

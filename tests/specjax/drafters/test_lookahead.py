@@ -12,7 +12,7 @@ import toys
 from decoding import LENGTHS, MODEL, PARAMS, PROMPTS, VOCAB, rows_of
 
 import specjax
-from specjax.drafters import lookahead
+from specjax.drafters.families import lookahead
 from specjax.state import StopReason
 from specjax.types import Commit, ModelOutput
 from specjax.warp import make_sampling
@@ -20,8 +20,8 @@ from specjax.warp import make_sampling
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 W, N, G = 4, 4, 3
-SIZES = dict(window=W, ngram=N, num_guesses=G)
-DRAFTER = lookahead.drafter(**SIZES, pool_size=40, vocab_size=VOCAB)
+SIZES = dict(window=W, tokens=N - 1, num_guesses=G)
+DRAFTER = lookahead.lookahead(**SIZES, pool_size=40, vocab_size=VOCAB)
 DECODER = specjax.make_decoder(MODEL, drafter=DRAFTER, rule="match")
 STEP = jax.jit(DECODER.step)
 # Logits that depend on the newest token and its position: texts that repeat.
@@ -167,8 +167,8 @@ def in_pool(pool):
 @pytest.mark.parametrize("count", [8, lookahead._CHUNK + 5])
 def test_what_comes_again_becomes_the_newest(count):
   """Of those that come together too; those that do not count are nowhere."""
-  small = lookahead.drafter(
-    window=1, ngram=2, num_guesses=1, pool_size=40, vocab_size=VOCAB
+  small = lookahead.lookahead(
+    window=1, tokens=1, num_guesses=1, pool_size=40, vocab_size=VOCAB
   )
   pool, expected = small.init(None, 1, 0, None).pool, []
   rng = np.random.default_rng(0)
@@ -184,8 +184,8 @@ def test_what_comes_again_becomes_the_newest(count):
 @pytest.mark.parametrize("from_text", [True, False])
 def test_what_follows_a_column_is_the_likeliest_that_is_a_number(from_text):
   """By hand, of a round that has committed two tokens."""
-  small = lookahead.drafter(
-    window=2, ngram=2, num_guesses=1, pool_size=40, vocab_size=3,
+  small = lookahead.lookahead(
+    window=2, tokens=1, num_guesses=1, pool_size=40, vocab_size=3,
     from_text=from_text,
   )  # fmt: skip
   state = small.init(None, 1, 0, None)
@@ -242,8 +242,8 @@ def test_the_window_is_the_tree_of_the_paper():
 @pytest.mark.parametrize("sizes", [(1, 2, 1), (1, 3, 2), (3, 2, 2)])
 def test_the_smallest_windows_decode(sizes):
   window, size, guesses = sizes
-  drafter = lookahead.drafter(
-    window=window, ngram=size, num_guesses=guesses, vocab_size=VOCAB
+  drafter = lookahead.lookahead(
+    window=window, tokens=size - 1, num_guesses=guesses, vocab_size=VOCAB
   )
   decoder = specjax.make_decoder(MODEL, drafter=drafter, rule="match")
   state = jax.jit(decoder.generate)(LOOPS, begin(decoder=decoder, params=LOOPS))
@@ -258,10 +258,10 @@ def test_the_smallest_windows_decode(sizes):
   [
     (dict(window=0), "needs columns and guesses, got 0"),
     (dict(num_guesses=0), "needs columns and guesses"),
-    (dict(ngram=1), "two tokens at least, got 1"),
+    (dict(tokens=0), "two tokens at least, got 1"),
     (dict(pool_size=5), "pool_size must be at least 32, got 5"),
   ],
 )
 def test_sizes_that_cannot_be_are_refused(changes, words):
   with pytest.raises(ValueError, match=words):
-    lookahead.drafter(**{**SIZES, "vocab_size": VOCAB} | changes)
+    lookahead.lookahead(**{**SIZES, "vocab_size": VOCAB} | changes)

@@ -13,7 +13,8 @@ import toys
 import specjax
 from specjax import exact, random
 from specjax import rows as rows_lib
-from specjax.drafters import lookahead, rasd, suffix
+from specjax.drafters import lookahead, rest, suffix
+from specjax.drafters.families import rasd
 from specjax.drafters.shared import corpus, occurrences, tries
 from specjax.siblings import IID, TOP_K, WITHOUT_REPLACEMENT
 from specjax.tree import Tree, chain
@@ -32,22 +33,20 @@ RETRIEVAL = dict(vocab_size=VOCAB, max_match=3, max_hits=9, min_prob=0)
 
 
 def of_rasd(siblings, tree=FAMILY, **options):
-  return rasd.drafter(
-    MODEL, tree=tree, siblings=siblings, num_nodes=7, depth=3,
-    num_retrieved=6, nodes_per_match=9, with_corpus=True, **RETRIEVAL,
+  return rasd.rasd(
+    MODEL, tree=tree, siblings=siblings, nodes=7, tokens=3,
+    num_retrieved=6, nodes_per_match=9, corpus=True, **RETRIEVAL,
     **options,
   )  # fmt: skip
 
 
 DRAFTERS = {
-  "lookahead": lookahead.drafter(
-    window=2, ngram=3, num_guesses=2, pool_size=32, vocab_size=VOCAB
+  "lookahead": lookahead(
+    window=2, tokens=2, num_guesses=2, pool_size=32, vocab_size=VOCAB
   ),
-  "suffix": suffix.drafter(num_nodes=4, depth=2, **RETRIEVAL),
-  "both": suffix.drafter(num_nodes=4, depth=2, with_corpus=True, **RETRIEVAL),
-  "rest": suffix.drafter(
-    num_nodes=4, depth=2, own_text=False, with_corpus=True, **RETRIEVAL
-  ),
+  "suffix": suffix(nodes=4, tokens=2, **RETRIEVAL),
+  "both": suffix(nodes=4, tokens=2, corpus=True, **RETRIEVAL),
+  "rest": rest(nodes=4, tokens=2, **RETRIEVAL),
   "rasd certain": of_rasd(TOP_K),
   "rasd mixed": of_rasd(IID),
   "rasd distinct": of_rasd(WITHOUT_REPLACEMENT),
@@ -252,15 +251,15 @@ LOOPS = jnp.asarray(toys.table(decoding.VOCAB, seed=3, contexts=7))
 OWN = toys.table_model(decoding.VOCAB)
 SLOTS = {
   "lookahead": (
-    lookahead.drafter(
-      window=3, ngram=3, num_guesses=3, pool_size=40, vocab_size=decoding.VOCAB
+    lookahead(
+      window=3, tokens=2, num_guesses=3, pool_size=40, vocab_size=decoding.VOCAB
     ),
     specjax.Params(target=LOOPS),
   ),
   "rasd": (
-    rasd.drafter(
-      OWN, tree=chain(2), siblings=IID, num_nodes=6, depth=3,
-      vocab_size=decoding.VOCAB,
+    rasd.rasd(
+      OWN, tree=chain(2), siblings=IID, nodes=6, tokens=3,
+      num_retrieved=32, vocab_size=decoding.VOCAB,
     ),
     specjax.Params(
       target=LOOPS,
@@ -394,12 +393,12 @@ def test_a_retrieved_token_that_was_drawn_is_counted_once():
     values=jnp.ones((1, 6)),
   )
   scores = jnp.array([[-0.1, -0.2, -3.0, -0.3, -0.2, -4.0]])
-  draft = rasd._merged(drawn, found, scores, occurrences.bounds(6, 3, None))
+  draft = rasd._merged(drawn, found, scores, occurrences.bounds(6, 3))
   assert draft.tokens.tolist() == [[9, 4, 5, 6, 1, 7, 3]]
   assert draft.parents.tolist() == [[-1, 0, 0, 1, 3, 0, 5]]
-  fewer = rasd._merged(drawn, found, scores, occurrences.bounds(5, 3, None))
+  fewer = rasd._merged(drawn, found, scores, occurrences.bounds(5, 3))
   assert fewer.parents.tolist() == [[-1, 0, 0, 1, 3, 0]]
-  more = occurrences.bounds(8, 3, None)
+  more = occurrences.bounds(8, 3)
   unlikely = scores.at[0, 2].set(-1.0).at[0, 5].set(-jnp.inf)
   draft = rasd._merged(drawn, found, unlikely, more)
   assert draft.tokens[0, 4:6].tolist() == [1, 7]
@@ -408,8 +407,8 @@ def test_a_retrieved_token_that_was_drawn_is_counted_once():
 
 def test_what_was_looked_up_is_kept_by_what_the_model_says_of_all_its_tokens():
   """Against plain Python: a token in the wrong place has another law."""
-  drafter = rasd.drafter(
-    MODEL, tree=chain(1), siblings=TOP_K, num_nodes=3, depth=3,
+  drafter = rasd.rasd(
+    MODEL, tree=chain(1), siblings=TOP_K, nodes=3, tokens=3,
     num_retrieved=6, nodes_per_match=9, **RETRIEVAL,
   )  # fmt: skip
   texts = np.random.default_rng(4).integers(0, VOCAB, (24, 8))
@@ -478,8 +477,8 @@ def test_of_what_was_looked_up_the_draft_model_keeps_what_it_finds_likeliest():
   """By the whole way to each, in plain Python; nothing without mass, or NaN."""
   sizes = dict(count=9, depth=3, max_match=3)
   rule = dict(num_nodes=14, max_match=3, nodes_per_match=9, min_prob=0)
-  drafter = rasd.drafter(
-    MODEL, tree=chain(1), siblings=IID, num_nodes=6, depth=3,
+  drafter = rasd.rasd(
+    MODEL, tree=chain(1), siblings=IID, nodes=6, tokens=3,
     num_retrieved=14, nodes_per_match=9, **RETRIEVAL,
   )  # fmt: skip
   rng = np.random.default_rng(0)
@@ -549,8 +548,8 @@ def test_the_draft_models_laws_are_of_the_whole_text_after_any_round():
 @pytest.mark.parametrize(
   ("changes", "words"),
   [
-    (dict(num_nodes=3), "must leave room in 3 nodes of depth 3"),
-    (dict(depth=1), "must leave room in 7 nodes of depth 1"),
+    (dict(nodes=3), "nodes must be above the 3 of the draft's own tree"),
+    (dict(tree=chain(1), tokens=9), r"depth of a draft \(9\), got 7"),
     (dict(tree=Tree((-1, 0, 0, 0))), "has 3 children of one node.*for 2"),
     (dict(num_retrieved=2), "at least the depth of a draft"),
     (dict(siblings="shared_noise", tree=chain(2)), "hold no tokens that were"),
@@ -558,9 +557,9 @@ def test_the_draft_models_laws_are_of_the_whole_text_after_any_round():
 )
 def test_trees_that_leave_no_room_are_refused(changes, words):
   settings = dict(
-    tree=FAMILY, siblings=IID, num_nodes=7, depth=3, vocab_size=VOCAB
+    tree=FAMILY, siblings=IID, nodes=7, tokens=3, vocab_size=VOCAB
   )
   if "tree" in changes and changes["tree"].max_children == 3:
-    changes = changes | dict(num_nodes=4, depth=3)
+    changes = changes | dict(nodes=4, tokens=3)
   with pytest.raises(ValueError, match=words):
-    rasd.drafter(MODEL, **settings | changes)
+    rasd.rasd(MODEL, **settings | changes)

@@ -8,8 +8,8 @@ import toys
 from decoding import BUDGETS, LENGTHS, PROMPTS, TARGET, VOCAB, rows_of
 
 import specjax
-from specjax import exact, random, siblings, tree
-from specjax.drafters import medusa
+from specjax import drafters, exact, random, shapes, siblings, tree
+from specjax.types import MarginalModel
 from specjax.warp import make_sampling
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -26,11 +26,13 @@ def marginals(params, features):
   return jnp.moveaxis(params[:, context], 0, 1)  # [B, K, V]
 
 
+HEAD = MarginalModel(
+  vocab_size=VOCAB, num_features=LAYERS, num_depths=HEADS, apply=marginals
+)
+
+
 def make(shape, **more):
-  return medusa.drafter(
-    marginals, num_heads=HEADS, num_features=LAYERS, tree=shape,
-    vocab_size=VOCAB, **more,
-  )  # fmt: skip
+  return drafters.medusa(HEAD, tree=shape, **more)
 
 
 TREE = tree.Tree((-1, 0, 0, 0, 1, 1, 2, 4))
@@ -114,16 +116,16 @@ def test_greedy_text_is_that_of_plain_decoding(name):
 
 def test_published_trees_have_the_nodes_that_were_counted():
   count = lambda t: np.bincount(t.depth).tolist()[1:]
-  assert count(medusa.TREES["mc_sim_7b_63"]) == [10, 28, 23, 2]
-  assert count(medusa.TREES["eagle_25"]) == [4, 8, 8, 3, 2]
+  assert count(shapes.PUBLISHED["mc_sim_7b_63"]) == [10, 28, 23, 2]
+  assert count(shapes.PUBLISHED["eagle_25"]) == [4, 8, 8, 3, 2]
   # Node 0-0's children are 000 to 009.
-  largest = medusa.TREES["mc_sim_7b_63"]
+  largest = shapes.PUBLISHED["mc_sim_7b_63"]
   assert [len(c) for c in largest.children[:4]] == [10, 10, 7, 3]
   assert len(largest.children[11]) == 10
 
 
 def test_a_tree_is_made_of_paths_of_ranks():
-  found = medusa.tree_of_ranks(((0, 0), (1,), (0,), (1, 0), (1, 0, 0)))
+  found = shapes.tree_of_ranks(((0, 0), (1,), (0,), (1, 0), (1, 0, 0)))
   assert found.parents == (-1, 0, 0, 1, 2, 4)
   for paths, message in (
     (((0,), (0,)), "named once"),
@@ -131,7 +133,7 @@ def test_a_tree_is_made_of_paths_of_ranks():
     (((0, 0),), r"\(0, 0\) is there, and \(0,\) is not"),
   ):
     with pytest.raises(ValueError, match=message):
-      medusa.tree_of_ranks(paths)
+      shapes.tree_of_ranks(paths)
 
 
 @pytest.mark.parametrize(

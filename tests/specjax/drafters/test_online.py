@@ -11,7 +11,8 @@ from decoding import BUDGETS, DRAFT, LENGTHS, PROMPTS, TARGET, VOCAB, rows_of
 
 import specjax
 from specjax import drafters, exact, random, rows
-from specjax.drafters import eagle, online
+from specjax.drafters import eagle
+from specjax.drafters.families import online
 from specjax.training import learning, losses
 from specjax.tree import chain, paths
 from specjax.warp import make_sampling
@@ -28,8 +29,8 @@ TREES = {"chain": chain(3), "paths": paths(2, 3)}
 
 
 def make(tree="chain", **options):
-  inner = drafters.model.drafter(MODEL, tree=TREES[tree], **OF)
-  return online.drafter(inner, **{"entries": 48, **OF, **options})
+  inner = drafters.model(MODEL, tree=TREES[tree], **OF)
+  return online.online(inner, **{"entries": 48, **OF, **options})
 
 
 DRAFTERS = {name: make(name) for name in TREES}
@@ -251,8 +252,8 @@ def test_the_draft_says_of_a_ring_what_it_said_when_it_drafted(decoded):
 
 
 def test_a_head_says_of_a_ring_what_it_says_after_the_target_has_read():
-  head = eagle.drafter(HEAD, tree=chain(2), **OF)
-  state = after_rounds(online.drafter(head, num_features=LAYERS, **OF))
+  head = eagle(HEAD, tree=chain(2), **OF)
+  state = after_rounds(online.online(head, num_features=LAYERS, **OF))
   ring = two_texts_of_head(state, head)
   laws = online.head_laws(HEAD, **OF)
   # The toy head has its table's law of the whole text if all it reads is right.
@@ -260,7 +261,7 @@ def test_a_head_says_of_a_ring_what_it_says_after_the_target_has_read():
 
 
 def two_texts_of_head(state, head):
-  fresh = start(decoder_of(online.drafter(head, num_features=LAYERS, **OF)))
+  fresh = start(decoder_of(online.online(head, num_features=LAYERS, **OF)))
   return online.carry(fresh.drafter_state, state.drafter_state.ring).ring
 
 
@@ -316,7 +317,7 @@ def test_a_draft_learns_to_be_accepted_and_the_mutant_does_not(
 
 
 def test_a_few_likeliest_tokens_teach_most_of_it():
-  state = after_rounds(make(num_laws=4))
+  state = after_rounds(make(laws=4))
   ring = state.drafter_state.ring
   np.testing.assert_allclose(
     np.exp(np.asarray(online.in_order(ring).laws)[0, 3]).sum(), 1, atol=1e-5
@@ -356,8 +357,8 @@ def test_a_round_after_an_update_has_the_targets_law():
     target = toys.table(vocab, seed=0, contexts=5).astype(np.float64)
     first = jnp.asarray(toys.near(target, noise=1.0, seed=1), jnp.float64)
     model = toys.table_model(vocab)
-    inner = drafters.model.drafter(model, tree=chain(2), vocab_size=vocab)
-    drafter = online.drafter(inner, entries=16, vocab_size=vocab)
+    inner = drafters.model(model, tree=chain(2), vocab_size=vocab)
+    drafter = online.online(inner, entries=16, vocab_size=vocab)
     decoder = specjax.make_decoder(model, drafter=drafter, rule="token")
     params = specjax.Params(target=jnp.asarray(target), draft=first)
     state = decoder.init(
@@ -461,8 +462,8 @@ def test_a_row_that_is_given_another_prompt_begins_with_an_empty_ring(decoded):
   ("options", "message"),
   [
     (dict(entries=1), "at least 2 entries"),
-    (dict(num_laws=0), "num_laws must be in 1..11"),
-    (dict(num_laws=12), "num_laws must be in 1..11, got 12"),
+    (dict(laws=-1), "laws must be in 0..11"),
+    (dict(laws=12), "laws must be in 0..11, got 12"),
   ],
 )
 def test_rings_that_cannot_be_are_refused(options, message):

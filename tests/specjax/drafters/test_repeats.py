@@ -11,9 +11,10 @@ import toys
 import specjax
 from specjax import drafters, exact
 from specjax.adaptive import policies
-from specjax.drafters import repeats
+from specjax.drafters.families import repeats
 from specjax.state import StopReason
 from specjax.tree import Tree, chain
+from specjax.types import MarginalModel
 from specjax.warp import make_sampling
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -29,14 +30,12 @@ AGAIN, ANEW = [2, 1, 0, 2, 1], [0, 0, 1, 0, 2]
 
 
 def head(*, deep=DEPTH, policy=None):
-  return drafters.eagle.drafter(
-    HEAD, tree=chain(deep), vocab_size=VOCAB, depth=policy
-  )
+  return drafters.eagle(HEAD, tree=chain(deep), vocab_size=VOCAB, policy=policy)
 
 
 def reading_on(inner=None, **more):
-  return repeats.drafter(
-    head() if inner is None else inner, **({"least": 2} | more)
+  return repeats.repeats(
+    head() if inner is None else inner, **({"min_match": 2} | more)
   )
 
 
@@ -94,12 +93,14 @@ def marginals(params, features):
 
 
 OTHERS = {
-  "medusa": drafters.medusa.drafter(
-    marginals, num_heads=DEPTH, num_features=LAYERS, tree=chain(DEPTH),
-    vocab_size=VOCAB,
+  "medusa": drafters.medusa(
+    MarginalModel(
+      vocab_size=VOCAB, num_features=LAYERS, num_depths=DEPTH, apply=marginals
+    ),
+    tokens=DEPTH,
   ),
-  "layer_skip": drafters.layer_skip.drafter(
-    TOY, tree=chain(DEPTH), vocab_size=VOCAB, depth=policies.get("1")
+  "layer_skip": drafters.layer_skip(
+    TOY, tree=chain(DEPTH), vocab_size=VOCAB, policy=policies.get("1")
   ),
 }  # fmt: skip
 
@@ -112,7 +113,7 @@ def test_a_round_of_other_drafters_has_the_targets_law(inner):
 
 def test_its_laws_are_those_its_tokens_are_of():
   params = specjax.Params(target=jnp.asarray(TARGET), draft=jnp.asarray(NEAR))
-  drafter = reading_on(least=1)
+  drafter = reading_on(min_match=1)
   found = exact.check_drafter(drafter, params, TOY, vocab_size=VOCAB)
   assert found.method == "exact"
 
@@ -146,7 +147,7 @@ def test_the_head_knows_what_stands_after_texts_were_read_on():
 
   Rounds commit more tokens than its policy ever lets it draft.
   """
-  drafter = reading_on(head(deep=4, policy=policies.get("1")), least=1)
+  drafter = reading_on(head(deep=4, policy=policies.get("1")), min_match=1)
   decoder = specjax.make_decoder(
     TOY, drafter=drafter, rule="token", widths=(2,)
   )
@@ -176,7 +177,7 @@ def test_the_longest_match_is_read_on_and_not_the_newest():
 def test_greedy_text_is_that_of_plain_decoding():
   texts = [AGAIN, ANEW, [1, 1, 2, 2, 0]]
   found = []
-  for drafter in (drafters.plain.drafter(), reading_on(least=1)):
+  for drafter in (drafters.plain(), reading_on(min_match=1)):
     decoder = specjax.make_decoder(TOY, drafter=drafter)
     params, state = begun(decoder, NEAR, texts, temperature=0.0)
     done = jax.jit(decoder.generate)(params, state)
@@ -205,8 +206,12 @@ def test_rows_that_are_done_ask_for_no_pass():
   assert int(after.passes) == 1
 
 
-def test_a_depth_bounds_what_is_drafted_and_not_what_is_read_on():
-  drafter = reading_on(head(deep=3, policy=policies.get("1")))
+@pytest.mark.parametrize("said", ["by a policy", "by tokens"])
+def test_a_depth_bounds_what_is_drafted_and_not_what_is_read_on(said):
+  if said == "by tokens":
+    drafter = reading_on(head(deep=1), tokens=3)
+  else:
+    drafter = reading_on(head(deep=3, policy=policies.get("1")))
   decoder = specjax.make_decoder(TOY, drafter=drafter)
   params, state = begun(decoder, NEAR, [AGAIN, ANEW])
   draft, *_ = decoder.propose(params, state)
@@ -217,36 +222,40 @@ def test_a_depth_bounds_what_is_drafted_and_not_what_is_read_on():
   ("inner", "more", "message"),
   [
     (
-      drafters.model.drafter(TOY, tree=chain(2), vocab_size=VOCAB),
+      drafters.model(TOY, tree=chain(2), vocab_size=VOCAB),
       {},
-      "rests on what it drafted",
+      "state is made of what was",
     ),
-    (head(policy=policies.get("optimal(cost=0.4)")), {}, "rests on what"),
+    (head(policy=policies.get("optimal(cost=0.4)")), {},
+     "learns from rounds of the draft's own"),
     (
-      drafters.eagle.drafter(
+      drafters.eagle(
         HEAD, tree=Tree((-1, 0, 0)), vocab_size=VOCAB
       ),
       {},
-      "one path",
+      "around a chain",
     ),
     (
-      drafters.eagle.drafter(
+      drafters.eagle(
         HEAD, tree=chain(2), siblings="without_replacement", vocab_size=VOCAB
       ),
       {},
-      "one path",
+      "around a chain",
     ),
     (
       dataclasses.replace(head(), tree=Tree((-1, 0, 1), lanes=(0,))),
       {},
-      "one path",
+      "around a chain",
     ),
-    (head(), dict(least=0), "least must be"),
-    (head(), dict(least=9), "least must be"),
+    (head(), dict(tokens=1), "must be >= the other drafter's 2"),
+    (OTHERS["medusa"], dict(tokens=3), "drafts token by token"),
+    (OTHERS["layer_skip"], dict(tokens=3), "without a policy"),
+    (head(), dict(min_match=0), "min_match must be"),
+    (head(), dict(min_match=9), "min_match must be"),
   ],
   ids=[
     "a draft model", "a policy that learns", "a tree", "another law",
-    "lanes", "no match", "longer than any",
+    "lanes", "fewer", "all at once", "a policy", "no match", "longer than any",
   ],
 )  # fmt: skip
 def test_what_cannot_give_way_is_refused(inner, more, message):

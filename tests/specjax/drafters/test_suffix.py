@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from decoding import VOCAB
 
-from specjax.drafters import suffix
+from specjax.drafters.families import suffix
 from specjax.drafters.shared import corpus as corpus_lib
 from specjax.drafters.shared import occurrences, tries
 
@@ -212,7 +211,7 @@ def test_of_many_occurrences_the_share_of_each_continuation_stays():
 
 def test_of_a_corpus_nothing_is_taken_from_an_unknown_token_on():
   find = suffix.finder(
-    depth=3, max_hits=4, max_match=3, own_text=False, with_corpus=True,
+    depth=3, max_hits=4, max_match=3, own_text=False, corpus=True,
     vocab_size=5,
   )  # fmt: skip
   index = corpus_lib.build([[1, 2, 5, 3], [1, 4, 3, 1], [1, 6]])
@@ -228,13 +227,10 @@ def test_of_a_corpus_nothing_is_taken_from_an_unknown_token_on():
   assert (found.match[0] == 1).all()
 
 
-@pytest.mark.parametrize(("most", "children"), [(None, 6), (9, 6), (2, 2)])
-def test_a_node_has_room_for_as_many_children_as_a_tree_can_have(
-  most, children
-):
-  tree = occurrences.bounds(9, 4, most)
+def test_a_node_has_room_for_as_many_children_as_a_tree_can_have():
+  tree = occurrences.bounds(9, 4)
   assert (tree.num_drafted, tree.max_depth) == (9, 4)
-  assert tree.max_children == children
+  assert tree.max_children == 6
 
 
 def test_both_sources_are_one_tree():
@@ -287,18 +283,17 @@ def test_what_begins_alike_is_joined():
 @pytest.mark.parametrize(
   ("changes", "words"),
   [
-    (dict(depth=0), "depth must be >= 1, got 0"),
+    (dict(tokens=0), "depth must be >= 1, got 0"),
     (dict(max_match=0), "max_match must be >= 1"),
     (dict(max_hits=0), "max_hits must be >= 1"),
-    (dict(num_nodes=3), r"at least the depth of a draft \(4\), got 3"),
+    (dict(nodes=3), r"at least the depth of a draft \(4\), got 3"),
     (dict(nodes_per_match=0.5), "nodes_per_match must be >= 1, got 0.5"),
     (dict(min_prob=1.5), r"min_prob must be in \[0, 1\], got 1.5"),
-    (dict(own_text=False), "neither the text nor a corpus"),
   ],
 )
 def test_settings_that_cannot_be_are_refused(changes, words):
   with pytest.raises(ValueError, match=words):
-    suffix.drafter(**dict(num_nodes=6, depth=4, vocab_size=VOCAB) | changes)
+    suffix.suffix(**dict(nodes=6, tokens=4) | changes)
 
 
 @pytest.mark.parametrize(

@@ -102,11 +102,9 @@ def error(drafter, rule: str, policy=None) -> float:
   return float(np.abs(law.output - expected).max())
 
 
-def under(policy, family=drafters.model):
+def under(policy, draft=drafters.model):
   model = toys.table_model(VOCAB, layers=1) if policy.width else MODEL
-  return family.drafter(
-    model, tree=chain(DEPTH), vocab_size=VOCAB, depth=policy
-  )
+  return draft(model, tree=chain(DEPTH), vocab_size=VOCAB, policy=policy)
 
 
 @pytest.mark.parametrize(("policy", "rule"), CASES)
@@ -150,7 +148,7 @@ def test_a_target_that_drafts_for_itself_under_a_policy(policy):
 
 def ended_by_its_own(policy):
   """The mutant: the token that made the row stop is dropped, not kept."""
-  whole = drafters.model.drafter(MODEL, tree=chain(DEPTH), vocab_size=VOCAB)
+  whole = drafters.model(MODEL, tree=chain(DEPTH), vocab_size=VOCAB)
 
   def there(draft, context):
     del context
@@ -188,9 +186,7 @@ def test_by_hand_one_dropped_token_and_the_null_symbol(p, q, keep, wrong):
       dataclasses.replace(draft, tree=tree, parents=parents), state, cache
     )  # fmt: skip
 
-  inner = drafters.model.drafter(
-    toys.table_model(2), tree=chain(1), vocab_size=2
-  )
+  inner = drafters.model(toys.table_model(2), tree=chain(1), vocab_size=2)
   drafter = dataclasses.replace(
     inner, tree=dataclasses.replace(inner.tree, form=Form.MASKED),
     propose=functools.partial(propose, inner),
@@ -253,8 +249,8 @@ def joint_of(policy, rule, levels=2):
   A row's outcome is its next `levels + 1` tokens: what it emits, and what the
   target would say after it.
   """
-  drafter = drafters.model.drafter(
-    MODEL, tree=chain(levels), vocab_size=VOCAB, depth=policy
+  drafter = drafters.model(
+    MODEL, tree=chain(levels), vocab_size=VOCAB, policy=policy
   )
   decoder = specjax.make_decoder(MODEL, drafter=drafter, rule=rule)
   state = decoder.init(
@@ -349,7 +345,7 @@ def test_rows_that_share_a_depth_stay_independent(rule):
 
 def test_a_budget_that_drops_drawn_tokens_of_other_rows_is_lossy():
   """The mutant: of two rows' second tokens the less likely one is dropped."""
-  whole = drafters.model.drafter(MODEL, tree=chain(2), vocab_size=VOCAB)
+  whole = drafters.model(MODEL, tree=chain(2), vocab_size=VOCAB)
 
   def there(draft, context):
     del context
@@ -362,12 +358,12 @@ def test_a_budget_that_drops_drawn_tokens_of_other_rows_is_lossy():
     pass
 
   masked = forms.masked(whole, there)
-  original = drafters.model.drafter
+  original = drafters.model
   try:
-    drafters.model.drafter = lambda *args, depth=None, **more: masked
+    drafters.model = lambda *args, **more: masked
     joint, own, _ = joint_of(Budget(), "token")
   finally:
-    drafters.model.drafter = original
+    drafters.model = original
   found = [joint.sum(axis=1), joint.sum(axis=0)]
   wrong = [0.5 * np.abs(a - b).sum() for a, b in zip(found, own, strict=True)]
   assert max(wrong) > 1e-3

@@ -57,15 +57,15 @@ of_table = lambda *args: forms.table_drafter(VOCAB, *args)
       of_table(FAMILY, TOP_K), "exact", marks=pytest.mark.heavy),
     (of_table(paths(1, 2), SHARED_NOISE), "sampled"),
     (
-      drafters.layer_skip.drafter(MODEL, tree=chain(2), vocab_size=VOCAB),
+      drafters.layer_skip(MODEL, tree=chain(2), vocab_size=VOCAB),
       "exact",
     ),
     (
-      drafters.quantised_self.drafter(MODEL, tree=chain(2), vocab_size=VOCAB),
+      drafters.quantised_self(MODEL, tree=chain(2), vocab_size=VOCAB),
       "exact",
     ),
     (
-      drafters.ngram.drafter(num_speculative_tokens=2, vocab_size=VOCAB),
+      drafters.ngram(tokens=2),
       "certain",
     ),
     (forms.masked(of_table(FAMILY), forms.varying_families), "exact"),

@@ -66,7 +66,7 @@ CASES = {
   "chain, token": (of_table(CHAIN), "token"),
   "chain, block": (of_table(CHAIN), "block"),
   "a draft model's chain": (
-    drafters.model.drafter(
+    drafters.model(
       toys.table_model(VOCAB), tree=CHAIN, vocab_size=VOCAB
     ),
     "block",
@@ -86,7 +86,7 @@ CASES = {
     forms.confidence_tree(VOCAB, nodes=4, depth=2), "match"),
   "certain and drawn siblings": (forms.mixed(VOCAB), "traversal"),
   "lanes": (forms.with_lanes(VOCAB), "token"),
-  "plain": (drafters.plain.drafter(), "token"),
+  "plain": (drafters.plain(), "token"),
 }  # fmt: skip
 
 

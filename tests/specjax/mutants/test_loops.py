@@ -17,7 +17,7 @@ from specjax import cache as cache_lib
 from specjax import decode, drafters
 from specjax import tree as tree_lib
 from specjax import warp as warp_lib
-from specjax.drafters import model as model_drafter
+from specjax.drafters.shared import levels
 from specjax.siblings import IID
 from specjax.warp import make_sampling
 
@@ -32,7 +32,7 @@ TEMPERATURES = np.array([0.0, 1.0, 0.0])
 def decoded(tree, *, change=lambda drafter: drafter):
   """Decodes a mixed batch with a draft model that is the target."""
   model = toys.table_model(VOCAB)
-  drafter = drafters.model.drafter(model, tree=tree, vocab_size=VOCAB)
+  drafter = drafters.model(model, tree=tree, vocab_size=VOCAB)
   decoder = specjax.make_decoder(model, drafter=change(drafter), rule="match")
   params = specjax.Params(target=jnp.asarray(TABLE), draft=jnp.asarray(TABLE))
 
@@ -93,7 +93,7 @@ def feeds_one_token(drafter):
     output, cache = model.apply(
       params.draft, root, cache.replace(length=context.length - 1)
     )
-    draft, cache = model_drafter.draft_tree(
+    draft, cache = levels.draft_tree(
       model, params.draft, cache, output.logits[:, 0], context,
       tree=tree, siblings=IID, vocab_size=VOCAB,
     )  # fmt: skip

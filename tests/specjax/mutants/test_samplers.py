@@ -47,9 +47,7 @@ def sampled(target, draft, *, count, settings, change=lambda drafter: drafter):
   """The first tokens of many rows, `i32[R, count]`, drafting one at a time."""
   vocab = target.shape[1]
   model = toys.table_model(vocab)
-  drafter = drafters.model.drafter(
-    model, tree=tree_lib.chain(1), vocab_size=vocab
-  )
+  drafter = drafters.model(model, tree=tree_lib.chain(1), vocab_size=vocab)
   decoder = specjax.make_decoder(model, drafter=change(drafter))
   params = specjax.Params(target=jnp.asarray(target), draft=jnp.asarray(draft))
 

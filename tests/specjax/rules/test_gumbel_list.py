@@ -147,7 +147,7 @@ def test_with_one_path_any_draft_gives_the_same_text():
       target=jnp.asarray(target),
       draft=jnp.asarray(toys.near(target, noise=noise, seed=1)),
     )
-    drafter = specjax.drafters.model.drafter(
+    drafter = specjax.drafters.model(
       model, tree=tree.chain(depth), siblings=SHARED_NOISE, vocab_size=vocab
     )
     decoder = specjax.make_decoder(model, drafter=drafter, rule="gumbel_list")
@@ -169,7 +169,7 @@ def texts_of(rule, *, samples):
   model = toys.table_model(vocab)
   same = lambda law: jnp.log(jnp.tile(jnp.asarray(law), (97, 1)))
   params = specjax.Params(target=same([0.3, 0.7]), draft=same([0.9, 0.1]))
-  drafter = specjax.drafters.model.drafter(
+  drafter = specjax.drafters.model(
     model, tree=tree.chain(3), siblings=SHARED_NOISE, vocab_size=vocab
   )
   decoder = specjax.make_decoder(model, drafter=drafter, rule=rule)

@@ -14,38 +14,43 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import lax
 
 from specjax import cache as cache_lib
-from specjax import siblings as siblings_lib
-from specjax.adaptive import chains
+from specjax.adaptive import chains, policies
 from specjax.adaptive.policies import Policy
 from specjax.cache import Cache
-from specjax.drafters.shared import levels
+from specjax.drafters.shared import arguments, levels
+from specjax.shapes import Shape
 from specjax.siblings import IID, Siblings
-from specjax.tree import Form, Tree, take_node
-from specjax.types import Context, Draft, Drafter, Idle, LanguageModel
+from specjax.tree import Tree, take_node
+from specjax.types import Context, Drafter, Idle, LanguageModel
 
 
-def drafter(
-  model: LanguageModel,
+def model(
+  draft: LanguageModel,
   *,
-  tree: Tree,
+  tokens: int | None = None,
+  tree: Tree | Shape | None = None,
   siblings: Siblings | str = IID,
-  vocab_size: int,
-  depth: Policy | None = None,
+  policy: Policy | None = None,
+  vocab_size: int | None = None,
+  longest: int | None = None,
 ) -> Drafter:
-  """Drafts with `model`, whose parameters are `Params.draft`.
+  """A smaller model (Leviathan et al., 2023).
 
   Args:
-    model: the draft model; its vocabulary may be padded differently.
-    tree: what every proposal fills; `specjax.tree.chain(gamma)` is the
-      simplest.
+    draft: the draft model, whose parameters are `Params.draft`; its vocabulary
+      may be padded differently.
+    tokens: drafted on each path; 5 by default.
+    tree: what every proposal fills; None for one path.
     siblings: how the children of a node are drawn, or the name of it in
       `specjax.siblings`.
-    vocab_size: V, the number of real tokens.
-    depth: when a row of a chain ends before that (`specjax.adaptive.policies`);
-      None: never.
+    policy: when a row of a chain ends before that, of
+      `specjax.adaptive.policies`; None: never.
+    vocab_size: V, the number of real tokens; by default the model's.
+    longest: G of the deepest chain whose rounds go on with the same state
+      (`specjax.adaptive.rungs`), if there are others than this one's.
 
   Returns:
     The `Drafter`; its state is the draft model's `Cache`, beside estimates if
@@ -54,16 +59,19 @@ def drafter(
   Raises:
     ValueError: if the tree drafts nothing or does not suit the siblings or the
       policy, or the model knows fewer than V tokens.
-    TypeError: if the tree is not a `Tree`, or the policy no `Policy`.
+    TypeError: if the tree is none, or the policy no `Policy`.
   """
-  siblings = siblings_lib.get(siblings)
-  check_model("draft", model, vocab_size)
-  check_rolls_back("draft", model)
-  check_tree(tree, siblings, vocab_size)
+  tree, siblings = arguments.drawn(tokens, tree, siblings, policy)
+  vocab_size = vocab_size or draft.vocab_size
+  arguments.check_model("draft", draft, vocab_size)
+  arguments.check_rolls_back("draft", draft)
+  arguments.check_tree(tree, siblings, vocab_size)
+  if longest:
+    policy = policies.fixed(tree.max_depth)
 
   def prefill(params, cache, commit):
     nothing = jnp.zeros((len(commit.tokens), 0), jnp.int32)
-    _, cache = model.apply(
+    _, cache = draft.apply(
       params.draft,
       commit.tokens,
       cache.replace(length=commit.start),
@@ -76,12 +84,12 @@ def drafter(
     window = jax.vmap(
       lambda row, at: lax.dynamic_slice_in_dim(row, at, _WINDOW)
     )(context.tokens, start)
-    output, cache = model.apply(
+    output, cache = draft.apply(
       params.draft, window, cache.replace(length=start)
     )
     logits = take_node(output.logits, context.length - 1 - start)
-    draft, cache = draft_tree(
-      model,
+    drawn, cache = levels.draft_tree(
+      draft,
       params.draft,
       cache.replace(length=context.length),
       logits,
@@ -90,7 +98,7 @@ def drafter(
       siblings=siblings,
       vocab_size=vocab_size,
     )
-    return draft, cache, target_cache
+    return drawn, cache, target_cache
 
   def commit(params, cache, commit):
     del params
@@ -108,25 +116,25 @@ def drafter(
     name="model",
     tree=tree,
     siblings=siblings,
-    init=lambda params, batch, slots, inputs: model.new_cache(
-      params.draft, batch, slots, inputs if model.encode else None
+    init=lambda params, batch, slots, inputs: draft.new_cache(
+      params.draft, batch, slots, inputs if draft.encode else None
     ),
     prefill=prefill,
     propose=propose,
     commit=commit,
     passes=(_WINDOW, *(len(level) for level in tree.levels[1:-1])),
-    max_positions=model.max_positions,
+    max_positions=draft.max_positions,
   )
-  if depth is None:
+  if policy is None:
     return whole
-  return _with_depth(model, whole, depth, vocab_size)
+  return _with_policy(draft, whole, policy, vocab_size)
 
 
 _WINDOW = 2
 _PIECE = 16  # tokens that a cache which lacks more is given at once
 
 
-def _with_depth(
+def _with_policy(
   model: LanguageModel, whole: Drafter, policy: Policy, vocab_size: int
 ) -> Drafter:
   """The drafter whose rows end by a policy.
@@ -205,122 +213,4 @@ def _with_depth(
   )
   return chains.drafter(
     begin, inner=inner, policy=policy, vocab_size=vocab_size
-  )
-
-
-def check_model(who: str, model: LanguageModel, vocab_size: int) -> None:
-  """Raises ValueError if a model knows fewer tokens than are drafted."""
-  if model.vocab_size < vocab_size:
-    raise ValueError(
-      f"the {who}'s vocabulary must hold {vocab_size} tokens, got "
-      f"{model.vocab_size}"
-    )
-
-
-def check_rolls_back(who: str, model: LanguageModel) -> None:
-  """Raises ValueError if a model cannot draft, for want of its old states."""
-  if model.has_states:
-    raise ValueError(
-      f"the {who} drafts in passes that are taken back, and a cache of "
-      "recurrent states goes back by one: draft with a model without them, a "
-      "head, or look-ups"
-    )
-
-
-def check_tree(
-  tree: Tree, siblings: Siblings, vocab_size: int, *, certain: bool = False
-) -> None:
-  """Raises ValueError if a tree cannot be drafted that way.
-
-  Args:
-    tree: the token tree.
-    siblings: how the children of a node are drawn.
-    vocab_size: V.
-    certain: whether they may be not drawn at all (`siblings.GIVEN`).
-  """
-  if not isinstance(tree, Tree):
-    raise TypeError(
-      "tree must be a specjax.tree.Tree, as chain(6), paths(4, 2) or "
-      f"Tree((-1, 0, 0)), got {tree!r}"
-    )
-  if not tree.num_drafted:
-    raise ValueError(
-      "a drafter's tree needs at least one drafted node "
-      "(num_speculative_tokens >= 1; 0 is the plain drafter)"
-    )
-  if siblings is siblings_lib.GIVEN and not certain:
-    raise ValueError(
-      "siblings 'given' are tokens that are not drawn, and this drafter draws"
-    )
-  if tree.form is not Form.FIXED or tree.lanes:
-    raise ValueError(
-      "a model drafts whole trees, whose form is fixed, without lanes: got "
-      f"{tree.form.value}, lanes {tree.lanes}"
-    )
-  most = siblings.max_children
-  if most is not None and tree.max_children > most:
-    raise ValueError(
-      f"siblings {siblings.name!r} are at most {most} a node, got a tree with "
-      f"{tree.max_children}"
-    )
-  if not siblings.independent and tree.max_children > vocab_size:
-    raise ValueError(
-      f"siblings {siblings.name!r} are distinct tokens, got a tree with "
-      f"{tree.max_children} children of one node for {vocab_size} tokens"
-    )
-  if siblings.with_noise and not tree.is_paths:
-    raise ValueError(
-      f"siblings {siblings.name!r} need separate paths of equal length, got "
-      f"parents {tree.parents}"
-    )
-
-
-def draft_tree(
-  model: LanguageModel,
-  params,
-  cache: Cache,
-  root_logits: Array,
-  context: Context,
-  *,
-  tree: Tree,
-  siblings: Siblings,
-  vocab_size: int,
-) -> tuple[Draft, Cache]:
-  """Samples a tree level by level; depth G costs G - 1 model calls.
-
-  Args:
-    model: the model that drafts.
-    params: its parameters.
-    cache: holds all committed tokens, the root included:
-      `cache.length == context.length`.
-    root_logits: `f32[B, V']`, the model's logits after the root.
-    context: the round's context.
-    tree: the token tree.
-    siblings: how the children of a node are drawn.
-    vocab_size: V, the number of real tokens.
-
-  Returns:
-    The draft, and the cache with all nodes but those of the deepest level in
-    slots `context.length ..`, in node order. Where the model's logits are NaN
-    the law is uniform.
-  """
-
-  def feed(cache, depth, drawn):
-    output, cache = model.apply(
-      params,
-      drawn,
-      cache,
-      positions=levels.positions(context.length - 1, depth, drawn),
-      mask=levels.mask(tree, depth),
-    )
-    return output.logits, cache
-
-  return levels.draw_tree(
-    root_logits,
-    feed,
-    cache,
-    context,
-    tree=tree,
-    siblings=siblings,
-    vocab_size=vocab_size,
   )

@@ -28,68 +28,101 @@ has passes of several widths (`specjax.adaptive.widths`): then short matches are
 cheap.
 """
 
+import math
 from typing import Any
 
 import jax.numpy as jnp
 
 from specjax.drafters.shared import corpus as corpus_lib
 from specjax.drafters.shared import occurrences
+from specjax.drafters.shared.arguments import TOKENS
 from specjax.siblings import GIVEN
 from specjax.types import Draft, Drafter
 
 
-def drafter(
+def suffix(
   *,
-  num_nodes: int = 16,
-  depth: int = 8,
-  max_children: int | None = None,
-  vocab_size: int,
+  tokens: int = TOKENS,
+  nodes: int = 0,
+  corpus: bool = False,
   max_match: int = 16,
-  max_hits: int = 64,
   nodes_per_match: float = 1.0,
   min_prob: float = 0.1,
-  own_text: bool = True,
-  with_corpus: bool = False,
+  max_hits: int = 64,
+  vocab_size: int | None = None,
 ) -> Drafter:
-  """Drafts how texts went on.
+  """How texts went on that ended so, own and a corpus's (SuffixDecoding).
 
   Args:
-    num_nodes: N, tokens that are drafted at most.
-    depth: G, the longest continuation.
-    max_children: of one node; None for as many as there can be.
-    vocab_size: V, the number of real tokens.
+    tokens: G, the longest continuation.
+    nodes: N, tokens that are drafted at most; 0 for twice as many as `tokens`.
+    corpus: whether `Params.draft` is a `shared.corpus.Corpus`, and counts.
     max_match: the longest match that is told from longer ones.
-    max_hits: occurrences that count, of the text and of the corpus each.
-    nodes_per_match: nodes that a match is worth, for each of its tokens;
-      `math.inf` for always N.
+    nodes_per_match: nodes that a match is worth, for each of its tokens; 0 for
+      always N.
     min_prob: a node that is less likely is not drafted.
-    own_text: whether occurrences in the row's own text count.
-    with_corpus: whether `Params.draft` is a `corpus.Corpus`, and counts.
+    max_hits: occurrences that count, of the text and of the corpus each.
+    vocab_size: V, the number of real tokens; by default the corpus's.
 
   Returns:
-    The `Drafter`, without state; named "rest" if the corpus alone counts.
+    The `Drafter`, without state.
 
   Raises:
-    ValueError: for sizes that cannot be, or if nothing is to be looked at.
+    ValueError: for sizes that cannot be.
   """
+  return _drafter(
+    "suffix", tokens=tokens, nodes=nodes, max_match=max_match,
+    nodes_per_match=nodes_per_match, min_prob=min_prob, max_hits=max_hits,
+    vocab_size=vocab_size, own_text=True, corpus=corpus,
+  )  # fmt: skip
+
+
+def rest(
+  *,
+  tokens: int = TOKENS,
+  nodes: int = 0,
+  max_match: int = 16,
+  nodes_per_match: float = 1.0,
+  min_prob: float = 0.1,
+  max_hits: int = 64,
+  vocab_size: int | None = None,
+) -> Drafter:
+  """How texts of a corpus went on that ended so (REST, He et al., 2024).
+
+  The corpus is `Params.draft`; else as `suffix`.
+  """
+  return _drafter(
+    "rest", tokens=tokens, nodes=nodes, max_match=max_match,
+    nodes_per_match=nodes_per_match, min_prob=min_prob, max_hits=max_hits,
+    vocab_size=vocab_size, own_text=False, corpus=True,
+  )  # fmt: skip
+
+
+def _drafter(
+  name: str,
+  *,
+  tokens: int,
+  nodes: int,
+  max_match: int,
+  nodes_per_match: float,
+  min_prob: float,
+  max_hits: int,
+  vocab_size: int | None,
+  own_text: bool,
+  corpus: bool,
+) -> Drafter:
+  """The drafter of these sources, under its name; see `suffix`."""
+  nodes = nodes or 2 * tokens
   settings: dict[str, Any] = dict(
-    num_nodes=num_nodes,
-    max_match=max_match,
-    nodes_per_match=nodes_per_match,
-    min_prob=min_prob,
-  )
-  occurrences.check(depth=depth, max_hits=max_hits, **settings)
-  if not (own_text or with_corpus):
-    raise ValueError("neither the text nor a corpus is looked at")
-  tree = occurrences.bounds(num_nodes, depth, max_children)
+    num_nodes=nodes, max_match=max_match, min_prob=min_prob,
+    nodes_per_match=nodes_per_match or math.inf,
+  )  # fmt: skip
+  occurrences.check(depth=tokens, max_hits=max_hits, **settings)
+  tree = occurrences.bounds(nodes, tokens)
   find = finder(
-    depth=depth,
-    max_hits=max_hits,
-    max_match=max_match,
-    own_text=own_text,
-    with_corpus=with_corpus,
-    vocab_size=vocab_size,
-  )
+    depth=tokens, max_hits=max_hits, max_match=max_match, own_text=own_text,
+    corpus=corpus, vocab_size=vocab_size,
+  )  # fmt: skip
 
   def propose(params, state, target_cache, context):
     found = occurrences.together(find(params.draft, context), **settings)
@@ -104,7 +137,7 @@ def drafter(
     return draft, state, target_cache
 
   return Drafter(
-    name="suffix" if own_text else "rest",
+    name=name,
     tree=tree,
     siblings=GIVEN,
     propose=propose,
@@ -117,31 +150,29 @@ def finder(
   max_hits: int,
   max_match: int,
   own_text: bool,
-  with_corpus: bool,
-  vocab_size: int,
+  corpus: bool,
+  vocab_size: int | None,
 ):
-  """`(corpus or None, context) -> list[Occurrences]`; see `drafter`."""
+  """`(Corpus or None, context) -> list[Occurrences]`; see `suffix`."""
   sizes = dict(count=max_hits, depth=depth, max_match=max_match)
 
-  def find(corpus, context):
+  def find(index, context):
     sources = []
     if own_text:
       sources.append(
         occurrences.in_text(context.tokens, context.length, **sizes)
       )
-    if with_corpus:
+    if corpus:
       found = corpus_lib.in_corpus(
-        corpus, context.tokens, context.length, **sizes
+        index, context.tokens, context.length, **sizes
       )
-      # An index made for another vocabulary proposes nothing beyond this one.
-      known = jnp.cumsum(found.tokens >= vocab_size, axis=-1) == 0
-      sources.append(
-        occurrences.Occurrences(
-          tokens=found.tokens,
-          there=found.there & known,
-          match=found.match,
+      if vocab_size is not None:
+        # An index made for another vocabulary proposes nothing beyond this one.
+        known = jnp.cumsum(found.tokens >= vocab_size, axis=-1) == 0
+        found = occurrences.Occurrences(
+          tokens=found.tokens, there=found.there & known, match=found.match
         )
-      )
+      sources.append(found)
     return sources
 
   return find

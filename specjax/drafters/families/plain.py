@@ -5,8 +5,10 @@ from specjax.tree import chain
 from specjax.types import Draft, Drafter
 
 
-def drafter() -> Drafter:
-  """A drafter whose tree is the root alone.
+def plain() -> Drafter:
+  """Nothing: the target decodes alone.
+
+  The tree is the root alone.
 
   Returns:
     A `Drafter` without state, to be used with any rule.

@@ -34,6 +34,7 @@ import numpy as np
 from jax import Array, lax
 
 from specjax.drafters.shared import tries
+from specjax.drafters.shared.arguments import TOKENS
 from specjax.siblings import GIVEN
 from specjax.structs import struct
 from specjax.tree import Tree, bound
@@ -73,17 +74,8 @@ class _State:
   tail: Array
 
 
-def form(*, window: int, ngram: int, num_guesses: int) -> Tree:
-  """The tree that is drafted, with the window as lanes.
-
-  Args:
-    window: W.
-    ngram: N.
-    num_guesses: G.
-
-  Raises:
-    ValueError: if a size is too small.
-  """
+def _form(window: int, ngram: int, num_guesses: int) -> Tree:
+  """The tree that is drafted, with the window as lanes: W, N and G."""
   if window < 1 or num_guesses < 1:
     raise ValueError(
       f"a lookahead window needs columns and guesses, got {window} columns "
@@ -112,22 +104,22 @@ def _cells(window: int, ngram: int) -> np.ndarray:
   return np.arange((ngram - 1) * window).reshape(ngram - 1, window)
 
 
-def drafter(
+def lookahead(
   *,
+  tokens: int = TOKENS,
   window: int = 7,
-  ngram: int = 5,
   num_guesses: int = 7,
-  vocab_size: int,
+  vocab_size: int | None = None,
   pool_size: int = 1024,
   from_text: bool = True,
 ) -> Drafter:
-  """Drafts what the target has guessed before.
+  """N-grams of the target's own Jacobi trajectories (Fu et al., ICML 2024).
 
   Args:
+    tokens: N - 1, guessed of each sequence.
     window: W, columns.
-    ngram: N, tokens of a sequence: N - 1 are guessed.
     num_guesses: G, sequences that are guessed at most.
-    vocab_size: V, the number of real tokens.
+    vocab_size: V, the number of real tokens; by default the target's.
     pool_size: P, sequences that a row keeps.
     from_text: whether the sequences of the prompt, and of what is emitted,
       enter the pool too.
@@ -138,7 +130,8 @@ def drafter(
   Raises:
     ValueError: for sizes that are too small.
   """
-  tree = form(window=window, ngram=ngram, num_guesses=num_guesses)
+  ngram = tokens + 1
+  tree = _form(window, ngram, num_guesses)
   least = max(num_guesses, window + ngram, _CHUNK)
   if pool_size < least:
     raise ValueError(f"pool_size must be at least {least}, got {pool_size}")
@@ -167,12 +160,12 @@ def drafter(
     newest, at = lax.top_k(fits, num_guesses)
     guesses = jnp.take_along_axis(pool.grams, at[..., None], axis=1)[..., 1:]
     there = jnp.broadcast_to((newest > 0)[..., None], guesses.shape)
-    tokens, parents = tries.joined(guesses, there)
+    guessed, parents = tries.joined(guesses, there)
     ahead = state.window.reshape(rows, -1)[:, 1:]
     draft = Draft(
       tree=tree,
       siblings=GIVEN,
-      tokens=jnp.concatenate([root, tokens, ahead], axis=1),
+      tokens=jnp.concatenate([root, guessed, ahead], axis=1),
       log_probs=None,
       parents=jnp.concatenate(
         [

@@ -29,15 +29,13 @@ import numpy as np
 from jax import Array
 
 from specjax import cache as cache_lib
-from specjax import siblings as siblings_lib
-from specjax import tree as tree_lib
 from specjax.adaptive import chains
 from specjax.adaptive.policies import Policy
 from specjax.cache import Cache
-from specjax.drafters.model import check_tree
-from specjax.drafters.shared import best_first, levels
+from specjax.drafters.shared import arguments, best_first, levels
+from specjax.shapes import Shape
 from specjax.siblings import GIVEN, IID, Siblings
-from specjax.tree import Tree, take_node
+from specjax.tree import Form, Tree, take_node
 from specjax.types import (
   Commit,
   Context,
@@ -48,45 +46,120 @@ from specjax.types import (
 )
 
 
-def drafter(
-  model: FeatureModel,
+def eagle(
+  head: FeatureModel,
   *,
-  tree: Tree,
+  tokens: int | None = None,
+  tree: Tree | Shape | None = None,
   siblings: Siblings | str = IID,
-  vocab_size: int,
-  name: str = "eagle",
-  depth: Policy | None = None,
+  policy: Policy | None = None,
+  vocab_size: int | None = None,
   longest: int | None = None,
 ) -> Drafter:
-  """Drafts a chain or any static tree, each token drawn from its own law.
+  """An EAGLE head, static or dynamic trees (Li et al., ICML and EMNLP 2024).
 
   Args:
-    model: the head, whose parameters are `Params.draft`.
-    tree: what every proposal fills.
+    head: the head, whose parameters are `Params.draft`.
+    tokens: drafted on each path; 5 by default.
+    tree: what every proposal fills; None for one path. Of one whose parents are
+      data (`specjax.shapes.dynamic`) the nodes are EAGLE-2's: the root gets its
+      `top_k` likeliest tokens, at every further depth each of `top_k` nodes,
+      those of the largest cumulative probability of the depth above, gets as
+      many, and of all nodes the best by cumulative probability are verified, a
+      parent before its child where both have the same. The published code's
+      `depth` is one less than the tree's.
     siblings: how the children of a node are drawn, or the name of it in
-      `specjax.siblings`.
-    vocab_size: V, the number of real tokens.
-    name: for messages and reports.
-    depth: when a row of a chain ends before that (`specjax.adaptive.policies`);
-      None: never. The pass that reads what stands is made in every round.
+      `specjax.siblings`; those of a dynamic tree are certain.
+    policy: when a row of a chain ends before that, of
+      `specjax.adaptive.policies`; None: never. The pass that reads what stands
+      is made in every round.
+    vocab_size: V, the number of real tokens; by default the head's.
     longest: G of the deepest tree whose rounds go on with the same state
-      (`specjax.adaptive.ladder`); then `tree` may be of no tokens, for rounds
+      (`specjax.adaptive.rungs`); then `tree` may be of no tokens, for rounds
       that read what stands and draft nothing. None: of the tree.
 
   Returns:
     The `Drafter`. Its target has to give the features that the head reads.
+    Rules that take dynamic trees are `match` and those that verify any certain
+    tree.
 
   Raises:
     ValueError: if the tree drafts nothing, without `longest`, is deeper than
-      that, or does not suit the siblings or the policy.
+      that, or does not suit the siblings, the policy or the vocabulary.
+    TypeError: if the tree is none, or the policy no `Policy`.
   """
-  siblings = siblings_lib.get(siblings)
+  return _drafter(
+    "eagle", head, tokens=tokens, tree=tree, siblings=siblings, policy=policy,
+    vocab_size=vocab_size, longest=longest,
+  )  # fmt: skip
+
+
+def eagle3(
+  head: FeatureModel,
+  *,
+  tokens: int | None = None,
+  tree: Tree | Shape | None = None,
+  siblings: Siblings | str = IID,
+  policy: Policy | None = None,
+  vocab_size: int | None = None,
+  longest: int | None = None,
+) -> Drafter:
+  """An EAGLE-3 head (Li et al., 2025).
+
+  Arguments, result and errors are those of `eagle`.
+  """
+  return _drafter(
+    "eagle3", head, tokens=tokens, tree=tree, siblings=siblings, policy=policy,
+    vocab_size=vocab_size, longest=longest,
+  )  # fmt: skip
+
+
+def mtp(
+  head: FeatureModel,
+  *,
+  tokens: int | None = None,
+  tree: Tree | Shape | None = None,
+  siblings: Siblings | str = IID,
+  policy: Policy | None = None,
+  vocab_size: int | None = None,
+  longest: int | None = None,
+) -> Drafter:
+  """The head that the target's own files hold (multi-token prediction).
+
+  Arguments, result and errors are those of `eagle`.
+  """
+  return _drafter(
+    "mtp", head, tokens=tokens, tree=tree, siblings=siblings, policy=policy,
+    vocab_size=vocab_size, longest=longest,
+  )  # fmt: skip
+
+
+def _drafter(
+  name: str,
+  model: FeatureModel,
+  *,
+  tokens: int | None,
+  tree: Tree | Shape | None,
+  siblings: Siblings | str,
+  policy: Policy | None,
+  vocab_size: int | None,
+  longest: int | None,
+) -> Drafter:
+  """The drafter of a head, under its name; see `eagle`."""
+  again = functools.partial(
+    _drafter, name, model, tree=None, siblings=siblings, vocab_size=vocab_size,
+    longest=None,
+  )  # fmt: skip
+  tree, siblings = arguments.drawn(tokens, tree, siblings, policy, dynamic=True)
+  vocab_size = vocab_size or model.vocab_size
+  if tree.form is Form.FREE:
+    return _dynamic(model, tree, vocab_size)
   made = functools.partial(
     _made, model, tree=tree, siblings=siblings, name=name, longest=longest
   )
   if longest and not tree.num_drafted:
     return made(_grow_nothing(tree, siblings), passes=())[0]
-  check_tree(tree, siblings, vocab_size)
+  arguments.check_tree(tree, siblings, vocab_size)
 
   def grow(params, root: "_Root", context):
     hidden = root.hidden[:, None]
@@ -118,8 +191,8 @@ def drafter(
 
   passes = tuple(len(level) for level in tree.levels[1:-1])
   whole, read = made(grow, passes=passes)
-  if depth is None:
-    return whole
+  if policy is None:
+    return arguments.with_longer(whole, again)
 
   def begin(params, state, target_cache, context):
     root = read(params, state, context)
@@ -148,7 +221,9 @@ def drafter(
       first=first, feed=feed, close=close, before=1,
     )  # fmt: skip
 
-  return chains.drafter(begin, inner=whole, policy=depth, vocab_size=vocab_size)
+  return chains.drafter(
+    begin, inner=whole, policy=policy, vocab_size=vocab_size
+  )
 
 
 def _grow_nothing(tree: Tree, siblings: Siblings):
@@ -164,40 +239,19 @@ def _grow_nothing(tree: Tree, siblings: Siblings):
   return grow
 
 
-def dynamic(
-  model: FeatureModel,
-  *,
-  num_nodes: int = 59,
-  depth: int = 7,
-  top_k: int = 10,
-  vocab_size: int,
-) -> Drafter:
+def _dynamic(model: FeatureModel, tree: Tree, vocab_size: int) -> Drafter:
   """Drafts EAGLE-2's dynamic tree of certain tokens (its section 4).
 
-  The root gets its `top_k` likeliest tokens. At every further depth each of
-  `top_k` nodes, those of the largest cumulative probability of the depth above,
-  gets as many. Of all nodes the `num_nodes` best by cumulative probability are
-  verified, a parent before its child where both have the same.
-
   Args:
-    model: the head, whose parameters are `Params.draft`.
-    num_nodes: N, nodes that are verified.
-    depth: G, of the deepest node; the published code's `depth` is one less.
-    top_k: nodes that are continued at each depth, and children of each.
-    vocab_size: V, the number of real tokens.
-
-  Returns:
-    The `Drafter`, whose tree is data: rules that take such trees are `match`
-    and those that verify any certain tree.
-
-  Raises:
-    ValueError: if no tree has such sizes.
+    model: the head.
+    tree: `specjax.tree.bound(N, G, top_k)`.
+    vocab_size: V.
   """
+  depth, top_k = tree.max_depth, tree.max_children
   best_first.check(
-    num_nodes=num_nodes, depth=depth, width=top_k, children=top_k,
+    num_nodes=tree.num_drafted, depth=depth, width=top_k, children=top_k,
     vocab_size=vocab_size,
   )  # fmt: skip
-  tree = tree_lib.bound(num_nodes, depth, top_k)
 
   def grow(params, root: "_Root", context):
     def feed(carry, level, tokens, parents):
@@ -289,7 +343,7 @@ def _made(
     tree, siblings, name: of the drafter.
     passes: tokens of each pass after that which reads what stands.
     more_slots: of the head's cache, for nodes that are not verified.
-    longest: see `drafter`.
+    longest: see `eagle`.
   """
   width = (longest or tree.max_depth) + 1
   if tree.max_depth >= width:

@@ -1,10 +1,10 @@
 """RASD: what a draft model says, and what was looked up, in one tree.
 
 Retrieval-augmented speculative decoding (2025): the draft model draws its tree
-as ever, the text and the corpus give a trie of continuations
-(`specjax.drafters.suffix`), which the draft model prunes, and both are merged
-where they begin alike. Nodes that both have are counted once, and what that
-saves goes to further nodes that were looked up.
+as ever, the text and the corpus give a trie of continuations (`suffix`), which
+the draft model prunes, and both are merged where they begin alike. Nodes that
+both have are counted once, and what that saves goes to further nodes that were
+looked up.
 
 The draft model reads the trie in one pass, whatever its size, and of it the
 nodes that it finds likeliest, by all tokens from the root on, fill what the
@@ -26,6 +26,7 @@ draft model's law of the first token, this by that of all tokens; where a path
 of its retrieved trie ends is a setting of its own, here of the budget.
 """
 
+import math
 from typing import Any
 
 import jax
@@ -34,18 +35,13 @@ import numpy as np
 from jax import Array, lax
 
 from specjax import laws
-from specjax import siblings as siblings_lib
 from specjax.cache import Cache
-from specjax.drafters import suffix
-from specjax.drafters.model import (
-  check_model,
-  check_rolls_back,
-  check_tree,
-  draft_tree,
-)
-from specjax.drafters.shared import occurrences
+from specjax.drafters.families.suffix import finder
+from specjax.drafters.shared import arguments, levels, occurrences
+from specjax.drafters.shared.arguments import TOKENS
 from specjax.drafters.shared.tries import Trie
-from specjax.siblings import GIVEN, TOP_K, Siblings
+from specjax.shapes import Shape
+from specjax.siblings import GIVEN, IID, Siblings
 from specjax.structs import struct
 from specjax.tree import Tree, data_topology, take_node
 from specjax.types import Draft, Drafter, LanguageModel
@@ -64,90 +60,93 @@ class Parts:
   corpus: Any = None
 
 
-def drafter(
-  model: LanguageModel,
+def rasd(
+  draft: LanguageModel,
   *,
-  tree: Tree,
-  siblings: Siblings | str = TOP_K,
-  num_nodes: int,
-  depth: int,
-  max_children: int | None = None,
-  num_retrieved: int = 32,
-  vocab_size: int,
+  nodes: int,
+  tokens: int = TOKENS,
+  tree: Tree | Shape | None = None,
+  siblings: Siblings | str = IID,
+  corpus: bool = False,
   max_match: int = 16,
-  max_hits: int = 64,
   nodes_per_match: float = 1.0,
   min_prob: float = 0.1,
-  with_corpus: bool = False,
+  max_hits: int = 64,
+  num_retrieved: int | None = None,
+  vocab_size: int | None = None,
 ) -> Drafter:
-  """Drafts with a model, and with what it thinks likely of what occurred.
+  """A draft's tree, and what was retrieved beside it (RASD, 2025).
 
   Args:
-    model: the draft model, whose parameters are `Params.draft.model`.
-    tree: what the draft model fills.
+    draft: the draft model, whose parameters are `Params.draft.model`.
+    nodes: N, tokens that are drafted at most, the model's among them.
+    tokens: G, of the longest path that was looked up, and of the model's.
+    tree: what the draft model fills; None for one path.
     siblings: how it does, or the name of it in `specjax.siblings`.
-    num_nodes: N, tokens that are drafted at most, the model's among them.
-    depth: G, of the deepest; at least that of `tree`.
-    max_children: of one node; None for as many as there can be.
-    num_retrieved: nodes that are looked up, of which the best are kept.
-    vocab_size: V, the number of real tokens.
-    max_match, max_hits, nodes_per_match, min_prob: see `suffix.drafter`.
-    with_corpus: whether there is a `Params.draft.corpus`.
+    corpus: whether there is a `Params.draft.corpus`.
+    max_match, nodes_per_match, min_prob, max_hits: as of `suffix`.
+    num_retrieved: R, nodes that are looked up, of which the best are kept; by
+      default twice as many as `nodes`.
+    vocab_size: V, the number of real tokens; by default the model's.
 
   Returns:
     The `Drafter`; its state is the draft model's `Cache`.
 
   Raises:
-    ValueError: as `model.drafter` and `suffix.drafter`, or if the model's tree
-      does not fit into the budget.
+    ValueError: as `model` and `suffix`, or if the model's tree does not fit
+      into the budget.
+    TypeError: if the tree is none.
   """
-  siblings = siblings_lib.get(siblings)
-  check_model("draft", model, vocab_size)
-  check_rolls_back("draft", model)
-  check_tree(tree, siblings, vocab_size)
+  if isinstance(tree, Shape) and tree.dynamic:
+    raise ValueError("the draft's own tree cannot be dynamic")
+  has_depth = isinstance(tree, Tree) or getattr(tree, "depth", None) is not None
+  inner, siblings = arguments.drawn(
+    None if has_depth else tokens, tree, siblings
+  )
+  depth = max(tokens, inner.max_depth)
+  if nodes <= inner.num_drafted:
+    raise ValueError(
+      f"nodes must be above the {inner.num_drafted} of the draft's own tree, "
+      f"got {nodes}"
+    )
+  sizes: dict[str, Any] = dict(
+    max_match=max_match, min_prob=min_prob,
+    nodes_per_match=nodes_per_match or math.inf,
+  )  # fmt: skip
+  count = max(2 * nodes, depth) if num_retrieved is None else num_retrieved
+  for most in (nodes, count):
+    occurrences.check(num_nodes=most, depth=depth, max_hits=max_hits, **sizes)
+  vocab_size = vocab_size or draft.vocab_size
+  arguments.check_model("draft", draft, vocab_size)
+  arguments.check_rolls_back("draft", draft)
+  arguments.check_tree(inner, siblings, vocab_size)
   if siblings.with_noise:
     raise ValueError(
       f"drafts with noise ({siblings.name}) hold no tokens that were looked up"
     )
-  settings: dict[str, Any] = dict(
-    num_nodes=num_retrieved,
-    max_match=max_match,
-    nodes_per_match=nodes_per_match,
-    min_prob=min_prob,
-  )
-  occurrences.check(depth=depth, max_hits=max_hits, **settings)
-  if tree.num_drafted >= num_nodes or tree.max_depth > depth:
+  whole = occurrences.bounds(nodes, depth)
+  if inner.max_children > whole.max_children:
     raise ValueError(
-      f"the model's tree, of {tree.num_drafted} nodes and depth "
-      f"{tree.max_depth}, must leave room in {num_nodes} nodes of depth {depth}"
+      f"the model's tree has {inner.max_children} children of one node, and "
+      f"{nodes} nodes of depth {depth} leave room for {whole.max_children}"
     )
-  whole = occurrences.bounds(num_nodes, depth, max_children)
-  if tree.max_children > whole.max_children:
-    raise ValueError(
-      f"the model's tree has {tree.max_children} children of one node, and "
-      f"{num_nodes} nodes of depth {depth} leave room for {whole.max_children}"
-    )
-  trie = occurrences.bounds(num_retrieved, depth, None)
+  trie = occurrences.bounds(count, depth)
   # All that a round may commit, and the newest token before it.
   width = depth + 2
-  find = suffix.finder(
-    depth=depth,
-    max_hits=max_hits,
-    max_match=max_match,
-    own_text=True,
-    with_corpus=with_corpus,
-    vocab_size=vocab_size,
-  )
+  find = finder(
+    depth=depth, max_hits=max_hits, max_match=max_match, own_text=True,
+    corpus=corpus, vocab_size=vocab_size,
+  )  # fmt: skip
 
   def init(params, batch, slots, inputs) -> Cache:
-    most = max(tree.num_drafted, num_retrieved, width)
-    return model.new_cache(
-      params.draft.model, batch, slots + most, inputs if model.encode else None
+    most = max(inner.num_drafted, count, width)
+    return draft.new_cache(
+      params.draft.model, batch, slots + most, inputs if draft.encode else None
     )
 
   def prefill(params, cache, commit) -> Cache:
     nothing = jnp.zeros((len(commit.tokens), 0), jnp.int32)
-    _, cache = model.apply(
+    _, cache = draft.apply(
       params.draft.model,
       commit.tokens,
       cache.replace(length=commit.start),
@@ -157,16 +156,17 @@ def drafter(
 
   def propose(params, cache, target_cache, context):
     root_logits, cache = read(params.draft.model, cache, context)
-    found = occurrences.together(find(params.draft.corpus, context), **settings)
+    found = occurrences.together(
+      find(params.draft.corpus, context), num_nodes=count, **sizes
+    )
     scores, cache = judged(
       params.draft.model, root_logits, cache, found, context
     )
-    drawn, cache = draft_tree(
-      model, params.draft.model, cache, root_logits, context, tree=tree,
+    drawn, cache = levels.draft_tree(
+      draft, params.draft.model, cache, root_logits, context, tree=inner,
       siblings=siblings, vocab_size=vocab_size,
     )  # fmt: skip
-    draft = _merged(drawn, found, scores, whole)
-    return draft, cache, target_cache
+    return _merged(drawn, found, scores, whole), cache, target_cache
 
   def read(own, cache, context):
     """The logits after the root; fills in what was committed since."""
@@ -174,7 +174,7 @@ def drafter(
     text = jax.vmap(lambda row, at: lax.dynamic_slice_in_dim(row, at, width))(
       context.tokens, start
     )
-    output, cache = model.apply(own, text, cache.replace(length=start))
+    output, cache = draft.apply(own, text, cache.replace(length=start))
     logits = take_node(output.logits, context.length - 1 - start)
     return logits, cache.replace(length=context.length)
 
@@ -183,7 +183,7 @@ def drafter(
     parents = jnp.pad(found.parents, ((0, 0), (1, 0)), constant_values=-1)
     topology = data_topology(trie, parents)
     there = topology.there[:, 1:]
-    output, cache = model.apply(
+    output, cache = draft.apply(
       own,
       found.tokens,
       cache,
@@ -201,7 +201,6 @@ def drafter(
     total = jnp.sum(jnp.where(above, each[:, None], 0), axis=-1)
     return total, cache.replace(length=context.length)
 
-  inner = (len(level) for level in tree.levels[1:-1])
   return Drafter(
     name="rasd",
     tree=whole,
@@ -209,8 +208,8 @@ def drafter(
     init=init,
     prefill=prefill,
     propose=propose,
-    passes=(width, num_retrieved, *inner),
-    max_positions=model.max_positions,
+    passes=(width, count, *(len(x) for x in inner.levels[1:-1])),
+    max_positions=draft.max_positions,
     again=width,
   )
 

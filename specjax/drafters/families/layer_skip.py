@@ -7,68 +7,93 @@ kept layers only. Verification then writes all layers of those slots anew, so
 the cache is correct after every commit without any work here.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 
-from specjax import siblings as siblings_lib
-from specjax.adaptive import chains
+from specjax.adaptive import chains, policies
 from specjax.adaptive.policies import Policy
-from specjax.drafters.model import (
-  check_model,
-  check_rolls_back,
-  check_tree,
-  draft_tree,
-)
-from specjax.drafters.shared import levels
+from specjax.drafters.shared import arguments, levels
+from specjax.shapes import Shape
 from specjax.siblings import IID, Siblings
 from specjax.tree import Tree
 from specjax.types import Drafter, Idle, LanguageModel, Params
 
 
-def drafter(
-  model: LanguageModel,
+def layer_skip(
+  skipped: LanguageModel,
   *,
-  tree: Tree,
+  tokens: int | None = None,
+  tree: Tree | Shape | None = None,
   siblings: Siblings | str = IID,
-  vocab_size: int,
-  depth: Policy | None = None,
-  weights: Callable[[Params], Any] = lambda params: params.target,
+  policy: Policy | None = None,
+  vocab_size: int | None = None,
+  longest: int | None = None,
 ) -> Drafter:
-  """Drafts with a thinned target, on `Params.target` and the target's cache.
+  """The target without some sub-layers (Draft and Verify, ACL 2024).
+
+  It drafts on `Params.target` and the target's cache.
 
   Args:
-    model: the target with sub-layers left out; it must take the target's
+    skipped: the target with sub-layers left out; it must take the target's
       parameters and cache
       (`models.networks.transformer.as_language_model(module, skipped=...)`).
-    tree: what every proposal fills.
-    siblings: how the children of a node are drawn, or the name of it in
-      `specjax.siblings`.
-    vocab_size: V, the number of real tokens.
-    depth: when a row of a chain ends before that (`specjax.adaptive.policies`);
-      None: never.
-    weights: the model's among all parameters; by default the target's.
+    tokens, tree, siblings, policy, vocab_size, longest: as of
+      `specjax.drafters.model`.
 
   Returns:
     A `Drafter` without state of its own but what a policy remembers.
 
   Raises:
-    ValueError: if the tree drafts nothing or does not suit the siblings or the
-      policy, or the model knows fewer than V tokens.
-    TypeError: if the tree is not a `Tree`, or the policy no `Policy`.
+    ValueError, TypeError: as `specjax.drafters.model`.
   """
-  siblings = siblings_lib.get(siblings)
-  check_model("target", model, vocab_size)
-  check_rolls_back("target", model)
-  check_tree(tree, siblings, vocab_size)
+  return on_targets_cache(
+    "layer_skip", skipped, lambda params: params.target, tokens=tokens,
+    tree=tree, siblings=siblings, policy=policy, vocab_size=vocab_size,
+    longest=longest,
+  )  # fmt: skip
+
+
+def on_targets_cache(
+  name: str,
+  model: LanguageModel,
+  weights: Callable[[Params], Any],
+  *,
+  tokens: int | None,
+  tree: Tree | Shape | None,
+  siblings: Siblings | str,
+  policy: Policy | None,
+  vocab_size: int | None,
+  longest: int | None,
+) -> Drafter:
+  """The drafter of a model that takes the target's cache.
+
+  Args:
+    name: of the drafter.
+    model: what drafts.
+    weights: its parameters among all.
+    tokens, tree, siblings, policy, vocab_size, longest: as of `layer_skip`.
+  """
+  again = functools.partial(
+    on_targets_cache, name, model, weights, tree=None, siblings=siblings,
+    vocab_size=vocab_size, longest=None,
+  )  # fmt: skip
+  tree, siblings = arguments.drawn(tokens, tree, siblings, policy)
+  vocab_size = vocab_size or model.vocab_size
+  arguments.check_model("target", model, vocab_size)
+  arguments.check_rolls_back("target", model)
+  arguments.check_tree(tree, siblings, vocab_size)
+  if longest:
+    policy = policies.fixed(tree.max_depth)
 
   def propose(params, state, target_cache, context):
     start = context.length - 1
     output, cache = model.apply(
       weights(params), context.root, target_cache.replace(length=start)
     )
-    draft, cache = draft_tree(
+    draft, cache = levels.draft_tree(
       model,
       weights(params),
       cache,
@@ -81,7 +106,7 @@ def drafter(
     return draft, state, cache.replace(length=start)
 
   whole = Drafter(
-    name="layer_skip",
+    name=name,
     tree=tree,
     siblings=siblings,
     propose=propose,
@@ -90,8 +115,8 @@ def drafter(
     idle=Idle.COMMIT,
     reads_anew=True,
   )
-  if depth is None:
-    return whole
+  if policy is None:
+    return arguments.with_longer(whole, again)
 
   def begin(params, state, target_cache, context):
     root = context.length - 1
@@ -121,4 +146,6 @@ def drafter(
       close=lambda cache, fed: (state, cache),
     )
 
-  return chains.drafter(begin, inner=whole, policy=depth, vocab_size=vocab_size)
+  return chains.drafter(
+    begin, inner=whole, policy=policy, vocab_size=vocab_size
+  )

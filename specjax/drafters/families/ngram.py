@@ -12,38 +12,34 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.drafters.model import check_tree
+from specjax.drafters.shared.arguments import TOKENS
 from specjax.siblings import IID
 from specjax.tree import chain
 from specjax.types import Draft, Drafter, Idle
 
 
-def drafter(
-  *, num_speculative_tokens: int, vocab_size: int, max_ngram: int = 3
-) -> Drafter:
-  """Drafts by looking up the longest recent suffix match.
+def ngram(*, tokens: int = TOKENS, max_ngram: int = 3) -> Drafter:
+  """What followed the last tokens where they occurred before in the text.
 
   Args:
-    num_speculative_tokens: gamma >= 1.
-    vocab_size: V, the number of real tokens.
+    tokens: drafted, at least 1.
     max_ngram: longest suffix looked for, at least 1.
 
   Returns:
     A `Drafter` without state.
 
   Raises:
-    ValueError: if gamma or `max_ngram` is less than 1.
+    ValueError: if one of them is less than 1.
   """
-  tree = chain(num_speculative_tokens)
-  check_tree(tree, IID, vocab_size)
-  if max_ngram < 1:
-    raise ValueError(f"max_ngram must be >= 1, got {max_ngram}")
+  if tokens < 1 or max_ngram < 1:
+    raise ValueError("tokens and max_ngram must be >= 1")
+  tree = chain(tokens)
 
   def propose(params, state, target_cache, context):
     del params
     drafted, _ = jax.vmap(
-      lambda tokens, length: look_up(
-        tokens, length, count=num_speculative_tokens, max_ngram=max_ngram
+      lambda text, length: look_up(
+        text, length, count=tokens, max_ngram=max_ngram
       )
     )(context.tokens, context.length)
     draft = Draft(

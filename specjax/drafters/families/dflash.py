@@ -17,31 +17,34 @@ and never kept.
 import jax.numpy as jnp
 from jax import Array
 
-from specjax import siblings as siblings_lib
 from specjax.cache import Cache
-from specjax.drafters.shared import marginals
+from specjax.drafters.shared import arguments, marginals
+from specjax.shapes import Shape
 from specjax.siblings import IID, Siblings
 from specjax.tree import Tree
 from specjax.types import BlockModel, Commit, Drafter
 
 
-def drafter(
-  model: BlockModel,
+def dflash(
+  head: BlockModel,
   *,
-  tree: Tree,
+  tokens: int | None = None,
+  tree: Tree | Shape | None = None,
   siblings: Siblings | str = IID,
-  vocab_size: int,
+  vocab_size: int | None = None,
 ) -> Drafter:
-  """Drafts with one pass over a block, whatever the tree.
+  """A head that says a block at once, by diffusion (DFlash, 2026).
 
   Args:
-    model: the head, whose parameters are `Params.draft`.
-    tree: what every proposal fills; not deeper than the block. One whose
-      parents are data (`specjax.tree.bound`) gets the likeliest nodes of the
-      product of the laws.
+    head: the head, whose parameters are `Params.draft`; one pass over a block,
+      whatever the tree.
+    tokens: drafted on each path; 5 by default.
+    tree: what every proposal fills, not deeper than the block; None for one
+      path. One whose parents are data (`specjax.shapes.dynamic`) gets the
+      likeliest nodes of the product of the laws.
     siblings: how the children of a node are drawn, or the name of it in
       `specjax.siblings`. GIVEN: they are not drawn, but certain.
-    vocab_size: V, the number of real tokens.
+    vocab_size: V, the number of real tokens; by default the head's.
 
   Returns:
     The `Drafter`, whose state is the head's cache. Its target has to give the
@@ -50,23 +53,25 @@ def drafter(
   Raises:
     ValueError: if the tree does not suit the block, the siblings or the
       vocabulary.
+    TypeError: if the tree is none.
   """
-  siblings = siblings_lib.get(siblings)
-  marginals.check("dflash", model.num_depths, tree, siblings, vocab_size)
+  tree, siblings = arguments.drawn(tokens, tree, siblings, dynamic=True)
+  vocab_size = vocab_size or head.vocab_size
+  marginals.check("dflash", head.num_depths, tree, siblings, vocab_size)
 
   def init(params, batch, slots, inputs):
     del params, inputs
-    return model.init_cache(batch, slots + model.num_depths + 1)
+    return head.init_cache(batch, slots + head.num_depths + 1)
 
   def read(params, cache: Cache, commit: Commit) -> Cache:
-    features = _along_the_path(commit, model.num_features)
+    features = _along_the_path(commit, head.num_features)
     cache = cache.replace(length=commit.start)
-    cache = model.read(params.draft, features, cache)
+    cache = head.read(params.draft, features, cache)
     return cache.replace(length=commit.length - 1)
 
   def propose(params, cache, target_cache, context):
     cache = cache.replace(length=context.length - 1)
-    logits, cache = model.say(params.draft, context.root, cache)
+    logits, cache = head.say(params.draft, context.root, cache)
     draft = marginals.draft(
       logits, context, tree=tree, siblings=siblings, vocab_size=vocab_size
     )
@@ -80,8 +85,8 @@ def drafter(
     prefill=read,
     propose=propose,
     commit=read,
-    passes=(model.num_depths + 1,),
-    max_positions=model.max_positions,
+    passes=(head.num_depths + 1,),
+    max_positions=head.max_positions,
     reads_anew=True,
   )
 

@@ -12,63 +12,54 @@ paper's block, which `top_beta` verifies: lossless with beta = 1, where it is
 greedy decoding, and lossy by design beyond.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-from jax import Array
 
-from specjax import siblings as siblings_lib
-from specjax.drafters.shared import marginals
+from specjax.drafters.shared import arguments, marginals
+from specjax.shapes import Shape
 from specjax.siblings import IID, Siblings
 from specjax.tree import Tree
-from specjax.types import Drafter
-
-# `(params, tokens i32[B, L], length i32[B], memory) -> f32[B, k, V]`: logits of
-# the k tokens after the first `length` ones.
-Blocks = Callable[[Any, Array, Array, Any], Array]
+from specjax.types import Drafter, TextBlockModel
 
 
-def drafter(
-  blocks: Blocks,
-  encode: Callable[[Any, Any], Any],
+def specdec(
+  draft: TextBlockModel,
   *,
-  num_masks: int,
-  tree: Tree,
+  tokens: int | None = None,
+  tree: Tree | Shape | None = None,
   siblings: Siblings | str = IID,
-  vocab_size: int,
-  name: str = "block",
+  vocab_size: int | None = None,
 ) -> Drafter:
-  """Drafts with a network whose parameters are `Params.draft`.
+  """A block at once, of an encoder-decoder (SpecDec, Xia et al., 2023).
 
   Args:
-    blocks: its decoder; of tokens from `length` on it sees none.
-    encode: its encoder, as that of `specjax.types.LanguageModel`.
-    num_masks: k, tokens it says at once.
-    tree: what every proposal fills; not deeper than k.
+    draft: the network, whose parameters are `Params.draft`.
+    tokens: drafted on each path; 5 by default.
+    tree: what every proposal fills, not deeper than the block; None for one
+      path.
     siblings: how the children of a node are drawn, or the name of it in
       `specjax.siblings`. GIVEN: they are not drawn, but certain; child r of a
       node is the token of rank r in the law of its depth.
-    vocab_size: V, the number of real tokens.
-    name: for messages and reports.
+    vocab_size: V, the number of real tokens; by default the network's.
 
   Returns:
     The `Drafter`; its state is what the encoder made of the inputs. Each round
-    has one pass, over the text and k tokens more (`Drafter.tokens_of_passes`).
+    has one pass, over the text and a block more (`Drafter.tokens_of_passes`).
 
   Raises:
     ValueError: if the tree does not suit the block, the siblings or the
       vocabulary.
+    TypeError: if the tree is none.
   """
-  siblings = siblings_lib.get(siblings)
-  marginals.check(name, num_masks, tree, siblings, vocab_size)
+  tree, siblings = arguments.drawn(tokens, tree, siblings)
+  vocab_size = vocab_size or draft.vocab_size
+  marginals.check("block", draft.num_depths, tree, siblings, vocab_size)
 
   def init(params, batch, slots, inputs):
     del batch, slots
     if inputs is None:
-      raise ValueError(f"{name} reads inputs, as encoder-decoders do, got none")
-    return encode(params.draft, inputs)
+      raise ValueError("block reads inputs, as encoder-decoders do, got none")
+    return draft.encode(params.draft, inputs)
 
   def propose(params, memory, target_cache, context):
     # What is stale is nobody's, whatever it says.
@@ -76,19 +67,19 @@ def drafter(
     tokens = jnp.where(
       place < context.length[:, None], context.tokens, context.root
     )
-    logits = blocks(params.draft, tokens, context.length, memory)
-    draft = marginals.draft(
+    logits = draft.say(params.draft, tokens, context.length, memory)
+    drawn = marginals.draft(
       logits, context, tree=tree, siblings=siblings, vocab_size=vocab_size
     )  # fmt: skip
-    return draft, memory, target_cache
+    return drawn, memory, target_cache
 
   return Drafter(
-    name=name,
+    name="block",
     tree=tree,
     siblings=siblings,
     init=init,
     propose=propose,
     row_axes=lambda memory: jax.tree.map(lambda x: 0, memory),
-    passes=(num_masks,),
+    passes=(draft.num_depths,),
     reads_text=True,
   )

@@ -73,23 +73,23 @@ class OnlineState:
   ring: Ring
 
 
-def drafter(
-  inner: Drafter,
+def online(
+  drafter: Drafter,
   *,
   vocab_size: int,
   entries: int = 512,
-  num_laws: int | None = None,
+  laws: int = 0,
   num_features: int = 0,
 ) -> Drafter:
   """Any drafter, with a ring of what the target said.
 
   Args:
-    inner: what drafts.
+    drafter: what drafts.
     vocab_size: V, the number of real tokens.
     entries: R, tokens of each row that are kept. Of a text that is longer a
       draft learns as if it began where the ring does.
-    num_laws: K, the likeliest tokens of each law that are kept, the others as
-      one; None for the whole law.
+    laws: K, the likeliest tokens of each law that are kept, the others as one;
+      0 for the whole law.
     num_features: F, if the draft is a head on the target's features; else 0.
 
   Returns:
@@ -102,9 +102,9 @@ def drafter(
   """
   if entries < 2:
     raise ValueError(f"a ring needs at least 2 entries, got {entries}")
-  kept = vocab_size if num_laws is None else num_laws
-  if not 1 <= kept <= vocab_size:
-    raise ValueError(f"num_laws must be in 1..{vocab_size}, got {num_laws}")
+  if not 0 <= laws <= vocab_size:
+    raise ValueError(f"laws must be in 0..{vocab_size}, got {laws}")
+  kept, inner = laws or vocab_size, drafter
   whole = kept == vocab_size
 
   def init(params, batch, slots, inputs):
@@ -151,6 +151,7 @@ def drafter(
     prefill=after(inner.prefill),
     commit=after(inner.commit),
     row_axes=row_axes,
+    longer=None,
   )
 
 

@@ -1,0 +1,1 @@
+"""Ways to draft, a file each; `specjax.drafters` has their functions."""

@@ -1,0 +1,128 @@
+"""Heads on the target's features that say all depths at once: marginals.
+
+Medusa's residual blocks (Cai et al., ICML 2024) and the outputs of blockwise
+parallel decoding (Stern et al., NeurIPS 2018) read what the target knew when it
+had read all tokens but the newest, and give a law for each depth: head k that
+of the token k after the newest. The laws know nothing of each other, and drafts
+are made of them as `specjax.drafters.shared.marginals` says: drawn, for any
+rule, or certain, for `match`.
+"""
+
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.drafters.shared import arguments, marginals
+from specjax.shapes import Shape
+from specjax.siblings import IID, Siblings
+from specjax.tree import Tree
+from specjax.types import Commit, Drafter, Idle, MarginalModel
+
+
+def medusa(
+  head: MarginalModel,
+  *,
+  tokens: int | None = None,
+  tree: Tree | Shape | None = None,
+  siblings: Siblings | str = IID,
+  vocab_size: int | None = None,
+) -> Drafter:
+  """Medusa's heads, one a depth (Cai et al., ICML 2024).
+
+  The features are those of the newest token that the target has read. Of a
+  prompt of one token it has read none: the first round sees zeros.
+
+  Args:
+    head: the heads, whose parameters are `Params.draft`.
+    tokens: drafted on each path; 4 by default.
+    tree: what every proposal fills, not deeper than the heads; None for one
+      path. One whose parents are data (`specjax.shapes.dynamic`) gets the
+      likeliest nodes of the product law.
+    siblings: how the children of a node are drawn, or the name of it in
+      `specjax.siblings`. GIVEN: they are not drawn, but certain; child r of a
+      node is the token of rank r in the law of its depth.
+    vocab_size: V, the number of real tokens; by default the heads'.
+
+  Returns:
+    The `Drafter`; its state is `f[B, F]`.
+
+  Raises:
+    ValueError: if the tree does not suit the heads, the siblings or the
+      vocabulary.
+    TypeError: if the tree is none.
+  """
+  return _drafter("medusa", head, tokens, tree, siblings, vocab_size)
+
+
+def blockwise(
+  head: MarginalModel,
+  *,
+  tokens: int | None = None,
+  tree: Tree | Shape | None = None,
+  siblings: Siblings | str = IID,
+  vocab_size: int | None = None,
+) -> Drafter:
+  """Blockwise decoding's heads (Stern et al., NeurIPS 2018).
+
+  Arguments, result and errors are those of `medusa`.
+  """
+  return _drafter("blockwise", head, tokens, tree, siblings, vocab_size)
+
+
+def _drafter(
+  name: str,
+  head: MarginalModel,
+  tokens: int | None,
+  tree: Tree | Shape | None,
+  siblings: Siblings | str,
+  vocab_size: int | None,
+) -> Drafter:
+  """The drafter of heads, under their name; see `medusa`."""
+  tree, siblings = arguments.drawn(
+    tokens, tree, siblings, default=4, dynamic=True
+  )
+  vocab_size = vocab_size or head.vocab_size
+  marginals.check(name, head.num_depths, tree, siblings, vocab_size)
+  empty = lambda rows: jnp.zeros((rows, head.num_features))
+
+  def propose(params, features, target_cache, context):
+    logits = head.apply(params.draft, features)
+    draft = marginals.draft(
+      logits, context, tree=tree, siblings=siblings, vocab_size=vocab_size
+    )
+    return draft, features, target_cache
+
+  return Drafter(
+    name=name,
+    tree=tree,
+    siblings=siblings,
+    init=lambda params, batch, slots, inputs: empty(batch),
+    prefill=_newest,
+    propose=propose,
+    commit=_newest,
+    row_axes=lambda state: 0,
+    passes=(1,),
+    idle=Idle.COMMIT,
+    reads_anew=True,
+  )
+
+
+def _newest(params, features: Array, commit: Commit) -> Array:
+  """The features of the newest token that was read and stands, `f[B, F]`."""
+  del params
+  found = commit.target_output.features
+  if found is None:
+    raise ValueError(
+      "heads read the target's features, and it gives none (build it with "
+      "features=)"
+    )
+  if found.shape[-1] != features.shape[-1]:
+    raise ValueError(
+      f"heads read {features.shape[-1]} features, the target gives "
+      f"{found.shape[-1]}"
+    )
+  last = jnp.maximum(commit.count - 1, 0)[:, None]
+  node = jnp.take_along_axis(commit.path, last, axis=1)[..., None]
+  newest = jnp.take_along_axis(found, node, axis=1)[:, 0]
+  return jnp.where(
+    commit.count[:, None] > 0, newest.astype(features.dtype), features
+  )

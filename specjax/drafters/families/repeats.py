@@ -1,0 +1,119 @@
+"""Reads on where the text repeats itself, and drafts with another elsewhere.
+
+Where the last tokens of a text have occurred before, what followed them is
+often a good draft, the more so at low temperatures, and needs no pass. SAM
+decoding (Hu et al., ACL 2025) chooses so between its suffix automaton and
+EAGLE, by the length of the match.
+
+Of either kind a row's tokens have the laws that they are of: what was looked up
+is certain, a point mass in `Draft.log_probs`, and what was drawn has its own.
+Which of the two a row gets is a function of its text, known before anything is
+drawn, so every lossless rule for a chain stays lossless.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax.drafters.families.ngram import look_up
+from specjax.siblings import IID
+from specjax.types import Draft, Drafter
+
+
+def repeats(
+  drafter: Drafter,
+  *,
+  tokens: int | None = None,
+  min_match: int = 3,
+  max_ngram: int = 8,
+) -> Drafter:
+  """What followed a long match; elsewhere what the other drafter drafts.
+
+  Args:
+    drafter: of a chain of 'iid' tokens, whose state does not rest on its own
+      draft being the one that is verified (`Drafter.reads_anew`): a head's,
+      `layer_skip`. It drafts for all rows, those that read on too; but with a
+      policy it is allowed nothing there, and where all rows at work read on it
+      makes no pass that drafts.
+    tokens: that are read on; as many as the other drafts by default. Where they
+      are more, it drafts no more than before (`Drafter.longer`).
+    min_match: tokens that must have occurred in a row, at least.
+    max_ngram: the longest match that is looked for; longer ones win.
+
+  Returns:
+    The `Drafter`, of the other's state.
+
+  Raises:
+    ValueError: if the other has another form, or would remember a draft that
+      was not verified, or no match is as long as `min_match`.
+  """
+  tree, own = drafter.tree, drafter.tree.max_depth
+  drawn = tree.is_chain and not tree.lanes and drafter.siblings is IID
+  if not drawn or not drafter.reads_anew:
+    raise ValueError(
+      "repeats is around a chain of a drafter whose state is made of what was "
+      "committed (a head, layer_skip), without a policy that learns from "
+      f"rounds of the draft's own, got {drafter.name!r}"
+    )
+  if not 1 <= min_match <= max_ngram:
+    raise ValueError(
+      f"min_match must be in 1..max_ngram ({max_ngram}), got {min_match}"
+    )
+  tokens, inner = own if tokens is None else tokens, drafter
+  if tokens < own:
+    raise ValueError(f"tokens must be >= the other drafter's {own}")
+  if tokens > own:
+    if drafter.longer is None:
+      raise ValueError(
+        "a longer chain is around what drafts token by token, without a policy"
+      )
+    inner = drafter.longer(tokens)
+  depth = inner.tree.max_depth
+
+  def propose(params, state, target_cache, context):
+    found, matched = jax.vmap(
+      lambda tokens, length: look_up(
+        tokens, length, count=depth, max_ngram=max_ngram
+      )
+    )(context.tokens, context.length)
+    reads_on = matched >= min_match  # [B]
+    allowed = jnp.where(reads_on, 0, context.max_depth)
+    drafted, state, target_cache = inner.propose(
+      params,
+      state,
+      target_cache,
+      dataclasses.replace(context, max_depth=allowed),
+    )
+    return _chosen(reads_on, found, drafted), state, target_cache
+
+  return dataclasses.replace(
+    inner, name=f"{inner.name}, repeats", propose=propose, longer=None
+  )
+
+
+def _chosen(reads_on: Array, found: Array, drafted: Draft) -> Draft:
+  """In some rows what was found, in the others what was drafted.
+
+  Args:
+    reads_on: `bool[B]`.
+    found: `i32[B, G]`.
+    drafted: of a chain of G tokens.
+  """
+  whole = jnp.concatenate([drafted.tokens[:, :1], found], axis=1)
+  log_probs, parents = drafted.log_probs, drafted.parents
+  if log_probs is not None:
+    certain = whole[..., None] == np.arange(log_probs.shape[-1])
+    point = jnp.where(certain, 0, -jnp.inf).astype(log_probs.dtype)
+    log_probs = jnp.where(reads_on[:, None, None], point, log_probs)
+  if parents is not None:
+    chain = np.arange(-1, drafted.tree.max_depth, dtype=np.int32)
+    parents = jnp.where(reads_on[:, None], chain, parents)
+  return dataclasses.replace(
+    drafted,
+    tokens=jnp.where(reads_on[:, None], whole, drafted.tokens),
+    log_probs=log_probs,
+    parents=parents,
+  )

@@ -1,0 +1,134 @@
+"""Forms of drafts: trees as they are written, some of them by their depth.
+
+`tree=` of a drafter is a `specjax.tree.Tree`, or a `Shape`, which becomes one
+for the depth that `tokens=` says.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+from specjax import tree as tree_lib
+from specjax.calls import Grammar
+from specjax.tree import Tree
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shape:
+  """The form of drafts, by their depth.
+
+  Attributes:
+    make: the tree of a depth.
+    depth: its own depth, where it has one.
+    dynamic: whether the drafter chooses the nodes, as EAGLE-2 does.
+  """
+
+  make: Callable[[int], Tree]
+  depth: int | None = None
+  dynamic: bool = False
+
+
+def fixed(tree: Tree) -> Shape:
+  """A tree with a depth of its own."""
+  return Shape(make=lambda tokens: tree, depth=tree.max_depth)
+
+
+def paths(num_drafts: int) -> Shape:
+  """Separate paths, as deep as `tokens`."""
+  return Shape(make=lambda tokens: tree_lib.paths(tokens, num_drafts))
+
+
+def k_ary(*branching: int) -> Shape:
+  """So many children of every node, level by level."""
+  return fixed(tree_lib.k_ary(*branching))
+
+
+def parents(*nodes: int) -> Shape:
+  """Any tree, by its nodes' parents, root first: (-1, 0, 0, 1, 1)."""
+  return fixed(Tree(nodes))
+
+
+def dynamic(nodes: int, *, top_k: int = 10) -> Shape:
+  """The best nodes of a head, in a tree as deep as `tokens` (EAGLE-2)."""
+  return Shape(
+    make=lambda tokens: tree_lib.bound(nodes, tokens, top_k), dynamic=True
+  )
+
+
+def tree_of_ranks(paths: tuple[tuple[int, ...], ...]) -> Tree:
+  """The tree of Medusa's choices: a path of ranks for each node.
+
+  Args:
+    paths: of each node but the root, in any order: which child of which child
+      of the root it is, from 0, as in `((0,), (1,), (0, 0))`. Elder siblings
+      and all nodes above are among them.
+
+  Raises:
+    ValueError: if one of those is missing, or a path is there twice.
+  """
+  known = set(paths)
+  if len(known) != len(paths) or () in known:
+    raise ValueError("every node is named once, the root is not")
+  for path in paths:
+    *above, rank = path
+    for need in (tuple(above), (*above, rank - 1)):
+      if need and need[-1] >= 0 and need not in known:
+        raise ValueError(f"{path} is there, and {need} is not")
+  ordered = [(), *sorted(known, key=lambda p: (len(p), p))]
+  index = {path: n for n, path in enumerate(ordered)}
+  return Tree((-1, *(index[path[:-1]] for path in ordered[1:])))
+
+
+def _ranks(*levels: str) -> tuple[tuple[int, ...], ...]:
+  """Paths as published: digits, "0-3" for a range of the last one."""
+  found = []
+  for word in " ".join(levels).split():
+    first, _, last = word.partition("-")
+    head = tuple(map(int, first[:-1]))
+    found += [
+      (*head, r) for r in range(int(first[-1]), int((last or first)[-1]) + 1)
+    ]
+  return tuple(found)
+
+
+# Static trees that were published, by name: of 63 nodes and the root for
+# Vicuna-7B (Medusa), and of 25 (EAGLE-1, under the same name there).
+PUBLISHED = {
+  "mc_sim_7b_63": tree_of_ranks(
+    _ranks(
+      "0-9",
+      "00-09 10-16 20-22 30 31 40 50 60 70 80 90",
+      "000-009 010 011 012 020 021 030 040 050 060 070 100 101 200",
+      "0000 0001",
+    )
+  ),
+  "eagle_25": tree_of_ranks(
+    _ranks(
+      "0-3",
+      "00 01 02 10 11 20 21 30",
+      "000 001 002 010 011 020 021 100",
+      "0000 0001 0002",
+      "00000 00001",
+    )
+  ),
+}
+
+
+def _published(tree: Tree) -> Callable[[], Shape]:
+  def published() -> Shape:
+    return fixed(tree)
+
+  published.__doc__ = f"The published tree of {tree.num_nodes} nodes."
+  return published
+
+
+GRAMMAR = Grammar(
+  kind="tree",
+  entries={
+    "paths": paths,
+    "k_ary": k_ary,
+    "parents": parents,
+    "dynamic": dynamic,
+    **{name: _published(tree) for name, tree in PUBLISHED.items()},
+  },
+  literal="parents",
+)
