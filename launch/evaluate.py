@@ -53,12 +53,11 @@ from ml_collections import config_flags
 import specjax
 from launch import (
   cli,
-  figures,
   processes,
   prompts,
   provenance,
+  report,
   results,
-  tables,
   terminal,
 )
 from launch.build import drafters, pair
@@ -69,7 +68,6 @@ from launch.evaluation import (
   explain_page,
   measure,
   page,
-  plots,
   questions,
   reference,
   result,
@@ -270,7 +268,7 @@ def write(path: str, found: dict) -> None:
     return
   results.write(path, result.as_text(found))
   text, drawing, *more = beside(path).values()
-  _write_page(text, page.page, drawing, plots.figure, found)
+  _write_page(text, page.page, drawing, page.figure, found)
   if more:
     _write_page(more[0], explain_page.page, more[1], explain_page.figure, found)
 
@@ -278,7 +276,7 @@ def write(path: str, found: dict) -> None:
 def _write_page(text, page_of, drawing, figure_of, found) -> None:
   """A page of a result, and its figure."""
   drawn = io.BytesIO()
-  figures.save(lambda: figure_of(found), drawn)
+  report.save(lambda: figure_of(found), drawn)
   results.write(drawing, drawn.getvalue())
   results.write(text, page_of(found, figure=os.path.basename(drawing)))
 
@@ -295,7 +293,7 @@ def compare_files(paths: list[str]) -> int:
   found = []
   for path in paths:
     try:
-      found.append(tables.read(path))
+      found.append(report.read(path))
     except ValueError as error:
       raise cli.UserError(f"{path} is not JSON: {error}") from None
     if not isinstance(found[-1], dict) or "groups" not in found[-1]:

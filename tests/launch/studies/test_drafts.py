@@ -16,7 +16,7 @@ from configs import draft_study as study_config
 from configs import embedded, train_head
 from launch import cli
 from launch.studies.drafts import __main__ as draft_study
-from launch.studies.drafts import page, plots, positions
+from launch.studies.drafts import plots
 from launch.training import flops, head, step
 from launch.training.run import Run
 from models import checkpoints
@@ -162,7 +162,7 @@ def test_a_study_writes_a_line_a_draft_and_resumes(tmp_path, monkeypatch, pair):
     assert row["draft_pass_seconds"] > 0
     assert set(row["decoding"]) == {"0", "1"}
     assert row["decoding"]["0"]["block_efficiency"] >= 1
-  printed = page.table({"": rows})
+  printed = plots.table({"": rows})
   assert printed.count("\n") == 3
   assert "`b`" in printed
 
@@ -187,7 +187,7 @@ def test_a_study_of_heads_tells_what_is_accepted_and_times_nothing(
   for found in row["decoding"].values():
     assert found["tried"][0] > 0
     assert len(found["accepted"]) == len(found["accepted_ci"]) == 4
-  printed = page.table({"": rows})
+  printed = plots.table({"": rows})
   assert printed.count("\n") == 3
   panels = plots.by_position(rows).axes
   assert [len(panel.containers) for panel in panels] == [1, 1]
@@ -246,7 +246,7 @@ def test_positions_count_what_was_judged_and_intervals_are_over_prompts():
       )
     )
 
-  found = positions.summary(
+  found = draft_study.summary(
     [
       completion(a, a, b, a, r, r, calls=3),  # ends after a whole round
       completion(r, r, r, a, calls=4),  # and here inside of one

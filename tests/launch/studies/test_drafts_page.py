@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from launch import tables
+from launch import report, tables
 from launch.studies.drafts import plots
 
 PAGE = pathlib.Path("docs/drafts.md").read_text("utf-8")
@@ -57,7 +57,7 @@ def test_the_committed_figure_is_drawn_anew_and_shown(tmp_path):
 
 
 def test_the_figure_has_a_line_a_draft_and_the_intervals_hold_the_points():
-  rows = tables.read("docs/measurements/drafts/heads.jsonl")
+  rows = report.read("docs/measurements/drafts/heads.jsonl")
   figure = plots.by_position(rows)
   assert [panel.get_title() for panel in figure.axes] == [
     "temperature 0", "temperature 1",

@@ -8,7 +8,7 @@ import pytest
 import shown
 
 from launch import tables
-from launch.studies.mixtures import __main__ as study
+from launch.studies import mixtures as study
 
 RESULT = "docs/mixtures/pays.json"
 PAGE = pathlib.Path("docs/mixtures.md").read_text("utf-8")

@@ -9,8 +9,7 @@ import pytest
 import shown
 from scipy import special
 
-from launch.studies.precision import __main__ as precision
-from launch.studies.precision import page
+from launch.studies import precision
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -48,7 +47,7 @@ def test_the_target_is_at_no_distance_and_floats_are_further(pair):
   assert kl[0] < kl[1] < kl[2]
   num_bytes = [row["weight_bytes"] for row in rows]
   assert num_bytes[0] > num_bytes[1] == num_bytes[2]
-  shown = page.table({"x/tiny.json": {"rows": rows}}).splitlines()
+  shown = precision.table({"x/tiny.json": {"rows": rows}}).splitlines()
   assert len(shown) == 5
   assert shown[3].startswith("| tiny | `stored(int8)` |")
 
@@ -74,5 +73,5 @@ def test_the_page_shows_what_was_measured():
   found = {str(file): json.loads(file.read_text("utf-8")) for file in files}
   text = (ROOT / "docs" / "precision.md").read_text("utf-8")
   assert len(found) == 2
-  rows = shown.rows_of(page.table(found), text)
+  rows = shown.rows_of(precision.table(found), text)
   assert {row.split()[1] for row in rows} == {"embedded", "smollm2"}

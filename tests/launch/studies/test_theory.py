@@ -10,7 +10,7 @@ from absl.testing import flagsaver
 
 from launch import cli
 from launch.studies.theory import __main__ as theory
-from launch.studies.theory import figures, simulation
+from launch.studies.theory import simulation
 from specjax.theory import markov
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -34,7 +34,7 @@ def test_the_loop_rejects_as_often_as_the_theorem_says(num_drafts):
     pair, runs=runs, num_drafts=num_drafts, seed=1
   )
   found = simulation.summary(rejected)
-  expected = figures.theorem3(pair, num_drafts)
+  expected = theory.theorem3(pair, num_drafts)
   assert abs(found["mean"] - expected) < 5 * found["standard_error"]
   # And the runs are the target's: its joint law of the last two tokens.
   mass = pair.target_initial
@@ -126,11 +126,11 @@ def test_broken_chains(tmp_path, capsys):
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("name", figures.FIGURES)
+@pytest.mark.parametrize("name", theory.FIGURES)
 def test_every_figure_is_drawn_from_its_json(tmp_path, name, monkeypatch):
-  monkeypatch.setattr(figures, "_HORIZON", 3)
-  few = functools.partial(figures.acceptance, counts=(1, 2))
-  monkeypatch.setitem(figures.FIGURES, "acceptance", few)
+  monkeypatch.setattr(theory, "_HORIZON", 3)
+  few = functools.partial(theory.acceptance, counts=(1, 2))
+  monkeypatch.setitem(theory.FIGURES, "acceptance", few)
   assert execute(f"--figure={name}", f"--workdir={tmp_path}",
                  "--simulate=300") == 0  # fmt: skip
   numbers = json.loads((tmp_path / f"{name}.json").read_text())

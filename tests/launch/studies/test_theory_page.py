@@ -9,11 +9,12 @@ import shown
 
 from launch import tables
 from launch.evaluation import explain_page
-from launch.studies.theory import figures, page
+from launch.studies.theory import plots
 
 PAGE = pathlib.Path("docs/theory.md").read_text("utf-8")
 RESULTS = {
   "rejections": ("single", "batch", "drafts"),
+  "real_rejections": ("real_pair",),
   "tradeoff": ("tradeoff",),
   "throughput": ("throughput",),
   "acceptance": ("acceptance",),
@@ -35,7 +36,7 @@ def test_the_tables_are_printed_from_the_committed_results(table, capsys):
 
 
 def test_every_figure_is_committed_with_its_numbers():
-  for name in figures.FIGURES:
+  for name in plots.FIGURES:
     assert f"(theory/{name}.svg)" in PAGE
     assert pathlib.Path(f"docs/theory/{name}.svg").exists()
     numbers = json.loads(pathlib.Path(f"docs/theory/{name}.json").read_text())
@@ -43,7 +44,7 @@ def test_every_figure_is_committed_with_its_numbers():
 
 
 def test_simulations_agree_with_the_theorems():
-  rows = page.rejections(
+  rows = plots.rejections(
     {p: json.loads(pathlib.Path(p).read_text()) for p in paths_of("rejections")}
   ).splitlines()[2:]
   assert len(rows) == 7
