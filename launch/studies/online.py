@@ -23,7 +23,6 @@ out. Every other one is a task of our own questions
 
 import dataclasses
 import itertools
-import json
 import os
 import pydoc_data.topics
 import re
@@ -331,16 +330,14 @@ def result_of(config, records: dict) -> dict:
 def run(_) -> int:
   """The command."""
   config, output = cli.CONFIG.value, cli.OUTPUT.value
-  if not output:
-    raise cli.UserError("--output is required; see --help for an example")
   drawing = f"{os.path.splitext(output)[0]}.svg"
   results.check(
     {"--output": output}, drawn={"the figure": drawing}, resumes=True
   )
   check(config)
   models, programs = pair.load(config), {}
-  settings = json.loads(config.to_json_best_effort(sort_keys=True))
-  with Journal(output, settings) as journal:
+  made_by = provenance.of_config(config)
+  with Journal(output, made_by["config"]) as journal:
     for name, stream in config.streams.items():
       own = ml_collections.ConfigDict(config.to_dict())
       own.tokens = stream.tokens
@@ -348,11 +345,7 @@ def run(_) -> int:
         if (key := f"{name} {draft}") not in journal.batches:
           runs = run_stream(own, models, draft, list(stream.domains), programs)
           journal.add({"batch": key, "runs": runs})
-    result = {
-      "streams": result_of(config, journal.batches),
-      "config": settings,
-      **provenance.record(models=provenance.checkpoints(config)),
-    }
+    result = {"streams": result_of(config, journal.batches), **made_by}
     report.save(lambda: online_plots.figure(result["streams"]), drawing)
     results.write_json(output, result)
     journal.finish()
@@ -361,4 +354,4 @@ def run(_) -> int:
 
 
 if __name__ == "__main__":
-  cli.run(run)
+  cli.run(run, required=("config", "output"))

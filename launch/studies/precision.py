@@ -175,8 +175,6 @@ def table(results: dict[str, dict]) -> str:
 def run(_) -> int:
   """The command."""
   config, tokens = cli.CONFIG.value, _TOKENS.value
-  if not cli.OUTPUT.value:
-    raise cli.UserError("--output is required; see --help for an example")
   if tokens < 2 or _TEXTS.value < 1:
     raise cli.UserError("texts of two tokens at least are needed")
   results.check({"--output": cli.OUTPUT.value})
@@ -211,4 +209,4 @@ def run(_) -> int:
 
 
 if __name__ == "__main__":
-  cli.run(run)
+  cli.run(run, required=("config", "output"))

@@ -13,7 +13,6 @@ total variation of each rule (the config's own rule is not looked at). All of
 run goes on with the same command.
 """
 
-import json
 import math
 import pathlib
 import sys
@@ -300,8 +299,6 @@ def table(results: dict[str, dict]) -> str:
 def run(_) -> int:
   """The command."""
   config = cli.CONFIG.value
-  if not cli.OUTPUT.value:
-    raise cli.UserError("--output is required; see --help for an example")
   results.check({"--output": cli.OUTPUT.value}, resumes=True)
   check(config)
   names = ["token"] + [
@@ -333,14 +330,11 @@ def run(_) -> int:
       num_tokens=config.prompt_tokens,
     )
   scorer = SCORERS[config.score](config.scorer or config.target, tokenizer)
-  settings = json.loads(config.to_json_best_effort(sort_keys=True))
   texts = [p.text for p in items]
-  made_by = provenance.record(
-    models=provenance.checkpoints(config),
-    prompts=cli.PROMPTS.value,
-    texts=texts,
-  )
-  asked = {"config": settings, "prompts": provenance.hash_texts(texts)}
+  made_by = provenance.of_config(config, texts=texts)
+  asked = {
+    "config": made_by["config"], "prompts": provenance.hash_texts(texts)
+  }  # fmt: skip
   with Journal(cli.OUTPUT.value, asked) as journal:
     for number, prompt in enumerate(
       tqdm.tqdm(items, unit="prompt", disable=not sys.stderr.isatty())
@@ -350,7 +344,6 @@ def run(_) -> int:
     result = {
       "rows": rows_of(config, [journal.batches[i] for i in range(len(items))]),
       "num_prompts": len(items),
-      "config": settings,
       **made_by,
     }
     results.write_json(cli.OUTPUT.value, result)
@@ -360,4 +353,4 @@ def run(_) -> int:
 
 
 if __name__ == "__main__":
-  cli.run(run)
+  cli.run(run, required=("config", "output"))

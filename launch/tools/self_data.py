@@ -240,8 +240,6 @@ def make_missing(config, journal: Journal) -> None:
 def run(_) -> int:
   """The command."""
   config = cli.CONFIG.value
-  if not cli.OUTPUT.value:
-    raise cli.UserError("--output is needed: the folder to write")
   if config.mesh:
     raise cli.UserError("self_data runs on one device: give no config.mesh")
   folder = results.check_folder("--output", cli.OUTPUT.value)
@@ -281,4 +279,4 @@ def run(_) -> int:
 
 
 if __name__ == "__main__":
-  cli.run(run)
+  cli.run(run, required=("config", "output"))

@@ -19,7 +19,6 @@ To measure one of them instead:
     --systems='model(tokens=6, policy=survival)' --output=E.json
 """
 
-import json
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -209,17 +208,17 @@ def run(_) -> int:
       config.max_new_tokens
     ),
   )
-  made_by = provenance.record(
-    models=provenance.checkpoints(config)
-    | provenance.hashes({"depth": _HEAD.value} if _HEAD.value else {}),
-    prompts=cli.PROMPTS.value,
+  made_by = provenance.of_config(
+    config,
     texts=[p.text for p in items],
     files={f"--timings {i}": path for i, path in enumerate(cli.TIMINGS.value)},
   )
+  if _HEAD.value:
+    read = provenance.hashes({"depth": _HEAD.value})
+    made_by["provenance"]["checkpoints"] |= read
   recorded = collect(config, models, items, deepest)
   found = compare(recorded, costs, predictor=predictor) | {
     "num_prompts": len(prompts.distinct(items)),
-    "config": json.loads(config.to_json_best_effort()),
     **made_by,
   }
   folder.mkdir(parents=True, exist_ok=True)

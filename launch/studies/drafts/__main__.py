@@ -235,8 +235,6 @@ def run(_) -> int:
   """The command."""
   run_lib.quiet()
   config = cli.CONFIG.value
-  if not cli.OUTPUT.value:
-    raise cli.UserError("--output is required; see --help for an example")
   results.check({}, grown={"--output": cli.OUTPUT.value})
   workdir = results.check_folder("--workdir", cli.WORKDIR.value)
   settings = json.loads(config.to_json_best_effort())
@@ -275,4 +273,4 @@ def run(_) -> int:
 
 
 if __name__ == "__main__":
-  cli.run(run, required=("config", "workdir"))
+  cli.run(run, required=("config", "workdir", "output"))

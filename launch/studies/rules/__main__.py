@@ -28,8 +28,6 @@ Rules that do not fit are listed with the reason; if it is the one rule asked
 for, that is an error.
 """
 
-import json
-
 import numpy as np
 from absl import flags
 
@@ -136,12 +134,7 @@ def compare_on_contexts(config) -> dict:
     "left_out": left_out,
     "num_prompts": len(prompts.distinct(items)),
     "max_contexts": _MAX_CONTEXTS.value,
-    "config": json.loads(config.to_json_best_effort()),
-    **provenance.record(
-      models=provenance.checkpoints(config),
-      prompts=cli.PROMPTS.value,
-      texts=[p.text for p in items],
-    ),
+    **provenance.of_config(config, texts=[p.text for p in items]),
   }
 
 

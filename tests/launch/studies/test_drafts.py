@@ -14,7 +14,7 @@ from flax import nnx
 
 from configs import draft_study as study_config
 from configs import embedded, train_head
-from launch import cli
+from launch import cli, report
 from launch.studies.drafts import __main__ as draft_study
 from launch.studies.drafts import plots
 from launch.training import flops, head, step
@@ -281,3 +281,35 @@ def test_a_study_is_charged_for_the_passes_that_a_step_runs(texts, tmp_path):
   # The softmax over the vocabulary is not counted by us.
   assert taught - plain == pytest.approx(taught_ours - plain_ours, rel=0.1)
   assert taught_ours > 4 * plain_ours
+
+
+@pytest.mark.parametrize(
+  "path",
+  sorted(pathlib.Path("docs/measurements/drafts").glob("*.jsonl")),
+  ids=lambda path: path.stem,
+)
+def test_drafts_of_a_study_had_equal_compute(path):
+  rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+  assert len(rows) >= 4
+  spent = [row["flops"] for row in rows if row["num_steps"]]
+  assert spent == pytest.approx([max(spent)] * len(spent), rel=0.02)
+  assert len({row["name"] for row in rows}) == len(rows)
+
+
+def test_the_figure_has_a_line_a_draft_and_the_intervals_hold_the_points():
+  rows = report.read("docs/measurements/drafts/heads.jsonl")
+  figure = plots.by_position(rows)
+  assert [panel.get_title() for panel in figure.axes] == [
+    "temperature 0", "temperature 1",
+  ]  # fmt: skip
+  for panel, temperature in zip(figure.axes, ("0", "1"), strict=True):
+    for row, drawn in zip(rows, panel.containers, strict=True):
+      assert drawn.get_label() == row["name"]
+      found = row["decoding"][temperature]
+      line, _, (bars,) = drawn
+      np.testing.assert_allclose(line.get_ydata(), found["accepted"])
+      for segment, ends in zip(
+        bars.get_segments(), found["accepted_ci"], strict=True
+      ):
+        if ends is not None:
+          np.testing.assert_allclose(segment[:, 1], ends)

@@ -1,12 +1,10 @@
 """`launch.studies.precision`: distances by definition, and its page."""
 
-import json
 import pathlib
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import shown
 from scipy import special
 
 from launch.studies import precision
@@ -66,12 +64,3 @@ def test_unknown_precisions_are_refused():
     precision.PRECISIONS.make("stored(cache=int2)")
   with pytest.raises(ValueError, match="unknown weights 'int3'"):
     precision.PRECISIONS.make("stored(int3)")
-
-
-def test_the_page_shows_what_was_measured():
-  files = sorted((ROOT / "docs" / "precision").glob("*.json"))
-  found = {str(file): json.loads(file.read_text("utf-8")) for file in files}
-  text = (ROOT / "docs" / "precision.md").read_text("utf-8")
-  assert len(found) == 2
-  rows = shown.rows_of(precision.table(found), text)
-  assert {row.split()[1] for row in rows} == {"embedded", "smollm2"}

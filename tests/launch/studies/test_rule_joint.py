@@ -7,7 +7,6 @@ import re
 
 import jax
 import pytest
-import shown
 
 from launch.studies.rules import joint, off_draft, plots
 from specjax import rules
@@ -70,14 +69,6 @@ def test_no_committed_share_is_above_one_and_all_laws_are_exact():
   for row in measured("off_draft")["rows"]:
     share = row["share_of_optimum"]
     assert 0.99 < share["minimum"] <= share["mean"] <= 1 + 1e-6
-
-
-def test_the_page_shows_rows_of_the_committed_table():
-  text = (DOCS / "joint.md").read_text("utf-8")
-  assert (
-    len(shown.rows_of(plots.joint_table({"joint": measured("joint")}), text))
-    == 4
-  )
 
 
 def test_what_the_page_says_of_other_drafts_is_in_the_committed_tables():
