@@ -221,25 +221,16 @@ def show_contexts(console, result: dict) -> None:
 
 def run(_) -> int:
   """The command."""
-  on_laws = {
-    name: value
-    for name, value in (
-      ("--target", cli.TARGET.value),
-      ("--draft", cli.DRAFT.value),
-      ("--laws", _LAWS.value),
-      ("--num_drafts", cli.NUM_DRAFTS.value),
-      ("--num_speculative_tokens", cli.NUM_SPECULATIVE_TOKENS.value),
-      ("--seed", cli.SEED.value),
-    )
-    if value is not None
-  }
+  laws = (cli.TARGET, cli.DRAFT, _LAWS)
+  sizes = (cli.NUM_DRAFTS, cli.NUM_SPECULATIVE_TOKENS, cli.SEED)
+  given = [f"--{f.name}" for f in (*laws, *sizes) if f.value is not None]
   config = cli.CONFIG.value
-  if config is not None and on_laws:
+  if config is not None and given:
     raise cli.UserError(
-      f"--config measures a real pair and does not go with {list(on_laws)}: "
+      f"--config measures a real pair and does not go with {given}: "
       "write --config.NAME=VALUE for what the config holds"
     )
-  if config is None and not on_laws.keys() & {"--target", "--draft", "--laws"}:
+  if config is None and all(flag.value is None for flag in laws):
     raise cli.UserError(
       "nothing to compare on: give --target and --draft, --laws, or --config"
     )

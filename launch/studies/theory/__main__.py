@@ -22,7 +22,6 @@ laws of the first token, and `draft` and `target`, f[T - 1, V, V], the laws of
 the next token (last axis) after a token (middle axis).
 """
 
-import functools
 import os
 import pathlib
 import sys
@@ -66,21 +65,23 @@ _DRAFT = (0.08, 0.02, 0.38, 0.22, 0.30)
 _TARGET = (0.07, 0.14, 0.20, 0.43, 0.16)
 
 
-def in_float64(function):
+def _float64(function):
   """Computes with jax in float64."""
 
-  @functools.wraps(function)
-  def wrapped(*args, **kwargs):
+  def computed(*args) -> float:
     with jax.enable_x64(True):
-      return function(*args, **kwargs)
+      return float(function(*args))
 
-  return wrapped
+  return computed
 
 
-theorem1 = in_float64(lambda pair: float(rejections.theorem1(pair)))
-theorem2 = in_float64(lambda pair: float(rejections.theorem2_bound(pair)))
-theorem3 = in_float64(lambda pair, m: float(rejections.theorem3(pair, m)))
-limit = in_float64(lambda pair: float(rejections.limit(pair)))
+theorem1, theorem2, theorem3, limit = map(
+  _float64,
+  (
+    rejections.theorem1, rejections.theorem2_bound, rejections.theorem3,
+    rejections.limit,
+  ),
+)  # fmt: skip
 
 
 def of_chain(
@@ -143,12 +144,8 @@ def _converging(counts, runs, horizon=_HORIZON):
 
 def single(runs: int) -> dict:
   """Figure 1: rejections of one draft against Theorem 1, at both horizons."""
-  return {
-    "horizons": {
-      str(horizon): _converging([1], runs, horizon)
-      for horizon in (_HORIZON, 2 * _HORIZON)
-    }
-  }
+  horizons = (_HORIZON, 2 * _HORIZON)
+  return {"horizons": {str(n): _converging([1], runs, n) for n in horizons}}
 
 
 def batch(runs: int) -> dict:
@@ -160,12 +157,9 @@ def drafts(runs: int) -> dict:
   """Figure 3: expected rejections against M, and the limit."""
   pair = markov.random_pair(_SEED, vocab_size=_VOCAB, horizon=_HORIZON)
   counts = [1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64, 128, 256, 512, 1024, _MANY]
-  simulated = {}
-  for m in (1, 2, 3):
-    rejected, _ = simulation.simulate(
-      pair, runs=runs, num_drafts=m, seed=_SEED + m
-    )
-    simulated[str(m)] = simulation.summary(rejected)
+  simulate = lambda m: simulation.simulate(
+    pair, runs=runs, num_drafts=m, seed=_SEED + m
+  )
   return {
     "vocab_size": _VOCAB,
     "horizon": _HORIZON,
@@ -173,7 +167,9 @@ def drafts(runs: int) -> dict:
     "num_drafts": counts,
     "expected": [theorem3(pair, m) for m in counts],
     "limit": limit(pair),
-    "simulated": simulated,
+    "simulated": {
+      str(m): simulation.summary(simulate(m)[0]) for m in (1, 2, 3)
+    },
   }
 
 
@@ -188,17 +184,12 @@ def improvement(runs: int) -> dict:
     for u, v in ((0.1, 0.9), (0.3, 0.8), (0.5, 0.9), (0.7, 0.9))
   }
   uniform = {
-    f"V' / V = {small}/{large}": [
-      (1 - small / large) - rejections.uniform(large, small, m) for m in counts
+    f"V' / V = {small}/10": [
+      (1 - small / 10) - rejections.uniform(10, small, m) for m in counts
     ]
-    for small, large in ((1, 10), (3, 10), (5, 10), (8, 10))
+    for small in (1, 3, 5, 8)
   }
   return {"num_drafts": counts, "bernoulli": bernoulli, "uniform": uniform}
-
-
-def share_error(share: float, runs: int) -> float:
-  """The standard error of a share of runs."""
-  return float(np.sqrt(share * (1 - share) / runs))
 
 
 def tradeoff_front(runs: int) -> dict:
@@ -206,37 +197,32 @@ def tradeoff_front(runs: int) -> dict:
   pair = markov.random_pair(_SEED, vocab_size=_VOCAB, horizon=1)
   p, q = pair.draft_initial, pair.target_initial
   distance = float(np.maximum(q - p, 0).sum())
-  grid = np.linspace(0, 0.4, 41)
-  lines = {
-    name: [
+  error = lambda share: float(np.sqrt(share * (1 - share) / runs))
+  lines: dict[str, list] = {}
+  simulated: dict[str, list] = {}
+  for name in ("opt", "uno"):
+    predict = getattr(tradeoff, f"decoding_{name}")
+    lines[name] = [
       dict(zip(("rejection", "loss"), predict(p, q, e), strict=True))
       | {"epsilon": float(e)}
-      for e in grid
+      for e in np.linspace(0, 0.4, 41)
     ]
-    for name, predict in (
-      ("opt", tradeoff.decoding_opt),
-      ("uno", tradeoff.decoding_uno),
-    )
-  }
-  simulated = {"opt": [], "uno": []}
-  for name, points in simulated.items():
-    predict = getattr(tradeoff, f"decoding_{name}")
+    simulated[name] = []
     for epsilon in (0.0, 0.05, 0.1, 0.2):
       rejected, tokens = simulation.simulate(
         pair, runs=runs, rule=f"decoding_{name}(epsilon={epsilon})", seed=_SEED
       )
       law = np.bincount(tokens[:, 0], minlength=_VOCAB) / runs
-      above = law > q
-      predicted_rejection, predicted_loss = predict(p, q, epsilon)
-      points.append(
+      above, predicted = law > q, predict(p, q, epsilon)
+      simulated[name].append(
         {
           "epsilon": epsilon,
           "rejection": float(rejected.mean()),
-          "rejection_standard_error": share_error(rejected.mean(), runs),
-          "predicted_rejection": predicted_rejection,
+          "rejection_standard_error": error(rejected.mean()),
+          "predicted_rejection": predicted[0],
           "loss": float((law - q)[above].sum()),
-          "loss_standard_error": share_error(law[above].sum(), runs),
-          "predicted_loss": predicted_loss,
+          "loss_standard_error": error(law[above].sum()),
+          "predicted_loss": predicted[1],
         }
       )
   return {
@@ -252,19 +238,16 @@ def speed(runs: int) -> dict:
   """Figure 6: throughput against N, in units of plain decoding."""
   del runs
   counts = np.arange(0, 21)
-  lines = []
-  for acceptance in (0.5, 0.7, 0.9):
-    for ratio in (0.02, 0.1, 0.3):
-      rates = throughput.throughput(counts, acceptance, ratio, 1.0)
-      best = throughput.best_num_tokens(acceptance, ratio, 1.0, most=20)
-      lines.append(
-        {
-          "acceptance": acceptance,
-          "cost_ratio": ratio,
-          "throughput": rates.tolist(),
-          "best": best,
-        }
-      )
+  lines = [
+    {
+      "acceptance": p,
+      "cost_ratio": ratio,
+      "throughput": throughput.throughput(counts, p, ratio, 1.0).tolist(),
+      "best": throughput.best_num_tokens(p, ratio, 1.0, most=20),
+    }
+    for p in (0.5, 0.7, 0.9)
+    for ratio in (0.02, 0.1, 0.3)
+  ]
   return {"num_tokens": counts.tolist(), "lines": lines}
 
 
@@ -272,28 +255,24 @@ def acceptance(runs: int, counts: tuple[int, ...] = (1, 2, 3, 4)) -> dict:
   """Figure 7: what every lossless rule accepts of K drafts of one token."""
   del runs
   p, q = np.array(_DRAFT), np.array(_TARGET)
-  todo = [
-    (count, case)
-    for count in counts
-    for case in cases.cases(
-      "all", num_drafts=count, num_speculative_tokens=1, vocab_size=len(p)
-    )[0]
-    # A rule of a single path is in the figure where K = 1.
-    if case.rule.lossless and case.tree.num_drafted == count
-  ]
+  found: dict[str, list] = {}
   # Nearly all of it is compilation, of programs that run once.
   jax.config.update("jax_disable_most_optimizations", True)
   try:
-    entries = [on_vectors.evaluate(case, p, q, seed=0) for _, case in todo]
+    for count in counts:
+      fitting, _ = cases.cases(
+        "all", num_drafts=count, num_speculative_tokens=1, vocab_size=len(p)
+      )
+      for case in fitting:
+        # A rule of a single path is in the figure where K = 1.
+        if case.rule.lossless and case.tree.num_drafted == count:
+          entry = on_vectors.evaluate(case, p, q, seed=0)
+          point = {key: entry[key] for key in ("acceptance", "standard_error")}
+          found.setdefault(case.name, []).append(
+            {"num_drafts": count, "siblings": case.siblings.name, **point}
+          )
   finally:
     jax.config.update("jax_disable_most_optimizations", False)
-  found: dict[str, list] = {}
-  for (count, case), entry in zip(todo, entries, strict=True):
-    point = {key: entry[key] for key in ("acceptance", "standard_error")}
-    siblings = case.siblings.name
-    found.setdefault(case.name, []).append(
-      {"num_drafts": count, "siblings": siblings, **point}
-    )
   return {
     "draft": p.tolist(),
     "target": q.tolist(),
@@ -328,16 +307,11 @@ def mixture(runs: int) -> dict:
   for rows in (1, 2, 4, 8, 16, 32, 64, 128):
     verify = model.verify(rows)
     read[str(rows)] = verify(fed).tolist()
-    for accepted in (0.6, 0.7, 0.8, 0.9):
-      best = throughput.best_num_tokens(accepted, draft, verify, most=most - 1)
-      rate = throughput.throughput(best, accepted, draft, verify(best + 1))
+    for p in (0.6, 0.7, 0.8, 0.9):
+      best = throughput.best_num_tokens(p, draft, verify, most=most - 1)
+      rate = float(throughput.throughput(best, p, draft, verify(best + 1)))
       lines.append(
-        {
-          "rows": rows,
-          "acceptance": accepted,
-          "best": best,
-          "throughput": float(rate),
-        }
+        {"rows": rows, "acceptance": p, "best": best, "throughput": rate}
       )
   return {
     "cost_ratio": draft,
