@@ -80,7 +80,9 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
   return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def columns(rows: Iterable[Row], cells: Mapping[str, Callable[[Row], str]]):
+def columns(
+  rows: Iterable[Row], cells: Mapping[str, Callable[[Row], str]]
+) -> str:
   """A Markdown table of a row each: by column, what is said of a row."""
   return table(cells, ([cell(row) for cell in cells.values()] for row in rows))
 

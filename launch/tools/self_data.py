@@ -73,21 +73,13 @@ def _count() -> int:
 
 
 def temperatures() -> list[float]:
-  """Those of users' turns.
-
-  Raises:
-    UserError: if they are none.
-  """
+  """Those of users' turns; UserError if they are none."""
   asked = cli.TEMPERATURES.value or _TEMPERATURES
   return _read(asked, "--temperatures must be positive numbers", zero=False)
 
 
 def answer_temperatures() -> list[float] | None:
-  """Those of answers; None for those of the users' turns.
-
-  Raises:
-    UserError: if they are none.
-  """
+  """Those of answers, None for the users'; UserError if they are none."""
   asked = _ANSWER_TEMPERATURES.value
   told = "--answer_temperatures must be numbers of 0 or more"
   return None if asked is None else _read(asked, told, zero=True)
