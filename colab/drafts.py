@@ -156,11 +156,11 @@ for objective in ("next_token", "total_variation"):
 # same model, so with exactly the same number.
 
 # %%
-from launch import tables
+from launch import report
 
 curves = {}
 for objective in ("next_token", "total_variation"):
-  rows = tables.read(str(workdir / objective / "metrics.jsonl"))
+  rows = report.read(str(workdir / objective / "metrics.jsonl"))
   name = "validation_acceptance"
   curves[objective] = [(r["step"], r[name]) for r in rows if name in r]
   assert curves[objective][-1][0] == config.num_steps
@@ -258,12 +258,12 @@ done = subprocess.run(command.split(), check=True)
 # %%
 from IPython.display import Markdown
 
-from launch.studies.drafts import page
+from launch.studies.drafts import plots
 
-rows = tables.read(str(output))
+rows = report.read(str(output))
 assert [row["name"] for row in rows] == ["a", "b"]
 assert all(row["flops"] <= flops for row in rows)
-Markdown(page.table({"toys": rows}))
+Markdown(plots.table({"toys": rows}))
 
 # %% [markdown]
 # And the one that was run for `docs/drafts.md`: objectives and contexts at
@@ -271,7 +271,7 @@ Markdown(page.table({"toys": rows}))
 
 # %%
 measured = "docs/measurements/drafts/objectives.jsonl"
-Markdown(page.table({"objectives": tables.read(measured)}))
+Markdown(plots.table({"objectives": report.read(measured)}))
 
 # %% [markdown]
 # ## Where to go next

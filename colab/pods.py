@@ -94,11 +94,11 @@ plt.show()
 # %%
 from IPython.display import Markdown
 
-from launch import tables
+from launch import report
 from launch.planning import page
 
 names = ("2.8b-v5e-4", "8b-v5e-8", "70b-v5e-16", "405b-v6e-64")
-plans = {name: tables.read(f"docs/plans/{name}.json") for name in names}
+plans = {name: report.read(f"docs/plans/{name}.json") for name in names}
 Markdown(page.table(plans))
 
 # %% [markdown]
@@ -165,7 +165,7 @@ from launch.planning import answer
 
 mine = workdir / "plan.json"
 path = mine if mine.exists() else "docs/plans/2.8b-v5e-4.json"
-plan = tables.read(str(path))
+plan = report.read(str(path))
 answer.show(terminal.console(width=100), plan)
 assert plan["donation_honoured"]
 assert plan["fits"]
@@ -180,8 +180,8 @@ assert plan["per_chip_bytes"]["peak"] <= plan["per_chip_bytes"]["hbm"]
 # `launch.evaluate --explain`.
 
 # %%
-(report,) = tables.read("docs/reports/temperature-1.json")["explained"]
-acceptance = report["block_efficiency"]["acceptance"]
+(explained,) = report.read("docs/reports/temperature-1.json")["explained"]
+acceptance = explained["block_efficiency"]["acceptance"]
 line, length = plan["roofline"], plan["settings"]["num_speculative_tokens"]
 verify = line["verify_seconds"]
 rate = throughput.throughput(
@@ -198,9 +198,9 @@ assert (gain > 1) == (acceptance > line["break_even_acceptance"])
 
 # %%
 for name in ("predicted", "measured"):
-  rates = report["sweep"][name]
+  rates = explained["sweep"][name]
   plt.plot([int(n) for n in rates], list(rates.values()), "o-", label=name)
-plain = report["tokens_per_second"]["plain"]
+plain = explained["tokens_per_second"]["plain"]
 plt.axhline(plain, color="gray", label="plain decoding")
 plt.ylim(bottom=0)
 plt.gca().set(xlabel="drafted tokens N", ylabel="tokens per second")
@@ -237,7 +237,7 @@ from launch.evaluation import page
 
 text = "No accelerator here: nothing was measured."
 if output.exists():
-  text = page.table({str(output): tables.read(str(output))})
+  text = page.table({str(output): report.read(str(output))})
 Markdown(text)
 
 # %% [markdown]

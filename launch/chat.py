@@ -33,8 +33,8 @@ from absl import flags
 from launch import cli, display, terminal
 from launch.build import drafters, pair
 from launch.conversation import CachedText, Conversation
+from launch.report import loss_in_words
 from launch.stops import Growing
-from launch.tables import loss_in_words
 from models import chat as templates
 from specjax import intervals, random, suggestions
 from specjax.state import Origin, StopReason

@@ -15,7 +15,7 @@ import rich.text
 
 from launch import stops, terminal
 from launch.prompts import Prompt
-from launch.tables import loss_in_words
+from launch.report import loss_in_words
 from models.tokenizers import Tokenizer
 from specjax import intervals
 from specjax.runtime.engine import Completion

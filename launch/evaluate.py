@@ -53,12 +53,11 @@ from ml_collections import config_flags
 import specjax
 from launch import (
   cli,
-  figures,
   processes,
   prompts,
   provenance,
+  report,
   results,
-  tables,
   terminal,
 )
 from launch.build import drafters, pair
@@ -69,7 +68,6 @@ from launch.evaluation import (
   explain_page,
   measure,
   page,
-  plots,
   questions,
   reference,
   result,
@@ -270,7 +268,7 @@ def write(path: str, content: dict) -> None:
     return
   results.write(path, result.as_text(content))
   text, drawing, *more = beside(path).values()
-  _write_page(text, page.page, drawing, plots.figure, content)
+  _write_page(text, page.page, drawing, page.figure, content)
   if more:
     _write_page(
       more[0], explain_page.page, more[1], explain_page.figure, content
@@ -280,7 +278,7 @@ def write(path: str, content: dict) -> None:
 def _write_page(text, page_of, drawing, figure_of, content) -> None:
   """A page of a result, and its figure."""
   drawn = io.BytesIO()
-  figures.save(lambda: figure_of(content), drawn)
+  report.save(lambda: figure_of(content), drawn)
   results.write(drawing, drawn.getvalue())
   results.write(text, page_of(content, figure=os.path.basename(drawing)))
 
@@ -297,7 +295,7 @@ def compare_files(paths: list[str]) -> int:
   contents = []
   for path in paths:
     try:
-      contents.append(tables.read(path))
+      contents.append(report.read(path))
     except ValueError as error:
       raise cli.UserError(f"{path} is not JSON: {error}") from None
     if not isinstance(contents[-1], dict) or "groups" not in contents[-1]:

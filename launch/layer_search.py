@@ -36,7 +36,7 @@ import numpy as np
 import tqdm
 from absl import flags
 
-from launch import cli, prompts, provenance, results, tables
+from launch import cli, prompts, provenance, report, results
 from launch.build import layers, pair
 from launch.build.drafters import DRAFTERS
 from launch.results import Journal
@@ -529,7 +529,7 @@ def table(results: dict[str, dict]) -> str:
         f"{skipped[0]} + {skipped[1]} of {2 * result['num_layers']}", *numbers,
       ]
     )  # fmt: skip
-  return tables.table(head, rows)
+  return report.table(head, rows)
 
 
 if __name__ == "__main__":

@@ -47,11 +47,10 @@ from absl import flags
 from configs import shapes
 from launch import (
   cli,
-  figures,
   hardware,
   provenance,
+  report,
   results,
-  tables,
   terminal,
 )
 from launch.build import layers, precision
@@ -250,7 +249,7 @@ def question(
   distinct = None
   if _EXPERTS.value:
     try:
-      distinct = mixtures.measured(tables.read(_EXPERTS.value), target)
+      distinct = mixtures.measured(report.read(_EXPERTS.value), target)
     except FileNotFoundError:
       raise cli.UserError(f"--experts={_EXPERTS.value}: no such file") from None
     except (LookupError, TypeError, AttributeError, ValueError) as error:
@@ -351,7 +350,7 @@ def run(_) -> int:
   if cli.OUTPUT.value == results.STDOUT:
     results.write_json(results.STDOUT, _result(plans))
   if _PLOT.value:
-    figures.save(lambda: plots.sweep(plans), _PLOT.value)
+    report.save(lambda: plots.sweep(plans), _PLOT.value)
   return 0 if any(plan["fits"] for plan in plans) else _DOES_NOT_FIT
 
 

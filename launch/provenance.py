@@ -269,6 +269,28 @@ def record(
   }
 
 
+def of_config(
+  config: Any,
+  *,
+  texts: Sequence[str] | None = None,
+  files: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+  """`record` of a command that decodes with its config's pair, and the config.
+
+  Args:
+    config: the config.
+    texts: the prompts, if they came from no file.
+    files: as `record`'s.
+  """
+  return {
+    "config": json.loads(config.to_json_best_effort(sort_keys=True)),
+    **record(
+      models=checkpoints(config), prompts=cli.PROMPTS.value, texts=texts,
+      files=files,
+    ),
+  }  # fmt: skip
+
+
 def _file(path: str | os.PathLike) -> dict[str, str]:
   return {"path": str(path), "sha256": hash_file(pathlib.Path(path))}
 

@@ -1,20 +1,14 @@
-"""Markdown tables, and the command that prints those of committed results.
+"""The command that prints the tables of committed results, as Markdown.
 
   python -m launch.tables speed docs/measurements/*.json
 
-prints what the pages under docs/ and the README show. Every study has its
-tables in a file `page.py`.
+prints what the pages under docs/ and the README show.
 """
 
 import importlib
-import json
-import pathlib
 import sys
-from collections.abc import Callable
-from typing import Any
 
-from launch import jsonl, terminal
-from specjax import intervals, rules
+from launch import report
 
 # Where each is made of results by their files.
 TABLES = {
@@ -24,72 +18,34 @@ TABLES = {
   "plans": "launch.planning.page:table",
   "t5_plans": "launch.planning.leviathan_page:table",
   "passes": "launch.tools.passes:table",
-  "answers": "launch.tools.answers_page:table",
+  "answers": "launch.tools.score_answers:table",
   "loads": "launch.serving.loads_page:table",
-  "drafts": "launch.studies.drafts.page:table",
+  "drafts": "launch.studies.drafts.plots:table",
   "layers": "launch.layer_search:table",
-  "online": "launch.studies.online.page:table",
-  "depths": "launch.studies.depth.page:table",
-  "static_depths": "launch.studies.depth.page:static_table",
-  "quality": "launch.studies.quality.page:table",
-  "precision": "launch.studies.precision.page:table",
-  "efficiency": "launch.studies.rules.page:efficiency",
-  "optimality": "launch.studies.rules.page:optimality",
-  "joint": "launch.studies.rules.page:joint",
-  "joint_others": "launch.studies.rules.page:joint_others",
-  "off_draft": "launch.studies.rules.page:off_draft",
-  "front": "launch.studies.rules.page:front",
-  "costs": "launch.studies.rules.page:costs",
-  "cost_limits": "launch.studies.rules.page:cost_limits",
-  "rejections": "launch.studies.theory.page:rejections",
-  "tradeoff": "launch.studies.theory.page:tradeoff",
-  "throughput": "launch.studies.theory.page:throughput",
-  "acceptance": "launch.studies.theory.page:acceptance",
-  "mixture": "launch.studies.theory.page:mixture",
-  "mixtures": "launch.studies.mixtures.page:table",
+  "online": "launch.studies.online_plots:table",
+  "depths": "launch.studies.depth.plots:table",
+  "static_depths": "launch.studies.depth.plots:static_table",
+  "quality": "launch.studies.quality:table",
+  "precision": "launch.studies.precision:table",
+  "efficiency": "launch.studies.rules.plots:efficiency_table",
+  "optimality": "launch.studies.rules.plots:optimality_table",
+  "joint": "launch.studies.rules.plots:joint_table",
+  "joint_others": "launch.studies.rules.plots:joint_others",
+  "off_draft": "launch.studies.rules.plots:off_draft",
+  "front": "launch.studies.rules.plots:front_table",
+  "costs": "launch.studies.rules.plots:costs_table",
+  "cost_limits": "launch.studies.rules.plots:cost_limits",
+  "rejections": "launch.studies.theory.plots:rejections",
+  "real_rejections": "launch.studies.theory.plots:real_rejections",
+  "tradeoff": "launch.studies.theory.plots:tradeoff_table",
+  "throughput": "launch.studies.theory.plots:throughput_table",
+  "acceptance": "launch.studies.theory.plots:acceptance_table",
+  "mixture": "launch.studies.theory.plots:mixture_table",
+  "mixtures": "launch.studies.mixtures:table",
   "audit": "launch.studies.audit.page:methods",
   "audit_sources": "launch.studies.audit.page:sources",
   "power": "launch.studies.audit.page:power",
 }
-# What `plus_minus` means, for captions.
-PLUS_MINUS = f"± is a 95% interval, {intervals.SIDE:g} standard errors."
-
-
-def plus_minus(value: float, standard_error: float, digits: int) -> str:
-  """A mean over many with its 95% interval: what ± is, wherever it stands."""
-  side = intervals.SIDE * standard_error
-  return f"{value:.{digits}f} ± {side:.{digits}f}"
-
-
-def loss_in_words(
-  rule: str, lossless: bool, total_variation: float | None
-) -> str:
-  """Distance of the tokens' law from the target's: beside every speed-up.
-
-  Args:
-    rule: its name; of one that is not the library's the claim is its own.
-    lossless: whether it says that it is.
-    total_variation: the mean over tokens, or None if the rule does not say.
-  """
-  if lossless:
-    is_ours = rule.partition("(")[0] in rules.RULES
-    return "lossless" if is_ours else "lossless (declared)"
-  if total_variation is None:
-    return "lossy, distance not reported"
-  return f"lossy, total variation {total_variation:.3f}"
-
-
-def table(head: list[str], rows: list[list[str]]) -> str:
-  """A Markdown table."""
-  lines = [head, ["---"] * len(head), *rows]
-  return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def read(path: str) -> Any:
-  """The contents of a JSON file, or the list of a JSONL file's lines."""
-  if path.endswith(".jsonl"):
-    return [line for _, line in jsonl.read(path)]
-  return json.loads(pathlib.Path(path).read_text("utf-8"))
 
 
 def main(argv: list[str]) -> int:
@@ -104,7 +60,7 @@ def main(argv: list[str]) -> int:
   _, name, *paths = argv
   module, _, function = TABLES[name].partition(":")
   try:
-    results = {path: read(path) for path in paths}
+    results = {path: report.read(path) for path in paths}
     print(getattr(importlib.import_module(module), function)(results))
   except FileNotFoundError as error:
     print(f"error: no such file: {error.filename}", file=sys.stderr)
@@ -117,23 +73,5 @@ def main(argv: list[str]) -> int:
   return 0
 
 
-def run(main: Callable[[list[str]], int]) -> None:
-  """Runs what draws committed results as the program, and exits with its code.
-
-  Files are what may be wrong: one that holds something else is one line.
-  """
-  terminal.guard()
-  try:
-    code = main(sys.argv)
-    sys.stdout.flush()
-  except BrokenPipeError:
-    code = terminal.reader_left()
-  except (LookupError, TypeError, ValueError, RecursionError) as error:
-    files, kind = " ".join(sys.argv[1:]), type(error).__name__
-    print(f"error: no results in {files} ({kind}: {error})", file=sys.stderr)
-    code = 2
-  sys.exit(code)
-
-
 if __name__ == "__main__":
-  run(main)
+  report.run(main)

@@ -1,15 +1,34 @@
-"""Printed tables, of which pages show some rows."""
+"""Printed tables of which a page shows some rows and columns."""
 
 import itertools
 
 
+def _cells(line: str) -> list[str]:
+  return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def _places(some: list[str], head: list[str]) -> list[int] | None:
+  """Where columns are among others, in their order; None if one is not."""
+  places, start = [], 0
+  for name in some:
+    if name not in head[start:]:
+      return None
+    places.append(head.index(name, start))
+    start = places[-1] + 1
+  return places
+
+
 def rows_of(table: str, page: str) -> list[str]:
   """The rows that a page shows of a table: as printed, in its order."""
-  head, line, *rows = table.strip().splitlines()
-  _, found, after = page.partition(f"{head}\n{line}\n")
-  assert found, f"the page has no table {head}"
-  lines = after.split("\n")
-  shown = [*itertools.takewhile(lambda x: x.startswith("| "), lines)]
-  assert shown
-  assert shown == [row for row in rows if row in shown]
-  return shown
+  head, _, *rows = map(_cells, table.strip().splitlines())
+  assert head
+  groups = itertools.groupby(page.splitlines(), lambda x: x.startswith("| "))
+  for first, _, *lines in (list(group) for is_row, group in groups if is_row):
+    places = _places(_cells(first), head)
+    if places is None:
+      continue
+    shown = [*map(_cells, lines)]
+    printed = [[row[place] for place in places] for row in rows]
+    if shown and shown == [row for row in printed if row in shown]:
+      return lines
+  raise AssertionError(f"the page shows no rows of {table}")

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
 
-from launch import figures
+from launch import report
 
 DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
 ROOT = DOCS.parent
@@ -220,7 +220,7 @@ def legend_of(length: int, count: int = 4) -> Figure:
   for number in range(count):
     panel.plot([0, 1], label=f"{number}" * length)
   panel.set_ylabel("tokens per second")
-  figures.legend_below(drawn, *panel.get_legend_handles_labels())
+  report.legend_below(drawn, *panel.get_legend_handles_labels())
   return drawn
 
 
@@ -232,7 +232,7 @@ def test_a_legend_that_is_too_wide_gets_lines_and_the_figure_room(tmp_path):
   svgs = {}
   for length in (4, 24, 50):
     path = tmp_path / "new" / f"{length}.svg"
-    figures.save(lambda n=length: legend_of(n), path)
+    report.save(lambda n=length: legend_of(n), path)
     svgs[length] = path.read_text("utf-8")
     assert outside(svgs[length]) == []
     for number in range(4):

@@ -3,7 +3,7 @@
 import pathlib
 import re
 
-from launch import tables
+from launch import report
 from launch.evaluation import page as evaluation_page
 
 README = pathlib.Path("README.md").read_text("utf-8")
@@ -38,7 +38,7 @@ def test_the_rule_of_the_contributors_guide_is_lossless(capsys):
 
 def test_the_tables_are_drawn_from_the_committed_measurements():
   paths = pathlib.Path("docs/measurements").glob("*.json")
-  results = {path.stem: tables.read(str(path)) for path in sorted(paths)}
+  results = {path.stem: report.read(str(path)) for path in sorted(paths)}
   page = pathlib.Path("docs/measured.md").read_text("utf-8")
   assert evaluation_page.speed(results) in page
   beside = ("embedded-greedy", "embedded-temperature-1")

@@ -8,7 +8,7 @@
   running.py     groups -> all records and costs, as far as they are missing
   margins.py     where greedy completions part -> how near the two logits were
   summary.py     records -> rows of numbers, by category, by task and over all
-  page.py, plots.py   those rows -> a page, a figure
+  page.py        those rows -> a page and its figure
   explain.py, explain_page.py   rows and costs -> does it pay, and why; a page
   result.py      those rows and all that they were made of -> E.json
   compare.py     two results -> paired differences

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from launch import tables
+from launch import report
 from launch.evaluation import summary
 from launch.evaluation.systems import PLAIN
 from specjax import intervals
@@ -175,7 +175,7 @@ def table(rows: Sequence[Mapping]) -> str:
       text += " ({} to {})".format(*(format(end, form) for end in ends))
     return text
 
-  return tables.table(
+  return report.table(
     [
       "system", "T", "batch", "questions of", "questions",
       "tokens per call, change (95%)", "speed-up, ratio (95%)",

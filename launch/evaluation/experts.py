@@ -7,7 +7,7 @@ counted with them: they are read for.
 
 from collections.abc import Mapping, Sequence
 
-from launch import tables
+from launch import report
 from launch.build.pair import Pair
 from specjax.theory.experts import expected_distinct
 
@@ -78,7 +78,7 @@ def section(result: Mapping) -> list[str]:
   sizes = result["experts"]
   return [
     "## Experts a pass touched",
-    tables.table(head, lines),
+    report.table(head, lines),
     f"Of {mean(sizes['num_experts'])} experts a layer, of which a token is "
     f"given {mean(sizes['num_chosen'])}, in {len(sizes['num_experts'])} "
     "layers; uniform is the expectation if tokens chose independently, all "

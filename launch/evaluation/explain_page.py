@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping
 
-import numpy as np
 from matplotlib.figure import Figure
 
-from launch import tables
+from launch import report
 
 _PARTS = {
   "passes": "its passes, each timed alone",
@@ -26,14 +25,6 @@ _TOKENS = {
   "identity": "from acceptance by position (exact where nothing cuts a round)",
   "independent": "if acceptance were i.i.d.",
 }
-
-
-def _number(value: float | None, form: str = ".2f") -> str:
-  return "–" if value is None else format(value, form)
-
-
-def _interval(ends: list[float] | None, form: str = ".2f") -> str:
-  return " ({}–{})".format(*(format(x, form) for x in ends)) if ends else ""
 
 
 def _title(found: Mapping) -> str:
@@ -113,18 +104,17 @@ def _why(found: Mapping) -> list[str]:
   places, parts = found["acceptance_by_position"], costs["round_seconds"]
   ms = lambda seconds: f"{1e3 * seconds:.2f}"
   text = [
-    tables.table(
+    report.table(
       ["N", "predicted tok/s", "measured tok/s (95%)"],
       [
         [
           n,
-          _number(sweep["predicted"].get(n), ".0f"),
-          f"{rate:.0f}{_interval(sweep['measured_ci'][n], '.0f')}",
+          report.number(sweep["predicted"].get(n), ".0f"),
+          f"{rate:.0f}{report.interval(sweep['measured_ci'][n], '.0f')}",
         ]
         for n, rate in sweep["measured"].items()
       ]
-      + [["plain", "", f"{rates['plain']:.0f}"
-          + _interval(rates["plain_ci"], ".0f")]],
+      + [["plain", "", report.estimate(rates, "plain", ".0f")]],
     ),
     f"Best N: {sweep['best_predicted'] or 'none'} predicted, "
     f"{sweep['best_measured']} measured.",
@@ -136,7 +126,7 @@ def _why(found: Mapping) -> list[str]:
       places["tried"], places["conditional"], places["joint"], strict=True
     )
     text.append(
-      tables.table(
+      report.table(
         ["drafted token", "tried", "accepted, given those before",
          "all accepted so far"],
         [
@@ -147,14 +137,13 @@ def _why(found: Mapping) -> list[str]:
       )
     )  # fmt: skip
   text += [
-    tables.table(
+    report.table(
       ["tokens per target call", f"N = {found['num_speculative_tokens']}"],
       [
         [
           words,
           f"{efficiency[name]:.3f}"
-          + (_interval(efficiency[f"{name}_ci"], ".3f")
-             if name == "measured" else ""),
+          + report.interval(efficiency.get(f"{name}_ci"), ".3f"),
         ]
         for name, words in _TOKENS.items()
         if efficiency[name] is not None
@@ -169,7 +158,7 @@ def _why(found: Mapping) -> list[str]:
   ]  # fmt: skip
   if any(part is not None for part in parts.values()):
     text.append(
-      tables.table(
+      report.table(
         ["a round", "ms", "share"],
         [
           [words, ms(parts[part]), f"{parts[part] / costs['step_seconds']:.1%}"]
@@ -179,7 +168,7 @@ def _why(found: Mapping) -> list[str]:
       )
     )
   text.append(
-    tables.table(
+    report.table(
       ["tokens in a target pass", "ms", "over one token"],
       [
         [fed, ms(s), f"{s / costs['plain_pass_seconds']:.2f}"]
@@ -189,15 +178,14 @@ def _why(found: Mapping) -> list[str]:
   )
   if rates["prediction_error"] is not None:
     text += [
-      tables.table(
+      report.table(
         ["from prediction to measurement", "tok/s"],
         [
           [words, f"{rates['predicted'][name]:.0f}"]
           for name, words in _EFFECTS.items()
           if rates["predicted"][name] is not None
         ]
-        + [["measured", f"{rates['measured']:.0f}"
-            + _interval(rates["measured_ci"], ".0f")]],
+        + [["measured", report.estimate(rates, "measured", ".0f")]],
       ),
       f"The prediction is off by {rates['prediction_error']:+.1%}.",
     ]  # fmt: skip
@@ -207,38 +195,33 @@ def _why(found: Mapping) -> list[str]:
 def figure(result: Mapping) -> Figure:
   """Tokens per second against N, a panel for each that is explained."""
   explained = result["explained"]
-  drawn = Figure((5.5, 3.4 * max(len(explained), 1)), layout="constrained")
-  if not explained:
-    return drawn
-  panels = drawn.subplots(len(explained), squeeze=False)[:, 0]
-  for panel, found in zip(panels, explained, strict=True):
+  count = max(len(explained), 1)
+  drawn, panels = report.panels(5.5, 3.4 * count, count)
+  for panel, found in zip(panels.flat, explained, strict=False):
     sweep = found["sweep"]
     predicted = {int(n): v for n, v in sweep["predicted"].items()}
-    measured = {int(n): v for n, v in sweep["measured"].items()}
-    panel.plot(list(predicted), list(predicted.values()), color="C0",
-               label="predicted")  # fmt: skip
-    value = np.array(list(measured.values()))
-    ends = np.array(
-      [sweep["measured_ci"][str(n)] or (v, v) for n, v in measured.items()]
-    )
+    panel.plot([*predicted], [*predicted.values()], label="predicted")
+    measured = sweep["measured"]
+    values = [*measured.values()]
     panel.errorbar(
-      list(measured), value, yerr=np.abs(ends - value[:, None]).T,
-      fmt="o", color="C1", capsize=3, label="measured (95%)",
+      [int(n) for n in measured], values, fmt="o", color="C1", capsize=3,
+      yerr=report.sides(values, [sweep["measured_ci"][n] for n in measured]),
+      label="measured (95%)",
     )  # fmt: skip
     plain = found["tokens_per_second"]["plain"]
     panel.axhline(plain, color="black", linewidth=0.8, label="plain decoding")
     panel.set_xlabel("drafted tokens N")
     panel.set_ylabel("tokens per second")
     panel.set_ylim(bottom=0)
-    panel.legend(fontsize="small")
+    panel.legend()
     if len(explained) > 1:
-      panel.set_title(_title(found).replace("$", r"\$"), fontsize="small")
+      panel.set_title(_title(found).replace("$", r"\$"))
   return drawn
 
 
 def table(results: Mapping[str, Mapping]) -> str:
   """Prediction against measurement, a row for each that is explained."""
-  return tables.table(
+  return report.table(
     [
       "draft", "temperature", "N", "tokens a call: i.i.d.", "identity",
       "Rao-Blackwell", "measured", "tok/s predicted", "measured", "off by",
@@ -250,14 +233,13 @@ def table(results: Mapping[str, Mapping]) -> str:
         f"{found['temperature']:g}",
         str(found["num_speculative_tokens"]),
         *(
-          _number(found["block_efficiency"][name])
+          report.number(found["block_efficiency"][name])
           for name in ("independent", "identity", "rao_blackwell", "measured")
         ),
-        _number(rates["predicted"]["expected"], ".0f"),
-        f"{rates['measured']:.0f}{_interval(rates['measured_ci'], '.0f')}",
-        _number(rates["prediction_error"], "+.1%"),
-        f"{found['speedup']['measured']:.2f}"
-        + _interval(found["speedup"]["measured_ci"]),
+        report.number(rates["predicted"]["expected"], ".0f"),
+        report.estimate(rates, "measured", ".0f"),
+        report.number(rates["prediction_error"], "+.1%"),
+        report.estimate(found["speedup"], "measured"),
       ]
       for result in results.values()
       for found in result["explained"]

@@ -1,13 +1,38 @@
-"""The page of an evaluation, from what `launch.evaluate` wrote."""
+"""The page and the figure of an evaluation, of what `launch.evaluate` wrote."""
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
-from launch import tables
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from launch import report
 from launch.evaluation import experts, questions, summary
 from launch.evaluation.systems import HF, PLAIN
 
 _MOST_DIFFERENCES = 20
+_PANELS = (
+  ("speedup", "speed-up over plain decoding"),
+  ("block_efficiency", "emitted tokens per target call"),
+)
+# Columns that begin a row.
+_SETTING = {
+  "T": lambda row: f"{row['temperature']:g}",
+  "batch": lambda row: str(row["batch_size"]),
+  "system": lambda row: f"`{row['system']}`",
+}
+
+
+def _of(name: str, form: str = ".2f"):
+  """A column of a row's number."""
+  return lambda row: report.number(row[name], form)
+
+
+def _with_interval(name: str):
+  """A column of a row's number with its interval."""
+  return lambda row: report.estimate(row, name)
 
 
 def table(results: dict[str, dict]) -> str:
@@ -24,27 +49,30 @@ def speed(results: dict[str, dict]) -> str:
   for path, result in results.items():
     every = {(r["temperature"], r["batch_size"], r["system"]): r
              for r in _rows(result, "all")}  # fmt: skip
-    ours = [r for r in every.values() if result["systems"][r["system"]]["rule"]]
+    rule_of = lambda row, result=result: result["systems"][row["system"]][
+      "rule"
+    ]
+    ours = [row for row in every.values() if rule_of(row)]
     for row in ours or list(every.values())[:1]:
       setting = (row["temperature"], row["batch_size"])
       name = pathlib.Path(path).stem
       if len(ours) > 1:
         name += f", `{row['system']}`, T {setting[0]:g}, batch {setting[1]}"
+      plain = every[*setting, PLAIN]["tokens_per_second"]
       cells = ["–"] * 4
       if ours:
+        doubts = _doubts(result).get((row["system"], setting[1]))
         cells = [
-          _number(row["tokens_per_second"], ".0f"),
-          _with_interval(row, "speedup")
-          + f", `{result['systems'][row['system']]['rule']}`:"
+          report.number(row["tokens_per_second"], ".0f"),
+          f"{report.estimate(row, 'speedup')}, `{rule_of(row)}`:"
           + _loss(result, row).removeprefix(","),
           "none: " + "; ".join(doubts)
-          if (doubts := _doubts(result).get((row["system"], setting[1])))
-          else _number(row["predicted_speedup"]),
-          _number(row["block_efficiency"]),
+          if doubts
+          else report.number(row["predicted_speedup"]),
+          report.number(row["block_efficiency"]),
         ]
-      plain = every[*setting, PLAIN]["tokens_per_second"]
-      rows.append([name, _number(plain, ".0f"), *cells])
-  return tables.table(
+      rows.append([name, report.number(plain, ".0f"), *cells])
+  return report.table(
     [
       "run", "plain tok/s", "speculative tok/s", "speed-up (95%)", "predicted",
       "tokens a target call",
@@ -78,23 +106,12 @@ def page(result: Mapping, *, figure: str) -> str:
   return "\n\n".join(sections) + "\n"
 
 
-def _number(value: float | None, form: str = ".2f") -> str:
-  return "–" if value is None else format(value, form)
-
-
-def _with_interval(row: Mapping, name: str, form: str = ".2f") -> str:
-  text, ends = _number(row[name], form), row[f"{name}_ci"]
-  if ends:
-    text += f" ({format(ends[0], form)}–{format(ends[1], form)})"
-  return text
-
-
 def _loss(result: Mapping, row: Mapping) -> str:
   """What a speed-up costs, where our rule is known to be lossy or not."""
   system = result["systems"][row["system"]]
   if system["lossless"] is None:
     return ""
-  return ", " + tables.loss_in_words(
+  return ", " + report.loss_in_words(
     system["rule"], system["lossless"], row["total_variation"]
   )
 
@@ -111,7 +128,7 @@ def _doubts(result: Mapping) -> dict[tuple[str, int], list[str]]:
 def _predicted(result: Mapping, row: Mapping) -> str:
   if (row["system"], row["batch_size"]) in _doubts(result):
     return "none: timings disagree"
-  text = _number(row["predicted_speedup"])
+  text = report.number(row["predicted_speedup"])
   if row.get("prediction_error") is not None:
     text += f", off by {row['prediction_error']:+.1%}"
   if ends := row.get("prediction_error_ci"):
@@ -149,67 +166,46 @@ def _what_ran(result: Mapping) -> str:
 
 def over_all(result: Mapping) -> str:
   """The table over all questions: a row for each system and setting."""
-  return tables.table(
-    [
-      "T", "batch", "system", "tok/s", "speed-up (95%)", "predicted",
-      "tokens per target call (95%)", "mean of requests",
-      "first token, s", "next token, ms",
-    ],
-    [
-      [
-        f"{row['temperature']:g}",
-        str(row["batch_size"]),
-        f"`{row['system']}`",
-        _number(row["tokens_per_second"], ".1f"),
-        _with_interval(row, "speedup")
-        + (_loss(result, row) if row["speedup"] else ""),
-        _predicted(result, row),
-        _with_interval(row, "block_efficiency"),
-        _number(row["block_efficiency_request_mean"]),
-        _number(row["time_to_first_token"]),
-        _number(_milli(row["seconds_per_token"]), ".1f"),
-      ]
-      for row in _rows(result, "all")
-    ],
-  )  # fmt: skip
-
-
-def _milli(seconds: float | None) -> float | None:
-  return None if seconds is None else 1e3 * seconds
+  loss = lambda row: _loss(result, row) if row["speedup"] else ""
+  return report.columns(
+    _rows(result, "all"),
+    {
+      **_SETTING,
+      "tok/s": _of("tokens_per_second", ".1f"),
+      "speed-up (95%)": lambda row: report.estimate(row, "speedup") + loss(row),
+      "predicted": lambda row: _predicted(result, row),
+      "tokens per target call (95%)": _with_interval("block_efficiency"),
+      "mean of requests": _of("block_efficiency_request_mean"),
+      "first token, s": _of("time_to_first_token"),
+      "next token, ms": lambda row: report.number(
+        row["seconds_per_token"] and 1e3 * row["seconds_per_token"], ".1f"
+      ),
+    },
+  )
 
 
 def by_category(result: Mapping) -> str:
   """Tasks first, then categories: speed-ups and tokens per call."""
-  rows, seen = [], set()
-  for row in _rows(result, "task", "category"):
-    key = tuple(
-      row[name]
-      for name in (
-        "temperature", "batch_size", "category", "system", "num_requests"
-      )
-    )  # fmt: skip
-    if row["system"] == PLAIN or key in seen:  # a task of one category
-      continue
-    seen.add(key)
-    rows.append(
-      [
-        f"{row['temperature']:g}",
-        str(row["batch_size"]),
-        row["category"],
-        f"`{row['system']}`",
-        str(row["num_questions"]),
-        _with_interval(row, "speedup"),
-        _predicted(result, row),
-        _with_interval(row, "block_efficiency"),
-      ]
-    )
-  return tables.table(
-    [
-      "T", "batch", "questions of", "system", "questions", "speed-up (95%)",
-      "predicted", "tokens per target call (95%)",
-    ],
-    rows,
+  names = (
+    "temperature", "batch_size", "category", "system", "num_requests"
   )  # fmt: skip
+  rows: dict[tuple, dict] = {}
+  for row in _rows(result, "task", "category"):
+    if row["system"] != PLAIN:  # a task of one category counts once
+      rows.setdefault(tuple(row[name] for name in names), row)
+  return report.columns(
+    rows.values(),
+    {
+      "T": _SETTING["T"],
+      "batch": _SETTING["batch"],
+      "questions of": lambda row: row["category"],
+      "system": _SETTING["system"],
+      "questions": lambda row: str(row["num_questions"]),
+      "speed-up (95%)": _with_interval("speedup"),
+      "predicted": lambda row: _predicted(result, row),
+      "tokens per target call (95%)": _with_interval("block_efficiency"),
+    },
+  )
 
 
 def _by_position(result: Mapping) -> str:
@@ -217,33 +213,22 @@ def _by_position(result: Mapping) -> str:
   if not rows:
     return "Nothing was drafted."
   deepest = max(len(row["accepted_by_position"]) for row in rows)
-  return (
-    tables.table(
-      [
-        "T", "batch", "system", "accepted of drafted",
-        *(f"{i + 1} or more" for i in range(deepest)),
-      ],
-      [
-        [
-          f"{row['temperature']:g}",
-          str(row["batch_size"]),
-          f"`{row['system']}`",
-          _number(row["acceptance_rate"], ".3f"),
-          *(
-            _number(share, ".3f")
-            for share in [
-              *row["accepted_by_position"],
-              *[None] * (deepest - len(row["accepted_by_position"])),
-            ]
-          ),
-        ]
-        for row in rows
-      ],
+  place = lambda i: (
+    lambda row: report.number(
+      dict(enumerate(row["accepted_by_position"])).get(i), ".3f"
     )
+  )
+  cells = {
+    **_SETTING,
+    "accepted of drafted": _of("acceptance_rate", ".3f"),
+    **{f"{i + 1} or more": place(i) for i in range(deepest)},
+  }
+  return (
+    report.columns(rows, cells)
     + "\n\nThe share of target calls that emitted so many drafted tokens; the "
     "histograms are in the JSON file."
     + "".join(f"\n\n{line}" for line in _lengths(result))
-  )  # fmt: skip
+  )
 
 
 def _lengths(result: Mapping) -> list[str]:
@@ -265,88 +250,70 @@ def _agreement(result: Mapping) -> str:
   greedy = [row for row in _rows(result, "all") if not row["temperature"]]
   if not greedy:
     return "No system decoded at temperature 0."
-  share = lambda value: "–" if value is None else f"{value:.1%}"
-  text = tables.table(
-    ["batch", "system", "as plain decoding", "as transformers (`hf`)"],
-    [
-      [
-        str(row["batch_size"]),
-        f"`{row['system']}`",
-        share(row[f"identical_to_{PLAIN}"]),
-        share(row[f"identical_to_{HF}"]),
-      ]
-      for row in greedy
-    ],
+  text = report.columns(
+    greedy,
+    {
+      "batch": _SETTING["batch"],
+      "system": _SETTING["system"],
+      "as plain decoding": _of(f"identical_to_{PLAIN}", ".1%"),
+      "as transformers (`hf`)": _of(f"identical_to_{HF}", ".1%"),
+    },
   )
   differences = result["differences"]
   if not differences:
     return text
   size = lambda d: float("inf") if d["margin"] is None else abs(d["margin"])
   worst = sorted(differences, key=size, reverse=True)[:_MOST_DIFFERENCES]
+  which = "By the size of the margin"
+  if len(differences) > _MOST_DIFFERENCES:
+    which = f"The {_MOST_DIFFERENCES} with the largest margins"
+  margins = report.columns(
+    worst,
+    {
+      "batch": _SETTING["batch"],
+      "question, turn": lambda d: f"{d['question']}, {d['turn'] + 1}",
+      "system": _SETTING["system"],
+      "against": lambda d: f"`{d['against']}`",
+      "alike": lambda d: f"{d['place']} tokens",
+      "margin": lambda d: (
+        "one has ended" if d["margin"] is None else f"{d['margin']:+.1e}"
+      ),
+    },
+  )
   return (
-    text
-    + f"\n\n{len(differences)} completions differ. The margin is the logit of "
-    "the other's token less that of the system's, by one pass of the target "
+    f"{text}\n\n{len(differences)} completions differ. The margin is the logit "
+    "of the other's token less that of the system's, by one pass of the target "
     "over what they have in common: passes over one token and over several add "
     "in another order, so that tokens with a margin near 0 may change places. "
-    + (
-      f"The {_MOST_DIFFERENCES} with the largest margins:\n\n"
-      if len(differences) > _MOST_DIFFERENCES
-      else "By the size of the margin:\n\n"
-    )
-    + tables.table(
-      ["batch", "question, turn", "system", "against", "alike", "margin"],
-      [
-        [
-          str(d["batch_size"]),
-          f"{d['question']}, {d['turn'] + 1}",
-          f"`{d['system']}`",
-          f"`{d['against']}`",
-          f"{d['place']} tokens",
-          "one has ended" if d["margin"] is None else f"{d['margin']:+.1e}",
-        ]
-        for d in worst
-      ],
-    )
+    f"{which}:\n\n{margins}"
   )
 
 
 def _systems(result: Mapping) -> str:
   costs = {(c["system"], c["batch_size"]): c for c in result["costs"]}
   sizes = sorted({row["batch_size"] for row in result["runs"]})
-  rows, doubts = [], _doubts(result)
-  for name, system in result["systems"].items():
-    of = lambda size, what, name=name: _number(
-      costs.get((name, size), {}).get(what), ".2f"
+  doubts, batches = _doubts(result), " / ".join(map(str, sizes))
+
+  def at_sizes(text):
+    """A column of what is said at each batch size."""
+    return lambda item: " / ".join(text((item[0], size)) for size in sizes)
+
+  cost = lambda name: at_sizes(
+    lambda key: report.number(costs.get(key, {}).get(name))
+  )
+  cells: dict[str, Any] = {
+    "system": lambda item: f"`{item[0]}`",
+    "rule": lambda item: item[1]["rule"] or "–",
+    "draft": lambda item: item[1]["draft_shape"] or "–",
+    "dtype": lambda item: item[1]["dtype"],
+    f"draft passes, batch {batches}": cost("draft_cost"),
+    f"round, batch {batches}": cost("round_cost"),
+  }
+  if doubts:
+    cells["timings that disagree"] = at_sizes(
+      lambda key: "; ".join(doubts.get(key, ())) or "–"
     )
-    rows.append(
-      [
-        f"`{name}`",
-        system["rule"] or "–",
-        system["draft_shape"] or "–",
-        system["dtype"],
-        " / ".join(of(size, "draft_cost") for size in sizes),
-        " / ".join(of(size, "round_cost") for size in sizes),
-        *(
-          [
-            " / ".join(
-              "; ".join(doubts.get((name, size), ())) or "–" for size in sizes
-            )
-          ]
-          if doubts
-          else []
-        ),
-      ]
-    )
-  batches = " / ".join(map(str, sizes))
-  text = tables.table(
-    [
-      "system", "rule", "draft", "dtype", f"draft passes, batch {batches}",
-      f"round, batch {batches}", *(["timings that disagree"] if doubts else []),
-    ],
-    rows,
-  )  # fmt: skip
-  return text + (
+  return report.columns(result["systems"].items(), cells) + (
     "\n\nA round, and the draft passes in it, take so many times as long as a "
     "round of plain decoding: timed apart from the answers, on a middling "
     "prompt. The predicted speed-up follows from that ratio, from the rounds "
@@ -376,23 +343,24 @@ def _how(result: Mapping) -> str:
     *(f"Left out: {text}." for text in result["left_out"]),
   ]
   if result["refused"]:
-    rows = [
-      [str(r["question"]), str(r["turn"] + 1), f"{r['prompt_tokens']}",
-       f"{r['room']}", *_settings(r)]
-      for r in result["refused"]
-    ]  # fmt: skip
-    lines.append(
-      "Prompts that were too long, and not decoded:\n\n"
-      + tables.table(["question", "turn", "tokens", "room", "where"], rows)
+    where = lambda r: (
+      f"T {r['temperature']:g}, batch {r['batch_size']}"
+      if "temperature" in r
+      else "everywhere"
     )
+    refused = report.columns(
+      result["refused"],
+      {
+        "question": lambda r: str(r["question"]),
+        "turn": lambda r: str(r["turn"] + 1),
+        "tokens": lambda r: f"{r['prompt_tokens']}",
+        "room": lambda r: f"{r['room']}",
+        "where": where,
+      },
+    )
+    lines.append(f"Prompts that were too long, and not decoded:\n\n{refused}")
   lines.append(f"Made by `{result['provenance']['command']}`.")
   return "\n\n".join(lines)
-
-
-def _settings(refusal: Mapping) -> Sequence[str]:
-  if "temperature" not in refusal:
-    return ["everywhere"]
-  return [f"T {refusal['temperature']:g}, batch {refusal['batch_size']}"]
 
 
 def settings_of(result: Mapping) -> list[tuple[float, int]]:
@@ -402,7 +370,59 @@ def settings_of(result: Mapping) -> list[tuple[float, int]]:
   )
 
 
-def categories_of(result: Mapping) -> list[str]:
-  """Of a figure: over all, then each category."""
-  names = [row["category"] for row in _rows(result, "category")]
-  return [summary.LEVELS[0], *dict.fromkeys(names)]
+def figure(result: Mapping) -> Figure:
+  """Speed-up and tokens per call by category, with intervals.
+
+  A row of two panels for each temperature and batch size.
+  """
+  settings = settings_of(result)
+  categories = [row["category"] for row in _rows(result, "category")]
+  names = [summary.LEVELS[0], *dict.fromkeys(categories)]
+  drawn, axes = report.panels(
+    11, 0.6 + len(settings) * (1.1 + 0.28 * len(names)), len(settings), 2,
+    sharey="row",
+  )  # fmt: skip
+  systems = [name for name in result["systems"] if name != PLAIN]
+  for (temperature, batch_size), row in zip(settings, axes, strict=True):
+    points = {
+      (r["system"], r["category"]): r
+      for r in result["runs"]
+      if (r["temperature"], r["batch_size"]) == (temperature, batch_size)
+      and r["level"] != "task"
+    }
+    for ax, (quantity, label) in zip(row, _PANELS, strict=True):
+      _panel(ax, points, systems, names, quantity)
+      ax.set_xlabel(label)
+      ax.set_title(f"temperature {temperature:g}, batch size {batch_size}")
+  report.legend_below(drawn, *axes[0, 0].get_legend_handles_labels())
+  return drawn
+
+
+def _panel(
+  ax: Axes, points: Mapping, systems: list[str], names: list[str], quantity: str
+) -> None:
+  """Points with intervals: a line for each category, a colour a system."""
+  places = np.arange(len(names))
+  offsets = np.linspace(-0.3, 0.3, len(systems)) if len(systems) > 1 else [0.0]
+  shown = [1.0]
+  for number, (system, offset) in enumerate(
+    zip(systems, offsets, strict=False)
+  ):
+    rows = {
+      place: points[system, name]
+      for place, name in enumerate(names)
+      if (points.get((system, name)) or {quantity: None})[quantity] is not None
+    }
+    values = [row[quantity] for row in rows.values()]
+    shown += values
+    ax.errorbar(
+      values, places[[*rows]] + offset, fmt="o", markersize=3,
+      xerr=report.sides(values, [r[f"{quantity}_ci"] for r in rows.values()]),
+      color=f"C{number % 10}", label=system,
+    )  # fmt: skip
+  ax.axvline(1, color="0.6", linewidth=0.8)
+  # A dollar would begin a formula.
+  ax.set_yticks(places, [name.replace("$", r"\$") for name in names])
+  ax.set_ylim(len(names) - 0.5, -0.5)
+  # An interval of a few groups may be as wide as it likes: points decide.
+  ax.set_xlim(0, 1.4 * max(shown))

@@ -8,7 +8,7 @@ over the target's from their own measurement; a plan takes it from its roofline
 
 import pathlib
 
-from launch import tables
+from launch import report
 from specjax.theory import throughput
 
 COST_RATIOS = {"small": 0.02, "base": 0.04, "large": 0.11}
@@ -68,4 +68,4 @@ def table(plans: dict[str, dict]) -> str:
       [task, f"{temperature}", draft, f"{count}", f"{acceptance:.2f}",
        f"{reported:.1f}", f"{formula:.2f}", *predicted]
     )  # fmt: skip
-  return tables.table(head, rows)
+  return report.table(head, rows)

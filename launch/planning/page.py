@@ -2,7 +2,7 @@
 
 import pathlib
 
-from launch import tables
+from launch import report
 from launch.hardware import GIB
 
 
@@ -14,7 +14,7 @@ def table(plans: dict[str, dict]) -> str:
     "c", "break-even", "best N at .8", "speed-up at .8",
   ]  # fmt: skip
   rows = [_row(pathlib.Path(path).stem, p) for path, p in plans.items()]
-  return tables.table(head, rows)
+  return report.table(head, rows)
 
 
 def _row(name: str, plan: dict) -> list[str]:

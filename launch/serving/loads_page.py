@@ -6,7 +6,7 @@ Of files that `guidellm run --output kind=json` wrote (0.8.1).
 import pathlib
 from typing import Any
 
-from launch import tables
+from launch import report
 
 _HEAD = [
   "run", "load", "finished", "requests/s", "of them as asked", "tokens/s",
@@ -29,7 +29,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     for path, content in results.items()
     for one in content["benchmarks"]
   ]
-  return tables.table(_HEAD, rows)
+  return report.table(_HEAD, rows)
 
 
 def _row(name: str, one: dict[str, Any]) -> list[str]:

@@ -22,7 +22,6 @@ argument of a drafter that drafts the best of them.
 """
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -232,12 +231,7 @@ def run(_) -> int:
       "trees": rows,
       "best": best,
       "costs": costs and dataclasses.asdict(costs),
-      "config": json.loads(config.to_json_best_effort()),
-      **provenance.record(
-        models=provenance.checkpoints(config),
-        prompts=cli.PROMPTS.value,
-        texts=[item.text for item in items],
-      ),
+      **provenance.of_config(config, texts=[item.text for item in items]),
     },
   )
   if cli.OUTPUT.value != results.STDOUT:

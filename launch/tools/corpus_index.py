@@ -26,9 +26,6 @@ _INPUT = flags.DEFINE_string("input", None, "A folder of texts, or JSONL.")
 
 def run(_) -> int:
   """The command."""
-  for flag in (_INPUT, cli.TARGET, cli.OUTPUT):
-    if not flag.value:
-      raise cli.UserError(f"--{flag.name} is needed; see --help")
   results.check(
     {}, grown={"--output": cli.OUTPUT.value}, inputs={"--input": _INPUT.value}
   )
@@ -47,4 +44,4 @@ def run(_) -> int:
 
 
 if __name__ == "__main__":
-  cli.run(run, required=())
+  cli.run(run, required=("input", "target", "output"))

@@ -125,8 +125,6 @@ def _make(config, folder, missing: list[Shard], texts, tokenizer, layers):
 def run(_) -> int:
   """The command."""
   config = cli.CONFIG.value
-  if not cli.OUTPUT.value:
-    raise cli.UserError("--output is needed: the folder to write")
   if "head" not in config or config.get("features") is None:
     raise cli.UserError("features are kept for heads: configs/train_head.py")
   if config.features:
@@ -176,4 +174,4 @@ def _about(config, settings: Settings, shards: list[Shard]) -> dict:
 
 
 if __name__ == "__main__":
-  cli.run(run)
+  cli.run(run, required=("config", "output"))

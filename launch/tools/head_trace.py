@@ -22,7 +22,6 @@ for a chat model).
 """
 
 import dataclasses
-import json
 from typing import Any
 
 import jax
@@ -212,11 +211,7 @@ def run(_) -> int:
       }
       for item in items
     ],
-    "config": json.loads(config.to_json_best_effort()),
-    **provenance.record(
-      models=provenance.checkpoints(config), prompts=cli.PROMPTS.value,
-      texts=[item.text for item in items],
-    ),
+    **provenance.of_config(config, texts=[item.text for item in items]),
   }  # fmt: skip
   results.write_json(cli.OUTPUT.value, result)
   if cli.OUTPUT.value != results.STDOUT:

@@ -22,8 +22,6 @@ _NUM_LINES = flags.DEFINE_integer(
 
 def run(_) -> int:
   """The command."""
-  if not cli.OUTPUT.value:
-    raise cli.UserError("--output is needed: the file to write")
   results.check({}, grown={"--output": cli.OUTPUT.value}, stdout=True)
   texts = corpus.held_out_prompts(
     cli.COUNT.value or 200, num_lines=_NUM_LINES.value
@@ -36,4 +34,4 @@ def run(_) -> int:
 
 
 if __name__ == "__main__":
-  cli.run(run, required=())
+  cli.run(run, required=("output",))

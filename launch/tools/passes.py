@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from absl import flags
 
 from configs import shapes
-from launch import cli, hardware, provenance, results, tables
+from launch import cli, hardware, provenance, report, results
 from launch.planning import networks
 from models.formats.huggingface import translate
 from models.networks import stacked
@@ -146,7 +146,7 @@ def table(results: dict[str, dict]) -> str:
   lines = {(one["rows"], one["tokens"]): one for one in found["passes"]}
   rows, widths = (sorted(set(axis)) for axis in zip(*lines, strict=True))
   cell = lambda r, t: f"{lines[r, t]['cost']:.2f}"
-  return tables.table(
+  return report.table(
     ["rows", "one token", "of a copy's bytes/s", *map(str, widths[1:])],
     [
       [

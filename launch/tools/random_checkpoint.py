@@ -38,8 +38,6 @@ def run(_) -> int:
     import transformers
   except ImportError as error:
     raise cli.UserError(f"{error}: pip install -e '.[test]'") from error
-  if not cli.OUTPUT.value:
-    raise cli.UserError("--output is needed: the folder to write to")
   results.check_folder("--output", cli.OUTPUT.value, model=True)
   torch.manual_seed(0)
   config = transformers.GPTNeoXConfig(**_SHAPES[_SHAPE.value])
@@ -52,4 +50,4 @@ def run(_) -> int:
 
 
 if __name__ == "__main__":
-  cli.run(run, required=())
+  cli.run(run, required=("output",))

@@ -11,9 +11,7 @@ compared.
 
 import dataclasses
 import functools
-import statistics
 import sys
-import time
 from typing import Any
 
 import jax
@@ -23,6 +21,7 @@ from launch import cli, prompt_lines, provenance, results
 from launch.build import pair
 from launch.serving import control
 from specjax.decode import Decoder
+from specjax.runtime import timing
 from specjax.state import DecodeState
 from specjax.types import Params
 from specjax.warp import make_sampling
@@ -90,15 +89,16 @@ def measured(
     likeliest = dataclasses.replace(state.likeliest, wanted=wanted)
     states[name] = dataclasses.replace(state, likeliest=likeliest)
     steps[name] = step
-  seconds: dict[str, list[float]] = {name: [] for name in states}
-  for turn in range(cli.VISITS.value + 1):
-    for name, each in seconds.items():
-      start = time.perf_counter()
-      states[name] = steps[name](params, states[name])
-      jax.block_until_ready(states[name].length)
-      if turn:  # the first compiles
-        each.append((time.perf_counter() - start) / _ROUNDS)
-  medians = {name: statistics.median(each) for name, each in seconds.items()}
+
+  def act(name: str):
+    states[name] = steps[name](params, states[name])
+    return jax.block_until_ready(states[name].length)
+
+  seconds = timing.alternate(
+    {name: functools.partial(act, name) for name in states},
+    rounds=cli.VISITS.value,
+  )
+  medians = {name: each / _ROUNDS for name, each in seconds.items()}
   return {
     "rows": rows,
     "text": text,

@@ -16,12 +16,10 @@ import json
 import pathlib
 from collections.abc import Iterable, Mapping
 
-import rich.box
-import rich.table
 import sacrebleu
 from absl import flags
 
-from launch import cli, jsonl, provenance, results, terminal
+from launch import cli, jsonl, provenance, report, results, terminal
 
 cli.reads(cli.PROMPTS, cli.OUTPUT)
 _ANSWERS = flags.DEFINE_list("answers", None, "What launch.decode wrote.")
@@ -94,6 +92,31 @@ def made(name: str) -> dict:
     ) from None
 
 
+def table(results: dict[str, dict]) -> str:
+  """How answers were decoded, and how good they are: a row a run."""
+  rows = [
+    run | {"score": result["scores"][name]["all"]}
+    for result in results.values()
+    for name, run in result["runs"].items()
+  ]
+  return report.columns(
+    rows,
+    {
+      "drafter": lambda x: f"`{x['drafter']}`",
+      "rule": lambda x: f"`{x['rule']}`" if x["rule"] else "–",
+      "temperature": lambda x: f"{x['temperature']:g}",
+      "accepted a round": lambda x: f"{x['accepted_per_target_call']:.2f}",
+      "tokens a round (95%)": lambda x: (
+        f"{x['score']['block_efficiency']:.2f}"
+        + report.interval(x["block_efficiency_ci"])
+      ),
+      "exact match": lambda x: f"{x['score']['exact_match']:.3f}",
+      "chrF": lambda x: f"{x['score']['chrf']:.1f}",
+      "total variation": lambda x: report.number(x["total_variation"], ".3f"),
+    },
+  )
+
+
 def run(_) -> int:
   """The command."""
   results.check({"--output": cli.OUTPUT.value}, stdout=True)
@@ -112,19 +135,18 @@ def run(_) -> int:
     results.write_json(
       cli.OUTPUT.value, {"scores": found, "runs": runs, **made_by}
     )
-  table = rich.table.Table(box=rich.box.SIMPLE)
-  for name in ("answers", "task"):
-    table.add_column(name)
-  for name in ("exact match", "chrF", "tokens a call"):
-    table.add_column(name, justify="right")
-  for name, by_task in found.items():
-    for task, one in by_task.items():
-      table.add_row(
-        pathlib.Path(name).name if task == _ALL else "", task,
-        f"{one['exact_match']:.3f}", f"{one['chrf']:.1f}",
-        f"{one['block_efficiency']:.2f}",
-      )  # fmt: skip
-  terminal.console(results.beside(cli.OUTPUT.value)).print(table)
+  lines = [
+    [
+      pathlib.Path(name).name if task == _ALL else "", task,
+      f"{one['exact_match']:.3f}", f"{one['chrf']:.1f}",
+      f"{one['block_efficiency']:.2f}",
+    ]
+    for name, by_task in found.items()
+    for task, one in by_task.items()
+  ]  # fmt: skip
+  console = terminal.console(results.beside(cli.OUTPUT.value))
+  head = ["answers", "task", "exact match", "chrF", "tokens a call"]
+  report.show(console, head, lines)
   return 0
 
 

@@ -73,21 +73,13 @@ def _count() -> int:
 
 
 def temperatures() -> list[float]:
-  """Those of users' turns.
-
-  Raises:
-    UserError: if they are none.
-  """
+  """Those of users' turns; UserError if they are none."""
   asked = cli.TEMPERATURES.value or _TEMPERATURES
   return _read(asked, "--temperatures must be positive numbers", zero=False)
 
 
 def answer_temperatures() -> list[float] | None:
-  """Those of answers; None for those of the users' turns.
-
-  Raises:
-    UserError: if they are none.
-  """
+  """Those of answers, None for the users'; UserError if they are none."""
   asked = _ANSWER_TEMPERATURES.value
   told = "--answer_temperatures must be numbers of 0 or more"
   return None if asked is None else _read(asked, told, zero=True)
@@ -240,8 +232,6 @@ def make_missing(config, journal: Journal) -> None:
 def run(_) -> int:
   """The command."""
   config = cli.CONFIG.value
-  if not cli.OUTPUT.value:
-    raise cli.UserError("--output is needed: the folder to write")
   if config.mesh:
     raise cli.UserError("self_data runs on one device: give no config.mesh")
   folder = results.check_folder("--output", cli.OUTPUT.value)
@@ -281,4 +271,4 @@ def run(_) -> int:
 
 
 if __name__ == "__main__":
-  cli.run(run)
+  cli.run(run, required=("config", "output"))

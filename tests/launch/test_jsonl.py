@@ -7,7 +7,7 @@ import ml_collections
 import pytest
 from files import EMBEDDED
 
-from launch import jsonl, prompts, tables
+from launch import jsonl, prompts, report
 from launch.build import retrieval
 from launch.evaluation import questions
 from launch.tools import score_answers
@@ -48,7 +48,7 @@ READERS = {
   "training": lambda path: list(data.documents_of(path)),
   "pairs": of_pairs,
   "answers": of_answers,
-  "tables": lambda path: [one["text"] for one in tables.read(str(path))],
+  "tables": lambda path: [one["text"] for one in report.read(str(path))],
 }
 
 

@@ -5,12 +5,12 @@ import pathlib
 
 import pytest
 
-from launch import tables
+from launch import report, tables
 
 
 def test_plus_minus_is_a_95_percent_interval():
-  assert tables.plus_minus(2.5, 0.1, 3) == "2.500 ± 0.196"
-  assert "95%" in tables.PLUS_MINUS
+  assert report.plus_minus(2.5, 0.1, 3) == "2.500 ± 0.196"
+  assert "95%" in report.PLUS_MINUS
 
 
 def test_nobody_else_writes_it():
@@ -19,7 +19,7 @@ def test_nobody_else_writes_it():
     for path in pathlib.Path("launch").rglob("*.py")
     if "±" in path.read_text("utf-8")
   }
-  assert with_it == {"tables.py"}
+  assert with_it == {"report.py"}
 
 
 def plain(argv):

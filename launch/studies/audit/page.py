@@ -1,6 +1,6 @@
 """The tables of the audit."""
 
-from launch.tables import table
+from launch import report
 
 
 def methods(results: dict[str, dict]) -> str:
@@ -10,22 +10,18 @@ def methods(results: dict[str, dict]) -> str:
   1e-9.
   """
   (result,) = results.values()
-  names = list(result["methods"][0]["distance"])
-  rows = []
-  for method in result["methods"]:
-    cells = [_number(method["distance"][name]) for name in names]
-    rows.append(
-      [
-        method["name"],
-        method["claim"],
-        str(method["depth"]),
-        *cells,
-        _smallest(method["smallest"]),
-        method["finding"],
-      ]
-    )
-  head = ["method", "claimed", "G", *names, "smallest: G, p, q, distance"]
-  return table([*head, "finding"], rows)
+  on = lambda pair: lambda method: _number(method["distance"][pair])
+  return report.columns(
+    result["methods"],
+    {
+      "method": lambda x: x["name"],
+      "claimed": lambda x: x["claim"],
+      "G": lambda x: str(x["depth"]),
+      **{pair: on(pair) for pair in result["methods"][0]["distance"]},
+      "smallest: G, p, q, distance": lambda x: _smallest(x["smallest"]),
+      "finding": lambda x: x["finding"],
+    },
+  )
 
 
 def sources(results: dict[str, dict]) -> str:
@@ -40,22 +36,25 @@ def sources(results: dict[str, dict]) -> str:
 
 
 def power(results: dict[str, dict]) -> str:
-  """How likely a test by sampling finds a bias."""
+  """Probability that a test by sampling finds a bias."""
   (result,) = results.values()
   found = result["power"]
   biases = list(found["chi_squared"][0]["power"])
   rows = [
-    [
-      f"chi-squared, V = {one['vocab_size']}",
-      *(f"{one['power'][bias]:.2f}" for bias in biases),
-      f"{one['samples_for_0.9']:,}",
-    ]
-    for one in found["chi_squared"]
+    (f"chi-squared, V = {x['vocab_size']}", x["power"], x["samples_for_0.9"])
+    for x in found["chi_squared"]
   ]
-  vllm = [f"{found['vllm'][bias]:.2f}" for bias in biases]
-  rows.append(["vLLM's test, V = 10", *vllm, "–"])
-  head = [f"{found['samples']:,} samples", *(f"bias {b}" for b in biases)]
-  return table([*head, "samples for 0.9 at 0.001"], rows)
+  rows.append(("vLLM's test, V = 10", found["vllm"], None))
+  return report.table(
+    [
+      f"{found['samples']:,} samples", *(f"bias {b}" for b in biases),
+      "samples for 0.9 at 0.001",
+    ],
+    [
+      [name, *(f"{at[b]:.2f}" for b in biases), report.number(enough, ",")]
+      for name, at, enough in rows
+    ],
+  )  # fmt: skip
 
 
 def _number(distance: float) -> str:

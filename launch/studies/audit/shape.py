@@ -10,6 +10,7 @@ computed in one place, for all. What is a rule of the library is summed by
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -52,15 +53,14 @@ class Method:
 
   name: str
   source: str
-  claim: str
   finding: str
-  depth: int
   rounds: Rounds
+  claim: str = "lossless"
+  depth: int = 2
   warp: Callable[[Law], Law] = lambda law: law
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Outcome(NamedTuple):
   """A method on an instance.
 
   Attributes:
@@ -163,6 +163,14 @@ def paths(law: Law, depth: int) -> Iterator[tuple[float, tuple[int, ...]]]:
     probs = [law(tokens[:i])[x] for i, x in enumerate(tokens)]
     if weight := float(np.prod(probs)):
       yield weight, tokens
+
+
+def most_likely(draft: Law, depth: int) -> tuple[int, ...]:
+  """The greedy path; of equals the first token."""
+  tokens: tuple[int, ...] = ()
+  for _ in range(depth):
+    tokens = (*tokens, int(np.argmax(draft(tokens))))
+  return tokens
 
 
 def in_turn(

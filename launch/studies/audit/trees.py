@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from launch.studies.audit.assisted import most_likely
 from launch.studies.audit.shape import (
   Entry,
   Law,
   Method,
   in_turn,
+  most_likely,
   normal,
   of_rule,
   point,
@@ -177,7 +177,6 @@ def _eagle(name, where, finding, rounds, temperature=1.0) -> Method:
   return Method(
     name=f"{name}, T = {temperature:g}",
     source=f"{_EAGLE}, {where}",
-    claim="lossless",
     finding=finding,
     depth=1,
     rounds=functools.partial(rounds, temperature=temperature),
@@ -230,10 +229,8 @@ METHODS = (
     name="Recurrent drafter",
     source="github.com/apple/ml-recurrent-drafter, "
     "recurrent_drafting/recurrent_drafting.py at d4f4a72; issue 6",
-    claim="lossless",
     finding="the paths of a beam search, each tested as drawn, and the longest "
     "kept",
-    depth=2,
     rounds=_beams,
   ),
   Method(
@@ -242,7 +239,6 @@ METHODS = (
     claim="samples at top-p",
     finding="every path has draws of its own, and after a miss there is "
     "another",
-    depth=2,
     rounds=_medusa_nucleus,
     warp=nucleus,
   ),
@@ -251,7 +247,6 @@ METHODS = (
     source="arXiv 2401.10774",
     claim="typical, not lossless",
     finding="a path is kept while it is typical; then the target's law",
-    depth=2,
     rounds=of_rule(rules.get("typical"), chain, TOP_K),
   ),
   Method(
@@ -259,7 +254,6 @@ METHODS = (
     source=f"{_MEDUSA} (fast)",
     claim="typical, not lossless",
     finding="the same, and then the likeliest token",
-    depth=2,
     rounds=_medusa_typical,
   ),
 )

@@ -4,18 +4,19 @@ A policy is replayed by its own code (`specjax.adaptive.policies`), row by row
 and round by round, with the estimates that it would have learned. Rounds are
 taken as they were recorded: another depth would have begun the next round
 elsewhere in the text. Tokens are expected ones, `1 + S_1 + .. + S_T`, and times
-are predicted from costs: nothing here is timed.
+are predicted from costs: nothing here is timed. The best of all rules is that
+of the process that the rounds are most like.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from launch.studies.depth.machine import without_levels
+from launch.evaluation import costs as timings
 from launch.studies.depth.traces import Traces
 from specjax.adaptive import estimates as estimates_lib
 from specjax.adaptive import policies as depth_lib
@@ -23,6 +24,90 @@ from specjax.adaptive.estimates import BINS, ROOT, Estimates, Finished
 from specjax.adaptive.policies import Policy, Seen, Token
 from specjax.theory import stopping
 from specjax.theory.stopping import Costs, Process
+
+_POINTS = 257
+
+# ----------------------------------------------------------------------- costs
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Machine:
+  """What parts of a round cost, linear in the rows of a batch.
+
+  Attributes:
+    level: seconds of a drafted level and of what goes with it, of no rows and
+      of each.
+    verify: of a target pass by the tokens of a row, the same two.
+    rest: of all else in a round, the same two.
+  """
+
+  level: tuple[float, float]
+  verify: dict[int, tuple[float, float]]
+  rest: tuple[float, float]
+
+  def costs(self, rows: int) -> Costs:
+    """Of a batch of so many rows."""
+    at = lambda line: max(line[0] + rows * line[1], 1e-9)
+    widths = sorted(self.verify)
+    seconds = [at(self.verify[w]) + at(self.rest) for w in widths]
+    # Beyond the widest that was timed, as the last two rise.
+    last = (seconds[-1] - seconds[-2]) / (widths[-1] - widths[-2])
+
+    def verify(fed: int) -> float:
+      if fed > widths[-1]:
+        return seconds[-1] + (fed - widths[-1]) * max(last, 0.0)
+      return float(np.interp(fed, widths, seconds))
+
+    return Costs(draft=at(self.level), verify=verify)
+
+
+def machine_of(timed: Sequence[timings.Costs]) -> Machine:
+  """The machine that costs at one or two batch sizes tell.
+
+  Args:
+    timed: of one pair and one machine at different batch sizes. One alone
+      says nothing of other batches: all costs are then as at its own.
+
+  Raises:
+    ValueError: if there is none, or they are of one batch size.
+  """
+  found = {
+    one.batch_size: {"level": one.level, "rest": one.rest, **one.target}
+    for one in timed
+  }
+  if not found or len(found) != len(timed):
+    raise ValueError(
+      "costs must be of different batch sizes, got "
+      f"{[one.batch_size for one in timed]}"
+    )
+  (one, low), *more = sorted(found.items())
+  if not more:
+    line = lambda name: (low[name], 0.0)
+  else:
+    other, high = more[-1]
+
+    def line(name):
+      slope = (high[name] - low[name]) / (other - one)
+      return low[name] - one * slope, slope
+
+  widths = [
+    w
+    for w in low
+    if isinstance(w, int) and all(w in part for part in found.values())
+  ]
+  return Machine(
+    level=line("level"),
+    rest=line("rest"),
+    verify={w: line(w) for w in sorted(widths)},
+  )
+
+
+def without_levels(costs: Costs, width: int) -> float:
+  """Seconds of a round that has room for so many tokens and drafts none."""
+  return costs.of_round(width) - width * costs.draft
+
+
+# -------------------------------------------------------------------- policies
 
 
 def depths(
@@ -166,3 +251,79 @@ def rate(
     "levels": levels,
     "width": width,
   }
+
+
+# ----------------------------------------------------------------- the process
+
+
+def process_of(traces: Traces) -> Process:
+  """The chain of bins that the traces are most like.
+
+  Tokens count for their survival: those behind a rejection are of no text.
+  """
+  accept = traces.accept[traces.there].astype(np.float64)
+  bins = np.sum(
+    traces.top[traces.there][..., None] >= np.array(estimates_lib.EDGES),
+    axis=-1,
+  )
+  before = np.cumprod(
+    np.concatenate([np.ones_like(accept[:, :1]), accept[:, :-1]], axis=1), 1
+  )
+  seen, kept = np.zeros(BINS), np.zeros(BINS)
+  np.add.at(seen, bins, before)
+  np.add.at(kept, bins, before * accept)
+  following = np.zeros((BINS, BINS))
+  np.add.at(following, (bins[:, :-1], bins[:, 1:]), before[:, 1:])
+  first = np.bincount(bins[:, 0], minlength=BINS).astype(float)
+  unseen = following.sum(axis=1) == 0
+  following[unseen] = first
+  return Process(
+    first=first / first.sum(),
+    following=following / following.sum(axis=1, keepdims=True),
+    acceptance=kept / np.where(seen > 0, seen, 1),
+  )
+
+
+def optimum(
+  process: Process, costs: Costs, width: int
+) -> tuple[np.ndarray, float]:
+  """The best rule for a process at a width, and the rate it has there.
+
+  Args:
+    process: of the bins.
+    costs: of a batch; the target's pass is as wide whatever is drafted.
+    width: tokens at most.
+
+  Returns:
+    `f[width, BINS + 1]` limits of survival, see `depth.table`, and tokens per
+    second of a row.
+  """
+  fixed = Costs(draft=costs.draft, verify=without_levels(costs, width))
+  limits = np.zeros((width, BINS + 1))
+  guess = _by_limits(process, fixed, limits)
+  for _ in range(20):  # Dinkelbach, from the static depth
+    better = stopping.thresholds(process, fixed, guess, width, points=_POINTS)
+    found = _by_limits(process, fixed, better)
+    if found <= guess * (1 + 1e-9):
+      break
+    guess, limits = found, better
+  return limits, guess
+
+
+def _by_limits(process: Process, costs: Costs, limits: np.ndarray) -> float:
+  """The rate of a rule of limits, on a grid of survivals."""
+  grid = np.linspace(0, 1, _POINTS)
+  count = len(process.acceptance)
+  chances = process.ahead(np.array([*range(count), stopping.ROOT]))
+  kept = grid * process.acceptance[:, None]  # [X, points]
+  tokens, levels = np.zeros((2, count + 1, _POINTS))
+
+  def at(values):
+    return np.stack([np.interp(kept[x], grid, values[x]) for x in range(count)])
+
+  for limit in limits[::-1]:
+    goes = grid > limit[:, None]  # [X + 1, points]
+    tokens = np.where(goes, chances @ (kept + at(tokens)), 0)
+    levels = np.where(goes, 1 + chances @ at(levels), 0)
+  gained, drafted = tokens[count, -1], levels[count, -1]
+  return float((1 + gained) / (costs.of_round(0) + drafted * costs.draft))

@@ -26,18 +26,21 @@ from collections.abc import Sequence
 
 import jax
 import ml_collections
+import numpy as np
 
 from configs import train_head
 from launch import cli, jsonl, prompts, provenance, results
 from launch.build import pair
 from launch.evaluation import questions, result
 from launch.results import Journal
-from launch.studies.drafts import positions
 from launch.training import corpus, flops, head
 from launch.training import run as run_lib
 from models import checkpoints
 from models.tokenizers import Tokenizer
+from specjax import intervals
 from specjax.runtime import engine
+from specjax.runtime.engine import Completion
+from specjax.state import Origin
 
 cli.reads(cli.CONFIG, cli.WORKDIR, cli.OUTPUT)
 
@@ -131,6 +134,54 @@ def _settings(config, draft: str, temperature: float):
   return settings
 
 
+def tries(completion: Completion, num_tokens: int) -> np.ndarray:
+  """`i64[2, N]`: how often each drafted position was judged, and accepted."""
+  tried, passed = counts = np.zeros((2, num_tokens), int)
+  place = 0
+  for origin in completion.origins:
+    if origin == Origin.ACCEPTED:
+      tried[place] += 1
+      passed[place] += 1
+      place += 1
+    else:
+      if origin == Origin.RESIDUAL:
+        tried[place] += 1
+      place = 0
+  return counts
+
+
+def summary(completions: Sequence[Completion], num_tokens: int) -> dict:
+  """Acceptance by position and tokens a target call; intervals over prompts.
+
+  Args:
+    completions: one a prompt, of drafts that are chains.
+    num_tokens: N, drafted tokens a round.
+
+  Returns:
+    `tried`, how often position 1 .. N was judged: all before it were accepted,
+    and nothing had ended the text. `accepted`, the share of those that were
+    accepted, 0 where none was judged, and `accepted_ci`, its 95% interval or
+    None. `block_efficiency` and `block_efficiency_ci`, tokens a target call.
+  """
+  tried, passed = np.stack(
+    [tries(one, num_tokens) for one in completions], axis=1
+  )  # [prompts, N] each
+  tokens = [len(one.token_ids) for one in completions]
+  calls = [one.num_target_calls for one in completions]
+  return {
+    "tried": tried.sum(0).tolist(),
+    "accepted": (passed.sum(0) / np.maximum(tried.sum(0), 1)).tolist(),
+    "accepted_ci": [
+      intervals.ratio_interval(passed[:, i], tried[:, i], limits=(0, 1))
+      for i in range(num_tokens)
+    ],
+    "block_efficiency": sum(tokens) / sum(calls),
+    "block_efficiency_ci": intervals.ratio_interval(
+      tokens, calls, limits=(1, num_tokens + 1)
+    ),
+  }
+
+
 def accepted_with(config, draft: str) -> dict:
   """What is accepted of a draft at each position, on the same prompts."""
   found = {}
@@ -146,7 +197,7 @@ def accepted_with(config, draft: str) -> dict:
       asked, batch_size=settings.batch_size, max_width=config.prompt_tokens
     )
     completions = [c for batch in batches for c in one.run(batch)[0]]
-    found[f"{temperature:g}"] = positions.summary(completions, config.tokens)
+    found[f"{temperature:g}"] = summary(completions, config.tokens)
   return {"decoding": found}
 
 
@@ -184,8 +235,6 @@ def run(_) -> int:
   """The command."""
   run_lib.quiet()
   config = cli.CONFIG.value
-  if not cli.OUTPUT.value:
-    raise cli.UserError("--output is required; see --help for an example")
   results.check({}, grown={"--output": cli.OUTPUT.value})
   workdir = results.check_folder("--workdir", cli.WORKDIR.value)
   settings = json.loads(config.to_json_best_effort())
@@ -224,4 +273,4 @@ def run(_) -> int:
 
 
 if __name__ == "__main__":
-  cli.run(run, required=("config", "workdir"))
+  cli.run(run, required=("config", "workdir", "output"))

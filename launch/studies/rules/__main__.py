@@ -28,19 +28,14 @@ Rules that do not fit are listed with the reason; if it is the one rule asked
 for, that is an error.
 """
 
-import json
-import pathlib
-import zipfile
-
 import numpy as np
-import rich.box
-import rich.table
 from absl import flags
 
-from launch import cli, prompts, provenance, results, terminal
+from launch import cli, prompts, provenance, report, results, terminal
 from launch.build import drafters
+from launch.report import plus_minus
+from launch.studies import read_arrays
 from launch.studies.rules import cases, on_pair, on_vectors
-from launch.tables import PLUS_MINUS, plus_minus
 from specjax.runtime.engine import make_batches
 
 cli.reads(
@@ -55,22 +50,22 @@ _MAX_CONTEXTS = flags.DEFINE_integer(
 )
 
 
-# ------------------------------------------------------------------ the laws
-
-
 def read_laws() -> tuple[np.ndarray, np.ndarray]:
   """The draft's and the target's law that the flags give, `f64[V]`."""
   pair = {"--target": cli.TARGET.value, "--draft": cli.DRAFT.value}
   if _LAWS.value is not None:
     if any(x is not None for x in pair.values()):
       raise cli.UserError("give either --laws or --target and --draft")
-    laws = _read_npz(_LAWS.value)
+    laws = read_arrays(_LAWS.value, ("target", "draft"))
   else:
     missing = [name for name, text in pair.items() if text is None]
     if missing:
       raise cli.UserError(f"{' and '.join(missing)} missing: give both laws")
     laws = {name: _parse(name, text) for name, text in pair.items()}
-  (_, target), (_, draft) = laws.items()
+  for name, law in laws.items():
+    if law.ndim != 1:
+      raise cli.UserError(f"{name} must be one row of numbers, got {law.shape}")
+  target, draft = laws.values()
   if len(target) != len(draft):
     raise cli.UserError(
       f"target and draft must have the same length, got {len(target)} and "
@@ -98,35 +93,9 @@ def _parse(name: str, text: str) -> np.ndarray:
     ) from None
 
 
-def _read_npz(path: str) -> dict[str, np.ndarray]:
-  """Arrays `target` and `draft` of a file."""
-  if not pathlib.Path(path).is_file():
-    raise cli.UserError(f"no such file: {path}")
-  try:
-    file = np.load(path, allow_pickle=False)
-    arrays = dict(file) if isinstance(file, np.lib.npyio.NpzFile) else None
-  except (ValueError, EOFError, zipfile.BadZipFile):
-    arrays = None
-  if arrays is None:
-    raise cli.UserError(f"{path} is not an .npz file of numbers")
-  laws = {}
-  for name in ("target", "draft"):
-    if name not in arrays:
-      raise cli.UserError(
-        f"{path} must have arrays target and draft, got {sorted(arrays)}"
-      )
-    array = arrays[name]
-    if array.ndim != 1 or array.dtype.kind not in "fiu":
-      raise cli.UserError(
-        f"{name} in {path} must be one row of numbers, got "
-        f"{array.dtype}{list(array.shape)}"
-      )
-    laws[name] = array.astype(np.float64)
-  return laws
-
-
 def _normalised(name: str, law: np.ndarray) -> np.ndarray:
   """The law, checked, with a sum of 1 in float64."""
+  law = law.astype(np.float64)
   if not len(law):
     raise cli.UserError(f"{name} is empty")
   if not np.isfinite(law).all():
@@ -136,9 +105,6 @@ def _normalised(name: str, law: np.ndarray) -> np.ndarray:
   if abs(law.sum() - 1) > 1e-6:
     raise cli.UserError(f"{name} must sum to 1, got {law.sum():.9g}")
   return law / law.sum()
-
-
-# -------------------------------------------------------- along real contexts
 
 
 def compare_on_contexts(config) -> dict:
@@ -168,25 +134,8 @@ def compare_on_contexts(config) -> dict:
     "left_out": left_out,
     "num_prompts": len(prompts.distinct(items)),
     "max_contexts": _MAX_CONTEXTS.value,
-    "config": json.loads(config.to_json_best_effort()),
-    **provenance.record(
-      models=provenance.checkpoints(config),
-      prompts=cli.PROMPTS.value,
-      texts=[p.text for p in items],
-    ),
+    **provenance.of_config(config, texts=[p.text for p in items]),
   }
-
-
-# ----------------------------------------------------------------- the tables
-
-
-def _table(title: str, columns: list[str], caption: str) -> rich.table.Table:
-  table = rich.table.Table(
-    title=title, caption=caption, box=rich.box.SIMPLE, caption_justify="left"
-  )
-  for name in columns:
-    table.add_column(name, justify="left", overflow="fold")
-  return table
 
 
 def _distance(entry: dict) -> str:
@@ -194,13 +143,6 @@ def _distance(entry: dict) -> str:
   if value is None:
     return "not computed"
   return f"{value:.4f}" if value == 0 or value >= 5e-5 else f"{value:.0e}"
-
-
-def _ratio(entry: dict) -> str:
-  text = f"{entry['block_efficiency_ratio']:.3f}"
-  if entry["block_efficiency_ratio_ci"]:
-    text += " ({:.3f} to {:.3f})".format(*entry["block_efficiency_ratio_ci"])
-  return text
 
 
 def _lossless(entry: dict) -> str:
@@ -211,99 +153,84 @@ def _lossless(entry: dict) -> str:
 
 def show_laws(console, result: dict) -> None:
   """Prints the report on two laws."""
-  caption = (
-    f"Optimum {result['optimum']:.6f}: {result['optimum_is']}. Other siblings "
-    "than i.i.d. have optima of their own, rules that look at whole paths "
-    "(block, multipath_block, traversal) are not bound node by node, and lossy "
-    "rules are not bound at all: shares above 1 are possible. Rules of a "
-    f"single path ({', '.join(cases.SINGLE_PATH)}) are given one path. "
-    f"{PLUS_MINUS} It stands where drafts were too many to enumerate and were "
-    "sampled."
-  )
-  table = _table(
-    f"num_drafts={result['num_drafts']}, "
-    f"num_speculative_tokens={result['num_speculative_tokens']}",
-    ["rule", "drafted as", "tokens", "accepted", "of optimum", "lossless",
-     "distance", "law of the next token"],
-    caption,
-  )  # fmt: skip
-  for name, entry in result["rules"].items():
-    accepted = f"{entry['acceptance']:.6f}"
+
+  def cells(entry: dict) -> list[str]:
+    accepted, law = f"{entry['acceptance']:.6f}", entry["output_law"]
+    share = report.number(entry["share_of_optimum"], ".4f")
     if entry["method"] == "sampled":
       accepted = plus_minus(entry["acceptance"], entry["standard_error"], 3)
-    law, share = entry["output_law"], entry["share_of_optimum"]
-    of_optimum = "" if share is None else f"{share:.4f}"
-    if entry["share_standard_error"] is not None:
-      of_optimum = plus_minus(share, entry["share_standard_error"], 3)
-    table.add_row(
-      name,
-      entry["siblings"],
-      str(entry["num_drafted"]),
-      accepted,
-      of_optimum,
-      _lossless(entry),
-      _distance(entry),
-      " ".join(f"{x:.4f}" for x in law)
-      if law and len(law) <= 8
-      else f"({'not sampled' if law is None else f'{len(law)} tokens'})",
-    )
-  console.print(table)
+    if error := entry["share_standard_error"]:
+      share = plus_minus(entry["share_of_optimum"], error, 3)
+    said = "(not sampled)" if law is None else f"({len(law)} tokens)"
+    if law and len(law) <= 8:
+      said = " ".join(f"{x:.4f}" for x in law)
+    return [accepted, share, _lossless(entry), _distance(entry), said]
+
+  report.show(
+    console,
+    ["rule", "drafted as", "tokens", "accepted", "of optimum", "lossless",
+     "distance", "law of the next token"],
+    [
+      [name, entry["siblings"], str(entry["num_drafted"]), *cells(entry)]
+      for name, entry in result["rules"].items()
+    ],
+    title=f"num_drafts={result['num_drafts']}, "
+    f"num_speculative_tokens={result['num_speculative_tokens']}",
+    caption=f"Optimum {result['optimum']:.6f}: {result['optimum_is']}. Other "
+    "siblings than i.i.d. have optima of their own, rules that look at whole "
+    "paths (block, multipath_block, traversal) are not bound node by node, and "
+    "lossy rules are not bound at all: shares above 1 are possible. Rules of a "
+    f"single path ({', '.join(cases.SINGLE_PATH)}) are given one path. "
+    f"{report.PLUS_MINUS} It stands where drafts were too many to enumerate "
+    "and were sampled.",
+  )  # fmt: skip
 
 
 def show_contexts(console, result: dict) -> None:
   """Prints the report on a pair."""
   first = next(iter(result["rules"]))
-  table = _table(
-    f"{result['num_prompts']} prompts, up to {result['max_contexts']} steps, "
-    f"num_drafts={result['num_drafts']}, "
+  report.show(
+    console,
+    ["rule", "drafted as", "tokens", "accepted", "block efficiency (95%)",
+     f"over {first} (95%, paired)", "lossless", "distance", "contexts"],
+    [
+      [
+        name,
+        entry["siblings"],
+        str(entry["num_drafted"]),
+        f"{entry['expected_accepted']:.4f}",
+        report.estimate(entry, "block_efficiency", ".3f"),
+        "" if name == first
+        else report.estimate(entry, "block_efficiency_ratio", ".3f"),
+        _lossless(entry),
+        _distance(entry),
+        str(entry["num_contexts"]),
+      ]
+      for name, entry in result["rules"].items()
+    ],
+    title=f"{result['num_prompts']} prompts, up to {result['max_contexts']} "
+    f"steps, num_drafts={result['num_drafts']}, "
     f"num_speculative_tokens={result['num_speculative_tokens']}, "
     f"temperature={result['config']['temperature']:g}",
-    ["rule", "drafted as", "tokens", "accepted", "block efficiency",
-     "95% interval", f"over {first} (95%, paired)", "lossless", "distance",
-     "contexts"],
-    "Accepted: expected drafted tokens accepted in one step. Rules drafted for "
-    "alike share contexts and drafts, others have their own. Distance: total "
-    "variation of the first token's law from the target's, mean over contexts. "
-    "Over: ratio of block efficiencies, paired by prompt.",
+    caption="Accepted: expected drafted tokens accepted in one step. Rules "
+    "drafted for alike share contexts and drafts, others have their own. "
+    "Distance: total variation of the first token's law from the target's, "
+    "mean over contexts. Over: ratio of block efficiencies, paired by prompt.",
   )  # fmt: skip
-  for name, entry in result["rules"].items():
-    interval = entry["block_efficiency_ci"]
-    table.add_row(
-      name,
-      entry["siblings"],
-      str(entry["num_drafted"]),
-      f"{entry['expected_accepted']:.4f}",
-      f"{entry['block_efficiency']:.4f}",
-      "" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}",
-      "" if name == first else _ratio(entry),
-      _lossless(entry),
-      _distance(entry),
-      str(entry["num_contexts"]),
-    )
-  console.print(table)
 
 
 def run(_) -> int:
   """The command."""
-  on_laws = {
-    name: value
-    for name, value in (
-      ("--target", cli.TARGET.value),
-      ("--draft", cli.DRAFT.value),
-      ("--laws", _LAWS.value),
-      ("--num_drafts", cli.NUM_DRAFTS.value),
-      ("--num_speculative_tokens", cli.NUM_SPECULATIVE_TOKENS.value),
-      ("--seed", cli.SEED.value),
-    )
-    if value is not None
-  }
+  laws = (cli.TARGET, cli.DRAFT, _LAWS)
+  sizes = (cli.NUM_DRAFTS, cli.NUM_SPECULATIVE_TOKENS, cli.SEED)
+  given = [f"--{f.name}" for f in (*laws, *sizes) if f.value is not None]
   config = cli.CONFIG.value
-  if config is not None and on_laws:
+  if config is not None and given:
     raise cli.UserError(
-      f"--config measures a real pair and does not go with {list(on_laws)}: "
+      f"--config measures a real pair and does not go with {given}: "
       "write --config.NAME=VALUE for what the config holds"
     )
-  if config is None and not on_laws.keys() & {"--target", "--draft", "--laws"}:
+  if config is None and all(flag.value is None for flag in laws):
     raise cli.UserError(
       "nothing to compare on: give --target and --draft, --laws, or --config"
     )

@@ -5,10 +5,15 @@ A row of a report is named after its rule:
   NAME                            as in `specjax.rules.RULES`, or as asked for
                                   ("typical(epsilon=0.2)")
   recursive (without_replacement) the same rule, other siblings
+
+What is enumerated is given small random models.
 """
 
 import dataclasses
+import itertools
+from collections.abc import Sequence
 
+import numpy as np
 from absl import flags
 
 from specjax import rules
@@ -21,6 +26,9 @@ from specjax.types import Rule
 
 RULES = flags.DEFINE_list(
   "rules", [], "Which rules, or rows, to measure; none is all."
+)
+INSTANCES = flags.DEFINE_integer(
+  "instances", 20, "Random instances of each size and kind.", lower_bound=2
 )
 # Rules of one path are given one; all others get all K.
 SINGLE_PATH = ("token", "block", *rules.FACTORIES.keys() - {"block_transport"})
@@ -148,3 +156,42 @@ def _tree(rule_name: str, num_drafts: int, depth: int) -> Tree:
       )
     return tree_lib.k_ary(*[2] * depth)
   return tree_lib.paths(depth, num_drafts)
+
+
+# --------------------------------------------------------------- random models
+
+LAWS = ("dirichlet_1", "dirichlet_0.3", "related")
+"""How they are drawn at every context: draft and target independent, flat or
+sharp; or the draft Dirichlet(1) and the target `q ~ p exp(0.7 noise)`."""
+
+
+def random_models(laws: str, vocab_size: int, length: int, seed: int):
+  """Small random draft and target, whose laws depend on the whole context.
+
+  Args:
+    laws: one of `LAWS`.
+    vocab_size: V.
+    length: G; there are laws after up to G tokens.
+    seed: of the model; the same whatever it is drafted for.
+
+  Returns:
+    Two functions of a context, `f64[V]`.
+  """
+  rng = np.random.default_rng([LAWS.index(laws), vocab_size, length, seed])
+  tables: tuple[dict, dict] = ({}, {})
+  flat = 0.3 if laws == "dirichlet_0.3" else 1.0
+  for depth in range(length + 1):
+    for context in itertools.product(range(vocab_size), repeat=depth):
+      p = rng.dirichlet(np.full(vocab_size, flat))
+      q = rng.dirichlet(np.full(vocab_size, flat))
+      if laws == "related":
+        q = p * np.exp(0.7 * rng.normal(size=vocab_size))
+        q /= q.sum()
+      tables[0][context], tables[1][context] = p, q
+  # Contexts start with the root's token.
+  return tuple(lambda context, t=table: t[context[1:]] for table in tables)
+
+
+def mean_and_minimum(shares: Sequence[float]) -> dict[str, float]:
+  """Of several models' shares."""
+  return {"mean": float(np.mean(shares)), "minimum": float(min(shares))}

@@ -12,14 +12,13 @@ G = 4, B = 1 that it can verify, and along each axis from there. `--full_grid`
 measures every cell. A stopped run goes on where it was.
 """
 
-import contextlib
 import dataclasses
 import functools
 import itertools
 import json
 import math
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -233,14 +232,13 @@ def run(_) -> int:
   names = cases.RULES.value or list(rules.RULES)
   for name in names:
     rules.get(name)
+  axes = (_VOCAB_SIZES, _NUM_DRAFTS, _LENGTHS, _BATCH_SIZES)
+  sizes = [sorted({*cli.integers(flag, default=())}) for flag in axes]
+  fields = [field.name for field in dataclasses.fields(Cell)]
   grid = [
-    Cell(
-      vocab_size=v, num_drafts=k, num_speculative_tokens=g, batch_size=b
-    )
-    for v, k, g, b in itertools.product(
-      *map(_sizes, (_VOCAB_SIZES, _NUM_DRAFTS, _LENGTHS, _BATCH_SIZES))
-    )
-  ]  # fmt: skip
+    Cell(**dict(zip(fields, size, strict=True)))
+    for size in itertools.product(*sizes)
+  ]
   plan, skipped = [], []
   for name in names:
     for drawn in cases.siblings_of(name):
@@ -256,27 +254,22 @@ def run(_) -> int:
   settings = {"rounds": rounds, "machine": made_by["machine"]}
   path = cli.OUTPUT.value
   results.check({"--output": path}, resumes=True)
-  with Journal(path, settings) if path else contextlib.nullcontext() as journal:
-    done = dict(journal.batches) if journal else {}
-    for name, entry in _measure(plan, done.keys(), rounds=rounds):
-      if journal:
-        journal.add({"batch": name, **entry})
-      done[name] = entry
+  with Journal(path, settings) as journal:
+    for name, entry in _measure(plan, journal.batches, rounds=rounds):
+      journal.add({"batch": name, **entry})
     cells = [
       {key: value for key, value in entry.items() if key != "batch"}
-      for entry in done.values()
+      for entry in journal.batches.values()
     ]
-    result = {"cells": cells, "skipped": skipped, "rounds": rounds, **made_by}
-    if journal:
-      results.write_json(path, result)
-      journal.finish()
-    else:
-      results.show_json(None, result)
+    results.write_json(
+      path, {"cells": cells, "skipped": skipped, "rounds": rounds, **made_by}
+    )
+    journal.finish()
   return 0
 
 
 def _measure(
-  plan: list, done: Collection[str], *, rounds: int
+  plan: list, done: Mapping, *, rounds: int
 ) -> Iterator[tuple[str, dict]]:
   """What is not done of a plan: entries, and what they are called."""
   made, inputs = None, None
@@ -305,21 +298,9 @@ def _measure(
     yield name, entry
 
 
-def _sizes(flag) -> list[int]:
-  try:
-    sizes = sorted({int(text) for text in flag.value})
-  except ValueError:
-    sizes = []
-  if not sizes or sizes[0] < 1:
-    raise ValueError(
-      f"--{flag.name} must be positive integers, got {flag.value}"
-    )
-  return sizes
-
-
 def _entry(cell: Cell, drawn: Siblings, name: str) -> dict:
   return {**dataclasses.asdict(cell), "rule": name, "siblings": drawn.name}
 
 
 if __name__ == "__main__":
-  cli.run(run, required=())
+  cli.run(run, required=("output",))

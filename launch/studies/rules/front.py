@@ -15,12 +15,10 @@ those of the step's draft, of six tokens.
 """
 
 import functools
-import json
 import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from launch import cli, provenance, results
 from launch.studies.rules import on_pair
@@ -28,7 +26,6 @@ from specjax import intervals, rules
 from specjax import siblings as siblings_lib
 from specjax import tree as tree_lib
 from specjax.decode import make_decoder
-from specjax.runtime import requests
 from specjax.types import Draft, Rule
 
 cli.reads(cli.CONFIG, cli.OUTPUT, on_pair.NUM_PROMPTS, on_pair.NUM_CONTEXTS)
@@ -160,26 +157,16 @@ def measure(names, models, config, batches, *, max_contexts: int) -> dict:
     rule="token",
     vocab_size=models.tokenizer.vocab_size,
   )
-  walk = on_pair.Walk(decoder, models, config, batches)
   asked = [jax.jit(functools.partial(ask, rules.get(name))) for name in names]
-  sums: dict[tuple, np.ndarray] = {}
-  counts: dict[tuple, int] = {}
-  for batch in batches:
-    units = [requests.content_of(prompt) for prompt in batch.prompts]
-    for here, info in walk.steps(batch, max_contexts):
-      found = np.array(
-        jax.device_get([f(info.draft, info.target_log_probs) for f in asked]),
-        np.float64,
-      )  # [rules, 6, B]
-      for row in np.flatnonzero(here):
-        unit = units[row]
-        if found[:, -1, row].max() > _FAR:
-          worst = names[int(found[:, -1, row].argmax())]
-          raise ValueError(f"{worst} does not report its distance")
-        sums[unit] = sums.get(unit, 0.0) + found[:, :-1, row]
-        counts[unit] = counts.get(unit, 0) + 1
-  contexts = np.array([counts[unit] for unit in sorted(sums)], float)
-  table = np.array([sums[unit] for unit in sorted(sums)])  # [units, rules, 5]
+  contexts, table = on_pair.sums_by_prompt(
+    on_pair.Walk(decoder, models, config, batches),
+    batches,
+    lambda info: [f(info.draft, info.target_log_probs) for f in asked],
+    max_contexts=max_contexts,
+  )  # [prompts], [prompts, rules, 6]
+  off = table[..., -1].sum(axis=0) / contexts.sum()
+  if off.max() > _FAR:
+    raise ValueError(f"{names[int(off.argmax())]} does not report its distance")
   report = {}
   for number, name in enumerate(names):
     report[name] = {"rule": rules.get(name).name}
@@ -222,10 +209,7 @@ def run(_) -> int:
     "num_contexts": found["num_contexts"],
     "num_prompts": len(items),
     "num_speculative_tokens": _TOKENS,
-    "config": json.loads(config.to_json_best_effort()),
-    **provenance.record(
-      models=provenance.checkpoints(config), texts=[p.text for p in items]
-    ),
+    **provenance.of_config(config, texts=[p.text for p in items]),
   }
   results.show_json(cli.OUTPUT.value, result)
   return 0

@@ -8,7 +8,7 @@ over all its drafts, in float64, and divided by what the best lossless rule
 accepts of such drafts (`specjax.theory.joint`), so nothing is sampled but the
 laws. Rules are those of `specjax.rules` that fit; all paths of a draft are
 drawn from one law, "siblings" says how those that start at a node are.
-"laws" are of `launch.studies.rules.random_models`.
+"laws" are of `launch.studies.rules.cases`.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from launch import cli, provenance, results
-from launch.studies.rules import random_models
+from launch.studies.rules import cases
 from specjax import exact, rules
 from specjax import siblings as siblings_lib
 from specjax import tree as tree_lib
@@ -27,7 +27,7 @@ from specjax.theory import joint
 from specjax.tree import Tree
 from specjax.types import Rule
 
-cli.reads(cli.OUTPUT, random_models.INSTANCES)
+cli.reads(cli.OUTPUT, cases.INSTANCES)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ def shares(shape: Shape, laws: str, instances: int) -> dict:
 
   Args:
     shape: of the drafts.
-    laws: one of `random_models.LAWS`.
+    laws: one of `cases.LAWS`.
     instances: number of models.
 
   Returns:
@@ -113,7 +113,7 @@ def shares(shape: Shape, laws: str, instances: int) -> dict:
   reached: dict[str, list[float]] = {name: [] for name in fitting}
   optima, error = [], 0.0
   for seed in range(instances):
-    draft, target = random_models.draw(
+    draft, target = cases.random_models(
       laws, shape.vocab_size, shape.length, seed
     )
     try:
@@ -138,8 +138,7 @@ def shares(shape: Shape, laws: str, instances: int) -> dict:
     "num_unsolved": instances - len(optima),
     "error_of_output_law": error,
     "share_of_optimum": {
-      name: {"mean": float(np.mean(some)), "minimum": float(min(some))}
-      for name, some in reached.items()
+      name: cases.mean_and_minimum(some) for name, some in reached.items()
     },
   }
 
@@ -151,12 +150,12 @@ def run(_) -> int:
   jax.config.update("jax_disable_most_optimizations", True)
   with jax.enable_x64(True):
     rows = [
-      shares(shape, laws, random_models.INSTANCES.value)
+      shares(shape, laws, cases.INSTANCES.value)
       for shape in SHAPES
-      for laws in random_models.LAWS
+      for laws in cases.LAWS
     ]
   result = {
-    "instances": random_models.INSTANCES.value,
+    "instances": cases.INSTANCES.value,
     "rows": rows,
     **provenance.record(),
   }

@@ -4,7 +4,7 @@ r"""How much of the joint optimum is left if a rule sees the laws on its draft.
     --output=docs/measurements/rules/off_draft.json
 
 Of i.i.d. paths, by `specjax.theory.off_tree`. Every context but the root has m
-equally likely pairs of laws, of `launch.studies.rules.random_models`, each
+equally likely pairs of laws, of `launch.studies.rules.cases`, each
 mixed with 0.03 of the uniform law: the solver fails where masses are tiny.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 from absl import flags
 
 from launch import cli, provenance, results
-from launch.studies.rules import random_models
+from launch.studies.rules import cases
 from specjax import tree as tree_lib
 from specjax.theory import off_tree
 
@@ -31,13 +31,13 @@ def share(laws: str, size: tuple[int, int, int, int], seed: int) -> float:
   """The share of the optimum with all laws known, for one prior.
 
   Args:
-    laws: one of `launch.studies.rules.random_models.LAWS`.
+    laws: one of `launch.studies.rules.cases.LAWS`.
     size: V, G, K and m.
     seed: of the prior.
   """
   vocab, length, count, pairs = size
   models = [
-    random_models.draw(laws, vocab, length, seed * pairs + i)
+    cases.random_models(laws, vocab, length, seed * pairs + i)
     for i in range(pairs)
   ]
 
@@ -56,7 +56,7 @@ def run(_) -> int:
   jax.config.update("jax_disable_most_optimizations", True)
   rows = []
   for size in _SIZES:
-    for laws in random_models.LAWS:
+    for laws in cases.LAWS:
       shares = [share(laws, size, seed) for seed in range(_PRIORS.value)]
       vocab, length, count, pairs = size
       rows.append(
@@ -66,10 +66,7 @@ def run(_) -> int:
           "num_drafts": count,
           "pairs": pairs,
           "laws": laws,
-          "share_of_optimum": {
-            "mean": float(np.mean(shares)),
-            "minimum": float(min(shares)),
-          },
+          "share_of_optimum": cases.mean_and_minimum(shares),
         }
       )
   result = {"priors": _PRIORS.value, "rows": rows, **provenance.record()}

@@ -8,7 +8,7 @@ is flipped (an expectation given the draft: Rao-Blackwell).
 
 import functools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -119,29 +119,85 @@ def measure(
     groups.setdefault((row.tree, row.siblings), []).append(row)
   report: dict[str, dict] = {}
   columns: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-  progress = tqdm.tqdm(
-    total=len(groups) * len(batches),
-    unit="batch",
-    disable=not sys.stderr.isatty(),
-  )
-  with progress:
-    for (tree, siblings), group in groups.items():
-      decoder = make_decoder(
-        models.target,
-        drafter=drafter(config, models, tree, siblings),
-        rule="gumbel_list" if siblings.with_noise else "recursive",
-        vocab_size=models.tokenizer.vocab_size,
-      )
-      asked = _Group(group, Walk(decoder, models, config, batches))
-      for batch in batches:
-        asked.add(batch, max_contexts)
-        progress.update()
-      report |= asked.report()
-      columns |= asked.columns()
+  for (tree, siblings), group in groups.items():
+    decoder = make_decoder(
+      models.target,
+      drafter=drafter(config, models, tree, siblings),
+      rule="gumbel_list" if siblings.with_noise else "recursive",
+      vocab_size=models.tokenizer.vocab_size,
+    )
+    asked = [jax.jit(functools.partial(_ask, row)) for row in group]
+    contexts, sums = sums_by_prompt(
+      Walk(decoder, models, config, batches),
+      batches,
+      lambda info, asked=asked: [
+        ask(info.draft, info.target_log_probs) for ask in asked
+      ],
+      max_contexts=max_contexts,
+    )  # [prompts], [prompts, rules, 2]
+    for number, row in enumerate(group):
+      accepted, distance = sums[:, number].T
+      total = contexts.sum()
+      columns[row.name] = contexts + accepted, contexts
+      report[row.name] = {
+        "expected_accepted": float(accepted.sum() / total),
+        "block_efficiency": 1 + float(accepted.sum() / total),
+        "block_efficiency_ci": intervals.ratio_interval(
+          contexts + accepted, contexts, limits=(1, tree.max_depth + 1)
+        ),
+        "total_variation": None
+        if row.rule.lossless
+        else float(distance.sum() / total),
+        "num_contexts": int(total),
+        **row.describe(),
+      }
   first = columns[rows[0].name]
   for row in rows[1:]:
     report[row.name] |= _over(first, columns[row.name])
   return {row.name: report[row.name] for row in rows}
+
+
+def sums_by_prompt(
+  walk: "Walk",
+  batches: Sequence[Batch],
+  ask: Callable[[Any], Any],
+  *,
+  max_contexts: int,
+) -> tuple[np.ndarray, np.ndarray]:
+  """Walks along the completions of all prompts, and adds up what is asked.
+
+  Args:
+    walk: along them.
+    batches: the prompts.
+    ask: of a step, `f[..., B]`.
+    max_contexts: decoding steps a prompt, at most.
+
+  Returns:
+    Contexts of each prompt, `f64[prompts]`, and its sums, `f64[prompts, ...]`;
+    rows of one prompt are one.
+
+  Raises:
+    ValueError: if the models give no context without NaN.
+  """
+  sums: dict[tuple, np.ndarray] = {}
+  contexts: dict[tuple, int] = {}
+  quiet = not sys.stderr.isatty()
+  for batch in tqdm.tqdm(batches, unit="batch", disable=quiet):
+    units = [requests.content_of(prompt) for prompt in batch.prompts]
+    contexts |= {unit: contexts.get(unit, 0) for unit in units}
+    for here, info in walk.steps(batch, max_contexts):
+      found = np.array(jax.device_get(ask(info)), np.float64)
+      for row in np.flatnonzero(here):
+        sums[units[row]] = sums.get(units[row], 0.0) + found[..., row]
+        contexts[units[row]] += 1
+  if not sums:
+    raise ValueError("no context to compare rules on: the models gave NaN")
+  none = np.zeros_like(next(iter(sums.values())))
+  names = sorted(contexts)
+  return (
+    np.array([contexts[name] for name in names], float),
+    np.array([sums.get(name, none) for name in names]),
+  )
 
 
 def _over(first, other) -> dict:
@@ -234,67 +290,6 @@ class Walk:
         min_p=config.min_p,
       ),
     )
-
-
-class _Group:
-  """Asks every rule of a group at each step of a walk."""
-
-  def __init__(self, group: Sequence[Case], walk: Walk):
-    self._group, self._walk = group, walk
-    self._ask = [jax.jit(functools.partial(_ask, row)) for row in group]
-    # By prompt: contexts, and for every rule accepted tokens and distances.
-    self._sums: dict[tuple, np.ndarray] = {}
-
-  def add(self, batch: Batch, max_contexts: int) -> None:
-    """Walks along the completions of a batch."""
-    count = len(batch.prompts)
-    sums = np.zeros((count, 2 * len(self._group) + 1))
-    for counts, info in self._walk.steps(batch, max_contexts):
-      found = jax.device_get(
-        [ask(info.draft, info.target_log_probs) for ask in self._ask]
-      )
-      rows = batch.rows
-      here = np.concatenate([np.ones((1, rows)), np.reshape(found, (-1, rows))])
-      sums += np.where(counts[:, None], here.T[:count], 0)
-    for prompt, row in zip(batch.prompts, sums, strict=True):
-      name = requests.content_of(prompt)  # rows of one prompt are one unit
-      self._sums[name] = self._sums.get(name, 0.0) + row
-
-  def columns(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Emitted tokens and contexts of every row, `f64[prompts]` each."""
-    sums = self._by_prompt()
-    return {
-      row.name: (sums[:, 0] + sums[:, 1 + 2 * number], sums[:, 0])
-      for number, row in enumerate(self._group)
-    }
-
-  def _by_prompt(self) -> np.ndarray:
-    return np.array([self._sums[prompt] for prompt in sorted(self._sums)])
-
-  def report(self) -> dict[str, dict]:
-    """The numbers of every row of the group."""
-    sums = self._by_prompt()
-    contexts = sums[:, 0]
-    total = contexts.sum()
-    if not total:
-      raise ValueError("no context to compare rules on: the models gave NaN")
-    found = {}
-    for number, row in enumerate(self._group):
-      accepted, distance = sums[:, 1 + 2 * number], sums[:, 2 + 2 * number]
-      mean = float(accepted.sum() / total)
-      found[row.name] = {
-        "expected_accepted": mean,
-        "block_efficiency": 1 + mean,
-        "block_efficiency_ci": intervals.ratio_interval(
-          contexts + accepted, contexts, limits=(1, row.tree.max_depth + 1)
-        ),
-        "total_variation": None
-        if row.rule.lossless
-        else float(distance.sum() / total),
-        "num_contexts": int(total),
-        **row.describe(),
-      }
-    return found
 
 
 def _ask(row: Case, draft, target_log_probs):

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from launch import cli, provenance, results
-from launch.studies.rules import random_models
+from launch.studies.rules import cases
 from specjax import laws
 from specjax.rules import kseq, transport
 from specjax.theory.optimum import iid_optimum
 
-cli.reads(cli.OUTPUT, random_models.INSTANCES)
+cli.reads(cli.OUTPUT, cases.INSTANCES)
 
 _VOCAB_SIZES = (200, 2_000, 32_768, 131_072)
 _NUM_DRAFTS = (2, 3, 4, 6, 8)
@@ -72,7 +72,7 @@ def run(_) -> int:
     rng = np.random.default_rng(vocab_size)
     for count in _NUM_DRAFTS:
       shares = []
-      for _ in range(random_models.INSTANCES.value):
+      for _ in range(cases.INSTANCES.value):
         p, q = random_pair(rng, vocab_size)
         with np.errstate(divide="ignore"):
           log_q, log_p = (jnp.log(jnp.asarray(x, jnp.float32)) for x in (q, p))
@@ -84,16 +84,13 @@ def run(_) -> int:
           "vocab_size": vocab_size,
           "num_drafts": count,
           "share_of_optimum": {
-            name: {
-              "mean": float(np.mean([s[name] for s in shares])),
-              "minimum": float(min(s[name] for s in shares)),
-            }
+            name: cases.mean_and_minimum([s[name] for s in shares])
             for name in shares[0]
           },
         }
       )
   result = {
-    "instances": random_models.INSTANCES.value,
+    "instances": cases.INSTANCES.value,
     "rows": rows,
     **provenance.record(),
   }

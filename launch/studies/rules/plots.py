@@ -1,4 +1,4 @@
-r"""Draws the figures about rules from committed measurements.
+r"""The tables and the figures about rules, of committed measurements.
 
   python -m launch.studies.rules.plots costs \
     docs/measurements/rules/costs.json \
@@ -7,13 +7,9 @@ r"""Draws the figures about rules from committed measurements.
 The same measurements give the same file, byte for byte.
 """
 
-import json
 import math
-import os
-import pathlib
 import statistics
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from matplotlib import colormaps
@@ -21,8 +17,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from launch import figures, tables
-from launch.studies.rules import page
+from launch import report
 from specjax import rules
 
 _AXES = {
@@ -31,8 +26,382 @@ _AXES = {
   "num_speculative_tokens": "drafted tokens a path G",
   "batch_size": "rows B",
 }
-_CENTRE = (1 << 17, 4, 4, 1)
-_MARKERS = "osD^v<>PX*"
+_CENTRE = dict(
+  vocab_size=1 << 17, num_drafts=4, num_speculative_tokens=4, batch_size=1
+)
+
+# ----------------------------------------------------- along a pair's contexts
+
+
+def _excess(found: dict | None, cell: dict) -> int:
+  """Tokens that a rule drafted beyond its cell's K x G; -1 where it has none.
+
+  Rules of one path draft fewer where there are several, and are not shown; hub
+  pairs at every node are more.
+  """
+  budget = cell["num_drafts"] * cell["num_speculative_tokens"]
+  return -1 if found is None else max(found["num_drafted"] - budget, -1)
+
+
+def efficiency_table(results: dict[str, dict]) -> str:
+  """Block efficiency of every rule, of `launch.studies.rules.sweep`.
+
+  Rules of one path are measured in the cells with one path only. A number with
+  a star drafted more tokens than its column says (hub pairs at every node).
+  """
+  (result,) = results.values()
+
+  def text(found: dict | None, cell: dict) -> str:
+    if found is None or _excess(found, cell) < 0:
+      return "–"
+    said = f"{found['block_efficiency']:.2f}" + "*" * (_excess(found, cell) > 0)
+    said += report.interval(found["block_efficiency_ci"])
+    if not found["lossless"]:
+      said += f", TV {found['total_variation']:.2f}"
+    return said
+
+  cells = result["cells"]
+  names = dict.fromkeys(name for cell in cells for name in cell["rules"])
+  shape = "{num_drafts}x{num_speculative_tokens}, T={temperature}"
+  return report.table(
+    ["rule", *(shape.format(**cell) for cell in cells)],
+    [
+      [f"`{name}`", *(text(cell["rules"].get(name), cell) for cell in cells)]
+      for name in names
+    ],
+  )
+
+
+def efficiency(result: dict) -> Figure:
+  """Block efficiency of every rule with its 95% interval, a panel a cell.
+
+  Args:
+    result: of `launch.studies.rules.sweep`.
+  """
+  cells = result["cells"]
+  names = list(dict.fromkeys(n for cell in cells for n in cell["rules"]))[::-1]
+  rows = (len(cells) + 3) // 4
+  figure, panels = report.panels(
+    12, 4.6 * rows, rows, 4, sharex=True, sharey=True
+  )
+  for panel, cell in zip(panels.flat, cells, strict=False):
+    for place, name in enumerate(names):
+      found = cell["rules"].get(name)
+      if found is None or _excess(found, cell) < 0:
+        continue
+      color = "tab:blue" if found["lossless"] else "tab:red"
+      if ends := found["block_efficiency_ci"]:
+        panel.plot(ends, [place] * 2, color=color)
+      panel.plot(
+        found["block_efficiency"], place, "o", color=color,
+        fillstyle="none" if _excess(found, cell) else "full",
+      )  # fmt: skip
+    panel.set_title(
+      f"{cell['num_drafts']} x {cell['num_speculative_tokens']}, "
+      f"temperature {cell['temperature']}"
+    )
+    panel.set_yticks(range(len(names)), names)
+  for panel in panels[-1]:
+    panel.set_xlabel("tokens per target call (95%)")
+  dot = lambda color, label, **more: Line2D(
+    [], [], marker="o", linestyle="", color=color, label=label, **more
+  )
+  figure.legend(
+    handles=[
+      dot("tab:blue", "lossless"),
+      dot("tab:red", "lossy"),
+      dot("tab:gray", "more tokens drafted than K x G", fillstyle="none"),
+    ],
+    loc="outside upper center",
+    ncols=3,
+  )
+  return figure
+
+
+def front_table(results: dict[str, dict]) -> str:
+  """Who is on the front, and what it costs, of `launch.studies.rules.front`."""
+  (result,) = results.values()
+  plain = lambda key, form: (
+    lambda point: f"{point[key]:{form}}".replace("-0.000", "0.000")
+  )
+  with_ends = lambda key, form: (
+    lambda point: (
+      f"{point[key]:{form}}" + report.interval(point.get(f"{key}_ci"), form)
+    )
+  )
+  return report.columns(
+    [point for points in result["families"].values() for point in points],
+    {
+      "rule": lambda point: f"`{point['rule']}`",
+      "accepted": plain("acceptance", ".3f"),
+      "TV": plain("total_variation", ".3f"),
+      "above the front": plain("above_front", ".3f"),
+      "tokens a call (95%)": with_ends("block_efficiency", ".2f"),
+      "cross-entropy, nats": plain("cross_entropy", ".2f"),
+      "over lossless (95%)": with_ends("cross_entropy_ratio", ".3f"),
+    },
+  )
+
+
+def front(result: dict) -> Figure:
+  """Distance against rejections, and cross-entropy against tokens per call.
+
+  Args:
+    result: of `launch.studies.rules.front`.
+  """
+  families = dict(result["families"])
+  (lossless,) = families.pop("token")
+  figure, ((one, other),) = report.panels(10, 4.2, columns=2)
+  span = 1 - lossless["acceptance"]
+  one.plot([0, span], [span, 0], color="black", label="front")
+  one.fill_between([0, span], [span, 0], color="black", alpha=0.06, linewidth=0)
+  for number, (name, points) in enumerate(families.items()):
+    column = lambda key, points=points: [point[key] for point in points]
+    style = {
+      "marker": report.MARKERS[number % 10], "color": f"C{number % 10}",
+      "linestyle": "-" if number < 10 else "--",
+      "fillstyle": "full" if number < 10 else "none",
+    }  # fmt: skip
+    one.plot(
+      [1 - a for a in column("acceptance")], column("total_variation"),
+      label=name.replace("_", " "), **style,
+    )  # fmt: skip
+    other.plot(column("block_efficiency"), column("cross_entropy"), **style)
+  place = lossless["block_efficiency"], lossless["cross_entropy"]
+  other.plot(*place, "*", color="black", markersize=9)
+  other.annotate(
+    "lossless", place, xytext=(5, -11), textcoords="offset points",
+    fontsize="small",
+  )  # fmt: skip
+  one.set_xlabel("probability of a rejection")
+  one.set_ylabel("total variation from the target")
+  other.set_xlabel(
+    f"tokens per target call, {result['num_speculative_tokens']} drafted"
+  )
+  other.set_ylabel("cross-entropy under the target, nats a token")
+  one.set_xlim(left=0)
+  one.set_ylim(bottom=0)
+  report.legend_below(figure, *one.get_legend_handles_labels())
+  return figure
+
+
+# ------------------------------------------------------------ shares of optima
+
+
+def _mean_and_least(shares: Iterable[dict], digits: int) -> str:
+  """Mean (least) over shares, which are of equally many models."""
+  mean, least = _over(shares)
+  return f"{mean:.{digits}f} ({least:.{digits}f})"
+
+
+def _over(shares: Iterable[dict]) -> tuple[float, float]:
+  shares = [*shares]
+  mean = statistics.fmean(share["mean"] for share in shares)
+  return mean, min(share["minimum"] for share in shares)
+
+
+def _shares_of(rows: list[dict], rule: str, **wanted) -> list[dict]:
+  """A rule's shares, of rows of some kind whose drafts it takes."""
+  return [
+    row["share_of_optimum"][rule]
+    for row in rows
+    if rule in row["share_of_optimum"]
+    and all(row[name] == value for name, value in wanted.items())
+  ]
+
+
+def _by_share(rows: list[dict]) -> list[str]:
+  """The rules of some rows of `rules.joint`, the best on average first."""
+  names = dict.fromkeys(n for row in rows for n in row["share_of_optimum"])
+  return sorted(names, key=lambda name: -_over(_shares_of(rows, name))[0])
+
+
+def optimality_table(results: dict[str, dict]) -> str:
+  """Share of the optimum, mean (minimum), of `rules.optimality`."""
+  (result,) = results.values()
+  share = lambda name: (
+    lambda row: _mean_and_least(_shares_of([row], name), digits=4)
+  )
+  return report.columns(
+    result["rows"],
+    {
+      "V": lambda row: f"{row['vocab_size']:,}",
+      "K": lambda row: str(row["num_drafts"]),
+      **{f"`{n}`": share(n) for n in result["rows"][0]["share_of_optimum"]},
+    },
+  )
+
+
+def optimality(result: dict) -> Figure:
+  """Share of the optimum against K, a panel for each V.
+
+  Args:
+    result: of `launch.studies.rules.optimality`.
+  """
+  sizes = sorted({row["vocab_size"] for row in result["rows"]})
+  figure, panels = report.panels(11, 3.2, columns=len(sizes), sharey=True)
+  names = [n for n in result["rows"][0]["share_of_optimum"] if n != "match"]
+  for panel, size in zip(panels.flat, sizes, strict=True):
+    rows = [row for row in result["rows"] if row["vocab_size"] == size]
+    counts = [row["num_drafts"] for row in rows]
+    for number, name in enumerate(names):
+      mean, least = zip(
+        *(_over(_shares_of([row], name)) for row in rows), strict=True
+      )
+      color = f"C{number}"
+      panel.plot(
+        counts, mean, marker=report.MARKERS[number], color=color, label=name
+      )
+      panel.fill_between(
+        counts, least, mean, color=color, alpha=0.15, linewidth=0
+      )
+    panel.set_title(f"V = {size:,}")
+    panel.set_xticks(counts)
+    panel.set_xlabel("drafts K")
+  panels[0, 0].set_ylabel("share of the optimum\n(shaded: to the minimum)")
+  panels[0, -1].legend(loc="lower right")
+  return figure
+
+
+def joint_table(results: dict[str, dict]) -> str:
+  """Share of the joint optimum, mean (least), of `rules.joint`: i.i.d. paths.
+
+  A row a rule, the best first, a column each G and K.
+  """
+  (result,) = results.values()
+  rows = [row for row in result["rows"] if row["siblings"] == "iid"]
+  names = "num_speculative_tokens", "num_drafts"
+  shapes = sorted({tuple(row[name] for name in names) for row in rows})
+  kinds = [dict(zip(names, shape, strict=True)) for shape in shapes]
+  return report.table(
+    ["rule", *(f"G={g}, K={k}" for g, k in shapes), "all"],
+    [
+      [f"`{name}`", *_over_kinds(rows, name, kinds)] for name in _by_share(rows)
+    ],
+  )
+
+
+def joint_others(results: dict[str, dict]) -> str:
+  """The same for other siblings: a row each and rule, a column a kind of laws.
+
+  Of each kind it is the optimum of drafts that are drawn so.
+  """
+  (result,) = results.values()
+  names = dict.fromkeys(row["laws"] for row in result["rows"])
+  kinds = [{"laws": name} for name in names]
+  siblings = dict.fromkeys(row["siblings"] for row in result["rows"])
+  lines = []
+  for drawn in [name for name in siblings if name != "iid"]:
+    rows = [row for row in result["rows"] if row["siblings"] == drawn]
+    lines += [
+      [drawn.replace("_", " "), f"`{rule}`", *_over_kinds(rows, rule, kinds)]
+      for rule in _by_share(rows)
+    ]
+  head = ["siblings", "rule", *(name.replace("_", " ") for name in names)]
+  return report.table([*head, "all"], lines)
+
+
+def _over_kinds(rows: list[dict], rule: str, kinds: list[dict]) -> list[str]:
+  """A rule's share over rows of each kind, and over all."""
+  return [
+    _mean_and_least(_shares_of(rows, rule, **kind), 3) for kind in (*kinds, {})
+  ]
+
+
+def joint(result: dict) -> Figure:
+  """Share of the joint optimum of i.i.d. paths, a row a rule.
+
+  Args:
+    result: of `launch.studies.rules.joint`.
+  """
+  rows = [row for row in result["rows"] if row["siblings"] == "iid"]
+  names = _by_share(rows)[::-1]
+  figure, ((panel,),) = report.panels(7, 0.6 + 0.3 * len(names))
+  for place, name in enumerate(names):
+    mean, least = _over(_shares_of(rows, name))
+    panel.plot([least, mean], [place] * 2, color="tab:blue")
+    panel.plot(least, place, "|", color="tab:blue", markersize=7)
+    panel.plot(mean, place, "o", color="tab:blue")
+  panel.set_yticks(range(len(names)), names)
+  panel.set_xlim(right=1)
+  panel.set_xlabel("share of the joint optimum: mean, and down to the least")
+  return figure
+
+
+def off_draft(results: dict[str, dict]) -> str:
+  """What laws off the draft are worth, of `rules.off_draft`: a row a size."""
+  (result,) = results.values()
+  names = "vocab_size", "num_speculative_tokens", "num_drafts", "pairs"
+  groups: dict[tuple, list[dict]] = {}
+  for row in result["rows"]:
+    size = tuple(str(row[name]) for name in names)
+    groups.setdefault(size, []).append(row["share_of_optimum"])
+  lines = [[*size, _mean_and_least(some, 4)] for size, some in groups.items()]
+  return report.table(["V", "G", "K", "m", "share, mean (least)"], lines)
+
+
+# ----------------------------------------------------------------------- costs
+
+
+def _by_rule(cells: list[dict]) -> dict[tuple[str, str], list[dict]]:
+  """Cells by rule and siblings, without rules that are gone."""
+  groups: dict[tuple[str, str], list[dict]] = {}
+  for cell in cells:
+    if cell["rule"].partition("(")[0] in rules.RULES:
+      groups.setdefault((cell["rule"], cell["siblings"]), []).append(cell)
+  return groups
+
+
+def _quoted(rule: str, siblings: str) -> str:
+  return f"`{rule}`" + ("" if siblings == "iid" else f", {siblings}")
+
+
+def costs_table(results: dict[str, dict]) -> str:
+  """Milliseconds (passes over the inputs), of `launch.studies.rules.costs`.
+
+  One row a rule, one column a shape, at the vocabulary closest to 131,072 and
+  the smallest batch that were measured.
+  """
+  (result,) = results.values()
+  sizes = {cell["vocab_size"] for cell in result["cells"]}
+  near = min(sizes, key=lambda v: abs(math.log(v / 131_072)))
+  batch = min(cell["batch_size"] for cell in result["cells"])
+  cells = [
+    cell
+    for cell in result["cells"]
+    if (cell["vocab_size"], cell["batch_size"]) == (near, batch)
+  ]
+  shape_of = lambda c: (c["num_drafts"], c["num_speculative_tokens"])
+  shapes = sorted({shape_of(cell) for cell in cells})
+  lines = []
+  for name, own in _by_rule(cells).items():
+    said = {
+      shape_of(c): f"{c['milliseconds']:.1f} ({c['ratio']:.1f}x)" for c in own
+    }
+    lines.append([_quoted(*name), *(said.get(shape, "–") for shape in shapes)])
+  head = [f"V = {near:,}, B = {batch}", *(f"K={k}, G={g}" for k, g in shapes)]
+  return report.table(head, lines)
+
+
+def cost_limits(results: dict[str, dict], limit: float = 3.0) -> str:
+  """In how many of the cells measured a rule costs at most `limit` passes."""
+  (result,) = results.values()
+  ratios = lambda item: [cell["ratio"] for cell in item[1]]
+  place = "V = {vocab_size:,}, K = {num_drafts}, G = {num_speculative_tokens}"
+  return report.columns(
+    _by_rule(result["cells"]).items(),
+    {
+      "rule": lambda item: _quoted(*item[0]),
+      "cells": lambda item: str(len(item[1])),
+      f"within {limit:g} passes": lambda item: str(
+        sum(ratio <= limit for ratio in ratios(item))
+      ),
+      "median": lambda item: f"{statistics.median(ratios(item)):.1f}",
+      "most": lambda item: (
+        "{ratio:.1f} (" + place + ", B = {batch_size})"
+      ).format(**max(item[1], key=lambda cell: cell["ratio"])),
+    },
+  )
 
 
 def costs(result: dict) -> Figure:
@@ -45,23 +414,17 @@ def costs(result: dict) -> Figure:
   Args:
     result: of `launch.studies.rules.costs`.
   """
-  series = {}
-  for cell in result["cells"]:
-    if cell["rule"].partition("(")[0] in rules.RULES:  # others are gone
-      series.setdefault((cell["rule"], cell["siblings"]), []).append(cell)
   lines = {
     _label(name, cells): {axis: _line(cells, axis) for axis in _AXES}
-    for name, cells in series.items()
+    for name, cells in _by_rule(result["cells"]).items()
   }
   ratios = lambda label: [c["ratio"] for x in lines[label].values() for c in x]
   labels = sorted(lines, key=lambda label: statistics.median(ratios(label)))
   ticks = {axis: sorted({c[axis] for c in result["cells"]}) for axis in _AXES}
-  figure = Figure(figsize=(9.5, 7.2), layout="constrained")
-  panels = figure.subplots(
-    1, len(_AXES), sharey=True, width_ratios=[len(t) for t in ticks.values()]
-  )
-  colors = colormaps["RdBu_r"]
-  norm = LogNorm(1 / 32, 32)
+  figure, (panels,) = report.panels(
+    9.5, 7.2, columns=len(_AXES), sharey=True,
+    width_ratios=[len(t) for t in ticks.values()],
+  )  # fmt: skip
   for panel, (axis, title) in zip(panels, _AXES.items(), strict=True):
     table = np.full((len(labels), len(ticks[axis])), np.nan)
     for row, label in enumerate(labels):
@@ -72,12 +435,15 @@ def costs(result: dict) -> Figure:
           column, row, f"{cell['ratio']:.1f}", ha="center", va="center",
           color="white" if abs(math.log2(cell["ratio"])) > 3 else "black",
         )  # fmt: skip
-    panel.imshow(table, cmap=colors, norm=norm, aspect="auto")
+    panel.imshow(
+      table, cmap=colormaps["RdBu_r"], norm=LogNorm(1 / 32, 32), aspect="auto"
+    )
     panel.set_xticks(
       range(len(ticks[axis])), [f"{tick:,}" for tick in ticks[axis]]
     )
     panel.set_yticks(range(len(labels)), labels)
     panel.tick_params(length=0)
+    panel.grid(False)
     panel.spines[:].set_visible(False)
     panel.set_xlabel(title)
   figure.suptitle(
@@ -99,191 +465,22 @@ def _label(name: tuple[str, str], cells: list[dict]) -> str:
   rule, siblings = name
   notes = [] if siblings == "iid" else [siblings.replace("_", " ")]
   line = _line(cells, "vocab_size")  # along which K and G stand still
-  for letter, axis, usual in (
-    ("K", "num_drafts", _CENTRE[1]),
-    ("G", "num_speculative_tokens", _CENTRE[2]),
-  ):
-    if line[0][axis] != usual:
+  for letter, axis in (("K", "num_drafts"), ("G", "num_speculative_tokens")):
+    if line[0][axis] != _CENTRE[axis]:
       notes.append(f"{letter} = {line[0][axis]}")
   return ", ".join([rule, *notes])
-
-
-def optimality(result: dict) -> Figure:
-  """Share of the optimum against K, a panel for each V.
-
-  Args:
-    result: of `launch.studies.rules.optimality`.
-  """
-  sizes = sorted({row["vocab_size"] for row in result["rows"]})
-  figure = Figure(figsize=(11, 3.2), layout="constrained")
-  panels = figure.subplots(1, len(sizes), sharey=True)
-  names = [n for n in result["rows"][0]["share_of_optimum"] if n != "match"]
-  for panel, size in zip(panels.flat, sizes, strict=True):
-    rows = [row for row in result["rows"] if row["vocab_size"] == size]
-    counts = [row["num_drafts"] for row in rows]
-    for marker, name in zip(_MARKERS, names, strict=False):
-      shares = [row["share_of_optimum"][name] for row in rows]
-      mean = [share["mean"] for share in shares]
-      least = [share["minimum"] for share in shares]
-      (line,) = panel.plot(
-        counts, mean, marker=marker, markersize=4, linewidth=1, label=name
-      )
-      panel.fill_between(
-        counts, least, mean, color=line.get_color(), alpha=0.15, linewidth=0
-      )
-    panel.set_title(f"V = {size:,}", fontsize="medium")
-    panel.set_xticks(counts)
-    panel.set_xlabel("drafts K")
-    panel.grid(axis="y", linewidth=0.3)
-  panels.flat[0].set_ylabel("share of the optimum\n(shaded: to the minimum)")
-  panels.flat[-1].legend(fontsize="small", loc="lower right")
-  return figure
-
-
-def joint(result: dict) -> Figure:
-  """Share of the joint optimum of i.i.d. paths, a row a rule.
-
-  Args:
-    result: of `launch.studies.rules.joint`.
-  """
-  rows = [row for row in result["rows"] if row["siblings"] == "iid"]
-  names = page.by_share(rows)[::-1]
-  figure = Figure(figsize=(7, 0.6 + 0.3 * len(names)), layout="constrained")
-  panel = figure.subplots()
-  for place, name in enumerate(names):
-    shares = [row["share_of_optimum"][name] for row in rows]
-    mean = statistics.fmean(share["mean"] for share in shares)
-    least = min(share["minimum"] for share in shares)
-    panel.plot([least, mean], [place] * 2, color="tab:blue", linewidth=1)
-    panel.plot(least, place, "|", color="tab:blue", markersize=7)
-    panel.plot(mean, place, "o", color="tab:blue", markersize=4)
-  panel.set_yticks(range(len(names)), names)
-  panel.set_xlim(right=1)
-  panel.set_xlabel("share of the joint optimum: mean, and down to the least")
-  panel.grid(axis="x", linewidth=0.3)
-  return figure
-
-
-def efficiency(result: dict) -> Figure:
-  """Block efficiency of every rule with its 95% interval, a panel a cell.
-
-  Args:
-    result: of `launch.studies.rules.sweep`.
-  """
-  cells = result["cells"]
-  names = list(dict.fromkeys(n for cell in cells for n in cell["rules"]))[::-1]
-  rows = (len(cells) + 3) // 4
-  figure = Figure(figsize=(12, 4.6 * rows), layout="constrained")
-  panels = figure.subplots(rows, 4, sharex=True, sharey=True, squeeze=False)
-  for panel, cell in zip(panels.flat, cells, strict=False):
-    budget = cell["num_drafts"] * cell["num_speculative_tokens"]
-    for place, name in enumerate(names):
-      found = cell["rules"].get(name)
-      if found is None or found["num_drafted"] < budget:
-        continue
-      color = "tab:blue" if found["lossless"] else "tab:red"
-      if found["block_efficiency_ci"]:
-        panel.plot(
-          found["block_efficiency_ci"], [place] * 2, color=color, linewidth=1
-        )
-      panel.plot(
-        found["block_efficiency"],
-        place,
-        "o",
-        color=color,
-        markersize=4,
-        fillstyle="full" if found["num_drafted"] == budget else "none",
-      )
-    panel.set_title(
-      f"{cell['num_drafts']} x {cell['num_speculative_tokens']}, "
-      f"temperature {cell['temperature']}",
-      fontsize="medium",
-    )
-    panel.set_yticks(range(len(names)), names)
-    panel.grid(axis="x", linewidth=0.3)
-  for panel in panels[-1]:
-    panel.set_xlabel("tokens per target call (95%)")
-  dot = lambda color, label, **more: Line2D(
-    [], [], marker="o", markersize=4, linestyle="", color=color, label=label,
-    **more,
-  )  # fmt: skip
-  figure.legend(
-    handles=[
-      dot("tab:blue", "lossless"),
-      dot("tab:red", "lossy"),
-      dot("tab:gray", "more tokens drafted than K x G", fillstyle="none"),
-    ],
-    loc="outside upper center",
-    ncols=3,
-    fontsize="small",
-  )
-  return figure
-
-
-def front(result: dict) -> Figure:
-  """Distance against rejections, and cross-entropy against tokens per call.
-
-  Args:
-    result: of `launch.studies.rules.front`.
-  """
-  families = dict(result["families"])
-  (lossless,) = families.pop("token")
-  figure = Figure(figsize=(10, 4.2), layout="constrained")
-  one, other = figure.subplots(1, 2)
-  span = 1 - lossless["acceptance"]
-  one.plot([0, span], [span, 0], color="black", linewidth=1, label="front")
-  one.fill_between([0, span], [span, 0], color="black", alpha=0.06, linewidth=0)
-  for number, (name, points) in enumerate(families.items()):
-    column = lambda key, points=points: [point[key] for point in points]
-    style = {
-      "marker": _MARKERS[number % len(_MARKERS)],
-      "color": f"C{number % 10}",
-      "markersize": 4,
-      "linewidth": 0.8,
-      "linestyle": "-" if number < 10 else "--",
-      "fillstyle": "full" if number < 10 else "none",
-    }
-    one.plot(
-      [1 - a for a in column("acceptance")], column("total_variation"),
-      label=name.replace("_", " "), **style,
-    )  # fmt: skip
-    other.plot(column("block_efficiency"), column("cross_entropy"), **style)
-  other.plot(
-    lossless["block_efficiency"], lossless["cross_entropy"], "*",
-    color="black", markersize=9,
-  )  # fmt: skip
-  other.annotate(
-    "lossless", (lossless["block_efficiency"], lossless["cross_entropy"]),
-    xytext=(5, -11), textcoords="offset points", fontsize="small",
-  )  # fmt: skip
-  one.set_xlabel("probability of a rejection")
-  one.set_ylabel("total variation from the target")
-  other.set_xlabel(
-    f"tokens per target call, {result['num_speculative_tokens']} drafted"
-  )
-  other.set_ylabel("cross-entropy under the target, nats a token")
-  for panel in (one, other):
-    panel.grid(linewidth=0.3)
-    panel.spines[["top", "right"]].set_visible(False)
-  one.set_xlim(left=0)
-  one.set_ylim(bottom=0)
-  figures.legend_below(figure, *one.get_legend_handles_labels())
-  return figure
 
 
 def _line(cells: list[dict], axis: str) -> list[dict]:
   """The cells along one axis."""
   names = [name for name in _AXES if name != axis]
-  centre = [c for name, c in zip(_AXES, _CENTRE, strict=True) if name != axis]
   groups = {}
   for cell in cells:
     groups.setdefault(tuple(cell[n] for n in names), []).append(cell)
 
   def order(place):
-    away = sum(
-      abs(math.log2(a / b)) for a, b in zip(place, centre, strict=True)
-    )
-    return -len(groups[place]), away
+    pairs = zip(place, (_CENTRE[name] for name in names), strict=True)
+    return -len(groups[place]), sum(abs(math.log2(a / b)) for a, b in pairs)
 
   place = min(groups, key=order)
   return sorted(groups[place], key=lambda cell: cell[axis])
@@ -291,28 +488,14 @@ def _line(cells: list[dict], axis: str) -> list[dict]:
 
 # Each takes the parsed JSON of a measurement.
 FIGURES: dict[str, Callable[[dict], Figure]] = {
-  "costs": costs,
-  "optimality": optimality,
-  "efficiency": efficiency,
-  "joint": joint,
-  "front": front,
+  draw.__name__: draw for draw in (costs, optimality, efficiency, joint, front)
 }
 
 
 def main(argv: list[str]) -> int:
-  """`rule_plots FIGURE MEASUREMENT.json FIGURE.svg`; returns the exit code."""
-  if len(argv) != 4 or argv[1] not in FIGURES or not os.path.isfile(argv[2]):
-    print(
-      f"usage: python -m launch.studies.rules.plots {{{','.join(FIGURES)}}} "
-      "MEASUREMENT.json FIGURE.svg",
-      file=sys.stderr,
-    )
-    return 2
-  _, name, source, target = argv
-  result = json.loads(pathlib.Path(source).read_text("utf-8"))
-  figures.save(lambda: FIGURES[name](result), target)
-  return 0
+  """`plots FIGURE MEASUREMENT.json FIGURE.svg`; returns the exit code."""
+  return report.draw("launch.studies.rules.plots", FIGURES, argv[1:])
 
 
 if __name__ == "__main__":
-  tables.run(main)
+  report.run(main)

@@ -42,22 +42,18 @@ def of_rule(name: str, num_drafts: int, depth: int, models) -> cases.Case:
 def run(_) -> int:
   """The command."""
   config = cli.CONFIG.value
-  if not cli.OUTPUT.value:
-    raise cli.UserError("--output is required; see --help for an example")
   results.check({"--output": cli.OUTPUT.value}, resumes=True)
   shapes = [_shape(text) for text in _SHAPES.value]
   models = on_pair.build_pair(config)
   items, batches = on_pair.held_out(models)
+  made_by = provenance.of_config(config, texts=[p.text for p in items])
   settings = {
-    "config": json.loads(config.to_json_best_effort()),
+    "config": made_by["config"],
     "num_prompts": on_pair.NUM_PROMPTS.value,
     "contexts_per_prompt": on_pair.NUM_CONTEXTS.value,
     **({"rules": cases.RULES.value} if cases.RULES.value else {}),
     **({"shapes": _SHAPES.value} if _SHAPES.present else {}),
   }
-  made_by = provenance.record(
-    models=provenance.checkpoints(config), texts=[p.text for p in items]
-  )
   cells = [(s, t) for s in shapes for t in _TEMPERATURES]
   with Journal(cli.OUTPUT.value, settings) as journal:
     for number, ((num_drafts, depth), temperature) in enumerate(cells):
@@ -106,4 +102,4 @@ def _shape(text: str) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-  cli.run(run)
+  cli.run(run, required=("config", "output"))

@@ -1,23 +1,178 @@
-"""Draws the figures of `launch.studies.theory` from their numbers."""
+"""The tables and the figures of `launch.studies.theory`, of its numbers."""
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from launch.tables import plus_minus
+from launch import report
 from specjax import intervals
 
-_MARKERS = "os^v<>DPX*dph"
+# ---------------------------------------------------------------------- tables
+
+
+def rejections(results: dict[str, dict]) -> str:
+  """Rejections a run, predicted by Theorems 1 and 3 and simulated."""
+  rows = []
+  for result in results.values():
+    for one in result.get("horizons", {"": result}).values():
+      lines = one.get("drafts") or {
+        count: {
+          "theory": one["expected"][one["num_drafts"].index(int(count))],
+          "simulated": found,
+        }
+        for count, found in one["simulated"].items()
+      }
+      rows += [
+        {"figure": result["figure"], "horizon": one["horizon"], "count": count}
+        | {"theory": line["theory"]}
+        | line["simulated"]
+        for count, line in lines.items()
+      ]
+  away = lambda x: (x["mean"] - x["theory"]) / x["standard_error"]
+  return report.columns(
+    rows,
+    {
+      "figure": lambda x: x["figure"],
+      "T": lambda x: str(x["horizon"]),
+      "M": lambda x: x["count"],
+      "predicted": lambda x: f"{x['theory']:.3f}",
+      "simulated (95%)": lambda x: report.plus_minus(
+        x["mean"], x["standard_error"], 3
+      ),
+      "away, s.e.": lambda x: f"{away(x):+.1f}",
+      "runs": lambda x: f"{x['runs']:,}",
+    },
+  )
+
+
+def real_rejections(results: dict[str, dict]) -> str:
+  """Rejections along the decoded text of a real pair, beside Theorem 1.
+
+  A drafted position is rejected with probability TV given all before it: the
+  count less their sum is a martingale of variance `sum TV (1 - TV)`. At
+  temperature 0 laws are points, and the sum is the count.
+  """
+  (result,) = results.values()
+  of = lambda x, name: f"{x['rejections'][name]:.1f}"
+  return report.columns(
+    result["runs"],
+    {
+      "draft": lambda x: x["system"],
+      "temperature": lambda x: f"{x['temperature']:g}",
+      "drafted": lambda x: f"{x['rejections']['drafted_positions']:,}",
+      "Theorem 1 (95%)": lambda x: (
+        of(x, "predicted")
+        + report.interval(x["rejections"]["predicted_interval"], ".1f")
+      ),
+      "counted": lambda x: f"{x['rejections']['counted']}",
+      "if all were drafted": lambda x: of(x, "every_position"),
+    },
+  )
+
+
+def tradeoff_table(results: dict[str, dict]) -> str:
+  """Rejection and loss of Decoding-OPT and -UNO, predicted and simulated."""
+  (result,) = results.values()
+  pair = lambda point, name: [
+    f"{round(point[f'predicted_{name}'], 4) + 0.0:.4f}",  # no minus zero
+    report.plus_minus(point[name], point[f"{name}_standard_error"], 4),
+  ]
+  return report.table(
+    [
+      "rule", "ε", "P(rejection) predicted", "simulated (95%)",
+      "loss predicted", "simulated (95%)",
+    ],
+    [
+      [
+        f"Decoding-{rule.upper()}",
+        f"{point['epsilon']:g}",
+        *pair(point, "rejection"),
+        *pair(point, "loss"),
+      ]
+      for rule, points in result["simulated"].items()
+      for point in points
+    ],
+  )  # fmt: skip
+
+
+def _grid(
+  corner: str,
+  across: str,
+  cells: dict[tuple[Any, Any], tuple[int, float]],
+) -> str:
+  """A table of the best N and its throughput, by two quantities.
+
+  Args:
+    corner: the first one's name, of rows.
+    across: the second one's, of columns.
+    cells: N and throughput by both.
+  """
+  down, right = (sorted(set(axis)) for axis in zip(*cells, strict=True))
+  said = {key: f"{best} ({rate:.2f}x)" for key, (best, rate) in cells.items()}
+  return report.table(
+    [corner, *(f"{across} = {value}" for value in right)],
+    [[str(a), *(said[a, b] for b in right)] for a in down],
+  )
+
+
+def throughput_table(results: dict[str, dict]) -> str:
+  """The best N, and its throughput, for every P and cost ratio."""
+  (result,) = results.values()
+  return _grid(
+    "P",
+    "T_s / T_v",
+    {
+      (x["acceptance"], x["cost_ratio"]): (
+        x["best"],
+        x["throughput"][x["best"]],
+      )
+      for x in result["lines"]
+    },
+  )
+
+
+def mixture_table(results: dict[str, dict]) -> str:
+  """The best N on a mixture, and its throughput, by rows and P."""
+  (result,) = results.values()
+  return _grid(
+    "rows",
+    "P",
+    {
+      (x["rows"], x["acceptance"]): (x["best"], x["throughput"])
+      for x in result["lines"]
+    },
+  )
+
+
+def acceptance_table(results: dict[str, dict]) -> str:
+  """Acceptance of every rule, a column a K; drafts not i.i.d. are named."""
+  (result,) = results.values()
+  counts = result["num_drafts"]
+
+  def text(point: dict | None) -> str:
+    if point is None or not point["standard_error"]:
+      return report.number(point and point["acceptance"], ".4f")
+    value, error = point["acceptance"], point["standard_error"]
+    return report.plus_minus(value, error, 4) + " (95%)"
+
+  lines = [["optimum", "iid", *(f"{value:.4f}" for value in result["optimum"])]]
+  for name, points in result["rules"].items():
+    by_count = {point["num_drafts"]: point for point in points}
+    cells = [text(by_count.get(count)) for count in counts]
+    lines.append([f"`{name.split()[0]}`", points[0]["siblings"], *cells])
+  return report.table(
+    ["rule", "siblings", *(f"K = {count}" for count in counts)], lines
+  )
+
+
+# --------------------------------------------------------------------- figures
 
 
 def _figure(width=5.5, height=3.6, columns=1) -> tuple[Figure, list[Axes]]:
-  figure = Figure(figsize=(width, height), layout="constrained")
-  panels = figure.subplots(1, columns, squeeze=False)[0]
-  for panel in panels:
-    panel.grid(linewidth=0.3)
-    panel.spines[["top", "right"]].set_visible(False)
+  figure, (panels,) = report.panels(width, height, columns=columns)
   return figure, list(panels)
 
 
@@ -31,13 +186,13 @@ def _curves(
 ) -> None:
   """Lines over the same whole numbers, each with at most one place marked."""
   for index, (label, y, mark) in enumerate(lines):
-    style = {"marker": _MARKERS[index], "markersize": 3} if mark is None else {}
-    panel.plot(x, y, color=f"C{index}", linewidth=1, label=label, **style)
+    marker = report.MARKERS[index] if mark is None else None
+    panel.plot(x, y, color=f"C{index}", label=label, marker=marker)
     if mark is not None:
       panel.plot(x[mark], y[mark], "*", color=f"C{index}", markersize=9)
-  panel.set_title(title, fontsize="medium")
+  panel.set_title(title)
   panel.set_xlabel(xlabel)
-  panel.legend(fontsize="small")
+  panel.legend()
 
 
 def _converging(panel: Axes, numbers: dict, theorem: str) -> None:
@@ -48,16 +203,16 @@ def _converging(panel: Axes, numbers: dict, theorem: str) -> None:
     runs, mean = np.array(line["runs"]), np.array(line["mean"])
     error = intervals.SIDE * np.array(line["standard_error"])
     name = "" if count == "1" else f"M = {count}, "
+    said = report.plus_minus(found["mean"], found["standard_error"], 3)
     panel.plot(
       runs, mean, color=color, linewidth=1.2,
-      label=f"{name}simulated (95%): "
-      + plus_minus(found["mean"], found["standard_error"], 3),
+      label=f"{name}simulated (95%): {said}",
     )  # fmt: skip
     panel.fill_between(
       runs, mean - error, mean + error, color=color, alpha=0.2, linewidth=0
     )
     panel.axhline(
-      line["theory"], color=color, linestyle="--", linewidth=1,
+      line["theory"], color=color, linestyle="--",
       label=f"{name}{theorem}: {line['theory']:.3f}",
     )  # fmt: skip
   shown = [line["theory"] for line in numbers["drafts"].values()]
@@ -70,10 +225,9 @@ def _converging(panel: Axes, numbers: dict, theorem: str) -> None:
   panel.set_xscale("log")
   panel.set_xlabel("runs averaged")
   panel.set_title(
-    f"T = {numbers['horizon']} tokens, V = {numbers['vocab_size']}",
-    fontsize="medium",
+    f"T = {numbers['horizon']} tokens, V = {numbers['vocab_size']}"
   )
-  panel.legend(fontsize="small", loc="upper right")
+  panel.legend(loc="upper right")
 
 
 def single(numbers: dict) -> Figure:
@@ -99,10 +253,10 @@ def drafts(numbers: dict) -> Figure:
   figure, (panel,) = _figure()
   panel.plot(
     numbers["num_drafts"], numbers["expected"], "-", marker="o",
-    markersize=3, linewidth=1, label="Theorem 3",
+    label="Theorem 3",
   )  # fmt: skip
   panel.axhline(
-    numbers["limit"], color="black", linestyle="--", linewidth=1,
+    numbers["limit"], color="black", linestyle="--",
     label=f"limit, {numbers['limit']:.3f}",
   )  # fmt: skip
   found = numbers["simulated"].values()
@@ -113,30 +267,23 @@ def drafts(numbers: dict) -> Figure:
     color="C1", marker="x", markersize=8, capsize=3, linestyle="",
     label=f"simulated, {next(iter(found))['runs']:,} runs (95%)",
   )  # fmt: skip
-  panel.set_xscale("log", base=2)
-  panel.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+  report.octaves(panel)
   panel.set_xlabel("drafts M")
   panel.set_ylabel(f"rejections in {numbers['horizon']} tokens")
-  panel.legend(fontsize="small")
+  panel.legend()
   return figure
 
 
 def improvement(numbers: dict) -> Figure:
   """Figure 4."""
   figure, panels = _figure(9, 3.4, 2)
-  for panel, family, title in zip(
-    panels,
-    ("bernoulli", "uniform"),
-    ("Ber(u) drafts for Ber(v)", "Uniform on V drafts for V'"),
-    strict=True,
-  ):
-    _curves(
-      panel,
-      numbers["num_drafts"],
-      [(name, values, None) for name, values in numbers[family].items()],
-      title=title,
-      xlabel="drafts M",
-    )
+  titles = {
+    "bernoulli": "Ber(u) drafts for Ber(v)",
+    "uniform": "Uniform on V drafts for V'",
+  }
+  for panel, (family, title) in zip(panels, titles.items(), strict=True):
+    lines = [(name, values, None) for name, values in numbers[family].items()]
+    _curves(panel, numbers["num_drafts"], lines, title=title, xlabel="drafts M")
   panels[0].set_ylabel("rejection probability saved")
   return figure
 
@@ -145,9 +292,7 @@ def tradeoff(numbers: dict) -> Figure:
   """Figure 5."""
   figure, (panel,) = _figure()
   (x0, y0), (x1, y1) = numbers["front"]
-  panel.plot(
-    [x0, x1], [y0, y1], color="black", linewidth=1, label="front (Theorem 5)"
-  )
+  panel.plot([x0, x1], [y0, y1], color="black", label="front (Theorem 5)")
   panel.fill_between([x0, x1], [y0, y1], color="black", alpha=0.06, linewidth=0)
   panel.text(x1 / 4, y0 / 4, "unattainable", color="0.4", fontsize="small")
   for color, (name, line) in zip(
@@ -167,17 +312,16 @@ def tradeoff(numbers: dict) -> Figure:
       fmt="x", color=color,
       label=f"simulated, {numbers['runs']:,} runs (95%)",
     )  # fmt: skip
-    if name == "uno":
-      for point in points:
-        panel.annotate(
-          f"ε = {point['epsilon']:g}", (point["rejection"], point["loss"]),
-          xytext=(3, 5), textcoords="offset points", fontsize="small",
-        )  # fmt: skip
+    for point in points if name == "uno" else ():
+      panel.annotate(
+        f"ε = {point['epsilon']:g}", (point["rejection"], point["loss"]),
+        xytext=(3, 5), textcoords="offset points", fontsize="small",
+      )  # fmt: skip
   panel.set_xlabel("probability of a rejection")
   panel.set_ylabel("total variation from the target")
   panel.set_xlim(0, 1.15 * x1)
   panel.set_ylim(0, 1.25 * y0)
-  panel.legend(fontsize="small", loc="upper right")
+  panel.legend(loc="upper right")
   return figure
 
 
@@ -186,24 +330,22 @@ def throughput(numbers: dict) -> Figure:
   ratios = sorted({line["cost_ratio"] for line in numbers["lines"]})
   figure, panels = _figure(10, 3.4, len(ratios))
   for panel, ratio in zip(panels, ratios, strict=True):
+    lines = [
+      (
+        f"P = {line['acceptance']}, best N = {line['best']}",
+        line["throughput"],
+        line["best"],
+      )
+      for line in numbers["lines"]
+      if line["cost_ratio"] == ratio
+    ]
     _curves(
-      panel,
-      numbers["num_tokens"],
-      [
-        (
-          f"P = {line['acceptance']}, best N = {line['best']}",
-          line["throughput"],
-          line["best"],
-        )
-        for line in numbers["lines"]
-        if line["cost_ratio"] == ratio
-      ],
-      title=f"$T_s / T_v$ = {ratio}",
+      panel, numbers["num_tokens"], lines, title=f"$T_s / T_v$ = {ratio}",
       xlabel="drafted tokens N",
-    )
+    )  # fmt: skip
     panel.axhline(1, color="black", linewidth=0.6)
     panel.set_ylim(0, 1.35 * panel.get_ylim()[1])  # the legend is above
-    panel.legend(fontsize="small", loc="upper right")
+    panel.legend(loc="upper right")
   panels[0].set_ylabel("tokens a second / plain decoding's")
   return figure
 
@@ -220,26 +362,22 @@ def acceptance(numbers: dict) -> Figure:
   )  # fmt: skip
   names: dict[tuple, list[str]] = {}
   for name, points in numbers["rules"].items():
-    same = tuple(
-      (point["num_drafts"], round(point["acceptance"], 9)) for point in points
-    )
+    same = tuple((x["num_drafts"], round(x["acceptance"], 9)) for x in points)
     names.setdefault(same, []).append(name)
   for index, (curve, alike) in enumerate(names.items()):
     points = numbers["rules"][alike[0]]
-    error = [
-      intervals.SIDE * (point["standard_error"] or 0) for point in points
-    ]
-    independent = points[0]["siblings"] == "iid"
     panel.errorbar(
-      *zip(*curve, strict=True), yerr=error, capsize=2,
-      marker=_MARKERS[index % len(_MARKERS)], markersize=4, linewidth=0.9,
-      color=f"C{index % 10}", linestyle="-" if independent else "--",
+      *zip(*curve, strict=True),
+      yerr=[intervals.SIDE * (x["standard_error"] or 0) for x in points],
+      marker=report.MARKERS[index % len(report.MARKERS)], capsize=2,
+      color=f"C{index % 10}",
+      linestyle="-" if points[0]["siblings"] == "iid" else "--",
       label=",\n".join(name.replace("_", " ") for name in alike),
     )  # fmt: skip
   panel.set_xticks(numbers["num_drafts"])
   panel.set_xlabel("drafts K of one token")
   panel.set_ylabel("P(a drafted token is accepted)")
-  figure.legend(loc="outside right center", fontsize="small")
+  figure.legend(loc="outside right center")
   return figure
 
 
@@ -255,31 +393,26 @@ def mixture(numbers: dict) -> Figure:
     xlabel="tokens fed a row",
   )
   left.set_ylabel("bytes / bytes for one token a row")
-  for index, p in enumerate(
-    sorted({x["acceptance"] for x in numbers["lines"]})
-  ):
+  chances = sorted({x["acceptance"] for x in numbers["lines"]})
+  for marker, p in zip(report.MARKERS, chances, strict=False):
     points = [x for x in numbers["lines"] if x["acceptance"] == p]
     right.plot(
       [x["rows"] for x in points], [x["throughput"] for x in points],
-      marker=_MARKERS[index], markersize=3, linewidth=1, label=f"P = {p}",
+      marker=marker, label=f"P = {p}",
     )  # fmt: skip
   right.axhline(1, color="black", linewidth=0.6)
-  right.set_xscale("log", base=2)
-  right.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
-  right.set_title("the best N", fontsize="medium")
+  report.octaves(right)
+  right.set_title("the best N")
   right.set_xlabel("rows B")
   right.set_ylabel("tokens a second / plain decoding's")
-  right.legend(fontsize="small")
+  right.legend()
   return figure
 
 
 FIGURES: dict[str, Callable[[dict], Figure]] = {
-  "single": single,
-  "batch": batch,
-  "drafts": drafts,
-  "improvement": improvement,
-  "tradeoff": tradeoff,
-  "throughput": throughput,
-  "acceptance": acceptance,
-  "mixture": mixture,
-}
+  draw.__name__: draw
+  for draw in (
+    single, batch, drafts, improvement, tradeoff, throughput, acceptance,
+    mixture,
+  )
+}  # fmt: skip

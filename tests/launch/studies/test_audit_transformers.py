@@ -18,7 +18,6 @@ from transformers.generation.logits_process import (
 
 from launch.studies.audit import __main__ as audit
 from launch.studies.audit import shape
-from launch.studies.audit.assisted import most_likely
 
 BY_NAME = {method.name: method for method in audit.METHODS}
 _REJECTED = 1e30  # above every ratio
@@ -81,7 +80,7 @@ def test_the_installed_verification_is_exact_if_it_is_told_the_truth(
 def test_the_installed_verification_of_gemma_4s_drafts_is_as_far_off_as_said(
   monkeypatch, instance
 ):
-  greedy = lambda draft, depth: [(1.0, most_likely(draft, depth))]
+  greedy = lambda draft, depth: [(1.0, shape.most_likely(draft, depth))]
   method = installed(monkeypatch, greedy, lambda draft: draft)
   expected = shape.outcome(BY_NAME["transformers, Gemma 4 assistant"], instance)
   found = shape.outcome(method, instance)

@@ -14,7 +14,7 @@ import specjax
 from launch import cli as command_line
 from launch.evaluation import costs as timings
 from launch.studies.depth import __main__ as study
-from launch.studies.depth import compare, machine, page, process, replay
+from launch.studies.depth import plots, replay
 from launch.studies.depth.traces import Traces
 from specjax import drafters, laws
 from specjax.adaptive import estimates, policies
@@ -116,7 +116,7 @@ def test_costs_are_lines_through_two_batch_sizes():
       prefill=1.0, plain_prefill=1.0,
     )  # fmt: skip
 
-  two_sizes = machine.machine_of([result(1, 1.0), result(3, 2.0)])
+  two_sizes = replay.machine_of([result(1, 1.0), result(3, 2.0)])
   one, two = two_sizes.costs(1), two_sizes.costs(2)
   assert one.draft == pytest.approx(0.2 + (3.5 - 2.4 - 0.5) / 2)
   assert one.verify(1) == pytest.approx(1.5)
@@ -124,8 +124,8 @@ def test_costs_are_lines_through_two_batch_sizes():
   assert one.verify(5) == pytest.approx(3.5)  # beyond what was timed
   assert two.draft == pytest.approx(1.5 * one.draft)
   with pytest.raises(ValueError, match="different batch sizes"):
-    machine.machine_of([result(1, 1.0), result(1, 2.0)])
-  alone = machine.machine_of([result(1, 1.0)])
+    replay.machine_of([result(1, 1.0), result(1, 2.0)])
+  alone = replay.machine_of([result(1, 1.0)])
   assert alone.costs(8).draft == alone.costs(1).draft
 
 
@@ -143,7 +143,7 @@ def test_the_process_is_that_of_the_traces_and_its_rule_the_optimum():
   rng = np.random.default_rng(0)
   sure = rng.random((4, 400, 6)) < 0.5
   traces = traces_of(np.where(sure, 1.0, 0.6), np.where(sure, 0.99, 0.5))
-  found = process.process_of(traces)
+  found = replay.process_of(traces)
   low, high = (int(estimates.bin_of(jnp.float32(x))) for x in (0.5, 0.99))
   np.testing.assert_allclose(
     found.acceptance[[low, high]], [0.6, 1.0], atol=1e-6
@@ -151,7 +151,7 @@ def test_the_process_is_that_of_the_traces_and_its_rule_the_optimum():
   assert found.first[low] == pytest.approx(0.5, abs=0.05)
   assert found.following[low, high] == pytest.approx(0.5, abs=0.05)
   costs = Costs(draft=0.1, verify=1.0)
-  limits, predicted = process.optimum(found, costs, 6)
+  limits, predicted = replay.optimum(found, costs, 6)
   exact = stopping.optimum(found, costs, 6)
   assert predicted == pytest.approx(exact.rate, rel=1e-3)
   drafted = replayed(traces, policies.table(limits))
@@ -175,10 +175,10 @@ def test_a_head_is_replayed_with_the_hidden_states_it_reads():
 def test_optimal_is_told_what_a_level_costs_a_round_of_its_width():
   """What is drafted is all that there is room for."""
   traces = traces_of(np.full((2, 30, 3), 0.9))
-  costs = machine.Machine(
+  costs = replay.Machine(
     level=(0.1, 0.0), verify={1: (1.0, 0.0), 4: (2.0, 0.0)}, rest=(0.0, 0.0)
   )
-  found = compare.compare(traces, costs, batches=(1, 4))
+  found = study.compare(traces, costs, batches=(1, 4))
   one, four = found["batches"]
   assert one["draft_cost"] == pytest.approx(0.1)
   assert one["optimal"]["name"] == "optimal(cost=0.05)"
@@ -198,7 +198,7 @@ def test_advice_names_the_policy_only_where_it_gains():
     "survival": option(2.2, "survival(threshold=0.2)"),
     "optimal": option(2.1, "optimal"), "optimum": option(2.3, "table"),
   }  # fmt: skip
-  said = compare.advice({"batches": [found]})
+  said = plots.advice({"batches": [found]})
   assert "policy=survival(threshold=0.2)" in said
   assert "+10.0%" in said
   assert "+15.0%" in said
@@ -207,10 +207,8 @@ def test_advice_names_the_policy_only_where_it_gains():
     | {"survival": option(2.01, "survival(threshold=0.2)")}
     | {"optimal": option(1.0, "optimal")}
   )
-  assert "draft a static 3" in compare.advice({"batches": [none]})
-  assert "no depth pays" in compare.advice(
-    {"batches": [found | {"plain": 9.0}]}
-  )
+  assert "draft a static 3" in plots.advice({"batches": [none]})
+  assert "no depth pays" in plots.advice({"batches": [found | {"plain": 9.0}]})
 
 
 COSTS = ",".join(
@@ -236,7 +234,7 @@ def test_the_command_writes_numbers_a_page_and_a_figure(cli, tmp_path):
     assert one["best_static"]["tokens_per_second"] == max(
       one["static"].values()
     )
-  assert page.page(found) == (tmp_path / "w" / "depth.md").read_text()
+  assert plots.page(found) == (tmp_path / "w" / "depth.md").read_text()
   assert "<svg" in (tmp_path / "w" / "depth.svg").read_text()
 
 

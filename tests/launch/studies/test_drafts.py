@@ -14,9 +14,9 @@ from flax import nnx
 
 from configs import draft_study as study_config
 from configs import embedded, train_head
-from launch import cli
+from launch import cli, report
 from launch.studies.drafts import __main__ as draft_study
-from launch.studies.drafts import page, plots, positions
+from launch.studies.drafts import plots
 from launch.training import flops, head, step
 from launch.training.run import Run
 from models import checkpoints
@@ -162,7 +162,7 @@ def test_a_study_writes_a_line_a_draft_and_resumes(tmp_path, monkeypatch, pair):
     assert row["draft_pass_seconds"] > 0
     assert set(row["decoding"]) == {"0", "1"}
     assert row["decoding"]["0"]["block_efficiency"] >= 1
-  printed = page.table({"": rows})
+  printed = plots.table({"": rows})
   assert printed.count("\n") == 3
   assert "`b`" in printed
 
@@ -187,7 +187,7 @@ def test_a_study_of_heads_tells_what_is_accepted_and_times_nothing(
   for found in row["decoding"].values():
     assert found["tried"][0] > 0
     assert len(found["accepted"]) == len(found["accepted_ci"]) == 4
-  printed = page.table({"": rows})
+  printed = plots.table({"": rows})
   assert printed.count("\n") == 3
   panels = plots.by_position(rows).axes
   assert [len(panel.containers) for panel in panels] == [1, 1]
@@ -246,7 +246,7 @@ def test_positions_count_what_was_judged_and_intervals_are_over_prompts():
       )
     )
 
-  found = positions.summary(
+  found = draft_study.summary(
     [
       completion(a, a, b, a, r, r, calls=3),  # ends after a whole round
       completion(r, r, r, a, calls=4),  # and here inside of one
@@ -281,3 +281,35 @@ def test_a_study_is_charged_for_the_passes_that_a_step_runs(texts, tmp_path):
   # The softmax over the vocabulary is not counted by us.
   assert taught - plain == pytest.approx(taught_ours - plain_ours, rel=0.1)
   assert taught_ours > 4 * plain_ours
+
+
+@pytest.mark.parametrize(
+  "path",
+  sorted(pathlib.Path("docs/measurements/drafts").glob("*.jsonl")),
+  ids=lambda path: path.stem,
+)
+def test_drafts_of_a_study_had_equal_compute(path):
+  rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+  assert len(rows) >= 4
+  spent = [row["flops"] for row in rows if row["num_steps"]]
+  assert spent == pytest.approx([max(spent)] * len(spent), rel=0.02)
+  assert len({row["name"] for row in rows}) == len(rows)
+
+
+def test_the_figure_has_a_line_a_draft_and_the_intervals_hold_the_points():
+  rows = report.read("docs/measurements/drafts/heads.jsonl")
+  figure = plots.by_position(rows)
+  assert [panel.get_title() for panel in figure.axes] == [
+    "temperature 0", "temperature 1",
+  ]  # fmt: skip
+  for panel, temperature in zip(figure.axes, ("0", "1"), strict=True):
+    for row, drawn in zip(rows, panel.containers, strict=True):
+      assert drawn.get_label() == row["name"]
+      found = row["decoding"][temperature]
+      line, _, (bars,) = drawn
+      np.testing.assert_allclose(line.get_ydata(), found["accepted"])
+      for segment, ends in zip(
+        bars.get_segments(), found["accepted_ci"], strict=True
+      ):
+        if ends is not None:
+          np.testing.assert_allclose(segment[:, 1], ends)

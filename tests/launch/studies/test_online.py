@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from launch import tables
-from launch.studies.online import __main__ as study
-from launch.studies.online import domains, summary
+from launch.studies import online as study
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -18,14 +17,14 @@ def batch(tokens, offered, taken, **more):
 
 def test_acceptance_is_of_tokens_that_were_offered():
   records = [batch(10, 8.0, 6.0), batch(10, 2.0, 0.5)]
-  assert summary.acceptance(records) == pytest.approx(0.65)
+  assert study.acceptance(records) == pytest.approx(0.65)
 
 
 def test_late_batches_begin_beyond_so_many_tokens():
   records = [batch(n, 1.0, 1.0) for n in (60, 30, 20, 5)]
-  assert summary.late(records, 90) == records[2:]
-  assert summary.late(records, 91) == records[3:]
-  assert summary.late(records, 0) == records
+  assert study.late(records, 90) == records[2:]
+  assert study.late(records, 91) == records[3:]
+  assert study.late(records, 0) == records
 
 
 def test_a_difference_has_an_interval_that_knows_its_noise():
@@ -33,18 +32,18 @@ def test_a_difference_has_an_interval_that_knows_its_noise():
   draw = lambda p: [
     batch(100, 50.0, float(rng.binomial(50, p))) for _ in range(40)
   ]
-  value, low, high = summary.above(draw(0.7), draw(0.5))
+  value, low, high = study.above(draw(0.7), draw(0.5))
   assert low < 0.2 < high
   assert low < value < high
   assert 0.03 < high - low < 0.12
-  assert summary.above(draw(0.7)[:4], draw(0.5))[1:] == (None, None)
+  assert study.above(draw(0.7)[:4], draw(0.5))[1:] == (None, None)
   equal = draw(0.6)
-  assert summary.above(equal, equal)[0] == 0
+  assert study.above(equal, equal)[0] == 0
 
 
 def test_prose_is_prose_and_what_is_trained_on_is_not_asked():
   take = lambda **more: [
-    t for t, _ in zip(domains.texts("prose", **more), range(100), strict=False)
+    t for t, _ in zip(study.texts("prose", **more), range(100), strict=False)
   ]
   asked, trained = take(training=False), take(training=True)
   assert not set(asked) & set(trained)
@@ -52,7 +51,7 @@ def test_prose_is_prose_and_what_is_trained_on_is_not_asked():
   letters = [sum(c.isalpha() or c == " " for c in t) / len(t) for t in asked]
   assert min(letters) > 0.85
   with pytest.raises(ValueError, match="no questions of poetry"):
-    domains.texts("poetry", training=False)
+    study.texts("poetry", training=False)
 
 
 CONFIG = """

@@ -1,16 +1,13 @@
 """`launch.studies.precision`: distances by definition, and its page."""
 
-import json
 import pathlib
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import shown
 from scipy import special
 
-from launch.studies.precision import __main__ as precision
-from launch.studies.precision import page
+from launch.studies import precision
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -48,7 +45,7 @@ def test_the_target_is_at_no_distance_and_floats_are_further(pair):
   assert kl[0] < kl[1] < kl[2]
   num_bytes = [row["weight_bytes"] for row in rows]
   assert num_bytes[0] > num_bytes[1] == num_bytes[2]
-  shown = page.table({"x/tiny.json": {"rows": rows}}).splitlines()
+  shown = precision.table({"x/tiny.json": {"rows": rows}}).splitlines()
   assert len(shown) == 5
   assert shown[3].startswith("| tiny | `stored(int8)` |")
 
@@ -67,12 +64,3 @@ def test_unknown_precisions_are_refused():
     precision.PRECISIONS.make("stored(cache=int2)")
   with pytest.raises(ValueError, match="unknown weights 'int3'"):
     precision.PRECISIONS.make("stored(int3)")
-
-
-def test_the_page_shows_what_was_measured():
-  files = sorted((ROOT / "docs" / "precision").glob("*.json"))
-  found = {str(file): json.loads(file.read_text("utf-8")) for file in files}
-  text = (ROOT / "docs" / "precision.md").read_text("utf-8")
-  assert len(found) == 2
-  rows = shown.rows_of(page.table(found), text)
-  assert {row.split()[1] for row in rows} == {"embedded", "smollm2"}

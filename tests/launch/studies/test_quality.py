@@ -10,8 +10,7 @@ import pytest
 import torch
 import transformers
 
-from launch.studies.quality import __main__ as quality
-from launch.studies.quality import page, scores
+from launch.studies import quality
 from models import tokenizers
 from models.formats import huggingface
 from models.networks.transformer import as_language_model
@@ -27,7 +26,7 @@ def tokenizer():
 def test_log_likelihood_is_the_mean_over_the_completion(pair, tokenizer):
   prompt = tokenizer.encode("def f(x):\n")
   completions = [tokenizer.encode(t) for t in ("return x\n", "pass", "x = 1")]
-  found = scores.LogLikelihood(pair[0], tokenizer)(prompt, completions)
+  found = quality.LogLikelihood(pair[0], tokenizer)(prompt, completions)
   model, params = as_language_model(huggingface.load(pair[0]))
   for score, completion in zip(found, completions, strict=True):
     text = np.array([[*prompt, *completion]])
@@ -43,7 +42,7 @@ def test_a_scorer_must_know_the_pairs_tokens(pair, tokenizer, tmp_path):
   directory = files.make_checkpoint(tmp_path / "other")
   tokenizers.save(other, directory)
   with pytest.raises(ValueError, match="the pair's tokenizer"):
-    scores.LogLikelihood(directory, tokenizer)
+    quality.LogLikelihood(directory, tokenizer)
 
 
 def test_reward_models_are_read_by_transformers(tokenizer, tmp_path):
@@ -57,7 +56,7 @@ def test_reward_models_are_read_by_transformers(tokenizer, tmp_path):
   tokenizers.save(tokenizer, str(tmp_path))
   prompt = tokenizer.encode("def f(x):\n")
   completions = [tokenizer.encode(t) for t in ("  return x\n", "pass")]
-  found = scores.Reward(str(tmp_path), tokenizer)(prompt, completions)
+  found = quality.Reward(str(tmp_path), tokenizer)(prompt, completions)
   for score, completion in zip(found, completions, strict=True):
     with torch.no_grad():
       ids = torch.tensor([[*prompt, *completion]])
@@ -65,7 +64,7 @@ def test_reward_models_are_read_by_transformers(tokenizer, tmp_path):
   model.config.pad_token_id = None  # then one by one
   model.save_pretrained(tmp_path / "unpadded")
   tokenizers.save(tokenizer, str(tmp_path / "unpadded"))
-  alone = scores.Reward(str(tmp_path / "unpadded"), tokenizer)
+  alone = quality.Reward(str(tmp_path / "unpadded"), tokenizer)
   np.testing.assert_allclose(alone(prompt, completions), found, atol=1e-5)
   model = transformers.LlamaForSequenceClassification(
     transformers.LlamaConfig(**{**config.to_dict(), "num_labels": 3})
@@ -73,14 +72,14 @@ def test_reward_models_are_read_by_transformers(tokenizer, tmp_path):
   model.save_pretrained(tmp_path / "three")
   tokenizers.save(tokenizer, str(tmp_path / "three"))
   with pytest.raises(ValueError, match="one output, got 3"):
-    scores.Reward(str(tmp_path / "three"), tokenizer)
+    quality.Reward(str(tmp_path / "three"), tokenizer)
   # A causal model has no trained output: a new one would be random.
   transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "causal")
   tokenizers.save(tokenizer, str(tmp_path / "causal"))
   with pytest.raises(ValueError, match=r"no reward model.* score\.weight"):
-    scores.Reward(str(tmp_path / "causal"), tokenizer)
+    quality.Reward(str(tmp_path / "causal"), tokenizer)
   with pytest.raises(ValueError, match="no such folder of a reward model"):
-    scores.Reward(str(tmp_path / "none"), tokenizer)
+    quality.Reward(str(tmp_path / "none"), tokenizer)
 
 
 def test_a_long_text_is_scored_by_its_end(tokenizer, tmp_path):
@@ -96,7 +95,7 @@ def test_a_long_text_is_scored_by_its_end(tokenizer, tmp_path):
   )
   prompt = tokenizer.encode("def f(x):\n" * 8)
   completions = [tokenizer.encode(t) for t in ("  return x\n", "pass")]
-  first, second = scores.Reward(str(tmp_path), tokenizer)(prompt, completions)
+  first, second = quality.Reward(str(tmp_path), tokenizer)(prompt, completions)
   assert first != second
 
 
@@ -105,9 +104,9 @@ def test_scores_do_not_depend_on_how_many_are_scored_together(
 ):
   prompt = tokenizer.encode("def f(x):\n")
   completions = [tokenizer.encode(t) for t in ("return x\n", "pass", "x = 1")]
-  scorer = scores.LogLikelihood(pair[0], tokenizer)
+  scorer = quality.LogLikelihood(pair[0], tokenizer)
   together = scorer(prompt, completions)
-  monkeypatch.setattr(scores, "_ROWS", 2)
+  monkeypatch.setattr(quality, "_ROWS", 2)
   np.testing.assert_allclose(scorer(prompt, completions), together, rtol=1e-5)
 
 
@@ -142,9 +141,9 @@ def test_where_nothing_was_rejected_there_is_nothing_to_save():
     "scores": [0.0], "tokens": 1, "rejections": 0, "total_variation": 0.0
   }  # fmt: skip
   names = ("token", "decoding_opt(epsilon=0.1)", "decoding_uno(epsilon=0.1)")
-  rows = quality.report(config, [{"rules": dict.fromkeys(names, counts)}])
+  rows = quality.rows_of(config, [{"rules": dict.fromkeys(names, counts)}])
   assert rows[0]["rejections_saved"] == {"opt": None, "uno": None}
-  assert "– / –" in page.table({"": {"rows": rows}})
+  assert "– / –" in quality.table({"": {"rows": rows}})
 
 
 def test_win_rates_in_both_readings():

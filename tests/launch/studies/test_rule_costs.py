@@ -5,10 +5,10 @@ import json
 import pytest
 from absl.testing import flagsaver
 
-from launch import cli, provenance
+from launch import cli, provenance, report
 from launch.results import Journal
 from launch.studies.rules import costs, plots
-from specjax import siblings
+from specjax import rules, siblings
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 SMALL = ("--vocab_sizes=256", "--turns=1",
@@ -126,3 +126,31 @@ def test_inputs_are_laws_and_tokens_drawn_from_them():
   assert target.shape == draft.log_probs.shape == (1, cell.tree.num_nodes, 256)
   # Never a token twice: the second's law has lost the first.
   assert draft.log_probs[0, 2, draft.tokens[0, 1]] == -float("inf")
+
+
+def test_costs_have_a_row_a_rule_and_a_number_a_place():
+  result = report.read("docs/measurements/rules/costs.json")
+  shown = {
+    (cell["rule"], cell["siblings"])
+    for cell in result["cells"]
+    if cell["rule"] in rules.RULES
+  }
+  panels = plots.costs(result).axes
+  labels = [text.get_text() for text in panels[0].get_yticklabels()]
+  assert len(set(labels)) == len(shown)
+  for panel in panels:
+    places = [text.get_position() for text in panel.texts]
+    assert len(set(places)) == len(places) > 0
+  at = {label: row for row, label in enumerate(labels)}
+  written = {
+    text.get_position(): text.get_text() for text in panels[1].texts
+  }  # along K
+  for column, count in enumerate((1, 2, 4, 8)):
+    (cell,) = (
+      c
+      for c in result["cells"]
+      if (c["rule"], c["siblings"], c["num_drafts"]) == ("kseq", "iid", count)
+      and (c["vocab_size"], c["num_speculative_tokens"]) == (131_072, 4)
+      and c["batch_size"] == 1
+    )
+    assert written[column, at["kseq"]] == f"{cell['ratio']:.1f}"

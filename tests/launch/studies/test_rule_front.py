@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from instances import P, Q
 
-from launch.studies.rules import front, page
+from launch.studies.rules import front, plots
 from specjax import rules, siblings, tree
 from specjax.types import Draft
 
@@ -93,7 +93,7 @@ def test_who_is_on_the_front_in_what_is_committed(committed):
 
 
 def test_the_table_has_a_row_a_rule(committed):
-  lines = page.front({"": committed}).split("\n")
+  lines = plots.front_table({"": committed}).split("\n")
   count = sum(len(points) for points in committed["families"].values())
   assert len(lines) == count + 2
   assert "| `token` |" in lines[2]

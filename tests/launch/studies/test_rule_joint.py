@@ -7,9 +7,8 @@ import re
 
 import jax
 import pytest
-import shown
 
-from launch.studies.rules import joint, off_draft, page
+from launch.studies.rules import joint, off_draft, plots
 from specjax import rules
 from specjax import siblings as siblings_lib
 
@@ -72,14 +71,9 @@ def test_no_committed_share_is_above_one_and_all_laws_are_exact():
     assert 0.99 < share["minimum"] <= share["mean"] <= 1 + 1e-6
 
 
-def test_the_page_shows_rows_of_the_committed_table():
-  text = (DOCS / "joint.md").read_text("utf-8")
-  assert len(shown.rows_of(page.joint({"joint": measured("joint")}), text)) == 4
-
-
 def test_what_the_page_says_of_other_drafts_is_in_the_committed_tables():
   text = " ".join((DOCS / "joint.md").read_text("utf-8").split())
-  others = page.joint_others({"joint": measured("joint")}).splitlines()
+  others = plots.joint_others({"joint": measured("joint")}).splitlines()
   rows = [[x.strip() for x in row.split("|")] for row in others]
   shares = {(siblings, rule): last for _, siblings, rule, *_, last, _ in rows}
   for siblings, rule in (
@@ -108,7 +102,7 @@ def test_the_table_averages_over_sizes_and_sorts_by_share():
       row(3, worse=(0.7, 0.4), better=(0.8, 0.6)),
     ]
   }
-  assert page.joint({"x": result}).splitlines()[2:] == [
+  assert plots.joint_table({"x": result}).splitlines()[2:] == [
     "| `better` | 0.900 (0.800) | 0.800 (0.600) | 0.850 (0.600) |",
     "| `worse` | 0.500 (0.200) | 0.700 (0.400) | 0.600 (0.200) |",
   ]

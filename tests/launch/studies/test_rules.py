@@ -241,9 +241,12 @@ def test_mistakes_are_one_line_and_exit_code_2(capsys, flags, words):
   "arrays, words",
   [
     (None, "not an .npz file"),
-    ({"target": np.ones(1)}, "arrays target and draft, got ['target']"),
+    (
+      {"target": np.ones(1)},
+      "arrays target, draft: draft missing, got ['target']",
+    ),
     ({"target": np.ones((1, 1)), "draft": np.ones(1)}, "one row"),
-    ({"target": np.array(["a"]), "draft": np.ones(1)}, "one row of numbers"),
+    ({"target": np.array(["a"]), "draft": np.ones(1)}, "must be numbers"),
     ({"target": np.ones(0), "draft": np.ones(0)}, "empty"),
   ],
 )

@@ -2,15 +2,17 @@
 
 import functools
 import json
+import pathlib
 
 import jax
 import numpy as np
 import pytest
 from absl.testing import flagsaver
 
-from launch import cli
+from launch import cli, report
+from launch.evaluation import explain_page
 from launch.studies.theory import __main__ as theory
-from launch.studies.theory import figures, simulation
+from launch.studies.theory import plots, simulation
 from specjax.theory import markov
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -34,7 +36,7 @@ def test_the_loop_rejects_as_often_as_the_theorem_says(num_drafts):
     pair, runs=runs, num_drafts=num_drafts, seed=1
   )
   found = simulation.summary(rejected)
-  expected = figures.theorem3(pair, num_drafts)
+  expected = theory.theorem3(pair, num_drafts)
   assert abs(found["mean"] - expected) < 5 * found["standard_error"]
   # And the runs are the target's: its joint law of the last two tokens.
   mass = pair.target_initial
@@ -126,11 +128,11 @@ def test_broken_chains(tmp_path, capsys):
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("name", figures.FIGURES)
+@pytest.mark.parametrize("name", theory.FIGURES)
 def test_every_figure_is_drawn_from_its_json(tmp_path, name, monkeypatch):
-  monkeypatch.setattr(figures, "_HORIZON", 3)
-  few = functools.partial(figures.acceptance, counts=(1, 2))
-  monkeypatch.setitem(figures.FIGURES, "acceptance", few)
+  monkeypatch.setattr(theory, "_HORIZON", 3)
+  few = functools.partial(theory.acceptance, counts=(1, 2))
+  monkeypatch.setitem(theory.FIGURES, "acceptance", few)
   assert execute(f"--figure={name}", f"--workdir={tmp_path}",
                  "--simulate=300") == 0  # fmt: skip
   numbers = json.loads((tmp_path / f"{name}.json").read_text())
@@ -150,3 +152,37 @@ def assert_below_the_optimum(numbers):
       assert point["acceptance"] <= best + 1e-9
       if name == "transport":
         assert point["acceptance"] == pytest.approx(best, abs=1e-9)
+
+
+# ------------------------------------------------------------ what is committed
+
+
+def test_every_figure_is_shown_and_took_less_than_two_minutes():
+  page = pathlib.Path("docs/theory.md").read_text("utf-8")
+  for name in theory.FIGURES:
+    assert f"(theory/{name}.svg)" in page
+    assert report.read(f"docs/theory/{name}.json")["seconds"] < 120
+
+
+def test_simulations_agree_with_the_theorems():
+  paths = [f"docs/theory/{name}.json" for name in ("single", "batch", "drafts")]
+  table = plots.rejections({path: report.read(path) for path in paths})
+  rows = [row.split("|") for row in table.splitlines()[2:]]
+  assert len(rows) == 7
+  for row in rows:
+    assert abs(float(row[6])) < 4
+    assert row[7].strip() == "100,000"
+  for run in report.read("docs/theory/real_pair.json")["runs"]:
+    low, high = run["rejections"]["predicted_interval"]
+    assert low <= run["rejections"]["counted"] <= high
+
+
+def test_predictions_of_a_real_pair_are_what_was_measured():
+  paths = sorted(pathlib.Path("docs/reports").glob("*.json"))
+  assert paths
+  for path in paths:
+    result = report.read(str(path))
+    for found in result["explained"]:
+      assert abs(found["tokens_per_second"]["prediction_error"]) < 0.05, path
+    page = explain_page.page(result, figure=f"{path.stem}-throughput.svg")
+    assert page == path.with_name(f"{path.stem}-explained.md").read_text()

@@ -32,7 +32,7 @@ def test_prompts_are_of_held_out_files_and_are_read_back(tmp_path, capsys):
 
 @pytest.mark.parametrize(
   "flags, message",
-  [([], "--output is needed"), (["--output=/no/where/p"], "no such folder")],
+  [(["--output=/no/where/p"], "no such folder"), (["--count=0"], "--count")],
 )
 def test_mistakes_are_one_line_and_exit_code_2(flags, message, capsys):
   assert execute(*flags) == 2

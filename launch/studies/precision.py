@@ -18,15 +18,15 @@ table.
 """
 
 import dataclasses
+import pathlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from launch import cli, prompts, provenance, results
+from launch import cli, prompts, provenance, report, results
 from launch.build import precision
-from launch.studies.precision import page
 from launch.training import corpus
 from models import checkpoints
 from models.networks import lowbits
@@ -51,7 +51,7 @@ _PER_TEXT = ("kl", "total_variation", "greedy_agreement", "log_perplexity")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stored:
-  """What a target's weights and cache are stored as; None for its dtype."""
+  """The storage of a target's weights and cache; None for its dtype."""
 
   weights: Format | None
   cache: str | None
@@ -150,11 +150,31 @@ def measure(target: str, dtype, written: list, texts: np.ndarray) -> list[dict]:
   return rows
 
 
+def table(results: dict[str, dict]) -> str:
+  """Results by their files, as a Markdown table."""
+  return report.columns(
+    [
+      {"target": pathlib.Path(path).stem} | row
+      for path, result in results.items()
+      for row in result["rows"]
+    ],
+    {
+      "target": lambda x: x["target"],
+      "stored as": lambda x: f"`{x['precision']}`",
+      "weights, MB": lambda x: f"{x['weight_bytes'] / 1e6:.1f}",
+      "KL, nats a token": lambda x: (
+        report.estimate(x, "kl", ".2g") if x["kl"] > 1e-6 else "0"
+      ),
+      "total variation": lambda x: f"{x['total_variation']:.4f}",
+      "greedy agreement": lambda x: f"{x['greedy_agreement']:.4f}",
+      "perplexity": lambda x: f"{x['perplexity']:.3f}",
+    },
+  )
+
+
 def run(_) -> int:
   """The command."""
   config, tokens = cli.CONFIG.value, _TOKENS.value
-  if not cli.OUTPUT.value:
-    raise cli.UserError("--output is required; see --help for an example")
   if tokens < 2 or _TEXTS.value < 1:
     raise cli.UserError("texts of two tokens at least are needed")
   results.check({"--output": cli.OUTPUT.value})
@@ -184,9 +204,9 @@ def run(_) -> int:
     "dtype": config.dtype, **made_by,
   }  # fmt: skip
   results.write_json(cli.OUTPUT.value, result)
-  print(page.table({cli.OUTPUT.value: result}))
+  print(table({cli.OUTPUT.value: result}))
   return 0
 
 
 if __name__ == "__main__":
-  cli.run(run)
+  cli.run(run, required=("config", "output"))

@@ -11,11 +11,11 @@ WORKDIR gets pays.json and pays.svg; `launch.tables mixtures` prints the table.
 """
 
 import pathlib
+from collections.abc import Mapping
 
 from configs import shapes
-from launch import cli, figures, hardware, provenance, results
-from launch.planning import answer, memory, program
-from launch.studies.mixtures import plots
+from launch import cli, hardware, provenance, report, results
+from launch.planning import answer, memory, mixtures, program
 from models.formats.huggingface import translate
 from models.meshes import Layout
 from specjax.tree import chain
@@ -59,14 +59,67 @@ def study() -> list[dict]:
   return lines
 
 
+def table(results: dict[str, Mapping]) -> str:
+  """By target, draft and batch size; slices that answer alike share a row."""
+  rows: dict[tuple[str, ...], list[str]] = {}
+  for line in next(iter(results.values()))["lines"]:
+    draft = f"`{line['draft']}`" if line["draft"] else "free"
+    for row in line["by_batch_size"]:
+      cells = mixtures.cells(row)
+      here = rows.setdefault((f"`{line['target']}`", draft, *cells), [])
+      name = line["topology"]
+      here.append(name if row["fits"] else f"{name} (does not fit)")
+  return report.table(
+    ["target", "draft", "slice", *mixtures.HEAD],
+    [
+      [target, draft, ", ".join(slices), *cells]
+      for (target, draft, *cells), slices in rows.items()
+    ],
+  )
+
+
+def pays(result: Mapping):
+  """The best length's speed-up by batch size, a panel a target and slice.
+
+  Solid where drafts are free, dashed with a draft model.
+  """
+  lines = result["lines"]
+  targets = list(dict.fromkeys(line["target"] for line in lines))
+  slices = list(dict.fromkeys(line["topology"] for line in lines))
+  figure, panels = report.panels(
+    8, 2.7 * len(targets), len(targets), len(slices), sharex=True, sharey="row"
+  )
+  for line in lines:
+    place = targets.index(line["target"]), slices.index(line["topology"])
+    panels[place].set_title(f"{line['target']}, {line['topology']}")
+    rows = line["by_batch_size"]
+    for index, one in enumerate(rows[0]["at"]):
+      panels[place].plot(
+        [row["batch_size"] for row in rows],
+        [row["at"][index]["speedup"] for row in rows],
+        color=f"C{index}", marker=report.MARKERS[index],
+        linestyle="--" if line["draft"] else "-",
+        label=None if line["draft"] else f"P = {one['acceptance']:g}",
+      )  # fmt: skip
+  for panel in panels.flat:
+    panel.axhline(1, color="black", linewidth=0.6)
+    report.octaves(panel)
+  for panel in panels[-1]:
+    panel.set_xlabel("rows")
+  for panel in panels[:, 0]:
+    panel.set_ylabel("over plain decoding")
+  panels[0, 0].legend()
+  return figure
+
+
 def run(_) -> int:
   """The command."""
   folder = pathlib.Path(cli.WORKDIR.value)
   path = folder / "pays.json"
   results.check({"the result": str(path)})
   found = {"length": LENGTH, "lines": study(), **provenance.record()}
-  results.write_json(str(path), found)
-  figures.save(lambda: plots.pays(found), folder / "pays.svg")
+  results.write_json(path, found)
+  report.save(lambda: pays(found), folder / "pays.svg")
   return 0
 
 
