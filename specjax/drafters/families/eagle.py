@@ -88,10 +88,8 @@ def eagle(
       that, or does not suit the siblings, the policy or the vocabulary.
     TypeError: if the tree is none, or the policy no `Policy`.
   """
-  return _drafter(
-    "eagle", head, tokens=tokens, tree=tree, siblings=siblings, policy=policy,
-    vocab_size=vocab_size, longest=longest,
-  )  # fmt: skip
+  form = arguments.drawn(tokens, tree, siblings, policy, dynamic=True)
+  return _drafter("eagle", head, *form, policy, vocab_size, longest)
 
 
 def eagle3(
@@ -108,10 +106,8 @@ def eagle3(
 
   Arguments, result and errors are those of `eagle`.
   """
-  return _drafter(
-    "eagle3", head, tokens=tokens, tree=tree, siblings=siblings, policy=policy,
-    vocab_size=vocab_size, longest=longest,
-  )  # fmt: skip
+  form = arguments.drawn(tokens, tree, siblings, policy, dynamic=True)
+  return _drafter("eagle3", head, *form, policy, vocab_size, longest)
 
 
 def mtp(
@@ -128,29 +124,20 @@ def mtp(
 
   Arguments, result and errors are those of `eagle`.
   """
-  return _drafter(
-    "mtp", head, tokens=tokens, tree=tree, siblings=siblings, policy=policy,
-    vocab_size=vocab_size, longest=longest,
-  )  # fmt: skip
+  form = arguments.drawn(tokens, tree, siblings, policy, dynamic=True)
+  return _drafter("mtp", head, *form, policy, vocab_size, longest)
 
 
 def _drafter(
   name: str,
   model: FeatureModel,
-  *,
-  tokens: int | None,
-  tree: Tree | Shape | None,
-  siblings: Siblings | str,
+  tree: Tree,
+  siblings: Siblings,
   policy: Policy | None,
   vocab_size: int | None,
   longest: int | None,
 ) -> Drafter:
   """The drafter of a head, under its name; see `eagle`."""
-  again = functools.partial(
-    _drafter, name, model, tree=None, siblings=siblings, vocab_size=vocab_size,
-    longest=None,
-  )  # fmt: skip
-  tree, siblings = arguments.drawn(tokens, tree, siblings, policy, dynamic=True)
   vocab_size = vocab_size or model.vocab_size
   if tree.form is Form.FREE:
     return _dynamic(model, tree, vocab_size)
@@ -192,7 +179,12 @@ def _drafter(
   passes = tuple(len(level) for level in tree.levels[1:-1])
   whole, read = made(grow, passes=passes)
   if policy is None:
-    return arguments.with_longer(whole, again)
+    return arguments.with_longer(
+      whole,
+      lambda tree, policy: _drafter(
+        name, model, tree, siblings, policy, vocab_size, None
+      ),
+    )
 
   def begin(params, state, target_cache, context):
     root = read(params, state, context)

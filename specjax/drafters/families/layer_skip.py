@@ -7,7 +7,6 @@ kept layers only. Verification then writes all layers of those slots anew, so
 the cache is correct after every commit without any work here.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -49,10 +48,10 @@ def layer_skip(
   Raises:
     ValueError, TypeError: as `specjax.drafters.model`.
   """
+  form = arguments.drawn(tokens, tree, siblings, policy)
   return on_targets_cache(
-    "layer_skip", skipped, lambda params: params.target, tokens=tokens,
-    tree=tree, siblings=siblings, policy=policy, vocab_size=vocab_size,
-    longest=longest,
+    "layer_skip", skipped, lambda params: params.target, *form, policy,
+    vocab_size, longest,
   )  # fmt: skip
 
 
@@ -60,10 +59,8 @@ def on_targets_cache(
   name: str,
   model: LanguageModel,
   weights: Callable[[Params], Any],
-  *,
-  tokens: int | None,
-  tree: Tree | Shape | None,
-  siblings: Siblings | str,
+  tree: Tree,
+  siblings: Siblings,
   policy: Policy | None,
   vocab_size: int | None,
   longest: int | None,
@@ -74,13 +71,8 @@ def on_targets_cache(
     name: of the drafter.
     model: what drafts.
     weights: its parameters among all.
-    tokens, tree, siblings, policy, vocab_size, longest: as of `layer_skip`.
+    tree, siblings, policy, vocab_size, longest: as of `layer_skip`.
   """
-  again = functools.partial(
-    on_targets_cache, name, model, weights, tree=None, siblings=siblings,
-    vocab_size=vocab_size, longest=None,
-  )  # fmt: skip
-  tree, siblings = arguments.drawn(tokens, tree, siblings, policy)
   vocab_size = vocab_size or model.vocab_size
   arguments.check_model("target", model, vocab_size)
   arguments.check_rolls_back("target", model)
@@ -116,7 +108,12 @@ def on_targets_cache(
     reads_anew=True,
   )
   if policy is None:
-    return arguments.with_longer(whole, again)
+    return arguments.with_longer(
+      whole,
+      lambda tree, policy: on_targets_cache(
+        name, model, weights, tree, siblings, policy, vocab_size, None
+      ),
+    )
 
   def begin(params, state, target_cache, context):
     root = context.length - 1

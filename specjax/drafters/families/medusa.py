@@ -50,7 +50,8 @@ def medusa(
       vocabulary.
     TypeError: if the tree is none.
   """
-  return _drafter("medusa", head, tokens, tree, siblings, vocab_size)
+  form = arguments.drawn(tokens, tree, siblings, default=4, dynamic=True)
+  return _drafter("medusa", head, *form, vocab_size)
 
 
 def blockwise(
@@ -65,21 +66,18 @@ def blockwise(
 
   Arguments, result and errors are those of `medusa`.
   """
-  return _drafter("blockwise", head, tokens, tree, siblings, vocab_size)
+  form = arguments.drawn(tokens, tree, siblings, default=4, dynamic=True)
+  return _drafter("blockwise", head, *form, vocab_size)
 
 
 def _drafter(
   name: str,
   head: MarginalModel,
-  tokens: int | None,
-  tree: Tree | Shape | None,
-  siblings: Siblings | str,
+  tree: Tree,
+  siblings: Siblings,
   vocab_size: int | None,
 ) -> Drafter:
   """The drafter of heads, under their name; see `medusa`."""
-  tree, siblings = arguments.drawn(
-    tokens, tree, siblings, default=4, dynamic=True
-  )
   vocab_size = vocab_size or head.vocab_size
   marginals.check(name, head.num_depths, tree, siblings, vocab_size)
   empty = lambda rows: jnp.zeros((rows, head.num_features))

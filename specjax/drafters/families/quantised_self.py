@@ -8,6 +8,7 @@ and verification writes those anew (`layer_skip`).
 
 from specjax.adaptive.policies import Policy
 from specjax.drafters.families.layer_skip import on_targets_cache
+from specjax.drafters.shared import arguments
 from specjax.shapes import Shape
 from specjax.siblings import IID, Siblings
 from specjax.tree import Tree
@@ -38,8 +39,8 @@ def quantised_self(
   Raises:
     ValueError, TypeError: as `specjax.drafters.model`.
   """
+  form = arguments.drawn(tokens, tree, siblings, policy)
   return on_targets_cache(
-    "quantised_self", low, lambda params: params.draft, tokens=tokens,
-    tree=tree, siblings=siblings, policy=policy, vocab_size=vocab_size,
-    longest=longest,
+    "quantised_self", low, lambda params: params.draft, *form, policy,
+    vocab_size, longest,
   )  # fmt: skip

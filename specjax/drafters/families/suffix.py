@@ -71,9 +71,8 @@ def suffix(
     ValueError: for sizes that cannot be.
   """
   return _drafter(
-    "suffix", tokens=tokens, nodes=nodes, max_match=max_match,
-    nodes_per_match=nodes_per_match, min_prob=min_prob, max_hits=max_hits,
-    vocab_size=vocab_size, own_text=True, corpus=corpus,
+    "suffix", tokens, nodes, max_match, nodes_per_match, min_prob, max_hits,
+    vocab_size, own_text=True, corpus=corpus,
   )  # fmt: skip
 
 
@@ -92,15 +91,13 @@ def rest(
   The corpus is `Params.draft`; else as `suffix`.
   """
   return _drafter(
-    "rest", tokens=tokens, nodes=nodes, max_match=max_match,
-    nodes_per_match=nodes_per_match, min_prob=min_prob, max_hits=max_hits,
-    vocab_size=vocab_size, own_text=False, corpus=True,
+    "rest", tokens, nodes, max_match, nodes_per_match, min_prob, max_hits,
+    vocab_size, own_text=False, corpus=True,
   )  # fmt: skip
 
 
 def _drafter(
   name: str,
-  *,
   tokens: int,
   nodes: int,
   max_match: int,
@@ -108,6 +105,7 @@ def _drafter(
   min_prob: float,
   max_hits: int,
   vocab_size: int | None,
+  *,
   own_text: bool,
   corpus: bool,
 ) -> Drafter:

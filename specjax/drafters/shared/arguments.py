@@ -67,18 +67,20 @@ def drawn(
   return made, siblings
 
 
-def with_longer(drafter: Drafter, make: Callable[..., Drafter]) -> Drafter:
+def with_longer(
+  drafter: Drafter, make: Callable[[Tree, Policy], Drafter]
+) -> Drafter:
   """The drafter, whose chain becomes longer if asked; a tree does not.
 
   Args:
     drafter: of a whole tree, without a policy.
-    make: makes it with other `tokens` and a `policy`.
+    make: makes it with another tree, and a policy.
   """
   if not drafter.tree.is_chain:
     return drafter
   as_before = policies.fixed(drafter.tree.max_depth)
   return dataclasses.replace(
-    drafter, longer=lambda tokens: make(tokens=tokens, policy=as_before)
+    drafter, longer=lambda tokens: make(chain(tokens), as_before)
   )
 
 
