@@ -118,8 +118,9 @@ def read(path: str) -> Any:
 MARKERS = "osD^v<>PX*dph"
 _STYLE = {
   "svg.hashsalt": "specjax", "svg.fonttype": "none", "font.size": 9,
-  "axes.grid": True, "grid.linewidth": 0.3, "axes.titlesize": "medium",
-  "axes.spines.top": False, "axes.spines.right": False,
+  "axes.grid": True, "axes.axisbelow": True, "grid.linewidth": 0.3,
+  "axes.titlesize": "medium", "axes.spines.top": False,
+  "axes.spines.right": False,
   "legend.fontsize": "small", "lines.linewidth": 1, "lines.markersize": 4,
 }  # fmt: skip
 
@@ -180,8 +181,9 @@ def legend_below(
   before = 0.0
   for count in range(min(4, len(labels)), 0, -1):
     legend = figure.legend(
-      handles, labels, loc="outside lower center", ncols=count
-    )
+      handles, labels, loc="outside lower center", ncols=count,
+      fontsize="medium",
+    )  # fmt: skip
     size = legend.get_window_extent().transformed(
       figure.dpi_scale_trans.inverted()
     )

@@ -22,7 +22,7 @@ def rows_of(table: str, page: str) -> list[str]:
   """The rows that a page shows of a table: as printed, in its order."""
   head, _, *rows = map(_cells, table.strip().splitlines())
   assert head
-  groups = itertools.groupby(page.splitlines(), lambda x: x.startswith("| "))
+  groups = itertools.groupby(page.splitlines(), lambda x: x.startswith("|"))
   for first, _, *lines in (list(group) for is_row, group in groups if is_row):
     places = _places(_cells(first), head)
     if places is None:

@@ -25,7 +25,6 @@ TABLES = [
     ("drafts", "drafts", f"measurements/drafts/{name}.jsonl", 4)
     for name in ("shapes", "objectives", "heads")
   ],
-  ("efficiency", "rules", "measurements/rules/embedded.json", 10),
   ("joint", "joint", "measurements/rules/joint.json", 4),
   ("mixtures", "mixtures", "mixtures/pays.json", 12),
   ("optimality", "transport", "measurements/rules/optimality.json", 2),
