@@ -547,6 +547,8 @@ class Drafter:
       state is rows, so that it can be cut over a mesh; None for an array that
       all rows share: what a round adds to it, on any device, is added for all.
       By default the state is made of `Cache`s alone.
+    has_states: whether caches in it hold recurrent states, as of a
+      `LanguageModel`.
   """
 
   name: str
@@ -563,6 +565,7 @@ class Drafter:
   again: int = 2
   idle: Idle | None = None
   reads_anew: bool = False
+  has_states: bool = False
 
   def tokens_of_passes(self, text: int) -> tuple[int, ...]:
     """Tokens of a row that each draft pass of a round computes, in order.

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from specjax import cache as cache_lib
+from specjax import recurrent
 from specjax import siblings as siblings_lib
 from specjax.adaptive import chains
 from specjax.adaptive.policies import Policy
@@ -58,7 +59,8 @@ def drafter(
   """
   siblings = siblings_lib.get(siblings)
   check_model("draft", model, vocab_size)
-  check_rolls_back("draft", model)
+  if depth is not None or not (isinstance(tree, Tree) and tree.is_chain):
+    check_rolls_back("draft of a tree or with a policy", model)
   check_tree(tree, siblings, vocab_size)
 
   def prefill(params, cache, commit):
@@ -104,18 +106,26 @@ def drafter(
       nodes=tree.levels[-1].start,
     )
 
+  def init(params, batch, slots, inputs):
+    cache = model.new_cache(
+      params.draft, batch, slots, inputs if model.encode else None
+    )
+    # With room for a round no state holds what the next one goes back to.
+    room = tree.max_depth + 1 + _AGAIN
+    return cache.replace(recurrent=recurrent.widened(cache.recurrent, room))
+
   whole = Drafter(
     name="model",
     tree=tree,
     siblings=siblings,
-    init=lambda params, batch, slots, inputs: model.new_cache(
-      params.draft, batch, slots, inputs if model.encode else None
-    ),
+    init=init,
     prefill=prefill,
     propose=propose,
     commit=commit,
     passes=(_WINDOW, *(len(level) for level in tree.levels[1:-1])),
     max_positions=model.max_positions,
+    again=_AGAIN,
+    has_states=model.has_states,
   )
   if depth is None:
     return whole
@@ -123,6 +133,7 @@ def drafter(
 
 
 _WINDOW = 2
+_AGAIN = 2  # tokens of a text that goes on which are fed again
 _PIECE = 16  # tokens that a cache which lacks more is given at once
 
 
