@@ -350,7 +350,8 @@ def _inverse(system: Array) -> Array:
   given products alone, which a batched triangular solve is not on TPUs.
   """
   place = np.arange(system.shape[-1])
-  found, size = jnp.eye(len(place), dtype=system.dtype), 1
+  unit = jnp.eye(len(place), dtype=system.dtype)
+  found, size = jnp.broadcast_to(unit, system.shape), 1
   while size < len(place):
     block = place // size
     below = (block % 2 == 1)[:, None] & (block[:, None] == block + 1)

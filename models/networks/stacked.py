@@ -101,11 +101,11 @@ def kinds(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
 def turns(names: Sequence[str]) -> list[tuple[tuple[str, ...], int]]:
   """Scans over layers of such kinds: the kinds of a body, and its repetitions.
 
-  One scan, if a pattern repeats to the end that has fewer layers than there are
-  runs of one kind, each of which is a scan otherwise.
+  One scan, if a pattern repeats to the end that has no more layers than there
+  are runs of one kind, each of which is a scan otherwise.
   """
   runs = [((k,), len([*run])) for k, run in itertools.groupby(names)]
-  for size in range(1, len(runs)):
+  for size in range(1, len(runs) + 1):
     times, rest = divmod(len(names), size)
     if not rest and [*names] == [*names[:size]] * times:
       return [(tuple(names[:size]), times)]
